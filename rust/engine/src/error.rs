@@ -1,0 +1,147 @@
+//! One error type for the whole engine. Every variant says what is wrong, the numbers, and what
+//! to do about it. [`Error::kind`] groups the variants into the classes a caller can catch.
+
+/// Result of everything that can fail in this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What a caller may want to catch; the Python layer has one exception class per kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// The model file is damaged, hostile or not supported.
+    Model,
+    /// An argument is out of range or of the wrong form.
+    Argument,
+    /// A prompt or request does not fit the context.
+    Context,
+    /// Not enough memory on host or device.
+    Memory,
+    /// A device, driver or compiler is missing or failed.
+    Device,
+    /// A file could not be read.
+    Io,
+    /// The object was closed or the process forked.
+    Closed,
+    /// The request was cancelled.
+    Cancelled,
+    /// A bug in onegraph.
+    Internal,
+}
+
+/// Everything that can go wrong.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Error {
+    /// The operating system refused a file operation.
+    #[error("cannot {action} {path}: {reason}; {remedy}")]
+    Io {
+        action: &'static str,
+        path: String,
+        reason: String,
+        remedy: String,
+    },
+
+    /// The bytes are not a valid GGUF file. `field` names the place, `value` what stands there.
+    #[error("invalid GGUF: {field} is {value}; {remedy}")]
+    Gguf {
+        field: String,
+        value: String,
+        remedy: String,
+    },
+
+    /// A metadata key is missing, has the wrong type, or is out of range.
+    #[error("model metadata: {key} is {value}; expected {expected}")]
+    Metadata {
+        key: String,
+        value: String,
+        expected: String,
+    },
+
+    /// A tensor is missing or has the wrong shape or type.
+    #[error("tensor {name}: found {found}, expected {expected}; {remedy}")]
+    Tensor {
+        name: String,
+        found: String,
+        expected: String,
+        remedy: String,
+    },
+
+    /// An architecture, quantization type or tokenizer that this build does not know.
+    #[error("{what} {name:?} is not supported; supported: {supported}")]
+    Unsupported {
+        what: &'static str,
+        name: String,
+        supported: String,
+    },
+
+    /// The chat template cannot be used.
+    #[error("chat template: {reason}; {remedy}")]
+    Template { reason: String, remedy: String },
+
+    /// An argument of a call is wrong.
+    #[error("{name} = {value}: {reason}")]
+    Argument {
+        name: &'static str,
+        value: String,
+        reason: String,
+    },
+
+    /// The prompt does not fit the context.
+    #[error(
+        "the prompt has {prompt} tokens and the context holds {context}; shorten the prompt by {} \
+         tokens or load with n_ctx >= {}",
+        prompt.saturating_sub(*context).saturating_add(1), prompt.saturating_add(1)
+    )]
+    Context { prompt: usize, context: usize },
+
+    /// Memory is (foreseen to be) too small.
+    #[error("out of memory: {need}; {remedy}")]
+    Memory { need: String, remedy: String },
+
+    /// No device, driver or compiler, or one that failed.
+    #[error("{what}: {reason}; {remedy}")]
+    Device {
+        what: String,
+        reason: String,
+        remedy: String,
+    },
+
+    /// A position or page outside the KV cache reached a scatter.
+    #[error("KV scatter: position {position} of sequence slot {slot} is outside the cache of {limit} tokens; nothing was written")]
+    KvBounds {
+        position: u64,
+        slot: usize,
+        limit: usize,
+    },
+
+    /// The object was closed.
+    #[error("{what} is closed; open it again")]
+    Closed { what: &'static str },
+
+    /// The request was cancelled before it finished.
+    #[error("cancelled")]
+    Cancelled,
+
+    /// A bug.
+    #[error("internal error: {0}; this is a bug in onegraph, please report it")]
+    Internal(String),
+}
+
+impl Error {
+    /// The class of this error.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Error::Io { .. } => Kind::Io,
+            Error::Gguf { .. }
+            | Error::Metadata { .. }
+            | Error::Tensor { .. }
+            | Error::Unsupported { .. }
+            | Error::Template { .. } => Kind::Model,
+            Error::Argument { .. } => Kind::Argument,
+            Error::Context { .. } => Kind::Context,
+            Error::Memory { .. } => Kind::Memory,
+            Error::Device { .. } => Kind::Device,
+            Error::Closed { .. } => Kind::Closed,
+            Error::Cancelled => Kind::Cancelled,
+            Error::KvBounds { .. } | Error::Internal(_) => Kind::Internal,
+        }
+    }
+}

@@ -1,0 +1,9 @@
+//! onegraph: runs quantized GGUF language models. See `design` notes in each module.
+//!
+//! Data flows one way: file → [`gguf`] → [`config`] + [`weights`] → [`arch`] → [`plan`] →
+//! [`backend`] → [`session`] → [`sampler`] → token → [`tokenizer`] → text.
+pub mod error;
+pub mod gguf;
+pub mod quant;
+
+pub use error::{Error, Result};

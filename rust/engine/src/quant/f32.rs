@@ -1,0 +1,21 @@
+//! F32: plain little-endian floats.
+
+/// The block format; a block is one number.
+pub struct F32;
+
+impl super::Block for F32 {
+    const ELEMS: usize = 1;
+    const BYTES: usize = 4;
+
+    #[inline(always)]
+    fn expand(block: &[u8], out: &mut [f32]) {
+        out[0] = f32::from_le_bytes([block[0], block[1], block[2], block[3]]);
+    }
+}
+
+/// Writes the floats as they are.
+pub fn quantize(src: &[f32], dst: &mut [u8]) {
+    for (x, out) in src.iter().zip(dst.chunks_exact_mut(4)) {
+        out.copy_from_slice(&x.to_le_bytes());
+    }
+}

@@ -1,0 +1,125 @@
+//! THE TABLE of quantization types. One type is one file and one row: the block layout, a scalar
+//! `expand`, where wanted a `quantize`. Outside this folder no type is named.
+//!
+//! Sources of the layouts: the GGUF specification and the `gguf` Python package, which the tests
+//! compare with bit for bit.
+
+use crate::error::{Error, Result};
+
+mod f16;
+mod f32;
+
+/// A block format. `expand` must be cheap to inline: the CPU backend compiles one dot product for
+/// each implementor.
+pub trait Block: Send + Sync + 'static {
+    /// Weights in a block.
+    const ELEMS: usize;
+    /// Bytes of a block.
+    const BYTES: usize;
+    /// Expands one block: `block.len() == BYTES`, `out.len() == ELEMS`.
+    fn expand(block: &[u8], out: &mut [f32]);
+}
+
+/// One row of the table.
+pub struct QuantType {
+    /// ggml's number of the type, as stored in GGUF tensor records.
+    pub id: u32,
+    /// The usual name, e.g. as printed by other tools.
+    pub name: &'static str,
+    /// Weights in a block.
+    pub block_elems: usize,
+    /// Bytes of a block.
+    pub block_bytes: usize,
+    /// Expands whole blocks: `src.len() / block_bytes * block_elems == dst.len()`.
+    pub dequantize: fn(src: &[u8], dst: &mut [f32]),
+    /// Quantizes whole blocks, where this type has a quantizer.
+    pub quantize: Option<fn(src: &[f32], dst: &mut [u8])>,
+}
+
+impl std::fmt::Debug for QuantType {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+impl PartialEq for QuantType {
+    fn eq(&self, other: &Self) -> bool {
+        self.id == other.id
+    }
+}
+
+impl QuantType {
+    /// Bytes of a row of `n` weights; `None` where `n` is no whole number of blocks or overflows.
+    pub fn row_bytes(&self, n: usize) -> Option<usize> {
+        (n % self.block_elems == 0).then(|| (n / self.block_elems).checked_mul(self.block_bytes))?
+    }
+}
+
+/// Something to do with a block format chosen at run time: see [`dispatch`].
+pub trait Visitor {
+    /// What comes back.
+    type Out;
+    /// Called with the format.
+    fn visit<B: Block>(self) -> Self::Out;
+}
+
+fn dequantize_blocks<B: Block>(src: &[u8], dst: &mut [f32]) {
+    for (block, out) in src
+        .chunks_exact(B::BYTES)
+        .zip(dst.chunks_exact_mut(B::ELEMS))
+    {
+        B::expand(block, out);
+    }
+}
+
+macro_rules! table {
+    ($($id:literal $name:literal $ty:ty, $quantize:expr;)*) => {
+        /// Every type that weights may have.
+        pub static TYPES: &[QuantType] = &[$(QuantType {
+            id: $id,
+            name: $name,
+            block_elems: <$ty as Block>::ELEMS,
+            block_bytes: <$ty as Block>::BYTES,
+            dequantize: dequantize_blocks::<$ty>,
+            quantize: $quantize,
+        }),*];
+
+        /// Calls `visitor` with the block format of `ty`.
+        pub fn dispatch<V: Visitor>(ty: &QuantType, visitor: V) -> V::Out {
+            match ty.id {
+                $($id => visitor.visit::<$ty>(),)*
+                _ => unreachable!("a QuantType comes from TYPES only"),
+            }
+        }
+    };
+}
+
+table! {
+    0 "F32" f32::F32, Some(f32::quantize);
+    1 "F16" f16::F16, Some(f16::quantize);
+}
+
+/// The row of ggml's type number `id`.
+pub fn by_id(id: u32) -> Result<&'static QuantType> {
+    TYPES
+        .iter()
+        .find(|t| t.id == id)
+        .ok_or_else(|| unsupported(format!("number {id}")))
+}
+
+/// The row of a type's name, case ignored.
+pub fn by_name(name: &str) -> Result<&'static QuantType> {
+    TYPES
+        .iter()
+        .find(|t| t.name.eq_ignore_ascii_case(name))
+        .ok_or_else(|| unsupported(name.into()))
+}
+
+fn unsupported(name: String) -> Error {
+    let supported = TYPES.iter().map(|t| t.name).collect::<Vec<_>>().join(", ");
+    Error::Unsupported {
+        what: "quantization type",
+        name,
+        supported,
+    }
+}

@@ -1,0 +1,12 @@
+//! The native module `onegraph._native`: an export list.
+use pyo3::prelude::*;
+
+#[pymodule]
+mod _native {
+    use super::*;
+
+    #[pymodule_init]
+    fn init(m: &Bound<'_, PyModule>) -> PyResult<()> {
+        m.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}
