@@ -1,0 +1,213 @@
+"""An independent forward pass in NumPy: what a GGUF file's weights say, in float64.
+
+The weights are expanded by the `gguf` package, so nothing here shares code with the engine. Every
+activation, sum and KV entry is float64: the result is exact to about 1e-12, which is what the
+engine's float32 is measured against.
+
+    ref = Reference("model.gguf")
+    logits = ref.logits([1, 2, 3])      # float64 [3, n_vocab], one row after each token
+    mean_kl(logits, other)              # mean over rows of KL(reference || other), in nats
+
+Architectures: llama (with linear, YaRN and llama3 rotary scaling), qwen2, qwen3.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+#: Architectures whose rotary embedding turns neighbours (2i, 2i+1); the others turn (i, i + d/2).
+INTERLEAVED = {"llama"}
+NEOX = {"qwen2", "qwen3"}
+
+
+class Reference:
+    """A model file opened for exact evaluation.
+
+    `kv_dtype=np.float16` rounds keys and values as a half-precision cache does. `cache=True` keeps
+    the expanded float32 weights (4 bytes a weight) between calls.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        kv_dtype: type[np.floating[Any]] = np.float64,
+        cache: bool = True,
+    ) -> None:
+        reader = gguf.GGUFReader(os.fspath(path))
+        self._meta = {name: field for name, field in reader.fields.items()}
+        self._tensors = {t.name: t for t in reader.tensors}
+        self._expanded: dict[str, NDArray[np.float32]] | None = {} if cache else None
+        self._kv_dtype = kv_dtype
+
+        self.arch: str = self.metadata("general.architecture")
+        if self.arch not in INTERLEAVED | NEOX:
+            raise ValueError(f"the reference knows no architecture {self.arch!r}")
+        self.n_layer = int(self._key("block_count"))
+        self.n_embd = int(self._key("embedding_length"))
+        self.n_head = int(self._key("attention.head_count"))
+        self.n_head_kv = int(self._key("attention.head_count_kv", self.n_head))
+        self.head_dim = int(self._key("attention.key_length", self.n_embd // self.n_head))
+        self.n_rot = int(self._key("rope.dimension_count", self.head_dim))
+        self.eps = float(self._key("attention.layer_norm_rms_epsilon"))
+        self.n_vocab = int(self._tensors["token_embd.weight"].shape[1])
+        self._inv_freq, self._rope_scale = self._rope_frequencies()
+
+    def metadata(self, key: str, default: Any = None) -> Any:
+        """The value of a metadata key, or `default`."""
+        field = self._meta.get(key)
+        return default if field is None else field.contents()
+
+    def _key(self, key: str, default: Any = None) -> Any:
+        value = self.metadata(f"{self.arch}.{key}", default)
+        if value is None:
+            raise KeyError(f"{self.arch}.{key}")
+        return value
+
+    def weight(self, name: str) -> NDArray[np.float32] | None:
+        """The expanded tensor, rows first (`[n_out, n_in]` for a matrix); None where absent."""
+        if name not in self._tensors:
+            return None
+        if self._expanded is not None and name in self._expanded:
+            return self._expanded[name]
+        tensor = self._tensors[name]
+        shape = tuple(int(n) for n in reversed(tensor.shape))
+        flat = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        expanded = np.ascontiguousarray(flat, dtype=np.float32).reshape(shape)
+        if self._expanded is not None:
+            self._expanded[name] = expanded
+        return expanded
+
+    def logits(self, ids: Sequence[int]) -> Array:
+        """Logits after each token of `ids`: float64 [len(ids), n_vocab]."""
+        embedding = self._require("token_embd.weight")
+        x = embedding[np.asarray(ids, dtype=np.int64)].astype(np.float64)
+        for layer in range(self.n_layer):
+            x = x + self._attention(layer, self._norm(x, f"blk.{layer}.attn_norm"))
+            x = x + self._feed_forward(layer, self._norm(x, f"blk.{layer}.ffn_norm"))
+        x = self._norm(x, "output_norm")
+        head = "output" if "output.weight" in self._tensors else "token_embd"
+        return self._linear(x, head)
+
+    def _attention(self, layer: int, x: Array) -> Array:
+        n, d, group = len(x), self.head_dim, self.n_head // self.n_head_kv
+        q = self._linear(x, f"blk.{layer}.attn_q").reshape(n, self.n_head, d)
+        k = self._linear(x, f"blk.{layer}.attn_k").reshape(n, self.n_head_kv, d)
+        v = self._linear(x, f"blk.{layer}.attn_v").reshape(n, self.n_head_kv, d)
+        # Present in qwen3: each head's own RMS norm, before the rotation.
+        if f"blk.{layer}.attn_q_norm.weight" in self._tensors:
+            q = self._norm(q, f"blk.{layer}.attn_q_norm")
+            k = self._norm(k, f"blk.{layer}.attn_k_norm")
+        q, k = self._rope(q), self._rope(k)
+        k = k.astype(self._kv_dtype).astype(np.float64)
+        v = v.astype(self._kv_dtype).astype(np.float64)
+        future = np.triu(np.ones((n, n), dtype=bool), 1)
+        out = np.empty((n, self.n_head, d))
+        for head in range(self.n_head):
+            scores = q[:, head] @ k[:, head // group].T / math.sqrt(d)
+            scores[future] = -np.inf
+            scores = np.exp(scores - scores.max(axis=1, keepdims=True))
+            out[:, head] = scores @ v[:, head // group] / scores.sum(axis=1, keepdims=True)
+        return self._linear(out.reshape(n, -1), f"blk.{layer}.attn_output")
+
+    def _feed_forward(self, layer: int, x: Array) -> Array:
+        gate = self._linear(x, f"blk.{layer}.ffn_gate")
+        with np.errstate(over="ignore"):  # exp(-gate) = inf gives the right limit, 0
+            gate = gate / (1.0 + np.exp(-gate))
+        return self._linear(gate * self._linear(x, f"blk.{layer}.ffn_up"), f"blk.{layer}.ffn_down")
+
+    def _linear(self, x: Array, name: str) -> Array:
+        y = x @ self._require(f"{name}.weight").T.astype(np.float64)
+        bias = self.weight(f"{name}.bias")
+        return y if bias is None else y + bias
+
+    def _norm(self, x: Array, name: str) -> Array:
+        scale = 1.0 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.eps)
+        return x * scale * self._require(f"{name}.weight").astype(np.float64)
+
+    def _require(self, name: str) -> NDArray[np.float32]:
+        weight = self.weight(name)
+        if weight is None:
+            raise KeyError(name)
+        return weight
+
+    def _rope(self, x: Array) -> Array:
+        """Rotates the first `n_rot` numbers of each head; x is [n, heads, head_dim]."""
+        angle = np.arange(len(x))[:, None, None] * self._inv_freq
+        cos, sin = np.cos(angle) * self._rope_scale, np.sin(angle) * self._rope_scale
+        half = self.n_rot // 2
+        if self.arch in INTERLEAVED:
+            first, second = slice(0, self.n_rot, 2), slice(1, self.n_rot, 2)
+        else:
+            first, second = slice(0, half), slice(half, self.n_rot)
+        out = x.copy()
+        out[..., first] = x[..., first] * cos - x[..., second] * sin
+        out[..., second] = x[..., first] * sin + x[..., second] * cos
+        return out
+
+    def _rope_frequencies(self) -> tuple[Array, float]:
+        """Radians a position for each rotated pair, and the factor on cos and sin.
+
+        YaRN: Peng et al. 2023, https://arxiv.org/abs/2309.00071, with the metadata keys and the
+        rounding of the ramp's ends (floor and ceiling) that GGUF files are made for.
+        """
+        base = float(self._key("rope.freq_base", 10000.0))
+        pair = np.arange(self.n_rot // 2, dtype=np.float64)
+        inv_freq = base ** (-2.0 * pair / self.n_rot)
+        factors = self.weight("rope_freqs.weight")
+        if factors is not None:
+            inv_freq = inv_freq / factors.astype(np.float64)
+        kind = self._key("rope.scaling.type", "linear")
+        factor = float(self._key("rope.scaling.factor", self._key("rope.scale_linear", 0.0)))
+        factor = factor or 1.0
+        if kind == "none":
+            return inv_freq, 1.0
+        if kind == "linear":
+            return inv_freq / factor, 1.0
+        if kind != "yarn":
+            raise ValueError(f"the reference knows no rope.scaling.type {kind!r}")
+        context = float(
+            self._key("rope.scaling.original_context_length", self._key("context_length"))
+        )
+
+        def turning_pair(turns: float) -> float:
+            """The pair that makes `turns` full turns within the original context."""
+            return self.n_rot * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+        low = math.floor(turning_pair(float(self._key("rope.scaling.yarn_beta_fast", 32.0))))
+        high = math.ceil(turning_pair(float(self._key("rope.scaling.yarn_beta_slow", 1.0))))
+        low, high = max(0, low), min(self.n_rot - 1, high)
+        keep = 1.0 - np.clip((pair - low) / max(0.001, high - low), 0.0, 1.0)
+        keep = keep * float(self._key("rope.scaling.yarn_ext_factor", 1.0))
+        scale = 1.0 + 0.1 * math.log(factor) if factor > 1.0 else 1.0
+        scale *= float(self._key("rope.scaling.attn_factor", 1.0))
+        return inv_freq / factor * (1.0 - keep) + inv_freq * keep, scale
+
+
+def log_softmax(logits: NDArray[np.floating[Any]]) -> Array:
+    """Row-wise log-probabilities in float64."""
+    x = np.asarray(logits, dtype=np.float64)
+    x = x - x.max(axis=-1, keepdims=True)
+    result: Array = x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
+    return result
+
+
+def kl(exact: NDArray[np.floating[Any]], other: NDArray[np.floating[Any]]) -> Array:
+    """KL(exact || other) of each row of logits, in nats."""
+    p, q = log_softmax(exact), log_softmax(other)
+    result: Array = (np.exp(p) * (p - q)).sum(axis=-1)
+    return result
+
+
+def mean_kl(exact: NDArray[np.floating[Any]], other: NDArray[np.floating[Any]]) -> float:
+    """Mean over rows of KL(exact || other), in nats."""
+    return float(kl(exact, other).mean())
