@@ -1,6 +1,8 @@
 //! The native module `onegraph._native`: an export list.
 use pyo3::prelude::*;
 
+pub mod errors;
+
 #[pymodule]
 mod _native {
     use super::*;

@@ -1,0 +1,57 @@
+//! `onegraph::Error` and panics become the exception classes of `onegraph.errors`.
+use std::panic::{catch_unwind, AssertUnwindSafe};
+
+use onegraph::error::{Error, Kind};
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyType;
+
+static CLASSES: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
+
+fn class_name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Model => "ModelError",
+        Kind::Argument => "ArgumentError",
+        Kind::Context => "ContextError",
+        Kind::Memory => "OutOfMemoryError",
+        Kind::Device => "DeviceError",
+        Kind::Io => "FileError",
+        Kind::Closed => "ClosedError",
+        Kind::Cancelled => "CancelledError",
+        Kind::Internal => "InternalError",
+    }
+}
+
+/// The exception for an engine error.
+pub fn to_py(err: Error) -> PyErr {
+    Python::attach(|py| {
+        let class = CLASSES
+            .get_or_try_init(py, || {
+                PyModule::import(py, "onegraph.errors").map(Bound::unbind)
+            })
+            .and_then(|m| m.bind(py).getattr(class_name(err.kind())))
+            .and_then(|c| Ok(c.cast_into::<PyType>()?));
+        match class {
+            Ok(class) => PyErr::from_type(class, err.to_string()),
+            Err(e) => e,
+        }
+    })
+}
+
+/// Runs `f` without the GIL. A panic becomes `InternalError`: PyO3's own `PanicException` is a
+/// `BaseException`, which no caller's `except Exception` sees.
+pub fn detached<T: Send>(
+    py: Python<'_>,
+    f: impl FnOnce() -> onegraph::Result<T> + Send,
+) -> PyResult<T> {
+    py.detach(|| {
+        catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|payload| {
+            let text = payload
+                .downcast_ref::<String>()
+                .map(String::as_str)
+                .or_else(|| payload.downcast_ref::<&str>().copied());
+            Err(Error::Internal(text.unwrap_or("a panic").to_owned()))
+        })
+    })
+    .map_err(to_py)
+}
