@@ -2,8 +2,12 @@
 //!
 //! Data flows one way: file → [`gguf`] → [`config`] + [`weights`] → [`arch`] → [`plan`] →
 //! [`backend`] → [`session`] → [`sampler`] → token → [`tokenizer`] → text.
+pub mod arch;
+pub mod config;
 pub mod error;
 pub mod gguf;
+pub mod plan;
 pub mod quant;
+pub mod weights;
 
 pub use error::{Error, Result};

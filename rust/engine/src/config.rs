@@ -1,0 +1,268 @@
+//! Metadata → [`Config`]: every hyper-parameter, each checked against a range, and the catalogue of
+//! tensors. Behind this nothing reads metadata again (but the tokenizer and the chat template).
+#![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
+#![deny(clippy::arithmetic_side_effects, clippy::panic)]
+
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+
+use crate::error::{Error, Result};
+use crate::gguf::{Gguf, TensorInfo};
+use crate::quant::QuantType;
+
+/// Shape and type of a tensor in the file.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TensorSpec {
+    /// Fastest-varying dimension first: `[n_in, n_out]` for a matrix.
+    pub shape: Vec<usize>,
+    pub ty: &'static QuantType,
+}
+
+/// How positions beyond the trained context are squeezed into it.
+#[derive(Debug, Clone, PartialEq)]
+pub enum RopeScaling {
+    None,
+    /// All positions divided by `factor`.
+    Linear {
+        factor: f64,
+    },
+    /// YaRN (<https://arxiv.org/abs/2309.00071>): low frequencies interpolated, high ones kept.
+    Yarn {
+        factor: f64,
+        original_ctx: usize,
+        attn_factor: f64,
+        beta_fast: f64,
+        beta_slow: f64,
+    },
+}
+
+/// Everything about a model but its weights.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Config {
+    /// `general.architecture`.
+    pub arch: String,
+    /// `general.name`, where given.
+    pub name: Option<String>,
+    pub n_layer: usize,
+    pub n_embd: usize,
+    pub n_ff: usize,
+    pub n_head: usize,
+    pub n_head_kv: usize,
+    /// Width of one attention head (keys and values alike).
+    pub head_dim: usize,
+    pub n_vocab: usize,
+    /// The context the model was trained for.
+    pub n_ctx_train: usize,
+    pub rms_eps: f32,
+    /// Leading dimensions of each head that are rotated.
+    pub rope_dim: usize,
+    pub rope_base: f64,
+    pub rope_scaling: RopeScaling,
+    /// Every tensor of the file (of all shards).
+    pub tensors: BTreeMap<String, TensorSpec>,
+}
+
+/// Reads `arch.key` with a range check.
+struct Keys<'a> {
+    gguf: &'a Gguf,
+    arch: &'a str,
+}
+
+fn out_of_range(key: String, value: impl ToString, expected: impl Into<String>) -> Error {
+    Error::Metadata {
+        key,
+        value: value.to_string(),
+        expected: expected.into(),
+    }
+}
+
+impl Keys<'_> {
+    fn uint(&self, key: &str, range: RangeInclusive<usize>) -> Result<Option<usize>> {
+        let key = format!("{}.{key}", self.arch);
+        let Some(n) = self.gguf.get_uint(&key)? else {
+            return Ok(None);
+        };
+        match usize::try_from(n).ok().filter(|n| range.contains(n)) {
+            Some(n) => Ok(Some(n)),
+            None => Err(out_of_range(
+                key,
+                n,
+                format!("{} to {}", range.start(), range.end()),
+            )),
+        }
+    }
+
+    fn float(&self, key: &str, range: RangeInclusive<f64>) -> Result<Option<f64>> {
+        let key = format!("{}.{key}", self.arch);
+        let Some(x) = self.gguf.get_float(&key)? else {
+            return Ok(None);
+        };
+        if range.contains(&x) {
+            return Ok(Some(x));
+        }
+        Err(out_of_range(
+            key,
+            x,
+            format!("{} to {}", range.start(), range.end()),
+        ))
+    }
+
+    fn need<T>(&self, key: &str, value: Option<T>, expected: &str) -> Result<T> {
+        value.ok_or_else(|| out_of_range(format!("{}.{key}", self.arch), "missing", expected))
+    }
+}
+
+impl Config {
+    /// Reads the metadata of `gguf` and the tensor records of all shards.
+    ///
+    /// # Errors
+    /// [`Error::Metadata`] names the key, its value and the range; [`Error::Tensor`] where the
+    /// embedding is missing.
+    pub fn new<'a>(gguf: &Gguf, tensors: impl Iterator<Item = &'a TensorInfo>) -> Result<Self> {
+        let arch = gguf.get_str("general.architecture")?.ok_or_else(|| {
+            out_of_range(
+                "general.architecture".into(),
+                "missing",
+                "the name of an architecture",
+            )
+        })?;
+        let tensors: BTreeMap<_, _> = tensors
+            .map(|t| {
+                (
+                    t.name.clone(),
+                    TensorSpec {
+                        shape: t.shape.clone(),
+                        ty: t.ty,
+                    },
+                )
+            })
+            .collect();
+        let embedding = tensors
+            .get("token_embd.weight")
+            .ok_or_else(|| Error::Tensor {
+                name: "token_embd.weight".into(),
+                found: "nothing".into(),
+                expected: "a matrix [n_embd, n_vocab]".into(),
+                remedy: "the file holds a vocabulary only, or not all of the model: fetch it again"
+                    .into(),
+            })?;
+        let n_vocab = embedding.shape.get(1).copied().unwrap_or(1);
+
+        let keys = Keys { gguf, arch };
+        const MOST: usize = 1 << 20;
+        macro_rules! need_uint {
+            ($key:literal, $range:expr) => {{
+                let range: RangeInclusive<usize> = $range;
+                let expected = format!("{} to {}", range.start(), range.end());
+                keys.need($key, keys.uint($key, range)?, &expected)?
+            }};
+        }
+        let n_layer = need_uint!("block_count", 1..=1024);
+        let n_embd = need_uint!("embedding_length", 1..=MOST);
+        let n_ff = need_uint!("feed_forward_length", 1..=MOST);
+        let n_head = need_uint!("attention.head_count", 1..=4096);
+        let n_head_kv = keys
+            .uint("attention.head_count_kv", 1..=n_head)?
+            .unwrap_or(n_head);
+        if n_head.checked_rem(n_head_kv) != Some(0) {
+            return Err(out_of_range(
+                format!("{arch}.attention.head_count_kv"),
+                n_head_kv,
+                format!("a divisor of the {n_head} attention heads"),
+            ));
+        }
+        let head_dim = match keys.uint("attention.key_length", 1..=1024)? {
+            Some(d) => d,
+            None if n_embd.checked_rem(n_head) == Some(0) => {
+                n_embd.checked_div(n_head).unwrap_or(0)
+            }
+            None => {
+                return Err(out_of_range(
+                    format!("{arch}.attention.head_count"),
+                    n_head,
+                    format!("a divisor of the embedding length {n_embd}"),
+                ))
+            }
+        };
+        let value_dim = keys
+            .uint("attention.value_length", 1..=1024)?
+            .unwrap_or(head_dim);
+        if value_dim != head_dim || head_dim.checked_rem(2) != Some(0) {
+            return Err(out_of_range(
+                format!("{arch}.attention.value_length"),
+                format!("{value_dim} with keys of {head_dim}"),
+                "heads whose keys and values have the same, even width",
+            ));
+        }
+        let rope_dim = keys
+            .uint("rope.dimension_count", 2..=head_dim)?
+            .unwrap_or(head_dim);
+        if rope_dim.checked_rem(2) != Some(0) {
+            return Err(out_of_range(
+                format!("{arch}.rope.dimension_count"),
+                rope_dim,
+                "an even number",
+            ));
+        }
+        let n_ctx_train = need_uint!("context_length", 1..=1 << 30);
+        let rms_eps = keys.float("attention.layer_norm_rms_epsilon", 0.0..=1.0)?;
+        let rms_eps = keys.need("attention.layer_norm_rms_epsilon", rms_eps, "0 to 1")?;
+        let rope_base = keys
+            .float("rope.freq_base", 1.0..=1e12)?
+            .unwrap_or(10_000.0);
+        let rope_scaling = Self::scaling(&keys, n_ctx_train)?;
+        Ok(Self {
+            arch: arch.to_owned(),
+            name: gguf.get_str("general.name")?.map(str::to_owned),
+            n_layer,
+            n_embd,
+            n_ff,
+            n_head,
+            n_head_kv,
+            head_dim,
+            n_vocab,
+            n_ctx_train,
+            rms_eps: rms_eps as f32,
+            rope_dim,
+            rope_base,
+            rope_scaling,
+            tensors,
+        })
+    }
+
+    fn scaling(keys: &Keys<'_>, n_ctx_train: usize) -> Result<RopeScaling> {
+        let key = format!("{}.rope.scaling.type", keys.arch);
+        let factor = match keys.float("rope.scaling.factor", 0.0..=1e6)? {
+            Some(f) => Some(f),
+            // The older spelling.
+            None => keys.float("rope.scale_linear", 0.0..=1e6)?,
+        };
+        // Converters write a factor of zero for "none".
+        let factor = factor.filter(|f| *f > 0.0).unwrap_or(1.0);
+        match keys.gguf.get_str(&key)? {
+            Some("none") => Ok(RopeScaling::None),
+            None | Some("linear") if factor == 1.0 => Ok(RopeScaling::None),
+            None | Some("linear") => Ok(RopeScaling::Linear { factor }),
+            Some("yarn") => Ok(RopeScaling::Yarn {
+                factor,
+                original_ctx: keys
+                    .uint("rope.scaling.original_context_length", 1..=1 << 30)?
+                    .unwrap_or(n_ctx_train),
+                attn_factor: keys
+                    .float("rope.scaling.attn_factor", 0.0..=100.0)?
+                    .unwrap_or(1.0),
+                beta_fast: keys
+                    .float("rope.scaling.yarn_beta_fast", 0.0..=1e4)?
+                    .unwrap_or(32.0),
+                beta_slow: keys
+                    .float("rope.scaling.yarn_beta_slow", 0.0..=1e4)?
+                    .unwrap_or(1.0),
+            }),
+            Some(other) => Err(out_of_range(
+                key,
+                format!("{other:?}"),
+                "none, linear or yarn",
+            )),
+        }
+    }
+}

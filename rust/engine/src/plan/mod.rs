@@ -1,0 +1,9 @@
+//! The plan: a model as data. A straight list of [`Op`]s over named, sized buffers; an architecture
+//! writes it, a backend interprets or lowers it, nothing else knows the model.
+
+mod op;
+#[allow(clippy::module_inception)]
+mod plan;
+
+pub use op::{Op, RopeStyle};
+pub use plan::{Buffer, BufferId, KvShape, Plan, RopeTable, Rows, Weight, WeightId};

@@ -1,0 +1,205 @@
+//! Buffers, weights and the list of operations.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::Op;
+use crate::quant::QuantType;
+
+/// Index into [`Plan::buffers`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct BufferId(pub usize);
+
+/// Index into [`Plan::weights`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct WeightId(pub usize);
+
+/// How many rows a buffer has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rows {
+    /// One for each row of the batch.
+    Batch,
+    /// One for each row whose logits are wanted.
+    Out,
+}
+
+/// A named array of float32, `[rows, width]`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Buffer {
+    pub name: String,
+    pub width: usize,
+    pub rows: Rows,
+}
+
+/// A tensor of the model file that the plan reads.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Weight {
+    pub name: String,
+    /// `n_in` values a row.
+    pub n_in: usize,
+    /// Rows; 1 for a vector.
+    pub n_out: usize,
+    #[serde(serialize_with = "type_name")]
+    pub ty: &'static QuantType,
+}
+
+fn type_name<S: serde::Serializer>(ty: &&'static QuantType, s: S) -> Result<S::Ok, S::Error> {
+    s.serialize_str(ty.name)
+}
+
+/// Angles of the rotary embedding: `position * inv_freq[i] / factors[i]`; cosine and sine are
+/// multiplied by `scale` (YaRN's attention factor).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RopeTable {
+    pub inv_freq: Vec<f64>,
+    /// A tensor of divisors, one a frequency (llama3 scaling).
+    pub factors: Option<WeightId>,
+    pub scale: f64,
+}
+
+/// Shape of the KV cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KvShape {
+    pub n_layer: usize,
+    pub n_head_kv: usize,
+    pub head_dim: usize,
+}
+
+/// A model, or a piece of one.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Plan {
+    pub buffers: Vec<Buffer>,
+    pub weights: Vec<Weight>,
+    pub ops: Vec<Op>,
+    pub rope: RopeTable,
+    pub kv: KvShape,
+    /// The last buffer written: `[out rows, n_vocab]`.
+    pub logits: BufferId,
+}
+
+impl Plan {
+    /// The buffer of an id that this plan handed out.
+    pub fn buffer(&self, id: BufferId) -> &Buffer {
+        &self.buffers[id.0]
+    }
+
+    /// The weight of an id that this plan handed out.
+    pub fn weight(&self, id: WeightId) -> &Weight {
+        &self.weights[id.0]
+    }
+
+    /// Adds a buffer.
+    pub fn add_buffer(&mut self, name: &str, width: usize, rows: Rows) -> BufferId {
+        self.buffers.push(Buffer {
+            name: name.into(),
+            width,
+            rows,
+        });
+        BufferId(self.buffers.len() - 1)
+    }
+
+    /// Adds a weight; a tensor used twice (tied embeddings) is one weight.
+    pub fn add_weight(&mut self, weight: Weight) -> WeightId {
+        let at = self.weights.iter().position(|w| w.name == weight.name);
+        WeightId(at.unwrap_or_else(|| {
+            self.weights.push(weight);
+            self.weights.len() - 1
+        }))
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let b = |id: &BufferId| self.buffer(*id).name.as_str();
+        let w = |id: &WeightId| {
+            let w = self.weight(*id);
+            if w.n_out == 1 {
+                format!("{} {}[{}]", w.name, w.ty.name, w.n_in)
+            } else {
+                format!("{} {}[{}, {}]", w.name, w.ty.name, w.n_out, w.n_in)
+            }
+        };
+        writeln!(f, "buffers (float32, name[rows, width]):")?;
+        for x in &self.buffers {
+            let rows = match x.rows {
+                Rows::Batch => "batch",
+                Rows::Out => "out",
+            };
+            writeln!(f, "  {}[{rows}, {}]", x.name, x.width)?;
+        }
+        let KvShape {
+            n_layer,
+            n_head_kv,
+            head_dim,
+        } = self.kv;
+        writeln!(f, "kv: {n_layer} layers x {n_head_kv} heads x {head_dim}")?;
+        writeln!(f, "ops:")?;
+        for (i, op) in self.ops.iter().enumerate() {
+            write!(f, "  {i:4}  ")?;
+            match op {
+                Op::Embed { weight, out } => writeln!(f, "{} = embed({})", b(out), w(weight)),
+                Op::RmsNorm {
+                    x,
+                    weight,
+                    out,
+                    group,
+                    eps,
+                } => {
+                    writeln!(
+                        f,
+                        "{} = rms_norm({}, {}, group {group}, eps {eps:e})",
+                        b(out),
+                        b(x),
+                        w(weight)
+                    )
+                }
+                Op::MatVec {
+                    x,
+                    weight,
+                    bias,
+                    out,
+                } => {
+                    write!(f, "{} = matvec({}, {}", b(out), b(x), w(weight))?;
+                    if let Some(bias) = bias {
+                        write!(f, ", bias {}", w(bias))?;
+                    }
+                    writeln!(f, ")")
+                }
+                Op::Rope { x, n_head, style } => {
+                    let style = match style {
+                        RopeStyle::Interleaved => "interleaved",
+                        RopeStyle::Halves => "halves",
+                    };
+                    writeln!(f, "{0} = rope({0}, {n_head} heads, {style})", b(x))
+                }
+                Op::KvScatter { k, v, layer } => {
+                    writeln!(f, "kv[{layer}] = kv_scatter({}, {})", b(k), b(v))
+                }
+                Op::Attention {
+                    q,
+                    out,
+                    layer,
+                    n_head,
+                    scale,
+                } => writeln!(
+                    f,
+                    "{} = attention({}, kv[{layer}], {n_head} heads, scale {scale})",
+                    b(out),
+                    b(q)
+                ),
+                Op::Add { x, out } => writeln!(f, "{0} = add({0}, {1})", b(out), b(x)),
+                Op::SwiGlu { gate, up, out } => {
+                    writeln!(f, "{} = swiglu({}, {})", b(out), b(gate), b(up))
+                }
+                Op::SelectRows { x, out } => writeln!(f, "{} = select_rows({})", b(out), b(x)),
+            }?;
+        }
+        Ok(())
+    }
+}
+
+use super::RopeStyle;
