@@ -3,11 +3,13 @@
 //! Data flows one way: file → [`gguf`] → [`config`] + [`weights`] → [`arch`] → [`plan`] →
 //! [`backend`] → [`session`] → [`sampler`] → token → [`tokenizer`] → text.
 pub mod arch;
+pub mod backend;
 pub mod config;
 pub mod error;
 pub mod gguf;
 pub mod plan;
 pub mod quant;
+pub mod sampler;
 pub mod weights;
 
 pub use error::{Error, Result};

@@ -20,6 +20,9 @@ pub trait Block: Send + Sync + 'static {
     fn expand(block: &[u8], out: &mut [f32]);
 }
 
+/// Encodes whole blocks of floats.
+pub type Quantize = fn(src: &[f32], dst: &mut [u8]);
+
 /// One row of the table.
 pub struct QuantType {
     /// ggml's number of the type, as stored in GGUF tensor records.
@@ -33,7 +36,7 @@ pub struct QuantType {
     /// Expands whole blocks: `src.len() / block_bytes * block_elems == dst.len()`.
     pub dequantize: fn(src: &[u8], dst: &mut [f32]),
     /// Quantizes whole blocks, where this type has a quantizer.
-    pub quantize: Option<fn(src: &[f32], dst: &mut [u8])>,
+    pub quantize: Option<Quantize>,
 }
 
 impl std::fmt::Debug for QuantType {

@@ -1,0 +1,448 @@
+//! The interpreter: each op as its definition says, rows and heads in parallel, sums in the order
+//! that [`super::simd`] specifies. No result depends on how rows are cut into batches.
+
+use std::sync::Arc;
+
+use rayon::prelude::*;
+
+use super::attention;
+use super::kv::KvCache;
+use super::matvec::{self, Product};
+use super::simd::Level;
+use crate::backend::{Batch, Weights};
+use crate::error::{Error, Result};
+use crate::plan::{BufferId, Op, Plan, RopeStyle, RopeTable, Rows, WeightId};
+use crate::quant::QuantType;
+
+/// Elements below which an element-wise op is not worth a second thread.
+const PARALLEL_ELEMENTS: usize = 1 << 16;
+
+/// How an interpreter is set up.
+#[derive(Debug, Clone)]
+pub struct Options {
+    pub n_slots: usize,
+    pub n_ctx: usize,
+    /// Pages in the pool, page 0 included.
+    pub n_pages: usize,
+    /// Encoding of keys and values.
+    pub kv_type: &'static QuantType,
+    /// Worker threads.
+    pub threads: usize,
+}
+
+/// Runs the ops of one plan.
+pub struct Interpreter {
+    plan: Arc<Plan>,
+    weights: Arc<dyn Weights>,
+    /// Weights of one row (norms, biases), expanded; `None` for matrices.
+    vectors: Vec<Option<Vec<f32>>>,
+    buffers: Vec<Vec<f32>>,
+    scratch: Vec<f32>,
+    pub kv: KvCache,
+    inv_freq: Vec<f64>,
+    pool: rayon::ThreadPool,
+    level: Level,
+}
+
+impl Interpreter {
+    /// Checks every weight and takes the memory.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] for a missing weight, [`Error::Memory`], [`Error::Argument`].
+    pub fn new(plan: Arc<Plan>, weights: Arc<dyn Weights>, options: &Options) -> Result<Self> {
+        let mut vectors = Vec::with_capacity(plan.weights.len());
+        for w in &plan.weights {
+            let bytes = weights.bytes(&w.name)?;
+            let expected = w.ty.row_bytes(w.n_in).and_then(|b| b.checked_mul(w.n_out));
+            if expected != Some(bytes.len()) {
+                return Err(Error::Tensor {
+                    name: w.name.clone(),
+                    found: format!("{} bytes", bytes.len()),
+                    expected: format!("{expected:?} bytes"),
+                    remedy: "the file is damaged: fetch it again".into(),
+                });
+            }
+            vectors.push((w.n_out == 1).then(|| {
+                let mut v = vec![0.0; w.n_in];
+                (w.ty.dequantize)(bytes, &mut v);
+                v
+            }));
+        }
+        let RopeTable {
+            inv_freq, factors, ..
+        } = &plan.rope;
+        let mut inv_freq = inv_freq.clone();
+        if let Some(factors) = factors.and_then(|id| vectors[id.0].as_ref()) {
+            inv_freq
+                .iter_mut()
+                .zip(factors)
+                .for_each(|(f, d)| *f /= f64::from(*d));
+        }
+        let kv = KvCache::new(
+            plan.kv,
+            options.kv_type,
+            options.n_pages,
+            options.n_slots,
+            options.n_ctx,
+        )?;
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(options.threads)
+            .thread_name(|i| format!("onegraph-cpu-{i}"))
+            .build()
+            .map_err(|e| Error::Device {
+                what: format!("{} CPU threads", options.threads),
+                reason: e.to_string(),
+                remedy: "ask for fewer threads".into(),
+            })?;
+        let buffers = vec![Vec::new(); plan.buffers.len()];
+        let level = Level::detect();
+        Ok(Self {
+            plan,
+            weights,
+            vectors,
+            buffers,
+            scratch: Vec::new(),
+            kv,
+            inv_freq,
+            pool,
+            level,
+        })
+    }
+
+    /// The plan that runs.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Which instruction set the products use.
+    pub fn level(&self) -> Level {
+        self.level
+    }
+
+    /// Number of worker threads.
+    pub fn threads(&self) -> usize {
+        self.pool.current_num_threads()
+    }
+
+    /// Uses another instruction set; the bits are the same.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] where this processor does not have it.
+    pub fn set_level(&mut self, level: Level) -> Result<()> {
+        if !level.is_available() {
+            return Err(Error::Argument {
+                name: "instruction set",
+                value: level.name().into(),
+                reason: "this processor does not have it".into(),
+            });
+        }
+        self.level = level;
+        Ok(())
+    }
+
+    /// The rows of a buffer after a step.
+    pub fn buffer(&self, id: BufferId) -> &[f32] {
+        &self.buffers[id.0]
+    }
+
+    /// Sets the rows of a buffer before a step; for plans that are a piece of a model.
+    pub fn set_buffer(&mut self, id: BufferId, values: &[f32]) {
+        self.buffers[id.0].clear();
+        self.buffers[id.0].extend_from_slice(values);
+    }
+
+    /// The logits of the last step, `[out rows, n_vocab]`.
+    pub fn logits(&self) -> &[f32] {
+        self.buffer(self.plan.logits)
+    }
+
+    /// Runs every op on the rows of `batch`.
+    ///
+    /// # Errors
+    /// [`Error::KvBounds`] where a position is outside the cache (the other rows are stored),
+    /// [`Error::Argument`] for a token or row that does not exist.
+    pub fn forward(&mut self, batch: &Batch<'_>) -> Result<()> {
+        let rows = batch.tokens.len();
+        if batch.positions.len() != rows || batch.slots.len() != rows {
+            return Err(Error::Internal(format!(
+                "a batch of {rows} tokens, {} positions, {} slots",
+                batch.positions.len(),
+                batch.slots.len()
+            )));
+        }
+        if let Some(row) = batch.out_rows.iter().find(|r| **r as usize >= rows) {
+            return Err(Error::Internal(format!(
+                "row {row} of a batch of {rows} is wanted"
+            )));
+        }
+        for (buffer, values) in self.plan.buffers.iter().zip(&mut self.buffers) {
+            let n = match buffer.rows {
+                Rows::Batch => rows,
+                Rows::Out => batch.out_rows.len(),
+            };
+            values.resize(n * buffer.width, 0.0);
+        }
+        let plan = self.plan.clone();
+        let mut out_of_bounds = None;
+        let mut at = 0;
+        while let Some(op) = plan.ops.get(at) {
+            at += match op {
+                Op::MatVec { .. } => self.products(&plan.ops[at..])?,
+                _ => {
+                    if let Err(e) = self.single(op, batch) {
+                        match e {
+                            // Nothing was written for that row; the step ends as on a device,
+                            // where the error word is seen afterwards.
+                            Error::KvBounds { .. } => out_of_bounds = out_of_bounds.or(Some(e)),
+                            e => return Err(e),
+                        }
+                    }
+                    1
+                }
+            };
+        }
+        out_of_bounds.map_or(Ok(()), Err)
+    }
+
+    fn vector(&self, id: WeightId) -> Result<&[f32]> {
+        self.vectors[id.0].as_deref().ok_or_else(|| {
+            Error::Internal(format!("{} is used as a vector", self.plan.weight(id).name))
+        })
+    }
+
+    /// A buffer taken out, so that others may be read while it is written.
+    fn take(&mut self, id: BufferId) -> Vec<f32> {
+        std::mem::take(&mut self.buffers[id.0])
+    }
+
+    /// Runs the mat-vecs at the front of `ops` that read the same `x` in one parallel region, so
+    /// that threads meet once; says how many they were.
+    fn products(&mut self, ops: &[Op]) -> Result<usize> {
+        let mut scratch = std::mem::take(&mut self.scratch);
+        let mut products: Vec<Product<'_>> = Vec::new();
+        let mut x_id = None;
+        for op in ops {
+            let Op::MatVec {
+                x,
+                weight,
+                bias,
+                out,
+            } = op
+            else {
+                break;
+            };
+            if *x_id.get_or_insert(*x) != *x || out == x {
+                break;
+            }
+            let w = self.plan.weight(*weight);
+            products.push(Product {
+                weight: self.weights.bytes(&w.name)?,
+                ty: w.ty,
+                n_out: w.n_out,
+                bias: bias.map(|id| self.vector(id)).transpose()?,
+                out: *out,
+            });
+        }
+        let Some(x_id) = x_id.filter(|_| !products.is_empty()) else {
+            return Err(Error::Internal(
+                "a mat-vec that overwrites its input".into(),
+            ));
+        };
+        let (x, n_in) = (&self.buffers[x_id.0], self.plan.buffer(x_id).width);
+        let level = self.level;
+        self.pool
+            .install(|| matvec::run(level, &products, x, n_in, &mut scratch));
+        let done: Vec<_> = products.iter().map(|p| (p.out, p.n_out)).collect();
+        let m = x.len() / n_in;
+        let mut from = 0;
+        for (out, n_out) in &done {
+            matvec::transpose(
+                &scratch[from..from + n_out * m],
+                m,
+                &mut self.buffers[out.0],
+            );
+            from += n_out * m;
+        }
+        self.scratch = scratch;
+        Ok(done.len())
+    }
+
+    fn single(&mut self, op: &Op, batch: &Batch<'_>) -> Result<()> {
+        match op {
+            Op::MatVec { .. } => unreachable!("mat-vecs go through `products`"),
+            Op::Embed { weight, out } => self.embed(*weight, *out, batch.tokens),
+            Op::RmsNorm {
+                x,
+                weight,
+                out,
+                group,
+                eps,
+            } => self.rms_norm(*x, *weight, *out, *group, *eps),
+            Op::Rope { x, n_head, style } => {
+                self.rope(*x, *n_head, *style, batch.positions);
+                Ok(())
+            }
+            Op::KvScatter { k, v, layer } => self.kv_scatter(*k, *v, *layer, batch),
+            Op::Attention {
+                q,
+                out,
+                layer,
+                n_head,
+                scale,
+            } => {
+                let mut heads = self.take(*out);
+                let task = attention::Attention {
+                    kv: &self.kv,
+                    q: &self.buffers[q.0],
+                    layer: *layer,
+                    n_head: *n_head,
+                    scale: *scale,
+                    batch,
+                };
+                let level = self.level;
+                self.pool.install(|| task.run(level, &mut heads));
+                self.buffers[out.0] = heads;
+                Ok(())
+            }
+            Op::Add { x, out } => {
+                let mut sum = self.take(*out);
+                sum.iter_mut()
+                    .zip(&self.buffers[x.0])
+                    .for_each(|(o, x)| *o += x);
+                self.buffers[out.0] = sum;
+                Ok(())
+            }
+            Op::SwiGlu { gate, up, out } => {
+                let mut act = self.take(*out);
+                let (gate, up) = (&self.buffers[gate.0], &self.buffers[up.0]);
+                let silu = |o: &mut f32, g: &f32, u: &f32| *o = g / (1.0 + (-g).exp()) * u;
+                if act.len() < PARALLEL_ELEMENTS {
+                    act.iter_mut()
+                        .zip(gate)
+                        .zip(up)
+                        .for_each(|((o, g), u)| silu(o, g, u));
+                } else {
+                    self.pool.install(|| {
+                        let inputs = gate.par_iter().zip(up);
+                        act.par_iter_mut()
+                            .zip(inputs)
+                            .for_each(|(o, (g, u))| silu(o, g, u));
+                    });
+                }
+                self.buffers[out.0] = act;
+                Ok(())
+            }
+            Op::SelectRows { x, out } => {
+                let width = self.plan.buffer(*x).width;
+                let mut selected = self.take(*out);
+                for (row, out) in batch.out_rows.iter().zip(selected.chunks_exact_mut(width)) {
+                    out.copy_from_slice(&self.buffers[x.0][*row as usize * width..][..width]);
+                }
+                self.buffers[out.0] = selected;
+                Ok(())
+            }
+        }
+    }
+
+    fn embed(&mut self, weight: WeightId, out: BufferId, tokens: &[u32]) -> Result<()> {
+        let w = self.plan.weight(weight);
+        let table = self.weights.bytes(&w.name)?;
+        let row_bytes = table.len() / w.n_out;
+        for (token, out) in tokens
+            .iter()
+            .zip(self.buffers[out.0].chunks_exact_mut(w.n_in))
+        {
+            let token = *token as usize;
+            if token >= w.n_out {
+                return Err(Error::Argument {
+                    name: "token",
+                    value: token.to_string(),
+                    reason: format!("the vocabulary has {} tokens", w.n_out),
+                });
+            }
+            (w.ty.dequantize)(&table[token * row_bytes..][..row_bytes], out);
+        }
+        Ok(())
+    }
+
+    fn rms_norm(
+        &mut self,
+        x: BufferId,
+        weight: WeightId,
+        out: BufferId,
+        group: usize,
+        eps: f32,
+    ) -> Result<()> {
+        let mut normed = self.take(out);
+        if x != out {
+            normed.copy_from_slice(&self.buffers[x.0]);
+        }
+        let weight = self.vector(weight)?;
+        for values in normed.chunks_exact_mut(group) {
+            // A sum in float64 is exact enough in any order that the compiler may not change.
+            let sum: f64 = values.iter().map(|v| f64::from(*v) * f64::from(*v)).sum();
+            let scale = (1.0 / (sum / group as f64 + f64::from(eps)).sqrt()) as f32;
+            values
+                .iter_mut()
+                .zip(weight)
+                .for_each(|(v, w)| *v = *v * scale * w);
+        }
+        self.buffers[out.0] = normed;
+        Ok(())
+    }
+
+    fn rope(&mut self, x: BufferId, n_head: usize, style: RopeStyle, positions: &[u32]) {
+        let width = self.plan.buffer(x).width;
+        let dim = width / n_head;
+        let half = self.inv_freq.len();
+        let mut turns = vec![(0.0f32, 0.0f32); half];
+        for (position, row) in positions
+            .iter()
+            .zip(self.buffers[x.0].chunks_exact_mut(width))
+        {
+            for (turn, f) in turns.iter_mut().zip(&self.inv_freq) {
+                let (sin, cos) = (f64::from(*position) * f).sin_cos();
+                *turn = (
+                    (cos * self.plan.rope.scale) as f32,
+                    (sin * self.plan.rope.scale) as f32,
+                );
+            }
+            for head in row.chunks_exact_mut(dim) {
+                for (i, (cos, sin)) in turns.iter().enumerate() {
+                    let (a, b) = match style {
+                        RopeStyle::Interleaved => (2 * i, 2 * i + 1),
+                        RopeStyle::Halves => (i, i + half),
+                    };
+                    let (u, v) = (head[a], head[b]);
+                    head[a] = u * cos - v * sin;
+                    head[b] = u * sin + v * cos;
+                }
+            }
+        }
+    }
+
+    fn kv_scatter(
+        &mut self,
+        k: BufferId,
+        v: BufferId,
+        layer: usize,
+        batch: &Batch<'_>,
+    ) -> Result<()> {
+        let width = self.plan.buffer(k).width;
+        let (k, v) = (&self.buffers[k.0], &self.buffers[v.0]);
+        let mut result = Ok(());
+        for (row, (position, slot)) in batch.positions.iter().zip(batch.slots).enumerate() {
+            let (k, v) = (&k[row * width..][..width], &v[row * width..][..width]);
+            let (position, slot) = (*position as usize, *slot as usize);
+            if !self.kv.scatter(layer, slot, position, k, v) && result.is_ok() {
+                let limit = self.kv.n_ctx();
+                result = Err(Error::KvBounds {
+                    position: position as u64,
+                    slot,
+                    limit,
+                });
+            }
+        }
+        result
+    }
+}

@@ -1,0 +1,11 @@
+//! The CPU backend: an interpreter of plans in float32. It is the meaning of every op and the
+//! oracle of every kernel, and it is what runs where there is no GPU.
+
+mod attention;
+mod interpreter;
+mod kv;
+mod matvec;
+mod simd;
+
+pub use interpreter::Interpreter;
+pub use kv::KvCache;

@@ -1,0 +1,135 @@
+//! What runs a plan. A backend owns the KV cache, the page table and, a slot for each sequence in
+//! flight, the decode state: position, last token, sampler, limits. The engine above only says
+//! which pages a slot may use, feeds prompts, asks for steps and collects tokens.
+
+use crate::error::Result;
+use crate::sampler;
+use crate::weights::Model;
+
+pub mod cpu;
+
+/// Tokens in a KV page. Page 0 is reserved: padding rows live there, no sequence does.
+pub const PAGE_TOKENS: usize = 64;
+
+/// Bytes of weights by name. The model file is one; tests make others.
+pub trait Weights: Send + Sync {
+    /// The bytes of a tensor in its file encoding.
+    ///
+    /// # Errors
+    /// [`crate::Error::Tensor`] where there is none of that name.
+    fn bytes(&self, name: &str) -> Result<&[u8]>;
+}
+
+impl Weights for Model {
+    fn bytes(&self, name: &str) -> Result<&[u8]> {
+        Model::bytes(self, name)
+    }
+}
+
+/// The rows of one forward pass; all slices but `out_rows` have one entry a row.
+#[derive(Debug, Clone, Copy)]
+pub struct Batch<'a> {
+    pub tokens: &'a [u32],
+    /// Where in its sequence each row's token stands.
+    pub positions: &'a [u32],
+    /// Which row of the page table each row's sequence uses.
+    pub slots: &'a [u32],
+    /// The rows whose logits are wanted.
+    pub out_rows: &'a [u32],
+}
+
+/// How much a backend can hold.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Limits {
+    /// What it runs on, for people: `cpu (2 threads, avx512)`.
+    pub device: String,
+    pub n_vocab: usize,
+    /// Sequences in flight.
+    pub n_slots: usize,
+    /// Tokens a sequence may have.
+    pub n_ctx: usize,
+    /// Pages in the pool, the reserved page 0 included.
+    pub n_pages: usize,
+    /// Decode steps that may be queued before their tokens are drained.
+    pub queue_depth: usize,
+}
+
+/// What a slot needs to know about the sequence that it is to decode.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SlotRequest {
+    pub sampling: sampler::Params,
+    /// The tokens of the prompt: penalties count them.
+    pub prompt: Vec<u32>,
+    /// Tokens that end the sequence.
+    pub stop_tokens: Vec<u32>,
+    /// Most tokens to generate.
+    pub max_tokens: usize,
+}
+
+/// Why a slot stopped by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finish {
+    /// It drew one of its stop tokens.
+    Stop,
+    /// It generated `max_tokens`, or its context is full.
+    Length,
+}
+
+/// One generated token.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Event {
+    pub slot: usize,
+    /// 0 for the first generated token of the request.
+    pub index: usize,
+    pub token: u32,
+    /// Set on the last token of a sequence.
+    pub finish: Option<Finish>,
+    /// Where the request asked for them.
+    pub logprobs: Option<sampler::Logprobs>,
+}
+
+/// By which of its two ways a model computes logits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogitsPath {
+    /// Chunks of many rows.
+    Prefill,
+    /// Each token forced through the one-row decode step.
+    Decode,
+}
+
+/// A device that decodes.
+pub trait Backend: Send {
+    /// What it can hold.
+    fn limits(&self) -> &Limits;
+
+    /// Gives pages to `slot`, from its page `first` on; each page has one owner.
+    fn map_pages(&mut self, slot: usize, first: usize, pages: &[u32]) -> Result<()>;
+
+    /// Makes `slot` ready for a new sequence.
+    fn start(&mut self, slot: usize, request: &SlotRequest) -> Result<()>;
+
+    /// Feeds tokens of the prompt, the first of them at position `start`. With `sample`, these are
+    /// the last ones: the first token is drawn and the slot decodes from then on.
+    fn prefill(&mut self, slot: usize, tokens: &[u32], start: usize, sample: bool) -> Result<()>;
+
+    /// Queues one decode step of every slot that decodes.
+    fn decode(&mut self) -> Result<()>;
+
+    /// The tokens drawn since the last call, in order. With `wait`, blocks until the oldest queued
+    /// step is done; where nothing is queued it returns at once.
+    fn drain(&mut self, wait: bool) -> Result<Vec<Event>>;
+
+    /// Ends the sequence of `slot`: tokens of steps still queued are dropped, its pages may be
+    /// given to another slot.
+    fn release(&mut self, slot: usize) -> Result<()>;
+
+    /// The logits after each of `tokens`, `[tokens.len(), n_vocab]`, the first token at position
+    /// `start`; draws nothing.
+    fn logits(
+        &mut self,
+        slot: usize,
+        tokens: &[u32],
+        start: usize,
+        path: LogitsPath,
+    ) -> Result<Vec<f32>>;
+}
