@@ -2,10 +2,14 @@
 use pyo3::prelude::*;
 
 pub mod errors;
+pub mod quant;
 
 #[pymodule]
 mod _native {
     use super::*;
+
+    #[pymodule_export]
+    use super::quant::{dequantize, quant_types, quantize};
 
     #[pymodule_init]
     fn init(m: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -1,6 +1,6 @@
 //! F16: IEEE half precision.
 
-use half::f16;
+use super::{arrays, half::half_to_f32};
 
 /// The block format; a block is one number.
 pub struct F16;
@@ -11,13 +11,14 @@ impl super::Block for F16 {
 
     #[inline(always)]
     fn expand(block: &[u8], out: &mut [f32]) {
-        out[0] = f16::from_le_bytes([block[0], block[1]]).to_f32();
+        let (block, out) = arrays::<2, 1>(block, out);
+        out[0] = half_to_f32(u16::from_le_bytes(*block));
     }
 }
 
 /// Rounds to nearest, ties to even.
 pub fn quantize(src: &[f32], dst: &mut [u8]) {
     for (x, out) in src.iter().zip(dst.chunks_exact_mut(2)) {
-        out.copy_from_slice(&f16::from_f32(*x).to_le_bytes());
+        out.copy_from_slice(&::half::f16::from_f32(*x).to_le_bytes());
     }
 }

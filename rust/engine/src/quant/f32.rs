@@ -1,5 +1,7 @@
 //! F32: plain little-endian floats.
 
+use super::arrays;
+
 /// The block format; a block is one number.
 pub struct F32;
 
@@ -9,7 +11,8 @@ impl super::Block for F32 {
 
     #[inline(always)]
     fn expand(block: &[u8], out: &mut [f32]) {
-        out[0] = f32::from_le_bytes([block[0], block[1], block[2], block[3]]);
+        let (block, out) = arrays::<4, 1>(block, out);
+        out[0] = f32::from_le_bytes(*block);
     }
 }
 

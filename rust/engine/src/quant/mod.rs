@@ -6,11 +6,21 @@
 
 use crate::error::{Error, Result};
 
+mod affine;
+mod bf16;
 mod f16;
 mod f32;
+mod half;
+mod q4_0;
+mod q4_1;
+mod q4_k;
+mod q5_k;
+mod q6_k;
+mod q8_0;
 
-/// A block format. `expand` must be cheap to inline: the CPU backend compiles one dot product for
-/// each implementor.
+/// A block format. The CPU backend compiles one dot product for each implementor, under its own
+/// instruction set, so `expand` must be `#[inline(always)]`, without calls or branches, and in
+/// loops that vectorize; the float32 operations and their order are those of the `gguf` package.
 pub trait Block: Send + Sync + 'static {
     /// Weights in a block.
     const ELEMS: usize;
@@ -66,6 +76,19 @@ pub trait Visitor {
     fn visit<B: Block>(self) -> Self::Out;
 }
 
+/// A block and its output as arrays: the one length check of an expansion, which folds away where
+/// the caller's lengths are known.
+#[inline(always)]
+fn arrays<'a, const BYTES: usize, const ELEMS: usize>(
+    block: &'a [u8],
+    out: &'a mut [f32],
+) -> (&'a [u8; BYTES], &'a mut [f32; ELEMS]) {
+    match (block.try_into(), out.try_into()) {
+        (Ok(block), Ok(out)) => (block, out),
+        _ => unreachable!("callers pass one block and its weights"),
+    }
+}
+
 fn dequantize_blocks<B: Block>(src: &[u8], dst: &mut [f32]) {
     for (block, out) in src
         .chunks_exact(B::BYTES)
@@ -100,6 +123,13 @@ macro_rules! table {
 table! {
     0 "F32" f32::F32, Some(f32::quantize);
     1 "F16" f16::F16, Some(f16::quantize);
+    2 "Q4_0" q4_0::Q4_0, None;
+    3 "Q4_1" q4_1::Q4_1, None;
+    8 "Q8_0" q8_0::Q8_0, None;
+    12 "Q4_K" q4_k::Q4K, None;
+    13 "Q5_K" q5_k::Q5K, None;
+    14 "Q6_K" q6_k::Q6K, None;
+    30 "BF16" bf16::BF16, None;
 }
 
 /// The row of ggml's type number `id`.

@@ -1,0 +1,30 @@
+//! Q4_K: 256 weights in 144 bytes. `f16 d`, `f16 dmin`, 12 bytes of packed 6-bit scales and
+//! minima (see `affine`), then 128 bytes of 4-bit `q`; weight = (d sc) q - (dmin m).
+//! Each run of 32 bytes holds one sub-block in its low halves and the next in its high halves.
+
+use super::{affine, arrays, half::half_at};
+
+/// The block format.
+pub struct Q4K;
+
+impl super::Block for Q4K {
+    const ELEMS: usize = 256;
+    const BYTES: usize = 144;
+
+    #[inline(always)]
+    fn expand(block: &[u8], out: &mut [f32]) {
+        let (block, out) = arrays::<144, 256>(block, out);
+        let (d, dmin) = (half_at(block, 0), half_at(block, 2));
+        let (sc, m) = affine::unpack_scales(block, 4);
+        let runs = block[16..].chunks_exact(32).zip(out.chunks_exact_mut(64));
+        for (pair, (q, out)) in runs.enumerate() {
+            let (low, high) = (2 * pair, 2 * pair + 1);
+            let (d0, m0) = (d * f32::from(sc[low]), dmin * f32::from(m[low]));
+            let (d1, m1) = (d * f32::from(sc[high]), dmin * f32::from(m[high]));
+            for i in 0..32 {
+                out[i] = d0 * f32::from(q[i] & 15) - m0;
+                out[i + 32] = d1 * f32::from(q[i] >> 4) - m1;
+            }
+        }
+    }
+}

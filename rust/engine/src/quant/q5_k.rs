@@ -1,0 +1,33 @@
+//! Q5_K: 256 weights in 176 bytes. `f16 d`, `f16 dmin`, 12 bytes of packed 6-bit scales and
+//! minima (see `affine`), 32 bytes of high bits, then 128 bytes of low halves;
+//! weight = (d sc) q - (dmin m). Bit `s` of high byte `i` is bit 4 of weight `i` of sub-block `s`;
+//! each run of 32 low bytes holds one sub-block in its low halves and the next in its high halves.
+
+use super::{affine, arrays, half::half_at};
+
+/// The block format.
+pub struct Q5K;
+
+impl super::Block for Q5K {
+    const ELEMS: usize = 256;
+    const BYTES: usize = 176;
+
+    #[inline(always)]
+    fn expand(block: &[u8], out: &mut [f32]) {
+        let (block, out) = arrays::<176, 256>(block, out);
+        let (d, dmin) = (half_at(block, 0), half_at(block, 2));
+        let (sc, m) = affine::unpack_scales(block, 4);
+        let top = &block[16..48];
+        let runs = block[48..].chunks_exact(32).zip(out.chunks_exact_mut(64));
+        for (pair, (q, out)) in runs.enumerate() {
+            let (low, high) = (2 * pair, 2 * pair + 1);
+            let (d0, m0) = (d * f32::from(sc[low]), dmin * f32::from(m[low]));
+            let (d1, m1) = (d * f32::from(sc[high]), dmin * f32::from(m[high]));
+            for i in 0..32 {
+                let top = top[i] >> low;
+                out[i] = d0 * f32::from(q[i] & 15 | (top & 1) << 4) - m0;
+                out[i + 32] = d1 * f32::from(q[i] >> 4 | (top & 2) << 3) - m1;
+            }
+        }
+    }
+}
