@@ -6,7 +6,7 @@
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 #![deny(clippy::arithmetic_side_effects, clippy::panic)]
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use crate::error::{Error, Result};
 use crate::quant::{self, QuantType};
@@ -40,11 +40,57 @@ pub enum Array {
     I32(Vec<i32>),
     F32(Vec<f32>),
     Bool(Vec<bool>),
-    String(Vec<String>),
+    String(Strings),
     Array(Vec<Array>),
     U64(Vec<u64>),
     I64(Vec<i64>),
     F64(Vec<f64>),
+}
+
+/// The strings of an array, end to end in one allocation: a vocabulary of short tokens would cost
+/// several times its bytes as a `Vec<String>`.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Strings {
+    text: String,
+    /// Where each string ends in `text`.
+    ends: Vec<usize>,
+}
+
+impl Strings {
+    /// Number of strings.
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Whether there are no strings.
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// String `i`.
+    pub fn get(&self, i: usize) -> Option<&str> {
+        let start = match i.checked_sub(1) {
+            Some(before) => *self.ends.get(before)?,
+            None => 0,
+        };
+        self.text.get(start..*self.ends.get(i)?)
+    }
+
+    /// All strings in order.
+    pub fn iter(&self) -> impl Iterator<Item = &str> {
+        (0..self.len()).filter_map(|i| self.get(i))
+    }
+}
+
+impl<S: AsRef<str>> FromIterator<S> for Strings {
+    fn from_iter<I: IntoIterator<Item = S>>(strings: I) -> Self {
+        let mut all = Self::default();
+        for s in strings {
+            all.text.push_str(s.as_ref());
+            all.ends.push(all.text.len());
+        }
+        all
+    }
 }
 
 /// One tensor record. `offset..offset + bytes` is a range of the file, checked.
@@ -78,6 +124,12 @@ const MAX_KEY_BYTES: usize = 65_535;
 const MAX_TENSOR_NAME_BYTES: usize = 1024;
 const MAX_DIMS: u32 = 4;
 const MAX_ARRAY_DEPTH: usize = 2;
+/// Keys, tensors and nested arrays cost several times their bytes in the file, so their number is
+/// bounded; strings and numbers cost about what they take in the file.
+const MAX_KEYS: usize = 1 << 16;
+/// Of one file, and of all shards together.
+pub const MAX_TENSORS: usize = 1 << 15;
+const MAX_NESTED_ARRAYS: usize = 1 << 17;
 
 fn invalid(field: impl Into<String>, value: impl ToString, remedy: impl Into<String>) -> Error {
     Error::Gguf {
@@ -89,10 +141,20 @@ fn invalid(field: impl Into<String>, value: impl ToString, remedy: impl Into<Str
 
 const DAMAGED: &str = "the file is damaged or incomplete: fetch it again";
 
+/// Text of the file, made fit for a message: escaped (no control codes for a terminal) and cut.
+pub(crate) fn shown(text: &str) -> String {
+    const MOST: usize = 80;
+    let cut: String = text.chars().take(MOST).collect();
+    let more = if cut.len() < text.len() { "…" } else { "" };
+    format!("{}{more}", cut.escape_debug())
+}
+
 /// Reads little-endian values from the front of the file; every read is bounds-checked.
 struct Reader<'a> {
     data: &'a [u8],
     pos: usize,
+    /// Arrays inside arrays so far.
+    nested: usize,
 }
 
 macro_rules! read_number {
@@ -162,18 +224,24 @@ impl<'a> Reader<'a> {
             })
     }
 
-    fn string(&mut self, max: usize, field: &str) -> Result<String> {
-        let n = self.count(1, field)?;
-        if n > max {
+    /// A name: never empty, never long.
+    fn name(&mut self, max: usize, field: &str) -> Result<String> {
+        let name = self.string(field)?;
+        if name.is_empty() || name.len() > max {
             return Err(invalid(
                 field,
-                format!("{n} bytes long"),
-                format!("at most {max} are allowed"),
+                format!("{} bytes long", name.len()),
+                format!("1 to {max} are allowed; the file is damaged"),
             ));
         }
+        Ok(name.to_owned())
+    }
+
+    fn string(&mut self, field: &str) -> Result<&'a str> {
+        let n = self.count(1, field)?;
         let bytes = self.take(n, field)?;
         match std::str::from_utf8(bytes) {
-            Ok(s) => Ok(s.to_owned()),
+            Ok(s) => Ok(s),
             Err(e) => Err(invalid(
                 field,
                 format!("not UTF-8 at byte {}", e.valid_up_to()),
@@ -192,7 +260,7 @@ impl<'a> Reader<'a> {
             5 => Value::I32(self.i32(key)?),
             6 => Value::F32(self.f32(key)?),
             7 => Value::Bool(self.bool(key)?),
-            8 => Value::String(self.string(usize::MAX, key)?),
+            8 => Value::String(self.string(key)?.to_owned()),
             9 => Value::Array(self.array(key, 0)?),
             10 => Value::U64(self.u64(key)?),
             11 => Value::I64(self.i64(key)?),
@@ -207,43 +275,65 @@ impl<'a> Reader<'a> {
         })
     }
 
+    fn numbers<const N: usize, T>(
+        &mut self,
+        key: &str,
+        from_le_bytes: fn([u8; N]) -> T,
+    ) -> Result<Vec<T>> {
+        let n = self.count(N, key)?;
+        let bytes = self.take(n.saturating_mul(N), key)?;
+        let mut numbers = Vec::with_capacity(n);
+        numbers.extend(
+            bytes
+                .chunks_exact(N)
+                .filter_map(|c| c.try_into().ok().map(from_le_bytes)),
+        );
+        Ok(numbers)
+    }
+
+    fn strings(&mut self, key: &str) -> Result<Strings> {
+        let n = self.count(8, key)?;
+        // Twice over the same bytes, so that `text` is allocated once and exactly.
+        let start = self.pos;
+        let mut total: usize = 0;
+        for _ in 0..n {
+            total = total.saturating_add(self.string(key)?.len());
+        }
+        self.pos = start;
+        let mut strings = Strings {
+            text: String::with_capacity(total),
+            ends: Vec::with_capacity(n),
+        };
+        for _ in 0..n {
+            strings.text.push_str(self.string(key)?);
+            strings.ends.push(strings.text.len());
+        }
+        Ok(strings)
+    }
+
     fn array(&mut self, key: &str, depth: usize) -> Result<Array> {
         let ty = self.u32(key)?;
-        macro_rules! elements {
-            ($min:expr, $read:expr) => {{
-                let n = self.count($min, key)?;
-                let mut v = Vec::with_capacity(n);
-                for _ in 0..n {
-                    #[allow(clippy::redundant_closure_call)]
-                    v.push($read(self)?);
-                }
-                v
-            }};
-        }
         Ok(match ty {
-            0 => Array::U8(elements!(1, |r: &mut Self| r.u8(key))),
-            1 => Array::I8(elements!(1, |r: &mut Self| r.i8(key))),
-            2 => Array::U16(elements!(2, |r: &mut Self| r.u16(key))),
-            3 => Array::I16(elements!(2, |r: &mut Self| r.i16(key))),
-            4 => Array::U32(elements!(4, |r: &mut Self| r.u32(key))),
-            5 => Array::I32(elements!(4, |r: &mut Self| r.i32(key))),
-            6 => Array::F32(elements!(4, |r: &mut Self| r.f32(key))),
-            7 => Array::Bool(elements!(1, |r: &mut Self| r.bool(key))),
-            8 => Array::String(elements!(8, |r: &mut Self| r.string(usize::MAX, key))),
-            9 if depth < MAX_ARRAY_DEPTH => {
-                let depth = depth.saturating_add(1);
-                Array::Array(elements!(12, |r: &mut Self| r.array(key, depth)))
+            0 => Array::U8(self.numbers(key, u8::from_le_bytes)?),
+            1 => Array::I8(self.numbers(key, i8::from_le_bytes)?),
+            2 => Array::U16(self.numbers(key, u16::from_le_bytes)?),
+            3 => Array::I16(self.numbers(key, i16::from_le_bytes)?),
+            4 => Array::U32(self.numbers(key, u32::from_le_bytes)?),
+            5 => Array::I32(self.numbers(key, i32::from_le_bytes)?),
+            6 => Array::F32(self.numbers(key, f32::from_le_bytes)?),
+            7 => {
+                let n = self.count(1, key)?;
+                let mut bools = Vec::with_capacity(n);
+                for _ in 0..n {
+                    bools.push(self.bool(key)?);
+                }
+                Array::Bool(bools)
             }
-            9 => {
-                return Err(invalid(
-                    format!("array {key}"),
-                    format!("nested more than {MAX_ARRAY_DEPTH} deep"),
-                    "no model needs that; the file is damaged or hostile",
-                ))
-            }
-            10 => Array::U64(elements!(8, |r: &mut Self| r.u64(key))),
-            11 => Array::I64(elements!(8, |r: &mut Self| r.i64(key))),
-            12 => Array::F64(elements!(8, |r: &mut Self| r.f64(key))),
+            8 => Array::String(self.strings(key)?),
+            9 => Array::Array(self.arrays(key, depth)?),
+            10 => Array::U64(self.numbers(key, u64::from_le_bytes)?),
+            11 => Array::I64(self.numbers(key, i64::from_le_bytes)?),
+            12 => Array::F64(self.numbers(key, f64::from_le_bytes)?),
             _ => {
                 return Err(invalid(
                     format!("element type of {key}"),
@@ -254,9 +344,29 @@ impl<'a> Reader<'a> {
         })
     }
 
+    fn arrays(&mut self, key: &str, depth: usize) -> Result<Vec<Array>> {
+        const HOSTILE: &str = "no model needs that; the file is damaged or hostile";
+        if depth >= MAX_ARRAY_DEPTH {
+            let value = format!("an array nested more than {MAX_ARRAY_DEPTH} deep");
+            return Err(invalid(key, value, HOSTILE));
+        }
+        // An array takes at least its type and its length.
+        let n = self.count(12, key)?;
+        self.nested = self.nested.saturating_add(n);
+        if self.nested > MAX_NESTED_ARRAYS {
+            let value = format!("more than {MAX_NESTED_ARRAYS} arrays inside arrays");
+            return Err(invalid(key, value, HOSTILE));
+        }
+        let mut arrays = Vec::with_capacity(n);
+        for _ in 0..n {
+            arrays.push(self.array(key, depth.saturating_add(1))?);
+        }
+        Ok(arrays)
+    }
+
     fn tensor(&mut self, index: usize) -> Result<(TensorInfo, u64)> {
-        let name = self.string(MAX_TENSOR_NAME_BYTES, &format!("name of tensor {index}"))?;
-        let field = format!("tensor {name}");
+        let name = self.name(MAX_TENSOR_NAME_BYTES, &format!("name of tensor {index}"))?;
+        let field = format!("tensor {}", shown(&name));
         let dims = self.u32(&field)?;
         if dims == 0 || dims > MAX_DIMS {
             return Err(invalid(
@@ -265,7 +375,7 @@ impl<'a> Reader<'a> {
                 format!("1 to {MAX_DIMS} are allowed; the file is damaged"),
             ));
         }
-        let mut shape = Vec::new();
+        let mut shape = Vec::with_capacity(dims as usize);
         let mut elems: usize = 1;
         for d in 0..dims {
             let n = self.u64(&field)?;
@@ -283,7 +393,18 @@ impl<'a> Reader<'a> {
                 )
             })?;
         }
-        let ty = quant::by_id(self.u32(&field)?)?;
+        let ty = quant::by_id(self.u32(&field)?).map_err(|e| match e {
+            Error::Unsupported {
+                what,
+                name,
+                supported,
+            } => Error::Unsupported {
+                what,
+                name: format!("{name} of {field}"),
+                supported,
+            },
+            other => other,
+        })?;
         let row = shape.first().copied().unwrap_or(0);
         let row_bytes = ty.row_bytes(row).ok_or_else(|| {
             invalid(
@@ -314,26 +435,50 @@ impl<'a> Reader<'a> {
     }
 }
 
+/// What a file that is no GGUF may be, and so what to do.
+fn foreign(data: &[u8]) -> &'static str {
+    let starts = |with: &[u8]| data.starts_with(with);
+    if starts(b"version https://git-lfs") {
+        "this is a Git LFS pointer, not the model: run `git lfs pull`"
+    } else if starts(b"<") {
+        "this is a web page, not the model: check the address it was fetched from"
+    } else if starts(b"lmgg") || starts(b"tjgg") || starts(b"fmgg") {
+        "this is a model in a format older than GGUF: convert it with a current converter"
+    } else if starts(b"FUGG") {
+        "the file is big-endian: convert it to little-endian"
+    } else if starts(b"PK") || data.get(8..10) == Some(b"{\"") {
+        "this is a PyTorch or safetensors file: convert it to GGUF"
+    } else {
+        "this is no GGUF file: check the path"
+    }
+}
+
 impl Gguf {
     /// Parses and validates a whole file (`data` is all of it).
     ///
     /// # Errors
     /// [`Error::Gguf`] names the field, its value and the remedy; [`Error::Unsupported`] for a
     /// quantization type that is not in the table.
+    ///
+    /// Memory: at most about the file's length beside `data`, and 32 MiB.
     pub fn parse(data: &[u8]) -> Result<Self> {
-        let mut r = Reader { data, pos: 0 };
+        let mut r = Reader {
+            data,
+            pos: 0,
+            nested: 0,
+        };
         let magic = r.take(4, "magic").map_err(|_| {
             invalid(
                 "length",
                 format!("{} bytes", data.len()),
-                "this is no GGUF file",
+                "this is no GGUF file: fetch it again",
             )
         })?;
         if magic != MAGIC {
             return Err(invalid(
                 "magic",
-                format!("{magic:?}"),
-                "this is no GGUF file",
+                format!("\"{}\"", magic.escape_ascii()),
+                foreign(data),
             ));
         }
         let version = r.u32("version")?;
@@ -345,17 +490,27 @@ impl Gguf {
             };
             return Err(invalid("version", version, remedy));
         }
-        // A tensor record takes at least 8 + 4 + 8 + 4 + 8 bytes, a key at least 8 + 4 + 1.
-        let n_tensors = r.count(32, "tensor count")?;
-        let n_keys = r.count(13, "metadata count")?;
+        // A tensor record takes at least 9 + 4 + 8 + 4 + 8 bytes, a key at least 9 + 4 + 1.
+        let n_tensors = r.count(33, "tensor count")?;
+        let n_keys = r.count(14, "metadata count")?;
+        for (field, n, most) in [
+            ("tensor count", n_tensors, MAX_TENSORS),
+            ("metadata count", n_keys, MAX_KEYS),
+        ] {
+            if n > most {
+                let remedy = format!("at most {most} are allowed; the file is damaged or hostile");
+                return Err(invalid(field, n, remedy));
+            }
+        }
         let mut metadata = Vec::with_capacity(n_keys);
         let mut keys = HashMap::with_capacity(n_keys);
         for i in 0..n_keys {
-            let key = r.string(MAX_KEY_BYTES, &format!("metadata key {i}"))?;
-            let ty = r.u32(&key)?;
-            let value = r.value(ty, &key)?;
+            let key = r.name(MAX_KEY_BYTES, &format!("metadata key {i}"))?;
+            let field = shown(&key);
+            let ty = r.u32(&field)?;
+            let value = r.value(ty, &field)?;
             if keys.insert(key.clone(), i).is_some() {
-                return Err(invalid("metadata key", format!("{key:?}, twice"), DAMAGED));
+                return Err(invalid("metadata key", format!("{field}, twice"), DAMAGED));
             }
             metadata.push((key, value));
         }
@@ -386,21 +541,25 @@ impl Gguf {
         Ok(gguf)
     }
 
-    /// Checks where the tensors lie: aligned, inside the file, no overlap, no name twice.
+    /// Checks where the tensors lie: aligned, one after the other without overlap or gap, up to
+    /// the end of the file; no name twice. (llama.cpp wants the same, and file order too.)
     fn place(
         &mut self,
         records: Vec<(TensorInfo, u64)>,
         header: usize,
         length: usize,
     ) -> Result<()> {
-        let start = header
-            .checked_next_multiple_of(self.alignment)
-            .ok_or_else(|| invalid("header length", header, DAMAGED))?;
-        let mut names = std::collections::HashSet::with_capacity(records.len());
+        let alignment = self.alignment;
+        let aligned = |n: usize| {
+            n.checked_next_multiple_of(alignment)
+                .ok_or_else(|| invalid("length", length, DAMAGED))
+        };
+        let start = aligned(header)?;
+        let mut names = HashSet::with_capacity(records.len());
         let mut ranges = Vec::with_capacity(records.len());
-        for (mut info, relative) in records {
-            let field = format!("tensor {}: offset", info.name);
-            let offset = usize::try_from(relative)
+        for (info, relative) in &records {
+            let field = || format!("tensor {}: offset", shown(&info.name));
+            let offset = usize::try_from(*relative)
                 .ok()
                 .and_then(|o| start.checked_add(o));
             let end = offset
@@ -408,7 +567,7 @@ impl Gguf {
                 .filter(|end| *end <= length);
             let (Some(offset), Some(end)) = (offset, end) else {
                 return Err(invalid(
-                    field,
+                    field(),
                     format!(
                         "{relative}, so its {} bytes end past the file's {length}",
                         info.bytes
@@ -416,40 +575,47 @@ impl Gguf {
                     DAMAGED,
                 ));
             };
-            if offset.checked_rem(self.alignment) != Some(0) {
-                return Err(invalid(
-                    field,
-                    format!(
-                        "{relative}, no multiple of the alignment {}",
-                        self.alignment
-                    ),
-                    DAMAGED,
-                ));
+            if offset.checked_rem(alignment) != Some(0) {
+                let value = format!("{relative}, no multiple of the alignment {alignment}");
+                return Err(invalid(field(), value, DAMAGED));
             }
-            if !names.insert(info.name.clone()) {
-                return Err(invalid(
-                    "tensor name",
-                    format!("{:?}, twice", info.name),
-                    DAMAGED,
-                ));
+            if !names.insert(info.name.as_str()) {
+                let value = format!("{}, twice", shown(&info.name));
+                return Err(invalid("tensor name", value, DAMAGED));
             }
-            info.offset = offset;
-            ranges.push((offset, end, self.tensors.len()));
-            self.tensors.push(info);
+            ranges.push((offset, end, info.name.as_str()));
         }
         ranges.sort_unstable();
-        for pair in ranges.windows(2) {
-            if let [(_, end, a), (start, _, b)] = pair {
-                if end > start {
-                    let name = |i: &usize| self.tensors.get(*i).map_or("", |t| t.name.as_str());
-                    return Err(invalid(
-                        format!("tensor {}: offset", name(b)),
-                        format!("{start}, inside tensor {} which ends at {end}", name(a)),
-                        DAMAGED,
-                    ));
-                }
+        let mut expected = start;
+        for (offset, end, name) in ranges {
+            if offset != expected {
+                return Err(invalid(
+                    format!("tensor {}: offset", shown(name)),
+                    format!(
+                        "{}; the tensors before it end at {}",
+                        offset.saturating_sub(start),
+                        expected.saturating_sub(start)
+                    ),
+                    "tensors lie one after the other, neither overlapping nor apart; the file is \
+                     damaged: fetch it again",
+                ));
             }
+            expected = aligned(end)?;
         }
+        if length > expected {
+            return Err(invalid(
+                "length",
+                format!("{length} bytes, but the last tensor ends at {expected}"),
+                "the file is not what its header says: fetch it again",
+            ));
+        }
+        self.tensors = records
+            .into_iter()
+            .filter_map(|(mut info, relative)| {
+                info.offset = start.checked_add(usize::try_from(relative).ok()?)?;
+                Some(info)
+            })
+            .collect();
         Ok(())
     }
 
@@ -470,7 +636,7 @@ impl Gguf {
         self.get(key)
             .map(|v| {
                 pick(v).ok_or_else(|| Error::Metadata {
-                    key: key.to_owned(),
+                    key: shown(key),
                     value: v.describe(),
                     expected: expected.to_owned(),
                 })
@@ -522,9 +688,9 @@ impl Gguf {
     }
 
     /// An array of strings. `Ok(None)` where the key is missing.
-    pub fn get_strings(&self, key: &str) -> Result<Option<&[String]>> {
+    pub fn get_strings(&self, key: &str) -> Result<Option<&Strings>> {
         self.typed(key, "an array of strings", |v| match v {
-            Value::Array(Array::String(a)) => Some(a.as_slice()),
+            Value::Array(Array::String(a)) => Some(a),
             _ => None,
         })
     }
@@ -561,10 +727,7 @@ impl Value {
             Value::F32(v) => format!("{v:?}"),
             Value::F64(v) => format!("{v:?}"),
             Value::Bool(v) => v.to_string(),
-            Value::String(s) if s.chars().nth(80).is_some() => {
-                format!("{:?}…", s.chars().take(80).collect::<String>())
-            }
-            Value::String(s) => format!("{s:?}"),
+            Value::String(s) => format!("\"{}\"", shown(s)),
             Value::Array(a) => format!("an array of {} {}", a.len(), a.element_type()),
         }
     }

@@ -1,0 +1,315 @@
+//! A GGUF writer and the small models the tests damage. Written against the format's description,
+//! not against the parser, so that the two check each other.
+#![allow(dead_code)]
+
+use onegraph::gguf::{Array, Value};
+use onegraph::quant::{self, QuantType};
+
+/// One tensor to write.
+pub struct Tensor {
+    pub name: String,
+    pub shape: Vec<u64>,
+    pub ty: &'static QuantType,
+    pub data: Vec<u8>,
+}
+
+/// A file to write; every field may be made wrong.
+pub struct Writer {
+    pub version: u32,
+    pub alignment: usize,
+    pub metadata: Vec<(String, Value)>,
+    pub tensors: Vec<Tensor>,
+}
+
+impl Default for Writer {
+    fn default() -> Self {
+        Self {
+            version: 3,
+            alignment: 32,
+            metadata: Vec::new(),
+            tensors: Vec::new(),
+        }
+    }
+}
+
+fn string(out: &mut Vec<u8>, s: &str) {
+    out.extend((s.len() as u64).to_le_bytes());
+    out.extend(s.as_bytes());
+}
+
+macro_rules! numbers {
+    ($out:ident, $id:literal, $a:ident) => {{
+        $out.extend(u32::to_le_bytes($id));
+        $out.extend(($a.len() as u64).to_le_bytes());
+        $a.iter().for_each(|x| $out.extend(x.to_le_bytes()));
+    }};
+}
+
+fn array(out: &mut Vec<u8>, a: &Array) {
+    match a {
+        Array::U8(a) => numbers!(out, 0, a),
+        Array::I8(a) => numbers!(out, 1, a),
+        Array::U16(a) => numbers!(out, 2, a),
+        Array::I16(a) => numbers!(out, 3, a),
+        Array::U32(a) => numbers!(out, 4, a),
+        Array::I32(a) => numbers!(out, 5, a),
+        Array::F32(a) => numbers!(out, 6, a),
+        Array::Bool(a) => {
+            let bytes: Vec<u8> = a.iter().map(|b| u8::from(*b)).collect();
+            numbers!(out, 7, bytes);
+        }
+        Array::String(a) => {
+            out.extend(8u32.to_le_bytes());
+            out.extend((a.len() as u64).to_le_bytes());
+            a.iter().for_each(|s| string(out, s));
+        }
+        Array::Array(a) => {
+            out.extend(9u32.to_le_bytes());
+            out.extend((a.len() as u64).to_le_bytes());
+            a.iter().for_each(|inner| array(out, inner));
+        }
+        Array::U64(a) => numbers!(out, 10, a),
+        Array::I64(a) => numbers!(out, 11, a),
+        Array::F64(a) => numbers!(out, 12, a),
+    }
+}
+
+fn value(out: &mut Vec<u8>, v: &Value) {
+    macro_rules! number {
+        ($id:literal, $x:expr) => {{
+            out.extend(u32::to_le_bytes($id));
+            out.extend($x.to_le_bytes());
+        }};
+    }
+    match v {
+        Value::U8(x) => number!(0, x),
+        Value::I8(x) => number!(1, x),
+        Value::U16(x) => number!(2, x),
+        Value::I16(x) => number!(3, x),
+        Value::U32(x) => number!(4, x),
+        Value::I32(x) => number!(5, x),
+        Value::F32(x) => number!(6, x),
+        Value::Bool(x) => number!(7, u8::from(*x)),
+        Value::String(s) => {
+            out.extend(8u32.to_le_bytes());
+            string(out, s);
+        }
+        Value::Array(a) => {
+            out.extend(9u32.to_le_bytes());
+            array(out, a);
+        }
+        Value::U64(x) => number!(10, x),
+        Value::I64(x) => number!(11, x),
+        Value::F64(x) => number!(12, x),
+    }
+}
+
+impl Writer {
+    pub fn set(&mut self, key: &str, value: Value) -> &mut Self {
+        match self.metadata.iter_mut().find(|(k, _)| k == key) {
+            Some((_, old)) => *old = value,
+            None => self.metadata.push((key.into(), value)),
+        }
+        self
+    }
+
+    pub fn remove(&mut self, key: &str) -> &mut Self {
+        self.metadata.retain(|(k, _)| k != key);
+        self
+    }
+
+    /// A tensor of type number `ty`, its bytes counted up from 1.
+    pub fn tensor(&mut self, name: &str, shape: &[u64], ty: u32) -> &mut Self {
+        let ty = quant::by_id(ty).unwrap();
+        let elems: u64 = shape.iter().product();
+        let bytes = elems as usize / ty.block_elems * ty.block_bytes;
+        self.tensors.push(Tensor {
+            name: name.into(),
+            shape: shape.to_vec(),
+            ty,
+            data: (0..bytes).map(|i| (i % 100 + 1) as u8).collect(),
+        });
+        self
+    }
+
+    /// All before the tensors' bytes, and the bytes.
+    pub fn parts(&self) -> (Vec<u8>, Vec<u8>) {
+        let mut header = b"GGUF".to_vec();
+        header.extend(self.version.to_le_bytes());
+        header.extend((self.tensors.len() as u64).to_le_bytes());
+        header.extend((self.metadata.len() as u64).to_le_bytes());
+        for (k, v) in &self.metadata {
+            string(&mut header, k);
+            value(&mut header, v);
+        }
+        let mut data = Vec::new();
+        for t in &self.tensors {
+            string(&mut header, &t.name);
+            header.extend((t.shape.len() as u32).to_le_bytes());
+            t.shape.iter().for_each(|n| header.extend(n.to_le_bytes()));
+            header.extend(t.ty.id.to_le_bytes());
+            header.extend((data.len() as u64).to_le_bytes());
+            data.extend(&t.data);
+            data.resize(data.len().next_multiple_of(self.alignment), 0);
+        }
+        (header, data)
+    }
+
+    pub fn bytes(&self) -> Vec<u8> {
+        let (mut file, data) = self.parts();
+        file.resize(file.len().next_multiple_of(self.alignment), 0);
+        file.extend(data);
+        file
+    }
+}
+
+/// A whole model of architecture `arch`: 2 layers, 8 wide, 2 heads over 1, vocabulary of 6.
+pub fn tiny(arch: &str) -> Writer {
+    const F32: u32 = 0;
+    const F16: u32 = 1;
+    let mut w = Writer::default();
+    w.set("general.architecture", Value::String(arch.into()));
+    w.set("general.name", Value::String("tiny".into()));
+    for (key, n) in [
+        ("block_count", 2),
+        ("context_length", 32),
+        ("embedding_length", 8),
+        ("feed_forward_length", 12),
+        ("attention.head_count", 2),
+        ("attention.head_count_kv", 1),
+        ("rope.dimension_count", 4),
+    ] {
+        w.set(&format!("{arch}.{key}"), Value::U32(n));
+    }
+    let eps = format!("{arch}.attention.layer_norm_rms_epsilon");
+    w.set(&eps, Value::F32(1e-5));
+    w.set(&format!("{arch}.rope.freq_base"), Value::F32(10_000.0));
+    w.set("tokenizer.ggml.model", Value::String("gpt2".into()));
+    let tokens = ["a", "b", "ab", "Ġ", "é", "<s>"].into_iter().collect();
+    w.set("tokenizer.ggml.tokens", Value::Array(Array::String(tokens)));
+    let kinds = Array::I32(vec![1, 1, 1, 1, 1, 3]);
+    w.set("tokenizer.ggml.token_type", Value::Array(kinds));
+    let merges = ["a b"].into_iter().collect();
+    w.set("tokenizer.ggml.merges", Value::Array(Array::String(merges)));
+    w.set("tokenizer.ggml.eos_token_id", Value::U32(5));
+    w.tensor("token_embd.weight", &[8, 6], F16);
+    for layer in 0..2 {
+        let mut t = |name: &str, shape: &[u64], ty| {
+            w.tensor(&format!("blk.{layer}.{name}.weight"), shape, ty);
+        };
+        t("attn_norm", &[8], F32);
+        t("attn_q", &[8, 8], F16);
+        t("attn_k", &[8, 4], F16);
+        t("attn_v", &[8, 4], F16);
+        t("attn_output", &[8, 8], F16);
+        t("ffn_norm", &[8], F32);
+        t("ffn_gate", &[8, 12], F16);
+        t("ffn_up", &[8, 12], F16);
+        t("ffn_down", &[12, 8], F16);
+        if arch == "qwen3" {
+            t("attn_q_norm", &[4], F32);
+            t("attn_k_norm", &[4], F32);
+        }
+    }
+    w.tensor("output_norm.weight", &[8], F32);
+    w
+}
+
+/// A metadata value of every type, arrays of every type, arrays in arrays.
+pub fn every_type() -> Vec<(String, Value)> {
+    let arrays = [
+        Array::U8(vec![0, 255]),
+        Array::I8(vec![-128, 127]),
+        Array::U16(vec![0, 65_535]),
+        Array::I16(vec![i16::MIN, i16::MAX]),
+        Array::U32(vec![0, u32::MAX]),
+        Array::I32(vec![i32::MIN, i32::MAX]),
+        Array::F32(vec![-0.5, f32::MAX]),
+        Array::Bool(vec![true, false, true]),
+        Array::String(["", "x", "ünï"].into_iter().collect()),
+        Array::Array(vec![
+            Array::U8(vec![]),
+            Array::Array(vec![Array::String(["deep"].into_iter().collect())]),
+        ]),
+        Array::U64(vec![0, u64::MAX]),
+        Array::I64(vec![i64::MIN, i64::MAX]),
+        Array::F64(vec![f64::MIN_POSITIVE]),
+    ];
+    let scalars = [
+        Value::U8(200),
+        Value::I8(-100),
+        Value::U16(60_000),
+        Value::I16(-30_000),
+        Value::U32(4_000_000_000),
+        Value::I32(-2_000_000_000),
+        Value::F32(0.25),
+        Value::Bool(true),
+        Value::String("text".into()),
+        Value::U64(u64::MAX),
+        Value::I64(i64::MIN),
+        Value::F64(-0.125),
+    ];
+    let values = scalars
+        .into_iter()
+        .chain(arrays.into_iter().map(Value::Array));
+    values
+        .enumerate()
+        .map(|(i, v)| (format!("test.value.{i}"), v))
+        .collect()
+}
+
+/// The files of a model split in `count`: metadata in the first, tensors dealt out in order.
+pub fn split(mut whole: Writer, count: usize) -> Vec<Writer> {
+    let tensors = std::mem::take(&mut whole.tensors);
+    let n_tensors = tensors.len();
+    let mut shards: Vec<Writer> = (0..count).map(|_| Writer::default()).collect();
+    shards[0] = whole;
+    for (i, shard) in shards.iter_mut().enumerate() {
+        shard.set("split.no", Value::U16(i as u16));
+        shard.set("split.count", Value::U16(count as u16));
+        shard.set("split.tensors.count", Value::I32(n_tensors as i32));
+    }
+    for (i, t) in tensors.into_iter().enumerate() {
+        shards[i * count / n_tensors].tensors.push(t);
+    }
+    shards
+}
+
+/// A new, empty folder, removed on drop.
+pub struct Folder(pub std::path::PathBuf);
+
+impl Folder {
+    pub fn new() -> Self {
+        use std::sync::atomic::{AtomicUsize, Ordering};
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("onegraph-test-{}-{n}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    pub fn write(&self, name: &str, bytes: &[u8]) -> std::path::PathBuf {
+        let path = self.0.join(name);
+        std::fs::write(&path, bytes).unwrap();
+        path
+    }
+
+    /// Writes the shards under their proper names; the path of the first.
+    pub fn write_split(&self, shards: &[Writer]) -> std::path::PathBuf {
+        for (i, shard) in shards.iter().enumerate() {
+            self.write(&shard_name(i + 1, shards.len()), &shard.bytes());
+        }
+        self.0.join(shard_name(1, shards.len()))
+    }
+}
+
+pub fn shard_name(number: usize, count: usize) -> String {
+    format!("tiny-{number:05}-of-{count:05}.gguf")
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}

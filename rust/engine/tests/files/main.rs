@@ -1,0 +1,20 @@
+//! Model files: what a good one holds, and what a damaged or hostile one does to us.
+mod fixture;
+mod open;
+mod valid;
+
+/// The message of an error that must come; `kind` is its class.
+#[track_caller]
+fn message<T: std::fmt::Debug>(result: onegraph::Result<T>, kind: onegraph::error::Kind) -> String {
+    let error = result.expect_err("this must fail");
+    assert_eq!(error.kind(), kind, "{error}");
+    error.to_string()
+}
+
+/// Asserts that a message says all of `parts`.
+#[track_caller]
+fn says(message: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(message.contains(part), "{part:?} is not in: {message}");
+    }
+}
