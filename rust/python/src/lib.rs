@@ -3,6 +3,7 @@ use pyo3::prelude::*;
 
 pub mod errors;
 pub mod quant;
+mod runner;
 
 #[pymodule]
 mod _native {
@@ -10,6 +11,7 @@ mod _native {
 
     #[pymodule_export]
     use super::quant::{dequantize, quant_types, quantize};
+    use runner::PlanRunner;
 
     #[pymodule_init]
     fn init(m: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -2,7 +2,11 @@
 //! flight, the decode state: position, last token, sampler, limits. The engine above only says
 //! which pages a slot may use, feeds prompts, asks for steps and collects tokens.
 
-use crate::error::Result;
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::plan::{BufferId, Plan};
+use crate::quant::QuantType;
 use crate::sampler;
 use crate::weights::Model;
 
@@ -95,6 +99,72 @@ pub enum LogitsPath {
     Prefill,
     /// Each token forced through the one-row decode step.
     Decode,
+}
+
+/// Runs any plan on explicit rows and buffers: the surface that tests compare backends on, op by
+/// op.
+pub trait Runner: Send {
+    /// The plan that runs.
+    fn plan(&self) -> &Plan;
+
+    /// Gives pages to `slot`, from its page `first` on.
+    fn map_pages(&mut self, slot: usize, first: usize, pages: &[u32]) -> Result<()>;
+
+    /// Sets the rows of a buffer that the plan reads before it writes it.
+    fn write(&mut self, id: BufferId, rows: &[f32]) -> Result<()>;
+
+    /// Runs every op on the rows of `batch`.
+    ///
+    /// # Errors
+    /// [`crate::Error::KvBounds`] where a position is outside the cache; the other rows are stored.
+    fn forward(&mut self, batch: &Batch<'_>) -> Result<()>;
+
+    /// The rows of a buffer after a step.
+    fn read(&mut self, id: BufferId) -> Result<Vec<f32>>;
+
+    /// Every byte of the KV pool.
+    fn read_kv(&mut self) -> Result<Vec<u8>>;
+
+    /// Overwrites the whole KV pool.
+    fn write_kv(&mut self, bytes: &[u8]) -> Result<()>;
+}
+
+/// How a [`Runner`] is set up.
+#[derive(Debug, Clone)]
+pub struct RunnerOptions {
+    pub n_slots: usize,
+    pub n_ctx: usize,
+    /// Pages in the pool, page 0 included.
+    pub n_pages: usize,
+    /// Encoding of keys and values.
+    pub kv_type: &'static QuantType,
+    /// CPU threads.
+    pub threads: usize,
+}
+
+/// A runner on `device`: `cpu`.
+///
+/// # Errors
+/// What the backend says of the plan, the weights and the memory.
+pub fn runner(
+    device: &str,
+    plan: Plan,
+    weights: Arc<dyn Weights>,
+    options: &RunnerOptions,
+) -> Result<Box<dyn Runner>> {
+    plan.check()?;
+    match device {
+        "cpu" => Ok(Box::new(cpu::Interpreter::new(
+            Arc::new(plan),
+            weights,
+            options,
+        )?)),
+        _ => Err(Error::Unsupported {
+            what: "device",
+            name: device.into(),
+            supported: "cpu".into(),
+        }),
+    }
 }
 
 /// A device that decodes.

@@ -4,8 +4,9 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::Op;
-use crate::quant::QuantType;
+use super::{Op, RopeStyle};
+use crate::error::{Error, Result};
+use crate::quant::{self, QuantType};
 
 /// Index into [`Plan::buffers`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -36,19 +37,23 @@ pub struct Buffer {
 }
 
 /// A tensor of the model file that the plan reads.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Weight {
     pub name: String,
     /// `n_in` values a row.
     pub n_in: usize,
     /// Rows; 1 for a vector.
     pub n_out: usize,
-    #[serde(serialize_with = "type_name")]
+    #[serde(serialize_with = "type_name", deserialize_with = "type_by_name")]
     pub ty: &'static QuantType,
 }
 
 fn type_name<S: serde::Serializer>(ty: &&'static QuantType, s: S) -> Result<S::Ok, S::Error> {
     s.serialize_str(ty.name)
+}
+
+fn type_by_name<'de, D: serde::Deserializer<'de>>(d: D) -> Result<&'static QuantType, D::Error> {
+    quant::by_name(&String::deserialize(d)?).map_err(serde::de::Error::custom)
 }
 
 /// Angles of the rotary embedding: `position * inv_freq[i] / factors[i]`; cosine and sine are
@@ -70,7 +75,7 @@ pub struct KvShape {
 }
 
 /// A model, or a piece of one.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
     pub buffers: Vec<Buffer>,
     pub weights: Vec<Weight>,
@@ -109,6 +114,126 @@ impl Plan {
             self.weights.push(weight);
             self.weights.len() - 1
         }))
+    }
+}
+
+impl Op {
+    /// The buffers of this op.
+    pub fn buffers(&self) -> Vec<BufferId> {
+        match *self {
+            Op::Embed { out, .. } => vec![out],
+            Op::RmsNorm { x, out, .. } => vec![x, out],
+            Op::MatVec { x, out, .. } => vec![x, out],
+            Op::Rope { x, .. } => vec![x],
+            Op::KvScatter { k, v, .. } => vec![k, v],
+            Op::Attention { q, out, .. } => vec![q, out],
+            Op::Add { x, out } => vec![x, out],
+            Op::SwiGlu { gate, up, out } => vec![gate, up, out],
+            Op::SelectRows { x, out } => vec![x, out],
+        }
+    }
+
+    /// The weights of this op.
+    pub fn weights(&self) -> Vec<WeightId> {
+        match *self {
+            Op::Embed { weight, .. } | Op::RmsNorm { weight, .. } => vec![weight],
+            Op::MatVec { weight, bias, .. } => [Some(weight), bias].into_iter().flatten().collect(),
+            _ => vec![],
+        }
+    }
+}
+
+impl Plan {
+    /// Checks that ids exist and widths fit together. Plans of [`crate::arch`] do; one that came
+    /// from outside may not.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] names the op and what does not fit.
+    pub fn check(&self) -> Result<()> {
+        for (i, op) in self.ops.iter().enumerate() {
+            let bad = |reason: String| Error::Argument {
+                name: "plan",
+                value: format!("op {i}, {op:?}"),
+                reason,
+            };
+            if let Some(id) = op
+                .buffers()
+                .into_iter()
+                .find(|id| id.0 >= self.buffers.len())
+            {
+                return Err(bad(format!("buffer {} does not exist", id.0)));
+            }
+            if let Some(id) = op
+                .weights()
+                .into_iter()
+                .find(|id| id.0 >= self.weights.len())
+            {
+                return Err(bad(format!("weight {} does not exist", id.0)));
+            }
+            let width = |id: &BufferId| self.buffer(*id).width;
+            let kv_width = self.kv.n_head_kv * self.kv.head_dim;
+            let fits = match op {
+                Op::Embed { weight, out } => self.weight(*weight).n_in == width(out),
+                Op::RmsNorm {
+                    x,
+                    weight,
+                    out,
+                    group,
+                    ..
+                } => {
+                    width(x) == width(out)
+                        && *group > 0
+                        && width(x) % group == 0
+                        && self.weight(*weight).n_in == *group
+                        && self.weight(*weight).n_out == 1
+                }
+                Op::MatVec {
+                    x,
+                    weight,
+                    bias,
+                    out,
+                } => {
+                    let w = self.weight(*weight);
+                    let bias = bias.is_none_or(|b| self.weight(b).n_in == w.n_out);
+                    w.n_in == width(x) && w.n_out == width(out) && bias && x != out
+                }
+                Op::Rope { x, n_head, .. } => {
+                    *n_head > 0
+                        && width(x) % n_head == 0
+                        && width(x) / n_head >= 2 * self.rope.inv_freq.len()
+                }
+                Op::KvScatter { k, v, layer } => {
+                    *layer < self.kv.n_layer && width(k) == kv_width && width(v) == kv_width
+                }
+                Op::Attention {
+                    q,
+                    out,
+                    layer,
+                    n_head,
+                    ..
+                } => {
+                    *layer < self.kv.n_layer
+                        && width(q) == n_head * self.kv.head_dim
+                        && width(out) == width(q)
+                        && n_head % self.kv.n_head_kv.max(1) == 0
+                }
+                Op::Add { x, out } | Op::SelectRows { x, out } => width(x) == width(out),
+                Op::SwiGlu { gate, up, out } => {
+                    width(gate) == width(out) && width(up) == width(out)
+                }
+            };
+            if !fits {
+                return Err(bad("the widths do not fit together".into()));
+            }
+        }
+        if self.logits.0 >= self.buffers.len() {
+            return Err(Error::Argument {
+                name: "plan",
+                value: format!("logits in buffer {}", self.logits.0),
+                reason: format!("there are {} buffers", self.buffers.len()),
+            });
+        }
+        Ok(())
     }
 }
 
@@ -201,5 +326,3 @@ impl fmt::Display for Plan {
         Ok(())
     }
 }
-
-use super::RopeStyle;

@@ -9,26 +9,12 @@ use super::attention;
 use super::kv::KvCache;
 use super::matvec::{self, Product};
 use super::simd::Level;
-use crate::backend::{Batch, Weights};
+use crate::backend::{Batch, Runner, RunnerOptions, Weights};
 use crate::error::{Error, Result};
 use crate::plan::{BufferId, Op, Plan, RopeStyle, RopeTable, Rows, WeightId};
-use crate::quant::QuantType;
 
 /// Elements below which an element-wise op is not worth a second thread.
 const PARALLEL_ELEMENTS: usize = 1 << 16;
-
-/// How an interpreter is set up.
-#[derive(Debug, Clone)]
-pub struct Options {
-    pub n_slots: usize,
-    pub n_ctx: usize,
-    /// Pages in the pool, page 0 included.
-    pub n_pages: usize,
-    /// Encoding of keys and values.
-    pub kv_type: &'static QuantType,
-    /// Worker threads.
-    pub threads: usize,
-}
 
 /// Runs the ops of one plan.
 pub struct Interpreter {
@@ -49,7 +35,11 @@ impl Interpreter {
     ///
     /// # Errors
     /// [`Error::Tensor`] for a missing weight, [`Error::Memory`], [`Error::Argument`].
-    pub fn new(plan: Arc<Plan>, weights: Arc<dyn Weights>, options: &Options) -> Result<Self> {
+    pub fn new(
+        plan: Arc<Plan>,
+        weights: Arc<dyn Weights>,
+        options: &RunnerOptions,
+    ) -> Result<Self> {
         let mut vectors = Vec::with_capacity(plan.weights.len());
         for w in &plan.weights {
             let bytes = weights.bytes(&w.name)?;
@@ -145,12 +135,6 @@ impl Interpreter {
         &self.buffers[id.0]
     }
 
-    /// Sets the rows of a buffer before a step; for plans that are a piece of a model.
-    pub fn set_buffer(&mut self, id: BufferId, values: &[f32]) {
-        self.buffers[id.0].clear();
-        self.buffers[id.0].extend_from_slice(values);
-    }
-
     /// The logits of the last step, `[out rows, n_vocab]`.
     pub fn logits(&self) -> &[f32] {
         self.buffer(self.plan.logits)
@@ -160,7 +144,7 @@ impl Interpreter {
     ///
     /// # Errors
     /// [`Error::KvBounds`] where a position is outside the cache (the other rows are stored),
-    /// [`Error::Argument`] for a token or row that does not exist.
+    /// [`Error::Argument`] for a token that does not exist.
     pub fn forward(&mut self, batch: &Batch<'_>) -> Result<()> {
         let rows = batch.tokens.len();
         if batch.positions.len() != rows || batch.slots.len() != rows {
@@ -444,5 +428,46 @@ impl Interpreter {
             }
         }
         result
+    }
+}
+
+impl Runner for Interpreter {
+    fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    fn map_pages(&mut self, slot: usize, first: usize, pages: &[u32]) -> Result<()> {
+        self.kv.map_pages(slot, first, pages)
+    }
+
+    fn write(&mut self, id: BufferId, rows: &[f32]) -> Result<()> {
+        self.buffers[id.0].clear();
+        self.buffers[id.0].extend_from_slice(rows);
+        Ok(())
+    }
+
+    fn forward(&mut self, batch: &Batch<'_>) -> Result<()> {
+        Interpreter::forward(self, batch)
+    }
+
+    fn read(&mut self, id: BufferId) -> Result<Vec<f32>> {
+        Ok(self.buffer(id).to_vec())
+    }
+
+    fn read_kv(&mut self) -> Result<Vec<u8>> {
+        Ok(self.kv.raw().to_vec())
+    }
+
+    fn write_kv(&mut self, bytes: &[u8]) -> Result<()> {
+        let pool = self.kv.raw_mut();
+        if pool.len() != bytes.len() {
+            return Err(Error::Argument {
+                name: "kv",
+                value: format!("{} bytes", bytes.len()),
+                reason: format!("the pool has {} bytes", pool.len()),
+            });
+        }
+        pool.copy_from_slice(bytes);
+        Ok(())
     }
 }

@@ -1,0 +1,153 @@
+//! `_native.PlanRunner`: any plan on any backend, with explicit buffers. Tests stand on it; it is no
+//! part of the public interface.
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use onegraph::backend::{self, Batch, Runner, RunnerOptions, Weights};
+use onegraph::plan::{BufferId, Plan};
+use onegraph::{quant, Error};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::errors::{detached, to_py};
+
+struct Tensors(HashMap<String, Vec<u8>>);
+
+impl Weights for Tensors {
+    fn bytes(&self, name: &str) -> onegraph::Result<&[u8]> {
+        self.0
+            .get(name)
+            .map(Vec::as_slice)
+            .ok_or_else(|| Error::Tensor {
+                name: name.to_owned(),
+                found: "nothing".into(),
+                expected: "bytes".into(),
+                remedy: "pass it in weights".into(),
+            })
+    }
+}
+
+/// Runs a plan, given as JSON, on `device`.
+#[pyclass(module = "onegraph._native")]
+pub struct PlanRunner {
+    inner: Mutex<Box<dyn Runner>>,
+}
+
+impl PlanRunner {
+    fn inner(&mut self) -> &mut dyn Runner {
+        self.inner
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner)
+            .as_mut()
+    }
+
+    fn id(&mut self, name: &str) -> PyResult<BufferId> {
+        let buffers = &self.inner().plan().buffers;
+        buffers
+            .iter()
+            .position(|b| b.name == name)
+            .map(BufferId)
+            .ok_or_else(|| {
+                to_py(Error::Argument {
+                    name: "buffer",
+                    value: name.to_owned(),
+                    reason: "the plan has none of this name".into(),
+                })
+            })
+    }
+}
+
+fn json_error(e: &serde_json::Error) -> PyErr {
+    to_py(Error::Argument {
+        name: "plan",
+        value: "the JSON".into(),
+        reason: e.to_string(),
+    })
+}
+
+#[pymethods]
+impl PlanRunner {
+    #[new]
+    #[pyo3(signature = (device, plan, weights, *, n_slots=1, n_ctx=64, n_pages=2, kv_type="F32", threads=1))]
+    #[allow(clippy::too_many_arguments)]
+    fn new(
+        py: Python<'_>,
+        device: &str,
+        plan: &str,
+        weights: HashMap<String, Vec<u8>>,
+        n_slots: usize,
+        n_ctx: usize,
+        n_pages: usize,
+        kv_type: &str,
+        threads: usize,
+    ) -> PyResult<Self> {
+        let plan: Plan = serde_json::from_str(plan).map_err(|e| json_error(&e))?;
+        let kv_type = quant::by_name(kv_type).map_err(to_py)?;
+        let options = RunnerOptions {
+            n_slots,
+            n_ctx,
+            n_pages,
+            kv_type,
+            threads,
+        };
+        let inner = detached(py, || {
+            backend::runner(device, plan, Arc::new(Tensors(weights)), &options)
+        })?;
+        Ok(Self {
+            inner: Mutex::new(inner),
+        })
+    }
+
+    fn map_pages(&mut self, slot: usize, first: usize, pages: Vec<u32>) -> PyResult<()> {
+        self.inner().map_pages(slot, first, &pages).map_err(to_py)
+    }
+
+    /// Sets a buffer: float32, little-endian, `[rows, width]`.
+    fn write(&mut self, name: &str, rows: &[u8]) -> PyResult<()> {
+        let id = self.id(name)?;
+        let values: Vec<f32> = rows
+            .chunks_exact(4)
+            .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+            .collect();
+        self.inner().write(id, &values).map_err(to_py)
+    }
+
+    #[pyo3(signature = (tokens, positions, slots, out_rows))]
+    fn forward(
+        &mut self,
+        py: Python<'_>,
+        tokens: Vec<u32>,
+        positions: Vec<u32>,
+        slots: Vec<u32>,
+        out_rows: Vec<u32>,
+    ) -> PyResult<()> {
+        let runner = self.inner();
+        detached(py, || {
+            runner.forward(&Batch {
+                tokens: &tokens,
+                positions: &positions,
+                slots: &slots,
+                out_rows: &out_rows,
+            })
+        })
+    }
+
+    /// A buffer: float32, little-endian, `[rows, width]`.
+    fn read<'py>(&mut self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyBytes>> {
+        let id = self.id(name)?;
+        let runner = self.inner();
+        let values = detached(py, || runner.read(id))?;
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        Ok(PyBytes::new(py, &bytes))
+    }
+
+    fn read_kv<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let runner = self.inner();
+        let bytes = detached(py, || runner.read_kv())?;
+        Ok(PyBytes::new(py, &bytes))
+    }
+
+    fn write_kv(&mut self, bytes: &[u8]) -> PyResult<()> {
+        self.inner().write_kv(bytes).map_err(to_py)
+    }
+}
