@@ -11,7 +11,8 @@ mod _native {
 
     #[pymodule_export]
     use super::quant::{dequantize, quant_types, quantize};
-    use runner::PlanRunner;
+    #[pymodule_export]
+    use super::runner::PlanRunner;
 
     #[pymodule_init]
     fn init(m: &Bound<'_, PyModule>) -> PyResult<()> {
