@@ -1,6 +1,6 @@
 """Runs quantized GGUF language models with the whole decode step captured as one CUDA graph."""
 
-from onegraph._native import __version__
+from onegraph._native import StreamDecoder, Tokenizer, __version__
 from onegraph.errors import (
     ArgumentError,
     CancelledError,
@@ -25,5 +25,7 @@ __all__ = [
     "InternalError",
     "ModelError",
     "OutOfMemoryError",
+    "StreamDecoder",
+    "Tokenizer",
     "__version__",
 ]

@@ -32,3 +32,76 @@ class PlanRunner:
     def read(self, name: str) -> bytes: ...
     def read_kv(self) -> bytes: ...
     def write_kv(self, bytes: bytes) -> None: ...
+import os
+from collections.abc import Sequence
+from typing import Self, final
+
+__version__: str
+
+@final
+class Tokenizer:
+    """Text to token ids and back, from the metadata of a GGUF file (whole or vocabulary-only).
+
+    Raises `FileError` where the file cannot be read, `ModelError` where its vocabulary is damaged
+    or not supported.
+    """
+
+    def __new__(cls, path: str | os.PathLike[str]) -> Self: ...
+    def encode(
+        self, text: str, add_special: bool = True, parse_special: bool = False
+    ) -> list[int]:
+        """Token ids of `text`.
+
+        `add_special` adds the begin and end tokens the model was trained with. `parse_special`
+        lets the text spell control tokens: only for text of a trusted template.
+        """
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        """Text of `ids`; invalid UTF-8 is U+FFFD. `skip_special` leaves control tokens out."""
+
+    def stream(self, skip_special: bool = True, continuation: bool = False) -> StreamDecoder:
+        """A decoder fed one id at a time. `continuation` keeps a leading space."""
+
+    def token_bytes(self, id: int) -> bytes:
+        """The bytes token `id` stands for; not always whole characters."""
+
+    def token_text(self, id: int) -> str:
+        """Token `id` as the file spells it."""
+
+    def token_id(self, text: str) -> int | None:
+        """The token the file spells `text`."""
+
+    def is_special(self, id: int) -> bool:
+        """Whether `id` is a control or unknown token, no part of the text."""
+
+    @property
+    def n_vocab(self) -> int: ...
+    @property
+    def bos_id(self) -> int | None: ...
+    @property
+    def eos_id(self) -> int | None: ...
+    @property
+    def eot_id(self) -> int | None: ...
+    @property
+    def add_bos(self) -> bool: ...
+    @property
+    def add_eos(self) -> bool: ...
+    @property
+    def end_of_text_ids(self) -> list[int]:
+        """Ids that end generation, ascending."""
+
+    @property
+    def missing_bytes(self) -> bytes:
+        """Bytes no token spells: encoding drops them. Empty for most vocabularies."""
+
+    def __len__(self) -> int: ...
+
+@final
+class StreamDecoder:
+    """Text of tokens as they come; never a part of a character. From `Tokenizer.stream`."""
+
+    def push(self, id: int) -> str:
+        """The text that `id` completes, often empty in the middle of a character."""
+
+    def finish(self) -> str:
+        """What was still waiting, as U+FFFD."""

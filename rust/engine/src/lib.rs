@@ -11,5 +11,6 @@ pub mod plan;
 pub mod quant;
 pub mod sampler;
 pub mod weights;
+pub mod tokenizer;
 
 pub use error::{Error, Result};

@@ -4,6 +4,7 @@ use pyo3::prelude::*;
 pub mod errors;
 pub mod quant;
 mod runner;
+pub mod tokenizer;
 
 #[pymodule]
 mod _native {
@@ -13,6 +14,7 @@ mod _native {
     use super::quant::{dequantize, quant_types, quantize};
     #[pymodule_export]
     use super::runner::PlanRunner;
+    use crate::tokenizer::{StreamDecoder, Tokenizer};
 
     #[pymodule_init]
     fn init(m: &Bound<'_, PyModule>) -> PyResult<()> {

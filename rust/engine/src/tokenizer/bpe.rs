@@ -1,0 +1,191 @@
+//! Byte-level BPE: every byte of a word is a symbol, pairs merge by their rank in the file's list.
+use std::collections::HashMap;
+
+use super::merge::{Merge, Merger, MAX_SYMBOLS, NONE};
+use super::vocab::{bad, cut, TokenType, Vocab};
+use crate::error::Result;
+use crate::gguf::Gguf;
+
+const MERGES: &str = "tokenizer.ggml.merges";
+
+/// GPT-2's alphabet: the character that stands for a byte in token texts. Printable Latin-1 stands
+/// for itself, the other bytes follow from U+0100 on.
+pub(super) fn byte_to_char(byte: u8) -> char {
+    let offset = match byte {
+        b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF => return char::from(byte),
+        0x00..=0x20 => u32::from(byte),
+        0x7F..=0xA0 => u32::from(byte).saturating_sub(0x7F - 0x21),
+        0xAD => 0x43,
+    };
+    char::from_u32(offset.saturating_add(0x100)).unwrap_or(char::REPLACEMENT_CHARACTER)
+}
+
+fn char_to_byte(c: char) -> Option<u8> {
+    let code = u32::from(c);
+    match code {
+        0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF => u8::try_from(code).ok(),
+        0x100..=0x120 => u8::try_from(code.saturating_sub(0x100)).ok(),
+        0x121..=0x142 => u8::try_from(code.saturating_sub(0x121 - 0x7F)).ok(),
+        0x143 => Some(0xAD),
+        _ => None,
+    }
+}
+
+/// The bytes a token text stands for; `None` where a character is not in the alphabet.
+pub(super) fn text_to_bytes(text: &str) -> Option<Vec<u8>> {
+    text.chars().map(char_to_byte).collect()
+}
+
+/// The merges of a byte-level BPE vocabulary.
+#[derive(Debug, Clone)]
+pub(super) struct Bpe {
+    /// By byte; `NONE` where the vocabulary has no token for it.
+    bytes: Vec<u32>,
+    merges: HashMap<(u32, u32), (u32, u32)>,
+    /// Texts that are only a step on the way to a token; ids from the vocabulary's length on.
+    steps: Vec<Vec<u8>>,
+    first_step: u32,
+    /// Whole words that become a token before any merge.
+    words: HashMap<Vec<u8>, u32>,
+}
+
+/// Whether plain text may become this token.
+fn spells(vocab: &Vocab, id: u32) -> bool {
+    !matches!(
+        vocab.token_type(id),
+        TokenType::Control | TokenType::Unknown | TokenType::Byte
+    )
+}
+
+impl Bpe {
+    /// Reads and checks `tokenizer.ggml.merges`. With `ignore_merges` a word that is a token is
+    /// that token, whatever the merges would make of it.
+    pub fn from_gguf(gguf: &Gguf, vocab: &Vocab, ignore_merges: bool) -> Result<Self> {
+        let raw = gguf.get_strings(MERGES)?.ok_or_else(|| {
+            bad(
+                MERGES,
+                "missing",
+                "an array of strings; byte-level BPE needs its merges",
+            )
+        })?;
+        let first_step = u32::try_from(vocab.len()).unwrap_or(NONE);
+        let mut bpe = Bpe {
+            bytes: Vec::with_capacity(256),
+            merges: HashMap::with_capacity(raw.len()),
+            steps: Vec::new(),
+            first_step,
+            words: HashMap::new(),
+        };
+        let mut buffer = String::new();
+        for byte in 0..=255 {
+            buffer.clear();
+            buffer.push(byte_to_char(byte));
+            let id = vocab.id(&buffer).filter(|id| spells(vocab, *id));
+            bpe.bytes.push(id.unwrap_or(NONE));
+        }
+        let mut steps = HashMap::new();
+        for (rank, merge) in (0_u32..).zip(raw) {
+            let malformed = |expected: &str| {
+                bad(
+                    format!("{MERGES}[{rank}]"),
+                    format!("{:?}", cut(merge)),
+                    expected,
+                )
+            };
+            // A part may start with a space only where it is a literal one.
+            let (left, right) = merge
+                .char_indices()
+                .skip(1)
+                .find(|(_, c)| *c == ' ')
+                .and_then(|(at, _)| Some((merge.get(..at)?, merge.get(at.saturating_add(1)..)?)))
+                .filter(|(_, right)| !right.is_empty())
+                .ok_or_else(|| malformed("two token texts with one space between"))?;
+            buffer.clear();
+            buffer.push_str(left);
+            buffer.push_str(right);
+            let mut id = |text: &str| {
+                if let Some(id) = vocab.id(text).filter(|id| spells(vocab, *id)) {
+                    return Ok(id);
+                }
+                if let Some(id) = steps.get(text) {
+                    return Ok(*id);
+                }
+                let bytes = text_to_bytes(text).ok_or_else(|| {
+                    malformed(
+                        "texts in the byte-level alphabet (printable Latin-1, U+0100 to U+0143)",
+                    )
+                })?;
+                let id = u32::try_from(steps.len())
+                    .ok()
+                    .and_then(|n| n.checked_add(first_step))
+                    .filter(|id| *id < NONE)
+                    .ok_or_else(|| malformed("fewer merges"))?;
+                steps.insert(text.to_owned(), id);
+                bpe.steps.push(bytes);
+                Ok(id)
+            };
+            let pair = (id(left)?, id(right)?);
+            let merged = id(&buffer)?;
+            // The first of two equal merges has the better rank.
+            bpe.merges.entry(pair).or_insert((rank, merged));
+        }
+        if ignore_merges {
+            bpe.words = vocab
+                .texts()
+                .filter(|(id, text)| !text.is_empty() && spells(vocab, *id))
+                .filter_map(|(id, text)| Some((text_to_bytes(text)?, id)))
+                .collect();
+        }
+        Ok(bpe)
+    }
+
+    /// Bytes that no token spells: text that holds them loses them, as in the published
+    /// tokenizers. Empty for most vocabularies.
+    pub fn missing_bytes(&self) -> Vec<u8> {
+        (0..=255_u8)
+            .zip(&self.bytes)
+            .filter(|(_, id)| **id == NONE)
+            .map(|(byte, _)| byte)
+            .collect()
+    }
+
+    /// Appends the tokens of one word of the pre-tokenizer.
+    pub fn encode(&self, word: &str, merger: &mut Merger, out: &mut Vec<u32>) {
+        if !self.words.is_empty() {
+            if let Some(id) = self.words.get(word.as_bytes()) {
+                out.push(*id);
+                return;
+            }
+        }
+        for part in word.as_bytes().chunks(MAX_SYMBOLS) {
+            merger.clear();
+            for byte in part {
+                match self.byte(*byte) {
+                    NONE => {}
+                    id => merger.push(id, 1),
+                }
+            }
+            merger.run(
+                |a, b| {
+                    let (rank, id) = *self.merges.get(&(a.id, b.id))?;
+                    Some(Merge { rank, id })
+                },
+                |symbol| match symbol.id.checked_sub(self.first_step) {
+                    None => out.push(symbol.id),
+                    Some(step) => out.extend(
+                        self.steps
+                            .get(step as usize)
+                            .into_iter()
+                            .flatten()
+                            .map(|byte| self.byte(*byte))
+                            .filter(|id| *id != NONE),
+                    ),
+                },
+            );
+        }
+    }
+
+    fn byte(&self, byte: u8) -> u32 {
+        self.bytes.get(usize::from(byte)).copied().unwrap_or(NONE)
+    }
+}

@@ -1,0 +1,413 @@
+//! Text to token ids and back, from GGUF metadata alone: byte-level BPE and SentencePiece.
+//!
+//! Encoding is that of llama.cpp, which defines what a GGUF vocabulary means, and of the published
+//! tokenizers; where the two differ:
+//! - Special tokens are found leftmost first, then longest (published); llama.cpp looks for the
+//!   longest one in the whole text first. They differ only where two special tokens overlap.
+//! - The published tokenizers of Qwen normalize to NFC first. Neither llama.cpp nor this does, and
+//!   so every text survives encoding and decoding; normalize before where the text may be
+//!   decomposed.
+//! - In `(?i:'s)` of Llama 3 and Qwen, the long s counts as an s (published).
+//! - No plain text ever becomes a control token by merges (SentencePiece); llama.cpp allows it.
+//!
+//! Time is linear in the text but for the heap of merges, which is n log n in the longest word.
+#![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
+#![deny(clippy::arithmetic_side_effects, clippy::panic)]
+
+mod bpe;
+mod merge;
+mod pretokenize;
+mod spm;
+mod stream;
+#[cfg(test)]
+mod tests;
+mod vocab;
+
+use std::path::Path;
+
+use aho_corasick::{AhoCorasick, AhoCorasickKind, Input, MatchKind};
+
+use crate::error::{Error, Result};
+use crate::gguf::Gguf;
+use merge::Merger;
+use vocab::bad;
+
+pub use pretokenize::PreTokenizer;
+pub use stream::Decoder;
+pub use vocab::{TokenType, Vocab};
+
+#[derive(Debug, Clone)]
+enum Model {
+    Bpe(bpe::Bpe, &'static PreTokenizer),
+    Spm(spm::Spm),
+}
+
+/// A special token that is found in text before any merge.
+#[derive(Debug, Clone, Copy)]
+struct Special {
+    id: u32,
+    /// Found only where the caller asks for special tokens.
+    control: bool,
+    /// Takes the white space behind it along.
+    rstrip: bool,
+}
+
+/// A vocabulary with everything needed to encode and decode. Cheap to share, never changes.
+#[derive(Debug, Clone)]
+pub struct Tokenizer {
+    vocab: Vocab,
+    model: Model,
+    pieces: Pieces,
+    /// By `parse_special`: those user-defined, or all.
+    finders: [Finder; 2],
+    add_bos: bool,
+    add_eos: bool,
+    add_space_prefix: bool,
+}
+
+/// The bytes of every token, end to end.
+#[derive(Debug, Clone, Default)]
+struct Pieces {
+    bytes: Vec<u8>,
+    ends: Vec<usize>,
+}
+
+impl Pieces {
+    fn push(&mut self, piece: &[u8]) {
+        self.bytes.extend_from_slice(piece);
+        self.ends.push(self.bytes.len());
+    }
+
+    fn get(&self, id: u32) -> Option<&[u8]> {
+        let id = id as usize;
+        let start = match id.checked_sub(1) {
+            Some(before) => *self.ends.get(before)?,
+            None => 0,
+        };
+        self.bytes.get(start..*self.ends.get(id)?)
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Finder {
+    automaton: Option<AhoCorasick>,
+    specials: Vec<Special>,
+}
+
+/// A stretch of the text.
+enum Fragment<'a> {
+    Text(&'a str),
+    Token(u32),
+}
+
+impl Finder {
+    fn new(vocab: &Vocab, specials: Vec<Special>) -> Result<Self> {
+        let automaton = if specials.is_empty() {
+            None
+        } else {
+            let built = AhoCorasick::builder()
+                .match_kind(MatchKind::LeftmostLongest)
+                .kind(Some(AhoCorasickKind::ContiguousNFA))
+                .build(specials.iter().map(|s| vocab.text(s.id)));
+            Some(built.map_err(|e| {
+                bad(
+                    "tokenizer.ggml.token_type",
+                    format!("{} special tokens ({e})", specials.len()),
+                    "fewer or shorter special tokens",
+                )
+            })?)
+        };
+        Ok(Finder {
+            automaton,
+            specials,
+        })
+    }
+
+    /// The text as fragments, in order.
+    fn split<'a>(&self, text: &'a str, mut visit: impl FnMut(Fragment<'a>)) {
+        let mut at = 0;
+        while let Some(m) = self
+            .automaton
+            .as_ref()
+            .and_then(|a| a.find(Input::new(text).range(at..)))
+        {
+            let Some(special) = self.specials.get(m.pattern().as_usize()) else {
+                break;
+            };
+            if let Some(raw) = text.get(at..m.start()).filter(|raw| !raw.is_empty()) {
+                visit(Fragment::Text(raw));
+            }
+            visit(Fragment::Token(special.id));
+            at = m.end();
+            if special.rstrip {
+                let rest = text.get(at..).unwrap_or("");
+                let space = rest.len().saturating_sub(rest.trim_ascii_start().len());
+                at = at.saturating_add(space);
+            }
+        }
+        if let Some(raw) = text.get(at..).filter(|raw| !raw.is_empty()) {
+            visit(Fragment::Text(raw));
+        }
+    }
+}
+
+impl Tokenizer {
+    /// Builds the tokenizer that the metadata describes.
+    ///
+    /// # Errors
+    /// [`Error::Metadata`] names the key, what stands there and what should;
+    /// [`Error::Unsupported`] for a model or pre-tokenizer that is not known, with those that are.
+    pub fn from_gguf(gguf: &Gguf) -> Result<Self> {
+        const MODEL: &str = "tokenizer.ggml.model";
+        let model = gguf
+            .get_str(MODEL)?
+            .ok_or_else(|| bad(MODEL, "missing", "\"gpt2\" or \"llama\""))?;
+        let mut vocab = Vocab::from_gguf(gguf)?;
+        let (model, add_bos, add_space_prefix) = match model {
+            "gpt2" => {
+                let pre = gguf.get_str("tokenizer.ggml.pre")?.unwrap_or("default");
+                let pre = PreTokenizer::by_name(pre)?;
+                vocab.finish();
+                let bpe = bpe::Bpe::from_gguf(gguf, &vocab, pre.ignore_merges)?;
+                (Model::Bpe(bpe, pre), pre.add_bos, false)
+            }
+            "llama" => {
+                // SentencePiece's own ids, where the file does not say.
+                let default = |id: u32| Some(id).filter(|id| vocab.contains(*id));
+                let (unk, bos, eos) = (default(0), default(1), default(2));
+                vocab.unk = vocab.unk.or(unk);
+                vocab.bos = vocab.bos.or(bos);
+                vocab.eos = vocab.eos.or(eos);
+                vocab.finish();
+                (Model::Spm(spm::Spm::from_gguf(gguf, &vocab)?), true, true)
+            }
+            other => {
+                return Err(Error::Unsupported {
+                    what: "tokenizer model",
+                    name: vocab::cut(other),
+                    supported: "gpt2 (byte-level BPE), llama (SentencePiece)".to_owned(),
+                })
+            }
+        };
+        let flag = |name: &str, default: bool, id: Option<u32>| {
+            let key = format!("tokenizer.ggml.add_{name}_token");
+            let said = gguf.get_bool(&key)?;
+            match (said.unwrap_or(default), id) {
+                (true, None) => Err(bad(
+                    format!("tokenizer.ggml.{name}_token_id"),
+                    "missing",
+                    format!("a token id, for {key} is true (or true by default)"),
+                )),
+                (on, _) => Ok(on),
+            }
+        };
+        Ok(Tokenizer {
+            add_bos: flag("bos", add_bos, vocab.bos)?,
+            add_eos: flag("eos", false, vocab.eos)?,
+            add_space_prefix: gguf
+                .get_bool("tokenizer.ggml.add_space_prefix")?
+                .unwrap_or(add_space_prefix)
+                && matches!(model, Model::Spm(_)),
+            finders: finders(gguf, &vocab)?,
+            pieces: pieces(&vocab, &model),
+            vocab,
+            model,
+        })
+    }
+
+    /// Opens a GGUF file, whole or with a vocabulary alone.
+    ///
+    /// # Errors
+    /// [`Error::Io`] where the file cannot be read, and those of [`Gguf::parse`] and
+    /// [`Tokenizer::from_gguf`].
+    pub fn open(path: &Path) -> Result<Self> {
+        let data = std::fs::read(path).map_err(|e| Error::Io {
+            action: "read",
+            path: path.display().to_string(),
+            reason: e.to_string(),
+            remedy: "a GGUF file is expected".to_owned(),
+        })?;
+        Self::from_gguf(&Gguf::parse(&data)?)
+    }
+
+    /// Token ids of a text.
+    ///
+    /// `add_special` adds the first and last token the model was trained with (the file's
+    /// `add_bos_token`, `add_eos_token`). `parse_special` lets the text spell control tokens such
+    /// as `<|im_end|>`: only for text of a trusted template, never for what a user typed.
+    pub fn encode(&self, text: &str, add_special: bool, parse_special: bool) -> Vec<u32> {
+        let mut out = Vec::new();
+        let mut merger = Merger::default();
+        if add_special && self.add_bos {
+            out.extend(self.vocab.bos);
+        }
+        let mut after_special = true;
+        let [user_defined, all] = &self.finders;
+        let finder = if parse_special { all } else { user_defined };
+        finder.split(text, |fragment| match fragment {
+            Fragment::Token(id) => {
+                out.push(id);
+                after_special = true;
+            }
+            Fragment::Text(text) => {
+                match &self.model {
+                    Model::Bpe(bpe, pre) => {
+                        pre.split(text, &mut |word| bpe.encode(word, &mut merger, &mut out));
+                    }
+                    Model::Spm(spm) => {
+                        let mut escaped = String::with_capacity(text.len().saturating_add(8));
+                        if self.add_space_prefix && after_special {
+                            escaped.push(spm::SPACE);
+                        }
+                        escaped.extend(text.chars().map(|c| if c == ' ' { spm::SPACE } else { c }));
+                        spm.encode(&escaped, &mut merger, &mut out);
+                    }
+                }
+                after_special = false;
+            }
+        });
+        if add_special && self.add_eos {
+            out.extend(self.vocab.eos);
+        }
+        out
+    }
+
+    /// The text of a whole sequence. `skip_special` leaves control tokens out. The space that
+    /// SentencePiece puts in front of a text is taken off again; invalid UTF-8 is U+FFFD.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] names an id that is no token.
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
+        let mut decoder = Decoder::new(self, skip_special);
+        let mut text = String::new();
+        for id in ids {
+            text.push_str(&decoder.push(self, *id)?);
+        }
+        text.push_str(&decoder.finish());
+        Ok(text)
+    }
+
+    /// The bytes a token stands for; `None` where the id is no token. Not always whole characters.
+    pub fn piece(&self, id: u32) -> Option<&[u8]> {
+        self.pieces.get(id)
+    }
+
+    /// [`Tokenizer::piece`] with an error that names the range.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] where the id is no token.
+    pub fn checked_piece(&self, id: u32) -> Result<&[u8]> {
+        self.piece(id).ok_or_else(|| Error::Argument {
+            name: "token id",
+            value: id.to_string(),
+            reason: format!("the vocabulary has {} tokens, from 0", self.n_vocab()),
+        })
+    }
+
+    /// The vocabulary: texts, types and special ids.
+    pub fn vocab(&self) -> &Vocab {
+        &self.vocab
+    }
+
+    /// The model in words, for people.
+    pub fn kind(&self) -> String {
+        match &self.model {
+            Model::Bpe(_, pre) => {
+                format!(
+                    "byte-level BPE ({})",
+                    pre.names.first().unwrap_or(&"default")
+                )
+            }
+            Model::Spm(_) => "SentencePiece".to_owned(),
+        }
+    }
+
+    /// Number of tokens.
+    pub fn n_vocab(&self) -> usize {
+        self.vocab.len()
+    }
+
+    /// Whether a token ends generation: end of sequence, of turn or of message.
+    pub fn is_end_of_text(&self, id: u32) -> bool {
+        self.vocab.end_of_text().binary_search(&id).is_ok()
+    }
+
+    /// Whether a token is control, unknown: no part of the text.
+    pub fn is_special(&self, id: u32) -> bool {
+        matches!(
+            self.vocab.token_type(id),
+            TokenType::Control | TokenType::Unknown
+        )
+    }
+
+    /// Whether `add_special` puts the first token in front.
+    pub fn add_bos(&self) -> bool {
+        self.add_bos
+    }
+
+    /// Whether `add_special` puts the end token behind.
+    pub fn add_eos(&self) -> bool {
+        self.add_eos
+    }
+
+    /// Whether a text gets a space in front (SentencePiece).
+    pub fn add_space_prefix(&self) -> bool {
+        self.add_space_prefix
+    }
+
+    /// Bytes that no token spells. Text that holds them loses them when encoded, as the published
+    /// tokenizers of such vocabularies do; the characters concerned are control codes and planes
+    /// without assigned characters. Empty for most vocabularies.
+    pub fn missing_bytes(&self) -> Vec<u8> {
+        match &self.model {
+            Model::Bpe(bpe, _) => bpe.missing_bytes(),
+            Model::Spm(_) => Vec::new(),
+        }
+    }
+}
+
+/// Tokens found in text as a whole, longest of those at one place.
+fn finders(gguf: &Gguf, vocab: &Vocab) -> Result<[Finder; 2]> {
+    // GGUF has no field for white space around special tokens; the published vocabulary of these
+    // models strips what follows all but the named ones.
+    let name = gguf.get_str("general.name")?.unwrap_or("").to_lowercase();
+    let strips = ["phi-3", "phi3"].iter().any(|n| name.contains(n));
+    let mut specials: Vec<Special> = Vec::new();
+    for (id, text) in vocab.texts().filter(|(_, text)| !text.is_empty()) {
+        let control = match vocab.token_type(id) {
+            TokenType::Control | TokenType::Unknown => true,
+            TokenType::UserDefined => false,
+            _ => continue,
+        };
+        specials.push(Special {
+            id,
+            control,
+            rstrip: strips && !["<unk>", "<s>", "<|endoftext|>"].contains(&text),
+        });
+    }
+    let user_defined = specials.iter().copied().filter(|s| !s.control).collect();
+    Ok([
+        Finder::new(vocab, user_defined)?,
+        Finder::new(vocab, specials)?,
+    ])
+}
+
+fn pieces(vocab: &Vocab, model: &Model) -> Pieces {
+    let mut pieces = Pieces::default();
+    for (id, text) in vocab.texts() {
+        match (vocab.token_type(id), model) {
+            (TokenType::Control | TokenType::Unknown | TokenType::UserDefined, _) => {
+                pieces.push(text.as_bytes());
+            }
+            (_, Model::Bpe(..)) => match bpe::text_to_bytes(text) {
+                Some(bytes) => pieces.push(&bytes),
+                None => pieces.push(text.as_bytes()),
+            },
+            (_, Model::Spm(_)) => match spm::byte_of(vocab, id) {
+                Some(byte) => pieces.push(&[byte]),
+                None => pieces.push(text.replace(spm::SPACE, " ").as_bytes()),
+            },
+        }
+    }
+    pieces
+}

@@ -1,0 +1,156 @@
+//! SentencePiece's BPE: every character is a symbol, pairs merge by the score of their token.
+//! What no token covers is spelled in bytes, or is the unknown token where there are none.
+use std::collections::HashMap;
+
+use super::merge::{Merge, Merger, MAX_SYMBOLS, NONE};
+use super::vocab::{bad, TokenType, Vocab};
+use crate::error::Result;
+use crate::gguf::Gguf;
+
+const SCORES: &str = "tokenizer.ggml.scores";
+
+/// U+2581, which stands for a space.
+pub(super) const SPACE: char = '▁';
+
+/// The pieces of a SentencePiece vocabulary.
+#[derive(Debug, Clone)]
+pub(super) struct Spm {
+    /// Text to (rank, id); the best score has rank 0, equal scores an equal rank.
+    pieces: HashMap<String, (u32, u32)>,
+    longest: usize,
+    bytes: Option<Vec<u32>>,
+    unk: Option<u32>,
+}
+
+/// The byte that a token such as `<0x0A>` stands for.
+pub(super) fn byte_of(vocab: &Vocab, id: u32) -> Option<u8> {
+    if vocab.typed() && vocab.token_type(id) != TokenType::Byte {
+        return None;
+    }
+    let hex = vocab.text(id).strip_prefix("<0x")?.strip_suffix('>')?;
+    (hex.len() == 2)
+        .then(|| u8::from_str_radix(hex, 16).ok())
+        .flatten()
+}
+
+impl Spm {
+    /// Reads and checks `tokenizer.ggml.scores` and the byte tokens.
+    pub fn from_gguf(gguf: &Gguf, vocab: &Vocab) -> Result<Self> {
+        let scores = gguf.get_f32s(SCORES)?.ok_or_else(|| {
+            bad(
+                SCORES,
+                "missing",
+                "an array of f32; SentencePiece merges by score",
+            )
+        })?;
+        if scores.len() != vocab.len() {
+            return Err(bad(
+                SCORES,
+                format!("an array of {} f32", scores.len()),
+                format!("one for each of the {} tokens", vocab.len()),
+            ));
+        }
+        if let Some((i, score)) = scores.iter().enumerate().find(|(_, s)| s.is_nan()) {
+            return Err(bad(format!("{SCORES}[{i}]"), score, "a number"));
+        }
+        let mut order: Vec<f32> = scores.to_vec();
+        // Zero has two signs, which compare equal as scores.
+        order.iter_mut().for_each(|s| *s += 0.0);
+        order.sort_unstable_by(|a, b| b.total_cmp(a));
+        order.dedup();
+        let rank = |score: f32| {
+            let at = order.partition_point(|s| *s > score);
+            u32::try_from(at).unwrap_or(NONE)
+        };
+        let mut pieces = HashMap::with_capacity(vocab.len());
+        let mut longest = 0;
+        let mut found = HashMap::new();
+        for ((id, text), score) in vocab.texts().zip(scores) {
+            if let Some(byte) = byte_of(vocab, id) {
+                found.insert(byte, id);
+                continue;
+            }
+            if text.is_empty()
+                || matches!(
+                    vocab.token_type(id),
+                    TokenType::Control | TokenType::Unknown | TokenType::Byte
+                )
+            {
+                continue;
+            }
+            longest = longest.max(text.len());
+            pieces.insert(text.to_owned(), (rank(*score), id));
+        }
+        let bytes: Option<Vec<u32>> = (0..=255_u8).map(|b| found.get(&b).copied()).collect();
+        if bytes.is_none() && vocab.unk.is_none() {
+            return Err(bad(
+                "tokenizer.ggml.tokens",
+                format!(
+                    "without an unknown token and with {} of 256 byte tokens",
+                    found.len()
+                ),
+                "<0x00> to <0xFF> or tokenizer.ggml.unknown_token_id, for text no token covers",
+            ));
+        }
+        Ok(Spm {
+            pieces,
+            longest,
+            bytes,
+            unk: vocab.unk,
+        })
+    }
+
+    /// Appends the tokens of a text whose spaces are [`SPACE`] already.
+    pub fn encode(&self, text: &str, merger: &mut Merger, out: &mut Vec<u32>) {
+        let mut rest = text;
+        while !rest.is_empty() {
+            let mut end = rest.len().min(MAX_SYMBOLS);
+            while !rest.is_char_boundary(end) {
+                end = end.saturating_sub(1);
+            }
+            let (part, after) = rest.split_at_checked(end).unwrap_or((rest, ""));
+            self.encode_part(part, merger, out);
+            rest = after;
+        }
+    }
+
+    fn encode_part(&self, text: &str, merger: &mut Merger, out: &mut Vec<u32>) {
+        merger.clear();
+        for c in text.chars() {
+            let mut utf8 = [0; 4];
+            let c: &str = c.encode_utf8(&mut utf8);
+            let id = self.pieces.get(c).map_or(NONE, |(_, id)| *id);
+            merger.push(id, u32::try_from(c.len()).unwrap_or(0));
+        }
+        let slice = |start: u32, len: u32| {
+            let end = start.saturating_add(len) as usize;
+            text.get(start as usize..end).unwrap_or("")
+        };
+        let mut after_unk = false;
+        merger.run(
+            |a, b| {
+                let len = a.len.saturating_add(b.len);
+                if len as usize > self.longest {
+                    return None;
+                }
+                let (rank, id) = *self.pieces.get(slice(a.start, len))?;
+                Some(Merge { rank, id })
+            },
+            |symbol| {
+                let unknown = symbol.id == NONE;
+                match (&self.bytes, self.unk) {
+                    _ if !unknown => out.push(symbol.id),
+                    (Some(bytes), _) => out.extend(
+                        slice(symbol.start, symbol.len)
+                            .bytes()
+                            .filter_map(|b| bytes.get(usize::from(b))),
+                    ),
+                    // A run of unknown characters is one unknown token.
+                    (None, Some(unk)) if !after_unk => out.push(unk),
+                    _ => {}
+                }
+                after_unk = unknown;
+            },
+        );
+    }
+}
