@@ -1,4 +1,6 @@
-from typing import Any
+import os
+from collections.abc import Sequence
+from typing import Any, Self, final
 
 from numpy.typing import NDArray
 from typing_extensions import Buffer
@@ -47,9 +49,7 @@ class Tokenizer:
     """
 
     def __new__(cls, path: str | os.PathLike[str]) -> Self: ...
-    def encode(
-        self, text: str, add_special: bool = True, parse_special: bool = False
-    ) -> list[int]:
+    def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Token ids of `text`.
 
         `add_special` adds the begin and end tokens the model was trained with. `parse_special`

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-import pytest
-
 import onegraph
+import pytest
 
 VOCABULARIES = ["gpt-2", "llama-bpe", "llama-spm", "qwen2"]
 MARKER = "\n__ggml_vocab_test__\n"

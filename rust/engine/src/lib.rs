@@ -10,7 +10,7 @@ pub mod gguf;
 pub mod plan;
 pub mod quant;
 pub mod sampler;
-pub mod weights;
 pub mod tokenizer;
+pub mod weights;
 
 pub use error::{Error, Result};

@@ -14,7 +14,7 @@ mod _native {
     use super::quant::{dequantize, quant_types, quantize};
     #[pymodule_export]
     use super::runner::PlanRunner;
-    use crate::tokenizer::{StreamDecoder, Tokenizer};
+    use super::tokenizer::{StreamDecoder, Tokenizer};
 
     #[pymodule_init]
     fn init(m: &Bound<'_, PyModule>) -> PyResult<()> {

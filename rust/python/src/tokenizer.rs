@@ -3,6 +3,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use onegraph::tokenizer::{self, Decoder};
+use onegraph::weights::Model;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -17,7 +18,9 @@ pub struct Tokenizer {
 impl Tokenizer {
     #[new]
     fn new(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
-        let inner = detached(py, || tokenizer::Tokenizer::open(&path))?;
+        let inner = detached(py, || {
+            tokenizer::Tokenizer::from_gguf(&Model::open(&path)?.gguf)
+        })?;
         Ok(Tokenizer {
             inner: Arc::new(inner),
         })

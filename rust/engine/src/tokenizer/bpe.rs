@@ -84,7 +84,7 @@ impl Bpe {
             bpe.bytes.push(id.unwrap_or(NONE));
         }
         let mut steps = HashMap::new();
-        for (rank, merge) in (0_u32..).zip(raw) {
+        for (rank, merge) in (0_u32..).zip(raw.iter()) {
             let malformed = |expected: &str| {
                 bad(
                     format!("{MERGES}[{rank}]"),

@@ -23,8 +23,6 @@ mod stream;
 mod tests;
 mod vocab;
 
-use std::path::Path;
-
 use aho_corasick::{AhoCorasick, AhoCorasickKind, Input, MatchKind};
 
 use crate::error::{Error, Result};
@@ -213,21 +211,6 @@ impl Tokenizer {
             vocab,
             model,
         })
-    }
-
-    /// Opens a GGUF file, whole or with a vocabulary alone.
-    ///
-    /// # Errors
-    /// [`Error::Io`] where the file cannot be read, and those of [`Gguf::parse`] and
-    /// [`Tokenizer::from_gguf`].
-    pub fn open(path: &Path) -> Result<Self> {
-        let data = std::fs::read(path).map_err(|e| Error::Io {
-            action: "read",
-            path: path.display().to_string(),
-            reason: e.to_string(),
-            remedy: "a GGUF file is expected".to_owned(),
-        })?;
-        Self::from_gguf(&Gguf::parse(&data)?)
     }
 
     /// Token ids of a text.

@@ -2,7 +2,7 @@
 use std::collections::HashMap;
 
 use crate::error::{Error, Result};
-use crate::gguf::Gguf;
+use crate::gguf::{Gguf, Strings};
 
 /// What a token is for; the numbers are those of `tokenizer.ggml.token_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -79,7 +79,7 @@ const END_IF_SPECIAL: &[&str] = &[
 /// Token texts, types and special ids.
 #[derive(Debug, Clone)]
 pub struct Vocab {
-    texts: Vec<String>,
+    texts: Strings,
     types: Vec<TokenType>,
     ids: HashMap<String, u32>,
     typed: bool,
@@ -118,7 +118,7 @@ impl Vocab {
             ));
         }
         let mut ids = HashMap::with_capacity(texts.len());
-        for (id, text) in (0_u32..).zip(texts) {
+        for (id, text) in (0_u32..).zip(texts.iter()) {
             if text.len() > MAX_TOKEN_BYTES {
                 return Err(bad(
                     format!("{TOKENS}[{id}]"),
@@ -130,7 +130,7 @@ impl Vocab {
             if text.is_empty() {
                 continue;
             }
-            if let Some(first) = ids.insert(text.clone(), id) {
+            if let Some(first) = ids.insert(text.to_owned(), id) {
                 return Err(bad(
                     format!("{TOKENS}[{id}]"),
                     format!("{:?}, the text of token {first} too", cut(text)),
@@ -156,7 +156,7 @@ impl Vocab {
                 .collect::<Result<_>>()?,
         };
         let mut vocab = Vocab {
-            texts: texts.to_vec(),
+            texts: texts.clone(),
             types,
             ids,
             typed: gguf.get(TYPES).is_some(),
@@ -238,12 +238,12 @@ impl Vocab {
 
     /// The text as the file holds it; empty for an id that is no token.
     pub fn text(&self, id: u32) -> &str {
-        self.texts.get(id as usize).map_or("", String::as_str)
+        self.texts.get(id as usize).unwrap_or("")
     }
 
     /// All texts, by id.
     pub fn texts(&self) -> impl Iterator<Item = (u32, &str)> {
-        (0_u32..).zip(self.texts.iter().map(String::as_str))
+        (0_u32..).zip(self.texts.iter())
     }
 
     /// The type; [`TokenType::Unused`] for an id that is no token.
