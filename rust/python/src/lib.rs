@@ -14,6 +14,7 @@ mod _native {
     use super::quant::{dequantize, quant_types, quantize};
     #[pymodule_export]
     use super::runner::PlanRunner;
+    #[pymodule_export]
     use super::tokenizer::{StreamDecoder, Tokenizer};
 
     #[pymodule_init]
