@@ -34,11 +34,6 @@ class PlanRunner:
     def read(self, name: str) -> bytes: ...
     def read_kv(self) -> bytes: ...
     def write_kv(self, bytes: bytes) -> None: ...
-import os
-from collections.abc import Sequence
-from typing import Self, final
-
-__version__: str
 
 @final
 class Tokenizer:
