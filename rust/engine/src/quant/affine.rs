@@ -1,6 +1,12 @@
 //! What Q4_K and Q5_K share: a superblock of 8 sub-blocks of 32 weights, each with a 6-bit scale
 //! and a 6-bit minimum in units of two halfs: weight = (d sc) q - (dmin m).
 
+use super::half::{half_scale, half_to_f32, HALF_MAX};
+use super::{reciprocal, saturate, search};
+
+/// Weights of a sub-block.
+pub const SUB: usize = 32;
+
 /// Sub-blocks of a superblock.
 pub const SUBS: usize = 8;
 
@@ -21,4 +27,62 @@ pub fn unpack_scales<const N: usize>(block: &[u8; N], at: usize) -> ([u8; SUBS],
         join(scale, low & 0x0f0f_0f0f),
         join(min, (low >> 4) & 0x0f0f_0f0f),
     )
+}
+
+/// The inverse of [`unpack_scales`]; every number is below 64.
+fn pack_scales(scales: &[u8; SUBS], mins: &[u8; SUBS], packed: &mut [u8]) {
+    for i in 0..4 {
+        packed[i] = scales[i] | scales[i + 4] >> 4 << 6;
+        packed[i + 4] = mins[i] | mins[i + 4] >> 4 << 6;
+        packed[i + 8] = scales[i + 4] & 15 | mins[i + 4] << 4;
+    }
+}
+
+/// Largest 6-bit scale or minimum.
+const STEPS: u8 = 63;
+
+/// Writes `d`, `dmin` and the packed scales to the first 16 bytes of `block` and returns every
+/// weight's `q`, 0 to `top`.
+///
+/// Each sub-block gets the scale and minimum of a weighted least-squares search; then all are
+/// rounded to 6 bits, and of the neighbours of each rounded pair the best is taken.
+pub fn quantize(x: &[f32], top: u8, block: &mut [u8]) -> [u8; SUBS * SUB] {
+    let x: [f32; SUBS * SUB] = saturate(x, f32::from(STEPS) * f32::from(top) * HALF_MAX);
+    let weights = search::importance(&x);
+    let subs = || x.chunks_exact(SUB).zip(weights.chunks_exact(SUB));
+    let mut fits = [(0.0, 0.0); SUBS];
+    for (fit, (x, w)) in fits.iter_mut().zip(subs()) {
+        *fit = search::affine(x, w, top);
+    }
+    let most = |part: fn(&(f32, f32)) -> f32| fits.iter().map(part).fold(0.0, f32::max);
+    let (d, dmin) = (
+        half_scale(most(|f| f.0), f32::from(STEPS)),
+        half_scale(most(|f| f.1), f32::from(STEPS)),
+    );
+    block[..2].copy_from_slice(&d.to_le_bytes());
+    block[2..4].copy_from_slice(&dmin.to_le_bytes());
+    let (d, dmin) = (half_to_f32(d), half_to_f32(dmin));
+
+    let mut q = [0; SUBS * SUB];
+    let (mut scales, mut mins) = ([0; SUBS], [0; SUBS]);
+    for (s, (x, w)) in subs().enumerate() {
+        let around = |value: f32, unit: f32| {
+            let nearest = (value * reciprocal(unit) + 0.5) as u8;
+            nearest.saturating_sub(1).min(STEPS)..=nearest.saturating_add(1).min(STEPS)
+        };
+        let mut least = f32::INFINITY;
+        for scale in around(fits[s].0, d) {
+            for min in around(fits[s].1, dmin) {
+                let (a, b) = (d * f32::from(scale), dmin * f32::from(min));
+                let error = search::error(x, w, a, b, top);
+                if error < least {
+                    (least, scales[s], mins[s]) = (error, scale, min);
+                }
+            }
+        }
+        let (a, b) = (d * f32::from(scales[s]), dmin * f32::from(mins[s]));
+        search::round(x, a, b, top, &mut q[s * SUB..][..SUB]);
+    }
+    pack_scales(&scales, &mins, &mut block[4..16]);
+    q
 }

@@ -15,3 +15,9 @@ impl super::Block for BF16 {
         out[0] = f32::from_bits(u32::from(u16::from_le_bytes(*block)) << 16);
     }
 }
+
+impl super::Quantizer for BF16 {
+    fn quantize(x: &[f32], block: &mut [u8]) {
+        block.copy_from_slice(&::half::bf16::from_f32(x[0]).to_le_bytes());
+    }
+}

@@ -16,9 +16,8 @@ impl super::Block for F16 {
     }
 }
 
-/// Rounds to nearest, ties to even.
-pub fn quantize(src: &[f32], dst: &mut [u8]) {
-    for (x, out) in src.iter().zip(dst.chunks_exact_mut(2)) {
-        out.copy_from_slice(&::half::f16::from_f32(*x).to_le_bytes());
+impl super::Quantizer for F16 {
+    fn quantize(x: &[f32], block: &mut [u8]) {
+        block.copy_from_slice(&::half::f16::from_f32(x[0]).to_le_bytes());
     }
 }

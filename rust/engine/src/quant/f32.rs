@@ -16,9 +16,8 @@ impl super::Block for F32 {
     }
 }
 
-/// Writes the floats as they are.
-pub fn quantize(src: &[f32], dst: &mut [u8]) {
-    for (x, out) in src.iter().zip(dst.chunks_exact_mut(4)) {
-        out.copy_from_slice(&x.to_le_bytes());
+impl super::Quantizer for F32 {
+    fn quantize(x: &[f32], block: &mut [u8]) {
+        block.copy_from_slice(&x[0].to_le_bytes());
     }
 }

@@ -35,6 +35,23 @@ pub fn half_at<const N: usize>(block: &[u8; N], at: usize) -> f32 {
     half_to_f32(u16::from_le_bytes([block[at], block[at + 1]]))
 }
 
+/// The largest finite half.
+pub const HALF_MAX: f32 = 65504.0;
+
+/// The nearest finite half's bits; `x` is no NaN.
+pub fn half_from_f32(x: f32) -> u16 {
+    half::f16::from_f32(x.clamp(-HALF_MAX, HALF_MAX)).to_bits()
+}
+
+/// The half for a scale of which a whole number up to `steps` (or down to it, if negative) times
+/// the scale is to reach `value`: the nearest one, or the next larger where that would fall short
+/// by half a step, as it can among the coarse subnormal halves.
+pub fn half_scale(value: f32, steps: f32) -> u16 {
+    let nearest = half_from_f32(value / steps);
+    let short = value.abs() > half_to_f32(nearest).abs() * (steps.abs() + 0.5);
+    nearest + u16::from(short && nearest & 0x7fff < 0x7bff)
+}
+
 #[cfg(test)]
 mod tests {
     use super::half_to_f32;

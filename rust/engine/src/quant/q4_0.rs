@@ -1,7 +1,8 @@
 //! Q4_0: 32 weights in 18 bytes. `f16 d`, then 16 bytes of 4-bit `q`; weight = (q - 8) d.
 //! Byte `i` holds weight `i` in its low half and weight `i + 16` in its high half.
 
-use super::{arrays, half::half_at};
+use super::half::{half_at, half_from_f32, HALF_MAX};
+use super::{arrays, pack_nibbles, saturate};
 
 /// The block format.
 pub struct Q4_0;
@@ -19,5 +20,22 @@ impl super::Block for Q4_0 {
             out[i] = d * f32::from((q & 15) as i8 - 8);
             out[i + 16] = d * f32::from((q >> 4) as i8 - 8);
         }
+    }
+}
+
+impl super::Quantizer for Q4_0 {
+    fn quantize(x: &[f32], block: &mut [u8]) {
+        let x = saturate::<32>(x, 8.0 * HALF_MAX);
+        // The number farthest from 0 becomes q = 0, that is -8 d: the scale takes its sign.
+        let far = x
+            .iter()
+            .fold(0.0f32, |far, x| if x.abs() > far.abs() { *x } else { far });
+        let d = far / -8.0;
+        let steps = super::reciprocal(d);
+        block[..2].copy_from_slice(&half_from_f32(d).to_le_bytes());
+        pack_nibbles(
+            &x.map(|x| (x * steps + 8.5) as u8).map(|q| q.min(15)),
+            &mut block[2..],
+        );
     }
 }

@@ -1,7 +1,8 @@
 //! Q4_1: 32 weights in 20 bytes. `f16 d`, `f16 m`, then 16 bytes of 4-bit `q`; weight = q d + m.
 //! Byte `i` holds weight `i` in its low half and weight `i + 16` in its high half.
 
-use super::{arrays, half::half_at};
+use super::half::{half_at, half_from_f32, HALF_MAX};
+use super::{arrays, pack_nibbles, saturate};
 
 /// The block format.
 pub struct Q4_1;
@@ -19,5 +20,28 @@ impl super::Block for Q4_1 {
             out[i] = d * f32::from(q & 15) + m;
             out[i + 16] = d * f32::from(q >> 4) + m;
         }
+    }
+}
+
+impl super::Quantizer for Q4_1 {
+    fn quantize(x: &[f32], block: &mut [u8]) {
+        let x = saturate::<32>(x, 16.0 * HALF_MAX);
+        let min = x
+            .iter()
+            .fold(f32::INFINITY, |a, x| a.min(*x))
+            .clamp(-HALF_MAX, HALF_MAX);
+        let max = x
+            .iter()
+            .fold(min, |a, x| a.max(*x))
+            .min(min + 15.0 * HALF_MAX);
+        let d = (max - min) / 15.0;
+        let steps = super::reciprocal(d);
+        block[..2].copy_from_slice(&half_from_f32(d).to_le_bytes());
+        block[2..4].copy_from_slice(&half_from_f32(min).to_le_bytes());
+        pack_nibbles(
+            &x.map(|x| ((x - min) * steps + 0.5) as u8)
+                .map(|q| q.min(15)),
+            &mut block[4..],
+        );
     }
 }

@@ -2,7 +2,7 @@
 //! minima (see `affine`), then 128 bytes of 4-bit `q`; weight = (d sc) q - (dmin m).
 //! Each run of 32 bytes holds one sub-block in its low halves and the next in its high halves.
 
-use super::{affine, arrays, half::half_at};
+use super::{affine, arrays, half::half_at, pack_nibbles};
 
 /// The block format.
 pub struct Q4K;
@@ -25,6 +25,15 @@ impl super::Block for Q4K {
                 out[i] = d0 * f32::from(q[i] & 15) - m0;
                 out[i + 32] = d1 * f32::from(q[i] >> 4) - m1;
             }
+        }
+    }
+}
+
+impl super::Quantizer for Q4K {
+    fn quantize(x: &[f32], block: &mut [u8]) {
+        let q = affine::quantize(x, 15, block);
+        for (q, out) in q.chunks_exact(64).zip(block[16..].chunks_exact_mut(32)) {
+            pack_nibbles(q, out);
         }
     }
 }

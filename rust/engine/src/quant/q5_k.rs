@@ -3,7 +3,7 @@
 //! weight = (d sc) q - (dmin m). Bit `s` of high byte `i` is bit 4 of weight `i` of sub-block `s`;
 //! each run of 32 low bytes holds one sub-block in its low halves and the next in its high halves.
 
-use super::{affine, arrays, half::half_at};
+use super::{affine, arrays, half::half_at, pack_nibbles};
 
 /// The block format.
 pub struct Q5K;
@@ -28,6 +28,26 @@ impl super::Block for Q5K {
                 out[i] = d0 * f32::from(q[i] & 15 | (top & 1) << 4) - m0;
                 out[i + 32] = d1 * f32::from(q[i] >> 4 | (top & 2) << 3) - m1;
             }
+        }
+    }
+}
+
+impl super::Quantizer for Q5K {
+    fn quantize(x: &[f32], block: &mut [u8]) {
+        let q = affine::quantize(x, 31, block);
+        let (tops, lows) = block[16..].split_at_mut(32);
+        tops.fill(0);
+        for (s, q) in q.chunks_exact(32).enumerate() {
+            for (q, top) in q.iter().zip(&mut *tops) {
+                *top |= q >> 4 << s;
+            }
+        }
+        for (q, out) in q
+            .map(|q| q & 15)
+            .chunks_exact(64)
+            .zip(lows.chunks_exact_mut(32))
+        {
+            pack_nibbles(q, out);
         }
     }
 }

@@ -4,7 +4,8 @@
 //! weights: runs 0 and 1 are the low halves, runs 2 and 3 the high halves, and run `r` has its
 //! top bits at bit 2 r.
 
-use super::{arrays, half::half_at};
+use super::half::{half_at, half_scale, half_to_f32, HALF_MAX};
+use super::{arrays, reciprocal, saturate, search};
 
 /// The block format.
 pub struct Q6K;
@@ -31,6 +32,56 @@ impl super::Block for Q6K {
                     out[i + 64] = d[2] * weight(low[i] >> 4 | top[i] & 48);
                     out[i + 96] = d[3] * weight(low[i + 32] >> 4 | (top[i] & 192) >> 2);
                 }
+            }
+        }
+    }
+}
+
+/// `q` runs from -32 to this.
+const TOP: u8 = 31;
+
+impl super::Quantizer for Q6K {
+    fn quantize(x: &[f32], block: &mut [u8]) {
+        let x: [f32; 256] = saturate(x, 32.0 * 128.0 * HALF_MAX);
+        let weights = search::importance(&x);
+        let subs = || x.chunks_exact(16).zip(weights.chunks_exact(16));
+        let mut fits = [0.0; 16];
+        for (fit, (x, w)) in fits.iter_mut().zip(subs()) {
+            *fit = search::symmetric(x, w, TOP);
+        }
+        // The scale farthest from 0 becomes -128, the other end of the signed bytes being 127.
+        let far = fits
+            .iter()
+            .fold(0.0f32, |far, s| if s.abs() > far.abs() { *s } else { far });
+        let bits = half_scale(far, -128.0);
+        let d = half_to_f32(bits);
+        block[208..].copy_from_slice(&bits.to_le_bytes());
+
+        let mut q = [0u8; 256];
+        for (s, (x, w)) in subs().enumerate() {
+            let middle = (fits[s] * reciprocal(d)).round() as i8;
+            let mut least = f32::INFINITY;
+            let mut scale = 0;
+            for candidate in middle.saturating_sub(1)..=middle.saturating_add(1) {
+                let error = search::symmetric_error(x, w, d * f32::from(candidate), TOP);
+                if error < least {
+                    (least, scale) = (error, candidate);
+                }
+            }
+            block[192 + s] = scale as u8;
+            let steps = reciprocal(d * f32::from(scale));
+            for (q, x) in q[16 * s..].iter_mut().zip(x) {
+                *q = (search::nearest(x * steps, TOP) + 32.0) as u8;
+            }
+        }
+        let (lows, tops) = block.split_at_mut(128);
+        for (half, q) in q.chunks_exact(128).enumerate() {
+            for i in 0..32 {
+                let run = [q[i], q[i + 32], q[i + 64], q[i + 96]];
+                lows[64 * half + i] = run[0] & 15 | run[2] << 4;
+                lows[64 * half + 32 + i] = run[1] & 15 | run[3] << 4;
+                tops[32 * half + i] =
+                    run[0] >> 4 | run[1] >> 4 << 2 | run[2] >> 4 << 4 | run[3] >> 4 << 6;
             }
         }
     }

@@ -1,6 +1,7 @@
 //! Q8_0: 32 weights in 34 bytes. `f16 d`, then 32 signed bytes `q`; weight = q d.
 
-use super::{arrays, half::half_at};
+use super::half::{half_at, half_from_f32, HALF_MAX};
+use super::{arrays, saturate};
 
 /// The block format.
 pub struct Q8_0;
@@ -15,6 +16,18 @@ impl super::Block for Q8_0 {
         let d = half_at(block, 0);
         for i in 0..32 {
             out[i] = d * f32::from(block[2 + i] as i8);
+        }
+    }
+}
+
+impl super::Quantizer for Q8_0 {
+    fn quantize(x: &[f32], block: &mut [u8]) {
+        let x = saturate::<32>(x, 127.0 * HALF_MAX);
+        let d = x.iter().fold(0.0f32, |most, x| most.max(x.abs())) / 127.0;
+        let steps = super::reciprocal(d);
+        block[..2].copy_from_slice(&half_from_f32(d).to_le_bytes());
+        for (x, q) in x.iter().zip(&mut block[2..]) {
+            *q = (x * steps).round() as i8 as u8;
         }
     }
 }

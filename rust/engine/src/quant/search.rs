@@ -1,0 +1,144 @@
+//! The search for scales: weighted least squares over a few roundings. The gguf package has no
+//! quantizer for superblocks to be equal to, so here the aim is a small error at a fair speed.
+
+use super::reciprocal;
+
+/// How much each weight's squared error counts: large weights more than small ones, none for
+/// nothing. That is the field's custom where no activations are at hand to weigh by.
+pub fn importance(x: &[f32; 256]) -> [f32; 256] {
+    let mean = x.iter().map(|x| x * x).sum::<f32>() / 256.0;
+    let rms = mean.sqrt();
+    x.map(|x| rms + x.abs())
+}
+
+/// Below this, half the smallest step of any scale, numbers round to zero whatever the scale.
+const NOTHING: f32 = 1.0 / (1 << 26) as f32;
+
+/// Roundings tried: the range of `q` stretched by this much, in steps of `q`.
+const STRETCHES: [f32; 11] = [-1.2, -0.9, -0.6, -0.4, -0.2, 0.0, 0.2, 0.4, 0.6, 0.8, 1.0];
+
+/// `(x + min) / scale` rounded, 0 to `top`.
+pub fn round(x: &[f32], scale: f32, min: f32, top: u8, q: &mut [u8]) {
+    let (steps, top) = (reciprocal(scale), f32::from(top));
+    for (q, x) in q.iter_mut().zip(x) {
+        *q = ((x + min) * steps + 0.5).clamp(0.0, top) as u8;
+    }
+}
+
+/// The weighted square error of the best `q` for `scale` and `min`.
+pub fn error(x: &[f32], w: &[f32], scale: f32, min: f32, top: u8) -> f32 {
+    let (steps, top) = (reciprocal(scale), f32::from(top));
+    let mut sum = [0.0; LANES];
+    for (x, w) in x.chunks_exact(LANES).zip(w.chunks_exact(LANES)) {
+        for i in 0..LANES {
+            let q = ((x[i] + min) * steps + 0.5).clamp(0.0, top) as i32 as f32;
+            let off = scale * q - min - x[i];
+            sum[i] += w[i] * off * off;
+        }
+    }
+    sum.iter().sum()
+}
+
+/// Sums that run side by side, so that they vectorize.
+const LANES: usize = 8;
+
+/// `scale` ≥ 0 and `min` ≥ 0 for which `scale q - min`, `q` from 0 to `top`, is nearest to `x`.
+pub fn affine(x: &[f32], w: &[f32], top: u8) -> (f32, f32) {
+    let low = x.iter().fold(0.0f32, |a, x| a.min(*x));
+    let high = x.iter().fold(low, |a, x| a.max(*x));
+    if high.max(-low) < NOTHING {
+        return (0.0, 0.0);
+    }
+    let mut best = ((high - low) / f32::from(top), -low);
+    let mut least = error(x, w, best.0, best.1, top);
+    for stretch in STRETCHES {
+        let mut fit = ((high - low) / (f32::from(top) + stretch), -low);
+        // The second pass rounds by the first pass's fit.
+        for _ in 0..2 {
+            fit = refit(x, w, fit, top);
+            let found = error(x, w, fit.0, fit.1, top);
+            if found < least {
+                (least, best) = (found, fit);
+            }
+        }
+    }
+    best
+}
+
+/// The least-squares scale and minimum for the `q` to which `fit` rounds.
+fn refit(x: &[f32], w: &[f32], fit: (f32, f32), top: u8) -> (f32, f32) {
+    let (steps, top) = (reciprocal(fit.0), f32::from(top));
+    let mut sums = [[0.0f32; LANES]; 5];
+    for (x, w) in x.chunks_exact(LANES).zip(w.chunks_exact(LANES)) {
+        for i in 0..LANES {
+            let q = ((x[i] + fit.1) * steps + 0.5).clamp(0.0, top) as i32 as f32;
+            sums[0][i] += w[i];
+            sums[1][i] += w[i] * q;
+            sums[2][i] += w[i] * q * q;
+            sums[3][i] += w[i] * x[i];
+            sums[4][i] += w[i] * x[i] * q;
+        }
+    }
+    let [sw, sq, sqq, sx, sxq] = sums.map(|s| s.iter().sum::<f32>());
+    let det = sw * sqq - sq * sq;
+    let scale = (sw * sxq - sq * sx) * reciprocal(det);
+    let min = (sq * sxq - sqq * sx) * reciprocal(det);
+    if min < 0.0 || scale <= 0.0 {
+        return ((sxq * reciprocal(sqq)).max(0.0), 0.0);
+    }
+    (scale, min)
+}
+
+/// The scale, of either sign, for which `scale q`, `q` from -`top` - 1 to `top`, is nearest to `x`.
+pub fn symmetric(x: &[f32], w: &[f32], top: u8) -> f32 {
+    let far = x
+        .iter()
+        .fold(0.0f32, |far, x| if x.abs() > far.abs() { *x } else { far });
+    if far.abs() < NOTHING {
+        return 0.0;
+    }
+    let reach = f32::from(top) + 1.0;
+    let (mut best, mut most) = (0.0, 0.0);
+    // q reaches one step further below 0 than above, so both signs are worth a try.
+    for far in [-far, far] {
+        for stretch in STRETCHES {
+            let steps = (reach + stretch) / far;
+            let (mut sxq, mut sqq) = ([0.0f32; LANES], [0.0f32; LANES]);
+            for (x, w) in x.chunks_exact(LANES).zip(w.chunks_exact(LANES)) {
+                for i in 0..LANES {
+                    let q = nearest(x[i] * steps, top);
+                    sxq[i] += w[i] * x[i] * q;
+                    sqq[i] += w[i] * q * q;
+                }
+            }
+            let (sxq, sqq) = (sxq.iter().sum::<f32>(), sqq.iter().sum::<f32>());
+            // The error is Σ w x² - sxq² / sqq.
+            let gain = sxq * sxq * reciprocal(sqq);
+            if gain > most {
+                (most, best) = (gain, sxq * reciprocal(sqq));
+            }
+        }
+    }
+    best
+}
+
+/// The weighted square error of the best signed `q` for `scale`.
+pub fn symmetric_error(x: &[f32], w: &[f32], scale: f32, top: u8) -> f32 {
+    let steps = reciprocal(scale);
+    let mut sum = [0.0; LANES];
+    for (x, w) in x.chunks_exact(LANES).zip(w.chunks_exact(LANES)) {
+        for i in 0..LANES {
+            let off = scale * nearest(x[i] * steps, top) - x[i];
+            sum[i] += w[i] * off * off;
+        }
+    }
+    sum.iter().sum()
+}
+
+/// `x` rounded, -`top` - 1 to `top`.
+#[inline(always)]
+pub fn nearest(x: f32, top: u8) -> f32 {
+    let reach = f32::from(top) + 1.0;
+    let shifted = (x + reach + 0.5).clamp(0.0, 2.0 * reach - 1.0);
+    shifted as i32 as f32 - reach
+}
