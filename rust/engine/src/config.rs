@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
 use crate::error::{Error, Result};
-use crate::gguf::{Gguf, TensorInfo};
+use crate::gguf::{shown, Gguf, TensorInfo, Value};
 use crate::quant::QuantType;
 
 /// Shape and type of a tensor in the file.
@@ -107,25 +107,60 @@ impl Keys<'_> {
         ))
     }
 
+    /// A factor by which positions are squeezed. Converters write 0 for "none".
+    fn factor(&self, key: &str) -> Result<Option<f64>> {
+        match self.float(key, 0.0..=1e6)? {
+            Some(0.0) => Ok(Some(1.0)),
+            Some(f) if f < 0.01 => Err(out_of_range(
+                format!("{}.{key}", self.arch),
+                f,
+                "0 for none, or 0.01 to 1000000",
+            )),
+            other => Ok(other),
+        }
+    }
+
+    /// A key that changes what the model computes in a way not supported: absent, or one value.
+    fn only(&self, key: &str, expected: &str, good: impl Fn(&Value) -> bool) -> Result<()> {
+        let key = format!("{}.{key}", self.arch);
+        match self.gguf.get(&key).filter(|v| !good(v)) {
+            Some(v) => Err(out_of_range(key, v.describe(), expected)),
+            None => Ok(()),
+        }
+    }
+
     fn need<T>(&self, key: &str, value: Option<T>, expected: &str) -> Result<T> {
         value.ok_or_else(|| out_of_range(format!("{}.{key}", self.arch), "missing", expected))
     }
 }
 
 impl Config {
+    /// `general.architecture`. Ask `arch::find` whether it is supported before reading the rest:
+    /// other architectures have other keys.
+    ///
+    /// # Errors
+    /// [`Error::Metadata`] where it is missing or no name.
+    pub fn architecture(gguf: &Gguf) -> Result<&str> {
+        const KEY: &str = "general.architecture";
+        const EXPECTED: &str = "the name of an architecture, 1 to 64 letters, digits, - and _";
+        let arch = gguf
+            .get_str(KEY)?
+            .ok_or_else(|| out_of_range(KEY.into(), "missing", EXPECTED))?;
+        let name_like = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
+        if !(1..=64).contains(&arch.len()) || !arch.bytes().all(name_like) {
+            let found = format!("\"{}\"", shown(arch));
+            return Err(out_of_range(KEY.into(), found, EXPECTED));
+        }
+        Ok(arch)
+    }
+
     /// Reads the metadata of `gguf` and the tensor records of all shards.
     ///
     /// # Errors
     /// [`Error::Metadata`] names the key, its value and the range; [`Error::Tensor`] where the
     /// embedding is missing.
     pub fn new<'a>(gguf: &Gguf, tensors: impl Iterator<Item = &'a TensorInfo>) -> Result<Self> {
-        let arch = gguf.get_str("general.architecture")?.ok_or_else(|| {
-            out_of_range(
-                "general.architecture".into(),
-                "missing",
-                "the name of an architecture",
-            )
-        })?;
+        let arch = Self::architecture(gguf)?;
         let tensors: BTreeMap<_, _> = tensors
             .map(|t| {
                 (
@@ -147,6 +182,15 @@ impl Config {
                     .into(),
             })?;
         let n_vocab = embedding.shape.get(1).copied().unwrap_or(1);
+        if let Some(tokens) = gguf.get_strings("tokenizer.ggml.tokens")? {
+            if tokens.len() != n_vocab {
+                return Err(out_of_range(
+                    "tokenizer.ggml.tokens".into(),
+                    format!("an array of {} strings", tokens.len()),
+                    format!("{n_vocab}, the rows of token_embd.weight; fetch the model again"),
+                ));
+            }
+        }
 
         let keys = Keys { gguf, arch };
         const MOST: usize = 1 << 20;
@@ -184,16 +228,33 @@ impl Config {
                 ))
             }
         };
+        if head_dim > 1024 || head_dim.checked_rem(2) != Some(0) {
+            return Err(out_of_range(
+                format!("{arch}.attention.key_length"),
+                format!("{head_dim} ({n_head} heads, embedding length {n_embd})"),
+                "an even width of at most 1024",
+            ));
+        }
         let value_dim = keys
             .uint("attention.value_length", 1..=1024)?
             .unwrap_or(head_dim);
-        if value_dim != head_dim || head_dim.checked_rem(2) != Some(0) {
+        if value_dim != head_dim {
             return Err(out_of_range(
                 format!("{arch}.attention.value_length"),
-                format!("{value_dim} with keys of {head_dim}"),
-                "heads whose keys and values have the same, even width",
+                value_dim,
+                format!("{head_dim}, the width of the keys; others are not supported"),
             ));
         }
+        keys.only(
+            "expert_count",
+            "0: mixtures of experts are not supported",
+            |v| v.as_uint() == Some(0),
+        )?;
+        keys.only(
+            "attention.causal",
+            "true: models that look ahead do not generate text",
+            |v| *v == Value::Bool(true),
+        )?;
         let rope_dim = keys
             .uint("rope.dimension_count", 2..=head_dim)?
             .unwrap_or(head_dim);
@@ -205,10 +266,16 @@ impl Config {
             ));
         }
         let n_ctx_train = need_uint!("context_length", 1..=1 << 30);
-        let rms_eps = keys.float("attention.layer_norm_rms_epsilon", 0.0..=1.0)?;
-        let rms_eps = keys.need("attention.layer_norm_rms_epsilon", rms_eps, "0 to 1")?;
+        // Zero divides zero by zero on a row of zeros.
+        let positive = f64::from(f32::MIN_POSITIVE);
+        let rms_eps = keys.float("attention.layer_norm_rms_epsilon", positive..=1.0)?;
+        let rms_eps = keys.need(
+            "attention.layer_norm_rms_epsilon",
+            rms_eps,
+            "a number above 0, up to 1",
+        )?;
         let rope_base = keys
-            .float("rope.freq_base", 1.0..=1e12)?
+            .float("rope.freq_base", 2.0..=1e12)?
             .unwrap_or(10_000.0);
         let rope_scaling = Self::scaling(&keys, n_ctx_train)?;
         Ok(Self {
@@ -232,37 +299,59 @@ impl Config {
 
     fn scaling(keys: &Keys<'_>, n_ctx_train: usize) -> Result<RopeScaling> {
         let key = format!("{}.rope.scaling.type", keys.arch);
-        let factor = match keys.float("rope.scaling.factor", 0.0..=1e6)? {
-            Some(f) => Some(f),
+        let factor = match keys.factor("rope.scaling.factor")? {
+            Some(f) => f,
             // The older spelling.
-            None => keys.float("rope.scale_linear", 0.0..=1e6)?,
+            None => keys.factor("rope.scale_linear")?.unwrap_or(1.0),
         };
-        // Converters write a factor of zero for "none".
-        let factor = factor.filter(|f| *f > 0.0).unwrap_or(1.0);
         match keys.gguf.get_str(&key)? {
             Some("none") => Ok(RopeScaling::None),
             None | Some("linear") if factor == 1.0 => Ok(RopeScaling::None),
             None | Some("linear") => Ok(RopeScaling::Linear { factor }),
-            Some("yarn") => Ok(RopeScaling::Yarn {
-                factor,
-                original_ctx: keys
-                    .uint("rope.scaling.original_context_length", 1..=1 << 30)?
-                    .unwrap_or(n_ctx_train),
-                attn_factor: keys
-                    .float("rope.scaling.attn_factor", 0.0..=100.0)?
-                    .unwrap_or(1.0),
-                beta_fast: keys
-                    .float("rope.scaling.yarn_beta_fast", 0.0..=1e4)?
-                    .unwrap_or(32.0),
-                beta_slow: keys
-                    .float("rope.scaling.yarn_beta_slow", 0.0..=1e4)?
-                    .unwrap_or(1.0),
-            }),
+            Some("yarn") => Self::yarn(keys, factor, n_ctx_train),
             Some(other) => Err(out_of_range(
                 key,
-                format!("{other:?}"),
+                format!("\"{}\"", shown(other)),
                 "none, linear or yarn",
             )),
         }
+    }
+
+    fn yarn(keys: &Keys<'_>, factor: f64, n_ctx_train: usize) -> Result<RopeScaling> {
+        keys.only(
+            "rope.scaling.yarn_ext_factor",
+            "1: other shares of extrapolation are not supported",
+            |v| v.as_float() == Some(1.0),
+        )?;
+        let scale = 0.01..=100.0;
+        let attn_factor = match keys.float("rope.scaling.yarn_attn_factor", scale.clone())? {
+            Some(f) => f,
+            None => keys
+                .float("rope.scaling.attn_factor", scale)?
+                .unwrap_or(1.0),
+        };
+        let turns = 1e-3..=1e4;
+        let beta_fast = keys
+            .float("rope.scaling.yarn_beta_fast", turns.clone())?
+            .unwrap_or(32.0);
+        let beta_slow = keys
+            .float("rope.scaling.yarn_beta_slow", turns)?
+            .unwrap_or(1.0);
+        if beta_slow > beta_fast {
+            return Err(out_of_range(
+                format!("{}.rope.scaling.yarn_beta_slow", keys.arch),
+                beta_slow,
+                format!("at most yarn_beta_fast, {beta_fast}"),
+            ));
+        }
+        Ok(RopeScaling::Yarn {
+            factor,
+            original_ctx: keys
+                .uint("rope.scaling.original_context_length", 1..=1 << 30)?
+                .unwrap_or(n_ctx_train),
+            attn_factor,
+            beta_fast,
+            beta_slow,
+        })
     }
 }

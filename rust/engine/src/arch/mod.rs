@@ -34,23 +34,28 @@ pub static ARCHITECTURES: &[Architecture] = &[
     },
 ];
 
+/// The row of an architecture.
+///
+/// # Errors
+/// [`Error::Unsupported`] lists the architectures there are.
+pub fn find(name: &str) -> Result<&'static Architecture> {
+    let row = ARCHITECTURES.iter().find(|a| a.name == name);
+    row.ok_or_else(|| Error::Unsupported {
+        what: "architecture",
+        name: name.to_owned(),
+        supported: ARCHITECTURES
+            .iter()
+            .map(|a| a.name)
+            .collect::<Vec<_>>()
+            .join(", "),
+    })
+}
+
 /// The plan of a model.
 ///
 /// # Errors
 /// [`Error::Unsupported`] lists the architectures; [`Error::Tensor`] names a tensor that is missing
 /// or of the wrong shape.
 pub fn plan(config: &Config) -> Result<Plan> {
-    let row = ARCHITECTURES
-        .iter()
-        .find(|a| a.name == config.arch)
-        .ok_or_else(|| Error::Unsupported {
-            what: "architecture",
-            name: config.arch.clone(),
-            supported: ARCHITECTURES
-                .iter()
-                .map(|a| a.name)
-                .collect::<Vec<_>>()
-                .join(", "),
-        })?;
-    (row.plan)(config)
+    (find(&config.arch)?.plan)(config)
 }

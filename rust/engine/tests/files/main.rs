@@ -1,5 +1,8 @@
 //! Model files: what a good one holds, and what a damaged or hostile one does to us.
+mod config;
 mod fixture;
+mod hostile;
+mod load;
 mod open;
 mod valid;
 

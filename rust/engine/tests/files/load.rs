@@ -1,0 +1,24 @@
+//! All that stands between a file's bytes and a backend, as one call.
+use onegraph::arch;
+use onegraph::config::Config;
+use onegraph::gguf::Gguf;
+use onegraph::plan::Plan;
+use onegraph::Result;
+
+/// Parses, range-checks and plans; reads every byte of every tensor of a file that is accepted.
+pub fn load(bytes: &[u8]) -> Result<Plan> {
+    let gguf = Gguf::parse(bytes)?;
+    for info in &gguf.tensors {
+        let data = &bytes[info.offset..info.offset + info.bytes];
+        assert_eq!(data.len(), info.bytes);
+    }
+    for (key, value) in &gguf.metadata {
+        assert!(gguf.get(key).is_some(), "{key}");
+        assert!(value.describe().len() < 1000);
+    }
+    arch::find(Config::architecture(&gguf)?)?;
+    let config = Config::new(&gguf, gguf.tensors.iter())?;
+    let plan = arch::plan(&config)?;
+    assert!(!plan.to_string().is_empty());
+    Ok(plan)
+}
