@@ -1,0 +1,583 @@
+// Device primitives. Each is one named inline function: PTX on a card, an exact host twin in the
+// simulated driver (rust/ksim), which compiles the same kernels with g++. Only this file and the
+// simulator's shim know which of the two they are in; a test greps the rest.
+//
+// A kernel is `KERNEL(name, Params) { ... p.field ... }`: one plain-data parameter struct, so that
+// one description of a launch serves eager mode, capture, exec updates and the simulator.
+#pragma once
+
+#ifndef ONEGRAPH_SIM
+// NVRTC has no <stdint.h>; these are glibc's types on x86-64, so overloads resolve alike.
+typedef signed char int8_t;
+typedef short int16_t;
+typedef int int32_t;
+typedef long int64_t;
+typedef unsigned char uint8_t;
+typedef unsigned short uint16_t;
+typedef unsigned int uint32_t;
+typedef unsigned long uint64_t;
+
+#define DEVICE static __device__ __forceinline__
+#define KERNEL(name, Params) extern "C" __global__ void name(const __grid_constant__ Params p)
+// `threads`: most threads a block; `min_blocks`: blocks wanted on one SM, which caps registers.
+#define KERNEL_BOUNDS(name, Params, threads, min_blocks)                     \
+    extern "C" __global__ void __launch_bounds__(threads, min_blocks) name( \
+        const __grid_constant__ Params p)
+// Static shared memory: `SHARED float tile[32];` in a kernel's body or at file scope.
+#define SHARED __shared__
+#define ON_CARD(...) __VA_ARGS__
+#define ON_HOST(...)
+#else
+// DEVICE, KERNEL, KERNEL_BOUNDS, SHARED and the integer types come from the shim, which is
+// included before this file.
+#define ON_CARD(...)
+#define ON_HOST(...) __VA_ARGS__
+#endif
+
+#ifdef __CUDA_ARCH__
+#define ARCH_AT_LEAST(cc) (__CUDA_ARCH__ >= (cc))
+#else
+#define ARCH_AT_LEAST(cc) 0
+#endif
+
+constexpr uint32_t FULL_WARP = 0xffffffffu;
+constexpr float F16_MAX = 65504.0f;
+
+// ---------------------------------------------------------------- bits
+
+DEVICE uint32_t float_as_u32(float x) { return __float_as_uint(x); }
+DEVICE float u32_as_float(uint32_t x) { return __uint_as_float(x); }
+DEVICE float infinity_f32() { return __uint_as_float(0x7f800000u); }
+
+// PTX prmt: each nibble of `selector` picks a byte of {b, a}; its top bit replicates that byte's
+// sign instead.
+DEVICE uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector) {
+    uint32_t d;
+    ON_HOST(d = sim::prmt(a, b, selector);)
+    ON_CARD(asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(selector));)
+    return d;
+}
+
+// ---------------------------------------------------------------- float32, never contracted
+
+DEVICE float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+DEVICE float add_rn(float a, float b) { return __fadd_rn(a, b); }
+DEVICE float sub_rn(float a, float b) { return __fadd_rn(a, -b); }
+DEVICE float mul_rn(float a, float b) { return __fmul_rn(a, b); }
+DEVICE float div_rn(float a, float b) { return __fdiv_rn(a, b); }
+DEVICE float sqrt_rn(float a) { return __fsqrt_rn(a); }
+
+// ---------------------------------------------------------------- float16, as bits
+
+DEVICE uint16_t f32_to_f16(float x) {
+    uint16_t h;
+    ON_HOST(h = sim::f32_to_f16(x);)
+    ON_CARD(asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));)
+    return h;
+}
+
+DEVICE float f16_to_f32(uint16_t h) {
+    float x;
+    ON_HOST(x = sim::f16_to_f32(h);)
+    ON_CARD(asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h));)
+    return x;
+}
+
+// As f32_to_f16, but what would round past the largest finite float16 (infinities and NaN too)
+// becomes that value and raises `overflow`, which is sticky: it is never cleared here.
+DEVICE uint16_t f32_to_f16_sat(float x, uint32_t& overflow) {
+    overflow |= !(fabsf(x) < 65520.0f);
+    return f32_to_f16(fminf(fmaxf(x, -F16_MAX), F16_MAX));
+}
+
+DEVICE uint32_t pack_f16x2(uint16_t low, uint16_t high) {
+    return static_cast<uint32_t>(low) | (static_cast<uint32_t>(high) << 16);
+}
+DEVICE uint32_t f32x2_to_f16x2(float low, float high) {
+    return pack_f16x2(f32_to_f16(low), f32_to_f16(high));
+}
+DEVICE float f16x2_low(uint32_t v) { return f16_to_f32(static_cast<uint16_t>(v)); }
+DEVICE float f16x2_high(uint32_t v) { return f16_to_f32(static_cast<uint16_t>(v >> 16)); }
+DEVICE float bf16_to_f32(uint16_t h) { return __uint_as_float(static_cast<uint32_t>(h) << 16); }
+
+// a*b + c on two halves, one rounding each.
+DEVICE uint32_t fma_f16x2(uint32_t a, uint32_t b, uint32_t c) {
+    uint32_t d;
+    ON_HOST(d = sim::fma_f16x2(a, b, c);)
+    ON_CARD(asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));)
+    return d;
+}
+
+DEVICE uint32_t mul_f16x2(uint32_t a, uint32_t b) {
+    uint32_t d;
+    ON_HOST(d = sim::mul_f16x2(a, b);)
+    ON_CARD(asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));)
+    return d;
+}
+
+DEVICE uint32_t add_f16x2(uint32_t a, uint32_t b) {
+    uint32_t d;
+    ON_HOST(d = sim::add_f16x2(a, b);)
+    ON_CARD(asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));)
+    return d;
+}
+
+DEVICE uint32_t sub_f16x2(uint32_t a, uint32_t b) {
+    uint32_t d;
+    ON_HOST(d = sim::add_f16x2(a, b ^ 0x80008000u);)
+    ON_CARD(asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));)
+    return d;
+}
+
+// ---------------------------------------------------------------- programmatic dependent launch
+
+// Returns when the preceding kernel has completed and its writes are visible. Every thread that
+// touches this step's data, and one thread of every block, calls it before any early return,
+// write or dependent read: otherwise this grid may end before its predecessor and the next
+// kernel's wait guards nothing. Before it only weights, norm weights and full old pages are read.
+// Does nothing below compute capability 9.0, where kernels are not launched programmatically.
+DEVICE void pdl_wait() {
+    ON_HOST(sim::pdl_wait();)
+#if ARCH_AT_LEAST(900)
+    ON_CARD(asm volatile("griddepcontrol.wait;" ::: "memory");)
+#endif
+}
+
+// Lets the next kernel of the stream start its part before pdl_wait().
+DEVICE void pdl_trigger() {
+    ON_HOST(sim::pdl_trigger();)
+#if ARCH_AT_LEAST(900)
+    ON_CARD(asm volatile("griddepcontrol.launch_dependents;" ::: "memory");)
+#endif
+}
+
+// ---------------------------------------------------------------- global memory
+
+// Loads of what an earlier kernel or another block wrote: never cached in L1, never moved across
+// pdl_wait() or a barrier by the compiler.
+DEVICE uint32_t load_relaxed_u32(const uint32_t* address) {
+    uint32_t v;
+    ON_HOST(v = sim::load<uint32_t>(address);)
+    ON_CARD(asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];"
+                         : "=r"(v) : "l"(address) : "memory");)
+    return v;
+}
+
+DEVICE uint16_t load_relaxed_u16(const uint16_t* address) {
+    uint16_t v;
+    ON_HOST(v = sim::load<uint16_t>(address);)
+    ON_CARD(asm volatile("ld.relaxed.gpu.global.u16 %0, [%1];"
+                         : "=h"(v) : "l"(address) : "memory");)
+    return v;
+}
+
+DEVICE uint64_t load_relaxed_u64(const uint64_t* address) {
+    uint64_t v;
+    ON_HOST(v = sim::load<uint64_t>(address);)
+    ON_CARD(asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];"
+                         : "=l"(v) : "l"(address) : "memory");)
+    return v;
+}
+
+DEVICE float load_relaxed_f32(const float* address) {
+    return __uint_as_float(load_relaxed_u32(reinterpret_cast<const uint32_t*>(address)));
+}
+
+DEVICE uint2 load_relaxed_u32x2(const void* address) {
+    uint2 v;
+    ON_HOST(v = sim::load<uint2>(address);)
+    ON_CARD(asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];"
+                         : "=r"(v.x), "=r"(v.y) : "l"(address) : "memory");)
+    return v;
+}
+
+DEVICE uint4 load_relaxed_u32x4(const void* address) {
+    uint4 v;
+    ON_HOST(v = sim::load<uint4>(address);)
+    ON_CARD(asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                         : "l"(address) : "memory");)
+    return v;
+}
+
+DEVICE float4 load_relaxed_f32x4(const void* address) {
+    uint4 v = load_relaxed_u32x4(address);
+    return make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z),
+                       __uint_as_float(v.w));
+}
+
+// Loads of weights: read once a step, so they leave L1 alone. Volatile, so that a load written
+// before pdl_wait() is issued before it. Only for memory that no kernel in flight writes.
+DEVICE uint4 load_stream_u32x4(const void* address) {
+    uint4 v;
+    ON_HOST(v = sim::load<uint4>(address);)
+    ON_CARD(asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(address));)
+    return v;
+}
+
+DEVICE uint2 load_stream_u32x2(const void* address) {
+    uint2 v;
+    ON_HOST(v = sim::load<uint2>(address);)
+    ON_CARD(asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v2.u32 {%0, %1}, [%2];"
+                         : "=r"(v.x), "=r"(v.y) : "l"(address));)
+    return v;
+}
+
+DEVICE uint32_t load_stream_u32(const void* address) {
+    uint32_t v;
+    ON_HOST(v = sim::load<uint32_t>(address);)
+    ON_CARD(asm volatile("ld.global.nc.L1::no_allocate.L2::128B.u32 %0, [%1];"
+                         : "=r"(v) : "l"(address));)
+    return v;
+}
+
+DEVICE void prefetch_l2(const void* address) {
+    ON_HOST((void)address;)
+    ON_CARD(asm volatile("prefetch.global.L2 [%0];" ::"l"(address));)
+}
+
+// The host polls with an acquire load: all this thread wrote, or saw, before is visible first.
+DEVICE void store_release_sys_u64(uint64_t* address, uint64_t value) {
+    ON_HOST(sim::store_release<uint64_t>(address, value);)
+    ON_CARD(asm volatile("st.release.sys.global.u64 [%0], %1;"
+                         ::"l"(address), "l"(value) : "memory");)
+}
+
+DEVICE uint32_t load_acquire_u32(const uint32_t* address) {
+    uint32_t v;
+    ON_HOST(v = sim::load<uint32_t>(address);)
+    ON_CARD(asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
+                         : "=r"(v) : "l"(address) : "memory");)
+    return v;
+}
+
+DEVICE void store_release_u32(uint32_t* address, uint32_t value) {
+    ON_HOST(sim::store_release<uint32_t>(address, value);)
+    ON_CARD(asm volatile("st.release.gpu.global.u32 [%0], %1;"
+                         ::"l"(address), "r"(value) : "memory");)
+}
+
+// Takes a ticket and returns its number: 0..last, then 0 again, so the counter resets itself. The
+// block that draws `last` sees what the other ticket holders wrote before theirs; a block calls
+// it from one thread, after a barrier.
+DEVICE uint32_t atomic_inc_acq_rel_wrap(uint32_t* address, uint32_t last) {
+    uint32_t old;
+    ON_HOST(old = sim::atomic_inc_wrap(address, last);)
+    ON_CARD(asm volatile("atom.inc.acq_rel.gpu.global.u32 %0, [%1], %2;"
+                         : "=r"(old) : "l"(address), "r"(last) : "memory");)
+    return old;
+}
+
+// Records an error for the host: word[0] collects the bits of `code`, word[1] keeps the `detail`
+// (a position, a row) of the first report.
+DEVICE void report_error(uint32_t* word, uint32_t code, uint32_t detail) {
+    if (atomicOr(word, code) == 0) atomicExch(word + 1, detail);
+}
+
+// ---------------------------------------------------------------- asynchronous copies to shared
+
+// Address of shared memory as the PTX instructions want it.
+#ifndef ONEGRAPH_SIM
+DEVICE uint32_t shared_address(const void* pointer) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+#endif
+
+// 16 aligned bytes; visible to this thread after cp_async_wait, to others after a barrier too.
+// Below compute capability 8.0 the copy happens at once.
+DEVICE void cp_async_16(void* shared, const void* global) {
+    ON_HOST(sim::cp_async(shared, global, 16, 16);)
+#if ARCH_AT_LEAST(800)
+    ON_CARD(asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+                         ::"r"(shared_address(shared)), "l"(global) : "memory");)
+#else
+    ON_CARD(*static_cast<uint4*>(shared) = load_relaxed_u32x4(global);)
+#endif
+}
+
+// As cp_async_16, but only the first `bytes` (0..16) are read; the rest becomes zero.
+DEVICE void cp_async_16_zero_fill(void* shared, const void* global, uint32_t bytes) {
+    ON_HOST(sim::cp_async(shared, global, 16, bytes);)
+#if ARCH_AT_LEAST(800)
+    ON_CARD(asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                         ::"r"(shared_address(shared)), "l"(global), "r"(bytes) : "memory");)
+#else
+    ON_CARD(
+        for (uint32_t i = 0; i < 16; i++) {
+            static_cast<uint8_t*>(shared)[i] =
+                i < bytes ? static_cast<const volatile uint8_t*>(global)[i] : 0;
+        })
+#endif
+}
+
+DEVICE void cp_async_commit() {
+    ON_HOST(sim::cp_async_commit();)
+#if ARCH_AT_LEAST(800)
+    ON_CARD(asm volatile("cp.async.commit_group;" ::: "memory");)
+#endif
+}
+
+// Waits until at most `pending` of this thread's newest groups are under way.
+template <int pending>
+DEVICE void cp_async_wait() {
+    ON_HOST(sim::cp_async_wait(pending);)
+#if ARCH_AT_LEAST(800)
+    ON_CARD(asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");)
+#endif
+}
+
+// An mbarrier is a uint64_t in shared memory: arrivals due, bytes due, and a phase that flips when
+// both are met. Below compute capability 9.0, and on the host, it is this word:
+//   bits 0-15 arrivals a phase, 16-31 arrivals due, 32-62 bytes due (signed), 63 phase
+DEVICE uint64_t mbarrier_step(uint64_t word, uint32_t arrivals, int32_t bytes) {
+    uint32_t count = static_cast<uint32_t>(word) & 0xffffu;
+    uint32_t due = (static_cast<uint32_t>(word >> 16) & 0xffffu) - arrivals;
+    uint32_t high = static_cast<uint32_t>(word >> 32);
+    uint32_t phase = high >> 31;
+    uint32_t tx = (high + static_cast<uint32_t>(bytes)) & 0x7fffffffu;
+    if (due == 0 && tx == 0) {
+        phase ^= 1;
+        due = count;
+    }
+    return (static_cast<uint64_t>((phase << 31) | tx) << 32) | (due << 16) | count;
+}
+
+#if !defined(ONEGRAPH_SIM) && !ARCH_AT_LEAST(900)
+DEVICE void mbarrier_apply(uint64_t* barrier, uint32_t arrivals, int32_t bytes) {
+    unsigned long long* word = reinterpret_cast<unsigned long long*>(barrier);
+    __threadfence_block();
+    unsigned long long seen = *static_cast<volatile unsigned long long*>(word);
+    unsigned long long old;
+    do {
+        old = seen;
+        seen = atomicCAS(word, old, mbarrier_step(old, arrivals, bytes));
+    } while (seen != old);
+}
+#endif
+
+// One thread; then mbarrier_init_fence() by it and a block barrier before anyone uses it.
+DEVICE void mbarrier_init(uint64_t* barrier, uint32_t arrivals) {
+    ON_HOST(sim::mbarrier_init(barrier, arrivals);)
+#if ARCH_AT_LEAST(900)
+    ON_CARD(asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
+                         ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");)
+#else
+    ON_CARD(*static_cast<volatile uint64_t*>(barrier) = arrivals | (arrivals << 16);)
+#endif
+}
+
+DEVICE void mbarrier_init_fence() {
+#if ARCH_AT_LEAST(900)
+    ON_CARD(asm volatile("fence.mbarrier_init.release.cluster;\n\tfence.proxy.async.shared::cta;"
+                         ::: "memory");)
+#else
+    ON_CARD(__threadfence_block();)
+#endif
+}
+
+DEVICE void mbarrier_arrive(uint64_t* barrier) {
+    ON_HOST(sim::mbarrier_apply(barrier, 1, 0);)
+#if ARCH_AT_LEAST(900)
+    ON_CARD(asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];"
+                         ::"r"(shared_address(barrier)) : "memory");)
+#else
+    ON_CARD(mbarrier_apply(barrier, 1, 0);)
+#endif
+}
+
+// One arrival, and `bytes` more that bulk copies will bring in this phase.
+DEVICE void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes) {
+    ON_HOST(sim::mbarrier_apply(barrier, 1, static_cast<int32_t>(bytes));)
+#if ARCH_AT_LEAST(900)
+    ON_CARD(asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+                         ::"r"(shared_address(barrier)), "r"(bytes) : "memory");)
+#else
+    ON_CARD(mbarrier_apply(barrier, 1, static_cast<int32_t>(bytes));)
+#endif
+}
+
+// Returns once the phase of that parity (0 first) is complete.
+DEVICE void mbarrier_wait_parity(uint64_t* barrier, uint32_t parity) {
+    ON_HOST(sim::mbarrier_wait(barrier, parity);)
+#if ARCH_AT_LEAST(900)
+    ON_CARD(asm volatile(
+        "{\n\t.reg .pred done;\n"
+        "WAIT_%=:\n\t"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t"
+        "@!done bra WAIT_%=;\n\t}"
+        ::"r"(shared_address(barrier)), "r"(parity) : "memory");)
+#else
+    ON_CARD(
+        while ((*static_cast<volatile uint64_t*>(barrier) >> 63) == parity) {}
+        __threadfence_block();)
+#endif
+}
+
+// Copies `bytes` (a multiple of 16; both addresses 16-byte aligned) and counts them on `barrier`.
+// One thread calls it, after it has announced the bytes by mbarrier_arrive_expect.
+DEVICE void bulk_copy_to_shared(void* shared, const void* global, uint32_t bytes,
+                                uint64_t* barrier) {
+    ON_HOST(sim::bulk_copy(shared, global, bytes, barrier);)
+#if ARCH_AT_LEAST(900)
+    ON_CARD(asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+        ::"r"(shared_address(shared)), "l"(global), "r"(bytes), "r"(shared_address(barrier))
+        : "memory");)
+#else
+    ON_CARD(
+        for (uint32_t i = 0; i < bytes / 16; i++) {
+            static_cast<uint4*>(shared)[i] =
+                load_relaxed_u32x4(static_cast<const uint4*>(global) + i);
+        }
+        mbarrier_apply(barrier, 0, -static_cast<int32_t>(bytes));)
+#endif
+}
+
+// ---------------------------------------------------------------- tensor cores
+
+// d = a*b + c for A [16][16] row-major, B [16][8] column-major, C and D [16][8] float32. With
+// g = lane/4, t = lane%4, each lane holds (low half first)
+//   a[0] = A[g][2t,2t+1]    a[1] = A[g+8][2t,2t+1]  a[2] = A[g][2t+8,+9]  a[3] = A[g+8][2t+8,+9]
+//   b[0] = B[2t,2t+1][g]    b[1] = B[2t+8,+9][g]
+//   c, d: [0] = [g][2t]  [1] = [g][2t+1]  [2] = [g+8][2t]  [3] = [g+8][2t+1]
+// The card adds the products of one instruction to c in fixed point and truncates; the twin adds
+// them one by one, k ascending, rounding to nearest. So their bits differ, within the same bound.
+DEVICE void mma_m16n8k16_f16_f32(float d[4], const uint32_t a[4], const uint32_t b[2],
+                                 const float c[4]) {
+    ON_HOST(sim::mma_m16n8k16(d, a, b, c);)
+#if ARCH_AT_LEAST(800)
+    ON_CARD(asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]),
+          "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));)
+#else
+    ON_CARD(
+        float half_sum[4];
+        asm volatile(
+            "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
+            "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %8, %9, %10};"
+            : "=f"(half_sum[0]), "=f"(half_sum[1]), "=f"(half_sum[2]), "=f"(half_sum[3])
+            : "r"(a[0]), "r"(a[1]), "r"(b[0]), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
+        asm volatile(
+            "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
+            "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %8, %9, %10};"
+            : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+            : "r"(a[2]), "r"(a[3]), "r"(b[1]),
+              "f"(half_sum[0]), "f"(half_sum[1]), "f"(half_sum[2]), "f"(half_sum[3]));)
+#endif
+}
+
+// Four 8x8 matrices of 16-bit values from shared memory: lane 8j+i gives the address of row i of
+// matrix j (16 aligned bytes); d[j] receives row lane/4, columns 2*(lane%4) and +1 of matrix j.
+DEVICE void ldmatrix_x4(uint32_t d[4], const void* shared_row) {
+    ON_HOST(sim::ldmatrix_x4(d, shared_row, false);)
+    ON_CARD(asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                         : "r"(shared_address(shared_row)) : "memory");)
+}
+
+// The same with each matrix transposed.
+DEVICE void ldmatrix_x4_transposed(uint32_t d[4], const void* shared_row) {
+    ON_HOST(sim::ldmatrix_x4(d, shared_row, true);)
+    ON_CARD(asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                         : "r"(shared_address(shared_row)) : "memory");)
+}
+
+// ---------------------------------------------------------------- barriers and reductions
+
+// Barrier `id` (1..15; 0 is __syncthreads) of `threads` threads, a multiple of 32.
+DEVICE void named_barrier_sync(uint32_t id, uint32_t threads) {
+    ON_HOST(sim::named_barrier_sync(id, threads);)
+    ON_CARD(asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");)
+}
+
+// Counts this thread in without waiting.
+DEVICE void named_barrier_arrive(uint32_t id, uint32_t threads) {
+    ON_HOST(sim::named_barrier_arrive(id, threads);)
+    ON_CARD(asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");)
+}
+
+// Sum over the warp in every lane. The order is part of the definition: lanes at distance 16 are
+// added first, then 8, 4, 2, 1; addition commutes, so all lanes hold the same bits.
+DEVICE float warp_sum_f32(float v) {
+    ON_HOST(v = sim::warp_sum_f32(v);)
+    ON_CARD(
+        _Pragma("unroll") for (uint32_t distance = 16; distance != 0; distance /= 2) {
+            v = __fadd_rn(v, __shfl_xor_sync(FULL_WARP, v, distance));
+        })
+    return v;
+}
+
+DEVICE float warp_max_f32(float v) {
+    ON_HOST(v = sim::warp_max_f32(v);)
+    ON_CARD(
+        _Pragma("unroll") for (uint32_t distance = 16; distance != 0; distance /= 2) {
+            v = fmaxf(v, __shfl_xor_sync(FULL_WARP, v, distance));
+        })
+    return v;
+}
+
+// Sum over a block of `warps` full warps, in every thread: warp sums added in warp order, from
+// the first. `scratch` is shared memory for `warps` floats, free again after the next barrier.
+template <int warps>
+DEVICE float block_sum_f32(float v, float* scratch) {
+    v = warp_sum_f32(v);
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = v;
+    __syncthreads();
+    float sum = scratch[0];
+#pragma unroll
+    for (int warp = 1; warp < warps; warp++) sum = __fadd_rn(sum, scratch[warp]);
+    return sum;
+}
+
+template <int warps>
+DEVICE float block_max_f32(float v, float* scratch) {
+    v = warp_max_f32(v);
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = v;
+    __syncthreads();
+    float most = scratch[0];
+#pragma unroll
+    for (int warp = 1; warp < warps; warp++) most = fmaxf(most, scratch[warp]);
+    return most;
+}
+
+// The launch's dynamic shared memory, 128-byte aligned.
+#ifndef ONEGRAPH_SIM
+extern __shared__ __align__(128) unsigned char onegraph_dynamic_shared[];
+#endif
+template <typename T>
+DEVICE T* dynamic_shared() {
+    ON_HOST(return static_cast<T*>(sim::dynamic_shared());)
+    ON_CARD(return reinterpret_cast<T*>(onegraph_dynamic_shared);)
+}
+
+// ---------------------------------------------------------------- time
+
+// Nanoseconds; on the card in steps of its own.
+DEVICE uint64_t global_timer() {
+    uint64_t ns;
+    ON_HOST(ns = sim::global_timer();)
+    ON_CARD(asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns)::"memory");)
+    return ns;
+}
+
+// In a delay-injection build (ONEGRAPH_DELAY_SEED defined) one block in eight, another set at each
+// launch, sleeps `ns` here; put it before a kernel's stores. A correct step's bits do not change.
+DEVICE void delay_block(uint32_t ns = 20000) {
+#ifdef ONEGRAPH_DELAY_SEED
+    uint64_t start = global_timer();
+    uint32_t block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
+    uint32_t hash = (block + ONEGRAPH_DELAY_SEED + static_cast<uint32_t>(start >> 12)) * 2654435761u;
+    if ((hash >> 29) == 0) {
+        ON_CARD(while (global_timer() - start < ns) {})
+    }
+#endif
+    (void)ns;
+}
+
+#undef ON_CARD
+#undef ON_HOST
