@@ -19,6 +19,9 @@ mod _native {
 
     #[pymodule_init]
     fn init(m: &Bound<'_, PyModule>) -> PyResult<()> {
-        m.add("__version__", env!("CARGO_PKG_VERSION"))
+        m.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        // PyO3 lists every member in `__all__`; nobody star-imports a private module, and the stub
+        // would have to repeat the list.
+        m.delattr("__all__")
     }
 }

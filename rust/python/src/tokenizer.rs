@@ -9,6 +9,10 @@ use pyo3::types::PyBytes;
 
 use crate::errors::{detached, to_py};
 
+/// Text to token ids and back, from the metadata of a GGUF file (whole or vocabulary-only).
+///
+/// Raises `FileError` where the file cannot be read, `ModelError` where its vocabulary is damaged or
+/// not supported.
 #[pyclass(frozen, module = "onegraph")]
 pub struct Tokenizer {
     pub inner: Arc<tokenizer::Tokenizer>,
@@ -26,6 +30,10 @@ impl Tokenizer {
         })
     }
 
+    /// Token ids of `text`.
+    ///
+    /// `add_special` adds the begin and end tokens the model was trained with. `parse_special` lets the
+    /// text spell control tokens: only for text of a trusted template.
     #[pyo3(signature = (text, add_special=true, parse_special=false))]
     fn encode(
         &self,
@@ -39,11 +47,13 @@ impl Tokenizer {
         })
     }
 
+    /// Text of `ids`; invalid UTF-8 is U+FFFD. `skip_special` leaves control tokens out.
     #[pyo3(signature = (ids, skip_special=true))]
     fn decode(&self, py: Python<'_>, ids: Vec<u32>, skip_special: bool) -> PyResult<String> {
         detached(py, || self.inner.decode(&ids, skip_special))
     }
 
+    /// A decoder fed one id at a time. `continuation` keeps a leading space.
     #[pyo3(signature = (skip_special=true, continuation=false))]
     fn stream(&self, skip_special: bool, continuation: bool) -> StreamDecoder {
         StreamDecoder {
@@ -56,59 +66,71 @@ impl Tokenizer {
         }
     }
 
+    /// The bytes token `id` stands for; not always whole characters.
     fn token_bytes<'py>(&self, py: Python<'py>, id: u32) -> PyResult<Bound<'py, PyBytes>> {
         let piece = self.inner.checked_piece(id).map_err(to_py)?;
         Ok(PyBytes::new(py, piece))
     }
 
+    /// Token `id` as the file spells it.
     fn token_text(&self, id: u32) -> PyResult<&str> {
         self.inner.checked_piece(id).map_err(to_py)?;
         Ok(self.inner.vocab().text(id))
     }
 
+    /// The token the file spells `text`.
     fn token_id(&self, text: &str) -> Option<u32> {
         self.inner.vocab().id(text)
     }
 
+    /// Whether `id` is a control or unknown token, no part of the text.
     fn is_special(&self, id: u32) -> bool {
         self.inner.is_special(id)
     }
 
+    /// How many tokens the vocabulary has.
     #[getter]
     fn n_vocab(&self) -> usize {
         self.inner.n_vocab()
     }
 
+    /// The token that begins a text.
     #[getter]
     fn bos_id(&self) -> Option<u32> {
         self.inner.vocab().bos
     }
 
+    /// The token that ends a text.
     #[getter]
     fn eos_id(&self) -> Option<u32> {
         self.inner.vocab().eos
     }
 
+    /// The token that ends a turn of a chat.
     #[getter]
     fn eot_id(&self) -> Option<u32> {
         self.inner.vocab().eot
     }
 
+    /// Whether `encode` begins with `bos_id`.
     #[getter]
     fn add_bos(&self) -> bool {
         self.inner.add_bos()
     }
 
+    /// Whether `encode` ends with `eos_id`.
     #[getter]
     fn add_eos(&self) -> bool {
         self.inner.add_eos()
     }
 
+    /// Ids that end generation, ascending.
     #[getter]
     fn end_of_text_ids(&self) -> Vec<u32> {
         self.inner.vocab().end_of_text().to_vec()
     }
 
+    /// Bytes no token spells: encoding drops them. Empty for most vocabularies.
     #[getter]
     fn missing_bytes<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &self.inner.missing_bytes())
@@ -127,6 +149,7 @@ impl Tokenizer {
     }
 }
 
+/// Text of tokens as they come; never a part of a character. From `Tokenizer.stream`.
 #[pyclass(module = "onegraph")]
 pub struct StreamDecoder {
     tokenizer: Arc<tokenizer::Tokenizer>,
@@ -135,10 +158,12 @@ pub struct StreamDecoder {
 
 #[pymethods]
 impl StreamDecoder {
+    /// The text that `id` completes, often empty in the middle of a character.
     fn push(&mut self, id: u32) -> PyResult<String> {
         self.decoder.push(&self.tokenizer, id).map_err(to_py)
     }
 
+    /// What was still waiting, as U+FFFD.
     fn finish(&mut self) -> String {
         self.decoder.finish()
     }

@@ -1,0 +1,220 @@
+"""The rules of the house that a reader of the source can check."""
+
+import importlib.metadata
+import inspect
+import re
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import onegraph
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+ENGINE = ROOT / "rust" / "engine" / "src"
+SOURCE_FOLDERS = [".ci", "benches", "models", "python", "rust", "tests"]
+
+#: Who may import whom in the engine. A room may also import what those below it may. `error` is
+#: open to all. `engine` and `info` put the parts together, so they see the road from file to plan.
+MAY_IMPORT = {
+    "error": [],
+    "quant": ["error"],
+    "gguf": ["quant"],
+    "config": ["gguf"],
+    "weights": ["config"],
+    "plan": ["quant"],
+    "arch": ["config", "plan"],
+    "sampler": ["error"],
+    "tokenizer": ["gguf"],
+    "template": ["gguf"],
+    "backend": ["plan", "weights", "sampler"],
+    "session": ["backend"],
+    "engine": ["session", "sampler", "tokenizer", "template", "arch"],
+    "info": ["arch", "weights", "tokenizer", "template"],
+}
+
+#: The files that may say `unsafe`, under rust/engine/src. The simulated driver (rust/ksim) is a C
+#: library by nature and is not part of what ships.
+MAY_BE_UNSAFE = {
+    "weights.rs",
+    "backend/cpu/simd.rs",
+    "backend/cuda/device.rs",
+    "backend/cuda/compile.rs",
+    "backend/cuda/launch.rs",
+    "backend/cuda/graph.rs",
+}
+
+#: Rooms that read bytes of strangers, and the lints they deny.
+HOSTILE_INPUT = ["gguf", "config", "weights", "tokenizer", "template"]
+DENIED = {"unwrap_used", "expect_used", "indexing_slicing", "arithmetic_side_effects", "panic"}
+
+
+def files(*suffixes: str, under: Path = ROOT) -> Iterator[Path]:
+    """Source files, without what builds and tools leave behind."""
+    starts = [ROOT / name for name in SOURCE_FOLDERS] if under == ROOT else [under]
+    for start in starts:
+        for path in sorted(start.rglob("*")):
+            inside = path.relative_to(ROOT).parts
+            built = {"__pycache__", "target"} & set(inside) or path.suffix == ".so"
+            if path.is_file() and not built and (not suffixes or path.suffix in suffixes):
+                yield path
+
+
+def product_code(path: Path) -> str:
+    """A Rust file without its comments and without its tests at the end."""
+    text = re.split(r"^#\[cfg\(test\)\]\nmod ", path.read_text(), maxsplit=1, flags=re.M)[0]
+    return re.sub(r"//.*", "", text)
+
+
+def room(path: Path) -> str:
+    return path.relative_to(ENGINE).parts[0].removesuffix(".rs")
+
+
+def allowed(name: str) -> set[str]:
+    below = {name, "error"}
+    for other in MAY_IMPORT[name]:
+        below |= allowed(other)
+    return below
+
+
+def test_rooms_import_only_what_lies_below_them() -> None:
+    seen, wrong = set(), []
+    for path in files(".rs", under=ENGINE):
+        name = room(path)
+        if name == "lib":
+            continue
+        assert name in MAY_IMPORT, f"{path}: give the room {name!r} a row in MAY_IMPORT"
+        seen.add(name)
+        code = product_code(path)
+        imported = set(re.findall(r"\bcrate::(\w+)", code))
+        for group in re.findall(r"\buse crate::\{([^;]*)\}\s*;", code):
+            imported |= set(re.findall(r"(?:^|,)\s*(\w+)", re.sub(r"\{[^}]*\}", "", group)))
+        # The crate root re-exports `Error` and `Result` from `error`.
+        imported -= {"Error", "Result"}
+        wrong += [f"{path}: {name} imports {o}" for o in sorted(imported - allowed(name))]
+    assert {"gguf", "quant", "plan", "backend"} <= seen
+    assert wrong == []
+
+
+def test_no_file_is_longer_than_800_lines() -> None:
+    suffixes = (".rs", ".cu", ".cuh", ".py", ".pyi", ".toml", ".md")
+    long = {str(p): n for p in files(*suffixes) if (n := len(p.read_text().splitlines())) > 800}
+    assert long == {}
+
+
+def test_no_file_is_named_after_nothing() -> None:
+    vague = re.compile(r"^(utils?|helpers?|manager|misc|common\.(rs|py))\b")
+    assert [str(p) for p in files() if vague.match(p.name)] == []
+
+
+def test_unsafe_is_said_only_where_it_must_be() -> None:
+    found = {
+        path.relative_to(ENGINE).as_posix()
+        for path in files(".rs", under=ENGINE)
+        if re.search(r"\bunsafe\b", re.sub(r"//.*", "", path.read_text()))
+    }
+    assert found <= MAY_BE_UNSAFE
+    bindings = [p for p in files(".rs", under=ROOT / "rust" / "python")]
+    assert bindings
+    assert [str(p) for p in bindings if re.search(r"\bunsafe\b", product_code(p))] == []
+
+
+def test_rooms_that_read_hostile_input_deny_what_could_panic() -> None:
+    checked = 0
+    for path in files(".rs", under=ENGINE):
+        if room(path) not in HOSTILE_INPUT:
+            continue
+        checked += 1
+        # Lint levels reach the modules below: a folder's mod.rs may speak for its files.
+        speaks_for = {path, path.parent / "mod.rs"} if path.parent != ENGINE else {path}
+        text = "".join(p.read_text() for p in speaks_for if p.exists())
+        denied = set()
+        for attribute in re.findall(r"^#!\[(?:deny|forbid)\(([^]]*)\)\]", text, flags=re.M):
+            denied |= set(re.findall(r"clippy::(\w+)", attribute))
+        assert denied >= DENIED, f"{path} does not deny {DENIED - denied}"
+        excused = {
+            lint
+            for attribute in re.findall(r"\b(?:allow|expect)\(([^)]*)\)\]", product_code(path))
+            for lint in re.findall(r"clippy::(\w+)", attribute)
+        }
+        assert not excused & DENIED, f"{path} excuses itself from {excused & DENIED}"
+    assert checked >= 3
+
+
+def test_nothing_is_left_undone_or_private() -> None:
+    # Spelled in pieces, so that this file does not find itself.
+    undone = "|".join(["TO" + "DO", "FIX" + "ME", "X" * 3, "todo" + "!", "unimple" + "mented!"])
+    private = "|".join(f"/{name}/" for name in ["work", "root", "workspace", r"home/\w+"])
+    pattern = re.compile(rf"\b(?:{undone})\b|(?<![\w.])(?:{private})")
+    texts = [
+        *files(".rs", ".cu", ".cuh", ".py", ".pyi", ".toml", ".md", ".sh", ".json"),
+        *TOP_TEXTS,
+    ]
+    found = [
+        f"{path}:{number}: {line.strip()}"
+        for path in texts
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if pattern.search(line)
+    ]
+    assert found == []
+
+
+TOP_TEXTS = [
+    path
+    for name in ["README.md", "CHANGELOG.md", "Cargo.toml", "pyproject.toml", ".ci/run"]
+    if (path := ROOT / name).exists()
+]
+
+
+def test_the_public_interface_is_documented() -> None:
+    missing = []
+    for name in onegraph.__all__:
+        item = getattr(onegraph, name)
+        if name.startswith("__"):
+            continue
+        if not item.__doc__:
+            missing.append(name)
+        if inspect.isclass(item):
+            for member, value in vars(item).items():
+                if member.startswith("_") or not (callable(value) or isinstance(value, property)):
+                    continue
+                if not inspect.getdoc(value):
+                    missing.append(f"{name}.{member}")
+    assert missing == []
+
+
+def test_import_is_quick() -> None:
+    code = "import time; t = time.perf_counter(); import onegraph; print(time.perf_counter() - t)"
+    runs = [
+        float(subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60))
+        for _ in range(5)
+    ]
+    # The best of five: the machine may be busy with something else.
+    assert min(runs) < 0.3, runs
+
+
+def test_the_installed_package_holds_no_model() -> None:
+    listed = importlib.metadata.files("onegraph")
+    if not listed:
+        pytest.skip("onegraph is not installed from a wheel here; `.ci/run` does")
+    sizes = {str(f): Path(str(f.locate())).stat().st_size for f in listed if f.locate().is_file()}
+    assert [f for f in sizes if f.endswith((".gguf", ".safetensors", ".bin"))] == []
+    assert {f: n for f, n in sizes.items() if n > 1 << 20 and "_native" not in f} == {}
+
+
+def test_the_sdist_holds_the_source_and_no_model(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "maturin", "sdist", "--out", str(tmp_path)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        timeout=300,
+    )
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        members = {m.name.split("/", 1)[-1]: m.size for m in archive.getmembers() if m.isfile()}
+    assert {"pyproject.toml", "README.md", "LICENSE", "rust/engine/src/lib.rs"} <= members.keys()
+    assert [m for m in members if m.endswith((".gguf", ".safetensors", ".so", ".whl"))] == []
+    assert max(members.values()) < 1 << 20, members
