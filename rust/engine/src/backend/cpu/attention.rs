@@ -4,7 +4,7 @@
 use rayon::prelude::*;
 
 use super::kv::{KvCache, Part};
-use super::simd::{self, Level, Task};
+use super::simd::{self, Isa, Level, Task};
 use crate::backend::{Batch, PAGE_TOKENS};
 use crate::quant::{self, Block, Visitor};
 
@@ -64,7 +64,7 @@ impl<B: Block> Task for TypedHead<'_, B> {
     type Out = ();
 
     #[inline(always)]
-    fn run(self) {
+    fn run<I: Isa>(self) {
         let Head { op, index, out, .. } = self.0;
         let n_kv = op.kv.shape.n_head_kv;
         let dim = op.kv.shape.head_dim;
@@ -89,7 +89,7 @@ impl<B: Block> Task for TypedHead<'_, B> {
             for (g, q) in q.chunks_exact(dim).enumerate() {
                 let scores = &mut scores[g * n + page * PAGE_TOKENS..][..tokens];
                 for (score, k) in scores.iter_mut().zip(page_values.chunks_exact(dim)) {
-                    *score = simd::dot(k, q) * op.scale;
+                    *score = simd::dot::<I>(k, q) * op.scale;
                 }
             }
         }

@@ -3,7 +3,7 @@
 
 use rayon::prelude::*;
 
-use super::simd::{self, Level, Task};
+use super::simd::{self, Isa, Level, Task};
 use crate::plan::BufferId;
 use crate::quant::{self, Block, QuantType, Visitor};
 
@@ -105,8 +105,8 @@ impl<B: Block> Task for MatVec<'_, B> {
     type Out = ();
 
     #[inline(always)]
-    fn run(self) {
-        simd::matvec::<B>(self.0.rows, self.0.x, self.0.out);
+    fn run<I: Isa>(self) {
+        simd::matvec::<I, B>(self.0.rows, self.0.x, self.0.out);
     }
 }
 
@@ -116,10 +116,10 @@ impl<B: Block> Task for MatMul<'_, B> {
     type Out = ();
 
     #[inline(always)]
-    fn run(self) {
+    fn run<I: Isa>(self) {
         let Job {
             rows, x, n_in, out, ..
         } = self.0;
-        simd::matmul::<B>(rows, x, n_in, out, &mut vec![0.0; n_in]);
+        simd::matmul::<I, B>(rows, x, n_in, out, &mut vec![0.0; n_in]);
     }
 }
