@@ -72,6 +72,10 @@ pub enum Error {
         supported: String,
     },
 
+    /// The model computed a logit that has no place in an order.
+    #[error("the logit of token {token} is {value}; the model's numbers overflowed: its file is damaged, fetch it again, or use another quantization of it")]
+    Logits { token: u32, value: String },
+
     /// The chat template cannot be used.
     #[error("chat template: {reason}; {remedy}")]
     Template { reason: String, remedy: String },
@@ -134,6 +138,7 @@ impl Error {
             | Error::Metadata { .. }
             | Error::Tensor { .. }
             | Error::Unsupported { .. }
+            | Error::Logits { .. }
             | Error::Template { .. } => Kind::Model,
             Error::Argument { .. } => Kind::Argument,
             Error::Context { .. } => Kind::Context,

@@ -1,10 +1,147 @@
-//! Logits and a seed → a token.
+//! Logits and a seed → a token. This file is the specification that every backend's sampler
+//! follows bit for bit: all arithmetic is float32, rounded to nearest, in the order written here;
+//! `fma` stands where `mul_add` stands; `ln` and `exp` are those of [`math`].
+//!
+//! For the generated token number `index` of a request with logits `l`:
+//!
+//! 1. **Bias.** `y = l + bias` where a token has one. A bias of -inf bans a token; biases of +inf
+//!    ban all tokens but theirs, which keep `y = l`.
+//! 2. **Penalties**, for tokens seen before. Repeat (Keskar et al. 2019, section 4.1; the prompt
+//!    and the generated tokens count): `y = y > 0 ? y / repeat : y * repeat`. Then, for a token
+//!    generated `c > 0` times, `y = fma(-frequency, c, y) - presence`.
+//! 3. **Greedy.** With temperature 0 the token is the argmax of `y`. Here and below the lower id
+//!    wins a tie.
+//! 4. **Temperature.** `z = (y - max y) / temperature + 0`: taking the maximum off first keeps the
+//!    digits where they matter, adding zero makes -0 into 0. Tokens with `z = -inf` are out.
+//! 5. **Filters**, in this order. All order tokens by `(z descending, id ascending)` and keep the
+//!    front, so each is one threshold on `z` and, among the tokens equal to it, one on the id.
+//!    - *top-k*: the first `k`.
+//!    - *top-p*: the shortest front of what top-k left that has at least `p` of its mass. A
+//!      token's mass is the integer `floor(exp(z) * 2^40)`, 0 for `z < -28`; the front's must be at
+//!      least `ceil(total * round(p * 2^32) / 2^32)`, and 1. Sums of integers have no order, so any
+//!      number of threads gets the same total.
+//!    - *min-p*: those with `z >= ln(min_p)`. The most probable token survives top-k and top-p and
+//!      has `z = 0`; normalization cancels.
+//! 6. **Draw** by Gumbel-max: the argmax over the survivors of `z + gumbel(word)`, `word` number
+//!    `id % 4` of Philox4x32-10 with the key `seed` and the counter `(id / 4, index, 0, 0)`. This
+//!    draws from the softmax of the survivors without summing it, and depends on
+//!    `(seed, index)` alone.
+
+use std::collections::BTreeMap;
+
+use crate::error::{Error, Result};
+
+pub mod math;
+pub mod random;
+#[cfg(test)]
+mod tests;
+
+/// Most alternatives that [`Params::logprobs`] may ask for.
+pub const MAX_LOGPROBS: usize = 100;
+
+/// Most tokens a vocabulary may have: the sum of their masses stays below 2^63.
+pub const MAX_VOCAB: usize = 1 << 23;
+
+/// Largest finite value of a logit bias, either sign: far above any logit, and no sum with one
+/// overflows.
+pub const MAX_BIAS: f32 = 1e4;
 
 /// How to choose the next token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Params {
-    /// 0 is greedy.
+    /// Divides the logits; 0 is greedy. 0 to 100.
     pub temperature: f32,
+    /// Keep the `top_k` most probable tokens; 0 keeps all.
+    pub top_k: usize,
+    /// Keep the most probable tokens that together have this probability; 1 keeps all. 0 to 1.
+    pub top_p: f32,
+    /// Keep tokens at least `min_p` times as probable as the best; 0 keeps all. 0 to 1.
+    pub min_p: f32,
+    /// Divides positive and multiplies negative logits of tokens seen in prompt or output; 1 is
+    /// off. 0.01 to 100.
+    pub repeat_penalty: f32,
+    /// Subtracted from the logits of tokens generated before. -2 to 2.
+    pub presence_penalty: f32,
+    /// Subtracted for each time that a token was generated. -2 to 2.
+    pub frequency_penalty: f32,
+    /// Added to the logits of single tokens: up to [`MAX_BIAS`], or ±inf.
+    pub logit_bias: BTreeMap<u32, f32>,
+    /// With the index of the generated token, all that a draw depends on.
+    pub seed: u64,
+    /// Give log-probabilities of each token and of this many best ones.
+    pub logprobs: Option<usize>,
+}
+
+impl Default for Params {
+    /// The defaults of the whole product.
+    fn default() -> Self {
+        Self {
+            temperature: 0.8,
+            top_k: 40,
+            top_p: 0.95,
+            min_p: 0.05,
+            repeat_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logit_bias: BTreeMap::new(),
+            seed: 0,
+            logprobs: None,
+        }
+    }
+}
+
+fn in_range(name: &'static str, value: f32, low: f32, high: f32) -> Result<()> {
+    if (low..=high).contains(&value) {
+        return Ok(());
+    }
+    Err(Error::Argument {
+        name,
+        value: value.to_string(),
+        reason: format!("must be from {low} to {high}"),
+    })
+}
+
+impl Params {
+    /// Checks every field against its range.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] names the field, its value and the range.
+    pub fn validate(&self, n_vocab: usize) -> Result<()> {
+        in_range("temperature", self.temperature, 0.0, 100.0)?;
+        in_range("top_p", self.top_p, 0.0, 1.0)?;
+        in_range("min_p", self.min_p, 0.0, 1.0)?;
+        in_range("repeat_penalty", self.repeat_penalty, 0.01, 100.0)?;
+        in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)?;
+        in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)?;
+        for (id, bias) in &self.logit_bias {
+            if *id as usize >= n_vocab {
+                return Err(Error::Argument {
+                    name: "logit_bias",
+                    value: format!("{bias} for token {id}"),
+                    reason: format!("the vocabulary has {n_vocab} tokens"),
+                });
+            }
+            if bias.is_nan() || (bias.is_finite() && bias.abs() > MAX_BIAS) {
+                return Err(Error::Argument {
+                    name: "logit_bias",
+                    value: format!("{bias} for token {id}"),
+                    reason: format!("must be from -{MAX_BIAS} to {MAX_BIAS}, or -inf or inf"),
+                });
+            }
+        }
+        match self.logprobs {
+            Some(n) if n > MAX_LOGPROBS => Err(Error::Argument {
+                name: "logprobs",
+                value: n.to_string(),
+                reason: format!("must be from 0 to {MAX_LOGPROBS}"),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn penalizes(&self) -> bool {
+        self.repeat_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
+    }
 }
 
 /// Log-probabilities of a drawn token and its rivals.
@@ -14,4 +151,320 @@ pub struct Logprobs {
     pub logprob: f32,
     /// The most probable tokens and their log-probabilities, best first.
     pub top: Vec<(u32, f32)>,
+}
+
+/// The place in the order `(z descending, id ascending)` behind which tokens are dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Cut {
+    /// [`key`] of the last survivor.
+    key: u32,
+    /// Its id.
+    id: u32,
+}
+
+impl Cut {
+    fn keeps(&self, key: u32, id: u32) -> bool {
+        key > self.key || (key == self.key && id <= self.id)
+    }
+}
+
+/// An unsigned integer that orders as the floats do.
+#[inline(always)]
+fn key(x: f32) -> u32 {
+    let bits = x.to_bits();
+    bits ^ (((bits as i32) >> 31) as u32 | 0x8000_0000)
+}
+
+/// The mass of a token in units of 2^-40 of the most probable one's.
+#[inline(always)]
+fn mass(z: f32) -> u64 {
+    if z < -28.0 {
+        0
+    } else {
+        (math::exp(z) * 1_099_511_627_776.0) as u64
+    }
+}
+
+/// Finds the shortest front of `candidates` (ascending ids), in the order of the specification,
+/// whose weights sum to `target` at least; `None` where all of them do not.
+///
+/// A radix search: histograms of the weights by the leading digits of the key, then only within the
+/// digit where the target falls, so nothing is sorted.
+fn shortest_front(
+    values: &[f32],
+    mut candidates: Vec<u32>,
+    target: u64,
+    weight: impl Fn(f32) -> u64,
+) -> Option<Cut> {
+    let mut before = 0;
+    for shift in [21, 10, 0] {
+        let digit = |id: &u32| (key(values[*id as usize]) >> shift & 0x7ff) as usize;
+        let mut histogram = vec![0u64; 1 << 11];
+        for id in &candidates {
+            histogram[digit(id)] += weight(values[*id as usize]);
+        }
+        let reached = histogram.iter().rposition(|sum| {
+            before += sum;
+            before >= target
+        })?;
+        before -= histogram[reached];
+        candidates.retain(|id| digit(id) == reached);
+    }
+    for id in candidates {
+        let value = values[id as usize];
+        before += weight(value);
+        if before >= target {
+            return Some(Cut {
+                key: key(value),
+                id,
+            });
+        }
+    }
+    None
+}
+
+/// Chooses the tokens of one request.
+#[derive(Debug, Clone)]
+pub struct Sampler {
+    params: Params,
+    /// For each token how often it was generated, and [`IN_PROMPT`]; empty where nothing penalizes.
+    seen: Vec<u32>,
+    /// The tokens with an entry in `seen`.
+    seen_ids: Vec<u32>,
+    /// Logits under way, `[n_vocab]`.
+    z: Vec<f32>,
+}
+
+const IN_PROMPT: u32 = 1 << 31;
+
+impl Sampler {
+    /// A sampler for a model of `n_vocab` tokens; penalties count the tokens of `prompt`.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for a parameter out of range.
+    pub fn new(params: Params, n_vocab: usize, prompt: &[u32]) -> Result<Self> {
+        params.validate(n_vocab)?;
+        if n_vocab > MAX_VOCAB {
+            return Err(Error::Unsupported {
+                what: "vocabulary size",
+                name: n_vocab.to_string(),
+                supported: format!("up to {MAX_VOCAB} tokens"),
+            });
+        }
+        let seen = vec![0; if params.penalizes() { n_vocab } else { 0 }];
+        let mut sampler = Self {
+            params,
+            seen,
+            seen_ids: Vec::new(),
+            z: Vec::new(),
+        };
+        for id in prompt {
+            sampler.note(*id, |count| count | IN_PROMPT);
+        }
+        Ok(sampler)
+    }
+
+    fn note(&mut self, id: u32, change: impl Fn(u32) -> u32) {
+        if let Some(count) = self.seen.get_mut(id as usize) {
+            if *count == 0 {
+                self.seen_ids.push(id);
+            }
+            *count = change(*count);
+        }
+    }
+
+    /// Draws generated token number `index` from its logits, `[n_vocab]`.
+    ///
+    /// # Errors
+    /// [`Error::Logits`] where a logit is NaN or +inf, [`Error::Argument`] where the bias leaves no
+    /// token.
+    #[inline(always)]
+    pub fn sample(&mut self, logits: &[f32], index: u32) -> Result<u32> {
+        let id = self.choose(logits, index)?;
+        self.note(id, |count| count + 1);
+        Ok(id)
+    }
+
+    #[inline(always)]
+    fn choose(&mut self, logits: &[f32], index: u32) -> Result<u32> {
+        check(logits)?;
+        if self.params.temperature == 0.0
+            && self.params.logit_bias.is_empty()
+            && self.seen_ids.is_empty()
+        {
+            return best(logits).ok_or_else(nothing_left);
+        }
+        self.adjust(logits);
+        check(&self.z)?;
+        let most = best(&self.z).ok_or_else(nothing_left)?;
+        let temperature = self.params.temperature;
+        if temperature == 0.0 {
+            return Ok(most);
+        }
+        let most = self.z[most as usize];
+        for z in &mut self.z {
+            *z = (*z - most) / temperature + 0.0;
+        }
+        let cut = self.filter();
+        Ok(self.draw(cut, index))
+    }
+
+    /// Steps 1 and 2: `self.z = y`.
+    #[inline(always)]
+    fn adjust(&mut self, logits: &[f32]) {
+        let Self {
+            params,
+            seen,
+            seen_ids,
+            z,
+        } = self;
+        z.clear();
+        if params.logit_bias.values().any(|b| *b == f32::INFINITY) {
+            z.resize(logits.len(), f32::NEG_INFINITY);
+            for (id, bias) in &params.logit_bias {
+                if *bias == f32::INFINITY {
+                    z[*id as usize] = logits[*id as usize];
+                }
+            }
+        } else {
+            z.extend_from_slice(logits);
+            for (id, bias) in &params.logit_bias {
+                z[*id as usize] += bias;
+            }
+        }
+        for id in seen_ids {
+            let y = &mut z[*id as usize];
+            if *y > 0.0 {
+                *y /= params.repeat_penalty;
+            } else {
+                *y *= params.repeat_penalty;
+            }
+            let count = seen[*id as usize] & !IN_PROMPT;
+            if count > 0 {
+                *y =
+                    (-params.frequency_penalty).mul_add(count as f32, *y) - params.presence_penalty;
+            }
+        }
+    }
+
+    fn survivors(&self, cut: Option<Cut>) -> impl Iterator<Item = u32> + '_ {
+        (0u32..).zip(&self.z).filter_map(move |(id, z)| {
+            let alive = *z != f32::NEG_INFINITY && cut.is_none_or(|cut| cut.keeps(key(*z), id));
+            alive.then_some(id)
+        })
+    }
+
+    /// Step 5: what survives all filters.
+    #[inline(always)]
+    fn filter(&self) -> Option<Cut> {
+        let Params {
+            top_k,
+            top_p,
+            min_p,
+            ..
+        } = self.params;
+        let mut cut = None;
+        if (1..self.z.len()).contains(&top_k) {
+            cut = shortest_front(&self.z, self.survivors(cut).collect(), top_k as u64, |_| 1);
+        }
+        if top_p < 1.0 {
+            let candidates: Vec<u32> = self.survivors(cut).collect();
+            let total: u64 = candidates.iter().map(|id| mass(self.z[*id as usize])).sum();
+            let share = (f64::from(top_p) * 4_294_967_296.0).round() as u128;
+            let target = (u128::from(total) * share).div_ceil(1 << 32).max(1) as u64;
+            cut = shortest_front(&self.z, candidates, target, mass).or(cut);
+        }
+        if min_p >= f32::MIN_POSITIVE {
+            let least = Cut {
+                key: key(math::ln(min_p)),
+                id: u32::MAX,
+            };
+            // Of two fronts of the same order the shorter lies within the other.
+            let shorter = |cut: Cut| (cut.key, !cut.id).max((least.key, !least.id));
+            let (key, id) = cut.map_or((least.key, !least.id), shorter);
+            cut = Some(Cut { key, id: !id });
+        }
+        cut
+    }
+
+    /// Step 6.
+    #[inline(always)]
+    fn draw(&self, cut: Option<Cut>, index: u32) -> u32 {
+        let (mut best, mut best_score) = (0, f32::NEG_INFINITY);
+        let (mut group, mut words) = (u32::MAX, [0; 4]);
+        for id in self.survivors(cut) {
+            if id / 4 != group {
+                group = id / 4;
+                words = random::words(self.params.seed, index, group);
+            }
+            let score = self.z[id as usize] + random::gumbel(words[(id % 4) as usize]);
+            if score > best_score {
+                (best, best_score) = (id, score);
+            }
+        }
+        best
+    }
+}
+
+/// The argmax; `None` where all are -inf.
+#[inline(always)]
+fn best(values: &[f32]) -> Option<u32> {
+    let most = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let at = values.iter().position(|v| *v == most)?;
+    (most != f32::NEG_INFINITY).then_some(at as u32)
+}
+
+/// Refuses what no sampler can order.
+#[inline(always)]
+fn check(logits: &[f32]) -> Result<()> {
+    // `<` is false for NaN and +inf; no early exit, so that this is a few wide compares.
+    let ordered = logits.iter().fold(true, |ok, l| ok & (*l < f32::INFINITY));
+    if ordered {
+        return Ok(());
+    }
+    let bad = (0u32..)
+        .zip(logits)
+        .find(|(_, l)| l.is_nan() || **l == f32::INFINITY);
+    let (token, value) = bad.map_or((0, 0.0), |(token, l)| (token, *l));
+    Err(Error::Logits {
+        token,
+        value: value.to_string(),
+    })
+}
+
+fn nothing_left() -> Error {
+    Error::Argument {
+        name: "logit_bias",
+        value: "-inf for every token that had a chance".into(),
+        reason: "no token is left to draw; ban fewer".into(),
+    }
+}
+
+/// Log-probabilities under the unmodified `logits`: `(l - max) - ln(total / 2^40)`, with the total
+/// of the integer masses of `l - max`; and the `n` most probable tokens.
+///
+/// # Errors
+/// [`Error::Logits`] where a logit is NaN or +inf.
+#[inline(always)]
+pub fn logprobs(logits: &[f32], token: u32, n: usize) -> Result<Logprobs> {
+    check(logits)?;
+    let most = best(logits).ok_or_else(nothing_left)?;
+    let most = logits[most as usize];
+    let z: Vec<f32> = logits.iter().map(|l| l - most + 0.0).collect();
+    let total: u64 = z.iter().map(|z| mass(*z)).sum();
+    let ln_total = math::ln(total as f32 / 1_099_511_627_776.0);
+    let of = |id: u32| z[id as usize] - ln_total;
+    let n = n.min(z.len());
+    let ids = || 0..z.len() as u32;
+    let mut top = Vec::new();
+    if n > 0 {
+        let cut = shortest_front(&z, ids().collect(), n as u64, |_| 1);
+        top.extend(ids().filter(|id| cut.is_none_or(|c| c.keeps(key(z[*id as usize]), *id))));
+        // The sort is stable: equal tokens stay in the order of their ids.
+        top.sort_by_key(|id| !key(z[*id as usize]));
+    }
+    Ok(Logprobs {
+        logprob: of(token),
+        top: top.into_iter().map(|id| (id, of(id))).collect(),
+    })
 }
