@@ -12,6 +12,22 @@ def dequantize(type_name: str, data: Buffer | NDArray[Any]) -> bytes: ...
 def quantize(type_name: str, data: Buffer | NDArray[Any]) -> bytes: ...
 
 @final
+def model_info(
+    path: str | os.PathLike[str],
+    n_ctx: int | None = None,
+    max_batch: int = 8,
+    kv_type: str = "f16",
+) -> str:
+    """What the model file is and what running it needs, as JSON.
+
+    A model that cannot run is described all the same: `error` says why, `memory` is null. Raises
+    `FileError` and `ModelError` where the file cannot be read, `ArgumentError` for the numbers.
+    """
+
+def model_plan(path: str | os.PathLike[str], json: bool = False) -> str:
+    """The plan of the model, one op a line, or as JSON. Raises as `model_info`, and `ModelError`
+    where the architecture is not supported."""
+
 class PlanRunner:
     """Runs a plan, given as JSON, on a device, with explicit buffers; tests stand on it."""
 

@@ -6,6 +6,8 @@
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
+use serde::Serialize;
+
 use crate::error::{Error, Result};
 use crate::gguf::{shown, Gguf, TensorInfo, Value};
 use crate::quant::QuantType;
@@ -19,7 +21,8 @@ pub struct TensorSpec {
 }
 
 /// How positions beyond the trained context are squeezed into it.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
 pub enum RopeScaling {
     None,
     /// All positions divided by `factor`.

@@ -7,6 +7,7 @@ pub mod backend;
 pub mod config;
 pub mod error;
 pub mod gguf;
+pub mod info;
 pub mod plan;
 pub mod quant;
 pub mod sampler;

@@ -2,6 +2,7 @@
 use pyo3::prelude::*;
 
 pub mod errors;
+pub mod info;
 pub mod quant;
 mod runner;
 pub mod tokenizer;
@@ -10,6 +11,8 @@ pub mod tokenizer;
 mod _native {
     use super::*;
 
+    #[pymodule_export]
+    use super::info::{model_info, model_plan};
     #[pymodule_export]
     use super::quant::{dequantize, quant_types, quantize};
     #[pymodule_export]

@@ -1,0 +1,510 @@
+//! What a model file is, in numbers: for `onegraph info` and for anyone who asks before loading.
+
+use std::collections::HashSet;
+
+use serde::Serialize;
+
+use crate::arch;
+use crate::backend::PAGE_TOKENS;
+use crate::config::{Config, RopeScaling};
+use crate::error::{Error, Result};
+use crate::gguf::{Gguf, Strings};
+use crate::plan::{Op, Plan, RopeStyle, Rows, WeightId};
+use crate::quant::{self, QuantType};
+use crate::tokenizer::Tokenizer;
+use crate::weights::Model;
+
+/// Rows of a prefill chunk that the scratch memory is foreseen for.
+const CHUNK_ROWS: usize = 512;
+
+/// Everything known about a model without running it. Text of the file has its control characters
+/// escaped, so that it may be printed.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ModelInfo {
+    /// The file, or the first shard.
+    pub path: String,
+    /// One entry a shard.
+    pub files: Vec<FileInfo>,
+    /// Of all files.
+    pub file_bytes: u64,
+    pub gguf_version: u32,
+    pub architecture: Option<String>,
+    pub name: Option<String>,
+    /// Why this model does not run here; the rest is what is known all the same.
+    pub error: Option<String>,
+    pub n_tensors: usize,
+    pub n_params: u64,
+    pub tensor_bytes: u64,
+    pub bits_per_weight: Option<f64>,
+    /// The type with the most bytes first.
+    pub quant_mix: Vec<QuantShare>,
+    pub shape: Shape,
+    /// Known where the metadata is valid.
+    pub rope: Option<RopeInfo>,
+    pub tokenizer: Option<TokenizerInfo>,
+    pub chat_template: Option<ChatTemplateInfo>,
+    /// Known where the model can run.
+    pub memory: Option<MemoryInfo>,
+    /// Known where the model can run.
+    pub decode: Option<DecodeInfo>,
+    /// Tensors of the file that the plan does not read.
+    pub unused_tensors: Vec<String>,
+}
+
+/// One file of the model.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct FileInfo {
+    pub path: String,
+    pub bytes: u64,
+}
+
+/// What one quantization type holds of the model.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct QuantShare {
+    #[serde(rename = "type")]
+    pub ty: &'static str,
+    pub tensors: usize,
+    pub params: u64,
+    pub bytes: u64,
+}
+
+/// Hyper-parameters; for an architecture that is not supported, those it has under the usual names.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Shape {
+    pub n_ctx_train: Option<u64>,
+    pub n_layer: Option<u64>,
+    pub n_embd: Option<u64>,
+    pub n_ff: Option<u64>,
+    pub n_head: Option<u64>,
+    pub n_head_kv: Option<u64>,
+    pub head_dim: Option<u64>,
+    pub n_vocab: Option<u64>,
+    pub rms_eps: Option<f32>,
+}
+
+/// The rotary embedding.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct RopeInfo {
+    /// Leading dimensions of each head that are rotated.
+    pub dim: usize,
+    pub base: f64,
+    pub style: Option<RopeStyle>,
+    pub scaling: RopeScaling,
+    /// Whether the file divides each frequency by a factor of its own (llama3 scaling).
+    pub frequency_factors: bool,
+}
+
+/// The vocabulary.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct TokenizerInfo {
+    pub model: Option<String>,
+    pub pre: Option<String>,
+    pub n_vocab: usize,
+    pub bos: Option<TokenInfo>,
+    pub eos: Option<TokenInfo>,
+    pub add_bos: Option<bool>,
+    pub add_eos: Option<bool>,
+    pub add_space_prefix: Option<bool>,
+    /// Why it cannot be used.
+    pub error: Option<String>,
+}
+
+/// One token.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct TokenInfo {
+    pub id: u32,
+    pub text: String,
+}
+
+/// The chat template.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ChatTemplateInfo {
+    pub bytes: usize,
+    pub first_line: String,
+}
+
+/// Memory that running needs, in bytes.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct MemoryInfo {
+    /// Tokens a sequence may have.
+    pub n_ctx: usize,
+    /// Sequences at a time.
+    pub max_batch: usize,
+    pub kv_type: &'static str,
+    pub weights_bytes: u64,
+    /// Pages of [`PAGE_TOKENS`] tokens, the reserved page included.
+    pub kv_pages: u64,
+    pub kv_bytes: u64,
+    /// Of one sequence of `n_ctx` tokens.
+    pub kv_bytes_per_sequence: u64,
+    /// The plan's buffers for a prefill chunk.
+    pub scratch_bytes: u64,
+    pub total_bytes: u64,
+}
+
+/// Bytes that one decoded token reads: `weight_bytes + kv_bytes_per_position * position`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct DecodeInfo {
+    pub weight_bytes: u64,
+    /// Keys and values of one token in all layers.
+    pub kv_bytes_per_position: u64,
+}
+
+/// For how much room [`ModelInfo`] foresees memory.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Room {
+    /// Tokens a sequence may have; `None` for the context the model was trained for.
+    pub n_ctx: Option<usize>,
+    /// Sequences at a time.
+    pub max_batch: usize,
+    /// Encoding of keys and values.
+    pub kv_type: &'static QuantType,
+}
+
+impl Room {
+    /// Checks the numbers.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for a number out of range, [`Error::Unsupported`] for the type.
+    pub fn new(n_ctx: Option<usize>, max_batch: usize, kv_type: &str) -> Result<Self> {
+        let checked = |name: &'static str, n: usize, most: usize| {
+            if (1..=most).contains(&n) {
+                return Ok(n);
+            }
+            Err(Error::Argument {
+                name,
+                value: n.to_string(),
+                reason: format!("1 to {most} is possible"),
+            })
+        };
+        Ok(Self {
+            n_ctx: n_ctx.map(|n| checked("n_ctx", n, 1 << 30)).transpose()?,
+            max_batch: checked("max_batch", max_batch, 1 << 16)?,
+            kv_type: quant::by_name(kv_type)?,
+        })
+    }
+}
+
+/// `text` with control characters escaped, cut to `most` characters.
+fn printable(text: &str, most: usize) -> String {
+    let mut out = String::new();
+    for c in text.chars().take(most) {
+        if c.is_control() {
+            out.extend(c.escape_default());
+        } else {
+            out.push(c);
+        }
+    }
+    if text.chars().nth(most).is_some() {
+        out.push('…');
+    }
+    out
+}
+
+impl ModelInfo {
+    /// Describes an open model. What cannot run is described too: see [`ModelInfo::error`].
+    ///
+    /// # Errors
+    /// [`Error::Argument`] where the keys and values of a head do not fit `room.kv_type`, or the
+    /// sizes overflow.
+    pub fn new(model: &Model, room: &Room) -> Result<Self> {
+        let gguf = &model.gguf;
+        let mut info = Self::described(model);
+        let (config, plan) = match Self::planned(model) {
+            (Some(config), Ok(plan)) => (config, plan),
+            (config, result) => {
+                info.error = result.err().map(|e| e.to_string());
+                match config {
+                    Some(config) => info.configured(&config),
+                    None => info.shape = Shape::guessed(gguf),
+                }
+                return Ok(info);
+            }
+        };
+        info.configured(&config);
+        if let Some(rope) = &mut info.rope {
+            rope.style = plan.ops.iter().find_map(|op| match op {
+                Op::Rope { style, .. } => Some(*style),
+                _ => None,
+            });
+        }
+        let used: HashSet<&str> = plan.weights.iter().map(|w| w.name.as_str()).collect();
+        info.unused_tensors = model
+            .tensors()
+            .filter(|t| !used.contains(t.name.as_str()))
+            .map(|t| printable(&t.name, 80))
+            .collect();
+        let memory = MemoryInfo::new(&plan, &config, room)?;
+        info.decode = Some(DecodeInfo {
+            weight_bytes: weight_bytes_per_token(&plan),
+            kv_bytes_per_position: kv_bytes_per_token(&plan, room.kv_type)?,
+        });
+        info.memory = Some(memory);
+        Ok(info)
+    }
+
+    /// The config, where the metadata gives one, and the plan or why there is none.
+    fn planned(model: &Model) -> (Option<Config>, Result<Plan>) {
+        let known = Config::architecture(&model.gguf).and_then(arch::find);
+        match known.and_then(|_| model.config()) {
+            Ok(config) => {
+                let plan = arch::plan(&config);
+                (Some(config), plan)
+            }
+            Err(e) => (None, Err(e)),
+        }
+    }
+
+    /// What needs no understanding of the model.
+    fn described(model: &Model) -> Self {
+        let gguf = &model.gguf;
+        let text = |key| Some(printable(gguf.get_str(key).ok()??, 120));
+        let files: Vec<FileInfo> = model
+            .files()
+            .map(|(path, bytes)| FileInfo {
+                path: path.display().to_string(),
+                bytes,
+            })
+            .collect();
+        let quant_mix = quant_mix(model);
+        let n_params = quant_mix.iter().map(|q| q.params).sum();
+        let tensor_bytes: u64 = quant_mix.iter().map(|q| q.bytes).sum();
+        Self {
+            path: model.path().display().to_string(),
+            file_bytes: files.iter().map(|f| f.bytes).sum(),
+            files,
+            gguf_version: gguf.version,
+            architecture: text("general.architecture"),
+            name: text("general.name"),
+            error: None,
+            n_tensors: model.tensors().count(),
+            n_params,
+            tensor_bytes,
+            bits_per_weight: (n_params > 0).then(|| tensor_bytes as f64 * 8.0 / n_params as f64),
+            quant_mix,
+            shape: Shape::default(),
+            rope: None,
+            tokenizer: TokenizerInfo::new(gguf),
+            chat_template: ChatTemplateInfo::new(gguf),
+            memory: None,
+            decode: None,
+            unused_tensors: Vec::new(),
+        }
+    }
+
+    fn configured(&mut self, config: &Config) {
+        self.shape = Shape::of(config);
+        self.rope = Some(RopeInfo {
+            dim: config.rope_dim,
+            base: config.rope_base,
+            style: None,
+            scaling: config.rope_scaling.clone(),
+            frequency_factors: config.tensors.contains_key("rope_freqs.weight"),
+        });
+    }
+}
+
+fn quant_mix(model: &Model) -> Vec<QuantShare> {
+    let mut mix: Vec<QuantShare> = Vec::new();
+    for t in model.tensors() {
+        let params: u64 = t.shape.iter().map(|n| *n as u64).product();
+        let place = mix.iter().position(|q| q.ty == t.ty.name);
+        let place = place.unwrap_or_else(|| {
+            mix.push(QuantShare {
+                ty: t.ty.name,
+                tensors: 0,
+                params: 0,
+                bytes: 0,
+            });
+            mix.len() - 1
+        });
+        mix[place].tensors += 1;
+        mix[place].params += params;
+        mix[place].bytes += t.bytes as u64;
+    }
+    mix.sort_by_key(|q| std::cmp::Reverse(q.bytes));
+    mix
+}
+
+impl Shape {
+    fn of(config: &Config) -> Self {
+        let n = |n: usize| Some(n as u64);
+        Self {
+            n_ctx_train: n(config.n_ctx_train),
+            n_layer: n(config.n_layer),
+            n_embd: n(config.n_embd),
+            n_ff: n(config.n_ff),
+            n_head: n(config.n_head),
+            n_head_kv: n(config.n_head_kv),
+            head_dim: n(config.head_dim),
+            n_vocab: n(config.n_vocab),
+            rms_eps: Some(config.rms_eps),
+        }
+    }
+
+    /// For a model that does not run here: whatever stands under the usual keys.
+    fn guessed(gguf: &Gguf) -> Self {
+        let Ok(Some(arch)) = gguf.get_str("general.architecture") else {
+            return Self::default();
+        };
+        let uint = |key: &str| gguf.get_uint(&format!("{arch}.{key}")).ok()?;
+        let tokens = gguf.get_strings("tokenizer.ggml.tokens").ok().flatten();
+        Self {
+            n_ctx_train: uint("context_length"),
+            n_layer: uint("block_count"),
+            n_embd: uint("embedding_length"),
+            n_ff: uint("feed_forward_length"),
+            n_head: uint("attention.head_count"),
+            n_head_kv: uint("attention.head_count_kv"),
+            head_dim: uint("attention.key_length"),
+            n_vocab: tokens.map(|t| t.len() as u64).or(uint("vocab_size")),
+            rms_eps: gguf
+                .get_float(&format!("{arch}.attention.layer_norm_rms_epsilon"))
+                .ok()
+                .flatten()
+                .map(|eps| eps as f32),
+        }
+    }
+}
+
+impl TokenizerInfo {
+    fn new(gguf: &Gguf) -> Option<Self> {
+        let text = |key| Some(printable(gguf.get_str(key).ok()??, 80));
+        let tokens = gguf.get_strings("tokenizer.ggml.tokens").ok().flatten();
+        let model = text("tokenizer.ggml.model");
+        if tokens.is_none() && model.is_none() {
+            return None;
+        }
+        let mut info = Self {
+            model,
+            pre: text("tokenizer.ggml.pre"),
+            n_vocab: tokens.map_or(0, Strings::len),
+            bos: None,
+            eos: None,
+            add_bos: None,
+            add_eos: None,
+            add_space_prefix: None,
+            error: None,
+        };
+        match Tokenizer::from_gguf(gguf) {
+            Ok(t) => {
+                let token = |id: Option<u32>| {
+                    id.map(|id| TokenInfo {
+                        id,
+                        text: printable(t.vocab().text(id), 80),
+                    })
+                };
+                info.bos = token(t.vocab().bos);
+                info.eos = token(t.vocab().eos);
+                info.add_bos = Some(t.add_bos());
+                info.add_eos = Some(t.add_eos());
+                info.add_space_prefix = Some(t.add_space_prefix());
+            }
+            Err(e) => info.error = Some(e.to_string()),
+        }
+        Some(info)
+    }
+}
+
+impl ChatTemplateInfo {
+    fn new(gguf: &Gguf) -> Option<Self> {
+        let text = gguf.get_str("tokenizer.chat_template").ok()??;
+        Some(Self {
+            bytes: text.len(),
+            first_line: printable(text.trim().lines().next().unwrap_or(""), 120),
+        })
+    }
+}
+
+fn too_large(what: &'static str, value: impl ToString) -> Error {
+    Error::Argument {
+        name: what,
+        value: value.to_string(),
+        reason: "the memory it takes does not fit 64 bits; ask for less".into(),
+    }
+}
+
+/// Bytes of keys and values of one token in all layers.
+fn kv_bytes_per_token(plan: &Plan, ty: &QuantType) -> Result<u64> {
+    let head = ty
+        .row_bytes(plan.kv.head_dim)
+        .filter(|_| ty.quantize.is_some())
+        .ok_or_else(|| Error::Argument {
+            name: "kv_type",
+            value: ty.name.into(),
+            reason: format!(
+                "heads of {} values cannot be stored in blocks of {}; use another kv_type",
+                plan.kv.head_dim, ty.block_elems
+            ),
+        })?;
+    Ok(2 * (plan.kv.n_layer * plan.kv.n_head_kv * head) as u64)
+}
+
+fn weight_bytes(plan: &Plan, id: WeightId) -> u64 {
+    let w = plan.weight(id);
+    (w.ty.row_bytes(w.n_in).unwrap_or(0) * w.n_out) as u64
+}
+
+/// A decoded token reads every weight once, but of an embedding that is not the LM head too only
+/// one row.
+fn weight_bytes_per_token(plan: &Plan) -> u64 {
+    let (mut looked_up, mut multiplied) = (HashSet::new(), HashSet::new());
+    for op in &plan.ops {
+        match op {
+            Op::Embed { weight, .. } => looked_up.insert(*weight),
+            Op::MatVec { weight, .. } => multiplied.insert(*weight),
+            _ => continue,
+        };
+    }
+    let whole = (0..plan.weights.len())
+        .map(WeightId)
+        .filter(|id| !looked_up.contains(id) || multiplied.contains(id))
+        .map(|id| weight_bytes(plan, id));
+    let rows = looked_up.iter().map(|id| {
+        let w = plan.weight(*id);
+        w.ty.row_bytes(w.n_in).unwrap_or(0) as u64
+    });
+    whole.sum::<u64>() + rows.sum::<u64>()
+}
+
+impl MemoryInfo {
+    fn new(plan: &Plan, config: &Config, room: &Room) -> Result<Self> {
+        let n_ctx = room.n_ctx.unwrap_or(config.n_ctx_train);
+        let pages = n_ctx.div_ceil(PAGE_TOKENS) as u64;
+        let page_bytes = kv_bytes_per_token(plan, room.kv_type)? * PAGE_TOKENS as u64;
+        let kv_pages = pages * room.max_batch as u64 + 1;
+        let kv_bytes = kv_pages
+            .checked_mul(page_bytes)
+            .ok_or_else(|| too_large("n_ctx", n_ctx))?;
+        let rows = n_ctx.min(CHUNK_ROWS).max(room.max_batch);
+        let scratch_bytes = plan
+            .buffers
+            .iter()
+            .map(|b| {
+                let rows = match b.rows {
+                    Rows::Batch => rows,
+                    Rows::Out => room.max_batch,
+                };
+                (b.width * rows * size_of::<f32>()) as u64
+            })
+            .sum();
+        let weights_bytes = (0..plan.weights.len())
+            .map(|i| weight_bytes(plan, WeightId(i)))
+            .sum();
+        let total_bytes = [weights_bytes, kv_bytes, scratch_bytes]
+            .iter()
+            .try_fold(0u64, |a, b| a.checked_add(*b))
+            .ok_or_else(|| too_large("n_ctx", n_ctx))?;
+        Ok(Self {
+            n_ctx,
+            max_batch: room.max_batch,
+            kv_type: room.kv_type.name,
+            weights_bytes,
+            kv_pages,
+            kv_bytes,
+            kv_bytes_per_sequence: pages * page_bytes,
+            scratch_bytes,
+            total_bytes,
+        })
+    }
+}

@@ -1,0 +1,189 @@
+"""`model_info` and `model_plan` against the `gguf` package's reading of the same file."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import gguf
+import onegraph
+import pytest
+import tiny_gguf as tiny
+from onegraph import _native
+
+
+def info(path: Path, **options: Any) -> dict[str, Any]:
+    return json.loads(_native.model_info(path, **options))
+
+
+def check_sizes(found: dict[str, Any], path: Path) -> None:
+    reader = gguf.GGUFReader(path)
+    tensors: Counter[str] = Counter()
+    params: Counter[str] = Counter()
+    size: Counter[str] = Counter()
+    for t in reader.tensors:
+        tensors[t.tensor_type.name] += 1
+        params[t.tensor_type.name] += int(t.n_elements)
+        size[t.tensor_type.name] += int(t.n_bytes)
+    assert found["n_tensors"] == len(reader.tensors)
+    assert found["n_params"] == params.total()
+    assert found["tensor_bytes"] == size.total()
+    assert found["bits_per_weight"] == pytest.approx(8 * size.total() / params.total())
+    mix = {q["type"]: (q["tensors"], q["params"], q["bytes"]) for q in found["quant_mix"]}
+    assert mix == {name: (tensors[name], params[name], size[name]) for name in tensors}
+    by_size = [q["bytes"] for q in found["quant_mix"]]
+    assert by_size == sorted(by_size, reverse=True)
+    assert found["file_bytes"] == path.stat().st_size
+    assert found["files"] == [{"path": str(path), "bytes": path.stat().st_size}]
+
+
+def test_smollm2(smollm2: Path) -> None:
+    found = info(smollm2, n_ctx=2048, max_batch=4)
+    check_sizes(found, smollm2)
+    assert found["error"] is None
+    assert found["architecture"] == "llama"
+    assert found["shape"] == {
+        "n_ctx_train": 8192,
+        "n_layer": 30,
+        "n_embd": 576,
+        "n_ff": 1536,
+        "n_head": 9,
+        "n_head_kv": 3,
+        "head_dim": 64,
+        "n_vocab": 49152,
+        "rms_eps": pytest.approx(1e-5),
+    }
+    assert found["rope"] == {
+        "dim": 64,
+        "base": 100_000.0,
+        "style": "interleaved",
+        "scaling": {"type": "none"},
+        "frequency_factors": False,
+    }
+    assert found["tokenizer"]["pre"] == "smollm"
+    assert found["tokenizer"]["eos"] == {"id": 2, "text": "<|im_end|>"}
+    assert found["chat_template"]["first_line"].startswith("{% for message in messages %}")
+    memory = found["memory"]
+    # 4 sequences of 32 pages and the reserved page; K and V, 30 layers of 3 heads of 64 halves.
+    per_token = 2 * 30 * 3 * 64 * 2
+    assert memory["kv_pages"] == 4 * 32 + 1
+    assert memory["kv_bytes"] == (4 * 32 + 1) * 64 * per_token
+    assert memory["kv_bytes_per_sequence"] == 2048 * per_token
+    assert memory["weights_bytes"] == found["tensor_bytes"]
+    parts = ("weights_bytes", "kv_bytes", "scratch_bytes")
+    assert memory["total_bytes"] == sum(memory[k] for k in parts)
+    # Everything once (the embedding is the head too), and one row of the embedding.
+    row = 576 // 32 * 34
+    assert found["decode"] == {
+        "weight_bytes": found["tensor_bytes"] + row,
+        "kv_bytes_per_position": per_token,
+    }
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
+def test_every_architecture(tmp_path: Path, arch: str) -> None:
+    path = tiny.write(tmp_path / "tiny.gguf", arch)
+    found = info(path)
+    check_sizes(found, path)
+    assert found["error"] is None
+    assert found["unused_tensors"] == []
+    assert found["rope"]["style"] == ("interleaved" if arch == "llama" else "halves")
+    assert found["tokenizer"] == {
+        "model": "gpt2",
+        "pre": "gpt-2",
+        "n_vocab": tiny.N_VOCAB,
+        "bos": {"id": 10, "text": "<s>"},
+        "eos": {"id": 11, "text": "</s>"},
+        "add_bos": True,
+        "add_eos": False,
+        "add_space_prefix": False,
+        "error": None,
+    }
+    assert found["chat_template"] == {
+        "bytes": len(tiny.CHAT_TEMPLATE),
+        "first_line": tiny.CHAT_TEMPLATE.splitlines()[0],
+    }
+    assert found["memory"]["n_ctx"] == tiny.N_CTX
+    assert found["memory"]["max_batch"] == 8
+
+
+def test_kv_types_and_context(tmp_path: Path) -> None:
+    path = tiny.write(tmp_path / "tiny.gguf")
+    half, full = (info(path, n_ctx=100, max_batch=1, kv_type=t)["memory"] for t in ("f16", "F32"))
+    assert (half["kv_type"], full["kv_type"]) == ("F16", "F32")
+    # 100 tokens take two pages of 64.
+    per_token = 2 * tiny.N_LAYER * tiny.N_HEAD_KV * tiny.HEAD_DIM * 2
+    assert half["kv_bytes_per_sequence"] == 128 * per_token
+    assert full["kv_bytes"] == 2 * half["kv_bytes"]
+
+
+def test_rope_scaling_is_told(tmp_path: Path) -> None:
+    kinds = gguf.GGUFValueType
+    path = tiny.write(
+        tmp_path / "yarn.gguf",
+        extra={
+            "llama.rope.scaling.type": ("yarn", kinds.STRING),
+            "llama.rope.scaling.factor": (4.0, kinds.FLOAT32),
+            "llama.rope.scaling.original_context_length": (64, kinds.UINT32),
+        },
+    )
+    assert info(path)["rope"]["scaling"] == {
+        "type": "yarn",
+        "factor": 4.0,
+        "original_ctx": 64,
+        "attn_factor": 1.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+    }
+
+
+def test_what_cannot_run_is_described_all_the_same(tmp_path: Path) -> None:
+    path = tiny.write(tmp_path / "gpt2.gguf", "gpt2")
+    found = info(path)
+    check_sizes(found, path)
+    assert "supported: llama, qwen2, qwen3" in found["error"]
+    assert found["architecture"] == "gpt2"
+    assert found["shape"]["n_layer"] == tiny.N_LAYER
+    assert found["shape"]["n_vocab"] == tiny.N_VOCAB
+    assert found["tokenizer"]["n_vocab"] == tiny.N_VOCAB
+    assert found["memory"] is None and found["decode"] is None
+
+    found = info(tiny.write(tmp_path / "vocab.gguf", vocab_only=True))
+    assert "vocabulary only" in found["error"]
+    assert found["tokenizer"]["n_vocab"] == tiny.N_VOCAB
+    assert found["bits_per_weight"] is None
+
+
+def test_text_of_the_file_cannot_drive_the_terminal(tmp_path: Path) -> None:
+    path = tiny.write(tmp_path / "tiny.gguf")
+    text = path.read_bytes()
+    for old, new in ((b"{% for m in", b"\x1b[2J\x07  m in"), (b"tiny", b"t\x1b[1")):
+        assert text.count(old) == 1 and len(old) == len(new)
+        text = text.replace(old, new)
+    path.write_bytes(text)
+    found = info(path)
+    assert found["name"] == "t\\u{1b}[1"
+    assert found["chat_template"]["first_line"].startswith("\\u{1b}[2J\\u{7}  m in")
+
+
+def test_arguments_out_of_range(tmp_path: Path) -> None:
+    path = tiny.write(tmp_path / "tiny.gguf")
+    with pytest.raises(onegraph.ArgumentError, match="n_ctx = 0: 1 to 1073741824"):
+        info(path, n_ctx=0)
+    with pytest.raises(onegraph.ArgumentError, match="max_batch = 65537: 1 to 65536"):
+        info(path, max_batch=65537)
+    with pytest.raises(onegraph.ModelError, match='"f17" is not supported; supported: F32, F16'):
+        info(path, kv_type="f17")
+    with pytest.raises(onegraph.ArgumentError, match="heads of 16 values cannot be stored"):
+        info(path, kv_type="q8_0")
+
+
+def test_plan_as_text_and_as_json(tmp_path: Path) -> None:
+    path = tiny.write(tmp_path / "tiny.gguf", "qwen3")
+    text = _native.model_plan(path)
+    assert "rope(q, 4 heads, halves)" in text
+    plan = json.loads(_native.model_plan(path, json=True))
+    assert len(plan["weights"]) == len(list(tiny.tensors("qwen3")))
+    assert text.count("\n  ") == len(plan["buffers"]) + len(plan["ops"])
+    with pytest.raises(onegraph.ModelError, match='architecture "gpt2" is not supported'):
+        _native.model_plan(tiny.write(tmp_path / "gpt2.gguf", "gpt2"))
