@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "backend": ["plan", "weights", "sampler"],
     "session": ["backend"],
     "engine": ["session", "sampler", "tokenizer", "template", "arch"],
-    "info": ["arch", "weights", "tokenizer", "template"],
+    "info": ["arch", "weights", "tokenizer", "template", "backend"],
 }
 
 #: The files that may say `unsafe`, under rust/engine/src. The simulated driver (rust/ksim) is a C
