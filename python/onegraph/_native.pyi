@@ -10,8 +10,6 @@ __version__: str
 def quant_types() -> list[tuple[str, int, int, int, bool]]: ...
 def dequantize(type_name: str, data: Buffer | NDArray[Any]) -> bytes: ...
 def quantize(type_name: str, data: Buffer | NDArray[Any]) -> bytes: ...
-
-@final
 def model_info(
     path: str | os.PathLike[str],
     n_ctx: int | None = None,
@@ -28,6 +26,7 @@ def model_plan(path: str | os.PathLike[str], json: bool = False) -> str:
     """The plan of the model, one op a line, or as JSON. Raises as `model_info`, and `ModelError`
     where the architecture is not supported."""
 
+@final
 class PlanRunner:
     """Runs a plan, given as JSON, on a device, with explicit buffers; tests stand on it."""
 

@@ -1,0 +1,64 @@
+"""References that are paths, and those that are nothing."""
+
+from pathlib import Path
+
+import onegraph
+import pytest
+from onegraph import hub
+
+
+def test_a_path_is_itself(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    assert hub.resolve(str(file)) == file
+    assert hub.resolve(file) == file
+
+
+def test_a_file_in_the_current_folder_needs_no_suffix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "weights").write_bytes(b"GGUF")
+    monkeypatch.chdir(tmp_path)
+    assert hub.resolve("weights") == Path("weights")
+
+
+def test_the_home_folder_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert hub.resolve("~/model.gguf") == tmp_path / "model.gguf"
+
+
+@pytest.mark.parametrize("name", ["missing.gguf", "folder/missing", "./missing"])
+def test_a_missing_file_is_named_with_the_other_forms(name: str) -> None:
+    with pytest.raises(onegraph.FileError) as e:
+        hub.resolve(name)
+    assert f"there is no file {Path(name)}" in str(e.value)
+    assert "hf:user/repo:Q4_K_M" in str(e.value)
+
+
+def test_a_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(onegraph.FileError, match=r"is a folder; name the \.gguf file"):
+        hub.resolve(tmp_path)
+
+
+def test_a_file_where_a_folder_should_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(onegraph.FileError, match=r"cannot read .*: Not a directory"):
+        hub.resolve(tmp_path / "file" / "model.gguf")
+
+
+def test_a_mistyped_name_lists_the_names_and_the_forms() -> None:
+    with pytest.raises(onegraph.ArgumentError) as e:
+        hub.resolve("smolm2")
+    message = str(e.value)
+    assert "no model is called 'smolm2' (did you mean 'smollm2'?)" in message
+    assert ", ".join(sorted(hub.known_models())) in message
+    for form in ["model.gguf", "NAME", "hf:user/repo/file.gguf", "hf:user/repo:Q4_K_M", "ollama:"]:
+        assert form in message
+
+
+@pytest.mark.parametrize("ref", ["", "no-such-model", "no\0such", "https://example.org/model.gguf"])
+def test_what_is_no_reference_is_refused(ref: str) -> None:
+    with pytest.raises((onegraph.ArgumentError, onegraph.FileError)) as e:
+        hub.resolve(ref)
+    assert hub.FORMS in str(e.value)
