@@ -5,15 +5,44 @@ use crate::error::{Error, Result};
 use crate::plan::KvShape;
 use crate::quant::QuantType;
 
-/// Keys and values of every layer, `[layer][page][k|v][kv head][token][head_dim]`, encoded in a
-/// quant type; and the page table, `[slot][page of the sequence]`, where 0 means "not mapped".
+/// Where keys and values lie in the pool: `[layer][page][k|v][kv head][token][head_dim]`.
+#[derive(Debug, Clone, Copy)]
+struct Layout {
+    n_layer: usize,
+    n_pages: usize,
+    n_head_kv: usize,
+    /// Bytes of one head of one token.
+    head_bytes: usize,
+}
+
+impl Layout {
+    /// Bytes of the pool; `None` where they overflow.
+    fn bytes(&self) -> Option<usize> {
+        let factors = [
+            self.n_layer,
+            self.n_pages,
+            2,
+            self.n_head_kv,
+            PAGE_TOKENS,
+            self.head_bytes,
+        ];
+        factors.iter().try_fold(1usize, |a, b| a.checked_mul(*b))
+    }
+
+    /// The first byte of one head of one token. No product here exceeds [`Layout::bytes`].
+    fn address(&self, layer: usize, page: usize, part: Part, head: usize, entry: usize) -> usize {
+        let side = (layer * self.n_pages + page) * 2 + usize::from(part == Part::V);
+        ((side * self.n_head_kv + head) * PAGE_TOKENS + entry) * self.head_bytes
+    }
+}
+
+/// Keys and values of every layer, encoded in a quant type; and the page table,
+/// `[slot][page of the sequence]`, where 0 means "not mapped".
 #[derive(Debug)]
 pub struct KvCache {
     pub shape: KvShape,
     pub ty: &'static QuantType,
-    /// Bytes of one head of one token.
-    head_bytes: usize,
-    n_pages: usize,
+    layout: Layout,
     n_ctx: usize,
     data: Vec<u8>,
     page_table: Vec<u32>,
@@ -51,16 +80,13 @@ impl KvCache {
                     shape.head_dim, ty.block_elems
                 ),
             })?;
-        let bytes = [
-            shape.n_layer,
+        let layout = Layout {
+            n_layer: shape.n_layer,
             n_pages,
-            2,
-            shape.n_head_kv,
-            PAGE_TOKENS,
+            n_head_kv: shape.n_head_kv,
             head_bytes,
-        ]
-        .iter()
-        .try_fold(1usize, |a, b| a.checked_mul(*b));
+        };
+        let bytes = layout.bytes();
         let data = bytes.and_then(zeroed).ok_or_else(|| Error::Memory {
             need: format!(
                 "a KV cache of {n_pages} pages of {PAGE_TOKENS} tokens needs {} bytes",
@@ -72,8 +98,7 @@ impl KvCache {
         Ok(Self {
             shape,
             ty,
-            head_bytes,
-            n_pages,
+            layout,
             n_ctx,
             data,
             page_table,
@@ -114,8 +139,8 @@ impl KvCache {
                 per_slot + 1,
             ));
         }
-        if let Some(page) = pages.iter().find(|p| **p as usize >= self.n_pages) {
-            return Err(bad("page", *page as usize, self.n_pages));
+        if let Some(page) = pages.iter().find(|p| **p as usize >= self.layout.n_pages) {
+            return Err(bad("page", *page as usize, self.layout.n_pages));
         }
         self.page_table[slot * per_slot + first..][..pages.len()].copy_from_slice(pages);
         Ok(())
@@ -133,11 +158,6 @@ impl KvCache {
             .get(entry)
             .map(|page| *page as usize)
             .filter(|page| *page != 0)
-    }
-
-    fn address(&self, layer: usize, page: usize, part: Part, head: usize, entry: usize) -> usize {
-        let side = (layer * self.n_pages + page) * 2 + usize::from(part == Part::V);
-        ((side * self.shape.n_head_kv + head) * PAGE_TOKENS + entry) * self.head_bytes
     }
 
     /// Stores keys and values, `[n_head_kv * head_dim]` each, of one token. Says whether the
@@ -160,8 +180,9 @@ impl KvCache {
         let dim = self.shape.head_dim;
         for (part, values) in [(Part::K, k), (Part::V, v)] {
             for (head, values) in values.chunks_exact(dim).enumerate() {
-                let at = self.address(layer, page, part, head, position % PAGE_TOKENS);
-                quantize(values, &mut self.data[at..at + self.head_bytes]);
+                let entry = position % PAGE_TOKENS;
+                let at = self.layout.address(layer, page, part, head, entry);
+                quantize(values, &mut self.data[at..at + self.layout.head_bytes]);
             }
         }
         true
@@ -179,9 +200,9 @@ impl KvCache {
         tokens: usize,
     ) -> Option<&[u8]> {
         let page = self.page(slot, page_index * PAGE_TOKENS)?;
-        let at = self.address(layer, page, part, head, 0);
+        let at = self.layout.address(layer, page, part, head, 0);
         self.data
-            .get(at..at + tokens.min(PAGE_TOKENS) * self.head_bytes)
+            .get(at..at + tokens.min(PAGE_TOKENS) * self.layout.head_bytes)
     }
 
     /// The whole pool, for tests that look at every byte.
@@ -203,4 +224,102 @@ fn zeroed(bytes: usize) -> Option<Vec<u8>> {
     probe.try_reserve_exact(bytes).ok()?;
     drop(probe);
     Some(vec![0; bytes])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Where one head of one token lies: layer, page, part, head, entry.
+    type Place = (usize, usize, Part, usize, usize);
+
+    /// Any cache whose pool a 64-bit machine could address, most of them far beyond 4 GiB.
+    fn layouts() -> impl Strategy<Value = Layout> {
+        (1..=256usize, 2..=1usize << 20, 1..=128usize, 1..=2048usize).prop_map(
+            |(n_layer, n_pages, n_head_kv, head_bytes)| Layout {
+                n_layer,
+                n_pages,
+                n_head_kv,
+                head_bytes,
+            },
+        )
+    }
+
+    fn place(layout: &Layout, picks: [u64; 5]) -> Place {
+        let pick = |i: usize, n: usize| (picks[i] % n as u64) as usize;
+        (
+            pick(0, layout.n_layer),
+            pick(1, layout.n_pages),
+            [Part::K, Part::V][pick(2, 2)],
+            pick(3, layout.n_head_kv),
+            pick(4, PAGE_TOKENS),
+        )
+    }
+
+    fn address(layout: &Layout, (layer, page, part, head, entry): Place) -> usize {
+        layout.address(layer, page, part, head, entry)
+    }
+
+    proptest! {
+        /// The address is the place read as a number in mixed radix, so two places never share a
+        /// byte, in caches of any size.
+        #[test]
+        fn places_never_overlap(
+            layout in layouts(),
+            a in prop::array::uniform5(any::<u64>()),
+            b in prop::array::uniform5(any::<u64>()),
+        ) {
+            let (a, b) = (place(&layout, a), place(&layout, b));
+            let (at_a, at_b) = (address(&layout, a), address(&layout, b));
+            prop_assert_eq!(a == b, at_a.abs_diff(at_b) < layout.head_bytes);
+            let end = layout.bytes().expect("the pool fits 64 bits");
+            prop_assert!(at_a + layout.head_bytes <= end && at_b + layout.head_bytes <= end);
+        }
+
+        /// The same in 128-bit integers, from the definition.
+        #[test]
+        fn addresses_do_not_wrap(layout in layouts(), pick in prop::array::uniform5(any::<u64>())) {
+            let (layer, page, part, head, entry) = place(&layout, pick);
+            let digits = [
+                (layer, layout.n_layer),
+                (page, layout.n_pages),
+                (usize::from(part == Part::V), 2),
+                (head, layout.n_head_kv),
+                (entry, PAGE_TOKENS),
+            ];
+            let index = digits.iter().fold(0u128, |sum, (digit, n)| sum * *n as u128 + *digit as u128);
+            let wanted = index * layout.head_bytes as u128;
+            prop_assert_eq!(layout.address(layer, page, part, head, entry) as u128, wanted);
+        }
+    }
+
+    #[test]
+    fn the_last_token_of_a_large_cache_ends_with_the_pool() {
+        // 32 layers, 8 KV heads of 128 halves, 131,072 tokens: 16 GiB.
+        let layout = Layout {
+            n_layer: 32,
+            n_pages: 2048,
+            n_head_kv: 8,
+            head_bytes: 256,
+        };
+        let last = layout.address(31, 2047, Part::V, 7, 63);
+        assert_eq!(last + 256, 16 << 30);
+        assert_eq!(layout.bytes(), Some(16 << 30));
+    }
+
+    #[test]
+    fn a_pool_beyond_the_address_space_is_refused_without_asking_for_it() {
+        let shape = KvShape {
+            n_layer: 1 << 20,
+            n_head_kv: 1 << 10,
+            head_dim: 1 << 10,
+        };
+        let ty = crate::quant::TYPES.iter().find(|t| t.quantize.is_some());
+        let error = KvCache::new(shape, ty.expect("a type"), 1 << 30, 1, 64).expect_err("too much");
+        let text = error.to_string();
+        assert!(text.contains("1073741824 pages of 64 tokens"), "{text}");
+        assert!(text.contains("more than 2^64 bytes"), "{text}");
+        assert!(text.contains("use a smaller n_ctx or max_batch"), "{text}");
+    }
 }

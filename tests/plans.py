@@ -1,0 +1,182 @@
+"""Plans written by hand, and a NumPy face for `PlanRunner`.
+
+plan = Plan()
+x, y = plan.buffer("x", 64), plan.buffer("y", 3)
+plan.op("mat_vec", x=x, weight=plan.weight("w", "Q8_0", blocks, 64, 3), bias=None, out=y)
+run = Run(backend, plan)
+y = run({"x": values})["y"]       # float32 [rows, 3]
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from backends import Backend
+from numpy.typing import NDArray
+from onegraph import _native
+
+Floats = NDArray[np.float32]
+
+#: Tokens in a KV page.
+PAGE = 64
+
+#: name -> (block elements, block bytes) of every type of the table.
+TYPES = {name: (elems, size) for name, _, elems, size, _ in _native.quant_types()}
+#: The types that keys and values may have: those that can be written.
+KV_TYPES = [name for name, _, _, _, writes in _native.quant_types() if writes]
+
+
+class Plan:
+    """A plan under construction, with the bytes of its weights."""
+
+    def __init__(
+        self,
+        *,
+        n_layer: int = 1,
+        n_head_kv: int = 1,
+        head_dim: int = 32,
+        inv_freq: Sequence[float] = (),
+        rope_scale: float = 1.0,
+    ) -> None:
+        self.weights: dict[str, bytes] = {}
+        self._plan: dict[str, Any] = {
+            "buffers": [],
+            "weights": [],
+            "ops": [],
+            "rope": {"inv_freq": list(inv_freq), "factors": None, "scale": rope_scale},
+            "kv": {"n_layer": n_layer, "n_head_kv": n_head_kv, "head_dim": head_dim},
+            "logits": 0,
+        }
+
+    def buffer(self, name: str, width: int, *, rows: str = "batch") -> int:
+        """A float32 buffer `[rows, width]`; `rows` is "batch" or "out"."""
+        self._plan["buffers"].append({"name": name, "width": width, "rows": rows})
+        return len(self._plan["buffers"]) - 1
+
+    def weight(self, name: str, ty: str, data: bytes, n_in: int, n_out: int = 1) -> int:
+        """A tensor `[n_out, n_in]` in the encoding `ty`."""
+        self.weights[name] = data
+        self._plan["weights"].append({"name": name, "n_in": n_in, "n_out": n_out, "ty": ty})
+        return len(self._plan["weights"]) - 1
+
+    def vector(self, name: str, values: Floats) -> int:
+        """A float32 vector."""
+        return self.weight(name, "F32", np.asarray(values, "<f4").tobytes(), len(values))
+
+    def rope_factors(self, values: Floats) -> None:
+        """Divisors of the rope table's frequencies."""
+        self._plan["rope"]["factors"] = self.vector("rope_factors", values)
+
+    def op(self, name: str, **fields: Any) -> None:
+        """Appends an op."""
+        self._plan["ops"].append({"op": name, **fields})
+
+    def json(self) -> str:
+        return json.dumps(self._plan)
+
+
+class Run:
+    """A plan on a backend. The slots' pages are mapped in order unless `mapped` is false."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        plan: Plan,
+        *,
+        n_slots: int = 1,
+        n_ctx: int = PAGE,
+        n_pages: int | None = None,
+        kv_type: str = "F32",
+        threads: int = 1,
+        mapped: bool = True,
+    ) -> None:
+        per_slot = -(-n_ctx // PAGE)
+        n_pages = n_slots * per_slot + 1 if n_pages is None else n_pages
+        self.native = _native.PlanRunner(
+            backend.device,
+            plan.json(),
+            plan.weights,
+            n_slots=n_slots,
+            n_ctx=n_ctx,
+            n_pages=n_pages,
+            kv_type=kv_type,
+            threads=threads,
+        )
+        self._widths = {b["name"]: b["width"] for b in plan._plan["buffers"]}
+        if mapped:
+            for slot in range(n_slots):
+                self.map(slot, range(1 + slot * per_slot, 1 + (slot + 1) * per_slot))
+
+    def map(self, slot: int, pages: Sequence[int], first: int = 0) -> None:
+        """Gives `pages` to `slot`, from its page `first` on."""
+        self.native.map_pages(slot, first, list(pages))
+
+    def __call__(
+        self,
+        inputs: Mapping[str, Floats],
+        *,
+        tokens: Sequence[int] | None = None,
+        positions: Sequence[int] | None = None,
+        slots: Sequence[int] | None = None,
+        out_rows: Sequence[int] = (),
+    ) -> Run:
+        """Sets `inputs`, each `[rows, width]`, and runs every op once."""
+        if tokens is None:
+            tokens = [0] * (len(positions) if positions is not None else rows_of(inputs))
+        for name, values in inputs.items():
+            assert values.shape[1] == self._widths[name], (name, values.shape)
+            self.native.write(name, np.ascontiguousarray(values, "<f4").tobytes())
+        positions = [0] * len(tokens) if positions is None else positions
+        slots = [0] * len(tokens) if slots is None else slots
+        self.native.forward(list(tokens), list(positions), list(slots), list(out_rows))
+        return self
+
+    def __getitem__(self, name: str) -> Floats:
+        """A buffer after the run, float32 `[rows, width]`."""
+        return np.frombuffer(self.native.read(name), "<f4").reshape(-1, self._widths[name])
+
+    @property
+    def kv(self) -> NDArray[np.uint8]:
+        """Every byte of the KV pool."""
+        return np.frombuffer(self.native.read_kv(), np.uint8)
+
+    @kv.setter
+    def kv(self, pool: NDArray[np.uint8]) -> None:
+        self.native.write_kv(pool.tobytes())
+
+
+def rows_of(inputs: Mapping[str, Floats]) -> int:
+    (rows,) = {len(values) for values in inputs.values()}
+    return rows
+
+
+def bits(values: Floats) -> NDArray[np.uint32]:
+    """The bits of float32 values: NaN equals itself, the two zeros differ."""
+    return np.ascontiguousarray(values, "<f4").view(np.uint32)
+
+
+def nmse(found: NDArray[Any], exact: NDArray[Any]) -> float:
+    """Mean square error over mean square."""
+    found, exact = np.asarray(found, np.float64), np.asarray(exact, np.float64)
+    # Scaled first: the squares of 1e300 and 1e-300 are no numbers.
+    size = float(np.abs(exact).max(initial=0.0)) or 1.0
+    error, square = ((found - exact) / size) ** 2, (exact / size) ** 2
+    return float(error.sum() / (square.sum() or 1.0))
+
+
+def encode(ty: str, values: Floats) -> bytes:
+    """Values in the encoding `ty`."""
+    return _native.quantize(ty, np.ascontiguousarray(values, np.float32).reshape(-1))
+
+
+def decode(ty: str, data: bytes) -> Floats:
+    """What the bytes of encoding `ty` stand for."""
+    return np.frombuffer(_native.dequantize(ty, data), np.float32)
+
+
+def rounded(ty: str, values: Floats) -> Floats:
+    """Values as a round trip through `ty` leaves them."""
+    return decode(ty, encode(ty, values)).reshape(values.shape)
