@@ -120,6 +120,10 @@ pub enum Error {
     #[error("{what} is closed; open it again")]
     Closed { what: &'static str },
 
+    /// The process is a fork of the one that loaded the model.
+    #[error("the model was loaded by process {parent} and this is its fork {child}, which has neither its threads nor its device; load the model after the fork, or start workers with multiprocessing's \"spawn\" method")]
+    Forked { parent: u32, child: u32 },
+
     /// The request was cancelled before it finished.
     #[error("cancelled")]
     Cancelled,
@@ -144,7 +148,7 @@ impl Error {
             Error::Context { .. } => Kind::Context,
             Error::Memory { .. } => Kind::Memory,
             Error::Device { .. } => Kind::Device,
-            Error::Closed { .. } => Kind::Closed,
+            Error::Closed { .. } | Error::Forked { .. } => Kind::Closed,
             Error::Cancelled => Kind::Cancelled,
             Error::KvBounds { .. } | Error::Internal(_) => Kind::Internal,
         }

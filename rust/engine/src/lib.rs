@@ -5,12 +5,14 @@
 pub mod arch;
 pub mod backend;
 pub mod config;
+pub mod engine;
 pub mod error;
 pub mod gguf;
 pub mod info;
 pub mod plan;
 pub mod quant;
 pub mod sampler;
+pub mod session;
 pub mod tokenizer;
 pub mod weights;
 

@@ -3,6 +3,7 @@
 //! which pages a slot may use, feeds prompts, asks for steps and collects tokens.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::plan::{BufferId, Plan};
@@ -71,12 +72,14 @@ pub struct SlotRequest {
 }
 
 /// Why a slot stopped by itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Finish {
     /// It drew one of its stop tokens.
     Stop,
     /// It generated `max_tokens`, or its context is full.
     Length,
+    /// It cannot go on; the event's token is none. Other slots are not touched.
+    Failed(Error),
 }
 
 /// One generated token.
@@ -182,16 +185,23 @@ pub trait Backend: Send {
     /// the last ones: the first token is drawn and the slot decodes from then on.
     fn prefill(&mut self, slot: usize, tokens: &[u32], start: usize, sample: bool) -> Result<()>;
 
-    /// Queues one decode step of every slot that decodes.
+    /// Queues one decode step of every slot that decodes. An error is one of all slots; what ails
+    /// one slot comes as its [`Finish::Failed`].
     fn decode(&mut self) -> Result<()>;
 
     /// The tokens drawn since the last call, in order. With `wait`, blocks until the oldest queued
     /// step is done; where nothing is queued it returns at once.
     fn drain(&mut self, wait: bool) -> Result<Vec<Event>>;
 
+    /// Steps queued whose tokens were not drained.
+    fn queued(&self) -> usize;
+
     /// Ends the sequence of `slot`: tokens of steps still queued are dropped, its pages may be
     /// given to another slot.
     fn release(&mut self, slot: usize) -> Result<()>;
+
+    /// Time spent so far on choosing tokens; zero where that is part of the step.
+    fn sampling_time(&self) -> Duration;
 
     /// The logits after each of `tokens`, `[tokens.len(), n_vocab]`, the first token at position
     /// `start`; draws nothing.

@@ -114,6 +114,11 @@ impl Interpreter {
         self.pool.current_num_threads()
     }
 
+    /// Runs `f` on the worker threads.
+    pub(super) fn install<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
+        self.pool.install(f)
+    }
+
     /// Uses another instruction set; the bits are the same.
     ///
     /// # Errors

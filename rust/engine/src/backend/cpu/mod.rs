@@ -2,10 +2,12 @@
 //! oracle of every kernel, and it is what runs where there is no GPU.
 
 mod attention;
+mod backend;
 mod interpreter;
 mod kv;
 mod matvec;
 mod simd;
 
+pub use backend::CpuBackend;
 pub use interpreter::Interpreter;
 pub use kv::KvCache;

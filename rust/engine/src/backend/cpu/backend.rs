@@ -1,0 +1,344 @@
+//! Sequences on the interpreter: which row comes next in each slot, and what is drawn from it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rayon::prelude::*;
+
+use super::interpreter::Interpreter;
+use super::simd::{self, Isa, Level, Task};
+use crate::backend::{
+    Backend, Batch, Event, Finish, Limits, LogitsPath, RunnerOptions, SlotRequest, Weights,
+};
+use crate::error::{Error, Result};
+use crate::plan::Plan;
+use crate::sampler::{self, Logprobs, Sampler};
+
+/// Most rows of one forward pass: bounds the activation buffers, changes no bit.
+const MAX_ROWS: usize = 256;
+
+/// Decodes on the CPU. Every call does its work before it returns.
+pub struct CpuBackend {
+    interpreter: Interpreter,
+    limits: Limits,
+    slots: Vec<Option<Sequence>>,
+    events: Vec<Event>,
+    queued: usize,
+    sampling: Duration,
+}
+
+/// What a slot decodes.
+struct Sequence {
+    sampler: Sampler,
+    logprobs: Option<usize>,
+    stop_tokens: Vec<u32>,
+    max_tokens: usize,
+    /// Tokens in the cache.
+    position: usize,
+    generated: usize,
+    /// Drawn, not yet fed; `None` before the first draw and after the last.
+    next: Option<u32>,
+}
+
+/// What a row's logits gave.
+type Drawn = Result<(u32, Option<Logprobs>)>;
+
+/// One draw, compiled for the instruction set: the sampler is all fused multiply-adds.
+struct Draw<'a> {
+    sequence: &'a mut Sequence,
+    logits: &'a [f32],
+}
+
+impl Task for Draw<'_> {
+    type Out = Drawn;
+
+    #[inline(always)]
+    fn run<I: Isa>(self) -> Drawn {
+        let Sequence {
+            sampler,
+            logprobs,
+            generated,
+            ..
+        } = self.sequence;
+        let token = sampler.sample(self.logits, *generated as u32)?;
+        let logprobs = logprobs
+            .map(|n| sampler::logprobs(self.logits, token, n))
+            .transpose()?;
+        Ok((token, logprobs))
+    }
+}
+
+impl Sequence {
+    /// Takes a drawn token on; says what to tell the engine.
+    fn advance(&mut self, slot: usize, drawn: Drawn, n_ctx: usize) -> Event {
+        let index = self.generated;
+        let (token, logprobs) = match drawn {
+            Ok(drawn) => drawn,
+            Err(e) => return self.fail(slot, e),
+        };
+        self.generated += 1;
+        let finish = if self.stop_tokens.contains(&token) {
+            Some(Finish::Stop)
+        } else if self.generated >= self.max_tokens || self.position + 1 >= n_ctx {
+            Some(Finish::Length)
+        } else {
+            None
+        };
+        self.next = finish.is_none().then_some(token);
+        Event {
+            slot,
+            index,
+            token,
+            finish,
+            logprobs,
+        }
+    }
+
+    fn fail(&mut self, slot: usize, error: Error) -> Event {
+        self.next = None;
+        Event {
+            slot,
+            index: self.generated,
+            token: 0,
+            finish: Some(Finish::Failed(error)),
+            logprobs: None,
+        }
+    }
+}
+
+impl CpuBackend {
+    /// Takes the memory for `options.n_slots` sequences; `n_vocab` is the width of the logits.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] for a missing weight, [`Error::Memory`], [`Error::Argument`].
+    pub fn new(
+        plan: Arc<Plan>,
+        weights: Arc<dyn Weights>,
+        options: &RunnerOptions,
+    ) -> Result<Self> {
+        let n_vocab = plan.buffer(plan.logits).width;
+        let interpreter = Interpreter::new(plan, weights, options)?;
+        let threads = interpreter.threads();
+        let limits = Limits {
+            device: format!(
+                "cpu ({threads} thread{}, {})",
+                if threads == 1 { "" } else { "s" },
+                interpreter.level().name()
+            ),
+            n_vocab,
+            n_slots: options.n_slots,
+            n_ctx: options.n_ctx,
+            n_pages: options.n_pages,
+            queue_depth: 1,
+        };
+        Ok(Self {
+            interpreter,
+            slots: (0..limits.n_slots).map(|_| None).collect(),
+            limits,
+            events: Vec::new(),
+            queued: 0,
+            sampling: Duration::ZERO,
+        })
+    }
+
+    /// Uses another instruction set; the bits are the same.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] where this processor does not have it.
+    pub fn set_level(&mut self, level: Level) -> Result<()> {
+        self.interpreter.set_level(level)
+    }
+
+    fn sequence(&mut self, slot: usize) -> Result<&mut Sequence> {
+        self.slots
+            .get_mut(slot)
+            .and_then(Option::as_mut)
+            .ok_or_else(|| Error::Internal(format!("slot {slot} has no sequence")))
+    }
+
+    /// One pass of `tokens` of one slot, from position `start` on; logits of the `wanted` last.
+    fn feed(&mut self, slot: usize, tokens: &[u32], start: usize, wanted: usize) -> Result<()> {
+        let n = tokens.len() as u32;
+        let positions: Vec<u32> = (0..n).map(|i| start as u32 + i).collect();
+        let out_rows: Vec<u32> = (n - wanted as u32..n).collect();
+        self.interpreter.forward(&Batch {
+            tokens,
+            positions: &positions,
+            slots: &vec![slot as u32; tokens.len()],
+            out_rows: &out_rows,
+        })
+    }
+
+    /// Draws for `slots` from the rows of logits of the last pass, in this order.
+    fn draw(&mut self, slots: &[usize]) {
+        let started = Instant::now();
+        let level = self.interpreter.level();
+        let rows = self
+            .interpreter
+            .logits()
+            .chunks_exact(self.limits.n_vocab.max(1));
+        // A slot's rank among the rows that were computed; slots come in ascending order.
+        let mut tasks: Vec<(usize, &mut Sequence, &[f32])> = self
+            .slots
+            .iter_mut()
+            .enumerate()
+            .filter(|(slot, _)| slots.contains(slot))
+            .filter_map(|(slot, sequence)| Some((slot, sequence.as_mut()?)))
+            .zip(rows)
+            .map(|((slot, sequence), logits)| (slot, sequence, logits))
+            .collect();
+        let run = |(_, sequence, logits): &mut (usize, &mut Sequence, &[f32])| {
+            simd::run(level, Draw { sequence, logits })
+        };
+        let drawn: Vec<Drawn> = if tasks.len() == 1 {
+            tasks.iter_mut().map(run).collect()
+        } else {
+            self.interpreter
+                .install(|| tasks.par_iter_mut().map(run).collect())
+        };
+        let n_ctx = self.limits.n_ctx;
+        for ((slot, sequence, _), drawn) in tasks.into_iter().zip(drawn) {
+            self.events.push(sequence.advance(slot, drawn, n_ctx));
+        }
+        self.sampling += started.elapsed();
+    }
+}
+
+impl Backend for CpuBackend {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn map_pages(&mut self, slot: usize, first: usize, pages: &[u32]) -> Result<()> {
+        self.interpreter.kv.map_pages(slot, first, pages)
+    }
+
+    fn start(&mut self, slot: usize, request: &SlotRequest) -> Result<()> {
+        let sampler = Sampler::new(
+            request.sampling.clone(),
+            self.limits.n_vocab,
+            &request.prompt,
+        )?;
+        let n_slots = self.slots.len();
+        let place = self
+            .slots
+            .get_mut(slot)
+            .ok_or_else(|| Error::Internal(format!("slot {slot} of {n_slots}")))?;
+        *place = Some(Sequence {
+            sampler,
+            logprobs: request.sampling.logprobs,
+            stop_tokens: request.stop_tokens.clone(),
+            max_tokens: request.max_tokens,
+            position: 0,
+            generated: 0,
+            next: None,
+        });
+        Ok(())
+    }
+
+    fn prefill(&mut self, slot: usize, tokens: &[u32], start: usize, sample: bool) -> Result<()> {
+        self.sequence(slot)?;
+        let mut fed = 0;
+        for chunk in tokens.chunks(MAX_ROWS) {
+            let last = sample && fed + chunk.len() == tokens.len();
+            self.feed(slot, chunk, start + fed, usize::from(last))?;
+            fed += chunk.len();
+            self.sequence(slot)?.position = start + fed;
+        }
+        if sample && fed > 0 {
+            self.draw(&[slot]);
+        }
+        Ok(())
+    }
+
+    fn decode(&mut self) -> Result<()> {
+        self.queued = 1;
+        loop {
+            let mut slots = Vec::new();
+            let (mut tokens, mut positions) = (Vec::new(), Vec::new());
+            for (slot, sequence) in self.slots.iter().enumerate() {
+                if let Some((sequence, token)) = sequence.as_ref().and_then(|s| Some((s, s.next?)))
+                {
+                    slots.push(slot);
+                    tokens.push(token);
+                    positions.push(sequence.position as u32);
+                }
+            }
+            if slots.is_empty() {
+                return Ok(());
+            }
+            let rows: Vec<u32> = (0..slots.len() as u32).collect();
+            let row_slots: Vec<u32> = slots.iter().map(|s| *s as u32).collect();
+            let done = self.interpreter.forward(&Batch {
+                tokens: &tokens,
+                positions: &positions,
+                slots: &row_slots,
+                out_rows: &rows,
+            });
+            match done {
+                Ok(()) => {}
+                // The step again without the culprit: storing the same rows twice changes nothing.
+                Err(Error::KvBounds {
+                    position,
+                    slot,
+                    limit,
+                }) => {
+                    let error = Error::KvBounds {
+                        position,
+                        slot,
+                        limit,
+                    };
+                    let event = self.sequence(slot)?.fail(slot, error);
+                    self.events.push(event);
+                    continue;
+                }
+                Err(e) => return Err(e),
+            }
+            for slot in &slots {
+                self.sequence(*slot)?.position += 1;
+            }
+            self.draw(&slots);
+            return Ok(());
+        }
+    }
+
+    fn drain(&mut self, _wait: bool) -> Result<Vec<Event>> {
+        self.queued = 0;
+        Ok(std::mem::take(&mut self.events))
+    }
+
+    fn queued(&self) -> usize {
+        self.queued
+    }
+
+    fn release(&mut self, slot: usize) -> Result<()> {
+        self.events.retain(|e| e.slot != slot);
+        if let Some(place) = self.slots.get_mut(slot) {
+            *place = None;
+        }
+        Ok(())
+    }
+
+    fn sampling_time(&self) -> Duration {
+        self.sampling
+    }
+
+    fn logits(
+        &mut self,
+        slot: usize,
+        tokens: &[u32],
+        start: usize,
+        path: LogitsPath,
+    ) -> Result<Vec<f32>> {
+        let rows = match path {
+            LogitsPath::Prefill => MAX_ROWS,
+            LogitsPath::Decode => 1,
+        };
+        let mut logits = Vec::with_capacity(tokens.len() * self.limits.n_vocab);
+        for (i, chunk) in tokens.chunks(rows).enumerate() {
+            self.feed(slot, chunk, start + i * rows, chunk.len())?;
+            logits.extend_from_slice(self.interpreter.logits());
+        }
+        Ok(logits)
+    }
+}

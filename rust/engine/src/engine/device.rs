@@ -1,0 +1,204 @@
+//! Which backend a device name means on this machine.
+
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+
+/// Where a model runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Device {
+    Cpu,
+}
+
+/// What a machine shows of an NVIDIA card without loading a library.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Nvidia {
+    /// A device node of the kernel driver.
+    card: bool,
+    /// `libcuda.so.1`.
+    library: bool,
+}
+
+/// Folders that hold the driver's library on the usual systems.
+const LIBRARY_FOLDERS: &[&str] = &[
+    "usr/lib/x86_64-linux-gnu",
+    "usr/lib/aarch64-linux-gnu",
+    "usr/lib64",
+    "usr/lib",
+    "usr/lib/wsl/lib",
+    "usr/local/nvidia/lib64",
+    "run/opengl-driver/lib",
+];
+
+impl Nvidia {
+    /// Looks below `root`, and for the library also in `folders`.
+    fn look(root: &Path, folders: impl Iterator<Item = PathBuf>) -> Self {
+        // `nvidia0`, not `nvidiactl`: the driver may be loaded on a machine without a card. On
+        // WSL all cards are behind one node, and the library's folder is mounted for them.
+        let numbered = std::fs::read_dir(root.join("dev")).is_ok_and(|nodes| {
+            nodes.flatten().any(|node| {
+                let name = node.file_name();
+                let number = name.to_str().and_then(|n| n.strip_prefix("nvidia"));
+                number.is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
+            })
+        });
+        let wsl =
+            root.join("dev/dxg").exists() && root.join("usr/lib/wsl/lib/libcuda.so.1").exists();
+        let mut places = LIBRARY_FOLDERS.iter().map(|f| root.join(f)).chain(folders);
+        Self {
+            card: numbered || wsl,
+            library: places.any(|folder| folder.join("libcuda.so.1").exists()),
+        }
+    }
+
+    fn here() -> Self {
+        let folders = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+        Self::look(Path::new("/"), std::env::split_paths(&folders))
+    }
+}
+
+/// The device that `name` means: `auto`, `cpu`, `cuda` or `cuda:N`.
+///
+/// # Errors
+/// [`Error::Argument`] for another name, [`Error::Device`] with the reason where a card is asked
+/// for, or is there, and cannot be used.
+pub fn resolve(name: &str) -> Result<Device> {
+    resolve_on(name, Nvidia::here)
+}
+
+fn resolve_on(name: &str, look: impl FnOnce() -> Nvidia) -> Result<Device> {
+    match name {
+        "cpu" => Ok(Device::Cpu),
+        "auto" => match look() {
+            Nvidia { card: false, .. } => Ok(Device::Cpu),
+            nvidia => cuda(name, nvidia),
+        },
+        "cuda" => cuda(name, look()),
+        _ => {
+            let number = name.strip_prefix("cuda:");
+            let numbered =
+                |n: &str| !n.is_empty() && n.len() < 4 && n.bytes().all(|b| b.is_ascii_digit());
+            if number.is_some_and(numbered) {
+                return cuda(name, look());
+            }
+            Err(Error::Argument {
+                name: "device",
+                value: format!("{name:?}"),
+                reason: "must be auto, cpu, cuda or cuda:N with the number of a card".into(),
+            })
+        }
+    }
+}
+
+/// The place where a CUDA backend joins.
+fn cuda(name: &str, nvidia: Nvidia) -> Result<Device> {
+    let reason = match nvidia {
+        Nvidia {
+            card: false,
+            library: false,
+        } => "no NVIDIA driver found: neither a card (/dev/nvidia0) nor its library (libcuda.so.1)",
+        Nvidia {
+            card: false,
+            library: true,
+        } => "no NVIDIA card found: the driver's library is there, a device (/dev/nvidia0) is not",
+        Nvidia {
+            card: true,
+            library: false,
+        } => "an NVIDIA card is there, but not the driver's library (libcuda.so.1)",
+        Nvidia {
+            card: true,
+            library: true,
+        } => "this build has no CUDA backend",
+    };
+    Err(Error::Device {
+        what: format!("device {name:?}"),
+        reason: reason.into(),
+        remedy: "use device=\"cpu\"".into(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn on(name: &str, card: bool, library: bool) -> Result<Device> {
+        resolve_on(name, || Nvidia { card, library })
+    }
+
+    #[test]
+    fn auto_is_the_cpu_only_where_there_is_no_card() {
+        assert_eq!(on("auto", false, false), Ok(Device::Cpu));
+        assert_eq!(on("auto", false, true), Ok(Device::Cpu));
+        assert_eq!(on("cpu", true, true), Ok(Device::Cpu));
+        let error = on("auto", true, true).unwrap_err().to_string();
+        assert!(
+            error.contains("no CUDA backend") && error.contains("device=\"cpu\""),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_card_that_cannot_be_used_is_an_error_with_the_reason() {
+        for (card, library, reason) in [
+            (false, false, "no NVIDIA driver found"),
+            (false, true, "no NVIDIA card found"),
+            (true, false, "not the driver's library"),
+            (true, true, "this build has no CUDA backend"),
+        ] {
+            for name in ["cuda", "cuda:0", "cuda:12"] {
+                let error = on(name, card, library).unwrap_err();
+                assert!(matches!(error, Error::Device { .. }));
+                let text = error.to_string();
+                assert!(text.contains(reason) && text.contains(name), "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn other_names_are_refused() {
+        for name in ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:1234", "CPU"] {
+            let error = on(name, true, true).unwrap_err();
+            assert!(
+                matches!(error, Error::Argument { name: "device", .. }),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_card_is_a_numbered_node() {
+        let root = std::env::temp_dir().join(format!("onegraph-device-{}", std::process::id()));
+        let make = |path: &str| {
+            let path = root.join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, "").unwrap();
+        };
+        let look = || Nvidia::look(&root, [root.join("extra")].into_iter());
+        make("dev/nvidiactl");
+        make("dev/nvidia-uvm");
+        assert_eq!(
+            look(),
+            Nvidia {
+                card: false,
+                library: false
+            }
+        );
+        make("extra/libcuda.so.1");
+        assert_eq!(
+            look(),
+            Nvidia {
+                card: false,
+                library: true
+            }
+        );
+        make("dev/nvidia1");
+        assert_eq!(
+            look(),
+            Nvidia {
+                card: true,
+                library: true
+            }
+        );
+        std::fs::remove_dir_all(&root).unwrap();
+    }
+}

@@ -1,0 +1,373 @@
+//! A loaded model that serves requests: one thread owns the backend, callers hand it jobs through a
+//! bounded queue and wait for tickets. Many sequences decode together (continuous batching).
+
+use std::ops::ControlFlow;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::arch;
+use crate::backend::cpu::CpuBackend;
+use crate::backend::{Backend, Limits, LogitsPath, RunnerOptions, PAGE_TOKENS};
+use crate::error::{Error, Result};
+use crate::plan::Plan;
+use crate::tokenizer::Tokenizer;
+use crate::weights::Model;
+
+pub mod device;
+mod options;
+mod owner;
+mod request;
+pub mod text;
+
+pub use options::{GraphMode, GraphOptions, Options, DEFAULT_CTX, MAX_BATCH};
+pub use request::{
+    FinishReason, Finished, Piece, Request, Ticket, Timings, Usage, Wait, DEFAULT_MAX_TOKENS, POLL,
+};
+
+use device::Device;
+use owner::{panic_error, Job, Owner, Shared, Work};
+
+/// How far loading has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// What is going on, for people.
+    pub stage: &'static str,
+    pub done: u64,
+    /// 0 where it is not known.
+    pub total: u64,
+}
+
+/// What is known of a model once it is loaded.
+#[derive(Debug, Clone)]
+pub struct Loaded {
+    pub path: PathBuf,
+    pub limits: Limits,
+    /// The context that the model was trained for.
+    pub n_ctx_train: usize,
+    pub tokenizer: Arc<Tokenizer>,
+    pub load_seconds: f64,
+}
+
+/// A loaded model. May be used from many threads at once; dropping or closing it ends all
+/// requests.
+pub struct Engine {
+    loaded: Loaded,
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// A backend and what is to be said of it.
+type Parts = (Box<dyn Backend>, Loaded);
+
+enum Loading {
+    Progress(Progress),
+    Done(Result<Loaded>),
+}
+
+/// Sends progress from the loading thread; remembers whether anyone still wants the model.
+struct Reporter {
+    to: mpsc::Sender<Loading>,
+    cancelled: Arc<AtomicBool>,
+}
+
+impl Reporter {
+    fn at(&self, stage: &'static str, done: u64, total: u64) -> Result<()> {
+        let progress = Progress { stage, done, total };
+        let gone = self.to.send(Loading::Progress(progress)).is_err();
+        if gone || self.cancelled.load(Ordering::Relaxed) {
+            return Err(Error::Cancelled);
+        }
+        Ok(())
+    }
+}
+
+impl Engine {
+    /// Loads the GGUF file at `path`. `progress` is called on this thread every 20 ms or so and may
+    /// break off.
+    ///
+    /// # Errors
+    /// What is wrong with the file, the options, the device or the memory; [`Error::Cancelled`]
+    /// where `progress` broke off.
+    pub fn load(
+        path: impl AsRef<Path>,
+        options: &Options,
+        progress: impl FnMut(&Progress) -> ControlFlow<()>,
+    ) -> Result<Self> {
+        options.validate()?;
+        let (path, options) = (path.as_ref().to_owned(), options.clone());
+        Self::spawn(move |reporter| load(&path, &options, reporter), progress)
+    }
+
+    fn spawn(
+        load: impl FnOnce(&Reporter) -> Result<Parts> + Send + 'static,
+        mut progress: impl FnMut(&Progress) -> ControlFlow<()>,
+    ) -> Result<Self> {
+        let started = Instant::now();
+        let shared = Arc::new(Shared::new());
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let (to, from) = mpsc::channel();
+        let reporter = Reporter {
+            to,
+            cancelled: cancelled.clone(),
+        };
+        let for_thread = shared.clone();
+        let body = move || {
+            let parts = catch_unwind(AssertUnwindSafe(|| load(&reporter)))
+                .unwrap_or_else(|payload| Err(panic_error(&*payload)));
+            let (backend, mut loaded) = match parts {
+                Ok(parts) => parts,
+                Err(e) => return drop(reporter.to.send(Loading::Done(Err(e)))),
+            };
+            loaded.load_seconds = started.elapsed().as_secs_f64();
+            let tokenizer = loaded.tokenizer.clone();
+            let owner = Owner::new(backend, tokenizer, for_thread, loaded.load_seconds);
+            if reporter.to.send(Loading::Done(Ok(loaded))).is_ok() {
+                drop(reporter);
+                owner.serve();
+            }
+        };
+        let thread = Builder::new()
+            .name("onegraph-engine".into())
+            .spawn(body)
+            .map_err(|e| Error::Device {
+                what: "a thread for the model".into(),
+                reason: e.to_string(),
+                remedy: "end other programs or raise the limit on threads".into(),
+            })?;
+        let mut now = Progress {
+            stage: "open",
+            done: 0,
+            total: 0,
+        };
+        let loaded = loop {
+            match from.recv_timeout(POLL) {
+                Ok(Loading::Progress(next)) => now = next,
+                Ok(Loading::Done(result)) => break result?,
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(Error::Internal("loading ended without a result".into()))
+                }
+            }
+            if progress(&now).is_break() {
+                cancelled.store(true, Ordering::Relaxed);
+                return Err(Error::Cancelled);
+            }
+        };
+        Ok(Self {
+            loaded,
+            shared,
+            thread: Mutex::new(Some(thread)),
+        })
+    }
+
+    /// What is known of the model.
+    pub fn loaded(&self) -> &Loaded {
+        &self.loaded
+    }
+
+    /// Queues a request; `None` where the queue stays full for `timeout`.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for a parameter or token out of range, [`Error::Context`] for a prompt
+    /// that leaves no room for an answer, [`Error::Closed`], [`Error::Forked`].
+    pub fn submit(&self, request: &Request, timeout: Duration) -> Result<Option<Ticket<Piece>>> {
+        self.shared.check_open()?;
+        let Limits { n_vocab, n_ctx, .. } = self.loaded.limits;
+        request.sampling.validate(n_vocab)?;
+        text::check_stops(&request.stop)?;
+        if request.max_tokens == 0 {
+            return Err(Error::Argument {
+                name: "max_tokens",
+                value: "0".into(),
+                reason: "must be 1 or more".into(),
+            });
+        }
+        self.check_tokens("prompt", &request.prompt)?;
+        let prompt = request.prompt.len();
+        if prompt >= n_ctx {
+            return Err(Error::Context {
+                prompt,
+                context: n_ctx,
+            });
+        }
+        let (out, items) = mpsc::channel();
+        let work = Work::Generate {
+            request: request.clone(),
+            out,
+        };
+        let tokens = prompt.saturating_add(request.max_tokens).min(n_ctx);
+        self.push(work, tokens, items, timeout)
+    }
+
+    /// The logits after each of `ids`, in order, `[any number of rows, n_vocab]` at a time; `None`
+    /// where the queue stays full for `timeout`.
+    ///
+    /// # Errors
+    /// As [`Engine::submit`]; the whole context may be used.
+    pub fn logits(
+        &self,
+        ids: &[u32],
+        path: LogitsPath,
+        timeout: Duration,
+    ) -> Result<Option<Ticket<Vec<f32>>>> {
+        self.shared.check_open()?;
+        self.check_tokens("ids", ids)?;
+        let n_ctx = self.loaded.limits.n_ctx;
+        if ids.len() > n_ctx {
+            return Err(Error::Argument {
+                name: "ids",
+                value: format!("{} tokens", ids.len()),
+                reason: format!(
+                    "the context holds {n_ctx}; shorten them or load with a larger n_ctx"
+                ),
+            });
+        }
+        let (out, items) = mpsc::channel();
+        let work = Work::Logits {
+            ids: ids.to_vec(),
+            path,
+            out,
+        };
+        self.push(work, ids.len(), items, timeout)
+    }
+
+    fn push<T>(
+        &self,
+        work: Work,
+        tokens: usize,
+        items: mpsc::Receiver<Result<T>>,
+        timeout: Duration,
+    ) -> Result<Option<Ticket<T>>> {
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let job = Job {
+            cancelled: cancelled.clone(),
+            submitted: Instant::now(),
+            tokens,
+            work,
+        };
+        let queued = self.shared.push(job, timeout)?;
+        Ok(queued.ok().map(|()| Ticket {
+            items: Mutex::new(items),
+            cancelled,
+            over: AtomicBool::new(false),
+            shared: self.shared.clone(),
+        }))
+    }
+
+    fn check_tokens(&self, name: &'static str, tokens: &[u32]) -> Result<()> {
+        let n_vocab = self.loaded.limits.n_vocab;
+        if tokens.is_empty() {
+            return Err(Error::Argument {
+                name,
+                value: "no token".into(),
+                reason: "the model goes on from at least one token; give some text".into(),
+            });
+        }
+        match tokens.iter().find(|t| **t as usize >= n_vocab) {
+            None => Ok(()),
+            Some(token) => Err(Error::Argument {
+                name,
+                value: format!("token {token}"),
+                reason: format!("the vocabulary has {n_vocab} tokens, from 0"),
+            }),
+        }
+    }
+
+    /// A seed for a request that has none.
+    pub fn draw_seed() -> u64 {
+        use std::hash::{BuildHasher, Hasher};
+        // The standard library's own random keys; 48 bits pass through JSON and float unharmed.
+        std::hash::RandomState::new().build_hasher().finish() >> 16
+    }
+
+    /// Whether requests are taken.
+    ///
+    /// # Errors
+    /// [`Error::Closed`], [`Error::Forked`], or the panic that ended the engine.
+    pub fn check_open(&self) -> Result<()> {
+        self.shared.check_open()
+    }
+
+    /// Ends all requests, frees the memory, and waits until that is done. May be called again.
+    pub fn close(&self) {
+        if self.shared.is_forked() {
+            return;
+        }
+        self.shared.close();
+        let thread = self
+            .thread
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(thread) = thread {
+            // A panic was turned into the fate that requests learn.
+            drop(thread.join());
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        if !self.shared.is_forked() {
+            self.shared.close();
+        }
+    }
+}
+
+fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
+    let Device::Cpu = device::resolve(&options.device)?;
+    reporter.at("open", 0, 0)?;
+    let model = Arc::new(Model::open(path)?);
+    let config = model.config()?;
+    let n_ctx = options.context(config.n_ctx_train)?;
+    let plan = Arc::new(arch::plan(&config)?);
+    reporter.at("tokenizer", 0, 0)?;
+    let tokenizer = Arc::new(Tokenizer::from_gguf(&model.gguf)?);
+    let pages_per_sequence = n_ctx.div_ceil(PAGE_TOKENS);
+    let runner = RunnerOptions {
+        n_slots: options.max_batch,
+        n_ctx,
+        n_pages: options
+            .max_batch
+            .saturating_mul(pages_per_sequence)
+            .saturating_add(1),
+        kv_type: options.kv_type()?,
+        threads: options.cpu_threads(),
+    };
+    read_ahead(&model, &plan, reporter)?;
+    let backend = CpuBackend::new(plan, model.clone(), &runner)?;
+    model.check_unchanged()?;
+    let loaded = Loaded {
+        path: path.to_owned(),
+        limits: backend.limits().clone(),
+        n_ctx_train: config.n_ctx_train,
+        tokenizer,
+        load_seconds: 0.0,
+    };
+    Ok((Box::new(backend), loaded))
+}
+
+/// Touches every page of the weights, so that loading takes the time that the disk takes, visibly,
+/// and not the first prompt.
+fn read_ahead(model: &Model, plan: &Plan, reporter: &Reporter) -> Result<()> {
+    const SLICE: usize = 16 << 20;
+    const PAGE: usize = 4096;
+    let total = plan.weights.iter().try_fold(0, |sum, w| {
+        Ok::<_, Error>(sum + model.bytes(&w.name)?.len() as u64)
+    })?;
+    let mut done = 0;
+    for weight in &plan.weights {
+        for slice in model.bytes(&weight.name)?.chunks(SLICE) {
+            let sum = slice.iter().step_by(PAGE).fold(0u8, |a, b| a ^ b);
+            std::hint::black_box(sum);
+            done += slice.len() as u64;
+            reporter.at("weights", done, total)?;
+        }
+    }
+    Ok(())
+}

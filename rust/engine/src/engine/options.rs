@@ -1,0 +1,265 @@
+//! How a model is loaded.
+
+use crate::error::{Error, Result};
+use crate::quant::{self, QuantType};
+
+/// Context where none is asked for: as much as the model was trained for, at most this.
+pub const DEFAULT_CTX: usize = 8192;
+
+/// Most sequences in flight.
+pub const MAX_BATCH: usize = 1024;
+
+/// How decode steps are captured and replayed; the CPU has nothing to capture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GraphMode {
+    /// The whole step is one graph.
+    Full,
+    /// Graphs between attentions, which run eagerly.
+    Piecewise,
+    /// Full for decode steps, piecewise for mixed ones.
+    FullAndPiecewise,
+    /// Every launch by itself.
+    None,
+}
+
+impl GraphMode {
+    const NAMES: [(&'static str, Self); 4] = [
+        ("full", Self::Full),
+        ("piecewise", Self::Piecewise),
+        ("full_and_piecewise", Self::FullAndPiecewise),
+        ("none", Self::None),
+    ];
+
+    /// The mode of a name.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] lists the names.
+    pub fn from_name(name: &str) -> Result<Self> {
+        let found = Self::NAMES.iter().find(|(n, _)| *n == name);
+        found.map(|(_, mode)| *mode).ok_or_else(|| Error::Argument {
+            name: "cuda_graph",
+            value: format!("{name:?}"),
+            reason: format!("must be one of {}", Self::NAMES.map(|(n, _)| n).join(", ")),
+        })
+    }
+}
+
+/// What concerns graphs alone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GraphOptions {
+    pub mode: GraphMode,
+    /// Batch sizes to capture; none: powers of two, then steps.
+    pub batch_sizes: Option<Vec<usize>>,
+    /// Largest batch to capture; none: `max_batch`.
+    pub max_batch: Option<usize>,
+    /// Capture every size at load instead of at first need.
+    pub warmup: bool,
+    /// Programmatic dependent launch; none: where the card has it.
+    pub pdl: Option<bool>,
+}
+
+impl Default for GraphOptions {
+    fn default() -> Self {
+        Self {
+            mode: GraphMode::Full,
+            batch_sizes: None,
+            max_batch: None,
+            warmup: false,
+            pdl: None,
+        }
+    }
+}
+
+/// Everything that may be chosen when a model is loaded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// `auto`, `cpu`, `cuda` or `cuda:N`.
+    pub device: String,
+    /// Tokens a sequence may have; none: the trained context, at most [`DEFAULT_CTX`].
+    pub n_ctx: Option<usize>,
+    /// Sequences in flight; more requests wait.
+    pub max_batch: usize,
+    /// Encoding of keys and values.
+    pub kv_type: String,
+    /// CPU threads; none: as many as the machine runs at once.
+    pub threads: Option<usize>,
+    /// Keep pages of old prompts for new ones that start alike.
+    pub prefix_cache: bool,
+    pub graph: GraphOptions,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            device: "auto".into(),
+            n_ctx: None,
+            max_batch: 8,
+            kv_type: "f16".into(),
+            threads: None,
+            prefix_cache: true,
+            graph: GraphOptions::default(),
+        }
+    }
+}
+
+fn in_range(name: &'static str, value: usize, low: usize, high: usize) -> Result<usize> {
+    if (low..=high).contains(&value) {
+        return Ok(value);
+    }
+    Err(Error::Argument {
+        name,
+        value: value.to_string(),
+        reason: format!("must be from {low} to {high}"),
+    })
+}
+
+impl Options {
+    /// Checks all that needs no model.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] names the option, its value and what is allowed.
+    pub fn validate(&self) -> Result<()> {
+        in_range("max_batch", self.max_batch, 1, MAX_BATCH)?;
+        if let Some(n) = self.threads {
+            in_range("threads", n, 1, 1024)?;
+        }
+        if let Some(sizes) = &self.graph.batch_sizes {
+            if sizes.is_empty() {
+                return Err(Error::Argument {
+                    name: "graph_batch_sizes",
+                    value: "[]".into(),
+                    reason: "name at least one size, or use cuda_graph=\"none\"".into(),
+                });
+            }
+            for size in sizes {
+                in_range("graph_batch_sizes", *size, 1, self.max_batch)?;
+            }
+        }
+        if let Some(n) = self.graph.max_batch {
+            in_range("graph_max_batch", n, 1, self.max_batch)?;
+        }
+        self.kv_type().map(|_| ())
+    }
+
+    /// The type of keys and values: one that can be written as well as read.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] lists the types.
+    pub fn kv_type(&self) -> Result<&'static QuantType> {
+        let usable = || quant::TYPES.iter().filter(|t| t.quantize.is_some());
+        usable()
+            .find(|t| t.name.eq_ignore_ascii_case(&self.kv_type))
+            .ok_or_else(|| {
+                let names: Vec<_> = usable().map(|t| t.name.to_lowercase()).collect();
+                Error::Argument {
+                    name: "kv_type",
+                    value: format!("{:?}", self.kv_type),
+                    reason: format!("must be one of {}", names.join(", ")),
+                }
+            })
+    }
+
+    /// The context for a model trained for `trained` tokens.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] where it is longer than that: what a model writes beyond the context it
+    /// was trained for is noise. Room for one token of prompt and one of answer is the least.
+    pub fn context(&self, trained: usize) -> Result<usize> {
+        match self.n_ctx {
+            None => Ok(trained.clamp(2, DEFAULT_CTX)),
+            Some(n) if n > trained && n >= 2 => Err(Error::Argument {
+                name: "n_ctx",
+                value: n.to_string(),
+                reason: format!("the model was trained for {trained} tokens; use at most that"),
+            }),
+            Some(n) => in_range("n_ctx", n, 2, trained.max(2)),
+        }
+    }
+
+    /// Worker threads of the CPU backend.
+    pub fn cpu_threads(&self) -> usize {
+        let available = || std::thread::available_parallelism().map_or(1, usize::from);
+        self.threads.unwrap_or_else(available)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(options: &Options) -> String {
+        options.validate().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn options_out_of_range_are_refused_by_name() {
+        let base = Options::default;
+        assert_eq!(base().validate(), Ok(()));
+        let text = refused(&Options {
+            max_batch: 0,
+            ..base()
+        });
+        assert!(
+            text.contains("max_batch = 0") && text.contains("1 to 1024"),
+            "{text}"
+        );
+        let text = refused(&Options {
+            threads: Some(0),
+            ..base()
+        });
+        assert!(
+            text.contains("threads = 0") && text.contains("1 to 1024"),
+            "{text}"
+        );
+        let text = refused(&Options {
+            kv_type: "q9".into(),
+            ..base()
+        });
+        assert!(
+            text.contains("kv_type = \"q9\"") && text.contains("f16"),
+            "{text}"
+        );
+        let graph = |batch_sizes: &[usize], max_batch| Options {
+            graph: GraphOptions {
+                batch_sizes: Some(batch_sizes.to_vec()),
+                max_batch,
+                ..GraphOptions::default()
+            },
+            ..base()
+        };
+        let text = refused(&graph(&[], None));
+        assert!(text.contains("graph_batch_sizes = []"), "{text}");
+        let text = refused(&graph(&[1, 9], None));
+        assert!(
+            text.contains("graph_batch_sizes = 9") && text.contains("1 to 8"),
+            "{text}"
+        );
+        let text = refused(&graph(&[4, 1, 4], Some(0)));
+        assert!(text.contains("graph_max_batch = 0"), "{text}");
+        assert_eq!(graph(&[4, 1, 4], Some(8)).validate(), Ok(()));
+        let text = GraphMode::from_name("half").unwrap_err().to_string();
+        assert!(
+            text.contains("cuda_graph") && text.contains("full_and_piecewise"),
+            "{text}"
+        );
+        assert_eq!(GraphMode::from_name("none"), Ok(GraphMode::None));
+    }
+
+    #[test]
+    fn the_context_is_at_most_the_trained_one() {
+        let with = |n_ctx| Options {
+            n_ctx,
+            ..Options::default()
+        };
+        assert_eq!(with(None).context(2048), Ok(2048));
+        assert_eq!(with(None).context(131_072), Ok(DEFAULT_CTX));
+        assert_eq!(with(Some(131_072)).context(131_072), Ok(131_072));
+        let text = with(Some(4096)).context(2048).unwrap_err().to_string();
+        assert!(text.contains("4096") && text.contains("2048"), "{text}");
+        let text = with(Some(1)).context(2048).unwrap_err().to_string();
+        assert!(
+            text.contains("n_ctx = 1") && text.contains("2 to 2048"),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,617 @@
+//! The thread that owns a backend: it admits requests to free slots, feeds prompts in slices
+//! between decode steps, and sends out what is drawn. Requests meet only here, and what goes wrong
+//! with one of them ends that one alone.
+
+use std::collections::VecDeque;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::request::{FinishReason, Finished, Piece, Request, Timings, Usage};
+use super::text::TextStream;
+use crate::backend::{Backend, Event, Finish, LogitsPath, SlotRequest};
+use crate::error::{Error, Result};
+use crate::session::{Pool, Session};
+use crate::tokenizer::Tokenizer;
+
+/// Jobs that may wait; submitting another one blocks.
+const QUEUE_LIMIT: usize = 256;
+
+/// How long a slice of a prompt may keep others from decoding.
+const SHARED_SLICE: Duration = Duration::from_millis(50);
+
+/// How long it may take where nobody else decodes: until it ends, a cancel is not seen.
+const ALONE_SLICE: Duration = Duration::from_millis(200);
+
+/// Rows of a slice: the first guess, and the bounds.
+const FIRST_ROWS: f64 = 32.0;
+const MIN_ROWS: usize = 8;
+const MAX_ROWS: usize = 512;
+
+/// What is to be done for one request.
+pub struct Job {
+    pub cancelled: Arc<AtomicBool>,
+    pub submitted: Instant,
+    /// Tokens that it needs room for.
+    pub tokens: usize,
+    pub work: Work,
+}
+
+impl Job {
+    /// Answers a request that was cancelled before its turn.
+    fn cancel(&self, load: f64) {
+        if let Work::Generate { request, out } = &self.work {
+            let finished = Finished {
+                reason: FinishReason::Cancelled,
+                usage: Usage {
+                    prompt: request.prompt.len(),
+                    ..Usage::default()
+                },
+                timings: Timings {
+                    load,
+                    queue: self.submitted.elapsed().as_secs_f64(),
+                    ..Timings::default()
+                },
+            };
+            drop(out.send(Ok(Piece {
+                finished: Some(finished),
+                ..Piece::default()
+            })));
+        }
+    }
+}
+
+/// The two kinds of work.
+pub enum Work {
+    Generate {
+        request: Request,
+        out: Sender<Result<Piece>>,
+    },
+    Logits {
+        ids: Vec<u32>,
+        path: LogitsPath,
+        out: Sender<Result<Vec<f32>>>,
+    },
+}
+
+impl Work {
+    fn refuse(self, error: Error) {
+        // A receiver that is gone wants no answer.
+        match self {
+            Work::Generate { out, .. } => drop(out.send(Err(error))),
+            Work::Logits { out, .. } => drop(out.send(Err(error))),
+        }
+    }
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    closing: bool,
+    /// Why the thread ended.
+    fate: Option<Error>,
+}
+
+/// What the owner and its callers share.
+pub struct Shared {
+    process: u32,
+    queue: Mutex<Queue>,
+    /// A job came, or the end.
+    arrived: Condvar,
+    /// A job was taken.
+    room: Condvar,
+}
+
+impl Shared {
+    pub fn new() -> Self {
+        Self {
+            process: std::process::id(),
+            queue: Mutex::default(),
+            arrived: Condvar::new(),
+            room: Condvar::new(),
+        }
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether this is the process that loaded the model.
+    pub fn is_forked(&self) -> bool {
+        std::process::id() != self.process
+    }
+
+    /// Refuses a forked process: the owner thread is not there, and a lock may be held for ever.
+    pub fn check_process(&self) -> Result<()> {
+        if self.is_forked() {
+            return Err(Error::Forked {
+                parent: self.process,
+                child: std::process::id(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Why the owner thread ended; `None` while it runs.
+    pub fn fate(&self) -> Option<Error> {
+        self.queue().fate.clone()
+    }
+
+    /// Whether jobs are taken.
+    pub fn check_open(&self) -> Result<()> {
+        self.check_process()?;
+        let queue = self.queue();
+        match &queue.fate {
+            Some(e) => Err(e.clone()),
+            None if queue.closing => Err(CLOSED),
+            None => Ok(()),
+        }
+    }
+
+    /// Adds a job; gives it back where the queue stays full for `timeout`.
+    pub fn push(&self, job: Job, timeout: Duration) -> Result<std::result::Result<(), Job>> {
+        self.check_open()?;
+        let full = |q: &mut Queue| q.jobs.len() >= QUEUE_LIMIT && !q.closing && q.fate.is_none();
+        let (mut queue, _) = self
+            .room
+            .wait_timeout_while(self.queue(), timeout, full)
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(e) = &queue.fate {
+            return Err(e.clone());
+        }
+        if queue.closing {
+            return Err(CLOSED);
+        }
+        if queue.jobs.len() >= QUEUE_LIMIT {
+            return Ok(Err(job));
+        }
+        queue.jobs.push_back(job);
+        self.arrived.notify_one();
+        Ok(Ok(()))
+    }
+
+    /// Asks the owner thread to end.
+    pub fn close(&self) {
+        self.queue().closing = true;
+        self.arrived.notify_all();
+        self.room.notify_all();
+    }
+
+    fn end(&self, fate: Error) {
+        let mut queue = self.queue();
+        queue.fate = Some(fate);
+        // Their senders go with them, after the fate is known.
+        queue.jobs.clear();
+        self.room.notify_all();
+    }
+}
+
+pub const CLOSED: Error = Error::Closed { what: "the model" };
+
+/// The text of a panic.
+pub fn panic_error(payload: &(dyn std::any::Any + Send)) -> Error {
+    let text = payload
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or_else(|| payload.downcast_ref::<&str>().copied());
+    Error::Internal(text.unwrap_or("a panic").to_owned())
+}
+
+/// The clocks at one token.
+#[derive(Clone, Copy)]
+struct Mark {
+    at: Instant,
+    /// Total time of the engine spent on choosing tokens and making text.
+    sampling: Duration,
+}
+
+/// A job in a slot.
+struct Active {
+    session: Session,
+    cancelled: Arc<AtomicBool>,
+    admitted: Instant,
+    queued: Duration,
+    task: Task,
+}
+
+enum Task {
+    Generate(Box<Generation>),
+    Logits {
+        ids: Vec<u32>,
+        path: LogitsPath,
+        out: Sender<Result<Vec<f32>>>,
+    },
+}
+
+struct Generation {
+    request: Request,
+    out: Sender<Result<Piece>>,
+    text: TextStream,
+    first: Option<Mark>,
+    last: Option<Mark>,
+    drawn: usize,
+    given: usize,
+}
+
+impl Active {
+    fn fail(self, backend: &mut dyn Backend, error: Error) -> Result<()> {
+        match &self.task {
+            Task::Generate(g) => drop(g.out.send(Err(error))),
+            Task::Logits { out, .. } => drop(out.send(Err(error))),
+        }
+        self.session.close(backend)
+    }
+
+    /// Whether its prompt is not in the cache yet.
+    fn is_fed(&self) -> bool {
+        match &self.task {
+            Task::Generate(g) => self.session.position == g.request.prompt.len(),
+            Task::Logits { .. } => false,
+        }
+    }
+}
+
+/// Rows a second, to cut slices by; results do not depend on the cut.
+struct Pace {
+    rows_per_second: Option<f64>,
+}
+
+impl Pace {
+    fn rows(&self, slice: Duration) -> usize {
+        let rows = self
+            .rows_per_second
+            .map_or(FIRST_ROWS, |r| r * slice.as_secs_f64());
+        (rows as usize).clamp(MIN_ROWS, MAX_ROWS)
+    }
+
+    fn note(&mut self, rows: usize, took: Duration) {
+        self.rows_per_second = Some(rows as f64 / took.as_secs_f64().max(1e-6));
+    }
+}
+
+/// A backend and all that goes on in it.
+pub struct Owner {
+    backend: Box<dyn Backend>,
+    pool: Pool,
+    tokenizer: Arc<Tokenizer>,
+    shared: Arc<Shared>,
+    load_seconds: f64,
+    /// By slot.
+    active: Vec<Option<Active>>,
+    /// Slots whose prompts are to be fed, first come first served.
+    feeding: VecDeque<usize>,
+    prefill_pace: Pace,
+    step_pace: Pace,
+    text_time: Duration,
+}
+
+impl Owner {
+    pub fn new(
+        backend: Box<dyn Backend>,
+        tokenizer: Arc<Tokenizer>,
+        shared: Arc<Shared>,
+        load_seconds: f64,
+    ) -> Self {
+        let pool = Pool::new(backend.limits());
+        let active = (0..backend.limits().n_slots).map(|_| None).collect();
+        Self {
+            backend,
+            pool,
+            tokenizer,
+            shared,
+            load_seconds,
+            active,
+            feeding: VecDeque::new(),
+            prefill_pace: Pace {
+                rows_per_second: None,
+            },
+            step_pace: Pace {
+                rows_per_second: None,
+            },
+            text_time: Duration::ZERO,
+        }
+    }
+
+    /// Serves until closed. Every job that is left then, or that a panic leaves, learns why.
+    pub fn serve(mut self) {
+        let shared = self.shared.clone();
+        let fate = match catch_unwind(AssertUnwindSafe(|| self.run())) {
+            Ok(Ok(())) => CLOSED,
+            Ok(Err(e)) => e,
+            Err(payload) => panic_error(&*payload),
+        };
+        shared.end(fate);
+    }
+
+    fn run(&mut self) -> Result<()> {
+        while self.admit()? {
+            self.drop_cancelled()?;
+            self.feed()?;
+            self.step()?;
+        }
+        Ok(())
+    }
+
+    /// Moves waiting jobs to free slots; sleeps where there is nothing to do. Says whether to go
+    /// on.
+    fn admit(&mut self) -> Result<bool> {
+        loop {
+            let idle = self.active.iter().all(Option::is_none);
+            let mut queue = self.shared.queue();
+            while idle && queue.jobs.is_empty() && !queue.closing {
+                queue = self
+                    .shared
+                    .arrived
+                    .wait(queue)
+                    .unwrap_or_else(PoisonError::into_inner);
+            }
+            if queue.closing {
+                return Ok(false);
+            }
+            queue.jobs.retain_mut(|job| {
+                let cancelled = job.cancelled.load(Ordering::Relaxed);
+                if cancelled {
+                    job.cancel(self.load_seconds);
+                }
+                !cancelled
+            });
+            let Some(job) = queue.jobs.pop_front() else {
+                self.shared.room.notify_all();
+                if idle {
+                    continue;
+                }
+                return Ok(true);
+            };
+            self.shared.room.notify_all();
+            drop(queue);
+            match self.pool.open(&mut *self.backend, job.tokens) {
+                Ok(Some(session)) => self.start(session, job)?,
+                Ok(None) => {
+                    // First in line stays first.
+                    self.shared.queue().jobs.push_front(job);
+                    return Ok(true);
+                }
+                Err(e) => job.work.refuse(e),
+            }
+        }
+    }
+
+    fn start(&mut self, session: Session, job: Job) -> Result<()> {
+        let slot = session.slot();
+        let admitted = Instant::now();
+        let task = match job.work {
+            Work::Logits { ids, path, out } => Task::Logits { ids, path, out },
+            Work::Generate { request, out } => {
+                let ends = if request.ignore_eos {
+                    Vec::new()
+                } else {
+                    self.tokenizer.vocab().end_of_text().to_vec()
+                };
+                let started = self.backend.start(
+                    slot,
+                    &SlotRequest {
+                        sampling: request.sampling.clone(),
+                        prompt: request.prompt.clone(),
+                        stop_tokens: ends,
+                        max_tokens: request.max_tokens,
+                    },
+                );
+                if let Err(e) = started {
+                    drop(out.send(Err(e)));
+                    return session.close(&mut *self.backend);
+                }
+                Task::Generate(Box::new(Generation {
+                    text: TextStream::new(&request.stop),
+                    request,
+                    out,
+                    first: None,
+                    last: None,
+                    drawn: 0,
+                    given: 0,
+                }))
+            }
+        };
+        self.active[slot] = Some(Active {
+            session,
+            cancelled: job.cancelled,
+            admitted,
+            queued: admitted - job.submitted,
+            task,
+        });
+        self.feeding.push_back(slot);
+        Ok(())
+    }
+
+    fn drop_cancelled(&mut self) -> Result<()> {
+        for slot in 0..self.active.len() {
+            let cancelled = |a: &mut Active| a.cancelled.load(Ordering::Relaxed);
+            if let Some(active) = self.active[slot].take_if(cancelled) {
+                self.end(active, FinishReason::Cancelled, Piece::default())?;
+            }
+        }
+        self.feeding.retain(|slot| self.active[*slot].is_some());
+        Ok(())
+    }
+
+    /// Feeds one slice of the first prompt in line.
+    fn feed(&mut self) -> Result<()> {
+        let Some(slot) = self.feeding.front().copied() else {
+            return Ok(());
+        };
+        let others_decode = self.active.iter().flatten().any(Active::is_fed);
+        let slice = if others_decode {
+            SHARED_SLICE
+        } else {
+            ALONE_SLICE
+        };
+        let Some(active) = self.active[slot].as_mut() else {
+            return Err(Error::Internal(format!("slot {slot} feeds nothing")));
+        };
+        let start = active.session.position;
+        let begun = Instant::now();
+        let (done, fed) = match &active.task {
+            Task::Generate(g) => {
+                let rest = &g.request.prompt[start..];
+                let chunk = &rest[..rest.len().min(self.prefill_pace.rows(slice))];
+                let last = chunk.len() == rest.len();
+                let fed = self.backend.prefill(slot, chunk, start, last);
+                self.prefill_pace.note(chunk.len(), begun.elapsed());
+                (last, fed.map(|()| chunk.len()))
+            }
+            Task::Logits { ids, path, out } => {
+                let pace = match path {
+                    LogitsPath::Prefill => &mut self.prefill_pace,
+                    LogitsPath::Decode => &mut self.step_pace,
+                };
+                let rest = &ids[start..];
+                let chunk = &rest[..rest.len().min(pace.rows(slice))];
+                let logits = self.backend.logits(slot, chunk, start, *path);
+                pace.note(chunk.len(), begun.elapsed());
+                let fed = logits.map(|logits| {
+                    drop(out.send(Ok(logits)));
+                    chunk.len()
+                });
+                (chunk.len() == rest.len(), fed)
+            }
+        };
+        match fed {
+            Ok(n) => active.session.position += n,
+            Err(e) => {
+                self.feeding.pop_front();
+                return match self.active[slot].take() {
+                    Some(active) => active.fail(&mut *self.backend, e),
+                    None => Ok(()),
+                };
+            }
+        }
+        if done {
+            self.feeding.pop_front();
+            if let Some(active) = self.active[slot].take_if(|a| !a.is_fed()) {
+                // Logits: the sender's end tells the receiver that these were all.
+                active.session.close(&mut *self.backend)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// One decode step of every slot that decodes, and what the steps before gave.
+    fn step(&mut self) -> Result<()> {
+        // The last slice of a prompt draws a token too: it goes out before the next step.
+        self.deliver(false)?;
+        if !self.active.iter().flatten().any(Active::is_fed) {
+            return Ok(());
+        }
+        while self.backend.queued() < self.backend.limits().queue_depth {
+            if let Err(e) = self.backend.decode() {
+                return self.fail_decoding(&e);
+            }
+        }
+        self.deliver(true)
+    }
+
+    fn fail_decoding(&mut self, error: &Error) -> Result<()> {
+        for slot in 0..self.active.len() {
+            if let Some(active) = self.active[slot].take_if(|a| a.is_fed()) {
+                active.fail(&mut *self.backend, error.clone())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn deliver(&mut self, wait: bool) -> Result<()> {
+        let events = match self.backend.drain(wait) {
+            Ok(events) => events,
+            Err(e) => return self.fail_decoding(&e),
+        };
+        for event in events {
+            // A slot that ended earlier in this batch of events has no more to say.
+            if let Some(active) = self.active[event.slot].take() {
+                self.take_token(active, event)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn take_token(&mut self, mut active: Active, event: Event) -> Result<()> {
+        let Task::Generate(g) = &mut active.task else {
+            return Err(Error::Internal("a token of a request for logits".into()));
+        };
+        if let Some(Finish::Failed(e)) = event.finish {
+            return active.fail(&mut *self.backend, e);
+        }
+        let begun = Instant::now();
+        let mark = Mark {
+            at: begun,
+            sampling: self.backend.sampling_time() + self.text_time,
+        };
+        g.first.get_or_insert(mark);
+        g.last = Some(mark);
+        g.drawn += 1;
+        let mut piece = Piece::default();
+        let mut reason = match event.finish {
+            Some(Finish::Stop) => Some(FinishReason::Stop),
+            Some(_) => Some(FinishReason::Length),
+            None => None,
+        };
+        if reason != Some(FinishReason::Stop) {
+            let (text, stopped) = g.text.push(&self.tokenizer, event.token);
+            piece.text = text;
+            piece.token_ids.push(event.token);
+            piece.logprobs.extend(event.logprobs);
+            g.given += 1;
+            if stopped {
+                reason = Some(FinishReason::Stop);
+            } else if reason.is_some() {
+                piece.text.push_str(&g.text.finish());
+            }
+        } else {
+            piece.text = g.text.finish();
+        }
+        self.text_time += begun.elapsed();
+        if let Some(reason) = reason {
+            return self.end(active, reason, piece);
+        }
+        if g.out.send(Ok(piece)).is_err() {
+            return active.session.close(&mut *self.backend);
+        }
+        self.active[event.slot] = Some(active);
+        Ok(())
+    }
+
+    /// Sends the last piece and frees the slot.
+    fn end(&mut self, active: Active, reason: FinishReason, mut piece: Piece) -> Result<()> {
+        let Task::Generate(mut g) = active.task else {
+            return active.session.close(&mut *self.backend);
+        };
+        if reason == FinishReason::Cancelled {
+            piece.text.push_str(&g.text.finish());
+        }
+        let prompt_done = g.first.map_or_else(Instant::now, |m| m.at);
+        let mut timings = Timings {
+            load: self.load_seconds,
+            queue: active.queued.as_secs_f64(),
+            prefill: (prompt_done - active.admitted).as_secs_f64(),
+            decoded: g.drawn.saturating_sub(1),
+            ..Timings::default()
+        };
+        if let (Some(first), Some(last)) = (g.first, g.last) {
+            timings.decode = (last.at - first.at).as_secs_f64();
+            timings.sampling = (last.sampling - first.sampling).as_secs_f64();
+        }
+        piece.finished = Some(Finished {
+            reason,
+            usage: Usage {
+                prompt: g.request.prompt.len(),
+                cached: 0,
+                completion: g.given,
+            },
+            timings,
+        });
+        // The slot is free before the caller can know that it is.
+        active.session.close(&mut *self.backend)?;
+        drop(g.out.send(Ok(piece)));
+        Ok(())
+    }
+}

@@ -1,0 +1,210 @@
+//! What is asked of an engine, and what comes back.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use super::owner::Shared;
+use crate::error::{Error, Result};
+use crate::sampler::{Logprobs, Params};
+
+/// Tokens to generate where a request does not say.
+pub const DEFAULT_MAX_TOKENS: usize = 256;
+
+/// A prompt to go on from.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Request {
+    pub prompt: Vec<u32>,
+    pub sampling: Params,
+    /// Most tokens to generate. The context may end the sequence earlier.
+    pub max_tokens: usize,
+    /// Texts that end the sequence; none of them is part of the result.
+    pub stop: Vec<String>,
+    /// Go on after tokens that end a text, for fixed lengths.
+    pub ignore_eos: bool,
+}
+
+/// Why a sequence ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FinishReason {
+    /// The model ended its text, or a stop string came up.
+    Stop,
+    /// `max_tokens`, or the context is full.
+    Length,
+    /// The request was cancelled.
+    Cancelled,
+}
+
+impl FinishReason {
+    /// Its public name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// Token counts of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Usage {
+    pub prompt: usize,
+    /// Of the prompt, those whose keys and values were there already.
+    pub cached: usize,
+    /// Tokens of the result. The token that ended the text is not counted.
+    pub completion: usize,
+}
+
+/// Seconds of wall clock.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Timings {
+    /// Loading the model.
+    pub load: f64,
+    /// From the request to the first work on it.
+    pub queue: f64,
+    /// From there to the first token.
+    pub prefill: f64,
+    /// From the first to the last token.
+    pub decode: f64,
+    /// Of `decode`, choosing tokens and making text.
+    pub sampling: f64,
+    /// Tokens that were drawn within `decode`: all but the first.
+    pub decoded: usize,
+}
+
+impl Timings {
+    fn rate(tokens: usize, seconds: f64) -> f64 {
+        if seconds > 0.0 {
+            tokens as f64 / seconds
+        } else {
+            0.0
+        }
+    }
+
+    /// Prompt tokens a second.
+    pub fn prefill_rate(&self, usage: &Usage) -> f64 {
+        Self::rate(usage.prompt - usage.cached, self.prefill)
+    }
+
+    /// Tokens a second after the first, all included.
+    pub fn decode_rate(&self) -> f64 {
+        Self::rate(self.decoded, self.decode)
+    }
+
+    /// Tokens a second after the first, without choosing tokens and making text.
+    pub fn decode_rate_without_sampling(&self) -> f64 {
+        Self::rate(self.decoded, self.decode - self.sampling)
+    }
+}
+
+/// The end of a sequence.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Finished {
+    pub reason: FinishReason,
+    pub usage: Usage,
+    pub timings: Timings,
+}
+
+/// What is new since the last piece.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Piece {
+    /// Whole characters; may lag behind the tokens.
+    pub text: String,
+    pub token_ids: Vec<u32>,
+    /// One a token where asked for.
+    pub logprobs: Vec<Logprobs>,
+    /// Set on the last piece.
+    pub finished: Option<Finished>,
+}
+
+impl Piece {
+    /// Appends the piece that followed.
+    pub fn extend(&mut self, next: Piece) {
+        self.text.push_str(&next.text);
+        self.token_ids.extend(next.token_ids);
+        self.logprobs.extend(next.logprobs);
+        self.finished = next.finished;
+    }
+}
+
+/// What waiting for a [`Ticket`] gave.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Wait<T> {
+    Item(T),
+    /// The time was over first.
+    TimedOut,
+    /// There is nothing more.
+    End,
+}
+
+/// The way back from a job to whoever asked for it. Dropping it cancels the job.
+pub struct Ticket<T> {
+    pub(super) items: Mutex<Receiver<Result<T>>>,
+    pub(super) cancelled: Arc<AtomicBool>,
+    pub(super) over: AtomicBool,
+    pub(super) shared: Arc<Shared>,
+}
+
+impl<T> Ticket<T> {
+    /// Waits for the next item.
+    ///
+    /// # Errors
+    /// What ended the job; nothing comes after it.
+    pub fn next(&self, timeout: Duration) -> Result<Wait<T>> {
+        self.shared.check_process()?;
+        let items = self.items.lock().unwrap_or_else(PoisonError::into_inner);
+        let item = match items.recv_timeout(timeout) {
+            Ok(item) => item.map(Wait::Item),
+            Err(RecvTimeoutError::Timeout) => Ok(Wait::TimedOut),
+            Err(RecvTimeoutError::Disconnected) if self.over.load(Ordering::Relaxed) => {
+                Ok(Wait::End)
+            }
+            Err(RecvTimeoutError::Disconnected) => match self.shared.fate() {
+                Some(e) => Err(e),
+                None => Ok(Wait::End),
+            },
+        };
+        if item.is_err() {
+            self.over.store(true, Ordering::Relaxed);
+        }
+        item
+    }
+
+    /// Ends the job soon. A sequence's last piece then says [`FinishReason::Cancelled`].
+    pub fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Ticket<Piece> {
+    /// Waits for the whole result; `go_on` is asked every 20 ms or so.
+    ///
+    /// # Errors
+    /// What ended the sequence; [`Error::Cancelled`] where `go_on` said no.
+    pub fn collect(&self, mut go_on: impl FnMut() -> bool) -> Result<Piece> {
+        let mut whole = Piece::default();
+        while whole.finished.is_none() {
+            match self.next(POLL)? {
+                Wait::Item(piece) => whole.extend(piece),
+                Wait::TimedOut => {}
+                Wait::End => return Err(Error::Internal("a sequence without an end".into())),
+            }
+            if !go_on() {
+                self.cancel();
+                return Err(Error::Cancelled);
+            }
+        }
+        Ok(whole)
+    }
+}
+
+/// How long to wait before asking whether to go on.
+pub const POLL: Duration = Duration::from_millis(20);
+
+impl<T> Drop for Ticket<T> {
+    fn drop(&mut self) {
+        self.cancel();
+    }
+}
