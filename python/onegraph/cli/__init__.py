@@ -1,0 +1,119 @@
+"""The command line. A command is one file, with a `command` in it, and one row of `COMMANDS`."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import click
+
+from onegraph.cli.terminal import debug_option, printable
+
+__all__ = ["COMMANDS", "main"]
+
+
+class Row(NamedTuple):
+    """Where a command is, and what the list of commands says of it; neither is imported for it."""
+
+    module: str
+    summary: str
+
+
+COMMANDS = {
+    "info": Row("onegraph.cli.info", "Say what a model is and what running it needs."),
+    "pull": Row("onegraph.cli.pull", "Fetch a model and print where it is."),
+}
+
+
+class Table(click.Group):
+    """The commands of `COMMANDS`, each imported when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        row = COMMANDS.get(cmd_name)
+        if row is None:
+            return None
+        command: click.Command = importlib.import_module(row.module).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, row.summary) for name, row in COMMANDS.items()])
+
+
+def _version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        from onegraph import __version__
+
+        click.echo(f"onegraph {__version__}")
+        ctx.exit()
+
+
+@click.group(cls=Table, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_version,
+    help="Print the version.",
+)
+@debug_option
+def cli() -> None:
+    """Run quantized GGUF language models.
+
+    MODEL is the path of a .gguf file, a name like smollm2, hf:user/repo/file.gguf,
+    hf:user/repo:Q4_K_M or ollama:model:tag.
+    """
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Runs the command line; the exit code: 0, 1 for a failed run, 2 for wrong use.
+
+    `--debug` anywhere shows the traceback of an error.
+    """
+    args = list(sys.argv[1:] if args is None else args)
+    for name in ["stdout", "stderr"]:
+        if getattr(sys, name) is None:  # the caller closed it
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+    try:
+        with cli.make_context("onegraph", list(args)) as ctx:
+            cli.invoke(ctx)
+        sys.stdout.flush()
+    except click.exceptions.Exit as e:
+        return e.exit_code
+    except click.ClickException as e:
+        e.show()
+        return e.exit_code
+    except BrokenPipeError:
+        # Whoever read the output has had enough. Python flushes once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        # Ends as an uncaught Ctrl-C does, so that a shell's loop ends too.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except Exception as e:
+        return _failed(e, "--debug" in args)
+    return 0
+
+
+def _failed(e: Exception, debug: bool) -> int:
+    from onegraph.errors import ArgumentError, Error, InternalError
+
+    if debug:
+        traceback.print_exc()
+    if isinstance(e, Error | InternalError):
+        said = str(e)
+    elif isinstance(e, OSError):
+        said = f"{e}; check the disk and the terminal or file the output goes to"
+    else:
+        said = f"{type(e).__name__}: {e}; this is a bug: report it with what --debug shows"
+    click.echo(f"{click.style('error:', fg='red')} {printable(said)}", err=True)
+    return 2 if isinstance(e, ArgumentError) else 1

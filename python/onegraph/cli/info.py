@@ -1,0 +1,229 @@
+"""`onegraph info`: what a model is, what running it needs, and what would fit here."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import click
+
+from onegraph import _native, hub
+from onegraph.cli.terminal import (
+    count,
+    debug_option,
+    json_option,
+    printable,
+    progress,
+    show_table,
+    size,
+)
+
+Info = dict[str, Any]
+#: A name and what is said of it.
+Row = tuple[str, str]
+
+
+@click.command()
+@click.argument("model", required=False)
+@click.option("--n-ctx", type=int, help="Context in tokens.  [default: what it was trained for]")
+@click.option("--max-batch", type=int, default=8, show_default=True, help="Sequences at a time.")
+@click.option("--kv-type", default="f16", show_default=True, help="Encoding of keys and values.")
+@click.option("--plan", is_flag=True, help="Print the plan: every operation of a forward pass.")
+@click.option("--devices", is_flag=True, help="Print the devices of this machine.")
+@json_option
+@debug_option
+def command(
+    model: str | None,
+    n_ctx: int | None,
+    max_batch: int,
+    kv_type: str,
+    plan: bool,
+    devices: bool,
+    as_json: bool,
+) -> None:
+    """Print architecture, sizes, quant mix, context, tokenizer, chat template, and memory needed.
+
+    A model that cannot run here is described all the same, with the reason.
+    """
+    if plan and devices:
+        raise click.UsageError("--plan and --devices do not go together")
+    if devices:
+        if model is not None:
+            raise click.UsageError("--devices takes no MODEL")
+        _show_devices(as_json)
+        return
+    if model is None:
+        raise click.UsageError("Missing argument 'MODEL'.")
+    with progress() as show:
+        path = hub.resolve(model, progress=show)
+    if plan:
+        click.echo(_native.model_plan(path, as_json).rstrip("\n"))
+        return
+    text = _native.model_info(path, n_ctx, max_batch, kv_type)
+    if as_json:
+        click.echo(text)
+    else:
+        _show_model(json.loads(text))
+
+
+def _show_devices(as_json: bool) -> None:
+    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    free = _free_memory()
+    if as_json:
+        cpu = {"device": "cpu", "threads": threads, "free_bytes": free}
+        click.echo(json.dumps({"devices": [cpu]}))
+        return
+    room = "" if free is None else f", {size(free)} free"
+    _print_rows([("cpu", f"{threads} threads{room}"), ("cuda", "not in this version")])
+
+
+def _free_memory() -> int | None:
+    """Bytes a program can have without swapping; None where the system does not say."""
+    try:
+        with open("/proc/meminfo") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return None
+
+
+def _show_model(info: Info) -> None:
+    if info["error"]:
+        _print_rows([("cannot run", info["error"])], style="red")
+    _print_rows(_model_rows(info))
+    if info["quant_mix"]:
+        _print_mix(info)
+    if info["memory"]:
+        _print_rows(_memory_rows(info))
+
+
+def _model_rows(info: Info) -> list[Row]:
+    files = info["files"]
+    shards = f" and {len(files) - 1} more" if len(files) > 1 else ""
+    rows = [
+        ("file", f"{info['path']}{shards}"),
+        ("size", f"{size(info['file_bytes'])}, GGUF version {info['gguf_version']}"),
+        ("name", info["name"] or "none given"),
+        ("architecture", ", ".join([info["architecture"] or "none given", *_shape(info["shape"])])),
+    ]
+    bits = info["bits_per_weight"]
+    per_weight = f", {bits:.2f} bits per weight" if bits else ""
+    tensors = f"{count(info['n_params'])} in {info['n_tensors']} tensors{per_weight}"
+    rows.append(("parameters", tensors))
+    if context := info["shape"]["n_ctx_train"]:
+        rows.append(("context", f"{context:,} tokens in training"))
+    if rope := info["rope"]:
+        rows.append(("rope", _rope(rope)))
+    rows.append(("tokenizer", _tokenizer(info["tokenizer"])))
+    template = info["chat_template"]
+    said = f"{template['bytes']} bytes: {template['first_line']}" if template else "none"
+    rows.append(("chat template", said))
+    if unused := info["unused_tensors"]:
+        more = ", ..." if len(unused) > 4 else ""
+        rows.append(("unused tensors", f"{len(unused)}: {', '.join(unused[:4])}{more}"))
+    return rows
+
+
+def _shape(shape: Info) -> list[str]:
+    said = []
+    if shape["n_layer"]:
+        said.append(f"{shape['n_layer']} layers")
+    if shape["n_embd"]:
+        said.append(f"width {shape['n_embd']:,}")
+    if shape["n_ff"]:
+        said.append(f"feed-forward {shape['n_ff']:,}")
+    if shape["n_head"]:
+        kv, dim = shape["n_head_kv"], shape["head_dim"]
+        grouped = f" and {kv} of keys and values" if kv else ""
+        said.append(f"{shape['n_head']} heads{grouped}" + (f", {dim} wide" if dim else ""))
+    return said
+
+
+def _rope(rope: Info) -> str:
+    scaling = dict(rope["scaling"])
+    kind = scaling.pop("type")
+    numbers = "".join(f", {k} {v:g}" for k, v in scaling.items())
+    scaled = "" if kind == "none" else f", {kind} scaling{numbers}"
+    factors = ", with frequency factors" if rope["frequency_factors"] else ""
+    style = f"{rope['style']}, " if rope["style"] else ""
+    return f"{style}{rope['dim']} dimensions, base {rope['base']:,.0f}{scaled}{factors}"
+
+
+def _tokenizer(tokenizer: Info | None) -> str:
+    if not tokenizer:
+        return "none"
+    said = [f"{tokenizer['model']}" + (f" / {tokenizer['pre']}" if tokenizer["pre"] else "")]
+    said.append(f"{tokenizer['n_vocab']:,} tokens")
+    for name in ["bos", "eos"]:
+        if token := tokenizer[name]:
+            added = " (added)" if tokenizer[f"add_{name}"] else ""
+            said.append(f"{name.upper()} {token['id']} {token['text']}{added}")
+    if tokenizer["error"]:
+        said.append(f"cannot be used: {tokenizer['error']}")
+    return ", ".join(said)
+
+
+def _memory_rows(info: Info) -> list[Row]:
+    memory, decode = info["memory"], info["decode"]
+    of = f"{memory['max_batch']} x {memory['n_ctx']:,} tokens, {memory['kv_type']}"
+    rows = [
+        ("memory needed", size(memory["total_bytes"])),
+        ("  weights", size(memory["weights_bytes"])),
+        ("  keys, values", f"{size(memory['kv_bytes'])} for {of}"),
+        ("  scratch", size(memory["scratch_bytes"])),
+    ]
+    free = _free_memory()
+    if free is not None:
+        rows.append(("free here", f"{size(free)}: {_what_fits(info, free)}"))
+    rows.append(
+        (
+            "a token reads",
+            f"{size(decode['weight_bytes'])} of weights, and {decode['kv_bytes_per_position']:,} B "
+            "of keys and values for each token before it",
+        )
+    )
+    return rows
+
+
+def _what_fits(info: Info, free: int) -> str:
+    """Whether the asked-for context fits, and the longest that would."""
+    memory = info["memory"]
+    room = free - memory["weights_bytes"] - memory["scratch_bytes"]
+    if room < 0:
+        return "too little for the weights"
+    longest = room // max(info["decode"]["kv_bytes_per_position"], 1)
+    trained = info["shape"]["n_ctx_train"]
+    one = f"one sequence of {min(longest, trained):,} tokens would fit"
+    if memory["total_bytes"] <= free:
+        return "it fits"
+    return f"it does not fit; {one}"
+
+
+def _print_mix(info: Info) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("quant mix", min_width=14)
+    for name in ["tensors", "parameters", "size", "share"]:
+        table.add_column(name, justify="right")
+    for row in info["quant_mix"]:
+        share = f"{100 * row['bytes'] / info['tensor_bytes']:.1f}%"
+        numbers = [str(row["tensors"]), count(row["params"]), size(row["bytes"]), share]
+        table.add_row(row["type"], *numbers)
+    show_table(table)
+
+
+def _print_rows(rows: list[Row], style: str = "bold") -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style=style, min_width=14, no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, said in rows:
+        # Text, not a string: brackets in a model's own words are no markup.
+        table.add_row(name, Text(printable(said)))
+    show_table(table)

@@ -1,0 +1,112 @@
+"""What the commands share of a terminal: safe text, tables, progress, numbers, common options."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from onegraph.hub import Progress
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["count", "debug_option", "json_option", "printable", "progress", "show_table", "size"]
+
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+def printable(text: str) -> str:
+    """`text` without control characters: a model or a file must not steer the terminal.
+
+    They become the characters that picture them; line feeds and tabs stay.
+    """
+    return text.translate(_PICTURES)
+
+
+_PICTURES = {c: 0x2400 + c for c in range(32) if c not in (9, 10)} | {0x7F: 0x2421}
+_PICTURES |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+
+
+def size(n: float) -> str:
+    """Bytes for people: `92.1 MiB`."""
+    for unit in ["B", "KiB", "MiB", "GiB"]:
+        if n < 1024 or unit == "GiB":
+            break
+        n /= 1024
+    return f"{n:.0f} B" if unit == "B" else f"{n:.1f} {unit}"
+
+
+def count(n: float) -> str:
+    """A number for people: `134.5 M`."""
+    for unit in ["", " K", " M", " B"]:
+        if n < 1000 or unit == " B":
+            break
+        n /= 1000
+    return f"{n:.0f}" if not unit else f"{n:.1f}{unit}"
+
+
+def show_table(table: Table) -> None:
+    """Prints a table: as wide as the terminal; elsewhere unwrapped, for `grep`."""
+    from rich.console import Console
+
+    if sys.stdout.isatty():
+        Console().print(table, highlight=False)
+        return
+    console = Console(width=10_000)
+    with console.capture() as capture:
+        console.print(table, highlight=False)
+    for line in capture.get().splitlines():
+        click.echo(line.rstrip())
+
+
+@contextmanager
+def progress() -> Iterator[Progress]:
+    """A progress bar on standard error, gone when done; on no terminal, one line for each step."""
+    if not sys.stderr.isatty():
+        said: set[str] = set()
+
+        def line(what: str, done: int, total: int | None) -> None:
+            if what not in said:
+                said.add(what)
+                print(what, file=sys.stderr, flush=True)
+
+        yield line
+        return
+
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
+    from rich.progress import Progress as Bars
+
+    columns = [TextColumn("{task.description}"), BarColumn(), DownloadColumn()]
+    with Bars(
+        *columns, TransferSpeedColumn(), console=Console(stderr=True), transient=True
+    ) as bars:
+        tasks: dict[str, Any] = {}
+
+        def show(what: str, done: int, total: int | None) -> None:
+            if what not in tasks:
+                for task in tasks.values():
+                    bars.update(task, visible=False)
+                tasks[what] = bars.add_task(what, total=total)
+            bars.update(tasks[what], completed=done, total=total)
+
+        yield show
+
+
+def debug_option(command: Decorated) -> Decorated:
+    """`--debug`, which `onegraph.cli.main` reads itself: it must work before options are parsed."""
+    return click.option(
+        "--debug", is_flag=True, expose_value=False, help="Show the traceback of an error."
+    )(command)
+
+
+def json_option(command: Decorated) -> Decorated:
+    """`--json`, passed as `as_json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON, for machines.")(
+        command
+    )
