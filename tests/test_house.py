@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "backend": ["plan", "weights", "sampler"],
     "session": ["backend"],
     "engine": ["session", "sampler", "tokenizer", "template", "arch"],
-    "info": ["arch", "weights", "tokenizer", "template", "backend"],
+    "info": ["engine"],
 }
 
 #: The files that may say `unsafe`, under rust/engine/src. The simulated driver (rust/ksim) is a C

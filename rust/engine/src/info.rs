@@ -7,10 +7,11 @@ use serde::Serialize;
 use crate::arch;
 use crate::backend::PAGE_TOKENS;
 use crate::config::{Config, RopeScaling};
+use crate::engine::Options;
 use crate::error::{Error, Result};
 use crate::gguf::{Gguf, Strings};
 use crate::plan::{Op, Plan, RopeStyle, Rows, WeightId};
-use crate::quant::{self, QuantType};
+use crate::quant::QuantType;
 use crate::tokenizer::Tokenizer;
 use crate::weights::Model;
 
@@ -150,41 +151,6 @@ pub struct DecodeInfo {
     pub kv_bytes_per_position: u64,
 }
 
-/// For how much room [`ModelInfo`] foresees memory.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Room {
-    /// Tokens a sequence may have; `None` for the context the model was trained for.
-    pub n_ctx: Option<usize>,
-    /// Sequences at a time.
-    pub max_batch: usize,
-    /// Encoding of keys and values.
-    pub kv_type: &'static QuantType,
-}
-
-impl Room {
-    /// Checks the numbers.
-    ///
-    /// # Errors
-    /// [`Error::Argument`] for a number out of range, [`Error::Unsupported`] for the type.
-    pub fn new(n_ctx: Option<usize>, max_batch: usize, kv_type: &str) -> Result<Self> {
-        let checked = |name: &'static str, n: usize, most: usize| {
-            if (1..=most).contains(&n) {
-                return Ok(n);
-            }
-            Err(Error::Argument {
-                name,
-                value: n.to_string(),
-                reason: format!("1 to {most} is possible"),
-            })
-        };
-        Ok(Self {
-            n_ctx: n_ctx.map(|n| checked("n_ctx", n, 1 << 30)).transpose()?,
-            max_batch: checked("max_batch", max_batch, 1 << 16)?,
-            kv_type: quant::by_name(kv_type)?,
-        })
-    }
-}
-
 /// `text` with control characters escaped, cut to `most` characters.
 fn printable(text: &str, most: usize) -> String {
     let mut out = String::new();
@@ -202,12 +168,14 @@ fn printable(text: &str, most: usize) -> String {
 }
 
 impl ModelInfo {
-    /// Describes an open model. What cannot run is described too: see [`ModelInfo::error`].
+    /// Describes an open model, with the memory it needs when loaded with `options`. What cannot
+    /// run is described too: see [`ModelInfo::error`].
     ///
     /// # Errors
-    /// [`Error::Argument`] where the keys and values of a head do not fit `room.kv_type`, or the
-    /// sizes overflow.
-    pub fn new(model: &Model, room: &Room) -> Result<Self> {
+    /// [`Error::Argument`] where an option is out of range, the keys and values of a head do not
+    /// fit `kv_type`, or the sizes overflow.
+    pub fn new(model: &Model, options: &Options) -> Result<Self> {
+        options.validate()?;
         let gguf = &model.gguf;
         let mut info = Self::described(model);
         let (config, plan) = match Self::planned(model) {
@@ -234,12 +202,11 @@ impl ModelInfo {
             .filter(|t| !used.contains(t.name.as_str()))
             .map(|t| printable(&t.name, 80))
             .collect();
-        let memory = MemoryInfo::new(&plan, &config, room)?;
+        info.memory = Some(MemoryInfo::new(&plan, &config, options)?);
         info.decode = Some(DecodeInfo {
             weight_bytes: weight_bytes_per_token(&plan),
-            kv_bytes_per_position: kv_bytes_per_token(&plan, room.kv_type)?,
+            kv_bytes_per_position: kv_bytes_per_token(&plan, options.kv_type()?)?,
         });
-        info.memory = Some(memory);
         Ok(info)
     }
 
@@ -468,22 +435,24 @@ fn weight_bytes_per_token(plan: &Plan) -> u64 {
 }
 
 impl MemoryInfo {
-    fn new(plan: &Plan, config: &Config, room: &Room) -> Result<Self> {
-        let n_ctx = room.n_ctx.unwrap_or(config.n_ctx_train);
+    fn new(plan: &Plan, config: &Config, options: &Options) -> Result<Self> {
+        let n_ctx = options.context(config.n_ctx_train)?;
+        let max_batch = options.max_batch;
+        let kv_type = options.kv_type()?;
         let pages = n_ctx.div_ceil(PAGE_TOKENS) as u64;
-        let page_bytes = kv_bytes_per_token(plan, room.kv_type)? * PAGE_TOKENS as u64;
-        let kv_pages = pages * room.max_batch as u64 + 1;
+        let page_bytes = kv_bytes_per_token(plan, kv_type)? * PAGE_TOKENS as u64;
+        let kv_pages = pages * max_batch as u64 + 1;
         let kv_bytes = kv_pages
             .checked_mul(page_bytes)
             .ok_or_else(|| too_large("n_ctx", n_ctx))?;
-        let rows = n_ctx.min(CHUNK_ROWS).max(room.max_batch);
+        let rows = n_ctx.min(CHUNK_ROWS).max(max_batch);
         let scratch_bytes = plan
             .buffers
             .iter()
             .map(|b| {
                 let rows = match b.rows {
                     Rows::Batch => rows,
-                    Rows::Out => room.max_batch,
+                    Rows::Out => max_batch,
                 };
                 (b.width * rows * size_of::<f32>()) as u64
             })
@@ -497,8 +466,8 @@ impl MemoryInfo {
             .ok_or_else(|| too_large("n_ctx", n_ctx))?;
         Ok(Self {
             n_ctx,
-            max_batch: room.max_batch,
-            kv_type: room.kv_type.name,
+            max_batch,
+            kv_type: kv_type.name,
             weights_bytes,
             kv_pages,
             kv_bytes,

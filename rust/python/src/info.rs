@@ -3,8 +3,9 @@ use std::path::PathBuf;
 
 use onegraph::arch;
 use onegraph::config::Config;
+use onegraph::engine::Options;
 use onegraph::error::{Error, Result};
-use onegraph::info::{ModelInfo, Room};
+use onegraph::info::ModelInfo;
 use onegraph::weights::Model;
 use pyo3::prelude::*;
 
@@ -24,9 +25,14 @@ pub fn model_info(
     max_batch: usize,
     kv_type: &str,
 ) -> PyResult<String> {
+    let options = Options {
+        n_ctx,
+        max_batch,
+        kv_type: kv_type.to_owned(),
+        ..Options::default()
+    };
     detached(py, || {
-        let room = Room::new(n_ctx, max_batch, kv_type)?;
-        to_json(&ModelInfo::new(&Model::open(&path)?, &room)?)
+        to_json(&ModelInfo::new(&Model::open(&path)?, &options)?)
     })
 }
 

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use crate::arch;
 use crate::backend::cpu::CpuBackend;
 use crate::backend::{Backend, Limits, LogitsPath, RunnerOptions, PAGE_TOKENS};
+use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::plan::Plan;
 use crate::tokenizer::Tokenizer;
@@ -323,6 +324,8 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
     let Device::Cpu = device::resolve(&options.device)?;
     reporter.at("open", 0, 0)?;
     let model = Arc::new(Model::open(path)?);
+    // First: other architectures have other keys.
+    arch::find(Config::architecture(&model.gguf)?)?;
     let config = model.config()?;
     let n_ctx = options.context(config.n_ctx_train)?;
     let plan = Arc::new(arch::plan(&config)?);

@@ -7,6 +7,10 @@ use crate::error::Result;
 use crate::gguf::Gguf;
 
 const MERGES: &str = "tokenizer.ggml.merges";
+/// Twice the longest list there is: merges cost several times their bytes in the file.
+const MAX_MERGES: usize = 1 << 20;
+/// Texts that are no token themselves. Real files have a few at most.
+const MAX_STEPS: usize = 1 << 16;
 
 /// GPT-2's alphabet: the character that stands for a byte in token texts. Printable Latin-1 stands
 /// for itself, the other bytes follow from U+0100 on.
@@ -68,6 +72,13 @@ impl Bpe {
                 "an array of strings; byte-level BPE needs its merges",
             )
         })?;
+        if raw.len() > MAX_MERGES {
+            return Err(bad(
+                MERGES,
+                format!("an array of {} strings", raw.len()),
+                format!("at most {MAX_MERGES} merges"),
+            ));
+        }
         let first_step = u32::try_from(vocab.len()).unwrap_or(NONE);
         let mut bpe = Bpe {
             bytes: Vec::with_capacity(256),
@@ -117,9 +128,12 @@ impl Bpe {
                 })?;
                 let id = u32::try_from(steps.len())
                     .ok()
+                    .filter(|_| steps.len() < MAX_STEPS)
                     .and_then(|n| n.checked_add(first_step))
                     .filter(|id| *id < NONE)
-                    .ok_or_else(|| malformed("fewer merges"))?;
+                    .ok_or_else(|| {
+                        malformed(&format!("at most {MAX_STEPS} texts that are no token"))
+                    })?;
                 steps.insert(text.to_owned(), id);
                 bpe.steps.push(bytes);
                 Ok(id)

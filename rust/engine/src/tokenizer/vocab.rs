@@ -31,8 +31,9 @@ impl TokenType {
 
 /// Longer tokens do not exist; the bound keeps every lookup of a merge at constant cost.
 const MAX_TOKEN_BYTES: usize = 4096;
-/// Ids travel as `u32` and, in some callers, as `i32`.
-const MAX_TOKENS: usize = i32::MAX as usize;
+/// Twice the largest vocabulary there is. A token costs some hundred bytes of tables beside the ten
+/// it may take in a hostile file.
+const MAX_TOKENS: usize = 1 << 19;
 
 const TOKENS: &str = "tokenizer.ggml.tokens";
 const TYPES: &str = "tokenizer.ggml.token_type";

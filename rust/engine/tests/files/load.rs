@@ -3,9 +3,10 @@ use onegraph::arch;
 use onegraph::config::Config;
 use onegraph::gguf::Gguf;
 use onegraph::plan::Plan;
+use onegraph::tokenizer::Tokenizer;
 use onegraph::Result;
 
-/// Parses, range-checks and plans; reads every byte of every tensor of a file that is accepted.
+/// Parses, range-checks, plans and builds the tokenizer; reads every byte of every tensor of a file that is accepted.
 pub fn load(bytes: &[u8]) -> Result<Plan> {
     let gguf = Gguf::parse(bytes)?;
     for info in &gguf.tensors {
@@ -16,9 +17,16 @@ pub fn load(bytes: &[u8]) -> Result<Plan> {
         assert!(gguf.get(key).is_some(), "{key}");
         assert!(value.describe().len() < 1000);
     }
+    // A damaged vocabulary must not hide what else is wrong, nor the other way round.
+    let tokenizer = Tokenizer::from_gguf(&gguf);
+    if let Ok(t) = &tokenizer {
+        let ids = t.encode("ab é<s> abc", true, true);
+        assert!(ids.iter().all(|id| (*id as usize) < t.n_vocab()));
+        t.decode(&ids, false)?;
+    }
     arch::find(Config::architecture(&gguf)?)?;
     let config = Config::new(&gguf, gguf.tensors.iter())?;
     let plan = arch::plan(&config)?;
     assert!(!plan.to_string().is_empty());
-    Ok(plan)
+    tokenizer.map(|_| plan)
 }

@@ -1,5 +1,6 @@
 //! Model files: what a good one holds, and what a damaged or hostile one does to us.
 mod config;
+mod damage;
 mod fixture;
 mod hostile;
 mod load;
