@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import gguf
 import numpy as np
 from backends import Backend
 from numpy.typing import NDArray
@@ -25,6 +26,10 @@ PAGE = 64
 
 #: name -> (block elements, block bytes) of every type of the table.
 TYPES = {name: (elems, size) for name, _, elems, size, _ in _native.quant_types()}
+#: Scales of inputs that an op must not mind.
+SCALES = [1e-6, 1e-3, 1.0, 1e3, 1e6]
+#: Rows of a batch: below, at and above what kernels treat alike.
+ROWS = [1, 2, 3, 4, 5, 8, 64, 100]
 #: The types that keys and values may have: those that can be written.
 KV_TYPES = [name for name, _, _, _, writes in _native.quant_types() if writes]
 
@@ -148,6 +153,11 @@ class Run:
         self.native.write_kv(pool.tobytes())
 
 
+def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> Floats:
+    """Standard normal numbers times `scale`."""
+    return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(np.float32)
+
+
 def rows_of(inputs: Mapping[str, Floats]) -> int:
     (rows,) = {len(values) for values in inputs.values()}
     return rows
@@ -173,8 +183,11 @@ def encode(ty: str, values: Floats) -> bytes:
 
 
 def decode(ty: str, data: bytes) -> Floats:
-    """What the bytes of encoding `ty` stand for."""
-    return np.frombuffer(_native.dequantize(ty, data), np.float32)
+    """What the bytes of encoding `ty` stand for, by the `gguf` package."""
+    size = TYPES[ty][1]
+    blocks = np.frombuffer(data, np.uint8).reshape(-1, size)
+    values = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[ty])
+    return np.asarray(values, np.float32).reshape(-1)
 
 
 def rounded(ty: str, values: Floats) -> Floats:

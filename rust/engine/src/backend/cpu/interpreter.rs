@@ -238,6 +238,12 @@ impl Interpreter {
             ));
         };
         let (x, n_in) = (&self.buffers[x_id.0], self.plan.buffer(x_id).width);
+        if x.is_empty() {
+            // No row's logits are wanted: the outputs have no rows either.
+            let done = products.len();
+            self.scratch = scratch;
+            return Ok(done);
+        }
         let level = self.level;
         self.pool
             .install(|| matvec::run(level, &products, x, n_in, &mut scratch));

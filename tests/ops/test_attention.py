@@ -1,0 +1,141 @@
+"""`attention` over the paged cache against float64: lengths across page borders, grouped heads,
+head widths, storage types."""
+
+import numpy as np
+import pytest
+from backends import Backend, over_backends
+from plans import PAGE, TYPES, Floats, Plan, Run, bits, nmse, normal, rounded
+
+LENGTHS = [1, 2, 63, 64, 65, 127, 128, 129, 1000]
+KV = [("F32", 1), ("F16", 1), ("Q8_0", 32)]
+
+
+def plan_of(n_head: int, n_head_kv: int, head_dim: int, scale: float) -> Plan:
+    plan = Plan(n_head_kv=n_head_kv, head_dim=head_dim)
+    k, v = (plan.buffer(name, n_head_kv * head_dim) for name in "kv")
+    q, out = (plan.buffer(name, n_head * head_dim) for name in ("q", "out"))
+    plan.op("kv_scatter", k=k, v=v, layer=0)
+    plan.op("attention", q=q, out=out, layer=0, n_head=n_head, scale=scale)
+    return plan
+
+
+def exact(
+    q: Floats, k: Floats, v: Floats, n_head: int, n_head_kv: int, scale: float, kv_type: str
+) -> np.ndarray:
+    """`[n, n_head * head_dim]` of a sequence of n tokens, each seeing those up to itself."""
+    n = len(q)
+    heads = q.astype(np.float64).reshape(n, n_head, -1)
+    keys = rounded(kv_type, k).astype(np.float64).reshape(n, n_head_kv, -1)
+    values = rounded(kv_type, v).astype(np.float64).reshape(n, n_head_kv, -1)
+    future = np.triu(np.ones((n, n), bool), 1)
+    out = np.empty_like(heads)
+    for head in range(n_head):
+        kv = head * n_head_kv // n_head
+        scores = heads[:, head] @ keys[:, kv].T * np.float32(scale)
+        scores[future] = -np.inf
+        p = np.exp(scores - scores.max(axis=1, keepdims=True))
+        out[:, head] = p @ values[:, kv] / p.sum(axis=1, keepdims=True)
+    return out.reshape(n, -1)
+
+
+def check(
+    backend: Backend,
+    n: int,
+    n_head: int,
+    n_head_kv: int,
+    head_dim: int,
+    kv_type: str = "F32",
+    sizes: tuple[float, float, float] = (1.0, 1.0, 1.0),
+) -> None:
+    scale = head_dim**-0.5
+    run = Run(
+        backend,
+        plan_of(n_head, n_head_kv, head_dim, scale),
+        n_ctx=-(-n // PAGE) * PAGE,
+        kv_type=kv_type,
+        threads=2,
+    )
+    q = normal(n, n_head * head_dim, seed=1, scale=sizes[0])
+    k = normal(n, n_head_kv * head_dim, seed=2, scale=sizes[1])
+    v = normal(n, n_head_kv * head_dim, seed=3, scale=sizes[2])
+    found = run({"q": q, "k": k, "v": v}, positions=range(n))["out"]
+    wanted = exact(q, k, v, n_head, n_head_kv, scale, kv_type)
+    assert nmse(found, wanted) <= backend.nmse
+    assert nmse(found[-1], wanted[-1]) <= 10 * backend.nmse
+
+
+@over_backends
+@pytest.mark.parametrize("kv_type", [name for name, _ in KV])
+@pytest.mark.parametrize("n", LENGTHS)
+def test_lengths(backend: Backend, n: int, kv_type: str) -> None:
+    check(backend, n, 4, 2, 64, kv_type)
+
+
+@over_backends
+@pytest.mark.parametrize("n_head_kv", [1, 2, 3, 5])
+@pytest.mark.parametrize("ratio", range(1, 9))
+def test_grouped_heads(backend: Backend, n_head_kv: int, ratio: int) -> None:
+    check(backend, 70, n_head_kv * ratio, n_head_kv, 64)
+
+
+@over_backends
+@pytest.mark.parametrize(
+    ("kv_type", "head_dim"),
+    [(t, d) for t, block in KV for d in (64, 80, 96, 112, 128, 256) if d % block == 0],
+)
+def test_head_widths(backend: Backend, kv_type: str, head_dim: int) -> None:
+    check(backend, 130, 6, 2, head_dim, kv_type)
+
+
+@over_backends
+@pytest.mark.parametrize("kv_type", [t for t, (block, _) in TYPES.items() if 256 % block == 0])
+def test_every_type_may_hold_the_cache(backend: Backend, kv_type: str) -> None:
+    check(backend, 70, 2, 1, 256, kv_type)
+
+
+@over_backends
+@pytest.mark.parametrize("size", [1e-6, 1e-3, 1e3, 1e6])
+def test_scales(backend: Backend, size: float) -> None:
+    check(backend, 130, 4, 2, 64, sizes=(size, 1 / size, 1.0))
+    check(backend, 130, 4, 2, 64, sizes=(1.0, 1.0, size))
+
+
+@over_backends
+def test_scores_beyond_the_exponential(backend: Backend) -> None:
+    """Scores of thousands pick one token; none overflows."""
+    n, dim = 100, 64
+    run = Run(backend, plan_of(1, 1, dim, 1.0), n_ctx=128)
+    k = np.zeros((n, dim), np.float32)
+    k[:, 0] = np.random.default_rng(1).permutation(n)
+    v = normal(n, dim, seed=2)
+    for size in (1e3, 1e30, -1e3, -1e30):
+        q = np.zeros((n, dim), np.float32)
+        q[:, 0] = size
+        found = run({"q": q, "k": k, "v": v}, positions=range(n))["out"]
+        best = [int(np.argmax(np.sign(size) * k[: i + 1, 0])) for i in range(n)]
+        assert np.array_equal(found, v[best])
+
+
+@over_backends
+def test_equal_scores_give_the_mean(backend: Backend) -> None:
+    n, dim = 200, 64
+    run = Run(backend, plan_of(2, 1, dim, 1.0), n_ctx=256)
+    v = normal(n, dim, seed=2)
+    zeros = np.zeros((n, dim), np.float32)
+    found = run({"q": np.zeros((n, 2 * dim), np.float32), "k": zeros, "v": v}, positions=range(n))[
+        "out"
+    ]
+    mean = np.cumsum(v.astype(np.float64), axis=0) / np.arange(1, n + 1)[:, None]
+    assert nmse(found, np.concatenate([mean, mean], axis=1)) <= backend.nmse
+
+
+@over_backends
+def test_later_tokens_are_not_seen(backend: Backend) -> None:
+    """A row at position p gives the same bits whatever stands after p in its pages."""
+    n, dim = 130, 64
+    run = Run(backend, plan_of(2, 1, dim, 0.1), n_ctx=192)
+    q, k, v = normal(n, 2 * dim, seed=1), normal(n, dim, seed=2), normal(n, dim, seed=3)
+    whole = run({"q": q, "k": k, "v": v}, positions=range(n))["out"]
+    for p in (0, 1, 62, 63, 64, 127, 128):
+        alone = run({"q": q[[p]], "k": k[[p]], "v": v[[p]]}, positions=[p])["out"]
+        assert np.array_equal(bits(alone[0]), bits(whole[p])), p

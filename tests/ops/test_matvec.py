@@ -1,0 +1,167 @@
+"""`mat_vec` and `embed` for every type of the table against float64 over the `gguf` package's
+expansion of the same blocks."""
+
+from itertools import cycle
+
+import numpy as np
+import onegraph
+import pytest
+from backends import Backend, over_backends
+from plans import ROWS, SCALES, TYPES, Floats, Plan, Run, bits, decode, encode, nmse, normal
+
+#: Row lengths by block length: one block, several, and none a multiple of 32 lanes or 256 where
+#: the type allows that.
+N_IN = {
+    1: [1, 7, 31, 32, 33, 64, 100, 257, 576],
+    32: [32, 64, 96, 544, 576, 864],
+    256: [256, 768, 1280],
+}
+N_OUT = [1, 7, 33, 1000]
+CASES = [(ty, n_in) for ty, (elems, _) in TYPES.items() for n_in in N_IN[elems]]
+
+over_types = pytest.mark.parametrize("ty", TYPES)
+
+
+def linear(ty: str, n_in: int, n_out: int, bias: Floats | None = None, seed: int = 0) -> Plan:
+    """`y = weight · x + bias`."""
+    plan = Plan()
+    x, y = plan.buffer("x", n_in), plan.buffer("y", n_out)
+    data = encode(ty, normal(n_out, n_in, seed=seed, scale=0.1))
+    weight = plan.weight("w", ty, data, n_in, n_out)
+    b = None if bias is None else plan.vector("b", bias)
+    plan.op("mat_vec", x=x, weight=weight, bias=b, out=y)
+    return plan
+
+
+def exact(plan: Plan, ty: str, x: Floats, n_out: int, bias: Floats | None = None) -> np.ndarray:
+    weight = decode(ty, plan.weights["w"]).reshape(n_out, -1).astype(np.float64)
+    return x.astype(np.float64) @ weight.T + (0.0 if bias is None else bias.astype(np.float64))
+
+
+@over_backends
+@pytest.mark.parametrize(("ty", "n_in"), CASES)
+def test_shapes_and_rows(backend: Backend, ty: str, n_in: int) -> None:
+    for n_out, threads in zip(N_OUT, cycle([1, 2, 3]), strict=False):
+        bias = normal(n_out, seed=7)
+        plan = linear(ty, n_in, n_out, bias)
+        run = Run(backend, plan, threads=threads)
+        for rows in ROWS if n_out < 1000 else [1, 5]:
+            x = normal(rows, n_in, seed=rows)
+            found = run({"x": x})["y"]
+            assert found.shape == (rows, n_out)
+            assert nmse(found, exact(plan, ty, x, n_out, bias)) <= backend.nmse, (n_out, rows)
+
+
+@over_backends
+@over_types
+@pytest.mark.parametrize("scale", SCALES)
+def test_scales(backend: Backend, ty: str, scale: float) -> None:
+    n_in = N_IN[TYPES[ty][0]][-1]
+    plan = linear(ty, n_in, 33)
+    for rows in (1, 6):
+        x = normal(rows, n_in, seed=rows, scale=scale)
+        assert nmse(Run(backend, plan)({"x": x})["y"], exact(plan, ty, x, 33)) <= backend.nmse
+
+
+@over_backends
+@over_types
+def test_a_row_of_all_magnitudes(backend: Backend, ty: str) -> None:
+    """Small numbers beside large ones: each row's own size is the measure."""
+    n_in = N_IN[TYPES[ty][0]][-1]
+    plan = linear(ty, n_in, 33)
+    x = normal(5, n_in) * 10.0 ** np.random.default_rng(1).uniform(-6, 6, (5, n_in))
+    x = x.astype(np.float32)
+    found = Run(backend, plan)({"x": x})["y"]
+    for row, wanted in zip(found, exact(plan, ty, x, 33), strict=True):
+        assert nmse(row, wanted) <= backend.nmse
+
+
+@over_backends
+@over_types
+def test_zero_gives_the_bias(backend: Backend, ty: str) -> None:
+    n_in = N_IN[TYPES[ty][0]][0]
+    bias = normal(33)
+    for rows in (1, 5):
+        x = np.zeros((rows, n_in), np.float32)
+        found = Run(backend, linear(ty, n_in, 33, bias))({"x": x})["y"]
+        assert np.array_equal(found, np.broadcast_to(bias, (rows, 33)))
+
+
+@over_backends
+@over_types
+def test_a_row_of_nan_stays_alone(backend: Backend, ty: str) -> None:
+    n_in = N_IN[TYPES[ty][0]][-1]
+    run = Run(backend, linear(ty, n_in, 33))
+    x = normal(9, n_in)
+    clean = run({"x": x})["y"]
+    x[4] = np.nan
+    found = run({"x": x})["y"]
+    assert np.isnan(found[4]).all()
+    others = np.arange(9) != 4
+    assert np.array_equal(bits(found[others]), bits(clean[others]))
+
+
+@over_backends
+def test_products_of_one_input_are_independent(backend: Backend) -> None:
+    """Several mat-vecs in a row that read the same x, of several types: q, k and v of a layer."""
+    n_in = 256
+    plan = Plan()
+    x = plan.buffer("x", n_in)
+    parts = {}
+    for i, ty in enumerate(TYPES):
+        n_out = 40 + 13 * i
+        data = encode(ty, normal(n_out, n_in, seed=i))
+        weight = plan.weight(f"w{i}", ty, data, n_in, n_out)
+        bias = plan.vector(f"b{i}", normal(n_out, seed=50 + i)) if i % 2 else None
+        plan.op("mat_vec", x=x, weight=weight, bias=bias, out=plan.buffer(f"y{i}", n_out))
+        offset = normal(n_out, seed=50 + i).astype(np.float64) if i % 2 else 0.0
+        parts[f"y{i}"] = (decode(ty, data).reshape(n_out, n_in).astype(np.float64), offset)
+    for rows in (1, 3, 16):
+        values = normal(rows, n_in, seed=rows)
+        for threads in (1, 3):
+            run = Run(backend, plan, threads=threads)({"x": values})
+            for name, (weight, offset) in parts.items():
+                assert nmse(run[name], values @ weight.T + offset) <= backend.nmse, name
+
+
+@over_backends
+@pytest.mark.parametrize(("ty", "n_in"), CASES)
+def test_embedding_rows_are_copied(backend: Backend, ty: str, n_in: int) -> None:
+    plan = Plan()
+    data = encode(ty, normal(50, n_in))
+    plan.op("embed", weight=plan.weight("w", ty, data, n_in, 50), out=plan.buffer("y", n_in))
+    table = decode(ty, data).reshape(50, n_in)
+    for tokens in ([0], [49, 0, 7, 7, 1], list(range(50)) * 2):
+        found = Run(backend, plan)({}, tokens=tokens)["y"]
+        assert np.array_equal(bits(found), bits(table[tokens]))
+
+
+@over_backends
+@pytest.mark.parametrize("token", [50, 2**31, 2**32 - 1])
+def test_a_token_past_the_vocabulary_is_refused(backend: Backend, token: int) -> None:
+    plan = Plan()
+    weight = plan.weight("w", "F32", normal(50, 8).tobytes(), 8, 50)
+    plan.op("embed", weight=weight, out=plan.buffer("y", 8))
+    run = Run(backend, plan)
+    with pytest.raises(onegraph.ArgumentError) as error:
+        run({}, tokens=[3, token])
+    assert f"token = {token}" in str(error.value)
+    assert "the vocabulary has 50 tokens" in str(error.value)
+    assert np.array_equal(run({}, tokens=[3])["y"][0], normal(50, 8)[3])
+
+
+@over_backends
+@over_types
+def test_weights_of_the_wrong_length_are_refused(backend: Backend, ty: str) -> None:
+    n_in = N_IN[TYPES[ty][0]][0]
+    plan = linear(ty, n_in, 7)
+    good = plan.weights["w"]
+    for bad in (good[:-1], good + b"\0", b""):
+        plan.weights["w"] = bad
+        with pytest.raises(onegraph.ModelError) as error:
+            Run(backend, plan)
+        text = str(error.value)
+        assert "tensor w" in text and f"found {len(bad)} bytes" in text and str(len(good)) in text
+    del plan.weights["w"]
+    with pytest.raises(onegraph.ModelError, match="tensor w: found nothing"):
+        Run(backend, plan)

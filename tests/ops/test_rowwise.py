@@ -1,0 +1,181 @@
+"""The ops on rows: `rms_norm`, `rope`, `add`, `swi_glu`, `select_rows`, against float64."""
+
+import numpy as np
+import pytest
+from backends import Backend, over_backends
+from plans import ROWS, SCALES, Floats, Plan, Run, bits, nmse, normal
+
+Array = np.ndarray
+
+
+@over_backends
+@pytest.mark.parametrize("eps", [1e-6, 1e-5])
+@pytest.mark.parametrize(
+    ("width", "group"),
+    [(1, 1), (7, 7), (33, 33), (576, 576), (2048, 2048), (192, 64), (400, 80), (1024, 128)],
+)
+def test_rms_norm(backend: Backend, width: int, group: int, eps: float) -> None:
+    weight = normal(group, seed=1)
+    plan = Plan()
+    x, y = plan.buffer("x", width), plan.buffer("y", width)
+    plan.op("rms_norm", x=x, weight=plan.vector("w", weight), out=y, group=group, eps=eps)
+    # In place, as the norms of q and k are.
+    plan.op("rms_norm", x=x, weight=0, out=x, group=group, eps=eps)
+    run = Run(backend, plan)
+    for scale in SCALES:
+        for rows in ROWS:
+            values = normal(rows, width, seed=rows, scale=scale)
+            groups = values.astype(np.float64).reshape(rows, -1, group)
+            size = np.sqrt((groups**2).mean(axis=-1, keepdims=True) + np.float32(eps))
+            exact = (groups / size * weight).reshape(rows, width)
+            run({"x": values})
+            assert nmse(run["y"], exact) <= backend.nmse
+            assert np.array_equal(bits(run["x"]), bits(run["y"]))
+
+
+@over_backends
+def test_rms_norm_of_zeros_is_zero(backend: Backend) -> None:
+    plan = Plan()
+    x, y = plan.buffer("x", 64), plan.buffer("y", 64)
+    plan.op("rms_norm", x=x, weight=plan.vector("w", normal(64)), out=y, group=64, eps=1e-5)
+    assert not Run(backend, plan)({"x": np.zeros((3, 64), np.float32)})["y"].any()
+
+
+def rotated(
+    x: Floats, n_head: int, style: str, positions: Array, inv_freq: Array, scale: float
+) -> Array:
+    """`u + iv` times `scale * exp(i * position * inv_freq)` for each pair of each head."""
+    heads = x.astype(np.float64).reshape(len(x), n_head, -1)
+    half = len(inv_freq)
+    first, second = (
+        (slice(0, 2 * half, 2), slice(1, 2 * half, 2))
+        if style == "interleaved"
+        else (slice(0, half), slice(half, 2 * half))
+    )
+    turn = scale * np.exp(1j * (positions[:, None] * inv_freq))[:, None, :]
+    pairs = (heads[..., first] + 1j * heads[..., second]) * turn
+    out = heads.copy()
+    out[..., first], out[..., second] = pairs.real, pairs.imag
+    return out.reshape(len(x), -1)
+
+
+@over_backends
+@pytest.mark.parametrize("style", ["interleaved", "halves"])
+@pytest.mark.parametrize(
+    ("n_head", "head_dim", "half"),
+    [
+        *[(1, 2, 1), (9, 64, 32), (3, 80, 40), (5, 96, 48), (2, 112, 56), (4, 128, 64)],
+        (2, 256, 128),
+        # The last numbers of a head are left as they are.
+        *[(3, 80, 16), (2, 64, 31)],
+    ],
+)
+def test_rope(backend: Backend, style: str, n_head: int, head_dim: int, half: int) -> None:
+    n_ctx = 1 << 20
+    inv_freq = 10000.0 ** (-np.arange(half) / half)
+    positions = np.array([0, 1, 2, 63, 64, 4095, 131071, n_ctx - 1])
+    x = normal(len(positions), n_head * head_dim)
+    for scale, factors in [(1.0, None), (1.0 + 0.1 * np.log(32.0), None), (1.0, [1, 8, 2.5, 1e3])]:
+        plan = Plan(inv_freq=inv_freq.tolist(), rope_scale=scale)
+        divisors = np.resize(np.array(factors or [1.0], np.float32), half)
+        if factors:
+            plan.rope_factors(divisors)
+        plan.op("rope", x=plan.buffer("x", n_head * head_dim), n_head=n_head, style=style)
+        run = Run(backend, plan, n_ctx=n_ctx, n_pages=2, mapped=False)
+        exact = rotated(x, n_head, style, positions, inv_freq / divisors, scale)
+        found = run({"x": x}, positions=positions.tolist())["x"]
+        # Row by row: an error at large positions must not hide behind the small ones.
+        for row, wanted in zip(found, exact, strict=True):
+            assert nmse(row, wanted) <= backend.nmse
+        kept = x.reshape(len(x), n_head, -1)[..., 2 * half :]
+        assert np.array_equal(found.reshape(len(x), n_head, -1)[..., 2 * half :], kept)
+
+
+@over_backends
+def test_rope_turns_nothing_at_position_0(backend: Backend) -> None:
+    plan = Plan(inv_freq=[1.0, 0.1])
+    plan.op("rope", x=plan.buffer("x", 8), n_head=2, style="halves")
+    x = normal(4, 8)
+    assert np.array_equal(Run(backend, plan)({"x": x})["x"], x)
+
+
+def element_wise(op: str, *inputs: str) -> Plan:
+    plan = Plan()
+    plan.op(op, **{name: plan.buffer(name, 96) for name in (*inputs, "out")})
+    return plan
+
+
+@over_backends
+@pytest.mark.parametrize("rows", ROWS)
+def test_add(backend: Backend, rows: int) -> None:
+    run = Run(backend, element_wise("add", "x"))
+    for scale in SCALES:
+        x, out = normal(rows, 96, seed=1, scale=scale), normal(rows, 96, seed=2)
+        assert np.array_equal(bits(run({"x": x, "out": out})["out"]), bits(out + x))
+
+
+@over_backends
+@pytest.mark.parametrize("rows", [*ROWS, 1000])
+def test_swiglu(backend: Backend, rows: int) -> None:
+    run = Run(backend, element_wise("swi_glu", "gate", "up"), threads=2)
+    for scale in SCALES:
+        gate, up = normal(rows, 96, seed=1, scale=scale), normal(rows, 96, seed=2, scale=scale)
+        with np.errstate(over="ignore"):
+            g = gate.astype(np.float64)
+            exact = g / (1.0 + np.exp(-g)) * up
+        assert nmse(run({"gate": gate, "up": up})["out"], exact) <= backend.nmse
+
+
+@over_backends
+def test_swiglu_at_the_ends_of_the_exponential(backend: Backend) -> None:
+    """No NaN and no infinity from finite input, and each value on its own near enough."""
+    ends = [0.0, -0.0, 1e-38, 16.6, 17.4, 87.3, 88.7, 88.8, 89.0, 103.9, 104.1, 1e4, 1e30, 3e38]
+    ends += [1e-3, 0.5, 1.0, 20.0]
+    gate = np.resize(np.array([*ends, *(-e for e in ends)], np.float32), (1, 96))
+    up = np.ones((1, 96), np.float32)
+    found = Run(backend, element_wise("swi_glu", "gate", "up"))({"gate": gate, "up": up})["out"]
+    with np.errstate(over="ignore"):
+        g = gate.astype(np.float64)
+        exact = g / (1.0 + np.exp(-g))
+    # Below exp(-88) the quotient leaves float32's normal range.
+    assert (np.abs(found - exact) <= 5e-7 * np.abs(exact) + 1e-35).all()
+
+
+@over_backends
+@pytest.mark.parametrize("out_rows", [[], [0], [4], [4, 0, 4, 2], [0, 1, 2, 3, 4]])
+def test_select_rows(backend: Backend, out_rows: list[int]) -> None:
+    plan = Plan()
+    x, y = plan.buffer("x", 40), plan.buffer("y", 40, rows="out")
+    plan.op("select_rows", x=x, out=y)
+    weight = encode_identity(plan, 40)
+    plan.op("mat_vec", x=y, weight=weight, bias=None, out=plan.buffer("z", 40, rows="out"))
+    values = normal(5, 40)
+    run = Run(backend, plan)({"x": values}, out_rows=out_rows)
+    assert np.array_equal(run["y"], values[out_rows])
+    assert np.array_equal(run["z"], values[out_rows])
+
+
+def encode_identity(plan: Plan, n: int) -> int:
+    return plan.weight("one", "F32", np.eye(n, dtype="<f4").tobytes(), n, n)
+
+
+@over_backends
+def test_outputs_are_written_whole(backend: Backend) -> None:
+    """What a buffer held before a step, NaN or not, is not seen after it."""
+    plan = Plan(inv_freq=[1.0])
+    x, h, y = plan.buffer("x", 32), plan.buffer("h", 32), plan.buffer("y", 32)
+    z, last = plan.buffer("z", 32), plan.buffer("last", 32, rows="out")
+    plan.op("rms_norm", x=x, weight=plan.vector("w", normal(32)), out=h, group=32, eps=1e-5)
+    plan.op("mat_vec", x=h, weight=encode_identity(plan, 32), bias=None, out=y)
+    plan.op("kv_scatter", k=h, v=h, layer=0)
+    plan.op("attention", q=y, out=z, layer=0, n_head=1, scale=0.2)
+    plan.op("swi_glu", gate=y, up=z, out=h)
+    plan.op("select_rows", x=h, out=last)
+    names = ["h", "y", "z"]
+    values, poison = normal(6, 32), np.full((6, 32), np.nan, np.float32)
+    run = Run(backend, plan)
+    first = run({"x": values}, positions=range(6), out_rows=[5])["last"]
+    inputs = {"x": values, **dict.fromkeys(names, poison)}
+    again = run(inputs, positions=range(6), out_rows=[5])["last"]
+    assert not np.isnan(first).any()
+    assert np.array_equal(bits(first), bits(again))
