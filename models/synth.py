@@ -1,0 +1,340 @@
+"""Writes a GGUF of any shape and mix of types with random weights, at the speed of the disk.
+
+    python models/synth.py llama-3.2-1b --mix Q4_K_M -o out.gguf [--seed N] [--vocab path.gguf]
+
+Quantized weights are random bits with scales set so that a forward pass behaves like a trained
+model's: every activation stays finite, logits have a standard deviation of about 3, no control
+token is ever likely, and the text depends on all of the prompt. The same arguments give the same
+bytes. Needs NumPy alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import gguf_io
+import mix as mixes
+import numpy as np
+import shapes
+import vocabulary
+from numpy.typing import NDArray
+from shapes import Shape
+
+Bytes = NDArray[np.uint8]
+
+#: Standard deviation of the logits.
+LOGITS = 3.0
+#: Root mean square of the stream before the last norm, in units of one of its inputs: large enough
+#: that a tied embedding does not make the model repeat its last token.
+STREAM = 12.0
+#: Gain of a row for a control token: such a token's logit stays far below the largest.
+QUIET = 0.125
+
+
+#: Scales of blocks, in units of their root mean square: 512 sizes, then the same negative.
+_SIZES = np.linspace(0.5, 1.5, 512) / np.sqrt(np.mean(np.linspace(0.5, 1.5, 512) ** 2))
+SCALES = np.concatenate([_SIZES, -_SIZES])
+
+
+def _halves(scales: NDArray[np.float64]) -> NDArray[np.uint16]:
+    return scales.astype("<f2").view(np.uint16)
+
+
+def _symmetric(step: float, at: int = 0, signed: bool = False) -> Callable[[Bytes, float], None]:
+    """Fills a type whose weight is d q; `step` is the root mean square of q."""
+
+    def fill(blocks: Bytes, sigma: float) -> None:
+        d = blocks.view("<u2")[:, at // 2]
+        d[:] = _halves(SCALES * (sigma / step))[d & (1023 if signed else 511)]
+
+    return fill
+
+
+def _affine(step: float, middle: float) -> Callable[[Bytes, float], None]:
+    """Fills a type whose weight is d q - m, or d q + m where `middle` < 0: m cancels the mean."""
+
+    def fill(blocks: Bytes, sigma: float) -> None:
+        halves = blocks.view("<u2")
+        size = halves[:, 0] & 511
+        halves[:, 0] = _halves(SCALES * (sigma / step))[size]
+        halves[:, 1] = _halves(SCALES * (sigma / step * middle))[size]
+
+    return fill
+
+
+def _rms(top: int, middle: float = 0.0) -> float:
+    """Root mean square of a whole number from 0 to `top`, less `middle`."""
+    q = np.arange(top + 1) - middle
+    return float(np.sqrt(np.mean(q * q)))
+
+
+def _superblock(top: int) -> float:
+    """Standard deviation of sc q - (top / 2) m for uniform 6-bit sc and m and q from 0 to top."""
+    whole = _rms(63) ** 2 * (_rms(top) ** 2 + top**2 / 4) - 2 * (31.5 * top / 2) ** 2
+    return math.sqrt(whole)
+
+
+def _uniform(blocks: Bytes, sigma: float) -> NDArray[np.float32]:
+    """Uniform numbers from 16 random bits each."""
+    step = sigma * math.sqrt(12) / 2**16
+    return (blocks.reshape(-1).view("<i2") + np.float32(0.5)) * np.float32(step)
+
+
+def _fill_half(blocks: Bytes, sigma: float) -> None:
+    blocks.reshape(-1).view("<f2")[:] = _uniform(blocks, sigma)
+
+
+def _fill_brain(blocks: Bytes, sigma: float) -> None:
+    blocks.reshape(-1).view("<u2")[:] = _uniform(blocks, sigma).view("<u4") >> 16
+
+
+def _fill_float(blocks: Bytes, sigma: float) -> None:
+    values = blocks.reshape(-1).view("<f4")
+    values[:] = _uniform(np.ascontiguousarray(blocks[:, :2]), sigma)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How to make random blocks of a type."""
+
+    type_id: int
+    elems: int
+    size: int
+    #: Sets the scales of random blocks, [n, size], so that the weights have deviation sigma.
+    fill: Callable[[Bytes, float], None]
+
+
+KINDS = {
+    "F32": Kind(0, 1, 4, _fill_float),
+    "F16": Kind(1, 1, 2, _fill_half),
+    "Q4_0": Kind(2, 32, 18, _symmetric(_rms(15, 8), signed=True)),
+    "Q4_1": Kind(3, 32, 20, _affine(_rms(15, 7.5), -7.5)),
+    "Q8_0": Kind(8, 32, 34, _symmetric(_rms(255, 128))),
+    "Q4_K": Kind(12, 256, 144, _affine(_superblock(15), 7.5)),
+    "Q5_K": Kind(13, 256, 176, _affine(_superblock(31), 15.5)),
+    "Q6_K": Kind(14, 256, 210, _symmetric(_rms(63, 32) * _rms(255, 128), at=208, signed=True)),
+    "BF16": Kind(30, 1, 2, _fill_brain),
+}
+
+
+def _from_the_table(name: str) -> Kind | None:
+    """A type that only the engine's table knows: Gaussian weights through its quantizer."""
+    try:
+        from onegraph import _native
+    except ImportError:
+        return None
+    row = next((t for t in _native.quant_types() if t[0] == name and t[4]), None)
+    if row is None:
+        return None
+    _, type_id, elems, size, _ = row
+
+    def fill(blocks: Bytes, sigma: float) -> None:
+        rng = np.random.Generator(np.random.SFC64(int(blocks[0].sum())))
+        x = rng.standard_normal(len(blocks) * elems, dtype=np.float32) * np.float32(sigma)
+        blocks[:] = np.frombuffer(_native.quantize(name, x), np.uint8).reshape(blocks.shape)
+
+    return Kind(type_id, elems, size, fill)
+
+
+def kind_of(name: str) -> Kind:
+    """The kind of a type's name; ValueError for an unknown one."""
+    kind = KINDS.get(name) or _from_the_table(name)
+    if kind is None:
+        raise ValueError(f"no type {name!r}; use {', '.join(KINDS)}")
+    return kind
+
+
+def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
+    """The model's keys, without the tokenizer's."""
+    a = shape.arch
+    out = {
+        "general.architecture": gguf_io.string(a),
+        "general.type": gguf_io.string("model"),
+        "general.name": gguf_io.string(f"synthetic {shape.name} {mix}"),
+        "general.quantization_version": gguf_io.u32(2),
+        f"{a}.block_count": gguf_io.u32(shape.n_layer),
+        f"{a}.context_length": gguf_io.u32(shape.n_ctx),
+        f"{a}.embedding_length": gguf_io.u32(shape.n_embd),
+        f"{a}.feed_forward_length": gguf_io.u32(shape.n_ff),
+        f"{a}.attention.head_count": gguf_io.u32(shape.n_head),
+        f"{a}.attention.head_count_kv": gguf_io.u32(shape.n_head_kv),
+        f"{a}.attention.key_length": gguf_io.u32(shape.head_dim),
+        f"{a}.attention.value_length": gguf_io.u32(shape.head_dim),
+        f"{a}.attention.layer_norm_rms_epsilon": gguf_io.f32(shape.eps),
+        f"{a}.rope.dimension_count": gguf_io.u32(shape.head_dim),
+        f"{a}.rope.freq_base": gguf_io.f32(shape.rope_base),
+        f"{a}.vocab_size": gguf_io.u32(shape.n_vocab),
+    }
+    if mix in mixes.FILE_TYPES:
+        out["general.file_type"] = gguf_io.u32(mixes.FILE_TYPES[mix])
+    scaling = shape.rope_scaling
+    # llama3 scaling is data: the tensor rope_freqs.weight.
+    if scaling.get("type") in ("linear", "yarn"):
+        out[f"{a}.rope.scaling.type"] = gguf_io.string(scaling["type"])
+        out[f"{a}.rope.scaling.factor"] = gguf_io.f32(scaling["factor"])
+        out[f"{a}.rope.scaling.original_context_length"] = gguf_io.u32(scaling["original_context"])
+    return out
+
+
+def llama3_factors(shape: Shape) -> NDArray[np.float32]:
+    """What divides each pair's rotary frequency: 1 for the fast, `factor` for the slow, smooth
+    between. Formula: Llama 3.1's reference implementation, `apply_scaling`."""
+    s = shape.rope_scaling
+    pairs = np.arange(0, shape.head_dim, 2) / shape.head_dim
+    turns = s["original_context"] * shape.rope_base**-pairs / (2 * math.pi)
+    low, high = s["low_freq_factor"], s["high_freq_factor"]
+    fast = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    factors: NDArray[np.float32] = (1.0 / ((1.0 - fast) / s["factor"] + fast)).astype(np.float32)
+    return factors
+
+
+def deviation(shape: Shape, name: str, cols: int) -> float:
+    """Standard deviation of a matrix's weights.
+
+    Each matrix takes a vector of root mean square 1, except for the outputs of attention (less, as
+    it averages) and of silu(gate) * up (0.6). So that 2 n_layer outputs add up to STREAM, each has
+    STREAM / sqrt(2 n_layer).
+    """
+    part = name.split(".")[-2]
+    if part in ("token_embd", "output"):
+        return LOGITS / math.sqrt(shape.n_embd)
+    share = STREAM / math.sqrt(2 * shape.n_layer)
+    gain = {"attn_q": 1.5, "attn_k": 1.5, "attn_output": share, "ffn_down": share / 0.6}
+    return gain.get(part, 1.0) / math.sqrt(cols)
+
+
+def _vector(shape: Shape, name: str, n: int, rng: np.random.Generator) -> NDArray[np.float32]:
+    """Norm weights near 1, biases of a fair size, or rotary frequency factors."""
+    if name == "rope_freqs.weight":
+        return llama3_factors(shape)
+    noise = rng.standard_normal(n, dtype=np.float32)
+    if name.endswith(".bias"):
+        return noise * np.float32(0.1 if "attn_v" in name else 0.5)
+    # Each head's own norm sets how sharp attention is, as q's and k's deviations do elsewhere.
+    middle = 1.5 if "attn_q_norm" in name or "attn_k_norm" in name else 1.0
+    weights: NDArray[np.float32] = np.float32(middle) + np.float32(0.1) * noise
+    return weights
+
+
+#: Bytes that one thread makes at a time.
+PORTION = 2 << 20
+
+
+def write(
+    path: str | os.PathLike[str],
+    shape: Shape,
+    mix: str = "Q4_K_M",
+    *,
+    seed: int = 0,
+    vocab: str | os.PathLike[str] | None = None,
+    threads: int | None = None,
+) -> int:
+    """Writes the model and returns the size of the file in bytes.
+
+    `mix` is a type, "Q4_K_M" or "Q5_K_M", or types joined by "+" for the layers in turn; `vocab` a
+    GGUF whose tokenizer is taken over instead of a made-up one.
+    """
+    if vocab is None:
+        tokenizer = vocabulary.made_up(shape.n_vocab, shape.pre)
+    else:
+        tokenizer = vocabulary.copied(vocab, shape.n_vocab)
+    names = {*KINDS, *mix.split("+")} - set(mixes.MIXES)
+    kinds = {name: kind_of(name) for name in names}
+    elems = {name: kind.elems for name, kind in kinds.items()}
+
+    tensors: list[gguf_io.Tensor] = []
+    kind_of_tensor: list[Kind] = []
+    for name, dims in shape.tensors():
+        kind = kinds[mixes.type_of(shape, mix, name, dims[0], elems)]
+        n_bytes = math.prod(dims) // kind.elems * kind.size
+        tensors.append(gguf_io.Tensor(name, dims, kind.type_id, 0, n_bytes))
+        kind_of_tensor.append(kind)
+    gguf_io.place(tensors)
+    quiet = vocabulary.controls(tokenizer)
+
+    with Path(path).open("wb", buffering=0) as file:
+        start = gguf_io.write_header(file, metadata(shape, mix) | tokenizer, tensors)
+        end = start + tensors[-1].offset + tensors[-1].n_bytes
+        file.truncate(end)
+
+        def make(job: tuple[int, int, int]) -> None:
+            index, first, count = job
+            tensor, kind = tensors[index], kind_of_tensor[index]
+            rng = np.random.Generator(np.random.SFC64([seed, index, first]))
+            if len(tensor.shape) == 1:
+                data = _vector(shape, tensor.name, tensor.shape[0], rng).view(np.uint8)
+            else:
+                data = _matrix(shape, tensor, kind, first, count, rng, quiet)
+            os.pwrite(file.fileno(), data.data, start + tensor.offset + first * kind.size)
+
+        jobs = []
+        for index, (tensor, kind) in enumerate(zip(tensors, kind_of_tensor, strict=True)):
+            blocks = tensor.n_bytes // kind.size
+            step = PORTION // kind.size if len(tensor.shape) > 1 else blocks
+            jobs += [(index, at, min(step, blocks - at)) for at in range(0, blocks, step)]
+        with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
+            for _ in pool.map(make, jobs):
+                pass
+    return end
+
+
+def _matrix(
+    shape: Shape,
+    tensor: gguf_io.Tensor,
+    kind: Kind,
+    first: int,
+    count: int,
+    rng: np.random.Generator,
+    quiet: list[int],
+) -> Bytes:
+    """Blocks `first` to `first + count` of a matrix."""
+    n_bytes = count * kind.size
+    words = rng.integers(0, 2**64, -(-n_bytes // 8), dtype=np.uint64)
+    blocks = words.view(np.uint8)[:n_bytes].reshape(count, kind.size)
+    sigma = deviation(shape, tensor.name, tensor.shape[0])
+    # Rows of the vocabulary's matrices that belong to control tokens are made again, smaller.
+    spare = blocks.copy() if tensor.name in ("token_embd.weight", "output.weight") else None
+    kind.fill(blocks, sigma)
+    if spare is not None:
+        per_row = tensor.shape[0] // kind.elems
+        for row in quiet:
+            low, high = max(row * per_row - first, 0), min((row + 1) * per_row - first, count)
+            if low < high:
+                part = np.ascontiguousarray(spare[low:high])
+                kind.fill(part, sigma * QUIET)
+                blocks[low:high] = part
+    return blocks.reshape(-1)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Write a GGUF with random weights.")
+    parser.add_argument("shape", help="a name in models/shapes.toml")
+    parser.add_argument("--mix", default="Q4_K_M", help="a type, a mix, or types joined by +")
+    parser.add_argument("-o", "--output", required=True, type=Path)
+    parser.add_argument("--seed", default=0, type=int)
+    parser.add_argument("--vocab", type=Path, help="a GGUF to take the tokenizer from")
+    args = parser.parse_args(argv)
+    started = time.perf_counter()
+    try:
+        shape = shapes.find(args.shape)
+        size = write(args.output, shape, args.mix, seed=args.seed, vocab=args.vocab)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    seconds = time.perf_counter() - started
+    rate = size / seconds / 1e9
+    print(
+        f"{args.output}: {size / 1e9:.2f} GB in {seconds:.1f} s, {rate:.2f} GB/s", file=sys.stderr
+    )
+
+
+if __name__ == "__main__":
+    main()
