@@ -79,7 +79,7 @@ def test_halves_at_the_edges(name: str, number: int, elems: int, size: int) -> N
 
 
 @by_type
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_drawn_blocks(name: str, number: int, elems: int, size: int, data: Any) -> None:
     half = st.sampled_from(HALVES).map(lambda h: h.to_bytes(2, "little"))

@@ -82,7 +82,7 @@ def test_which_types_the_gguf_package_can_quantize() -> None:
 
 
 @over(EQUAL)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_equal_to_the_gguf_package_on_drawn_numbers(
     name: str, number: int, elems: int, size: int, data: Any

@@ -48,6 +48,10 @@ const STEPS: u8 = 63;
 /// rounded to 6 bits, and of the neighbours of each rounded pair the best is taken.
 pub fn quantize(x: &[f32], top: u8, block: &mut [u8]) -> [u8; SUBS * SUB] {
     let x: [f32; SUBS * SUB] = saturate(x, f32::from(STEPS) * f32::from(top) * HALF_MAX);
+    if x.iter().all(|x| *x == 0.0) {
+        block.fill(0);
+        return [0; SUBS * SUB];
+    }
     let weights = search::importance(&x);
     let subs = || x.chunks_exact(SUB).zip(weights.chunks_exact(SUB));
     let mut fits = [(0.0, 0.0); SUBS];

@@ -43,6 +43,10 @@ const TOP: u8 = 31;
 impl super::Quantizer for Q6K {
     fn quantize(x: &[f32], block: &mut [u8]) {
         let x: [f32; 256] = saturate(x, 32.0 * 128.0 * HALF_MAX);
+        if x.iter().all(|x| *x == 0.0) {
+            // Zero scales, whatever q.
+            return block.fill(0);
+        }
         let weights = search::importance(&x);
         let subs = || x.chunks_exact(16).zip(weights.chunks_exact(16));
         let mut fits = [0.0; 16];

@@ -49,24 +49,36 @@ pub fn affine(x: &[f32], w: &[f32], top: u8) -> (f32, f32) {
     if high.max(-low) < NOTHING {
         return (0.0, 0.0);
     }
-    let mut best = ((high - low) / f32::from(top), -low);
-    let mut least = error(x, w, best.0, best.1, top);
-    for stretch in STRETCHES {
-        let mut fit = ((high - low) / (f32::from(top) + stretch), -low);
-        // The second pass rounds by the first pass's fit.
-        for _ in 0..2 {
-            fit = refit(x, w, fit, top);
-            let found = error(x, w, fit.0, fit.1, top);
-            if found < least {
-                (least, best) = (found, fit);
-            }
+    let whole = ((high - low) / f32::from(top), -low);
+    let (mut best, mut most) = (whole, 0.0);
+    let mut attempt = |fit| {
+        let (fit, gain) = refit(x, w, fit, top);
+        if gain > most {
+            (most, best) = (gain, fit);
         }
+        best
+    };
+    let mut found = whole;
+    for stretch in STRETCHES {
+        found = attempt(((high - low) / (f32::from(top) + stretch), -low));
     }
-    best
+    // The best fit rounds some weights anew; what fits those may be better still.
+    for _ in 0..REFINEMENTS {
+        found = attempt(found);
+    }
+    // Least squares has no answer for equal weights: the whole range is theirs.
+    if error(x, w, whole.0, whole.1, top) < error(x, w, found.0, found.1, top) {
+        return whole;
+    }
+    found
 }
 
-/// The least-squares scale and minimum for the `q` to which `fit` rounds.
-fn refit(x: &[f32], w: &[f32], fit: (f32, f32), top: u8) -> (f32, f32) {
+/// Times that the best fit is fitted anew.
+const REFINEMENTS: usize = 2;
+
+/// The least-squares scale and minimum for the `q` to which `fit` rounds, and by how much they
+/// lower the weighted square error of all zeros.
+fn refit(x: &[f32], w: &[f32], fit: (f32, f32), top: u8) -> ((f32, f32), f32) {
     let (steps, top) = (reciprocal(fit.0), f32::from(top));
     let mut sums = [[0.0f32; LANES]; 5];
     for (x, w) in x.chunks_exact(LANES).zip(w.chunks_exact(LANES)) {
@@ -81,12 +93,13 @@ fn refit(x: &[f32], w: &[f32], fit: (f32, f32), top: u8) -> (f32, f32) {
     }
     let [sw, sq, sqq, sx, sxq] = sums.map(|s| s.iter().sum::<f32>());
     let det = sw * sqq - sq * sq;
-    let scale = (sw * sxq - sq * sx) * reciprocal(det);
-    let min = (sq * sxq - sqq * sx) * reciprocal(det);
+    let mut scale = (sw * sxq - sq * sx) * reciprocal(det);
+    let mut min = (sq * sxq - sqq * sx) * reciprocal(det);
     if min < 0.0 || scale <= 0.0 {
-        return ((sxq * reciprocal(sqq)).max(0.0), 0.0);
+        (scale, min) = ((sxq * reciprocal(sqq)).max(0.0), 0.0);
     }
-    (scale, min)
+    // By the normal equations the error is Σ w x² less this.
+    ((scale, min), scale * sxq - min * sx)
 }
 
 /// The scale, of either sign, for which `scale q`, `q` from -`top` - 1 to `top`, is nearest to `x`.

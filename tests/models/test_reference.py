@@ -1,0 +1,81 @@
+"""The reference against llama.cpp: two programs, one model.
+
+Float32 weights and a float32 cache leave llama.cpp's own rounding, about 0.02 in a log-probability.
+"""
+
+import json
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import shapes
+import synth
+from reference import Reference, kl, log_softmax, mean_kl
+
+SMALL = [name for name in shapes.load() if name.startswith(("tiny-", "odd-"))]
+
+
+def ask(server: Any, body: dict[str, Any]) -> dict[str, Any]:
+    request = urllib.request.Request(
+        server.listening_address + "/completion",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        answer: dict[str, Any] = json.load(reply)
+    return answer
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_agrees_with_llama_cpp(name: str, tmp_path: Path) -> None:
+    llama_cpp = pytest.importorskip("xllamacpp")
+    shape = shapes.find(name)
+    path = tmp_path / "model.gguf"
+    synth.write(path, shape, "F32", seed=3)
+    params = llama_cpp.CommonParams()
+    params.model.path = str(path)
+    params.n_ctx = 512
+    params.port = 0
+    params.warmup = False
+    params.cache_type_k = params.cache_type_v = llama_cpp.ggml_type.GGML_TYPE_F32
+    server = llama_cpp.Server(params)
+
+    rng = np.random.default_rng(0)
+    ids = [int(i) for i in rng.integers(3, shape.n_vocab, min(400, shape.n_ctx - 20))]
+    exact = log_softmax(Reference(path).logits(ids))
+    compared = 0
+    for n in (1, 2, 7, 40, 41, 100, 230, len(ids)):
+        body = {"prompt": ids[:n], "n_predict": 1, "n_probs": 20, "temperature": 0}
+        answer = ask(server, body)
+        # No probabilities come with a token that is no whole character.
+        for entry in answer.get("completion_probabilities", [])[:1]:
+            for top in entry["top_logprobs"]:
+                assert top["logprob"] == pytest.approx(exact[n - 1][top["id"]], abs=0.1)
+            compared += 1
+    assert compared >= 2
+
+
+def test_a_half_precision_cache_is_close_to_exact(tmp_path: Path) -> None:
+    shape = shapes.find("tiny-llama-gqa")
+    synth.write(tmp_path / "model.gguf", shape, "Q4_K_M")
+    ids = [int(i) for i in np.random.default_rng(0).integers(3, shape.n_vocab, 64)]
+    exact = Reference(tmp_path / "model.gguf").logits(ids)
+    halves = Reference(tmp_path / "model.gguf", kv_dtype=np.float16, cache=False).logits(ids)
+    assert 0 < mean_kl(exact, halves) < 1e-5
+
+
+def test_kl_of_known_distributions() -> None:
+    p, q = np.log([[0.5, 0.25, 0.25]]), np.log([[0.25, 0.25, 0.5]])
+    expected = 0.5 * np.log(2) - 0.25 * np.log(2)
+    assert kl(p + 3, q - 5)[0] == pytest.approx(expected)
+    assert mean_kl(p, p) == 0
+
+
+def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    synth.write(path, shapes.find("odd-llama-96"), "F16")
+    path.write_bytes(path.read_bytes().replace(b"llama", b"mamba"))
+    with pytest.raises(ValueError, match="mamba"):
+        Reference(path)
