@@ -65,7 +65,7 @@ pub fn quantize<'py>(
 }
 
 fn whole_blocks<T>(ty: &QuantType, data: &[T], block: usize) -> Result<usize> {
-    if data.len() % block != 0 {
+    if !data.len().is_multiple_of(block) {
         return Err(Error::Argument {
             name: "data",
             value: format!("{} items", data.len()),

@@ -67,7 +67,8 @@ impl PartialEq for QuantType {
 impl QuantType {
     /// Bytes of a row of `n` weights; `None` where `n` is no whole number of blocks or overflows.
     pub fn row_bytes(&self, n: usize) -> Option<usize> {
-        (n % self.block_elems == 0).then(|| (n / self.block_elems).checked_mul(self.block_bytes))?
+        n.is_multiple_of(self.block_elems)
+            .then(|| (n / self.block_elems).checked_mul(self.block_bytes))?
     }
 }
 
