@@ -13,8 +13,11 @@ from onegraph.errors import (
     ModelError,
     OutOfMemoryError,
 )
+from onegraph.llm import LLM, Stream
+from onegraph.results import Piece, Result, Timings, TokenLogprob, Usage
 
 __all__ = [
+    "LLM",
     "ArgumentError",
     "CancelledError",
     "ClosedError",
@@ -25,7 +28,13 @@ __all__ = [
     "InternalError",
     "ModelError",
     "OutOfMemoryError",
+    "Piece",
+    "Result",
+    "Stream",
     "StreamDecoder",
+    "Timings",
+    "TokenLogprob",
     "Tokenizer",
+    "Usage",
     "__version__",
 ]

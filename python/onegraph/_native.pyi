@@ -1,6 +1,7 @@
 import os
-from collections.abc import Sequence
-from typing import Any, Self, final
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self, final
 
 from numpy.typing import NDArray
 from typing_extensions import Buffer
@@ -116,3 +117,94 @@ class StreamDecoder:
 
     def finish(self) -> str:
         """What was still waiting, as U+FFFD."""
+
+def sampling_defaults() -> dict[str, Any]:
+    """Defaults of the sampling keywords that are numbers."""
+
+@final
+class Engine:
+    """A loaded model; `onegraph.LLM` is its public face."""
+
+    @staticmethod
+    def load(
+        path: str | os.PathLike[str],
+        *,
+        device: str,
+        n_ctx: int | None,
+        max_batch: int,
+        kv_type: str,
+        cuda_graph: str,
+        graph_batch_sizes: Sequence[int] | None,
+        graph_max_batch: int | None,
+        warmup: bool,
+        pdl: bool | None,
+        threads: int | None,
+        prefix_cache: bool,
+        progress: Callable[[str, int, int], object] | None,
+    ) -> Engine: ...
+    def submit(
+        self,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        min_p: float,
+        repeat_penalty: float,
+        presence_penalty: float,
+        frequency_penalty: float,
+        logit_bias: Sequence[tuple[int, float]],
+        seed: int | None,
+        stop: Sequence[str],
+        logprobs: int | None,
+        ignore_eos: bool,
+    ) -> Generation: ...
+    def logits(self, ids: Sequence[int], path: str, out: Buffer | NDArray[Any]) -> None: ...
+    def check_open(self) -> None: ...
+    def close(self) -> None: ...
+    @property
+    def path(self) -> Path: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def device_description(self) -> str: ...
+    @property
+    def n_ctx(self) -> int: ...
+    @property
+    def n_vocab(self) -> int: ...
+    @property
+    def max_batch(self) -> int: ...
+    @property
+    def load_seconds(self) -> float: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
+    def chat_template(self) -> str | None: ...
+
+@final
+class Generation:
+    """A request on its way; dropping it cancels it."""
+
+    @property
+    def seed(self) -> int: ...
+    def next(self) -> Generated | None: ...
+    def collect(self) -> Generated: ...
+    def cancel(self) -> None: ...
+
+@final
+class Generated:
+    """What came of a request since the last call."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def token_ids(self) -> list[int]: ...
+    @property
+    def logprobs(self) -> list[tuple[float, list[tuple[int, float]]]]: ...
+    @property
+    def finish_reason(self) -> Literal["stop", "length", "cancelled"] | None: ...
+    @property
+    def usage(self) -> tuple[int, int, int]: ...
+    @property
+    def timings(self) -> tuple[float, float, float, float, float, float, float]: ...

@@ -3,6 +3,7 @@ use pyo3::prelude::*;
 
 pub mod errors;
 pub mod info;
+pub mod llm;
 pub mod quant;
 mod runner;
 pub mod tokenizer;
@@ -13,6 +14,8 @@ mod _native {
 
     #[pymodule_export]
     use super::info::{model_info, model_plan};
+    #[pymodule_export]
+    use super::llm::{sampling_defaults, Engine, Generated, Generation};
     #[pymodule_export]
     use super::quant::{dequantize, quant_types, quantize};
     #[pymodule_export]

@@ -10,6 +10,15 @@ pub enum Device {
     Cpu,
 }
 
+impl Device {
+    /// Its name, as [`resolve`] takes it.
+    pub fn name(self) -> String {
+        match self {
+            Device::Cpu => "cpu".into(),
+        }
+    }
+}
+
 /// What a machine shows of an NVIDIA card without loading a library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Nvidia {

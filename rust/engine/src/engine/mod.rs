@@ -47,10 +47,14 @@ pub struct Progress {
 #[derive(Debug, Clone)]
 pub struct Loaded {
     pub path: PathBuf,
+    /// The device's name, as [`Options::device`] takes it; never `auto`.
+    pub device: String,
     pub limits: Limits,
     /// The context that the model was trained for.
     pub n_ctx_train: usize,
     pub tokenizer: Arc<Tokenizer>,
+    /// The source of the chat template, where the file has one.
+    pub chat_template: Option<String>,
     pub load_seconds: f64,
 }
 
@@ -347,9 +351,14 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
     model.check_unchanged()?;
     let loaded = Loaded {
         path: path.to_owned(),
+        device: Device::Cpu.name(),
         limits: backend.limits().clone(),
         n_ctx_train: config.n_ctx_train,
         tokenizer,
+        chat_template: model
+            .gguf
+            .get_str("tokenizer.chat_template")?
+            .map(str::to_owned),
         load_seconds: 0.0,
     };
     Ok((Box::new(backend), loaded))

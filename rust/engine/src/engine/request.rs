@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::owner::Shared;
 use crate::error::{Error, Result};
@@ -179,21 +179,25 @@ impl<T> Ticket<T> {
 }
 
 impl Ticket<Piece> {
-    /// Waits for the whole result; `go_on` is asked every 20 ms or so.
+    /// Waits for the whole result; `go_on` is asked every 20 ms.
     ///
     /// # Errors
     /// What ended the sequence; [`Error::Cancelled`] where `go_on` said no.
     pub fn collect(&self, mut go_on: impl FnMut() -> bool) -> Result<Piece> {
         let mut whole = Piece::default();
+        let mut asked = Instant::now();
         while whole.finished.is_none() {
             match self.next(POLL)? {
                 Wait::Item(piece) => whole.extend(piece),
                 Wait::TimedOut => {}
                 Wait::End => return Err(Error::Internal("a sequence without an end".into())),
             }
-            if !go_on() {
-                self.cancel();
-                return Err(Error::Cancelled);
+            if asked.elapsed() >= POLL {
+                asked = Instant::now();
+                if !go_on() {
+                    self.cancel();
+                    return Err(Error::Cancelled);
+                }
             }
         }
         Ok(whole)

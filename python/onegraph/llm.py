@@ -1,0 +1,414 @@
+"""`LLM`: a model, loaded and ready."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import operator
+import os
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
+
+from onegraph import _native, hub
+from onegraph import progress as progress_bar
+from onegraph.errors import ArgumentError
+from onegraph.results import Piece, Result, Timings, TokenLogprob, Usage
+from onegraph.sampling import SamplingOptions, integer, resolve, takes_sampling
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["LLM", "Prompt", "Stream"]
+
+#: A text, or token ids.
+Prompt = str | Sequence[int]
+
+logger = logging.getLogger("onegraph")
+
+_said_cpu = threading.Lock()  # taken once, by the first model that "auto" puts on the CPU
+
+
+def _logprobs(piece: _native.Generated) -> list[TokenLogprob]:
+    return [
+        TokenLogprob(token, logprob, tuple(top))
+        for token, (logprob, top) in zip(piece.token_ids, piece.logprobs, strict=True)
+    ]
+
+
+def _result(generation: _native.Generation, whole: _native.Generated, logprobs: bool) -> Result:
+    assert whole.finish_reason is not None
+    return Result(
+        text=whole.text,
+        token_ids=whole.token_ids,
+        finish_reason=whole.finish_reason,
+        usage=Usage(*whole.usage),
+        timings=Timings(*whole.timings),
+        logprobs=_logprobs(whole) if logprobs else None,
+        seed=generation.seed,
+    )
+
+
+class Stream(Iterator[Piece]):
+    """Pieces of one generation as they come; leaving it early cancels the generation.
+
+    Iterate, or use it as a context manager. `result` is the whole once the last piece is out.
+    """
+
+    def __init__(self, llm: LLM, generation: _native.Generation, logprobs: bool) -> None:
+        self._llm = llm  # a model does not go away under a running stream
+        self._generation: _native.Generation | None = generation
+        self._logprobs = logprobs
+        self._pieces: list[_native.Generated] = []
+        self._result: Result | None = None
+        self.seed = generation.seed
+
+    def __next__(self) -> Piece:
+        if self._generation is None:
+            raise StopIteration
+        try:
+            piece = self._generation.next()
+        except BaseException:
+            self.close()
+            raise
+        if piece is None:
+            self.close()
+            raise StopIteration
+        self._pieces.append(piece)
+        if piece.finish_reason is not None:
+            self._result = self._whole(self._generation, piece)
+            self._generation = None
+        return Piece(
+            text=piece.text,
+            token_ids=piece.token_ids,
+            finish_reason=piece.finish_reason,
+            logprobs=_logprobs(piece) if self._logprobs else None,
+        )
+
+    def _whole(self, generation: _native.Generation, last: _native.Generated) -> Result:
+        assert last.finish_reason is not None
+        pieces, self._pieces = self._pieces, []
+        return Result(
+            text="".join(p.text for p in pieces),
+            token_ids=[t for p in pieces for t in p.token_ids],
+            finish_reason=last.finish_reason,
+            usage=Usage(*last.usage),
+            timings=Timings(*last.timings),
+            logprobs=[lp for p in pieces for lp in _logprobs(p)] if self._logprobs else None,
+            seed=generation.seed,
+        )
+
+    @property
+    def result(self) -> Result | None:
+        """The whole, once the last piece was given; None before."""
+        return self._result
+
+    def cancel(self) -> None:
+        """Asks the generation to end; the last piece then says "cancelled"."""
+        if self._generation is not None:
+            self._generation.cancel()
+
+    def close(self) -> None:
+        """Cancels the generation and ends the iteration. May be called again."""
+        self.cancel()
+        self._generation = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class LLM:
+    """A model, loaded and ready. Any number of threads may use it at once.
+
+    model: path of a GGUF file (of a split one, the first shard), a name of the manifest such as
+        "smollm2", "hf:user/repo/file.gguf", "hf:user/repo:Q4_K_M" or "ollama:name:tag"
+    device: "cpu", "cuda", "cuda:1", or "auto": the CPU only where no NVIDIA card is
+    n_ctx: tokens that one sequence may have, prompt and output together; None takes the context
+        that the model was trained for, at most 8192. More than it was trained for is an error
+    max_batch: sequences that run together; further requests wait
+    kv_type: encoding of keys and values, such as "f16", "f32" or "q8_0"
+    threads: CPU threads; None takes as many as the machine runs at once
+    prefix_cache: keep keys and values of old prompts for new ones that start alike
+    progress: None draws a bar on a terminal, True and False say so; or a function that is called
+        with what is going on, how much is done, and how much there is (or None)
+
+    On a GPU, and without effect on the CPU:
+
+    cuda_graph: "full", "piecewise", "full_and_piecewise" or "none"
+    graph_batch_sizes: batch sizes to capture; None takes powers of two, then steps
+    graph_max_batch: the largest size to capture; None takes `max_batch`
+    warmup: capture all sizes while loading instead of at first need
+    pdl: programmatic dependent launch; None uses it where the card has it
+
+    Raises `ArgumentError` for an option out of range, `FileError` where the file cannot be read,
+    `ModelError` where it is damaged or not supported, `OutOfMemoryError`, and `DeviceError` where
+    the device is missing or cannot be used: there is no silent fallback.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        *,
+        device: str = "auto",
+        n_ctx: int | None = None,
+        max_batch: int = 8,
+        kv_type: str = "f16",
+        cuda_graph: str = "full",
+        graph_batch_sizes: Sequence[int] | None = None,
+        graph_max_batch: int | None = None,
+        warmup: bool = False,
+        pdl: bool | None = None,
+        threads: int | None = None,
+        prefix_cache: bool = True,
+        progress: bool | Callable[[str, int, int | None], None] | None = None,
+    ) -> None:
+        def optional(name: str, value: int | None) -> int | None:
+            return None if value is None else integer(name, value)
+
+        sizes = graph_batch_sizes
+        with progress_bar.shown(progress) as told:
+            path = hub.resolve(model, progress=told)
+            self._engine = _native.Engine.load(
+                path,
+                device=device,
+                n_ctx=optional("n_ctx", n_ctx),
+                max_batch=integer("max_batch", max_batch),
+                kv_type=kv_type,
+                cuda_graph=cuda_graph,
+                graph_batch_sizes=(
+                    None if sizes is None else [integer("graph_batch_sizes", n) for n in sizes]
+                ),
+                graph_max_batch=optional("graph_max_batch", graph_max_batch),
+                warmup=warmup,
+                pdl=pdl,
+                threads=optional("threads", threads),
+                prefix_cache=prefix_cache,
+                progress=told,
+            )
+        self._tokenizer = self._engine.tokenizer
+        if device == "auto" and self.device == "cpu" and _said_cpu.acquire(blocking=False):
+            logger.info('no NVIDIA card found: running on the CPU (device="cpu" says so at once)')
+        logger.info(
+            "loaded %s in %.2f s on %s",
+            self.path.name,
+            self._engine.load_seconds,
+            self._engine.device_description,
+        )
+
+    @overload
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        stream: Literal[False] = False,
+        **sampling: Unpack[SamplingOptions],
+    ) -> Result: ...
+    @overload
+    def generate(
+        self,
+        prompt: list[str] | tuple[str, ...] | Sequence[Sequence[int]],
+        *,
+        stream: Literal[False] = False,
+        **sampling: Unpack[SamplingOptions],
+    ) -> list[Result]: ...
+    @overload
+    def generate(
+        self, prompt: Prompt, *, stream: Literal[True], **sampling: Unpack[SamplingOptions]
+    ) -> Stream: ...
+    @takes_sampling
+    def generate(
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        *,
+        stream: bool = False,
+        **sampling: Unpack[SamplingOptions],
+    ) -> Result | list[Result] | Stream:
+        """Goes on from a prompt: a text, which is tokenized with the model's special tokens around
+        it, or token ids, which are taken as they are.
+
+        A list of prompts runs as one batch and gives a list of results, each equal to that of its
+        own call. With `stream`, the pieces come as they are made; leaving the stream cancels it.
+
+        Raises `ContextError` where a prompt leaves no room in the context, `ArgumentError` for a
+        parameter out of range, `ClosedError` after `close`, `CancelledError`.
+        """
+        options = resolve(sampling)
+        with_logprobs = options["logprobs"] is not None
+        prompts = _batch(prompt)
+        if stream:
+            if prompts is not None:
+                raise ArgumentError(
+                    f"stream = True: {len(prompts)} prompts were given and one can be streamed; "
+                    "use a thread or agenerate for each"
+                )
+            return Stream(self, self._submit(prompt, options), with_logprobs)
+        if prompts is None:
+            generation = self._submit(prompt, options)
+            return _result(generation, generation.collect(), with_logprobs)
+        generations = []
+        for number, one in enumerate(prompts):
+            try:
+                generations.append(self._submit(one, options))
+            except Exception as e:
+                e.add_note(f"prompt number {number}, from 0, of {len(prompts)}")
+                raise
+        return [_result(g, g.collect(), with_logprobs) for g in generations]
+
+    @takes_sampling
+    async def agenerate(
+        self, prompt: Prompt, **sampling: Unpack[SamplingOptions]
+    ) -> AsyncGenerator[Piece, None]:
+        """`generate(stream=True)` for asyncio: the event loop runs on while tokens are made.
+        Leaving the loop early, or cancelling the task, cancels the generation.
+        """
+        options = resolve(sampling)
+        loop = asyncio.get_running_loop()
+        pieces: asyncio.Queue[Piece | BaseException | None] = asyncio.Queue()
+        left = threading.Event()
+        running: list[Stream] = []
+
+        def pump() -> None:
+            end: BaseException | None = None
+            try:
+                generation = self._submit(prompt, options)
+                stream = Stream(self, generation, options["logprobs"] is not None)
+                running.append(stream)
+                if left.is_set():
+                    return stream.close()
+                for piece in stream:
+                    loop.call_soon_threadsafe(pieces.put_nowait, piece)
+            except BaseException as e:
+                end = e
+            try:
+                loop.call_soon_threadsafe(pieces.put_nowait, end)
+            except RuntimeError:
+                # The loop was closed: nobody waits.
+                for stream in running:
+                    stream.close()
+
+        threading.Thread(target=pump, name="onegraph-stream", daemon=True).start()
+        try:
+            while (piece := await pieces.get()) is not None:
+                if isinstance(piece, BaseException):
+                    raise piece
+                yield piece
+        finally:
+            left.set()
+            for stream in running:
+                stream.cancel()
+
+    def tokenize(
+        self, text: str, add_special: bool = True, parse_special: bool = False
+    ) -> list[int]:
+        """Token ids of a text. `add_special` adds the tokens that the model expects around it;
+        `parse_special` lets the text spell control tokens: only for text that is trusted.
+        """
+        self._engine.check_open()
+        return self._tokenizer.encode(text, add_special, parse_special)
+
+    def detokenize(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        """Text of token ids. `skip_special` leaves control tokens out."""
+        self._engine.check_open()
+        return self._tokenizer.decode(list(ids), skip_special)
+
+    def logits(
+        self, ids: Sequence[int], path: Literal["prefill", "decode"] = "prefill"
+    ) -> NDArray[np.float32]:
+        """Logits after each of `ids`: float32 [len(ids), n_vocab].
+
+        `path` says by which of its two ways the model computes them: "prefill" many tokens at a
+        time, "decode" each token by the step that generates.
+        """
+        import numpy as np  # `import onegraph` must be quick
+
+        self._engine.check_open()
+        tokens = [operator.index(t) for t in ids]
+        out = np.empty((len(tokens), self.n_vocab), dtype=np.float32)
+        self._engine.logits(tokens, path, out.reshape(-1))
+        return out
+
+    @property
+    def path(self) -> Path:
+        """The file in use; of a split model, the first shard."""
+        return self._engine.path
+
+    @property
+    def device(self) -> str:
+        """Where the model runs: "cpu", or "cuda:N"."""
+        return self._engine.device
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens that one sequence may have, prompt and output together."""
+        return self._engine.n_ctx
+
+    @property
+    def n_vocab(self) -> int:
+        """Width of the logits."""
+        return self._engine.n_vocab
+
+    @property
+    def max_batch(self) -> int:
+        """Sequences that run together."""
+        return self._engine.max_batch
+
+    @property
+    def tokenizer(self) -> _native.Tokenizer:
+        """The tokenizer of the model."""
+        return self._tokenizer
+
+    def close(self) -> None:
+        """Ends all requests and frees the memory. Using the model afterwards raises
+        `ClosedError`; closing it again does nothing.
+        """
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"LLM({str(self.path)!r}, device={self.device!r}, n_ctx={self.n_ctx}, "
+            f"max_batch={self.max_batch})"
+        )
+
+    def _submit(self, prompt: Any, options: dict[str, Any]) -> _native.Generation:
+        if isinstance(prompt, str):
+            ids = self._tokenizer.encode(prompt)
+        else:
+            ids = [integer("prompt", t) for t in prompt]
+        return self._engine.submit(ids, **options)
+
+
+def _batch(prompt: Any) -> list[Prompt] | None:
+    """The prompts of a batch; None where there is one prompt."""
+    if isinstance(prompt, str):
+        return None
+    parts = list(prompt)
+    if not parts:
+        raise ArgumentError("prompt = []: give a text, token ids, or a list of such prompts")
+    is_token = [hasattr(part, "__index__") for part in parts]
+    if all(is_token):
+        return None
+    if any(is_token):
+        raise ArgumentError("prompt: tokens and prompts are mixed; give one or a list of the other")
+    return parts

@@ -1,0 +1,44 @@
+"""A bar on a terminal for what takes long: fetching a model, loading it."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+
+__all__ = ["Told", "shown"]
+
+#: Called with what is going on, how much is done, and how much there is (None: not known).
+Told = Callable[[str, int, int | None], None]
+
+
+@contextlib.contextmanager
+def shown(wish: bool | Told | None) -> Iterator[Told | None]:
+    """Someone to tell: the caller's own function, a bar on standard error, or nobody.
+
+    None shows the bar where standard error is a terminal.
+    """
+    if callable(wish):
+        yield wish
+        return
+    if not (sys.stderr.isatty() if wish is None else wish):
+        yield None
+        return
+    # Not at import: most programs draw no bar.
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task("", total=None)
+
+        def tell(what: str, done: int, total: int | None) -> None:
+            bar.update(task, description=what, completed=done, total=total or None)
+
+        yield tell

@@ -1,0 +1,409 @@
+//! `_native.Engine`: a loaded model; `_native.Generation`: a request on its way. `onegraph.llm` puts
+//! the public class around them.
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use onegraph::backend::LogitsPath;
+use onegraph::engine::{
+    self, GraphMode, GraphOptions, Options, Piece, Request, Ticket, Wait, DEFAULT_MAX_TOKENS, POLL,
+};
+use onegraph::sampler::Params;
+use onegraph::{Error, Result};
+use pyo3::buffer::PyBuffer;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::errors::{detached, to_py};
+use crate::tokenizer::Tokenizer;
+
+/// A number that the engine counts with.
+fn count<T: TryFrom<i64>>(name: &'static str, value: i64) -> Result<T> {
+    T::try_from(value).map_err(|_| Error::Argument {
+        name,
+        value: value.to_string(),
+        reason: if value < 0 {
+            "must not be negative".into()
+        } else {
+            "is too large".into()
+        },
+    })
+}
+
+fn counts<T: TryFrom<i64>>(name: &'static str, values: &[i64]) -> Result<Vec<T>> {
+    values.iter().map(|v| count(name, *v)).collect()
+}
+
+/// Waits for a ticket's next item, so that Ctrl-C is seen.
+fn wait<T: Send>(py: Python<'_>, ticket: &Ticket<T>) -> PyResult<Option<T>> {
+    loop {
+        match detached(py, || ticket.next(POLL))? {
+            Wait::Item(item) => return Ok(Some(item)),
+            Wait::End => return Ok(None),
+            Wait::TimedOut => py.check_signals()?,
+        }
+    }
+}
+
+/// Submits until there is room in the queue, so that Ctrl-C is seen.
+fn queued<T: Send>(
+    py: Python<'_>,
+    submit: impl Fn() -> Result<Option<Ticket<T>>> + Sync,
+) -> PyResult<Ticket<T>> {
+    loop {
+        if let Some(ticket) = detached(py, &submit)? {
+            return Ok(ticket);
+        }
+        py.check_signals()?;
+    }
+}
+
+/// The defaults of all sampling parameters, by their public names.
+#[pyfunction]
+pub fn sampling_defaults(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let Params {
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        repeat_penalty,
+        presence_penalty,
+        frequency_penalty,
+        ..
+    } = Params::default();
+    // The shortest decimal that is this float32: 0.8, not 0.800000011920929.
+    let float = |x: f32| x.to_string().parse::<f64>().unwrap_or(f64::from(x));
+    let defaults = PyDict::new(py);
+    defaults.set_item("max_tokens", DEFAULT_MAX_TOKENS)?;
+    defaults.set_item("temperature", float(temperature))?;
+    defaults.set_item("top_k", top_k)?;
+    defaults.set_item("top_p", float(top_p))?;
+    defaults.set_item("min_p", float(min_p))?;
+    defaults.set_item("repeat_penalty", float(repeat_penalty))?;
+    defaults.set_item("presence_penalty", float(presence_penalty))?;
+    defaults.set_item("frequency_penalty", float(frequency_penalty))?;
+    Ok(defaults)
+}
+
+/// A loaded model.
+#[pyclass(frozen, module = "onegraph._native")]
+pub struct Engine {
+    inner: Arc<engine::Engine>,
+}
+
+#[pymethods]
+impl Engine {
+    /// Loads a file; `progress(stage, done, total)` is called now and then and may raise.
+    #[staticmethod]
+    #[pyo3(signature = (path, *, device, n_ctx, max_batch, kv_type, cuda_graph, graph_batch_sizes,
+                        graph_max_batch, warmup, pdl, threads, prefix_cache, progress))]
+    #[allow(clippy::too_many_arguments)]
+    fn load(
+        py: Python<'_>,
+        path: PathBuf,
+        device: String,
+        n_ctx: Option<i64>,
+        max_batch: i64,
+        kv_type: String,
+        cuda_graph: &str,
+        graph_batch_sizes: Option<Vec<i64>>,
+        graph_max_batch: Option<i64>,
+        warmup: bool,
+        pdl: Option<bool>,
+        threads: Option<i64>,
+        prefix_cache: bool,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<Self> {
+        let options = || -> Result<Options> {
+            Ok(Options {
+                device,
+                n_ctx: n_ctx.map(|n| count("n_ctx", n)).transpose()?,
+                max_batch: count("max_batch", max_batch)?,
+                kv_type,
+                threads: threads.map(|n| count("threads", n)).transpose()?,
+                prefix_cache,
+                graph: GraphOptions {
+                    mode: GraphMode::from_name(cuda_graph)?,
+                    batch_sizes: graph_batch_sizes
+                        .map(|sizes| counts("graph_batch_sizes", &sizes))
+                        .transpose()?,
+                    max_batch: graph_max_batch
+                        .map(|n| count("graph_max_batch", n))
+                        .transpose()?,
+                    warmup,
+                    pdl,
+                },
+            })
+        };
+        let options = options().map_err(to_py)?;
+        let mut raised = None;
+        let loaded = detached(py, || {
+            engine::Engine::load(&path, &options, |now| {
+                let told = Python::attach(|py| {
+                    py.check_signals()?;
+                    match &progress {
+                        Some(f) => f.call1(py, (now.stage, now.done, now.total)).map(|_| ()),
+                        None => Ok(()),
+                    }
+                });
+                match told {
+                    Ok(()) => ControlFlow::Continue(()),
+                    Err(e) => {
+                        raised = Some(e);
+                        ControlFlow::Break(())
+                    }
+                }
+            })
+        });
+        match raised {
+            Some(e) => Err(e),
+            None => Ok(Self {
+                inner: Arc::new(loaded?),
+            }),
+        }
+    }
+
+    /// Queues a request; blocks while the queue is full.
+    #[pyo3(signature = (prompt, *, max_tokens, temperature, top_k, top_p, min_p, repeat_penalty,
+                        presence_penalty, frequency_penalty, logit_bias, seed, stop, logprobs,
+                        ignore_eos))]
+    #[allow(clippy::too_many_arguments)]
+    fn submit(
+        &self,
+        py: Python<'_>,
+        prompt: Vec<i64>,
+        max_tokens: i64,
+        temperature: f64,
+        top_k: i64,
+        top_p: f64,
+        min_p: f64,
+        repeat_penalty: f64,
+        presence_penalty: f64,
+        frequency_penalty: f64,
+        logit_bias: Vec<(i64, f64)>,
+        seed: Option<u64>,
+        stop: Vec<String>,
+        logprobs: Option<i64>,
+        ignore_eos: bool,
+    ) -> PyResult<Generation> {
+        let request = || -> Result<Request> {
+            let bias = |(id, bias): &(i64, f64)| Ok((count("logit_bias", *id)?, *bias as f32));
+            Ok(Request {
+                prompt: counts("prompt", &prompt)?,
+                sampling: Params {
+                    temperature: temperature as f32,
+                    top_k: count("top_k", top_k)?,
+                    top_p: top_p as f32,
+                    min_p: min_p as f32,
+                    repeat_penalty: repeat_penalty as f32,
+                    presence_penalty: presence_penalty as f32,
+                    frequency_penalty: frequency_penalty as f32,
+                    logit_bias: logit_bias
+                        .iter()
+                        .map(bias)
+                        .collect::<Result<BTreeMap<_, _>>>()?,
+                    seed: seed.unwrap_or_else(engine::Engine::draw_seed),
+                    logprobs: logprobs.map(|n| count("logprobs", n)).transpose()?,
+                },
+                max_tokens: count("max_tokens", max_tokens)?,
+                stop,
+                ignore_eos,
+            })
+        };
+        let request = request().map_err(to_py)?;
+        Ok(Generation {
+            ticket: queued(py, || self.inner.submit(&request, POLL))?,
+            seed: request.sampling.seed,
+        })
+    }
+
+    /// Writes the logits after each of `ids` into `out`, float32 of `len(ids) * n_vocab`.
+    fn logits(
+        &self,
+        py: Python<'_>,
+        ids: Vec<i64>,
+        path: &str,
+        out: PyBuffer<f32>,
+    ) -> PyResult<()> {
+        let path = match path {
+            "prefill" => LogitsPath::Prefill,
+            "decode" => LogitsPath::Decode,
+            _ => {
+                return Err(to_py(Error::Argument {
+                    name: "path",
+                    value: format!("{path:?}"),
+                    reason: "must be prefill or decode".into(),
+                }))
+            }
+        };
+        let ids: Vec<u32> = counts("ids", &ids).map_err(to_py)?;
+        let expected = ids.len() * self.inner.loaded().limits.n_vocab;
+        let cells = out
+            .as_mut_slice(py)
+            .filter(|cells| cells.len() == expected)
+            .ok_or_else(|| {
+                to_py(Error::Argument {
+                    name: "out",
+                    value: format!("{} numbers", out.item_count()),
+                    reason: format!("must be {expected} writable, contiguous numbers"),
+                })
+            })?;
+        let ticket = queued(py, || self.inner.logits(&ids, path, POLL))?;
+        let mut filled = 0;
+        while filled < expected {
+            let Some(rows) = wait(py, &ticket)? else {
+                return Err(to_py(Error::Internal(format!(
+                    "{filled} of {expected} logits came"
+                ))));
+            };
+            for (cell, logit) in cells.iter().skip(filled).zip(&rows) {
+                cell.set(*logit);
+            }
+            filled += rows.len();
+            py.check_signals()?;
+        }
+        Ok(())
+    }
+
+    /// Raises where requests are not taken.
+    fn check_open(&self) -> PyResult<()> {
+        self.inner.check_open().map_err(to_py)
+    }
+
+    /// Ends all requests and frees the memory.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        detached(py, || {
+            self.inner.close();
+            Ok(())
+        })
+    }
+
+    #[getter]
+    fn path(&self) -> PathBuf {
+        self.inner.loaded().path.clone()
+    }
+
+    #[getter]
+    fn device(&self) -> &str {
+        &self.inner.loaded().device
+    }
+
+    #[getter]
+    fn device_description(&self) -> &str {
+        &self.inner.loaded().limits.device
+    }
+
+    #[getter]
+    fn n_ctx(&self) -> usize {
+        self.inner.loaded().limits.n_ctx
+    }
+
+    #[getter]
+    fn n_vocab(&self) -> usize {
+        self.inner.loaded().limits.n_vocab
+    }
+
+    #[getter]
+    fn max_batch(&self) -> usize {
+        self.inner.loaded().limits.n_slots
+    }
+
+    #[getter]
+    fn load_seconds(&self) -> f64 {
+        self.inner.loaded().load_seconds
+    }
+
+    #[getter]
+    fn tokenizer(&self) -> Tokenizer {
+        Tokenizer {
+            inner: self.inner.loaded().tokenizer.clone(),
+        }
+    }
+
+    #[getter]
+    fn chat_template(&self) -> Option<&str> {
+        self.inner.loaded().chat_template.as_deref()
+    }
+}
+
+/// A request on its way; dropping it cancels it.
+#[pyclass(frozen, module = "onegraph._native")]
+pub struct Generation {
+    ticket: Ticket<Piece>,
+    #[pyo3(get)]
+    seed: u64,
+}
+
+/// What came of a request since the last call.
+#[pyclass(frozen, get_all, module = "onegraph._native")]
+pub struct Generated {
+    text: String,
+    token_ids: Vec<u32>,
+    /// `(logprob, [(token, logprob), ...])` a token.
+    logprobs: Vec<(f32, Vec<(u32, f32)>)>,
+    finish_reason: Option<&'static str>,
+    /// Prompt, cached and completion tokens.
+    usage: (usize, usize, usize),
+    /// Seconds of load, queue, prefill, decode; tokens a second of prefill, decode, and decode
+    /// without sampling.
+    timings: (f64, f64, f64, f64, f64, f64, f64),
+}
+
+impl From<Piece> for Generated {
+    fn from(piece: Piece) -> Self {
+        let end = piece.finished;
+        let usage = end.map(|f| f.usage).unwrap_or_default();
+        let t = end.map(|f| f.timings).unwrap_or_default();
+        Self {
+            text: piece.text,
+            token_ids: piece.token_ids,
+            logprobs: piece
+                .logprobs
+                .into_iter()
+                .map(|l| (l.logprob, l.top))
+                .collect(),
+            finish_reason: end.map(|f| f.reason.name()),
+            usage: (usage.prompt, usage.cached, usage.completion),
+            timings: (
+                t.load,
+                t.queue,
+                t.prefill,
+                t.decode,
+                t.prefill_rate(&usage),
+                t.decode_rate(),
+                t.decode_rate_without_sampling(),
+            ),
+        }
+    }
+}
+
+#[pymethods]
+impl Generation {
+    /// The next piece; None after the last.
+    fn next(&self, py: Python<'_>) -> PyResult<Option<Generated>> {
+        Ok(wait(py, &self.ticket)?.map(Into::into))
+    }
+
+    /// All that is still to come, in one piece.
+    fn collect(&self, py: Python<'_>) -> PyResult<Generated> {
+        let mut raised = None;
+        let whole = detached(py, || {
+            self.ticket.collect(|| {
+                let signals = Python::attach(|py| py.check_signals());
+                let go_on = signals.is_ok();
+                raised = signals.err();
+                go_on
+            })
+        });
+        match raised {
+            Some(e) => Err(e),
+            None => Ok(whole?.into()),
+        }
+    }
+
+    /// Ends the sequence soon; its last piece says so.
+    fn cancel(&self) {
+        self.ticket.cancel();
+    }
+}
