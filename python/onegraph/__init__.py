@@ -1,6 +1,6 @@
 """Runs quantized GGUF language models with the whole decode step captured as one CUDA graph."""
 
-from onegraph._native import StreamDecoder, Tokenizer, __version__
+from onegraph._native import ChatTemplate, StreamDecoder, Tokenizer, __version__
 from onegraph.errors import (
     ArgumentError,
     CancelledError,
@@ -20,6 +20,7 @@ __all__ = [
     "LLM",
     "ArgumentError",
     "CancelledError",
+    "ChatTemplate",
     "ClosedError",
     "ContextError",
     "DeviceError",

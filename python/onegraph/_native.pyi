@@ -2,6 +2,8 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, final
+from collections.abc import Mapping, Sequence
+from typing import Any, Self, final
 
 from numpy.typing import NDArray
 from typing_extensions import Buffer
@@ -208,3 +210,28 @@ class Generated:
     def usage(self) -> tuple[int, int, int]: ...
     @property
     def timings(self) -> tuple[float, float, float, float, float, float, float]: ...
+@final
+class ChatTemplate:
+    """A chat template (Jinja), with the meaning `transformers` gives it, in a sandbox.
+
+    Raises `ModelError` with the line where the template is wrong.
+    """
+
+    def __new__(cls, source: str, bos_token: str = "<s>", eos_token: str = "</s>") -> Self: ...
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **kwargs: Any,
+    ) -> str:
+        """The text of a conversation.
+
+        `kwargs` are further variables of the template. Raises `ModelError` where the template
+        refuses the messages or takes more steps or memory than it has reason to, `ArgumentError`
+        for values that are no dicts, lists, strings, numbers, bools or None.
+        """
+
+    @property
+    def source(self) -> str:
+        """The template as given."""

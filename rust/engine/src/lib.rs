@@ -13,6 +13,7 @@ pub mod plan;
 pub mod quant;
 pub mod sampler;
 pub mod session;
+pub mod template;
 pub mod tokenizer;
 pub mod weights;
 

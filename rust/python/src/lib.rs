@@ -6,6 +6,7 @@ pub mod info;
 pub mod llm;
 pub mod quant;
 mod runner;
+pub mod template;
 pub mod tokenizer;
 
 #[pymodule]
@@ -20,6 +21,8 @@ mod _native {
     use super::quant::{dequantize, quant_types, quantize};
     #[pymodule_export]
     use super::runner::PlanRunner;
+    #[pymodule_export]
+    use super::template::ChatTemplate;
     #[pymodule_export]
     use super::tokenizer::{StreamDecoder, Tokenizer};
 

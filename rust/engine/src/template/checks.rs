@@ -1,0 +1,108 @@
+//! Tests (`is ...`) as jinja2 has them.
+use minijinja::Value;
+
+use super::ops;
+use super::value::{as_float, as_int, fail, type_name, view, Args, Meter, Outcome, View};
+
+/// The value comes first among the arguments.
+pub(super) type Check = fn(&Meter, &Value, &Args<'_>) -> Outcome<bool>;
+
+/// Every test there is, by name.
+pub(super) static TABLE: &[(&str, Check)] = &[
+    ("boolean", |_, v, _| Ok(matches!(view(v), View::Bool(_)))),
+    ("callable", |_, v, _| Ok(matches!(view(v), View::Other))),
+    ("defined", |_, v, _| Ok(!v.is_undefined())),
+    ("divisibleby", |m, v, a| {
+        let rest = ops::arithmetic(m, "%", v, &first(a)?)?;
+        Ok(as_float(&rest) == Some(0.0))
+    }),
+    ("eq", |m, v, a| ops::equal(m, v, &first(a)?)),
+    ("equalto", |m, v, a| ops::equal(m, v, &first(a)?)),
+    ("even", |_, v, _| Ok(integer(v)? & 1 == 0)),
+    ("false", |_, v, _| Ok(matches!(view(v), View::Bool(false)))),
+    ("float", |_, v, _| Ok(matches!(view(v), View::Float(_)))),
+    ("ge", |m, v, a| ops::compare(m, ">=", v, &first(a)?)),
+    ("greaterthan", |m, v, a| ops::compare(m, ">", v, &first(a)?)),
+    ("gt", |m, v, a| ops::compare(m, ">", v, &first(a)?)),
+    ("in", |m, v, a| ops::contains(m, v, &first(a)?)),
+    ("integer", |_, v, _| Ok(matches!(view(v), View::Int(_)))),
+    ("iterable", |_, v, _| {
+        Ok(matches!(
+            view(v),
+            View::Str(_) | View::List(_) | View::Map(_) | View::Undefined
+        ))
+    }),
+    ("le", |m, v, a| ops::compare(m, "<=", v, &first(a)?)),
+    ("lessthan", |m, v, a| ops::compare(m, "<", v, &first(a)?)),
+    ("lower", |m, v, _| {
+        case(m, v, char::is_lowercase, char::is_uppercase)
+    }),
+    ("lt", |m, v, a| ops::compare(m, "<", v, &first(a)?)),
+    ("mapping", |_, v, _| Ok(matches!(view(v), View::Map(_)))),
+    ("ne", |m, v, a| ops::compare(m, "!=", v, &first(a)?)),
+    ("none", |_, v, _| Ok(v.is_none())),
+    // A bool is a number, as in Python.
+    ("number", |_, v, _| {
+        Ok(matches!(
+            view(v),
+            View::Int(_) | View::Float(_) | View::Bool(_)
+        ))
+    }),
+    ("odd", |_, v, _| Ok(integer(v)? & 1 == 1)),
+    ("sameas", |m, v, a| {
+        let other = first(a)?;
+        Ok(type_name(v) == type_name(&other) && ops::equal(m, v, &other)?)
+    }),
+    // What has a length and items: strings and mappings too.
+    ("sequence", |_, v, _| {
+        Ok(matches!(
+            view(v),
+            View::Str(_) | View::List(_) | View::Map(_)
+        ))
+    }),
+    ("string", |_, v, _| Ok(matches!(view(v), View::Str(_)))),
+    ("true", |_, v, _| Ok(matches!(view(v), View::Bool(true)))),
+    ("undefined", |_, v, _| Ok(v.is_undefined())),
+    ("upper", |m, v, _| {
+        case(m, v, char::is_uppercase, char::is_lowercase)
+    }),
+];
+
+/// A test by name, or by the operator it stands for.
+pub(super) fn by_name(name: &str) -> Outcome<Check> {
+    let name = match name {
+        "==" => "eq",
+        "!=" => "ne",
+        "<" => "lt",
+        "<=" => "le",
+        ">" => "gt",
+        ">=" => "ge",
+        name => name,
+    };
+    TABLE
+        .iter()
+        .find(|(n, _)| *n == name)
+        .map(|(_, f)| *f)
+        .ok_or_else(|| fail(format!("no test named {name:?}")))
+}
+
+fn first(args: &Args<'_>) -> Outcome {
+    args.pos
+        .first()
+        .cloned()
+        .ok_or_else(|| fail("the test takes a value to compare with"))
+}
+
+fn integer(value: &Value) -> Outcome<i128> {
+    as_int(value).ok_or_else(|| fail(format!("an int is tested, not a {}", type_name(value))))
+}
+
+fn case(
+    m: &Meter,
+    value: &Value,
+    this: fn(char) -> bool,
+    other: fn(char) -> bool,
+) -> Outcome<bool> {
+    let text = super::text::to_string(m, value)?;
+    Ok(text.chars().any(this) && !text.chars().any(other))
+}

@@ -1,0 +1,248 @@
+//! The sandbox a template runs in: what it may call, and how its values are written.
+use std::sync::Arc;
+
+use minijinja::machinery::{ast, parse, tokenize, Token, WhitespaceConfig};
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::Rest;
+use minijinja::{Environment, Error, ErrorKind, Output, Value};
+
+use super::rewrite::name;
+use super::text::Text;
+use super::value::{as_int, elements, fail, int, type_name, Args, Meter, Outcome};
+use super::{checks, filters, methods, ops};
+
+/// Longest `range()`, as in jinja2's sandbox.
+const MAX_RANGE: i128 = 100_000;
+/// The parser and the compiler recurse over operators of one tag and over `elif`: real templates
+/// stay far below.
+const MAX_TAG_TOKENS: usize = 4096;
+const MAX_TAGS: usize = 8192;
+
+/// White space as `transformers` sets jinja2 up.
+const WHITESPACE: WhitespaceConfig = WhitespaceConfig {
+    keep_trailing_newline: false,
+    lstrip_blocks: true,
+    trim_blocks: true,
+};
+
+/// Gives `{% generation %}` blocks, which only mark what an assistant said, a form that minijinja
+/// knows: `with` has a scope of its own, as they have. Refuses tags of absurd length or number.
+pub(super) fn prepare(source: &str) -> Outcome<String> {
+    let mut out = source.to_owned();
+    let (mut tags, mut tokens) = (0_usize, 0_usize);
+    let mut keyword = false;
+    for item in tokenize(source, false, SyntaxConfig, WHITESPACE) {
+        let (token, span) = item?;
+        match token {
+            Token::TemplateData(_) => continue,
+            Token::BlockStart | Token::VariableStart => {
+                tags = tags.saturating_add(1);
+                tokens = 0;
+            }
+            _ => tokens = tokens.saturating_add(1),
+        }
+        if tokens > MAX_TAG_TOKENS || tags > MAX_TAGS {
+            return Err(Error::new(
+                ErrorKind::SyntaxError,
+                format!(
+                    "line {}: more than {MAX_TAG_TOKENS} words in a tag or {MAX_TAGS} tags",
+                    span.start_line
+                ),
+            ));
+        }
+        let with = match token {
+            Token::Ident("generation") if keyword => "with",
+            Token::Ident("endgeneration") if keyword => "endwith",
+            _ => "",
+        };
+        keyword = matches!(token, Token::BlockStart);
+        if !with.is_empty() {
+            let (start, end) = (span.start_offset as usize, span.end_offset as usize);
+            // As long as before, so that every place in messages stays true.
+            let padded = format!("{with:<width$}", width = end.saturating_sub(start));
+            if out.get(start..end).is_some() {
+                out.replace_range(start..end, &padded);
+            }
+        }
+    }
+    Ok(out)
+}
+
+/// Parses what [`prepare`] gave.
+pub(super) fn syntax_tree(source: &str) -> Outcome<ast::Stmt<'_>> {
+    parse(source, "template", SyntaxConfig, WHITESPACE)
+}
+
+/// An environment that charges `meter` and runs `fuel` instructions.
+pub(super) fn environment(meter: &Arc<Meter>, fuel: u64) -> Environment<'static> {
+    let mut env = Environment::empty();
+    env.set_fuel(Some(fuel));
+    let m = meter.clone();
+    env.set_formatter(move |out: &mut Output, _: &_, value: &Value| {
+        if let Some(text) = value.as_str() {
+            m.charge(text.len())?;
+            out.write_str(text)?;
+            return Ok(());
+        }
+        let mut text = Text::new(&m);
+        text.str(value)?;
+        out.write_str(&text.out)?;
+        Ok(())
+    });
+    let m = meter.clone();
+    env.set_unknown_method_callback(move |_, value, method, args| {
+        methods::call(&m, value, method, &Args::new(args))
+    });
+    for (name, filter) in filters::TABLE {
+        let m = meter.clone();
+        env.add_filter(*name, move |all: Rest<Value>| -> Outcome {
+            let (value, rest) = all.split_first().ok_or_else(|| fail("no value"))?;
+            filter(&m, value, &Args::new(rest))
+        });
+    }
+    for (name, check) in checks::TABLE {
+        let m = meter.clone();
+        env.add_test(*name, move |all: Rest<Value>| -> Outcome<bool> {
+            let (value, rest) = all.split_first().ok_or_else(|| fail("no value"))?;
+            check(&m, value, &Args::new(rest))
+        });
+    }
+    calls(&mut env, meter);
+    functions(&mut env, meter);
+    env
+}
+
+/// What `rewrite` puts in place of operators and literals.
+fn calls(env: &mut Environment<'static>, meter: &Arc<Meter>) {
+    let mut add = |name: &'static str, f: fn(&Meter, &[Value]) -> Outcome| {
+        let m = meter.clone();
+        env.add_filter(name, move |args: Rest<Value>| f(&m, &args));
+    };
+    add(name::ITER, |m, args| match args {
+        [value] => m.list(elements(m, value)?),
+        _ => Err(fail("a loop needs one value")),
+    });
+    add(name::NEW_MACRO, |m, _| {
+        m.charge_namespace()?;
+        Ok(Value::from(""))
+    });
+    add(name::DROP, |_, _| Ok(Value::from("")));
+    add(name::ATTRIBUTE, |_, args| match args {
+        [value, name] => ops::attribute(value, name.as_str().unwrap_or("")),
+        _ => Err(fail("an attribute needs a name")),
+    });
+    add(name::ITEM, |m, args| match args {
+        [value, key] => ops::item(m, value, key),
+        _ => Err(fail("an item needs a key")),
+    });
+    add(name::SLICE, |m, args| ops::slice(m, &Args::new(args)));
+    add(name::LIST, |m, args| {
+        m.list(args.get(1..).unwrap_or(&[]).to_vec())
+    });
+    add(name::MAP, |m, args| {
+        let pairs = args.get(1..).unwrap_or(&[]).chunks_exact(2);
+        m.map(
+            pairs
+                .filter_map(|pair| match pair {
+                    [key, value] => Some((key.clone(), value.clone())),
+                    _ => None,
+                })
+                .collect(),
+        )
+    });
+    add(name::NEGATE, |_, args| match args {
+        [value] => ops::negate(value),
+        _ => Err(fail("- needs one value")),
+    });
+    add(name::CONCAT, |m, args| match args {
+        [a, b] => ops::concat(m, a, b),
+        _ => Err(fail("~ needs two values")),
+    });
+    add(name::ARITHMETIC, |m, args| match args {
+        [a, op, b] => ops::arithmetic(m, op.as_str().unwrap_or(""), a, b),
+        _ => Err(fail("an operator needs two values")),
+    });
+    add(name::COMPARE, |m, args| {
+        ops::compare_chain(m, args).map(Value::from)
+    });
+}
+
+fn functions(env: &mut Environment<'static>, meter: &Arc<Meter>) {
+    let m = meter.clone();
+    env.add_function("raise_exception", move |args: Rest<Value>| -> Outcome {
+        let message = args.first().cloned().unwrap_or(Value::from(""));
+        let mut text = Text::new(&m);
+        text.str(&message)?;
+        if let Ok(mut raised) = m.raised.lock() {
+            *raised = Some(text.out.clone());
+        }
+        Err(fail(text.out))
+    });
+    let m = meter.clone();
+    env.add_function("range", move |args: Rest<Value>| range(&m, &args));
+    let m = meter.clone();
+    env.add_function("dict", move |args: Rest<Value>| -> Outcome {
+        let args = Args::new(&args);
+        if !args.pos.is_empty() {
+            return Err(fail("dict() takes named values"));
+        }
+        m.map(args.all_named())
+    });
+    let m = meter.clone();
+    env.add_function("namespace", move |args: Rest<Value>| -> Outcome {
+        m.charge_namespace()?;
+        if Args::new(&args).pos.is_empty() {
+            minijinja::functions::namespace(args.first().cloned())
+        } else {
+            Err(fail("namespace() takes named values"))
+        }
+    });
+    let m = meter.clone();
+    env.add_function("strftime_now", move |args: Rest<Value>| -> Outcome {
+        let args = Args::new(&args);
+        let format = args.text(0, "format")?;
+        let format = format.ok_or_else(|| fail("strftime_now() takes a format"))?;
+        // A field may print wider than it is written, none by more than this.
+        m.charge(format.len().saturating_mul(64))?;
+        let now = jiff::Zoned::now().datetime();
+        jiff::fmt::strtime::format(&*format, now)
+            .map(Value::from)
+            .map_err(|e| fail(format!("strftime_now({format:?}): {e}")))
+    });
+}
+
+/// `range([start,] stop[, step])`.
+fn range(meter: &Meter, args: &[Value]) -> Outcome {
+    let mut numbers = Vec::with_capacity(3);
+    for value in args {
+        let n = as_int(value)
+            .ok_or_else(|| fail(format!("range() takes an int, not {}", type_name(value))))?;
+        numbers.push(n);
+    }
+    let (start, stop, step) = match *numbers.as_slice() {
+        [stop] => (0, stop, 1),
+        [start, stop] => (start, stop, 1),
+        [start, stop, step] if step != 0 => (start, stop, step),
+        _ => return Err(fail("range() takes one to three ints, the step not 0")),
+    };
+    let span = if step > 0 {
+        stop.checked_sub(start)
+    } else {
+        start.checked_sub(stop)
+    };
+    let steps = span
+        .zip(step.checked_abs())
+        .and_then(|(span, step)| {
+            let up = span.max(0).checked_add(step)?.checked_sub(1)?;
+            up.checked_div(step)
+        })
+        .filter(|n| *n <= MAX_RANGE)
+        .ok_or_else(|| fail(format!("range() is longer than {MAX_RANGE}")))?;
+    let mut items = Vec::with_capacity(usize::try_from(steps).unwrap_or(0));
+    let mut at = start;
+    for _ in 0..steps {
+        items.push(int(at));
+        at = at.saturating_add(step);
+    }
+    meter.list(items)
+}

@@ -1,0 +1,519 @@
+//! Filters as jinja2 has them.
+use std::cmp::Ordering;
+
+use minijinja::Value;
+
+use super::methods::{self, Side};
+use super::text::{to_string, Json, Text};
+use super::value::{
+    as_float, as_int, elements, fail, int, type_name, view, Args, Meter, Outcome, View,
+};
+use super::{checks, ops};
+
+/// The value comes first among the arguments.
+pub(super) type Filter = fn(&Meter, &Value, &Args<'_>) -> Outcome;
+
+/// Every filter there is, by name.
+pub(super) static TABLE: &[(&str, Filter)] = &[
+    ("abs", |_, v, _| match as_float(v) {
+        Some(x) if x < 0.0 => ops::negate(v),
+        Some(_) => Ok(v.clone()),
+        None => Err(m_type("abs", "a number", v)),
+    }),
+    ("attr", |_, v, a| {
+        let name = a.text(0, "name")?;
+        ops::attribute(v, name.as_deref().unwrap_or(""))
+    }),
+    ("batch", batch),
+    ("capitalize", |m, v, _| {
+        let text = to_string(m, v)?;
+        m.string(methods::capitalize(&text))
+    }),
+    ("center", |m, v, a| {
+        methods::pad(m, &to_string(m, v)?, a, Side::Both)
+    }),
+    ("count", length),
+    ("d", default),
+    ("default", default),
+    ("dictsort", dictsort),
+    ("e", escape),
+    ("escape", escape),
+    ("first", |m, v, _| {
+        Ok(match view(v) {
+            View::List(list) => list.items.first().cloned(),
+            _ => elements(m, v)?.into_iter().next(),
+        }
+        .unwrap_or(Value::UNDEFINED))
+    }),
+    ("float", |m, v, a| {
+        let text = to_string(m, v)?;
+        let number = as_float(v).or_else(|| text.trim().parse().ok());
+        let default = a.get(0, "default");
+        Ok(number.map_or_else(|| default.unwrap_or(Value::from(0.0)), Value::from))
+    }),
+    ("format", |m, v, a| {
+        methods::printf_with(m, &to_string(m, v)?, a.pos)
+    }),
+    ("indent", indent),
+    ("int", to_int),
+    ("items", |m, v, _| match view(v) {
+        View::Undefined => m.list(Vec::new()),
+        _ => methods::items(m, v),
+    }),
+    ("join", |m, v, a| {
+        a.expect(&["d", "attribute"])?;
+        let separator = a.get(0, "d").map(|d| to_string(m, &d)).transpose()?;
+        let values = projected(m, v, a.get(1, "attribute"))?;
+        methods::join(m, separator.as_deref().unwrap_or(""), &values, true)
+    }),
+    ("last", |m, v, _| {
+        Ok(match view(v) {
+            View::List(list) => list.items.last().cloned(),
+            _ => elements(m, v)?.pop(),
+        }
+        .unwrap_or(Value::UNDEFINED))
+    }),
+    ("length", length),
+    ("list", |m, v, _| m.list(elements(m, v)?)),
+    ("lower", |m, v, _| m.string(to_string(m, v)?.to_lowercase())),
+    ("map", map),
+    ("max", |m, v, a| extreme(m, v, a, Ordering::Greater)),
+    ("min", |m, v, a| extreme(m, v, a, Ordering::Less)),
+    ("reject", |m, v, a| select(m, v, a, false, false)),
+    ("rejectattr", |m, v, a| select(m, v, a, true, false)),
+    ("replace", |m, v, a| {
+        a.expect(&["old", "new", "count"])?;
+        let text = |place, name| a.get(place, name).unwrap_or(Value::UNDEFINED);
+        let (old, new) = (text(0, "old"), text(1, "new"));
+        let (old, new) = (to_string(m, &old)?, to_string(m, &new)?);
+        methods::replace(m, &to_string(m, v)?, &old, &new, a.int(2, "count")?)
+    }),
+    ("reverse", |m, v, _| match view(v) {
+        View::Str(s) => m.string(s.chars().rev().collect()),
+        _ => {
+            let mut items = elements(m, v)?;
+            items.reverse();
+            m.list(items)
+        }
+    }),
+    ("round", round),
+    ("safe", |m, v, _| m.string(to_string(m, v)?)),
+    ("select", |m, v, a| select(m, v, a, false, true)),
+    ("selectattr", |m, v, a| select(m, v, a, true, true)),
+    ("sort", sort),
+    ("string", |m, v, _| Ok(Value::from(to_string(m, v)?))),
+    ("sum", |m, v, a| {
+        a.expect(&["attribute", "start"])?;
+        let mut sum = a.get(1, "start").unwrap_or(Value::from(0));
+        for value in projected(m, v, a.get(0, "attribute"))? {
+            sum = ops::arithmetic(m, "+", &sum, &value)?;
+        }
+        Ok(sum)
+    }),
+    ("title", title),
+    ("tojson", tojson),
+    ("trim", |m, v, a| {
+        a.expect(&["chars"])?;
+        let chars = a.text(0, "chars")?;
+        methods::strip(m, &to_string(m, v)?, chars.as_deref(), true, true)
+    }),
+    ("unique", unique),
+    ("upper", |m, v, _| m.string(to_string(m, v)?.to_uppercase())),
+    ("wordcount", |m, v, _| {
+        let text = to_string(m, v)?;
+        let words = text
+            .split(|c: char| !(c.is_alphanumeric() || c == '_'))
+            .filter(|w| !w.is_empty());
+        Ok(Value::from(words.count()))
+    }),
+];
+
+fn m_type(filter: &str, wanted: &str, value: &Value) -> minijinja::Error {
+    fail(format!(
+        "filter {filter:?} takes {wanted}, not {}",
+        type_name(value)
+    ))
+}
+
+/// A filter by name.
+pub(super) fn by_name(name: &str) -> Outcome<Filter> {
+    TABLE
+        .iter()
+        .find(|(n, _)| *n == name)
+        .map(|(_, f)| *f)
+        .ok_or_else(|| fail(format!("no filter named {name:?}")))
+}
+
+fn length(_: &Meter, value: &Value, _: &Args<'_>) -> Outcome {
+    Ok(Value::from(match view(value) {
+        View::Undefined => 0,
+        View::Str(s) => s.chars().count(),
+        View::List(list) => list.items.len(),
+        View::Map(map) => map.entries.len(),
+        _ => return Err(m_type("length", "a str, list or dict", value)),
+    }))
+}
+
+fn default(_: &Meter, value: &Value, args: &Args<'_>) -> Outcome {
+    args.expect(&["default_value", "boolean"])?;
+    if value.is_undefined() || (args.flag(1, "boolean") && !value.is_true()) {
+        return Ok(args.get(0, "default_value").unwrap_or(Value::from("")));
+    }
+    Ok(value.clone())
+}
+
+fn batch(m: &Meter, value: &Value, args: &Args<'_>) -> Outcome {
+    args.expect(&["linecount", "fill_with"])?;
+    let size = args.int(0, "linecount")?.unwrap_or(0);
+    let size = usize::try_from(size).unwrap_or(0);
+    if size == 0 {
+        return Err(fail("filter \"batch\" takes a line count of at least 1"));
+    }
+    let fill = args.get(1, "fill_with").filter(|f| !f.is_none());
+    let mut rows = Vec::new();
+    for row in elements(m, value)?.chunks(size) {
+        let mut row = row.to_vec();
+        if let Some(fill) = &fill {
+            m.charge_elements(size)?;
+            row.resize(size, fill.clone());
+        }
+        rows.push(m.list(row)?);
+    }
+    m.list(rows)
+}
+
+fn escape(m: &Meter, value: &Value, _: &Args<'_>) -> Outcome {
+    let mut text = Text::new(m);
+    for c in to_string(m, value)?.chars() {
+        match c {
+            '&' => text.push("&amp;")?,
+            '<' => text.push("&lt;")?,
+            '>' => text.push("&gt;")?,
+            '\'' => text.push("&#39;")?,
+            '"' => text.push("&#34;")?,
+            c => text.push(c.encode_utf8(&mut [0; 4]))?,
+        }
+    }
+    Ok(Value::from(text.out))
+}
+
+fn indent(m: &Meter, value: &Value, args: &Args<'_>) -> Outcome {
+    args.expect(&["width", "first", "blank"])?;
+    let width = args.get(0, "width").unwrap_or(Value::from(4));
+    let unit = match view(&width) {
+        View::Str(s) => s.to_owned(),
+        _ => {
+            let n = as_int(&width).ok_or_else(|| m_type("indent", "a width", &width))?;
+            let n = usize::try_from(n.max(0)).unwrap_or(usize::MAX);
+            m.charge(n)?;
+            " ".repeat(n)
+        }
+    };
+    let (first, blank) = (args.flag(1, "first"), args.flag(2, "blank"));
+    let mut source = to_string(m, value)?;
+    source.push('\n');
+    let mut text = Text::new(m);
+    for (i, line) in methods::lines(&source, false).into_iter().enumerate() {
+        if i > 0 {
+            text.push("\n")?;
+        }
+        if if i == 0 {
+            first
+        } else {
+            blank || !line.is_empty()
+        } {
+            text.push(&unit)?;
+        }
+        text.push(line)?;
+    }
+    Ok(Value::from(text.out))
+}
+
+fn to_int(m: &Meter, value: &Value, args: &Args<'_>) -> Outcome {
+    args.expect(&["default", "base"])?;
+    let default = args.get(0, "default").unwrap_or(Value::from(0));
+    let base = args.int(1, "base")?.unwrap_or(10);
+    let number = match view(value) {
+        View::Float(x) if x.is_finite() => Some(x.trunc() as i128),
+        View::Str(s) => {
+            m.charge(s.len())?;
+            let s = s.trim().replace('_', "");
+            let base = u32::try_from(base).unwrap_or(10);
+            let digits = match base {
+                16 => s.trim_start_matches("0x").trim_start_matches("0X"),
+                8 => s.trim_start_matches("0o").trim_start_matches("0O"),
+                2 => s.trim_start_matches("0b").trim_start_matches("0B"),
+                _ => &s,
+            };
+            let parsed = (2..=36)
+                .contains(&base)
+                .then(|| i128::from_str_radix(digits, base).ok())
+                .flatten();
+            let float = || s.parse::<f64>().ok().filter(|x| x.is_finite());
+            parsed.or_else(|| float().map(|x| x.trunc() as i128))
+        }
+        _ => as_int(value),
+    };
+    Ok(number.map_or(default, int))
+}
+
+/// The elements, or a part of each that a path such as `a.b` or `0` names.
+fn projected(m: &Meter, value: &Value, path: Option<Value>) -> Outcome<Vec<Value>> {
+    let items = elements(m, value)?;
+    match path.filter(|p| !p.is_none()) {
+        None => Ok(items),
+        Some(path) => items.iter().map(|item| project(m, item, &path)).collect(),
+    }
+}
+
+fn project(m: &Meter, item: &Value, path: &Value) -> Outcome {
+    let View::Str(path) = view(path) else {
+        return ops::item(m, item, path);
+    };
+    m.charge(path.len())?;
+    let mut value = item.clone();
+    for part in path.split('.') {
+        let key = match part.parse::<i64>() {
+            Ok(n) => Value::from(n),
+            Err(_) => Value::from(part),
+        };
+        value = ops::item(m, &value, &key)?;
+    }
+    Ok(value)
+}
+
+fn map(m: &Meter, value: &Value, args: &Args<'_>) -> Outcome {
+    let items = elements(m, value)?;
+    if let Some(path) = args.named("attribute") {
+        args.expect_names(&["attribute", "default"])?;
+        let default = args.named("default");
+        let picked: Outcome<Vec<Value>> = items
+            .iter()
+            .map(|item| {
+                let found = project(m, item, &path)?;
+                Ok(match (&default, found.is_undefined()) {
+                    (Some(default), true) => default.clone(),
+                    _ => found,
+                })
+            })
+            .collect();
+        return m.list(picked?);
+    }
+    let Some((name, rest)) = args.pos.split_first() else {
+        return Err(fail("filter \"map\" takes a filter or attribute=..."));
+    };
+    let filter = by_name(name.as_str().unwrap_or(""))?;
+    let args = Args::new(rest);
+    let mapped: Outcome<Vec<Value>> = items.iter().map(|item| filter(m, item, &args)).collect();
+    m.list(mapped?)
+}
+
+/// `select`, `reject` and those of an attribute: the elements that fulfil a test, or do not.
+fn select(m: &Meter, value: &Value, args: &Args<'_>, attribute: bool, wanted: bool) -> Outcome {
+    let (path, rest) = match (attribute, args.pos.split_first()) {
+        (true, Some((path, rest))) => (Some(path), rest),
+        (true, None) => return Err(fail("selectattr and rejectattr take an attribute")),
+        (false, _) => (None, args.pos),
+    };
+    let test = match rest.split_first() {
+        Some((name, rest)) => Some((checks::by_name(name.as_str().unwrap_or(""))?, rest)),
+        None => None,
+    };
+    let mut kept = Vec::new();
+    for item in elements(m, value)? {
+        let subject = match path {
+            Some(path) => project(m, &item, path)?,
+            None => item.clone(),
+        };
+        let holds = match test {
+            Some((test, rest)) => test(m, &subject, &Args::new(rest))?,
+            None => subject.is_true(),
+        };
+        if holds == wanted {
+            kept.push(item);
+        }
+    }
+    m.list(kept)
+}
+
+/// What a value is sorted by: text without case unless asked.
+fn key(m: &Meter, value: &Value, case_sensitive: bool) -> Outcome {
+    match view(value) {
+        View::Str(s) if !case_sensitive => m.string(s.to_lowercase()),
+        _ => Ok(value.clone()),
+    }
+}
+
+fn sorted(m: &Meter, keyed: Vec<(Value, Value)>, reverse: bool) -> Outcome<Vec<Value>> {
+    let mut error = None;
+    let mut keyed = keyed;
+    keyed.sort_by(|(a, _), (b, _)| {
+        if error.is_some() {
+            return Ordering::Equal;
+        }
+        let (a, b) = if reverse { (b, a) } else { (a, b) };
+        ops::order(m, "<", a, b)
+            .map(|o| o.unwrap_or(Ordering::Equal))
+            .unwrap_or_else(|e| {
+                error = Some(e);
+                Ordering::Equal
+            })
+    });
+    match error {
+        Some(e) => Err(e),
+        None => Ok(keyed.into_iter().map(|(_, v)| v).collect()),
+    }
+}
+
+fn sort(m: &Meter, value: &Value, args: &Args<'_>) -> Outcome {
+    args.expect(&["reverse", "case_sensitive", "attribute"])?;
+    let (reverse, case) = (args.flag(0, "reverse"), args.flag(1, "case_sensitive"));
+    let path = args.get(2, "attribute").filter(|p| !p.is_none());
+    let mut keyed = Vec::new();
+    for item in elements(m, value)? {
+        let by = match &path {
+            Some(path) => project(m, &item, path)?,
+            None => item.clone(),
+        };
+        keyed.push((key(m, &by, case)?, item));
+    }
+    m.list(sorted(m, keyed, reverse)?)
+}
+
+fn dictsort(m: &Meter, value: &Value, args: &Args<'_>) -> Outcome {
+    args.expect(&["case_sensitive", "by", "reverse"])?;
+    let case = args.flag(0, "case_sensitive");
+    let by_value = match args.text(1, "by")?.as_deref() {
+        None | Some("key") => false,
+        Some("value") => true,
+        Some(other) => return Err(fail(format!("dictsort by {other:?}: key or value"))),
+    };
+    let View::Map(entries) = view(value) else {
+        return Err(m_type("dictsort", "a dict", value));
+    };
+    let mut keyed = Vec::new();
+    for (k, v) in &entries.entries {
+        let by = key(m, if by_value { v } else { k }, case)?;
+        keyed.push((by, m.tuple(vec![k.clone(), v.clone()])?));
+    }
+    m.list(sorted(m, keyed, args.flag(2, "reverse"))?)
+}
+
+fn extreme(m: &Meter, value: &Value, args: &Args<'_>, wanted: Ordering) -> Outcome {
+    args.expect(&["case_sensitive", "attribute"])?;
+    let case = args.flag(0, "case_sensitive");
+    let path = args.get(1, "attribute").filter(|p| !p.is_none());
+    let mut best: Option<(Value, Value)> = None;
+    for item in elements(m, value)? {
+        let by = match &path {
+            Some(path) => project(m, &item, path)?,
+            None => item.clone(),
+        };
+        let by = key(m, &by, case)?;
+        let better = match &best {
+            Some((so_far, _)) => ops::order(m, "<", &by, so_far)? == Some(wanted),
+            None => true,
+        };
+        if better {
+            best = Some((by, item));
+        }
+    }
+    Ok(best.map_or(Value::UNDEFINED, |(_, item)| item))
+}
+
+fn unique(m: &Meter, value: &Value, args: &Args<'_>) -> Outcome {
+    args.expect(&["case_sensitive", "attribute"])?;
+    let case = args.flag(0, "case_sensitive");
+    let path = args.get(1, "attribute").filter(|p| !p.is_none());
+    let mut seen: Vec<Value> = Vec::new();
+    let mut kept = Vec::new();
+    for item in elements(m, value)? {
+        let by = match &path {
+            Some(path) => project(m, &item, path)?,
+            None => item.clone(),
+        };
+        let by = key(m, &by, case)?;
+        let mut known = false;
+        for other in &seen {
+            known = known || ops::equal(m, other, &by)?;
+        }
+        if !known {
+            seen.push(by);
+            kept.push(item);
+        }
+    }
+    m.list(kept)
+}
+
+fn round(_: &Meter, value: &Value, args: &Args<'_>) -> Outcome {
+    args.expect(&["precision", "method"])?;
+    let x = as_float(value).ok_or_else(|| m_type("round", "a number", value))?;
+    let digits = args.int(0, "precision")?.unwrap_or(0);
+    let digits = usize::try_from(digits)
+        .ok()
+        .filter(|d| *d <= 30)
+        .ok_or_else(|| fail("filter \"round\" takes a precision from 0 to 30"))?;
+    let scale = 10_f64.powi(digits as i32);
+    let rounded = match args.text(1, "method")?.as_deref().unwrap_or("common") {
+        // Exact decimal digits, ties to even: what Python's round() gives.
+        "common" => format!("{x:.digits$}").parse().unwrap_or(x),
+        "ceil" => (x * scale).ceil() / scale,
+        "floor" => (x * scale).floor() / scale,
+        _ => return Err(fail("filter \"round\" takes common, ceil or floor")),
+    };
+    match view(value) {
+        View::Float(_) => Ok(Value::from(rounded)),
+        _ if digits == 0 => Ok(value.clone()),
+        _ => Ok(Value::from(rounded)),
+    }
+}
+
+/// Jinja's `title`: the first letter of what follows a space or an opening bracket or dash.
+fn title(m: &Meter, value: &Value, _: &Args<'_>) -> Outcome {
+    let mut out = String::new();
+    let mut inside = false;
+    for c in to_string(m, value)?.chars() {
+        if inside {
+            out.extend(c.to_lowercase());
+        } else {
+            out.extend(c.to_uppercase());
+        }
+        inside = !(methods::is_space(c) || matches!(c, '-' | '(' | '{' | '[' | '<'));
+    }
+    m.string(out)
+}
+
+/// `json.dumps` with the defaults of the published chat templates: no escapes but the needed ones.
+fn tojson(m: &Meter, value: &Value, args: &Args<'_>) -> Outcome {
+    args.expect(&["ensure_ascii", "indent", "separators", "sort_keys"])?;
+    let indent = match args.get(1, "indent").filter(|i| !i.is_none()) {
+        None => None,
+        Some(indent) => Some(match view(&indent) {
+            View::Str(s) => s.to_owned(),
+            _ => {
+                let n = as_int(&indent).ok_or_else(|| m_type("tojson", "an indent", &indent))?;
+                let n = usize::try_from(n.max(0)).unwrap_or(usize::MAX);
+                m.charge(n)?;
+                " ".repeat(n)
+            }
+        }),
+    };
+    let (item, key) = match args.get(2, "separators").filter(|s| !s.is_none()) {
+        None if indent.is_some() => (",".to_owned(), ": ".to_owned()),
+        None => (", ".to_owned(), ": ".to_owned()),
+        Some(pair) => match elements(m, &pair)?.as_slice() {
+            [a, b] => (to_string(m, a)?, to_string(m, b)?),
+            _ => return Err(fail("tojson takes two separators")),
+        },
+    };
+    let how = Json {
+        ensure_ascii: args.flag(0, "ensure_ascii"),
+        indent,
+        item_separator: item,
+        key_separator: key,
+        sort_keys: args.flag(3, "sort_keys"),
+    };
+    let mut text = Text::new(m);
+    text.json(value, &how)?;
+    Ok(Value::from(text.out))
+}

@@ -1,0 +1,237 @@
+//! Chat templates: Jinja by minijinja, with the meaning that `transformers` gives a template.
+//!
+//! A template comes with a model file, so it is data from strangers. It reaches nothing outside
+//! its arguments; its steps are counted (fuel), and so is every byte it makes or compares (a
+//! meter): a loop, a doubled string or a nested list ends in an error, not in memory. Values print
+//! as Python prints them (`True`, `None`, `{'a': 1}`), operators and methods mean what they mean
+//! in Python, `tojson` is `json.dumps(ensure_ascii=False)`. Not available: `import`, `include`,
+//! `extends`, `autoescape`, calls with `*` or `**`, methods that change a list or mapping.
+#![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
+#![deny(clippy::arithmetic_side_effects, clippy::panic)]
+
+mod checks;
+mod environment;
+mod filters;
+mod methods;
+mod ops;
+mod rewrite;
+#[cfg(test)]
+mod tests;
+mod text;
+mod value;
+
+use std::sync::Arc;
+
+use minijinja::machinery::{make_string_output, CodeGenerator, Vm};
+use minijinja::{AutoEscape, ErrorKind};
+
+use crate::error::{Error, Result};
+use value::Meter;
+
+pub use minijinja::Value;
+
+/// Longest source; published templates stay below 100 KiB.
+const MAX_SOURCE: usize = 1 << 20;
+/// Instructions of one rendering; a conversation of a thousand messages takes some 200,000.
+const FUEL: u64 = 5_000_000;
+/// Bytes one rendering may make and look at, output included, beyond what the messages justify.
+const METER: u64 = 192 << 20;
+/// What each byte of the arguments adds: a template may go over the messages several times.
+const METER_PER_BYTE: u64 = 16;
+/// Longest output beyond the length of the arguments.
+const MAX_OUTPUT: usize = 32 << 20;
+/// minijinja recurses over the template; pages of a stack that are not reached cost nothing.
+const STACK: usize = 128 << 20;
+
+const OTHER_TEMPLATE: &str = "render the prompt with another template, or without one";
+
+fn error(reason: impl Into<String>, remedy: &str) -> Error {
+    Error::Template {
+        reason: reason.into(),
+        remedy: remedy.to_owned(),
+    }
+}
+
+fn describe(e: &minijinja::Error) -> String {
+    let detail = e
+        .detail()
+        .map_or_else(|| e.kind().to_string(), str::to_owned);
+    match e.line() {
+        Some(line) => format!("line {line}: {detail}"),
+        None => detail,
+    }
+}
+
+/// A list for a template's arguments.
+///
+/// # Errors
+/// [`Error::Argument`] where values nest too deep.
+pub fn list(items: Vec<Value>) -> Result<Value> {
+    value::List::value(items, false).map_err(|e| bad_argument(&e))
+}
+
+/// A mapping for a template's arguments, in the order given.
+///
+/// # Errors
+/// [`Error::Argument`] where values nest too deep or a key is no scalar.
+pub fn map(entries: Vec<(Value, Value)>) -> Result<Value> {
+    value::Map::value(entries).map_err(|e| bad_argument(&e))
+}
+
+fn bad_argument(e: &minijinja::Error) -> Error {
+    Error::Argument {
+        name: "messages",
+        value: "a list or mapping".to_owned(),
+        reason: describe(e),
+    }
+}
+
+/// A chat template, checked.
+#[derive(Debug, Clone)]
+pub struct ChatTemplate {
+    source: String,
+    prepared: String,
+    bos: String,
+    eos: String,
+}
+
+impl ChatTemplate {
+    /// Checks the syntax. `bos` and `eos` are the texts of the model's first and last token, for
+    /// the template's `bos_token` and `eos_token`.
+    ///
+    /// # Errors
+    /// [`Error::Template`] with the line and what is wrong there.
+    pub fn new(source: &str, bos: &str, eos: &str) -> Result<Self> {
+        if source.len() > MAX_SOURCE {
+            return Err(error(
+                format!(
+                    "{} bytes long, at most {MAX_SOURCE} are taken",
+                    source.len()
+                ),
+                OTHER_TEMPLATE,
+            ));
+        }
+        let prepared = on_big_stack(|| {
+            let prepared = environment::prepare(source)?;
+            environment::syntax_tree(&prepared).and_then(|tree| rewrite::template(&tree))?;
+            Ok(prepared)
+        })?
+        .map_err(|e: minijinja::Error| error(describe(&e), OTHER_TEMPLATE))?;
+        Ok(ChatTemplate {
+            source: source.to_owned(),
+            prepared,
+            bos: bos.to_owned(),
+            eos: eos.to_owned(),
+        })
+    }
+
+    /// The template as the model file has it.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// The text of a conversation. `messages` is a [`list`] of [`map`]s; `tools` likewise, where
+    /// there are any; `extra` are further variables, which may replace any but these.
+    ///
+    /// # Errors
+    /// [`Error::Template`] where the template refuses the messages (its own words), uses what does
+    /// not exist, or takes more steps or memory than a template has reason to.
+    pub fn render(
+        &self,
+        messages: Value,
+        tools: Option<Value>,
+        add_generation_prompt: bool,
+        extra: Vec<(String, Value)>,
+    ) -> Result<String> {
+        let none = Value::from(());
+        let mut variables: Vec<(Value, Value)> = [
+            ("bos_token", Value::from(self.bos.as_str())),
+            ("eos_token", Value::from(self.eos.as_str())),
+            ("documents", none.clone()),
+        ]
+        .into_iter()
+        .map(|(name, value)| (Value::from(name), value))
+        .collect();
+        variables.extend(extra.into_iter().map(|(k, v)| (Value::from(k), v)));
+        variables.extend([
+            (Value::from("messages"), messages),
+            (Value::from("tools"), tools.unwrap_or(none)),
+            (
+                Value::from("add_generation_prompt"),
+                Value::from(add_generation_prompt),
+            ),
+        ]);
+        let size = variables
+            .iter()
+            .fold(0, |n: usize, (_, v)| n.saturating_add(value::size(v)));
+        let root = map(variables)?;
+        on_big_stack(|| self.evaluate(root, size))?
+    }
+
+    fn evaluate(&self, root: Value, size: usize) -> Result<String> {
+        let budget = METER_PER_BYTE.saturating_mul(size as u64);
+        let meter = Arc::new(Meter::new(METER.saturating_add(budget)));
+        let env = environment::environment(&meter, FUEL);
+        let mut out = String::new();
+        let done = environment::syntax_tree(&self.prepared)
+            .and_then(|tree| rewrite::template(&tree))
+            .and_then(|tree| {
+                let mut generator = CodeGenerator::new("template", &self.prepared);
+                generator.compile_stmt(&tree);
+                let (instructions, blocks) = generator.finish();
+                let mut output = make_string_output(&mut out);
+                Vm::new(&env)
+                    .eval(&instructions, root, &blocks, &mut output, AutoEscape::None)
+                    .map(|_| ())
+            });
+        if let Err(e) = done {
+            let raised = meter.raised.lock().ok().and_then(|mut r| r.take());
+            return Err(match (raised, e.kind()) {
+                (Some(message), _) => error(
+                    message,
+                    "the model's template refuses these messages: change them",
+                ),
+                (None, ErrorKind::OutOfFuel) => error(
+                    format!(
+                        "takes more than {FUEL} steps or {} MiB of text ({})",
+                        METER >> 20,
+                        describe(&e)
+                    ),
+                    OTHER_TEMPLATE,
+                ),
+                (None, _) => error(
+                    describe(&e),
+                    "check the messages against what the model's template expects",
+                ),
+            });
+        }
+        let most = MAX_OUTPUT.saturating_add(size);
+        if out.len() > most {
+            return Err(error(
+                format!(
+                    "makes {} bytes of text, at most {most} are taken",
+                    out.len()
+                ),
+                OTHER_TEMPLATE,
+            ));
+        }
+        Ok(out)
+    }
+}
+
+/// Runs `f` on a thread with a stack that no template of legal size exhausts.
+fn on_big_stack<T: Send>(f: impl FnOnce() -> T + Send) -> Result<T> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new()
+            .name("template".to_owned())
+            .stack_size(STACK)
+            .spawn_scoped(scope, f)
+            .map_err(|e| Error::Memory {
+                need: format!("a thread for the chat template ({e})"),
+                remedy: "raise the limit on threads or memory of this process".to_owned(),
+            })?;
+        thread
+            .join()
+            .map_err(|_| Error::Internal("the template engine panicked".to_owned()))
+    })
+}

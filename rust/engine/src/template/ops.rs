@@ -1,0 +1,423 @@
+//! Operators, subscripts and attributes with Python's meaning, every growth charged.
+use std::cmp::Ordering;
+use std::sync::Arc;
+
+use minijinja::value::{Object, ObjectRepr};
+use minijinja::{State, Value};
+
+use super::methods;
+use super::text::Text;
+use super::value::{
+    as_float, as_int, fail, int, type_name, view, Args, List, Meter, Outcome, View,
+};
+
+fn unsupported(op: &str, a: &Value, b: &Value) -> minijinja::Error {
+    fail(format!(
+        "{op} is not defined for {} and {}",
+        type_name(a),
+        type_name(b)
+    ))
+}
+
+/// `a ~ b`: both as text.
+pub(super) fn concat(meter: &Meter, a: &Value, b: &Value) -> Outcome {
+    let mut text = Text::new(meter);
+    text.str(a)?;
+    text.str(b)?;
+    Ok(Value::from(text.out))
+}
+
+fn joined(a: &List, b: &List) -> Vec<Value> {
+    a.items.iter().chain(&b.items).cloned().collect()
+}
+
+fn repeat(meter: &Meter, value: &Value, n: i128) -> Option<Outcome> {
+    let n = usize::try_from(n.max(0)).unwrap_or(usize::MAX);
+    match view(value) {
+        View::Str(s) => Some(
+            meter
+                .charge(s.len().saturating_mul(n))
+                .map(|()| Value::from(s.repeat(n))),
+        ),
+        View::List(list) => Some(
+            meter
+                .charge_elements(list.items.len().saturating_mul(n))
+                .and_then(|()| {
+                    let all = list.items.iter().cycle();
+                    let len = list.items.len().saturating_mul(n);
+                    List::value(all.take(len).cloned().collect(), list.tuple)
+                }),
+        ),
+        _ => None,
+    }
+}
+
+/// `+ - * / // % **`.
+pub(super) fn arithmetic(meter: &Meter, op: &str, a: &Value, b: &Value) -> Outcome {
+    match (op, view(a), view(b)) {
+        ("+", View::Str(x), View::Str(y)) => {
+            meter.charge(x.len().saturating_add(y.len()))?;
+            return Ok(Value::from([x, y].concat()));
+        }
+        ("+", View::List(x), View::List(y)) if x.tuple == y.tuple => {
+            meter.charge_elements(x.items.len().saturating_add(y.items.len()))?;
+            return List::value(joined(x, y), x.tuple);
+        }
+        ("*", _, _) => {
+            let repeated = as_int(b)
+                .and_then(|n| repeat(meter, a, n))
+                .or_else(|| as_int(a).and_then(|n| repeat(meter, b, n)));
+            if let Some(repeated) = repeated {
+                return repeated;
+            }
+        }
+        ("%", View::Str(pattern), _) => return methods::printf(meter, pattern, b),
+        _ => {}
+    }
+    if let (Some(x), Some(y)) = (as_int(a), as_int(b)) {
+        if y == 0 && matches!(op, "/" | "//" | "%") {
+            return Err(fail(format!("{op} by zero")));
+        }
+        let result = match op {
+            "+" => x.checked_add(y),
+            "-" => x.checked_sub(y),
+            "*" => x.checked_mul(y),
+            "//" => floor_div(x, y),
+            "%" => floor_div(x, y)
+                .and_then(|q| q.checked_mul(y))
+                .and_then(|q| x.checked_sub(q)),
+            "**" if y >= 0 => u32::try_from(y).ok().and_then(|y| x.checked_pow(y)),
+            "**" => return Ok(Value::from((x as f64).powf(y as f64))),
+            _ => return Ok(Value::from(x as f64 / y as f64)),
+        };
+        return result
+            .map(int)
+            .ok_or_else(|| fail(format!("{op} gives a number beyond 128 bits")));
+    }
+    let (Some(x), Some(y)) = (as_float(a), as_float(b)) else {
+        return Err(unsupported(op, a, b));
+    };
+    if y == 0.0 && matches!(op, "/" | "//" | "%") {
+        return Err(fail(format!("{op} by zero")));
+    }
+    Ok(Value::from(match op {
+        "+" => x + y,
+        "-" => x - y,
+        "*" => x * y,
+        "//" => (x / y).floor(),
+        "%" => x - (x / y).floor() * y,
+        "**" => x.powf(y),
+        _ => x / y,
+    }))
+}
+
+fn floor_div(x: i128, y: i128) -> Option<i128> {
+    let quotient = x.checked_div(y)?;
+    let exact = quotient.checked_mul(y) == Some(x);
+    if !exact && (x < 0) != (y < 0) {
+        quotient.checked_sub(1)
+    } else {
+        Some(quotient)
+    }
+}
+
+/// `-a`.
+pub(super) fn negate(a: &Value) -> Outcome {
+    match view(a) {
+        View::Float(x) => Ok(Value::from(-x)),
+        _ => as_int(a)
+            .and_then(i128::checked_neg)
+            .map(int)
+            .ok_or_else(|| fail(format!("- is not defined for {}", type_name(a)))),
+    }
+}
+
+/// `a == b`.
+pub(super) fn equal(meter: &Meter, a: &Value, b: &Value) -> Outcome<bool> {
+    meter.charge(16)?;
+    Ok(match (view(a), view(b)) {
+        (View::Str(x), View::Str(y)) => {
+            if x.len() == y.len() {
+                meter.charge(x.len())?;
+            }
+            x == y
+        }
+        (View::None, View::None) | (View::Undefined, View::Undefined) => true,
+        (View::List(x), View::List(y)) => {
+            if x.items.len() != y.items.len() || x.tuple != y.tuple {
+                return Ok(false);
+            }
+            for (x, y) in x.items.iter().zip(&y.items) {
+                if !equal(meter, x, y)? {
+                    return Ok(false);
+                }
+            }
+            true
+        }
+        (View::Map(x), View::Map(y)) => {
+            if x.entries.len() != y.entries.len() {
+                return Ok(false);
+            }
+            for (key, x) in &x.entries {
+                match y.get(key) {
+                    Some(y) if equal(meter, x, y)? => {}
+                    _ => return Ok(false),
+                }
+            }
+            true
+        }
+        _ => match (as_int(a), as_int(b)) {
+            (Some(x), Some(y)) => x == y,
+            _ => matches!((as_float(a), as_float(b)), (Some(x), Some(y)) if x == y),
+        },
+    })
+}
+
+/// The order of two values; an error where Python has none.
+pub(super) fn order(meter: &Meter, op: &str, a: &Value, b: &Value) -> Outcome<Option<Ordering>> {
+    meter.charge(16)?;
+    match (view(a), view(b)) {
+        (View::Str(x), View::Str(y)) => {
+            meter.charge(x.len().min(y.len()))?;
+            Ok(Some(x.cmp(y)))
+        }
+        (View::List(x), View::List(y)) if x.tuple == y.tuple => {
+            for (p, q) in x.items.iter().zip(&y.items) {
+                if !equal(meter, p, q)? {
+                    return order(meter, op, p, q);
+                }
+            }
+            Ok(Some(x.items.len().cmp(&y.items.len())))
+        }
+        _ => match (as_int(a), as_int(b)) {
+            (Some(x), Some(y)) => Ok(Some(x.cmp(&y))),
+            _ => match (as_float(a), as_float(b)) {
+                (Some(x), Some(y)) => Ok(x.partial_cmp(&y)),
+                _ => Err(unsupported(op, a, b)),
+            },
+        },
+    }
+}
+
+/// `a in b`.
+pub(super) fn contains(meter: &Meter, item: &Value, container: &Value) -> Outcome<bool> {
+    match (view(container), view(item)) {
+        (View::Undefined, _) => Ok(false),
+        (View::Str(text), View::Str(part)) => {
+            meter.charge(text.len())?;
+            Ok(text.contains(part))
+        }
+        (View::List(list), _) => {
+            for element in &list.items {
+                if equal(meter, element, item)? {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        }
+        (View::Map(map), _) => {
+            meter.charge(item.as_str().map_or(0, str::len))?;
+            Ok(map.get(item).is_some())
+        }
+        _ => Err(unsupported("in", item, container)),
+    }
+}
+
+/// `== != < <= > >= in notin`.
+pub(super) fn compare(meter: &Meter, op: &str, a: &Value, b: &Value) -> Outcome<bool> {
+    match op {
+        "==" => return equal(meter, a, b),
+        "!=" => return equal(meter, a, b).map(|same| !same),
+        "in" => return contains(meter, a, b),
+        "notin" => return contains(meter, a, b).map(|found| !found),
+        _ => {}
+    }
+    let order = order(meter, op, a, b)?;
+    Ok(match op {
+        "<" => order == Some(Ordering::Less),
+        "<=" => matches!(order, Some(Ordering::Less | Ordering::Equal)),
+        ">" => order == Some(Ordering::Greater),
+        _ => matches!(order, Some(Ordering::Greater | Ordering::Equal)),
+    })
+}
+
+/// `a < b <= c ...`: operands and operators in turn.
+pub(super) fn compare_chain(meter: &Meter, args: &[Value]) -> Outcome<bool> {
+    let mut rest = args;
+    while let [a, op, b, ..] = rest {
+        if !compare(meter, op.as_str().unwrap_or(""), a, b)? {
+            return Ok(false);
+        }
+        rest = rest.get(2..).unwrap_or(&[]);
+    }
+    Ok(true)
+}
+
+/// A method that is looked at but not called: it is there, and true.
+#[derive(Debug)]
+struct BoundMethod {
+    receiver: Value,
+    name: &'static str,
+}
+
+impl Object for BoundMethod {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Plain
+    }
+
+    fn call(self: &Arc<Self>, state: &State<'_, '_>, args: &[Value]) -> Outcome {
+        self.receiver.call_method(state, self.name, args)
+    }
+}
+
+fn bound(receiver: &Value, name: &str) -> Option<Value> {
+    let name = *methods::names(receiver).iter().find(|n| **n == name)?;
+    Some(Value::from_object(BoundMethod {
+        receiver: receiver.clone(),
+        name,
+    }))
+}
+
+fn of_undefined(what: &str) -> minijinja::Error {
+    fail(format!("the value whose {what} is asked for is undefined"))
+}
+
+/// `value.name`: a method, else an item; undefined where there is neither.
+pub(super) fn attribute(value: &Value, name: &str) -> Outcome {
+    match view(value) {
+        View::Undefined => Err(of_undefined(&format!("attribute {name:?}"))),
+        View::Map(map) => Ok(bound(value, name)
+            .or_else(|| map.get(&Value::from(name)).cloned())
+            .unwrap_or(Value::UNDEFINED)),
+        View::Other => Ok(value.get_attr(name).unwrap_or(Value::UNDEFINED)),
+        _ => Ok(bound(value, name).unwrap_or(Value::UNDEFINED)),
+    }
+}
+
+/// `value[key]`: an item, else a method; undefined where there is neither.
+pub(super) fn item(meter: &Meter, value: &Value, key: &Value) -> Outcome {
+    meter.charge(key.as_str().map_or(0, str::len))?;
+    let found = match view(value) {
+        View::Undefined => {
+            return Err(of_undefined(&match view(key) {
+                View::Str(s) => format!("item {:?}", s.chars().take(40).collect::<String>()),
+                View::Int(n) => format!("item {n}"),
+                _ => "item".to_owned(),
+            }))
+        }
+        View::Map(map) => map.get(key).cloned(),
+        View::List(list) => as_int(key)
+            .and_then(|i| place(i, list.items.len()))
+            .and_then(|i| list.items.get(i).cloned()),
+        View::Str(s) => as_int(key).and_then(|i| {
+            meter.charge(s.len()).ok()?;
+            let c = match usize::try_from(i) {
+                Ok(i) => s.chars().nth(i),
+                Err(_) => {
+                    let back = usize::try_from(i.checked_neg()?.checked_sub(1)?).ok()?;
+                    s.chars().nth_back(back)
+                }
+            };
+            c.map(Value::from)
+        }),
+        View::Other if key.as_str().is_some() => value.get_item(key).ok(),
+        _ => None,
+    };
+    Ok(found
+        .or_else(|| bound(value, key.as_str()?))
+        .unwrap_or(Value::UNDEFINED))
+}
+
+/// The place of index `i`, which counts from the end where negative.
+fn place(i: i128, len: usize) -> Option<usize> {
+    let i = if i < 0 {
+        i.checked_add(i128::try_from(len).ok()?)?
+    } else {
+        i
+    };
+    usize::try_from(i).ok()
+}
+
+/// `value[start:stop:step]`.
+pub(super) fn slice(meter: &Meter, args: &Args<'_>) -> Outcome {
+    let [value, start, stop, step] = args.pos else {
+        return Err(fail("a slice has a start, a stop and a step"));
+    };
+    let chars: Vec<char>;
+    let (len, list) = match view(value) {
+        View::Undefined => return Err(of_undefined("slice")),
+        View::List(list) => (list.items.len(), Some(list)),
+        View::Str(s) => {
+            meter.charge(s.len())?;
+            if let (true, Some(start), Some(stop)) =
+                (step.is_none(), front(start, s.len()), front(stop, s.len()))
+            {
+                // The common cut from the front needs no copy of the characters.
+                let taken = s.chars().skip(start).take(stop.saturating_sub(start));
+                return Ok(Value::from(taken.collect::<String>()));
+            }
+            meter.charge(s.len().saturating_mul(4))?;
+            chars = s.chars().collect();
+            let places = places(chars.len(), start, stop, step)?;
+            let cut: String = places.filter_map(|i| chars.get(i)).collect();
+            return meter.string(cut);
+        }
+        _ => return Ok(Value::UNDEFINED),
+    };
+    let places = places(len, start, stop, step)?;
+    let items: Vec<Value> = places
+        .filter_map(|i| list.and_then(|list| list.items.get(i)).cloned())
+        .collect();
+    meter.charge_elements(items.len())?;
+    List::value(items, list.is_some_and(|l| l.tuple))
+}
+
+/// A bound that counts from the front; `None` where it counts from the end.
+fn front(bound: &Value, none: usize) -> Option<usize> {
+    if bound.is_none() {
+        return Some(none);
+    }
+    as_int(bound).and_then(|n| usize::try_from(n).ok())
+}
+
+fn places(
+    len: usize,
+    start: &Value,
+    stop: &Value,
+    step: &Value,
+) -> Outcome<Box<dyn Iterator<Item = usize>>> {
+    let bound = |v: &Value, name: &str| match view(v) {
+        View::None => Ok(None),
+        _ => as_int(v)
+            .map(Some)
+            .ok_or_else(|| fail(format!("slice {name} must be an int, not {}", type_name(v)))),
+    };
+    let len = len as i128;
+    let step = bound(step, "step")?.unwrap_or(1);
+    let (start, stop) = (bound(start, "start")?, bound(stop, "stop")?);
+    let fix = |i: i128, low: i128, high: i128| {
+        let i = if i < 0 { i.saturating_add(len) } else { i };
+        i.clamp(low, high)
+    };
+    let places: Box<dyn Iterator<Item = usize>> = match step {
+        0 => return Err(fail("slice step cannot be zero")),
+        1.. => {
+            let start = fix(start.unwrap_or(0), 0, len) as usize;
+            let stop = fix(stop.unwrap_or(len), 0, len) as usize;
+            let step = usize::try_from(step).unwrap_or(usize::MAX);
+            Box::new((start..stop.max(start)).step_by(step))
+        }
+        _ => {
+            let last = len.saturating_sub(1);
+            let start = start.map_or(last, |i| fix(i, -1, last));
+            let stop = stop.map_or(-1, |i| fix(i, -1, last));
+            let step = usize::try_from(step.saturating_neg()).unwrap_or(usize::MAX);
+            let (low, high) = (
+                stop.saturating_add(1) as usize,
+                start.saturating_add(1) as usize,
+            );
+            Box::new((low..high.max(low)).rev().step_by(step))
+        }
+    };
+    Ok(places)
+}

@@ -1,0 +1,131 @@
+//! `onegraph.ChatTemplate`, and Python values as a template's arguments.
+use onegraph::error::Error;
+use onegraph::template::{self, Value};
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
+
+use crate::errors::{detached, to_py};
+
+/// Deeper arguments are refused by the engine; here the bound stops a list that holds itself.
+const MAX_DEPTH: usize = 200;
+
+fn refuse(obj: &Bound<'_, PyAny>, reason: String) -> PyErr {
+    let value = obj
+        .get_type()
+        .name()
+        .map_or_else(|_| "an object".to_owned(), |name| format!("a {name}"));
+    to_py(Error::Argument {
+        name: "messages",
+        value,
+        reason,
+    })
+}
+
+/// A tree of dicts, lists, tuples, strings, numbers, bools and `None`.
+pub fn to_value(obj: &Bound<'_, PyAny>) -> PyResult<Value> {
+    convert(obj, 0)
+}
+
+fn convert(obj: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value> {
+    if depth > MAX_DEPTH {
+        return Err(refuse(
+            obj,
+            format!("values nest more than {MAX_DEPTH} deep; flatten them"),
+        ));
+    }
+    let sequence = |items: &mut dyn Iterator<Item = Bound<'_, PyAny>>| {
+        let items: PyResult<Vec<Value>> = items.map(|item| convert(&item, depth + 1)).collect();
+        template::list(items?).map_err(to_py)
+    };
+    if obj.is_none() {
+        Ok(Value::from(()))
+    } else if let Ok(text) = obj.cast::<PyString>() {
+        Ok(Value::from(text.to_str()?))
+    } else if let Ok(flag) = obj.cast::<PyBool>() {
+        Ok(Value::from(flag.is_true()))
+    } else if obj.is_instance_of::<PyInt>() {
+        let n: i128 = obj.extract().map_err(|_| {
+            refuse(
+                obj,
+                "it has more than 127 bits; pass it as a str".to_owned(),
+            )
+        })?;
+        Ok(match i64::try_from(n) {
+            Ok(n) => Value::from(n),
+            Err(_) => Value::from(n),
+        })
+    } else if let Ok(x) = obj.cast::<PyFloat>() {
+        Ok(Value::from(x.value()))
+    } else if let Ok(dict) = obj.cast::<PyDict>() {
+        let entries: PyResult<Vec<(Value, Value)>> = dict
+            .iter()
+            .map(|(k, v)| Ok((convert(&k, depth + 1)?, convert(&v, depth + 1)?)))
+            .collect();
+        template::map(entries?).map_err(to_py)
+    } else if let Ok(list) = obj.cast::<PyList>() {
+        sequence(&mut list.iter())
+    } else if let Ok(tuple) = obj.cast::<PyTuple>() {
+        sequence(&mut tuple.iter())
+    } else {
+        Err(refuse(
+            obj,
+            "templates take dicts, lists, strings, numbers, bools and None".to_owned(),
+        ))
+    }
+}
+
+/// The keyword arguments of a rendering.
+pub fn to_variables(kwargs: Option<&Bound<'_, PyDict>>) -> PyResult<Vec<(String, Value)>> {
+    kwargs
+        .into_iter()
+        .flat_map(|kwargs| kwargs.iter())
+        .map(|(name, value)| Ok((name.extract()?, to_value(&value)?)))
+        .collect()
+}
+
+#[pyclass(frozen, module = "onegraph")]
+pub struct ChatTemplate {
+    pub inner: template::ChatTemplate,
+}
+
+#[pymethods]
+impl ChatTemplate {
+    #[new]
+    #[pyo3(signature = (source, bos_token="<s>", eos_token="</s>"))]
+    fn new(py: Python<'_>, source: &str, bos_token: &str, eos_token: &str) -> PyResult<Self> {
+        let inner = detached(py, || {
+            template::ChatTemplate::new(source, bos_token, eos_token)
+        })?;
+        Ok(ChatTemplate { inner })
+    }
+
+    #[pyo3(signature = (messages, tools=None, add_generation_prompt=true, **kwargs))]
+    fn render(
+        &self,
+        py: Python<'_>,
+        messages: &Bound<'_, PyAny>,
+        tools: Option<&Bound<'_, PyAny>>,
+        add_generation_prompt: bool,
+        kwargs: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<String> {
+        let messages = to_value(messages)?;
+        let tools = tools.map(to_value).transpose()?;
+        let extra = to_variables(kwargs)?;
+        detached(py, || {
+            self.inner
+                .render(messages, tools, add_generation_prompt, extra)
+        })
+    }
+
+    #[getter]
+    fn source(&self) -> &str {
+        self.inner.source()
+    }
+
+    fn __repr__(&self) -> String {
+        format!(
+            "<onegraph.ChatTemplate of {} characters>",
+            self.inner.source().chars().count()
+        )
+    }
+}
