@@ -1,9 +1,7 @@
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, final
-from collections.abc import Mapping, Sequence
-from typing import Any, Self, final
 
 from numpy.typing import NDArray
 from typing_extensions import Buffer
