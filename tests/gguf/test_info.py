@@ -170,7 +170,7 @@ def test_arguments_out_of_range(tmp_path: Path) -> None:
     path = tiny.write(tmp_path / "tiny.gguf")
     with pytest.raises(onegraph.ArgumentError, match="n_ctx = 0: must be from 2 to 256"):
         info(path, n_ctx=0)
-    with pytest.raises(onegraph.ArgumentError, match="n_ctx = 257: .* trained for 256 tokens"):
+    with pytest.raises(onegraph.ArgumentError, match=r"n_ctx = 257: .* trained for 256 tokens"):
         info(path, n_ctx=257)
     with pytest.raises(onegraph.ArgumentError, match="max_batch = 1025: must be from 1 to 1024"):
         info(path, max_batch=1025)

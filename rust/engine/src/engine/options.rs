@@ -94,7 +94,7 @@ impl Default for Options {
             device: "auto".into(),
             n_ctx: None,
             max_batch: 8,
-            kv_type: "f16".into(),
+            kv_type: quant::DEFAULT_KV.into(),
             threads: None,
             prefix_cache: true,
             graph: GraphOptions::default(),
@@ -216,7 +216,7 @@ mod tests {
             ..base()
         });
         assert!(
-            text.contains("kv_type = \"q9\"") && text.contains("f16"),
+            text.contains("kv_type = \"q9\"") && text.contains(quant::DEFAULT_KV),
             "{text}"
         );
         let graph = |batch_sizes: &[usize], max_batch| Options {

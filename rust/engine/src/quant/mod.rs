@@ -194,6 +194,9 @@ table! {
     30 "BF16" bf16::BF16, Some(quantize_blocks::<bf16::BF16>);
 }
 
+/// Encoding of keys and values where none is asked for.
+pub const DEFAULT_KV: &str = "f16";
+
 /// The row of ggml's type number `id`.
 pub fn by_id(id: u32) -> Result<&'static QuantType> {
     TYPES
