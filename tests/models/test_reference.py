@@ -4,7 +4,11 @@ Float32 weights and a float32 cache leave llama.cpp's own rounding, about 0.02 i
 """
 
 import json
+import subprocess
+import sys
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +21,45 @@ from reference import Reference, kl, log_softmax, mean_kl
 SMALL = [name for name in shapes.load() if name.startswith(("tiny-", "odd-"))]
 
 
-def ask(server: Any, body: dict[str, Any]) -> dict[str, Any]:
+#: Serves argv[1] until its standard input ends. A process of its own, so that a crash of llama.cpp
+#: fails one test instead of ending all.
+SERVE = """
+import sys, xllamacpp
+params = xllamacpp.CommonParams()
+params.model.path = sys.argv[1]
+params.n_ctx = 512
+params.port = 0
+params.warmup = False
+params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+server = xllamacpp.Server(params)
+print("ADDRESS", server.listening_address, flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def llama_cpp(path: Path) -> Iterator[str]:
+    """The address of a llama.cpp server for the model."""
+    pytest.importorskip("xllamacpp")
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVE, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        lines = (line.split() for line in process.stdout)
+        yield next(words[1] for words in lines if words[:1] == ["ADDRESS"])
+    finally:
+        process.kill()
+        process.wait()
+
+
+def ask(address: str, body: dict[str, Any]) -> dict[str, Any]:
     request = urllib.request.Request(
-        server.listening_address + "/completion",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
+        address + "/completion", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
     with urllib.request.urlopen(request, timeout=60) as reply:
         answer: dict[str, Any] = json.load(reply)
@@ -30,30 +68,22 @@ def ask(server: Any, body: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_agrees_with_llama_cpp(name: str, tmp_path: Path) -> None:
-    llama_cpp = pytest.importorskip("xllamacpp")
     shape = shapes.find(name)
     path = tmp_path / "model.gguf"
     synth.write(path, shape, "F32", seed=3)
-    params = llama_cpp.CommonParams()
-    params.model.path = str(path)
-    params.n_ctx = 512
-    params.port = 0
-    params.warmup = False
-    params.cache_type_k = params.cache_type_v = llama_cpp.ggml_type.GGML_TYPE_F32
-    server = llama_cpp.Server(params)
-
     rng = np.random.default_rng(0)
     ids = [int(i) for i in rng.integers(3, shape.n_vocab, min(400, shape.n_ctx - 20))]
     exact = log_softmax(Reference(path).logits(ids))
     compared = 0
-    for n in (1, 2, 7, 40, 41, 100, 230, len(ids)):
-        body = {"prompt": ids[:n], "n_predict": 1, "n_probs": 20, "temperature": 0}
-        answer = ask(server, body)
-        # No probabilities come with a token that is no whole character.
-        for entry in answer.get("completion_probabilities", [])[:1]:
-            for top in entry["top_logprobs"]:
-                assert top["logprob"] == pytest.approx(exact[n - 1][top["id"]], abs=0.1)
-            compared += 1
+    with llama_cpp(path) as address:
+        for n in (1, 2, 7, 40, 41, 100, 230, len(ids)):
+            body = {"prompt": ids[:n], "n_predict": 1, "n_probs": 20, "temperature": 0}
+            answer = ask(address, body)
+            # No probabilities come with a token that is no whole character.
+            for entry in answer.get("completion_probabilities", [])[:1]:
+                for top in entry["top_logprobs"]:
+                    assert top["logprob"] == pytest.approx(exact[n - 1][top["id"]], abs=0.1)
+                compared += 1
     assert compared >= 2
 
 
