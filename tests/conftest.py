@@ -1,6 +1,8 @@
 """Fixtures all tests share."""
 
 import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import onegraph
@@ -34,3 +36,34 @@ def vectors() -> Path:
             "templates in templates/, or set ONEGRAPH_TEST_VECTORS"
         )
     return path
+
+
+@pytest.fixture(scope="session")
+def ksim_library_dir() -> Path:
+    """The folder with the simulated driver's libcuda.so and libnvrtc.so, built once."""
+    override = os.environ.get("KSIM_LIBRARY_DIR")
+    if override:
+        return Path(override)
+    if not shutil.which("cargo") or not shutil.which("g++"):
+        pytest.skip("the simulated driver needs cargo and g++, or KSIM_LIBRARY_DIR")
+    done = subprocess.run(
+        ["cargo", "run", "--quiet", "--package", "ksim", "--", "--library-dir"],
+        cwd=Path(__file__).resolve().parents[1],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    return Path(done.stdout.strip())
+
+
+@pytest.fixture(scope="session")
+def ksim_env(ksim_library_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a process that is to find the simulated driver; kernels are compiled
+    once a session."""
+    paths = [str(ksim_library_dir), os.environ.get("LD_LIBRARY_PATH", "")]
+    return os.environ | {
+        "LD_LIBRARY_PATH": ":".join(filter(None, paths)),
+        "ONEGRAPH_NVRTC": str(ksim_library_dir / "libnvrtc.so"),
+        "KSIM_CACHE": os.environ.get("KSIM_CACHE") or str(tmp_path_factory.mktemp("ksim")),
+    }

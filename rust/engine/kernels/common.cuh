@@ -23,7 +23,8 @@ typedef unsigned long uint64_t;
 #define KERNEL_BOUNDS(name, Params, threads, min_blocks)                     \
     extern "C" __global__ void __launch_bounds__(threads, min_blocks) name( \
         const __grid_constant__ Params p)
-// Static shared memory: `SHARED float tile[32];` in a kernel's body or at file scope.
+// Static shared memory: `SHARED float tile[32];` in a kernel's body, `alignas(16) SHARED ...` where
+// vector accesses need it.
 #define SHARED __shared__
 #define ON_CARD(...) __VA_ARGS__
 #define ON_HOST(...)
@@ -328,8 +329,9 @@ DEVICE void cp_async_wait() {
 }
 
 // An mbarrier is a uint64_t in shared memory: arrivals due, bytes due, and a phase that flips when
-// both are met. Below compute capability 9.0, and on the host, it is this word:
+// both are met. Below compute capability 9.0 it is this word:
 //   bits 0-15 arrivals a phase, 16-31 arrivals due, 32-62 bytes due (signed), 63 phase
+#if !defined(ONEGRAPH_SIM) && !ARCH_AT_LEAST(900)
 DEVICE uint64_t mbarrier_step(uint64_t word, uint32_t arrivals, int32_t bytes) {
     uint32_t count = static_cast<uint32_t>(word) & 0xffffu;
     uint32_t due = (static_cast<uint32_t>(word >> 16) & 0xffffu) - arrivals;
@@ -343,7 +345,6 @@ DEVICE uint64_t mbarrier_step(uint64_t word, uint32_t arrivals, int32_t bytes) {
     return (static_cast<uint64_t>((phase << 31) | tx) << 32) | (due << 16) | count;
 }
 
-#if !defined(ONEGRAPH_SIM) && !ARCH_AT_LEAST(900)
 DEVICE void mbarrier_apply(uint64_t* barrier, uint32_t arrivals, int32_t bytes) {
     unsigned long long* word = reinterpret_cast<unsigned long long*>(barrier);
     __threadfence_block();

@@ -1,0 +1,83 @@
+//! Builds the driver, which is C++ so that g++'s sanitizers can watch it, and lays it out under the
+//! names that programs look for: `OUT_DIR/lib/{libcuda.so, libcuda.so.1, libnvrtc.so}`.
+
+use std::env;
+use std::error::Error;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+
+fn compile(
+    compiler: &str,
+    root: &Path,
+    source: &Path,
+    object: &Path,
+) -> Result<Child, Box<dyn Error>> {
+    let mut command = Command::new(compiler);
+    command
+        .args(["-std=c++17", "-O2", "-g1", "-fPIC", "-Wall", "-Wextra"])
+        .args(["-fvisibility=hidden", "-fno-strict-aliasing", "-c"])
+        .arg(format!("-DKSIM_SHIM=\"{}\"", root.join("shim").display()));
+    if let Ok(sanitize) = env::var("KSIM_SANITIZE") {
+        command.arg(format!("-fsanitize={sanitize}"));
+    }
+    command.arg("-o").arg(object).arg(source);
+    command
+        .spawn()
+        .map_err(|e| format!("ksim needs a C++17 compiler; {compiler}: {e}; set CXX").into())
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    println!("cargo:rerun-if-changed=driver");
+    println!("cargo:rerun-if-changed=shim");
+    println!("cargo:rerun-if-env-changed=CXX");
+    println!("cargo:rerun-if-env-changed=KSIM_SANITIZE");
+    let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?);
+    let out = PathBuf::from(env::var("OUT_DIR")?);
+    let compiler = env::var("CXX").unwrap_or_else(|_| "g++".to_owned());
+
+    let mut objects = Vec::new();
+    let mut jobs = Vec::new();
+    for entry in fs::read_dir(root.join("driver"))? {
+        let source = entry?.path();
+        if source.extension().is_none_or(|e| e != "cpp") {
+            continue;
+        }
+        let stem = source.file_stem().unwrap_or_default();
+        let object = out.join(stem).with_extension("o");
+        jobs.push((compile(&compiler, &root, &source, &object)?, source));
+        objects.push(object);
+    }
+    for (mut job, source) in jobs {
+        if !job.wait()?.success() {
+            return Err(format!("{compiler} failed on {}", source.display()).into());
+        }
+    }
+
+    let lib = out.join("lib");
+    fs::create_dir_all(&lib)?;
+    let library = lib.join("libcuda.so.1");
+    let mut link = Command::new(&compiler);
+    // The name under which it is found again once it is loaded, wherever it lies.
+    link.args(["-shared", "-Wl,-soname,libcuda.so", "-o"])
+        .arg(&library);
+    link.args(&objects).args(["-ldl", "-lpthread"]);
+    // The sanitizers' run time is preloaded, so its symbols are missing here.
+    match env::var("KSIM_SANITIZE") {
+        Ok(sanitize) => link.arg(format!("-fsanitize={sanitize}")),
+        Err(_) => link.arg("-Wl,-z,defs"),
+    };
+    if !link.status()?.success() {
+        return Err(format!("{compiler} could not link {}", library.display()).into());
+    }
+    for name in ["libcuda.so", "libnvrtc.so", "libnvrtc.so.12"] {
+        let alias = lib.join(name);
+        if alias.symlink_metadata().is_ok() {
+            fs::remove_file(&alias)?;
+        }
+        symlink("libcuda.so.1", alias)?;
+    }
+    println!("cargo:rustc-env=KSIM_LIBRARY_DIR={}", lib.display());
+    Ok(())
+}

@@ -1,0 +1,617 @@
+// A thread block as fibers of one OS thread. Each runs until it has to wait for others; the one
+// that arrives last at a meeting does its work and goes on. Only one fiber runs at a time, and the
+// driver runs one grid at a time, so plain globals say which.
+#pragma once
+
+#if !defined(__x86_64__)
+#error "the simulated driver switches fibers on x86-64 only"
+#endif
+
+#if defined(__SANITIZE_ADDRESS__)
+#define KSIM_ASAN 1
+extern "C" void __sanitizer_start_switch_fiber(void** save, const void* bottom, size_t size);
+extern "C" void __sanitizer_finish_switch_fiber(void* save, const void** bottom, size_t* size);
+extern "C" void __asan_unpoison_memory_region(const volatile void* address, size_t size);
+#else
+#define KSIM_ASAN 0
+#endif
+
+extern "C" void* malloc(size_t);
+extern "C" void* calloc(size_t, size_t);
+extern "C" void* realloc(void*, size_t);
+extern "C" void free(void*);
+
+// Stores the stack pointer in *save and continues where `next` was stored. Callee-saved registers
+// live on the stack meanwhile; the rounding mode is everyone's.
+extern "C" void ksim_swap(void** save, void* next) __attribute__((visibility("hidden")));
+asm(R"(
+    .text
+    .p2align 4
+    .globl ksim_swap
+    .hidden ksim_swap
+    .type ksim_swap, @function
+ksim_swap:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+    .size ksim_swap, .-ksim_swap
+)");
+
+extern "C" char __start_ksim_shared[] __attribute__((weak, visibility("hidden")));
+extern "C" char __stop_ksim_shared[] __attribute__((weak, visibility("hidden")));
+
+namespace sim {
+
+enum State : uint8_t { READY, AT_WARP, AT_BARRIER, AT_MBARRIER, AT_PDL, DONE };
+
+struct AsyncCopy;
+
+struct Fiber {
+    // Null until it has started, which is when it gets a stack.
+    void* sp;
+    char* stack;
+    uint3 index;
+    uint32_t linear;
+    State state;
+    bool waited;
+    uint32_t barrier;
+    int line;
+    // The warp operation it waits at.
+    uint32_t kind;
+    uint32_t mask;
+    uint64_t in;
+    uint64_t operand;
+    uint64_t out;
+    // The mbarrier it waits at.
+    volatile uint64_t* mbarrier;
+    uint32_t parity;
+    // Its cp.async copies, oldest first; those of group g are complete once `group - g` allows.
+    AsyncCopy* copies;
+    uint32_t copy_count, copy_room, copy_group;
+    void* fake_stack;
+};
+
+struct Warp {
+    uint32_t ready;
+    uint32_t live;
+    uint32_t waiting;
+};
+
+struct Barrier {
+    uint32_t arrived;
+    uint32_t expected;
+    int line;
+    uint32_t votes;
+    uint32_t result;
+    uint32_t waiting[KSIM_MAX_THREADS / 32];
+};
+
+struct BulkCopy {
+    void* shared;
+    const void* global;
+    uint32_t bytes;
+    uint64_t* mbarrier;
+};
+
+struct Block {
+    uint3 index;
+    uint32_t linear;
+    uint32_t slot;
+    uint32_t threads;
+    uint32_t warps;
+    uint32_t live;
+    bool waited;
+    bool descending;
+    char* static_shared;
+    Fiber* fibers;
+    BulkCopy* bulk;
+    uint32_t bulk_count, bulk_room;
+    // Stacks that are free again, and the first that was never used by this block.
+    char* free_stack[KSIM_MAX_THREADS];
+    uint32_t free_stacks;
+    uint32_t fresh_stack;
+    Warp warp[KSIM_MAX_THREADS / 32];
+    Barrier barrier[16];
+};
+
+struct Early {
+    int error;
+    uint32_t count;
+    Block* block[KSIM_EARLY_BLOCKS];
+};
+
+static Fiber* self;
+static Block* block;
+static const ksim_launch* launch;
+static void* scheduler_sp;
+static int error;
+static bool pdl_released;
+// Whose contents the static shared section holds, where several blocks are in flight.
+static Block* resident;
+#if KSIM_ASAN
+static void* scheduler_fake;
+static const void* scheduler_bottom;
+static size_t scheduler_bytes;
+#endif
+
+static inline size_t static_shared_bytes() {
+    return static_cast<size_t>(__stop_ksim_shared - __start_ksim_shared);
+}
+
+static inline void announce_switch(Fiber* from, bool dying, Fiber* to) {
+#if KSIM_ASAN
+    void** save = dying ? nullptr : from ? &from->fake_stack : &scheduler_fake;
+    if (to) {
+        __sanitizer_start_switch_fiber(save, to->stack, launch->stack_bytes);
+    } else {
+        __sanitizer_start_switch_fiber(save, scheduler_bottom, scheduler_bytes);
+    }
+#else
+    (void)from, (void)dying, (void)to;
+#endif
+}
+
+static inline void enter(Fiber* fiber) {
+    self = fiber;
+    threadIdx = fiber->index;
+}
+
+[[noreturn]] static void fiber_main();
+
+// Gives a fiber that starts a stack whose first frame returns into fiber_main.
+static void give_stack(Fiber* fiber) {
+    if (block->free_stacks) {
+        fiber->stack = block->free_stack[--block->free_stacks];
+    } else {
+        size_t index = static_cast<size_t>(block->slot) * KSIM_MAX_THREADS + block->fresh_stack++;
+        fiber->stack = launch->stacks + index * launch->stack_bytes;
+    }
+#if KSIM_ASAN
+    __asan_unpoison_memory_region(fiber->stack, launch->stack_bytes);
+#endif
+    // Stacks lie a power of two apart: spread their tops over the cache's sets.
+    size_t color = reinterpret_cast<uintptr_t>(fiber->stack) / launch->stack_bytes % 48 * 64;
+    void** frame = reinterpret_cast<void**>(fiber->stack + launch->stack_bytes - color) - 8;
+    for (int r = 0; r < 6; r++) frame[r] = nullptr;
+    frame[6] = reinterpret_cast<void*>(fiber_main);
+    frame[7] = nullptr;
+    fiber->sp = frame;
+}
+
+// Takes the next fiber of a warp that can run; it must have one.
+static inline Fiber* take_ready(uint32_t warp_number) {
+    Warp& warp = block->warp[warp_number];
+    uint32_t lane = block->descending ? 31 - __builtin_clz(warp.ready) : __builtin_ctz(warp.ready);
+    warp.ready &= ~(1u << lane);
+    return &block->fibers[warp_number * 32 + lane];
+}
+
+// Leaves the running fiber for another of its warp, or for the scheduler.
+static __attribute__((noinline)) void leave(bool dying) {
+    Fiber* from = self;
+    uint32_t number = from->linear / 32;
+    void* ignored;
+    if (block->warp[number].ready) {
+        Fiber* to = take_ready(number);
+        if (!to->sp) give_stack(to);
+        if (dying) block->free_stack[block->free_stacks++] = from->stack;
+        enter(to);
+        announce_switch(from, dying, to);
+        ksim_swap(dying ? &ignored : &from->sp, to->sp);
+    } else {
+        if (dying) block->free_stack[block->free_stacks++] = from->stack;
+        announce_switch(from, dying, nullptr);
+        ksim_swap(dying ? &ignored : &from->sp, scheduler_sp);
+    }
+#if KSIM_ASAN
+    __sanitizer_finish_switch_fiber(from->fake_stack, nullptr, nullptr);
+#endif
+}
+
+static __attribute__((noinline)) void wait_as(State state) {
+    self->state = state;
+    leave(false);
+    self->state = READY;
+}
+
+static inline void wake(Fiber& fiber) {
+    block->warp[fiber.linear / 32].ready |= 1u << (fiber.linear % 32);
+}
+
+// Ends the grid with `code`; what the fibers had in hand is dropped. Returns for the scheduler only.
+template <typename... Args>
+static __attribute__((noinline)) void record(int code, const char* format, Args... args) {
+    if (error) return;
+    error = code;
+    int used = 0;
+    if (self) {
+        used = snprintf(launch->message, launch->message_bytes,
+                        "kernel %s, block (%u,%u,%u), thread (%u,%u,%u): ", launch->name,
+                        blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x, threadIdx.y,
+                        threadIdx.z);
+    } else {
+        used = snprintf(launch->message, launch->message_bytes, "kernel %s, block (%u,%u,%u): ",
+                        launch->name, blockIdx.x, blockIdx.y, blockIdx.z);
+    }
+    if (used > 0 && static_cast<size_t>(used) < launch->message_bytes) {
+        snprintf(launch->message + used, launch->message_bytes - used, format, args...);
+    }
+}
+
+template <typename... Args>
+[[noreturn]] static __attribute__((noinline)) void fail(int code, const char* format,
+                                                        Args... args) {
+    record(code, format, args...);
+    void* ignored;
+    announce_switch(self, true, nullptr);
+    ksim_swap(&ignored, scheduler_sp);
+    __builtin_unreachable();
+}
+
+// The driver's signal handler sends the interrupted thread here, on a stack lent for the purpose,
+// after it has written what happened to the message.
+static void fault(int code) {
+    static char what[512];
+    snprintf(what, sizeof what, "%s", launch->message);
+    record(code, "%s", what);
+    void* ignored;
+    announce_switch(self, true, nullptr);
+    ksim_swap(&ignored, scheduler_sp);
+    __builtin_unreachable();
+}
+
+static void finish_copies(Fiber& fiber, uint32_t before_group);
+
+[[noreturn]] static void fiber_main() {
+#if KSIM_ASAN
+    const void* bottom;
+    size_t bytes;
+    __sanitizer_finish_switch_fiber(nullptr, &bottom, &bytes);
+    if (!scheduler_bottom) {
+        scheduler_bottom = bottom;
+        scheduler_bytes = bytes;
+    }
+#endif
+    while (true) {
+        launch->kernel->run(launch->params);
+        finish_copies(*self, UINT32_MAX);
+        self->state = DONE;
+        block->live--;
+        Warp& warp = block->warp[self->linear / 32];
+        warp.live &= ~(1u << (self->linear % 32));
+        // A thread that has not started yet can have this stack without a switch.
+        if (!warp.ready) break;
+        Fiber* next = take_ready(self->linear / 32);
+        if (next->sp) {
+            warp.ready |= 1u << (next->linear % 32);
+            break;
+        }
+        next->stack = self->stack;
+        next->sp = self->sp;
+        enter(next);
+    }
+    leave(true);
+    __builtin_unreachable();
+}
+
+// ---------------------------------------------------------------- barriers
+
+static void release(Barrier& barrier) {
+    barrier.arrived = 0;
+    barrier.line = 0;
+    barrier.result = barrier.votes;
+    barrier.votes = 0;
+    for (uint32_t w = 0; w < block->warps; w++) {
+        block->warp[w].ready |= barrier.waiting[w];
+        barrier.waiting[w] = 0;
+    }
+}
+
+// Counts the fiber in; with `wait` it goes on once `expected` have arrived. `line` is 0 where
+// threads may meet from different places. Returns how many arrived with `vote`.
+static inline uint32_t meet(uint32_t id, uint32_t expected, bool wait, bool vote, int line) {
+    if (id > 15) fail(KSIM_LAUNCH_FAILED, "barrier %u: there are 16", id);
+    Barrier& barrier = block->barrier[id];
+    if (barrier.arrived == 0) {
+        barrier.expected = expected;
+        barrier.line = line;
+    } else if (barrier.expected != expected) {
+        fail(KSIM_LAUNCH_FAILED, "barrier %u is waited for with %u threads here, with %u elsewhere",
+             id, expected, barrier.expected);
+    } else if (barrier.line != line) {
+        fail(KSIM_LAUNCH_FAILED,
+             "barrier divergence: threads of one block wait at __syncthreads in line %d and in "
+             "line %d",
+             line, barrier.line);
+    }
+    barrier.votes += vote;
+    if (++barrier.arrived == expected) {
+        release(barrier);
+    } else if (wait) {
+        barrier.waiting[self->linear / 32] |= 1u << (self->linear % 32);
+        self->barrier = id;
+        self->line = line;
+        wait_as(AT_BARRIER);
+    }
+    return barrier.result;
+}
+
+static inline uint32_t named(uint32_t id, uint32_t threads, bool wait) {
+    if (threads == 0 || threads % 32 != 0 || threads > block->threads) {
+        fail(KSIM_LAUNCH_FAILED, "barrier %u of %u threads in a block of %u: a multiple of 32 that "
+             "the block has", id, threads, block->threads);
+    }
+    return meet(id, threads, wait, false, 0);
+}
+static inline void named_barrier_sync(uint32_t id, uint32_t threads) { named(id, threads, true); }
+static inline void named_barrier_arrive(uint32_t id, uint32_t threads) {
+    named(id, threads, false);
+}
+
+// ---------------------------------------------------------------- programmatic launches
+
+static inline void pdl_wait() {
+    block->waited = true;
+    self->waited = true;
+    if (!pdl_released) wait_as(AT_PDL);
+}
+static inline void pdl_trigger() {}
+
+// ---------------------------------------------------------------- running blocks
+
+static bool finish_one_bulk_copy();
+
+static void swap_static_shared(Block* next) {
+    if (resident == next) return;
+    if (resident && resident->static_shared) {
+        memcpy(resident->static_shared, __start_ksim_shared, static_shared_bytes());
+    }
+    if (next->static_shared) {
+        memcpy(__start_ksim_shared, next->static_shared, static_shared_bytes());
+    }
+    resident = next;
+}
+
+static uint64_t mix(uint64_t x) {
+    x += 0x9e3779b97f4a7c15ull;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+    return x ^ (x >> 31);
+}
+
+static Block* make_block(uint32_t slot, bool keeps_static_shared) {
+    Block* made = static_cast<Block*>(calloc(1, sizeof(Block)));
+    made->slot = slot;
+    made->threads = launch->block[0] * launch->block[1] * launch->block[2];
+    made->warps = (made->threads + 31) / 32;
+    made->fibers = static_cast<Fiber*>(calloc(made->threads, sizeof(Fiber)));
+    if (keeps_static_shared && static_shared_bytes()) {
+        made->static_shared = static_cast<char*>(malloc(static_shared_bytes()));
+    }
+    uint32_t i = 0;
+    for (uint32_t z = 0; z < launch->block[2]; z++) {
+        for (uint32_t y = 0; y < launch->block[1]; y++) {
+            for (uint32_t x = 0; x < launch->block[0]; x++, i++) {
+                made->fibers[i].index = {x, y, z};
+                made->fibers[i].linear = i;
+            }
+        }
+    }
+    return made;
+}
+
+static void free_block(Block* b) {
+    for (uint32_t i = 0; i < b->threads; i++) free(b->fibers[i].copies);
+    free(b->fibers);
+    free(b->static_shared);
+    free(b->bulk);
+    free(b);
+}
+
+static void select_block(Block* b) {
+    swap_static_shared(b);
+    block = b;
+    blockIdx = b->index;
+}
+
+// Makes `b` block number `linear` of the grid, its threads at their start, its memory poisoned.
+static void start_block(Block* b, uint32_t linear) {
+    b->linear = linear;
+    b->index = {linear % launch->grid[0], linear / launch->grid[0] % launch->grid[1],
+                linear / launch->grid[0] / launch->grid[1]};
+    b->live = b->threads;
+    b->waited = false;
+    b->descending = launch->seed && (mix(launch->seed + linear) & 1);
+    b->bulk_count = 0;
+    b->free_stacks = 0;
+    b->fresh_stack = 0;
+    select_block(b);
+    memset(b->barrier, 0, sizeof(b->barrier));
+    if (static_shared_bytes()) memset(__start_ksim_shared, 0xff, static_shared_bytes());
+    if (launch->dynamic_shared_bytes) {
+        memset(launch->dynamic_shared[b->slot], 0xff, launch->dynamic_shared_bytes);
+    }
+    for (uint32_t w = 0; w < b->warps; w++) {
+        uint32_t lanes = b->threads - w * 32;
+        uint32_t all = lanes >= 32 ? 0xffffffffu : (1u << lanes) - 1;
+        b->warp[w] = {all, all, 0};
+    }
+    for (uint32_t i = 0; i < b->threads; i++) {
+        Fiber& fiber = b->fibers[i];
+        fiber.state = READY;
+        fiber.waited = false;
+        fiber.copy_count = 0;
+        fiber.copy_group = 0;
+        fiber.fake_stack = nullptr;
+        fiber.sp = nullptr;
+    }
+}
+
+// Runs the selected block's fibers until none can go on.
+static void run_ready() {
+    bool any;
+    do {
+        any = false;
+        for (uint32_t n = 0; n < block->warps; n++) {
+            uint32_t w = block->descending ? block->warps - 1 - n : n;
+            while (block->warp[w].ready) {
+                Fiber* fiber = take_ready(w);
+                if (!fiber->sp) give_stack(fiber);
+                enter(fiber);
+                announce_switch(nullptr, false, fiber);
+                ksim_swap(&scheduler_sp, fiber->sp);
+#if KSIM_ASAN
+                __sanitizer_finish_switch_fiber(scheduler_fake, nullptr, nullptr);
+#endif
+                self = nullptr;
+                if (error) return;
+                any = true;
+            }
+        }
+    } while (any);
+}
+
+static bool wake_mbarrier_waiters() {
+    bool any = false;
+    for (uint32_t i = 0; i < block->threads; i++) {
+        Fiber& fiber = block->fibers[i];
+        if (fiber.state == AT_MBARRIER && (*fiber.mbarrier >> 63) != fiber.parity) {
+            wake(fiber);
+            any = true;
+        }
+    }
+    return any;
+}
+
+static void report_deadlock();
+
+// Runs the selected block to its end, or, before the grid is released, to its griddepcontrol.wait.
+static void run_block() {
+    while (true) {
+        run_ready();
+        if (error || block->live == 0) return;
+        if (wake_mbarrier_waiters()) continue;
+        if (finish_one_bulk_copy()) continue;
+        bool at_pdl = false;
+        for (uint32_t i = 0; i < block->threads; i++) at_pdl |= block->fibers[i].state == AT_PDL;
+        if (at_pdl && !pdl_released) return;
+        report_deadlock();
+        return;
+    }
+}
+
+static void end_block() {
+    if (error) return;
+    if (block->bulk_count) {
+        record(KSIM_LAUNCH_FAILED, "the block ended with %u bulk copies under way",
+               block->bulk_count);
+    } else if (launch->programmatic && !block->waited) {
+        record(KSIM_LAUNCH_FAILED,
+               "launched programmatically, but no thread of the block called pdl_wait(): the grid "
+               "may end before its predecessor");
+    }
+}
+
+static void select_launch(const ksim_launch* l) {
+    launch = l;
+    blockDim = {l->block[0], l->block[1], l->block[2]};
+    gridDim = {l->grid[0], l->grid[1], l->grid[2]};
+    error = 0;
+    self = nullptr;
+#if KSIM_ASAN
+    scheduler_bottom = nullptr;
+#endif
+}
+
+static uint32_t* block_order(uint32_t blocks) {
+    if (!launch->seed) return nullptr;
+    uint32_t* order = static_cast<uint32_t*>(malloc(blocks * sizeof(uint32_t)));
+    for (uint32_t i = 0; i < blocks; i++) order[i] = i;
+    for (uint32_t i = blocks; i > 1; i--) {
+        uint32_t j = static_cast<uint32_t>(mix(launch->seed ^ (i * 0x10001ull)) % i);
+        uint32_t swapped = order[i - 1];
+        order[i - 1] = order[j];
+        order[j] = swapped;
+    }
+    return order;
+}
+
+static void* begin(const ksim_launch* l) {
+    select_launch(l);
+    uint32_t blocks = l->grid[0] * l->grid[1] * l->grid[2];
+    uint32_t* order = block_order(blocks);
+    Early* early = static_cast<Early*>(calloc(1, sizeof(Early)));
+    pdl_released = false;
+    for (uint32_t i = 0; i < KSIM_EARLY_BLOCKS && i < blocks && !error; i++) {
+        Block* b = make_block(l->early_slot + i, true);
+        early->block[early->count++] = b;
+        start_block(b, order ? order[i] : i);
+        run_block();
+    }
+    // The predecessor may be a kernel of this object: its blocks use the section next.
+    if (resident) {
+        if (resident->static_shared) {
+            memcpy(resident->static_shared, __start_ksim_shared, static_shared_bytes());
+        }
+        resident = nullptr;
+    }
+    pdl_released = true;
+    early->error = error;
+    free(order);
+    return early;
+}
+
+static void drop(void* started) {
+    Early* early = static_cast<Early*>(started);
+    for (uint32_t i = 0; i < early->count; i++) free_block(early->block[i]);
+    free(early);
+}
+
+static int run(const ksim_launch* l, void* started) {
+    Early* early = static_cast<Early*>(started);
+    select_launch(l);
+    error = early ? early->error : 0;
+    pdl_released = true;
+    resident = nullptr;
+    uint32_t first = early ? early->count : 0;
+    for (uint32_t i = 0; i < first; i++) {
+        Block* b = early->block[i];
+        if (!error) {
+            select_block(b);
+            for (uint32_t t = 0; t < b->threads; t++) {
+                if (b->fibers[t].state == AT_PDL) wake(b->fibers[t]);
+            }
+            run_block();
+            end_block();
+        }
+        resident = nullptr;
+        free_block(b);
+    }
+    free(early);
+    uint32_t blocks = l->grid[0] * l->grid[1] * l->grid[2];
+    uint32_t* order = block_order(blocks);
+    Block* b = make_block(0, false);
+    for (uint32_t i = first; i < blocks && !error; i++) {
+        start_block(b, order ? order[i] : i);
+        run_block();
+        end_block();
+    }
+    free_block(b);
+    free(order);
+    resident = nullptr;
+    return error;
+}
+
+}  // namespace sim

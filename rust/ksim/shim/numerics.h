@@ -1,0 +1,151 @@
+// Exact twins of the device's arithmetic. The object is compiled without contraction, so a + b * c
+// is two roundings unless fmaf is called by name.
+#pragma once
+
+namespace sim {
+
+typedef float F4 __attribute__((vector_size(16)));
+typedef int32_t I4 __attribute__((vector_size(16)));
+typedef short H8 __attribute__((vector_size(16)));
+typedef float F8 __attribute__((vector_size(32)));
+
+static inline F4 halves_to_floats(uint32_t v) {
+    I4 bits = {static_cast<int32_t>(v), 0, 0, 0};
+    return __builtin_ia32_vcvtph2ps(reinterpret_cast<H8>(bits));
+}
+
+// To nearest, ties to even; every NaN becomes the card's, 0x7fff.
+static inline uint32_t floats_to_halves(F4 v) {
+    H8 halves = __builtin_ia32_vcvtps2ph(v, 0);
+    uint32_t bits = static_cast<uint32_t>(reinterpret_cast<I4>(halves)[0]);
+    I4 nan = v != v;
+    if (__builtin_expect(nan[0], 0)) bits = (bits & 0xffff0000u) | 0x7fffu;
+    if (__builtin_expect(nan[1], 0)) bits = (bits & 0xffffu) | 0x7fff0000u;
+    return bits;
+}
+
+static inline uint16_t f32_to_f16(float x) {
+    F4 v = {x, 0, 0, 0};
+    return static_cast<uint16_t>(floats_to_halves(v));
+}
+static inline float f16_to_f32(uint16_t h) { return halves_to_floats(h)[0]; }
+
+// The float32 product of two halves is exact, and rounding it, or a float32 sum of two halves,
+// once more to a half is harmless: 24 >= 2 * 11 + 2.
+static inline uint32_t mul_f16x2(uint32_t a, uint32_t b) {
+    return floats_to_halves(halves_to_floats(a) * halves_to_floats(b));
+}
+static inline uint32_t add_f16x2(uint32_t a, uint32_t b) {
+    return floats_to_halves(halves_to_floats(a) + halves_to_floats(b));
+}
+
+// Product plus addend may need more than 24 bits: round that sum to odd (truncate, then set the
+// last bit if anything was lost), after which rounding to a half is correct.
+static inline uint32_t fma_f16x2(uint32_t a, uint32_t b, uint32_t c) {
+    F4 product = halves_to_floats(a) * halves_to_floats(b);
+    F4 addend = halves_to_floats(c);
+    F4 sum = product + addend;
+    F4 back = sum - product;
+    F4 lost = (product - (sum - back)) + (addend - back);
+    I4 inexact = (lost < 0) | (lost > 0);
+    I4 bits = reinterpret_cast<I4>(sum);
+    I4 away = (bits ^ reinterpret_cast<I4>(lost)) >> 31;
+    I4 odd = (bits + away) | 1;
+    bits = (odd & inexact) | (bits & ~inexact);
+    return floats_to_halves(reinterpret_cast<F4>(bits));
+}
+
+static inline uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector) {
+    uint64_t bytes = (static_cast<uint64_t>(b) << 32) | a;
+    uint32_t d = 0;
+    for (int i = 0; i < 4; i++) {
+        uint32_t nibble = selector >> (4 * i) & 15;
+        uint32_t byte = static_cast<uint32_t>(bytes >> (8 * (nibble & 7))) & 0xff;
+        if (nibble & 8) byte = byte & 0x80 ? 0xff : 0;
+        d |= byte << (8 * i);
+    }
+    return d;
+}
+
+// ---------------------------------------------------------------- tensor cores
+
+struct Fragments {
+    float* d;
+    const uint32_t* a;
+    const uint32_t* b;
+    const float* c;
+};
+
+// The lanes' registers as matrices, multiplied in float32: for each element c, then the products
+// in ascending k, each addition rounded to nearest.
+static void multiply_fragments(Fiber* lanes) {
+    uint32_t a[16][8], b[8][8];
+    float c[16][8];
+    for (uint32_t lane = 0; lane < 32; lane++) {
+        const Fragments& f = *reinterpret_cast<const Fragments*>(lanes[lane].in);
+        uint32_t g = lane / 4, t = lane % 4;
+        a[g][t] = f.a[0], a[g + 8][t] = f.a[1], a[g][t + 4] = f.a[2], a[g + 8][t + 4] = f.a[3];
+        b[g][t] = f.b[0], b[g][t + 4] = f.b[1];
+        c[g][2 * t] = f.c[0], c[g][2 * t + 1] = f.c[1];
+        c[g + 8][2 * t] = f.c[2], c[g + 8][2 * t + 1] = f.c[3];
+    }
+    float columns[16][8];
+    for (int n = 0; n < 8; n++) {
+        for (int half = 0; half < 2; half++) {
+            H8 packed;
+            memcpy(&packed, &b[n][4 * half], 16);
+            F8 values = __builtin_ia32_vcvtph2ps256(packed);
+            for (int k = 0; k < 8; k++) columns[8 * half + k][n] = values[k];
+        }
+    }
+    F8 column[16];
+    memcpy(column, columns, sizeof column);
+    for (int row = 0; row < 16; row++) {
+        F8 sum;
+        memcpy(&sum, c[row], 32);
+        for (int half = 0; half < 2; half++) {
+            H8 packed;
+            memcpy(&packed, &a[row][4 * half], 16);
+            F8 values = __builtin_ia32_vcvtph2ps256(packed);
+            for (int k = 0; k < 8; k++) sum += values[k] * column[8 * half + k];
+        }
+        memcpy(c[row], &sum, 32);
+    }
+    for (uint32_t lane = 0; lane < 32; lane++) {
+        const Fragments& f = *reinterpret_cast<const Fragments*>(lanes[lane].in);
+        uint32_t g = lane / 4, t = lane % 4;
+        f.d[0] = c[g][2 * t], f.d[1] = c[g][2 * t + 1];
+        f.d[2] = c[g + 8][2 * t], f.d[3] = c[g + 8][2 * t + 1];
+    }
+}
+
+static inline void mma_m16n8k16(float d[4], const uint32_t a[4], const uint32_t b[2],
+                                const float c[4]) {
+    Fragments fragments = {d, a, b, c};
+    warp_operation(MMA, 0xffffffffu, reinterpret_cast<uint64_t>(&fragments), 0);
+}
+
+static inline void ldmatrix_x4(uint32_t d[4], const void* row, bool transposed) {
+    if (reinterpret_cast<uintptr_t>(row) % 16) {
+        fail(KSIM_MISALIGNED_ADDRESS, "ldmatrix_x4 from %p: rows are 16-byte aligned", row);
+    }
+    warp_operation(transposed ? LDMATRIX_TRANSPOSED : LDMATRIX, 0xffffffffu,
+                   reinterpret_cast<uint64_t>(d), reinterpret_cast<uint64_t>(row));
+}
+
+static void load_matrices(Fiber* lanes, bool transposed) {
+    for (uint32_t matrix = 0; matrix < 4; matrix++) {
+        uint16_t values[8][8];
+        for (uint32_t row = 0; row < 8; row++) {
+            memcpy(values[row], reinterpret_cast<void*>(lanes[8 * matrix + row].operand), 16);
+        }
+        for (uint32_t lane = 0; lane < 32; lane++) {
+            uint32_t row = lane / 4, column = 2 * (lane % 4);
+            uint32_t low = transposed ? values[column][row] : values[row][column];
+            uint32_t high = transposed ? values[column + 1][row] : values[row][column + 1];
+            reinterpret_cast<uint32_t*>(lanes[lane].in)[matrix] = low | (high << 16);
+        }
+    }
+}
+
+}  // namespace sim
