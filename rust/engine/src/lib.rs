@@ -2,6 +2,10 @@
 //!
 //! Data flows one way: file → [`gguf`] → [`config`] + [`weights`] → [`arch`] → [`plan`] →
 //! [`backend`] → [`session`] → [`sampler`] → token → [`tokenizer`] → text.
+// Tests inside share the fixtures of those outside, which name the crate.
+#[cfg(test)]
+extern crate self as onegraph;
+
 pub mod arch;
 pub mod backend;
 pub mod config;

@@ -23,6 +23,8 @@ pub mod device;
 mod options;
 mod owner;
 mod request;
+#[cfg(test)]
+mod tests;
 pub mod text;
 
 pub use options::{GraphMode, GraphOptions, Options, DEFAULT_CTX, MAX_BATCH};
