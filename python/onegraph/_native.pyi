@@ -180,7 +180,7 @@ class Engine:
     @property
     def tokenizer(self) -> Tokenizer: ...
     @property
-    def chat_template(self) -> str | None: ...
+    def chat_template(self) -> ChatTemplate | None: ...
 
 @final
 class Generation:
@@ -208,6 +208,7 @@ class Generated:
     def usage(self) -> tuple[int, int, int]: ...
     @property
     def timings(self) -> tuple[float, float, float, float, float, float, float]: ...
+
 @final
 class ChatTemplate:
     """A chat template (Jinja), with the meaning `transformers` gives it, in a sandbox.

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import operator
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 from onegraph import _native, hub
 from onegraph import progress as progress_bar
-from onegraph.errors import ArgumentError
+from onegraph.errors import ArgumentError, ModelError
 from onegraph.results import Piece, Result, Timings, TokenLogprob, Usage
 from onegraph.sampling import SamplingOptions, integer, resolve, takes_sampling
 
@@ -265,6 +266,58 @@ class LLM:
                 raise
         return [_result(g, g.collect(), with_logprobs) for g in generations]
 
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        stream: Literal[False] = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+        **sampling: Unpack[SamplingOptions],
+    ) -> Result: ...
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        stream: Literal[True],
+        template_kwargs: Mapping[str, Any] | None = None,
+        **sampling: Unpack[SamplingOptions],
+    ) -> Stream: ...
+    @takes_sampling
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        stream: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+        **sampling: Unpack[SamplingOptions],
+    ) -> Result | Stream:
+        """The model's answer to a conversation, such as `[{"role": "user", "content": "Hi"}]`,
+        put into words by its own chat template.
+
+        tools: descriptions of functions that the model may call, where its template knows them
+        template_kwargs: further variables of the template, such as {"enable_thinking": False}
+
+        Raises `ModelError` where the model has no template or the template refuses the messages,
+        and what `generate` raises.
+        """
+        template = self.chat_template
+        if template is None:
+            raise ModelError(
+                f"{self.path.name} has no chat template: use generate, or a model that was "
+                "trained to chat; onegraph.ChatTemplate renders a template from elsewhere"
+            )
+        text = template.render(messages, tools, True, **(template_kwargs or {}))
+        # The template spells the special tokens, the first one included.
+        ids = self.tokenize(text, add_special=False, parse_special=True)
+        if stream:
+            return self.generate(ids, stream=True, **sampling)
+        return self.generate(ids, **sampling)
+
     @takes_sampling
     async def agenerate(
         self, prompt: Prompt, **sampling: Unpack[SamplingOptions]
@@ -362,6 +415,14 @@ class LLM:
     def max_batch(self) -> int:
         """Sequences that run together."""
         return self._engine.max_batch
+
+    @functools.cached_property
+    def chat_template(self) -> _native.ChatTemplate | None:
+        """The template that the model's file has for conversations; None where it has none.
+
+        Raises `ModelError` where it has a wrong one.
+        """
+        return self._engine.chat_template
 
     @property
     def tokenizer(self) -> _native.Tokenizer:

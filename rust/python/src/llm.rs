@@ -10,12 +10,14 @@ use onegraph::engine::{
     self, GraphMode, GraphOptions, Options, Piece, Request, Ticket, Wait, DEFAULT_MAX_TOKENS, POLL,
 };
 use onegraph::sampler::Params;
+use onegraph::template;
 use onegraph::{Error, Result};
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::errors::{detached, to_py};
+use crate::template::ChatTemplate;
 use crate::tokenizer::Tokenizer;
 
 /// A number that the engine counts with.
@@ -321,9 +323,19 @@ impl Engine {
         }
     }
 
+    /// The model's own template; checked when it is asked for, since a model whose template is
+    /// damaged generates all the same.
     #[getter]
-    fn chat_template(&self) -> Option<&str> {
-        self.inner.loaded().chat_template.as_deref()
+    fn chat_template(&self, py: Python<'_>) -> PyResult<Option<ChatTemplate>> {
+        let loaded = self.inner.loaded();
+        let Some(source) = &loaded.chat_template else {
+            return Ok(None);
+        };
+        let vocab = loaded.tokenizer.vocab();
+        let text = |id: Option<u32>| id.map_or("", |id| vocab.text(id));
+        let (bos, eos) = (text(vocab.bos), text(vocab.eos));
+        let inner = detached(py, || template::ChatTemplate::new(source, bos, eos))?;
+        Ok(Some(ChatTemplate { inner }))
     }
 }
 
