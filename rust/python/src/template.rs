@@ -83,6 +83,9 @@ pub fn to_variables(kwargs: Option<&Bound<'_, PyDict>>) -> PyResult<Vec<(String,
         .collect()
 }
 
+/// A chat template (Jinja), with the meaning `transformers` gives it, in a sandbox.
+///
+/// Raises `ModelError` with the line where the template is wrong.
 #[pyclass(frozen, module = "onegraph")]
 pub struct ChatTemplate {
     pub inner: template::ChatTemplate,
@@ -99,6 +102,11 @@ impl ChatTemplate {
         Ok(ChatTemplate { inner })
     }
 
+    /// The text of a conversation.
+    ///
+    /// `kwargs` are further variables of the template. Raises `ModelError` where the template
+    /// refuses the messages or takes more steps or memory than it has reason to, `ArgumentError`
+    /// for values that are no dicts, lists, strings, numbers, bools or None.
     #[pyo3(signature = (messages, tools=None, add_generation_prompt=true, **kwargs))]
     fn render(
         &self,
@@ -117,6 +125,7 @@ impl ChatTemplate {
         })
     }
 
+    /// The template as given.
     #[getter]
     fn source(&self) -> &str {
         self.inner.source()
