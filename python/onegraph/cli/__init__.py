@@ -25,6 +25,7 @@ class Row(NamedTuple):
 
 
 COMMANDS = {
+    "run": Row("onegraph.cli.run", "Generate text, or chat."),
     "info": Row("onegraph.cli.info", "Say what a model is and what running it needs."),
     "pull": Row("onegraph.cli.pull", "Fetch a model and print where it is."),
 }

@@ -18,6 +18,7 @@ from onegraph.cli.terminal import (
     show_table,
     size,
 )
+from onegraph.progress import shown
 
 Info = dict[str, Any]
 #: A name and what is said of it.
@@ -55,8 +56,8 @@ def command(
         return
     if model is None:
         raise click.UsageError("Missing argument 'MODEL'.")
-    with progress() as show:
-        path = hub.resolve(model, progress=show)
+    with shown(progress()) as told:
+        path = hub.resolve(model, progress=told)
     if plan:
         click.echo(_native.model_plan(path, as_json).rstrip("\n"))
         return

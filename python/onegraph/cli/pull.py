@@ -6,6 +6,7 @@ import click
 
 from onegraph import hub
 from onegraph.cli.terminal import debug_option, progress
+from onegraph.progress import shown
 
 
 @click.command()
@@ -17,6 +18,6 @@ def command(name: str) -> None:
     NAME is a name like smollm2, hf:user/repo/file.gguf or hf:user/repo:Q4_K_M. A file that is
     there already is read once and fetched again where it is damaged.
     """
-    with progress() as show:
-        path = hub.resolve(name, progress=show, verify=True)
+    with shown(progress()) as told:
+        path = hub.resolve(name, progress=told, verify=True)
     click.echo(path)

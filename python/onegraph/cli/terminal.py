@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -64,38 +63,18 @@ def show_table(table: Table) -> None:
         click.echo(line.rstrip())
 
 
-@contextmanager
-def progress() -> Iterator[Progress]:
-    """A progress bar on standard error, gone when done; on no terminal, one line for each step."""
-    if not sys.stderr.isatty():
-        said: set[str] = set()
+def progress() -> bool | Progress:
+    """What to pass as `progress`: a bar on a terminal; elsewhere, a line for each download."""
+    if sys.stderr.isatty():
+        return True
+    said: set[str] = set()
 
-        def line(what: str, done: int, total: int | None) -> None:
-            if what not in said:
-                said.add(what)
-                print(what, file=sys.stderr, flush=True)
+    def line(what: str, done: int, total: int | None) -> None:
+        if what not in said and what.startswith("downloading"):
+            click.echo(what, err=True)
+        said.add(what)
 
-        yield line
-        return
-
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
-    from rich.progress import Progress as Bars
-
-    columns = [TextColumn("{task.description}"), BarColumn(), DownloadColumn()]
-    with Bars(
-        *columns, TransferSpeedColumn(), console=Console(stderr=True), transient=True
-    ) as bars:
-        tasks: dict[str, Any] = {}
-
-        def show(what: str, done: int, total: int | None) -> None:
-            if what not in tasks:
-                for task in tasks.values():
-                    bars.update(task, visible=False)
-                tasks[what] = bars.add_task(what, total=total)
-            bars.update(tasks[what], completed=done, total=total)
-
-        yield show
+    return line
 
 
 def debug_option(command: Decorated) -> Decorated:

@@ -1,0 +1,50 @@
+"""An answer on its way to the screen, and what is said of it afterwards."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from onegraph.cli.terminal import printable
+from onegraph.llm import Stream
+from onegraph.results import Result
+
+__all__ = ["messages", "report", "show"]
+
+
+def messages(system: str | None, *turns: str) -> list[dict[str, str]]:
+    """A conversation: instructions, then turns of user and assistant, the user first."""
+    first = [] if system is None else [{"role": "system", "content": system}]
+    roles = ["user", "assistant"]
+    return first + [{"role": roles[i % 2], "content": text} for i, text in enumerate(turns)]
+
+
+def show(stream: Stream, heard: list[str] | None = None) -> None:
+    """Prints a stream as it comes; `heard` collects the text, for when it does not end."""
+    terminal = sys.stdout.isatty()
+    try:
+        for piece in stream:
+            if heard is not None:
+                heard.append(piece.text)
+            # What goes to a file or another program is the text, byte for byte.
+            sys.stdout.write(printable(piece.text) if terminal else piece.text)
+            sys.stdout.flush()
+    finally:
+        if terminal:
+            click.echo()
+
+
+def report(result: Result) -> None:
+    """How a generation went, on standard error."""
+    used, took = result.usage, result.timings
+    cached = f", {used.cached_tokens} of them cached" if used.cached_tokens else ""
+    for line in [
+        f"prompt: {used.prompt_tokens} tokens{cached}, {took.prefill_seconds:.2f} s, "
+        f"{took.prefill_tokens_per_second:.1f} tokens/s",
+        f"output: {used.completion_tokens} tokens, {took.decode_seconds:.2f} s, "
+        f"{took.decode_tokens_per_second:.1f} tokens/s "
+        f"({took.decode_tokens_per_second_without_sampling:.1f} without sampling)",
+        f"seed {result.seed}, finish reason {result.finish_reason}",
+    ]:
+        click.echo(line, err=True)

@@ -1,0 +1,84 @@
+"""Options that commands share. Each carries the name it has in Python, and passes nothing unless
+given: defaults are stated once, by the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from onegraph.sampling import DEFAULTS
+
+__all__ = ["MODEL", "SAMPLING", "given", "model_options", "sampling_options"]
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, _, bias = text.partition("=")
+    try:
+        return int(token), float(bias)
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r} is not a token id, '=' and a number, such as 42=-1.5"
+        ) from None
+
+
+#: Arguments of `onegraph.LLM`: name, type, help.
+MODEL: list[tuple[str, Any, str]] = [
+    ("device", str, "cpu, cuda, cuda:1 or auto.  [default: auto]"),
+    ("n_ctx", int, "Tokens a conversation may have.  [default: what the model has, up to 8192]"),
+    ("threads", int, "CPU threads.  [default: as many as the machine runs at once]"),
+    ("kv_type", str, "Encoding of keys and values: f16, f32, q8_0.  [default: f16]"),
+]
+
+#: Keywords of `onegraph.LLM.generate`: name, type, help.
+SAMPLING: list[tuple[str, Any, str]] = [
+    ("max_tokens", int, "Most tokens to generate."),
+    ("temperature", float, "Divides the logits; 0 always takes the most probable token."),
+    ("top_k", int, "Keep the K most probable tokens; 0 keeps all."),
+    ("top_p", float, "Keep the most probable tokens that have this probability together."),
+    ("min_p", float, "Keep tokens at least this many times as probable as the best."),
+    ("repeat_penalty", float, "Makes tokens that came before less probable; 1 is off."),
+    ("presence_penalty", float, "Subtracted from logits of tokens generated before."),
+    ("frequency_penalty", float, "Subtracted for each time a token was generated."),
+    ("logit_bias", _bias, "Add to the logit of a token id. May be repeated."),
+    ("seed", int, "Makes the same text come again.  [default: drawn, --verbose says it]"),
+    ("stop", str, "End the output before this text. May be repeated."),
+    ("logprobs", int, "With --json, log-probabilities of the N best tokens at each step."),
+    ("ignore_eos", bool, "Go on after tokens that end a text."),
+]
+
+
+def _option(name: str, kind: Any, said: str, default: object) -> Callable[[Decorated], Decorated]:
+    flag = "--" + name.replace("_", "-")
+    if kind is bool:
+        return click.option(flag, name, is_flag=True, default=None, help=said)
+    if default is not None:
+        said += f"  [default: {default:g}]"
+    metavar = {"logit_bias": "TOKEN=BIAS"}.get(name)
+    multiple = name in ("stop", "logit_bias")
+    return click.option(flag, name, type=kind, multiple=multiple, metavar=metavar, help=said)
+
+
+def model_options(command: Decorated) -> Decorated:
+    """The options of `MODEL`."""
+    for name, kind, said in reversed(MODEL):
+        command = _option(name, kind, said, None)(command)
+    return command
+
+
+def sampling_options(command: Decorated) -> Decorated:
+    """The options of `SAMPLING`, with the defaults of `onegraph.sampling`."""
+    for name, kind, said in reversed(SAMPLING):
+        command = _option(name, kind, said, DEFAULTS.get(name))(command)
+    return command
+
+
+def given(table: list[tuple[str, Any, str]], values: dict[str, Any]) -> dict[str, Any]:
+    """Of the options in a table, those that the user gave, as keyword arguments."""
+    chosen = {name: values[name] for name, _, _ in table if values[name] not in (None, ())}
+    if "logit_bias" in chosen:
+        chosen["logit_bias"] = dict(chosen["logit_bias"])
+    return chosen

@@ -1,0 +1,165 @@
+"""A conversation at a real (pseudo) terminal."""
+
+import os
+import pty
+import re
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import onegraph
+import pytest
+
+PROMPT = ">>> "
+
+
+class Terminal:
+    """A program at a terminal of its own: what it prints is read, keys are typed."""
+
+    def __init__(self, args: list[str]) -> None:
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.execvpe(args[0], args, os.environ | {"TERM": "xterm", "NO_COLOR": "1"})
+        self.seen = ""
+        self.status: int | None = None
+
+    def type(self, text: str) -> None:
+        os.write(self.fd, text.encode())
+
+    def read_until(self, ending: str, timeout: float = 60) -> str:
+        """What is printed up to `ending`, which is taken too."""
+        deadline = time.monotonic() + timeout
+        while ending not in self.seen:
+            left = deadline - time.monotonic()
+            assert left > 0, f"no {ending!r} within {timeout} s, only {self.seen!r}"
+            if not self._read(left):
+                break
+        assert ending in self.seen, f"the program ended without {ending!r}: {self.seen!r}"
+        before, _, self.seen = self.seen.partition(ending)
+        return before
+
+    def _read(self, timeout: float) -> bool:
+        if select.select([self.fd], [], [], timeout)[0]:
+            try:
+                more = os.read(self.fd, 1 << 16)
+            except OSError:  # Linux's word for: the other side is gone
+                return False
+            # Line editing sends a few sequences of its own.
+            self.seen += re.sub(r"\x1b\[\??[\d;]*[a-zA-Z]", "", more.decode(errors="replace"))
+            return bool(more)
+        return True
+
+    def wait(self, timeout: float = 20) -> int:
+        """The exit code; negative for a signal."""
+        deadline = time.monotonic() + timeout
+        while self.status is None and time.monotonic() < deadline:
+            self._read(0.05)
+            done, status = os.waitpid(self.pid, os.WNOHANG)
+            if done:
+                self.status = os.waitstatus_to_exitcode(status)
+        assert self.status is not None, f"still running; it said {self.seen!r}"
+        return self.status
+
+    def close(self) -> None:
+        if self.status is None:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        os.close(self.fd)
+
+
+@pytest.fixture
+def terminal(command: list[str]) -> Iterator[Callable[..., Terminal]]:
+    opened = []
+
+    def start(*args: object, output: Path | None = None) -> Terminal:
+        to_file = ["bash", "-c", f'exec "$0" "$@" > "{output}"'] if output else []
+        opened.append(Terminal([*to_file, *command, *map(str, args)]))
+        return opened[-1]
+
+    yield start
+    for one in opened:
+        one.close()
+
+
+def prompt_tokens(said: str) -> int:
+    (number,) = re.findall(r"prompt: (\d+) tokens", said)
+    return int(number)
+
+
+def test_a_chat_remembers_what_was_said(terminal, smollm2: Path) -> None:
+    chat = terminal("run", smollm2, "--temperature", 0, "--max-tokens", 8, "--verbose")
+    assert "Ctrl-D leaves" in chat.read_until(PROMPT)
+    chat.type("My name is Ada.\r")
+    first = chat.read_until(PROMPT)
+    assert len(first.split("\r\n")[1]) > 3  # after the echo of the line
+    chat.type("What is my name?\r")
+    second = chat.read_until(PROMPT)
+    assert prompt_tokens(second) > prompt_tokens(first) + 8
+    chat.type("/clear\r")
+    chat.read_until(PROMPT)
+    chat.type("My name is Ada.\r")
+    assert prompt_tokens(chat.read_until(PROMPT)) == prompt_tokens(first)
+    chat.type("\x04")
+    assert chat.wait() == 0
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_chat(terminal, smollm2: Path) -> None:
+    chat = terminal("run", smollm2, "--ignore-eos", "--max-tokens", 8000)
+    chat.read_until(PROMPT)
+    chat.type("Count to one million.\r")
+    chat.read_until("\r\n")
+    time.sleep(1)
+    chat.type("\x03")
+    start = time.monotonic()
+    chat.read_until(PROMPT)
+    assert time.monotonic() - start < 2
+    chat.type("\x03")  # at the prompt it only says how to leave
+    assert "Ctrl-D leaves" in chat.read_until(PROMPT)
+    chat.type("\x04")
+    assert chat.wait() == 0
+
+
+def test_a_chat_that_is_too_long_says_so_and_goes_on(terminal, smollm2: Path) -> None:
+    chat = terminal("run", smollm2, "--n-ctx", 64, "--max-tokens", 4, "--temperature", 0)
+    chat.read_until(PROMPT)
+    chat.type("word " * 80 + "\r")
+    said = chat.read_until(PROMPT)
+    assert "64" in said and "/clear makes room" in said
+    chat.type("Hi\r")
+    assert "/clear makes room" not in chat.read_until(PROMPT)
+    chat.type("\x04")
+    assert chat.wait() == 0
+
+
+def test_the_text_goes_to_a_file_and_the_prompt_to_the_terminal(
+    terminal, smollm2: Path, tmp_path: Path
+) -> None:
+    args = ["--temperature", 0, "--max-tokens", 8]
+    chat = terminal("run", smollm2, *args, output=tmp_path / "text")
+    chat.read_until(PROMPT)
+    chat.type("Hi\n")
+    chat.read_until(PROMPT)
+    chat.type("\x04")
+    assert chat.wait() == 0
+    with onegraph.LLM(smollm2, max_batch=1) as llm:
+        answer = llm.chat([{"role": "user", "content": "Hi"}], temperature=0.0, max_tokens=8)
+    assert (tmp_path / "text").read_text() == answer.text
+
+
+def test_the_model_cannot_steer_the_terminal(terminal, cli, smollm2: Path) -> None:
+    tokenizer = onegraph.Tokenizer(smollm2)
+    (escape,) = (t for t in range(tokenizer.n_vocab) if tokenizer.token_bytes(t) == b"\x1b")
+    args = ["run", smollm2, "Hi", "--max-tokens", 3, "--logit-bias", f"{escape}=inf"]
+    shown = terminal(*args)
+    assert shown.wait() == 0
+    assert "␛␛␛" in shown.seen
+    assert cli(*args).stdout == "\x1b\x1b\x1b"  # a file gets the text as it is
+
+
+def test_a_chat_needs_no_other_options(terminal, smollm2: Path) -> None:
+    for option in ["--raw", "--json"]:
+        refused = terminal("run", smollm2, option)
+        assert refused.wait() == 2
+        assert "--raw and --json need a PROMPT" in refused.seen
