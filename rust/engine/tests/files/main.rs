@@ -1,11 +1,16 @@
 //! Model files: what a good one holds, and what a damaged or hostile one does to us.
 mod config;
 mod damage;
-mod fixture;
+#[path = "../../../../tests/fuzz/src/lib.rs"]
+mod fuzz;
 mod hostile;
 mod load;
+mod mutate;
 mod open;
+mod smoke;
 mod valid;
+
+use fuzz::fixture;
 
 /// The message of an error that must come; `kind` is its class.
 #[track_caller]
