@@ -211,8 +211,9 @@ struct Mark {
 struct Active {
     session: Session,
     cancelled: Arc<AtomicBool>,
-    admitted: Instant,
-    queued: Duration,
+    submitted: Instant,
+    /// When its first slice was begun.
+    begun: Option<Instant>,
     task: Task,
 }
 
@@ -380,7 +381,6 @@ impl Owner {
 
     fn start(&mut self, session: Session, job: Job) -> Result<()> {
         let slot = session.slot();
-        let admitted = Instant::now();
         let task = match job.work {
             Work::Logits { ids, path, out } => Task::Logits { ids, path, out },
             Work::Generate { request, out } => {
@@ -416,8 +416,8 @@ impl Owner {
         self.active[slot] = Some(Active {
             session,
             cancelled: job.cancelled,
-            admitted,
-            queued: admitted - job.submitted,
+            submitted: job.submitted,
+            begun: None,
             task,
         });
         self.feeding.push_back(slot);
@@ -451,6 +451,7 @@ impl Owner {
         };
         let start = active.session.position;
         let begun = Instant::now();
+        active.begun.get_or_insert(begun);
         let (done, fed) = match &active.task {
             Task::Generate(g) => {
                 let rest = &g.request.prompt[start..];
@@ -588,11 +589,13 @@ impl Owner {
         if reason == FinishReason::Cancelled {
             piece.text.push_str(&g.text.finish());
         }
-        let prompt_done = g.first.map_or_else(Instant::now, |m| m.at);
+        let now = Instant::now();
+        let begun = active.begun.unwrap_or(now);
+        let prompt_done = g.first.map_or(now, |m| m.at);
         let mut timings = Timings {
             load: self.load_seconds,
-            queue: active.queued.as_secs_f64(),
-            prefill: (prompt_done - active.admitted).as_secs_f64(),
+            queue: (begun - active.submitted).as_secs_f64(),
+            prefill: (prompt_done - begun).as_secs_f64(),
             decoded: g.drawn.saturating_sub(1),
             ..Timings::default()
         };

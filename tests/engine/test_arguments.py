@@ -1,0 +1,197 @@
+"""What is refused, in which words; and where the defaults are stated."""
+
+import inspect
+import logging
+import math
+import pydoc
+import threading
+from pathlib import Path
+from typing import Any
+
+import onegraph
+import pytest
+from onegraph import LLM
+from onegraph import llm as llm_module
+from onegraph.sampling import DEFAULTS, MEANING, SamplingOptions
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": -0.5}, r"temperature = -0.5: must be from 0 to 100"),
+        ({"temperature": math.nan}, r"temperature = NaN: must be from 0 to 100"),
+        ({"top_k": -1}, r"top_k = -1: must not be negative"),
+        ({"top_p": 1.5}, r"top_p = 1.5: must be from 0 to 1"),
+        ({"min_p": -0.1}, r"min_p = -0.1: must be from 0 to 1"),
+        ({"repeat_penalty": 0}, r"repeat_penalty = 0: must be from 0.01 to 100"),
+        ({"presence_penalty": 3}, r"presence_penalty = 3: must be from -2 to 2"),
+        ({"frequency_penalty": -3}, r"frequency_penalty = -3: must be from -2 to 2"),
+        ({"logit_bias": {512: 1.0}}, r"logit_bias = 1 for token 512: .* has 512 tokens"),
+        ({"logit_bias": {1: math.nan}}, r"logit_bias = NaN for token 1"),
+        ({"logit_bias": {-1: 0.0}}, r"logit_bias = -1: must not be negative"),
+        ({"max_tokens": 0}, r"max_tokens = 0: must be 1 or more"),
+        ({"max_tokens": -5}, r"max_tokens = -5: must not be negative"),
+        ({"max_tokens": 2**70}, r"max_tokens = 1180591620717411303424: is out of range"),
+        ({"seed": -1}, r"seed = -1: must be from 0 to 2\*\*64 - 1"),
+        ({"seed": 2**64}, r"seed = 18446744073709551616: must be from 0"),
+        ({"logprobs": 101}, r"logprobs = 101: must be from 0 to 100"),
+        ({"stop": ""}, r'stop = "": an empty string would stop at once'),
+        ({"stop": ["x"] * 65}, r"stop = 65 strings: at most 64 are allowed"),
+    ],
+)
+def test_sampling_out_of_range_is_refused_by_name(
+    llm: LLM, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(onegraph.ArgumentError, match=message):
+        llm.generate("tea", **options)
+    # Before the first piece is asked for.
+    with pytest.raises(onegraph.ArgumentError, match=message):
+        llm.generate("tea", stream=True, **options)
+
+
+def test_every_token_banned(llm: LLM) -> None:
+    bans = dict.fromkeys(range(llm.n_vocab), -math.inf)
+    with pytest.raises(onegraph.ArgumentError, match="no token is left to draw; ban fewer"):
+        llm.generate("tea", logit_bias=bans)
+    assert llm.generate("tea", max_tokens=1).token_ids
+
+
+def test_wrong_types_are_type_errors(llm: LLM) -> None:
+    wrong: list[dict[str, Any]] = [
+        {"temperature": "hot"},
+        {"top_k": 1.5},
+        {"seed": "x"},
+        {"stop": 5},
+        {"stop": [5]},
+        {"logit_bias": {"a": 1.0}},
+        {"max_tokens": None},
+    ]
+    for options in wrong:
+        with pytest.raises(TypeError):
+            llm.generate("tea", **options)
+    with pytest.raises(TypeError, match="'temprature'; sampling takes max_tokens, temperature"):
+        llm.generate("tea", temprature=1.0)  # type: ignore[call-overload]
+
+
+def test_prompts_that_are_none(llm: LLM) -> None:
+    refused: list[tuple[Any, str]] = [
+        ([], r"prompt = \[\]: give a text, token ids, or a list"),
+        ([1, "a"], "tokens and prompts are mixed"),
+        ([512], "prompt = token 512: the vocabulary has 512 tokens, from 0"),
+        ([-1], "prompt = -1: must not be negative"),
+        ([2**70], "prompt = 1180591620717411303424: is out of range"),
+        ([[1], []], "prompt = no token"),
+    ]
+    for prompt, message in refused:
+        with pytest.raises(onegraph.ArgumentError, match=message):
+            llm.generate(prompt)
+    with pytest.raises(
+        onegraph.ArgumentError, match="2 prompts were given and one can be streamed"
+    ):
+        llm.generate(["a", "b"], stream=True)  # type: ignore[call-overload]
+    with pytest.raises(TypeError):
+        llm.generate(None)  # type: ignore[call-overload]
+    with pytest.raises(onegraph.ArgumentError, match="ids = no token"):
+        llm.logits([])
+    with pytest.raises(
+        onegraph.ArgumentError, match='path = "sideways": must be prefill or decode'
+    ):
+        llm.logits([1], path="sideways")  # type: ignore[arg-type]
+    with pytest.raises(onegraph.ArgumentError, match="512: the vocabulary has 512 tokens"):
+        llm.detokenize([512])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "gpu"}, r'device = "gpu": must be auto, cpu, cuda or cuda:N'),
+        ({"n_ctx": 1}, r"n_ctx = 1: must be from 2 to 512"),
+        ({"n_ctx": -1}, r"n_ctx = -1: must not be negative"),
+        ({"n_ctx": 513}, r"n_ctx = 513: the model was trained for 512 tokens; use at most that"),
+        ({"max_batch": 0}, r"max_batch = 0: must be from 1 to 1024"),
+        ({"threads": 0}, r"threads = 0: must be from 1 to 1024"),
+        ({"kv_type": "f64"}, r'kv_type = "f64": must be one of .*f16.*q8_0'),
+        ({"cuda_graph": "half"}, r'cuda_graph = "half": must be one of full, piecewise, '),
+        ({"graph_batch_sizes": []}, r"graph_batch_sizes = \[\]: name at least one size"),
+        ({"graph_batch_sizes": [1, 9]}, r"graph_batch_sizes = 9: must be from 1 to 8"),
+        ({"graph_max_batch": 9}, r"graph_max_batch = 9: must be from 1 to 8"),
+    ],
+)
+def test_load_options_out_of_range(tiny: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(onegraph.ArgumentError, match=message):
+        LLM(tiny, **{"device": "cpu", **options})
+
+
+def test_graph_options_have_no_effect_on_the_cpu(tiny: Path, llm: LLM) -> None:
+    with LLM(
+        tiny,
+        device="cpu",
+        cuda_graph="none",
+        graph_batch_sizes=[4, 1, 4],
+        graph_max_batch=4,
+        warmup=True,
+        pdl=False,
+        prefix_cache=False,
+    ) as other:
+        a, b = (m.generate("tea", max_tokens=9, seed=1) for m in (llm, other))
+        assert a.token_ids == b.token_ids
+
+
+def test_defaults_are_stated_once_and_shown_by_help(llm: LLM) -> None:
+    assert list(DEFAULTS) == list(SamplingOptions.__annotations__) == list(MEANING)
+    for method in (LLM.generate, LLM.agenerate, LLM.chat):
+        text = pydoc.plain(pydoc.render_doc(method))
+        for name, default in DEFAULTS.items():
+            assert f"{name}={default!r}: " in text
+    given: dict[str, Any] = {**DEFAULTS, "seed": 1}
+    assert llm.generate("tea", **given).token_ids == llm.generate("tea", seed=1).token_ids
+    assert len(llm.generate("tea", ignore_eos=True).token_ids) == DEFAULTS["max_tokens"]
+    shown = inspect.signature(LLM).parameters
+    assert (shown["max_batch"].default, shown["kv_type"].default) == (8, "f16")
+
+
+def test_what_a_loaded_model_says_of_itself(llm: LLM, tiny: Path) -> None:
+    assert llm.path == tiny and llm.device == "cpu"
+    assert (llm.n_ctx, llm.n_vocab, llm.max_batch) == (512, 512, 4)
+    assert repr(llm) == f"LLM({str(tiny)!r}, device='cpu', n_ctx=512, max_batch=4)"
+    ids = llm.tokenize("tea <|im_end|>", parse_special=True)
+    assert ids[-1] == 2 and llm.detokenize(ids) == "tea "
+    assert llm.detokenize(ids, skip_special=False) == "tea <|im_end|>"
+    assert llm.tokenizer.encode("tea") == llm.tokenize("tea")
+
+
+def test_where_it_runs_is_said_once_through_logging(
+    tiny: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llm_module, "_said_cpu", threading.Lock())
+    with caplog.at_level(logging.INFO, logger="onegraph"):
+        try:
+            LLM(tiny).close()
+        except onegraph.DeviceError as e:
+            pytest.skip(f"this machine has a card: {e}")
+        LLM(tiny).close()
+    said = [r.getMessage() for r in caplog.records]
+    assert len([m for m in said if "no NVIDIA card found: running on the CPU" in m]) == 1
+    assert len([m for m in said if m.startswith("loaded tiny.gguf in ")]) == 2
+
+
+def test_cuda_without_a_card_says_why(tiny: Path) -> None:
+    if any(Path("/dev").glob("nvidia[0-9]*")):
+        pytest.skip("this machine has a card")
+    for device in ("cuda", "cuda:1"):
+        with pytest.raises(onegraph.DeviceError, match=r"no NVIDIA (driver|card) found"):
+            LLM(tiny, device=device)
+
+
+def test_progress_is_told(tiny: Path) -> None:
+    told: list[tuple[str, int, int | None]] = []
+    LLM(tiny, device="cpu", progress=lambda *now: told.append(now)).close()
+    weights = [(done, total) for what, done, total in told if what == "weights"]
+    assert weights and weights == sorted(weights)
+    assert all(total and done <= total for done, total in weights)
+
+    def stop(what: str, done: int, total: int | None) -> None:
+        raise LookupError("enough")
+
+    with pytest.raises(LookupError, match="enough"):
+        LLM(tiny, device="cpu", progress=stop)
