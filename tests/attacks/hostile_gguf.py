@@ -25,9 +25,9 @@ class Attack:
 
     name: str
     data: bytes
-    #: What is opened: "plan", "tokenizer", "template"; or "encode" for a file that is valid.
+    #: What refuses it: "plan", "tokenizer" or "chat". "encode" for a file that is valid.
     door: str
-    #: A pattern the error's message must hold; what a valid file must survive, else.
+    #: A pattern in the error's message; for a valid file, the text to encode.
     expect: str = ""
 
 

@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import onegraph
@@ -25,22 +26,33 @@ def test_attack(script: Path, tmp_path: Path) -> None:
     assert rows
     for row in rows:
         path = tmp_path / f"{row['name']}.gguf"
-        start = time.perf_counter()
         if row["door"] == "encode":
             survives(path, row["expect"])
-        else:
+            continue
+        for enter, seconds in DOORS[row["door"]]:
+            start = time.perf_counter()
             with pytest.raises(onegraph.ModelError, match=row["expect"]):
-                enter(path, row["door"])
-            assert time.perf_counter() - start < 1, row["name"]
+                enter(path)
+            assert time.perf_counter() - start < seconds, row["name"]
 
 
-def enter(path: Path, door: str) -> None:
-    if door == "plan":
-        _native.model_plan(path)
-    elif door == "tokenizer":
-        onegraph.Tokenizer(path)
-    else:
-        raise AssertionError(f"no door {door!r}")
+def load(path: Path) -> onegraph.LLM:
+    return onegraph.LLM(path, device="cpu", threads=1, max_batch=1, progress=False)
+
+
+def chat(path: Path) -> None:
+    """The model loads; its template is the attack."""
+    with load(path) as llm:
+        llm.chat([{"role": "user", "content": "Hi"}], max_tokens=1)
+
+
+#: Ways in, each with the seconds it may take. A template may take all of its fuel, and half a
+#: second is usual for that; the machine may be busy.
+DOORS: dict[str, list[tuple[Callable[[Path], object], float]]] = {
+    "plan": [(_native.model_plan, 1), (load, 1)],
+    "tokenizer": [(onegraph.Tokenizer, 1), (load, 1)],
+    "chat": [(chat, 10)],
+}
 
 
 def survives(path: Path, prompt: str) -> None:
