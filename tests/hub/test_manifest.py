@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import zipfile
@@ -96,6 +97,22 @@ def test_verify_mends_a_damaged_file_of_the_right_size(tiny: hub.Known) -> None:
     path = hub.fetch(tiny)
     path.write_bytes(bytes(len(CONTENT)))
     assert hub.fetch(tiny, verify=True).read_bytes() == CONTENT
+
+
+def test_what_a_killed_process_left_is_cleared(tiny: hub.Known, cache: Path) -> None:
+    code = """
+import json, os, signal, sys
+from onegraph import hub
+def die(what, done, total):
+    if what.startswith("checking"):
+        os.kill(os.getpid(), signal.SIGKILL)
+hub.fetch(hub.Known(**json.loads(sys.argv[1])), progress=die)
+"""
+    killed = subprocess.run([sys.executable, "-c", code, json.dumps(vars(tiny))], timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(left_behind(cache)) == 1
+    path = hub.fetch(tiny)
+    assert left_behind(cache) == [path.name]
 
 
 @pytest.mark.parametrize("size", [len(CONTENT), len(CONTENT) - 5, len(CONTENT) + 5])
