@@ -1,9 +1,12 @@
 """Loading and unloading leaves nothing behind."""
 
 import gc
+import re
 from pathlib import Path
 
+import onegraph
 import psutil
+import pytest
 from onegraph import LLM
 
 
@@ -37,3 +40,17 @@ def test_a_model_that_is_only_dropped_goes_away_too(smollm2: Path) -> None:
     # A dropped model is let go by its own thread, soon: one or two may still be there.
     assert resident() - before < 300 << 20
     assert psutil.Process().num_threads() - threads < 12
+
+
+def test_a_cache_that_cannot_fit_is_foreseen(smollm2: Path) -> None:
+    # 30 layers x 3 heads x 64 x 4 bytes x 2, for 1024 sequences of 8192 tokens: 360 GiB.
+    total = psutil.virtual_memory().total
+    if total > 360 << 30:
+        pytest.skip("this machine could hold it")
+    with pytest.raises(onegraph.OutOfMemoryError) as caught:
+        LLM(smollm2, device="cpu", n_ctx=8192, max_batch=1024, kv_type="f32")
+    text = str(caught.value)
+    assert "1024 sequences of 8192 tokens need 360.0 GiB, this machine has" in text
+    batch = int(re.search(r"max_batch=(\d+) would fit", text)[1])  # type: ignore[index]
+    with LLM(smollm2, device="cpu", n_ctx=8192, max_batch=batch // 2, kv_type="f32") as llm:
+        assert llm.generate("tea", max_tokens=2, ignore_eos=True).token_ids

@@ -20,6 +20,7 @@ use crate::tokenizer::Tokenizer;
 use crate::weights::Model;
 
 pub mod device;
+mod memory;
 mod options;
 mod owner;
 mod request;
@@ -348,6 +349,13 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
         kv_type: options.kv_type()?,
         threads: options.cpu_threads(),
     };
+    memory::check(
+        plan.kv,
+        runner.kv_type,
+        n_ctx,
+        runner.n_slots,
+        memory::total(),
+    )?;
     read_ahead(&model, &plan, reporter)?;
     let backend = CpuBackend::new(plan, model.clone(), &runner)?;
     model.check_unchanged()?;

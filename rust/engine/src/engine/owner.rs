@@ -281,7 +281,8 @@ pub struct Owner {
     load_seconds: f64,
     /// By slot.
     active: Vec<Option<Active>>,
-    /// Slots whose prompts are to be fed, first come first served.
+    /// Slots whose prompts are to be fed, first come first served; requests for logits take turns,
+    /// since they may be long and slow.
     feeding: VecDeque<usize>,
     prefill_pace: Pace,
     step_pace: Pace,
@@ -493,6 +494,8 @@ impl Owner {
                 // Logits: the sender's end tells the receiver that these were all.
                 active.session.close(&mut *self.backend)?;
             }
+        } else if let Some(Task::Logits { .. }) = self.active[slot].as_ref().map(|a| &a.task) {
+            self.feeding.rotate_left(1);
         }
         Ok(())
     }
@@ -557,7 +560,10 @@ impl Owner {
             None => None,
         };
         if reason != Some(FinishReason::Stop) {
-            let (text, stopped) = g.text.push(&self.tokenizer, event.token);
+            let (text, stopped) = match g.text.push(&self.tokenizer, event.token) {
+                Ok(pushed) => pushed,
+                Err(e) => return active.fail(&mut *self.backend, e),
+            };
             piece.text = text;
             piece.token_ids.push(event.token);
             piece.logprobs.extend(event.logprobs);

@@ -185,6 +185,7 @@ impl Backend for Faulty {
         at: usize,
         path: LogitsPath,
     ) -> Result<Vec<f32>> {
+        std::thread::sleep(self.faults.delay * ids.len() as u32);
         self.inner.logits(slot, ids, at, path)
     }
 }
@@ -568,6 +569,33 @@ fn bad_requests_are_refused_before_they_wait() {
     assert!(refused(&|r| r.prompt[1] = 257).contains("token 257: the vocabulary has 257 tokens"));
     assert!(refused(&|r| r.sampling.top_p = 2.0).contains("top_p = 2"));
     assert!(refused(&|r| r.stop = vec![String::new()]).contains("stop"));
+}
+
+#[test]
+fn long_requests_for_logits_take_turns_with_prompts() {
+    let faults = Faults {
+        delay: Duration::from_millis(5),
+        ..Faults::default()
+    };
+    let engine = engine_with(2, faults);
+    let ids = vec![7; N_CTX as usize];
+    let wait = Duration::from_secs(20);
+    let begun = Instant::now();
+    let slow = engine.logits(&ids, LogitsPath::Decode, wait);
+    let slow = slow.unwrap().unwrap();
+    finish(&submit(&engine, &request("quick", 1, 0))).unwrap();
+    let quick = begun.elapsed();
+    let mut rows = 0;
+    while let Wait::Item(some) = slow.next(wait).unwrap() {
+        rows += some.len() / 257;
+    }
+    assert_eq!(rows, ids.len());
+    // 200 rows of 5 ms each; the prompt came in after a slice or two of them.
+    assert!(
+        quick * 2 < begun.elapsed(),
+        "{quick:?} of {:?}",
+        begun.elapsed()
+    );
 }
 
 #[test]

@@ -96,10 +96,12 @@ impl TextStream {
     /// The text that `token` makes certain, and whether a stop string is now complete: then the
     /// text ends where that one starts. The stop that is complete first wins, of several the
     /// longest, so it does not matter how the text is cut into tokens.
-    pub fn push(&mut self, tokenizer: &Tokenizer, token: u32) -> (String, bool) {
-        // A model may have more rows than its vocabulary has tokens: they have no text.
-        let text = self.decoder.push(tokenizer, token).unwrap_or_default();
-        self.take(text)
+    ///
+    /// # Errors
+    /// [`Error::Argument`] where `token` is none of the vocabulary.
+    pub fn push(&mut self, tokenizer: &Tokenizer, token: u32) -> Result<(String, bool)> {
+        let text = self.decoder.push(tokenizer, token)?;
+        Ok(self.take(text))
     }
 
     /// What was still held at the end of the sequence.
