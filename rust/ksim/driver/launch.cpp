@@ -165,14 +165,14 @@ struct Started {
     void* handle = nullptr;
 };
 std::unique_ptr<Started> early;
-unsigned early_turn = 0;
 uint64_t launch_count = 0;
 
 uint64_t launch_seed() {
     return settings().seed ? settings().seed * 0x9e3779b97f4a7c15ull + ++launch_count : 0;
 }
 
-void describe(ksim_launch& launch, const Work& work, char* message, size_t message_bytes) {
+void describe(ksim_launch& launch, const Work& work, unsigned early_slot, char* message,
+              size_t message_bytes) {
     memset(&launch, 0, sizeof launch);
     launch.kernel = work.function->kernel;
     launch.name = work.function->name.c_str();
@@ -184,7 +184,7 @@ void describe(ksim_launch& launch, const Work& work, char* message, size_t messa
     launch.seed = launch_seed();
     launch.stacks = ground().stacks;
     launch.stack_bytes = STACK_BYTES;
-    launch.early_slot = 1 + KSIM_EARLY_BLOCKS * (early_turn++ % 2);
+    launch.early_slot = early_slot;
     launch.message = message;
     launch.message_bytes = message_bytes;
     message[0] = 0;
@@ -293,14 +293,16 @@ void execute_kernel(const Work& work, const Work* next, Context* context) {
         early = std::make_unique<Started>();
         early->function = next->function;
         early->key = next->params.data();
-        describe(early->launch, *next, early->message, sizeof early->message);
+        // The blocks of this grid that started early keep their slots.
+        unsigned slot = mine && mine->launch.early_slot == 1 ? 1 + KSIM_EARLY_BLOCKS : 1;
+        describe(early->launch, *next, slot, early->message, sizeof early->message);
         const ksim_object* object = next->function->module->info;
         Guarded guarded(object, &early->launch);
         early->handle = object->begin(&early->launch);
     }
     if (!mine) {
         mine = std::make_unique<Started>();
-        describe(mine->launch, work, mine->message, sizeof mine->message);
+        describe(mine->launch, work, 1, mine->message, sizeof mine->message);
     }
     const ksim_object* object = work.function->module->info;
     CUresult code;

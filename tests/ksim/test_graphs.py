@@ -1,0 +1,204 @@
+"""Graphs: what can be asked of them, changed in them, and in which order they run."""
+
+import ctypes as c
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ksim.card import Card, CudaError, KernelNodeParams, params
+from ksim.conftest import Script
+
+STEP = """
+struct P { uint32_t* x; uint32_t add; uint32_t mul; };
+KERNEL(k, P) { pdl_wait(); *p.x = *p.x * p.mul + p.add; }
+KERNEL(other, P) { pdl_wait(); *p.x = *p.x + 1000 * p.add; }
+"""
+
+
+def chain(
+    card: Card, x: object, stream: c.c_void_p, kernels: list[c.c_void_p], first: int = 1
+) -> c.c_void_p:
+    with card.capture(stream) as captured:
+        for i, kernel in enumerate(kernels):
+            card.launch(
+                kernel, 1, 1, params(x=x, add=first + i, mul=10), stream=stream, programmatic=i > 0
+            )
+    return captured[0]
+
+
+def test_replay_equals_eager_every_time(card: Card) -> None:
+    stream = card.stream()
+    kernel = card.kernel(STEP)
+    x = card.upload(np.zeros(1, np.uint32))
+    executable = card.instantiate(chain(card, x, stream, [kernel] * 3))
+    expected = 0
+    for _ in range(4):
+        card.replay(executable, stream)
+        for i in range(3):
+            expected = (expected * 10 + 1 + i) & 0xFFFFFFFF
+        assert x.read(np.uint32)[0] == expected
+    assert card.stats()["graph_launches"] >= 4
+
+
+def test_copies_and_fills_are_nodes(card: Card) -> None:
+    stream = card.stream()
+    kernel = card.kernel(STEP)
+    x, y = card.upload(np.zeros(1, np.uint32)), card.alloc(4)
+    host, host_pointer = card.pinned(np.uint32, 1)
+    with card.capture(stream) as captured:
+        card.call("cuMemsetD32Async", c.c_uint64(x.address), 7, c.c_size_t(1), stream)
+        card.launch(kernel, 1, 1, params(x=x, add=1, mul=2), stream=stream, programmatic=True)
+        card.call(
+            "cuMemcpyDtoDAsync_v2",
+            c.c_uint64(y.address),
+            c.c_uint64(x.address),
+            c.c_size_t(4),
+            stream,
+        )
+        card.call(
+            "cuMemcpyDtoHAsync_v2",
+            c.c_void_p(host_pointer.address),
+            c.c_uint64(y.address),
+            c.c_size_t(4),
+            stream,
+        )
+    graph = captured[0]
+    types = []
+    for node in card.nodes(graph):
+        kind = c.c_int()
+        card.call("cuGraphNodeGetType", node, c.byref(kind))
+        types.append(kind.value)
+    assert types == [2, 0, 1, 1]
+    # Only a kernel can wait programmatically, and only for a kernel.
+    assert card.edges(graph) == [(0, 1, 0, 0), (1, 2, 0, 0), (2, 3, 0, 0)]
+    host[0] = 0
+    card.replay(card.instantiate(graph), stream)
+    card.synchronize(stream)
+    assert host[0] == 15
+
+
+def test_fork_and_join(card: Card) -> None:
+    kernel = card.kernel("""
+    struct P { uint32_t* x; uint32_t to; uint32_t a; uint32_t b; };
+    KERNEL(k, P) { p.x[p.to] = p.x[p.a] + p.x[p.b]; }""")
+    x = card.upload(np.array([1, 2, 0, 0, 0], np.uint32))
+    one, two = card.stream(), card.stream()
+    fork, join = c.c_void_p(), c.c_void_p()
+    card.call("cuEventCreate", c.byref(fork), 2)
+    card.call("cuEventCreate", c.byref(join), 2)
+    with card.capture(one) as captured:
+        card.call("cuEventRecord", fork, one)
+        card.call("cuStreamWaitEvent", two, fork, 0)
+        card.launch(kernel, 1, 1, params(x=x, to=2, a=0, b=1), stream=one)
+        card.launch(kernel, 1, 1, params(x=x, to=3, a=1, b=1), stream=two)
+        card.call("cuEventRecord", join, two)
+        card.call("cuStreamWaitEvent", one, join, 0)
+        card.launch(kernel, 1, 1, params(x=x, to=4, a=2, b=3), stream=one)
+    assert sorted(card.edges(captured[0])) == [(0, 2, 0, 0), (1, 2, 0, 0)]
+    card.replay(card.instantiate(captured[0]), one)
+    assert x.read(np.uint32).tolist() == [1, 2, 3, 4, 7]
+    with pytest.raises(CudaError) as caught:
+        card.call("cuEventQuery", join)
+    assert caught.value.code == 907
+
+
+def test_kernel_parameters_of_a_node(card: Card) -> None:
+    stream = card.stream()
+    kernel = card.kernel(STEP)
+    x = card.upload(np.zeros(1, np.uint32))
+    graph = chain(card, x, stream, [kernel, kernel])
+    executable = card.instantiate(graph)
+    node = card.nodes(graph)[1]
+    seen = KernelNodeParams()
+    card.call("cuGraphKernelNodeGetParams_v2", node, c.byref(seen))
+    assert seen.func == kernel.value
+    assert list(seen.grid) == list(seen.block) == [1, 1, 1]
+    values = c.cast(seen.params[0], c.POINTER(c.c_uint32))
+    assert [values[2], values[3]] == [2, 10]
+    changed = params(x=x, add=5, mul=100)
+    pointers = (c.c_void_p * 1)(c.addressof(changed))
+    seen.params = c.cast(pointers, c.POINTER(c.c_void_p))
+    card.call("cuGraphExecKernelNodeSetParams_v2", executable, node, c.byref(seen))
+    card.replay(executable, stream)
+    assert x.read(np.uint32)[0] == 105, "1, then 1 * 100 + 5"
+
+
+class UpdateResult(c.Structure):
+    _fields_ = [("result", c.c_int), ("node", c.c_void_p), ("source", c.c_void_p)]
+
+
+def test_exec_update_wants_the_same_shape(card: Card) -> None:
+    stream = card.stream()
+    kernel = card.kernel(STEP)
+    owner = c.c_void_p()
+    card.call("cuFuncGetModule", c.byref(owner), kernel)
+    other = card.function(owner, "other")
+    x = card.upload(np.zeros(1, np.uint32))
+    executable = card.instantiate(chain(card, x, stream, [kernel, kernel]))
+    result = UpdateResult()
+    same_shape = chain(card, x, stream, [kernel, other], first=3)
+    card.call("cuGraphExecUpdate_v2", executable, same_shape, c.byref(result))
+    assert result.result == 0
+    card.replay(executable, stream)
+    assert x.read(np.uint32)[0] == 3 + 4000
+    longer = chain(card, x, stream, [kernel] * 3)
+    with pytest.raises(CudaError) as caught:
+        card.call("cuGraphExecUpdate_v2", executable, longer, c.byref(result))
+    assert (caught.value.code, result.result) == (910, 2)
+    with card.capture(stream) as captured:
+        card.call("cuMemsetD32Async", c.c_uint64(x.address), 7, c.c_size_t(1), stream)
+        card.launch(kernel, 1, 1, params(x=x, add=1, mul=2), stream=stream)
+    with pytest.raises(CudaError) as caught:
+        card.call("cuGraphExecUpdate_v2", executable, captured[0], c.byref(result))
+    assert (caught.value.code, result.result) == (910, 3), "another type of node"
+    # A refused update changes nothing.
+    x.write(np.zeros(1, np.uint32))
+    card.replay(executable, stream)
+    assert x.read(np.uint32)[0] == 3 + 4000
+
+
+def test_edges_with_data_need_the_new_call(card: Card) -> None:
+    stream = card.stream()
+    x = card.upload(np.zeros(1, np.uint32))
+    graph = chain(card, x, stream, [card.kernel(STEP)] * 2)
+    count = c.c_size_t()
+    with pytest.raises(CudaError) as caught:
+        card.call("cuGraphGetEdges", graph, None, None, c.byref(count))
+    assert caught.value.code == 801
+
+
+def test_dot_dump(card: Card, tmp_path: Path) -> None:
+    stream = card.stream()
+    x = card.upload(np.zeros(1, np.uint32))
+    graph = chain(card, x, stream, [card.kernel(STEP)] * 2)
+    path = tmp_path / "graph.dot"
+    card.call("cuGraphDebugDotPrint", graph, str(path).encode(), 0)
+    text = path.read_text()
+    assert text.count("KERNEL | k | grid 1,1,1 block 1,1,1 shared 0") == 2
+    assert '"node_0" -> "node_1"[style="dashed" label="programmatic"];' in text
+
+
+def test_independent_nodes_run_in_any_order(script: Script) -> None:
+    """Two nodes without an edge write the same word: a seed shows the missing dependency."""
+    body = """
+    kernel = card.kernel('''
+    struct P { uint32_t* x; uint32_t value; };
+    KERNEL(k, P) { *p.x = p.value; }''')
+    x = card.upload(np.zeros(1, np.uint32))
+    one, two = card.stream(), card.stream()
+    import ctypes as c
+    fork, join = c.c_void_p(), c.c_void_p()
+    card.call("cuEventCreate", c.byref(fork), 2)
+    card.call("cuEventCreate", c.byref(join), 2)
+    with card.capture(one) as captured:
+        card.call("cuEventRecord", fork, one)
+        card.call("cuStreamWaitEvent", two, fork, 0)
+        card.launch(kernel, 1, 1, params(x=x, value=1), stream=one)
+        card.launch(kernel, 1, 1, params(x=x, value=2), stream=two)
+        card.call("cuEventRecord", join, two)
+        card.call("cuStreamWaitEvent", one, join, 0)
+    card.replay(card.instantiate(captured[0]), one)
+    print(x.read(np.uint32)[0])
+    """
+    seen = {script(body, KSIM_SEED=str(seed)).stdout.strip() for seed in range(6)}
+    assert seen == {"1", "2"}
