@@ -78,6 +78,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         symlink("libcuda.so.1", alias)?;
     }
+    // This package's own tests find the libraries without LD_LIBRARY_PATH.
+    println!("cargo:rustc-link-arg-tests=-Wl,-rpath,{}", lib.display());
     println!("cargo:rustc-env=KSIM_LIBRARY_DIR={}", lib.display());
     Ok(())
 }

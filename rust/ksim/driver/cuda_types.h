@@ -1,5 +1,5 @@
 // The part of the CUDA driver interface that is simulated, written down anew: sizes and numbers
-// are checked against cudarc's bindings by tests/layout.rs.
+// are cudarc's bindings': tests/cudarc.rs holds those to the same numbers.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -180,3 +180,11 @@ enum : int {
     CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8,
     CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT = 9,
 };
+
+static_assert(sizeof(CUlaunchConfig) == 56 && offsetof(CUlaunchConfig, stream) == 32 &&
+              offsetof(CUlaunchConfig, attributes) == 40);
+static_assert(sizeof(CUlaunchAttribute) == 72 && offsetof(CUlaunchAttribute, value) == 8);
+static_assert(sizeof(CUDA_KERNEL_NODE_PARAMS) == 72 &&
+              offsetof(CUDA_KERNEL_NODE_PARAMS, params) == 40);
+static_assert(sizeof(CUgraphEdgeData) == 8 && sizeof(CUgraphExecUpdateResultInfo) == 24);
+static_assert(sizeof(CUDA_GRAPH_INSTANTIATE_PARAMS) == 32 && sizeof(CUuuid) == 16);
