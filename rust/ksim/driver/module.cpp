@@ -17,6 +17,12 @@ namespace {
 
 uint64_t next_function = 1;
 
+// A debugger or a sanitizer's report reads the object's file.
+bool keep_files() {
+    static const bool keep = getenv("KSIM_KEEP") || dlsym(RTLD_DEFAULT, "__asan_init");
+    return keep;
+}
+
 CUresult write_object(const unsigned char* bytes, size_t size, std::string& path) {
     const char* folder = getenv("TMPDIR");
     path = std::string(folder && *folder ? folder : "/tmp") + "/ksim-module-XXXXXX";
@@ -58,7 +64,7 @@ CUresult load(CUmodule* out, const void* image) {
     std::string path;
     if (CUresult code = write_object(bytes, header.bytes, path)) return code;
     void* object = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (!getenv("KSIM_KEEP")) unlink(path.c_str());
+    if (!keep_files()) unlink(path.c_str());
     if (!object) {
         violation("cuModuleLoadData: %s", dlerror());
         return CUDA_ERROR_SHARED_OBJECT_INIT_FAILED;
@@ -114,7 +120,7 @@ void unload_module(Module* module) {
     live<Module>().erase(module);
     stats.modules--;
     dlclose(module->object);
-    if (getenv("KSIM_KEEP")) unlink(module->path.c_str());
+    if (keep_files()) unlink(module->path.c_str());
     delete module;
 }
 

@@ -1,0 +1,143 @@
+"""common.cuh through the real compiler, which needs no card, and where the simulator is known."""
+
+import ctypes as c
+import importlib.util
+import os
+import re
+from pathlib import Path
+
+import pytest
+from ksim.card import COMMON, Card
+
+ROOT = Path(__file__).resolve().parents[2]
+ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
+
+# Every primitive once.
+EVERYTHING = """
+#include "common.cuh"
+struct P { const float* x; float* y; uint32_t* w; uint64_t* r; uint32_t n; };
+KERNEL_BOUNDS(everything, P, 256, 1) {
+    SHARED float scratch[8];
+    alignas(8) SHARED uint64_t bar;
+    pdl_trigger();
+    uint4 q = load_stream_u32x4(p.x);
+    uint32_t weights = load_stream_u32x2(p.x).y + load_stream_u32(p.x);
+    prefetch_l2(p.x + 4096);
+    pdl_wait();
+    uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
+    float v = load_relaxed_f32(p.x + i) + load_relaxed_f32x4(p.x).x + u32_as_float(q.x);
+    v = block_sum_f32<8>(v, scratch);
+    __syncthreads();
+    v += block_max_f32<8>(v, scratch);
+    v = sub_rn(div_rn(sqrt_rn(v), mul_rn(v, 3.0f)), add_rn(fma_rn(v, v, v), 1.0f));
+    uint32_t overflow = 0;
+    uint16_t h = f32_to_f16_sat(v, overflow);
+    uint32_t hh = fma_f16x2(mul_f16x2(h, h), add_f16x2(h, h), sub_f16x2(h, prmt(h, h, 0x1032)));
+    hh ^= f32x2_to_f16x2(v, v + 1) ^ pack_f16x2(h, h) ^ float_as_u32(v);
+    uint32_t a[4] = {hh, hh, hh, hh};
+    float d[4], z[4] = {0, 0, 0, 0};
+    mma_m16n8k16_f16_f32(d, a, a, z);
+    uint8_t* s = dynamic_shared<uint8_t>();
+    if (threadIdx.x == 0) {
+        mbarrier_init(&bar, 2);
+        mbarrier_init_fence();
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        mbarrier_arrive_expect(&bar, 64);
+        bulk_copy_to_shared(s, p.x, 64, &bar);
+        mbarrier_arrive(&bar);
+    }
+    mbarrier_wait_parity(&bar, 0);
+    cp_async_16(s + 1024, p.x);
+    cp_async_16_zero_fill(s + 2048, p.x, 7);
+    cp_async_commit();
+    cp_async_wait<0>();
+    ldmatrix_x4(a, s + (threadIdx.x % 32) * 16);
+    d[1] += a[1];
+    ldmatrix_x4_transposed(a, s + (threadIdx.x % 32) * 16);
+    named_barrier_sync(1, 256);
+    named_barrier_arrive(2, 256);
+    delay_block();
+    if (atomic_inc_acq_rel_wrap(p.w, gridDim.x - 1) == gridDim.x - 1) {
+        store_release_sys_u64(p.r, global_timer());
+        report_error(p.w + 4, 2, i);
+    }
+    uint32_t seen = load_acquire_u32(p.w + 8) + load_relaxed_u16((const uint16_t*)p.w) +
+                    load_relaxed_u64(p.r) + load_relaxed_u32x2(p.r).x + load_relaxed_u32(p.w);
+    store_release_u32(p.w + 9, seen + weights);
+    p.y[i] = d[0] + d[1] + f16x2_low(hh) + f16x2_high(hh) + a[0] + bf16_to_f32(h) + overflow +
+             warp_sum_f32(v) + warp_max_f32(v) + infinity_f32();
+}
+"""
+
+
+class Nvrtc:
+    """The real compiler: ONEGRAPH_TEST_NVRTC, or the wheel nvidia-cuda-nvrtc-cu12."""
+
+    def __init__(self) -> None:
+        path = os.environ.get("ONEGRAPH_TEST_NVRTC")
+        if not path:
+            try:
+                found = importlib.util.find_spec("nvidia.cuda_nvrtc")
+            except ModuleNotFoundError:
+                found = None
+            folders = list(found.submodule_search_locations or []) if found else []
+            files = [f for d in folders for f in Path(d).glob("lib/libnvrtc.so.1*")]
+            if not files:
+                pytest.skip("pip install nvidia-cuda-nvrtc-cu12>=12.9, or set ONEGRAPH_TEST_NVRTC")
+            path = str(files[0])
+        self.lib = c.CDLL(path)
+
+    def compile(self, source: str, *options: str) -> tuple[int, str]:
+        program = c.c_void_p()
+        body, name = (c.c_char_p * 1)(COMMON.encode()), (c.c_char_p * 1)(b"common.cuh")
+        self.lib.nvrtcCreateProgram(c.byref(program), source.encode(), b"test.cu", 1, body, name)
+        words = (c.c_char_p * len(options))(*[o.encode() for o in options])
+        code = self.lib.nvrtcCompileProgram(program, len(options), words)
+        size = c.c_size_t()
+        self.lib.nvrtcGetProgramLogSize(program, c.byref(size))
+        log = c.create_string_buffer(size.value)
+        self.lib.nvrtcGetProgramLog(program, log)
+        self.lib.nvrtcDestroyProgram(c.byref(program))
+        return code, log.value.decode()
+
+
+@pytest.mark.parametrize("delay", [(), ("-DONEGRAPH_DELAY_SEED=7",)], ids=["plain", "delay"])
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_every_primitive_compiles_for_every_card(arch: int, delay: tuple[str, ...]) -> None:
+    code, log = Nvrtc().compile(
+        EVERYTHING, f"--gpu-architecture=sm_{arch}", "--std=c++17", "--ptxas-options=-v", *delay
+    )
+    assert code == 0, log
+    assert "warning" not in log
+    assert "0 bytes spill stores, 0 bytes spill loads" in log
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_every_primitive_has_its_twin(card: Card, arch: int) -> None:
+    image = card.compile(EVERYTHING, "-DONEGRAPH_DELAY_SEED=7", arch=f"sm_{arch}")
+    assert len(image) > 1000
+
+
+def test_only_the_common_header_and_the_shim_know_the_simulator() -> None:
+    found = []
+    for folder in ("rust/engine", "rust/python", "python"):
+        for path in (ROOT / folder).rglob("*"):
+            if path.suffix in {".cu", ".cuh", ".rs", ".py", ".h"} and path.is_file():
+                text = path.read_text()
+                if re.search(r"\bONEGRAPH_SIM\b|\bsim::|\bksim", text):
+                    found.append(str(path.relative_to(ROOT)))
+    assert found == ["rust/engine/kernels/common.cuh"]
+
+
+def test_kernels_hold_no_assembly_and_no_bare_qualifiers() -> None:
+    """What a kernel needs beyond plain C++ is a named primitive, or it has no twin."""
+    kernels = sorted((ROOT / "rust" / "engine").rglob("*.cu*"))
+    assert kernels
+    for path in kernels:
+        if path.name == "common.cuh":
+            continue
+        text = re.sub(r"//[^\n]*", "", path.read_text())
+        bare = re.findall(r"\basm\b|\b__shared__\b|\b__global__\b|\b__CUDA_ARCH__\b", text)
+        assert not bare, f"{path}: {bare}"
