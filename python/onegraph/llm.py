@@ -109,8 +109,9 @@ class Stream(Iterator[Piece]):
 
     def cancel(self) -> None:
         """Asks the generation to end; the last piece then says "cancelled"."""
-        if self._generation is not None:
-            self._generation.cancel()
+        generation = self._generation  # another thread may be ending the stream
+        if generation is not None:
+            generation.cancel()
 
     def close(self) -> None:
         """Cancels the generation and ends the iteration. May be called again."""
@@ -140,7 +141,6 @@ class LLM:
     max_batch: sequences that run together; further requests wait
     kv_type: encoding of keys and values, such as "f16", "f32" or "q8_0"
     threads: CPU threads; None takes as many as the machine runs at once
-    prefix_cache: keep keys and values of old prompts for new ones that start alike
     progress: None draws a bar on a terminal, True and False say so; or a function that is called
         with what is going on, how much is done, and how much there is (or None)
 
@@ -151,6 +151,7 @@ class LLM:
     graph_max_batch: the largest size to capture; None takes `max_batch`
     warmup: capture all sizes while loading instead of at first need
     pdl: programmatic dependent launch; None uses it where the card has it
+    prefix_cache: keep keys and values of old prompts for new ones that start alike
 
     Raises `ArgumentError` for an option out of range, `FileError` where the file cannot be read,
     `ModelError` where it is damaged or not supported, `OutOfMemoryError`, and `DeviceError` where
@@ -242,7 +243,7 @@ class LLM:
         own call. With `stream`, the pieces come as they are made; leaving the stream cancels it.
 
         Raises `ContextError` where a prompt leaves no room in the context, `ArgumentError` for a
-        parameter out of range, `ClosedError` after `close`, `CancelledError`.
+        parameter out of range, `ClosedError` after `close`.
         """
         options = resolve(sampling)
         with_logprobs = options["logprobs"] is not None

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import onegraph
 import pytest
+import tiny_gguf
 from onegraph import LLM, Result
 from reference import log_softmax
 
@@ -153,6 +154,13 @@ def test_the_shortest_prompts(llm: LLM, smol: LLM) -> None:
         # Neither model puts a token in front of a text.
         with pytest.raises(onegraph.ArgumentError, match="at least one token; give some text"):
             model.generate("")
+
+
+def test_an_empty_text_is_a_prompt_where_a_token_stands_in_front(tmp_path: Path) -> None:
+    with LLM(tiny_gguf.write(tmp_path / "bos.gguf"), device="cpu") as llm:
+        assert llm.tokenize("") == [10]
+        result = llm.generate("", max_tokens=3, ignore_eos=True)
+        assert (result.usage.prompt_tokens, len(result.token_ids)) == (1, 3)
 
 
 def test_the_context_can_be_filled_to_the_last_token(llm: LLM) -> None:
