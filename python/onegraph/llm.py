@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import logging
 import operator
@@ -326,6 +325,8 @@ class LLM:
         """`generate(stream=True)` for asyncio: the event loop runs on while tokens are made.
         Leaving the loop early, or cancelling the task, cancels the generation.
         """
+        import asyncio  # most programs have no event loop, and this is half of their import
+
         options = resolve(sampling)
         loop = asyncio.get_running_loop()
         pieces: asyncio.Queue[Piece | BaseException | None] = asyncio.Queue()
