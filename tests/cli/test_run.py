@@ -39,8 +39,27 @@ def test_the_readmes_command_answers(cli, smollm2: Path) -> None:
     assert run.startswith(".venv/bin/onegraph run smollm2 ")
     done = cli(*shlex.split(run)[1:])
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    assert re.fullmatch(r"(cut after 256 tokens; --max-tokens allows more\n)?", done.stderr)
     assert len(done.stdout.split()) > 5
+
+
+def test_a_cut_that_nobody_asked_for_is_said(cli, smollm2: Path) -> None:
+    asked = cli("run", smollm2, QUESTION, "--ignore-eos", "--max-tokens", 9)
+    assert asked.stderr == ""
+    default = cli("run", smollm2, QUESTION, "--ignore-eos")
+    assert default.stderr == "cut after 256 tokens; --max-tokens allows more\n"
+    for more in [[], ["--max-tokens", 100]]:
+        full = cli("run", smollm2, QUESTION, "--raw", "--n-ctx", 48, "--ignore-eos", *more)
+        assert re.fullmatch(r"cut after \d\d tokens; --n-ctx allows more\n", full.stderr)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-16"])
+def test_a_pipe_gets_utf8_whatever_the_locale_says(encoding: str, cli, smollm2: Path) -> None:
+    tokenizer = onegraph.Tokenizer(smollm2)
+    (token,) = tokenizer.encode(" é", add_special=False)
+    args = ["Hi", "--max-tokens", 2, "--logit-bias", f"{token}=inf"]
+    done = cli("run", smollm2, *args, env={"PYTHONIOENCODING": encoding})
+    assert (done.returncode, done.stdout, done.stderr) == (0, " é é", "")
 
 
 def test_standard_output_carries_the_text_alone(cli, smollm2: Path, answer: str) -> None:

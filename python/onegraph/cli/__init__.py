@@ -82,8 +82,13 @@ def main(args: Sequence[str] | None = None) -> int:
     """
     args = list(sys.argv[1:] if args is None else args)
     for name in ["stdout", "stderr"]:
-        if getattr(sys, name) is None:  # the caller closed it
+        stream = getattr(sys, name)
+        if stream is None:  # the caller closed it
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        elif stream.isatty():
+            stream.reconfigure(errors="replace")  # what the terminal's encoding lacks
+        else:
+            stream.reconfigure(encoding="utf-8")
     try:
         with cli.make_context("onegraph", list(args)) as ctx:
             cli.invoke(ctx)

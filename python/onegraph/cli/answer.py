@@ -9,8 +9,9 @@ import click
 from onegraph.cli.terminal import printable
 from onegraph.llm import Stream
 from onegraph.results import Result
+from onegraph.sampling import DEFAULTS
 
-__all__ = ["messages", "report", "show"]
+__all__ = ["messages", "note_cut", "report", "show"]
 
 
 def messages(system: str | None, *turns: str) -> list[dict[str, str]]:
@@ -33,6 +34,14 @@ def show(stream: Stream, heard: list[str] | None = None) -> None:
     finally:
         if terminal:
             click.echo()
+
+
+def note_cut(result: Result, max_tokens: int | None) -> None:
+    """Says on standard error where a text was cut at a length that nobody asked for."""
+    made = result.usage.completion_tokens
+    if result.finish_reason == "length" and made != max_tokens:
+        option = "--max-tokens" if made == DEFAULTS["max_tokens"] else "--n-ctx"
+        click.echo(f"cut after {made} tokens; {option} allows more", err=True)
 
 
 def report(result: Result) -> None:

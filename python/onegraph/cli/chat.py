@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from onegraph import LLM
-from onegraph.cli.answer import messages, report, show
+from onegraph.cli.answer import messages, note_cut, report, show
 from onegraph.errors import ContextError
 
 HINT = "Ctrl-C stops an answer, Ctrl-D leaves, /clear forgets what was said."
@@ -61,7 +61,9 @@ def _answer(
     try:
         with llm.chat(conversation, stream=True, **sampling) as stream:
             show(stream, heard)
-        if verbose and stream.result is not None:
+        assert stream.result is not None
+        note_cut(stream.result, sampling.get("max_tokens"))
+        if verbose:
             report(stream.result)
     except KeyboardInterrupt:
         pass

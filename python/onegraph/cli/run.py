@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from onegraph import LLM
-from onegraph.cli.answer import messages, report, show
+from onegraph.cli.answer import messages, note_cut, report, show
 from onegraph.cli.options import MODEL, SAMPLING, given, model_options, sampling_options
 from onegraph.cli.terminal import debug_option, json_option, printable, progress
 
@@ -87,6 +87,8 @@ def _answer(
     if as_json:
         made = dataclasses.asdict(stream.result)
         click.echo(json.dumps({"model": str(llm.path), "device": llm.device, **made}))
+    else:
+        note_cut(stream.result, sampling.get("max_tokens"))
     if verbose:
         report(stream.result)
 
