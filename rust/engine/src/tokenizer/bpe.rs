@@ -126,14 +126,11 @@ impl Bpe {
                         "texts in the byte-level alphabet (printable Latin-1, U+0100 to U+0143)",
                     )
                 })?;
-                let id = u32::try_from(steps.len())
-                    .ok()
-                    .filter(|_| steps.len() < MAX_STEPS)
-                    .and_then(|n| n.checked_add(first_step))
-                    .filter(|id| *id < NONE)
-                    .ok_or_else(|| {
-                        malformed(&format!("at most {MAX_STEPS} texts that are no token"))
-                    })?;
+                if steps.len() >= MAX_STEPS {
+                    let expected = format!("at most {MAX_STEPS} texts that are no token");
+                    return Err(malformed(&expected));
+                }
+                let id = u32::try_from(steps.len()).map_or(NONE, |n| n.saturating_add(first_step));
                 steps.insert(text.to_owned(), id);
                 bpe.steps.push(bytes);
                 Ok(id)

@@ -170,9 +170,16 @@ impl Tokenizer {
                 (Model::Bpe(bpe, pre), pre.add_bos, false)
             }
             "llama" => {
-                // SentencePiece's own ids, where the file does not say.
-                let default = |id: u32| Some(id).filter(|id| vocab.contains(*id));
-                let (unk, bos, eos) = (default(0), default(1), default(2));
+                // SentencePiece's own ids, where the file does not say and the types agree.
+                let default = |id: u32, ty: TokenType| {
+                    let fits = !vocab.typed() || vocab.token_type(id) == ty;
+                    Some(id).filter(|id| fits && vocab.contains(*id))
+                };
+                let unk = default(0, TokenType::Unknown);
+                let (bos, eos) = (
+                    default(1, TokenType::Control),
+                    default(2, TokenType::Control),
+                );
                 vocab.unk = vocab.unk.or(unk);
                 vocab.bos = vocab.bos.or(bos);
                 vocab.eos = vocab.eos.or(eos);
@@ -189,14 +196,13 @@ impl Tokenizer {
         };
         let flag = |name: &str, default: bool, id: Option<u32>| {
             let key = format!("tokenizer.ggml.add_{name}_token");
-            let said = gguf.get_bool(&key)?;
-            match (said.unwrap_or(default), id) {
-                (true, None) => Err(bad(
+            match (gguf.get_bool(&key)?, id) {
+                (Some(true), None) => Err(bad(
                     format!("tokenizer.ggml.{name}_token_id"),
                     "missing",
-                    format!("a token id, for {key} is true (or true by default)"),
+                    format!("a token id, for {key} is true"),
                 )),
-                (on, _) => Ok(on),
+                (said, id) => Ok(said.unwrap_or(default && id.is_some())),
             }
         };
         Ok(Tokenizer {

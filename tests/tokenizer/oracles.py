@@ -1,0 +1,194 @@
+"""The tokenizers to agree with, rebuilt from a GGUF's own metadata: HF tokenizers and llama.cpp."""
+
+import functools
+import json
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import tokenizers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+
+# As published with each model.
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+
+Metadata = dict[str, Any]
+
+
+@functools.cache
+def _metadata(path: Path) -> Metadata:
+    fields = gguf.GGUFReader(path).fields
+    prefix = "tokenizer.ggml."
+    return {k[len(prefix) :]: f.contents() for k, f in fields.items() if k.startswith(prefix)}
+
+
+def metadata(path: Path) -> Metadata:
+    """`tokenizer.ggml.*` of a file, without the prefix; the caller may change it."""
+    return dict(_metadata(path))
+
+
+def write(path: Path, data: Metadata, *, model: bool = False, name: str = "test") -> Path:
+    """A GGUF with this vocabulary; with `model` it has tensors, so that a server loads it."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name(name)
+    for key, value in data.items():
+        key = f"tokenizer.ggml.{key}"
+        if isinstance(value, list):
+            writer.add_array(key, value)
+        elif isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, str):
+            writer.add_string(key, value)
+        else:
+            writer.add_uint32(key, value)
+    if model:
+        n_vocab, n_embd = len(data["tokens"]), 32
+        writer.add_block_count(1)
+        writer.add_context_length(4096)
+        writer.add_embedding_length(n_embd)
+        writer.add_feed_forward_length(n_embd)
+        writer.add_head_count(1)
+        writer.add_head_count_kv(1)
+        writer.add_layer_norm_rms_eps(1e-5)
+        shapes = {"token_embd": (n_vocab, n_embd), "output_norm": (n_embd,)}
+        square = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+        shapes |= {f"blk.0.{name}": (n_embd, n_embd) for name in square}
+        shapes |= {f"blk.0.{name}": (n_embd,) for name in ("attn_norm", "ffn_norm")}
+        for name, shape in shapes.items():
+            dtype = np.float16 if len(shape) == 2 else np.float32
+            writer.add_tensor(f"{name}.weight", np.ones(shape, dtype))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+class HuggingFace:
+    """`tokenizers.Tokenizer` with the pre-tokenizer published for the vocabulary's family."""
+
+    def __init__(self, data: Metadata, *, nfc: bool = False) -> None:
+        tokens, types = data["tokens"], data["token_type"]
+        plain = {t: i for i, t in enumerate(tokens) if types[i] in (NORMAL, UNUSED, BYTE, UNKNOWN)}
+        if data["model"] == "llama":
+            self.tokenizer = self._sentencepiece(data)
+        else:
+            merges = [tuple(m.split(" ")) for m in data["merges"]]
+            pre = data["pre"]
+            bpe = models.BPE(plain, merges, ignore_merges=pre == "llama-bpe")
+            self.tokenizer = tokenizers.Tokenizer(bpe)
+            byte_level = pre_tokenizers.ByteLevel(
+                add_prefix_space=False, use_regex=pre in ("gpt-2", "smollm")
+            )
+            first: dict[str, Any] = {
+                "gpt-2": None,
+                "smollm": pre_tokenizers.Digits(individual_digits=True),
+                "llama-bpe": pre_tokenizers.Split(Regex(LLAMA3), "isolated"),
+                "qwen2": pre_tokenizers.Split(Regex(QWEN2), "isolated"),
+            }
+            steps = [first[pre], byte_level] if first[pre] else [byte_level]
+            self.tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+            self.tokenizer.decoder = decoders.ByteLevel()
+            if nfc:
+                self.tokenizer.normalizer = normalizers.NFC()
+        # Added tokens may get other ids; what matters is their text, by which ids are mapped back.
+        for kind, special in ((USER_DEFINED, False), (CONTROL, True), (UNKNOWN, True)):
+            added = [t for i, t in enumerate(tokens) if types[i] == kind]
+            self.tokenizer.add_tokens(
+                [tokenizers.AddedToken(t, special=special, normalized=False) for t in added]
+            )
+        self.ids = {t: i for i, t in enumerate(tokens)}
+
+    @staticmethod
+    def _sentencepiece(data: Metadata) -> tokenizers.Tokenizer:
+        tokens, scores = data["tokens"], data["scores"]
+        vocab = {t: i for i, t in enumerate(tokens)}
+        merges = []
+        for piece, score in zip(tokens, scores, strict=True):
+            pairs = [(piece[:i], piece[i:]) for i in range(1, len(piece))]
+            known = [(a, b) for a, b in pairs if a in vocab and b in vocab]
+            known.sort(key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
+            merges += [(-score, pair) for pair in known]
+        merges.sort(key=lambda merge: merge[0])
+        unk = tokens[data.get("unknown_token_id", 0)]
+        bpe = models.BPE(
+            vocab, [pair for _, pair in merges], unk_token=unk, fuse_unk=True, byte_fallback=True
+        )
+        tokenizer = tokenizers.Tokenizer(bpe)
+        steps: list[Any] = [normalizers.Replace(" ", "▁")]
+        if data.get("add_space_prefix", True):
+            steps.insert(0, normalizers.Prepend("▁"))
+        tokenizer.normalizer = normalizers.Sequence(steps)
+        return tokenizer
+
+    def encode(self, texts: Sequence[str], *, parse_special: bool = False) -> list[list[int]]:
+        self.tokenizer.encode_special_tokens = not parse_special
+        encoded = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [[self.ids[token] for token in one.tokens] for one in encoded]
+
+
+class LlamaCpp:
+    """llama.cpp's own tokenizer, asked over loopback."""
+
+    def __init__(self, path: Path) -> None:
+        import xllamacpp
+
+        params = xllamacpp.CommonParams()
+        params.model.path = str(path)
+        params.n_ctx = 256
+        params.port = 0
+        params.warmup = False
+        self.server = xllamacpp.Server(params)
+
+    def encode(
+        self, texts: Sequence[str], *, add_special: bool = False, parse_special: bool = False
+    ) -> list[list[int]]:
+        return [self._one(text, add_special, parse_special) for text in texts]
+
+    def _one(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
+        body = {"content": text, "add_special": add_special, "parse_special": parse_special}
+        request = urllib.request.Request(
+            self.server.listening_address + "/tokenize",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            tokens: list[int] = json.load(reply)["tokens"]
+        return tokens
+
+
+def byte_alphabet() -> list[str]:
+    """The character that stands for each byte in the tokens of a byte-level vocabulary."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [b for b in range(256) if b not in shown]
+    return [chr(b) if b in shown else chr(0x100 + hidden.index(b)) for b in range(256)]
+
+
+def byte_level(merges: Sequence[tuple[bytes, bytes]], pre: str) -> Metadata:
+    """A vocabulary of all bytes and what the merges make, and one control token, `<|end|>`."""
+    alphabet = byte_alphabet()
+
+    def text(raw: bytes) -> str:
+        return "".join(alphabet[b] for b in raw)
+
+    made = [text(a + b) for a, b in merges]
+    tokens = [*alphabet, *dict.fromkeys(made), "<|end|>"]
+    return {
+        "model": "gpt2",
+        "pre": pre,
+        "tokens": tokens,
+        "token_type": [NORMAL] * (len(tokens) - 1) + [CONTROL],
+        "merges": [f"{text(a)} {text(b)}" for a, b in merges],
+        "bos_token_id": len(tokens) - 1,
+        "eos_token_id": len(tokens) - 1,
+        "add_bos_token": False,
+    }
