@@ -62,7 +62,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     // The name under which it is found again once it is loaded, wherever it lies.
     link.args(["-shared", "-Wl,-soname,libcuda.so", "-o"])
         .arg(&library);
-    link.args(&objects).args(["-ldl", "-lpthread"]);
+    link.args(&objects).args(["-ldl", "-lpthread"]).arg(format!(
+        "-Wl,--version-script={}",
+        root.join("driver/exports.map").display()
+    ));
     // The sanitizers' run time is preloaded, so its symbols are missing here.
     match env::var("KSIM_SANITIZE") {
         Ok(sanitize) => link.arg(format!("-fsanitize={sanitize}")),

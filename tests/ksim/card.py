@@ -1,6 +1,8 @@
 """The CUDA driver and NVRTC through ctypes: enough to compile, launch, capture and replay."""
 
 import ctypes as c
+import importlib.util
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,6 +46,19 @@ LIVE = [
     "contexts",
     "programs",
 ]
+
+
+def real_nvrtc() -> Path | None:
+    """The real compiler: ONEGRAPH_TEST_NVRTC, or that of the wheel nvidia-cuda-nvrtc-cu12."""
+    named = os.environ.get("ONEGRAPH_TEST_NVRTC")
+    if named:
+        return Path(named)
+    try:
+        found = importlib.util.find_spec("nvidia.cuda_nvrtc")
+    except ModuleNotFoundError:
+        return None
+    folders = list(found.submodule_search_locations or []) if found else []
+    return next((f for d in folders for f in Path(d).glob("lib/libnvrtc.so.1*")), None)
 
 
 class CudaError(Exception):
@@ -143,16 +158,20 @@ class Buffer:
 
 
 class Card:
-    """One simulated device, its primary context current in this thread."""
+    """One device, simulated or real, its primary context current in this thread."""
 
-    def __init__(self, libraries: Path, nvrtc: Path | None = None) -> None:
-        self.lib = c.CDLL(str(libraries / "libcuda.so"))
-        self.nvrtc = c.CDLL(str(nvrtc or libraries / "libnvrtc.so"))
-        self.lib.ksimLastMessage.restype = c.c_char_p
-        self.lib.ksimStats.restype = c.c_size_t
-        self.lib.ksimCallCount.restype = c.c_uint64
-        self.lib.ksimReportLeaks.restype = c.c_uint64
+    def __init__(self, libcuda: Path, nvrtc: Path | None = None) -> None:
+        if libcuda.is_dir():
+            libcuda, nvrtc = libcuda / "libcuda.so", libcuda / "libnvrtc.so"
+        self.lib = c.CDLL(str(libcuda))
+        self.nvrtc = c.CDLL(str(nvrtc))
+        self.simulated = hasattr(self.lib, "ksimStats")
         self.context = c.c_void_p()
+        if self.simulated:
+            self.lib.ksimLastMessage.restype = c.c_char_p
+            self.lib.ksimStats.restype = c.c_size_t
+            self.lib.ksimCallCount.restype = c.c_uint64
+            self.lib.ksimReportLeaks.restype = c.c_uint64
 
     def open(self) -> "Card":
         self.call("cuInit", 0)
@@ -174,7 +193,7 @@ class Card:
             raise CudaError(name, code, (text.value or b"").decode(), self.message())
 
     def message(self) -> str:
-        return (self.lib.ksimLastMessage() or b"").decode()
+        return (self.lib.ksimLastMessage() or b"").decode() if self.simulated else ""
 
     def stats(self) -> dict[str, int]:
         values = (c.c_uint64 * len(STATS))()
@@ -192,10 +211,11 @@ class Card:
         self,
         source: str,
         *options: str,
-        arch: str = "sm_90",
+        arch: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> bytes:
         headers = {"common.cuh": COMMON} if headers is None else headers
+        arch = arch or self.arch()
         program = c.c_void_p()
         bodies = (c.c_char_p * max(len(headers), 1))(*[h.encode() for h in headers.values()])
         names = (c.c_char_p * max(len(headers), 1))(*[h.encode() for h in headers])
@@ -222,6 +242,14 @@ class Card:
             return image.raw
         finally:
             self.nvrtc.nvrtcDestroyProgram(c.byref(program))
+
+    def arch(self) -> str:
+        if not self.context:
+            return "sm_90"
+        major, minor = c.c_int(), c.c_int()
+        self.call("cuDeviceGetAttribute", c.byref(major), 75, 0)
+        self.call("cuDeviceGetAttribute", c.byref(minor), 76, 0)
+        return f"sm_{major.value}{minor.value}"
 
     def load(self, image: bytes) -> c.c_void_p:
         module = c.c_void_p()

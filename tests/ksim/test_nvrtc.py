@@ -1,13 +1,11 @@
 """common.cuh through the real compiler, which needs no card, and where the simulator is known."""
 
 import ctypes as c
-import importlib.util
-import os
 import re
 from pathlib import Path
 
 import pytest
-from ksim.card import COMMON, Card
+from ksim.card import COMMON, Card, real_nvrtc
 
 ROOT = Path(__file__).resolve().parents[2]
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
@@ -73,21 +71,13 @@ KERNEL_BOUNDS(everything, P, 256, 1) {
 
 
 class Nvrtc:
-    """The real compiler: ONEGRAPH_TEST_NVRTC, or the wheel nvidia-cuda-nvrtc-cu12."""
+    """The real compiler, which needs no card."""
 
     def __init__(self) -> None:
-        path = os.environ.get("ONEGRAPH_TEST_NVRTC")
-        if not path:
-            try:
-                found = importlib.util.find_spec("nvidia.cuda_nvrtc")
-            except ModuleNotFoundError:
-                found = None
-            folders = list(found.submodule_search_locations or []) if found else []
-            files = [f for d in folders for f in Path(d).glob("lib/libnvrtc.so.1*")]
-            if not files:
-                pytest.skip("pip install nvidia-cuda-nvrtc-cu12>=12.9, or set ONEGRAPH_TEST_NVRTC")
-            path = str(files[0])
-        self.lib = c.CDLL(path)
+        path = real_nvrtc()
+        if path is None:
+            pytest.skip("pip install 'nvidia-cuda-nvrtc-cu12>=12.9', or set ONEGRAPH_TEST_NVRTC")
+        self.lib = c.CDLL(str(path))
 
     def compile(self, source: str, *options: str) -> tuple[int, str]:
         program = c.c_void_p()
@@ -114,7 +104,7 @@ def test_every_primitive_compiles_for_every_card(arch: int, delay: tuple[str, ..
     assert "0 bytes spill stores, 0 bytes spill loads" in log
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", [75, 90])
 def test_every_primitive_has_its_twin(card: Card, arch: int) -> None:
     image = card.compile(EVERYTHING, "-DONEGRAPH_DELAY_SEED=7", arch=f"sm_{arch}")
     assert len(image) > 1000

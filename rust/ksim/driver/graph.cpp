@@ -150,7 +150,7 @@ static CUresult graph_edges(const char* call, CUgraph graph, CUgraphNode* from, 
     for (const auto& node : graph->nodes) {
         for (const Edge& edge : node->edges) {
             // Edges with data would be lost by the old call.
-            if (without_data && edge.data.type) return CUDA_ERROR_NOT_SUPPORTED;
+            if (without_data && edge.data.type) return CUDA_ERROR_LOSSY_QUERY;
             if (from && found < *count) {
                 from[found] = edge.from;
                 to[found] = node.get();

@@ -1,7 +1,6 @@
 // The simulated run-time compiler: g++ with the shim before the source.
 #include <fcntl.h>
 #include <spawn.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -9,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 
@@ -88,9 +88,8 @@ nvrtcResult enter(const char* call, Program* program, bool needs_program) {
 }
 
 bool write_file(const std::string& path, const std::string& text) {
-    for (size_t at = path.find('/', 1); at != std::string::npos; at = path.find('/', at + 1)) {
-        mkdir(path.substr(0, at).c_str(), 0700);
-    }
+    std::error_code failed;
+    std::filesystem::create_directories(std::filesystem::path(path).parent_path(), failed);
     std::ofstream file(path, std::ios::binary);
     file << text;
     return static_cast<bool>(file.flush());
@@ -113,8 +112,9 @@ public:
     }
     ~Folder() {
         if (path.empty() || getenv("KSIM_KEEP")) return;
-        std::string command = "rm -rf '" + path + "'";
-        if (system(command.c_str()) != 0) say("%s stays behind", path.c_str());
+        std::error_code failed;
+        std::filesystem::remove_all(path, failed);
+        if (failed) say("%s stays behind: %s", path.c_str(), failed.message().c_str());
     }
     std::string path;
 };
@@ -465,3 +465,19 @@ KSIM_API void ksimFailNvrtcAfter(long long n, int code) {
     injected.remaining = n;
     injected.code = static_cast<nvrtcResult>(code);
 }
+
+// ---------------------------------------------------------------- not simulated
+
+#define REFUSED(name) \
+    KSIM_API nvrtcResult name() { return NVRTC_ERROR_INVALID_INPUT; }
+REFUSED(nvrtcAddNameExpression)
+REFUSED(nvrtcGetLoweredName)
+REFUSED(nvrtcGetLTOIR)
+REFUSED(nvrtcGetLTOIRSize)
+REFUSED(nvrtcGetOptiXIR)
+REFUSED(nvrtcGetOptiXIRSize)
+REFUSED(nvrtcGetTileIR)
+REFUSED(nvrtcGetTileIRSize)
+REFUSED(nvrtcGetBundledHeadersInfo)
+REFUSED(nvrtcInstallBundledHeaders)
+REFUSED(nvrtcRemoveBundledHeaders)
