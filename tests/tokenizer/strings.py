@@ -80,7 +80,7 @@ SPACES = [
 CODE = r'''
 def f(x: int = 0) -> dict[str, "T"]:
     """Doc."""
-    return {k: v for k, v in zip(x, y) if k != 'it\'s' and v >= 1e-10}  # TODO
+    return {k: v for k, v in zip(x, y) if k != 'it\'s' and v >= 1e-10}  # why
 #include <stdio.h>
 int main(void) { for (int i = 0; i < 10; ++i) printf("%d\n", a[i] << 3); return 0; }
 fn main() -> Result<(), Box<dyn Error>> { let x: &'static str = r#"raw"#; println!("{x:?}"); }

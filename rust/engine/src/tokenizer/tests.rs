@@ -1,8 +1,3 @@
-#![allow(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    clippy::arithmetic_side_effects
-)]
 use proptest::prelude::*;
 
 use super::bpe::{byte_to_char, text_to_bytes};
@@ -31,9 +26,9 @@ fn the_byte_alphabet_is_a_bijection() {
 
 fn words(name: &str, text: &str) -> Vec<String> {
     let mut words = Vec::new();
-    PreTokenizer::by_name(name)
-        .unwrap()
-        .split(text, &mut |word| words.push(word.to_owned()));
+    if let Ok(pre) = PreTokenizer::by_name(name) {
+        pre.split(text, &mut |word| words.push(word.to_owned()));
+    }
     words
 }
 
@@ -68,24 +63,32 @@ fn words_of_each_family() {
 
 #[test]
 fn an_unknown_pre_tokenizer_is_refused_with_those_there_are() {
-    let error = PreTokenizer::by_name("tekken").unwrap_err().to_string();
+    let error = PreTokenizer::by_name("tekken").err();
+    let error = error.map_or(String::new(), |e| e.to_string());
     assert!(error.contains("pre-tokenizer \"tekken\" is not supported"));
     for name in PreTokenizer::names() {
         assert!(error.contains(name), "{name} in {error}");
     }
 }
 
+type Rule = (u32, u32, u32);
+
+/// Rank and result of the merge of two symbols.
+fn rule(merges: &[Rule], a: u32, b: u32) -> Option<Merge> {
+    let mut ranked = (0_u32..).zip(merges);
+    let (rank, (_, _, id)) = ranked.find(|(_, m)| (m.0, m.1) == (a, b))?;
+    Some(Merge { rank, id: *id })
+}
+
 /// The same merges, found by looking at every pair again each time.
-fn naive(mut ids: Vec<u32>, merges: &[(u32, u32, u32)]) -> Vec<u32> {
+fn naive(mut ids: Vec<u32>, merges: &[Rule]) -> Vec<u32> {
     loop {
-        let rank = |w: &[u32]| merges.iter().position(|m| (m.0, m.1) == (w[0], w[1]));
-        let best = ids
-            .windows(2)
-            .enumerate()
-            .filter_map(|(at, w)| Some((rank(w)?, at)))
+        let pairs = ids.iter().zip(ids.iter().skip(1)).enumerate();
+        let best = pairs
+            .filter_map(|(at, (a, b))| rule(merges, *a, *b).map(|m| (m.rank, at, m.id)))
             .min();
-        let Some((rank, at)) = best else { return ids };
-        ids.splice(at..at + 2, [merges[rank].2]);
+        let Some((_, at, id)) = best else { return ids };
+        ids.splice(at..=at.saturating_add(1), [id]);
     }
 }
 
@@ -104,19 +107,15 @@ proptest! {
         ids in prop::collection::vec(0_u32..6, 0..60),
         merges in prop::collection::vec((0_u32..12, 0_u32..12, 6_u32..12), 0..12),
     ) {
-        let lookup = |a: u32, b: u32| {
-            let rank = merges.iter().position(|m| (m.0, m.1) == (a, b))?;
-            Some(Merge { rank: rank as u32, id: merges[rank].2 })
-        };
         let mut merger = Merger::default();
         let mut merged = Vec::new();
         for id in &ids {
             merger.push(*id, 1);
         }
         let mut at = 0;
-        merger.run(|a, b| lookup(a.id, b.id), |s| {
+        merger.run(|a, b| rule(&merges, a.id, b.id), |s| {
             assert_eq!(s.start, at);
-            at += s.len;
+            at = at.saturating_add(s.len);
             merged.push(s.id);
         });
         prop_assert_eq!(at as usize, ids.len());
