@@ -113,3 +113,33 @@ def test_paths_that_lead_to_no_model(tmp_path: Path) -> None:
                     door(path)
                 with pytest.raises(OSError):
                     door(path)
+
+
+def test_a_file_that_changes_between_open_and_load(tmp_path: Path) -> None:
+    path = tiny.write(tmp_path / "tiny.gguf")
+    before = path.stat().st_size
+
+    def resize(size: int) -> None:
+        def at(stage: str, done: int, total: int | None) -> None:
+            # The file is open by the time its vocabulary is read.
+            if stage == "tokenizer":
+                os.truncate(path, size)
+
+        with pytest.raises(
+            onegraph.FileError,
+            match=rf"cannot load .*length went from {before} to {size} bytes.*open it again",
+        ):
+            onegraph.LLM(path, device="cpu", progress=at)
+        os.truncate(path, before)
+
+    resize(before + 1)
+    # Within the last page: beyond it the system ends the process that reads.
+    resize(before - 1)
+
+    def touch(stage: str, done: int, total: int | None) -> None:
+        if stage == "tokenizer":
+            os.utime(path, (0, 0))
+
+    with pytest.raises(onegraph.FileError, match="written to since it was opened"):
+        onegraph.LLM(path, device="cpu", progress=touch)
+    onegraph.LLM(path, device="cpu", progress=False).close()

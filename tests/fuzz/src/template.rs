@@ -32,7 +32,8 @@ pub fn run(data: &[u8]) {
     match (render(), render()) {
         (Ok(a), Ok(b)) => {
             assert!(a.len() < MAX_OUTPUT);
-            assert_eq!(a, b);
+            // The clock may tick between the two.
+            assert!(a == b || source.contains("strftime_now"));
         }
         (Err(a), Err(b)) => {
             assert!(matches!(a, Error::Template { .. }), "{a}");

@@ -1,5 +1,7 @@
 //! THE TABLE of architectures: `Config` → `Plan`. One architecture is one file and one row.
 
+use std::collections::HashSet;
+
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::plan::Plan;
@@ -54,8 +56,23 @@ pub fn find(name: &str) -> Result<&'static Architecture> {
 /// The plan of a model.
 ///
 /// # Errors
-/// [`Error::Unsupported`] lists the architectures; [`Error::Tensor`] names a tensor that is missing
-/// or of the wrong shape.
+/// [`Error::Unsupported`] lists the architectures; [`Error::Tensor`] names a tensor that is
+/// missing, of the wrong shape, or that the architecture has no use for: a model with more than
+/// its name says computes something else.
 pub fn plan(config: &Config) -> Result<Plan> {
-    (find(&config.arch)?.plan)(config)
+    let plan = (find(&config.arch)?.plan)(config)?;
+    let used: HashSet<&str> = plan.weights.iter().map(|w| w.name.as_str()).collect();
+    // Early converters stored the rotation's frequencies in every layer.
+    let extra = |name: &str| !used.contains(name) && !name.ends_with(".attn_rot_embd.weight");
+    match config.tensors.keys().find(|name| extra(name)) {
+        None => Ok(plan),
+        Some(name) => Err(Error::Tensor {
+            name: name.escape_debug().to_string(),
+            found: "it in the file".into(),
+            expected: format!("no such tensor in a {} model", config.arch),
+            remedy: "this is a variant of the architecture that is not supported: use another \
+                     model"
+                .into(),
+        }),
+    }
 }

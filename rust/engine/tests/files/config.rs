@@ -256,6 +256,28 @@ fn missing_tensors_and_wrong_shapes() {
 }
 
 #[test]
+fn tensors_that_no_op_reads_are_not_ignored() {
+    for (arch, name) in [
+        ("llama", "blk.0.attn_q_norm.weight"),
+        ("qwen2", "blk.2.attn_norm.weight"),
+        ("qwen3", "extra\n"),
+    ] {
+        let mut w = tiny(arch);
+        w.tensor(name, &[4], 0);
+        let text = message(load(&w.bytes()), Kind::Model);
+        let name = name.replace('\n', "\\n");
+        let arch = format!("no such tensor in a {arch} model");
+        says(&text, &[&format!("tensor {name}:"), &arch, "variant"]);
+    }
+    let mut w = tiny("llama");
+    w.tensor("blk.0.attn_rot_embd.weight", &[2], 0);
+    w.tensor("rope_freqs.weight", &[2], 0);
+    w.tensor("output.weight", &[8, 6], 1);
+    w.tensor("blk.1.attn_q.bias", &[8], 0);
+    load(&w.bytes()).unwrap();
+}
+
+#[test]
 fn a_vocabulary_only_file_has_no_config_and_says_why() {
     let mut w = tiny("llama");
     w.tensors.clear();

@@ -4,6 +4,7 @@ mod damage;
 #[path = "../../../../tests/fuzz/src/lib.rs"]
 mod fuzz;
 mod hostile;
+mod info;
 mod load;
 mod mutate;
 mod open;
