@@ -1,5 +1,5 @@
 //! Builds the driver, which is C++ so that g++'s sanitizers can watch it, and lays it out under the
-//! names that programs look for: `OUT_DIR/lib/{libcuda.so, libcuda.so.1, libnvrtc.so}`.
+//! names that programs look for: `OUT_DIR/lib/{libcuda.so, libcuda.so.1, libnvrtc.so, libnvrtc.so.12}`.
 
 use std::env;
 use std::error::Error;
@@ -56,6 +56,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
 
     let lib = out.join("lib");
+    // What an earlier build laid out may be links to what this one writes.
+    if lib.exists() {
+        fs::remove_dir_all(&lib)?;
+    }
     fs::create_dir_all(&lib)?;
     let library = lib.join("libcuda.so.1");
     let mut link = Command::new(&compiler);
@@ -74,15 +78,23 @@ fn main() -> Result<(), Box<dyn Error>> {
     if !link.status()?.success() {
         return Err(format!("{compiler} could not link {}", library.display()).into());
     }
-    for name in ["libcuda.so", "libnvrtc.so", "libnvrtc.so.12"] {
-        let alias = lib.join(name);
-        if alias.symlink_metadata().is_ok() {
-            fs::remove_file(&alias)?;
-        }
-        symlink("libcuda.so.1", alias)?;
+    symlink("libcuda.so.1", lib.join("libcuda.so"))?;
+    // The compiler is part of the driver's library; this one leads there, under its own name.
+    let status = Command::new(&compiler)
+        .args([
+            "-shared",
+            "-nostdlib",
+            "-Wl,-soname,libnvrtc.so",
+            "-Wl,--no-as-needed",
+        ])
+        .args(["-Wl,-rpath,$ORIGIN", "-o"])
+        .arg(lib.join("libnvrtc.so.12"))
+        .arg(&library)
+        .status()?;
+    if !status.success() {
+        return Err(format!("{compiler} could not link libnvrtc.so").into());
     }
-    // This package's own tests find the libraries without LD_LIBRARY_PATH.
-    println!("cargo:rustc-link-arg-tests=-Wl,-rpath,{}", lib.display());
+    symlink("libnvrtc.so.12", lib.join("libnvrtc.so"))?;
     println!("cargo:rustc-env=KSIM_LIBRARY_DIR={}", lib.display());
     Ok(())
 }

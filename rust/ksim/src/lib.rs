@@ -3,7 +3,8 @@
 //! fibers; streams, capture and replay behave as the driver's; misuse is an error, not luck.
 //!
 //! A process uses them when [`library_dir`] comes first in `LD_LIBRARY_PATH` and `ONEGRAPH_NVRTC`
-//! names [`nvrtc_path`]; `cargo run -p ksim` prints both as assignments for a shell.
+//! names [`nvrtc_path`]; `cargo run -p ksim` prints both as assignments for a shell. Or it calls
+//! [`preload`] before anything looks for the driver.
 //!
 //! | variable | meaning |
 //! |---|---|
@@ -21,7 +22,15 @@
 //! Exported beside the driver's: `ksimStats`, `ksimCallCount`, `ksimFailAfter`,
 //! `ksimFailNvrtcAfter`, `ksimLastMessage`, `ksimReportLeaks`.
 
+use std::ffi::{c_char, c_int, c_void, CStr, CString};
 use std::path::{Path, PathBuf};
+
+#[link(name = "dl")]
+extern "C" {
+    fn dlopen(path: *const c_char, flags: c_int) -> *mut c_void;
+    fn dlerror() -> *const c_char;
+}
+const RTLD_NOW: c_int = 2;
 
 /// The folder with `libcuda.so`, `libcuda.so.1` and `libnvrtc.so`.
 pub fn library_dir() -> &'static Path {
@@ -31,4 +40,25 @@ pub fn library_dir() -> &'static Path {
 /// The simulated run-time compiler, for `ONEGRAPH_NVRTC`.
 pub fn nvrtc_path() -> PathBuf {
     library_dir().join("libnvrtc.so")
+}
+
+/// Loads both libraries into this process: whoever opens `libcuda.so` or `libnvrtc.so` by name later
+/// gets these, for the loader knows them by those names. For tests that cannot set
+/// `LD_LIBRARY_PATH` before they start.
+///
+/// # Errors
+/// The loader's message.
+pub fn preload() -> Result<(), String> {
+    for name in ["libcuda.so", "libnvrtc.so"] {
+        let path = library_dir().join(name);
+        let text = CString::new(path.display().to_string()).map_err(|e| e.to_string())?;
+        // SAFETY: `text` is a C string that lives through the call; loading runs only the
+        // simulator's initialisers.
+        if unsafe { dlopen(text.as_ptr(), RTLD_NOW) }.is_null() {
+            // SAFETY: after a failure dlerror gives a C string that stays until the next call.
+            let message = unsafe { CStr::from_ptr(dlerror()) };
+            return Err(format!("{}: {}", path.display(), message.to_string_lossy()));
+        }
+    }
+    Ok(())
 }

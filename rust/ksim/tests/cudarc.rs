@@ -1,5 +1,5 @@
-//! The simulated libraries through the bindings that the product uses, found by name as it finds
-//! them: cudarc's loader panics on a missing symbol, and its structs are the ones to agree with.
+//! The simulated libraries through the bindings that the product uses, found by name once they are
+//! loaded: cudarc panics on a missing symbol, and its structs are the ones to agree with.
 
 use std::ffi::{c_int, c_void, CString};
 use std::mem::{offset_of, size_of};
@@ -82,6 +82,7 @@ fn structs_agree_with_cudarc() {
 
 #[test]
 fn compiles_captures_and_replays() {
+    ksim::preload().unwrap();
     // SAFETY: asks for the libraries by name, runs no other code of theirs.
     unsafe {
         assert!(sys::is_culib_present());
