@@ -412,6 +412,29 @@ def test_the_last_block_combines_and_the_ticket_resets_itself(card: Card) -> Non
         assert ticket.read(np.uint32)[0] == 0
 
 
+def test_variables_of_a_module(card: Card) -> None:
+    source = """#include "common.cuh"
+    __device__ uint32_t counter = 40;
+    __constant__ float table[3] = {1, 2, 3};
+    struct P { float* out; };
+    KERNEL(k, P) { counter += 2; *p.out = table[2]; }"""
+    image, out = card.compile(source), card.alloc(4)
+    first, second = card.load(image), card.load(image)
+    card.launch(card.function(first, "k"), 1, 1, params(out=out))
+    assert out.read(np.float32)[0] == 3
+    values = []
+    for module in (first, second):
+        address, size = ctypes.c_uint64(), ctypes.c_size_t()
+        card.call(
+            "cuModuleGetGlobal_v2", ctypes.byref(address), ctypes.byref(size), module, b"counter"
+        )
+        assert size.value == 4
+        value = ctypes.c_uint32()
+        card.call("cuMemcpyDtoH_v2", ctypes.byref(value), address, ctypes.c_size_t(4))
+        values.append(value.value)
+    assert values == [42, 40], "each load has its own"
+
+
 def test_macros_and_the_architecture_reach_the_kernel(card: Card) -> None:
     source = """#include "common.cuh"
     struct P { uint32_t* out; };

@@ -276,7 +276,7 @@ nvrtcResult compile(Program& program, const std::vector<std::string>& given) {
         "-x", "c++", "-std=c++17", "-O2", "-g1", "-fPIC", "-shared", "-fvisibility=hidden",
         "-mavx2", "-mfma", "-mf16c", "-ffp-contract=off", "-fno-math-errno", "-fno-exceptions",
         "-fno-rtti", "-fno-strict-aliasing", "-fno-threadsafe-statics", "-fno-gnu-unique",
-        "-nostdinc++", "-w", "-D__CUDACC__", "-D__CUDACC_RTC__",
+        "-nostdinc++", "-w", "-Wl,-Bsymbolic", "-D__CUDACC__", "-D__CUDACC_RTC__",
         "-D__CUDA_ARCH__=" + std::to_string(options.sm * 10)};
     flags.insert(flags.end(), options.pass.begin(), options.pass.end());
     if (const char* more = getenv("KSIM_CXXFLAGS")) {

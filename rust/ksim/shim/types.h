@@ -1,10 +1,11 @@
 // CUDA's words and vector types.
 #pragma once
 
-#define __device__
+// Variables have to be found by name.
+#define __device__ __attribute__((visibility("default")))
+#define __constant__ __attribute__((visibility("default")))
 #define __host__
 #define __global__
-#define __constant__
 #define __grid_constant__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
