@@ -168,12 +168,21 @@ def bits(values: Floats) -> NDArray[np.uint32]:
     return np.ascontiguousarray(values, "<f4").view(np.uint32)
 
 
-def nmse(found: NDArray[Any], exact: NDArray[Any]) -> float:
-    """Mean square error over mean square."""
+def nmse(
+    found: NDArray[Any], exact: NDArray[Any], energy: NDArray[np.float64] | None = None
+) -> float:
+    """Mean square error over mean square.
+
+    `energy`, the sum of the squares of each cell's terms, is the mean square of sums of terms with
+    such sizes and random signs. It stands in for that of `exact` where cells are so few that one
+    whose terms cancel, and whose own square says nothing, would decide.
+    """
     found, exact = np.asarray(found, np.float64), np.asarray(exact, np.float64)
     # Scaled first: the squares of 1e300 and 1e-300 are no numbers.
     size = float(np.abs(exact).max(initial=0.0)) or 1.0
     error, square = ((found - exact) / size) ** 2, (exact / size) ** 2
+    if energy is not None:
+        square = energy / size / size
     return float(error.sum() / (square.sum() or 1.0))
 
 

@@ -186,12 +186,12 @@ def test_the_public_interface_is_documented() -> None:
 
 
 def test_import_is_quick() -> None:
-    code = "import time; t = time.perf_counter(); import onegraph; print(time.perf_counter() - t)"
+    # Of its own processor time: the machine may be busy with something else.
+    code = "import time; t = time.process_time(); import onegraph; print(time.process_time() - t)"
     runs = [
         float(subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60))
-        for _ in range(5)
+        for _ in range(3)
     ]
-    # The best of five: the machine may be busy with something else.
     assert min(runs) < 0.3, runs
 
 

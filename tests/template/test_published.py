@@ -6,7 +6,7 @@ from typing import Any
 import jinja2
 import onegraph
 import pytest
-import reference
+from template import reference
 
 TOOL: dict[str, Any] = {
     "type": "function",
