@@ -6,7 +6,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Rest;
 use minijinja::{Environment, Error, ErrorKind, Output, Value};
 
-use super::rewrite::name;
+use super::rewrite::{name, Rewriter};
 use super::text::Text;
 use super::value::{as_int, elements, fail, int, type_name, Args, Meter, Outcome};
 use super::{checks, filters, methods, ops};
@@ -68,9 +68,10 @@ pub(super) fn prepare(source: &str) -> Outcome<String> {
     Ok(out)
 }
 
-/// Parses what [`prepare`] gave.
+/// Parses and rewrites what [`prepare`] gave.
 pub(super) fn syntax_tree(source: &str) -> Outcome<ast::Stmt<'_>> {
-    parse(source, "template", SyntaxConfig, WHITESPACE)
+    let tree = parse(source, "template", SyntaxConfig, WHITESPACE)?;
+    Rewriter { source }.template(&tree)
 }
 
 /// An environment that charges `meter` and runs `fuel` instructions.
@@ -139,6 +140,12 @@ fn calls(env: &mut Environment<'static>, meter: &Arc<Meter>) {
     add(name::LIST, |m, args| {
         m.list(args.get(1..).unwrap_or(&[]).to_vec())
     });
+    add(name::TUPLE, |m, args| {
+        m.tuple(args.get(1..).unwrap_or(&[]).to_vec())
+    });
+    add(name::SAME, |_, args| {
+        Ok(args.first().cloned().unwrap_or(Value::UNDEFINED))
+    });
     add(name::MAP, |m, args| {
         let pairs = args.get(1..).unwrap_or(&[]).chunks_exact(2);
         m.map(
@@ -170,7 +177,10 @@ fn calls(env: &mut Environment<'static>, meter: &Arc<Meter>) {
 fn functions(env: &mut Environment<'static>, meter: &Arc<Meter>) {
     let m = meter.clone();
     env.add_function("raise_exception", move |args: Rest<Value>| -> Outcome {
-        let message = args.first().cloned().unwrap_or(Value::from(""));
+        let message = args
+            .first()
+            .cloned()
+            .ok_or_else(|| fail("raise_exception() takes a message"))?;
         let mut text = Text::new(&m);
         text.str(&message)?;
         if let Ok(mut raised) = m.raised.lock() {

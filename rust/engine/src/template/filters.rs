@@ -15,10 +15,11 @@ pub(super) type Filter = fn(&Meter, &Value, &Args<'_>) -> Outcome;
 
 /// Every filter there is, by name.
 pub(super) static TABLE: &[(&str, Filter)] = &[
-    ("abs", |_, v, _| match as_float(v) {
-        Some(x) if x < 0.0 => ops::negate(v),
-        Some(_) => Ok(v.clone()),
-        None => Err(m_type("abs", "a number", v)),
+    ("abs", |_, v, _| match (as_int(v), as_float(v)) {
+        (Some(n), _) if n < 0 => ops::negate(v),
+        (Some(n), _) => Ok(int(n)),
+        (None, Some(x)) => Ok(Value::from(x.abs())),
+        (None, None) => Err(m_type("abs", "a number", v)),
     }),
     ("attr", |_, v, a| {
         let name = a.text(0, "name")?;
@@ -46,13 +47,16 @@ pub(super) static TABLE: &[(&str, Filter)] = &[
         .unwrap_or(Value::UNDEFINED))
     }),
     ("float", |m, v, a| {
+        if v.is_undefined() {
+            return Err(m_type("float", "a number or a str", v));
+        }
         let text = to_string(m, v)?;
         let number = as_float(v).or_else(|| text.trim().parse().ok());
         let default = a.get(0, "default");
         Ok(number.map_or_else(|| default.unwrap_or(Value::from(0.0)), Value::from))
     }),
     ("format", |m, v, a| {
-        methods::printf_with(m, &to_string(m, v)?, a.pos)
+        methods::printf_with(m, &to_string(m, v)?, a.pos, true)
     }),
     ("indent", indent),
     ("int", to_int),
@@ -210,8 +214,11 @@ fn indent(m: &Meter, value: &Value, args: &Args<'_>) -> Outcome {
         }
     };
     let (first, blank) = (args.flag(1, "first"), args.flag(2, "blank"));
-    let mut source = to_string(m, value)?;
-    source.push('\n');
+    let View::Str(source) = view(value) else {
+        return Err(m_type("indent", "a str", value));
+    };
+    m.charge(source.len())?;
+    let source = [source, "\n"].concat();
     let mut text = Text::new(m);
     for (i, line) in methods::lines(&source, false).into_iter().enumerate() {
         if i > 0 {
@@ -234,6 +241,7 @@ fn to_int(m: &Meter, value: &Value, args: &Args<'_>) -> Outcome {
     let default = args.get(0, "default").unwrap_or(Value::from(0));
     let base = args.int(1, "base")?.unwrap_or(10);
     let number = match view(value) {
+        View::Undefined => return Err(m_type("int", "a number or a str", value)),
         View::Float(x) if x.is_finite() => Some(x.trunc() as i128),
         View::Str(s) => {
             m.charge(s.len())?;
@@ -262,11 +270,15 @@ fn projected(m: &Meter, value: &Value, path: Option<Value>) -> Outcome<Vec<Value
     let items = elements(m, value)?;
     match path.filter(|p| !p.is_none()) {
         None => Ok(items),
-        Some(path) => items.iter().map(|item| project(m, item, &path)).collect(),
+        Some(path) => items
+            .iter()
+            .map(|item| project(m, item, &path, None))
+            .collect(),
     }
 }
 
-fn project(m: &Meter, item: &Value, path: &Value) -> Outcome {
+/// What a path names in an item; at each step `default` stands for what is undefined.
+fn project(m: &Meter, item: &Value, path: &Value, default: Option<&Value>) -> Outcome {
     let View::Str(path) = view(path) else {
         return ops::item(m, item, path);
     };
@@ -278,24 +290,30 @@ fn project(m: &Meter, item: &Value, path: &Value) -> Outcome {
             Err(_) => Value::from(part),
         };
         value = ops::item(m, &value, &key)?;
+        if let (true, Some(default)) = (value.is_undefined(), default) {
+            value = default.clone();
+        }
     }
     Ok(value)
 }
 
+/// The elements; none of a value that is false, whatever it is.
+fn elements_if_true(m: &Meter, value: &Value) -> Outcome<Vec<Value>> {
+    if value.is_true() {
+        elements(m, value)
+    } else {
+        Ok(Vec::new())
+    }
+}
+
 fn map(m: &Meter, value: &Value, args: &Args<'_>) -> Outcome {
-    let items = elements(m, value)?;
+    let items = elements_if_true(m, value)?;
     if let Some(path) = args.named("attribute") {
         args.expect_names(&["attribute", "default"])?;
         let default = args.named("default");
         let picked: Outcome<Vec<Value>> = items
             .iter()
-            .map(|item| {
-                let found = project(m, item, &path)?;
-                Ok(match (&default, found.is_undefined()) {
-                    (Some(default), true) => default.clone(),
-                    _ => found,
-                })
-            })
+            .map(|item| project(m, item, &path, default.as_ref()))
             .collect();
         return m.list(picked?);
     }
@@ -320,9 +338,9 @@ fn select(m: &Meter, value: &Value, args: &Args<'_>, attribute: bool, wanted: bo
         None => None,
     };
     let mut kept = Vec::new();
-    for item in elements(m, value)? {
+    for item in elements_if_true(m, value)? {
         let subject = match path {
-            Some(path) => project(m, &item, path)?,
+            Some(path) => project(m, &item, path, None)?,
             None => item.clone(),
         };
         let holds = match test {
@@ -365,6 +383,18 @@ fn sorted(m: &Meter, keyed: Vec<(Value, Value)>, reverse: bool) -> Outcome<Vec<V
     }
 }
 
+/// The parts that paths such as `age,name` name, to sort by one after the other.
+fn several(m: &Meter, item: &Value, paths: &Value, case: bool) -> Outcome {
+    let View::Str(paths) = view(paths) else {
+        return key(m, &ops::item(m, item, paths)?, case);
+    };
+    let parts: Outcome<Vec<Value>> = paths
+        .split(',')
+        .map(|path| key(m, &project(m, item, &Value::from(path), None)?, case))
+        .collect();
+    m.tuple(parts?)
+}
+
 fn sort(m: &Meter, value: &Value, args: &Args<'_>) -> Outcome {
     args.expect(&["reverse", "case_sensitive", "attribute"])?;
     let (reverse, case) = (args.flag(0, "reverse"), args.flag(1, "case_sensitive"));
@@ -372,10 +402,10 @@ fn sort(m: &Meter, value: &Value, args: &Args<'_>) -> Outcome {
     let mut keyed = Vec::new();
     for item in elements(m, value)? {
         let by = match &path {
-            Some(path) => project(m, &item, path)?,
-            None => item.clone(),
+            Some(path) => several(m, &item, path, case)?,
+            None => key(m, &item, case)?,
         };
-        keyed.push((key(m, &by, case)?, item));
+        keyed.push((by, item));
     }
     m.list(sorted(m, keyed, reverse)?)
 }
@@ -406,7 +436,7 @@ fn extreme(m: &Meter, value: &Value, args: &Args<'_>, wanted: Ordering) -> Outco
     let mut best: Option<(Value, Value)> = None;
     for item in elements(m, value)? {
         let by = match &path {
-            Some(path) => project(m, &item, path)?,
+            Some(path) => project(m, &item, path, None)?,
             None => item.clone(),
         };
         let by = key(m, &by, case)?;
@@ -429,10 +459,13 @@ fn unique(m: &Meter, value: &Value, args: &Args<'_>) -> Outcome {
     let mut kept = Vec::new();
     for item in elements(m, value)? {
         let by = match &path {
-            Some(path) => project(m, &item, path)?,
+            Some(path) => project(m, &item, path, None)?,
             None => item.clone(),
         };
         let by = key(m, &by, case)?;
+        if matches!(view(&by), View::Map(_)) || matches!(view(&by), View::List(l) if !l.tuple) {
+            return Err(m_type("unique", "scalars", &by));
+        }
         let mut known = false;
         for other in &seen {
             known = known || ops::equal(m, other, &by)?;
@@ -461,9 +494,9 @@ fn round(_: &Meter, value: &Value, args: &Args<'_>) -> Outcome {
         "floor" => (x * scale).floor() / scale,
         _ => return Err(fail("filter \"round\" takes common, ceil or floor")),
     };
-    match view(value) {
-        View::Float(_) => Ok(Value::from(rounded)),
-        _ if digits == 0 => Ok(value.clone()),
+    match as_int(value) {
+        // An int stays an int, but by the other methods.
+        Some(n) if args.get(1, "method").is_none() => Ok(int(n)),
         _ => Ok(Value::from(rounded)),
     }
 }

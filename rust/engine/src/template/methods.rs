@@ -548,15 +548,18 @@ fn format(meter: &Meter, pattern: &str, args: &Args<'_>) -> Outcome {
 
 /// `pattern % values` with `%s`, `%r`, `%d`, `%i`, `%f`, `%.Nf` and `%%`.
 pub(super) fn printf(meter: &Meter, pattern: &str, values: &Value) -> Outcome {
-    let values = match view(values) {
-        View::List(list) if list.tuple => list.items.clone(),
-        _ => vec![values.clone()],
-    };
-    printf_with(meter, pattern, &values)
+    match view(values) {
+        View::List(list) if list.tuple => printf_with(meter, pattern, &list.items, true),
+        // A list or mapping might be meant for fields with names: it may be left over.
+        View::List(_) | View::Map(_) => {
+            printf_with(meter, pattern, std::slice::from_ref(values), false)
+        }
+        _ => printf_with(meter, pattern, std::slice::from_ref(values), true),
+    }
 }
 
-/// [`printf`] with the values apart.
-pub(super) fn printf_with(meter: &Meter, pattern: &str, values: &[Value]) -> Outcome {
+/// [`printf`] with the values apart; all are used up, or else it is an error where `strict`.
+pub(super) fn printf_with(meter: &Meter, pattern: &str, values: &[Value], strict: bool) -> Outcome {
     let mut text = Text::new(meter);
     let mut values = values.iter();
     let mut rest = pattern;
@@ -600,7 +603,7 @@ pub(super) fn printf_with(meter: &Meter, pattern: &str, values: &[Value]) -> Out
         rest = kind.get(1..).unwrap_or("");
     }
     text.push(rest)?;
-    if values.next().is_some() {
+    if strict && values.next().is_some() {
         return Err(fail("more values than the pattern has fields"));
     }
     Ok(Value::from(text.out))

@@ -113,7 +113,7 @@ impl ChatTemplate {
         }
         let prepared = on_big_stack(|| {
             let prepared = environment::prepare(source)?;
-            environment::syntax_tree(&prepared).and_then(|tree| rewrite::template(&tree))?;
+            environment::syntax_tree(&prepared)?;
             Ok(prepared)
         })?
         .map_err(|e: minijinja::Error| error(describe(&e), OTHER_TEMPLATE))?;
@@ -173,17 +173,15 @@ impl ChatTemplate {
         let meter = Arc::new(Meter::new(METER.saturating_add(budget)));
         let env = environment::environment(&meter, FUEL);
         let mut out = String::new();
-        let done = environment::syntax_tree(&self.prepared)
-            .and_then(|tree| rewrite::template(&tree))
-            .and_then(|tree| {
-                let mut generator = CodeGenerator::new("template", &self.prepared);
-                generator.compile_stmt(&tree);
-                let (instructions, blocks) = generator.finish();
-                let mut output = make_string_output(&mut out);
-                Vm::new(&env)
-                    .eval(&instructions, root, &blocks, &mut output, AutoEscape::None)
-                    .map(|_| ())
-            });
+        let done = environment::syntax_tree(&self.prepared).and_then(|tree| {
+            let mut generator = CodeGenerator::new("template", &self.prepared);
+            generator.compile_stmt(&tree);
+            let (instructions, blocks) = generator.finish();
+            let mut output = make_string_output(&mut out);
+            Vm::new(&env)
+                .eval(&instructions, root, &blocks, &mut output, AutoEscape::None)
+                .map(|_| ())
+        });
         if let Err(e) = done {
             let raised = meter.raised.lock().ok().and_then(|mut r| r.take());
             return Err(match (raised, e.kind()) {

@@ -8,7 +8,7 @@ use minijinja::{State, Value};
 use super::methods;
 use super::text::Text;
 use super::value::{
-    as_float, as_int, fail, int, type_name, view, Args, List, Meter, Outcome, View,
+    as_float, as_int, fail, int, is_key, type_name, view, Args, List, Meter, Outcome, View,
 };
 
 fn unsupported(op: &str, a: &Value, b: &Value) -> minijinja::Error {
@@ -215,7 +215,7 @@ pub(super) fn contains(meter: &Meter, item: &Value, container: &Value) -> Outcom
             }
             Ok(false)
         }
-        (View::Map(map), _) => {
+        (View::Map(map), _) if is_key(item) || item.is_undefined() => {
             meter.charge(item.as_str().map_or(0, str::len))?;
             Ok(map.get(item).is_some())
         }
@@ -297,6 +297,8 @@ pub(super) fn attribute(value: &Value, name: &str) -> Outcome {
 /// `value[key]`: an item, else a method; undefined where there is neither.
 pub(super) fn item(meter: &Meter, value: &Value, key: &Value) -> Outcome {
     meter.charge(key.as_str().map_or(0, str::len))?;
+    // A string is walked to the character.
+    meter.charge(value.as_str().map_or(0, str::len))?;
     let found = match view(value) {
         View::Undefined => {
             return Err(of_undefined(&match view(key) {
@@ -310,7 +312,6 @@ pub(super) fn item(meter: &Meter, value: &Value, key: &Value) -> Outcome {
             .and_then(|i| place(i, list.items.len()))
             .and_then(|i| list.items.get(i).cloned()),
         View::Str(s) => as_int(key).and_then(|i| {
-            meter.charge(s.len()).ok()?;
             let c = match usize::try_from(i) {
                 Ok(i) => s.chars().nth(i),
                 Err(_) => {
@@ -362,7 +363,7 @@ pub(super) fn slice(meter: &Meter, args: &Args<'_>) -> Outcome {
             let cut: String = places.filter_map(|i| chars.get(i)).collect();
             return meter.string(cut);
         }
-        _ => return Ok(Value::UNDEFINED),
+        _ => return Err(fail(format!("a {} cannot be sliced", type_name(value)))),
     };
     let places = places(len, start, stop, step)?;
     let items: Vec<Value> = places

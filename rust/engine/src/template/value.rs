@@ -164,7 +164,7 @@ pub(super) struct Map {
 }
 
 /// Whether a value may be a key: hashing a container would recurse.
-fn is_key(value: &Value) -> bool {
+pub(super) fn is_key(value: &Value) -> bool {
     matches!(
         value.kind(),
         ValueKind::None | ValueKind::Bool | ValueKind::Number | ValueKind::String

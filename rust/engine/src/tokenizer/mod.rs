@@ -1,14 +1,18 @@
 //! Text to token ids and back, from GGUF metadata alone: byte-level BPE and SentencePiece.
 //!
 //! Encoding is that of llama.cpp, which defines what a GGUF vocabulary means, and of the published
-//! tokenizers; where the two differ:
+//! tokenizers (`tests/tokenizer` holds both against this). Where the two differ:
 //! - Special tokens are found leftmost first, then longest (published); llama.cpp looks for the
 //!   longest one in the whole text first. They differ only where two special tokens overlap.
-//! - The published tokenizers of Qwen normalize to NFC first. Neither llama.cpp nor this does, and
-//!   so every text survives encoding and decoding; normalize before where the text may be
-//!   decomposed.
+//! - A byte that no token spells (SmolLM's vocabulary lacks some control codes) is dropped before
+//!   merging (published); llama.cpp drops it after, so that its neighbours do not merge.
 //! - In `(?i:'s)` of Llama 3 and Qwen, the long s counts as an s (published).
-//! - No plain text ever becomes a control token by merges (SentencePiece); llama.cpp allows it.
+//! - Letters and numbers are those of Unicode 16 (published); llama.cpp has 15.1.
+//! - No plain text becomes a control token by merges (SentencePiece); llama.cpp allows it.
+//! - `</s>` ends a text only where it is a special token; llama.cpp takes it for one even where it
+//!   is plain text, as in Qwen's vocabulary, where it closes an HTML element.
+//! - The published tokenizers of Qwen normalize to NFC first. Neither llama.cpp nor this does, so
+//!   that every text comes back as it was; normalize before where a text may be decomposed.
 //!
 //! Time is linear in the text but for the heap of merges, which is n log n in the longest word.
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
