@@ -5,7 +5,7 @@ from typing import Any
 import jinja2
 import onegraph
 import pytest
-import reference
+from template import reference
 
 VALUES: dict[str, Any] = {
     "none": None,

@@ -4,12 +4,11 @@ import random
 from pathlib import Path
 
 import onegraph
-import oracles
 import pytest
-import strings
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_sentencepiece import sentencepiece
+from tokenizer import oracles, strings
+from tokenizer.test_sentencepiece import sentencepiece
 
 
 @pytest.fixture(scope="module", params=["byte-level", "sentencepiece", "smollm2"])

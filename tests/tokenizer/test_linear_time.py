@@ -3,9 +3,9 @@
 import time
 
 import onegraph
-import oracles
 import pytest
-from test_sentencepiece import sentencepiece
+from tokenizer import oracles
+from tokenizer.test_sentencepiece import sentencepiece
 
 MEGABYTE = 1_000_000
 UNITS = {

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import onegraph
-import oracles
 import pytest
-import strings
-from oracles import HuggingFace, LlamaCpp, Metadata
+from tokenizer import oracles, strings
+from tokenizer.oracles import HuggingFace, LlamaCpp, Metadata
 
 #: The real model's vocabulary as it is, and split as other families split theirs.
 PRE = ["smollm", "gpt-2", "llama-bpe", "qwen2", "default"]

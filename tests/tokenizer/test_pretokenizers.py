@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 import onegraph
-import oracles
 import pytest
-from oracles import HuggingFace, LlamaCpp
+from tokenizer import oracles
+from tokenizer.oracles import HuggingFace, LlamaCpp
 
 PRE = ["gpt-2", "smollm", "llama-bpe", "qwen2", "default"]
 #: In front of the character in question: a letter, a digit, a mark, spaces, an apostrophe.

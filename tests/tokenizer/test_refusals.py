@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import onegraph
-import oracles
 import pytest
-from oracles import BYTE, CONTROL, NORMAL
-from test_sentencepiece import sentencepiece
+from tokenizer import oracles
+from tokenizer.oracles import BYTE, CONTROL, NORMAL
+from tokenizer.test_sentencepiece import sentencepiece
 
 Change = Callable[[oracles.Metadata], None]
 

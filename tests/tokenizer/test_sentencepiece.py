@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import onegraph
-import oracles
 import pytest
-import strings
-from oracles import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, HuggingFace, LlamaCpp
+from tokenizer import oracles, strings
+from tokenizer.oracles import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, HuggingFace, LlamaCpp
 
 
 def sentencepiece(**changes: Any) -> oracles.Metadata:
