@@ -215,15 +215,42 @@ impl Plan {
                     *layer < self.kv.n_layer
                         && width(q) == n_head * self.kv.head_dim
                         && width(out) == width(q)
+                        && q != out
                         && n_head % self.kv.n_head_kv.max(1) == 0
                 }
-                Op::Add { x, out } | Op::SelectRows { x, out } => width(x) == width(out),
+                Op::Add { x, out } | Op::SelectRows { x, out } => {
+                    width(x) == width(out) && x != out
+                }
                 Op::SwiGlu { gate, up, out } => {
-                    width(gate) == width(out) && width(up) == width(out)
+                    width(gate) == width(out) && width(up) == width(out) && gate != out && up != out
                 }
             };
+            let rows = |id: &BufferId| self.buffer(*id).rows;
+            let fits = fits
+                && match op {
+                    Op::SelectRows { x, out } => rows(x) == Rows::Batch && rows(out) == Rows::Out,
+                    // These read something of each row of the batch: its token, position or slot.
+                    Op::Embed { .. }
+                    | Op::Rope { .. }
+                    | Op::KvScatter { .. }
+                    | Op::Attention { .. } => op.buffers().iter().all(|b| rows(b) == Rows::Batch),
+                    _ => op.buffers().windows(2).all(|b| rows(&b[0]) == rows(&b[1])),
+                };
             if !fits {
-                return Err(bad("the widths do not fit together".into()));
+                return Err(bad(
+                    "the widths or rows do not fit together, or the output is an input".into(),
+                ));
+            }
+        }
+        if let Some(id) = self.rope.factors {
+            let n = self.rope.inv_freq.len();
+            let fits = |w: &Weight| w.n_in == n && w.n_out == 1;
+            if !self.weights.get(id.0).is_some_and(fits) {
+                return Err(Error::Argument {
+                    name: "plan",
+                    value: format!("rope factors in weight {}", id.0),
+                    reason: format!("they must be a vector of {n} values"),
+                });
             }
         }
         if self.logits.0 >= self.buffers.len() {

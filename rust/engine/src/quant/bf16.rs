@@ -10,7 +10,7 @@ impl super::Block for BF16 {
     const BYTES: usize = 2;
 
     #[inline(always)]
-    fn expand(block: &[u8], out: &mut [f32]) {
+    fn expand<A: super::Arithmetic>(block: &[u8], out: &mut [f32]) {
         let (block, out) = arrays::<2, 1>(block, out);
         out[0] = f32::from_bits(u32::from(u16::from_le_bytes(*block)) << 16);
     }

@@ -1,6 +1,6 @@
 //! F16: IEEE half precision.
 
-use super::{arrays, half::half_to_f32};
+use super::{arrays, Arithmetic};
 
 /// The block format; a block is one number.
 pub struct F16;
@@ -10,9 +10,9 @@ impl super::Block for F16 {
     const BYTES: usize = 2;
 
     #[inline(always)]
-    fn expand(block: &[u8], out: &mut [f32]) {
+    fn expand<A: Arithmetic>(block: &[u8], out: &mut [f32]) {
         let (block, out) = arrays::<2, 1>(block, out);
-        out[0] = half_to_f32(u16::from_le_bytes(*block));
+        out[0] = A::half(u16::from_le_bytes(*block));
     }
 }
 

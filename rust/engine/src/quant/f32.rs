@@ -10,7 +10,7 @@ impl super::Block for F32 {
     const BYTES: usize = 4;
 
     #[inline(always)]
-    fn expand(block: &[u8], out: &mut [f32]) {
+    fn expand<A: super::Arithmetic>(block: &[u8], out: &mut [f32]) {
         let (block, out) = arrays::<4, 1>(block, out);
         out[0] = f32::from_le_bytes(*block);
     }

@@ -31,8 +31,8 @@ pub fn half_to_f32(bits: u16) -> f32 {
 
 /// The half at byte `at` of a block, as float32.
 #[inline(always)]
-pub fn half_at<const N: usize>(block: &[u8; N], at: usize) -> f32 {
-    half_to_f32(u16::from_le_bytes([block[at], block[at + 1]]))
+pub fn half_at<A: super::Arithmetic, const N: usize>(block: &[u8; N], at: usize) -> f32 {
+    A::half(u16::from_le_bytes([block[at], block[at + 1]]))
 }
 
 /// The largest finite half.

@@ -30,8 +30,29 @@ pub trait Block: Send + Sync + 'static {
     /// Bytes of a block.
     const BYTES: usize;
     /// Expands one block: `block.len() == BYTES`, `out.len() == ELEMS`.
-    fn expand(block: &[u8], out: &mut [f32]);
+    fn expand<A: Arithmetic>(block: &[u8], out: &mut [f32]);
 }
+
+/// What an instruction set may have an instruction for. The values are those of [`Plain`].
+pub trait Arithmetic {
+    /// The float32 of a half's bits.
+    #[inline(always)]
+    fn half(bits: u16) -> f32 {
+        half::half_to_f32(bits)
+    }
+
+    /// `a * b + c`, where float32 holds `a * b` exactly: with one rounding or two, the same. A
+    /// scale of 11 bits times integers of up to 13 bits together is such a product.
+    #[inline(always)]
+    fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
+        a * b + c
+    }
+}
+
+/// Arithmetic in plain code.
+pub struct Plain;
+
+impl Arithmetic for Plain {}
 
 /// Encodes whole blocks of floats.
 pub type Quantize = fn(src: &[f32], dst: &mut [u8]);
@@ -98,7 +119,7 @@ fn dequantize_blocks<B: Block>(src: &[u8], dst: &mut [f32]) {
         .chunks_exact(B::BYTES)
         .zip(dst.chunks_exact_mut(B::ELEMS))
     {
-        B::expand(block, out);
+        B::expand::<Plain>(block, out);
     }
 }
 

@@ -2,7 +2,7 @@
 //! Byte `i` holds weight `i` in its low half and weight `i + 16` in its high half.
 
 use super::half::{half_at, half_from_f32, HALF_MAX};
-use super::{arrays, pack_nibbles, saturate};
+use super::{arrays, pack_nibbles, saturate, Arithmetic};
 
 /// The block format.
 pub struct Q4_0;
@@ -12,9 +12,9 @@ impl super::Block for Q4_0 {
     const BYTES: usize = 18;
 
     #[inline(always)]
-    fn expand(block: &[u8], out: &mut [f32]) {
+    fn expand<A: Arithmetic>(block: &[u8], out: &mut [f32]) {
         let (block, out) = arrays::<18, 32>(block, out);
-        let d = half_at(block, 0);
+        let d = half_at::<A, _>(block, 0);
         for i in 0..16 {
             let q = block[2 + i];
             out[i] = d * f32::from((q & 15) as i8 - 8);

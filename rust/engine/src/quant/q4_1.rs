@@ -2,7 +2,7 @@
 //! Byte `i` holds weight `i` in its low half and weight `i + 16` in its high half.
 
 use super::half::{half_at, half_from_f32, HALF_MAX};
-use super::{arrays, pack_nibbles, saturate};
+use super::{arrays, pack_nibbles, saturate, Arithmetic};
 
 /// The block format.
 pub struct Q4_1;
@@ -12,13 +12,13 @@ impl super::Block for Q4_1 {
     const BYTES: usize = 20;
 
     #[inline(always)]
-    fn expand(block: &[u8], out: &mut [f32]) {
+    fn expand<A: Arithmetic>(block: &[u8], out: &mut [f32]) {
         let (block, out) = arrays::<20, 32>(block, out);
-        let (d, m) = (half_at(block, 0), half_at(block, 2));
+        let (d, m) = (half_at::<A, _>(block, 0), half_at::<A, _>(block, 2));
         for i in 0..16 {
             let q = block[4 + i];
-            out[i] = d * f32::from(q & 15) + m;
-            out[i + 16] = d * f32::from(q >> 4) + m;
+            out[i] = A::multiply_add(d, f32::from(q & 15), m);
+            out[i + 16] = A::multiply_add(d, f32::from(q >> 4), m);
         }
     }
 }

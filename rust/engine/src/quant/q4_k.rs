@@ -2,7 +2,7 @@
 //! minima (see `affine`), then 128 bytes of 4-bit `q`; weight = (d sc) q - (dmin m).
 //! Each run of 32 bytes holds one sub-block in its low halves and the next in its high halves.
 
-use super::{affine, arrays, half::half_at, pack_nibbles};
+use super::{affine, arrays, half::half_at, pack_nibbles, Arithmetic};
 
 /// The block format.
 pub struct Q4K;
@@ -12,9 +12,9 @@ impl super::Block for Q4K {
     const BYTES: usize = 144;
 
     #[inline(always)]
-    fn expand(block: &[u8], out: &mut [f32]) {
+    fn expand<A: Arithmetic>(block: &[u8], out: &mut [f32]) {
         let (block, out) = arrays::<144, 256>(block, out);
-        let (d, dmin) = (half_at(block, 0), half_at(block, 2));
+        let (d, dmin) = (half_at::<A, _>(block, 0), half_at::<A, _>(block, 2));
         let (sc, m) = affine::unpack_scales(block, 4);
         let runs = block[16..].chunks_exact(32).zip(out.chunks_exact_mut(64));
         for (pair, (q, out)) in runs.enumerate() {
@@ -22,8 +22,8 @@ impl super::Block for Q4K {
             let (d0, m0) = (d * f32::from(sc[low]), dmin * f32::from(m[low]));
             let (d1, m1) = (d * f32::from(sc[high]), dmin * f32::from(m[high]));
             for i in 0..32 {
-                out[i] = d0 * f32::from(q[i] & 15) - m0;
-                out[i + 32] = d1 * f32::from(q[i] >> 4) - m1;
+                out[i] = A::multiply_add(d0, f32::from(q[i] & 15), -m0);
+                out[i + 32] = A::multiply_add(d1, f32::from(q[i] >> 4), -m1);
             }
         }
     }

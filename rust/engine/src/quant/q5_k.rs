@@ -3,7 +3,7 @@
 //! weight = (d sc) q - (dmin m). Bit `s` of high byte `i` is bit 4 of weight `i` of sub-block `s`;
 //! each run of 32 low bytes holds one sub-block in its low halves and the next in its high halves.
 
-use super::{affine, arrays, half::half_at, pack_nibbles};
+use super::{affine, arrays, half::half_at, pack_nibbles, Arithmetic};
 
 /// The block format.
 pub struct Q5K;
@@ -13,9 +13,9 @@ impl super::Block for Q5K {
     const BYTES: usize = 176;
 
     #[inline(always)]
-    fn expand(block: &[u8], out: &mut [f32]) {
+    fn expand<A: Arithmetic>(block: &[u8], out: &mut [f32]) {
         let (block, out) = arrays::<176, 256>(block, out);
-        let (d, dmin) = (half_at(block, 0), half_at(block, 2));
+        let (d, dmin) = (half_at::<A, _>(block, 0), half_at::<A, _>(block, 2));
         let (sc, m) = affine::unpack_scales(block, 4);
         let top = &block[16..48];
         let runs = block[48..].chunks_exact(32).zip(out.chunks_exact_mut(64));
@@ -25,8 +25,8 @@ impl super::Block for Q5K {
             let (d1, m1) = (d * f32::from(sc[high]), dmin * f32::from(m[high]));
             for i in 0..32 {
                 let top = top[i] >> low;
-                out[i] = d0 * f32::from(q[i] & 15 | (top & 1) << 4) - m0;
-                out[i + 32] = d1 * f32::from(q[i] >> 4 | (top & 2) << 3) - m1;
+                out[i] = A::multiply_add(d0, f32::from(q[i] & 15 | (top & 1) << 4), -m0);
+                out[i + 32] = A::multiply_add(d1, f32::from(q[i] >> 4 | (top & 2) << 3), -m1);
             }
         }
     }

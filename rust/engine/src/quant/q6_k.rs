@@ -5,7 +5,7 @@
 //! top bits at bit 2 r.
 
 use super::half::{half_at, half_scale, half_to_f32, HALF_MAX};
-use super::{arrays, reciprocal, saturate, search};
+use super::{arrays, reciprocal, saturate, search, Arithmetic};
 
 /// The block format.
 pub struct Q6K;
@@ -15,9 +15,9 @@ impl super::Block for Q6K {
     const BYTES: usize = 210;
 
     #[inline(always)]
-    fn expand(block: &[u8], out: &mut [f32]) {
+    fn expand<A: Arithmetic>(block: &[u8], out: &mut [f32]) {
         let (block, out) = arrays::<210, 256>(block, out);
-        let d = half_at(block, 208);
+        let d = half_at::<A, _>(block, 208);
         for (half, out) in out.chunks_exact_mut(128).enumerate() {
             let low = &block[64 * half..64 * half + 64];
             let top = &block[128 + 32 * half..160 + 32 * half];

@@ -1,7 +1,7 @@
 //! Q8_0: 32 weights in 34 bytes. `f16 d`, then 32 signed bytes `q`; weight = q d.
 
 use super::half::{half_at, half_from_f32, HALF_MAX};
-use super::{arrays, saturate};
+use super::{arrays, saturate, Arithmetic};
 
 /// The block format.
 pub struct Q8_0;
@@ -11,9 +11,9 @@ impl super::Block for Q8_0 {
     const BYTES: usize = 34;
 
     #[inline(always)]
-    fn expand(block: &[u8], out: &mut [f32]) {
+    fn expand<A: Arithmetic>(block: &[u8], out: &mut [f32]) {
         let (block, out) = arrays::<34, 32>(block, out);
-        let d = half_at(block, 0);
+        let d = half_at::<A, _>(block, 0);
         for i in 0..32 {
             out[i] = d * f32::from(block[2 + i] as i8);
         }

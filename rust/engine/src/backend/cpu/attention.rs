@@ -1,12 +1,16 @@
-//! Attention over the paged cache, a row and a KV head at a time. The sum over tokens goes in
-//! order, whatever the batch.
+//! Attention over the paged cache. The sum over tokens goes in order, whatever the batch.
 
 use rayon::prelude::*;
 
 use super::kv::{KvCache, Part};
+use super::product;
 use super::simd::{self, Isa, Level, Task};
 use crate::backend::{Batch, PAGE_TOKENS};
 use crate::quant::{self, Block, Visitor};
+use crate::sampler::math;
+
+/// Rows of one sequence that share an expanded page.
+const ROWS: usize = 16;
 
 /// One attention op on the rows of a batch.
 pub struct Attention<'a> {
@@ -22,101 +26,180 @@ pub struct Attention<'a> {
 impl Attention<'_> {
     /// Writes `out`, `[rows, n_head * head_dim]`.
     pub fn run(&self, level: Level, out: &mut [f32]) {
-        let group = self.n_head / self.kv.shape.n_head_kv;
-        let width = group * self.kv.shape.head_dim;
-        out.par_chunks_exact_mut(width)
-            .enumerate()
-            .for_each(|(i, out)| {
-                quant::dispatch(
-                    self.kv.ty,
-                    Head {
-                        op: self,
-                        level,
-                        index: i,
-                        out,
-                    },
+        let n_kv = self.kv.shape.n_head_kv;
+        let width = self.n_head * self.kv.shape.head_dim;
+        let mut work: Vec<(usize, usize, Vec<&mut [f32]>)> = Vec::new();
+        let mut rest = out;
+        let mut first = 0;
+        for rows in self.batch.slots.chunk_by(|a, b| a == b) {
+            for rows in rows.chunks(ROWS) {
+                let (part, more) = rest.split_at_mut(rows.len() * width);
+                rest = more;
+                let mut heads: Vec<Vec<&mut [f32]>> = (0..n_kv).map(|_| Vec::new()).collect();
+                for (i, head) in part.chunks_exact_mut(width / n_kv).enumerate() {
+                    heads[i % n_kv].push(head);
+                }
+                work.extend(
+                    heads
+                        .into_iter()
+                        .enumerate()
+                        .map(|(h, out)| (first, h, out)),
                 );
-            });
+                first += rows.len();
+            }
+        }
+        work.into_par_iter().for_each(|(first, head, out)| {
+            let heads = Heads {
+                op: self,
+                level,
+                first,
+                head,
+                out,
+            };
+            quant::dispatch(self.kv.ty, heads);
+        });
     }
 }
 
-/// The query heads of one row that share a KV head.
-struct Head<'a> {
+/// The query heads of some rows of one sequence that share a KV head.
+struct Heads<'a> {
     op: &'a Attention<'a>,
     level: Level,
-    /// `row * n_head_kv + kv head`.
-    index: usize,
-    /// `[group * head_dim]`.
-    out: &'a mut [f32],
+    /// The first of the rows.
+    first: usize,
+    /// The KV head.
+    head: usize,
+    /// `[group * head_dim]` for each row.
+    out: Vec<&'a mut [f32]>,
 }
 
-impl Visitor for Head<'_> {
+impl Visitor for Heads<'_> {
     type Out = ();
 
     fn visit<B: Block>(self) {
-        simd::run(self.level, TypedHead::<B>(self, std::marker::PhantomData));
+        simd::run(self.level, TypedHeads::<B>(self, std::marker::PhantomData));
     }
 }
 
-struct TypedHead<'a, B>(Head<'a>, std::marker::PhantomData<B>);
+struct TypedHeads<'a, B>(Heads<'a>, std::marker::PhantomData<B>);
 
-impl<B: Block> Task for TypedHead<'_, B> {
+impl<B: Block> Task for TypedHeads<'_, B> {
     type Out = ();
 
     #[inline(always)]
     fn run<I: Isa>(self) {
-        let Head { op, index, out, .. } = self.0;
-        let n_kv = op.kv.shape.n_head_kv;
-        let dim = op.kv.shape.head_dim;
-        let (row, head) = (index / n_kv, index % n_kv);
-        let group = op.n_head / n_kv;
-        let q = &op.q[(row * n_kv + head) * group * dim..][..group * dim];
-        let slot = op.batch.slots[row] as usize;
-        // A position past the cache was refused by the scatter; here it must only not be read.
-        let n = (op.batch.positions[row] as usize)
-            .saturating_add(1)
-            .min(op.kv.n_ctx());
+        let Heads {
+            op,
+            first,
+            head,
+            mut out,
+            ..
+        } = self.0;
+        let kv = op.kv;
+        let dim = kv.shape.head_dim;
+        let group = op.n_head / kv.shape.n_head_kv;
+        let slot = op.batch.slots[first] as usize;
+        let q = |row: usize| {
+            let row = (first + row) * kv.shape.n_head_kv + head;
+            &op.q[row * group * dim..][..group * dim]
+        };
+        // Tokens that each row sees. A position past the cache was refused by the scatter; here it
+        // must only not be read.
+        let seen: Vec<usize> = op.batch.positions[first..][..out.len()]
+            .iter()
+            .map(|p| (*p as usize).saturating_add(1).min(kv.n_ctx()))
+            .collect();
+        let most = seen.iter().copied().max().unwrap_or(0);
+        let pages = most.div_ceil(PAGE_TOKENS);
+        // Of `n` tokens, those in a page; the first of them is token `page * PAGE_TOKENS`.
+        let in_page = |n: usize, page: usize| n.saturating_sub(page * PAGE_TOKENS).min(PAGE_TOKENS);
 
-        // [group, n]
-        let mut scores = vec![f32::NEG_INFINITY; group * n];
-        let mut page_values = vec![0.0; PAGE_TOKENS * dim];
-        let pages = n.div_ceil(PAGE_TOKENS);
+        // [rows, group, most]
+        let mut scores = vec![f32::NEG_INFINITY; out.len() * group * most];
+        let mut values = vec![0.0; PAGE_TOKENS * dim];
         for page in 0..pages {
-            let tokens = (n - page * PAGE_TOKENS).min(PAGE_TOKENS);
-            let bytes = op.kv.head_page(op.layer, slot, page, Part::K, head, tokens);
-            let Some(bytes) = bytes else { continue };
-            simd::expand_row::<B>(bytes, &mut page_values);
-            for (g, q) in q.chunks_exact(dim).enumerate() {
-                let scores = &mut scores[g * n + page * PAGE_TOKENS..][..tokens];
-                for (score, k) in scores.iter_mut().zip(page_values.chunks_exact(dim)) {
-                    *score = simd::dot::<I>(k, q) * op.scale;
+            let stored = kv.head_page(op.layer, slot, page, Part::K, head, in_page(most, page));
+            let Some(stored) = stored else { continue };
+            product::expand_row::<I, B>(stored, &mut values);
+            for (row, n) in seen.iter().enumerate() {
+                let scores = &mut scores[row * group * most..][..group * most];
+                for (q, scores) in q(row).chunks_exact(dim).zip(scores.chunks_exact_mut(most)) {
+                    let scores = scores.iter_mut().skip(page * PAGE_TOKENS);
+                    let keys = values.chunks_exact(dim).take(in_page(*n, page));
+                    for (score, k) in scores.zip(keys) {
+                        *score = product::dot::<I>(k, q) * op.scale;
+                    }
                 }
             }
         }
-        let mut sums = vec![0.0f64; group];
-        for (scores, sum) in scores.chunks_exact_mut(n).zip(&mut sums) {
-            let most = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            for s in scores {
-                *s = (*s - most).exp();
-                *sum += f64::from(*s);
+        // [rows, group]
+        let mut sums = vec![0.0f64; out.len() * group];
+        for (i, (scores, sum)) in scores.chunks_exact_mut(most).zip(&mut sums).enumerate() {
+            let scores = &mut scores[..seen[i / group]];
+            let mut top = f32::NEG_INFINITY;
+            for s in &*scores {
+                top = top.max(*s);
+            }
+            for s in &mut *scores {
+                *s = exp_down(*s - top);
+            }
+            for p in scores {
+                *sum += f64::from(*p);
             }
         }
-        out.fill(0.0);
+        for out in &mut out {
+            out.fill(0.0);
+        }
         for page in 0..pages {
-            let tokens = (n - page * PAGE_TOKENS).min(PAGE_TOKENS);
-            let bytes = op.kv.head_page(op.layer, slot, page, Part::V, head, tokens);
-            let Some(bytes) = bytes else { continue };
-            simd::expand_row::<B>(bytes, &mut page_values);
-            for (g, out) in out.chunks_exact_mut(dim).enumerate() {
-                let scores = &scores[g * n + page * PAGE_TOKENS..][..tokens];
-                for (p, v) in scores.iter().zip(page_values.chunks_exact(dim)) {
-                    simd::axpy(*p, v, out);
+            let stored = kv.head_page(op.layer, slot, page, Part::V, head, in_page(most, page));
+            let Some(stored) = stored else { continue };
+            product::expand_row::<I, B>(stored, &mut values);
+            for (row, (n, out)) in seen.iter().zip(&mut out).enumerate() {
+                let n = in_page(*n, page);
+                for (g, out) in out.chunks_exact_mut(dim).enumerate() {
+                    if n > 0 {
+                        let p = &scores[(row * group + g) * most + page * PAGE_TOKENS..][..n];
+                        product::weighted_sum::<I>(p, &values[..n * dim], out);
+                    }
                 }
             }
         }
-        for (out, sum) in out.chunks_exact_mut(dim).zip(&sums) {
-            let scale = (1.0 / sum) as f32;
-            out.iter_mut().for_each(|y| *y *= scale);
+        for (out, sums) in out.iter_mut().zip(sums.chunks_exact(group)) {
+            for (out, sum) in out.chunks_exact_mut(dim).zip(sums) {
+                let scale = (1.0 / sum) as f32;
+                out.iter_mut().for_each(|y| *y *= scale);
+            }
         }
+    }
+}
+
+/// `exp(z)` for `z <= 0`, zero where that is below every normal float.
+#[inline(always)]
+pub fn exp_down(z: f32) -> f32 {
+    let y = math::exp(z);
+    if z < -87.0 {
+        0.0
+    } else {
+        y
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::exp_down;
+
+    #[test]
+    fn exp_is_within_two_ulps_and_ends_at_zero() {
+        for bits in (0..=87.0f32.to_bits()).step_by(89) {
+            let z = -f32::from_bits(bits);
+            let exact = f64::from(z).exp();
+            let error = (f64::from(exp_down(z)) - exact).abs() / exact;
+            assert!(error <= 1.2e-7, "exp({z}): relative error {error}");
+        }
+        assert_eq!(exp_down(0.0), 1.0);
+        for z in [-87.1, -1e3, -1e30, f32::NEG_INFINITY] {
+            assert_eq!(exp_down(z), 0.0);
+        }
+        assert!(exp_down(f32::NAN).is_nan());
     }
 }

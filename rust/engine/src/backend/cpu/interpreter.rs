@@ -1,20 +1,16 @@
 //! The interpreter: each op as its definition says, rows and heads in parallel, sums in the order
-//! that [`super::simd`] specifies. No result depends on how rows are cut into batches.
+//! that [`super::product`] specifies. No result depends on how rows are cut into batches.
 
 use std::sync::Arc;
 
-use rayon::prelude::*;
-
 use super::attention;
 use super::kv::KvCache;
-use super::matvec::{self, Product};
+use super::matvec::{Product, Scratch};
+use super::rowwise::{self, Turns};
 use super::simd::Level;
 use crate::backend::{Batch, Runner, RunnerOptions, Weights};
 use crate::error::{Error, Result};
-use crate::plan::{BufferId, Op, Plan, RopeStyle, RopeTable, Rows, WeightId};
-
-/// Elements below which an element-wise op is not worth a second thread.
-const PARALLEL_ELEMENTS: usize = 1 << 16;
+use crate::plan::{BufferId, Op, Plan, RopeTable, Rows, WeightId};
 
 /// Runs the ops of one plan.
 pub struct Interpreter {
@@ -23,10 +19,11 @@ pub struct Interpreter {
     /// Weights of one row (norms, biases), expanded; `None` for matrices.
     vectors: Vec<Option<Vec<f32>>>,
     buffers: Vec<Vec<f32>>,
-    scratch: Vec<f32>,
+    scratch: Scratch,
     pub kv: KvCache,
     inv_freq: Vec<f64>,
-    pool: rayon::ThreadPool,
+    turns: Turns,
+    pool: Arc<rayon::ThreadPool>,
     level: Level,
 }
 
@@ -91,10 +88,11 @@ impl Interpreter {
             weights,
             vectors,
             buffers,
-            scratch: Vec::new(),
+            scratch: Scratch::default(),
             kv,
             inv_freq,
-            pool,
+            turns: Turns::default(),
+            pool: Arc::new(pool),
             level,
         })
     }
@@ -171,7 +169,18 @@ impl Interpreter {
             };
             values.resize(n * buffer.width, 0.0);
         }
+        // On a worker thread from end to end: the others look for work between the ops and need
+        // not be woken for each.
+        let pool = self.pool.clone();
+        pool.install(|| self.step(batch))
+    }
+
+    fn step(&mut self, batch: &Batch<'_>) -> Result<()> {
         let plan = self.plan.clone();
+        if plan.ops.iter().any(|op| matches!(op, Op::Rope { .. })) {
+            self.turns
+                .set(batch.positions, &self.inv_freq, plan.rope.scale);
+        }
         let mut out_of_bounds = None;
         let mut at = 0;
         while let Some(op) = plan.ops.get(at) {
@@ -244,19 +253,13 @@ impl Interpreter {
             self.scratch = scratch;
             return Ok(done);
         }
-        let level = self.level;
-        self.pool
-            .install(|| matvec::run(level, &products, x, n_in, &mut scratch));
+        scratch.run(self.level, &products, x, n_in);
         let done: Vec<_> = products.iter().map(|p| (p.out, p.n_out)).collect();
         let m = x.len() / n_in;
         let mut from = 0;
         for (out, n_out) in &done {
-            matvec::transpose(
-                &scratch[from..from + n_out * m],
-                m,
-                &mut self.buffers[out.0],
-            );
-            from += n_out * m;
+            scratch.take(from, m, &mut self.buffers[out.0]);
+            from += n_out;
         }
         self.scratch = scratch;
         Ok(done.len())
@@ -274,7 +277,11 @@ impl Interpreter {
                 eps,
             } => self.rms_norm(*x, *weight, *out, *group, *eps),
             Op::Rope { x, n_head, style } => {
-                self.rope(*x, *n_head, *style, batch.positions);
+                let width = self.plan.buffer(*x).width;
+                let (dim, turns) = (width / n_head, &self.turns);
+                rowwise::each_row(&mut self.buffers[x.0], width, |row, values| {
+                    turns.rotate(row, values, dim, *style);
+                });
                 Ok(())
             }
             Op::KvScatter { k, v, layer } => self.kv_scatter(*k, *v, *layer, batch),
@@ -294,8 +301,7 @@ impl Interpreter {
                     scale: *scale,
                     batch,
                 };
-                let level = self.level;
-                self.pool.install(|| task.run(level, &mut heads));
+                task.run(self.level, &mut heads);
                 self.buffers[out.0] = heads;
                 Ok(())
             }
@@ -310,20 +316,7 @@ impl Interpreter {
             Op::SwiGlu { gate, up, out } => {
                 let mut act = self.take(*out);
                 let (gate, up) = (&self.buffers[gate.0], &self.buffers[up.0]);
-                let silu = |o: &mut f32, g: &f32, u: &f32| *o = g / (1.0 + (-g).exp()) * u;
-                if act.len() < PARALLEL_ELEMENTS {
-                    act.iter_mut()
-                        .zip(gate)
-                        .zip(up)
-                        .for_each(|((o, g), u)| silu(o, g, u));
-                } else {
-                    self.pool.install(|| {
-                        let inputs = gate.par_iter().zip(up);
-                        act.par_iter_mut()
-                            .zip(inputs)
-                            .for_each(|(o, (g, u))| silu(o, g, u));
-                    });
-                }
+                rowwise::swiglu(self.level, gate, up, &mut act);
                 self.buffers[out.0] = act;
                 Ok(())
             }
@@ -373,47 +366,11 @@ impl Interpreter {
             normed.copy_from_slice(&self.buffers[x.0]);
         }
         let weight = self.vector(weight)?;
-        for values in normed.chunks_exact_mut(group) {
-            // A sum in float64 is exact enough in any order that the compiler may not change.
-            let sum: f64 = values.iter().map(|v| f64::from(*v) * f64::from(*v)).sum();
-            let scale = (1.0 / (sum / group as f64 + f64::from(eps)).sqrt()) as f32;
-            values
-                .iter_mut()
-                .zip(weight)
-                .for_each(|(v, w)| *v = *v * scale * w);
-        }
+        rowwise::each_row(&mut normed, group, |_, values| {
+            rowwise::rms_norm(values, weight, eps);
+        });
         self.buffers[out.0] = normed;
         Ok(())
-    }
-
-    fn rope(&mut self, x: BufferId, n_head: usize, style: RopeStyle, positions: &[u32]) {
-        let width = self.plan.buffer(x).width;
-        let dim = width / n_head;
-        let half = self.inv_freq.len();
-        let mut turns = vec![(0.0f32, 0.0f32); half];
-        for (position, row) in positions
-            .iter()
-            .zip(self.buffers[x.0].chunks_exact_mut(width))
-        {
-            for (turn, f) in turns.iter_mut().zip(&self.inv_freq) {
-                let (sin, cos) = (f64::from(*position) * f).sin_cos();
-                *turn = (
-                    (cos * self.plan.rope.scale) as f32,
-                    (sin * self.plan.rope.scale) as f32,
-                );
-            }
-            for head in row.chunks_exact_mut(dim) {
-                for (i, (cos, sin)) in turns.iter().enumerate() {
-                    let (a, b) = match style {
-                        RopeStyle::Interleaved => (2 * i, 2 * i + 1),
-                        RopeStyle::Halves => (i, i + half),
-                    };
-                    let (u, v) = (head[a], head[b]);
-                    head[a] = u * cos - v * sin;
-                    head[b] = u * sin + v * cos;
-                }
-            }
-        }
     }
 
     fn kv_scatter(

@@ -1,9 +1,10 @@
 //! Mat-vecs of a step, cut into jobs for the threads. The cut changes no bit: a sum belongs to one
-//! job, and its order to [`super::simd`].
+//! job, and its order to [`super::product`].
 
 use rayon::prelude::*;
 
-use super::simd::{self, Isa, Level, Task};
+use super::product::{self, PANEL};
+use super::simd::{self, Group, Isa, Level, Task, LANES};
 use crate::plan::BufferId;
 use crate::quant::{self, Block, QuantType, Visitor};
 
@@ -24,65 +25,151 @@ const JOBS_PER_THREAD: usize = 4;
 /// Weights a job should have at least: a few microseconds of work.
 const MIN_JOB_WEIGHTS: usize = 1 << 14;
 
-/// Computes all `products` into `out`: each product's `[n_out, m]`, one after another, `m` the rows
-/// of `x`, `[m, n_in]`.
-pub fn run(level: Level, products: &[Product<'_>], x: &[f32], n_in: usize, out: &mut Vec<f32>) {
-    let m = x.len() / n_in;
-    let n_out: usize = products.iter().map(|p| p.n_out).sum();
-    out.resize(n_out * m, 0.0);
-    let jobs = rayon::current_num_threads() * JOBS_PER_THREAD;
-    let rows_per_job = n_out.div_ceil(jobs).max(MIN_JOB_WEIGHTS.div_ceil(n_in));
-    let mut work = Vec::new();
-    let mut rest = out.as_mut_slice();
-    for product in products {
-        let mut first = 0;
-        while first < product.n_out {
-            let rows = rows_per_job.min(product.n_out - first);
-            let (part, more) = rest.split_at_mut(rows * m);
-            rest = more;
-            work.push((product, first, part));
-            first += rows;
+/// Panels of expanded weights that meet a tile of x while it is in the nearest cache.
+const PANELS: usize = 4;
+
+/// Rows of x up to which weights are expanded in registers, at once for all of them.
+const FEW: usize = 4;
+
+/// Memory that a step uses again and again.
+#[derive(Default)]
+pub struct Scratch {
+    /// Each product's `[n_out, m]`, one after another.
+    columns: Vec<f32>,
+    /// `x` in tiles.
+    x: Vec<Group>,
+}
+
+impl Scratch {
+    /// Computes all `products` of the rows of `x`, `[m, n_in]`; [`Scratch::take`] hands them out.
+    pub fn run(&mut self, level: Level, products: &[Product<'_>], x: &[f32], n_in: usize) {
+        let m = x.len() / n_in;
+        let n_out: usize = products.iter().map(|p| p.n_out).sum();
+        self.columns.resize(n_out * m, 0.0);
+        let tiles = if m <= FEW {
+            Vec::new()
+        } else {
+            self.x.resize(m * product::groups(n_in), [0.0; LANES]);
+            pack(level, x, n_in, &mut self.x)
+        };
+        let jobs = rayon::current_num_threads() * JOBS_PER_THREAD;
+        let mut rows_per_job = n_out.div_ceil(jobs).max(MIN_JOB_WEIGHTS.div_ceil(n_in * m));
+        if m > FEW {
+            rows_per_job = rows_per_job.next_multiple_of(PANEL * PANELS);
         }
-    }
-    work.into_par_iter().for_each(|(product, first, part)| {
-        let row_bytes = product.weight.len() / product.n_out;
-        let rows = &product.weight[first * row_bytes..][..part.len() / m * row_bytes];
-        quant::dispatch(
-            product.ty,
-            Job {
+        let mut work = Vec::new();
+        let mut rest = self.columns.as_mut_slice();
+        for product in products {
+            let mut first = 0;
+            while first < product.n_out {
+                let rows = rows_per_job.min(product.n_out - first);
+                let (part, more) = rest.split_at_mut(rows * m);
+                rest = more;
+                work.push((product, first, part));
+                first += rows;
+            }
+        }
+        work.into_par_iter().for_each(|(product, first, part)| {
+            let row_bytes = product.weight.len() / product.n_out;
+            let rows = &product.weight[first * row_bytes..][..part.len() / m * row_bytes];
+            let job = Job {
                 level,
                 rows,
                 x,
                 n_in,
+                tiles: &tiles,
                 out: part,
-            },
-        );
-        if let Some(bias) = product.bias {
-            for (bias, out) in bias[first..].iter().zip(part.chunks_exact_mut(m)) {
-                out.iter_mut().for_each(|y| *y += bias);
+            };
+            quant::dispatch(product.ty, job);
+            if let Some(bias) = product.bias {
+                for (bias, out) in bias[first..].iter().zip(part.chunks_exact_mut(m)) {
+                    out.iter_mut().for_each(|y| *y += bias);
+                }
+            }
+        });
+    }
+
+    /// The outputs of one product, `[m, n_out]`; `from` is the number of outputs of those before.
+    pub fn take(&self, from: usize, m: usize, out: &mut [f32]) {
+        let n_out = out.len() / m;
+        let columns = &self.columns[from * m..][..n_out * m];
+        if m == 1 {
+            return out.copy_from_slice(columns);
+        }
+        /// Rows written side by side: a cache line of each column.
+        const ROWS: usize = 16;
+        out.par_chunks_mut(ROWS * n_out)
+            .enumerate()
+            .for_each(|(block, out)| {
+                let first = block * ROWS;
+                for (i, column) in columns.chunks_exact(m).enumerate() {
+                    for (y, value) in out.iter_mut().skip(i).step_by(n_out).zip(&column[first..]) {
+                        *y = *value;
+                    }
+                }
+            });
+    }
+}
+
+/// Some rows of x side by side, `[groups][rows]`: how a tile of products reads them.
+struct Tile<'a> {
+    first: usize,
+    rows: usize,
+    x: &'a [Group],
+}
+
+/// Cuts x into tiles of nearly equal numbers of rows.
+fn pack<'a>(level: Level, x: &[f32], n_in: usize, packed: &'a mut [Group]) -> Vec<Tile<'a>> {
+    struct Columns;
+
+    impl Task for Columns {
+        type Out = usize;
+
+        #[inline(always)]
+        fn run<I: Isa>(self) -> usize {
+            I::COLUMNS
+        }
+    }
+
+    let m = x.len() / n_in;
+    let n_tiles = m.div_ceil(simd::run(level, Columns));
+    let mut rest = packed;
+    let mut empty = Vec::with_capacity(n_tiles);
+    let mut first = 0;
+    for i in 0..n_tiles {
+        let rows = m / n_tiles + usize::from(i < m % n_tiles);
+        let (part, more) = std::mem::take(&mut rest).split_at_mut(rows * product::groups(n_in));
+        rest = more;
+        empty.push((first, rows, part));
+        first += rows;
+    }
+    let fill = |(first, rows, part): (usize, usize, &'a mut [Group])| {
+        let x = &x[first * n_in..][..rows * n_in];
+        for (c, row) in x.chunks_exact(n_in).enumerate() {
+            let mut values = row.chunks(LANES);
+            for (out, values) in part.iter_mut().skip(c).step_by(rows).zip(&mut values) {
+                out[..values.len()].copy_from_slice(values);
+                out[values.len()..].fill(0.0);
             }
         }
-    });
-}
-
-/// `[n_out, m]` → `[m, n_out]`.
-pub fn transpose(columns: &[f32], m: usize, rows: &mut [f32]) {
-    if m == 1 {
-        return rows.copy_from_slice(columns);
-    }
-    let n_out = columns.len() / m;
-    for (r, row) in rows.chunks_exact_mut(n_out).enumerate() {
-        for (y, column) in row.iter_mut().zip(columns.chunks_exact(m)) {
-            *y = column[r];
+        Tile {
+            first,
+            rows,
+            x: part,
         }
-    }
+    };
+    empty.into_par_iter().map(fill).collect()
 }
 
+/// Some rows of one weight matrix.
 struct Job<'a> {
     level: Level,
     rows: &'a [u8],
     x: &'a [f32],
     n_in: usize,
+    /// Empty where x has at most [`FEW`] rows.
+    tiles: &'a [Tile<'a>],
+    /// `[rows, m]`.
     out: &'a mut [f32],
 }
 
@@ -91,28 +178,46 @@ impl Visitor for Job<'_> {
 
     fn visit<B: Block>(self) {
         let level = self.level;
-        if self.x.len() == self.n_in {
-            simd::run(level, MatVec::<B>(self, std::marker::PhantomData));
-        } else {
-            simd::run(level, MatMul::<B>(self, std::marker::PhantomData));
+        if self.tiles.is_empty() {
+            return simd::run(level, Few::<B>(self, std::marker::PhantomData));
+        }
+        let groups = product::groups(self.n_in);
+        let mut panels = vec![[[0.0; LANES]; PANEL]; PANELS * groups];
+        let row_bytes = self.n_in / B::ELEMS * B::BYTES;
+        let m = self.x.len() / self.n_in;
+        let blocks = self
+            .rows
+            .chunks(PANELS * PANEL * row_bytes)
+            .zip(self.out.chunks_mut(PANELS * PANEL * m));
+        for (rows, out) in blocks {
+            for (rows, panel) in rows
+                .chunks(PANEL * row_bytes)
+                .zip(panels.chunks_exact_mut(groups))
+            {
+                let expand = Expand::<B> {
+                    rows,
+                    n_in: self.n_in,
+                    panel,
+                    block: std::marker::PhantomData,
+                };
+                simd::run(level, expand);
+            }
+            for tile in self.tiles {
+                let sums = Sums {
+                    panels: &panels,
+                    tile,
+                    m,
+                    out,
+                };
+                simd::run(level, sums);
+            }
         }
     }
 }
 
-struct MatVec<'a, B>(Job<'a>, std::marker::PhantomData<B>);
+struct Few<'a, B>(Job<'a>, std::marker::PhantomData<B>);
 
-impl<B: Block> Task for MatVec<'_, B> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<I: Isa>(self) {
-        simd::matvec::<I, B>(self.0.rows, self.0.x, self.0.out);
-    }
-}
-
-struct MatMul<'a, B>(Job<'a>, std::marker::PhantomData<B>);
-
-impl<B: Block> Task for MatMul<'_, B> {
+impl<B: Block> Task for Few<'_, B> {
     type Out = ();
 
     #[inline(always)]
@@ -120,6 +225,76 @@ impl<B: Block> Task for MatMul<'_, B> {
         let Job {
             rows, x, n_in, out, ..
         } = self.0;
-        simd::matmul::<I, B>(rows, x, n_in, out, &mut vec![0.0; n_in]);
+        let row = |i: usize| &x[i * n_in..][..n_in];
+        match x.len() / n_in {
+            1 => product::matvec::<I, B, 1>(rows, [row(0)], out.as_chunks_mut().0),
+            2 => product::matvec::<I, B, 2>(rows, [row(0), row(1)], out.as_chunks_mut().0),
+            3 => {
+                let x = [row(0), row(1), row(2)];
+                product::matvec::<I, B, 3>(rows, x, out.as_chunks_mut().0);
+            }
+            _ => {
+                let x = [row(0), row(1), row(2), row(3)];
+                product::matvec::<I, B, FEW>(rows, x, out.as_chunks_mut().0);
+            }
+        }
+    }
+}
+
+struct Expand<'a, B> {
+    rows: &'a [u8],
+    n_in: usize,
+    panel: &'a mut [[Group; PANEL]],
+    block: std::marker::PhantomData<B>,
+}
+
+impl<B: Block> Task for Expand<'_, B> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self) {
+        product::expand_panel::<I, B>(self.rows, self.n_in, self.panel);
+    }
+}
+
+/// The sums of some panels with one tile; no type of weights any more.
+struct Sums<'a, 'b> {
+    panels: &'a [[Group; PANEL]],
+    tile: &'a Tile<'b>,
+    m: usize,
+    /// `[up to PANELS * PANEL, m]`.
+    out: &'a mut [f32],
+}
+
+impl Task for Sums<'_, '_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self) {
+        match self.tile.rows {
+            1 => self.columns::<I, 1>(),
+            2 => self.columns::<I, 2>(),
+            3 => self.columns::<I, 3>(),
+            4 => self.columns::<I, 4>(),
+            5 => self.columns::<I, 5>(),
+            _ => self.columns::<I, 6>(),
+        }
+    }
+}
+
+impl Sums<'_, '_> {
+    #[inline(always)]
+    fn columns<I: Isa, const C: usize>(self) {
+        let (x, _) = self.tile.x.as_chunks::<C>();
+        for (panel, out) in self
+            .panels
+            .chunks_exact(x.len())
+            .zip(self.out.chunks_mut(PANEL * self.m))
+        {
+            let sums = product::tile::<I, C>(panel, x);
+            for (out, sums) in out.chunks_exact_mut(self.m).zip(sums) {
+                out[self.tile.first..][..C].copy_from_slice(&sums);
+            }
+        }
     }
 }

@@ -6,6 +6,8 @@ mod backend;
 mod interpreter;
 mod kv;
 mod matvec;
+mod product;
+mod rowwise;
 mod simd;
 
 pub use backend::CpuBackend;
