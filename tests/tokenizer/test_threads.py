@@ -1,0 +1,29 @@
+"""A tokenizer never changes, so threads share it; and it runs while other threads do."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import onegraph
+from tokenizer import strings
+
+
+def test_threads_share_one(smollm2: Path) -> None:
+    tokenizer = onegraph.Tokenizer(smollm2)
+    texts = [text for category in strings.CATEGORIES for text in strings.strings(category, 50)]
+    expected = [tokenizer.encode(text) for text in texts]
+    with ThreadPoolExecutor(8) as pool:
+        for got in pool.map(lambda _: [tokenizer.encode(text) for text in texts], range(8)):
+            assert got == expected
+
+
+def test_other_threads_run_meanwhile(smollm2: Path) -> None:
+    tokenizer = onegraph.Tokenizer(smollm2)
+    loop = "{% for i in range(99999) %}{% if i in [] %}{% endif %}{% endfor %}"
+    template = onegraph.ChatTemplate(loop)
+    for slow in (lambda: tokenizer.encode("ab" * 2_000_000), lambda: template.render([])):
+        with ThreadPoolExecutor(2) as pool:
+            # A call that held the interpreter's lock would let the second start at its end only.
+            ended = pool.submit(lambda slow=slow: (slow(), time.monotonic())[1])
+            began = pool.submit(time.monotonic)
+            assert began.result(60) < ended.result(60)
