@@ -154,6 +154,9 @@ DEVICE void pdl_trigger() {
 
 // ---------------------------------------------------------------- global memory
 
+// Keeps the compiler from moving memory accesses across it; no instruction.
+DEVICE void compiler_fence() { asm volatile("" ::: "memory"); }
+
 // Loads of what an earlier kernel or another block wrote: never cached in L1, never moved across
 // pdl_wait() or a barrier by the compiler.
 DEVICE uint32_t load_relaxed_u32(const uint32_t* address) {

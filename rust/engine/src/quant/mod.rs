@@ -71,6 +71,20 @@ pub struct QuantType {
     pub dequantize: fn(src: &[u8], dst: &mut [f32]),
     /// Quantizes whole blocks, on all threads where there are many; see [`Quantizer`].
     pub quantize: Option<Quantize>,
+    /// How kernels read it.
+    pub kernel: KernelType,
+}
+
+/// The device side of a type: a struct in a header of its own, see `kernels/unit.cuh`.
+#[derive(Debug, Clone, Copy)]
+pub struct KernelType {
+    /// Name of the header file; its text is in `text`.
+    pub header: &'static str,
+    pub text: &'static str,
+    /// Bytes of 8 rows x 256 columns as kernels read them; the kernels check it.
+    pub unit_bytes: usize,
+    /// The struct that stores keys and values so, where a cache may.
+    pub kv: Option<&'static str>,
 }
 
 impl std::fmt::Debug for QuantType {
@@ -182,7 +196,7 @@ fn quantize_blocks<B: Quantizer>(src: &[f32], dst: &mut [u8]) {
 }
 
 macro_rules! table {
-    ($($id:literal $name:literal $ty:ty, $quantize:expr;)*) => {
+    ($($id:literal $name:literal $ty:ty, $header:literal $unit_bytes:literal $kv:expr, $quantize:expr;)*) => {
         /// Every type that weights may have.
         pub static TYPES: &[QuantType] = &[$(QuantType {
             id: $id,
@@ -191,6 +205,12 @@ macro_rules! table {
             block_bytes: <$ty as Block>::BYTES,
             dequantize: dequantize_blocks::<$ty>,
             quantize: $quantize,
+            kernel: KernelType {
+                header: $header,
+                text: include_str!($header),
+                unit_bytes: $unit_bytes,
+                kv: $kv,
+            },
         }),*];
 
         /// Calls `visitor` with the block format of `ty`.
@@ -204,15 +224,15 @@ macro_rules! table {
 }
 
 table! {
-    0 "F32" f32::F32, Some(quantize_blocks::<f32::F32>);
-    1 "F16" f16::F16, Some(quantize_blocks::<f16::F16>);
-    2 "Q4_0" q4_0::Q4_0, Some(quantize_blocks::<q4_0::Q4_0>);
-    3 "Q4_1" q4_1::Q4_1, Some(quantize_blocks::<q4_1::Q4_1>);
-    8 "Q8_0" q8_0::Q8_0, Some(quantize_blocks::<q8_0::Q8_0>);
-    12 "Q4_K" q4_k::Q4K, Some(quantize_blocks::<q4_k::Q4K>);
-    13 "Q5_K" q5_k::Q5K, Some(quantize_blocks::<q5_k::Q5K>);
-    14 "Q6_K" q6_k::Q6K, Some(quantize_blocks::<q6_k::Q6K>);
-    30 "BF16" bf16::BF16, Some(quantize_blocks::<bf16::BF16>);
+    0 "F32" f32::F32, "f32.cuh" 8192 Some("KvF32"), Some(quantize_blocks::<f32::F32>);
+    1 "F16" f16::F16, "f16.cuh" 4096 Some("KvF16"), Some(quantize_blocks::<f16::F16>);
+    2 "Q4_0" q4_0::Q4_0, "q4_0.cuh" 1152 None, Some(quantize_blocks::<q4_0::Q4_0>);
+    3 "Q4_1" q4_1::Q4_1, "q4_1.cuh" 1280 None, Some(quantize_blocks::<q4_1::Q4_1>);
+    8 "Q8_0" q8_0::Q8_0, "q8_0.cuh" 2176 None, Some(quantize_blocks::<q8_0::Q8_0>);
+    12 "Q4_K" q4_k::Q4K, "q4_k.cuh" 1184 None, Some(quantize_blocks::<q4_k::Q4K>);
+    13 "Q5_K" q5_k::Q5K, "q5_k.cuh" 1440 None, Some(quantize_blocks::<q5_k::Q5K>);
+    14 "Q6_K" q6_k::Q6K, "q6_k.cuh" 1680 None, Some(quantize_blocks::<q6_k::Q6K>);
+    30 "BF16" bf16::BF16, "bf16.cuh" 4096 None, Some(quantize_blocks::<bf16::BF16>);
 }
 
 /// Encoding of keys and values where none is asked for.

@@ -1,0 +1,61 @@
+// Element by element: residual sums, SwiGLU, and picking rows.
+#include "common.cuh"
+
+struct AddParams {
+    const float* x;
+    float* out;
+    uint64_t n;
+};
+
+// out += x.
+KERNEL(add, AddParams) {
+    pdl_wait();
+    pdl_trigger();
+    delay_block();
+    uint64_t stride = static_cast<uint64_t>(gridDim.x) * blockDim.x;
+    for (uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < p.n;
+         i += stride) {
+        p.out[i] = add_rn(load_relaxed_f32(p.out + i), load_relaxed_f32(p.x + i));
+    }
+}
+
+struct SwiGluParams {
+    const float* gate;
+    const float* up;
+    float* out;
+    uint64_t n;
+};
+
+// out = gate / (1 + exp(-gate)) * up.
+KERNEL(swiglu, SwiGluParams) {
+    pdl_wait();
+    pdl_trigger();
+    delay_block();
+    uint64_t stride = static_cast<uint64_t>(gridDim.x) * blockDim.x;
+    for (uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < p.n;
+         i += stride) {
+        float g = load_relaxed_f32(p.gate + i);
+        float silu = div_rn(g, add_rn(1.0f, expf(-g)));
+        p.out[i] = mul_rn(silu, load_relaxed_f32(p.up + i));
+    }
+}
+
+struct SelectParams {
+    const float* x;
+    float* out;
+    const uint32_t* rows;
+    uint32_t width;
+    uint32_t unused;
+};
+
+// out[i] = x[rows[i]]; a block a row.
+KERNEL(select_rows, SelectParams) {
+    pdl_wait();
+    pdl_trigger();
+    uint64_t from = static_cast<uint64_t>(load_relaxed_u32(p.rows + blockIdx.x)) * p.width;
+    uint64_t to = static_cast<uint64_t>(blockIdx.x) * p.width;
+    delay_block();
+    for (uint32_t i = threadIdx.x; i < p.width; i += blockDim.x) {
+        p.out[to + i] = load_relaxed_f32(p.x + from + i);
+    }
+}

@@ -1,0 +1,446 @@
+// out[m][row] = weight[row] . x[m] for a few rows of activations: the kernel that decode is made
+// of. Weights stream once from memory, as units (unit.cuh), through a ring in shared memory that is
+// filled before the wait for the preceding kernel; activations stay float32.
+//
+// The sum of one output, whatever the grid, the ring or the number of rows: a lane adds the
+// products of its 32 columns of a superblock in CHAINS fused chains, folds those, applies scale and
+// offset; its superblocks in ascending order; then lanes at distance 16, 8, 4 (the sub-blocks); then
+// the WARPS_K warps in order. WARPS_K depends on N_IN alone.
+//
+// With NORM, x is first multiplied by the norm's weight and the result by 1/rms(x).
+//
+// variant.cuh: MAX_M, N_IN, WARPS_K, WARPS_R (row groups a block), RING (units in flight a warp),
+// ROUND (tiles between two barriers), NORM, EPILOGUE, ORDER, N_SEGMENTS, Segment0.., and for the
+// epilogue QKV: HEAD_DIM, N_HEAD_KV, Kv.
+#include "unit.cuh"
+#include "kv.cuh"
+#include "variant.cuh"
+
+constexpr uint32_t N_SB = (N_IN + UNIT_COLS - 1) / UNIT_COLS;
+constexpr uint32_t SB_WARP = (N_SB + WARPS_K - 1) / WARPS_K;
+constexpr uint32_t WARPS = WARPS_K * WARPS_R;
+constexpr uint32_t THREADS = 32 * WARPS;
+
+constexpr uint32_t max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
+constexpr uint32_t STAGE =
+    max_u32(Segment0::UNIT_BYTES, max_u32(Segment1::UNIT_BYTES, Segment2::UNIT_BYTES));
+
+// Copies of a unit that a lane issues unrolled; where types are mixed registers are short.
+constexpr int COPIES = N_SEGMENTS == 1 ? 8 : 1;
+
+// A sub-block of 32 activations is padded to 36 words: the eight that a warp reads at a time then
+// lie in different banks.
+constexpr uint32_t X_SUB = 36;
+constexpr uint32_t X_SB = 8 * X_SUB;
+constexpr uint32_t SUMS_SB = 24;  // 16 sums of 16 columns, then 8 of 32
+
+struct Segment {
+    const uint8_t* units;  // [tiles][N_SB]
+    float* out;            // [m][rows]
+    const float* bias;     // [rows] or null
+    uint32_t tiles;
+    uint32_t rows;
+};
+
+struct Params {
+    Segment segment[3];
+    const float* x;     // [m][N_IN]
+    const float* norm;  // [N_IN]
+    float eps;
+    uint32_t m;
+    // For the epilogue QKV.
+    KvView kv;
+    const float* turns;         // [n_ctx][HEAD_DIM / 2][cos, sin]
+    const uint32_t* positions;  // [m]
+    const uint32_t* slots;      // [m]
+};
+
+// Which row of the matrix stands at place `at` of a tile: the epilogue combines places i and i + 4.
+template <int order>
+DEVICE uint32_t row_of(uint32_t tile, uint32_t at) {
+    if constexpr (order == ORDER_NEIGHBOURS) return tile * 8 + 2 * (at % 4) + at / 4;
+    if constexpr (order == ORDER_HALVES) {
+        constexpr uint32_t tiles = HEAD_DIM / 8;
+        return tile / tiles * HEAD_DIM + at / 4 * (HEAD_DIM / 2) + tile % tiles * 4 + at % 4;
+    }
+    return tile * 8 + at;
+}
+
+template <typename T>
+DEVICE void accumulate(const uint8_t* unit, uint32_t lane, const float* x, const float* sums,
+                       float (&acc)[MAX_M][2]) {
+    float w[2][32], s[2][32 / T::SUB], o[2][32 / T::SUB];
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        T::unpack(unit, lane, j, w[j]);
+        T::scales(unit, lane, j, s[j], o[j]);
+    }
+#pragma unroll
+    for (int m = 0; m < MAX_M; m++) {
+        const float4* at = reinterpret_cast<const float4*>(x + m * X_SB + lane / 4 * X_SUB);
+        float chain[2][T::CHAINS] = {};
+        // Half of the sub-block at a time: more would not fit the registers.
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            if (h == 1) compiler_fence();
+            float xv[16];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float4 v = at[h * 4 + i];
+                xv[4 * i] = v.x, xv[4 * i + 1] = v.y, xv[4 * i + 2] = v.z, xv[4 * i + 3] = v.w;
+            }
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+#pragma unroll
+                for (int i = h * 16; i < h * 16 + 16; i++) {
+                    chain[j][T::chain(i)] = fma_rn(w[j][i], xv[i % 16], chain[j][T::chain(i)]);
+                }
+            }
+            if (T::SUB == 32 && h == 0) continue;
+            float sum = T::SUB == 16 ? sums[m * SUMS_SB + lane / 4 * 2 + h]
+                                     : sums[m * SUMS_SB + 16 + lane / 4];
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                float dot = chain[j][0];
+#pragma unroll
+                for (int c = 1; c < T::CHAINS; c++) {
+                    dot = fma_rn(chain[j][c], T::chain_scale(c), dot);
+                }
+                constexpr int last = 32 / T::SUB - 1;  // of the scales
+                acc[m][j] = fma_rn(s[j][h < last ? h : last], dot, acc[m][j]);
+                acc[m][j] = fma_rn(o[j][h < last ? h : last], sum, acc[m][j]);
+#pragma unroll
+                for (int c = 0; c < T::CHAINS; c++) chain[j][c] = 0.0f;
+            }
+        }
+    }
+}
+
+// Ends a pair of rows: places `at` and `at + 4` of a tile, `a` and `b` their sums.
+DEVICE void finish(const Params& p, const Segment& segment, uint32_t tile, uint32_t at, uint32_t m,
+                   float a, float b) {
+    if constexpr (EPILOGUE == EPILOGUE_SWIGLU) {
+        // Places 0..3 are rows of the gate, 4..7 the same rows of up.
+        uint32_t row = tile * 4 + at;
+        if (row < segment.rows) {
+            float act = mul_rn(div_rn(a, add_rn(1.0f, expf(-a))), b);
+            segment.out[static_cast<uint64_t>(m) * segment.rows + row] = act;
+        }
+        return;
+    }
+    uint32_t row[2] = {row_of<ORDER_NATURAL>(tile, at), row_of<ORDER_NATURAL>(tile, at + 4)};
+    float v[2] = {a, b};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        if (row[i] >= segment.rows) continue;
+        if (segment.bias) v[i] = add_rn(v[i], segment.bias[row[i]]);
+        float* out = segment.out + static_cast<uint64_t>(m) * segment.rows + row[i];
+        *out = EPILOGUE == EPILOGUE_ADD ? add_rn(load_relaxed_f32(out), v[i]) : v[i];
+    }
+}
+
+// The rotation of a pair of partners.
+struct Rotation {
+    float cosine, sine;
+};
+
+// As finish, for the fused q, k and v: rotates, stores q, scatters k and v.
+template <int order>
+DEVICE void finish_qkv(const Params& p, const Segment& segment, int index, uint32_t tile,
+                       uint32_t at, uint32_t m, float a, float b, uint32_t position, uint32_t slot,
+                       uint32_t page, const Rotation& rotation) {
+    uint32_t row[2] = {row_of<order>(tile, at), row_of<order>(tile, at + 4)};
+    float v[2] = {a, b};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        if (segment.bias && row[i] < segment.rows) v[i] = add_rn(v[i], segment.bias[row[i]]);
+    }
+    if constexpr (order != ORDER_NATURAL) {
+        float r0 = fma_rn(v[0], rotation.cosine, -mul_rn(v[1], rotation.sine));
+        float r1 = fma_rn(v[0], rotation.sine, mul_rn(v[1], rotation.cosine));
+        v[0] = r0, v[1] = r1;
+    }
+    if (index == 0) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            segment.out[static_cast<uint64_t>(m) * segment.rows + row[i]] = v[i];
+        }
+        return;
+    }
+    if (page == 0) {
+        kv_refuse(p.kv, slot, position);
+        return;
+    }
+    uint32_t token = position % PAGE_TOKENS;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        uint32_t head = row[i] / HEAD_DIM, dim = row[i] % HEAD_DIM;
+        uint64_t base = kv_head_at<N_HEAD_KV, HEAD_DIM>(page, head);
+        auto* pool = static_cast<typename Kv::Element*>(index == 1 ? p.kv.k : p.kv.v);
+        uint32_t in_page = index == 1 ? kv_key_at<HEAD_DIM>(token, dim)
+                                      : kv_value_at<HEAD_DIM>(token, dim);
+        pool[base + in_page] = Kv::store(v[i]);
+    }
+}
+
+// Calls f with the segment of a tile, its number and the tile's place in it.
+template <typename F>
+DEVICE void with_segment(const Params& p, uint32_t tile, F f) {
+    if (N_SEGMENTS == 1 || tile < p.segment[0].tiles) {
+        f(Segment0{}, p.segment[0], 0, tile);
+        return;
+    }
+    tile -= p.segment[0].tiles;
+    if (N_SEGMENTS == 2 || tile < p.segment[1].tiles) {
+        f(Segment1{}, p.segment[1], 1, tile);
+        return;
+    }
+    f(Segment2{}, p.segment[2], 2, tile - p.segment[1].tiles);
+}
+
+// The rotation that a pair of the epilogue QKV needs; v's rows are not rotated.
+DEVICE Rotation rotation_of(const Params& p, uint32_t tile, uint32_t at, uint32_t position) {
+    Rotation rotation = {1.0f, 0.0f};
+    with_segment(p, tile, [&](auto, const Segment&, int number, uint32_t own) {
+        if (number < 2) {
+            uint32_t head_row = row_of<ORDER>(own, at) % HEAD_DIM;
+            uint32_t turn = ORDER == ORDER_HALVES ? head_row : head_row / 2;
+            uint32_t known = position < p.kv.n_ctx ? position : 0;
+            const float* turns =
+                p.turns + (static_cast<uint64_t>(known) * (HEAD_DIM / 2) + turn) * 2;
+            rotation.cosine = turns[0];
+            rotation.sine = turns[1];
+        }
+    });
+    return rotation;
+}
+
+// Two blocks fit an SM where one row is computed: this kernel's and, early, its successor's.
+KERNEL_BOUNDS(matvec, Params, THREADS, MAX_M == 1 && STAGE <= 4096 ? 2 : 1) {
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const uint32_t wk = warp % WARPS_K, wr = warp / WARPS_K;
+    uint8_t* ring = dynamic_shared<uint8_t>() + warp * (RING * STAGE);
+    float* x = reinterpret_cast<float*>(dynamic_shared<uint8_t>() + WARPS * RING * STAGE);
+    float* sums = x + N_SB * MAX_M * X_SB;           // x is [superblock][m][X_SB]
+    float* squares = sums + N_SB * MAX_M * SUMS_SB;  // sums is [superblock][m][SUMS_SB]
+    float* parts = squares + N_SB * MAX_M;           // squares is [m][superblock]
+    SHARED uint32_t row_position[MAX_M], row_slot[MAX_M], row_page[MAX_M];
+    constexpr uint32_t PART = MAX_M * WARPS_K * 8;   // parts is [2][WARPS_R][ROUND][m][WARPS_K][8]
+
+    uint32_t total = p.segment[0].tiles;
+    if (N_SEGMENTS > 1) total += p.segment[1].tiles;
+    if (N_SEGMENTS > 2) total += p.segment[2].tiles;
+    const uint32_t groups = gridDim.x * WARPS_R, first = blockIdx.x * WARPS_R;
+    auto tiles_of = [&](uint32_t group) {
+        return group < total ? (total - 1 - group) / groups + 1 : 0;
+    };
+    const uint32_t my_tiles = tiles_of(first + wr), block_tiles = tiles_of(first);
+
+    // The ring: unit u is superblock wk + (u % SB_WARP) * WARPS_K of this group's tile u / SB_WARP.
+    uint32_t next_tile = 0, next_sb = 0, next_stage = 0, unit_vectors = 0;
+    const uint8_t* next_unit = nullptr;
+    auto issue = [&]() {
+        if (next_sb == 0) {
+            unit_vectors = 0;
+            if (next_tile < my_tiles) {
+                with_segment(p, first + wr + next_tile * groups,
+                             [&](auto type, const Segment& segment, int, uint32_t tile) {
+                    using T = decltype(type);
+                    uint64_t unit = static_cast<uint64_t>(tile) * N_SB + wk;
+                    next_unit = segment.units + unit * T::UNIT_BYTES + lane * 16;
+                    unit_vectors = T::UNIT_BYTES / 16;
+                });
+            }
+        }
+        if (N_SB % WARPS_K == 0 || wk + next_sb * WARPS_K < N_SB) {
+            uint8_t* stage = ring + next_stage * STAGE + lane * 16;
+#pragma unroll COPIES
+            for (uint32_t i = 0; i < (STAGE / 16 + 31) / 32; i++) {
+                if (i * 32 + lane < unit_vectors) cp_async_16(stage + i * 512, next_unit + i * 512);
+            }
+        }
+        cp_async_commit();
+        next_unit += WARPS_K * 16 * unit_vectors;
+        next_stage = next_stage + 1 == RING ? 0 : next_stage + 1;
+        if (++next_sb == SB_WARP) next_sb = 0, next_tile++;
+    };
+#pragma unroll 1
+    for (uint32_t u = 0; u < RING; u++) issue();
+
+    // The norm's weight is of the model too: it goes to where x will be multiplied with it.
+    if constexpr (NORM) {
+#pragma unroll 1
+        for (uint32_t sb = warp; sb < N_SB; sb += WARPS) {
+            uint32_t k = sb * UNIT_COLS + lane * 8;
+            float* to = x + sb * MAX_M * X_SB + lane / 4 * X_SUB + lane % 4 * 8;
+#pragma unroll
+            for (uint32_t e = 0; e < 8; e++) to[e] = k + e < N_IN ? p.norm[k + e] : 0.0f;
+        }
+    }
+
+    pdl_wait();
+    // The successor's loads should queue behind this kernel's: it may start when the last of them
+    // is under way.
+    if (next_tile >= my_tiles) pdl_trigger();
+
+    // x, a warp a superblock: lane l takes columns 8l..8l+7.
+#pragma unroll 1
+    for (uint32_t sb = warp; sb < N_SB; sb += WARPS) {
+        const uint32_t k = sb * UNIT_COLS + lane * 8;
+        float* row0 = x + sb * MAX_M * X_SB + lane / 4 * X_SUB + lane % 4 * 8;
+        float v[MAX_M][8] = {};
+#pragma unroll
+        for (int m = 0; m < MAX_M; m++) {
+            if (m >= p.m) break;
+            const float* from = p.x + static_cast<uint64_t>(m) * N_IN + k;
+            if (N_IN % 4 == 0) {
+#pragma unroll
+                for (int q = 0; q < 2; q++) {
+                    if (k + 4 * q < N_IN) {
+                        float4 f = load_relaxed_f32x4(from + 4 * q);
+                        v[m][4 * q] = f.x, v[m][4 * q + 1] = f.y;
+                        v[m][4 * q + 2] = f.z, v[m][4 * q + 3] = f.w;
+                    }
+                }
+            } else {
+                for (int e = 0; e < 8; e++) {
+                    if (k + e < N_IN) v[m][e] = load_relaxed_f32(from + e);
+                }
+            }
+        }
+        float norm[8];
+#pragma unroll
+        for (int e = 0; e < 8; e++) norm[e] = NORM ? row0[e] : 1.0f;
+#pragma unroll
+        for (int m = 0; m < MAX_M; m++) {
+            float square = 0.0f, sum = 0.0f;
+#pragma unroll
+            for (int e = 0; e < 8; e++) {
+                if constexpr (NORM) {
+                    square = fma_rn(v[m][e], v[m][e], square);
+                    v[m][e] = mul_rn(v[m][e], norm[e]);
+                }
+                sum = add_rn(sum, v[m][e]);
+                row0[m * X_SB + e] = mul_rn(v[m][e], X_SCALE);
+            }
+            sum = add_rn(sum, __shfl_xor_sync(FULL_WARP, sum, 1));
+            float* s = sums + (sb * MAX_M + m) * SUMS_SB;
+            if (lane % 2 == 0) s[lane / 2] = sum;
+            sum = add_rn(sum, __shfl_xor_sync(FULL_WARP, sum, 2));
+            if (lane % 4 == 0) s[16 + lane / 4] = sum;
+            if constexpr (NORM) {
+                square = warp_sum_f32(square);
+                if (lane == 0) squares[m * N_SB + sb] = square;
+            }
+        }
+    }
+    if constexpr (EPILOGUE == EPILOGUE_QKV) {
+        if (threadIdx.x < p.m) {
+            row_position[threadIdx.x] = load_relaxed_u32(p.positions + threadIdx.x);
+            row_slot[threadIdx.x] = load_relaxed_u32(p.slots + threadIdx.x);
+        }
+    }
+    __syncthreads();
+    // What this thread's first pair needs arrives while the sums are computed.
+    Rotation rotation = {};
+    if constexpr (EPILOGUE == EPILOGUE_QKV) {
+        if (threadIdx.x < WARPS_R * ROUND * MAX_M * 4) {
+            const uint32_t m = threadIdx.x / 4 % MAX_M, i = threadIdx.x / (4 * MAX_M) % ROUND;
+            const uint32_t group = threadIdx.x / (4 * MAX_M * ROUND);
+            if (m < p.m && i < tiles_of(first + group)) {
+                rotation = rotation_of(p, first + group + i * groups, threadIdx.x % 4,
+                                       row_position[m]);
+            }
+        }
+        if (threadIdx.x < p.m) {
+            row_page[threadIdx.x] =
+                kv_page(p.kv, row_slot[threadIdx.x], row_position[threadIdx.x]);
+        }
+    }
+
+    uint32_t stage = 0;
+#pragma unroll 1
+    for (uint32_t round = 0; round * ROUND < block_tiles; round++) {
+        // Two sets of sums: the next round is written while this one is read.
+        float* half = parts + (round % 2) * (WARPS_R * ROUND * PART);
+#pragma unroll 1
+        for (uint32_t i = 0; i < ROUND && round * ROUND + i < my_tiles; i++) {
+            float acc[MAX_M][2] = {};
+            with_segment(p, first + wr + (round * ROUND + i) * groups,
+                         [&](auto type, const Segment&, int, uint32_t) {
+                using T = decltype(type);
+#pragma unroll 1
+                for (uint32_t s = 0; s < SB_WARP; s++) {
+                    cp_async_wait<RING - 1>();
+                    __syncwarp();
+                    const uint32_t sb = wk + s * WARPS_K;
+                    if (N_SB % WARPS_K == 0 || sb < N_SB) {
+                        accumulate<T>(ring + stage * STAGE, lane, x + sb * MAX_M * X_SB,
+                                      sums + sb * MAX_M * SUMS_SB, acc);
+                    }
+                    __syncwarp();
+                    stage = stage + 1 == RING ? 0 : stage + 1;
+                    issue();
+                    if (next_tile >= my_tiles) pdl_trigger();
+                }
+            });
+#pragma unroll
+            for (int m = 0; m < MAX_M; m++) {
+#pragma unroll
+                for (int j = 0; j < 2; j++) {
+                    float v = acc[m][j];
+                    v = add_rn(v, __shfl_xor_sync(FULL_WARP, v, 16));
+                    v = add_rn(v, __shfl_xor_sync(FULL_WARP, v, 8));
+                    v = add_rn(v, __shfl_xor_sync(FULL_WARP, v, 4));
+                    if (lane < 4) {
+                        half[(wr * ROUND + i) * PART + (m * WARPS_K + wk) * 8 + lane + 4 * j] = v;
+                    }
+                }
+            }
+        }
+        __syncthreads();
+        delay_block();
+        for (uint32_t e = threadIdx.x; e < WARPS_R * ROUND * MAX_M * 4; e += THREADS) {
+            uint32_t at = e % 4, m = e / 4 % MAX_M, i = e / (4 * MAX_M) % ROUND;
+            uint32_t group = e / (4 * MAX_M * ROUND);
+            uint32_t index = round * ROUND + i;
+            if (m >= p.m || index >= tiles_of(first + group)) continue;
+            const float* part = half + (group * ROUND + i) * PART + m * WARPS_K * 8 + at;
+            float a = part[0], b = part[4];
+#pragma unroll
+            for (uint32_t k = 1; k < WARPS_K; k++) {
+                a = add_rn(a, part[k * 8]);
+                b = add_rn(b, part[k * 8 + 4]);
+            }
+            if constexpr (NORM) {
+                float sum = squares[m * N_SB];
+#pragma unroll
+                for (uint32_t k = 1; k < N_SB; k++) sum = add_rn(sum, squares[m * N_SB + k]);
+                float mean = div_rn(sum, static_cast<float>(N_IN));
+                float factor = div_rn(1.0f, sqrt_rn(add_rn(mean, p.eps)));
+                a = mul_rn(a, factor);
+                b = mul_rn(b, factor);
+            }
+            with_segment(p, first + group + index * groups,
+                         [&](auto, const Segment& segment, [[maybe_unused]] int number,
+                             uint32_t tile) {
+                if constexpr (EPILOGUE == EPILOGUE_QKV) {
+                    const uint32_t position = row_position[m], slot = row_slot[m];
+                    const uint32_t page = row_page[m];
+                    if (round > 0 || e >= THREADS) {
+                        rotation = rotation_of(p, first + group + index * groups, at, position);
+                    }
+                    if (number == 2) {
+                        finish_qkv<ORDER_NATURAL>(p, segment, number, tile, at, m, a, b, position,
+                                                  slot, page, rotation);
+                    } else {
+                        finish_qkv<ORDER>(p, segment, number, tile, at, m, a, b, position, slot,
+                                          page, rotation);
+                    }
+                } else {
+                    finish(p, segment, tile, at, m, a, b);
+                }
+            });
+        }
+    }
+}
