@@ -139,7 +139,8 @@ impl Params {
         }
     }
 
-    fn penalizes(&self) -> bool {
+    /// Whether it matters which tokens came before.
+    pub(crate) fn penalizes(&self) -> bool {
         self.repeat_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }
 }
@@ -170,7 +171,7 @@ impl Cut {
 
 /// An unsigned integer that orders as the floats do.
 #[inline(always)]
-fn key(x: f32) -> u32 {
+pub(crate) fn key(x: f32) -> u32 {
     let bits = x.to_bits();
     bits ^ (((bits as i32) >> 31) as u32 | 0x8000_0000)
 }
@@ -235,7 +236,8 @@ pub struct Sampler {
     z: Vec<f32>,
 }
 
-const IN_PROMPT: u32 = 1 << 31;
+/// In a count of how often a token was generated: it stands in the prompt too.
+pub(crate) const IN_PROMPT: u32 = 1 << 31;
 
 impl Sampler {
     /// A sampler for a model of `n_vocab` tokens; penalties count the tokens of `prompt`.
@@ -432,7 +434,7 @@ fn check(logits: &[f32]) -> Result<()> {
     })
 }
 
-fn nothing_left() -> Error {
+pub(crate) fn nothing_left() -> Error {
     Error::Argument {
         name: "logit_bias",
         value: "-inf for every token that had a chance".into(),

@@ -2,6 +2,7 @@
 //! flight, the decode state: position, last token, sampler, limits. The engine above only says
 //! which pages a slot may use, feeds prompts, asks for steps and collects tokens.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use crate::sampler;
 use crate::weights::Model;
 
 pub mod cpu;
+pub mod cuda;
 
 /// Tokens in a KV page. Page 0 is reserved: padding rows live there, no sequence does.
 pub const PAGE_TOKENS: usize = 64;
@@ -130,6 +132,36 @@ pub trait Runner: Send {
 
     /// Overwrites the whole KV pool.
     fn write_kv(&mut self, bytes: &[u8]) -> Result<()>;
+
+    /// Times the last pass again, `repeats` times.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where the backend has no clock of its own.
+    fn profile(&mut self, _repeats: usize) -> Result<Profile> {
+        Err(Error::Unsupported {
+            what: "profiling on device",
+            name: "cpu".into(),
+            supported: "cuda".into(),
+        })
+    }
+}
+
+/// Times of one pass, by the device's clock.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct Profile {
+    /// One whole pass, the median, in microseconds: a replay where passes are captured.
+    pub replay_us: f64,
+    pub kernels: Vec<KernelTime>,
+}
+
+/// One kernel of a pass.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct KernelTime {
+    pub label: String,
+    /// Median time from the end of its predecessor, alone on the device, in microseconds.
+    pub us: f64,
+    /// Bytes of weights that it reads.
+    pub bytes: u64,
 }
 
 /// How a [`Runner`] is set up.
@@ -143,9 +175,44 @@ pub struct RunnerOptions {
     pub kv_type: &'static QuantType,
     /// CPU threads.
     pub threads: usize,
+    /// What concerns a GPU only.
+    pub gpu: GpuOptions,
 }
 
-/// A runner on `device`: `cpu`.
+/// How a GPU runs a plan.
+#[derive(Debug, Clone)]
+pub struct GpuOptions {
+    /// Whether passes are replays of captured graphs.
+    pub capture: bool,
+    /// Whether neighbouring ops become one kernel.
+    pub fuse: bool,
+    /// Whether a kernel may start before its predecessor has ended; none: where that pays.
+    pub pdl: Option<bool>,
+    /// Folders to look for NVRTC in, before the system's.
+    pub nvrtc_folders: Vec<PathBuf>,
+    /// Batch sizes to capture, ascending; none: 1, 2, 4, 8, then in steps.
+    pub batch_sizes: Option<Vec<usize>>,
+    /// Whether every batch size is captured at load.
+    pub warmup: bool,
+}
+
+impl Default for GpuOptions {
+    fn default() -> Self {
+        Self {
+            capture: true,
+            fuse: true,
+            pdl: None,
+            nvrtc_folders: Vec::new(),
+            batch_sizes: None,
+            warmup: false,
+        }
+    }
+}
+
+/// Rows that a runner on a GPU has buffers for.
+const RUNNER_ROWS: usize = 128;
+
+/// A runner on `device`: `cpu`, `cuda` or `cuda:N`.
 ///
 /// # Errors
 /// What the backend says of the plan, the weights and the memory.
@@ -156,16 +223,21 @@ pub fn runner(
     options: &RunnerOptions,
 ) -> Result<Box<dyn Runner>> {
     plan.check()?;
-    match device {
-        "cpu" => Ok(Box::new(cpu::Interpreter::new(
-            Arc::new(plan),
-            weights,
-            options,
-        )?)),
+    let plan = Arc::new(plan);
+    let card = match device {
+        "cuda" => Some(0),
+        _ => device.strip_prefix("cuda:").and_then(|n| n.parse().ok()),
+    };
+    match (device, card) {
+        ("cpu", _) => Ok(Box::new(cpu::Interpreter::new(plan, weights, options)?)),
+        (_, Some(n)) => {
+            let runner = cuda::runner::CudaRunner::new(n, plan, &*weights, options, RUNNER_ROWS)?;
+            Ok(Box::new(runner))
+        }
         _ => Err(Error::Unsupported {
             what: "device",
             name: device.into(),
-            supported: "cpu".into(),
+            supported: "cpu, cuda, cuda:N".into(),
         }),
     }
 }

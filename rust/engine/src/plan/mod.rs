@@ -1,6 +1,7 @@
 //! The plan: a model as data. A straight list of [`Op`]s over named, sized buffers; an architecture
 //! writes it, a backend interprets or lowers it, nothing else knows the model.
 
+pub mod fuse;
 mod op;
 #[allow(clippy::module_inception)]
 mod plan;

@@ -1,0 +1,564 @@
+//! Sequences on the card. Position, token, sampler and finished flag live in device memory; a decode
+//! step is one graph replay, which advances them and appends the drawn tokens to a ring in mapped
+//! host memory. The host queues steps ahead and reads the ring; it never waits between tokens.
+
+use std::collections::hash_map::{Entry, HashMap};
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::device::{DeviceBuffer, HostBuffer};
+use super::graph::Graph;
+use super::launch::{run_all, Launch};
+use super::model::{CudaModel, Inputs, Options, RowBuffers};
+use super::sample::{Record, Sampling, RING_STEPS};
+use crate::backend::{
+    Backend, Event, Finish, GpuOptions, Limits, LogitsPath, RunnerOptions, SlotRequest, Weights,
+};
+use crate::error::{Error, Result};
+use crate::plan::Plan;
+use crate::sampler;
+
+/// Decode steps queued before their tokens are read: one runs, one waits.
+const QUEUE_DEPTH: usize = 2;
+
+/// Rows of one pass over a prompt.
+const PREFILL_ROWS: usize = 64;
+
+/// Rows that a prompt's mat-vecs are compiled for.
+const PREFILL_BUCKET: usize = 8;
+
+/// How long a step may take before it is taken for hung.
+const STEP_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Decodes on a card.
+pub struct CudaBackend {
+    // Graphs go first: they use what the others own.
+    steps: HashMap<usize, Graph>,
+    one_row: Option<Graph>,
+    passes: HashMap<(usize, usize), Vec<Launch>>,
+    draws: Vec<Launch>,
+    eager_steps: HashMap<usize, Vec<Launch>>,
+    capture: bool,
+    /// Batch sizes that have graphs, ascending.
+    buckets: Vec<usize>,
+    limits: Limits,
+    sampling: Sampling,
+    /// Rows of decode steps.
+    rows: RowBuffers,
+    /// What `rows.state_slots` holds.
+    row_slots: Vec<u32>,
+    ring: HostBuffer,
+    step: DeviceBuffer,
+    /// Number of the last step queued.
+    number: u32,
+    /// Number of the last request started.
+    epoch: u64,
+    queued: VecDeque<Queued>,
+    slots: Vec<Option<Sequence>>,
+    events: Vec<Event>,
+    /// Whether the last step asked for had no sequence to decode.
+    idle: bool,
+    model: CudaModel,
+}
+
+/// A step whose tokens were not read.
+struct Queued {
+    number: u32,
+    /// Slot and request of each row; rows behind them are padding.
+    rows: Vec<(usize, u64)>,
+    decode: bool,
+}
+
+/// What the host knows of a slot; the card knows more.
+struct Sequence {
+    /// Which request this is: records of an earlier one are dropped.
+    epoch: u64,
+    generated: usize,
+    /// Whether the last record read left it decoding.
+    live: bool,
+    logprobs: Option<usize>,
+}
+
+/// Batch sizes worth a graph: 1, 2, 4, 8, then in steps of 8 and 16.
+fn default_buckets(most: usize) -> Vec<usize> {
+    let all = [1, 2, 4, 8]
+        .into_iter()
+        .chain((16..=64).step_by(8))
+        .chain((80..=256).step_by(16));
+    let mut buckets: Vec<usize> = all.take_while(|b| *b < most).collect();
+    buckets.push(most);
+    buckets
+}
+
+impl CudaBackend {
+    /// Uploads the model and captures the step of one row.
+    ///
+    /// # Errors
+    /// [`Error::Device`], [`Error::Memory`], [`Error::Tensor`], [`Error::Argument`].
+    pub fn new(
+        ordinal: usize,
+        plan: Arc<Plan>,
+        weights: &dyn Weights,
+        options: &RunnerOptions,
+    ) -> Result<Self> {
+        let GpuOptions {
+            capture,
+            fuse,
+            pdl,
+            ref nvrtc_folders,
+            ref batch_sizes,
+            warmup,
+        } = options.gpu;
+        let max_rows = options.n_slots.max(PREFILL_ROWS);
+        let n_vocab = plan.buffer(plan.logits).width;
+        let model = CudaModel::new(
+            ordinal,
+            plan,
+            weights,
+            Options {
+                n_slots: options.n_slots,
+                n_ctx: options.n_ctx,
+                n_pages: options.n_pages,
+                kv_type: options.kv_type,
+                max_rows,
+                fuse,
+                pdl,
+                nvrtc_folders: nvrtc_folders.clone(),
+            },
+        )?;
+        let context = model.context.clone();
+        let sampling = Sampling::new(
+            &context,
+            &model.stream,
+            options.n_slots,
+            n_vocab,
+            options.n_ctx,
+            max_rows,
+        )?;
+        let step = DeviceBuffer::new(&context, 4)?;
+        // The first step is number 1: zero is an empty place of the ring.
+        step.write(0, &[0u32], &model.stream)?;
+        let buckets = match batch_sizes {
+            Some(sizes) => sizes.clone(),
+            None => default_buckets(options.n_slots),
+        };
+        let limits = Limits {
+            device: format!("cuda:{ordinal} ({})", context.info.name),
+            n_vocab,
+            n_slots: options.n_slots,
+            n_ctx: options.n_ctx,
+            n_pages: options.n_pages,
+            queue_depth: QUEUE_DEPTH,
+        };
+        let rows = RowBuffers::new(&context, max_rows)?;
+        // Every logit row is wanted, in order.
+        let in_order: Vec<u32> = (0..max_rows as u32).collect();
+        rows.out_rows.write(0, &in_order, &model.stream)?;
+        let mut backend = Self {
+            steps: HashMap::new(),
+            one_row: None,
+            passes: HashMap::new(),
+            draws: Vec::new(),
+            eager_steps: HashMap::new(),
+            capture,
+            buckets,
+            sampling,
+            rows,
+            row_slots: Vec::new(),
+            ring: HostBuffer::new(&context, RING_STEPS * max_rows * 8)?,
+            step,
+            number: 0,
+            epoch: 0,
+            queued: VecDeque::new(),
+            slots: (0..limits.n_slots).map(|_| None).collect(),
+            events: Vec::new(),
+            idle: false,
+            limits,
+            model,
+        };
+        backend.draws = backend
+            .model
+            .compile(backend.draw_specs(1, backend.model.rows.state_slots.address()))?;
+        let sizes = if warmup {
+            backend.buckets.clone()
+        } else {
+            vec![1]
+        };
+        // The largest first: its buffers serve the others.
+        for size in sizes.into_iter().rev() {
+            backend.prepare(size)?;
+        }
+        Ok(backend)
+    }
+
+    fn draw_specs(&self, rows: usize, row_slots: u64) -> Vec<super::launch::Spec> {
+        let logits = self.model.buffer(self.model.plan.logits).address();
+        self.sampling.specs(
+            logits,
+            row_slots,
+            rows,
+            self.ring.address(),
+            self.step.address(),
+        )
+    }
+
+    /// The launches of a decode step of `bucket` rows, drawing included.
+    fn step_launches(&self, bucket: usize) -> Result<Vec<Launch>> {
+        let inputs = Inputs {
+            state: self.sampling.state_address(),
+            ..self.rows.inputs()
+        };
+        let mut specs = self.model.step_specs(bucket, &inputs)?;
+        specs.extend(self.draw_specs(bucket, inputs.state_slots));
+        self.model.compile(specs)
+    }
+
+    /// Has the step of `bucket` rows ready: captured, or as a list.
+    fn prepare(&mut self, bucket: usize) -> Result<()> {
+        if self.steps.contains_key(&bucket) || self.eager_steps.contains_key(&bucket) {
+            return Ok(());
+        }
+        let launches = self.step_launches(bucket)?;
+        if self.capture {
+            let graph = Graph::capture(&self.model.stream, &launches)?;
+            self.steps.insert(bucket, graph);
+        } else {
+            self.eager_steps.insert(bucket, launches);
+        }
+        Ok(())
+    }
+
+    fn sequence(&mut self, slot: usize) -> Result<&mut Sequence> {
+        self.slots
+            .get_mut(slot)
+            .and_then(Option::as_mut)
+            .ok_or_else(|| Error::Internal(format!("slot {slot} has no sequence")))
+    }
+
+    /// Sets the host's rows: `tokens` of one slot from position `start` on, logits of the `wanted`
+    /// last.
+    fn set_rows(&self, slot: usize, tokens: &[u32], start: usize, wanted: usize) -> Result<()> {
+        let n = tokens.len() as u32;
+        let n_vocab = self.limits.n_vocab;
+        if let Some(token) = tokens.iter().find(|t| **t as usize >= n_vocab) {
+            return Err(Error::Argument {
+                name: "token",
+                value: token.to_string(),
+                reason: format!("the vocabulary has {n_vocab} tokens"),
+            });
+        }
+        let positions: Vec<u32> = (0..n).map(|i| start as u32 + i).collect();
+        let out_rows: Vec<u32> = (n - wanted as u32..n).collect();
+        let (rows, stream) = (&self.model.rows, &self.model.stream);
+        rows.tokens.write(0, tokens, stream)?;
+        rows.positions.write(0, &positions, stream)?;
+        rows.slots
+            .write(0, &vec![slot as u32; tokens.len()], stream)?;
+        rows.out_rows.write(0, &out_rows, stream)
+    }
+
+    /// Queues one pass over the host's rows.
+    fn pass(&mut self, rows: usize, wanted: usize) -> Result<()> {
+        let list = match self.passes.entry((rows, wanted)) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => {
+                let inputs = self.model.rows.inputs();
+                new.insert(self.model.launches(rows, wanted, &inputs, PREFILL_BUCKET)?)
+            }
+        };
+        run_all(list, &self.model.stream)
+    }
+
+    /// Waits for all that is queued on the card; a refused token is an error.
+    fn settle(&self) -> Result<()> {
+        self.model.stream.synchronize()?;
+        self.model.kv.take_error().map_or(Ok(()), Err)
+    }
+
+    fn next_number(&mut self) -> u32 {
+        // 2^32 steps take months; the ring would only miss a step then.
+        self.number = self.number.wrapping_add(1);
+        self.number
+    }
+
+    /// The record of row `row` of step `number`, once it is there.
+    fn record(&self, number: u32, row: usize) -> Option<Record> {
+        let place = number as usize % RING_STEPS * self.model.max_rows() + row;
+        let record = Record::new(self.ring.words().get(place)?.load(Ordering::Acquire));
+        (record.step == number).then_some(record)
+    }
+
+    /// Waits for the records of the oldest queued step.
+    fn await_oldest(&self) -> Result<()> {
+        let Some(step) = self.queued.front() else {
+            return Ok(());
+        };
+        let begun = Instant::now();
+        for row in 0..step.rows.len() {
+            let mut turns = 0u32;
+            while self.record(step.number, row).is_none() {
+                turns = turns.wrapping_add(1);
+                if !turns.is_multiple_of(1024) {
+                    std::hint::spin_loop();
+                    continue;
+                }
+                // A failed kernel never writes its record.
+                if self.model.stream.is_idle()? && self.record(step.number, row).is_none() {
+                    return Err(Error::Internal(format!(
+                        "decode step {} ended without the token of row {row}",
+                        step.number
+                    )));
+                }
+                if begun.elapsed() > STEP_TIMEOUT {
+                    return Err(Error::Device {
+                        what: self.limits.device.clone(),
+                        reason: format!("a decode step took more than {STEP_TIMEOUT:?}"),
+                        remedy: "check the card with nvidia-smi; restart the process".into(),
+                    });
+                }
+                std::thread::yield_now();
+            }
+        }
+        Ok(())
+    }
+
+    /// Turns the records of a finished step into events.
+    fn collect(&mut self, step: &Queued) -> Result<()> {
+        for (row, (slot, epoch)) in step.rows.iter().enumerate() {
+            let Some(record) = self.record(step.number, row) else {
+                continue;
+            };
+            let current = self.slots.get_mut(*slot).and_then(Option::as_mut);
+            // A record of an earlier request, or of a step after the sequence had ended.
+            let Some(sequence) = current.filter(|s| s.epoch == *epoch && record.live) else {
+                continue;
+            };
+            let Record { token, finish, .. } = record;
+            let index = sequence.generated;
+            sequence.generated += 1;
+            sequence.live = finish.is_none();
+            let wanted = sequence.logprobs;
+            let logprobs = match wanted {
+                Some(n) if !matches!(finish, Some(Finish::Failed(_))) => {
+                    Some(sampler::logprobs(&self.logits_row(row)?, token, n)?)
+                }
+                _ => None,
+            };
+            self.events.push(Event {
+                slot: *slot,
+                index,
+                token,
+                finish,
+                logprobs,
+            });
+        }
+        Ok(())
+    }
+
+    fn logits_row(&self, row: usize) -> Result<Vec<f32>> {
+        let mut logits = vec![0.0; self.limits.n_vocab];
+        let buffer = self.model.buffer(self.model.plan.logits);
+        buffer.read(row * logits.len() * 4, &mut logits, &self.model.stream)?;
+        Ok(logits)
+    }
+
+    fn wants_logprobs(&self) -> bool {
+        self.slots
+            .iter()
+            .flatten()
+            .any(|s| s.live && s.logprobs.is_some())
+    }
+
+    /// Reads every finished step; with `wait`, the oldest one for sure.
+    fn read_ring(&mut self, wait: bool) -> Result<()> {
+        if wait {
+            self.await_oldest()?;
+        }
+        while let Some(step) = self.queued.front() {
+            if (0..step.rows.len()).any(|row| self.record(step.number, row).is_none()) {
+                break;
+            }
+            if let Some(step) = self.queued.pop_front() {
+                self.collect(&step)?;
+            }
+        }
+        self.model.kv.take_error().map_or(Ok(()), Err)
+    }
+
+    /// Reads every queued step: the host is about to use a buffer that they use.
+    fn finish_queued(&mut self) -> Result<()> {
+        while !self.queued.is_empty() {
+            self.read_ring(true)?;
+        }
+        Ok(())
+    }
+}
+
+impl Backend for CudaBackend {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn map_pages(&mut self, slot: usize, first: usize, pages: &[u32]) -> Result<()> {
+        self.model
+            .kv
+            .map_pages(slot, first, pages, &self.model.stream)
+    }
+
+    fn start(&mut self, slot: usize, request: &SlotRequest) -> Result<()> {
+        request.sampling.validate(self.limits.n_vocab)?;
+        let n_slots = self.slots.len();
+        if slot >= n_slots {
+            return Err(Error::Internal(format!("slot {slot} of {n_slots}")));
+        }
+        self.sampling.start(slot, request, &self.model.stream)?;
+        self.epoch += 1;
+        self.slots[slot] = Some(Sequence {
+            epoch: self.epoch,
+            generated: 0,
+            live: false,
+            logprobs: request.sampling.logprobs,
+        });
+        Ok(())
+    }
+
+    fn prefill(&mut self, slot: usize, tokens: &[u32], start: usize, sample: bool) -> Result<()> {
+        let epoch = self.sequence(slot)?.epoch;
+        let mut fed = 0;
+        for chunk in tokens.chunks(PREFILL_ROWS) {
+            let last = sample && fed + chunk.len() == tokens.len();
+            self.set_rows(slot, chunk, start + fed, usize::from(last))?;
+            self.pass(chunk.len(), usize::from(last))?;
+            fed += chunk.len();
+        }
+        if !sample || fed == 0 {
+            return self.settle();
+        }
+        self.sampling
+            .arm(slot, start + fed - 1, &self.model.stream)?;
+        self.model
+            .rows
+            .state_slots
+            .write(0, &[slot as u32], &self.model.stream)?;
+        run_all(&self.draws, &self.model.stream)?;
+        let number = self.next_number();
+        self.queued.push_back(Queued {
+            number,
+            rows: vec![(slot, epoch)],
+            decode: false,
+        });
+        self.sequence(slot)?.live = true;
+        // The first token decides whether there is anything to decode; its logits may be wanted.
+        self.settle()?;
+        self.finish_queued()
+    }
+
+    fn decode(&mut self) -> Result<()> {
+        let live: Vec<(usize, u64)> = self
+            .slots
+            .iter()
+            .enumerate()
+            .filter_map(|(slot, s)| s.as_ref().filter(|s| s.live).map(|s| (slot, s.epoch)))
+            .collect();
+        if live.is_empty() {
+            // Every sequence has ended; the caller learns it from the events that wait for it.
+            self.idle = true;
+            return Ok(());
+        }
+        // Above the largest bucket a step is exact, and eager.
+        let bucket = self
+            .buckets
+            .iter()
+            .copied()
+            .find(|b| *b >= live.len())
+            .unwrap_or(live.len());
+        let padding = self.limits.n_slots as u32;
+        let mut rows: Vec<u32> = live.iter().map(|(slot, _)| *slot as u32).collect();
+        rows.resize(bucket, padding);
+        if rows != self.row_slots {
+            // In stream order: queued steps still see the old rows.
+            self.rows.state_slots.write(0, &rows, &self.model.stream)?;
+            self.row_slots = rows;
+        }
+        self.prepare(bucket)?;
+        match self.steps.get(&bucket) {
+            Some(graph) => graph.replay(&self.model.stream)?,
+            None => run_all(&self.eager_steps[&bucket], &self.model.stream)?,
+        }
+        let number = self.next_number();
+        self.queued.push_back(Queued {
+            number,
+            rows: live,
+            decode: true,
+        });
+        Ok(())
+    }
+
+    fn drain(&mut self, wait: bool) -> Result<Vec<Event>> {
+        self.idle = false;
+        self.read_ring(wait && self.events.is_empty())?;
+        Ok(std::mem::take(&mut self.events))
+    }
+
+    fn queued(&self) -> usize {
+        let queued = self.queued.iter().filter(|s| s.decode).count();
+        // Log-probabilities are read from the logits, which the next step overwrites.
+        let full = self.idle || (queued > 0 && self.wants_logprobs());
+        if full {
+            QUEUE_DEPTH
+        } else {
+            queued
+        }
+    }
+
+    fn release(&mut self, slot: usize) -> Result<()> {
+        self.events.retain(|e| e.slot != slot);
+        if self.slots.get_mut(slot).and_then(Option::take).is_some() {
+            self.sampling.stop(slot, &self.model.stream)?;
+        }
+        Ok(())
+    }
+
+    fn sampling_time(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn logits(
+        &mut self,
+        slot: usize,
+        tokens: &[u32],
+        start: usize,
+        path: LogitsPath,
+    ) -> Result<Vec<f32>> {
+        self.finish_queued()?;
+        let width = self.limits.n_vocab;
+        let mut logits = vec![0.0f32; tokens.len() * width];
+        let rows = match path {
+            LogitsPath::Prefill => PREFILL_ROWS,
+            LogitsPath::Decode => 1,
+        };
+        for (i, chunk) in tokens.chunks(rows).enumerate() {
+            self.set_rows(slot, chunk, start + i * rows, chunk.len())?;
+            match path {
+                LogitsPath::Prefill => self.pass(chunk.len(), chunk.len())?,
+                LogitsPath::Decode => {
+                    if self.one_row.is_none() {
+                        let inputs = self.model.rows.inputs();
+                        let list = self.model.launches(1, 1, &inputs, 1)?;
+                        self.one_row = Some(Graph::capture(&self.model.stream, &list)?);
+                    }
+                    if let Some(graph) = &self.one_row {
+                        graph.replay(&self.model.stream)?;
+                    }
+                }
+            }
+            let out = &mut logits[i * rows * width..][..chunk.len() * width];
+            let buffer = self.model.buffer(self.model.plan.logits);
+            buffer.read(0, out, &self.model.stream)?;
+            self.settle()?;
+        }
+        Ok(logits)
+    }
+}

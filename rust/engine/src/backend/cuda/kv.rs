@@ -1,0 +1,240 @@
+//! The KV pool on the card; the layout is that of kernels/kv.cuh.
+
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+
+use super::device::{Context, DeviceBuffer, HostBuffer, Stream};
+use super::kernels::KvView;
+use crate::backend::PAGE_TOKENS;
+use crate::error::{Error, Result};
+use crate::plan::KvShape;
+use crate::quant::QuantType;
+
+/// Keys, values, page table and error word.
+#[derive(Debug)]
+pub struct KvPool {
+    pub shape: KvShape,
+    pub ty: &'static QuantType,
+    n_pages: usize,
+    n_slots: usize,
+    n_ctx: usize,
+    k: DeviceBuffer,
+    v: DeviceBuffer,
+    page_table: DeviceBuffer,
+    /// What kernels tell the host of a refused token; see `kv_refuse` in kv.cuh.
+    error: HostBuffer,
+    /// What the page table on the card holds.
+    mirror: Vec<u32>,
+}
+
+fn bad(name: &'static str, value: usize, limit: usize) -> Error {
+    Error::Argument {
+        name,
+        value: value.to_string(),
+        reason: format!("must be below {limit}"),
+    }
+}
+
+impl KvPool {
+    /// A cleared pool of `n_pages` (page 0 included) for `n_slots` sequences of `n_ctx` tokens.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for a type that keys and values are not stored in on the card,
+    /// [`Error::Memory`].
+    pub fn new(
+        context: &Arc<Context>,
+        stream: &Stream,
+        shape: KvShape,
+        ty: &'static QuantType,
+        n_pages: usize,
+        n_slots: usize,
+        n_ctx: usize,
+    ) -> Result<Self> {
+        if ty.kernel.kv.is_none() || !shape.head_dim.is_multiple_of(16) {
+            return Err(Error::Argument {
+                name: "kv_type",
+                value: ty.name.into(),
+                reason: format!(
+                    "the CUDA backend stores heads of a multiple of 16 values (here {}) as one of {}",
+                    shape.head_dim,
+                    crate::quant::TYPES
+                        .iter()
+                        .filter(|t| t.kernel.kv.is_some())
+                        .map(|t| t.name)
+                        .collect::<Vec<_>>()
+                        .join(", ")
+                ),
+            });
+        }
+        let per_page = shape.n_head_kv * PAGE_TOKENS * shape.head_dim * ty.block_bytes;
+        let bytes = [shape.n_layer, n_pages, per_page]
+            .iter()
+            .try_fold(1usize, |a, b| a.checked_mul(*b))
+            .ok_or_else(|| Error::Memory {
+                need: format!("a KV cache of {n_pages} pages needs more than 2^64 bytes"),
+                remedy: "use a smaller n_ctx or max_batch".into(),
+            })?;
+        let entries = n_slots * n_ctx.div_ceil(PAGE_TOKENS);
+        let pool = Self {
+            shape,
+            ty,
+            n_pages,
+            n_slots,
+            n_ctx,
+            k: DeviceBuffer::new(context, bytes)?,
+            v: DeviceBuffer::new(context, bytes)?,
+            page_table: DeviceBuffer::new(context, entries * 4)?,
+            error: HostBuffer::new(context, 8)?,
+            mirror: vec![0; entries],
+        };
+        for buffer in [&pool.k, &pool.v, &pool.page_table] {
+            buffer.fill(0, stream)?;
+        }
+        stream.synchronize()?;
+        Ok(pool)
+    }
+
+    /// Tokens a sequence may have.
+    pub fn n_ctx(&self) -> usize {
+        self.n_ctx
+    }
+
+    /// Bytes of one layer's keys.
+    fn layer_bytes(&self) -> usize {
+        self.n_pages
+            * self.shape.n_head_kv
+            * PAGE_TOKENS
+            * self.shape.head_dim
+            * self.ty.block_bytes
+    }
+
+    /// Bytes of the whole pool.
+    pub fn bytes(&self) -> usize {
+        self.k.bytes() + self.v.bytes()
+    }
+
+    /// What kernels need to find the tokens of `layer`.
+    pub fn view(&self, layer: usize) -> KvView {
+        let offset = (layer * self.layer_bytes()) as u64;
+        KvView {
+            k: self.k.address() + offset,
+            v: self.v.address() + offset,
+            page_table: self.page_table.address(),
+            error: self.error.address(),
+            pages_per_slot: self.n_ctx.div_ceil(PAGE_TOKENS) as u32,
+            n_slots: self.n_slots as u32,
+            n_ctx: self.n_ctx as u32,
+            n_pages: self.n_pages as u32,
+        }
+    }
+
+    /// Writes `pages` into the page table of `slot`, from entry `first` on, in stream order.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for an entry or page that does not exist.
+    pub fn map_pages(
+        &mut self,
+        slot: usize,
+        first: usize,
+        pages: &[u32],
+        stream: &Stream,
+    ) -> Result<()> {
+        let per_slot = self.n_ctx.div_ceil(PAGE_TOKENS);
+        if slot >= self.n_slots {
+            return Err(bad("slot", slot, self.n_slots));
+        }
+        if first
+            .checked_add(pages.len())
+            .is_none_or(|end| end > per_slot)
+        {
+            return Err(bad(
+                "page of the sequence",
+                first.saturating_add(pages.len()),
+                per_slot + 1,
+            ));
+        }
+        if let Some(page) = pages.iter().find(|p| **p as usize >= self.n_pages) {
+            return Err(bad("page", *page as usize, self.n_pages));
+        }
+        let at = slot * per_slot + first;
+        self.mirror[at..at + pages.len()].copy_from_slice(pages);
+        self.page_table.write(at * 4, pages, stream)
+    }
+
+    /// The error of a token that a scatter refused, if any since the last call.
+    pub fn take_error(&self) -> Option<Error> {
+        let word = self.error.words().first()?.swap(0, Ordering::AcqRel);
+        // Both halves plus one, so that zero is "none".
+        let report = word.checked_sub(1)?;
+        Some(Error::KvBounds {
+            position: report >> 32,
+            slot: (report & u64::from(u32::MAX)) as usize,
+            limit: self.n_ctx,
+        })
+    }
+
+    /// Every byte, in the order of the interpreter's pool:
+    /// `[layer][page][k|v][kv head][token][head_dim]`.
+    pub fn read_all(&self, stream: &Stream) -> Result<Vec<u8>> {
+        let mut k = vec![0u8; self.k.bytes()];
+        let mut v = vec![0u8; self.v.bytes()];
+        self.k.read(0, &mut k, stream)?;
+        self.v.read(0, &mut v, stream)?;
+        let mut all = vec![0u8; k.len() + v.len()];
+        self.for_each_value(|canonical, is_value, own, size| {
+            let from = if is_value { &v } else { &k };
+            all[canonical..canonical + size].copy_from_slice(&from[own..own + size]);
+        });
+        Ok(all)
+    }
+
+    /// The reverse of [`KvPool::read_all`].
+    pub fn write_all(&self, bytes: &[u8], stream: &Stream) -> Result<()> {
+        let mut k = vec![0u8; self.k.bytes()];
+        let mut v = vec![0u8; self.v.bytes()];
+        if bytes.len() != k.len() + v.len() {
+            return Err(Error::Argument {
+                name: "kv",
+                value: format!("{} bytes", bytes.len()),
+                reason: format!("the pool has {} bytes", k.len() + v.len()),
+            });
+        }
+        self.for_each_value(|canonical, is_value, own, size| {
+            let to = if is_value { &mut v } else { &mut k };
+            to[own..own + size].copy_from_slice(&bytes[canonical..canonical + size]);
+        });
+        self.k.write(0, &k, stream)?;
+        self.v.write(0, &v, stream)
+    }
+
+    /// Calls `f(offset in the interpreter's order, whether a value, offset in the own buffer, size)`
+    /// for every run of bytes that both orders keep together.
+    fn for_each_value(&self, mut f: impl FnMut(usize, bool, usize, usize)) {
+        let KvShape {
+            n_layer,
+            n_head_kv,
+            head_dim,
+        } = self.shape;
+        let size = self.ty.block_bytes;
+        let head = PAGE_TOKENS * head_dim;
+        for page in 0..n_layer * self.n_pages {
+            for (part, is_value) in [false, true].into_iter().enumerate() {
+                for h in 0..n_head_kv {
+                    let own = (page * n_head_kv + h) * head;
+                    let canonical = ((page * 2 + part) * n_head_kv + h) * head;
+                    if is_value {
+                        f(canonical * size, true, own * size, head * size);
+                        continue;
+                    }
+                    for token in 0..PAGE_TOKENS {
+                        for chunk in 0..head_dim / 8 {
+                            let to = canonical + token * head_dim + chunk * 8;
+                            let from = own + (chunk * PAGE_TOKENS + token) * 8;
+                            f(to * size, false, from * size, 8 * size);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,18 @@
+//! The CUDA backend: lowers a plan to kernels, captures the list of launches once as one CUDA
+//! graph, and replays it.
+
+mod backend;
+pub mod compile;
+pub mod device;
+pub mod graph;
+mod kernels;
+mod kv;
+pub mod launch;
+pub mod model;
+mod program;
+pub mod runner;
+pub mod sample;
+mod shape;
+mod weights;
+
+pub use backend::CudaBackend;

@@ -1,0 +1,758 @@
+//! A plan on the card: weights, cache, buffers, and the list of launches for a number of rows.
+//! Eager mode runs that list, a graph is a recording of it.
+
+use std::fmt::Write;
+use std::sync::Arc;
+
+use super::compile::{Compiler, Variant};
+use super::device::{Context, DeviceBuffer, Stream};
+use super::kernels as params;
+use super::kv::KvPool;
+use super::launch::{Launch, Spec};
+use super::program::Programs;
+use super::shape::{segments, MatVecShape};
+use super::weights::{DeviceWeights, Order};
+use crate::backend::Weights;
+use crate::error::{Error, Result};
+use crate::plan::fuse::{fuse, Epilogue, Fused, Part, Rules};
+use crate::plan::{BufferId, Op, Plan, RopeStyle, Rows, WeightId};
+use crate::quant::QuantType;
+
+/// Splits of one row's attention; see attention.cu.
+const MAX_SPLITS: usize = 32;
+
+/// Threads of the element-wise kernels.
+const THREADS: u32 = 256;
+
+/// Shared memory that one block of a mat-vec may take: two kernels side by side on an SM.
+const SHARED_BUDGET: usize = 100 << 10;
+
+/// How a model is put on a card.
+#[derive(Debug, Clone)]
+pub struct Options {
+    pub n_slots: usize,
+    pub n_ctx: usize,
+    /// Pages in the pool, page 0 included.
+    pub n_pages: usize,
+    pub kv_type: &'static QuantType,
+    /// Most rows of one forward pass.
+    pub max_rows: usize,
+    /// Whether neighbouring ops become one kernel.
+    pub fuse: bool,
+    /// Whether a kernel may start before its predecessor has ended; none: where that pays.
+    pub pdl: Option<bool>,
+    /// Folders where the Python package of NVRTC keeps its library.
+    pub nvrtc_folders: Vec<std::path::PathBuf>,
+}
+
+/// A plan on the card.
+#[derive(Debug)]
+pub struct CudaModel {
+    pub plan: Arc<Plan>,
+    fused: Vec<Fused>,
+    options: Options,
+    weights: DeviceWeights,
+    pub kv: KvPool,
+    buffers: Vec<DeviceBuffer>,
+    turns: DeviceBuffer,
+    /// Inputs of passes whose rows the host gives.
+    pub rows: RowBuffers,
+    partial: DeviceBuffer,
+    tickets: DeviceBuffer,
+    programs: Programs,
+    pub stream: Stream,
+    pub context: Arc<Context>,
+}
+
+/// What the rows of a pass are, each `[rows]` of u32.
+#[derive(Debug)]
+pub struct RowBuffers {
+    pub tokens: DeviceBuffer,
+    pub positions: DeviceBuffer,
+    /// Row of the page table.
+    pub slots: DeviceBuffer,
+    pub out_rows: DeviceBuffer,
+    /// Which slot state a row has, where it has one.
+    pub state_slots: DeviceBuffer,
+}
+
+impl RowBuffers {
+    /// Buffers for up to `rows` rows.
+    pub fn new(context: &Arc<Context>, rows: usize) -> Result<Self> {
+        let buffer = || DeviceBuffer::new(context, rows * 4);
+        Ok(Self {
+            tokens: buffer()?,
+            positions: buffer()?,
+            slots: buffer()?,
+            out_rows: buffer()?,
+            state_slots: buffer()?,
+        })
+    }
+
+    /// Their addresses, for rows that the host gives.
+    pub fn inputs(&self) -> Inputs {
+        Inputs {
+            tokens: self.tokens.address(),
+            positions: self.positions.address(),
+            slots: self.slots.address(),
+            out_rows: self.out_rows.address(),
+            state_slots: self.state_slots.address(),
+            state: 0,
+        }
+    }
+}
+
+/// Addresses of what the rows of a pass are; with `state`, tokens and positions come from there.
+#[derive(Debug, Clone, Copy)]
+pub struct Inputs {
+    pub tokens: u64,
+    pub positions: u64,
+    pub slots: u64,
+    pub out_rows: u64,
+    pub state_slots: u64,
+    pub state: u64,
+}
+
+fn constants(list: &[(&str, usize)]) -> String {
+    list.iter().fold(String::new(), |mut text, (name, value)| {
+        let _ = writeln!(text, "constexpr int {name} = {value};");
+        text
+    })
+}
+
+/// One pass to lower.
+struct Pass {
+    rows: usize,
+    out: usize,
+    inputs: Inputs,
+    bucket: usize,
+    /// Whether every row's logits are wanted, in order: then no row is picked.
+    all: bool,
+}
+
+/// A fused mat-vec to lower.
+struct MatVec<'a> {
+    x: BufferId,
+    norm: Option<(WeightId, f32)>,
+    parts: &'a [Part],
+    epilogue: &'a Epilogue,
+}
+
+fn labelled(mut spec: Spec, layer: usize) -> Spec {
+    spec.label = format!("{} {layer}", spec.entry);
+    spec
+}
+
+impl CudaModel {
+    /// Uploads everything; what is not compiled yet is compiled on first use.
+    pub fn new(
+        ordinal: usize,
+        plan: Arc<Plan>,
+        weights: &dyn Weights,
+        options: Options,
+    ) -> Result<Self> {
+        let context = Context::new(ordinal)?;
+        let stream = Stream::new(&context)?;
+        let arch = context.info.compute.0 * 10 + context.info.compute.1;
+        let programs = Programs::new(context.clone(), Compiler::new(arch, &options.nvrtc_folders));
+        let kv = KvPool::new(
+            &context,
+            &stream,
+            plan.kv,
+            options.kv_type,
+            options.n_pages,
+            options.n_slots,
+            options.n_ctx,
+        )?;
+        let rows = options.max_rows;
+        let buffer = |bytes: usize| -> Result<DeviceBuffer> {
+            let buffer = DeviceBuffer::new(&context, bytes)?;
+            // Not-a-number: a kernel that reads what none wrote is seen.
+            buffer.fill(0xff, &stream)?;
+            Ok(buffer)
+        };
+        let buffers = plan
+            .buffers
+            .iter()
+            .map(|b| buffer(b.width * rows * 4))
+            .collect::<Result<Vec<_>>>()?;
+        let group = plan
+            .ops
+            .iter()
+            .filter_map(|op| match op {
+                Op::Attention { n_head, .. } => Some(n_head / plan.kv.n_head_kv.max(1)),
+                _ => None,
+            })
+            .max()
+            .unwrap_or(1);
+        let split_floats = group * (plan.kv.head_dim + 2);
+        let partial = buffer(rows * plan.kv.n_head_kv * MAX_SPLITS * split_floats * 4)?;
+        let tickets = buffer(rows * plan.kv.n_head_kv * 4)?;
+        tickets.fill(0, &stream)?;
+        let turns = Self::turns(&plan, weights, options.n_ctx)?;
+        let turns_buffer = DeviceBuffer::new(&context, turns.len() * 4)?;
+        turns_buffer.write(0, &turns, &stream)?;
+        let rules = Rules {
+            fuse: options.fuse,
+            scatter: options.kv_type.kernel.kv.is_some(),
+        };
+        let fused = fuse(&plan, rules);
+        let mut model = Self {
+            fused,
+            kv,
+            buffers,
+            turns: turns_buffer,
+            rows: RowBuffers::new(&context, rows)?,
+            partial,
+            tickets,
+            weights: DeviceWeights::default(),
+            programs,
+            stream,
+            context: context.clone(),
+            plan,
+            options,
+        };
+        model.upload(weights)?;
+        Ok(model)
+    }
+
+    /// Cosine and sine of every position, `[n_ctx][half][2]`, as the interpreter computes them.
+    fn turns(plan: &Plan, weights: &dyn Weights, n_ctx: usize) -> Result<Vec<f32>> {
+        use rayon::prelude::*;
+        let table = &plan.rope;
+        let mut inv_freq = table.inv_freq.clone();
+        if let Some(id) = table.factors {
+            let w = plan.weight(id);
+            let mut factors = vec![0.0f32; w.n_in];
+            (w.ty.dequantize)(weights.bytes(&w.name)?, &mut factors);
+            inv_freq
+                .iter_mut()
+                .zip(factors)
+                .for_each(|(f, d)| *f /= f64::from(d));
+        }
+        let turns = (0..n_ctx).into_par_iter().flat_map_iter(|position| {
+            inv_freq.iter().flat_map(move |f| {
+                let (sin, cos) = (position as f64 * f).sin_cos();
+                [(cos * table.scale) as f32, (sin * table.scale) as f32]
+            })
+        });
+        Ok(turns.collect())
+    }
+
+    /// The matrices of a fused op, as it wants them.
+    fn arrangement(&self, parts: &[Part], epilogue: &Epilogue) -> Vec<(Vec<WeightId>, Order)> {
+        match epilogue {
+            Epilogue::SwiGlu { .. } => {
+                vec![(parts.iter().map(|p| p.weight).collect(), Order::Joined)]
+            }
+            Epilogue::Qkv { style, .. } => {
+                let order = match style {
+                    RopeStyle::Interleaved => Order::Neighbours,
+                    RopeStyle::Halves => Order::Halves {
+                        head_dim: self.plan.kv.head_dim,
+                    },
+                };
+                let orders = [order, order, Order::Natural];
+                parts
+                    .iter()
+                    .zip(orders)
+                    .map(|(p, o)| (vec![p.weight], o))
+                    .collect()
+            }
+            _ => parts
+                .iter()
+                .map(|p| (vec![p.weight], Order::Natural))
+                .collect(),
+        }
+    }
+
+    fn upload(&mut self, weights: &dyn Weights) -> Result<()> {
+        let mut uploaded = std::mem::take(&mut self.weights);
+        let plan = self.plan.clone();
+        for op in &self.fused {
+            let (matrices, vectors) = match op {
+                Fused::MatVec {
+                    norm,
+                    parts,
+                    epilogue,
+                    ..
+                } => {
+                    let biases = parts.iter().filter_map(|p| p.bias);
+                    let vectors = norm.map(|n| n.0).into_iter().chain(biases).collect();
+                    (self.arrangement(parts, epilogue), vectors)
+                }
+                Fused::Single(Op::Embed { weight, .. }) => {
+                    (vec![(vec![*weight], Order::Natural)], vec![])
+                }
+                Fused::Single(Op::RmsNorm { weight, .. }) => (vec![], vec![*weight]),
+                Fused::Single(_) => (vec![], vec![]),
+            };
+            for (ids, order) in matrices {
+                uploaded.matrix(&plan, &ids, order, weights, &self.programs, &self.stream)?;
+            }
+            for id in vectors {
+                uploaded.vector(&plan, id, weights, &self.programs, &self.stream)?;
+            }
+        }
+        self.weights = uploaded;
+        Ok(())
+    }
+
+    /// Bytes of weights on the card.
+    pub fn weight_bytes(&self) -> usize {
+        self.weights.bytes()
+    }
+
+    /// The buffer of a plan's buffer.
+    pub fn buffer(&self, id: BufferId) -> &DeviceBuffer {
+        &self.buffers[id.0]
+    }
+
+    /// Most rows of one pass.
+    pub fn max_rows(&self) -> usize {
+        self.options.max_rows
+    }
+
+    /// The launches for `rows` rows of which `out` give logits. Mat-vecs are compiled for at least
+    /// `bucket` rows: a prompt's remainder then needs no kernels of its own.
+    pub fn launches(
+        &self,
+        rows: usize,
+        out: usize,
+        inputs: &Inputs,
+        bucket: usize,
+    ) -> Result<Vec<Launch>> {
+        let mut list = self
+            .programs
+            .launches(self.specs(rows, out, inputs, bucket)?)?;
+        self.chain(&mut list);
+        Ok(list)
+    }
+
+    /// As [`CudaModel::specs`] for a pass that gives the logits of all its rows, in order.
+    pub fn step_specs(&self, rows: usize, inputs: &Inputs) -> Result<Vec<Spec>> {
+        self.lower_pass(Pass {
+            rows,
+            out: rows,
+            inputs: *inputs,
+            bucket: rows,
+            all: true,
+        })
+    }
+
+    /// The same, before anything is compiled.
+    pub fn specs(
+        &self,
+        rows: usize,
+        out: usize,
+        inputs: &Inputs,
+        bucket: usize,
+    ) -> Result<Vec<Spec>> {
+        let pass = Pass {
+            rows,
+            out,
+            inputs: *inputs,
+            bucket,
+            all: false,
+        };
+        self.lower_pass(pass)
+    }
+
+    fn lower_pass(&self, pass: Pass) -> Result<Vec<Spec>> {
+        let Pass { rows, out, .. } = pass;
+        if rows == 0 || rows > self.options.max_rows || out > self.options.max_rows {
+            return Err(Error::Internal(format!(
+                "{rows} rows, {out} of them out, in one pass"
+            )));
+        }
+        let mut list = Vec::new();
+        for op in &self.fused {
+            self.lower(op, &pass, &mut list)?;
+        }
+        Ok(list)
+    }
+
+    /// Launches for any specs of this card.
+    pub fn compile(&self, specs: Vec<Spec>) -> Result<Vec<Launch>> {
+        let mut list = self.programs.launches(specs)?;
+        self.chain(&mut list);
+        Ok(list)
+    }
+
+    /// Whether a mat-vec reads so little that starting its successor early pays. Measured on an H200,
+    /// tokens per second with and without: 1B (12 MB a kernel) 1608 and 1471, 1.5B (7 MB) 935 and
+    /// 857, 3B (18 MB) 672 and 656, 8B (36 MB) 367 and 421.
+    fn kernels_are_short(&self) -> bool {
+        const LONG: usize = 24 << 20;
+        let is_mat_vec = |op: &&Fused| matches!(op, Fused::MatVec { .. });
+        let mat_vecs = self.fused.iter().filter(is_mat_vec).count();
+        self.weights.bytes() / mat_vecs.max(1) < LONG
+    }
+
+    /// Whether launches are programmatic.
+    fn pdl(&self) -> bool {
+        let wanted = self.options.pdl.unwrap_or_else(|| self.kernels_are_short());
+        wanted && self.context.info.has_pdl()
+    }
+
+    /// Lets each launch start before its predecessor has ended, where the card can.
+    fn chain(&self, list: &mut [Launch]) {
+        let pdl = self.pdl();
+        // The first has no predecessor in the list: it waits for all that came before.
+        for launch in list.iter_mut().skip(1) {
+            launch.pdl = pdl;
+        }
+    }
+
+    fn rows_of(&self, id: BufferId, rows: usize, out: usize) -> usize {
+        match self.plan.buffer(id).rows {
+            Rows::Batch => rows,
+            Rows::Out => out,
+        }
+    }
+
+    /// The buffer that an op reads: where no row is picked, the one to pick from.
+    fn source(&self, id: BufferId, pass: &Pass) -> u64 {
+        let picked = self.plan.ops.iter().find_map(|op| match op {
+            Op::SelectRows { x, out } if *out == id && pass.all => Some(*x),
+            _ => None,
+        });
+        self.address(picked.unwrap_or(id))
+    }
+
+    fn address(&self, id: BufferId) -> u64 {
+        self.buffers[id.0].address()
+    }
+
+    fn lower(&self, op: &Fused, pass: &Pass, list: &mut Vec<Spec>) -> Result<()> {
+        let Pass {
+            rows,
+            out: out_rows,
+            inputs,
+            ..
+        } = *pass;
+        let op = match op {
+            Fused::MatVec {
+                x,
+                norm,
+                parts,
+                epilogue,
+            } => {
+                let op = MatVec {
+                    x: *x,
+                    norm: *norm,
+                    parts,
+                    epilogue,
+                };
+                return self.mat_vec(&op, pass, list);
+            }
+            Fused::Single(op) => op,
+        };
+        let plan = &self.plan;
+        let dim = plan.kv.head_dim;
+        let (positions, slots) = (inputs.positions, inputs.slots);
+        let kv_struct = self.kv.ty.kernel.kv.unwrap_or_default();
+        let elements =
+            |id: BufferId| (self.rows_of(id, rows, out_rows) * plan.buffer(id).width) as u64;
+        let grid = |n: u64| [n.div_ceil(u64::from(THREADS)).clamp(1, 1024) as u32, 1, 1];
+        let launch = match *op {
+            Op::MatVec { .. } => {
+                return Err(Error::Internal("a mat-vec that was not fused".into()))
+            }
+            Op::Embed { weight, out } => {
+                let w = plan.weight(weight);
+                let text = constants(&[("N_IN", w.n_in)]) + &segments(&[w.ty]);
+                let variant = Variant {
+                    source: "embed.cu",
+                    constants: text,
+                };
+                let units = self.units(&[weight], Order::Natural)?;
+                let p = params::Embed {
+                    units: units.0,
+                    out: self.address(out),
+                    tokens: inputs.tokens,
+                    positions,
+                    slots,
+                    state: inputs.state,
+                    state_slots: inputs.state_slots,
+                    n_rows: w.n_out as u32,
+                    unused: 0,
+                };
+                Spec::new(variant, "embed", [rows as u32, 1, 1], THREADS, &p)
+            }
+            Op::RmsNorm {
+                x,
+                weight,
+                out,
+                group,
+                eps,
+            } => {
+                let variant = Variant {
+                    source: "rms_norm.cu",
+                    constants: constants(&[("GROUP", group)]),
+                };
+                let groups = elements(x) / group as u64;
+                let p = params::RmsNorm {
+                    x: self.source(x, pass),
+                    out: self.address(out),
+                    weight: self.vector(weight)?,
+                    eps,
+                    groups: groups as u32,
+                };
+                Spec::new(variant, "rms_norm", [groups as u32, 1, 1], 256, &p)
+            }
+            Op::Rope { x, n_head, style } => {
+                let text = constants(&[
+                    ("N_HEAD", n_head),
+                    ("HEAD_DIM", plan.buffer(x).width / n_head),
+                    ("HALF", plan.rope.inv_freq.len()),
+                    ("INTERLEAVED", usize::from(style == RopeStyle::Interleaved)),
+                ]);
+                let variant = Variant {
+                    source: "rope.cu",
+                    constants: text,
+                };
+                let p = params::Rope {
+                    x: self.address(x),
+                    turns: self.turns.address(),
+                    positions,
+                    n_ctx: self.kv.n_ctx() as u32,
+                    unused: 0,
+                };
+                Spec::new(variant, "rope", [rows as u32, 1, 1], THREADS, &p)
+            }
+            Op::KvScatter { k, v, layer } => {
+                let text = constants(&[("N_HEAD_KV", plan.kv.n_head_kv), ("HEAD_DIM", dim)])
+                    + &format!("using Kv = {kv_struct};\n");
+                let variant = Variant {
+                    source: "kv_scatter.cu",
+                    constants: text,
+                };
+                let p = params::KvScatter {
+                    k: self.address(k),
+                    v: self.address(v),
+                    positions,
+                    slots,
+                    kv: self.kv.view(layer),
+                };
+                labelled(
+                    Spec::new(variant, "kv_scatter", [rows as u32, 1, 1], THREADS, &p),
+                    layer,
+                )
+            }
+            Op::Attention {
+                q,
+                out,
+                layer,
+                n_head,
+                scale,
+            } => {
+                let text = constants(&[
+                    ("N_HEAD", n_head),
+                    ("N_HEAD_KV", plan.kv.n_head_kv),
+                    ("HEAD_DIM", dim),
+                ]) + &format!("using Kv = {kv_struct};\n");
+                let variant = Variant {
+                    source: "attention.cu",
+                    constants: text,
+                };
+                let p = params::Attention {
+                    q: self.address(q),
+                    out: self.address(out),
+                    kv: self.kv.view(layer),
+                    positions,
+                    slots,
+                    partial: self.partial.address(),
+                    tickets: self.tickets.address(),
+                    scale,
+                    alone: u32::from(rows == 1 || inputs.state != 0),
+                };
+                let splits = self
+                    .kv
+                    .n_ctx()
+                    .div_ceil(crate::backend::PAGE_TOKENS)
+                    .min(MAX_SPLITS);
+                let grid = [plan.kv.n_head_kv as u32, splits as u32, rows as u32];
+                labelled(Spec::new(variant, "attention", grid, 128, &p), layer)
+            }
+            Op::Add { x, out } => {
+                let variant = Variant {
+                    source: "elementwise.cu",
+                    constants: String::new(),
+                };
+                let n = elements(out);
+                let p = params::Add {
+                    x: self.address(x),
+                    out: self.address(out),
+                    n,
+                };
+                Spec::new(variant, "add", grid(n), THREADS, &p)
+            }
+            Op::SwiGlu { gate, up, out } => {
+                let variant = Variant {
+                    source: "elementwise.cu",
+                    constants: String::new(),
+                };
+                let n = elements(out);
+                let (gate, up) = (self.address(gate), self.address(up));
+                let p = params::SwiGlu {
+                    gate,
+                    up,
+                    out: self.address(out),
+                    n,
+                };
+                Spec::new(variant, "swiglu", grid(n), THREADS, &p)
+            }
+            Op::SelectRows { x, out } => {
+                let variant = Variant {
+                    source: "elementwise.cu",
+                    constants: String::new(),
+                };
+                let p = params::SelectRows {
+                    x: self.address(x),
+                    out: self.address(out),
+                    rows: inputs.out_rows,
+                    width: plan.buffer(x).width as u32,
+                    unused: 0,
+                };
+                if out_rows == 0 || pass.all {
+                    return Ok(());
+                }
+                Spec::new(variant, "select_rows", [out_rows as u32, 1, 1], THREADS, &p)
+            }
+        };
+        list.push(launch);
+        Ok(())
+    }
+
+    /// Address and tiles of uploaded units.
+    fn units(&self, ids: &[WeightId], order: Order) -> Result<(u64, usize)> {
+        self.weights.units(ids, order)
+    }
+
+    fn vector(&self, id: WeightId) -> Result<u64> {
+        self.weights.address(id)
+    }
+
+    fn mat_vec(&self, op: &MatVec<'_>, pass: &Pass, list: &mut Vec<Spec>) -> Result<()> {
+        let MatVec {
+            x,
+            norm,
+            parts,
+            epilogue,
+        } = *op;
+        let m = self.rows_of(x, pass.rows, pass.out);
+        if m == 0 {
+            return Ok(());
+        }
+        let plan = &self.plan;
+        let n_in = plan.buffer(x).width;
+        let arrangement = self.arrangement(parts, epilogue);
+        let types: Vec<_> = arrangement
+            .iter()
+            .map(|(ids, _)| plan.weight(ids[0]).ty)
+            .collect();
+        let shape = MatVecShape::new(
+            n_in,
+            &types,
+            m.max(pass.bucket),
+            SHARED_BUDGET.min(self.context.info.shared_bytes),
+        );
+        let order = arrangement[0].1;
+        let kv_struct = self.kv.ty.kernel.kv.unwrap_or_default();
+        let mut text = shape.constants(&types);
+        let _ = write!(
+            text,
+            "enum {{ EPILOGUE_STORE, EPILOGUE_ADD, EPILOGUE_SWIGLU, EPILOGUE_QKV }};\n\
+             enum {{ ORDER_NATURAL, ORDER_NEIGHBOURS, ORDER_HALVES }};\n\
+             constexpr bool NORM = {};\n\
+             constexpr int EPILOGUE = {};\nconstexpr int ORDER = {};\n\
+             using Kv = {kv_struct};\n",
+            norm.is_some(),
+            match epilogue {
+                Epilogue::Store => "EPILOGUE_STORE",
+                Epilogue::Add { .. } => "EPILOGUE_ADD",
+                Epilogue::SwiGlu { .. } => "EPILOGUE_SWIGLU",
+                Epilogue::Qkv { .. } => "EPILOGUE_QKV",
+            },
+            match order {
+                Order::Neighbours => "ORDER_NEIGHBOURS",
+                Order::Halves { .. } => "ORDER_HALVES",
+                Order::Natural | Order::Joined => "ORDER_NATURAL",
+            },
+        );
+        text += &constants(&[
+            ("HEAD_DIM", plan.kv.head_dim),
+            ("N_HEAD_KV", plan.kv.n_head_kv),
+        ]);
+        let shared = shape.shared_bytes() as u32;
+        let variant = Variant {
+            source: "matvec.cu",
+            constants: text,
+        };
+
+        let mut segment = [<params::Segment as bytemuck::Zeroable>::zeroed(); 3];
+        let (mut tiles, mut bytes) = (0, 0);
+        for (i, (ids, order)) in arrangement.iter().enumerate() {
+            let (units, n_tiles) = self.units(ids, *order)?;
+            let w = plan.weight(ids[0]);
+            let out = match epilogue {
+                Epilogue::Add { out } | Epilogue::SwiGlu { out } => *out,
+                _ => parts[i].out,
+            };
+            segment[i] = params::Segment {
+                units,
+                out: self.address(out),
+                bias: parts[i]
+                    .bias
+                    .map(|b| self.vector(b))
+                    .transpose()?
+                    .unwrap_or(0),
+                tiles: n_tiles as u32,
+                rows: w.n_out as u32,
+            };
+            tiles += n_tiles;
+            bytes += n_tiles * super::shape::superblocks(n_in) * w.ty.kernel.unit_bytes;
+        }
+        let label = arrangement
+            .iter()
+            .flat_map(|a| &a.0)
+            .map(|id| plan.weight(*id).name.as_str());
+        let label = format!("matvec {}", label.collect::<Vec<_>>().join(" "));
+        // One block an SM, though two fit: the other half is the successor's. (Two without a
+        // successor were 9% slower at 8B on an H200.)
+        let grid = tiles
+            .div_ceil(shape.warps_r)
+            .clamp(1, self.context.info.sm_count as usize);
+        // More rows than the kernel takes: one launch after another, over the same weights.
+        for first in (0..m).step_by(shape.max_m) {
+            let count = (m - first).min(shape.max_m);
+            let mut part = segment;
+            for (s, (ids, _)) in part.iter_mut().zip(&arrangement) {
+                s.out += (first * plan.weight(ids[0]).n_out * 4) as u64;
+            }
+            let layer = match epilogue {
+                Epilogue::Qkv { layer, .. } => *layer,
+                _ => 0,
+            };
+            let p = params::MatVec {
+                segment: part,
+                x: self.source(x, pass) + (first * n_in * 4) as u64,
+                norm: norm.map(|n| self.vector(n.0)).transpose()?.unwrap_or(0),
+                eps: norm.map_or(0.0, |n| n.1),
+                m: count as u32,
+                kv: self.kv.view(layer),
+                turns: self.turns.address(),
+                positions: pass.inputs.positions + (first * 4) as u64,
+                slots: pass.inputs.slots + (first * 4) as u64,
+            };
+            let block = shape.threads() as u32;
+            let mut spec = Spec::new(variant.clone(), "matvec", [grid as u32, 1, 1], block, &p);
+            spec.label.clone_from(&label);
+            spec.shared = shared;
+            spec.bytes = bytes as u64;
+            list.push(spec);
+        }
+        Ok(())
+    }
+}

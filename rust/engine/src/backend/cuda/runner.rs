@@ -1,0 +1,186 @@
+//! Runs any plan on the card with explicit rows and buffers: the surface that tests compare with
+//! the interpreter, eagerly or through a captured graph.
+
+use std::collections::hash_map::{Entry, HashMap};
+use std::sync::Arc;
+
+use super::device::{Context, Event, Stream};
+use super::graph::Graph;
+use super::launch::{run_all, Launch};
+use super::model::{CudaModel, Options};
+use crate::backend::{Batch, KernelTime, Profile, Runner, RunnerOptions, Weights};
+use crate::error::Result;
+use crate::plan::{BufferId, Plan, Rows};
+
+/// A runner on a card.
+pub struct CudaRunner {
+    // Graphs go first: they use what the model owns.
+    graphs: HashMap<(usize, usize), Graph>,
+    lists: HashMap<(usize, usize), Vec<Launch>>,
+    capture: bool,
+    last: (usize, usize),
+    model: CudaModel,
+}
+
+impl CudaRunner {
+    /// A runner on card `ordinal`; with `capture` every pass is a replay.
+    pub fn new(
+        ordinal: usize,
+        plan: Arc<Plan>,
+        weights: &dyn Weights,
+        options: &RunnerOptions,
+        max_rows: usize,
+    ) -> Result<Self> {
+        let options_model = Options {
+            n_slots: options.n_slots,
+            n_ctx: options.n_ctx,
+            n_pages: options.n_pages,
+            kv_type: options.kv_type,
+            max_rows,
+            fuse: options.gpu.fuse,
+            pdl: options.gpu.pdl,
+            nvrtc_folders: options.gpu.nvrtc_folders.clone(),
+        };
+        let model = CudaModel::new(ordinal, plan, weights, options_model)?;
+        Ok(Self {
+            graphs: HashMap::new(),
+            lists: HashMap::new(),
+            capture: options.gpu.capture,
+            last: (0, 0),
+            model,
+        })
+    }
+}
+
+impl Runner for CudaRunner {
+    fn plan(&self) -> &Plan {
+        &self.model.plan
+    }
+
+    fn map_pages(&mut self, slot: usize, first: usize, pages: &[u32]) -> Result<()> {
+        self.model
+            .kv
+            .map_pages(slot, first, pages, &self.model.stream)
+    }
+
+    fn write(&mut self, id: BufferId, rows: &[f32]) -> Result<()> {
+        self.model.buffer(id).write(0, rows, &self.model.stream)
+    }
+
+    fn forward(&mut self, batch: &Batch<'_>) -> Result<()> {
+        let model = &self.model;
+        let (rows, out) = (batch.tokens.len(), batch.out_rows.len());
+        model.rows.tokens.write(0, batch.tokens, &model.stream)?;
+        model
+            .rows
+            .positions
+            .write(0, batch.positions, &model.stream)?;
+        model.rows.slots.write(0, batch.slots, &model.stream)?;
+        model
+            .rows
+            .out_rows
+            .write(0, batch.out_rows, &model.stream)?;
+        let key = (rows, out);
+        let list = match self.lists.entry(key) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => {
+                new.insert(model.launches(rows, out, &model.rows.inputs(), rows)?)
+            }
+        };
+        if self.capture && !list.is_empty() {
+            let graph = match self.graphs.entry(key) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(new) => new.insert(Graph::capture(&model.stream, list)?),
+            };
+            graph.replay(&model.stream)?;
+        } else {
+            run_all(list, &model.stream)?;
+        }
+        self.last = key;
+        model.stream.synchronize()?;
+        model.kv.take_error().map_or(Ok(()), Err)
+    }
+
+    fn read(&mut self, id: BufferId) -> Result<Vec<f32>> {
+        let buffer = self.model.plan.buffer(id);
+        let rows = match buffer.rows {
+            Rows::Batch => self.last.0,
+            Rows::Out => self.last.1,
+        };
+        let mut values = vec![0.0f32; rows * buffer.width];
+        self.model
+            .buffer(id)
+            .read(0, &mut values, &self.model.stream)?;
+        Ok(values)
+    }
+
+    fn read_kv(&mut self) -> Result<Vec<u8>> {
+        self.model.kv.read_all(&self.model.stream)
+    }
+
+    fn write_kv(&mut self, bytes: &[u8]) -> Result<()> {
+        self.model.kv.write_all(bytes, &self.model.stream)
+    }
+
+    fn profile(&mut self, repeats: usize) -> Result<Profile> {
+        let list = self.lists.get(&self.last).cloned().unwrap_or_default();
+        let graph = self.graphs.get(&self.last);
+        let stream = &self.model.stream;
+        let context = &self.model.context;
+        let whole = median_us(context, stream, repeats, || match graph {
+            Some(graph) => graph.replay(stream),
+            None => run_all(&list, stream),
+        })?;
+        let mut times = vec![Vec::new(); list.len()];
+        let events: Vec<Event> = (0..=list.len())
+            .map(|_| Event::new(context))
+            .collect::<Result<_>>()?;
+        for _ in 0..repeats.clamp(1, 20) {
+            events[0].record(stream)?;
+            for (launch, event) in list.iter().zip(&events[1..]) {
+                launch.run(stream)?;
+                event.record(stream)?;
+            }
+            stream.synchronize()?;
+            for (i, times) in times.iter_mut().enumerate() {
+                times.push(events[i + 1].micros_since(&events[i])?);
+            }
+        }
+        let kernels = list.iter().zip(times).map(|(launch, times)| KernelTime {
+            label: launch.spec.label.clone(),
+            us: median(times),
+            bytes: launch.spec.bytes,
+        });
+        Ok(Profile {
+            replay_us: whole,
+            kernels: kernels.collect(),
+        })
+    }
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times.get(times.len() / 2).copied().unwrap_or(0.0)
+}
+
+/// The median time of `run`, eight in a row at a time so that the host's launch is hidden.
+fn median_us(
+    context: &Arc<Context>,
+    stream: &Stream,
+    repeats: usize,
+    run: impl Fn() -> Result<()>,
+) -> Result<f64> {
+    const IN_A_ROW: usize = 8;
+    let (begin, end) = (Event::new(context)?, Event::new(context)?);
+    let mut times = Vec::new();
+    for _ in 0..repeats.max(1) {
+        begin.record(stream)?;
+        for _ in 0..IN_A_ROW {
+            run()?;
+        }
+        end.record(stream)?;
+        end.synchronize()?;
+        times.push(end.micros_since(&begin)? / IN_A_ROW as f64);
+    }
+    Ok(median(times))
+}
