@@ -35,13 +35,17 @@ class PlanRunner:
         cls,
         device: str,
         plan: str,
-        weights: dict[str, bytes],
+        weights: dict[str, bytes] | None = None,
         *,
         n_slots: int = 1,
         n_ctx: int = 64,
         n_pages: int = 2,
         kv_type: str = "F32",
         threads: int = 1,
+        capture: bool = False,
+        fuse: bool = True,
+        pdl: bool = True,
+        nvrtc_folders: list[str] = [],
     ) -> PlanRunner: ...
     def map_pages(self, slot: int, first: int, pages: list[int]) -> None: ...
     def write(self, name: str, rows: bytes) -> None: ...
@@ -49,6 +53,7 @@ class PlanRunner:
         self, tokens: list[int], positions: list[int], slots: list[int], out_rows: list[int]
     ) -> None: ...
     def read(self, name: str) -> bytes: ...
+    def profile(self, repeats: int) -> str: ...
     def read_kv(self) -> bytes: ...
     def write_kv(self, bytes: bytes) -> None: ...
 
@@ -140,6 +145,7 @@ class Engine:
         pdl: bool | None,
         threads: int | None,
         prefix_cache: bool,
+        nvrtc_folders: Sequence[str | os.PathLike[str]],
         progress: Callable[[str, int, int], object] | None,
     ) -> Engine: ...
     def submit(

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
-from onegraph import _native, hub
+from onegraph import _native, hub, nvrtc
 from onegraph import progress as progress_bar
 from onegraph.errors import ArgumentError, ModelError
 from onegraph.results import Piece, Result, Timings, TokenLogprob, Usage
@@ -195,6 +195,7 @@ class LLM:
                 pdl=pdl,
                 threads=optional("threads", threads),
                 prefix_cache=prefix_cache,
+                nvrtc_folders=nvrtc.folders(),
                 progress=told,
             )
         self._tokenizer = self._engine.tokenizer

@@ -99,7 +99,8 @@ impl Engine {
     /// Loads a file; `progress(stage, done, total)` is called now and then and may raise.
     #[staticmethod]
     #[pyo3(signature = (path, *, device, n_ctx, max_batch, kv_type, cuda_graph, graph_batch_sizes,
-                        graph_max_batch, warmup, pdl, threads, prefix_cache, progress))]
+                        graph_max_batch, warmup, pdl, threads, prefix_cache, nvrtc_folders,
+                        progress))]
     #[allow(clippy::too_many_arguments)]
     fn load(
         py: Python<'_>,
@@ -115,6 +116,7 @@ impl Engine {
         pdl: Option<bool>,
         threads: Option<i64>,
         prefix_cache: bool,
+        nvrtc_folders: Vec<PathBuf>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
         let options = || -> Result<Options> {
@@ -136,6 +138,7 @@ impl Engine {
                     warmup,
                     pdl,
                 },
+                nvrtc_folders,
             })
         };
         let options = options().map_err(to_py)?;

@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use onegraph::backend::{self, Batch, Runner, RunnerOptions, Weights};
+use onegraph::backend::{self, Batch, GpuOptions, Runner, RunnerOptions, Weights};
 use onegraph::plan::{BufferId, Plan};
-use onegraph::{quant, Error};
+use onegraph::weights::Model;
+use onegraph::{arch, quant, Error};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -68,20 +69,24 @@ fn json_error(e: &serde_json::Error) -> PyErr {
 #[pymethods]
 impl PlanRunner {
     #[new]
-    #[pyo3(signature = (device, plan, weights, *, n_slots=1, n_ctx=64, n_pages=2, kv_type="F32", threads=1))]
+    /// `plan` is JSON with its `weights`, or, without them, the path of a model.
+    #[pyo3(signature = (device, plan, weights=None, *, n_slots=1, n_ctx=64, n_pages=2, kv_type="F32", threads=1, capture=false, fuse=true, pdl=true, nvrtc_folders=vec![]))]
     #[allow(clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
         device: &str,
         plan: &str,
-        weights: HashMap<String, Vec<u8>>,
+        weights: Option<HashMap<String, Vec<u8>>>,
         n_slots: usize,
         n_ctx: usize,
         n_pages: usize,
         kv_type: &str,
         threads: usize,
+        capture: bool,
+        fuse: bool,
+        pdl: bool,
+        nvrtc_folders: Vec<std::path::PathBuf>,
     ) -> PyResult<Self> {
-        let plan: Plan = serde_json::from_str(plan).map_err(|e| json_error(&e))?;
         let kv_type = quant::by_name(kv_type).map_err(to_py)?;
         let options = RunnerOptions {
             n_slots,
@@ -89,10 +94,27 @@ impl PlanRunner {
             n_pages,
             kv_type,
             threads,
+            gpu: GpuOptions {
+                capture,
+                fuse,
+                pdl: Some(pdl),
+                nvrtc_folders,
+                ..GpuOptions::default()
+            },
         };
-        let inner = detached(py, || {
-            backend::runner(device, plan, Arc::new(Tensors(weights)), &options)
-        })?;
+        let inner = match weights {
+            Some(weights) => {
+                let plan: Plan = serde_json::from_str(plan).map_err(|e| json_error(&e))?;
+                detached(py, || {
+                    backend::runner(device, plan, Arc::new(Tensors(weights)), &options)
+                })?
+            }
+            None => detached(py, || {
+                let model = Model::open(plan)?;
+                let plan = arch::plan(&model.config()?)?;
+                backend::runner(device, plan, Arc::new(model), &options)
+            })?,
+        };
         Ok(Self {
             inner: Mutex::new(inner),
         })
@@ -139,6 +161,13 @@ impl PlanRunner {
         let values = detached(py, || runner.read(id))?;
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         Ok(PyBytes::new(py, &bytes))
+    }
+
+    /// Times the last pass again, as JSON: `replay_us` and, for each kernel, `label`, `us`, `bytes`.
+    fn profile(&mut self, py: Python<'_>, repeats: usize) -> PyResult<String> {
+        let runner = self.inner();
+        let profile = detached(py, || runner.profile(repeats))?;
+        serde_json::to_string(&profile).map_err(|e| json_error(&e))
     }
 
     fn read_kv<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {

@@ -8,6 +8,8 @@ use crate::error::{Error, Result};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Device {
     Cpu,
+    /// A card by its number.
+    Cuda(usize),
 }
 
 impl Device {
@@ -15,6 +17,7 @@ impl Device {
     pub fn name(self) -> String {
         match self {
             Device::Cpu => "cpu".into(),
+            Device::Cuda(n) => format!("cuda:{n}"),
         }
     }
 }
@@ -80,15 +83,15 @@ fn resolve_on(name: &str, look: impl FnOnce() -> Nvidia) -> Result<Device> {
         "cpu" => Ok(Device::Cpu),
         "auto" => match look() {
             Nvidia { card: false, .. } => Ok(Device::Cpu),
-            nvidia => cuda(name, nvidia),
+            nvidia => cuda(name, 0, nvidia),
         },
-        "cuda" => cuda(name, look()),
+        "cuda" => cuda(name, 0, look()),
         _ => {
             let number = name.strip_prefix("cuda:");
             let numbered =
                 |n: &str| !n.is_empty() && n.len() < 4 && n.bytes().all(|b| b.is_ascii_digit());
-            if number.is_some_and(numbered) {
-                return cuda(name, look());
+            if let Some(number) = number.filter(|n| numbered(n)).and_then(|n| n.parse().ok()) {
+                return cuda(name, number, look());
             }
             Err(Error::Argument {
                 name: "device",
@@ -99,30 +102,22 @@ fn resolve_on(name: &str, look: impl FnOnce() -> Nvidia) -> Result<Device> {
     }
 }
 
-/// The place where a CUDA backend joins.
-fn cuda(name: &str, nvidia: Nvidia) -> Result<Device> {
+/// Card `number`, where the driver can be asked for it: what is wrong with the driver or the card, it
+/// says itself when the model is loaded.
+fn cuda(name: &str, number: usize, nvidia: Nvidia) -> Result<Device> {
     let reason = match nvidia {
-        Nvidia {
-            card: false,
-            library: false,
-        } => "no NVIDIA driver found: neither a card (/dev/nvidia0) nor its library (libcuda.so.1)",
-        Nvidia {
-            card: false,
-            library: true,
-        } => "no NVIDIA card found: the driver's library is there, a device (/dev/nvidia0) is not",
-        Nvidia {
-            card: true,
-            library: false,
-        } => "an NVIDIA card is there, but not the driver's library (libcuda.so.1)",
-        Nvidia {
-            card: true,
-            library: true,
-        } => "this build has no CUDA backend",
+        Nvidia { library: true, .. } => return Ok(Device::Cuda(number)),
+        Nvidia { card: false, .. } => {
+            "no NVIDIA driver found: neither a card (/dev/nvidia0) nor its library (libcuda.so.1)"
+        }
+        Nvidia { card: true, .. } => {
+            "an NVIDIA card is there, but not the driver's library (libcuda.so.1)"
+        }
     };
     Err(Error::Device {
         what: format!("device {name:?}"),
         reason: reason.into(),
-        remedy: "use device=\"cpu\"".into(),
+        remedy: "install the NVIDIA driver, or use device=\"cpu\"".into(),
     })
 }
 
@@ -139,28 +134,25 @@ mod tests {
         assert_eq!(on("auto", false, false), Ok(Device::Cpu));
         assert_eq!(on("auto", false, true), Ok(Device::Cpu));
         assert_eq!(on("cpu", true, true), Ok(Device::Cpu));
-        let error = on("auto", true, true).unwrap_err().to_string();
-        assert!(
-            error.contains("no CUDA backend") && error.contains("device=\"cpu\""),
-            "{error}"
-        );
+        assert_eq!(on("auto", true, true), Ok(Device::Cuda(0)));
+        assert!(on("auto", true, false).is_err());
     }
 
     #[test]
     fn a_card_that_cannot_be_used_is_an_error_with_the_reason() {
-        for (card, library, reason) in [
-            (false, false, "no NVIDIA driver found"),
-            (false, true, "no NVIDIA card found"),
-            (true, false, "not the driver's library"),
-            (true, true, "this build has no CUDA backend"),
+        for (card, reason) in [
+            (false, "no NVIDIA driver found"),
+            (true, "not the driver's library"),
         ] {
             for name in ["cuda", "cuda:0", "cuda:12"] {
-                let error = on(name, card, library).unwrap_err();
+                let error = on(name, card, false).unwrap_err();
                 assert!(matches!(error, Error::Device { .. }));
                 let text = error.to_string();
                 assert!(text.contains(reason) && text.contains(name), "{text}");
+                assert!(text.contains("device=\"cpu\""), "{text}");
             }
         }
+        assert_eq!(on("cuda:12", false, true), Ok(Device::Cuda(12)));
     }
 
     #[test]

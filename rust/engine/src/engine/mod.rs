@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::arch;
 use crate::backend::cpu::CpuBackend;
+use crate::backend::cuda::CudaBackend;
 use crate::backend::{Backend, Limits, LogitsPath, RunnerOptions, PAGE_TOKENS};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -328,7 +329,7 @@ impl Drop for Engine {
 }
 
 fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
-    let Device::Cpu = device::resolve(&options.device)?;
+    let device = device::resolve(&options.device)?;
     reporter.at("open", 0, 0)?;
     let model = Arc::new(Model::open(path)?);
     // First: other architectures have other keys.
@@ -348,20 +349,29 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
             .saturating_add(1),
         kv_type: options.kv_type()?,
         threads: options.cpu_threads(),
+        gpu: options.gpu(),
     };
-    memory::check(
-        plan.kv,
-        runner.kv_type,
-        n_ctx,
-        runner.n_slots,
-        memory::total(),
-    )?;
-    read_ahead(&model, &plan, reporter)?;
-    let backend = CpuBackend::new(plan, model.clone(), &runner)?;
+    let backend: Box<dyn Backend> = match device {
+        Device::Cpu => {
+            memory::check(
+                plan.kv,
+                runner.kv_type,
+                n_ctx,
+                runner.n_slots,
+                memory::total(),
+            )?;
+            read_ahead(&model, &plan, reporter)?;
+            Box::new(CpuBackend::new(plan, model.clone(), &runner)?)
+        }
+        Device::Cuda(number) => {
+            reporter.at("weights", 0, 0)?;
+            Box::new(CudaBackend::new(number, plan, &*model, &runner)?)
+        }
+    };
     model.check_unchanged()?;
     let loaded = Loaded {
         path: path.to_owned(),
-        device: Device::Cpu.name(),
+        device: device.name(),
         limits: backend.limits().clone(),
         n_ctx_train: config.n_ctx_train,
         tokenizer,
@@ -371,7 +381,7 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
             .map(str::to_owned),
         load_seconds: 0.0,
     };
-    Ok((Box::new(backend), loaded))
+    Ok((backend, loaded))
 }
 
 /// Touches every page of the weights, so that loading takes the time that the disk takes, visibly,

@@ -1,5 +1,8 @@
 //! How a model is loaded.
 
+use std::path::PathBuf;
+
+use crate::backend::GpuOptions;
 use crate::error::{Error, Result};
 use crate::quant::{self, QuantType};
 
@@ -54,7 +57,7 @@ pub struct GraphOptions {
     pub max_batch: Option<usize>,
     /// Capture every size at load instead of at first need.
     pub warmup: bool,
-    /// Programmatic dependent launch; none: where the card has it.
+    /// Programmatic dependent launch; none: where the card has it and it pays.
     pub pdl: Option<bool>,
 }
 
@@ -86,6 +89,8 @@ pub struct Options {
     /// Keep pages of old prompts for new ones that start alike.
     pub prefix_cache: bool,
     pub graph: GraphOptions,
+    /// Folders where the Python package of NVRTC, the CUDA compiler, keeps its library.
+    pub nvrtc_folders: Vec<PathBuf>,
 }
 
 impl Default for Options {
@@ -98,6 +103,7 @@ impl Default for Options {
             threads: None,
             prefix_cache: true,
             graph: GraphOptions::default(),
+            nvrtc_folders: Vec::new(),
         }
     }
 }
@@ -114,6 +120,29 @@ fn in_range(name: &'static str, value: usize, low: usize, high: usize) -> Result
 }
 
 impl Options {
+    /// What a GPU is told of these.
+    pub fn gpu(&self) -> GpuOptions {
+        let most = self
+            .graph
+            .max_batch
+            .unwrap_or(self.max_batch)
+            .min(self.max_batch);
+        let sizes = self.graph.batch_sizes.as_ref().map(|sizes| {
+            let mut sizes: Vec<usize> = sizes.iter().copied().filter(|s| *s <= most).collect();
+            sizes.sort_unstable();
+            sizes.dedup();
+            sizes
+        });
+        GpuOptions {
+            capture: self.graph.mode != GraphMode::None,
+            pdl: self.graph.pdl,
+            nvrtc_folders: self.nvrtc_folders.clone(),
+            batch_sizes: sizes,
+            warmup: self.graph.warmup,
+            ..GpuOptions::default()
+        }
+    }
+
     /// Checks all that needs no model.
     ///
     /// # Errors

@@ -204,6 +204,7 @@ fn engine_with(max_batch: usize, faults: Faults) -> Engine {
             n_pages: limits.n_pages,
             kv_type: options.kv_type()?,
             threads: 1,
+            gpu: crate::backend::GpuOptions::default(),
         };
         let plan = Arc::new(arch::plan(&model.config()?)?);
         let backend: Box<dyn Backend> = Box::new(Faulty {
@@ -671,6 +672,7 @@ mod sessions {
             n_pages,
             kv_type: quant::by_name(quant::DEFAULT_KV).unwrap(),
             threads: 1,
+            gpu: crate::backend::GpuOptions::default(),
         };
         CpuBackend::new(plan, model, &runner).unwrap()
     }

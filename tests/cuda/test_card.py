@@ -1,0 +1,135 @@
+"""The CUDA backend through the public interface, against the CPU backend.
+
+The real kernels, captured and replayed: on the simulated driver in every run, and on a card by
+`pytest -m gpu`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+# What both ways run, in a process of its own: the simulated driver must be found before any other.
+SCRIPT = """
+import json, sys
+import numpy as np
+import onegraph
+
+path, options = sys.argv[1], json.loads(sys.argv[2])
+PROMPTS = ["Hello world", "The capital of France is", "a b c d e f g"]
+GREEDY = {"temperature": 0, "ignore_eos": True}
+SETTINGS = [
+    GREEDY,
+    {"seed": 7, "temperature": 1.0, "ignore_eos": True},
+    {"seed": 3, "top_k": 5, "top_p": 0.9, "repeat_penalty": 1.3, "ignore_eos": True},
+]
+out = {}
+load = {"n_ctx": 256, "max_batch": 4, **options}
+load_cpu = {k: v for k, v in load.items() if k != "cuda_graph"}
+with onegraph.LLM(path, device="cpu", **load_cpu) as c, \\
+        onegraph.LLM(path, device="cuda", **load) as g:
+    out["device"] = g.device
+    solo = [[g.generate(p, max_tokens=10, **s).token_ids for p in PROMPTS] for s in SETTINGS]
+    out["equal"] = solo == [
+        [c.generate(p, max_tokens=10, **s).token_ids for p in PROMPTS] for s in SETTINGS
+    ]
+    out["batch"] = solo == [
+        [r.token_ids for r in g.generate(PROMPTS, max_tokens=10, **s)] for s in SETTINGS
+    ]
+    out["again"] = g.generate(PROMPTS[0], max_tokens=10, **GREEDY).token_ids == solo[0][0]
+    # A stop token ends the text at once, and the slot serves the next request.
+    stop = c.detokenize([solo[0][1][2]])
+    cut = g.generate(PROMPTS[1], max_tokens=10, stop=[stop], **GREEDY) if stop.strip() else None
+    out["stop"] = cut is None or cut.finish_reason == "stop"
+    lp = g.generate(PROMPTS[0], max_tokens=4, logprobs=2, **GREEDY).logprobs
+    out["logprobs"] = len(lp)
+    ids = list(range(3, 90))
+    prefill, decode, exact = g.logits(ids), g.logits(ids, path="decode"), c.logits(ids)
+    out["bits"] = bool(np.array_equal(prefill, decode))
+    error = prefill.astype(np.float64) - exact
+    out["nmse"] = float((error**2).sum() / (exact.astype(np.float64) ** 2).sum())
+    for piece in g.generate("x", max_tokens=50, stream=True, ignore_eos=True):
+        break
+    out["after_cancel"] = g.generate(PROMPTS[0], max_tokens=10, **GREEDY).token_ids == solo[0][0]
+print(json.dumps(out))
+"""
+
+
+def run(path: Path, env: dict[str, str], **options: Any) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(path), json.dumps(options)],
+        # Compiled kernels of the simulator, or of a test, are not the user's.
+        env=env | {"ONEGRAPH_CACHE_DIR": str(path.parent / "cache")},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def check(found: dict[str, Any], nmse: float) -> None:
+    assert found["device"].startswith("cuda:0")
+    assert found["equal"], "the card draws other tokens than the CPU"
+    assert found["batch"], "a sequence in a batch differs from the same one alone"
+    assert found["again"] and found["after_cancel"]
+    assert found["stop"]
+    assert found["logprobs"] == 4
+    assert found["bits"], "a decode step differs from prefill"
+    assert found["nmse"] <= nmse
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("shapes")
+    found = {}
+    for shape in ("tiny-llama", "tiny-qwen2", "tiny-qwen3"):
+        found[shape] = folder / f"{shape}.gguf"
+        command = [sys.executable, "models/synth.py", shape, "--mix", "Q4_K_M", "-o", found[shape]]
+        subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
+    return found
+
+
+#: The card stores keys and values in half precision after rounding its own float32 sums.
+F16_NMSE = 1e-6
+
+CASES = [
+    ("tiny-llama", {"kv_type": "f32"}, 1e-10),
+    ("tiny-qwen2", {}, F16_NMSE),
+    ("tiny-qwen3", {"cuda_graph": "none"}, F16_NMSE),
+]
+
+
+@pytest.mark.parametrize(("shape", "options", "nmse"), CASES, ids=lambda v: str(v))
+def test_simulated_card_equals_cpu(
+    shape: str,
+    options: dict[str, Any],
+    nmse: float,
+    shapes: dict[str, Path],
+    ksim_env: dict[str, str],
+) -> None:
+    check(run(shapes[shape], ksim_env, **options), nmse)
+
+
+def test_early_successors_change_nothing(shapes: dict[str, Path], ksim_env: dict[str, str]) -> None:
+    """Every kernel starts before its predecessor has run, as programmatic launches may."""
+    check(run(shapes["tiny-llama"], ksim_env | {"KSIM_PDL": "early"}, pdl=True), F16_NMSE)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("shape", "options", "nmse"), CASES, ids=lambda v: str(v))
+def test_card_equals_cpu(
+    shape: str, options: dict[str, Any], nmse: float, shapes: dict[str, Path]
+) -> None:
+    if not Path("/dev/nvidia0").exists():
+        pytest.skip("no NVIDIA card; `pytest -m gpu` on a machine with one runs this")
+    check(run(shapes[shape], dict(os.environ), **options), nmse)
