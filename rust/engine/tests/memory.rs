@@ -91,7 +91,8 @@ fn the_allocator_counts() {
     let _turn = turn();
     let before = NOW.load(Ordering::Relaxed);
     PEAK.store(before, Ordering::Relaxed);
-    drop(std::hint::black_box(vec![0u8; 1 << 20]));
+    // Twice what is looked for: the harness frees a little on its own threads meanwhile.
+    drop(std::hint::black_box(vec![0u8; 2 << 20]));
     assert!(PEAK.load(Ordering::Relaxed) - before >= 1 << 20);
 }
 
