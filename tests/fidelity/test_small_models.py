@@ -1,0 +1,59 @@
+"""Small random models of every architecture, type and rotary scaling against the exact pass."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import shapes
+import synth
+from onegraph import LLM, _native
+from reference import Reference, mean_kl
+
+SHAPES = shapes.load()
+TYPES = {t[0]: t[2] for t in _native.quant_types()}
+TOKENS = 200
+
+#: Type of keys and values, most mean KL, most difference of a logit. Rounding to half precision
+#: costs random weights, which attend to everything a little, up to 9e-6 and 0.07; real ones 4e-7.
+BARS = [("f32", 1e-10, 1e-3), ("f16", 2e-5, 0.1)]
+
+
+def fits(name: str, kind: str) -> bool:
+    shape = SHAPES[name]
+    columns = [n_in for _, (n_in, *rest) in shape.tensors() if rest]
+    return all(n % TYPES[kind] == 0 for n in columns)
+
+
+CASES = [
+    (name, kind)
+    for name in SHAPES
+    if name.startswith(("tiny-", "odd-"))
+    for kind in TYPES
+    if fits(name, kind)
+]
+
+
+def test_every_architecture_meets_every_type() -> None:
+    met = {(SHAPES[name].arch, kind) for name, kind in CASES}
+    assert met == {(arch, kind) for arch in ("llama", "qwen2", "qwen3") for kind in TYPES}
+    scalings = {SHAPES[name].rope_scaling.get("type") for name, _ in CASES}
+    assert scalings == {None, "linear", "yarn", "llama3"}
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_exact(name: str, kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    shape = SHAPES[name]
+    synth.write(path, shape, kind, seed=3)
+    ids = [int(i) for i in np.random.default_rng(4).integers(3, shape.n_vocab, TOKENS)]
+    exact = Reference(path).logits(ids)
+    assert 0.5 < exact.std() < 20, "logits that differ too little, or too much, prove little"
+    for kv_type, most_kl, most in BARS:
+        with LLM(path, device="cpu", n_ctx=TOKENS, max_batch=1, kv_type=kv_type) as llm:
+            found = llm.logits(ids)
+            steps = llm.logits(ids, path="decode")
+        assert mean_kl(exact, found) <= most_kl
+        assert np.abs(found - exact).max() <= most
+        assert np.array_equal(steps.view(np.uint32), found.view(np.uint32))
+        if kv_type == "f32":
+            assert np.array_equal(found.argmax(axis=1), exact.argmax(axis=1))
