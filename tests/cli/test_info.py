@@ -60,12 +60,36 @@ def test_a_vocabulary_is_described_with_the_reason_it_cannot_run(cli, vectors: P
     assert "tokenizer       llama / default" in done.stdout
 
 
-def test_devices_are_listed(cli) -> None:
+def test_devices_are_listed(cli, tmp_path: Path) -> None:
     cpu = len(os.sched_getaffinity(0))
-    done = cli("info", "--devices")
+    env = {"ONEGRAPH_CACHE_DIR": str(tmp_path)}
+    done = cli("info", "--devices", env=env)
+    assert (done.returncode, done.stderr) == (0, "")
     assert f"{cpu} threads" in done.stdout
-    (found,) = json.loads(cli("info", "--devices", "--json").stdout)["devices"]
-    assert (found["device"], found["threads"]) == ("cpu", cpu)
+    assert f"kernel cache    {tmp_path / 'kernels'}" in done.stdout
+    found = json.loads(cli("info", "--devices", "--json", env=env).stdout)
+    assert (found["devices"][0]["device"], found["devices"][0]["threads"]) == ("cpu", cpu)
+    if len(found["devices"]) == 1:
+        assert found["cuda"]["error"] in done.stdout
+        assert 'use device="cpu"' in found["cuda"]["error"]
+
+
+def test_a_card_is_described(cli, ksim_env: dict[str, str]) -> None:
+    found = json.loads(cli("info", "--devices", "--json", env=ksim_env).stdout)
+    card = found["devices"][1]
+    assert card["device"] == "cuda:0"
+    assert card["arch"].startswith("sm_")
+    assert 0 < card["free_bytes"] <= card["total_bytes"]
+    assert found["cuda"]["driver"] and not found["cuda"]["error"]
+    said = cli("info", "--devices", env=ksim_env).stdout
+    assert card["name"] in said
+    assert f"CUDA {found['cuda']['driver']}" in said
+
+
+def test_a_missing_compiler_says_where_it_was_sought(cli, tmp_path: Path) -> None:
+    env = {"ONEGRAPH_NVRTC": str(tmp_path / "libnvrtc.so")}
+    found = json.loads(cli("info", "--devices", "--json", env=env).stdout)
+    assert str(tmp_path / "libnvrtc.so") in found["cuda"]["nvrtc"]["error"]
 
 
 def test_pull_prints_the_path(cli, smollm2: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from onegraph import _native, hub
+from onegraph import _native, hub, nvrtc
 from onegraph.cli.terminal import (
     count,
     debug_option,
@@ -71,12 +71,25 @@ def command(
 def _show_devices(as_json: bool) -> None:
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     free = _free_memory()
+    cpu = {"device": "cpu", "threads": threads, "free_bytes": free}
+    cuda: Info = json.loads(_native.cuda_devices(nvrtc.folders()))
     if as_json:
-        cpu = {"device": "cpu", "threads": threads, "free_bytes": free}
-        click.echo(json.dumps({"devices": [cpu]}))
+        click.echo(json.dumps({"devices": [cpu, *cuda.pop("cards")], "cuda": cuda}))
         return
-    room = "" if free is None else f", {size(free)} free"
-    _print_rows([("cpu", f"{threads} threads{room}"), ("cuda", "not in this version")])
+    rows = [("cpu", f"{threads} threads" + ("" if free is None else f", {size(free)} free"))]
+    for card in cuda["cards"]:
+        room = card["error"] or f"{size(card['free_bytes'])} of {size(card['total_bytes'])} free"
+        pdl = "with" if card["programmatic_launch"] else "without"
+        said = f"{card['name']}, {card['arch']}, {room}, {pdl} programmatic launches"
+        rows.append((card["device"], said))
+    compiler = cuda["nvrtc"]
+    version = f"{compiler['version']}, {compiler['path']}"
+    rows += [
+        ("driver", cuda["error"] or f"CUDA {cuda['driver']}"),
+        ("nvrtc", compiler["error"] or version),
+        ("kernel cache", cuda["kernel_cache"] or "none: set ONEGRAPH_CACHE_DIR"),
+    ]
+    _print_rows(rows)
 
 
 def _free_memory() -> int | None:

@@ -1,6 +1,7 @@
 //! The native module `onegraph._native`: an export list.
 use pyo3::prelude::*;
 
+pub mod devices;
 pub mod errors;
 pub mod info;
 pub mod llm;
@@ -13,6 +14,8 @@ pub mod tokenizer;
 mod _native {
     use super::*;
 
+    #[pymodule_export]
+    use super::devices::cuda_devices;
     #[pymodule_export]
     use super::info::{model_info, model_plan};
     #[pymodule_export]

@@ -1,0 +1,59 @@
+//! What there is to run on, beside the CPU.
+use std::path::PathBuf;
+
+use onegraph::backend::cuda::compile::{cache_dir, Nvrtc};
+use onegraph::backend::cuda::device::{self, Context, DeviceInfo};
+use onegraph::Result;
+use pyo3::prelude::*;
+use serde_json::{json, Value};
+
+use crate::errors::detached;
+
+fn card(ordinal: usize) -> Result<(DeviceInfo, Value)> {
+    let info = device::info(ordinal)?;
+    let (free, error) = match Context::new(ordinal).and_then(|context| context.memory()) {
+        Ok((free, _)) => (Some(free), None),
+        Err(e) => (None, Some(e.to_string())),
+    };
+    let described = json!({
+        "device": format!("cuda:{ordinal}"),
+        "name": info.name,
+        "arch": info.arch(),
+        "total_bytes": info.total_bytes,
+        "free_bytes": free,
+        "programmatic_launch": info.has_pdl(),
+        "error": error,
+    });
+    Ok((info, described))
+}
+
+/// Cards, driver, compiler and kernel cache as JSON; what is missing says why.
+#[pyfunction]
+pub fn cuda_devices(py: Python<'_>, nvrtc_folders: Vec<PathBuf>) -> PyResult<String> {
+    detached(py, || {
+        let found: Result<Vec<_>> = device::count().and_then(|n| (0..n).map(card).collect());
+        let (cards, error) = match found {
+            Ok(cards) => (cards, None),
+            Err(e) => (Vec::new(), Some(e.to_string())),
+        };
+        let driver = cards
+            .first()
+            .map(|(info, _)| format!("{}.{}", info.driver / 1000, info.driver % 1000 / 10));
+        let nvrtc = match Nvrtc::find(&nvrtc_folders) {
+            Ok(nvrtc) => json!({
+                "path": nvrtc.path().display().to_string(),
+                "version": format!("{}.{}", nvrtc.version().0, nvrtc.version().1),
+                "error": null,
+            }),
+            Err(e) => json!({"path": null, "version": null, "error": e.to_string()}),
+        };
+        let all = json!({
+            "cards": cards.into_iter().map(|(_, described)| described).collect::<Vec<_>>(),
+            "driver": driver,
+            "error": error,
+            "nvrtc": nvrtc,
+            "kernel_cache": cache_dir().map(|path| path.display().to_string()),
+        });
+        Ok(all.to_string())
+    })
+}
