@@ -53,9 +53,11 @@ with onegraph.LLM(path, device="cpu", **load_cpu) as c, \\
     out["logprobs"] = len(lp)
     ids = list(range(3, 90))
     prefill, decode, exact = g.logits(ids), g.logits(ids, path="decode"), c.logits(ids)
-    out["bits"] = bool(np.array_equal(prefill, decode))
-    error = prefill.astype(np.float64) - exact
-    out["nmse"] = float((error**2).sum() / (exact.astype(np.float64) ** 2).sum())
+    # Steps and prompts add in different orders; a prompt does not, however it is cut.
+    out["bits"] = bool(np.array_equal(prefill[:7], g.logits(ids[:7])))
+    scale = (exact.astype(np.float64) ** 2).sum()
+    errors = [((logits.astype(np.float64) - exact) ** 2).sum() for logits in (prefill, decode)]
+    out["nmse"] = float(max(errors) / scale)
     for piece in g.generate("x", max_tokens=50, stream=True, ignore_eos=True):
         break
     out["after_cancel"] = g.generate(PROMPTS[0], max_tokens=10, **GREEDY).token_ids == solo[0][0]
@@ -84,7 +86,7 @@ def check(found: dict[str, Any], nmse: float) -> None:
     assert found["again"] and found["after_cancel"]
     assert found["stop"]
     assert found["logprobs"] == 4
-    assert found["bits"], "a decode step differs from prefill"
+    assert found["bits"], "a prompt cut short differs from the whole"
     assert found["nmse"] <= nmse
 
 

@@ -12,9 +12,7 @@
 // variant.cuh: MAX_M, N_IN, WARPS_K, WARPS_R (row groups a block), RING (units in flight a warp),
 // ROUND (tiles between two barriers), NORM, EPILOGUE, ORDER, N_SEGMENTS, Segment0.., and for the
 // epilogue QKV: HEAD_DIM, N_HEAD_KV, Kv.
-#include "unit.cuh"
-#include "kv.cuh"
-#include "variant.cuh"
+#include "epilogue.cuh"
 
 constexpr uint32_t N_SB = (N_IN + UNIT_COLS - 1) / UNIT_COLS;
 constexpr uint32_t SB_WARP = (N_SB + WARPS_K - 1) / WARPS_K;
@@ -34,14 +32,6 @@ constexpr uint32_t X_SUB = 36;
 constexpr uint32_t X_SB = 8 * X_SUB;
 constexpr uint32_t SUMS_SB = 24;  // 16 sums of 16 columns, then 8 of 32
 
-struct Segment {
-    const uint8_t* units;  // [tiles][N_SB]
-    float* out;            // [m][rows]
-    const float* bias;     // [rows] or null
-    uint32_t tiles;
-    uint32_t rows;
-};
-
 struct Params {
     Segment segment[3];
     const float* x;     // [m][N_IN]
@@ -54,17 +44,6 @@ struct Params {
     const uint32_t* positions;  // [m]
     const uint32_t* slots;      // [m]
 };
-
-// Which row of the matrix stands at place `at` of a tile: the epilogue combines places i and i + 4.
-template <int order>
-DEVICE uint32_t row_of(uint32_t tile, uint32_t at) {
-    if constexpr (order == ORDER_NEIGHBOURS) return tile * 8 + 2 * (at % 4) + at / 4;
-    if constexpr (order == ORDER_HALVES) {
-        constexpr uint32_t tiles = HEAD_DIM / 8;
-        return tile / tiles * HEAD_DIM + at / 4 * (HEAD_DIM / 2) + tile % tiles * 4 + at % 4;
-    }
-    return tile * 8 + at;
-}
 
 template <typename T>
 DEVICE void accumulate(const uint8_t* unit, uint32_t lane, const float* x, const float* sums,
@@ -116,73 +95,6 @@ DEVICE void accumulate(const uint8_t* unit, uint32_t lane, const float* x, const
     }
 }
 
-// Ends a pair of rows: places `at` and `at + 4` of a tile, `a` and `b` their sums.
-DEVICE void finish(const Params& p, const Segment& segment, uint32_t tile, uint32_t at, uint32_t m,
-                   float a, float b) {
-    if constexpr (EPILOGUE == EPILOGUE_SWIGLU) {
-        // Places 0..3 are rows of the gate, 4..7 the same rows of up.
-        uint32_t row = tile * 4 + at;
-        if (row < segment.rows) {
-            float act = mul_rn(div_rn(a, add_rn(1.0f, expf(-a))), b);
-            segment.out[static_cast<uint64_t>(m) * segment.rows + row] = act;
-        }
-        return;
-    }
-    uint32_t row[2] = {row_of<ORDER_NATURAL>(tile, at), row_of<ORDER_NATURAL>(tile, at + 4)};
-    float v[2] = {a, b};
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        if (row[i] >= segment.rows) continue;
-        if (segment.bias) v[i] = add_rn(v[i], segment.bias[row[i]]);
-        float* out = segment.out + static_cast<uint64_t>(m) * segment.rows + row[i];
-        *out = EPILOGUE == EPILOGUE_ADD ? add_rn(load_relaxed_f32(out), v[i]) : v[i];
-    }
-}
-
-// The rotation of a pair of partners.
-struct Rotation {
-    float cosine, sine;
-};
-
-// As finish, for the fused q, k and v: rotates, stores q, scatters k and v.
-template <int order>
-DEVICE void finish_qkv(const Params& p, const Segment& segment, int index, uint32_t tile,
-                       uint32_t at, uint32_t m, float a, float b, uint32_t position, uint32_t slot,
-                       uint32_t page, const Rotation& rotation) {
-    uint32_t row[2] = {row_of<order>(tile, at), row_of<order>(tile, at + 4)};
-    float v[2] = {a, b};
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        if (segment.bias && row[i] < segment.rows) v[i] = add_rn(v[i], segment.bias[row[i]]);
-    }
-    if constexpr (order != ORDER_NATURAL) {
-        float r0 = fma_rn(v[0], rotation.cosine, -mul_rn(v[1], rotation.sine));
-        float r1 = fma_rn(v[0], rotation.sine, mul_rn(v[1], rotation.cosine));
-        v[0] = r0, v[1] = r1;
-    }
-    if (index == 0) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            segment.out[static_cast<uint64_t>(m) * segment.rows + row[i]] = v[i];
-        }
-        return;
-    }
-    if (page == 0) {
-        kv_refuse(p.kv, slot, position);
-        return;
-    }
-    uint32_t token = position % PAGE_TOKENS;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        uint32_t head = row[i] / HEAD_DIM, dim = row[i] % HEAD_DIM;
-        uint64_t base = kv_head_at<N_HEAD_KV, HEAD_DIM>(page, head);
-        auto* pool = static_cast<typename Kv::Element*>(index == 1 ? p.kv.k : p.kv.v);
-        uint32_t in_page = index == 1 ? kv_key_at<HEAD_DIM>(token, dim)
-                                      : kv_value_at<HEAD_DIM>(token, dim);
-        pool[base + in_page] = Kv::store(v[i]);
-    }
-}
-
 // Calls f with the segment of a tile, its number and the tile's place in it.
 template <typename F>
 DEVICE void with_segment(const Params& p, uint32_t tile, F f) {
@@ -198,19 +110,11 @@ DEVICE void with_segment(const Params& p, uint32_t tile, F f) {
     f(Segment2{}, p.segment[2], 2, tile - p.segment[1].tiles);
 }
 
-// The rotation that a pair of the epilogue QKV needs; v's rows are not rotated.
+// The rotation of a pair, wherever its tile is.
 DEVICE Rotation rotation_of(const Params& p, uint32_t tile, uint32_t at, uint32_t position) {
     Rotation rotation = {1.0f, 0.0f};
     with_segment(p, tile, [&](auto, const Segment&, int number, uint32_t own) {
-        if (number < 2) {
-            uint32_t head_row = row_of<ORDER>(own, at) % HEAD_DIM;
-            uint32_t turn = ORDER == ORDER_HALVES ? head_row : head_row / 2;
-            uint32_t known = position < p.kv.n_ctx ? position : 0;
-            const float* turns =
-                p.turns + (static_cast<uint64_t>(known) * (HEAD_DIM / 2) + turn) * 2;
-            rotation.cosine = turns[0];
-            rotation.sine = turns[1];
-        }
+        rotation = rotation_in(p, number, own, at, position);
     });
     return rotation;
 }
@@ -438,7 +342,7 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MAX_M == 1 && STAGE <= 4096 ? 2 : 1) {
                                           page, rotation);
                     }
                 } else {
-                    finish(p, segment, tile, at, m, a, b);
+                    finish(segment, tile, at, m, a, b);
                 }
             });
         }

@@ -11,6 +11,8 @@
 //   chain_scale(c)        what that sum is to be multiplied with
 //   unpack(unit, lane, j, w)        the lane's 32 columns of its row j (0 or 1)
 //   scales(unit, lane, j, s, o)     weight = s * w * chain_scale * X_SCALE + o, 32 / SUB of each
+//   OFFSETS, halves(unit, lane, j, h)   the same columns as float16, two a word, for tensor cores;
+//                                   it returns f: weight = s * f * h, + o where OFFSETS
 //   repack(unit, lane, a, b, k, n)  the lane's share of both rows from the file's encoding; k is
 //                                   the first of its 32 columns, n the row's length; a null row and
 //                                   columns past n are zero
@@ -30,6 +32,20 @@ constexpr float X_SCALE = 79228162514264337593543950336.0f;
 constexpr float X_UNSCALE = 1.0f / X_SCALE;
 // q * 2^-149 * 2^96 * SUBNORMAL_UNSCALE = q.
 constexpr float SUBNORMAL_UNSCALE = 9007199254740992.0f;
+constexpr float SUBNORMAL_SCALE = 1.0f / SUBNORMAL_UNSCALE;
+
+// The float16 -n for 1 <= n < 2048, twice.
+constexpr uint32_t minus_f16x2(uint32_t n) {
+    uint32_t e = 0;
+    while (n >> (e + 1)) e++;
+    return (0x8000 | ((e + 15) << 10) | ((n << (10 - e)) & 0x3ff)) * 0x10001u;
+}
+
+// Two integers below 1024, less BIAS, as float16: in the last place of 1024 + q stands q.
+template <int BIAS>
+DEVICE uint32_t centred_pair(uint32_t first, uint32_t second) {
+    return add_f16x2(first | (second << 16) | 0x64006400u, minus_f16x2(1024 + BIAS));
+}
 
 DEVICE uint4 unit_u32x4(const uint8_t* unit, uint32_t vector, uint32_t lane) {
     return *reinterpret_cast<const uint4*>(unit + vector * 512 + lane * 16);
@@ -55,6 +71,31 @@ struct Nibbles {
         for (int i = 0; i < 32; i++) {
             uint32_t word = i % 8 < 4 ? words[i / 8] : words[i / 8] >> 16;
             w[i] = u32_as_float(word & (0xfu << (4 * (i % 4))));
+        }
+    }
+
+    // The integers, less BIAS, as float16, in the order of their columns.
+    template <int BIAS>
+    DEVICE void centred(const uint8_t* unit, uint32_t lane, int j, uint32_t (&h)[16]) {
+        uint4 v = unit_u32x4(unit, j, lane);
+        uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+        for (int w = 0; w < 4; w++) {
+            uint32_t pair[4];  // columns i and i + 4
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                uint32_t word = words[w] >> (8 * i);
+                // The last place of 1024 is 1, that of 64 is a sixteenth.
+                pair[2 * i] = add_f16x2((word & 0x000f000fu) | 0x64006400u,
+                                        minus_f16x2(1024 + BIAS));
+                pair[2 * i + 1] = add_f16x2((word & 0x00f000f0u) | 0x54005400u,
+                                            minus_f16x2(64 + BIAS));
+            }
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                h[4 * w + i] = prmt(pair[2 * i], pair[2 * i + 1], 0x5410);
+                h[4 * w + 2 + i] = prmt(pair[2 * i], pair[2 * i + 1], 0x7632);
+            }
         }
     }
 
@@ -92,6 +133,21 @@ struct FiveBits {
         for (int i = 0; i < 5; i++) t[i] = words[i] >> 30;
         w[30] = u32_as_float(t[0] | (t[1] << 2) | ((t[2] & 1) << 4));
         w[31] = u32_as_float((t[2] >> 1) | (t[3] << 1) | (t[4] << 3));
+    }
+
+    template <int BIAS>
+    DEVICE void centred(const uint8_t* unit, uint32_t lane, int j, uint32_t (&h)[16]) {
+        uint4 v = unit_u32x4(unit, j, lane);
+        uint32_t last = *reinterpret_cast<const uint32_t*>(unit + 1024 + lane * 8 + j * 4);
+        uint32_t words[5] = {v.x, v.y, v.z, v.w, last};
+        auto q = [&](int i) { return (words[i / 6] >> (5 * (i % 6))) & 31; };
+#pragma unroll
+        for (int i = 0; i < 15; i++) h[i] = centred_pair<BIAS>(q(2 * i), q(2 * i + 1));
+        uint32_t t[5];
+#pragma unroll
+        for (int i = 0; i < 5; i++) t[i] = words[i] >> 30;
+        h[15] = centred_pair<BIAS>(t[0] | (t[1] << 2) | ((t[2] & 1) << 4),
+                                   (t[2] >> 1) | (t[3] << 1) | (t[4] << 3));
     }
 
     template <typename Q>
@@ -136,6 +192,21 @@ struct SixBits {
         w[31] = u32_as_float(t[3] | (t[4] << 2) | (t[5] << 4));
     }
 
+    template <int BIAS>
+    DEVICE void centred(const uint8_t* unit, uint32_t lane, int j, uint32_t (&h)[16]) {
+        uint4 v = unit_u32x4(unit, j, lane);
+        uint2 last = *reinterpret_cast<const uint2*>(unit + 1024 + lane * 16 + j * 8);
+        uint32_t words[6] = {v.x, v.y, v.z, v.w, last.x, last.y};
+        auto q = [&](int i) { return (words[i / 5] >> (6 * (i % 5))) & 63; };
+#pragma unroll
+        for (int i = 0; i < 15; i++) h[i] = centred_pair<BIAS>(q(2 * i), q(2 * i + 1));
+        uint32_t t[6];
+#pragma unroll
+        for (int i = 0; i < 6; i++) t[i] = words[i] >> 30;
+        h[15] = centred_pair<BIAS>(t[0] | (t[1] << 2) | (t[2] << 4),
+                                   t[3] | (t[4] << 2) | (t[5] << 4));
+    }
+
     template <typename Q>
     DEVICE void pack(uint8_t* unit, uint32_t lane, int j, Q q) {
         uint32_t words[6] = {0, 0, 0, 0, 0, 0};
@@ -172,6 +243,19 @@ struct Bytes {
         }
     }
 
+    template <int BIAS>
+    DEVICE void centred(const uint8_t* unit, uint32_t lane, int j, uint32_t (&h)[16]) {
+        uint4 u = unit_u32x4(unit, 2 * j, lane);
+        uint4 v = unit_u32x4(unit, 2 * j + 1, lane);
+        uint32_t words[8] = {u.x, u.y, u.z, u.w, v.x, v.y, v.z, v.w};
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            // Each byte below 0x64: 1024 + q.
+            h[2 * i] = add_f16x2(prmt(words[i], 0x64646464u, 0x4140), minus_f16x2(1024 + BIAS));
+            h[2 * i + 1] = add_f16x2(prmt(words[i], 0x64646464u, 0x4342), minus_f16x2(1024 + BIAS));
+        }
+    }
+
     template <typename Q>
     DEVICE void pack(uint8_t* unit, uint32_t lane, int j, Q q) {
         uint32_t words[8] = {0, 0, 0, 0, 0, 0, 0, 0};
@@ -190,6 +274,7 @@ struct Bytes {
 template <typename Element>
 struct Floats {
     static constexpr uint32_t UNIT_BYTES = UNIT_ROWS * UNIT_COLS * sizeof(Element);
+    static constexpr bool OFFSETS = false;
     static constexpr int SUB = 32;
     static constexpr int CHAINS = 4;
     static constexpr int PER_VECTOR = 16 / sizeof(Element);

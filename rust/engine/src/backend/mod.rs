@@ -210,7 +210,7 @@ impl Default for GpuOptions {
 }
 
 /// Rows that a runner on a GPU has buffers for.
-const RUNNER_ROWS: usize = 128;
+const RUNNER_ROWS: usize = 512;
 
 /// A runner on `device`: `cpu`, `cuda` or `cuda:N`.
 ///

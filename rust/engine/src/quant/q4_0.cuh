@@ -13,6 +13,12 @@ struct Q4_0 : Nibbles {
         o[0] = mul_rn(d, -8.0f);
     }
 
+    static constexpr bool OFFSETS = false;
+    DEVICE float halves(const uint8_t* unit, uint32_t lane, int j, uint32_t (&h)[16]) {
+        Nibbles::centred<8>(unit, lane, j, h);
+        return SUBNORMAL_SCALE;
+    }
+
     DEVICE void repack(uint8_t* unit, uint32_t lane, const uint8_t* a, const uint8_t* b,
                               uint32_t k, uint32_t n) {
         for (int j = 0; j < 2; j++) {

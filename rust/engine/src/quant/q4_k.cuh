@@ -48,6 +48,12 @@ struct Q4_K : Nibbles {
         KScales::read(unit + 1024, lane, j, s[0], o[0]);
     }
 
+    static constexpr bool OFFSETS = true;
+    DEVICE float halves(const uint8_t* unit, uint32_t lane, int j, uint32_t (&h)[16]) {
+        Nibbles::centred<0>(unit, lane, j, h);
+        return SUBNORMAL_SCALE;
+    }
+
     DEVICE void repack(uint8_t* unit, uint32_t lane, const uint8_t* a, const uint8_t* b,
                               uint32_t k, uint32_t n) {
         for (int j = 0; j < 2; j++) {

@@ -20,6 +20,12 @@ struct Q6_K : SixBits {
         }
     }
 
+    static constexpr bool OFFSETS = false;
+    DEVICE float halves(const uint8_t* unit, uint32_t lane, int j, uint32_t (&h)[16]) {
+        SixBits::centred<32>(unit, lane, j, h);
+        return SUBNORMAL_SCALE;
+    }
+
     DEVICE void repack(uint8_t* unit, uint32_t lane, const uint8_t* a, const uint8_t* b,
                               uint32_t k, uint32_t n) {
         for (int j = 0; j < 2; j++) {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::device::{DeviceBuffer, HostBuffer};
 use super::graph::Graph;
 use super::launch::{run_all, Launch};
-use super::model::{CudaModel, Inputs, Options, RowBuffers};
+use super::model::{CudaModel, Inputs, Options, Path, RowBuffers};
 use super::sample::{Record, Sampling, RING_STEPS};
 use crate::backend::{
     Backend, Event, Finish, GpuOptions, Limits, LogitsPath, RunnerOptions, SlotRequest, Weights,
@@ -24,10 +24,16 @@ use crate::sampler;
 const QUEUE_DEPTH: usize = 2;
 
 /// Rows of one pass over a prompt.
-const PREFILL_ROWS: usize = 64;
+const PREFILL_ROWS: usize = 512;
 
-/// Rows that a prompt's mat-vecs are compiled for.
-const PREFILL_BUCKET: usize = 8;
+/// Rows of one pass where all give logits, which take much memory.
+const LOGIT_ROWS: usize = 64;
+
+/// Positions that a prompt's shortest passes are launched for; longer ones double it.
+const PREFILL_SPAN: usize = 512;
+
+/// Lists of launches that are kept: prompts have many lengths.
+const MOST_PASSES: usize = 64;
 
 /// How long a step may take before it is taken for hung.
 const STEP_TIMEOUT: Duration = Duration::from_secs(60);
@@ -37,7 +43,7 @@ pub struct CudaBackend {
     // Graphs go first: they use what the others own.
     steps: HashMap<usize, Graph>,
     one_row: Option<Graph>,
-    passes: HashMap<(usize, usize), Vec<Launch>>,
+    passes: HashMap<(usize, usize, usize), Vec<Launch>>,
     draws: Vec<Launch>,
     eager_steps: HashMap<usize, Vec<Launch>>,
     capture: bool,
@@ -112,6 +118,7 @@ impl CudaBackend {
             warmup,
         } = options.gpu;
         let max_rows = options.n_slots.max(PREFILL_ROWS);
+        let max_out = options.n_slots.max(LOGIT_ROWS);
         let n_vocab = plan.buffer(plan.logits).width;
         let model = CudaModel::new(
             ordinal,
@@ -123,6 +130,7 @@ impl CudaBackend {
                 n_pages: options.n_pages,
                 kv_type: options.kv_type,
                 max_rows,
+                max_out,
                 fuse,
                 pdl,
                 nvrtc_folders: nvrtc_folders.clone(),
@@ -135,7 +143,7 @@ impl CudaBackend {
             options.n_slots,
             n_vocab,
             options.n_ctx,
-            max_rows,
+            max_out,
         )?;
         let step = DeviceBuffer::new(&context, 4)?;
         // The first step is number 1: zero is an empty place of the ring.
@@ -152,9 +160,9 @@ impl CudaBackend {
             n_pages: options.n_pages,
             queue_depth: QUEUE_DEPTH,
         };
-        let rows = RowBuffers::new(&context, max_rows)?;
+        let rows = RowBuffers::new(&context, max_out)?;
         // Every logit row is wanted, in order.
-        let in_order: Vec<u32> = (0..max_rows as u32).collect();
+        let in_order: Vec<u32> = (0..max_out as u32).collect();
         rows.out_rows.write(0, &in_order, &model.stream)?;
         let mut backend = Self {
             steps: HashMap::new(),
@@ -167,7 +175,7 @@ impl CudaBackend {
             sampling,
             rows,
             row_slots: Vec::new(),
-            ring: HostBuffer::new(&context, RING_STEPS * max_rows * 8)?,
+            ring: HostBuffer::new(&context, RING_STEPS * max_out * 8)?,
             step,
             number: 0,
             epoch: 0,
@@ -259,13 +267,20 @@ impl CudaBackend {
         rows.out_rows.write(0, &out_rows, stream)
     }
 
-    /// Queues one pass over the host's rows.
-    fn pass(&mut self, rows: usize, wanted: usize) -> Result<()> {
-        let list = match self.passes.entry((rows, wanted)) {
+    /// Queues one pass over the host's rows, whose positions end before `end`.
+    fn pass(&mut self, rows: usize, wanted: usize, end: usize) -> Result<()> {
+        let span = end.next_power_of_two().max(PREFILL_SPAN);
+        if self.passes.len() >= MOST_PASSES {
+            self.passes.clear();
+        }
+        let list = match self.passes.entry((rows, wanted, span)) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(new) => {
                 let inputs = self.model.rows.inputs();
-                new.insert(self.model.launches(rows, wanted, &inputs, PREFILL_BUCKET)?)
+                new.insert(
+                    self.model
+                        .launches(rows, wanted, &inputs, Path::Prefill { span })?,
+                )
             }
         };
         run_all(list, &self.model.stream)
@@ -285,7 +300,7 @@ impl CudaBackend {
 
     /// The record of row `row` of step `number`, once it is there.
     fn record(&self, number: u32, row: usize) -> Option<Record> {
-        let place = number as usize % RING_STEPS * self.model.max_rows() + row;
+        let place = number as usize % RING_STEPS * self.model.max_out() + row;
         let record = Record::new(self.ring.words().get(place)?.load(Ordering::Acquire));
         (record.step == number).then_some(record)
     }
@@ -430,7 +445,7 @@ impl Backend for CudaBackend {
         for chunk in tokens.chunks(PREFILL_ROWS) {
             let last = sample && fed + chunk.len() == tokens.len();
             self.set_rows(slot, chunk, start + fed, usize::from(last))?;
-            self.pass(chunk.len(), usize::from(last))?;
+            self.pass(chunk.len(), usize::from(last), start + fed + chunk.len())?;
             fed += chunk.len();
         }
         if !sample || fed == 0 {
@@ -536,17 +551,21 @@ impl Backend for CudaBackend {
         let width = self.limits.n_vocab;
         let mut logits = vec![0.0f32; tokens.len() * width];
         let rows = match path {
-            LogitsPath::Prefill => PREFILL_ROWS,
+            LogitsPath::Prefill => LOGIT_ROWS,
             LogitsPath::Decode => 1,
         };
         for (i, chunk) in tokens.chunks(rows).enumerate() {
             self.set_rows(slot, chunk, start + i * rows, chunk.len())?;
             match path {
-                LogitsPath::Prefill => self.pass(chunk.len(), chunk.len())?,
+                LogitsPath::Prefill => {
+                    self.pass(chunk.len(), chunk.len(), start + i * rows + chunk.len())?;
+                }
                 LogitsPath::Decode => {
                     if self.one_row.is_none() {
                         let inputs = self.model.rows.inputs();
-                        let list = self.model.launches(1, 1, &inputs, 1)?;
+                        let list =
+                            self.model
+                                .launches(1, 1, &inputs, Path::Decode { bucket: 1 })?;
                         self.one_row = Some(Graph::capture(&self.model.stream, &list)?);
                     }
                     if let Some(graph) = &self.one_row {

@@ -17,15 +17,19 @@ static SOURCES: &[Source] = sources![
     "elementwise.cu",
     "embed.cu",
     "kv_scatter.cu",
+    "matmul.cu",
     "matvec.cu",
+    "prompt_attention.cu",
     "repack.cu",
     "rms_norm.cu",
     "rope.cu",
     "sample.cu",
+    "split.cu",
 ];
 
 static HEADERS: &[Source] = sources![
     "common.cuh",
+    "epilogue.cuh",
     "kv.cuh",
     "sample.cuh",
     "state.cuh",
@@ -51,7 +55,7 @@ pub fn headers() -> impl Iterator<Item = (&'static str, &'static str)> {
     )
 }
 
-/// `Segment` of matvec.cu.
+/// `Segment` of epilogue.cuh.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub struct Segment {
@@ -88,6 +92,33 @@ pub struct MatVec {
     pub turns: u64,
     pub positions: u64,
     pub slots: u64,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub struct MatMul {
+    pub segment: [Segment; 3],
+    pub halves: u64,
+    pub sums: u64,
+    pub unscale: u64,
+    pub m: u32,
+    pub stride: u32,
+    pub kv: KvView,
+    pub turns: u64,
+    pub positions: u64,
+    pub slots: u64,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub struct Split {
+    pub x: u64,
+    pub norm: u64,
+    pub halves: u64,
+    pub sums: u64,
+    pub unscale: u64,
+    pub eps: f32,
+    pub stride: u32,
 }
 
 #[repr(C)]
@@ -157,6 +188,18 @@ pub struct Attention {
     pub tickets: u64,
     pub scale: f32,
     pub alone: u32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub struct PromptAttention {
+    pub q: u64,
+    pub out: u64,
+    pub kv: KvView,
+    pub positions: u64,
+    pub slots: u64,
+    pub scale: f32,
+    pub m: u32,
 }
 
 #[repr(C)]

@@ -1,6 +1,7 @@
 //! The CUDA backend: lowers a plan to kernels, captures the list of launches once as one CUDA
 //! graph, and replays it.
 
+mod attention;
 mod backend;
 pub mod compile;
 pub mod device;
@@ -8,6 +9,7 @@ pub mod graph;
 mod kernels;
 mod kv;
 pub mod launch;
+mod matmul;
 pub mod model;
 mod program;
 pub mod runner;

@@ -4,11 +4,13 @@
 use std::fmt::Write;
 use std::sync::Arc;
 
+use super::attention::{Attention, ATTENTION_ROWS, MAX_SPLITS};
 use super::compile::{Compiler, Variant};
 use super::device::{Context, DeviceBuffer, Stream};
 use super::kernels as params;
 use super::kv::KvPool;
 use super::launch::{Launch, Spec};
+use super::matmul::{self, SplitRows};
 use super::program::Programs;
 use super::shape::{segments, MatVecShape};
 use super::weights::{DeviceWeights, Order};
@@ -17,9 +19,6 @@ use crate::error::{Error, Result};
 use crate::plan::fuse::{fuse, Epilogue, Fused, Part, Rules};
 use crate::plan::{BufferId, Op, Plan, RopeStyle, Rows, WeightId};
 use crate::quant::QuantType;
-
-/// Splits of one row's attention; see attention.cu.
-const MAX_SPLITS: usize = 32;
 
 /// Threads of the element-wise kernels.
 const THREADS: u32 = 256;
@@ -37,6 +36,8 @@ pub struct Options {
     pub kv_type: &'static QuantType,
     /// Most rows of one forward pass.
     pub max_rows: usize,
+    /// Most rows of logits of one pass.
+    pub max_out: usize,
     /// Whether neighbouring ops become one kernel.
     pub fuse: bool,
     /// Whether a kernel may start before its predecessor has ended; none: where that pays.
@@ -54,11 +55,12 @@ pub struct CudaModel {
     weights: DeviceWeights,
     pub kv: KvPool,
     buffers: Vec<DeviceBuffer>,
-    turns: DeviceBuffer,
+    pub(super) turns: DeviceBuffer,
+    pub(super) split: SplitRows,
     /// Inputs of passes whose rows the host gives.
     pub rows: RowBuffers,
-    partial: DeviceBuffer,
-    tickets: DeviceBuffer,
+    pub(super) partial: DeviceBuffer,
+    pub(super) tickets: DeviceBuffer,
     programs: Programs,
     pub stream: Stream,
     pub context: Arc<Context>,
@@ -113,19 +115,32 @@ pub struct Inputs {
     pub state: u64,
 }
 
-fn constants(list: &[(&str, usize)]) -> String {
+pub(super) fn constants(list: &[(&str, usize)]) -> String {
     list.iter().fold(String::new(), |mut text, (name, value)| {
         let _ = writeln!(text, "constexpr int {name} = {value};");
         text
     })
 }
 
+/// Which kernels a pass uses. Their sums differ in the last bits, so it is the caller who says which,
+/// never the number of rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Path {
+    /// Steps, compiled for at least `bucket` rows.
+    Decode { bucket: usize },
+    /// A part of a prompt, all of whose positions are below `span`.
+    Prefill { span: usize },
+}
+
+/// Rows that the mat-vecs of a prompt are compiled for: those of its logits.
+const PREFILL_BUCKET: usize = 8;
+
 /// One pass to lower.
 struct Pass {
     rows: usize,
     out: usize,
     inputs: Inputs,
-    bucket: usize,
+    path: Path,
     /// Whether every row's logits are wanted, in order: then no row is picked.
     all: bool,
 }
@@ -138,7 +153,20 @@ struct MatVec<'a> {
     epilogue: &'a Epilogue,
 }
 
-fn labelled(mut spec: Spec, layer: usize) -> Spec {
+/// Weights of a fused product and what becomes of the sums, for either kernel.
+pub(super) struct Product {
+    pub types: Vec<&'static QuantType>,
+    pub segment: [params::Segment; 3],
+    /// Of each segment.
+    pub tiles: Vec<usize>,
+    pub bytes: usize,
+    /// The epilogue's constants.
+    pub epilogue: String,
+    pub layer: usize,
+    pub names: String,
+}
+
+pub(super) fn labelled(mut spec: Spec, layer: usize) -> Spec {
     spec.label = format!("{} {layer}", spec.entry);
     spec
 }
@@ -174,7 +202,13 @@ impl CudaModel {
         let buffers = plan
             .buffers
             .iter()
-            .map(|b| buffer(b.width * rows * 4))
+            .map(|b| {
+                let rows = match b.rows {
+                    Rows::Batch => rows,
+                    Rows::Out => options.max_out,
+                };
+                buffer(b.width * rows * 4)
+            })
             .collect::<Result<Vec<_>>>()?;
         let group = plan
             .ops
@@ -186,8 +220,11 @@ impl CudaModel {
             .max()
             .unwrap_or(1);
         let split_floats = group * (plan.kv.head_dim + 2);
-        let partial = buffer(rows * plan.kv.n_head_kv * MAX_SPLITS * split_floats * 4)?;
-        let tickets = buffer(rows * plan.kv.n_head_kv * 4)?;
+        // A step's attention is one launch, whatever its rows.
+        let attention_rows = options.max_out.max(ATTENTION_ROWS).min(rows);
+        let heads = attention_rows * plan.kv.n_head_kv;
+        let partial = buffer(heads * MAX_SPLITS * split_floats * 4)?;
+        let tickets = buffer(heads * 4)?;
         tickets.fill(0, &stream)?;
         let turns = Self::turns(&plan, weights, options.n_ctx)?;
         let turns_buffer = DeviceBuffer::new(&context, turns.len() * 4)?;
@@ -197,11 +234,17 @@ impl CudaModel {
             scatter: options.kv_type.kernel.kv.is_some(),
         };
         let fused = fuse(&plan, rules);
+        let widest = fused.iter().filter_map(|op| match op {
+            Fused::MatVec { x, .. } => Some(plan.buffer(*x).width),
+            Fused::Single(_) => None,
+        });
+        let split = SplitRows::new(&context, &stream, rows, widest.max().unwrap_or(0))?;
         let mut model = Self {
             fused,
             kv,
             buffers,
             turns: turns_buffer,
+            split,
             rows: RowBuffers::new(&context, rows)?,
             partial,
             tickets,
@@ -308,23 +351,22 @@ impl CudaModel {
         &self.buffers[id.0]
     }
 
-    /// Most rows of one pass.
-    pub fn max_rows(&self) -> usize {
-        self.options.max_rows
+    /// Most rows of logits of one pass.
+    pub fn max_out(&self) -> usize {
+        self.options.max_out
     }
 
-    /// The launches for `rows` rows of which `out` give logits. Mat-vecs are compiled for at least
-    /// `bucket` rows: a prompt's remainder then needs no kernels of its own.
+    /// The launches for `rows` rows of which `out` give logits.
     pub fn launches(
         &self,
         rows: usize,
         out: usize,
         inputs: &Inputs,
-        bucket: usize,
+        path: Path,
     ) -> Result<Vec<Launch>> {
         let mut list = self
             .programs
-            .launches(self.specs(rows, out, inputs, bucket)?)?;
+            .launches(self.specs(rows, out, inputs, path)?)?;
         self.chain(&mut list);
         Ok(list)
     }
@@ -335,24 +377,18 @@ impl CudaModel {
             rows,
             out: rows,
             inputs: *inputs,
-            bucket: rows,
+            path: Path::Decode { bucket: rows },
             all: true,
         })
     }
 
     /// The same, before anything is compiled.
-    pub fn specs(
-        &self,
-        rows: usize,
-        out: usize,
-        inputs: &Inputs,
-        bucket: usize,
-    ) -> Result<Vec<Spec>> {
+    pub fn specs(&self, rows: usize, out: usize, inputs: &Inputs, path: Path) -> Result<Vec<Spec>> {
         let pass = Pass {
             rows,
             out,
             inputs: *inputs,
-            bucket,
+            path,
             all: false,
         };
         self.lower_pass(pass)
@@ -360,7 +396,7 @@ impl CudaModel {
 
     fn lower_pass(&self, pass: Pass) -> Result<Vec<Spec>> {
         let Pass { rows, out, .. } = pass;
-        if rows == 0 || rows > self.options.max_rows || out > self.options.max_rows {
+        if rows == 0 || rows > self.options.max_rows || out > self.options.max_out {
             return Err(Error::Internal(format!(
                 "{rows} rows, {out} of them out, in one pass"
             )));
@@ -420,7 +456,7 @@ impl CudaModel {
         self.address(picked.unwrap_or(id))
     }
 
-    fn address(&self, id: BufferId) -> u64 {
+    pub(super) fn address(&self, id: BufferId) -> u64 {
         self.buffers[id.0].address()
     }
 
@@ -547,33 +583,15 @@ impl CudaModel {
                 n_head,
                 scale,
             } => {
-                let text = constants(&[
-                    ("N_HEAD", n_head),
-                    ("N_HEAD_KV", plan.kv.n_head_kv),
-                    ("HEAD_DIM", dim),
-                ]) + &format!("using Kv = {kv_struct};\n");
-                let variant = Variant {
-                    source: "attention.cu",
-                    constants: text,
-                };
-                let p = params::Attention {
-                    q: self.address(q),
-                    out: self.address(out),
-                    kv: self.kv.view(layer),
-                    positions,
-                    slots,
-                    partial: self.partial.address(),
-                    tickets: self.tickets.address(),
+                let op = Attention {
+                    q,
+                    out,
+                    layer,
+                    n_head,
                     scale,
-                    alone: u32::from(rows == 1 || inputs.state != 0),
                 };
-                let splits = self
-                    .kv
-                    .n_ctx()
-                    .div_ceil(crate::backend::PAGE_TOKENS)
-                    .min(MAX_SPLITS);
-                let grid = [plan.kv.n_head_kv as u32, splits as u32, rows as u32];
-                labelled(Spec::new(variant, "attention", grid, 128, &p), layer)
+                list.extend(self.attention(&op, rows, &inputs, pass.path));
+                return Ok(());
             }
             Op::Add { x, out } => {
                 let variant = Variant {
@@ -630,45 +648,21 @@ impl CudaModel {
         self.weights.units(ids, order)
     }
 
-    fn vector(&self, id: WeightId) -> Result<u64> {
+    pub(super) fn vector(&self, id: WeightId) -> Result<u64> {
         self.weights.address(id)
     }
 
-    fn mat_vec(&self, op: &MatVec<'_>, pass: &Pass, list: &mut Vec<Spec>) -> Result<()> {
-        let MatVec {
-            x,
-            norm,
-            parts,
-            epilogue,
-        } = *op;
-        let m = self.rows_of(x, pass.rows, pass.out);
-        if m == 0 {
-            return Ok(());
-        }
+    /// Weights and epilogue of a fused product.
+    fn product(&self, n_in: usize, parts: &[Part], epilogue: &Epilogue) -> Result<Product> {
         let plan = &self.plan;
-        let n_in = plan.buffer(x).width;
         let arrangement = self.arrangement(parts, epilogue);
-        let types: Vec<_> = arrangement
-            .iter()
-            .map(|(ids, _)| plan.weight(ids[0]).ty)
-            .collect();
-        let shape = MatVecShape::new(
-            n_in,
-            &types,
-            m.max(pass.bucket),
-            SHARED_BUDGET.min(self.context.info.shared_bytes),
-        );
         let order = arrangement[0].1;
         let kv_struct = self.kv.ty.kernel.kv.unwrap_or_default();
-        let mut text = shape.constants(&types);
-        let _ = write!(
-            text,
+        let mut text = format!(
             "enum {{ EPILOGUE_STORE, EPILOGUE_ADD, EPILOGUE_SWIGLU, EPILOGUE_QKV }};\n\
              enum {{ ORDER_NATURAL, ORDER_NEIGHBOURS, ORDER_HALVES }};\n\
-             constexpr bool NORM = {};\n\
              constexpr int EPILOGUE = {};\nconstexpr int ORDER = {};\n\
              using Kv = {kv_struct};\n",
-            norm.is_some(),
             match epilogue {
                 Epilogue::Store => "EPILOGUE_STORE",
                 Epilogue::Add { .. } => "EPILOGUE_ADD",
@@ -685,14 +679,18 @@ impl CudaModel {
             ("HEAD_DIM", plan.kv.head_dim),
             ("N_HEAD_KV", plan.kv.n_head_kv),
         ]);
-        let shared = shape.shared_bytes() as u32;
-        let variant = Variant {
-            source: "matvec.cu",
-            constants: text,
+        let mut product = Product {
+            types: Vec::new(),
+            segment: [<params::Segment as bytemuck::Zeroable>::zeroed(); 3],
+            tiles: Vec::new(),
+            bytes: 0,
+            epilogue: text,
+            layer: match epilogue {
+                Epilogue::Qkv { layer, .. } => *layer,
+                _ => 0,
+            },
+            names: String::new(),
         };
-
-        let mut segment = [<params::Segment as bytemuck::Zeroable>::zeroed(); 3];
-        let (mut tiles, mut bytes) = (0, 0);
         for (i, (ids, order)) in arrangement.iter().enumerate() {
             let (units, n_tiles) = self.units(ids, *order)?;
             let w = plan.weight(ids[0]);
@@ -700,7 +698,7 @@ impl CudaModel {
                 Epilogue::Add { out } | Epilogue::SwiGlu { out } => *out,
                 _ => parts[i].out,
             };
-            segment[i] = params::Segment {
+            product.segment[i] = params::Segment {
                 units,
                 out: self.address(out),
                 bias: parts[i]
@@ -711,14 +709,56 @@ impl CudaModel {
                 tiles: n_tiles as u32,
                 rows: w.n_out as u32,
             };
-            tiles += n_tiles;
-            bytes += n_tiles * super::shape::superblocks(n_in) * w.ty.kernel.unit_bytes;
+            product.types.push(w.ty);
+            product.tiles.push(n_tiles);
+            product.bytes += n_tiles * super::shape::superblocks(n_in) * w.ty.kernel.unit_bytes;
         }
-        let label = arrangement
+        let names: Vec<_> = arrangement
             .iter()
             .flat_map(|a| &a.0)
-            .map(|id| plan.weight(*id).name.as_str());
-        let label = format!("matvec {}", label.collect::<Vec<_>>().join(" "));
+            .map(|id| plan.weight(*id).name.as_str())
+            .collect();
+        product.names = names.join(" ");
+        Ok(product)
+    }
+
+    fn mat_vec(&self, op: &MatVec<'_>, pass: &Pass, list: &mut Vec<Spec>) -> Result<()> {
+        let MatVec {
+            x,
+            norm,
+            parts,
+            epilogue,
+        } = *op;
+        let m = self.rows_of(x, pass.rows, pass.out);
+        if m == 0 {
+            return Ok(());
+        }
+        let n_in = self.plan.buffer(x).width;
+        let product = self.product(n_in, parts, epilogue)?;
+        let bucket = match pass.path {
+            Path::Decode { bucket } => bucket,
+            Path::Prefill { .. } => PREFILL_BUCKET,
+        };
+        let is_prompt =
+            matches!(pass.path, Path::Prefill { .. }) && self.plan.buffer(x).rows == Rows::Batch;
+        if is_prompt && product.types.iter().all(|t| matmul::takes(t, n_in)) {
+            list.extend(self.mat_mul(x, norm, &product, m, &pass.inputs)?);
+            return Ok(());
+        }
+        let shape = MatVecShape::new(
+            n_in,
+            &product.types,
+            m.max(bucket),
+            SHARED_BUDGET.min(self.context.info.shared_bytes),
+        );
+        let mut text = shape.constants(&product.types) + &product.epilogue;
+        let _ = writeln!(text, "constexpr bool NORM = {};", norm.is_some());
+        let shared = shape.shared_bytes() as u32;
+        let variant = Variant {
+            source: "matvec.cu",
+            constants: text,
+        };
+        let tiles: usize = product.tiles.iter().sum();
         // One block an SM, though two fit: the other half is the successor's. (Two without a
         // successor were 9% slower at 8B on an H200.)
         let grid = tiles
@@ -727,30 +767,26 @@ impl CudaModel {
         // More rows than the kernel takes: one launch after another, over the same weights.
         for first in (0..m).step_by(shape.max_m) {
             let count = (m - first).min(shape.max_m);
-            let mut part = segment;
-            for (s, (ids, _)) in part.iter_mut().zip(&arrangement) {
-                s.out += (first * plan.weight(ids[0]).n_out * 4) as u64;
+            let mut segment = product.segment;
+            for s in &mut segment {
+                s.out += first as u64 * u64::from(s.rows) * 4;
             }
-            let layer = match epilogue {
-                Epilogue::Qkv { layer, .. } => *layer,
-                _ => 0,
-            };
             let p = params::MatVec {
-                segment: part,
+                segment,
                 x: self.source(x, pass) + (first * n_in * 4) as u64,
                 norm: norm.map(|n| self.vector(n.0)).transpose()?.unwrap_or(0),
                 eps: norm.map_or(0.0, |n| n.1),
                 m: count as u32,
-                kv: self.kv.view(layer),
+                kv: self.kv.view(product.layer),
                 turns: self.turns.address(),
                 positions: pass.inputs.positions + (first * 4) as u64,
                 slots: pass.inputs.slots + (first * 4) as u64,
             };
             let block = shape.threads() as u32;
             let mut spec = Spec::new(variant.clone(), "matvec", [grid as u32, 1, 1], block, &p);
-            spec.label.clone_from(&label);
+            spec.label = format!("matvec {}", product.names);
             spec.shared = shared;
-            spec.bytes = bytes as u64;
+            spec.bytes = product.bytes as u64;
             list.push(spec);
         }
         Ok(())

@@ -7,10 +7,13 @@ use std::sync::Arc;
 use super::device::{Context, Event, Stream};
 use super::graph::Graph;
 use super::launch::{run_all, Launch};
-use super::model::{CudaModel, Options};
+use super::model::{CudaModel, Options, Path};
 use crate::backend::{Batch, KernelTime, Profile, Runner, RunnerOptions, Weights};
 use crate::error::Result;
 use crate::plan::{BufferId, Plan, Rows};
+
+/// More rows than this are taken for a prompt's.
+const STEP_ROWS: usize = 64;
 
 /// A runner on a card.
 pub struct CudaRunner {
@@ -37,6 +40,7 @@ impl CudaRunner {
             n_pages: options.n_pages,
             kv_type: options.kv_type,
             max_rows,
+            max_out: max_rows,
             fuse: options.gpu.fuse,
             pdl: options.gpu.pdl,
             nvrtc_folders: options.gpu.nvrtc_folders.clone(),
@@ -84,7 +88,13 @@ impl Runner for CudaRunner {
         let list = match self.lists.entry(key) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(new) => {
-                new.insert(model.launches(rows, out, &model.rows.inputs(), rows)?)
+                let path = if rows > STEP_ROWS {
+                    let span = model.kv.n_ctx();
+                    Path::Prefill { span }
+                } else {
+                    Path::Decode { bucket: rows }
+                };
+                new.insert(model.launches(rows, out, &model.rows.inputs(), path)?)
             }
         };
         if self.capture && !list.is_empty() {

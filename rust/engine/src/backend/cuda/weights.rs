@@ -13,7 +13,7 @@ use crate::backend::Weights;
 use crate::error::{Error, Result};
 use crate::plan::{Plan, WeightId};
 
-/// Which rows stand together in a tile; see `row_of` in matvec.cu.
+/// Which rows stand together in a tile; see `row_of` in epilogue.cuh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Order {
     Natural,

@@ -1,0 +1,119 @@
+// Activations for the tensor cores: each row times a power of two as the sum of two float16, hi and
+// lo, with the sums of every 32 columns. With NORM, RMSNorm comes first. A block a row.
+//
+// The power of two takes the row's largest magnitude to [2^14, 2^15): nothing overflows, hi + lo has
+// 22 bits down to 2^-17 of the largest and an error below 2^-39 of it further down.
+//
+// variant.cuh: N_IN (a multiple of 32), NORM.
+#include "common.cuh"
+#include "variant.cuh"
+
+constexpr uint32_t N_BLOCKS = N_IN / 32;
+constexpr uint32_t CHUNKS = N_BLOCKS * 4;  // of eight columns, one thread's share
+constexpr uint32_t THREADS = CHUNKS < 512 ? (CHUNKS + 31) / 32 * 32 : 512;
+constexpr uint32_t WARPS = THREADS / 32;
+constexpr uint32_t TURNS = (CHUNKS + THREADS - 1) / THREADS;
+// Rows that fit the registers are read once.
+constexpr bool KEPT = TURNS <= 8;
+
+struct Params {
+    const float* x;     // [m][N_IN]
+    const float* norm;  // [N_IN]
+    uint8_t* halves;    // [m][N_BLOCKS][hi, lo][32] float16
+    float* sums;        // [N_BLOCKS][stride], of the scaled row
+    float* unscale;     // [m], what takes the scaled row back
+    float eps;
+    uint32_t stride;
+};
+
+KERNEL_BOUNDS(split, Params, THREADS, 1) {
+    SHARED float scratch[2][WARPS];
+    const uint32_t m = blockIdx.x;
+    float kept[KEPT ? TURNS : 1][8];
+    pdl_wait();
+    pdl_trigger();
+
+    const float* row = p.x + static_cast<uint64_t>(m) * N_IN;
+    auto load = [&](uint32_t chunk, float (&v)[8]) {
+#pragma unroll
+        for (int q = 0; q < 2; q++) {
+            float4 f = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if (chunk < CHUNKS) f = load_relaxed_f32x4(row + chunk * 8 + q * 4);
+            v[4 * q] = f.x, v[4 * q + 1] = f.y, v[4 * q + 2] = f.z, v[4 * q + 3] = f.w;
+        }
+    };
+    float factor = 1.0f;
+    auto normed = [&](uint32_t chunk, float (&v)[8]) {
+        if constexpr (NORM) {
+            if (chunk >= CHUNKS) return;
+#pragma unroll
+            for (int e = 0; e < 8; e++) v[e] = mul_rn(mul_rn(v[e], factor), p.norm[chunk * 8 + e]);
+        }
+    };
+
+    if constexpr (KEPT) {
+#pragma unroll
+        for (uint32_t turn = 0; turn < TURNS; turn++) {
+            load(turn * THREADS + threadIdx.x, kept[turn]);
+        }
+    }
+    if constexpr (NORM) {
+        float square = 0.0f;
+#pragma unroll
+        for (uint32_t turn = 0; turn < TURNS; turn++) {
+            if (!KEPT) load(turn * THREADS + threadIdx.x, kept[0]);
+#pragma unroll
+            for (int e = 0; e < 8; e++) {
+                float v = kept[KEPT ? turn : 0][e];
+                square = fma_rn(v, v, square);
+            }
+        }
+        square = block_sum_f32<WARPS>(square, scratch[0]);
+        float mean = div_rn(square, static_cast<float>(N_IN));
+        factor = div_rn(1.0f, sqrt_rn(add_rn(mean, p.eps)));
+    }
+    float most = 0.0f;
+#pragma unroll
+    for (uint32_t turn = 0; turn < TURNS; turn++) {
+        const uint32_t chunk = turn * THREADS + threadIdx.x;
+        float(&v)[8] = kept[KEPT ? turn : 0];
+        if (!KEPT) load(chunk, v);
+        normed(chunk, v);
+#pragma unroll
+        for (int e = 0; e < 8; e++) most = fmaxf(most, fabsf(v[e]));
+    }
+    most = block_max_f32<WARPS>(most, scratch[1]);
+    // Rows of zeros, and those below 2^-86, keep a factor that is a normal number.
+    uint32_t exponent = float_as_u32(most) >> 23;
+    exponent = exponent < 41 ? 41 : exponent;
+    const float scale = u32_as_float((127 + 141 - exponent) << 23);
+    delay_block();
+    if (threadIdx.x == 0) p.unscale[m] = u32_as_float((127 + exponent - 141) << 23);
+#pragma unroll
+    for (uint32_t turn = 0; turn < TURNS; turn++) {
+        const uint32_t chunk = turn * THREADS + threadIdx.x;
+        float(&v)[8] = kept[KEPT ? turn : 0];
+        if (!KEPT) {
+            load(chunk, v);
+            normed(chunk, v);
+        }
+        float sum = 0.0f;
+        uint32_t hi[4], lo[4];
+#pragma unroll
+        for (int e = 0; e < 8; e += 2) {
+            float a = mul_rn(v[e], scale), b = mul_rn(v[e + 1], scale);
+            sum = add_rn(add_rn(sum, a), b);
+            hi[e / 2] = f32x2_to_f16x2(a, b);
+            lo[e / 2] = f32x2_to_f16x2(sub_rn(a, f16x2_low(hi[e / 2])),
+                                       sub_rn(b, f16x2_high(hi[e / 2])));
+        }
+        sum = add_rn(sum, __shfl_xor_sync(FULL_WARP, sum, 1));
+        sum = add_rn(sum, __shfl_xor_sync(FULL_WARP, sum, 2));
+        if (chunk >= CHUNKS) continue;
+        uint8_t* to =
+            p.halves + (static_cast<uint64_t>(m) * N_BLOCKS + chunk / 4) * 128 + chunk % 4 * 16;
+        *reinterpret_cast<uint4*>(to) = make_uint4(hi[0], hi[1], hi[2], hi[3]);
+        *reinterpret_cast<uint4*>(to + 64) = make_uint4(lo[0], lo[1], lo[2], lo[3]);
+        if (chunk % 4 == 0) p.sums[static_cast<uint64_t>(chunk / 4) * p.stride + m] = sum;
+    }
+}
