@@ -100,8 +100,8 @@ impl CudaModel {
         let shared = 2 * page * (dim * 4 + 16) + PROMPT_QUERIES * dim * 4;
         // Its static part, in whole kilobytes.
         let fits = shared + 1024 <= self.context.info.shared_bytes;
-        let is_f16 = self.kv.ty.kernel.kv == Some("KvF16");
+        let halves = self.kv.ty.kernel.kv == Some("KvF16");
         let heads = n_head.is_multiple_of(self.plan.kv.n_head_kv);
-        (fits && is_f16 && heads && dim.is_multiple_of(16) && dim <= 128).then_some(shared as u32)
+        (fits && halves && heads && dim.is_multiple_of(16) && dim <= 128).then_some(shared as u32)
     }
 }
