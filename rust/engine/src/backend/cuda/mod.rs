@@ -10,6 +10,7 @@ mod kernels;
 mod kv;
 pub mod launch;
 mod matmul;
+mod matvec;
 pub mod model;
 mod program;
 pub mod runner;

@@ -10,21 +10,19 @@ use super::device::{Context, DeviceBuffer, Stream};
 use super::kernels as params;
 use super::kv::KvPool;
 use super::launch::{Launch, Spec};
-use super::matmul::{self, SplitRows};
+use super::matmul::SplitRows;
+use super::matvec::MatVec;
 use super::program::Programs;
-use super::shape::{segments, MatVecShape};
+use super::shape::segments;
 use super::weights::{DeviceWeights, Order};
 use crate::backend::Weights;
 use crate::error::{Error, Result};
-use crate::plan::fuse::{fuse, Epilogue, Fused, Part, Rules};
+use crate::plan::fuse::{fuse, Fused, Rules};
 use crate::plan::{BufferId, Op, Plan, RopeStyle, Rows, WeightId};
 use crate::quant::QuantType;
 
 /// Threads of the element-wise kernels.
 const THREADS: u32 = 256;
-
-/// Shared memory that one block of a mat-vec may take: two kernels side by side on an SM.
-const SHARED_BUDGET: usize = 100 << 10;
 
 /// How a model is put on a card.
 #[derive(Debug, Clone)]
@@ -132,38 +130,14 @@ pub enum Path {
     Prefill { span: usize },
 }
 
-/// Rows that the mat-vecs of a prompt are compiled for: those of its logits.
-const PREFILL_BUCKET: usize = 8;
-
 /// One pass to lower.
-struct Pass {
-    rows: usize,
-    out: usize,
-    inputs: Inputs,
-    path: Path,
+pub(super) struct Pass {
+    pub rows: usize,
+    pub out: usize,
+    pub inputs: Inputs,
+    pub path: Path,
     /// Whether every row's logits are wanted, in order: then no row is picked.
-    all: bool,
-}
-
-/// A fused mat-vec to lower.
-struct MatVec<'a> {
-    x: BufferId,
-    norm: Option<(WeightId, f32)>,
-    parts: &'a [Part],
-    epilogue: &'a Epilogue,
-}
-
-/// Weights of a fused product and what becomes of the sums, for either kernel.
-pub(super) struct Product {
-    pub types: Vec<&'static QuantType>,
-    pub segment: [params::Segment; 3],
-    /// Of each segment.
-    pub tiles: Vec<usize>,
-    pub bytes: usize,
-    /// The epilogue's constants.
-    pub epilogue: String,
-    pub layer: usize,
-    pub names: String,
+    pub all: bool,
 }
 
 pub(super) fn labelled(mut spec: Spec, layer: usize) -> Spec {
@@ -280,33 +254,6 @@ impl CudaModel {
             })
         });
         Ok(turns.collect())
-    }
-
-    /// The matrices of a fused op, as it wants them.
-    fn arrangement(&self, parts: &[Part], epilogue: &Epilogue) -> Vec<(Vec<WeightId>, Order)> {
-        match epilogue {
-            Epilogue::SwiGlu { .. } => {
-                vec![(parts.iter().map(|p| p.weight).collect(), Order::Joined)]
-            }
-            Epilogue::Qkv { style, .. } => {
-                let order = match style {
-                    RopeStyle::Interleaved => Order::Neighbours,
-                    RopeStyle::Halves => Order::Halves {
-                        head_dim: self.plan.kv.head_dim,
-                    },
-                };
-                let orders = [order, order, Order::Natural];
-                parts
-                    .iter()
-                    .zip(orders)
-                    .map(|(p, o)| (vec![p.weight], o))
-                    .collect()
-            }
-            _ => parts
-                .iter()
-                .map(|p| (vec![p.weight], Order::Natural))
-                .collect(),
-        }
     }
 
     fn upload(&mut self, weights: &dyn Weights) -> Result<()> {
@@ -440,7 +387,7 @@ impl CudaModel {
         }
     }
 
-    fn rows_of(&self, id: BufferId, rows: usize, out: usize) -> usize {
+    pub(super) fn rows_of(&self, id: BufferId, rows: usize, out: usize) -> usize {
         match self.plan.buffer(id).rows {
             Rows::Batch => rows,
             Rows::Out => out,
@@ -448,7 +395,7 @@ impl CudaModel {
     }
 
     /// The buffer that an op reads: where no row is picked, the one to pick from.
-    fn source(&self, id: BufferId, pass: &Pass) -> u64 {
+    pub(super) fn source(&self, id: BufferId, pass: &Pass) -> u64 {
         let picked = self.plan.ops.iter().find_map(|op| match op {
             Op::SelectRows { x, out } if *out == id && pass.all => Some(*x),
             _ => None,
@@ -644,151 +591,11 @@ impl CudaModel {
     }
 
     /// Address and tiles of uploaded units.
-    fn units(&self, ids: &[WeightId], order: Order) -> Result<(u64, usize)> {
+    pub(super) fn units(&self, ids: &[WeightId], order: Order) -> Result<(u64, usize)> {
         self.weights.units(ids, order)
     }
 
     pub(super) fn vector(&self, id: WeightId) -> Result<u64> {
         self.weights.address(id)
-    }
-
-    /// Weights and epilogue of a fused product.
-    fn product(&self, n_in: usize, parts: &[Part], epilogue: &Epilogue) -> Result<Product> {
-        let plan = &self.plan;
-        let arrangement = self.arrangement(parts, epilogue);
-        let order = arrangement[0].1;
-        let kv_struct = self.kv.ty.kernel.kv.unwrap_or_default();
-        let mut text = format!(
-            "enum {{ EPILOGUE_STORE, EPILOGUE_ADD, EPILOGUE_SWIGLU, EPILOGUE_QKV }};\n\
-             enum {{ ORDER_NATURAL, ORDER_NEIGHBOURS, ORDER_HALVES }};\n\
-             constexpr int EPILOGUE = {};\nconstexpr int ORDER = {};\n\
-             using Kv = {kv_struct};\n",
-            match epilogue {
-                Epilogue::Store => "EPILOGUE_STORE",
-                Epilogue::Add { .. } => "EPILOGUE_ADD",
-                Epilogue::SwiGlu { .. } => "EPILOGUE_SWIGLU",
-                Epilogue::Qkv { .. } => "EPILOGUE_QKV",
-            },
-            match order {
-                Order::Neighbours => "ORDER_NEIGHBOURS",
-                Order::Halves { .. } => "ORDER_HALVES",
-                Order::Natural | Order::Joined => "ORDER_NATURAL",
-            },
-        );
-        text += &constants(&[
-            ("HEAD_DIM", plan.kv.head_dim),
-            ("N_HEAD_KV", plan.kv.n_head_kv),
-        ]);
-        let mut product = Product {
-            types: Vec::new(),
-            segment: [<params::Segment as bytemuck::Zeroable>::zeroed(); 3],
-            tiles: Vec::new(),
-            bytes: 0,
-            epilogue: text,
-            layer: match epilogue {
-                Epilogue::Qkv { layer, .. } => *layer,
-                _ => 0,
-            },
-            names: String::new(),
-        };
-        for (i, (ids, order)) in arrangement.iter().enumerate() {
-            let (units, n_tiles) = self.units(ids, *order)?;
-            let w = plan.weight(ids[0]);
-            let out = match epilogue {
-                Epilogue::Add { out } | Epilogue::SwiGlu { out } => *out,
-                _ => parts[i].out,
-            };
-            product.segment[i] = params::Segment {
-                units,
-                out: self.address(out),
-                bias: parts[i]
-                    .bias
-                    .map(|b| self.vector(b))
-                    .transpose()?
-                    .unwrap_or(0),
-                tiles: n_tiles as u32,
-                rows: w.n_out as u32,
-            };
-            product.types.push(w.ty);
-            product.tiles.push(n_tiles);
-            product.bytes += n_tiles * super::shape::superblocks(n_in) * w.ty.kernel.unit_bytes;
-        }
-        let names: Vec<_> = arrangement
-            .iter()
-            .flat_map(|a| &a.0)
-            .map(|id| plan.weight(*id).name.as_str())
-            .collect();
-        product.names = names.join(" ");
-        Ok(product)
-    }
-
-    fn mat_vec(&self, op: &MatVec<'_>, pass: &Pass, list: &mut Vec<Spec>) -> Result<()> {
-        let MatVec {
-            x,
-            norm,
-            parts,
-            epilogue,
-        } = *op;
-        let m = self.rows_of(x, pass.rows, pass.out);
-        if m == 0 {
-            return Ok(());
-        }
-        let n_in = self.plan.buffer(x).width;
-        let product = self.product(n_in, parts, epilogue)?;
-        let bucket = match pass.path {
-            Path::Decode { bucket } => bucket,
-            Path::Prefill { .. } => PREFILL_BUCKET,
-        };
-        let is_prompt =
-            matches!(pass.path, Path::Prefill { .. }) && self.plan.buffer(x).rows == Rows::Batch;
-        if is_prompt && product.types.iter().all(|t| matmul::takes(t, n_in)) {
-            list.extend(self.mat_mul(x, norm, &product, m, &pass.inputs)?);
-            return Ok(());
-        }
-        let shape = MatVecShape::new(
-            n_in,
-            &product.types,
-            m.max(bucket),
-            SHARED_BUDGET.min(self.context.info.shared_bytes),
-        );
-        let mut text = shape.constants(&product.types) + &product.epilogue;
-        let _ = writeln!(text, "constexpr bool NORM = {};", norm.is_some());
-        let shared = shape.shared_bytes() as u32;
-        let variant = Variant {
-            source: "matvec.cu",
-            constants: text,
-        };
-        let tiles: usize = product.tiles.iter().sum();
-        // One block an SM, though two fit: the other half is the successor's. (Two without a
-        // successor were 9% slower at 8B on an H200.)
-        let grid = tiles
-            .div_ceil(shape.warps_r)
-            .clamp(1, self.context.info.sm_count as usize);
-        // More rows than the kernel takes: one launch after another, over the same weights.
-        for first in (0..m).step_by(shape.max_m) {
-            let count = (m - first).min(shape.max_m);
-            let mut segment = product.segment;
-            for s in &mut segment {
-                s.out += first as u64 * u64::from(s.rows) * 4;
-            }
-            let p = params::MatVec {
-                segment,
-                x: self.source(x, pass) + (first * n_in * 4) as u64,
-                norm: norm.map(|n| self.vector(n.0)).transpose()?.unwrap_or(0),
-                eps: norm.map_or(0.0, |n| n.1),
-                m: count as u32,
-                kv: self.kv.view(product.layer),
-                turns: self.turns.address(),
-                positions: pass.inputs.positions + (first * 4) as u64,
-                slots: pass.inputs.slots + (first * 4) as u64,
-            };
-            let block = shape.threads() as u32;
-            let mut spec = Spec::new(variant.clone(), "matvec", [grid as u32, 1, 1], block, &p);
-            spec.label = format!("matvec {}", product.names);
-            spec.shared = shared;
-            spec.bytes = product.bytes as u64;
-            list.push(spec);
-        }
-        Ok(())
     }
 }
