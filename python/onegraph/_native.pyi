@@ -148,6 +148,7 @@ class Engine:
         pdl: bool | None,
         threads: int | None,
         prefix_cache: bool,
+        prefill_chunk: int,
         nvrtc_folders: Sequence[str | os.PathLike[str]],
         progress: Callable[[str, int, int], object] | None,
     ) -> Engine: ...

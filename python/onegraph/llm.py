@@ -151,6 +151,8 @@ class LLM:
     warmup: capture all sizes while loading instead of at first need
     pdl: programmatic dependent launch; None uses it where the card has it
     prefix_cache: keep keys and values of old prompts for new ones that start alike
+    prefill_chunk: most tokens of a prompt in one pass, a power of two from 64 to 4096; larger
+        ones take more memory
 
     Raises `ArgumentError` for an option out of range, `FileError` where the file cannot be read,
     `ModelError` where it is damaged or not supported, `OutOfMemoryError`, and `DeviceError` where
@@ -172,6 +174,7 @@ class LLM:
         pdl: bool | None = None,
         threads: int | None = None,
         prefix_cache: bool = True,
+        prefill_chunk: int = 512,
         progress: bool | Callable[[str, int, int | None], None] | None = None,
     ) -> None:
         def optional(name: str, value: int | None) -> int | None:
@@ -195,6 +198,7 @@ class LLM:
                 pdl=pdl,
                 threads=optional("threads", threads),
                 prefix_cache=prefix_cache,
+                prefill_chunk=integer("prefill_chunk", prefill_chunk),
                 nvrtc_folders=nvrtc.folders(),
                 progress=told,
             )

@@ -115,6 +115,7 @@ def test_prompts_that_are_none(llm: LLM) -> None:
         ({"graph_batch_sizes": []}, r"graph_batch_sizes = \[\]: name at least one size"),
         ({"graph_batch_sizes": [1, 9]}, r"graph_batch_sizes = 9: must be from 1 to 8"),
         ({"graph_max_batch": 9}, r"graph_max_batch = 9: must be from 1 to 8"),
+        ({"prefill_chunk": 100}, r"prefill_chunk = 100: must be a power of two from 64 to 4096"),
     ],
 )
 def test_load_options_out_of_range(tiny: Path, options: dict[str, Any], message: str) -> None:

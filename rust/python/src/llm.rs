@@ -99,8 +99,8 @@ impl Engine {
     /// Loads a file; `progress(stage, done, total)` is called now and then and may raise.
     #[staticmethod]
     #[pyo3(signature = (path, *, device, n_ctx, max_batch, kv_type, cuda_graph, graph_batch_sizes,
-                        graph_max_batch, warmup, pdl, threads, prefix_cache, nvrtc_folders,
-                        progress))]
+                        graph_max_batch, warmup, pdl, threads, prefix_cache, prefill_chunk,
+                        nvrtc_folders, progress))]
     #[allow(clippy::too_many_arguments)]
     fn load(
         py: Python<'_>,
@@ -116,6 +116,7 @@ impl Engine {
         pdl: Option<bool>,
         threads: Option<i64>,
         prefix_cache: bool,
+        prefill_chunk: i64,
         nvrtc_folders: Vec<PathBuf>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
@@ -127,6 +128,7 @@ impl Engine {
                 kv_type,
                 threads: threads.map(|n| count("threads", n)).transpose()?,
                 prefix_cache,
+                prefill_chunk: count("prefill_chunk", prefill_chunk)?,
                 graph: GraphOptions {
                     mode: GraphMode::from_name(cuda_graph)?,
                     batch_sizes: graph_batch_sizes

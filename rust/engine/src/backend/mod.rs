@@ -194,6 +194,8 @@ pub struct GpuOptions {
     pub batch_sizes: Option<Vec<usize>>,
     /// Whether every batch size is captured at load.
     pub warmup: bool,
+    /// Most rows of one pass over a prompt, a power of two.
+    pub prefill_chunk: usize,
 }
 
 impl Default for GpuOptions {
@@ -205,6 +207,7 @@ impl Default for GpuOptions {
             nvrtc_folders: Vec::new(),
             batch_sizes: None,
             warmup: false,
+            prefill_chunk: cuda::prefill::DEFAULT_CHUNK,
         }
     }
 }
@@ -242,6 +245,9 @@ pub fn runner(
     }
 }
 
+/// Rows of a slice of a prompt from which on more would not make a CPU faster.
+const MOST_SLICE: usize = 512;
+
 /// A device that decodes.
 pub trait Backend: Send {
     /// What it can hold.
@@ -256,6 +262,12 @@ pub trait Backend: Send {
     /// Feeds tokens of the prompt, the first of them at position `start`. With `sample`, these are
     /// the last ones: the first token is drawn and the slot decodes from then on.
     fn prefill(&mut self, slot: usize, tokens: &[u32], start: usize, sample: bool) -> Result<()>;
+
+    /// How many of a prompt's `rest` tokens to feed in one call, which is not to take longer than
+    /// `rows` rows do; between calls a request may be cancelled and others decode.
+    fn slice(&self, rest: usize, rows: usize) -> usize {
+        rest.min(rows).min(MOST_SLICE)
+    }
 
     /// Queues one decode step of every slot that decodes. An error is one of all slots; what ails
     /// one slot comes as its [`Finish::Failed`].

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use crate::backend::cuda::prefill::{check_chunk, DEFAULT_CHUNK};
 use crate::backend::GpuOptions;
 use crate::error::{Error, Result};
 use crate::quant::{self, QuantType};
@@ -88,6 +89,8 @@ pub struct Options {
     pub threads: Option<usize>,
     /// Keep pages of old prompts for new ones that start alike.
     pub prefix_cache: bool,
+    /// On a GPU, most tokens of a prompt in one pass; a power of two.
+    pub prefill_chunk: usize,
     pub graph: GraphOptions,
     /// Folders where the Python package of NVRTC, the CUDA compiler, keeps its library.
     pub nvrtc_folders: Vec<PathBuf>,
@@ -102,6 +105,7 @@ impl Default for Options {
             kv_type: quant::DEFAULT_KV.into(),
             threads: None,
             prefix_cache: true,
+            prefill_chunk: DEFAULT_CHUNK,
             graph: GraphOptions::default(),
             nvrtc_folders: Vec::new(),
         }
@@ -139,6 +143,7 @@ impl Options {
             nvrtc_folders: self.nvrtc_folders.clone(),
             batch_sizes: sizes,
             warmup: self.graph.warmup,
+            prefill_chunk: self.prefill_chunk,
             ..GpuOptions::default()
         }
     }
@@ -152,6 +157,7 @@ impl Options {
         if let Some(n) = self.threads {
             in_range("threads", n, 1, 1024)?;
         }
+        check_chunk(self.prefill_chunk)?;
         if let Some(sizes) = &self.graph.batch_sizes {
             if sizes.is_empty() {
                 return Err(Error::Argument {
@@ -246,6 +252,14 @@ mod tests {
         });
         assert!(
             text.contains("kv_type = \"q9\"") && text.contains(quant::DEFAULT_KV),
+            "{text}"
+        );
+        let text = refused(&Options {
+            prefill_chunk: 100,
+            ..base()
+        });
+        assert!(
+            text.contains("prefill_chunk = 100") && text.contains("64 to 4096"),
             "{text}"
         );
         let graph = |batch_sizes: &[usize], max_batch| Options {

@@ -28,7 +28,9 @@ const ALONE_SLICE: Duration = Duration::from_millis(200);
 /// Rows of a slice: the first guess, and the bounds.
 const FIRST_ROWS: f64 = 32.0;
 const MIN_ROWS: usize = 8;
-const MAX_ROWS: usize = 512;
+const MAX_ROWS: usize = 4096;
+/// Of a slice whose logits are all kept: they take much memory.
+const MAX_LOGIT_ROWS: usize = 512;
 
 /// What is to be done for one request.
 pub struct Job {
@@ -456,7 +458,8 @@ impl Owner {
         let (done, fed) = match &active.task {
             Task::Generate(g) => {
                 let rest = &g.request.prompt[start..];
-                let chunk = &rest[..rest.len().min(self.prefill_pace.rows(slice))];
+                let rows = self.prefill_pace.rows(slice);
+                let chunk = &rest[..self.backend.slice(rest.len(), rows).clamp(1, rest.len())];
                 let last = chunk.len() == rest.len();
                 let fed = self.backend.prefill(slot, chunk, start, last);
                 self.prefill_pace.note(chunk.len(), begun.elapsed());
@@ -468,7 +471,7 @@ impl Owner {
                     LogitsPath::Decode => &mut self.step_pace,
                 };
                 let rest = &ids[start..];
-                let chunk = &rest[..rest.len().min(pace.rows(slice))];
+                let chunk = &rest[..rest.len().min(pace.rows(slice)).min(MAX_LOGIT_ROWS)];
                 let logits = self.backend.logits(slot, chunk, start, *path);
                 pace.note(chunk.len(), begun.elapsed());
                 let fed = logits.map(|logits| {

@@ -5,13 +5,16 @@ use super::kernels as params;
 use super::launch::Spec;
 use super::model::{constants, labelled, CudaModel, Inputs, Path};
 use crate::backend::PAGE_TOKENS;
-use crate::plan::BufferId;
+use crate::plan::{BufferId, Op};
 
 /// Splits of one row's attention; see attention.cu.
 pub const MAX_SPLITS: usize = 32;
 
 /// Rows of one launch of attention.cu over a prompt: its partial sums take memory.
 pub const ATTENTION_ROWS: usize = 128;
+
+/// Positions that the shortest passes over a prompt are launched for; longer ones double it.
+const LEAST_SPAN: usize = 512;
 
 /// Query rows of a block of prompt_attention.cu.
 const PROMPT_QUERIES: usize = 64;
@@ -91,6 +94,19 @@ impl CudaModel {
             labelled(spec, op.layer)
         };
         (0..rows).step_by(at_once).map(part).collect()
+    }
+
+    /// What the attention of a prompt's pass is launched for whose positions end before `end`: the
+    /// kernel for prompts looks by itself, the other one has blocks for every split of that many.
+    pub(super) fn prompt_span(&self, end: usize) -> usize {
+        let looks_itself = |op: &Op| match op {
+            Op::Attention { n_head, .. } => self.prompt_shared(*n_head).is_some(),
+            _ => true,
+        };
+        if self.plan.ops.iter().all(looks_itself) {
+            return self.kv.n_ctx();
+        }
+        end.next_power_of_two().max(LEAST_SPAN)
     }
 
     /// Shared memory of a prompt's attention, where this cache and card take that kernel: keys and

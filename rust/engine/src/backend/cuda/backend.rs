@@ -2,8 +2,7 @@
 //! step is one graph replay, which advances them and appends the drawn tokens to a ring in mapped
 //! host memory. The host queues steps ahead and reads the ring; it never waits between tokens.
 
-use std::collections::hash_map::{Entry, HashMap};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,6 +11,7 @@ use super::device::{DeviceBuffer, HostBuffer};
 use super::graph::Graph;
 use super::launch::{run_all, Launch};
 use super::model::{CudaModel, Inputs, Options, Path, RowBuffers};
+use super::prefill::{check_chunk, Passes};
 use super::sample::{Record, Sampling, RING_STEPS};
 use crate::backend::{
     Backend, Event, Finish, GpuOptions, Limits, LogitsPath, RunnerOptions, SlotRequest, Weights,
@@ -23,17 +23,8 @@ use crate::sampler;
 /// Decode steps queued before their tokens are read: one runs, one waits.
 const QUEUE_DEPTH: usize = 2;
 
-/// Rows of one pass over a prompt.
-const PREFILL_ROWS: usize = 512;
-
 /// Rows of one pass where all give logits, which take much memory.
 const LOGIT_ROWS: usize = 64;
-
-/// Positions that a prompt's shortest passes are launched for; longer ones double it.
-const PREFILL_SPAN: usize = 512;
-
-/// Lists of launches that are kept: prompts have many lengths.
-const MOST_PASSES: usize = 64;
 
 /// How long a step may take before it is taken for hung.
 const STEP_TIMEOUT: Duration = Duration::from_secs(60);
@@ -43,13 +34,13 @@ pub struct CudaBackend {
     // Graphs go first: they use what the others own.
     steps: HashMap<usize, Graph>,
     one_row: Option<Graph>,
-    passes: HashMap<(usize, usize, usize), Vec<Launch>>,
+    pub(super) passes: Passes,
     draws: Vec<Launch>,
     eager_steps: HashMap<usize, Vec<Launch>>,
     capture: bool,
     /// Batch sizes that have graphs, ascending.
     buckets: Vec<usize>,
-    limits: Limits,
+    pub(super) limits: Limits,
     sampling: Sampling,
     /// Rows of decode steps.
     rows: RowBuffers,
@@ -66,7 +57,7 @@ pub struct CudaBackend {
     events: Vec<Event>,
     /// Whether the last step asked for had no sequence to decode.
     idle: bool,
-    model: CudaModel,
+    pub(super) model: CudaModel,
 }
 
 /// A step whose tokens were not read.
@@ -116,8 +107,10 @@ impl CudaBackend {
             ref nvrtc_folders,
             ref batch_sizes,
             warmup,
+            prefill_chunk,
         } = options.gpu;
-        let max_rows = options.n_slots.max(PREFILL_ROWS);
+        check_chunk(prefill_chunk)?;
+        let max_rows = options.n_slots.max(prefill_chunk);
         let max_out = options.n_slots.max(LOGIT_ROWS);
         let n_vocab = plan.buffer(plan.logits).width;
         let model = CudaModel::new(
@@ -167,7 +160,7 @@ impl CudaBackend {
         let mut backend = Self {
             steps: HashMap::new(),
             one_row: None,
-            passes: HashMap::new(),
+            passes: Passes::new(prefill_chunk, capture),
             draws: Vec::new(),
             eager_steps: HashMap::new(),
             capture,
@@ -243,47 +236,6 @@ impl CudaBackend {
             .get_mut(slot)
             .and_then(Option::as_mut)
             .ok_or_else(|| Error::Internal(format!("slot {slot} has no sequence")))
-    }
-
-    /// Sets the host's rows: `tokens` of one slot from position `start` on, logits of the `wanted`
-    /// last.
-    fn set_rows(&self, slot: usize, tokens: &[u32], start: usize, wanted: usize) -> Result<()> {
-        let n = tokens.len() as u32;
-        let n_vocab = self.limits.n_vocab;
-        if let Some(token) = tokens.iter().find(|t| **t as usize >= n_vocab) {
-            return Err(Error::Argument {
-                name: "token",
-                value: token.to_string(),
-                reason: format!("the vocabulary has {n_vocab} tokens"),
-            });
-        }
-        let positions: Vec<u32> = (0..n).map(|i| start as u32 + i).collect();
-        let out_rows: Vec<u32> = (n - wanted as u32..n).collect();
-        let (rows, stream) = (&self.model.rows, &self.model.stream);
-        rows.tokens.write(0, tokens, stream)?;
-        rows.positions.write(0, &positions, stream)?;
-        rows.slots
-            .write(0, &vec![slot as u32; tokens.len()], stream)?;
-        rows.out_rows.write(0, &out_rows, stream)
-    }
-
-    /// Queues one pass over the host's rows, whose positions end before `end`.
-    fn pass(&mut self, rows: usize, wanted: usize, end: usize) -> Result<()> {
-        let span = end.next_power_of_two().max(PREFILL_SPAN);
-        if self.passes.len() >= MOST_PASSES {
-            self.passes.clear();
-        }
-        let list = match self.passes.entry((rows, wanted, span)) {
-            Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(new) => {
-                let inputs = self.model.rows.inputs();
-                new.insert(
-                    self.model
-                        .launches(rows, wanted, &inputs, Path::Prefill { span })?,
-                )
-            }
-        };
-        run_all(list, &self.model.stream)
     }
 
     /// Waits for all that is queued on the card; a refused token is an error.
@@ -441,18 +393,12 @@ impl Backend for CudaBackend {
 
     fn prefill(&mut self, slot: usize, tokens: &[u32], start: usize, sample: bool) -> Result<()> {
         let epoch = self.sequence(slot)?.epoch;
-        let mut fed = 0;
-        for chunk in tokens.chunks(PREFILL_ROWS) {
-            let last = sample && fed + chunk.len() == tokens.len();
-            self.set_rows(slot, chunk, start + fed, usize::from(last))?;
-            self.pass(chunk.len(), usize::from(last), start + fed + chunk.len())?;
-            fed += chunk.len();
-        }
-        if !sample || fed == 0 {
+        self.feed(slot, tokens, start, sample)?;
+        if !sample || tokens.is_empty() {
             return self.settle();
         }
         self.sampling
-            .arm(slot, start + fed - 1, &self.model.stream)?;
+            .arm(slot, start + tokens.len() - 1, &self.model.stream)?;
         self.model
             .rows
             .state_slots
@@ -468,6 +414,10 @@ impl Backend for CudaBackend {
         // The first token decides whether there is anything to decode; its logits may be wanted.
         self.settle()?;
         self.finish_queued()
+    }
+
+    fn slice(&self, rest: usize, rows: usize) -> usize {
+        self.passes.slice(rest, rows)
     }
 
     fn decode(&mut self) -> Result<()> {
@@ -555,12 +505,10 @@ impl Backend for CudaBackend {
             LogitsPath::Decode => 1,
         };
         for (i, chunk) in tokens.chunks(rows).enumerate() {
-            self.set_rows(slot, chunk, start + i * rows, chunk.len())?;
             match path {
-                LogitsPath::Prefill => {
-                    self.pass(chunk.len(), chunk.len(), start + i * rows + chunk.len())?;
-                }
+                LogitsPath::Prefill => self.logits_pass(slot, chunk, start + i * rows)?,
                 LogitsPath::Decode => {
+                    self.set_rows(slot, chunk, start + i, 1, 1)?;
                     if self.one_row.is_none() {
                         let inputs = self.model.rows.inputs();
                         let list =

@@ -12,6 +12,7 @@ pub mod launch;
 mod matmul;
 mod matvec;
 pub mod model;
+pub mod prefill;
 mod program;
 pub mod runner;
 pub mod sample;
