@@ -13,6 +13,7 @@ from onegraph.errors import (
     ModelError,
     OutOfMemoryError,
 )
+from onegraph.graphs import CapturedStep, GraphStats
 from onegraph.llm import LLM, Stream
 from onegraph.results import Piece, Result, Timings, TokenLogprob, Usage
 
@@ -20,12 +21,14 @@ __all__ = [
     "LLM",
     "ArgumentError",
     "CancelledError",
+    "CapturedStep",
     "ChatTemplate",
     "ClosedError",
     "ContextError",
     "DeviceError",
     "Error",
     "FileError",
+    "GraphStats",
     "InternalError",
     "ModelError",
     "OutOfMemoryError",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 from onegraph import _native, hub, nvrtc
 from onegraph import progress as progress_bar
 from onegraph.errors import ArgumentError, ModelError
+from onegraph.graphs import GraphStats
 from onegraph.results import Piece, Result, Timings, TokenLogprob, Usage
 from onegraph.sampling import SamplingOptions, integer, resolve, takes_sampling
 
@@ -145,9 +146,13 @@ class LLM:
 
     On a GPU, and without effect on the CPU:
 
-    cuda_graph: "full", "piecewise", "full_and_piecewise" or "none"
+    cuda_graph: "full" captures a decode step as one graph; "piecewise" as graphs between its
+        attentions, which are launched by themselves; "full_and_piecewise" as one graph up to the
+        largest size and in pieces above it; "none" launches every kernel by itself
     graph_batch_sizes: batch sizes to capture; None takes powers of two, then steps
     graph_max_batch: the largest size to capture; None takes `max_batch`
+    graph_padding: round a batch up to a captured size by rows that change nothing; without, a batch
+        of another size is launched kernel by kernel
     warmup: capture all sizes while loading instead of at first need
     pdl: programmatic dependent launch; None uses it where the card has it
     prefix_cache: keep keys and values of old prompts for new ones that start alike
@@ -170,6 +175,7 @@ class LLM:
         cuda_graph: str = "full",
         graph_batch_sizes: Sequence[int] | None = None,
         graph_max_batch: int | None = None,
+        graph_padding: bool = True,
         warmup: bool = False,
         pdl: bool | None = None,
         threads: int | None = None,
@@ -194,6 +200,7 @@ class LLM:
                     None if sizes is None else [integer("graph_batch_sizes", n) for n in sizes]
                 ),
                 graph_max_batch=optional("graph_max_batch", graph_max_batch),
+                graph_padding=graph_padding,
                 warmup=warmup,
                 pdl=pdl,
                 threads=optional("threads", threads),
@@ -211,6 +218,13 @@ class LLM:
             self._engine.load_seconds,
             self._engine.device_description,
         )
+        if (graphs := self.graph_stats()) and graphs.captured:
+            logger.info(
+                "captured decode steps of %s rows in %.2f s, %.1f MiB",
+                ", ".join(str(step.batch_size) for step in graphs.captured),
+                sum(step.seconds for step in graphs.captured),
+                sum(step.bytes for step in graphs.captured) / 2**20,
+            )
 
     @overload
     def generate(
@@ -397,6 +411,13 @@ class LLM:
         out = np.empty((len(tokens), self.n_vocab), dtype=np.float32)
         self._engine.logits(tokens, path, out.reshape(-1))
         return out
+
+    def graph_stats(self) -> GraphStats | None:
+        """What was captured and how decode steps ran so far; None where there are no graphs, as on
+        the CPU.
+        """
+        text = self._engine.graph_stats()
+        return None if text is None else GraphStats.from_json(text)
 
     @property
     def path(self) -> Path:

@@ -39,6 +39,9 @@ def shown(wish: bool | Told | None) -> Iterator[Told | None]:
         task = bar.add_task("", total=None)
 
         def tell(what: str, done: int, total: int | None) -> None:
+            if what.startswith("capture"):
+                # Counts, where the bar shows bytes.
+                what, done, total = f"{what} ({done + 1} of {total})", 0, None
             bar.update(task, description=what, completed=done, total=total or None)
 
         yield tell

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use onegraph::backend::cuda::device::Context;
 use onegraph::backend::cuda::CudaBackend;
-use onegraph::backend::{Backend, GpuOptions, LogitsPath, RunnerOptions, SlotRequest};
+use onegraph::backend::{Backend, GpuOptions, GraphMode, LogitsPath, RunnerOptions, SlotRequest};
 use onegraph::quant;
 use onegraph::sampler::Params;
 
@@ -39,12 +39,16 @@ fn backend(folder: &Folder, chunk: usize, capture: bool) -> CudaBackend {
         kv_type: quant::by_name(quant::DEFAULT_KV).unwrap(),
         threads: 1,
         gpu: GpuOptions {
-            capture,
+            mode: if capture {
+                GraphMode::Full
+            } else {
+                GraphMode::None
+            },
             prefill_chunk: chunk,
             ..GpuOptions::default()
         },
     };
-    let mut backend = CudaBackend::new(0, plan, &*model, &options).unwrap();
+    let mut backend = CudaBackend::new(0, plan, &*model, &options, &|_, _, _| Ok(())).unwrap();
     for slot in 0..SLOTS {
         let pages: Vec<u32> = (0..16).map(|p| 1 + (slot * 16 + p) as u32).collect();
         backend.map_pages(slot, 0, &pages).unwrap();

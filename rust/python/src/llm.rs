@@ -37,6 +37,10 @@ fn counts<T: TryFrom<i64>>(name: &'static str, values: &[i64]) -> Result<Vec<T>>
     values.iter().map(|v| count(name, *v)).collect()
 }
 
+fn json(value: &impl serde::Serialize) -> PyResult<String> {
+    serde_json::to_string(value).map_err(|e| to_py(Error::Internal(e.to_string())))
+}
+
 /// Waits for a ticket's next item, so that Ctrl-C is seen.
 fn wait<T: Send>(py: Python<'_>, ticket: &Ticket<T>) -> PyResult<Option<T>> {
     loop {
@@ -99,8 +103,8 @@ impl Engine {
     /// Loads a file; `progress(stage, done, total)` is called now and then and may raise.
     #[staticmethod]
     #[pyo3(signature = (path, *, device, n_ctx, max_batch, kv_type, cuda_graph, graph_batch_sizes,
-                        graph_max_batch, warmup, pdl, threads, prefix_cache, prefill_chunk,
-                        nvrtc_folders, progress))]
+                        graph_max_batch, graph_padding, warmup, pdl, threads, prefix_cache,
+                        prefill_chunk, nvrtc_folders, progress))]
     #[allow(clippy::too_many_arguments)]
     fn load(
         py: Python<'_>,
@@ -112,6 +116,7 @@ impl Engine {
         cuda_graph: &str,
         graph_batch_sizes: Option<Vec<i64>>,
         graph_max_batch: Option<i64>,
+        graph_padding: bool,
         warmup: bool,
         pdl: Option<bool>,
         threads: Option<i64>,
@@ -137,6 +142,7 @@ impl Engine {
                     max_batch: graph_max_batch
                         .map(|n| count("graph_max_batch", n))
                         .transpose()?,
+                    padding: graph_padding,
                     warmup,
                     pdl,
                 },
@@ -150,7 +156,7 @@ impl Engine {
                 let told = Python::attach(|py| {
                     py.check_signals()?;
                     match &progress {
-                        Some(f) => f.call1(py, (now.stage, now.done, now.total)).map(|_| ()),
+                        Some(f) => f.call1(py, (&*now.stage, now.done, now.total)).map(|_| ()),
                         None => Ok(()),
                     }
                 });
@@ -314,6 +320,12 @@ impl Engine {
     #[getter]
     fn max_batch(&self) -> usize {
         self.inner.loaded().limits.n_slots
+    }
+
+    /// What became of decode steps so far, as JSON; None where there are no graphs.
+    fn graph_stats(&self) -> PyResult<Option<String>> {
+        let stats = self.inner.loaded().graphs.as_ref();
+        stats.map(|stats| json(&stats.now())).transpose()
     }
 
     #[getter]

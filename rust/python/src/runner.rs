@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use onegraph::backend::{self, Batch, GpuOptions, Runner, RunnerOptions, Weights};
+use onegraph::backend::{self, Batch, GpuOptions, GraphMode, Runner, RunnerOptions, Weights};
 use onegraph::plan::{BufferId, Plan};
 use onegraph::weights::Model;
 use onegraph::{arch, quant, Error};
@@ -95,7 +95,11 @@ impl PlanRunner {
             kv_type,
             threads,
             gpu: GpuOptions {
-                capture,
+                mode: if capture {
+                    GraphMode::Full
+                } else {
+                    GraphMode::None
+                },
                 fuse,
                 pdl: Some(pdl),
                 nvrtc_folders,

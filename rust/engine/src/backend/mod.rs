@@ -14,6 +14,9 @@ use crate::weights::Model;
 
 pub mod cpu;
 pub mod cuda;
+mod graphs;
+
+pub use graphs::{CapturedStep, GraphMode, GraphStats, SharedStats};
 
 /// Tokens in a KV page. Page 0 is reserved: padding rows live there, no sequence does.
 pub const PAGE_TOKENS: usize = 64;
@@ -182,8 +185,8 @@ pub struct RunnerOptions {
 /// How a GPU runs a plan.
 #[derive(Debug, Clone)]
 pub struct GpuOptions {
-    /// Whether passes are replays of captured graphs.
-    pub capture: bool,
+    /// Which passes are replays of captured graphs.
+    pub mode: GraphMode,
     /// Whether neighbouring ops become one kernel.
     pub fuse: bool,
     /// Whether a kernel may start before its predecessor has ended; none: where that pays.
@@ -192,6 +195,10 @@ pub struct GpuOptions {
     pub nvrtc_folders: Vec<PathBuf>,
     /// Batch sizes to capture, ascending; none: 1, 2, 4, 8, then in steps.
     pub batch_sizes: Option<Vec<usize>>,
+    /// The largest batch to capture; none: as many as there are slots.
+    pub max_batch: Option<usize>,
+    /// Whether a step is rounded up to a captured size by rows that change nothing.
+    pub padding: bool,
     /// Whether every batch size is captured at load.
     pub warmup: bool,
     /// Most rows of one pass over a prompt, a power of two.
@@ -201,11 +208,13 @@ pub struct GpuOptions {
 impl Default for GpuOptions {
     fn default() -> Self {
         Self {
-            capture: true,
+            mode: GraphMode::Full,
             fuse: true,
             pdl: None,
             nvrtc_folders: Vec::new(),
             batch_sizes: None,
+            max_batch: None,
+            padding: true,
             warmup: false,
             prefill_chunk: cuda::prefill::DEFAULT_CHUNK,
         }
@@ -283,6 +292,11 @@ pub trait Backend: Send {
     /// Ends the sequence of `slot`: tokens of steps still queued are dropped, its pages may be
     /// given to another slot.
     fn release(&mut self, slot: usize) -> Result<()>;
+
+    /// What became of decode steps so far, where there are graphs.
+    fn graph_stats(&self) -> Option<Arc<SharedStats>> {
+        None
+    }
 
     /// Time spent so far on choosing tokens; zero where that is part of the step.
     fn sampling_time(&self) -> Duration;

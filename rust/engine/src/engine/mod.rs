@@ -1,6 +1,7 @@
 //! A loaded model that serves requests: one thread owns the backend, callers hand it jobs through a
 //! bounded queue and wait for tickets. Many sequences decode together (continuous batching).
 
+use std::borrow::Cow;
 use std::ops::ControlFlow;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ use std::time::{Duration, Instant};
 use crate::arch;
 use crate::backend::cpu::CpuBackend;
 use crate::backend::cuda::CudaBackend;
-use crate::backend::{Backend, Limits, LogitsPath, RunnerOptions, PAGE_TOKENS};
+use crate::backend::{Backend, Limits, LogitsPath, RunnerOptions, SharedStats, PAGE_TOKENS};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::plan::Plan;
@@ -29,7 +30,8 @@ mod request;
 mod tests;
 pub mod text;
 
-pub use options::{GraphMode, GraphOptions, Options, DEFAULT_CTX, MAX_BATCH};
+pub use crate::backend::{GraphMode, GraphStats};
+pub use options::{GraphOptions, Options, DEFAULT_CTX, MAX_BATCH};
 pub use request::{
     FinishReason, Finished, Piece, Request, Ticket, Timings, Usage, Wait, DEFAULT_MAX_TOKENS, POLL,
 };
@@ -38,10 +40,10 @@ use device::Device;
 use owner::{panic_error, Job, Owner, Shared, Work};
 
 /// How far loading has come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Progress {
     /// What is going on, for people.
-    pub stage: &'static str,
+    pub stage: Cow<'static, str>,
     pub done: u64,
     /// 0 where it is not known.
     pub total: u64,
@@ -60,6 +62,8 @@ pub struct Loaded {
     /// The source of the chat template, where the file has one.
     pub chat_template: Option<String>,
     pub load_seconds: f64,
+    /// What became of decode steps so far, where there are graphs.
+    pub graphs: Option<Arc<SharedStats>>,
 }
 
 /// A loaded model. May be used from many threads at once; dropping or closing it ends all
@@ -85,7 +89,8 @@ struct Reporter {
 }
 
 impl Reporter {
-    fn at(&self, stage: &'static str, done: u64, total: u64) -> Result<()> {
+    fn at(&self, stage: impl Into<Cow<'static, str>>, done: u64, total: u64) -> Result<()> {
+        let stage = stage.into();
         let progress = Progress { stage, done, total };
         let gone = self.to.send(Loading::Progress(progress)).is_err();
         if gone || self.cancelled.load(Ordering::Relaxed) {
@@ -149,7 +154,7 @@ impl Engine {
                 remedy: "end other programs or raise the limit on threads".into(),
             })?;
         let mut now = Progress {
-            stage: "open",
+            stage: "open".into(),
             done: 0,
             total: 0,
         };
@@ -349,7 +354,7 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
             .saturating_add(1),
         kv_type: options.kv_type()?,
         threads: options.cpu_threads(),
-        gpu: options.gpu(),
+        gpu: options.gpu()?,
     };
     let backend: Box<dyn Backend> = match device {
         Device::Cpu => {
@@ -365,7 +370,8 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
         }
         Device::Cuda(number) => {
             reporter.at("weights", 0, 0)?;
-            Box::new(CudaBackend::new(number, plan, &*model, &runner)?)
+            let told = |stage: String, done, total| reporter.at(stage, done, total);
+            Box::new(CudaBackend::new(number, plan, &*model, &runner, &told)?)
         }
     };
     model.check_unchanged()?;
@@ -380,6 +386,7 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
             .get_str("tokenizer.chat_template")?
             .map(str::to_owned),
         load_seconds: 0.0,
+        graphs: backend.graph_stats(),
     };
     Ok((backend, loaded))
 }

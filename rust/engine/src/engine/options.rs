@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
+use crate::backend::cuda::chosen_sizes;
 use crate::backend::cuda::prefill::{check_chunk, DEFAULT_CHUNK};
-use crate::backend::GpuOptions;
+use crate::backend::{GpuOptions, GraphMode};
 use crate::error::{Error, Result};
 use crate::quant::{self, QuantType};
 
@@ -13,41 +14,6 @@ pub const DEFAULT_CTX: usize = 8192;
 /// Most sequences in flight.
 pub const MAX_BATCH: usize = 1024;
 
-/// How decode steps are captured and replayed; the CPU has nothing to capture.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum GraphMode {
-    /// The whole step is one graph.
-    Full,
-    /// Graphs between attentions, which run eagerly.
-    Piecewise,
-    /// Full for decode steps, piecewise for mixed ones.
-    FullAndPiecewise,
-    /// Every launch by itself.
-    None,
-}
-
-impl GraphMode {
-    const NAMES: [(&'static str, Self); 4] = [
-        ("full", Self::Full),
-        ("piecewise", Self::Piecewise),
-        ("full_and_piecewise", Self::FullAndPiecewise),
-        ("none", Self::None),
-    ];
-
-    /// The mode of a name.
-    ///
-    /// # Errors
-    /// [`Error::Argument`] lists the names.
-    pub fn from_name(name: &str) -> Result<Self> {
-        let found = Self::NAMES.iter().find(|(n, _)| *n == name);
-        found.map(|(_, mode)| *mode).ok_or_else(|| Error::Argument {
-            name: "cuda_graph",
-            value: format!("{name:?}"),
-            reason: format!("must be one of {}", Self::NAMES.map(|(n, _)| n).join(", ")),
-        })
-    }
-}
-
 /// What concerns graphs alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GraphOptions {
@@ -56,6 +22,8 @@ pub struct GraphOptions {
     pub batch_sizes: Option<Vec<usize>>,
     /// Largest batch to capture; none: `max_batch`.
     pub max_batch: Option<usize>,
+    /// Round a step up to a captured size; if not, sizes are exact.
+    pub padding: bool,
     /// Capture every size at load instead of at first need.
     pub warmup: bool,
     /// Programmatic dependent launch; none: where the card has it and it pays.
@@ -68,6 +36,7 @@ impl Default for GraphOptions {
             mode: GraphMode::Full,
             batch_sizes: None,
             max_batch: None,
+            padding: true,
             warmup: false,
             pdl: None,
         }
@@ -125,27 +94,30 @@ fn in_range(name: &'static str, value: usize, low: usize, high: usize) -> Result
 
 impl Options {
     /// What a GPU is told of these.
-    pub fn gpu(&self) -> GpuOptions {
-        let most = self
-            .graph
-            .max_batch
-            .unwrap_or(self.max_batch)
-            .min(self.max_batch);
-        let sizes = self.graph.batch_sizes.as_ref().map(|sizes| {
-            let mut sizes: Vec<usize> = sizes.iter().copied().filter(|s| *s <= most).collect();
-            sizes.sort_unstable();
-            sizes.dedup();
-            sizes
-        });
-        GpuOptions {
-            capture: self.graph.mode != GraphMode::None,
+    ///
+    /// # Errors
+    /// As [`Options::validate`] for the sizes.
+    pub fn gpu(&self) -> Result<GpuOptions> {
+        Ok(GpuOptions {
+            mode: self.graph.mode,
             pdl: self.graph.pdl,
             nvrtc_folders: self.nvrtc_folders.clone(),
-            batch_sizes: sizes,
+            batch_sizes: self.graph_sizes()?,
+            max_batch: self.graph.max_batch,
+            padding: self.graph.padding,
             warmup: self.graph.warmup,
             prefill_chunk: self.prefill_chunk,
             ..GpuOptions::default()
-        }
+        })
+    }
+
+    fn graph_sizes(&self) -> Result<Option<Vec<usize>>> {
+        let (most, limit) = match self.graph.max_batch {
+            Some(n) => (n, format!("graph_max_batch = {n}")),
+            None => (self.max_batch, format!("max_batch = {}", self.max_batch)),
+        };
+        let sizes = self.graph.batch_sizes.as_ref();
+        sizes.map(|s| chosen_sizes(s, most, &limit)).transpose()
     }
 
     /// Checks all that needs no model.
@@ -158,21 +130,10 @@ impl Options {
             in_range("threads", n, 1, 1024)?;
         }
         check_chunk(self.prefill_chunk)?;
-        if let Some(sizes) = &self.graph.batch_sizes {
-            if sizes.is_empty() {
-                return Err(Error::Argument {
-                    name: "graph_batch_sizes",
-                    value: "[]".into(),
-                    reason: "name at least one size, or use cuda_graph=\"none\"".into(),
-                });
-            }
-            for size in sizes {
-                in_range("graph_batch_sizes", *size, 1, self.max_batch)?;
-            }
-        }
         if let Some(n) = self.graph.max_batch {
             in_range("graph_max_batch", n, 1, self.max_batch)?;
         }
+        self.graph_sizes()?;
         self.kv_type().map(|_| ())
     }
 
@@ -279,6 +240,13 @@ mod tests {
         );
         let text = refused(&graph(&[4, 1, 4], Some(0)));
         assert!(text.contains("graph_max_batch = 0"), "{text}");
+        let text = refused(&graph(&[4, 1, 6], Some(5)));
+        assert!(
+            text.contains("graph_batch_sizes = 6") && text.contains("graph_max_batch = 5"),
+            "{text}"
+        );
+        let sizes = graph(&[4, 1, 4], Some(4)).gpu().map(|gpu| gpu.batch_sizes);
+        assert_eq!(sizes, Ok(Some(vec![1, 4])));
         assert_eq!(graph(&[4, 1, 4], Some(8)).validate(), Ok(()));
         let text = GraphMode::from_name("half").unwrap_err().to_string();
         assert!(

@@ -2,19 +2,22 @@
 //! step is one graph replay, which advances them and appends the drawn tokens to a ring in mapped
 //! host memory. The host queues steps ahead and reads the ring; it never waits between tokens.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::device::{DeviceBuffer, HostBuffer};
+use super::dispatch::{Dispatch, StepKey, Way};
 use super::graph::Graph;
 use super::launch::{run_all, Launch};
 use super::model::{CudaModel, Inputs, Options, Path, RowBuffers};
 use super::prefill::{check_chunk, Passes};
 use super::sample::{Record, Sampling, RING_STEPS};
+use super::steps::{capture_failure, Steps};
 use crate::backend::{
-    Backend, Event, Finish, GpuOptions, Limits, LogitsPath, RunnerOptions, SlotRequest, Weights,
+    Backend, Event, Finish, GpuOptions, GraphMode, Limits, LogitsPath, RunnerOptions, SharedStats,
+    SlotRequest, Weights,
 };
 use crate::error::{Error, Result};
 use crate::plan::Plan;
@@ -32,14 +35,10 @@ const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 /// Decodes on a card.
 pub struct CudaBackend {
     // Graphs go first: they use what the others own.
-    steps: HashMap<usize, Graph>,
+    steps: Steps,
     one_row: Option<Graph>,
     pub(super) passes: Passes,
     draws: Vec<Launch>,
-    eager_steps: HashMap<usize, Vec<Launch>>,
-    capture: bool,
-    /// Batch sizes that have graphs, ascending.
-    buckets: Vec<usize>,
     pub(super) limits: Limits,
     sampling: Sampling,
     /// Rows of decode steps.
@@ -78,16 +77,11 @@ struct Sequence {
     logprobs: Option<usize>,
 }
 
-/// Batch sizes worth a graph: 1, 2, 4, 8, then in steps of 8 and 16.
-fn default_buckets(most: usize) -> Vec<usize> {
-    let all = [1, 2, 4, 8]
-        .into_iter()
-        .chain((16..=64).step_by(8))
-        .chain((80..=256).step_by(16));
-    let mut buckets: Vec<usize> = all.take_while(|b| *b < most).collect();
-    buckets.push(most);
-    buckets
-}
+/// Is told what loading does, how much is done and how much there is; may break it off.
+pub type Progress<'a> = &'a dyn Fn(String, u64, u64) -> Result<()>;
+
+/// Runs of a step before it is captured: what a first launch sets up is no part of a capture.
+const WARM_UPS: usize = 2;
 
 impl CudaBackend {
     /// Uploads the model and captures the step of one row.
@@ -99,13 +93,16 @@ impl CudaBackend {
         plan: Arc<Plan>,
         weights: &dyn Weights,
         options: &RunnerOptions,
+        progress: Progress<'_>,
     ) -> Result<Self> {
         let GpuOptions {
-            capture,
+            mode,
             fuse,
             pdl,
             ref nvrtc_folders,
             ref batch_sizes,
+            max_batch,
+            padding,
             warmup,
             prefill_chunk,
         } = options.gpu;
@@ -141,10 +138,9 @@ impl CudaBackend {
         let step = DeviceBuffer::new(&context, 4)?;
         // The first step is number 1: zero is an empty place of the ring.
         step.write(0, &[0u32], &model.stream)?;
-        let buckets = match batch_sizes {
-            Some(sizes) => sizes.clone(),
-            None => default_buckets(options.n_slots),
-        };
+        let n_slots = options.n_slots;
+        let most = max_batch.unwrap_or(n_slots);
+        let dispatch = Dispatch::new(mode, batch_sizes.as_deref(), most, n_slots, padding);
         let limits = Limits {
             device: format!("cuda:{ordinal} ({})", context.info.name),
             n_vocab,
@@ -158,13 +154,10 @@ impl CudaBackend {
         let in_order: Vec<u32> = (0..max_out as u32).collect();
         rows.out_rows.write(0, &in_order, &model.stream)?;
         let mut backend = Self {
-            steps: HashMap::new(),
+            steps: Steps::new(mode, dispatch),
             one_row: None,
-            passes: Passes::new(prefill_chunk, capture),
+            passes: Passes::new(prefill_chunk, mode != GraphMode::None),
             draws: Vec::new(),
-            eager_steps: HashMap::new(),
-            capture,
-            buckets,
             sampling,
             rows,
             row_slots: Vec::new(),
@@ -182,14 +175,13 @@ impl CudaBackend {
         backend.draws = backend
             .model
             .compile(backend.draw_specs(1, backend.model.rows.state_slots.address()))?;
-        let sizes = if warmup {
-            backend.buckets.clone()
-        } else {
-            vec![1]
-        };
-        // The largest first: its buffers serve the others.
-        for size in sizes.into_iter().rev() {
-            backend.prepare(size)?;
+        let keys = backend.steps.at_load(warmup);
+        let total = keys.len() as u64;
+        for (done, key) in (0..).zip(keys) {
+            let gib = backend.model.context.memory()?.0 as f64 / f64::from(1 << 30);
+            let stage = format!("capture batch {}, {gib:.1} GiB free", key.rows);
+            progress(stage, done, total)?;
+            backend.prepare(key)?;
         }
         Ok(backend)
     }
@@ -216,17 +208,39 @@ impl CudaBackend {
         self.model.compile(specs)
     }
 
-    /// Has the step of `bucket` rows ready: captured, or as a list.
-    fn prepare(&mut self, bucket: usize) -> Result<()> {
-        if self.steps.contains_key(&bucket) || self.eager_steps.contains_key(&bucket) {
+    /// Has a step ready: captured, or as a list.
+    fn prepare(&mut self, key: StepKey) -> Result<()> {
+        if self.steps.get(key).is_some() {
             return Ok(());
         }
-        let launches = self.step_launches(bucket)?;
-        if self.capture {
-            let graph = Graph::capture(&self.model.stream, &launches)?;
-            self.steps.insert(bucket, graph);
-        } else {
-            self.eager_steps.insert(bucket, launches);
+        let begun = Instant::now();
+        let launches = self.step_launches(key.rows)?;
+        if key.way != Way::Eager {
+            let free = self.model.context.memory()?.0;
+            self.warm_up(&launches, key.rows)
+                .map_err(|e| capture_failure(e, key.rows, free))?;
+        }
+        self.steps.add(key, launches, begun, &self.model.stream)
+    }
+
+    /// Runs a step of padding alone, which changes nothing but the number of the step.
+    fn warm_up(&mut self, launches: &[Launch], rows: usize) -> Result<()> {
+        self.set_row_slots(Vec::new(), rows)?;
+        for _ in 0..WARM_UPS {
+            run_all(launches, &self.model.stream)?;
+            self.next_number();
+        }
+        // A kernel that fails is this step's.
+        self.model.stream.synchronize()
+    }
+
+    /// Says which slots the rows of the next steps are; the rest of `rows` is padding.
+    fn set_row_slots(&mut self, mut slots: Vec<u32>, rows: usize) -> Result<()> {
+        slots.resize(rows, self.limits.n_slots as u32);
+        if slots != self.row_slots {
+            // In stream order: queued steps still see the old rows.
+            self.rows.state_slots.write(0, &slots, &self.model.stream)?;
+            self.row_slots = slots;
         }
         Ok(())
     }
@@ -432,25 +446,12 @@ impl Backend for CudaBackend {
             self.idle = true;
             return Ok(());
         }
-        // Above the largest bucket a step is exact, and eager.
-        let bucket = self
-            .buckets
-            .iter()
-            .copied()
-            .find(|b| *b >= live.len())
-            .unwrap_or(live.len());
-        let padding = self.limits.n_slots as u32;
-        let mut rows: Vec<u32> = live.iter().map(|(slot, _)| *slot as u32).collect();
-        rows.resize(bucket, padding);
-        if rows != self.row_slots {
-            // In stream order: queued steps still see the old rows.
-            self.rows.state_slots.write(0, &rows, &self.model.stream)?;
-            self.row_slots = rows;
-        }
-        self.prepare(bucket)?;
-        match self.steps.get(&bucket) {
-            Some(graph) => graph.replay(&self.model.stream)?,
-            None => run_all(&self.eager_steps[&bucket], &self.model.stream)?,
+        let key = self.steps.choose(live.len());
+        self.prepare(key)?;
+        let slots = live.iter().map(|(slot, _)| *slot as u32).collect();
+        self.set_row_slots(slots, key.rows)?;
+        if let Some(step) = self.steps.get(key) {
+            step.run(&self.model.stream)?;
         }
         let number = self.next_number();
         self.queued.push_back(Queued {
@@ -484,6 +485,10 @@ impl Backend for CudaBackend {
             self.sampling.stop(slot, &self.model.stream)?;
         }
         Ok(())
+    }
+
+    fn graph_stats(&self) -> Option<Arc<SharedStats>> {
+        Some(self.steps.stats().clone())
     }
 
     fn sampling_time(&self) -> Duration {

@@ -35,45 +35,94 @@ pub struct GraphShape {
     pub programmatic_edges: usize,
 }
 
+/// Ends a capture also where it failed, or its stream stays unusable.
+fn record(stream: &Stream, launches: &[Launch]) -> Result<sys::CUgraph> {
+    stream.context.bind()?;
+    // Thread-local: another thread's allocation must not break this capture.
+    let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+    driver!(cuStreamBeginCapture_v2(stream.handle, mode))?;
+    let recorded = run_all(launches, stream);
+    let mut graph = std::ptr::null_mut();
+    let ended = driver!(cuStreamEndCapture(stream.handle, &mut graph));
+    match recorded.and(ended) {
+        Ok(()) => Ok(graph),
+        Err(e) => {
+            if !graph.is_null() {
+                let _ = driver!(cuGraphDestroy(graph));
+            }
+            Err(e)
+        }
+    }
+}
+
 impl Graph {
     /// Records `launches` on `stream`, which executes none of them, and instantiates the graph.
     ///
     /// # Errors
     /// [`Error::Device`] says which call failed; the stream is usable afterwards.
     pub fn capture(stream: &Stream, launches: &[Launch]) -> Result<Self> {
-        let context = stream.context.clone();
-        context.bind()?;
-        // Thread-local: another thread's allocation must not break this capture.
-        let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        driver!(cuStreamBeginCapture_v2(stream.handle, mode))?;
-        let recorded = run_all(launches, stream);
-        let mut graph = std::ptr::null_mut();
-        // Ends the capture also where it failed, or the stream stays unusable.
-        let ended = driver!(cuStreamEndCapture(stream.handle, &mut graph));
-        let launches = launches.to_vec();
         let mut captured = Self {
-            context,
-            graph,
+            context: stream.context.clone(),
+            graph: record(stream, launches)?,
             exec: std::ptr::null_mut(),
-            launches,
+            launches: launches.to_vec(),
         };
-        recorded?;
-        ended?;
-        let shape = captured.shape()?;
-        if shape.nodes != captured.launches.len() {
-            return Err(Error::Internal(format!(
-                "{} launches were captured as {} nodes",
-                captured.launches.len(),
-                shape.nodes
-            )));
-        }
-        driver!(cuGraphInstantiateWithFlags(
-            &mut captured.exec,
-            captured.graph,
-            0
-        ))?;
-        driver!(cuGraphUpload(captured.exec, stream.handle))?;
+        captured.check_nodes()?;
+        captured.instantiate(stream)?;
         Ok(captured)
+    }
+
+    /// Every launch is a node, or the replay would miss a kernel.
+    fn check_nodes(&self) -> Result<()> {
+        let (launches, nodes) = (self.launches.len(), self.shape()?.nodes);
+        if launches == nodes {
+            return Ok(());
+        }
+        Err(Error::Internal(format!(
+            "{launches} launches were captured as {nodes} nodes"
+        )))
+    }
+
+    fn instantiate(&mut self, stream: &Stream) -> Result<()> {
+        driver!(cuGraphInstantiateWithFlags(&mut self.exec, self.graph, 0))?;
+        driver!(cuGraphUpload(self.exec, stream.handle))
+    }
+
+    /// Makes this the graph of other launches: in place where they are as many of the same kinds
+    /// and order, which leaves the instance where it is, else by a new instance. Says whether it was
+    /// in place. Replays that are queued still run what they were queued with.
+    ///
+    /// # Errors
+    /// As [`Graph::capture`]; the graph is then what it was before.
+    pub fn update(&mut self, stream: &Stream, launches: &[Launch]) -> Result<bool> {
+        let mut next = Self {
+            context: self.context.clone(),
+            graph: record(stream, launches)?,
+            exec: std::ptr::null_mut(),
+            launches: launches.to_vec(),
+        };
+        next.check_nodes()?;
+        // SAFETY: all-zero result information is a valid value.
+        let mut refused: sys::CUgraphExecUpdateResultInfo = unsafe { std::mem::zeroed() };
+        let updated = driver!(cuGraphExecUpdate_v2(self.exec, next.graph, &mut refused));
+        use sys::CUgraphExecUpdateResult_enum as r;
+        match updated {
+            Ok(()) => {
+                // The instance is the same; what it was recorded from, and keeps alive, is not.
+                std::mem::swap(&mut next.exec, &mut self.exec);
+                stream.synchronize()?;
+                *self = next;
+                Ok(true)
+            }
+            // Another shape: the driver has changed nothing.
+            Err(_) if refused.result != r::CU_GRAPH_EXEC_UPDATE_ERROR => {
+                next.instantiate(stream)?;
+                stream.synchronize()?;
+                *self = next;
+                Ok(false)
+            }
+            Err(e) => Err(e),
+        }
     }
 
     /// Queues one replay.
@@ -132,6 +181,62 @@ impl Graph {
             .map_err(|_| Error::Internal(format!("the path {text:?}")))?;
         let verbose = sys::CUgraphDebugDot_flags_enum::CU_GRAPH_DEBUG_DOT_FLAGS_VERBOSE as u32;
         driver!(cuGraphDebugDotPrint(self.graph, c_path.as_ptr(), verbose))
+    }
+}
+
+/// A list of launches cut at its attentions, whose grids may depend on the lengths of sequences:
+/// graphs between them, and they launched by themselves.
+#[derive(Debug)]
+pub struct Pieces(Vec<Piece>);
+
+#[derive(Debug)]
+enum Piece {
+    Graph(Graph),
+    Launch(Launch),
+}
+
+impl Pieces {
+    /// Captures `launches`, piece by piece.
+    ///
+    /// # Errors
+    /// As [`Graph::capture`].
+    pub fn capture(stream: &Stream, launches: &[Launch]) -> Result<Self> {
+        let mut pieces = Vec::new();
+        for run in launches.chunk_by(|a, b| !a.is_attention() && !b.is_attention()) {
+            let mut run = run.to_vec();
+            if let Some(first) = run.first_mut() {
+                // It follows another piece, not a kernel: it waits for all of that.
+                first.pdl = false;
+            }
+            match run.pop() {
+                Some(attention) if attention.is_attention() => {
+                    pieces.push(Piece::Launch(attention));
+                }
+                Some(last) => {
+                    run.push(last);
+                    pieces.push(Piece::Graph(Graph::capture(stream, &run)?));
+                }
+                None => {}
+            }
+        }
+        Ok(Self(pieces))
+    }
+
+    /// Queues every piece.
+    pub fn run(&self, stream: &Stream) -> Result<()> {
+        stream.context.bind()?;
+        self.0.iter().try_for_each(|piece| match piece {
+            Piece::Graph(graph) => graph.replay(stream),
+            Piece::Launch(launch) => launch.run(stream),
+        })
+    }
+
+    /// The graphs.
+    pub fn graphs(&self) -> impl Iterator<Item = &Graph> {
+        self.0.iter().filter_map(|piece| match piece {
+            Piece::Graph(graph) => Some(graph),
+            Piece::Launch(_) => None,
+        })
     }
 }
 

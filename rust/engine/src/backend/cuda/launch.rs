@@ -64,6 +64,11 @@ impl Spec {
 }
 
 impl Launch {
+    /// Whether it attends to cached keys and values.
+    pub fn is_attention(&self) -> bool {
+        self.spec.entry.ends_with("attention")
+    }
+
     /// Queues it on `stream`.
     pub fn run(&self, stream: &Stream) -> Result<()> {
         // SAFETY: an all-zero attribute is a valid one ("ignore").

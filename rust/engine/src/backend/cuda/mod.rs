@@ -5,6 +5,7 @@ mod attention;
 mod backend;
 pub mod compile;
 pub mod device;
+mod dispatch;
 pub mod graph;
 mod kernels;
 mod kv;
@@ -17,6 +18,8 @@ mod program;
 pub mod runner;
 pub mod sample;
 mod shape;
+mod steps;
 mod weights;
 
 pub use backend::CudaBackend;
+pub use dispatch::chosen_sizes;

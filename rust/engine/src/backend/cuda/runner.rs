@@ -8,7 +8,7 @@ use super::device::{Context, Event, Stream};
 use super::graph::Graph;
 use super::launch::{run_all, Launch};
 use super::model::{CudaModel, Options, Path};
-use crate::backend::{Batch, KernelTime, Profile, Runner, RunnerOptions, Weights};
+use crate::backend::{Batch, GraphMode, KernelTime, Profile, Runner, RunnerOptions, Weights};
 use crate::error::Result;
 use crate::plan::{BufferId, Plan, Rows};
 
@@ -49,7 +49,7 @@ impl CudaRunner {
         Ok(Self {
             graphs: HashMap::new(),
             lists: HashMap::new(),
-            capture: options.gpu.capture,
+            capture: options.gpu.mode != GraphMode::None,
             last: (0, 0),
             model,
         })
