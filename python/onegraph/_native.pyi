@@ -14,6 +14,14 @@ def quantize(type_name: str, data: Buffer | NDArray[Any]) -> bytes: ...
 def cuda_devices(nvrtc_folders: Sequence[str | os.PathLike[str]]) -> str:
     """Cards, driver, compiler and kernel cache as JSON; what is missing says why."""
 
+def cuda_read_peak(
+    ordinal: int,
+    nvrtc_folders: Sequence[str | os.PathLike[str]],
+    bytes: int = 4 << 30,
+    turns: int = 10,
+) -> tuple[float, int]:
+    """Bytes a second at which a card reads its memory, and the bytes that were read for it."""
+
 def model_info(
     path: str | os.PathLike[str],
     n_ctx: int | None = None,

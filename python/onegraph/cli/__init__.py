@@ -26,6 +26,8 @@ class Row(NamedTuple):
 
 COMMANDS = {
     "run": Row("onegraph.cli.run", "Generate text, or chat."),
+    "bench": Row("onegraph.cli.bench", "Measure speed, as llama-bench does."),
+    "compare": Row("onegraph.cli.compare", "Race ollama, llama.cpp and others on one file."),
     "info": Row("onegraph.cli.info", "Say what a model is and what running it needs."),
     "pull": Row("onegraph.cli.pull", "Fetch a model and print where it is."),
 }

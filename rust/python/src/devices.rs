@@ -1,6 +1,7 @@
 //! What there is to run on, beside the CPU.
 use std::path::PathBuf;
 
+use onegraph::backend::cuda::bandwidth;
 use onegraph::backend::cuda::compile::{cache_dir, Nvrtc};
 use onegraph::backend::cuda::device::{self, Context, DeviceInfo};
 use onegraph::Result;
@@ -55,5 +56,20 @@ pub fn cuda_devices(py: Python<'_>, nvrtc_folders: Vec<PathBuf>) -> PyResult<Str
             "kernel_cache": cache_dir().map(|path| path.display().to_string()),
         });
         Ok(all.to_string())
+    })
+}
+
+/// Bytes a second at which card `ordinal` reads its memory, and the bytes that were read for it.
+#[pyfunction]
+#[pyo3(signature = (ordinal, nvrtc_folders, bytes=4 << 30, turns=10))]
+pub fn cuda_read_peak(
+    py: Python<'_>,
+    ordinal: usize,
+    nvrtc_folders: Vec<PathBuf>,
+    bytes: usize,
+    turns: usize,
+) -> PyResult<(f64, usize)> {
+    detached(py, || {
+        bandwidth::read_peak(ordinal, &nvrtc_folders, bytes, turns)
     })
 }

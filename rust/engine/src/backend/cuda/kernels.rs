@@ -20,6 +20,7 @@ static SOURCES: &[Source] = sources![
     "matmul.cu",
     "matvec.cu",
     "prompt_attention.cu",
+    "read.cu",
     "repack.cu",
     "rms_norm.cu",
     "rope.cu",
@@ -130,6 +131,14 @@ pub struct Repack {
     pub n_sb: u32,
     pub n_in: u32,
     pub unused: u32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub struct Read {
+    pub from: u64,
+    pub sums: u64,
+    pub n: u64,
 }
 
 #[repr(C)]

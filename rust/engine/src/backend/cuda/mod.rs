@@ -3,6 +3,7 @@
 
 mod attention;
 mod backend;
+pub mod bandwidth;
 pub mod compile;
 pub mod device;
 mod dispatch;

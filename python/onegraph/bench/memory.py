@@ -1,0 +1,55 @@
+"""How fast memory is read: what the speed of decoding is measured by."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+
+from onegraph import _native, nvrtc
+
+__all__ = ["Peak", "read_peak"]
+
+#: Bytes that each measurement reads: far more than caches hold.
+GPU_BYTES = 4 << 30
+CPU_BYTES = 512 << 20
+TURNS = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The fastest of a few reads of one large buffer."""
+
+    bytes_per_second: float
+    #: Size of the buffer.
+    buffer_bytes: int
+    #: How it was read.
+    by: str
+
+
+def read_peak(device: str, threads: int, cpu_bytes: int = CPU_BYTES) -> Peak:
+    """How fast `device` ("cpu" or "cuda:N") reads its memory, measured now."""
+    if device == "cpu":
+        return _cpu(threads, cpu_bytes)
+    ordinal = int(device.partition(":")[2] or 0)
+    rate, read = _native.cuda_read_peak(ordinal, nvrtc.folders(), GPU_BYTES, TURNS)
+    return Peak(rate, read, "a kernel that sums a buffer")
+
+
+def _cpu(threads: int, total: int) -> Peak:
+    import numpy as np
+
+    part = max(total // 8 // threads, 1)
+    parts = [np.ones(part, np.int64) for _ in range(threads)]
+    least = float("inf")
+    for _ in range(TURNS):
+        # The largest of whole numbers: read at full width, no sum to wait for.
+        workers = [threading.Thread(target=np.max, args=(one,)) for one in parts]
+        begin = time.perf_counter()
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        least = min(least, time.perf_counter() - begin)
+    read = part * 8 * threads
+    return Peak(read / least, read, f"numpy.max of a buffer, {threads} threads")

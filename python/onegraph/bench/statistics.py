@@ -1,0 +1,56 @@
+"""What is said of repeated measurements."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from onegraph.errors import ArgumentError
+
+__all__ = ["Ratio", "mean", "ratio", "sample_stddev"]
+
+
+def mean(values: Sequence[float]) -> float:
+    """Arithmetic mean of at least one value."""
+    if not values:
+        raise ArgumentError("values = []: the mean of no measurement; measure at least once")
+    return math.fsum(values) / len(values)
+
+
+def sample_stddev(values: Sequence[float]) -> float:
+    """Sample standard deviation, with n - 1 below the sum of squares; 0 for one value, as
+    llama-bench prints it."""
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """How many times as fast, round by round."""
+
+    median: float
+    least: float
+    most: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.least:.2f} to {self.most:.2f})"
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
+    """Ratios of rates that were measured in the same round: what slows the machine down for a while
+    slows both, and cancels.
+
+    Raises `ArgumentError` for lists of other lengths, empty ones, and rates that are not positive.
+    """
+    if len(ours) != len(theirs) or not ours:
+        raise ArgumentError(
+            f"{len(ours)} rounds of one engine and {len(theirs)} of the other have no ratio; "
+            "measure both in each round"
+        )
+    if min(*ours, *theirs) <= 0:
+        raise ArgumentError(
+            f"a rate of {min(*ours, *theirs)} tokens a second has no ratio; measure again"
+        )
+    rounds = [a / b for a, b in zip(ours, theirs, strict=True)]
+    return Ratio(statistics.median(rounds), min(rounds), max(rounds))

@@ -1,0 +1,198 @@
+"""llama-bench's tests on this engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from onegraph import _native
+from onegraph.bench.cases import Case
+from onegraph.bench.fidelity import Check, check
+from onegraph.bench.memory import Peak, read_peak
+from onegraph.bench.prompts import random_tokens
+from onegraph.bench.statistics import mean, sample_stddev
+from onegraph.errors import InternalError
+from onegraph.llm import LLM
+from onegraph.results import Result
+
+__all__ = ["GRAPHS", "Outcome", "Repetition", "measure", "run"]
+
+#: What `cuda_graph` is called in tables.
+GRAPHS = {"full": "graph", "none": "eager"}
+
+#: Called with what is going on, repetitions done and repetitions in all.
+Told = Callable[[str, int, int | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Repetition:
+    """One timed repetition of a test."""
+
+    #: Tokens that the test counts: those of prompts and the generated ones.
+    n_tokens: int
+    seconds: float
+    #: The same without the time for choosing tokens and making text; None for a prompt alone.
+    seconds_without_sampling: float | None
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.n_tokens / self.seconds
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A test's repetitions and what is needed to read them."""
+
+    case: Case
+    #: "cpu", "graph" or "eager".
+    mode: str
+    repetitions: list[Repetition]
+    check: Check
+    #: Bytes of weights that a step reads, and of keys and values for each position before it.
+    weight_bytes: int
+    kv_bytes_per_position: int
+    peak: Peak | None
+    started: str
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def rates(self) -> list[float]:
+        """Tokens a second of each repetition."""
+        return [r.rate for r in self.repetitions]
+
+    @property
+    def rates_without_sampling(self) -> list[float] | None:
+        """The same without sampling and text; None for a prompt alone."""
+        times = [r.seconds_without_sampling for r in self.repetitions]
+        if any(t is None for t in times):
+            return None
+        return [r.n_tokens / t for r, t in zip(self.repetitions, times, strict=True) if t]
+
+    @property
+    def samples_ns(self) -> list[int]:
+        """Duration of each repetition, in nanoseconds."""
+        return [round(r.seconds * 1e9) for r in self.repetitions]
+
+    @property
+    def avg_ts(self) -> float:
+        """Mean of the rates."""
+        return mean(self.rates)
+
+    @property
+    def stddev_ts(self) -> float:
+        """Sample standard deviation of the rates."""
+        return sample_stddev(self.rates)
+
+    @property
+    def bytes_per_step(self) -> int | None:
+        """Bytes that one decode step must read, keys and values of every sequence among them, on
+        average over the test; None for a prompt."""
+        if self.case.n_gen == 0 or self.case.n_prompt:
+            return None
+        # Step i sees the tokens in front of it and its own.
+        seen = self.case.n_depth + 1 + (self.case.n_gen + 1) / 2
+        return round(self.weight_bytes + self.case.n_seq * seen * self.kv_bytes_per_position)
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        """What is read in a second of decoding; None for a prompt."""
+        if self.bytes_per_step is None:
+            return None
+        return self.bytes_per_step * self.avg_ts / self.case.n_seq
+
+
+def run(
+    model: Path,
+    cases: Sequence[Case],
+    *,
+    repetitions: int,
+    modes: Sequence[str],
+    options: dict[str, Any],
+    started: Callable[[], str],
+    told: Told | None = None,
+) -> Iterator[Outcome]:
+    """Runs every case in every mode ("full" and "none" of `cuda_graph`), each as soon as asked for.
+
+    `options` are further arguments of `LLM`. One mode is loaded at a time, checked, and then timed:
+    an untimed repetition first, then `repetitions`, each with fresh random tokens.
+    """
+    decode = json.loads(_native.model_info(model))["decode"]
+    n_ctx = max(64, *(-(-case.n_ctx // 64) * 64 for case in cases))
+    total = len(cases) * repetitions * len(modes)
+    done = 0
+    peak: Peak | None = None
+    for graph in modes:
+        arguments = options | {"n_ctx": n_ctx, "max_batch": max(c.n_seq for c in cases)}
+        with LLM(model, cuda_graph=graph, progress=told, **arguments) as llm:
+            mode = "cpu" if llm.device == "cpu" else GRAPHS[graph]
+            checked = check(llm)
+            if peak is None:
+                from onegraph.bench.machine import n_threads
+
+                peak = read_peak(llm.device, n_threads(options.get("threads")))
+            for case in cases:
+                begin = started()
+                measure(llm, case, seed=0)
+                timed = []
+                for number in range(repetitions):
+                    if told:
+                        told(f"{case.name} ({mode})", done, total)
+                    timed.append(measure(llm, case, seed=number + 1))
+                    done += 1
+                yield Outcome(
+                    case=case,
+                    mode=mode,
+                    repetitions=timed,
+                    check=checked,
+                    weight_bytes=int(decode["weight_bytes"]),
+                    kv_bytes_per_position=int(decode["kv_bytes_per_position"]),
+                    peak=peak,
+                    started=begin,
+                    settings={"device": llm.device, "n_ctx": llm.n_ctx},
+                )
+
+
+def measure(llm: LLM, case: Case, seed: int) -> Repetition:
+    """One repetition, from an empty cache but for the tokens of the depth."""
+    first = llm.tokenizer.bos_id if llm.tokenizer.add_bos else None
+    length = case.n_depth + (case.n_prompt or (0 if case.n_depth else 1))
+    prompts = [
+        # Another seed for each sequence: equal prompts would share their keys and values.
+        random_tokens(length, llm.n_vocab, seed * 1_000_003 + row, first)
+        for row in range(case.n_seq)
+    ]
+    if case.n_prompt and case.n_depth:
+        # What is timed starts behind these: their keys and values are kept.
+        llm.generate(prompts[0][: case.n_depth], max_tokens=1, temperature=0, ignore_eos=True)
+    # The prompt's pass yields a token itself: one more than the steps that are timed.
+    n = case.n_gen + 1
+    results = llm.generate(prompts, max_tokens=n, temperature=0, ignore_eos=True)
+    for result in results:
+        if result.usage.completion_tokens != n:
+            raise InternalError(
+                f"{case.name} generated {result.usage.completion_tokens} of {n} tokens"
+            )
+    return _repetition(case, results)
+
+
+def _repetition(case: Case, results: Sequence[Result]) -> Repetition:
+    times = [result.timings for result in results]
+    steps = case.n_gen * case.n_seq
+    # All sequences step together: the slowest one's time is that of all.
+    decode = max(t.decode_seconds for t in times)
+    plain = max(
+        case.n_gen / t.decode_tokens_per_second_without_sampling if case.n_gen else 0.0
+        for t in times
+    )
+    if not case.n_prompt:
+        return Repetition(steps, decode, plain)
+    # Whole pages alone are kept, so a part of the depth may have been read again.
+    read = case.n_depth + case.n_prompt - results[0].usage.cached_tokens
+    prompt = times[0].prefill_seconds * case.n_prompt / read
+    if not case.n_gen:
+        return Repetition(case.n_prompt, prompt, None)
+    return Repetition(case.n_prompt + steps, prompt + decode, prompt + plain)

@@ -1,0 +1,153 @@
+"""`onegraph compare`: a race against other engines on the same file and prompts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from onegraph import __version__, _native, hub
+from onegraph.bench import formats, machine, race
+from onegraph.bench.cases import Case, cases, numbers
+from onegraph.bench.engines import Setup, names
+from onegraph.bench.measurement import CONVENTION
+from onegraph.cli.measuring import Output, Told, output_options, test_options, watched
+from onegraph.cli.terminal import debug_option, printable
+
+
+@click.command()
+@click.argument("model")
+@click.option(
+    "--against",
+    multiple=True,
+    required=True,
+    type=click.Choice(names()),
+    metavar="ENGINE",
+    help="An engine to race; may be repeated. " + ", ".join(names()) + ".",
+)
+@test_options
+@click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1 or auto.")
+@click.option("--threads", type=click.IntRange(1, 4096), help="CPU threads of every engine.")
+@click.option(
+    "--create", is_flag=True, help="Copy MODEL into ollama's store for the time of the race."
+)
+@click.option("--chart/--no-chart", default=None, help="Draw a chart in the terminal.")
+@output_options
+@debug_option
+def command(
+    model: str,
+    against: tuple[str, ...],
+    n_prompt: tuple[str, ...],
+    n_gen: tuple[str, ...],
+    n_depth: tuple[str, ...],
+    repetitions: int,
+    device: str,
+    threads: int | None,
+    create: bool,
+    chart: bool | None,
+    output: str,
+    plot: Path | None,
+) -> None:
+    """Race onegraph against other engines on MODEL: the same file, the same prompt tokens, greedy,
+    the same context, in turn, round by round, after one round to warm up.
+
+    One convention holds for every clock: decode is the tokens after the first by the time from the
+    first to the last. The output column says how far an engine's own greedy tokens are onegraph's
+    first choice; onegraph's own says how far it is from its exact interpreter. An engine that is
+    missing is reported with how to get it, and the others run.
+    """
+    prompts = numbers("-p", n_prompt, [512], least=1)
+    lengths = numbers("-n", n_gen, [128], least=2)
+    depths = numbers("-d", n_depth, [0])
+    todo = cases([], [], [(p, n) for p in prompts for n in lengths], depths)
+    with watched() as told:
+        path = hub.resolve(model, progress=told)
+        setup = Setup(
+            model=path,
+            reference=model,
+            device=_device(device),
+            n_ctx=-(-max(case.n_ctx for case in todo) // 256) * 256,
+            threads=machine.n_threads(threads),
+            copy=create,
+        )
+        out = Output(output, plot, title=path.name)
+        results: list[race.Result] = []
+        records = _records(setup, todo, against, repetitions, told, results)
+        out.write(records, formats.compare_table)
+    _tell(results, setup, chart, output)
+
+
+def _device(wish: str) -> str:
+    """The device that a model would be on: engines are told the same one."""
+    if wish == "cpu":
+        return wish
+    cards = json.loads(_native.cuda_devices([]))["cards"]
+    if wish == "auto":
+        return "cuda:0" if cards else "cpu"
+    return "cuda:0" if wish == "cuda" else wish
+
+
+def _records(
+    setup: Setup,
+    todo: list[Case],
+    against: tuple[str, ...],
+    rounds: int,
+    told: Told | None,
+    results: list[race.Result],
+) -> Iterator[dict[str, Any]]:
+    model = json.loads(_native.model_info(setup.model))
+    here = machine.describe(setup.device)
+    for result in race.run(setup, todo, against, rounds=rounds, version=__version__, told=told):
+        results.append(result)
+        for entrant in (result.ours, *result.others):
+            yield formats.compare_record(result, entrant, here, model)
+
+
+def _tell(results: list[race.Result], setup: Setup, chart: bool | None, output: str) -> None:
+    """What belongs beside the numbers, on standard error, and how it ended."""
+    for line in _notes(results, setup):
+        click.echo(printable(line), err=True)
+    wanted = chart if chart is not None else output == "md" and sys.stdout.isatty()
+    if wanted:
+        from onegraph.bench import charts
+
+        if drawn := charts.terminal(results):
+            click.echo(drawn)
+    ran = [e for result in results for e in result.others if e.failure is None]
+    if not ran:
+        raise click.ClickException("no other engine ran: see above for how to get one")
+    wrong = [e.name for r in results for e in r.others if e.failure is None and not e.ok]
+    if not all(r.check.ok for r in results):
+        wrong.insert(0, race.OURS)
+    if wrong:
+        raise click.ClickException(
+            f"the output of {', '.join(dict.fromkeys(wrong))} differs: these speeds are not of the "
+            "same work"
+        )
+
+
+def _notes(results: list[race.Result], setup: Setup) -> list[str]:
+    if not results:
+        return []
+    first = results[0]
+    lines = [
+        f"{setup.model.name} on {setup.device}, {setup.n_ctx} tokens of context, "
+        f"{setup.threads} threads",
+        CONVENTION + "; wall: by the caller's clock, HTTP included",
+        f"onegraph: {first.check}",
+    ]
+    plain = [m.rate_without_sampling for m in first.ours.rounds if m.rate_without_sampling]
+    if plain:
+        lines.append(f"onegraph without sampling and text: {formats.plus_minus(plain)} tokens/s")
+    for entrant in first.others:
+        if entrant.failure:
+            lines.append(f"{entrant.name}: not raced: {entrant.failure}")
+            continue
+        assert entrant.settings is not None
+        lines.append(f"{entrant.name}: its clock: {entrant.settings.clock}")
+        lines += [f"{entrant.name}: WARNING: {warning}" for warning in entrant.settings.warnings]
+    return lines

@@ -1,0 +1,123 @@
+"""What `bench` and `compare` share: llama-bench's options, a bar, and where results go."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from onegraph.bench import formats
+from onegraph.cli.terminal import printable
+
+__all__ = ["Output", "Told", "output_options", "test_options", "watched"]
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+Told = Callable[[str, int, int | None], None]
+Record = dict[str, Any]
+
+
+def test_options(command: Decorated) -> Decorated:
+    """Which tests to run, by llama-bench's names."""
+    listed: list[tuple[tuple[str, ...], str, str]] = [
+        (("-p", "--n-prompt"), "Tokens of the prompt.", "512"),
+        (("-n", "--n-gen"), "Tokens to generate.", "128"),
+        (("-d", "--n-depth"), "Tokens before what is timed.", "0"),
+    ]
+    command = click.option(
+        "-r",
+        "--repetitions",
+        type=click.IntRange(1, 1000),
+        default=5,
+        show_default=True,
+        help="Timed repetitions of each test.",
+    )(command)
+    for flags, said, default in reversed(listed):
+        said = f"{said}  [default: {default}]"
+        command = click.option(*flags, multiple=True, metavar="N,...", help=said)(command)
+    return command
+
+
+def output_options(command: Decorated) -> Decorated:
+    """Where results go: `output` and `plot`."""
+    command = click.option(
+        "--plot",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="Draw a chart to this file: .png, .svg or .pdf.",
+    )(command)
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Choice(formats.FORMATS),
+        default="md",
+        show_default=True,
+        help="Form of the results.",
+    )(command)
+
+
+@contextmanager
+def watched() -> Iterator[Told | None]:
+    """A bar on a terminal's standard error, of bytes while something loads and of repetitions while
+    something is timed."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def tell(what: str, done: int, total: int | None) -> None:
+            bar.update(task, description=printable(what), completed=done, total=total or None)
+
+        yield tell
+
+
+class Output:
+    """Writes records as they come, and a chart of them all."""
+
+    def __init__(self, form: str, plot: Path | None, title: str) -> None:
+        self._form = form
+        self._plot = plot
+        self._title = title
+        if plot is not None:
+            from onegraph.bench import charts
+
+            charts.check(plot)  # before minutes of measuring, not after
+
+    def write(
+        self, records: Iterable[Record], table: Callable[[list[Record]], str]
+    ) -> list[Record]:
+        """Prints the records; those whose output was wrong. Markdown is printed at the end, other
+        forms record by record."""
+        kept: list[Record] = []
+
+        def seen() -> Iterator[Record]:
+            for record in records:
+                kept.append(record)
+                yield record
+
+        if self._form == "md":
+            for _ in seen():
+                pass
+            click.echo(printable(table(kept)))
+        else:
+            for line in formats.written(self._form, seen()):
+                click.echo(line)
+                sys.stdout.flush()
+        if self._plot is not None:
+            from onegraph.bench import charts
+
+            charts.draw(kept, self._plot, self._title)
+            click.echo(f"drew {self._plot}", err=True)
+        return [r for r in kept if r.get("check_ok") is False]

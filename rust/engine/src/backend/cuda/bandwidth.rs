@@ -1,0 +1,72 @@
+//! How fast a card reads its memory: the peak that decoding is measured by.
+
+use std::path::PathBuf;
+
+use super::compile::{Compiler, Variant};
+use super::device::{Context, DeviceBuffer, Event, Module, Stream};
+use super::kernels;
+use super::launch::{Launch, Spec};
+use crate::error::{Error, Result};
+
+const BLOCK: u32 = 512;
+const BLOCKS_PER_SM: u32 = 4;
+
+/// Bytes a second of the fastest of `turns` reads of a buffer of up to `bytes`, half of what is free
+/// at most; and how many bytes that were. Large buffers hide the level-2 cache.
+///
+/// # Errors
+/// [`Error::Device`] where the card or the compiler cannot be used, [`Error::Memory`].
+pub fn read_peak(
+    ordinal: usize,
+    nvrtc_folders: &[PathBuf],
+    bytes: usize,
+    turns: usize,
+) -> Result<(f64, usize)> {
+    let context = Context::new(ordinal)?;
+    let stream = Stream::new(&context)?;
+    let (free, _) = context.memory()?;
+    let bytes = (bytes.min(free / 2).max(1 << 10)) & !15;
+    let from = DeviceBuffer::new(&context, bytes)?;
+    from.fill(1, &stream)?;
+    let blocks = context.info.sm_count.max(1) * BLOCKS_PER_SM;
+    let sums = DeviceBuffer::new(&context, (blocks * BLOCK) as usize * 4)?;
+    let (major, minor) = context.info.compute;
+    let variant = Variant {
+        source: "read.cu",
+        constants: String::new(),
+    };
+    let compiler = Compiler::new(major * 10 + minor, nvrtc_folders);
+    let module = Module::new(&context, &compiler.image(&variant)?)?;
+    let params = kernels::Read {
+        from: from.address(),
+        sums: sums.address(),
+        n: (bytes / 16) as u64,
+    };
+    let launch = Launch {
+        function: module.function("read_sum", 0)?,
+        spec: Spec::new(variant, "read_sum", [blocks, 1, 1], BLOCK, &params),
+        pdl: false,
+    };
+    let (begin, end) = (Event::new(&context)?, Event::new(&context)?);
+    let mut least = f64::INFINITY;
+    // The first one warms up.
+    for turn in 0..=turns.max(1) {
+        begin.record(&stream)?;
+        launch.run(&stream)?;
+        end.record(&stream)?;
+        end.synchronize()?;
+        if turn > 0 {
+            least = least.min(end.micros_since(&begin)?);
+        }
+    }
+    let mut read = vec![0u32; (blocks * BLOCK) as usize];
+    sums.read(0, &mut read, &stream)?;
+    let sum = read.iter().fold(0u32, |sum, &part| sum.wrapping_add(part));
+    let expected = 0x0101_0101u32.wrapping_mul((bytes / 4) as u32);
+    if sum != expected {
+        return Err(Error::Internal(format!(
+            "{bytes} bytes read on the card sum to {sum:#x}, not {expected:#x}"
+        )));
+    }
+    Ok((bytes as f64 / (least.max(1e-3) * 1e-6), bytes))
+}

@@ -1,0 +1,67 @@
+"""llama-bench's lists, ranges and test names."""
+
+import onegraph
+import pytest
+from onegraph.bench.cases import Case, cases, numbers, pairs
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ([], [512]),
+        (["0"], [0]),
+        (["128,256"], [128, 256]),
+        (["128", "256, 1"], [128, 256, 1]),
+        (["1-4"], [1, 2, 3, 4]),
+        (["0-4096+1024"], [0, 1024, 2048, 3072, 4096]),
+        (["1-100*4"], [1, 4, 16, 64]),
+        (["16,1-8*2"], [16, 1, 2, 4, 8]),
+    ],
+)
+def test_lists_and_ranges(given: list[str], expected: list[int]) -> None:
+    assert numbers("-p", given, [512]) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("many", "-p 'many' is no number and no range"),
+        ("-5", "-p '-5' is no number"),
+        ("", "-p '' is no number"),
+        ("٣", "is no number"),
+        ("8-1", "'8-1' never reaches its end"),
+        ("0-8*2", "'0-8[*]2' never reaches its end"),
+        ("1-8*1", "never reaches its end"),
+        ("1-8+0", "never reaches its end"),
+        ("1-100000", "-p has over 1000 values; give a larger step"),
+    ],
+)
+def test_what_is_no_list_is_refused(given: str, said: str) -> None:
+    with pytest.raises(onegraph.ArgumentError, match=said):
+        numbers("-p", [given], [512])
+
+
+def test_a_value_below_the_least_is_refused() -> None:
+    with pytest.raises(onegraph.ArgumentError, match="-npl 0: the least is 1"):
+        numbers("-npl", ["0"], [1], least=1)
+
+
+@pytest.mark.parametrize("wrong", ["512", "512,", "1,2,3", "a,b", "0,128", "512,0"])
+def test_a_pair_is_two_lengths(wrong: str) -> None:
+    with pytest.raises(onegraph.ArgumentError, match="-pg"):
+        pairs("-pg", [wrong])
+
+
+def test_the_tests_are_llama_benchs_in_its_order() -> None:
+    found = cases([512, 0], [128], pairs("-pg", ["256,64"]), [0, 1024], [1, 4])
+    assert [case.name for case in found] == [
+        *("pp512", "tg128", "tg128 x 4", "pp256+tg64"),
+        *("pp512 @ d1024", "tg128 @ d1024", "tg128 @ d1024 x 4", "pp256+tg64 @ d1024"),
+    ]
+    assert found[4] == Case(512, 0, 1024, 1)
+    assert found[4].n_ctx == 1537
+
+
+def test_no_test_at_all_is_refused() -> None:
+    with pytest.raises(onegraph.ArgumentError, match="-p 0 -n 0 leaves no test"):
+        cases([0], [0])
