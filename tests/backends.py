@@ -1,8 +1,13 @@
 """The one list of backends that the op-level suites run on. A new backend joins by one line."""
 
+import os
 from dataclasses import dataclass
 
 import pytest
+
+#: Whether the simulator runs every case, minutes, or of each test a few.
+THOROUGH = bool(os.environ.get("ONEGRAPH_THOROUGH"))
+CASES = 2
 
 
 @dataclass(frozen=True)
@@ -13,11 +18,67 @@ class Backend:
     device: str
     #: Most normalized mean square error of one op.
     nmse: float
+    #: Of one op that stores something as float16 on its way.
+    nmse_f16: float = 1e-12
+    #: What tests are called that run on it.
+    name: str = "cpu"
+    #: Rows of one pass up to which sums are those of a one-row step. A longer pass is a prompt's,
+    #: whose sums differ in their last bits; none: all passes have one order.
+    step_rows: int | None = None
+    #: Most rows of one pass.
+    max_rows: int | None = None
+    #: The types that keys and values may have; none: all that can be written.
+    kv_types: tuple[str, ...] | None = None
+    #: Heads have a multiple of so many values.
+    head_dim_of: int = 1
+    #: The slot of padding rows: they are passed over, not refused.
+    padding_slot: int | None = None
+
+    def stores(self, kv_type: str, head_dim: int) -> bool:
+        """Whether a cache may hold such heads."""
+        known = self.kv_types is None or kv_type in self.kv_types
+        return known and head_dim % self.head_dim_of == 0
+
+    @property
+    def few(self) -> bool:
+        """Whether each shape and type costs so much that some stand for all."""
+        return self.name == "simulated" and not THOROUGH
+
+    def examples(self, most: int) -> int:
+        """How many examples of a property are worth it."""
+        return -(-most // 5) if self.few else most
+
+    def pieces(self, rows: int, most: int | None = None) -> list[range]:
+        """`rows` rows cut for passes that all have the sums of steps."""
+        most = most or self.step_rows or max(rows, 1)
+        return [range(i, min(i + most, rows)) for i in range(0, rows, most)]
+
+
+def on_card(name: str) -> Backend:
+    """The CUDA backend; its kernels sum 32-bit floats in other orders than the interpreter."""
+    return Backend(
+        "cuda",
+        nmse=1e-10,
+        nmse_f16=1e-6,
+        name=name,
+        step_rows=64,
+        max_rows=512,
+        kv_types=("F32", "F16"),
+        head_dim_of=16,
+        padding_slot=2**32 - 1,
+    )
 
 
 BACKENDS = [
     # Sums of float32 products in 32 lanes: relative errors near 1e-7, their squares near 1e-14.
     Backend("cpu", nmse=1e-12),
+    # The same kernels and the same host code, on the simulated driver and on a card.
+    on_card("simulated"),
+    on_card("card"),
 ]
 
-over_backends = pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.device)
+PARAMS = [
+    pytest.param(b, id=b.name, marks=[pytest.mark.gpu] if b.name == "card" else [])
+    for b in BACKENDS
+]
+over_backends = pytest.mark.parametrize("backend", PARAMS, indirect=True)

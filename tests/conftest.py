@@ -1,12 +1,18 @@
 """Fixtures all tests share."""
 
+import ctypes
+import gc
 import os
 import shutil
 import subprocess
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import onegraph
+import plans_kv
 import pytest
+from backends import CASES, THOROUGH, Backend
 from onegraph import hub
 
 
@@ -67,3 +73,55 @@ def ksim_env(ksim_library_dir: Path, tmp_path_factory: pytest.TempPathFactory) -
         "ONEGRAPH_NVRTC": str(ksim_library_dir / "libnvrtc.so"),
         "KSIM_CACHE": os.environ.get("KSIM_CACHE") or str(tmp_path_factory.mktemp("ksim")),
     }
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leaves out what a backend does not have, and of the simulator's cases all but a few: each
+    shape is a kernel that g++ compiles for a second or two."""
+    simulated = defaultdict(list)
+    for item in items:
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        backend = params.get("backend")
+        if not isinstance(backend, Backend):
+            continue
+        kv_type, head_dim = params.get("kv_type", "F32"), params.get("head_dim", 64)
+        if not backend.stores(kv_type, head_dim):
+            reason = f"no {kv_type} cache for heads of {head_dim} values on {backend.device}"
+            item.add_marker(pytest.mark.skip(reason=reason))
+        elif backend.name == "simulated":
+            simulated[item.path, item.originalname].append(item)
+    for cases in simulated.values():
+        marked = cases[0].get_closest_marker("simulated_types")
+        if marked:
+            kept = [item for item in cases if item.callspec.params.get("ty") in marked.args]
+        else:
+            kept = [cases[i * len(cases) // CASES] for i in range(CASES)]
+        for item in cases:
+            if not THOROUGH and item not in (kept or cases):
+                reason = f"one of {len(cases)} cases; ONEGRAPH_THOROUGH=1 runs all on the simulator"
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="module")
+def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    """A backend that this process can run on."""
+    found: Backend = request.param
+    with pytest.MonkeyPatch.context() as patch:
+        if found.name == "simulated":
+            library_dir = request.getfixturevalue("ksim_library_dir")
+            env = request.getfixturevalue("ksim_env")
+            for name in ("ONEGRAPH_NVRTC", "KSIM_CACHE"):
+                patch.setenv(name, env[name])
+            patch.setenv("ONEGRAPH_CACHE_DIR", env["KSIM_CACHE"])
+            # Whoever opens a library of these names from now on gets these.
+            for name in ("libcuda.so", "libnvrtc.so"):
+                ctypes.CDLL(str(library_dir / name))
+        elif found.name == "card":
+            if not Path("/dev/nvidia0").exists():
+                pytest.skip("no NVIDIA card; `pytest -m gpu` on a machine with one runs this")
+            if hasattr(ctypes.CDLL("libcuda.so.1"), "ksimStats"):
+                pytest.skip("this process has the simulated driver; `pytest -m gpu` runs this")
+        yield found
+    # What it left on the card goes before another test looks.
+    plans_kv.forget()
+    gc.collect()

@@ -17,7 +17,7 @@ import gguf
 import numpy as np
 from backends import Backend
 from numpy.typing import NDArray
-from onegraph import _native
+from onegraph import _native, nvrtc
 
 Floats = NDArray[np.float32]
 
@@ -84,7 +84,8 @@ class Plan:
 
 
 class Run:
-    """A plan on a backend. The slots' pages are mapped in order unless `mapped` is false."""
+    """A plan on a backend; on a GPU each pass is a replay, and `options` are more of its own. The
+    slots' pages are mapped in order unless `mapped` is false."""
 
     def __init__(
         self,
@@ -97,7 +98,11 @@ class Run:
         kv_type: str = "F32",
         threads: int = 1,
         mapped: bool = True,
+        **options: Any,
     ) -> None:
+        self.backend = backend
+        if backend.device != "cpu":
+            options = {"capture": True, "nvrtc_folders": nvrtc.folders()} | options
         per_slot = -(-n_ctx // PAGE)
         n_pages = n_slots * per_slot + 1 if n_pages is None else n_pages
         self.native = _native.PlanRunner(
@@ -109,6 +114,7 @@ class Run:
             n_pages=n_pages,
             kv_type=kv_type,
             threads=threads,
+            **options,
         )
         self._widths = {b["name"]: b["width"] for b in plan._plan["buffers"]}
         if mapped:

@@ -91,11 +91,25 @@ class Cache:
         """The attention of all layers side by side, `[rows, n_layer * n_head * head_dim]`."""
         return np.concatenate([run[f"out{layer}"] for layer in range(self.n_layer)], axis=1)
 
+    def feed(self, run: Run, seeds: Sequence[int], first: int = 0, slot: int = 0) -> Floats:
+        """The attention of new tokens of a sequence from position `first` on, in as few passes as
+        have the sums of steps."""
+        outs = []
+        for piece in run.backend.pieces(len(seeds)):
+            positions = [first + i for i in piece]
+            run(
+                self.rows([seeds[i] for i in piece]),
+                positions=positions,
+                slots=[slot] * len(positions),
+            )
+            outs.append(self.outs(run))
+        return np.concatenate(outs)
+
     def solo(self, backend: Backend, seeds: Sequence[int]) -> Floats:
-        """The attention of a sequence that runs alone, in one chunk, in a cache of its own."""
+        """The attention of a sequence that runs alone, in a cache of its own."""
         run = self.run(backend)
         run.map(0, range(1, 1 + self.per_slot))
-        return self.outs(run(self.rows(seeds), positions=range(len(seeds))))
+        return self.feed(run, seeds)
 
     def footprint(self, backend: Backend, page: int, entry: int) -> NDArray[np.int64]:
         """The bytes of the pool that a token at `entry` of `page` occupies, in all layers."""
@@ -109,6 +123,11 @@ class Cache:
 @remembered
 def _prober(cache: Cache, backend: Backend) -> Run:
     return cache.run(backend)
+
+
+def forget() -> None:
+    """Frees the runners that were kept."""
+    _prober.cache_clear()
 
 
 @lru_cache(maxsize=1 << 14)

@@ -91,22 +91,40 @@ def model(ty: str) -> Plan:
 MODEL_TYPES = list(TYPES)
 
 
-def logits(run: Run, tokens: Sequence[int], start: int = 0, slot: int = 0) -> Floats:
-    """The logits after each of `tokens`, fed as one chunk from position `start` on."""
-    n = len(tokens)
-    positions = range(start, start + n)
-    run({}, tokens=tokens, positions=positions, slots=[slot] * n, out_rows=range(n))
-    return run["logits"]
+def logits(
+    run: Run, tokens: Sequence[int], start: int = 0, slot: int = 0, *, whole: bool = False
+) -> Floats:
+    """The logits after each of `tokens` from position `start` on, fed in as few chunks as have the
+    sums of steps, or, `whole`, as one."""
+    found = []
+    for piece in run.backend.pieces(len(tokens), len(tokens) if whole else None):
+        n = len(piece)
+        run(
+            {},
+            tokens=[tokens[i] for i in piece],
+            positions=[start + i for i in piece],
+            slots=[slot] * n,
+            out_rows=range(n),
+        )
+        found.append(run["logits"])
+    return np.concatenate(found)
 
 
-def runner(backend: Backend, ty: str, *, n_slots: int = 1, threads: int = 1) -> Run:
-    """The model of one type with room for 150 tokens a slot."""
+def types(backend: Backend) -> list[str]:
+    """Those that a test of many types runs on."""
+    return ["Q4_K"] if backend.few else MODEL_TYPES
+
+
+def runner(
+    backend: Backend, ty: str, *, n_slots: int = 1, threads: int = 1, n_ctx: int = 150
+) -> Run:
+    """The model of one type with room for `n_ctx` tokens a slot."""
     return Run(
         backend,
         model(ty),
         n_slots=n_slots,
-        n_ctx=150,
-        n_pages=n_slots * -(-150 // PAGE) + 1,
+        n_ctx=n_ctx,
+        n_pages=n_slots * -(-n_ctx // PAGE) + 1,
         kv_type="F16",
         threads=threads,
     )

@@ -1,10 +1,11 @@
 """What a capture forbids, and what it answers to that."""
 
 import ctypes as c
+from collections.abc import Callable
 
 import numpy as np
 import pytest
-from ksim.card import Card, CudaError, params
+from ksim.card import Buffer, Card, CudaError, params
 
 FILL = """
 struct P { float* x; uint32_t at; };
@@ -18,32 +19,51 @@ def card(any_card: Card) -> Card:
     return any_card
 
 
-@pytest.mark.parametrize(
-    ("name", "act"),
-    [
-        ("cuMemAlloc_v2", lambda card, x, s: card.alloc(16)),
-        ("cuMemFree_v2", lambda card, x, s: x.free()),
-        ("cuCtxSynchronize", lambda card, x, s: card.synchronize()),
-        ("cuMemcpyDtoH_v2", lambda card, x, s: x.read(np.uint8)),
-        ("cuStreamSynchronize", lambda card, x, s: card.synchronize(s)),
-        ("cuStreamQuery", lambda card, x, s: card.call("cuStreamQuery", s)),
-        ("cuModuleLoadData", lambda card, x, s: card.load(card.compile("__device__ int x;"))),
-        ("cuMemHostAlloc", lambda card, x, s: card.pinned(np.uint8, 16)),
-    ],
-)
-def test_unsafe_calls_end_a_capture(card: Card, name: str, act: object) -> None:
+#: The documentation of the capture modes calls these unsafe, or the stream's work that they ask for
+#: has not been queued.
+FORBIDDEN = [
+    ("cuMemAlloc_v2", lambda card, x, s: card.alloc(16)),
+    ("cuMemFree_v2", lambda card, x, s: x.free()),
+    ("cuCtxSynchronize", lambda card, x, s: card.synchronize()),
+    ("cuStreamSynchronize", lambda card, x, s: card.synchronize(s)),
+    ("cuStreamQuery", lambda card, x, s: card.call("cuStreamQuery", s)),
+    ("cuMemHostAlloc", lambda card, x, s: card.pinned(np.uint8, 16)),
+]
+#: Nothing is promised of these: a driver may do them. The simulator is strict.
+UNSPECIFIED = [
+    ("cuMemcpyDtoH_v2", lambda card, x, s: x.read(np.uint8)),
+    ("cuModuleLoadData", lambda card, x, s: card.load(card.compile("__device__ int x;"))),
+]
+
+
+@pytest.mark.parametrize(("name", "act"), FORBIDDEN + UNSPECIFIED)
+def test_unsafe_calls_end_a_capture(
+    card: Card, name: str, act: Callable[[Card, Buffer, c.c_void_p], object]
+) -> None:
     x, stream = card.alloc(64), card.stream()
     kernel = card.kernel(FILL)
     graphs = card.stats()["graphs"] if card.simulated else 0
-    assert callable(act)
-    with pytest.raises(CudaError) as ended, card.capture(stream):
-        with pytest.raises(CudaError) as caught:
-            act(card, x, stream)
-        assert (caught.value.call, caught.value.code) == (name, 900)
-        with pytest.raises(CudaError) as later:
-            card.launch(kernel, 1, 1, params(x=x, at=0), stream=stream)
-        assert later.value.code == 901
-    assert (ended.value.call, ended.value.code) == ("cuStreamEndCapture", 901)
+    answers = [0, 0, 0]
+    try:
+        with card.capture(stream):
+            try:
+                act(card, x, stream)
+            except CudaError as refused:
+                assert refused.call == name
+                answers[0] = refused.code
+            try:
+                card.launch(kernel, 1, 1, params(x=x, at=0), stream=stream)
+            except CudaError as refused:
+                answers[1] = refused.code
+    except CudaError as refused:
+        assert refused.call == "cuStreamEndCapture"
+        answers[2] = refused.code
+    said = f"{name}, a launch and the end of the capture answered {answers}"
+    if card.simulated or name in dict(FORBIDDEN):
+        assert answers == [900, 901, 901], said
+    else:
+        # Whatever it is, capture and call agree: 900 and 906 end it, success leaves it as it was.
+        assert answers == [0, 0, 0] or (answers[0] in (900, 906) and answers[1:] == [901] * 2), said
     assert not card.simulated or card.stats()["graphs"] == graphs
     # The stream is in working order again.
     card.launch(kernel, 1, 1, params(x=card.alloc(16), at=0), stream=stream)

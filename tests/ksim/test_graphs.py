@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ksim.card import Card, CudaError, KernelNodeParams, params
+from ksim.card import Card, KernelNodeParams, params
 from ksim.conftest import Script
 
 STEP = """
@@ -99,12 +99,17 @@ def test_fork_and_join(card: Card) -> None:
         card.call("cuEventRecord", join, two)
         card.call("cuStreamWaitEvent", one, join, 0)
         card.launch(kernel, 1, 1, params(x=x, to=4, a=2, b=3), stream=one)
-    assert sorted(card.edges(captured[0])) == [(0, 2, 0, 0), (1, 2, 0, 0)]
+    # Nodes come in no order that is promised.
+    edges = card.edges(captured[0])
+    ends = [(*sorted(start for start, *_ in edges), *(end for _, end, *_ in edges))]
+    assert ends in ([(0, 1, 2, 2)], [(0, 2, 1, 1)], [(1, 2, 0, 0)]), edges
+    assert {tuple(data) for _, _, *data in edges} == {(0, 0)}, edges
     card.replay(card.instantiate(captured[0]), one)
     assert x.read(np.uint32).tolist() == [1, 2, 3, 4, 7]
-    with pytest.raises(CudaError) as caught:
-        card.call("cuEventQuery", join)
-    assert caught.value.code == 907
+    answer = card.code("cuEventQuery", join)
+    # A captured event may not be asked about; whether it still is one after the capture, no
+    # documentation says.
+    assert answer == 907 or (answer == 0 and not card.simulated), f"cuEventQuery answered {answer}"
 
 
 def test_kernel_parameters_of_a_node(card: Card) -> None:
@@ -140,22 +145,23 @@ def test_exec_update_wants_the_same_shape(card: Card) -> None:
     other = card.function(owner, "other")
     x = card.upload(np.zeros(1, np.uint32))
     executable = card.instantiate(chain(card, x, stream, [kernel, kernel]))
-    result = UpdateResult()
-    same_shape = chain(card, x, stream, [kernel, other], first=3)
-    card.call("cuGraphExecUpdate_v2", executable, same_shape, c.byref(result))
-    assert result.result == 0
+
+    def update(graph: c.c_void_p) -> tuple[int, int]:
+        """The call's answer, and the reason."""
+        result = UpdateResult()
+        code = card.code("cuGraphExecUpdate_v2", executable, graph, c.byref(result))
+        return code, result.result
+
+    assert update(chain(card, x, stream, [kernel, other], first=3)) == (0, 0)
     card.replay(executable, stream)
     assert x.read(np.uint32)[0] == 3 + 4000
-    longer = chain(card, x, stream, [kernel] * 3)
-    with pytest.raises(CudaError) as caught:
-        card.call("cuGraphExecUpdate_v2", executable, longer, c.byref(result))
-    assert (caught.value.code, result.result) == (910, 2)
+    assert update(chain(card, x, stream, [kernel] * 3)) == (910, 2), "more nodes"
     with card.capture(stream) as captured:
         card.call("cuMemsetD32Async", c.c_uint64(x.address), 7, c.c_size_t(1), stream)
         card.launch(kernel, 1, 1, params(x=x, add=1, mul=2), stream=stream)
-    with pytest.raises(CudaError) as caught:
-        card.call("cuGraphExecUpdate_v2", executable, captured[0], c.byref(result))
-    assert (caught.value.code, result.result) == (910, 3), "another type of node"
+    # The nodes are of other types, and so are their edges: either is a reason.
+    found = update(captured[0])
+    assert found == (910, 3) or (found == (910, 2) and not card.simulated), found
     # A refused update changes nothing.
     x.write(np.zeros(1, np.uint32))
     card.replay(executable, stream)
@@ -163,13 +169,19 @@ def test_exec_update_wants_the_same_shape(card: Card) -> None:
 
 
 def test_edges_with_data_need_the_new_call(card: Card) -> None:
+    """Their number is no secret; the edges without their data are."""
     stream = card.stream()
     x = card.upload(np.zeros(1, np.uint32))
     graph = chain(card, x, stream, [card.kernel(STEP)] * 2)
     count = c.c_size_t()
-    with pytest.raises(CudaError) as caught:
-        card.call("cuGraphGetEdges", graph, None, None, c.byref(count))
-    assert caught.value.code == 402, "CUDA_ERROR_LOSSY_QUERY"
+    card.call("cuGraphGetEdges_v2", graph, None, None, None, c.byref(count))
+    assert count.value == 1
+    start, end = (c.c_void_p * 1)(), (c.c_void_p * 1)()
+    lossy = 402
+    answer = card.code("cuGraphGetEdges", graph, start, end, c.byref(count))
+    assert answer == lossy, f"cuGraphGetEdges answered {answer}"
+    answer = card.code("cuGraphGetEdges_v2", graph, start, end, None, c.byref(count))
+    assert answer == lossy, f"cuGraphGetEdges_v2 answered {answer}"
 
 
 def test_dot_dump(card: Card, tmp_path: Path) -> None:

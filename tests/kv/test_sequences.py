@@ -6,10 +6,17 @@ from dataclasses import dataclass, field
 import numpy as np
 import onegraph
 import pytest
-from backends import BACKENDS, Backend
+from backends import Backend, over_backends
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from plans import PAGE, Floats, bits
 from plans_kv import CANARIES, Cache, Run, changed, lay
 
@@ -41,9 +48,9 @@ class Pool(RuleBasedStateMachine):
         self.sequences: dict[int, Sequence] = {}
         self.next_seed = 1
 
-    def grow(self, sequence: Sequence, n: int) -> int:
+    def grow(self, sequence: Sequence, n: int, most: int) -> int:
         """Pages for `n` more tokens, or for as many as there is room; says how many."""
-        n = min(n, CACHE.n_ctx - len(sequence.seeds))
+        n = min(n, CACHE.n_ctx - len(sequence.seeds), most)
         while len(sequence.pages) * PAGE < len(sequence.seeds) + n and self.free:
             page = self.free.pop()
             self.run.map(sequence.slot, [page], len(sequence.pages))
@@ -53,8 +60,10 @@ class Pool(RuleBasedStateMachine):
     def step(self, tokens: list[tuple[Sequence, int]], padding: int = 0, order: int = 0) -> None:
         """One forward pass: so many new tokens for each sequence, and padding rows, shuffled."""
         rows: list[tuple[Sequence | None, int, int]] = []
+        # All in one pass that has the sums of steps.
+        most = (self.backend.step_rows or 1 << 20) - padding
         for sequence, n in tokens:
-            for _ in range(self.grow(sequence, n)):
+            for _ in range(self.grow(sequence, n, most - len(rows))):
                 rows.append((sequence, len(sequence.seeds), self.next_seed))
                 sequence.seeds.append(self.next_seed)
                 self.next_seed += 1
@@ -159,17 +168,15 @@ class Pool(RuleBasedStateMachine):
             self.check_solo(sequence)
 
 
-def machine(backend: Backend) -> type:
-    case = type(f"Pool_{backend.device}", (Pool,), {"backend": backend}).TestCase
-    case.settings = settings(
-        max_examples=40,
-        stateful_step_count=30,
-        deadline=None,
-        derandomize=True,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+@over_backends
+def test_each_sequence_equals_its_solo_run(backend: Backend) -> None:
+    run_state_machine_as_test(
+        type("PoolOnBackend", (Pool,), {"backend": backend}),
+        settings=settings(
+            max_examples=12 if backend.few else 40,
+            stateful_step_count=30,
+            deadline=None,
+            derandomize=True,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+        ),
     )
-    return case
-
-
-for _backend in BACKENDS:
-    globals()[f"TestPool_{_backend.device}"] = machine(_backend)

@@ -13,15 +13,16 @@ import pytest
 from backends import Backend, over_backends
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import ROWS, TYPES, Floats, Plan, Run, bits, encode, normal
-from plans_model import MODEL_TYPES, logits, runner, tokens
+from plans import ROWS, TYPES, Floats, Plan, Run, bits, encode, nmse, normal
+from plans_model import MODEL_TYPES, logits, runner, tokens, types
 
 over_types = pytest.mark.parametrize("ty", MODEL_TYPES)
+pytestmark = pytest.mark.simulated_types("Q4_K")
 
 
 @cache
 def whole(backend: Backend, ty: str, n: int, seed: int) -> Floats:
-    """The logits of a random prompt, in one chunk, alone, by one thread."""
+    """The logits of a random prompt, in as few chunks as can be, alone, by one thread."""
     return logits(runner(backend, ty), tokens(n, seed))
 
 
@@ -39,7 +40,7 @@ def test_a_row_alone_equals_the_row_in_a_batch(backend: Backend, ty: str, blocks
     alone = np.concatenate([run({"x": values[[i]]})["y"] for i in range(100)])
     for threads in (1, 2, 3):
         run = Run(backend, plan, threads=threads)
-        for rows in ROWS:
+        for rows in (n for n in ROWS if n <= (backend.step_rows or n)):
             for start in (0, 100 - rows):
                 found = run({"x": values[start : start + rows]})["y"]
                 assert np.array_equal(bits(found), bits(alone[start : start + rows])), rows
@@ -62,24 +63,42 @@ def test_steps_equal_the_chunk(backend: Backend, ty: str) -> None:
 
 
 @over_backends
-@given(
-    cuts=st.sets(st.integers(1, 129)), threads=st.integers(1, 3), ty=st.sampled_from(MODEL_TYPES)
-)
-@settings(max_examples=30, deadline=None, derandomize=True)
-def test_any_chunks_equal_the_whole(
-    backend: Backend, cuts: set[int], threads: int, ty: str
-) -> None:
-    prompt, run = tokens(130, 1), runner(backend, ty, threads=threads)
-    edges = [0, *sorted(cuts), 130]
-    parts = [logits(run, prompt[a:b], a) for a, b in itertools.pairwise(edges)]
-    assert np.array_equal(bits(np.concatenate(parts)), bits(whole(backend, ty, 130, 1)))
+def test_any_chunks_equal_the_whole(backend: Backend) -> None:
+    @given(
+        cuts=st.sets(st.integers(1, 129)),
+        threads=st.integers(1, 3),
+        ty=st.sampled_from(types(backend)),
+    )
+    @settings(max_examples=backend.examples(30), deadline=None, derandomize=True)
+    def check(cuts: set[int], threads: int, ty: str) -> None:
+        prompt, run = tokens(130, 1), runner(backend, ty, threads=threads)
+        edges = [0, *sorted(cuts), 130]
+        parts = [logits(run, prompt[a:b], a) for a, b in itertools.pairwise(edges)]
+        assert np.array_equal(bits(np.concatenate(parts)), bits(whole(backend, ty, 130, 1)))
+
+    check()
+
+
+@over_backends
+@over_types
+def test_any_chunks_of_a_prompt_equal_the_whole(backend: Backend, ty: str) -> None:
+    """Of those that are a prompt's; their sums are near to a step's, and may be others."""
+    least, n = (backend.step_rows or 0) + 1, 280
+    run = runner(backend, ty, n_ctx=n)
+    prompt = tokens(n, 2)
+    once = logits(run, prompt, whole=True)
+    for cuts in ([least], [n - least], [least + 3, 2 * least + 64]):
+        edges = [0, *cuts, n]
+        parts = [logits(run, prompt[a:b], a, whole=True) for a, b in itertools.pairwise(edges)]
+        assert np.array_equal(bits(np.concatenate(parts)), bits(once)), cuts
+    assert nmse(once, logits(run, prompt)) <= 1e-6
 
 
 @over_backends
 @over_types
 def test_alone_equals_in_a_batch(backend: Backend, ty: str) -> None:
     """Sequences of different lengths in one batch, rows interleaved, then a step of each."""
-    lengths = [1, 2, 33, 64, 65]
+    lengths = [1, 2, 33, 64, 65] if backend.step_rows is None else [1, 2, 9, 20, 30]
     run = runner(backend, ty, n_slots=len(lengths), threads=2)
     prompts = [tokens(n + 1, seed=10 + n) for n in lengths]
     rows = [(slot, p) for slot, n in enumerate(lengths) for p in range(n)]
@@ -100,16 +119,17 @@ def test_alone_equals_in_a_batch(backend: Backend, ty: str) -> None:
 @over_backends
 @over_types
 def test_wanting_fewer_logits_changes_none(backend: Backend, ty: str) -> None:
-    prompt, run = tokens(70), runner(backend, ty)
-    for wanted in ([], [69], [3, 0, 3]):
-        run({}, tokens=prompt, positions=range(70), slots=[0] * 70, out_rows=wanted)
+    n = backend.step_rows or 70
+    prompt, run = tokens(70)[:n], runner(backend, ty)
+    for wanted in ([], [n - 1], [3, 0, 3]):
+        run({}, tokens=prompt, positions=range(n), slots=[0] * n, out_rows=wanted)
         assert np.array_equal(bits(run["logits"]), bits(whole(backend, ty, 70, 0)[wanted]))
 
 
 @over_backends
 def test_the_model_says_something(backend: Backend) -> None:
     """Equal bits prove nothing where all logits are equal, zero or NaN."""
-    for ty in MODEL_TYPES:
+    for ty in types(backend):
         rows = whole(backend, ty, 70, 0)
         assert np.isfinite(rows).all()
         assert 0.1 < rows.std() < 100

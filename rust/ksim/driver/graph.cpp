@@ -141,7 +141,7 @@ KSIM_API CUresult cuGraphGetRootNodes(CUgraph graph, CUgraphNode* nodes, size_t*
 }
 
 static CUresult graph_edges(const char* call, CUgraph graph, CUgraphNode* from, CUgraphNode* to,
-                            CUgraphEdgeData* data, size_t* count, bool without_data) {
+                            CUgraphEdgeData* data, size_t* count) {
     Entry entry(call, NEEDS_CONTEXT);
     if (entry.code) return entry.code;
     if (!count || (from == nullptr) != (to == nullptr)) return CUDA_ERROR_INVALID_VALUE;
@@ -149,8 +149,8 @@ static CUresult graph_edges(const char* call, CUgraph graph, CUgraphNode* from, 
     size_t found = 0;
     for (const auto& node : graph->nodes) {
         for (const Edge& edge : node->edges) {
-            // Edges with data would be lost by the old call.
-            if (without_data && edge.data.type) return CUDA_ERROR_LOSSY_QUERY;
+            // Their number may be asked for, but not the edges without the data that they have.
+            if (from && !data && edge.data.type) return CUDA_ERROR_LOSSY_QUERY;
             if (from && found < *count) {
                 from[found] = edge.from;
                 to[found] = node.get();
@@ -164,11 +164,11 @@ static CUresult graph_edges(const char* call, CUgraph graph, CUgraphNode* from, 
 }
 KSIM_API CUresult cuGraphGetEdges(CUgraph graph, CUgraphNode* from, CUgraphNode* to,
                                   size_t* count) {
-    return graph_edges("cuGraphGetEdges", graph, from, to, nullptr, count, true);
+    return graph_edges("cuGraphGetEdges", graph, from, to, nullptr, count);
 }
 KSIM_API CUresult cuGraphGetEdges_v2(CUgraph graph, CUgraphNode* from, CUgraphNode* to,
                                      CUgraphEdgeData* data, size_t* count) {
-    return graph_edges("cuGraphGetEdges_v2", graph, from, to, data, count, false);
+    return graph_edges("cuGraphGetEdges_v2", graph, from, to, data, count);
 }
 
 KSIM_API CUresult cuGraphNodeGetType(CUgraphNode node, int* type) {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::plan::{BufferId, Plan};
+use crate::plan::{self, BufferId, Plan};
 use crate::quant::QuantType;
 use crate::sampler;
 use crate::weights::Model;
@@ -28,6 +28,24 @@ pub trait Weights: Send + Sync {
     /// # Errors
     /// [`crate::Error::Tensor`] where there is none of that name.
     fn bytes(&self, name: &str) -> Result<&[u8]>;
+
+    /// The bytes of a plan's tensor, as many as its shape and type take.
+    ///
+    /// # Errors
+    /// [`crate::Error::Tensor`] where there are none or another number.
+    fn of(&self, w: &plan::Weight) -> Result<&[u8]> {
+        let bytes = self.bytes(&w.name)?;
+        let expected = w.ty.row_bytes(w.n_in).and_then(|b| b.checked_mul(w.n_out));
+        if expected != Some(bytes.len()) {
+            return Err(Error::Tensor {
+                name: w.name.clone(),
+                found: format!("{} bytes", bytes.len()),
+                expected: format!("{expected:?} bytes"),
+                remedy: "the file is damaged: fetch it again".into(),
+            });
+        }
+        Ok(bytes)
+    }
 }
 
 impl Weights for Model {

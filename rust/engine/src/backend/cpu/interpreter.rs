@@ -39,16 +39,7 @@ impl Interpreter {
     ) -> Result<Self> {
         let mut vectors = Vec::with_capacity(plan.weights.len());
         for w in &plan.weights {
-            let bytes = weights.bytes(&w.name)?;
-            let expected = w.ty.row_bytes(w.n_in).and_then(|b| b.checked_mul(w.n_out));
-            if expected != Some(bytes.len()) {
-                return Err(Error::Tensor {
-                    name: w.name.clone(),
-                    found: format!("{} bytes", bytes.len()),
-                    expected: format!("{expected:?} bytes"),
-                    remedy: "the file is damaged: fetch it again".into(),
-                });
-            }
+            let bytes = weights.of(w)?;
             vectors.push((w.n_out == 1).then(|| {
                 let mut v = vec![0.0; w.n_in];
                 (w.ty.dequantize)(bytes, &mut v);

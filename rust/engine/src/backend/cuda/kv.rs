@@ -67,13 +67,23 @@ impl KvPool {
             });
         }
         let per_page = shape.n_head_kv * PAGE_TOKENS * shape.head_dim * ty.block_bytes;
-        let bytes = [shape.n_layer, n_pages, per_page]
+        let too_large = |bytes: String| Error::Memory {
+            need: format!("a KV cache of {n_pages} pages needs {bytes}"),
+            remedy: "use a smaller n_ctx or max_batch".into(),
+        };
+        let both = [2, shape.n_layer, n_pages, per_page]
             .iter()
             .try_fold(1usize, |a, b| a.checked_mul(*b))
-            .ok_or_else(|| Error::Memory {
-                need: format!("a KV cache of {n_pages} pages needs more than 2^64 bytes"),
-                remedy: "use a smaller n_ctx or max_batch".into(),
-            })?;
+            .ok_or_else(|| too_large("more than 2^64 bytes".into()))?;
+        let part = || {
+            DeviceBuffer::new(context, both / 2).map_err(|e| match e {
+                Error::Memory { .. } => {
+                    let free = context.memory().map_or(0, |m| m.0);
+                    too_large(format!("{both} bytes, {free} are free"))
+                }
+                e => e,
+            })
+        };
         let entries = n_slots * n_ctx.div_ceil(PAGE_TOKENS);
         let pool = Self {
             shape,
@@ -81,8 +91,8 @@ impl KvPool {
             n_pages,
             n_slots,
             n_ctx,
-            k: DeviceBuffer::new(context, bytes)?,
-            v: DeviceBuffer::new(context, bytes)?,
+            k: part()?,
+            v: part()?,
             page_table: DeviceBuffer::new(context, entries * 4)?,
             error: HostBuffer::new(context, 8)?,
             mirror: vec![0; entries],

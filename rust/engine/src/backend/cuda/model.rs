@@ -241,7 +241,7 @@ impl CudaModel {
         if let Some(id) = table.factors {
             let w = plan.weight(id);
             let mut factors = vec![0.0f32; w.n_in];
-            (w.ty.dequantize)(weights.bytes(&w.name)?, &mut factors);
+            (w.ty.dequantize)(weights.of(w)?, &mut factors);
             inv_freq
                 .iter_mut()
                 .zip(factors)

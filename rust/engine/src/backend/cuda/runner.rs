@@ -9,8 +9,8 @@ use super::graph::Graph;
 use super::launch::{run_all, Launch};
 use super::model::{CudaModel, Options, Path};
 use crate::backend::{Batch, GraphMode, KernelTime, Profile, Runner, RunnerOptions, Weights};
-use crate::error::Result;
-use crate::plan::{BufferId, Plan, Rows};
+use crate::error::{Error, Result};
+use crate::plan::{BufferId, Op, Plan, Rows};
 
 /// More rows than this are taken for a prompt's.
 const STEP_ROWS: usize = 64;
@@ -74,6 +74,19 @@ impl Runner for CudaRunner {
     fn forward(&mut self, batch: &Batch<'_>) -> Result<()> {
         let model = &self.model;
         let (rows, out) = (batch.tokens.len(), batch.out_rows.len());
+        for op in &model.plan.ops {
+            let Op::Embed { weight, .. } = op else {
+                continue;
+            };
+            let n_vocab = model.plan.weight(*weight).n_out;
+            if let Some(token) = batch.tokens.iter().find(|t| **t as usize >= n_vocab) {
+                return Err(Error::Argument {
+                    name: "token",
+                    value: token.to_string(),
+                    reason: format!("the vocabulary has {n_vocab} tokens"),
+                });
+            }
+        }
         model.rows.tokens.write(0, batch.tokens, &model.stream)?;
         model
             .rows

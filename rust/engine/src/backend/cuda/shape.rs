@@ -79,6 +79,10 @@ impl MatVecShape {
         while shape.ring > 2 && shape.shared_bytes() > shared {
             shape.ring -= 1;
         }
+        // Units of four bytes a weight: two of them for each of sixteen warps are too many.
+        while shape.warps_r > 1 && shape.shared_bytes() > shared {
+            shape.warps_r /= 2;
+        }
         shape
     }
 

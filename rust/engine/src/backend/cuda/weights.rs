@@ -59,7 +59,7 @@ impl DeviceWeights {
         }
         let w = plan.weight(id);
         let mut values = vec![0.0f32; w.n_in];
-        (w.ty.dequantize)(weights.bytes(&w.name)?, &mut values);
+        (w.ty.dequantize)(weights.of(w)?, &mut values);
         let buffer = DeviceBuffer::new(programs.context(), values.len() * 4)?;
         buffer.write(0, &values, stream)?;
         let address = buffer.address();
@@ -89,7 +89,7 @@ impl DeviceWeights {
         // The file's bytes, as they are, on the card for as long as the rewriting takes.
         let mut files = Vec::new();
         for id in ids {
-            let bytes = weights.bytes(&plan.weight(*id).name)?;
+            let bytes = weights.of(plan.weight(*id))?;
             let staged = DeviceBuffer::new(programs.context(), bytes.len())?;
             staged.write(0, bytes, stream)?;
             files.push(staged);
