@@ -137,7 +137,8 @@ class LLM:
         "smollm2", "hf:user/repo/file.gguf", "hf:user/repo:Q4_K_M" or "ollama:name:tag"
     device: "cpu", "cuda", "cuda:1", or "auto": the CPU only where no NVIDIA card is
     n_ctx: tokens that one sequence may have, prompt and output together; None takes the context
-        that the model was trained for, at most 8192. More than it was trained for is an error
+        that the model was trained for, at most 8192, and on a GPU at most what its memory holds,
+        with a warning. More than it was trained for is an error
     max_batch: sequences that run together; further requests wait
     kv_type: encoding of keys and values, such as "f16", "f32" or "q8_0"
     threads: CPU threads; None takes as many as the machine runs at once
@@ -224,6 +225,15 @@ class LLM:
                 ", ".join(str(step.batch_size) for step in graphs.captured),
                 sum(step.seconds for step in graphs.captured),
                 sum(step.bytes for step in graphs.captured) / 2**20,
+            )
+        for part, seconds in self._engine.load_parts:
+            logger.debug("load, side by side: %s %.2f s", part, seconds)
+        if self._engine.n_ctx < self._engine.wanted_ctx:
+            logger.warning(
+                "the card's memory holds a context of %d tokens, not %d; "
+                "a smaller max_batch leaves room for longer ones",
+                self._engine.n_ctx,
+                self._engine.wanted_ctx,
             )
 
     @overload

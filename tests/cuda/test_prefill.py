@@ -18,7 +18,7 @@ import json, os, signal, sys, threading, time
 from onegraph import LLM
 
 llm = LLM(sys.argv[1], device="cuda", n_ctx=512, max_batch=1, prefill_chunk=64)
-long = [7 + i % 400 for i in range(500)]
+long = [7 + i % 400 for i in range(300)]
 options = {"max_tokens": 1, "temperature": 0, "ignore_eos": True, "logprobs": 1}
 wanted = llm.generate(long, **options)
 begun = time.monotonic()
@@ -33,7 +33,7 @@ def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
 
 took, next_one = [], []
-for _ in range(3):
+for _ in range(2):
     thread = threading.Thread(target=interrupt)
     thread.start()
     try:
@@ -69,8 +69,8 @@ def test_ctrl_c_ends_a_prompt_between_chunks(tiny: Path, ksim_env: dict[str, str
     )
     assert done.returncode == 0, done.stderr[-3000:]
     said = json.loads(done.stdout)
-    assert len(said["took"]) == 3, f"a call was not interrupted: {said}"
-    # The best of three: the machine may be busy with something else.
+    assert len(said["took"]) == 2, f"a call was not interrupted: {said}"
+    # The better of two: the machine may be busy with something else.
     assert min(said["took"]) < 0.1, said
     # The rest of the prompt is not fed: the next request waits for one chunk at most.
     assert min(said["next"]) < said["whole"] * 0.7, said

@@ -328,6 +328,18 @@ impl Engine {
         stats.map(|stats| json(&stats.now())).transpose()
     }
 
+    /// Seconds of its parts that ran side by side, where they are known.
+    #[getter]
+    fn load_parts(&self) -> Vec<(&'static str, f64)> {
+        self.inner.loaded().load_parts.clone()
+    }
+
+    /// The context that would have been, had the card's memory held it.
+    #[getter]
+    fn wanted_ctx(&self) -> usize {
+        self.inner.loaded().wanted_ctx
+    }
+
     #[getter]
     fn load_seconds(&self) -> f64 {
         self.inner.loaded().load_seconds

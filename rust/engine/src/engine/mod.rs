@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 
 use crate::arch;
 use crate::backend::cpu::CpuBackend;
-use crate::backend::cuda::CudaBackend;
+use crate::backend::cuda::device::Context;
+use crate::backend::cuda::model::LoadTimes;
+use crate::backend::cuda::{self, CudaBackend};
 use crate::backend::{Backend, Limits, LogitsPath, RunnerOptions, SharedStats, PAGE_TOKENS};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -64,6 +66,10 @@ pub struct Loaded {
     pub load_seconds: f64,
     /// What became of decode steps so far, where there are graphs.
     pub graphs: Option<Arc<SharedStats>>,
+    /// Seconds of its parts that ran side by side, where they are known.
+    pub load_parts: Vec<(&'static str, f64)>,
+    /// The context that would have been, had the card's memory held it.
+    pub wanted_ctx: usize,
 }
 
 /// A loaded model. May be used from many threads at once; dropping or closing it ends all
@@ -356,6 +362,7 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
         threads: options.cpu_threads(),
         gpu: options.gpu()?,
     };
+    let mut parts = Vec::new();
     let backend: Box<dyn Backend> = match device {
         Device::Cpu => {
             memory::check(
@@ -369,9 +376,16 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
             Box::new(CpuBackend::new(plan, model.clone(), &runner)?)
         }
         Device::Cuda(number) => {
-            reporter.at("weights", 0, 0)?;
+            reporter.at("memory", 0, 0)?;
+            let card = Context::new(number)?;
+            let free = card.memory()?.0 as u64;
+            let may_shrink = options.n_ctx.is_none();
+            let runner = cuda::memory::fit(&card.info, &plan, &*model, &runner, may_shrink, free)?;
             let told = |stage: String, done, total| reporter.at(stage, done, total);
-            Box::new(CudaBackend::new(number, plan, &*model, &runner, &told)?)
+            let backend = CudaBackend::new(number, plan, &*model, &runner, &told)?;
+            let LoadTimes { upload, compile } = backend.load_times();
+            parts.extend([("upload", upload), ("compile", compile)]);
+            Box::new(backend)
         }
     };
     model.check_unchanged()?;
@@ -387,6 +401,8 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
             .map(str::to_owned),
         load_seconds: 0.0,
         graphs: backend.graph_stats(),
+        load_parts: parts,
+        wanted_ctx: n_ctx,
     };
     Ok((backend, loaded))
 }

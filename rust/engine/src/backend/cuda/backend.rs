@@ -7,11 +7,11 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::device::{DeviceBuffer, HostBuffer};
+use super::device::{Context, DeviceBuffer, HostBuffer};
 use super::dispatch::{Dispatch, StepKey, Way};
 use super::graph::Graph;
-use super::launch::{run_all, Launch};
-use super::model::{CudaModel, Inputs, Options, Path, RowBuffers};
+use super::launch::{run_all, Launch, Spec};
+use super::model::{CudaModel, Inputs, LoadTimes, Options, Path, RowBuffers};
 use super::prefill::{check_chunk, Passes};
 use super::sample::{Record, Sampling, RING_STEPS};
 use super::steps::{capture_failure, Steps};
@@ -56,6 +56,7 @@ pub struct CudaBackend {
     events: Vec<Event>,
     /// Whether the last step asked for had no sequence to decode.
     idle: bool,
+    load_times: LoadTimes,
     pub(super) model: CudaModel,
 }
 
@@ -95,6 +96,34 @@ impl CudaBackend {
         options: &RunnerOptions,
         progress: Progress<'_>,
     ) -> Result<Self> {
+        let context = Context::new(ordinal)?;
+        let mut backend = Self::on(&context, plan, weights, options)?;
+        let keys = backend.steps.at_load(options.gpu.warmup);
+        let draws = |b: &Self| b.draw_specs(1, b.model.rows.state_slots.address());
+        let mut specs = draws(&backend);
+        for key in &keys {
+            specs.extend(backend.step_specs(key.rows)?);
+        }
+        let told = |done, total| progress("weights".into(), done, total);
+        backend.load_times = backend.model.load(weights, &specs, &told)?;
+        backend.draws = backend.model.compile(draws(&backend))?;
+        let total = keys.len() as u64;
+        for (done, key) in (0..).zip(keys) {
+            let gib = backend.model.context.memory()?.0 as f64 / f64::from(1 << 30);
+            let stage = format!("capture batch {}, {gib:.1} GiB free", key.rows);
+            progress(stage, done, total)?;
+            backend.prepare(key)?;
+        }
+        Ok(backend)
+    }
+
+    /// All the memory that is ever taken at once, on a card that may be only described.
+    pub(super) fn on(
+        context: &Arc<Context>,
+        plan: Arc<Plan>,
+        weights: &dyn Weights,
+        options: &RunnerOptions,
+    ) -> Result<Self> {
         let GpuOptions {
             mode,
             fuse,
@@ -103,15 +132,15 @@ impl CudaBackend {
             ref batch_sizes,
             max_batch,
             padding,
-            warmup,
             prefill_chunk,
+            ..
         } = options.gpu;
         check_chunk(prefill_chunk)?;
         let max_rows = options.n_slots.max(prefill_chunk);
         let max_out = options.n_slots.max(LOGIT_ROWS);
         let n_vocab = plan.buffer(plan.logits).width;
         let model = CudaModel::new(
-            ordinal,
+            context,
             plan,
             weights,
             Options {
@@ -126,34 +155,33 @@ impl CudaBackend {
                 nvrtc_folders: nvrtc_folders.clone(),
             },
         )?;
-        let context = model.context.clone();
         let sampling = Sampling::new(
-            &context,
+            context,
             &model.stream,
             options.n_slots,
             n_vocab,
             options.n_ctx,
             max_out,
         )?;
-        let step = DeviceBuffer::new(&context, 4)?;
+        let step = DeviceBuffer::new(context, 4)?;
         // The first step is number 1: zero is an empty place of the ring.
         step.write(0, &[0u32], &model.stream)?;
         let n_slots = options.n_slots;
         let most = max_batch.unwrap_or(n_slots);
         let dispatch = Dispatch::new(mode, batch_sizes.as_deref(), most, n_slots, padding);
         let limits = Limits {
-            device: format!("cuda:{ordinal} ({})", context.info.name),
+            device: format!("cuda:{} ({})", context.info.ordinal, context.info.name),
             n_vocab,
             n_slots: options.n_slots,
             n_ctx: options.n_ctx,
             n_pages: options.n_pages,
             queue_depth: QUEUE_DEPTH,
         };
-        let rows = RowBuffers::new(&context, max_out)?;
+        let rows = RowBuffers::new(context, max_out)?;
         // Every logit row is wanted, in order.
         let in_order: Vec<u32> = (0..max_out as u32).collect();
         rows.out_rows.write(0, &in_order, &model.stream)?;
-        let mut backend = Self {
+        let backend = Self {
             steps: Steps::new(mode, dispatch),
             one_row: None,
             passes: Passes::new(prefill_chunk, mode != GraphMode::None),
@@ -161,7 +189,7 @@ impl CudaBackend {
             sampling,
             rows,
             row_slots: Vec::new(),
-            ring: HostBuffer::new(&context, RING_STEPS * max_out * 8)?,
+            ring: HostBuffer::new(context, RING_STEPS * max_out * 8)?,
             step,
             number: 0,
             epoch: 0,
@@ -169,24 +197,17 @@ impl CudaBackend {
             slots: (0..limits.n_slots).map(|_| None).collect(),
             events: Vec::new(),
             idle: false,
+            load_times: LoadTimes::default(),
             limits,
             model,
         };
-        backend.draws = backend
-            .model
-            .compile(backend.draw_specs(1, backend.model.rows.state_slots.address()))?;
-        let keys = backend.steps.at_load(warmup);
-        let total = keys.len() as u64;
-        for (done, key) in (0..).zip(keys) {
-            let gib = backend.model.context.memory()?.0 as f64 / f64::from(1 << 30);
-            let stage = format!("capture batch {}, {gib:.1} GiB free", key.rows);
-            progress(stage, done, total)?;
-            backend.prepare(key)?;
+        if context.is_described() {
+            backend.model.load(weights, &[], &|_, _| Ok(()))?;
         }
         Ok(backend)
     }
 
-    fn draw_specs(&self, rows: usize, row_slots: u64) -> Vec<super::launch::Spec> {
+    fn draw_specs(&self, rows: usize, row_slots: u64) -> Vec<Spec> {
         let logits = self.model.buffer(self.model.plan.logits).address();
         self.sampling.specs(
             logits,
@@ -197,15 +218,31 @@ impl CudaBackend {
         )
     }
 
-    /// The launches of a decode step of `bucket` rows, drawing included.
-    fn step_launches(&self, bucket: usize) -> Result<Vec<Launch>> {
+    /// A decode step of `bucket` rows, drawing included.
+    pub(super) fn step_specs(&self, bucket: usize) -> Result<Vec<Spec>> {
         let inputs = Inputs {
             state: self.sampling.state_address(),
             ..self.rows.inputs()
         };
         let mut specs = self.model.step_specs(bucket, &inputs)?;
         specs.extend(self.draw_specs(bucket, inputs.state_slots));
-        self.model.compile(specs)
+        Ok(specs)
+    }
+
+    /// Bytes of weights, and of keys and values.
+    pub(super) fn bytes(&self) -> (u64, u64) {
+        let model = &self.model;
+        (model.weight_bytes() as u64, model.kv.bytes() as u64)
+    }
+
+    /// Bytes of all buffers on the card now, and the most that there were at once.
+    pub fn taken(&self) -> (usize, usize) {
+        self.model.context.taken()
+    }
+
+    /// How long the parts of loading took.
+    pub fn load_times(&self) -> LoadTimes {
+        self.load_times
     }
 
     /// Has a step ready: captured, or as a list.
@@ -214,7 +251,7 @@ impl CudaBackend {
             return Ok(());
         }
         let begun = Instant::now();
-        let launches = self.step_launches(key.rows)?;
+        let launches = self.model.compile(self.step_specs(key.rows)?)?;
         if key.way != Way::Eager {
             let free = self.model.context.memory()?.0;
             self.warm_up(&launches, key.rows)

@@ -9,6 +9,7 @@ use std::ffi::{c_char, c_int, CStr, CString};
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use sha2::{Digest, Sha256};
 
@@ -301,7 +302,9 @@ impl Nvrtc {
 /// Compiles variants for one architecture, through the disk cache.
 #[derive(Debug)]
 pub struct Compiler {
-    nvrtc: Result<Nvrtc>,
+    wheels: Vec<PathBuf>,
+    /// Opened where a kernel is not in the cache: that takes longer than all else there.
+    nvrtc: OnceLock<Result<Nvrtc>>,
     /// A number such as 90.
     arch: u32,
     cache: Option<PathBuf>,
@@ -325,7 +328,8 @@ impl Compiler {
     /// only where a kernel is not in the cache.
     pub fn new(arch: u32, wheels: &[PathBuf]) -> Self {
         Self {
-            nvrtc: Nvrtc::find(wheels),
+            wheels: wheels.to_vec(),
+            nvrtc: OnceLock::new(),
             arch,
             cache: cache_dir(),
         }
@@ -333,7 +337,9 @@ impl Compiler {
 
     /// The NVRTC in use.
     pub fn nvrtc(&self) -> std::result::Result<&Nvrtc, &Error> {
-        self.nvrtc.as_ref()
+        self.nvrtc
+            .get_or_init(|| Nvrtc::find(&self.wheels))
+            .as_ref()
     }
 
     /// The machine code of `variant`, from the cache or freshly compiled.
@@ -352,7 +358,7 @@ impl Compiler {
         if let Some(image) = entry.as_deref().and_then(read_entry) {
             return Ok(image);
         }
-        let nvrtc = self.nvrtc.as_ref().map_err(Clone::clone)?;
+        let nvrtc = self.nvrtc().map_err(Clone::clone)?;
         let (image, log) = nvrtc.compile(source.name, source.text, &headers, self.arch)?;
         tracing::debug!(kernel = source.name, "{log}");
         if let Some(entry) = entry {
@@ -369,7 +375,7 @@ impl Compiler {
         let source = super::kernels::source(variant.source)?;
         let mut headers: Vec<(&str, &str)> = super::kernels::headers().collect();
         headers.push(("variant.cuh", &variant.constants));
-        let nvrtc = self.nvrtc.as_ref().map_err(Clone::clone)?;
+        let nvrtc = self.nvrtc().map_err(Clone::clone)?;
         Ok(nvrtc
             .compile(source.name, source.text, &headers, self.arch)?
             .1)

@@ -6,10 +6,11 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 
+use super::memory::Ledger;
 use crate::error::{Error, Result};
 
 /// Oldest driver that has every call used here (CUDA 12.0).
-const MIN_DRIVER: i32 = 12000;
+pub(super) const MIN_DRIVER: i32 = 12000;
 
 fn device_error(what: impl Into<String>, reason: impl Into<String>, remedy: &str) -> Error {
     Error::Device {
@@ -218,10 +219,18 @@ pub fn info(ordinal: usize) -> Result<DeviceInfo> {
     })
 }
 
-/// A card's primary context, retained.
+/// A card's primary context, retained; or a card that is only described, where buffers have sizes
+/// and addresses but no bytes: what a model would take there, and the kernels it would run, are
+/// those of the real one.
 #[derive(Debug)]
 pub struct Context {
     pub info: DeviceInfo,
+    card: Option<Card>,
+    pub(super) ledger: Ledger,
+}
+
+#[derive(Debug)]
+struct Card {
     device: sys::CUdevice,
     handle: sys::CUcontext,
 }
@@ -255,16 +264,36 @@ impl Context {
         driver!(cuDevicePrimaryCtxRetain(&mut handle, device))?;
         let context = Arc::new(Self {
             info,
-            device,
-            handle,
+            card: Some(Card { device, handle }),
+            ledger: Ledger::default(),
         });
         context.bind()?;
         Ok(context)
     }
 
+    /// A card that is only described.
+    pub fn described(info: DeviceInfo) -> Arc<Self> {
+        Arc::new(Self {
+            info,
+            card: None,
+            ledger: Ledger::default(),
+        })
+    }
+
+    /// Whether no card is behind it.
+    pub fn is_described(&self) -> bool {
+        self.card.is_none()
+    }
+
     /// Makes this context current on the calling thread.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] for a card that is only described.
     pub fn bind(&self) -> Result<()> {
-        driver!(cuCtxSetCurrent(self.handle))
+        match &self.card {
+            Some(card) => driver!(cuCtxSetCurrent(card.handle)),
+            None => Err(Error::Internal("work for a card that is not there".into())),
+        }
     }
 
     /// Free and total bytes of the card.
@@ -278,7 +307,9 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        let _ = driver!(cuDevicePrimaryCtxRelease_v2(self.device));
+        if let Some(card) = &self.card {
+            let _ = driver!(cuDevicePrimaryCtxRelease_v2(card.device));
+        }
     }
 }
 
@@ -296,16 +327,21 @@ impl DeviceBuffer {
     /// # Errors
     /// [`Error::Memory`].
     pub fn new(context: &Arc<Context>, bytes: usize) -> Result<Self> {
-        context.bind()?;
         let mut address = 0;
-        let free = context.memory().map_or(0, |m| m.0);
-        driver!(cuMemAlloc_v2(&mut address, bytes.max(1))).map_err(|e| match e {
-            Error::Memory { .. } => Error::Memory {
-                need: format!("{bytes} bytes of device memory were asked for, {free} are free"),
-                remedy: "free memory on the card, or use a smaller n_ctx or max_batch".into(),
-            },
-            e => e,
-        })?;
+        if context.is_described() {
+            address = context.ledger.address();
+        } else {
+            context.bind()?;
+            let free = context.memory().map_or(0, |m| m.0);
+            driver!(cuMemAlloc_v2(&mut address, bytes.max(1))).map_err(|e| match e {
+                Error::Memory { .. } => Error::Memory {
+                    need: format!("{bytes} bytes of device memory were asked for, {free} are free"),
+                    remedy: "free memory on the card, or use a smaller n_ctx or max_batch".into(),
+                },
+                e => e,
+            })?;
+        }
+        context.ledger.take(bytes);
         Ok(Self {
             context: context.clone(),
             address,
@@ -325,6 +361,9 @@ impl DeviceBuffer {
 
     /// Queues filling the whole buffer with `value`.
     pub fn fill(&self, value: u8, stream: &Stream) -> Result<()> {
+        if self.context.is_described() {
+            return Ok(());
+        }
         self.context.bind()?;
         driver!(cuMemsetD8Async(
             self.address,
@@ -344,7 +383,7 @@ impl DeviceBuffer {
     ) -> Result<()> {
         let bytes: &[u8] = bytemuck::cast_slice(data);
         self.within(offset, bytes.len())?;
-        if bytes.is_empty() {
+        if bytes.is_empty() || self.context.is_described() {
             return Ok(());
         }
         self.context.bind()?;
@@ -420,6 +459,7 @@ impl DeviceBuffer {
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
+        self.context.ledger.give(self.bytes);
         if self.context.bind().is_ok() {
             let _ = driver!(cuMemFree_v2(self.address));
         }
@@ -446,6 +486,14 @@ impl HostBuffer {
     /// # Errors
     /// [`Error::Memory`].
     pub fn new(context: &Arc<Context>, bytes: usize) -> Result<Self> {
+        if context.is_described() {
+            return Ok(Self {
+                context: context.clone(),
+                pointer: std::ptr::NonNull::<u64>::dangling().as_ptr().cast(),
+                address: context.ledger.address(),
+                bytes: 0,
+            });
+        }
         context.bind()?;
         let mut pointer = std::ptr::null_mut();
         let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
@@ -472,13 +520,15 @@ impl HostBuffer {
 
     /// The memory, when nothing queued on the card uses it.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the pointer is valid for `bytes` bytes while `self` lives.
+        // SAFETY: the pointer is valid for `bytes` bytes while `self` lives; where there are none it
+        // is dangling and aligned.
         unsafe { std::slice::from_raw_parts_mut(self.pointer, self.bytes) }
     }
 
     /// The memory as 64-bit words that the card may be writing.
     pub fn words(&self) -> &[std::sync::atomic::AtomicU64] {
-        // SAFETY: pinned memory is page-aligned; atomics may change under a shared borrow.
+        // SAFETY: as above, and pinned memory is page-aligned; atomics may change under a shared
+        // borrow.
         unsafe { std::slice::from_raw_parts(self.pointer.cast(), self.bytes / 8) }
     }
 }
@@ -506,8 +556,14 @@ unsafe impl Sync for Stream {}
 impl Stream {
     /// A new stream.
     pub fn new(context: &Arc<Context>) -> Result<Self> {
-        context.bind()?;
         let mut handle = std::ptr::null_mut();
+        if context.is_described() {
+            return Ok(Self {
+                context: context.clone(),
+                handle,
+            });
+        }
+        context.bind()?;
         let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
         driver!(cuStreamCreate(&mut handle, flags))?;
         Ok(Self {
@@ -518,6 +574,9 @@ impl Stream {
 
     /// Waits until all that is queued is done.
     pub fn synchronize(&self) -> Result<()> {
+        if self.context.is_described() {
+            return Ok(());
+        }
         self.context.bind()?;
         driver!(cuStreamSynchronize(self.handle))
     }

@@ -13,12 +13,15 @@ mod kv;
 pub mod launch;
 mod matmul;
 mod matvec;
+pub mod memory;
 pub mod model;
+pub mod offline;
 pub mod prefill;
 mod program;
 pub mod runner;
 pub mod sample;
 mod shape;
+mod staging;
 mod steps;
 mod weights;
 

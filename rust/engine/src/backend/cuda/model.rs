@@ -3,6 +3,7 @@
 
 use std::fmt::Write;
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::attention::{Attention, ATTENTION_ROWS, MAX_SPLITS};
 use super::compile::{Compiler, Variant};
@@ -62,6 +63,15 @@ pub struct CudaModel {
     programs: Programs,
     pub stream: Stream,
     pub context: Arc<Context>,
+}
+
+/// Seconds that the parts of loading took, side by side.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct LoadTimes {
+    /// From the file to units on the card.
+    pub upload: f64,
+    /// Kernels, from their sources or from the cache, onto the card.
+    pub compile: f64,
 }
 
 /// What the rows of a pass are, each `[rows]` of u32.
@@ -146,19 +156,21 @@ pub(super) fn labelled(mut spec: Spec, layer: usize) -> Spec {
 }
 
 impl CudaModel {
-    /// Uploads everything; what is not compiled yet is compiled on first use.
+    /// Takes all the memory that passes need; [`CudaModel::load`] fills it.
+    ///
+    /// # Errors
+    /// [`Error::Memory`], [`Error::Argument`], [`Error::Tensor`].
     pub fn new(
-        ordinal: usize,
+        context: &Arc<Context>,
         plan: Arc<Plan>,
         weights: &dyn Weights,
         options: Options,
     ) -> Result<Self> {
-        let context = Context::new(ordinal)?;
-        let stream = Stream::new(&context)?;
+        let stream = Stream::new(context)?;
         let arch = context.info.compute.0 * 10 + context.info.compute.1;
         let programs = Programs::new(context.clone(), Compiler::new(arch, &options.nvrtc_folders));
         let kv = KvPool::new(
-            &context,
+            context,
             &stream,
             plan.kv,
             options.kv_type,
@@ -168,7 +180,7 @@ impl CudaModel {
         )?;
         let rows = options.max_rows;
         let buffer = |bytes: usize| -> Result<DeviceBuffer> {
-            let buffer = DeviceBuffer::new(&context, bytes)?;
+            let buffer = DeviceBuffer::new(context, bytes)?;
             // Not-a-number: a kernel that reads what none wrote is seen.
             buffer.fill(0xff, &stream)?;
             Ok(buffer)
@@ -200,9 +212,12 @@ impl CudaModel {
         let partial = buffer(heads * MAX_SPLITS * split_floats * 4)?;
         let tickets = buffer(heads * 4)?;
         tickets.fill(0, &stream)?;
-        let turns = Self::turns(&plan, weights, options.n_ctx)?;
-        let turns_buffer = DeviceBuffer::new(&context, turns.len() * 4)?;
-        turns_buffer.write(0, &turns, &stream)?;
+        let half = plan.rope.inv_freq.len();
+        let turns = DeviceBuffer::new(context, options.n_ctx * half * 8)?;
+        if !context.is_described() {
+            let values = Self::turns(&plan, weights, options.n_ctx)?;
+            turns.write(0, &values, &stream)?;
+        }
         let rules = Rules {
             fuse: options.fuse,
             scatter: options.kv_type.kernel.kv.is_some(),
@@ -212,14 +227,14 @@ impl CudaModel {
             Fused::MatVec { x, .. } => Some(plan.buffer(*x).width),
             Fused::Single(_) => None,
         });
-        let split = SplitRows::new(&context, &stream, rows, widest.max().unwrap_or(0))?;
+        let split = SplitRows::new(context, &stream, rows, widest.max().unwrap_or(0))?;
         let mut model = Self {
             fused,
             kv,
             buffers,
-            turns: turns_buffer,
+            turns,
             split,
-            rows: RowBuffers::new(&context, rows)?,
+            rows: RowBuffers::new(context, rows)?,
             partial,
             tickets,
             weights: DeviceWeights::default(),
@@ -229,7 +244,7 @@ impl CudaModel {
             plan,
             options,
         };
-        model.upload(weights)?;
+        model.reserve()?;
         Ok(model)
     }
 
@@ -256,8 +271,9 @@ impl CudaModel {
         Ok(turns.collect())
     }
 
-    fn upload(&mut self, weights: &dyn Weights) -> Result<()> {
-        let mut uploaded = std::mem::take(&mut self.weights);
+    /// Takes the memory for the weights of every op.
+    fn reserve(&mut self) -> Result<()> {
+        let mut reserved = DeviceWeights::default();
         let plan = self.plan.clone();
         for op in &self.fused {
             let (matrices, vectors) = match op {
@@ -278,14 +294,57 @@ impl CudaModel {
                 Fused::Single(_) => (vec![], vec![]),
             };
             for (ids, order) in matrices {
-                uploaded.matrix(&plan, &ids, order, weights, &self.programs, &self.stream)?;
+                reserved.reserve_matrix(&plan, &ids, order, &self.context)?;
             }
             for id in vectors {
-                uploaded.vector(&plan, id, weights, &self.programs, &self.stream)?;
+                reserved.reserve_vector(&plan, id, &self.context)?;
             }
         }
-        self.weights = uploaded;
+        self.weights = reserved;
         Ok(())
+    }
+
+    /// Uploads the weights, and meanwhile compiles the kernels of `specs`; others are compiled on
+    /// first use. `progress` is told the bytes that are done, and of how many; it may break off.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`], [`Error::Device`], [`Error::Memory`], what `progress` says.
+    pub fn load(
+        &self,
+        weights: &dyn Weights,
+        specs: &[Spec],
+        progress: &dyn Fn(u64, u64) -> Result<()>,
+    ) -> Result<LoadTimes> {
+        let mut staging = self.weights.staging(&self.context)?;
+        if self.context.is_described() {
+            return Ok(LoadTimes::default());
+        }
+        let begun = Instant::now();
+        std::thread::scope(|scope| {
+            let compiling = scope.spawn(|| {
+                let compiled = self.programs.prepare(specs.iter().map(|s| &s.variant));
+                compiled.map(|()| begun.elapsed().as_secs_f64())
+            });
+            let uploaded = self.weights.upload(
+                &self.plan,
+                weights,
+                &self.programs,
+                &mut staging,
+                &self.stream,
+                progress,
+            );
+            let upload = begun.elapsed().as_secs_f64();
+            let compile = compiling.join().unwrap_or_else(|_| {
+                Err(Error::Internal(
+                    "the thread that compiles ended early".into(),
+                ))
+            });
+            uploaded?;
+            Ok(LoadTimes {
+                upload,
+                compile: compile?,
+            })
+        })
     }
 
     /// Bytes of weights on the card.

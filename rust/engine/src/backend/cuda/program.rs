@@ -28,30 +28,10 @@ impl Programs {
         }
     }
 
-    /// The card.
-    pub fn context(&self) -> &Arc<Context> {
-        &self.context
-    }
-
     /// Launches for `specs`. What is not on the card yet is compiled, on all CPU threads, so that
     /// a load does not wait for each kernel in turn.
     pub fn launches(&self, specs: Vec<Spec>) -> Result<Vec<Launch>> {
-        let missing: HashSet<&Variant> = {
-            let known = self.lock();
-            specs
-                .iter()
-                .map(|s| &s.variant)
-                .filter(|v| !known.contains_key(v))
-                .collect()
-        };
-        let images = missing
-            .into_par_iter()
-            .map(|v| Ok((v.clone(), self.compiler.image(v)?)))
-            .collect::<Result<Vec<_>>>()?;
-        for (variant, image) in images {
-            let module = Module::new(&self.context, &image)?;
-            self.lock().insert(variant, module);
-        }
+        self.prepare(specs.iter().map(|s| &s.variant))?;
         let resolve = |spec: Spec| {
             let module = self.lock().get(&spec.variant).cloned();
             let module =
@@ -64,6 +44,25 @@ impl Programs {
             })
         };
         specs.into_iter().map(resolve).collect()
+    }
+
+    /// Compiles what is not on the card yet, and puts it there.
+    pub fn prepare<'a>(&self, variants: impl Iterator<Item = &'a Variant>) -> Result<()> {
+        let missing: HashSet<&Variant> = {
+            let known = self.lock();
+            variants.filter(|v| !known.contains_key(v)).collect()
+        };
+        let image = |v: &Variant| Ok((v.clone(), self.compiler.image(v)?));
+        // A lone one does not wait until the others of another thread have left a worker.
+        let images: Vec<_> = match missing.len() {
+            0 | 1 => missing.into_iter().map(image).collect::<Result<_>>()?,
+            _ => missing.into_par_iter().map(image).collect::<Result<_>>()?,
+        };
+        for (variant, image) in images {
+            let module = Module::new(&self.context, &image)?;
+            self.lock().insert(variant, module);
+        }
+        Ok(())
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Variant, Arc<Module>>> {

@@ -45,7 +45,9 @@ impl CudaRunner {
             pdl: options.gpu.pdl,
             nvrtc_folders: options.gpu.nvrtc_folders.clone(),
         };
-        let model = CudaModel::new(ordinal, plan, weights, options_model)?;
+        let context = Context::new(ordinal)?;
+        let model = CudaModel::new(&context, plan, weights, options_model)?;
+        model.load(weights, &[], &|_, _| Ok(()))?;
         Ok(Self {
             graphs: HashMap::new(),
             lists: HashMap::new(),

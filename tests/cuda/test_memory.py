@@ -1,0 +1,123 @@
+"""The memory of a card, simulated: foreseen, kept to, and given back."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import shapes
+import synth
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """2 layers of 2 KV heads of 32 values: 512 bytes of keys and values a token in f16."""
+    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    synth.write(path, shapes.find("tiny-llama"), "Q4_K_M", seed=1)
+    return path
+
+
+def run(code: str, path: Path, env: dict[str, str], **more: str) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)],
+        env=env | {"ONEGRAPH_CACHE_DIR": str(path.parent / "cache")} | more,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+def test_what_does_not_fit_is_foreseen_and_a_smaller_load_succeeds(
+    tiny: Path, ksim_env: dict[str, str]
+) -> None:
+    code = """
+import json, logging, re, sys
+import onegraph
+from onegraph import LLM
+
+said = []
+handler = logging.Handler()
+handler.emit = lambda record: said.append(record.getMessage())
+logging.getLogger("onegraph").addHandler(handler)
+logging.getLogger("onegraph").setLevel(logging.DEBUG)
+out = {}
+large = {"device": "cuda", "max_batch": 64, "prefill_chunk": 64}
+try:
+    LLM(sys.argv[1], n_ctx=512, **large)
+except onegraph.OutOfMemoryError as e:
+    out["error"] = str(e)
+fit = int(re.search(r"n_ctx=(\\d+)", out["error"])[1])
+options = {"max_tokens": 2, "ignore_eos": True, "seed": 1}
+with LLM(sys.argv[1], n_ctx=fit, **large) as llm:
+    out["fit"] = [llm.n_ctx, len(llm.generate("tea", **options).token_ids)]
+with LLM(sys.argv[1], **large) as llm:
+    out["chosen"] = [llm.n_ctx, len(llm.generate("tea", **options).token_ids)]
+out["said"] = said
+print(json.dumps(out))
+"""
+    # Keys and values need 1 KiB a token, and much is set aside for kernels and graphs.
+    found = run(code, tiny, ksim_env, KSIM_MEMORY=str(112 << 20))
+    error = found["error"]
+    assert "needs 0.1 GiB (weights 0.0, KV 0.1, scratch 0.1), 0.1 free on" in error
+    assert "would fit" in error and "max_batch=" in error
+    n_ctx = found["fit"][0]
+    assert 256 <= n_ctx < 512 and n_ctx % 64 == 0 and f"context {n_ctx} would fit" in error
+    assert found["fit"][1] == 2
+    assert found["chosen"] == [n_ctx, 2]
+    warning = f"the card's memory holds a context of {n_ctx} tokens, not 512"
+    assert any(warning in text for text in found["said"])
+    for part in ("upload", "compile"):
+        assert any(text.startswith(f"load, side by side: {part}") for text in found["said"])
+
+
+def test_the_file_is_not_mapped_once_it_is_on_the_card(
+    tiny: Path, ksim_env: dict[str, str]
+) -> None:
+    code = """
+import json, sys
+from onegraph import LLM
+
+with LLM(sys.argv[1], device="cuda", max_batch=1, prefill_chunk=64) as llm:
+    maps = open("/proc/self/maps").read()
+with LLM(sys.argv[1], device="cpu", max_batch=1) as llm:
+    control = open("/proc/self/maps").read()
+print(json.dumps([sys.argv[1] in maps, sys.argv[1] in control]))
+"""
+    assert run(code, tiny, ksim_env) == [False, True]
+
+
+def test_ctrl_c_while_weights_move_leaves_nothing(tiny: Path, ksim_env: dict[str, str]) -> None:
+    """A load that is broken off between two pieces of the file frees what it took."""
+    code = """
+import ctypes, json, sys, time
+from onegraph import LLM
+
+def progress(stage, done, total):
+    if stage == "weights":
+        raise KeyboardInterrupt
+
+begun = time.monotonic()
+try:
+    LLM(sys.argv[1], device="cuda", prefill_chunk=64, progress=progress)
+    raise SystemExit("the load was not broken off")
+except KeyboardInterrupt:
+    took = time.monotonic() - begun
+stats = (ctypes.c_uint64 * 32)()
+driver = ctypes.CDLL("libcuda.so")
+for _ in range(500):
+    driver.ksimStats(stats, ctypes.sizeof(stats))
+    if stats[1] == 0:
+        break
+    time.sleep(0.02)
+left = stats[1]
+with LLM(sys.argv[1], device="cuda", prefill_chunk=64) as llm:
+    tokens = len(llm.generate("tea", max_tokens=2, ignore_eos=True).token_ids)
+print(json.dumps([left, tokens]))
+"""
+    assert run(code, tiny, ksim_env) == [0, 2]
