@@ -31,7 +31,7 @@ import numpy as np
 import onegraph
 from onegraph import hub
 
-TEXT = Path(__file__).resolve().parents[1] / "tests" / "fidelity" / "text.txt"
+TEXT = Path(__file__).resolve().parents[1] / "python" / "onegraph" / "check.txt"
 
 #: Serves argv[1] with argv[2] threads until its standard input ends.
 SERVE = """

@@ -13,7 +13,14 @@ from onegraph.errors import (
     ModelError,
     OutOfMemoryError,
 )
-from onegraph.graphs import CapturedStep, GraphStats
+from onegraph.graphs import (
+    CapturedStep,
+    GraphKernel,
+    GraphProfile,
+    GraphStats,
+    GraphVerification,
+    StepCheck,
+)
 from onegraph.llm import LLM, Stream
 from onegraph.results import Piece, Result, Timings, TokenLogprob, Usage
 
@@ -28,12 +35,16 @@ __all__ = [
     "DeviceError",
     "Error",
     "FileError",
+    "GraphKernel",
+    "GraphProfile",
     "GraphStats",
+    "GraphVerification",
     "InternalError",
     "ModelError",
     "OutOfMemoryError",
     "Piece",
     "Result",
+    "StepCheck",
     "Stream",
     "StreamDecoder",
     "Timings",

@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
+from importlib import resources
 from typing import Literal
 
-__all__ = ["CapturedStep", "GraphStats"]
+__all__ = [
+    "CapturedStep",
+    "GraphKernel",
+    "GraphProfile",
+    "GraphStats",
+    "GraphVerification",
+    "StepCheck",
+    "check_text",
+]
+
+
+def check_text() -> str:
+    """The fixed text that models are checked on: prose and code, some 1,200 tokens."""
+    return resources.files("onegraph").joinpath("check.txt").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -48,3 +63,108 @@ class GraphStats:
         figures = json.loads(text)
         captured = [CapturedStep(**step) for step in figures.pop("captured")]
         return cls(captured=captured, missed=dict(figures.pop("missed")), **figures)
+
+
+@dataclass(frozen=True)
+class StepCheck:
+    """How a captured decode step compares with the same step launched kernel by kernel."""
+
+    kind: Literal["full", "piecewise"]
+    #: Rows of the step, and those of them that had a sequence; the others were padding.
+    batch_size: int
+    sequences: int
+    #: Steps compared, one a token.
+    steps: int
+    #: Logits compared, and those too far from the eager ones.
+    logits: int
+    logits_wrong: int
+    #: Largest distance of a logit; infinite where one of a pair is not a number.
+    max_difference: float
+    #: Bytes of keys and values compared, and those that differ.
+    kv_bytes: int
+    kv_bytes_wrong: int
+    #: Steps after which the drawn token, the position or the finished flag of a sequence differ.
+    states_wrong: int
+    #: Whether all is as it was asked to be.
+    ok: bool
+
+
+@dataclass(frozen=True)
+class GraphVerification:
+    """What `LLM.verify_graph` found."""
+
+    steps: list[StepCheck]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every captured step gave what the eager one gave."""
+        return all(step.ok for step in self.steps)
+
+    @classmethod
+    def from_json(cls, text: str) -> GraphVerification:
+        """The findings as the engine writes them."""
+        # JSON has no infinity: a distance from what is not a number comes as null.
+        found = json.loads(text)
+        for step in found:
+            if step["max_difference"] is None:
+                step["max_difference"] = math.inf
+        return cls([StepCheck(**step) for step in found])
+
+
+@dataclass(frozen=True)
+class GraphKernel:
+    """One kernel of a captured step."""
+
+    #: Its kind: the name in the source.
+    kernel: str
+    #: Kind and what it works on.
+    label: str
+    #: Time from the end of its predecessor, launched by itself; microseconds.
+    us: float
+    #: Bytes of weights that it reads.
+    bytes: int
+    grid: tuple[int, int, int]
+    #: Threads a block, and bytes of dynamic shared memory.
+    block: int
+    shared: int
+
+
+@dataclass(frozen=True)
+class GraphProfile:
+    """What a captured decode step consists of, and how long its parts take by the card's clock."""
+
+    device: str
+    kind: Literal["full", "piecewise"]
+    #: Rows of the step, and where in its sequence each row's token stands.
+    batch_size: int
+    position: int
+    graphs: int
+    #: Of all graphs of the step.
+    nodes: int
+    edges: int
+    #: Edges across which the successor may start early.
+    programmatic_edges: int
+    #: Kernels of the step, whether in a graph or not.
+    launches: int
+    #: The step replayed, and launched kernel by kernel; microseconds.
+    replay_us: float
+    eager_us: float
+    #: Gigabytes (1e9 bytes) a second that a kernel reads that does nothing else.
+    read_peak_gb_s: float
+    #: In the order of the step.
+    kernels: list[GraphKernel]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of weights that a step reads."""
+        return sum(k.bytes for k in self.kernels)
+
+    @classmethod
+    def from_json(cls, text: str) -> GraphProfile:
+        """The figures as the engine writes them."""
+        figures = json.loads(text)
+        kernels = [
+            GraphKernel(**{**kernel, "grid": tuple(kernel["grid"])})
+            for kernel in figures.pop("kernels")
+        ]
+        return cls(kernels=kernels, **figures)

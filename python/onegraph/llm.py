@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 from onegraph import _native, hub, nvrtc
 from onegraph import progress as progress_bar
 from onegraph.errors import ArgumentError, ModelError
-from onegraph.graphs import GraphStats
+from onegraph.graphs import GraphProfile, GraphStats, GraphVerification, check_text
 from onegraph.results import Piece, Result, Timings, TokenLogprob, Usage
 from onegraph.sampling import SamplingOptions, integer, resolve, takes_sampling
 
@@ -421,6 +421,71 @@ class LLM:
         out = np.empty((len(tokens), self.n_vocab), dtype=np.float32)
         self._engine.logits(tokens, path, out.reshape(-1))
         return out
+
+    def verify_graph(
+        self,
+        ids: Sequence[int] | None = None,
+        *,
+        batch_sizes: Sequence[int] | None = None,
+        rtol: float = 0.0,
+        atol: float = 0.0,
+    ) -> GraphVerification:
+        """Compares captured decode steps with the same steps launched kernel by kernel.
+
+        Both are forced through `ids` (None takes the first tokens of a fixed text) from the same
+        state; before each replay every activation is made not-a-number, so that a kernel that the
+        graph lacks shows. Compared are all logits, the bytes of keys and values, and what is drawn.
+        `.ok` of the result says whether all are equal, `.steps` what was found for each captured
+        size. Other requests wait meanwhile.
+
+        batch_sizes: sizes whose steps are compared; None takes those captured so far. Sequences
+            take as many rows as there are free slots, padding the others
+        rtol, atol: a logit may differ from the eager `e` by atol + rtol * |e|; 0 and 0: by no bit
+
+        Raises `DeviceError` on a device without graphs, `ArgumentError` where nothing is captured
+        or a number is out of range.
+        """
+        self._engine.check_open()
+        if ids is None:
+            # Enough to cross from one page of the cache into the next.
+            ids = self.tokenize(check_text())[: min(80, self.n_ctx)]
+        sizes = batch_sizes
+        return GraphVerification.from_json(
+            self._engine.verify_graph(
+                [integer("ids", t) for t in ids],
+                batch_sizes=None if sizes is None else [integer("batch_sizes", n) for n in sizes],
+                rtol=rtol,
+                atol=atol,
+            )
+        )
+
+    def profile_graph(
+        self,
+        batch_size: int = 1,
+        *,
+        position: int = 0,
+        repeats: int = 20,
+        dot: str | os.PathLike[str] | None = None,
+    ) -> GraphProfile:
+        """What the captured decode step of `batch_size` rows consists of, and how long its parts
+        take: medians of `repeats` measurements. Other requests wait meanwhile.
+
+        position: where in its sequence each row's token stands; attention reads as many before it
+        dot: a file to write the graph to, in Graphviz' DOT language; a step in pieces is as many
+            files
+
+        Raises `DeviceError` on a device without graphs, `ArgumentError` where steps of this size
+        are not captured or a number is out of range.
+        """
+        self._engine.check_open()
+        return GraphProfile.from_json(
+            self._engine.profile_graph(
+                batch_size=integer("batch_size", batch_size),
+                position=integer("position", position),
+                repeats=integer("repeats", repeats),
+                dot=dot,
+            )
+        )
 
     def graph_stats(self) -> GraphStats | None:
         """What was captured and how decode steps ran so far; None where there are no graphs, as on

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import widen
 from onegraph import LLM
+from onegraph.graphs import check_text
 from reference import Array, Reference, kl
 
 #: Of the text's 1,213 tokens: both prose and code.
@@ -38,7 +39,7 @@ def case(
     if request.param != "as it is":
         path = tmp_path_factory.mktemp("wide") / f"{request.param}.gguf"
         widen.widen(smollm2, path, request.param)
-    text = Path(__file__).with_name("text.txt").read_text()
+    text = check_text()
     with LLM(path, device="cpu", n_ctx=64) as llm:
         ids = llm.tokenize(text)[:TOKENS]
     assert len(ids) == TOKENS

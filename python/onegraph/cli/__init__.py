@@ -29,6 +29,10 @@ COMMANDS = {
     "bench": Row("onegraph.cli.bench", "Measure speed, as llama-bench does."),
     "compare": Row("onegraph.cli.compare", "Race ollama, llama.cpp and others on one file."),
     "info": Row("onegraph.cli.info", "Say what a model is and what running it needs."),
+    "graph": Row("onegraph.cli.graph", "Show the captured decode step and where its time goes."),
+    "check": Row(
+        "onegraph.cli.check", "Check a card: graphs against eager, logits against the CPU."
+    ),
     "pull": Row("onegraph.cli.pull", "Fetch a model and print where it is."),
 }
 

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use onegraph::backend::LogitsPath;
 use onegraph::engine::{
-    self, GraphMode, GraphOptions, Options, Piece, Request, Ticket, Wait, DEFAULT_MAX_TOKENS, POLL,
+    self, GraphCheck, GraphMode, GraphOptions, GraphQuestion, Options, Piece, Request, Ticket,
+    Wait, DEFAULT_MAX_TOKENS, POLL,
 };
 use onegraph::sampler::Params;
 use onegraph::template;
@@ -49,6 +50,14 @@ fn wait<T: Send>(py: Python<'_>, ticket: &Ticket<T>) -> PyResult<Option<T>> {
             Wait::End => return Ok(None),
             Wait::TimedOut => py.check_signals()?,
         }
+    }
+}
+
+/// The one item of a ticket, as JSON.
+fn answer<T: Send + serde::Serialize>(py: Python<'_>, ticket: &Ticket<T>) -> PyResult<String> {
+    match wait(py, ticket)? {
+        Some(item) => json(&item),
+        None => Err(to_py(Error::Internal("a request without an answer".into()))),
     }
 }
 
@@ -320,6 +329,54 @@ impl Engine {
     #[getter]
     fn max_batch(&self) -> usize {
         self.inner.loaded().limits.n_slots
+    }
+
+    /// How captured decode steps compare with eager ones, as JSON.
+    #[pyo3(signature = (ids, *, batch_sizes, rtol, atol))]
+    fn verify_graph(
+        &self,
+        py: Python<'_>,
+        ids: Vec<i64>,
+        batch_sizes: Option<Vec<i64>>,
+        rtol: f64,
+        atol: f64,
+    ) -> PyResult<String> {
+        let check = || -> Result<GraphCheck> {
+            Ok(GraphCheck {
+                ids: counts("ids", &ids)?,
+                batch_sizes: batch_sizes
+                    .map(|sizes| counts("batch_sizes", &sizes))
+                    .transpose()?,
+                rtol,
+                atol,
+            })
+        };
+        let check = check().map_err(to_py)?;
+        let ticket = queued(py, || self.inner.verify_graph(&check, POLL))?;
+        answer(py, &ticket)
+    }
+
+    /// What the captured step of a batch consists of and how long its parts take, as JSON.
+    #[pyo3(signature = (*, batch_size, position, repeats, dot))]
+    fn profile_graph(
+        &self,
+        py: Python<'_>,
+        batch_size: i64,
+        position: i64,
+        repeats: i64,
+        dot: Option<PathBuf>,
+    ) -> PyResult<String> {
+        let question = || -> Result<GraphQuestion> {
+            Ok(GraphQuestion {
+                batch_size: count("batch_size", batch_size)?,
+                position: count("position", position)?,
+                repeats: count("repeats", repeats)?,
+                dot,
+            })
+        };
+        let question = question().map_err(to_py)?;
+        let ticket = queued(py, || self.inner.profile_graph(&question, POLL))?;
+        answer(py, &ticket)
     }
 
     /// What became of decode steps so far, as JSON; None where there are no graphs.

@@ -1,5 +1,6 @@
 //! What a backend with graphs is told of them, and says of them.
 
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::error::{Error, Result};
@@ -103,5 +104,182 @@ impl SharedStats {
 
     pub(super) fn lock(&self) -> MutexGuard<'_, GraphStats> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What to compare replays on.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GraphCheck {
+    /// Tokens that the step is forced through, one after another, from an empty sequence on.
+    pub ids: Vec<u32>,
+    /// Sizes whose steps are compared; none: those captured so far.
+    pub batch_sizes: Option<Vec<usize>>,
+    /// A logit `x` may differ from the eager `e` by `atol + rtol * |e|`; both 0: by no bit.
+    pub rtol: f64,
+    pub atol: f64,
+}
+
+impl GraphCheck {
+    /// Checks all but the tokens.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] names the tolerance and its value.
+    pub fn validate(&self) -> Result<()> {
+        for (name, value) in [("rtol", self.rtol), ("atol", self.atol)] {
+            if !(value.is_finite() && value >= 0.0) {
+                return Err(Error::Argument {
+                    name,
+                    value: value.to_string(),
+                    reason: "must be a finite number, 0 or more".into(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether every bit counts.
+    pub fn is_exact(&self) -> bool {
+        self.rtol == 0.0 && self.atol == 0.0
+    }
+
+    /// Whether a replayed logit is near enough.
+    pub fn accepts(&self, eager: f32, replayed: f32) -> bool {
+        let (e, x) = (f64::from(eager), f64::from(replayed));
+        eager.to_bits() == replayed.to_bits() || (e - x).abs() <= self.atol + self.rtol * e.abs()
+    }
+}
+
+/// How a captured step compares with the same step launched kernel by kernel, from the same state.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct StepCheck {
+    /// `full` or `piecewise`.
+    pub kind: &'static str,
+    /// Rows of the step.
+    pub batch_size: usize,
+    /// Of those, rows with a sequence; the others are padding.
+    pub sequences: usize,
+    /// Steps compared.
+    pub steps: usize,
+    /// Logits compared, and those too far from the eager ones.
+    pub logits: usize,
+    pub logits_wrong: usize,
+    /// Largest distance of a logit; infinite where one of a pair is not a number.
+    pub max_difference: f32,
+    /// Bytes of keys and values compared, and those that differ.
+    pub kv_bytes: usize,
+    pub kv_bytes_wrong: usize,
+    /// Steps after which the drawn token, the position or the finished flag of a sequence differ.
+    pub states_wrong: usize,
+    /// Whether all is as it was asked to be. With a tolerance, keys and values and what is drawn may
+    /// differ: they follow from logits and sums that may.
+    pub ok: bool,
+}
+
+/// Which captured step to describe, and how to time it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GraphQuestion {
+    /// Rows that decode; the step is the one that they are rounded up to.
+    pub batch_size: usize,
+    /// Where in its sequence each row's token stands: attention reads as many before it.
+    pub position: usize,
+    /// Times that each measurement is repeated; the median counts.
+    pub repeats: usize,
+    /// Where to write the graph in Graphviz' DOT language.
+    pub dot: Option<PathBuf>,
+}
+
+impl GraphQuestion {
+    /// Steps that are timed in a row, so that the host's part is hidden: the sequence must have room
+    /// for as many tokens from `position` on.
+    pub const IN_A_ROW: usize = 8;
+}
+
+/// What a captured step consists of, and how long its parts take by the device's clock.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct GraphProfile {
+    pub device: String,
+    /// `full` or `piecewise`.
+    pub kind: &'static str,
+    /// Rows of the step.
+    pub batch_size: usize,
+    pub position: usize,
+    pub graphs: usize,
+    /// Of all graphs of the step.
+    pub nodes: usize,
+    pub edges: usize,
+    /// Edges across which the successor may start early.
+    pub programmatic_edges: usize,
+    /// Kernels of the step, whether in a graph or not.
+    pub launches: usize,
+    /// The step replayed, and launched kernel by kernel; microseconds.
+    pub replay_us: f64,
+    pub eager_us: f64,
+    /// Gigabytes (1e9 bytes) a second that a kernel reads that does nothing else.
+    pub read_peak_gb_s: f64,
+    /// In the order of the step.
+    pub kernels: Vec<GraphKernel>,
+}
+
+/// One kernel of a step.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct GraphKernel {
+    /// Its kind: the name in the source.
+    pub kernel: &'static str,
+    /// Kind and what it works on.
+    pub label: String,
+    /// Time from the end of its predecessor, launched by itself; microseconds.
+    pub us: f64,
+    /// Bytes of weights that it reads.
+    pub bytes: u64,
+    pub grid: [u32; 3],
+    /// Threads a block.
+    pub block: u32,
+    /// Bytes of dynamic shared memory.
+    pub shared: u32,
+}
+
+/// The error of whoever asks a device without graphs for one.
+pub fn none_on(device: &str) -> Error {
+    Error::Device {
+        what: format!("device {device:?}"),
+        reason: "it captures no graphs: graphs are CUDA graphs".into(),
+        remedy: "load with device=\"cuda\" on a machine with an NVIDIA card".into(),
+    }
+}
+
+/// What [`crate::backend::Backend::verify_graph`] asks now and then: whether to go on.
+pub type GoOn<'a> = &'a dyn Fn() -> bool;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(rtol: f64, atol: f64) -> GraphCheck {
+        GraphCheck {
+            ids: vec![1],
+            batch_sizes: None,
+            rtol,
+            atol,
+        }
+    }
+
+    #[test]
+    fn without_tolerance_every_bit_counts() {
+        let exact = check(0.0, 0.0);
+        assert!(exact.is_exact() && exact.accepts(1.5, 1.5) && exact.accepts(f32::NAN, f32::NAN));
+        assert!(!exact.accepts(1.0, 1.0f32.next_up()));
+        assert!(!exact.accepts(1.0, f32::NAN) && !exact.accepts(f32::NAN, 1.0));
+        let near = check(1e-3, 1e-6);
+        assert!(near.accepts(100.0, 100.09) && !near.accepts(100.0, 100.11));
+        assert!(near.accepts(0.0, 9e-7) && !near.accepts(0.0, f32::NAN));
+    }
+
+    #[test]
+    fn a_tolerance_is_a_finite_number() {
+        assert_eq!(check(0.0, 1e-3).validate(), Ok(()));
+        for (rtol, atol, said) in [(-1.0, 0.0, "rtol = -1"), (0.0, f64::NAN, "atol = NaN")] {
+            let text = check(rtol, atol).validate().unwrap_err().to_string();
+            assert!(text.contains(said) && text.contains("0 or more"), "{text}");
+        }
     }
 }

@@ -16,7 +16,10 @@ pub mod cpu;
 pub mod cuda;
 mod graphs;
 
-pub use graphs::{CapturedStep, GraphMode, GraphStats, SharedStats};
+pub use graphs::{
+    CapturedStep, GoOn, GraphCheck, GraphKernel, GraphMode, GraphProfile, GraphQuestion,
+    GraphStats, SharedStats, StepCheck,
+};
 
 /// Tokens in a KV page. Page 0 is reserved: padding rows live there, no sequence does.
 pub const PAGE_TOKENS: usize = 64;
@@ -314,6 +317,35 @@ pub trait Backend: Send {
     /// What became of decode steps so far, where there are graphs.
     fn graph_stats(&self) -> Option<Arc<SharedStats>> {
         None
+    }
+
+    /// Compares captured steps with the same steps launched kernel by kernel, from the same state, on
+    /// sequences in `slots`, which have pages for the tokens and nothing else to do.
+    ///
+    /// # Errors
+    /// [`Error::Device`] where there are no graphs; [`Error::Argument`] for a size that is not
+    /// captured; [`Error::Cancelled`].
+    fn verify_graph(
+        &mut self,
+        _slots: &[usize],
+        _check: &GraphCheck,
+        _go_on: GoOn<'_>,
+    ) -> Result<Vec<StepCheck>> {
+        Err(graphs::none_on(&self.limits().device))
+    }
+
+    /// What the captured step of a batch consists of, and how long its parts take, on sequences in
+    /// `slots`, which have pages for `position` and some more tokens.
+    ///
+    /// # Errors
+    /// [`Error::Device`] where there are no graphs; [`Error::Argument`] for a size that is not
+    /// captured.
+    fn profile_graph(
+        &mut self,
+        _slots: &[usize],
+        _question: &GraphQuestion,
+    ) -> Result<GraphProfile> {
+        Err(graphs::none_on(&self.limits().device))
     }
 
     /// Time spent so far on choosing tokens; zero where that is part of the step.

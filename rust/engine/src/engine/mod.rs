@@ -32,14 +32,17 @@ mod request;
 mod tests;
 pub mod text;
 
-pub use crate::backend::{GraphMode, GraphStats};
+pub use crate::backend::{
+    GraphCheck, GraphMode, GraphProfile, GraphQuestion, GraphStats, StepCheck,
+};
 pub use options::{GraphOptions, Options, DEFAULT_CTX, MAX_BATCH};
 pub use request::{
     FinishReason, Finished, Piece, Request, Ticket, Timings, Usage, Wait, DEFAULT_MAX_TOKENS, POLL,
 };
 
 use device::Device;
-use owner::{panic_error, Job, Owner, Shared, Work};
+use options::in_range;
+use owner::{panic_error, Job, Look, Owner, Shared, Work};
 
 /// How far loading has come.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -237,16 +240,7 @@ impl Engine {
     ) -> Result<Option<Ticket<Vec<f32>>>> {
         self.shared.check_open()?;
         self.check_tokens("ids", ids)?;
-        let n_ctx = self.loaded.limits.n_ctx;
-        if ids.len() > n_ctx {
-            return Err(Error::Argument {
-                name: "ids",
-                value: format!("{} tokens", ids.len()),
-                reason: format!(
-                    "the context holds {n_ctx}; shorten them or load with a larger n_ctx"
-                ),
-            });
-        }
+        self.check_length(ids)?;
         let (out, items) = mpsc::channel();
         let work = Work::Logits {
             ids: ids.to_vec(),
@@ -254,6 +248,60 @@ impl Engine {
             out,
         };
         self.push(work, ids.len(), items, timeout)
+    }
+
+    /// Compares captured decode steps with the same steps launched kernel by kernel, from the same
+    /// state, on `check`'s tokens; other requests wait. `None` where the queue stays full for
+    /// `timeout`.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for tokens, sizes and tolerances; [`Error::Device`] where there are no
+    /// graphs.
+    pub fn verify_graph(
+        &self,
+        check: &GraphCheck,
+        timeout: Duration,
+    ) -> Result<Option<Ticket<Vec<StepCheck>>>> {
+        self.shared.check_open()?;
+        check.validate()?;
+        self.check_tokens("ids", &check.ids)?;
+        self.check_length(&check.ids)?;
+        let (out, items) = mpsc::channel();
+        let tokens = check.ids.len();
+        let check = check.clone();
+        let look: Look = Box::new(move |backend, slots, cancelled| {
+            let go_on = || !cancelled.load(Ordering::Relaxed);
+            drop(out.send(backend.and_then(|b| b.verify_graph(slots, &check, &go_on))));
+        });
+        let sequences = self.loaded.limits.n_slots;
+        self.push(Work::Inspect { sequences, look }, tokens, items, timeout)
+    }
+
+    /// What the captured decode step of a batch consists of, and how long its parts take; other
+    /// requests wait. `None` where the queue stays full for `timeout`.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for a batch, position or number of repeats out of range;
+    /// [`Error::Device`] where there are no graphs.
+    pub fn profile_graph(
+        &self,
+        question: &GraphQuestion,
+        timeout: Duration,
+    ) -> Result<Option<Ticket<GraphProfile>>> {
+        self.shared.check_open()?;
+        let Limits { n_slots, n_ctx, .. } = self.loaded.limits;
+        let tokens = question.position.saturating_add(GraphQuestion::IN_A_ROW);
+        let last = n_ctx.saturating_sub(GraphQuestion::IN_A_ROW);
+        in_range("batch_size", question.batch_size, 1, n_slots)?;
+        in_range("position", question.position, 0, last)?;
+        in_range("repeats", question.repeats, 1, 10_000)?;
+        let (out, items) = mpsc::channel();
+        let question = question.clone();
+        let sequences = question.batch_size;
+        let look: Look = Box::new(move |backend, slots, _| {
+            drop(out.send(backend.and_then(|b| b.profile_graph(slots, &question))));
+        });
+        self.push(Work::Inspect { sequences, look }, tokens, items, timeout)
     }
 
     fn push<T>(
@@ -277,6 +325,18 @@ impl Engine {
             over: AtomicBool::new(false),
             shared: self.shared.clone(),
         }))
+    }
+
+    fn check_length(&self, ids: &[u32]) -> Result<()> {
+        let n_ctx = self.loaded.limits.n_ctx;
+        if ids.len() <= n_ctx {
+            return Ok(());
+        }
+        Err(Error::Argument {
+            name: "ids",
+            value: format!("{} tokens", ids.len()),
+            reason: format!("the context holds {n_ctx}; shorten them or load with a larger n_ctx"),
+        })
     }
 
     fn check_tokens(&self, name: &'static str, tokens: &[u32]) -> Result<()> {

@@ -81,7 +81,7 @@ impl Default for Options {
     }
 }
 
-fn in_range(name: &'static str, value: usize, low: usize, high: usize) -> Result<usize> {
+pub(super) fn in_range(name: &'static str, value: usize, low: usize, high: usize) -> Result<usize> {
     if (low..=high).contains(&value) {
         return Ok(value);
     }

@@ -65,7 +65,11 @@ impl Job {
     }
 }
 
-/// The two kinds of work.
+/// What is done with the backend while nothing else runs: the slots that were asked for (fewer where
+/// others hold them, at least one), and the flag of a cancel.
+pub type Look = Box<dyn FnOnce(Result<&mut dyn Backend>, &[usize], &AtomicBool) + Send>;
+
+/// The kinds of work.
 pub enum Work {
     Generate {
         request: Request,
@@ -76,6 +80,8 @@ pub enum Work {
         path: LogitsPath,
         out: Sender<Result<Vec<f32>>>,
     },
+    /// Done at once, between two steps.
+    Inspect { sequences: usize, look: Look },
 }
 
 impl Work {
@@ -84,6 +90,7 @@ impl Work {
         match self {
             Work::Generate { out, .. } => drop(out.send(Err(error))),
             Work::Logits { out, .. } => drop(out.send(Err(error))),
+            Work::Inspect { look, .. } => look(Err(error), &[], &AtomicBool::new(false)),
         }
     }
 }
@@ -386,6 +393,9 @@ impl Owner {
         let slot = session.slot();
         let task = match job.work {
             Work::Logits { ids, path, out } => Task::Logits { ids, path, out },
+            Work::Inspect { sequences, look } => {
+                return self.inspect(session, job.tokens, sequences, look, &job.cancelled)
+            }
             Work::Generate { request, out } => {
                 let ends = if request.ignore_eos {
                     Vec::new()
@@ -425,6 +435,27 @@ impl Owner {
         });
         self.feeding.push_back(slot);
         Ok(())
+    }
+
+    fn inspect(
+        &mut self,
+        first: Session,
+        tokens: usize,
+        sequences: usize,
+        look: Look,
+        cancelled: &AtomicBool,
+    ) -> Result<()> {
+        let mut sessions = vec![first];
+        while sessions.len() < sequences {
+            match self.pool.open(&mut *self.backend, tokens)? {
+                Some(session) => sessions.push(session),
+                None => break,
+            }
+        }
+        let slots: Vec<usize> = sessions.iter().map(Session::slot).collect();
+        look(Ok(&mut *self.backend), &slots, cancelled);
+        let close = |session: Session| session.close(&mut *self.backend);
+        sessions.into_iter().try_for_each(close)
     }
 
     fn drop_cancelled(&mut self) -> Result<()> {

@@ -16,8 +16,8 @@ use super::prefill::{check_chunk, Passes};
 use super::sample::{Record, Sampling, RING_STEPS};
 use super::steps::{capture_failure, Steps};
 use crate::backend::{
-    Backend, Event, Finish, GpuOptions, GraphMode, Limits, LogitsPath, RunnerOptions, SharedStats,
-    SlotRequest, Weights,
+    Backend, Event, Finish, GoOn, GpuOptions, GraphCheck, GraphMode, GraphProfile, GraphQuestion,
+    Limits, LogitsPath, RunnerOptions, SharedStats, SlotRequest, StepCheck, Weights,
 };
 use crate::error::{Error, Result};
 use crate::plan::Plan;
@@ -35,12 +35,12 @@ const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 /// Decodes on a card.
 pub struct CudaBackend {
     // Graphs go first: they use what the others own.
-    steps: Steps,
+    pub(super) steps: Steps,
     one_row: Option<Graph>,
     pub(super) passes: Passes,
     draws: Vec<Launch>,
     pub(super) limits: Limits,
-    sampling: Sampling,
+    pub(super) sampling: Sampling,
     /// Rows of decode steps.
     rows: RowBuffers,
     /// What `rows.state_slots` holds.
@@ -48,7 +48,7 @@ pub struct CudaBackend {
     ring: HostBuffer,
     step: DeviceBuffer,
     /// Number of the last step queued.
-    number: u32,
+    pub(super) number: u32,
     /// Number of the last request started.
     epoch: u64,
     queued: VecDeque<Queued>,
@@ -246,7 +246,7 @@ impl CudaBackend {
     }
 
     /// Has a step ready: captured, or as a list.
-    fn prepare(&mut self, key: StepKey) -> Result<()> {
+    pub(super) fn prepare(&mut self, key: StepKey) -> Result<()> {
         if self.steps.get(key).is_some() {
             return Ok(());
         }
@@ -258,6 +258,13 @@ impl CudaBackend {
                 .map_err(|e| capture_failure(e, key.rows, free))?;
         }
         self.steps.add(key, launches, begun, &self.model.stream)
+    }
+
+    /// Queues a step that is ready.
+    pub(super) fn run_step(&self, key: StepKey) -> Result<()> {
+        let step = self.steps.get(key);
+        step.ok_or_else(|| Error::Internal(format!("{key:?} is not ready")))?
+            .run(&self.model.stream)
     }
 
     /// Runs a step of padding alone, which changes nothing but the number of the step.
@@ -272,7 +279,7 @@ impl CudaBackend {
     }
 
     /// Says which slots the rows of the next steps are; the rest of `rows` is padding.
-    fn set_row_slots(&mut self, mut slots: Vec<u32>, rows: usize) -> Result<()> {
+    pub(super) fn set_row_slots(&mut self, mut slots: Vec<u32>, rows: usize) -> Result<()> {
         slots.resize(rows, self.limits.n_slots as u32);
         if slots != self.row_slots {
             // In stream order: queued steps still see the old rows.
@@ -290,12 +297,12 @@ impl CudaBackend {
     }
 
     /// Waits for all that is queued on the card; a refused token is an error.
-    fn settle(&self) -> Result<()> {
+    pub(super) fn settle(&self) -> Result<()> {
         self.model.stream.synchronize()?;
         self.model.kv.take_error().map_or(Ok(()), Err)
     }
 
-    fn next_number(&mut self) -> u32 {
+    pub(super) fn next_number(&mut self) -> u32 {
         // 2^32 steps take months; the ring would only miss a step then.
         self.number = self.number.wrapping_add(1);
         self.number
@@ -406,7 +413,7 @@ impl CudaBackend {
     }
 
     /// Reads every queued step: the host is about to use a buffer that they use.
-    fn finish_queued(&mut self) -> Result<()> {
+    pub(super) fn finish_queued(&mut self) -> Result<()> {
         while !self.queued.is_empty() {
             self.read_ring(true)?;
         }
@@ -487,9 +494,7 @@ impl Backend for CudaBackend {
         self.prepare(key)?;
         let slots = live.iter().map(|(slot, _)| *slot as u32).collect();
         self.set_row_slots(slots, key.rows)?;
-        if let Some(step) = self.steps.get(key) {
-            step.run(&self.model.stream)?;
-        }
+        self.run_step(key)?;
         let number = self.next_number();
         self.queued.push_back(Queued {
             number,
@@ -522,6 +527,19 @@ impl Backend for CudaBackend {
             self.sampling.stop(slot, &self.model.stream)?;
         }
         Ok(())
+    }
+
+    fn verify_graph(
+        &mut self,
+        slots: &[usize],
+        check: &GraphCheck,
+        go_on: GoOn<'_>,
+    ) -> Result<Vec<StepCheck>> {
+        self.verify(slots, check, go_on)
+    }
+
+    fn profile_graph(&mut self, slots: &[usize], question: &GraphQuestion) -> Result<GraphProfile> {
+        self.profile(slots, question)
     }
 
     fn graph_stats(&self) -> Option<Arc<SharedStats>> {

@@ -89,6 +89,17 @@ pub enum Way {
     Eager,
 }
 
+impl Way {
+    /// Its public name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Full => "full",
+            Self::Piecewise => "piecewise",
+            Self::Eager => "eager",
+        }
+    }
+}
+
 /// A step by its way and its rows, padding included: what a captured list is known by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct StepKey {

@@ -231,6 +231,15 @@ impl Pieces {
         })
     }
 
+    /// What it launches, in order.
+    pub fn launches(&self) -> Vec<Launch> {
+        let launches = self.0.iter().flat_map(|piece| match piece {
+            Piece::Graph(graph) => graph.launches(),
+            Piece::Launch(launch) => std::slice::from_ref(launch),
+        });
+        launches.cloned().collect()
+    }
+
     /// The graphs.
     pub fn graphs(&self) -> impl Iterator<Item = &Graph> {
         self.0.iter().filter_map(|piece| match piece {

@@ -183,6 +183,70 @@ impl KvPool {
         })
     }
 
+    /// Of `slot`, the bytes of its pages `first` to `end`, all layers, keys and values; in an order
+    /// of their own.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for a slot or page that does not exist.
+    pub fn read_pages(
+        &self,
+        slot: usize,
+        pages: std::ops::Range<usize>,
+        stream: &Stream,
+    ) -> Result<Vec<u8>> {
+        let places = self.page_places(slot, pages)?;
+        let bytes = self.page_bytes();
+        let mut all = vec![0u8; places.len() * bytes];
+        for ((buffer, offset), part) in places.into_iter().zip(all.chunks_exact_mut(bytes)) {
+            buffer.read(offset, part, stream)?;
+        }
+        Ok(all)
+    }
+
+    /// The reverse of [`KvPool::read_pages`].
+    pub fn write_pages(
+        &self,
+        slot: usize,
+        pages: std::ops::Range<usize>,
+        bytes: &[u8],
+        stream: &Stream,
+    ) -> Result<()> {
+        let places = self.page_places(slot, pages)?;
+        for ((buffer, offset), part) in places.into_iter().zip(bytes.chunks(self.page_bytes())) {
+            buffer.write(offset, part, stream)?;
+        }
+        Ok(())
+    }
+
+    /// Bytes of one layer's keys in one page.
+    fn page_bytes(&self) -> usize {
+        self.layer_bytes() / self.n_pages.max(1)
+    }
+
+    /// Where the pages of a slot lie.
+    fn page_places(
+        &self,
+        slot: usize,
+        pages: std::ops::Range<usize>,
+    ) -> Result<Vec<(&DeviceBuffer, usize)>> {
+        let per_slot = self.n_ctx.div_ceil(PAGE_TOKENS);
+        let table = self.mirror.get(slot * per_slot..(slot + 1) * per_slot);
+        let mapped = table.ok_or_else(|| bad("slot", slot, self.n_slots))?;
+        let end = pages.end;
+        let mapped = mapped
+            .get(pages)
+            .ok_or_else(|| bad("page of the sequence", end, per_slot + 1))?;
+        let place =
+            |layer, page: u32| layer * self.layer_bytes() + page as usize * self.page_bytes();
+        let mut places = Vec::new();
+        for layer in 0..self.shape.n_layer {
+            for page in mapped {
+                places.extend([&self.k, &self.v].map(|buffer| (buffer, place(layer, *page))));
+            }
+        }
+        Ok(places)
+    }
+
     /// Every byte, in the order of the interpreter's pool:
     /// `[layer][page][k|v][kv head][token][head_dim]`.
     pub fn read_all(&self, stream: &Stream) -> Result<Vec<u8>> {

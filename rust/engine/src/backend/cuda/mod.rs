@@ -17,12 +17,15 @@ pub mod memory;
 pub mod model;
 pub mod offline;
 pub mod prefill;
+mod profile;
 mod program;
 pub mod runner;
 pub mod sample;
 mod shape;
 mod staging;
 mod steps;
+mod timing;
+mod verify;
 mod weights;
 
 pub use backend::CudaBackend;

@@ -347,6 +347,11 @@ impl CudaModel {
         })
     }
 
+    /// Folders to look for NVRTC in.
+    pub(super) fn nvrtc_folders(&self) -> &[std::path::PathBuf] {
+        &self.options.nvrtc_folders
+    }
+
     /// Bytes of weights on the card.
     pub fn weight_bytes(&self) -> usize {
         self.weights.bytes()

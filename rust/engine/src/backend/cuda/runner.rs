@@ -4,10 +4,11 @@
 use std::collections::hash_map::{Entry, HashMap};
 use std::sync::Arc;
 
-use super::device::{Context, Event, Stream};
+use super::device::Context;
 use super::graph::Graph;
 use super::launch::{run_all, Launch};
 use super::model::{CudaModel, Options, Path};
+use super::timing::{launch_us, run_us};
 use crate::backend::{Batch, GraphMode, KernelTime, Profile, Runner, RunnerOptions, Weights};
 use crate::error::{Error, Result};
 use crate::plan::{BufferId, Op, Plan, Rows};
@@ -152,28 +153,15 @@ impl Runner for CudaRunner {
         let graph = self.graphs.get(&self.last);
         let stream = &self.model.stream;
         let context = &self.model.context;
-        let whole = median_us(context, stream, repeats, || match graph {
+        let again = || match graph {
             Some(graph) => graph.replay(stream),
             None => run_all(&list, stream),
-        })?;
-        let mut times = vec![Vec::new(); list.len()];
-        let events: Vec<Event> = (0..=list.len())
-            .map(|_| Event::new(context))
-            .collect::<Result<_>>()?;
-        for _ in 0..repeats.clamp(1, 20) {
-            events[0].record(stream)?;
-            for (launch, event) in list.iter().zip(&events[1..]) {
-                launch.run(stream)?;
-                event.record(stream)?;
-            }
-            stream.synchronize()?;
-            for (i, times) in times.iter_mut().enumerate() {
-                times.push(events[i + 1].micros_since(&events[i])?);
-            }
-        }
-        let kernels = list.iter().zip(times).map(|(launch, times)| KernelTime {
+        };
+        let whole = run_us(context, stream, repeats, || Ok(()), again)?;
+        let times = launch_us(context, stream, &list, repeats.clamp(1, 20), || Ok(()))?;
+        let kernels = list.iter().zip(times).map(|(launch, us)| KernelTime {
             label: launch.spec.label.clone(),
-            us: median(times),
+            us,
             bytes: launch.spec.bytes,
         });
         Ok(Profile {
@@ -181,31 +169,4 @@ impl Runner for CudaRunner {
             kernels: kernels.collect(),
         })
     }
-}
-
-fn median(mut times: Vec<f64>) -> f64 {
-    times.sort_by(f64::total_cmp);
-    times.get(times.len() / 2).copied().unwrap_or(0.0)
-}
-
-/// The median time of `run`, eight in a row at a time so that the host's launch is hidden.
-fn median_us(
-    context: &Arc<Context>,
-    stream: &Stream,
-    repeats: usize,
-    run: impl Fn() -> Result<()>,
-) -> Result<f64> {
-    const IN_A_ROW: usize = 8;
-    let (begin, end) = (Event::new(context)?, Event::new(context)?);
-    let mut times = Vec::new();
-    for _ in 0..repeats.max(1) {
-        begin.record(stream)?;
-        for _ in 0..IN_A_ROW {
-            run()?;
-        }
-        end.record(stream)?;
-        end.synchronize()?;
-        times.push(end.micros_since(&begin)? / IN_A_ROW as f64);
-    }
-    Ok(median(times))
 }

@@ -240,6 +240,30 @@ impl Sampling {
         self.state.write(at, &[position, 1], stream)
     }
 
+    /// From the next launch on `slot` draws, as if `token`, at `position`, were the last one it drew
+    /// and the first one at all.
+    pub fn force(
+        &mut self,
+        slot: usize,
+        token: u32,
+        position: usize,
+        stream: &Stream,
+    ) -> Result<()> {
+        let position = u32::try_from(position)
+            .map_err(|_| Error::Internal(format!("position {position} of slot {slot}")))?;
+        let at = self.state_offset(slot)? + offset_of!(SlotState, token);
+        self.state.write(at, &[token, position, 1, 0], stream)
+    }
+
+    /// Token, position, live flag and number of tokens drawn of `slot`, once all that is queued is
+    /// done.
+    pub fn progress(&self, slot: usize, stream: &Stream) -> Result<[u32; 4]> {
+        let at = self.state_offset(slot)? + offset_of!(SlotState, token);
+        let mut words = [0; 4];
+        self.state.read(at, &mut words, stream)?;
+        Ok(words)
+    }
+
     /// From the next launch on `slot` draws nothing.
     pub fn stop(&mut self, slot: usize, stream: &Stream) -> Result<()> {
         let at = self.state_offset(slot)? + offset_of!(SlotState, live);

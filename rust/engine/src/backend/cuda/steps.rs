@@ -93,7 +93,20 @@ impl Steps {
         vec![self.dispatch.way(1)]
     }
 
-    /// How a step of `rows` rows is to be run; counts it.
+    /// How a step of `rows` rows is run.
+    pub fn way(&self, rows: usize) -> StepKey {
+        self.dispatch.way(rows)
+    }
+
+    /// Every captured step, ascending.
+    pub fn captured(&self) -> Vec<StepKey> {
+        let captured = self.ready.keys().filter(|key| key.way != Way::Eager);
+        let mut keys: Vec<StepKey> = captured.copied().collect();
+        keys.sort_unstable_by_key(|key| key.rows);
+        keys
+    }
+
+    /// As [`Steps::way`], for a step that is run: counts it.
     pub fn choose(&mut self, rows: usize) -> StepKey {
         let key = self.dispatch.choose(rows);
         let mut stats = self.stats.lock();
@@ -131,10 +144,7 @@ impl Steps {
         if key.way != Way::Eager {
             let (graphs, nodes) = step.size();
             let captured = CapturedStep {
-                kind: match key.way {
-                    Way::Piecewise => "piecewise",
-                    Way::Full | Way::Eager => "full",
-                },
+                kind: key.way.name(),
                 batch_size: key.rows,
                 graphs,
                 nodes,

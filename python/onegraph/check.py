@@ -1,0 +1,98 @@
+"""How near one way of computing a model's logits is to another: what `onegraph check` reports."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["Bars", "Distance", "measure"]
+
+
+@dataclass(frozen=True)
+class Bars:
+    """The most that two ways of computing the same may differ."""
+
+    #: Mean KL divergence, in nats.
+    kl: float
+    #: Largest difference of a logit.
+    logit: float = 0.05
+    #: Least share of tokens with the same best next token.
+    top_1: float = 0.999
+
+    @classmethod
+    def of(cls, kv_type: str) -> Bars:
+        """The bars for a cache of this type: one that rounds may be twice as far."""
+        return cls(kl=1e-6 if kv_type.lower() == "f32" else 2e-6)
+
+
+@dataclass
+class Distance:
+    """Rows of logits against exact ones, summed up row by row."""
+
+    tokens: int = 0
+    _kl: float = 0.0
+    max_logit: float = 0.0
+    same_best: int = 0
+
+    @property
+    def kl(self) -> float:
+        """Mean of KL(exact || found) over the tokens, in nats."""
+        return self._kl / self.tokens if self.tokens else math.nan
+
+    @property
+    def top_1(self) -> float:
+        """Share of tokens with the same best next token."""
+        return self.same_best / self.tokens if self.tokens else math.nan
+
+    def meets(self, bars: Bars) -> bool:
+        """Whether no bar is missed."""
+        return self.kl <= bars.kl and self.max_logit <= bars.logit and self.top_1 >= bars.top_1
+
+    def add(self, exact: NDArray[np.float32], found: NDArray[np.float32]) -> None:
+        """Takes in more rows: float32 [tokens, n_vocab] each. What is not a number is infinitely
+        far."""
+        import numpy as np
+
+        for e32, f32 in zip(exact, found, strict=True):
+            e, f = e32.astype(np.float64), f32.astype(np.float64)
+            self.tokens += 1
+            if not np.isfinite(f).all():
+                self._kl = self.max_logit = math.inf
+                continue
+            log_p, log_q = _log_softmax(e), _log_softmax(f)
+            self._kl += float((np.exp(log_p) * (log_p - log_q)).sum())
+            self.max_logit = max(self.max_logit, float(np.abs(e - f).max()))
+            self.same_best += int(e.argmax() == f.argmax())
+
+
+def _log_softmax(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    import numpy as np
+
+    shifted = x - x.max()
+    result: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum())
+    return result
+
+
+def measure(
+    exact: Any, llm: Any, ids: Sequence[int], segment: int, told: Any = None
+) -> dict[str, Distance]:
+    """`llm`'s logits against those of `exact`, another `LLM` of the same file: through prefill and
+    through one-token steps.
+
+    `ids` are cut into segments, each a sequence of its own, so that memory and context are bounded.
+    """
+    distances = {"prefill": Distance(), "decode": Distance()}
+    for first in range(0, len(ids), segment):
+        part = list(ids[first : first + segment])
+        if told is not None:
+            told("comparing tokens", first, len(ids))
+        reference = exact.logits(part)
+        for path, distance in distances.items():
+            distance.add(reference, llm.logits(part, path=path))
+    return distances

@@ -1,0 +1,140 @@
+"""`onegraph check`: whether a model computes on this card what its file says."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import click
+
+from onegraph import LLM, ArgumentError, DeviceError, GraphVerification
+from onegraph.check import Bars, Distance, measure
+from onegraph.cli.options import MODEL, given, model_options
+from onegraph.cli.terminal import debug_option, json_option, progress, show_table
+from onegraph.graphs import check_text
+from onegraph.progress import shown
+
+#: Tokens of one sequence: logits of all of them are kept at a time.
+SEGMENT = 256
+
+
+@click.command()
+@click.argument("model")
+@click.option(
+    "--tokens", type=int, default=4 * SEGMENT, show_default=True, help="Tokens of text to compare."
+)
+@click.option(
+    "--max-batch", type=int, default=4, show_default=True, help="Largest batch to verify."
+)
+@model_options
+@json_option
+@debug_option
+def command(model: str, tokens: int, max_batch: int, as_json: bool, **options: Any) -> None:
+    """Check a card: every captured decode step against the same kernels launched one by one, and
+    the logits of a fixed text, by prefill and by the captured step, against the CPU's float32.
+
+    Exits with 1 where a bar is missed.
+    """
+    chosen = given(MODEL, options)
+    if chosen.setdefault("device", "cuda") == "cpu":
+        raise DeviceError(
+            'device "cpu": it is what a card is compared with, and has no graphs; '
+            "use --device cuda on a machine with an NVIDIA card"
+        )
+    if tokens < 1:
+        raise ArgumentError(f"tokens = {tokens}: must be 1 or more")
+    kv_type = chosen.get("kv_type", "f16")
+    chosen.setdefault("n_ctx", SEGMENT)
+    with LLM(model, max_batch=max_batch, warmup=True, progress=progress(), **chosen) as llm:
+        graphs = llm.verify_graph()
+        ids = llm.tokenize(check_text())
+        # Short texts come again: what is compared is arithmetic.
+        ids = (ids * (tokens // len(ids) + 1))[:tokens]
+        segment = min(SEGMENT, llm.n_ctx)
+        threads = {"threads": chosen["threads"]} if "threads" in chosen else {}
+        with (
+            LLM(
+                llm.path, device="cpu", max_batch=1, n_ctx=segment, kv_type="f32", **threads
+            ) as exact,
+            shown(progress()) as told,
+        ):
+            distances = measure(exact, llm, ids, segment, told)
+        device, name = llm.device, llm.path.name
+    bars = Bars.of(kv_type)
+    ok = graphs.ok and all(d.meets(bars) for d in distances.values())
+    if as_json:
+        click.echo(json.dumps(_as_json(name, device, kv_type, graphs, distances, bars, ok)))
+    else:
+        click.echo(f"{name} on {device}, keys and values as {kv_type}")
+        _show(graphs, distances, bars)
+        click.echo("\nall bars are met" if ok else "\na bar is missed: please report it")
+    if not ok:
+        raise click.exceptions.Exit(1)
+
+
+def _show(graphs: GraphVerification, distances: dict[str, Distance], bars: Bars) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ["what", "found", "bar", ""]:
+        table.add_column(column)
+
+    def add(what: str, found: str, bar: str, ok: bool) -> None:
+        table.add_row(what, found, bar, "ok" if ok else "MISSED")
+
+    for step in graphs.steps:
+        wrong = step.logits_wrong, step.kv_bytes_wrong, step.states_wrong
+        add(
+            f"{step.kind} graph of {step.batch_size} against eager, {step.steps} steps",
+            f"{wrong[0]} of {step.logits:,} logits, {wrong[1]} of {step.kv_bytes:,} bytes of the "
+            f"cache, {wrong[2]} states differ",
+            "no bit",
+            step.ok,
+        )
+    for path, d in distances.items():
+        what = f"{path} against the CPU, {d.tokens} tokens"
+        add(f"{what}: mean KL", f"{d.kl:.2e}", f"<= {bars.kl:.0e}", d.kl <= bars.kl)
+        add(
+            "  largest logit difference",
+            f"{d.max_logit:.2e}",
+            f"<= {bars.logit}",
+            d.max_logit <= bars.logit,
+        )
+        add("  same best token", f"{d.top_1:.2%}", f">= {bars.top_1:.1%}", d.top_1 >= bars.top_1)
+    show_table(table)
+
+
+def _as_json(
+    name: str,
+    device: str,
+    kv_type: str,
+    graphs: GraphVerification,
+    distances: dict[str, Distance],
+    bars: Bars,
+    ok: bool,
+) -> dict[str, Any]:
+    # JSON has no infinity.
+    figures = {
+        path: {
+            "tokens": d.tokens,
+            "mean_kl": d.kl if d.kl < float("inf") else None,
+            "max_logit_difference": d.max_logit if d.max_logit < float("inf") else None,
+            "top_1": d.top_1,
+            "ok": d.meets(bars),
+        }
+        for path, d in distances.items()
+    }
+    steps = [dataclasses.asdict(step) for step in graphs.steps]
+    for step in steps:
+        if step["max_difference"] == float("inf"):
+            step["max_difference"] = None
+    return {
+        "model": name,
+        "device": device,
+        "kv_type": kv_type,
+        "ok": ok,
+        "bars": dataclasses.asdict(bars),
+        "graphs": steps,
+        "logits": figures,
+    }

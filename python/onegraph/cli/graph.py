@@ -1,0 +1,136 @@
+"""`onegraph graph`: what the captured decode step of a model is, and where its time goes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+
+from onegraph import LLM, ArgumentError, DeviceError, GraphKernel, GraphProfile
+from onegraph.cli.options import MODEL, given, model_options
+from onegraph.cli.terminal import debug_option, json_option, progress, show_table
+
+#: Tokens before the step that is timed, where the context has them.
+POSITION = 128
+#: Tokens after it that timing needs: steps are timed in rows.
+ROOM = 16
+
+
+@click.command()
+@click.argument("model")
+@click.option("--batch-size", type=int, default=1, show_default=True, help="Rows that decode.")
+@click.option(
+    "--position", type=int, help=f"Tokens before the step.  [default: {POSITION}, or what fits]"
+)
+@click.option("--repeats", type=int, default=20, show_default=True, help="Measurements a median.")
+@click.option("--cuda-graph", default="full", show_default=True, help="full or piecewise.")
+@click.option("--each", is_flag=True, help="A line for each kernel, in the order of the step.")
+@click.option("--dot", type=click.Path(dir_okay=False, path_type=Path), help="Write the graph.")
+@model_options
+@json_option
+@debug_option
+def command(
+    model: str,
+    batch_size: int,
+    position: int | None,
+    repeats: int,
+    cuda_graph: str,
+    each: bool,
+    dot: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Print nodes, edges and kernels of the captured decode step, with times by the card's clock.
+
+    Each kernel is timed launched by itself, from the end of its predecessor; in a replay kernels
+    overlap, so that the step takes less than their sum. GB/s counts the weights that a kernel
+    reads; the peak is measured here by a kernel that only reads. --dot writes Graphviz' language,
+    `dot -Tsvg` draws it.
+    """
+    chosen = given(MODEL, options)
+    if chosen.setdefault("device", "cuda") == "cpu":
+        raise DeviceError(
+            'device "cpu": it captures no graphs: graphs are CUDA graphs; use --device cuda on a '
+            "machine with an NVIDIA card"
+        )
+    if batch_size < 1:
+        raise ArgumentError(f"batch_size = {batch_size}: must be 1 or more")
+    with LLM(
+        model, max_batch=batch_size, cuda_graph=cuda_graph, progress=progress(), **chosen
+    ) as llm:
+        if position is None:
+            position = max(0, min(POSITION, llm.n_ctx - ROOM))
+        profile = llm.profile_graph(batch_size, position=position, repeats=repeats, dot=dot)
+        name = llm.path.name
+    if as_json:
+        click.echo(json.dumps({"model": name, **dataclasses.asdict(profile)}))
+        return
+    _say(name, profile)
+    _show_kernels(profile, each)
+    if dot is not None:
+        click.echo(f"\nthe graph is in {dot}: dot -Tsvg {dot} -o graph.svg")
+
+
+def _say(name: str, p: GraphProfile) -> None:
+    rows = "row" if p.batch_size == 1 else "rows"
+    click.echo(f"{name} on {p.device}: the step of {p.batch_size} {rows} at position {p.position}")
+    graphs = "one graph" if p.graphs == 1 else f"{p.graphs} graphs"
+    click.echo(
+        f"{graphs}, {p.nodes} nodes, {p.edges} edges of which {p.programmatic_edges} programmatic; "
+        f"{p.launches} kernels"
+    )
+    rate = p.bytes / p.replay_us / 1e3
+    click.echo(
+        f"replayed {p.replay_us:.1f} us ({rate:.0f} GB/s of weights, "
+        f"{100 * rate / p.read_peak_gb_s:.0f}% of the read peak of {p.read_peak_gb_s:.0f} GB/s); "
+        f"launched kernel by kernel {p.eager_us:.1f} us; kernels by themselves "
+        f"{sum(k.us for k in p.kernels):.1f} us\n"
+    )
+
+
+def _show_kernels(profile: GraphProfile, each: bool) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("kernel")
+    for column in ["launches", "us each", "us", "share", "MB", "GB/s", "% of peak"]:
+        table.add_column(column, justify="right")
+    total = sum(k.us for k in profile.kernels)
+
+    def add(label: str, kernels: list[GraphKernel], style: str = "") -> None:
+        us, read = sum(k.us for k in kernels), sum(k.bytes for k in kernels)
+        rate = read / us / 1e3 if us else 0.0
+        numbers = [f"{len(kernels)}", f"{us / len(kernels):.2f}", f"{us:.1f}"]
+        numbers.append(f"{100 * us / total:.1f}%" if total else "")
+        weights = [f"{read / 1e6:.1f}", f"{rate:.0f}", f"{100 * rate / profile.read_peak_gb_s:.0f}"]
+        table.add_row(label, *numbers, *(weights if read else ["", "", ""]), style=style)
+
+    if each:
+        for kernel in profile.kernels:
+            add(kernel.label, [kernel])
+    else:
+        for kind, kernels in _grouped(profile.kernels, lambda k: k.kernel):
+            add(kind, kernels, "bold")
+            for label, alike in _grouped(kernels, lambda k: across_layers(k.label)):
+                if label != kind:
+                    add(f"  {label.removeprefix(kind).strip()}", alike)
+    add("sum", profile.kernels, "bold")
+    show_table(table)
+
+
+def across_layers(label: str) -> str:
+    """A label with no layer in it: kernels of one kind on the same tensors have the same one."""
+    label = re.sub(r"\bblk\.\d+\.", "", label)
+    return re.sub(r" \d+$", "", label)
+
+
+def _grouped(kernels: list[GraphKernel], key: Any) -> list[tuple[str, list[GraphKernel]]]:
+    """Kernels by a key, in the order of its first appearance."""
+    groups: dict[str, list[GraphKernel]] = {}
+    for kernel in kernels:
+        groups.setdefault(key(kernel), []).append(kernel)
+    return list(groups.items())

@@ -1,0 +1,151 @@
+"""`onegraph graph` and `onegraph check`, on the simulated card: the shape and the bars are real
+there, the times are not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from onegraph import check
+from onegraph.cli.graph import across_layers
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("shapes") / "tiny-llama.gguf"
+    command = [sys.executable, "models/synth.py", "tiny-llama", "--mix", "Q4_K_M", "-o", path]
+    subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def card(ksim_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a process with the simulated card."""
+    return ksim_env | {"ONEGRAPH_CACHE_DIR": str(tmp_path_factory.mktemp("kernels"))}
+
+
+def test_the_graph_is_shown(cli: Any, tiny: Path, card: dict[str, str], tmp_path: Path) -> None:
+    dot = tmp_path / "step.dot"
+    options = ["graph", tiny, "--n-ctx", 64, "--repeats", 1]
+    done = cli(*options, "--dot", dot, env=card)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout
+    assert "the step of 1 row at position 48" in said
+    assert "one graph, " in said and "programmatic; " in said
+    for column in ["launches", "us each", "GB/s", "% of peak"]:
+        assert column in said
+    lines = {line.split("  ")[0].strip(): line.split() for line in said.splitlines() if line}
+    # Two layers: attention twice, and each fused product twice but the head.
+    assert lines["attention"][1] == "2"
+    assert lines["embed"][1] == "1"
+    assert f"the graph is in {dot}" in said
+    assert dot.read_text().startswith("digraph")
+
+
+def test_the_graph_as_json(cli: Any, tiny: Path, card: dict[str, str]) -> None:
+    options = ["graph", tiny, "--n-ctx", 64, "--repeats", 1, "--json"]
+    whole = json.loads(cli(*options, "--batch-size", 2, env=card).stdout)
+    assert (whole["kind"], whole["batch_size"], whole["graphs"]) == ("full", 2, 1)
+    # Node count = launch count, a chain.
+    assert whole["nodes"] == whole["launches"] == len(whole["kernels"])
+    assert whole["edges"] == whole["nodes"] - 1
+    assert whole["programmatic_edges"] == whole["edges"], "small kernels overlap by default"
+    assert whole["replay_us"] > 0 and whole["eager_us"] > 0 and whole["read_peak_gb_s"] > 0
+    kinds = {k["kernel"] for k in whole["kernels"]}
+    assert {"embed", "matvec", "attention", "sample_draw"} <= kinds
+    assert all(k["us"] > 0 and min(k["grid"]) > 0 and k["block"] > 0 for k in whole["kernels"])
+    read = sum(k["bytes"] for k in whole["kernels"] if k["kernel"] == "matvec")
+    assert tiny.stat().st_size / 2 < read < 2 * tiny.stat().st_size
+
+    pieces = json.loads(cli(*options, "--cuda-graph", "piecewise", env=card).stdout)
+    # Cut at the attentions of two layers, which are in no graph and of no edge.
+    assert (pieces["kind"], pieces["graphs"]) == ("piecewise", 3)
+    assert pieces["nodes"] == pieces["launches"] - 2
+    assert pieces["edges"] == pieces["nodes"] - 3
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (["--device", "cpu"], 1, ["captures no graphs", "--device cuda"]),
+        (["--cuda-graph", "none"], 2, ["batch_size = 1", 'cuda_graph="none"', "choose"]),
+        (["--position", "57"], 2, ["position = 57: must be from 0 to 56"]),
+        (["--repeats", "0"], 2, ["repeats = 0: must be from 1"]),
+        (["--batch-size", "0"], 2, ["batch_size = 0: must be 1 or more"]),
+    ],
+)
+def test_graph_says_what_is_wrong(
+    cli: Any, tiny: Path, card: dict[str, str], options: list[str], code: int, words: list[str]
+) -> None:
+    done = cli("graph", tiny, "--n-ctx", 64, *options, env=card)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert all(word in done.stderr for word in words), done.stderr
+
+
+def test_check_meets_its_bars(cli: Any, tiny: Path, card: dict[str, str]) -> None:
+    options = ["check", tiny, "--n-ctx", 64, "--max-batch", 2, "--tokens", 80]
+    done = cli(*options, "--json", env=card)
+    assert done.returncode == 0, done.stderr + done.stdout
+    found = json.loads(done.stdout)
+    assert found["ok"] and found["device"] == "cuda:0"
+    assert [(g["batch_size"], g["steps"], g["ok"]) for g in found["graphs"]] == [
+        (1, 64, True),
+        (2, 64, True),
+    ]
+    for path in ["prefill", "decode"]:
+        measured = found["logits"][path]
+        assert measured["tokens"] == 80 and measured["ok"]
+        assert 0 < measured["mean_kl"] <= found["bars"]["kl"] == 2e-6
+        assert 0 < measured["max_logit_difference"] <= 0.05
+        assert measured["top_1"] == 1
+
+
+def test_check_is_for_a_card(cli: Any, tiny: Path) -> None:
+    done = cli("check", tiny, "--device", "cpu")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "what a card is compared with" in done.stderr and "--device cuda" in done.stderr
+    done = cli("check", tiny, "--tokens", "0")
+    assert done.returncode == 2 and "tokens = 0: must be 1 or more" in done.stderr
+
+
+def test_a_missed_bar_is_seen() -> None:
+    import numpy as np
+
+    exact = np.array([[0.0, 1.0, 2.0], [3.0, 1.0, 0.0]], np.float32)
+    bars = check.Bars.of("f16")
+    assert (bars.kl, check.Bars.of("F32").kl) == (2e-6, 1e-6)
+
+    def distance(found: Any) -> check.Distance:
+        d = check.Distance()
+        d.add(exact, np.asarray(found, np.float32))
+        return d
+
+    same = distance(exact)
+    assert (same.tokens, same.kl, same.max_logit, same.top_1) == (2, 0, 0, 1)
+    assert same.meets(bars)
+    # A constant added to all logits changes no probability.
+    shifted = distance(exact + 0.04)
+    assert shifted.kl < 1e-12 and abs(shifted.max_logit - 0.04) < 1e-6 and shifted.meets(bars)
+    assert not distance(exact + 0.06).meets(bars)
+    # Computed by hand: softmax of (0, 1, 2) against that of (0, 1, 1), half of it for two tokens.
+    p = np.exp([0, 1, 2]) / np.exp([0, 1, 2]).sum()
+    q = np.exp([0, 1, 1]) / np.exp([0, 1, 1]).sum()
+    other = distance([[0, 1, 1], [3, 1, 0]])
+    assert abs(other.kl - (p * np.log(p / q)).sum() / 2) < 1e-9
+    assert other.top_1 == 0.5 and not other.meets(bars)
+    broken = distance([[0, np.nan, 1], [3, 1, 0]])
+    assert broken.kl == broken.max_logit == float("inf") and not broken.meets(bars)
+
+
+def test_labels_are_alike_across_layers() -> None:
+    assert across_layers("matvec blk.11.attn_q.weight blk.11.attn_k.weight") == (
+        "matvec attn_q.weight attn_k.weight"
+    )
+    assert across_layers("attention 11") == "attention"
+    assert across_layers("matvec output.weight") == "matvec output.weight"

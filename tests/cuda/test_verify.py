@@ -1,0 +1,104 @@
+"""`LLM.verify_graph()`: a captured step against the same step launched kernel by kernel, from the
+same state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onegraph
+import pytest
+
+VERIFY = """
+import dataclasses
+load = {"device": "cuda", "n_ctx": 256, "max_batch": 4}
+out["found"] = []
+for options, sizes, tokens in given["cases"]:
+    with onegraph.LLM(path, **load, **options) as llm:
+        before = llm.generate([5, 6, 7], max_tokens=5, temperature=0, ignore_eos=True).token_ids
+        ids = [3 + 7 * i % 400 for i in range(tokens)]
+        found = llm.verify_graph(ids, batch_sizes=sizes)
+        after = llm.generate([5, 6, 7], max_tokens=5, temperature=0, ignore_eos=True).token_ids
+        out["found"].append({"ok": found.ok, "steps": [dataclasses.asdict(s) for s in found.steps],
+                             "same": before == after})
+"""
+
+# Across a page of the cache, alone; a few steps of a batch, and in pieces.
+CASES = [
+    ({"cuda_graph": "full"}, [1], 66),
+    ({"cuda_graph": "full", "kv_type": "f32"}, [4], 6),
+    ({"cuda_graph": "piecewise"}, [2], 6),
+]
+
+
+def test_replays_equal_eager_steps(on_card: Any) -> None:
+    found = on_card(VERIFY, cases=CASES)["found"]
+    for (options, sizes, tokens), each in zip(CASES, found, strict=True):
+        assert each["ok"] and each["same"]
+        (step,) = each["steps"]
+        assert (step["kind"], step["batch_size"]) == (options["cuda_graph"], sizes[0])
+        assert (step["sequences"], step["steps"]) == (sizes[0], tokens)
+        assert step["logits"] == tokens * 512 * sizes[0]
+        assert step["kv_bytes"] > 0
+        wrong = ["logits_wrong", "kv_bytes_wrong", "states_wrong", "max_difference"]
+        assert [step[name] for name in wrong] == [0, 0, 0, 0]
+
+
+def test_padding_changes_nothing_and_the_default_is_a_fixed_text(simulated: Any) -> None:
+    found = simulated(
+        """
+        llm = onegraph.LLM(path, device="cuda", n_ctx=64, max_batch=2, graph_batch_sizes=[2])
+        stream = llm.generate([5, 6, 7], max_tokens=50, stream=True, ignore_eos=True)
+        next(stream)
+        # One of the two slots is taken: the other row is padding.
+        found = llm.verify_graph(atol=1e-3)
+        out["steps"] = [[s.batch_size, s.sequences, s.steps, s.ok] for s in found.steps]
+        out["rest"] = sum(len(p.token_ids) for p in stream)
+        """
+    )
+    assert found["steps"] == [[2, 1, 64, True]]
+    assert found["rest"] == 49
+
+
+def test_what_cannot_be_verified_is_an_error(simulated: Any) -> None:
+    found = simulated(
+        """
+        def refused(call):
+            try:
+                call()
+            except onegraph.Error as e:
+                return f"{type(e).__name__}: {e}"
+        with onegraph.LLM(path, device="cuda", n_ctx=64, max_batch=2, cuda_graph="none") as llm:
+            out["none"] = refused(llm.verify_graph)
+        with onegraph.LLM(path, device="cuda", n_ctx=64, max_batch=4, graph_max_batch=2) as llm:
+            out["size"] = refused(lambda: llm.verify_graph([1], batch_sizes=[3]))
+            out["rtol"] = refused(lambda: llm.verify_graph([1], rtol=-1.0))
+            out["ids"] = refused(lambda: llm.verify_graph([1] * 65))
+            out["token"] = refused(lambda: llm.verify_graph([512]))
+            out["empty"] = refused(lambda: llm.verify_graph([]))
+            out["after"] = llm.verify_graph([1, 2]).ok
+        """
+    )
+    said = {
+        "none": 'ArgumentError: cuda_graph = "none": nothing is captured',
+        "size": "ArgumentError: batch_sizes = 3: steps of this size are not captured; those of "
+        "[1, 2] are",
+        "rtol": "ArgumentError: rtol = -1: must be a finite number, 0 or more",
+        "ids": "ArgumentError: ids = 65 tokens: the context holds 64; shorten them",
+        "token": "ArgumentError: ids = token 512: the vocabulary has 512 tokens",
+        "empty": "ArgumentError: ids = no token",
+    }
+    for name, words in said.items():
+        assert found[name].startswith(words), found[name]
+    assert found["after"]
+
+
+def test_the_cpu_has_no_graphs(tiny_llama: Path) -> None:
+    with onegraph.LLM(tiny_llama, device="cpu", n_ctx=64) as llm:
+        assert llm.graph_stats() is None
+        with pytest.raises(onegraph.DeviceError) as error:
+            llm.verify_graph([1, 2, 3])
+        said = str(error.value)
+        assert "captures no graphs" in said and 'device="cuda"' in said
+        # It serves on.
+        assert llm.generate([1, 2], max_tokens=2, ignore_eos=True).usage.completion_tokens == 2
