@@ -7,6 +7,7 @@ how to get the engine. Nothing of an engine is imported until it is asked for.
 from __future__ import annotations
 
 import importlib
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -49,6 +50,21 @@ class Setup:
     threads: int
     #: Whether an engine with a store of its own may copy the file there for the time of the race.
     copy: bool = False
+
+    @property
+    def ordinal(self) -> int | None:
+        """Number of the card; None on the CPU."""
+        return None if self.device == "cpu" else int(self.device.partition(":")[2] or 0)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of a process that is to see that card alone: llama.cpp spreads over all it sees."""
+        if self.ordinal is None:
+            return dict(os.environ)
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+        listed = seen.split(",") if seen else []
+        name = listed[self.ordinal] if self.ordinal < len(listed) else str(self.ordinal)
+        return os.environ | {"CUDA_VISIBLE_DEVICES": name}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +142,16 @@ ENGINES = {
     "llama-server": Row(
         "onegraph.bench.engines.llama_server", "llama.cpp's server on PATH", "llama.cpp"
     ),
+    "llama-cpp-python": Row(
+        "onegraph.bench.engines.llama_cpp_python", "llama.cpp's Python package", "llama.cpp"
+    ),
     "xllamacpp": Row(
         "onegraph.bench.engines.xllamacpp", "llama.cpp in the Python package xllamacpp", "llama.cpp"
     ),
     "llama-bench": Row(
         "onegraph.bench.engines.llama_bench", "llama.cpp's benchmark on PATH", "llama.cpp"
     ),
+    "vllm": Row("onegraph.bench.engines.vllm", "a running vLLM server, by VLLM_HOST"),
 }
 
 

@@ -23,7 +23,9 @@ NAME = "llama-bench"
 PATIENCE = 3600.0
 
 
-def rows(program: str, model: Path, options: list[str]) -> list[dict[str, Any]]:
+def rows(
+    program: str, model: Path, options: list[str], environment: dict[str, str] | None = None
+) -> list[dict[str, Any]]:
     """What llama-bench says, as its JSON.
 
     Raises `EngineError` where it fails.
@@ -31,7 +33,12 @@ def rows(program: str, model: Path, options: list[str]) -> list[dict[str, Any]]:
     command = [program, "-m", str(model), *options, "-o", "json"]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=PATIENCE
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PATIENCE,
+            env=environment,
         )
     except subprocess.TimeoutExpired as e:
         raise EngineError(
@@ -70,6 +77,7 @@ class Running:
     def __init__(self, program: str, setup: Setup) -> None:
         self._program = program
         self._model = setup.model
+        self._environment = setup.environment
         self._on_gpu = setup.device != "cpu"
         layers = "999" if self._on_gpu else "0"
         self._options = ["-t", str(setup.threads), "-ngl", layers, "-fa", "1", "-r", "1"]
@@ -91,7 +99,7 @@ class Running:
         )
 
     def _test(self, *options: str) -> dict[str, Any]:
-        found = rows(self._program, self._model, [*self._options, *options])
+        found = rows(self._program, self._model, [*self._options, *options], self._environment)
         if len(found) != 1:
             raise EngineError(f"{NAME} ran {len(found)} tests where one was asked for")
         return found[0]

@@ -135,10 +135,11 @@ def stop(process: subprocess.Popen[Any], log: IO[bytes]) -> None:
 
 
 def said(log: IO[bytes]) -> str:
-    """The last words of a server's log."""
+    """The last words of a server's log, those about errors before others."""
     log.seek(0)
-    lines = log.read().decode(errors="replace").strip().splitlines()
-    return " | ".join(lines[-3:]) or "nothing"
+    lines = [line.strip() for line in log.read().decode(errors="replace").splitlines()]
+    about = [line for line in lines if "error" in line.lower() or "failed" in line.lower()]
+    return " | ".join((about or lines)[-3:]) or "nothing"
 
 
 class LlamaServer:
@@ -159,7 +160,11 @@ class LlamaServer:
         ]
         log = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the server)
         process = subprocess.Popen(
-            [self.program, *options], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            [self.program, *options],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=setup.environment,
         )
         address = f"http://127.0.0.1:{port}"
         try:

@@ -51,6 +51,7 @@ class XLlamaCpp:
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
+            env=setup.environment,
         )
         try:
             has_gpu, address = _greeting(process, log)
