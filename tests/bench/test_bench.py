@@ -44,7 +44,7 @@ def test_json_has_llama_benchs_fields_and_its_arithmetic(cli, tiny: Path) -> Non
         work = r["n_prompt"] + r["n_gen"] * r["n_seq"]
         assert len(r["samples_ns"]) == len(r["samples_ts"]) == 2
         for ns, ts in zip(r["samples_ns"], r["samples_ts"], strict=True):
-            assert ts == pytest.approx(work / ns * 1e9, rel=1e-6)
+            assert ts == pytest.approx(work / ns * 1e9, rel=1e-4)
         assert r["avg_ts"] == pytest.approx(statistics.mean(r["samples_ts"]))
         assert r["stddev_ts"] == pytest.approx(statistics.stdev(r["samples_ts"]))
         assert r["avg_ns"] == pytest.approx(statistics.mean(r["samples_ns"]), abs=1)
