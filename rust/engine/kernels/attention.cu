@@ -1,24 +1,40 @@
 // out[r][h] = sum over t of softmax_t(scale * q[r][h] . K[t]) * V[t], for the GROUP query heads that
-// share a KV head. A block takes one split of one row's tokens; the last block of a row merges.
+// share a KV head. A row's tokens are cut into splits; a team of 128 threads takes one. A block has
+// two teams, and where a row has no more than BLOCK_SPLITS splits it takes them all: then nothing
+// is merged through memory. Else the last block of a row merges.
 //
 // The split depends on the length n of the row's own sequence alone: 64 * 2^max(0,
-// ceil(log2(n / 2048))) tokens, so at most MAX_SPLITS of them. Inside a split: a thread a token
-// and half of the dimensions for the scores (two partial sums, added); pages in order with a running
-// maximum; values in four warps of 16 tokens, added in order. Splits are merged in order.
+// ceil(log2(n / 2048))) tokens, so at most MAX_SPLITS of them. Inside a split, pages in order with a
+// running maximum. Scores: two threads a token, one the even and one the odd groups of eight
+// dimensions. Values: a lane adds the eight tokens of its eighth of the page, the
+// eighths are added in pairs. Splits are merged in order.
 //
 // variant.cuh: N_HEAD, N_HEAD_KV, HEAD_DIM, Kv.
 #include "kv.cuh"
 #include "variant.cuh"
 
 constexpr int GROUP = N_HEAD / N_HEAD_KV;
-constexpr uint32_t THREADS = 128;
-constexpr uint32_t WARPS = THREADS / 32;
+constexpr uint32_t TEAM = 128, TEAMS = 2, THREADS = TEAM * TEAMS;
+constexpr uint32_t WARPS = THREADS / 32, TEAM_WARPS = TEAM / 32;
 constexpr uint32_t MAX_SPLITS = 32;
-constexpr uint32_t TOKENS_WARP = PAGE_TOKENS / WARPS;
-constexpr uint32_t QUADS = HEAD_DIM / 4;             // groups of four dimensions
-constexpr uint32_t QUADS_LANE = (QUADS + 31) / 32;
-// Groups of eight key dimensions that a thread loads before it needs them.
-constexpr uint32_t KEYS_AHEAD = HEAD_DIM / 16 < 8 ? HEAD_DIM / 16 : 8;
+// Splits of a block that has a row for itself; shared memory holds their sums.
+constexpr uint32_t BLOCK_SPLITS = GROUP * HEAD_DIM <= 1024 ? 4 : 2;
+constexpr uint32_t PARTS = TEAM / PAGE_TOKENS;  // threads of a token's score
+constexpr uint32_t EIGHTS = HEAD_DIM / 8, EIGHTS_PART = (EIGHTS + PARTS - 1) / PARTS;
+constexpr uint32_t EIGHTH = PAGE_TOKENS / 8;    // tokens of a lane
+constexpr uint32_t QUADS = HEAD_DIM / 4;        // groups of four dimensions
+constexpr uint32_t QUADS_TURN = TEAM / 8;       // of a team at a time, eight lanes each
+constexpr uint32_t QUADS_LANE = (QUADS + QUADS_TURN - 1) / QUADS_TURN;
+constexpr int SUMS_LANE = GROUP * QUADS_LANE * 4;
+constexpr int half_if_even(int n) { return n % 2 == 0 ? n / 2 : n; }
+constexpr int KEPT = half_if_even(half_if_even(half_if_even(SUMS_LANE)));  // after fold
+// Keys of a thread and tokens of a lane whose values are asked for before the scores, as far as
+// registers allow.
+constexpr uint32_t KEYS_MOST = SUMS_LANE > 48 ? 4 : SUMS_LANE > 40 ? 2 : SUMS_LANE > 32 ? 4 : 8;
+constexpr uint32_t KEYS_AHEAD = EIGHTS_PART < KEYS_MOST ? EIGHTS_PART : KEYS_MOST;
+constexpr uint32_t VALUES_AHEAD = SUMS_LANE > 32 ? 0 : SUMS_LANE > 24 ? 4 : EIGHTH;
+// Beside a mat-vec, so that one starts early, where registers allow it.
+constexpr int MIN_BLOCKS = SUMS_LANE <= 48 && sizeof(typename Kv::Eight) <= 16 ? 2 : 1;
 
 struct Params {
     const float* q;  // [m][N_HEAD * HEAD_DIM]
@@ -38,15 +54,38 @@ DEVICE uint32_t split_tokens(uint32_t n) {
     return tokens;
 }
 
-KERNEL_BOUNDS(attention, Params, THREADS, 2) {
-    SHARED float q[GROUP][HEAD_DIM];
-    SHARED float scores[2][GROUP][PAGE_TOKENS];
-    SHARED float most[GROUP], weight[GROUP], fade[GROUP];
-    SHARED float sums[WARPS][GROUP][HEAD_DIM];
+// Adds the N sums of lanes that differ in bit MASK and then in those below, down to bit 2. Lanes
+// share the work: each keeps half of the sums, `start` the first of them, as long as there is an
+// even number; then both keep all, and `owner` only one of the two.
+template <int N, uint32_t MASK>
+DEVICE void fold(float (&v)[SUMS_LANE], uint32_t lane, uint32_t& start, bool& owner) {
+    const bool upper = lane & MASK;
+    constexpr bool even = N % 2 == 0;
+    constexpr int kept = even ? N / 2 : N;
+#pragma unroll
+    for (int i = 0; i < kept; i++) {
+        const float other = v[even ? i + kept : i];
+        const float give = upper || !even ? v[i] : other, keep = upper ? other : v[i];
+        v[i] = add_rn(keep, __shfl_xor_sync(FULL_WARP, give, MASK));
+    }
+    if (upper && even) start += kept;
+    owner = owner && (even || !upper);
+    if constexpr (MASK > 4) {
+        fold<kept, MASK / 2>(v, lane, start, owner);
+    }
+}
+
+KERNEL_BOUNDS(attention, Params, THREADS, MIN_BLOCKS) {
+    alignas(16) SHARED float q[GROUP][HEAD_DIM];
+    alignas(16) SHARED float scores[TEAMS][GROUP][PAGE_TOKENS];
+    SHARED float result[BLOCK_SPLITS][GROUP][HEAD_DIM];
+    SHARED float most[BLOCK_SPLITS][GROUP], weight[BLOCK_SPLITS][GROUP], fade[TEAMS][GROUP];
+    SHARED float share[GROUP][MAX_SPLITS], total[GROUP];
     SHARED uint32_t ticket;
 
-    const uint32_t head = blockIdx.x, split = blockIdx.y, m = blockIdx.z;
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const uint32_t head = blockIdx.x, m = blockIdx.z;
+    const uint32_t team = threadIdx.x / TEAM, thread = threadIdx.x % TEAM;
+    const uint32_t lane = thread % 32, warp = thread / 32;
     // Position and slot were written at least two kernels ago, and every kernel lets its successor
     // start only after its own wait: they may be read before this one's. So may the tokens of
     // earlier steps. Where each row is a sequence of its own, only the newest token's key and
@@ -57,191 +96,222 @@ KERNEL_BOUNDS(attention, Params, THREADS, 2) {
     // A position outside the cache was reported by the scatter; here it must only not be read.
     if (n > p.kv.n_ctx || n == 0) n = p.kv.n_ctx;
     const uint32_t tokens = split_tokens(n), splits = (n + tokens - 1) / tokens;
-    if (split >= splits) {
+    const uint32_t block_splits = splits <= BLOCK_SPLITS ? BLOCK_SPLITS : TEAMS;
+    const uint32_t first_split = blockIdx.y * block_splits;
+    if (first_split >= splits) {
         if (p.alone) pdl_wait();
         return;
     }
-    const uint32_t begin = split * tokens, end = n < begin + tokens ? n : begin + tokens;
-
-    float acc[GROUP][QUADS_LANE][4] = {};
+    const uint32_t my_splits =
+        splits - first_split < block_splits ? splits - first_split : block_splits;
+    const uint32_t token = thread / PARTS, part = thread % PARTS;      // of the scores
+    const uint32_t eighth = lane / 4, quad = warp * 4 + lane % 4;      // of the values
 
 #pragma unroll 1
-    for (uint32_t first = begin; first < end; first += PAGE_TOKENS) {
-        const uint32_t live = end - first < PAGE_TOKENS ? end - first : PAGE_TOKENS;
-        const uint32_t page = kv_page(p.kv, slot, first);
-        const uint64_t base = kv_head_at<N_HEAD_KV, HEAD_DIM>(page, head);
-        const auto* keys = static_cast<const Kv::Element*>(p.kv.k) + base;
-        const auto* values = static_cast<const Kv::Element*>(p.kv.v) + base;
+    for (uint32_t wave = 0; wave < my_splits; wave += TEAMS) {
+        const uint32_t local = wave + team;
+        const uint32_t begin = (first_split + local) * tokens;
+        uint32_t end = n < begin + tokens ? n : begin + tokens;
+        if (local >= my_splits) end = begin;
+        // The first team's split is the longer one: both take as many turns.
+        const uint32_t wave_begin = (first_split + wave) * tokens;
+        const uint32_t turns = n - wave_begin < tokens ? n - wave_begin : tokens;
+        if (thread < GROUP && local < BLOCK_SPLITS) {
+            most[local][thread] = -infinity_f32();
+            weight[local][thread] = 0.0f;
+        }
+#pragma unroll 1
+        for (uint32_t turn = 0; turn < turns; turn += PAGE_TOKENS) {
+            const uint32_t first = begin + turn;
+            const uint32_t left = first < end ? end - first : 0;
+            const uint32_t live = left < PAGE_TOKENS ? left : PAGE_TOKENS;
+            const uint32_t page = live > 0 ? kv_page(p.kv, slot, first) : 0;
+            const uint64_t base = kv_head_at<N_HEAD_KV, HEAD_DIM>(page, head);
+            // This thread's first key and value; the others are at constant distances.
+            const auto* keys = static_cast<const Kv::Element*>(p.kv.k) + base +
+                               kv_key_at<HEAD_DIM>(token, part * 8);
+            const auto* values = static_cast<const Kv::Element*>(p.kv.v) + base +
+                                 kv_value_at<HEAD_DIM>(eighth * EIGHTH, quad * 4);
 
-        // All loads of the page at once: the values arrive while the scores are computed. Entries
-        // past the length are not read: a fresh page holds anything, and 0 * NaN is NaN.
-        const uint32_t token = threadIdx.x % PAGE_TOKENS, half = threadIdx.x / PAGE_TOKENS;
-        const bool has_token = token < live && page != 0;
-        const uint32_t newest = n - 1 - first;  // its entry, where it is in this page
-        const bool before = first == begin;             // q is not here yet
-        const bool ahead = before && p.alone != 0;      // nor has the kernel before ended
-        float v[TOKENS_WARP][QUADS_LANE][4] = {};
-        float dot[GROUP] = {};
-        typename Kv::Eight k[KEYS_AHEAD];
-#pragma unroll
-        for (uint32_t c = 0; c < KEYS_AHEAD; c++) {
-            const uint32_t dim = half * (HEAD_DIM / 2) + c * 8;
-            if (has_token && (token != newest || !ahead)) {
-                k[c] = Kv::load8(keys + kv_key_at<HEAD_DIM>(token, dim));
-            }
-        }
-#pragma unroll
-        for (uint32_t t = 0; t < TOKENS_WARP; t++) {
-            const uint32_t at = warp * TOKENS_WARP + t;
-#pragma unroll
-            for (int i = 0; i < QUADS_LANE; i++) {
-                const uint32_t quad = lane + 32 * i;
-                if (quad < QUADS && at < live && page != 0 && (at != newest || !ahead)) {
-                    Kv::load4(values + kv_value_at<HEAD_DIM>(at, quad * 4), v[t][i]);
-                }
-            }
-        }
-        if (before) {
-            if (ahead) pdl_wait();
-            pdl_trigger();
-            const float* q_row = p.q + (static_cast<uint64_t>(m) * N_HEAD + head * GROUP) * HEAD_DIM;
-            for (uint32_t i = threadIdx.x; i < GROUP * HEAD_DIM; i += THREADS) {
-                q[i / HEAD_DIM][i % HEAD_DIM] = load_relaxed_f32(q_row + i);
-            }
-            if (threadIdx.x < GROUP) {
-                most[threadIdx.x] = -infinity_f32();
-                weight[threadIdx.x] = 0.0f;
-            }
-            if (ahead && has_token && token == newest) {
+            // Values arrive while the scores are computed. Entries past the length are not read: a
+            // fresh page holds anything, and 0 * NaN is NaN.
+            const bool has_token = token < live && page != 0;
+            const uint32_t newest = n - 1 - first;         // its entry, where it is in this page
+            const bool before = wave == 0 && turn == 0;    // q is not here yet
+            const bool ahead = before && p.alone != 0;     // nor has the kernel before ended
+            typename Kv::Eight k[KEYS_AHEAD];
+            typename Kv::Four v[EIGHTH][QUADS_LANE] = {};
+            auto load_keys = [&]() {
 #pragma unroll
                 for (uint32_t c = 0; c < KEYS_AHEAD; c++) {
-                    const uint32_t dim = half * (HEAD_DIM / 2) + c * 8;
-                    k[c] = Kv::load8(keys + kv_key_at<HEAD_DIM>(token, dim));
+                    if (c * PARTS + part >= EIGHTS) break;
+                    k[c] = Kv::load8(keys + kv_key_at<HEAD_DIM>(0, c * PARTS * 8));
                 }
+            };
+            auto load_values = [&](uint32_t t) {
+#pragma unroll
+                for (uint32_t i = 0; i < QUADS_LANE; i++) {
+                    if (quad + QUADS_TURN * i >= QUADS) break;
+                    v[t][i] = Kv::load4(values + kv_value_at<HEAD_DIM>(t, QUADS_TURN * i * 4));
+                }
+            };
+            if (has_token && (token != newest || !ahead)) load_keys();
+#pragma unroll
+            for (uint32_t t = 0; t < VALUES_AHEAD; t++) {
+                const uint32_t at = eighth * EIGHTH + t;
+                if (at < live && page != 0 && (at != newest || !ahead)) load_values(t);
             }
-            if (ahead && newest < live && newest / TOKENS_WARP == warp && page != 0) {
+            if (before) {
+                if (ahead) pdl_wait();
+                pdl_trigger();
+                const float* q_row =
+                    p.q + (static_cast<uint64_t>(m) * N_HEAD + head * GROUP) * HEAD_DIM;
+#pragma unroll 1
+                for (uint32_t i = threadIdx.x; i < GROUP * HEAD_DIM; i += THREADS) {
+                    q[i / HEAD_DIM][i % HEAD_DIM] = load_relaxed_f32(q_row + i);
+                }
+                if (ahead && has_token && token == newest) load_keys();
 #pragma unroll
-                for (uint32_t t = 0; t < TOKENS_WARP; t++) {
+                for (uint32_t t = 0; t < VALUES_AHEAD; t++) {
+                    const uint32_t at = eighth * EIGHTH + t;
+                    if (ahead && at == newest && at < live && page != 0) load_values(t);
+                }
+                __syncthreads();
+            }
+            float dot[GROUP] = {};
+            if (has_token) {
 #pragma unroll
-                    for (int i = 0; i < QUADS_LANE; i++) {
-                        const uint32_t quad = lane + 32 * i;
-                        if (t == newest % TOKENS_WARP && quad < QUADS) {
-                            Kv::load4(values + kv_value_at<HEAD_DIM>(newest, quad * 4), v[t][i]);
+                for (uint32_t c = 0; c < EIGHTS_PART; c++) {
+                    const uint32_t at = c * PARTS + part;
+                    if (EIGHTS % PARTS != 0 && at >= EIGHTS) break;
+                    if (c >= KEYS_AHEAD) {
+                        k[c % KEYS_AHEAD] = Kv::load8(keys + kv_key_at<HEAD_DIM>(0, c * PARTS * 8));
+                    }
+                    float key[8];
+                    Kv::expand8(k[c % KEYS_AHEAD], key);
+                    // Four dimensions after another: more queries would not fit the registers.
+#pragma unroll
+                    for (int i = 0; i < 8; i++) {
+                        if (i % 4 == 0) compiler_fence();
+#pragma unroll
+                        for (int g = 0; g < GROUP; g++) {
+                            dot[g] = fma_rn(key[i], q[g][at * 8 + i], dot[g]);
                         }
                     }
                 }
             }
+#pragma unroll
+            for (int g = 0; g < GROUP; g++) {
+                float s = add_rn(dot[g], __shfl_xor_sync(FULL_WARP, dot[g], 1));
+                if (part == 0) scores[team][g][token] = has_token ? mul_rn(s, p.scale) : -infinity_f32();
+            }
+            compiler_fence();
+#pragma unroll
+            for (uint32_t t = VALUES_AHEAD; t < EIGHTH; t++) {
+                if (eighth * EIGHTH + t < live && page != 0) load_values(t);
+            }
             __syncthreads();
-        }
-        if (has_token) {
+#pragma unroll 1
+            for (uint32_t g = warp; g < GROUP && local < my_splits; g += TEAM_WARPS) {
+                float s[2];
 #pragma unroll
-            for (uint32_t c = 0; c < HEAD_DIM / 16; c++) {
-                const uint32_t dim = half * (HEAD_DIM / 2) + c * 8;
-                if (c >= KEYS_AHEAD) {
-                    k[c % KEYS_AHEAD] = Kv::load8(keys + kv_key_at<HEAD_DIM>(token, dim));
+                for (int i = 0; i < 2; i++) s[i] = scores[team][g][lane + 32 * i];
+                float top = fmaxf(most[local][g], warp_max_f32(fmaxf(s[0], s[1])));
+                // No token at all yet: nothing to fade.
+                float shrink = top == -infinity_f32() ? 1.0f : expf(add_rn(most[local][g], -top));
+                float e[2];
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    e[i] = s[i] == -infinity_f32() ? 0.0f : expf(add_rn(s[i], -top));
+                    scores[team][g][lane + 32 * i] = e[i];
                 }
-                float key[8];
-                Kv::expand8(k[c % KEYS_AHEAD], key);
-#pragma unroll
-                for (int g = 0; g < GROUP; g++) {
-#pragma unroll
-                    for (int i = 0; i < 8; i++) dot[g] = fma_rn(key[i], q[g][dim + i], dot[g]);
-                }
-            }
-        }
-#pragma unroll
-        for (int g = 0; g < GROUP; g++) scores[half][g][token] = dot[g];
-        __syncthreads();
-        for (uint32_t g = warp; g < GROUP; g += WARPS) {
-            float s[2];
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                uint32_t token = lane + 32 * i;
-                s[i] = mul_rn(add_rn(scores[0][g][token], scores[1][g][token]), p.scale);
-                if (token >= live || page == 0) s[i] = -infinity_f32();
-            }
-            float top = fmaxf(most[g], warp_max_f32(fmaxf(s[0], s[1])));
-            // No token at all yet: nothing to fade.
-            float shrink = top == -infinity_f32() ? 1.0f : expf(add_rn(most[g], -top));
-            float e[2];
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                e[i] = s[i] == -infinity_f32() ? 0.0f : expf(add_rn(s[i], -top));
-                scores[0][g][lane + 32 * i] = e[i];
-            }
-            float sum = warp_sum_f32(add_rn(e[0], e[1]));
-            __syncwarp();
-            if (lane == 0) {
-                weight[g] = fma_rn(weight[g], shrink, sum);
-                most[g] = top;
-                fade[g] = shrink;
-            }
-        }
-        __syncthreads();
-        // Values: a warp 16 tokens, a lane four dimensions.
-#pragma unroll
-        for (int g = 0; g < GROUP; g++) {
-#pragma unroll
-            for (int i = 0; i < QUADS_LANE; i++) {
-#pragma unroll
-                for (int d = 0; d < 4; d++) acc[g][i][d] = mul_rn(acc[g][i][d], fade[g]);
-            }
-#pragma unroll
-            for (uint32_t t = 0; t < TOKENS_WARP; t++) {
-                const uint32_t at = warp * TOKENS_WARP + t;
-                // Past the length the weight is zero and so are the values.
-                const float e = scores[0][g][at];
-#pragma unroll
-                for (int i = 0; i < QUADS_LANE; i++) {
-#pragma unroll
-                    for (int d = 0; d < 4; d++) acc[g][i][d] = fma_rn(e, v[t][i][d], acc[g][i][d]);
+                float sum = warp_sum_f32(add_rn(e[0], e[1]));
+                __syncwarp();
+                if (lane == 0) {
+                    weight[local][g] = fma_rn(weight[local][g], shrink, sum);
+                    most[local][g] = top;
+                    fade[team][g] = shrink;
                 }
             }
-        }
-        __syncthreads();
-    }
-
+            __syncthreads();
+            if (live > 0) {
+                float acc[SUMS_LANE] = {};
 #pragma unroll
-    for (int g = 0; g < GROUP; g++) {
+                for (uint32_t t = 0; t < EIGHTH; t++) {
+                    compiler_fence();
+                    float e[GROUP];
 #pragma unroll
-        for (int i = 0; i < QUADS_LANE; i++) {
-            const uint32_t quad = lane + 32 * i;
-            if (quad >= QUADS) continue;
+                    for (int g = 0; g < GROUP; g++) e[g] = scores[team][g][eighth * EIGHTH + t];
 #pragma unroll
-            for (int d = 0; d < 4; d++) sums[warp][g][quad * 4 + d] = acc[g][i][d];
+                    for (int i = 0; i < QUADS_LANE; i++) {
+                        // Past the length the weight is zero and so are the values.
+                        float value[4];
+                        Kv::expand4(v[t][i], value);
+#pragma unroll
+                        for (int g = 0; g < GROUP; g++) {
+#pragma unroll
+                            for (int d = 0; d < 4; d++) {
+                                float& sum = acc[(g * QUADS_LANE + i) * 4 + d];
+                                sum = fma_rn(e[g], value[d], sum);
+                            }
+                        }
+                    }
+                }
+                uint32_t start = 0;
+                bool owner = true;
+                fold<SUMS_LANE, 16>(acc, lane, start, owner);
+#pragma unroll
+                for (int i = 0; i < KEPT; i++) {
+                    const uint32_t at = start + i, g = at / (QUADS_LANE * 4);
+                    const uint32_t dim = (quad + QUADS_TURN * (at / 4 % QUADS_LANE)) * 4;
+                    if (!owner || dim >= HEAD_DIM) continue;
+                    float* sum = &result[local][g][dim + at % 4];
+                    *sum = turn == 0 ? acc[i] : fma_rn(*sum, fade[team][g], acc[i]);
+                }
+            }
+            if (turn + PAGE_TOKENS < turns || wave + TEAMS < my_splits) __syncthreads();
         }
     }
     __syncthreads();
     delay_block();
     float* out = p.out + (static_cast<uint64_t>(m) * N_HEAD + head * GROUP) * HEAD_DIM;
+    if (splits <= BLOCK_SPLITS) {
+#pragma unroll 1
+        for (uint32_t i = threadIdx.x; i < GROUP * HEAD_DIM; i += THREADS) {
+            const uint32_t g = i / HEAD_DIM, d = i % HEAD_DIM;
+            float top = most[0][g], all = 0.0f, sum = 0.0f;
+#pragma unroll 1
+            for (uint32_t s = 1; s < splits; s++) top = fmaxf(top, most[s][g]);
+#pragma unroll 1
+            for (uint32_t s = 0; s < splits; s++) {
+                const float e = expf(add_rn(most[s][g], -top));
+                all = fma_rn(weight[s][g], e, all);
+                sum = fma_rn(result[s][g][d], e, sum);
+            }
+            out[i] = div_rn(sum, all);
+        }
+        return;
+    }
     constexpr uint32_t SPLIT_FLOATS = GROUP * (HEAD_DIM + 2);
     float* row_partial =
         p.partial + (static_cast<uint64_t>(m) * N_HEAD_KV + head) * (MAX_SPLITS * SPLIT_FLOATS);
-    float* mine = row_partial + split * SPLIT_FLOATS;
-    for (uint32_t i = threadIdx.x; i < GROUP * HEAD_DIM; i += THREADS) {
-        const uint32_t g = i / HEAD_DIM, d = i % HEAD_DIM;
-        float sum = sums[0][g][d];
-#pragma unroll
-        for (uint32_t w = 1; w < WARPS; w++) sum = add_rn(sum, sums[w][g][d]);
-        if (splits == 1) {
-            out[i] = div_rn(sum, weight[g]);
-        } else {
-            mine[g * (HEAD_DIM + 2) + d] = sum;
-        }
-    }
-    if (splits == 1) return;
-    if (threadIdx.x < GROUP) {
-        mine[threadIdx.x * (HEAD_DIM + 2) + HEAD_DIM] = most[threadIdx.x];
-        mine[threadIdx.x * (HEAD_DIM + 2) + HEAD_DIM + 1] = weight[threadIdx.x];
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x; i < my_splits * SPLIT_FLOATS; i += THREADS) {
+        const uint32_t s = i / SPLIT_FLOATS, g = i / (HEAD_DIM + 2) % GROUP, d = i % (HEAD_DIM + 2);
+        row_partial[first_split * SPLIT_FLOATS + i] = d < HEAD_DIM    ? result[s][g][d]
+                                                      : d == HEAD_DIM ? most[s][g]
+                                                                      : weight[s][g];
     }
     __syncthreads();
+    const uint32_t blocks = (splits + TEAMS - 1) / TEAMS;
     if (threadIdx.x == 0) {
-        ticket = atomic_inc_acq_rel_wrap(p.tickets + m * N_HEAD_KV + head, splits - 1);
+        ticket = atomic_inc_acq_rel_wrap(p.tickets + m * N_HEAD_KV + head, blocks - 1);
     }
     __syncthreads();
-    if (ticket != splits - 1) return;
+    if (ticket != blocks - 1) return;
     // Each split's share: a warp a head, a lane a split.
-    for (uint32_t g = warp; g < GROUP; g += WARPS) {
+#pragma unroll 1
+    for (uint32_t g = threadIdx.x / 32; g < GROUP; g += WARPS) {
         const float* at = row_partial + lane * SPLIT_FLOATS + g * (HEAD_DIM + 2) + HEAD_DIM;
         float top = -infinity_f32(), sum = 0.0f;
         if (lane < splits) {
@@ -250,23 +320,24 @@ KERNEL_BOUNDS(attention, Params, THREADS, 2) {
         }
         const float all = warp_max_f32(top);
         const float e = lane < splits ? expf(add_rn(top, -all)) : 0.0f;
-        scores[0][g][lane] = e;
+        share[g][lane] = e;
         // In split order, as the sums below.
-        float total = 0.0f;
+        float weights = 0.0f;
         for (uint32_t s = 0; s < splits; s++) {
-            total = fma_rn(__shfl_sync(FULL_WARP, sum, s), __shfl_sync(FULL_WARP, e, s), total);
+            weights = fma_rn(__shfl_sync(FULL_WARP, sum, s), __shfl_sync(FULL_WARP, e, s), weights);
         }
-        if (lane == 0) weight[g] = total;
+        if (lane == 0) total[g] = weights;
     }
     __syncthreads();
+#pragma unroll 1
     for (uint32_t i = threadIdx.x; i < GROUP * HEAD_DIM; i += THREADS) {
         const uint32_t g = i / HEAD_DIM, d = i % HEAD_DIM;
         const float* at = row_partial + g * (HEAD_DIM + 2) + d;
         float sum = 0.0f;
 #pragma unroll 8
         for (uint32_t s = 0; s < splits; s++) {
-            sum = fma_rn(load_relaxed_f32(at + s * SPLIT_FLOATS), scores[0][g][s], sum);
+            sum = fma_rn(load_relaxed_f32(at + s * SPLIT_FLOATS), share[g][s], sum);
         }
-        out[i] = div_rn(sum, weight[g]);
+        out[i] = div_rn(sum, total[g]);
     }
 }

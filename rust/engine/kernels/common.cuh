@@ -288,16 +288,29 @@ DEVICE uint32_t shared_address(const void* pointer) {
 }
 #endif
 
+// An address in shared memory that arithmetic stays cheap on.
+ON_CARD(using SharedAddress = uint32_t;)
+ON_HOST(using SharedAddress = uint8_t*;)
+DEVICE SharedAddress to_shared_address(void* shared) {
+    ON_HOST(return static_cast<uint8_t*>(shared);)
+    ON_CARD(return shared_address(shared);)
+}
+
 // 16 aligned bytes; visible to this thread after cp_async_wait, to others after a barrier too.
 // Below compute capability 8.0 the copy happens at once.
-DEVICE void cp_async_16(void* shared, const void* global) {
+DEVICE void cp_async_16(SharedAddress shared, const void* global) {
     ON_HOST(sim::cp_async(shared, global, 16, 16);)
 #if ARCH_AT_LEAST(800)
     ON_CARD(asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
-                         ::"r"(shared_address(shared)), "l"(global) : "memory");)
+                         ::"r"(shared), "l"(global) : "memory");)
 #else
-    ON_CARD(*static_cast<uint4*>(shared) = load_relaxed_u32x4(global);)
+    ON_CARD(uint4 v = load_relaxed_u32x4(global);
+            asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};"
+                         ::"r"(shared), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");)
 #endif
+}
+DEVICE void cp_async_16(void* shared, const void* global) {
+    cp_async_16(to_shared_address(shared), global);
 }
 
 // As cp_async_16, but only the first `bytes` (0..16) are read; the rest becomes zero.

@@ -14,7 +14,7 @@ struct KvF32 {
     using Element = float;
     DEVICE float load(float v) { return v; }
     DEVICE float store(float v) { return v; }
-    // Eight consecutive elements, as loaded and as numbers.
+    // Eight or four consecutive elements, as loaded and as numbers.
     struct Eight {
         float4 a, b;
     };
@@ -25,9 +25,10 @@ struct KvF32 {
         v[0] = e.a.x, v[1] = e.a.y, v[2] = e.a.z, v[3] = e.a.w;
         v[4] = e.b.x, v[5] = e.b.y, v[6] = e.b.z, v[7] = e.b.w;
     }
-    DEVICE void load4(const float* at, float (&v)[4]) {
-        float4 a = load_relaxed_f32x4(at);
-        v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
+    using Four = float4;
+    DEVICE Four load4(const float* at) { return load_relaxed_f32x4(at); }
+    DEVICE void expand4(const Four& e, float (&v)[4]) {
+        v[0] = e.x, v[1] = e.y, v[2] = e.z, v[3] = e.w;
     }
 };
 
@@ -45,10 +46,11 @@ struct KvF16 {
             v[2 * i + 1] = f16x2_high(words[i]);
         }
     }
-    DEVICE void load4(const uint16_t* at, float (&v)[4]) {
-        uint2 a = load_relaxed_u32x2(at);
-        v[0] = f16x2_low(a.x), v[1] = f16x2_high(a.x);
-        v[2] = f16x2_low(a.y), v[3] = f16x2_high(a.y);
+    using Four = uint2;
+    DEVICE Four load4(const uint16_t* at) { return load_relaxed_u32x2(at); }
+    DEVICE void expand4(const Four& e, float (&v)[4]) {
+        v[0] = f16x2_low(e.x), v[1] = f16x2_high(e.x);
+        v[2] = f16x2_low(e.y), v[3] = f16x2_high(e.y);
     }
 };
 

@@ -19,12 +19,12 @@ constexpr uint32_t SB_WARP = (N_SB + WARPS_K - 1) / WARPS_K;
 constexpr uint32_t WARPS = WARPS_K * WARPS_R;
 constexpr uint32_t THREADS = 32 * WARPS;
 
+// Units of a tile that are unrolled: addresses become constants, code stays in the cache.
+constexpr int UNROLL = N_SEGMENTS == 1 && MAX_M == 1 && SB_WARP <= 4 ? SB_WARP : 1;
+
 constexpr uint32_t max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
 constexpr uint32_t STAGE =
     max_u32(Segment0::UNIT_BYTES, max_u32(Segment1::UNIT_BYTES, Segment2::UNIT_BYTES));
-
-// Copies of a unit that a lane issues unrolled; where types are mixed registers are short.
-constexpr int COPIES = N_SEGMENTS == 1 ? 8 : 1;
 
 // A sub-block of 32 activations is padded to 36 words: the eight that a warp reads at a time then
 // lie in different banks.
@@ -43,6 +43,8 @@ struct Params {
     const float* turns;         // [n_ctx][HEAD_DIM / 2][cos, sin]
     const uint32_t* positions;  // [m]
     const uint32_t* slots;      // [m]
+    uint32_t located;  // 1: positions and slots were there before the preceding kernel began
+    uint32_t unused;
 };
 
 template <typename T>
@@ -141,35 +143,58 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MAX_M == 1 && STAGE <= 4096 ? 2 : 1) {
     const uint32_t my_tiles = tiles_of(first + wr), block_tiles = tiles_of(first);
 
     // The ring: unit u is superblock wk + (u % SB_WARP) * WARPS_K of this group's tile u / SB_WARP.
-    uint32_t next_tile = 0, next_sb = 0, next_stage = 0, unit_vectors = 0;
-    const uint8_t* next_unit = nullptr;
-    auto issue = [&]() {
-        if (next_sb == 0) {
-            unit_vectors = 0;
-            if (next_tile < my_tiles) {
-                with_segment(p, first + wr + next_tile * groups,
-                             [&](auto type, const Segment& segment, int, uint32_t tile) {
+    // A stage is asked for again as soon as it was read, so one place serves both ends.
+    const SharedAddress ring_lane = to_shared_address(ring) + lane * 16;
+    int32_t left = my_tiles * SB_WARP;  // units to ask for
+    uint32_t next_sb = 0;
+    // Of one segment.
+    constexpr uint32_t UNIT = Segment0::UNIT_BYTES;
+    const int64_t next_tile = (static_cast<int64_t>(groups) * N_SB - SB_WARP * WARPS_K) * UNIT;
+    const uint8_t* next_unit = p.segment[0].units + lane * 16 +
+                               (static_cast<uint64_t>(first + wr) * N_SB + wk) * UNIT;
+    // Of more.
+    uint32_t unit_vectors = 0, tile_number = first + wr;
+    auto issue = [&](uint32_t stage) {
+        const SharedAddress to = ring_lane + stage;
+        const bool is_unit = N_SB % WARPS_K == 0 || wk + next_sb * WARPS_K < N_SB;
+        if constexpr (N_SEGMENTS == 1) {
+            if (left > 0 && is_unit) {
+#pragma unroll
+                for (uint32_t i = 0; i < (UNIT / 16 + 31) / 32; i++) {
+                    if (i * 32 + 32 <= UNIT / 16 || lane < UNIT / 16 % 32) {
+                        cp_async_16(to + i * 512, next_unit + i * 512);
+                    }
+                }
+            }
+            next_unit += WARPS_K * UNIT;
+        } else {
+            if (next_sb == 0 && left > 0) {
+                with_segment(p, tile_number, [&](auto type, const Segment& segment, int,
+                                                 uint32_t tile) {
                     using T = decltype(type);
                     uint64_t unit = static_cast<uint64_t>(tile) * N_SB + wk;
                     next_unit = segment.units + unit * T::UNIT_BYTES + lane * 16;
                     unit_vectors = T::UNIT_BYTES / 16;
                 });
+                tile_number += groups;
             }
-        }
-        if (N_SB % WARPS_K == 0 || wk + next_sb * WARPS_K < N_SB) {
-            uint8_t* stage = ring + next_stage * STAGE + lane * 16;
-#pragma unroll COPIES
-            for (uint32_t i = 0; i < (STAGE / 16 + 31) / 32; i++) {
-                if (i * 32 + lane < unit_vectors) cp_async_16(stage + i * 512, next_unit + i * 512);
+            if (left > 0 && is_unit) {
+#pragma unroll 1
+                for (uint32_t i = 0; i < (STAGE / 16 + 31) / 32; i++) {
+                    if (i * 32 + lane < unit_vectors) cp_async_16(to + i * 512, next_unit + i * 512);
+                }
             }
+            next_unit += WARPS_K * 16 * unit_vectors;
         }
         cp_async_commit();
-        next_unit += WARPS_K * 16 * unit_vectors;
-        next_stage = next_stage + 1 == RING ? 0 : next_stage + 1;
-        if (++next_sb == SB_WARP) next_sb = 0, next_tile++;
+        left--;
+        if (++next_sb == SB_WARP) {
+            next_sb = 0;
+            if (N_SEGMENTS == 1) next_unit += next_tile;
+        }
     };
 #pragma unroll 1
-    for (uint32_t u = 0; u < RING; u++) issue();
+    for (uint32_t u = 0; u < RING; u++) issue(u * STAGE);
 
     // The norm's weight is of the model too: it goes to where x will be multiplied with it.
     if constexpr (NORM) {
@@ -182,86 +207,100 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MAX_M == 1 && STAGE <= 4096 ? 2 : 1) {
         }
     }
 
+    // Where the rows are, and what this thread's first pair is rotated by.
+    Rotation rotation = {};
+    auto locate = [&]() {
+        if constexpr (EPILOGUE == EPILOGUE_QKV) {
+            if (threadIdx.x < p.m) {
+                const uint32_t position = load_relaxed_u32(p.positions + threadIdx.x);
+                const uint32_t slot = load_relaxed_u32(p.slots + threadIdx.x);
+                row_position[threadIdx.x] = position;
+                row_slot[threadIdx.x] = slot;
+                row_page[threadIdx.x] = kv_page(p.kv, slot, position);
+            }
+            if (threadIdx.x < WARPS_R * ROUND * MAX_M * 4) {
+                const uint32_t m = threadIdx.x / 4 % MAX_M, i = threadIdx.x / (4 * MAX_M) % ROUND;
+                const uint32_t group = threadIdx.x / (4 * MAX_M * ROUND);
+                if (m < p.m && i < tiles_of(first + group)) {
+                    rotation = rotation_of(p, first + group + i * groups, threadIdx.x % 4,
+                                           load_relaxed_u32(p.positions + m));
+                }
+            }
+        }
+    };
+    if (p.located) locate();
     pdl_wait();
+    if (!p.located) locate();
     // The successor's loads should queue behind this kernel's: it may start when the last of them
     // is under way.
-    if (next_tile >= my_tiles) pdl_trigger();
+    if (left <= 0) pdl_trigger();
 
-    // x, a warp a superblock: lane l takes columns 8l..8l+7.
+    // x, a warp a superblock: lane l takes columns 8l..8l+7. Where a warp has several, all are
+    // asked for before the first is used.
+    constexpr uint32_t TURNS = (N_SB + WARPS - 1) / WARPS;
+    constexpr uint32_t AT_ONCE = MAX_M > 1 ? 1 : TURNS < 4 ? TURNS : 4;
 #pragma unroll 1
-    for (uint32_t sb = warp; sb < N_SB; sb += WARPS) {
-        const uint32_t k = sb * UNIT_COLS + lane * 8;
-        float* row0 = x + sb * MAX_M * X_SB + lane / 4 * X_SUB + lane % 4 * 8;
-        float v[MAX_M][8] = {};
+    for (uint32_t turn = 0; turn < TURNS; turn += AT_ONCE) {
+        float v[AT_ONCE][MAX_M][8] = {};
 #pragma unroll
-        for (int m = 0; m < MAX_M; m++) {
-            if (m >= p.m) break;
-            const float* from = p.x + static_cast<uint64_t>(m) * N_IN + k;
-            if (N_IN % 4 == 0) {
+        for (uint32_t t = 0; t < AT_ONCE; t++) {
+            const uint32_t sb = warp + (turn + t) * WARPS, k = sb * UNIT_COLS + lane * 8;
 #pragma unroll
-                for (int q = 0; q < 2; q++) {
-                    if (k + 4 * q < N_IN) {
-                        float4 f = load_relaxed_f32x4(from + 4 * q);
-                        v[m][4 * q] = f.x, v[m][4 * q + 1] = f.y;
-                        v[m][4 * q + 2] = f.z, v[m][4 * q + 3] = f.w;
+            for (int m = 0; m < MAX_M; m++) {
+                if (m >= p.m) break;
+                const float* from = p.x + static_cast<uint64_t>(m) * N_IN + k;
+                if (N_IN % 4 == 0) {
+#pragma unroll
+                    for (int q = 0; q < 2; q++) {
+                        if (k + 4 * q < N_IN) {
+                            float4 f = load_relaxed_f32x4(from + 4 * q);
+                            v[t][m][4 * q] = f.x, v[t][m][4 * q + 1] = f.y;
+                            v[t][m][4 * q + 2] = f.z, v[t][m][4 * q + 3] = f.w;
+                        }
+                    }
+                } else {
+                    for (int e = 0; e < 8; e++) {
+                        if (k + e < N_IN) v[t][m][e] = load_relaxed_f32(from + e);
                     }
                 }
-            } else {
+            }
+        }
+#pragma unroll
+        for (uint32_t t = 0; t < AT_ONCE; t++) {
+            const uint32_t sb = warp + (turn + t) * WARPS;
+            if (sb >= N_SB) break;
+            float* row0 = x + sb * MAX_M * X_SB + lane / 4 * X_SUB + lane % 4 * 8;
+            float norm[8];
+#pragma unroll
+            for (int e = 0; e < 8; e++) norm[e] = NORM ? row0[e] : 1.0f;
+#pragma unroll
+            for (int m = 0; m < MAX_M; m++) {
+                float square = 0.0f, sum = 0.0f;
+#pragma unroll
                 for (int e = 0; e < 8; e++) {
-                    if (k + e < N_IN) v[m][e] = load_relaxed_f32(from + e);
+                    if constexpr (NORM) {
+                        square = fma_rn(v[t][m][e], v[t][m][e], square);
+                        v[t][m][e] = mul_rn(v[t][m][e], norm[e]);
+                    }
+                    sum = add_rn(sum, v[t][m][e]);
+                    row0[m * X_SB + e] = mul_rn(v[t][m][e], X_SCALE);
                 }
-            }
-        }
-        float norm[8];
-#pragma unroll
-        for (int e = 0; e < 8; e++) norm[e] = NORM ? row0[e] : 1.0f;
-#pragma unroll
-        for (int m = 0; m < MAX_M; m++) {
-            float square = 0.0f, sum = 0.0f;
-#pragma unroll
-            for (int e = 0; e < 8; e++) {
+                sum = add_rn(sum, __shfl_xor_sync(FULL_WARP, sum, 1));
+                float* s = sums + (sb * MAX_M + m) * SUMS_SB;
+                if (lane % 2 == 0) s[lane / 2] = sum;
+                sum = add_rn(sum, __shfl_xor_sync(FULL_WARP, sum, 2));
+                if (lane % 4 == 0) s[16 + lane / 4] = sum;
                 if constexpr (NORM) {
-                    square = fma_rn(v[m][e], v[m][e], square);
-                    v[m][e] = mul_rn(v[m][e], norm[e]);
+                    square = warp_sum_f32(square);
+                    if (lane == 0) squares[m * N_SB + sb] = square;
                 }
-                sum = add_rn(sum, v[m][e]);
-                row0[m * X_SB + e] = mul_rn(v[m][e], X_SCALE);
             }
-            sum = add_rn(sum, __shfl_xor_sync(FULL_WARP, sum, 1));
-            float* s = sums + (sb * MAX_M + m) * SUMS_SB;
-            if (lane % 2 == 0) s[lane / 2] = sum;
-            sum = add_rn(sum, __shfl_xor_sync(FULL_WARP, sum, 2));
-            if (lane % 4 == 0) s[16 + lane / 4] = sum;
-            if constexpr (NORM) {
-                square = warp_sum_f32(square);
-                if (lane == 0) squares[m * N_SB + sb] = square;
-            }
-        }
-    }
-    if constexpr (EPILOGUE == EPILOGUE_QKV) {
-        if (threadIdx.x < p.m) {
-            row_position[threadIdx.x] = load_relaxed_u32(p.positions + threadIdx.x);
-            row_slot[threadIdx.x] = load_relaxed_u32(p.slots + threadIdx.x);
         }
     }
     __syncthreads();
-    // What this thread's first pair needs arrives while the sums are computed.
-    Rotation rotation = {};
-    if constexpr (EPILOGUE == EPILOGUE_QKV) {
-        if (threadIdx.x < WARPS_R * ROUND * MAX_M * 4) {
-            const uint32_t m = threadIdx.x / 4 % MAX_M, i = threadIdx.x / (4 * MAX_M) % ROUND;
-            const uint32_t group = threadIdx.x / (4 * MAX_M * ROUND);
-            if (m < p.m && i < tiles_of(first + group)) {
-                rotation = rotation_of(p, first + group + i * groups, threadIdx.x % 4,
-                                       row_position[m]);
-            }
-        }
-        if (threadIdx.x < p.m) {
-            row_page[threadIdx.x] =
-                kv_page(p.kv, row_slot[threadIdx.x], row_position[threadIdx.x]);
-        }
-    }
 
+    const float* x_warp = x + wk * MAX_M * X_SB;
+    const float* sums_warp = sums + wk * MAX_M * SUMS_SB;
     uint32_t stage = 0;
 #pragma unroll 1
     for (uint32_t round = 0; round * ROUND < block_tiles; round++) {
@@ -273,19 +312,18 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MAX_M == 1 && STAGE <= 4096 ? 2 : 1) {
             with_segment(p, first + wr + (round * ROUND + i) * groups,
                          [&](auto type, const Segment&, int, uint32_t) {
                 using T = decltype(type);
-#pragma unroll 1
+#pragma unroll UNROLL
                 for (uint32_t s = 0; s < SB_WARP; s++) {
                     cp_async_wait<RING - 1>();
                     __syncwarp();
-                    const uint32_t sb = wk + s * WARPS_K;
-                    if (N_SB % WARPS_K == 0 || sb < N_SB) {
-                        accumulate<T>(ring + stage * STAGE, lane, x + sb * MAX_M * X_SB,
-                                      sums + sb * MAX_M * SUMS_SB, acc);
+                    if (N_SB % WARPS_K == 0 || wk + s * WARPS_K < N_SB) {
+                        accumulate<T>(ring + stage, lane, x_warp + s * (WARPS_K * MAX_M * X_SB),
+                                      sums_warp + s * (WARPS_K * MAX_M * SUMS_SB), acc);
                     }
                     __syncwarp();
-                    stage = stage + 1 == RING ? 0 : stage + 1;
-                    issue();
-                    if (next_tile >= my_tiles) pdl_trigger();
+                    issue(stage);
+                    stage = stage == (RING - 1) * STAGE ? 0 : stage + STAGE;
+                    if (left <= 0) pdl_trigger();
                 }
             });
 #pragma unroll

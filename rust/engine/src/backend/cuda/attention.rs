@@ -10,6 +10,13 @@ use crate::plan::{BufferId, Op};
 /// Splits of one row's attention; see attention.cu.
 pub const MAX_SPLITS: usize = 32;
 
+/// Threads of a block of attention.cu, in two teams that take a split each.
+const THREADS: u32 = 256;
+const TEAMS: usize = 2;
+
+/// Splits of a row that one block of attention.cu takes by itself.
+const BLOCK_SPLITS: usize = 4;
+
 /// Rows of one launch of attention.cu over a prompt: its partial sums take memory.
 pub const ATTENTION_ROWS: usize = 128;
 
@@ -75,6 +82,17 @@ impl CudaModel {
         let at_once = span.map_or(rows, |_| ATTENTION_ROWS);
         let tokens = span.unwrap_or(self.kv.n_ctx());
         let splits = tokens.div_ceil(PAGE_TOKENS).min(MAX_SPLITS);
+        let group_floats = self.plan.buffer(op.q).width / kv.n_head_kv;
+        let alone = if group_floats <= 1024 {
+            BLOCK_SPLITS
+        } else {
+            TEAMS
+        };
+        let blocks = if splits <= alone {
+            1
+        } else {
+            splits.div_ceil(TEAMS)
+        };
         let row_bytes = (self.plan.buffer(op.q).width * 4) as u64;
         let part = |first: usize| {
             let p = params::Attention {
@@ -89,8 +107,8 @@ impl CudaModel {
                 alone: u32::from(rows == 1 || inputs.state != 0),
             };
             let count = (rows - first).min(at_once);
-            let grid = [kv.n_head_kv as u32, splits as u32, count as u32];
-            let spec = Spec::new(variant("attention.cu"), "attention", grid, 128, &p);
+            let grid = [kv.n_head_kv as u32, blocks as u32, count as u32];
+            let spec = Spec::new(variant("attention.cu"), "attention", grid, THREADS, &p);
             labelled(spec, op.layer)
         };
         (0..rows).step_by(at_once).map(part).collect()

@@ -93,6 +93,8 @@ pub struct MatVec {
     pub turns: u64,
     pub positions: u64,
     pub slots: u64,
+    pub located: u32,
+    pub unused: u32,
 }
 
 #[repr(C)]

@@ -15,8 +15,17 @@ use crate::plan::fuse::{Epilogue, Part};
 use crate::plan::{BufferId, RopeStyle, Rows, WeightId};
 use crate::quant::QuantType;
 
-/// Shared memory that one block of a mat-vec may take: two kernels side by side on an SM.
-const SHARED_BUDGET: usize = 100 << 10;
+/// Shared memory of a block that computes one row, in per cent of what an SM can give to one: a
+/// kernel with short rows and one with long rows, whose activations take more, fit side by side, so
+/// that one starts while the other ends.
+const SHARED_SHORT: usize = 39;
+const SHARED_LONG: usize = 59;
+
+/// Columns from which rows are long.
+const LONG_ROW: usize = 6144;
+
+/// Bytes of weights from which a kernel is long enough to prefer units in flight to a neighbour.
+const MANY_BYTES: usize = 128 << 20;
 
 /// Rows that the mat-vecs of a prompt are compiled for: those of its logits.
 const PREFILL_BUCKET: usize = 8;
@@ -144,6 +153,17 @@ impl CudaModel {
         Ok(product)
     }
 
+    /// Shared memory that a block may take.
+    fn shared_budget(&self, n_in: usize, m: usize, bytes: usize) -> usize {
+        let most = self.context.info.shared_bytes;
+        let is_short = n_in < LONG_ROW && bytes < MANY_BYTES;
+        match (self.context.info.has_pdl() && m == 1, is_short) {
+            (false, _) => most,
+            (true, true) => most * SHARED_SHORT / 100,
+            (true, false) => most * SHARED_LONG / 100,
+        }
+    }
+
     pub(super) fn mat_vec(&self, op: &MatVec<'_>, pass: &Pass, list: &mut Vec<Spec>) -> Result<()> {
         let MatVec {
             x,
@@ -171,7 +191,7 @@ impl CudaModel {
             n_in,
             &product.types,
             m.max(bucket),
-            SHARED_BUDGET.min(self.context.info.shared_bytes),
+            self.shared_budget(n_in, m.max(bucket), product.bytes),
         );
         let mut text = shape.constants(&product.types) + &product.epilogue;
         let _ = writeln!(text, "constexpr bool NORM = {};", norm.is_some());
@@ -203,6 +223,9 @@ impl CudaModel {
                 turns: self.turns.address(),
                 positions: pass.inputs.positions + (first * 4) as u64,
                 slots: pass.inputs.slots + (first * 4) as u64,
+                // The first kernel of a pass may write the positions.
+                located: u32::from(list.len() >= 2),
+                unused: 0,
             };
             let block = shape.threads() as u32;
             let mut spec = Spec::new(variant.clone(), "matvec", [grid as u32, 1, 1], block, &p);

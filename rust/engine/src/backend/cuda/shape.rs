@@ -70,20 +70,29 @@ impl MatVecShape {
             warps_k,
             warps_r,
             ring,
-            round: 8,
+            round: if m == 1 { 8 } else { 4 },
             stage,
         };
-        while shape.max_m > 1 && shape.shared_bytes() > shared {
-            shape.max_m /= 2;
+        // Few units in flight are slow, but weights that stream twice are slower.
+        loop {
+            let least = if shape.max_m > 1 { ring.min(3) } else { 2 };
+            let fits = (least..=ring).rev().find(|r| {
+                shape.ring = *r;
+                shape.shared_bytes() <= shared
+            });
+            if fits.is_some() {
+                return shape;
+            }
+            if shape.max_m > 1 {
+                shape.max_m /= 2;
+            } else if shape.warps_r > 1 {
+                // Units of four bytes a weight: two of them for each of sixteen warps are too many.
+                shape.warps_r /= 2;
+            } else {
+                shape.ring = 1;
+                return shape;
+            }
         }
-        while shape.ring > 2 && shape.shared_bytes() > shared {
-            shape.ring -= 1;
-        }
-        // Units of four bytes a weight: two of them for each of sixteen warps are too many.
-        while shape.warps_r > 1 && shape.shared_bytes() > shared {
-            shape.warps_r /= 2;
-        }
-        shape
     }
 
     /// Threads a block.
@@ -137,6 +146,28 @@ pub fn segments(types: &[&QuantType]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::quant;
+
+    #[test]
+    fn shared_memory_goes_to_rows_first_and_then_to_the_ring() {
+        for ty in quant::TYPES {
+            for n_in in [576, 2048, 4096, 8192] {
+                let shape = MatVecShape::new(n_in, &[ty], 8, 227 << 10);
+                assert!(
+                    shape.shared_bytes() <= 227 << 10,
+                    "{ty:?} {n_in}: {shape:?}"
+                );
+                if shape.max_m < 8 {
+                    let more = MatVecShape {
+                        max_m: shape.max_m * 2,
+                        ring: 3,
+                        ..shape
+                    };
+                    assert!(more.shared_bytes() > 227 << 10, "{ty:?} {n_in}: {shape:?}");
+                }
+            }
+        }
+    }
 
     #[test]
     fn warps_depend_on_the_row_alone_and_cover_it() {
