@@ -63,7 +63,7 @@ def on_card(name: str) -> Backend:
         name=name,
         step_rows=64,
         max_rows=512,
-        kv_types=("F32", "F16"),
+        kv_types=("F32", "F16", "Q8_0"),
         head_dim_of=16,
         padding_slot=2**32 - 1,
     )

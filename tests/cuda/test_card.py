@@ -107,7 +107,7 @@ F16_NMSE = 1e-6
 CASES = [
     ("tiny-llama", {"kv_type": "f32"}, 1e-10),
     ("tiny-qwen2", {}, F16_NMSE),
-    ("tiny-qwen3", {"cuda_graph": "none"}, F16_NMSE),
+    ("tiny-qwen3", {"cuda_graph": "none", "kv_type": "q8_0"}, F16_NMSE),
 ]
 
 

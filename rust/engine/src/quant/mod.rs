@@ -83,8 +83,42 @@ pub struct KernelType {
     pub text: &'static str,
     /// Bytes of 8 rows x 256 columns as kernels read them; the kernels check it.
     pub unit_bytes: usize,
-    /// The struct that stores keys and values so, where a cache may.
-    pub kv: Option<&'static str>,
+    /// How kernels keep keys and values so, where a cache may.
+    pub kv: Option<KvKernel>,
+}
+
+/// How kernels keep keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvKernel {
+    /// One by one: the struct of `kernels/kv.cuh` that does it, and whether tensor cores take them as
+    /// they are.
+    Values { name: &'static str, halves: bool },
+    /// In blocks of 32 with a scale: `kernels/kv_blocks.cuh`.
+    Blocks,
+}
+
+impl KernelType {
+    /// Whether keys and values are kept in blocks, so that none can be written alone.
+    pub fn kv_in_blocks(&self) -> bool {
+        self.kv == Some(KvKernel::Blocks)
+    }
+
+    /// Whether keys and values are float16.
+    pub fn kv_in_halves(&self) -> bool {
+        matches!(self.kv, Some(KvKernel::Values { halves: true, .. }))
+    }
+
+    /// The struct for a kernel that writes keys and values one by one; any, for one that does not.
+    pub fn kv_struct(&self) -> &'static str {
+        match self.kv {
+            Some(KvKernel::Values { name, .. }) => name,
+            Some(KvKernel::Blocks) | None => "KvF32",
+        }
+    }
+}
+
+const fn kv(name: &'static str, halves: bool) -> Option<KvKernel> {
+    Some(KvKernel::Values { name, halves })
 }
 
 impl std::fmt::Debug for QuantType {
@@ -224,11 +258,11 @@ macro_rules! table {
 }
 
 table! {
-    0 "F32" f32::F32, "f32.cuh" 8192 Some("KvF32"), Some(quantize_blocks::<f32::F32>);
-    1 "F16" f16::F16, "f16.cuh" 4096 Some("KvF16"), Some(quantize_blocks::<f16::F16>);
+    0 "F32" f32::F32, "f32.cuh" 8192 kv("KvF32", false), Some(quantize_blocks::<f32::F32>);
+    1 "F16" f16::F16, "f16.cuh" 4096 kv("KvF16", true), Some(quantize_blocks::<f16::F16>);
     2 "Q4_0" q4_0::Q4_0, "q4_0.cuh" 1152 None, Some(quantize_blocks::<q4_0::Q4_0>);
     3 "Q4_1" q4_1::Q4_1, "q4_1.cuh" 1280 None, Some(quantize_blocks::<q4_1::Q4_1>);
-    8 "Q8_0" q8_0::Q8_0, "q8_0.cuh" 2176 None, Some(quantize_blocks::<q8_0::Q8_0>);
+    8 "Q8_0" q8_0::Q8_0, "q8_0.cuh" 2176 Some(KvKernel::Blocks), Some(quantize_blocks::<q8_0::Q8_0>);
     12 "Q4_K" q4_k::Q4K, "q4_k.cuh" 1184 None, Some(quantize_blocks::<q4_k::Q4K>);
     13 "Q5_K" q5_k::Q5K, "q5_k.cuh" 1440 None, Some(quantize_blocks::<q5_k::Q5K>);
     14 "Q6_K" q6_k::Q6K, "q6_k.cuh" 1680 None, Some(quantize_blocks::<q6_k::Q6K>);

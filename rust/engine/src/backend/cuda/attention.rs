@@ -1,4 +1,5 @@
-//! Attention: one kernel for steps, another for prompts where the cache and the card take it.
+//! Attention: one kernel for steps, another for prompts where the cache and the card take it, a
+//! third for both over a cache in blocks.
 
 use super::compile::Variant;
 use super::kernels as params;
@@ -45,7 +46,7 @@ impl CudaModel {
         path: Path,
     ) -> Vec<Spec> {
         let kv = self.plan.kv;
-        let kv_struct = self.kv.ty.kernel.kv.unwrap_or_default();
+        let kv_struct = self.kv.ty.kernel.kv_struct();
         let text = constants(&[
             ("N_HEAD", op.n_head),
             ("N_HEAD_KV", kv.n_head_kv),
@@ -107,6 +108,14 @@ impl CudaModel {
                 alone: u32::from(rows == 1 || inputs.state != 0),
             };
             let count = (rows - first).min(at_once);
+            if self.kv.ty.kernel.kv_in_blocks() {
+                let grid = [kv.n_head_kv as u32, splits as u32, count as u32];
+                let variant = variant("attention_blocks.cu");
+                return labelled(
+                    Spec::new(variant, "attention_blocks", grid, 128, &p),
+                    op.layer,
+                );
+            }
             let grid = [kv.n_head_kv as u32, blocks as u32, count as u32];
             let spec = Spec::new(variant("attention.cu"), "attention", grid, THREADS, &p);
             labelled(spec, op.layer)
@@ -134,7 +143,7 @@ impl CudaModel {
         let shared = 2 * page * (dim * 4 + 16) + PROMPT_QUERIES * dim * 4;
         // Its static part, in whole kilobytes.
         let fits = shared + 1024 <= self.context.info.shared_bytes;
-        let halves = self.kv.ty.kernel.kv == Some("KvF16");
+        let halves = self.kv.ty.kernel.kv_in_halves();
         let heads = n_head.is_multiple_of(self.plan.kv.n_head_kv);
         (fits && halves && heads && dim.is_multiple_of(16) && dim <= 128).then_some(shared as u32)
     }

@@ -14,9 +14,11 @@ macro_rules! sources {
 
 static SOURCES: &[Source] = sources![
     "attention.cu",
+    "attention_blocks.cu",
     "elementwise.cu",
     "embed.cu",
     "kv_scatter.cu",
+    "kv_scatter_blocks.cu",
     "matmul.cu",
     "matvec.cu",
     "prompt_attention.cu",
@@ -32,6 +34,7 @@ static HEADERS: &[Source] = sources![
     "common.cuh",
     "epilogue.cuh",
     "kv.cuh",
+    "kv_blocks.cuh",
     "sample.cuh",
     "state.cuh",
     "unit.cuh"

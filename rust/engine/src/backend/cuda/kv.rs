@@ -8,7 +8,7 @@ use super::kernels::KvView;
 use crate::backend::PAGE_TOKENS;
 use crate::error::{Error, Result};
 use crate::plan::KvShape;
-use crate::quant::QuantType;
+use crate::quant::{self, QuantType};
 
 /// Keys, values, page table and error word.
 #[derive(Debug)]
@@ -35,6 +35,25 @@ fn bad(name: &'static str, value: usize, limit: usize) -> Error {
     }
 }
 
+/// Why heads of `head_dim` values cannot be stored, and as what they can.
+fn refusal(head_dim: usize) -> String {
+    let types = quant::TYPES.iter().filter(|t| t.kernel.kv.is_some());
+    let able: Vec<_> = types
+        .filter(|t| head_dim.is_multiple_of(16) && head_dim.is_multiple_of(t.block_elems))
+        .map(|t| t.name.to_lowercase())
+        .collect();
+    match able.is_empty() {
+        true => format!(
+            "the CUDA backend stores heads of a multiple of 16 values, here they have {head_dim}; \
+             use device=\"cpu\""
+        ),
+        false => format!(
+            "the CUDA backend stores heads of {head_dim} values as one of {}",
+            able.join(", ")
+        ),
+    }
+}
+
 impl KvPool {
     /// A cleared pool of `n_pages` (page 0 included) for `n_slots` sequences of `n_ctx` tokens.
     ///
@@ -50,23 +69,17 @@ impl KvPool {
         n_slots: usize,
         n_ctx: usize,
     ) -> Result<Self> {
-        if ty.kernel.kv.is_none() || !shape.head_dim.is_multiple_of(16) {
+        let head_bytes = ty
+            .row_bytes(shape.head_dim)
+            .filter(|_| ty.kernel.kv.is_some() && shape.head_dim.is_multiple_of(16));
+        let Some(head_bytes) = head_bytes else {
             return Err(Error::Argument {
                 name: "kv_type",
                 value: ty.name.into(),
-                reason: format!(
-                    "the CUDA backend stores heads of a multiple of 16 values (here {}) as one of {}",
-                    shape.head_dim,
-                    crate::quant::TYPES
-                        .iter()
-                        .filter(|t| t.kernel.kv.is_some())
-                        .map(|t| t.name)
-                        .collect::<Vec<_>>()
-                        .join(", ")
-                ),
+                reason: refusal(shape.head_dim),
             });
-        }
-        let per_page = shape.n_head_kv * PAGE_TOKENS * shape.head_dim * ty.block_bytes;
+        };
+        let per_page = shape.n_head_kv * PAGE_TOKENS * head_bytes;
         let too_large = |bytes: String| Error::Memory {
             need: format!("a KV cache of {n_pages} pages needs {bytes}"),
             remedy: "use a smaller n_ctx or max_batch".into(),
@@ -111,11 +124,12 @@ impl KvPool {
 
     /// Bytes of one layer's keys.
     fn layer_bytes(&self) -> usize {
-        self.n_pages
-            * self.shape.n_head_kv
-            * PAGE_TOKENS
-            * self.shape.head_dim
-            * self.ty.block_bytes
+        self.n_pages * self.shape.n_head_kv * PAGE_TOKENS * self.head_bytes()
+    }
+
+    /// Bytes of one head of one token.
+    fn head_bytes(&self) -> usize {
+        self.shape.head_dim / self.ty.block_elems * self.ty.block_bytes
     }
 
     /// Bytes of the whole pool.
@@ -289,26 +303,105 @@ impl KvPool {
             n_head_kv,
             head_dim,
         } = self.shape;
-        let size = self.ty.block_bytes;
-        let head = PAGE_TOKENS * head_dim;
+        let head_bytes = self.head_bytes();
+        let page_bytes = PAGE_TOKENS * head_bytes;
+        // A block is its scale, then its values; one that is a lone value has no scale.
+        let elems = self.ty.block_elems;
+        let size = match elems {
+            1 => self.ty.block_bytes,
+            _ => 1,
+        };
+        let scale = self.ty.block_bytes - elems * size;
+        let blocks = head_dim / elems;
+        let scales = PAGE_TOKENS * head_dim * size;
         for page in 0..n_layer * self.n_pages {
             for (part, is_value) in [false, true].into_iter().enumerate() {
                 for h in 0..n_head_kv {
-                    let own = (page * n_head_kv + h) * head;
-                    let canonical = ((page * 2 + part) * n_head_kv + h) * head;
-                    if is_value {
-                        f(canonical * size, true, own * size, head * size);
-                        continue;
-                    }
+                    let own = (page * n_head_kv + h) * page_bytes;
+                    let canonical = ((page * 2 + part) * n_head_kv + h) * page_bytes;
                     for token in 0..PAGE_TOKENS {
-                        for chunk in 0..head_dim / 8 {
-                            let to = canonical + token * head_dim + chunk * 8;
-                            let from = own + (chunk * PAGE_TOKENS + token) * 8;
-                            f(to * size, false, from * size, 8 * size);
+                        let row = canonical + token * head_bytes;
+                        for block in (0..blocks).filter(|_| scale > 0) {
+                            let number = match is_value {
+                                true => token * blocks + block,
+                                false => block * PAGE_TOKENS + token,
+                            };
+                            let from = own + scales + number * scale;
+                            f(row + block * self.ty.block_bytes, is_value, from, scale);
+                        }
+                        for eight in 0..head_dim / 8 {
+                            let dim = eight * 8;
+                            let before = (dim / elems + 1) * scale;
+                            let from = match is_value {
+                                true => token * head_dim + dim,
+                                false => (eight * PAGE_TOKENS + token) * 8,
+                            };
+                            f(
+                                row + before + dim * size,
+                                is_value,
+                                own + from * size,
+                                8 * size,
+                            );
                         }
                     }
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::device::DeviceInfo;
+    use super::*;
+
+    fn pool(name: &str, head_dim: usize) -> Result<KvPool> {
+        let card = Context::described(DeviceInfo::of_arch("sm_90", 132)?);
+        let shape = KvShape {
+            n_layer: 2,
+            n_head_kv: 3,
+            head_dim,
+        };
+        let ty = quant::by_name(name)?;
+        KvPool::new(&card, &Stream::new(&card)?, shape, ty, 4, 1, 100)
+    }
+
+    #[test]
+    fn every_byte_has_one_place_in_either_order() {
+        for ty in quant::TYPES.iter().filter(|t| t.kernel.kv.is_some()) {
+            for head_dim in [32, 64, 96, 128] {
+                let pool = pool(ty.name, head_dim).unwrap();
+                let bytes = pool.bytes();
+                let (mut canonical, mut own) = (vec![0; bytes], vec![0; bytes]);
+                pool.for_each_value(|to, is_value, from, size| {
+                    canonical[to..to + size].iter_mut().for_each(|n| *n += 1);
+                    let from = from + if is_value { bytes / 2 } else { 0 };
+                    own[from..from + size].iter_mut().for_each(|n| *n += 1);
+                });
+                assert!(canonical.iter().chain(&own).all(|n| *n == 1), "{ty:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn heads_that_a_type_cannot_hold_are_refused_with_those_that_can() {
+        let in_blocks = |t: &&QuantType| t.kernel.kv_in_blocks();
+        let blocks = quant::TYPES.iter().find(in_blocks).unwrap();
+        assert!(pool(blocks.name, 96).is_ok());
+        let text = pool(blocks.name, 80).unwrap_err().to_string();
+        let able = format!(
+            "heads of 80 values as one of {}",
+            quant::TYPES[0].name.to_lowercase()
+        );
+        assert!(
+            text.contains(&able) && text.contains(quant::DEFAULT_KV),
+            "{text}"
+        );
+        let text = pool(blocks.name, 20).unwrap_err().to_string();
+        assert!(
+            text.contains("a multiple of 16 values, here they have 20"),
+            "{text}"
+        );
+        assert!(text.contains("device=\"cpu\""), "{text}");
     }
 }

@@ -88,7 +88,7 @@ impl CudaModel {
         let plan = &self.plan;
         let arrangement = self.arrangement(parts, epilogue);
         let order = arrangement[0].1;
-        let kv_struct = self.kv.ty.kernel.kv.unwrap_or_default();
+        let kv_struct = self.kv.ty.kernel.kv_struct();
         let mut text = format!(
             "enum {{ EPILOGUE_STORE, EPILOGUE_ADD, EPILOGUE_SWIGLU, EPILOGUE_QKV }};\n\
              enum {{ ORDER_NATURAL, ORDER_NEIGHBOURS, ORDER_HALVES }};\n\

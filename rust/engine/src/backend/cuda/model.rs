@@ -220,7 +220,7 @@ impl CudaModel {
         }
         let rules = Rules {
             fuse: options.fuse,
-            scatter: options.kv_type.kernel.kv.is_some(),
+            scatter: !options.kv_type.kernel.kv_in_blocks(),
         };
         let fused = fuse(&plan, rules);
         let widest = fused.iter().filter_map(|op| match op {
@@ -498,7 +498,7 @@ impl CudaModel {
         let plan = &self.plan;
         let dim = plan.kv.head_dim;
         let (positions, slots) = (inputs.positions, inputs.slots);
-        let kv_struct = self.kv.ty.kernel.kv.unwrap_or_default();
+        let kv_struct = self.kv.ty.kernel.kv_struct();
         let elements =
             |id: BufferId| (self.rows_of(id, rows, out_rows) * plan.buffer(id).width) as u64;
         let grid = |n: u64| [n.div_ceil(u64::from(THREADS)).clamp(1, 1024) as u32, 1, 1];
@@ -571,8 +571,12 @@ impl CudaModel {
             Op::KvScatter { k, v, layer } => {
                 let text = constants(&[("N_HEAD_KV", plan.kv.n_head_kv), ("HEAD_DIM", dim)])
                     + &format!("using Kv = {kv_struct};\n");
+                let (source, entry) = match self.kv.ty.kernel.kv_in_blocks() {
+                    true => ("kv_scatter_blocks.cu", "kv_scatter_blocks"),
+                    false => ("kv_scatter.cu", "kv_scatter"),
+                };
                 let variant = Variant {
-                    source: "kv_scatter.cu",
+                    source,
                     constants: text,
                 };
                 let p = params::KvScatter {
@@ -583,7 +587,7 @@ impl CudaModel {
                     kv: self.kv.view(layer),
                 };
                 labelled(
-                    Spec::new(variant, "kv_scatter", [rows as u32, 1, 1], THREADS, &p),
+                    Spec::new(variant, entry, [rows as u32, 1, 1], THREADS, &p),
                     layer,
                 )
             }
