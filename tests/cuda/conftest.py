@@ -73,16 +73,22 @@ def simulated(ksim_env: dict[str, str], kernel_cache: dict[str, str], tiny_llama
     return run
 
 
+@pytest.fixture
+def real_card(tiny_llama: Path) -> OnCard:
+    """Runs lines on a real card."""
+    require_card()
+
+    def run(body: str, *, path: Path = tiny_llama, **given: Any) -> dict[str, Any]:
+        return run_on(path, dict(os.environ), body, real=True, **given)
+
+    return run
+
+
 @pytest.fixture(params=["simulated", pytest.param("card", marks=pytest.mark.gpu)])
 def on_card(request: pytest.FixtureRequest) -> OnCard:
     """Runs lines on the simulated card, and on a real one; `given["real"]` says which."""
     if request.param == "simulated":
         simulated: OnCard = request.getfixturevalue("simulated")
         return lambda body, **given: simulated(body, real=False, **given)
-    require_card()
-    tiny: Path = request.getfixturevalue("tiny_llama")
-
-    def run(body: str, *, path: Path = tiny, **given: Any) -> dict[str, Any]:
-        return run_on(path, dict(os.environ), body, real=True, **given)
-
-    return run
+    real: OnCard = request.getfixturevalue("real_card")
+    return real

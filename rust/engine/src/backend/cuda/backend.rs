@@ -14,7 +14,7 @@ use super::launch::{run_all, Launch, Spec};
 use super::model::{CudaModel, Inputs, LoadTimes, Options, Path, RowBuffers};
 use super::prefill::{check_chunk, Passes};
 use super::sample::{Record, Sampling, RING_STEPS};
-use super::steps::{capture_failure, Steps};
+use super::steps::{capture_failure, Step, Steps};
 use crate::backend::{
     Backend, Event, Finish, GoOn, GpuOptions, GraphCheck, GraphMode, GraphProfile, GraphQuestion,
     Limits, LogitsPath, RunnerOptions, SharedStats, SlotRequest, StepCheck, Weights,
@@ -262,9 +262,31 @@ impl CudaBackend {
 
     /// Queues a step that is ready.
     pub(super) fn run_step(&self, key: StepKey) -> Result<()> {
-        let step = self.steps.get(key);
-        step.ok_or_else(|| Error::Internal(format!("{key:?} is not ready")))?
-            .run(&self.model.stream)
+        let Some(step) = self.steps.get(key) else {
+            return Err(Error::Internal(format!("{key:?} is not ready")));
+        };
+        if cfg!(debug_assertions) {
+            self.check_unmoved(step, key.rows)?;
+        }
+        step.run(&self.model.stream)
+    }
+
+    /// A graph holds the addresses of its capture: a buffer that was moved since would be read where
+    /// it was.
+    fn check_unmoved(&self, step: &Step, rows: usize) -> Result<()> {
+        let now = self.step_specs(rows)?;
+        let moved = step
+            .launches()
+            .into_iter()
+            .zip(now)
+            .find(|(launch, now)| launch.spec != *now);
+        match moved {
+            None => Ok(()),
+            Some((launch, _)) => Err(Error::Internal(format!(
+                "{} was captured with other addresses than it has now",
+                launch.spec.label
+            ))),
+        }
     }
 
     /// Runs a step of padding alone, which changes nothing but the number of the step.

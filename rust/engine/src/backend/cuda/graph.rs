@@ -114,8 +114,11 @@ impl Graph {
                 *self = next;
                 Ok(true)
             }
-            // Another shape: the driver has changed nothing.
-            Err(_) if refused.result != r::CU_GRAPH_EXEC_UPDATE_ERROR => {
+            // Not the driver's failure but another shape: it has changed nothing.
+            Err(_)
+                if refused.result != r::CU_GRAPH_EXEC_UPDATE_ERROR
+                    && refused.result != r::CU_GRAPH_EXEC_UPDATE_SUCCESS =>
+            {
                 next.instantiate(stream)?;
                 stream.synchronize()?;
                 *self = next;

@@ -10,7 +10,7 @@ use crate::error::Result;
 
 /// What to launch: a kernel by the variant that it is compiled from, its grid and its one parameter
 /// struct. Needs no compiler and no card yet.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Spec {
     pub variant: Variant,
     /// The kernel's name in the source.

@@ -2,13 +2,12 @@
 
 use super::backend::CudaBackend;
 use super::bandwidth::read_peak;
-use super::dispatch::Way;
+use super::dispatch::{StepKey, Way};
 use super::launch::run_all;
 use super::steps::Step;
 use super::timing::{launch_us, run_us, IN_A_ROW};
-use crate::backend::{GraphKernel, GraphProfile, GraphQuestion, SlotRequest};
+use crate::backend::{GraphKernel, GraphProfile, GraphQuestion};
 use crate::error::{Error, Result};
-use crate::sampler::Params;
 
 /// Bytes that the read peak is measured on; it need not be more than so many times the level-2
 /// cache: what stays in there then counts for little.
@@ -38,30 +37,16 @@ impl CudaBackend {
         }
         self.prepare(key)?;
         let slots = &slots[..slots.len().min(question.batch_size)];
-        for slot in slots {
-            let request = SlotRequest {
-                sampling: Params {
-                    temperature: 0.0,
-                    ..Params::default()
-                },
-                prompt: Vec::new(),
-                stop_tokens: Vec::new(),
-                max_tokens: usize::MAX,
-            };
-            self.sampling.start(*slot, &request, &self.model.stream)?;
-        }
+        self.start_endless(slots)?;
         let row_slots = slots.iter().map(|slot| *slot as u32).collect();
         self.set_row_slots(row_slots, key.rows)?;
         let profile = self.measure(key, slots, question);
-        for slot in slots {
-            self.sampling.stop(*slot, &self.model.stream)?;
-        }
-        profile
+        self.stop_all(slots, profile)
     }
 
     fn measure(
         &mut self,
-        key: super::dispatch::StepKey,
+        key: StepKey,
         slots: &[usize],
         question: &GraphQuestion,
     ) -> Result<GraphProfile> {
@@ -155,15 +140,6 @@ impl Step {
             Self::Full(graph) => vec![graph],
             Self::Pieces(pieces) => pieces.graphs().collect(),
             Self::Eager(_) => Vec::new(),
-        }
-    }
-
-    /// What it launches, in order.
-    fn launches(&self) -> Vec<super::launch::Launch> {
-        match self {
-            Self::Full(graph) => graph.launches().to_vec(),
-            Self::Pieces(pieces) => pieces.launches(),
-            Self::Eager(launches) => launches.clone(),
         }
     }
 }

@@ -2,6 +2,7 @@
 //! the interpreter, eagerly or through a captured graph.
 
 use std::collections::hash_map::{Entry, HashMap};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::device::Context;
@@ -16,10 +17,15 @@ use crate::plan::{BufferId, Op, Plan, Rows};
 /// More rows than this are taken for a prompt's.
 const STEP_ROWS: usize = 64;
 
+/// Graphs that are kept; the one of the pass longest ago becomes that of a new pass.
+const MOST_GRAPHS: usize = 32;
+
 /// A runner on a card.
 pub struct CudaRunner {
     // Graphs go first: they use what the model owns.
     graphs: HashMap<(usize, usize), Graph>,
+    /// Keys of `graphs`, the pass longest ago first.
+    used: VecDeque<(usize, usize)>,
     lists: HashMap<(usize, usize), Vec<Launch>>,
     capture: bool,
     last: (usize, usize),
@@ -51,6 +57,7 @@ impl CudaRunner {
         model.load(weights, &[], &|_, _| Ok(()))?;
         Ok(Self {
             graphs: HashMap::new(),
+            used: VecDeque::new(),
             lists: HashMap::new(),
             capture: options.gpu.mode != GraphMode::None,
             last: (0, 0),
@@ -114,11 +121,24 @@ impl Runner for CudaRunner {
             }
         };
         if self.capture && !list.is_empty() {
-            let graph = match self.graphs.entry(key) {
-                Entry::Occupied(known) => known.into_mut(),
-                Entry::Vacant(new) => new.insert(Graph::capture(&model.stream, list)?),
-            };
-            graph.replay(&model.stream)?;
+            self.used.retain(|known| *known != key);
+            if !self.graphs.contains_key(&key) {
+                let oldest = (self.graphs.len() >= MOST_GRAPHS)
+                    .then(|| self.used.pop_front())
+                    .flatten();
+                let graph = match oldest.and_then(|known| self.graphs.remove(&known)) {
+                    Some(mut graph) => {
+                        graph.update(&model.stream, list)?;
+                        graph
+                    }
+                    None => Graph::capture(&model.stream, list)?,
+                };
+                self.graphs.insert(key, graph);
+            }
+            self.used.push_back(key);
+            if let Some(graph) = self.graphs.get(&key) {
+                graph.replay(&model.stream)?;
+            }
         } else {
             run_all(list, &model.stream)?;
         }

@@ -41,6 +41,15 @@ impl Step {
         }
     }
 
+    /// What it launches, in order.
+    pub fn launches(&self) -> Vec<Launch> {
+        match self {
+            Self::Full(graph) => graph.launches().to_vec(),
+            Self::Pieces(pieces) => pieces.launches(),
+            Self::Eager(launches) => launches.clone(),
+        }
+    }
+
     /// Graphs in it, and kernels in those.
     fn size(&self) -> (usize, usize) {
         match self {

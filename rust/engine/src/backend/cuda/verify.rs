@@ -53,27 +53,38 @@ impl CudaBackend {
                     .into(),
             });
         }
-        for slot in slots {
-            // Greedy, and never at its end.
-            let request = SlotRequest {
-                sampling: Params {
-                    temperature: 0.0,
-                    ..Params::default()
-                },
-                prompt: Vec::new(),
-                stop_tokens: Vec::new(),
-                max_tokens: usize::MAX,
-            };
-            self.sampling.start(*slot, &request, &self.model.stream)?;
-        }
+        self.start_endless(slots)?;
         let verified = keys
             .into_iter()
             .map(|key| self.verify_step(key, slots, check, go_on))
             .collect();
-        for slot in slots {
-            self.sampling.stop(*slot, &self.model.stream)?;
-        }
-        verified
+        self.stop_all(slots, verified)
+    }
+
+    /// Readies `slots` for sequences that are greedy and never at their end.
+    pub(super) fn start_endless(&mut self, slots: &[usize]) -> Result<()> {
+        let request = SlotRequest {
+            sampling: Params {
+                temperature: 0.0,
+                ..Params::default()
+            },
+            prompt: Vec::new(),
+            stop_tokens: Vec::new(),
+            max_tokens: usize::MAX,
+        };
+        let stream = &self.model.stream;
+        slots
+            .iter()
+            .try_for_each(|slot| self.sampling.start(*slot, &request, stream))
+    }
+
+    /// Ends the sequences of `slots`, whatever came of them; the first error counts.
+    pub(super) fn stop_all<T>(&mut self, slots: &[usize], outcome: Result<T>) -> Result<T> {
+        let stream = &self.model.stream;
+        let stopped = slots
+            .iter()
+            .try_for_each(|s| self.sampling.stop(*s, stream));
+        outcome.and_then(|outcome| stopped.map(|()| outcome))
     }
 
     /// The captured step for batches of `size`.

@@ -1,0 +1,214 @@
+//! Decode steps on the card: every way of running them draws the same, whatever joins, ends and
+//! shrinks; and a graph becomes that of other launches. Runs where a CUDA driver is found, the
+//! simulated one included.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use onegraph::backend::cuda::compile::{Compiler, Variant};
+use onegraph::backend::cuda::device::{Context, DeviceBuffer, Function, Module, Stream};
+use onegraph::backend::cuda::graph::Graph;
+use onegraph::backend::cuda::launch::{Launch, Spec};
+use onegraph::backend::cuda::CudaBackend;
+use onegraph::backend::{Backend, GpuOptions, GraphMode, RunnerOptions, SlotRequest};
+use onegraph::quant;
+use onegraph::sampler::Params;
+
+#[path = "files/card_model.rs"]
+mod card_model;
+#[path = "files/fixture.rs"]
+mod fixture;
+
+use fixture::Folder;
+
+const SLOTS: usize = 4;
+
+fn card() -> Option<Arc<Context>> {
+    // Kernels are compiled once a build, not once a run.
+    let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels");
+    std::env::set_var("ONEGRAPH_CACHE_DIR", cache);
+    match Context::new(0) {
+        Ok(context) => Some(context),
+        Err(error) => {
+            eprintln!("skipped: {error}; `.ci/run` shows how to simulate a card");
+            None
+        }
+    }
+}
+
+fn backend(folder: &Folder, gpu: GpuOptions) -> CudaBackend {
+    let (model, plan) = card_model::open(folder, "Q8_0", 32);
+    let n_ctx = 128;
+    let options = RunnerOptions {
+        n_slots: SLOTS,
+        n_ctx,
+        n_pages: SLOTS * n_ctx / 64 + 1,
+        kv_type: quant::by_name(quant::DEFAULT_KV).unwrap(),
+        threads: 1,
+        gpu,
+    };
+    CudaBackend::new(0, plan, &*model, &options, &|_, _, _| Ok(())).unwrap()
+}
+
+/// Tokens of each slot, for sequences that begin at different steps and have different lengths.
+fn generate(backend: &mut CudaBackend) -> Vec<Vec<u32>> {
+    let lengths = [9, 3, 6, 2];
+    let begin_at = [0, 2, 3, 3];
+    let mut tokens = vec![Vec::new(); SLOTS];
+    for step in 0..40 {
+        for slot in (0..SLOTS).filter(|slot| begin_at[*slot] == step) {
+            let pages: Vec<u32> = (0..2).map(|p| 1 + (slot * 2 + p) as u32).collect();
+            backend.map_pages(slot, 0, &pages).unwrap();
+            let request = SlotRequest {
+                sampling: Params {
+                    seed: slot as u64,
+                    ..Params::default()
+                },
+                prompt: vec![],
+                stop_tokens: vec![],
+                max_tokens: lengths[slot],
+            };
+            backend.start(slot, &request).unwrap();
+            let prompt = [3 + slot as u32, 9, 4];
+            backend.prefill(slot, &prompt, 0, true).unwrap();
+        }
+        backend.decode().unwrap();
+        for event in backend.drain(true).unwrap() {
+            assert_eq!(event.index, tokens[event.slot].len());
+            tokens[event.slot].push(event.token);
+            if event.finish.is_some() {
+                backend.release(event.slot).unwrap();
+            }
+        }
+    }
+    assert_eq!(tokens.iter().map(Vec::len).collect::<Vec<_>>(), lengths);
+    tokens
+}
+
+#[test]
+fn every_way_of_running_steps_draws_the_same() {
+    if card().is_none() {
+        return;
+    }
+    let folder = Folder::new();
+    let with = |mode, sizes: Option<&[usize]>, max_batch, warmup| GpuOptions {
+        mode,
+        batch_sizes: sizes.map(<[usize]>::to_vec),
+        max_batch,
+        warmup,
+        ..GpuOptions::default()
+    };
+    let mut eager = backend(&folder, with(GraphMode::None, None, None, false));
+    let wanted = generate(&mut eager);
+    assert_eq!(wanted, generate(&mut eager), "a slot is like new");
+    let stats = eager.graph_stats().unwrap().now();
+    assert_eq!((stats.full, stats.piecewise), (0, 0));
+    assert!(stats.eager > 0 && stats.captured.is_empty());
+
+    // Sizes change on every join and every end. Builds with debug assertions hold each replay's
+    // addresses to those of its capture.
+    for (mode, sizes, max_batch) in [
+        (GraphMode::Full, None, None),
+        (GraphMode::Full, Some(&[1, 3][..]), None),
+        (GraphMode::FullAndPiecewise, None, Some(1)),
+    ] {
+        let mut graphs = backend(&folder, with(mode, sizes, max_batch, true));
+        let at_load = graphs.graph_stats().unwrap().now();
+        assert_eq!(wanted, generate(&mut graphs), "{mode:?} {sizes:?}");
+        assert_eq!(wanted, generate(&mut graphs), "{mode:?} {sizes:?}, again");
+        let stats = graphs.graph_stats().unwrap().now();
+        assert_eq!(stats.captured, at_load.captured, "nothing more is captured");
+        let captured = stats.captured.iter().map(|s| s.batch_size).max();
+        assert_eq!(captured, sizes.map_or(Some(SLOTS), |s| s.last().copied()));
+        assert!(stats.full > 0);
+        assert_eq!(stats.piecewise > 0, mode == GraphMode::FullAndPiecewise);
+        assert_eq!(stats.eager > 0, sizes.is_some());
+        let missed: u64 = stats.missed.iter().map(|(_, n)| n).sum();
+        assert_eq!(missed, stats.eager);
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+struct AddParams {
+    x: u64,
+    out: u64,
+    n: u64,
+}
+
+struct Adder {
+    function: Function,
+    variant: Variant,
+}
+
+impl Adder {
+    /// out += x, in float32.
+    fn launch(&self, x: &DeviceBuffer, out: &DeviceBuffer, pdl: bool) -> Launch {
+        let params = AddParams {
+            x: x.address(),
+            out: out.address(),
+            n: out.bytes() as u64 / 4,
+        };
+        Launch {
+            spec: Spec::new(self.variant.clone(), "add", [1, 1, 1], 32, &params),
+            function: self.function.clone(),
+            pdl,
+        }
+    }
+}
+
+#[test]
+fn a_graph_becomes_that_of_other_launches() {
+    let Some(context) = card() else {
+        return;
+    };
+    let stream = Stream::new(&context).unwrap();
+    let variant = Variant {
+        source: "elementwise.cu",
+        constants: String::new(),
+    };
+    let (major, minor) = context.info.compute;
+    let image = Compiler::new(major * 10 + minor, &[])
+        .image(&variant)
+        .unwrap();
+    let module = Module::new(&context, &image).unwrap();
+    let add = Adder {
+        function: module.function("add", 0).unwrap(),
+        variant,
+    };
+    let buffer = |value: f32| {
+        let buffer = DeviceBuffer::new(&context, 8).unwrap();
+        buffer.write(0, &[value, 10.0 * value], &stream).unwrap();
+        buffer
+    };
+    let (one, five, out) = (buffer(1.0), buffer(5.0), buffer(0.0));
+    let read = || {
+        let mut values = [0.0f32; 2];
+        out.read(0, &mut values, &stream).unwrap();
+        out.write(0, &[0.0f32; 2], &stream).unwrap();
+        values
+    };
+    let of = |x: &DeviceBuffer, n: usize| -> Vec<Launch> {
+        (0..n).map(|i| add.launch(x, &out, i > 0)).collect()
+    };
+    let mut graph = Graph::capture(&stream, &of(&one, 3)).unwrap();
+    graph.replay(&stream).unwrap();
+    assert_eq!(read(), [3.0, 30.0]);
+    // The same shape: in place.
+    assert_eq!(graph.update(&stream, &of(&five, 3)), Ok(true));
+    assert_eq!(graph.launches()[2].spec, add.launch(&five, &out, true).spec);
+    graph.replay(&stream).unwrap();
+    assert_eq!(read(), [15.0, 150.0]);
+    // Another number of kernels: a new instance.
+    assert_eq!(graph.update(&stream, &of(&one, 4)), Ok(false));
+    assert_eq!(graph.shape().unwrap().nodes, 4);
+    graph.replay(&stream).unwrap();
+    graph.replay(&stream).unwrap();
+    assert_eq!(read(), [8.0, 80.0]);
+    // In place again, and what it was before is gone without a trace.
+    assert_eq!(graph.update(&stream, &of(&five, 4)), Ok(true));
+    graph.replay(&stream).unwrap();
+    assert_eq!(read(), [20.0, 200.0]);
+    drop((graph, add, module));
+    assert_eq!(read(), [0.0, 0.0]);
+}
