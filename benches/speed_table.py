@@ -32,7 +32,7 @@ from onegraph import LLM, __version__, _native
 from onegraph.bench import formats, machine
 from onegraph.bench.cases import Case
 from onegraph.bench.engines import Running, Setup, llama_bench, ollama
-from onegraph.bench.fidelity import agreement, check
+from onegraph.bench.fidelity import agreement, answered, check
 from onegraph.bench.measurement import EarlyEnd, Measurement
 from onegraph.bench.memory import read_peak
 from onegraph.bench.prompts import exact
@@ -53,6 +53,8 @@ MODELS = {
 }
 #: Tokens of the prompt before a race's decode: nearly empty, as llama-bench's tests begin.
 SHORT = 10
+#: Tokens of ollama's that are asked to be onegraph's first choice.
+CHECKED = 32
 
 Record = dict[str, Any]
 
@@ -106,9 +108,9 @@ def race(llm: LLM, running: Running, args: argparse.Namespace) -> Record:
         "warnings": list(settings.warnings),
     }
     agreed = exact(llm.tokenizer, SHORT, seed=0)
-    answer = running.generate(agreed, 32)
-    text = llm.tokenize(answer.text or "", add_special=False)
-    out["first_choice_agreement"] = agreement(llm, agreed.tokens, text)
+    tokens = answered(llm, running.answer(agreed, CHECKED)) or []
+    out["first_choice_agreement"] = agreement(llm, agreed.tokens, tokens)
+    out["first_choice_tokens"] = len(tokens)
     for key, length, n in [("decode", SHORT, args.tokens), ("prompt", args.prompt, 8)]:
         here, there = rounds(llm, running, length, n, args.rounds)
         name = f"{key}_rate"

@@ -87,8 +87,8 @@ def record_ollama(program: str, model: Path, folder: Path) -> None:
         name = create(address, model)
         options = {"temperature": 0, "seed": 1, "num_ctx": 1024, "repeat_penalty": 1.0}
 
-        def ask(prompt: str, n: int) -> Iterator[stream.Line]:
-            body = {
+        def ask(prompt: str, n: int, **more: object) -> Iterator[stream.Line]:
+            body = more | {
                 **{"model": name, "prompt": prompt, "raw": True, "stream": True},
                 "options": options | {"num_predict": n, "num_gpu": 0, "num_thread": 2},
             }
@@ -103,6 +103,7 @@ def record_ollama(program: str, model: Path, folder: Path) -> None:
         record(folder / "ollama_one_token.jsonl", ask(OTHER, 1))
         record(folder / "ollama_early_stop.jsonl", ask(NEARLY, 64))
         record(folder / "ollama_no_tokens.jsonl", ask(COMPLETE, 16))
+        record(folder / "ollama_tokens.jsonl", ask(PROMPT, 16, logprobs=True))
         record(folder / "ollama_empty_prompt.jsonl", ask("", 16))
         save("ollama_ps.json", "GET", "/api/ps")
         save("ollama_version.json", "GET", "/api/version")

@@ -13,6 +13,9 @@ from pathlib import Path
 
 import onegraph
 import pytest
+import shapes
+import synth
+from backends import THOROUGH
 from onegraph.bench import race, stream
 from onegraph.bench.cases import Case
 from onegraph.bench.engines import ENGINES, MissingError, Prompt, Setup, find, llama_server, ollama
@@ -167,6 +170,22 @@ def test_a_completions_server_is_timed_by_the_caller(smollm2: Path, monkeypatch)
         os.kill(server.process_id, signal.SIGKILL)
         with pytest.raises(EngineError, match="vllm"):
             running.generate(exact(onegraph.Tokenizer(smollm2), 20, seed=1), 6)
+
+
+@pytest.mark.skipif(not THOROUGH, reason="ONEGRAPH_THOROUGH=1 races on the simulated card")
+def test_a_card_is_raced_and_a_rival_on_the_cpu_is_marked(cli, tmp_path, ksim_env) -> None:
+    pytest.importorskip("xllamacpp")
+    model = tmp_path / "tiny.gguf"
+    synth.write(model, shapes.find("tiny-llama"), "Q8_0")
+    options = ["-p", "8", "-n", "2", "-r", "1", "--device", "cuda", "-o", "json"]
+    done = cli("compare", model, "--against", "xllamacpp", *options, env=ksim_env)
+    ours, theirs = json.loads(done.stdout)
+    assert (ours["engine_device"], theirs["engine_device"]) == ("cuda:0", "cpu")
+    assert ours["check"]["what"] == "GPU against CPU interpreter" and ours["check"]["ok"]
+    assert "llama.cpp runs on the CPU against our GPU" in theirs["warnings"][0]
+    assert "xllamacpp: WARNING" in done.stderr
+    # Random weights leave the choice of a token to the last bits, which it rounds.
+    assert theirs["check"]["first_choice_agreement"] > 0.5
 
 
 # --- prompts --------------------------------------------------------------------------------------

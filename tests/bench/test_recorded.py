@@ -65,6 +65,13 @@ def test_one_token_has_no_step_to_time() -> None:
         found.check(11, 1, "engine")
 
 
+def test_ollama_tells_its_tokens_where_it_is_asked() -> None:
+    plain = ollama.measurement(recorded("ollama_plain"))
+    found = ollama.measurement(recorded("ollama_tokens"))
+    assert plain.pieces is None and len(found.pieces) == found.n_generated == 16
+    assert b"".join(found.pieces).decode() == found.text
+
+
 @pytest.mark.parametrize("name", ["ollama_early_stop", "ollama_new_engine_early_stop"])
 def test_an_early_end_is_refused_with_both_counts(name: str) -> None:
     found = ollama.measurement(recorded(name))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from onegraph.bench.measurement import Measurement
 from onegraph.bench.prompts import FIXED
 from onegraph.llm import LLM
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["BAR", "GREEDY_BAR", "Check", "agreement", "check", "mean_kl"]
+__all__ = ["BAR", "GREEDY_BAR", "Check", "agreement", "answered", "check", "mean_kl"]
 
 #: Most mean KL, in nats, with float16 keys and values.
 BAR = 2e-6
@@ -79,6 +80,18 @@ def check(llm: LLM) -> Check:
             exact, what = interpreter.logits(ids), "GPU against CPU interpreter"
     same = exact.argmax(axis=1) == ours.argmax(axis=1)
     return Check(max(mean_kl(exact, ours), 0.0), float(same.mean()), what, len(ids))
+
+
+def answered(llm: LLM, made: Measurement) -> list[int] | None:
+    """The tokens that an engine generated, up to the first that cannot be told; None where it says
+    nothing of its output."""
+    if made.tokens is not None:
+        return list(made.tokens)
+    if made.pieces is None:
+        return None if made.text is None else llm.tokenize(made.text, add_special=False)
+    known = {llm.tokenizer.token_bytes(t): t for t in reversed(range(llm.n_vocab))}
+    ids = [known.get(piece) for piece in made.pieces]
+    return [t for t in ids[: ids.index(None) if None in ids else len(ids)] if t is not None]
 
 
 def agreement(llm: LLM, prompt: Sequence[int], answer: Sequence[int]) -> float:

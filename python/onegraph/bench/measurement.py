@@ -63,6 +63,8 @@ class Measurement:
     text: str | None
     #: Decode steps a second without choosing tokens and making text; None where it does not tell.
     rate_without_sampling: float | None = None
+    #: The bytes of each token, where the engine tells those and not the tokens.
+    pieces: tuple[bytes, ...] | None = None
 
     @property
     def decode_rate(self) -> float | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from onegraph.bench.cases import Case
 from onegraph.bench.engines import Adapter, MissingError, Prompt, Running, Settings, Setup, find
-from onegraph.bench.fidelity import GREEDY_BAR, Check, agreement, check
+from onegraph.bench.fidelity import GREEDY_BAR, Check, agreement, answered, check
 from onegraph.bench.measurement import EarlyEnd, EngineError, Measurement
 from onegraph.bench.prompts import exact
 from onegraph.bench.statistics import Ratio, ratio
@@ -199,15 +199,13 @@ def _check_output(llm: LLM, entrant: Entrant, running: Running) -> None:
     for seed in range(SPARE):
         prompt = exact(llm.tokenizer, min(CHECK_PROMPT, llm.n_ctx - CHECK_TOKENS), seed)
         try:
-            made = running.generate(prompt, CHECK_TOKENS)
+            made = running.answer(prompt, CHECK_TOKENS)
         except EarlyEnd:
             continue
         except EngineError as e:
             entrant.failure = str(e)
             return
-        answer = made.tokens
-        if answer is None and made.text is not None:
-            answer = tuple(llm.tokenize(made.text, add_special=False))
+        answer = answered(llm, made)
         if answer is None:
             return  # it gives no text at all
         if len(answer) >= CHECK_TOKENS // 2:

@@ -108,6 +108,10 @@ class Running(Protocol):
         """
         ...
 
+    def answer(self, prompt: Prompt, n: int) -> Measurement:
+        """The same for a check of the output, not of the speed: it may cost time to say more."""
+        ...
+
     def __enter__(self) -> Self: ...
 
     def __exit__(

@@ -126,6 +126,9 @@ class Running:
             text=None,
         )
 
+    def answer(self, prompt: Prompt, n: int) -> Measurement:
+        return self.generate(prompt, n)
+
     def __enter__(self) -> Self:
         return self
 

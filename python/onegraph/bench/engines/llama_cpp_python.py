@@ -127,6 +127,9 @@ class Running:
             text=None,
         )
 
+    def answer(self, prompt: Prompt, n: int) -> Measurement:
+        return self.generate(prompt, n)
+
     def __enter__(self) -> Self:
         return self
 

@@ -61,6 +61,7 @@ def measurement(lines: Iterable[stream.Line], n_kept: int = 0) -> Measurement:
     first token ended the text.
     """
     parts: list[tuple[float, str]] = []
+    pieces: list[bytes] = []
     last: dict[str, Any] | None = None
     for line in lines:
         said = stream.json_object(line.text, "ollama")
@@ -71,6 +72,7 @@ def measurement(lines: Iterable[stream.Line], n_kept: int = 0) -> Measurement:
             )
         if text := str(said.get("response", "")):
             parts.append((line.at, text))
+        pieces += [bytes(token.get("bytes") or []) for token in said.get("logprobs") or []]
         if said.get("done") is True:
             last = said
     if last is None:
@@ -101,6 +103,7 @@ def measurement(lines: Iterable[stream.Line], n_kept: int = 0) -> Measurement:
         wall_decode_seconds=parts[-1][0] - parts[0][0] if len(parts) > 1 else None,
         tokens=None,
         text="".join(text for _, text in parts),
+        pieces=tuple(pieces) if pieces else None,
     )
 
 
@@ -235,10 +238,18 @@ class Running:
         return self._model.removesuffix(":latest")
 
     def generate(self, prompt: Prompt, n: int) -> Measurement:
+        return self._generate(prompt, n)
+
+    def answer(self, prompt: Prompt, n: int) -> Measurement:
+        # Its text may encode to other tokens than it was made of.
+        return self._generate(prompt, n, logprobs=True)
+
+    def _generate(self, prompt: Prompt, n: int, **more: object) -> Measurement:
         kept = max((_shared(prompt.tokens, earlier) for earlier in self._seen), default=0)
         self._seen.append(prompt.tokens)
         options = self._options | {"num_predict": n}
-        body = self._body(prompt=prompt.text, raw=True, stream=True, truncate=False, shift=False)
+        more |= {"raw": True, "stream": True, "truncate": False, "shift": False}
+        body = self._body(prompt=prompt.text, **more)
         sent = stream.lines(
             self._server.address, "/api/generate", body | {"options": options}, "ollama"
         )

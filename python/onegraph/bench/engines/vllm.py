@@ -107,6 +107,9 @@ class Running:
         }
         return measurement(stream.lines(self._server.address, "/v1/completions", body, NAME))
 
+    def answer(self, prompt: Prompt, n: int) -> Measurement:
+        return self.generate(prompt, n)
+
     def __enter__(self) -> Self:
         return self
 
