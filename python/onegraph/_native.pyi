@@ -11,6 +11,19 @@ __version__: str
 def quant_types() -> list[tuple[str, int, int, int, bool]]: ...
 def dequantize(type_name: str, data: Buffer | NDArray[Any]) -> bytes: ...
 def quantize(type_name: str, data: Buffer | NDArray[Any]) -> bytes: ...
+def compile_kernels(
+    path: str | os.PathLike[str],
+    arch: str,
+    *,
+    n_ctx: int | None,
+    max_batch: int,
+    kv_type: str,
+    prefill_chunk: int,
+    nvrtc_folders: Sequence[str | os.PathLike[str]],
+    progress: Callable[[int, int], object] | None,
+) -> tuple[int, int]:
+    """Compiles a model's kernels for an architecture into the cache: how many, and how many new."""
+
 def cuda_devices(nvrtc_folders: Sequence[str | os.PathLike[str]]) -> str:
     """Cards, driver, compiler and kernel cache as JSON; what is missing says why."""
 

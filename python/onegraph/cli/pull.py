@@ -2,22 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import click
 
-from onegraph import hub
+from onegraph import _native, hub, nvrtc
 from onegraph.cli.terminal import debug_option, progress
-from onegraph.progress import shown
+from onegraph.progress import Told, shown
+
+
+def _kernels(told: Told | None) -> Callable[[int, int], object] | None:
+    if told is None:
+        return None
+    return lambda done, total: told(f"compile {done} of {total} kernels", 0, None)
 
 
 @click.command()
 @click.argument("name")
+@click.option(
+    "--compile",
+    "arch",
+    metavar="ARCH",
+    help="Also compile its kernels for cards of this architecture, such as sm_90.",
+)
+@click.option("--n-ctx", type=int, help="With --compile, the context that will be asked for.")
+@click.option("--max-batch", type=int, default=8, show_default=True, help="With --compile.")
+@click.option("--kv-type", default="f16", show_default=True, help="With --compile.")
 @debug_option
-def command(name: str) -> None:
+def command(name: str, arch: str | None, n_ctx: int | None, max_batch: int, kv_type: str) -> None:
     """Fetch the model NAME, check it, and print the path of its file.
 
     NAME is a name like smollm2, hf:user/repo/file.gguf or hf:user/repo:Q4_K_M. A file that is
     there already is read once and fetched again where it is damaged.
+
+    With --compile, a machine without a GPU fills the kernel cache, the folder `kernels` in
+    $ONEGRAPH_CACHE_DIR: carried to a machine with such a card, it spares the first load there its
+    compiling, and the machine the compiler.
     """
     with shown(progress()) as told:
         path = hub.resolve(name, progress=told, verify=True)
+        if arch is not None:
+            total, new = _native.compile_kernels(
+                path,
+                arch,
+                n_ctx=n_ctx,
+                max_batch=max_batch,
+                kv_type=kv_type,
+                prefill_chunk=512,
+                nvrtc_folders=nvrtc.folders(),
+                progress=_kernels(told),
+            )
+    if arch is not None:
+        click.echo(f"{total} kernels for {arch}, {new} of them new", err=True)
     click.echo(path)

@@ -1,14 +1,17 @@
 //! What there is to run on, beside the CPU.
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 
 use onegraph::backend::cuda::bandwidth;
 use onegraph::backend::cuda::compile::{cache_dir, Nvrtc};
 use onegraph::backend::cuda::device::{self, Context, DeviceInfo};
-use onegraph::Result;
+use onegraph::engine::{self, Options};
+use onegraph::{Error, Result};
 use pyo3::prelude::*;
 use serde_json::{json, Value};
 
-use crate::errors::detached;
+use crate::errors::{detached, to_py};
+use crate::llm::count;
 
 fn card(ordinal: usize) -> Result<(DeviceInfo, Value)> {
     let info = device::info(ordinal)?;
@@ -57,6 +60,56 @@ pub fn cuda_devices(py: Python<'_>, nvrtc_folders: Vec<PathBuf>) -> PyResult<Str
         });
         Ok(all.to_string())
     })
+}
+
+/// Compiles the kernels that a model needs on a card of architecture `arch` into the cache; returns
+/// how many there are and how many are new. `progress(done, total)` is called now and then and may
+/// raise.
+#[pyfunction]
+#[pyo3(signature = (path, arch, *, n_ctx, max_batch, kv_type, prefill_chunk, nvrtc_folders,
+                    progress))]
+#[allow(clippy::too_many_arguments)]
+pub fn compile_kernels(
+    py: Python<'_>,
+    path: PathBuf,
+    arch: &str,
+    n_ctx: Option<i64>,
+    max_batch: i64,
+    kv_type: String,
+    prefill_chunk: i64,
+    nvrtc_folders: Vec<PathBuf>,
+    progress: Option<Py<PyAny>>,
+) -> PyResult<(usize, usize)> {
+    let options = || -> Result<Options> {
+        Ok(Options {
+            n_ctx: n_ctx.map(|n| count("n_ctx", n)).transpose()?,
+            max_batch: count("max_batch", max_batch)?,
+            kv_type,
+            prefill_chunk: count("prefill_chunk", prefill_chunk)?,
+            nvrtc_folders,
+            ..Options::default()
+        })
+    };
+    let options = options().map_err(to_py)?;
+    let raised = Mutex::new(None);
+    let told = |done, total| {
+        let called = Python::attach(|py| {
+            py.check_signals()?;
+            match &progress {
+                Some(f) => f.call1(py, (done, total)).map(|_| ()),
+                None => Ok(()),
+            }
+        });
+        called.map_err(|e| {
+            *raised.lock().unwrap_or_else(PoisonError::into_inner) = Some(e);
+            Error::Cancelled
+        })
+    };
+    let done = detached(py, || engine::compile_kernels(&path, &options, arch, &told));
+    match raised.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        Some(e) => Err(e),
+        None => done,
+    }
 }
 
 /// Bytes a second at which card `ordinal` reads its memory, and the bytes that were read for it.

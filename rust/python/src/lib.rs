@@ -15,7 +15,7 @@ mod _native {
     use super::*;
 
     #[pymodule_export]
-    use super::devices::{cuda_devices, cuda_read_peak};
+    use super::devices::{compile_kernels, cuda_devices, cuda_read_peak};
     #[pymodule_export]
     use super::info::{model_info, model_plan};
     #[pymodule_export]

@@ -22,7 +22,7 @@ use crate::template::ChatTemplate;
 use crate::tokenizer::Tokenizer;
 
 /// A number that the engine counts with.
-fn count<T: TryFrom<i64>>(name: &'static str, value: i64) -> Result<T> {
+pub fn count<T: TryFrom<i64>>(name: &'static str, value: i64) -> Result<T> {
     T::try_from(value).map_err(|_| Error::Argument {
         name,
         value: value.to_string(),

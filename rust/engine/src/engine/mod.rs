@@ -403,25 +403,11 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
     let device = device::resolve(&options.device)?;
     reporter.at("open", 0, 0)?;
     let model = Arc::new(Model::open(path)?);
-    // First: other architectures have other keys.
-    arch::find(Config::architecture(&model.gguf)?)?;
-    let config = model.config()?;
+    let (config, plan) = plan_of(&model)?;
     let n_ctx = options.context(config.n_ctx_train)?;
-    let plan = Arc::new(arch::plan(&config)?);
     reporter.at("tokenizer", 0, 0)?;
     let tokenizer = Arc::new(Tokenizer::from_gguf(&model.gguf)?);
-    let pages_per_sequence = n_ctx.div_ceil(PAGE_TOKENS);
-    let runner = RunnerOptions {
-        n_slots: options.max_batch,
-        n_ctx,
-        n_pages: options
-            .max_batch
-            .saturating_mul(pages_per_sequence)
-            .saturating_add(1),
-        kv_type: options.kv_type()?,
-        threads: options.cpu_threads(),
-        gpu: options.gpu()?,
-    };
+    let runner = runner(options, n_ctx)?;
     let mut parts = Vec::new();
     let backend: Box<dyn Backend> = match device {
         Device::Cpu => {
@@ -465,6 +451,52 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
         wanted_ctx: n_ctx,
     };
     Ok((backend, loaded))
+}
+
+/// Compiles the kernels that the model at `path` needs on a card of architecture `arch`, such as
+/// `sm_90`, into the cache: no card is needed. Returns how many there are, and how many were not
+/// there before. `progress` may break off.
+///
+/// # Errors
+/// What is wrong with the file, the options or the architecture; [`Error::Device`] without a
+/// compiler; what `progress` says.
+pub fn compile_kernels(
+    path: &Path,
+    options: &Options,
+    arch: &str,
+    progress: &dyn Fn(u64, u64) -> Result<()>,
+) -> Result<(usize, usize)> {
+    options.validate()?;
+    let model = Model::open(path)?;
+    let (config, plan) = plan_of(&model)?;
+    let runner = runner(options, options.context(config.n_ctx_train)?)?;
+    let variants = cuda::offline::variants(arch, &plan, &model, &runner)?;
+    let fresh = cuda::offline::compile(arch, &variants, &options.nvrtc_folders, progress)?;
+    Ok((variants.len(), fresh))
+}
+
+fn plan_of(model: &Model) -> Result<(Config, Arc<Plan>)> {
+    // First: other architectures have other keys.
+    arch::find(Config::architecture(&model.gguf)?)?;
+    let config = model.config()?;
+    let plan = Arc::new(arch::plan(&config)?);
+    Ok((config, plan))
+}
+
+/// What backends are told for sequences of `n_ctx` tokens.
+fn runner(options: &Options, n_ctx: usize) -> Result<RunnerOptions> {
+    let pages_per_sequence = n_ctx.div_ceil(PAGE_TOKENS);
+    Ok(RunnerOptions {
+        n_slots: options.max_batch,
+        n_ctx,
+        n_pages: options
+            .max_batch
+            .saturating_mul(pages_per_sequence)
+            .saturating_add(1),
+        kv_type: options.kv_type()?,
+        threads: options.cpu_threads(),
+        gpu: options.gpu()?,
+    })
 }
 
 /// Touches every page of the weights, so that loading takes the time that the disk takes, visibly,

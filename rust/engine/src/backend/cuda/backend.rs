@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::compile::Variant;
 use super::device::{Context, DeviceBuffer, HostBuffer};
 use super::dispatch::{Dispatch, StepKey, Way};
 use super::graph::Graph;
@@ -227,6 +228,17 @@ impl CudaBackend {
         let mut specs = self.model.step_specs(bucket, &inputs)?;
         specs.extend(self.draw_specs(bucket, inputs.state_slots));
         Ok(specs)
+    }
+
+    /// Every kernel that loading, prompts and steps may run.
+    pub(super) fn variants(&self) -> Result<Vec<Variant>> {
+        let mut specs = self.prompt_specs()?;
+        // A step of more rows has the kernels of eight.
+        for rows in 1..=self.limits.n_slots.min(8) {
+            specs.extend(self.step_specs(rows)?);
+        }
+        let used = specs.into_iter().map(|s| s.variant);
+        Ok(used.chain(self.model.repack_variants()).collect())
     }
 
     /// Bytes of weights, and of keys and values.

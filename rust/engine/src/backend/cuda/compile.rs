@@ -19,6 +19,14 @@ use crate::error::{Error, Result};
 const CACHE_VERSION: u32 = 1;
 const MAGIC: &[u8; 8] = b"onegraph";
 
+/// No contraction: the order and rounding of every sum is written out in the kernels.
+const OPTIONS: [&str; 4] = [
+    "--std=c++17",
+    "--fmad=false",
+    "--device-as-default-execution-space",
+    "--ptxas-options=-v",
+];
+
 /// Oldest NVRTC that compiles every kernel.
 const MIN_NVRTC: (i32, i32) = (12, 0);
 
@@ -243,15 +251,9 @@ impl Nvrtc {
         } else {
             format!("compute_{best}")
         };
-        // No contraction: the order and rounding of every sum is written out in the kernels.
-        let options = [
-            format!("--gpu-architecture={target}"),
-            "--std=c++17".into(),
-            "--fmad=false".into(),
-            "--device-as-default-execution-space".into(),
-            "--ptxas-options=-v".into(),
-        ];
-        let options = options.iter().map(|o| c(o)).collect::<Result<Vec<_>>>()?;
+        let architecture = format!("--gpu-architecture={target}");
+        let options = std::iter::once(architecture.as_str()).chain(OPTIONS);
+        let options = options.map(c).collect::<Result<Vec<_>>>()?;
         let option_pointers = pointers(&options);
         let compiled = nvrtc!(self.nvrtcCompileProgram(
             program => Program,
@@ -342,19 +344,29 @@ impl Compiler {
             .as_ref()
     }
 
+    /// Where the machine code of a variant is kept, where anything is.
+    fn entry(&self, source: &Source, headers: &[(&str, &str)]) -> Option<PathBuf> {
+        let dir = self.cache.as_ref()?;
+        Some(dir.join(format!("{}.cubin", self.key(source, headers))))
+    }
+
+    /// Whether the cache has `variant`, undamaged.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] for a source that is not there.
+    pub fn is_cached(&self, variant: &Variant) -> Result<bool> {
+        let (source, headers) = texts(variant)?;
+        let entry = self.entry(&source, &headers);
+        Ok(entry.as_deref().and_then(read_entry).is_some())
+    }
+
     /// The machine code of `variant`, from the cache or freshly compiled.
     ///
     /// # Errors
     /// [`Error::Device`] where there is no NVRTC or it refuses the source.
     pub fn image(&self, variant: &Variant) -> Result<Vec<u8>> {
-        let source = super::kernels::source(variant.source)?;
-        let mut headers: Vec<(&str, &str)> = super::kernels::headers().collect();
-        headers.push(("variant.cuh", &variant.constants));
-        let key = self.key(&source, &headers);
-        let entry = self
-            .cache
-            .as_ref()
-            .map(|dir| dir.join(format!("{key}.cubin")));
+        let (source, headers) = texts(variant)?;
+        let entry = self.entry(&source, &headers);
         if let Some(image) = entry.as_deref().and_then(read_entry) {
             return Ok(image);
         }
@@ -372,9 +384,7 @@ impl Compiler {
 
     /// Compiles without the cache and returns the compiler's log: registers, spills.
     pub fn log(&self, variant: &Variant) -> Result<String> {
-        let source = super::kernels::source(variant.source)?;
-        let mut headers: Vec<(&str, &str)> = super::kernels::headers().collect();
-        headers.push(("variant.cuh", &variant.constants));
+        let (source, headers) = texts(variant)?;
         let nvrtc = self.nvrtc().map_err(Clone::clone)?;
         Ok(nvrtc
             .compile(source.name, source.text, &headers, self.arch)?
@@ -392,6 +402,7 @@ impl Compiler {
         // A compiler that the user named has entries of its own.
         let named = std::env::var_os("ONEGRAPH_NVRTC").unwrap_or_default();
         add(named.as_encoded_bytes());
+        OPTIONS.iter().for_each(|o| add(o.as_bytes()));
         add(source.text.as_bytes());
         for (name, text) in headers {
             add(name.as_bytes());
@@ -400,6 +411,13 @@ impl Compiler {
         let digest = hash.finalize();
         digest.iter().map(|b| format!("{b:02x}")).collect()
     }
+}
+
+/// A variant's source, and its headers by name.
+fn texts(variant: &Variant) -> Result<(Source, Vec<(&str, &str)>)> {
+    let mut headers: Vec<(&str, &str)> = super::kernels::headers().collect();
+    headers.push(("variant.cuh", &variant.constants));
+    Ok((super::kernels::source(variant.source)?, headers))
 }
 
 /// `None` where there is no entry or it is damaged; a damaged one is compiled anew.

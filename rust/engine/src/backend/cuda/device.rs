@@ -102,6 +102,11 @@ impl DeviceInfo {
         self.compute >= (9, 0)
     }
 
+    /// The number in the architecture's name, such as 90.
+    pub fn number(&self) -> u32 {
+        self.compute.0 * 10 + self.compute.1
+    }
+
     /// The compiler's name of the architecture, `sm_90`.
     pub fn arch(&self) -> String {
         format!("sm_{}{}", self.compute.0, self.compute.1)

@@ -167,8 +167,8 @@ impl CudaModel {
         options: Options,
     ) -> Result<Self> {
         let stream = Stream::new(context)?;
-        let arch = context.info.compute.0 * 10 + context.info.compute.1;
-        let programs = Programs::new(context.clone(), Compiler::new(arch, &options.nvrtc_folders));
+        let compiler = Compiler::new(context.info.number(), &options.nvrtc_folders);
+        let programs = Programs::new(context.clone(), compiler);
         let kv = KvPool::new(
             context,
             &stream,
@@ -350,6 +350,11 @@ impl CudaModel {
     /// Folders to look for NVRTC in.
     pub(super) fn nvrtc_folders(&self) -> &[std::path::PathBuf] {
         &self.options.nvrtc_folders
+    }
+
+    /// The kernels that rewrite the weights.
+    pub(super) fn repack_variants(&self) -> impl Iterator<Item = Variant> + '_ {
+        self.weights.variants()
     }
 
     /// Bytes of weights on the card.

@@ -8,7 +8,7 @@ use std::collections::hash_map::{Entry, HashMap};
 
 use super::backend::CudaBackend;
 use super::graph::Graph;
-use super::launch::{run_all, Launch};
+use super::launch::{run_all, Launch, Spec};
 use super::model::Path;
 use crate::error::{Error, Result};
 
@@ -162,6 +162,25 @@ impl CudaBackend {
             .slots
             .write(0, &padded(slots, PADDING_SLOT), stream)?;
         inputs.out_rows.write(0, &out_rows, stream)
+    }
+
+    /// Every pass over prompts that may be needed, and those that give the logits of all their rows.
+    pub(super) fn prompt_specs(&self) -> Result<Vec<Spec>> {
+        let inputs = self.model.rows.inputs();
+        let prefill = Path::Prefill {
+            span: self.limits.n_ctx,
+        };
+        let mut specs = self
+            .model
+            .specs(1, 1, &inputs, Path::Decode { bucket: 1 })?;
+        let mut rows = LEAST_CHUNK;
+        while rows <= self.passes.chunk {
+            for wanted in [0, 1, rows.min(LEAST_CHUNK)] {
+                specs.extend(self.model.specs(rows, wanted, &inputs, prefill)?);
+            }
+            rows *= 2;
+        }
+        Ok(specs)
     }
 
     /// Queues one pass over the host's rows, whose positions end before `end`.

@@ -210,6 +210,11 @@ impl DeviceWeights {
             .ok_or_else(|| Error::Internal(format!("vector {} was not uploaded", id.0)))
     }
 
+    /// The kernels that rewrite it.
+    pub fn variants(&self) -> impl Iterator<Item = Variant> + '_ {
+        self.matrices.iter().map(|u| repack_variant(u.ty))
+    }
+
     /// Bytes on the card.
     pub fn bytes(&self) -> usize {
         let matrices: usize = self.matrices.iter().map(|u| u.buffer.bytes()).sum();

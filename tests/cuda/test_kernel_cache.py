@@ -1,0 +1,110 @@
+"""The kernel cache, filled on a machine without a GPU: by the real compiler where it is installed,
+and by the simulated one, whose cache then serves a whole load."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import shapes
+import synth
+from onegraph import nvrtc
+
+PULL = [sys.executable, "-m", "onegraph", "pull"]
+#: As few kernels as serve one sequence.
+OPTIONS = ["--max-batch", "1", "--n-ctx", "256"]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    synth.write(path, shapes.find("tiny-llama"), "Q8_0", seed=1)
+    return path
+
+
+def environment(cache: Path, base: dict[str, str] | None = None) -> dict[str, str]:
+    found = dict(os.environ if base is None else base) | {"ONEGRAPH_CACHE_DIR": str(cache)}
+    if base is None:
+        found.pop("ONEGRAPH_NVRTC", None)
+    return found
+
+
+def fill(args: Sequence[object], env: dict[str, str]) -> subprocess.Popen[str]:
+    command = [*PULL, *map(str, args)]
+    return subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def said(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, error = process.communicate(timeout=300)
+    return process.returncode, out, error
+
+
+def test_the_real_compiler_fills_a_cache_and_mends_it(tiny: Path, tmp_path: Path) -> None:
+    if not nvrtc.folders():
+        pytest.skip("needs the CUDA compiler: pip install nvidia-cuda-nvrtc-cu12")
+    env = environment(tmp_path)
+    args = [tiny, "--compile", "sm_90", *OPTIONS]
+    status, out, error = said(fill(args, env))
+    assert (status, out) == (0, f"{tiny}\n"), error
+    folder = tmp_path / "kernels"
+    entries = sorted(folder.iterdir())
+    n = len(entries)
+    assert f"{n} kernels for sm_90, {n} of them new" in error
+    # Magic and checksum, then an ELF image for a GPU (machine 190).
+    image = entries[0].read_bytes()[8 + 32 :]
+    assert image[:4] == b"\x7fELF" and int.from_bytes(image[18:20], "little") == 190
+    # A damaged entry, a cut one and one that is gone are compiled again; by two processes at once,
+    # of which either may be the one that an entry comes from, whole.
+    wanted = [e.read_bytes() for e in entries]
+    damaged = bytearray(wanted[0])
+    damaged[-1] ^= 1
+    entries[0].write_bytes(damaged)
+    entries[1].write_bytes(wanted[1][:20])
+    entries[2].unlink()
+    for status, _, error in map(said, [fill(args, env) for _ in range(2)]):
+        assert status == 0 and f"{n} kernels for sm_90" in error
+    assert [e.read_bytes() for e in entries] == wanted
+    assert sorted(folder.iterdir()) == entries, "something temporary was left"
+    _, _, error = said(fill(args, env))
+    assert f"{n} kernels for sm_90, 0 of them new" in error
+
+
+def test_a_filled_cache_serves_a_load_without_a_compiler(
+    tiny: Path, tmp_path: Path, ksim_env: dict[str, str]
+) -> None:
+    env = environment(tmp_path, ksim_env)
+    status, _, error = said(fill([tiny, "--compile", "sm_90", *OPTIONS], env))
+    assert status == 0, error
+    code = """
+import sys
+from onegraph import LLM
+
+with LLM(sys.argv[1], device="cuda", max_batch=1, n_ctx=256) as llm:
+    ids = llm.tokenize("tea and toast, ") * 12
+    for n in (1, 9, 17, 33, 70, 130):
+        assert len(llm.generate(ids[:n], max_tokens=3, ignore_eos=True).token_ids) == 3
+    llm.logits(ids[:9])
+    llm.logits(ids[:2], path="decode")
+"""
+    # Whatever is not in the cache would be compiled by a program that fails.
+    broken = env | {"KSIM_CXX": "false", "KSIM_CACHE": str(tmp_path / "none")}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tiny)],
+        env=broken,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_an_architecture_that_is_not_known_is_refused(tiny: Path, tmp_path: Path) -> None:
+    status, out, error = said(fill([tiny, "--compile", "sm_42"], environment(tmp_path)))
+    assert (status, out) == (1, "")
+    assert 'GPU architecture "sm_42" is not supported; supported: sm_75, sm_80' in error
