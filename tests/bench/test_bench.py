@@ -72,7 +72,8 @@ def test_csv_json_lines_and_markdown_say_the_same(cli, tiny: Path) -> None:
     assert [(r["n_prompt"], r["n_gen"]) for r in rows] == [("8", "0"), ("0", "4")]
     assert list(rows[0]) == list(records[0])
     assert len(json.loads(rows[0]["samples_ns"])) == 2
-    table = cli("bench", tiny, *SMALL).stdout.splitlines()
+    table, _, foot = cli("bench", tiny, *SMALL).stdout.partition("\n\n")
+    table = table.splitlines()
     assert len(table) == 4 and len({len(line) for line in table}) == 1
     assert [cell.strip() for cell in table[0].split("|")[1:-1]] == [
         *("model", "size", "params", "backend", "mode", "test"),
@@ -80,6 +81,8 @@ def test_csv_json_lines_and_markdown_say_the_same(cli, tiny: Path) -> None:
     ]
     assert "| llama 1M Q4_K | 0.86 MiB | 1.44 M | CPU " in table[2]
     assert "| pp8 " in table[2] and "| tg4 " in table[3] and " ± " in table[3]
+    assert [line.partition(":")[0] for line in foot.splitlines()][::2] == ["build", "read peak"]
+    assert "KL: steps against a prompt, 32 tokens; first choice the same for 100.0%" in foot
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,8 @@ def test_without_any_other_engine_the_race_fails_and_says_why(cli, smollm2: Path
     done = cli("compare", smollm2, *against, *options, env=env)
     assert done.returncode == 1
     assert "no other engine ran" in done.stderr
-    assert "llama-bench is not on PATH: get llama.cpp from https://github.com/" in done.stderr
+    assert "llama-bench is not on PATH: get llama.cpp from https://github.com/" in done.stdout
+    assert f"- onegraph {onegraph.__version__} (" in done.stdout
     assert done.stdout.count(" failed ") == 2 and "| onegraph " in done.stdout
 
 

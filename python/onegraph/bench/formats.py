@@ -20,10 +20,12 @@ from onegraph.bench.suite import Outcome
 
 __all__ = [
     "FORMATS",
+    "bench_foot",
     "bench_record",
     "bench_table",
     "compare_record",
     "compare_table",
+    "machine_line",
     "markdown",
     "written",
 ]
@@ -178,6 +180,26 @@ def bench_table(records: Sequence[Record]) -> str:
             ]
         )
     return markdown(titles + numeric, rows, len(numeric))
+
+
+def bench_foot(record: Record) -> str:
+    """What belongs below a table: build, machine, and how peak and output were told."""
+    lines = [
+        f"build: {record['build_commit']} ({record['build_number']})",
+        machine_line(record["gpu_info"] or record["cpu_info"], record["driver"], record["nvrtc"]),
+    ]
+    if record["read_peak_bytes_per_second"]:
+        peak = record["read_peak_bytes_per_second"] / 1e9
+        lines.append(f"read peak: {peak:.1f} GB/s, {record['read_peak_by']}")
+    checked = f"{record['check']}, {record['check_tokens']} tokens"
+    lines.append(f"KL: {checked}; first choice the same for {record['check_top_1']:.1%}")
+    return "\n".join(lines)
+
+
+def machine_line(processor: str, driver: str | None, nvrtc: str | None) -> str:
+    """The processor or card, and what drives it."""
+    parts = [processor, f"driver {driver}" if driver else "", f"NVRTC {nvrtc}" if nvrtc else ""]
+    return ", ".join(part for part in parts if part)
 
 
 def _test_name(record: Record) -> str:

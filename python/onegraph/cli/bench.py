@@ -70,12 +70,16 @@ def command(
         modes = [name for name, on in (("full", graph or not eager), ("none", eager)) if on]
         out = Output(output, plot, title=path.name)
         records = _records(path, todo, repetitions, modes, chosen, told)
-        wrong = out.write(records, formats.bench_table)
+        wrong = out.write(records, formats.bench_table, _foot if output == "md" else lambda _: "")
     if wrong:
         raise click.ClickException(
             f"the output is wrong: {wrong[0]['check']}, mean KL {wrong[0]['check_mean_kl']:.1e} "
             "nats; do not use these speeds"
         )
+
+
+def _foot(records: list[dict[str, Any]]) -> str:
+    return formats.bench_foot(records[0]) if records else ""
 
 
 def _records(

@@ -16,7 +16,7 @@ from onegraph.bench.cases import Case, cases, numbers
 from onegraph.bench.engines import Setup, names
 from onegraph.bench.measurement import CONVENTION
 from onegraph.cli.measuring import Output, Told, output_options, test_options, watched
-from onegraph.cli.terminal import debug_option, printable
+from onegraph.cli.terminal import debug_option
 
 
 @click.command()
@@ -77,8 +77,10 @@ def command(
         out = Output(output, plot, title=path.name)
         results: list[race.Result] = []
         records = _records(setup, todo, against, repetitions, told, results)
-        out.write(records, formats.compare_table)
-    _tell(results, setup, chart, output)
+        out.write(
+            records, formats.compare_table, lambda _: "\n".join(_notes(results, setup, output))
+        )
+    _end(results, chart if chart is not None else output == "md" and sys.stdout.isatty())
 
 
 def _device(wish: str) -> str:
@@ -107,16 +109,13 @@ def _records(
             yield formats.compare_record(result, entrant, here, model)
 
 
-def _tell(results: list[race.Result], setup: Setup, chart: bool | None, output: str) -> None:
-    """What belongs beside the numbers, on standard error, and how it ended."""
-    for line in _notes(results, setup):
-        click.echo(printable(line), err=True)
-    wanted = chart if chart is not None else output == "md" and sys.stdout.isatty()
-    if wanted:
+def _end(results: list[race.Result], chart: bool) -> None:
+    """A chart where it is wanted, and how it ended."""
+    if chart:
         from onegraph.bench import charts
 
         if drawn := charts.terminal(results):
-            click.echo(drawn)
+            click.echo(f"\n{drawn}")
     ran = [e for result in results for e in result.others if e.failure is None]
     if not ran:
         raise click.ClickException("no other engine ran: see above for how to get one")
@@ -130,11 +129,15 @@ def _tell(results: list[race.Result], setup: Setup, chart: bool | None, output: 
         )
 
 
-def _notes(results: list[race.Result], setup: Setup) -> list[str]:
+def _notes(results: list[race.Result], setup: Setup, output: str) -> list[str]:
+    """What belongs beside the numbers; of a table, as a list to paste with it."""
     if not results:
         return []
     first = results[0]
+    here = machine.describe(setup.device)
     lines = [
+        f"onegraph {here.version} ({here.commit or 'commit not known'}); "
+        + formats.machine_line(here.gpu or here.cpu, here.driver, here.nvrtc),
         f"{setup.model.name} on {setup.device}, {setup.n_ctx} tokens of context, "
         f"{setup.threads} threads",
         CONVENTION + "; wall: by the caller's clock, HTTP included",
@@ -150,4 +153,4 @@ def _notes(results: list[race.Result], setup: Setup) -> list[str]:
         assert entrant.settings is not None
         lines.append(f"{entrant.name}: its clock: {entrant.settings.clock}")
         lines += [f"{entrant.name}: WARNING: {warning}" for warning in entrant.settings.warnings]
-    return lines
+    return [f"- {line}" for line in lines] if output == "md" else lines

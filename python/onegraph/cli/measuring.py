@@ -96,10 +96,13 @@ class Output:
             charts.check(plot)  # before minutes of measuring, not after
 
     def write(
-        self, records: Iterable[Record], table: Callable[[list[Record]], str]
+        self,
+        records: Iterable[Record],
+        table: Callable[[list[Record]], str],
+        foot: Callable[[list[Record]], str],
     ) -> list[Record]:
-        """Prints the records; those whose output was wrong. Markdown is printed at the end, other
-        forms record by record."""
+        """Prints the records; those whose output was wrong. A table with its foot is printed at
+        the end; other forms record by record, and the foot on standard error."""
         kept: list[Record] = []
 
         def seen() -> Iterator[Record]:
@@ -110,11 +113,13 @@ class Output:
         if self._form == "md":
             for _ in seen():
                 pass
-            click.echo(printable(table(kept)))
+            click.echo(printable(f"{table(kept)}\n\n{foot(kept)}"))
         else:
             for line in formats.written(self._form, seen()):
                 click.echo(line)
                 sys.stdout.flush()
+            if said := foot(kept):
+                click.echo(printable(said), err=True)
         if self._plot is not None:
             from onegraph.bench import charts
 
