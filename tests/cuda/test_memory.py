@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -121,3 +122,47 @@ with LLM(sys.argv[1], device="cuda", prefill_chunk=64) as llm:
 print(json.dumps([left, tokens]))
 """
     assert run(code, tiny, ksim_env) == [0, 2]
+
+
+CYCLES = """
+import json, sys
+from onegraph import LLM, _native, nvrtc
+
+def free():
+    return json.loads(_native.cuda_devices(nvrtc.folders()))["cards"][0]["free_bytes"]
+
+def cycle():
+    with LLM(sys.argv[1], device="cuda", max_batch=2, n_ctx=256, prefill_chunk=64) as llm:
+        return llm.generate(["tea", "toast"], max_tokens=3, seed=1, ignore_eos=True)
+
+for _ in range(2):
+    cycle()
+begin = free()
+for _ in range(int(sys.argv[2])):
+    cycle()
+print(json.dumps([begin, free()]))
+"""
+
+
+def cycles(path: Path, env: dict[str, str], times: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CYCLES, str(path), str(times)],
+        env=env | {"ONEGRAPH_CACHE_DIR": str(path.parent / "cache")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    begin, end = json.loads(done.stdout)
+    assert begin == end
+
+
+def test_loading_and_unloading_gives_all_memory_back(tiny: Path, ksim_env: dict[str, str]) -> None:
+    cycles(tiny, ksim_env | {"KSIM_LEAKS": "fail"}, 5)
+
+
+@pytest.mark.gpu
+def test_a_hundred_cycles_on_a_card_give_all_memory_back(tiny: Path) -> None:
+    if not Path("/dev/nvidia0").exists():
+        pytest.skip("no NVIDIA card; `pytest -m gpu` on a machine with one runs this")
+    cycles(tiny, dict(os.environ), 100)

@@ -18,7 +18,7 @@ import json, os, signal, sys, threading, time
 from onegraph import LLM
 
 llm = LLM(sys.argv[1], device="cuda", n_ctx=512, max_batch=1, prefill_chunk=64)
-long = [7 + i % 400 for i in range(300)]
+long = [7 + i % 400 for i in range(220)]
 options = {"max_tokens": 1, "temperature": 0, "ignore_eos": True, "logprobs": 1}
 wanted = llm.generate(long, **options)
 begun = time.monotonic()

@@ -154,9 +154,10 @@ fn a_prompt_is_offered_in_whole_chunks() {
     }
     let folder = Folder::new();
     let backend = backend(&folder, 512, true);
-    assert_eq!(backend.slice(5000, 4096), 512);
-    assert_eq!(backend.slice(5000, 437), 256);
-    assert_eq!(backend.slice(400, 437), 256);
-    assert_eq!(backend.slice(400, 600), 400);
-    assert_eq!(backend.slice(3, 600), 3);
+    assert_eq!(backend.slice(5000, None), 512);
+    assert_eq!(backend.slice(5000, Some(4096)), 512);
+    assert_eq!(backend.slice(5000, Some(437)), 384);
+    assert_eq!(backend.slice(400, Some(437)), 384);
+    assert_eq!(backend.slice(400, Some(600)), 400);
+    assert_eq!(backend.slice(3, Some(600)), 3);
 }

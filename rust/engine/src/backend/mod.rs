@@ -275,6 +275,9 @@ pub fn runner(
     }
 }
 
+/// Rows of a slice of a prompt on a CPU that nobody has timed yet.
+const FIRST_SLICE: usize = 32;
+
 /// Rows of a slice of a prompt from which on more would not make a CPU faster.
 const MOST_SLICE: usize = 512;
 
@@ -294,9 +297,10 @@ pub trait Backend: Send {
     fn prefill(&mut self, slot: usize, tokens: &[u32], start: usize, sample: bool) -> Result<()>;
 
     /// How many of a prompt's `rest` tokens to feed in one call, which is not to take longer than
-    /// `rows` rows do; between calls a request may be cancelled and others decode.
-    fn slice(&self, rest: usize, rows: usize) -> usize {
-        rest.min(rows).min(MOST_SLICE)
+    /// `rows` rows do, where the caller knows; between calls a request may be cancelled and others
+    /// decode.
+    fn slice(&self, rest: usize, rows: Option<usize>) -> usize {
+        rest.min(rows.unwrap_or(FIRST_SLICE)).min(MOST_SLICE)
     }
 
     /// Queues one decode step of every slot that decodes. An error is one of all slots; what ails

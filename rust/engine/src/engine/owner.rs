@@ -25,12 +25,12 @@ const SHARED_SLICE: Duration = Duration::from_millis(50);
 /// How long it may take where nobody else decodes: until it ends, a cancel is not seen.
 const ALONE_SLICE: Duration = Duration::from_millis(200);
 
-/// Rows of a slice: the first guess, and the bounds.
-const FIRST_ROWS: f64 = 32.0;
+/// Bounds of the rows of a slice.
 const MIN_ROWS: usize = 8;
 const MAX_ROWS: usize = 4096;
 /// Of a slice whose logits are all kept: they take much memory.
 const MAX_LOGIT_ROWS: usize = 512;
+const FIRST_LOGIT_ROWS: usize = 32;
 
 /// What is to be done for one request.
 pub struct Job {
@@ -264,20 +264,25 @@ impl Active {
 }
 
 /// Rows a second, to cut slices by; results do not depend on the cut.
+#[derive(Default)]
 struct Pace {
     rows_per_second: Option<f64>,
+    /// Whether the first slice is over, in which kernels may have been compiled.
+    warm: bool,
 }
 
 impl Pace {
-    fn rows(&self, slice: Duration) -> usize {
-        let rows = self
-            .rows_per_second
-            .map_or(FIRST_ROWS, |r| r * slice.as_secs_f64());
-        (rows as usize).clamp(MIN_ROWS, MAX_ROWS)
+    /// Rows that take so long, where that is known.
+    fn rows(&self, slice: Duration) -> Option<usize> {
+        let rows = self.rows_per_second? * slice.as_secs_f64();
+        Some((rows as usize).clamp(MIN_ROWS, MAX_ROWS))
     }
 
     fn note(&mut self, rows: usize, took: Duration) {
-        self.rows_per_second = Some(rows as f64 / took.as_secs_f64().max(1e-6));
+        if self.warm {
+            self.rows_per_second = Some(rows as f64 / took.as_secs_f64().max(1e-6));
+        }
+        self.warm = true;
     }
 }
 
@@ -315,12 +320,8 @@ impl Owner {
             load_seconds,
             active,
             feeding: VecDeque::new(),
-            prefill_pace: Pace {
-                rows_per_second: None,
-            },
-            step_pace: Pace {
-                rows_per_second: None,
-            },
+            prefill_pace: Pace::default(),
+            step_pace: Pace::default(),
             text_time: Duration::ZERO,
         }
     }
@@ -502,7 +503,8 @@ impl Owner {
                     LogitsPath::Decode => &mut self.step_pace,
                 };
                 let rest = &ids[start..];
-                let chunk = &rest[..rest.len().min(pace.rows(slice)).min(MAX_LOGIT_ROWS)];
+                let rows = pace.rows(slice).unwrap_or(FIRST_LOGIT_ROWS);
+                let chunk = &rest[..rest.len().min(rows).min(MAX_LOGIT_ROWS)];
                 let logits = self.backend.logits(slot, chunk, start, *path);
                 pace.note(chunk.len(), begun.elapsed());
                 let fed = logits.map(|logits| {

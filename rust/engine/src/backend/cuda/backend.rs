@@ -508,7 +508,7 @@ impl Backend for CudaBackend {
         self.finish_queued()
     }
 
-    fn slice(&self, rest: usize, rows: usize) -> usize {
+    fn slice(&self, rest: usize, rows: Option<usize>) -> usize {
         self.passes.slice(rest, rows)
     }
 

@@ -20,11 +20,11 @@ pub const DEFAULT_CHUNK: usize = 512;
 /// What the largest chunk may be.
 pub const MOST_CHUNK: usize = 4096;
 
+/// What it may be at least.
+const LEAST_MOST: usize = 64;
+
 /// Rows of the smallest chunk.
 const LEAST_CHUNK: usize = 8;
-
-/// Up to here a chunk costs the reading of the weights whatever its rows: it is padded at once.
-const ALWAYS_PADDED: usize = 64;
 
 /// Slot of rows that only fill a chunk up; `PADDING_SLOT` of kv.cuh.
 const PADDING_SLOT: u32 = u32::MAX;
@@ -37,28 +37,32 @@ const MOST_PASSES: usize = 64;
 /// # Errors
 /// [`Error::Argument`].
 pub fn check_chunk(rows: usize) -> Result<()> {
-    if rows.is_power_of_two() && (ALWAYS_PADDED..=MOST_CHUNK).contains(&rows) {
+    if rows.is_power_of_two() && (LEAST_MOST..=MOST_CHUNK).contains(&rows) {
         return Ok(());
     }
     Err(Error::Argument {
         name: "prefill_chunk",
         value: rows.to_string(),
-        reason: format!("must be a power of two from {ALWAYS_PADDED} to {MOST_CHUNK}"),
+        reason: format!("must be a power of two from {LEAST_MOST} to {MOST_CHUNK}"),
     })
 }
 
+/// Rows of chunks up to `most`: powers of two, and from 64 on what lies in the middle. Up to there a
+/// chunk costs the reading of the weights, whatever its rows; above, at most a third is padding.
+fn sizes(most: usize) -> impl Iterator<Item = usize> {
+    (3..=12)
+        .flat_map(|bits| [1usize << bits, 3 << (bits - 1)])
+        .filter(|rows| rows.is_power_of_two() || *rows > LEAST_MOST)
+        .take_while(move |rows| *rows <= most)
+}
+
 /// The next chunk of a prompt of which `rest` tokens are left, of at most `most` rows: how many
-/// tokens it takes, and its rows. At most a quarter is padding, but in the smallest ones.
+/// tokens it takes, and its rows.
 fn next_chunk(rest: usize, most: usize) -> (usize, usize) {
-    let most = (most.max(LEAST_CHUNK) + 1).next_power_of_two() / 2;
-    if rest >= most {
-        return (most, most);
-    }
-    let above = rest.next_power_of_two().max(LEAST_CHUNK);
-    if above <= ALWAYS_PADDED || rest >= above / 4 * 3 {
-        return (rest, above);
-    }
-    (above / 2, above / 2)
+    let most = most.max(LEAST_CHUNK);
+    let rows = sizes(most).find(|rows| *rows >= rest);
+    let rows = rows.or_else(|| sizes(most).last()).unwrap_or(LEAST_CHUNK);
+    (rest.min(rows), rows)
 }
 
 /// A pass over the host's rows.
@@ -90,8 +94,8 @@ impl Passes {
 
     /// How many of a prompt's `rest` tokens to feed in one call, where the time allows `rows` rows:
     /// one chunk.
-    pub(super) fn slice(&self, rest: usize, rows: usize) -> usize {
-        next_chunk(rest, rows.min(self.chunk)).0
+    pub(super) fn slice(&self, rest: usize, rows: Option<usize>) -> usize {
+        next_chunk(rest, rows.unwrap_or(self.chunk).min(self.chunk)).0
     }
 }
 
@@ -173,12 +177,10 @@ impl CudaBackend {
         let mut specs = self
             .model
             .specs(1, 1, &inputs, Path::Decode { bucket: 1 })?;
-        let mut rows = LEAST_CHUNK;
-        while rows <= self.passes.chunk {
+        for rows in sizes(self.passes.chunk) {
             for wanted in [0, 1, rows.min(LEAST_CHUNK)] {
                 specs.extend(self.model.specs(rows, wanted, &inputs, prefill)?);
             }
-            rows *= 2;
         }
         Ok(specs)
     }
@@ -216,7 +218,7 @@ mod tests {
 
     #[test]
     fn chunks_are_few_sizes_and_mostly_live() {
-        let mut sizes = std::collections::BTreeSet::new();
+        let mut used = std::collections::BTreeSet::new();
         for most in [8, 64, 512, 4096] {
             for prompt in 1..5000 {
                 let mut rest = prompt;
@@ -226,20 +228,23 @@ mod tests {
                         n > 0 && n <= rest && n <= rows && rows <= most,
                         "{rest} {most}"
                     );
-                    let full_enough = 4 * n >= 3 * rows || rows <= ALWAYS_PADDED;
-                    assert!(full_enough, "{n} of {rows}");
-                    sizes.insert(rows);
+                    assert!(rows <= 64 || 3 * n >= 2 * rows, "{n} of {rows}");
+                    // Never two where one holds all.
+                    assert!(rest > most || n == rest, "{rest}");
+                    used.insert(rows);
                     rest -= n;
                 }
             }
         }
-        let all: Vec<usize> = (3..=12).map(|bits| 1 << bits).collect();
-        assert_eq!(sizes.into_iter().collect::<Vec<_>>(), all);
-        assert_eq!(next_chunk(300, 512), (256, 256));
-        assert_eq!(next_chunk(400, 512), (400, 512));
+        let all: Vec<usize> = sizes(4096).collect();
+        assert_eq!(all[..10], [8, 16, 32, 64, 96, 128, 192, 256, 384, 512]);
+        assert_eq!(used.into_iter().collect::<Vec<_>>(), all);
+        // With logits and without, all of them may be kept.
+        assert!(2 * all.len() <= MOST_PASSES);
+        assert_eq!(next_chunk(300, 512), (300, 384));
         assert_eq!(next_chunk(1, 512), (1, 8));
         // As many rows as the time allows, in whole chunks.
-        assert_eq!(next_chunk(1000, 437), (256, 256));
+        assert_eq!(next_chunk(1000, 437), (384, 384));
         assert_eq!(next_chunk(1000, 1), (8, 8));
     }
 
