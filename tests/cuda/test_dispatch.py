@@ -84,6 +84,15 @@ def test_every_mode_gives_the_same_tokens(simulated: Any) -> None:
             assert all("GiB free" in what and total == len(sizes) for what, _, total in told)
 
 
+def test_pieces_wait_for_each_other(simulated: Any) -> None:
+    """Where kernels may start early, the first of a piece must not: what it follows is no kernel of
+    its graph."""
+    modes = [EAGER | {"pdl": False}, {"cuda_graph": "piecewise", "pdl": True}]
+    alone, early = simulated(GENERATE, modes=modes, env={"KSIM_PDL": "early"})["runs"]
+    assert early["ways"][1] > 0
+    assert early["texts"] == alone["texts"]
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -12,7 +12,7 @@ use onegraph::backend::cuda::launch::{Launch, Spec};
 use onegraph::backend::cuda::CudaBackend;
 use onegraph::backend::{Backend, GpuOptions, GraphMode, RunnerOptions, SlotRequest};
 use onegraph::quant;
-use onegraph::sampler::Params;
+use onegraph::sampler::{random, Params};
 
 #[path = "files/card_model.rs"]
 mod card_model;
@@ -50,13 +50,18 @@ fn backend(folder: &Folder, gpu: GpuOptions) -> CudaBackend {
     CudaBackend::new(0, plan, &*model, &options, &|_, _, _| Ok(())).unwrap()
 }
 
-/// Tokens of each slot, for sequences that begin at different steps and have different lengths.
-fn generate(backend: &mut CudaBackend) -> Vec<Vec<u32>> {
-    let lengths = [9, 3, 6, 2];
-    let begin_at = [0, 2, 3, 3];
+/// When the sequence of each slot begins, and how long it is; length 0: there is none.
+type Schedule = [(usize, usize); SLOTS];
+
+/// Tokens of each slot.
+fn generate(backend: &mut CudaBackend, schedule: Schedule) -> Vec<Vec<u32>> {
     let mut tokens = vec![Vec::new(); SLOTS];
-    for step in 0..40 {
-        for slot in (0..SLOTS).filter(|slot| begin_at[*slot] == step) {
+    let end = schedule.iter().map(|(begin, length)| begin + length).max();
+    for step in 0..end.unwrap_or(0) + 4 {
+        for (slot, (begin, length)) in schedule.into_iter().enumerate() {
+            if begin != step || length == 0 {
+                continue;
+            }
             let pages: Vec<u32> = (0..2).map(|p| 1 + (slot * 2 + p) as u32).collect();
             backend.map_pages(slot, 0, &pages).unwrap();
             let request = SlotRequest {
@@ -66,7 +71,7 @@ fn generate(backend: &mut CudaBackend) -> Vec<Vec<u32>> {
                 },
                 prompt: vec![],
                 stop_tokens: vec![],
-                max_tokens: lengths[slot],
+                max_tokens: length,
             };
             backend.start(slot, &request).unwrap();
             let prompt = [3 + slot as u32, 9, 4];
@@ -81,8 +86,19 @@ fn generate(backend: &mut CudaBackend) -> Vec<Vec<u32>> {
             }
         }
     }
+    let lengths = schedule.map(|(_, length)| length);
     assert_eq!(tokens.iter().map(Vec::len).collect::<Vec<_>>(), lengths);
     tokens
+}
+
+/// Every slot's sequence on its own.
+fn solo(backend: &mut CudaBackend, schedule: Schedule) -> Vec<Vec<u32>> {
+    let alone = |slot: usize| {
+        let mut one = [(0, 0); SLOTS];
+        one[slot].1 = schedule[slot].1;
+        generate(backend, one).swap_remove(slot)
+    };
+    (0..SLOTS).map(alone).collect()
 }
 
 #[test]
@@ -99,8 +115,9 @@ fn every_way_of_running_steps_draws_the_same() {
         ..GpuOptions::default()
     };
     let mut eager = backend(&folder, with(GraphMode::None, None, None, false));
-    let wanted = generate(&mut eager);
-    assert_eq!(wanted, generate(&mut eager), "a slot is like new");
+    let joining = [(0, 9), (2, 3), (3, 6), (3, 2)];
+    let wanted = solo(&mut eager, joining);
+    assert_eq!(wanted, generate(&mut eager, joining), "a slot is like new");
     let stats = eager.graph_stats().unwrap().now();
     assert_eq!((stats.full, stats.piecewise), (0, 0));
     assert!(stats.eager > 0 && stats.captured.is_empty());
@@ -114,8 +131,7 @@ fn every_way_of_running_steps_draws_the_same() {
     ] {
         let mut graphs = backend(&folder, with(mode, sizes, max_batch, true));
         let at_load = graphs.graph_stats().unwrap().now();
-        assert_eq!(wanted, generate(&mut graphs), "{mode:?} {sizes:?}");
-        assert_eq!(wanted, generate(&mut graphs), "{mode:?} {sizes:?}, again");
+        assert_eq!(wanted, generate(&mut graphs, joining), "{mode:?} {sizes:?}");
         let stats = graphs.graph_stats().unwrap().now();
         assert_eq!(stats.captured, at_load.captured, "nothing more is captured");
         let captured = stats.captured.iter().map(|s| s.batch_size).max();
@@ -125,6 +141,28 @@ fn every_way_of_running_steps_draws_the_same() {
         assert_eq!(stats.eager > 0, sizes.is_some());
         let missed: u64 = stats.missed.iter().map(|(_, n)| n).sum();
         assert_eq!(missed, stats.eager);
+    }
+}
+
+#[test]
+fn a_sequence_is_what_it_is_alone_whatever_joins_and_ends() {
+    if card().is_none() {
+        return;
+    }
+    let folder = Folder::new();
+    let mut graphs = backend(&folder, GpuOptions::default());
+    // Longest sequences first: a shorter one is the beginning of it.
+    let longest = solo(&mut graphs, [(0, 12); SLOTS]);
+    for round in 0..8u32 {
+        let drawn = random::philox4x32_10([round, 0, 0, 0], [11, 13]);
+        let also = random::philox4x32_10([round, 1, 0, 0], [11, 13]);
+        let one = |slot: usize| (drawn[slot] as usize % 8, also[slot] as usize % 13);
+        let schedule = [one(0), one(1), one(2), one(3)];
+        let found = generate(&mut graphs, schedule);
+        for (slot, (found, longest)) in found.iter().zip(&longest).enumerate() {
+            let wanted = &longest[..found.len()];
+            assert_eq!(found, wanted, "slot {slot} of {schedule:?}");
+        }
     }
 }
 
