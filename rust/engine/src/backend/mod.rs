@@ -210,7 +210,7 @@ pub struct GpuOptions {
     pub mode: GraphMode,
     /// Whether neighbouring ops become one kernel.
     pub fuse: bool,
-    /// Whether a kernel may start before its predecessor has ended; none: where that pays.
+    /// Whether a kernel may start before its predecessor has ended; none: where the card can.
     pub pdl: Option<bool>,
     /// Folders to look for NVRTC in, before the system's.
     pub nvrtc_folders: Vec<PathBuf>,

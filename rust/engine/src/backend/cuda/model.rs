@@ -39,7 +39,7 @@ pub struct Options {
     pub max_out: usize,
     /// Whether neighbouring ops become one kernel.
     pub fuse: bool,
-    /// Whether a kernel may start before its predecessor has ended; none: where that pays.
+    /// Whether a kernel may start before its predecessor has ended; none: where the card can.
     pub pdl: Option<bool>,
     /// Folders where the Python package of NVRTC keeps its library.
     pub nvrtc_folders: Vec<std::path::PathBuf>,
@@ -431,20 +431,9 @@ impl CudaModel {
         Ok(list)
     }
 
-    /// Whether a mat-vec reads so little that starting its successor early pays. Measured on an H200,
-    /// tokens per second with and without: 1B (12 MB a kernel) 1608 and 1471, 1.5B (7 MB) 935 and
-    /// 857, 3B (18 MB) 672 and 656, 8B (36 MB) 367 and 421.
-    fn kernels_are_short(&self) -> bool {
-        const LONG: usize = 24 << 20;
-        let is_mat_vec = |op: &&Fused| matches!(op, Fused::MatVec { .. });
-        let mat_vecs = self.fused.iter().filter(is_mat_vec).count();
-        self.weights.bytes() / mat_vecs.max(1) < LONG
-    }
-
     /// Whether launches are programmatic.
     fn pdl(&self) -> bool {
-        let wanted = self.options.pdl.unwrap_or_else(|| self.kernels_are_short());
-        wanted && self.context.info.has_pdl()
+        self.options.pdl.unwrap_or(true) && self.context.info.has_pdl()
     }
 
     /// Lets each launch start before its predecessor has ended, where the card can.
