@@ -5,7 +5,6 @@ It has no clock: each token is timed when the package yields it.
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import json
 import subprocess
@@ -33,7 +32,8 @@ model = llama_cpp.Llama(
     model_path=sys.argv[1], n_threads=int(sys.argv[2]), n_threads_batch=int(sys.argv[2]),
     n_ctx=int(sys.argv[3]), n_gpu_layers=int(sys.argv[4]), flash_attn=True, verbose=False,
 )
-print(json.dumps({"gpu": bool(llama_cpp.llama_supports_gpu_offload())}), file=out, flush=True)
+gpu = bool(llama_cpp.llama_supports_gpu_offload())
+print(json.dumps({"gpu": gpu, "version": llama_cpp.__version__}), file=out, flush=True)
 for line in sys.stdin:
     asked = json.loads(line)
     tokens, times = [], []
@@ -75,10 +75,11 @@ class Running:
             env=setup.environment,
         )
         try:
-            on_gpu = bool(self._answer()["gpu"]) and wants_gpu
+            told = self._answer()
         except BaseException:
             stop(self._process, self._log)
             raise
+        on_gpu = bool(told["gpu"]) and wants_gpu
         warnings: tuple[str, ...] = ()
         if wants_gpu and not on_gpu:
             warnings = (
@@ -87,7 +88,7 @@ class Running:
             )
         self.settings = Settings(
             name=NAME,
-            version=importlib.metadata.version("llama_cpp_python"),
+            version=str(told["version"]),
             device="gpu" if on_gpu else "cpu",
             options={"flash_attn": "1"},
             warnings=warnings,
