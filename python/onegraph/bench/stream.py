@@ -21,6 +21,8 @@ __all__ = ["Line", "Refused", "json_object", "lines", "request_json"]
 PATIENCE = 600.0
 #: An answer's line past this is none of an engine.
 MOST_BYTES = 64 << 20
+#: What is sent of a file at a time.
+BLOCK_BYTES = 4 << 20
 
 
 class Refused(EngineError):
@@ -57,7 +59,8 @@ def _opened(
     url = urllib.parse.urlsplit(address)
     secure = url.scheme == "https"
     connect = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-    connection = connect(url.hostname or "127.0.0.1", url.port, timeout=PATIENCE)
+    host = url.hostname or "127.0.0.1"
+    connection = connect(host, url.port, timeout=PATIENCE, blocksize=BLOCK_BYTES)
     try:
         connection.connect()
     except OSError as e:
