@@ -93,8 +93,8 @@ class Outcome:
         average over the test; None for a prompt."""
         if self.case.n_gen == 0 or self.case.n_prompt:
             return None
-        # Step i sees the tokens in front of it and its own.
-        seen = self.case.n_depth + 1 + (self.case.n_gen + 1) / 2
+        # Step i sees i tokens behind those of the depth, or behind the one that begins a text.
+        seen = (self.case.n_depth or 1) + (self.case.n_gen + 1) / 2
         return round(self.weight_bytes + self.case.n_seq * seen * self.kv_bytes_per_position)
 
     @property
