@@ -30,13 +30,17 @@ fn has_card() -> bool {
 }
 
 fn backend(folder: &Folder, chunk: usize, capture: bool) -> CudaBackend {
+    with_kv(folder, chunk, capture, quant::DEFAULT_KV)
+}
+
+fn with_kv(folder: &Folder, chunk: usize, capture: bool, kv_type: &str) -> CudaBackend {
     let (model, plan) = card_model::open(folder, "Q8_0", 32);
     let n_ctx = card_model::N_CTX as usize;
     let options = RunnerOptions {
         n_slots: SLOTS,
         n_ctx,
         n_pages: SLOTS * n_ctx / 64 + 1,
-        kv_type: quant::by_name(quant::DEFAULT_KV).unwrap(),
+        kv_type: quant::by_name(kv_type).unwrap(),
         threads: 1,
         gpu: GpuOptions {
             mode: if capture {
@@ -125,6 +129,32 @@ fn a_prompt_gives_the_same_bits_however_it_is_cut_and_padded() {
     assert!(error.contains("token = 64"), "{error}");
     assert!(error.contains("the vocabulary has 64 tokens"), "{error}");
     assert!(neighbour == after(&mut large, 1, 70));
+}
+
+/// The kernels that no tensor core feeds, whose launches depend on how far a prompt reaches.
+#[test]
+fn so_does_a_cache_of_any_other_type() {
+    if !has_card() {
+        return;
+    }
+    let folder = Folder::new();
+    for ty in quant::TYPES.iter().filter(|t| t.kernel.kv.is_some()) {
+        let mut backend = with_kv(&folder, 64, true, ty.name);
+        for n in [9, 100, 530] {
+            let tokens = prompt(n, n);
+            backend.logits(0, &tokens, 0, LogitsPath::Prefill).unwrap();
+            let wanted = after(&mut backend, 0, n);
+            for cut in [n / 3, n] {
+                backend.prefill(0, &prompt(n, 1), 0, false).unwrap();
+                backend.prefill(0, &tokens[..cut], 0, false).unwrap();
+                backend.prefill(0, &tokens[cut..], cut, false).unwrap();
+                assert!(
+                    wanted == after(&mut backend, 0, n),
+                    "{ty:?}, {n} cut at {cut}"
+                );
+            }
+        }
+    }
 }
 
 #[test]
