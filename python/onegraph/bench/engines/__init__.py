@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -92,34 +93,38 @@ class Settings:
     clock: str = "sampling and text included"
 
 
-class Running(Protocol):
+class Running(ABC):
     """An engine with the model loaded. A context manager: leaving it frees what it holds."""
 
     #: Whether it goes on behind a token that ends a text.
-    ignores_end: bool
+    ignores_end = True
 
-    @property
-    def settings(self) -> Settings: ...
+    settings: Settings
 
+    @abstractmethod
     def generate(self, prompt: Prompt, n: int) -> Measurement:
         """Goes on from `prompt` greedily for `n` tokens, with nothing kept from earlier calls.
 
         Raises `EngineError` where the engine fails or does other work.
         """
-        ...
 
     def answer(self, prompt: Prompt, n: int) -> Measurement:
         """The same for a check of the output, not of the speed: it may cost time to say more."""
-        ...
+        return self.generate(prompt, n)
 
-    def __enter__(self) -> Self: ...
+    def close(self) -> None:  # noqa: B027 (most hold something, one nothing)
+        """Frees what it holds."""
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self,
         kind: type[BaseException] | None,
         value: BaseException | None,
         trace: TracebackType | None,
-    ) -> None: ...
+    ) -> None:
+        self.close()
 
 
 class Adapter(Protocol):

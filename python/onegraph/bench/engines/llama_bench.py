@@ -10,9 +10,9 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from onegraph.bench import engines
 from onegraph.bench.engines import MissingError, Prompt, Settings, Setup
 from onegraph.bench.measurement import EngineError, Measurement
 
@@ -69,10 +69,8 @@ class LlamaBench:
         return Running(self.program, setup)
 
 
-class Running:
+class Running(engines.Running):
     """The program with a model; nothing runs between rounds."""
-
-    ignores_end = True
 
     def __init__(self, program: str, setup: Setup) -> None:
         self._program = program
@@ -125,20 +123,6 @@ class Running:
             tokens=None,
             text=None,
         )
-
-    def answer(self, prompt: Prompt, n: int) -> Measurement:
-        return self.generate(prompt, n)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        pass
 
 
 def find() -> LlamaBench:

@@ -10,9 +10,9 @@ import json
 import subprocess
 import sys
 import tempfile
-from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any
 
+from onegraph.bench import engines
 from onegraph.bench.engines import MissingError, Prompt, Settings, Setup
 from onegraph.bench.engines.llama_server import said, stop
 from onegraph.bench.measurement import EngineError, Measurement
@@ -57,10 +57,8 @@ class LlamaCppPython:
         return Running(setup)
 
 
-class Running:
+class Running(engines.Running):
     """The package with a model."""
-
-    ignores_end = True
 
     def __init__(self, setup: Setup) -> None:
         wants_gpu = setup.device != "cpu"
@@ -128,18 +126,7 @@ class Running:
             text=None,
         )
 
-    def answer(self, prompt: Prompt, n: int) -> Measurement:
-        return self.generate(prompt, n)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         stop(self._process, self._log)
 
 

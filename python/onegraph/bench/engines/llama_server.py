@@ -13,10 +13,9 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterable
-from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any
 
-from onegraph.bench import stream
+from onegraph.bench import engines, stream
 from onegraph.bench.engines import MissingError, Prompt, Settings, Setup
 from onegraph.bench.measurement import EngineError, Measurement
 
@@ -74,10 +73,8 @@ def measurement(lines: Iterable[stream.Line], who: str = NAME) -> Measurement:
     )
 
 
-class Running:
+class Running(engines.Running):
     """A llama.cpp server process with a model."""
-
-    ignores_end = True
 
     def __init__(
         self, process: subprocess.Popen[Any], log: IO[bytes], address: str, settings: Settings
@@ -121,15 +118,7 @@ class Running:
             raise EngineError(f"{who} refused /completion with status {status}: {said}")
         return measurement([stream.Line(0.0, f"data: {json.dumps(said)}")], who)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         stop(self._process, self._log)
 
 

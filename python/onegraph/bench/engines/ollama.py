@@ -15,10 +15,9 @@ import urllib.parse
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from onegraph.bench import stream
+from onegraph.bench import engines, stream
 from onegraph.bench.engines import MissingError, Prompt, Settings, Setup
 from onegraph.bench.measurement import EarlyEnd, EngineError, Measurement, seconds
 
@@ -165,7 +164,7 @@ def create(address: str, model: Path) -> str:
     return name
 
 
-class Running:
+class Running(engines.Running):
     """A model in an ollama server."""
 
     #: There is no option that lets a text run on behind its end.
@@ -190,14 +189,10 @@ class Running:
             self._options |= {"num_gpu": 0, "num_thread": setup.threads}
         try:
             self._load()
-            self._settings = self._ask_settings()
+            self.settings = self._ask_settings()
         except BaseException:
-            self._leave()
+            self.close()
             raise
-
-    @property
-    def settings(self) -> Settings:
-        return self._settings
 
     def _body(self, **more: object) -> dict[str, object]:
         return {"model": self._model, "options": self._options, "keep_alive": KEEP_SECONDS, **more}
@@ -256,7 +251,7 @@ class Running:
         found = measurement(sent, kept)
         return found if kept > 1 else replace(found, n_cached=0)
 
-    def _leave(self) -> None:
+    def close(self) -> None:
         try:
             body = {"model": self._model, "keep_alive": 0}
             stream.request_json(self._server.address, "POST", "/api/generate", body, "ollama")
@@ -265,17 +260,6 @@ class Running:
                 stream.request_json(self._server.address, "DELETE", "/api/delete", body, "ollama")
         except (EngineError, http.client.HTTPException):
             pass  # a server that died needs no clearing up
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._leave()
 
 
 def _shared(a: tuple[int, ...], b: tuple[int, ...]) -> int:

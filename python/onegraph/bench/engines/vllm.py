@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from onegraph.bench import stream
+from onegraph.bench import engines, stream
 from onegraph.bench.engines import MissingError, Prompt, Settings, Setup
 from onegraph.bench.measurement import EngineError, Measurement
 
@@ -72,10 +71,8 @@ class Vllm:
         return Running(self, setup)
 
 
-class Running:
+class Running(engines.Running):
     """The server's model."""
-
-    ignores_end = True
 
     def __init__(self, server: Vllm, setup: Setup) -> None:
         self._server = server
@@ -106,20 +103,6 @@ class Running:
             "stream_options": {"include_usage": True},
         }
         return measurement(stream.lines(self._server.address, "/v1/completions", body, NAME))
-
-    def answer(self, prompt: Prompt, n: int) -> Measurement:
-        return self.generate(prompt, n)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        pass
 
 
 def find() -> Vllm:
