@@ -1,5 +1,6 @@
 """`onegraph compare` against real engines: llama.cpp wherever the tests run, ollama where it is."""
 
+import importlib.util
 import json
 import os
 import shutil
@@ -47,18 +48,21 @@ def test_llama_cpp_is_raced_and_a_missing_engine_is_reported(cli, smollm2, tmp_p
     pytest.importorskip("xllamacpp")
     chart = tmp_path / "race.png"
     options = ["--against", "xllamacpp", "--against", "ollama", "-o", "json", "--plot", chart]
+    options += ["-p", "32", "-n", "32", "-r", "3", "--device", "cpu", "--threads", "1"]
     nobody = f"127.0.0.1:{free_port()}"
-    done = cli("compare", smollm2, *options, *SMALL, env={"OLLAMA_HOST": nobody})
+    done = cli("compare", smollm2, *options, env={"OLLAMA_HOST": nobody})
     assert done.returncode == 0, done.stderr
     ours, theirs, missing = json.loads(done.stdout)
     assert [r["engine"] for r in (ours, theirs, missing)] == ["onegraph", "xllamacpp", "ollama"]
     for r in (ours, theirs):
-        assert len(r["samples_ts"]) == len(r["samples_first_token_ms"]) == 2
+        assert len(r["samples_ts"]) == len(r["samples_first_token_ms"]) == 3
         assert all(rate > 0 for rate in r["samples_ts"] + r["samples_ts_prompt"])
-        assert (r["n_prompt"], r["n_gen"], r["failure"]) == (24, 8, None)
+        assert (r["n_prompt"], r["n_gen"], r["failure"]) == (32, 32, None)
     rounds = [a / b for a, b in zip(ours["samples_ts"], theirs["samples_ts"], strict=True)]
     assert theirs["decode_ratio"]["least"] == pytest.approx(min(rounds))
     assert theirs["decode_ratio"]["most"] == pytest.approx(max(rounds))
+    # One thread each: where something else runs too, llama.cpp's threads wait for each other.
+    assert theirs["decode_ratio"]["median"] >= 0.5, theirs
     assert ours["check"]["ok"] is True
     assert theirs["check"]["first_choice_agreement"] >= 0.9
     assert f"ollama does not answer at http://{nobody}" in missing["failure"]
@@ -97,7 +101,8 @@ def test_wrong_use(options: list[str], said: str, cli, smollm2: Path) -> None:
 
 def test_a_family_takes_the_first_that_is_there(no_engines) -> None:
     pytest.importorskip("xllamacpp")
-    assert find("llama.cpp").name == "xllamacpp"
+    first = "llama-cpp-python" if importlib.util.find_spec("llama_cpp") else "xllamacpp"
+    assert find("llama.cpp").name == first
     with pytest.raises(onegraph.ArgumentError, match=r"no engine is called 'tgi'; there are .*oll"):
         find("tgi")
 
