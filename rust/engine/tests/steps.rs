@@ -227,14 +227,17 @@ fn a_graph_becomes_that_of_other_launches() {
         values
     };
     let of = |x: &DeviceBuffer, n: usize| -> Vec<Launch> {
-        (0..n).map(|i| add.launch(x, &out, i > 0)).collect()
+        (0..n).map(|_| add.launch(x, &out, false)).collect()
     };
     let mut graph = Graph::capture(&stream, &of(&one, 3)).unwrap();
     graph.replay(&stream).unwrap();
     assert_eq!(read(), [3.0, 30.0]);
     // The same shape: in place.
     assert_eq!(graph.update(&stream, &of(&five, 3)), Ok(true));
-    assert_eq!(graph.launches()[2].spec, add.launch(&five, &out, true).spec);
+    assert_eq!(
+        graph.launches()[2].spec,
+        add.launch(&five, &out, false).spec
+    );
     graph.replay(&stream).unwrap();
     assert_eq!(read(), [15.0, 150.0]);
     // Another number of kernels: a new instance.
@@ -247,6 +250,14 @@ fn a_graph_becomes_that_of_other_launches() {
     assert_eq!(graph.update(&stream, &of(&five, 4)), Ok(true));
     graph.replay(&stream).unwrap();
     assert_eq!(read(), [20.0, 200.0]);
+    // Other edges: whether in place is the driver's business.
+    if context.info.has_pdl() {
+        let early: Vec<Launch> = (0..4).map(|i| add.launch(&one, &out, i > 0)).collect();
+        graph.update(&stream, &early).unwrap();
+        assert_eq!(graph.shape().unwrap().programmatic_edges, 3);
+        graph.replay(&stream).unwrap();
+        assert_eq!(read(), [4.0, 40.0]);
+    }
     drop((graph, add, module));
     assert_eq!(read(), [0.0, 0.0]);
 }

@@ -15,7 +15,7 @@ use super::launch::{run_all, Launch, Spec};
 use super::model::{CudaModel, Inputs, LoadTimes, Options, Path, RowBuffers};
 use super::prefill::{check_chunk, Passes};
 use super::sample::{Record, Sampling, RING_STEPS};
-use super::steps::{capture_failure, Step, Steps};
+use super::steps::{capture, capture_failure, step_name, Step, Steps};
 use crate::backend::{
     Backend, Event, Finish, GoOn, GpuOptions, GraphCheck, GraphMode, GraphProfile, GraphQuestion,
     Limits, LogitsPath, RunnerOptions, SharedStats, SlotRequest, StepCheck, Weights,
@@ -267,7 +267,7 @@ impl CudaBackend {
         if key.way != Way::Eager {
             let free = self.model.context.memory()?.0;
             self.warm_up(&launches, key.rows)
-                .map_err(|e| capture_failure(e, key.rows, free))?;
+                .map_err(|e| capture_failure(e, &step_name(key.rows), free))?;
         }
         self.steps.add(key, launches, begun, &self.model.stream)
     }
@@ -608,7 +608,8 @@ impl Backend for CudaBackend {
                         let list =
                             self.model
                                 .launches(1, 1, &inputs, Path::Decode { bucket: 1 })?;
-                        self.one_row = Some(Graph::capture(&self.model.stream, &list)?);
+                        let what = "the step that logits are forced through";
+                        self.one_row = Some(capture(&self.model.stream, &list, what)?);
                     }
                     if let Some(graph) = &self.one_row {
                         graph.replay(&self.model.stream)?;

@@ -10,6 +10,7 @@ use super::backend::CudaBackend;
 use super::graph::Graph;
 use super::launch::{run_all, Launch, Spec};
 use super::model::Path;
+use super::steps::capture;
 use crate::error::{Error, Result};
 
 /// Rows of the largest chunk where the caller names none: large enough that a chunk's products are
@@ -188,7 +189,7 @@ impl CudaBackend {
     /// Queues one pass over the host's rows, whose positions end before `end`.
     fn pass(&mut self, rows: usize, wanted: usize, end: usize, is_chunk: bool) -> Result<()> {
         let span = self.model.prompt_span(end);
-        let capture = is_chunk && self.passes.capture;
+        let is_captured = is_chunk && self.passes.capture;
         if self.passes.known.len() >= MOST_PASSES {
             // None is in flight: every prompt's call waits for its own.
             self.passes.known.clear();
@@ -199,8 +200,9 @@ impl CudaBackend {
                 let inputs = self.model.rows.inputs();
                 let path = Path::Prefill { span };
                 let list = self.model.launches(rows, wanted, &inputs, path)?;
-                new.insert(match capture {
-                    true => Pass::Graph(Graph::capture(&self.model.stream, &list)?),
+                let what = format!("a prompt's chunk of {rows} rows");
+                new.insert(match is_captured {
+                    true => Pass::Graph(capture(&self.model.stream, &list, &what)?),
                     false => Pass::List(list),
                 })
             }

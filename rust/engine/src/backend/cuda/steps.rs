@@ -149,7 +149,7 @@ impl Steps {
         let free = || stream.context.memory().map_or(0, |m| m.0);
         let before = free();
         let step = Step::new(key.way, launches, stream)
-            .map_err(|e| capture_failure(e, key.rows, before))?;
+            .map_err(|e| capture_failure(e, &step_name(key.rows), before))?;
         if key.way != Way::Eager {
             let (graphs, nodes) = step.size();
             let captured = CapturedStep {
@@ -165,6 +165,11 @@ impl Steps {
         self.ready.insert(key, step);
         Ok(())
     }
+}
+
+/// What a decode step is called in an error.
+pub fn step_name(rows: usize) -> String {
+    format!("the decode step of {rows} rows")
 }
 
 /// Errors by which the driver says that a kernel is not there.
@@ -183,9 +188,18 @@ const LOST: [&str; 4] = [
     "CUDA_ERROR_MISALIGNED_ADDRESS",
 ];
 
-/// What a failed capture of `rows` rows comes from, and what to do, in the order worth trying.
-pub fn capture_failure(error: Error, rows: usize, free: usize) -> Error {
-    let what = format!("capturing the decode step of {rows} rows");
+/// Captures `launches`; an error says of `what`, from which cause, and what to do.
+///
+/// # Errors
+/// As [`capture_failure`].
+pub fn capture(stream: &Stream, launches: &[Launch], what: &str) -> Result<Graph> {
+    let free = stream.context.memory().map_or(0, |m| m.0);
+    Graph::capture(stream, launches).map_err(|e| capture_failure(e, what, free))
+}
+
+/// What a failed capture of `what` comes from, and what to do, in the order worth trying.
+pub fn capture_failure(error: Error, what: &str, free: usize) -> Error {
+    let what = format!("capturing {what}");
     let without = "load with cuda_graph=\"none\", which launches every kernel by itself";
     let free = free as f64 / f64::from(1 << 20);
     let reason = |text: &str, codes: &[&str]| codes.iter().any(|code| text.contains(code));
@@ -240,7 +254,7 @@ mod tests {
 
     #[test]
     fn a_failed_capture_names_its_cause_and_numbers_its_advice() {
-        let said = |error| capture_failure(error, 8, 3 << 20);
+        let said = |error| capture_failure(error, &step_name(8), 3 << 20);
         let memory = said(Error::Memory {
             need: "the driver could not give device memory".into(),
             remedy: String::new(),

@@ -27,6 +27,13 @@ struct Outcome {
     states: Vec<[u32; 4]>,
 }
 
+fn go_on_or_end(go_on: GoOn<'_>) -> Result<()> {
+    match go_on() {
+        true => Ok(()),
+        false => Err(Error::Cancelled),
+    }
+}
+
 impl CudaBackend {
     /// See [`crate::backend::Backend::verify_graph`].
     pub(super) fn verify(
@@ -133,6 +140,7 @@ impl CudaBackend {
             let before = self.read_pages(slots, pages.clone())?;
             let mut eager = Vec::new();
             for i in steps.clone() {
+                go_on_or_end(go_on)?;
                 eager.push(self.forced(slots, &check.ids, i, key.rows, By::Launches(&launches))?);
             }
             let eager_kv = self.read_pages(slots, 0..pages.end)?;
@@ -141,9 +149,7 @@ impl CudaBackend {
                 kv.write_pages(*slot, pages.clone(), bytes, &self.model.stream)?;
             }
             for (i, eager) in steps.clone().zip(&eager) {
-                if !go_on() {
-                    return Err(Error::Cancelled);
-                }
+                go_on_or_end(go_on)?;
                 // A kernel that the graph lacks leaves this behind.
                 self.poison()?;
                 let replayed = self.forced(slots, &check.ids, i, key.rows, By::Replay(key))?;
