@@ -82,3 +82,5 @@ PARAMS = [
     for b in BACKENDS
 ]
 over_backends = pytest.mark.parametrize("backend", PARAMS, indirect=True)
+#: For what only the simulated driver tells.
+on_simulator = pytest.mark.parametrize("backend", [PARAMS[1]], indirect=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 from backends import Backend
@@ -116,7 +117,13 @@ def types(backend: Backend) -> list[str]:
 
 
 def runner(
-    backend: Backend, ty: str, *, n_slots: int = 1, threads: int = 1, n_ctx: int = 150
+    backend: Backend,
+    ty: str,
+    *,
+    n_slots: int = 1,
+    threads: int = 1,
+    n_ctx: int = 150,
+    **options: Any,
 ) -> Run:
     """The model of one type with room for `n_ctx` tokens a slot."""
     return Run(
@@ -127,6 +134,7 @@ def runner(
         n_pages=n_slots * -(-n_ctx // PAGE) + 1,
         kv_type="F16",
         threads=threads,
+        **options,
     )
 
 

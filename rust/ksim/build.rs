@@ -1,5 +1,6 @@
 //! Builds the driver, which is C++ so that g++'s sanitizers can watch it, and lays it out under the
 //! names that programs look for: `OUT_DIR/lib/{libcuda.so, libcuda.so.1, libnvrtc.so, libnvrtc.so.12}`.
+//! Beside it lies `libnvrtc_options.so`, which adds options to any NVRTC.
 
 use std::env;
 use std::error::Error;
@@ -31,6 +32,7 @@ fn compile(
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=driver");
     println!("cargo:rerun-if-changed=shim");
+    println!("cargo:rerun-if-changed=compiler");
     println!("cargo:rerun-if-env-changed=CXX");
     println!("cargo:rerun-if-env-changed=KSIM_SANITIZE");
     let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?);
@@ -95,6 +97,18 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Err(format!("{compiler} could not link libnvrtc.so").into());
     }
     symlink("libnvrtc.so.12", lib.join("libnvrtc.so"))?;
+    let status = Command::new(&compiler)
+        .args(["-std=c++17", "-O2", "-Wall", "-Wextra", "-fPIC", "-shared"])
+        // The machine with the card may have an older run time.
+        .args(["-fvisibility=hidden", "-static-libstdc++", "-static-libgcc"])
+        .arg("-o")
+        .arg(lib.join("libnvrtc_options.so"))
+        .arg(root.join("compiler/nvrtc_options.cpp"))
+        .arg("-ldl")
+        .status()?;
+    if !status.success() {
+        return Err(format!("{compiler} could not build libnvrtc_options.so").into());
+    }
     println!("cargo:rustc-env=KSIM_LIBRARY_DIR={}", lib.display());
     Ok(())
 }

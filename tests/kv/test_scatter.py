@@ -129,6 +129,7 @@ def refusal(position: int, slot: int, limit: int) -> str:
     )
 
 
+@pytest.mark.one_shape
 @over_backends
 @over_caches
 @pytest.mark.parametrize("beyond", [0, 1, 63, 64, 2**31, 2**32 - 1])
@@ -163,6 +164,7 @@ def test_a_position_past_the_limit_writes_nothing(
     assert np.array_equal(bits(out), bits(cache.solo(backend, range(70))))
 
 
+@pytest.mark.one_shape
 @over_backends
 @over_caches
 @pytest.mark.parametrize("slot", [3, 4, 2**31, 2**32 - 1])

@@ -69,6 +69,7 @@ def check(
     assert nmse(found[-1], wanted[-1]) <= 10 * backend.nmse
 
 
+@pytest.mark.one_shape
 @over_backends
 @pytest.mark.parametrize("kv_type", [name for name, _ in KV])
 @pytest.mark.parametrize("n", LENGTHS)

@@ -102,6 +102,14 @@ std::string read_file(const std::string& path) {
     return text.str();
 }
 
+// What is compiled instead of `text`, if KSIM_KERNELS names a folder with a file of that name.
+std::string replaced(const std::string& name, const char* text) {
+    const char* folder = getenv("KSIM_KERNELS");
+    if (!folder || !*folder || name.empty() || name.find('/') != std::string::npos) return text;
+    std::string other = read_file(std::string(folder) + "/" + name);
+    return other.empty() ? text : other;
+}
+
 // Everything this process writes for one compilation; gone afterwards unless KSIM_KEEP is set.
 class Folder {
 public:
@@ -407,9 +415,11 @@ KSIM_API nvrtcResult nvrtcCreateProgram(Program** out, const char* source, const
         return NVRTC_ERROR_INVALID_INPUT;
     }
     Program* program = new Program;
-    program->source = source;
     program->name = name ? name : "";
-    for (int i = 0; i < header_count; i++) program->headers.push_back({names[i], headers[i]});
+    program->source = replaced(program->name, source);
+    for (int i = 0; i < header_count; i++) {
+        program->headers.push_back({names[i], replaced(names[i], headers[i])});
+    }
     std::lock_guard<std::recursive_mutex> guard(driver_lock);
     programs.insert(program);
     stats.programs++;

@@ -1,5 +1,6 @@
 // Streams, events and the queue behind them. Work runs when it is queued, or, with KSIM_LAZY, when
 // something waits for it: then only what that wait covers.
+#include <sys/mman.h>
 #include <time.h>
 
 #include <chrono>
@@ -102,6 +103,21 @@ bool event_done(const Event* event) {
     return !event->recorded || !there || point.stream->done_serial >= point.serial;
 }
 
+// Large ranges of the device are cleared by pages that cost nothing until they are written.
+void fill_bytes(unsigned char* target, int value, size_t bytes) {
+    constexpr size_t PAGE = 4096, LARGE = size_t{1} << 30;
+    uintptr_t at = reinterpret_cast<uintptr_t>(target), end = at + bytes;
+    uintptr_t first = (at + PAGE - 1) / PAGE * PAGE, last = end / PAGE * PAGE;
+    if (value != 0 || bytes < LARGE || locate(at).place != Place::Device ||
+        mmap(reinterpret_cast<void*>(first), last - first, PROT_READ | PROT_WRITE,
+             MAP_PRIVATE | MAP_FIXED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) == MAP_FAILED) {
+        memset(target, value, bytes);
+        return;
+    }
+    memset(target, 0, first - at);
+    memset(reinterpret_cast<void*>(last), 0, end - last);
+}
+
 }  // namespace
 
 void flush(Stream* stream, uint64_t upto) {
@@ -201,7 +217,7 @@ void execute(const Work& work, Context* context, const Work* next) {
             }
             unsigned char* target = reinterpret_cast<unsigned char*>(work.target);
             if (work.width == 1) {
-                memset(target, static_cast<int>(work.pattern & 0xff), work.bytes);
+                fill_bytes(target, static_cast<int>(work.pattern & 0xff), work.bytes);
             } else {
                 for (size_t at = 0; at < work.bytes; at += work.width) {
                     memcpy(target + at, &work.pattern, work.width);

@@ -17,6 +17,7 @@
 //! | `KSIM_LEAKS=fail` | the process ends with status 86 if anything is still allocated |
 //! | `KSIM_CXX` (g++), `KSIM_CXXFLAGS` | the kernels' compiler, and more flags for it |
 //! | `KSIM_CACHE` | a folder that keeps compiled kernels between processes |
+//! | `KSIM_KERNELS` | a folder with sources that are compiled instead of those of the same name |
 //! | `KSIM_VERBOSE=1`, `KSIM_KEEP=1` | prints every call; keeps compiled files for a debugger |
 //!
 //! Exported beside the driver's: `ksimStats`, `ksimCallCount`, `ksimFailAfter`,

@@ -654,9 +654,9 @@ impl Owner {
             },
             timings,
         });
-        // The slot is free before the caller can know that it is.
-        active.session.close(&mut *self.backend)?;
-        drop(g.out.send(Ok(piece)));
-        Ok(())
+        // The slot is free before the caller can know that it is, or learns why it is not.
+        let closed = active.session.close(&mut *self.backend);
+        drop(g.out.send(closed.clone().map(|()| piece)));
+        closed
     }
 }

@@ -138,7 +138,11 @@ impl Nvrtc {
         in_folders.chain(NAMES.iter().map(PathBuf::from)).collect()
     }
 
-    fn open(path: &Path) -> Result<Self> {
+    /// Opens the library at `path`.
+    ///
+    /// # Errors
+    /// [`Error::Device`] where it is no NVRTC, or too old.
+    pub fn open(path: &Path) -> Result<Self> {
         // Some packages do not say where the compiler's built-in headers are: load them first.
         if let Some(folder) = path.parent().filter(|f| !f.as_os_str().is_empty()) {
             let builtins = fs::read_dir(folder)
@@ -332,6 +336,15 @@ impl Compiler {
         Self {
             wheels: wheels.to_vec(),
             nvrtc: OnceLock::new(),
+            arch,
+            cache: cache_dir(),
+        }
+    }
+
+    /// The same with a compiler at hand.
+    pub fn with(arch: u32, nvrtc: Nvrtc) -> Self {
+        Self {
+            nvrtc: Ok(nvrtc),
             arch,
             cache: cache_dir(),
         }

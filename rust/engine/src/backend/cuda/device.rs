@@ -318,6 +318,9 @@ impl Drop for Context {
     }
 }
 
+// What drops gives its handle back whether or not the context could be made current: most often it
+// is, and what is not given back is lost.
+
 /// Bytes on the card.
 #[derive(Debug)]
 pub struct DeviceBuffer {
@@ -465,9 +468,8 @@ impl DeviceBuffer {
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
         self.context.ledger.give(self.bytes);
-        if self.context.bind().is_ok() {
-            let _ = driver!(cuMemFree_v2(self.address));
-        }
+        let _ = self.context.bind();
+        let _ = driver!(cuMemFree_v2(self.address));
     }
 }
 
@@ -540,9 +542,8 @@ impl HostBuffer {
 
 impl Drop for HostBuffer {
     fn drop(&mut self) {
-        if self.context.bind().is_ok() {
-            let _ = driver!(cuMemFreeHost(self.pointer.cast()));
-        }
+        let _ = self.context.bind();
+        let _ = driver!(cuMemFreeHost(self.pointer.cast()));
     }
 }
 
@@ -602,10 +603,9 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if self.context.bind().is_ok() {
-            let _ = driver!(cuStreamSynchronize(self.handle));
-            let _ = driver!(cuStreamDestroy_v2(self.handle));
-        }
+        let _ = self.context.bind();
+        let _ = driver!(cuStreamSynchronize(self.handle));
+        let _ = driver!(cuStreamDestroy_v2(self.handle));
     }
 }
 
@@ -665,9 +665,8 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if self.context.bind().is_ok() {
-            let _ = driver!(cuEventDestroy_v2(self.handle));
-        }
+        let _ = self.context.bind();
+        let _ = driver!(cuEventDestroy_v2(self.handle));
     }
 }
 
@@ -726,9 +725,8 @@ impl Module {
 
 impl Drop for Module {
     fn drop(&mut self) {
-        if self.context.bind().is_ok() {
-            let _ = driver!(cuModuleUnload(self.handle));
-        }
+        let _ = self.context.bind();
+        let _ = driver!(cuModuleUnload(self.handle));
     }
 }
 

@@ -1,0 +1,283 @@
+//! Every kernel, for every type and row bucket, through the real NVRTC for every supported
+//! architecture: it compiles, and from sm_80 up no register is spilled. The variants are those that
+//! the backend lowers a layer to, which takes a card, the simulated one is enough; compiling takes
+//! none.
+//!
+//! A test run compiles each variant for one architecture in turn. All of them, minutes:
+//!
+//!     ONEGRAPH_THOROUGH=1 cargo test -p onegraph --test nvrtc
+
+use std::collections::BTreeSet;
+use std::path::{Path as FilePath, PathBuf};
+use std::sync::Arc;
+
+use onegraph::backend::cuda::compile::{Compiler, Nvrtc, Variant};
+use onegraph::backend::cuda::device::Context;
+use onegraph::backend::cuda::model::{CudaModel, Options, Path};
+use onegraph::backend::cuda::sample;
+use onegraph::backend::Weights;
+use onegraph::plan::{BufferId, KvShape, Op, Plan, RopeStyle, RopeTable, Rows, Weight, WeightId};
+use onegraph::quant::{self, QuantType};
+use onegraph::Result;
+use rayon::prelude::*;
+
+const ARCHITECTURES: [u32; 7] = [75, 80, 86, 89, 90, 100, 120];
+
+const HEAD_DIM: usize = 128;
+const N_HEAD: usize = 8;
+const N_HEAD_KV: usize = 2;
+const N_EMBD: usize = N_HEAD * HEAD_DIM;
+const N_FF: usize = 2 * N_EMBD;
+const N_VOCAB: usize = 512;
+
+/// Rows of a prompt's chunk.
+const PROMPT: usize = 512;
+
+struct Zeros(Vec<u8>, Arc<Plan>);
+
+impl Weights for Zeros {
+    fn bytes(&self, name: &str) -> Result<&[u8]> {
+        let w = self.1.weights.iter().find(|w| w.name == name).unwrap();
+        Ok(&self.0[..w.ty.row_bytes(w.n_in).unwrap() * w.n_out])
+    }
+}
+
+/// A model of one layer whose matrices are of one type.
+struct Layer {
+    plan: Plan,
+    ty: &'static QuantType,
+}
+
+impl Layer {
+    fn weight(&mut self, ty: &'static QuantType, n_in: usize, n_out: usize) -> WeightId {
+        let name = format!("w{}", self.plan.weights.len());
+        self.plan.add_weight(Weight {
+            name,
+            n_in,
+            n_out,
+            ty,
+        })
+    }
+
+    fn vector(&mut self, n: usize) -> WeightId {
+        self.weight(quant::by_name("F32").unwrap(), n, 1)
+    }
+
+    fn buffer(&mut self, width: usize, rows: Rows) -> BufferId {
+        let name = format!("b{}", self.plan.buffers.len());
+        self.plan.add_buffer(&name, width, rows)
+    }
+
+    fn norm(&mut self, x: BufferId, out: BufferId) {
+        let (group, eps) = (N_EMBD, 1e-5);
+        let weight = self.vector(group);
+        self.plan.ops.push(Op::RmsNorm {
+            x,
+            weight,
+            out,
+            group,
+            eps,
+        });
+    }
+
+    fn product(&mut self, x: BufferId, out: BufferId, bias: bool) {
+        let (n_in, n_out) = (self.plan.buffer(x).width, self.plan.buffer(out).width);
+        let weight = self.weight(self.ty, n_in, n_out);
+        let bias = bias.then(|| self.vector(n_out));
+        self.plan.ops.push(Op::MatVec {
+            x,
+            weight,
+            bias,
+            out,
+        });
+    }
+
+    fn new(ty: &'static QuantType, style: RopeStyle) -> Plan {
+        let plan = Plan {
+            buffers: vec![],
+            weights: vec![],
+            ops: vec![],
+            rope: RopeTable {
+                inv_freq: vec![1.0; HEAD_DIM / 2],
+                factors: None,
+                scale: 1.0,
+            },
+            kv: KvShape {
+                n_layer: 1,
+                n_head_kv: N_HEAD_KV,
+                head_dim: HEAD_DIM,
+            },
+            logits: BufferId(0),
+        };
+        let mut layer = Self { plan, ty };
+        let l = &mut layer;
+        let wide = |l: &mut Self| l.buffer(N_EMBD, Rows::Batch);
+        let (x, h, q, heads, delta) = (wide(l), wide(l), wide(l), wide(l), wide(l));
+        let k = l.buffer(N_HEAD_KV * HEAD_DIM, Rows::Batch);
+        let v = l.buffer(N_HEAD_KV * HEAD_DIM, Rows::Batch);
+        let (gate, up) = (l.buffer(N_FF, Rows::Batch), l.buffer(N_FF, Rows::Batch));
+        let act = l.buffer(N_FF, Rows::Batch);
+        let last = l.buffer(N_EMBD, Rows::Out);
+        let logits = l.buffer(N_VOCAB, Rows::Out);
+        let weight = l.weight(ty, N_EMBD, N_VOCAB);
+        l.plan.ops.push(Op::Embed { weight, out: x });
+        l.norm(x, h);
+        for out in [q, k, v] {
+            l.product(h, out, true);
+        }
+        for (x, n_head) in [(q, N_HEAD), (k, N_HEAD_KV)] {
+            l.plan.ops.push(Op::Rope { x, n_head, style });
+        }
+        l.plan.ops.push(Op::KvScatter { k, v, layer: 0 });
+        l.plan.ops.push(Op::Attention {
+            q,
+            out: heads,
+            layer: 0,
+            n_head: N_HEAD,
+            scale: 0.1,
+        });
+        l.product(heads, delta, false);
+        l.plan.ops.push(Op::Add { x: delta, out: x });
+        l.norm(x, h);
+        l.product(h, gate, false);
+        l.product(h, up, false);
+        l.plan.ops.push(Op::SwiGlu { gate, up, out: act });
+        l.product(act, delta, false);
+        l.plan.ops.push(Op::Add { x: delta, out: x });
+        l.plan.ops.push(Op::SelectRows { x, out: last });
+        l.norm(last, last);
+        l.product(last, logits, false);
+        l.plan.logits = logits;
+        layer.plan
+    }
+}
+
+fn model(
+    ty: &'static QuantType,
+    kv: &'static QuantType,
+    style: RopeStyle,
+    fuse: bool,
+) -> CudaModel {
+    let plan = Arc::new(Layer::new(ty, style));
+    plan.check().unwrap();
+    let bytes = |w: &Weight| w.ty.row_bytes(w.n_in).unwrap() * w.n_out;
+    let zeros = vec![0; plan.weights.iter().map(bytes).max().unwrap()];
+    let options = Options {
+        n_slots: 64,
+        n_ctx: 64,
+        n_pages: 65,
+        kv_type: kv,
+        max_rows: PROMPT,
+        max_out: 64,
+        fuse,
+        pdl: None,
+        nvrtc_folders: vec![],
+    };
+    CudaModel::new(0, plan.clone(), &Zeros(zeros, plan), options).unwrap()
+}
+
+/// Source and constants.
+type Kernel = (&'static str, String);
+
+fn add(kernels: &mut BTreeSet<Kernel>, model: &CudaModel) {
+    let steps = [1, 8, 64].map(|n| (n, n, Path::Decode { bucket: n }));
+    let prompt = (PROMPT, 1, Path::Prefill { span: PROMPT });
+    for (rows, out, path) in steps.into_iter().chain([prompt]) {
+        for spec in model.specs(rows, out, &model.rows.inputs(), path).unwrap() {
+            kernels.insert((spec.variant.source, spec.variant.constants));
+        }
+    }
+}
+
+/// Every kernel that the backend lowers layers to; all types, all caches, both rotations, fused and
+/// not.
+fn kernels() -> BTreeSet<Kernel> {
+    let mut kernels = BTreeSet::new();
+    let f16 = quant::by_name("F16").unwrap();
+    for ty in quant::TYPES {
+        add(&mut kernels, &model(ty, f16, RopeStyle::Halves, true));
+    }
+    let common = quant::by_name("Q4_K").unwrap();
+    for kv in quant::TYPES.iter().filter(|t| t.kernel.kv.is_some()) {
+        add(
+            &mut kernels,
+            &model(common, kv, RopeStyle::Interleaved, true),
+        );
+    }
+    add(&mut kernels, &model(common, f16, RopeStyle::Halves, false));
+    let sampling = sample::variant(151_936, 4096);
+    kernels.insert((sampling.source, sampling.constants));
+    kernels
+}
+
+/// `ONEGRAPH_TEST_NVRTC`, or what the Python package brought into an environment of this
+/// repository. Not `ONEGRAPH_NVRTC`, which names the simulated one.
+fn real_nvrtc() -> Option<PathBuf> {
+    if let Some(named) = std::env::var_os("ONEGRAPH_TEST_NVRTC") {
+        return Some(named.into());
+    }
+    let python = std::env::var_os("PYO3_PYTHON").map(PathBuf::from);
+    let root = FilePath::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let environments = python
+        .iter()
+        .filter_map(|p| Some(p.parent()?.parent()?.to_owned()))
+        .chain([root.join(".venv")]);
+    environments
+        .filter_map(|e| std::fs::read_dir(e.join("lib")).ok())
+        .flatten()
+        .flatten()
+        .map(|e| {
+            let wheel = e.path().join("site-packages/nvidia/cuda_nvrtc/lib");
+            wheel.join("libnvrtc.so.12")
+        })
+        .find(|p| p.exists())
+}
+
+#[test]
+fn every_kernel_compiles_for_every_card_without_spills() {
+    if let Err(error) = Context::new(0) {
+        eprintln!("skipped: {error}; `.ci/run` shows how to simulate a card");
+        return;
+    }
+    let Some(path) = real_nvrtc() else {
+        eprintln!(
+            "skipped: pip install 'nvidia-cuda-nvrtc-cu12>=12.9', or set ONEGRAPH_TEST_NVRTC"
+        );
+        return;
+    };
+    let kernels: Vec<Kernel> = kernels().into_iter().collect();
+    let sources: BTreeSet<_> = kernels.iter().map(|k| k.0).collect();
+    assert!(sources.len() >= 11, "{sources:?}");
+    let all = std::env::var_os("ONEGRAPH_THOROUGH").is_some();
+    let jobs: Vec<(usize, u32)> = (0..kernels.len())
+        .flat_map(|i| {
+            let turn = i % ARCHITECTURES.len();
+            let some = if all {
+                0..ARCHITECTURES.len()
+            } else {
+                turn..turn + 1
+            };
+            some.map(move |a| (i, ARCHITECTURES[a]))
+        })
+        .collect();
+    let failed: Vec<String> = jobs
+        .par_iter()
+        .filter_map(|(i, arch)| {
+            let (source, constants) = kernels[*i].clone();
+            let compiler = Compiler::with(*arch, Nvrtc::open(&path).unwrap());
+            let log = match compiler.log(&Variant { source, constants }) {
+                Ok(log) => log,
+                Err(error) => return Some(format!("{source} for sm_{arch}: {error}")),
+            };
+            let spills = log.lines().filter(|l| l.contains("spill"));
+            let bad: Vec<_> = spills
+                .filter(|l| !l.contains(" 0 bytes spill stores"))
+                .collect();
+            assert!(log.contains("spill"), "no report: {log}");
+            let text = || format!("{source} for sm_{arch}: {bad:?}\n{}", kernels[*i].1);
+            (*arch >= 80 && !bad.is_empty()).then(text)
+        })
+        .collect();
+    println!("{} kernels, {} compilations", kernels.len(), jobs.len());
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
