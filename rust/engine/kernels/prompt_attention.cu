@@ -39,6 +39,7 @@ DEVICE void split_pair(float a, float b, uint32_t& hi, uint32_t& lo) {
 
 KERNEL_BOUNDS(prompt_attention, Params, THREADS, 2) {
     SHARED uint32_t row_slot[ROWS], row_length[ROWS];
+    SHARED float row_weight[ROWS];  // a row's four lanes have one: registers are scarce
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint32_t head = blockIdx.x, first_row = blockIdx.y * ROWS;
     const uint32_t rows = p.m * GROUP - first_row < ROWS ? p.m * GROUP - first_row : ROWS;
@@ -101,7 +102,8 @@ KERNEL_BOUNDS(prompt_attention, Params, THREADS, 2) {
     }
 
     float acc[VECTORS][4] = {};
-    float most[2] = {-infinity_f32(), -infinity_f32()}, weight[2] = {0.0f, 0.0f};
+    float most[2] = {-infinity_f32(), -infinity_f32()};
+    if (lane % 4 == 0) row_weight[mine[0]] = row_weight[mine[1]] = 0.0f;
     __syncthreads();
 
     // Neighbouring rows of one sequence go through its pages together.
@@ -215,7 +217,8 @@ KERNEL_BOUNDS(prompt_attention, Params, THREADS, 2) {
             for (int r = 0; r < 2; r++) {
                 sum[r] = add_rn(sum[r], __shfl_xor_sync(FULL_WARP, sum[r], 1));
                 sum[r] = add_rn(sum[r], __shfl_xor_sync(FULL_WARP, sum[r], 2));
-                weight[r] = fma_rn(weight[r], shrink[r], sum[r]);
+                float& weight = row_weight[mine[r]];
+                if (lane % 4 == 0) weight = fma_rn(weight, shrink[r], sum[r]);
             }
 #pragma unroll
             for (uint32_t d = 0; d < VECTORS; d += 2) {
@@ -247,10 +250,11 @@ KERNEL_BOUNDS(prompt_attention, Params, THREADS, 2) {
     for (int r = 0; r < 2; r++) {
         if (mine[r] >= rows) continue;
         float* out = p.out + address(mine[r]) + lane % 4 * 2;
+        const float weight = row_weight[mine[r]];
 #pragma unroll
         for (uint32_t d = 0; d < VECTORS; d++) {
             *reinterpret_cast<float2*>(out + d * 8) = make_float2(
-                div_rn(acc[d][2 * r], weight[r]), div_rn(acc[d][2 * r + 1], weight[r]));
+                div_rn(acc[d][2 * r], weight), div_rn(acc[d][2 * r + 1], weight));
         }
     }
 }

@@ -173,7 +173,8 @@ fn model(
         pdl: None,
         nvrtc_folders: vec![],
     };
-    CudaModel::new(0, plan.clone(), &Zeros(zeros, plan), options).unwrap()
+    let context = Context::new(0).unwrap();
+    CudaModel::new(&context, plan.clone(), &Zeros(zeros, plan), options).unwrap()
 }
 
 /// Source and constants.

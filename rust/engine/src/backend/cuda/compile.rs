@@ -344,7 +344,8 @@ impl Compiler {
     /// The same with a compiler at hand.
     pub fn with(arch: u32, nvrtc: Nvrtc) -> Self {
         Self {
-            nvrtc: Ok(nvrtc),
+            nvrtc: Ok(nvrtc).into(),
+            wheels: Vec::new(),
             arch,
             cache: cache_dir(),
         }
