@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-#: Whether the simulator runs every case, minutes, or of each test a few.
+#: Whether cards, simulated or real, run every case, minutes, or of each test a few.
 THOROUGH = bool(os.environ.get("ONEGRAPH_THOROUGH"))
 CASES = 2
 
@@ -42,7 +42,7 @@ class Backend:
     @property
     def few(self) -> bool:
         """Whether each shape and type costs so much that some stand for all."""
-        return self.name == "simulated" and not THOROUGH
+        return self.device != "cpu" and not THOROUGH
 
     def examples(self, most: int) -> int:
         """How many examples of a property are worth it."""

@@ -80,9 +80,9 @@ def ksim_env(ksim_library_dir: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leaves out what a backend does not have, and of the simulator's cases all but a few: each
-    shape is a kernel that g++ compiles for a second or two."""
-    simulated = defaultdict(list)
+    """Leaves out what a backend does not have, and of a card's cases all but a few: each shape is a
+    kernel that is compiled for a second or two."""
+    of_cards = defaultdict(list)
     for item in items:
         params = item.callspec.params if hasattr(item, "callspec") else {}
         backend = params.get("backend")
@@ -92,9 +92,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not backend.stores(kv_type, head_dim):
             reason = f"no {kv_type} cache for heads of {head_dim} values on {backend.device}"
             item.add_marker(pytest.mark.skip(reason=reason))
-        elif backend.name == "simulated":
-            simulated[item.path, item.originalname].append(item)
-    for cases in simulated.values():
+        elif backend.device != "cpu":
+            of_cards[item.path, item.originalname, backend.name].append(item)
+    for cases in of_cards.values():
         marked = cases[0].get_closest_marker("simulated_types")
         if cases[0].get_closest_marker("one_shape"):
             kept = cases
@@ -104,7 +104,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             kept = [cases[i * len(cases) // CASES] for i in range(CASES)]
         for item in cases:
             if not THOROUGH and item not in (kept or cases):
-                reason = f"one of {len(cases)} cases; ONEGRAPH_THOROUGH=1 runs all on the simulator"
+                reason = f"one of {len(cases)} cases; ONEGRAPH_THOROUGH=1 runs all of them"
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
