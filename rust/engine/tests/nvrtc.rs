@@ -97,7 +97,7 @@ impl Layer {
         });
     }
 
-    fn new(ty: &'static QuantType, style: RopeStyle) -> Plan {
+    fn plan(ty: &'static QuantType, style: RopeStyle) -> Plan {
         let plan = Plan {
             buffers: vec![],
             weights: vec![],
@@ -163,7 +163,7 @@ fn model(
     style: RopeStyle,
     fuse: bool,
 ) -> CudaModel {
-    let plan = Arc::new(Layer::new(ty, style));
+    let plan = Arc::new(Layer::plan(ty, style));
     plan.check().unwrap();
     let bytes = |w: &Weight| w.ty.row_bytes(w.n_in).unwrap() * w.n_out;
     let zeros = vec![0; plan.weights.iter().map(bytes).max().unwrap()];
