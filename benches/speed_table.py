@@ -96,6 +96,8 @@ def llama_cpp(program: str, model: Path, args: argparse.Namespace) -> Record:
         )
         out["version"] = f"{row.get('build_number')} ({row.get('build_commit')})"
         out["device"] = row.get("gpu_info") if on_gpu else row.get("cpu_info")
+        if on_gpu and not out["device"]:
+            out["warnings"] = ["it runs on the CPU: this llama-bench has no GPU library"]
     return out
 
 
@@ -192,6 +194,11 @@ def one(shape: str, mix: str, folder: Path, args: argparse.Namespace, peak: floa
     return out
 
 
+def noted(engine: Record) -> list[str]:
+    """What a reader of an engine's numbers must know."""
+    return engine.get("warnings", []) + ([engine["failure"]] if "failure" in engine else [])
+
+
 def table(record: Record) -> str:
     """Markdown of a record: a column a model."""
     models = record["models"]
@@ -232,7 +239,18 @@ def table(record: Record) -> str:
     parts = [m.get("onegraph", {}).get("part_of_read_peak") for m in models.values()]
     rows.append(["decode, % of the read peak", *(f"{100 * p:.0f}" if p else "" for p in parts)])
     rows.append(["mean KL, GPU against CPU", *kl])
-    return formats.markdown(["tokens/s", *models], rows, len(models))
+    notes = [
+        f"- {name}, {engine}: {note}"
+        for name, model in models.items()
+        for engine in ["llama-bench", "ollama", "onegraph"]
+        for note in noted(model.get(engine, {}))
+    ]
+    here = record["machine"]
+    notes.append(
+        f"- onegraph {here['version']} ({here['commit'] or 'commit not known'}); "
+        + formats.machine_line(here["gpu"] or here["cpu"], here["driver"], here["nvrtc"])
+    )
+    return "\n".join([formats.markdown(["tokens/s", *models], rows, len(models)), "", *notes])
 
 
 def main() -> int:

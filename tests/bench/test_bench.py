@@ -10,6 +10,7 @@ import onegraph
 import pytest
 import shapes
 import synth
+from backends import THOROUGH
 
 #: What a script that reads llama-bench's JSON looks for.
 LLAMA_BENCH_FIELDS = [
@@ -116,6 +117,18 @@ def test_the_chart_is_drawn(cli, tiny: Path, tmp_path: Path) -> None:
     done = cli("bench", tiny, *SMALL, "--plot", chart)
     assert done.returncode == 0 and done.stderr == f"drew {chart}\n"
     assert "<svg" in chart.read_text()
+
+
+@pytest.mark.skipif(not THOROUGH, reason="ONEGRAPH_THOROUGH=1 runs it on the simulated card")
+def test_graph_and_eager_have_rows_of_their_own(cli, tiny: Path, ksim_env) -> None:
+    options = ["-p", "8", "-n", "2", "-r", "1", "--graph", "--eager", "--device", "cuda"]
+    done = cli("bench", tiny, *options, "-o", "json", env=ksim_env)
+    assert done.returncode == 0, done.stderr
+    records = json.loads(done.stdout)
+    assert [r["mode"] for r in records] == ["graph", "graph", "eager", "eager"]
+    assert all(r["check"] == "GPU against CPU interpreter" and r["check_ok"] for r in records)
+    assert all(r["backends"] == "CUDA" and r["gpu_info"] and r["driver"] for r in records)
+    assert records[1]["part_of_read_peak"] > 0
 
 
 @pytest.mark.gpu

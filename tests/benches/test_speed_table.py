@@ -42,6 +42,9 @@ def test_the_record_outlives_what_fails(tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     assert lines[0].startswith("| tokens/s ") and "| tiny-llama:Q4_K_M |" in lines[0]
     assert any(line.startswith("| decode, onegraph ") for line in lines)
+    # What failed is said below the table, too.
+    assert sum("ollama does not answer" in line for line in lines) == 2
+    assert lines[-1].startswith(f"- onegraph {kept['machine']['version']} (")
     assert list(tmp_path.glob("**/*.gguf")) == []
 
 
