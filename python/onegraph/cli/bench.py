@@ -65,7 +65,7 @@ def command(
         path = hub.resolve(model, progress=told)
         chosen = given(MODEL, {"n_ctx": None, **options})
         modes = [name for name, on in (("full", graph or not eager), ("none", eager)) if on]
-        out = Output(output, plot, title=path.name)
+        out = Output(output, plot, title=Path(model).name if path.name in model else model)
         records = _records(path, todo, repetitions, modes, chosen, told)
         wrong = out.write(records, formats.bench_table, _foot if output == "md" else lambda _: "")
     if wrong:

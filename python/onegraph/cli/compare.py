@@ -74,7 +74,7 @@ def command(
             threads=machine.n_threads(threads),
             copy=create,
         )
-        out = Output(output, plot, title=path.name)
+        out = Output(output, plot, title=setup.name)
         results: list[race.Result] = []
         records = _records(setup, todo, against, repetitions, told, results)
         out.write(
@@ -138,8 +138,7 @@ def _notes(results: list[race.Result], setup: Setup, output: str) -> list[str]:
     lines = [
         f"onegraph {here.version} ({here.commit or 'commit not known'}); "
         + formats.machine_line(here.gpu or here.cpu, here.driver, here.nvrtc),
-        f"{setup.model.name} on {setup.device}, {setup.n_ctx} tokens of context, "
-        f"{setup.threads} threads",
+        f"{setup.name} on {setup.device}, {setup.n_ctx} tokens of context, {setup.threads} threads",
         CONVENTION + "; wall: by the caller's clock, HTTP included",
         f"onegraph: {first.check}",
     ]

@@ -53,6 +53,11 @@ class Setup:
     copy: bool = False
 
     @property
+    def name(self) -> str:
+        """What the user calls the model: a file's name, or a name that stands for one."""
+        return self.model.name if self.model.name in self.reference else self.reference
+
+    @property
     def ordinal(self) -> int | None:
         """Number of the card; None on the CPU."""
         return None if self.device == "cpu" else int(self.device.partition(":")[2] or 0)
