@@ -39,7 +39,6 @@ pub struct CudaBackend {
     pub(super) steps: Steps,
     one_row: Option<Graph>,
     pub(super) passes: Passes,
-    draws: Vec<Launch>,
     pub(super) limits: Limits,
     pub(super) sampling: Sampling,
     /// Rows of decode steps.
@@ -100,14 +99,12 @@ impl CudaBackend {
         let context = Context::new(ordinal)?;
         let mut backend = Self::on(&context, plan, weights, options)?;
         let keys = backend.steps.at_load(options.gpu.warmup);
-        let draws = |b: &Self| b.draw_specs(1, b.model.rows.state_slots.address());
-        let mut specs = draws(&backend);
+        let mut specs = Vec::new();
         for key in &keys {
             specs.extend(backend.step_specs(key.rows)?);
         }
         let told = |done, total| progress("weights".into(), done, total);
         backend.load_times = backend.model.load(weights, &specs, &told)?;
-        backend.draws = backend.model.compile(draws(&backend))?;
         let total = keys.len() as u64;
         for (done, key) in (0..).zip(keys) {
             let gib = backend.model.context.memory()?.0 as f64 / f64::from(1 << 30);
@@ -186,7 +183,6 @@ impl CudaBackend {
             steps: Steps::new(mode, dispatch),
             one_row: None,
             passes: Passes::new(prefill_chunk, mode != GraphMode::None),
-            draws: Vec::new(),
             sampling,
             rows,
             row_slots: Vec::new(),
@@ -208,7 +204,7 @@ impl CudaBackend {
         Ok(backend)
     }
 
-    fn draw_specs(&self, rows: usize, row_slots: u64) -> Vec<Spec> {
+    pub(super) fn draw_specs(&self, rows: usize, row_slots: u64) -> Vec<Spec> {
         let logits = self.model.buffer(self.model.plan.logits).address();
         self.sampling.specs(
             logits,
@@ -489,13 +485,6 @@ impl Backend for CudaBackend {
         if !sample || tokens.is_empty() {
             return self.settle();
         }
-        self.sampling
-            .arm(slot, start + tokens.len() - 1, &self.model.stream)?;
-        self.model
-            .rows
-            .state_slots
-            .write(0, &[slot as u32], &self.model.stream)?;
-        run_all(&self.draws, &self.model.stream)?;
         let number = self.next_number();
         self.queued.push_back(Queued {
             number,

@@ -4,7 +4,7 @@
 //!
 //! No bit depends on how a prompt is cut: the order of every sum is fixed by the row.
 
-use std::collections::hash_map::{Entry, HashMap};
+use std::collections::HashMap;
 
 use super::backend::CudaBackend;
 use super::graph::Graph;
@@ -102,7 +102,7 @@ impl Passes {
 
 impl CudaBackend {
     /// Feeds `tokens` of `slot` from position `start` on, a chunk after another; with `sample` the
-    /// last one's logits are computed.
+    /// slot is live from then on, and its first token is drawn in the last chunk's pass.
     pub(super) fn feed(
         &mut self,
         slot: usize,
@@ -117,6 +117,13 @@ impl CudaBackend {
             let wanted = usize::from(last);
             let begin = start + fed;
             self.set_rows(slot, &tokens[fed..fed + n], begin, rows, wanted)?;
+            if last {
+                // Before the pass, which reads none of it: behind it the card would wait.
+                let stream = &self.model.stream;
+                self.sampling.arm(slot, begin + n - 1, stream)?;
+                let state_slots = &self.model.rows.state_slots;
+                state_slots.write(0, &[slot as u32], stream)?;
+            }
             self.pass(rows, wanted, begin + n, true)?;
             fed += n;
         }
@@ -186,30 +193,35 @@ impl CudaBackend {
         Ok(specs)
     }
 
-    /// Queues one pass over the host's rows, whose positions end before `end`.
+    /// Queues one pass over the host's rows, whose positions end before `end`; that of a chunk whose
+    /// last row is wanted draws from it.
     fn pass(&mut self, rows: usize, wanted: usize, end: usize, is_chunk: bool) -> Result<()> {
         let span = self.model.prompt_span(end);
-        let is_captured = is_chunk && self.passes.capture;
-        if self.passes.known.len() >= MOST_PASSES {
-            // None is in flight: every prompt's call waits for its own.
-            self.passes.known.clear();
-        }
-        let pass = match self.passes.known.entry((rows, wanted, span)) {
-            Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(new) => {
-                let inputs = self.model.rows.inputs();
-                let path = Path::Prefill { span };
-                let list = self.model.launches(rows, wanted, &inputs, path)?;
-                let what = format!("a prompt's chunk of {rows} rows");
-                new.insert(match is_captured {
-                    true => Pass::Graph(capture(&self.model.stream, &list, &what)?),
-                    false => Pass::List(list),
-                })
+        let key = (rows, wanted, span);
+        if !self.passes.known.contains_key(&key) {
+            let inputs = self.model.rows.inputs();
+            let mut specs = self
+                .model
+                .specs(rows, wanted, &inputs, Path::Prefill { span })?;
+            if is_chunk && wanted > 0 {
+                specs.extend(self.draw_specs(1, inputs.state_slots));
             }
-        };
-        match pass {
-            Pass::Graph(graph) => graph.replay(&self.model.stream),
-            Pass::List(list) => run_all(list, &self.model.stream),
+            let list = self.model.compile(specs)?;
+            let what = format!("a prompt's chunk of {rows} rows");
+            let pass = match is_chunk && self.passes.capture {
+                true => Pass::Graph(capture(&self.model.stream, &list, &what)?),
+                false => Pass::List(list),
+            };
+            if self.passes.known.len() >= MOST_PASSES {
+                // None is in flight: every prompt's call waits for its own.
+                self.passes.known.clear();
+            }
+            self.passes.known.insert(key, pass);
+        }
+        match self.passes.known.get(&key) {
+            Some(Pass::Graph(graph)) => graph.replay(&self.model.stream),
+            Some(Pass::List(list)) => run_all(list, &self.model.stream),
+            None => Err(Error::Internal(format!("no pass for {key:?}"))),
         }
     }
 }
