@@ -301,6 +301,13 @@ impl Context {
         }
     }
 
+    /// Whether there is a card to give handles back to. Current or not: most often it is, and what is
+    /// not given back is lost.
+    pub(super) fn takes_back(&self) -> bool {
+        let _ = self.bind();
+        !self.is_described()
+    }
+
     /// Free and total bytes of the card.
     pub fn memory(&self) -> Result<(usize, usize)> {
         self.bind()?;
@@ -317,9 +324,6 @@ impl Drop for Context {
         }
     }
 }
-
-// What drops gives its handle back whether or not the context could be made current: most often it
-// is, and what is not given back is lost.
 
 /// Bytes on the card.
 #[derive(Debug)]
@@ -468,8 +472,9 @@ impl DeviceBuffer {
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
         self.context.ledger.give(self.bytes);
-        let _ = self.context.bind();
-        let _ = driver!(cuMemFree_v2(self.address));
+        if self.context.takes_back() {
+            let _ = driver!(cuMemFree_v2(self.address));
+        }
     }
 }
 
@@ -542,8 +547,9 @@ impl HostBuffer {
 
 impl Drop for HostBuffer {
     fn drop(&mut self) {
-        let _ = self.context.bind();
-        let _ = driver!(cuMemFreeHost(self.pointer.cast()));
+        if self.context.takes_back() {
+            let _ = driver!(cuMemFreeHost(self.pointer.cast()));
+        }
     }
 }
 
@@ -603,9 +609,10 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        let _ = self.context.bind();
-        let _ = driver!(cuStreamSynchronize(self.handle));
-        let _ = driver!(cuStreamDestroy_v2(self.handle));
+        if self.context.takes_back() {
+            let _ = driver!(cuStreamSynchronize(self.handle));
+            let _ = driver!(cuStreamDestroy_v2(self.handle));
+        }
     }
 }
 
@@ -665,8 +672,9 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        let _ = self.context.bind();
-        let _ = driver!(cuEventDestroy_v2(self.handle));
+        if self.context.takes_back() {
+            let _ = driver!(cuEventDestroy_v2(self.handle));
+        }
     }
 }
 
@@ -725,8 +733,9 @@ impl Module {
 
 impl Drop for Module {
     fn drop(&mut self) {
-        let _ = self.context.bind();
-        let _ = driver!(cuModuleUnload(self.handle));
+        if self.context.takes_back() {
+            let _ = driver!(cuModuleUnload(self.handle));
+        }
     }
 }
 

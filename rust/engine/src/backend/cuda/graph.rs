@@ -254,7 +254,9 @@ impl Pieces {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        let _ = self.context.bind();
+        if !self.context.takes_back() {
+            return;
+        }
         if !self.exec.is_null() {
             let _ = driver!(cuGraphExecDestroy(self.exec));
         }
