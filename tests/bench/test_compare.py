@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import onegraph
+import psutil
 import pytest
 import shapes
 import synth
@@ -133,6 +134,23 @@ def test_a_server_that_dies_ends_its_race_and_no_other(smollm2: Path, monkeypatc
     assert result.others[0].rounds == [] and not result.others[0].ok
     assert "xllamacpp" in result.others[0].failure
     assert "died" in result.others[0].failure or "does not answer" in result.others[0].failure
+
+
+def test_a_race_that_is_ended_leaves_no_server(command, smollm2: Path) -> None:
+    pytest.importorskip("xllamacpp")
+    options = ["-p", "64", "-n", "150", "-r", "1000", "--device", "cpu", "--threads", "1"]
+    line = [*command, "compare", str(smollm2), "--against", "xllamacpp", *options]
+    running = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = psutil.Process(running.pid)
+    until = time.monotonic() + 60
+    while not (started := process.children()) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert started
+    time.sleep(1)
+    running.terminate()
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == 143, said
+    assert psutil.wait_procs(started, timeout=10)[1] == []
 
 
 def test_a_model_that_llama_cpp_cannot_load_is_said_with_its_words(tmp_path: Path) -> None:

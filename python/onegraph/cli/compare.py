@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,6 +61,8 @@ def command(
     first choice; onegraph's own says how far it is from its exact interpreter. An engine that is
     missing is reported with how to get it, and the others run.
     """
+    # Ended by another program, too, it ends the servers it started and takes its copy back.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     prompts = numbers("-p", n_prompt, [512], least=1)
     lengths = numbers("-n", n_gen, [128], least=2)
     depths = numbers("-d", n_depth, [0])
