@@ -114,7 +114,9 @@ def test_only_the_common_header_and_the_shim_know_the_simulator() -> None:
     found = []
     for folder in ("rust/engine", "rust/python", "python"):
         for path in (ROOT / folder).rglob("*"):
-            if path.suffix in {".cu", ".cuh", ".rs", ".py", ".h"} and path.is_file():
+            # The engine's own tests may ask the simulated card what it counted; the engine may not.
+            tests = (ROOT / "rust" / "engine" / "tests") in path.parents
+            if path.suffix in {".cu", ".cuh", ".rs", ".py", ".h"} and path.is_file() and not tests:
                 text = path.read_text()
                 if re.search(r"\bONEGRAPH_SIM\b|\bsim::|\bksim", text):
                     found.append(str(path.relative_to(ROOT)))
