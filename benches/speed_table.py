@@ -113,13 +113,21 @@ def race(llm: LLM, running: Running, args: argparse.Namespace) -> Record:
     tokens = answered(llm, running.answer(agreed, CHECKED)) or []
     out["first_choice_agreement"] = agreement(llm, agreed.tokens, tokens)
     out["first_choice_tokens"] = len(tokens)
+    # No prompt may begin like an earlier one: ollama keeps its work, and does not say how much.
+    first = 1
     for key, length, n in [("decode", SHORT, args.tokens), ("prompt", args.prompt, 8)]:
-        here, there = rounds(llm, running, length, n, args.rounds)
-        name = f"{key}_rate"
-        mine = [getattr(m, name) or m.wall_decode_rate for m in here]
-        theirs = [getattr(m, name) or m.wall_decode_rate for m in there]
-        out[key] = rates(theirs) | {"onegraph": mine}
-        out[key]["ratio"] = dataclasses.asdict(ratio(mine, theirs))
+        here, there = rounds(llm, running, length, n, args.rounds, first)
+        first += args.rounds + 1
+        if key == "decode":
+            mine = [m.decode_rate or m.wall_decode_rate for m in here]
+            theirs = [m.decode_rate or m.wall_decode_rate for m in there]
+        else:
+            mine, theirs = [m.prompt_rate for m in here], [m.prompt_rate for m in there]
+        out[key] = {"onegraph": [rate for rate in mine if rate]}
+        told = [rate for rate in theirs if rate]
+        if len(told) == len(theirs):
+            out[key] |= rates(told)
+            out[key]["ratio"] = dataclasses.asdict(ratio(out[key]["onegraph"], told))
         for side, them in [("onegraph", here), ("ollama", there)]:
             waits = [1e3 * m.first_token_seconds for m in them if m.first_token_seconds]
             out[key][f"first_token_ms_{side}"] = waits
@@ -127,13 +135,13 @@ def race(llm: LLM, running: Running, args: argparse.Namespace) -> Record:
 
 
 def rounds(
-    llm: LLM, running: Running, length: int, n: int, count: int
+    llm: LLM, running: Running, length: int, n: int, count: int, first: int
 ) -> tuple[list[Measurement], list[Measurement]]:
-    """`count` rounds of both after one that warms up; a text that ends early is another prompt's
-    turn."""
+    """`count` rounds of both after one that warms up, of prompts from number `first` on; where a
+    text ends early it is another prompt's turn."""
     here: list[Measurement] = []
     there: list[Measurement] = []
-    for seed in range(1, 10 * count):
+    for seed in range(first, first + 10 * count):
         prompt = exact(llm.tokenizer, length, seed)
         with contextlib.suppress(EarlyEnd):
             theirs = running.generate(prompt, n)

@@ -9,6 +9,12 @@
 #include "kv.cuh"
 #include "variant.cuh"
 
+// Whether two types are one: their code is shared then.
+template <typename A, typename B>
+constexpr bool SAME = false;
+template <typename A>
+constexpr bool SAME<A, A> = true;
+
 struct Segment {
     const uint8_t* units;  // [tiles][N_SB]
     float* out;            // [m][rows]

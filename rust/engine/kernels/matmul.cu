@@ -196,15 +196,10 @@ DEVICE void multiply(const Params& p, const Segment& segment, uint32_t first, ui
     }
 }
 
-template <typename A, typename B>
-constexpr bool SAME = false;
-template <typename A>
-constexpr bool SAME<A, A> = true;
-
-// Three blocks fit the shared memory of data-centre SMs from 9.0 on; where several types meet,
-// registers allow two.
+// Three blocks fit the shared memory of data-centre SMs from 9.0 on; where several types meet, and
+// from 10.0 on, registers allow two.
 constexpr uint32_t MIN_BLOCKS =
-    N_SEGMENTS == 1 && ARCH_AT_LEAST(900) && !ARCH_AT_LEAST(1200) ? 3 : 2;
+    N_SEGMENTS == 1 && ARCH_AT_LEAST(900) && !ARCH_AT_LEAST(1000) ? 3 : 2;
 
 KERNEL_BOUNDS(matmul, Params, THREADS, MIN_BLOCKS) {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;

@@ -112,11 +112,6 @@ DEVICE void with_segment(const Params& p, uint32_t tile, F f) {
     f(Segment2{}, p.segment[2], 2, tile - p.segment[1].tiles);
 }
 
-template <typename A, typename B>
-constexpr bool SAME = false;
-template <typename A>
-constexpr bool SAME<A, A> = true;
-
 // Calls f with the type of a tile; types that are alike share their code.
 template <typename F>
 DEVICE void with_type(const Params& p, uint32_t tile, F f) {

@@ -1,7 +1,7 @@
 //! Every kernel, for every type and row bucket, through the real NVRTC for every supported
-//! architecture: it compiles, and from sm_80 up no register is spilled, but for a few of mat-vecs of
-//! one row. The variants are those that the backend lowers a layer to, which takes a card, the
-//! simulated one is enough; compiling takes none.
+//! architecture: it compiles, and from sm_80 up no register is spilled. The variants are those that
+//! the backend lowers a layer to, which takes a card, the simulated one is enough; compiling takes
+//! none.
 //!
 //! A test run compiles each variant of one type, and every third of the others, for one architecture
 //! in turn. All of them for all, minutes:
@@ -30,10 +30,6 @@ const N_HEAD_KV: usize = 2;
 const N_EMBD: usize = N_HEAD * HEAD_DIM;
 const N_FF: usize = 2 * N_EMBD;
 const N_VOCAB: usize = 512;
-
-/// Bytes that a mat-vec of one row may spill: two of its blocks share an SM, so that a thread has 64
-/// registers, and the products of q, k and v of six bits a weight want ten more.
-const ONE_ROW_SPILL: u32 = 40;
 
 /// Rows of a prompt's chunk.
 const PROMPT: usize = 512;
@@ -299,10 +295,8 @@ fn every_kernel_compiles_for_every_card_without_spills() {
             };
             assert!(log.contains("spill"), "no report: {log}");
             let spilled = spilled(&log);
-            let one_row = source == "matvec.cu" && kernels[*i].1.contains("MAX_M = 1;");
-            let most = if one_row { ONE_ROW_SPILL } else { 0 };
             let text = || format!("{source} for sm_{arch}: {spilled} bytes\n{}", kernels[*i].1);
-            (*arch >= 80 && spilled > most).then(text)
+            (*arch >= 80 && spilled > 0).then(text)
         })
         .collect();
     println!("{} kernels, {} compilations", kernels.len(), jobs.len());

@@ -145,6 +145,8 @@ static CUresult graph_edges(const char* call, CUgraph graph, CUgraphNode* from, 
     Entry entry(call, NEEDS_CONTEXT);
     if (entry.code) return entry.code;
     if (!count || (from == nullptr) != (to == nullptr)) return CUDA_ERROR_INVALID_VALUE;
+    // Room for none is refused, as driver 580 does.
+    if (from && *count == 0) return CUDA_ERROR_INVALID_VALUE;
     if (CUresult code = check_graph(graph)) return code;
     size_t found = 0;
     for (const auto& node : graph->nodes) {

@@ -158,13 +158,16 @@ impl Graph {
         let (mut from, mut to) = (vec![null; edges], vec![null; edges]);
         // SAFETY: all-zero edge data is a valid value.
         let mut data: Vec<sys::CUgraphEdgeData> = vec![unsafe { std::mem::zeroed() }; edges];
-        driver!(cuGraphGetEdges_v2(
-            self.graph,
-            from.as_mut_ptr(),
-            to.as_mut_ptr(),
-            data.as_mut_ptr(),
-            &mut edges
-        ))?;
+        // The driver refuses to give none.
+        if edges > 0 {
+            driver!(cuGraphGetEdges_v2(
+                self.graph,
+                from.as_mut_ptr(),
+                to.as_mut_ptr(),
+                data.as_mut_ptr(),
+                &mut edges
+            ))?;
+        }
         let programmatic = sys::CUgraphDependencyType_enum::CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC;
         let programmatic_edges = data
             .iter()
