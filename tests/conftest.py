@@ -10,11 +10,17 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import onegraph
 import plans_kv
 import pytest
 from backends import CASES, THOROUGH, Backend
 from onegraph import hub
+
+# Finds a failing example and leaves it as it is: making it small can take minutes.
+hypothesis.settings.register_profile(
+    "find", phases=[hypothesis.Phase.explicit, hypothesis.Phase.reuse, hypothesis.Phase.generate]
+)
 
 #: Runs the command line as a process.
 Run = Callable[..., subprocess.CompletedProcess[str]]

@@ -115,7 +115,7 @@ def run(test: str, patch: Path, env: dict[str, str]) -> subprocess.CompletedProc
         command, folder = [*test.split(), "--locked"], Path(env["PYTHONPATH"]).parent
     else:
         command, folder = [sys.executable, "-m", "pytest", "-xq", "-p", "no:cacheprovider"], ROOT
-        command += [test, "-m", "not gpu", "--rootdir", str(ROOT)]
+        command += [test, "-m", "not gpu", "--rootdir", str(ROOT), "--hypothesis-profile=find"]
         if "/cuda/" not in test:
             command += ["-k", judge(patch)]
     return subprocess.run(
