@@ -84,7 +84,7 @@ def test_wrong_output_is_marked() -> None:
     by_hand = float((p * np.log(p / q)).sum(axis=1).mean())
     assert mean_kl(exact, np.zeros_like(exact)) == pytest.approx(by_hand)
     wrong = Check(BAR * 2, 0.5, "one against another", 32)
-    assert not wrong.ok and str(wrong).startswith("WRONG: KL 4.0e-06")
+    assert not wrong.ok and str(wrong).startswith("WRONG: KL 8.0e-06")
 
 
 def test_a_table_cell_cannot_break_the_table() -> None:

@@ -184,7 +184,10 @@ def test_any_magnitude(
     y = round_trip(name, x)
     assert np.isfinite(y).all()
     most = np.abs(x).max()
-    assert np.abs(y).max() <= 1.3 * most + 1e-6  # what a scale of one half's subnormal adds
+    # A scale among the subnormals of half precision is off by up to 2^-25, times the largest
+    # integer. (K-quants fit their integers to the scale as it is stored.)
+    integer = 127 if name == "Q8_0" else 32
+    assert np.abs(y).max() <= 1.3 * most + integer * 2.0**-25
     if 1e-2 <= most <= 1e4:
         assert relative_error(name, x) <= 0.02
 
