@@ -156,7 +156,8 @@ class LLM:
         of another size is launched kernel by kernel
     warmup: capture all sizes while loading instead of at first need
     pdl: programmatic dependent launch; None uses it where the card has it
-    prefix_cache: keep keys and values of old prompts for new ones that start alike
+    prefix_cache: let keys and values of old prompts serve new ones that start alike. Nothing is
+        kept yet: `usage.cached_tokens` is 0 either way
     prefill_chunk: most tokens of a prompt in one pass, a power of two from 64 to 4096; larger
         ones take more memory
 

@@ -165,9 +165,12 @@ def measure(llm: LLM, case: Case, seed: int) -> Repetition:
         random_tokens(length, llm.n_vocab, seed * 1_000_003 + row, first)
         for row in range(case.n_seq)
     ]
+    before = 0.0
     if case.n_prompt and case.n_depth:
-        # What is timed starts behind these: their keys and values are kept.
-        llm.generate(prompts[0][: case.n_depth], max_tokens=1, temperature=0, ignore_eos=True)
+        # What is timed starts behind these.
+        depth = prompts[0][: case.n_depth]
+        alone = llm.generate(depth, max_tokens=1, temperature=0, ignore_eos=True)
+        before = alone.timings.prefill_seconds
     # The prompt's pass yields a token itself: one more than the steps that are timed.
     n = case.n_gen + 1
     results = llm.generate(prompts, max_tokens=n, temperature=0, ignore_eos=True)
@@ -176,10 +179,11 @@ def measure(llm: LLM, case: Case, seed: int) -> Repetition:
             raise InternalError(
                 f"{case.name} generated {result.usage.completion_tokens} of {n} tokens"
             )
-    return _repetition(case, results)
+    return _repetition(case, results, before)
 
 
-def _repetition(case: Case, results: Sequence[Result]) -> Repetition:
+def _repetition(case: Case, results: Sequence[Result], before: float) -> Repetition:
+    """What was timed; the tokens of the depth take `before` seconds by themselves."""
     times = [result.timings for result in results]
     steps = case.n_gen * case.n_seq
     # All sequences step together: the slowest one's time is that of all.
@@ -190,9 +194,16 @@ def _repetition(case: Case, results: Sequence[Result]) -> Repetition:
     )
     if not case.n_prompt:
         return Repetition(steps, decode, plain)
-    # Whole pages alone are kept, so a part of the depth may have been read again.
-    read = case.n_depth + case.n_prompt - results[0].usage.cached_tokens
-    prompt = times[0].prefill_seconds * case.n_prompt / read
+    prompt = times[0].prefill_seconds
+    if case.n_depth:
+        # Behind the depth a prompt is slower than from an empty cache: what was read of the depth
+        # again goes by its own time.
+        prompt -= before * (case.n_depth - results[0].usage.cached_tokens) / case.n_depth
+    if prompt <= 0:
+        raise InternalError(
+            f"{case.name}: {case.n_depth} tokens took {before:.6f} s and {case.n_prompt} more took "
+            "nothing: the machine is too busy to tell; measure again, or take a longer prompt by -p"
+        )
     if not case.n_gen:
         return Repetition(case.n_prompt, prompt, None)
     return Repetition(case.n_prompt + steps, prompt + decode, prompt + plain)
