@@ -1,24 +1,33 @@
-"""Bugs of other engines, re-created as patches: each must turn its property red.
+"""Bugs of other engines, re-created: each must turn its property red.
 
-A patch begins with a line `Bug:` and lines `Red:`, each a test of pytest, or a cargo command, that
-must fail. Patches of the interpreter are judged by the CPU, those of kernels and of the card's host
-code by the simulator. Every run checks that all patches still apply, and that the simulator finds
-some of the kernels' bugs: it compiles the patched sources, nothing is built. The rest builds the
-native module for each patch, about half a minute, and so is asked for:
+A mutant is a row of a TOML file beside this one: what the `bug` is; the tests that must be `red`,
+each of pytest or a cargo command; and the `edits` that make it, text that stands once in its file
+and the text in its place. Mutants of the interpreter (`cpu.toml`) are judged by the CPU, those of
+kernels (`kernels.toml`) and of the card's host code (`card.toml`) by the simulator. Every run
+checks that the text is still there, and that the simulator finds some of the kernels' bugs: it
+compiles the changed sources, nothing is built. The rest builds the native module for each mutant,
+about half a minute, and so is asked for:
 
     ONEGRAPH_MUTANTS=1 pytest tests/mutants
 """
 
+from __future__ import annotations
+
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-PATCHES = sorted(Path(__file__).parent.glob("*.patch"))
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+KERNELS = Path("rust/engine/kernels")
 #: Kept between mutants: only the engine is built anew.
 TARGET = ROOT / "target" / "mutants"
 EXTENSION = "pyo3/extension-module"
@@ -29,22 +38,74 @@ QUICK = {
     "kernel_padding_takes_live_slot_0",
     "kernel_refusal_is_silent",
     "kernel_scatter_adds",
+    "kernel_store_overflows",
 }
 
 ASKED = bool(os.environ.get("ONEGRAPH_MUTANTS"))
 asked_for = pytest.mark.skipif(
-    not ASKED, reason="builds the module for each patch, minutes; ONEGRAPH_MUTANTS=1 runs it"
+    not ASKED, reason="builds the module for each mutant, minutes; ONEGRAPH_MUTANTS=1 runs it"
 )
-over_patches = pytest.mark.parametrize("patch", PATCHES, ids=lambda p: p.stem)
 
 
-def lines(patch: Path, word: str) -> list[str]:
-    head = patch.read_text().split("diff --git", 1)[0].splitlines()
-    return [line.split(": ", 1)[1] for line in head if line.startswith(f"{word}: ")]
+@dataclass(frozen=True)
+class Edit:
+    """`old` becomes `new` in `file`, a path from the root."""
+
+    file: Path
+    old: str
+    new: str
+
+    def apply(self, root: Path) -> None:
+        path = root / self.file
+        path.write_text(path.read_text().replace(self.old, self.new, 1))
 
 
-def copy_of_the_source(folder: Path) -> Path:
-    """What cargo and Python need, without what was built."""
+@dataclass(frozen=True)
+class Mutant:
+    """One bug."""
+
+    name: str
+    bug: str
+    red: tuple[str, ...]
+    edits: tuple[Edit, ...]
+    #: The backend whose tests must find it.
+    judge: str
+
+    @property
+    def of_kernels(self) -> bool:
+        """Whether it changes kernels alone, which need no build."""
+        return all(edit.file.is_relative_to(KERNELS) for edit in self.edits)
+
+
+def read(table: Path) -> Iterator[Mutant]:
+    judge = "cpu" if table.stem == "cpu" else "simulated"
+    for name, row in tomllib.loads(table.read_text()).items():
+        edits = tuple(Edit(Path(e["file"]), e["old"], e["new"]) for e in row["edits"])
+        yield Mutant(name, row["bug"], tuple(row["red"]), edits, judge)
+
+
+MUTANTS = [mutant for table in sorted(HERE.glob("*.toml")) for mutant in read(table)]
+OF_KERNELS = [mutant for mutant in MUTANTS if mutant.of_kernels]
+BUILT = [mutant for mutant in MUTANTS if not mutant.of_kernels]
+
+
+def over(mutants: list[Mutant]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("mutant", mutants, ids=lambda m: m.name)
+
+
+@over(MUTANTS)
+def test_the_text_that_a_mutant_changes_stands_once(mutant: Mutant) -> None:
+    assert mutant.bug and mutant.red and mutant.edits
+    for edit in mutant.edits:
+        assert edit.old != edit.new
+        n = (ROOT / edit.file).read_text().count(edit.old)
+        assert n == 1, f"{mutant.name}: {n} times in {edit.file}; write its bug anew:\n{edit.old}"
+
+
+@pytest.fixture(scope="session")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What cargo and Python need, without what was built: one for all mutants."""
+    folder = tmp_path_factory.mktemp("mutants")
     for name in ("Cargo.toml", "Cargo.lock", ".rustfmt.toml"):
         shutil.copy2(ROOT / name, folder)
     without = shutil.ignore_patterns("target", "*.so", "__pycache__", "examples")
@@ -53,123 +114,94 @@ def copy_of_the_source(folder: Path) -> Path:
     return folder
 
 
-def apply(patch: Path, folder: Path) -> None:
-    git = shutil.which("git")
-    if git is None:
-        pytest.skip("git is not here to apply patches with")
-    command = [git, "apply", "--whitespace=nowarn", str(patch)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, (
-        f"{patch.name} no longer applies; write its bug anew:\n{done.stderr}"
-    )
+@contextlib.contextmanager
+def mutated(copy: Path, mutant: Mutant) -> Iterator[None]:
+    """The copy with the bug, while inside."""
+    try:
+        for edit in mutant.edits:
+            edit.apply(copy)
+        yield
+    finally:
+        for edit in mutant.edits:
+            shutil.copyfile(ROOT / edit.file, copy / edit.file)
 
 
-@over_patches
-def test_the_patch_applies(patch: Path, tmp_path: Path) -> None:
-    assert lines(patch, "Bug") and lines(patch, "Red")
-    source = copy_of_the_source(tmp_path)
-    before = {path: path.read_bytes() for path in source.rglob("*.*") if path.is_file()}
-    apply(patch, source)
-    assert any(path.read_bytes() != text for path, text in before.items())
-
-
-def is_of_kernels(patch: Path) -> bool:
-    """Whether it changes kernels alone, which need no build."""
-    return all(path.startswith("rust/engine/kernels/") for path in changed(patch))
-
-
-def changed(patch: Path) -> list[str]:
-    return [x.removeprefix("+++ b/") for x in patch.read_text().splitlines() if x[:4] == "+++ "]
-
-
-def judge(patch: Path) -> str:
-    """The backend whose tests must find it."""
-    device = ("rust/engine/kernels/", "rust/engine/src/backend/cuda/")
-    return "simulated" if any(path.startswith(device) for path in changed(patch)) else "cpu"
-
-
-def environment(source: Path) -> dict[str, str]:
+def environment(copy: Path) -> dict[str, str]:
     return {
         **os.environ,
-        "PYTHONPATH": str(source / "python"),
+        "PYTHONPATH": str(copy / "python"),
         "CARGO_TARGET_DIR": str(TARGET),
         "PYO3_PYTHON": sys.executable,
     }
 
 
-def build(source: Path) -> None:
+def build(copy: Path) -> None:
     subprocess.run(
         ["cargo", "build", "--locked", "-p", "onegraph-python", "--features", EXTENSION],
-        cwd=source,
-        env=environment(source),
+        cwd=copy,
+        env=environment(copy),
         check=True,
         timeout=1500,
     )
     module = TARGET / "debug" / "lib_native.so"
-    shutil.copy2(module, source / "python" / "onegraph" / "_native.abi3.so")
+    shutil.copy2(module, copy / "python" / "onegraph" / "_native.abi3.so")
 
 
-def run(test: str, patch: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """A line `Red:` of a patch."""
+def run(test: str, judge: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """One of a mutant's tests."""
     if test.startswith("cargo "):
         command, folder = [*test.split(), "--locked"], Path(env["PYTHONPATH"]).parent
     else:
         command, folder = [sys.executable, "-m", "pytest", "-xq", "-p", "no:cacheprovider"], ROOT
         command += [test, "-m", "not gpu", "--rootdir", str(ROOT), "--hypothesis-profile=find"]
         if "/cuda/" not in test:
-            command += ["-k", judge(patch)]
+            command += ["-k", judge]
     return subprocess.run(
         command, cwd=folder, env=env, capture_output=True, text=True, timeout=1500
     )
 
 
-def must_be_red(patch: Path, env: dict[str, str]) -> None:
-    for test in lines(patch, "Red"):
-        done = run(test, patch, env)
-        # 1: tests failed; 101: so says cargo, also where the patch does not compile.
+def must_be_red(mutant: Mutant, env: dict[str, str]) -> None:
+    for test in mutant.red:
+        done = run(test, mutant.judge, env)
+        # 1: tests failed; 101: so says cargo, also where the mutant does not compile.
         failed = "FAILED" in done.stdout or "ERROR" in done.stdout
         assert done.returncode in (1, 101) and failed, f"{test} is green:\n{done.stdout[-4000:]}"
         assert "error: this is a bug in onegraph" not in done.stdout, "the kernel did not compile"
 
 
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("patch", [p for p in PATCHES if is_of_kernels(p)], ids=lambda p: p.stem)
+@over(OF_KERNELS)
 def test_the_simulator_finds_the_bug(
-    patch: Path, tmp_path: Path, ksim_env: dict[str, str], ksim_library_dir: Path
+    mutant: Mutant, tmp_path: Path, ksim_env: dict[str, str], ksim_library_dir: Path
 ) -> None:
-    if patch.stem not in QUICK and not ASKED:
+    if mutant.name not in QUICK and not ASKED:
         pytest.skip("compiles more kernels than there is time for; ONEGRAPH_MUTANTS=1 runs it")
-    source = copy_of_the_source(tmp_path)
-    apply(patch, source)
+    shutil.copytree(ROOT / KERNELS, tmp_path / KERNELS)
+    for edit in mutant.edits:
+        edit.apply(tmp_path)
     simulator = {
-        "KSIM_KERNELS": str(source / "rust" / "engine" / "kernels"),
+        "KSIM_KERNELS": str(tmp_path / KERNELS),
         "KSIM_LIBRARY_DIR": str(ksim_library_dir),
         "KSIM_CACHE": ksim_env["KSIM_CACHE"],
     }
-    must_be_red(patch, os.environ | simulator | ({"ONEGRAPH_THOROUGH": "1"} if ASKED else {}))
+    must_be_red(mutant, os.environ | simulator | ({"ONEGRAPH_THOROUGH": "1"} if ASKED else {}))
 
 
 @asked_for
-@pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_without_a_bug_all_are_green(tmp_path: Path) -> None:
-    source = copy_of_the_source(tmp_path)
-    build(source)
-    reds = {(test, judge(patch)): patch for patch in PATCHES for test in lines(patch, "Red")}
-    for (test, _), of in reds.items():
-        done = run(test, of, environment(source))
+def test_without_a_bug_all_are_green(copy: Path) -> None:
+    build(copy)
+    for test, judge in sorted({(test, m.judge) for m in MUTANTS for test in m.red}):
+        done = run(test, judge, environment(copy))
         assert done.returncode == 0, f"{test}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
 
 
 @asked_for
-@pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(
-    "patch", [p for p in PATCHES if not is_of_kernels(p)], ids=lambda p: p.stem
-)
-def test_the_bug_is_found(patch: Path, tmp_path: Path) -> None:
-    source = copy_of_the_source(tmp_path)
-    apply(patch, source)
-    if any(not test.startswith("cargo ") for test in lines(patch, "Red")):
-        build(source)
-    must_be_red(patch, environment(source))
+@over(BUILT)
+def test_the_bug_is_found(mutant: Mutant, copy: Path) -> None:
+    with mutated(copy, mutant):
+        if any(not test.startswith("cargo ") for test in mutant.red):
+            build(copy)
+        must_be_red(mutant, environment(copy))

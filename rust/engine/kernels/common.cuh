@@ -84,11 +84,11 @@ DEVICE float f16_to_f32(uint16_t h) {
     return x;
 }
 
-// As f32_to_f16, but what would round past the largest finite float16 (infinities and NaN too)
-// becomes that value and raises `overflow`, which is sticky: it is never cleared here.
-DEVICE uint16_t f32_to_f16_sat(float x, uint32_t& overflow) {
-    overflow |= !(fabsf(x) < 65520.0f);
-    return f32_to_f16(fminf(fmaxf(x, -F16_MAX), F16_MAX));
+// As f32_to_f16, but what is beyond the largest finite float16, infinities too, becomes that value
+// and raises `saturated`, which is sticky: it is never cleared here. NaN raises it and stays NaN.
+DEVICE uint16_t f32_to_f16_sat(float x, uint32_t& saturated) {
+    saturated |= !(fabsf(x) <= F16_MAX);
+    return f32_to_f16(fabsf(x) > F16_MAX ? copysignf(F16_MAX, x) : x);
 }
 
 DEVICE uint32_t pack_f16x2(uint16_t low, uint16_t high) {

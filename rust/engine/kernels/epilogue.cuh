@@ -105,7 +105,7 @@ DEVICE void finish_qkv(const P& p, const Segment& segment, int index, uint32_t t
         kv_refuse(p.kv, slot, position);
         return;
     }
-    uint32_t token = position % PAGE_TOKENS;
+    uint32_t token = position % PAGE_TOKENS, saturated = 0;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         uint32_t head = row[i] / HEAD_DIM, dim = row[i] % HEAD_DIM;
@@ -113,6 +113,7 @@ DEVICE void finish_qkv(const P& p, const Segment& segment, int index, uint32_t t
         auto* pool = static_cast<typename Kv::Element*>(index == 1 ? p.kv.k : p.kv.v);
         uint32_t in_page = index == 1 ? kv_key_at<HEAD_DIM>(token, dim)
                                       : kv_value_at<HEAD_DIM>(token, dim);
-        pool[base + in_page] = Kv::store(v[i]);
+        pool[base + in_page] = Kv::store(v[i], saturated);
     }
+    if (saturated) kv_saturate(p.kv, slot);
 }

@@ -13,7 +13,7 @@ constexpr uint32_t PADDING_SLOT = 0xffffffffu;
 struct KvF32 {
     using Element = float;
     DEVICE float load(float v) { return v; }
-    DEVICE float store(float v) { return v; }
+    DEVICE float store(float v, uint32_t&) { return v; }
     // Eight or four consecutive elements, as loaded and as numbers.
     struct Eight {
         float4 a, b;
@@ -35,7 +35,7 @@ struct KvF32 {
 struct KvF16 {
     using Element = uint16_t;
     DEVICE float load(uint16_t v) { return f16_to_f32(v); }
-    DEVICE uint16_t store(float v) { return f32_to_f16(v); }
+    DEVICE uint16_t store(float v, uint32_t& saturated) { return f32_to_f16_sat(v, saturated); }
     using Eight = uint4;
     DEVICE Eight load8(const uint16_t* at) { return load_relaxed_u32x4(at); }
     DEVICE void expand8(const Eight& e, float (&v)[8]) {
@@ -60,6 +60,7 @@ struct KvView {
     void* v;
     const uint32_t* page_table;  // [slot][pages_per_slot], 0 where nothing is mapped
     uint64_t* error;             // in host memory: 1 + position << 32 | slot of a refused token
+    uint64_t* saturated;         // [n_slots], in host memory: not 0 where a number was too large
     uint32_t pages_per_slot;
     uint32_t n_slots;
     uint32_t n_ctx;
@@ -78,6 +79,12 @@ DEVICE uint32_t kv_page(const KvView& kv, uint32_t slot, uint32_t position) {
 DEVICE void kv_refuse(const KvView& kv, uint32_t slot, uint32_t position) {
     if (slot == PADDING_SLOT) return;
     store_release_sys_u64(kv.error, ((static_cast<uint64_t>(position) << 32) | slot) + 1);
+}
+
+// Tells the host that a key or value of the sequence was stored as less than it is. Sticky: the
+// host clears it when the sequence has ended.
+DEVICE void kv_saturate(const KvView& kv, uint32_t slot) {
+    store_release_sys_u64(kv.saturated + slot, 1);
 }
 
 // Index of the first element of a page's head; 64 bits, caches are larger than 4 GiB.

@@ -46,15 +46,15 @@ struct KvBlocks {
     }
 
     // The byte of value x and its block's scale, as the interpreter's quantizer has them; a whole
-    // warp, a lane a value.
-    DEVICE uint8_t quantize(float x, uint16_t& scale) {
-        constexpr float MOST_HALF = 65504.0f;
-        constexpr float LIMIT = 127.0f * MOST_HALF;
+    // warp, a lane a value. What no block holds, NaN too, raises `saturated`, which is sticky.
+    DEVICE uint8_t quantize(float x, uint16_t& scale, uint32_t& saturated) {
+        constexpr float LIMIT = 127.0f * F16_MAX;
+        saturated |= !(fabsf(x) <= LIMIT);
         x = x == x ? fminf(fmaxf(x, -LIMIT), LIMIT) : 0.0f;
         const float d = div_rn(warp_max_f32(fabsf(x)), 127.0f);
         float steps = div_rn(1.0f, d);
         if (!(steps < infinity_f32())) steps = 0.0f;
-        scale = f32_to_f16(d < MOST_HALF ? d : MOST_HALF);
+        scale = f32_to_f16(d < F16_MAX ? d : F16_MAX);
         // To the nearest, halves away from zero.
         const float y = mul_rn(x, steps);
         int q = static_cast<int>(y);

@@ -1,6 +1,7 @@
 // Stores k[r] and v[r] as token positions[r] of the sequence slots[r], in blocks of 32 values: a warp
 // a block. A position outside the cache or a page that is not mapped writes nothing and raises the
-// error word. A block of threads a row.
+// error word; a number that is too large for a block becomes the largest and raises the slot's word.
+// A block of threads a row.
 //
 // variant.cuh: N_HEAD_KV, HEAD_DIM.
 #include "kv_blocks.cuh"
@@ -28,6 +29,7 @@ KERNEL(kv_scatter_blocks, Params) {
         return;
     }
     const uint32_t token = position % PAGE_TOKENS;
+    uint32_t saturated = 0;
     delay_block();
     for (uint32_t i = threadIdx.x; i < WIDTH; i += blockDim.x) {
         const uint32_t head = i / HEAD_DIM, dim = i % HEAD_DIM;
@@ -35,11 +37,12 @@ KERNEL(kv_scatter_blocks, Params) {
         uint16_t scale;
         uint8_t* keys = Cache::head<N_HEAD_KV>(p.kv.k, page, head);
         keys[kv_key_at<HEAD_DIM>(token, dim)] =
-            Cache::quantize(load_relaxed_f32(p.k + from), scale);
+            Cache::quantize(load_relaxed_f32(p.k + from), scale, saturated);
         if (dim % 32 == 0) *Cache::key_scale(keys, token, dim) = scale;
         uint8_t* values = Cache::head<N_HEAD_KV>(p.kv.v, page, head);
         values[kv_value_at<HEAD_DIM>(token, dim)] =
-            Cache::quantize(load_relaxed_f32(p.v + from), scale);
+            Cache::quantize(load_relaxed_f32(p.v + from), scale, saturated);
         if (dim % 32 == 0) *Cache::value_scale(values, token, dim) = scale;
     }
+    if (saturated) kv_saturate(p.kv, slot);
 }

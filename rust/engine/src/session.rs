@@ -3,6 +3,8 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
 
 use crate::backend::{Backend, Limits, PAGE_TOKENS};
 use crate::error::{Error, Result};
@@ -18,11 +20,14 @@ struct Free {
 #[derive(Debug, Clone)]
 pub struct Pool {
     free: Rc<RefCell<Free>>,
+    /// Sequences that have ended and whose keys or values were beyond what the cache's type holds.
+    saturated: Arc<AtomicU64>,
 }
 
 impl Pool {
-    /// Everything that a backend can hold, free.
-    pub fn new(limits: &Limits) -> Self {
+    /// Everything that a backend can hold, free. `saturated` counts the sequences whose keys or
+    /// values were beyond what the cache's type holds.
+    pub fn new(limits: &Limits, saturated: Arc<AtomicU64>) -> Self {
         // Taken from the end: low numbers first.
         let free = Free {
             slots: (0..limits.n_slots as u32).rev().collect(),
@@ -30,6 +35,7 @@ impl Pool {
         };
         Self {
             free: Rc::new(RefCell::new(free)),
+            saturated,
         }
     }
 
@@ -101,6 +107,9 @@ impl Session {
     /// # Errors
     /// What the backend says; slot and pages are free all the same.
     pub fn close(self, backend: &mut dyn Backend) -> Result<()> {
+        if backend.saturated(self.slot) {
+            self.pool.saturated.fetch_add(1, Ordering::Relaxed);
+        }
         backend.release(self.slot)?;
         backend.map_pages(self.slot, 0, &vec![0; self.pages.len()])
     }

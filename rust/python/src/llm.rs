@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use onegraph::backend::LogitsPath;
@@ -395,6 +396,12 @@ impl Engine {
     #[getter]
     fn wanted_ctx(&self) -> usize {
         self.inner.loaded().wanted_ctx
+    }
+
+    /// Sequences so far of whose keys or values some were beyond what the cache's type holds.
+    #[getter]
+    fn saturated_sequences(&self) -> u64 {
+        self.inner.loaded().saturated.load(Ordering::Relaxed)
     }
 
     #[getter]

@@ -174,6 +174,10 @@ impl PlanRunner {
         serde_json::to_string(&profile).map_err(|e| json_error(&e))
     }
 
+    fn saturated(&mut self, slot: usize) -> bool {
+        self.inner().saturated(slot)
+    }
+
     fn read_kv<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let runner = self.inner();
         let bytes = detached(py, || runner.read_kv())?;

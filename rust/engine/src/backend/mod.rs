@@ -151,6 +151,10 @@ pub trait Runner: Send {
     /// The rows of a buffer after a step.
     fn read(&mut self, id: BufferId) -> Result<Vec<f32>>;
 
+    /// Whether a key or value stored for `slot` was beyond what the cache's type holds, so that the
+    /// largest magnitude stands in its place.
+    fn saturated(&self, slot: usize) -> bool;
+
     /// Every byte of the KV pool.
     fn read_kv(&mut self) -> Result<Vec<u8>>;
 
@@ -351,6 +355,10 @@ pub trait Backend: Send {
     ) -> Result<GraphProfile> {
         Err(graphs::none_on(&self.limits().device))
     }
+
+    /// Whether a key or value of the sequence in `slot` was beyond what the cache's type holds, so
+    /// that the largest magnitude stands in its place; [`Backend::release`] forgets it.
+    fn saturated(&self, slot: usize) -> bool;
 
     /// Time spent so far on choosing tokens; zero where that is part of the step.
     fn sampling_time(&self) -> Duration;

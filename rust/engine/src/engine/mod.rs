@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use std::ops::ControlFlow;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
@@ -73,6 +73,9 @@ pub struct Loaded {
     pub load_parts: Vec<(&'static str, f64)>,
     /// The context that would have been, had the card's memory held it.
     pub wanted_ctx: usize,
+    /// Sequences that have ended and of whose keys or values some were beyond what the cache's type
+    /// holds, so that its largest magnitude stands in their place.
+    pub saturated: Arc<AtomicU64>,
 }
 
 /// A loaded model. May be used from many threads at once; dropping or closing it ends all
@@ -148,7 +151,9 @@ impl Engine {
             };
             loaded.load_seconds = started.elapsed().as_secs_f64();
             let tokenizer = loaded.tokenizer.clone();
-            let owner = Owner::new(backend, tokenizer, for_thread, loaded.load_seconds);
+            let saturated = loaded.saturated.clone();
+            let seconds = loaded.load_seconds;
+            let owner = Owner::new(backend, tokenizer, for_thread, seconds, saturated);
             if reporter.to.send(Loading::Done(Ok(loaded))).is_ok() {
                 drop(reporter);
                 owner.serve();
@@ -449,6 +454,7 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
         graphs: backend.graph_stats(),
         load_parts: parts,
         wanted_ctx: n_ctx,
+        saturated: Arc::default(),
     };
     Ok((backend, loaded))
 }

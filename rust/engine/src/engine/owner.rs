@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 use std::panic::{catch_unwind, AssertUnwindSafe};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -309,8 +309,9 @@ impl Owner {
         tokenizer: Arc<Tokenizer>,
         shared: Arc<Shared>,
         load_seconds: f64,
+        saturated: Arc<AtomicU64>,
     ) -> Self {
-        let pool = Pool::new(backend.limits());
+        let pool = Pool::new(backend.limits(), saturated);
         let active = (0..backend.limits().n_slots).map(|_| None).collect();
         Self {
             backend,

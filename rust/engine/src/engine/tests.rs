@@ -174,6 +174,10 @@ impl Backend for Faulty {
         self.inner.release(slot)
     }
 
+    fn saturated(&self, slot: usize) -> bool {
+        self.inner.saturated(slot)
+    }
+
     fn sampling_time(&self) -> Duration {
         self.inner.sampling_time()
     }
@@ -617,6 +621,50 @@ fn a_model_whose_numbers_overflow_says_so() {
 }
 
 #[test]
+fn sequences_whose_keys_are_too_large_for_the_cache_go_on_and_are_counted() {
+    let folder = Folder::new();
+    let large = |name: &str, values: &mut Vec<f32>| {
+        if name == "blk.0.attn_k.weight" {
+            values.iter_mut().for_each(|v| *v *= 1e6);
+        }
+    };
+    let half = Options {
+        kv_type: "f16".into(),
+        ..options(2)
+    };
+    let path = folder.write("large.gguf", &model(large));
+    let engine = Engine::load(&path, &half, on).unwrap();
+    let count = || engine.loaded().saturated.load(Ordering::Relaxed);
+    assert_eq!(
+        finish(&submit(&engine, &request("abc", 5, 0)))
+            .unwrap()
+            .token_ids
+            .len(),
+        5
+    );
+    assert_eq!(count(), 1);
+    let logits = engine.logits(&[1, 2], LogitsPath::Decode, Duration::from_secs(20));
+    let logits = logits.unwrap().unwrap();
+    while let Wait::Item(rows) = logits.next(Duration::from_secs(20)).unwrap() {
+        assert!(rows.iter().all(|x| x.is_finite()));
+    }
+    assert_eq!(count(), 2);
+    // float32 holds them, and float16 the keys of the model as it was.
+    for (path, kv_type) in [
+        (path, "f32"),
+        (folder.write("tiny.gguf", &model(|_, _| {})), "f16"),
+    ] {
+        let options = Options {
+            kv_type: kv_type.into(),
+            ..options(2)
+        };
+        let engine = Engine::load(path, &options, on).unwrap();
+        finish(&submit(&engine, &request("abc", 5, 0))).unwrap();
+        assert_eq!(engine.loaded().saturated.load(Ordering::Relaxed), 0);
+    }
+}
+
+#[test]
 fn loading_can_be_broken_off_and_its_errors_come_through() {
     let folder = Folder::new();
     let path = folder.write("tiny.gguf", &model(|_, _| {}));
@@ -680,7 +728,7 @@ mod sessions {
     #[test]
     fn pages_have_one_owner_and_come_back() {
         let mut backend = backend(3, 6);
-        let pool = Pool::new(backend.limits());
+        let pool = Pool::new(backend.limits(), Arc::default());
         assert_eq!(pool.available(), (3, 5));
         let a = pool.open(&mut backend, 65).unwrap().unwrap();
         let b = pool.open(&mut backend, 128).unwrap().unwrap();

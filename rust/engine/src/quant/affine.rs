@@ -41,13 +41,18 @@ fn pack_scales(scales: &[u8; SUBS], mins: &[u8; SUBS], packed: &mut [u8]) {
 /// Largest 6-bit scale or minimum.
 const STEPS: u8 = 63;
 
+/// The largest magnitude that a `q` of up to `top` reaches.
+pub const fn largest(top: u8) -> f32 {
+    STEPS as f32 * top as f32 * HALF_MAX
+}
+
 /// Writes `d`, `dmin` and the packed scales to the first 16 bytes of `block` and returns every
 /// weight's `q`, 0 to `top`.
 ///
 /// Each sub-block gets the scale and minimum of a weighted least-squares search; then all are
 /// rounded to 6 bits, and of the neighbours of each rounded pair the best is taken.
 pub fn quantize(x: &[f32], top: u8, block: &mut [u8]) -> [u8; SUBS * SUB] {
-    let x: [f32; SUBS * SUB] = saturate(x, f32::from(STEPS) * f32::from(top) * HALF_MAX);
+    let x: [f32; SUBS * SUB] = saturate(x, largest(top));
     if x.iter().all(|x| *x == 0.0) {
         block.fill(0);
         return [0; SUBS * SUB];

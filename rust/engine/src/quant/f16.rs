@@ -1,5 +1,6 @@
 //! F16: IEEE half precision.
 
+use super::half::HALF_MAX;
 use super::{arrays, Arithmetic};
 
 /// The block format; a block is one number.
@@ -8,6 +9,7 @@ pub struct F16;
 impl super::Block for F16 {
     const ELEMS: usize = 1;
     const BYTES: usize = 2;
+    const LARGEST: f32 = HALF_MAX;
 
     #[inline(always)]
     fn expand<A: Arithmetic>(block: &[u8], out: &mut [f32]) {

@@ -29,6 +29,8 @@ pub trait Block: Send + Sync + 'static {
     const ELEMS: usize;
     /// Bytes of a block.
     const BYTES: usize;
+    /// The largest magnitude that a block holds, for formats that hold less than float32 does.
+    const LARGEST: f32 = f32::INFINITY;
     /// Expands one block: `block.len() == BYTES`, `out.len() == ELEMS`.
     fn expand<A: Arithmetic>(block: &[u8], out: &mut [f32]);
 }
@@ -71,6 +73,8 @@ pub struct QuantType {
     pub dequantize: fn(src: &[u8], dst: &mut [f32]),
     /// Quantizes whole blocks, on all threads where there are many; see [`Quantizer`].
     pub quantize: Option<Quantize>,
+    /// See [`Block::LARGEST`].
+    pub largest: f32,
     /// How kernels read it.
     pub kernel: KernelType,
 }
@@ -239,6 +243,7 @@ macro_rules! table {
             block_bytes: <$ty as Block>::BYTES,
             dequantize: dequantize_blocks::<$ty>,
             quantize: $quantize,
+            largest: <$ty as Block>::LARGEST,
             kernel: KernelType {
                 header: $header,
                 text: include_str!($header),

@@ -2,14 +2,15 @@
 //! Byte `i` holds weight `i` in its low half and weight `i + 16` in its high half.
 
 use super::half::{half_at, half_from_f32, HALF_MAX};
-use super::{arrays, pack_nibbles, saturate, Arithmetic};
+use super::{arrays, pack_nibbles, saturate, Arithmetic, Block};
 
 /// The block format.
 pub struct Q4_0;
 
-impl super::Block for Q4_0 {
+impl Block for Q4_0 {
     const ELEMS: usize = 32;
     const BYTES: usize = 18;
+    const LARGEST: f32 = 8.0 * HALF_MAX;
 
     #[inline(always)]
     fn expand<A: Arithmetic>(block: &[u8], out: &mut [f32]) {
@@ -25,7 +26,7 @@ impl super::Block for Q4_0 {
 
 impl super::Quantizer for Q4_0 {
     fn quantize(x: &[f32], block: &mut [u8]) {
-        let x = saturate::<32>(x, 8.0 * HALF_MAX);
+        let x = saturate::<32>(x, Self::LARGEST);
         // The number farthest from 0 becomes q = 0, that is -8 d: the scale takes its sign.
         let far = x
             .iter()

@@ -2,14 +2,15 @@
 //! Byte `i` holds weight `i` in its low half and weight `i + 16` in its high half.
 
 use super::half::{half_at, half_from_f32, HALF_MAX};
-use super::{arrays, pack_nibbles, saturate, Arithmetic};
+use super::{arrays, pack_nibbles, saturate, Arithmetic, Block};
 
 /// The block format.
 pub struct Q4_1;
 
-impl super::Block for Q4_1 {
+impl Block for Q4_1 {
     const ELEMS: usize = 32;
     const BYTES: usize = 20;
+    const LARGEST: f32 = 16.0 * HALF_MAX;
 
     #[inline(always)]
     fn expand<A: Arithmetic>(block: &[u8], out: &mut [f32]) {
@@ -25,7 +26,7 @@ impl super::Block for Q4_1 {
 
 impl super::Quantizer for Q4_1 {
     fn quantize(x: &[f32], block: &mut [u8]) {
-        let x = saturate::<32>(x, 16.0 * HALF_MAX);
+        let x = saturate::<32>(x, Self::LARGEST);
         let min = x
             .iter()
             .fold(f32::INFINITY, |a, x| a.min(*x))

@@ -5,14 +5,15 @@
 //! top bits at bit 2 r.
 
 use super::half::{half_at, half_scale, half_to_f32, HALF_MAX};
-use super::{arrays, reciprocal, saturate, search, Arithmetic};
+use super::{arrays, reciprocal, saturate, search, Arithmetic, Block};
 
 /// The block format.
 pub struct Q6K;
 
-impl super::Block for Q6K {
+impl Block for Q6K {
     const ELEMS: usize = 256;
     const BYTES: usize = 210;
+    const LARGEST: f32 = 32.0 * 128.0 * HALF_MAX;
 
     #[inline(always)]
     fn expand<A: Arithmetic>(block: &[u8], out: &mut [f32]) {
@@ -42,7 +43,7 @@ const TOP: u8 = 31;
 
 impl super::Quantizer for Q6K {
     fn quantize(x: &[f32], block: &mut [u8]) {
-        let x: [f32; 256] = saturate(x, 32.0 * 128.0 * HALF_MAX);
+        let x: [f32; 256] = saturate(x, Self::LARGEST);
         if x.iter().all(|x| *x == 0.0) {
             // Zero scales, whatever q.
             return block.fill(0);

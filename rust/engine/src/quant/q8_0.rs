@@ -1,14 +1,15 @@
 //! Q8_0: 32 weights in 34 bytes. `f16 d`, then 32 signed bytes `q`; weight = q d.
 
 use super::half::{half_at, half_from_f32, HALF_MAX};
-use super::{arrays, saturate, Arithmetic};
+use super::{arrays, saturate, Arithmetic, Block};
 
 /// The block format.
 pub struct Q8_0;
 
-impl super::Block for Q8_0 {
+impl Block for Q8_0 {
     const ELEMS: usize = 32;
     const BYTES: usize = 34;
+    const LARGEST: f32 = 127.0 * HALF_MAX;
 
     #[inline(always)]
     fn expand<A: Arithmetic>(block: &[u8], out: &mut [f32]) {
@@ -22,7 +23,7 @@ impl super::Block for Q8_0 {
 
 impl super::Quantizer for Q8_0 {
     fn quantize(x: &[f32], block: &mut [u8]) {
-        let x = saturate::<32>(x, 127.0 * HALF_MAX);
+        let x = saturate::<32>(x, Self::LARGEST);
         let d = x.iter().fold(0.0f32, |most, x| most.max(x.abs())) / 127.0;
         let steps = super::reciprocal(d);
         block[..2].copy_from_slice(&half_from_f32(d).to_le_bytes());

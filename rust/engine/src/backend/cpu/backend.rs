@@ -316,7 +316,12 @@ impl Backend for CpuBackend {
         if let Some(place) = self.slots.get_mut(slot) {
             *place = None;
         }
+        self.interpreter.kv.forget_saturated(slot);
         Ok(())
+    }
+
+    fn saturated(&self, slot: usize) -> bool {
+        self.interpreter.kv.saturated(slot)
     }
 
     fn sampling_time(&self) -> Duration {

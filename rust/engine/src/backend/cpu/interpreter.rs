@@ -413,6 +413,10 @@ impl Runner for Interpreter {
         Ok(self.buffer(id).to_vec())
     }
 
+    fn saturated(&self, slot: usize) -> bool {
+        self.kv.saturated(slot)
+    }
+
     fn read_kv(&mut self) -> Result<Vec<u8>> {
         Ok(self.kv.raw().to_vec())
     }

@@ -46,6 +46,8 @@ pub struct KvCache {
     n_ctx: usize,
     data: Vec<u8>,
     page_table: Vec<u32>,
+    /// By slot: whether a key or value was beyond what the type holds.
+    saturated: Vec<bool>,
 }
 
 /// Keys or values.
@@ -102,7 +104,20 @@ impl KvCache {
             n_ctx,
             data,
             page_table,
+            saturated: vec![false; n_slots],
         })
+    }
+
+    /// Whether a key or value of `slot` was no number that the type holds, since it was forgotten.
+    pub fn saturated(&self, slot: usize) -> bool {
+        self.saturated.get(slot).is_some_and(|s| *s)
+    }
+
+    /// Begins to look at `slot` anew.
+    pub fn forget_saturated(&mut self, slot: usize) {
+        if let Some(saturated) = self.saturated.get_mut(slot) {
+            *saturated = false;
+        }
     }
 
     /// Tokens a sequence may have.
@@ -160,7 +175,8 @@ impl KvCache {
             .filter(|page| *page != 0)
     }
 
-    /// Stores keys and values, `[n_head_kv * head_dim]` each, of one token. Says whether the
+    /// Stores keys and values, `[n_head_kv * head_dim]` each, of one token; what is beyond the
+    /// type's largest magnitude becomes that, and [`KvCache::saturated`] says so. Says whether the
     /// position was inside the cache; if not, nothing was written.
     #[must_use]
     pub fn scatter(
@@ -178,10 +194,23 @@ impl KvCache {
             return false;
         };
         let dim = self.shape.head_dim;
+        let largest = self.ty.largest;
+        let mut clamped = Vec::new();
         for (part, values) in [(Part::K, k), (Part::V, v)] {
             for (head, values) in values.chunks_exact(dim).enumerate() {
                 let entry = position % PAGE_TOKENS;
                 let at = self.layout.address(layer, page, part, head, entry);
+                let held = |x: &f32| x.abs() <= largest;
+                let values = match largest.is_infinite() || values.iter().all(held) {
+                    true => values,
+                    false => {
+                        self.saturated[slot] = true;
+                        clamped.clear();
+                        // NaN stays NaN: formats of lone numbers have it, and its logits are refused.
+                        clamped.extend(values.iter().map(|x| x.clamp(-largest, largest)));
+                        &clamped
+                    }
+                };
                 quantize(values, &mut self.data[at..at + self.layout.head_bytes]);
             }
         }

@@ -549,7 +549,7 @@ impl Backend for CudaBackend {
         if self.slots.get_mut(slot).and_then(Option::take).is_some() {
             self.sampling.stop(slot, &self.model.stream)?;
         }
-        Ok(())
+        self.model.kv.forget_saturated(slot, &self.model.stream)
     }
 
     fn verify_graph(
@@ -567,6 +567,10 @@ impl Backend for CudaBackend {
 
     fn graph_stats(&self) -> Option<Arc<SharedStats>> {
         Some(self.steps.stats().clone())
+    }
+
+    fn saturated(&self, slot: usize) -> bool {
+        self.model.kv.saturated(slot)
     }
 
     fn sampling_time(&self) -> Duration {

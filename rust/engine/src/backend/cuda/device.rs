@@ -537,6 +537,22 @@ impl HostBuffer {
         unsafe { std::slice::from_raw_parts_mut(self.pointer, self.bytes) }
     }
 
+    /// Queues zeroing one of its 64-bit words.
+    pub fn clear_word(&self, index: usize, stream: &Stream) -> Result<()> {
+        if self.context.is_described() {
+            return Ok(());
+        }
+        if index >= self.bytes / 8 {
+            return Err(Error::Internal(format!(
+                "word {index} of a host buffer of {} bytes",
+                self.bytes
+            )));
+        }
+        self.context.bind()?;
+        let at = self.address + 8 * index as u64;
+        driver!(cuMemsetD8Async(at, 0, 8, stream.handle))
+    }
+
     /// The memory as 64-bit words that the card may be writing.
     pub fn words(&self) -> &[std::sync::atomic::AtomicU64] {
         // SAFETY: as above, and pinned memory is page-aligned; atomics may change under a shared

@@ -78,6 +78,7 @@ pub struct KvView {
     pub v: u64,
     pub page_table: u64,
     pub error: u64,
+    pub saturated: u64,
     pub pages_per_slot: u32,
     pub n_slots: u32,
     pub n_ctx: u32,

@@ -23,6 +23,8 @@ pub struct KvPool {
     page_table: DeviceBuffer,
     /// What kernels tell the host of a refused token; see `kv_refuse` in kv.cuh.
     error: HostBuffer,
+    /// A word a slot, not 0 where a key or value was beyond what the type holds; see `kv_saturate`.
+    saturated: HostBuffer,
     /// What the page table on the card holds.
     mirror: Vec<u32>,
 }
@@ -108,6 +110,7 @@ impl KvPool {
             v: part()?,
             page_table: DeviceBuffer::new(context, entries * 4)?,
             error: HostBuffer::new(context, 8)?,
+            saturated: HostBuffer::new(context, 8 * n_slots)?,
             mirror: vec![0; entries],
         };
         for buffer in [&pool.k, &pool.v, &pool.page_table] {
@@ -145,6 +148,7 @@ impl KvPool {
             v: self.v.address() + offset,
             page_table: self.page_table.address(),
             error: self.error.address(),
+            saturated: self.saturated.address(),
             pages_per_slot: self.n_ctx.div_ceil(PAGE_TOKENS) as u32,
             n_slots: self.n_slots as u32,
             n_ctx: self.n_ctx as u32,
@@ -195,6 +199,18 @@ impl KvPool {
             slot: (report & u64::from(u32::MAX)) as usize,
             limit: self.n_ctx,
         })
+    }
+
+    /// Whether a key or value of `slot` was beyond what the type holds, of what has run so far.
+    pub fn saturated(&self, slot: usize) -> bool {
+        let word = self.saturated.words().get(slot);
+        word.is_some_and(|word| word.load(Ordering::Acquire) != 0)
+    }
+
+    /// Begins to look at `slot` anew, behind everything queued: steps that were launched ahead may
+    /// still store for the sequence that has ended.
+    pub fn forget_saturated(&self, slot: usize, stream: &Stream) -> Result<()> {
+        self.saturated.clear_word(slot, stream)
     }
 
     /// Of `slot`, the bytes of its pages `first` to `end`, all layers, keys and values; in an order

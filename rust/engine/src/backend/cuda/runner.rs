@@ -160,6 +160,10 @@ impl Runner for CudaRunner {
         Ok(values)
     }
 
+    fn saturated(&self, slot: usize) -> bool {
+        self.model.kv.saturated(slot)
+    }
+
     fn read_kv(&mut self) -> Result<Vec<u8>> {
         self.model.kv.read_all(&self.model.stream)
     }

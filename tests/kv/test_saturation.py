@@ -1,0 +1,190 @@
+"""Keys and values that are larger than the cache's type holds: they become the largest that it
+holds and the slot says so, instead of an infinity that makes every later token of its sequence
+NaN."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from backends import Backend, over_backends
+from plans import Floats, Plan, Run, bits, encode
+from plans_kv import Cache, lay
+
+#: What a cache's type holds at most; the types that hold less than float32 does.
+LARGEST = {"F16": 65504.0, "Q8_0": 127 * 65504.0}
+#: How far a value may be from its stored self, as a part of the largest of its block.
+ROUNDING = {"F16": 2.0**-11, "Q8_0": 1 / 250}
+N_SLOTS = 3
+
+over_types = pytest.mark.parametrize("kv_type", LARGEST)
+
+
+def one_head(kv_type: str) -> Cache:
+    return Cache(n_layer=1, n_head=1, n_head_kv=1, kv_type=kv_type, n_slots=N_SLOTS, n_ctx=64)
+
+
+def row(cache: Cache, seed: int, **planted: float) -> dict[str, Floats]:
+    """A token's q, k and v with a number planted in the middle of some of them."""
+    values = cache.row(seed)
+    for name, value in planted.items():
+        values[f"{name}0"][0, cache.head_dim // 2] = value
+    return values
+
+
+def said(run: Run) -> list[int]:
+    """The slots that say that something was too large."""
+    return [slot for slot in range(N_SLOTS) if run.native.saturated(slot)]
+
+
+@over_backends
+@over_types
+@pytest.mark.one_shape
+@pytest.mark.parametrize("beyond", [1.0001, 1e6, np.inf], ids=["just", "far", "infinite"])
+@pytest.mark.parametrize("sign", [1, -1], ids=["positive", "negative"])
+def test_a_value_beyond_the_type_becomes_the_largest(
+    backend: Backend, kv_type: str, beyond: float, sign: int
+) -> None:
+    cache = one_head(kv_type)
+    run = cache.run(backend, mapped=True)
+    out = cache.outs(run(row(cache, 1, v=sign * beyond * LARGEST[kv_type]), positions=[0]))
+    # A sequence of one token attends to its own value alone.
+    assert out[0, cache.head_dim // 2] == sign * LARGEST[kv_type]
+    assert np.isfinite(out).all()
+    assert said(run) == [0]
+
+
+@over_backends
+@over_types
+@pytest.mark.one_shape
+def test_one_key_beyond_the_type_does_not_poison_the_tokens_that_follow(
+    backend: Backend, kv_type: str
+) -> None:
+    cache = one_head(kv_type)
+    run = cache.run(backend, mapped=True)
+    for position in range(10):
+        planted = {"k": np.inf, "v": -np.inf} if position == 3 else {}
+        out = cache.outs(run(row(cache, position, **planted), positions=[position], slots=[1]))
+        assert np.isfinite(out).all(), position
+        assert said(run) == ([1] if position >= 3 else [])
+
+
+@over_backends
+@over_types
+@pytest.mark.one_shape
+def test_the_largest_itself_is_no_news(backend: Backend, kv_type: str) -> None:
+    cache = one_head(kv_type)
+    run = cache.run(backend, mapped=True)
+    most = LARGEST[kv_type]
+    out = cache.outs(run(row(cache, 1, k=-most, v=most), positions=[0]))
+    assert out[0, cache.head_dim // 2] == most
+    assert said(run) == []
+
+
+@over_backends
+@over_types
+@pytest.mark.one_shape
+def test_each_row_speaks_for_its_own_slot(backend: Backend, kv_type: str) -> None:
+    cache = one_head(kv_type)
+    run = cache.run(backend, mapped=True)
+    lay(run, 0)
+    rows = [row(cache, 1), row(cache, 2, k=1e9), row(cache, 3)]
+    together = {name: np.concatenate([r[name] for r in rows]) for name in rows[0]}
+    out = cache.outs(run(together, positions=[0, 0, 0], slots=[0, 2, 1]))
+    assert said(run) == [2]
+    # The neighbours have the bits that they have without it.
+    for i in (0, 2):
+        alone = cache.run(backend, mapped=True)
+        assert np.array_equal(bits(out[i : i + 1]), bits(cache.outs(alone(rows[i], positions=[0]))))
+
+
+@over_backends
+@over_types
+@pytest.mark.one_shape
+def test_a_refused_token_says_nothing_of_its_size(backend: Backend, kv_type: str) -> None:
+    if backend.padding_slot is None:
+        pytest.skip("padding rows are what cards have")
+    cache = one_head(kv_type)
+    run = cache.run(backend, mapped=True)
+    run(row(cache, 1, k=1e9), positions=[0], slots=[backend.padding_slot])
+    assert said(run) == []
+
+
+@over_backends
+@pytest.mark.one_shape
+def test_what_is_no_number_stays_none_and_says_so(backend: Backend) -> None:
+    """Its logits are then an error of their own, which a made-up number would hide."""
+    cache = one_head("F16")
+    run = cache.run(backend, mapped=True)
+    out = cache.outs(run(row(cache, 1, v=np.nan), positions=[0]))
+    assert np.isnan(out[0, cache.head_dim // 2])
+    assert said(run) == [0]
+
+
+@over_backends
+@pytest.mark.one_shape
+def test_a_float32_cache_holds_what_a_float16_cache_does_not(backend: Backend) -> None:
+    cache = one_head("F32")
+    run = cache.run(backend, mapped=True)
+    out = cache.outs(run(row(cache, 1, k=1e9, v=1e9), positions=[0]))
+    assert out[0, cache.head_dim // 2] == np.float32(1e9)
+    assert said(run) == []
+
+
+N_HEAD, HEAD_DIM, N_EMBD = 2, 64, 256
+
+
+def projected(
+    backend: Backend, kv_type: str, rows: int, slot: int, planted: str, *, fuse: bool
+) -> Run:
+    """A pass of attention as models have it: q, k and v are products with biases, q and k are
+    rotated. All numbers are 1 but one of `planted`, which is far too large in each row."""
+    width = N_HEAD * HEAD_DIM
+    plan = Plan(n_head_kv=N_HEAD, head_dim=HEAD_DIM, inv_freq=[0.5] * (HEAD_DIM // 2))
+    h = plan.buffer("h", N_EMBD)
+    b = {name: plan.buffer(name, width) for name in ("q", "k", "v", "out")}
+    zeros = encode("Q8_0", np.zeros((width, N_EMBD), np.float32))
+    for name in ("q", "k", "v"):
+        values = np.ones(width, np.float32)
+        if name == planted:
+            values[PLANTED] = -1e8
+        weight = plan.weight(f"w{name}", "Q8_0", zeros, N_EMBD, width)
+        plan.op("mat_vec", x=h, weight=weight, bias=plan.vector(f"b{name}", values), out=b[name])
+    for name in ("q", "k"):
+        plan.op("rope", x=b[name], n_head=N_HEAD, style="halves")
+    plan.op("kv_scatter", k=b["k"], v=b["v"], layer=0)
+    plan.op("attention", q=b["q"], out=b["out"], layer=0, n_head=N_HEAD, scale=HEAD_DIM**-0.5)
+    run = Run(backend, plan, n_slots=N_SLOTS, n_ctx=128, kv_type=kv_type, fuse=fuse)
+    inputs = {"h": np.ones((rows, N_EMBD), np.float32)}
+    return run(inputs, positions=range(rows), slots=[slot] * rows)
+
+
+#: In the second head.
+PLANTED = HEAD_DIM + 5
+
+over_fusion = pytest.mark.parametrize("fuse", [True, False], ids=["fused", "op by op"])
+
+
+@over_backends
+@over_types
+@over_fusion
+@pytest.mark.one_shape
+@pytest.mark.parametrize("planted", ["", "k", "v"], ids=["nothing", "key", "value"])
+def test_products_that_store_their_results_saturate_too(
+    backend: Backend, kv_type: str, fuse: bool, planted: str
+) -> None:
+    run = projected(backend, kv_type, 1, 1, planted, fuse=fuse)
+    assert np.isfinite(run["out"]).all()
+    assert said(run) == ([1] if planted else [])
+    if planted == "v":
+        assert run["out"][0, PLANTED] == -LARGEST[kv_type]
+
+
+@over_backends
+@over_fusion
+@pytest.mark.one_shape
+def test_prompts_saturate_as_steps_do(backend: Backend, fuse: bool) -> None:
+    """More rows than a step has: other kernels store them."""
+    rows = 1 + (backend.step_rows or 64)
+    run = projected(backend, "F16", rows, 2, "v", fuse=fuse)
+    assert np.allclose(run["out"][:, PLANTED], -LARGEST["F16"], rtol=1e-6)
+    assert said(run) == [2]
