@@ -103,12 +103,11 @@ def progress(stage, done, total):
     if stage == "weights":
         raise KeyboardInterrupt
 
-begun = time.monotonic()
 try:
     LLM(sys.argv[1], device="cuda", prefill_chunk=64, progress=progress)
     raise SystemExit("the load was not broken off")
 except KeyboardInterrupt:
-    took = time.monotonic() - begun
+    pass
 stats = (ctypes.c_uint64 * 32)()
 driver = ctypes.CDLL("libcuda.so")
 for _ in range(500):

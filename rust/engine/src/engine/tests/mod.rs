@@ -1,5 +1,6 @@
 //! The engine on a tiny random model; faults come from a layer around the real backend.
 use std::collections::HashMap;
+use std::sync::Barrier;
 
 use super::*;
 use crate::backend::{Event, Finish, SlotRequest};
@@ -7,8 +8,9 @@ use crate::gguf::{Array, Value};
 use crate::quant;
 use crate::sampler::{random, Params};
 
-#[path = "../../tests/files/fixture.rs"]
+#[path = "../../../tests/files/fixture.rs"]
 mod fixture;
+mod sessions;
 
 use fixture::{Folder, Tensor, Writer};
 
@@ -100,7 +102,7 @@ fn on(_: &Progress) -> ControlFlow<()> {
 }
 
 /// What goes wrong, and when.
-#[derive(Default, Clone, Copy)]
+#[derive(Default, Clone)]
 struct Faults {
     /// Panic in decode step number ...
     panic_at: Option<usize>,
@@ -110,6 +112,10 @@ struct Faults {
     fail_one_at: Option<usize>,
     /// Every step sleeps so long.
     delay: Duration,
+    /// The first slice of logits waits until this is open.
+    gate: Option<Arc<Barrier>>,
+    /// Rows of logits that were computed before the first prompt was fed.
+    rows_before: Arc<Mutex<(usize, bool)>>,
 }
 
 /// The real backend, with faults, and an eye on who owns the pages.
@@ -142,6 +148,7 @@ impl Backend for Faulty {
 
     fn prefill(&mut self, slot: usize, tokens: &[u32], start: usize, sample: bool) -> Result<()> {
         std::thread::sleep(self.faults.delay);
+        self.faults.rows_before.lock().unwrap().1 = true;
         self.inner.prefill(slot, tokens, start, sample)
     }
 
@@ -189,7 +196,13 @@ impl Backend for Faulty {
         at: usize,
         path: LogitsPath,
     ) -> Result<Vec<f32>> {
-        std::thread::sleep(self.faults.delay * ids.len() as u32);
+        if let Some(gate) = self.faults.gate.take() {
+            gate.wait();
+        }
+        let (rows, fed) = &mut *self.faults.rows_before.lock().unwrap();
+        if !*fed {
+            *rows += ids.len();
+        }
         self.inner.logits(slot, ids, at, path)
     }
 }
@@ -579,27 +592,29 @@ fn bad_requests_are_refused_before_they_wait() {
 #[test]
 fn long_requests_for_logits_take_turns_with_prompts() {
     let faults = Faults {
-        delay: Duration::from_millis(5),
+        gate: Some(Arc::new(Barrier::new(2))),
         ..Faults::default()
     };
-    let engine = engine_with(2, faults);
+    let engine = engine_with(2, faults.clone());
     let ids = vec![7; N_CTX as usize];
     let wait = Duration::from_secs(20);
-    let begun = Instant::now();
     let slow = engine.logits(&ids, LogitsPath::Decode, wait);
     let slow = slow.unwrap().unwrap();
-    finish(&submit(&engine, &request("quick", 1, 0))).unwrap();
-    let quick = begun.elapsed();
+    let quick = submit(&engine, &request("quick", 1, 0));
+    // From here on both are there.
+    if let Some(gate) = &faults.gate {
+        gate.wait();
+    }
+    finish(&quick).unwrap();
     let mut rows = 0;
     while let Wait::Item(some) = slow.next(wait).unwrap() {
         rows += some.len() / 257;
     }
     assert_eq!(rows, ids.len());
-    // 200 rows of 5 ms each; the prompt came in after a slice or two of them.
+    let (before, fed) = *faults.rows_before.lock().unwrap();
     assert!(
-        quick * 2 < begun.elapsed(),
-        "{quick:?} of {:?}",
-        begun.elapsed()
+        fed && before < ids.len(),
+        "{before} of {rows} rows came first"
     );
 }
 
@@ -703,91 +718,4 @@ fn loading_can_be_broken_off_and_its_errors_come_through() {
     assert!(matches!(missing, Err(Error::Io { .. })));
     let panicked = Engine::spawn(|_| panic!("a planted panic"), on).map(|_| ());
     assert_eq!(panicked, Err(Error::Internal("a planted panic".into())));
-}
-
-mod sessions {
-    use super::*;
-    use crate::session::Pool;
-
-    fn backend(n_slots: usize, n_pages: usize) -> CpuBackend {
-        let folder = Folder::new();
-        let path = folder.write("tiny.gguf", &model(|_, _| {}));
-        let model = Arc::new(Model::open(path).unwrap());
-        let plan = Arc::new(arch::plan(&model.config().unwrap()).unwrap());
-        let runner = RunnerOptions {
-            n_slots,
-            n_ctx: N_CTX as usize,
-            n_pages,
-            kv_type: quant::by_name(quant::DEFAULT_KV).unwrap(),
-            threads: 1,
-            gpu: crate::backend::GpuOptions::default(),
-        };
-        CpuBackend::new(plan, model, &runner).unwrap()
-    }
-
-    #[test]
-    fn pages_have_one_owner_and_come_back() {
-        let mut backend = backend(3, 6);
-        let pool = Pool::new(backend.limits(), Arc::default());
-        assert_eq!(pool.available(), (3, 5));
-        let a = pool.open(&mut backend, 65).unwrap().unwrap();
-        let b = pool.open(&mut backend, 128).unwrap().unwrap();
-        assert_eq!((a.slot(), b.slot(), a.capacity()), (0, 1, 128));
-        assert_eq!(pool.available(), (1, 1));
-        // Room for one page, not for two: wait.
-        assert!(pool.open(&mut backend, 65).unwrap().is_none());
-        let c = pool.open(&mut backend, 1).unwrap().unwrap();
-        // No slot is left.
-        assert!(pool.open(&mut backend, 1).unwrap().is_none());
-        drop(b);
-        assert_eq!(pool.available(), (1, 2));
-        a.close(&mut backend).unwrap();
-        c.close(&mut backend).unwrap();
-        assert_eq!(pool.available(), (3, 5));
-        let error = pool.open(&mut backend, 321).unwrap_err();
-        let text = error.to_string();
-        assert!(
-            text.contains("321 tokens need 6 KV pages, the cache has 5"),
-            "{text}"
-        );
-    }
-
-    #[test]
-    fn a_slot_without_a_page_fails_alone() {
-        let mut backend = backend(2, 6);
-        let start = |backend: &mut CpuBackend, slot: usize| {
-            let r = request("abc", 100, slot as u64);
-            let request = SlotRequest {
-                sampling: r.sampling,
-                prompt: r.prompt.clone(),
-                stop_tokens: Vec::new(),
-                max_tokens: 100,
-            };
-            backend.start(slot, &request).unwrap();
-            backend.prefill(slot, &r.prompt, 0, true).unwrap();
-        };
-        backend.map_pages(0, 0, &[1, 2]).unwrap();
-        backend.map_pages(1, 0, &[3]).unwrap();
-        start(&mut backend, 0);
-        start(&mut backend, 1);
-        let mut tokens = [0; 2];
-        let mut failed = None;
-        for _ in 0..100 {
-            backend.decode().unwrap();
-            for event in backend.drain(true).unwrap() {
-                match event.finish {
-                    Some(Finish::Failed(e)) => failed = Some((event.slot, event.index, e)),
-                    _ => tokens[event.slot] += 1,
-                }
-            }
-        }
-        // The first page of slot 1 ends after 64 tokens: 3 of the prompt and 61 of the answer.
-        let bounds = Error::KvBounds {
-            position: 64,
-            slot: 1,
-            limit: N_CTX as usize,
-        };
-        assert_eq!(failed, Some((1, 62, bounds)));
-        assert_eq!(tokens, [100, 62]);
-    }
 }
