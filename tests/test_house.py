@@ -3,6 +3,7 @@
 import importlib.metadata
 import inspect
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -226,6 +227,29 @@ def test_the_sdist_holds_the_source_and_no_model(tmp_path: Path) -> None:
     (sdist,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         members = {m.name.split("/", 1)[-1]: m.size for m in archive.getmembers() if m.isfile()}
-    assert {"pyproject.toml", "README.md", "LICENSE", "rust/engine/src/lib.rs"} <= members.keys()
+    wanted = {"pyproject.toml", "Cargo.lock", "README.md", "LICENSE", "rust/engine/src/lib.rs"}
+    assert wanted <= members.keys()
     assert [m for m in members if m.endswith((".gguf", ".safetensors", ".so", ".whl"))] == []
     assert max(members.values()) < 1 << 20, members
+
+
+def test_the_package_is_built_of_locked_dependencies_or_not_at_all(tmp_path: Path) -> None:
+    """As `pip install .` builds it: an entry that is missing from Cargo.lock is not looked up."""
+    for name in ("Cargo.toml", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy2(ROOT / name, tmp_path)
+    for name in ("rust", "python"):
+        built = shutil.ignore_patterns("*.so", "__pycache__")
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=built)
+    lock = (ROOT / "Cargo.lock").read_text()
+    without = re.sub(r'\[\[package\]\]\nname = "half"\n.*?\n\n', "", lock, flags=re.S)
+    assert without != lock
+    (tmp_path / "Cargo.lock").write_text(without)
+    done = subprocess.run(
+        [sys.executable, "-m", "maturin", "pep517", "build-wheel", "-i", sys.executable],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode != 0
+    assert "Cargo.lock" in done.stderr and "--locked" in done.stderr, done.stderr[-2000:]
