@@ -4,6 +4,8 @@ They live in Python, not in the native module: a class with two bases cannot be 
 stable ABI.
 """
 
+from onegraph.printable import printable
+
 __all__ = [
     "ArgumentError",
     "CancelledError",
@@ -19,7 +21,14 @@ __all__ = [
 
 
 class Error(Exception):
-    """Everything onegraph raises on purpose."""
+    """Everything onegraph raises on purpose.
+
+    Its text may quote a file. It is given without what could steer a terminal, so that a traceback
+    is safe to print in any program; `args` has it as it was.
+    """
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class ModelError(Error, ValueError):

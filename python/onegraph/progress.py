@@ -6,6 +6,8 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
+from onegraph.printable import printable
+
 __all__ = ["Told", "shown"]
 
 #: Called with what is going on, how much is done, and how much there is (None: not known).
@@ -29,7 +31,7 @@ def shown(wish: bool | Told | None) -> Iterator[Told | None]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
     bar = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         DownloadColumn(binary_units=True),
         console=Console(stderr=True),
@@ -42,6 +44,6 @@ def shown(wish: bool | Told | None) -> Iterator[Told | None]:
             if what.startswith("capture"):
                 # Counts, where the bar shows bytes.
                 what, done, total = f"{what} ({done + 1} of {total})", 0, None
-            bar.update(task, description=what, completed=done, total=total or None)
+            bar.update(task, description=printable(what), completed=done, total=total or None)
 
         yield tell

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import signal
 import sys
@@ -12,7 +13,8 @@ from typing import NamedTuple
 
 import click
 
-from onegraph.cli.terminal import debug_option, printable
+from onegraph.cli.terminal import Printable, debug_option
+from onegraph.printable import printable
 
 __all__ = ["COMMANDS", "main"]
 
@@ -94,7 +96,9 @@ def main(args: Sequence[str] | None = None) -> int:
         elif stream.isatty():
             stream.reconfigure(errors="replace")  # what the terminal's encoding lacks
         else:
-            stream.reconfigure(encoding="utf-8")
+            # The path of a file need not be UTF-8: its bytes go out as they are.
+            stream.reconfigure(encoding="utf-8", errors="surrogateescape")
+    _log()
     try:
         with cli.make_context("onegraph", list(args)) as ctx:
             cli.invoke(ctx)
@@ -102,6 +106,7 @@ def main(args: Sequence[str] | None = None) -> int:
     except click.exceptions.Exit as e:
         return e.exit_code
     except click.ClickException as e:
+        e.message = printable(e.message)
         e.show()
         return e.exit_code
     except BrokenPipeError:
@@ -116,11 +121,21 @@ def main(args: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _log() -> None:
+    """Warnings of the package, and what a command asks for beyond them, on standard error."""
+    logger = logging.getLogger("onegraph")
+    if not logger.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(Printable("%(message)s"))
+        logger.addHandler(handler)
+    logger.setLevel(logging.WARNING)
+
+
 def _failed(e: Exception, debug: bool) -> int:
     from onegraph.errors import ArgumentError, Error, InternalError
 
     if debug:
-        traceback.print_exc()
+        click.echo(printable(traceback.format_exc()), err=True, nl=False)
     if isinstance(e, Error | InternalError):
         said = str(e)
     elif isinstance(e, OSError):

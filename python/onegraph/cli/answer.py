@@ -6,8 +6,8 @@ import sys
 
 import click
 
-from onegraph.cli.terminal import printable
 from onegraph.llm import Stream
+from onegraph.printable import printable
 from onegraph.results import Result
 from onegraph.sampling import DEFAULTS
 

@@ -10,6 +10,7 @@ import click
 
 from onegraph import LLM
 from onegraph.cli.answer import messages, note_cut, report, show
+from onegraph.cli.terminal import say
 from onegraph.errors import ContextError
 
 HINT = "Ctrl-C stops an answer, Ctrl-D leaves, /clear forgets what was said."
@@ -68,6 +69,6 @@ def _answer(
     except KeyboardInterrupt:
         pass
     except ContextError as e:
-        click.echo(f"{e}; /clear makes room", err=True)
+        say(f"{e}; /clear makes room", err=True)
         return None
     return "".join(heard)

@@ -11,7 +11,7 @@ import click
 from onegraph import LLM, ArgumentError, DeviceError, GraphVerification
 from onegraph.check import Bars, Distance, measure
 from onegraph.cli.options import MODEL, given, model_options
-from onegraph.cli.terminal import debug_option, json_option, progress, show_table
+from onegraph.cli.terminal import debug_option, json_option, progress, say, show_table
 from onegraph.graphs import check_text
 from onegraph.progress import shown
 
@@ -67,11 +67,11 @@ def command(model: str, tokens: int, max_batch: int, as_json: bool, **options: A
     bars = Bars.of(kv_type)
     ok = graphs.ok and all(d.meets(bars) for d in distances.values())
     if as_json:
-        click.echo(json.dumps(_as_json(name, device, kv_type, graphs, distances, bars, ok)))
+        say(json.dumps(_as_json(name, device, kv_type, graphs, distances, bars, ok)))
     else:
-        click.echo(f"{name} on {device}, keys and values as {kv_type}")
+        say(f"{name} on {device}, keys and values as {kv_type}")
         _show(graphs, distances, bars)
-        click.echo("\nall bars are met" if ok else "\na bar is missed: please report it")
+        say("\nall bars are met" if ok else "\na bar is missed: please report it")
     if not ok:
         raise click.exceptions.Exit(1)
 

@@ -12,7 +12,8 @@ import click
 
 from onegraph import LLM, ArgumentError, DeviceError, GraphKernel, GraphProfile
 from onegraph.cli.options import MODEL, given, model_options
-from onegraph.cli.terminal import debug_option, json_option, progress, show_table
+from onegraph.cli.terminal import debug_option, json_option, progress, say, show_table
+from onegraph.printable import printable
 
 #: Tokens before the step that is timed, where the context has them.
 POSITION = 128
@@ -67,24 +68,24 @@ def command(
         profile = llm.profile_graph(batch_size, position=position, repeats=repeats, dot=dot)
         name = llm.path.name
     if as_json:
-        click.echo(json.dumps({"model": name, **dataclasses.asdict(profile)}))
+        say(json.dumps({"model": name, **dataclasses.asdict(profile)}))
         return
     _say(name, profile)
     _show_kernels(profile, each)
     if dot is not None:
-        click.echo(f"\nthe graph is in {dot}: dot -Tsvg {dot} -o graph.svg")
+        say(f"\nthe graph is in {dot}: dot -Tsvg {dot} -o graph.svg")
 
 
 def _say(name: str, p: GraphProfile) -> None:
     rows = "row" if p.batch_size == 1 else "rows"
-    click.echo(f"{name} on {p.device}: the step of {p.batch_size} {rows} at position {p.position}")
+    say(f"{name} on {p.device}: the step of {p.batch_size} {rows} at position {p.position}")
     graphs = "one graph" if p.graphs == 1 else f"{p.graphs} graphs"
-    click.echo(
+    say(
         f"{graphs}, {p.nodes} nodes, {p.edges} edges of which {p.programmatic_edges} programmatic; "
         f"{p.launches} kernels"
     )
     rate = p.bytes / p.replay_us / 1e3
-    click.echo(
+    say(
         f"replayed {p.replay_us:.1f} us ({rate:.0f} GB/s of weights, "
         f"{100 * rate / p.read_peak_gb_s:.0f}% of the read peak of {p.read_peak_gb_s:.0f} GB/s); "
         f"launched kernel by kernel {p.eager_us:.1f} us; kernels by themselves "
@@ -94,6 +95,7 @@ def _say(name: str, p: GraphProfile) -> None:
 
 def _show_kernels(profile: GraphProfile, each: bool) -> None:
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("kernel")
@@ -107,7 +109,9 @@ def _show_kernels(profile: GraphProfile, each: bool) -> None:
         numbers = [f"{len(kernels)}", f"{us / len(kernels):.2f}", f"{us:.1f}"]
         numbers.append(f"{100 * us / total:.1f}%" if total else "")
         weights = [f"{read / 1e6:.1f}", f"{rate:.0f}", f"{100 * rate / profile.read_peak_gb_s:.0f}"]
-        table.add_row(label, *numbers, *(weights if read else ["", "", ""]), style=style)
+        table.add_row(
+            Text(printable(label)), *numbers, *(weights if read else ["", "", ""]), style=style
+        )
 
     if each:
         for kernel in profile.kernels:

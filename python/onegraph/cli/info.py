@@ -13,11 +13,12 @@ from onegraph.cli.terminal import (
     count,
     debug_option,
     json_option,
-    printable,
     progress,
+    say,
     show_table,
     size,
 )
+from onegraph.printable import printable
 from onegraph.progress import shown
 
 Info = dict[str, Any]
@@ -59,11 +60,11 @@ def command(
     with shown(progress()) as told:
         path = hub.resolve(model, progress=told)
     if plan:
-        click.echo(_native.model_plan(path, as_json).rstrip("\n"))
+        say(_native.model_plan(path, as_json).rstrip("\n"))
         return
     text = _native.model_info(path, n_ctx, max_batch, kv_type)
     if as_json:
-        click.echo(text)
+        say(text)
     else:
         _show_model(json.loads(text))
 
@@ -74,7 +75,7 @@ def _show_devices(as_json: bool) -> None:
     cpu = {"device": "cpu", "threads": threads, "free_bytes": free}
     cuda: Info = json.loads(_native.cuda_devices(nvrtc.folders()))
     if as_json:
-        click.echo(json.dumps({"devices": [cpu, *cuda.pop("cards")], "cuda": cuda}))
+        say(json.dumps({"devices": [cpu, *cuda.pop("cards")], "cuda": cuda}))
         return
     rows = [("cpu", f"{threads} threads" + ("" if free is None else f", {size(free)} free"))]
     for card in cuda["cards"]:

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import click
 
 from onegraph.bench import formats
-from onegraph.cli.terminal import printable
+from onegraph.cli.terminal import say
+from onegraph.printable import printable
 
 __all__ = ["Output", "Told", "output_options", "test_options", "watched"]
 
@@ -69,7 +70,7 @@ def watched() -> Iterator[Told | None]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("{task.percentage:>3.0f}%"),
         TimeElapsedColumn(),
@@ -113,16 +114,16 @@ class Output:
         if self._form == "md":
             for _ in seen():
                 pass
-            click.echo(printable(f"{table(kept)}\n\n{foot(kept)}"))
+            say(f"{table(kept)}\n\n{foot(kept)}")
         else:
             for line in formats.written(self._form, seen()):
-                click.echo(line)
+                say(line)
                 sys.stdout.flush()
             if said := foot(kept):
-                click.echo(printable(said), err=True)
+                say(said, err=True)
         if self._plot is not None:
             from onegraph.bench import charts
 
             charts.draw(kept, self._plot, self._title)
-            click.echo(f"drew {self._plot}", err=True)
+            say(f"drew {self._plot}", err=True)
         return [r for r in kept if r.get("check_ok") is False]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import click
 
 from onegraph import _native, hub, nvrtc
-from onegraph.cli.terminal import debug_option, progress
+from onegraph.cli.terminal import debug_option, progress, say
 from onegraph.progress import Told, shown
 
 
@@ -53,5 +53,5 @@ def command(name: str, arch: str | None, n_ctx: int | None, max_batch: int, kv_t
                 progress=_kernels(told),
             )
     if arch is not None:
-        click.echo(f"{total} kernels for {arch}, {new} of them new", err=True)
-    click.echo(path)
+        say(f"{total} kernels for {arch}, {new} of them new", err=True)
+    say(path)

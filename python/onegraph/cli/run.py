@@ -13,7 +13,8 @@ import click
 from onegraph import LLM
 from onegraph.cli.answer import messages, note_cut, report, show
 from onegraph.cli.options import MODEL, SAMPLING, given, model_options, sampling_options
-from onegraph.cli.terminal import debug_option, json_option, printable, progress
+from onegraph.cli.terminal import debug_option, json_option, progress
+from onegraph.printable import printable
 
 
 @click.command()
@@ -49,7 +50,8 @@ def command(
         prompt = _standard_input()
     for said in [prompt, system, *options["stop"]]:
         _check_utf8(said)
-    _log(verbose)
+    if verbose:
+        logging.getLogger("onegraph").setLevel(logging.INFO)
     with LLM(model, max_batch=1, progress=progress(), **given(MODEL, options)) as llm:
         sampling = given(SAMPLING, options)
         if not raw and llm.chat_template is None and (chatting or system is not None):
@@ -115,11 +117,3 @@ def _check_utf8(text: str | None) -> None:
         (text or "").encode()
     except UnicodeEncodeError as e:
         raise click.UsageError(f"{printable(ascii(text))} is not UTF-8: {e.reason}") from e
-
-
-def _log(verbose: bool) -> None:
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    logger = logging.getLogger("onegraph")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO if verbose else logging.WARNING)

@@ -2,33 +2,46 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from onegraph.hub import Progress
+from onegraph.printable import printable
+from onegraph.progress import Told
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["count", "debug_option", "json_option", "printable", "progress", "show_table", "size"]
+__all__ = [
+    "Printable",
+    "count",
+    "debug_option",
+    "json_option",
+    "progress",
+    "say",
+    "show_table",
+    "size",
+]
 
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
-def printable(text: str) -> str:
-    """`text` without control characters: a model or a file must not steer the terminal.
+class Printable(logging.Formatter):
+    """Log records as a terminal may have them: they may quote a file, or a name of one."""
 
-    They become the characters that picture them; line feeds and tabs stay.
-    """
-    return text.translate(_PICTURES)
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
-_PICTURES = {c: 0x2400 + c for c in range(32) if c not in (9, 10)} | {0x7F: 0x2421}
-_PICTURES |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+def say(text: object, *, err: bool = False) -> None:
+    """Prints a line: as it is to a file or another program, `printable` on a terminal."""
+    line = str(text)
+    stream = sys.stderr if err else sys.stdout
+    click.echo(printable(line) if stream.isatty() else line, err=err)
 
 
 def size(n: float) -> str:
@@ -63,7 +76,7 @@ def show_table(table: Table) -> None:
         click.echo(line.rstrip())
 
 
-def progress() -> bool | Progress:
+def progress() -> bool | Told:
     """What to pass as `progress`: a bar on a terminal; elsewhere, a line for each download."""
     if sys.stderr.isatty():
         return True
@@ -71,7 +84,7 @@ def progress() -> bool | Progress:
 
     def line(what: str, done: int, total: int | None) -> None:
         if what not in said and what.startswith("downloading"):
-            click.echo(what, err=True)
+            say(what, err=True)
         said.add(what)
 
     return line
