@@ -36,7 +36,7 @@ def smollm2() -> Path:
             pytest.skip(f"ONEGRAPH_TEST_MODEL={override} is no file")
         return path
     try:
-        return hub.resolve("smollm2", verify=True)
+        return hub.resolve("smollm2", mend=True, verify=True)
     except onegraph.FileError as e:
         pytest.skip(f"{e}; set ONEGRAPH_TEST_MODEL to a copy of the file")
 

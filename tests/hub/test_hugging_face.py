@@ -52,9 +52,13 @@ try:
 except Exception as e:
     print(type(e).__name__, e)
 """
-    env = os.environ | {"HF_HUB_CACHE": str(hub_cache), "HF_HUB_OFFLINE": "1"}
+    env = os.environ | {
+        "HF_HUB_CACHE": str(hub_cache),
+        "HF_HUB_OFFLINE": "1",
+        "ONEGRAPH_CACHE_DIR": str(hub_cache / "onegraph"),
+    }
     done = subprocess.run(
-        [sys.executable, "-c", code, ref], env=env, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code, ref], env=env, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

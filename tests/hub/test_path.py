@@ -1,5 +1,6 @@
 """References that are paths, and those that are nothing."""
 
+import os
 from pathlib import Path
 
 import onegraph
@@ -39,6 +40,23 @@ def test_a_missing_file_is_named_with_the_other_forms(name: str) -> None:
 def test_a_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(onegraph.FileError, match=r"is a folder; name the \.gguf file"):
         hub.resolve(tmp_path)
+
+
+def test_what_could_be_waited_for_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(onegraph.FileError, match="is a FIFO; save the model to a file first"):
+        hub.resolve(tmp_path / "fifo")
+    with pytest.raises(onegraph.FileError, match="is a device; save"):
+        hub.resolve("/dev/null")
+
+
+def test_a_path_can_be_neither_verified_nor_updated(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(onegraph.ArgumentError, match=r"nothing says what the file .* should be"):
+        hub.resolve(tmp_path / "model.gguf", verify=True)
+    for ref in [tmp_path / "model.gguf", "smollm2", "ollama:tiny"]:
+        with pytest.raises(onegraph.ArgumentError, match="only what an hf: reference stands for"):
+            hub.resolve(ref, update=True)
 
 
 def test_a_file_where_a_folder_should_be_is_refused(tmp_path: Path) -> None:

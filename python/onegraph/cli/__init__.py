@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import logging
 import os
 import signal
@@ -106,8 +107,9 @@ def main(args: Sequence[str] | None = None) -> int:
     except click.exceptions.Exit as e:
         return e.exit_code
     except click.ClickException as e:
-        e.message = printable(e.message)
-        e.show()
+        said = io.StringIO()
+        e.show(said)
+        click.echo(printable(said.getvalue()), err=True, nl=False)
         return e.exit_code
     except BrokenPipeError:
         # Whoever read the output has had enough. Python flushes once more at its end.

@@ -28,19 +28,34 @@ def _kernels(told: Told | None) -> Callable[[int, int], object] | None:
 @click.option("--n-ctx", type=int, help="With --compile, the context that will be asked for.")
 @click.option("--max-batch", type=int, default=8, show_default=True, help="With --compile.")
 @click.option("--kv-type", default="f16", show_default=True, help="With --compile.")
+@click.option("--verify", is_flag=True, help="Read all of the file, not a sample.")
+@click.option("--update", is_flag=True, help="Take what an hf: reference stands for upstream now.")
 @debug_option
-def command(name: str, arch: str | None, n_ctx: int | None, max_batch: int, kv_type: str) -> None:
+def command(
+    name: str,
+    arch: str | None,
+    n_ctx: int | None,
+    max_batch: int,
+    kv_type: str,
+    verify: bool,
+    update: bool,
+) -> None:
     """Fetch the model NAME, check it, and print the path of its file.
 
-    NAME is a name like smollm2, hf:user/repo/file.gguf or hf:user/repo:Q4_K_M. A file that is
-    there already is read once and fetched again where it is damaged.
+    NAME is a name like smollm2, hf:user/repo/file.gguf, hf:user/repo:Q4_K_M or
+    hf:user/repo@REVISION:Q4_K_M. What is fetched is held to its hash. A file that is there already
+    is compared by its size and a sample of 1 MiB, with --verify by all of it, and fetched again
+    where it is damaged.
+
+    An hf: reference stays with the commit that it first stood for. Where upstream has another file
+    by now, that is said on standard error; --update takes it.
 
     With --compile, a machine without a GPU fills the kernel cache, the folder `kernels` in
     $ONEGRAPH_CACHE_DIR: carried to a machine with such a card, it spares the first load there its
     compiling, and the machine the compiler.
     """
     with shown(progress()) as told:
-        path = hub.resolve(name, progress=told, verify=True)
+        path = hub.resolve(name, progress=told, mend=True, verify=verify, update=update)
         if arch is not None:
             total, new = _native.compile_kernels(
                 path,
@@ -54,4 +69,6 @@ def command(name: str, arch: str | None, n_ctx: int | None, max_batch: int, kv_t
             )
     if arch is not None:
         say(f"{total} kernels for {arch}, {new} of them new", err=True)
+    if name.startswith("hf:") and not update and (changed := hub.upstream_change(name)):
+        say(changed, err=True)
     say(path)

@@ -1,0 +1,112 @@
+"""Model references: what a user types to name a model, turned into the path of a GGUF file.
+
+    path.gguf                     a file; of a split model, the first shard
+    smollm2                       a name of the manifest, fetched once and kept
+    hf:user/repo/file.gguf        a file of a Hugging Face repository
+    hf:user/repo:Q4_K_M           the one GGUF of that quantization there
+    hf:user/repo@v1.0:Q4_K_M      the same of one revision: a branch, a tag or a commit
+    ollama:qwen2.5:1.5b           a model ollama has pulled, used where it lies
+
+Files that onegraph fetches itself are kept in `$ONEGRAPH_CACHE_DIR/models`, else in
+`$XDG_CACHE_HOME/onegraph/models`, else in `~/.cache/onegraph/models`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import stat
+from pathlib import Path
+
+from onegraph.errors import ArgumentError, FileError
+from onegraph.hub import hugging_face, ollama
+from onegraph.hub.cache import Progress, cache_dir, kind
+from onegraph.hub.hugging_face import upstream_change
+from onegraph.hub.named import Known, fetch, known_models
+
+__all__ = [
+    "FORMS",
+    "Known",
+    "Progress",
+    "cache_dir",
+    "fetch",
+    "known_models",
+    "resolve",
+    "upstream_change",
+]
+
+#: The forms of a reference, for messages.
+FORMS = (
+    "path/to/model.gguf, NAME, hf:user/repo/file.gguf, hf:user/repo:Q4_K_M, "
+    "hf:user/repo@REVISION:Q4_K_M, ollama:model:tag"
+)
+
+
+def resolve(
+    ref: str | os.PathLike[str],
+    *,
+    progress: Progress | None = None,
+    mend: bool = False,
+    verify: bool = False,
+    update: bool = False,
+) -> Path:
+    """The path of the GGUF file that `ref` names; fetches what is not there yet.
+
+    A file that was fetched before is compared with what was fetched, by its size and a sample of
+    it (`onegraph.hub.fingerprint`); `verify` reads all of it. What is damaged is an error; `mend`
+    fetches it again, where it was onegraph that fetched it. An `hf:` reference stands for the
+    content that it first stood for; `update` takes what is upstream now.
+
+    Raises `ArgumentError` for a name that is not known or not well formed, or an option that means
+    nothing for it, `FileError` where a file, a store or a download cannot be had, `ModelError`
+    where what is there is damaged.
+    """
+    text = ref if isinstance(ref, str) else ""
+    if text.startswith("hf:"):
+        return hugging_face.resolve(
+            text, progress=progress, mend=mend, verify=verify, update=update
+        )
+    if update:
+        raise ArgumentError(
+            f"update: {os.fspath(ref)!r} stands for one content for good; only what an hf: "
+            "reference stands for may change upstream"
+        )
+    if text.startswith("ollama:"):
+        return ollama.resolve(text, progress=progress, verify=verify)
+    if not isinstance(ref, str):
+        return _file(Path(ref), verify)
+    known = known_models()
+    if entry := known.get(ref):
+        return fetch(entry, progress=progress, mend=mend, verify=verify)
+    meant_as_path = ref.endswith(".gguf") or "/" in ref or os.sep in ref
+    path = Path(ref).expanduser()
+    if ref and (path.exists() or (meant_as_path and "://" not in ref)):
+        return _file(path, verify)
+    near = difflib.get_close_matches(ref, known, n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    raise ArgumentError(
+        f"no model is called {ref!r}{hint}: names known here are {', '.join(sorted(known))}; "
+        f"a model is named by one of {FORMS}"
+    )
+
+
+def _file(path: Path, verify: bool) -> Path:
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError as e:
+        raise FileError(
+            f"there is no file {path}; check the path, or name a model by one of {FORMS}"
+        ) from e
+    except (OSError, ValueError) as e:  # ValueError: a null character
+        reason = getattr(e, "strerror", None) or e
+        raise FileError(f"cannot read {path}: {reason}; check the path and its permissions") from e
+    if other := kind(mode):
+        folder = stat.S_ISDIR(mode)
+        remedy = "name the .gguf file inside it" if folder else "save the model to a file first"
+        raise FileError(f"{path} is {other}; {remedy}")
+    if verify:
+        raise ArgumentError(
+            f"verify: nothing says what the file {path} should be; compare `sha256sum {path}` with "
+            "what its publisher says"
+        )
+    return path

@@ -1,0 +1,306 @@
+"""`hf:` references: files of Hugging Face repositories, in huggingface_hub's own cache.
+
+    hf:user/repo/file.gguf              hf:user/repo:Q4_K_M
+    hf:user/repo@REVISION/file.gguf     hf:user/repo@REVISION:Q4_K_M
+
+A revision is a branch, a tag or a commit, written as huggingface_hub's own `hf://` paths write it
+(a slash in a branch's name as %2F). Without one it is the repository's main branch.
+
+What a reference stands for is pinned when it is first used: its commit and the hash of each file
+(`pins`). Later loads take that commit, with no question to the network, and hold the files to the
+hash. Files are often uploaded again under the same name, to mend a template or by whoever took
+over an account: a load that followed would compute something else today than yesterday, and start
+with a download of gigabytes. To fail until somebody agrees would stop programs for a change that
+need not concern them. So nothing changes by itself, `onegraph pull` says what is new upstream, and
+`onegraph pull --update` takes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from onegraph.errors import ArgumentError, FileError, ModelError
+from onegraph.hub import fingerprint, pins
+from onegraph.hub.cache import Progress, is_full, open_regular
+from onegraph.hub.pins import Pin, PinnedFile
+
+__all__ = ["resolve", "upstream_change"]
+
+logger = logging.getLogger("onegraph")
+
+_REFERENCE = re.compile(
+    r"hf:(?P<repo>[\w.-]+/[\w.-]+)"
+    r"(?:@(?P<revision>refs/(?:pr|convert)/[\w.-]+|(?:[\w.-]|%2[Ff])+))?"
+    r"(?::(?P<tag>[\w.-]+)|/(?P<file>(?:[\w.-]+/)*[\w.-]+\.gguf))",
+    re.ASCII,
+)
+_SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+#: A split model of more shards than this is none.
+_MOST_SHARDS = 1000
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The parts of a reference; of `file` and `tag` there is one."""
+
+    text: str
+    repo: str
+    revision: str | None
+    file: str | None
+    tag: str | None
+
+
+def parse(ref: str) -> Reference:
+    """The parts of an `hf:` reference; `ArgumentError` for what is none."""
+    found = _REFERENCE.fullmatch(ref)
+    if found:
+        revision = found["revision"]
+        revision = revision and re.sub("%2F", "/", revision, flags=re.IGNORECASE)
+        parts = "/".join(filter(None, [found["repo"], revision, found["file"]])).split("/")
+        # Neither `..` nor an empty part: they become paths.
+        if all(part.strip(".") for part in parts):
+            return Reference(ref, found["repo"], revision, found["file"], found["tag"])
+    raise ArgumentError(
+        f"{ref!r} is no reference to a Hugging Face file: write hf:user/repo/file.gguf, or "
+        "hf:user/repo:Q4_K_M for the file of that quantization; @REVISION may follow the "
+        "repository, as in hf:user/repo@v1.0:Q4_K_M"
+    )
+
+
+def resolve(
+    ref: str,
+    *,
+    progress: Progress | None = None,
+    mend: bool = False,
+    verify: bool = False,
+    update: bool = False,
+) -> Path:
+    """The (first) file of an `hf:` reference. Arguments and errors: `onegraph.hub.resolve`."""
+    wanted = parse(ref)
+    try:
+        from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
+    except ImportError as e:
+        raise FileError(
+            f"{ref} needs huggingface_hub, which is not installed: run "
+            "`pip install 'onegraph[hub]'`, or download the file yourself and name its path"
+        ) from e
+    (enable_progress_bars if progress else disable_progress_bars)()
+    pin = None if update else pins.read(ref)
+    if pin is None:
+        return _first_use(wanted, mend or update, progress)
+    return _as_pinned(wanted.repo, pin, mend, verify, progress)
+
+
+# --- what a reference stands for ------------------------------------------------------------------
+
+
+def _first_use(wanted: Reference, mend: bool, progress: Progress | None) -> Path:
+    """Fetches what is upstream now, checks it, and pins the reference to it."""
+    repo, name = wanted.repo, wanted.file
+    if name is None:
+        name = _pick(wanted, _listed(repo, wanted.revision))
+    first = _download(repo, name, wanted.revision)
+    # The local cache keeps a file as snapshots/COMMIT/NAME.
+    commit = first.parents[len(PurePosixPath(name).parts) - 1].name
+    files = []
+    for shard in _shards(wanted.text, name):
+        path = first if shard == name else _download(repo, shard, commit)
+        files.append(_checked(repo, shard, commit, path, mend, progress))
+    try:
+        pins.write(Pin(wanted.text, commit, tuple(files)))
+    except OSError as e:
+        logger.warning(
+            "cannot note what %s stands for: %s; a later load may get another content. Set "
+            "ONEGRAPH_CACHE_DIR to a folder that can be written",
+            wanted.text,
+            e.strerror or e,
+        )
+    return _download(repo, files[0].name, commit)
+
+
+def _shards(ref: str, name: str) -> list[str]:
+    found = _SHARD.search(name)
+    if not found:
+        return [name]
+    count = int(found[2])
+    if not 1 <= count <= _MOST_SHARDS:
+        raise ArgumentError(f"{ref!r} names a model of {count} shards: 1 to {_MOST_SHARDS} can be")
+    return [f"{name[: found.start()]}-{i:05}-of-{count:05}.gguf" for i in range(1, count + 1)]
+
+
+def _checked(
+    repo: str, name: str, commit: str, path: Path, mend: bool, progress: Progress | None
+) -> PinnedFile:
+    """Reads a fetched file once and holds it to the hash that the hub names it by."""
+    described = _described(name, path, progress)
+    if _differs(described) and mend:
+        path = _download(repo, name, commit, again=True)
+        described = _described(name, path, progress)
+    if _differs(described):
+        raise ModelError(
+            f"{name} of {repo} is damaged: its sha256 is {described.sha256}, and Hugging Face "
+            f"says {described.etag}; remove {path} and run `onegraph pull` for it again"
+        )
+    return described
+
+
+def _differs(file: PinnedFile) -> bool:
+    """Whether the hub's name is a SHA-256, as of all large files, and another than the file's."""
+    return bool(re.fullmatch(r"[0-9a-f]{64}", file.etag or "")) and file.etag != file.sha256
+
+
+def _described(name: str, path: Path, progress: Progress | None) -> PinnedFile:
+    with _readable(path), open_regular(path) as file:
+        return PinnedFile(
+            name=name,
+            size=os.fstat(file.fileno()).st_size,
+            sha256=fingerprint.read_whole(file, name, progress),
+            sample=fingerprint.sample(file),
+            etag=_etag(path),
+        )
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileError:
+        raise
+    except OSError as e:
+        raise FileError(f"cannot read {path}: {e.strerror or e}; check its permissions") from e
+
+
+def _etag(path: Path) -> str | None:
+    """What the hub calls the content of a cached file: the name of the blob that it links to."""
+    try:
+        blob = PurePosixPath(os.readlink(path))
+    except OSError:  # on a file system without links
+        return None
+    return blob.name if blob.parent.name == "blobs" else None
+
+
+def _as_pinned(repo: str, pin: Pin, mend: bool, verify: bool, progress: Progress | None) -> Path:
+    """The files of a pinned commit, held to their hashes."""
+    paths = []
+    for file in pin.files:
+        path = _download(repo, file.name, pin.commit, pin=pin)
+        wrong = _damage(path, file, verify, progress)
+        if wrong and mend:
+            path = _download(repo, file.name, pin.commit, again=True, pin=pin)
+            wrong = _damage(path, file, True, progress)
+        if wrong:
+            remedy = (
+                f"that is what Hugging Face gives for commit {pin.commit} now; run `onegraph pull "
+                f"--update {pin.reference}` to take it"
+                if mend
+                else f"run `onegraph pull {pin.reference}`, which fetches it again"
+            )
+            raise ModelError(f"{path} is not what {pin.reference} stood for: {wrong}; {remedy}")
+        paths.append(path)
+    return paths[0]
+
+
+def _damage(path: Path, file: PinnedFile, verify: bool, progress: Progress | None) -> str | None:
+    with _readable(path):
+        whole = file.sha256 if verify else None
+        return fingerprint.damage(path, file.size, file.sample, whole, progress)
+
+
+def upstream_change(ref: str) -> str | None:
+    """What is new upstream under an `hf:` reference that was used before, in a sentence for people.
+
+    None where nothing is, where nothing can be (a commit), or where the network does not answer.
+    """
+    wanted = parse(ref)
+    pin = pins.read(ref)
+    if pin is None or wanted.revision == pin.commit:
+        return None
+    import huggingface_hub as hub
+
+    for file in pin.files:
+        try:
+            url = hub.hf_hub_url(wanted.repo, file.name, revision=wanted.revision)
+            now = hub.get_hf_file_metadata(url)
+        except Exception as e:  # its own classes, those of its HTTP client, the system's
+            logger.info("cannot ask what %s is upstream now: %s", ref, e)
+            return None
+        if file.etag is not None and now.etag not in (None, file.etag):
+            return (
+                f"{file.name} of {ref} has changed upstream: pinned is {file.etag} of commit "
+                f"{pin.commit}, there now {now.etag} of commit {now.commit_hash}; the pinned one "
+                f"stays until `onegraph pull --update {ref}`"
+            )
+    return None
+
+
+# --- Hugging Face ---------------------------------------------------------------------------------
+
+
+def _download(
+    repo: str, name: str, revision: str | None, *, again: bool = False, pin: Pin | None = None
+) -> Path:
+    """Where the local cache has a file, fetched where it has not, or `again`."""
+    import huggingface_hub as hub
+
+    try:
+        return Path(hub.hf_hub_download(repo, name, revision=revision, force_download=again))
+    except Exception as e:  # its own classes, those of its HTTP client, the system's
+        raise _error(f"{name} of {repo}", e, pin) from e
+
+
+def _listed(repo: str, revision: str | None) -> list[str]:
+    """Names of the repository's files; offline, of those in the local hub cache."""
+    import huggingface_hub as hub
+
+    try:
+        return list(hub.list_repo_files(repo, revision=revision))
+    except Exception as online:
+        try:
+            found = hub.snapshot_download(repo, revision=revision, local_files_only=True)
+        except Exception:
+            raise _error(f"the list of files of {repo}", online) from online
+        snapshot = Path(found)
+        return [p.relative_to(snapshot).as_posix() for p in snapshot.rglob("*") if p.is_file()]
+
+
+def _error(what: str, e: Exception, pin: Pin | None = None) -> FileError:
+    reason = " ".join(str(e).split()) or type(e).__name__
+    if isinstance(e, OSError) and is_full(e):
+        return FileError(
+            f"no room for {what}: {reason}; make room on the disk of Hugging Face's cache, or set "
+            "HF_HUB_CACHE to a folder on another one"
+        )
+    held = (
+        ""
+        if pin is None
+        else (
+            f"; {pin.reference} is pinned to commit {pin.commit}: if that is gone, `onegraph pull "
+            f"--update {pin.reference}` takes what is there now"
+        )
+    )
+    return FileError(
+        f"cannot fetch {what} from Hugging Face: {reason}; check the name and the network, log in "
+        f"with `hf auth login` for a gated repository, or download it and name its path{held}"
+    )
+
+
+def _pick(wanted: Reference, files: list[str]) -> str:
+    """The GGUF of one quantization: its tag stands between separators in the name."""
+    assert wanted.tag is not None
+    ggufs = sorted(f for f in files if f.endswith(".gguf") and "mmproj" not in f.lower())
+    tag = re.compile(rf"(?:^|[-._/]){re.escape(wanted.tag)}(?=[-./])", re.IGNORECASE)
+    # A name that could leave the cache is nothing to pick.
+    found = [f for f in ggufs if tag.search(f) and all(p.strip(".") for p in f.split("/"))]
+    first = [f for f in found if not (s := _SHARD.search(f)) or int(s[1]) == 1]
+    if len(first) == 1:
+        return first[0]
+    listed = ", ".join(first or ggufs) or "none"
+    if first:
+        raise ArgumentError(f"{wanted.text!r} fits {len(first)} files: {listed}; name one of them")
+    raise ArgumentError(f"{wanted.text!r} fits no file; GGUF files there: {listed}")

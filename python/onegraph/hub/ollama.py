@@ -1,0 +1,161 @@
+"""`ollama:` references: models that ollama has pulled, used where they lie."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from pathlib import Path
+
+from onegraph.errors import ArgumentError, FileError, ModelError
+from onegraph.hub import fingerprint
+from onegraph.hub.cache import Progress, open_regular
+
+__all__ = ["resolve"]
+
+_MODEL = "application/vnd.ollama.image.model"
+#: Each part of a name. The first character keeps `..` and hidden files out.
+_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}")
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,349}")
+#: A manifest is about a kilobyte; a file past this is none.
+_MANIFEST_LIMIT = 1 << 20
+
+
+def resolve(ref: str, *, progress: Progress | None = None, verify: bool = False) -> Path:
+    """The blob of the model that `ref` names; `verify` reads it whole. Errors:
+    `onegraph.hub.resolve`."""
+    host, namespace, model, tag = _split(ref)
+    roots = _roots()
+    name = f"{namespace}/{model}" if namespace != "library" else model
+    tried = []
+    for root in roots:
+        folder = root / "manifests" / host / namespace / model
+        manifest = _manifest(folder / tag, ref)
+        if manifest is not None:
+            return _blob(root, manifest, folder / tag, ref, progress, verify)
+        tried.append((root, folder))
+    for root, folder in tried:
+        tags = _names(folder)
+        if tags:
+            raise FileError(
+                f"ollama has no {name}:{tag} in {root}; tags of {name} there: {', '.join(tags)}; "
+                f"run `ollama pull {name}:{tag}` or name one of them"
+            )
+    where = " or ".join(str(root) for root in roots)
+    models = sorted({n for root in roots for n in _names(root / "manifests" / host / namespace)})
+    there = f"; models there: {', '.join(models)}" if models else ""
+    raise FileError(
+        f"ollama has no model {name} in {where}{there}; run `ollama pull {name}:{tag}`, or set "
+        "OLLAMA_MODELS to ollama's folder"
+    )
+
+
+def _split(ref: str) -> tuple[str, str, str, str]:
+    """`(host, namespace, model, tag)` of `ollama:[host/][namespace/]model[:tag]`."""
+    *front, last = ref.removeprefix("ollama:").split("/")
+    model, colon, tag = last.partition(":")
+    if not colon:
+        tag = "latest"
+    namespace = front.pop() if front else "library"
+    host = front.pop() if front else "registry.ollama.ai"
+    parts = [namespace, model, tag]
+    if front or not _HOST.fullmatch(host) or not all(map(_PART.fullmatch, parts)):
+        raise ArgumentError(
+            f"{ref!r} is no name of an ollama model: write ollama:model, ollama:model:tag or "
+            "ollama:host/namespace/model:tag, of letters, digits, '-', '_' and '.'"
+        )
+    return host, namespace, model, tag
+
+
+def _roots() -> list[Path]:
+    if own := os.environ.get("OLLAMA_MODELS"):
+        return [Path(own).expanduser()]
+    roots = [Path("/usr/share/ollama/.ollama/models")]
+    with contextlib.suppress(RuntimeError):  # no home directory
+        roots.insert(0, Path.home() / ".ollama" / "models")
+    return roots
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(p.name for p in folder.iterdir() if not p.name.startswith("."))
+    except OSError:
+        return []
+
+
+def _manifest(path: Path, ref: str) -> object | None:
+    """The parsed manifest, or None where there is none."""
+    try:
+        with open_regular(path) as file:
+            raw = file.read(_MANIFEST_LIMIT + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except FileError:
+        raise
+    except OSError as e:
+        raise _unreadable(path, ref, e) from e
+    remedy = "remove the model with `ollama rm` and pull it again"
+    if len(raw) > _MANIFEST_LIMIT:
+        raise ModelError(f"{path} is no manifest: it is over {_MANIFEST_LIMIT} bytes; {remedy}")
+    try:
+        parsed: object = json.loads(raw)
+    except (ValueError, RecursionError) as e:
+        raise ModelError(f"{path} is no manifest of ollama: {e}; {remedy}") from e
+    return parsed
+
+
+def _unreadable(path: Path, ref: str, e: OSError) -> FileError:
+    return FileError(
+        f"{ref}: cannot read {path}: {e.strerror}; ollama's service keeps its models as its own "
+        "user: let your user read the folder (`sudo usermod -aG ollama $USER` and log in again), "
+        "or pull the model as yourself"
+    )
+
+
+def _blob(
+    root: Path,
+    manifest: object,
+    path: Path,
+    ref: str,
+    progress: Progress | None,
+    verify: bool,
+) -> Path:
+    layers = manifest.get("layers") if isinstance(manifest, dict) else None
+    if not isinstance(layers, list):
+        raise ModelError(f"{path} lists no layers; run `ollama pull` again for {ref}")
+    models = [m for m in layers if isinstance(m, dict) and m.get("mediaType") == _MODEL]
+    if len(models) != 1:
+        raise ModelError(
+            f"{path} lists {len(models)} layers of type {_MODEL}, and one GGUF is needed: "
+            "pull a GGUF variant of the model"
+        )
+    digest, size = models[0].get("digest"), models[0].get("size")
+    if not isinstance(digest, str) or not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
+        raise ModelError(
+            f"{path} gives the digest {digest!r}, not sha256: and 64 hexadecimal digits; remove "
+            "the model with `ollama rm` and pull it again"
+        )
+    blob = root / "blobs" / digest.replace(":", "-")
+    try:
+        with open_regular(blob) as file:
+            found = os.fstat(file.fileno()).st_size
+            if found != size:
+                raise ModelError(
+                    f"{ref}: ollama's blob {blob} has {found} bytes and its manifest says {size}: "
+                    "the download was not finished; run `ollama pull` again"
+                )
+            if verify and fingerprint.read_whole(file, ref, progress) != digest[7:]:
+                raise ModelError(
+                    f"{ref}: ollama's blob {blob} is damaged: its sha256 is not the one it is "
+                    "named by; remove the model with `ollama rm` and pull it again"
+                )
+    except FileNotFoundError as e:
+        raise FileError(
+            f"{ref}: ollama's blob {blob} is missing; run `ollama pull` again to complete it"
+        ) from e
+    except (FileError, ModelError):
+        raise
+    except OSError as e:
+        raise _unreadable(blob, ref, e) from e
+    return blob

@@ -1,0 +1,334 @@
+"""`hf:` references through a hub on the loopback, whose repository changes between two uses."""
+
+import hashlib
+import http.server
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import urllib.parse
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import onegraph
+import pytest
+from onegraph.hub import hugging_face, pins
+
+REPO = "user/Tiny-GGUF"
+FILE = "Tiny-Q4_K_M.gguf"
+REF = f"hf:{REPO}/{FILE}"
+
+
+class FakeHub(http.server.ThreadingHTTPServer):
+    """What huggingface_hub asks for: lists of files, and files with their hash and commit."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        #: Files of each commit, and the commit of each branch and tag.
+        self.commits: dict[str, dict[str, bytes]] = {}
+        self.refs: dict[str, str] = {}
+        self.made = 0
+        #: Sent in the place of a file with this content.
+        self.instead: dict[bytes, bytes] = {}
+        #: Methods and paths of what was asked.
+        self.asked: list[tuple[str, str]] = []
+
+    def commit(self, files: dict[str, bytes], *refs: str) -> str:
+        """A new commit, which `refs` then name."""
+        self.made += 1
+        name = hashlib.sha1(f"{self.made}".encode()).hexdigest()
+        self.commits[name] = files
+        self.refs |= dict.fromkeys(refs, name)
+        return name
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Answer(http.server.BaseHTTPRequestHandler):
+    server: FakeHub
+    protocol_version = "HTTP/1.1"
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def _answer(self, body: bool) -> None:
+        hub, path = self.server, urllib.parse.urlsplit(self.path).path
+        hub.asked.append((self.command, path))
+        listed = re.fullmatch(rf"/api/models/{REPO}(?:/(?:revision|tree)/([^/]+))?", path)
+        file = re.fullmatch(rf"/{REPO}/resolve/([^/]+)/(.+)", path)
+        revision = urllib.parse.unquote((listed or file or [None, ""])[1] or "main")
+        commit = hub.refs.get(revision, revision)
+        files = hub.commits.get(commit)
+        if files is None or not (listed or file):
+            self._send(404, {"X-Error-Code": "RevisionNotFound"}, b"", body)
+        elif listed and "/tree/" in path:
+            rows = [{"type": "file", "path": n, "oid": "0", "size": len(files[n])} for n in files]
+            self._send(200, {}, json.dumps(rows).encode(), body)
+        elif listed:
+            info = {"id": REPO, "sha": commit, "siblings": [{"rfilename": n} for n in files]}
+            self._send(200, {}, json.dumps(info).encode(), body)
+        elif (name := urllib.parse.unquote(file[2])) not in files:
+            self._send(404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit}, b"", body)
+        else:
+            sha256 = hashlib.sha256(files[name]).hexdigest()
+            headers = {"X-Repo-Commit": commit, "ETag": f'"{sha256}"'}
+            headers |= {"X-Linked-Etag": f'"{sha256}"', "X-Linked-Size": str(len(files[name]))}
+            self._send(200, headers, hub.instead.get(files[name], files[name]), body)
+
+    def _send(self, code: int, headers: dict[str, str], content: bytes, body: bool) -> None:
+        self.send_response(code)
+        for name, text in {**headers, "Content-Length": str(len(content))}.items():
+            self.send_header(name, text)
+        self.end_headers()
+        if body:
+            self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def hub() -> Iterator[FakeHub]:
+    server = FakeHub()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def environment(hub: FakeHub, tmp_path: Path) -> dict[str, str]:
+    return os.environ | {
+        "HF_ENDPOINT": hub.endpoint,
+        "HF_HUB_CACHE": str(tmp_path / "hf"),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_TOKEN_PATH": str(tmp_path / "no-token"),
+        "ONEGRAPH_CACHE_DIR": str(tmp_path / "onegraph"),
+        "NO_PROXY": "*",
+    }
+
+
+#: A load as a fresh process sees it: the content of the file, or class and message of the error.
+Load = Callable[..., str]
+
+
+@pytest.fixture
+def load(environment: dict[str, str]) -> Load:
+    code = """
+import json, sys
+from onegraph import hub
+try:
+    print(hub.resolve(sys.argv[1], **json.loads(sys.argv[2])).read_text())
+except Exception as e:
+    print(type(e).__name__, e)
+"""
+
+    def run(ref: str, **options: bool) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", code, ref, json.dumps(options)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    return run
+
+
+@pytest.fixture
+def pull(environment: dict[str, str], cli: Callable[..., subprocess.CompletedProcess[str]]):
+    return lambda *args: cli("pull", *args, env=environment)
+
+
+def test_a_revision_is_a_branch_a_tag_or_a_commit(hub: FakeHub, load: Load) -> None:
+    first = hub.commit({FILE: b"GGUF first"}, "v1")
+    hub.commit({FILE: b"GGUF second"}, "main")
+    hub.commit({FILE: b"GGUF third"}, "feature/x", "refs/pr/7")
+    for revision, content in {
+        "v1": "GGUF first",
+        first: "GGUF first",
+        "main": "GGUF second",
+        "feature%2Fx": "GGUF third",
+        "refs/pr/7": "GGUF third",
+    }.items():
+        assert load(f"hf:{REPO}@{revision}/{FILE}") == content
+        assert load(f"hf:{REPO}@{revision}:Q4_K_M") == content
+    assert load(REF) == "GGUF second"
+    said = load(f"hf:{REPO}@v2/{FILE}")
+    assert said.startswith(f"FileError cannot fetch {FILE} of {REPO} from Hugging Face: ")
+
+
+@pytest.mark.parametrize(
+    "ref",
+    [
+        "hf:user/repo@/file.gguf",
+        "hf:user/repo@:Q4_K_M",
+        "hf:user/repo@v1",
+        "hf:user/repo@../file.gguf",
+        "hf:user/repo@a%2F..%2Fb/file.gguf",
+        "hf:user/repo@%2Fetc:Q8_0",
+        "hf:user/repo@v1@v2:Q8_0",
+        "hf:user/repo@v%20:Q8_0",
+        "hf:@v1/repo:Q8_0",
+    ],
+)
+def test_a_malformed_revision_is_refused(ref: str) -> None:
+    with pytest.raises(onegraph.ArgumentError, match=r"as in hf:user/repo@v1\.0:Q4_K_M"):
+        hugging_face.parse(ref)
+
+
+@pytest.mark.parametrize("ref", [REF, f"hf:{REPO}:Q4_K_M", f"hf:{REPO}@main:Q4_K_M"])
+def test_a_reference_stays_with_what_it_first_stood_for_until_it_is_updated(
+    ref: str, hub: FakeHub, load: Load, pull
+) -> None:
+    old = hub.commit({FILE: b"GGUF old"}, "main")
+    assert load(ref) == "GGUF old"
+    new = hub.commit({FILE: b"GGUF new"}, "main")
+    hub.asked.clear()
+    assert load(ref) == "GGUF old"
+    assert hub.asked == []  # no question to the network either
+    told = pull(ref)
+    assert (told.returncode, Path(told.stdout.strip()).read_text()) == (0, "GGUF old")
+    for words in [
+        f"{FILE} of {ref} has changed upstream: pinned is "
+        f"{hashlib.sha256(b'GGUF old').hexdigest()} of commit {old}, there now "
+        f"{hashlib.sha256(b'GGUF new').hexdigest()} of commit {new}",
+        f"the pinned one stays until `onegraph pull --update {ref}`",
+    ]:
+        assert words in told.stderr
+    updated = pull("--update", ref)
+    assert (updated.returncode, Path(updated.stdout.strip()).read_text()) == (0, "GGUF new")
+    assert load(ref) == "GGUF new"
+    assert "has changed" not in pull(ref).stderr
+
+
+def test_a_commit_that_leaves_the_file_alone_is_no_change(hub: FakeHub, load: Load, pull) -> None:
+    hub.commit({FILE: b"GGUF same", "README.md": b"old"}, "main")
+    assert load(REF) == "GGUF same"
+    hub.commit({FILE: b"GGUF same", "README.md": b"new"}, "main")
+    assert pull(REF).stderr == ""
+
+
+def test_the_shards_of_a_model_are_of_one_commit(hub: FakeHub, load: Load, tmp_path: Path) -> None:
+    names = [f"Big-Q6_K-{i:05}-of-00003.gguf" for i in (1, 2, 3)]
+    commit = hub.commit({name: f"GGUF {name}".encode() for name in names}, "main")
+    assert load(f"hf:{REPO}:Q6_K") == f"GGUF {names[0]}"
+    fetched = [path for method, path in hub.asked if method == "GET" and "/resolve/" in path]
+    assert [path.rsplit("/", 1)[1] for path in fetched] == names
+    assert all(f"/resolve/{commit}/" in path for path in fetched[1:])
+    (shard,) = (tmp_path / "hf").glob(f"*/snapshots/{commit}/{names[2]}")
+    shard.resolve().write_bytes(b"GGUF ruined")
+    assert f"{names[2]} is not what hf:{REPO}:Q6_K stood for" in load(f"hf:{REPO}:Q6_K")
+
+
+@pytest.mark.parametrize("damage", [b"GGUF wholE", b"GGUF whol"])
+def test_a_damaged_file_is_an_error_at_load_and_mended_by_pull(
+    damage: bytes, hub: FakeHub, load: Load, pull, tmp_path: Path
+) -> None:
+    hub.commit({FILE: b"GGUF whole"}, "main")
+    assert load(REF) == "GGUF whole"
+    (path,) = (tmp_path / "hf").glob(f"*/snapshots/*/{FILE}")
+    path.resolve().write_bytes(damage)
+    said = load(REF)
+    assert said.startswith(f"ModelError {path} is not what {REF} stood for: ")
+    assert f"run `onegraph pull {REF}`, which fetches it again" in said
+    assert pull(REF).returncode == 0
+    assert load(REF, verify=True) == "GGUF whole"
+
+
+def test_what_arrives_is_held_to_the_hash_that_the_hub_gives(hub: FakeHub, load: Load) -> None:
+    hub.commit({FILE: b"GGUF whole"}, "main")
+    hub.instead[b"GGUF whole"] = b"GGUF other"
+    for mend in [False, True]:
+        said = load(REF, mend=mend)
+        assert said.startswith(f"ModelError {FILE} of {REPO} is damaged: its sha256 is ")
+        assert hashlib.sha256(b"GGUF other").hexdigest() in said
+        assert hashlib.sha256(b"GGUF whole").hexdigest() in said
+    hub.instead.clear()
+    assert load(REF, mend=True) == "GGUF whole"
+
+
+def test_another_content_under_a_pinned_commit_is_refused(
+    hub: FakeHub, load: Load, tmp_path: Path
+) -> None:
+    commit = hub.commit({FILE: b"GGUF old"}, "main")
+    assert load(REF) == "GGUF old"
+    (path,) = (tmp_path / "hf").glob(f"*/snapshots/*/{FILE}")
+    path.unlink()  # somebody made room
+    hub.commits[commit] = {FILE: b"GGUF new"}
+    said = load(REF)
+    assert said.startswith(f"ModelError {path} is not what {REF} stood for")
+    assert f"`onegraph pull --update {REF}`" in load(REF, mend=True)
+    assert load(REF, update=True) == "GGUF new"
+
+
+def test_a_pinned_commit_that_is_gone_says_how_to_go_on(
+    hub: FakeHub, load: Load, tmp_path: Path
+) -> None:
+    commit = hub.commit({FILE: b"GGUF old"}, "main")
+    assert load(REF) == "GGUF old"
+    (path,) = (tmp_path / "hf").glob(f"*/snapshots/*/{FILE}")
+    path.unlink()
+    del hub.commits[commit]
+    hub.commit({FILE: b"GGUF new"}, "main")
+    said = load(REF)
+    assert said.startswith("FileError cannot fetch")
+    assert f"{REF} is pinned to commit {commit}: if that is gone, `onegraph pull --update" in said
+    assert load(REF, update=True) == "GGUF new"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"files": []}',
+        '{"files": [{"name": 1}]}',
+        '{"reference": "x", "commit": "../..", "files": [{"name": "x", "size": 1, '
+        '"sha256": "", "sample": "", "etag": null}]}',
+        "[" * 100_000,
+        " " * (2 << 20),
+    ],
+)
+def test_a_damaged_pin_says_how_to_write_it_again(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONEGRAPH_CACHE_DIR", str(tmp_path))
+    file = pins.PinnedFile(FILE, 4, "0" * 64, "1" * 64, None)
+    pin = pins.Pin(REF, "0" * 40, (file,))
+    assert pins.read(REF) is None
+    pins.write(pin)
+    assert pins.read(REF) == pin
+    (path,) = (tmp_path / "models" / "pins").iterdir()
+    path.write_text(text)
+    with pytest.raises(onegraph.ModelError) as e:
+        pins.read(REF)
+    assert f"{path}, which says what {REF} stands for, is damaged: " in str(e.value)
+    assert f"run `onegraph pull --update {REF}`" in str(e.value)
+    pins.write(pin)
+    assert pins.read(REF) == pin
+
+
+def test_a_cache_that_cannot_be_written_is_a_warning(
+    hub: FakeHub, environment: dict[str, str], load: Load, tmp_path: Path
+) -> None:
+    hub.commit({FILE: b"GGUF"}, "main")
+    (tmp_path / "onegraph").write_text("in the way")
+    assert load(REF) == "GGUF"
+    code = "import sys; from onegraph import hub; hub.resolve(sys.argv[1])"
+    command = [sys.executable, "-c", code, REF]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.stderr.startswith(f"cannot note what {REF} stands for: Not a directory; a later")
