@@ -142,15 +142,14 @@ def test_a_race_that_is_ended_leaves_no_server(command, smollm2: Path) -> None:
     line = [*command, "compare", str(smollm2), "--against", "xllamacpp", *options]
     running = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process = psutil.Process(running.pid)
-    until = time.monotonic() + 60
-    while not (started := process.children()) and time.monotonic() < until:
+    while not (started := process.children()) and running.poll() is None:
         time.sleep(0.05)
     assert started
     time.sleep(1)
     running.terminate()
-    _, said = running.communicate(timeout=60)
+    _, said = running.communicate(timeout=300)
     assert running.returncode == 143, said
-    assert psutil.wait_procs(started, timeout=10)[1] == []
+    assert psutil.wait_procs(started, timeout=300)[1] == []
 
 
 def test_a_model_that_llama_cpp_cannot_load_is_said_with_its_words(tmp_path: Path) -> None:

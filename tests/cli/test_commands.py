@@ -1,7 +1,6 @@
 """What holds for every command: help, versions, exit codes, and where errors go."""
 
 import importlib
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -30,23 +29,16 @@ def test_every_command_has_help(name: str, cli) -> None:
     assert undocumented == []
 
 
-def test_help_is_quick(command: list[str]) -> None:
-    took = []
-    for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([*command, "--help"], check=True, capture_output=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        # Of its own processor time: the machine may be busy with something else.
-        took.append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
-    assert min(took) < 0.5, took
-
-
-def test_help_imports_no_command_and_no_numpy() -> None:
+def test_help_loads_little() -> None:
+    """What makes help quick, counted: how long it takes depends on the machine."""
     code = "import sys; from onegraph.cli import main; main(['--help']); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = set(done.stdout.split())
+    loaded = set(done.stdout.rsplit("\n", 2)[-2].split())
     assert "onegraph.cli" in loaded
-    assert not loaded & {"numpy", "rich", "onegraph.cli.run", "onegraph.cli.info"}
+    assert not loaded & {"numpy", "rich", "asyncio", "http.client", "huggingface_hub", "ssl"}
+    assert not loaded & {row.module for row in COMMANDS.values()}
+    # 179 were seen, by Python 3.11: what it starts with, click, and what the package needs.
+    assert len(loaded) < 250, sorted(loaded)
 
 
 def test_version(cli) -> None:
@@ -108,7 +100,7 @@ def test_a_name_cannot_steer_the_terminal(cli) -> None:
 def test_a_reader_that_leaves_is_no_error(command: list[str], smollm2: Path) -> None:
     line = f"'{command[0]}' {' '.join(command[1:])} info --plan '{smollm2}' | head -n 1"
     done = subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {line}"], capture_output=True, text=True, timeout=60
+        ["bash", "-c", f"set -o pipefail; {line}"], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0
     assert done.stderr == ""
@@ -126,7 +118,7 @@ def test_a_full_disk_is_an_error(cli, smollm2: Path) -> None:
 def test_a_closed_output_is_no_error(command: list[str]) -> None:
     for closed in [">&-", "2>&-", ">&- 2>&-"]:
         line = f"'{command[0]}' {' '.join(command[1:])} info --devices {closed}"
-        assert subprocess.run(["bash", "-c", line], timeout=60).returncode == 0
+        assert subprocess.run(["bash", "-c", line], timeout=300).returncode == 0
 
 
 def test_the_module_is_the_command() -> None:

@@ -1,5 +1,6 @@
 """Models of the manifest, fetched by the real pip from the user's index or a local folder."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -142,6 +143,23 @@ def test_the_lock_follows_no_link_and_empties_nothing(tiny: hub.Known, tmp_path:
     lock.hardlink_to(precious)
     assert hub.fetch(tiny).read_bytes() == CONTENT
     assert precious.read_text() == "years of work"
+
+
+def test_who_waits_for_another_process_says_so(tiny: hub.Known) -> None:
+    lock = tiny.path.with_suffix(".lock")
+    lock.parent.mkdir(parents=True)
+    said = []
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+
+        def told(what: str, done: int, total: int | None) -> None:
+            if not said:
+                fcntl.flock(held, fcntl.LOCK_UN)
+            said.append(what)
+
+        assert hub.fetch(tiny, progress=told).read_bytes() == CONTENT
+    assert said[0] == "waiting for another process that fetches tiny"
+    assert said[-1] == "checking tiny"
 
 
 def test_a_fifo_in_the_place_of_a_file_is_no_wait(tiny: hub.Known) -> None:

@@ -233,6 +233,14 @@ def test_the_shards_of_a_model_are_of_one_commit(hub: FakeHub, load: Load, tmp_p
     assert f"{names[2]} is not what hf:{REPO}:Q6_K stood for" in load(f"hf:{REPO}:Q6_K")
 
 
+def test_a_name_that_could_steer_or_leave_is_nothing_to_pick(hub: FakeHub, load: Load) -> None:
+    hub.commit(
+        {"a\x1b]0;x\x07-Q8_0.gguf": b"1", "../b-Q8_0.gguf": b"2", "c-Q8_0.gguf": b"3"}, "main"
+    )
+    assert load(f"hf:{REPO}:Q8_0") == "3"
+    assert load(f"hf:{REPO}:Q6_K").startswith(f"ArgumentError 'hf:{REPO}:Q6_K' fits no file")
+
+
 @pytest.mark.parametrize("damage", [b"GGUF wholE", b"GGUF whol"])
 def test_a_damaged_file_is_an_error_at_load_and_mended_by_pull(
     damage: bytes, hub: FakeHub, load: Load, pull, tmp_path: Path

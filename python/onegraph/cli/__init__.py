@@ -80,7 +80,7 @@ def cli() -> None:
     """Run quantized GGUF language models.
 
     MODEL is the path of a .gguf file, a name like smollm2, hf:user/repo/file.gguf,
-    hf:user/repo:Q4_K_M or ollama:model:tag.
+    hf:user/repo:Q4_K_M, one revision of it as hf:user/repo@REVISION:Q4_K_M, or ollama:model:tag.
     """
 
 

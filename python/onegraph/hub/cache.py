@@ -1,7 +1,8 @@
 """The folder of kept models: where it is, and how its files are opened and locked.
 
 Another user, or an accident, may have put something else in the place of a file: a link, a FIFO, a
-device. What is opened here is a plain file or an error, and opening waits for nobody.
+device. What is opened here is a plain file or an error, and opening waits for nobody. The folder
+itself may be a link, to a larger disk say; whoever may write to it decides what is kept there.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from typing import BinaryIO
 
 from onegraph.errors import FileError
 
-__all__ = ["Progress", "cache_dir", "is_full", "no_room", "one_process", "open_regular"]
+__all__ = ["FULL", "Progress", "cache_dir", "kind", "no_room", "one_process", "open_regular"]
 
 #: Called with what is being done, the bytes done so far and the bytes in all (None: not known).
 Progress = Callable[[str, int, int | None], None]
 
-#: No room for more: on the disk, in the user's quota, in one file.
-_FULL = {errno.ENOSPC, errno.EFBIG} | {getattr(errno, "EDQUOT", errno.ENOSPC)}
+#: The numbers of errors that say that there is no room for more: on the disk, in the user's quota,
+#: in one file.
+FULL = frozenset({errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)})
 
 _KINDS = [
     (stat.S_ISDIR, "a folder"),
@@ -113,18 +115,8 @@ def one_process(lock: Path, waits: Callable[[], object]) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def is_full(e: OSError) -> bool:
-    """Whether an error says that there is no room for more."""
-    return e.errno in _FULL
-
-
-def full_errors() -> Iterator[int]:
-    """The numbers of errors that say so."""
-    return iter(sorted(_FULL))
-
-
 def no_room(what: str, folder: Path, while_fetched: int, kept: int, e: OSError) -> FileError:
-    """The error of a disk that is full, with how much there is and how much is needed."""
+    """The error of a disk that is full, with how much there is and how much is needed, in bytes."""
     there = folder
     while not there.exists() and there != there.parent:
         there = there.parent

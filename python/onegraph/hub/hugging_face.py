@@ -27,7 +27,7 @@ from pathlib import Path, PurePosixPath
 
 from onegraph.errors import ArgumentError, FileError, ModelError
 from onegraph.hub import fingerprint, pins
-from onegraph.hub.cache import Progress, is_full, open_regular
+from onegraph.hub.cache import FULL, Progress, open_regular
 from onegraph.hub.pins import Pin, PinnedFile
 
 __all__ = ["resolve", "upstream_change"]
@@ -271,7 +271,7 @@ def _listed(repo: str, revision: str | None) -> list[str]:
 
 def _error(what: str, e: Exception, pin: Pin | None = None) -> FileError:
     reason = " ".join(str(e).split()) or type(e).__name__
-    if isinstance(e, OSError) and is_full(e):
+    if isinstance(e, OSError) and e.errno in FULL:
         return FileError(
             f"no room for {what}: {reason}; make room on the disk of Hugging Face's cache, or set "
             "HF_HUB_CACHE to a folder on another one"
@@ -290,13 +290,18 @@ def _error(what: str, e: Exception, pin: Pin | None = None) -> FileError:
     )
 
 
+def _plain(name: str) -> bool:
+    """Whether a name from the network can neither leave the cache nor steer the terminal, where
+    huggingface_hub's bar shows it."""
+    return name.isprintable() and all(part.strip(".") for part in name.split("/"))
+
+
 def _pick(wanted: Reference, files: list[str]) -> str:
     """The GGUF of one quantization: its tag stands between separators in the name."""
     assert wanted.tag is not None
     ggufs = sorted(f for f in files if f.endswith(".gguf") and "mmproj" not in f.lower())
     tag = re.compile(rf"(?:^|[-._/]){re.escape(wanted.tag)}(?=[-./])", re.IGNORECASE)
-    # A name that could leave the cache is nothing to pick.
-    found = [f for f in ggufs if tag.search(f) and all(p.strip(".") for p in f.split("/"))]
+    found = [f for f in ggufs if tag.search(f) and _plain(f)]
     first = [f for f in found if not (s := _SHARD.search(f)) or int(s[1]) == 1]
     if len(first) == 1:
         return first[0]

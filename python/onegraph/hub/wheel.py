@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onegraph.errors import FileError, ModelError
-from onegraph.hub.cache import Progress, full_errors
+from onegraph.hub.cache import FULL, Progress
 
 if TYPE_CHECKING:
     from onegraph.hub.named import Known
@@ -96,7 +96,7 @@ def _output(process: subprocess.Popen[bytes], beat: Callable[[], None]) -> str:
 
 def _failure(entry: Known, code: int, said: str, by_hand: str) -> Exception:
     """The cause among pip's words."""
-    for number in full_errors():
+    for number in FULL:
         if f"[Errno {number}]" in said:
             return OSError(number, os.strerror(number))
     if "DO NOT MATCH THE HASHES" in said:
