@@ -321,6 +321,8 @@ def test_a_damaged_pin_says_how_to_write_it_again(
     pins.write(pin)
     assert pins.read(REF) == pin
     (path,) = (tmp_path / "models" / "pins").iterdir()
+    (tmp_path / "other").touch()
+    assert path.stat().st_mode == (tmp_path / "other").stat().st_mode
     path.write_text(text)
     with pytest.raises(onegraph.ModelError) as e:
         pins.read(REF)

@@ -91,7 +91,8 @@ def one_process(lock: Path, waits: Callable[[], object]) -> Iterator[bool]:
         return
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | _common()
     try:
-        descriptor = os.open(lock, flags, 0o600)
+        # Not for everyone: whoever may read it may hold it. A group may share a folder.
+        descriptor = os.open(lock, flags, 0o660)
     except OSError as e:
         if e.errno == errno.ELOOP:
             raise FileError(

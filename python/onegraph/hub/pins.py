@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-import tempfile
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,12 +104,15 @@ def write(pin: Pin) -> None:
     """Keeps a pin in the place of an older one. Raises `OSError` where it cannot be written."""
     path = _path(pin.reference)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".", delete=False) as file:
-        try:
+    unfinished = path.with_name(f".{path.stem}-{secrets.token_hex(4)}")
+    try:
+        # "x" takes no file that is there, nor a link; readable to whom the user's umask says, as
+        # the models are.
+        with unfinished.open("x") as file:
             json.dump(dataclasses.asdict(pin), file, indent=1)
             file.flush()
             os.fsync(file.fileno())
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
+        os.replace(unfinished, path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise

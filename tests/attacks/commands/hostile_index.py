@@ -63,6 +63,7 @@ def write(folder: Path) -> Iterator[Command]:
     offers = {
         "source": lambda at, marker: sdist(at, "0.1.2", marker),
         "higher-source": lambda at, marker: sdist(at, "0.1.2+evil", marker),
+        "asked-for-source": lambda at, marker: sdist(at, "0.1.2", marker),
         "wheel": lambda at, _: wheel(at, "0.1.2"),
         "higher-wheel": lambda at, _: wheel(at, "0.1.2+evil"),
     }
@@ -79,6 +80,8 @@ def write(folder: Path) -> Iterator[Command]:
                 "PIP_NO_INDEX": "1",
                 "PIP_FIND_LINKS": f"{{folder}}/{name}",
                 "ONEGRAPH_CACHE_DIR": f"{{folder}}/cache-{name}",
+                # A user's own wish for everything else that pip installs.
+                "PIP_NO_BINARY": ":all:" if name == "asked-for-source" else ":none:",
             },
             absent=[f"{name}-ran", str(Path(f"cache-{name}", command_lines.KEPT))],
         )
