@@ -48,8 +48,10 @@ def vectors() -> Path:
     path = Path(os.environ.get("ONEGRAPH_TEST_VECTORS") or beside)
     if not (path / "vocab").is_dir():
         pytest.skip(
-            f"{path}/vocab is absent; put llama.cpp's vocabularies in vocab/ and published chat "
-            "templates in templates/, or set ONEGRAPH_TEST_VECTORS"
+            f"{path}/vocab is absent; `pip download --no-deps --no-binary :all: "
+            "llama-cpp-python==0.3.36` fetches an archive with llama.cpp's vocabularies "
+            "(vendor/llama.cpp/models/ggml-vocab-*: into vocab/) and published chat templates "
+            "(vendor/llama.cpp/models/templates: into templates/); then set ONEGRAPH_TEST_VECTORS"
         )
     return path
 

@@ -48,7 +48,6 @@ def sanitized(ksim_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory
     }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("file", ["test_kernels.py", "test_graphs.py"])
 def test_the_suite_is_clean(sanitized: dict[str, str], file: str) -> None:
     path = Path(__file__).with_name(file)
