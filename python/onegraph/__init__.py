@@ -1,6 +1,6 @@
 """Runs quantized GGUF language models with the whole decode step captured as one CUDA graph."""
 
-from onegraph._native import ChatTemplate, StreamDecoder, Tokenizer, __version__
+from onegraph._native import ChatTemplate, Rendering, StreamDecoder, Tokenizer, __version__
 from onegraph.errors import (
     ArgumentError,
     CancelledError,
@@ -43,6 +43,7 @@ __all__ = [
     "ModelError",
     "OutOfMemoryError",
     "Piece",
+    "Rendering",
     "Result",
     "StepCheck",
     "Stream",

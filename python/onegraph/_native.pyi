@@ -98,6 +98,11 @@ class Tokenizer:
         lets the text spell control tokens: only for text of a trusted template.
         """
 
+    def encode_rendering(self, rendering: Rendering, add_special: bool = False) -> list[int]:
+        """Token ids of a rendered conversation. Only the template's own parts spell control tokens;
+        in what came with the arguments, their spelling is plain text.
+        """
+
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """Text of `ids`; invalid UTF-8 is U+FFFD. `skip_special` leaves control tokens out."""
 
@@ -282,6 +287,31 @@ class ChatTemplate:
         for values that are no dicts, lists, strings, numbers, bools or None.
         """
 
+    def rendering(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **kwargs: Any,
+    ) -> Rendering:
+        """The text of a conversation as `render` gives it, with which parts of it came with the
+        arguments: for `Tokenizer.encode_rendering`. Raises what `render` raises.
+        """
+
     @property
     def source(self) -> str:
         """The template as given."""
+
+@final
+class Rendering:
+    """The text of a conversation, from `ChatTemplate.rendering`."""
+
+    @property
+    def text(self) -> str:
+        """The text, as `ChatTemplate.render` gives it."""
+
+    @property
+    def given(self) -> list[tuple[int, int]]:
+        """The parts of the text that came with the arguments and not from the template: start and
+        stop of each, in characters, in order.
+        """

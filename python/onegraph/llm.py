@@ -304,6 +304,7 @@ class LLM:
         *,
         stream: Literal[False] = False,
         template_kwargs: Mapping[str, Any] | None = None,
+        parse_special: bool = False,
         **sampling: Unpack[SamplingOptions],
     ) -> Result: ...
     @overload
@@ -314,6 +315,7 @@ class LLM:
         *,
         stream: Literal[True],
         template_kwargs: Mapping[str, Any] | None = None,
+        parse_special: bool = False,
         **sampling: Unpack[SamplingOptions],
     ) -> Stream: ...
     @takes_sampling
@@ -324,6 +326,7 @@ class LLM:
         *,
         stream: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
+        parse_special: bool = False,
         **sampling: Unpack[SamplingOptions],
     ) -> Result | Stream:
         """The model's answer to a conversation, such as `[{"role": "user", "content": "Hi"}]`,
@@ -331,6 +334,9 @@ class LLM:
 
         tools: descriptions of functions that the model may call, where its template knows them
         template_kwargs: further variables of the template, such as {"enable_thinking": False}
+        parse_special: let messages, tools and variables spell control tokens such as `<|im_end|>`:
+            only where all of them are trusted. Without, only the template spells them, and their
+            spelling elsewhere is plain text
 
         Raises `ModelError` where the model has no template or the template refuses the messages,
         and what `generate` raises.
@@ -341,9 +347,12 @@ class LLM:
                 f"{self.path.name} has no chat template: use generate, or a model that was "
                 "trained to chat; onegraph.ChatTemplate renders a template from elsewhere"
             )
-        text = template.render(messages, tools, True, **(template_kwargs or {}))
+        rendering = template.rendering(messages, tools, True, **(template_kwargs or {}))
         # The template spells the special tokens, the first one included.
-        ids = self.tokenize(text, add_special=False, parse_special=True)
+        if parse_special:
+            ids = self._tokenizer.encode(rendering.text, add_special=False, parse_special=True)
+        else:
+            ids = self._tokenizer.encode_rendering(rendering)
         if stream:
             return self.generate(ids, stream=True, **sampling)
         return self.generate(ids, **sampling)

@@ -25,7 +25,7 @@ mod _native {
     #[pymodule_export]
     use super::runner::PlanRunner;
     #[pymodule_export]
-    use super::template::ChatTemplate;
+    use super::template::{ChatTemplate, Rendering};
     #[pymodule_export]
     use super::tokenizer::{StreamDecoder, Tokenizer};
 

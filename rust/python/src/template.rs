@@ -116,6 +116,23 @@ impl ChatTemplate {
         add_generation_prompt: bool,
         kwargs: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<String> {
+        self.rendering(py, messages, tools, add_generation_prompt, kwargs)
+            .map(|rendering| rendering.inner.text)
+    }
+
+    /// The text of a conversation as `render` gives it, with which parts of it came with the
+    /// arguments: for `Tokenizer.encode_rendering`.
+    ///
+    /// Raises what `render` raises.
+    #[pyo3(signature = (messages, tools=None, add_generation_prompt=true, **kwargs))]
+    fn rendering(
+        &self,
+        py: Python<'_>,
+        messages: &Bound<'_, PyAny>,
+        tools: Option<&Bound<'_, PyAny>>,
+        add_generation_prompt: bool,
+        kwargs: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Rendering> {
         let messages = to_value(messages)?;
         let tools = tools.map(to_value).transpose()?;
         let extra = to_variables(kwargs)?;
@@ -123,6 +140,7 @@ impl ChatTemplate {
             self.inner
                 .render(messages, tools, add_generation_prompt, extra)
         })
+        .map(|inner| Rendering { inner })
     }
 
     /// The template as given.
@@ -135,6 +153,46 @@ impl ChatTemplate {
         format!(
             "<onegraph.ChatTemplate of {} characters>",
             self.inner.source().chars().count()
+        )
+    }
+}
+
+/// The text of a conversation, from `ChatTemplate.rendering`.
+#[pyclass(frozen, module = "onegraph")]
+pub struct Rendering {
+    pub inner: template::Rendering,
+}
+
+#[pymethods]
+impl Rendering {
+    /// The text, as `ChatTemplate.render` gives it.
+    #[getter]
+    fn text(&self) -> &str {
+        &self.inner.text
+    }
+
+    /// The parts of the text that came with the arguments and not from the template: start and stop
+    /// of each, in characters, in order.
+    #[getter]
+    fn given(&self) -> Vec<(usize, usize)> {
+        let (mut byte, mut chars) = (0, 0);
+        let mut place = |to: usize| {
+            chars += self
+                .inner
+                .text
+                .get(byte..to)
+                .map_or(0, |s| s.chars().count());
+            byte = to;
+            chars
+        };
+        let given = self.inner.given.iter();
+        given.map(|r| (place(r.start), place(r.end))).collect()
+    }
+
+    fn __repr__(&self) -> String {
+        format!(
+            "<onegraph.Rendering of {} characters>",
+            self.inner.text.chars().count()
         )
     }
 }

@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::errors::{detached, to_py};
+use crate::template::Rendering;
 
 /// Text to token ids and back, from the metadata of a GGUF file (whole or vocabulary-only).
 ///
@@ -44,6 +45,22 @@ impl Tokenizer {
     ) -> PyResult<Vec<u32>> {
         detached(py, || {
             Ok(self.inner.encode(text, add_special, parse_special))
+        })
+    }
+
+    /// Token ids of a rendered conversation. Only the template's own parts spell control tokens; in
+    /// what came with the arguments, their spelling is plain text.
+    #[pyo3(signature = (rendering, add_special=false))]
+    fn encode_rendering(
+        &self,
+        py: Python<'_>,
+        rendering: &Bound<'_, Rendering>,
+        add_special: bool,
+    ) -> PyResult<Vec<u32>> {
+        let rendering = &rendering.get().inner;
+        detached(py, || {
+            let (text, given) = (&rendering.text, &rendering.given);
+            Ok(self.inner.encode_given(text, add_special, given))
         })
     }
 

@@ -31,7 +31,12 @@ pub fn run(data: &[u8]) {
     };
     match (render(), render()) {
         (Ok(a), Ok(b)) => {
-            assert!(a.len() < MAX_OUTPUT);
+            assert!(a.text.len() < MAX_OUTPUT);
+            let mut end = 0;
+            for given in &a.given {
+                assert!(given.start >= end && a.text.get(given.clone()).is_some());
+                end = given.end;
+            }
             // The clock may tick between the two.
             assert!(a == b || source.contains("strftime_now"));
         }

@@ -6,8 +6,9 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Rest;
 use minijinja::{Environment, Error, ErrorKind, Output, Value};
 
+use super::given::{self, received};
 use super::rewrite::{name, Rewriter};
-use super::text::Text;
+use super::text::{to_string, Text};
 use super::value::{as_int, elements, fail, int, type_name, Args, Meter, Outcome};
 use super::{checks, filters, methods, ops};
 
@@ -80,23 +81,30 @@ pub(super) fn environment(meter: &Arc<Meter>, fuel: u64) -> Environment<'static>
     env.set_fuel(Some(fuel));
     let m = meter.clone();
     env.set_formatter(move |out: &mut Output, _: &_, value: &Value| {
-        if let Some(text) = value.as_str() {
-            m.charge(text.len())?;
-            out.write_str(text)?;
-            return Ok(());
+        if let Some(text) = given::as_str(value) {
+            if value.is_safe() {
+                // Captured: the marks are there.
+                m.charge(text.len())?;
+                out.write_str(text)?;
+                return Ok(());
+            }
+            return given::write(&m, out, given::runs(value, text));
         }
         let mut text = Text::new(&m);
         text.str(value)?;
-        out.write_str(&text.out)?;
-        Ok(())
+        given::write(&m, out, text.runs())
     });
     let m = meter.clone();
     env.set_unknown_method_callback(move |_, value, method, args| {
+        let all = [std::slice::from_ref(value), args].concat();
+        let all = received(&m, &all)?;
+        let (value, args) = all.split_first().ok_or_else(|| fail("no value"))?;
         methods::call(&m, value, method, &Args::new(args))
     });
     for (name, filter) in filters::TABLE {
         let m = meter.clone();
         env.add_filter(*name, move |all: Rest<Value>| -> Outcome {
+            let all = received(&m, &all)?;
             let (value, rest) = all.split_first().ok_or_else(|| fail("no value"))?;
             filter(&m, value, &Args::new(rest))
         });
@@ -104,6 +112,7 @@ pub(super) fn environment(meter: &Arc<Meter>, fuel: u64) -> Environment<'static>
     for (name, check) in checks::TABLE {
         let m = meter.clone();
         env.add_test(*name, move |all: Rest<Value>| -> Outcome<bool> {
+            let all = received(&m, &all)?;
             let (value, rest) = all.split_first().ok_or_else(|| fail("no value"))?;
             check(&m, value, &Args::new(rest))
         });
@@ -117,7 +126,7 @@ pub(super) fn environment(meter: &Arc<Meter>, fuel: u64) -> Environment<'static>
 fn calls(env: &mut Environment<'static>, meter: &Arc<Meter>) {
     let mut add = |name: &'static str, f: fn(&Meter, &[Value]) -> Outcome| {
         let m = meter.clone();
-        env.add_filter(name, move |args: Rest<Value>| f(&m, &args));
+        env.add_filter(name, move |args: Rest<Value>| f(&m, &received(&m, &args)?));
     };
     add(name::ITER, |m, args| match args {
         [value] => m.list(elements(m, value)?),
@@ -145,6 +154,10 @@ fn calls(env: &mut Environment<'static>, meter: &Arc<Meter>) {
     });
     add(name::SAME, |_, args| {
         Ok(args.first().cloned().unwrap_or(Value::UNDEFINED))
+    });
+    add(name::GIVEN, |_, args| match args {
+        [value] => given::argument(value),
+        _ => Err(fail("loop.changed() takes values")),
     });
     add(name::MAP, |m, args| {
         let pairs = args.get(1..).unwrap_or(&[]).chunks_exact(2);
@@ -177,21 +190,21 @@ fn calls(env: &mut Environment<'static>, meter: &Arc<Meter>) {
 fn functions(env: &mut Environment<'static>, meter: &Arc<Meter>) {
     let m = meter.clone();
     env.add_function("raise_exception", move |args: Rest<Value>| -> Outcome {
-        let message = args
+        let message = received(&m, &args)?
             .first()
             .cloned()
             .ok_or_else(|| fail("raise_exception() takes a message"))?;
-        let mut text = Text::new(&m);
-        text.str(&message)?;
+        let text = to_string(&m, &message)?;
         if let Ok(mut raised) = m.raised.lock() {
-            *raised = Some(text.out.clone());
+            *raised = Some(text.clone());
         }
-        Err(fail(text.out))
+        Err(fail(text))
     });
     let m = meter.clone();
     env.add_function("range", move |args: Rest<Value>| range(&m, &args));
     let m = meter.clone();
     env.add_function("dict", move |args: Rest<Value>| -> Outcome {
+        let args = received(&m, &args)?;
         let args = Args::new(&args);
         if !args.pos.is_empty() {
             return Err(fail("dict() takes named values"));
@@ -209,15 +222,17 @@ fn functions(env: &mut Environment<'static>, meter: &Arc<Meter>) {
     });
     let m = meter.clone();
     env.add_function("strftime_now", move |args: Rest<Value>| -> Outcome {
+        let args = received(&m, &args)?;
         let args = Args::new(&args);
+        let source = args.get(0, "format").unwrap_or(Value::UNDEFINED);
         let format = args.text(0, "format")?;
         let format = format.ok_or_else(|| fail("strftime_now() takes a format"))?;
         // A field may print wider than it is written, none by more than this.
         m.charge(format.len().saturating_mul(64))?;
         let now = jiff::Zoned::now().datetime();
         jiff::fmt::strtime::format(&*format, now)
-            .map(Value::from)
             .map_err(|e| fail(format!("strftime_now({format:?}): {e}")))
+            .and_then(|text| given::made(&m, text, &[&source]))
     });
 }
 

@@ -3,8 +3,9 @@ use std::cmp::Ordering;
 
 use minijinja::Value;
 
+use super::given::{as_str, made};
 use super::methods::{self, Side};
-use super::text::{to_string, Json, Text};
+use super::text::{to_string, to_text, Json, Text};
 use super::value::{
     as_float, as_int, elements, fail, int, type_name, view, Args, Meter, Outcome, View,
 };
@@ -27,11 +28,15 @@ pub(super) static TABLE: &[(&str, Filter)] = &[
     }),
     ("batch", batch),
     ("capitalize", |m, v, _| {
-        let text = to_string(m, v)?;
-        m.string(methods::capitalize(&text))
+        let text = to_text(m, v)?;
+        made(
+            m,
+            methods::capitalize(as_str(&text).unwrap_or("")),
+            &[&text],
+        )
     }),
     ("center", |m, v, a| {
-        methods::pad(m, &to_string(m, v)?, a, Side::Both)
+        methods::pad(m, &to_text(m, v)?, a, Side::Both)
     }),
     ("count", length),
     ("d", default),
@@ -56,7 +61,7 @@ pub(super) static TABLE: &[(&str, Filter)] = &[
         Ok(number.map_or_else(|| default.unwrap_or(Value::from(0.0)), Value::from))
     }),
     ("format", |m, v, a| {
-        methods::printf_with(m, &to_string(m, v)?, a.pos, true)
+        methods::printf_with(m, &to_text(m, v)?, a.pos, true)
     }),
     ("indent", indent),
     ("int", to_int),
@@ -66,9 +71,9 @@ pub(super) static TABLE: &[(&str, Filter)] = &[
     }),
     ("join", |m, v, a| {
         a.expect(&["d", "attribute"])?;
-        let separator = a.get(0, "d").map(|d| to_string(m, &d)).transpose()?;
+        let separator = to_text(m, &a.get(0, "d").unwrap_or(Value::UNDEFINED))?;
         let values = projected(m, v, a.get(1, "attribute"))?;
-        methods::join(m, separator.as_deref().unwrap_or(""), &values, true)
+        methods::join(m, &separator, &values, true)
     }),
     ("last", |m, v, _| {
         Ok(match view(v) {
@@ -79,7 +84,10 @@ pub(super) static TABLE: &[(&str, Filter)] = &[
     }),
     ("length", length),
     ("list", |m, v, _| m.list(elements(m, v)?)),
-    ("lower", |m, v, _| m.string(to_string(m, v)?.to_lowercase())),
+    ("lower", |m, v, _| {
+        let text = to_text(m, v)?;
+        made(m, as_str(&text).unwrap_or("").to_lowercase(), &[&text])
+    }),
     ("map", map),
     ("max", |m, v, a| extreme(m, v, a, Ordering::Greater)),
     ("min", |m, v, a| extreme(m, v, a, Ordering::Less)),
@@ -89,11 +97,11 @@ pub(super) static TABLE: &[(&str, Filter)] = &[
         a.expect(&["old", "new", "count"])?;
         let text = |place, name| a.get(place, name).unwrap_or(Value::UNDEFINED);
         let (old, new) = (text(0, "old"), text(1, "new"));
-        let (old, new) = (to_string(m, &old)?, to_string(m, &new)?);
-        methods::replace(m, &to_string(m, v)?, &old, &new, a.int(2, "count")?)
+        let (old, new) = (to_string(m, &old)?, to_text(m, &new)?);
+        methods::replace(m, &to_text(m, v)?, &old, &new, a.int(2, "count")?)
     }),
     ("reverse", |m, v, _| match view(v) {
-        View::Str(s) => m.string(s.chars().rev().collect()),
+        View::Str(s) => made(m, s.chars().rev().collect(), &[v]),
         _ => {
             let mut items = elements(m, v)?;
             items.reverse();
@@ -101,11 +109,11 @@ pub(super) static TABLE: &[(&str, Filter)] = &[
         }
     }),
     ("round", round),
-    ("safe", |m, v, _| m.string(to_string(m, v)?)),
+    ("safe", |m, v, _| to_text(m, v)),
     ("select", |m, v, a| select(m, v, a, false, true)),
     ("selectattr", |m, v, a| select(m, v, a, true, true)),
     ("sort", sort),
-    ("string", |m, v, _| Ok(Value::from(to_string(m, v)?))),
+    ("string", |m, v, _| to_text(m, v)),
     ("sum", |m, v, a| {
         a.expect(&["attribute", "start"])?;
         let mut sum = a.get(1, "start").unwrap_or(Value::from(0));
@@ -119,10 +127,13 @@ pub(super) static TABLE: &[(&str, Filter)] = &[
     ("trim", |m, v, a| {
         a.expect(&["chars"])?;
         let chars = a.text(0, "chars")?;
-        methods::strip(m, &to_string(m, v)?, chars.as_deref(), true, true)
+        methods::strip(m, &to_text(m, v)?, chars.as_deref(), true, true)
     }),
     ("unique", unique),
-    ("upper", |m, v, _| m.string(to_string(m, v)?.to_uppercase())),
+    ("upper", |m, v, _| {
+        let text = to_text(m, v)?;
+        made(m, as_str(&text).unwrap_or("").to_uppercase(), &[&text])
+    }),
     ("wordcount", |m, v, _| {
         let text = to_string(m, v)?;
         let words = text
@@ -187,30 +198,34 @@ fn batch(m: &Meter, value: &Value, args: &Args<'_>) -> Outcome {
 }
 
 fn escape(m: &Meter, value: &Value, _: &Args<'_>) -> Outcome {
+    let source = to_text(m, value)?;
     let mut text = Text::new(m);
-    for c in to_string(m, value)?.chars() {
-        match c {
-            '&' => text.push("&amp;")?,
-            '<' => text.push("&lt;")?,
-            '>' => text.push("&gt;")?,
-            '\'' => text.push("&#39;")?,
-            '"' => text.push("&#34;")?,
-            c => text.push(c.encode_utf8(&mut [0; 4]))?,
+    text.each_run(&source, as_str(&source).unwrap_or(""), |text, run| {
+        for c in run.chars() {
+            match c {
+                '&' => text.push("&amp;")?,
+                '<' => text.push("&lt;")?,
+                '>' => text.push("&gt;")?,
+                '\'' => text.push("&#39;")?,
+                '"' => text.push("&#34;")?,
+                c => text.push(c.encode_utf8(&mut [0; 4]))?,
+            }
         }
-    }
-    Ok(Value::from(text.out))
+        Ok(())
+    })?;
+    Ok(text.finish())
 }
 
 fn indent(m: &Meter, value: &Value, args: &Args<'_>) -> Outcome {
     args.expect(&["width", "first", "blank"])?;
     let width = args.get(0, "width").unwrap_or(Value::from(4));
     let unit = match view(&width) {
-        View::Str(s) => s.to_owned(),
+        View::Str(_) => width,
         _ => {
             let n = as_int(&width).ok_or_else(|| m_type("indent", "a width", &width))?;
             let n = usize::try_from(n.max(0)).unwrap_or(usize::MAX);
             m.charge(n)?;
-            " ".repeat(n)
+            Value::from(" ".repeat(n))
         }
     };
     let (first, blank) = (args.flag(1, "first"), args.flag(2, "blank"));
@@ -218,9 +233,13 @@ fn indent(m: &Meter, value: &Value, args: &Args<'_>) -> Outcome {
         return Err(m_type("indent", "a str", value));
     };
     m.charge(source.len())?;
-    let source = [source, "\n"].concat();
+    let mut lines = methods::lines(source, false);
+    // jinja2 adds a line feed before it splits, which is one line break with a \r in front.
+    if source.is_empty() || source.ends_with(|c| c != '\r' && methods::is_line_break(c)) {
+        lines.push("");
+    }
     let mut text = Text::new(m);
-    for (i, line) in methods::lines(&source, false).into_iter().enumerate() {
+    for (i, line) in lines.into_iter().enumerate() {
         if i > 0 {
             text.push("\n")?;
         }
@@ -229,11 +248,11 @@ fn indent(m: &Meter, value: &Value, args: &Args<'_>) -> Outcome {
         } else {
             blank || !line.is_empty()
         } {
-            text.push(&unit)?;
+            text.str(&unit)?;
         }
-        text.push(line)?;
+        text.push_part(value, line)?;
     }
-    Ok(Value::from(text.out))
+    Ok(text.finish())
 }
 
 fn to_int(m: &Meter, value: &Value, args: &Args<'_>) -> Outcome {
@@ -320,7 +339,7 @@ fn map(m: &Meter, value: &Value, args: &Args<'_>) -> Outcome {
     let Some((name, rest)) = args.pos.split_first() else {
         return Err(fail("filter \"map\" takes a filter or attribute=..."));
     };
-    let filter = by_name(name.as_str().unwrap_or(""))?;
+    let filter = by_name(as_str(name).unwrap_or(""))?;
     let args = Args::new(rest);
     let mapped: Outcome<Vec<Value>> = items.iter().map(|item| filter(m, item, &args)).collect();
     m.list(mapped?)
@@ -334,7 +353,7 @@ fn select(m: &Meter, value: &Value, args: &Args<'_>, attribute: bool, wanted: bo
         (false, _) => (None, args.pos),
     };
     let test = match rest.split_first() {
-        Some((name, rest)) => Some((checks::by_name(name.as_str().unwrap_or(""))?, rest)),
+        Some((name, rest)) => Some((checks::by_name(as_str(name).unwrap_or(""))?, rest)),
         None => None,
     };
     let mut kept = Vec::new();
@@ -357,7 +376,7 @@ fn select(m: &Meter, value: &Value, args: &Args<'_>, attribute: bool, wanted: bo
 /// What a value is sorted by: text without case unless asked.
 fn key(m: &Meter, value: &Value, case_sensitive: bool) -> Outcome {
     match view(value) {
-        View::Str(s) if !case_sensitive => m.string(s.to_lowercase()),
+        View::Str(s) if !case_sensitive => made(m, s.to_lowercase(), &[value]),
         _ => Ok(value.clone()),
     }
 }
@@ -503,9 +522,10 @@ fn round(_: &Meter, value: &Value, args: &Args<'_>) -> Outcome {
 
 /// Jinja's `title`: the first letter of what follows a space or an opening bracket or dash.
 fn title(m: &Meter, value: &Value, _: &Args<'_>) -> Outcome {
+    let text = to_text(m, value)?;
     let mut out = String::new();
     let mut inside = false;
-    for c in to_string(m, value)?.chars() {
+    for c in as_str(&text).unwrap_or("").chars() {
         if inside {
             out.extend(c.to_lowercase());
         } else {
@@ -513,7 +533,7 @@ fn title(m: &Meter, value: &Value, _: &Args<'_>) -> Outcome {
         }
         inside = !(methods::is_space(c) || matches!(c, '-' | '(' | '{' | '[' | '<'));
     }
-    m.string(out)
+    made(m, out, &[&text])
 }
 
 /// `json.dumps` with the defaults of the published chat templates: no escapes but the needed ones.
@@ -522,20 +542,20 @@ fn tojson(m: &Meter, value: &Value, args: &Args<'_>) -> Outcome {
     let indent = match args.get(1, "indent").filter(|i| !i.is_none()) {
         None => None,
         Some(indent) => Some(match view(&indent) {
-            View::Str(s) => s.to_owned(),
+            View::Str(_) => indent,
             _ => {
                 let n = as_int(&indent).ok_or_else(|| m_type("tojson", "an indent", &indent))?;
                 let n = usize::try_from(n.max(0)).unwrap_or(usize::MAX);
                 m.charge(n)?;
-                " ".repeat(n)
+                Value::from(" ".repeat(n))
             }
         }),
     };
     let (item, key) = match args.get(2, "separators").filter(|s| !s.is_none()) {
-        None if indent.is_some() => (",".to_owned(), ": ".to_owned()),
-        None => (", ".to_owned(), ": ".to_owned()),
+        None if indent.is_some() => (Value::from(","), Value::from(": ")),
+        None => (Value::from(", "), Value::from(": ")),
         Some(pair) => match elements(m, &pair)?.as_slice() {
-            [a, b] => (to_string(m, a)?, to_string(m, b)?),
+            [a, b] => (to_text(m, a)?, to_text(m, b)?),
             _ => return Err(fail("tojson takes two separators")),
         },
     };
@@ -548,5 +568,5 @@ fn tojson(m: &Meter, value: &Value, args: &Args<'_>) -> Outcome {
     };
     let mut text = Text::new(m);
     text.json(value, &how)?;
-    Ok(Value::from(text.out))
+    Ok(text.finish())
 }

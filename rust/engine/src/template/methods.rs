@@ -1,6 +1,7 @@
 //! Methods of strings, lists and mappings: those of Python that change nothing.
 use minijinja::{Error, ErrorKind, Value};
 
+use super::given::{self, as_str, made};
 use super::ops;
 use super::text::Text;
 use super::value::{as_int, elements, fail, int, type_name, view, Args, Meter, Outcome, View};
@@ -70,7 +71,7 @@ pub(super) fn is_space(c: char) -> bool {
 /// `value.name(args)`.
 pub(super) fn call(meter: &Meter, value: &Value, name: &str, args: &Args<'_>) -> Outcome {
     match view(value) {
-        View::Str(s) if STR.contains(&name) => str_method(meter, s, name, args),
+        View::Str(s) if STR.contains(&name) => str_method(meter, value, s, name, args),
         View::List(list) if names(value).contains(&name) => {
             let wanted = args.get(0, "value");
             match (name, wanted) {
@@ -97,7 +98,7 @@ pub(super) fn call(meter: &Meter, value: &Value, name: &str, args: &Args<'_>) ->
             "get" => {
                 args.expect(&["key", "default"])?;
                 let key = args.get(0, "key").unwrap_or(Value::UNDEFINED);
-                meter.charge(key.as_str().map_or(0, str::len))?;
+                meter.charge(as_str(&key).map_or(0, str::len))?;
                 let default = || args.get(1, "default").unwrap_or(Value::from(()));
                 Ok(map.get(&key).cloned().unwrap_or_else(default))
             }
@@ -153,13 +154,15 @@ pub(super) fn capitalize(s: &str) -> String {
     out
 }
 
+pub(super) fn is_line_break(c: char) -> bool {
+    matches!(c, '\n'..='\r' | '\x1c'..='\x1e' | '\u{85}' | '\u{2028}' | '\u{2029}')
+}
+
 /// `str.splitlines`.
 pub(super) fn lines(s: &str, keep_ends: bool) -> Vec<&str> {
     let mut out = Vec::new();
     let mut rest = s;
-    let is_break =
-        |c: char| matches!(c, '\n'..='\r' | '\x1c'..='\x1e' | '\u{85}' | '\u{2028}' | '\u{2029}');
-    while let Some((at, c)) = rest.char_indices().find(|(_, c)| is_break(*c)) {
+    while let Some((at, c)) = rest.char_indices().find(|(_, c)| is_line_break(*c)) {
         let crlf = rest.get(at..).is_some_and(|r| r.starts_with("\r\n"));
         let end = at.saturating_add(if crlf { 2 } else { c.len_utf8() });
         out.extend(rest.get(..if keep_ends { end } else { at }));
@@ -174,26 +177,28 @@ pub(super) fn lines(s: &str, keep_ends: bool) -> Vec<&str> {
 /// `str.strip`, of the sides asked for.
 pub(super) fn strip(
     meter: &Meter,
-    s: &str,
+    value: &Value,
     chars: Option<&str>,
     left: bool,
     right: bool,
 ) -> Outcome {
+    let s = as_str(value).unwrap_or("");
     let drop = |c: char| chars.map_or_else(|| is_space(c), |set| set.contains(c));
     meter.charge(s.len().saturating_mul(chars.map_or(1, str::len)))?;
     let s = if left { s.trim_start_matches(drop) } else { s };
     let s = if right { s.trim_end_matches(drop) } else { s };
-    meter.string(s.to_owned())
+    given::part(meter, value, s)
 }
 
 /// `str.replace`; the result is charged before it is made.
 pub(super) fn replace(
     meter: &Meter,
-    s: &str,
+    value: &Value,
     old: &str,
-    new: &str,
+    new: &Value,
     count: Option<i128>,
 ) -> Outcome {
+    let s = as_str(value).unwrap_or("");
     meter.charge(s.len())?;
     let limit = count.and_then(|n| usize::try_from(n).ok());
     let found = match old {
@@ -201,18 +206,30 @@ pub(super) fn replace(
         _ => s.matches(old).count(),
     };
     let n = found.min(limit.unwrap_or(usize::MAX));
-    meter.charge(n.saturating_mul(new.len()).saturating_add(s.len()))?;
-    Ok(Value::from(s.replacen(old, new, n)))
+    let len = as_str(new).map_or(0, str::len);
+    meter.charge(n.saturating_mul(len).saturating_add(s.len()))?;
+    if !given::is_given(value) && !given::is_given(new) {
+        return Ok(Value::from(s.replacen(old, as_str(new).unwrap_or(""), n)));
+    }
+    let mut text = Text::new(meter);
+    let mut done = 0;
+    for (at, found) in s.match_indices(old).take(n) {
+        text.push_part(value, s.get(done..at).unwrap_or(""))?;
+        text.str(new)?;
+        done = at.saturating_add(found.len());
+    }
+    text.push_part(value, s.get(done..).unwrap_or(""))?;
+    Ok(text.finish())
 }
 
 /// `separator.join(values)`, each as text where `as_text`, else strings alone.
-pub(super) fn join(meter: &Meter, separator: &str, values: &[Value], as_text: bool) -> Outcome {
+pub(super) fn join(meter: &Meter, separator: &Value, values: &[Value], as_text: bool) -> Outcome {
     let mut text = Text::new(meter);
     for (i, value) in values.iter().enumerate() {
         if i > 0 {
-            text.push(separator)?;
+            text.str(separator)?;
         }
-        if !as_text && value.as_str().is_none() {
+        if !as_text && as_str(value).is_none() {
             return Err(fail(format!(
                 "join() takes strings; item {i} is a {}",
                 type_name(value)
@@ -220,11 +237,12 @@ pub(super) fn join(meter: &Meter, separator: &str, values: &[Value], as_text: bo
         }
         text.str(value)?;
     }
-    Ok(Value::from(text.out))
+    Ok(text.finish())
 }
 
 /// Filled up to `width` characters.
-pub(super) fn pad(meter: &Meter, s: &str, args: &Args<'_>, side: Side) -> Outcome {
+pub(super) fn pad(meter: &Meter, value: &Value, args: &Args<'_>, side: Side) -> Outcome {
+    let s = as_str(value).unwrap_or("");
     let width = args.int(0, "width")?.unwrap_or(80);
     let fill = args.text(1, "fillchar")?;
     let fill = match fill.as_deref().unwrap_or(" ") {
@@ -248,9 +266,14 @@ pub(super) fn pad(meter: &Meter, s: &str, args: &Args<'_>, side: Side) -> Outcom
         Side::Right | Side::Zeros => missing,
     };
     let right = missing.saturating_sub(left);
-    Ok(Value::from(
-        [sign, &fill.repeat(left), digits, &fill.repeat(right)].concat(),
-    ))
+    let char_given = args.get(1, "fillchar").unwrap_or(Value::UNDEFINED);
+    let fill = |n: usize| made(meter, fill.repeat(n), &[&char_given]);
+    let mut text = Text::new(meter);
+    text.push_part(value, sign)?;
+    text.str(&fill(left)?)?;
+    text.push_part(value, digits)?;
+    text.str(&fill(right)?)?;
+    Ok(text.finish())
 }
 
 /// Where the text stands in the padded one.
@@ -263,7 +286,8 @@ pub(super) enum Side {
     Zeros,
 }
 
-fn split(meter: &Meter, s: &str, args: &Args<'_>, from_right: bool) -> Outcome {
+fn split(meter: &Meter, value: &Value, args: &Args<'_>, from_right: bool) -> Outcome {
+    let s = as_str(value).unwrap_or("");
     args.expect(&["sep", "maxsplit"])?;
     meter.charge(s.len())?;
     let separator = args.text(0, "sep")?;
@@ -280,8 +304,14 @@ fn split(meter: &Meter, s: &str, args: &Args<'_>, from_right: bool) -> Outcome {
     if from_right {
         parts.reverse();
     }
+    list_of_parts(meter, value, &parts)
+}
+
+/// Parts of a string as a list.
+fn list_of_parts(meter: &Meter, value: &Value, parts: &[&str]) -> Outcome {
     meter.charge_elements(parts.len())?;
-    meter.list(parts.into_iter().map(Value::from).collect())
+    let parts = parts.iter().map(|part| given::part(meter, value, part));
+    meter.list(parts.collect::<Outcome<_>>()?)
 }
 
 /// Parts between runs of spaces, at most so many; from the right in reverse.
@@ -340,7 +370,7 @@ fn affix(s: &str, args: &Args<'_>, test: impl Fn(&str, &str) -> bool) -> Outcome
         View::List(list) => list
             .items
             .iter()
-            .any(|v| v.as_str().is_some_and(|affix| test(s, affix))),
+            .any(|v| as_str(v).is_some_and(|affix| test(s, affix))),
         _ => {
             return Err(fail(format!(
                 "startswith() and endswith() take a str or a tuple of them, not {}",
@@ -394,7 +424,8 @@ fn cased(s: &str, this: impl Fn(char) -> bool, other: impl Fn(char) -> bool) -> 
     Ok(Value::from(s.chars().any(this) && !s.chars().any(other)))
 }
 
-fn parts(meter: &Meter, s: &str, args: &Args<'_>, from_right: bool) -> Outcome {
+fn parts(meter: &Meter, value: &Value, args: &Args<'_>, from_right: bool) -> Outcome {
+    let s = as_str(value).unwrap_or("");
     let separator = args.text(0, "sep")?.filter(|sep| !sep.is_empty());
     let Some(separator) = separator else {
         return Err(fail("partition() takes a str that is not empty"));
@@ -405,14 +436,18 @@ fn parts(meter: &Meter, s: &str, args: &Args<'_>, from_right: bool) -> Outcome {
         s.split_once(&*separator)
     };
     let parts = match cut {
-        Some((a, b)) => [a, &separator, b],
+        Some((a, b)) => {
+            let middle = s.len().saturating_sub(b.len());
+            [a, s.get(a.len()..middle).unwrap_or(""), b]
+        }
         None if from_right => ["", "", s],
         None => [s, "", ""],
     };
-    meter.tuple(parts.map(Value::from).to_vec())
+    let parts = parts.iter().map(|part| given::part(meter, value, part));
+    meter.tuple(parts.collect::<Outcome<_>>()?)
 }
 
-fn str_method(meter: &Meter, s: &str, name: &str, args: &Args<'_>) -> Outcome {
+fn str_method(meter: &Meter, value: &Value, s: &str, name: &str, args: &Args<'_>) -> Outcome {
     meter.charge(s.len())?;
     let strip_chars = || args.text(0, "chars");
     let affix_of = |name: &str| {
@@ -420,11 +455,12 @@ fn str_method(meter: &Meter, s: &str, name: &str, args: &Args<'_>) -> Outcome {
             .ok_or_else(|| fail(format!("argument {name:?} must be a str")))
     };
     match name {
-        "upper" => meter.string(s.to_uppercase()),
-        "lower" | "casefold" => meter.string(s.to_lowercase()),
-        "title" => meter.string(title(s)),
-        "capitalize" => meter.string(capitalize(s)),
-        "swapcase" => meter.string(
+        "upper" => made(meter, s.to_uppercase(), &[value]),
+        "lower" | "casefold" => made(meter, s.to_lowercase(), &[value]),
+        "title" => made(meter, title(s), &[value]),
+        "capitalize" => made(meter, capitalize(s), &[value]),
+        "swapcase" => made(
+            meter,
             s.chars()
                 .flat_map(|c| -> Box<dyn Iterator<Item = char>> {
                     if c.is_uppercase() {
@@ -434,35 +470,33 @@ fn str_method(meter: &Meter, s: &str, name: &str, args: &Args<'_>) -> Outcome {
                     }
                 })
                 .collect(),
+            &[value],
         ),
-        "strip" => strip(meter, s, strip_chars()?.as_deref(), true, true),
-        "lstrip" => strip(meter, s, strip_chars()?.as_deref(), true, false),
-        "rstrip" => strip(meter, s, strip_chars()?.as_deref(), false, true),
-        "split" => split(meter, s, args, false),
-        "rsplit" => split(meter, s, args, true),
-        "splitlines" => {
-            let lines = lines(s, args.flag(0, "keepends"));
-            meter.charge_elements(lines.len())?;
-            meter.list(lines.into_iter().map(Value::from).collect())
-        }
-        "partition" => parts(meter, s, args, false),
-        "rpartition" => parts(meter, s, args, true),
+        "strip" => strip(meter, value, strip_chars()?.as_deref(), true, true),
+        "lstrip" => strip(meter, value, strip_chars()?.as_deref(), true, false),
+        "rstrip" => strip(meter, value, strip_chars()?.as_deref(), false, true),
+        "split" => split(meter, value, args, false),
+        "rsplit" => split(meter, value, args, true),
+        "splitlines" => list_of_parts(meter, value, &lines(s, args.flag(0, "keepends"))),
+        "partition" => parts(meter, value, args, false),
+        "rpartition" => parts(meter, value, args, true),
         "startswith" => affix(s, args, |s, p| s.starts_with(p)),
         "endswith" => affix(s, args, |s, p| s.ends_with(p)),
         "removeprefix" => {
             let prefix = affix_of("prefix")?;
-            meter.string(s.strip_prefix(&*prefix).unwrap_or(s).to_owned())
+            given::part(meter, value, s.strip_prefix(&*prefix).unwrap_or(s))
         }
         "removesuffix" => {
             let suffix = affix_of("suffix")?;
-            meter.string(s.strip_suffix(&*suffix).unwrap_or(s).to_owned())
+            given::part(meter, value, s.strip_suffix(&*suffix).unwrap_or(s))
         }
         "replace" => {
             args.expect(&["old", "new", "count"])?;
-            let (Some(old), Some(new)) = (args.text(0, "old")?, args.text(1, "new")?) else {
+            let new = args.get(1, "new").unwrap_or(Value::UNDEFINED);
+            let (Some(old), Some(_)) = (args.text(0, "old")?, args.text(1, "new")?) else {
                 return Err(fail("replace() takes two strings"));
             };
-            replace(meter, s, &old, &new, args.int(2, "count")?)
+            replace(meter, value, &old, &new, args.int(2, "count")?)
         }
         "find" | "rfind" => {
             let at = find(s, args, name == "rfind")?;
@@ -481,13 +515,13 @@ fn str_method(meter: &Meter, s: &str, name: &str, args: &Args<'_>) -> Outcome {
         }
         "join" => {
             let values = args.get(0, "iterable").unwrap_or(Value::UNDEFINED);
-            join(meter, s, &elements(meter, &values)?, false)
+            join(meter, value, &elements(meter, &values)?, false)
         }
-        "center" => pad(meter, s, args, Side::Both),
-        "ljust" => pad(meter, s, args, Side::Left),
-        "rjust" => pad(meter, s, args, Side::Right),
-        "zfill" => pad(meter, s, args, Side::Zeros),
-        "format" => format(meter, s, args),
+        "center" => pad(meter, value, args, Side::Both),
+        "ljust" => pad(meter, value, args, Side::Left),
+        "rjust" => pad(meter, value, args, Side::Right),
+        "zfill" => pad(meter, value, args, Side::Zeros),
+        "format" => format(meter, value, args),
         "isalnum" => all(s, char::is_alphanumeric),
         "isalpha" => all(s, char::is_alphabetic),
         "isascii" => Ok(Value::from(s.is_ascii())),
@@ -503,20 +537,15 @@ fn str_method(meter: &Meter, s: &str, name: &str, args: &Args<'_>) -> Outcome {
 }
 
 /// `str.format` with `{}`, `{0}` and `{name}`.
-fn format(meter: &Meter, pattern: &str, args: &Args<'_>) -> Outcome {
+fn format(meter: &Meter, pattern: &Value, args: &Args<'_>) -> Outcome {
     let mut text = Text::new(meter);
-    let mut rest = pattern;
+    let mut rest = as_str(pattern).unwrap_or("");
     let mut next: usize = 0;
     while let Some(at) = rest.find(['{', '}']) {
-        text.push(rest.get(..at).unwrap_or(""))?;
+        text.push_part(pattern, rest.get(..at).unwrap_or(""))?;
         let tail = rest.get(at..).unwrap_or("");
-        if let Some(after) = tail.strip_prefix("{{") {
-            text.push("{")?;
-            rest = after;
-            continue;
-        }
-        if let Some(after) = tail.strip_prefix("}}") {
-            text.push("}")?;
+        if let Some(after) = tail.strip_prefix("{{").or_else(|| tail.strip_prefix("}}")) {
+            text.push_part(pattern, tail.get(..1).unwrap_or(""))?;
             rest = after;
             continue;
         }
@@ -542,12 +571,12 @@ fn format(meter: &Meter, pattern: &str, args: &Args<'_>) -> Outcome {
         text.str(&value)?;
         rest = after;
     }
-    text.push(rest)?;
-    Ok(Value::from(text.out))
+    text.push_part(pattern, rest)?;
+    Ok(text.finish())
 }
 
 /// `pattern % values` with `%s`, `%r`, `%d`, `%i`, `%f`, `%.Nf` and `%%`.
-pub(super) fn printf(meter: &Meter, pattern: &str, values: &Value) -> Outcome {
+pub(super) fn printf(meter: &Meter, pattern: &Value, values: &Value) -> Outcome {
     match view(values) {
         View::List(list) if list.tuple => printf_with(meter, pattern, &list.items, true),
         // A list or mapping might be meant for fields with names: it may be left over.
@@ -559,14 +588,19 @@ pub(super) fn printf(meter: &Meter, pattern: &str, values: &Value) -> Outcome {
 }
 
 /// [`printf`] with the values apart; all are used up, or else it is an error where `strict`.
-pub(super) fn printf_with(meter: &Meter, pattern: &str, values: &[Value], strict: bool) -> Outcome {
+pub(super) fn printf_with(
+    meter: &Meter,
+    pattern: &Value,
+    values: &[Value],
+    strict: bool,
+) -> Outcome {
     let mut text = Text::new(meter);
     let mut values = values.iter();
-    let mut rest = pattern;
+    let mut rest = as_str(pattern).unwrap_or("");
     while let Some((before, tail)) = rest.split_once('%') {
-        text.push(before)?;
+        text.push_part(pattern, before)?;
         if let Some(after) = tail.strip_prefix('%') {
-            text.push("%")?;
+            text.push_part(pattern, tail.get(..1).unwrap_or(""))?;
             rest = after;
             continue;
         }
@@ -602,9 +636,9 @@ pub(super) fn printf_with(meter: &Meter, pattern: &str, values: &[Value], strict
         }
         rest = kind.get(1..).unwrap_or("");
     }
-    text.push(rest)?;
+    text.push_part(pattern, rest)?;
     if strict && values.next().is_some() {
         return Err(fail("more values than the pattern has fields"));
     }
-    Ok(Value::from(text.out))
+    Ok(text.finish())
 }

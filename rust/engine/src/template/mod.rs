@@ -12,6 +12,7 @@
 mod checks;
 mod environment;
 mod filters;
+mod given;
 mod methods;
 mod ops;
 mod rewrite;
@@ -20,10 +21,11 @@ mod tests;
 mod text;
 mod value;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use minijinja::machinery::{make_string_output, CodeGenerator, Vm};
-use minijinja::{AutoEscape, ErrorKind};
+use minijinja::ErrorKind;
 
 use crate::error::{Error, Result};
 use value::Meter;
@@ -86,6 +88,16 @@ fn bad_argument(e: &minijinja::Error) -> Error {
     }
 }
 
+/// The text of a conversation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rendering {
+    pub text: String,
+    /// The bytes of the text that came with the arguments and not from the template: whole
+    /// characters, in order. They may spell no control token; see
+    /// [`encode_given`](crate::tokenizer::Tokenizer::encode_given).
+    pub given: Vec<Range<usize>>,
+}
+
 /// A chat template, checked.
 #[derive(Debug, Clone)]
 pub struct ChatTemplate {
@@ -133,6 +145,9 @@ impl ChatTemplate {
     /// The text of a conversation. `messages` is a [`list`] of [`map`]s; `tools` likewise, where
     /// there are any; `extra` are further variables, which may replace any but these.
     ///
+    /// All strings of these are given, but for the names that chat formats have for the `role` of a
+    /// message. Numbers are not followed: their digits count as the template's.
+    ///
     /// # Errors
     /// [`Error::Template`] where the template refuses the messages (its own words), uses what does
     /// not exist, or takes more steps or memory than a template has reason to.
@@ -142,7 +157,7 @@ impl ChatTemplate {
         tools: Option<Value>,
         add_generation_prompt: bool,
         extra: Vec<(String, Value)>,
-    ) -> Result<String> {
+    ) -> Result<Rendering> {
         let none = Value::from(());
         let mut variables: Vec<(Value, Value)> = [
             ("bos_token", Value::from(self.bos.as_str())),
@@ -152,10 +167,15 @@ impl ChatTemplate {
         .into_iter()
         .map(|(name, value)| (Value::from(name), value))
         .collect();
-        variables.extend(extra.into_iter().map(|(k, v)| (Value::from(k), v)));
+        for (name, value) in extra {
+            let value = given::argument(&value).map_err(|e| bad_argument(&e))?;
+            variables.push((Value::from(name), value));
+        }
+        let messages = given::messages(&messages).map_err(|e| bad_argument(&e))?;
+        let tools = given::argument(&tools.unwrap_or(none)).map_err(|e| bad_argument(&e))?;
         variables.extend([
             (Value::from("messages"), messages),
-            (Value::from("tools"), tools.unwrap_or(none)),
+            (Value::from("tools"), tools),
             (
                 Value::from("add_generation_prompt"),
                 Value::from(add_generation_prompt),
@@ -168,7 +188,7 @@ impl ChatTemplate {
         on_big_stack(|| self.evaluate(root, size))?
     }
 
-    fn evaluate(&self, root: Value, size: usize) -> Result<String> {
+    fn evaluate(&self, root: Value, size: usize) -> Result<Rendering> {
         let budget = METER_PER_BYTE.saturating_mul(size as u64);
         let meter = Arc::new(Meter::new(METER.saturating_add(budget)));
         let env = environment::environment(&meter, FUEL);
@@ -179,7 +199,13 @@ impl ChatTemplate {
             let (instructions, blocks) = generator.finish();
             let mut output = make_string_output(&mut out);
             Vm::new(&env)
-                .eval(&instructions, root, &blocks, &mut output, AutoEscape::None)
+                .eval(
+                    &instructions,
+                    root,
+                    &blocks,
+                    &mut output,
+                    given::CAPTURES_FLAGGED,
+                )
                 .map(|_| ())
         });
         if let Err(e) = done {
@@ -203,17 +229,21 @@ impl ChatTemplate {
                 ),
             });
         }
+        let (text, spans) = given::read(&out);
         let most = MAX_OUTPUT.saturating_add(size);
-        if out.len() > most {
+        if text.len() > most {
             return Err(error(
                 format!(
                     "makes {} bytes of text, at most {most} are taken",
-                    out.len()
+                    text.len()
                 ),
                 OTHER_TEMPLATE,
             ));
         }
-        Ok(out)
+        Ok(Rendering {
+            text,
+            given: spans.into_ranges(),
+        })
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use minijinja::value::{Object, ObjectRepr};
 use minijinja::{State, Value};
 
+use super::given::{self, as_str};
 use super::methods;
 use super::text::Text;
 use super::value::{
@@ -24,7 +25,7 @@ pub(super) fn concat(meter: &Meter, a: &Value, b: &Value) -> Outcome {
     let mut text = Text::new(meter);
     text.str(a)?;
     text.str(b)?;
-    Ok(Value::from(text.out))
+    Ok(text.finish())
 }
 
 fn joined(a: &List, b: &List) -> Vec<Value> {
@@ -37,7 +38,7 @@ fn repeat(meter: &Meter, value: &Value, n: i128) -> Option<Outcome> {
         View::Str(s) => Some(
             meter
                 .charge(s.len().saturating_mul(n))
-                .map(|()| Value::from(s.repeat(n))),
+                .and_then(|()| given::made(meter, s.repeat(n), &[value])),
         ),
         View::List(list) => Some(
             meter
@@ -55,10 +56,7 @@ fn repeat(meter: &Meter, value: &Value, n: i128) -> Option<Outcome> {
 /// `+ - * / // % **`.
 pub(super) fn arithmetic(meter: &Meter, op: &str, a: &Value, b: &Value) -> Outcome {
     match (op, view(a), view(b)) {
-        ("+", View::Str(x), View::Str(y)) => {
-            meter.charge(x.len().saturating_add(y.len()))?;
-            return Ok(Value::from([x, y].concat()));
-        }
+        ("+", View::Str(_), View::Str(_)) => return concat(meter, a, b),
         ("+", View::List(x), View::List(y)) if x.tuple == y.tuple => {
             meter.charge_elements(x.items.len().saturating_add(y.items.len()))?;
             return List::value(joined(x, y), x.tuple);
@@ -71,7 +69,7 @@ pub(super) fn arithmetic(meter: &Meter, op: &str, a: &Value, b: &Value) -> Outco
                 return repeated;
             }
         }
-        ("%", View::Str(pattern), _) => return methods::printf(meter, pattern, b),
+        ("%", View::Str(_), _) => return methods::printf(meter, a, b),
         _ => {}
     }
     if let (Some(x), Some(y)) = (as_int(a), as_int(b)) {
@@ -216,7 +214,7 @@ pub(super) fn contains(meter: &Meter, item: &Value, container: &Value) -> Outcom
             Ok(false)
         }
         (View::Map(map), _) if is_key(item) || item.is_undefined() => {
-            meter.charge(item.as_str().map_or(0, str::len))?;
+            meter.charge(as_str(item).map_or(0, str::len))?;
             Ok(map.get(item).is_some())
         }
         _ => Err(unsupported("in", item, container)),
@@ -296,9 +294,9 @@ pub(super) fn attribute(value: &Value, name: &str) -> Outcome {
 
 /// `value[key]`: an item, else a method; undefined where there is neither.
 pub(super) fn item(meter: &Meter, value: &Value, key: &Value) -> Outcome {
-    meter.charge(key.as_str().map_or(0, str::len))?;
+    meter.charge(as_str(key).map_or(0, str::len))?;
     // A string is walked to the character.
-    meter.charge(value.as_str().map_or(0, str::len))?;
+    meter.charge(as_str(value).map_or(0, str::len))?;
     let found = match view(value) {
         View::Undefined => {
             return Err(of_undefined(&match view(key) {
@@ -311,21 +309,24 @@ pub(super) fn item(meter: &Meter, value: &Value, key: &Value) -> Outcome {
         View::List(list) => as_int(key)
             .and_then(|i| place(i, list.items.len()))
             .and_then(|i| list.items.get(i).cloned()),
-        View::Str(s) => as_int(key).and_then(|i| {
-            let c = match usize::try_from(i) {
-                Ok(i) => s.chars().nth(i),
-                Err(_) => {
-                    let back = usize::try_from(i.checked_neg()?.checked_sub(1)?).ok()?;
-                    s.chars().nth_back(back)
-                }
-            };
-            c.map(Value::from)
-        }),
-        View::Other if key.as_str().is_some() => value.get_item(key).ok(),
+        View::Str(s) => {
+            let found = as_int(key).and_then(|i| {
+                let (at, c) = match usize::try_from(i) {
+                    Ok(i) => s.char_indices().nth(i)?,
+                    Err(_) => {
+                        let back = usize::try_from(i.checked_neg()?.checked_sub(1)?).ok()?;
+                        s.char_indices().nth_back(back)?
+                    }
+                };
+                s.get(at..at.saturating_add(c.len_utf8()))
+            });
+            found.map(|c| given::part(meter, value, c)).transpose()?
+        }
+        View::Other if as_str(key).is_some() => value.get_item(&given::key(key)).ok(),
         _ => None,
     };
     Ok(found
-        .or_else(|| bound(value, key.as_str()?))
+        .or_else(|| bound(value, as_str(key)?))
         .unwrap_or(Value::UNDEFINED))
 }
 
@@ -351,17 +352,21 @@ pub(super) fn slice(meter: &Meter, args: &Args<'_>) -> Outcome {
         View::Str(s) => {
             meter.charge(s.len())?;
             if let (true, Some(start), Some(stop)) =
-                (step.is_none(), front(start, s.len()), front(stop, s.len()))
+                (step.is_none(), front(start, 0), front(stop, s.len()))
             {
                 // The common cut from the front needs no copy of the characters.
-                let taken = s.chars().skip(start).take(stop.saturating_sub(start));
-                return Ok(Value::from(taken.collect::<String>()));
+                return given::part(meter, value, cut(s, start, stop));
             }
             meter.charge(s.len().saturating_mul(4))?;
             chars = s.chars().collect();
-            let places = places(chars.len(), start, stop, step)?;
-            let cut: String = places.filter_map(|i| chars.get(i)).collect();
-            return meter.string(cut);
+            let mut places = places(chars.len(), start, stop, step)?.peekable();
+            if step.is_none() || as_int(step) == Some(1) {
+                let start = places.peek().copied().unwrap_or(0);
+                let stop = start.saturating_add(places.count());
+                return given::part(meter, value, cut(s, start, stop));
+            }
+            let picked: String = places.filter_map(|i| chars.get(i)).collect();
+            return given::made(meter, picked, &[value]);
         }
         _ => return Err(fail(format!("a {} cannot be sliced", type_name(value)))),
     };
@@ -371,6 +376,14 @@ pub(super) fn slice(meter: &Meter, args: &Args<'_>) -> Outcome {
         .collect();
     meter.charge_elements(items.len())?;
     List::value(items, list.is_some_and(|l| l.tuple))
+}
+
+/// The characters from `start` to `stop`.
+fn cut(s: &str, start: usize, stop: usize) -> &str {
+    let place = |s: &str, n: usize| s.char_indices().nth(n).map_or(s.len(), |(at, _)| at);
+    let rest = s.get(place(s, start)..).unwrap_or("");
+    rest.get(..place(rest, stop.saturating_sub(start)))
+        .unwrap_or("")
 }
 
 /// A bound that counts from the front; `None` where it counts from the end.

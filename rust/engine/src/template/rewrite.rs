@@ -17,6 +17,7 @@ pub(super) mod name {
     pub const ITEM: &str = "#item";
     pub const SLICE: &str = "#slice";
     pub const SAME: &str = "#same";
+    pub const GIVEN: &str = "#given";
     pub const LIST: &str = "#list";
     pub const TUPLE: &str = "#tuple";
     pub const MAP: &str = "#map";
@@ -76,6 +77,10 @@ fn target<'a>(e: &Expr<'a>) -> Outcome<Expr<'a>> {
         )),
         other => return Err(refuse("assigning to an expression", other.span())),
     })
+}
+
+fn is_loop(e: &Expr<'_>) -> bool {
+    matches!(e, Expr::Var(v) if v.id == "loop")
 }
 
 fn operator(op: CompareOpKind) -> &'static str {
@@ -261,10 +266,17 @@ impl Rewriter<'_> {
             )),
             other => self.expr(other)?,
         };
-        Ok(ast::Call {
-            expr: callee,
-            args: self.arguments(&c.args, c.span())?,
-        })
+        let mut args = self.arguments(&c.args, c.span())?;
+        if matches!(&callee, Expr::GetAttr(g) if g.name == "changed" && is_loop(&g.expr)) {
+            // minijinja compares them: two strings are equal to it only where both are given.
+            for arg in &mut args {
+                if let CallArg::Pos(e) = arg {
+                    let value = std::mem::replace(e, constant(Value::UNDEFINED, c.span()));
+                    *e = call(name::GIVEN, c.span(), vec![value]);
+                }
+            }
+        }
+        Ok(ast::Call { expr: callee, args })
     }
 
     fn binary<'a>(&self, b: &Spanned<ast::BinOp<'a>>) -> Outcome<Expr<'a>> {

@@ -8,7 +8,9 @@ fn render(source: &str) -> Result<String> {
         (Value::from("content"), Value::from("hi")),
     ]);
     let messages = list(vec![message?])?;
-    ChatTemplate::new(source, "<s>", "</s>")?.render(messages, None, true, Vec::new())
+    ChatTemplate::new(source, "<s>", "</s>")?
+        .render(messages, None, true, Vec::new())
+        .map(|rendering| rendering.text)
 }
 
 fn message<T>(result: Result<T>) -> String {

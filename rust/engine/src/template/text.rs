@@ -2,11 +2,13 @@
 use minijinja::Value;
 use unicode_general_category::{get_general_category, GeneralCategory as G};
 
+use super::given::{self, Runs, Spans};
 use super::value::{fail, type_name, view, Meter, Outcome, View};
 
-/// Text in the making; every byte is charged.
+/// Text in the making; every byte is charged. What is pushed as such is the template's own.
 pub(super) struct Text<'m> {
-    pub out: String,
+    out: String,
+    given: Spans,
     meter: &'m Meter,
 }
 
@@ -53,9 +55,9 @@ fn is_printable(c: char) -> bool {
 /// How `json.dumps` is asked to write.
 pub(super) struct Json {
     pub ensure_ascii: bool,
-    pub indent: Option<String>,
-    pub item_separator: String,
-    pub key_separator: String,
+    pub indent: Option<Value>,
+    pub item_separator: Value,
+    pub key_separator: Value,
     pub sort_keys: bool,
 }
 
@@ -63,8 +65,46 @@ impl<'m> Text<'m> {
     pub fn new(meter: &'m Meter) -> Self {
         Text {
             out: String::new(),
+            given: Spans::default(),
             meter,
         }
+    }
+
+    /// What was made, as a string.
+    pub fn finish(self) -> Value {
+        given::string(self.out, self.given)
+    }
+
+    /// What was made, wherever it came from: for messages and numbers.
+    pub fn into_string(self) -> String {
+        self.out
+    }
+
+    /// What was made, in stretches.
+    pub fn runs(&self) -> Runs<'_> {
+        Runs::new(&self.out, &self.given)
+    }
+
+    /// Adds `part` of the string `of`.
+    pub fn push_part(&mut self, of: &Value, part: &str) -> Outcome<()> {
+        self.each_run(of, part, Self::push)
+    }
+
+    /// Adds what `add` makes of each stretch of `part`, given where the stretch is.
+    pub fn each_run(
+        &mut self,
+        of: &Value,
+        part: &str,
+        mut add: impl FnMut(&mut Self, &str) -> Outcome<()>,
+    ) -> Outcome<()> {
+        for (run, given) in given::runs(of, part) {
+            let start = self.out.len();
+            add(self, run)?;
+            if given {
+                self.given.push(start..self.out.len());
+            }
+        }
+        Ok(())
     }
 
     pub fn push(&mut self, s: &str) -> Outcome<()> {
@@ -83,7 +123,7 @@ impl<'m> Text<'m> {
     /// `str(value)`.
     pub fn str(&mut self, value: &Value) -> Outcome<()> {
         match view(value) {
-            View::Str(s) => self.push(s),
+            View::Str(s) => self.push_part(value, s),
             View::Undefined => Ok(()),
             _ => self.repr(value),
         }
@@ -98,7 +138,7 @@ impl<'m> Text<'m> {
             View::Bool(false) => self.push("False"),
             View::Int(n) => self.push(&n.to_string()),
             View::Float(x) => self.push(&float(x)),
-            View::Str(s) => self.quoted(s),
+            View::Str(s) => self.quoted(value, s),
             View::List(list) => {
                 self.push(if list.tuple { "(" } else { "[" })?;
                 for (i, item) in list.items.iter().enumerate() {
@@ -131,13 +171,19 @@ impl<'m> Text<'m> {
         }
     }
 
-    fn quoted(&mut self, s: &str) -> Outcome<()> {
+    fn quoted(&mut self, value: &Value, s: &str) -> Outcome<()> {
         let quote = if s.contains('\'') && !s.contains('"') {
             '"'
         } else {
             '\''
         };
         self.push_char(quote)?;
+        self.each_run(value, s, |text, run| text.escaped(run, quote))?;
+        self.push_char(quote)
+    }
+
+    /// The inside of a literal.
+    fn escaped(&mut self, s: &str, quote: char) -> Outcome<()> {
         for c in s.chars() {
             match c {
                 '\\' => self.push("\\\\")?,
@@ -160,7 +206,7 @@ impl<'m> Text<'m> {
                 }
             }
         }
-        self.push_char(quote)
+        Ok(())
     }
 
     /// `json.dumps(value)`.
@@ -175,7 +221,7 @@ impl<'m> Text<'m> {
             View::Bool(false) => self.push("false"),
             View::Int(n) => self.push(&n.to_string()),
             View::Float(x) => self.push(&json_float(x)),
-            View::Str(s) => self.json_string(s, how.ensure_ascii),
+            View::Str(s) => self.json_string(value, s, how.ensure_ascii),
             View::List(list) if list.items.is_empty() => self.push("[]"),
             View::List(list) => {
                 self.push("[")?;
@@ -191,20 +237,20 @@ impl<'m> Text<'m> {
                 let mut entries: Vec<&(Value, Value)> = map.entries.iter().collect();
                 self.meter.charge_elements(entries.len())?;
                 if how.sort_keys {
-                    entries.sort_by(|(a, _), (b, _)| a.cmp(b));
+                    entries.sort_by(|(a, _), (b, _)| given::key(a).cmp(&given::key(b)));
                 }
                 self.push("{")?;
                 for (i, (key, item)) in entries.into_iter().enumerate() {
                     self.json_break(how, i > 0, level)?;
                     match view(key) {
-                        View::Str(s) => self.json_string(s, how.ensure_ascii)?,
+                        View::Str(s) => self.json_string(key, s, how.ensure_ascii)?,
                         _ => {
                             self.push("\"")?;
                             self.json_at(key, how, level)?;
                             self.push("\"")?;
                         }
                     }
-                    self.push(&how.key_separator)?;
+                    self.str(&how.key_separator)?;
                     self.json_at(item, how, level.saturating_add(1))?;
                 }
                 self.json_close(how, level)?;
@@ -219,7 +265,7 @@ impl<'m> Text<'m> {
 
     fn json_break(&mut self, how: &Json, separate: bool, level: usize) -> Outcome<()> {
         if separate {
-            self.push(&how.item_separator)?;
+            self.str(&how.item_separator)?;
         }
         self.json_indent(how, level)
     }
@@ -232,14 +278,20 @@ impl<'m> Text<'m> {
         if let Some(indent) = &how.indent {
             self.push("\n")?;
             for _ in 0..level {
-                self.push(indent)?;
+                self.str(indent)?;
             }
         }
         Ok(())
     }
 
-    fn json_string(&mut self, s: &str, ensure_ascii: bool) -> Outcome<()> {
+    fn json_string(&mut self, value: &Value, s: &str, ensure_ascii: bool) -> Outcome<()> {
         self.push_char('"')?;
+        self.each_run(value, s, |text, run| text.json_escaped(run, ensure_ascii))?;
+        self.push_char('"')
+    }
+
+    /// The inside of a JSON string.
+    fn json_escaped(&mut self, s: &str, ensure_ascii: bool) -> Outcome<()> {
         for c in s.chars() {
             match c {
                 '"' => self.push("\\\"")?,
@@ -258,7 +310,7 @@ impl<'m> Text<'m> {
                 c => self.push_char(c)?,
             }
         }
-        self.push_char('"')
+        Ok(())
     }
 }
 
@@ -272,9 +324,20 @@ fn json_float(x: f64) -> String {
     }
 }
 
-/// `str(value)` as a string of its own.
+/// `str(value)`.
+pub(super) fn to_text(meter: &Meter, value: &Value) -> Outcome {
+    if let Some(text) = given::as_str(value) {
+        meter.charge(text.len())?;
+        return Ok(value.clone());
+    }
+    let mut text = Text::new(meter);
+    text.str(value)?;
+    Ok(text.finish())
+}
+
+/// The characters of `str(value)`: for numbers, names and tests, not for texts made of it.
 pub(super) fn to_string(meter: &Meter, value: &Value) -> Outcome<String> {
     let mut text = Text::new(meter);
     text.str(value)?;
-    Ok(text.out)
+    Ok(text.into_string())
 }

@@ -7,6 +7,8 @@ use std::sync::{Arc, Mutex};
 use minijinja::value::{Enumerator, Object, ObjectRepr, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
+use super::given::{self, Given};
+
 /// Deeper nesting is refused: printing, comparing and freeing recurse.
 pub(super) const MAX_DEPTH: u16 = 100;
 /// What one element of a list is charged.
@@ -61,12 +63,6 @@ impl Meter {
         self.charge(NAMESPACE as usize)
     }
 
-    /// A string of the template's making.
-    pub fn string(&self, text: String) -> Outcome {
-        self.charge(text.len())?;
-        Ok(Value::from(text))
-    }
-
     /// A list; its elements are checked.
     pub fn list(&self, items: Vec<Value>) -> Outcome {
         self.charge_elements(items.len())?;
@@ -93,6 +89,9 @@ fn depth(value: &Value) -> Outcome<u16> {
     }
     if let Some(map) = value.downcast_object_ref::<Map>() {
         return Ok(map.depth);
+    }
+    if given::is_given(value) {
+        return Ok(0);
     }
     match value.kind() {
         ValueKind::Undefined
@@ -165,10 +164,11 @@ pub(super) struct Map {
 
 /// Whether a value may be a key: hashing a container would recurse.
 pub(super) fn is_key(value: &Value) -> bool {
-    matches!(
-        value.kind(),
-        ValueKind::None | ValueKind::Bool | ValueKind::Number | ValueKind::String
-    )
+    given::is_given(value)
+        || matches!(
+            value.kind(),
+            ValueKind::None | ValueKind::Bool | ValueKind::Number | ValueKind::String
+        )
 }
 
 impl Map {
@@ -183,11 +183,16 @@ impl Map {
             if !is_key(&key) {
                 return Err(fail(format!("a {} cannot be a key", key.kind())));
             }
-            if let Some(entry) = map.index.get(&key).and_then(|at| map.entries.get_mut(*at)) {
+            let place = given::key(&key);
+            if let Some(entry) = map
+                .index
+                .get(&*place)
+                .and_then(|at| map.entries.get_mut(*at))
+            {
                 entry.1 = value;
                 continue;
             }
-            map.index.insert(key.clone(), map.entries.len());
+            map.index.insert(place.into_owned(), map.entries.len());
             map.entries.push((key, value));
         }
         Ok(Value::from_object(map))
@@ -197,7 +202,7 @@ impl Map {
         if !is_key(key) {
             return None;
         }
-        let at = *self.index.get(key)?;
+        let at = *self.index.get(&*given::key(key))?;
         self.entries.get(at).map(|(_, v)| v)
     }
 }
@@ -249,7 +254,12 @@ pub(super) fn view(value: &Value) -> View<'_> {
         ValueKind::Number => f64::try_from(value.clone()).map_or(View::Other, View::Float),
         ValueKind::String => value.as_str().map_or(View::Other, View::Str),
         _ => {
-            if let Some(list) = value.downcast_object_ref::<List>() {
+            if let Some(text) = value
+                .downcast_object_ref::<Given>()
+                .and(given::as_str(value))
+            {
+                View::Str(text)
+            } else if let Some(list) = value.downcast_object_ref::<List>() {
                 View::List(list)
             } else if let Some(map) = value.downcast_object_ref::<Map>() {
                 View::Map(map)
@@ -312,7 +322,7 @@ pub(super) fn elements(meter: &Meter, value: &Value) -> Outcome<Vec<Value>> {
         View::Map(map) => map.entries.iter().map(|(k, _)| k.clone()).collect(),
         View::Str(s) => {
             meter.charge_elements(s.len())?;
-            s.chars().map(Value::from).collect()
+            given::chars(value)
         }
         _ => {
             return Err(fail(format!(
@@ -389,7 +399,7 @@ impl<'a> Args<'a> {
         match self.get(place, name) {
             None => Ok(None),
             Some(v) if v.is_none() => Ok(None),
-            Some(v) => match v.to_str() {
+            Some(v) => match given::to_str(&v) {
                 Some(s) => Ok(Some(s)),
                 None => Err(fail(format!(
                     "argument {name:?} must be a str, not {}",

@@ -27,6 +27,10 @@ mod stream;
 mod tests;
 mod vocab;
 
+use std::cmp::Reverse;
+use std::ops::Range;
+use std::slice::from_ref;
+
 use aho_corasick::{AhoCorasick, AhoCorasickKind, Input, MatchKind};
 
 use crate::error::{Error, Result};
@@ -48,8 +52,6 @@ enum Model {
 #[derive(Debug, Clone, Copy)]
 struct Special {
     id: u32,
-    /// Found only where the caller asks for special tokens.
-    control: bool,
     /// Takes the white space behind it along.
     rstrip: bool,
 }
@@ -60,8 +62,9 @@ pub struct Tokenizer {
     vocab: Vocab,
     model: Model,
     pieces: Pieces,
-    /// By `parse_special`: those user-defined, or all.
-    finders: [Finder; 2],
+    user_defined: Finder,
+    /// Found only where the caller lets the text spell them.
+    control: Finder,
     add_bos: bool,
     add_eos: bool,
     add_space_prefix: bool,
@@ -96,6 +99,13 @@ struct Finder {
     specials: Vec<Special>,
 }
 
+/// A special token in a text.
+struct Found {
+    start: usize,
+    end: usize,
+    special: Special,
+}
+
 /// A stretch of the text.
 enum Fragment<'a> {
     Text(&'a str),
@@ -125,30 +135,42 @@ impl Finder {
         })
     }
 
-    /// The text as fragments, in order.
-    fn split<'a>(&self, text: &'a str, mut visit: impl FnMut(Fragment<'a>)) {
-        let mut at = 0;
-        while let Some(m) = self
+    /// The leftmost token within `range`, the longest of those at one place.
+    fn find(&self, text: &str, range: Range<usize>) -> Option<Found> {
+        let found = self
             .automaton
-            .as_ref()
-            .and_then(|a| a.find(Input::new(text).range(at..)))
-        {
-            let Some(special) = self.specials.get(m.pattern().as_usize()) else {
-                break;
-            };
-            if let Some(raw) = text.get(at..m.start()).filter(|raw| !raw.is_empty()) {
-                visit(Fragment::Text(raw));
+            .as_ref()?
+            .find(Input::new(text).range(range))?;
+        Some(Found {
+            start: found.start(),
+            end: found.end(),
+            special: *self.specials.get(found.pattern().as_usize())?,
+        })
+    }
+
+    /// The leftmost token from `at` on of which no byte is in `given`: ranges in order. Those that
+    /// end before `at` are taken off.
+    fn find_outside(
+        &self,
+        text: &str,
+        mut at: usize,
+        given: &mut &[Range<usize>],
+    ) -> Option<Found> {
+        loop {
+            match given.split_first() {
+                Some((first, rest)) if first.start <= at => {
+                    at = at.max(first.end);
+                    *given = rest;
+                }
+                _ if at >= text.len() => return None,
+                Some((first, _)) => {
+                    if let Some(found) = self.find(text, at..first.start.min(text.len())) {
+                        return Some(found);
+                    }
+                    at = first.start;
+                }
+                None => return self.find(text, at..text.len()),
             }
-            visit(Fragment::Token(special.id));
-            at = m.end();
-            if special.rstrip {
-                let rest = text.get(at..).unwrap_or("");
-                let space = rest.len().saturating_sub(rest.trim_ascii_start().len());
-                at = at.saturating_add(space);
-            }
-        }
-        if let Some(raw) = text.get(at..).filter(|raw| !raw.is_empty()) {
-            visit(Fragment::Text(raw));
         }
     }
 }
@@ -209,6 +231,7 @@ impl Tokenizer {
                 (said, id) => Ok(said.unwrap_or(default && id.is_some())),
             }
         };
+        let [user_defined, control] = finders(gguf, &vocab)?;
         Ok(Tokenizer {
             add_bos: flag("bos", add_bos, vocab.bos)?,
             add_eos: flag("eos", false, vocab.eos)?,
@@ -216,7 +239,8 @@ impl Tokenizer {
                 .get_bool("tokenizer.ggml.add_space_prefix")?
                 .unwrap_or(add_space_prefix)
                 && matches!(model, Model::Spm(_)),
-            finders: finders(gguf, &vocab)?,
+            user_defined,
+            control,
             pieces: pieces(&vocab, &model),
             vocab,
             model,
@@ -228,16 +252,32 @@ impl Tokenizer {
     /// `add_special` adds the first and last token the model was trained with (the file's
     /// `add_bos_token`, `add_eos_token`). `parse_special` lets the text spell control tokens such
     /// as `<|im_end|>`: only for text of a trusted template, never for what a user typed.
+    ///
+    /// User-defined tokens are found either way: the model was trained on no other spelling of such
+    /// a text.
     pub fn encode(&self, text: &str, add_special: bool, parse_special: bool) -> Vec<u32> {
+        let all = 0..text.len();
+        self.encode_given(
+            text,
+            add_special,
+            if parse_special { &[] } else { from_ref(&all) },
+        )
+    }
+
+    /// Token ids of a text that may spell control tokens but for the bytes that were `given`: ranges
+    /// in order. A control token with a byte among them is plain text, and hides none beside it.
+    ///
+    /// This is for the text of a template, and what was given to it. Everything between special
+    /// tokens is encoded as one text, so `given` changes no id where nothing given spells a control
+    /// token.
+    pub fn encode_given(&self, text: &str, add_special: bool, given: &[Range<usize>]) -> Vec<u32> {
         let mut out = Vec::new();
         let mut merger = Merger::default();
         if add_special && self.add_bos {
             out.extend(self.vocab.bos);
         }
         let mut after_special = true;
-        let [user_defined, all] = &self.finders;
-        let finder = if parse_special { all } else { user_defined };
-        finder.split(text, |fragment| match fragment {
+        self.split(text, given, |fragment| match fragment {
             Fragment::Token(id) => {
                 out.push(id);
                 after_special = true;
@@ -263,6 +303,43 @@ impl Tokenizer {
             out.extend(self.vocab.eos);
         }
         out
+    }
+
+    /// The text as fragments, in order.
+    fn split<'a>(
+        &self,
+        text: &'a str,
+        mut given: &[Range<usize>],
+        mut visit: impl FnMut(Fragment<'a>),
+    ) {
+        let mut at = 0;
+        let mut user_defined = self.user_defined.find(text, 0..text.len());
+        let mut control = self.control.find_outside(text, 0, &mut given);
+        loop {
+            if user_defined.as_ref().is_some_and(|found| found.start < at) {
+                user_defined = self.user_defined.find(text, at..text.len());
+            }
+            if control.as_ref().is_some_and(|found| found.start < at) {
+                control = self.control.find_outside(text, at, &mut given);
+            }
+            let first = [&user_defined, &control].into_iter().flatten();
+            let Some(found) = first.min_by_key(|found| (found.start, Reverse(found.end))) else {
+                break;
+            };
+            if let Some(raw) = text.get(at..found.start).filter(|raw| !raw.is_empty()) {
+                visit(Fragment::Text(raw));
+            }
+            visit(Fragment::Token(found.special.id));
+            at = found.end;
+            if found.special.rstrip {
+                let rest = text.get(at..).unwrap_or("");
+                let space = rest.len().saturating_sub(rest.trim_ascii_start().len());
+                at = at.saturating_add(space);
+            }
+        }
+        if let Some(raw) = text.get(at..).filter(|raw| !raw.is_empty()) {
+            visit(Fragment::Text(raw));
+        }
     }
 
     /// The text of a whole sequence. `skip_special` leaves control tokens out. The space that
@@ -359,29 +436,27 @@ impl Tokenizer {
     }
 }
 
-/// Tokens found in text as a whole, longest of those at one place.
+/// What is found in text as a whole: tokens user-defined, and control tokens.
 fn finders(gguf: &Gguf, vocab: &Vocab) -> Result<[Finder; 2]> {
     // GGUF has no field for white space around special tokens; the published vocabulary of these
     // models strips what follows all but the named ones.
     let name = gguf.get_str("general.name")?.unwrap_or("").to_lowercase();
     let strips = ["phi-3", "phi3"].iter().any(|n| name.contains(n));
-    let mut specials: Vec<Special> = Vec::new();
+    let (mut user_defined, mut control) = (Vec::new(), Vec::new());
     for (id, text) in vocab.texts().filter(|(_, text)| !text.is_empty()) {
-        let control = match vocab.token_type(id) {
-            TokenType::Control | TokenType::Unknown => true,
-            TokenType::UserDefined => false,
+        let specials = match vocab.token_type(id) {
+            TokenType::Control | TokenType::Unknown => &mut control,
+            TokenType::UserDefined => &mut user_defined,
             _ => continue,
         };
         specials.push(Special {
             id,
-            control,
             rstrip: strips && !["<unk>", "<s>", "<|endoftext|>"].contains(&text),
         });
     }
-    let user_defined = specials.iter().copied().filter(|s| !s.control).collect();
     Ok([
         Finder::new(vocab, user_defined)?,
-        Finder::new(vocab, specials)?,
+        Finder::new(vocab, control)?,
     ])
 }
 
