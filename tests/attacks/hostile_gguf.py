@@ -25,9 +25,9 @@ class Attack:
 
     name: str
     data: bytes
-    #: What refuses it: "plan", "tokenizer" or "chat". "encode" for a file that is valid.
+    #: What refuses it: "plan", "tokenizer" or "chat"; "encode" and "turns" are for a valid file.
     door: str
-    #: A pattern in the error's message; for a valid file, the text to encode.
+    #: A pattern in the error's message; for a valid file, the text to encode or the messages.
     expect: str = ""
 
 

@@ -29,6 +29,9 @@ def test_attack(script: Path, tmp_path: Path) -> None:
         if row["door"] == "encode":
             survives(path, row["expect"])
             continue
+        if row["door"] == "turns":
+            keeps_its_turns(path, json.loads(row["expect"]))
+            continue
         for enter, seconds in DOORS[row["door"]]:
             start = time.perf_counter()
             with pytest.raises(onegraph.ModelError, match=row["expect"]):
@@ -65,3 +68,16 @@ def survives(path: Path, prompt: str) -> None:
     # A tenth of a second is usual; the machine may be busy.
     assert seconds < 3, f"{path.name}: {seconds:.1f} s for {len(text)} x {prompt!r}"
     assert all(id < tokenizer.n_vocab for id in ids)
+
+
+def keeps_its_turns(path: Path, messages: list[dict[str, str]]) -> None:
+    """A conversation has the control tokens that its template writes, two for each message."""
+    with load(path) as llm:
+        assert llm.chat_template is not None
+        ids = llm.tokenizer.encode_rendering(llm.chat_template.rendering(messages))
+        control = [llm.tokenizer.token_text(id) for id in ids if llm.tokenizer.is_special(id)]
+        assert control == ["<|im_start|>", "<|im_end|>"] * len(messages)
+        assert llm.chat(messages, max_tokens=1).usage.prompt_tokens == len(ids)
+        # By name, for messages that are trusted.
+        trusted = llm.chat(messages, max_tokens=1, parse_special=True)
+        assert trusted.usage.prompt_tokens < len(ids)
