@@ -18,9 +18,6 @@ use std::sync::Arc;
 use minijinja::value::{DynObject, Kwargs, Object, ObjectRepr};
 use minijinja::{AutoEscape, Output, Value};
 
-#[cfg(test)]
-mod tests;
-
 use super::value::{view, List, Map, Meter, Outcome, View};
 
 /// Makes minijinja flag what it captures; what is escaped is up to our formatter: nothing.

@@ -13,6 +13,8 @@ mod checks;
 mod environment;
 mod filters;
 mod given;
+#[cfg(test)]
+mod given_tests;
 mod methods;
 mod ops;
 mod rewrite;

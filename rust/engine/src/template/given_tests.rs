@@ -1,8 +1,8 @@
+//! What of a rendering was given, operation by operation.
+use super::given::{as_str, is_given, received, Spans};
+use super::value::{Args, Meter};
+use super::{filters, list, map, methods, ChatTemplate, Rendering, Value};
 use crate::error::Result;
-use crate::template::value::{Args, Meter};
-use crate::template::{filters, list, map, methods, ChatTemplate, Rendering, Value};
-
-use super::{received, Spans};
 
 /// A rendering with the variable `x`, which is the content of the one message too.
 fn render(source: &str, x: &str) -> Result<Rendering> {
@@ -326,8 +326,8 @@ fn captured_names_and_values_are_read_back_at_the_door() -> Result<()> {
     let args = Args::new(&all);
     for value in [args.pos.first().cloned(), args.named("k")] {
         let value = value.unwrap_or_default();
-        assert_eq!(super::as_str(&value), Some("ab\u{1a}"));
-        assert!(super::is_given(&value));
+        assert_eq!(as_str(&value), Some("ab\u{1a}"));
+        assert!(is_given(&value));
     }
     Ok(())
 }
