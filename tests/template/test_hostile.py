@@ -72,6 +72,9 @@ HOSTILE = {
     + "{% set x = [x, x] %}{% set y = [y, y] %}" * 90
     + "{{ [x, y] | unique }}",
     "tree of empty lists": "{% set x = [] %}" + "{% set x = [x, x] %}" * 90 + "{{ x }}",
+    # Strings that came with the messages take more than others.
+    "letters of messages": "{{ (xs[0].content * 2000) | list | length }}",
+    "words of messages": "{{ ((xs[0].content[0] ~ ' ') * 1500000).split() | length }}",
     # Depth.
     "nested lists": "{% set n = namespace(x=[]) %}{% for i in range(99999) %}"
     "{% set n.x = [n.x] %}{% endfor %}",

@@ -45,6 +45,9 @@ const BEGIN: &str = "\u{1a}(";
 const END: &str = "\u{1a})";
 const ITSELF: &str = "\u{1a}=";
 
+/// What a given string is charged beside its text: an object takes more than a short string.
+const OBJECT: usize = 128;
+
 /// Bytes of a text that were given: ranges in order, not empty, not touching.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Spans(Vec<Range<usize>>);
@@ -214,15 +217,18 @@ fn offset(whole: &str, part: &str) -> Option<usize> {
 }
 
 /// The characters of a string, each as one of its own.
-pub(super) fn chars(of: &Value) -> Vec<Value> {
+pub(super) fn chars(meter: &Meter, of: &Value) -> Outcome<Vec<Value>> {
     let mut chars = Vec::new();
     for (run, given) in runs(of, as_str(of).unwrap_or("")) {
+        if given {
+            meter.charge(run.chars().count().saturating_mul(OBJECT))?;
+        }
         chars.extend(run.chars().map(|c| {
             let spans = if given { c.len_utf8() } else { 0 };
             string(c.encode_utf8(&mut [0; 4]) as &str, Spans::all(spans))
         }));
     }
-    chars
+    Ok(chars)
 }
 
 /// `part`, a part of the string `of`, as a string of its own.
@@ -234,6 +240,7 @@ pub(super) fn part(meter: &Meter, of: &Value, part: &str) -> Outcome {
         let end = at.saturating_add(run.len());
         if given {
             spans.push(at..end);
+            meter.charge(OBJECT)?;
         }
         at = end;
     }

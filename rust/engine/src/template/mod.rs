@@ -6,6 +6,9 @@
 //! as Python prints them (`True`, `None`, `{'a': 1}`), operators and methods mean what they mean
 //! in Python, `tojson` is `json.dumps(ensure_ascii=False)`. Not available: `import`, `include`,
 //! `extends`, `autoescape`, calls with `*` or `**`, methods that change a list or mapping.
+//!
+//! A rendering says which parts of its text came with the arguments (`given`): what a message says
+//! is not what the template says.
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 #![deny(clippy::arithmetic_side_effects, clippy::panic)]
 

@@ -322,7 +322,7 @@ pub(super) fn elements(meter: &Meter, value: &Value) -> Outcome<Vec<Value>> {
         View::Map(map) => map.entries.iter().map(|(k, _)| k.clone()).collect(),
         View::Str(s) => {
             meter.charge_elements(s.len())?;
-            given::chars(value)
+            given::chars(meter, value)?
         }
         _ => {
             return Err(fail(format!(
