@@ -1,9 +1,12 @@
 //! `onegraph.Tokenizer` and its streaming decoder.
 use std::path::PathBuf;
+use std::slice;
 use std::sync::Arc;
 
+use onegraph::template;
 use onegraph::tokenizer::{self, Decoder};
 use onegraph::weights::Model;
+use onegraph::Error;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -17,6 +20,22 @@ use crate::template::Rendering;
 #[pyclass(frozen, module = "onegraph")]
 pub struct Tokenizer {
     pub inner: Arc<tokenizer::Tokenizer>,
+}
+
+/// Runs `encode` without the GIL; a signal ends it.
+fn interruptible(
+    py: Python<'_>,
+    encode: impl FnOnce(&mut dyn FnMut() -> bool) -> Option<Vec<u32>> + Send,
+) -> PyResult<Vec<u32>> {
+    let mut raised = None;
+    let ids = detached(py, || {
+        let ids = encode(&mut || {
+            raised = Python::attach(|py| py.check_signals()).err();
+            raised.is_none()
+        });
+        ids.ok_or(Error::Cancelled)
+    });
+    raised.map_or(ids, Err)
 }
 
 #[pymethods]
@@ -43,8 +62,14 @@ impl Tokenizer {
         add_special: bool,
         parse_special: bool,
     ) -> PyResult<Vec<u32>> {
-        detached(py, || {
-            Ok(self.inner.encode(text, add_special, parse_special))
+        let whole = 0..text.len();
+        let trusted = if parse_special {
+            slice::from_ref(&whole)
+        } else {
+            &[]
+        };
+        interruptible(py, |go_on| {
+            self.inner.encode_while(text, add_special, trusted, go_on)
         })
     }
 
@@ -57,10 +82,9 @@ impl Tokenizer {
         rendering: &Bound<'_, Rendering>,
         add_special: bool,
     ) -> PyResult<Vec<u32>> {
-        let rendering = &rendering.get().inner;
-        detached(py, || {
-            let (text, given) = (&rendering.text, &rendering.given);
-            Ok(self.inner.encode_given(text, add_special, given))
+        let template::Rendering { text, given } = &rendering.get().inner;
+        interruptible(py, |go_on| {
+            self.inner.encode_given(text, add_special, given, go_on)
         })
     }
 

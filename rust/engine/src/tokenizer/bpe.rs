@@ -1,7 +1,9 @@
 //! Byte-level BPE: every byte of a word is a symbol, pairs merge by their rank in the file's list.
 use std::collections::HashMap;
+use std::ops::ControlFlow;
 
 use super::merge::{Merge, Merger, MAX_SYMBOLS, NONE};
+use super::meter::Meter;
 use super::vocab::{bad, cut, TokenType, Vocab};
 use crate::error::Result;
 use crate::gguf::Gguf;
@@ -161,11 +163,17 @@ impl Bpe {
     }
 
     /// Appends the tokens of one word of the pre-tokenizer.
-    pub fn encode(&self, word: &str, merger: &mut Merger, out: &mut Vec<u32>) {
+    pub fn encode(
+        &self,
+        word: &str,
+        merger: &mut Merger,
+        meter: &mut Meter,
+        out: &mut Vec<u32>,
+    ) -> ControlFlow<()> {
         if !self.words.is_empty() {
             if let Some(id) = self.words.get(word.as_bytes()) {
                 out.push(*id);
-                return;
+                return meter.spend(word.len());
             }
         }
         for part in word.as_bytes().chunks(MAX_SYMBOLS) {
@@ -177,6 +185,7 @@ impl Bpe {
                 }
             }
             merger.run(
+                meter,
                 |a, b| {
                     let (rank, id) = *self.merges.get(&(a.id, b.id))?;
                     Some(Merge { rank, id })
@@ -192,8 +201,9 @@ impl Bpe {
                             .filter(|id| *id != NONE),
                     ),
                 },
-            );
+            )?;
         }
+        ControlFlow::Continue(())
     }
 
     fn byte(&self, byte: u8) -> u32 {

@@ -2,6 +2,9 @@
 //! A heap over a linked list: O(n log n) for a piece of n symbols, no recursion.
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::ops::ControlFlow;
+
+use super::meter::Meter;
 
 /// No symbol, no rank, no token.
 pub(super) const NONE: u32 = u32::MAX;
@@ -66,19 +69,23 @@ impl Merger {
         });
     }
 
-    /// Merges until no pair of neighbours has a merge, then visits what is left, in order.
+    /// Merges until no pair of neighbours has a merge, then visits what is left, in order. Breaks
+    /// where the meter does.
     pub fn run(
         &mut self,
+        meter: &mut Meter,
         lookup: impl Fn(&Symbol, &Symbol) -> Option<Merge>,
         mut visit: impl FnMut(&Symbol),
-    ) {
+    ) -> ControlFlow<()> {
         let mut first = std::mem::take(&mut self.heap).into_vec();
         for at in 0..self.symbols.len() {
+            meter.spend(1)?;
             let at = u32::try_from(at).unwrap_or(NONE);
             first.extend(self.rate(at, &lookup));
         }
         self.heap = BinaryHeap::from(first);
         while let Some(Reverse(key)) = self.heap.pop() {
+            meter.spend(1)?;
             let (rank, at) = ((key >> 32) as u32, key as u32);
             let Some(left) = self.get(at) else { continue };
             // An entry whose pair has changed since is stale. The ranks may still be equal: then
@@ -110,6 +117,7 @@ impl Merger {
             visit(&symbol);
             at = symbol.next;
         }
+        ControlFlow::Continue(())
     }
 
     fn get(&self, at: u32) -> Option<Symbol> {

@@ -20,22 +20,23 @@
 
 mod bpe;
 mod merge;
+mod meter;
 mod pretokenize;
+mod specials;
 mod spm;
 mod stream;
 #[cfg(test)]
 mod tests;
 mod vocab;
 
-use std::cmp::Reverse;
-use std::ops::Range;
-use std::slice::from_ref;
-
-use aho_corasick::{AhoCorasick, AhoCorasickKind, Input, MatchKind};
+use std::ops::{ControlFlow, Range};
+use std::slice;
 
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use merge::Merger;
+use meter::Meter;
+use specials::{Finder, Fragment, Special};
 use vocab::bad;
 
 pub use pretokenize::PreTokenizer;
@@ -48,23 +49,13 @@ enum Model {
     Spm(spm::Spm),
 }
 
-/// A special token that is found in text before any merge.
-#[derive(Debug, Clone, Copy)]
-struct Special {
-    id: u32,
-    /// Takes the white space behind it along.
-    rstrip: bool,
-}
-
 /// A vocabulary with everything needed to encode and decode. Cheap to share, never changes.
 #[derive(Debug, Clone)]
 pub struct Tokenizer {
     vocab: Vocab,
     model: Model,
     pieces: Pieces,
-    user_defined: Finder,
-    /// Found only where the caller lets the text spell them.
-    control: Finder,
+    finder: Finder,
     add_bos: bool,
     add_eos: bool,
     add_space_prefix: bool,
@@ -90,88 +81,6 @@ impl Pieces {
             None => 0,
         };
         self.bytes.get(start..*self.ends.get(id)?)
-    }
-}
-
-#[derive(Debug, Clone)]
-struct Finder {
-    automaton: Option<AhoCorasick>,
-    specials: Vec<Special>,
-}
-
-/// A special token in a text.
-struct Found {
-    start: usize,
-    end: usize,
-    special: Special,
-}
-
-/// A stretch of the text.
-enum Fragment<'a> {
-    Text(&'a str),
-    Token(u32),
-}
-
-impl Finder {
-    fn new(vocab: &Vocab, specials: Vec<Special>) -> Result<Self> {
-        let automaton = if specials.is_empty() {
-            None
-        } else {
-            let built = AhoCorasick::builder()
-                .match_kind(MatchKind::LeftmostLongest)
-                .kind(Some(AhoCorasickKind::ContiguousNFA))
-                .build(specials.iter().map(|s| vocab.text(s.id)));
-            Some(built.map_err(|e| {
-                bad(
-                    "tokenizer.ggml.token_type",
-                    format!("{} special tokens ({e})", specials.len()),
-                    "fewer or shorter special tokens",
-                )
-            })?)
-        };
-        Ok(Finder {
-            automaton,
-            specials,
-        })
-    }
-
-    /// The leftmost token within `range`, the longest of those at one place.
-    fn find(&self, text: &str, range: Range<usize>) -> Option<Found> {
-        let found = self
-            .automaton
-            .as_ref()?
-            .find(Input::new(text).range(range))?;
-        Some(Found {
-            start: found.start(),
-            end: found.end(),
-            special: *self.specials.get(found.pattern().as_usize())?,
-        })
-    }
-
-    /// The leftmost token from `at` on of which no byte is in `given`: ranges in order. Those that
-    /// end before `at` are taken off.
-    fn find_outside(
-        &self,
-        text: &str,
-        mut at: usize,
-        given: &mut &[Range<usize>],
-    ) -> Option<Found> {
-        loop {
-            match given.split_first() {
-                Some((first, rest)) if first.start <= at => {
-                    at = at.max(first.end);
-                    *given = rest;
-                }
-                _ if at >= text.len() => return None,
-                Some((first, _)) => {
-                    if let Some(found) = self.find(text, at..first.start.min(text.len())) {
-                        return Some(found);
-                    }
-                    at = first.start;
-                }
-                None => return self.find(text, at..text.len()),
-            }
-        }
     }
 }
 
@@ -231,7 +140,6 @@ impl Tokenizer {
                 (said, id) => Ok(said.unwrap_or(default && id.is_some())),
             }
         };
-        let [user_defined, control] = finders(gguf, &vocab)?;
         Ok(Tokenizer {
             add_bos: flag("bos", add_bos, vocab.bos)?,
             add_eos: flag("eos", false, vocab.eos)?,
@@ -239,8 +147,7 @@ impl Tokenizer {
                 .get_bool("tokenizer.ggml.add_space_prefix")?
                 .unwrap_or(add_space_prefix)
                 && matches!(model, Model::Spm(_)),
-            user_defined,
-            control,
+            finder: finder(gguf, &vocab)?,
             pieces: pieces(&vocab, &model),
             vocab,
             model,
@@ -252,93 +159,106 @@ impl Tokenizer {
     /// `add_special` adds the first and last token the model was trained with (the file's
     /// `add_bos_token`, `add_eos_token`). `parse_special` lets the text spell control tokens such
     /// as `<|im_end|>`: only for text of a trusted template, never for what a user typed.
-    ///
-    /// User-defined tokens are found either way: the model was trained on no other spelling of such
-    /// a text.
     pub fn encode(&self, text: &str, add_special: bool, parse_special: bool) -> Vec<u32> {
-        let all = 0..text.len();
-        self.encode_given(
-            text,
-            add_special,
-            if parse_special { &[] } else { from_ref(&all) },
-        )
+        let whole = 0..text.len();
+        let trusted = if parse_special {
+            slice::from_ref(&whole)
+        } else {
+            &[]
+        };
+        // It is never told to stop.
+        self.encode_while(text, add_special, trusted, &mut || true)
+            .unwrap_or_default()
     }
 
     /// Token ids of a text that may spell control tokens but for the bytes that were `given`: ranges
     /// in order. A control token with a byte among them is plain text, and hides none beside it.
+    /// `None` where `go_on`, asked every few milliseconds, says so.
     ///
     /// This is for the text of a template, and what was given to it. Everything between special
     /// tokens is encoded as one text, so `given` changes no id where nothing given spells a control
-    /// token.
-    pub fn encode_given(&self, text: &str, add_special: bool, given: &[Range<usize>]) -> Vec<u32> {
+    /// token. User-defined tokens are found in it too: the model was trained on no other spelling of
+    /// such a text.
+    pub fn encode_given(
+        &self,
+        text: &str,
+        add_special: bool,
+        given: &[Range<usize>],
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Option<Vec<u32>> {
+        let mut trusted = Vec::with_capacity(given.len().saturating_add(1));
+        let mut end = 0;
+        for range in given.iter().filter(|range| !range.is_empty()) {
+            trusted.push(end..range.start);
+            end = end.max(range.end);
+        }
+        trusted.push(end..text.len());
+        trusted.retain(|range| !range.is_empty());
+        self.encode_while(text, add_special, &trusted, go_on)
+    }
+
+    /// [`Tokenizer::encode`], left in the middle where `go_on`, asked every few milliseconds, says
+    /// so: `None`. Only what lies wholly in one of the `trusted` ranges of bytes, in order and apart,
+    /// may spell a control token.
+    pub fn encode_while(
+        &self,
+        text: &str,
+        add_special: bool,
+        trusted: &[Range<usize>],
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Option<Vec<u32>> {
         let mut out = Vec::new();
         let mut merger = Merger::default();
         if add_special && self.add_bos {
             out.extend(self.vocab.bos);
         }
         let mut after_special = true;
-        self.split(text, given, |fragment| match fragment {
-            Fragment::Token(id) => {
-                out.push(id);
-                after_special = true;
-            }
-            Fragment::Text(text) => {
-                match &self.model {
-                    Model::Bpe(bpe, pre) => {
-                        pre.split(text, &mut |word| bpe.encode(word, &mut merger, &mut out));
-                    }
-                    Model::Spm(spm) => {
-                        let mut escaped = String::with_capacity(text.len().saturating_add(8));
-                        if self.add_space_prefix && after_special {
-                            escaped.push(spm::SPACE);
-                        }
-                        escaped.extend(text.chars().map(|c| if c == ' ' { spm::SPACE } else { c }));
-                        spm.encode(&escaped, &mut merger, &mut out);
+        let flow = self.finder.split(
+            text,
+            trusted,
+            &mut Meter::new(go_on),
+            &mut |fragment, meter| {
+                match fragment {
+                    Fragment::Token(id) => out.push(id),
+                    Fragment::Text(text) => {
+                        let space = self.add_space_prefix && after_special;
+                        self.encode_text(text, space, &mut merger, meter, &mut out)?;
                     }
                 }
-                after_special = false;
-            }
-        });
+                after_special = matches!(fragment, Fragment::Token(_));
+                ControlFlow::Continue(())
+            },
+        );
+        if flow.is_break() {
+            return None;
+        }
         if add_special && self.add_eos {
             out.extend(self.vocab.eos);
         }
-        out
+        Some(out)
     }
 
-    /// The text as fragments, in order.
-    fn split<'a>(
+    /// Appends the tokens of text without special tokens, of SentencePiece behind a `space`.
+    fn encode_text(
         &self,
-        text: &'a str,
-        mut given: &[Range<usize>],
-        mut visit: impl FnMut(Fragment<'a>),
-    ) {
-        let mut at = 0;
-        let mut user_defined = self.user_defined.find(text, 0..text.len());
-        let mut control = self.control.find_outside(text, 0, &mut given);
-        loop {
-            if user_defined.as_ref().is_some_and(|found| found.start < at) {
-                user_defined = self.user_defined.find(text, at..text.len());
+        text: &str,
+        space: bool,
+        merger: &mut Merger,
+        meter: &mut Meter,
+        out: &mut Vec<u32>,
+    ) -> ControlFlow<()> {
+        match &self.model {
+            Model::Bpe(bpe, pre) => {
+                pre.split(text, &mut |word| bpe.encode(word, merger, meter, out))
             }
-            if control.as_ref().is_some_and(|found| found.start < at) {
-                control = self.control.find_outside(text, at, &mut given);
+            Model::Spm(spm) => {
+                let mut escaped = String::with_capacity(text.len().saturating_add(8));
+                if space {
+                    escaped.push(spm::SPACE);
+                }
+                escaped.extend(text.chars().map(|c| if c == ' ' { spm::SPACE } else { c }));
+                spm.encode(&escaped, merger, meter, out)
             }
-            let first = [&user_defined, &control].into_iter().flatten();
-            let Some(found) = first.min_by_key(|found| (found.start, Reverse(found.end))) else {
-                break;
-            };
-            if let Some(raw) = text.get(at..found.start).filter(|raw| !raw.is_empty()) {
-                visit(Fragment::Text(raw));
-            }
-            visit(Fragment::Token(found.special.id));
-            at = found.end;
-            if found.special.rstrip {
-                let rest = text.get(at..).unwrap_or("");
-                let space = rest.len().saturating_sub(rest.trim_ascii_start().len());
-                at = at.saturating_add(space);
-            }
-        }
-        if let Some(raw) = text.get(at..).filter(|raw| !raw.is_empty()) {
-            visit(Fragment::Text(raw));
         }
     }
 
@@ -436,28 +356,27 @@ impl Tokenizer {
     }
 }
 
-/// What is found in text as a whole: tokens user-defined, and control tokens.
-fn finders(gguf: &Gguf, vocab: &Vocab) -> Result<[Finder; 2]> {
+/// Tokens found in text as a whole, longest of those at one place.
+fn finder(gguf: &Gguf, vocab: &Vocab) -> Result<Finder> {
     // GGUF has no field for white space around special tokens; the published vocabulary of these
     // models strips what follows all but the named ones.
     let name = gguf.get_str("general.name")?.unwrap_or("").to_lowercase();
     let strips = ["phi-3", "phi3"].iter().any(|n| name.contains(n));
-    let (mut user_defined, mut control) = (Vec::new(), Vec::new());
+    let mut specials: Vec<Special> = Vec::new();
     for (id, text) in vocab.texts().filter(|(_, text)| !text.is_empty()) {
-        let specials = match vocab.token_type(id) {
-            TokenType::Control | TokenType::Unknown => &mut control,
-            TokenType::UserDefined => &mut user_defined,
+        let control = match vocab.token_type(id) {
+            TokenType::Control | TokenType::Unknown => true,
+            TokenType::UserDefined => false,
             _ => continue,
         };
         specials.push(Special {
             id,
+            control,
+            len: u32::try_from(text.len()).unwrap_or(u32::MAX),
             rstrip: strips && !["<unk>", "<s>", "<|endoftext|>"].contains(&text),
         });
     }
-    Ok([
-        Finder::new(vocab, user_defined)?,
-        Finder::new(vocab, control)?,
-    ])
+    Finder::new(&|id| vocab.text(id), specials)
 }
 
 fn pieces(vocab: &Vocab, model: &Model) -> Pieces {

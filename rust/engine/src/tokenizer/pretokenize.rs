@@ -3,12 +3,17 @@
 //! Each is published as a regular expression with a lookahead, `\s+(?!\S)`. Here they are scanners
 //! written by hand: one pass, no backtracking, no recursion, so time is linear in any text.
 //! `\p{L}`, `\p{N}`, `\p{P}` are Unicode general categories, `\s` is White_Space.
+use std::ops::ControlFlow;
+
 use unicode_general_category::{get_general_category, GeneralCategory as G};
 
 use crate::error::{Error, Result};
 
+/// What takes the words of a text, one by one; it may break.
+type Words<'a> = &'a mut dyn FnMut(&str) -> ControlFlow<()>;
+
 /// Calls back with each word of a text.
-type Split = fn(&str, &mut dyn FnMut(&str));
+type Split = fn(&str, Words) -> ControlFlow<()>;
 
 /// How one family of vocabularies splits text.
 #[derive(Debug)]
@@ -85,9 +90,13 @@ impl PreTokenizer {
         TABLE.iter().flat_map(|row| row.names).copied()
     }
 
-    /// Calls `word` with each word; together they are the whole text.
-    pub fn split(&self, text: &str, word: &mut dyn FnMut(&str)) {
-        (self.split)(text, word);
+    /// Calls `word` with each word, until it breaks; together they are the whole text.
+    pub fn split(
+        &self,
+        text: &str,
+        word: &mut dyn FnMut(&str) -> ControlFlow<()>,
+    ) -> ControlFlow<()> {
+        (self.split)(text, word)
     }
 }
 
@@ -145,7 +154,7 @@ fn after(text: &str, bytes: usize) -> &str {
 }
 
 /// Cuts `text` into pieces of the length that `next` gives for what is left (at least one byte).
-fn scan(text: &str, next: impl Fn(&str) -> usize, word: &mut dyn FnMut(&str)) {
+fn scan(text: &str, next: impl Fn(&str) -> usize, word: Words) -> ControlFlow<()> {
     let mut rest = text;
     while !rest.is_empty() {
         let Some((piece, after)) = rest
@@ -154,21 +163,27 @@ fn scan(text: &str, next: impl Fn(&str) -> usize, word: &mut dyn FnMut(&str)) {
         else {
             return word(rest);
         };
-        word(piece);
+        word(piece)?;
         rest = after;
     }
+    ControlFlow::Continue(())
 }
 
 /// Cuts `text` where runs of characters that fulfil `apart` start and end.
-fn isolate(text: &str, apart: impl Fn(char) -> bool, piece: &mut dyn FnMut(&str, bool)) {
+fn isolate(
+    text: &str,
+    apart: impl Fn(char) -> bool,
+    piece: &mut dyn FnMut(&str, bool) -> ControlFlow<()>,
+) -> ControlFlow<()> {
     let mut rest = text;
     while let Some(c) = rest.chars().next() {
         let inside = apart(c);
         let end = run(rest, |c| apart(c) == inside);
         let (front, after) = rest.split_at_checked(end).unwrap_or((rest, ""));
-        piece(front, inside);
+        piece(front, inside)?;
         rest = after;
     }
+    ControlFlow::Continue(())
 }
 
 /// `\s+(?!\S)|\s+` on a text that starts with a space of `first` bytes: the last space of a run is
@@ -264,7 +279,7 @@ fn llama3(text: &str, digits: usize) -> usize {
 }
 
 /// `\p{N}` apart, GPT-2's expression between.
-fn split_smollm(text: &str, word: &mut dyn FnMut(&str)) {
+fn split_smollm(text: &str, word: Words) -> ControlFlow<()> {
     let is_number = |c| class(c) == Class::Number;
     isolate(text, is_number, &mut |piece, number| {
         if number {
@@ -272,33 +287,33 @@ fn split_smollm(text: &str, word: &mut dyn FnMut(&str)) {
                 piece,
                 |rest| rest.chars().next().map_or(0, char::len_utf8),
                 word,
-            );
+            )
         } else {
-            scan(piece, gpt2, word);
+            scan(piece, gpt2, word)
         }
-    });
+    })
 }
 
 /// `[\p{P}\$\+<=>\^~\|]+` apart, GPT-2's expression between, then `\p{N}+` apart, then every three
 /// ASCII digits.
-fn split_default(text: &str, word: &mut dyn FnMut(&str)) {
+fn split_default(text: &str, word: Words) -> ControlFlow<()> {
     let is_mark = |c: char| "$+<=>^~|".contains(c) || is_punctuation(c);
     let is_number = |c| class(c) == Class::Number;
     isolate(text, is_mark, &mut |piece, _| {
         scan(piece, gpt2, &mut |piece| {
             isolate(piece, is_number, &mut |piece, number| {
                 if number {
-                    split_triples(piece, word);
+                    split_triples(piece, word)
                 } else {
-                    word(piece);
+                    word(piece)
                 }
-            });
-        });
-    });
+            })
+        })
+    })
 }
 
 /// `[0-9][0-9][0-9]` apart, what lies between in one piece.
-fn split_triples(text: &str, word: &mut dyn FnMut(&str)) {
+fn split_triples(text: &str, word: Words) -> ControlFlow<()> {
     let (mut gap, mut rest) = (text, text);
     while let Some(c) = rest.chars().next() {
         let triple = rest
@@ -310,12 +325,13 @@ fn split_triples(text: &str, word: &mut dyn FnMut(&str)) {
         };
         let before = gap.len().saturating_sub(rest.len());
         if let Some(before) = gap.get(..before).filter(|g| !g.is_empty()) {
-            word(before);
+            word(before)?;
         }
-        word(triple);
+        word(triple)?;
         (gap, rest) = (behind, behind);
     }
-    if !gap.is_empty() {
-        word(gap);
+    if gap.is_empty() {
+        return ControlFlow::Continue(());
     }
+    word(gap)
 }

@@ -1,8 +1,10 @@
 //! SentencePiece's BPE: every character is a symbol, pairs merge by the score of their token.
 //! What no token covers is spelled in bytes, or is the unknown token where there are none.
 use std::collections::HashMap;
+use std::ops::ControlFlow;
 
 use super::merge::{Merge, Merger, MAX_SYMBOLS, NONE};
+use super::meter::Meter;
 use super::vocab::{bad, TokenType, Vocab};
 use crate::error::Result;
 use crate::gguf::Gguf;
@@ -101,7 +103,13 @@ impl Spm {
     }
 
     /// Appends the tokens of a text whose spaces are [`SPACE`] already.
-    pub fn encode(&self, text: &str, merger: &mut Merger, out: &mut Vec<u32>) {
+    pub fn encode(
+        &self,
+        text: &str,
+        merger: &mut Merger,
+        meter: &mut Meter,
+        out: &mut Vec<u32>,
+    ) -> ControlFlow<()> {
         let mut rest = text;
         while !rest.is_empty() {
             let mut end = rest.len().min(MAX_SYMBOLS);
@@ -109,14 +117,22 @@ impl Spm {
                 end = end.saturating_sub(1);
             }
             let (part, after) = rest.split_at_checked(end).unwrap_or((rest, ""));
-            self.encode_part(part, merger, out);
+            self.encode_part(part, merger, meter, out)?;
             rest = after;
         }
+        ControlFlow::Continue(())
     }
 
-    fn encode_part(&self, text: &str, merger: &mut Merger, out: &mut Vec<u32>) {
+    fn encode_part(
+        &self,
+        text: &str,
+        merger: &mut Merger,
+        meter: &mut Meter,
+        out: &mut Vec<u32>,
+    ) -> ControlFlow<()> {
         merger.clear();
         for c in text.chars() {
+            meter.spend(1)?;
             let mut utf8 = [0; 4];
             let c: &str = c.encode_utf8(&mut utf8);
             let id = self.pieces.get(c).map_or(NONE, |(_, id)| *id);
@@ -128,6 +144,7 @@ impl Spm {
         };
         let mut after_unk = false;
         merger.run(
+            meter,
             |a, b| {
                 let len = a.len.saturating_add(b.len);
                 if len as usize > self.longest {
@@ -151,6 +168,6 @@ impl Spm {
                 }
                 after_unk = unknown;
             },
-        );
+        )
     }
 }

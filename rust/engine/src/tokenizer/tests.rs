@@ -1,8 +1,13 @@
+use std::ops::{ControlFlow, Range};
+use std::slice;
+
 use proptest::prelude::*;
 
 use super::bpe::{byte_to_char, text_to_bytes};
 use super::merge::{Merge, Merger};
+use super::meter::Meter;
 use super::pretokenize::PreTokenizer;
+use super::specials::{Finder, Fragment, Special};
 
 #[test]
 fn the_byte_alphabet_is_a_bijection() {
@@ -27,7 +32,11 @@ fn the_byte_alphabet_is_a_bijection() {
 fn words(name: &str, text: &str) -> Vec<String> {
     let mut words = Vec::new();
     if let Ok(pre) = PreTokenizer::by_name(name) {
-        pre.split(text, &mut |word| words.push(word.to_owned()));
+        let flow = pre.split(text, &mut |word| {
+            words.push(word.to_owned());
+            ControlFlow::Continue(())
+        });
+        assert!(flow.is_continue());
     }
     words
 }
@@ -92,7 +101,164 @@ fn naive(mut ids: Vec<u32>, merges: &[Rule]) -> Vec<u32> {
     }
 }
 
+/// A finder of texts; those marked are control tokens. The id of one is its place.
+fn finder(texts: &[(String, bool)]) -> Finder {
+    let special = |(id, (text, control)): (u32, &(String, bool))| Special {
+        id,
+        control: *control,
+        rstrip: false,
+        len: text.len().try_into().unwrap_or(u32::MAX),
+    };
+    let specials = (0_u32..).zip(texts).map(special).collect();
+    let text = |id: u32| texts.get(id as usize).map_or("", |(text, _)| text.as_str());
+    Finder::new(&text, specials).unwrap_or_default()
+}
+
+/// Every fragment: the place of its token, or its text.
+type Fragments = Vec<Result<usize, String>>;
+
+/// The fragments of a text, and how often the meter asked.
+fn fragments(finder: &Finder, text: &str, trusted: &[Range<usize>]) -> (Fragments, usize) {
+    let (mut asked, mut out) = (0_usize, Vec::new());
+    let mut go_on = || {
+        asked = asked.saturating_add(1);
+        true
+    };
+    let flow = finder.split(
+        text,
+        trusted,
+        &mut Meter::new(&mut go_on),
+        &mut |fragment, _| {
+            out.push(match fragment {
+                Fragment::Token(id) => Ok(id as usize),
+                Fragment::Text(text) => Err(text.to_owned()),
+            });
+            ControlFlow::Continue(())
+        },
+    );
+    assert!(flow.is_continue());
+    (out, asked)
+}
+
+/// The same, trying every token at every place.
+fn naive_fragments(texts: &[(String, bool)], text: &str, trusted: &[Range<usize>]) -> Fragments {
+    let mut out: Fragments = Vec::new();
+    let mut rest = text;
+    while let Some(c) = rest.chars().next() {
+        let start = text.len().saturating_sub(rest.len());
+        let here = texts.iter().enumerate().filter(|(_, (token, control))| {
+            let end = start.saturating_add(token.len());
+            let inside = |range: &Range<usize>| range.start <= start && end <= range.end;
+            rest.starts_with(token.as_str()) && (!control || trusted.iter().any(inside))
+        });
+        let longest = here.max_by_key(|(_, (token, _))| token.len());
+        let taken = match (longest, out.last_mut()) {
+            (Some((at, (token, _))), _) => {
+                out.push(Ok(at));
+                token.len()
+            }
+            (None, Some(Err(raw))) => {
+                raw.push(c);
+                c.len_utf8()
+            }
+            (None, _) => {
+                out.push(Err(c.to_string()));
+                c.len_utf8()
+            }
+        };
+        rest = rest.get(taken..).unwrap_or("");
+    }
+    out
+}
+
+#[test]
+fn special_tokens_are_found_across_windows_of_the_search() {
+    let long = "é".repeat(2000);
+    let texts = [
+        (long.clone(), false),
+        ("é".into(), true),
+        ("ab".into(), true),
+    ];
+    // Cut at every place that a window's end may have in a token.
+    for before in (1 << 16) - 4002..(1 << 16) + 2 {
+        let text = format!("{}{long}ab", "x".repeat(before));
+        let whole = 0..text.len();
+        let expected = vec![Err("x".repeat(before)), Ok(0), Ok(2)];
+        assert_eq!(
+            fragments(&finder(&texts), &text, slice::from_ref(&whole)).0,
+            expected
+        );
+    }
+}
+
+#[test]
+fn the_search_for_special_tokens_is_linear_however_they_nest() {
+    const LONGEST: usize = 512;
+    let runs = |suffix: &str| -> Vec<(String, bool)> {
+        (1..LONGEST)
+            .map(|n| (format!("{}{suffix}", "a".repeat(n)), true))
+            .collect()
+    };
+    let letters = "a".repeat(1 << 20);
+    // Runs that are tokens; runs that are only with another letter behind or in front, so that
+    // each is read in vain.
+    let front = runs("")
+        .into_iter()
+        .map(|(run, control)| (format!("b{run}"), control));
+    for (texts, n) in [
+        (runs(""), letters.len().div_ceil(LONGEST - 1)),
+        (runs("b"), 1),
+        (front.collect(), 1),
+    ] {
+        for text in [letters.clone(), format!("{letters}c").repeat(2)] {
+            let (found, asked) =
+                fragments(&finder(&texts), &text, slice::from_ref(&(0..text.len())));
+            assert!(found.len() >= n);
+            // A step or two for a byte, and the reading beyond each window.
+            let work = asked << 16;
+            assert!(
+                work <= 3 * text.len(),
+                "{work} steps for {} bytes",
+                text.len()
+            );
+        }
+    }
+}
+
+#[test]
+fn a_long_text_can_be_left_in_the_middle() {
+    let texts = [("<s>".to_owned(), true)];
+    let text = "a".repeat(1 << 22);
+    let mut asked = 0;
+    let mut go_on = || {
+        asked += 1;
+        asked < 3
+    };
+    let flow = finder(&texts).split(&text, &[], &mut Meter::new(&mut go_on), &mut |_, _| {
+        ControlFlow::Continue(())
+    });
+    assert!(flow.is_break());
+    assert_eq!(asked, 3);
+}
+
 proptest! {
+    #[test]
+    fn special_tokens_are_those_of_trying_every_one_everywhere(
+        texts in prop::collection::btree_map("[ab]{1,6}|é|aé", prop::bool::ANY, 0..12),
+        text in "[abcé]{0,40}",
+        cuts in prop::collection::btree_set(0_usize..60, 0..6),
+    ) {
+        let texts: Vec<_> = texts.into_iter().collect();
+        let cuts: Vec<_> = cuts.into_iter().map(|at| at.min(text.len())).collect();
+        let trusted: Vec<_> = cuts
+            .chunks_exact(2)
+            .filter_map(|pair| Some(*pair.first()?..*pair.last()?))
+            .filter(|range| range.start < range.end)
+            .collect();
+        let (found, _) = fragments(&finder(&texts), &text, &trusted);
+        prop_assert_eq!(found, naive_fragments(&texts, &text, &trusted));
+    }
+
     #[test]
     fn words_are_the_whole_text(text in "\\PC{0,40}|[ \\n\\r\\ta1.'é]{0,40}") {
         for name in PreTokenizer::names() {
@@ -113,11 +279,13 @@ proptest! {
             merger.push(*id, 1);
         }
         let mut at = 0;
-        merger.run(|a, b| rule(&merges, a.id, b.id), |s| {
+        let mut always = || true;
+        let flow = merger.run(&mut Meter::new(&mut always), |a, b| rule(&merges, a.id, b.id), |s| {
             assert_eq!(s.start, at);
             at = at.saturating_add(s.len);
             merged.push(s.id);
         });
+        prop_assert!(flow.is_continue());
         prop_assert_eq!(at as usize, ids.len());
         prop_assert_eq!(merged, naive(ids, &merges));
     }
