@@ -8,7 +8,7 @@ import json
 import struct
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,13 @@ class Attack:
 
     name: str
     data: bytes
-    #: What refuses it: "plan", "tokenizer" or "chat"; "encode" and "turns" are for a valid file.
+    #: What refuses it: "plan", "tokenizer" or "chat"; "memory" where only a limit on memory does;
+    #: "encode" and "turns" are for a valid file.
     door: str
     #: A pattern in the error's message; for a valid file, the text to encode or the messages.
     expect: str = ""
+    #: The error's class.
+    error: str = "ModelError"
 
 
 def string(text: str | bytes) -> bytes:
@@ -52,11 +55,12 @@ def value(kind: int, x: Any) -> bytes:
 
 @dataclass
 class Tensor:
-    """A record; `offset` None puts it behind the one before."""
+    """A record; `offset` None puts it behind the one before, `held` are the bytes the file has."""
 
     dims: list[int]
     kind: int = 0
     offset: int | None = None
+    held: int | None = None
 
 
 @dataclass
@@ -122,7 +126,7 @@ class File:
             for n in t.dims:
                 size *= n
             # What a record claims may be beyond all bounds; the file holds 64 KiB of it at most.
-            held = min(size, 1 << 16)
+            held = min(size, 1 << 16) if t.held is None else t.held
             end += held + -held % 32
         out += bytes(-len(out) % 32)
         return out + bytes(end + self.tail)
@@ -144,6 +148,6 @@ def main(attacks: Callable[[], Iterator[Attack]]) -> None:
     rows = []
     for attack in attacks():
         (folder / f"{attack.name}.gguf").write_bytes(attack.data)
-        rows.append({"name": attack.name, "door": attack.door, "expect": attack.expect})
+        rows.append({key: x for key, x in asdict(attack).items() if key != "data"})
     (folder / "attacks.json").write_text(json.dumps(rows, indent=1))
     print(f"{len(rows)} files in {folder}")

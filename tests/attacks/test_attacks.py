@@ -1,4 +1,7 @@
-"""Every class of attack on model files that worked somewhere: a typed error, at once, for each.
+"""Every class of attack on model files that worked somewhere: a typed error for each.
+
+Nothing here asks for a time: what a text or a template may cost is counted in work, by the tests of
+the tokenizer and the templates, and what hangs is ended by the run's own limit.
 
 The classes that are no files are tested where they live: requests that are cancelled or abandoned
 with the engine, devices that are silently replaced with the Python interface.
@@ -7,7 +10,6 @@ with the engine, devices that are silently replaced with the Python interface.
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,8 +17,8 @@ import onegraph
 import pytest
 from onegraph import _native
 
-HERE = Path(__file__)
-SCRIPTS = sorted(set(HERE.parent.glob("*.py")) - {HERE, HERE.with_name("hostile_gguf.py")})
+HERE = Path(__file__).parent
+SCRIPTS = sorted({*HERE.glob("*.py")} - {*HERE.glob("test_*.py"), HERE / "hostile_gguf.py"})
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda p: p.stem)
@@ -32,11 +34,9 @@ def test_attack(script: Path, tmp_path: Path) -> None:
         if row["door"] == "turns":
             keeps_its_turns(path, json.loads(row["expect"]))
             continue
-        for enter, seconds in DOORS[row["door"]]:
-            start = time.perf_counter()
-            with pytest.raises(onegraph.ModelError, match=row["expect"]):
+        for enter in DOORS[row["door"]]:
+            with pytest.raises(getattr(onegraph, row["error"]), match=row["expect"]):
                 enter(path)
-            assert time.perf_counter() - start < seconds, row["name"]
 
 
 def load(path: Path) -> onegraph.LLM:
@@ -49,24 +49,21 @@ def chat(path: Path) -> None:
         llm.chat([{"role": "user", "content": "Hi"}], max_tokens=1)
 
 
-#: Ways in, each with the seconds it may take. A template may take all of its fuel, and half a
-#: second is usual for that; the machine may be busy.
-DOORS: dict[str, list[tuple[Callable[[Path], object], float]]] = {
-    "plan": [(_native.model_plan, 1), (load, 1)],
-    "tokenizer": [(onegraph.Tokenizer, 1), (load, 1)],
-    "chat": [(chat, 10)],
+#: Ways in. A limit on memory is one of the process: see test_memory_limits.py.
+DOORS: dict[str, list[Callable[[Path], object]]] = {
+    "plan": [_native.model_plan, load],
+    "tokenizer": [onegraph.Tokenizer, load],
+    "chat": [chat],
+    "memory": [],
 }
 
 
 def survives(path: Path, prompt: str) -> None:
-    """A megabyte of a prompt becomes tokens in linear time."""
+    """A megabyte of a prompt becomes tokens."""
     tokenizer = onegraph.Tokenizer(path)
     text = prompt * ((1 << 20) // len(prompt.encode()))
-    start = time.perf_counter()
     ids = tokenizer.encode(text, parse_special=True)
-    seconds = time.perf_counter() - start
-    # A tenth of a second is usual; the machine may be busy.
-    assert seconds < 3, f"{path.name}: {seconds:.1f} s for {len(text)} x {prompt!r}"
+    # A text of characters that nothing spells has none.
     assert all(id < tokenizer.n_vocab for id in ids)
 
 

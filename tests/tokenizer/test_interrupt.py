@@ -25,8 +25,8 @@ class Ticks(Exception):
 
 @pytest.fixture
 def handler() -> Iterator[None]:
-    """Raises at the third signal. While nothing looks at signals they are one, handled once: so only
-    a call that looks at them is ended by a timer's."""
+    """Raises at the third signal. While nothing looks at signals they are one, handled once: so
+    only a call that looks at them is ended by a timer's."""
     ticks = 0
 
     def tick(_signal: int, _frame: FrameType | None) -> None:

@@ -134,6 +134,16 @@ pub enum Error {
 }
 
 impl Error {
+    /// An allocation of `bytes` that the system refused; `what` they are for.
+    pub(crate) fn no_room(what: &str, bytes: usize) -> Self {
+        Error::Memory {
+            need: format!("{what} need {bytes} bytes, and the system has no room for them"),
+            remedy: "end other programs or raise the limit on memory, or use a smaller n_ctx, \
+                     max_batch or number of threads"
+                .into(),
+        }
+    }
+
     /// The class of this error.
     pub fn kind(&self) -> Kind {
         match self {

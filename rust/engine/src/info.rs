@@ -5,17 +5,19 @@ use std::collections::HashSet;
 use serde::Serialize;
 
 use crate::arch;
+use crate::backend::cpu::Needs;
 use crate::backend::PAGE_TOKENS;
 use crate::config::{Config, RopeScaling};
-use crate::engine::Options;
+use crate::engine::device::{self, Device};
+use crate::engine::{self, Options};
 use crate::error::{Error, Result};
 use crate::gguf::{Gguf, Strings};
-use crate::plan::{Op, Plan, RopeStyle, Rows, WeightId};
+use crate::plan::{Buffer, Op, Plan, RopeStyle, Rows, WeightId};
 use crate::quant::QuantType;
 use crate::tokenizer::Tokenizer;
 use crate::weights::Model;
 
-/// Rows of a prefill chunk that the scratch memory is foreseen for.
+/// Rows of a prefill chunk that a card's scratch memory is foreseen for.
 const CHUNK_ROWS: usize = 512;
 
 /// Everything known about a model without running it. Text of the file has its control characters
@@ -138,7 +140,7 @@ pub struct MemoryInfo {
     pub kv_bytes: u64,
     /// Of one sequence of `n_ctx` tokens.
     pub kv_bytes_per_sequence: u64,
-    /// The plan's buffers for a prefill chunk.
+    /// What a prompt and a step work on: activations, and on the CPU all scratch beside them.
     pub scratch_bytes: u64,
     pub total_bytes: u64,
 }
@@ -434,6 +436,18 @@ fn weight_bytes_per_token(plan: &Plan) -> u64 {
     whole.sum::<u64>() + rows.sum::<u64>()
 }
 
+/// The plan's buffers for a chunk of `rows` of a prompt, or a step of `max_batch`.
+fn buffer_bytes(plan: &Plan, rows: usize, max_batch: usize) -> u64 {
+    let bytes = |b: &Buffer| {
+        let rows = match b.rows {
+            Rows::Batch => rows.max(max_batch),
+            Rows::Out => max_batch,
+        };
+        (b.width * rows * size_of::<f32>()) as u64
+    };
+    plan.buffers.iter().map(bytes).sum()
+}
+
 impl MemoryInfo {
     fn new(plan: &Plan, config: &Config, options: &Options) -> Result<Self> {
         let n_ctx = options.context(config.n_ctx_train)?;
@@ -445,18 +459,11 @@ impl MemoryInfo {
         let kv_bytes = kv_pages
             .checked_mul(page_bytes)
             .ok_or_else(|| too_large("n_ctx", n_ctx))?;
-        let rows = n_ctx.min(CHUNK_ROWS).max(max_batch);
-        let scratch_bytes = plan
-            .buffers
-            .iter()
-            .map(|b| {
-                let rows = match b.rows {
-                    Rows::Batch => rows,
-                    Rows::Out => max_batch,
-                };
-                (b.width * rows * size_of::<f32>()) as u64
-            })
-            .sum();
+        let scratch_bytes = match device::resolve(&options.device) {
+            Ok(Device::Cuda(_)) => buffer_bytes(plan, n_ctx.min(CHUNK_ROWS), max_batch),
+            // What a load on the CPU refuses to do without.
+            _ => Needs::new(plan, &engine::runner(options, n_ctx)?).working(),
+        };
         let weights_bytes = (0..plan.weights.len())
             .map(|i| weight_bytes(plan, WeightId(i)))
             .sum();

@@ -224,6 +224,14 @@ fn shortest_front(
     None
 }
 
+/// An empty list with room for `n`: the file decides how many tokens there are.
+fn room<T>(n: usize) -> Result<Vec<T>> {
+    let mut list = Vec::new();
+    list.try_reserve_exact(n)
+        .map_err(|_| Error::no_room("the choice of a token", n.saturating_mul(size_of::<T>())))?;
+    Ok(list)
+}
+
 /// Chooses the tokens of one request.
 #[derive(Debug, Clone)]
 pub struct Sampler {
@@ -243,7 +251,7 @@ impl Sampler {
     /// A sampler for a model of `n_vocab` tokens; penalties count the tokens of `prompt`.
     ///
     /// # Errors
-    /// [`Error::Argument`] for a parameter out of range.
+    /// [`Error::Argument`] for a parameter out of range, [`Error::Memory`].
     pub fn new(params: Params, n_vocab: usize, prompt: &[u32]) -> Result<Self> {
         params.validate(n_vocab)?;
         if n_vocab > MAX_VOCAB {
@@ -253,7 +261,9 @@ impl Sampler {
                 supported: format!("up to {MAX_VOCAB} tokens"),
             });
         }
-        let seen = vec![0; if params.penalizes() { n_vocab } else { 0 }];
+        let counted = if params.penalizes() { n_vocab } else { 0 };
+        let mut seen = room(counted)?;
+        seen.resize(counted, 0);
         let mut sampler = Self {
             params,
             seen,
@@ -279,7 +289,7 @@ impl Sampler {
     ///
     /// # Errors
     /// [`Error::Logits`] where a logit is NaN or +inf, [`Error::Argument`] where the bias leaves no
-    /// token.
+    /// token, [`Error::Memory`].
     #[inline(always)]
     pub fn sample(&mut self, logits: &[f32], index: u32) -> Result<u32> {
         let id = self.choose(logits, index)?;
@@ -296,6 +306,9 @@ impl Sampler {
         {
             return best(logits).ok_or_else(nothing_left);
         }
+        if self.z.capacity() < logits.len() {
+            self.z = room(logits.len())?;
+        }
         self.adjust(logits);
         check(&self.z)?;
         let most = best(&self.z).ok_or_else(nothing_left)?;
@@ -307,7 +320,7 @@ impl Sampler {
         for z in &mut self.z {
             *z = (*z - most) / temperature + 0.0;
         }
-        let cut = self.filter();
+        let cut = self.filter()?;
         Ok(self.draw(cut, index))
     }
 
@@ -356,9 +369,15 @@ impl Sampler {
         })
     }
 
+    fn candidates(&self, cut: Option<Cut>) -> Result<Vec<u32>> {
+        let mut ids = room(self.z.len())?;
+        ids.extend(self.survivors(cut));
+        Ok(ids)
+    }
+
     /// Step 5: what survives all filters.
     #[inline(always)]
-    fn filter(&self) -> Option<Cut> {
+    fn filter(&self) -> Result<Option<Cut>> {
         let Params {
             top_k,
             top_p,
@@ -367,10 +386,10 @@ impl Sampler {
         } = self.params;
         let mut cut = None;
         if (1..self.z.len()).contains(&top_k) {
-            cut = shortest_front(&self.z, self.survivors(cut).collect(), top_k as u64, |_| 1);
+            cut = shortest_front(&self.z, self.candidates(cut)?, top_k as u64, |_| 1);
         }
         if top_p < 1.0 {
-            let candidates: Vec<u32> = self.survivors(cut).collect();
+            let candidates = self.candidates(cut)?;
             let total: u64 = candidates.iter().map(|id| mass(self.z[*id as usize])).sum();
             let share = (f64::from(top_p) * 4_294_967_296.0).round() as u128;
             let target = (u128::from(total) * share).div_ceil(1 << 32).max(1) as u64;
@@ -386,7 +405,7 @@ impl Sampler {
             let (key, id) = cut.map_or((least.key, !least.id), shorter);
             cut = Some(Cut { key, id: !id });
         }
-        cut
+        Ok(cut)
     }
 
     /// Step 6.
@@ -446,13 +465,14 @@ pub(crate) fn nothing_left() -> Error {
 /// of the integer masses of `l - max`; and the `n` most probable tokens.
 ///
 /// # Errors
-/// [`Error::Logits`] where a logit is NaN or +inf.
+/// [`Error::Logits`] where a logit is NaN or +inf, [`Error::Memory`].
 #[inline(always)]
 pub fn logprobs(logits: &[f32], token: u32, n: usize) -> Result<Logprobs> {
     check(logits)?;
     let most = best(logits).ok_or_else(nothing_left)?;
     let most = logits[most as usize];
-    let z: Vec<f32> = logits.iter().map(|l| l - most + 0.0).collect();
+    let mut z = room(logits.len())?;
+    z.extend(logits.iter().map(|l| l - most + 0.0));
     let total: u64 = z.iter().map(|z| mass(*z)).sum();
     let ln_total = math::ln(total as f32 / 1_099_511_627_776.0);
     let of = |id: u32| z[id as usize] - ln_total;
@@ -460,7 +480,9 @@ pub fn logprobs(logits: &[f32], token: u32, n: usize) -> Result<Logprobs> {
     let ids = || 0..z.len() as u32;
     let mut top = Vec::new();
     if n > 0 {
-        let cut = shortest_front(&z, ids().collect(), n as u64, |_| 1);
+        let mut all = room(z.len())?;
+        all.extend(ids());
+        let cut = shortest_front(&z, all, n as u64, |_| 1);
         top.extend(ids().filter(|id| cut.is_none_or(|c| c.keeps(key(z[*id as usize]), *id))));
         // The sort is stable: equal tokens stay in the order of their ids.
         top.sort_by_key(|id| !key(z[*id as usize]));

@@ -168,6 +168,35 @@ fn vocabularies_cost_what_they_are() {
 }
 
 #[test]
+fn special_tokens_cost_what_they_are() {
+    let _turn = turn();
+    for kind in [3, 4] {
+        for (n, length, error) in [
+            (1usize << 17, 8, None),
+            (256, 4096, None),
+            // 17 times 32 MiB, were it taken.
+            (1 << 13, 4096, Some("need 544.0 MiB")),
+        ] {
+            let token = |i| format!("{i:08x}{}", "x".repeat(length - 8));
+            let tokens = Array::String((0..n).map(token).collect());
+            let mut w = tiny("llama");
+            w.set("tokenizer.ggml.bos_token_id", Value::U32(1));
+            w.set("tokenizer.ggml.tokens", Value::Array(tokens));
+            let types = Array::I32(vec![kind; n]);
+            w.set("tokenizer.ggml.token_type", Value::Array(types));
+            let none = Array::String(std::iter::empty::<&str>().collect());
+            w.set("tokenizer.ggml.merges", Value::Array(none));
+            let what = format!("{n} special tokens of {length} bytes");
+            let found = check(&what, &w.bytes(), tokenizer);
+            match error {
+                Some(part) => assert!(found.unwrap().contains(part), "{what}"),
+                None => assert_eq!(found, None, "{what}"),
+            }
+        }
+    }
+}
+
+#[test]
 fn merges_cost_what_they_are() {
     let _turn = turn();
     let with_merges = |merges| with("tokenizer.ggml.merges", Value::Array(Array::String(merges)));

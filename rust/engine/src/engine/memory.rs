@@ -1,67 +1,146 @@
-//! Whether keys and values fit a machine, before they are written.
+//! Whether a model fits a machine, before anything is taken.
 
 use std::path::Path;
 
-use crate::backend::PAGE_TOKENS;
+use crate::backend::cpu::Needs;
+use crate::backend::{RunnerOptions, PAGE_TOKENS};
 use crate::error::{Error, Result};
-use crate::plan::KvShape;
-use crate::quant::QuantType;
 
-/// Bytes of keys and values of one page of all layers; `None` where heads do not fill blocks.
-fn page_bytes(shape: KvShape, ty: &QuantType) -> Option<u64> {
-    let head = ty.row_bytes(shape.head_dim)? as u64;
-    [shape.n_layer, 2, shape.n_head_kv, PAGE_TOKENS]
-        .iter()
-        .try_fold(head, |bytes, n| bytes.checked_mul(*n as u64))
+/// Memory in bytes, as far as the system tells.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Room {
+    /// Of this machine, or of the control group that this process is confined to.
+    total: Option<u64>,
+    /// What can be had of it now without taking it from others; the file cache counts, for it gives
+    /// way.
+    available: Option<u64>,
+    /// What the limits on this process (`ulimit -v`, `ulimit -d`) leave it to ask for.
+    addresses: Option<u64>,
 }
 
-/// Memory of this machine, or of the control group that this process is confined to.
-pub fn total() -> Option<u64> {
-    total_below(Path::new("/"))
+/// The number behind `name` in a file of lines such as `MemTotal: 24 kB`.
+fn kib(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|l| l.strip_prefix(name))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
 }
 
-fn total_below(root: &Path) -> Option<u64> {
-    let read = |path: &str| std::fs::read_to_string(root.join(path)).ok();
-    let machine = read("proc/meminfo").and_then(|text| {
-        let line = text.lines().find_map(|l| l.strip_prefix("MemTotal:"))?;
-        let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-        kib.checked_mul(1024)
-    });
-    let group = [
+/// A control group's files: limit, use, and the line of its statistics that says how much of that
+/// the system takes back where it must.
+const GROUPS: [[&str; 4]; 2] = [
+    [
         "sys/fs/cgroup/memory.max",
+        "sys/fs/cgroup/memory.current",
+        "sys/fs/cgroup/memory.stat",
+        "inactive_file ",
+    ],
+    [
         "sys/fs/cgroup/memory/memory.limit_in_bytes",
-    ]
-    .iter()
-    .find_map(|path| read(path)?.trim().parse().ok());
-    machine.into_iter().chain(group).min()
+        "sys/fs/cgroup/memory/memory.usage_in_bytes",
+        "sys/fs/cgroup/memory/memory.stat",
+        "total_inactive_file ",
+    ],
+];
+
+impl Room {
+    /// On this machine, now.
+    pub fn here() -> Self {
+        Self::below(Path::new("/"))
+    }
+
+    fn below(root: &Path) -> Self {
+        let read = |path: &str| std::fs::read_to_string(root.join(path)).ok();
+        let number = |path: &str| -> Option<u64> { read(path)?.trim().parse().ok() };
+        let machine = read("proc/meminfo").unwrap_or_default();
+        let group = GROUPS.iter().find_map(|[limit, used, stat, cache]| {
+            let limit = number(limit)?;
+            let used = number(used).unwrap_or(0);
+            let stat = read(stat).unwrap_or_default();
+            let cache = stat
+                .lines()
+                .find_map(|l| l.strip_prefix(cache)?.parse().ok());
+            let free = limit.saturating_sub(used.saturating_sub(cache.unwrap_or(0)));
+            Some((limit, free))
+        });
+        let least = |a: Option<u64>, b: Option<u64>| a.into_iter().chain(b).min();
+        Self {
+            total: least(kib(&machine, "MemTotal:"), group.map(|(limit, _)| limit)),
+            available: least(kib(&machine, "MemAvailable:"), group.map(|(_, free)| free)),
+            addresses: Self::addresses(
+                &read("proc/self/limits").unwrap_or_default(),
+                &read("proc/self/status").unwrap_or_default(),
+            ),
+        }
+    }
+
+    fn addresses(limits: &str, status: &str) -> Option<u64> {
+        let left = |limit: &str, used: &str| {
+            let line = limits.lines().find_map(|l| l.strip_prefix(limit))?;
+            let soft: u64 = line.split_whitespace().next()?.parse().ok()?;
+            Some(soft.saturating_sub(kib(status, used)?))
+        };
+        let space = left("Max address space", "VmSize:");
+        let data = left("Max data size", "VmData:");
+        space.into_iter().chain(data).min()
+    }
 }
 
 fn gib(bytes: u64) -> String {
-    format!("{:.1} GiB", bytes as f64 / (1u64 << 30) as f64)
+    match bytes as f64 / (1u64 << 30) as f64 {
+        small if small < 0.1 => format!("{:.1} MiB", small * 1024.0),
+        gib => format!("{gib:.1} GiB"),
+    }
 }
 
-/// Refuses a cache that cannot fit even an idle machine. Pages take memory as they are first
-/// written, so a cache that is larger than what is free right now may do well.
+/// Refuses what cannot fit: keys and values beyond an idle machine (pages take memory as they are
+/// first written, so a cache that is larger than what is free right now may do well), activations
+/// and scratch beyond what is available, and all of them beyond the limits on this process.
 ///
 /// # Errors
 /// [`Error::Memory`] with what is needed, what there is, and what would fit.
-pub fn check(
-    shape: KvShape,
-    ty: &QuantType,
-    n_ctx: usize,
-    max_batch: usize,
-    total: Option<u64>,
-) -> Result<()> {
-    // Where heads do not fill blocks, the cache itself says so.
-    let (Some(total), Some(page)) = (total, page_bytes(shape, ty)) else {
+pub fn check(needs: &Needs, options: &RunnerOptions, room: &Room) -> Result<()> {
+    check_kv(needs, options, room)?;
+    let short = |bytes: u64, room: Option<u64>| room.filter(|room| bytes > *room);
+    let working = needs.working();
+    let all = working.saturating_add(needs.kv);
+    let parts = format!(
+        "activations of {} rows {}, scratch of {} threads {}",
+        needs.rows,
+        gib(needs.activations),
+        options.threads,
+        gib(needs.scratch)
+    );
+    let need = if let Some(available) = short(working, room.available) {
+        format!(
+            "needs {} ({parts}), {} available",
+            gib(working),
+            gib(available)
+        )
+    } else if let Some(left) = short(all, room.addresses) {
+        format!(
+            "needs {} (keys and values {}, {parts}), and the limits on this process (ulimit -v, \
+             ulimit -d) leave it {}",
+            gib(all),
+            gib(needs.kv),
+            gib(left)
+        )
+    } else {
         return Ok(());
     };
-    let pages = (n_ctx.div_ceil(PAGE_TOKENS) as u64).saturating_mul(max_batch as u64);
-    let need = pages.saturating_mul(page);
-    if need <= total {
+    Err(Error::Memory {
+        need,
+        remedy: "use a smaller n_ctx, max_batch or number of threads, or make room".into(),
+    })
+}
+
+fn check_kv(needs: &Needs, options: &RunnerOptions, room: &Room) -> Result<()> {
+    let Some(total) = room.total.filter(|total| needs.kv > *total) else {
         return Ok(());
-    }
-    let fit = total / page;
+    };
+    let (n_ctx, max_batch) = (options.n_ctx, options.n_slots);
+    let page = needs.kv / options.n_pages as u64;
+    // One page is nobody's.
+    let fit = (total / page.max(1)).saturating_sub(1);
     let context = fit / max_batch as u64 * PAGE_TOKENS as u64;
     let batch = fit / n_ctx.div_ceil(PAGE_TOKENS) as u64;
     let mut remedies = Vec::new();
@@ -74,7 +153,7 @@ pub fn check(
     Err(Error::Memory {
         need: format!(
             "keys and values of {max_batch} sequences of {n_ctx} tokens need {}, this machine has {}",
-            gib(need),
+            gib(needs.kv),
             gib(total)
         ),
         remedy: match remedies.is_empty() {
@@ -87,53 +166,151 @@ pub fn check(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::GpuOptions;
     use crate::quant;
 
-    const SHAPE: KvShape = KvShape {
-        n_layer: 32,
-        n_head_kv: 8,
-        head_dim: 128,
-    };
+    const GIB: u64 = 1 << 30;
 
-    fn check_on(n_ctx: usize, max_batch: usize, gib: u64) -> Result<()> {
-        let ty = quant::by_name(quant::DEFAULT_KV).unwrap();
-        check(SHAPE, ty, n_ctx, max_batch, Some(gib << 30))
+    fn options(n_ctx: usize, max_batch: usize) -> RunnerOptions {
+        RunnerOptions {
+            n_slots: max_batch,
+            n_ctx,
+            n_pages: n_ctx.div_ceil(PAGE_TOKENS) * max_batch + 1,
+            kv_type: quant::by_name(quant::DEFAULT_KV).unwrap(),
+            threads: 2,
+            gpu: GpuOptions::default(),
+        }
+    }
+
+    /// 32 layers x 8 heads x 128 x 2 bytes x 2: 128 KiB a token, 1 GiB for 8192.
+    fn check_kv_on(n_ctx: usize, max_batch: usize, gib: u64) -> Result<()> {
+        let options = options(n_ctx, max_batch);
+        let needs = Needs {
+            rows: 256,
+            kv: (options.n_pages as u64) << 23,
+            activations: GIB,
+            scratch: GIB,
+        };
+        let room = Room {
+            total: Some(gib << 30),
+            ..Room::default()
+        };
+        check(&needs, &options, &room)
     }
 
     #[test]
-    fn what_does_not_fit_is_foreseen_with_what_would() {
-        // 32 layers x 8 heads x 128 x 2 bytes x 2: 128 KiB a token, 1 GiB for 8192.
-        assert_eq!(check_on(8192, 16, 16), Ok(()));
-        let error = check_on(8192, 17, 16).unwrap_err();
+    fn keys_and_values_beyond_the_machine_are_foreseen_with_what_would_fit() {
+        assert_eq!(check_kv_on(8192, 15, 16), Ok(()));
+        let error = check_kv_on(8192, 17, 16).unwrap_err();
         assert!(matches!(error, Error::Memory { .. }));
         let text = error.to_string();
         for part in [
             "17 sequences of 8192 tokens need 17.0 GiB, this machine has 16.0 GiB",
-            "n_ctx=7680 or max_batch=16 would fit",
+            "n_ctx=7680 or max_batch=15 would fit",
         ] {
             assert!(text.contains(part), "{text}");
         }
-        let text = check_on(1 << 20, 1024, 1).unwrap_err().to_string();
+        let text = check_kv_on(1 << 20, 1024, 1).unwrap_err().to_string();
         assert!(text.contains("use a smaller n_ctx and max_batch"), "{text}");
-        let ty = quant::by_name(quant::DEFAULT_KV).unwrap();
-        assert_eq!(check(SHAPE, ty, 1 << 20, 1024, None), Ok(()));
+        let needs = Needs {
+            rows: 1,
+            kv: u64::MAX,
+            activations: u64::MAX,
+            scratch: u64::MAX,
+        };
+        assert_eq!(check(&needs, &options(2, 1), &Room::default()), Ok(()));
     }
 
     #[test]
-    fn memory_is_the_machines_or_the_groups() {
+    fn activations_beyond_what_is_available_are_foreseen() {
+        let needs = Needs {
+            rows: 256,
+            kv: 4 * GIB,
+            activations: 2 * GIB,
+            scratch: GIB / 20,
+        };
+        let on = |available: u64, addresses: u64| {
+            let room = Room {
+                total: Some(64 * GIB),
+                available: Some(available),
+                addresses: Some(addresses),
+            };
+            check(&needs, &options(8192, 1), &room).map_err(|e| e.to_string())
+        };
+        // Keys and values need not be free yet; to ask for them, there must be addresses.
+        assert_eq!(on(3 * GIB, 7 * GIB), Ok(()));
+        let text = on(GIB, 7 * GIB).unwrap_err();
+        for part in [
+            "needs 2.0 GiB",
+            "activations of 256 rows 2.0 GiB, scratch of 2 threads 51.2 MiB",
+            "1.0 GiB available",
+            "use a smaller n_ctx, max_batch or number of threads",
+        ] {
+            assert!(text.contains(part), "{text}");
+        }
+        let text = on(3 * GIB, 6 * GIB).unwrap_err();
+        for part in [
+            "needs 6.0 GiB",
+            "keys and values 4.0 GiB",
+            "leave it 6.0 GiB",
+        ] {
+            assert!(text.contains(part), "{text}");
+        }
+    }
+
+    #[test]
+    fn memory_is_the_machines_or_the_groups_or_what_the_limits_leave() {
         let root = std::env::temp_dir().join(format!("onegraph-memory-{}", std::process::id()));
         let write = |path: &str, text: &str| {
             let path = root.join(path);
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, text).unwrap();
         };
-        assert_eq!(total_below(&root), None);
-        write("proc/meminfo", "MemTotal:       24576 kB\nMemFree: 1 kB\n");
-        assert_eq!(total_below(&root), Some(24 << 20));
+        let room = |total, available, addresses| Room {
+            total,
+            available,
+            addresses,
+        };
+        assert_eq!(Room::below(&root), Room::default());
+        write(
+            "proc/meminfo",
+            "MemTotal:       24576 kB\nMemFree: 1 kB\nMemAvailable:   8192 kB\n",
+        );
+        let machine = room(Some(24 << 20), Some(8 << 20), None);
+        assert_eq!(Room::below(&root), machine);
         write("sys/fs/cgroup/memory.max", "max\n");
-        assert_eq!(total_below(&root), Some(24 << 20));
-        write("sys/fs/cgroup/memory.max", "1048576\n");
-        assert_eq!(total_below(&root), Some(1 << 20));
+        assert_eq!(Room::below(&root), machine);
+        // Half of what the group uses is files that give way.
+        write("sys/fs/cgroup/memory.max", "4194304\n");
+        write("sys/fs/cgroup/memory.current", "2097152\n");
+        write(
+            "sys/fs/cgroup/memory.stat",
+            "anon 1\ninactive_file 1048576\nactive_file 7\n",
+        );
+        assert_eq!(Room::below(&root), room(Some(4 << 20), Some(3 << 20), None));
+        let limits = |space: &str, data: &str| {
+            format!(
+                "Limit                     Soft Limit           Hard Limit           Units\n\
+                 Max data size             {data}            unlimited            bytes\n\
+                 Max address space         {space}            unlimited            bytes\n"
+            )
+        };
+        write(
+            "proc/self/status",
+            "VmSize:\t    1024 kB\nVmData:\t     512 kB\n",
+        );
+        write("proc/self/limits", &limits("unlimited", "unlimited"));
+        assert_eq!(Room::below(&root).addresses, None);
+        write("proc/self/limits", &limits("3145728", "unlimited"));
+        assert_eq!(Room::below(&root).addresses, Some(2 << 20));
+        write("proc/self/limits", &limits("3145728", "1572864"));
+        assert_eq!(Room::below(&root).addresses, Some(1 << 20));
         std::fs::remove_dir_all(&root).unwrap();
+    }
+
+    #[test]
+    fn this_machine_tells() {
+        let room = Room::here();
+        assert!(room.available.unwrap() <= room.total.unwrap());
     }
 }

@@ -12,7 +12,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::arch;
-use crate::backend::cpu::CpuBackend;
+use crate::backend::cpu::{CpuBackend, Needs};
 use crate::backend::cuda::device::Context;
 use crate::backend::cuda::model::LoadTimes;
 use crate::backend::cuda::{self, CudaBackend};
@@ -416,13 +416,7 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
     let mut parts = Vec::new();
     let backend: Box<dyn Backend> = match device {
         Device::Cpu => {
-            memory::check(
-                plan.kv,
-                runner.kv_type,
-                n_ctx,
-                runner.n_slots,
-                memory::total(),
-            )?;
+            memory::check(&Needs::new(&plan, &runner), &runner, &memory::Room::here())?;
             read_ahead(&model, &plan, reporter)?;
             Box::new(CpuBackend::new(plan, model.clone(), &runner)?)
         }
@@ -490,7 +484,7 @@ fn plan_of(model: &Model) -> Result<(Config, Arc<Plan>)> {
 }
 
 /// What backends are told for sequences of `n_ctx` tokens.
-fn runner(options: &Options, n_ctx: usize) -> Result<RunnerOptions> {
+pub(crate) fn runner(options: &Options, n_ctx: usize) -> Result<RunnerOptions> {
     let pages_per_sequence = n_ctx.div_ceil(PAGE_TOKENS);
     Ok(RunnerOptions {
         n_slots: options.max_batch,

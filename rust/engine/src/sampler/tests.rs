@@ -296,7 +296,7 @@ fn survivors_are_exactly_those_of_a_sort_in_float64() {
         }
         let mut sampler = Sampler::new(params.clone(), l.len(), &[]).unwrap();
         sampler.choose(&l, 0).unwrap();
-        let cut = sampler.filter();
+        let cut = sampler.filter().unwrap();
         let ours: Vec<u32> = sampler.survivors(cut).collect();
         let expected: Vec<u32> = (0..n).filter(|i| expected[*i as usize] > 0.0).collect();
         assert_eq!(ours, expected, "case {case}: {params:?}");
@@ -321,13 +321,13 @@ fn top_k_keeps_exactly_k_of_equals_and_the_lower_ids() {
     sampler
         .choose(&[1.0, 5.0, 1.0, 5.0, 5.0, 5.0, 5.0, 1.0], 0)
         .unwrap();
-    let kept: Vec<u32> = sampler.survivors(sampler.filter()).collect();
+    let kept: Vec<u32> = sampler.survivors(sampler.filter().unwrap()).collect();
     assert_eq!(kept, [1, 3, 4]);
     // More than there are: all of them.
     sampler.params.top_k = 7;
     sampler.params.logit_bias = [(0, f32::NEG_INFINITY), (1, f32::NEG_INFINITY)].into();
     sampler.choose(&[1.0; 8], 0).unwrap();
-    let kept: Vec<u32> = sampler.survivors(sampler.filter()).collect();
+    let kept: Vec<u32> = sampler.survivors(sampler.filter().unwrap()).collect();
     assert_eq!(kept, [2, 3, 4, 5, 6, 7]);
 }
 

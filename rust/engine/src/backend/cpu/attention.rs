@@ -3,9 +3,12 @@
 use rayon::prelude::*;
 
 use super::kv::{KvCache, Part};
+use super::memory::filled;
 use super::product;
 use super::simd::{self, Isa, Level, Task};
 use crate::backend::{Batch, PAGE_TOKENS};
+use crate::error::Result;
+use crate::plan::KvShape;
 use crate::quant::{self, Block, Visitor};
 use crate::sampler::math;
 
@@ -23,9 +26,35 @@ pub struct Attention<'a> {
     pub batch: &'a Batch<'a>,
 }
 
+/// Bytes that attention works on.
+pub struct ScratchBytes {
+    pub per_thread: usize,
+    /// The list of what the threads do.
+    pub shared: usize,
+}
+
+/// For `rows` rows that see up to `n_ctx` tokens.
+pub fn scratch_bytes(kv: KvShape, n_head: usize, n_ctx: usize, rows: usize) -> ScratchBytes {
+    let queries = ROWS.min(rows).saturating_mul(n_head / kv.n_head_kv.max(1));
+    let scores = queries
+        .saturating_mul(n_ctx)
+        .saturating_mul(size_of::<f32>());
+    let values = PAGE_TOKENS * kv.head_dim * size_of::<f32>();
+    let sums = queries.saturating_mul(size_of::<f64>());
+    ScratchBytes {
+        per_thread: scores.saturating_add(values).saturating_add(sums),
+        shared: rows
+            .saturating_mul(n_head)
+            .saturating_mul(size_of::<&mut [f32]>()),
+    }
+}
+
 impl Attention<'_> {
     /// Writes `out`, `[rows, n_head * head_dim]`.
-    pub fn run(&self, level: Level, out: &mut [f32]) {
+    ///
+    /// # Errors
+    /// [`crate::Error::Memory`].
+    pub fn run(&self, level: Level, out: &mut [f32]) -> Result<()> {
         let n_kv = self.kv.shape.n_head_kv;
         let width = self.n_head * self.kv.shape.head_dim;
         let mut work: Vec<(usize, usize, Vec<&mut [f32]>)> = Vec::new();
@@ -48,7 +77,7 @@ impl Attention<'_> {
                 first += rows.len();
             }
         }
-        work.into_par_iter().for_each(|(first, head, out)| {
+        work.into_par_iter().try_for_each(|(first, head, out)| {
             let heads = Heads {
                 op: self,
                 level,
@@ -56,8 +85,8 @@ impl Attention<'_> {
                 head,
                 out,
             };
-            quant::dispatch(self.kv.ty, heads);
-        });
+            quant::dispatch(self.kv.ty, heads)
+        })
     }
 }
 
@@ -74,20 +103,20 @@ struct Heads<'a> {
 }
 
 impl Visitor for Heads<'_> {
-    type Out = ();
+    type Out = Result<()>;
 
-    fn visit<B: Block>(self) {
-        simd::run(self.level, TypedHeads::<B>(self, std::marker::PhantomData));
+    fn visit<B: Block>(self) -> Result<()> {
+        simd::run(self.level, TypedHeads::<B>(self, std::marker::PhantomData))
     }
 }
 
 struct TypedHeads<'a, B>(Heads<'a>, std::marker::PhantomData<B>);
 
 impl<B: Block> Task for TypedHeads<'_, B> {
-    type Out = ();
+    type Out = Result<()>;
 
     #[inline(always)]
-    fn run<I: Isa>(self) {
+    fn run<I: Isa>(self) -> Result<()> {
         let Heads {
             op,
             first,
@@ -115,8 +144,9 @@ impl<B: Block> Task for TypedHeads<'_, B> {
         let in_page = |n: usize, page: usize| n.saturating_sub(page * PAGE_TOKENS).min(PAGE_TOKENS);
 
         // [rows, group, most]
-        let mut scores = vec![f32::NEG_INFINITY; out.len() * group * most];
-        let mut values = vec![0.0; PAGE_TOKENS * dim];
+        let what = "the scores of attention";
+        let mut scores = filled(out.len() * group * most, f32::NEG_INFINITY, what)?;
+        let mut values = filled(PAGE_TOKENS * dim, 0.0, what)?;
         for page in 0..pages {
             let stored = kv.head_page(op.layer, slot, page, Part::K, head, in_page(most, page));
             let Some(stored) = stored else { continue };
@@ -133,7 +163,7 @@ impl<B: Block> Task for TypedHeads<'_, B> {
             }
         }
         // [rows, group]
-        let mut sums = vec![0.0f64; out.len() * group];
+        let mut sums = filled(out.len() * group, 0.0f64, what)?;
         for (i, (scores, sum)) in scores.chunks_exact_mut(most).zip(&mut sums).enumerate() {
             let scores = &mut scores[..seen[i / group]];
             let mut top = f32::NEG_INFINITY;
@@ -170,6 +200,7 @@ impl<B: Block> Task for TypedHeads<'_, B> {
                 out.iter_mut().for_each(|y| *y *= scale);
             }
         }
+        Ok(())
     }
 }
 

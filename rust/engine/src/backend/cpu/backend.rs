@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use rayon::prelude::*;
 
 use super::interpreter::Interpreter;
+use super::memory::{self, MAX_ROWS};
 use super::simd::{self, Isa, Level, Task};
 use crate::backend::{
     Backend, Batch, Event, Finish, Limits, LogitsPath, RunnerOptions, SlotRequest, Weights,
@@ -13,9 +14,6 @@ use crate::backend::{
 use crate::error::{Error, Result};
 use crate::plan::Plan;
 use crate::sampler::{self, Logprobs, Sampler};
-
-/// Most rows of one forward pass: bounds the activation buffers, changes no bit.
-const MAX_ROWS: usize = 256;
 
 /// Decodes on the CPU. Every call does its work before it returns.
 pub struct CpuBackend {
@@ -339,7 +337,9 @@ impl Backend for CpuBackend {
             LogitsPath::Prefill => MAX_ROWS,
             LogitsPath::Decode => 1,
         };
-        let mut logits = Vec::with_capacity(tokens.len() * self.limits.n_vocab);
+        let mut logits = Vec::new();
+        let n = tokens.len().saturating_mul(self.limits.n_vocab);
+        memory::reserve(&mut logits, n, "the logits asked for")?;
         for (i, chunk) in tokens.chunks(rows).enumerate() {
             self.feed(slot, chunk, start + i * rows, chunk.len())?;
             logits.extend_from_slice(self.interpreter.logits());

@@ -5,12 +5,16 @@ use std::sync::Arc;
 
 use super::attention;
 use super::kv::KvCache;
-use super::matvec::{Product, Scratch};
+use super::matvec::{self, Product, Scratch};
+use super::memory::{filled, reserve, rows_of, Needs};
 use super::rowwise::{self, Turns};
 use super::simd::Level;
 use crate::backend::{Batch, Runner, RunnerOptions, Weights};
 use crate::error::{Error, Result};
-use crate::plan::{BufferId, Op, Plan, RopeTable, Rows, WeightId};
+use crate::plan::{BufferId, Op, Plan, RopeTable, WeightId};
+
+/// What the plan's buffers hold, in messages.
+const ACTIVATIONS: &str = "the activations of the rows";
 
 /// Runs the ops of one plan.
 pub struct Interpreter {
@@ -28,7 +32,7 @@ pub struct Interpreter {
 }
 
 impl Interpreter {
-    /// Checks every weight and takes the memory.
+    /// Checks every weight and takes the memory: that of [`Needs`], but for the scratch.
     ///
     /// # Errors
     /// [`Error::Tensor`] for a missing weight, [`Error::Memory`], [`Error::Argument`].
@@ -40,11 +44,13 @@ impl Interpreter {
         let mut vectors = Vec::with_capacity(plan.weights.len());
         for w in &plan.weights {
             let bytes = weights.of(w)?;
-            vectors.push((w.n_out == 1).then(|| {
-                let mut v = vec![0.0; w.n_in];
+            vectors.push(if w.n_out == 1 {
+                let mut v = filled(w.n_in, 0.0, "the norms and biases")?;
                 (w.ty.dequantize)(bytes, &mut v);
-                v
-            }));
+                Some(v)
+            } else {
+                None
+            });
         }
         let RopeTable {
             inv_freq, factors, ..
@@ -72,7 +78,17 @@ impl Interpreter {
                 reason: e.to_string(),
                 remedy: "ask for fewer threads".into(),
             })?;
-        let buffers = vec![Vec::new(); plan.buffers.len()];
+        // Taken now, so that no prompt finds less; what is not used costs addresses only.
+        let rows = Needs::new(&plan, options).rows;
+        let mut buffers = vec![Vec::new(); plan.buffers.len()];
+        for (id, values) in buffers
+            .iter_mut()
+            .enumerate()
+            .map(|(i, b)| (BufferId(i), b))
+        {
+            let n = rows_of(&plan, id, rows, options.n_slots);
+            reserve(values, n.saturating_mul(plan.buffer(id).width), ACTIVATIONS)?;
+        }
         let level = Level::detect();
         Ok(Self {
             plan,
@@ -138,7 +154,7 @@ impl Interpreter {
     ///
     /// # Errors
     /// [`Error::KvBounds`] where a position is outside the cache (the other rows are stored),
-    /// [`Error::Argument`] for a token that does not exist.
+    /// [`Error::Argument`] for a token that does not exist, [`Error::Memory`].
     pub fn forward(&mut self, batch: &Batch<'_>) -> Result<()> {
         let rows = batch.tokens.len();
         if batch.positions.len() != rows || batch.slots.len() != rows {
@@ -153,12 +169,12 @@ impl Interpreter {
                 "row {row} of a batch of {rows} is wanted"
             )));
         }
-        for (buffer, values) in self.plan.buffers.iter().zip(&mut self.buffers) {
-            let n = match buffer.rows {
-                Rows::Batch => rows,
-                Rows::Out => batch.out_rows.len(),
-            };
-            values.resize(n * buffer.width, 0.0);
+        for (i, values) in self.buffers.iter_mut().enumerate() {
+            let id = BufferId(i);
+            let n = rows_of(&self.plan, id, rows, batch.out_rows.len());
+            let n = n.saturating_mul(self.plan.buffer(id).width);
+            reserve(values, n, ACTIVATIONS)?;
+            values.resize(n, 0.0);
         }
         // On a worker thread from end to end: the others look for work between the ops and need
         // not be woken for each.
@@ -170,7 +186,7 @@ impl Interpreter {
         let plan = self.plan.clone();
         if plan.ops.iter().any(|op| matches!(op, Op::Rope { .. })) {
             self.turns
-                .set(batch.positions, &self.inv_freq, plan.rope.scale);
+                .set(batch.positions, &self.inv_freq, plan.rope.scale)?;
         }
         let mut out_of_bounds = None;
         let mut at = 0;
@@ -204,13 +220,12 @@ impl Interpreter {
         std::mem::take(&mut self.buffers[id.0])
     }
 
-    /// Runs the mat-vecs at the front of `ops` that read the same `x` in one parallel region, so
-    /// that threads meet once; says how many they were.
+    /// Runs the mat-vecs at the front of `ops` that go [`matvec::together`]; says how many they were.
     fn products(&mut self, ops: &[Op]) -> Result<usize> {
         let mut scratch = std::mem::take(&mut self.scratch);
         let mut products: Vec<Product<'_>> = Vec::new();
         let mut x_id = None;
-        for op in ops {
+        for op in &ops[..matvec::together(ops)] {
             let Op::MatVec {
                 x,
                 weight,
@@ -220,9 +235,7 @@ impl Interpreter {
             else {
                 break;
             };
-            if *x_id.get_or_insert(*x) != *x || out == x {
-                break;
-            }
+            x_id = Some(*x);
             let w = self.plan.weight(*weight);
             products.push(Product {
                 weight: self.weights.bytes(&w.name)?,
@@ -232,7 +245,7 @@ impl Interpreter {
                 out: *out,
             });
         }
-        let Some(x_id) = x_id.filter(|_| !products.is_empty()) else {
+        let Some(x_id) = x_id else {
             return Err(Error::Internal(
                 "a mat-vec that overwrites its input".into(),
             ));
@@ -244,7 +257,7 @@ impl Interpreter {
             self.scratch = scratch;
             return Ok(done);
         }
-        scratch.run(self.level, &products, x, n_in);
+        scratch.run(self.level, &products, x, n_in)?;
         let done: Vec<_> = products.iter().map(|p| (p.out, p.n_out)).collect();
         let m = x.len() / n_in;
         let mut from = 0;
@@ -292,9 +305,9 @@ impl Interpreter {
                     scale: *scale,
                     batch,
                 };
-                task.run(self.level, &mut heads);
+                let done = task.run(self.level, &mut heads);
                 self.buffers[out.0] = heads;
-                Ok(())
+                done
             }
             Op::Add { x, out } => {
                 let mut sum = self.take(*out);

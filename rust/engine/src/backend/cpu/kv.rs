@@ -1,5 +1,6 @@
 //! The KV cache: pages in one pool, found through a page table that is read at every step.
 
+use super::memory::filled;
 use crate::backend::PAGE_TOKENS;
 use crate::error::{Error, Result};
 use crate::plan::KvShape;
@@ -96,7 +97,8 @@ impl KvCache {
             ),
             remedy: "use a smaller n_ctx or max_batch".into(),
         })?;
-        let page_table = vec![0; n_slots * n_ctx.div_ceil(PAGE_TOKENS)];
+        let entries = n_slots.saturating_mul(n_ctx.div_ceil(PAGE_TOKENS));
+        let page_table = filled(entries, 0, "the tables of pages")?;
         Ok(Self {
             shape,
             ty,
@@ -248,11 +250,9 @@ impl KvCache {
 /// Zeroed memory, or `None` where it cannot be had. The system gives pages at first touch, so a
 /// large cache costs what is used of it.
 fn zeroed(bytes: usize) -> Option<Vec<u8>> {
-    // `vec![0; n]` aborts on failure: ask first.
-    let mut probe: Vec<u8> = Vec::new();
-    probe.try_reserve_exact(bytes).ok()?;
-    drop(probe);
-    Some(vec![0; bytes])
+    bytemuck::allocation::try_zeroed_slice_box(bytes)
+        .ok()
+        .map(Vec::from)
 }
 
 #[cfg(test)]

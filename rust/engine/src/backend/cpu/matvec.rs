@@ -3,9 +3,11 @@
 
 use rayon::prelude::*;
 
+use super::memory::{filled, reserve};
 use super::product::{self, PANEL};
 use super::simd::{self, Group, Isa, Level, Task, LANES};
-use crate::plan::BufferId;
+use crate::error::Result;
+use crate::plan::{BufferId, Op};
 use crate::quant::{self, Block, QuantType, Visitor};
 
 /// One weight matrix to be multiplied with the rows of `x`.
@@ -31,6 +33,38 @@ const PANELS: usize = 4;
 /// Rows of x up to which weights are expanded in registers, at once for all of them.
 const FEW: usize = 4;
 
+/// Mat-vecs at the front of `ops` that read the same x, and none of which overwrites it: they run in
+/// one parallel region, so that threads meet once.
+pub fn together(ops: &[Op]) -> usize {
+    let mut first = None;
+    ops.iter()
+        .take_while(|op| {
+            matches!(op, Op::MatVec { x, out, .. } if *first.get_or_insert(*x) == *x && out != x)
+        })
+        .count()
+}
+
+/// Bytes that products of `m` rows of `n_in` with `n_out` outputs in all work on.
+pub fn scratch_bytes(n_in: usize, n_out: usize, m: usize, threads: usize) -> u64 {
+    let bytes = |n: usize, each: usize| (n as u64).saturating_mul(each as u64);
+    let columns = bytes(n_out.saturating_mul(m), size_of::<f32>());
+    if m <= FEW {
+        return columns;
+    }
+    let groups = product::groups(n_in);
+    let tiles = bytes(groups.saturating_mul(m), size_of::<Group>());
+    let panels = bytes(
+        panel_groups(n_in).saturating_mul(threads),
+        size_of::<[Group; PANEL]>(),
+    );
+    columns.saturating_add(tiles).saturating_add(panels)
+}
+
+/// What a job expands weights into.
+fn panel_groups(n_in: usize) -> usize {
+    PANELS.saturating_mul(product::groups(n_in))
+}
+
 /// Memory that a step uses again and again.
 #[derive(Default)]
 pub struct Scratch {
@@ -42,14 +76,23 @@ pub struct Scratch {
 
 impl Scratch {
     /// Computes all `products` of the rows of `x`, `[m, n_in]`; [`Scratch::take`] hands them out.
-    pub fn run(&mut self, level: Level, products: &[Product<'_>], x: &[f32], n_in: usize) {
+    ///
+    /// # Errors
+    /// [`crate::Error::Memory`].
+    pub fn run(
+        &mut self,
+        level: Level,
+        products: &[Product<'_>],
+        x: &[f32],
+        n_in: usize,
+    ) -> Result<()> {
         let m = x.len() / n_in;
         let n_out: usize = products.iter().map(|p| p.n_out).sum();
-        self.columns.resize(n_out * m, 0.0);
+        resized(&mut self.columns, n_out * m, 0.0)?;
         let tiles = if m <= FEW {
             Vec::new()
         } else {
-            self.x.resize(m * product::groups(n_in), [0.0; LANES]);
+            resized(&mut self.x, m * product::groups(n_in), [0.0; LANES])?;
             pack(level, x, n_in, &mut self.x)
         };
         let jobs = rayon::current_num_threads() * JOBS_PER_THREAD;
@@ -69,7 +112,7 @@ impl Scratch {
                 first += rows;
             }
         }
-        work.into_par_iter().for_each(|(product, first, part)| {
+        work.into_par_iter().try_for_each(|(product, first, part)| {
             let row_bytes = product.weight.len() / product.n_out;
             let rows = &product.weight[first * row_bytes..][..part.len() / m * row_bytes];
             let job = Job {
@@ -80,13 +123,14 @@ impl Scratch {
                 tiles: &tiles,
                 out: part,
             };
-            quant::dispatch(product.ty, job);
+            quant::dispatch(product.ty, job)?;
             if let Some(bias) = product.bias {
                 for (bias, out) in bias[first..].iter().zip(part.chunks_exact_mut(m)) {
                     out.iter_mut().for_each(|y| *y += bias);
                 }
             }
-        });
+            Ok(())
+        })
     }
 
     /// The outputs of one product, `[m, n_out]`; `from` is the number of outputs of those before.
@@ -109,6 +153,13 @@ impl Scratch {
                 }
             });
     }
+}
+
+/// What the outputs of a step's products, or its packed rows, are kept in.
+fn resized<T: Clone>(values: &mut Vec<T>, n: usize, value: T) -> Result<()> {
+    reserve(values, n, "the products of the rows")?;
+    values.resize(n, value);
+    Ok(())
 }
 
 /// Some rows of x side by side, `[groups][rows]`: how a tile of products reads them.
@@ -174,15 +225,17 @@ struct Job<'a> {
 }
 
 impl Visitor for Job<'_> {
-    type Out = ();
+    type Out = Result<()>;
 
-    fn visit<B: Block>(self) {
+    fn visit<B: Block>(self) -> Result<()> {
         let level = self.level;
         if self.tiles.is_empty() {
-            return simd::run(level, Few::<B>(self, std::marker::PhantomData));
+            simd::run(level, Few::<B>(self, std::marker::PhantomData));
+            return Ok(());
         }
         let groups = product::groups(self.n_in);
-        let mut panels = vec![[[0.0; LANES]; PANEL]; PANELS * groups];
+        let zeros = [[0.0; LANES]; PANEL];
+        let mut panels = filled(panel_groups(self.n_in), zeros, "the weights expanded")?;
         let row_bytes = self.n_in / B::ELEMS * B::BYTES;
         let m = self.x.len() / self.n_in;
         let blocks = self
@@ -212,6 +265,7 @@ impl Visitor for Job<'_> {
                 simd::run(level, sums);
             }
         }
+        Ok(())
     }
 }
 

@@ -3,7 +3,9 @@
 use rayon::prelude::*;
 
 use super::attention::exp_down;
+use super::memory::reserve;
 use super::simd::{self, Isa, Level, Task};
+use crate::error::Result;
 use crate::plan::RopeStyle;
 
 /// Numbers below which an op is not worth a second thread.
@@ -53,15 +55,21 @@ pub struct Turns {
 
 impl Turns {
     /// Angles `positions[r] * inv_freq[i]`; both are multiplied by `scale`.
-    pub fn set(&mut self, positions: &[u32], inv_freq: &[f64], scale: f64) {
+    ///
+    /// # Errors
+    /// [`crate::Error::Memory`].
+    pub fn set(&mut self, positions: &[u32], inv_freq: &[f64], scale: f64) -> Result<()> {
         self.half = inv_freq.len();
         self.turns.clear();
+        let n = positions.len().saturating_mul(self.half);
+        reserve(&mut self.turns, n, "the angles of the rows")?;
         self.turns.extend(positions.iter().flat_map(|position| {
             inv_freq.iter().map(|f| {
                 let (sin, cos) = (f64::from(*position) * f).sin_cos();
                 ((cos * scale) as f32, (sin * scale) as f32)
             })
         }));
+        Ok(())
     }
 
     /// Rotates the first values of each head of `dim` of a row.
