@@ -47,9 +47,14 @@ def write(
     split_max_tensors: int = 0,
     vocab_only: bool = False,
     extra: dict[str, tuple[Any, gguf.GGUFValueType]] | None = None,
+    alignment: int = 0,
+    empty: str = "",
 ) -> Path:
-    """A whole model: matrices Q8_0, vectors F32. Returns the path (of the first shard)."""
+    """A whole model: matrices Q8_0, vectors F32, a tensor without numbers where `empty` names one.
+    Returns the path (of the first shard)."""
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=split_max_tensors)
+    if alignment:
+        writer.add_custom_alignment(alignment)
     writer.add_name("tiny")
     writer.add_block_count(N_LAYER)
     writer.add_context_length(N_CTX)
@@ -79,6 +84,8 @@ def write(
             else:
                 kind = gguf.GGMLQuantizationType.Q8_0
                 writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+        if empty:
+            writer.add_tensor(empty, np.zeros((0, 3), np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -185,6 +185,14 @@ impl Config {
                     .into(),
             })?;
         let n_vocab = embedding.shape.get(1).copied().unwrap_or(1);
+        if n_vocab == 0 {
+            return Err(Error::Tensor {
+                name: "token_embd.weight".into(),
+                found: format!("the shape {:?}", embedding.shape),
+                expected: "a row for each token".into(),
+                remedy: "the file is damaged: fetch it again".into(),
+            });
+        }
         if let Some(tokens) = gguf.get_strings("tokenizer.ggml.tokens")? {
             if tokens.len() != n_vocab {
                 return Err(out_of_range(

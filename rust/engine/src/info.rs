@@ -236,8 +236,10 @@ impl ModelInfo {
             })
             .collect();
         let quant_mix = quant_mix(model);
-        let n_params = quant_mix.iter().map(|q| q.params).sum();
-        let tensor_bytes: u64 = quant_mix.iter().map(|q| q.bytes).sum();
+        // A file without data may claim tensors of any size.
+        let total = |sizes: &mut dyn Iterator<Item = u64>| sizes.fold(0, u64::saturating_add);
+        let n_params = total(&mut quant_mix.iter().map(|q| q.params));
+        let tensor_bytes = total(&mut quant_mix.iter().map(|q| q.bytes));
         Self {
             path: model.path().display().to_string(),
             file_bytes: files.iter().map(|f| f.bytes).sum(),
@@ -288,8 +290,8 @@ fn quant_mix(model: &Model) -> Vec<QuantShare> {
             mix.len() - 1
         });
         mix[place].tensors += 1;
-        mix[place].params += params;
-        mix[place].bytes += t.bytes as u64;
+        mix[place].params = mix[place].params.saturating_add(params);
+        mix[place].bytes = mix[place].bytes.saturating_add(t.bytes as u64);
     }
     mix.sort_by_key(|q| std::cmp::Reverse(q.bytes));
     mix
@@ -411,7 +413,7 @@ fn kv_bytes_per_token(plan: &Plan, ty: &QuantType) -> Result<u64> {
 
 fn weight_bytes(plan: &Plan, id: WeightId) -> u64 {
     let w = plan.weight(id);
-    (w.ty.row_bytes(w.n_in).unwrap_or(0) * w.n_out) as u64
+    (w.ty.row_bytes(w.n_in).unwrap_or(0) as u64).saturating_mul(w.n_out as u64)
 }
 
 /// A decoded token reads every weight once, but of an embedding that is not the LM head too only
@@ -433,7 +435,7 @@ fn weight_bytes_per_token(plan: &Plan) -> u64 {
         let w = plan.weight(*id);
         w.ty.row_bytes(w.n_in).unwrap_or(0) as u64
     });
-    whole.sum::<u64>() + rows.sum::<u64>()
+    whole.chain(rows).fold(0, u64::saturating_add)
 }
 
 /// The plan's buffers for a chunk of `rows` of a prompt, or a step of `max_batch`.
@@ -443,9 +445,9 @@ fn buffer_bytes(plan: &Plan, rows: usize, max_batch: usize) -> u64 {
             Rows::Batch => rows.max(max_batch),
             Rows::Out => max_batch,
         };
-        (b.width * rows * size_of::<f32>()) as u64
+        (b.width.saturating_mul(rows)).saturating_mul(size_of::<f32>()) as u64
     };
-    plan.buffers.iter().map(bytes).sum()
+    plan.buffers.iter().map(bytes).fold(0, u64::saturating_add)
 }
 
 impl MemoryInfo {
@@ -466,7 +468,7 @@ impl MemoryInfo {
         };
         let weights_bytes = (0..plan.weights.len())
             .map(|i| weight_bytes(plan, WeightId(i)))
-            .sum();
+            .fold(0, u64::saturating_add);
         let total_bytes = [weights_bytes, kv_bytes, scratch_bytes]
             .iter()
             .try_fold(0u64, |a, b| a.checked_add(*b))

@@ -76,10 +76,10 @@ fn refused(path: &Path, e: &io::Error) -> Error {
     io_error("open", path, e, remedy)
 }
 
-/// What stands at `path`, links followed, if it is a file to map. Anything else may block on
-/// opening (a FIFO), never end (a device) or not map.
-fn regular(path: &Path) -> Result<Metadata> {
-    let found = std::fs::metadata(path).map_err(|e| refused(path, &e))?;
+/// Whether what stands at `path` is a file to map. Anything else may block on opening (a FIFO), never
+/// end (a device) or not map; so it is asked before, and again of what was opened.
+fn regular(path: &Path, found: io::Result<Metadata>) -> Result<Metadata> {
+    let found = found.map_err(|e| refused(path, &e))?;
     if found.is_file() {
         return Ok(found);
     }
@@ -96,9 +96,9 @@ fn regular(path: &Path) -> Result<Metadata> {
 
 impl Shard {
     fn open(path: &Path) -> Result<(Self, Gguf)> {
-        regular(path)?;
+        regular(path, std::fs::metadata(path))?;
         let file = File::open(path).map_err(|e| refused(path, &e))?;
-        let stat = file.metadata().map_err(|e| refused(path, &e))?;
+        let stat = regular(path, file.metadata())?;
         let length = usize::try_from(stat.len())
             .map_err(|_| io_error("map", path, "it is too long", "use a 64-bit machine"))?;
         if length == 0 {
@@ -383,9 +383,22 @@ impl Model {
         });
         found.ok_or_else(|| Error::Tensor {
             name: name.to_owned(),
-            found: "nothing".into(),
+            found: match self.index.contains_key(name) {
+                true => "its record and not its bytes: the file ends with its header".into(),
+                false => "nothing".into(),
+            },
             expected: "a tensor of the model".into(),
             remedy: "the file does not hold the whole model: fetch it again".into(),
         })
+    }
+
+    /// Looks for the bytes of every weight of a plan, before anything is done with one.
+    ///
+    /// # Errors
+    /// As [`Model::bytes`].
+    pub fn check_data<'a>(&self, names: impl Iterator<Item = &'a str>) -> Result<()> {
+        names
+            .into_iter()
+            .try_for_each(|name| self.bytes(name).map(drop))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use crate::config::Config;
+use crate::config::{Config, TensorSpec};
 use crate::error::{Error, Result};
 use crate::plan::Plan;
 
@@ -62,11 +62,16 @@ pub fn find(name: &str) -> Result<&'static Architecture> {
 pub fn plan(config: &Config) -> Result<Plan> {
     let plan = (find(&config.arch)?.plan)(config)?;
     let used: HashSet<&str> = plan.weights.iter().map(|w| w.name.as_str()).collect();
-    // Early converters stored the rotation's frequencies in every layer.
-    let extra = |name: &str| !used.contains(name) && !name.ends_with(".attn_rot_embd.weight");
-    match config.tensors.keys().find(|name| extra(name)) {
+    // Early converters stored the rotation's frequencies in every layer. What has no numbers changes
+    // none.
+    let extra = |(name, spec): &(&String, &TensorSpec)| {
+        !used.contains(name.as_str())
+            && !name.ends_with(".attn_rot_embd.weight")
+            && !spec.shape.contains(&0)
+    };
+    match config.tensors.iter().find(extra) {
         None => Ok(plan),
-        Some(name) => Err(Error::Tensor {
+        Some((name, _)) => Err(Error::Tensor {
             name: name.escape_debug().to_string(),
             found: "it in the file".into(),
             expected: format!("no such tensor in a {} model", config.arch),

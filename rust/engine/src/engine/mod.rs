@@ -409,6 +409,7 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
     reporter.at("open", 0, 0)?;
     let model = Arc::new(Model::open(path)?);
     let (config, plan) = plan_of(&model)?;
+    model.check_data(plan.weights.iter().map(|w| w.name.as_str()))?;
     let n_ctx = options.context(config.n_ctx_train)?;
     reporter.at("tokenizer", 0, 0)?;
     let tokenizer = Arc::new(Tokenizer::from_gguf(&model.gguf)?);

@@ -15,9 +15,11 @@ mod reader;
 mod value;
 
 use reader::Reader;
-pub use value::{Array, Strings, Value};
+pub use value::{Array, NotUtf8, Strings, Value};
 
-/// One tensor record. `offset..offset + bytes` is a range of the file, checked.
+/// One tensor record. `offset..offset + bytes` is a range of the file, checked, unless the file ends
+/// with its header ([`Gguf::has_data`]). `offset` is a multiple of the file's alignment, which may be
+/// as little as 1. A dimension may be zero: such a tensor is there and has no bytes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TensorInfo {
     pub name: String,
@@ -38,11 +40,16 @@ pub struct Gguf {
     pub metadata: Vec<(String, Value)>,
     /// In file order.
     pub tensors: Vec<TensorInfo>,
+    /// Whether the tensors' bytes are in the file: one that ends with its header says what a model is
+    /// and how it spells text, and nothing more.
+    pub has_data: bool,
     keys: HashMap<String, usize>,
 }
 
 const MAGIC: &[u8; 4] = b"GGUF";
 const DEFAULT_ALIGNMENT: usize = 32;
+/// The largest power of two that the key's 32 bits hold.
+const MAX_ALIGNMENT: usize = 1 << 31;
 /// Bounds that no real file comes near; they stop a hostile one early.
 const MAX_KEY_BYTES: usize = 65_535;
 /// Keys and tensors cost several times their bytes in the file, so their number is bounded;
@@ -135,11 +142,16 @@ impl Gguf {
         let mut metadata = Vec::with_capacity(n_keys);
         let mut keys = HashMap::with_capacity(n_keys);
         for i in 0..n_keys {
-            let key = r.name(MAX_KEY_BYTES, &format!("metadata key {i}"))?;
-            let field = shown(&key);
+            let key = r.key(MAX_KEY_BYTES, &format!("metadata key {i}"))?;
+            let field = match &key {
+                Ok(key) => shown(key),
+                Err(place) => format!("metadata key {i}, {place}"),
+            };
             let ty = r.u32(&field)?;
             let value = r.value(ty, &field)?;
-            if keys.insert(key.clone(), i).is_some() {
+            // Nobody can ask for a key that is not text.
+            let Ok(key) = key else { continue };
+            if keys.insert(key.clone(), metadata.len()).is_some() {
                 return Err(invalid("metadata key", format!("{field}, twice"), DAMAGED));
             }
             metadata.push((key, value));
@@ -149,17 +161,18 @@ impl Gguf {
             alignment: DEFAULT_ALIGNMENT,
             metadata,
             tensors: Vec::new(),
+            has_data: true,
             keys,
         };
         if let Some(a) = gguf.get_uint("general.alignment")? {
             gguf.alignment = usize::try_from(a)
                 .ok()
-                .filter(|a| a.is_power_of_two() && (8..=1 << 20).contains(a))
+                .filter(|a| a.is_power_of_two() && *a <= MAX_ALIGNMENT)
                 .ok_or_else(|| {
                     invalid(
                         "general.alignment",
                         a,
-                        "a power of two from 8 to 1048576 is expected",
+                        format!("a power of two from 1 to {MAX_ALIGNMENT} is expected"),
                     )
                 })?;
         }
@@ -171,8 +184,9 @@ impl Gguf {
         Ok(gguf)
     }
 
-    /// Checks where the tensors lie: aligned, one after the other without overlap or gap, up to
-    /// the end of the file; no name twice. (llama.cpp wants the same, and file order too.)
+    /// Checks where the tensors lie: aligned, one after the other without overlap or gap, inside the
+    /// file; no name twice. (llama.cpp wants the same, and file order too.) What follows the last is
+    /// nobody's.
     fn place(
         &mut self,
         records: Vec<(TensorInfo, u64)>,
@@ -185,6 +199,12 @@ impl Gguf {
                 .ok_or_else(|| invalid("length", length, DAMAGED))
         };
         let start = aligned(header)?;
+        let bytes = records.iter().any(|(info, _)| info.bytes > 0);
+        self.has_data = !bytes || length > start;
+        let end_of_file = match self.has_data {
+            true => length.max(start),
+            false => usize::MAX,
+        };
         let mut names = HashSet::with_capacity(records.len());
         let mut ranges = Vec::with_capacity(records.len());
         for (info, relative) in &records {
@@ -194,7 +214,7 @@ impl Gguf {
                 .and_then(|o| start.checked_add(o));
             let end = offset
                 .and_then(|o| o.checked_add(info.bytes))
-                .filter(|end| *end <= length);
+                .filter(|end| *end <= end_of_file);
             let (Some(offset), Some(end)) = (offset, end) else {
                 return Err(invalid(
                     field(),
@@ -231,13 +251,6 @@ impl Gguf {
                 ));
             }
             expected = aligned(end)?;
-        }
-        if length > expected {
-            return Err(invalid(
-                "length",
-                format!("{length} bytes, but the last tensor ends at {expected}"),
-                "the file is not what its header says: fetch it again",
-            ));
         }
         self.tensors = records
             .into_iter()

@@ -1,6 +1,6 @@
 //! Little-endian values off the front of the file, each read bounds-checked.
 
-use super::value::{Array, Strings, Value};
+use super::value::{Array, NotUtf8, Strings, Value};
 use super::{invalid, shown, TensorInfo, DAMAGED};
 use crate::error::{Error, Result};
 use crate::quant;
@@ -11,6 +11,9 @@ const MAX_DIMS: u32 = 4;
 const MAX_ARRAY_DEPTH: usize = 2;
 /// Arrays in arrays cost several times their bytes in the file, so their number is bounded.
 const MAX_NESTED_ARRAYS: usize = 1 << 17;
+
+/// What should be text, or why it is none.
+type Text<T> = std::result::Result<T, NotUtf8>;
 
 /// What is left to read.
 pub(super) struct Reader<'a> {
@@ -96,29 +99,36 @@ impl<'a> Reader<'a> {
     }
 
     /// A name: never empty, never long.
-    pub(super) fn name(&mut self, max: usize, field: &str) -> Result<String> {
+    fn name(&mut self, max: usize, field: &str) -> Result<String> {
+        self.key(max, field)?
+            .map_err(|place| invalid(field, place, DAMAGED))
+    }
+
+    /// A name, or bytes that are none.
+    pub(super) fn key(&mut self, max: usize, field: &str) -> Result<Text<String>> {
         let name = self.string(field)?;
-        if name.is_empty() || name.len() > max {
+        let length = match &name {
+            Ok(name) => name.len(),
+            Err(place) => place.len,
+        };
+        if length == 0 || length > max {
             return Err(invalid(
                 field,
-                format!("{} bytes long", name.len()),
+                format!("{length} bytes long"),
                 format!("1 to {max} are allowed; the file is damaged"),
             ));
         }
-        Ok(name.to_owned())
+        Ok(name.map(str::to_owned))
     }
 
-    fn string(&mut self, field: &str) -> Result<&'a str> {
+    /// A string's text, where it is one: what nobody asks for may be anything.
+    fn string(&mut self, field: &str) -> Result<Text<&'a str>> {
         let n = self.count(1, field)?;
         let bytes = self.take(n, field)?;
-        match std::str::from_utf8(bytes) {
-            Ok(s) => Ok(s),
-            Err(e) => Err(invalid(
-                field,
-                format!("not UTF-8 at byte {}", e.valid_up_to()),
-                DAMAGED,
-            )),
-        }
+        Ok(std::str::from_utf8(bytes).map_err(|e| NotUtf8 {
+            at: e.valid_up_to(),
+            len: n,
+        }))
     }
 
     pub(super) fn value(&mut self, ty: u32, key: &str) -> Result<Value> {
@@ -131,7 +141,10 @@ impl<'a> Reader<'a> {
             5 => Value::I32(self.i32(key)?),
             6 => Value::F32(self.f32(key)?),
             7 => Value::Bool(self.bool(key)?),
-            8 => Value::String(self.string(key)?.to_owned()),
+            8 => match self.string(key)? {
+                Ok(text) => Value::String(text.to_owned()),
+                Err(place) => Value::NotUtf8(place),
+            },
             9 => Value::Array(self.array(key, 0)?),
             10 => Value::U64(self.u64(key)?),
             11 => Value::I64(self.i64(key)?),
@@ -162,20 +175,31 @@ impl<'a> Reader<'a> {
         Ok(numbers)
     }
 
-    fn strings(&mut self, key: &str) -> Result<Strings> {
+    fn strings(&mut self, key: &str) -> Result<Array> {
         let n = self.count(8, key)?;
         // Twice over the same bytes, so that the text is allocated once and exactly.
         let start = self.pos;
         let mut total: usize = 0;
-        for _ in 0..n {
-            total = total.saturating_add(self.string(key)?.len());
+        let mut damaged = None;
+        for i in 0..n {
+            match self.string(key)? {
+                Ok(text) => total = total.saturating_add(text.len()),
+                Err(place) => damaged = damaged.or(Some((i, place))),
+            }
+        }
+        if let Some((first, place)) = damaged {
+            return Ok(Array::NotUtf8 {
+                len: n,
+                first,
+                place,
+            });
         }
         self.pos = start;
         let mut strings = Strings::with_capacity(n, total);
         for _ in 0..n {
-            strings.push(self.string(key)?);
+            strings.push(self.string(key)?.unwrap_or(""));
         }
-        Ok(strings)
+        Ok(Array::String(strings))
     }
 
     fn array(&mut self, key: &str, depth: usize) -> Result<Array> {
@@ -196,7 +220,7 @@ impl<'a> Reader<'a> {
                 }
                 Array::Bool(bools)
             }
-            8 => Array::String(self.strings(key)?),
+            8 => self.strings(key)?,
             9 => Array::Array(self.arrays(key, depth)?),
             10 => Array::U64(self.numbers(key, u64::from_le_bytes)?),
             11 => Array::I64(self.numbers(key, i64::from_le_bytes)?),
@@ -235,18 +259,18 @@ impl<'a> Reader<'a> {
         let name = self.name(MAX_TENSOR_NAME_BYTES, &format!("name of tensor {index}"))?;
         let field = format!("tensor {}", shown(&name));
         let dims = self.u32(&field)?;
-        if dims == 0 || dims > MAX_DIMS {
+        if dims > MAX_DIMS {
             return Err(invalid(
                 format!("{field}: dimensions"),
                 dims,
-                format!("1 to {MAX_DIMS} are allowed; the file is damaged"),
+                format!("0 to {MAX_DIMS} are allowed; the file is damaged"),
             ));
         }
         let mut shape = Vec::with_capacity(dims as usize);
         let mut elems: usize = 1;
         for d in 0..dims {
             let n = self.u64(&field)?;
-            let total = usize::try_from(n).ok().filter(|n| *n > 0).and_then(|n| {
+            let total = usize::try_from(n).ok().and_then(|n| {
                 shape.push(n);
                 elems
                     .checked_mul(n)
@@ -256,7 +280,7 @@ impl<'a> Reader<'a> {
                 invalid(
                     format!("{field}: dimension {d}"),
                     n,
-                    "a dimension is at least 1 and their product below 2^63; the file is damaged",
+                    "the product of a tensor's dimensions is below 2^63; the file is damaged",
                 )
             })?;
         }
@@ -272,7 +296,8 @@ impl<'a> Reader<'a> {
             },
             other => other,
         })?;
-        let row = shape.first().copied().unwrap_or(0);
+        // No dimension is one number.
+        let row = shape.first().copied().unwrap_or(1);
         let row_bytes = ty.row_bytes(row).ok_or_else(|| {
             invalid(
                 format!("{field}: row length"),

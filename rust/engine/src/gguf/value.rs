@@ -1,5 +1,7 @@
 //! Metadata values.
 
+use std::fmt;
+
 use super::shown;
 
 /// A metadata value.
@@ -18,6 +20,17 @@ pub enum Value {
     U64(u64),
     I64(i64),
     F64(f64),
+    /// A string that is not UTF-8: an error for who asks for it, none for the file.
+    NotUtf8(NotUtf8),
+}
+
+/// Where a string stops being UTF-8.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NotUtf8 {
+    /// The first byte that is wrong.
+    pub at: usize,
+    /// Bytes of the string.
+    pub len: usize,
 }
 
 /// A metadata array; all elements are of one type.
@@ -36,6 +49,13 @@ pub enum Array {
     U64(Vec<u64>),
     I64(Vec<i64>),
     F64(Vec<f64>),
+    /// Strings of which one at least is not UTF-8.
+    NotUtf8 {
+        len: usize,
+        /// The first that is not.
+        first: usize,
+        place: NotUtf8,
+    },
 }
 
 /// The strings of an array, end to end in one allocation: a vocabulary of short tokens would cost
@@ -96,6 +116,13 @@ impl<S: AsRef<str>> FromIterator<S> for Strings {
     }
 }
 
+impl fmt::Display for NotUtf8 {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { at, len } = self;
+        write!(f, "text of {len} bytes that is not UTF-8 at byte {at}")
+    }
+}
+
 impl Value {
     /// A non-negative integer of any width.
     pub fn as_uint(&self) -> Option<u64> {
@@ -137,7 +164,11 @@ impl Value {
             Value::F64(v) => format!("{v:?}"),
             Value::Bool(v) => v.to_string(),
             Value::String(s) => format!("\"{}\"", shown(s)),
+            Value::Array(Array::NotUtf8 { len, first, place }) => {
+                format!("an array of {len} strings, number {first} of which is {place}")
+            }
             Value::Array(a) => format!("an array of {} {}", a.len(), a.element_type()),
+            Value::NotUtf8(place) => place.to_string(),
         }
     }
 }
@@ -159,6 +190,7 @@ impl Array {
             Array::U64(a) => a.len(),
             Array::I64(a) => a.len(),
             Array::F64(a) => a.len(),
+            Array::NotUtf8 { len, .. } => *len,
         }
     }
 
@@ -183,6 +215,7 @@ impl Array {
             Array::U64(_) => "u64",
             Array::I64(_) => "i64",
             Array::F64(_) => "f64",
+            Array::NotUtf8 { .. } => "strings",
         }
     }
 }

@@ -142,7 +142,16 @@ fn is_punctuation(c: char) -> bool {
 
 /// Bytes of the characters in front that fulfil `keep`.
 fn run(text: &str, keep: impl Fn(char) -> bool) -> usize {
-    text.find(|c| !keep(c)).unwrap_or(text.len())
+    let end = text.find(|c| !keep(c)).unwrap_or(text.len());
+    #[cfg(test)]
+    LOOKED.set(LOOKED.get().saturating_add(end).saturating_add(1));
+    end
+}
+
+#[cfg(test)]
+thread_local! {
+    /// Bytes that [`run`] has looked at on this thread: what a pre-tokenizer's work is counted in.
+    pub(super) static LOOKED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
 fn run_of(text: &str, of: Class) -> usize {

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::bpe::{byte_to_char, text_to_bytes};
 use super::merge::{Merge, Merger};
 use super::meter::Meter;
-use super::pretokenize::PreTokenizer;
+use super::pretokenize::{PreTokenizer, LOOKED};
 use super::specials::{Finder, Fragment, Special};
 
 #[test]
@@ -77,6 +77,87 @@ fn an_unknown_pre_tokenizer_is_refused_with_those_there_are() {
     assert!(error.contains("pre-tokenizer \"tekken\" is not supported"));
     for name in PreTokenizer::names() {
         assert!(error.contains(name), "{name} in {error}");
+    }
+}
+
+/// Texts that a careless scanner goes over again and again.
+const UNITS: &[&str] = &[
+    "a",
+    " ",
+    "\n",
+    "0",
+    ".",
+    "😀",
+    "中",
+    "\0",
+    "\u{301}",
+    "'",
+    "'s",
+    "\n ",
+    "a ",
+    "!\n",
+    "👩\u{200d}",
+    "\u{a0}",
+    "<",
+    "\r\n\t",
+    "1a",
+    "$1",
+    "² ",
+];
+
+#[test]
+fn no_pre_tokenizer_looks_at_a_byte_more_than_a_few_times() {
+    const N: usize = 1 << 11;
+    for name in PreTokenizer::names() {
+        for (a, b) in UNITS.iter().flat_map(|a| UNITS.iter().map(move |b| (a, b))) {
+            for text in [format!("{a}{b}").repeat(N), a.repeat(N) + b] {
+                LOOKED.set(0);
+                assert!(!words(name, &text).is_empty());
+                let looked = LOOKED.get();
+                assert!(looked <= 8 * text.len(), "{name} {a:?} {b:?}: {looked}");
+            }
+        }
+    }
+}
+
+/// How often a meter was asked while `n` symbols merged, in its units.
+fn merging_work(n: usize, lookup: impl Fn(u32, u32) -> Option<Merge>) -> usize {
+    let mut asked = 0_usize;
+    let mut go_on = || {
+        asked = asked.saturating_add(1);
+        true
+    };
+    let mut merger = Merger::default();
+    (0..n).for_each(|_| merger.push(0, 1));
+    let mut meter = Meter::new(&mut go_on);
+    let flow = merger.run(&mut meter, |a, b| lookup(a.id, b.id), |_| {});
+    assert!(flow.is_continue());
+    asked << 16
+}
+
+#[test]
+fn merging_takes_a_few_steps_a_symbol() {
+    const N: usize = 1 << 20;
+    // Runs that double: each merge feeds the next. A run that grows by one symbol a merge, up to a
+    // longest. Symbols that never merge.
+    let doubling = |a: u32, b: u32| {
+        (a == b && a < 20).then(|| Merge {
+            rank: a,
+            id: a.saturating_add(1),
+        })
+    };
+    let growing = |a: u32, b: u32| {
+        (b == 0 && a < 2000).then(|| Merge {
+            rank: 2000_u32.saturating_sub(a),
+            id: a.saturating_add(1),
+        })
+    };
+    for work in [
+        merging_work(N, doubling),
+        merging_work(N, growing),
+        merging_work(N, |_, _| None),
+    ] {
+        assert!((N..=4 * N).contains(&work), "{work} steps for {N} symbols");
     }
 }
 

@@ -71,6 +71,7 @@ fn array(out: &mut Vec<u8>, a: &Array) {
         Array::U64(a) => numbers!(out, 10, a),
         Array::I64(a) => numbers!(out, 11, a),
         Array::F64(a) => numbers!(out, 12, a),
+        Array::NotUtf8 { .. } => panic!("its bytes are not known"),
     }
 }
 
@@ -101,6 +102,7 @@ fn value(out: &mut Vec<u8>, v: &Value) {
         Value::U64(x) => number!(10, x),
         Value::I64(x) => number!(11, x),
         Value::F64(x) => number!(12, x),
+        Value::NotUtf8(_) => panic!("its bytes are not known"),
     }
 }
 

@@ -22,7 +22,7 @@ fn every_metadata_type_comes_back_as_written() {
 
 #[test]
 fn tensors_are_where_they_were_written() {
-    for alignment in [8, 32, 64, 4096] {
+    for alignment in [1, 2, 4, 8, 32, 64, 4096] {
         let mut w = tiny("llama");
         w.alignment = alignment;
         w.set("general.alignment", Value::U32(alignment as u32));
@@ -52,6 +52,96 @@ fn padding_after_the_last_tensor_is_optional() {
         Gguf::parse(&bytes).is_err(),
         "one byte of the tensor is gone"
     );
+}
+
+#[test]
+fn what_follows_the_last_tensor_is_nobodys() {
+    for alignment in [1, 32] {
+        let mut w = tiny("llama");
+        w.alignment = alignment;
+        w.set("general.alignment", Value::U32(alignment as u32));
+        let mut file = w.bytes();
+        let expected = Gguf::parse(&file).unwrap();
+        for tail in [1, 31, 1000] {
+            file.resize(file.len() + tail, 0xff);
+            assert_eq!(Gguf::parse(&file).unwrap(), expected);
+        }
+    }
+    let mut vocabulary = tiny("llama");
+    vocabulary.tensors.clear();
+    let mut file = vocabulary.bytes();
+    file.push(0);
+    assert!(Gguf::parse(&file).unwrap().has_data);
+}
+
+#[test]
+fn tensors_without_numbers_and_single_numbers_are_there() {
+    let mut w = tiny("llama");
+    w.tensor("none", &[0], 0);
+    w.tensor("rows of none", &[0, 5], 8);
+    w.tensor("no rows", &[32, 0, 7], 8);
+    w.tensor("one", &[], 0);
+    let gguf = Gguf::parse(&w.bytes()).unwrap();
+    let of = |name: &str| gguf.tensors.iter().find(|t| t.name == name).unwrap();
+    for (name, shape, bytes) in [
+        ("none", &[0][..], 0),
+        ("rows of none", &[0, 5], 0),
+        ("no rows", &[32, 0, 7], 0),
+        ("one", &[], 4),
+    ] {
+        assert_eq!(
+            (&of(name).shape[..], of(name).bytes),
+            (shape, bytes),
+            "{name}"
+        );
+    }
+    // Alone, and so without a byte of padding behind the header.
+    let mut w = tiny("llama");
+    w.tensors.clear();
+    w.tensor("none", &[0], 0);
+    assert!(Gguf::parse(&w.parts().0).unwrap().has_data);
+}
+
+#[test]
+fn a_file_may_end_with_its_header() {
+    let w = tiny("llama");
+    let (header, _) = w.parts();
+    let whole = Gguf::parse(&w.bytes()).unwrap();
+    let gguf = Gguf::parse(&header).unwrap();
+    assert!(whole.has_data && !gguf.has_data);
+    assert_eq!(
+        (gguf.tensors, gguf.metadata),
+        (whole.tensors, whole.metadata)
+    );
+}
+
+#[test]
+fn text_that_nobody_reads_may_be_anything() {
+    let find = |file: &[u8], name: &[u8]| file.windows(name.len()).position(|w| w == name).unwrap();
+    let mut w = tiny("llama");
+    w.set("test.text", Value::String("latin".into()));
+    let list = ["ok", "caf_", ""].into_iter().collect();
+    w.set("test.list", Value::Array(Array::String(list)));
+    w.set("test.key", Value::U8(7));
+    let mut file = w.bytes();
+    for (name, at) in [("latin", 4), ("caf_", 3), ("test.key", 7)] {
+        let place = find(&file, name.as_bytes()) + at;
+        file[place] = 0xe9;
+    }
+    let gguf = Gguf::parse(&file).unwrap();
+    arch::plan(&Config::new(&gguf, gguf.tensors.iter()).unwrap()).unwrap();
+    assert_eq!(gguf.metadata.len(), w.metadata.len() - 1);
+    for (key, found) in [
+        ("test.text", "text of 5 bytes that is not UTF-8 at byte 4"),
+        (
+            "test.list",
+            "an array of 3 strings, number 1 of which is text of 4 bytes that is not UTF-8 at byte 3",
+        ),
+    ] {
+        let asked = gguf.get_str(key).map(drop).and(gguf.get_strings(key).map(drop));
+        let error = asked.unwrap_err();
+        assert!(error.to_string().contains(&format!("{key} is {found}")), "{error}");
+    }
 }
 
 #[test]

@@ -1,6 +1,5 @@
-"""No text is slow: a megabyte of anything tokenizes in under a second."""
-
-import time
+"""A megabyte of anything becomes tokens and comes back. That the work is linear in the text is
+counted in steps by the tests of rust/engine/src/tokenizer; quadratic, none of these would end."""
 
 import onegraph
 import pytest
@@ -57,30 +56,12 @@ def tokenizer(
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_a_megabyte_in_a_second(tokenizer: onegraph.Tokenizer, unit: str) -> None:
+def test_a_megabyte_comes_back(tokenizer: onegraph.Tokenizer, unit: str) -> None:
     text = UNITS[unit] * (MEGABYTE // len(UNITS[unit].encode()))
     # Only a text with this character spells special tokens.
     for parse_special in (False, True) if "<" in text else (False,):
-        # Time of this process, so that a busy machine does not count.
-        start = time.process_time()
         ids = tokenizer.encode(text, add_special=False, parse_special=parse_special)
-        assert time.process_time() - start < 1.0
         assert len(ids) > 200
-    start = time.process_time()
     decoded = tokenizer.decode(ids, skip_special=False)
-    assert time.process_time() - start < 1.0
     missing = set(tokenizer.missing_bytes) & set(UNITS[unit].encode())
     assert missing or decoded == text
-
-
-def test_time_grows_with_length_alone(tokenizer: onegraph.Tokenizer) -> None:
-    def seconds(n: int) -> float:
-        best = 9.0
-        for _ in range(2):
-            start = time.process_time()
-            tokenizer.encode("a" * n)
-            best = min(best, time.process_time() - start)
-        return best
-
-    # 16 times the text: n log n takes some 20 times as long, n squared 256 times.
-    assert seconds(800_000) < 80 * max(seconds(50_000), 0.002)
