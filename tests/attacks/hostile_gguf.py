@@ -72,7 +72,6 @@ class File:
     n_tensors: int | None = None
     n_keys: int | None = None
     version: int = 3
-    tail: int = 0
 
     def __post_init__(self) -> None:
         counts = {
@@ -129,7 +128,7 @@ class File:
             held = min(size, 1 << 16) if t.held is None else t.held
             end += held + -held % 32
         out += bytes(-len(out) % 32)
-        return out + bytes(end + self.tail)
+        return out + bytes(end)
 
 
 def model(change: Callable[[File], object]) -> bytes:

@@ -38,7 +38,6 @@ def attacks() -> Iterator[Attack]:
     yield Attack("overlap", tensor(LAST, Tensor([8], offset=0)), "plan", "overlapping")
     yield Attack("gap", tensor(LAST, Tensor([8], offset=4096)), "plan", "past the file|apart")
     yield Attack("unaligned", tensor(LAST, Tensor([8], offset=12)), "plan", "alignment")
-    yield Attack("trailing", model(lambda f: setattr(f, "tail", 4096)), "plan", "last tensor ends")
     for n in (2**32, 2**61, 2**64 - 1):
         claims = {"n_tensors": n}, {"n_keys": n}
         for claim in claims:

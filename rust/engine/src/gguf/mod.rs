@@ -48,9 +48,8 @@ pub struct Gguf {
 
 const MAGIC: &[u8; 4] = b"GGUF";
 const DEFAULT_ALIGNMENT: usize = 32;
-/// The largest power of two that the key's 32 bits hold.
-const MAX_ALIGNMENT: usize = 1 << 31;
 /// Bounds that no real file comes near; they stop a hostile one early.
+const MAX_ALIGNMENT: usize = 1 << 20;
 const MAX_KEY_BYTES: usize = 65_535;
 /// Keys and tensors cost several times their bytes in the file, so their number is bounded;
 /// strings and numbers cost about what they take in the file.

@@ -375,8 +375,8 @@ fn a_tail_that_is_cut() {
 }
 
 #[test]
-fn alignments_that_are_no_power_of_two() {
-    for n in [0u32, 3, 33, u32::MAX] {
+fn alignments_that_are_no_small_power_of_two() {
+    for n in [0u32, 3, 33, 1 << 21, u32::MAX] {
         refused(
             &with("general.alignment", Value::U32(n)),
             &["general.alignment", &n.to_string(), "power of two from 1"],
