@@ -12,7 +12,7 @@ from hostile_gguf import ARRAY, I32, STRING, U32, Attack, File, Tensor, array
 CONTROL, USER_DEFINED = 3, 4
 
 #: Each is repeated to a megabyte.
-PROMPTS = ["a", "ab", "a" * 1000 + "b", "a" * 1000 + "c", "b" + "a" * 1000, "aab"]
+PROMPTS = ["a", "x", "a" * 1000 + "b", "a" * 1000 + "c", "b" + "a" * 1000, "aab"]
 
 
 def with_specials(specials: list[str], kind: int = CONTROL) -> File:
@@ -42,7 +42,10 @@ def attacks() -> Iterator[Attack]:
     ends = ["a" * n + "b" for n in range(2, 1400)]
     fronts = ["b" + "a" * n for n in range(1, 1400)]
     longest = ["a" * 4095 + letter for letter in "bcdefgh"]
-    for name, specials in [("runs", runs), ("ends", ends), ("fronts", fronts), ("long", longest)]:
+    # A short one is found where a long one fails, which shows a token's length further on.
+    nested = ["x", *("x" * 4095 + letter for letter in "bcdefgh")]
+    kinds = {"runs": runs, "ends": ends, "fronts": fronts, "long": longest, "short": nested}
+    for name, specials in kinds.items():
         data = with_specials(specials).bytes()
         for i, prompt in enumerate(PROMPTS):
             yield Attack(f"nested-{name}-{i}", data, "encode", prompt)

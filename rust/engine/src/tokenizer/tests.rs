@@ -289,6 +289,14 @@ fn the_search_for_special_tokens_is_linear_however_they_nest() {
     for (texts, n) in [
         (runs(""), letters.len().div_ceil(LONGEST - 1)),
         (runs("b"), 1),
+        // One letter is a token, which shows only where the run that might be another ends.
+        (
+            vec![
+                ("a".into(), true),
+                (format!("{}b", "a".repeat(LONGEST)), true),
+            ],
+            letters.len(),
+        ),
         (front.collect(), 1),
     ] {
         for text in [letters.clone(), format!("{letters}c").repeat(2)] {
