@@ -19,7 +19,8 @@ __all__ = [
 
 
 class Error(Exception):
-    """Everything onegraph raises on purpose."""
+    """What onegraph raises is of this class. What the caller's own code raises, a progress function
+    or the handler of Ctrl-C, passes through as it is."""
 
 
 class ModelError(Error, ValueError):
@@ -54,5 +55,5 @@ class CancelledError(Error):
     """The request was cancelled before it finished."""
 
 
-class InternalError(RuntimeError):
-    """A bug in onegraph; not an `Error`, so that no `except onegraph.Error` hides it."""
+class InternalError(Error, RuntimeError):
+    """A bug in onegraph."""

@@ -4,6 +4,7 @@ use onegraph::template::{self, Value};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 
+use crate::arguments::{self, named};
 use crate::errors::{detached, to_py};
 
 /// Deeper arguments are refused by the engine; here the bound stops a list that holds itself.
@@ -40,7 +41,7 @@ fn convert(obj: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value> {
     if obj.is_none() {
         Ok(Value::from(()))
     } else if let Ok(text) = obj.cast::<PyString>() {
-        Ok(Value::from(text.to_str()?))
+        Ok(Value::from(arguments::utf8("messages", text)?))
     } else if let Ok(flag) = obj.cast::<PyBool>() {
         Ok(Value::from(flag.is_true()))
     } else if obj.is_instance_of::<PyInt>() {
@@ -79,7 +80,7 @@ pub fn to_variables(kwargs: Option<&Bound<'_, PyDict>>) -> PyResult<Vec<(String,
     kwargs
         .into_iter()
         .flat_map(|kwargs| kwargs.iter())
-        .map(|(name, value)| Ok((name.extract()?, to_value(&value)?)))
+        .map(|(name, value)| Ok((arguments::text("kwargs", &name)?, to_value(&value)?)))
         .collect()
 }
 
@@ -94,10 +95,16 @@ pub struct ChatTemplate {
 #[pymethods]
 impl ChatTemplate {
     #[new]
-    #[pyo3(signature = (source, bos_token="<s>", eos_token="</s>"))]
-    fn new(py: Python<'_>, source: &str, bos_token: &str, eos_token: &str) -> PyResult<Self> {
+    #[pyo3(signature = (source, bos_token=String::from("<s>"), eos_token=String::from("</s>")),
+           text_signature = "(source, bos_token='<s>', eos_token='</s>')")]
+    fn new(
+        py: Python<'_>,
+        #[pyo3(from_py_with = named::source)] source: String,
+        #[pyo3(from_py_with = named::bos_token)] bos_token: String,
+        #[pyo3(from_py_with = named::eos_token)] eos_token: String,
+    ) -> PyResult<Self> {
         let inner = detached(py, || {
-            template::ChatTemplate::new(source, bos_token, eos_token)
+            template::ChatTemplate::new(&source, &bos_token, &eos_token)
         })?;
         Ok(ChatTemplate { inner })
     }
@@ -113,7 +120,7 @@ impl ChatTemplate {
         py: Python<'_>,
         messages: &Bound<'_, PyAny>,
         tools: Option<&Bound<'_, PyAny>>,
-        add_generation_prompt: bool,
+        #[pyo3(from_py_with = named::add_generation_prompt)] add_generation_prompt: bool,
         kwargs: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<String> {
         let messages = to_value(messages)?;
