@@ -8,6 +8,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from onegraph.errors import ArgumentError
@@ -25,7 +26,11 @@ __all__ = [
     "texts",
     "unsigned",
     "variables",
+    "word",
 ]
+
+#: Bytes that a file's name and path may have on Linux; elsewhere it is less.
+NAME_MAX, PATH_MAX = 255, 4095
 
 #: Characters of a value that a message repeats.
 SHOWN = 60
@@ -129,6 +134,14 @@ def text(name: str, value: object) -> str:
     return value
 
 
+def word(name: str, value: object) -> str:
+    """A short text, which the engine looks up."""
+    found = text(name, value)
+    if len(found) > SHOWN:
+        raise _refused(name, found, "is too long to be any of the names there are")
+    return found
+
+
 def texts(name: str, value: Any) -> list[str]:
     """One text or several."""
     if isinstance(value, str):
@@ -165,8 +178,13 @@ def path(name: str, value: Any) -> str | os.PathLike[str]:
     if not isinstance(spelled, str):
         raise _refused(name, value, "must be a path: a str, not bytes")
     try:
-        os.fsencode(spelled)
+        too_long = any(len(part) > NAME_MAX for part in os.fsencode(spelled).split(b"/"))
+        Path(spelled).expanduser()
     except UnicodeEncodeError as e:
         raise _refused(name, spelled, "no file can have this name") from e
+    except RuntimeError as e:
+        raise _refused(name, spelled, f"{e}; give the whole path") from e
+    if too_long or len(spelled) > PATH_MAX:
+        raise _refused(name, spelled, "no file can have so long a name")
     found: str | os.PathLike[str] = value
     return found

@@ -220,11 +220,11 @@ class LLM:
 
         sizes = graph_batch_sizes
         options: dict[str, Any] = {
-            "device": arguments.text("device", device),
+            "device": arguments.word("device", device),
             "n_ctx": optional("n_ctx", n_ctx),
             "max_batch": arguments.integer("max_batch", max_batch),
-            "kv_type": arguments.text("kv_type", kv_type),
-            "cuda_graph": arguments.text("cuda_graph", cuda_graph),
+            "kv_type": arguments.word("kv_type", kv_type),
+            "cuda_graph": arguments.word("cuda_graph", cuda_graph),
             "graph_batch_sizes": (
                 None if sizes is None else arguments.integers("graph_batch_sizes", sizes)
             ),
@@ -441,7 +441,7 @@ class LLM:
         """
         import numpy as np  # `import onegraph` must be quick
 
-        by = arguments.text("path", path)
+        by = arguments.word("path", path)
         tokens = arguments.integers("ids", ids)
         self._engine.check_ids(tokens)  # before memory is taken for them
         try:

@@ -1,12 +1,14 @@
 //! Arguments of the native classes that are public. PyO3's own conversions raise a bare `TypeError`,
 //! `OverflowError` or `UnicodeEncodeError`; these raise `ArgumentError` with the name, the value and
 //! what was expected.
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use onegraph::Error;
 use pyo3::exceptions::{PyTypeError, PyUnicodeEncodeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyInt, PyString};
+use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyInt, PyMemoryView, PyString};
 
 use crate::errors::to_py;
 
@@ -96,16 +98,27 @@ pub fn flag(name: &'static str, obj: &Bound<'_, PyAny>) -> PyResult<bool> {
         .map_err(|_| refuse(name, shown(obj), "must be True or False"))
 }
 
-/// The path that a `str` or an `os.PathLike` names.
+/// The path that a `str` or an `os.PathLike` names. PyO3's own conversion panics at half a surrogate
+/// pair.
 pub fn path(name: &'static str, obj: &Bound<'_, PyAny>) -> PyResult<PathBuf> {
-    obj.extract().map_err(|e: PyErr| {
-        let py = obj.py();
-        if e.is_instance_of::<PyTypeError>(py) || e.is_instance_of::<PyUnicodeEncodeError>(py) {
-            refuse(name, shown(obj), "must be a path: a str or an os.PathLike")
-        } else {
-            e
-        }
-    })
+    let spelled = match obj.cast::<PyString>() {
+        Ok(string) => Some(string.clone()),
+        Err(_) if obj.hasattr("__fspath__")? => obj.call_method0("__fspath__")?.cast_into().ok(),
+        Err(_) => None,
+    };
+    let Some(spelled) = spelled else {
+        return Err(refuse(
+            name,
+            shown(obj),
+            "must be a path: a str or an os.PathLike of one",
+        ));
+    };
+    // As `os.fsencode` spells it: a file system's bytes that are no UTF-8 come back as they were.
+    let bytes = spelled.call_method1("encode", ("utf-8", "surrogateescape"));
+    let Ok(Ok(bytes)) = bytes.map(Bound::cast_into::<PyBytes>) else {
+        return Err(refuse(name, shown(&spelled), "no file can have this name"));
+    };
+    Ok(OsStr::from_bytes(bytes.as_bytes()).into())
 }
 
 /// A token id: an integer of 32 bits.
@@ -129,6 +142,7 @@ pub fn ids(name: &'static str, obj: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
     let other = obj.is_instance_of::<PyString>()
         || obj.is_instance_of::<PyBytes>()
         || obj.is_instance_of::<PyByteArray>()
+        || obj.is_instance_of::<PyMemoryView>()
         || obj.is_instance_of::<PyDict>();
     let is_sequence = obj.len().is_ok() && obj.hasattr("__getitem__")?;
     if other || !is_sequence {
