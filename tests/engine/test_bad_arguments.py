@@ -135,7 +135,8 @@ def test_prompts(llm: LLM) -> None:
 
     refuses("prompt", NO_PROMPTS, llm.generate)
     refuses("prompt", [*NO_IDS, HALF, None, [], ["a", "b"]], lambda v: asyncio.run(first(v)))
-    refuses("prompt", NO_PROMPTS, lambda v: llm.generate(v, stream=True))
+    single = [v for v in NO_IDS if not isinstance(v, np.ndarray)]  # rows are prompts of a batch
+    refuses("prompt", [*single, HALF, None, []], lambda v: llm.generate(v, stream=True))
     refuses("stream", NO_FLAGS, lambda v: llm.generate("tea", stream=v))
     tokens: Iterator[int] = iter([5, 6])
     refuses("prompt", [tokens], llm.generate)
