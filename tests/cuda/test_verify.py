@@ -97,27 +97,24 @@ def test_what_cannot_be_verified_is_an_error(simulated: Any) -> None:
 def test_ctrl_c_ends_it_and_the_model_serves_on(simulated: Any) -> None:
     found = simulated(
         """
-        import signal, time
+        import signal
         with onegraph.LLM(path, device="cuda", n_ctx=256, max_batch=4) as llm:
-            begun = time.monotonic()
             interrupt = lambda *_: signal.raise_signal(signal.SIGINT)
             signal.signal(signal.SIGALRM, interrupt)
             signal.setitimer(signal.ITIMER_REAL, 0.2)
             try:
-                llm.verify_graph([1 + i % 400 for i in range(256)], batch_sizes=[1, 1, 1, 1])
+                # Four hundred times 512 steps, far more than a test waits for.
+                llm.verify_graph([1 + i % 400 for i in range(256)], batch_sizes=[1] * 400)
                 out["ended"] = "verified"
             except KeyboardInterrupt:
                 out["ended"] = "interrupted"
             text = llm.generate([5, 6], max_tokens=3, temperature=0, ignore_eos=True)
-            out["seconds"] = time.monotonic() - begun
             out["tokens"] = len(text.token_ids)
             out["verified"] = llm.verify_graph([1, 2]).ok
         """
     )
     assert found["ended"] == "interrupted"
     assert (found["tokens"], found["verified"]) == (3, True)
-    # The whole of it would be four times 512 steps.
-    assert found["seconds"] < 30
 
 
 def test_the_cpu_has_no_graphs(tiny_llama: Path) -> None:
