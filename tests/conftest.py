@@ -4,6 +4,7 @@ import ctypes
 import gc
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections import defaultdict
@@ -141,6 +142,15 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     # What it left on the card goes before another test looks.
     plans_kv.forget()
     gc.collect()
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Lets Ctrl-C reach the processes that a test starts: one in the background of a script ignores
+    it, and so would they."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

@@ -122,6 +122,14 @@ def test_unsafe_is_said_only_where_it_must_be() -> None:
     assert [str(p) for p in bindings if re.search(r"\bunsafe\b", product_code(p))] == []
 
 
+def test_the_bindings_leave_and_take_the_interpreter_in_one_place() -> None:
+    # Elsewhere it would be done without the gate that rust/python/src/exit.rs describes.
+    ways = re.compile(r"\bPython::(?:try_)?attach\b|\.detach\(")
+    bindings = files(".rs", under=ROOT / "rust" / "python")
+    found = {p.name for p in bindings if ways.search(product_code(p))}
+    assert found == {"errors.rs", "exit.rs"}
+
+
 def test_rooms_that_read_hostile_input_deny_what_could_panic() -> None:
     checked = 0
     for path in files(".rs", under=ENGINE):

@@ -157,6 +157,24 @@ def sampling_defaults() -> dict[str, Any]:
     """Defaults of the sampling keywords that are numbers."""
 
 @final
+class Doorbell:
+    """A file that is readable once a request that was given the bell has something new."""
+
+    def __new__(cls) -> Self: ...
+    def fileno(self) -> int: ...
+    def answer(self) -> list[int]: ...
+
+@final
+class Loading:
+    """A model that is being loaded; dropping it breaks that off."""
+
+    def next(self) -> tuple[str, int, int] | Engine:
+        """Waits a moment: what is going on, how much is done, and how much there is; or the model,
+        once."""
+
+    def cancel(self) -> None: ...
+
+@final
 class Engine:
     """A loaded model; `onegraph.LLM` is its public face."""
 
@@ -178,26 +196,15 @@ class Engine:
         prefix_cache: bool,
         prefill_chunk: int,
         nvrtc_folders: Sequence[str | os.PathLike[str]],
-        progress: Callable[[str, int, int], object] | None,
-    ) -> Engine: ...
-    def submit(
-        self,
-        prompt: Sequence[int],
-        *,
-        max_tokens: int,
-        temperature: float,
-        top_k: int,
-        top_p: float,
-        min_p: float,
-        repeat_penalty: float,
-        presence_penalty: float,
-        frequency_penalty: float,
-        logit_bias: Sequence[tuple[int, float]],
-        seed: int | None,
-        stop: Sequence[str],
-        logprobs: int | None,
-        ignore_eos: bool,
-    ) -> Generation: ...
+    ) -> Loading: ...
+    def submit(self, prompt: Sequence[int], options: Mapping[str, Any]) -> Generation: ...
+    def offer(
+        self, prompt: Sequence[int], options: Mapping[str, Any], bell: Doorbell, number: int
+    ) -> Generation | None:
+        """A request that rings `bell` as `number` whenever it has something new; None while the
+        queue is full."""
+
+    def check_ids(self, ids: Sequence[int]) -> None: ...
     def logits(self, ids: Sequence[int], path: str, out: Buffer | NDArray[Any]) -> None: ...
     def check_open(self) -> None: ...
     def verify_graph(
@@ -245,6 +252,7 @@ class Generation:
     @property
     def seed(self) -> int: ...
     def next(self) -> Generated | None: ...
+    def poll(self) -> Generated | None: ...
     def collect(self) -> Generated: ...
     def cancel(self) -> None: ...
 

@@ -21,7 +21,8 @@ __all__ = [
 
 
 class Error(Exception):
-    """Everything onegraph raises on purpose.
+    """What onegraph raises is of this class. What the caller's own code raises, a progress function
+    or the handler of Ctrl-C, passes through as it is.
 
     Its text may quote a file. It is given without what could steer a terminal, so that a traceback
     is safe to print in any program; `args` has it as it was.
@@ -63,5 +64,5 @@ class CancelledError(Error):
     """The request was cancelled before it finished."""
 
 
-class InternalError(RuntimeError):
-    """A bug in onegraph; not an `Error`, so that no `except onegraph.Error` hides it."""
+class InternalError(Error, RuntimeError):
+    """A bug in onegraph."""

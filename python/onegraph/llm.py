@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import operator
 import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
@@ -12,12 +11,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
-from onegraph import _native, hub, nvrtc
+from onegraph import _native, arguments, hub, nvrtc
 from onegraph import progress as progress_bar
-from onegraph.errors import ArgumentError, ModelError
+from onegraph.errors import ArgumentError, ModelError, OutOfMemoryError
 from onegraph.graphs import GraphProfile, GraphStats, GraphVerification, check_text
+from onegraph.progress import Told
 from onegraph.results import Piece, Result, Timings, TokenLogprob, Usage
-from onegraph.sampling import SamplingOptions, integer, resolve, takes_sampling
+from onegraph.sampling import SamplingOptions, resolve, takes_sampling
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,6 +29,15 @@ __all__ = ["LLM", "Prompt", "Stream"]
 Prompt = str | Sequence[int]
 
 logger = logging.getLogger("onegraph")
+
+#: Characters of a prompt up to which an event loop may wait for its tokens: some milliseconds.
+SHORT_PROMPT = 1 << 14
+
+#: Seconds between two looks of an event loop at a full queue.
+QUEUE_POLL = 0.02
+
+#: Arguments of `ChatTemplate.render` that are no variables of the template.
+TEMPLATE_ARGUMENTS = ("messages", "tools", "add_generation_prompt")
 
 _said_cpu = threading.Lock()  # taken once, by the first model that "auto" puts on the CPU
 
@@ -53,43 +62,54 @@ def _result(generation: _native.Generation, whole: _native.Generated, logprobs: 
     )
 
 
+def _piece(piece: _native.Generated, logprobs: bool) -> Piece:
+    return Piece(
+        text=piece.text,
+        token_ids=piece.token_ids,
+        finish_reason=piece.finish_reason,
+        logprobs=_logprobs(piece) if logprobs else None,
+    )
+
+
 class Stream(Iterator[Piece]):
     """Pieces of one generation as they come; leaving it early cancels the generation.
 
     Iterate, or use it as a context manager. `result` is the whole once the last piece is out.
+    Threads may share one: each piece goes to one of them.
     """
 
     def __init__(self, llm: LLM, generation: _native.Generation, logprobs: bool) -> None:
         self._llm = llm  # a model does not go away under a running stream
-        self._generation: _native.Generation | None = generation
+        self._generation = generation
         self._logprobs = logprobs
+        # A piece is taken and kept in one step, or the result would have them in another order. The
+        # handler of a signal may read on in the middle of that.
+        self._reading = threading.RLock()
         self._pieces: list[_native.Generated] = []
+        self._ended = False
         self._result: Result | None = None
         self.seed = generation.seed
 
     def __next__(self) -> Piece:
-        if self._generation is None:
-            raise StopIteration
-        try:
-            piece = self._generation.next()
-        except BaseException:
-            self.close()
-            raise
-        if piece is None:
-            self.close()
-            raise StopIteration
-        self._pieces.append(piece)
-        if piece.finish_reason is not None:
-            self._result = self._whole(self._generation, piece)
-            self._generation = None
-        return Piece(
-            text=piece.text,
-            token_ids=piece.token_ids,
-            finish_reason=piece.finish_reason,
-            logprobs=_logprobs(piece) if self._logprobs else None,
-        )
+        with self._reading:
+            if self._ended:
+                raise StopIteration
+            try:
+                piece = self._generation.next()
+            except BaseException:
+                self.close()
+                raise
+            # Another thread may have closed it meanwhile.
+            if piece is None or self._ended:
+                self.close()
+                raise StopIteration
+            self._pieces.append(piece)
+            if piece.finish_reason is not None:
+                self._ended = True
+                self._result = self._whole(piece)
+        return _piece(piece, self._logprobs)
 
-    def _whole(self, generation: _native.Generation, last: _native.Generated) -> Result:
+    def _whole(self, last: _native.Generated) -> Result:
         assert last.finish_reason is not None
         pieces, self._pieces = self._pieces, []
         return Result(
@@ -99,7 +119,7 @@ class Stream(Iterator[Piece]):
             usage=Usage(*last.usage),
             timings=Timings(*last.timings),
             logprobs=[lp for p in pieces for lp in _logprobs(p)] if self._logprobs else None,
-            seed=generation.seed,
+            seed=self.seed,
         )
 
     @property
@@ -109,14 +129,12 @@ class Stream(Iterator[Piece]):
 
     def cancel(self) -> None:
         """Asks the generation to end; the last piece then says "cancelled"."""
-        generation = self._generation  # another thread may be ending the stream
-        if generation is not None:
-            generation.cancel()
+        self._generation.cancel()
 
     def close(self) -> None:
         """Cancels the generation and ends the iteration. May be called again."""
+        self._ended = True
         self.cancel()
-        self._generation = None
 
     def __enter__(self) -> Self:
         return self
@@ -128,6 +146,18 @@ class Stream(Iterator[Piece]):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _load(loading: _native.Loading, told: Told | None) -> _native.Engine:
+    """Waits for a model and tells how far it is; an error of whoever is told breaks it off."""
+    try:
+        while not isinstance(now := loading.next(), _native.Engine):
+            if told is not None:
+                told(*now)
+        return now
+    except BaseException:
+        loading.cancel()
+        raise
 
 
 class LLM:
@@ -186,30 +216,33 @@ class LLM:
         progress: bool | Callable[[str, int, int | None], None] | None = None,
     ) -> None:
         def optional(name: str, value: int | None) -> int | None:
-            return None if value is None else integer(name, value)
+            return None if value is None else arguments.integer(name, value)
 
         sizes = graph_batch_sizes
+        options: dict[str, Any] = {
+            "device": arguments.word("device", device),
+            "n_ctx": optional("n_ctx", n_ctx),
+            "max_batch": arguments.integer("max_batch", max_batch),
+            "kv_type": arguments.word("kv_type", kv_type),
+            "cuda_graph": arguments.word("cuda_graph", cuda_graph),
+            "graph_batch_sizes": (
+                None if sizes is None else arguments.integers("graph_batch_sizes", sizes)
+            ),
+            "graph_max_batch": optional("graph_max_batch", graph_max_batch),
+            "graph_padding": arguments.flag("graph_padding", graph_padding),
+            "warmup": arguments.flag("warmup", warmup),
+            "pdl": None if pdl is None else arguments.flag("pdl", pdl),
+            "threads": optional("threads", threads),
+            "prefix_cache": arguments.flag("prefix_cache", prefix_cache),
+            "prefill_chunk": arguments.integer("prefill_chunk", prefill_chunk),
+        }
+        model = arguments.path("model", model)
+        if progress is not None and not callable(progress):
+            progress = arguments.flag("progress", progress)
         with progress_bar.shown(progress) as told:
             path = hub.resolve(model, progress=told)
-            self._engine = _native.Engine.load(
-                path,
-                device=device,
-                n_ctx=optional("n_ctx", n_ctx),
-                max_batch=integer("max_batch", max_batch),
-                kv_type=kv_type,
-                cuda_graph=cuda_graph,
-                graph_batch_sizes=(
-                    None if sizes is None else [integer("graph_batch_sizes", n) for n in sizes]
-                ),
-                graph_max_batch=optional("graph_max_batch", graph_max_batch),
-                graph_padding=graph_padding,
-                warmup=warmup,
-                pdl=pdl,
-                threads=optional("threads", threads),
-                prefix_cache=prefix_cache,
-                prefill_chunk=integer("prefill_chunk", prefill_chunk),
-                nvrtc_folders=nvrtc.folders(),
-                progress=told,
+            self._engine = _load(
+                _native.Engine.load(path, nvrtc_folders=nvrtc.folders(), **options), told
             )
         self._tokenizer = self._engine.tokenizer
         if device == "auto" and self.device == "cpu" and _said_cpu.acquire(blocking=False):
@@ -277,7 +310,7 @@ class LLM:
         options = resolve(sampling)
         with_logprobs = options["logprobs"] is not None
         prompts = _batch(prompt)
-        if stream:
+        if arguments.flag("stream", stream):
             if prompts is not None:
                 raise ArgumentError(
                     f"stream = True: {len(prompts)} prompts were given and one can be streamed; "
@@ -347,13 +380,14 @@ class LLM:
                 f"{self.path.name} has no chat template: use generate, or a model that was "
                 "trained to chat; onegraph.ChatTemplate renders a template from elsewhere"
             )
-        rendering = template.rendering(messages, tools, True, **(template_kwargs or {}))
+        variables = arguments.variables("template_kwargs", template_kwargs, TEMPLATE_ARGUMENTS)
+        rendering = template.rendering(messages, tools, True, **variables)
         # The template spells the special tokens, the first one included.
-        if parse_special:
+        if arguments.flag("parse_special", parse_special):
             ids = self._tokenizer.encode(rendering.text, add_special=False, parse_special=True)
         else:
             ids = self._tokenizer.encode_rendering(rendering)
-        if stream:
+        if arguments.flag("stream", stream):
             return self.generate(ids, stream=True, **sampling)
         return self.generate(ids, **sampling)
 
@@ -364,43 +398,33 @@ class LLM:
         """`generate(stream=True)` for asyncio: the event loop runs on while tokens are made.
         Leaving the loop early, or cancelling the task, cancels the generation.
         """
-        import asyncio  # most programs have no event loop, and this is half of their import
+        # Most programs have no event loop, and this is half of their import.
+        import asyncio
+
+        from onegraph.doorbell import visiting
 
         options = resolve(sampling)
-        loop = asyncio.get_running_loop()
-        pieces: asyncio.Queue[Piece | BaseException | None] = asyncio.Queue()
-        left = threading.Event()
-        running: list[Stream] = []
-
-        def pump() -> None:
-            end: BaseException | None = None
+        if isinstance(prompt, str) and len(prompt) > SHORT_PROMPT:
+            ids = await asyncio.get_running_loop().run_in_executor(None, self._ids, prompt)
+        else:
+            ids = self._ids(prompt)
+        with visiting() as visitor:
+            async with visitor.line:
+                bell, number = visitor.bell, visitor.number
+                while (generation := self._engine.offer(ids, options, bell, number)) is None:
+                    await asyncio.sleep(QUEUE_POLL)
             try:
-                generation = self._submit(prompt, options)
-                stream = Stream(self, generation, options["logprobs"] is not None)
-                running.append(stream)
-                if left.is_set():
-                    return stream.close()
-                for piece in stream:
-                    loop.call_soon_threadsafe(pieces.put_nowait, piece)
-            except BaseException as e:
-                end = e
-            try:
-                loop.call_soon_threadsafe(pieces.put_nowait, end)
-            except RuntimeError:
-                # The loop was closed: nobody waits.
-                for stream in running:
-                    stream.close()
-
-        threading.Thread(target=pump, name="onegraph-stream", daemon=True).start()
-        try:
-            while (piece := await pieces.get()) is not None:
-                if isinstance(piece, BaseException):
-                    raise piece
-                yield piece
-        finally:
-            left.set()
-            for stream in running:
-                stream.cancel()
+                finished = False
+                while not finished:
+                    visitor.news.clear()  # before the look: what comes after it is not missed
+                    piece = generation.poll()
+                    if piece is None:
+                        await visitor.news.wait()
+                    else:
+                        finished = piece.finish_reason is not None
+                        yield _piece(piece, options["logprobs"] is not None)
+            finally:
+                generation.cancel()
 
     def tokenize(
         self, text: str, add_special: bool = True, parse_special: bool = False
@@ -414,7 +438,7 @@ class LLM:
     def detokenize(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """Text of token ids. `skip_special` leaves control tokens out."""
         self._engine.check_open()
-        return self._tokenizer.decode(list(ids), skip_special)
+        return self._tokenizer.decode(ids, skip_special)
 
     def logits(
         self, ids: Sequence[int], path: Literal["prefill", "decode"] = "prefill"
@@ -426,10 +450,16 @@ class LLM:
         """
         import numpy as np  # `import onegraph` must be quick
 
-        self._engine.check_open()
-        tokens = [operator.index(t) for t in ids]
-        out = np.empty((len(tokens), self.n_vocab), dtype=np.float32)
-        self._engine.logits(tokens, path, out.reshape(-1))
+        by = arguments.word("path", path)
+        tokens = arguments.integers("ids", ids)
+        self._engine.check_ids(tokens)  # before memory is taken for them
+        try:
+            out = np.empty((len(tokens), self.n_vocab), dtype=np.float32)
+        except MemoryError as e:
+            raise OutOfMemoryError(
+                f"logits of {len(tokens)} tokens: {e}; ask for fewer at a time"
+            ) from e
+        self._engine.logits(tokens, by, out.reshape(-1))
         return out
 
     def verify_graph(
@@ -462,10 +492,10 @@ class LLM:
         sizes = batch_sizes
         return GraphVerification.from_json(
             self._engine.verify_graph(
-                [integer("ids", t) for t in ids],
-                batch_sizes=None if sizes is None else [integer("batch_sizes", n) for n in sizes],
-                rtol=rtol,
-                atol=atol,
+                arguments.integers("ids", ids),
+                batch_sizes=None if sizes is None else arguments.integers("batch_sizes", sizes),
+                rtol=arguments.number("rtol", rtol),
+                atol=arguments.number("atol", atol),
             )
         )
 
@@ -490,10 +520,10 @@ class LLM:
         self._engine.check_open()
         return GraphProfile.from_json(
             self._engine.profile_graph(
-                batch_size=integer("batch_size", batch_size),
-                position=integer("position", position),
-                repeats=integer("repeats", repeats),
-                dot=dot,
+                batch_size=arguments.integer("batch_size", batch_size),
+                position=arguments.integer("position", position),
+                repeats=arguments.integer("repeats", repeats),
+                dot=None if dot is None else arguments.path("dot", dot),
             )
         )
 
@@ -566,23 +596,24 @@ class LLM:
         )
 
     def _submit(self, prompt: Any, options: dict[str, Any]) -> _native.Generation:
+        return self._engine.submit(self._ids(prompt), options)
+
+    def _ids(self, prompt: Any) -> list[int]:
         if isinstance(prompt, str):
-            ids = self._tokenizer.encode(prompt)
-        else:
-            ids = [integer("prompt", t) for t in prompt]
-        return self._engine.submit(ids, **options)
+            return self._tokenizer.encode(arguments.text("prompt", prompt))
+        return arguments.integers("prompt", prompt)
 
 
-def _batch(prompt: Any) -> list[Prompt] | None:
+def _batch(prompt: Prompt | Sequence[Prompt]) -> list[Prompt] | None:
     """The prompts of a batch; None where there is one prompt."""
     if isinstance(prompt, str):
         return None
-    parts = list(prompt)
+    parts = arguments.items("prompt", prompt, "token ids or prompts, or a str")
     if not parts:
         raise ArgumentError("prompt = []: give a text, token ids, or a list of such prompts")
-    is_token = [hasattr(part, "__index__") for part in parts]
-    if all(is_token):
+    is_prompt = [isinstance(part, str) or arguments.is_sequence(part) for part in parts]
+    if not any(is_prompt):
         return None
-    if any(is_token):
+    if not all(is_prompt):
         raise ArgumentError("prompt: tokens and prompts are mixed; give one or a list of the other")
     return parts

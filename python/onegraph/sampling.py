@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import operator
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, SupportsFloat, SupportsIndex, TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar
 
-from onegraph import _native
-from onegraph.errors import ArgumentError
+from onegraph import _native, arguments
 
 __all__ = ["DEFAULTS", "SamplingOptions"]
 
@@ -42,6 +40,8 @@ DEFAULTS: Mapping[str, Any] = {
     "ignore_eos": False,
 }
 
+FLOATS = [name for name, default in DEFAULTS.items() if isinstance(default, float)]
+
 #: What each means; appended to the docstrings of the methods that take them.
 MEANING: Mapping[str, str] = {
     "max_tokens": "most tokens to generate; the context may end the text earlier",
@@ -73,31 +73,30 @@ def takes_sampling(method: F) -> F:
     return method
 
 
-def integer(name: str, value: SupportsIndex) -> int:
-    """An int that fits 64 bits; the engine checks the range that makes sense."""
-    number = operator.index(value)
-    if not -(2**63) <= number < 2**63:
-        raise ArgumentError(f"{name} = {number}: is out of range")
-    return number
-
-
 def resolve(given: SamplingOptions) -> dict[str, Any]:
-    """Fills in the defaults, in the form that the engine takes. Its values it checks itself."""
+    """Fills in the defaults, in the form that the engine takes. Ranges it checks itself.
+
+    Raises `ArgumentError` for a value of the wrong form, `TypeError` for a keyword that is none.
+    """
     for name in given:
         if name not in DEFAULTS:
             names = ", ".join(DEFAULTS)
             raise TypeError(f"unexpected keyword argument {name!r}; sampling takes {names}")
     merged: dict[str, Any] = {**DEFAULTS, **given}
     for name in ("max_tokens", "top_k"):
-        merged[name] = integer(name, merged[name])
+        merged[name] = arguments.integer(name, merged[name])
+    for name in FLOATS:
+        merged[name] = arguments.number(name, merged[name])
     if merged["logprobs"] is not None:
-        merged["logprobs"] = integer("logprobs", merged["logprobs"])
-    if (seed := merged["seed"]) is not None:
-        merged["seed"] = operator.index(seed)
-        if not 0 <= merged["seed"] < 2**64:
-            raise ArgumentError(f"seed = {seed}: must be from 0 to 2**64 - 1")
-    bias: Mapping[SupportsIndex, SupportsFloat] = merged["logit_bias"] or {}
-    merged["logit_bias"] = [(integer("logit_bias", t), float(b)) for t, b in bias.items()]
+        merged["logprobs"] = arguments.integer("logprobs", merged["logprobs"])
+    if merged["seed"] is not None:
+        merged["seed"] = arguments.unsigned("seed", merged["seed"])
+    bias = arguments.mapping("logit_bias", merged["logit_bias"])
+    merged["logit_bias"] = [
+        (arguments.integer("logit_bias", token), arguments.number("logit_bias", number))
+        for token, number in bias.items()
+    ]
     stop = merged["stop"]
-    merged["stop"] = [stop] if isinstance(stop, str) else list(stop or [])
+    merged["stop"] = [] if stop is None else arguments.texts("stop", stop)
+    merged["ignore_eos"] = arguments.flag("ignore_eos", merged["ignore_eos"])
     return merged

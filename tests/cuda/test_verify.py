@@ -93,6 +93,7 @@ def test_what_cannot_be_verified_is_an_error(simulated: Any) -> None:
     assert found["after"]
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_it_and_the_model_serves_on(simulated: Any) -> None:
     found = simulated(
         """

@@ -6,12 +6,16 @@ import os
 import subprocess
 import sys
 import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import onegraph
+import psutil
 import pytest
-from onegraph import LLM, Piece
+from onegraph import LLM, Piece, doorbell
+
+SHORT: dict[str, Any] = {"max_tokens": 9, "ignore_eos": True}
 
 
 @pytest.fixture
@@ -111,10 +115,88 @@ def test_a_cancelled_task_frees_its_slot(narrow: LLM) -> None:
         async for _ in pieces:
             break
         await pieces.aclose()
-        begun = time.monotonic()
+        # Were its thousands of tokens made all the same, others would wait for them.
+        left = [narrow.agenerate("tea", max_tokens=500, ignore_eos=True) for _ in range(200)]
+        for pieces in left:
+            await anext(pieces)
+            await pieces.aclose()
         result = await asyncio.to_thread(narrow.generate, "toast", max_tokens=3, ignore_eos=True)
         assert len(result.token_ids) == 3
-        assert time.monotonic() - begun < 5
+
+    asyncio.run(run())
+
+
+def test_agenerate_takes_no_thread(llm: LLM) -> None:
+    async def one() -> int:
+        return sum([len(p.token_ids) async for p in llm.agenerate("tea", **SHORT)])
+
+    async def run() -> None:
+        before = psutil.Process().num_threads()
+        running = [asyncio.create_task(one()) for _ in range(50)]
+        seen = []
+        while any(not task.done() for task in running):
+            await asyncio.sleep(0)
+            seen.append(psutil.Process().num_threads())
+        assert [task.result() for task in running] == [9] * 50
+        assert max(seen) == before
+
+    asyncio.run(run())
+
+
+def test_more_agenerates_than_the_queue_holds_wait_in_line(llm: LLM) -> None:
+    async def one() -> int:
+        return sum([len(p.token_ids) async for p in llm.agenerate("tea", **SHORT)])
+
+    async def run() -> list[int]:
+        return await asyncio.gather(*(one() for _ in range(400)))
+
+    assert asyncio.run(run()) == [9] * 400
+
+
+def test_a_long_prompt_does_not_stop_the_loop(llm: LLM) -> None:
+    async def run() -> None:
+        turns = 0
+
+        async def turn() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        turning = asyncio.create_task(turn())
+        with pytest.raises(onegraph.ContextError):
+            await anext(llm.agenerate("tea and toast " * 50_000))
+        turning.cancel()
+        assert turns > 10
+
+    asyncio.run(run())
+
+
+def test_two_loops_may_ask_one_model(llm: LLM) -> None:
+    async def one() -> int:
+        return sum([len(p.token_ids) async for p in llm.agenerate("tea", **SHORT)])
+
+    async def many() -> list[int]:
+        return await asyncio.gather(*(one() for _ in range(30)))
+
+    with ThreadPoolExecutor(4) as threads:
+        loops = [threads.submit(asyncio.run, many()) for _ in range(4)]
+        assert [loop.result() for loop in loops] == [[9] * 30] * 4
+    assert doorbell._doors == {}
+
+
+def test_agenerate_says_when_the_model_is_closed(narrow: LLM) -> None:
+    async def read() -> None:
+        async for _ in narrow.agenerate("tea", max_tokens=500, ignore_eos=True):
+            pass
+
+    async def run() -> None:
+        tasks = [asyncio.create_task(read()) for _ in range(4)]
+        await anext(narrow.agenerate("tea", max_tokens=500, ignore_eos=True))
+        await asyncio.to_thread(narrow.close)
+        for task in tasks:
+            with pytest.raises(onegraph.ClosedError):
+                await task
 
     asyncio.run(run())
 
@@ -130,59 +212,66 @@ def test_agenerate_raises_in_the_task(llm: LLM) -> None:
         asyncio.run(run(top_p=7.0))
 
 
-#: Loads, then is interrupted in what `{action}` does; says how long each time took to end.
+#: Loads, then is interrupted in what the second argument says; tells how often that ended it, and
+#: how many pieces came. Each call is far more work than a test waits for.
 INTERRUPTED = """
 import json, os, signal, sys, threading, time
 from onegraph import LLM
 
 llm = LLM(sys.argv[1], device="cpu", n_ctx=8192, max_batch=1)
 long = llm.tokenize("tea and toast, ") * 1300
+endless = {"max_tokens": 8000, "ignore_eos": True}
+pieces = []
+
+def stream():
+    for piece in llm.generate("tea", stream=True, **endless):
+        pieces.append(piece)
+
 actions = {
-    "prefill": lambda: llm.generate(long, max_tokens=1),
-    "decode": lambda: llm.generate("tea", max_tokens=4000, ignore_eos=True),
-    "stream": lambda: list(llm.generate("tea", stream=True, max_tokens=4000, ignore_eos=True)),
-    "batch": lambda: llm.generate(["tea"] * 9, max_tokens=900, ignore_eos=True),
-    "logits": lambda: llm.logits(long),
+    "prefill": lambda: llm.generate([long] * 200, max_tokens=1),
+    "decode": lambda: llm.generate(["tea"] * 200, **endless),
+    "stream": stream,
+    "logits": lambda: [llm.logits(long) for _ in range(200)],
 }
-sent = 0.0
 
 def interrupt():
-    global sent
-    time.sleep(0.3)
-    sent = time.monotonic()
+    begun.wait()
+    time.sleep(0.2)  # most likely it is in the engine by then
     os.kill(os.getpid(), signal.SIGINT)
 
-took = []
+ended = 0
 for _ in range(3):
+    begun = threading.Event()
     thread = threading.Thread(target=interrupt)
     thread.start()
     try:
+        begun.set()
         actions[sys.argv[2]]()
     except KeyboardInterrupt:
-        took.append(time.monotonic() - sent)
+        ended += 1
     thread.join()
 usable = llm.generate("tea", max_tokens=3, seed=1, ignore_eos=True).token_ids
 llm.close()
-print(json.dumps({"took": took, "usable": len(usable)}))
+print(json.dumps({"ended": ended, "usable": len(usable), "pieces": len(pieces)}))
 """
 
 
-@pytest.mark.parametrize("action", ["prefill", "decode", "stream", "batch", "logits"])
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("action", ["prefill", "decode", "stream", "logits"])
 def test_ctrl_c_ends_the_call_and_the_model_stays_usable(smollm2: Path, action: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", INTERRUPTED, str(smollm2), action],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
-    assert said["usable"] == 3
-    assert len(said["took"]) == 3, "a call was not interrupted"
-    # The best of three: the machine may be busy with something else.
-    assert min(said["took"]) < 0.1, said
+    assert (said["ended"], said["usable"]) == (3, 3)
+    assert said["pieces"] < 3 * 8000
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_while_loading(smollm2: Path) -> None:
     code = """
 import os, signal, sys, threading, time

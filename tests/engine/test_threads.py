@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onegraph
 import pytest
-from onegraph import LLM
+from onegraph import LLM, Piece, Stream
 
 
 def test_eight_threads_on_one_model_equal_their_own_calls(smol: LLM) -> None:
@@ -74,6 +74,43 @@ def test_two_models_side_by_side(tiny: Path, smol: LLM) -> None:
             ]
             assert [f.result().token_ids for f in together] == alone
     assert smol.generate("tea", max_tokens=15, seed=1).token_ids == alone[0]
+
+
+def test_threads_that_share_a_stream_get_each_piece_once(llm: LLM) -> None:
+    whole = llm.generate("tea", max_tokens=60, seed=3, ignore_eos=True)
+    for _ in range(20):
+        stream = llm.generate("tea", stream=True, max_tokens=60, seed=3, ignore_eos=True)
+        begun = threading.Barrier(4)
+
+        def read(stream: Stream = stream, begun: threading.Barrier = begun) -> list[Piece]:
+            begun.wait()
+            return list(stream)
+
+        with ThreadPoolExecutor(4) as threads:
+            shares = [f.result() for f in [threads.submit(read) for _ in range(4)]]
+        result = stream.result
+        assert result is not None
+        assert (result.text, result.token_ids) == (whole.text, whole.token_ids)
+        # Each share is in order, and together they are the whole: no piece was lost or given twice.
+        left = [p for share in shares for p in share]
+        assert sorted(t for p in left for t in p.token_ids) == sorted(whole.token_ids)
+        assert [p.finish_reason for p in left if p.finish_reason] == ["length"]
+        for share in shares:
+            rest = iter(whole.token_ids)
+            assert all(token in rest for p in share for token in p.token_ids)
+
+
+def test_a_stream_that_is_closed_under_its_readers_just_ends(llm: LLM) -> None:
+    for turn in range(20):
+        stream = llm.generate("tea", stream=True, max_tokens=400, seed=3, ignore_eos=True)
+        with ThreadPoolExecutor(4) as threads:
+            shares = [threads.submit(list, stream) for _ in range(4)]
+            if turn % 2:
+                next(stream, None)
+            stream.close()
+            pieces = [piece for share in shares for piece in share.result()]
+        assert len(pieces) < 400
+        assert list(stream) == [] and stream.result is None
 
 
 def test_a_closed_model_refuses_everything(tiny: Path) -> None:

@@ -95,7 +95,7 @@ def test_special_tokens_are_no_text_unless_asked(tokenizer: onegraph.Tokenizer) 
 
 @pytest.mark.parametrize("ids", [[-1], [2**32], ["a"], [0, 2**31]])
 def test_ids_that_are_no_tokens(tokenizer: onegraph.Tokenizer, ids: list[int]) -> None:
-    with pytest.raises((onegraph.ArgumentError, OverflowError, TypeError)):
+    with pytest.raises(onegraph.ArgumentError):
         tokenizer.decode(ids)
 
 
@@ -114,7 +114,7 @@ def test_the_first_id_past_the_end(tokenizer: onegraph.Tokenizer) -> None:
 
 
 def test_a_lone_surrogate_is_no_text(tokenizer: onegraph.Tokenizer) -> None:
-    with pytest.raises(UnicodeEncodeError):
+    with pytest.raises(onegraph.ArgumentError, match=r"text = .* index 1 is half"):
         tokenizer.encode("a\ud800")
 
 

@@ -10,7 +10,7 @@ use onegraph::{Error, Result};
 use pyo3::prelude::*;
 use serde_json::{json, Value};
 
-use crate::errors::{detached, to_py};
+use crate::errors::{attached, detached, to_py};
 use crate::llm::count;
 
 fn card(ordinal: usize) -> Result<(DeviceInfo, Value)> {
@@ -64,7 +64,7 @@ pub fn cuda_devices(py: Python<'_>, nvrtc_folders: Vec<PathBuf>) -> PyResult<Str
 
 /// Compiles the kernels that a model needs on a card of architecture `arch` into the cache; returns
 /// how many there are and how many are new. `progress(done, total)` is called now and then and may
-/// raise.
+/// raise. For the main thread, since it runs Python code.
 #[pyfunction]
 #[pyo3(signature = (path, arch, *, n_ctx, max_batch, kv_type, prefill_chunk, nvrtc_folders,
                     progress))]
@@ -93,7 +93,7 @@ pub fn compile_kernels(
     let options = options().map_err(to_py)?;
     let raised = Mutex::new(None);
     let told = |done, total| {
-        let called = Python::attach(|py| {
+        let called = attached(|py| {
             py.check_signals()?;
             match &progress {
                 Some(f) => f.call1(py, (done, total)).map(|_| ()),

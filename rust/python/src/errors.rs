@@ -6,6 +6,8 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 
+use crate::exit;
+
 static CLASSES: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
 
 fn class_name(kind: Kind) -> &'static str {
@@ -22,9 +24,16 @@ fn class_name(kind: Kind) -> &'static str {
     }
 }
 
+/// Imports the classes now: later, an import would run Python code in the middle of a native call.
+pub fn import_classes(py: Python<'_>) -> PyResult<()> {
+    let import = || PyModule::import(py, "onegraph.errors").map(Bound::unbind);
+    CLASSES.get_or_try_init(py, import).map(drop)
+}
+
 /// The exception for an engine error.
 pub fn to_py(err: Error) -> PyErr {
     Python::attach(|py| {
+        exit::raise_none(py);
         let class = CLASSES
             .get_or_try_init(py, || {
                 PyModule::import(py, "onegraph.errors").map(Bound::unbind)
@@ -39,19 +48,33 @@ pub fn to_py(err: Error) -> PyErr {
 }
 
 /// Runs `f` without the GIL. A panic becomes `InternalError`: PyO3's own `PanicException` is a
-/// `BaseException`, which no caller's `except Exception` sees.
+/// `BaseException`, which no caller's `except Exception` sees. Where Python ends meanwhile, it does
+/// not return (see [`exit`]).
 pub fn detached<T: Send>(
     py: Python<'_>,
     f: impl FnOnce() -> onegraph::Result<T> + Send,
 ) -> PyResult<T> {
-    py.detach(|| {
-        catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|payload| {
+    let done = py.detach(|| {
+        let done = catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|payload| {
             let text = payload
                 .downcast_ref::<String>()
                 .map(String::as_str)
                 .or_else(|| payload.downcast_ref::<&str>().copied());
             Err(Error::Internal(text.unwrap_or("a panic").to_owned()))
-        })
+        });
+        exit::come_back();
+        done
+    });
+    exit::is_back();
+    done.map_err(to_py)
+}
+
+/// Takes the GIL back for a moment, within [`detached`]. `f` runs no Python code but on the thread
+/// that Python ends with, the main one: signal handlers do not run on others.
+pub fn attached<T>(f: impl FnOnce(Python<'_>) -> T) -> T {
+    exit::come_back();
+    Python::attach(|py| {
+        exit::is_back();
+        f(py)
     })
-    .map_err(to_py)
 }

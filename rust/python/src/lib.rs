@@ -1,8 +1,11 @@
 //! The native module `onegraph._native`: an export list.
 use pyo3::prelude::*;
 
+mod arguments;
 pub mod devices;
+pub mod doorbell;
 pub mod errors;
+mod exit;
 pub mod info;
 pub mod llm;
 pub mod quant;
@@ -17,9 +20,11 @@ mod _native {
     #[pymodule_export]
     use super::devices::{compile_kernels, cuda_devices, cuda_read_peak};
     #[pymodule_export]
+    use super::doorbell::Doorbell;
+    #[pymodule_export]
     use super::info::{model_info, model_plan};
     #[pymodule_export]
-    use super::llm::{sampling_defaults, Engine, Generated, Generation};
+    use super::llm::{sampling_defaults, Engine, Generated, Generation, Loading};
     #[pymodule_export]
     use super::quant::{dequantize, quant_types, quantize};
     #[pymodule_export]
@@ -32,6 +37,8 @@ mod _native {
     #[pymodule_init]
     fn init(m: &Bound<'_, PyModule>) -> PyResult<()> {
         m.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        errors::import_classes(m.py())?;
+        exit::watch(m)?;
         // PyO3 lists every member in `__all__`; nobody star-imports a private module, and the stub
         // would have to repeat the list.
         m.delattr("__all__")

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use onegraph::backend::LogitsPath;
 use onegraph::engine::{
@@ -18,6 +19,7 @@ use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::doorbell::Doorbell;
 use crate::errors::{detached, to_py};
 use crate::template::ChatTemplate;
 use crate::tokenizer::Tokenizer;
@@ -102,6 +104,114 @@ pub fn sampling_defaults(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     Ok(defaults)
 }
 
+/// The sampling keywords of a request, as `onegraph.sampling.resolve` gives them.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+struct Sampling {
+    max_tokens: i64,
+    temperature: f64,
+    top_k: i64,
+    top_p: f64,
+    min_p: f64,
+    repeat_penalty: f64,
+    presence_penalty: f64,
+    frequency_penalty: f64,
+    logit_bias: Vec<(i64, f64)>,
+    seed: Option<u64>,
+    stop: Vec<String>,
+    logprobs: Option<i64>,
+    ignore_eos: bool,
+}
+
+impl Sampling {
+    fn request(self, prompt: &[i64]) -> Result<Request> {
+        let bias = |(id, bias): &(i64, f64)| Ok((count("logit_bias", *id)?, single(*id, *bias)?));
+        Ok(Request {
+            prompt: counts("prompt", prompt)?,
+            sampling: Params {
+                temperature: self.temperature as f32,
+                top_k: count("top_k", self.top_k)?,
+                top_p: self.top_p as f32,
+                min_p: self.min_p as f32,
+                repeat_penalty: self.repeat_penalty as f32,
+                presence_penalty: self.presence_penalty as f32,
+                frequency_penalty: self.frequency_penalty as f32,
+                logit_bias: self
+                    .logit_bias
+                    .iter()
+                    .map(bias)
+                    .collect::<Result<BTreeMap<_, _>>>()?,
+                seed: self.seed.unwrap_or_else(engine::Engine::draw_seed),
+                logprobs: self.logprobs.map(|n| count("logprobs", n)).transpose()?,
+            },
+            max_tokens: count("max_tokens", self.max_tokens)?,
+            stop: self.stop,
+            ignore_eos: self.ignore_eos,
+        })
+    }
+}
+
+/// A bias in the precision of logits: a large number must not become the infinite one that forces a
+/// token.
+fn single(id: i64, bias: f64) -> Result<f32> {
+    let single = bias as f32;
+    if single.is_infinite() && bias.is_finite() {
+        return Err(Error::Argument {
+            name: "logit_bias",
+            value: format!("{bias:e} for token {id}"),
+            reason: format!(
+                "finite ones go up to {:e}; inf forces a token, -inf bans it",
+                f32::MAX
+            ),
+        });
+    }
+    Ok(single)
+}
+
+/// How far a load has come, or the model.
+#[derive(IntoPyObject)]
+enum Step {
+    Progress((String, u64, u64)),
+    Loaded(Engine),
+}
+
+/// A model that is being loaded; dropping it breaks that off.
+#[pyclass(frozen, module = "onegraph._native")]
+pub struct Loading {
+    inner: Mutex<engine::Loading>,
+}
+
+impl Loading {
+    fn inner(&self) -> std::sync::MutexGuard<'_, engine::Loading> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[pymethods]
+impl Loading {
+    /// Waits a moment: what is going on, how much is done, and how much there is; or the model, once.
+    fn next(&self, py: Python<'_>) -> PyResult<Step> {
+        py.check_signals()?;
+        let step = detached(py, || {
+            Ok(match self.inner().next(POLL)? {
+                ControlFlow::Continue(now) => {
+                    Step::Progress((now.stage.into_owned(), now.done, now.total))
+                }
+                ControlFlow::Break(engine) => Step::Loaded(Engine {
+                    inner: Arc::new(engine),
+                }),
+            })
+        });
+        py.check_signals()?;
+        step
+    }
+
+    /// Breaks it off, soon.
+    fn cancel(&self) {
+        self.inner().cancel();
+    }
+}
+
 /// A loaded model.
 #[pyclass(frozen, module = "onegraph._native")]
 pub struct Engine {
@@ -110,11 +220,11 @@ pub struct Engine {
 
 #[pymethods]
 impl Engine {
-    /// Loads a file; `progress(stage, done, total)` is called now and then and may raise.
+    /// Begins to load a file.
     #[staticmethod]
     #[pyo3(signature = (path, *, device, n_ctx, max_batch, kv_type, cuda_graph, graph_batch_sizes,
                         graph_max_batch, graph_padding, warmup, pdl, threads, prefix_cache,
-                        prefill_chunk, nvrtc_folders, progress))]
+                        prefill_chunk, nvrtc_folders))]
     #[allow(clippy::too_many_arguments)]
     fn load(
         py: Python<'_>,
@@ -133,8 +243,7 @@ impl Engine {
         prefix_cache: bool,
         prefill_chunk: i64,
         nvrtc_folders: Vec<PathBuf>,
-        progress: Option<Py<PyAny>>,
-    ) -> PyResult<Self> {
+    ) -> PyResult<Loading> {
         let options = || -> Result<Options> {
             Ok(Options {
                 device,
@@ -160,85 +269,44 @@ impl Engine {
             })
         };
         let options = options().map_err(to_py)?;
-        let mut raised = None;
-        let loaded = detached(py, || {
-            engine::Engine::load(&path, &options, |now| {
-                let told = Python::attach(|py| {
-                    py.check_signals()?;
-                    match &progress {
-                        Some(f) => f.call1(py, (&*now.stage, now.done, now.total)).map(|_| ()),
-                        None => Ok(()),
-                    }
-                });
-                match told {
-                    Ok(()) => ControlFlow::Continue(()),
-                    Err(e) => {
-                        raised = Some(e);
-                        ControlFlow::Break(())
-                    }
-                }
-            })
-        });
-        match raised {
-            Some(e) => Err(e),
-            None => Ok(Self {
-                inner: Arc::new(loaded?),
-            }),
-        }
+        let inner = Mutex::new(detached(py, || engine::Engine::begin(&path, &options))?);
+        Ok(Loading { inner })
     }
 
     /// Queues a request; blocks while the queue is full.
-    #[pyo3(signature = (prompt, *, max_tokens, temperature, top_k, top_p, min_p, repeat_penalty,
-                        presence_penalty, frequency_penalty, logit_bias, seed, stop, logprobs,
-                        ignore_eos))]
-    #[allow(clippy::too_many_arguments)]
-    fn submit(
-        &self,
-        py: Python<'_>,
-        prompt: Vec<i64>,
-        max_tokens: i64,
-        temperature: f64,
-        top_k: i64,
-        top_p: f64,
-        min_p: f64,
-        repeat_penalty: f64,
-        presence_penalty: f64,
-        frequency_penalty: f64,
-        logit_bias: Vec<(i64, f64)>,
-        seed: Option<u64>,
-        stop: Vec<String>,
-        logprobs: Option<i64>,
-        ignore_eos: bool,
-    ) -> PyResult<Generation> {
-        let request = || -> Result<Request> {
-            let bias = |(id, bias): &(i64, f64)| Ok((count("logit_bias", *id)?, *bias as f32));
-            Ok(Request {
-                prompt: counts("prompt", &prompt)?,
-                sampling: Params {
-                    temperature: temperature as f32,
-                    top_k: count("top_k", top_k)?,
-                    top_p: top_p as f32,
-                    min_p: min_p as f32,
-                    repeat_penalty: repeat_penalty as f32,
-                    presence_penalty: presence_penalty as f32,
-                    frequency_penalty: frequency_penalty as f32,
-                    logit_bias: logit_bias
-                        .iter()
-                        .map(bias)
-                        .collect::<Result<BTreeMap<_, _>>>()?,
-                    seed: seed.unwrap_or_else(engine::Engine::draw_seed),
-                    logprobs: logprobs.map(|n| count("logprobs", n)).transpose()?,
-                },
-                max_tokens: count("max_tokens", max_tokens)?,
-                stop,
-                ignore_eos,
-            })
-        };
-        let request = request().map_err(to_py)?;
+    fn submit(&self, py: Python<'_>, prompt: Vec<i64>, options: Sampling) -> PyResult<Generation> {
+        let request = options.request(&prompt).map_err(to_py)?;
         Ok(Generation {
             ticket: queued(py, || self.inner.submit(&request, POLL))?,
             seed: request.sampling.seed,
         })
+    }
+
+    /// Queues a request that rings `bell` as `number` whenever it has something new; None while the
+    /// queue is full.
+    fn offer(
+        &self,
+        py: Python<'_>,
+        prompt: Vec<i64>,
+        options: Sampling,
+        bell: &Doorbell,
+        number: u64,
+    ) -> PyResult<Option<Generation>> {
+        let request = options.request(&prompt).map_err(to_py)?;
+        let button = Some(bell.button(number));
+        let queued = detached(py, || {
+            self.inner.submit_waking(&request, button, Duration::ZERO)
+        })?;
+        Ok(queued.map(|ticket| Generation {
+            ticket,
+            seed: request.sampling.seed,
+        }))
+    }
+
+    /// Raises where `logits` would not take these tokens.
+    fn check_ids(&self, ids: Vec<i64>) -> PyResult<()> {
+        let check = || self.inner.check_ids(&counts("ids", &ids)?);
+        check().map_err(to_py)
     }
 
     /// Writes the logits after each of `ids` into `out`, float32 of `len(ids) * n_vocab`.
@@ -490,21 +558,28 @@ impl Generation {
         Ok(wait(py, &self.ticket)?.map(Into::into))
     }
 
+    /// The next piece, where it is there; None where it is not.
+    fn poll(&self) -> PyResult<Option<Generated>> {
+        match self.ticket.next(Duration::ZERO).map_err(to_py)? {
+            Wait::Item(piece) => Ok(Some(piece.into())),
+            Wait::TimedOut => Ok(None),
+            Wait::End => Err(to_py(Error::Internal(
+                "a piece was asked for after the last".into(),
+            ))),
+        }
+    }
+
     /// All that is still to come, in one piece.
     fn collect(&self, py: Python<'_>) -> PyResult<Generated> {
-        let mut raised = None;
-        let whole = detached(py, || {
-            self.ticket.collect(|| {
-                let signals = Python::attach(|py| py.check_signals());
-                let go_on = signals.is_ok();
-                raised = signals.err();
-                go_on
-            })
-        });
-        match raised {
-            Some(e) => Err(e),
-            None => Ok(whole?.into()),
+        let mut whole = Piece::default();
+        while whole.finished.is_none() {
+            detached(py, || self.ticket.collect(&mut whole, POLL))?;
+            if let Err(e) = py.check_signals() {
+                self.ticket.cancel();
+                return Err(e);
+            }
         }
+        Ok(whole.into())
     }
 
     /// Ends the sequence soon; its last piece says so.

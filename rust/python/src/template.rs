@@ -4,48 +4,60 @@ use onegraph::template::{self, Value};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 
+use crate::arguments::{self, named};
 use crate::errors::{detached, to_py};
 
 /// Deeper arguments are refused by the engine; here the bound stops a list that holds itself.
 const MAX_DEPTH: usize = 200;
 
-fn refuse(obj: &Bound<'_, PyAny>, reason: String) -> PyErr {
+fn refuse(name: &'static str, obj: &Bound<'_, PyAny>, reason: String) -> PyErr {
     let value = obj
         .get_type()
         .name()
         .map_or_else(|_| "an object".to_owned(), |name| format!("a {name}"));
     to_py(Error::Argument {
-        name: "messages",
+        name,
         value,
         reason,
     })
 }
 
-/// A tree of dicts, lists, tuples, strings, numbers, bools and `None`.
-pub fn to_value(obj: &Bound<'_, PyAny>) -> PyResult<Value> {
-    convert(obj, 0)
+/// A list or tuple of trees.
+fn to_list(name: &'static str, obj: &Bound<'_, PyAny>) -> PyResult<Value> {
+    if obj.is_instance_of::<PyList>() || obj.is_instance_of::<PyTuple>() {
+        return to_value(name, obj);
+    }
+    Err(refuse(name, obj, "must be a list of dicts".to_owned()))
 }
 
-fn convert(obj: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value> {
+/// A tree of dicts, lists, tuples, strings, numbers, bools and `None`.
+pub fn to_value(name: &'static str, obj: &Bound<'_, PyAny>) -> PyResult<Value> {
+    convert(name, obj, 0)
+}
+
+fn convert(name: &'static str, obj: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value> {
     if depth > MAX_DEPTH {
         return Err(refuse(
+            name,
             obj,
             format!("values nest more than {MAX_DEPTH} deep; flatten them"),
         ));
     }
     let sequence = |items: &mut dyn Iterator<Item = Bound<'_, PyAny>>| {
-        let items: PyResult<Vec<Value>> = items.map(|item| convert(&item, depth + 1)).collect();
+        let items: PyResult<Vec<Value>> =
+            items.map(|item| convert(name, &item, depth + 1)).collect();
         template::list(items?).map_err(to_py)
     };
     if obj.is_none() {
         Ok(Value::from(()))
     } else if let Ok(text) = obj.cast::<PyString>() {
-        Ok(Value::from(text.to_str()?))
+        Ok(Value::from(arguments::utf8(name, text)?))
     } else if let Ok(flag) = obj.cast::<PyBool>() {
         Ok(Value::from(flag.is_true()))
     } else if obj.is_instance_of::<PyInt>() {
         let n: i128 = obj.extract().map_err(|_| {
             refuse(
+                name,
                 obj,
                 "it has more than 127 bits; pass it as a str".to_owned(),
             )
@@ -59,7 +71,7 @@ fn convert(obj: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value> {
     } else if let Ok(dict) = obj.cast::<PyDict>() {
         let entries: PyResult<Vec<(Value, Value)>> = dict
             .iter()
-            .map(|(k, v)| Ok((convert(&k, depth + 1)?, convert(&v, depth + 1)?)))
+            .map(|(k, v)| Ok((convert(name, &k, depth + 1)?, convert(name, &v, depth + 1)?)))
             .collect();
         template::map(entries?).map_err(to_py)
     } else if let Ok(list) = obj.cast::<PyList>() {
@@ -68,18 +80,27 @@ fn convert(obj: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value> {
         sequence(&mut tuple.iter())
     } else {
         Err(refuse(
+            name,
             obj,
             "templates take dicts, lists, strings, numbers, bools and None".to_owned(),
         ))
     }
 }
 
+/// What messages call a keyword argument of a rendering.
+const VARIABLE: &str = "template variable";
+
 /// The keyword arguments of a rendering.
 pub fn to_variables(kwargs: Option<&Bound<'_, PyDict>>) -> PyResult<Vec<(String, Value)>> {
     kwargs
         .into_iter()
         .flat_map(|kwargs| kwargs.iter())
-        .map(|(name, value)| Ok((name.extract()?, to_value(&value)?)))
+        .map(|(name, value)| {
+            Ok((
+                arguments::text(VARIABLE, &name)?,
+                to_value(VARIABLE, &value)?,
+            ))
+        })
         .collect()
 }
 
@@ -94,10 +115,16 @@ pub struct ChatTemplate {
 #[pymethods]
 impl ChatTemplate {
     #[new]
-    #[pyo3(signature = (source, bos_token="<s>", eos_token="</s>"))]
-    fn new(py: Python<'_>, source: &str, bos_token: &str, eos_token: &str) -> PyResult<Self> {
+    #[pyo3(signature = (source, bos_token=String::from("<s>"), eos_token=String::from("</s>")),
+           text_signature = "(source, bos_token='<s>', eos_token='</s>')")]
+    fn new(
+        py: Python<'_>,
+        #[pyo3(from_py_with = named::source)] source: String,
+        #[pyo3(from_py_with = named::bos_token)] bos_token: String,
+        #[pyo3(from_py_with = named::eos_token)] eos_token: String,
+    ) -> PyResult<Self> {
         let inner = detached(py, || {
-            template::ChatTemplate::new(source, bos_token, eos_token)
+            template::ChatTemplate::new(&source, &bos_token, &eos_token)
         })?;
         Ok(ChatTemplate { inner })
     }
@@ -113,7 +140,7 @@ impl ChatTemplate {
         py: Python<'_>,
         messages: &Bound<'_, PyAny>,
         tools: Option<&Bound<'_, PyAny>>,
-        add_generation_prompt: bool,
+        #[pyo3(from_py_with = named::add_generation_prompt)] add_generation_prompt: bool,
         kwargs: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<String> {
         self.rendering(py, messages, tools, add_generation_prompt, kwargs)
@@ -130,11 +157,11 @@ impl ChatTemplate {
         py: Python<'_>,
         messages: &Bound<'_, PyAny>,
         tools: Option<&Bound<'_, PyAny>>,
-        add_generation_prompt: bool,
+        #[pyo3(from_py_with = named::add_generation_prompt)] add_generation_prompt: bool,
         kwargs: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Rendering> {
-        let messages = to_value(messages)?;
-        let tools = tools.map(to_value).transpose()?;
+        let messages = to_list("messages", messages)?;
+        let tools = tools.map(|tools| to_list("tools", tools)).transpose()?;
         let extra = to_variables(kwargs)?;
         detached(py, || {
             self.inner

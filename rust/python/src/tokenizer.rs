@@ -10,13 +10,14 @@ use onegraph::Error;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::errors::{detached, to_py};
+use crate::arguments::named;
+use crate::errors::{attached, detached, to_py};
 use crate::template::Rendering;
 
 /// Text to token ids and back, from the metadata of a GGUF file (whole or vocabulary-only).
 ///
 /// Raises `FileError` where the file cannot be read, `ModelError` where its vocabulary is damaged or
-/// not supported.
+/// not supported; it and its methods raise `ArgumentError` for values that are not what they take.
 #[pyclass(frozen, module = "onegraph")]
 pub struct Tokenizer {
     pub inner: Arc<tokenizer::Tokenizer>,
@@ -30,7 +31,7 @@ fn interruptible(
     let mut raised = None;
     let ids = detached(py, || {
         let ids = encode(&mut || {
-            raised = Python::attach(|py| py.check_signals()).err();
+            raised = attached(|py| py.check_signals()).err();
             raised.is_none()
         });
         ids.ok_or(Error::Cancelled)
@@ -41,7 +42,7 @@ fn interruptible(
 #[pymethods]
 impl Tokenizer {
     #[new]
-    fn new(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
+    fn new(py: Python<'_>, #[pyo3(from_py_with = named::path)] path: PathBuf) -> PyResult<Self> {
         let inner = detached(py, || {
             tokenizer::Tokenizer::from_gguf(&Model::open(&path)?.gguf)
         })?;
@@ -58,9 +59,9 @@ impl Tokenizer {
     fn encode(
         &self,
         py: Python<'_>,
-        text: &str,
-        add_special: bool,
-        parse_special: bool,
+        #[pyo3(from_py_with = named::text)] text: String,
+        #[pyo3(from_py_with = named::add_special)] add_special: bool,
+        #[pyo3(from_py_with = named::parse_special)] parse_special: bool,
     ) -> PyResult<Vec<u32>> {
         let whole = 0..text.len();
         let trusted = if parse_special {
@@ -69,7 +70,7 @@ impl Tokenizer {
             &[]
         };
         interruptible(py, |go_on| {
-            self.inner.encode_while(text, add_special, trusted, go_on)
+            self.inner.encode_while(&text, add_special, trusted, go_on)
         })
     }
 
@@ -80,7 +81,7 @@ impl Tokenizer {
         &self,
         py: Python<'_>,
         rendering: &Bound<'_, Rendering>,
-        add_special: bool,
+        #[pyo3(from_py_with = named::add_special)] add_special: bool,
     ) -> PyResult<Vec<u32>> {
         let template::Rendering { text, given } = &rendering.get().inner;
         interruptible(py, |go_on| {
@@ -90,13 +91,22 @@ impl Tokenizer {
 
     /// Text of `ids`; invalid UTF-8 is U+FFFD. `skip_special` leaves control tokens out.
     #[pyo3(signature = (ids, skip_special=true))]
-    fn decode(&self, py: Python<'_>, ids: Vec<u32>, skip_special: bool) -> PyResult<String> {
+    fn decode(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = named::ids)] ids: Vec<u32>,
+        #[pyo3(from_py_with = named::skip_special)] skip_special: bool,
+    ) -> PyResult<String> {
         detached(py, || self.inner.decode(&ids, skip_special))
     }
 
     /// A decoder fed one id at a time. `continuation` keeps a leading space.
     #[pyo3(signature = (skip_special=true, continuation=false))]
-    fn stream(&self, skip_special: bool, continuation: bool) -> StreamDecoder {
+    fn stream(
+        &self,
+        #[pyo3(from_py_with = named::skip_special)] skip_special: bool,
+        #[pyo3(from_py_with = named::continuation)] continuation: bool,
+    ) -> StreamDecoder {
         StreamDecoder {
             decoder: if continuation {
                 Decoder::continuation(skip_special)
@@ -108,24 +118,28 @@ impl Tokenizer {
     }
 
     /// The bytes token `id` stands for; not always whole characters.
-    fn token_bytes<'py>(&self, py: Python<'py>, id: u32) -> PyResult<Bound<'py, PyBytes>> {
+    fn token_bytes<'py>(
+        &self,
+        py: Python<'py>,
+        #[pyo3(from_py_with = named::id)] id: u32,
+    ) -> PyResult<Bound<'py, PyBytes>> {
         let piece = self.inner.checked_piece(id).map_err(to_py)?;
         Ok(PyBytes::new(py, piece))
     }
 
     /// Token `id` as the file spells it.
-    fn token_text(&self, id: u32) -> PyResult<&str> {
+    fn token_text(&self, #[pyo3(from_py_with = named::id)] id: u32) -> PyResult<&str> {
         self.inner.checked_piece(id).map_err(to_py)?;
         Ok(self.inner.vocab().text(id))
     }
 
     /// The token the file spells `text`.
-    fn token_id(&self, text: &str) -> Option<u32> {
-        self.inner.vocab().id(text)
+    fn token_id(&self, #[pyo3(from_py_with = named::text)] text: String) -> Option<u32> {
+        self.inner.vocab().id(&text)
     }
 
     /// Whether `id` is a control or unknown token, no part of the text.
-    fn is_special(&self, id: u32) -> bool {
+    fn is_special(&self, #[pyo3(from_py_with = named::id)] id: u32) -> bool {
         self.inner.is_special(id)
     }
 
@@ -200,7 +214,7 @@ pub struct StreamDecoder {
 #[pymethods]
 impl StreamDecoder {
     /// The text that `id` completes, often empty in the middle of a character.
-    fn push(&mut self, id: u32) -> PyResult<String> {
+    fn push(&mut self, #[pyo3(from_py_with = named::id)] id: u32) -> PyResult<String> {
         self.decoder.push(&self.tokenizer, id).map_err(to_py)
     }
 

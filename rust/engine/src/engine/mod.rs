@@ -6,8 +6,9 @@ use std::ops::ControlFlow;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Waker;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -36,13 +37,15 @@ pub use crate::backend::{
     GraphCheck, GraphMode, GraphProfile, GraphQuestion, GraphStats, StepCheck,
 };
 pub use options::{GraphOptions, Options, DEFAULT_CTX, MAX_BATCH};
+pub use owner::close_all;
 pub use request::{
     FinishReason, Finished, Piece, Request, Ticket, Timings, Usage, Wait, DEFAULT_MAX_TOKENS, POLL,
 };
 
 use device::Device;
 use options::in_range;
-use owner::{panic_error, Job, Look, Owner, Shared, Work};
+use owner::{panic_error, Job, Look, Owner, Running, Shared, Work};
+use request::Outlet;
 
 /// How far loading has come.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -89,72 +92,63 @@ pub struct Engine {
 /// A backend and what is to be said of it.
 type Parts = (Box<dyn Backend>, Loaded);
 
-enum Loading {
+enum News {
     Progress(Progress),
     Done(Result<Loaded>),
 }
 
 /// Sends progress from the loading thread; remembers whether anyone still wants the model.
 struct Reporter {
-    to: mpsc::Sender<Loading>,
-    cancelled: Arc<AtomicBool>,
+    to: mpsc::Sender<News>,
+    shared: Arc<Shared>,
 }
 
 impl Reporter {
     fn at(&self, stage: impl Into<Cow<'static, str>>, done: u64, total: u64) -> Result<()> {
         let stage = stage.into();
         let progress = Progress { stage, done, total };
-        let gone = self.to.send(Loading::Progress(progress)).is_err();
-        if gone || self.cancelled.load(Ordering::Relaxed) {
+        let gone = self.to.send(News::Progress(progress)).is_err();
+        if gone || self.shared.is_closing() {
             return Err(Error::Cancelled);
         }
         Ok(())
     }
 }
 
-impl Engine {
-    /// Loads the GGUF file at `path`. `progress` is called on this thread every 20 ms or so and may
-    /// break off.
-    ///
-    /// # Errors
-    /// What is wrong with the file, the options, the device or the memory; [`Error::Cancelled`]
-    /// where `progress` broke off.
-    pub fn load(
-        path: impl AsRef<Path>,
-        options: &Options,
-        progress: impl FnMut(&Progress) -> ControlFlow<()>,
-    ) -> Result<Self> {
-        options.validate()?;
-        let (path, options) = (path.as_ref().to_owned(), options.clone());
-        Self::spawn(move |reporter| load(&path, &options, reporter), progress)
-    }
+/// A model that is being loaded, by a thread of its own; dropping it breaks that off.
+pub struct Loading {
+    news: Receiver<News>,
+    shared: Arc<Shared>,
+    now: Progress,
+    /// Until the model has it.
+    thread: Option<JoinHandle<()>>,
+}
 
-    fn spawn(
-        load: impl FnOnce(&Reporter) -> Result<Parts> + Send + 'static,
-        mut progress: impl FnMut(&Progress) -> ControlFlow<()>,
-    ) -> Result<Self> {
+impl Loading {
+    fn begin(load: impl FnOnce(&Reporter) -> Result<Parts> + Send + 'static) -> Result<Self> {
         let started = Instant::now();
-        let shared = Arc::new(Shared::new());
-        let cancelled = Arc::new(AtomicBool::new(false));
-        let (to, from) = mpsc::channel();
+        let shared = Shared::new();
+        let (to, news) = mpsc::channel();
         let reporter = Reporter {
             to,
-            cancelled: cancelled.clone(),
+            shared: shared.clone(),
         };
-        let for_thread = shared.clone();
+        let running = Running(shared.clone());
         let body = move || {
+            // Goes last: what the thread has is gone when it says so.
+            let running = running;
             let parts = catch_unwind(AssertUnwindSafe(|| load(&reporter)))
                 .unwrap_or_else(|payload| Err(panic_error(&*payload)));
             let (backend, mut loaded) = match parts {
                 Ok(parts) => parts,
-                Err(e) => return drop(reporter.to.send(Loading::Done(Err(e)))),
+                Err(e) => return drop(reporter.to.send(News::Done(Err(e)))),
             };
             loaded.load_seconds = started.elapsed().as_secs_f64();
             let tokenizer = loaded.tokenizer.clone();
             let saturated = loaded.saturated.clone();
             let seconds = loaded.load_seconds;
-            let owner = Owner::new(backend, tokenizer, for_thread, seconds, saturated);
-            if reporter.to.send(Loading::Done(Ok(loaded))).is_ok() {
+            let owner = Owner::new(backend, tokenizer, running.0.clone(), seconds, saturated);
+            if reporter.to.send(News::Done(Ok(loaded))).is_ok() {
                 drop(reporter);
                 owner.serve();
             }
@@ -167,30 +161,92 @@ impl Engine {
                 reason: e.to_string(),
                 remedy: "end other programs or raise the limit on threads".into(),
             })?;
-        let mut now = Progress {
-            stage: "open".into(),
-            done: 0,
-            total: 0,
-        };
-        let loaded = loop {
-            match from.recv_timeout(POLL) {
-                Ok(Loading::Progress(next)) => now = next,
-                Ok(Loading::Done(result)) => break result?,
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => {
-                    return Err(Error::Internal("loading ended without a result".into()))
-                }
-            }
-            if progress(&now).is_break() {
-                cancelled.store(true, Ordering::Relaxed);
-                return Err(Error::Cancelled);
-            }
-        };
         Ok(Self {
-            loaded,
+            news,
             shared,
-            thread: Mutex::new(Some(thread)),
+            now: Progress {
+                stage: "open".into(),
+                done: 0,
+                total: 0,
+            },
+            thread: Some(thread),
         })
+    }
+
+    /// How far it has come after `timeout` at most; or the model, which comes once.
+    ///
+    /// # Errors
+    /// What is wrong with the file, the options, the device or the memory; [`Error::Cancelled`]
+    /// after [`Loading::cancel`].
+    pub fn next(&mut self, timeout: Duration) -> Result<ControlFlow<Engine, Progress>> {
+        match self.news.recv_timeout(timeout) {
+            Ok(News::Progress(next)) => self.now = next,
+            Ok(News::Done(loaded)) => {
+                return Ok(ControlFlow::Break(Engine {
+                    loaded: loaded?,
+                    shared: self.shared.clone(),
+                    thread: Mutex::new(self.thread.take()),
+                }))
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(Error::Internal("loading ended without a result".into()))
+            }
+        }
+        Ok(ControlFlow::Continue(self.now.clone()))
+    }
+
+    /// Breaks it off, soon.
+    pub fn cancel(&self) {
+        self.shared.close();
+    }
+}
+
+impl Drop for Loading {
+    fn drop(&mut self) {
+        if self.thread.is_some() && !self.shared.is_forked() {
+            self.cancel();
+        }
+    }
+}
+
+impl Engine {
+    /// Begins to load the GGUF file at `path`.
+    ///
+    /// # Errors
+    /// What is wrong with the options; [`Error::Device`] where there is no thread to be had.
+    pub fn begin(path: impl AsRef<Path>, options: &Options) -> Result<Loading> {
+        options.validate()?;
+        let (path, options) = (path.as_ref().to_owned(), options.clone());
+        Loading::begin(move |reporter| load(&path, &options, reporter))
+    }
+
+    /// Loads the GGUF file at `path`. `progress` is called on this thread every 20 ms or so and may
+    /// break off.
+    ///
+    /// # Errors
+    /// As [`Engine::begin`] and [`Loading::next`]; [`Error::Cancelled`] where `progress` broke off.
+    pub fn load(
+        path: impl AsRef<Path>,
+        options: &Options,
+        progress: impl FnMut(&Progress) -> ControlFlow<()>,
+    ) -> Result<Self> {
+        Self::finish(Self::begin(path, options)?, progress)
+    }
+
+    fn finish(
+        mut loading: Loading,
+        mut progress: impl FnMut(&Progress) -> ControlFlow<()>,
+    ) -> Result<Self> {
+        loop {
+            match loading.next(POLL)? {
+                ControlFlow::Break(engine) => return Ok(engine),
+                ControlFlow::Continue(now) if progress(&now).is_break() => {
+                    return Err(Error::Cancelled)
+                }
+                ControlFlow::Continue(_) => {}
+            }
+        }
     }
 
     /// What is known of the model.
@@ -204,6 +260,19 @@ impl Engine {
     /// [`Error::Argument`] for a parameter or token out of range, [`Error::Context`] for a prompt
     /// that leaves no room for an answer, [`Error::Closed`], [`Error::Forked`].
     pub fn submit(&self, request: &Request, timeout: Duration) -> Result<Option<Ticket<Piece>>> {
+        self.submit_waking(request, None, timeout)
+    }
+
+    /// [`Engine::submit`]; `waker` is woken whenever the ticket has something new, its end included.
+    ///
+    /// # Errors
+    /// As [`Engine::submit`].
+    pub fn submit_waking(
+        &self,
+        request: &Request,
+        waker: Option<Waker>,
+        timeout: Duration,
+    ) -> Result<Option<Ticket<Piece>>> {
         self.shared.check_open()?;
         let Limits { n_vocab, n_ctx, .. } = self.loaded.limits;
         request.sampling.validate(n_vocab)?;
@@ -226,7 +295,7 @@ impl Engine {
         let (out, items) = mpsc::channel();
         let work = Work::Generate {
             request: request.clone(),
-            out,
+            out: Outlet::new(out, waker),
         };
         let tokens = prompt.saturating_add(request.max_tokens).min(n_ctx);
         self.push(work, tokens, items, timeout)
@@ -243,9 +312,7 @@ impl Engine {
         path: LogitsPath,
         timeout: Duration,
     ) -> Result<Option<Ticket<Vec<f32>>>> {
-        self.shared.check_open()?;
-        self.check_tokens("ids", ids)?;
-        self.check_length(ids)?;
+        self.check_ids(ids)?;
         let (out, items) = mpsc::channel();
         let work = Work::Logits {
             ids: ids.to_vec(),
@@ -313,7 +380,7 @@ impl Engine {
         &self,
         work: Work,
         tokens: usize,
-        items: mpsc::Receiver<Result<T>>,
+        items: Receiver<Result<T>>,
         timeout: Duration,
     ) -> Result<Option<Ticket<T>>> {
         let cancelled = Arc::new(AtomicBool::new(false));
@@ -330,6 +397,16 @@ impl Engine {
             over: AtomicBool::new(false),
             shared: self.shared.clone(),
         }))
+    }
+
+    /// What [`Engine::logits`] asks of its tokens.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn check_ids(&self, ids: &[u32]) -> Result<()> {
+        self.shared.check_open()?;
+        self.check_tokens("ids", ids)?;
+        self.check_length(ids)
     }
 
     fn check_length(&self, ids: &[u32]) -> Result<()> {

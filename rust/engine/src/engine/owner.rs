@@ -6,10 +6,10 @@ use std::collections::VecDeque;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
-use super::request::{FinishReason, Finished, Piece, Request, Timings, Usage};
+use super::request::{FinishReason, Finished, Outlet, Piece, Request, Timings, Usage};
 use super::text::TextStream;
 use crate::backend::{Backend, Event, Finish, LogitsPath, SlotRequest};
 use crate::error::{Error, Result};
@@ -57,10 +57,10 @@ impl Job {
                     ..Timings::default()
                 },
             };
-            drop(out.send(Ok(Piece {
+            out.send(Ok(Piece {
                 finished: Some(finished),
                 ..Piece::default()
-            })));
+            }));
         }
     }
 }
@@ -73,7 +73,7 @@ pub type Look = Box<dyn FnOnce(Result<&mut dyn Backend>, &[usize], &AtomicBool) 
 pub enum Work {
     Generate {
         request: Request,
-        out: Sender<Result<Piece>>,
+        out: Outlet,
     },
     Logits {
         ids: Vec<u32>,
@@ -81,14 +81,19 @@ pub enum Work {
         out: Sender<Result<Vec<f32>>>,
     },
     /// Done at once, between two steps.
-    Inspect { sequences: usize, look: Look },
+    Inspect {
+        sequences: usize,
+        look: Look,
+    },
 }
 
 impl Work {
     fn refuse(self, error: Error) {
         // A receiver that is gone wants no answer.
         match self {
-            Work::Generate { out, .. } => drop(out.send(Err(error))),
+            Work::Generate { out, .. } => {
+                out.send(Err(error));
+            }
             Work::Logits { out, .. } => drop(out.send(Err(error))),
             Work::Inspect { look, .. } => look(Err(error), &[], &AtomicBool::new(false)),
         }
@@ -99,8 +104,10 @@ impl Work {
 struct Queue {
     jobs: VecDeque<Job>,
     closing: bool,
-    /// Why the thread ended.
+    /// Why no job is served any more.
     fate: Option<Error>,
+    /// Whether the thread has let go of all it had.
+    ended: bool,
 }
 
 /// What the owner and its callers share.
@@ -111,16 +118,59 @@ pub struct Shared {
     arrived: Condvar,
     /// A job was taken.
     room: Condvar,
+    /// The thread has ended.
+    ended: Condvar,
+}
+
+/// What the threads of all models share with their callers, while they live.
+static ALL: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
+
+/// Ends the requests of all models, and their loading, and waits for their threads, at most for
+/// `patience`: for a process that ends, whose devices are not to go away under them.
+pub fn close_all(patience: Duration) {
+    let all = match ALL.try_lock() {
+        Ok(all) => all,
+        Err(TryLockError::Poisoned(all)) => all.into_inner(),
+        // Another thread loads a model right now; or had, when this process was forked.
+        Err(TryLockError::WouldBlock) => return,
+    };
+    let open: Vec<Arc<Shared>> = all.iter().filter_map(Weak::upgrade).collect();
+    drop(all);
+    let open: Vec<_> = open.into_iter().filter(|one| !one.is_forked()).collect();
+    open.iter().for_each(|one| one.close());
+    let until = Instant::now() + patience;
+    for one in open {
+        let left = until.saturating_duration_since(Instant::now());
+        let waited = one
+            .ended
+            .wait_timeout_while(one.queue(), left, |queue| !queue.ended);
+        drop(waited);
+    }
+}
+
+/// Says that the thread has ended, when it goes.
+pub struct Running(pub Arc<Shared>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.queue().ended = true;
+        self.0.ended.notify_all();
+    }
 }
 
 impl Shared {
-    pub fn new() -> Self {
-        Self {
+    pub fn new() -> Arc<Self> {
+        let shared = Arc::new(Self {
             process: std::process::id(),
             queue: Mutex::default(),
             arrived: Condvar::new(),
             room: Condvar::new(),
-        }
+            ended: Condvar::new(),
+        });
+        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|other| other.strong_count() > 0);
+        all.push(Arc::downgrade(&shared));
+        shared
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
@@ -181,7 +231,12 @@ impl Shared {
         Ok(Ok(()))
     }
 
-    /// Asks the owner thread to end.
+    /// Whether the thread was asked to end.
+    pub fn is_closing(&self) -> bool {
+        self.queue().closing
+    }
+
+    /// Asks the thread to end.
     pub fn close(&self) {
         self.queue().closing = true;
         self.arrived.notify_all();
@@ -237,7 +292,7 @@ enum Task {
 
 struct Generation {
     request: Request,
-    out: Sender<Result<Piece>>,
+    out: Outlet,
     text: TextStream,
     first: Option<Mark>,
     last: Option<Mark>,
@@ -248,7 +303,9 @@ struct Generation {
 impl Active {
     fn fail(self, backend: &mut dyn Backend, error: Error) -> Result<()> {
         match &self.task {
-            Task::Generate(g) => drop(g.out.send(Err(error))),
+            Task::Generate(g) => {
+                g.out.send(Err(error));
+            }
             Task::Logits { out, .. } => drop(out.send(Err(error))),
         }
         self.session.close(backend)
@@ -414,7 +471,7 @@ impl Owner {
                     },
                 );
                 if let Err(e) = started {
-                    drop(out.send(Err(e)));
+                    out.send(Err(e));
                     return session.close(&mut *self.backend);
                 }
                 Task::Generate(Box::new(Generation {
@@ -617,7 +674,7 @@ impl Owner {
         if let Some(reason) = reason {
             return self.end(active, reason, piece);
         }
-        if g.out.send(Ok(piece)).is_err() {
+        if !g.out.send(Ok(piece)) {
             return active.session.close(&mut *self.backend);
         }
         self.active[event.slot] = Some(active);
@@ -657,7 +714,7 @@ impl Owner {
         });
         // The slot is free before the caller can know that it is, or learns why it is not.
         let closed = active.session.close(&mut *self.backend);
-        drop(g.out.send(closed.clone().map(|()| piece)));
+        g.out.send(closed.clone().map(|()| piece));
         closed
     }
 }

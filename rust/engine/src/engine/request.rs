@@ -1,8 +1,9 @@
 //! What is asked of an engine, and what comes back.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use super::owner::Shared;
@@ -179,28 +180,65 @@ impl<T> Ticket<T> {
 }
 
 impl Ticket<Piece> {
-    /// Waits for the whole result; `go_on` is asked every 20 ms.
+    /// Appends what comes within `timeout` to `whole`, which has an end once all has come.
     ///
     /// # Errors
-    /// What ended the sequence; [`Error::Cancelled`] where `go_on` said no.
-    pub fn collect(&self, mut go_on: impl FnMut() -> bool) -> Result<Piece> {
-        let mut whole = Piece::default();
-        let mut asked = Instant::now();
+    /// What ended the sequence.
+    pub fn collect(&self, whole: &mut Piece, timeout: Duration) -> Result<()> {
+        let until = Instant::now() + timeout;
         while whole.finished.is_none() {
-            match self.next(POLL)? {
+            let left = until.saturating_duration_since(Instant::now());
+            match self.next(left)? {
                 Wait::Item(piece) => whole.extend(piece),
                 Wait::TimedOut => {}
                 Wait::End => return Err(Error::Internal("a sequence without an end".into())),
             }
-            if asked.elapsed() >= POLL {
-                asked = Instant::now();
-                if !go_on() {
-                    self.cancel();
-                    return Err(Error::Cancelled);
-                }
+            if left.is_zero() {
+                break;
             }
         }
-        Ok(whole)
+        Ok(())
+    }
+}
+
+/// The way of a sequence's pieces to its [`Ticket`]. Whoever waits elsewhere is woken for each of
+/// them, and for their end.
+pub(super) struct Outlet {
+    // Goes before the bell does: whoever is woken by the end finds it.
+    pieces: Sender<Result<Piece>>,
+    bell: Bell,
+}
+
+impl Outlet {
+    pub fn new(pieces: Sender<Result<Piece>>, waker: Option<Waker>) -> Self {
+        Self {
+            pieces,
+            bell: Bell(waker),
+        }
+    }
+
+    /// Sends a piece; says whether its ticket is still there.
+    pub fn send(&self, piece: Result<Piece>) -> bool {
+        let sent = self.pieces.send(piece).is_ok();
+        self.bell.ring();
+        sent
+    }
+}
+
+/// Rings once more when it goes.
+struct Bell(Option<Waker>);
+
+impl Bell {
+    fn ring(&self) {
+        if let Some(waker) = &self.0 {
+            waker.wake_by_ref();
+        }
+    }
+}
+
+impl Drop for Bell {
+    fn drop(&mut self) {
+        self.ring();
     }
 }
 

@@ -11,6 +11,7 @@ use crate::sampler::{random, Params};
 #[path = "../../../tests/files/fixture.rs"]
 mod fixture;
 mod sessions;
+mod waking;
 
 use fixture::{Folder, Tensor, Writer};
 
@@ -233,7 +234,7 @@ fn engine_with(max_batch: usize, faults: Faults) -> Engine {
         drop(folder);
         Ok((backend, loaded))
     };
-    Engine::spawn(build, on).unwrap()
+    Engine::finish(Loading::begin(build).unwrap(), on).unwrap()
 }
 
 fn engine(max_batch: usize) -> Engine {
@@ -262,7 +263,12 @@ fn submit(engine: &Engine, request: &Request) -> Ticket<Piece> {
 
 fn finish(ticket: &Ticket<Piece>) -> Result<Piece> {
     let until = Instant::now() + Duration::from_secs(60);
-    ticket.collect(|| Instant::now() < until)
+    let mut whole = Piece::default();
+    while whole.finished.is_none() {
+        ticket.collect(&mut whole, POLL)?;
+        assert!(Instant::now() < until, "no end, only {whole:?}");
+    }
+    Ok(whole)
 }
 
 fn reason(piece: &Piece) -> FinishReason {
@@ -716,6 +722,7 @@ fn loading_can_be_broken_off_and_its_errors_come_through() {
     assert!(text.contains("device = \"tpu\""), "{text}");
     let missing = Engine::load(folder.0.join("no.gguf"), &options(1), on).map(|_| ());
     assert!(matches!(missing, Err(Error::Io { .. })));
-    let panicked = Engine::spawn(|_| panic!("a planted panic"), on).map(|_| ());
+    let loading = Loading::begin(|_| panic!("a planted panic")).unwrap();
+    let panicked = Engine::finish(loading, on).map(|_| ());
     assert_eq!(panicked, Err(Error::Internal("a planted panic".into())));
 }

@@ -1,0 +1,68 @@
+"""How tasks of an event loop wait for the engine: no thread stands between them.
+
+The engine's own thread rings a bell that the loop watches, as it watches its sockets. A thread that
+waited in the engine for each request would have to be waited for when the program ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+
+from onegraph import _native
+
+__all__ = ["Visitor", "visiting"]
+
+
+@dataclass
+class _Door:
+    """What the waiting tasks of one loop share."""
+
+    bell: _native.Doorbell = field(default_factory=_native.Doorbell)
+    #: Held by the task that waits for room in the engine's queue: first come, first served.
+    line: asyncio.Lock = field(default_factory=asyncio.Lock)
+    visitors: dict[int, asyncio.Event] = field(default_factory=dict)
+    numbers: Iterator[int] = field(default_factory=count)
+
+    def answer(self) -> None:
+        for number in self.bell.answer():
+            if news := self.visitors.get(number):  # else it has left already
+                news.set()
+
+
+@dataclass(frozen=True)
+class Visitor:
+    """A task that waits for one request."""
+
+    number: int
+    bell: _native.Doorbell
+    line: asyncio.Lock
+    #: Set when the request may have something new.
+    news: asyncio.Event
+
+
+#: The loops in which somebody waits.
+_doors: dict[asyncio.AbstractEventLoop, _Door] = {}
+
+
+@contextlib.contextmanager
+def visiting() -> Iterator[Visitor]:
+    """A place at the running loop's door."""
+    loop = asyncio.get_running_loop()
+    door = _doors.get(loop)
+    if door is None:
+        door = _Door()
+        loop.add_reader(door.bell.fileno(), door.answer)
+        _doors[loop] = door
+    visitor = Visitor(next(door.numbers), door.bell, door.line, asyncio.Event())
+    door.visitors[visitor.number] = visitor.news
+    try:
+        yield visitor
+    finally:
+        del door.visitors[visitor.number]
+        if not door.visitors:
+            del _doors[loop]
+            loop.remove_reader(door.bell.fileno())

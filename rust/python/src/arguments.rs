@@ -1,0 +1,152 @@
+//! Arguments of the native classes that are public. PyO3's own conversions raise a bare `TypeError`,
+//! `OverflowError` or `UnicodeEncodeError`; these raise `ArgumentError` with the name, the value and
+//! what was expected.
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use onegraph::Error;
+use pyo3::exceptions::{PyTypeError, PyUnicodeEncodeError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyInt, PyMemoryView, PyString};
+
+use crate::errors::to_py;
+
+/// Characters of a value that a message repeats.
+const SHOWN: usize = 60;
+
+fn refuse(name: &'static str, value: String, reason: impl Into<String>) -> PyErr {
+    to_py(Error::Argument {
+        name,
+        value,
+        reason: reason.into(),
+    })
+}
+
+/// A number or text as it is written, where that is short; else what it is.
+fn shown(obj: &Bound<'_, PyAny>) -> String {
+    let short = obj.is_none() || obj.is_instance_of::<PyInt>() || obj.is_instance_of::<PyString>();
+    let written = short.then(|| obj.repr().and_then(|text| text.extract::<String>()));
+    match written {
+        Some(Ok(text)) if text.chars().count() <= SHOWN => text,
+        _ => match obj.get_type().name() {
+            Ok(name) => format!("a value of type {name}"),
+            Err(_) => "a value".to_owned(),
+        },
+    }
+}
+
+/// For `from_py_with`, which is told no names: each argument under its own.
+pub mod named {
+    use super::*;
+
+    macro_rules! named {
+        ($($name:ident: $type:ty = $convert:ident;)*) => {
+            $(pub fn $name(obj: &Bound<'_, PyAny>) -> PyResult<$type> {
+                super::$convert(stringify!($name), obj)
+            })*
+        };
+    }
+
+    named! {
+        add_generation_prompt: bool = flag;
+        add_special: bool = flag;
+        bos_token: String = text;
+        continuation: bool = flag;
+        eos_token: String = text;
+        id: u32 = id;
+        ids: Vec<u32> = ids;
+        parse_special: bool = flag;
+        path: PathBuf = path;
+        skip_special: bool = flag;
+        source: String = text;
+        text: String = text;
+    }
+}
+
+/// The text of a `str`.
+pub fn text(name: &'static str, obj: &Bound<'_, PyAny>) -> PyResult<String> {
+    let Ok(string) = obj.cast::<PyString>() else {
+        return Err(refuse(name, shown(obj), "must be a str"));
+    };
+    utf8(name, string)
+}
+
+/// The text of a string, where UTF-8 can spell it.
+pub fn utf8(name: &'static str, string: &Bound<'_, PyString>) -> PyResult<String> {
+    string.to_str().map(str::to_owned).map_err(|e| {
+        let py = string.py();
+        if !e.is_instance_of::<PyUnicodeEncodeError>(py) {
+            return e;
+        }
+        let at = e.value(py).getattr("start").and_then(|at| at.extract());
+        let at: usize = at.unwrap_or_default();
+        refuse(
+            name,
+            format!("a str of {} characters", string.len().unwrap_or_default()),
+            format!(
+                "the character at index {at} is half of a surrogate pair, which UTF-8 cannot \
+                 spell; decode the bytes it came from as what they are"
+            ),
+        )
+    })
+}
+
+/// `True` or `False`, numpy's included.
+pub fn flag(name: &'static str, obj: &Bound<'_, PyAny>) -> PyResult<bool> {
+    obj.extract()
+        .map_err(|_| refuse(name, shown(obj), "must be True or False"))
+}
+
+/// The path that a `str` or an `os.PathLike` names. PyO3's own conversion panics at half a surrogate
+/// pair.
+pub fn path(name: &'static str, obj: &Bound<'_, PyAny>) -> PyResult<PathBuf> {
+    let spelled = match obj.cast::<PyString>() {
+        Ok(string) => Some(string.clone()),
+        Err(_) if obj.hasattr("__fspath__")? => obj.call_method0("__fspath__")?.cast_into().ok(),
+        Err(_) => None,
+    };
+    let Some(spelled) = spelled else {
+        return Err(refuse(
+            name,
+            shown(obj),
+            "must be a path: a str or an os.PathLike of one",
+        ));
+    };
+    // As `os.fsencode` spells it: a file system's bytes that are no UTF-8 come back as they were.
+    let bytes = spelled.call_method1("encode", ("utf-8", "surrogateescape"));
+    let Ok(Ok(bytes)) = bytes.map(Bound::cast_into::<PyBytes>) else {
+        return Err(refuse(name, shown(&spelled), "no file can have this name"));
+    };
+    Ok(OsStr::from_bytes(bytes.as_bytes()).into())
+}
+
+/// A token id: an integer of 32 bits.
+pub fn id(name: &'static str, obj: &Bound<'_, PyAny>) -> PyResult<u32> {
+    if obj.is_instance_of::<PyBool>() {
+        return Err(refuse(name, shown(obj), "must be a token id"));
+    }
+    obj.extract().map_err(|e: PyErr| {
+        let is_number = !e.is_instance_of::<PyTypeError>(obj.py());
+        let reason = if is_number {
+            "token ids are integers from 0 to 2**32 - 1"
+        } else {
+            "must be a token id"
+        };
+        refuse(name, shown(obj), reason)
+    })
+}
+
+/// Token ids in a list, a tuple or an array.
+pub fn ids(name: &'static str, obj: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
+    let other = obj.is_instance_of::<PyString>()
+        || obj.is_instance_of::<PyBytes>()
+        || obj.is_instance_of::<PyByteArray>()
+        || obj.is_instance_of::<PyMemoryView>()
+        || obj.is_instance_of::<PyDict>();
+    let is_sequence = obj.len().is_ok() && obj.hasattr("__getitem__")?;
+    if other || !is_sequence {
+        return Err(refuse(name, shown(obj), "must be a sequence of token ids"));
+    }
+    obj.try_iter()?.map(|item| id(name, &item?)).collect()
+}
