@@ -107,6 +107,7 @@ class Stream(Iterator[Piece]):
             if piece.finish_reason is not None:
                 self._ended = True
                 self._result = self._whole(piece)
+                self._llm._say_saturated()
         return _piece(piece, self._logprobs)
 
     def _whole(self, last: _native.Generated) -> Result:
@@ -245,6 +246,8 @@ class LLM:
                 _native.Engine.load(path, nvrtc_folders=nvrtc.folders(), **options), told
             )
         self._tokenizer = self._engine.tokenizer
+        self._kv_type = kv_type
+        self._unsaid_saturated = threading.Lock()  # taken once, with the first such sequence
         if device == "auto" and self.device == "cpu" and _said_cpu.acquire(blocking=False):
             logger.info('no NVIDIA card found: running on the CPU (device="cpu" says so at once)')
         logger.info(
@@ -319,7 +322,9 @@ class LLM:
             return Stream(self, self._submit(prompt, options), with_logprobs)
         if prompts is None:
             generation = self._submit(prompt, options)
-            return _result(generation, generation.collect(), with_logprobs)
+            result = _result(generation, generation.collect(), with_logprobs)
+            self._say_saturated()
+            return result
         generations = []
         for number, one in enumerate(prompts):
             try:
@@ -327,7 +332,9 @@ class LLM:
             except Exception as e:
                 e.add_note(f"prompt number {number}, from 0, of {len(prompts)}")
                 raise
-        return [_result(g, g.collect(), with_logprobs) for g in generations]
+        results = [_result(g, g.collect(), with_logprobs) for g in generations]
+        self._say_saturated()
+        return results
 
     @overload
     def chat(
@@ -421,7 +428,8 @@ class LLM:
                     if piece is None:
                         await visitor.news.wait()
                     else:
-                        finished = piece.finish_reason is not None
+                        if finished := piece.finish_reason is not None:
+                            self._say_saturated()
                         yield _piece(piece, options["logprobs"] is not None)
             finally:
                 generation.cancel()
@@ -460,7 +468,26 @@ class LLM:
                 f"logits of {len(tokens)} tokens: {e}; ask for fewer at a time"
             ) from e
         self._engine.logits(tokens, by, out.reshape(-1))
+        self._say_saturated()
         return out
+
+    def _say_saturated(self) -> None:
+        """Once a model: that keys or values were too large for its cache."""
+        if self.saturated_sequences and self._unsaid_saturated.acquire(blocking=False):
+            logger.warning(
+                "keys or values of a sequence are larger than a cache of %s holds; the largest "
+                'that it holds stands in their place. kv_type="f32" holds all of them; '
+                "LLM.saturated_sequences counts such sequences",
+                self._kv_type,
+            )
+
+    @property
+    def saturated_sequences(self) -> int:
+        """Sequences so far of whose keys or values some were larger than the cache's type holds:
+        65,504 for "f16". The largest that it holds stands in their place, so the numbers stay
+        finite, but they are no longer the model's; the first time is logged as a warning.
+        """
+        return self._engine.saturated_sequences
 
     def verify_graph(
         self,

@@ -26,7 +26,7 @@ class Attack:
     name: str
     data: bytes
     #: What refuses it: "plan", "tokenizer" or "chat"; "memory" where only a limit on memory does;
-    #: "encode" and "turns" are for a valid file.
+    #: "encode", "turns" and "finite" are for a valid file.
     door: str
     #: A pattern in the error's message; for a valid file, the text to encode or the messages.
     expect: str = ""
@@ -60,6 +60,8 @@ class Tensor:
     dims: list[int]
     kind: int = 0
     offset: int | None = None
+    #: Every value, of a tensor of float32.
+    fill: float = 0.0
     held: int | None = None
 
 
@@ -115,20 +117,20 @@ class File:
         out = b"GGUF" + struct.pack("<IQQ", self.version, n_tensors, n_keys)
         for key, (kind, x) in self.metadata.items():
             out += string(key) + struct.pack("<I", kind) + value(kind, x)
-        end = 0
+        data = b""
         for name, t in self.tensors.items():
             out += string(name) + struct.pack("<I", len(t.dims))
             out += b"".join(struct.pack("<Q", n) for n in t.dims)
-            offset = end if t.offset is None else t.offset
+            offset = len(data) if t.offset is None else t.offset
             out += struct.pack("<IQ", t.kind, offset)
             size = 4
             for n in t.dims:
                 size *= n
             # What a record claims may be beyond all bounds; the file holds 64 KiB of it at most.
             held = min(size, 1 << 16) if t.held is None else t.held
-            end += held + -held % 32
+            data += (struct.pack("<f", t.fill) * (held // 4)).ljust(held + -held % 32, b"\0")
         out += bytes(-len(out) % 32)
-        return out + bytes(end)
+        return out + data
 
 
 def model(change: Callable[[File], object]) -> bytes:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import onegraph
 import pytest
 from onegraph import _native
@@ -33,6 +34,9 @@ def test_attack(script: Path, tmp_path: Path) -> None:
             continue
         if row["door"] == "turns":
             keeps_its_turns(path, json.loads(row["expect"]))
+            continue
+        if row["door"] == "finite":
+            stays_finite(path, row["expect"])
             continue
         for enter in DOORS[row["door"]]:
             with pytest.raises(getattr(onegraph, row["error"]), match=row["expect"]):
@@ -78,3 +82,14 @@ def keeps_its_turns(path: Path, messages: list[dict[str, str]]) -> None:
         # By name, for messages that are trusted.
         trusted = llm.chat(messages, max_tokens=1, parse_special=True)
         assert trusted.usage.prompt_tokens < len(ids)
+
+
+def stays_finite(path: Path, prompt: str) -> None:
+    """Numbers stay numbers, what was done to them is counted, a float32 cache needs none of it."""
+    with load(path) as llm:
+        assert np.isfinite(llm.logits(llm.tokenize(prompt))).all()
+        assert len(llm.generate(prompt, max_tokens=3, ignore_eos=True).token_ids) == 3
+        assert llm.saturated_sequences == 2
+    with onegraph.LLM(path, device="cpu", threads=1, kv_type="f32", progress=False) as llm:
+        llm.generate(prompt, max_tokens=3, ignore_eos=True)
+        assert llm.saturated_sequences == 0
