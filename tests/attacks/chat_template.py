@@ -9,6 +9,10 @@ from collections.abc import Iterator
 import hostile_gguf
 from hostile_gguf import STRING, Attack, model
 
+#: A long string, and a name as long as a file allows.
+LONG = "{% set a = 'x' * 9999999 %}"
+NAME = "a" * 900_000
+
 TEMPLATES = {
     # Ways from a value to the interpreter's own objects.
     "class": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
@@ -43,6 +47,30 @@ TEMPLATES = {
     "indent": "{{ messages | tojson(indent=99999999999) }}",
     "center": "{{ 'x' | center(99999999999) }}",
     "output": "{% for a in range(9999) %}{{ 'x' * 99999 }}{% endfor %}",
+    # Work inside of one step, or of the engine below: lengths, needles, keys, names.
+    "length": LONG + "{% for i in range(99999) %}{{ a | length }}{% endfor %}",
+    "prefixes": LONG + "{% set t = (a ~ 1, a ~ 2, a ~ 3) * 9999 %}{% for i in range(99999) %}"
+    "{% if (a ~ 4).startswith(t) %}{% endif %}{% endfor %}",
+    "needle": LONG + "{% for i in range(99999) %}{% if 'y'.split(sep=a) %}{% endif %}{% endfor %}",
+    "literal": LONG + "{% for i in range(99999) %}{% set d = {a: i} %}{% endfor %}",
+    "compare": LONG + "{% set d = {a: 1} %}{% set e = {a: 1} %}{% for i in range(99999) %}"
+    "{% if d == e %}{% endif %}{% endfor %}",
+    "copy": LONG + "{% set d = {a: 1} %}{% for i in range(99999) %}{% set e = d.copy() %}"
+    "{% endfor %}",
+    "changed": LONG + "{% for i in range(99999) %}{{ loop.changed(a) }}{% endfor %}",
+    "changed-tree": "{% set x = [1] %}{% set y = [1] %}"
+    + "{% set x = [x, x] %}{% set y = [y, y] %}" * 90
+    + "{% for i in [x, y] %}{{ loop.changed(i) }}{% endfor %}",
+    "attribute": "{% for i in range(99999) %}{{ messages." + NAME + " }}{% endfor %}",
+    "variable": "{% for i in range(99999) %}{{ " + NAME + " }}{% endfor %}",
+    "keyword": "{% for i in range(99999) %}{{ dict(" + NAME + "=1) }}{% endfor %}",
+    "attribute-set": "{% for i in range(99999) %}{% set n." + NAME + " = 1 %}{% endfor %}",
+    "macros": "{% macro a() %}" * 40
+    + ("{{ " + "+".join("abcdefgh") + " }}") * 8000
+    + "{% endmacro %}" * 40,
+    # What holds itself is never freed where objects are counted; it ends here for its number.
+    "namespaces": LONG + "{% for i in range(99999) %}{% set n = namespace(a=a ~ i) %}"
+    "{% set n.n = n %}{% endfor %}",
     # Stack.
     "parentheses": "{{ " + "(" * 100_000 + "1" + ")" * 100_000 + " }}",
     "brackets": "{{ " + "[" * 100_000 + "]" * 100_000 + " }}",

@@ -1,9 +1,12 @@
-"""Templates that mean harm end in an error, soon and in little memory, and reach nothing."""
+"""Templates that mean harm end in an error, in little memory, and reach nothing.
+
+How much work they may make is counted in work, where the engine can be asked what a rendering cost:
+`rust/engine/src/template/tests.rs`. Nothing here depends on how fast the machine is.
+"""
 
 import subprocess
 import sys
 import textwrap
-import time
 from typing import Any
 
 import onegraph
@@ -80,6 +83,39 @@ HOSTILE = {
     "{% set n.x = [n.x] %}{% endfor %}",
     "nested mappings": "{% set n = namespace(x={}) %}{% for i in range(99999) %}"
     "{% set n.x = {'a': n.x} %}{% endfor %}",
+    # Work inside of one step.
+    "long lengths": "{% set a = 'x' * 9999999 %}{% for i in range(99999) %}{{ a | length }}"
+    "{% endfor %}",
+    "long prefixes": "{% set a = 'x' * 999999 %}{% set t = (a ~ 1, a ~ 2, a ~ 3) * 999 %}"
+    "{% for i in range(99999) %}{% if (a ~ 4).startswith(t) %}{% endif %}{% endfor %}",
+    "long needles": "{% set a = 'x' * 9999999 %}{% for i in range(99999) %}"
+    "{% if 'y'.find(a) or 'y'.split(a) or a in 'y' %}{% endif %}{% endfor %}",
+    "long needles by name": "{% set a = 'x' * 9999999 %}{% for i in range(99999) %}"
+    "{% if 'y'.split(sep=a) %}{% endif %}{% endfor %}",
+    "long keys of mappings": "{% set a = 'x' * 9999999 %}{% for i in range(99999) %}"
+    "{% set d = {a: i} %}{% endfor %}",
+    "long keys compared": "{% set a = 'x' * 9999999 %}{% set d = {a: 1} %}{% set e = {a: 1} %}"
+    "{% for i in range(99999) %}{% if d == e %}{% endif %}{% endfor %}",
+    "long keys copied": "{% set d = {'x' * 9999999: 1} %}{% for i in range(99999) %}"
+    "{% set e = d.copy() %}{% endfor %}",
+    "long keys sorted": "{% set a = 'x' * 9999999 %}{% set d = {a ~ 1: 1, a ~ 2: 1} %}"
+    "{% for i in range(99999) %}{{ d | tojson(sort_keys=true) | length }}{% endfor %}",
+    "long attributes": "{% set a = 'x' * 9999999 %}{% for i in range(99999) %}"
+    "{% if xs[0] | attr(a) %}{% endif %}{% endfor %}",
+    "long values changed": "{% set a = 'x' * 9999999 %}{% for i in range(99999) %}"
+    "{{ loop.changed(a) }}{% endfor %}",
+    "trees changed": "{% set x = [1] %}{% set y = [1] %}"
+    + "{% set x = [x, x] %}{% set y = [y, y] %}" * 90
+    + "{% for i in [x, y] %}{{ loop.changed(i) }}{% endfor %}",
+    "long strings looped over": "{% set a = 'x' * 9999999 %}{% for i in range(99999) recursive %}"
+    "{% if i is number %}{{ loop(a) }}{% else %}{% break %}{% endif %}{% endfor %}",
+    "names of macros": "{% macro m(" + ",".join(f"a{i}" for i in range(2000)) + ") %}{% endmacro %}"
+    "{% for i in range(99999) %}{% if m.arguments %}{% endif %}{% endfor %}",
+    "many attributes": "{% set n = namespace(" + ",".join(f"a{i}=1" for i in range(1000)) + ") %}"
+    "{% for i in range(99999) %}{% if (n ~ '') %}{% endif %}{% endfor %}",
+    "many parts": "{% set a = 'x' * 30000000 %}{{ a.split('x') | length }}",
+    "many lines": "{% set a = '\n' * 30000000 %}{{ a.splitlines() | length }}",
+    "a failing sort": "{{ (range(5000) | list + ['a'] + range(5000) | list) | sort }}",
     "nested namespaces": "{% set n = namespace(x=1) %}{% for i in range(99999) %}"
     "{% set n.x = namespace(x=n.x) %}{% endfor %}",
     "nested macros": "{% set n = namespace(x=1) %}{% macro keep() %}{% set n.x = caller %}"
@@ -146,6 +182,18 @@ MALFORMED = {
     "long list": "{{ [" + "1," * 200_000 + "] }}",
     "many arguments": "{{ a(" + "1," * 200_000 + ") }}",
     "too long": " " * (MIB + 1),
+    "a long variable": "{{ " + "a" * 900_000 + " }}",
+    "a long attribute": "{{ messages." + "a" * 900_000 + " }}",
+    "a long keyword": "{{ dict(" + "a" * 900_000 + "=1) }}",
+    "a long filter": "{{ 1 | " + "a" * 900_000 + " }}",
+    "a long macro": "{% macro " + "a" * 900_000 + "() %}{% endmacro %}",
+    "a long attribute set": "{% set n." + "a" * 900_000 + " = 1 %}",
+    "nested macros": "{% macro a() %}" * 40
+    + ("{{ " + "+".join("abcdefgh") + " }}") * 8000
+    + "{% endmacro %}" * 40,
+    "cycle of nothing": "{% for x in [1] %}{{ loop.cycle() }}{% endfor %}",
+    "a loop that is none": "{% set loop = range %}{{ loop(1) }}",
+    "changes of another": "{% for x in [1] %}{% set l = loop %}{{ l.changed(x) }}{% endfor %}",
 }
 MESSAGES = [{"role": "user", "content": "x" * 1000}] * 100
 
@@ -170,19 +218,15 @@ def test_what_is_not_refused_for_its_length_exhausts_no_stack(name: str) -> None
 
 @pytest.mark.parametrize("name", MALFORMED)
 def test_refused_when_read(name: str) -> None:
-    start = time.process_time()
     with pytest.raises(onegraph.ModelError, match=r"^chat template: "):
         onegraph.ChatTemplate(MALFORMED[name])
-    assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_ends_in_an_error(name: str) -> None:
     template = onegraph.ChatTemplate(HOSTILE[name])
-    start = time.process_time()
     with pytest.raises(onegraph.ModelError, match=r"^chat template: "):
         pytest.fail(template.render(MESSAGES, xs=MESSAGES)[:200])
-    assert time.process_time() - start < 1
 
 
 def test_memory_stays_bounded() -> None:
@@ -204,7 +248,7 @@ def test_memory_stays_bounded() -> None:
     """)
     folder = __file__.rpartition("/")[0]
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=folder, timeout=300
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=folder
     )
     assert done.returncode == 0, done.stderr
 
@@ -248,3 +292,58 @@ def test_a_long_conversation_is_no_attack() -> None:
     messages = [{"role": "user", "content": "x" * 1000}] * 300
     text = onegraph.ChatTemplate(source).render(messages)
     assert text.startswith("x" * 300_000)
+
+
+def test_a_long_name_is_named_with_its_length() -> None:
+    with pytest.raises(onegraph.ModelError, match=r"line 1: a name of 900000 bytes, at most 256"):
+        onegraph.ChatTemplate(MALFORMED["a long variable"])
+    assert onegraph.ChatTemplate("{{ " + "a" * 256 + " }}").render([], **{"a" * 256: 1}) == "1"
+
+
+def test_messages_quote_little_of_a_template() -> None:
+    long = "'x' * 9999999"
+    for source in (
+        "{{ raise_exception(" + long + ") }}",
+        "{{ [1] | map(" + long + ") | list }}",
+        "{{ [1] | select(" + long + ") | list }}",
+        "{{ {} | dictsort(by=" + long + ") }}",
+        "{{ strftime_now('%' ~ " + long + ") }}",
+    ):
+        with pytest.raises(onegraph.ModelError) as caught:
+            onegraph.ChatTemplate(source).render([])
+        assert len(str(caught.value)) < 1200
+
+
+def test_a_signal_ends_the_rendering() -> None:
+    """Its handler raises from within `render`, before the template has used up what it may."""
+    script = textwrap.dedent("""
+        import signal
+        import onegraph
+        from test_hostile import HOSTILE, MESSAGES
+
+        class Stopped(Exception):
+            pass
+
+        def stop(*_):
+            raise Stopped
+
+        signal.signal(signal.SIGALRM, stop)
+        template = onegraph.ChatTemplate(HOSTILE["output in loops"])
+        refused = False
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        try:
+            try:
+                template.render(MESSAGES, xs=MESSAGES)
+            except onegraph.ModelError:
+                refused = True
+            while True:
+                pass
+        except Stopped:
+            print(f"refused: {refused}")
+        print(onegraph.ChatTemplate("{{ 1 }}").render([]))
+    """)
+    folder = __file__.rpartition("/")[0]
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=folder
+    )
+    assert done.stdout == "refused: False\n1\n", done.stderr

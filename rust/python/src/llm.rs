@@ -21,7 +21,7 @@ use pyo3::types::PyDict;
 
 use crate::doorbell::Doorbell;
 use crate::errors::{detached, to_py};
-use crate::template::ChatTemplate;
+use crate::template::{finished, ChatTemplate};
 use crate::tokenizer::Tokenizer;
 
 /// A number that the engine counts with.
@@ -495,7 +495,7 @@ impl Engine {
         let vocab = loaded.tokenizer.vocab();
         let text = |id: Option<u32>| id.map_or("", |id| vocab.text(id));
         let (bos, eos) = (text(vocab.bos), text(vocab.eos));
-        let inner = detached(py, || template::ChatTemplate::new(source, bos, eos))?;
+        let inner = finished(py, || template::ChatTemplate::reading(source, bos, eos))?;
         Ok(Some(ChatTemplate { inner }))
     }
 }

@@ -1,6 +1,7 @@
 //! `onegraph.ChatTemplate`, and Python values as a template's arguments.
+use onegraph::engine::POLL;
 use onegraph::error::Error;
-use onegraph::template::{self, Value};
+use onegraph::template::{self, Task, Value};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 
@@ -104,6 +105,27 @@ pub fn to_variables(kwargs: Option<&Bound<'_, PyDict>>) -> PyResult<Vec<(String,
         .collect()
 }
 
+/// Waits for work on a template, so that Ctrl-C is seen; the work ends with the waiting.
+pub fn finished<T: Send + 'static>(
+    py: Python<'_>,
+    start: impl FnOnce() -> onegraph::Result<Task<T>> + Send,
+) -> PyResult<T> {
+    let mut task = detached(py, start)?;
+    loop {
+        if let Some(done) = detached(py, || task.wait(POLL))? {
+            return Ok(done);
+        }
+        if let Err(interrupt) = py.check_signals() {
+            // Dropping waits for the thread.
+            detached(py, || {
+                drop(task);
+                Ok(())
+            })?;
+            return Err(interrupt);
+        }
+    }
+}
+
 /// A chat template (Jinja), with the meaning `transformers` gives it, in a sandbox.
 ///
 /// Raises `ModelError` with the line where the template is wrong.
@@ -123,8 +145,8 @@ impl ChatTemplate {
         #[pyo3(from_py_with = named::bos_token)] bos_token: String,
         #[pyo3(from_py_with = named::eos_token)] eos_token: String,
     ) -> PyResult<Self> {
-        let inner = detached(py, || {
-            template::ChatTemplate::new(&source, &bos_token, &eos_token)
+        let inner = finished(py, || {
+            template::ChatTemplate::reading(&source, &bos_token, &eos_token)
         })?;
         Ok(ChatTemplate { inner })
     }
@@ -132,8 +154,8 @@ impl ChatTemplate {
     /// The text of a conversation.
     ///
     /// `kwargs` are further variables of the template. Raises `ModelError` where the template
-    /// refuses the messages or takes more steps or memory than it has reason to, `ArgumentError`
-    /// for values that are no dicts, lists, strings, numbers, bools or None.
+    /// refuses the messages or takes more steps, memory or time than it has reason to,
+    /// `ArgumentError` for values that are no dicts, lists, strings, numbers, bools or None.
     #[pyo3(signature = (messages, tools=None, add_generation_prompt=true, **kwargs))]
     fn render(
         &self,
@@ -163,9 +185,9 @@ impl ChatTemplate {
         let messages = to_list("messages", messages)?;
         let tools = tools.map(|tools| to_list("tools", tools)).transpose()?;
         let extra = to_variables(kwargs)?;
-        detached(py, || {
+        finished(py, || {
             self.inner
-                .render(messages, tools, add_generation_prompt, extra)
+                .rendering(messages, tools, add_generation_prompt, extra)
         })
         .map(|inner| Rendering { inner })
     }

@@ -1,8 +1,9 @@
 //! Tests (`is ...`) as jinja2 has them.
 use minijinja::Value;
 
+use super::letters::is_titlecase;
 use super::ops;
-use super::value::{as_float, fail, type_name, view, Args, Meter, Outcome, View};
+use super::value::{as_float, fail, type_name, view, Args, Form, Meter, Outcome, View};
 
 /// The value comes first among the arguments.
 pub(super) type Check = fn(&Meter, &Value, &Args<'_>) -> Outcome<bool>;
@@ -12,7 +13,8 @@ pub(super) static TABLE: &[(&str, Check)] = &[
     ("boolean", |_, v, _| Ok(matches!(view(v), View::Bool(_)))),
     // jinja2's undefined value has methods that fail, so it passes for callable and a sequence.
     ("callable", |_, v, _| {
-        Ok(matches!(view(v), View::Other | View::Undefined))
+        let known = matches!(type_name(v), "namespace" | "generator");
+        Ok(matches!(view(v), View::Other | View::Undefined) && !known)
     }),
     ("defined", |_, v, _| Ok(!v.is_undefined())),
     ("divisibleby", |m, v, a| {
@@ -34,12 +36,14 @@ pub(super) static TABLE: &[(&str, Check)] = &[
         Ok(matches!(
             view(v),
             View::Str(_) | View::List(_) | View::Map(_) | View::Undefined
-        ))
+        ) || type_name(v) == "generator")
     }),
     ("le", |m, v, a| ops::compare(m, "<=", v, &first(a)?)),
     ("lessthan", |m, v, a| ops::compare(m, "<", v, &first(a)?)),
     ("lower", |m, v, _| {
-        case(m, v, char::is_lowercase, char::is_uppercase)
+        case(m, v, char::is_lowercase, |c| {
+            c.is_uppercase() || is_titlecase(c)
+        })
     }),
     ("lt", |m, v, a| ops::compare(m, "<", v, &first(a)?)),
     ("mapping", |_, v, _| Ok(matches!(view(v), View::Map(_)))),
@@ -55,22 +59,22 @@ pub(super) static TABLE: &[(&str, Check)] = &[
     ("odd", |m, v, _| {
         remainder(m, v, &Value::from(2)).map(|r| r == Some(1.0))
     }),
-    ("sameas", |m, v, a| {
-        let other = first(a)?;
-        Ok(type_name(v) == type_name(&other) && ops::equal(m, v, &other)?)
-    }),
+    ("sameas", |_, v, a| ops::is_same(v, &first(a)?)),
     // What has a length and items: strings and mappings too.
     ("sequence", |_, v, _| {
-        Ok(matches!(
-            view(v),
-            View::Str(_) | View::List(_) | View::Map(_) | View::Undefined
-        ))
+        Ok(match view(v) {
+            View::List(list) => !list.form.is_some_and(Form::is_view),
+            View::Str(_) | View::Map(_) | View::Undefined => true,
+            _ => false,
+        })
     }),
     ("string", |_, v, _| Ok(matches!(view(v), View::Str(_)))),
     ("true", |_, v, _| Ok(matches!(view(v), View::Bool(true)))),
     ("undefined", |_, v, _| Ok(v.is_undefined())),
     ("upper", |m, v, _| {
-        case(m, v, char::is_uppercase, char::is_lowercase)
+        case(m, v, char::is_uppercase, |c| {
+            c.is_lowercase() || is_titlecase(c)
+        })
     }),
 ];
 
@@ -89,7 +93,7 @@ pub(super) fn by_name(name: &str) -> Outcome<Check> {
         .iter()
         .find(|(n, _)| *n == name)
         .map(|(_, f)| *f)
-        .ok_or_else(|| fail(format!("no test named {name:?}")))
+        .ok_or_else(|| fail(format!("no test named {}", super::text::quoted(name))))
 }
 
 fn first(args: &Args<'_>) -> Outcome {

@@ -3,14 +3,17 @@ use std::sync::Arc;
 
 use minijinja::machinery::{ast, parse, tokenize, Token, WhitespaceConfig};
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::Rest;
+use minijinja::value::{Object, ObjectRepr, Rest};
 use minijinja::{Environment, Error, ErrorKind, Output, Value};
 
 use super::given::{self, received};
+use super::limits::Stop;
 use super::rewrite::{name, Rewriter};
-use super::text::{to_string, Text};
-use super::value::{as_int, elements, fail, int, type_name, Args, Meter, Outcome};
-use super::{checks, filters, methods, ops};
+use super::text::{quoted, to_string, Text};
+use super::value::{
+    as_int, elements, fail, int, text_len, type_name, view, Args, Form, Meter, Outcome, View,
+};
+use super::{canonical, checks, filters, markup, methods, namespace, ops};
 
 /// Longest `range()`, as in jinja2's sandbox.
 const MAX_RANGE: i128 = 100_000;
@@ -18,6 +21,9 @@ const MAX_RANGE: i128 = 100_000;
 /// stay far below.
 const MAX_TAG_TOKENS: usize = 4096;
 const MAX_TAGS: usize = 8192;
+/// Longest name of a variable, attribute or keyword: minijinja copies and compares them at every
+/// step, uncounted.
+const MAX_NAME: usize = 256;
 
 /// White space as `transformers` sets jinja2 up.
 const WHITESPACE: WhitespaceConfig = WhitespaceConfig {
@@ -27,14 +33,30 @@ const WHITESPACE: WhitespaceConfig = WhitespaceConfig {
 };
 
 /// Gives `{% generation %}` blocks, which only mark what an assistant said, a form that minijinja
-/// knows: `with` has a scope of its own, as they have. Refuses tags of absurd length or number.
-pub(super) fn prepare(source: &str) -> Outcome<String> {
+/// knows: `with` has a scope of its own, as they have. Refuses tags of absurd length or number, and
+/// names of absurd length.
+pub(super) fn prepare(source: &str, stop: &Stop) -> Outcome<String> {
     let mut out = source.to_owned();
     let (mut tags, mut tokens) = (0_usize, 0_usize);
     let mut keyword = false;
     for item in tokenize(source, false, SyntaxConfig, WHITESPACE) {
         let (token, span) = item?;
+        stop.check(span.end_offset.saturating_sub(span.start_offset) as usize)?;
         match token {
+            Token::String(_) => {
+                let (start, end) = (span.start_offset as usize, span.end_offset as usize);
+                known_escapes(source.get(start..end).unwrap_or(""), span.start_line)?;
+            }
+            Token::Ident(name) if name.len() > MAX_NAME => {
+                return Err(Error::new(
+                    ErrorKind::SyntaxError,
+                    format!(
+                        "line {}: a name of {} bytes, at most {MAX_NAME} are taken",
+                        span.start_line,
+                        name.len()
+                    ),
+                ));
+            }
             Token::TemplateData(_) => continue,
             Token::BlockStart | Token::VariableStart => {
                 tags = tags.saturating_add(1);
@@ -69,10 +91,36 @@ pub(super) fn prepare(source: &str) -> Outcome<String> {
     Ok(out)
 }
 
+/// Refuses what Python reads otherwise in a string than minijinja.
+fn known_escapes(literal: &str, line: u16) -> Outcome<()> {
+    let mut rest = literal;
+    while let Some((_, tail)) = rest.split_once('\\') {
+        let mut chars = tail.chars();
+        let escape = chars.next().unwrap_or(' ');
+        let known = match escape {
+            'a' | 'v' | 'U' | 'N' | '/' | '\n' | '\r' => false,
+            // Half of a pair, which is a character of its own in Python.
+            'u' => !matches!(tail.get(1..3), Some(code) if {
+                let code = code.to_ascii_lowercase();
+                ("d8"..="df").contains(&code.as_str())
+            }),
+            c => c.is_ascii(),
+        };
+        if !known {
+            return Err(Error::new(
+                ErrorKind::SyntaxError,
+                format!("line {line}: the escape \\{escape} in a string is not available"),
+            ));
+        }
+        rest = chars.as_str();
+    }
+    Ok(())
+}
+
 /// Parses and rewrites what [`prepare`] gave.
 pub(super) fn syntax_tree(source: &str) -> Outcome<ast::Stmt<'_>> {
     let tree = parse(source, "template", SyntaxConfig, WHITESPACE)?;
-    Rewriter { source }.template(&tree)
+    Rewriter::new(source).template(&tree)
 }
 
 /// An environment that charges `meter` and runs `fuel` instructions.
@@ -81,6 +129,8 @@ pub(super) fn environment(meter: &Arc<Meter>, fuel: u64) -> Environment<'static>
     env.set_fuel(Some(fuel));
     let m = meter.clone();
     env.set_formatter(move |out: &mut Output, _: &_, value: &Value| {
+        m.charge(0)?;
+        let value = markup::unmarked(value).unwrap_or(value);
         if let Some(text) = given::as_str(value) {
             if value.is_safe() {
                 // Captured: the marks are there.
@@ -98,23 +148,31 @@ pub(super) fn environment(meter: &Arc<Meter>, fuel: u64) -> Environment<'static>
     env.set_unknown_method_callback(move |_, value, method, args| {
         let all = [std::slice::from_ref(value), args].concat();
         let all = received(&m, &all)?;
-        let (value, args) = all.split_first().ok_or_else(|| fail("no value"))?;
-        methods::call(&m, value, method, &Args::new(args))
+        markup::method(method, &all, |all| {
+            let (value, args) = all.split_first().ok_or_else(|| fail("no value"))?;
+            methods::call(&m, value, method, &Args::new(args))
+        })
     });
     for (name, filter) in filters::TABLE {
         let m = meter.clone();
         env.add_filter(*name, move |all: Rest<Value>| -> Outcome {
+            m.charge(0)?;
             let all = received(&m, &all)?;
-            let (value, rest) = all.split_first().ok_or_else(|| fail("no value"))?;
-            filter(&m, value, &Args::new(rest))
+            markup::filter(name, &all, |all| {
+                let (value, rest) = all.split_first().ok_or_else(|| fail("no value"))?;
+                filter(&m, value, &Args::new(rest))
+            })
         });
     }
     for (name, check) in checks::TABLE {
         let m = meter.clone();
         env.add_test(*name, move |all: Rest<Value>| -> Outcome<bool> {
+            m.charge(0)?;
             let all = received(&m, &all)?;
-            let (value, rest) = all.split_first().ok_or_else(|| fail("no value"))?;
-            check(&m, value, &Args::new(rest))
+            markup::test(&all, |all| {
+                let (value, rest) = all.split_first().ok_or_else(|| fail("no value"))?;
+                check(&m, value, &Args::new(rest))
+            })
         });
     }
     calls(&mut env, meter);
@@ -122,11 +180,25 @@ pub(super) fn environment(meter: &Arc<Meter>, fuel: u64) -> Environment<'static>
     env
 }
 
+/// An undefined value on its way to a macro, where minijinja would take it for none and put the
+/// argument's default in its place.
+#[derive(Debug)]
+struct GivenUndefined;
+
+impl Object for GivenUndefined {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Plain
+    }
+}
+
 /// What `rewrite` puts in place of operators and literals.
 fn calls(env: &mut Environment<'static>, meter: &Arc<Meter>) {
     let mut add = |name: &'static str, f: fn(&Meter, &[Value]) -> Outcome| {
         let m = meter.clone();
-        env.add_filter(name, move |args: Rest<Value>| f(&m, &received(&m, &args)?));
+        env.add_filter(name, move |args: Rest<Value>| {
+            m.charge(0)?;
+            markup::filter(name, &received(&m, &args)?, |args| f(&m, args))
+        });
     };
     add(name::ITER, |m, args| match args {
         [value] => m.list(elements(m, value)?),
@@ -137,8 +209,32 @@ fn calls(env: &mut Environment<'static>, meter: &Arc<Meter>) {
         Ok(Value::from(""))
     });
     add(name::DROP, |_, _| Ok(Value::from("")));
-    add(name::ATTRIBUTE, |_, args| match args {
-        [value, name] => ops::attribute(value, name.as_str().unwrap_or("")),
+    add(name::WEIGHED, |m, args| {
+        m.charge(args.first().map_or(0, text_len))?;
+        Ok(args.first().cloned().unwrap_or(Value::UNDEFINED))
+    });
+    add(name::PASSED, |_, args| {
+        Ok(match args {
+            [value] if !value.is_undefined() => value.clone(),
+            _ => Value::from_object(GivenUndefined),
+        })
+    });
+    add(name::RECEIVED, |_, args| {
+        Ok(match args {
+            [value] if value.downcast_object_ref::<GivenUndefined>().is_none() => value.clone(),
+            _ => Value::UNDEFINED,
+        })
+    });
+    add(name::CANONICAL, canonical::arguments);
+    add(name::SET, |m, args| match args {
+        [target, name, value] => {
+            namespace::set(m, target, name.as_str().unwrap_or(""), value)?;
+            Ok(Value::from(""))
+        }
+        _ => Err(fail("an attribute is set to a value")),
+    });
+    add(name::ATTRIBUTE, |m, args| match args {
+        [value, name] => ops::attribute(m, value, name.as_str().unwrap_or("")),
         _ => Err(fail("an attribute needs a name")),
     });
     add(name::ITEM, |m, args| match args {
@@ -154,10 +250,6 @@ fn calls(env: &mut Environment<'static>, meter: &Arc<Meter>) {
     });
     add(name::SAME, |_, args| {
         Ok(args.first().cloned().unwrap_or(Value::UNDEFINED))
-    });
-    add(name::GIVEN, |_, args| match args {
-        [value] => given::argument(value),
-        _ => Err(fail("loop.changed() takes values")),
     });
     add(name::MAP, |m, args| {
         let pairs = args.get(1..).unwrap_or(&[]).chunks_exact(2);
@@ -179,7 +271,7 @@ fn calls(env: &mut Environment<'static>, meter: &Arc<Meter>) {
         _ => Err(fail("~ needs two values")),
     });
     add(name::ARITHMETIC, |m, args| match args {
-        [a, op, b] => ops::arithmetic(m, op.as_str().unwrap_or(""), a, b),
+        [a, op, b] => markup::arithmetic(m, op.as_str().unwrap_or(""), a, b),
         _ => Err(fail("an operator needs two values")),
     });
     add(name::COMPARE, |m, args| {
@@ -187,7 +279,17 @@ fn calls(env: &mut Environment<'static>, meter: &Arc<Meter>) {
     });
 }
 
+/// What jinja2 has and we have not: it is defined, and any use of it fails.
+const UNAVAILABLE: &[&str] = &["cycler", "joiner", "lipsum", "self"];
+
 fn functions(env: &mut Environment<'static>, meter: &Arc<Meter>) {
+    for name in UNAVAILABLE {
+        env.add_function(*name, move |_: Rest<Value>| -> Outcome {
+            Err(fail(format!(
+                "{name}() is not available to a chat template"
+            )))
+        });
+    }
     let m = meter.clone();
     env.add_function("raise_exception", move |args: Rest<Value>| -> Outcome {
         let message = received(&m, &args)?
@@ -204,21 +306,11 @@ fn functions(env: &mut Environment<'static>, meter: &Arc<Meter>) {
     env.add_function("range", move |args: Rest<Value>| range(&m, &args));
     let m = meter.clone();
     env.add_function("dict", move |args: Rest<Value>| -> Outcome {
-        let args = received(&m, &args)?;
-        let args = Args::new(&args);
-        if !args.pos.is_empty() {
-            return Err(fail("dict() takes named values"));
-        }
-        m.map(args.all_named())
+        m.map(attributes(&m, "dict", &received(&m, &args)?)?)
     });
     let m = meter.clone();
     env.add_function("namespace", move |args: Rest<Value>| -> Outcome {
-        m.charge_namespace()?;
-        if Args::new(&args).pos.is_empty() {
-            minijinja::functions::namespace(args.first().cloned())
-        } else {
-            Err(fail("namespace() takes named values"))
-        }
+        namespace::new(&m, attributes(&m, "namespace", &received(&m, &args)?)?)
     });
     let m = meter.clone();
     env.add_function("strftime_now", move |args: Rest<Value>| -> Outcome {
@@ -231,9 +323,36 @@ fn functions(env: &mut Environment<'static>, meter: &Arc<Meter>) {
         m.charge(format.len().saturating_mul(64))?;
         let now = jiff::Zoned::now().datetime();
         jiff::fmt::strtime::format(&*format, now)
-            .map_err(|e| fail(format!("strftime_now({format:?}): {e}")))
+            .map_err(|e| fail(format!("strftime_now({}): {e}", quoted(&format))))
             .and_then(|text| given::made(&m, text, &[&source]))
     });
+}
+
+/// What `dict` and `namespace` take: a mapping or a list of pairs, then named values.
+fn attributes(meter: &Meter, function: &str, args: &[Value]) -> Outcome<Vec<(Value, Value)>> {
+    let args = Args::new(args);
+    let mut entries = match args.pos {
+        [] => Vec::new(),
+        [one] => match view(one) {
+            View::Map(map) => {
+                meter.charge_elements(map.entries.len())?;
+                map.entries.clone()
+            }
+            _ => {
+                let mut entries = Vec::new();
+                for pair in elements(meter, one)? {
+                    match elements(meter, &pair)?.as_slice() {
+                        [key, value] => entries.push((key.clone(), value.clone())),
+                        _ => return Err(fail(format!("{function}() takes pairs"))),
+                    }
+                }
+                entries
+            }
+        },
+        _ => return Err(fail(format!("{function}() takes one mapping at most"))),
+    };
+    entries.extend(args.all_named());
+    Ok(entries)
 }
 
 /// `range([start,] stop[, step])`.
@@ -269,5 +388,5 @@ fn range(meter: &Meter, args: &[Value]) -> Outcome {
         items.push(int(at));
         at = at.saturating_add(step);
     }
-    meter.list(items)
+    meter.formed(items, Form::Range { start, stop, step })
 }

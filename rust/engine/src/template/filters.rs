@@ -3,13 +3,16 @@ use std::cmp::Ordering;
 
 use minijinja::Value;
 
+use super::generator::Generator;
 use super::given::{as_str, made};
+use super::letters::{self, is_decimal};
+use super::markup::{escape, marked, unmarked};
 use super::methods::{self, Side};
-use super::text::{to_string, to_text, Json, Text};
+use super::text::{quoted, to_string, to_text, Json, Text};
 use super::value::{
-    as_float, as_int, elements, fail, int, type_name, view, Args, Meter, Outcome, View,
+    as_float, as_int, elements, fail, int, text_len, type_name, view, Args, Meter, Outcome, View,
 };
-use super::{checks, ops};
+use super::{checks, ops, sort};
 
 /// The value comes first among the arguments.
 pub(super) type Filter = fn(&Meter, &Value, &Args<'_>) -> Outcome;
@@ -22,16 +25,16 @@ pub(super) static TABLE: &[(&str, Filter)] = &[
         (None, Some(x)) => Ok(Value::from(x.abs())),
         (None, None) => Err(m_type("abs", "a number", v)),
     }),
-    ("attr", |_, v, a| {
+    ("attr", |m, v, a| {
         let name = a.text(0, "name")?;
-        ops::attribute(v, name.as_deref().unwrap_or(""))
+        ops::attribute_alone(m, v, name.as_deref().unwrap_or(""))
     }),
     ("batch", batch),
     ("capitalize", |m, v, _| {
         let text = to_text(m, v)?;
         made(
             m,
-            methods::capitalize(as_str(&text).unwrap_or("")),
+            letters::capitalize(as_str(&text).unwrap_or("")),
             &[&text],
         )
     }),
@@ -45,8 +48,9 @@ pub(super) static TABLE: &[(&str, Filter)] = &[
     ("e", escape),
     ("escape", escape),
     ("first", |m, v, _| {
-        Ok(match view(v) {
-            View::List(list) => list.items.first().cloned(),
+        Ok(match (view(v), v.downcast_object_ref::<Generator>()) {
+            (_, Some(generator)) => generator.next(),
+            (View::List(list), _) => list.items.first().cloned(),
             _ => elements(m, v)?.into_iter().next(),
         }
         .unwrap_or(Value::UNDEFINED))
@@ -56,7 +60,10 @@ pub(super) static TABLE: &[(&str, Filter)] = &[
             return Err(m_type("float", "a number or a str", v));
         }
         let text = to_string(m, v)?;
-        let number = as_float(v).or_else(|| text.trim().parse().ok());
+        let number = match as_float(v) {
+            Some(x) => Some(x),
+            None => parse_float(&text)?,
+        };
         let default = a.get(0, "default");
         Ok(number.map_or_else(|| default.unwrap_or(Value::from(0.0)), Value::from))
     }),
@@ -66,8 +73,8 @@ pub(super) static TABLE: &[(&str, Filter)] = &[
     ("indent", indent),
     ("int", to_int),
     ("items", |m, v, _| match view(v) {
-        View::Undefined => m.list(Vec::new()),
-        _ => methods::items(m, v),
+        View::Undefined => Generator::value(m, Vec::new()),
+        _ => Generator::value(m, elements(m, &methods::items(m, v)?)?),
     }),
     ("join", |m, v, a| {
         a.expect(&["d", "attribute"])?;
@@ -77,6 +84,7 @@ pub(super) static TABLE: &[(&str, Filter)] = &[
     }),
     ("last", |m, v, _| {
         Ok(match view(v) {
+            View::Other => return Err(m_type("last", "a str, list or dict", v)),
             View::List(list) => list.items.last().cloned(),
             _ => elements(m, v)?.pop(),
         }
@@ -105,18 +113,27 @@ pub(super) static TABLE: &[(&str, Filter)] = &[
         _ => {
             let mut items = elements(m, v)?;
             items.reverse();
-            m.list(items)
+            Generator::value(m, items)
         }
     }),
     ("round", round),
-    ("safe", |m, v, _| to_text(m, v)),
+    ("safe", |m, v, _| match unmarked(v) {
+        Some(_) => Ok(v.clone()),
+        None => to_text(m, v).map(marked),
+    }),
     ("select", |m, v, a| select(m, v, a, false, true)),
     ("selectattr", |m, v, a| select(m, v, a, true, true)),
     ("sort", sort),
-    ("string", |m, v, _| to_text(m, v)),
+    ("string", |m, v, _| match unmarked(v) {
+        Some(_) => Ok(v.clone()),
+        None => to_text(m, v),
+    }),
     ("sum", |m, v, a| {
         a.expect(&["attribute", "start"])?;
         let mut sum = a.get(1, "start").unwrap_or(Value::from(0));
+        if matches!(view(&sum), View::Str(_)) {
+            return Err(fail("sum() adds no strings"));
+        }
         for value in projected(m, v, a.get(0, "attribute"))? {
             sum = ops::arithmetic(m, "+", &sum, &value)?;
         }
@@ -137,7 +154,7 @@ pub(super) static TABLE: &[(&str, Filter)] = &[
     ("wordcount", |m, v, _| {
         let text = to_string(m, v)?;
         let words = text
-            .split(|c: char| !(c.is_alphanumeric() || c == '_'))
+            .split(|c: char| !(letters::is_alphanumeric(c) || c == '_'))
             .filter(|w| !w.is_empty());
         Ok(Value::from(words.count()))
     }),
@@ -156,10 +173,11 @@ pub(super) fn by_name(name: &str) -> Outcome<Filter> {
         .iter()
         .find(|(n, _)| *n == name)
         .map(|(_, f)| *f)
-        .ok_or_else(|| fail(format!("no filter named {name:?}")))
+        .ok_or_else(|| fail(format!("no filter named {}", quoted(name))))
 }
 
-fn length(_: &Meter, value: &Value, _: &Args<'_>) -> Outcome {
+fn length(m: &Meter, value: &Value, _: &Args<'_>) -> Outcome {
+    m.charge(text_len(value))?;
     Ok(Value::from(match view(value) {
         View::Undefined => 0,
         View::Str(s) => s.chars().count(),
@@ -194,10 +212,11 @@ fn batch(m: &Meter, value: &Value, args: &Args<'_>) -> Outcome {
         }
         rows.push(m.list(row)?);
     }
-    m.list(rows)
+    Generator::value(m, rows)
 }
 
-fn escape(m: &Meter, value: &Value, _: &Args<'_>) -> Outcome {
+/// The text with what HTML gives a meaning written out.
+pub(super) fn escaped(m: &Meter, value: &Value) -> Outcome {
     let source = to_text(m, value)?;
     let mut text = Text::new(m);
     text.each_run(&source, as_str(&source).unwrap_or(""), |text, run| {
@@ -261,27 +280,87 @@ fn to_int(m: &Meter, value: &Value, args: &Args<'_>) -> Outcome {
     let base = args.int(1, "base")?.unwrap_or(10);
     let number = match view(value) {
         View::Undefined => return Err(m_type("int", "a number or a str", value)),
-        View::Float(x) if x.is_finite() => Some(x.trunc() as i128),
+        View::Float(x) => Some(truncated(x)?),
         View::Str(s) => {
             m.charge(s.len())?;
-            let s = s.trim().replace('_', "");
-            let base = u32::try_from(base).unwrap_or(10);
-            let digits = match base {
-                16 => s.trim_start_matches("0x").trim_start_matches("0X"),
-                8 => s.trim_start_matches("0o").trim_start_matches("0O"),
-                2 => s.trim_start_matches("0b").trim_start_matches("0B"),
-                _ => &s,
-            };
-            let parsed = (2..=36)
-                .contains(&base)
-                .then(|| i128::from_str_radix(digits, base).ok())
-                .flatten();
-            let float = || s.parse::<f64>().ok().filter(|x| x.is_finite());
-            parsed.or_else(|| float().map(|x| x.trunc() as i128))
+            let base = u32::try_from(base).ok().filter(|b| (2..=36).contains(b));
+            let base = base.ok_or_else(|| fail("int() takes a base from 2 to 36"))?;
+            match parse_int(s, base)? {
+                Some(n) => Some(n),
+                None => parse_float(s)?
+                    .filter(|x| x.is_finite())
+                    .map(truncated)
+                    .transpose()?,
+            }
         }
         _ => as_int(value),
     };
     Ok(number.map_or(default, int))
+}
+
+/// A float without its fraction.
+fn truncated(x: f64) -> Outcome<i128> {
+    let whole = x.trunc();
+    // The ends of what a cast keeps: 2^127 is no i128.
+    if (-1.7e38..=1.7e38).contains(&whole) {
+        return Ok(whole as i128);
+    }
+    Err(fail("a number beyond 128 bits is not available"))
+}
+
+/// A number's text without spaces around it and without `_` between digits, as Python reads it.
+fn number_text(s: &str) -> Outcome<Option<String>> {
+    let s = s.trim_matches(methods::is_space);
+    if s.chars().any(|c| !c.is_ascii() && is_decimal(c)) {
+        return Err(fail("digits of other scripts are not available in numbers"));
+    }
+    let mut out = String::with_capacity(s.len());
+    let mut before = None;
+    let mut chars = s.chars().peekable();
+    while let Some(c) = chars.next() {
+        let between = before.is_some_and(|b: char| b.is_ascii_alphanumeric())
+            && chars.peek().is_some_and(char::is_ascii_alphanumeric);
+        match c {
+            '_' if between => {}
+            '_' => return Ok(None),
+            c => out.push(c),
+        }
+        before = Some(c);
+    }
+    Ok(Some(out))
+}
+
+/// `int(s, base)`; nothing where that fails.
+fn parse_int(s: &str, base: u32) -> Outcome<Option<i128>> {
+    let Some(s) = number_text(s)? else {
+        return Ok(None);
+    };
+    let (sign, rest) = match s.split_at_checked(1) {
+        Some((sign @ ("-" | "+"), rest)) => (sign, rest),
+        _ => ("", s.as_str()),
+    };
+    let prefixes = match base {
+        16 => ["0x", "0X"],
+        8 => ["0o", "0O"],
+        2 => ["0b", "0B"],
+        _ => ["", ""],
+    };
+    let digits = prefixes
+        .iter()
+        .find_map(|prefix| rest.strip_prefix(prefix))
+        .unwrap_or(rest);
+    if digits.is_empty() || !digits.chars().all(|c| c.is_digit(base)) {
+        return Ok(None);
+    }
+    match i128::from_str_radix(&[sign, digits].concat(), base) {
+        Ok(n) => Ok(Some(n)),
+        Err(_) => Err(fail("a number beyond 128 bits is not available")),
+    }
+}
+
+/// `float(s)`; nothing where that fails.
+fn parse_float(s: &str) -> Outcome<Option<f64>> {
+    Ok(number_text(s)?.and_then(|s| s.parse().ok()))
 }
 
 /// The elements, or a part of each that a path such as `a.b` or `0` names.
@@ -334,7 +413,7 @@ fn map(m: &Meter, value: &Value, args: &Args<'_>) -> Outcome {
             .iter()
             .map(|item| project(m, item, &path, default.as_ref()))
             .collect();
-        return m.list(picked?);
+        return Generator::value(m, picked?);
     }
     let Some((name, rest)) = args.pos.split_first() else {
         return Err(fail("filter \"map\" takes a filter or attribute=..."));
@@ -342,7 +421,7 @@ fn map(m: &Meter, value: &Value, args: &Args<'_>) -> Outcome {
     let filter = by_name(as_str(name).unwrap_or(""))?;
     let args = Args::new(rest);
     let mapped: Outcome<Vec<Value>> = items.iter().map(|item| filter(m, item, &args)).collect();
-    m.list(mapped?)
+    Generator::value(m, mapped?)
 }
 
 /// `select`, `reject` and those of an attribute: the elements that fulfil a test, or do not.
@@ -370,7 +449,7 @@ fn select(m: &Meter, value: &Value, args: &Args<'_>, attribute: bool, wanted: bo
             kept.push(item);
         }
     }
-    m.list(kept)
+    Generator::value(m, kept)
 }
 
 /// What a value is sorted by: text without case unless asked.
@@ -382,24 +461,11 @@ fn key(m: &Meter, value: &Value, case_sensitive: bool) -> Outcome {
 }
 
 fn sorted(m: &Meter, keyed: Vec<(Value, Value)>, reverse: bool) -> Outcome<Vec<Value>> {
-    let mut error = None;
-    let mut keyed = keyed;
-    keyed.sort_by(|(a, _), (b, _)| {
-        if error.is_some() {
-            return Ordering::Equal;
-        }
+    let keyed = sort::sorted(keyed, |(a, _), (b, _)| {
         let (a, b) = if reverse { (b, a) } else { (a, b) };
         ops::order(m, "<", a, b)
-            .map(|o| o.unwrap_or(Ordering::Equal))
-            .unwrap_or_else(|e| {
-                error = Some(e);
-                Ordering::Equal
-            })
-    });
-    match error {
-        Some(e) => Err(e),
-        None => Ok(keyed.into_iter().map(|(_, v)| v).collect()),
-    }
+    })?;
+    Ok(keyed.into_iter().map(|(_, v)| v).collect())
 }
 
 /// The parts that paths such as `age,name` name, to sort by one after the other.
@@ -435,7 +501,7 @@ fn dictsort(m: &Meter, value: &Value, args: &Args<'_>) -> Outcome {
     let by_value = match args.text(1, "by")?.as_deref() {
         None | Some("key") => false,
         Some("value") => true,
-        Some(other) => return Err(fail(format!("dictsort by {other:?}: key or value"))),
+        Some(other) => return Err(fail(format!("dictsort by {}: key or value", quoted(other)))),
     };
     let View::Map(entries) = view(value) else {
         return Err(m_type("dictsort", "a dict", value));
@@ -494,7 +560,7 @@ fn unique(m: &Meter, value: &Value, args: &Args<'_>) -> Outcome {
             kept.push(item);
         }
     }
-    m.list(kept)
+    Generator::value(m, kept)
 }
 
 fn round(_: &Meter, value: &Value, args: &Args<'_>) -> Outcome {
@@ -523,15 +589,13 @@ fn round(_: &Meter, value: &Value, args: &Args<'_>) -> Outcome {
 /// Jinja's `title`: the first letter of what follows a space or an opening bracket or dash.
 fn title(m: &Meter, value: &Value, _: &Args<'_>) -> Outcome {
     let text = to_text(m, value)?;
-    let mut out = String::new();
-    let mut inside = false;
-    for c in as_str(&text).unwrap_or("").chars() {
-        if inside {
-            out.extend(c.to_lowercase());
-        } else {
-            out.extend(c.to_uppercase());
-        }
-        inside = !(methods::is_space(c) || matches!(c, '-' | '(' | '{' | '[' | '<'));
+    let source = as_str(&text).unwrap_or("");
+    let mut out = String::with_capacity(source.len());
+    let ends = |c: char| methods::is_space(c) || matches!(c, '-' | '(' | '{' | '[' | '<');
+    for word in source.split_inclusive(ends) {
+        let mut chars = word.chars();
+        out.extend(chars.next().into_iter().flat_map(char::to_uppercase));
+        out.push_str(&chars.as_str().to_lowercase());
     }
     made(m, out, &[&text])
 }

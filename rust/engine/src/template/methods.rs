@@ -2,9 +2,12 @@
 use minijinja::{Error, ErrorKind, Value};
 
 use super::given::{self, as_str, made};
+use super::letters;
 use super::ops;
 use super::text::Text;
-use super::value::{as_int, elements, fail, int, type_name, view, Args, Meter, Outcome, View};
+use super::value::{
+    as_int, elements, fail, int, type_name, view, Args, Form, List, Meter, Outcome, View,
+};
 
 const STR: &[&str] = &[
     "capitalize",
@@ -48,7 +51,7 @@ const STR: &[&str] = &[
     "upper",
     "zfill",
 ];
-const LIST: &[&str] = &["copy", "count", "index"];
+const OF_LIST: &[&str] = &["copy", "count", "index"];
 const TUPLE: &[&str] = &["count", "index"];
 const MAP: &[&str] = &["copy", "get", "items", "keys", "values"];
 
@@ -56,8 +59,11 @@ const MAP: &[&str] = &["copy", "get", "items", "keys", "values"];
 pub(super) fn names(value: &Value) -> &'static [&'static str] {
     match view(value) {
         View::Str(_) => STR,
-        View::List(list) if list.tuple => TUPLE,
-        View::List(_) => LIST,
+        View::List(List {
+            form: Some(form), ..
+        }) if form.is_view() => &[],
+        View::List(list) if list.tuple || list.form.is_some() => TUPLE,
+        View::List(_) => OF_LIST,
         View::Map(_) => MAP,
         _ => &[],
     }
@@ -73,6 +79,7 @@ pub(super) fn call(meter: &Meter, value: &Value, name: &str, args: &Args<'_>) ->
     match view(value) {
         View::Str(s) if STR.contains(&name) => str_method(meter, value, s, name, args),
         View::List(list) if names(value).contains(&name) => {
+            args.expect(&["value"])?;
             let wanted = args.get(0, "value");
             match (name, wanted) {
                 ("copy", _) => meter.list(list.items.clone()),
@@ -96,14 +103,22 @@ pub(super) fn call(meter: &Meter, value: &Value, name: &str, args: &Args<'_>) ->
         }
         View::Map(map) if MAP.contains(&name) => match name {
             "get" => {
-                args.expect(&["key", "default"])?;
-                let key = args.get(0, "key").unwrap_or(Value::UNDEFINED);
-                meter.charge(as_str(&key).map_or(0, str::len))?;
+                args.expect_names(&[])?;
+                let ([key] | [key, _]) = args.pos else {
+                    return Err(fail("get() takes a key, and a default perhaps"));
+                };
+                meter.charge_key(key)?;
                 let default = || args.get(1, "default").unwrap_or(Value::from(()));
-                Ok(map.get(&key).cloned().unwrap_or_else(default))
+                Ok(map.get(key).cloned().unwrap_or_else(default))
             }
-            "keys" => meter.list(map.entries.iter().map(|(k, _)| k.clone()).collect()),
-            "values" => meter.list(map.entries.iter().map(|(_, v)| v.clone()).collect()),
+            "keys" => meter.formed(
+                map.entries.iter().map(|(k, _)| k.clone()).collect(),
+                Form::Keys,
+            ),
+            "values" => meter.formed(
+                map.entries.iter().map(|(_, v)| v.clone()).collect(),
+                Form::Values,
+            ),
             "copy" => meter.map(map.entries.clone()),
             _ => items(meter, value),
         },
@@ -124,34 +139,7 @@ pub(super) fn items(meter: &Meter, value: &Value) -> Outcome {
     let pairs: Outcome<Vec<Value>> = pairs
         .map(|(k, v)| meter.tuple(vec![k.clone(), v.clone()]))
         .collect();
-    meter.list(pairs?)
-}
-
-/// Letters and digits upper-case at the start of each word, lower-case behind.
-fn title(s: &str) -> String {
-    let mut out = String::with_capacity(s.len());
-    let mut inside = false;
-    for c in s.chars() {
-        if inside {
-            out.extend(c.to_lowercase());
-        } else {
-            out.extend(c.to_uppercase());
-        }
-        inside = c.is_alphabetic();
-    }
-    out
-}
-
-/// First character upper-case, the others lower-case.
-pub(super) fn capitalize(s: &str) -> String {
-    let mut chars = s.chars();
-    let mut out: String = chars
-        .next()
-        .into_iter()
-        .flat_map(char::to_uppercase)
-        .collect();
-    out.push_str(&chars.as_str().to_lowercase());
-    out
+    meter.formed(pairs?, Form::Items)
 }
 
 pub(super) fn is_line_break(c: char) -> bool {
@@ -203,7 +191,10 @@ pub(super) fn replace(
     let limit = count.and_then(|n| usize::try_from(n).ok());
     let found = match old {
         "" => s.chars().count().saturating_add(1),
-        _ => s.matches(old).count(),
+        _ => {
+            meter.charge(old.len())?;
+            s.matches(old).count()
+        }
     };
     let n = found.min(limit.unwrap_or(usize::MAX));
     let len = as_str(new).map_or(0, str::len);
@@ -295,6 +286,13 @@ fn split(meter: &Meter, value: &Value, args: &Args<'_>, from_right: bool) -> Out
         .int(1, "maxsplit")?
         .and_then(|n| usize::try_from(n).ok())
         .map_or(usize::MAX, |n| n.saturating_add(1));
+    // Paid for before they are taken.
+    let found = match separator.as_deref() {
+        None => s.split(is_space).filter(|word| !word.is_empty()).count(),
+        Some("") => 0,
+        Some(sep) => s.matches(sep).count().saturating_add(1),
+    };
+    meter.charge_elements(found.min(most))?;
     let mut parts: Vec<&str> = match separator.as_deref() {
         Some("") => return Err(fail("split() with an empty separator")),
         Some(sep) if from_right => s.rsplitn(most, sep).collect(),
@@ -307,9 +305,8 @@ fn split(meter: &Meter, value: &Value, args: &Args<'_>, from_right: bool) -> Out
     list_of_parts(meter, value, &parts)
 }
 
-/// Parts of a string as a list.
+/// Parts of a string as a list; paid for as elements.
 fn list_of_parts(meter: &Meter, value: &Value, parts: &[&str]) -> Outcome {
-    meter.charge_elements(parts.len())?;
     let parts = parts.iter().map(|part| given::part(meter, value, part));
     meter.list(parts.collect::<Outcome<_>>()?)
 }
@@ -363,22 +360,27 @@ fn words(s: &str, most: usize, from_right: bool) -> Vec<&str> {
     }
 }
 
-fn affix(s: &str, args: &Args<'_>, test: impl Fn(&str, &str) -> bool) -> Outcome {
+fn affix(meter: &Meter, s: &str, args: &Args<'_>, test: impl Fn(&str, &str) -> bool) -> Outcome {
+    args.expect(&["prefix"])?;
     let wanted = args.get(0, "prefix").unwrap_or(Value::UNDEFINED);
-    let found = match view(&wanted) {
-        View::Str(affix) => test(s, affix),
-        View::List(list) => list
-            .items
-            .iter()
-            .any(|v| as_str(v).is_some_and(|affix| test(s, affix))),
-        _ => {
+    let one = std::slice::from_ref(&wanted);
+    let affixes = match view(&wanted) {
+        View::List(list) if list.tuple => list.items.as_slice(),
+        _ => one,
+    };
+    for affix in affixes {
+        let View::Str(affix) = view(affix) else {
             return Err(fail(format!(
                 "startswith() and endswith() take a str or a tuple of them, not {}",
-                type_name(&wanted)
-            )))
+                type_name(affix)
+            )));
+        };
+        meter.charge(affix.len().saturating_add(16))?;
+        if test(s, affix) {
+            return Ok(Value::from(true));
         }
-    };
-    Ok(Value::from(found))
+    }
+    Ok(Value::from(false))
 }
 
 /// Where `args[0]` stands in characters, within `args[1]..args[2]`.
@@ -397,8 +399,9 @@ fn find(s: &str, args: &Args<'_>, from_right: bool) -> Outcome<Option<usize>> {
         };
         usize::try_from(i).unwrap_or(usize::MAX).min(len)
     };
+    let beyond = start.is_some_and(|i| i > len as i128);
     let (start, end) = (start.map_or(0, place), end.map_or(len, place));
-    if start > end {
+    if start > end || beyond {
         return Ok(None);
     }
     let byte = |n: usize| s.char_indices().nth(n).map_or(s.len(), |(at, _)| at);
@@ -415,8 +418,13 @@ fn find(s: &str, args: &Args<'_>, from_right: bool) -> Outcome<Option<usize>> {
 }
 
 /// All characters fulfil `test`, and there is one.
-fn all(s: &str, test: impl Fn(char) -> bool) -> Outcome {
-    Ok(Value::from(!s.is_empty() && s.chars().all(test)))
+fn all(s: &str, test: impl Fn(char) -> Outcome<bool>) -> Outcome {
+    for c in s.chars() {
+        if !test(c)? {
+            return Ok(Value::from(false));
+        }
+    }
+    Ok(Value::from(!s.is_empty()))
 }
 
 /// No character is of the `other` case, and one is of this.
@@ -448,7 +456,8 @@ fn parts(meter: &Meter, value: &Value, args: &Args<'_>, from_right: bool) -> Out
 }
 
 fn str_method(meter: &Meter, value: &Value, s: &str, name: &str, args: &Args<'_>) -> Outcome {
-    meter.charge(s.len())?;
+    // What is searched, and what is searched for, which the search goes through beforehand.
+    meter.charge(s.len().saturating_add(args.text_len().saturating_mul(2)))?;
     let strip_chars = || args.text(0, "chars");
     let affix_of = |name: &str| {
         args.text(0, name)?
@@ -456,32 +465,24 @@ fn str_method(meter: &Meter, value: &Value, s: &str, name: &str, args: &Args<'_>
     };
     match name {
         "upper" => made(meter, s.to_uppercase(), &[value]),
-        "lower" | "casefold" => made(meter, s.to_lowercase(), &[value]),
-        "title" => made(meter, title(s), &[value]),
-        "capitalize" => made(meter, capitalize(s), &[value]),
-        "swapcase" => made(
-            meter,
-            s.chars()
-                .flat_map(|c| -> Box<dyn Iterator<Item = char>> {
-                    if c.is_uppercase() {
-                        Box::new(c.to_lowercase())
-                    } else {
-                        Box::new(c.to_uppercase())
-                    }
-                })
-                .collect(),
-            &[value],
-        ),
+        "lower" => made(meter, s.to_lowercase(), &[value]),
+        "casefold" => made(meter, letters::casefold(s), &[value]),
+        "title" => made(meter, letters::title(s), &[value]),
+        "capitalize" => made(meter, letters::capitalize(s), &[value]),
+        "swapcase" => made(meter, letters::swapcase(s), &[value]),
         "strip" => strip(meter, value, strip_chars()?.as_deref(), true, true),
         "lstrip" => strip(meter, value, strip_chars()?.as_deref(), true, false),
         "rstrip" => strip(meter, value, strip_chars()?.as_deref(), false, true),
         "split" => split(meter, value, args, false),
         "rsplit" => split(meter, value, args, true),
-        "splitlines" => list_of_parts(meter, value, &lines(s, args.flag(0, "keepends"))),
+        "splitlines" => {
+            meter.charge_elements(s.chars().filter(|c| is_line_break(*c)).count())?;
+            list_of_parts(meter, value, &lines(s, args.flag(0, "keepends")))
+        }
         "partition" => parts(meter, value, args, false),
         "rpartition" => parts(meter, value, args, true),
-        "startswith" => affix(s, args, |s, p| s.starts_with(p)),
-        "endswith" => affix(s, args, |s, p| s.ends_with(p)),
+        "startswith" => affix(meter, s, args, |s, p| s.starts_with(p)),
+        "endswith" => affix(meter, s, args, |s, p| s.ends_with(p)),
         "removeprefix" => {
             let prefix = affix_of("prefix")?;
             given::part(meter, value, s.strip_prefix(&*prefix).unwrap_or(s))
@@ -506,6 +507,7 @@ fn str_method(meter: &Meter, value: &Value, s: &str, name: &str, args: &Args<'_>
             .map(Value::from)
             .ok_or_else(|| fail(format!("{name}(): the text is not there"))),
         "count" => {
+            args.expect(&["sub"])?;
             let wanted = affix_of("sub")?;
             let n = match &*wanted {
                 "" => s.chars().count().saturating_add(1),
@@ -522,16 +524,20 @@ fn str_method(meter: &Meter, value: &Value, s: &str, name: &str, args: &Args<'_>
         "rjust" => pad(meter, value, args, Side::Right),
         "zfill" => pad(meter, value, args, Side::Zeros),
         "format" => format(meter, value, args),
-        "isalnum" => all(s, char::is_alphanumeric),
-        "isalpha" => all(s, char::is_alphabetic),
+        "isalnum" => all(s, |c| Ok(letters::is_alphanumeric(c))),
+        "isalpha" => all(s, |c| Ok(letters::is_alphabetic(c))),
         "isascii" => Ok(Value::from(s.is_ascii())),
-        "isdecimal" | "isdigit" | "isnumeric" => all(s, char::is_numeric),
-        "isspace" => all(s, is_space),
-        "islower" => cased(s, char::is_lowercase, char::is_uppercase),
-        "isupper" => cased(s, char::is_uppercase, char::is_lowercase),
-        "istitle" => Ok(Value::from(
-            s.chars().any(char::is_alphabetic) && title(s) == s,
-        )),
+        "isdecimal" => all(s, |c| Ok(letters::is_decimal(c))),
+        "isdigit" => all(s, letters::is_digit),
+        "isnumeric" => all(s, letters::is_numeric),
+        "isspace" => all(s, |c| Ok(is_space(c))),
+        "islower" => cased(s, char::is_lowercase, |c| {
+            c.is_uppercase() || letters::is_titlecase(c)
+        }),
+        "isupper" => cased(s, char::is_uppercase, |c| {
+            c.is_lowercase() || letters::is_titlecase(c)
+        }),
+        "istitle" => Ok(Value::from(letters::is_title(s))),
         _ => Err(fail(format!("str has no method {name:?}"))),
     }
 }
@@ -540,7 +546,7 @@ fn str_method(meter: &Meter, value: &Value, s: &str, name: &str, args: &Args<'_>
 fn format(meter: &Meter, pattern: &Value, args: &Args<'_>) -> Outcome {
     let mut text = Text::new(meter);
     let mut rest = as_str(pattern).unwrap_or("");
-    let mut next: usize = 0;
+    let (mut next, mut numbered): (usize, bool) = (0, false);
     while let Some(at) = rest.find(['{', '}']) {
         text.push_part(pattern, rest.get(..at).unwrap_or(""))?;
         let tail = rest.get(at..).unwrap_or("");
@@ -553,6 +559,11 @@ fn format(meter: &Meter, pattern: &Value, args: &Args<'_>) -> Outcome {
         let Some((field, after)) = field else {
             return Err(fail("format(): a brace stands alone"));
         };
+        let is_number = field.parse::<usize>().is_ok();
+        numbered |= is_number;
+        if numbered && (field.is_empty() || next > 0) {
+            return Err(fail("format(): fields with and without a number"));
+        }
         let value = if field.is_empty() {
             let value = args.pos.get(next).cloned();
             next = next.saturating_add(1);

@@ -1,8 +1,9 @@
 //! Chat templates: Jinja by minijinja, with the meaning that `transformers` gives a template.
 //!
 //! A template comes with a model file, so it is data from strangers. It reaches nothing outside
-//! its arguments; its steps are counted (fuel), and so is every byte it makes or compares (a
-//! meter): a loop, a doubled string or a nested list ends in an error, not in memory. Values print
+//! its arguments; its steps are counted (fuel), and so is every byte it makes, hashes or compares
+//! (a meter): a loop, a doubled string or a nested list ends in an error, not in memory. Below
+//! both lies a deadline, and a caller may end the work at any time ([`Task`]). Values print
 //! as Python prints them (`True`, `None`, `{'a': 1}`), operators and methods mean what they mean
 //! in Python, `tojson` is `json.dumps(ensure_ascii=False)`. Not available: `import`, `include`,
 //! `extends`, `autoescape`, calls with `*` or `**`, methods that change a list or mapping.
@@ -12,15 +13,23 @@
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 #![deny(clippy::arithmetic_side_effects, clippy::panic)]
 
+mod canonical;
 mod checks;
 mod environment;
 mod filters;
+mod generator;
 mod given;
 #[cfg(test)]
 mod given_tests;
+mod key;
+mod letters;
+mod limits;
+mod markup;
 mod methods;
+mod namespace;
 mod ops;
 mod rewrite;
+mod sort;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -33,8 +42,10 @@ use minijinja::machinery::{make_string_output, CodeGenerator, Vm};
 use minijinja::ErrorKind;
 
 use crate::error::{Error, Result};
+use limits::{Ended, Stop, DEADLINE};
 use value::Meter;
 
+pub use limits::Task;
 pub use minijinja::Value;
 
 /// Longest source; published templates stay below 100 KiB.
@@ -45,11 +56,11 @@ const FUEL: u64 = 5_000_000;
 const METER: u64 = 192 << 20;
 /// What each byte of the arguments adds: a template may go over the messages several times.
 const METER_PER_BYTE: u64 = 16;
+/// The most bytes that one step may look at, beyond four times those of the arguments: the slowest
+/// steps go through some 200 MB a second, and none looks up from its work.
+const STEP: usize = 32 << 20;
 /// Longest output beyond the length of the arguments.
 const MAX_OUTPUT: usize = 32 << 20;
-/// minijinja recurses over the template; pages of a stack that are not reached cost nothing.
-const STACK: usize = 128 << 20;
-
 const OTHER_TEMPLATE: &str = "render the prompt with another template, or without one";
 
 fn error(reason: impl Into<String>, remedy: &str) -> Error {
@@ -59,10 +70,18 @@ fn error(reason: impl Into<String>, remedy: &str) -> Error {
     }
 }
 
+/// Longest piece of a template's text in a message.
+const MAX_QUOTED: usize = 1000;
+
+fn cut(text: &str) -> String {
+    match text.char_indices().nth(MAX_QUOTED) {
+        Some((at, _)) => format!("{}...", text.get(..at).unwrap_or("")),
+        None => text.to_owned(),
+    }
+}
+
 fn describe(e: &minijinja::Error) -> String {
-    let detail = e
-        .detail()
-        .map_or_else(|| e.kind().to_string(), str::to_owned);
+    let detail = e.detail().map_or_else(|| e.kind().to_string(), cut);
     match e.line() {
         Some(line) => format!("line {line}: {detail}"),
         None => detail,
@@ -107,7 +126,7 @@ pub struct Rendering {
 #[derive(Debug, Clone)]
 pub struct ChatTemplate {
     source: String,
-    prepared: String,
+    prepared: Arc<str>,
     bos: String,
     eos: String,
 }
@@ -119,6 +138,18 @@ impl ChatTemplate {
     /// # Errors
     /// [`Error::Template`] with the line and what is wrong there.
     pub fn new(source: &str, bos: &str, eos: &str) -> Result<Self> {
+        Self::reading(source, bos, eos)?.finish()
+    }
+
+    /// [`ChatTemplate::new`] as work that can be ended.
+    ///
+    /// # Errors
+    /// [`Error::Template`] for a source beyond any length.
+    pub fn reading(source: &str, bos: &str, eos: &str) -> Result<Task<Self>> {
+        Self::read_until(source, bos, eos, Stop::new(DEADLINE))
+    }
+
+    fn read_until(source: &str, bos: &str, eos: &str, stop: Arc<Stop>) -> Result<Task<Self>> {
         if source.len() > MAX_SOURCE {
             return Err(error(
                 format!(
@@ -128,17 +159,24 @@ impl ChatTemplate {
                 OTHER_TEMPLATE,
             ));
         }
-        let prepared = on_big_stack(|| {
-            let prepared = environment::prepare(source)?;
-            environment::syntax_tree(&prepared)?;
-            Ok(prepared)
-        })?
-        .map_err(|e: minijinja::Error| error(describe(&e), OTHER_TEMPLATE))?;
-        Ok(ChatTemplate {
-            source: source.to_owned(),
-            prepared,
-            bos: bos.to_owned(),
-            eos: eos.to_owned(),
+        let (source, bos, eos) = (source.to_owned(), bos.to_owned(), eos.to_owned());
+        Task::start(stop.clone(), move || {
+            let prepared = environment::prepare(&source, &stop).and_then(|prepared| {
+                environment::syntax_tree(&prepared)?;
+                stop.check(0)?;
+                Ok(prepared)
+            });
+            match prepared {
+                Ok(prepared) => Ok(ChatTemplate {
+                    source,
+                    prepared: prepared.into(),
+                    bos,
+                    eos,
+                }),
+                Err(e) => {
+                    Err(ended_early(&stop).unwrap_or_else(|| error(describe(&e), OTHER_TEMPLATE)))
+                }
+            }
         })
     }
 
@@ -163,6 +201,21 @@ impl ChatTemplate {
         add_generation_prompt: bool,
         extra: Vec<(String, Value)>,
     ) -> Result<Rendering> {
+        self.rendering(messages, tools, add_generation_prompt, extra)?
+            .finish()
+    }
+
+    /// [`ChatTemplate::render`] as work that can be ended.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for arguments that no template takes.
+    pub fn rendering(
+        &self,
+        messages: Value,
+        tools: Option<Value>,
+        add_generation_prompt: bool,
+        extra: Vec<(String, Value)>,
+    ) -> Result<Task<Rendering>> {
         let none = Value::from(());
         let mut variables: Vec<(Value, Value)> = [
             ("bos_token", Value::from(self.bos.as_str())),
@@ -190,81 +243,103 @@ impl ChatTemplate {
             .iter()
             .fold(0, |n: usize, (_, v)| n.saturating_add(value::size(v)));
         let root = map(variables)?;
-        on_big_stack(|| self.evaluate(root, size))?
-    }
-
-    fn evaluate(&self, root: Value, size: usize) -> Result<Rendering> {
-        let budget = METER_PER_BYTE.saturating_mul(size as u64);
-        let meter = Arc::new(Meter::new(METER.saturating_add(budget)));
-        let env = environment::environment(&meter, FUEL);
-        let mut out = String::new();
-        let done = environment::syntax_tree(&self.prepared).and_then(|tree| {
-            let mut generator = CodeGenerator::new("template", &self.prepared);
-            generator.compile_stmt(&tree);
-            let (instructions, blocks) = generator.finish();
-            let mut output = make_string_output(&mut out);
-            Vm::new(&env)
-                .eval(
-                    &instructions,
-                    root,
-                    &blocks,
-                    &mut output,
-                    given::CAPTURES_FLAGGED,
-                )
-                .map(|_| ())
-        });
-        if let Err(e) = done {
-            let raised = meter.raised.lock().ok().and_then(|mut r| r.take());
-            return Err(match (raised, e.kind()) {
-                (Some(message), _) => error(
-                    message,
-                    "the model's template refuses these messages: change them",
-                ),
-                (None, ErrorKind::OutOfFuel) => error(
-                    format!(
-                        "takes more than {FUEL} steps or {} MiB of text ({})",
-                        METER >> 20,
-                        describe(&e)
-                    ),
-                    OTHER_TEMPLATE,
-                ),
-                (None, _) => error(
-                    describe(&e),
-                    "check the messages against what the model's template expects",
-                ),
-            });
-        }
-        let (text, spans) = given::read(&out);
-        let most = MAX_OUTPUT.saturating_add(size);
-        if text.len() > most {
-            return Err(error(
-                format!(
-                    "makes {} bytes of text, at most {most} are taken",
-                    text.len()
-                ),
-                OTHER_TEMPLATE,
-            ));
-        }
-        Ok(Rendering {
-            text,
-            given: spans.into_ranges(),
+        let (prepared, stop) = (self.prepared.clone(), Stop::new(DEADLINE));
+        Task::start(stop.clone(), move || {
+            evaluate(&prepared, root, size, &stop).outcome
         })
     }
 }
 
-/// Runs `f` on a thread with a stack that no template of legal size exhausts.
-fn on_big_stack<T: Send>(f: impl FnOnce() -> T + Send) -> Result<T> {
-    std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new()
-            .name("template".to_owned())
-            .stack_size(STACK)
-            .spawn_scoped(scope, f)
-            .map_err(|e| Error::Memory {
-                need: format!("a thread for the chat template ({e})"),
-                remedy: "raise the limit on threads or memory of this process".to_owned(),
-            })?;
-        thread
-            .join()
-            .map_err(|_| Error::Internal("the template engine panicked".to_owned()))
+/// A rendering and what it cost.
+struct Rendered {
+    outcome: Result<Rendering>,
+    /// Bytes off the meter; what the tests hold limits to.
+    #[cfg_attr(not(test), allow(dead_code))]
+    bytes: u64,
+}
+
+fn evaluate(prepared: &str, root: Value, size: usize, stop: &Arc<Stop>) -> Rendered {
+    let all = METER.saturating_add(METER_PER_BYTE.saturating_mul(size as u64));
+    let step = STEP.saturating_add(size.saturating_mul(4));
+    let meter = Arc::new(Meter::new(all, step, stop.clone()));
+    Rendered {
+        outcome: evaluate_with(prepared, root, size, &meter),
+        bytes: all.saturating_sub(meter.left()),
+    }
+}
+
+fn evaluate_with(
+    prepared: &str,
+    root: Value,
+    size: usize,
+    meter: &Arc<Meter>,
+) -> Result<Rendering> {
+    let env = environment::environment(meter, FUEL);
+    let mut out = String::new();
+    let done = environment::syntax_tree(prepared).and_then(|tree| {
+        meter.charge(0)?;
+        let mut generator = CodeGenerator::new("template", prepared);
+        generator.compile_stmt(&tree);
+        let (instructions, blocks) = generator.finish();
+        let mut output = make_string_output(&mut out);
+        Vm::new(&env)
+            .eval(
+                &instructions,
+                root,
+                &blocks,
+                &mut output,
+                given::CAPTURES_FLAGGED,
+            )
+            .map(|_| ())
+    });
+    if let Err(e) = done {
+        if let Some(early) = ended_early(&meter.stop) {
+            return Err(early);
+        }
+        let raised = meter.raised.lock().ok().and_then(|mut r| r.take());
+        return Err(match (raised, e.kind()) {
+            (Some(message), _) => error(
+                cut(&message),
+                "the model's template refuses these messages: change them",
+            ),
+            (None, ErrorKind::OutOfFuel) => error(
+                format!(
+                    "takes more than {FUEL} steps or {} MiB of text ({})",
+                    METER >> 20,
+                    describe(&e)
+                ),
+                OTHER_TEMPLATE,
+            ),
+            (None, _) => error(
+                describe(&e),
+                "check the messages against what the model's template expects",
+            ),
+        });
+    }
+    let (text, spans) = given::read(&out);
+    let most = MAX_OUTPUT.saturating_add(size);
+    if text.len() > most {
+        return Err(error(
+            format!(
+                "makes {} bytes of text, at most {most} are taken",
+                text.len()
+            ),
+            OTHER_TEMPLATE,
+        ));
+    }
+    Ok(Rendering {
+        text,
+        given: spans.into_ranges(),
+    })
+}
+
+/// The error of work that was ended early.
+fn ended_early(stop: &Stop) -> Option<Error> {
+    Some(match stop.ended()? {
+        Ended::Told => Error::Cancelled,
+        Ended::Late => error(
+            format!("takes longer than {} s", stop.deadline.as_secs()),
+            OTHER_TEMPLATE,
+        ),
     })
 }

@@ -2,14 +2,18 @@
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-use minijinja::value::{Object, ObjectRepr};
+use minijinja::value::{Object, ObjectRepr, ValueKind};
 use minijinja::{State, Value};
 
+use super::generator::Generator;
 use super::given::{self, as_str};
+use super::key::int_float;
 use super::methods;
+use super::namespace::Namespace;
 use super::text::Text;
 use super::value::{
-    as_float, as_int, fail, int, is_key, type_name, view, Args, List, Meter, Outcome, View,
+    as_float, as_int, fail, int, is_key, text_len, type_name, view, Args, Form, List, Map, Meter,
+    Outcome, View,
 };
 
 fn unsupported(op: &str, a: &Value, b: &Value) -> minijinja::Error {
@@ -40,7 +44,7 @@ fn repeat(meter: &Meter, value: &Value, n: i128) -> Option<Outcome> {
                 .charge(s.len().saturating_mul(n))
                 .and_then(|()| given::made(meter, s.repeat(n), &[value])),
         ),
-        View::List(list) => Some(
+        View::List(list) if list.form.is_none() => Some(
             meter
                 .charge_elements(list.items.len().saturating_mul(n))
                 .and_then(|()| {
@@ -57,7 +61,9 @@ fn repeat(meter: &Meter, value: &Value, n: i128) -> Option<Outcome> {
 pub(super) fn arithmetic(meter: &Meter, op: &str, a: &Value, b: &Value) -> Outcome {
     match (op, view(a), view(b)) {
         ("+", View::Str(_), View::Str(_)) => return concat(meter, a, b),
-        ("+", View::List(x), View::List(y)) if x.tuple == y.tuple => {
+        ("+", View::List(x), View::List(y))
+            if x.tuple == y.tuple && x.form.is_none() && y.form.is_none() =>
+        {
             meter.charge_elements(x.items.len().saturating_add(y.items.len()))?;
             return List::value(joined(x, y), x.tuple);
         }
@@ -85,6 +91,7 @@ pub(super) fn arithmetic(meter: &Meter, op: &str, a: &Value, b: &Value) -> Outco
                 .and_then(|q| q.checked_mul(y))
                 .and_then(|q| x.checked_sub(q)),
             "**" if y >= 0 => u32::try_from(y).ok().and_then(|y| x.checked_pow(y)),
+            "**" if x == 0 => return Err(fail("0 to a negative power")),
             "**" => return Ok(Value::from((x as f64).powf(y as f64))),
             _ => return Ok(Value::from(x as f64 / y as f64)),
         };
@@ -97,6 +104,12 @@ pub(super) fn arithmetic(meter: &Meter, op: &str, a: &Value, b: &Value) -> Outco
     };
     if y == 0.0 && matches!(op, "/" | "//" | "%") {
         return Err(fail(format!("{op} by zero")));
+    }
+    if op == "**" && x == 0.0 && y < 0.0 {
+        return Err(fail("0 to a negative power"));
+    }
+    if op == "**" && x < 0.0 && x.is_finite() && y.is_finite() && y.fract() != 0.0 {
+        return Err(fail("a complex number is not available"));
     }
     Ok(Value::from(match op {
         "+" => x + y,
@@ -142,6 +155,17 @@ pub(super) fn equal(meter: &Meter, a: &Value, b: &Value) -> Outcome<bool> {
         }
         (View::None, View::None) | (View::Undefined, View::Undefined) => true,
         (View::List(x), View::List(y)) => {
+            match (x.form, y.form) {
+                (None, None) => {}
+                (Some(Form::Range { .. }), Some(Form::Range { .. })) => {}
+                (Some(form), Some(_)) if form.is_view() => {
+                    return Err(fail(format!(
+                        "comparing two {} is not available",
+                        form.name()
+                    )))
+                }
+                _ => return Ok(false),
+            }
             if x.items.len() != y.items.len() || x.tuple != y.tuple {
                 return Ok(false);
             }
@@ -157,6 +181,7 @@ pub(super) fn equal(meter: &Meter, a: &Value, b: &Value) -> Outcome<bool> {
                 return Ok(false);
             }
             for (key, x) in &x.entries {
+                meter.charge_key(key)?;
                 match y.get(key) {
                     Some(y) if equal(meter, x, y)? => {}
                     _ => return Ok(false),
@@ -164,10 +189,53 @@ pub(super) fn equal(meter: &Meter, a: &Value, b: &Value) -> Outcome<bool> {
             }
             true
         }
-        _ => match (as_int(a), as_int(b)) {
-            (Some(x), Some(y)) => x == y,
-            _ => matches!((as_float(a), as_float(b)), (Some(x), Some(y)) if x == y),
-        },
+        (View::Other, View::Other) => same_object(a, b)?,
+        _ => number_order(a, b).flatten() == Some(Ordering::Equal),
+    })
+}
+
+/// Whether two values are one object.
+fn same_object(a: &Value, b: &Value) -> Outcome<bool> {
+    fn place<T: 'static>(value: &Value) -> Option<*const T> {
+        value.downcast_object_ref::<T>().map(std::ptr::from_ref)
+    }
+    fn same<T: 'static>(a: &Value, b: &Value) -> Option<bool> {
+        Some(place::<T>(a)? == place::<T>(b)?)
+    }
+    if a.kind() != b.kind() || type_name(a) != type_name(b) {
+        return Ok(false);
+    }
+    same::<Namespace>(a, b)
+        .or_else(|| same::<Generator>(a, b))
+        .or_else(|| same::<List>(a, b))
+        .or_else(|| same::<Map>(a, b))
+        .ok_or_else(|| fail("comparing functions is not available"))
+}
+
+/// `a is sameas b`: one object. Which numbers and strings are one is the interpreter's choice.
+pub(super) fn is_same(a: &Value, b: &Value) -> Outcome<bool> {
+    match (view(a), view(b)) {
+        (View::None, View::None) | (View::Undefined, View::Undefined) => Ok(true),
+        (View::Bool(x), View::Bool(y)) => Ok(x == y),
+        (View::Int(x), View::Int(y)) if x == y && !(-5..=256).contains(&x) => {
+            Err(fail("sameas of large integers is not available"))
+        }
+        (View::Int(x), View::Int(y)) => Ok(x == y),
+        (View::Float(_), View::Float(_)) | (View::Str(_), View::Str(_)) => Err(fail(format!(
+            "sameas of a {} is not available",
+            type_name(a)
+        ))),
+        _ => same_object(a, b),
+    }
+}
+
+/// The order of two numbers, exact at any size; none with NaN. Nothing where one is no number.
+fn number_order(a: &Value, b: &Value) -> Option<Option<Ordering>> {
+    Some(match (as_int(a), as_int(b)) {
+        (Some(x), Some(y)) => Some(x.cmp(&y)),
+        (Some(x), None) => int_float(x, as_float(b)?),
+        (None, Some(y)) => int_float(y, as_float(a)?).map(Ordering::reverse),
+        (None, None) => as_float(a)?.partial_cmp(&as_float(b)?),
     })
 }
 
@@ -179,7 +247,9 @@ pub(super) fn order(meter: &Meter, op: &str, a: &Value, b: &Value) -> Outcome<Op
             meter.charge(x.len().min(y.len()))?;
             Ok(Some(x.cmp(y)))
         }
-        (View::List(x), View::List(y)) if x.tuple == y.tuple => {
+        (View::List(x), View::List(y))
+            if x.tuple == y.tuple && x.form.is_none() && y.form.is_none() =>
+        {
             for (p, q) in x.items.iter().zip(&y.items) {
                 if !equal(meter, p, q)? {
                     return order(meter, op, p, q);
@@ -187,13 +257,7 @@ pub(super) fn order(meter: &Meter, op: &str, a: &Value, b: &Value) -> Outcome<Op
             }
             Ok(Some(x.items.len().cmp(&y.items.len())))
         }
-        _ => match (as_int(a), as_int(b)) {
-            (Some(x), Some(y)) => Ok(Some(x.cmp(&y))),
-            _ => match (as_float(a), as_float(b)) {
-                (Some(x), Some(y)) => Ok(x.partial_cmp(&y)),
-                _ => Err(unsupported(op, a, b)),
-            },
-        },
+        _ => number_order(a, b).ok_or_else(|| unsupported(op, a, b)),
     }
 }
 
@@ -202,7 +266,7 @@ pub(super) fn contains(meter: &Meter, item: &Value, container: &Value) -> Outcom
     match (view(container), view(item)) {
         (View::Undefined, _) => Ok(false),
         (View::Str(text), View::Str(part)) => {
-            meter.charge(text.len())?;
+            meter.charge(text.len().saturating_add(part.len()))?;
             Ok(text.contains(part))
         }
         (View::List(list), _) => {
@@ -213,8 +277,19 @@ pub(super) fn contains(meter: &Meter, item: &Value, container: &Value) -> Outcom
             }
             Ok(false)
         }
+        (View::Other, _) => {
+            let Some(generator) = container.downcast_object_ref::<Generator>() else {
+                return Err(unsupported("in", item, container));
+            };
+            while let Some(element) = generator.next() {
+                if equal(meter, &element, item)? {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        }
         (View::Map(map), _) if is_key(item) || item.is_undefined() => {
-            meter.charge(as_str(item).map_or(0, str::len))?;
+            meter.charge_key(item)?;
             Ok(map.get(item).is_some())
         }
         _ => Err(unsupported("in", item, container)),
@@ -281,22 +356,52 @@ fn of_undefined(what: &str) -> minijinja::Error {
 }
 
 /// `value.name`: a method, else an item; undefined where there is neither.
-pub(super) fn attribute(value: &Value, name: &str) -> Outcome {
+pub(super) fn attribute(meter: &Meter, value: &Value, name: &str) -> Outcome {
+    meter.charge(name.len().saturating_mul(2))?;
     match view(value) {
         View::Undefined => Err(of_undefined(&format!("attribute {name:?}"))),
         View::Map(map) => Ok(bound(value, name)
             .or_else(|| map.get(&Value::from(name)).cloned())
             .unwrap_or(Value::UNDEFINED)),
-        View::Other => Ok(value.get_attr(name).unwrap_or(Value::UNDEFINED)),
+        View::Other if matches!(name, "catch_kwargs" | "catch_varargs") => {
+            Err(fail(format!("attribute {name:?} is not available")))
+        }
+        View::Other => of_object(meter, value.get_attr(name).unwrap_or(Value::UNDEFINED)),
+        View::List(List {
+            form: Some(Form::Range { start, stop, step }),
+            ..
+        }) if matches!(name, "start" | "stop" | "step") => Ok(int(match name {
+            "start" => *start,
+            "stop" => *stop,
+            _ => *step,
+        })),
         _ => Ok(bound(value, name).unwrap_or(Value::UNDEFINED)),
     }
 }
 
+/// `value|attr(name)`: no item of a mapping.
+pub(super) fn attribute_alone(meter: &Meter, value: &Value, name: &str) -> Outcome {
+    meter.charge(name.len())?;
+    match view(value) {
+        View::Map(_) => Ok(bound(value, name).unwrap_or(Value::UNDEFINED)),
+        _ => attribute(meter, value, name),
+    }
+}
+
+/// What an object of minijinja's says of itself: the names a macro takes are a tuple.
+fn of_object(meter: &Meter, found: Value) -> Outcome {
+    if found.kind() != ValueKind::Seq || matches!(view(&found), View::List(_)) {
+        return Ok(found);
+    }
+    let items = found.try_iter().map_err(|e| fail(e.to_string()))?;
+    meter.tuple(items.collect())
+}
+
 /// `value[key]`: an item, else a method; undefined where there is neither.
 pub(super) fn item(meter: &Meter, value: &Value, key: &Value) -> Outcome {
-    meter.charge(as_str(key).map_or(0, str::len))?;
+    meter.charge_key(key)?;
     // A string is walked to the character.
-    meter.charge(as_str(value).map_or(0, str::len))?;
+    meter.charge(text_len(value))?;
     let found = match view(value) {
         View::Undefined => {
             return Err(of_undefined(&match view(key) {
@@ -306,6 +411,7 @@ pub(super) fn item(meter: &Meter, value: &Value, key: &Value) -> Outcome {
             }))
         }
         View::Map(map) => map.get(key).cloned(),
+        View::List(list) if list.form.is_some_and(Form::is_view) => None,
         View::List(list) => as_int(key)
             .and_then(|i| place(i, list.items.len()))
             .and_then(|i| list.items.get(i).cloned()),
@@ -322,7 +428,10 @@ pub(super) fn item(meter: &Meter, value: &Value, key: &Value) -> Outcome {
             });
             found.map(|c| given::part(meter, value, c)).transpose()?
         }
-        View::Other if as_str(key).is_some() => value.get_item(&given::key(key)).ok(),
+        View::Other if as_str(key).is_some() => {
+            let found = value.get_item(&given::key(key)).ok();
+            found.map(|found| of_object(meter, found)).transpose()?
+        }
         _ => None,
     };
     Ok(found
@@ -348,6 +457,9 @@ pub(super) fn slice(meter: &Meter, args: &Args<'_>) -> Outcome {
     let chars: Vec<char>;
     let (len, list) = match view(value) {
         View::Undefined => return Err(of_undefined("slice")),
+        View::List(List {
+            form: Some(form), ..
+        }) => return Err(fail(format!("a slice of {} is not available", form.name()))),
         View::List(list) => (list.items.len(), Some(list)),
         View::Str(s) => {
             meter.charge(s.len())?;

@@ -1,7 +1,10 @@
 //! Prepares a parsed template for rendering: whatever makes or compares values becomes a call of
 //! ours, which charges the meter and has Python's meaning. Control flow stays minijinja's.
 //!
-//! The calls are filters whose names no template can spell.
+//! The calls are filters whose names no template can spell. What minijinja does on its own between
+//! two of them is bounded by its fuel: one of them stands wherever a template may come by again.
+use std::cell::Cell;
+
 use minijinja::machinery::ast::{self, BinOpKind, CallArg, CompareOpKind, Expr, Spanned, Stmt};
 use minijinja::machinery::Span;
 use minijinja::Value;
@@ -13,11 +16,15 @@ pub(super) mod name {
     pub const ITER: &str = "#iter";
     pub const NEW_MACRO: &str = "#macro";
     pub const DROP: &str = "#drop";
+    pub const WEIGHED: &str = "#weighed";
+    pub const PASSED: &str = "#passed";
+    pub const RECEIVED: &str = "#received";
+    pub const CANONICAL: &str = "#canonical";
+    pub const SET: &str = "#set";
     pub const ATTRIBUTE: &str = "#attribute";
     pub const ITEM: &str = "#item";
     pub const SLICE: &str = "#slice";
     pub const SAME: &str = "#same";
-    pub const GIVEN: &str = "#given";
     pub const LIST: &str = "#list";
     pub const TUPLE: &str = "#tuple";
     pub const MAP: &str = "#map";
@@ -60,27 +67,81 @@ fn new_macro<'a>(span: Span) -> Expr<'a> {
     call(name::NEW_MACRO, span, vec![constant(Value::from(""), span)])
 }
 
-/// What is assigned to: names, lists of them, attributes of namespaces.
+/// Holds the text of a block until an attribute is set to it.
+const BLOCK: &str = "#block";
+
+/// Scopes around what stands in no other statement: the template's own, and one for its body.
+const TOP: u64 = 2;
+
+/// Functions that are no macros.
+const FUNCTIONS: &[&str] = &[
+    "dict",
+    "loop",
+    "namespace",
+    "raise_exception",
+    "range",
+    "strftime_now",
+];
+
+/// Work of the compiler on names in macros: each macro is gone through once for every macro around it, each
+/// name of it once for every scope around it. Published templates need some 10,000.
+const MAX_CLOSURE_WORK: u64 = 20_000_000;
+
+/// The same value by way of a call of ours, so that deadline and caller are asked.
+fn asking(e: Expr<'_>) -> Expr<'_> {
+    match e {
+        e @ (Expr::Filter(_) | Expr::Test(_)) => e,
+        e => {
+            let span = e.span();
+            call(name::SAME, span, vec![e])
+        }
+    }
+}
+
+/// `not not not a` is `not a`: minijinja goes through the whole chain at each of its links.
+fn not_thrice<'e, 'a>(mut e: &'e Expr<'a>) -> &'e Expr<'a> {
+    while let Some(inner) = operand_of_not(e).and_then(operand_of_not) {
+        e = inner;
+    }
+    e
+}
+
+fn operand_of_not<'e, 'a>(e: &'e Expr<'a>) -> Option<&'e Expr<'a>> {
+    match e {
+        Expr::UnaryOp(u) if matches!(u.op, ast::UnaryOpKind::Not) => Some(&u.expr),
+        _ => None,
+    }
+}
+
+/// `loop.changed(...)` compares inside minijinja: what it compares is one string of ours.
+fn canonical<'a>(g: &ast::GetAttr<'a>, args: Vec<CallArg<'a>>, span: Span) -> Outcome<Expr<'a>> {
+    if !matches!(&g.expr, Expr::Var(v) if v.id == "loop") {
+        return Err(refuse("changed() of anything but loop", span));
+    }
+    let mut values = Vec::with_capacity(args.len().saturating_add(1));
+    for arg in args {
+        match arg {
+            CallArg::Pos(value) => values.push(value),
+            _ => return Err(refuse("changed() of a named value", span)),
+        }
+    }
+    if values.is_empty() {
+        return Err(refuse("changed() of nothing", span));
+    }
+    Ok(call(name::CANONICAL, span, values))
+}
+
+/// What is assigned to: names and lists of them.
 fn target<'a>(e: &Expr<'a>) -> Outcome<Expr<'a>> {
     Ok(match e {
+        Expr::Var(v) if v.id == "loop" => return Err(refuse("a variable named loop", v.span())),
         Expr::Var(v) => Expr::Var(Spanned::new(ast::Var { id: v.id }, v.span())),
         Expr::List(l) => {
             let items: Outcome<Vec<_>> = l.items.iter().map(target).collect();
             Expr::List(Spanned::new(ast::List { items: items? }, l.span()))
         }
-        Expr::GetAttr(g) => Expr::GetAttr(Spanned::new(
-            ast::GetAttr {
-                expr: target(&g.expr)?,
-                name: g.name,
-            },
-            g.span(),
-        )),
         other => return Err(refuse("assigning to an expression", other.span())),
     })
-}
-
-fn is_loop(e: &Expr<'_>) -> bool {
-    matches!(e, Expr::Var(v) if v.id == "loop")
 }
 
 fn operator(op: CompareOpKind) -> &'static str {
@@ -96,12 +157,39 @@ fn operator(op: CompareOpKind) -> &'static str {
     }
 }
 
-/// Rewrites the parsed `source`.
-pub(super) struct Rewriter<'s> {
-    pub source: &'s str,
+/// `{% set namespace.name = value %}`; nothing where the target is another one.
+fn set_attribute<'a>(target: &Expr<'a>, value: Expr<'a>) -> Option<Stmt<'a>> {
+    let Expr::GetAttr(g) = target else {
+        return None;
+    };
+    let Expr::Var(v) = &g.expr else {
+        return None;
+    };
+    let namespace = Expr::Var(Spanned::new(ast::Var { id: v.id }, v.span()));
+    let name = constant(Value::from(g.name), g.span());
+    let set = call(name::SET, g.span(), vec![namespace, name, value]);
+    Some(emit(set, g.span()))
 }
 
-impl Rewriter<'_> {
+/// Rewrites the parsed `source`.
+pub(super) struct Rewriter<'s> {
+    source: &'s str,
+    /// Macros and scopes around the place, and the compiler's work so far.
+    macros: Cell<u64>,
+    scopes: Cell<u64>,
+    work: Cell<u64>,
+}
+
+impl<'s> Rewriter<'s> {
+    pub fn new(source: &'s str) -> Self {
+        Rewriter {
+            source,
+            macros: Cell::new(0),
+            scopes: Cell::new(1),
+            work: Cell::new(0),
+        }
+    }
+
     /// The statements of a whole template.
     pub fn template<'a>(&self, stmt: &Stmt<'a>) -> Outcome<Stmt<'a>> {
         match stmt {
@@ -116,11 +204,42 @@ impl Rewriter<'_> {
     }
 
     fn body<'a>(&self, stmts: &[Stmt<'a>]) -> Outcome<Vec<Stmt<'a>>> {
+        self.scopes.set(self.scopes.get().saturating_add(1));
         let mut out = Vec::with_capacity(stmts.len());
         for stmt in stmts {
             self.statement(stmt, &mut out)?;
         }
+        self.scopes.set(self.scopes.get().saturating_sub(1));
         Ok(out)
+    }
+
+    /// What is set inside stays inside.
+    fn scope<'a>(&self, stmts: &[Stmt<'a>], span: Span) -> Outcome<Stmt<'a>> {
+        Ok(Stmt::WithBlock(Spanned::new(
+            ast::WithBlock {
+                assignments: Vec::new(),
+                body: self.body(stmts)?,
+            },
+            span,
+        )))
+    }
+
+    /// What is run more than once: it starts with a call of ours.
+    fn repeated<'a>(&self, stmts: &[Stmt<'a>], span: Span) -> Outcome<Vec<Stmt<'a>>> {
+        let mut out = vec![emit(constant(Value::from(""), span), span)];
+        out.extend(self.body(stmts)?);
+        Ok(out)
+    }
+
+    /// A name that the compiler looks for in all that is around it.
+    fn named(&self, span: Span) -> Outcome<()> {
+        let step = self.macros.get().saturating_mul(self.scopes.get());
+        let work = self.work.get().saturating_add(step);
+        self.work.set(work);
+        if work > MAX_CLOSURE_WORK {
+            return Err(refuse("so much inside of nested macros", span));
+        }
+        Ok(())
     }
 
     fn statement<'a>(&self, stmt: &Stmt<'a>, out: &mut Vec<Stmt<'a>>) -> Outcome<()> {
@@ -132,16 +251,20 @@ impl Rewriter<'_> {
                 ast::ForLoop {
                     target: target(&f.target)?,
                     iter: call(name::ITER, f.iter.span(), vec![self.expr(&f.iter)?]),
-                    filter_expr: f.filter_expr.as_ref().map(|e| self.expr(e)).transpose()?,
+                    filter_expr: f
+                        .filter_expr
+                        .as_ref()
+                        .map(|e| self.expr(e).map(asking))
+                        .transpose()?,
                     recursive: f.recursive,
-                    body: self.body(&f.body)?,
+                    body: self.repeated(&f.body, f.span())?,
                     else_body: self.body(&f.else_body)?,
                 },
                 f.span(),
             )),
             Stmt::IfCond(i) => Stmt::IfCond(Spanned::new(
                 ast::IfCond {
-                    expr: self.expr(&i.expr)?,
+                    expr: asking(self.expr(&i.expr)?),
                     true_body: self.body(&i.true_body)?,
                     false_body: self.body(&i.false_body)?,
                 },
@@ -161,37 +284,60 @@ impl Rewriter<'_> {
                     w.span(),
                 ))
             }
-            Stmt::Set(s) => Stmt::Set(Spanned::new(
-                ast::Set {
-                    target: target(&s.target)?,
-                    expr: self.expr(&s.expr)?,
-                },
-                s.span(),
-            )),
-            Stmt::SetBlock(s) => Stmt::SetBlock(Spanned::new(
-                ast::SetBlock {
-                    target: target(&s.target)?,
-                    filter: s.filter.as_ref().map(|e| self.expr(e)).transpose()?,
-                    body: self.body(&s.body)?,
-                },
-                s.span(),
-            )),
+            Stmt::Set(s) => {
+                let value = self.expr(&s.expr)?;
+                if matches!(s.target, Expr::GetAttr(_)) {
+                    set_attribute(&s.target, value)
+                        .ok_or_else(|| refuse("assigning to an expression", s.span()))?
+                } else {
+                    Stmt::Set(Spanned::new(
+                        ast::Set {
+                            target: target(&s.target)?,
+                            expr: value,
+                        },
+                        s.span(),
+                    ))
+                }
+            }
+            Stmt::SetBlock(s) => {
+                let variable = |id| Expr::Var(Spanned::new(ast::Var { id }, s.span()));
+                let set = set_attribute(&s.target, variable(BLOCK));
+                out.push(Stmt::SetBlock(Spanned::new(
+                    ast::SetBlock {
+                        target: match set {
+                            Some(_) => variable(BLOCK),
+                            None => target(&s.target)?,
+                        },
+                        filter: s.filter.as_ref().map(|e| self.expr(e)).transpose()?,
+                        body: vec![self.scope(&s.body, s.span())?],
+                    },
+                    s.span(),
+                )));
+                out.extend(set);
+                return Ok(());
+            }
             Stmt::FilterBlock(f) => Stmt::FilterBlock(Spanned::new(
                 ast::FilterBlock {
                     filter: self.expr(&f.filter)?,
-                    body: self.body(&f.body)?,
+                    body: vec![self.scope(&f.body, f.span())?],
                 },
                 f.span(),
             )),
+            Stmt::Block(b) if self.scopes.get() > TOP => {
+                return Err(refuse("a block inside of other statements", b.span()))
+            }
             Stmt::Block(b) => Stmt::Block(Spanned::new(
                 ast::Block {
                     name: b.name,
                     required: b.required,
-                    body: self.body(&b.body)?,
+                    body: self.repeated(&b.body, b.span())?,
                 },
                 b.span(),
             )),
             Stmt::Macro(m) => {
+                if m.name == "loop" {
+                    return Err(refuse("a macro named loop", m.span()));
+                }
                 out.push(emit(new_macro(m.span()), m.span()));
                 Stmt::Macro(self.macro_decl(m)?)
             }
@@ -224,13 +370,47 @@ impl Rewriter<'_> {
 
     fn macro_decl<'a>(&self, m: &Spanned<ast::Macro<'a>>) -> Outcome<Spanned<ast::Macro<'a>>> {
         let args: Outcome<Vec<_>> = m.args.iter().map(target).collect();
-        let defaults: Outcome<Vec<_>> = m.defaults.iter().map(|e| self.expr(e)).collect();
+        self.macros.set(self.macros.get().saturating_add(1));
+        let mut body = Vec::new();
+        // One after the other: a default may be an argument in front of it.
+        let without = m.args.len().saturating_sub(m.defaults.len());
+        let defaults = std::iter::repeat_n(None, without).chain(m.defaults.iter().map(Some));
+        for (arg, default) in m.args.iter().zip(defaults) {
+            let received = call(name::RECEIVED, arg.span(), vec![target(arg)?]);
+            let value = match default {
+                None => received,
+                Some(default) => Expr::IfExpr(Spanned::new(
+                    ast::IfExpr {
+                        test_expr: Expr::Test(Spanned::new(
+                            ast::Test {
+                                name: "undefined",
+                                expr: target(arg)?,
+                                args: Vec::new(),
+                            },
+                            arg.span(),
+                        )),
+                        true_expr: self.expr(default)?,
+                        false_expr: Some(received),
+                    },
+                    arg.span(),
+                )),
+            };
+            body.push(Stmt::Set(Spanned::new(
+                ast::Set {
+                    target: target(arg)?,
+                    expr: value,
+                },
+                arg.span(),
+            )));
+        }
+        body.extend(self.repeated(&m.body, m.span())?);
+        self.macros.set(self.macros.get().saturating_sub(1));
         Ok(Spanned::new(
             ast::Macro {
                 name: m.name,
                 args: args?,
-                defaults: defaults?,
-                body: self.body(&m.body)?,
+                defaults: Vec::new(),
+                body,
             },
             m.span(),
         ))
@@ -267,14 +447,28 @@ impl Rewriter<'_> {
             other => self.expr(other)?,
         };
         let mut args = self.arguments(&c.args, c.span())?;
-        if matches!(&callee, Expr::GetAttr(g) if g.name == "changed" && is_loop(&g.expr)) {
-            // minijinja compares them: two strings are equal to it only where both are given.
+        if matches!(&c.expr, Expr::Var(v) if !FUNCTIONS.contains(&v.id)) {
             for arg in &mut args {
-                if let CallArg::Pos(e) = arg {
-                    let value = std::mem::replace(e, constant(Value::UNDEFINED, c.span()));
-                    *e = call(name::GIVEN, c.span(), vec![value]);
-                }
+                let (CallArg::Pos(e) | CallArg::Kwarg(_, e)) = arg else {
+                    continue;
+                };
+                let given = std::mem::replace(e, constant(Value::UNDEFINED, c.span()));
+                *e = call(name::PASSED, c.span(), vec![given]);
             }
+        }
+        match (&c.expr, args.as_mut_slice()) {
+            // It may be a recursive loop by any name, which counts what it is given.
+            (Expr::Var(_), [CallArg::Pos(arg)]) => {
+                let given = std::mem::replace(arg, constant(Value::UNDEFINED, c.span()));
+                *arg = call(name::WEIGHED, c.span(), vec![given]);
+            }
+            (Expr::GetAttr(g), _) if g.name == "changed" => {
+                args = vec![CallArg::Pos(canonical(g, args, c.span())?)];
+            }
+            (Expr::GetAttr(g), []) if g.name == "cycle" => {
+                return Err(refuse("cycle() of nothing", c.span()))
+            }
+            _ => {}
         }
         Ok(ast::Call { expr: callee, args })
     }
@@ -284,11 +478,9 @@ impl Rewriter<'_> {
         let (name, op) = match b.op {
             BinOpKind::ScAnd | BinOpKind::ScOr => {
                 let op = b.op;
-                // minijinja folds two constants into a bool; Python keeps the operand.
-                let left = match left {
-                    Expr::Const(_) => call(name::SAME, b.span(), vec![left]),
-                    left => left,
-                };
+                // minijinja folds two constants into a bool, where Python keeps the operand, and
+                // looks for them through all of a chain at each of its links.
+                let left = asking(left);
                 return Ok(Expr::BinOp(Spanned::new(
                     ast::BinOp { op, left, right },
                     b.span(),
@@ -316,7 +508,14 @@ impl Rewriter<'_> {
 
     fn expr<'a>(&self, e: &Expr<'a>) -> Outcome<Expr<'a>> {
         Ok(match e {
-            Expr::Var(v) => Expr::Var(Spanned::new(ast::Var { id: v.id }, v.span())),
+            Expr::Var(v) => {
+                self.named(v.span())?;
+                // jinja2 gathers there what a macro has no name for.
+                if self.macros.get() > 0 && matches!(v.id, "varargs" | "kwargs") {
+                    return Err(refuse(&format!("{} of a macro", v.id), v.span()));
+                }
+                Expr::Var(Spanned::new(ast::Var { id: v.id }, v.span()))
+            }
             Expr::Const(c) => constant(c.value.clone(), c.span()),
             Expr::Slice(s) => {
                 let none = || constant(Value::from(()), s.span());
@@ -334,7 +533,7 @@ impl Rewriter<'_> {
                 ast::UnaryOpKind::Not => Expr::UnaryOp(Spanned::new(
                     ast::UnaryOp {
                         op: ast::UnaryOpKind::Not,
-                        expr: self.expr(&u.expr)?,
+                        expr: asking(self.expr(not_thrice(&u.expr))?),
                     },
                     u.span(),
                 )),

@@ -3,7 +3,18 @@ use minijinja::Value;
 use unicode_general_category::{get_general_category, GeneralCategory as G};
 
 use super::given::{self, Runs, Spans};
-use super::value::{fail, type_name, view, Meter, Outcome, View};
+use super::markup::unmarked;
+use super::namespace::Namespace;
+use super::value::{fail, type_name, view, Form, List, Meter, Outcome, View};
+use super::{ops, sort};
+
+/// A name as a message quotes it, cut where it is long.
+pub(super) fn quoted(name: &str) -> String {
+    match name.char_indices().nth(40) {
+        Some((at, _)) => format!("{:?}...", name.get(..at).unwrap_or("")),
+        None => format!("{name:?}"),
+    }
+}
 
 /// Text in the making; every byte is charged. What is pushed as such is the template's own.
 pub(super) struct Text<'m> {
@@ -122,6 +133,7 @@ impl<'m> Text<'m> {
 
     /// `str(value)`.
     pub fn str(&mut self, value: &Value) -> Outcome<()> {
+        let value = unmarked(value).unwrap_or(value);
         match view(value) {
             View::Str(s) => self.push_part(value, s),
             View::Undefined => Ok(()),
@@ -139,7 +151,18 @@ impl<'m> Text<'m> {
             View::Int(n) => self.push(&n.to_string()),
             View::Float(x) => self.push(&float(x)),
             View::Str(s) => self.quoted(value, s),
+            View::List(List {
+                form: Some(Form::Range { start, stop, step }),
+                ..
+            }) => self.push(&match step {
+                1 => format!("range({start}, {stop})"),
+                step => format!("range({start}, {stop}, {step})"),
+            }),
             View::List(list) => {
+                if let Some(form) = list.form {
+                    self.push(form.name())?;
+                    self.push("(")?;
+                }
                 self.push(if list.tuple { "(" } else { "[" })?;
                 for (i, item) in list.items.iter().enumerate() {
                     if i > 0 {
@@ -151,6 +174,7 @@ impl<'m> Text<'m> {
                 self.push(match list.tuple {
                     true if one => ",)",
                     true => ")",
+                    false if list.form.is_some() => "])",
                     false => "]",
                 })
             }
@@ -166,9 +190,38 @@ impl<'m> Text<'m> {
                 }
                 self.push("}")
             }
-            // What such objects hold is not printed: it may hold the object itself.
-            View::Other => self.push(&format!("<{}>", value.kind())),
+            View::Other if value.downcast_object_ref::<Namespace>().is_some() => {
+                self.namespace(value)
+            }
+            // Python writes where they lie in memory.
+            View::Other => Err(fail(format!(
+                "printing a value of type {} is not available",
+                type_name(value)
+            ))),
         }
+    }
+
+    /// `<Namespace {...}>`; one that holds another may hold itself.
+    fn namespace(&mut self, value: &Value) -> Outcome<()> {
+        let namespace = value.downcast_object_ref::<Namespace>();
+        self.meter
+            .charge_elements(namespace.map_or(0, Namespace::len).saturating_mul(2))?;
+        let entries = namespace.map(Namespace::entries).unwrap_or_default();
+        if entries.iter().any(|(_, v)| matches!(view(v), View::Other)) {
+            return Err(fail(
+                "printing a namespace that holds objects is not available",
+            ));
+        }
+        self.push("<Namespace {")?;
+        for (i, (name, item)) in entries.iter().enumerate() {
+            if i > 0 {
+                self.push(", ")?;
+            }
+            self.repr(name)?;
+            self.push(": ")?;
+            self.repr(item)?;
+        }
+        self.push("}>")
     }
 
     fn quoted(&mut self, value: &Value, s: &str) -> Outcome<()> {
@@ -222,6 +275,10 @@ impl<'m> Text<'m> {
             View::Int(n) => self.push(&n.to_string()),
             View::Float(x) => self.push(&json_float(x)),
             View::Str(s) => self.json_string(value, s, how.ensure_ascii),
+            View::List(list) if list.form.is_some() => Err(fail(format!(
+                "a {} cannot be written as JSON",
+                type_name(value)
+            ))),
             View::List(list) if list.items.is_empty() => self.push("[]"),
             View::List(list) => {
                 self.push("[")?;
@@ -237,7 +294,8 @@ impl<'m> Text<'m> {
                 let mut entries: Vec<&(Value, Value)> = map.entries.iter().collect();
                 self.meter.charge_elements(entries.len())?;
                 if how.sort_keys {
-                    entries.sort_by(|(a, _), (b, _)| given::key(a).cmp(&given::key(b)));
+                    entries =
+                        sort::sorted(entries, |(a, _), (b, _)| ops::order(self.meter, "<", a, b))?;
                 }
                 self.push("{")?;
                 for (i, (key, item)) in entries.into_iter().enumerate() {
@@ -322,6 +380,10 @@ fn json_float(x: f64) -> String {
     } else {
         float(x)
     }
+}
+
+pub(super) fn is_str(value: &Value) -> bool {
+    matches!(view(value), View::Str(_))
 }
 
 /// `str(value)`.

@@ -7,14 +7,22 @@ use std::sync::{Arc, Mutex};
 use minijinja::value::{Enumerator, Object, ObjectRepr, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
+use super::generator::Generator;
 use super::given::{self, Given};
+use super::key::Key;
+use super::limits::Stop;
+use super::markup;
+use super::namespace::Namespace;
 
 /// Deeper nesting is refused: printing, comparing and freeing recurse.
 pub(super) const MAX_DEPTH: u16 = 100;
 /// What one element of a list is charged.
 const ELEMENT: usize = 32;
-/// Namespaces may hold each other; a chain of them is freed by recursion.
+/// Macros may hold each other; a chain of them is freed by recursion.
 const NAMESPACE: u64 = 64 * 1024;
+/// What one entry of a mapping is charged, its key's text apart: a pair of values, their place in
+/// the index, and room to grow.
+const ENTRY: usize = 192;
 
 pub(super) type Outcome<T = Value> = std::result::Result<T, Error>;
 
@@ -28,20 +36,49 @@ pub(super) fn fail(reason: impl Into<String>) -> Error {
 #[derive(Debug)]
 pub(super) struct Meter {
     left: AtomicU64,
+    /// The most that one step may take, so that none keeps Ctrl-C waiting.
+    step: usize,
+    pub stop: Arc<Stop>,
     /// The message of `raise_exception`.
     pub raised: Mutex<Option<String>>,
+    /// All that were made: they may hold each other, and are emptied with the meter.
+    namespaces: Mutex<Vec<Arc<Namespace>>>,
+}
+
+impl Drop for Meter {
+    fn drop(&mut self) {
+        if let Ok(namespaces) = self.namespaces.get_mut() {
+            // All are held here while each is emptied, so that a chain is not freed by recursion.
+            namespaces.iter().for_each(|namespace| namespace.clear());
+        }
+    }
 }
 
 impl Meter {
-    pub fn new(bytes: u64) -> Self {
+    pub fn new(bytes: u64, step: usize, stop: Arc<Stop>) -> Self {
         Meter {
             left: AtomicU64::new(bytes),
+            step,
+            stop,
             raised: Mutex::new(None),
+            namespaces: Mutex::new(Vec::new()),
         }
     }
 
-    /// Takes `bytes` off; fails where that is more than is left.
+    /// Bytes that are left.
+    pub fn left(&self) -> u64 {
+        self.left.load(Ordering::Relaxed)
+    }
+
+    /// Takes `bytes` off; fails where that is more than is left, or where the rendering shall end.
     pub fn charge(&self, bytes: usize) -> Outcome<()> {
+        self.stop.check(bytes)?;
+        if bytes > self.step {
+            return Err(Error::new(
+                ErrorKind::OutOfFuel,
+                "the template builds or searches too much text at once",
+            ));
+        }
         // One thread renders; the atomic only satisfies minijinja's bounds.
         match self.left.load(Ordering::Relaxed).checked_sub(bytes as u64) {
             Some(left) => {
@@ -63,10 +100,33 @@ impl Meter {
         self.charge(NAMESPACE as usize)
     }
 
+    /// An attribute of a namespace about to be set.
+    pub fn charge_attribute(&self, name: &str) -> Outcome<()> {
+        self.charge(ENTRY.saturating_add(name.len()))
+    }
+
+    /// A key about to be looked up: hashed, and compared with one like it.
+    pub fn charge_key(&self, key: &Value) -> Outcome<()> {
+        self.charge(text_len(key).saturating_mul(2))
+    }
+
+    /// Keeps a namespace, to empty it in the end.
+    pub fn know(&self, namespace: &Arc<Namespace>) {
+        if let Ok(mut namespaces) = self.namespaces.lock() {
+            namespaces.push(namespace.clone());
+        }
+    }
+
     /// A list; its elements are checked.
     pub fn list(&self, items: Vec<Value>) -> Outcome {
         self.charge_elements(items.len())?;
         List::value(items, false)
+    }
+
+    /// What looks like a list.
+    pub fn formed(&self, items: Vec<Value>, form: Form) -> Outcome {
+        self.charge_elements(items.len())?;
+        List::formed(items, form)
     }
 
     /// A tuple, which prints in parentheses.
@@ -77,7 +137,10 @@ impl Meter {
 
     /// A mapping; the last of equal keys wins and keeps the first one's place.
     pub fn map(&self, entries: Vec<(Value, Value)>) -> Outcome {
-        self.charge_elements(entries.len().saturating_mul(4))?;
+        self.charge(entries.len().saturating_mul(ENTRY))?;
+        for (key, _) in &entries {
+            self.charge_key(key)?;
+        }
         Map::value(entries)
     }
 }
@@ -100,7 +163,10 @@ fn depth(value: &Value) -> Outcome<u16> {
         | ValueKind::Number
         | ValueKind::String => Ok(0),
         // Those may hold anything, the list itself too.
-        other => Err(fail(format!("a list or mapping cannot hold a {other}"))),
+        _ => Err(fail(format!(
+            "a list or mapping cannot hold a value of type {}",
+            type_name(value)
+        ))),
     }
 }
 
@@ -116,11 +182,38 @@ fn nested<'a>(values: impl IntoIterator<Item = &'a Value>) -> Outcome<u16> {
     Ok(depth)
 }
 
-/// A list or tuple.
+/// What looks like a list and is none: it prints otherwise, and less can be done with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    Range { start: i128, stop: i128, step: i128 },
+    Keys,
+    Values,
+    Items,
+}
+
+impl Form {
+    /// Python's name of the type.
+    pub fn name(self) -> &'static str {
+        match self {
+            Form::Range { .. } => "range",
+            Form::Keys => "dict_keys",
+            Form::Values => "dict_values",
+            Form::Items => "dict_items",
+        }
+    }
+
+    /// Views of a mapping have no order of their own.
+    pub fn is_view(self) -> bool {
+        !matches!(self, Form::Range { .. })
+    }
+}
+
+/// A list or tuple, or what looks like one.
 #[derive(Debug)]
 pub(super) struct List {
     pub items: Vec<Value>,
     pub tuple: bool,
+    pub form: Option<Form>,
     depth: u16,
 }
 
@@ -130,6 +223,17 @@ impl List {
         Ok(Value::from_object(List {
             items,
             tuple,
+            form: None,
+            depth,
+        }))
+    }
+
+    pub fn formed(items: Vec<Value>, form: Form) -> Outcome {
+        let depth = nested(&items)?;
+        Ok(Value::from_object(List {
+            items,
+            tuple: false,
+            form: Some(form),
             depth,
         }))
     }
@@ -158,7 +262,9 @@ impl Object for List {
 #[derive(Debug)]
 pub(super) struct Map {
     pub entries: Vec<(Value, Value)>,
-    index: HashMap<Value, usize>,
+    /// Places of the keys that are strings, and of the others.
+    texts: HashMap<Arc<str>, usize>,
+    others: HashMap<Key, usize>,
     depth: u16,
 }
 
@@ -176,34 +282,41 @@ impl Map {
         let depth = nested(entries.iter().map(|(_, v)| v))?;
         let mut map = Map {
             entries: Vec::with_capacity(entries.len()),
-            index: HashMap::with_capacity(entries.len()),
+            texts: HashMap::new(),
+            others: HashMap::new(),
             depth,
         };
         for (key, value) in entries {
             if !is_key(&key) {
                 return Err(fail(format!("a {} cannot be a key", key.kind())));
             }
-            let place = given::key(&key);
-            if let Some(entry) = map
-                .index
-                .get(&*place)
-                .and_then(|at| map.entries.get_mut(*at))
-            {
+            if let Some(entry) = map.place(&key).and_then(|at| map.entries.get_mut(at)) {
                 entry.1 = value;
                 continue;
             }
-            map.index.insert(place.into_owned(), map.entries.len());
+            match (view(&key), Key::of(&key)) {
+                (View::Str(text), _) => {
+                    map.texts.insert(Arc::from(text), map.entries.len());
+                }
+                (_, Some(other)) => {
+                    map.others.insert(other, map.entries.len());
+                }
+                _ => return Err(fail(format!("a {} cannot be a key", type_name(&key)))),
+            }
             map.entries.push((key, value));
         }
         Ok(Value::from_object(map))
     }
 
     pub fn get(&self, key: &Value) -> Option<&Value> {
-        if !is_key(key) {
-            return None;
+        self.entries.get(self.place(key)?).map(|(_, v)| v)
+    }
+
+    fn place(&self, key: &Value) -> Option<usize> {
+        match view(key) {
+            View::Str(text) => self.texts.get(text).copied(),
+            _ => self.others.get(&Key::of(key)?).copied(),
         }
-        let at = *self.index.get(&*given::key(key))?;
-        self.entries.get(at).map(|(_, v)| v)
     }
 }
 
@@ -217,7 +330,14 @@ impl Object for Map {
     }
 
     fn enumerate(self: &Arc<Self>) -> Enumerator {
-        Enumerator::Values(self.entries.iter().map(|(k, _)| k.clone()).collect())
+        // One by one: a loop that ends early has not copied all keys.
+        let map = self.clone();
+        let keys = (0..self.entries.len()).map(move |at| {
+            map.entries
+                .get(at)
+                .map_or(Value::UNDEFINED, |e| e.0.clone())
+        });
+        Enumerator::Iter(Box::new(keys))
     }
 
     fn enumerator_len(self: &Arc<Self>) -> Option<usize> {
@@ -270,6 +390,14 @@ pub(super) fn view(value: &Value) -> View<'_> {
     }
 }
 
+/// The length of a string; 0 of all else.
+pub(super) fn text_len(value: &Value) -> usize {
+    match view(value) {
+        View::Str(s) => s.len(),
+        _ => 0,
+    }
+}
+
 /// Python's name of the type, for messages.
 pub(super) fn type_name(value: &Value) -> &'static str {
     match view(value) {
@@ -279,9 +407,15 @@ pub(super) fn type_name(value: &Value) -> &'static str {
         View::Int(_) => "int",
         View::Float(_) => "float",
         View::Str(_) => "str",
+        View::List(List {
+            form: Some(form), ..
+        }) => form.name(),
         View::List(list) if list.tuple => "tuple",
         View::List(_) => "list",
         View::Map(_) => "dict",
+        View::Other if value.downcast_object_ref::<Namespace>().is_some() => "namespace",
+        View::Other if value.downcast_object_ref::<Generator>().is_some() => "generator",
+        View::Other if markup::unmarked(value).is_some() => "text marked safe",
         View::Other => "object",
     }
 }
@@ -315,6 +449,10 @@ pub(super) fn as_float(value: &Value) -> Option<f64> {
 pub(super) fn elements(meter: &Meter, value: &Value) -> Outcome<Vec<Value>> {
     let items: Vec<Value> = match view(value) {
         View::Undefined => Vec::new(),
+        View::Other if value.downcast_object_ref::<Generator>().is_some() => value
+            .downcast_object_ref::<Generator>()
+            .map(Generator::take)
+            .unwrap_or_default(),
         View::List(list) => {
             meter.charge_elements(list.items.len())?;
             return Ok(list.items.clone());
@@ -353,6 +491,13 @@ impl<'a> Args<'a> {
                 kwargs: None,
             },
         }
+    }
+
+    /// The length of all arguments that are strings.
+    pub fn text_len(&self) -> usize {
+        let named = self.all_named();
+        let values = self.pos.iter().chain(named.iter().map(|(_, v)| v));
+        values.map(text_len).fold(0, usize::saturating_add)
     }
 
     /// The argument at a place or of a name.
