@@ -27,7 +27,7 @@ struct Params {
     float* partial;     // [m][N_HEAD_KV][MAX_SPLITS][GROUP][HEAD_DIM + 2]: sums, maximum, weight
     uint32_t* tickets;  // [m][N_HEAD_KV], zero between launches
     float scale;
-    uint32_t unused;
+    uint32_t alone;     // for attention.cu
 };
 
 KERNEL_BOUNDS(attention_blocks, Params, THREADS, 2) {

@@ -247,7 +247,7 @@ pub fn none_on(device: &str) -> Error {
     }
 }
 
-/// What [`crate::backend::Backend::verify_graph`] asks now and then: whether to go on.
+/// What [`crate::backend::Inspect::verify_graph`] asks now and then: whether to go on.
 pub type GoOn<'a> = &'a dyn Fn() -> bool;
 
 #[cfg(test)]
