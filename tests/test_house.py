@@ -41,11 +41,24 @@ MAY_IMPORT = {
 MAY_BE_UNSAFE = {
     "weights.rs",
     "backend/cpu/simd.rs",
-    "backend/cuda/device.rs",
-    "backend/cuda/compile.rs",
-    "backend/cuda/launch.rs",
-    "backend/cuda/graph.rs",
+    "backend/cuda/driver/buffer.rs",
+    "backend/cuda/driver/check.rs",
+    "backend/cuda/driver/context.rs",
+    "backend/cuda/driver/device.rs",
+    "backend/cuda/driver/graph.rs",
+    "backend/cuda/driver/launch.rs",
+    "backend/cuda/driver/module.rs",
+    "backend/cuda/driver/nvrtc.rs",
+    "backend/cuda/driver/staging.rs",
+    "backend/cuda/driver/stream.rs",
 }
+
+#: The floors of the CUDA backend, the lowest first: a file imports its own and those below.
+CUDA = ENGINE / "backend" / "cuda"
+FLOORS = ["driver", "lower", "run", "study"]
+
+#: What the pure floor may know of the driver's: data.
+DRIVER_DATA = {"driver/info.rs", "driver/source.rs", "driver/spec.rs"}
 
 #: Rooms that read bytes of strangers, and the lints they deny.
 HOSTILE_INPUT = ["gguf", "config", "weights", "tokenizer", "template"]
@@ -97,6 +110,84 @@ def test_rooms_import_only_what_lies_below_them() -> None:
         wrong += [f"{path}: {name} imports {o}" for o in sorted(imported - allowed(name))]
     assert {"gguf", "quant", "plan", "backend"} <= seen
     assert wrong == []
+
+
+def import_paths(code: str) -> Iterator[list[str]]:
+    """Every path that the code of a Rust file imports or names from `crate` or `super` on."""
+
+    def expand(tree: str) -> Iterator[list[str]]:
+        head, brace, inside = tree.partition("{")
+        names = [name for name in head.strip().split("::") if name]
+        if not brace:
+            yield [name.split(" as ")[0].strip() for name in names]
+            return
+        depth, start = 0, 0
+        inside = inside.rstrip().removesuffix("}") + ","
+        for i, c in enumerate(inside):
+            depth += (c == "{") - (c == "}")
+            if c == "," and depth == 0:
+                if part := inside[start:i].strip():
+                    yield from ([*names, *rest] for rest in expand(part))
+                start = i + 1
+
+    code = re.sub(r"\bpub\((?:in )?[\w:]+\)", "pub", code)
+    statement = r"\buse ((?:crate|super)::[^;]*);"
+    for tree in re.findall(statement, code):
+        yield from expand(" ".join(tree.split()))
+    for path in re.findall(r"\b(?:crate|super)(?:::\w+)+", re.sub(statement, "", code)):
+        yield path.split("::")
+
+
+def cuda_imports() -> dict[str, set[str]]:
+    """The files of the CUDA backend and, of each, those others that it imports."""
+    found: dict[str, set[str]] = {}
+    for path in files(".rs", under=CUDA):
+        name = path.relative_to(CUDA).as_posix()
+        if name == "mod.rs" or path.name == "tests.rs":
+            continue
+        module = ["crate", "backend", "cuda", *name.removesuffix(".rs").split("/")]
+        imported = set()
+        for names in import_paths(product_code(path)):
+            at = module[:-1] if path.name == "mod.rs" else module
+            while names and names[0] == "super":
+                at, names = at[:-1], names[1:]
+            whole = names if names[:1] == ["crate"] else [*at, *names]
+            if whole[:3] != ["crate", "backend", "cuda"]:
+                continue
+            folder, file = [*whole[3:], "", ""][:2]
+            target = f"{folder}/{file}.rs"
+            known = (CUDA / target).is_file()
+            assert known, f"{name} imports {'::'.join(whole)}: which file?"
+            imported.add(target)
+        found[name] = imported - {name}
+    return found
+
+
+def test_the_floors_of_the_cuda_backend_import_only_what_lies_below() -> None:
+    imports = cuda_imports()
+    assert {Path(name).parts[0] for name in imports} == set(FLOORS)
+    height = {name: FLOORS.index(Path(name).parts[0]) for name in imports}
+    up = [f"{a} -> {b}" for a, of in imports.items() for b in of if height[b] > height[a]]
+    assert up == []
+    below_lower = {b for a, of in imports.items() for b in of if height[a] == 1 and height[b] == 0}
+    assert below_lower == DRIVER_DATA
+    for path in files(".rs", under=CUDA / "driver"):
+        assert not re.search(r"\bcrate::(plan|arch|weights)\b", product_code(path)), path
+    pure = [*files(".rs", under=CUDA / "lower"), *(CUDA / name for name in DRIVER_DATA)]
+    assert [path for path in pure if "cudarc" in path.read_text()] == []
+
+
+def test_no_files_of_the_cuda_backend_import_each_other_in_a_circle() -> None:
+    imports = cuda_imports()
+    left = dict(imports)
+    while free := [name for name, of in left.items() if not of & left.keys()]:
+        left = {name: of for name, of in left.items() if name not in free}
+    assert left == {}
+
+
+def test_no_file_of_the_cuda_backend_is_longer_than_500_lines() -> None:
+    long = {str(p): n for p in files(under=CUDA) if (n := len(p.read_text().splitlines())) > 500}
+    assert long == {}
 
 
 def test_no_file_is_longer_than_800_lines() -> None:

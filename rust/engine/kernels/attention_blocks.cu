@@ -6,13 +6,12 @@
 // split pages in order with a running maximum; two threads a token, a half of the dimensions each;
 // values in four warps of 16 tokens, added in order. Splits are merged in order.
 //
-// variant.cuh: N_HEAD, N_HEAD_KV, HEAD_DIM.
+// variant.cuh: N_HEAD, N_HEAD_KV, HEAD_DIM, THREADS, MAX_SPLITS.
 #include "kv_blocks.cuh"
 #include "variant.cuh"
 
 constexpr int GROUP = N_HEAD / N_HEAD_KV;
-constexpr uint32_t THREADS = 128, WARPS = THREADS / 32;
-constexpr uint32_t MAX_SPLITS = 32;
+constexpr uint32_t WARPS = THREADS / 32;
 constexpr uint32_t TOKENS_WARP = PAGE_TOKENS / WARPS;
 constexpr uint32_t QUADS = HEAD_DIM / 4;  // groups of four dimensions
 constexpr uint32_t QUADS_LANE = (QUADS + 31) / 32;
@@ -27,7 +26,7 @@ struct Params {
     float* partial;     // [m][N_HEAD_KV][MAX_SPLITS][GROUP][HEAD_DIM + 2]: sums, maximum, weight
     uint32_t* tickets;  // [m][N_HEAD_KV], zero between launches
     float scale;
-    uint32_t unused;
+    uint32_t alone;     // for attention.cu
 };
 
 KERNEL_BOUNDS(attention_blocks, Params, THREADS, 2) {

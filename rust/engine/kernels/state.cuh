@@ -1,5 +1,5 @@
 // The state of a sequence that decodes, on the card: read and advanced by the graph itself, set by
-// the host when a request starts (backend/cuda/sample.rs has the same struct).
+// the host when a request starts (backend/cuda/lower/params.rs has the same struct).
 #pragma once
 #include "common.cuh"
 

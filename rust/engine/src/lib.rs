@@ -1,7 +1,8 @@
-//! onegraph: runs quantized GGUF language models. See `design` notes in each module.
+//! onegraph: runs quantized GGUF language models.
 //!
 //! Data flows one way: file → [`gguf`] → [`config`] + [`weights`] → [`arch`] → [`plan`] →
-//! [`backend`] → [`session`] → [`sampler`] → token → [`tokenizer`] → text.
+//! [`backend`] → [`engine`] → token → [`tokenizer`] → text. A backend is a folder: [`backend::cpu`]
+//! interprets a plan; [`backend::cuda`] lowers it, on four floors: `driver`, `lower`, `run`, `study`.
 // Tests inside share the fixtures of those outside, which name the crate.
 #[cfg(test)]
 extern crate self as onegraph;

@@ -4,8 +4,9 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use onegraph::backend::cuda::device::{Context, DeviceInfo};
-use onegraph::backend::cuda::memory::{fit, Needs};
+use onegraph::backend::cuda::driver::context::Context;
+use onegraph::backend::cuda::driver::info::DeviceInfo;
+use onegraph::backend::cuda::study::fit::{fit, Needs};
 use onegraph::backend::cuda::CudaBackend;
 use onegraph::backend::{GpuOptions, RunnerOptions, Weights};
 use onegraph::plan::{KvShape, Plan};

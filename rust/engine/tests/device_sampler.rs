@@ -5,11 +5,15 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
-use onegraph::backend::cuda::compile::Compiler;
-use onegraph::backend::cuda::device::{Context, DeviceBuffer, HostBuffer, Module, Stream};
-use onegraph::backend::cuda::graph::Graph;
-use onegraph::backend::cuda::launch::Launch;
-use onegraph::backend::cuda::sample::{variant, Record, Sampling, RING_STEPS};
+use onegraph::backend::cuda::driver::buffer::{DeviceBuffer, HostBuffer};
+use onegraph::backend::cuda::driver::compile::Compiler;
+use onegraph::backend::cuda::driver::context::Context;
+use onegraph::backend::cuda::driver::graph::Graph;
+use onegraph::backend::cuda::driver::launch::Launch;
+use onegraph::backend::cuda::driver::module::Module;
+use onegraph::backend::cuda::driver::stream::Stream;
+use onegraph::backend::cuda::lower::sample::{variant, Draw, Record, SampleShape, RING_STEPS};
+use onegraph::backend::cuda::run::sampling::Sampling;
 use onegraph::backend::{Finish, SlotRequest};
 use onegraph::sampler::{Params, Sampler, MAX_VOCAB};
 use onegraph::Error;
@@ -126,12 +130,20 @@ fn context() -> Option<Arc<Context>> {
     }
 }
 
+fn shape(n_vocab: usize, n_ctx: usize, max_rows: usize) -> SampleShape {
+    SampleShape {
+        n_vocab,
+        n_ctx,
+        max_rows,
+    }
+}
+
 impl Card {
     fn new(context: &Arc<Context>, n_vocab: usize, n_ctx: usize, rows: usize) -> Self {
         let stream = Stream::new(context).unwrap();
-        let compute = context.info.compute;
-        let compiler = Compiler::new(compute.0 * 10 + compute.1, &[]);
-        let sampling = Sampling::new(context, &stream, rows, n_vocab, n_ctx, rows + 1).unwrap();
+        let compiler = Compiler::new(context.info.number(), &[]);
+        let shape = shape(n_vocab, n_ctx, rows + 1);
+        let sampling = Sampling::new(context, &stream, rows, shape).unwrap();
         let logits = DeviceBuffer::new(context, (rows + 1) * n_vocab * 4).unwrap();
         let slots = DeviceBuffer::new(context, (rows + 1) * 4).unwrap();
         let ids: Vec<u32> = (0..=rows as u32).collect();
@@ -139,13 +151,13 @@ impl Card {
         let ring = HostBuffer::new(context, RING_STEPS * (rows + 1) * 8).unwrap();
         let step = DeviceBuffer::new(context, 4).unwrap();
         step.write(0, &[0u32], &stream).unwrap();
-        let specs = sampling.specs(
-            logits.address(),
-            slots.address(),
-            rows + 1,
-            ring.address(),
-            step.address(),
-        );
+        let specs = sampling.specs(&Draw {
+            rows: rows + 1,
+            logits: logits.address(),
+            slots: slots.address(),
+            ring: ring.address(),
+            step: step.address(),
+        });
         let image = compiler.image(&specs[0].variant).unwrap();
         let module = Module::new(context, &image).unwrap();
         let launches: Vec<Launch> = specs
@@ -523,7 +535,7 @@ fn a_row_is_drawn_alike_alone_and_in_a_batch() {
 fn what_no_slot_can_draw_by_is_refused() {
     let Some(context) = context() else { return };
     let stream = Stream::new(&context).unwrap();
-    let error = Sampling::new(&context, &stream, 1, MAX_VOCAB + 1, 64, 1).unwrap_err();
+    let error = Sampling::new(&context, &stream, 1, shape(MAX_VOCAB + 1, 64, 1)).unwrap_err();
     let Error::Unsupported {
         name, supported, ..
     } = &error
@@ -534,7 +546,7 @@ fn what_no_slot_can_draw_by_is_refused() {
         (name.as_str(), supported.as_str()),
         ("8388609", "up to 8388608 tokens")
     );
-    let mut sampling = Sampling::new(&context, &stream, 2, 100, 64, 1).unwrap();
+    let mut sampling = Sampling::new(&context, &stream, 2, shape(100, 64, 1)).unwrap();
     let wide = Params {
         top_p: 1.5,
         ..Params::default()

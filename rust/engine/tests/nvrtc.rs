@@ -1,17 +1,21 @@
 //! Every kernel, for every type and row bucket, through the real NVRTC for every supported
 //! architecture: it compiles, and from sm_80 up no register is spilled. The variants are those that
-//! the backend lowers a layer to, which takes a card, the simulated one is enough; compiling takes
-//! none.
+//! the backend lowers a layer to; none of it takes a card.
 
-use std::collections::BTreeSet;
+use std::collections::HashSet;
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 
-use onegraph::backend::cuda::compile::{Compiler, Nvrtc, Variant};
-use onegraph::backend::cuda::device::Context;
-use onegraph::backend::cuda::model::{CudaModel, Options, Path};
-use onegraph::backend::cuda::sample;
-use onegraph::backend::Weights;
+use onegraph::backend::cuda::driver::compile::Compiler;
+use onegraph::backend::cuda::driver::context::Context;
+use onegraph::backend::cuda::driver::info::DeviceInfo;
+use onegraph::backend::cuda::driver::nvrtc::Nvrtc;
+use onegraph::backend::cuda::driver::source::{Source, Variant};
+use onegraph::backend::cuda::lower::layout::repack_variant;
+use onegraph::backend::cuda::lower::lowering::{Pass, Path};
+use onegraph::backend::cuda::lower::sample;
+use onegraph::backend::cuda::run::card::Card;
+use onegraph::backend::{GpuOptions, RunnerOptions, Weights};
 use onegraph::plan::{BufferId, KvShape, Op, Plan, RopeStyle, RopeTable, Rows, Weight, WeightId};
 use onegraph::quant::{self, QuantType};
 use onegraph::Result;
@@ -148,48 +152,46 @@ impl Layer {
     }
 }
 
-fn model(
-    ty: &'static QuantType,
-    kv: &'static QuantType,
-    style: RopeStyle,
-    fuse: bool,
-) -> CudaModel {
+fn model(ty: &'static QuantType, kv: &'static QuantType, style: RopeStyle, fuse: bool) -> Card {
     let plan = Arc::new(Layer::plan(ty, style));
     plan.check().unwrap();
     let bytes = |w: &Weight| w.ty.row_bytes(w.n_in).unwrap() * w.n_out;
     let zeros = vec![0; plan.weights.iter().map(bytes).max().unwrap()];
-    let options = Options {
+    let options = RunnerOptions {
         n_slots: 64,
         n_ctx: 64,
         n_pages: 65,
         kv_type: kv,
-        max_rows: PROMPT,
-        max_out: 64,
-        fuse,
-        pdl: None,
-        nvrtc_folders: vec![],
+        threads: 1,
+        gpu: GpuOptions {
+            fuse,
+            ..GpuOptions::default()
+        },
     };
-    let context = Context::new(0).unwrap();
-    CudaModel::new(&context, plan.clone(), &Zeros(zeros, plan), options).unwrap()
+    let context = Context::described(DeviceInfo::of_arch("sm_90", 132).unwrap());
+    let zeros = Zeros(zeros, plan.clone());
+    Card::new(&context, plan, &zeros, &options, PROMPT, 64).unwrap()
 }
 
-/// Source and constants.
-type Kernel = (&'static str, String);
-
-fn add(kernels: &mut BTreeSet<Kernel>, model: &CudaModel) {
+fn add(kernels: &mut HashSet<Variant>, card: &Card) {
     let steps = [1, 8, 64].map(|n| (n, n, Path::Decode { bucket: n }));
     let prompt = (PROMPT, 1, Path::Prefill { span: PROMPT });
     for (rows, out, path) in steps.into_iter().chain([prompt]) {
-        for spec in model.specs(rows, out, &model.rows.inputs(), path).unwrap() {
-            kernels.insert((spec.variant.source, spec.variant.constants));
-        }
+        let pass = Pass {
+            rows,
+            out,
+            inputs: card.rows.inputs(),
+            path,
+            all: false,
+        };
+        kernels.extend(card.specs(&pass).unwrap().into_iter().map(|s| s.variant));
     }
 }
 
 /// Every kernel that the backend lowers layers to; all types, all caches, both rotations, fused and
 /// not.
-fn kernels() -> BTreeSet<Kernel> {
-    let mut kernels = BTreeSet::new();
+fn kernels() -> HashSet<Variant> {
+    let mut kernels = HashSet::new();
     let f16 = quant::by_name("F16").unwrap();
     for ty in quant::TYPES {
         add(&mut kernels, &model(ty, f16, RopeStyle::Halves, true));
@@ -202,17 +204,9 @@ fn kernels() -> BTreeSet<Kernel> {
         );
     }
     add(&mut kernels, &model(common, f16, RopeStyle::Halves, false));
-    for ty in quant::TYPES {
-        // What a load runs itself.
-        let segment = |i| format!("using Segment{i} = {};\n", ty.name);
-        let constants = format!("#include \"{}\"\n", ty.kernel.header);
-        kernels.insert((
-            "repack.cu",
-            constants + &(0..3).map(segment).collect::<String>(),
-        ));
-    }
-    let sampling = sample::variant(151_936, 4096);
-    kernels.insert((sampling.source, sampling.constants));
+    // What a load runs itself.
+    kernels.extend(quant::TYPES.iter().map(repack_variant));
+    kernels.insert(sample::variant(151_936, 4096));
     kernels
 }
 
@@ -252,18 +246,14 @@ fn spilled(log: &str) -> u32 {
 
 #[test]
 fn every_kernel_compiles_for_every_card_without_spills() {
-    if let Err(error) = Context::new(0) {
-        eprintln!("skipped: {error}; `.ci/run` shows how to simulate a card");
-        return;
-    }
     let Some(path) = real_nvrtc() else {
         eprintln!(
             "skipped: pip install 'nvidia-cuda-nvrtc-cu12>=12.9', or set ONEGRAPH_TEST_NVRTC"
         );
         return;
     };
-    let kernels: Vec<Kernel> = kernels().into_iter().collect();
-    let sources: BTreeSet<_> = kernels.iter().map(|k| k.0).collect();
+    let kernels: Vec<Variant> = kernels().into_iter().collect();
+    let sources: HashSet<_> = kernels.iter().map(|k| k.source.name).collect();
     assert!(sources.len() >= 12, "{sources:?}");
     let jobs: Vec<(usize, u32)> = (0..kernels.len())
         .flat_map(|i| ARCHITECTURES.map(|arch| (i, arch)))
@@ -271,18 +261,77 @@ fn every_kernel_compiles_for_every_card_without_spills() {
     let failed: Vec<String> = jobs
         .par_iter()
         .filter_map(|(i, arch)| {
-            let (source, constants) = kernels[*i].clone();
+            let source = kernels[*i].source.name;
             let compiler = Compiler::with(*arch, Nvrtc::open(&path).unwrap());
-            let log = match compiler.log(&Variant { source, constants }) {
+            let log = match compiler.log(&kernels[*i]) {
                 Ok(log) => log,
                 Err(error) => return Some(format!("{source} for sm_{arch}: {error}")),
             };
             assert!(log.contains("spill"), "no report: {log}");
             let spilled = spilled(&log);
-            let text = || format!("{source} for sm_{arch}: {spilled} bytes\n{}", kernels[*i].1);
+            let text = || {
+                format!(
+                    "{source} for sm_{arch}: {spilled} bytes\n{}",
+                    kernels[*i].constants
+                )
+            };
             (*arch >= 80 && spilled > 0).then(text)
         })
         .collect();
     println!("{} kernels, {} compilations", kernels.len(), jobs.len());
     assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
+
+/// `source` with `old` once replaced by `new`.
+fn edited(variant: &Variant, old: &str, new: &str) -> Variant {
+    let source = variant.source;
+    assert_eq!(source.text.matches(old).count(), 1, "{old}");
+    let edited = Source {
+        name: source.name,
+        text: source.text.replace(old, new).leak(),
+        constants: source.constants,
+        layouts: source.layouts,
+    };
+    Variant {
+        source: Box::leak(Box::new(edited)),
+        constants: variant.constants.clone(),
+    }
+}
+
+/// Fields of one type too, which no type checker tells apart.
+#[test]
+fn a_kernel_whose_fields_changed_places_does_not_compile() {
+    let simulated = std::env::var_os("ONEGRAPH_NVRTC").map(PathBuf::from);
+    let f16 = quant::by_name("F16").unwrap();
+    let mut kernels = HashSet::new();
+    add(&mut kernels, &model(f16, f16, RopeStyle::Halves, false));
+    let find = |name| kernels.iter().find(|k| k.source.name == name).unwrap();
+    for path in real_nvrtc().into_iter().chain(simulated) {
+        let compiler = Compiler::with(90, Nvrtc::open(&path).unwrap());
+        for (name, fields, swapped, named) in [
+            (
+                "attention.cu",
+                "const uint32_t* positions;  // [m]\n    const uint32_t* slots;",
+                "const uint32_t* slots;  // [m]\n    const uint32_t* positions;",
+                "Params::positions has 8 bytes at",
+            ),
+            (
+                "rms_norm.cu",
+                "float eps;\n    uint32_t groups;",
+                "uint32_t groups;\n    float eps;",
+                "Params::eps has 4 bytes at 24",
+            ),
+            (
+                "elementwise.cu",
+                "struct AddParams {\n",
+                "struct AddParams {\n    uint64_t more;\n",
+                "AddParams has 24 bytes on the host",
+            ),
+        ] {
+            compiler.log(find(name)).unwrap();
+            let error = compiler.log(&edited(find(name), fields, swapped));
+            let text = error.unwrap_err().to_string();
+            assert!(text.contains(named), "{}: {text}", path.display());
+        }
+    }
 }

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use onegraph::backend::cuda::device::Context;
+use onegraph::backend::cuda::driver::context::Context;
 use onegraph::backend::cuda::CudaBackend;
 use onegraph::backend::{Backend, GpuOptions, GraphMode, LogitsPath, RunnerOptions, SlotRequest};
 use onegraph::quant;

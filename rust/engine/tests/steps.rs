@@ -5,10 +5,16 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use onegraph::backend::cuda::compile::{Compiler, Variant};
-use onegraph::backend::cuda::device::{Context, DeviceBuffer, Function, Module, Stream};
-use onegraph::backend::cuda::graph::Graph;
-use onegraph::backend::cuda::launch::{Launch, Spec};
+use onegraph::backend::cuda::driver::buffer::DeviceBuffer;
+use onegraph::backend::cuda::driver::compile::Compiler;
+use onegraph::backend::cuda::driver::context::Context;
+use onegraph::backend::cuda::driver::graph::Graph;
+use onegraph::backend::cuda::driver::launch::Launch;
+use onegraph::backend::cuda::driver::module::{Function, Module};
+use onegraph::backend::cuda::driver::spec::Spec;
+use onegraph::backend::cuda::driver::stream::Stream;
+use onegraph::backend::cuda::lower::params::Add;
+use onegraph::backend::cuda::lower::rowwise::elementwise;
 use onegraph::backend::cuda::CudaBackend;
 use onegraph::backend::{Backend, GpuOptions, GraphMode, RunnerOptions, SlotRequest};
 use onegraph::quant;
@@ -118,7 +124,7 @@ fn every_way_of_running_steps_draws_the_same() {
     let joining = [(0, 9), (2, 3), (3, 6), (3, 2)];
     let wanted = solo(&mut eager, joining);
     assert_eq!(wanted, generate(&mut eager, joining), "a slot is like new");
-    let stats = eager.graph_stats().unwrap().now();
+    let stats = eager.stats().now();
     assert_eq!((stats.full, stats.piecewise), (0, 0));
     assert!(stats.eager > 0 && stats.captured.is_empty());
 
@@ -130,9 +136,9 @@ fn every_way_of_running_steps_draws_the_same() {
         (GraphMode::FullAndPiecewise, None, Some(1)),
     ] {
         let mut graphs = backend(&folder, with(mode, sizes, max_batch, true));
-        let at_load = graphs.graph_stats().unwrap().now();
+        let at_load = graphs.stats().now();
         assert_eq!(wanted, generate(&mut graphs, joining), "{mode:?} {sizes:?}");
-        let stats = graphs.graph_stats().unwrap().now();
+        let stats = graphs.stats().now();
         assert_eq!(stats.captured, at_load.captured, "nothing more is captured");
         let captured = stats.captured.iter().map(|s| s.batch_size).max();
         assert_eq!(captured, sizes.map_or(Some(SLOTS), |s| s.last().copied()));
@@ -166,29 +172,20 @@ fn a_sequence_is_what_it_is_alone_whatever_joins_and_ends() {
     }
 }
 
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct AddParams {
-    x: u64,
-    out: u64,
-    n: u64,
-}
-
 struct Adder {
     function: Function,
-    variant: Variant,
 }
 
 impl Adder {
     /// out += x, in float32.
     fn launch(&self, x: &DeviceBuffer, out: &DeviceBuffer, pdl: bool) -> Launch {
-        let params = AddParams {
+        let params = Add {
             x: x.address(),
             out: out.address(),
             n: out.bytes() as u64 / 4,
         };
         Launch {
-            spec: Spec::new(self.variant.clone(), "add", [1, 1, 1], 32, &params),
+            spec: Spec::new(elementwise(), "add", [1, 1, 1], 32, &params),
             function: self.function.clone(),
             pdl,
         }
@@ -201,18 +198,11 @@ fn a_graph_becomes_that_of_other_launches() {
         return;
     };
     let stream = Stream::new(&context).unwrap();
-    let variant = Variant {
-        source: "elementwise.cu",
-        constants: String::new(),
-    };
-    let (major, minor) = context.info.compute;
-    let image = Compiler::new(major * 10 + minor, &[])
-        .image(&variant)
-        .unwrap();
+    let compiler = Compiler::new(context.info.number(), &[]);
+    let image = compiler.image(&elementwise()).unwrap();
     let module = Module::new(&context, &image).unwrap();
     let add = Adder {
         function: module.function("add", 0).unwrap(),
-        variant,
     };
     let buffer = |value: f32| {
         let buffer = DeviceBuffer::new(&context, 8).unwrap();

@@ -2,9 +2,12 @@
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use onegraph::backend::cuda::bandwidth;
-use onegraph::backend::cuda::compile::{cache_dir, Nvrtc};
-use onegraph::backend::cuda::device::{self, Context, DeviceInfo};
+use onegraph::backend::cuda::driver::bandwidth;
+use onegraph::backend::cuda::driver::compile::cache_dir;
+use onegraph::backend::cuda::driver::context::Context;
+use onegraph::backend::cuda::driver::device;
+use onegraph::backend::cuda::driver::info::DeviceInfo;
+use onegraph::backend::cuda::driver::nvrtc::Nvrtc;
 use onegraph::engine::{self, Options};
 use onegraph::{Error, Result};
 use pyo3::prelude::*;

@@ -15,11 +15,13 @@ use crate::weights::Model;
 pub mod cpu;
 pub mod cuda;
 mod graphs;
+mod inspect;
 
 pub use graphs::{
-    CapturedStep, GoOn, GraphCheck, GraphKernel, GraphMode, GraphProfile, GraphQuestion,
+    none_on, CapturedStep, GoOn, GraphCheck, GraphKernel, GraphMode, GraphProfile, GraphQuestion,
     GraphStats, SharedStats, StepCheck,
 };
+pub use inspect::Inspect;
 
 /// Tokens in a KV page. Page 0 is reserved: padding rows live there, no sequence does.
 pub const PAGE_TOKENS: usize = 64;
@@ -43,7 +45,10 @@ pub trait Weights: Send + Sync {
             return Err(Error::Tensor {
                 name: w.name.clone(),
                 found: format!("{} bytes", bytes.len()),
-                expected: format!("{expected:?} bytes"),
+                expected: match expected {
+                    Some(n) => format!("{n} bytes"),
+                    None => format!("rows of whole blocks of {} weights", w.ty.block_elems),
+                },
                 remedy: "the file is damaged: fetch it again".into(),
             });
         }
@@ -164,12 +169,12 @@ pub trait Runner: Send {
     /// Times the last pass again, `repeats` times.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the backend has no clock of its own.
+    /// [`Error::Device`] where the backend has no clock of its own.
     fn profile(&mut self, _repeats: usize) -> Result<Profile> {
-        Err(Error::Unsupported {
-            what: "profiling on device",
-            name: "cpu".into(),
-            supported: "cuda".into(),
+        Err(Error::Device {
+            what: "profiling a pass".into(),
+            reason: "this device has no clock of its own".into(),
+            remedy: "use device=\"cuda\" on a machine with an NVIDIA card".into(),
         })
     }
 }
@@ -241,7 +246,7 @@ impl Default for GpuOptions {
             max_batch: None,
             padding: true,
             warmup: false,
-            prefill_chunk: cuda::prefill::DEFAULT_CHUNK,
+            prefill_chunk: cuda::run::prefill::DEFAULT_CHUNK,
         }
     }
 }
@@ -268,7 +273,8 @@ pub fn runner(
     match (device, card) {
         ("cpu", _) => Ok(Box::new(cpu::Interpreter::new(plan, weights, options)?)),
         (_, Some(n)) => {
-            let runner = cuda::runner::CudaRunner::new(n, plan, &*weights, options, RUNNER_ROWS)?;
+            let runner =
+                cuda::run::runner::CudaRunner::new(n, plan, &*weights, options, RUNNER_ROWS)?;
             Ok(Box::new(runner))
         }
         _ => Err(Error::Unsupported {
@@ -322,38 +328,9 @@ pub trait Backend: Send {
     /// given to another slot.
     fn release(&mut self, slot: usize) -> Result<()>;
 
-    /// What became of decode steps so far, where there are graphs.
-    fn graph_stats(&self) -> Option<Arc<SharedStats>> {
+    /// Its graphs, where it has some, to look at.
+    fn inspect(&mut self) -> Option<&mut dyn Inspect> {
         None
-    }
-
-    /// Compares captured steps with the same steps launched kernel by kernel, from the same state, on
-    /// sequences in `slots`, which have pages for the tokens and nothing else to do.
-    ///
-    /// # Errors
-    /// [`Error::Device`] where there are no graphs; [`Error::Argument`] for a size that is not
-    /// captured; [`Error::Cancelled`].
-    fn verify_graph(
-        &mut self,
-        _slots: &[usize],
-        _check: &GraphCheck,
-        _go_on: GoOn<'_>,
-    ) -> Result<Vec<StepCheck>> {
-        Err(graphs::none_on(&self.limits().device))
-    }
-
-    /// What the captured step of a batch consists of, and how long its parts take, on sequences in
-    /// `slots`, which have pages for `position` and some more tokens.
-    ///
-    /// # Errors
-    /// [`Error::Device`] where there are no graphs; [`Error::Argument`] for a size that is not
-    /// captured.
-    fn profile_graph(
-        &mut self,
-        _slots: &[usize],
-        _question: &GraphQuestion,
-    ) -> Result<GraphProfile> {
-        Err(graphs::none_on(&self.limits().device))
     }
 
     /// Whether a key or value of the sequence in `slot` was beyond what the cache's type holds, so

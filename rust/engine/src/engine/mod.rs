@@ -14,10 +14,13 @@ use std::time::{Duration, Instant};
 
 use crate::arch;
 use crate::backend::cpu::{CpuBackend, Needs};
-use crate::backend::cuda::device::Context;
-use crate::backend::cuda::model::LoadTimes;
-use crate::backend::cuda::{self, CudaBackend};
-use crate::backend::{Backend, Limits, LogitsPath, RunnerOptions, SharedStats, PAGE_TOKENS};
+use crate::backend::cuda::driver::context::Context;
+use crate::backend::cuda::run::card::LoadTimes;
+use crate::backend::cuda::study::{fit::fit, offline};
+use crate::backend::cuda::CudaBackend;
+use crate::backend::{
+    none_on, Backend, Inspect, Limits, LogitsPath, RunnerOptions, SharedStats, PAGE_TOKENS,
+};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::plan::Plan;
@@ -343,7 +346,8 @@ impl Engine {
         let check = check.clone();
         let look: Look = Box::new(move |backend, slots, cancelled| {
             let go_on = || !cancelled.load(Ordering::Relaxed);
-            drop(out.send(backend.and_then(|b| b.verify_graph(slots, &check, &go_on))));
+            let verified = |b: &mut dyn Backend| graphs_of(b)?.verify_graph(slots, &check, &go_on);
+            drop(out.send(backend.and_then(verified)));
         });
         let sequences = self.loaded.limits.n_slots;
         self.push(Work::Inspect { sequences, look }, tokens, items, timeout)
@@ -371,7 +375,8 @@ impl Engine {
         let question = question.clone();
         let sequences = question.batch_size;
         let look: Look = Box::new(move |backend, slots, _| {
-            drop(out.send(backend.and_then(|b| b.profile_graph(slots, &question))));
+            let profile = |b: &mut dyn Backend| graphs_of(b)?.profile_graph(slots, &question);
+            drop(out.send(backend.and_then(profile)));
         });
         self.push(Work::Inspect { sequences, look }, tokens, items, timeout)
     }
@@ -492,7 +497,7 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
     let tokenizer = Arc::new(Tokenizer::from_gguf(&model.gguf)?);
     let runner = runner(options, n_ctx)?;
     let mut parts = Vec::new();
-    let backend: Box<dyn Backend> = match device {
+    let mut backend: Box<dyn Backend> = match device {
         Device::Cpu => {
             memory::check(&Needs::new(&plan, &runner), &runner, &memory::Room::here())?;
             read_ahead(&model, &plan, reporter)?;
@@ -503,7 +508,7 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
             let card = Context::new(number)?;
             let free = card.memory()?.0 as u64;
             let may_shrink = options.n_ctx.is_none();
-            let runner = cuda::memory::fit(&card.info, &plan, &*model, &runner, may_shrink, free)?;
+            let runner = fit(&card.info, &plan, &*model, &runner, may_shrink, free)?;
             let told = |stage: String, done, total| reporter.at(stage, done, total);
             let backend = CudaBackend::new(number, plan, &*model, &runner, &told)?;
             let LoadTimes { upload, compile } = backend.load_times();
@@ -523,7 +528,7 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
             .get_str("tokenizer.chat_template")?
             .map(str::to_owned),
         load_seconds: 0.0,
-        graphs: backend.graph_stats(),
+        graphs: backend.inspect().map(|graphs| graphs.graph_stats()),
         load_parts: parts,
         wanted_ctx: n_ctx,
         saturated: Arc::default(),
@@ -548,9 +553,15 @@ pub fn compile_kernels(
     let model = Model::open(path)?;
     let (config, plan) = plan_of(&model)?;
     let runner = runner(options, options.context(config.n_ctx_train)?)?;
-    let variants = cuda::offline::variants(arch, &plan, &model, &runner)?;
-    let fresh = cuda::offline::compile(arch, &variants, &options.nvrtc_folders, progress)?;
+    let variants = offline::variants(arch, &plan, &model, &runner)?;
+    let fresh = offline::compile(arch, &variants, &options.nvrtc_folders, progress)?;
     Ok((variants.len(), fresh))
+}
+
+/// The graphs of a backend.
+fn graphs_of(backend: &mut dyn Backend) -> Result<&mut dyn Inspect> {
+    let device = backend.limits().device.clone();
+    backend.inspect().ok_or_else(|| none_on(&device))
 }
 
 fn plan_of(model: &Model) -> Result<(Config, Arc<Plan>)> {

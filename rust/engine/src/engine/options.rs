@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use crate::backend::cuda::chosen_sizes;
-use crate::backend::cuda::prefill::{check_chunk, DEFAULT_CHUNK};
+use crate::backend::cuda::run::dispatch::chosen_sizes;
+use crate::backend::cuda::run::prefill::{check_chunk, DEFAULT_CHUNK};
 use crate::backend::{GpuOptions, GraphMode};
 use crate::error::{Error, Result};
 use crate::quant::{self, QuantType};

@@ -1,32 +1,14 @@
 //! The CUDA backend: lowers a plan to kernels, captures the list of launches once as one CUDA
-//! graph, and replays it.
+//! graph, and replays it. Four floors; a file sees its own and those below:
+//!
+//! 1. [`driver`]: cards, memory, machine code, launches, graphs. All `unsafe` is here, no plan is.
+//! 2. [`lower`]: plan, addresses and what the card is give a list of launches. Pure.
+//! 3. [`run`]: buffers, weights, the cache of keys and values, the lists that are ready, decoding.
+//! 4. [`study`]: what a model would take, what its kernels are, graph against eager, times.
 
-mod attention;
-mod backend;
-pub mod bandwidth;
-pub mod compile;
-pub mod device;
-mod dispatch;
-pub mod graph;
-mod kernels;
-mod kv;
-pub mod launch;
-mod matmul;
-mod matvec;
-pub mod memory;
-pub mod model;
-pub mod offline;
-pub mod prefill;
-mod profile;
-mod program;
-pub mod runner;
-pub mod sample;
-mod shape;
-mod staging;
-mod steps;
-mod timing;
-mod verify;
-mod weights;
+pub mod driver;
+pub mod lower;
+pub mod run;
+pub mod study;
 
-pub use backend::CudaBackend;
-pub use dispatch::chosen_sizes;
+pub use run::backend::CudaBackend;

@@ -1,0 +1,91 @@
+//! How fast a card reads its memory: the peak that decoding is measured by.
+
+use std::path::PathBuf;
+
+use super::buffer::DeviceBuffer;
+use super::compile::Compiler;
+use super::context::Context;
+use super::launch::Launch;
+use super::module::Module;
+use super::source::{shared, source, Source, Variant};
+use super::spec::Spec;
+use super::stream::{Event, Stream};
+use crate::error::{Error, Result};
+
+static SOURCE: Source = source!("read.cu", &[], Read);
+
+shared! {
+    struct Read = "ReadParams" {
+        /// `[n]` vectors of 16 bytes.
+        from: u64,
+        /// `[blocks * BLOCK]` u32, of each thread.
+        sums: u64,
+        n: u64,
+    }
+}
+
+const BLOCK: u32 = 512;
+const BLOCKS_PER_SM: u32 = 4;
+
+/// A buffer this many times the level-2 cache is read from memory, but for 3% at the most.
+const CACHES: usize = 32;
+
+/// Bytes a second of the fastest of `repeats` reads of a buffer of up to `bytes`, half of what is free
+/// at most; and how many bytes that were.
+///
+/// # Errors
+/// [`Error::Device`] where the card or the compiler cannot be used, [`Error::Memory`].
+pub fn read_peak(
+    ordinal: usize,
+    nvrtc_folders: &[PathBuf],
+    bytes: usize,
+    repeats: usize,
+) -> Result<(f64, usize)> {
+    let context = Context::new(ordinal)?;
+    let stream = Stream::new(&context)?;
+    let (free, _) = context.memory()?;
+    let enough = CACHES * context.info.l2_bytes.max(2 << 20);
+    let bytes = (bytes.min(free / 2).min(enough).max(1 << 10)) & !15;
+    let from = DeviceBuffer::new(&context, bytes)?;
+    from.fill(1, &stream)?;
+    let blocks = context.info.sm_count.max(1) * BLOCKS_PER_SM;
+    let sums = DeviceBuffer::new(&context, (blocks * BLOCK) as usize * 4)?;
+    let variant = Variant {
+        source: &SOURCE,
+        constants: String::new(),
+    };
+    let compiler = Compiler::new(context.info.number(), nvrtc_folders);
+    let module = Module::new(&context, &compiler.image(&variant)?)?;
+    let params = Read {
+        from: from.address(),
+        sums: sums.address(),
+        n: (bytes / 16) as u64,
+    };
+    let launch = Launch {
+        function: module.function("read_sum", 0)?,
+        spec: Spec::new(variant, "read_sum", [blocks, 1, 1], BLOCK, &params),
+        pdl: false,
+    };
+    let (begin, end) = (Event::new(&context)?, Event::new(&context)?);
+    let mut least = f64::INFINITY;
+    // The first one warms up.
+    for run in 0..=repeats.max(1) {
+        begin.record(&stream)?;
+        launch.run(&stream)?;
+        end.record(&stream)?;
+        end.synchronize()?;
+        if run > 0 {
+            least = least.min(end.micros_since(&begin)?);
+        }
+    }
+    let mut read = vec![0u32; (blocks * BLOCK) as usize];
+    sums.read(0, &mut read, &stream)?;
+    let sum = read.iter().fold(0u32, |sum, &part| sum.wrapping_add(part));
+    let expected = 0x0101_0101u32.wrapping_mul((bytes / 4) as u32);
+    if sum != expected {
+        return Err(Error::Internal(format!(
+            "{bytes} bytes read on the card sum to {sum:#x}, not {expected:#x}"
+        )));
+    }
+    Ok((bytes as f64 / (least.max(1e-3) * 1e-6), bytes))
+}

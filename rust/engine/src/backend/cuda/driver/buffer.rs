@@ -1,0 +1,297 @@
+//! Memory on the card, and memory of the host that the card sees. Each owner frees what it took.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+
+use super::check::check;
+use super::context::Context;
+use super::stream::Stream;
+use crate::error::{Error, Result};
+
+/// Bytes on the card.
+#[derive(Debug)]
+pub struct DeviceBuffer {
+    context: Arc<Context>,
+    address: u64,
+    bytes: usize,
+}
+
+impl DeviceBuffer {
+    /// Takes `bytes` (at least one).
+    ///
+    /// # Errors
+    /// [`Error::Memory`].
+    pub fn new(context: &Arc<Context>, bytes: usize) -> Result<Self> {
+        let mut address = 0;
+        if context.is_described() {
+            address = context.ledger.address();
+        } else {
+            context.bind()?;
+            let free = context.memory().map_or(0, |m| m.0);
+            // SAFETY: the driver writes one address, here.
+            check("cuMemAlloc_v2", unsafe {
+                sys::cuMemAlloc_v2(&mut address, bytes.max(1))
+            })
+            .map_err(|e| match e {
+                Error::Memory { .. } => Error::Memory {
+                    need: format!("{bytes} bytes of device memory were asked for, {free} are free"),
+                    remedy: "free memory on the card, or use a smaller n_ctx or max_batch".into(),
+                },
+                e => e,
+            })?;
+        }
+        context.ledger.take(bytes);
+        Ok(Self {
+            context: context.clone(),
+            address,
+            bytes,
+        })
+    }
+
+    /// Where it lies on the card.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Queues filling the whole buffer with `value`.
+    pub fn fill(&self, value: u8, stream: &Stream) -> Result<()> {
+        if self.context.is_described() {
+            return Ok(());
+        }
+        self.context.bind()?;
+        // SAFETY: the bytes are inside the buffer, which is live; freeing it waits for the card.
+        check("cuMemsetD8Async", unsafe {
+            sys::cuMemsetD8Async(self.address, value, self.bytes, stream.handle)
+        })
+    }
+
+    /// Copies `data` to byte `offset`, after everything queued on `stream`; returns when `data`
+    /// may be reused.
+    pub fn write<T: bytemuck::Pod>(
+        &self,
+        offset: usize,
+        data: &[T],
+        stream: &Stream,
+    ) -> Result<()> {
+        let bytes: &[u8] = bytemuck::cast_slice(data);
+        self.within(offset, bytes.len())?;
+        if bytes.is_empty() || self.context.is_described() {
+            return Ok(());
+        }
+        self.context.bind()?;
+        let address = self.address + offset as u64;
+        // SAFETY: `within` has held the range to the buffer; the host bytes live until the wait below.
+        check("cuMemcpyHtoDAsync_v2", unsafe {
+            sys::cuMemcpyHtoDAsync_v2(address, bytes.as_ptr().cast(), bytes.len(), stream.handle)
+        })?;
+        // From pageable memory the driver may still read `data`.
+        stream.synchronize()
+    }
+
+    /// Copies bytes from `offset` into `data`, after everything queued on `stream`.
+    pub fn read<T: bytemuck::Pod>(
+        &self,
+        offset: usize,
+        data: &mut [T],
+        stream: &Stream,
+    ) -> Result<()> {
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(data);
+        self.within(offset, bytes.len())?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.context.bind()?;
+        let address = self.address + offset as u64;
+        // SAFETY: `within` has held the range to the buffer; the host bytes live until the wait below.
+        check("cuMemcpyDtoHAsync_v2", unsafe {
+            sys::cuMemcpyDtoHAsync_v2(
+                bytes.as_mut_ptr().cast(),
+                address,
+                bytes.len(),
+                stream.handle,
+            )
+        })?;
+        stream.synchronize()
+    }
+
+    /// Queues a copy from pinned host memory.
+    ///
+    /// # Safety
+    /// Until the stream has passed the copy, nobody writes to `host` or frees it.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] where either has less than `bytes` there, [`Error::Device`].
+    pub unsafe fn write_pinned(
+        &self,
+        offset: usize,
+        host: &HostBuffer,
+        bytes: usize,
+        stream: &Stream,
+    ) -> Result<()> {
+        self.within(offset, bytes)?;
+        if bytes > host.bytes {
+            return Err(Error::Internal(format!(
+                "{bytes} bytes of a host buffer of {}",
+                host.bytes
+            )));
+        }
+        self.context.bind()?;
+        let address = self.address + offset as u64;
+        // SAFETY: both ranges are held above; the caller keeps the host bytes as they are.
+        check("cuMemcpyHtoDAsync_v2", unsafe {
+            sys::cuMemcpyHtoDAsync_v2(address, host.pointer.cast(), bytes, stream.handle)
+        })
+    }
+
+    fn within(&self, offset: usize, bytes: usize) -> Result<()> {
+        match offset.checked_add(bytes) {
+            Some(end) if end <= self.bytes => Ok(()),
+            _ => Err(Error::Internal(format!(
+                "bytes {offset} + {bytes} of a device buffer of {}",
+                self.bytes
+            ))),
+        }
+    }
+}
+
+impl Drop for DeviceBuffer {
+    fn drop(&mut self) {
+        self.context.ledger.give(self.bytes);
+        if self.context.takes_back() {
+            // SAFETY: frees what `new` took, once; the driver waits for work that uses it.
+            let _ = check("cuMemFree_v2", unsafe { sys::cuMemFree_v2(self.address) });
+        }
+    }
+}
+
+/// Pinned host memory that the card can read and write too.
+#[derive(Debug)]
+pub struct HostBuffer {
+    context: Arc<Context>,
+    pointer: *mut u8,
+    address: u64,
+    bytes: usize,
+}
+
+// SAFETY: the memory is owned, and reached through `&self` by atomics and through `&mut self`.
+unsafe impl Send for HostBuffer {}
+// SAFETY: as above.
+unsafe impl Sync for HostBuffer {}
+
+impl HostBuffer {
+    /// Takes `bytes`, zeroed.
+    ///
+    /// # Errors
+    /// [`Error::Memory`].
+    pub fn new(context: &Arc<Context>, bytes: usize) -> Result<Self> {
+        if context.is_described() {
+            return Ok(Self {
+                context: context.clone(),
+                pointer: std::ptr::NonNull::<u64>::dangling().as_ptr().cast(),
+                address: context.ledger.address(),
+                bytes: 0,
+            });
+        }
+        context.bind()?;
+        let mut pointer = std::ptr::null_mut();
+        let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
+        // SAFETY: the driver writes one pointer, here.
+        check("cuMemHostAlloc", unsafe {
+            sys::cuMemHostAlloc(&mut pointer, bytes, flags)
+        })?;
+        let mut buffer = Self {
+            context: context.clone(),
+            pointer: pointer.cast(),
+            address: 0,
+            bytes,
+        };
+        // SAFETY: the pointer was taken just above, mapped; the driver writes one address.
+        check("cuMemHostGetDevicePointer_v2", unsafe {
+            sys::cuMemHostGetDevicePointer_v2(&mut buffer.address, pointer, 0)
+        })?;
+        // SAFETY: it is new, so nothing queued on the card uses it.
+        unsafe { buffer.bytes_mut() }.fill(0);
+        Ok(buffer)
+    }
+
+    /// Where the card sees it.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// The memory.
+    ///
+    /// # Safety
+    /// While the slice lives, nothing queued on the card reads or writes it.
+    pub unsafe fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the pointer is valid for `bytes` bytes while `self` lives; where there are none it
+        // is dangling and aligned. The caller keeps the card away.
+        unsafe { std::slice::from_raw_parts_mut(self.pointer, self.bytes) }
+    }
+
+    /// Queues zeroing one of its 64-bit words.
+    pub fn clear_word(&self, index: usize, stream: &Stream) -> Result<()> {
+        if self.context.is_described() {
+            return Ok(());
+        }
+        if index >= self.bytes / 8 {
+            return Err(Error::Internal(format!(
+                "word {index} of a host buffer of {} bytes",
+                self.bytes
+            )));
+        }
+        self.context.bind()?;
+        let at = self.address + 8 * index as u64;
+        // SAFETY: the bytes are inside the buffer, which is live; freeing it waits for the card.
+        check("cuMemsetD8Async", unsafe {
+            sys::cuMemsetD8Async(at, 0, 8, stream.handle)
+        })
+    }
+
+    /// The memory as 64-bit words that the card may be writing.
+    pub fn words(&self) -> &[AtomicU64] {
+        // SAFETY: as above, and pinned memory is page-aligned; atomics may change under a shared
+        // borrow.
+        unsafe { std::slice::from_raw_parts(self.pointer.cast(), self.bytes / 8) }
+    }
+}
+
+impl Drop for HostBuffer {
+    fn drop(&mut self) {
+        if self.context.takes_back() {
+            // SAFETY: frees what `new` took, once; the driver waits for work that uses it.
+            let _ = check("cuMemFreeHost", unsafe {
+                sys::cuMemFreeHost(self.pointer.cast())
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::info::DeviceInfo;
+    use super::*;
+
+    #[test]
+    fn buffers_of_a_described_card_are_counted_and_take_no_work() {
+        let info = DeviceInfo::of_arch("sm_90", 132).unwrap();
+        let card = Context::described(info);
+        let stream = Stream::new(&card).unwrap();
+        let a = DeviceBuffer::new(&card, 1000).unwrap();
+        let b = DeviceBuffer::new(&card, 3 << 20).unwrap();
+        assert_ne!(a.address(), b.address());
+        assert_eq!(card.taken(), (1024 + (3 << 20), 1024 + (3 << 20)));
+        drop(b);
+        assert_eq!(card.taken(), (1024, 1024 + (3 << 20)));
+        // Nothing is behind it, and no work can be sent there.
+        assert_eq!(a.fill(0, &stream), Ok(()));
+        assert!(card.bind().unwrap_err().to_string().contains("not there"));
+    }
+}

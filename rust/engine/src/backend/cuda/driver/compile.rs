@@ -1,0 +1,212 @@
+//! CUDA C++ → cubin by NVRTC, cached on disk.
+//!
+//! A kernel is compiled for one card and one set of shapes and types, which its source sees as
+//! constants in a generated header `variant.cuh`. The cache key is everything the machine code
+//! depends on but NVRTC's own version, so that a cache filled elsewhere serves a machine without a
+//! compiler.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use sha2::{Digest, Sha256};
+
+use super::nvrtc::{Nvrtc, OPTIONS};
+use super::source::{headers, Variant};
+use crate::error::{Error, Result};
+
+/// Raised whenever the format of entries or the meaning of a variant changes.
+const CACHE_VERSION: u32 = 1;
+const MAGIC: &[u8; 8] = b"onegraph";
+
+/// Machine code as a compiler made it, whole: nobody else makes one.
+#[derive(Debug, Clone)]
+pub struct Image(Vec<u8>);
+
+impl Image {
+    /// Its bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// Compiles variants for one architecture, through the disk cache.
+#[derive(Debug)]
+pub struct Compiler {
+    wheels: Vec<PathBuf>,
+    /// Opened where a kernel is not in the cache: that takes longer than all else there.
+    nvrtc: OnceLock<Result<Nvrtc>>,
+    /// A number such as 90.
+    arch: u32,
+    cache: Option<PathBuf>,
+}
+
+/// Where compiled kernels are kept: `ONEGRAPH_CACHE_DIR`, else the user's cache folder.
+pub fn cache_dir() -> Option<PathBuf> {
+    let from = |name: &str| {
+        std::env::var_os(name)
+            .filter(|v| !v.is_empty())
+            .map(PathBuf::from)
+    };
+    from("ONEGRAPH_CACHE_DIR")
+        .or_else(|| from("XDG_CACHE_HOME").map(|c| c.join("onegraph")))
+        .or_else(|| from("HOME").map(|h| h.join(".cache").join("onegraph")))
+        .map(|c| c.join("kernels"))
+}
+
+impl Compiler {
+    /// A compiler for compute capability `arch` (a number such as 90). A missing NVRTC is an error
+    /// only where a kernel is not in the cache.
+    pub fn new(arch: u32, wheels: &[PathBuf]) -> Self {
+        Self {
+            wheels: wheels.to_vec(),
+            nvrtc: OnceLock::new(),
+            arch,
+            cache: cache_dir(),
+        }
+    }
+
+    /// The same with a compiler at hand.
+    pub fn with(arch: u32, nvrtc: Nvrtc) -> Self {
+        Self {
+            nvrtc: Ok(nvrtc).into(),
+            wheels: Vec::new(),
+            arch,
+            cache: cache_dir(),
+        }
+    }
+
+    /// The NVRTC in use.
+    pub fn nvrtc(&self) -> std::result::Result<&Nvrtc, &Error> {
+        self.nvrtc
+            .get_or_init(|| Nvrtc::find(&self.wheels))
+            .as_ref()
+    }
+
+    /// Where the machine code of these texts is kept, where anything is.
+    fn entry(&self, texts: &Texts) -> Option<PathBuf> {
+        let dir = self.cache.as_ref()?;
+        Some(dir.join(format!("{}.cubin", self.key(texts))))
+    }
+
+    /// Whether the cache has `variant`, undamaged.
+    pub fn is_cached(&self, variant: &Variant) -> bool {
+        let texts = Texts::new(variant);
+        let entry = self.entry(&texts);
+        entry.as_deref().and_then(read_entry).is_some()
+    }
+
+    /// The machine code of `variant`, from the cache or freshly compiled.
+    ///
+    /// # Errors
+    /// [`Error::Device`] where there is no NVRTC or it refuses the source.
+    pub fn image(&self, variant: &Variant) -> Result<Image> {
+        let texts = Texts::new(variant);
+        let entry = self.entry(&texts);
+        if let Some(image) = entry.as_deref().and_then(read_entry) {
+            return Ok(Image(image));
+        }
+        let nvrtc = self.nvrtc().map_err(Clone::clone)?;
+        let name = variant.source.name;
+        let (image, log) = nvrtc.compile(name, &texts.source, &texts.headers(), self.arch)?;
+        tracing::debug!(kernel = name, "{log}");
+        if let Some(entry) = entry {
+            // A cache that cannot be written costs time at the next load, nothing else.
+            if let Err(e) = write_entry(&entry, &image) {
+                tracing::warn!("cannot write the kernel cache {}: {e}", entry.display());
+            }
+        }
+        Ok(Image(image))
+    }
+
+    /// Compiles without the cache and returns the compiler's log: registers, spills.
+    ///
+    /// # Errors
+    /// As [`Compiler::image`].
+    pub fn log(&self, variant: &Variant) -> Result<String> {
+        let texts = Texts::new(variant);
+        let nvrtc = self.nvrtc().map_err(Clone::clone)?;
+        let name = variant.source.name;
+        let compiled = nvrtc.compile(name, &texts.source, &texts.headers(), self.arch)?;
+        Ok(compiled.1)
+    }
+
+    fn key(&self, texts: &Texts) -> String {
+        let mut hash = Sha256::new();
+        let mut add = |bytes: &[u8]| {
+            hash.update((bytes.len() as u64).to_le_bytes());
+            hash.update(bytes);
+        };
+        add(&CACHE_VERSION.to_le_bytes());
+        add(&self.arch.to_le_bytes());
+        // A compiler that the user named has entries of its own.
+        let named = std::env::var_os("ONEGRAPH_NVRTC").unwrap_or_default();
+        add(named.as_encoded_bytes());
+        OPTIONS.iter().for_each(|o| add(o.as_bytes()));
+        add(texts.source.as_bytes());
+        for (name, text) in &texts.headers {
+            add(name.as_bytes());
+            add(text.as_bytes());
+        }
+        let digest = hash.finalize();
+        digest.iter().map(|b| format!("{b:02x}")).collect()
+    }
+}
+
+/// What one compilation reads: the source with its checks, and headers by name.
+struct Texts {
+    source: String,
+    headers: Vec<(&'static str, String)>,
+}
+
+impl Texts {
+    fn new(variant: &Variant) -> Self {
+        let fixed = headers().map(|(name, text)| (name, text.to_owned()));
+        let own = [
+            ("host.cuh", variant.source.host()),
+            ("variant.cuh", variant.constants.clone()),
+        ];
+        Self {
+            source: variant.source.checked(),
+            headers: fixed.chain(own).collect(),
+        }
+    }
+
+    fn headers(&self) -> Vec<(&str, &str)> {
+        let headers = self.headers.iter();
+        headers.map(|(name, text)| (*name, text.as_str())).collect()
+    }
+}
+
+/// `None` where there is no entry or it is damaged; a damaged one is compiled anew.
+fn read_entry(path: &Path) -> Option<Vec<u8>> {
+    let bytes = fs::read(path).ok()?;
+    let (magic, rest) = bytes.split_at_checked(MAGIC.len())?;
+    let (sum, image) = rest.split_at_checked(32)?;
+    (magic == MAGIC && Sha256::digest(image).as_slice() == sum).then(|| image.to_vec())
+}
+
+/// Atomic: other processes see the old entry or the new one, whole.
+fn write_entry(path: &Path, image: &[u8]) -> std::io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(folder)?;
+    let unique = format!(
+        ".{}.{}.{:?}.tmp",
+        path.file_name().unwrap_or_default().to_string_lossy(),
+        std::process::id(),
+        std::thread::current().id()
+    );
+    let temporary = folder.join(unique);
+    let written = fs::File::create(&temporary).and_then(|mut file| {
+        file.write_all(MAGIC)?;
+        file.write_all(&Sha256::digest(image))?;
+        file.write_all(image)?;
+        file.sync_all()?;
+        fs::rename(&temporary, path)
+    });
+    if written.is_err() {
+        let _ = fs::remove_file(&temporary);
+    }
+    written
+}

@@ -1,0 +1,21 @@
+//! The floor on the driver: cards, memory, machine code, launches and graphs. It knows no plan, and all
+//! `unsafe` of this backend is here.
+
+pub mod bandwidth;
+pub mod buffer;
+pub mod check;
+pub mod compile;
+pub mod context;
+pub mod device;
+pub mod graph;
+pub mod info;
+pub mod launch;
+mod ledger;
+pub mod module;
+pub mod nvrtc;
+pub mod program;
+pub mod source;
+pub mod spec;
+pub mod staging;
+pub mod stream;
+pub mod timing;

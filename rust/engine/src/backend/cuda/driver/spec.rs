@@ -1,0 +1,103 @@
+//! One kernel launch as data.
+
+use super::source::{Shared, Variant};
+
+/// What a kernel does, as far as anybody asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Attends to cached keys and values: how much it reads depends on the lengths of sequences.
+    Attention,
+    /// Anything whose work its launch decides alone.
+    Other,
+}
+
+/// What to launch: a kernel by the variant that it is compiled from, its grid and its one parameter
+/// struct. Needs no compiler and no card yet.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Spec {
+    pub variant: Variant,
+    /// The kernel's name in the source.
+    pub entry: &'static str,
+    pub kind: Kind,
+    /// For people: kernel and what it works on.
+    pub label: String,
+    pub grid: [u32; 3],
+    /// Threads a block.
+    pub block: u32,
+    /// Bytes of dynamic shared memory.
+    pub shared: u32,
+    /// The parameter struct, in whole words so that it is aligned.
+    params: Vec<u64>,
+    pub traffic: Traffic,
+}
+
+/// Bytes that a launch has to move between memory and the card, for reports of GB/s.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Of weights.
+    pub weights: u64,
+    /// Of rows, read and written.
+    pub rows: u64,
+    /// Of the cache, for each token that a sequence has.
+    pub per_token: u64,
+}
+
+impl Traffic {
+    /// Of rows alone.
+    pub fn rows(bytes: usize) -> Self {
+        Self {
+            rows: bytes as u64,
+            ..Self::default()
+        }
+    }
+
+    /// All of it, where the sequences have `tokens` tokens together.
+    pub fn total(&self, tokens: u64) -> u64 {
+        self.weights + self.rows + self.per_token * tokens
+    }
+}
+
+impl Spec {
+    /// A launch of `entry` with the parameter struct `params`.
+    pub fn new<P: Shared>(
+        variant: Variant,
+        entry: &'static str,
+        grid: [u32; 3],
+        block: u32,
+        params: &P,
+    ) -> Self {
+        debug_assert!(
+            variant.source.layouts.contains(&P::LAYOUT),
+            "{} does not check {}",
+            variant.source.name,
+            P::LAYOUT.name
+        );
+        let bytes = bytemuck::bytes_of(params);
+        let mut words = vec![0u64; bytes.len().div_ceil(8)];
+        bytemuck::cast_slice_mut(&mut words)[..bytes.len()].copy_from_slice(bytes);
+        let label = entry.to_owned();
+        Self {
+            variant,
+            entry,
+            kind: Kind::Other,
+            label,
+            grid,
+            block,
+            shared: 0,
+            params: words,
+            traffic: Traffic::default(),
+        }
+    }
+
+    /// The parameter struct, in whole words.
+    pub(super) fn words(&self) -> &[u64] {
+        &self.params
+    }
+
+    /// The parameter struct, where it is of type `P`.
+    pub fn params<P: Shared>(&self) -> Option<P> {
+        let bytes: &[u8] = bytemuck::cast_slice(&self.params);
+        let fits = size_of::<P>().div_ceil(8) == self.params.len();
+        fits.then(|| bytemuck::pod_read_unaligned(&bytes[..size_of::<P>()]))
+    }
+}

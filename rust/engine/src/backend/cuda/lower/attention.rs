@@ -1,0 +1,226 @@
+//! Attention: one kernel for steps, another for prompts where the cache and the card take it, a
+//! third for both over a cache in blocks.
+
+use super::lowering::{constants, sizes, Lowering, Pass, Path};
+use super::params::{Attention, KvView, PromptAttention, CONSTANTS};
+use crate::backend::cuda::driver::source::{source, Source, Variant};
+use crate::backend::cuda::driver::spec::{Kind, Spec, Traffic};
+use crate::backend::PAGE_TOKENS;
+use crate::error::Result;
+use crate::plan::{BufferId, Op, Plan};
+
+static SOURCE: Source = source!("attention.cu", CONSTANTS, Attention, KvView);
+static BLOCKS: Source = source!("attention_blocks.cu", CONSTANTS, Attention, KvView);
+static PROMPT: Source = source!("prompt_attention.cu", CONSTANTS, PromptAttention, KvView);
+
+/// Splits of one row's attention; see attention.cu.
+const MAX_SPLITS: usize = 32;
+
+/// Threads of a block of attention.cu, in two teams that take a split each.
+const THREADS: u32 = 256;
+const TEAMS: usize = 2;
+
+/// Splits of a row that one block of attention.cu takes by itself.
+const BLOCK_SPLITS: usize = 4;
+
+/// Rows of one launch of attention.cu over a prompt: its partial sums take memory.
+const ATTENTION_ROWS: usize = 128;
+
+/// Positions that the shortest passes over a prompt are launched for; longer ones double it.
+const LEAST_SPAN: usize = 512;
+
+/// Threads of a block of attention_blocks.cu and of prompt_attention.cu.
+const BLOCKS_THREADS: u32 = 128;
+const PROMPT_THREADS: u32 = 128;
+
+/// Query rows of a block of prompt_attention.cu.
+const PROMPT_QUERIES: usize = 64;
+
+/// An attention op of a plan.
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionOp {
+    pub q: BufferId,
+    pub out: BufferId,
+    pub layer: usize,
+    pub n_head: usize,
+    pub scale: f32,
+}
+
+/// Memory that the blocks of one row merge through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MergeBytes {
+    /// `[rows][n_head_kv][MAX_SPLITS][GROUP][HEAD_DIM + 2]` f32.
+    pub partial: usize,
+    /// `[rows][n_head_kv]` u32, zero between launches.
+    pub tickets: usize,
+}
+
+impl MergeBytes {
+    /// For passes of up to `rows` rows, `out` of them in a step.
+    pub fn new(plan: &Plan, rows: usize, out: usize) -> Self {
+        let group = |op: &Op| match op {
+            Op::Attention { n_head, .. } => Some(n_head / plan.kv.n_head_kv.max(1)),
+            _ => None,
+        };
+        let group = plan.ops.iter().filter_map(group).max().unwrap_or(1);
+        let split_floats = group * (plan.kv.head_dim + 2);
+        // A step's attention is one launch, whatever its rows.
+        let heads = out.max(ATTENTION_ROWS).min(rows) * plan.kv.n_head_kv;
+        Self {
+            partial: heads * MAX_SPLITS * split_floats * 4,
+            tickets: heads * 4,
+        }
+    }
+}
+
+/// The launches of one op.
+pub fn specs(l: &Lowering, op: &AttentionOp, pass: &Pass) -> Result<Vec<Spec>> {
+    let span = match pass.path {
+        Path::Decode { .. } => None,
+        Path::Prefill { span } => Some(span.min(l.n_ctx)),
+    };
+    let mut specs = match span.and_then(|_| prompt_shared(l, op.n_head)) {
+        Some(shared) => vec![prompt_spec(l, op, pass, shared)?],
+        None => split_specs(l, op, pass, span)?,
+    };
+    let head_bytes = l.kv_type.row_bytes(l.plan.kv.head_dim).unwrap_or(0);
+    let width = l.plan.buffer(op.q).width;
+    // Queries in, sums out; of each token the keys and values of all heads.
+    let rows = pass.rows * width * 8 / specs.len().max(1);
+    for spec in &mut specs {
+        spec.kind = Kind::Attention;
+        spec.traffic = Traffic {
+            per_token: (2 * l.plan.kv.n_head_kv * head_bytes) as u64,
+            ..Traffic::rows(rows)
+        };
+        spec.label = format!("{} {}", spec.entry, op.layer);
+    }
+    Ok(specs)
+}
+
+fn variant(
+    l: &Lowering,
+    op: &AttentionOp,
+    source: &'static Source,
+    more: &[(&str, usize)],
+) -> Variant {
+    let text = constants(&[
+        ("N_HEAD", op.n_head),
+        ("N_HEAD_KV", l.plan.kv.n_head_kv),
+        ("HEAD_DIM", l.plan.kv.head_dim),
+    ]);
+    let kv_struct = l.kv_type.kernel.kv_struct();
+    Variant {
+        source,
+        constants: text + &format!("using Kv = {kv_struct};\n") + &sizes(more),
+    }
+}
+
+/// A prompt's rows on tensor cores.
+fn prompt_spec(l: &Lowering, op: &AttentionOp, pass: &Pass, shared: u32) -> Result<Spec> {
+    let n_head_kv = l.plan.kv.n_head_kv;
+    let params = PromptAttention {
+        q: l.address(op.q),
+        out: l.address(op.out),
+        kv: l.kv(op.layer)?,
+        positions: pass.inputs.positions,
+        slots: pass.inputs.slots,
+        scale: op.scale,
+        m: pass.rows as u32,
+    };
+    let queries = pass.rows * (op.n_head / n_head_kv);
+    let blocks = queries.div_ceil(PROMPT_QUERIES) as u32;
+    let grid = [n_head_kv as u32, blocks, 1];
+    let more = [
+        ("THREADS", PROMPT_THREADS as usize),
+        ("ROWS", PROMPT_QUERIES),
+        ("SHARED_BYTES", shared as usize),
+    ];
+    let variant = variant(l, op, &PROMPT, &more);
+    let mut spec = Spec::new(variant, "prompt_attention", grid, PROMPT_THREADS, &params);
+    spec.shared = shared;
+    Ok(spec)
+}
+
+/// Rows whose tokens are cut into splits, of a step or of a prompt with positions below `span`.
+fn split_specs(
+    l: &Lowering,
+    op: &AttentionOp,
+    pass: &Pass,
+    span: Option<usize>,
+) -> Result<Vec<Spec>> {
+    let n_head_kv = l.plan.kv.n_head_kv;
+    let kv = l.kv(op.layer)?;
+    let width = l.plan.buffer(op.q).width;
+    let at_once = span.map_or(pass.rows, |_| ATTENTION_ROWS);
+    let tokens = span.unwrap_or(l.n_ctx);
+    let splits = tokens.div_ceil(PAGE_TOKENS).min(MAX_SPLITS);
+    let alone = match width / n_head_kv <= 1024 {
+        true => BLOCK_SPLITS,
+        false => TEAMS,
+    };
+    let blocks = match splits <= alone {
+        true => 1,
+        false => splits.div_ceil(TEAMS),
+    };
+    let row_bytes = (width * 4) as u64;
+    let inputs = &pass.inputs;
+    let part = |first: usize| {
+        let params = Attention {
+            q: l.address(op.q) + first as u64 * row_bytes,
+            out: l.address(op.out) + first as u64 * row_bytes,
+            kv,
+            positions: inputs.positions + (first * 4) as u64,
+            slots: inputs.slots + (first * 4) as u64,
+            partial: l.at.scratch.partial,
+            tickets: l.at.scratch.tickets,
+            scale: op.scale,
+            alone: u32::from(pass.rows == 1 || inputs.state != 0),
+        };
+        let count = (pass.rows - first).min(at_once) as u32;
+        if l.kv_type.kernel.kv_in_blocks() {
+            let grid = [n_head_kv as u32, splits as u32, count];
+            let more = [
+                ("THREADS", BLOCKS_THREADS as usize),
+                ("MAX_SPLITS", MAX_SPLITS),
+            ];
+            let variant = variant(l, op, &BLOCKS, &more);
+            return Spec::new(variant, "attention_blocks", grid, BLOCKS_THREADS, &params);
+        }
+        let grid = [n_head_kv as u32, blocks as u32, count];
+        let more = [
+            ("THREADS", THREADS as usize),
+            ("TEAMS", TEAMS),
+            ("MAX_SPLITS", MAX_SPLITS),
+            ("BLOCK_SPLITS", alone),
+        ];
+        let variant = variant(l, op, &SOURCE, &more);
+        Spec::new(variant, "attention", grid, THREADS, &params)
+    };
+    Ok((0..pass.rows).step_by(at_once).map(part).collect())
+}
+
+/// What the attention of a prompt's pass is launched for whose positions end before `end`: the
+/// kernel for prompts looks by itself, the other one has blocks for every split of that many.
+pub fn prompt_span(l: &Lowering, end: usize) -> usize {
+    let looks_itself = |op: &Op| match op {
+        Op::Attention { n_head, .. } => prompt_shared(l, *n_head).is_some(),
+        _ => true,
+    };
+    if l.plan.ops.iter().all(looks_itself) {
+        return l.n_ctx;
+    }
+    end.next_power_of_two().max(LEAST_SPAN)
+}
+
+/// Shared memory of a prompt's attention, where this cache and card take that kernel: keys and
+/// values as float16, and two pages of them fit beside the queries.
+fn prompt_shared(l: &Lowering, n_head: usize) -> Option<u32> {
+    let (dim, page) = (l.plan.kv.head_dim, PAGE_TOKENS);
+    let shared = 2 * page * (dim * 4 + 16) + PROMPT_QUERIES * dim * 4;
+    // Its static part, in whole kilobytes.
+    let fits = shared + 1024 <= l.card.shared_bytes;
+    let halves = l.kv_type.kernel.kv_in_halves();
+    let heads = n_head.is_multiple_of(l.plan.kv.n_head_kv);
+    (fits && halves && heads && dim.is_multiple_of(16) && dim <= 128).then_some(shared as u32)
+}

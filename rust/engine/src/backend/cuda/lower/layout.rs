@@ -1,0 +1,279 @@
+//! How weights lie on the card: in which order rows stand in tiles, how many units that makes, and
+//! the launches that rewrite a file's rows so.
+
+use std::collections::HashSet;
+
+use super::params::{Repack, CONSTANTS};
+use super::shape::{segments, superblocks, UNIT_ROWS};
+use crate::backend::cuda::driver::source::{source, Source, Variant};
+use crate::backend::cuda::driver::spec::Spec;
+use crate::error::{Error, Result};
+use crate::plan::fuse::{Epilogue, Fused, Part};
+use crate::plan::{Op, Plan, RopeStyle, WeightId};
+use crate::quant::QuantType;
+
+static SOURCE: Source = source!("repack.cu", CONSTANTS, Repack);
+
+/// Warps of a block of the repack kernel.
+const REPACK_WARPS: u32 = 8;
+
+/// Bytes of the address of a row in a list of them.
+const ADDRESS: usize = 8;
+
+/// Which rows stand together in a tile; see `row_of` in epilogue.cuh.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Order {
+    Natural,
+    /// Rows 2i and 2i + 1 at places p and p + 4.
+    Neighbours,
+    /// Rows i and i + head_dim / 2 at places p and p + 4.
+    Halves {
+        head_dim: usize,
+    },
+    /// Row i of the first matrix at place p, of the second at p + 4.
+    Joined,
+}
+
+impl Order {
+    /// Rows of each matrix in a tile.
+    fn rows_of_a_tile(self) -> usize {
+        match self {
+            Order::Joined => UNIT_ROWS / 2,
+            _ => UNIT_ROWS,
+        }
+    }
+
+    /// Tiles whose rows stand together in the file.
+    fn tiles_together(self) -> usize {
+        match self {
+            Order::Halves { head_dim } => (head_dim / UNIT_ROWS).max(1),
+            _ => 1,
+        }
+    }
+
+    /// Which matrix, and which row of it, stands at place `at` of `tile`.
+    fn row(self, tile: usize, at: usize) -> (usize, usize) {
+        match self {
+            Order::Natural => (0, tile * 8 + at),
+            Order::Neighbours => (0, tile * 8 + 2 * (at % 4) + at / 4),
+            Order::Halves { head_dim } => {
+                let per_head = head_dim / 8;
+                let base = tile / per_head * head_dim + tile % per_head * 4;
+                (0, base + at / 4 * (head_dim / 2) + at % 4)
+            }
+            Order::Joined => (at / 4, tile * 4 + at % 4),
+        }
+    }
+}
+
+/// A matrix as units, or two joined ones.
+#[derive(Debug, Clone)]
+pub struct Matrix {
+    pub ids: Vec<WeightId>,
+    pub order: Order,
+    pub ty: &'static QuantType,
+    pub n_in: usize,
+    /// Rows of each.
+    pub n_out: usize,
+    /// Bytes of a row in the file.
+    pub row_bytes: usize,
+    pub tiles: usize,
+}
+
+/// What the ops of a plan read of its weights.
+#[derive(Debug, Default)]
+pub struct Wanted {
+    pub matrices: Vec<Matrix>,
+    pub vectors: Vec<WeightId>,
+}
+
+/// The weights that `fused` reads, each once in each order.
+///
+/// # Errors
+/// [`Error::Internal`] for rows that are no whole blocks.
+pub fn wanted(plan: &Plan, fused: &[Fused]) -> Result<Wanted> {
+    let mut found = Wanted::default();
+    let (mut matrices, mut vectors) = (HashSet::new(), HashSet::new());
+    for op in fused {
+        let (of_op, more) = match op {
+            Fused::MatVec {
+                norm,
+                parts,
+                epilogue,
+                ..
+            } => {
+                let biases = parts.iter().filter_map(|p| p.bias);
+                let vectors = norm.map(|n| n.0).into_iter().chain(biases).collect();
+                (arrangement(plan, parts, epilogue), vectors)
+            }
+            Fused::Single(Op::Embed { weight, .. }) => {
+                (vec![(vec![*weight], Order::Natural)], vec![])
+            }
+            Fused::Single(Op::RmsNorm { weight, .. }) => (vec![], vec![*weight]),
+            Fused::Single(_) => (vec![], vec![]),
+        };
+        for (ids, order) in of_op {
+            if matrices.insert((ids.clone(), order)) {
+                found.matrices.push(Matrix::new(plan, &ids, order)?);
+            }
+        }
+        for id in more {
+            if vectors.insert(id) {
+                found.vectors.push(id);
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The matrices of a fused product, as it wants them.
+pub fn arrangement(
+    plan: &Plan,
+    parts: &[Part],
+    epilogue: &Epilogue,
+) -> Vec<(Vec<WeightId>, Order)> {
+    let alone = |(part, order): (&Part, Order)| (vec![part.weight], order);
+    match epilogue {
+        Epilogue::SwiGlu { .. } => {
+            vec![(parts.iter().map(|p| p.weight).collect(), Order::Joined)]
+        }
+        Epilogue::Qkv { style, .. } => {
+            let order = match style {
+                RopeStyle::Interleaved => Order::Neighbours,
+                RopeStyle::Halves => Order::Halves {
+                    head_dim: plan.kv.head_dim,
+                },
+            };
+            let orders = [order, order, Order::Natural];
+            parts.iter().zip(orders).map(alone).collect()
+        }
+        Epilogue::Store | Epilogue::Add { .. } => parts
+            .iter()
+            .map(|part| alone((part, Order::Natural)))
+            .collect(),
+    }
+}
+
+/// The kernel that rewrites rows of type `ty`.
+pub fn repack_variant(ty: &'static QuantType) -> Variant {
+    Variant {
+        source: &SOURCE,
+        constants: segments(&[ty]),
+    }
+}
+
+impl Matrix {
+    /// The units of `ids`, which are of one shape and type.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] for rows that are no whole blocks.
+    pub fn new(plan: &Plan, ids: &[WeightId], order: Order) -> Result<Self> {
+        let first = plan.weight(ids[0]);
+        let row_bytes = first.ty.row_bytes(first.n_in);
+        Ok(Self {
+            ids: ids.to_vec(),
+            order,
+            ty: first.ty,
+            n_in: first.n_in,
+            n_out: first.n_out,
+            row_bytes: row_bytes
+                .ok_or_else(|| Error::Internal(format!("rows of {}", first.name)))?,
+            tiles: first.n_out.div_ceil(order.rows_of_a_tile()),
+        })
+    }
+
+    /// Bytes of all its units.
+    pub fn bytes(&self) -> usize {
+        self.tiles * self.tile_bytes()
+    }
+
+    fn tile_bytes(&self) -> usize {
+        superblocks(self.n_in) * self.ty.kernel.unit_bytes
+    }
+
+    /// Bytes in the file.
+    pub fn file_bytes(&self) -> u64 {
+        (self.ids.len() * self.n_out * self.row_bytes) as u64
+    }
+
+    /// Bytes of a slab with the fewest tiles that can be staged, and of one with all of them.
+    pub fn slab_bytes(&self) -> (usize, usize) {
+        let bytes = |tiles: usize| {
+            let rows = tiles * self.order.rows_of_a_tile() * self.row_bytes;
+            tiles * UNIT_ROWS * ADDRESS + self.ids.len() * rows.next_multiple_of(16)
+        };
+        (bytes(self.order.tiles_together()), bytes(self.tiles))
+    }
+
+    /// Tiles that a slab of `slab_bytes` holds, in whole groups that stand together.
+    pub fn tiles_at_once(&self, slab_bytes: usize) -> usize {
+        let rows = self.ids.len() * self.order.rows_of_a_tile();
+        let a_tile = UNIT_ROWS * ADDRESS + rows * self.row_bytes;
+        let together = self.order.tiles_together();
+        let fit = slab_bytes.saturating_sub(16 * self.ids.len()) / a_tile.max(1);
+        (fit / together).max(1) * together
+    }
+
+    /// How `tiles` tiles from `first` on lie in a slab at address `slab`.
+    pub fn portion(&self, first: usize, tiles: usize, slab: u64) -> Portion {
+        let per_tile = self.order.rows_of_a_tile();
+        let begin = (first * per_tile).min(self.n_out);
+        let end = ((first + tiles) * per_tile).min(self.n_out);
+        let list_bytes = tiles * UNIT_ROWS * ADDRESS;
+        let part = ((end - begin) * self.row_bytes).next_multiple_of(16);
+        let base = slab + list_bytes as u64;
+        let mut list = Vec::with_capacity(list_bytes);
+        for tile in first..first + tiles {
+            for at in 0..UNIT_ROWS {
+                let (file, row) = self.order.row(tile, at);
+                // 0 where a tile is padded.
+                let address = match (begin..end).contains(&row) {
+                    true => base + (file * part + (row - begin) * self.row_bytes) as u64,
+                    false => 0,
+                };
+                list.extend(address.to_le_bytes());
+            }
+        }
+        Portion {
+            file: begin * self.row_bytes..end * self.row_bytes,
+            offsets: (0..self.ids.len()).map(|i| list_bytes + i * part).collect(),
+            list,
+        }
+    }
+
+    /// The launch that rewrites the portion in `slab` as tiles `first` and following of `units`.
+    pub fn repack(&self, first: usize, tiles: usize, slab: u64, units: u64) -> Spec {
+        let n_sb = superblocks(self.n_in);
+        let params = Repack {
+            rows: slab,
+            units: units + (first * self.tile_bytes()) as u64,
+            tiles: tiles as u32,
+            n_sb: n_sb as u32,
+            n_in: self.n_in as u32,
+            unused: 0,
+        };
+        let blocks = (tiles * n_sb).div_ceil(REPACK_WARPS as usize) as u32;
+        let variant = repack_variant(self.ty);
+        let mut spec = Spec::new(
+            variant,
+            "repack",
+            [blocks, 1, 1],
+            32 * REPACK_WARPS,
+            &params,
+        );
+        spec.traffic.weights = (tiles * self.tile_bytes()) as u64;
+        spec
+    }
+}
+
+/// Some tiles of a matrix in a slab: the address of the row at each place, then the rows of each
+/// matrix as the file has them.
+#[derive(Debug)]
+pub struct Portion {
+    /// Little-endian u64, at offset 0.
+    pub list: Vec<u8>,
+    /// Bytes of each matrix in the file.
+    pub file: std::ops::Range<usize>,
+    /// Where those of each matrix begin.
+    pub offsets: Vec<usize>,
+}

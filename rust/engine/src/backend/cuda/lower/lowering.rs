@@ -1,0 +1,169 @@
+//! What a pass is lowered from.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::sync::Arc;
+
+use super::layout::Order;
+use super::params::KvView;
+use crate::backend::cuda::driver::info::DeviceInfo;
+use crate::error::{Error, Result};
+use crate::plan::fuse::Fused;
+use crate::plan::{BufferId, Op, Plan, Rows, WeightId};
+use crate::quant::QuantType;
+
+/// A plan, what it runs on, and where everything lies.
+#[derive(Debug)]
+pub struct Lowering {
+    pub plan: Arc<Plan>,
+    pub fused: Vec<Fused>,
+    pub card: DeviceInfo,
+    /// Encoding of keys and values.
+    pub kv_type: &'static QuantType,
+    /// Tokens that a sequence may have.
+    pub n_ctx: usize,
+    /// Most rows of one pass, and most rows of its logits.
+    pub max_rows: usize,
+    pub max_out: usize,
+    pub at: Addresses,
+}
+
+/// Where on the card everything lies that a launch may name.
+#[derive(Debug, Default)]
+pub struct Addresses {
+    /// By [`BufferId`], `[rows][width]` f32.
+    pub buffers: Vec<u64>,
+    /// `[tiles][superblocks]` units of one matrix, or of two joined ones.
+    pub matrices: HashMap<(Vec<WeightId>, Order), u64>,
+    /// f32 of norms and biases.
+    pub vectors: HashMap<WeightId, u64>,
+    /// By layer.
+    pub kv: Vec<KvView>,
+    /// `[n_ctx][half][cos, sin]` f32.
+    pub turns: u64,
+    pub scratch: ScratchAddresses,
+}
+
+/// Where kernels leave for each other what is no buffer of the plan; see [`super::pass::scratch`].
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ScratchAddresses {
+    pub partial: u64,
+    pub tickets: u64,
+    pub halves: u64,
+    pub sums: u64,
+    pub unscale: u64,
+}
+
+/// Addresses of what the rows of a pass are, each `[rows]` of u32; with `state`, tokens and positions
+/// come from there.
+#[derive(Debug, Clone, Copy)]
+pub struct Inputs {
+    pub tokens: u64,
+    pub positions: u64,
+    /// Rows of the page table.
+    pub slots: u64,
+    pub out_rows: u64,
+    /// Which slot state a row has, where it has one.
+    pub state_slots: u64,
+    pub state: u64,
+}
+
+/// Which kernels a pass uses. Their sums differ in the last bits, so it is the caller who says which,
+/// never the number of rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Path {
+    /// Steps, compiled for at least `bucket` rows.
+    Decode { bucket: usize },
+    /// A part of a prompt, all of whose positions are below `span`.
+    Prefill { span: usize },
+}
+
+/// One pass to lower.
+#[derive(Debug, Clone, Copy)]
+pub struct Pass {
+    pub rows: usize,
+    /// Rows that give logits.
+    pub out: usize,
+    pub inputs: Inputs,
+    pub path: Path,
+    /// Whether every row's logits are wanted, in order: then no row is picked.
+    pub all: bool,
+}
+
+impl Pass {
+    /// A step of `rows` rows all of whose logits are wanted, in order.
+    pub fn step(rows: usize, inputs: Inputs) -> Self {
+        Self {
+            rows,
+            out: rows,
+            inputs,
+            path: Path::Decode { bucket: rows },
+            all: true,
+        }
+    }
+}
+
+impl Lowering {
+    /// Where a buffer lies.
+    pub fn address(&self, id: BufferId) -> u64 {
+        self.at.buffers[id.0]
+    }
+
+    /// The buffer that an op reads: where no row is picked, the one to pick from.
+    pub fn source(&self, id: BufferId, pass: &Pass) -> u64 {
+        let picked = self.plan.ops.iter().find_map(|op| match op {
+            Op::SelectRows { x, out } if *out == id && pass.all => Some(*x),
+            _ => None,
+        });
+        self.address(picked.unwrap_or(id))
+    }
+
+    /// Rows of a buffer in `pass`.
+    pub fn rows_of(&self, id: BufferId, pass: &Pass) -> usize {
+        match self.plan.buffer(id).rows {
+            Rows::Batch => pass.rows,
+            Rows::Out => pass.out,
+        }
+    }
+
+    /// Where the units of a matrix, or of two joined ones, lie.
+    pub fn units(&self, ids: &[WeightId], order: Order) -> Result<u64> {
+        let found = self.at.matrices.get(&(ids.to_vec(), order));
+        found.copied().ok_or_else(|| {
+            Error::Internal(format!("weights {ids:?} have no place in order {order:?}"))
+        })
+    }
+
+    /// Where a vector lies; 0 where there is none.
+    pub fn vector(&self, id: Option<WeightId>) -> Result<u64> {
+        let Some(id) = id else { return Ok(0) };
+        let found = self.at.vectors.get(&id);
+        found
+            .copied()
+            .ok_or_else(|| Error::Internal(format!("vector {} has no place", id.0)))
+    }
+
+    /// What kernels need to find the tokens of `layer`.
+    pub fn kv(&self, layer: usize) -> Result<KvView> {
+        let found = self.at.kv.get(layer);
+        found
+            .copied()
+            .ok_or_else(|| Error::Internal(format!("layer {layer} has no cache")))
+    }
+}
+
+/// Lines of `variant.cuh`.
+pub fn constants(list: &[(&str, usize)]) -> String {
+    list.iter().fold(String::new(), |mut text, (name, value)| {
+        let _ = writeln!(text, "constexpr int {name} = {value};");
+        text
+    })
+}
+
+/// The same of unsigned numbers: sizes and counts of threads.
+pub fn sizes(list: &[(&str, usize)]) -> String {
+    list.iter().fold(String::new(), |mut text, (name, value)| {
+        let _ = writeln!(text, "constexpr uint32_t {name} = {value};");
+        text
+    })
+}

@@ -1,0 +1,19 @@
+//! From a plan to launches: plan, addresses and what the card is give a list of [`Spec`]s. Pure: no
+//! driver, no memory, no compiler.
+//!
+//! [`Spec`]: super::driver::spec::Spec
+
+mod attention;
+pub mod layout;
+pub mod lowering;
+mod matmul;
+mod matvec;
+pub mod params;
+pub mod pass;
+mod product;
+pub mod rowwise;
+pub mod sample;
+mod shape;
+
+#[cfg(test)]
+mod tests;

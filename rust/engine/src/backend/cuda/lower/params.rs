@@ -1,0 +1,265 @@
+//! The parameter structs of the kernels, as the kernels declare them. Pointers are addresses on the
+//! card; comments say what lies there. `m` is the number of rows of a launch.
+
+use super::shape::{UNIT_COLS, UNIT_ROWS};
+use crate::backend::cuda::driver::source::shared;
+use crate::backend::PAGE_TOKENS;
+
+/// Slot of rows that only fill a batch up: nothing of them is stored.
+pub const PADDING_SLOT: u32 = u32::MAX;
+
+/// Numbers that kv.cuh and unit.cuh share with the host.
+pub const CONSTANTS: &[(&str, u32)] = &[
+    ("PAGE_TOKENS", PAGE_TOKENS as u32),
+    ("PADDING_SLOT", PADDING_SLOT),
+    ("UNIT_ROWS", UNIT_ROWS as u32),
+    ("UNIT_COLS", UNIT_COLS as u32),
+];
+
+shared! {
+    /// One matrix of a product: epilogue.cuh.
+    pub struct Segment = "Segment" {
+        /// `[tiles][superblocks]` units.
+        pub units: u64,
+        /// `[m][rows]` f32.
+        pub out: u64,
+        /// `[rows]` f32, or 0.
+        pub bias: u64,
+        pub tiles: u32,
+        pub rows: u32,
+    }
+
+    /// Where a kernel finds the tokens of one layer: kv.cuh.
+    pub struct KvView = "KvView" {
+        /// `[n_pages][n_head_kv]` heads' pages of keys.
+        pub k: u64,
+        /// The same of values.
+        pub v: u64,
+        /// `[n_slots][pages_per_slot]` u32.
+        pub page_table: u64,
+        /// One u64 in host memory.
+        pub error: u64,
+        /// `[n_slots]` u64 in host memory.
+        pub saturated: u64,
+        pub pages_per_slot: u32,
+        pub n_slots: u32,
+        pub n_ctx: u32,
+        pub n_pages: u32,
+    }
+
+    /// matvec.cu
+    pub struct MatVec = "Params" {
+        pub segment: [Segment; 3],
+        /// `[m][N_IN]` f32.
+        pub x: u64,
+        /// `[N_IN]` f32, or 0.
+        pub norm: u64,
+        pub eps: f32,
+        pub m: u32,
+        pub kv: KvView,
+        /// `[n_ctx][HEAD_DIM / 2][cos, sin]` f32.
+        pub turns: u64,
+        /// `[m]` u32.
+        pub positions: u64,
+        /// `[m]` u32.
+        pub slots: u64,
+        pub located: u32,
+        pub unused: u32,
+    }
+
+    /// matmul.cu
+    pub struct MatMul = "Params" {
+        pub segment: [Segment; 3],
+        /// `[m, in whole blocks][N_IN / 32][hi, lo][32]` f16.
+        pub halves: u64,
+        /// `[N_IN / 32][stride]` f32.
+        pub sums: u64,
+        /// `[m]` f32.
+        pub unscale: u64,
+        pub m: u32,
+        pub stride: u32,
+        pub kv: KvView,
+        /// `[n_ctx][HEAD_DIM / 2][cos, sin]` f32.
+        pub turns: u64,
+        /// `[m]` u32.
+        pub positions: u64,
+        /// `[m]` u32.
+        pub slots: u64,
+    }
+
+    /// split.cu
+    pub struct Split = "Params" {
+        /// `[m][N_IN]` f32.
+        pub x: u64,
+        /// `[N_IN]` f32, or 0.
+        pub norm: u64,
+        /// `[m][N_IN / 32][hi, lo][32]` f16.
+        pub halves: u64,
+        /// `[N_IN / 32][stride]` f32.
+        pub sums: u64,
+        /// `[m]` f32.
+        pub unscale: u64,
+        pub eps: f32,
+        pub stride: u32,
+    }
+
+    /// repack.cu
+    pub struct Repack = "Params" {
+        /// `[tiles * 8]` u64, addresses of rows; 0 where a tile is padded.
+        pub rows: u64,
+        /// `[tiles][n_sb]` units.
+        pub units: u64,
+        pub tiles: u32,
+        pub n_sb: u32,
+        pub n_in: u32,
+        pub unused: u32,
+    }
+
+    /// embed.cu
+    pub struct Embed = "Params" {
+        /// `[n_rows / 8][superblocks]` units.
+        pub units: u64,
+        /// `[m][N_IN]` f32.
+        pub out: u64,
+        /// `[m]` u32.
+        pub tokens: u64,
+        /// `[m]` u32; written where there is `state`.
+        pub positions: u64,
+        /// `[m]` u32; written where there is `state`.
+        pub slots: u64,
+        /// `[n_slots + 1]` slot states, or 0.
+        pub state: u64,
+        /// `[m]` u32.
+        pub state_slots: u64,
+        pub n_rows: u32,
+        pub unused: u32,
+    }
+
+    /// rms_norm.cu
+    pub struct RmsNorm = "Params" {
+        /// `[groups][GROUP]` f32.
+        pub x: u64,
+        /// The same.
+        pub out: u64,
+        /// `[GROUP]` f32.
+        pub weight: u64,
+        pub eps: f32,
+        pub groups: u32,
+    }
+
+    /// rope.cu
+    pub struct Rope = "Params" {
+        /// `[m][N_HEAD * HEAD_DIM]` f32.
+        pub x: u64,
+        /// `[n_ctx][HALF][cos, sin]` f32.
+        pub turns: u64,
+        /// `[m]` u32.
+        pub positions: u64,
+        pub n_ctx: u32,
+        pub unused: u32,
+    }
+
+    /// kv_scatter.cu and kv_scatter_blocks.cu
+    pub struct KvScatter = "Params" {
+        /// `[m][N_HEAD_KV * HEAD_DIM]` f32.
+        pub k: u64,
+        /// The same.
+        pub v: u64,
+        /// `[m]` u32.
+        pub positions: u64,
+        /// `[m]` u32.
+        pub slots: u64,
+        pub kv: KvView,
+    }
+
+    /// attention.cu and attention_blocks.cu
+    pub struct Attention = "Params" {
+        /// `[m][N_HEAD * HEAD_DIM]` f32.
+        pub q: u64,
+        /// The same.
+        pub out: u64,
+        pub kv: KvView,
+        /// `[m]` u32.
+        pub positions: u64,
+        /// `[m]` u32.
+        pub slots: u64,
+        /// `[m][N_HEAD_KV][MAX_SPLITS][GROUP][HEAD_DIM + 2]` f32.
+        pub partial: u64,
+        /// `[m][N_HEAD_KV]` u32, zero between launches.
+        pub tickets: u64,
+        pub scale: f32,
+        pub alone: u32,
+    }
+
+    /// prompt_attention.cu
+    pub struct PromptAttention = "Params" {
+        /// `[m][N_HEAD * HEAD_DIM]` f32.
+        pub q: u64,
+        /// The same.
+        pub out: u64,
+        pub kv: KvView,
+        /// `[m]` u32.
+        pub positions: u64,
+        /// `[m]` u32.
+        pub slots: u64,
+        pub scale: f32,
+        pub m: u32,
+    }
+
+    /// elementwise.cu
+    pub struct Add = "AddParams" {
+        /// `[n]` f32.
+        pub x: u64,
+        /// `[n]` f32.
+        pub out: u64,
+        pub n: u64,
+    }
+
+    /// elementwise.cu
+    pub struct SwiGlu = "SwiGluParams" {
+        /// `[n]` f32.
+        pub gate: u64,
+        /// `[n]` f32.
+        pub up: u64,
+        /// `[n]` f32.
+        pub out: u64,
+        pub n: u64,
+    }
+
+    /// elementwise.cu
+    pub struct SelectRows = "SelectParams" {
+        /// `[any][width]` f32.
+        pub x: u64,
+        /// `[m][width]` f32.
+        pub out: u64,
+        /// `[m]` u32.
+        pub rows: u64,
+        pub width: u32,
+        pub unused: u32,
+    }
+
+    /// A slot's state: state.cuh. The graph reads and advances it; the host sets it when a request
+    /// starts.
+    pub struct SlotState = "SlotState" {
+        pub seed: u64,
+        pub share: u64,
+        /// `[n_stop]` u32.
+        pub stop: u64,
+        /// u32 words, see [`super::sample::bias_words`]; 0: none.
+        pub bias: u64,
+        pub token: u32,
+        pub position: u32,
+        pub live: u32,
+        pub generated: u32,
+        pub max_tokens: u32,
+        pub n_stop: u32,
+        pub only_biased: u32,
+        pub penalizes: u32,
+        pub top_k: u32,
+        pub least_key: u32,
+        pub temperature: f32,
+        pub repeat_penalty: f32,
+        pub presence_penalty: f32,
+        pub frequency_penalty: f32,
+    }
+}

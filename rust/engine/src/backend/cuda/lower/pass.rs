@@ -1,0 +1,99 @@
+//! One pass over rows, op by op.
+
+use super::attention::{self, AttentionOp, MergeBytes};
+use super::lowering::{Lowering, Pass, Path};
+use super::matmul::{self, SplitBytes};
+use super::{matvec, product, rowwise};
+use crate::backend::cuda::driver::spec::Spec;
+use crate::error::{Error, Result};
+use crate::plan::fuse::Fused;
+use crate::plan::{Op, Plan, Rows};
+
+pub use super::attention::prompt_span;
+
+/// Memory that kernels share beside the buffers of the plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Scratch {
+    pub merge: MergeBytes,
+    pub split: SplitBytes,
+}
+
+impl Scratch {
+    /// For passes of up to `rows` rows, `out` of which give logits.
+    pub fn new(plan: &Plan, fused: &[Fused], rows: usize, out: usize) -> Self {
+        let widths = fused.iter().filter_map(|op| match op {
+            Fused::MatVec { x, .. } => Some(plan.buffer(*x).width),
+            Fused::Single(_) => None,
+        });
+        Self {
+            merge: MergeBytes::new(plan, rows, out),
+            split: SplitBytes::new(rows, widths.max().unwrap_or(0)),
+        }
+    }
+}
+
+/// The launches of one pass, in order.
+///
+/// # Errors
+/// [`Error::Internal`] for more rows than there is memory for, or a weight without a place.
+pub fn specs(l: &Lowering, pass: &Pass) -> Result<Vec<Spec>> {
+    let Pass { rows, out, .. } = *pass;
+    if rows == 0 || rows > l.max_rows || out > l.max_out {
+        return Err(Error::Internal(format!(
+            "{rows} rows, {out} of them out, in one pass"
+        )));
+    }
+    let mut list = Vec::new();
+    for op in &l.fused {
+        let more = match op {
+            Fused::MatVec {
+                x,
+                norm,
+                parts,
+                epilogue,
+            } => {
+                let op = product::Op {
+                    x: *x,
+                    norm: *norm,
+                    parts,
+                    epilogue,
+                };
+                products(l, &op, pass, list.len())?
+            }
+            Fused::Single(Op::Attention {
+                q,
+                out,
+                layer,
+                n_head,
+                scale,
+            }) => {
+                let op = AttentionOp {
+                    q: *q,
+                    out: *out,
+                    layer: *layer,
+                    n_head: *n_head,
+                    scale: *scale,
+                };
+                attention::specs(l, &op, pass)?
+            }
+            Fused::Single(op) => rowwise::spec(l, op, pass)?.into_iter().collect(),
+        };
+        list.extend(more);
+    }
+    Ok(list)
+}
+
+/// The launches of a fused product, behind `before` others.
+fn products(l: &Lowering, op: &product::Op<'_>, pass: &Pass, before: usize) -> Result<Vec<Spec>> {
+    let m = l.rows_of(op.x, pass);
+    if m == 0 {
+        return Ok(Vec::new());
+    }
+    let x = l.plan.buffer(op.x);
+    let product = product::product(l, op)?;
+    let is_prompt = matches!(pass.path, Path::Prefill { .. }) && x.rows == Rows::Batch;
+    if is_prompt && product.types.iter().all(|t| matmul::takes(t, x.width)) {
+        return matmul::specs(l, op, &product, m, pass);
+    }
+    matvec::specs(l, op, &product, m, pass, before)
+}

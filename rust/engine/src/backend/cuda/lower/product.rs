@@ -1,0 +1,125 @@
+//! A fused product with weights, for whichever kernel computes it: which weights it reads and in what
+//! order, and what becomes of its sums.
+
+use super::layout::{arrangement, Matrix, Order};
+use super::lowering::{constants, Lowering};
+use super::params::{KvView, Segment};
+use crate::error::Result;
+use crate::plan::fuse::{Epilogue, Part};
+use crate::plan::{BufferId, WeightId};
+use crate::quant::QuantType;
+
+/// A fused product to lower.
+#[derive(Debug, Clone, Copy)]
+pub struct Op<'a> {
+    pub x: BufferId,
+    /// Weight and epsilon of an RMSNorm over the rows of `x`.
+    pub norm: Option<(WeightId, f32)>,
+    pub parts: &'a [Part],
+    pub epilogue: &'a Epilogue,
+}
+
+/// Its weights and what becomes of the sums.
+#[derive(Debug)]
+pub struct Product {
+    pub types: Vec<&'static QuantType>,
+    pub segment: [Segment; 3],
+    /// Of each segment.
+    pub tiles: Vec<usize>,
+    /// Of weights.
+    pub bytes: usize,
+    /// The epilogue's constants.
+    pub constants: String,
+    /// The cache that the epilogue writes to, or nowhere.
+    pub kv: KvView,
+    /// Floats of a row that are written, and of those that are read before.
+    written: usize,
+    read_first: usize,
+    /// The tensors, for people.
+    pub names: String,
+}
+
+impl Product {
+    /// Bytes of `m` rows that the product reads and writes.
+    pub fn row_traffic(&self, m: usize, n_in: usize) -> u64 {
+        (m * (n_in + self.written + self.read_first) * 4) as u64
+    }
+}
+
+/// Weights and epilogue of `op`.
+pub fn product(l: &Lowering, op: &Op<'_>) -> Result<Product> {
+    let Op {
+        parts, epilogue, ..
+    } = *op;
+    let plan = &l.plan;
+    let arrangement = arrangement(plan, parts, epilogue);
+    let mut product = Product {
+        types: Vec::new(),
+        segment: [<Segment as bytemuck::Zeroable>::zeroed(); 3],
+        tiles: Vec::new(),
+        bytes: 0,
+        constants: epilogue_constants(l, epilogue, arrangement[0].1),
+        kv: match epilogue {
+            Epilogue::Qkv { layer, .. } => l.kv(*layer)?,
+            _ => bytemuck::Zeroable::zeroed(),
+        },
+        written: 0,
+        read_first: 0,
+        names: String::new(),
+    };
+    for (i, (ids, order)) in arrangement.iter().enumerate() {
+        let matrix = Matrix::new(plan, ids, *order)?;
+        let out = match epilogue {
+            Epilogue::Add { out } | Epilogue::SwiGlu { out } => *out,
+            Epilogue::Store | Epilogue::Qkv { .. } => parts[i].out,
+        };
+        product.segment[i] = Segment {
+            units: l.units(ids, *order)?,
+            out: l.address(out),
+            bias: l.vector(parts[i].bias)?,
+            tiles: matrix.tiles as u32,
+            rows: matrix.n_out as u32,
+        };
+        product.types.push(matrix.ty);
+        product.tiles.push(matrix.tiles);
+        product.bytes += matrix.bytes();
+        product.written += matrix.n_out;
+        product.read_first += match epilogue {
+            Epilogue::Add { .. } => matrix.n_out,
+            _ => 0,
+        };
+    }
+    let names: Vec<_> = arrangement
+        .iter()
+        .flat_map(|a| &a.0)
+        .map(|id| plan.weight(*id).name.as_str())
+        .collect();
+    product.names = names.join(" ");
+    Ok(product)
+}
+
+/// What epilogue.cuh is compiled for.
+fn epilogue_constants(l: &Lowering, epilogue: &Epilogue, order: Order) -> String {
+    let text = format!(
+        "enum {{ EPILOGUE_STORE, EPILOGUE_ADD, EPILOGUE_SWIGLU, EPILOGUE_QKV }};\n\
+         enum {{ ORDER_NATURAL, ORDER_NEIGHBOURS, ORDER_HALVES }};\n\
+         constexpr int EPILOGUE = {};\nconstexpr int ORDER = {};\n\
+         using Kv = {};\n",
+        match epilogue {
+            Epilogue::Store => "EPILOGUE_STORE",
+            Epilogue::Add { .. } => "EPILOGUE_ADD",
+            Epilogue::SwiGlu { .. } => "EPILOGUE_SWIGLU",
+            Epilogue::Qkv { .. } => "EPILOGUE_QKV",
+        },
+        match order {
+            Order::Neighbours => "ORDER_NEIGHBOURS",
+            Order::Halves { .. } => "ORDER_HALVES",
+            Order::Natural | Order::Joined => "ORDER_NATURAL",
+        },
+        l.kv_type.kernel.kv_struct(),
+    );
+    text + &constants(&[
+        ("HEAD_DIM", l.plan.kv.head_dim),
+        ("N_HEAD_KV", l.plan.kv.n_head_kv),
+    ])
+}

@@ -1,0 +1,212 @@
+//! The ops that are a kernel by themselves, row by row: embedding, norm, rotation, scatter, and what
+//! goes element by element.
+
+use super::layout::Order;
+use super::lowering::{constants, sizes, Lowering, Pass};
+use super::params::{
+    Add, Embed, KvScatter, KvView, RmsNorm, Rope, SelectRows, SlotState, SwiGlu, CONSTANTS,
+};
+use super::shape::segments;
+use crate::backend::cuda::driver::source::{source, Source, Variant};
+use crate::backend::cuda::driver::spec::{Spec, Traffic};
+use crate::error::{Error, Result};
+use crate::plan::{BufferId, Op, RopeStyle, WeightId};
+
+static EMBED: Source = source!("embed.cu", CONSTANTS, Embed, SlotState);
+static RMS_NORM: Source = source!("rms_norm.cu", CONSTANTS, RmsNorm);
+static ROPE: Source = source!("rope.cu", CONSTANTS, Rope);
+static KV_SCATTER: Source = source!("kv_scatter.cu", CONSTANTS, KvScatter, KvView);
+static KV_SCATTER_BLOCKS: Source = source!("kv_scatter_blocks.cu", CONSTANTS, KvScatter, KvView);
+static ELEMENTWISE: Source = source!("elementwise.cu", CONSTANTS, Add, SwiGlu, SelectRows);
+
+/// Threads of a block.
+const THREADS: u32 = 256;
+
+/// Blocks that keep every card busy; each then takes several elements a thread.
+const MOST_BLOCKS: u64 = 1024;
+
+/// The launch of one op, where it has work.
+pub fn spec(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
+    let mut spec = kernel(l, op, pass)?;
+    if let Some(spec) = &mut spec {
+        spec.traffic = Traffic::rows(moved(l, op, pass));
+    }
+    Ok(spec)
+}
+
+/// Bytes that an op reads and writes, weights of a row or two included.
+fn moved(l: &Lowering, op: &Op, pass: &Pass) -> usize {
+    let floats = |id: BufferId| elements(l, id, pass) as usize * 4;
+    match *op {
+        Op::Embed { weight, out } => {
+            let w = l.plan.weight(weight);
+            pass.rows * w.ty.row_bytes(w.n_in).unwrap_or(0) + floats(out)
+        }
+        Op::RmsNorm { x, out, group, .. } => floats(x) + floats(out) + group * 4,
+        Op::Rope { x, .. } => 2 * floats(x) + pass.rows * l.plan.rope.inv_freq.len() * 8,
+        Op::KvScatter { k, v, .. } => {
+            let kv = &l.plan.kv;
+            let head_bytes = l.kv_type.row_bytes(kv.head_dim).unwrap_or(0);
+            floats(k) + floats(v) + pass.rows * 2 * kv.n_head_kv * head_bytes
+        }
+        Op::Add { x, out } => floats(x) + 2 * floats(out),
+        Op::SwiGlu { gate, up, out } => floats(gate) + floats(up) + floats(out),
+        Op::SelectRows { out, .. } => 2 * floats(out),
+        Op::MatVec { .. } | Op::Attention { .. } => 0,
+    }
+}
+
+fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
+    Ok(Some(match *op {
+        Op::Embed { weight, out } => embed(l, weight, out, pass)?,
+        Op::RmsNorm {
+            x,
+            weight,
+            out,
+            group,
+            eps,
+        } => {
+            let groups = elements(l, x, pass) / group as u64;
+            let params = RmsNorm {
+                x: l.source(x, pass),
+                out: l.address(out),
+                weight: l.vector(Some(weight))?,
+                eps,
+                groups: groups as u32,
+            };
+            let variant = Variant {
+                source: &RMS_NORM,
+                constants: constants(&[("GROUP", group)])
+                    + &sizes(&[("THREADS", THREADS as usize)]),
+            };
+            Spec::new(variant, "rms_norm", [groups as u32, 1, 1], THREADS, &params)
+        }
+        Op::Rope { x, n_head, style } => rope(l, x, n_head, style, pass),
+        Op::KvScatter { k, v, layer } => kv_scatter(l, k, v, layer, pass)?,
+        Op::Add { x, out } => {
+            let n = elements(l, out, pass);
+            let (x, out) = (l.address(x), l.address(out));
+            Spec::new(elementwise(), "add", grid(n), THREADS, &Add { x, out, n })
+        }
+        Op::SwiGlu { gate, up, out } => {
+            let n = elements(l, out, pass);
+            let params = SwiGlu {
+                gate: l.address(gate),
+                up: l.address(up),
+                out: l.address(out),
+                n,
+            };
+            Spec::new(elementwise(), "swiglu", grid(n), THREADS, &params)
+        }
+        // Without a row to pick, and where every row is one, the next op reads `x` itself.
+        Op::SelectRows { .. } if pass.out == 0 || pass.all => return Ok(None),
+        Op::SelectRows { x, out } => {
+            let params = SelectRows {
+                x: l.address(x),
+                out: l.address(out),
+                rows: pass.inputs.out_rows,
+                width: l.plan.buffer(x).width as u32,
+                unused: 0,
+            };
+            let grid = [pass.out as u32, 1, 1];
+            Spec::new(elementwise(), "select_rows", grid, THREADS, &params)
+        }
+        Op::MatVec { .. } | Op::Attention { .. } => {
+            return Err(Error::Internal(format!("{op:?} is no op of its own")))
+        }
+    }))
+}
+
+/// The kernels that go element by element.
+pub fn elementwise() -> Variant {
+    Variant {
+        source: &ELEMENTWISE,
+        constants: String::new(),
+    }
+}
+
+/// A launch that does nothing: what is left of it is what a launch takes by itself.
+pub fn nothing() -> Spec {
+    let nowhere = Add { x: 0, out: 0, n: 0 };
+    Spec::new(elementwise(), "add", grid(0), THREADS, &nowhere)
+}
+
+/// Floats of a buffer in `pass`.
+fn elements(l: &Lowering, id: BufferId, pass: &Pass) -> u64 {
+    (l.rows_of(id, pass) * l.plan.buffer(id).width) as u64
+}
+
+/// Blocks for `n` elements.
+fn grid(n: u64) -> [u32; 3] {
+    let blocks = n.div_ceil(u64::from(THREADS)).clamp(1, MOST_BLOCKS);
+    [blocks as u32, 1, 1]
+}
+
+fn embed(l: &Lowering, weight: WeightId, out: BufferId, pass: &Pass) -> Result<Spec> {
+    let w = l.plan.weight(weight);
+    let inputs = &pass.inputs;
+    let params = Embed {
+        units: l.units(&[weight], Order::Natural)?,
+        out: l.address(out),
+        tokens: inputs.tokens,
+        positions: inputs.positions,
+        slots: inputs.slots,
+        state: inputs.state,
+        state_slots: inputs.state_slots,
+        n_rows: w.n_out as u32,
+        unused: 0,
+    };
+    let variant = Variant {
+        source: &EMBED,
+        constants: constants(&[("N_IN", w.n_in)]) + &segments(&[w.ty]),
+    };
+    let grid = [pass.rows as u32, 1, 1];
+    Ok(Spec::new(variant, "embed", grid, THREADS, &params))
+}
+
+fn rope(l: &Lowering, x: BufferId, n_head: usize, style: RopeStyle, pass: &Pass) -> Spec {
+    let variant = Variant {
+        source: &ROPE,
+        constants: constants(&[
+            ("N_HEAD", n_head),
+            ("HEAD_DIM", l.plan.buffer(x).width / n_head),
+            ("HALF", l.plan.rope.inv_freq.len()),
+            ("INTERLEAVED", usize::from(style == RopeStyle::Interleaved)),
+        ]),
+    };
+    let params = Rope {
+        x: l.address(x),
+        turns: l.at.turns,
+        positions: pass.inputs.positions,
+        n_ctx: l.n_ctx as u32,
+        unused: 0,
+    };
+    Spec::new(variant, "rope", [pass.rows as u32, 1, 1], THREADS, &params)
+}
+
+fn kv_scatter(l: &Lowering, k: BufferId, v: BufferId, layer: usize, pass: &Pass) -> Result<Spec> {
+    let (source, entry) = match l.kv_type.kernel.kv_in_blocks() {
+        true => (&KV_SCATTER_BLOCKS, "kv_scatter_blocks"),
+        false => (&KV_SCATTER, "kv_scatter"),
+    };
+    let shape = [
+        ("N_HEAD_KV", l.plan.kv.n_head_kv),
+        ("HEAD_DIM", l.plan.kv.head_dim),
+    ];
+    let kv_struct = l.kv_type.kernel.kv_struct();
+    let variant = Variant {
+        source,
+        constants: constants(&shape) + &format!("using Kv = {kv_struct};\n"),
+    };
+    let params = KvScatter {
+        k: l.address(k),
+        v: l.address(v),
+        positions: pass.inputs.positions,
+        slots: pass.inputs.slots,
+        kv: l.kv(layer)?,
+    };
+    let grid = [pass.rows as u32, 1, 1];
+    let mut spec = Spec::new(variant, entry, grid, THREADS, &params);
+    spec.label = format!("{entry} {layer}");
+    Ok(spec)
+}

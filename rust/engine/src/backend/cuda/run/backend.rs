@@ -1,0 +1,332 @@
+//! Sequences on the card. Position, token, sampler and finished flag live in device memory; a decode
+//! step is one graph replay, which advances them and appends the drawn tokens to a ring in mapped
+//! host memory. The host queues steps ahead and reads the ring; it never waits between tokens.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::cache::{Key, Purpose};
+use super::card::LoadTimes;
+use super::decoder::Decoder;
+use super::dispatch::Dispatch;
+use super::prefill::{check_chunk, forced_step, logits_pass, Chunks};
+use super::ready::Way;
+use super::sequences::Sequences;
+use crate::backend::cuda::driver::context::Context;
+use crate::backend::cuda::driver::source::Variant;
+use crate::backend::{
+    Backend, Event, GpuOptions, GraphMode, Inspect, Limits, LogitsPath, RunnerOptions, SharedStats,
+    SlotRequest, Weights,
+};
+use crate::error::{Error, Result};
+use crate::plan::Plan;
+
+/// Decode steps queued before their tokens are read: one runs, one waits.
+const QUEUE_DEPTH: usize = 2;
+
+/// Rows of one pass where all give logits, which take much memory.
+const LOGIT_ROWS: usize = 64;
+
+/// Decodes on a card.
+pub struct CudaBackend {
+    pub(in crate::backend::cuda) decoder: Decoder,
+    pub(in crate::backend::cuda) dispatch: Dispatch,
+    chunks: Chunks,
+    limits: Limits,
+    sequences: Sequences,
+    /// Whether the last step asked for had no sequence to decode.
+    idle: bool,
+    load_times: LoadTimes,
+}
+
+/// Is told what loading does, how much is done and how much there is; may break it off.
+pub type Progress<'a> = &'a dyn Fn(String, u64, u64) -> Result<()>;
+
+impl CudaBackend {
+    /// Uploads the model and captures the step of one row.
+    ///
+    /// # Errors
+    /// [`Error::Device`], [`Error::Memory`], [`Error::Tensor`], [`Error::Argument`].
+    pub fn new(
+        ordinal: usize,
+        plan: Arc<Plan>,
+        weights: &dyn Weights,
+        options: &RunnerOptions,
+        progress: Progress<'_>,
+    ) -> Result<Self> {
+        let context = Context::new(ordinal)?;
+        let mut backend = Self::on(&context, plan, weights, options)?;
+        let keys = backend.dispatch.at_load(options.gpu.warmup);
+        let mut specs = Vec::new();
+        for key in &keys {
+            specs.extend(backend.decoder.specs(*key)?);
+        }
+        let told = |done, total| progress("weights".into(), done, total);
+        backend.load_times = backend.decoder.card.load(weights, &specs, &told)?;
+        let total = keys.len() as u64;
+        for (done, key) in (0..).zip(keys) {
+            let gib = context.memory()?.0 as f64 / f64::from(1 << 30);
+            let stage = format!("capture batch {}, {gib:.1} GiB free", key.rows);
+            progress(stage, done, total)?;
+            backend.prepare(key)?;
+        }
+        Ok(backend)
+    }
+
+    /// All the memory that is ever taken at once, on a card that may be only described.
+    ///
+    /// # Errors
+    /// As [`CudaBackend::new`].
+    pub fn on(
+        context: &Arc<Context>,
+        plan: Arc<Plan>,
+        weights: &dyn Weights,
+        options: &RunnerOptions,
+    ) -> Result<Self> {
+        let GpuOptions {
+            mode,
+            ref batch_sizes,
+            max_batch,
+            padding,
+            prefill_chunk,
+            ..
+        } = options.gpu;
+        check_chunk(prefill_chunk)?;
+        let n_slots = options.n_slots;
+        let max_rows = n_slots.max(prefill_chunk);
+        let max_out = n_slots.max(LOGIT_ROWS);
+        let decoder = Decoder::new(context, plan, weights, options, max_rows, max_out)?;
+        let most = max_batch.unwrap_or(n_slots);
+        let backend = Self {
+            dispatch: Dispatch::new(mode, batch_sizes.as_deref(), most, n_slots, padding),
+            chunks: Chunks {
+                most: prefill_chunk,
+                way: match mode {
+                    GraphMode::None => Way::Eager,
+                    _ => Way::Full,
+                },
+            },
+            limits: Limits {
+                device: context.info.device(),
+                n_vocab: decoder.n_vocab(),
+                n_slots,
+                n_ctx: options.n_ctx,
+                n_pages: options.n_pages,
+                queue_depth: QUEUE_DEPTH,
+            },
+            sequences: Sequences::new(n_slots),
+            idle: false,
+            load_times: LoadTimes::default(),
+            decoder,
+        };
+        if context.is_described() {
+            backend.decoder.card.load(weights, &[], &|_, _| Ok(()))?;
+        }
+        Ok(backend)
+    }
+
+    /// Every kernel that loading, prompts and steps may run.
+    ///
+    /// # Errors
+    /// [`Error::Internal`].
+    pub fn variants(&self) -> Result<Vec<Variant>> {
+        let mut specs = self.chunks.specs(&self.decoder, self.limits.n_ctx)?;
+        // A step of more rows has the kernels of eight.
+        for rows in 1..=self.limits.n_slots.min(8) {
+            specs.extend(self.decoder.specs(Key::step(Way::Eager, rows))?);
+        }
+        let used = specs.into_iter().map(|s| s.variant);
+        Ok(used.chain(self.decoder.card.repack_variants()).collect())
+    }
+
+    /// Bytes of weights, and of keys and values.
+    pub fn bytes(&self) -> (u64, u64) {
+        let card = &self.decoder.card;
+        (card.weight_bytes() as u64, card.kv.bytes() as u64)
+    }
+
+    /// Bytes of all buffers on the card now, and the most that there were at once.
+    pub fn taken(&self) -> (usize, usize) {
+        self.decoder.card.context.taken()
+    }
+
+    /// How long the parts of loading took.
+    pub fn load_times(&self) -> LoadTimes {
+        self.load_times
+    }
+
+    /// What became of decode steps so far.
+    pub fn stats(&self) -> &Arc<SharedStats> {
+        self.dispatch.stats()
+    }
+
+    /// Every captured step, ascending.
+    pub fn captured(&self) -> Vec<Key> {
+        let steps = self.decoder.lists.keys();
+        let captured = steps.filter(|k| k.purpose == Purpose::Step && k.way != Way::Eager);
+        let mut keys: Vec<Key> = captured.collect();
+        keys.sort_unstable_by_key(|key| key.rows);
+        keys
+    }
+
+    /// Has a step ready: captured, or as a list.
+    ///
+    /// # Errors
+    /// As [`Decoder::prepare`].
+    pub fn prepare(&mut self, key: Key) -> Result<()> {
+        if let Some(captured) = self.decoder.prepare(key)? {
+            self.dispatch.note(captured);
+        }
+        Ok(())
+    }
+
+    /// Reads every finished step; with `wait`, the oldest one for sure.
+    fn read_ring(&mut self, wait: bool) -> Result<()> {
+        let Self {
+            decoder, sequences, ..
+        } = self;
+        if wait {
+            decoder.ring.await_oldest(&decoder.card.stream)?;
+        }
+        while let Some(step) = decoder.ring.pop() {
+            sequences.collect(&step, &decoder.ring, |row| {
+                let mut logits = vec![0.0; decoder.n_vocab()];
+                decoder.read_logits(row, &mut logits)?;
+                Ok(logits)
+            })?;
+        }
+        decoder.card.kv.take_error().map_or(Ok(()), Err)
+    }
+
+    /// Reads every queued step: the host is about to use a buffer that they use.
+    ///
+    /// # Errors
+    /// What became of a step.
+    pub fn finish_queued(&mut self) -> Result<()> {
+        while !self.decoder.ring.is_empty() {
+            self.read_ring(true)?;
+        }
+        Ok(())
+    }
+}
+
+impl Backend for CudaBackend {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn map_pages(&mut self, slot: usize, first: usize, pages: &[u32]) -> Result<()> {
+        let card = &mut self.decoder.card;
+        card.kv.map_pages(slot, first, pages, &card.stream)
+    }
+
+    fn start(&mut self, slot: usize, request: &SlotRequest) -> Result<()> {
+        request.sampling.validate(self.limits.n_vocab)?;
+        if slot >= self.limits.n_slots {
+            let n_slots = self.limits.n_slots;
+            return Err(Error::Internal(format!("slot {slot} of {n_slots}")));
+        }
+        let Decoder { sampling, card, .. } = &mut self.decoder;
+        sampling.start(slot, request, &card.stream)?;
+        self.sequences.start(slot, request.sampling.logprobs)
+    }
+
+    fn prefill(&mut self, slot: usize, tokens: &[u32], start: usize, sample: bool) -> Result<()> {
+        let epoch = self.sequences.epoch(slot)?;
+        self.chunks
+            .feed(&mut self.decoder, slot, tokens, start, sample)?;
+        if !sample || tokens.is_empty() {
+            return self.decoder.card.settle();
+        }
+        self.decoder.ring.push(vec![(slot, epoch)], false);
+        self.sequences.set_live(slot)?;
+        // The first token decides whether there is anything to decode; its logits may be wanted.
+        self.decoder.card.settle()?;
+        self.finish_queued()
+    }
+
+    fn slice(&self, rest: usize, rows: Option<usize>) -> usize {
+        self.chunks.slice(rest, rows)
+    }
+
+    fn decode(&mut self) -> Result<()> {
+        let live = self.sequences.live();
+        if live.is_empty() {
+            // Every sequence has ended; the caller learns it from the events that wait for it.
+            self.idle = true;
+            return Ok(());
+        }
+        let key = self.dispatch.choose(live.len());
+        self.prepare(key)?;
+        let slots = live.iter().map(|(slot, _)| *slot as u32).collect();
+        self.decoder.set_row_slots(slots, key.rows)?;
+        self.decoder.run(key)?;
+        self.decoder.ring.push(live, true);
+        Ok(())
+    }
+
+    fn drain(&mut self, wait: bool) -> Result<Vec<Event>> {
+        self.idle = false;
+        self.read_ring(wait && !self.sequences.has_events())?;
+        Ok(self.sequences.take_events())
+    }
+
+    fn queued(&self) -> usize {
+        let queued = self.decoder.ring.decode_steps();
+        // Log-probabilities are read from the logits, which the next step overwrites.
+        let full = self.idle || (queued > 0 && self.sequences.wants_logprobs());
+        if full {
+            QUEUE_DEPTH
+        } else {
+            queued
+        }
+    }
+
+    fn release(&mut self, slot: usize) -> Result<()> {
+        let Decoder { sampling, card, .. } = &mut self.decoder;
+        if self.sequences.end(slot) {
+            sampling.stop(slot, &card.stream)?;
+        }
+        card.kv.forget_saturated(slot, &card.stream)
+    }
+
+    fn inspect(&mut self) -> Option<&mut dyn Inspect> {
+        Some(self)
+    }
+
+    fn saturated(&self, slot: usize) -> bool {
+        self.decoder.card.kv.saturated(slot)
+    }
+
+    fn sampling_time(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn logits(
+        &mut self,
+        slot: usize,
+        tokens: &[u32],
+        start: usize,
+        path: LogitsPath,
+    ) -> Result<Vec<f32>> {
+        self.finish_queued()?;
+        let decoder = &mut self.decoder;
+        let width = decoder.n_vocab();
+        let mut logits = vec![0.0f32; tokens.len() * width];
+        let rows = match path {
+            LogitsPath::Prefill => LOGIT_ROWS,
+            LogitsPath::Decode => 1,
+        };
+        let parts = tokens.chunks(rows).zip(logits.chunks_mut(rows * width));
+        for (i, (tokens, logits)) in parts.enumerate() {
+            let start = start + i * rows;
+            match path {
+                LogitsPath::Prefill => logits_pass(decoder, slot, tokens, start)?,
+                LogitsPath::Decode => forced_step(decoder, slot, tokens[0], start)?,
+            }
+            decoder.read_logits(0, logits)?;
+            decoder.card.settle()?;
+        }
+        Ok(logits)
+    }
+}

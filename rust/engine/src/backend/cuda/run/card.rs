@@ -1,0 +1,316 @@
+//! A plan on a card: all its memory, and the launches for a number of rows. Eager mode runs those, a
+//! graph is a recording of them.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::kv::KvPool;
+use super::rows::RowBuffers;
+use super::weights::DeviceWeights;
+use crate::backend::cuda::driver::buffer::DeviceBuffer;
+use crate::backend::cuda::driver::compile::Compiler;
+use crate::backend::cuda::driver::context::Context;
+use crate::backend::cuda::driver::launch::Launch;
+use crate::backend::cuda::driver::program::Programs;
+use crate::backend::cuda::driver::source::Variant;
+use crate::backend::cuda::driver::spec::Spec;
+use crate::backend::cuda::driver::stream::Stream;
+use crate::backend::cuda::lower::layout::wanted;
+use crate::backend::cuda::lower::lowering::{Addresses, Lowering, Pass, ScratchAddresses};
+use crate::backend::cuda::lower::pass::{self, Scratch};
+use crate::backend::{RunnerOptions, Weights};
+use crate::error::{Error, Result};
+use crate::plan::fuse::{fuse, Rules};
+use crate::plan::{BufferId, Plan, Rows};
+
+/// A plan on a card.
+#[derive(Debug)]
+pub struct Card {
+    lowering: Lowering,
+    weights: DeviceWeights,
+    pub kv: KvPool,
+    buffers: Vec<DeviceBuffer>,
+    _turns: DeviceBuffer,
+    scratch: ScratchBuffers,
+    /// Inputs of passes whose rows the host gives.
+    pub rows: RowBuffers,
+    programs: Programs,
+    nvrtc_folders: Vec<PathBuf>,
+    /// Whether a kernel may start before its predecessor has ended.
+    pdl: bool,
+    pub stream: Stream,
+    pub context: Arc<Context>,
+}
+
+/// Memory that kernels share beside the buffers of the plan.
+#[derive(Debug)]
+struct ScratchBuffers {
+    partial: DeviceBuffer,
+    tickets: DeviceBuffer,
+    halves: DeviceBuffer,
+    sums: DeviceBuffer,
+    unscale: DeviceBuffer,
+}
+
+/// Seconds that the parts of loading took, side by side.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct LoadTimes {
+    /// From the file to units on the card.
+    pub upload: f64,
+    /// Kernels, from their sources or from the cache, onto the card.
+    pub compile: f64,
+}
+
+/// A buffer of which every number is not-a-number: a kernel that reads what none wrote is seen.
+fn poisoned(context: &Arc<Context>, bytes: usize, stream: &Stream) -> Result<DeviceBuffer> {
+    let buffer = DeviceBuffer::new(context, bytes)?;
+    buffer.fill(0xff, stream)?;
+    Ok(buffer)
+}
+
+impl ScratchBuffers {
+    fn new(context: &Arc<Context>, bytes: &Scratch, stream: &Stream) -> Result<Self> {
+        let buffer = |bytes| poisoned(context, bytes, stream);
+        let scratch = Self {
+            partial: buffer(bytes.merge.partial)?,
+            tickets: buffer(bytes.merge.tickets)?,
+            halves: buffer(bytes.split.halves)?,
+            sums: buffer(bytes.split.sums)?,
+            unscale: buffer(bytes.split.unscale)?,
+        };
+        scratch.tickets.fill(0, stream)?;
+        Ok(scratch)
+    }
+
+    fn addresses(&self) -> ScratchAddresses {
+        ScratchAddresses {
+            partial: self.partial.address(),
+            tickets: self.tickets.address(),
+            halves: self.halves.address(),
+            sums: self.sums.address(),
+            unscale: self.unscale.address(),
+        }
+    }
+}
+
+/// Cosine and sine of every position, `[n_ctx][half][2]`, as the interpreter computes them.
+fn turns(plan: &Plan, weights: &dyn Weights, n_ctx: usize) -> Result<Vec<f32>> {
+    use rayon::prelude::*;
+    let table = &plan.rope;
+    let mut inv_freq = table.inv_freq.clone();
+    if let Some(id) = table.factors {
+        let w = plan.weight(id);
+        let mut factors = vec![0.0f32; w.n_in];
+        (w.ty.dequantize)(weights.of(w)?, &mut factors);
+        inv_freq
+            .iter_mut()
+            .zip(factors)
+            .for_each(|(f, d)| *f /= f64::from(d));
+    }
+    let turns = (0..n_ctx).into_par_iter().flat_map_iter(|position| {
+        inv_freq.iter().flat_map(move |f| {
+            let (sin, cos) = (position as f64 * f).sin_cos();
+            [(cos * table.scale) as f32, (sin * table.scale) as f32]
+        })
+    });
+    Ok(turns.collect())
+}
+
+impl Card {
+    /// Takes all the memory that passes of up to `max_rows` rows need, `max_out` of which give
+    /// logits; [`Card::load`] fills it.
+    ///
+    /// # Errors
+    /// [`Error::Memory`], [`Error::Argument`], [`Error::Tensor`].
+    pub fn new(
+        context: &Arc<Context>,
+        plan: Arc<Plan>,
+        weights: &dyn Weights,
+        options: &RunnerOptions,
+        max_rows: usize,
+        max_out: usize,
+    ) -> Result<Self> {
+        let n_ctx = options.n_ctx;
+        let stream = Stream::new(context)?;
+        let compiler = Compiler::new(context.info.number(), &options.gpu.nvrtc_folders);
+        let kv = KvPool::new(
+            context,
+            &stream,
+            plan.kv,
+            options.kv_type,
+            options.n_pages,
+            options.n_slots,
+            n_ctx,
+        )?;
+        let buffers = plan.buffers.iter().map(|b| {
+            let rows = match b.rows {
+                Rows::Batch => max_rows,
+                Rows::Out => max_out,
+            };
+            poisoned(context, b.width * rows * 4, &stream)
+        });
+        let buffers = buffers.collect::<Result<Vec<_>>>()?;
+        let half = plan.rope.inv_freq.len();
+        let turns_buffer = DeviceBuffer::new(context, n_ctx * half * 8)?;
+        if !context.is_described() {
+            turns_buffer.write(0, &turns(&plan, weights, n_ctx)?, &stream)?;
+        }
+        let rules = Rules {
+            fuse: options.gpu.fuse,
+            scatter: !options.kv_type.kernel.kv_in_blocks(),
+        };
+        let fused = fuse(&plan, rules);
+        let bytes = Scratch::new(&plan, &fused, max_rows, max_out);
+        let scratch = ScratchBuffers::new(context, &bytes, &stream)?;
+        let weights = DeviceWeights::new(context, &plan, wanted(&plan, &fused)?)?;
+        let mut at = Addresses {
+            buffers: buffers.iter().map(DeviceBuffer::address).collect(),
+            kv: (0..plan.kv.n_layer).map(|layer| kv.view(layer)).collect(),
+            turns: turns_buffer.address(),
+            scratch: scratch.addresses(),
+            ..Addresses::default()
+        };
+        weights.place(&mut at);
+        Ok(Self {
+            lowering: Lowering {
+                plan,
+                fused,
+                card: context.info.clone(),
+                kv_type: options.kv_type,
+                n_ctx,
+                max_rows,
+                max_out,
+                at,
+            },
+            weights,
+            kv,
+            buffers,
+            _turns: turns_buffer,
+            scratch,
+            rows: RowBuffers::new(context, max_rows)?,
+            programs: Programs::new(context.clone(), compiler),
+            nvrtc_folders: options.gpu.nvrtc_folders.clone(),
+            pdl: options.gpu.pdl.unwrap_or(true) && context.info.has_pdl(),
+            stream,
+            context: context.clone(),
+        })
+    }
+
+    /// Uploads the weights, and meanwhile compiles the kernels of `specs`; others are compiled on
+    /// first use. `progress` is told the bytes that are done, and of how many; it may break off.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`], [`Error::Device`], [`Error::Memory`], what `progress` says.
+    pub fn load(
+        &self,
+        weights: &dyn Weights,
+        specs: &[Spec],
+        progress: &dyn Fn(u64, u64) -> Result<()>,
+    ) -> Result<LoadTimes> {
+        let mut staging = self.weights.staging(&self.context)?;
+        if self.context.is_described() {
+            return Ok(LoadTimes::default());
+        }
+        let begun = Instant::now();
+        std::thread::scope(|scope| {
+            let compiling = scope.spawn(|| {
+                let compiled = self.programs.prepare(specs.iter().map(|s| &s.variant));
+                compiled.map(|()| begun.elapsed().as_secs_f64())
+            });
+            let uploaded = self.weights.upload(
+                self.plan(),
+                weights,
+                &self.programs,
+                &mut staging,
+                &self.stream,
+                progress,
+            );
+            let upload = begun.elapsed().as_secs_f64();
+            let compile = compiling.join().unwrap_or_else(|_| {
+                Err(Error::Internal(
+                    "the thread that compiles ended early".into(),
+                ))
+            });
+            uploaded?;
+            Ok(LoadTimes {
+                upload,
+                compile: compile?,
+            })
+        })
+    }
+
+    /// The plan.
+    pub fn plan(&self) -> &Plan {
+        &self.lowering.plan
+    }
+
+    /// Most rows of logits of one pass.
+    pub fn max_out(&self) -> usize {
+        self.lowering.max_out
+    }
+
+    /// Folders to look for NVRTC in.
+    pub fn nvrtc_folders(&self) -> &[PathBuf] {
+        &self.nvrtc_folders
+    }
+
+    /// Bytes of weights on the card.
+    pub fn weight_bytes(&self) -> usize {
+        self.weights.bytes()
+    }
+
+    /// The kernels that rewrite the weights.
+    pub fn repack_variants(&self) -> impl Iterator<Item = Variant> + '_ {
+        self.weights.variants()
+    }
+
+    /// The buffer of a plan's buffer.
+    pub fn buffer(&self, id: BufferId) -> &DeviceBuffer {
+        &self.buffers[id.0]
+    }
+
+    /// Makes every activation, and what attention merges, not-a-number.
+    pub fn poison(&self) -> Result<()> {
+        let buffers = self.buffers.iter().chain([&self.scratch.partial]);
+        buffers
+            .into_iter()
+            .try_for_each(|b| b.fill(0xff, &self.stream))
+    }
+
+    /// What a pass consists of, before anything is compiled.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] for more rows than there is memory for.
+    pub fn specs(&self, pass: &Pass) -> Result<Vec<Spec>> {
+        pass::specs(&self.lowering, pass)
+    }
+
+    /// What the attention of a prompt's pass is launched for whose positions end before `end`.
+    pub fn prompt_span(&self, end: usize) -> usize {
+        pass::prompt_span(&self.lowering, end)
+    }
+
+    /// Launches of `specs`, each of which may start before its predecessor has ended, where the card
+    /// can.
+    ///
+    /// # Errors
+    /// [`Error::Device`] where there is no compiler or the card refuses the code.
+    pub fn launches(&self, specs: Vec<Spec>) -> Result<Vec<Launch>> {
+        let mut list = self.programs.launches(specs)?;
+        // The first has no predecessor in the list: it waits for all that came before.
+        for launch in list.iter_mut().skip(1) {
+            launch.pdl = self.pdl;
+        }
+        Ok(list)
+    }
+
+    /// Waits for all that is queued; a refused token is an error.
+    ///
+    /// # Errors
+    /// [`Error::Device`], [`Error::KvBounds`].
+    pub fn settle(&self) -> Result<()> {
+        self.stream.synchronize()?;
+        self.kv.take_error().map_or(Ok(()), Err)
+    }
+}

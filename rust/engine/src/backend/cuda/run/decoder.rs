@@ -1,0 +1,234 @@
+//! What decodes on a card: the model, the sampler, the ring of tokens, and the lists of launches that
+//! are ready.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::cache::{Cache, Key, Purpose, MOST_LISTS};
+use super::capture::capture_failure;
+use super::card::Card;
+use super::ready::{Ready, Way};
+use super::ring::Ring;
+use super::rows::RowBuffers;
+use super::sampling::Sampling;
+use crate::backend::cuda::driver::context::Context;
+use crate::backend::cuda::driver::launch::{run_all, Launch};
+use crate::backend::cuda::driver::spec::Spec;
+use crate::backend::cuda::lower::lowering::{Inputs, Pass, Path};
+use crate::backend::cuda::lower::sample::{Draw, SampleShape};
+use crate::backend::{CapturedStep, RunnerOptions, Weights};
+use crate::error::{Error, Result};
+use crate::plan::Plan;
+
+/// Runs of a step before it is captured: what a first launch sets up is no part of a capture.
+const WARM_UPS: usize = 2;
+
+/// A model that decodes.
+#[derive(Debug)]
+pub struct Decoder {
+    // Graphs go first: they use what the others own.
+    pub lists: Cache,
+    pub sampling: Sampling,
+    pub ring: Ring,
+    /// Rows of decode steps.
+    rows: RowBuffers,
+    /// What `rows.state_slots` holds.
+    row_slots: Vec<u32>,
+    n_slots: usize,
+    n_vocab: usize,
+    pub card: Card,
+}
+
+impl Decoder {
+    /// Takes all the memory that there ever is at once, for passes of up to `max_rows` rows, `max_out`
+    /// of which give logits.
+    ///
+    /// # Errors
+    /// As [`Card::new`] and [`Sampling::new`].
+    pub fn new(
+        context: &Arc<Context>,
+        plan: Arc<Plan>,
+        weights: &dyn Weights,
+        options: &RunnerOptions,
+        max_rows: usize,
+        max_out: usize,
+    ) -> Result<Self> {
+        let n_vocab = plan.buffer(plan.logits).width;
+        let card = Card::new(context, plan, weights, options, max_rows, max_out)?;
+        let n_slots = options.n_slots;
+        let shape = SampleShape {
+            n_vocab,
+            n_ctx: options.n_ctx,
+            max_rows: max_out,
+        };
+        let rows = RowBuffers::new(context, max_out)?;
+        // Every logit row is wanted, in order.
+        let in_order: Vec<u32> = (0..max_out as u32).collect();
+        rows.out_rows.write(0, &in_order, &card.stream)?;
+        Ok(Self {
+            lists: Cache::new(MOST_LISTS),
+            sampling: Sampling::new(context, &card.stream, n_slots, shape)?,
+            ring: Ring::new(context, &card.stream, max_out)?,
+            rows,
+            row_slots: Vec::new(),
+            n_slots,
+            n_vocab,
+            card,
+        })
+    }
+
+    /// Tokens of the vocabulary.
+    pub fn n_vocab(&self) -> usize {
+        self.n_vocab
+    }
+
+    fn draw_specs(&self, rows: usize, slots: u64) -> Vec<Spec> {
+        let (ring, step) = self.ring.addresses();
+        self.sampling.specs(&Draw {
+            rows,
+            logits: self.card.buffer(self.card.plan().logits).address(),
+            slots,
+            ring,
+            step,
+        })
+    }
+
+    /// What a list consists of.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] for more rows than there is memory for.
+    pub fn specs(&self, key: Key) -> Result<Vec<Spec>> {
+        let rows = key.rows;
+        let given = self.card.rows.inputs();
+        let prefill = |out, span| Pass {
+            rows,
+            out,
+            inputs: given,
+            path: Path::Prefill { span },
+            all: false,
+        };
+        match key.purpose {
+            Purpose::Step => {
+                let inputs = Inputs {
+                    state: self.sampling.state_address(),
+                    ..self.rows.inputs()
+                };
+                let mut specs = self.card.specs(&Pass::step(rows, inputs))?;
+                specs.extend(self.draw_specs(rows, inputs.state_slots));
+                Ok(specs)
+            }
+            Purpose::Chunk { wanted, span } => {
+                let mut specs = self.card.specs(&prefill(wanted, span))?;
+                if wanted > 0 {
+                    specs.extend(self.draw_specs(wanted, given.state_slots));
+                }
+                Ok(specs)
+            }
+            Purpose::Logits { span } => self.card.specs(&prefill(rows, span)),
+            Purpose::Forced => self.card.specs(&Pass {
+                all: false,
+                ..Pass::step(rows, given)
+            }),
+            Purpose::Rows { .. } => Err(Error::Internal(format!("{} decodes not", key.name()))),
+        }
+    }
+
+    /// Has a list ready; of a step that was captured for it, says what.
+    ///
+    /// # Errors
+    /// What the compiler, the card or the capture says.
+    pub fn prepare(&mut self, key: Key) -> Result<Option<CapturedStep>> {
+        if self.lists.get(key).is_some() {
+            return Ok(None);
+        }
+        let begun = Instant::now();
+        let launches = self.card.launches(self.specs(key)?)?;
+        let is_captured_step = key.purpose == Purpose::Step && key.way != Way::Eager;
+        if is_captured_step {
+            let free = self.card.context.memory()?.0;
+            self.warm_up(&launches, key.rows)
+                .map_err(|e| capture_failure(e, &key.name(), free))?;
+        }
+        let stream = &self.card.stream;
+        if !is_captured_step {
+            self.lists.add(key, launches, stream)?;
+            return Ok(None);
+        }
+        let free = || stream.context.memory().map_or(0, |m| m.0);
+        let before = free();
+        let graphs = self.lists.add(key, launches, stream)?.graphs();
+        Ok(Some(CapturedStep {
+            kind: key.way.name(),
+            batch_size: key.rows,
+            graphs: graphs.len(),
+            nodes: graphs.iter().map(|graph| graph.launches().len()).sum(),
+            seconds: begun.elapsed().as_secs_f64(),
+            bytes: before.saturating_sub(free()),
+        }))
+    }
+
+    /// Queues a list; one that is not ready is made so.
+    ///
+    /// # Errors
+    /// As [`Decoder::prepare`].
+    pub fn run(&mut self, key: Key) -> Result<()> {
+        self.prepare(key)?;
+        if cfg!(debug_assertions) {
+            self.check_unmoved(key)?;
+        }
+        match self.lists.run(key, &self.card.stream)? {
+            true => Ok(()),
+            false => Err(Error::Internal(format!("{} is not ready", key.name()))),
+        }
+    }
+
+    /// A graph holds the addresses of its capture: a buffer that was moved since would be read where
+    /// it was.
+    fn check_unmoved(&self, key: Key) -> Result<()> {
+        let then = self.lists.get(key).map_or_else(Vec::new, Ready::launches);
+        let now = self.specs(key)?;
+        let moved = then.iter().zip(now).find(|(then, now)| then.spec != *now);
+        match moved {
+            None => Ok(()),
+            Some((launch, _)) => Err(Error::Internal(format!(
+                "{} was captured with other addresses than it has now",
+                launch.spec.label
+            ))),
+        }
+    }
+
+    /// Runs a step of padding alone, which changes nothing but the number of the step.
+    fn warm_up(&mut self, launches: &[Launch], rows: usize) -> Result<()> {
+        self.set_row_slots(Vec::new(), rows)?;
+        for _ in 0..WARM_UPS {
+            run_all(launches, &self.card.stream)?;
+            self.ring.pass_over(1);
+        }
+        // A kernel that fails is this step's.
+        self.card.stream.synchronize()
+    }
+
+    /// Says which slots the rows of the next steps are; the rest of `rows` is padding.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub fn set_row_slots(&mut self, mut slots: Vec<u32>, rows: usize) -> Result<()> {
+        slots.resize(rows, self.n_slots as u32);
+        if slots != self.row_slots {
+            // In stream order: queued steps still see the old rows.
+            let stream = &self.card.stream;
+            self.rows.state_slots.write(0, &slots, stream)?;
+            self.row_slots = slots;
+        }
+        Ok(())
+    }
+
+    /// Logits of the last pass from row `first` on, into `logits`, once they are there.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub fn read_logits(&self, first: usize, logits: &mut [f32]) -> Result<()> {
+        let buffer = self.card.buffer(self.card.plan().logits);
+        buffer.read(first * self.n_vocab * 4, logits, &self.card.stream)
+    }
+}

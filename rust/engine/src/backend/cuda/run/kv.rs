@@ -1,0 +1,425 @@
+//! The KV pool on the card; the layout is that of kernels/kv.cuh.
+
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+
+use crate::backend::cuda::driver::buffer::{DeviceBuffer, HostBuffer};
+use crate::backend::cuda::driver::context::Context;
+use crate::backend::cuda::driver::stream::Stream;
+use crate::backend::cuda::lower::params::KvView;
+use crate::backend::PAGE_TOKENS;
+use crate::error::{Error, Result};
+use crate::plan::KvShape;
+use crate::quant::{self, QuantType};
+
+/// Keys, values, page table and error word.
+#[derive(Debug)]
+pub struct KvPool {
+    pub shape: KvShape,
+    pub ty: &'static QuantType,
+    n_pages: usize,
+    n_slots: usize,
+    n_ctx: usize,
+    k: DeviceBuffer,
+    v: DeviceBuffer,
+    page_table: DeviceBuffer,
+    /// What kernels tell the host of a refused token; see `kv_refuse` in kv.cuh.
+    error: HostBuffer,
+    /// A word a slot, not 0 where a key or value was beyond what the type holds; see `kv_saturate`.
+    saturated: HostBuffer,
+    /// What the page table on the card holds.
+    mirror: Vec<u32>,
+}
+
+fn bad(name: &'static str, value: usize, limit: usize) -> Error {
+    Error::Argument {
+        name,
+        value: value.to_string(),
+        reason: format!("must be below {limit}"),
+    }
+}
+
+/// Why heads of `head_dim` values cannot be stored, and as what they can.
+fn refusal(head_dim: usize) -> String {
+    let types = quant::TYPES.iter().filter(|t| t.kernel.kv.is_some());
+    let able: Vec<_> = types
+        .filter(|t| head_dim.is_multiple_of(16) && head_dim.is_multiple_of(t.block_elems))
+        .map(|t| t.name.to_lowercase())
+        .collect();
+    match able.is_empty() {
+        true => format!(
+            "the CUDA backend stores heads of a multiple of 16 values, here they have {head_dim}; \
+             use device=\"cpu\""
+        ),
+        false => format!(
+            "the CUDA backend stores heads of {head_dim} values as one of {}",
+            able.join(", ")
+        ),
+    }
+}
+
+impl KvPool {
+    /// A cleared pool of `n_pages` (page 0 included) for `n_slots` sequences of `n_ctx` tokens.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for a type that keys and values are not stored in on the card,
+    /// [`Error::Memory`].
+    pub fn new(
+        context: &Arc<Context>,
+        stream: &Stream,
+        shape: KvShape,
+        ty: &'static QuantType,
+        n_pages: usize,
+        n_slots: usize,
+        n_ctx: usize,
+    ) -> Result<Self> {
+        let head_bytes = ty
+            .row_bytes(shape.head_dim)
+            .filter(|_| ty.kernel.kv.is_some() && shape.head_dim.is_multiple_of(16));
+        let Some(head_bytes) = head_bytes else {
+            return Err(Error::Argument {
+                name: "kv_type",
+                value: ty.name.into(),
+                reason: refusal(shape.head_dim),
+            });
+        };
+        let per_page = shape.n_head_kv * PAGE_TOKENS * head_bytes;
+        let too_large = |bytes: String| Error::Memory {
+            need: format!("a KV cache of {n_pages} pages needs {bytes}"),
+            remedy: "use a smaller n_ctx or max_batch".into(),
+        };
+        let both = [2, shape.n_layer, n_pages, per_page]
+            .iter()
+            .try_fold(1usize, |a, b| a.checked_mul(*b))
+            .ok_or_else(|| too_large("more than 2^64 bytes".into()))?;
+        let part = || {
+            DeviceBuffer::new(context, both / 2).map_err(|e| match e {
+                Error::Memory { .. } => {
+                    let free = context.memory().map_or(0, |m| m.0);
+                    too_large(format!("{both} bytes, {free} are free"))
+                }
+                e => e,
+            })
+        };
+        let entries = n_slots * n_ctx.div_ceil(PAGE_TOKENS);
+        let pool = Self {
+            shape,
+            ty,
+            n_pages,
+            n_slots,
+            n_ctx,
+            k: part()?,
+            v: part()?,
+            page_table: DeviceBuffer::new(context, entries * 4)?,
+            error: HostBuffer::new(context, 8)?,
+            saturated: HostBuffer::new(context, 8 * n_slots)?,
+            mirror: vec![0; entries],
+        };
+        for buffer in [&pool.k, &pool.v, &pool.page_table] {
+            buffer.fill(0, stream)?;
+        }
+        stream.synchronize()?;
+        Ok(pool)
+    }
+
+    /// Tokens a sequence may have.
+    pub fn n_ctx(&self) -> usize {
+        self.n_ctx
+    }
+
+    /// Bytes of one layer's keys.
+    fn layer_bytes(&self) -> usize {
+        self.n_pages * self.shape.n_head_kv * PAGE_TOKENS * self.head_bytes()
+    }
+
+    /// Bytes of one head of one token.
+    fn head_bytes(&self) -> usize {
+        self.shape.head_dim / self.ty.block_elems * self.ty.block_bytes
+    }
+
+    /// Bytes of the whole pool.
+    pub fn bytes(&self) -> usize {
+        self.k.bytes() + self.v.bytes()
+    }
+
+    /// What kernels need to find the tokens of `layer`.
+    pub fn view(&self, layer: usize) -> KvView {
+        let offset = (layer * self.layer_bytes()) as u64;
+        KvView {
+            k: self.k.address() + offset,
+            v: self.v.address() + offset,
+            page_table: self.page_table.address(),
+            error: self.error.address(),
+            saturated: self.saturated.address(),
+            pages_per_slot: self.n_ctx.div_ceil(PAGE_TOKENS) as u32,
+            n_slots: self.n_slots as u32,
+            n_ctx: self.n_ctx as u32,
+            n_pages: self.n_pages as u32,
+        }
+    }
+
+    /// Writes `pages` into the page table of `slot`, from entry `first` on, in stream order.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for an entry or page that does not exist.
+    pub fn map_pages(
+        &mut self,
+        slot: usize,
+        first: usize,
+        pages: &[u32],
+        stream: &Stream,
+    ) -> Result<()> {
+        let per_slot = self.n_ctx.div_ceil(PAGE_TOKENS);
+        if slot >= self.n_slots {
+            return Err(bad("slot", slot, self.n_slots));
+        }
+        if first
+            .checked_add(pages.len())
+            .is_none_or(|end| end > per_slot)
+        {
+            return Err(bad(
+                "page of the sequence",
+                first.saturating_add(pages.len()),
+                per_slot + 1,
+            ));
+        }
+        if let Some(page) = pages.iter().find(|p| **p as usize >= self.n_pages) {
+            return Err(bad("page", *page as usize, self.n_pages));
+        }
+        let at = slot * per_slot + first;
+        self.mirror[at..at + pages.len()].copy_from_slice(pages);
+        self.page_table.write(at * 4, pages, stream)
+    }
+
+    /// The error of a token that a scatter refused, if any since the last call.
+    pub fn take_error(&self) -> Option<Error> {
+        let word = self.error.words().first()?.swap(0, Ordering::AcqRel);
+        // Both halves plus one, so that zero is "none".
+        let report = word.checked_sub(1)?;
+        Some(Error::KvBounds {
+            position: report >> 32,
+            slot: (report & u64::from(u32::MAX)) as usize,
+            limit: self.n_ctx,
+        })
+    }
+
+    /// Whether a key or value of `slot` was beyond what the type holds, of what has run so far.
+    pub fn saturated(&self, slot: usize) -> bool {
+        let word = self.saturated.words().get(slot);
+        word.is_some_and(|word| word.load(Ordering::Acquire) != 0)
+    }
+
+    /// Begins to look at `slot` anew, behind everything queued: steps that were launched ahead may
+    /// still store for the sequence that has ended.
+    pub fn forget_saturated(&self, slot: usize, stream: &Stream) -> Result<()> {
+        self.saturated.clear_word(slot, stream)
+    }
+
+    /// Of `slot`, the bytes of its pages `first` to `end`, all layers, keys and values; in an order
+    /// of their own.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for a slot or page that does not exist.
+    pub fn read_pages(
+        &self,
+        slot: usize,
+        pages: std::ops::Range<usize>,
+        stream: &Stream,
+    ) -> Result<Vec<u8>> {
+        let places = self.page_places(slot, pages)?;
+        let bytes = self.page_bytes();
+        let mut all = vec![0u8; places.len() * bytes];
+        for ((buffer, offset), part) in places.into_iter().zip(all.chunks_exact_mut(bytes)) {
+            buffer.read(offset, part, stream)?;
+        }
+        Ok(all)
+    }
+
+    /// The reverse of [`KvPool::read_pages`].
+    pub fn write_pages(
+        &self,
+        slot: usize,
+        pages: std::ops::Range<usize>,
+        bytes: &[u8],
+        stream: &Stream,
+    ) -> Result<()> {
+        let places = self.page_places(slot, pages)?;
+        for ((buffer, offset), part) in places.into_iter().zip(bytes.chunks(self.page_bytes())) {
+            buffer.write(offset, part, stream)?;
+        }
+        Ok(())
+    }
+
+    /// Bytes of one layer's keys in one page.
+    fn page_bytes(&self) -> usize {
+        self.layer_bytes() / self.n_pages.max(1)
+    }
+
+    /// Where the pages of a slot lie.
+    fn page_places(
+        &self,
+        slot: usize,
+        pages: std::ops::Range<usize>,
+    ) -> Result<Vec<(&DeviceBuffer, usize)>> {
+        let per_slot = self.n_ctx.div_ceil(PAGE_TOKENS);
+        let table = self.mirror.get(slot * per_slot..(slot + 1) * per_slot);
+        let mapped = table.ok_or_else(|| bad("slot", slot, self.n_slots))?;
+        let end = pages.end;
+        let mapped = mapped
+            .get(pages)
+            .ok_or_else(|| bad("page of the sequence", end, per_slot + 1))?;
+        let place =
+            |layer, page: u32| layer * self.layer_bytes() + page as usize * self.page_bytes();
+        let mut places = Vec::new();
+        for layer in 0..self.shape.n_layer {
+            for page in mapped {
+                places.extend([&self.k, &self.v].map(|buffer| (buffer, place(layer, *page))));
+            }
+        }
+        Ok(places)
+    }
+
+    /// Every byte, in the order of the interpreter's pool:
+    /// `[layer][page][k|v][kv head][token][head_dim]`.
+    pub fn read_all(&self, stream: &Stream) -> Result<Vec<u8>> {
+        let mut k = vec![0u8; self.k.bytes()];
+        let mut v = vec![0u8; self.v.bytes()];
+        self.k.read(0, &mut k, stream)?;
+        self.v.read(0, &mut v, stream)?;
+        let mut all = vec![0u8; k.len() + v.len()];
+        self.for_each_value(|canonical, is_value, own, size| {
+            let from = if is_value { &v } else { &k };
+            all[canonical..canonical + size].copy_from_slice(&from[own..own + size]);
+        });
+        Ok(all)
+    }
+
+    /// The reverse of [`KvPool::read_all`].
+    pub fn write_all(&self, bytes: &[u8], stream: &Stream) -> Result<()> {
+        let mut k = vec![0u8; self.k.bytes()];
+        let mut v = vec![0u8; self.v.bytes()];
+        if bytes.len() != k.len() + v.len() {
+            return Err(Error::Argument {
+                name: "kv",
+                value: format!("{} bytes", bytes.len()),
+                reason: format!("the pool has {} bytes", k.len() + v.len()),
+            });
+        }
+        self.for_each_value(|canonical, is_value, own, size| {
+            let to = if is_value { &mut v } else { &mut k };
+            to[own..own + size].copy_from_slice(&bytes[canonical..canonical + size]);
+        });
+        self.k.write(0, &k, stream)?;
+        self.v.write(0, &v, stream)
+    }
+
+    /// Calls `f(offset in the interpreter's order, whether a value, offset in the own buffer, size)`
+    /// for every run of bytes that both orders keep together.
+    fn for_each_value(&self, mut f: impl FnMut(usize, bool, usize, usize)) {
+        let KvShape {
+            n_layer,
+            n_head_kv,
+            head_dim,
+        } = self.shape;
+        let head_bytes = self.head_bytes();
+        let page_bytes = PAGE_TOKENS * head_bytes;
+        // A block is its scale, then its values; one that is a lone value has no scale.
+        let elems = self.ty.block_elems;
+        let size = match elems {
+            1 => self.ty.block_bytes,
+            _ => 1,
+        };
+        let scale = self.ty.block_bytes - elems * size;
+        let blocks = head_dim / elems;
+        let scales = PAGE_TOKENS * head_dim * size;
+        for page in 0..n_layer * self.n_pages {
+            for (part, is_value) in [false, true].into_iter().enumerate() {
+                for h in 0..n_head_kv {
+                    let own = (page * n_head_kv + h) * page_bytes;
+                    let canonical = ((page * 2 + part) * n_head_kv + h) * page_bytes;
+                    for token in 0..PAGE_TOKENS {
+                        let row = canonical + token * head_bytes;
+                        for block in (0..blocks).filter(|_| scale > 0) {
+                            let number = match is_value {
+                                true => token * blocks + block,
+                                false => block * PAGE_TOKENS + token,
+                            };
+                            let from = own + scales + number * scale;
+                            f(row + block * self.ty.block_bytes, is_value, from, scale);
+                        }
+                        for eight in 0..head_dim / 8 {
+                            let dim = eight * 8;
+                            let before = (dim / elems + 1) * scale;
+                            let from = match is_value {
+                                true => token * head_dim + dim,
+                                false => (eight * PAGE_TOKENS + token) * 8,
+                            };
+                            f(
+                                row + before + dim * size,
+                                is_value,
+                                own + from * size,
+                                8 * size,
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::cuda::driver::info::DeviceInfo;
+
+    fn pool(name: &str, head_dim: usize) -> Result<KvPool> {
+        let card = Context::described(DeviceInfo::of_arch("sm_90", 132)?);
+        let shape = KvShape {
+            n_layer: 2,
+            n_head_kv: 3,
+            head_dim,
+        };
+        let ty = quant::by_name(name)?;
+        KvPool::new(&card, &Stream::new(&card)?, shape, ty, 4, 1, 100)
+    }
+
+    #[test]
+    fn every_byte_has_one_place_in_either_order() {
+        for ty in quant::TYPES.iter().filter(|t| t.kernel.kv.is_some()) {
+            for head_dim in [32, 64, 96, 128] {
+                let pool = pool(ty.name, head_dim).unwrap();
+                let bytes = pool.bytes();
+                let (mut canonical, mut own) = (vec![0; bytes], vec![0; bytes]);
+                pool.for_each_value(|to, is_value, from, size| {
+                    canonical[to..to + size].iter_mut().for_each(|n| *n += 1);
+                    let from = from + if is_value { bytes / 2 } else { 0 };
+                    own[from..from + size].iter_mut().for_each(|n| *n += 1);
+                });
+                assert!(canonical.iter().chain(&own).all(|n| *n == 1), "{ty:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn heads_that_a_type_cannot_hold_are_refused_with_those_that_can() {
+        let in_blocks = |t: &&QuantType| t.kernel.kv_in_blocks();
+        let blocks = quant::TYPES.iter().find(in_blocks).unwrap();
+        assert!(pool(blocks.name, 96).is_ok());
+        let text = pool(blocks.name, 80).unwrap_err().to_string();
+        let able = format!(
+            "heads of 80 values as one of {}",
+            quant::TYPES[0].name.to_lowercase()
+        );
+        assert!(
+            text.contains(&able) && text.contains(quant::DEFAULT_KV),
+            "{text}"
+        );
+        let text = pool(blocks.name, 20).unwrap_err().to_string();
+        assert!(
+            text.contains("a multiple of 16 values, here they have 20"),
+            "{text}"
+        );
+        assert!(text.contains("device=\"cpu\""), "{text}");
+    }
+}

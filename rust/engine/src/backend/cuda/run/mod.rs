@@ -1,0 +1,18 @@
+//! A plan on a card at work: its memory, the lists of launches that are ready, and the backend that
+//! decodes with them.
+
+pub mod backend;
+pub mod cache;
+mod capture;
+pub mod card;
+pub mod decoder;
+pub mod dispatch;
+mod kv;
+pub mod prefill;
+pub mod ready;
+mod ring;
+mod rows;
+pub mod runner;
+pub mod sampling;
+mod sequences;
+mod weights;

@@ -1,0 +1,255 @@
+//! Prompts on the card. A prompt is fed in chunks of a few sizes, each a list of its own that is made
+//! ready at first need; rows that a chunk does not need are padding, which stores nothing and which
+//! nothing reads. The last row alone goes through the head of the model.
+//!
+//! No bit depends on how a prompt is cut: the order of every sum is fixed by the row.
+
+use super::cache::{Key, Purpose};
+use super::decoder::Decoder;
+use super::ready::Way;
+use crate::backend::cuda::driver::spec::Spec;
+use crate::backend::cuda::lower::lowering::{Pass, Path};
+use crate::backend::cuda::lower::params::PADDING_SLOT;
+use crate::error::{Error, Result};
+
+/// Rows of the largest chunk where the caller names none: large enough that a chunk's products are
+/// bound by arithmetic, and an 8B model's rows then take 0.2 GiB. Eight times as many would take
+/// 1.3 GiB, which a cache can use better.
+pub const DEFAULT_CHUNK: usize = 512;
+
+/// What the largest chunk may be.
+pub const MOST_CHUNK: usize = 4096;
+
+/// What it may be at least.
+const LEAST_MOST: usize = 64;
+
+/// Rows of the smallest chunk.
+const LEAST_CHUNK: usize = 8;
+
+/// Checks the option `prefill_chunk`.
+///
+/// # Errors
+/// [`Error::Argument`].
+pub fn check_chunk(rows: usize) -> Result<()> {
+    if rows.is_power_of_two() && (LEAST_MOST..=MOST_CHUNK).contains(&rows) {
+        return Ok(());
+    }
+    Err(Error::Argument {
+        name: "prefill_chunk",
+        value: rows.to_string(),
+        reason: format!("must be a power of two from {LEAST_MOST} to {MOST_CHUNK}"),
+    })
+}
+
+/// Rows of chunks up to `most`: powers of two, and from 64 on what lies in the middle. Up to there a
+/// chunk costs the reading of the weights, whatever its rows; above, at most a third is padding.
+fn sizes(most: usize) -> impl Iterator<Item = usize> {
+    (3..=12)
+        .flat_map(|bits| [1usize << bits, 3 << (bits - 1)])
+        .filter(|rows| rows.is_power_of_two() || *rows > LEAST_MOST)
+        .take_while(move |rows| *rows <= most)
+}
+
+/// The next chunk of a prompt of which `rest` tokens are left, of at most `most` rows: how many
+/// tokens it takes, and its rows.
+fn next_chunk(rest: usize, most: usize) -> (usize, usize) {
+    let most = most.max(LEAST_CHUNK);
+    let rows = sizes(most).find(|rows| *rows >= rest);
+    let rows = rows.or_else(|| sizes(most).last()).unwrap_or(LEAST_CHUNK);
+    (rest.min(rows), rows)
+}
+
+/// How prompts are cut and run.
+#[derive(Debug, Clone, Copy)]
+pub struct Chunks {
+    /// Rows of the largest one.
+    pub most: usize,
+    /// As graphs, or launch by launch.
+    pub way: Way,
+}
+
+impl Chunks {
+    /// How many of a prompt's `rest` tokens to feed in one call, where the time allows `rows` rows:
+    /// one chunk.
+    pub fn slice(&self, rest: usize, rows: Option<usize>) -> usize {
+        next_chunk(rest, rows.unwrap_or(self.most).min(self.most)).0
+    }
+
+    /// Feeds `tokens` of `slot` from position `start` on, a chunk after another; with `sample` the
+    /// slot is live from then on, and its first token is drawn in the last chunk's pass.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for a token that is not in the vocabulary, [`Error::Device`].
+    pub fn feed(
+        &self,
+        decoder: &mut Decoder,
+        slot: usize,
+        tokens: &[u32],
+        start: usize,
+        sample: bool,
+    ) -> Result<()> {
+        let mut fed = 0;
+        while fed < tokens.len() {
+            let (n, rows) = next_chunk(tokens.len() - fed, self.most);
+            let last = sample && fed + n == tokens.len();
+            let wanted = usize::from(last);
+            let begin = start + fed;
+            set_rows(decoder, slot, &tokens[fed..fed + n], begin, rows, wanted)?;
+            let card = &decoder.card;
+            if last {
+                // Before the pass, which reads none of it: behind it the card would wait.
+                decoder.sampling.arm(slot, begin + n - 1, &card.stream)?;
+                let state_slots = &card.rows.state_slots;
+                state_slots.write(0, &[slot as u32], &card.stream)?;
+            }
+            let span = card.prompt_span(begin + n);
+            let key = Key {
+                purpose: Purpose::Chunk { wanted, span },
+                way: self.way,
+                rows,
+            };
+            decoder.run(key)?;
+            fed += n;
+        }
+        Ok(())
+    }
+
+    /// Every pass over prompts that may be needed, and those that give the logits of all their rows.
+    ///
+    /// # Errors
+    /// [`Error::Internal`].
+    pub fn specs(&self, decoder: &Decoder, n_ctx: usize) -> Result<Vec<Spec>> {
+        let inputs = decoder.card.rows.inputs();
+        let forced = Pass {
+            all: false,
+            ..Pass::step(1, inputs)
+        };
+        let mut specs = decoder.card.specs(&forced)?;
+        for rows in sizes(self.most) {
+            for out in [0, 1, rows.min(LEAST_CHUNK)] {
+                specs.extend(decoder.card.specs(&Pass {
+                    rows,
+                    out,
+                    inputs,
+                    path: Path::Prefill { span: n_ctx },
+                    all: false,
+                })?);
+            }
+        }
+        Ok(specs)
+    }
+}
+
+/// Queues a pass over `tokens` of `slot` from position `start` on whose logits are all wanted.
+///
+/// # Errors
+/// As [`Chunks::feed`].
+pub fn logits_pass(decoder: &mut Decoder, slot: usize, tokens: &[u32], start: usize) -> Result<()> {
+    let rows = tokens.len();
+    set_rows(decoder, slot, tokens, start, rows, rows)?;
+    let span = decoder.card.prompt_span(start + rows);
+    decoder.run(Key {
+        purpose: Purpose::Logits { span },
+        // Of any length, once each: not worth a graph.
+        way: Way::Eager,
+        rows,
+    })
+}
+
+/// Queues `token` of `slot` at `position` as a step of one row, which draws nothing.
+///
+/// # Errors
+/// As [`Chunks::feed`].
+pub fn forced_step(decoder: &mut Decoder, slot: usize, token: u32, position: usize) -> Result<()> {
+    set_rows(decoder, slot, &[token], position, 1, 1)?;
+    decoder.run(Key {
+        purpose: Purpose::Forced,
+        way: Way::Full,
+        rows: 1,
+    })
+}
+
+/// Sets the host's `rows` rows: `tokens` of one slot from position `start` on, then padding;
+/// logits of the `wanted` last tokens.
+fn set_rows(
+    decoder: &Decoder,
+    slot: usize,
+    tokens: &[u32],
+    start: usize,
+    rows: usize,
+    wanted: usize,
+) -> Result<()> {
+    let n = tokens.len() as u32;
+    let n_vocab = decoder.n_vocab();
+    if let Some(token) = tokens.iter().find(|t| **t as usize >= n_vocab) {
+        return Err(Error::Argument {
+            name: "token",
+            value: token.to_string(),
+            reason: format!("the vocabulary has {n_vocab} tokens"),
+        });
+    }
+    let padded = |mut values: Vec<u32>, padding: u32| {
+        values.resize(rows, padding);
+        values
+    };
+    let (inputs, stream) = (&decoder.card.rows, &decoder.card.stream);
+    let positions = (0..n).map(|i| start as u32 + i).collect();
+    let slots = vec![slot as u32; tokens.len()];
+    let out_rows: Vec<u32> = (n - wanted as u32..n).collect();
+    let tokens = padded(tokens.to_vec(), 0);
+    inputs.tokens.write(0, &tokens, stream)?;
+    inputs.positions.write(0, &padded(positions, 0), stream)?;
+    let slots = padded(slots, PADDING_SLOT);
+    inputs.slots.write(0, &slots, stream)?;
+    inputs.out_rows.write(0, &out_rows, stream)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::cache::MOST_LISTS;
+    use super::*;
+
+    #[test]
+    fn chunks_are_few_sizes_and_mostly_live() {
+        let mut used = std::collections::BTreeSet::new();
+        for most in [8, 64, 512, 4096] {
+            for prompt in 1..5000 {
+                let mut rest = prompt;
+                while rest > 0 {
+                    let (n, rows) = next_chunk(rest, most);
+                    assert!(
+                        n > 0 && n <= rest && n <= rows && rows <= most,
+                        "{rest} {most}"
+                    );
+                    assert!(rows <= 64 || 3 * n >= 2 * rows, "{n} of {rows}");
+                    // Never two where one holds all.
+                    assert!(rest > most || n == rest, "{rest}");
+                    used.insert(rows);
+                    rest -= n;
+                }
+            }
+        }
+        let all: Vec<usize> = sizes(4096).collect();
+        assert_eq!(all[..10], [8, 16, 32, 64, 96, 128, 192, 256, 384, 512]);
+        assert_eq!(used.into_iter().collect::<Vec<_>>(), all);
+        // With logits and without, all of them may be kept.
+        assert!(2 * all.len() <= MOST_LISTS);
+        assert_eq!(next_chunk(300, 512), (300, 384));
+        assert_eq!(next_chunk(1, 512), (1, 8));
+        // As many rows as the time allows, in whole chunks.
+        assert_eq!(next_chunk(1000, 437), (384, 384));
+        assert_eq!(next_chunk(1000, 1), (8, 8));
+    }
+
+    #[test]
+    fn the_largest_chunk_is_checked() {
+        for rows in [64, 128, 512, 4096] {
+            assert_eq!(check_chunk(rows), Ok(()));
+        }
+        for rows in [0, 8, 32, 100, 1000, 8192] {
+            let text = check_chunk(rows).unwrap_err().to_string();
+            assert!(text.contains(&format!("prefill_chunk = {rows}")), "{text}");
+            assert!(text.contains("a power of two from 64 to 4096"), "{text}");
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! What the host knows of the sequences that decode; the card knows more.
+
+use super::ring::{Queued, Ring};
+use crate::backend::cuda::lower::sample::Record;
+use crate::backend::{Event, Finish};
+use crate::error::{Error, Result};
+use crate::sampler;
+
+/// A slot's sequence.
+#[derive(Debug)]
+struct Sequence {
+    /// Which request this is: records of an earlier one are dropped.
+    epoch: u64,
+    generated: usize,
+    /// Whether the last record read left it decoding.
+    live: bool,
+    logprobs: Option<usize>,
+}
+
+/// The sequences by slot, and what became of them since the engine last asked.
+#[derive(Debug)]
+pub struct Sequences {
+    slots: Vec<Option<Sequence>>,
+    /// Number of the last request started.
+    epoch: u64,
+    events: Vec<Event>,
+}
+
+impl Sequences {
+    /// None, in `n_slots` slots.
+    pub fn new(n_slots: usize) -> Self {
+        Self {
+            slots: (0..n_slots).map(|_| None).collect(),
+            epoch: 0,
+            events: Vec::new(),
+        }
+    }
+
+    /// Puts a new sequence into `slot`, one that does not decode yet.
+    pub fn start(&mut self, slot: usize, logprobs: Option<usize>) -> Result<()> {
+        let n_slots = self.slots.len();
+        let place = self.slots.get_mut(slot);
+        let place = place.ok_or_else(|| Error::Internal(format!("slot {slot} of {n_slots}")))?;
+        self.epoch += 1;
+        *place = Some(Sequence {
+            epoch: self.epoch,
+            generated: 0,
+            live: false,
+            logprobs,
+        });
+        Ok(())
+    }
+
+    fn get(&mut self, slot: usize) -> Result<&mut Sequence> {
+        let found = self.slots.get_mut(slot).and_then(Option::as_mut);
+        found.ok_or_else(|| Error::Internal(format!("slot {slot} has no sequence")))
+    }
+
+    /// The request in `slot`.
+    pub fn epoch(&mut self, slot: usize) -> Result<u64> {
+        Ok(self.get(slot)?.epoch)
+    }
+
+    /// Says that `slot` decodes.
+    pub fn set_live(&mut self, slot: usize) -> Result<()> {
+        self.get(slot)?.live = true;
+        Ok(())
+    }
+
+    /// Slot and request of every sequence that decodes.
+    pub fn live(&self) -> Vec<(usize, u64)> {
+        let slots = self.slots.iter().enumerate();
+        let live = slots.filter_map(|(slot, s)| Some((slot, s.as_ref().filter(|s| s.live)?.epoch)));
+        live.collect()
+    }
+
+    /// Whether a sequence that decodes wants log-probabilities.
+    pub fn wants_logprobs(&self) -> bool {
+        let mut sequences = self.slots.iter().flatten();
+        sequences.any(|s| s.live && s.logprobs.is_some())
+    }
+
+    /// Ends the sequence of `slot` and drops its events; says whether there was one.
+    pub fn end(&mut self, slot: usize) -> bool {
+        self.events.retain(|e| e.slot != slot);
+        self.slots.get_mut(slot).and_then(Option::take).is_some()
+    }
+
+    /// Turns the records of a finished step into events; `logits` reads those of a row.
+    pub fn collect(
+        &mut self,
+        step: &Queued,
+        ring: &Ring,
+        logits: impl Fn(usize) -> Result<Vec<f32>>,
+    ) -> Result<()> {
+        for (row, (slot, epoch)) in step.rows.iter().enumerate() {
+            let Some(record) = ring.record(step, row) else {
+                continue;
+            };
+            let current = self.slots.get_mut(*slot).and_then(Option::as_mut);
+            // A record of an earlier request, or of a step after the sequence had ended.
+            let Some(sequence) = current.filter(|s| s.epoch == *epoch && record.live) else {
+                continue;
+            };
+            let Record { token, finish, .. } = record;
+            let index = sequence.generated;
+            sequence.generated += 1;
+            sequence.live = finish.is_none();
+            let logprobs = match sequence.logprobs {
+                Some(n) if !matches!(finish, Some(Finish::Failed(_))) => {
+                    Some(sampler::logprobs(&logits(row)?, token, n)?)
+                }
+                _ => None,
+            };
+            self.events.push(Event {
+                slot: *slot,
+                index,
+                token,
+                finish,
+                logprobs,
+            });
+        }
+        Ok(())
+    }
+
+    /// Whether something waits for the engine.
+    pub fn has_events(&self) -> bool {
+        !self.events.is_empty()
+    }
+
+    /// What became of the sequences since the last call.
+    pub fn take_events(&mut self) -> Vec<Event> {
+        std::mem::take(&mut self.events)
+    }
+}

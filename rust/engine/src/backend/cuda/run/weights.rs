@@ -1,0 +1,127 @@
+//! Weights on the card: matrices as units, vectors as float32, each rewritten once at load.
+
+use std::sync::Arc;
+
+use crate::backend::cuda::driver::buffer::DeviceBuffer;
+use crate::backend::cuda::driver::context::Context;
+use crate::backend::cuda::driver::launch::run_all;
+use crate::backend::cuda::driver::program::Programs;
+use crate::backend::cuda::driver::source::Variant;
+use crate::backend::cuda::driver::staging::Staging;
+use crate::backend::cuda::driver::stream::Stream;
+use crate::backend::cuda::lower::layout::{repack_variant, Matrix, Wanted};
+use crate::backend::cuda::lower::lowering::Addresses;
+use crate::backend::Weights;
+use crate::error::{Error, Result};
+use crate::plan::{Plan, WeightId};
+
+/// What is or will be uploaded.
+#[derive(Debug)]
+pub struct DeviceWeights {
+    matrices: Vec<(Matrix, DeviceBuffer)>,
+    vectors: Vec<(WeightId, DeviceBuffer)>,
+}
+
+impl DeviceWeights {
+    /// Takes the memory for all of it.
+    ///
+    /// # Errors
+    /// [`Error::Memory`].
+    pub fn new(context: &Arc<Context>, plan: &Plan, wanted: Wanted) -> Result<Self> {
+        let Wanted { matrices, vectors } = wanted;
+        let matrix = |matrix: Matrix| {
+            let buffer = DeviceBuffer::new(context, matrix.bytes())?;
+            Ok((matrix, buffer))
+        };
+        let vector = |id: WeightId| {
+            let buffer = DeviceBuffer::new(context, plan.weight(id).n_in * 4)?;
+            Ok((id, buffer))
+        };
+        Ok(Self {
+            matrices: matrices.into_iter().map(matrix).collect::<Result<_>>()?,
+            vectors: vectors.into_iter().map(vector).collect::<Result<_>>()?,
+        })
+    }
+
+    /// Says where it lies.
+    pub fn place(&self, at: &mut Addresses) {
+        for (matrix, buffer) in &self.matrices {
+            let key = (matrix.ids.clone(), matrix.order);
+            at.matrices.insert(key, buffer.address());
+        }
+        let vectors = self.vectors.iter().map(|(id, b)| (*id, b.address()));
+        at.vectors.extend(vectors);
+    }
+
+    /// Memory to upload through.
+    pub fn staging(&self, context: &Arc<Context>) -> Result<Staging> {
+        let sizes = self.matrices.iter().map(|(matrix, _)| matrix.slab_bytes());
+        let (least, most) = sizes.fold((1, 1), |a, b| (a.0.max(b.0), a.1.max(b.1)));
+        Staging::new(context, least, most)
+    }
+
+    /// Copies and rewrites all of it. `progress` is told the bytes of the file that are done, and of
+    /// how many; it may break off.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`], [`Error::Device`], what `progress` says.
+    pub fn upload(
+        &self,
+        plan: &Plan,
+        weights: &dyn Weights,
+        programs: &Programs,
+        staging: &mut Staging,
+        stream: &Stream,
+        progress: &dyn Fn(u64, u64) -> Result<()>,
+    ) -> Result<()> {
+        for (id, buffer) in &self.vectors {
+            let w = plan.weight(*id);
+            let mut values = vec![0.0f32; w.n_in];
+            (w.ty.dequantize)(weights.of(w)?, &mut values);
+            buffer.write(0, &values, stream)?;
+        }
+        let total = self.matrices.iter().map(|(m, _)| m.file_bytes()).sum();
+        let mut done = 0;
+        for (matrix, buffer) in &self.matrices {
+            let files = matrix
+                .ids
+                .iter()
+                .map(|id| weights.of(plan.weight(*id)))
+                .collect::<Result<Vec<_>>>()?;
+            let at_once = matrix.tiles_at_once(staging.slab_bytes());
+            for first in (0..matrix.tiles).step_by(at_once) {
+                let tiles = (matrix.tiles - first).min(at_once);
+                progress(done, total)?;
+                let slab = staging.oldest();
+                let portion = matrix.portion(first, tiles, slab.address());
+                let mut pieces: Vec<(usize, &[u8])> = vec![(0, &portion.list)];
+                for ((file, id), offset) in files.iter().zip(&matrix.ids).zip(portion.offsets) {
+                    let rows = file.get(portion.file.clone()).ok_or_else(|| {
+                        Error::Internal(format!("weight {} has {} bytes", id.0, file.len()))
+                    })?;
+                    done += rows.len() as u64;
+                    pieces.push((offset, rows));
+                }
+                slab.copy(&pieces, stream)?;
+                let spec = matrix.repack(first, tiles, slab.address(), buffer.address());
+                run_all(&programs.launches(vec![spec])?, stream)?;
+            }
+        }
+        progress(total, total)?;
+        // The slabs are freed behind this.
+        stream.synchronize()
+    }
+
+    /// The kernels that rewrite it.
+    pub fn variants(&self) -> impl Iterator<Item = Variant> + '_ {
+        self.matrices.iter().map(|(m, _)| repack_variant(m.ty))
+    }
+
+    /// Bytes on the card.
+    pub fn bytes(&self) -> usize {
+        let matrices = self.matrices.iter().map(|(_, b)| b.bytes());
+        matrices
+            .chain(self.vectors.iter().map(|(_, b)| b.bytes()))
+            .sum()
+    }
+}
