@@ -145,10 +145,11 @@ def test_prompts(llm: LLM) -> None:
 
 def test_conversations(llm: LLM, template: ChatTemplate) -> None:
     said = [{"role": "user", "content": "tea"}]
-    for call in (llm.chat, template.render):
+    for call in (llm.chat, template.render, template.rendering):
         refuses("messages", NO_MESSAGES, call)
         no_tools = [v for v in NO_MESSAGES if v is not None]
         refuses("tools", no_tools, lambda v, call=call: call(said, v))
+    refuses("parse_special", NO_FLAGS, lambda v: llm.chat(said, parse_special=v))
     refuses("template", NO_VARIABLES, lambda v: llm.chat(said, template_kwargs=v))
     refuses("stream", NO_FLAGS, lambda v: llm.chat(said, stream=v))
     refuses("add_generation_prompt", NO_FLAGS, lambda v: template.render(said, None, v))
@@ -166,6 +167,9 @@ def test_texts_and_ids(llm: LLM) -> None:
         refuses("text", [*NO_TEXTS, None], encode)
         refuses("add_special", NO_FLAGS, lambda v, encode=encode: encode("tea", v))
         refuses("parse_special", NO_FLAGS, lambda v, encode=encode: encode("tea", True, v))
+    refuses("rendering", ["tea", None, b"tea", 7, object()], tokenizer.encode_rendering)
+    rendering = ChatTemplate("").rendering([])
+    refuses("add_special", NO_FLAGS, lambda v: tokenizer.encode_rendering(rendering, v))
     for decode in (llm.detokenize, tokenizer.decode):
         refuses("ids", [*NO_IDS, ["a"], "tea", None, iter([5])], decode)
         refuses("skip_special", NO_FLAGS, lambda v, decode=decode: decode([5], v))

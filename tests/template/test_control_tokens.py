@@ -155,8 +155,9 @@ def check_template(source: str, spellings: list[str], tokenizer: onegraph.Tokeni
     its_own = [s for s in spellings if s in source] or spellings
     compared = 0
 
+    # So many that some are accepted by templates that want user and assistant in turn.
     @settings(
-        max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+        max_examples=100, deadline=None, database=None, suppress_health_check=list(HealthCheck)
     )
     @given(conversations(its_own))
     def run(conversation: Callable[[Change], Conversation]) -> None:

@@ -15,7 +15,8 @@ use crate::errors::to_py;
 /// Characters of a value that a message repeats.
 const SHOWN: usize = 60;
 
-fn refuse(name: &'static str, value: String, reason: impl Into<String>) -> PyErr {
+/// The error for a value that is not what was expected.
+pub fn refuse(name: &'static str, value: String, reason: impl Into<String>) -> PyErr {
     to_py(Error::Argument {
         name,
         value,
@@ -24,7 +25,7 @@ fn refuse(name: &'static str, value: String, reason: impl Into<String>) -> PyErr
 }
 
 /// A number or text as it is written, where that is short; else what it is.
-fn shown(obj: &Bound<'_, PyAny>) -> String {
+pub fn shown(obj: &Bound<'_, PyAny>) -> String {
     let short = obj.is_none() || obj.is_instance_of::<PyInt>() || obj.is_instance_of::<PyString>();
     let written = short.then(|| obj.repr().and_then(|text| text.extract::<String>()));
     match written {

@@ -10,7 +10,7 @@ use onegraph::Error;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::arguments::named;
+use crate::arguments::{self, named};
 use crate::errors::{attached, detached, to_py};
 use crate::template::Rendering;
 
@@ -80,9 +80,17 @@ impl Tokenizer {
     fn encode_rendering(
         &self,
         py: Python<'_>,
-        rendering: &Bound<'_, Rendering>,
+        rendering: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = named::add_special)] add_special: bool,
     ) -> PyResult<Vec<u32>> {
+        let Ok(rendering) = rendering.cast::<Rendering>() else {
+            let expected = "must be what ChatTemplate.rendering gave";
+            return Err(arguments::refuse(
+                "rendering",
+                arguments::shown(rendering),
+                expected,
+            ));
+        };
         let template::Rendering { text, given } = &rendering.get().inner;
         interruptible(py, |go_on| {
             self.inner.encode_given(text, add_special, given, go_on)
