@@ -123,6 +123,8 @@ class GraphKernel:
     us: float
     #: Bytes of weights that it reads.
     bytes: int
+    #: All bytes that it has to read and write: weights, keys and values, rows of activations.
+    moved: int
     grid: tuple[int, int, int]
     #: Threads a block, and bytes of dynamic shared memory.
     block: int
@@ -149,6 +151,9 @@ class GraphProfile:
     #: The step replayed, and launched kernel by kernel; microseconds.
     replay_us: float
     eager_us: float
+    #: A kernel that does nothing, launched by itself: what of a kernel's time is its start and end.
+    #: In a replay the ends of kernels and the starts of those behind them overlap.
+    boundary_us: float
     #: Gigabytes (1e9 bytes) a second that a kernel reads that does nothing else.
     read_peak_gb_s: float
     #: In the order of the step.

@@ -40,10 +40,14 @@ def test_the_graph_is_shown(cli: Any, tiny: Path, card: dict[str, str], tmp_path
     assert "one graph, " in said and "programmatic; " in said
     for column in ["launches", "us each", "GB/s", "% of peak"]:
         assert column in said
-    lines = {line.split("  ")[0].strip(): line.split() for line in said.splitlines() if line}
+    lines = {line.strip().split("  ")[0]: line.split() for line in said.splitlines() if line}
     # Two layers: attention twice, and each fused product twice but the head.
     assert lines["attention"][1] == "2"
     assert lines["embed"][1] == "1"
+    # Every kernel has its bytes, and the way from the sum to the replay is there.
+    assert all(len(line) == 8 for name, line in lines.items() if name in {"attention", "embed"})
+    for line in ["of it boundaries", "overlapped by the replay", "replay"]:
+        assert line in lines
     assert f"the graph is in {dot}" in said
     assert dot.read_text().startswith("digraph")
 
@@ -63,8 +67,24 @@ def test_the_graph_as_json(cli: Any, tiny: Path, card: dict[str, str]) -> None:
     read = sum(k["bytes"] for k in whole["kernels"] if k["kernel"] == "matvec")
     assert tiny.stat().st_size / 2 < read < 2 * tiny.stat().st_size
 
+    assert whole["boundary_us"] > 0
+    assert all(k["moved"] > k["bytes"] for k in whole["kernels"])
+    # Keys and values of two sequences of 49 tokens, 4 heads of 64 as float16; queries and sums.
+    kv = 2 * (2 * 49) * (4 * 64) * 2
+    rows = 2 * 2 * (4 * 64) * 4
+    attention = [k["moved"] for k in whole["kernels"] if k["kernel"] == "attention"]
+    assert attention == [kv + rows] * 2
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+def test_a_step_in_pieces_leaves_attention_out_of_its_graphs(
+    cli: Any, tiny: Path, card: dict[str, str], kv_type: str
+) -> None:
+    options = ["graph", tiny, "--n-ctx", 64, "--repeats", 1, "--json", "--kv-type", kv_type]
     pieces = json.loads(cli(*options, "--cuda-graph", "piecewise", env=card).stdout)
     # Cut at the attentions of two layers, which are in no graph and of no edge.
+    attentions = [k for k in pieces["kernels"] if "attention" in k["kernel"]]
+    assert len(attentions) == 2
     assert (pieces["kind"], pieces["graphs"]) == ("piecewise", 3)
     assert pieces["nodes"] == pieces["launches"] - 2
     assert pieces["edges"] == pieces["nodes"] - 3

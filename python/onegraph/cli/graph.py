@@ -46,10 +46,11 @@ def command(
 ) -> None:
     """Print nodes, edges and kernels of the captured decode step, with times by the card's clock.
 
-    Each kernel is timed launched by itself, from the end of its predecessor; in a replay kernels
-    overlap, so that the step takes less than their sum. GB/s counts the weights that a kernel
-    reads; the peak is measured here by a kernel that only reads. --dot writes Graphviz' language,
-    `dot -Tsvg` draws it.
+    Each kernel is timed launched by itself, from the end of its predecessor; in a replay the end of
+    a kernel and the start of the next one overlap, so that the step takes less than their sum: the
+    line of boundaries says how much of the sum is starts and ends. MB and GB/s count all that a
+    kernel has to read and write: weights, keys and values, rows; the peak is measured here by a
+    kernel that only reads. --dot writes Graphviz' language, `dot -Tsvg` draws it.
     """
     chosen = given(MODEL, options)
     if chosen.setdefault("device", "cuda") == "cpu":
@@ -102,12 +103,16 @@ def _show_kernels(profile: GraphProfile, each: bool) -> None:
     total = sum(k.us for k in profile.kernels)
 
     def add(label: str, kernels: list[GraphKernel], style: str = "") -> None:
-        us, read = sum(k.us for k in kernels), sum(k.bytes for k in kernels)
-        rate = read / us / 1e3 if us else 0.0
-        numbers = [f"{len(kernels)}", f"{us / len(kernels):.2f}", f"{us:.1f}"]
+        us, moved = sum(k.us for k in kernels), sum(k.moved for k in kernels)
+        line(label, len(kernels), us, moved, style)
+
+    def line(label: str, n: int, us: float, moved: int, style: str = "") -> None:
+        rate = moved / us / 1e3 if us else 0.0
+        numbers = [f"{n}", f"{us / n:.2f}", f"{us:.1f}"]
         numbers.append(f"{100 * us / total:.1f}%" if total else "")
-        weights = [f"{read / 1e6:.1f}", f"{rate:.0f}", f"{100 * rate / profile.read_peak_gb_s:.0f}"]
-        table.add_row(label, *numbers, *(weights if read else ["", "", ""]), style=style)
+        # Three digits: the rows of one token are kilobytes.
+        bytes_ = [f"{moved / 1e6:.3g}", f"{rate:.0f}", f"{100 * rate / profile.read_peak_gb_s:.0f}"]
+        table.add_row(label, *numbers, *(bytes_ if moved else ["", "", ""]), style=style)
 
     if each:
         for kernel in profile.kernels:
@@ -119,6 +124,11 @@ def _show_kernels(profile: GraphProfile, each: bool) -> None:
                 if label != kind:
                     add(f"  {label.removeprefix(kind).strip()}", alike)
     add("sum", profile.kernels, "bold")
+    # What lies between the sum and the replay.
+    n = len(profile.kernels)
+    line("  of it boundaries", n, n * profile.boundary_us, 0)
+    line("  overlapped by the replay", n, total - profile.replay_us, 0)
+    line("replay", 1, profile.replay_us, sum(k.moved for k in profile.kernels), "bold")
     show_table(table)
 
 

@@ -9,16 +9,15 @@
 // dimensions. Values: a lane adds the eight tokens of its eighth of the page, the
 // eighths are added in pairs. Splits are merged in order.
 //
-// variant.cuh: N_HEAD, N_HEAD_KV, HEAD_DIM, Kv.
+// variant.cuh: N_HEAD, N_HEAD_KV, HEAD_DIM, Kv, THREADS, TEAMS, MAX_SPLITS, BLOCK_SPLITS (of a block
+// that has a row for itself; shared memory holds their sums).
 #include "kv.cuh"
 #include "variant.cuh"
 
 constexpr int GROUP = N_HEAD / N_HEAD_KV;
-constexpr uint32_t TEAM = 128, TEAMS = 2, THREADS = TEAM * TEAMS;
+constexpr uint32_t TEAM = THREADS / TEAMS;
+static_assert(TEAM == 128, "four warps");
 constexpr uint32_t WARPS = THREADS / 32, TEAM_WARPS = TEAM / 32;
-constexpr uint32_t MAX_SPLITS = 32;
-// Splits of a block that has a row for itself; shared memory holds their sums.
-constexpr uint32_t BLOCK_SPLITS = GROUP * HEAD_DIM <= 1024 ? 4 : 2;
 constexpr uint32_t PARTS = TEAM / PAGE_TOKENS;  // threads of a token's score
 constexpr uint32_t EIGHTS = HEAD_DIM / 8, EIGHTS_PART = (EIGHTS + PARTS - 1) / PARTS;
 constexpr uint32_t EIGHTH = PAGE_TOKENS / 8;    // tokens of a lane

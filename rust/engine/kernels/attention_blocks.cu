@@ -6,13 +6,12 @@
 // split pages in order with a running maximum; two threads a token, a half of the dimensions each;
 // values in four warps of 16 tokens, added in order. Splits are merged in order.
 //
-// variant.cuh: N_HEAD, N_HEAD_KV, HEAD_DIM.
+// variant.cuh: N_HEAD, N_HEAD_KV, HEAD_DIM, THREADS, MAX_SPLITS.
 #include "kv_blocks.cuh"
 #include "variant.cuh"
 
 constexpr int GROUP = N_HEAD / N_HEAD_KV;
-constexpr uint32_t THREADS = 128, WARPS = THREADS / 32;
-constexpr uint32_t MAX_SPLITS = 32;
+constexpr uint32_t WARPS = THREADS / 32;
 constexpr uint32_t TOKENS_WARP = PAGE_TOKENS / WARPS;
 constexpr uint32_t QUADS = HEAD_DIM / 4;  // groups of four dimensions
 constexpr uint32_t QUADS_LANE = (QUADS + 31) / 32;

@@ -3,11 +3,9 @@
 // beside its neighbour's; values lie [token][head_dim]. Page 0 is nobody's.
 #pragma once
 #include "common.cuh"
-
-constexpr uint32_t PAGE_TOKENS = 64;
-
-// The slot of rows that only fill a batch up: nothing of them is stored, and that is no error.
-constexpr uint32_t PADDING_SLOT = 0xffffffffu;
+// PAGE_TOKENS, and PADDING_SLOT, the slot of rows that only fill a batch up: nothing of them is
+// stored, and that is no error.
+#include "host.cuh"
 
 // How keys and values are stored.
 struct KvF32 {

@@ -10,14 +10,13 @@
 // the type has offsets, fma(offset, sum of x, sum); sub-blocks ascending; at last the row's power of
 // two. So it depends on the row's length and the type alone.
 //
-// variant.cuh: N_IN (a multiple of 32), N_TILE (128, 64 or 32) and what epilogue.cuh needs.
+// variant.cuh: N_IN (a multiple of 32), N_TILE (128, 64 or 32), THREADS, TILES (of weights a block),
+// SHARED_BYTES and what epilogue.cuh needs.
 #include "epilogue.cuh"
 
 constexpr uint32_t N_SB = (N_IN + UNIT_COLS - 1) / UNIT_COLS;
 constexpr uint32_t N_BLOCKS = N_IN / 32;
-constexpr uint32_t THREADS = 128;
 constexpr uint32_t WARPS = THREADS / 32;
-constexpr uint32_t TILES = 8;                          // of weights a block
 constexpr uint32_t ROWS = TILES * UNIT_ROWS;
 constexpr uint32_t WARPS_N = N_TILE / 32;              // a warp has 32 rows of x
 constexpr uint32_t M_TILES = 4 / (WARPS / WARPS_N);    // and so many times 16 of weights
@@ -25,6 +24,7 @@ constexpr uint32_t A_BYTES = ROWS * UNIT_COLS * 2;
 constexpr uint32_t SCALE_BYTES = 2 * (UNIT_COLS / 16) * ROWS * 4;
 constexpr uint32_t X_BYTES = N_TILE * 128;
 constexpr uint32_t X_STAGE = X_BYTES + N_TILE * 4;     // with the sums of the 32 columns
+static_assert(SHARED_BYTES == A_BYTES + SCALE_BYTES + 2 * X_STAGE, "weights, scales, two stages of x");
 
 struct Params {
     Segment segment[3];

@@ -10,7 +10,7 @@
 // With NORM, x is first multiplied by the norm's weight and the result by 1/rms(x).
 //
 // variant.cuh: MAX_M, N_IN, WARPS_K, WARPS_R (row groups a block), RING (units in flight a warp),
-// ROUND (tiles between two barriers), NORM, EPILOGUE, ORDER, N_SEGMENTS, Segment0.., and for the
+// ROUND (tiles between two barriers), SHARED_BYTES, NORM, EPILOGUE, ORDER, N_SEGMENTS, Segment0.., and for the
 // epilogue QKV: HEAD_DIM, N_HEAD_KV, Kv.
 #include "epilogue.cuh"
 
@@ -31,6 +31,9 @@ constexpr uint32_t STAGE =
 constexpr uint32_t X_SUB = 36;
 constexpr uint32_t X_SB = 8 * X_SUB;
 constexpr uint32_t SUMS_SB = 24;  // 16 sums of 16 columns, then 8 of 32
+static_assert(SHARED_BYTES == WARPS * RING * STAGE + N_SB * MAX_M * (X_SB + SUMS_SB + 1) * 4 +
+                                  2 * WARPS_R * ROUND * MAX_M * WARPS_K * UNIT_ROWS * 4,
+              "rings, x, its sums and squares, parts");
 
 struct Params {
     Segment segment[3];

@@ -6,18 +6,18 @@
 // The sum of one output depends on its own sequence alone: pages in order with a running maximum;
 // inside a page chains of mma from zero, lo before hi. Pages past a row's last token leave its bits.
 //
-// variant.cuh: N_HEAD, N_HEAD_KV, HEAD_DIM (a multiple of 16), Kv (KvF16).
+// variant.cuh: N_HEAD, N_HEAD_KV, HEAD_DIM (a multiple of 16), Kv (KvF16), THREADS, ROWS (queries a
+// block), SHARED_BYTES.
 #include "kv.cuh"
 #include "variant.cuh"
 
 constexpr uint32_t GROUP = N_HEAD / N_HEAD_KV;
-constexpr uint32_t THREADS = 128;
-constexpr uint32_t ROWS = 64;                          // queries a block
 constexpr uint32_t K_STEPS = HEAD_DIM / 16;
 constexpr uint32_t VECTORS = HEAD_DIM / 8;             // of 16 bytes, a token's
 constexpr uint32_t VALUE_ROW = HEAD_DIM * 2 + 16;      // an odd number of vectors: no bank conflicts
 constexpr uint32_t KEY_BYTES = PAGE_TOKENS * HEAD_DIM * 2;
 constexpr uint32_t STAGE = KEY_BYTES + PAGE_TOKENS * VALUE_ROW;
+static_assert(SHARED_BYTES == 2 * STAGE + ROWS * HEAD_DIM * 4, "two pages and the queries");
 // Weights of tokens are at most this: far below it hi + lo is still exact enough.
 constexpr float MOST_WEIGHT = 16384.0f;
 

@@ -1,11 +1,11 @@
 // out[r][g] = x[r][g] / sqrt(mean(x[r][g]^2) + eps) * weight over groups of GROUP values; a block a
 // group. In place where out is x.
 //
-// variant.cuh: GROUP.
+// variant.cuh: GROUP, THREADS.
 #include "common.cuh"
 #include "variant.cuh"
 
-constexpr int WARPS = 8;
+constexpr int WARPS = THREADS / 32;
 
 struct Params {
     const float* x;

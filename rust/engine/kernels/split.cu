@@ -4,13 +4,12 @@
 // The power of two takes the row's largest magnitude to [2^14, 2^15): nothing overflows, hi + lo has
 // 22 bits down to 2^-17 of the largest and an error below 2^-39 of it further down.
 //
-// variant.cuh: N_IN (a multiple of 32), NORM.
+// variant.cuh: N_IN (a multiple of 32), NORM, THREADS.
 #include "common.cuh"
 #include "variant.cuh"
 
 constexpr uint32_t N_BLOCKS = N_IN / 32;
 constexpr uint32_t CHUNKS = N_BLOCKS * 4;  // of eight columns, one thread's share
-constexpr uint32_t THREADS = CHUNKS < 512 ? (CHUNKS + 31) / 32 * 32 : 512;
 constexpr uint32_t WARPS = THREADS / 32;
 constexpr uint32_t TURNS = (CHUNKS + THREADS - 1) / THREADS;
 // Rows that fit the registers are read once.

@@ -23,9 +23,9 @@
 // Floats as quant types (F16, ...) use the same scaled activations.
 #pragma once
 #include "common.cuh"
-
-constexpr uint32_t UNIT_ROWS = 8;
-constexpr uint32_t UNIT_COLS = 256;
+// UNIT_ROWS and UNIT_COLS.
+#include "host.cuh"
+static_assert(UNIT_ROWS == 8 && UNIT_COLS == 256, "lanes own rows l % 4 and l % 4 + 4, 32 columns");
 
 // Activations are stored times 2^96: |x| up to 2^31 stays finite, down to 2^-73 exact.
 constexpr float X_SCALE = 79228162514264337593543950336.0f;

@@ -108,6 +108,15 @@ pub enum Error {
         remedy: String,
     },
 
+    /// The CUDA driver refused a call, or says what became of a kernel; `code` is its CUresult.
+    #[error("{call}: {reason}; {remedy}")]
+    Driver {
+        call: &'static str,
+        code: u32,
+        reason: String,
+        remedy: &'static str,
+    },
+
     /// A position or page outside the KV cache reached a scatter.
     #[error("KV scatter: position {position} of sequence slot {slot} is outside the cache of {limit} tokens; nothing was written")]
     KvBounds {
@@ -147,7 +156,7 @@ impl Error {
             Error::Argument { .. } => Kind::Argument,
             Error::Context { .. } => Kind::Context,
             Error::Memory { .. } => Kind::Memory,
-            Error::Device { .. } => Kind::Device,
+            Error::Device { .. } | Error::Driver { .. } => Kind::Device,
             Error::Closed { .. } | Error::Forked { .. } => Kind::Closed,
             Error::Cancelled => Kind::Cancelled,
             Error::KvBounds { .. } | Error::Internal(_) => Kind::Internal,

@@ -10,7 +10,7 @@ use onegraph::backend::cuda::driver::compile::Compiler;
 use onegraph::backend::cuda::driver::context::Context;
 use onegraph::backend::cuda::driver::info::DeviceInfo;
 use onegraph::backend::cuda::driver::nvrtc::Nvrtc;
-use onegraph::backend::cuda::driver::source::Variant;
+use onegraph::backend::cuda::driver::source::{Source, Variant};
 use onegraph::backend::cuda::lower::layout::repack_variant;
 use onegraph::backend::cuda::lower::lowering::{Pass, Path};
 use onegraph::backend::cuda::lower::sample;
@@ -280,4 +280,58 @@ fn every_kernel_compiles_for_every_card_without_spills() {
         .collect();
     println!("{} kernels, {} compilations", kernels.len(), jobs.len());
     assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
+
+/// `source` with `old` once replaced by `new`.
+fn edited(variant: &Variant, old: &str, new: &str) -> Variant {
+    let source = variant.source;
+    assert_eq!(source.text.matches(old).count(), 1, "{old}");
+    let edited = Source {
+        name: source.name,
+        text: source.text.replace(old, new).leak(),
+        constants: source.constants,
+        layouts: source.layouts,
+    };
+    Variant {
+        source: Box::leak(Box::new(edited)),
+        constants: variant.constants.clone(),
+    }
+}
+
+/// Fields of one type too, which no type checker tells apart.
+#[test]
+fn a_kernel_whose_fields_changed_places_does_not_compile() {
+    let simulated = std::env::var_os("ONEGRAPH_NVRTC").map(PathBuf::from);
+    let f16 = quant::by_name("F16").unwrap();
+    let mut kernels = HashSet::new();
+    add(&mut kernels, &model(f16, f16, RopeStyle::Halves, false));
+    let find = |name| kernels.iter().find(|k| k.source.name == name).unwrap();
+    for path in real_nvrtc().into_iter().chain(simulated) {
+        let compiler = Compiler::with(90, Nvrtc::open(&path).unwrap());
+        for (name, fields, swapped, named) in [
+            (
+                "attention.cu",
+                "const uint32_t* positions;  // [m]\n    const uint32_t* slots;",
+                "const uint32_t* slots;  // [m]\n    const uint32_t* positions;",
+                "Params::positions has 8 bytes at",
+            ),
+            (
+                "rms_norm.cu",
+                "float eps;\n    uint32_t groups;",
+                "uint32_t groups;\n    float eps;",
+                "Params::eps has 4 bytes at 24",
+            ),
+            (
+                "elementwise.cu",
+                "struct AddParams {\n",
+                "struct AddParams {\n    uint64_t more;\n",
+                "AddParams has 24 bytes on the host",
+            ),
+        ] {
+            compiler.log(find(name)).unwrap();
+            let error = compiler.log(&edited(find(name), fields, swapped));
+            let text = error.unwrap_err().to_string();
+            assert!(text.contains(named), "{}: {text}", path.display());
+        }
+    }
 }

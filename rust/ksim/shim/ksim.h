@@ -29,7 +29,6 @@
     }                                                                                        \
     KSIM_EXPORT const ksim_kernel name##_ksim = {name##_run, sizeof(Params), threads,        \
                                                  min_blocks};                                \
-    KSIM_EXPORT const uint32_t name##_param_size = sizeof(Params);                           \
     static void name##_body(const Params& p)
 #define KERNEL_BOUNDS(name, Params, threads, min_blocks) \
     KSIM_KERNEL(name, Params, threads, min_blocks)

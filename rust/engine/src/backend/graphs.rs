@@ -49,11 +49,6 @@ impl GraphMode {
     pub fn is_full(self) -> bool {
         matches!(self, Self::Full | Self::FullAndPiecewise)
     }
-
-    /// Whether steps are captured in pieces.
-    pub fn is_piecewise(self) -> bool {
-        matches!(self, Self::Piecewise | Self::FullAndPiecewise)
-    }
 }
 
 /// A decode step that was captured.
@@ -214,6 +209,9 @@ pub struct GraphProfile {
     /// The step replayed, and launched kernel by kernel; microseconds.
     pub replay_us: f64,
     pub eager_us: f64,
+    /// What of a kernel's time by itself is its start and end: that of one that does nothing. In a
+    /// replay the ends of kernels and the starts of those behind them overlap.
+    pub boundary_us: f64,
     /// Gigabytes (1e9 bytes) a second that a kernel reads that does nothing else.
     pub read_peak_gb_s: f64,
     /// In the order of the step.
@@ -231,6 +229,8 @@ pub struct GraphKernel {
     pub us: f64,
     /// Bytes of weights that it reads.
     pub bytes: u64,
+    /// All bytes that it has to read and write: weights, keys and values, rows.
+    pub moved: u64,
     pub grid: [u32; 3],
     /// Threads a block.
     pub block: u32,

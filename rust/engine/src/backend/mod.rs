@@ -45,7 +45,10 @@ pub trait Weights: Send + Sync {
             return Err(Error::Tensor {
                 name: w.name.clone(),
                 found: format!("{} bytes", bytes.len()),
-                expected: format!("{expected:?} bytes"),
+                expected: match expected {
+                    Some(n) => format!("{n} bytes"),
+                    None => format!("rows of whole blocks of {} weights", w.ty.block_elems),
+                },
                 remedy: "the file is damaged: fetch it again".into(),
             });
         }
@@ -166,12 +169,12 @@ pub trait Runner: Send {
     /// Times the last pass again, `repeats` times.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the backend has no clock of its own.
+    /// [`Error::Device`] where the backend has no clock of its own.
     fn profile(&mut self, _repeats: usize) -> Result<Profile> {
-        Err(Error::Unsupported {
-            what: "profiling on device",
-            name: "cpu".into(),
-            supported: "cuda".into(),
+        Err(Error::Device {
+            what: "profiling a pass".into(),
+            reason: "this device has no clock of its own".into(),
+            remedy: "use device=\"cuda\" on a machine with an NVIDIA card".into(),
         })
     }
 }

@@ -87,6 +87,8 @@ pub struct KernelType {
     pub text: &'static str,
     /// Bytes of 8 rows x 256 columns as kernels read them; the kernels check it.
     pub unit_bytes: usize,
+    /// Whether tensor cores multiply it: its struct has `halves`, its weights as float16.
+    pub halves: bool,
     /// How kernels keep keys and values so, where a cache may.
     pub kv: Option<KvKernel>,
 }
@@ -234,7 +236,7 @@ fn quantize_blocks<B: Quantizer>(src: &[f32], dst: &mut [u8]) {
 }
 
 macro_rules! table {
-    ($($id:literal $name:literal $ty:ty, $header:literal $unit_bytes:literal $kv:expr, $quantize:expr;)*) => {
+    ($($id:literal $name:literal $ty:ty, $header:literal $unit_bytes:literal $halves:ident $kv:expr, $quantize:expr;)*) => {
         /// Every type that weights may have.
         pub static TYPES: &[QuantType] = &[$(QuantType {
             id: $id,
@@ -248,6 +250,7 @@ macro_rules! table {
                 header: $header,
                 text: include_str!($header),
                 unit_bytes: $unit_bytes,
+                halves: $halves,
                 kv: $kv,
             },
         }),*];
@@ -263,15 +266,15 @@ macro_rules! table {
 }
 
 table! {
-    0 "F32" f32::F32, "f32.cuh" 8192 kv("KvF32", false), Some(quantize_blocks::<f32::F32>);
-    1 "F16" f16::F16, "f16.cuh" 4096 kv("KvF16", true), Some(quantize_blocks::<f16::F16>);
-    2 "Q4_0" q4_0::Q4_0, "q4_0.cuh" 1152 None, Some(quantize_blocks::<q4_0::Q4_0>);
-    3 "Q4_1" q4_1::Q4_1, "q4_1.cuh" 1280 None, Some(quantize_blocks::<q4_1::Q4_1>);
-    8 "Q8_0" q8_0::Q8_0, "q8_0.cuh" 2176 Some(KvKernel::Blocks), Some(quantize_blocks::<q8_0::Q8_0>);
-    12 "Q4_K" q4_k::Q4K, "q4_k.cuh" 1184 None, Some(quantize_blocks::<q4_k::Q4K>);
-    13 "Q5_K" q5_k::Q5K, "q5_k.cuh" 1440 None, Some(quantize_blocks::<q5_k::Q5K>);
-    14 "Q6_K" q6_k::Q6K, "q6_k.cuh" 1680 None, Some(quantize_blocks::<q6_k::Q6K>);
-    30 "BF16" bf16::BF16, "bf16.cuh" 4096 None, Some(quantize_blocks::<bf16::BF16>);
+    0 "F32" f32::F32, "f32.cuh" 8192 false kv("KvF32", false), Some(quantize_blocks::<f32::F32>);
+    1 "F16" f16::F16, "f16.cuh" 4096 true kv("KvF16", true), Some(quantize_blocks::<f16::F16>);
+    2 "Q4_0" q4_0::Q4_0, "q4_0.cuh" 1152 true None, Some(quantize_blocks::<q4_0::Q4_0>);
+    3 "Q4_1" q4_1::Q4_1, "q4_1.cuh" 1280 true None, Some(quantize_blocks::<q4_1::Q4_1>);
+    8 "Q8_0" q8_0::Q8_0, "q8_0.cuh" 2176 true Some(KvKernel::Blocks), Some(quantize_blocks::<q8_0::Q8_0>);
+    12 "Q4_K" q4_k::Q4K, "q4_k.cuh" 1184 true None, Some(quantize_blocks::<q4_k::Q4K>);
+    13 "Q5_K" q5_k::Q5K, "q5_k.cuh" 1440 true None, Some(quantize_blocks::<q5_k::Q5K>);
+    14 "Q6_K" q6_k::Q6K, "q6_k.cuh" 1680 true None, Some(quantize_blocks::<q6_k::Q6K>);
+    30 "BF16" bf16::BF16, "bf16.cuh" 4096 true None, Some(quantize_blocks::<bf16::BF16>);
 }
 
 /// Encoding of keys and values where none is asked for.

@@ -12,7 +12,7 @@ use super::spec::Spec;
 use super::stream::{Event, Stream};
 use crate::error::{Error, Result};
 
-static SOURCE: Source = source!("read.cu", Read);
+static SOURCE: Source = source!("read.cu", &[], Read);
 
 shared! {
     struct Read = "ReadParams" {

@@ -35,35 +35,76 @@ pub(super) fn describe(code: sys::CUresult) -> String {
     }
 }
 
+/// What a result that is no success says of the call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// A kernel is not there.
+    NoKernel,
+    /// A kernel failed, and the context with it.
+    Lost,
+    /// A call that a capture forbids.
+    InCapture,
+    /// Anything else.
+    Refused,
+}
+
+impl Fault {
+    /// What the CUresult `code` says.
+    pub fn of(code: u32) -> Self {
+        use sys::cudaError_enum as e;
+        let is = |codes: &[sys::CUresult]| codes.iter().any(|known| *known as u32 == code);
+        if is(&[
+            e::CUDA_ERROR_INVALID_HANDLE,
+            e::CUDA_ERROR_NOT_FOUND,
+            e::CUDA_ERROR_INVALID_IMAGE,
+            e::CUDA_ERROR_NO_BINARY_FOR_GPU,
+        ]) {
+            Self::NoKernel
+        } else if is(&[
+            e::CUDA_ERROR_ILLEGAL_ADDRESS,
+            e::CUDA_ERROR_LAUNCH_FAILED,
+            e::CUDA_ERROR_ILLEGAL_INSTRUCTION,
+            e::CUDA_ERROR_MISALIGNED_ADDRESS,
+        ]) {
+            Self::Lost
+        } else if is(&[
+            e::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+            e::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
+            e::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,
+        ]) {
+            Self::InCapture
+        } else {
+            Self::Refused
+        }
+    }
+
+    fn remedy(self) -> &'static str {
+        match self {
+            Self::InCapture => {
+                "a call that a capture forbids was made inside one: load with cuda_graph=\"none\" \
+                 and report this"
+            }
+            Self::Lost => {
+                "a kernel failed and the CUDA context is lost: restart the process and report this"
+            }
+            Self::NoKernel | Self::Refused => "see the driver's log (dmesg, nvidia-smi)",
+        }
+    }
+}
+
 /// Turns the result of driver call `call` into ours.
 pub(super) fn check(call: &'static str, code: sys::CUresult) -> Result<()> {
-    use sys::cudaError_enum as e;
     match code {
-        e::CUDA_SUCCESS => Ok(()),
-        e::CUDA_ERROR_OUT_OF_MEMORY => Err(Error::Memory {
+        sys::cudaError_enum::CUDA_SUCCESS => Ok(()),
+        sys::cudaError_enum::CUDA_ERROR_OUT_OF_MEMORY => Err(Error::Memory {
             need: format!("the driver could not give device memory ({call})"),
             remedy: "free memory on the card, or use a smaller n_ctx or max_batch".into(),
         }),
-        e::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
-        | e::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
-        | e::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT => Err(device_error(
+        _ => Err(Error::Driver {
             call,
-            describe(code),
-            "a call that a capture forbids was made inside one: load with cuda_graph=\"none\" and \
-             report this",
-        )),
-        e::CUDA_ERROR_ILLEGAL_ADDRESS
-        | e::CUDA_ERROR_LAUNCH_FAILED
-        | e::CUDA_ERROR_ILLEGAL_INSTRUCTION
-        | e::CUDA_ERROR_MISALIGNED_ADDRESS => Err(device_error(
-            call,
-            describe(code),
-            "a kernel failed and the CUDA context is lost: restart the process and report this",
-        )),
-        _ => Err(device_error(
-            call,
-            describe(code),
-            "see the driver's log (dmesg, nvidia-smi)",
-        )),
+            code: code as u32,
+            reason: describe(code),
+            remedy: Fault::of(code as u32).remedy(),
+        }),
     }
 }

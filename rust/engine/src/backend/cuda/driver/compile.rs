@@ -85,15 +85,15 @@ impl Compiler {
     }
 
     /// Where the machine code of these texts is kept, where anything is.
-    fn entry(&self, text: &str, headers: &[(&str, &str)]) -> Option<PathBuf> {
+    fn entry(&self, texts: &Texts) -> Option<PathBuf> {
         let dir = self.cache.as_ref()?;
-        Some(dir.join(format!("{}.cubin", self.key(text, headers))))
+        Some(dir.join(format!("{}.cubin", self.key(texts))))
     }
 
     /// Whether the cache has `variant`, undamaged.
     pub fn is_cached(&self, variant: &Variant) -> bool {
-        let (text, headers) = texts(variant);
-        let entry = self.entry(&text, &headers);
+        let texts = Texts::new(variant);
+        let entry = self.entry(&texts);
         entry.as_deref().and_then(read_entry).is_some()
     }
 
@@ -102,14 +102,14 @@ impl Compiler {
     /// # Errors
     /// [`Error::Device`] where there is no NVRTC or it refuses the source.
     pub fn image(&self, variant: &Variant) -> Result<Image> {
-        let (text, headers) = texts(variant);
-        let entry = self.entry(&text, &headers);
+        let texts = Texts::new(variant);
+        let entry = self.entry(&texts);
         if let Some(image) = entry.as_deref().and_then(read_entry) {
             return Ok(Image(image));
         }
         let nvrtc = self.nvrtc().map_err(Clone::clone)?;
         let name = variant.source.name;
-        let (image, log) = nvrtc.compile(name, &text, &headers, self.arch)?;
+        let (image, log) = nvrtc.compile(name, &texts.source, &texts.headers(), self.arch)?;
         tracing::debug!(kernel = name, "{log}");
         if let Some(entry) = entry {
             // A cache that cannot be written costs time at the next load, nothing else.
@@ -125,13 +125,14 @@ impl Compiler {
     /// # Errors
     /// As [`Compiler::image`].
     pub fn log(&self, variant: &Variant) -> Result<String> {
-        let (text, headers) = texts(variant);
+        let texts = Texts::new(variant);
         let nvrtc = self.nvrtc().map_err(Clone::clone)?;
-        let compiled = nvrtc.compile(variant.source.name, &text, &headers, self.arch)?;
+        let name = variant.source.name;
+        let compiled = nvrtc.compile(name, &texts.source, &texts.headers(), self.arch)?;
         Ok(compiled.1)
     }
 
-    fn key(&self, text: &str, headers: &[(&str, &str)]) -> String {
+    fn key(&self, texts: &Texts) -> String {
         let mut hash = Sha256::new();
         let mut add = |bytes: &[u8]| {
             hash.update((bytes.len() as u64).to_le_bytes());
@@ -143,8 +144,8 @@ impl Compiler {
         let named = std::env::var_os("ONEGRAPH_NVRTC").unwrap_or_default();
         add(named.as_encoded_bytes());
         OPTIONS.iter().for_each(|o| add(o.as_bytes()));
-        add(text.as_bytes());
-        for (name, text) in headers {
+        add(texts.source.as_bytes());
+        for (name, text) in &texts.headers {
             add(name.as_bytes());
             add(text.as_bytes());
         }
@@ -153,11 +154,29 @@ impl Compiler {
     }
 }
 
-/// A variant's source with its checks, and its headers by name.
-fn texts(variant: &Variant) -> (String, Vec<(&str, &str)>) {
-    let mut headers: Vec<(&str, &str)> = headers().collect();
-    headers.push(("variant.cuh", &variant.constants));
-    (variant.source.checked(), headers)
+/// What one compilation reads: the source with its checks, and headers by name.
+struct Texts {
+    source: String,
+    headers: Vec<(&'static str, String)>,
+}
+
+impl Texts {
+    fn new(variant: &Variant) -> Self {
+        let fixed = headers().map(|(name, text)| (name, text.to_owned()));
+        let own = [
+            ("host.cuh", variant.source.host()),
+            ("variant.cuh", variant.constants.clone()),
+        ];
+        Self {
+            source: variant.source.checked(),
+            headers: fixed.chain(own).collect(),
+        }
+    }
+
+    fn headers(&self) -> Vec<(&str, &str)> {
+        let headers = self.headers.iter();
+        headers.map(|(name, text)| (*name, text.as_str())).collect()
+    }
 }
 
 /// `None` where there is no entry or it is damaged; a damaged one is compiled anew.

@@ -3,7 +3,7 @@
 
 pub mod bandwidth;
 pub mod buffer;
-mod check;
+pub mod check;
 pub mod compile;
 pub mod context;
 pub mod device;

@@ -11,6 +11,8 @@ pub struct Source {
     /// Its file name.
     pub name: &'static str,
     pub text: &'static str,
+    /// Numbers that it shares with the host: `host.cuh`.
+    pub constants: &'static [(&'static str, u32)],
     /// The structs that it shares with the host.
     pub layouts: &'static [Layout],
 }
@@ -68,12 +70,13 @@ macro_rules! shared {
 }
 pub(in crate::backend::cuda) use shared;
 
-/// The source in the file of that name, which shares these structs.
+/// The source in the file of that name, which shares these constants and structs.
 macro_rules! source {
-    ($name:literal, $($shared:ty),+ $(,)?) => {
+    ($name:literal, $constants:expr, $($shared:ty),+ $(,)?) => {
         $crate::backend::cuda::driver::source::Source {
             name: $name,
             text: include_str!(concat!("../../../../kernels/", $name)),
+            constants: $constants,
             layouts: &[$(<$shared as $crate::backend::cuda::driver::source::Shared>::LAYOUT),+],
         }
     };
@@ -95,6 +98,15 @@ impl std::hash::Hash for Source {
 }
 
 impl Source {
+    /// The text of `host.cuh`.
+    pub fn host(&self) -> String {
+        let mut text = String::from("#pragma once\n");
+        for (name, value) in self.constants {
+            let _ = writeln!(text, "constexpr uint32_t {name} = {value}u;");
+        }
+        text
+    }
+
     /// The text with the host's layouts as assertions behind it: fields that changed places on one
     /// side alone do not compile.
     pub fn checked(&self) -> String {

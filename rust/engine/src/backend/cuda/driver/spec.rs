@@ -28,8 +28,33 @@ pub struct Spec {
     pub shared: u32,
     /// The parameter struct, in whole words so that it is aligned.
     params: Vec<u64>,
-    /// Bytes of weights that it reads, for reports of GB/s.
-    pub bytes: u64,
+    pub traffic: Traffic,
+}
+
+/// Bytes that a launch has to move between memory and the card, for reports of GB/s.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Of weights.
+    pub weights: u64,
+    /// Of rows, read and written.
+    pub rows: u64,
+    /// Of the cache, for each token that a sequence has.
+    pub per_token: u64,
+}
+
+impl Traffic {
+    /// Of rows alone.
+    pub fn rows(bytes: usize) -> Self {
+        Self {
+            rows: bytes as u64,
+            ..Self::default()
+        }
+    }
+
+    /// All of it, where the sequences have `tokens` tokens together.
+    pub fn total(&self, tokens: u64) -> u64 {
+        self.weights + self.rows + self.per_token * tokens
+    }
 }
 
 impl Spec {
@@ -60,7 +85,7 @@ impl Spec {
             block,
             shared: 0,
             params: words,
-            bytes: 0,
+            traffic: Traffic::default(),
         }
     }
 

@@ -128,16 +128,6 @@ impl Event {
         })
     }
 
-    /// Whether the mark is reached.
-    pub fn is_done(&self) -> Result<bool> {
-        self.context.bind()?;
-        // SAFETY: a live event handle.
-        match unsafe { sys::cuEventQuery(self.handle) } {
-            sys::cudaError_enum::CUDA_ERROR_NOT_READY => Ok(false),
-            code => check("cuEventQuery", code).map(|()| true),
-        }
-    }
-
     /// Microseconds from `earlier` to this mark; both are reached.
     pub fn micros_since(&self, earlier: &Event) -> Result<f64> {
         let mut ms = 0.0f32;

@@ -1,17 +1,17 @@
 //! Attention: one kernel for steps, another for prompts where the cache and the card take it, a
 //! third for both over a cache in blocks.
 
-use super::lowering::{constants, Lowering, Pass, Path};
-use super::params::{Attention, KvView, PromptAttention};
+use super::lowering::{constants, sizes, Lowering, Pass, Path};
+use super::params::{Attention, KvView, PromptAttention, CONSTANTS};
 use crate::backend::cuda::driver::source::{source, Source, Variant};
-use crate::backend::cuda::driver::spec::{Kind, Spec};
+use crate::backend::cuda::driver::spec::{Kind, Spec, Traffic};
 use crate::backend::PAGE_TOKENS;
 use crate::error::Result;
 use crate::plan::{BufferId, Op, Plan};
 
-static SOURCE: Source = source!("attention.cu", Attention, KvView);
-static BLOCKS: Source = source!("attention_blocks.cu", Attention, KvView);
-static PROMPT: Source = source!("prompt_attention.cu", PromptAttention, KvView);
+static SOURCE: Source = source!("attention.cu", CONSTANTS, Attention, KvView);
+static BLOCKS: Source = source!("attention_blocks.cu", CONSTANTS, Attention, KvView);
+static PROMPT: Source = source!("prompt_attention.cu", CONSTANTS, PromptAttention, KvView);
 
 /// Splits of one row's attention; see attention.cu.
 const MAX_SPLITS: usize = 32;
@@ -28,6 +28,10 @@ const ATTENTION_ROWS: usize = 128;
 
 /// Positions that the shortest passes over a prompt are launched for; longer ones double it.
 const LEAST_SPAN: usize = 512;
+
+/// Threads of a block of attention_blocks.cu and of prompt_attention.cu.
+const BLOCKS_THREADS: u32 = 128;
+const PROMPT_THREADS: u32 = 128;
 
 /// Query rows of a block of prompt_attention.cu.
 const PROMPT_QUERIES: usize = 64;
@@ -79,14 +83,27 @@ pub fn specs(l: &Lowering, op: &AttentionOp, pass: &Pass) -> Result<Vec<Spec>> {
         Some(shared) => vec![prompt_spec(l, op, pass, shared)?],
         None => split_specs(l, op, pass, span)?,
     };
+    let head_bytes = l.kv_type.row_bytes(l.plan.kv.head_dim).unwrap_or(0);
+    let width = l.plan.buffer(op.q).width;
+    // Queries in, sums out; of each token the keys and values of all heads.
+    let rows = pass.rows * width * 8 / specs.len().max(1);
     for spec in &mut specs {
         spec.kind = Kind::Attention;
+        spec.traffic = Traffic {
+            per_token: (2 * l.plan.kv.n_head_kv * head_bytes) as u64,
+            ..Traffic::rows(rows)
+        };
         spec.label = format!("{} {}", spec.entry, op.layer);
     }
     Ok(specs)
 }
 
-fn variant(l: &Lowering, op: &AttentionOp, source: &'static Source) -> Variant {
+fn variant(
+    l: &Lowering,
+    op: &AttentionOp,
+    source: &'static Source,
+    more: &[(&str, usize)],
+) -> Variant {
     let text = constants(&[
         ("N_HEAD", op.n_head),
         ("N_HEAD_KV", l.plan.kv.n_head_kv),
@@ -95,7 +112,7 @@ fn variant(l: &Lowering, op: &AttentionOp, source: &'static Source) -> Variant {
     let kv_struct = l.kv_type.kernel.kv_struct();
     Variant {
         source,
-        constants: text + &format!("using Kv = {kv_struct};\n"),
+        constants: text + &format!("using Kv = {kv_struct};\n") + &sizes(more),
     }
 }
 
@@ -114,8 +131,13 @@ fn prompt_spec(l: &Lowering, op: &AttentionOp, pass: &Pass, shared: u32) -> Resu
     let queries = pass.rows * (op.n_head / n_head_kv);
     let blocks = queries.div_ceil(PROMPT_QUERIES) as u32;
     let grid = [n_head_kv as u32, blocks, 1];
-    let variant = variant(l, op, &PROMPT);
-    let mut spec = Spec::new(variant, "prompt_attention", grid, 128, &params);
+    let more = [
+        ("THREADS", PROMPT_THREADS as usize),
+        ("ROWS", PROMPT_QUERIES),
+        ("SHARED_BYTES", shared as usize),
+    ];
+    let variant = variant(l, op, &PROMPT, &more);
+    let mut spec = Spec::new(variant, "prompt_attention", grid, PROMPT_THREADS, &params);
     spec.shared = shared;
     Ok(spec)
 }
@@ -158,11 +180,22 @@ fn split_specs(
         let count = (pass.rows - first).min(at_once) as u32;
         if l.kv_type.kernel.kv_in_blocks() {
             let grid = [n_head_kv as u32, splits as u32, count];
-            let variant = variant(l, op, &BLOCKS);
-            return Spec::new(variant, "attention_blocks", grid, 128, &params);
+            let more = [
+                ("THREADS", BLOCKS_THREADS as usize),
+                ("MAX_SPLITS", MAX_SPLITS),
+            ];
+            let variant = variant(l, op, &BLOCKS, &more);
+            return Spec::new(variant, "attention_blocks", grid, BLOCKS_THREADS, &params);
         }
         let grid = [n_head_kv as u32, blocks as u32, count];
-        Spec::new(variant(l, op, &SOURCE), "attention", grid, THREADS, &params)
+        let more = [
+            ("THREADS", THREADS as usize),
+            ("TEAMS", TEAMS),
+            ("MAX_SPLITS", MAX_SPLITS),
+            ("BLOCK_SPLITS", alone),
+        ];
+        let variant = variant(l, op, &SOURCE, &more);
+        Spec::new(variant, "attention", grid, THREADS, &params)
     };
     Ok((0..pass.rows).step_by(at_once).map(part).collect())
 }

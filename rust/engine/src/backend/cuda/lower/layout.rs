@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 
-use super::params::Repack;
+use super::params::{Repack, CONSTANTS};
 use super::shape::{segments, superblocks, UNIT_ROWS};
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::Spec;
@@ -12,7 +12,7 @@ use crate::plan::fuse::{Epilogue, Fused, Part};
 use crate::plan::{Op, Plan, RopeStyle, WeightId};
 use crate::quant::QuantType;
 
-static SOURCE: Source = source!("repack.cu", Repack);
+static SOURCE: Source = source!("repack.cu", CONSTANTS, Repack);
 
 /// Warps of a block of the repack kernel.
 const REPACK_WARPS: u32 = 8;
@@ -261,7 +261,7 @@ impl Matrix {
             32 * REPACK_WARPS,
             &params,
         );
-        spec.bytes = (tiles * self.tile_bytes()) as u64;
+        spec.traffic.weights = (tiles * self.tile_bytes()) as u64;
         spec
     }
 }

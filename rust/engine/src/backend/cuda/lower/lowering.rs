@@ -159,3 +159,11 @@ pub fn constants(list: &[(&str, usize)]) -> String {
         text
     })
 }
+
+/// The same of unsigned numbers: sizes and counts of threads.
+pub fn sizes(list: &[(&str, usize)]) -> String {
+    list.iter().fold(String::new(), |mut text, (name, value)| {
+        let _ = writeln!(text, "constexpr uint32_t {name} = {value};");
+        text
+    })
+}

@@ -1,18 +1,21 @@
 //! A prompt's products: activations split into halves, then multiplied on tensor cores.
 
-use super::lowering::{constants, Lowering, Pass};
-use super::params::{KvView, MatMul, Segment, Split};
+use super::lowering::{constants, sizes, Lowering, Pass};
+use super::params::{KvView, MatMul, Segment, Split, CONSTANTS};
 use super::product::{Op, Product};
 use super::shape::segments;
 use crate::backend::cuda::driver::source::{source, Source, Variant};
-use crate::backend::cuda::driver::spec::Spec;
+use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::error::Result;
 use crate::quant::QuantType;
 
-static SPLIT: Source = source!("split.cu", Split);
-static SOURCE: Source = source!("matmul.cu", MatMul, Segment, KvView);
+static SPLIT: Source = source!("split.cu", CONSTANTS, Split);
+static SOURCE: Source = source!("matmul.cu", CONSTANTS, MatMul, Segment, KvView);
 
-/// Tiles of weights a block; see matmul.cu.
+/// Threads of a block of matmul.cu.
+const THREADS: u32 = 128;
+
+/// Tiles of weights a block.
 const TILES: usize = 8;
 
 /// Columns that have one sum, and one place in the split rows.
@@ -21,10 +24,9 @@ const BLOCK_COLS: usize = 32;
 /// Rows of activations that a block takes at most.
 const MOST_ROWS: usize = 128;
 
-/// Whether the matrix product takes rows of `n_in` weights of type `ty`: its header says whether it
-/// has them as float16.
+/// Whether the matrix product takes rows of `n_in` weights of type `ty`.
 pub fn takes(ty: &QuantType, n_in: usize) -> bool {
-    n_in.is_multiple_of(BLOCK_COLS) && ty.kernel.text.contains("float halves(")
+    n_in.is_multiple_of(BLOCK_COLS) && ty.kernel.halves
 }
 
 /// Bytes of the activations of one product, as split.cu writes them.
@@ -92,23 +94,35 @@ pub fn specs(
         stride: stride(l.max_rows) as u32,
     };
     let has_norm = format!("constexpr bool NORM = {};\n", op.norm.is_some());
+    let threads = (n_in / 8).next_multiple_of(32).min(512);
     let variant = Variant {
         source: &SPLIT,
-        constants: constants(&[("N_IN", n_in)]) + &has_norm,
+        constants: constants(&[("N_IN", n_in)]) + &sizes(&[("THREADS", threads)]) + &has_norm,
     };
-    let threads = (n_in / 8).next_multiple_of(32).min(512) as u32;
-    let split_spec = Spec::new(variant, "split", [m as u32, 1, 1], threads, &split);
+    let grid = [m as u32, 1, 1];
+    let mut split_spec = Spec::new(variant, "split", grid, threads as u32, &split);
+    // Read as float32, written as two halves, with the sums of blocks.
+    split_spec.traffic = Traffic::rows(m * (n_in * 8 + n_in / BLOCK_COLS * 4));
 
     let groups = product.tiles.iter().map(|t| t.div_ceil(TILES)).sum();
     let n_tile = n_tile(m, groups, l.card.sm_count as usize, l.card.shared_bytes);
-    let sizes = [
+    let shared = shared_bytes(n_tile);
+    let of_block = [
+        ("THREADS", THREADS as usize),
+        ("TILES", TILES),
+        ("SHARED_BYTES", shared),
+    ];
+    let shape = [
         ("N_IN", n_in),
         ("N_TILE", n_tile),
         ("N_SEGMENTS", product.types.len()),
     ];
     let variant = Variant {
         source: &SOURCE,
-        constants: constants(&sizes) + &segments(&product.types) + &product.constants,
+        constants: constants(&shape)
+            + &sizes(&of_block)
+            + &segments(&product.types)
+            + &product.constants,
     };
     let params = MatMul {
         segment: product.segment,
@@ -123,10 +137,11 @@ pub fn specs(
         slots: pass.inputs.slots,
     };
     let grid = [m.div_ceil(n_tile) as u32, groups as u32, 1];
-    let mut spec = Spec::new(variant, "matmul", grid, 128, &params);
+    let mut spec = Spec::new(variant, "matmul", grid, THREADS, &params);
     spec.label = format!("matmul {}", product.names);
-    spec.shared = shared_bytes(n_tile) as u32;
-    spec.bytes = product.bytes as u64;
+    spec.shared = shared as u32;
+    spec.traffic.weights = product.bytes as u64;
+    spec.traffic.rows = product.row_traffic(m, n_in);
     Ok(vec![split_spec, spec])
 }
 
@@ -141,6 +156,8 @@ mod tests {
             let four_bytes = ty.block_bytes == 4 * ty.block_elems;
             assert_eq!(takes(ty, 4096), !four_bytes, "{ty:?}");
             assert!(!takes(ty, 4095), "{ty:?}");
+            let declared = ty.kernel.text.contains("float halves(");
+            assert_eq!(ty.kernel.halves, declared, "{ty:?}");
         }
     }
 

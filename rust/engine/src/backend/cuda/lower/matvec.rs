@@ -2,15 +2,15 @@
 
 use std::fmt::Write;
 
-use super::lowering::{Lowering, Pass, Path};
-use super::params::{KvView, MatVec, Segment};
+use super::lowering::{sizes, Lowering, Pass, Path};
+use super::params::{KvView, MatVec, Segment, CONSTANTS};
 use super::product::{Op, Product};
 use super::shape::MatVecShape;
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
 
-static SOURCE: Source = source!("matvec.cu", MatVec, Segment, KvView);
+static SOURCE: Source = source!("matvec.cu", CONSTANTS, MatVec, Segment, KvView);
 
 /// Shared memory of a block that computes one row, in per cent of what an SM can give to one: a
 /// kernel with short rows and one with long rows, whose activations take more, fit side by side, so
@@ -55,7 +55,9 @@ pub fn specs(
     let compiled_for = m.max(bucket);
     let budget = shared_budget(l, n_in, compiled_for, product.bytes);
     let shape = MatVecShape::new(n_in, &product.types, compiled_for, budget);
+    let shared = shape.shared_bytes();
     let mut text = shape.constants(&product.types) + &product.constants;
+    text += &sizes(&[("SHARED_BYTES", shared)]);
     let _ = writeln!(text, "constexpr bool NORM = {};", op.norm.is_some());
     let variant = Variant {
         source: &SOURCE,
@@ -91,8 +93,9 @@ pub fn specs(
         let grid = [grid as u32, 1, 1];
         let mut spec = Spec::new(variant.clone(), "matvec", grid, block, &params);
         spec.label = format!("matvec {}", product.names);
-        spec.shared = shape.shared_bytes() as u32;
-        spec.bytes = product.bytes as u64;
+        spec.shared = shared as u32;
+        spec.traffic.weights = product.bytes as u64;
+        spec.traffic.rows = product.row_traffic(params.m as usize, n_in);
         Ok(spec)
     };
     (0..m).step_by(shape.max_m).map(part).collect()

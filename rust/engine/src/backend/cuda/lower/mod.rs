@@ -14,3 +14,6 @@ mod product;
 pub mod rowwise;
 pub mod sample;
 mod shape;
+
+#[cfg(test)]
+mod tests;

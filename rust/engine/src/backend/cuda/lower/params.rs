@@ -1,7 +1,20 @@
 //! The parameter structs of the kernels, as the kernels declare them. Pointers are addresses on the
 //! card; comments say what lies there. `m` is the number of rows of a launch.
 
+use super::shape::{UNIT_COLS, UNIT_ROWS};
 use crate::backend::cuda::driver::source::shared;
+use crate::backend::PAGE_TOKENS;
+
+/// Slot of rows that only fill a batch up: nothing of them is stored.
+pub const PADDING_SLOT: u32 = u32::MAX;
+
+/// Numbers that kv.cuh and unit.cuh share with the host.
+pub const CONSTANTS: &[(&str, u32)] = &[
+    ("PAGE_TOKENS", PAGE_TOKENS as u32),
+    ("PADDING_SLOT", PADDING_SLOT),
+    ("UNIT_ROWS", UNIT_ROWS as u32),
+    ("UNIT_COLS", UNIT_COLS as u32),
+];
 
 shared! {
     /// One matrix of a product: epilogue.cuh.

@@ -32,8 +32,18 @@ pub struct Product {
     pub constants: String,
     /// The cache that the epilogue writes to, or nowhere.
     pub kv: KvView,
+    /// Floats of a row that are written, and of those that are read before.
+    written: usize,
+    read_first: usize,
     /// The tensors, for people.
     pub names: String,
+}
+
+impl Product {
+    /// Bytes of `m` rows that the product reads and writes.
+    pub fn row_traffic(&self, m: usize, n_in: usize) -> u64 {
+        (m * (n_in + self.written + self.read_first) * 4) as u64
+    }
 }
 
 /// Weights and epilogue of `op`.
@@ -53,6 +63,8 @@ pub fn product(l: &Lowering, op: &Op<'_>) -> Result<Product> {
             Epilogue::Qkv { layer, .. } => l.kv(*layer)?,
             _ => bytemuck::Zeroable::zeroed(),
         },
+        written: 0,
+        read_first: 0,
         names: String::new(),
     };
     for (i, (ids, order)) in arrangement.iter().enumerate() {
@@ -71,6 +83,11 @@ pub fn product(l: &Lowering, op: &Op<'_>) -> Result<Product> {
         product.types.push(matrix.ty);
         product.tiles.push(matrix.tiles);
         product.bytes += matrix.bytes();
+        product.written += matrix.n_out;
+        product.read_first += match epilogue {
+            Epilogue::Add { .. } => matrix.n_out,
+            _ => 0,
+        };
     }
     let names: Vec<_> = arrangement
         .iter()

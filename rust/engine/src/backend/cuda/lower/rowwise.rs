@@ -2,20 +2,22 @@
 //! goes element by element.
 
 use super::layout::Order;
-use super::lowering::{constants, Lowering, Pass};
-use super::params::{Add, Embed, KvScatter, KvView, RmsNorm, Rope, SelectRows, SlotState, SwiGlu};
+use super::lowering::{constants, sizes, Lowering, Pass};
+use super::params::{
+    Add, Embed, KvScatter, KvView, RmsNorm, Rope, SelectRows, SlotState, SwiGlu, CONSTANTS,
+};
 use super::shape::segments;
 use crate::backend::cuda::driver::source::{source, Source, Variant};
-use crate::backend::cuda::driver::spec::Spec;
+use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::error::{Error, Result};
 use crate::plan::{BufferId, Op, RopeStyle, WeightId};
 
-static EMBED: Source = source!("embed.cu", Embed, SlotState);
-static RMS_NORM: Source = source!("rms_norm.cu", RmsNorm);
-static ROPE: Source = source!("rope.cu", Rope);
-static KV_SCATTER: Source = source!("kv_scatter.cu", KvScatter, KvView);
-static KV_SCATTER_BLOCKS: Source = source!("kv_scatter_blocks.cu", KvScatter, KvView);
-static ELEMENTWISE: Source = source!("elementwise.cu", Add, SwiGlu, SelectRows);
+static EMBED: Source = source!("embed.cu", CONSTANTS, Embed, SlotState);
+static RMS_NORM: Source = source!("rms_norm.cu", CONSTANTS, RmsNorm);
+static ROPE: Source = source!("rope.cu", CONSTANTS, Rope);
+static KV_SCATTER: Source = source!("kv_scatter.cu", CONSTANTS, KvScatter, KvView);
+static KV_SCATTER_BLOCKS: Source = source!("kv_scatter_blocks.cu", CONSTANTS, KvScatter, KvView);
+static ELEMENTWISE: Source = source!("elementwise.cu", CONSTANTS, Add, SwiGlu, SelectRows);
 
 /// Threads of a block.
 const THREADS: u32 = 256;
@@ -25,6 +27,36 @@ const MOST_BLOCKS: u64 = 1024;
 
 /// The launch of one op, where it has work.
 pub fn spec(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
+    let mut spec = kernel(l, op, pass)?;
+    if let Some(spec) = &mut spec {
+        spec.traffic = Traffic::rows(moved(l, op, pass));
+    }
+    Ok(spec)
+}
+
+/// Bytes that an op reads and writes, weights of a row or two included.
+fn moved(l: &Lowering, op: &Op, pass: &Pass) -> usize {
+    let floats = |id: BufferId| elements(l, id, pass) as usize * 4;
+    match *op {
+        Op::Embed { weight, out } => {
+            let w = l.plan.weight(weight);
+            pass.rows * w.ty.row_bytes(w.n_in).unwrap_or(0) + floats(out)
+        }
+        Op::RmsNorm { x, out, group, .. } => floats(x) + floats(out) + group * 4,
+        Op::Rope { x, .. } => 2 * floats(x) + pass.rows * l.plan.rope.inv_freq.len() * 8,
+        Op::KvScatter { k, v, .. } => {
+            let kv = &l.plan.kv;
+            let head_bytes = l.kv_type.row_bytes(kv.head_dim).unwrap_or(0);
+            floats(k) + floats(v) + pass.rows * 2 * kv.n_head_kv * head_bytes
+        }
+        Op::Add { x, out } => floats(x) + 2 * floats(out),
+        Op::SwiGlu { gate, up, out } => floats(gate) + floats(up) + floats(out),
+        Op::SelectRows { out, .. } => 2 * floats(out),
+        Op::MatVec { .. } | Op::Attention { .. } => 0,
+    }
+}
+
+fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
     Ok(Some(match *op {
         Op::Embed { weight, out } => embed(l, weight, out, pass)?,
         Op::RmsNorm {
@@ -44,7 +76,8 @@ pub fn spec(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
             };
             let variant = Variant {
                 source: &RMS_NORM,
-                constants: constants(&[("GROUP", group)]),
+                constants: constants(&[("GROUP", group)])
+                    + &sizes(&[("THREADS", THREADS as usize)]),
             };
             Spec::new(variant, "rms_norm", [groups as u32, 1, 1], THREADS, &params)
         }
@@ -90,6 +123,12 @@ pub fn elementwise() -> Variant {
         source: &ELEMENTWISE,
         constants: String::new(),
     }
+}
+
+/// A launch that does nothing: what is left of it is what a launch takes by itself.
+pub fn nothing() -> Spec {
+    let nowhere = Add { x: 0, out: 0, n: 0 };
+    Spec::new(elementwise(), "add", grid(0), THREADS, &nowhere)
 }
 
 /// Floats of a buffer in `pass`.

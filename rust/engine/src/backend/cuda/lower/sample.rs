@@ -3,9 +3,10 @@
 
 use bytemuck::Zeroable;
 
-use super::params::SlotState;
+use super::lowering::sizes;
+use super::params::{SlotState, CONSTANTS};
 use crate::backend::cuda::driver::source::{shared, Layout, Shared, Source, Variant};
-use crate::backend::cuda::driver::spec::Spec;
+use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::backend::Finish;
 use crate::error::Error;
 use crate::sampler::{self, math, Params};
@@ -13,6 +14,7 @@ use crate::sampler::{self, math, Params};
 static SOURCE: Source = Source {
     name: "sample.cu",
     text: include_str!("../../../../kernels/sample.cu"),
+    constants: CONSTANTS,
     layouts: &[Arguments::LAYOUT, SlotState::LAYOUT, ROW],
 };
 
@@ -170,9 +172,21 @@ pub fn specs(at: &SampleAddresses, shape: &SampleShape, draw: &Draw) -> Vec<Spec
     let tiles = shape.n_vocab.div_ceil(TILE).min(MAX_BLOCKS);
     let blocks = BLOCKS_WANTED.div_ceil(draw.rows.max(1)).min(tiles) as u32;
     let grid = [blocks, draw.rows as u32, 1];
-    ["sample_adjust", "sample_bins", "sample_cut", "sample_draw"]
-        .map(|entry| Spec::new(variant.clone(), entry, grid, THREADS as u32, &arguments))
-        .into()
+    // A greedy row is done with the first kernel: it reads the logits and writes what it makes of them.
+    let all = draw.rows * shape.n_vocab * 8;
+    let row = draw.rows * ROW_BYTES;
+    [
+        ("sample_adjust", all),
+        ("sample_bins", row),
+        ("sample_cut", row),
+        ("sample_draw", row),
+    ]
+    .map(|(entry, bytes)| {
+        let mut spec = Spec::new(variant.clone(), entry, grid, THREADS as u32, &arguments);
+        spec.traffic = Traffic::rows(bytes);
+        spec
+    })
+    .into()
 }
 
 /// The kernels for a vocabulary and a context.
@@ -186,10 +200,9 @@ pub fn variant(n_vocab: usize, n_ctx: usize) -> Variant {
         ("LIST", LIST),
         ("RING_STEPS", RING_STEPS),
     ];
-    let line = |(name, value)| format!("constexpr uint32_t {name} = {value};\n");
     Variant {
         source: &SOURCE,
-        constants: constants.map(line).concat(),
+        constants: sizes(&constants),
     }
 }
 

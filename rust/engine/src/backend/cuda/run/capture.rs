@@ -1,29 +1,13 @@
 //! What a failed capture comes from, and what to do.
 
+use crate::backend::cuda::driver::check::Fault;
 use crate::error::Error;
-
-/// Errors by which the driver says that a kernel is not there.
-const NO_KERNEL: [&str; 4] = [
-    "CUDA_ERROR_INVALID_HANDLE",
-    "CUDA_ERROR_NOT_FOUND",
-    "CUDA_ERROR_INVALID_IMAGE",
-    "CUDA_ERROR_NO_BINARY_FOR_GPU",
-];
-
-/// Errors after which the context is lost.
-const LOST: [&str; 4] = [
-    "CUDA_ERROR_ILLEGAL_ADDRESS",
-    "CUDA_ERROR_LAUNCH_FAILED",
-    "CUDA_ERROR_ILLEGAL_INSTRUCTION",
-    "CUDA_ERROR_MISALIGNED_ADDRESS",
-];
 
 /// What a failed capture of `what` comes from, and what to do, in the order worth trying.
 pub fn capture_failure(error: Error, what: &str, free: usize) -> Error {
     let what = format!("capturing {what}");
     let without = "load with cuda_graph=\"none\", which launches every kernel by itself";
     let free = free as f64 / f64::from(1 << 20);
-    let reason = |text: &str, codes: &[&str]| codes.iter().any(|code| text.contains(code));
     match error {
         Error::Memory { need, .. } => Error::Memory {
             need: format!("{what}: {need}; {free:.1} MiB were free before it"),
@@ -32,26 +16,27 @@ pub fn capture_failure(error: Error, what: &str, free: usize) -> Error {
                  graph_max_batch; 3. use a smaller n_ctx or max_batch; 4. {without}"
             ),
         },
-        Error::Device {
-            what: call,
-            reason: said,
-            ..
+        Error::Driver {
+            call, code, reason, ..
         } => {
-            let (cause, first) = if reason(&said, &NO_KERNEL) {
-                let advice =
+            let (cause, first) = match Fault::of(code) {
+                Fault::NoKernel => (
+                    "a missing kernel",
                     "empty the kernel cache (onegraph info --devices says where) and load \
-                              again; 2. reinstall onegraph and NVRTC";
-                ("a missing kernel", advice)
-            } else if reason(&said, &LOST) {
-                let advice = "restart the process: the CUDA context is lost; 2. report this";
-                ("a kernel that failed", advice)
-            } else {
-                let advice = "load again; 2. report this with the driver's version";
-                ("an illegal call", advice)
+                     again; 2. reinstall onegraph and NVRTC",
+                ),
+                Fault::Lost => (
+                    "a kernel that failed",
+                    "restart the process: the CUDA context is lost; 2. report this",
+                ),
+                Fault::InCapture | Fault::Refused => (
+                    "an illegal call",
+                    "load again; 2. report this with the driver's version",
+                ),
             };
             Error::Device {
                 what,
-                reason: format!("the cause is {cause}: {call} gave {said}"),
+                reason: format!("the cause is {cause}: {call} gave {reason}"),
                 remedy: format!("1. {first}; 3. {without}"),
             }
         }
@@ -65,11 +50,12 @@ pub fn capture_failure(error: Error, what: &str, free: usize) -> Error {
 mod tests {
     use super::*;
 
-    fn device(reason: &str) -> Error {
-        Error::Device {
-            what: "cuGraphInstantiateWithFlags".into(),
+    fn driver(code: u32, reason: &str) -> Error {
+        Error::Driver {
+            call: "cuGraphInstantiateWithFlags",
+            code,
             reason: reason.into(),
-            remedy: "see the driver's log".into(),
+            remedy: "see the driver's log",
         }
     }
 
@@ -90,18 +76,13 @@ mod tests {
         ] {
             assert!(text.contains(part), "{text}");
         }
-        for (reason, cause) in [
-            (
-                "CUDA_ERROR_INVALID_HANDLE (invalid resource handle)",
-                "a missing kernel",
-            ),
-            (
-                "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED (...)",
-                "an illegal call",
-            ),
-            ("CUDA_ERROR_LAUNCH_FAILED (...)", "a kernel that failed"),
+        // The number decides, whatever the words are.
+        for (code, reason, cause) in [
+            (400, "invalid resource handle", "a missing kernel"),
+            (901, "CUDA_ERROR_LAUNCH_FAILED in words", "an illegal call"),
+            (719, "unspecified launch failure", "a kernel that failed"),
         ] {
-            let text = said(device(reason)).to_string();
+            let text = said(driver(code, reason)).to_string();
             assert!(text.contains(&format!("the cause is {cause}")), "{text}");
             assert!(
                 text.contains(reason) && text.contains("cuGraphInstantiateWithFlags"),

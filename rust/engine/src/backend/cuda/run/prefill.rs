@@ -9,6 +9,7 @@ use super::decoder::Decoder;
 use super::ready::Way;
 use crate::backend::cuda::driver::spec::Spec;
 use crate::backend::cuda::lower::lowering::{Pass, Path};
+use crate::backend::cuda::lower::params::PADDING_SLOT;
 use crate::error::{Error, Result};
 
 /// Rows of the largest chunk where the caller names none: large enough that a chunk's products are
@@ -24,9 +25,6 @@ const LEAST_MOST: usize = 64;
 
 /// Rows of the smallest chunk.
 const LEAST_CHUNK: usize = 8;
-
-/// Slot of rows that only fill a chunk up; `PADDING_SLOT` of kv.cuh.
-const PADDING_SLOT: u32 = u32::MAX;
 
 /// Checks the option `prefill_chunk`.
 ///

@@ -169,7 +169,7 @@ impl Runner for CudaRunner {
         let kernels = list.iter().zip(times).map(|(launch, us)| KernelTime {
             label: launch.spec.label.clone(),
             us,
-            bytes: launch.spec.bytes,
+            bytes: launch.spec.traffic.weights,
         });
         Ok(Profile {
             replay_us: whole,

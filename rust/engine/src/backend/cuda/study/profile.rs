@@ -5,6 +5,7 @@ use crate::backend::cuda::driver::bandwidth::read_peak;
 use crate::backend::cuda::driver::graph::{Graph, GraphShape};
 use crate::backend::cuda::driver::launch::run_all;
 use crate::backend::cuda::driver::timing::{launch_us, run_us};
+use crate::backend::cuda::lower::rowwise::nothing;
 use crate::backend::cuda::run::backend::CudaBackend;
 use crate::backend::cuda::run::cache::Key;
 use crate::backend::cuda::run::decoder::Decoder;
@@ -109,15 +110,21 @@ fn measure(
         || run_all(&list, stream),
     )?;
     let times = launch_us(stream, &list, repeats, || rewind(1))?;
+    let nothing = card.launches(vec![nothing(); 2])?;
+    let boundary_us = launch_us(stream, &nothing, repeats, || Ok(()))?;
     card.kv.take_error().map_or(Ok(()), Err)?;
     let info = &card.context.info;
     let bytes = READ_BYTES.min(info.l2_bytes.saturating_mul(CACHES));
     let (peak, _) = read_peak(info.ordinal, card.nvrtc_folders(), bytes, repeats)?;
+    // A row of padding attends to one token, its own.
+    let padding = key.rows - slots.len();
+    let tokens = (slots.len() * (question.position + 1) + padding) as u64;
     let kernels = list.iter().zip(times).map(|(launch, us)| GraphKernel {
         kernel: launch.spec.entry,
         label: launch.spec.label.clone(),
         us,
-        bytes: launch.spec.bytes,
+        bytes: launch.spec.traffic.weights,
+        moved: launch.spec.traffic.total(tokens),
         grid: launch.spec.grid,
         block: launch.spec.block,
         shared: launch.spec.shared,
@@ -134,6 +141,7 @@ fn measure(
         launches: list.len(),
         replay_us,
         eager_us,
+        boundary_us: boundary_us.last().copied().unwrap_or(0.0),
         read_peak_gb_s: peak / 1e9,
         kernels: kernels.collect(),
     })

@@ -1,0 +1,464 @@
+//! A small plan lowered for cards that are only described: no driver, no simulator.
+
+use std::sync::Arc;
+
+use bytemuck::Zeroable;
+
+use super::layout::{wanted, Matrix, Order};
+use super::lowering::{Addresses, Inputs, Lowering, Pass, Path, ScratchAddresses};
+use super::params::{Attention, Embed, KvView, MatMul, MatVec, PromptAttention, SelectRows, Split};
+use super::pass::{prompt_span, specs, Scratch};
+use crate::backend::cuda::driver::info::DeviceInfo;
+use crate::backend::cuda::driver::spec::{Kind, Spec};
+use crate::plan::fuse::{fuse, Rules};
+use crate::plan::{BufferId, KvShape, Op, Plan, RopeStyle, RopeTable, Rows, Weight, WeightId};
+use crate::quant;
+
+const HEAD_DIM: usize = 128;
+const N_HEAD: usize = 4;
+const WIDTH: usize = N_HEAD * HEAD_DIM;
+const N_VOCAB: usize = 1000;
+const MAX_ROWS: usize = 512;
+
+/// The buffers of [`plan`], in order.
+const NAMES: [&str; 12] = [
+    "x", "h", "q", "k", "v", "heads", "delta", "gate", "up", "act", "last", "logits",
+];
+
+fn id(name: &str) -> BufferId {
+    BufferId(NAMES.iter().position(|n| *n == name).unwrap())
+}
+
+/// One layer between an embedding and a head, with matrices in `ty`.
+fn plan(ty: &str) -> Plan {
+    let mut plan = Plan {
+        buffers: vec![],
+        weights: vec![],
+        ops: vec![],
+        rope: RopeTable {
+            inv_freq: vec![1.0; HEAD_DIM / 2],
+            factors: None,
+            scale: 1.0,
+        },
+        kv: KvShape {
+            n_layer: 1,
+            n_head_kv: 1,
+            head_dim: HEAD_DIM,
+        },
+        logits: id("logits"),
+    };
+    for name in NAMES {
+        let (width, rows) = match name {
+            "k" | "v" => (HEAD_DIM, Rows::Batch),
+            "gate" | "up" | "act" => (2 * WIDTH, Rows::Batch),
+            "last" => (WIDTH, Rows::Out),
+            "logits" => (N_VOCAB, Rows::Out),
+            _ => (WIDTH, Rows::Batch),
+        };
+        plan.add_buffer(name, width, rows);
+    }
+    let weight = |plan: &mut Plan, name: &str, n_in: usize, n_out: usize, ty: &str| {
+        plan.add_weight(Weight {
+            name: name.into(),
+            n_in,
+            n_out,
+            ty: quant::by_name(ty).unwrap(),
+        })
+    };
+    let norm = weight(&mut plan, "norm", WIDTH, 1, "F32");
+    let table = weight(&mut plan, "table", WIDTH, N_VOCAB, ty);
+    let product = |plan: &mut Plan, name: &str, x: &str, out: &str| {
+        let (n_in, n_out) = (plan.buffer(id(x)).width, plan.buffer(id(out)).width);
+        let weight = match name {
+            "table" => table,
+            _ => weight(plan, name, n_in, n_out, ty),
+        };
+        Op::MatVec {
+            x: id(x),
+            weight,
+            bias: None,
+            out: id(out),
+        }
+    };
+    let normed = |x: &str, out: &str| Op::RmsNorm {
+        x: id(x),
+        weight: norm,
+        out: id(out),
+        group: WIDTH,
+        eps: 1e-5,
+    };
+    let rope = |x: &str, n_head| Op::Rope {
+        x: id(x),
+        n_head,
+        style: RopeStyle::Halves,
+    };
+    let add = |x: &str| Op::Add {
+        x: id(x),
+        out: id("x"),
+    };
+    let out = id("x");
+    plan.ops = vec![
+        Op::Embed { weight: table, out },
+        normed("x", "h"),
+        product(&mut plan, "wq", "h", "q"),
+        product(&mut plan, "wk", "h", "k"),
+        product(&mut plan, "wv", "h", "v"),
+        rope("q", N_HEAD),
+        rope("k", 1),
+        Op::KvScatter {
+            k: id("k"),
+            v: id("v"),
+            layer: 0,
+        },
+        Op::Attention {
+            q: id("q"),
+            out: id("heads"),
+            layer: 0,
+            n_head: N_HEAD,
+            scale: 0.1,
+        },
+        product(&mut plan, "wo", "heads", "delta"),
+        add("delta"),
+        normed("x", "h"),
+        product(&mut plan, "gate", "h", "gate"),
+        product(&mut plan, "up", "h", "up"),
+        Op::SwiGlu {
+            gate: id("gate"),
+            up: id("up"),
+            out: id("act"),
+        },
+        product(&mut plan, "down", "act", "delta"),
+        add("delta"),
+        Op::SelectRows {
+            x: id("x"),
+            out: id("last"),
+        },
+        normed("last", "last"),
+        product(&mut plan, "table", "last", "logits"),
+    ];
+    plan.check().unwrap();
+    plan
+}
+
+/// Where a buffer lies: each has 4 GiB to itself.
+fn at(name: &str) -> u64 {
+    (id(name).0 as u64 + 1) << 32
+}
+
+const WEIGHTS: u64 = 1 << 44;
+
+fn lowering(arch: &str, ty: &str, kv_type: &str, is_fused: bool) -> Lowering {
+    let plan = Arc::new(plan(ty));
+    let kv_type = quant::by_name(kv_type).unwrap();
+    let rules = Rules {
+        fuse: is_fused,
+        scatter: !kv_type.kernel.kv_in_blocks(),
+    };
+    let fused = fuse(&plan, rules);
+    let wanted = wanted(&plan, &fused).unwrap();
+    let matrix = |(i, m): (u64, &Matrix)| ((m.ids.clone(), m.order), WEIGHTS + (i << 32));
+    let vector = |(i, id): (u64, &WeightId)| (*id, 2 * WEIGHTS + (i << 32));
+    let kv = KvView {
+        k: 1 << 50,
+        v: 1 << 51,
+        ..KvView::zeroed()
+    };
+    let at = Addresses {
+        buffers: NAMES.map(at).to_vec(),
+        matrices: (0..).zip(&wanted.matrices).map(matrix).collect(),
+        vectors: (0..).zip(&wanted.vectors).map(vector).collect(),
+        kv: vec![kv],
+        turns: 3 * WEIGHTS,
+        scratch: ScratchAddresses {
+            partial: 4 * WEIGHTS,
+            tickets: 5 * WEIGHTS,
+            halves: 6 * WEIGHTS,
+            sums: 7 * WEIGHTS,
+            unscale: 8 * WEIGHTS,
+        },
+    };
+    Lowering {
+        plan,
+        fused,
+        card: DeviceInfo::of_arch(arch, 100).unwrap(),
+        kv_type,
+        n_ctx: 4096,
+        max_rows: MAX_ROWS,
+        max_out: 64,
+        at,
+    }
+}
+
+/// Of rows that the host gives.
+fn inputs() -> Inputs {
+    Inputs {
+        tokens: 1 << 20,
+        positions: 2 << 20,
+        slots: 3 << 20,
+        out_rows: 4 << 20,
+        state_slots: 5 << 20,
+        state: 0,
+    }
+}
+
+fn step(rows: usize) -> Pass {
+    Pass::step(rows, inputs())
+}
+
+fn chunk(rows: usize, out: usize) -> Pass {
+    Pass {
+        out,
+        path: Path::Prefill { span: 1024 },
+        all: false,
+        ..step(rows)
+    }
+}
+
+fn entries(specs: &[Spec]) -> Vec<&str> {
+    specs.iter().map(|s| s.entry).collect()
+}
+
+#[test]
+fn a_fused_step_is_a_kernel_a_product_and_attention_between() {
+    for arch in ["sm_75", "sm_90"] {
+        let l = lowering(arch, "Q4_K", "f16", true);
+        let list = specs(&l, &step(1)).unwrap();
+        let wanted = [
+            "embed",
+            "matvec",
+            "attention",
+            "matvec",
+            "matvec",
+            "matvec",
+            "matvec",
+        ];
+        assert_eq!(entries(&list), wanted, "{arch}");
+        let kinds = list.iter().filter(|s| s.kind == Kind::Attention);
+        assert_eq!(kinds.count(), 1);
+        assert_eq!(list[0].grid, [1, 1, 1]);
+        // A KV head, its splits two to a block, a row.
+        assert_eq!(list[2].grid, [1, 16, 1]);
+        // No more than a block an SM.
+        assert!(list.iter().all(|s| s.entry != "matvec" || s.grid[0] <= 100));
+    }
+}
+
+#[test]
+fn every_launch_fits_the_shared_memory_of_its_card() {
+    let mut with_shared = 0;
+    for arch in ["sm_75", "sm_80", "sm_86", "sm_90", "sm_120"] {
+        for ty in quant::TYPES {
+            let l = lowering(arch, ty.name, "f16", true);
+            for pass in [step(1), step(7), step(64), chunk(8, 1), chunk(512, 0)] {
+                for spec in specs(&l, &pass).unwrap() {
+                    let (shared, most) = (spec.shared as usize, l.card.shared_bytes);
+                    assert!(shared <= most, "{} {ty:?} on {arch}: {shared}", spec.label);
+                    assert!(spec.block <= 1024 && spec.grid.iter().all(|n| *n > 0));
+                    with_shared += usize::from(shared > 0);
+                }
+            }
+        }
+    }
+    assert!(with_shared > 1000);
+}
+
+#[test]
+fn launches_name_the_buffers_of_their_ops() {
+    let l = lowering("sm_90", "Q8_0", "f16", true);
+    let list = specs(&l, &step(1)).unwrap();
+    let embed: Embed = list[0].params().unwrap();
+    assert_eq!((embed.out, embed.tokens), (at("x"), inputs().tokens));
+    let table = WeightId(1);
+    assert_eq!(embed.units, l.units(&[table], Order::Natural).unwrap());
+
+    let qkv: MatVec = list[1].params().unwrap();
+    assert_eq!((qkv.x, qkv.segment[0].out), (at("x"), at("q")));
+    assert_eq!(qkv.norm, l.vector(Some(WeightId(0))).unwrap());
+    assert_eq!(
+        (qkv.kv.k, qkv.kv.v, qkv.turns),
+        (1 << 50, 1 << 51, l.at.turns)
+    );
+    assert_eq!(qkv.segment.map(|s| s.rows), [512, 128, 128]);
+
+    let attention: Attention = list[2].params().unwrap();
+    assert_eq!((attention.q, attention.out), (at("q"), at("heads")));
+    assert_eq!(attention.partial, l.at.scratch.partial);
+    assert_eq!(attention.alone, 1);
+
+    let residual: MatVec = list[3].params().unwrap();
+    assert_eq!(
+        (residual.x, residual.segment[0].out),
+        (at("heads"), at("x"))
+    );
+    let act: MatVec = list[4].params().unwrap();
+    assert_eq!((act.x, act.segment[0].out), (at("x"), at("act")));
+    // Every row gives logits: the head reads where the rows are, and none is picked.
+    let head: MatVec = list[6].params().unwrap();
+    assert_eq!((head.x, head.segment[0].out), (at("x"), at("logits")));
+    assert_eq!(head.segment[0].units, embed.units, "tied");
+    // What was not written by the step's first kernel may be read before it has ended.
+    let located = |i: usize| list[i].params::<MatVec>().unwrap().located;
+    assert_eq!((located(1), located(3)), (0, 1));
+}
+
+#[test]
+fn a_prompts_chunk_goes_to_tensor_cores_where_the_card_has_room() {
+    let l = lowering("sm_90", "Q4_K", "f16", true);
+    let list = specs(&l, &chunk(512, 1)).unwrap();
+    let product = ["split", "matmul"];
+    let mut wanted = vec!["embed"];
+    wanted.extend(product);
+    wanted.push("prompt_attention");
+    wanted.extend([product, product, product].concat());
+    wanted.extend(["select_rows", "matvec"]);
+    assert_eq!(entries(&list), wanted);
+    // 4 heads of 512 rows, 64 queries a block.
+    assert_eq!(list[3].grid, [1, 32, 1]);
+    assert_eq!(list[3].kind, Kind::Attention);
+    let attention: PromptAttention = list[3].params().unwrap();
+    assert_eq!((attention.q, attention.m), (at("q"), 512));
+    let split: Split = list[1].params().unwrap();
+    let matmul: MatMul = list[2].params().unwrap();
+    assert_eq!((split.x, split.halves), (at("x"), matmul.halves));
+    assert_eq!((split.stride, matmul.stride, matmul.m), (512, 512, 512));
+    let picked: SelectRows = list[10].params().unwrap();
+    assert_eq!((picked.x, picked.out), (at("x"), at("last")));
+    assert_eq!(picked.rows, inputs().out_rows);
+    let head: MatVec = list[11].params().unwrap();
+    assert_eq!((head.x, head.m), (at("last"), 1));
+    assert_eq!(prompt_span(&l, 700), l.n_ctx, "it looks by itself");
+
+    // Two pages of keys and values do not fit beside the queries: split by split, 128 rows at a
+    // time, for as many positions as the chunk spans.
+    let small = lowering("sm_75", "Q4_K", "f16", true);
+    let list = specs(&small, &chunk(300, 0)).unwrap();
+    let attentions: Vec<&Spec> = list.iter().filter(|s| s.kind == Kind::Attention).collect();
+    let grids: Vec<_> = attentions.iter().map(|s| (s.entry, s.grid)).collect();
+    let part = |rows| ("attention", [1, 8, rows]);
+    assert_eq!(grids, [part(128), part(128), part(44)]);
+    let second: Attention = attentions[1].params().unwrap();
+    assert_eq!(second.q, at("q") + 128 * 4 * WIDTH as u64);
+    assert_eq!(second.positions, inputs().positions + 128 * 4);
+    assert_eq!(prompt_span(&small, 700), 1024);
+    assert!(!entries(&list).contains(&"select_rows"), "no row is wanted");
+}
+
+#[test]
+fn floats_of_four_bytes_are_multiplied_row_by_row() {
+    let l = lowering("sm_90", "F32", "f16", true);
+    let list = specs(&l, &chunk(64, 0)).unwrap();
+    assert!(!entries(&list).contains(&"matmul"));
+    // More rows than the kernel takes at once: one launch after another, over the same weights.
+    let down: Vec<MatVec> = list
+        .iter()
+        .filter(|s| s.label == "matvec down")
+        .map(|s| s.params().unwrap())
+        .collect();
+    assert_eq!(down.iter().map(|p| p.m).sum::<u32>(), 64);
+    assert!(down.len() >= 8);
+    let rows = u64::from(down[0].m);
+    assert_eq!(down[1].x, at("act") + rows * 4 * 2 * WIDTH as u64);
+    assert_eq!(down[1].segment[0].out, at("x") + rows * 4 * WIDTH as u64);
+    assert_eq!(down[1].segment[0].units, down[0].segment[0].units);
+}
+
+#[test]
+fn a_cache_in_blocks_is_attended_to_as_such_and_written_whole() {
+    for (rows, is_step) in [(1, true), (3, true), (96, false)] {
+        let l = lowering("sm_90", "Q4_K", "q8_0", true);
+        let pass = match is_step {
+            true => step(rows),
+            false => chunk(rows, 1),
+        };
+        let list = specs(&l, &pass).unwrap();
+        assert!(entries(&list).contains(&"kv_scatter_blocks"));
+        let attentions = list.iter().filter(|s| s.kind == Kind::Attention);
+        let entries: Vec<&str> = attentions.map(|s| s.entry).collect();
+        assert_eq!(entries, ["attention_blocks"]);
+    }
+}
+
+#[test]
+fn without_fusion_every_op_is_a_kernel() {
+    let l = lowering("sm_90", "Q6_K", "f16", false);
+    let list = specs(&l, &step(2)).unwrap();
+    let wanted = [
+        "embed",
+        "rms_norm",
+        "matvec",
+        "matvec",
+        "matvec",
+        "rope",
+        "rope",
+        "kv_scatter",
+        "attention",
+        "matvec",
+        "add",
+        "rms_norm",
+        "matvec",
+        "matvec",
+        "swiglu",
+        "matvec",
+        "add",
+        "rms_norm",
+        "matvec",
+    ];
+    assert_eq!(entries(&list), wanted);
+    let labels: Vec<&str> = list.iter().map(|s| s.label.as_str()).collect();
+    assert_eq!(labels[2], "matvec wq");
+    assert_eq!(labels[8], "attention 0");
+}
+
+#[test]
+fn more_rows_than_there_is_memory_for_are_refused() {
+    let l = lowering("sm_90", "Q4_K", "f16", true);
+    for (pass, said) in [
+        (step(0), "0 rows"),
+        (step(65), "65 of them out"),
+        (chunk(513, 0), "513 rows"),
+    ] {
+        let text = specs(&l, &pass).unwrap_err().to_string();
+        assert!(text.contains(said), "{text}");
+    }
+}
+
+#[test]
+fn scratch_grows_with_rows_and_the_widest_product() {
+    let l = lowering("sm_90", "Q4_K", "f16", true);
+    let of = |rows, out| Scratch::new(&l.plan, &l.fused, rows, out);
+    // 128 rows at least, as the tensor cores take them.
+    assert_eq!(of(64, 64).split.halves, 128 * 2 * WIDTH * 4);
+    assert_eq!(of(512, 64).split.halves, 512 * 2 * WIDTH * 4);
+    // A prompt's attention is launched for 128 rows at a time, a step's for all.
+    assert_eq!(of(512, 64).merge.tickets, 128 * 4);
+    assert_eq!(of(512, 300).merge.tickets, 300 * 4);
+    assert_eq!(of(4, 64).merge.tickets, 4 * 4);
+}
+
+#[test]
+fn the_host_checks_the_parameters_of_every_kernel() {
+    let mut checked = Vec::new();
+    for (ty, kv) in [("Q4_K", "f16"), ("Q8_0", "q8_0")] {
+        for is_fused in [true, false] {
+            let l = lowering("sm_90", ty, kv, is_fused);
+            for pass in [step(1), chunk(64, 1)] {
+                checked.extend(specs(&l, &pass).unwrap());
+            }
+        }
+    }
+    for spec in &checked {
+        let source = spec.variant.source;
+        for kernel in source.text.split("\nKERNEL").skip(1) {
+            let struct_name = kernel.split([',', ')']).nth(1).unwrap().trim();
+            let layout = source.layouts.iter().find(|l| l.name == struct_name);
+            let layout = layout.unwrap_or_else(|| panic!("{}: {struct_name}", source.name));
+            let fields: usize = layout.fields.iter().map(|f| f.bytes).sum();
+            assert_eq!(fields, layout.bytes, "{}: padding", source.name);
+        }
+        assert!(source.checked().contains("static_assert(sizeof("));
+    }
+    let mut names: Vec<&str> = checked.iter().map(|s| s.variant.source.name).collect();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), 12, "{names:?}");
+}
