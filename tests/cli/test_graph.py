@@ -40,7 +40,7 @@ def test_the_graph_is_shown(cli: Any, tiny: Path, card: dict[str, str], tmp_path
     assert "one graph, " in said and "programmatic; " in said
     for column in ["launches", "us each", "GB/s", "% of peak"]:
         assert column in said
-    lines = {line.split("  ")[0].strip(): line.split() for line in said.splitlines() if line}
+    lines = {line.strip().split("  ")[0]: line.split() for line in said.splitlines() if line}
     # Two layers: attention twice, and each fused product twice but the head.
     assert lines["attention"][1] == "2"
     assert lines["embed"][1] == "1"
