@@ -28,11 +28,15 @@ typedef unsigned long uint64_t;
 #define SHARED __shared__
 #define ON_CARD(...) __VA_ARGS__
 #define ON_HOST(...)
+// NVRTC 12 knows no __builtin_offsetof; this is what its front end has for it.
+#define OFFSET_OF(type, member) \
+    ((unsigned long long)__INTADDR__(&(((type*)0)->member)))
 #else
 // DEVICE, KERNEL, KERNEL_BOUNDS, SHARED and the integer types come from the shim, which is
 // included before this file.
 #define ON_CARD(...)
 #define ON_HOST(...) __VA_ARGS__
+#define OFFSET_OF(type, member) __builtin_offsetof(type, member)
 #endif
 
 #ifdef __CUDA_ARCH__

@@ -130,7 +130,7 @@ impl Source {
                 } = field;
                 let _ = writeln!(
                     text,
-                    "static_assert(__builtin_offsetof({name}, {f}) == {offset} && \
+                    "static_assert(OFFSET_OF({name}, {f}) == {offset} && \
                      sizeof({name}::{f}) == {bytes}, \
                      \"{name}::{f} has {bytes} bytes at {offset} on the host\");"
                 );
