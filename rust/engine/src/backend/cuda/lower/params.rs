@@ -70,7 +70,7 @@ shared! {
     /// matmul.cu
     pub struct MatMul = "Params" {
         pub segment: [Segment; 3],
-        /// `[m, in whole blocks][N_IN / 32][hi, lo][32]` f16.
+        /// `[m, in whole blocks][N_IN / 32][hi, lo][32]` half.
         pub halves: u64,
         /// `[N_IN / 32][stride]` f32.
         pub sums: u64,
@@ -93,7 +93,7 @@ shared! {
         pub x: u64,
         /// `[N_IN]` f32, or 0.
         pub norm: u64,
-        /// `[m][N_IN / 32][hi, lo][32]` f16.
+        /// `[m][N_IN / 32][hi, lo][32]` half.
         pub halves: u64,
         /// `[N_IN / 32][stride]` f32.
         pub sums: u64,

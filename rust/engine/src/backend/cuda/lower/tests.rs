@@ -12,7 +12,7 @@ use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::backend::cuda::driver::spec::{Kind, Spec};
 use crate::plan::fuse::{fuse, Rules};
 use crate::plan::{BufferId, KvShape, Op, Plan, RopeStyle, RopeTable, Rows, Weight, WeightId};
-use crate::quant;
+use crate::quant::{self, QuantType};
 
 const HEAD_DIM: usize = 128;
 const N_HEAD: usize = 4;
@@ -24,6 +24,24 @@ const MAX_ROWS: usize = 512;
 const NAMES: [&str; 12] = [
     "x", "h", "q", "k", "v", "heads", "delta", "gate", "up", "act", "last", "logits",
 ];
+
+fn named(fits: impl Fn(&&'static QuantType) -> bool) -> impl Iterator<Item = &'static str> {
+    quant::TYPES.iter().filter(fits).map(|t| t.name)
+}
+
+/// The first type of superblocks, and the last.
+fn superblocks() -> &'static str {
+    named(|t| t.block_elems == 256).next().unwrap()
+}
+
+fn last_superblocks() -> &'static str {
+    named(|t| t.block_elems == 256).last().unwrap()
+}
+
+/// The type of blocks that a cache may have too.
+fn blocks() -> &'static str {
+    named(|t| t.kernel.kv_in_blocks()).next().unwrap()
+}
 
 fn id(name: &str) -> BufferId {
     BufferId(NAMES.iter().position(|n| *n == name).unwrap())
@@ -65,7 +83,7 @@ fn plan(ty: &str) -> Plan {
             ty: quant::by_name(ty).unwrap(),
         })
     };
-    let norm = weight(&mut plan, "norm", WIDTH, 1, "F32");
+    let norm = weight(&mut plan, "norm", WIDTH, 1, quant::TYPES[0].name);
     let table = weight(&mut plan, "table", WIDTH, N_VOCAB, ty);
     let product = |plan: &mut Plan, name: &str, x: &str, out: &str| {
         let (n_in, n_out) = (plan.buffer(id(x)).width, plan.buffer(id(out)).width);
@@ -221,7 +239,7 @@ fn entries(specs: &[Spec]) -> Vec<&str> {
 #[test]
 fn a_fused_step_is_a_kernel_a_product_and_attention_between() {
     for arch in ["sm_75", "sm_90"] {
-        let l = lowering(arch, "Q4_K", "f16", true);
+        let l = lowering(arch, superblocks(), quant::DEFAULT_KV, true);
         let list = specs(&l, &step(1)).unwrap();
         let wanted = [
             "embed",
@@ -248,7 +266,7 @@ fn every_launch_fits_the_shared_memory_of_its_card() {
     let mut with_shared = 0;
     for arch in ["sm_75", "sm_80", "sm_86", "sm_90", "sm_120"] {
         for ty in quant::TYPES {
-            let l = lowering(arch, ty.name, "f16", true);
+            let l = lowering(arch, ty.name, quant::DEFAULT_KV, true);
             for pass in [step(1), step(7), step(64), chunk(8, 1), chunk(512, 0)] {
                 for spec in specs(&l, &pass).unwrap() {
                     let (shared, most) = (spec.shared as usize, l.card.shared_bytes);
@@ -264,7 +282,7 @@ fn every_launch_fits_the_shared_memory_of_its_card() {
 
 #[test]
 fn launches_name_the_buffers_of_their_ops() {
-    let l = lowering("sm_90", "Q8_0", "f16", true);
+    let l = lowering("sm_90", blocks(), quant::DEFAULT_KV, true);
     let list = specs(&l, &step(1)).unwrap();
     let embed: Embed = list[0].params().unwrap();
     assert_eq!((embed.out, embed.tokens), (at("x"), inputs().tokens));
@@ -303,7 +321,7 @@ fn launches_name_the_buffers_of_their_ops() {
 
 #[test]
 fn a_prompts_chunk_goes_to_tensor_cores_where_the_card_has_room() {
-    let l = lowering("sm_90", "Q4_K", "f16", true);
+    let l = lowering("sm_90", superblocks(), quant::DEFAULT_KV, true);
     let list = specs(&l, &chunk(512, 1)).unwrap();
     let product = ["split", "matmul"];
     let mut wanted = vec!["embed"];
@@ -330,7 +348,7 @@ fn a_prompts_chunk_goes_to_tensor_cores_where_the_card_has_room() {
 
     // Two pages of keys and values do not fit beside the queries: split by split, 128 rows at a
     // time, for as many positions as the chunk spans.
-    let small = lowering("sm_75", "Q4_K", "f16", true);
+    let small = lowering("sm_75", superblocks(), quant::DEFAULT_KV, true);
     let list = specs(&small, &chunk(300, 0)).unwrap();
     let attentions: Vec<&Spec> = list.iter().filter(|s| s.kind == Kind::Attention).collect();
     let grids: Vec<_> = attentions.iter().map(|s| (s.entry, s.grid)).collect();
@@ -345,7 +363,7 @@ fn a_prompts_chunk_goes_to_tensor_cores_where_the_card_has_room() {
 
 #[test]
 fn floats_of_four_bytes_are_multiplied_row_by_row() {
-    let l = lowering("sm_90", "F32", "f16", true);
+    let l = lowering("sm_90", quant::TYPES[0].name, quant::DEFAULT_KV, true);
     let list = specs(&l, &chunk(64, 0)).unwrap();
     assert!(!entries(&list).contains(&"matmul"));
     // More rows than the kernel takes at once: one launch after another, over the same weights.
@@ -365,7 +383,7 @@ fn floats_of_four_bytes_are_multiplied_row_by_row() {
 #[test]
 fn a_cache_in_blocks_is_attended_to_as_such_and_written_whole() {
     for (rows, is_step) in [(1, true), (3, true), (96, false)] {
-        let l = lowering("sm_90", "Q4_K", "q8_0", true);
+        let l = lowering("sm_90", superblocks(), blocks(), true);
         let pass = match is_step {
             true => step(rows),
             false => chunk(rows, 1),
@@ -380,7 +398,7 @@ fn a_cache_in_blocks_is_attended_to_as_such_and_written_whole() {
 
 #[test]
 fn without_fusion_every_op_is_a_kernel() {
-    let l = lowering("sm_90", "Q6_K", "f16", false);
+    let l = lowering("sm_90", last_superblocks(), quant::DEFAULT_KV, false);
     let list = specs(&l, &step(2)).unwrap();
     let wanted = [
         "embed",
@@ -411,7 +429,7 @@ fn without_fusion_every_op_is_a_kernel() {
 
 #[test]
 fn more_rows_than_there_is_memory_for_are_refused() {
-    let l = lowering("sm_90", "Q4_K", "f16", true);
+    let l = lowering("sm_90", superblocks(), quant::DEFAULT_KV, true);
     for (pass, said) in [
         (step(0), "0 rows"),
         (step(65), "65 of them out"),
@@ -424,7 +442,7 @@ fn more_rows_than_there_is_memory_for_are_refused() {
 
 #[test]
 fn scratch_grows_with_rows_and_the_widest_product() {
-    let l = lowering("sm_90", "Q4_K", "f16", true);
+    let l = lowering("sm_90", superblocks(), quant::DEFAULT_KV, true);
     let of = |rows, out| Scratch::new(&l.plan, &l.fused, rows, out);
     // 128 rows at least, as the tensor cores take them.
     assert_eq!(of(64, 64).split.halves, 128 * 2 * WIDTH * 4);
@@ -438,7 +456,7 @@ fn scratch_grows_with_rows_and_the_widest_product() {
 #[test]
 fn the_host_checks_the_parameters_of_every_kernel() {
     let mut checked = Vec::new();
-    for (ty, kv) in [("Q4_K", "f16"), ("Q8_0", "q8_0")] {
+    for (ty, kv) in [(superblocks(), quant::DEFAULT_KV), (blocks(), blocks())] {
         for is_fused in [true, false] {
             let l = lowering("sm_90", ty, kv, is_fused);
             for pass in [step(1), chunk(64, 1)] {
