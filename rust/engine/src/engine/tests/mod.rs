@@ -650,7 +650,7 @@ fn sequences_whose_keys_are_too_large_for_the_cache_go_on_and_are_counted() {
         }
     };
     let half = Options {
-        kv_type: "f16".into(),
+        kv_type: quant::DEFAULT_KV.into(),
         ..options(2)
     };
     let path = folder.write("large.gguf", &model(large));
@@ -671,14 +671,8 @@ fn sequences_whose_keys_are_too_large_for_the_cache_go_on_and_are_counted() {
     }
     assert_eq!(count(), 2);
     // float32 holds them, and float16 the keys of the model as it was.
-    for (path, kv_type) in [
-        (path, "f32"),
-        (folder.write("tiny.gguf", &model(|_, _| {})), "f16"),
-    ] {
-        let options = Options {
-            kv_type: kv_type.into(),
-            ..options(2)
-        };
+    let tiny = folder.write("tiny.gguf", &model(|_, _| {}));
+    for (path, options) in [(path, options(2)), (tiny, half)] {
         let engine = Engine::load(path, &options, on).unwrap();
         finish(&submit(&engine, &request("abc", 5, 0))).unwrap();
         assert_eq!(engine.loaded().saturated.load(Ordering::Relaxed), 0);
