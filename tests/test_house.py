@@ -185,6 +185,30 @@ def test_no_files_of_the_cuda_backend_import_each_other_in_a_circle() -> None:
     assert left == {}
 
 
+def test_every_primitive_of_the_kernels_is_used_by_one() -> None:
+    kernels = ROOT / "rust" / "engine" / "kernels"
+    common = (kernels / "common.cuh").read_text()
+    # Each with its own text: what a primitive that is used calls is used too.
+    primitives: dict[str, str] = {}
+    for part in re.split(r"^(?=DEVICE |template )", common, flags=re.M):
+        if name := re.search(r"\bDEVICE [\w<>* ]+?\b(\w+)\(", part):
+            primitives[name[1]] = primitives.get(name[1], "") + part
+    assert {"fma_rn", "pdl_wait", "cp_async_16", "block_sum_f32"} <= primitives.keys()
+    sources = [p for p in files(".cu", ".cuh", under=ROOT / "rust" / "engine")]
+    text = "".join(p.read_text() for p in sources if p.name != "common.cuh")
+    used = set(re.findall(r"\b\w+\b", text)) & primitives.keys()
+    while (
+        more := {
+            name
+            for of in used
+            for name in set(re.findall(r"\b\w+\b", primitives[of])) & primitives.keys()
+        }
+        - used
+    ):
+        used |= more
+    assert primitives.keys() - used == set()
+
+
 def test_no_file_of_the_cuda_backend_is_longer_than_500_lines() -> None:
     long = {str(p): n for p in files(under=CUDA) if (n := len(p.read_text().splitlines())) > 500}
     assert long == {}

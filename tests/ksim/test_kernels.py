@@ -166,37 +166,26 @@ def test_half_arithmetic_is_correctly_rounded(card: Card) -> None:
     KERNEL(k, P) {
         uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
         if (i >= p.n) return;
-        uint32_t a = p.x[3 * i], b = p.x[3 * i + 1], c = p.x[3 * i + 2];
-        p.out[5 * i] = fma_f16x2(a, b, c);
-        p.out[5 * i + 1] = mul_f16x2(a, b);
-        p.out[5 * i + 2] = add_f16x2(a, b);
-        p.out[5 * i + 3] = sub_f16x2(a, b);
-        p.out[5 * i + 4] = f32x2_to_f16x2(f16x2_low(a), f16x2_high(a));
+        uint32_t a = p.x[2 * i], b = p.x[2 * i + 1];
+        p.out[2 * i] = add_f16x2(a, b);
+        p.out[2 * i + 1] = f32x2_to_f16x2(f16x2_low(a), f16x2_high(a));
     }""")
     count = 20000
-    bits = rng(5).integers(0, 1 << 16, (count, 3, 2), np.uint16)
-    # Sums that cancel, and halves of very different size, where two roundings would differ.
-    bits[: count // 2, 2] = bits[: count // 2, 0] ^ 0x8000
-    bits[count // 4 : count // 2, 1] = 0x3C00 + (bits[count // 4 : count // 2, 1] & 3)
-    x, out = card.upload(bits), card.alloc(20 * count)
+    bits = rng(5).integers(0, 1 << 16, (count, 2, 2), np.uint16)
+    # Sums that cancel, wholly and but for the last bits.
+    bits[: count // 2, 1] = bits[: count // 2, 0] ^ 0x8000
+    bits[count // 4 : count // 2, 1] ^= bits[count // 4 : count // 2, 1] & 3
+    x, out = card.upload(bits), card.alloc(8 * count)
     card.launch(kernel, (count + 127) // 128, 128, params(x=x, out=out, n=count))
-    got = out.read(np.uint16).reshape(count, 5, 2)
-    a, b, c = (bits[:, i].view(np.float16) for i in range(3))
+    got = out.read(np.uint16).reshape(count, 2, 2)
+    a, b = (bits[:, i].view(np.float16) for i in range(2))
     with np.errstate(all="ignore"):
-        wide = [v.astype(np.longdouble) for v in (a, b, c)]
-        expected = [
-            (wide[0] * wide[1] + wide[2]).astype(np.float16),
-            a * b,
-            a + b,
-            a - b,
-            a,
-        ]
+        expected = [a + b, a]
     for i, values in enumerate(expected):
         seen = got[:, i].view(np.float16)
         nan = np.isnan(values)
         assert (np.isnan(seen) == nan).all(), i
         assert (got[:, i][nan] == 0x7FFF).all(), i
-        # The sign of an exact zero from -x + x is the one difference of longdouble's cast.
         same = (seen == values) | nan
         assert same.all(), (i, bits[~same.all(axis=1)][0])
 
@@ -267,43 +256,6 @@ def test_rms_norm(card: Card) -> None:
     assert np.abs(y.read(np.float32).reshape(5, 576) - exact).max() < 2e-6
 
 
-BULK_RING = """
-// Each warp streams its part of x through a ring of two stages and sums it.
-struct P { const float* x; float* y; uint32_t chunks; };
-KERNEL(k, P) {
-    alignas(8) SHARED uint64_t full[2 * 4];
-    float* ring = dynamic_shared<float>() + threadIdx.x / 32 * 2 * 64;
-    uint64_t* mine = full + threadIdx.x / 32 * 2;
-    uint32_t lane = threadIdx.x % 32;
-    const float* x = p.x + threadIdx.x / 32 * p.chunks * 64;
-    if (lane == 0) {
-        mbarrier_init(mine, 1);
-        mbarrier_init(mine + 1, 1);
-        mbarrier_init_fence();
-    }
-    __syncthreads();
-    for (uint32_t c = 0; c < 2 && c < p.chunks; c++) {
-        if (lane == 0) {
-            mbarrier_arrive_expect(mine + c, 256);
-            bulk_copy_to_shared(ring + c * 64, x + c * 64, 256, mine + c);
-        }
-    }
-    float sum = 0;
-    for (uint32_t c = 0; c < p.chunks; c++) {
-        uint32_t stage = c % 2;
-        mbarrier_wait_parity(mine + stage, c / 2 % 2);
-        sum += ring[stage * 64 + lane] + ring[stage * 64 + lane + 32];
-        __syncwarp();
-        if (lane == 0 && c + 2 < p.chunks) {
-            mbarrier_arrive_expect(mine + stage, 256);
-            bulk_copy_to_shared(ring + stage * 64, x + (c + 2) * 64, 256, mine + stage);
-        }
-    }
-    sum = warp_sum_f32(sum);
-    if (lane == 0) p.y[threadIdx.x / 32] = sum;
-}
-"""
-
 ASYNC_RING = """
 struct P { const float* x; float* y; uint32_t chunks; };
 KERNEL(k, P) {
@@ -330,16 +282,11 @@ KERNEL(k, P) {
 """
 
 
-@pytest.mark.parametrize("source", [BULK_RING, ASYNC_RING], ids=["bulk", "cp_async"])
 @pytest.mark.parametrize("chunks", [1, 2, 3, 8])
-def test_rings(card: Card, source: str, chunks: int) -> None:
-    width = 64 if source == BULK_RING else 128
-    x = rng(8).standard_normal((4, chunks * width)).astype(np.float32)
+def test_a_ring_of_asynchronous_copies(card: Card, chunks: int) -> None:
+    x = rng(8).standard_normal((4, chunks * 128)).astype(np.float32)
     y = card.alloc(16)
-    shared = 4 * 2 * 64 * 4 if source == BULK_RING else 0
-    card.launch(
-        card.kernel(source), 1, 128, params(x=card.upload(x), y=y, chunks=chunks), shared=shared
-    )
+    card.launch(card.kernel(ASYNC_RING), 1, 128, params(x=card.upload(x), y=y, chunks=chunks))
     assert np.allclose(y.read(np.float32), x.astype(np.float64).sum(1), atol=1e-4)
 
 
@@ -364,25 +311,6 @@ def test_ldmatrix(card: Card) -> None:
         g, t = lane // 4, lane % 4
         assert (got[lane, :4] == matrix[:, g, 2 * t : 2 * t + 2]).all()
         assert (got[lane, 4:] == matrix[:, 2 * t : 2 * t + 2, g]).all()
-
-
-def test_named_barriers_join_parts_of_a_block(card: Card) -> None:
-    kernel = card.kernel("""
-    struct P { uint32_t* out; };
-    KERNEL(k, P) {
-        SHARED uint32_t box[64];
-        uint32_t half = threadIdx.x / 64, i = threadIdx.x % 64;
-        if (half == 0) {
-            box[i] = i * i;
-            named_barrier_arrive(1, 128);
-        } else {
-            named_barrier_sync(1, 128);
-            p.out[i] = box[63 - i];
-        }
-    }""")
-    out = card.alloc(256)
-    card.launch(kernel, 1, 128, params(out=out))
-    assert out.read(np.uint32).tolist() == [(63 - i) ** 2 for i in range(64)]
 
 
 TICKETS = """

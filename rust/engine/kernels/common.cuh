@@ -105,32 +105,11 @@ DEVICE float f16x2_low(uint32_t v) { return f16_to_f32(static_cast<uint16_t>(v))
 DEVICE float f16x2_high(uint32_t v) { return f16_to_f32(static_cast<uint16_t>(v >> 16)); }
 DEVICE float bf16_to_f32(uint16_t h) { return __uint_as_float(static_cast<uint32_t>(h) << 16); }
 
-// a*b + c on two halves, one rounding each.
-DEVICE uint32_t fma_f16x2(uint32_t a, uint32_t b, uint32_t c) {
-    uint32_t d;
-    ON_HOST(d = sim::fma_f16x2(a, b, c);)
-    ON_CARD(asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));)
-    return d;
-}
-
-DEVICE uint32_t mul_f16x2(uint32_t a, uint32_t b) {
-    uint32_t d;
-    ON_HOST(d = sim::mul_f16x2(a, b);)
-    ON_CARD(asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));)
-    return d;
-}
-
+// a + b on two halves, one rounding each.
 DEVICE uint32_t add_f16x2(uint32_t a, uint32_t b) {
     uint32_t d;
     ON_HOST(d = sim::add_f16x2(a, b);)
     ON_CARD(asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));)
-    return d;
-}
-
-DEVICE uint32_t sub_f16x2(uint32_t a, uint32_t b) {
-    uint32_t d;
-    ON_HOST(d = sim::add_f16x2(a, b ^ 0x80008000u);)
-    ON_CARD(asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));)
     return d;
 }
 
@@ -224,46 +203,11 @@ DEVICE uint4 load_stream_u32x4(const void* address) {
     return v;
 }
 
-DEVICE uint2 load_stream_u32x2(const void* address) {
-    uint2 v;
-    ON_HOST(v = sim::load<uint2>(address);)
-    ON_CARD(asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v2.u32 {%0, %1}, [%2];"
-                         : "=r"(v.x), "=r"(v.y) : "l"(address));)
-    return v;
-}
-
-DEVICE uint32_t load_stream_u32(const void* address) {
-    uint32_t v;
-    ON_HOST(v = sim::load<uint32_t>(address);)
-    ON_CARD(asm volatile("ld.global.nc.L1::no_allocate.L2::128B.u32 %0, [%1];"
-                         : "=r"(v) : "l"(address));)
-    return v;
-}
-
-DEVICE void prefetch_l2(const void* address) {
-    ON_HOST((void)address;)
-    ON_CARD(asm volatile("prefetch.global.L2 [%0];" ::"l"(address));)
-}
-
 // The host polls with an acquire load: all this thread wrote, or saw, before is visible first.
 DEVICE void store_release_sys_u64(uint64_t* address, uint64_t value) {
     ON_HOST(sim::store_release<uint64_t>(address, value);)
     ON_CARD(asm volatile("st.release.sys.global.u64 [%0], %1;"
                          ::"l"(address), "l"(value) : "memory");)
-}
-
-DEVICE uint32_t load_acquire_u32(const uint32_t* address) {
-    uint32_t v;
-    ON_HOST(v = sim::load<uint32_t>(address);)
-    ON_CARD(asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
-                         : "=r"(v) : "l"(address) : "memory");)
-    return v;
-}
-
-DEVICE void store_release_u32(uint32_t* address, uint32_t value) {
-    ON_HOST(sim::store_release<uint32_t>(address, value);)
-    ON_CARD(asm volatile("st.release.gpu.global.u32 [%0], %1;"
-                         ::"l"(address), "r"(value) : "memory");)
 }
 
 // Takes a ticket and returns its number: 0..last, then 0 again, so the counter resets itself. The
@@ -275,12 +219,6 @@ DEVICE uint32_t atomic_inc_acq_rel_wrap(uint32_t* address, uint32_t last) {
     ON_CARD(asm volatile("atom.inc.acq_rel.gpu.global.u32 %0, [%1], %2;"
                          : "=r"(old) : "l"(address), "r"(last) : "memory");)
     return old;
-}
-
-// Records an error for the host: word[0] collects the bits of `code`, word[1] keeps the `detail`
-// (a position, a row) of the first report.
-DEVICE void report_error(uint32_t* word, uint32_t code, uint32_t detail) {
-    if (atomicOr(word, code) == 0) atomicExch(word + 1, detail);
 }
 
 // ---------------------------------------------------------------- asynchronous copies to shared
@@ -348,113 +286,6 @@ DEVICE void cp_async_wait() {
 #endif
 }
 
-// An mbarrier is a uint64_t in shared memory: arrivals due, bytes due, and a phase that flips when
-// both are met. Below compute capability 9.0 it is this word:
-//   bits 0-15 arrivals a phase, 16-31 arrivals due, 32-62 bytes due (signed), 63 phase
-#if !defined(ONEGRAPH_SIM) && !ARCH_AT_LEAST(900)
-DEVICE uint64_t mbarrier_step(uint64_t word, uint32_t arrivals, int32_t bytes) {
-    uint32_t count = static_cast<uint32_t>(word) & 0xffffu;
-    uint32_t due = (static_cast<uint32_t>(word >> 16) & 0xffffu) - arrivals;
-    uint32_t high = static_cast<uint32_t>(word >> 32);
-    uint32_t phase = high >> 31;
-    uint32_t tx = (high + static_cast<uint32_t>(bytes)) & 0x7fffffffu;
-    if (due == 0 && tx == 0) {
-        phase ^= 1;
-        due = count;
-    }
-    return (static_cast<uint64_t>((phase << 31) | tx) << 32) | (due << 16) | count;
-}
-
-DEVICE void mbarrier_apply(uint64_t* barrier, uint32_t arrivals, int32_t bytes) {
-    unsigned long long* word = reinterpret_cast<unsigned long long*>(barrier);
-    __threadfence_block();
-    unsigned long long seen = *static_cast<volatile unsigned long long*>(word);
-    unsigned long long old;
-    do {
-        old = seen;
-        seen = atomicCAS(word, old, mbarrier_step(old, arrivals, bytes));
-    } while (seen != old);
-}
-#endif
-
-// One thread; then mbarrier_init_fence() by it and a block barrier before anyone uses it.
-DEVICE void mbarrier_init(uint64_t* barrier, uint32_t arrivals) {
-    ON_HOST(sim::mbarrier_init(barrier, arrivals);)
-#if ARCH_AT_LEAST(900)
-    ON_CARD(asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
-                         ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");)
-#else
-    ON_CARD(*static_cast<volatile uint64_t*>(barrier) = arrivals | (arrivals << 16);)
-#endif
-}
-
-DEVICE void mbarrier_init_fence() {
-#if ARCH_AT_LEAST(900)
-    ON_CARD(asm volatile("fence.mbarrier_init.release.cluster;\n\tfence.proxy.async.shared::cta;"
-                         ::: "memory");)
-#else
-    ON_CARD(__threadfence_block();)
-#endif
-}
-
-DEVICE void mbarrier_arrive(uint64_t* barrier) {
-    ON_HOST(sim::mbarrier_apply(barrier, 1, 0);)
-#if ARCH_AT_LEAST(900)
-    ON_CARD(asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];"
-                         ::"r"(shared_address(barrier)) : "memory");)
-#else
-    ON_CARD(mbarrier_apply(barrier, 1, 0);)
-#endif
-}
-
-// One arrival, and `bytes` more that bulk copies will bring in this phase.
-DEVICE void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes) {
-    ON_HOST(sim::mbarrier_apply(barrier, 1, static_cast<int32_t>(bytes));)
-#if ARCH_AT_LEAST(900)
-    ON_CARD(asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
-                         ::"r"(shared_address(barrier)), "r"(bytes) : "memory");)
-#else
-    ON_CARD(mbarrier_apply(barrier, 1, static_cast<int32_t>(bytes));)
-#endif
-}
-
-// Returns once the phase of that parity (0 first) is complete.
-DEVICE void mbarrier_wait_parity(uint64_t* barrier, uint32_t parity) {
-    ON_HOST(sim::mbarrier_wait(barrier, parity);)
-#if ARCH_AT_LEAST(900)
-    ON_CARD(asm volatile(
-        "{\n\t.reg .pred done;\n"
-        "WAIT_%=:\n\t"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t"
-        "@!done bra WAIT_%=;\n\t}"
-        ::"r"(shared_address(barrier)), "r"(parity) : "memory");)
-#else
-    ON_CARD(
-        while ((*static_cast<volatile uint64_t*>(barrier) >> 63) == parity) {}
-        __threadfence_block();)
-#endif
-}
-
-// Copies `bytes` (a multiple of 16; both addresses 16-byte aligned) and counts them on `barrier`.
-// One thread calls it, after it has announced the bytes by mbarrier_arrive_expect.
-DEVICE void bulk_copy_to_shared(void* shared, const void* global, uint32_t bytes,
-                                uint64_t* barrier) {
-    ON_HOST(sim::bulk_copy(shared, global, bytes, barrier);)
-#if ARCH_AT_LEAST(900)
-    ON_CARD(asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-        ::"r"(shared_address(shared)), "l"(global), "r"(bytes), "r"(shared_address(barrier))
-        : "memory");)
-#else
-    ON_CARD(
-        for (uint32_t i = 0; i < bytes / 16; i++) {
-            static_cast<uint4*>(shared)[i] =
-                load_relaxed_u32x4(static_cast<const uint4*>(global) + i);
-        }
-        mbarrier_apply(barrier, 0, -static_cast<int32_t>(bytes));)
-#endif
-}
-
 // ---------------------------------------------------------------- tensor cores
 
 // d = a*b + c for A [16][16] row-major, B [16][8] column-major, C and D [16][8] float32. With
@@ -508,19 +339,7 @@ DEVICE void ldmatrix_x4_transposed(uint32_t d[4], const void* shared_row) {
                          : "r"(shared_address(shared_row)) : "memory");)
 }
 
-// ---------------------------------------------------------------- barriers and reductions
-
-// Barrier `id` (1..15; 0 is __syncthreads) of `threads` threads, a multiple of 32.
-DEVICE void named_barrier_sync(uint32_t id, uint32_t threads) {
-    ON_HOST(sim::named_barrier_sync(id, threads);)
-    ON_CARD(asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");)
-}
-
-// Counts this thread in without waiting.
-DEVICE void named_barrier_arrive(uint32_t id, uint32_t threads) {
-    ON_HOST(sim::named_barrier_arrive(id, threads);)
-    ON_CARD(asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");)
-}
+// ---------------------------------------------------------------- reductions
 
 // Sum over the warp in every lane. The order is part of the definition: lanes at distance 16 are
 // added first, then 8, 4, 2, 1; addition commutes, so all lanes hold the same bits.

@@ -4,10 +4,10 @@
 // ---------------------------------------------------------------- block and warp
 
 static inline void __syncthreads(int line = __builtin_LINE()) {
-    sim::meet(0, sim::block->threads, true, false, line);
+    sim::meet(false, line);
 }
 static inline int __syncthreads_count(int predicate, int line = __builtin_LINE()) {
-    return static_cast<int>(sim::meet(0, sim::block->threads, true, predicate != 0, line));
+    return static_cast<int>(sim::meet(predicate != 0, line));
 }
 static inline int __syncthreads_or(int predicate, int line = __builtin_LINE()) {
     return __syncthreads_count(predicate, line) != 0;

@@ -54,7 +54,7 @@ extern "C" char __stop_ksim_shared[] __attribute__((weak, visibility("hidden")))
 
 namespace sim {
 
-enum State : uint8_t { READY, AT_WARP, AT_BARRIER, AT_MBARRIER, AT_PDL, DONE };
+enum State : uint8_t { READY, AT_WARP, AT_BARRIER, AT_PDL, DONE };
 
 struct AsyncCopy;
 
@@ -66,7 +66,6 @@ struct Fiber {
     uint32_t linear;
     State state;
     bool waited;
-    uint32_t barrier;
     int line;
     // The warp operation it waits at.
     uint32_t kind;
@@ -74,9 +73,6 @@ struct Fiber {
     uint64_t in;
     uint64_t operand;
     uint64_t out;
-    // The mbarrier it waits at.
-    volatile uint64_t* mbarrier;
-    uint32_t parity;
     // Its cp.async copies, oldest first; those of group g are complete once `group - g` allows.
     AsyncCopy* copies;
     uint32_t copy_count, copy_room, copy_group;
@@ -91,18 +87,10 @@ struct Warp {
 
 struct Barrier {
     uint32_t arrived;
-    uint32_t expected;
     int line;
     uint32_t votes;
     uint32_t result;
     uint32_t waiting[KSIM_MAX_THREADS / 32];
-};
-
-struct BulkCopy {
-    void* shared;
-    const void* global;
-    uint32_t bytes;
-    uint64_t* mbarrier;
 };
 
 struct Block {
@@ -116,14 +104,12 @@ struct Block {
     bool descending;
     char* static_shared;
     Fiber* fibers;
-    BulkCopy* bulk;
-    uint32_t bulk_count, bulk_room;
     // Stacks that are free again, and the first that was never used by this block.
     char* free_stack[KSIM_MAX_THREADS];
     uint32_t free_stacks;
     uint32_t fresh_stack;
     Warp warp[KSIM_MAX_THREADS / 32];
-    Barrier barrier[16];
+    Barrier barrier;
 };
 
 struct Early {
@@ -319,17 +305,12 @@ static void release(Barrier& barrier) {
     }
 }
 
-// Counts the fiber in; with `wait` it goes on once `expected` have arrived. `line` is 0 where
-// threads may meet from different places. Returns how many arrived with `vote`.
-static inline uint32_t meet(uint32_t id, uint32_t expected, bool wait, bool vote, int line) {
-    if (id > 15) fail(KSIM_LAUNCH_FAILED, "barrier %u: there are 16", id);
-    Barrier& barrier = block->barrier[id];
+// Counts the fiber in; it goes on once all threads of the block have arrived. Returns how many did
+// with `vote`.
+static inline uint32_t meet(bool vote, int line) {
+    Barrier& barrier = block->barrier;
     if (barrier.arrived == 0) {
-        barrier.expected = expected;
         barrier.line = line;
-    } else if (barrier.expected != expected) {
-        fail(KSIM_LAUNCH_FAILED, "barrier %u is waited for with %u threads here, with %u elsewhere",
-             id, expected, barrier.expected);
     } else if (barrier.line != line) {
         fail(KSIM_LAUNCH_FAILED,
              "barrier divergence: threads of one block wait at __syncthreads in line %d and in "
@@ -337,27 +318,14 @@ static inline uint32_t meet(uint32_t id, uint32_t expected, bool wait, bool vote
              line, barrier.line);
     }
     barrier.votes += vote;
-    if (++barrier.arrived == expected) {
+    if (++barrier.arrived == block->threads) {
         release(barrier);
-    } else if (wait) {
+    } else {
         barrier.waiting[self->linear / 32] |= 1u << (self->linear % 32);
-        self->barrier = id;
         self->line = line;
         wait_as(AT_BARRIER);
     }
     return barrier.result;
-}
-
-static inline uint32_t named(uint32_t id, uint32_t threads, bool wait) {
-    if (threads == 0 || threads % 32 != 0 || threads > block->threads) {
-        fail(KSIM_LAUNCH_FAILED, "barrier %u of %u threads in a block of %u: a multiple of 32 that "
-             "the block has", id, threads, block->threads);
-    }
-    return meet(id, threads, wait, false, 0);
-}
-static inline void named_barrier_sync(uint32_t id, uint32_t threads) { named(id, threads, true); }
-static inline void named_barrier_arrive(uint32_t id, uint32_t threads) {
-    named(id, threads, false);
 }
 
 // ---------------------------------------------------------------- programmatic launches
@@ -371,7 +339,6 @@ static inline void pdl_trigger() {}
 
 // ---------------------------------------------------------------- running blocks
 
-static bool finish_one_bulk_copy();
 
 static void swap_static_shared(Block* next) {
     if (resident == next) return;
@@ -416,7 +383,6 @@ static void free_block(Block* b) {
     for (uint32_t i = 0; i < b->threads; i++) free(b->fibers[i].copies);
     free(b->fibers);
     free(b->static_shared);
-    free(b->bulk);
     free(b);
 }
 
@@ -434,11 +400,10 @@ static void start_block(Block* b, uint32_t linear) {
     b->live = b->threads;
     b->waited = false;
     b->descending = launch->seed && (mix(launch->seed + linear) & 1);
-    b->bulk_count = 0;
     b->free_stacks = 0;
     b->fresh_stack = 0;
     select_block(b);
-    memset(b->barrier, 0, sizeof(b->barrier));
+    memset(&b->barrier, 0, sizeof(b->barrier));
     if (static_shared_bytes()) memset(__start_ksim_shared, 0xff, static_shared_bytes());
     if (launch->dynamic_shared_bytes) {
         memset(launch->dynamic_shared[b->slot], 0xff, launch->dynamic_shared_bytes);
@@ -483,18 +448,6 @@ static void run_ready() {
     } while (any);
 }
 
-static bool wake_mbarrier_waiters() {
-    bool any = false;
-    for (uint32_t i = 0; i < block->threads; i++) {
-        Fiber& fiber = block->fibers[i];
-        if (fiber.state == AT_MBARRIER && (*fiber.mbarrier >> 63) != fiber.parity) {
-            wake(fiber);
-            any = true;
-        }
-    }
-    return any;
-}
-
 static void report_deadlock();
 
 // Runs the selected block to its end, or, before the grid is released, to its griddepcontrol.wait.
@@ -502,8 +455,6 @@ static void run_block() {
     while (true) {
         run_ready();
         if (error || block->live == 0) return;
-        if (wake_mbarrier_waiters()) continue;
-        if (finish_one_bulk_copy()) continue;
         bool at_pdl = false;
         for (uint32_t i = 0; i < block->threads; i++) at_pdl |= block->fibers[i].state == AT_PDL;
         if (at_pdl && !pdl_released) return;
@@ -514,10 +465,7 @@ static void run_block() {
 
 static void end_block() {
     if (error) return;
-    if (block->bulk_count) {
-        record(KSIM_LAUNCH_FAILED, "the block ended with %u bulk copies under way",
-               block->bulk_count);
-    } else if (launch->programmatic && !block->waited) {
+    if (launch->programmatic && !block->waited) {
         record(KSIM_LAUNCH_FAILED,
                "launched programmatically, but no thread of the block called pdl_wait(): the grid "
                "may end before its predecessor");

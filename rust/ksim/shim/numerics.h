@@ -30,29 +30,9 @@ static inline uint16_t f32_to_f16(float x) {
 }
 static inline float f16_to_f32(uint16_t h) { return halves_to_floats(h)[0]; }
 
-// The float32 product of two halves is exact, and rounding it, or a float32 sum of two halves,
-// once more to a half is harmless: 24 >= 2 * 11 + 2.
-static inline uint32_t mul_f16x2(uint32_t a, uint32_t b) {
-    return floats_to_halves(halves_to_floats(a) * halves_to_floats(b));
-}
+// Rounding a float32 sum of two halves once more to a half is harmless: 24 >= 2 * 11 + 2.
 static inline uint32_t add_f16x2(uint32_t a, uint32_t b) {
     return floats_to_halves(halves_to_floats(a) + halves_to_floats(b));
-}
-
-// Product plus addend may need more than 24 bits: round that sum to odd (truncate, then set the
-// last bit if anything was lost), after which rounding to a half is correct.
-static inline uint32_t fma_f16x2(uint32_t a, uint32_t b, uint32_t c) {
-    F4 product = halves_to_floats(a) * halves_to_floats(b);
-    F4 addend = halves_to_floats(c);
-    F4 sum = product + addend;
-    F4 back = sum - product;
-    F4 lost = (product - (sum - back)) + (addend - back);
-    I4 inexact = (lost < 0) | (lost > 0);
-    I4 bits = reinterpret_cast<I4>(sum);
-    I4 away = (bits ^ reinterpret_cast<I4>(lost)) >> 31;
-    I4 odd = (bits + away) | 1;
-    bits = (odd & inexact) | (bits & ~inexact);
-    return floats_to_halves(reinterpret_cast<F4>(bits));
 }
 
 static inline uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector) {

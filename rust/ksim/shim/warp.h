@@ -184,13 +184,11 @@ static void report_deadlock() {
     uint32_t exited = 0, at_barrier = 0, exited_one = 0;
     const Fiber* barrier = nullptr;
     const Fiber* at_warp = nullptr;
-    const Fiber* at_mbarrier = nullptr;
     for (uint32_t i = 0; i < block->threads; i++) {
         const Fiber& fiber = block->fibers[i];
         if (fiber.state == DONE) exited++, exited_one = i;
         if (fiber.state == AT_BARRIER) at_barrier++, barrier = &fiber;
         if (fiber.state == AT_WARP) at_warp = &fiber;
-        if (fiber.state == AT_MBARRIER) at_mbarrier = &fiber;
     }
     char where[64] = "";
     if (barrier && barrier->line) snprintf(where, sizeof where, " (line %d)", barrier->line);
@@ -203,22 +201,12 @@ static void report_deadlock() {
                at_barrier, where, exited);
     } else if (barrier && exited) {
         record(KSIM_LAUNCH_FAILED,
-               "barrier divergence: %u of %u threads wait at barrier %u%s, %u have exited (thread "
-               "%u)",
-               at_barrier, block->threads, barrier->barrier, where, exited, exited_one);
-    } else if (at_mbarrier) {
-        record(KSIM_LAUNCH_FAILED,
-               "deadlock: thread %u waits for parity %u of an mbarrier (%u arrivals, %d bytes due); "
-               "%u threads wait at a barrier%s, %u have exited",
-               at_mbarrier->linear, at_mbarrier->parity,
-               static_cast<uint32_t>(*at_mbarrier->mbarrier >> 16) & 0xffffu,
-               static_cast<int32_t>(static_cast<uint32_t>(*at_mbarrier->mbarrier >> 32) << 1) / 2,
-               at_barrier, where, exited);
+               "barrier divergence: %u of %u threads wait at a barrier%s, %u have exited (thread %u)",
+               at_barrier, block->threads, where, exited, exited_one);
     } else {
         record(KSIM_LAUNCH_FAILED,
-               "deadlock: %u of %u threads wait at barrier %u%s for %u, none can go on", at_barrier,
-               block->threads, barrier ? barrier->barrier : 0, where,
-               barrier ? block->barrier[barrier->barrier].expected : 0);
+               "deadlock: %u of %u threads wait at a barrier%s, none can go on", at_barrier,
+               block->threads, where);
     }
 }
 
