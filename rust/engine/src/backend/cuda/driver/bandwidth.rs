@@ -30,8 +30,8 @@ const BLOCKS_PER_SM: u32 = 4;
 /// A buffer this many times the level-2 cache is read from memory, but for 3% at the most.
 const CACHES: usize = 32;
 
-/// Bytes a second of the fastest of `repeats` reads of a buffer of up to `bytes`, half of what is free
-/// at most; and how many bytes that were.
+/// Bytes a second of the fastest of `repeats` reads of a buffer of up to `bytes`, half of what is
+/// free at most; and how many bytes that were.
 ///
 /// # Errors
 /// [`Error::Device`] where the card or the compiler cannot be used, [`Error::Memory`].

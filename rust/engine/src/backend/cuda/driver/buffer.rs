@@ -87,7 +87,8 @@ impl DeviceBuffer {
         }
         self.context.bind()?;
         let address = self.address + offset as u64;
-        // SAFETY: `within` has held the range to the buffer; the host bytes live until the wait below.
+        // SAFETY: `within` has held the range to the buffer; the host bytes live until the wait
+        // below.
         check("cuMemcpyHtoDAsync_v2", unsafe {
             sys::cuMemcpyHtoDAsync_v2(address, bytes.as_ptr().cast(), bytes.len(), stream.handle)
         })?;
@@ -109,7 +110,8 @@ impl DeviceBuffer {
         }
         self.context.bind()?;
         let address = self.address + offset as u64;
-        // SAFETY: `within` has held the range to the buffer; the host bytes live until the wait below.
+        // SAFETY: `within` has held the range to the buffer; the host bytes live until the wait
+        // below.
         check("cuMemcpyDtoHAsync_v2", unsafe {
             sys::cuMemcpyDtoHAsync_v2(
                 bytes.as_mut_ptr().cast(),
@@ -231,8 +233,8 @@ impl HostBuffer {
     /// # Safety
     /// While the slice lives, nothing queued on the card reads or writes it.
     pub unsafe fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the pointer is valid for `bytes` bytes while `self` lives; where there are none it
-        // is dangling and aligned. The caller keeps the card away.
+        // SAFETY: the pointer is valid for `bytes` bytes while `self` lives; where there are none
+        // it is dangling and aligned. The caller keeps the card away.
         unsafe { std::slice::from_raw_parts_mut(self.pointer, self.bytes) }
     }
 

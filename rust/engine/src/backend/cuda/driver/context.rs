@@ -97,8 +97,8 @@ impl Context {
         }
     }
 
-    /// Whether there is a card to give handles back to. Current or not: most often it is, and what is
-    /// not given back is lost.
+    /// Whether there is a card to give handles back to. Current or not: most often it is, and what
+    /// is not given back is lost.
     pub(super) fn takes_back(&self) -> bool {
         let _ = self.bind();
         !self.is_described()

@@ -104,8 +104,8 @@ impl Graph {
     }
 
     /// Makes this the graph of other launches: in place where they are as many of the same kinds
-    /// and order, which leaves the instance where it is, else by a new instance. Says whether it was
-    /// in place. Replays that are queued still run what they were queued with.
+    /// and order, which leaves the instance where it is, else by a new instance. Says whether it
+    /// was in place. Replays that are queued still run what they were queued with.
     ///
     /// # Errors
     /// As [`Graph::capture`]; the graph is then what it was before.
@@ -149,7 +149,8 @@ impl Graph {
     /// Queues one replay.
     pub fn replay(&self, stream: &Stream) -> Result<()> {
         self.context.bind()?;
-        // SAFETY: both handles are live; the launches keep modules alive, whoever owns the graph its buffers.
+        // SAFETY: both handles are live; the launches keep modules alive, whoever owns the graph
+        // its buffers.
         check("cuGraphLaunch", unsafe {
             sys::cuGraphLaunch(self.exec, stream.handle)
         })

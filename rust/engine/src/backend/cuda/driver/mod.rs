@@ -1,5 +1,5 @@
-//! The floor on the driver: cards, memory, machine code, launches and graphs. It knows no plan, and all
-//! `unsafe` of this backend is here.
+//! The floor on the driver: cards, memory, machine code, launches and graphs. It knows no plan, and
+//! all `unsafe` of this backend is here.
 
 pub mod bandwidth;
 pub mod buffer;

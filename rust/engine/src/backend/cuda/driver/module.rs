@@ -27,7 +27,8 @@ impl Module {
     pub fn new(context: &Arc<Context>, image: &Image) -> Result<Arc<Self>> {
         context.bind()?;
         let mut handle = std::ptr::null_mut();
-        // SAFETY: the image is a whole one of the compiler: a cubin says its length, PTX ends with a zero byte.
+        // SAFETY: the image is a whole one of the compiler: a cubin says its length, PTX ends with
+        // a zero byte.
         check("cuModuleLoadData", unsafe {
             sys::cuModuleLoadData(&mut handle, image.bytes().as_ptr().cast())
         })?;

@@ -1,5 +1,5 @@
-//! NVIDIA's run-time compiler: one shared library, found and opened, that makes machine code of CUDA
-//! C++.
+//! NVIDIA's run-time compiler: one shared library, found and opened, that makes machine code of
+//! CUDA C++.
 
 use std::ffi::{c_char, c_int, CStr, CString};
 use std::fs;

@@ -1,5 +1,5 @@
-//! The way of a file's bytes to the card: pinned slabs, two of them, so that one is filled while the
-//! other one is on its way.
+//! The way of a file's bytes to the card: pinned slabs, two of them, so that one is filled while
+//! the other one is on its way.
 
 use std::sync::Arc;
 
@@ -74,8 +74,8 @@ impl Slab {
         self.device.address()
     }
 
-    /// Copies each piece to its offset in the slab, once the card has read what was there, and queues
-    /// the slab's transfer to the card.
+    /// Copies each piece to its offset in the slab, once the card has read what was there, and
+    /// queues the slab's transfer to the card.
     pub fn copy(&mut self, pieces: &[(usize, &[u8])], stream: &Stream) -> Result<()> {
         self.wait()?;
         // SAFETY: the card has read it, and it is queued nowhere else.

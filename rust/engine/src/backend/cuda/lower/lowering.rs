@@ -54,8 +54,8 @@ pub struct ScratchAddresses {
     pub unscale: u64,
 }
 
-/// Addresses of what the rows of a pass are, each `[rows]` of u32; with `state`, tokens and positions
-/// come from there.
+/// Addresses of what the rows of a pass are, each `[rows]` of u32; with `state`, tokens and
+/// positions come from there.
 #[derive(Debug, Clone, Copy)]
 pub struct Inputs {
     pub tokens: u64,
@@ -68,8 +68,8 @@ pub struct Inputs {
     pub state: u64,
 }
 
-/// Which kernels a pass uses. Their sums differ in the last bits, so it is the caller who says which,
-/// never the number of rows.
+/// Which kernels a pass uses. Their sums differ in the last bits, so it is the caller who says
+/// which, never the number of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Path {
     /// Steps, compiled for at least `bucket` rows.

@@ -62,8 +62,8 @@ fn shared_bytes(n_tile: usize) -> usize {
     weights + scales + 2 * n_tile * (128 + 4)
 }
 
-/// Rows of activations a block, on a card of `sms` SMs with `shared` bytes each: large ones read the
-/// weights less often, small ones fill the card. No bit depends on it.
+/// Rows of activations a block, on a card of `sms` SMs with `shared` bytes each: large ones read
+/// the weights less often, small ones fill the card. No bit depends on it.
 fn n_tile(m: usize, groups: usize, sms: usize, shared: usize) -> usize {
     let mut n = MOST_ROWS;
     let fits = |n: usize| shared_bytes(n) <= shared;

@@ -1,5 +1,5 @@
-//! A fused product with weights, for whichever kernel computes it: which weights it reads and in what
-//! order, and what becomes of its sums.
+//! A fused product with weights, for whichever kernel computes it: which weights it reads and in
+//! what order, and what becomes of its sums.
 
 use super::layout::{arrangement, Matrix, Order};
 use super::lowering::{constants, Lowering};

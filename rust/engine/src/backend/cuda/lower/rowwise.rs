@@ -1,5 +1,5 @@
-//! The ops that are a kernel by themselves, row by row: embedding, norm, rotation, scatter, and what
-//! goes element by element.
+//! The ops that are a kernel by themselves, row by row: embedding, norm, rotation, scatter, and
+//! what goes element by element.
 
 use super::layout::Order;
 use super::lowering::{constants, sizes, Lowering, Pass};

@@ -1,5 +1,5 @@
-//! The launches that draw. The kernels follow [`crate::sampler`] bit for bit; what a request asks for
-//! lies in device memory, so that one captured list of launches serves every request.
+//! The launches that draw. The kernels follow [`crate::sampler`] bit for bit; what a request asks
+//! for lies in device memory, so that one captured list of launches serves every request.
 
 use bytemuck::Zeroable;
 
@@ -103,8 +103,8 @@ pub struct Draw {
     pub logits: u64,
     /// `[rows]` u32.
     pub slots: u64,
-    /// Where [`Record`]s go, at step number % [`RING_STEPS`]: `[RING_STEPS][max_rows]` u64 of mapped
-    /// host memory.
+    /// Where [`Record`]s go, at step number % [`RING_STEPS`]: `[RING_STEPS][max_rows]` u64 of
+    /// mapped host memory.
     pub ring: u64,
     /// The u32 to which each draw adds one; 0 before the first.
     pub step: u64,
@@ -125,8 +125,8 @@ pub struct Record {
 
 impl Record {
     /// Takes a word of the ring apart: the step in its high half; below it bit 31 live, bits 28 and
-    /// 29 how the sequence ended (1 stop, 2 length, 3 failed), bit 27 that no token was left, bits 0
-    /// to 22 the token, or that of the logit that failed.
+    /// 29 how the sequence ended (1 stop, 2 length, 3 failed), bit 27 that no token was left, bits
+    /// 0 to 22 the token, or that of the logit that failed.
     pub fn new(word: u64) -> Self {
         let low = word as u32;
         let token = low & (sampler::MAX_VOCAB as u32 - 1);
@@ -172,7 +172,8 @@ pub fn specs(at: &SampleAddresses, shape: &SampleShape, draw: &Draw) -> Vec<Spec
     let tiles = shape.n_vocab.div_ceil(TILE).min(MAX_BLOCKS);
     let blocks = BLOCKS_WANTED.div_ceil(draw.rows.max(1)).min(tiles) as u32;
     let grid = [blocks, draw.rows as u32, 1];
-    // A greedy row is done with the first kernel: it reads the logits and writes what it makes of them.
+    // A greedy row is done with the first kernel: it reads the logits and writes what it makes of
+    // them.
     let all = draw.rows * shape.n_vocab * 8;
     let row = draw.rows * ROW_BYTES;
     [

@@ -1,6 +1,7 @@
-//! Sequences on the card. Position, token, sampler and finished flag live in device memory; a decode
-//! step is one graph replay, which advances them and appends the drawn tokens to a ring in mapped
-//! host memory. The host queues steps ahead and reads the ring; it never waits between tokens.
+//! Sequences on the card. Position, token, sampler and finished flag live in device memory; a
+//! decode step is one graph replay, which advances them and appends the drawn tokens to a ring in
+//! mapped host memory. The host queues steps ahead and reads the ring; it never waits between
+//! tokens.
 
 use std::sync::Arc;
 use std::time::Duration;

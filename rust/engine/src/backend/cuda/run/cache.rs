@@ -56,8 +56,8 @@ impl Key {
     }
 }
 
-/// Every list that was needed so far and is kept: all decode steps, of the others those that were used
-/// last.
+/// Every list that was needed so far and is kept: all decode steps, of the others those that were
+/// used last.
 #[derive(Debug)]
 pub struct Cache {
     known: HashMap<Key, Ready>,
@@ -86,8 +86,8 @@ impl Cache {
         self.known.keys().copied()
     }
 
-    /// Makes `launches` ready. Where there are too many lists, the one used longest ago goes: nobody
-    /// may have it under way.
+    /// Makes `launches` ready. Where there are too many lists, the one used longest ago goes:
+    /// nobody may have it under way.
     ///
     /// # Errors
     /// What the driver says of a capture, with its cause and what to do.

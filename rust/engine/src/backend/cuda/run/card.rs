@@ -1,5 +1,5 @@
-//! A plan on a card: all its memory, and the launches for a number of rows. Eager mode runs those, a
-//! graph is a recording of them.
+//! A plan on a card: all its memory, and the launches for a number of rows. Eager mode runs those,
+//! a graph is a recording of them.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -291,8 +291,8 @@ impl Card {
         pass::prompt_span(&self.lowering, end)
     }
 
-    /// Launches of `specs`, each of which may start before its predecessor has ended, where the card
-    /// can.
+    /// Launches of `specs`, each of which may start before its predecessor has ended, where the
+    /// card can.
     ///
     /// # Errors
     /// [`Error::Device`] where there is no compiler or the card refuses the code.

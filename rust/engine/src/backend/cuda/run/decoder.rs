@@ -1,5 +1,5 @@
-//! What decodes on a card: the model, the sampler, the ring of tokens, and the lists of launches that
-//! are ready.
+//! What decodes on a card: the model, the sampler, the ring of tokens, and the lists of launches
+//! that are ready.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -40,8 +40,8 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Takes all the memory that there ever is at once, for passes of up to `max_rows` rows, `max_out`
-    /// of which give logits.
+    /// Takes all the memory that there ever is at once, for passes of up to `max_rows` rows,
+    /// `max_out` of which give logits.
     ///
     /// # Errors
     /// As [`Card::new`] and [`Sampling::new`].
@@ -182,8 +182,8 @@ impl Decoder {
         }
     }
 
-    /// A graph holds the addresses of its capture: a buffer that was moved since would be read where
-    /// it was.
+    /// A graph holds the addresses of its capture: a buffer that was moved since would be read
+    /// where it was.
     fn check_unmoved(&self, key: Key) -> Result<()> {
         let then = self.lists.get(key).map_or_else(Vec::new, Ready::launches);
         let now = self.specs(key)?;

@@ -1,5 +1,5 @@
-//! Which decode steps are replays: the sizes that are captured, the look-up from a number of rows to
-//! the smallest of them, and the conditions of a replay.
+//! Which decode steps are replays: the sizes that are captured, the look-up from a number of rows
+//! to the smallest of them, and the conditions of a replay.
 
 use std::sync::Arc;
 
@@ -196,7 +196,8 @@ impl Dispatch {
             .unwrap_or(Key::step(Way::Eager, rows))
     }
 
-    /// As [`Dispatch::way`], for a step that is run: counts it, and what kept it from being a replay.
+    /// As [`Dispatch::way`], for a step that is run: counts it, and what kept it from being a
+    /// replay.
     pub fn choose(&mut self, rows: usize) -> Key {
         let missed = CONDITIONS.iter().position(|(_, holds)| !holds(self, rows));
         if let Some(condition) = missed {

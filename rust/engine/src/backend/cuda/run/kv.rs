@@ -313,8 +313,8 @@ impl KvPool {
         self.v.write(0, &v, stream)
     }
 
-    /// Calls `f(offset in the interpreter's order, whether a value, offset in the own buffer, size)`
-    /// for every run of bytes that both orders keep together.
+    /// Calls `f(offset in the interpreter's order, whether a value, offset in the own buffer,
+    /// size)` for every run of bytes that both orders keep together.
     fn for_each_value(&self, mut f: impl FnMut(usize, bool, usize, usize)) {
         let KvShape {
             n_layer,

@@ -1,6 +1,6 @@
-//! Prompts on the card. A prompt is fed in chunks of a few sizes, each a list of its own that is made
-//! ready at first need; rows that a chunk does not need are padding, which stores nothing and which
-//! nothing reads. The last row alone goes through the head of the model.
+//! Prompts on the card. A prompt is fed in chunks of a few sizes, each a list of its own that is
+//! made ready at first need; rows that a chunk does not need are padding, which stores nothing and
+//! which nothing reads. The last row alone goes through the head of the model.
 //!
 //! No bit depends on how a prompt is cut: the order of every sum is fixed by the row.
 
@@ -41,8 +41,8 @@ pub fn check_chunk(rows: usize) -> Result<()> {
     })
 }
 
-/// Rows of chunks up to `most`: powers of two, and from 64 on what lies in the middle. Up to there a
-/// chunk costs the reading of the weights, whatever its rows; above, at most a third is padding.
+/// Rows of chunks up to `most`: powers of two, and from 64 on what lies in the middle. Up to there
+/// a chunk costs the reading of the weights, whatever its rows; above, at most a third is padding.
 fn sizes(most: usize) -> impl Iterator<Item = usize> {
     (3..=12)
         .flat_map(|bits| [1usize << bits, 3 << (bits - 1)])
@@ -114,7 +114,8 @@ impl Chunks {
         Ok(())
     }
 
-    /// Every pass over prompts that may be needed, and those that give the logits of all their rows.
+    /// Every pass over prompts that may be needed, and those that give the logits of all their
+    /// rows.
     ///
     /// # Errors
     /// [`Error::Internal`].

@@ -1,5 +1,5 @@
-//! Tokens on their way to the host: steps append what they drew to a ring in mapped host memory, the
-//! host queues steps ahead and reads the ring.
+//! Tokens on their way to the host: steps append what they drew to a ring in mapped host memory,
+//! the host queues steps ahead and reads the ring.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -67,8 +67,8 @@ impl Ring {
         self.number = self.number.wrapping_add(steps as u32);
     }
 
-    /// Counts a step that was queued, for the slots and requests of `rows`; whether it is a `decode`
-    /// step or draws a prompt's first token.
+    /// Counts a step that was queued, for the slots and requests of `rows`; whether it is a
+    /// `decode` step or draws a prompt's first token.
     pub fn push(&mut self, rows: Vec<(usize, u64)>, decode: bool) {
         self.pass_over(1);
         self.queued.push_back(Queued {
@@ -105,8 +105,8 @@ impl Ring {
     /// Waits for the records of the oldest step.
     ///
     /// # Errors
-    /// [`Error::Device`] where the card failed or hangs; [`Error::Internal`] where the step has ended
-    /// without them.
+    /// [`Error::Device`] where the card failed or hangs; [`Error::Internal`] where the step has
+    /// ended without them.
     pub fn await_oldest(&self, stream: &Stream) -> Result<()> {
         let Some(step) = self.queued.front() else {
             return Ok(());

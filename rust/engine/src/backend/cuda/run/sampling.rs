@@ -137,8 +137,8 @@ impl Sampling {
         self.state.write(at, &[position, 1], stream)
     }
 
-    /// From the next launch on `slot` draws, as if `token`, at `position`, were the last one it drew
-    /// and the first one at all.
+    /// From the next launch on `slot` draws, as if `token`, at `position`, were the last one it
+    /// drew and the first one at all.
     pub fn force(
         &mut self,
         slot: usize,

@@ -60,8 +60,8 @@ impl DeviceWeights {
         Staging::new(context, least, most)
     }
 
-    /// Copies and rewrites all of it. `progress` is told the bytes of the file that are done, and of
-    /// how many; it may break off.
+    /// Copies and rewrites all of it. `progress` is told the bytes of the file that are done, and
+    /// of how many; it may break off.
     ///
     /// # Errors
     /// [`Error::Tensor`], [`Error::Device`], what `progress` says.

@@ -109,8 +109,8 @@ fn largest(
     Ok(Some(good))
 }
 
-/// The options that a load of `plan` is to have where `free` bytes of the card are free: those given,
-/// or, where the caller `may_shrink` the context, the largest one that fits.
+/// The options that a load of `plan` is to have where `free` bytes of the card are free: those
+/// given, or, where the caller `may_shrink` the context, the largest one that fits.
 ///
 /// # Errors
 /// [`Error::Memory`] with what is needed of what, what is free, and what would fit.

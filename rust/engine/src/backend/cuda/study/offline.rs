@@ -19,8 +19,8 @@ use crate::plan::Plan;
 /// How often a caller is told how far it is.
 const TELL: Duration = Duration::from_millis(50);
 
-/// Every kernel that serving `plan` with `options` runs on a card of architecture `arch`, whatever its
-/// number of multiprocessors: in powers of two, between which no tile changes twice.
+/// Every kernel that serving `plan` with `options` runs on a card of architecture `arch`, whatever
+/// its number of multiprocessors: in powers of two, between which no tile changes twice.
 ///
 /// # Errors
 /// [`Error::Unsupported`] for the architecture, and what is wrong with the options.
