@@ -243,6 +243,12 @@ def test_the_bindings_leave_and_take_the_interpreter_in_one_place() -> None:
     bindings = files(".rs", under=ROOT / "rust" / "python")
     found = {p.name for p in bindings if ways.search(product_code(p))}
     assert found == {"errors.rs", "exit.rs"}
+    # And what does it beneath, at its first use.
+    lazy = re.compile(
+        r"derive\([^)]*\bFromPyObject\b|\bintern!|\bPySequence\b|\bPyMapping\b"
+        r"|\bis_instance_of::<Py\w+Error>|\.value\(py\)"
+    )
+    assert [str(p) for p in bindings if lazy.search(product_code(p))] == []
 
 
 def test_rooms_that_read_hostile_input_deny_what_could_panic() -> None:

@@ -108,7 +108,7 @@ THREADS = {
     "full queue": "submit()",
 }
 
-BUSY = """
+CALLS = """
 def logits():
     # Not `llm.logits`: whether NumPy survives the end is not the question.
     ids = [5] * 300
@@ -127,7 +127,9 @@ kept = []
 
 def submit():
     kept.append(llm.generate("tea", stream=True, **LONG))
+"""
 
+BUSY = """
 def work():
     begun.wait()
     while True:
@@ -137,6 +139,20 @@ begun = threading.Barrier(5)
 for _ in range(4):
     threading.Thread(target=work, daemon=True).start()
 begun.wait()
+time.sleep(0.001 * int(sys.argv[2]))
+"""
+
+#: Many threads that call for the first time when the program ends: what is made at its first use is
+#: being made then.
+FIRST = """
+def work():
+    begun.wait()
+    {call}
+
+begun = threading.Event()
+for _ in range(100):
+    threading.Thread(target=work, daemon=True).start()
+begun.set()
 time.sleep(0.001 * int(sys.argv[2]))
 """
 
@@ -170,9 +186,10 @@ for name, task in TASKS.items():
     if name in EMPTY:
         SCRIPTS[f"loop left open, {name}"] = (ASYNCIO.format(body=body, run=LEAVE), 0)
 for name, call in THREADS.items():
-    SCRIPTS[f"threads, {name}"] = (BUSY.format(call=call), 0)
+    SCRIPTS[f"threads, {name}"] = (CALLS + BUSY.format(call=call), 0)
+    SCRIPTS[f"first calls, {name}"] = (CALLS + FIRST.format(call=call), 0)
 for name, (line, code) in ENDS.items():
-    SCRIPTS[f"threads, {name}"] = (BUSY.format(call=THREADS["stream"]) + line, code)
+    SCRIPTS[f"threads, {name}"] = (CALLS + BUSY.format(call=THREADS["stream"]) + line, code)
 
 
 @pytest.mark.usefixtures("interruptible")

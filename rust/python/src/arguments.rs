@@ -6,7 +6,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use onegraph::Error;
-use pyo3::exceptions::{PyTypeError, PyUnicodeEncodeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyInt, PyMemoryView, PyString};
 
@@ -30,11 +29,15 @@ pub fn shown(obj: &Bound<'_, PyAny>) -> String {
     let written = short.then(|| obj.repr().and_then(|text| text.extract::<String>()));
     match written {
         Some(Ok(text)) if text.chars().count() <= SHOWN => text,
-        _ => match obj.get_type().name() {
+        _ => match class_name(obj) {
             Ok(name) => format!("a value of type {name}"),
             Err(_) => "a value".to_owned(),
         },
     }
+}
+
+fn class_name(obj: &Bound<'_, PyAny>) -> PyResult<String> {
+    obj.get_type().getattr("__name__")?.extract()
 }
 
 /// For `from_py_with`, which is told no names: each argument under its own.
@@ -75,28 +78,40 @@ pub fn text(name: &'static str, obj: &Bound<'_, PyAny>) -> PyResult<String> {
 
 /// The text of a string, where UTF-8 can spell it.
 pub fn utf8(name: &'static str, string: &Bound<'_, PyString>) -> PyResult<String> {
-    string.to_str().map(str::to_owned).map_err(|e| {
-        let py = string.py();
-        if !e.is_instance_of::<PyUnicodeEncodeError>(py) {
-            return e;
-        }
-        let at = e.value(py).getattr("start").and_then(|at| at.extract());
-        let at: usize = at.unwrap_or_default();
-        refuse(
-            name,
-            format!("a str of {} characters", string.len().unwrap_or_default()),
-            format!(
-                "the character at index {at} is half of a surrogate pair, which UTF-8 cannot \
-                 spell; decode the bytes it came from as what they are"
-            ),
-        )
-    })
+    if let Ok(text) = string.to_str() {
+        return Ok(text.to_owned());
+    }
+    let spelled = string.call_method1("encode", ("utf-8", "surrogatepass"))?;
+    let at = before_surrogate(spelled.cast::<PyBytes>()?.as_bytes());
+    Err(refuse(
+        name,
+        format!("a str of {} characters", string.len().unwrap_or_default()),
+        format!(
+            "the character at index {at} is half of a surrogate pair, which UTF-8 cannot spell; \
+             decode the bytes it came from as what they are"
+        ),
+    ))
+}
+
+/// Characters before the first half of a surrogate pair.
+fn before_surrogate(spelled: &[u8]) -> usize {
+    let is_half = |bytes: &[u8]| bytes[0] == 0xed && bytes[1] >= 0xa0;
+    let whole = spelled.windows(2).position(is_half);
+    let before = &spelled[..whole.unwrap_or(spelled.len())];
+    before.iter().filter(|byte| **byte & 0xc0 != 0x80).count()
 }
 
 /// `True` or `False`, numpy's included.
 pub fn flag(name: &'static str, obj: &Bound<'_, PyAny>) -> PyResult<bool> {
-    obj.extract()
-        .map_err(|_| refuse(name, shown(obj), "must be True or False"))
+    let class = obj.get_type();
+    let is_numpy = || -> PyResult<bool> {
+        let module: String = class.getattr("__module__")?.extract()?;
+        Ok(module == "numpy" && class_name(obj)?.starts_with("bool"))
+    };
+    if obj.is_instance_of::<PyBool>() || is_numpy().unwrap_or_default() {
+        return obj.is_truthy();
+    }
+    Err(refuse(name, shown(obj), "must be True or False"))
 }
 
 /// The path that a `str` or an `os.PathLike` names. PyO3's own conversion panics at half a surrogate
@@ -127,8 +142,9 @@ pub fn id(name: &'static str, obj: &Bound<'_, PyAny>) -> PyResult<u32> {
     if obj.is_instance_of::<PyBool>() {
         return Err(refuse(name, shown(obj), "must be a token id"));
     }
-    obj.extract().map_err(|e: PyErr| {
-        let is_number = !e.is_instance_of::<PyTypeError>(obj.py());
+    obj.extract().map_err(|_| {
+        // An integer, or what says which it stands for, as numpy's do.
+        let is_number = obj.is_instance_of::<PyInt>() || obj.hasattr("__index__").unwrap_or(false);
         let reason = if is_number {
             "token ids are integers from 0 to 2**32 - 1"
         } else {

@@ -2,8 +2,10 @@
 use std::panic::{catch_unwind, AssertUnwindSafe};
 
 use onegraph::error::{Error, Kind};
+use pyo3::panic::PanicException;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
+use pyo3::type_object::PyTypeInfo;
 use pyo3::types::PyType;
 
 use crate::exit;
@@ -25,7 +27,10 @@ fn class_name(kind: Kind) -> &'static str {
 }
 
 /// Imports the classes now: later, an import would run Python code in the middle of a native call.
+/// PyO3 looks at its own class of panics with every exception that it takes over, and makes it at
+/// the first.
 pub fn import_classes(py: Python<'_>) -> PyResult<()> {
+    PanicException::type_object(py);
     let import = || PyModule::import(py, "onegraph.errors").map(Bound::unbind);
     CLASSES.get_or_try_init(py, import).map(drop)
 }

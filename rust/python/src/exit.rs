@@ -9,7 +9,10 @@
 //!
 //! For the same reason no Python code runs below a Rust frame of such a thread, since CPython may end
 //! it there: what is to be called meanwhile, a progress function for one, is called by the Python side
-//! between two native calls. Only `errors::detached` and `errors::attached` go out and come in.
+//! between two native calls. Only `errors::detached` and `errors::attached` go out and come in. What
+//! PyO3 keeps in a `PyOnceLock` goes out as well, for a moment, at its first use: `intern!` and the
+//! derived `FromPyObject`, which is made of it, the classes of `collections.abc`, and an error that
+//! is looked into. None is used here but while the module is imported.
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::OnceLock;
 use std::thread::{self, ThreadId};

@@ -104,23 +104,40 @@ pub fn sampling_defaults(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     Ok(defaults)
 }
 
-/// The sampling keywords of a request, as `onegraph.sampling.resolve` gives them.
-#[derive(FromPyObject)]
-#[pyo3(from_item_all)]
-struct Sampling {
-    max_tokens: i64,
-    temperature: f64,
-    top_k: i64,
-    top_p: f64,
-    min_p: f64,
-    repeat_penalty: f64,
-    presence_penalty: f64,
-    frequency_penalty: f64,
-    logit_bias: Vec<(i64, f64)>,
-    seed: Option<u64>,
-    stop: Vec<String>,
-    logprobs: Option<i64>,
-    ignore_eos: bool,
+/// A struct of a dict's items. PyO3's derive would keep each key in a cell whose first use lets go of
+/// the interpreter (see `exit`).
+macro_rules! from_dict {
+    ($(#[$doc:meta])* struct $name:ident { $($field:ident: $type:ty,)* }) => {
+        $(#[$doc])*
+        struct $name { $($field: $type,)* }
+
+        impl<'a, 'py> FromPyObject<'a, 'py> for $name {
+            type Error = PyErr;
+
+            fn extract(items: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+                Ok(Self { $($field: items.get_item(stringify!($field))?.extract()?,)* })
+            }
+        }
+    };
+}
+
+from_dict! {
+    /// The sampling keywords of a request, as `onegraph.sampling.resolve` gives them.
+    struct Sampling {
+        max_tokens: i64,
+        temperature: f64,
+        top_k: i64,
+        top_p: f64,
+        min_p: f64,
+        repeat_penalty: f64,
+        presence_penalty: f64,
+        frequency_penalty: f64,
+        logit_bias: Vec<(i64, f64)>,
+        seed: Option<u64>,
+        stop: Vec<String>,
+        logprobs: Option<i64>,
+        ignore_eos: bool,
+    }
 }
 
 impl Sampling {
