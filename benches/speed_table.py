@@ -191,7 +191,7 @@ def one(shape: str, mix: str, folder: Path, args: argparse.Namespace, peak: floa
             options: Record = {"device": args.device, "n_ctx": args.n_ctx, "max_batch": 1}
             if args.device == "cpu":
                 options["threads"] = args.threads
-            with LLM(path, prefix_cache=False, **options) as llm:
+            with LLM(path, **options) as llm:
                 out["onegraph"] = ours(llm, args, peak)
                 if os.environ.get("OLLAMA_HOST"):
                     with part("ollama"):

@@ -31,8 +31,8 @@ MAY_IMPORT = {
     "tokenizer": ["gguf"],
     "template": ["gguf"],
     "backend": ["plan", "weights", "sampler"],
-    "session": ["backend"],
-    "engine": ["session", "sampler", "tokenizer", "template", "arch"],
+    "pages": ["backend"],
+    "engine": ["pages", "sampler", "tokenizer", "template", "arch"],
     "info": ["engine"],
 }
 

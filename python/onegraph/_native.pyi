@@ -193,7 +193,6 @@ class Engine:
         warmup: bool,
         pdl: bool | None,
         threads: int | None,
-        prefix_cache: bool,
         prefill_chunk: int,
         nvrtc_folders: Sequence[str | os.PathLike[str]],
     ) -> Loading: ...
@@ -269,7 +268,7 @@ class Generated:
     @property
     def finish_reason(self) -> Literal["stop", "length", "cancelled"] | None: ...
     @property
-    def usage(self) -> tuple[int, int, int]: ...
+    def usage(self) -> tuple[int, int]: ...
     @property
     def timings(self) -> tuple[float, float, float, float, float, float, float]: ...
 

@@ -187,8 +187,6 @@ class LLM:
         of another size is launched kernel by kernel
     warmup: capture all sizes while loading instead of at first need
     pdl: programmatic dependent launch; None uses it where the card has it
-    prefix_cache: let keys and values of old prompts serve new ones that start alike. Nothing is
-        kept yet: `usage.cached_tokens` is 0 either way
     prefill_chunk: most tokens of a prompt in one pass, a power of two from 64 to 4096; larger
         ones take more memory
 
@@ -212,7 +210,6 @@ class LLM:
         warmup: bool = False,
         pdl: bool | None = None,
         threads: int | None = None,
-        prefix_cache: bool = True,
         prefill_chunk: int = 512,
         progress: bool | Callable[[str, int, int | None], None] | None = None,
     ) -> None:
@@ -234,7 +231,6 @@ class LLM:
             "warmup": arguments.flag("warmup", warmup),
             "pdl": None if pdl is None else arguments.flag("pdl", pdl),
             "threads": optional("threads", threads),
-            "prefix_cache": arguments.flag("prefix_cache", prefix_cache),
             "prefill_chunk": arguments.integer("prefill_chunk", prefill_chunk),
         }
         model = arguments.path("model", model)

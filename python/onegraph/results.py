@@ -13,8 +13,6 @@ class Usage:
     """Token counts of a request."""
 
     prompt_tokens: int
-    #: Of the prompt, those whose keys and values were in the cache already.
-    cached_tokens: int
     #: Tokens of the result; the token that ended the text is not counted.
     completion_tokens: int
 

@@ -120,7 +120,6 @@ def test_graph_options_have_no_effect_on_the_cpu(tiny: Path, llm: LLM) -> None:
         graph_max_batch=4,
         warmup=True,
         pdl=False,
-        prefix_cache=False,
     ) as other:
         a, b = (m.generate("tea", max_tokens=9, seed=1) for m in (llm, other))
         assert a.token_ids == b.token_ids

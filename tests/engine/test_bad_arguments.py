@@ -84,7 +84,6 @@ LOADING: dict[str, list[Any]] = {
     "warmup": NO_FLAGS,
     "pdl": [v for v in NO_FLAGS if v is not None],
     "threads": [*NO_INTEGERS, -1, 0, 1025],
-    "prefix_cache": NO_FLAGS,
     "prefill_chunk": [*NO_INTEGERS, None, -1, 0, 100, 2**20],
     "progress": [7, "yes", object(), []],
 }

@@ -139,7 +139,7 @@ def test_usage_and_timings_add_up(smol: LLM) -> None:
     result = smol.generate("Hello there, how are you?", max_tokens=16, seed=1, ignore_eos=True)
     usage, timings = result.usage, result.timings
     assert usage.prompt_tokens == len(smol.tokenize("Hello there, how are you?"))
-    assert (usage.cached_tokens, usage.completion_tokens) == (0, 16)
+    assert usage.completion_tokens == 16
     assert timings.load_seconds > 0 and timings.queue_seconds >= 0
     rate = usage.prompt_tokens / timings.prefill_seconds
     assert timings.prefill_tokens_per_second == pytest.approx(rate)

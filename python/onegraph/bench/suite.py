@@ -196,9 +196,9 @@ def _repetition(case: Case, results: Sequence[Result], before: float) -> Repetit
         return Repetition(steps, decode, plain)
     prompt = times[0].prefill_seconds
     if case.n_depth:
-        # Behind the depth a prompt is slower than from an empty cache: what was read of the depth
-        # again goes by its own time.
-        prompt -= before * (case.n_depth - results[0].usage.cached_tokens) / case.n_depth
+        # Behind the depth a prompt is slower than from an empty cache: the depth, which is read
+        # again with it, goes by its own time.
+        prompt -= before
     if prompt <= 0:
         raise InternalError(
             f"{case.name}: {case.n_depth} tokens took {before:.6f} s and {case.n_prompt} more took "

@@ -112,16 +112,16 @@ KERNEL_BOUNDS(attention, Params, THREADS, MIN_BLOCKS) {
         const uint32_t begin = (first_split + local) * tokens;
         uint32_t end = n < begin + tokens ? n : begin + tokens;
         if (local >= my_splits) end = begin;
-        // The first team's split is the longer one: both take as many turns.
+        // The first team's split is the longer one: both take as many pages.
         const uint32_t wave_begin = (first_split + wave) * tokens;
-        const uint32_t turns = n - wave_begin < tokens ? n - wave_begin : tokens;
+        const uint32_t reach = n - wave_begin < tokens ? n - wave_begin : tokens;
         if (thread < GROUP && local < BLOCK_SPLITS) {
             most[local][thread] = -infinity_f32();
             weight[local][thread] = 0.0f;
         }
 #pragma unroll 1
-        for (uint32_t turn = 0; turn < turns; turn += PAGE_TOKENS) {
-            const uint32_t first = begin + turn;
+        for (uint32_t offset = 0; offset < reach; offset += PAGE_TOKENS) {
+            const uint32_t first = begin + offset;
             const uint32_t left = first < end ? end - first : 0;
             const uint32_t live = left < PAGE_TOKENS ? left : PAGE_TOKENS;
             const uint32_t page = live > 0 ? kv_page(p.kv, slot, first) : 0;
@@ -136,7 +136,7 @@ KERNEL_BOUNDS(attention, Params, THREADS, MIN_BLOCKS) {
             // fresh page holds anything, and 0 * NaN is NaN.
             const bool has_token = token < live && page != 0;
             const uint32_t newest = n - 1 - first;         // its entry, where it is in this page
-            const bool before = wave == 0 && turn == 0;    // q is not here yet
+            const bool before = wave == 0 && offset == 0;    // q is not here yet
             const bool ahead = before && p.alone != 0;     // nor has the kernel before ended
             typename Kv::Eight k[KEYS_AHEAD];
             typename Kv::Four v[EIGHTH][QUADS_LANE] = {};
@@ -265,10 +265,10 @@ KERNEL_BOUNDS(attention, Params, THREADS, MIN_BLOCKS) {
                     const uint32_t dim = (quad + QUADS_TURN * (at / 4 % QUADS_LANE)) * 4;
                     if (!owner || dim >= HEAD_DIM) continue;
                     float* sum = &result[local][g][dim + at % 4];
-                    *sum = turn == 0 ? acc[i] : fma_rn(*sum, fade[team][g], acc[i]);
+                    *sum = offset == 0 ? acc[i] : fma_rn(*sum, fade[team][g], acc[i]);
                 }
             }
-            if (turn + PAGE_TOKENS < turns || wave + TEAMS < my_splits) __syncthreads();
+            if (offset + PAGE_TOKENS < reach || wave + TEAMS < my_splits) __syncthreads();
         }
     }
     __syncthreads();

@@ -3,7 +3,7 @@
 // together, at places i and i + 4 of a tile.
 //
 // variant.cuh: EPILOGUE, ORDER, N_SEGMENTS, Segment0.., and for the epilogue QKV: HEAD_DIM,
-// N_HEAD_KV, Kv; the kernel's parameters then have `kv`, `turns`, `positions` and `slots`.
+// N_HEAD_KV, Kv; the kernel's parameters then have `kv`, `cos_sin`, `positions` and `slots`.
 #pragma once
 #include "unit.cuh"
 #include "kv.cuh"
@@ -69,11 +69,12 @@ DEVICE Rotation rotation_in(const P& p, int number, uint32_t tile, uint32_t at,
     Rotation rotation = {1.0f, 0.0f};
     if (number < 2) {
         uint32_t head_row = row_of<ORDER>(tile, at) % HEAD_DIM;
-        uint32_t turn = ORDER == ORDER_HALVES ? head_row : head_row / 2;
+        uint32_t pair = ORDER == ORDER_HALVES ? head_row : head_row / 2;
         uint32_t known = position < p.kv.n_ctx ? position : 0;
-        const float* turns = p.turns + (static_cast<uint64_t>(known) * (HEAD_DIM / 2) + turn) * 2;
-        rotation.cosine = turns[0];
-        rotation.sine = turns[1];
+        const float* cos_sin =
+            p.cos_sin + (static_cast<uint64_t>(known) * (HEAD_DIM / 2) + pair) * 2;
+        rotation.cosine = cos_sin[0];
+        rotation.sine = cos_sin[1];
     }
     return rotation;
 }

@@ -43,7 +43,7 @@ struct Params {
     uint32_t m;
     // For the epilogue QKV.
     KvView kv;
-    const float* turns;         // [n_ctx][HEAD_DIM / 2][cos, sin]
+    const float* cos_sin;       // [n_ctx][HEAD_DIM / 2][cos, sin]
     const uint32_t* positions;  // [m]
     const uint32_t* slots;      // [m]
     uint32_t located;  // 1: positions and slots were there before the preceding kernel began
@@ -266,14 +266,14 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
 
     // x, a warp a superblock: lane l takes columns 8l..8l+7. Where a warp has several, all are
     // asked for before the first is used.
-    constexpr uint32_t TURNS = (N_SB + WARPS - 1) / WARPS;
-    constexpr uint32_t AT_ONCE = MAX_M > 1 ? 1 : TURNS < 4 ? TURNS : 4;
+    constexpr uint32_t ROUNDS = (N_SB + WARPS - 1) / WARPS;
+    constexpr uint32_t AT_ONCE = MAX_M > 1 ? 1 : ROUNDS < 4 ? ROUNDS : 4;
 #pragma unroll 1
-    for (uint32_t turn = 0; turn < TURNS; turn += AT_ONCE) {
+    for (uint32_t round = 0; round < ROUNDS; round += AT_ONCE) {
         float v[AT_ONCE][MAX_M][8] = {};
 #pragma unroll
         for (uint32_t t = 0; t < AT_ONCE; t++) {
-            const uint32_t sb = warp + (turn + t) * WARPS, k = sb * UNIT_COLS + lane * 8;
+            const uint32_t sb = warp + (round + t) * WARPS, k = sb * UNIT_COLS + lane * 8;
 #pragma unroll
             for (int m = 0; m < MAX_M; m++) {
                 if (m >= p.m) break;
@@ -296,7 +296,7 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
         }
 #pragma unroll
         for (uint32_t t = 0; t < AT_ONCE; t++) {
-            const uint32_t sb = warp + (turn + t) * WARPS;
+            const uint32_t sb = warp + (round + t) * WARPS;
             if (sb >= N_SB) break;
             float* row0 = x + sb * MAX_M * X_SB + lane / 4 * X_SUB + lane % 4 * 8;
             float norm[8];

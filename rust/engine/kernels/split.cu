@@ -11,9 +11,9 @@
 constexpr uint32_t N_BLOCKS = N_IN / 32;
 constexpr uint32_t CHUNKS = N_BLOCKS * 4;  // of eight columns, one thread's share
 constexpr uint32_t WARPS = THREADS / 32;
-constexpr uint32_t TURNS = (CHUNKS + THREADS - 1) / THREADS;
+constexpr uint32_t ROUNDS = (CHUNKS + THREADS - 1) / THREADS;
 // Rows that fit the registers are read once.
-constexpr bool KEPT = TURNS <= 8;
+constexpr bool KEPT = ROUNDS <= 8;
 
 struct Params {
     const float* x;     // [m][N_IN]
@@ -28,7 +28,7 @@ struct Params {
 KERNEL_BOUNDS(split, Params, THREADS, 1) {
     SHARED float scratch[2][WARPS];
     const uint32_t m = blockIdx.x;
-    float kept[KEPT ? TURNS : 1][8];
+    float kept[KEPT ? ROUNDS : 1][8];
     pdl_wait();
     pdl_trigger();
 
@@ -52,18 +52,18 @@ KERNEL_BOUNDS(split, Params, THREADS, 1) {
 
     if constexpr (KEPT) {
 #pragma unroll
-        for (uint32_t turn = 0; turn < TURNS; turn++) {
-            load(turn * THREADS + threadIdx.x, kept[turn]);
+        for (uint32_t round = 0; round < ROUNDS; round++) {
+            load(round * THREADS + threadIdx.x, kept[round]);
         }
     }
     if constexpr (NORM) {
         float square = 0.0f;
 #pragma unroll
-        for (uint32_t turn = 0; turn < TURNS; turn++) {
-            if (!KEPT) load(turn * THREADS + threadIdx.x, kept[0]);
+        for (uint32_t round = 0; round < ROUNDS; round++) {
+            if (!KEPT) load(round * THREADS + threadIdx.x, kept[0]);
 #pragma unroll
             for (int e = 0; e < 8; e++) {
-                float v = kept[KEPT ? turn : 0][e];
+                float v = kept[KEPT ? round : 0][e];
                 square = fma_rn(v, v, square);
             }
         }
@@ -73,9 +73,9 @@ KERNEL_BOUNDS(split, Params, THREADS, 1) {
     }
     float most = 0.0f;
 #pragma unroll
-    for (uint32_t turn = 0; turn < TURNS; turn++) {
-        const uint32_t chunk = turn * THREADS + threadIdx.x;
-        float(&v)[8] = kept[KEPT ? turn : 0];
+    for (uint32_t round = 0; round < ROUNDS; round++) {
+        const uint32_t chunk = round * THREADS + threadIdx.x;
+        float(&v)[8] = kept[KEPT ? round : 0];
         if (!KEPT) load(chunk, v);
         normed(chunk, v);
 #pragma unroll
@@ -89,9 +89,9 @@ KERNEL_BOUNDS(split, Params, THREADS, 1) {
     delay_block();
     if (threadIdx.x == 0) p.unscale[m] = u32_as_float((127 + exponent - 141) << 23);
 #pragma unroll
-    for (uint32_t turn = 0; turn < TURNS; turn++) {
-        const uint32_t chunk = turn * THREADS + threadIdx.x;
-        float(&v)[8] = kept[KEPT ? turn : 0];
+    for (uint32_t round = 0; round < ROUNDS; round++) {
+        const uint32_t chunk = round * THREADS + threadIdx.x;
+        float(&v)[8] = kept[KEPT ? round : 0];
         if (!KEPT) {
             load(chunk, v);
             normed(chunk, v);

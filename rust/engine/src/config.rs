@@ -341,12 +341,12 @@ impl Config {
                 .float("rope.scaling.attn_factor", scale)?
                 .unwrap_or(1.0),
         };
-        let turns = 1e-3..=1e4;
+        let rotations = 1e-3..=1e4;
         let beta_fast = keys
-            .float("rope.scaling.yarn_beta_fast", turns.clone())?
+            .float("rope.scaling.yarn_beta_fast", rotations.clone())?
             .unwrap_or(32.0);
         let beta_slow = keys
-            .float("rope.scaling.yarn_beta_slow", turns)?
+            .float("rope.scaling.yarn_beta_slow", rotations)?
             .unwrap_or(1.0);
         if beta_slow > beta_fast {
             return Err(out_of_range(

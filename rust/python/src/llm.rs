@@ -65,7 +65,7 @@ fn answer<T: Send + serde::Serialize>(py: Python<'_>, ticket: &Ticket<T>) -> PyR
 }
 
 /// Submits until there is room in the queue, so that Ctrl-C is seen.
-fn queued<T: Send>(
+fn submitted<T: Send>(
     py: Python<'_>,
     submit: impl Fn() -> Result<Option<Ticket<T>>> + Sync,
 ) -> PyResult<Ticket<T>> {
@@ -240,7 +240,7 @@ impl Engine {
     /// Begins to load a file.
     #[staticmethod]
     #[pyo3(signature = (path, *, device, n_ctx, max_batch, kv_type, cuda_graph, graph_batch_sizes,
-                        graph_max_batch, graph_padding, warmup, pdl, threads, prefix_cache,
+                        graph_max_batch, graph_padding, warmup, pdl, threads,
                         prefill_chunk, nvrtc_folders))]
     #[allow(clippy::too_many_arguments)]
     fn load(
@@ -257,7 +257,6 @@ impl Engine {
         warmup: bool,
         pdl: Option<bool>,
         threads: Option<i64>,
-        prefix_cache: bool,
         prefill_chunk: i64,
         nvrtc_folders: Vec<PathBuf>,
     ) -> PyResult<Loading> {
@@ -268,7 +267,6 @@ impl Engine {
                 max_batch: count("max_batch", max_batch)?,
                 kv_type,
                 threads: threads.map(|n| count("threads", n)).transpose()?,
-                prefix_cache,
                 prefill_chunk: count("prefill_chunk", prefill_chunk)?,
                 graph: GraphOptions {
                     mode: GraphMode::from_name(cuda_graph)?,
@@ -294,7 +292,7 @@ impl Engine {
     fn submit(&self, py: Python<'_>, prompt: Vec<i64>, options: Sampling) -> PyResult<Generation> {
         let request = options.request(&prompt).map_err(to_py)?;
         Ok(Generation {
-            ticket: queued(py, || self.inner.submit(&request, POLL))?,
+            ticket: submitted(py, || self.inner.submit(&request, POLL))?,
             seed: request.sampling.seed,
         })
     }
@@ -357,7 +355,7 @@ impl Engine {
                     reason: format!("must be {expected} writable, contiguous numbers"),
                 })
             })?;
-        let ticket = queued(py, || self.inner.logits(&ids, path, POLL))?;
+        let ticket = submitted(py, || self.inner.logits(&ids, path, POLL))?;
         let mut filled = 0;
         while filled < expected {
             let Some(rows) = wait(py, &ticket)? else {
@@ -438,7 +436,7 @@ impl Engine {
             })
         };
         let check = check().map_err(to_py)?;
-        let ticket = queued(py, || self.inner.verify_graph(&check, POLL))?;
+        let ticket = submitted(py, || self.inner.verify_graph(&check, POLL))?;
         answer(py, &ticket)
     }
 
@@ -461,7 +459,7 @@ impl Engine {
             })
         };
         let question = question().map_err(to_py)?;
-        let ticket = queued(py, || self.inner.profile_graph(&question, POLL))?;
+        let ticket = submitted(py, || self.inner.profile_graph(&question, POLL))?;
         answer(py, &ticket)
     }
 
@@ -533,8 +531,8 @@ pub struct Generated {
     /// `(logprob, [(token, logprob), ...])` a token.
     logprobs: Vec<(f32, Vec<(u32, f32)>)>,
     finish_reason: Option<&'static str>,
-    /// Prompt, cached and completion tokens.
-    usage: (usize, usize, usize),
+    /// Prompt and completion tokens.
+    usage: (usize, usize),
     /// Seconds of load, queue, prefill, decode; tokens a second of prefill, decode, and decode
     /// without sampling.
     timings: (f64, f64, f64, f64, f64, f64, f64),
@@ -554,7 +552,7 @@ impl From<Piece> for Generated {
                 .map(|l| (l.logprob, l.top))
                 .collect(),
             finish_reason: end.map(|f| f.reason.name()),
-            usage: (usage.prompt, usage.cached, usage.completion),
+            usage: (usage.prompt, usage.completion),
             timings: (
                 t.load,
                 t.queue,

@@ -102,11 +102,11 @@ impl<'a> Builder<'a> {
                 beta_fast,
                 beta_slow,
             } => {
-                // Section 3.2 of the paper: the dimension that turns `beta` times over the
+                // Section 3.2 of the paper: the dimension that rotates `beta` times over the
                 // original context.
                 let dim_of = |beta: f64| {
-                    let turns = original_ctx as f64 / (beta * 2.0 * std::f64::consts::PI);
-                    dims * turns.ln() / (2.0 * c.rope_base.ln())
+                    let rotations = original_ctx as f64 / (beta * 2.0 * std::f64::consts::PI);
+                    dims * rotations.ln() / (2.0 * c.rope_base.ln())
                 };
                 let low = dim_of(beta_fast).floor().max(0.0);
                 let high = dim_of(beta_slow).ceil().min(dims - 1.0);

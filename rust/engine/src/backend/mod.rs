@@ -86,8 +86,6 @@ pub struct Limits {
     pub n_ctx: usize,
     /// Pages in the pool, the reserved page 0 included.
     pub n_pages: usize,
-    /// Decode steps that may be queued before their tokens are drained.
-    pub queue_depth: usize,
 }
 
 /// What a slot needs to know about the sequence that it is to decode.
@@ -321,8 +319,8 @@ pub trait Backend: Send {
     /// step is done; where nothing is queued it returns at once.
     fn drain(&mut self, wait: bool) -> Result<Vec<Event>>;
 
-    /// Steps queued whose tokens were not drained.
-    fn queued(&self) -> usize;
+    /// Whether another decode step may be queued before [`Backend::drain`].
+    fn may_queue(&self) -> bool;
 
     /// Ends the sequence of `slot`: tokens of steps still queued are dropped, its pages may be
     /// given to another slot.

@@ -56,8 +56,6 @@ pub struct Options {
     pub kv_type: String,
     /// CPU threads; none: as many as the machine runs at once.
     pub threads: Option<usize>,
-    /// Keep pages of old prompts for new ones that start alike.
-    pub prefix_cache: bool,
     /// On a GPU, most tokens of a prompt in one pass; a power of two.
     pub prefill_chunk: usize,
     pub graph: GraphOptions,
@@ -73,7 +71,6 @@ impl Default for Options {
             max_batch: 8,
             kv_type: quant::DEFAULT_KV.into(),
             threads: None,
-            prefix_cache: true,
             prefill_chunk: DEFAULT_CHUNK,
             graph: GraphOptions::default(),
             nvrtc_folders: Vec::new(),

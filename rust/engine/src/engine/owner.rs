@@ -13,7 +13,7 @@ use super::request::{FinishReason, Finished, Outlet, Piece, Request, Timings, Us
 use super::text::TextStream;
 use crate::backend::{Backend, Event, Finish, LogitsPath, SlotRequest};
 use crate::error::{Error, Result};
-use crate::session::{Pool, Session};
+use crate::pages::{Pool, Sequence};
 use crate::tokenizer::Tokenizer;
 
 /// Jobs that may wait; submitting another one blocks.
@@ -273,7 +273,7 @@ struct Mark {
 
 /// A job in a slot.
 struct Active {
-    session: Session,
+    sequence: Sequence,
     cancelled: Arc<AtomicBool>,
     submitted: Instant,
     /// When its first slice was begun.
@@ -308,13 +308,13 @@ impl Active {
             }
             Task::Logits { out, .. } => drop(out.send(Err(error))),
         }
-        self.session.close(backend)
+        self.sequence.close(backend)
     }
 
-    /// Whether its prompt is not in the cache yet.
-    fn is_fed(&self) -> bool {
+    /// Whether its whole prompt was fed, so that it decodes.
+    fn decodes(&self) -> bool {
         match &self.task {
-            Task::Generate(g) => self.session.position == g.request.prompt.len(),
+            Task::Generate(g) => self.sequence.position == g.request.prompt.len(),
             Task::Logits { .. } => false,
         }
     }
@@ -352,7 +352,7 @@ pub struct Owner {
     load_seconds: f64,
     /// By slot.
     active: Vec<Option<Active>>,
-    /// Slots whose prompts are to be fed, first come first served; requests for logits take turns,
+    /// Slots whose prompts are to be fed, first come first served; requests for logits alternate,
     /// since they may be long and slow.
     feeding: VecDeque<usize>,
     prefill_pace: Pace,
@@ -437,7 +437,7 @@ impl Owner {
             self.shared.room.notify_all();
             drop(queue);
             match self.pool.open(&mut *self.backend, job.tokens) {
-                Ok(Some(session)) => self.start(session, job)?,
+                Ok(Some(sequence)) => self.start(sequence, job)?,
                 Ok(None) => {
                     // First in line stays first.
                     self.shared.queue().jobs.push_front(job);
@@ -448,12 +448,12 @@ impl Owner {
         }
     }
 
-    fn start(&mut self, session: Session, job: Job) -> Result<()> {
-        let slot = session.slot();
+    fn start(&mut self, sequence: Sequence, job: Job) -> Result<()> {
+        let slot = sequence.slot();
         let task = match job.work {
             Work::Logits { ids, path, out } => Task::Logits { ids, path, out },
             Work::Inspect { sequences, look } => {
-                return self.inspect(session, job.tokens, sequences, look, &job.cancelled)
+                return self.inspect(sequence, job.tokens, sequences, look, &job.cancelled)
             }
             Work::Generate { request, out } => {
                 let ends = if request.ignore_eos {
@@ -472,7 +472,7 @@ impl Owner {
                 );
                 if let Err(e) = started {
                     out.send(Err(e));
-                    return session.close(&mut *self.backend);
+                    return sequence.close(&mut *self.backend);
                 }
                 Task::Generate(Box::new(Generation {
                     text: TextStream::new(&request.stop),
@@ -486,7 +486,7 @@ impl Owner {
             }
         };
         self.active[slot] = Some(Active {
-            session,
+            sequence,
             cancelled: job.cancelled,
             submitted: job.submitted,
             begun: None,
@@ -498,23 +498,23 @@ impl Owner {
 
     fn inspect(
         &mut self,
-        first: Session,
+        first: Sequence,
         tokens: usize,
         sequences: usize,
         look: Look,
         cancelled: &AtomicBool,
     ) -> Result<()> {
-        let mut sessions = vec![first];
-        while sessions.len() < sequences {
+        let mut opened = vec![first];
+        while opened.len() < sequences {
             match self.pool.open(&mut *self.backend, tokens)? {
-                Some(session) => sessions.push(session),
+                Some(sequence) => opened.push(sequence),
                 None => break,
             }
         }
-        let slots: Vec<usize> = sessions.iter().map(Session::slot).collect();
+        let slots: Vec<usize> = opened.iter().map(Sequence::slot).collect();
         look(Ok(&mut *self.backend), &slots, cancelled);
-        let close = |session: Session| session.close(&mut *self.backend);
-        sessions.into_iter().try_for_each(close)
+        let close = |sequence: Sequence| sequence.close(&mut *self.backend);
+        opened.into_iter().try_for_each(close)
     }
 
     fn drop_cancelled(&mut self) -> Result<()> {
@@ -533,7 +533,7 @@ impl Owner {
         let Some(slot) = self.feeding.front().copied() else {
             return Ok(());
         };
-        let others_decode = self.active.iter().flatten().any(Active::is_fed);
+        let others_decode = self.active.iter().flatten().any(Active::decodes);
         let slice = if others_decode {
             SHARED_SLICE
         } else {
@@ -542,7 +542,7 @@ impl Owner {
         let Some(active) = self.active[slot].as_mut() else {
             return Err(Error::Internal(format!("slot {slot} feeds nothing")));
         };
-        let start = active.session.position;
+        let start = active.sequence.position;
         let begun = Instant::now();
         active.begun.get_or_insert(begun);
         let (done, fed) = match &active.task {
@@ -573,7 +573,7 @@ impl Owner {
             }
         };
         match fed {
-            Ok(n) => active.session.position += n,
+            Ok(n) => active.sequence.position += n,
             Err(e) => {
                 self.feeding.pop_front();
                 return match self.active[slot].take() {
@@ -584,9 +584,9 @@ impl Owner {
         }
         if done {
             self.feeding.pop_front();
-            if let Some(active) = self.active[slot].take_if(|a| !a.is_fed()) {
+            if let Some(active) = self.active[slot].take_if(|a| !a.decodes()) {
                 // Logits: the sender's end tells the receiver that these were all.
-                active.session.close(&mut *self.backend)?;
+                active.sequence.close(&mut *self.backend)?;
             }
         } else if let Some(Task::Logits { .. }) = self.active[slot].as_ref().map(|a| &a.task) {
             self.feeding.rotate_left(1);
@@ -598,10 +598,10 @@ impl Owner {
     fn step(&mut self) -> Result<()> {
         // The last slice of a prompt draws a token too: it goes out before the next step.
         self.deliver(false)?;
-        if !self.active.iter().flatten().any(Active::is_fed) {
+        if !self.active.iter().flatten().any(Active::decodes) {
             return Ok(());
         }
-        while self.backend.queued() < self.backend.limits().queue_depth {
+        while self.backend.may_queue() {
             if let Err(e) = self.backend.decode() {
                 return self.fail_decoding(&e);
             }
@@ -611,7 +611,7 @@ impl Owner {
 
     fn fail_decoding(&mut self, error: &Error) -> Result<()> {
         for slot in 0..self.active.len() {
-            if let Some(active) = self.active[slot].take_if(|a| a.is_fed()) {
+            if let Some(active) = self.active[slot].take_if(|a| a.decodes()) {
                 active.fail(&mut *self.backend, error.clone())?;
             }
         }
@@ -675,7 +675,7 @@ impl Owner {
             return self.end(active, reason, piece);
         }
         if !g.out.send(Ok(piece)) {
-            return active.session.close(&mut *self.backend);
+            return active.sequence.close(&mut *self.backend);
         }
         self.active[event.slot] = Some(active);
         Ok(())
@@ -684,7 +684,7 @@ impl Owner {
     /// Sends the last piece and frees the slot.
     fn end(&mut self, active: Active, reason: FinishReason, mut piece: Piece) -> Result<()> {
         let Task::Generate(mut g) = active.task else {
-            return active.session.close(&mut *self.backend);
+            return active.sequence.close(&mut *self.backend);
         };
         if reason == FinishReason::Cancelled {
             piece.text.push_str(&g.text.finish());
@@ -707,13 +707,12 @@ impl Owner {
             reason,
             usage: Usage {
                 prompt: g.request.prompt.len(),
-                cached: 0,
                 completion: g.given,
             },
             timings,
         });
         // The slot is free before the caller can know that it is, or learns why it is not.
-        let closed = active.session.close(&mut *self.backend);
+        let closed = active.sequence.close(&mut *self.backend);
         g.out.send(closed.clone().map(|()| piece));
         closed
     }

@@ -52,8 +52,6 @@ impl FinishReason {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
     pub prompt: usize,
-    /// Of the prompt, those whose keys and values were there already.
-    pub cached: usize,
     /// Tokens of the result. The token that ended the text is not counted.
     pub completion: usize,
 }
@@ -86,7 +84,7 @@ impl Timings {
 
     /// Prompt tokens a second.
     pub fn prefill_rate(&self, usage: &Usage) -> f64 {
-        Self::rate(usage.prompt - usage.cached, self.prefill)
+        Self::rate(usage.prompt, self.prefill)
     }
 
     /// Tokens a second after the first, all included.

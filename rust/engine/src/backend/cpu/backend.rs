@@ -21,7 +21,7 @@ pub struct CpuBackend {
     limits: Limits,
     slots: Vec<Option<Sequence>>,
     events: Vec<Event>,
-    queued: usize,
+    queued: bool,
     sampling: Duration,
 }
 
@@ -127,14 +127,13 @@ impl CpuBackend {
             n_slots: options.n_slots,
             n_ctx: options.n_ctx,
             n_pages: options.n_pages,
-            queue_depth: 1,
         };
         Ok(Self {
             interpreter,
             slots: (0..limits.n_slots).map(|_| None).collect(),
             limits,
             events: Vec::new(),
-            queued: 0,
+            queued: false,
             sampling: Duration::ZERO,
         })
     }
@@ -250,7 +249,7 @@ impl Backend for CpuBackend {
     }
 
     fn decode(&mut self) -> Result<()> {
-        self.queued = 1;
+        self.queued = true;
         loop {
             let mut slots = Vec::new();
             let (mut tokens, mut positions) = (Vec::new(), Vec::new());
@@ -301,12 +300,12 @@ impl Backend for CpuBackend {
     }
 
     fn drain(&mut self, _wait: bool) -> Result<Vec<Event>> {
-        self.queued = 0;
+        self.queued = false;
         Ok(std::mem::take(&mut self.events))
     }
 
-    fn queued(&self) -> usize {
-        self.queued
+    fn may_queue(&self) -> bool {
+        !self.queued
     }
 
     fn release(&mut self, slot: usize) -> Result<()> {

@@ -7,7 +7,7 @@ use super::attention;
 use super::kv::KvCache;
 use super::matvec::{self, Product, Scratch};
 use super::memory::{filled, reserve, rows_of, Needs};
-use super::rowwise::{self, Turns};
+use super::rowwise::{self, CosSin};
 use super::simd::Level;
 use crate::backend::{Batch, Runner, RunnerOptions, Weights};
 use crate::error::{Error, Result};
@@ -26,7 +26,7 @@ pub struct Interpreter {
     scratch: Scratch,
     pub kv: KvCache,
     inv_freq: Vec<f64>,
-    turns: Turns,
+    cos_sin: CosSin,
     pool: Arc<rayon::ThreadPool>,
     level: Level,
 }
@@ -98,7 +98,7 @@ impl Interpreter {
             scratch: Scratch::default(),
             kv,
             inv_freq,
-            turns: Turns::default(),
+            cos_sin: CosSin::default(),
             pool: Arc::new(pool),
             level,
         })
@@ -185,7 +185,7 @@ impl Interpreter {
     fn step(&mut self, batch: &Batch<'_>) -> Result<()> {
         let plan = self.plan.clone();
         if plan.ops.iter().any(|op| matches!(op, Op::Rope { .. })) {
-            self.turns
+            self.cos_sin
                 .set(batch.positions, &self.inv_freq, plan.rope.scale)?;
         }
         let mut out_of_bounds = None;
@@ -282,9 +282,9 @@ impl Interpreter {
             } => self.rms_norm(*x, *weight, *out, *group, *eps),
             Op::Rope { x, n_head, style } => {
                 let width = self.plan.buffer(*x).width;
-                let (dim, turns) = (width / n_head, &self.turns);
+                let (dim, cos_sin) = (width / n_head, &self.cos_sin);
                 rowwise::each_row(&mut self.buffers[x.0], width, |row, values| {
-                    turns.rotate(row, values, dim, *style);
+                    cos_sin.rotate(row, values, dim, *style);
                 });
                 Ok(())
             }

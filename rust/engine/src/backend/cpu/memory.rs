@@ -51,7 +51,7 @@ impl Needs {
             .map(BufferId)
             .map(|id| product(&[rows_of(id), plan.buffer(id).width, F32]));
         let vectors = plan.weights.iter().filter(|w| w.n_out == 1);
-        let turns = product(&[rows, plan.rope.inv_freq.len(), 2 * F32]);
+        let cos_sin = product(&[rows, plan.rope.inv_freq.len(), 2 * F32]);
 
         let mut products = 0;
         let mut at = 0;
@@ -91,7 +91,7 @@ impl Needs {
             ]),
             activations: sum(buffers
                 .chain(vectors.map(|w| product(&[w.n_in, F32])))
-                .chain([turns])),
+                .chain([cos_sin])),
             scratch: sum([
                 products,
                 product(&[options.threads, scores.per_thread]),

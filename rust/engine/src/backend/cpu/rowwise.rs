@@ -47,23 +47,23 @@ pub fn rms_norm(values: &mut [f32], weight: &[f32], eps: f32) {
 
 /// Cosine and sine of each frequency's angle at each row's position.
 #[derive(Default)]
-pub struct Turns {
+pub struct CosSin {
     /// `[rows, inv_freq.len()]`.
-    turns: Vec<(f32, f32)>,
+    cos_sin: Vec<(f32, f32)>,
     half: usize,
 }
 
-impl Turns {
+impl CosSin {
     /// Angles `positions[r] * inv_freq[i]`; both are multiplied by `scale`.
     ///
     /// # Errors
     /// [`crate::Error::Memory`].
     pub fn set(&mut self, positions: &[u32], inv_freq: &[f64], scale: f64) -> Result<()> {
         self.half = inv_freq.len();
-        self.turns.clear();
+        self.cos_sin.clear();
         let n = positions.len().saturating_mul(self.half);
-        reserve(&mut self.turns, n, "the angles of the rows")?;
-        self.turns.extend(positions.iter().flat_map(|position| {
+        reserve(&mut self.cos_sin, n, "the angles of the rows")?;
+        self.cos_sin.extend(positions.iter().flat_map(|position| {
             inv_freq.iter().map(|f| {
                 let (sin, cos) = (f64::from(*position) * f).sin_cos();
                 ((cos * scale) as f32, (sin * scale) as f32)
@@ -74,19 +74,19 @@ impl Turns {
 
     /// Rotates the first values of each head of `dim` of a row.
     pub fn rotate(&self, row: usize, values: &mut [f32], dim: usize, style: RopeStyle) {
-        let turns = &self.turns[row * self.half..][..self.half];
+        let cos_sin = &self.cos_sin[row * self.half..][..self.half];
         for head in values.chunks_exact_mut(dim) {
             match style {
                 RopeStyle::Interleaved => {
                     let (pairs, _) = head.as_chunks_mut::<2>();
-                    for ([u, v], turn) in pairs.iter_mut().zip(turns) {
-                        (*u, *v) = turned(*u, *v, *turn);
+                    for ([u, v], angle) in pairs.iter_mut().zip(cos_sin) {
+                        (*u, *v) = rotated(*u, *v, *angle);
                     }
                 }
                 RopeStyle::Halves => {
                     let (first, rest) = head.split_at_mut(self.half);
-                    for ((u, v), turn) in first.iter_mut().zip(rest).zip(turns) {
-                        (*u, *v) = turned(*u, *v, *turn);
+                    for ((u, v), angle) in first.iter_mut().zip(rest).zip(cos_sin) {
+                        (*u, *v) = rotated(*u, *v, *angle);
                     }
                 }
             }
@@ -94,7 +94,7 @@ impl Turns {
     }
 }
 
-fn turned(u: f32, v: f32, (cos, sin): (f32, f32)) -> (f32, f32) {
+fn rotated(u: f32, v: f32, (cos, sin): (f32, f32)) -> (f32, f32) {
     (u * cos - v * sin, u * sin + v * cos)
 }
 

@@ -10,7 +10,7 @@ use crate::sampler::{random, Params};
 
 #[path = "../../../tests/files/fixture.rs"]
 mod fixture;
-mod sessions;
+mod pages;
 mod waking;
 
 use fixture::{Folder, Tensor, Writer};
@@ -174,8 +174,8 @@ impl Backend for Faulty {
         Ok(events)
     }
 
-    fn queued(&self) -> usize {
-        self.inner.queued()
+    fn may_queue(&self) -> bool {
+        self.inner.may_queue()
     }
 
     fn release(&mut self, slot: usize) -> Result<()> {

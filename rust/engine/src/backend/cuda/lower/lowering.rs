@@ -40,7 +40,7 @@ pub struct Addresses {
     /// By layer.
     pub kv: Vec<KvView>,
     /// `[n_ctx][half][cos, sin]` f32.
-    pub turns: u64,
+    pub cos_sin: u64,
     pub scratch: ScratchAddresses,
 }
 

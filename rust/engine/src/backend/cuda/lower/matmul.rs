@@ -132,7 +132,7 @@ pub fn specs(
         m: m as u32,
         stride: split.stride,
         kv: product.kv,
-        turns: l.at.turns,
+        cos_sin: l.at.cos_sin,
         positions: pass.inputs.positions,
         slots: pass.inputs.slots,
     };

@@ -82,7 +82,7 @@ pub fn specs(
             eps: op.norm.map_or(0.0, |n| n.1),
             m: (m - first).min(shape.max_m) as u32,
             kv: product.kv,
-            turns: l.at.turns,
+            cos_sin: l.at.cos_sin,
             positions: pass.inputs.positions + (first * 4) as u64,
             slots: pass.inputs.slots + (first * 4) as u64,
             // The first kernel of a pass may write the positions.

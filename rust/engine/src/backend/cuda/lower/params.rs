@@ -58,7 +58,7 @@ shared! {
         pub m: u32,
         pub kv: KvView,
         /// `[n_ctx][HEAD_DIM / 2][cos, sin]` f32.
-        pub turns: u64,
+        pub cos_sin: u64,
         /// `[m]` u32.
         pub positions: u64,
         /// `[m]` u32.
@@ -80,7 +80,7 @@ shared! {
         pub stride: u32,
         pub kv: KvView,
         /// `[n_ctx][HEAD_DIM / 2][cos, sin]` f32.
-        pub turns: u64,
+        pub cos_sin: u64,
         /// `[m]` u32.
         pub positions: u64,
         /// `[m]` u32.
@@ -152,7 +152,7 @@ shared! {
         /// `[m][N_HEAD * HEAD_DIM]` f32.
         pub x: u64,
         /// `[n_ctx][HALF][cos, sin]` f32.
-        pub turns: u64,
+        pub cos_sin: u64,
         /// `[m]` u32.
         pub positions: u64,
         pub n_ctx: u32,

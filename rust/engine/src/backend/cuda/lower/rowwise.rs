@@ -176,7 +176,7 @@ fn rope(l: &Lowering, x: BufferId, n_head: usize, style: RopeStyle, pass: &Pass)
     };
     let params = Rope {
         x: l.address(x),
-        turns: l.at.turns,
+        cos_sin: l.at.cos_sin,
         positions: pass.inputs.positions,
         n_ctx: l.n_ctx as u32,
         unused: 0,

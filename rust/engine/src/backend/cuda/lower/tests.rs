@@ -186,7 +186,7 @@ fn lowering(arch: &str, ty: &str, kv_type: &str, is_fused: bool) -> Lowering {
         matrices: (0..).zip(&wanted.matrices).map(matrix).collect(),
         vectors: (0..).zip(&wanted.vectors).map(vector).collect(),
         kv: vec![kv],
-        turns: 3 * WEIGHTS,
+        cos_sin: 3 * WEIGHTS,
         scratch: ScratchAddresses {
             partial: 4 * WEIGHTS,
             tickets: 5 * WEIGHTS,
@@ -293,8 +293,8 @@ fn launches_name_the_buffers_of_their_ops() {
     assert_eq!((qkv.x, qkv.segment[0].out), (at("x"), at("q")));
     assert_eq!(qkv.norm, l.vector(Some(WeightId(0))).unwrap());
     assert_eq!(
-        (qkv.kv.k, qkv.kv.v, qkv.turns),
-        (1 << 50, 1 << 51, l.at.turns)
+        (qkv.kv.k, qkv.kv.v, qkv.cos_sin),
+        (1 << 50, 1 << 51, l.at.cos_sin)
     );
     assert_eq!(qkv.segment.map(|s| s.rows), [512, 128, 128]);
 

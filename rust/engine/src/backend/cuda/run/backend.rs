@@ -113,7 +113,6 @@ impl CudaBackend {
                 n_slots,
                 n_ctx: options.n_ctx,
                 n_pages: options.n_pages,
-                queue_depth: QUEUE_DEPTH,
             },
             sequences: Sequences::new(n_slots),
             idle: false,
@@ -272,15 +271,13 @@ impl Backend for CudaBackend {
         Ok(self.sequences.take_events())
     }
 
-    fn queued(&self) -> usize {
-        let queued = self.decoder.ring.decode_steps();
+    fn may_queue(&self) -> bool {
         // Log-probabilities are read from the logits, which the next step overwrites.
-        let full = self.idle || (queued > 0 && self.sequences.wants_logprobs());
-        if full {
-            QUEUE_DEPTH
-        } else {
-            queued
-        }
+        let most = match self.sequences.wants_logprobs() {
+            true => 1,
+            false => QUEUE_DEPTH,
+        };
+        !self.idle && self.decoder.ring.decode_steps() < most
     }
 
     fn release(&mut self, slot: usize) -> Result<()> {

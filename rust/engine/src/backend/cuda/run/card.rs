@@ -31,7 +31,7 @@ pub struct Card {
     weights: DeviceWeights,
     pub kv: KvPool,
     buffers: Vec<DeviceBuffer>,
-    _turns: DeviceBuffer,
+    _cos_sin: DeviceBuffer,
     scratch: ScratchBuffers,
     /// Inputs of passes whose rows the host gives.
     pub rows: RowBuffers,
@@ -95,7 +95,7 @@ impl ScratchBuffers {
 }
 
 /// Cosine and sine of every position, `[n_ctx][half][2]`, as the interpreter computes them.
-fn turns(plan: &Plan, weights: &dyn Weights, n_ctx: usize) -> Result<Vec<f32>> {
+fn cos_sin(plan: &Plan, weights: &dyn Weights, n_ctx: usize) -> Result<Vec<f32>> {
     use rayon::prelude::*;
     let table = &plan.rope;
     let mut inv_freq = table.inv_freq.clone();
@@ -108,13 +108,13 @@ fn turns(plan: &Plan, weights: &dyn Weights, n_ctx: usize) -> Result<Vec<f32>> {
             .zip(factors)
             .for_each(|(f, d)| *f /= f64::from(d));
     }
-    let turns = (0..n_ctx).into_par_iter().flat_map_iter(|position| {
+    let pairs = (0..n_ctx).into_par_iter().flat_map_iter(|position| {
         inv_freq.iter().flat_map(move |f| {
             let (sin, cos) = (position as f64 * f).sin_cos();
             [(cos * table.scale) as f32, (sin * table.scale) as f32]
         })
     });
-    Ok(turns.collect())
+    Ok(pairs.collect())
 }
 
 impl Card {
@@ -152,9 +152,9 @@ impl Card {
         });
         let buffers = buffers.collect::<Result<Vec<_>>>()?;
         let half = plan.rope.inv_freq.len();
-        let turns_buffer = DeviceBuffer::new(context, n_ctx * half * 8)?;
+        let cos_sin_buffer = DeviceBuffer::new(context, n_ctx * half * 8)?;
         if !context.is_described() {
-            turns_buffer.write(0, &turns(&plan, weights, n_ctx)?, &stream)?;
+            cos_sin_buffer.write(0, &cos_sin(&plan, weights, n_ctx)?, &stream)?;
         }
         let rules = Rules {
             fuse: options.gpu.fuse,
@@ -167,7 +167,7 @@ impl Card {
         let mut at = Addresses {
             buffers: buffers.iter().map(DeviceBuffer::address).collect(),
             kv: (0..plan.kv.n_layer).map(|layer| kv.view(layer)).collect(),
-            turns: turns_buffer.address(),
+            cos_sin: cos_sin_buffer.address(),
             scratch: scratch.addresses(),
             ..Addresses::default()
         };
@@ -186,7 +186,7 @@ impl Card {
             weights,
             kv,
             buffers,
-            _turns: turns_buffer,
+            _cos_sin: cos_sin_buffer,
             scratch,
             rows: RowBuffers::new(context, max_rows)?,
             programs: Programs::new(context.clone(), compiler),

@@ -151,7 +151,7 @@ fn verify_step(
     Ok(found)
 }
 
-/// Runs the step at `position`, its sequences fed `ids` in turns that differ by one, so that no
+/// Runs the step at `position`, its sequences fed `ids` each from its own offset, so that no
 /// two rows are alike.
 fn forced(
     decoder: &mut Decoder,

@@ -50,7 +50,7 @@ impl Pool {
     ///
     /// # Errors
     /// [`Error::Memory`] where even an empty pool is too small, and what the backend says.
-    pub fn open(&self, backend: &mut dyn Backend, tokens: usize) -> Result<Option<Session>> {
+    pub fn open(&self, backend: &mut dyn Backend, tokens: usize) -> Result<Option<Sequence>> {
         let needed = tokens.div_ceil(PAGE_TOKENS).max(1);
         let most = backend.limits().n_pages.saturating_sub(1);
         if needed > most {
@@ -70,20 +70,20 @@ impl Pool {
         let mut pages = free.pages.split_off(kept);
         pages.reverse();
         drop(free);
-        let session = Session {
+        let sequence = Sequence {
             slot: slot as usize,
             pages,
             position: 0,
             pool: self.clone(),
         };
-        backend.map_pages(session.slot, 0, &session.pages)?;
-        Ok(Some(session))
+        backend.map_pages(sequence.slot, 0, &sequence.pages)?;
+        Ok(Some(sequence))
     }
 }
 
 /// A slot, its pages, its position.
 #[derive(Debug)]
-pub struct Session {
+pub struct Sequence {
     slot: usize,
     pages: Vec<u32>,
     /// Tokens of the prompt that were fed.
@@ -91,7 +91,7 @@ pub struct Session {
     pool: Pool,
 }
 
-impl Session {
+impl Sequence {
     /// The backend's slot.
     pub fn slot(&self) -> usize {
         self.slot
@@ -115,7 +115,7 @@ impl Session {
     }
 }
 
-impl Drop for Session {
+impl Drop for Sequence {
     fn drop(&mut self) {
         let mut free = self.pool.free.borrow_mut();
         free.slots.push(self.slot as u32);

@@ -1,6 +1,6 @@
 //! Slots and pages of the real backend.
 use super::*;
-use crate::session::Pool;
+use crate::pages::Pool;
 
 fn backend(n_slots: usize, n_pages: usize) -> CpuBackend {
     let folder = Folder::new();
