@@ -30,7 +30,7 @@ def cuda_devices(nvrtc_folders: Sequence[str | os.PathLike[str]]) -> str:
 def cuda_read_peak(
     ordinal: int,
     nvrtc_folders: Sequence[str | os.PathLike[str]],
-    bytes: int = 4 << 30,
+    bytes: int | None = None,
     turns: int = 10,
 ) -> tuple[float, int]:
     """Bytes a second at which a card reads its memory, and the bytes that were read for it."""
