@@ -68,7 +68,7 @@ class PlanRunner:
         threads: int = 1,
         capture: bool = False,
         fuse: bool = True,
-        pdl: bool = True,
+        pdl: bool | None = None,
         nvrtc_folders: list[str] = ...,
     ) -> PlanRunner: ...
     def map_pages(self, slot: int, first: int, pages: list[int]) -> None: ...

@@ -219,7 +219,7 @@ pub struct GpuOptions {
     pub mode: GraphMode,
     /// Whether neighbouring ops become one kernel.
     pub fuse: bool,
-    /// Whether a kernel may start before its predecessor has ended; none: where the card can.
+    /// Programmatic dependent launch; none: where the card has it.
     pub pdl: Option<bool>,
     /// Folders to look for NVRTC in, before the system's.
     pub nvrtc_folders: Vec<PathBuf>,

@@ -26,7 +26,7 @@ pub struct GraphOptions {
     pub padding: bool,
     /// Capture every size at load instead of at first need.
     pub warmup: bool,
-    /// Programmatic dependent launch; none: where the card has it and it pays.
+    /// Programmatic dependent launch; none: where the card has it.
     pub pdl: Option<bool>,
 }
 

@@ -191,7 +191,7 @@ impl Card {
             rows: RowBuffers::new(context, max_rows)?,
             programs: Programs::new(context.clone(), compiler),
             nvrtc_folders: options.gpu.nvrtc_folders.clone(),
-            pdl: options.gpu.pdl.unwrap_or(true) && context.info.has_pdl(),
+            pdl: context.info.uses_pdl(options.gpu.pdl),
             stream,
             context: context.clone(),
         })
@@ -291,8 +291,7 @@ impl Card {
         pass::prompt_span(&self.lowering, end)
     }
 
-    /// Launches of `specs`, each of which may start before its predecessor has ended, where the
-    /// card can.
+    /// Launches of `specs`, with [`Launch::pdl`] where that is used.
     ///
     /// # Errors
     /// [`Error::Device`] where there is no compiler or the card refuses the code.
