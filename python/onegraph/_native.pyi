@@ -9,6 +9,7 @@ from typing_extensions import Buffer
 __version__: str
 
 def quant_types() -> list[tuple[str, int, int, int, bool]]: ...
+def kv_types(on_card: bool) -> list[str]: ...
 def dequantize(type_name: str, data: Buffer | NDArray[Any]) -> bytes: ...
 def quantize(type_name: str, data: Buffer | NDArray[Any]) -> bytes: ...
 def compile_kernels(
@@ -40,6 +41,7 @@ def model_info(
     n_ctx: int | None = None,
     max_batch: int = 8,
     kv_type: str = "f16",
+    device: str = "auto",
 ) -> str:
     """What the model file is and what running it needs, as JSON.
 

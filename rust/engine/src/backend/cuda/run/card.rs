@@ -22,7 +22,7 @@ use crate::backend::cuda::lower::pass::{self, Scratch};
 use crate::backend::{RunnerOptions, Weights};
 use crate::error::{Error, Result};
 use crate::plan::fuse::{fuse, Rules};
-use crate::plan::{BufferId, Plan, Rows};
+use crate::plan::{BufferId, Plan};
 
 /// A plan on a card.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ pub struct Card {
     pub rows: RowBuffers,
     programs: Programs,
     nvrtc_folders: Vec<PathBuf>,
-    /// Whether a kernel may start before its predecessor has ended.
+    /// Whether kernels are launched by programmatic dependent launch.
     pdl: bool,
     pub stream: Stream,
     pub context: Arc<Context>,
@@ -134,25 +134,11 @@ impl Card {
         let n_ctx = options.n_ctx;
         let stream = Stream::new(context)?;
         let compiler = Compiler::new(context.info.number(), &options.gpu.nvrtc_folders);
-        let kv = KvPool::new(
-            context,
-            &stream,
-            plan.kv,
-            options.kv_type,
-            options.n_pages,
-            options.n_slots,
-            n_ctx,
-        )?;
-        let buffers = plan.buffers.iter().map(|b| {
-            let rows = match b.rows {
-                Rows::Batch => max_rows,
-                Rows::Out => max_out,
-            };
-            poisoned(context, b.width * rows * 4, &stream)
-        });
+        let kv = KvPool::new(context, &stream, plan.kv, options)?;
+        let sizes = plan.buffers.iter().map(|b| b.bytes(max_rows, max_out));
+        let buffers = sizes.map(|bytes| poisoned(context, bytes, &stream));
         let buffers = buffers.collect::<Result<Vec<_>>>()?;
-        let half = plan.rope.inv_freq.len();
-        let turns_buffer = DeviceBuffer::new(context, n_ctx * half * 8)?;
+        let turns_buffer = DeviceBuffer::new(context, plan.rope.bytes(n_ctx))?;
         if !context.is_described() {
             turns_buffer.write(0, &turns(&plan, weights, n_ctx)?, &stream)?;
         }
@@ -258,6 +244,11 @@ impl Card {
     /// Bytes of weights on the card.
     pub fn weight_bytes(&self) -> usize {
         self.weights.bytes()
+    }
+
+    /// Bytes of the plan's buffers on the card.
+    pub fn activation_bytes(&self) -> usize {
+        self.buffers.iter().map(DeviceBuffer::bytes).sum()
     }
 
     /// The kernels that rewrite the weights.
