@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass
 
 import pytest
+from onegraph import _native
 
 #: Whether cards, simulated or real, run every case, minutes, or of each test a few.
 THOROUGH = bool(os.environ.get("ONEGRAPH_THOROUGH"))
@@ -27,7 +28,7 @@ class Backend:
     step_rows: int | None = None
     #: Most rows of one pass.
     max_rows: int | None = None
-    #: The types that keys and values may have; none: all that can be written.
+    #: The types that keys and values may have; none: all that may anywhere.
     kv_types: tuple[str, ...] | None = None
     #: Heads have a multiple of so many values.
     head_dim_of: int = 1
@@ -63,7 +64,7 @@ def on_card(name: str) -> Backend:
         name=name,
         step_rows=64,
         max_rows=512,
-        kv_types=("F32", "F16", "Q8_0"),
+        kv_types=tuple(_native.kv_types(on_card=True)),
         head_dim_of=16,
         padding_slot=2**32 - 1,
     )

@@ -30,8 +30,8 @@ TYPES = {name: (elems, size) for name, _, elems, size, _ in _native.quant_types(
 SCALES = [1e-6, 1e-3, 1.0, 1e3, 1e6]
 #: Rows of a batch: below, at and above what kernels treat alike.
 ROWS = [1, 2, 3, 4, 5, 8, 64, 100]
-#: The types that keys and values may have: those that can be written.
-KV_TYPES = [name for name, _, _, _, writes in _native.quant_types() if writes]
+#: The types that keys and values may have.
+KV_TYPES = _native.kv_types(on_card=False)
 
 
 class Plan:

@@ -9,6 +9,7 @@ from typing_extensions import Buffer
 __version__: str
 
 def quant_types() -> list[tuple[str, int, int, int, bool]]: ...
+def kv_types(on_card: bool) -> list[str]: ...
 def dequantize(type_name: str, data: Buffer | NDArray[Any]) -> bytes: ...
 def quantize(type_name: str, data: Buffer | NDArray[Any]) -> bytes: ...
 def compile_kernels(
@@ -30,7 +31,7 @@ def cuda_devices(nvrtc_folders: Sequence[str | os.PathLike[str]]) -> str:
 def cuda_read_peak(
     ordinal: int,
     nvrtc_folders: Sequence[str | os.PathLike[str]],
-    bytes: int = 4 << 30,
+    bytes: int | None = None,
     turns: int = 10,
 ) -> tuple[float, int]:
     """Bytes a second at which a card reads its memory, and the bytes that were read for it."""
@@ -40,6 +41,7 @@ def model_info(
     n_ctx: int | None = None,
     max_batch: int = 8,
     kv_type: str = "f16",
+    device: str = "auto",
 ) -> str:
     """What the model file is and what running it needs, as JSON.
 
@@ -68,7 +70,7 @@ class PlanRunner:
         threads: int = 1,
         capture: bool = False,
         fuse: bool = True,
-        pdl: bool = True,
+        pdl: bool | None = None,
         nvrtc_folders: list[str] = ...,
     ) -> PlanRunner: ...
     def map_pages(self, slot: int, first: int, pages: list[int]) -> None: ...

@@ -77,6 +77,35 @@ print(json.dumps(out))
         assert any(text.startswith(f"load, side by side: {part}") for text in found["said"])
 
 
+def test_info_foresees_what_a_load_needs_to_the_byte(tiny: Path, ksim_env: dict[str, str]) -> None:
+    ask = """
+import json, sys
+from onegraph import _native
+from onegraph.cli.info import _free_on
+
+info = json.loads(_native.model_info(sys.argv[1], n_ctx=256, max_batch=2, device="cuda"))
+print(json.dumps([info["error"], info["memory"], _free_on("cuda:0")]))
+"""
+    load = """
+import json, sys
+from onegraph import LLM, OutOfMemoryError
+
+try:
+    LLM(sys.argv[1], device="cuda", n_ctx=256, max_batch=2, progress=False).close()
+    print(json.dumps(None))
+except OutOfMemoryError as e:
+    print(json.dumps(str(e)))
+"""
+    enough = 1 << 30
+    error, memory, free = run(ask, tiny, ksim_env, KSIM_MEMORY=str(enough))
+    assert error is None and memory["device"] == "cuda:0"
+    parts = ("weights_bytes", "kv_bytes", "scratch_bytes")
+    assert memory["total_bytes"] == sum(memory[part] for part in parts)
+    least = enough - free + memory["total_bytes"]
+    assert run(load, tiny, ksim_env, KSIM_MEMORY=str(least)) is None
+    assert "needs 0.1 GiB" in run(load, tiny, ksim_env, KSIM_MEMORY=str(least - 1))
+
+
 def test_the_file_is_not_mapped_once_it_is_on_the_card(
     tiny: Path, ksim_env: dict[str, str]
 ) -> None:

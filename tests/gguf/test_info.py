@@ -13,7 +13,7 @@ from onegraph import _native
 
 
 def info(path: Path, **options: Any) -> dict[str, Any]:
-    return json.loads(_native.model_info(path, **options))
+    return json.loads(_native.model_info(path, device="cpu", **options))
 
 
 def check_sizes(found: dict[str, Any], path: Path) -> None:
@@ -64,6 +64,7 @@ def test_smollm2(smollm2: Path) -> None:
     assert found["tokenizer"]["eos"] == {"id": 2, "text": "<|im_end|>"}
     assert found["chat_template"]["first_line"].startswith("{% for message in messages %}")
     memory = found["memory"]
+    assert memory["device"] == "cpu"
     # 4 sequences of 32 pages and the reserved page; K and V, 30 layers of 3 heads of 64 halves.
     per_token = 2 * 30 * 3 * 64 * 2
     assert memory["kv_pages"] == 4 * 32 + 1

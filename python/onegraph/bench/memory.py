@@ -10,8 +10,7 @@ from onegraph import _native, nvrtc
 
 __all__ = ["Peak", "read_peak"]
 
-#: Bytes that each measurement reads: far more than caches hold.
-GPU_BYTES = 4 << 30
+#: Bytes that a measurement of the CPU reads: far more than its caches hold.
 CPU_BYTES = 512 << 20
 TURNS = 7
 
@@ -32,7 +31,7 @@ def read_peak(device: str, threads: int, cpu_bytes: int = CPU_BYTES) -> Peak:
     if device == "cpu":
         return _cpu(threads, cpu_bytes)
     ordinal = int(device.partition(":")[2] or 0)
-    rate, read = _native.cuda_read_peak(ordinal, nvrtc.folders(), GPU_BYTES, TURNS)
+    rate, read = _native.cuda_read_peak(ordinal, nvrtc.folders(), turns=TURNS)
     return Peak(rate, read, "a kernel that sums a buffer")
 
 

@@ -105,6 +105,14 @@ def _free_memory() -> int | None:
     return None
 
 
+def _free_on(device: str) -> int | None:
+    """Bytes that are free on "cpu" or "cuda:N"; None where nobody says."""
+    if device == "cpu":
+        return _free_memory()
+    cards: list[Info] = json.loads(_native.cuda_devices(nvrtc.folders()))["cards"]
+    return next((card["free_bytes"] for card in cards if card["device"] == device), None)
+
+
 def _show_model(info: Info) -> None:
     if info["error"]:
         _print_rows([("cannot run", info["error"])], style="red")
@@ -190,7 +198,7 @@ def _memory_rows(info: Info) -> list[Row]:
         ("  keys, values", f"{size(memory['kv_bytes'])} for {of}"),
         ("  scratch", size(memory["scratch_bytes"])),
     ]
-    free = _free_memory()
+    free = _free_on(memory["device"])
     if free is not None:
         rows.append(("free here", f"{size(free)}: {_what_fits(info, free)}"))
     rows.append(

@@ -1,24 +1,20 @@
 //! What a model file is, in numbers: for `onegraph info` and for anyone who asks before loading.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use serde::Serialize;
 
 use crate::arch;
-use crate::backend::cpu::Needs;
-use crate::backend::PAGE_TOKENS;
+use crate::backend::{KvPages, Needs, PAGE_TOKENS};
 use crate::config::{Config, RopeScaling};
 use crate::engine::device::{self, Device};
-use crate::engine::{self, Options};
+use crate::engine::{self, memory, Options};
 use crate::error::{Error, Result};
 use crate::gguf::{Gguf, Strings};
-use crate::plan::{Buffer, Op, Plan, RopeStyle, Rows, WeightId};
-use crate::quant::QuantType;
+use crate::plan::{Op, Plan, RopeStyle, WeightId};
 use crate::tokenizer::Tokenizer;
 use crate::weights::Model;
-
-/// Rows of a prefill chunk that a card's scratch memory is foreseen for.
-const CHUNK_ROWS: usize = 512;
 
 /// Everything known about a model without running it. Text of the file has its control characters
 /// escaped, so that it may be printed.
@@ -129,18 +125,22 @@ pub struct ChatTemplateInfo {
 /// Memory that running needs, in bytes.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct MemoryInfo {
+    /// What it is foreseen for, as a load with these options chooses it: `cpu` or `cuda:N`.
+    pub device: String,
     /// Tokens a sequence may have.
     pub n_ctx: usize,
     /// Sequences at a time.
     pub max_batch: usize,
     pub kv_type: &'static str,
+    /// On a card, as kernels read them.
     pub weights_bytes: u64,
     /// Pages of [`PAGE_TOKENS`] tokens, the reserved page included.
     pub kv_pages: u64,
     pub kv_bytes: u64,
     /// Of one sequence of `n_ctx` tokens.
     pub kv_bytes_per_sequence: u64,
-    /// What a prompt and a step work on: activations, and on the CPU all scratch beside them.
+    /// All else: what a prompt and a step work on, and on a card what loading takes for a while,
+    /// kernels and graphs.
     pub scratch_bytes: u64,
     pub total_bytes: u64,
 }
@@ -204,11 +204,20 @@ impl ModelInfo {
             .filter(|t| !used.contains(t.name.as_str()))
             .map(|t| printable(&t.name, 80))
             .collect();
-        info.memory = Some(MemoryInfo::new(&plan, &config, options)?);
+        let runner = engine::runner(options, options.context(config.n_ctx_train)?)?;
+        let pages = KvPages::new(plan.kv, &runner)?;
         info.decode = Some(DecodeInfo {
             weight_bytes: weight_bytes_per_token(&plan),
-            kv_bytes_per_position: kv_bytes_per_token(&plan, options.kv_type()?)?,
+            kv_bytes_per_position: pages.token_bytes(),
         });
+        let plan = Arc::new(plan);
+        let foreseen = device::resolve(&options.device)
+            .and_then(|device| Ok((device, memory::needs(device, &plan, model, &runner)?)));
+        match foreseen {
+            Ok((device, needs)) => info.memory = Some(MemoryInfo::new(device, &needs, &pages)?),
+            // What a load would say of the device: the model does not run there.
+            Err(e) => info.error = Some(e.to_string()),
+        }
         Ok(info)
     }
 
@@ -395,27 +404,6 @@ fn too_large(what: &'static str, value: impl ToString) -> Error {
     }
 }
 
-/// Bytes of keys and values of one token in all layers.
-fn kv_bytes_per_token(plan: &Plan, ty: &QuantType) -> Result<u64> {
-    let head = ty
-        .row_bytes(plan.kv.head_dim)
-        .filter(|_| ty.quantize.is_some())
-        .ok_or_else(|| Error::Argument {
-            name: "kv_type",
-            value: ty.name.into(),
-            reason: format!(
-                "heads of {} values cannot be stored in blocks of {}; use another kv_type",
-                plan.kv.head_dim, ty.block_elems
-            ),
-        })?;
-    Ok(2 * (plan.kv.n_layer * plan.kv.n_head_kv * head) as u64)
-}
-
-fn weight_bytes(plan: &Plan, id: WeightId) -> u64 {
-    let w = plan.weight(id);
-    (w.ty.row_bytes(w.n_in).unwrap_or(0) as u64).saturating_mul(w.n_out as u64)
-}
-
 /// A decoded token reads every weight once, but of an embedding that is not the LM head too only
 /// one row.
 fn weight_bytes_per_token(plan: &Plan) -> u64 {
@@ -430,7 +418,7 @@ fn weight_bytes_per_token(plan: &Plan) -> u64 {
     let whole = (0..plan.weights.len())
         .map(WeightId)
         .filter(|id| !looked_up.contains(id) || multiplied.contains(id))
-        .map(|id| weight_bytes(plan, id));
+        .map(|id| plan.weight(id).bytes().unwrap_or(0) as u64);
     let rows = looked_up.iter().map(|id| {
         let w = plan.weight(*id);
         w.ty.row_bytes(w.n_in).unwrap_or(0) as u64
@@ -438,50 +426,23 @@ fn weight_bytes_per_token(plan: &Plan) -> u64 {
     whole.chain(rows).fold(0, u64::saturating_add)
 }
 
-/// The plan's buffers for a chunk of `rows` of a prompt, or a step of `max_batch`.
-fn buffer_bytes(plan: &Plan, rows: usize, max_batch: usize) -> u64 {
-    let bytes = |b: &Buffer| {
-        let rows = match b.rows {
-            Rows::Batch => rows.max(max_batch),
-            Rows::Out => max_batch,
-        };
-        (b.width.saturating_mul(rows)).saturating_mul(size_of::<f32>()) as u64
-    };
-    plan.buffers.iter().map(bytes).fold(0, u64::saturating_add)
-}
-
 impl MemoryInfo {
-    fn new(plan: &Plan, config: &Config, options: &Options) -> Result<Self> {
-        let n_ctx = options.context(config.n_ctx_train)?;
-        let max_batch = options.max_batch;
-        let kv_type = options.kv_type()?;
-        let pages = n_ctx.div_ceil(PAGE_TOKENS) as u64;
-        let page_bytes = kv_bytes_per_token(plan, kv_type)? * PAGE_TOKENS as u64;
-        let kv_pages = pages * max_batch as u64 + 1;
-        let kv_bytes = kv_pages
-            .checked_mul(page_bytes)
-            .ok_or_else(|| too_large("n_ctx", n_ctx))?;
-        let scratch_bytes = match device::resolve(&options.device) {
-            Ok(Device::Cuda(_)) => buffer_bytes(plan, n_ctx.min(CHUNK_ROWS), max_batch),
-            // What a load on the CPU refuses to do without.
-            _ => Needs::new(plan, &engine::runner(options, n_ctx)?).working(),
-        };
-        let weights_bytes = (0..plan.weights.len())
-            .map(|i| weight_bytes(plan, WeightId(i)))
-            .fold(0, u64::saturating_add);
-        let total_bytes = [weights_bytes, kv_bytes, scratch_bytes]
-            .iter()
-            .try_fold(0u64, |a, b| a.checked_add(*b))
-            .ok_or_else(|| too_large("n_ctx", n_ctx))?;
+    fn new(device: Device, needs: &Needs, pages: &KvPages) -> Result<Self> {
+        // Sums that do not fit end there.
+        let total_bytes = needs.total();
+        if total_bytes == u64::MAX {
+            return Err(too_large("n_ctx", pages.n_ctx));
+        }
         Ok(Self {
-            n_ctx,
-            max_batch,
-            kv_type: kv_type.name,
-            weights_bytes,
-            kv_pages,
-            kv_bytes,
-            kv_bytes_per_sequence: pages * page_bytes,
-            scratch_bytes,
+            device: device.name(),
+            n_ctx: pages.n_ctx,
+            max_batch: pages.n_slots,
+            kv_type: pages.ty.name,
+            weights_bytes: needs.weights,
+            kv_pages: pages.n_pages as u64,
+            kv_bytes: needs.kv,
+            kv_bytes_per_sequence: (pages.per_slot() * PAGE_TOKENS) as u64 * pages.token_bytes(),
+            scratch_bytes: needs.working(),
             total_bytes,
         })
     }

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
-use crate::backend::{Backend, Limits, PAGE_TOKENS};
+use crate::backend::{pages_of, Backend, Limits, PAGE_TOKENS};
 use crate::error::{Error, Result};
 
 /// What no sequence uses: slots, and pages but page 0. Each page has one owner.
@@ -51,7 +51,7 @@ impl Pool {
     /// # Errors
     /// [`Error::Memory`] where even an empty pool is too small, and what the backend says.
     pub fn open(&self, backend: &mut dyn Backend, tokens: usize) -> Result<Option<Sequence>> {
-        let needed = tokens.div_ceil(PAGE_TOKENS).max(1);
+        let needed = pages_of(tokens).max(1);
         let most = backend.limits().n_pages.saturating_sub(1);
         if needed > most {
             return Err(Error::Memory {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use onegraph::backend::cuda::driver::context::Context;
 use onegraph::backend::cuda::driver::info::DeviceInfo;
-use onegraph::backend::cuda::study::fit::{fit, Needs};
+use onegraph::backend::cuda::study::fit::{fit, needs};
 use onegraph::backend::cuda::CudaBackend;
 use onegraph::backend::{GpuOptions, RunnerOptions, Weights};
 use onegraph::plan::{KvShape, Plan};
@@ -77,18 +77,25 @@ fn what_a_load_takes_is_known_before_to_the_byte() {
     for (ty, n_slots, n_ctx) in [("Q8_0", 2, 256), ("Q4_1", 5, 1000), ("F16", 1, 64)] {
         let (model, plan) = card_model::open(&folder, ty, 32);
         let options = options(n_slots, n_ctx, "f16");
-        let needs = Needs::of(&card.info, &plan, &*model, &options).unwrap();
+        let needs = needs(&card.info, &plan, &*model, &options).unwrap();
+        let described = CudaBackend::described(card.info.clone(), plan.clone(), &*model, &options);
+        let foreseen = described.unwrap().taken().1 as u64;
         let backend = CudaBackend::new(0, plan, &*model, &options, &|_, _, _| Ok(())).unwrap();
-        if let Some((now, most)) = given_out() {
-            assert_eq!(needs.buffers, backend.taken().1 as u64, "{ty}");
-            assert_eq!(now - before, backend.taken().0 as u64, "{ty}");
+        let (now, most) = backend.taken();
+        assert_eq!(foreseen, most as u64, "{ty}");
+        if let Some((given_now, given_most)) = given_out() {
+            assert_eq!(given_now - before, now as u64, "{ty}");
             // Of this load and those before.
-            assert!(most - before >= needs.buffers, "{ty}: {most}, {needs:?}");
+            assert!(
+                given_most - before >= foreseen,
+                "{ty}: {given_most}, {needs:?}"
+            );
         }
+        assert_eq!(backend.needs(), needs, "{ty}");
         let pages = n_slots * n_ctx.div_ceil(64) + 1;
         let kv_bytes = 2 * 2 * pages * 64 * 32 * 2;
         assert_eq!(needs.kv, kv_bytes as u64, "{ty}");
-        assert!(needs.weights > 0 && needs.total() > needs.buffers);
+        assert!(needs.weights > 0 && needs.total() > foreseen);
     }
     assert_eq!(
         given_out().map_or(0, |g| g.0),

@@ -1,19 +1,24 @@
 //! The memory that a file can make us take: at most 64 MiB and four times its length, the map of
-//! the file itself included. Measured by an allocator that counts.
+//! the file itself included; and what running it on the CPU takes, which is known before. Measured
+//! by an allocator that counts.
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use onegraph::backend::cpu::{self, CpuBackend};
+use onegraph::backend::{pool_pages, Backend, GpuOptions, RunnerOptions, SlotRequest};
 use onegraph::gguf::{Array, Gguf, Value};
 use onegraph::tokenizer::Tokenizer;
-use onegraph::Result;
+use onegraph::{quant, sampler, Result};
 
+#[path = "files/card_model.rs"]
+mod card_model;
 #[path = "files/fixture.rs"]
 mod fixture;
 #[path = "files/load.rs"]
 mod load;
 
-use fixture::{tiny, Writer};
+use fixture::{tiny, Folder, Writer};
 
 struct Counting;
 
@@ -269,5 +274,52 @@ fn counts_that_lie_cost_nothing() {
             file[at..at + 8].copy_from_slice(&n.to_le_bytes());
             bad(&format!("{n} at {at}"), &file, "");
         }
+    }
+}
+
+#[test]
+fn what_a_model_takes_on_the_cpu_is_known_before() {
+    let _turn = turn();
+    let folder = Folder::new();
+    for (n_slots, n_ctx, kv_type) in [(1, 1024, "f32"), (8, 1024, "f16"), (300, 64, "q8_0")] {
+        let (model, plan) = card_model::open(&folder, "Q4_0", 32);
+        let options = RunnerOptions {
+            n_slots,
+            n_ctx,
+            n_pages: pool_pages(n_slots, n_ctx),
+            kv_type: quant::by_name(kv_type).unwrap(),
+            threads: 2,
+            gpu: GpuOptions::default(),
+        };
+        let needs = cpu::needs(&plan, &options).unwrap();
+        let before = NOW.load(Ordering::Relaxed);
+        PEAK.store(before, Ordering::Relaxed);
+        let mut backend = CpuBackend::new(plan, model, &options).unwrap();
+        let loaded = NOW.load(Ordering::Relaxed) - before;
+        let prompt: Vec<u32> = (0..n_ctx as u32 - 2).map(|i| i % 60).collect();
+        let mut next = 1;
+        for slot in 0..n_slots {
+            let pages: Vec<u32> = (next..).take(n_ctx.div_ceil(64)).collect();
+            next += pages.len() as u32;
+            backend.map_pages(slot, 0, &pages).unwrap();
+            let request = SlotRequest {
+                sampling: sampler::Params::default(),
+                prompt: prompt.clone(),
+                stop_tokens: vec![],
+                max_tokens: 2,
+            };
+            backend.start(slot, &request).unwrap();
+            backend.prefill(slot, &prompt, 0, true).unwrap();
+        }
+        backend.decode().unwrap();
+        let peak = PEAK.load(Ordering::Relaxed) - before;
+        // Handles of threads and weights; of each sequence its prompt and what it draws by.
+        let handles = (64 << 10) + (n_slots as u64) * 512;
+        let at_load = needs.kv + needs.activations;
+        let near = |taken: usize, foreseen: u64| (taken as u64).abs_diff(foreseen) < handles;
+        assert!(near(loaded, at_load), "{kv_type}: {loaded}, {needs:?}");
+        let all = needs.kv + needs.working();
+        assert!(near(peak, all), "{kv_type}: {peak}, {needs:?}");
+        assert_eq!(backend.drain(true).unwrap().len(), 2 * n_slots);
     }
 }

@@ -197,7 +197,7 @@ fn kernels() -> HashSet<Variant> {
         add(&mut kernels, &model(ty, f16, RopeStyle::Halves, true));
     }
     let common = quant::by_name("Q4_K").unwrap();
-    for kv in quant::TYPES.iter().filter(|t| t.kernel.kv.is_some()) {
+    for kv in quant::kv_types().filter(|t| t.kernel.kv.is_some()) {
         add(
             &mut kernels,
             &model(common, kv, RopeStyle::Interleaved, true),

@@ -138,7 +138,7 @@ fn so_does_a_cache_of_any_other_type() {
         return;
     }
     let folder = Folder::new();
-    for ty in quant::TYPES.iter().filter(|t| t.kernel.kv.is_some()) {
+    for ty in quant::kv_types().filter(|t| t.kernel.kv.is_some()) {
         let mut backend = with_kv(&folder, 64, true, ty.name);
         for n in [9, 100, 530] {
             let tokens = prompt(n, n);

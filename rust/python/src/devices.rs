@@ -117,12 +117,12 @@ pub fn compile_kernels(
 
 /// Bytes a second at which card `ordinal` reads its memory, and the bytes that were read for it.
 #[pyfunction]
-#[pyo3(signature = (ordinal, nvrtc_folders, bytes=4 << 30, turns=10))]
+#[pyo3(signature = (ordinal, nvrtc_folders, bytes=None, turns=10))]
 pub fn cuda_read_peak(
     py: Python<'_>,
     ordinal: usize,
     nvrtc_folders: Vec<PathBuf>,
-    bytes: usize,
+    bytes: Option<usize>,
     turns: usize,
 ) -> PyResult<(f64, usize)> {
     detached(py, || {

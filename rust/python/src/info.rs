@@ -17,18 +17,20 @@ fn to_json(value: &impl serde::Serialize) -> Result<String> {
 
 /// [`ModelInfo`] as JSON.
 #[pyfunction]
-#[pyo3(signature = (path, n_ctx=None, max_batch=8, kv_type="f16"))]
+#[pyo3(signature = (path, n_ctx=None, max_batch=8, kv_type="f16", device="auto"))]
 pub fn model_info(
     py: Python<'_>,
     path: PathBuf,
     n_ctx: Option<usize>,
     max_batch: usize,
     kv_type: &str,
+    device: &str,
 ) -> PyResult<String> {
     let options = Options {
         n_ctx,
         max_batch,
         kv_type: kv_type.to_owned(),
+        device: device.to_owned(),
         ..Options::default()
     };
     detached(py, || {

@@ -26,7 +26,7 @@ mod _native {
     #[pymodule_export]
     use super::llm::{sampling_defaults, Engine, Generated, Generation, Loading};
     #[pymodule_export]
-    use super::quant::{dequantize, quant_types, quantize};
+    use super::quant::{dequantize, kv_types, quant_types, quantize};
     #[pymodule_export]
     use super::runner::PlanRunner;
     #[pymodule_export]

@@ -22,6 +22,13 @@ pub fn quant_types() -> Vec<(&'static str, u32, usize, usize, bool)> {
     quant::TYPES.iter().map(row).collect()
 }
 
+/// Names of the types that keys and values may have, on the CPU or on a card.
+#[pyfunction]
+pub fn kv_types(on_card: bool) -> Vec<&'static str> {
+    let held = quant::kv_types().filter(|t| !on_card || t.kernel.kv.is_some());
+    held.map(|t| t.name).collect()
+}
+
 /// Expands whole blocks to little-endian float32.
 #[pyfunction]
 pub fn dequantize<'py>(

@@ -70,7 +70,7 @@ fn json_error(e: &serde_json::Error) -> PyErr {
 impl PlanRunner {
     #[new]
     /// `plan` is JSON with its `weights`, or, without them, the path of a model.
-    #[pyo3(signature = (device, plan, weights=None, *, n_slots=1, n_ctx=64, n_pages=2, kv_type="F32", threads=1, capture=false, fuse=true, pdl=true, nvrtc_folders=vec![]))]
+    #[pyo3(signature = (device, plan, weights=None, *, n_slots=1, n_ctx=64, n_pages=2, kv_type="F32", threads=1, capture=false, fuse=true, pdl=None, nvrtc_folders=vec![]))]
     #[allow(clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
@@ -84,7 +84,7 @@ impl PlanRunner {
         threads: usize,
         capture: bool,
         fuse: bool,
-        pdl: bool,
+        pdl: Option<bool>,
         nvrtc_folders: Vec<std::path::PathBuf>,
     ) -> PyResult<Self> {
         let kv_type = quant::by_name(kv_type).map_err(to_py)?;
@@ -101,7 +101,7 @@ impl PlanRunner {
                     GraphMode::None
                 },
                 fuse,
-                pdl: Some(pdl),
+                pdl,
                 nvrtc_folders,
                 ..GpuOptions::default()
             },

@@ -16,12 +16,14 @@ pub mod cpu;
 pub mod cuda;
 mod graphs;
 mod inspect;
+mod memory;
 
 pub use graphs::{
     none_on, CapturedStep, GoOn, GraphCheck, GraphKernel, GraphMode, GraphProfile, GraphQuestion,
     GraphStats, SharedStats, StepCheck,
 };
 pub use inspect::Inspect;
+pub use memory::{pages_of, pool_pages, KvPages, Needs};
 
 /// Tokens in a KV page. Page 0 is reserved: padding rows live there, no sequence does.
 pub const PAGE_TOKENS: usize = 64;
@@ -40,7 +42,7 @@ pub trait Weights: Send + Sync {
     /// [`crate::Error::Tensor`] where there are none or another number.
     fn of(&self, w: &plan::Weight) -> Result<&[u8]> {
         let bytes = self.bytes(&w.name)?;
-        let expected = w.ty.row_bytes(w.n_in).and_then(|b| b.checked_mul(w.n_out));
+        let expected = w.bytes();
         if expected != Some(bytes.len()) {
             return Err(Error::Tensor {
                 name: w.name.clone(),
@@ -217,7 +219,7 @@ pub struct GpuOptions {
     pub mode: GraphMode,
     /// Whether neighbouring ops become one kernel.
     pub fuse: bool,
-    /// Whether a kernel may start before its predecessor has ended; none: where the card can.
+    /// Programmatic dependent launch; none: where the card has it.
     pub pdl: Option<bool>,
     /// Folders to look for NVRTC in, before the system's.
     pub nvrtc_folders: Vec<PathBuf>,

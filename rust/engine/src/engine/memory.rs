@@ -1,10 +1,30 @@
-//! Whether a model fits a machine, before anything is taken.
+//! What a model takes of a device, and whether it fits a machine, before anything is taken.
 
 use std::path::Path;
+use std::sync::Arc;
 
-use crate::backend::cpu::Needs;
-use crate::backend::{RunnerOptions, PAGE_TOKENS};
+use super::device::Device;
+use crate::backend::cuda::driver::device::info;
+use crate::backend::cuda::study::fit;
+use crate::backend::{cpu, pages_of, Needs, RunnerOptions, Weights, PAGE_TOKENS};
 use crate::error::{Error, Result};
+use crate::plan::Plan;
+
+/// What loading `plan` with `options` takes of `device`.
+///
+/// # Errors
+/// What is wrong with the options there, and what the driver says of a card.
+pub fn needs(
+    device: Device,
+    plan: &Arc<Plan>,
+    weights: &dyn Weights,
+    options: &RunnerOptions,
+) -> Result<Needs> {
+    match device {
+        Device::Cpu => cpu::needs(plan, options),
+        Device::Cuda(number) => fit::needs(&info(number)?, plan, weights, options),
+    }
+}
 
 /// Memory in bytes, as far as the system tells.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -105,7 +125,7 @@ pub fn check(needs: &Needs, options: &RunnerOptions, room: &Room) -> Result<()> 
     let all = working.saturating_add(needs.kv);
     let parts = format!(
         "activations of {} rows {}, scratch of {} threads {}",
-        needs.rows,
+        cpu::most_rows(options),
         gib(needs.activations),
         options.threads,
         gib(needs.scratch)
@@ -142,7 +162,7 @@ fn check_kv(needs: &Needs, options: &RunnerOptions, room: &Room) -> Result<()> {
     // One page is nobody's.
     let fit = (total / page.max(1)).saturating_sub(1);
     let context = fit / max_batch as u64 * PAGE_TOKENS as u64;
-    let batch = fit / n_ctx.div_ceil(PAGE_TOKENS) as u64;
+    let batch = fit / pages_of(n_ctx) as u64;
     let mut remedies = Vec::new();
     if context >= 2 {
         remedies.push(format!("n_ctx={context}"));
@@ -166,7 +186,7 @@ fn check_kv(needs: &Needs, options: &RunnerOptions, room: &Room) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::GpuOptions;
+    use crate::backend::{pool_pages, GpuOptions};
     use crate::quant;
 
     const GIB: u64 = 1 << 30;
@@ -175,7 +195,7 @@ mod tests {
         RunnerOptions {
             n_slots: max_batch,
             n_ctx,
-            n_pages: n_ctx.div_ceil(PAGE_TOKENS) * max_batch + 1,
+            n_pages: pool_pages(max_batch, n_ctx),
             kv_type: quant::by_name(quant::DEFAULT_KV).unwrap(),
             threads: 2,
             gpu: GpuOptions::default(),
@@ -186,7 +206,7 @@ mod tests {
     fn check_kv_on(n_ctx: usize, max_batch: usize, gib: u64) -> Result<()> {
         let options = options(n_ctx, max_batch);
         let needs = Needs {
-            rows: 256,
+            weights: 0,
             kv: (options.n_pages as u64) << 23,
             activations: GIB,
             scratch: GIB,
@@ -213,7 +233,7 @@ mod tests {
         let text = check_kv_on(1 << 20, 1024, 1).unwrap_err().to_string();
         assert!(text.contains("use a smaller n_ctx and max_batch"), "{text}");
         let needs = Needs {
-            rows: 1,
+            weights: 0,
             kv: u64::MAX,
             activations: u64::MAX,
             scratch: u64::MAX,
@@ -224,7 +244,7 @@ mod tests {
     #[test]
     fn activations_beyond_what_is_available_are_foreseen() {
         let needs = Needs {
-            rows: 256,
+            weights: 0,
             kv: 4 * GIB,
             activations: 2 * GIB,
             scratch: GIB / 20,

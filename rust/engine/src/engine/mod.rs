@@ -13,13 +13,13 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::arch;
-use crate::backend::cpu::{CpuBackend, Needs};
+use crate::backend::cpu::{self, CpuBackend};
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::run::card::LoadTimes;
 use crate::backend::cuda::study::{fit::fit, offline};
 use crate::backend::cuda::CudaBackend;
 use crate::backend::{
-    none_on, Backend, Inspect, Limits, LogitsPath, RunnerOptions, SharedStats, PAGE_TOKENS,
+    none_on, pool_pages, Backend, Inspect, Limits, LogitsPath, RunnerOptions, SharedStats,
 };
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -28,7 +28,7 @@ use crate::tokenizer::Tokenizer;
 use crate::weights::Model;
 
 pub mod device;
-mod memory;
+pub(crate) mod memory;
 mod options;
 mod owner;
 mod request;
@@ -499,7 +499,8 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
     let mut parts = Vec::new();
     let mut backend: Box<dyn Backend> = match device {
         Device::Cpu => {
-            memory::check(&Needs::new(&plan, &runner), &runner, &memory::Room::here())?;
+            let needs = cpu::needs(&plan, &runner)?;
+            memory::check(&needs, &runner, &memory::Room::here())?;
             read_ahead(&model, &plan, reporter)?;
             Box::new(CpuBackend::new(plan, model.clone(), &runner)?)
         }
@@ -574,14 +575,10 @@ fn plan_of(model: &Model) -> Result<(Config, Arc<Plan>)> {
 
 /// What backends are told for sequences of `n_ctx` tokens.
 pub(crate) fn runner(options: &Options, n_ctx: usize) -> Result<RunnerOptions> {
-    let pages_per_sequence = n_ctx.div_ceil(PAGE_TOKENS);
     Ok(RunnerOptions {
         n_slots: options.max_batch,
         n_ctx,
-        n_pages: options
-            .max_batch
-            .saturating_mul(pages_per_sequence)
-            .saturating_add(1),
+        n_pages: pool_pages(options.max_batch, n_ctx),
         kv_type: options.kv_type()?,
         threads: options.cpu_threads(),
         gpu: options.gpu()?,

@@ -26,7 +26,7 @@ pub struct GraphOptions {
     pub padding: bool,
     /// Capture every size at load instead of at first need.
     pub warmup: bool,
-    /// Programmatic dependent launch; none: where the card has it and it pays.
+    /// Programmatic dependent launch; none: where the card has it.
     pub pdl: Option<bool>,
 }
 
@@ -139,11 +139,10 @@ impl Options {
     /// # Errors
     /// [`Error::Argument`] lists the types.
     pub fn kv_type(&self) -> Result<&'static QuantType> {
-        let usable = || quant::TYPES.iter().filter(|t| t.quantize.is_some());
-        usable()
+        quant::kv_types()
             .find(|t| t.name.eq_ignore_ascii_case(&self.kv_type))
             .ok_or_else(|| {
-                let names: Vec<_> = usable().map(|t| t.name.to_lowercase()).collect();
+                let names: Vec<_> = quant::kv_types().map(|t| t.name.to_lowercase()).collect();
                 Error::Argument {
                     name: "kv_type",
                     value: format!("{:?}", self.kv_type),

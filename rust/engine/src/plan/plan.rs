@@ -28,12 +28,31 @@ pub enum Rows {
     Out,
 }
 
+impl Rows {
+    /// How many these are in a pass of `batch` rows, `out` of which give logits.
+    pub fn of(self, batch: usize, out: usize) -> usize {
+        match self {
+            Rows::Batch => batch,
+            Rows::Out => out,
+        }
+    }
+}
+
 /// A named array of float32, `[rows, width]`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Buffer {
     pub name: String,
     pub width: usize,
     pub rows: Rows,
+}
+
+impl Buffer {
+    /// Its bytes in a pass of `batch` rows, `out` of which give logits; 2^64 - 1 for more than
+    /// there can be.
+    pub fn bytes(&self, batch: usize, out: usize) -> usize {
+        let values = self.rows.of(batch, out).saturating_mul(self.width);
+        values.saturating_mul(size_of::<f32>())
+    }
 }
 
 /// A tensor of the model file that the plan reads.
@@ -46,6 +65,13 @@ pub struct Weight {
     pub n_out: usize,
     #[serde(serialize_with = "type_name", deserialize_with = "type_by_name")]
     pub ty: &'static QuantType,
+}
+
+impl Weight {
+    /// Its bytes in the file; `None` where rows are no whole blocks, or they overflow.
+    pub fn bytes(&self) -> Option<usize> {
+        self.ty.row_bytes(self.n_in)?.checked_mul(self.n_out)
+    }
 }
 
 fn type_name<S: serde::Serializer>(ty: &&'static QuantType, s: S) -> Result<S::Ok, S::Error> {
@@ -64,6 +90,14 @@ pub struct RopeTable {
     /// A tensor of divisors, one a frequency (llama3 scaling).
     pub factors: Option<WeightId>,
     pub scale: f64,
+}
+
+impl RopeTable {
+    /// Bytes of the cosines and sines of `positions` positions, as float32.
+    pub fn bytes(&self, positions: usize) -> usize {
+        let angles = positions.saturating_mul(self.inv_freq.len());
+        angles.saturating_mul(2 * size_of::<f32>())
+    }
 }
 
 /// Shape of the KV cache.

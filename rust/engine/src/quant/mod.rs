@@ -145,6 +145,22 @@ impl QuantType {
         n.is_multiple_of(self.block_elems)
             .then(|| (n / self.block_elems).checked_mul(self.block_bytes))?
     }
+
+    /// Whether a cache may hold keys and values so: they are written as well as read.
+    pub fn holds_kv(&self) -> bool {
+        self.quantize.is_some()
+    }
+
+    /// Bytes of a head of `dim` keys or values; `None` where a cache cannot hold them so.
+    pub fn kv_head_bytes(&self, dim: usize) -> Option<usize> {
+        self.row_bytes(dim).filter(|_| self.holds_kv())
+    }
+
+    /// Whether kernels keep heads of `dim` keys or values so.
+    pub fn keeps_kv_on_card(&self, dim: usize) -> bool {
+        let fits = dim.is_multiple_of(KV_HEAD_MULTIPLE) && self.kv_head_bytes(dim).is_some();
+        fits && self.kernel.kv.is_some()
+    }
 }
 
 /// Something to do with a block format chosen at run time: see [`dispatch`].
@@ -275,6 +291,14 @@ table! {
     13 "Q5_K" q5_k::Q5K, "q5_k.cuh" 1440 true None, Some(quantize_blocks::<q5_k::Q5K>);
     14 "Q6_K" q6_k::Q6K, "q6_k.cuh" 1680 true None, Some(quantize_blocks::<q6_k::Q6K>);
     30 "BF16" bf16::BF16, "bf16.cuh" 4096 true None, Some(quantize_blocks::<bf16::BF16>);
+}
+
+/// Heads whose width is a multiple of this are what kernels keep.
+pub const KV_HEAD_MULTIPLE: usize = 16;
+
+/// The types that keys and values may have.
+pub fn kv_types() -> impl Iterator<Item = &'static QuantType> {
+    TYPES.iter().filter(|t| t.holds_kv())
 }
 
 /// Encoding of keys and values where none is asked for.

@@ -55,8 +55,8 @@ impl Attention<'_> {
     /// # Errors
     /// [`crate::Error::Memory`].
     pub fn run(&self, level: Level, out: &mut [f32]) -> Result<()> {
-        let n_kv = self.kv.shape.n_head_kv;
-        let width = self.n_head * self.kv.shape.head_dim;
+        let n_kv = self.kv.pages.shape.n_head_kv;
+        let width = self.n_head * self.kv.pages.shape.head_dim;
         let mut work: Vec<(usize, usize, Vec<&mut [f32]>)> = Vec::new();
         let mut rest = out;
         let mut first = 0;
@@ -85,7 +85,7 @@ impl Attention<'_> {
                 head,
                 out,
             };
-            quant::dispatch(self.kv.ty, heads)
+            quant::dispatch(self.kv.pages.ty, heads)
         })
     }
 }
@@ -125,11 +125,11 @@ impl<B: Block> Task for TypedHeads<'_, B> {
             ..
         } = self.0;
         let kv = op.kv;
-        let dim = kv.shape.head_dim;
-        let group = op.n_head / kv.shape.n_head_kv;
+        let dim = kv.pages.shape.head_dim;
+        let group = op.n_head / kv.pages.shape.n_head_kv;
         let slot = op.batch.slots[first] as usize;
         let q = |row: usize| {
-            let row = (first + row) * kv.shape.n_head_kv + head;
+            let row = (first + row) * kv.pages.shape.n_head_kv + head;
             &op.q[row * group * dim..][..group * dim]
         };
         // Tokens that each row sees. A position past the cache was refused by the scatter; here it

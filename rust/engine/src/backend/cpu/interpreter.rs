@@ -6,10 +6,10 @@ use std::sync::Arc;
 use super::attention;
 use super::kv::KvCache;
 use super::matvec::{self, Product, Scratch};
-use super::memory::{filled, reserve, rows_of, Needs};
+use super::memory::{filled, most_rows, reserve};
 use super::rowwise::{self, CosSin};
 use super::simd::Level;
-use crate::backend::{Batch, Runner, RunnerOptions, Weights};
+use crate::backend::{Batch, KvPages, Runner, RunnerOptions, Weights};
 use crate::error::{Error, Result};
 use crate::plan::{BufferId, Op, Plan, RopeTable, WeightId};
 
@@ -32,7 +32,7 @@ pub struct Interpreter {
 }
 
 impl Interpreter {
-    /// Checks every weight and takes the memory: that of [`Needs`], but for the scratch.
+    /// Checks every weight and takes the memory: that of [`super::needs`], but for the scratch.
     ///
     /// # Errors
     /// [`Error::Tensor`] for a missing weight, [`Error::Memory`], [`Error::Argument`].
@@ -62,13 +62,7 @@ impl Interpreter {
                 .zip(factors)
                 .for_each(|(f, d)| *f /= f64::from(*d));
         }
-        let kv = KvCache::new(
-            plan.kv,
-            options.kv_type,
-            options.n_pages,
-            options.n_slots,
-            options.n_ctx,
-        )?;
+        let kv = KvCache::new(KvPages::new(plan.kv, options)?)?;
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(options.threads)
             .thread_name(|i| format!("onegraph-cpu-{i}"))
@@ -79,15 +73,11 @@ impl Interpreter {
                 remedy: "ask for fewer threads".into(),
             })?;
         // Taken now, so that no prompt finds less; what is not used costs addresses only.
-        let rows = Needs::new(&plan, options).rows;
+        let rows = most_rows(options);
         let mut buffers = vec![Vec::new(); plan.buffers.len()];
-        for (id, values) in buffers
-            .iter_mut()
-            .enumerate()
-            .map(|(i, b)| (BufferId(i), b))
-        {
-            let n = rows_of(&plan, id, rows, options.n_slots);
-            reserve(values, n.saturating_mul(plan.buffer(id).width), ACTIVATIONS)?;
+        for (buffer, values) in plan.buffers.iter().zip(&mut buffers) {
+            let n = buffer.rows.of(rows, options.n_slots);
+            reserve(values, n.saturating_mul(buffer.width), ACTIVATIONS)?;
         }
         let level = Level::detect();
         Ok(Self {
@@ -169,10 +159,9 @@ impl Interpreter {
                 "row {row} of a batch of {rows} is wanted"
             )));
         }
-        for (i, values) in self.buffers.iter_mut().enumerate() {
-            let id = BufferId(i);
-            let n = rows_of(&self.plan, id, rows, batch.out_rows.len());
-            let n = n.saturating_mul(self.plan.buffer(id).width);
+        for (buffer, values) in self.plan.buffers.iter().zip(&mut self.buffers) {
+            let n = buffer.rows.of(rows, batch.out_rows.len());
+            let n = n.saturating_mul(buffer.width);
             reserve(values, n, ACTIVATIONS)?;
             values.resize(n, 0.0);
         }

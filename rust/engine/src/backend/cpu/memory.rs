@@ -2,25 +2,12 @@
 //! machine without room for it gives an error. Widths come from the file, lengths from the options.
 
 use super::{attention, matvec};
-use crate::backend::{RunnerOptions, PAGE_TOKENS};
+use crate::backend::{KvPages, Needs, RunnerOptions};
 use crate::error::{Error, Result};
-use crate::plan::{BufferId, Op, Plan, Rows};
+use crate::plan::{self, Op, Plan};
 
 /// Most rows of one forward pass: bounds the activation buffers, changes no bit.
 pub const MAX_ROWS: usize = 256;
-
-/// Bytes that a load and its longest prompts take. Sums end at 2^64 - 1: no machine has that.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Needs {
-    /// Rows of a forward pass that the rest is foreseen for.
-    pub rows: usize,
-    /// The pool of keys and values, which is taken as it is filled.
-    pub kv: u64,
-    /// The plan's buffers and the expanded vectors.
-    pub activations: u64,
-    /// What products, attention and sampling work on, and the tables of pages.
-    pub scratch: u64,
-}
 
 fn product(factors: &[usize]) -> u64 {
     factors
@@ -32,80 +19,79 @@ fn sum(bytes: impl IntoIterator<Item = u64>) -> u64 {
     bytes.into_iter().fold(0, u64::saturating_add)
 }
 
-/// Rows of a buffer in a pass of `rows` of which `out` are wanted.
-pub fn rows_of(plan: &Plan, id: BufferId, rows: usize, out: usize) -> usize {
-    match plan.buffer(id).rows {
-        Rows::Batch => rows,
-        Rows::Out => out,
-    }
+/// Rows of the longest forward pass.
+pub fn most_rows(options: &RunnerOptions) -> usize {
+    options.n_ctx.min(MAX_ROWS).max(options.n_slots)
 }
 
-impl Needs {
-    /// What a plan takes with these options.
-    pub fn new(plan: &Plan, options: &RunnerOptions) -> Self {
-        const F32: usize = size_of::<f32>();
-        let slots = options.n_slots;
-        let rows = options.n_ctx.min(MAX_ROWS).max(slots);
-        let rows_of = |id| rows_of(plan, id, rows, slots);
-        let buffers = (0..plan.buffers.len())
-            .map(BufferId)
-            .map(|id| product(&[rows_of(id), plan.buffer(id).width, F32]));
-        let vectors = plan.weights.iter().filter(|w| w.n_out == 1);
-        let cos_sin = product(&[rows, plan.rope.inv_freq.len(), 2 * F32]);
+/// What a plan takes with these options. The weights stay in the file, mapped; keys and values take
+/// memory as they are written.
+///
+/// # Errors
+/// As [`KvPages::new`].
+pub fn needs(plan: &Plan, options: &RunnerOptions) -> Result<Needs> {
+    let kv = KvPages::new(plan.kv, options)?;
+    let file_bytes = |w: &plan::Weight| w.bytes().map_or(u64::MAX, |bytes| bytes as u64);
+    Ok(Needs {
+        weights: sum(plan.weights.iter().map(file_bytes)),
+        kv: kv.needed(),
+        activations: activations(plan, options),
+        scratch: sum([
+            products(plan, options),
+            scores(plan, options),
+            sampling(plan, options),
+            // A page's number in the table, and in the list of those that are free.
+            product(&[options.n_pages, 2 * size_of::<u32>()]),
+        ]),
+    })
+}
 
-        let mut products = 0;
-        let mut at = 0;
-        while let Some(op) = plan.ops.get(at) {
-            let together = matvec::together(&plan.ops[at..]);
-            if let (Op::MatVec { x, .. }, group) = (op, &plan.ops[at..at + together]) {
-                let n_out = group.iter().filter_map(|op| match op {
-                    Op::MatVec { weight, .. } => Some(plan.weight(*weight).n_out),
-                    _ => None,
-                });
-                let n_in = plan.buffer(*x).width;
-                let bytes = matvec::scratch_bytes(n_in, n_out.sum(), rows_of(*x), options.threads);
-                products = products.max(bytes);
-            }
-            at += together.max(1);
-        }
-        let heads = plan.ops.iter().filter_map(|op| match op {
-            Op::Attention { n_head, .. } => Some(*n_head),
-            _ => None,
-        });
-        let heads = heads.max().unwrap_or(0);
-        let scores = attention::scratch_bytes(plan.kv, heads, options.n_ctx, rows);
-        // Of each slot: the logits under way, counts of what was said, two lists of candidates.
-        let sampling = product(&[slots, plan.buffer(plan.logits).width, 4 * F32]);
-        // A page's number in the table, and in the list of those that are free.
-        let tables = product(&[options.n_pages, 2 * size_of::<u32>()]);
-        let head = options.kv_type.row_bytes(plan.kv.head_dim).unwrap_or(0);
-        Self {
-            rows,
-            kv: product(&[
-                plan.kv.n_layer,
-                options.n_pages,
-                2,
-                plan.kv.n_head_kv,
-                PAGE_TOKENS,
-                head,
-            ]),
-            activations: sum(buffers
-                .chain(vectors.map(|w| product(&[w.n_in, F32])))
-                .chain([cos_sin])),
-            scratch: sum([
-                products,
-                product(&[options.threads, scores.per_thread]),
-                scores.shared as u64,
-                sampling,
-                tables,
-            ]),
-        }
-    }
+/// The plan's buffers, the expanded vectors, and the angles of the rows.
+fn activations(plan: &Plan, options: &RunnerOptions) -> u64 {
+    let rows = most_rows(options);
+    let buffers = plan.buffers.iter().map(|b| b.bytes(rows, options.n_slots));
+    let vectors = plan.weights.iter().filter(|w| w.n_out == 1);
+    let vectors = vectors.map(|w| w.n_in.saturating_mul(size_of::<f32>()));
+    let all = buffers.chain(vectors).chain([plan.rope.bytes(rows)]);
+    sum(all.map(|bytes| bytes as u64))
+}
 
-    /// Beside keys and values.
-    pub fn working(&self) -> u64 {
-        self.activations.saturating_add(self.scratch)
+/// What the largest group of products works on.
+fn products(plan: &Plan, options: &RunnerOptions) -> u64 {
+    let mut most = 0;
+    let mut at = 0;
+    while let Some(op) = plan.ops.get(at) {
+        let together = matvec::together(&plan.ops[at..]);
+        if let (Op::MatVec { x, .. }, group) = (op, &plan.ops[at..at + together]) {
+            let n_out = group.iter().filter_map(|op| match op {
+                Op::MatVec { weight, .. } => Some(plan.weight(*weight).n_out),
+                _ => None,
+            });
+            let x = plan.buffer(*x);
+            let rows = x.rows.of(most_rows(options), options.n_slots);
+            let bytes = matvec::scratch_bytes(x.width, n_out.sum(), rows, options.threads);
+            most = most.max(bytes);
+        }
+        at += together.max(1);
     }
+    most
+}
+
+/// What attention works on.
+fn scores(plan: &Plan, options: &RunnerOptions) -> u64 {
+    let heads = plan.ops.iter().filter_map(|op| match op {
+        Op::Attention { n_head, .. } => Some(*n_head),
+        _ => None,
+    });
+    let heads = heads.max().unwrap_or(0);
+    let scores = attention::scratch_bytes(plan.kv, heads, options.n_ctx, most_rows(options));
+    product(&[options.threads, scores.per_thread]).saturating_add(scores.shared as u64)
+}
+
+/// Of each slot: the logits under way, counts of what was said, two lists of candidates.
+fn sampling(plan: &Plan, options: &RunnerOptions) -> u64 {
+    let n_vocab = plan.buffer(plan.logits).width;
+    product(&[options.n_slots, n_vocab, 4 * size_of::<f32>()])
 }
 
 /// Room for `n` values in all.

@@ -14,4 +14,4 @@ mod simd;
 pub use backend::CpuBackend;
 pub use interpreter::Interpreter;
 pub use kv::KvCache;
-pub use memory::Needs;
+pub use memory::{most_rows, needs};

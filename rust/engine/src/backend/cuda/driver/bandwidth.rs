@@ -30,22 +30,31 @@ const BLOCKS_PER_SM: u32 = 4;
 /// A buffer this many times the level-2 cache is read from memory, but for 3% at the most.
 const CACHES: usize = 32;
 
-/// Bytes a second of the fastest of `repeats` reads of a buffer of up to `bytes`, half of what is
-/// free at most; and how many bytes that were.
+/// Where a card does not tell its cache, one as large as those of the oldest.
+const LEAST_CACHE: usize = 2 << 20;
+
+/// Bytes of the buffer on a card with that cache and that much memory free.
+fn buffer_bytes(l2_bytes: usize, free: usize) -> usize {
+    CACHES * l2_bytes.max(LEAST_CACHE).min(free / 2 / CACHES)
+}
+
+/// Bytes a second of the fastest of `repeats` reads of a buffer, which has `bytes`; none: as many as
+/// its caches cannot hide, half of what is free at most. And how many bytes that were.
 ///
 /// # Errors
 /// [`Error::Device`] where the card or the compiler cannot be used, [`Error::Memory`].
 pub fn read_peak(
     ordinal: usize,
     nvrtc_folders: &[PathBuf],
-    bytes: usize,
+    bytes: Option<usize>,
     repeats: usize,
 ) -> Result<(f64, usize)> {
     let context = Context::new(ordinal)?;
     let stream = Stream::new(&context)?;
     let (free, _) = context.memory()?;
-    let enough = CACHES * context.info.l2_bytes.max(2 << 20);
-    let bytes = (bytes.min(free / 2).min(enough).max(1 << 10)) & !15;
+    let bytes = bytes.unwrap_or_else(|| buffer_bytes(context.info.l2_bytes, free));
+    // Whole vectors.
+    let bytes = bytes.max(1 << 10) & !15;
     let from = DeviceBuffer::new(&context, bytes)?;
     from.fill(1, &stream)?;
     let blocks = context.info.sm_count.max(1) * BLOCKS_PER_SM;
@@ -88,4 +97,17 @@ pub fn read_peak(
         )));
     }
     Ok((bytes as f64 / (least.max(1e-3) * 1e-6), bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_buffer_is_far_larger_than_the_cache_and_leaves_room() {
+        // An H100, and a card that tells nothing.
+        assert_eq!(buffer_bytes(50 << 20, 80 << 30), 1600 << 20);
+        assert_eq!(buffer_bytes(0, 8 << 30), 64 << 20);
+        assert_eq!(buffer_bytes(50 << 20, 1 << 30), 512 << 20);
+    }
 }

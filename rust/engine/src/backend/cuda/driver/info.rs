@@ -64,9 +64,17 @@ impl DeviceInfo {
             driver: MIN_DRIVER,
         })
     }
-    /// Whether kernels may start before their predecessor has ended.
+
+    /// Whether it has programmatic dependent launch (pdl): a kernel may start before its
+    /// predecessor has ended, and waits inside for what that one writes.
     pub fn has_pdl(&self) -> bool {
         self.compute >= (9, 0)
+    }
+
+    /// Whether kernels are launched so where the caller asks for it, asks for none of it, or leaves
+    /// it to the card.
+    pub fn uses_pdl(&self, asked: Option<bool>) -> bool {
+        self.has_pdl() && asked.unwrap_or(true)
     }
 
     /// Its device and name, for people.
@@ -82,5 +90,19 @@ impl DeviceInfo {
     /// The compiler's name of the architecture, `sm_90`.
     pub fn arch(&self) -> String {
         format!("sm_{}{}", self.compute.0, self.compute.1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pdl_is_for_cards_that_have_it_unless_it_is_refused() {
+        for (arch, has) in [("sm_89", false), ("sm_90", true), ("sm_120", true)] {
+            let info = DeviceInfo::of_arch(arch, 1).unwrap();
+            let used = [None, Some(true), Some(false)].map(|asked| info.uses_pdl(asked));
+            assert_eq!((info.has_pdl(), used), (has, [has, has, false]), "{arch}");
+        }
     }
 }

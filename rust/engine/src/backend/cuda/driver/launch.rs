@@ -15,7 +15,7 @@ use crate::error::Result;
 pub struct Launch {
     pub spec: Spec,
     pub function: Function,
-    /// Whether it may start before its predecessor has ended; it then waits inside.
+    /// Programmatic dependent launch: see [`super::info::DeviceInfo::has_pdl`].
     pub pdl: bool,
 }
 

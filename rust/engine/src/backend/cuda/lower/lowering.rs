@@ -9,7 +9,7 @@ use super::params::KvView;
 use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::error::{Error, Result};
 use crate::plan::fuse::Fused;
-use crate::plan::{BufferId, Op, Plan, Rows, WeightId};
+use crate::plan::{BufferId, Op, Plan, WeightId};
 use crate::quant::QuantType;
 
 /// A plan, what it runs on, and where everything lies.
@@ -120,10 +120,7 @@ impl Lowering {
 
     /// Rows of a buffer in `pass`.
     pub fn rows_of(&self, id: BufferId, pass: &Pass) -> usize {
-        match self.plan.buffer(id).rows {
-            Rows::Batch => pass.rows,
-            Rows::Out => pass.out,
-        }
+        self.plan.buffer(id).rows.of(pass.rows, pass.out)
     }
 
     /// Where the units of a matrix, or of two joined ones, lie.

@@ -14,10 +14,11 @@ use super::prefill::{check_chunk, forced_step, logits_pass, Chunks};
 use super::ready::Way;
 use super::sequences::Sequences;
 use crate::backend::cuda::driver::context::Context;
+use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::backend::cuda::driver::source::Variant;
 use crate::backend::{
-    Backend, Event, GpuOptions, GraphMode, Inspect, Limits, LogitsPath, RunnerOptions, SharedStats,
-    SlotRequest, Weights,
+    Backend, Event, GpuOptions, GraphMode, Inspect, Limits, LogitsPath, Needs, RunnerOptions,
+    SharedStats, SlotRequest, Weights,
 };
 use crate::error::{Error, Result};
 use crate::plan::Plan;
@@ -27,6 +28,9 @@ const QUEUE_DEPTH: usize = 2;
 
 /// Rows of one pass where all give logits, which take much memory.
 const LOGIT_ROWS: usize = 64;
+
+/// For what no buffer holds: kernels, graphs, and what the driver keeps of both.
+const RESERVE: u64 = 64 << 20;
 
 /// Decodes on a card.
 pub struct CudaBackend {
@@ -74,11 +78,25 @@ impl CudaBackend {
         Ok(backend)
     }
 
+    /// The same on a card that is only described: what it takes there, and the kernels that it
+    /// runs, are those of the real one.
+    ///
+    /// # Errors
+    /// What is wrong with the options.
+    pub fn described(
+        info: DeviceInfo,
+        plan: Arc<Plan>,
+        weights: &dyn Weights,
+        options: &RunnerOptions,
+    ) -> Result<Self> {
+        Self::on(&Context::described(info), plan, weights, options)
+    }
+
     /// All the memory that is ever taken at once, on a card that may be only described.
     ///
     /// # Errors
     /// As [`CudaBackend::new`].
-    pub fn on(
+    fn on(
         context: &Arc<Context>,
         plan: Arc<Plan>,
         weights: &dyn Weights,
@@ -139,10 +157,19 @@ impl CudaBackend {
         Ok(used.chain(self.decoder.card.repack_variants()).collect())
     }
 
-    /// Bytes of weights, and of keys and values.
-    pub fn bytes(&self) -> (u64, u64) {
+    /// What it takes of the card.
+    pub fn needs(&self) -> Needs {
         let card = &self.decoder.card;
-        (card.weight_bytes() as u64, card.kv.bytes() as u64)
+        let weights = card.weight_bytes() as u64;
+        let kv = card.kv.bytes() as u64;
+        let activations = card.activation_bytes() as u64;
+        let all = card.context.most_mapped() as u64 + RESERVE;
+        Needs {
+            weights,
+            kv,
+            activations,
+            scratch: all.saturating_sub(weights + kv + activations),
+        }
     }
 
     /// Bytes of all buffers on the card now, and the most that there were at once.

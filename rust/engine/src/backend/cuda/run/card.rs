@@ -22,7 +22,7 @@ use crate::backend::cuda::lower::pass::{self, Scratch};
 use crate::backend::{RunnerOptions, Weights};
 use crate::error::{Error, Result};
 use crate::plan::fuse::{fuse, Rules};
-use crate::plan::{BufferId, Plan, Rows};
+use crate::plan::{BufferId, Plan};
 
 /// A plan on a card.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ pub struct Card {
     pub rows: RowBuffers,
     programs: Programs,
     nvrtc_folders: Vec<PathBuf>,
-    /// Whether a kernel may start before its predecessor has ended.
+    /// Whether kernels are launched by programmatic dependent launch.
     pdl: bool,
     pub stream: Stream,
     pub context: Arc<Context>,
@@ -134,25 +134,11 @@ impl Card {
         let n_ctx = options.n_ctx;
         let stream = Stream::new(context)?;
         let compiler = Compiler::new(context.info.number(), &options.gpu.nvrtc_folders);
-        let kv = KvPool::new(
-            context,
-            &stream,
-            plan.kv,
-            options.kv_type,
-            options.n_pages,
-            options.n_slots,
-            n_ctx,
-        )?;
-        let buffers = plan.buffers.iter().map(|b| {
-            let rows = match b.rows {
-                Rows::Batch => max_rows,
-                Rows::Out => max_out,
-            };
-            poisoned(context, b.width * rows * 4, &stream)
-        });
+        let kv = KvPool::new(context, &stream, plan.kv, options)?;
+        let sizes = plan.buffers.iter().map(|b| b.bytes(max_rows, max_out));
+        let buffers = sizes.map(|bytes| poisoned(context, bytes, &stream));
         let buffers = buffers.collect::<Result<Vec<_>>>()?;
-        let half = plan.rope.inv_freq.len();
-        let cos_sin_buffer = DeviceBuffer::new(context, n_ctx * half * 8)?;
+        let cos_sin_buffer = DeviceBuffer::new(context, plan.rope.bytes(n_ctx))?;
         if !context.is_described() {
             cos_sin_buffer.write(0, &cos_sin(&plan, weights, n_ctx)?, &stream)?;
         }
@@ -191,7 +177,7 @@ impl Card {
             rows: RowBuffers::new(context, max_rows)?,
             programs: Programs::new(context.clone(), compiler),
             nvrtc_folders: options.gpu.nvrtc_folders.clone(),
-            pdl: options.gpu.pdl.unwrap_or(true) && context.info.has_pdl(),
+            pdl: context.info.uses_pdl(options.gpu.pdl),
             stream,
             context: context.clone(),
         })
@@ -260,6 +246,11 @@ impl Card {
         self.weights.bytes()
     }
 
+    /// Bytes of the plan's buffers on the card.
+    pub fn activation_bytes(&self) -> usize {
+        self.buffers.iter().map(DeviceBuffer::bytes).sum()
+    }
+
     /// The kernels that rewrite the weights.
     pub fn repack_variants(&self) -> impl Iterator<Item = Variant> + '_ {
         self.weights.variants()
@@ -291,8 +282,7 @@ impl Card {
         pass::prompt_span(&self.lowering, end)
     }
 
-    /// Launches of `specs`, each of which may start before its predecessor has ended, where the
-    /// card can.
+    /// Launches of `specs`, with [`Launch::pdl`] where that is used.
     ///
     /// # Errors
     /// [`Error::Device`] where there is no compiler or the card refuses the code.

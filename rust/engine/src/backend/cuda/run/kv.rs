@@ -7,19 +7,15 @@ use crate::backend::cuda::driver::buffer::{DeviceBuffer, HostBuffer};
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::stream::Stream;
 use crate::backend::cuda::lower::params::KvView;
-use crate::backend::PAGE_TOKENS;
+use crate::backend::{KvPages, RunnerOptions, PAGE_TOKENS};
 use crate::error::{Error, Result};
 use crate::plan::KvShape;
-use crate::quant::{self, QuantType};
+use crate::quant::{self, KV_HEAD_MULTIPLE};
 
 /// Keys, values, page table and error word.
 #[derive(Debug)]
 pub struct KvPool {
-    pub shape: KvShape,
-    pub ty: &'static QuantType,
-    n_pages: usize,
-    n_slots: usize,
-    n_ctx: usize,
+    pub pages: KvPages,
     k: DeviceBuffer,
     v: DeviceBuffer,
     page_table: DeviceBuffer,
@@ -31,25 +27,14 @@ pub struct KvPool {
     mirror: Vec<u32>,
 }
 
-fn bad(name: &'static str, value: usize, limit: usize) -> Error {
-    Error::Argument {
-        name,
-        value: value.to_string(),
-        reason: format!("must be below {limit}"),
-    }
-}
-
 /// Why heads of `head_dim` values cannot be stored, and as what they can.
 fn refusal(head_dim: usize) -> String {
-    let types = quant::TYPES.iter().filter(|t| t.kernel.kv.is_some());
-    let able: Vec<_> = types
-        .filter(|t| head_dim.is_multiple_of(16) && head_dim.is_multiple_of(t.block_elems))
-        .map(|t| t.name.to_lowercase())
-        .collect();
+    let able = quant::kv_types().filter(|t| t.keeps_kv_on_card(head_dim));
+    let able: Vec<_> = able.map(|t| t.name.to_lowercase()).collect();
     match able.is_empty() {
         true => format!(
-            "the CUDA backend stores heads of a multiple of 16 values, here they have {head_dim}; \
-             use device=\"cpu\""
+            "the CUDA backend stores heads of a multiple of {KV_HEAD_MULTIPLE} values, here they \
+             have {head_dim}; use device=\"cpu\""
         ),
         false => format!(
             "the CUDA backend stores heads of {head_dim} values as one of {}",
@@ -59,7 +44,7 @@ fn refusal(head_dim: usize) -> String {
 }
 
 impl KvPool {
-    /// A cleared pool of `n_pages` (page 0 included) for `n_slots` sequences of `n_ctx` tokens.
+    /// A cleared pool.
     ///
     /// # Errors
     /// [`Error::Argument`] for a type that keys and values are not stored in on the card,
@@ -68,52 +53,32 @@ impl KvPool {
         context: &Arc<Context>,
         stream: &Stream,
         shape: KvShape,
-        ty: &'static QuantType,
-        n_pages: usize,
-        n_slots: usize,
-        n_ctx: usize,
+        options: &RunnerOptions,
     ) -> Result<Self> {
-        let head_bytes = ty
-            .row_bytes(shape.head_dim)
-            .filter(|_| ty.kernel.kv.is_some() && shape.head_dim.is_multiple_of(16));
-        let Some(head_bytes) = head_bytes else {
+        if !options.kv_type.keeps_kv_on_card(shape.head_dim) {
             return Err(Error::Argument {
                 name: "kv_type",
-                value: ty.name.into(),
+                value: options.kv_type.name.into(),
                 reason: refusal(shape.head_dim),
             });
-        };
-        let per_page = shape.n_head_kv * PAGE_TOKENS * head_bytes;
-        let too_large = |bytes: String| Error::Memory {
-            need: format!("a KV cache of {n_pages} pages needs {bytes}"),
-            remedy: "use a smaller n_ctx or max_batch".into(),
-        };
-        let both = [2, shape.n_layer, n_pages, per_page]
-            .iter()
-            .try_fold(1usize, |a, b| a.checked_mul(*b))
-            .ok_or_else(|| too_large("more than 2^64 bytes".into()))?;
+        }
+        let pages = KvPages::new(shape, options)?;
+        let both = pages.bytes().ok_or_else(|| pages.no_room(None))?;
         let part = || {
             DeviceBuffer::new(context, both / 2).map_err(|e| match e {
-                Error::Memory { .. } => {
-                    let free = context.memory().map_or(0, |m| m.0);
-                    too_large(format!("{both} bytes, {free} are free"))
-                }
+                Error::Memory { .. } => pages.no_room(context.memory().ok().map(|(free, _)| free)),
                 e => e,
             })
         };
-        let entries = n_slots * n_ctx.div_ceil(PAGE_TOKENS);
+        let entries = pages.entries();
         let pool = Self {
-            shape,
-            ty,
-            n_pages,
-            n_slots,
-            n_ctx,
             k: part()?,
             v: part()?,
-            page_table: DeviceBuffer::new(context, entries * 4)?,
+            page_table: DeviceBuffer::new(context, entries * size_of::<u32>())?,
             error: HostBuffer::new(context, 8)?,
-            saturated: HostBuffer::new(context, 8 * n_slots)?,
+            saturated: HostBuffer::new(context, 8 * pages.n_slots)?,
             mirror: vec![0; entries],
+            pages,
         };
         for buffer in [&pool.k, &pool.v, &pool.page_table] {
             buffer.fill(0, stream)?;
@@ -124,17 +89,12 @@ impl KvPool {
 
     /// Tokens a sequence may have.
     pub fn n_ctx(&self) -> usize {
-        self.n_ctx
+        self.pages.n_ctx
     }
 
     /// Bytes of one layer's keys.
     fn layer_bytes(&self) -> usize {
-        self.n_pages * self.shape.n_head_kv * PAGE_TOKENS * self.head_bytes()
-    }
-
-    /// Bytes of one head of one token.
-    fn head_bytes(&self) -> usize {
-        self.shape.head_dim / self.ty.block_elems * self.ty.block_bytes
+        self.pages.n_pages * self.pages.page_bytes()
     }
 
     /// Bytes of the whole pool.
@@ -151,17 +111,17 @@ impl KvPool {
             page_table: self.page_table.address(),
             error: self.error.address(),
             saturated: self.saturated.address(),
-            pages_per_slot: self.n_ctx.div_ceil(PAGE_TOKENS) as u32,
-            n_slots: self.n_slots as u32,
-            n_ctx: self.n_ctx as u32,
-            n_pages: self.n_pages as u32,
+            pages_per_slot: self.pages.per_slot() as u32,
+            n_slots: self.pages.n_slots as u32,
+            n_ctx: self.pages.n_ctx as u32,
+            n_pages: self.pages.n_pages as u32,
         }
     }
 
     /// Writes `pages` into the page table of `slot`, from entry `first` on, in stream order.
     ///
     /// # Errors
-    /// [`Error::Argument`] for an entry or page that does not exist.
+    /// As [`KvPages::mapping`].
     pub fn map_pages(
         &mut self,
         slot: usize,
@@ -169,26 +129,10 @@ impl KvPool {
         pages: &[u32],
         stream: &Stream,
     ) -> Result<()> {
-        let per_slot = self.n_ctx.div_ceil(PAGE_TOKENS);
-        if slot >= self.n_slots {
-            return Err(bad("slot", slot, self.n_slots));
-        }
-        if first
-            .checked_add(pages.len())
-            .is_none_or(|end| end > per_slot)
-        {
-            return Err(bad(
-                "page of the sequence",
-                first.saturating_add(pages.len()),
-                per_slot + 1,
-            ));
-        }
-        if let Some(page) = pages.iter().find(|p| **p as usize >= self.n_pages) {
-            return Err(bad("page", *page as usize, self.n_pages));
-        }
-        let at = slot * per_slot + first;
-        self.mirror[at..at + pages.len()].copy_from_slice(pages);
-        self.page_table.write(at * 4, pages, stream)
+        let entries = self.pages.mapping(slot, first, pages)?;
+        let at = entries.start * size_of::<u32>();
+        self.mirror[entries].copy_from_slice(pages);
+        self.page_table.write(at, pages, stream)
     }
 
     /// The error of a token that a scatter refused, if any since the last call.
@@ -199,7 +143,7 @@ impl KvPool {
         Some(Error::KvBounds {
             position: report >> 32,
             slot: (report & u64::from(u32::MAX)) as usize,
-            limit: self.n_ctx,
+            limit: self.pages.n_ctx,
         })
     }
 
@@ -227,7 +171,7 @@ impl KvPool {
         stream: &Stream,
     ) -> Result<Vec<u8>> {
         let places = self.page_places(slot, pages)?;
-        let bytes = self.page_bytes();
+        let bytes = self.pages.page_bytes();
         let mut all = vec![0u8; places.len() * bytes];
         for ((buffer, offset), part) in places.into_iter().zip(all.chunks_exact_mut(bytes)) {
             buffer.read(offset, part, stream)?;
@@ -244,15 +188,13 @@ impl KvPool {
         stream: &Stream,
     ) -> Result<()> {
         let places = self.page_places(slot, pages)?;
-        for ((buffer, offset), part) in places.into_iter().zip(bytes.chunks(self.page_bytes())) {
+        for ((buffer, offset), part) in places
+            .into_iter()
+            .zip(bytes.chunks(self.pages.page_bytes()))
+        {
             buffer.write(offset, part, stream)?;
         }
         Ok(())
-    }
-
-    /// Bytes of one layer's keys in one page.
-    fn page_bytes(&self) -> usize {
-        self.layer_bytes() / self.n_pages.max(1)
     }
 
     /// Where the pages of a slot lie.
@@ -261,17 +203,11 @@ impl KvPool {
         slot: usize,
         pages: std::ops::Range<usize>,
     ) -> Result<Vec<(&DeviceBuffer, usize)>> {
-        let per_slot = self.n_ctx.div_ceil(PAGE_TOKENS);
-        let table = self.mirror.get(slot * per_slot..(slot + 1) * per_slot);
-        let mapped = table.ok_or_else(|| bad("slot", slot, self.n_slots))?;
-        let end = pages.end;
-        let mapped = mapped
-            .get(pages)
-            .ok_or_else(|| bad("page of the sequence", end, per_slot + 1))?;
-        let place =
-            |layer, page: u32| layer * self.layer_bytes() + page as usize * self.page_bytes();
+        let mapped = &self.mirror[self.pages.entries_of(slot, pages)?];
+        let page_bytes = self.pages.page_bytes();
+        let place = |layer, page: u32| layer * self.layer_bytes() + page as usize * page_bytes;
         let mut places = Vec::new();
-        for layer in 0..self.shape.n_layer {
+        for layer in 0..self.pages.shape.n_layer {
             for page in mapped {
                 places.extend([&self.k, &self.v].map(|buffer| (buffer, place(layer, *page))));
             }
@@ -320,19 +256,19 @@ impl KvPool {
             n_layer,
             n_head_kv,
             head_dim,
-        } = self.shape;
-        let head_bytes = self.head_bytes();
+        } = self.pages.shape;
+        let KvPages { ty, head_bytes, .. } = self.pages;
         let page_bytes = PAGE_TOKENS * head_bytes;
         // A block is its scale, then its values; one that is a lone value has no scale.
-        let elems = self.ty.block_elems;
+        let elems = ty.block_elems;
         let size = match elems {
-            1 => self.ty.block_bytes,
+            1 => ty.block_bytes,
             _ => 1,
         };
-        let scale = self.ty.block_bytes - elems * size;
+        let scale = ty.block_bytes - elems * size;
         let blocks = head_dim / elems;
         let scales = PAGE_TOKENS * head_dim * size;
-        for page in 0..n_layer * self.n_pages {
+        for page in 0..n_layer * self.pages.n_pages {
             for (part, is_value) in [false, true].into_iter().enumerate() {
                 for h in 0..n_head_kv {
                     let own = (page * n_head_kv + h) * page_bytes;
@@ -345,7 +281,7 @@ impl KvPool {
                                 false => block * PAGE_TOKENS + token,
                             };
                             let from = own + scales + number * scale;
-                            f(row + block * self.ty.block_bytes, is_value, from, scale);
+                            f(row + block * ty.block_bytes, is_value, from, scale);
                         }
                         for eight in 0..head_dim / 8 {
                             let dim = eight * 8;
@@ -372,6 +308,8 @@ impl KvPool {
 mod tests {
     use super::*;
     use crate::backend::cuda::driver::info::DeviceInfo;
+    use crate::backend::GpuOptions;
+    use crate::quant::QuantType;
 
     fn pool(name: &str, head_dim: usize) -> Result<KvPool> {
         let card = Context::described(DeviceInfo::of_arch("sm_90", 132)?);
@@ -380,13 +318,20 @@ mod tests {
             n_head_kv: 3,
             head_dim,
         };
-        let ty = quant::by_name(name)?;
-        KvPool::new(&card, &Stream::new(&card)?, shape, ty, 4, 1, 100)
+        let options = RunnerOptions {
+            n_slots: 1,
+            n_ctx: 100,
+            n_pages: 4,
+            kv_type: quant::by_name(name)?,
+            threads: 1,
+            gpu: GpuOptions::default(),
+        };
+        KvPool::new(&card, &Stream::new(&card)?, shape, &options)
     }
 
     #[test]
     fn every_byte_has_one_place_in_either_order() {
-        for ty in quant::TYPES.iter().filter(|t| t.kernel.kv.is_some()) {
+        for ty in quant::TYPES.iter().filter(|t| t.keeps_kv_on_card(96)) {
             for head_dim in [32, 64, 96, 128] {
                 let pool = pool(ty.name, head_dim).unwrap();
                 let bytes = pool.bytes();

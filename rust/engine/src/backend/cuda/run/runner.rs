@@ -13,7 +13,7 @@ use crate::backend::{
     Batch, GraphMode, GraphQuestion, KernelTime, Profile, Runner, RunnerOptions, Weights,
 };
 use crate::error::{Error, Result};
-use crate::plan::{BufferId, Op, Plan, Rows};
+use crate::plan::{BufferId, Op, Plan};
 
 /// More rows than this are taken for a prompt's.
 const STEP_ROWS: usize = 64;
@@ -131,11 +131,9 @@ impl Runner for CudaRunner {
 
     fn read(&mut self, id: BufferId) -> Result<Vec<f32>> {
         let buffer = self.card.plan().buffer(id);
-        let rows = match (self.last, buffer.rows) {
-            (None, _) => 0,
-            (Some((key, _)), Rows::Batch) => key.rows,
-            (Some((_, out)), Rows::Out) => out,
-        };
+        let rows = self
+            .last
+            .map_or(0, |(key, out)| buffer.rows.of(key.rows, out));
         let mut values = vec![0.0f32; rows * buffer.width];
         let buffer = self.card.buffer(id);
         buffer.read(0, &mut values, &self.card.stream)?;

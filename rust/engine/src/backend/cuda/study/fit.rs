@@ -3,61 +3,27 @@
 
 use std::sync::Arc;
 
-use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::backend::cuda::run::backend::CudaBackend;
-use crate::backend::{RunnerOptions, Weights, PAGE_TOKENS};
+use crate::backend::{pool_pages, Needs, RunnerOptions, Weights, PAGE_TOKENS};
 use crate::error::{Error, Result};
 use crate::plan::Plan;
-
-/// For what no buffer holds: kernels, graphs, and what the driver keeps of both.
-const RESERVE: u64 = 64 << 20;
 
 /// The least context that is chosen for a caller who asks for none.
 const LEAST_CTX: usize = 256;
 
-/// Bytes that a model takes of a card.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Needs {
-    pub weights: u64,
-    /// Keys and values.
-    pub kv: u64,
-    /// Everything else: activations, what loading needs for a while, kernels and graphs.
-    pub scratch: u64,
-    /// The most that buffers have at once, without what the driver adds.
-    pub buffers: u64,
-}
-
-impl Needs {
-    /// What loading `plan` with `options` takes of a card such as `info` describes.
-    ///
-    /// # Errors
-    /// What is wrong with the options.
-    pub fn of(
-        info: &DeviceInfo,
-        plan: &Arc<Plan>,
-        weights: &dyn Weights,
-        options: &RunnerOptions,
-    ) -> Result<Self> {
-        let card = Context::described(info.clone());
-        let backend = CudaBackend::on(&card, plan.clone(), weights, options)?;
-        let (weights, kv) = backend.bytes();
-        let pieces = card.most_mapped() as u64;
-        let total = pieces + RESERVE;
-        Ok(Self {
-            weights,
-            kv,
-            scratch: total.saturating_sub(weights).saturating_sub(kv),
-            buffers: card.taken().1 as u64,
-        })
-    }
-
-    /// All of it.
-    pub fn total(&self) -> u64 {
-        self.weights
-            .saturating_add(self.kv)
-            .saturating_add(self.scratch)
-    }
+/// What loading `plan` with `options` takes of a card such as `info` describes.
+///
+/// # Errors
+/// What is wrong with the options.
+pub fn needs(
+    info: &DeviceInfo,
+    plan: &Arc<Plan>,
+    weights: &dyn Weights,
+    options: &RunnerOptions,
+) -> Result<Needs> {
+    let backend = CudaBackend::described(info.clone(), plan.clone(), weights, options)?;
+    Ok(backend.needs())
 }
 
 fn gib(bytes: u64) -> String {
@@ -82,9 +48,7 @@ fn with(options: &RunnerOptions, n_ctx: usize, n_slots: usize) -> RunnerOptions 
     RunnerOptions {
         n_ctx,
         n_slots,
-        n_pages: n_slots
-            .saturating_mul(n_ctx.div_ceil(PAGE_TOKENS))
-            .saturating_add(1),
+        n_pages: pool_pages(n_slots, n_ctx),
         ..options.clone()
     }
 }
@@ -122,7 +86,7 @@ pub fn fit(
     may_shrink: bool,
     free: u64,
 ) -> Result<RunnerOptions> {
-    let needs = |options: &RunnerOptions| Needs::of(info, plan, weights, options);
+    let needs = |options: &RunnerOptions| needs(info, plan, weights, options);
     let needed = needs(options)?;
     if needed.total() <= free {
         return Ok(options.clone());
@@ -170,7 +134,7 @@ pub fn fit(
             gib(needed.total()),
             gib(needed.weights),
             gib(needed.kv),
-            gib(needed.scratch),
+            gib(needed.working()),
             gib(free),
             info.name
         ),

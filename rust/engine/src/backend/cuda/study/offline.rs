@@ -8,7 +8,6 @@ use std::time::Duration;
 use rayon::prelude::*;
 
 use crate::backend::cuda::driver::compile::Compiler;
-use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::backend::cuda::driver::source::Variant;
 use crate::backend::cuda::run::backend::CudaBackend;
@@ -32,8 +31,8 @@ pub fn variants(
 ) -> Result<Vec<Variant>> {
     let mut found = HashSet::new();
     for bits in 0..=10 {
-        let card = Context::described(DeviceInfo::of_arch(arch, 1 << bits)?);
-        let backend = CudaBackend::on(&card, plan.clone(), weights, options)?;
+        let card = DeviceInfo::of_arch(arch, 1 << bits)?;
+        let backend = CudaBackend::described(card, plan.clone(), weights, options)?;
         found.extend(backend.variants()?);
     }
     let mut sorted: Vec<Variant> = found.into_iter().collect();

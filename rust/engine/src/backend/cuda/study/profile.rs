@@ -13,11 +13,6 @@ use crate::backend::cuda::run::ready::Way;
 use crate::backend::{GraphKernel, GraphProfile, GraphQuestion};
 use crate::error::{Error, Result};
 
-/// Bytes that the read peak is measured on; it need not be more than so many times the level-2
-/// cache: what stays in there then counts for little.
-const READ_BYTES: usize = 1 << 30;
-const CACHES: usize = 16;
-
 /// See [`crate::backend::Inspect::profile_graph`].
 pub fn profile(
     backend: &mut CudaBackend,
@@ -114,8 +109,7 @@ fn measure(
     let boundary_us = launch_us(stream, &nothing, repeats, || Ok(()))?;
     card.kv.take_error().map_or(Ok(()), Err)?;
     let info = &card.context.info;
-    let bytes = READ_BYTES.min(info.l2_bytes.saturating_mul(CACHES));
-    let (peak, _) = read_peak(info.ordinal, card.nvrtc_folders(), bytes, repeats)?;
+    let (peak, _) = read_peak(info.ordinal, card.nvrtc_folders(), None, repeats)?;
     // A row of padding attends to one token, its own.
     let padding = key.rows - slots.len();
     let tokens = (slots.len() * (question.position + 1) + padding) as u64;

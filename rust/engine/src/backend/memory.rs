@@ -1,0 +1,250 @@
+//! The sizes of what a model takes of any device, each stated once: what is foreseen before a load,
+//! what the load takes and what `onegraph info` tells are the same numbers.
+
+use std::ops::Range;
+
+use super::{RunnerOptions, PAGE_TOKENS};
+use crate::error::{Error, Result};
+use crate::plan::KvShape;
+use crate::quant::QuantType;
+
+/// Bytes that a load takes of a device, its longest prompts included. Sums end at 2^64 - 1: no
+/// device has that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Needs {
+    /// As the device keeps them.
+    pub weights: u64,
+    /// The pool of keys and values.
+    pub kv: u64,
+    /// The plan's buffers, and what else is as long as their rows.
+    pub activations: u64,
+    /// All else.
+    pub scratch: u64,
+}
+
+impl Needs {
+    /// Beside weights, keys and values.
+    pub fn working(&self) -> u64 {
+        self.activations.saturating_add(self.scratch)
+    }
+
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        self.weights
+            .saturating_add(self.kv)
+            .saturating_add(self.working())
+    }
+}
+
+/// Pages that `tokens` tokens of one sequence take.
+pub fn pages_of(tokens: usize) -> usize {
+    tokens.div_ceil(PAGE_TOKENS)
+}
+
+/// Pages of a pool for `n_slots` sequences of `n_ctx` tokens, the reserved page included.
+pub fn pool_pages(n_slots: usize, n_ctx: usize) -> usize {
+    n_slots.saturating_mul(pages_of(n_ctx)).saturating_add(1)
+}
+
+/// The sizes of a pool of keys and values and of the table of its pages; where in the pool a token
+/// lies, each backend says for itself.
+#[derive(Debug, Clone, Copy)]
+pub struct KvPages {
+    pub shape: KvShape,
+    pub ty: &'static QuantType,
+    /// Of one head of one token.
+    pub head_bytes: usize,
+    /// Pages in the pool, page 0 included.
+    pub n_pages: usize,
+    /// Sequences in the table.
+    pub n_slots: usize,
+    /// Tokens a sequence may have.
+    pub n_ctx: usize,
+}
+
+impl KvPages {
+    /// The pages of a cache of `shape`.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] where heads of this width cannot be stored as the type asked for.
+    pub fn new(shape: KvShape, options: &RunnerOptions) -> Result<Self> {
+        let ty = options.kv_type;
+        let head_bytes = ty
+            .kv_head_bytes(shape.head_dim)
+            .ok_or_else(|| Error::Argument {
+                name: "kv_type",
+                value: ty.name.into(),
+                reason: format!(
+                    "heads of {} values cannot be stored in blocks of {}; use another kv_type",
+                    shape.head_dim, ty.block_elems
+                ),
+            })?;
+        Ok(Self {
+            shape,
+            ty,
+            head_bytes,
+            n_pages: options.n_pages,
+            n_slots: options.n_slots,
+            n_ctx: options.n_ctx,
+        })
+    }
+
+    /// Bytes of the pool; `None` where they overflow.
+    pub fn bytes(&self) -> Option<usize> {
+        let factors = [
+            2,
+            self.shape.n_layer,
+            self.n_pages,
+            self.shape.n_head_kv,
+            PAGE_TOKENS,
+            self.head_bytes,
+        ];
+        factors.iter().try_fold(1usize, |a, b| a.checked_mul(*b))
+    }
+
+    /// [`KvPages::bytes`], as a part of [`Needs`].
+    pub fn needed(&self) -> u64 {
+        self.bytes().map_or(u64::MAX, |bytes| bytes as u64)
+    }
+
+    /// Bytes of one layer's keys in one page.
+    pub fn page_bytes(&self) -> usize {
+        self.shape.n_head_kv * PAGE_TOKENS * self.head_bytes
+    }
+
+    /// Bytes of the keys and values of one token in all layers.
+    pub fn token_bytes(&self) -> u64 {
+        let heads = (self.shape.n_layer as u64).saturating_mul(self.shape.n_head_kv as u64);
+        heads.saturating_mul(2 * self.head_bytes as u64)
+    }
+
+    /// Why there is no memory for the pool, of which `free` bytes are free where that is known.
+    pub fn no_room(&self, free: Option<usize>) -> Error {
+        let bytes = self.bytes();
+        let bytes = bytes.map_or("more than 2^64".into(), |bytes| bytes.to_string());
+        let free = free.map_or(String::new(), |free| format!(", {free} are free"));
+        Error::Memory {
+            need: format!(
+                "a KV cache of {} pages of {PAGE_TOKENS} tokens needs {bytes} bytes{free}",
+                self.n_pages
+            ),
+            remedy: "use a smaller n_ctx or max_batch".into(),
+        }
+    }
+
+    /// Pages of one sequence in the table.
+    pub fn per_slot(&self) -> usize {
+        pages_of(self.n_ctx)
+    }
+
+    /// Entries of the table, `[n_slots][per_slot]`.
+    pub fn entries(&self) -> usize {
+        self.n_slots.saturating_mul(self.per_slot())
+    }
+
+    /// The entries of pages `range` of the sequence in `slot`.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for a slot or entry that does not exist.
+    pub fn entries_of(&self, slot: usize, range: Range<usize>) -> Result<Range<usize>> {
+        let per_slot = self.per_slot();
+        if slot >= self.n_slots {
+            return Err(not_below("slot", slot, self.n_slots));
+        }
+        if range.end > per_slot {
+            return Err(not_below("page of the sequence", range.end, per_slot + 1));
+        }
+        Ok(slot * per_slot + range.start..slot * per_slot + range.end)
+    }
+
+    /// The entries that `pages` go to, as those of `slot` from its page `first` on.
+    ///
+    /// # Errors
+    /// As [`KvPages::entries_of`], and for a page that is not in the pool.
+    pub fn mapping(&self, slot: usize, first: usize, pages: &[u32]) -> Result<Range<usize>> {
+        let entries = self.entries_of(slot, first..first.saturating_add(pages.len()))?;
+        match pages.iter().find(|page| **page as usize >= self.n_pages) {
+            Some(page) => Err(not_below("page", *page as usize, self.n_pages)),
+            None => Ok(entries),
+        }
+    }
+}
+
+fn not_below(name: &'static str, value: usize, limit: usize) -> Error {
+    Error::Argument {
+        name,
+        value: value.to_string(),
+        reason: format!("must be below {limit}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::GpuOptions;
+    use crate::quant;
+
+    fn pages(head_dim: usize, kv_type: &str, n_slots: usize, n_ctx: usize) -> Result<KvPages> {
+        let shape = KvShape {
+            n_layer: 2,
+            n_head_kv: 3,
+            head_dim,
+        };
+        let options = RunnerOptions {
+            n_slots,
+            n_ctx,
+            n_pages: pool_pages(n_slots, n_ctx),
+            kv_type: quant::by_name(kv_type)?,
+            threads: 1,
+            gpu: GpuOptions::default(),
+        };
+        KvPages::new(shape, &options)
+    }
+
+    #[test]
+    fn a_pool_is_its_pages_and_a_page_its_tokens() {
+        // 100 tokens take two pages; page 0 is nobody's.
+        let pages = pages(64, quant::DEFAULT_KV, 5, 100).unwrap();
+        assert_eq!(
+            (pages.n_pages, pages.per_slot(), pages.entries()),
+            (11, 2, 10)
+        );
+        assert_eq!(pages.token_bytes(), 2 * 2 * 3 * 64 * 2);
+        assert_eq!(pages.page_bytes(), 3 * 64 * 64 * 2);
+        let of_pages = 2 * 2 * 11 * pages.page_bytes();
+        assert_eq!(pages.bytes(), Some(of_pages));
+        assert_eq!(pages.needed(), 11 * 64 * pages.token_bytes());
+    }
+
+    #[test]
+    fn heads_that_are_no_whole_blocks_are_refused() {
+        let blocks = quant::kv_types().find(|t| t.block_elems == 32).unwrap();
+        assert!(pages(64, blocks.name, 1, 64).is_ok());
+        let text = pages(80, blocks.name, 1, 64).unwrap_err().to_string();
+        let expected = format!("kv_type = {}: heads of 80 values", blocks.name);
+        assert!(text.contains(&expected), "{text}");
+    }
+
+    #[test]
+    fn what_is_not_in_the_table_or_the_pool_is_not_mapped() {
+        let pages = pages(64, quant::DEFAULT_KV, 5, 100).unwrap();
+        assert_eq!(pages.mapping(4, 0, &[9, 10]), Ok(8..10));
+        assert_eq!(pages.mapping(4, 2, &[]), Ok(10..10));
+        let refused = |slot, first, numbers: &[u32]| {
+            let error = pages.mapping(slot, first, numbers).unwrap_err();
+            assert!(matches!(error, Error::Argument { .. }));
+            error.to_string()
+        };
+        for (text, expected) in [
+            (refused(5, 0, &[1]), "slot = 5: must be below 5"),
+            (
+                refused(0, 1, &[1, 2]),
+                "page of the sequence = 3: must be below 3",
+            ),
+            (refused(0, usize::MAX, &[1]), "must be below 3"),
+            (refused(0, 0, &[1, 11]), "page = 11: must be below 11"),
+        ] {
+            assert!(text.contains(expected), "{text}");
+        }
+    }
+}
