@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onegraph
 import pytest
-from template import reference
+from support import jinja
 from template.test_meaning import MESSAGES, VALUES
 
 HERE = Path(__file__).parent
@@ -122,7 +122,7 @@ REFUSED_STATEMENTS = {
 
 
 def theirs(source: str) -> str:
-    return reference.render(source, MESSAGES, **VALUES)
+    return jinja.render(source, MESSAGES, **VALUES)
 
 
 def ours(source: str) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 import jinja2
 import onegraph
 import pytest
-from template import reference
+from support import jinja
 
 VALUES: dict[str, Any] = {
     "none": None,
@@ -550,19 +550,19 @@ def ours(source: str) -> str:
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 def test_expression(expression: str) -> None:
     source = "{{ " + expression + " }}"
-    assert ours(source) == reference.render(source, MESSAGES, **VALUES)
+    assert ours(source) == jinja.render(source, MESSAGES, **VALUES)
 
 
 @pytest.mark.parametrize("source", STATEMENTS)
 def test_statement(source: str) -> None:
-    assert ours(source) == reference.render(source, MESSAGES, **VALUES)
+    assert ours(source) == jinja.render(source, MESSAGES, **VALUES)
 
 
 @pytest.mark.parametrize("expression", ERRORS)
 def test_error(expression: str) -> None:
     source = "{{ " + expression + " }}"
     with pytest.raises((jinja2.exceptions.TemplateError, TypeError, ValueError, ArithmeticError)):
-        pytest.fail(f"jinja2 gives {reference.render(source, MESSAGES, **VALUES)!r}")
+        pytest.fail(f"jinja2 gives {jinja.render(source, MESSAGES, **VALUES)!r}")
     with pytest.raises(onegraph.ModelError, match=r"^chat template: .+; .+"):
         pytest.fail(f"onegraph gives {ours(source)!r}")
 
@@ -570,6 +570,6 @@ def test_error(expression: str) -> None:
 @pytest.mark.parametrize("source", SYNTAX)
 def test_syntax_error(source: str) -> None:
     with pytest.raises((jinja2.exceptions.TemplateError, SyntaxError, TypeError)):
-        pytest.fail(f"jinja2 gives {reference.render(source, MESSAGES, l=[1], yes=True)!r}")
+        pytest.fail(f"jinja2 gives {jinja.render(source, MESSAGES, l=[1], yes=True)!r}")
     with pytest.raises(onegraph.ModelError, match=r"^chat template: line \d+: "):
         onegraph.ChatTemplate(source)

@@ -6,7 +6,7 @@ from typing import Any
 import jinja2
 import onegraph
 import pytest
-from template import reference
+from support import jinja
 
 TOOL: dict[str, Any] = {
     "type": "function",
@@ -124,7 +124,7 @@ def outcomes(source: str, messages: Any, variables: dict[str, Any]) -> tuple[str
     }
     ours = onegraph.ChatTemplate(source, **tokens)
     try:
-        expected = reference.render(source, messages, **tokens, **rest)
+        expected = jinja.render(source, messages, **tokens, **rest)
     except (jinja2.exceptions.TemplateError, TypeError, ValueError) as e:
         with pytest.raises(onegraph.ModelError) as caught:
             ours.render(messages, **rest)

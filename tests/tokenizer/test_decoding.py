@@ -7,7 +7,7 @@ import onegraph
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizer import oracles, strings
+from support import oracles, strings
 from tokenizer.test_sentencepiece import sentencepiece
 
 

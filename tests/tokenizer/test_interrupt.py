@@ -6,7 +6,7 @@ from types import FrameType
 
 import onegraph
 import pytest
-from tokenizer import oracles
+from support import oracles
 from tokenizer.test_sentencepiece import sentencepiece
 
 N = 16_000_000

@@ -3,7 +3,7 @@ counted in steps by the tests of rust/engine/src/tokenizer; quadratic, none of t
 
 import onegraph
 import pytest
-from tokenizer import oracles
+from support import oracles
 from tokenizer.test_sentencepiece import sentencepiece
 
 MEGABYTE = 1_000_000

@@ -6,8 +6,8 @@ from typing import Any
 
 import onegraph
 import pytest
-from tokenizer import oracles, strings
-from tokenizer.oracles import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, HuggingFace, LlamaCpp
+from support import oracles, strings
+from support.oracles import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, HuggingFace, LlamaCpp
 
 
 def sentencepiece(**changes: Any) -> oracles.Metadata:
