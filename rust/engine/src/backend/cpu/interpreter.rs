@@ -27,6 +27,8 @@ pub struct Interpreter {
     pub kv: KvCache,
     inv_freq: Vec<f64>,
     turns: Turns,
+    /// Whether any op uses the turns.
+    turns_heads: bool,
     pool: Arc<rayon::ThreadPool>,
     level: Level,
 }
@@ -90,6 +92,7 @@ impl Interpreter {
             reserve(values, n.saturating_mul(plan.buffer(id).width), ACTIVATIONS)?;
         }
         let level = Level::detect();
+        let turns_heads = plan.ops.iter().any(|op| op.signature().rope.is_some());
         Ok(Self {
             plan,
             weights,
@@ -99,6 +102,7 @@ impl Interpreter {
             kv,
             inv_freq,
             turns: Turns::default(),
+            turns_heads,
             pool: Arc::new(pool),
             level,
         })
@@ -184,7 +188,7 @@ impl Interpreter {
 
     fn step(&mut self, batch: &Batch<'_>) -> Result<()> {
         let plan = self.plan.clone();
-        if plan.ops.iter().any(|op| matches!(op, Op::Rope { .. })) {
+        if self.turns_heads {
             self.turns
                 .set(batch.positions, &self.inv_freq, plan.rope.scale)?;
         }

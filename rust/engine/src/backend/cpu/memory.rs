@@ -55,24 +55,22 @@ impl Needs {
 
         let mut products = 0;
         let mut at = 0;
-        while let Some(op) = plan.ops.get(at) {
+        while at < plan.ops.len() {
             let together = matvec::together(&plan.ops[at..]);
-            if let (Op::MatVec { x, .. }, group) = (op, &plan.ops[at..at + together]) {
-                let n_out = group.iter().filter_map(|op| match op {
-                    Op::MatVec { weight, .. } => Some(plan.weight(*weight).n_out),
-                    _ => None,
-                });
-                let n_in = plan.buffer(*x).width;
-                let bytes = matvec::scratch_bytes(n_in, n_out.sum(), rows_of(*x), options.threads);
+            let group = plan.ops[at..at + together].iter().map(Op::signature);
+            let (mut x, mut n_out) = (None, 0);
+            for op in group {
+                x = x.or(op.inputs().next());
+                n_out += op.outputs().map(|id| plan.buffer(id).width).sum::<usize>();
+            }
+            if let Some(x) = x {
+                let n_in = plan.buffer(x).width;
+                let bytes = matvec::scratch_bytes(n_in, n_out, rows_of(x), options.threads);
                 products = products.max(bytes);
             }
             at += together.max(1);
         }
-        let heads = plan.ops.iter().filter_map(|op| match op {
-            Op::Attention { n_head, .. } => Some(*n_head),
-            _ => None,
-        });
-        let heads = heads.max().unwrap_or(0);
+        let heads = plan.attention_heads().max().unwrap_or(0);
         let scores = attention::scratch_bytes(plan.kv, heads, options.n_ctx, rows);
         // Of each slot: the logits under way, counts of what was said, two lists of candidates.
         let sampling = product(&[slots, plan.buffer(plan.logits).width, 4 * F32]);
