@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import oracles
-from template.test_published import CONVERSATIONS, NAMES
+from support.conversations import CONVERSATIONS, NAMES
 
 #: A letter that no template has: where it is not given, given text passed for the template's.
 TAG = "ж"

@@ -9,7 +9,7 @@ from pathlib import Path
 import onegraph
 import pytest
 from support import jinja
-from template.test_meaning import MESSAGES, VALUES
+from support.jinja import MESSAGES, VALUES
 
 HERE = Path(__file__).parent
 #: One a line, of every filter, test, method, operator, literal and type.

@@ -1,42 +1,10 @@
 """Expressions and statements mean what they mean in jinja2, to the character."""
 
-from typing import Any
-
 import jinja2
 import onegraph
 import pytest
 from support import jinja
-
-VALUES: dict[str, Any] = {
-    "none": None,
-    "yes": True,
-    "no": False,
-    "zero": 0,
-    "seven": 7,
-    "minus": -7,
-    "big": 2**70,
-    "half": 0.5,
-    "tiny": 1e-07,
-    "huge": 1e16,
-    "third": 1 / 3,
-    "whole": 3.0,
-    "inf": float("inf"),
-    "empty": "",
-    "s": "Hello, Wörld",
-    "q": 'it\'s "q" \\ \n\t\x07 é \u2028 \U0001f600 \xa0 \u200b',
-    "l": [3, 1, 2],
-    "nested": [1, "a", None, True, 2.5, [], {}, {"k": [False]}, "it's"],
-    "words": ["b", "A", "c", "a"],
-    "d": {"b": 1, "a": {"x": [1, 2]}, "items": "i", "n": None, "1": "one"},
-    "people": [
-        {"name": "Zoe", "age": 30, "tags": ["x"]},
-        {"name": "adam", "age": 25, "tags": []},
-        {"name": "Eve", "age": 30},
-    ],
-    "schema": {"type": "object", "properties": {"q": {"type": "string", "items": [1]}}},
-    "text": "  one two\n  three\r\n\nfour  ",
-    "html": "<a href=\"x\">'&'</a>",
-}
+from support.jinja import MESSAGES, VALUES
 
 EXPRESSIONS = r"""
 none
@@ -539,8 +507,6 @@ SYNTAX = [
     *("{% block a %}{% endblock %}{% block a %}{% endblock %}", "{{ [1, 2 }}", "{{ (1 }}"),
     *("{% generation %}", "{{ {'a' 1} }}", "{% raw %}x", "{{ x | }}", "{{ x is }}", "{% else %}"),
 ]
-
-MESSAGES = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": None}]
 
 
 def ours(source: str) -> str:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import oracles, strings
-from tokenizer.test_sentencepiece import sentencepiece
+from support.oracles import sentencepiece
 
 
 @pytest.fixture(scope="module", params=["byte-level", "sentencepiece", "smollm2"])

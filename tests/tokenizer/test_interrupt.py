@@ -7,7 +7,7 @@ from types import FrameType
 import onegraph
 import pytest
 from support import oracles
-from tokenizer.test_sentencepiece import sentencepiece
+from support.oracles import sentencepiece
 
 N = 16_000_000
 TEXTS = {

@@ -8,8 +8,7 @@ from typing import Any
 import onegraph
 import pytest
 from support import oracles
-from support.oracles import BYTE, CONTROL, NORMAL
-from tokenizer.test_sentencepiece import sentencepiece
+from support.oracles import BYTE, CONTROL, NORMAL, sentencepiece
 
 Change = Callable[[oracles.Metadata], None]
 
