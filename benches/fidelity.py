@@ -3,9 +3,10 @@
     python benches/fidelity.py [MODEL] [--device cuda] [--tokens 560]
 
 forces the tokens of a fixed text and prints, against an independent float64 pass over the file's
-own weights (tests/reference.py): mean KL(exact || onegraph) in nats, the largest difference of a
-logit, and how often both hold the same token for the best; for llama.cpp (the package `xllamacpp`,
-on the CPU) the last, since its server gives no logits. MODEL is `smollm2` or any other reference.
+own weights (tests/support/reference.py): mean KL(exact || onegraph) in nats, the largest difference
+of a logit, and how often both hold the same token for the best; for llama.cpp (the package
+`xllamacpp`, on the CPU) the last, since its server gives no logits. MODEL is `smollm2` or any other
+reference.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from onegraph.graphs import check_text
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY / "tests"))
 
-from reference import Reference, mean_kl  # noqa: E402 (found through the line above)
+from support.reference import Reference, mean_kl  # noqa: E402 (found through the line above)
 
 
 def llama_cpp(path: Path, ids: list[int], threads: int) -> list[int]:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import hypothesis
 import onegraph
-import plans_kv
 import pytest
-from backends import CASES, THOROUGH, Backend
 from onegraph import hub
+from support import plans_kv
+from support.backends import CASES, THOROUGH, Backend
 
 # Finds a failing example and leaves it as it is: making it small can take minutes.
 hypothesis.settings.register_profile(

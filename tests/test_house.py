@@ -225,6 +225,19 @@ def test_no_file_is_named_after_nothing() -> None:
     assert [str(p) for p in files() if vague.match(p.name)] == []
 
 
+def test_helpers_of_tests_live_in_their_support() -> None:
+    tests = ROOT / "tests"
+    files_there = {p.name for p in tests.iterdir() if p.is_file()}
+    assert {n for n in files_there if not re.fullmatch(r"conftest\.py|test_\w+\.py", n)} == set()
+    # What a conftest defines reaches tests as fixtures; what several import stands in support/.
+    importing = re.compile(
+        r"^\s*(?:from|import)\s+(?:\w+\.)*conftest\b|^(?:from|import)\s+(?:\w+\.)*test_\w", re.M
+    )
+    python = [*files(".py", under=tests)]
+    assert tests / "support" / "backends.py" in python
+    assert [str(p) for p in python if importing.search(p.read_text())] == []
+
+
 def test_unsafe_is_said_only_where_it_must_be() -> None:
     found = {
         path.relative_to(ENGINE).as_posix()

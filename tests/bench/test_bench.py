@@ -10,7 +10,7 @@ import onegraph
 import pytest
 import shapes
 import synth
-from backends import THOROUGH
+from support.backends import THOROUGH
 
 #: What a script that reads llama-bench's JSON looks for.
 LLAMA_BENCH_FIELDS = [

@@ -17,7 +17,6 @@ import psutil
 import pytest
 import shapes
 import synth
-from backends import THOROUGH
 from onegraph.bench import race, stream
 from onegraph.bench.cases import Case
 from onegraph.bench.engines import ENGINES, MissingError, Prompt, Setup, find, llama_server, ollama
@@ -26,6 +25,7 @@ from onegraph.bench.engines.xllamacpp import XLlamaCpp
 from onegraph.bench.fidelity import agreement
 from onegraph.bench.measurement import EngineError
 from onegraph.bench.prompts import exact
+from support.backends import THOROUGH
 
 SMALL = ["-p", "24", "-n", "8", "-r", "2", "--device", "cpu", "--threads", "1"]
 

@@ -1,29 +1,17 @@
-"""A model for a card, and a process that runs on one: simulated, or real with `pytest -m gpu`."""
+"""A model for a card, and ways to run lines on one: simulated, or real with `pytest -m gpu`."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-import textwrap
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.card_process import OnCard, require_card, run_on
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-
-#: Runs lines of Python with `onegraph`, `path` and `given`; what they put into `out` comes back.
-OnCard = Callable[..., dict[str, Any]]
-
-PRELUDE = """
-import json, sys
-import numpy as np
-import onegraph
-path, given, out = sys.argv[1], json.loads(sys.argv[2]), {}
-"""
 
 
 @pytest.fixture(scope="session")
@@ -32,27 +20,6 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [sys.executable, "models/synth.py", "tiny-llama", "--mix", "Q4_K_M", "-o", path]
     subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
     return path
-
-
-def require_card() -> None:
-    """Skips where there is no card."""
-    if not Path("/dev/nvidia0").exists():
-        pytest.skip("no NVIDIA card; `pytest -m gpu tests/cuda` on a machine with one runs this")
-
-
-def run_on(path: Path, environment: dict[str, str], body: str, **given: Any) -> dict[str, Any]:
-    """Runs `body` in a process of its own: the driver that it finds first is the one it keeps."""
-    code = PRELUDE + textwrap.dedent(body) + "\nprint(json.dumps(out))\n"
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(path), json.dumps(given)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import shapes
 import synth
-from backends import THOROUGH
-from cuda.conftest import OnCard
+from support.backends import THOROUGH
+from support.card_process import OnCard
 
 #: Values of N in every run; `ONEGRAPH_THOROUGH=1` takes all.
 SAMPLE = 40
@@ -20,7 +20,7 @@ BODY = """
 import ctypes, gc
 sys.path.insert(0, given["tests"])
 from pathlib import Path
-from ksim.card import Card
+from support.card import Card
 
 # Keeps the context, or what leaks would go with it.
 card = Card(Path(given["library_dir"])).open()

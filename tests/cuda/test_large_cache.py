@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cuda.conftest import OnCard
+from support.card_process import OnCard
 
 BODY = """
 from dataclasses import replace
 sys.path.insert(0, given["tests"])
-from backends import on_card
-from plans import bits
-from plans_kv import Cache
+from support.backends import on_card
+from support.plans import bits
+from support.plans_kv import Cache
 
 backend = on_card("simulated" if not given["real"] else "card")
 cache = Cache(n_layer=1, n_head=8, n_head_kv=8, head_dim=256, n_slots=1, n_ctx=128, n_pages=3)

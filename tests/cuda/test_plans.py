@@ -10,19 +10,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from backends import THOROUGH, Backend, on_simulator
-from cuda.conftest import require_card
-from ksim.card import Card, real_nvrtc
-from plans import bits
-from plans_kv import Cache
+from support.backends import THOROUGH, Backend, on_simulator
+from support.card import Card, real_nvrtc
+from support.card_process import require_card
+from support.plans import bits
+from support.plans_kv import Cache
 
 TESTS = Path(__file__).resolve().parents[1]
 
 # Eight rows, then one at a time: the widest kernels of a step and the captured one-row step.
 DIGEST = """
 import hashlib, json, sys
-from backends import on_card
-from plans_model import logits, runner, tokens
+from support.backends import on_card
+from support.plans_model import logits, runner, tokens
 
 name, times, options = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
 run = runner(on_card(name), "Q4_K", **options)

@@ -9,7 +9,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from cuda.conftest import OnCard
+from support.card_process import OnCard
 
 BODY = """
 import logging

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import onegraph
 import pytest
-from backends import THOROUGH
+from support.backends import THOROUGH
 
 #: Times that each scenario runs: it meets the end of the program at another moment each time.
 TIMES = 40 if THOROUGH else 2

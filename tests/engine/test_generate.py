@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import onegraph
 import pytest
-import tiny_gguf
 from onegraph import LLM, Result
-from reference import log_softmax
+from support import tiny_gguf
+from support.reference import log_softmax
 
 GREEDY = {"temperature": 0.0}
 

@@ -14,7 +14,7 @@ import pytest
 import widen
 from onegraph import LLM
 from onegraph.graphs import check_text
-from reference import Array, Reference, kl
+from support.reference import Array, Reference, kl
 
 #: Of the text's 1,213 tokens: both prose and code.
 TOKENS = 560

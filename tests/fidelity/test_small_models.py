@@ -7,7 +7,7 @@ import pytest
 import shapes
 import synth
 from onegraph import LLM, _native
-from reference import Reference, mean_kl
+from support.reference import Reference, mean_kl
 
 SHAPES = shapes.load()
 TYPES = {t[0]: t[2] for t in _native.quant_types()}

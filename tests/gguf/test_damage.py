@@ -6,8 +6,8 @@ from pathlib import Path
 
 import onegraph
 import pytest
-import tiny_gguf as tiny
 from onegraph import _native
+from support import tiny_gguf as tiny
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from typing import Any
 import gguf
 import onegraph
 import pytest
-import tiny_gguf as tiny
 from onegraph import _native
+from support import tiny_gguf as tiny
 
 
 def info(path: Path, **options: Any) -> dict[str, Any]:

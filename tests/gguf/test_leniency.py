@@ -6,8 +6,8 @@ import gguf
 import numpy as np
 import onegraph
 import pytest
-import tiny_gguf as tiny
 from onegraph import _native
+from support import tiny_gguf as tiny
 
 IDS = [0, 3, 8, 1, 9]
 UINT32, STRING = gguf.GGUFValueType.UINT32, gguf.GGUFValueType.STRING

@@ -10,8 +10,8 @@ import gguf
 import numpy as np
 import onegraph
 import pytest
-import tiny_gguf as tiny
 from onegraph import _native
+from support import tiny_gguf as tiny
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])

@@ -4,11 +4,12 @@ import ctypes
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ksim.card import Card, real_nvrtc
+from support.card import Card, real_nvrtc
+from support.card_process import Script
 
 
 @pytest.fixture
@@ -43,9 +44,6 @@ def any_card(request: pytest.FixtureRequest) -> Iterator[Card]:
     opened.close()
 
 
-Script = Callable[..., subprocess.CompletedProcess[str]]
-
-
 @pytest.fixture
 def script(ksim_library_dir: Path, ksim_env: dict[str, str]) -> Script:
     """Runs Python lines in a process of their own, with `card` open and `environment` set."""
@@ -55,7 +53,7 @@ def script(ksim_library_dir: Path, ksim_env: dict[str, str]) -> Script:
     ) -> subprocess.CompletedProcess[str]:
         prelude = (
             f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
-            "from pathlib import Path\nfrom ksim.card import *\n"
+            "from pathlib import Path\nfrom support.card import *\n"
             f"card = Card(Path({str(ksim_library_dir)!r}))" + (".open()" if opened else "") + "\n"
         )
         return subprocess.run(

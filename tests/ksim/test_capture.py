@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from ksim.card import Buffer, Card, CudaError, params
+from support.card import Buffer, Card, CudaError, params
 
 FILL = """
 struct P { float* x; uint32_t at; };

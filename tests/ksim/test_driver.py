@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from ksim.card import Card, CompileError
-from ksim.conftest import Script
+from support.card import Card, CompileError
+from support.card_process import Script
 
 
 def output(script: Script, body: str, **environment: str) -> str:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ksim.card import Card, KernelNodeParams, params
-from ksim.conftest import Script
+from support.card import Card, KernelNodeParams, params
+from support.card_process import Script
 
 STEP = """
 struct P { uint32_t* x; uint32_t add; uint32_t mul; };

@@ -4,7 +4,7 @@ import ctypes
 
 import numpy as np
 import pytest
-from ksim.card import Card, params
+from support.card import Card, params
 
 VECTOR = """
 struct P { const float* x; const float* y; float* z; uint32_t n; };

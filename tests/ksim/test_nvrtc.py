@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from ksim.card import COMMON, Card, real_nvrtc
+from support.card import COMMON, Card, real_nvrtc
 
 ROOT = Path(__file__).resolve().parents[2]
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)

@@ -91,7 +91,7 @@ def test_what_only_a_sanitizer_sees(sanitized: dict[str, str], name: str) -> Non
     text = f"""
 import sys
 sys.path.insert(0, {str(ROOT / "tests")!r})
-from ksim.card import *
+from support.card import *
 card = Card(Path({sanitized["KSIM_LIBRARY_DIR"]!r})).open()
 k = card.kernel('''
 struct P {{ const float* x; float* y; uint32_t n; }};

@@ -4,8 +4,8 @@ import ctypes as c
 
 import numpy as np
 import pytest
-from ksim.card import Buffer, Card, CudaError, Pointer, params
-from ksim.conftest import Script
+from support.card import Buffer, Card, CudaError, Pointer, params
+from support.card_process import Script
 
 FILL = """
 struct P { float* x; uint32_t at; };

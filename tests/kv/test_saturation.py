@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from backends import Backend, over_backends
-from plans import Floats, Plan, Run, bits, encode
-from plans_kv import Cache, lay
+from support.backends import Backend, over_backends
+from support.plans import Floats, Plan, Run, bits, encode
+from support.plans_kv import Cache, lay
 
 #: What a cache's type holds at most; the types that hold less than float32 does.
 LARGEST = {"F16": 65504.0, "Q8_0": 127 * 65504.0}

@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import onegraph
 import pytest
-from backends import Backend, over_backends
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from plans import KV_TYPES, PAGE, TYPES, bits
-from plans_kv import CANARIES, Cache, changed, lay
+from support.backends import Backend, over_backends
+from support.plans import KV_TYPES, PAGE, TYPES, bits
+from support.plans_kv import CANARIES, Cache, changed, lay
 
 HEAD_DIMS = [64, 80, 96, 112, 128, 256]
 FITS = [(ty, dim) for ty in KV_TYPES for dim in HEAD_DIMS if dim % TYPES[ty][0] == 0]

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import onegraph
 import pytest
-from backends import Backend, over_backends
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -17,8 +16,9 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from plans import PAGE, Floats, bits
-from plans_kv import CANARIES, Cache, Run, changed, lay
+from support.backends import Backend, over_backends
+from support.plans import PAGE, Floats, bits
+from support.plans_kv import CANARIES, Cache, Run, changed, lay
 
 CACHE = Cache(n_slots=4, n_pages=10)
 

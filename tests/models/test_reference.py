@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import shapes
 import synth
-from reference import Reference, kl, log_softmax, mean_kl
+from support.reference import Reference, kl, log_softmax, mean_kl
 
 SMALL = [name for name in shapes.load() if name.startswith(("tiny-", "odd-"))]
 

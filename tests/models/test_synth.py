@@ -12,7 +12,7 @@ import shapes
 import synth
 import vocabulary
 from onegraph import _native
-from reference import Reference, log_softmax
+from support.reference import Reference, log_softmax
 
 SMALL = [name for name in shapes.load() if name.startswith(("tiny-", "odd-"))]
 TYPES = [t[0] for t in _native.quant_types() if t[4]]

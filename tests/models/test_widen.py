@@ -9,7 +9,7 @@ import pytest
 import shapes
 import synth
 import widen
-from reference import Array, Reference, mean_kl
+from support.reference import Array, Reference, mean_kl
 
 ODD = [name for name in shapes.load() if name.startswith("odd-")]
 TEXT = [504, 3575, 282, 4649, 314, 7042, 30, 657, 6009, 335, 260, 9131]

@@ -3,8 +3,8 @@ head widths, storage types."""
 
 import numpy as np
 import pytest
-from backends import BACKENDS, Backend, over_backends
-from plans import PAGE, TYPES, Floats, Plan, Run, bits, nmse, normal, rounded
+from support.backends import BACKENDS, Backend, over_backends
+from support.plans import PAGE, TYPES, Floats, Plan, Run, bits, nmse, normal, rounded
 
 LENGTHS = [1, 2, 63, 64, 65, 127, 128, 129, 1000]
 CPU = BACKENDS[0]

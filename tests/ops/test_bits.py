@@ -10,11 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from backends import Backend, over_backends
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import ROWS, TYPES, Floats, Plan, Run, bits, encode, nmse, normal
-from plans_model import MODEL_TYPES, logits, runner, tokens, types
+from support.backends import Backend, over_backends
+from support.plans import ROWS, TYPES, Floats, Plan, Run, bits, encode, nmse, normal
+from support.plans_model import MODEL_TYPES, logits, runner, tokens, types
+
+TESTS = Path(__file__).resolve().parents[1]
 
 over_types = pytest.mark.parametrize("ty", MODEL_TYPES)
 pytestmark = pytest.mark.simulated_types("Q4_K")
@@ -138,11 +140,10 @@ def test_the_model_says_something(backend: Backend) -> None:
 
 def test_instruction_sets() -> None:
     """Plain code, AVX2 and whatever this processor does best give the same bits."""
-    model = Path(__file__).parents[1] / "plans_model.py"
     found = {}
     for level in ("scalar", "avx2", "best"):
         env = os.environ | {"ONEGRAPH_CPU": level}
-        command = [sys.executable, str(model)]
-        found[level] = subprocess.check_output(command, env=env, text=True, timeout=300)
+        command = [sys.executable, "-m", "support.plans_model"]
+        found[level] = subprocess.check_output(command, cwd=TESTS, env=env, text=True, timeout=300)
     assert len(found["scalar"].splitlines()) == 3 * len(MODEL_TYPES)
     assert found["scalar"] == found["avx2"] == found["best"]

@@ -6,8 +6,8 @@ from itertools import cycle
 import numpy as np
 import onegraph
 import pytest
-from backends import Backend, over_backends
-from plans import ROWS, SCALES, TYPES, Floats, Plan, Run, bits, decode, encode, nmse, normal
+from support.backends import Backend, over_backends
+from support.plans import ROWS, SCALES, TYPES, Floats, Plan, Run, bits, decode, encode, nmse, normal
 
 #: Row lengths by block length: one block, several, and none a multiple of 32 lanes or 256 where
 #: the type allows that.

@@ -5,8 +5,8 @@ from typing import Any
 
 import onegraph
 import pytest
-from backends import Backend, over_backends
-from plans import Plan, Run, normal
+from support.backends import Backend, over_backends
+from support.plans import Plan, Run, normal
 
 FIT = "the widths or rows do not fit together, or the output is an input"
 

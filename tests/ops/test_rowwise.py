@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from backends import Backend, over_backends
-from plans import ROWS, SCALES, Floats, Plan, Run, bits, nmse, normal
+from support.backends import Backend, over_backends
+from support.plans import ROWS, SCALES, Floats, Plan, Run, bits, nmse, normal
 
 Array = np.ndarray
 

@@ -14,8 +14,8 @@ import onegraph
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from template.test_published import CONVERSATIONS, NAMES
-from tokenizer import oracles
+from support import oracles
+from support.conversations import CONVERSATIONS, NAMES
 
 #: A letter that no template has: where it is not given, given text passed for the template's.
 TAG = "ж"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import onegraph
 import pytest
-from template import reference
-from template.test_meaning import MESSAGES, VALUES
+from support import jinja
+from support.jinja import MESSAGES, VALUES
 
 HERE = Path(__file__).parent
 #: One a line, of every filter, test, method, operator, literal and type.
@@ -122,7 +122,7 @@ REFUSED_STATEMENTS = {
 
 
 def theirs(source: str) -> str:
-    return reference.render(source, MESSAGES, **VALUES)
+    return jinja.render(source, MESSAGES, **VALUES)
 
 
 def ours(source: str) -> str:

@@ -1,42 +1,10 @@
 """Expressions and statements mean what they mean in jinja2, to the character."""
 
-from typing import Any
-
 import jinja2
 import onegraph
 import pytest
-from template import reference
-
-VALUES: dict[str, Any] = {
-    "none": None,
-    "yes": True,
-    "no": False,
-    "zero": 0,
-    "seven": 7,
-    "minus": -7,
-    "big": 2**70,
-    "half": 0.5,
-    "tiny": 1e-07,
-    "huge": 1e16,
-    "third": 1 / 3,
-    "whole": 3.0,
-    "inf": float("inf"),
-    "empty": "",
-    "s": "Hello, Wörld",
-    "q": 'it\'s "q" \\ \n\t\x07 é \u2028 \U0001f600 \xa0 \u200b',
-    "l": [3, 1, 2],
-    "nested": [1, "a", None, True, 2.5, [], {}, {"k": [False]}, "it's"],
-    "words": ["b", "A", "c", "a"],
-    "d": {"b": 1, "a": {"x": [1, 2]}, "items": "i", "n": None, "1": "one"},
-    "people": [
-        {"name": "Zoe", "age": 30, "tags": ["x"]},
-        {"name": "adam", "age": 25, "tags": []},
-        {"name": "Eve", "age": 30},
-    ],
-    "schema": {"type": "object", "properties": {"q": {"type": "string", "items": [1]}}},
-    "text": "  one two\n  three\r\n\nfour  ",
-    "html": "<a href=\"x\">'&'</a>",
-}
+from support import jinja
+from support.jinja import MESSAGES, VALUES
 
 EXPRESSIONS = r"""
 none
@@ -540,8 +508,6 @@ SYNTAX = [
     *("{% generation %}", "{{ {'a' 1} }}", "{% raw %}x", "{{ x | }}", "{{ x is }}", "{% else %}"),
 ]
 
-MESSAGES = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": None}]
-
 
 def ours(source: str) -> str:
     return onegraph.ChatTemplate(source).render(MESSAGES, **VALUES)
@@ -550,19 +516,19 @@ def ours(source: str) -> str:
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 def test_expression(expression: str) -> None:
     source = "{{ " + expression + " }}"
-    assert ours(source) == reference.render(source, MESSAGES, **VALUES)
+    assert ours(source) == jinja.render(source, MESSAGES, **VALUES)
 
 
 @pytest.mark.parametrize("source", STATEMENTS)
 def test_statement(source: str) -> None:
-    assert ours(source) == reference.render(source, MESSAGES, **VALUES)
+    assert ours(source) == jinja.render(source, MESSAGES, **VALUES)
 
 
 @pytest.mark.parametrize("expression", ERRORS)
 def test_error(expression: str) -> None:
     source = "{{ " + expression + " }}"
     with pytest.raises((jinja2.exceptions.TemplateError, TypeError, ValueError, ArithmeticError)):
-        pytest.fail(f"jinja2 gives {reference.render(source, MESSAGES, **VALUES)!r}")
+        pytest.fail(f"jinja2 gives {jinja.render(source, MESSAGES, **VALUES)!r}")
     with pytest.raises(onegraph.ModelError, match=r"^chat template: .+; .+"):
         pytest.fail(f"onegraph gives {ours(source)!r}")
 
@@ -570,6 +536,6 @@ def test_error(expression: str) -> None:
 @pytest.mark.parametrize("source", SYNTAX)
 def test_syntax_error(source: str) -> None:
     with pytest.raises((jinja2.exceptions.TemplateError, SyntaxError, TypeError)):
-        pytest.fail(f"jinja2 gives {reference.render(source, MESSAGES, l=[1], yes=True)!r}")
+        pytest.fail(f"jinja2 gives {jinja.render(source, MESSAGES, l=[1], yes=True)!r}")
     with pytest.raises(onegraph.ModelError, match=r"^chat template: line \d+: "):
         onegraph.ChatTemplate(source)

@@ -7,8 +7,8 @@ import onegraph
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizer import oracles, strings
-from tokenizer.test_sentencepiece import sentencepiece
+from support import oracles, strings
+from support.oracles import sentencepiece
 
 
 @pytest.fixture(scope="module", params=["byte-level", "sentencepiece", "smollm2"])

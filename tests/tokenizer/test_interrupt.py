@@ -6,8 +6,8 @@ from types import FrameType
 
 import onegraph
 import pytest
-from tokenizer import oracles
-from tokenizer.test_sentencepiece import sentencepiece
+from support import oracles
+from support.oracles import sentencepiece
 
 N = 16_000_000
 TEXTS = {

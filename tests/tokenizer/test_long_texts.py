@@ -3,8 +3,8 @@ counted in steps by the tests of rust/engine/src/tokenizer; quadratic, none of t
 
 import onegraph
 import pytest
-from tokenizer import oracles
-from tokenizer.test_sentencepiece import sentencepiece
+from support import oracles
+from support.oracles import sentencepiece
 
 MEGABYTE = 1_000_000
 UNITS = {

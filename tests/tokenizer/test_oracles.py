@@ -5,8 +5,8 @@ from pathlib import Path
 
 import onegraph
 import pytest
-from tokenizer import oracles, strings
-from tokenizer.oracles import HuggingFace, LlamaCpp, Metadata
+from support import oracles, strings
+from support.oracles import HuggingFace, LlamaCpp, Metadata
 
 #: The real model's vocabulary as it is, and split as other families split theirs.
 PRE = ["smollm", "gpt-2", "llama-bpe", "qwen2", "default"]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import onegraph
 import pytest
-from tokenizer import oracles
-from tokenizer.oracles import HuggingFace, LlamaCpp
+from support import oracles
+from support.oracles import HuggingFace, LlamaCpp
 
 PRE = ["gpt-2", "smollm", "llama-bpe", "qwen2", "default"]
 #: In front of the character in question: a letter, a digit, a mark, spaces, an apostrophe.

@@ -7,9 +7,8 @@ from typing import Any
 
 import onegraph
 import pytest
-from tokenizer import oracles
-from tokenizer.oracles import BYTE, CONTROL, NORMAL
-from tokenizer.test_sentencepiece import sentencepiece
+from support import oracles
+from support.oracles import BYTE, CONTROL, NORMAL, sentencepiece
 
 Change = Callable[[oracles.Metadata], None]
 

@@ -2,42 +2,17 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import onegraph
 import pytest
-from tokenizer import oracles, strings
-from tokenizer.oracles import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, HuggingFace, LlamaCpp
-
-
-def sentencepiece(**changes: Any) -> oracles.Metadata:
-    """Bytes, the characters of some text, and pieces of it: the longer the earlier."""
-    text = " ".join(strings.WORDS) + strings.CODE + " ".join(s[2] for s in strings.SCRIPTS.values())
-    text = text.replace(" ", "▁")
-    pieces = {text[i : i + n] for n in range(2, 7) for i in range(0, len(text) - n, 3)}
-    # A piece is reached by merges only if its halves are: add them all the way down.
-    work = list(pieces)
-    while work:
-        piece = work.pop()
-        for half in (piece[:-1], piece[1:]):
-            if len(half) > 1 and half not in pieces:
-                pieces.add(half)
-                work.append(half)
-    merged = sorted(pieces, key=lambda p: (-len(p), p))
-    single = sorted(set(text))
-    head = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), "<|im_end|>", "\n\n"]
-    types = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, CONTROL, USER_DEFINED]
-    tokens = [*head, *merged, *single]
-    return {
-        "model": "llama",
-        "pre": "default",
-        "tokens": tokens,
-        "scores": [0.0] * len(head) + [-float(i) for i in range(len(merged) + len(single))],
-        "token_type": types + [NORMAL] * (len(merged) + len(single)),
-        "unknown_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    } | changes
+from support import oracles, strings
+from support.oracles import (
+    BYTE,
+    NORMAL,
+    HuggingFace,
+    LlamaCpp,
+    sentencepiece,
+)
 
 
 def read(tmp_path: Path, data: oracles.Metadata, *, model: bool = False) -> onegraph.Tokenizer:

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import onegraph
-from tokenizer import strings
+from support import strings
 
 
 def test_threads_share_one(smollm2: Path) -> None:

@@ -12,7 +12,8 @@ use crate::engine::device::{self, Device};
 use crate::engine::{self, memory, Options};
 use crate::error::{Error, Result};
 use crate::gguf::{Gguf, Strings};
-use crate::plan::{Op, Plan, RopeStyle, WeightId};
+use crate::plan::signature::Role;
+use crate::plan::{Plan, RopeStyle, WeightId};
 use crate::tokenizer::Tokenizer;
 use crate::weights::Model;
 
@@ -193,10 +194,7 @@ impl ModelInfo {
         };
         info.configured(&config);
         if let Some(rope) = &mut info.rope {
-            rope.style = plan.ops.iter().find_map(|op| match op {
-                Op::Rope { style, .. } => Some(*style),
-                _ => None,
-            });
+            rope.style = plan.ops.iter().find_map(|op| op.signature().rope);
         }
         let used: HashSet<&str> = plan.weights.iter().map(|w| w.name.as_str()).collect();
         info.unused_tensors = model
@@ -408,11 +406,11 @@ fn too_large(what: &'static str, value: impl ToString) -> Error {
 /// one row.
 fn weight_bytes_per_token(plan: &Plan) -> u64 {
     let (mut looked_up, mut multiplied) = (HashSet::new(), HashSet::new());
-    for op in &plan.ops {
-        match op {
-            Op::Embed { weight, .. } => looked_up.insert(*weight),
-            Op::MatVec { weight, .. } => multiplied.insert(*weight),
-            _ => continue,
+    for used in plan.ops.iter().flat_map(|op| op.signature().weights) {
+        match used.role {
+            Role::Lookup => looked_up.insert(used.id),
+            Role::Matrix => multiplied.insert(used.id),
+            Role::Scale | Role::Bias => continue,
         };
     }
     let whole = (0..plan.weights.len())

@@ -89,11 +89,11 @@ fn single(op: &Op) -> Fused {
 /// Whether any op from `from` on reads `id` before it is written again.
 fn read_later(plan: &Plan, from: usize, id: BufferId) -> bool {
     for op in &plan.ops[from..] {
-        let (reads, writes) = op.reads_and_writes();
-        if reads.contains(&id) {
+        let op = op.signature();
+        if op.inputs().any(|input| input == id) {
             return true;
         }
-        if writes.contains(&id) {
+        if op.overwritten().any(|output| output == id) {
             return false;
         }
     }
@@ -197,22 +197,5 @@ fn epilogue(plan: &Plan, at: usize, parts: &[Part], rules: Rules) -> (Epilogue, 
             )
         }
         _ => (Epilogue::Store, 0),
-    }
-}
-
-impl Op {
-    /// The buffers that it reads, and those that it writes as a whole.
-    fn reads_and_writes(&self) -> (Vec<BufferId>, Vec<BufferId>) {
-        match *self {
-            Op::Embed { out, .. } => (vec![], vec![out]),
-            Op::RmsNorm { x, out, .. } | Op::MatVec { x, out, .. } | Op::SelectRows { x, out } => {
-                (vec![x], vec![out])
-            }
-            Op::Rope { x, .. } => (vec![x], vec![]),
-            Op::KvScatter { k, v, .. } => (vec![k, v], vec![]),
-            Op::Attention { q, out, .. } => (vec![q], vec![out]),
-            Op::Add { x, out } => (vec![x, out], vec![]),
-            Op::SwiGlu { gate, up, out } => (vec![gate, up], vec![out]),
-        }
     }
 }

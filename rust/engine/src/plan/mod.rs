@@ -5,6 +5,9 @@ pub mod fuse;
 mod op;
 #[allow(clippy::module_inception)]
 mod plan;
+pub mod signature;
+#[cfg(test)]
+mod tests;
 
 pub use op::{Op, RopeStyle};
 pub use plan::{Buffer, BufferId, KvShape, Plan, RopeTable, Rows, Weight, WeightId};

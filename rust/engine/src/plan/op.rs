@@ -3,6 +3,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::signature::{
+    Access, CacheUse, Constant, Operand, Over, Parts, Role, Signature, Used, Width,
+};
 use super::{BufferId, WeightId};
 
 /// Which two values of a head are rotated together.
@@ -13,6 +16,16 @@ pub enum RopeStyle {
     Interleaved,
     /// `i` and `i + rope_dim / 2`.
     Halves,
+}
+
+impl RopeStyle {
+    /// In listings.
+    pub fn name(self) -> &'static str {
+        match self {
+            RopeStyle::Interleaved => "interleaved",
+            RopeStyle::Halves => "halves",
+        }
+    }
 }
 
 /// One operation. Buffers hold float32 rows.
@@ -72,4 +85,87 @@ pub enum Op {
     },
     /// `out[i] = x[out_rows[i]]`: the rows whose logits are wanted.
     SelectRows { x: BufferId, out: BufferId },
+}
+
+impl Op {
+    /// What it reads and writes, and over which rows: one row of this table an op.
+    pub fn signature(&self) -> Signature {
+        let read = |id| Operand::new(id, Access::Read);
+        let write = |id| Operand::new(id, Access::Write);
+        let replace = |id| Operand::new(id, Access::Replace);
+        let update = |id| Operand::new(id, Access::Update);
+        let used = |id, role| Used { id, role };
+        match *self {
+            Op::Embed { weight, out } => Signature {
+                weights: vec![used(weight, Role::Lookup)],
+                ..Signature::new("embed", Over::Batch, vec![write(out)])
+            },
+            Op::RmsNorm {
+                x,
+                weight,
+                out,
+                group,
+                eps,
+            } => Signature {
+                weights: vec![used(weight, Role::Scale)],
+                parts: Parts::Groups(group),
+                constant: Some(Constant::Epsilon(eps)),
+                ..Signature::new("rms_norm", Over::Buffers, vec![read(x), replace(out)])
+            },
+            Op::MatVec {
+                x,
+                weight,
+                bias,
+                out,
+            } => {
+                let bias = bias.map(|id| used(id, Role::Bias));
+                let out = write(out).wide(Width::Product);
+                Signature {
+                    weights: [used(weight, Role::Matrix)]
+                        .into_iter()
+                        .chain(bias)
+                        .collect(),
+                    ..Signature::new("matvec", Over::Buffers, vec![read(x), out])
+                }
+            }
+            Op::Rope { x, n_head, style } => Signature {
+                parts: Parts::Heads(n_head),
+                rope: Some(style),
+                ..Signature::new("rope", Over::Batch, vec![update(x)])
+            },
+            Op::KvScatter { k, v, layer } => {
+                let buffers = [k, v].map(|id| read(id).wide(Width::Cache));
+                Signature {
+                    cache: Some(CacheUse {
+                        layer,
+                        access: Access::Write,
+                    }),
+                    ..Signature::new("kv_scatter", Over::Batch, buffers.into())
+                }
+            }
+            Op::Attention {
+                q,
+                out,
+                layer,
+                n_head,
+                scale,
+            } => Signature {
+                parts: Parts::Heads(n_head),
+                cache: Some(CacheUse {
+                    layer,
+                    access: Access::Read,
+                }),
+                constant: Some(Constant::Scale(scale)),
+                ..Signature::new("attention", Over::Batch, vec![read(q), write(out)])
+            },
+            Op::Add { x, out } => Signature::new("add", Over::Buffers, vec![update(out), read(x)]),
+            Op::SwiGlu { gate, up, out } => {
+                let buffers = vec![read(gate), read(up), write(out)];
+                Signature::new("swiglu", Over::Buffers, buffers)
+            }
+            Op::SelectRows { x, out } => {
+                Signature::new("select_rows", Over::Picked, vec![read(x), write(out)])
+            }
+        }
+    }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Op, RopeStyle};
+use super::Op;
 use crate::error::{Error, Result};
 use crate::quant::{self, QuantType};
 
@@ -131,6 +131,11 @@ impl Plan {
         &self.weights[id.0]
     }
 
+    /// The heads of each op that attends to the tokens in the cache.
+    pub fn attention_heads(&self) -> impl Iterator<Item = usize> + '_ {
+        self.ops.iter().filter_map(|op| op.signature().attends())
+    }
+
     /// Adds a buffer.
     pub fn add_buffer(&mut self, name: &str, width: usize, rows: Rows) -> BufferId {
         self.buffers.push(Buffer {
@@ -151,32 +156,6 @@ impl Plan {
     }
 }
 
-impl Op {
-    /// The buffers of this op.
-    pub fn buffers(&self) -> Vec<BufferId> {
-        match *self {
-            Op::Embed { out, .. } => vec![out],
-            Op::RmsNorm { x, out, .. } => vec![x, out],
-            Op::MatVec { x, out, .. } => vec![x, out],
-            Op::Rope { x, .. } => vec![x],
-            Op::KvScatter { k, v, .. } => vec![k, v],
-            Op::Attention { q, out, .. } => vec![q, out],
-            Op::Add { x, out } => vec![x, out],
-            Op::SwiGlu { gate, up, out } => vec![gate, up, out],
-            Op::SelectRows { x, out } => vec![x, out],
-        }
-    }
-
-    /// The weights of this op.
-    pub fn weights(&self) -> Vec<WeightId> {
-        match *self {
-            Op::Embed { weight, .. } | Op::RmsNorm { weight, .. } => vec![weight],
-            Op::MatVec { weight, bias, .. } => [Some(weight), bias].into_iter().flatten().collect(),
-            _ => vec![],
-        }
-    }
-}
-
 impl Plan {
     /// Checks that ids exist and widths fit together. Plans of [`crate::arch`] do; one that came
     /// from outside may not.
@@ -190,87 +169,16 @@ impl Plan {
                 value: format!("op {i}, {op:?}"),
                 reason,
             };
-            if let Some(id) = op
-                .buffers()
-                .into_iter()
-                .find(|id| id.0 >= self.buffers.len())
-            {
-                return Err(bad(format!("buffer {} does not exist", id.0)));
+            let op = op.signature();
+            let n = self.buffers.len();
+            if let Some(b) = op.buffers.iter().find(|b| b.id.0 >= n) {
+                return Err(bad(format!("buffer {} does not exist", b.id.0)));
             }
-            if let Some(id) = op
-                .weights()
-                .into_iter()
-                .find(|id| id.0 >= self.weights.len())
-            {
-                return Err(bad(format!("weight {} does not exist", id.0)));
+            let n = self.weights.len();
+            if let Some(w) = op.weights.iter().find(|w| w.id.0 >= n) {
+                return Err(bad(format!("weight {} does not exist", w.id.0)));
             }
-            let width = |id: &BufferId| self.buffer(*id).width;
-            let kv_width = self.kv.n_head_kv * self.kv.head_dim;
-            let fits = match op {
-                Op::Embed { weight, out } => self.weight(*weight).n_in == width(out),
-                Op::RmsNorm {
-                    x,
-                    weight,
-                    out,
-                    group,
-                    ..
-                } => {
-                    width(x) == width(out)
-                        && *group > 0
-                        && width(x) % group == 0
-                        && self.weight(*weight).n_in == *group
-                        && self.weight(*weight).n_out == 1
-                }
-                Op::MatVec {
-                    x,
-                    weight,
-                    bias,
-                    out,
-                } => {
-                    let w = self.weight(*weight);
-                    let bias = bias.is_none_or(|b| self.weight(b).n_in == w.n_out);
-                    w.n_in == width(x) && w.n_out == width(out) && bias && x != out
-                }
-                Op::Rope { x, n_head, .. } => {
-                    *n_head > 0
-                        && width(x) % n_head == 0
-                        && width(x) / n_head >= 2 * self.rope.inv_freq.len()
-                }
-                Op::KvScatter { k, v, layer } => {
-                    *layer < self.kv.n_layer && width(k) == kv_width && width(v) == kv_width
-                }
-                Op::Attention {
-                    q,
-                    out,
-                    layer,
-                    n_head,
-                    ..
-                } => {
-                    *layer < self.kv.n_layer
-                        && width(q) == n_head * self.kv.head_dim
-                        && width(out) == width(q)
-                        && q != out
-                        && n_head % self.kv.n_head_kv.max(1) == 0
-                }
-                Op::Add { x, out } | Op::SelectRows { x, out } => {
-                    width(x) == width(out) && x != out
-                }
-                Op::SwiGlu { gate, up, out } => {
-                    width(gate) == width(out) && width(up) == width(out) && gate != out && up != out
-                }
-            };
-            let rows = |id: &BufferId| self.buffer(*id).rows;
-            let fits = fits
-                && match op {
-                    Op::SelectRows { x, out } => rows(x) == Rows::Batch && rows(out) == Rows::Out,
-                    // These read something of each row of the batch: its token, position or slot.
-                    Op::Embed { .. }
-                    | Op::Rope { .. }
-                    | Op::KvScatter { .. }
-                    | Op::Attention { .. } => op.buffers().iter().all(|b| rows(b) == Rows::Batch),
-                    _ => op.buffers().windows(2).all(|b| rows(&b[0]) == rows(&b[1])),
-                };
-            if !fits {
+            if !op.fits(self) {
                 return Err(bad(
                     "the widths or rows do not fit together, or the output is an input".into(),
                 ));
@@ -300,15 +208,6 @@ impl Plan {
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let b = |id: &BufferId| self.buffer(*id).name.as_str();
-        let w = |id: &WeightId| {
-            let w = self.weight(*id);
-            if w.n_out == 1 {
-                format!("{} {}[{}]", w.name, w.ty.name, w.n_in)
-            } else {
-                format!("{} {}[{}, {}]", w.name, w.ty.name, w.n_out, w.n_in)
-            }
-        };
         writeln!(f, "buffers (float32, name[rows, width]):")?;
         for x in &self.buffers {
             let rows = match x.rows {
@@ -325,64 +224,7 @@ impl fmt::Display for Plan {
         writeln!(f, "kv: {n_layer} layers x {n_head_kv} heads x {head_dim}")?;
         writeln!(f, "ops:")?;
         for (i, op) in self.ops.iter().enumerate() {
-            write!(f, "  {i:4}  ")?;
-            match op {
-                Op::Embed { weight, out } => writeln!(f, "{} = embed({})", b(out), w(weight)),
-                Op::RmsNorm {
-                    x,
-                    weight,
-                    out,
-                    group,
-                    eps,
-                } => {
-                    writeln!(
-                        f,
-                        "{} = rms_norm({}, {}, group {group}, eps {eps:e})",
-                        b(out),
-                        b(x),
-                        w(weight)
-                    )
-                }
-                Op::MatVec {
-                    x,
-                    weight,
-                    bias,
-                    out,
-                } => {
-                    write!(f, "{} = matvec({}, {}", b(out), b(x), w(weight))?;
-                    if let Some(bias) = bias {
-                        write!(f, ", bias {}", w(bias))?;
-                    }
-                    writeln!(f, ")")
-                }
-                Op::Rope { x, n_head, style } => {
-                    let style = match style {
-                        RopeStyle::Interleaved => "interleaved",
-                        RopeStyle::Halves => "halves",
-                    };
-                    writeln!(f, "{0} = rope({0}, {n_head} heads, {style})", b(x))
-                }
-                Op::KvScatter { k, v, layer } => {
-                    writeln!(f, "kv[{layer}] = kv_scatter({}, {})", b(k), b(v))
-                }
-                Op::Attention {
-                    q,
-                    out,
-                    layer,
-                    n_head,
-                    scale,
-                } => writeln!(
-                    f,
-                    "{} = attention({}, kv[{layer}], {n_head} heads, scale {scale})",
-                    b(out),
-                    b(q)
-                ),
-                Op::Add { x, out } => writeln!(f, "{0} = add({0}, {1})", b(out), b(x)),
-                Op::SwiGlu { gate, up, out } => {
-                    writeln!(f, "{} = swiglu({}, {})", b(out), b(gate), b(up))
-                }
-                Op::SelectRows { x, out } => writeln!(f, "{} = select_rows({})", b(out), b(x)),
-            }?;
+            writeln!(f, "  {i:4}  {}", op.signature().listed(self))?;
         }
         Ok(())
     }

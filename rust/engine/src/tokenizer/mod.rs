@@ -317,11 +317,6 @@ impl Tokenizer {
         self.vocab.len()
     }
 
-    /// Whether a token ends generation: end of sequence, of turn or of message.
-    pub fn is_end_of_text(&self, id: u32) -> bool {
-        self.vocab.end_of_text().binary_search(&id).is_ok()
-    }
-
     /// Whether a token is control, unknown: no part of the text.
     pub fn is_special(&self, id: u32) -> bool {
         matches!(

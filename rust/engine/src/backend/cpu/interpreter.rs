@@ -27,6 +27,8 @@ pub struct Interpreter {
     pub kv: KvCache,
     inv_freq: Vec<f64>,
     cos_sin: CosSin,
+    /// Whether any op rotates.
+    rotates: bool,
     pool: Arc<rayon::ThreadPool>,
     level: Level,
 }
@@ -80,6 +82,7 @@ impl Interpreter {
             reserve(values, n.saturating_mul(buffer.width), ACTIVATIONS)?;
         }
         let level = Level::detect();
+        let rotates = plan.ops.iter().any(|op| op.signature().rope.is_some());
         Ok(Self {
             plan,
             weights,
@@ -89,6 +92,7 @@ impl Interpreter {
             kv,
             inv_freq,
             cos_sin: CosSin::default(),
+            rotates,
             pool: Arc::new(pool),
             level,
         })
@@ -173,7 +177,7 @@ impl Interpreter {
 
     fn step(&mut self, batch: &Batch<'_>) -> Result<()> {
         let plan = self.plan.clone();
-        if plan.ops.iter().any(|op| matches!(op, Op::Rope { .. })) {
+        if self.rotates {
             self.cos_sin
                 .set(batch.positions, &self.inv_freq, plan.rope.scale)?;
         }

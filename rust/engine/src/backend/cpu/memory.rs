@@ -60,16 +60,17 @@ fn activations(plan: &Plan, options: &RunnerOptions) -> u64 {
 fn products(plan: &Plan, options: &RunnerOptions) -> u64 {
     let mut most = 0;
     let mut at = 0;
-    while let Some(op) = plan.ops.get(at) {
+    while at < plan.ops.len() {
         let together = matvec::together(&plan.ops[at..]);
-        if let (Op::MatVec { x, .. }, group) = (op, &plan.ops[at..at + together]) {
-            let n_out = group.iter().filter_map(|op| match op {
-                Op::MatVec { weight, .. } => Some(plan.weight(*weight).n_out),
-                _ => None,
-            });
-            let x = plan.buffer(*x);
+        let group = plan.ops[at..at + together].iter().map(Op::signature);
+        let (mut x, mut n_out) = (None, 0);
+        for op in group {
+            x = x.or(op.inputs().next());
+            n_out += op.outputs().map(|id| plan.buffer(id).width).sum::<usize>();
+        }
+        if let Some(x) = x.map(|id| plan.buffer(id)) {
             let rows = x.rows.of(most_rows(options), options.n_slots);
-            let bytes = matvec::scratch_bytes(x.width, n_out.sum(), rows, options.threads);
+            let bytes = matvec::scratch_bytes(x.width, n_out, rows, options.threads);
             most = most.max(bytes);
         }
         at += together.max(1);
@@ -79,11 +80,7 @@ fn products(plan: &Plan, options: &RunnerOptions) -> u64 {
 
 /// What attention works on.
 fn scores(plan: &Plan, options: &RunnerOptions) -> u64 {
-    let heads = plan.ops.iter().filter_map(|op| match op {
-        Op::Attention { n_head, .. } => Some(*n_head),
-        _ => None,
-    });
-    let heads = heads.max().unwrap_or(0);
+    let heads = plan.attention_heads().max().unwrap_or(0);
     let scores = attention::scratch_bytes(plan.kv, heads, options.n_ctx, most_rows(options));
     product(&[options.threads, scores.per_thread]).saturating_add(scores.shared as u64)
 }

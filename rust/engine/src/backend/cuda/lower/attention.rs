@@ -7,7 +7,7 @@ use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::{Kind, Spec, Traffic};
 use crate::backend::PAGE_TOKENS;
 use crate::error::Result;
-use crate::plan::{BufferId, Op, Plan};
+use crate::plan::{BufferId, Plan};
 
 static SOURCE: Source = source!("attention.cu", CONSTANTS, Attention, KvView);
 static BLOCKS: Source = source!("attention_blocks.cu", CONSTANTS, Attention, KvView);
@@ -58,11 +58,8 @@ pub struct MergeBytes {
 impl MergeBytes {
     /// For passes of up to `rows` rows, `out` of them in a step.
     pub fn new(plan: &Plan, rows: usize, out: usize) -> Self {
-        let group = |op: &Op| match op {
-            Op::Attention { n_head, .. } => Some(n_head / plan.kv.n_head_kv.max(1)),
-            _ => None,
-        };
-        let group = plan.ops.iter().filter_map(group).max().unwrap_or(1);
+        let heads = plan.attention_heads().max();
+        let group = heads.map_or(1, |n| n / plan.kv.n_head_kv.max(1));
         let split_floats = group * (plan.kv.head_dim + 2);
         // A step's attention is one launch, whatever its rows.
         let heads = out.max(ATTENTION_ROWS).min(rows) * plan.kv.n_head_kv;
@@ -83,7 +80,7 @@ pub fn specs(l: &Lowering, op: &AttentionOp, pass: &Pass) -> Result<Vec<Spec>> {
         Some(shared) => vec![prompt_spec(l, op, pass, shared)?],
         None => split_specs(l, op, pass, span)?,
     };
-    let head_bytes = l.kv_type.row_bytes(l.plan.kv.head_dim).unwrap_or(0);
+    let head_bytes = l.kv_type.kv_head_bytes(l.plan.kv.head_dim).unwrap_or(0);
     let width = l.plan.buffer(op.q).width;
     // Queries in, sums out; of each token the keys and values of all heads.
     let rows = pass.rows * width * 8 / specs.len().max(1);
@@ -203,11 +200,8 @@ fn split_specs(
 /// What the attention of a prompt's pass is launched for whose positions end before `end`: the
 /// kernel for prompts looks by itself, the other one has blocks for every split of that many.
 pub fn prompt_span(l: &Lowering, end: usize) -> usize {
-    let looks_itself = |op: &Op| match op {
-        Op::Attention { n_head, .. } => prompt_shared(l, *n_head).is_some(),
-        _ => true,
-    };
-    if l.plan.ops.iter().all(looks_itself) {
+    let looks_itself = |n_head| prompt_shared(l, n_head).is_some();
+    if l.plan.attention_heads().all(looks_itself) {
         return l.n_ctx;
     }
     end.next_power_of_two().max(LEAST_SPAN)

@@ -9,7 +9,8 @@ use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::{Error, Result};
 use crate::plan::fuse::{Epilogue, Fused, Part};
-use crate::plan::{Op, Plan, RopeStyle, WeightId};
+use crate::plan::signature::Used;
+use crate::plan::{Plan, RopeStyle, WeightId};
 use crate::quant::QuantType;
 
 static SOURCE: Source = source!("repack.cu", CONSTANTS, Repack);
@@ -103,14 +104,19 @@ pub fn wanted(plan: &Plan, fused: &[Fused]) -> Result<Wanted> {
                 ..
             } => {
                 let biases = parts.iter().filter_map(|p| p.bias);
-                let vectors = norm.map(|n| n.0).into_iter().chain(biases).collect();
+                let vectors: Vec<_> = norm.map(|n| n.0).into_iter().chain(biases).collect();
                 (arrangement(plan, parts, epilogue), vectors)
             }
-            Fused::Single(Op::Embed { weight, .. }) => {
-                (vec![(vec![*weight], Order::Natural)], vec![])
+            Fused::Single(op) => {
+                let used = op.signature().weights;
+                let (vectors, matrices): (Vec<_>, Vec<_>) =
+                    used.into_iter().partition(|used| used.role.is_vector());
+                let alone = |used: Used| (vec![used.id], Order::Natural);
+                (
+                    matrices.into_iter().map(alone).collect(),
+                    vectors.into_iter().map(|used| used.id).collect(),
+                )
             }
-            Fused::Single(Op::RmsNorm { weight, .. }) => (vec![], vec![*weight]),
-            Fused::Single(_) => (vec![], vec![]),
         };
         for (ids, order) in of_op {
             if matrices.insert((ids.clone(), order)) {

@@ -9,7 +9,8 @@ use super::params::KvView;
 use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::error::{Error, Result};
 use crate::plan::fuse::Fused;
-use crate::plan::{BufferId, Op, Plan, WeightId};
+use crate::plan::signature::Over;
+use crate::plan::{BufferId, Op, Plan, Rows, WeightId};
 use crate::quant::QuantType;
 
 /// A plan, what it runs on, and where everything lies.
@@ -101,6 +102,11 @@ impl Pass {
             all: true,
         }
     }
+
+    /// How many rows it has of a kind.
+    pub fn count(&self, rows: Rows) -> usize {
+        rows.of(self.rows, self.out)
+    }
 }
 
 impl Lowering {
@@ -111,16 +117,22 @@ impl Lowering {
 
     /// The buffer that an op reads: where no row is picked, the one to pick from.
     pub fn source(&self, id: BufferId, pass: &Pass) -> u64 {
-        let picked = self.plan.ops.iter().find_map(|op| match op {
-            Op::SelectRows { x, out } if *out == id && pass.all => Some(*x),
-            _ => None,
-        });
+        let may_be_picked = pass.all && self.plan.buffer(id).rows == Rows::Out;
+        let picked = may_be_picked.then(|| self.picked_from(id)).flatten();
         self.address(picked.unwrap_or(id))
+    }
+
+    /// The buffer whose rows are picked for `id`, if any are.
+    fn picked_from(&self, id: BufferId) -> Option<BufferId> {
+        let mut ops = self.plan.ops.iter().map(Op::signature);
+        let picks = ops.find(|op| op.over == Over::Picked && op.outputs().any(|out| out == id))?;
+        let picked = picks.inputs().next();
+        picked
     }
 
     /// Rows of a buffer in `pass`.
     pub fn rows_of(&self, id: BufferId, pass: &Pass) -> usize {
-        self.plan.buffer(id).rows.of(pass.rows, pass.out)
+        pass.count(self.plan.buffer(id).rows)
     }
 
     /// Where the units of a matrix, or of two joined ones, lie.

@@ -10,6 +10,7 @@ use super::shape::segments;
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::error::{Error, Result};
+use crate::plan::signature::{Operand, Role, Used};
 use crate::plan::{BufferId, Op, RopeStyle, WeightId};
 
 static EMBED: Source = source!("embed.cu", CONSTANTS, Embed, SlotState);
@@ -34,26 +35,34 @@ pub fn spec(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
     Ok(spec)
 }
 
-/// Bytes that an op reads and writes, weights of a row or two included.
+/// Bytes that an op reads and writes, what it takes of weights and of the turns' table included.
 fn moved(l: &Lowering, op: &Op, pass: &Pass) -> usize {
-    let floats = |id: BufferId| elements(l, id, pass) as usize * 4;
-    match *op {
-        Op::Embed { weight, out } => {
-            let w = l.plan.weight(weight);
-            pass.rows * w.ty.row_bytes(w.n_in).unwrap_or(0) + floats(out)
+    let (plan, op) = (&l.plan, op.signature());
+    let rows = pass.count(op.rows(plan));
+    let floats = |b: &Operand| {
+        let times = usize::from(b.access.reads()) + usize::from(b.access.writes());
+        times * rows * plan.buffer(b.id).width * 4
+    };
+    let weight = |used: &Used| {
+        let w = plan.weight(used.id);
+        match used.role {
+            Role::Lookup => rows * w.ty.row_bytes(w.n_in).unwrap_or(0),
+            Role::Matrix => w.n_out * w.ty.row_bytes(w.n_in).unwrap_or(0),
+            Role::Scale | Role::Bias => w.n_in * 4,
         }
-        Op::RmsNorm { x, out, group, .. } => floats(x) + floats(out) + group * 4,
-        Op::Rope { x, .. } => 2 * floats(x) + pass.rows * l.plan.rope.inv_freq.len() * 8,
-        Op::KvScatter { k, v, .. } => {
-            let kv = &l.plan.kv;
-            let head_bytes = l.kv_type.row_bytes(kv.head_dim).unwrap_or(0);
-            floats(k) + floats(v) + pass.rows * 2 * kv.n_head_kv * head_bytes
-        }
-        Op::Add { x, out } => floats(x) + 2 * floats(out),
-        Op::SwiGlu { gate, up, out } => floats(gate) + floats(up) + floats(out),
-        Op::SelectRows { out, .. } => 2 * floats(out),
-        Op::MatVec { .. } | Op::Attention { .. } => 0,
-    }
+    };
+    let turns = op.rope.map_or(0, |_| rows * plan.rope.inv_freq.len() * 8);
+    // What is read of the cache depends on how full it is.
+    let stored = op
+        .cache
+        .filter(|cache| cache.access.writes())
+        .map_or(0, |_| {
+            let head_bytes = l.kv_type.kv_head_bytes(plan.kv.head_dim).unwrap_or(0);
+            rows * 2 * plan.kv.n_head_kv * head_bytes
+        });
+    let floats: usize = op.buffers.iter().map(floats).sum();
+    let weights: usize = op.weights.iter().map(weight).sum();
+    floats + weights + turns + stored
 }
 
 fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {

@@ -13,7 +13,8 @@ use crate::backend::{
     Batch, GraphMode, GraphQuestion, KernelTime, Profile, Runner, RunnerOptions, Weights,
 };
 use crate::error::{Error, Result};
-use crate::plan::{BufferId, Op, Plan};
+use crate::plan::signature::Role;
+use crate::plan::{BufferId, Plan};
 
 /// More rows than this are taken for a prompt's.
 const STEP_ROWS: usize = 64;
@@ -105,11 +106,9 @@ impl Runner for CudaRunner {
 
     fn forward(&mut self, batch: &Batch<'_>) -> Result<()> {
         let plan = self.card.plan();
-        for op in &plan.ops {
-            let Op::Embed { weight, .. } = op else {
-                continue;
-            };
-            let n_vocab = plan.weight(*weight).n_out;
+        let used = plan.ops.iter().flat_map(|op| op.signature().weights);
+        for table in used.filter(|used| used.role == Role::Lookup) {
+            let n_vocab = plan.weight(table.id).n_out;
             if let Some(token) = batch.tokens.iter().find(|t| **t as usize >= n_vocab) {
                 return Err(Error::Argument {
                     name: "token",

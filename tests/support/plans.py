@@ -15,9 +15,10 @@ from typing import Any
 
 import gguf
 import numpy as np
-from backends import Backend
 from numpy.typing import NDArray
 from onegraph import _native, nvrtc
+
+from support.backends import Backend
 
 Floats = NDArray[np.float32]
 

@@ -12,9 +12,10 @@ from functools import cache as remembered
 from functools import lru_cache
 
 import numpy as np
-from backends import Backend
 from numpy.typing import NDArray
-from plans import PAGE, TYPES, Floats, Plan, Run
+
+from support.backends import Backend
+from support.plans import PAGE, TYPES, Floats, Plan, Run
 
 Bytes = NDArray[np.uint8]
 

@@ -1,4 +1,5 @@
-"""jinja2 set up as `transformers` sets it up for chat templates: the oracle."""
+"""jinja2 set up as `transformers` sets it up for chat templates: the oracle.
+And what the templates of tests are given."""
 
 import datetime
 import functools
@@ -10,6 +11,39 @@ import jinja2.ext
 import jinja2.sandbox
 from jinja2 import nodes
 from jinja2.parser import Parser
+
+#: The variables of a template, and its messages.
+VALUES: dict[str, Any] = {
+    "none": None,
+    "yes": True,
+    "no": False,
+    "zero": 0,
+    "seven": 7,
+    "minus": -7,
+    "big": 2**70,
+    "half": 0.5,
+    "tiny": 1e-07,
+    "huge": 1e16,
+    "third": 1 / 3,
+    "whole": 3.0,
+    "inf": float("inf"),
+    "empty": "",
+    "s": "Hello, Wörld",
+    "q": 'it\'s "q" \\ \n\t\x07 é \u2028 \U0001f600 \xa0 \u200b',
+    "l": [3, 1, 2],
+    "nested": [1, "a", None, True, 2.5, [], {}, {"k": [False]}, "it's"],
+    "words": ["b", "A", "c", "a"],
+    "d": {"b": 1, "a": {"x": [1, 2]}, "items": "i", "n": None, "1": "one"},
+    "people": [
+        {"name": "Zoe", "age": 30, "tags": ["x"]},
+        {"name": "adam", "age": 25, "tags": []},
+        {"name": "Eve", "age": 30},
+    ],
+    "schema": {"type": "object", "properties": {"q": {"type": "string", "items": [1]}}},
+    "text": "  one two\n  three\r\n\nfour  ",
+    "html": "<a href=\"x\">'&'</a>",
+}
+MESSAGES = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": None}]
 
 
 class _Generation(jinja2.ext.Extension):

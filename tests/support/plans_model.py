@@ -1,7 +1,7 @@
 """A whole small model as a plan: every op, two layers.
 
-As a script, prints digests of the logits that this machine's CPU gives, a line for each type and
-size of chunk: two instruction sets compare by them.
+`python -m support.plans_model` prints digests of the logits that this machine's CPU gives, a line
+for each type and size of chunk: two instruction sets compare by them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from backends import Backend
-from plans import PAGE, TYPES, Floats, Plan, Run, encode, normal
+
+from support.backends import Backend
+from support.plans import PAGE, TYPES, Floats, Plan, Run, encode, normal
 
 N_EMBD, N_HEAD, N_HEAD_KV, HEAD_DIM, N_FF, N_VOCAB, N_LAYER = 256, 8, 2, 64, 512, 300, 2
 

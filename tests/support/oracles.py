@@ -1,4 +1,5 @@
-"""The tokenizers to agree with, rebuilt from a GGUF's own metadata: HF tokenizers and llama.cpp."""
+"""The tokenizers to agree with, rebuilt from a GGUF's own metadata: HF tokenizers and llama.cpp;
+and vocabularies made here, so that no published one is needed."""
 
 import functools
 import json
@@ -11,6 +12,8 @@ import gguf
 import numpy as np
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
+
+from support import strings
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
@@ -192,3 +195,34 @@ def byte_level(merges: Sequence[tuple[bytes, bytes]], pre: str) -> Metadata:
         "eos_token_id": len(tokens) - 1,
         "add_bos_token": False,
     }
+
+
+def sentencepiece(**changes: Any) -> Metadata:
+    """A vocabulary of bytes, the characters of some text, and pieces of it: the longer the
+    earlier."""
+    text = " ".join(strings.WORDS) + strings.CODE + " ".join(s[2] for s in strings.SCRIPTS.values())
+    text = text.replace(" ", "▁")
+    pieces = {text[i : i + n] for n in range(2, 7) for i in range(0, len(text) - n, 3)}
+    # A piece is reached by merges only if its halves are: add them all the way down.
+    work = list(pieces)
+    while work:
+        piece = work.pop()
+        for half in (piece[:-1], piece[1:]):
+            if len(half) > 1 and half not in pieces:
+                pieces.add(half)
+                work.append(half)
+    merged = sorted(pieces, key=lambda p: (-len(p), p))
+    single = sorted(set(text))
+    head = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), "<|im_end|>", "\n\n"]
+    types = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, CONTROL, USER_DEFINED]
+    tokens = [*head, *merged, *single]
+    return {
+        "model": "llama",
+        "pre": "default",
+        "tokens": tokens,
+        "scores": [0.0] * len(head) + [-float(i) for i in range(len(merged) + len(single))],
+        "token_type": types + [NORMAL] * (len(merged) + len(single)),
+        "unknown_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    } | changes

@@ -1,0 +1,326 @@
+//! What is to be said of an op beside how it is computed: [`Op::signature`](super::Op::signature)
+//! says it once, and the checks of a plan, fusion, memory, traffic and listings go by it.
+
+use std::fmt;
+
+use super::{BufferId, Plan, RopeStyle, Rows, WeightId};
+
+/// One op, for whoever need not know which it is.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Signature {
+    /// In listings.
+    pub name: &'static str,
+    /// Inputs first, in the order of a listing.
+    pub buffers: Vec<Operand>,
+    pub weights: Vec<Used>,
+    pub over: Over,
+    pub parts: Parts,
+    pub cache: Option<CacheUse>,
+    /// Set where it turns heads by the angles of the plan's rope table.
+    pub rope: Option<RopeStyle>,
+    pub constant: Option<Constant>,
+}
+
+/// A buffer of an op.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Operand {
+    pub id: BufferId,
+    pub access: Access,
+    pub width: Width,
+}
+
+/// What an op does with a buffer, or with the cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    Read,
+    /// Written whole; must be none of the op's other buffers.
+    Write,
+    /// Written whole; may be an input, which is then replaced in place.
+    Replace,
+    /// Read and written in place; must be none of the op's other buffers.
+    Update,
+}
+
+/// How wide a buffer must be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Width {
+    /// As wide as every other one of the op that says so.
+    Row,
+    /// As a matrix has rows.
+    Product,
+    /// All heads that the cache holds of a token.
+    Cache,
+}
+
+/// A weight of an op.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Used {
+    pub id: WeightId,
+    pub role: Role,
+}
+
+/// What a weight is used for, and so its shape.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// `[n_vocab][Width::Row]`, of which each row takes the one of its token.
+    Lookup,
+    /// `[Width::Product][Width::Row]`, all of which multiplies each row.
+    Matrix,
+    /// A vector that multiplies each group of [`Parts::Groups`].
+    Scale,
+    /// A vector added to each row of [`Width::Product`].
+    Bias,
+}
+
+/// The rows that an op runs over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Over {
+    /// Those of its buffers, which all have the same.
+    Buffers,
+    /// Those of the batch: it goes by their tokens, positions or slots.
+    Batch,
+    /// Those whose logits are wanted, picked from the batch.
+    Picked,
+}
+
+/// The parts of [`Width::Row`] that are computed each by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Parts {
+    /// One: the row.
+    Whole,
+    /// Of so many values each.
+    Groups(usize),
+    /// So many.
+    Heads(usize),
+}
+
+/// How an op uses the cache of keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheUse {
+    pub layer: usize,
+    pub access: Access,
+}
+
+/// A number of an op.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Constant {
+    Epsilon(f32),
+    Scale(f32),
+}
+
+impl Operand {
+    /// A buffer as wide as the op's rows.
+    pub fn new(id: BufferId, access: Access) -> Self {
+        Self {
+            id,
+            access,
+            width: Width::Row,
+        }
+    }
+
+    /// The same, of another width.
+    pub fn wide(self, width: Width) -> Self {
+        Self { width, ..self }
+    }
+}
+
+impl Access {
+    /// Whether what was there before matters.
+    pub fn reads(self) -> bool {
+        matches!(self, Access::Read | Access::Update)
+    }
+
+    /// Whether it leaves something.
+    pub fn writes(self) -> bool {
+        self != Access::Read
+    }
+}
+
+impl Role {
+    /// Whether it is one row, which backends keep as float32.
+    pub fn is_vector(self) -> bool {
+        matches!(self, Role::Scale | Role::Bias)
+    }
+}
+
+impl Signature {
+    /// An op of these buffers, and of nothing else that the caller does not add.
+    pub fn new(name: &'static str, over: Over, buffers: Vec<Operand>) -> Self {
+        Self {
+            name,
+            buffers,
+            weights: Vec::new(),
+            over,
+            parts: Parts::Whole,
+            cache: None,
+            rope: None,
+            constant: None,
+        }
+    }
+
+    /// The buffers whose values it needs.
+    pub fn inputs(&self) -> impl Iterator<Item = BufferId> + '_ {
+        let read = self.buffers.iter().filter(|b| b.access.reads());
+        read.map(|b| b.id)
+    }
+
+    /// The buffers that it writes.
+    pub fn outputs(&self) -> impl Iterator<Item = BufferId> + '_ {
+        let written = self.buffers.iter().filter(|b| b.access.writes());
+        written.map(|b| b.id)
+    }
+
+    /// The buffers whose values before it are of no use to what follows.
+    pub fn overwritten(&self) -> impl Iterator<Item = BufferId> + '_ {
+        let whole = |b: &&Operand| b.access.writes() && !b.access.reads();
+        self.buffers.iter().filter(whole).map(|b| b.id)
+    }
+
+    /// The heads of each row, where it attends to the tokens in the cache.
+    pub fn attends(&self) -> Option<usize> {
+        match (self.parts, self.cache) {
+            (Parts::Heads(n), Some(cache)) if cache.access.reads() => Some(n),
+            _ => None,
+        }
+    }
+
+    /// Which rows it runs over in `plan`.
+    pub fn rows(&self, plan: &Plan) -> Rows {
+        match (self.over, self.buffers.first()) {
+            (Over::Buffers, Some(first)) => plan.buffer(first.id).rows,
+            (Over::Buffers | Over::Batch, _) => Rows::Batch,
+            (Over::Picked, _) => Rows::Out,
+        }
+    }
+
+    /// Whether its buffers, weights and numbers go together in `plan`, which has all of them.
+    pub fn fits(&self, plan: &Plan) -> bool {
+        self.widths_fit(plan)
+            && self.weights_fit(plan)
+            && self.parts_fit(plan)
+            && self.rows_fit(plan)
+            && self.outputs_are_apart()
+            && self.cache.is_none_or(|c| c.layer < plan.kv.n_layer)
+    }
+
+    fn width(&self, plan: &Plan, width: Width) -> Option<usize> {
+        if width == Width::Cache {
+            return plan.kv.n_head_kv.checked_mul(plan.kv.head_dim);
+        }
+        let first = self.buffers.iter().find(|b| b.width == width)?;
+        Some(plan.buffer(first.id).width)
+    }
+
+    fn widths_fit(&self, plan: &Plan) -> bool {
+        let fits = |b: &Operand| self.width(plan, b.width) == Some(plan.buffer(b.id).width);
+        self.buffers.iter().all(fits)
+    }
+
+    fn weights_fit(&self, plan: &Plan) -> bool {
+        let row = self.width(plan, Width::Row);
+        let product = self.width(plan, Width::Product);
+        self.weights.iter().all(|used| {
+            let w = plan.weight(used.id);
+            let (n_in, n_out) = (Some(w.n_in), Some(w.n_out));
+            let is_vector = w.n_out == 1;
+            match used.role {
+                Role::Lookup => n_in == row,
+                Role::Matrix => n_in == row && n_out == product,
+                Role::Scale => is_vector && self.parts == Parts::Groups(w.n_in),
+                Role::Bias => is_vector && n_in == product,
+            }
+        })
+    }
+
+    fn parts_fit(&self, plan: &Plan) -> bool {
+        let Some(row) = self.width(plan, Width::Row) else {
+            return self.parts == Parts::Whole;
+        };
+        let cut = |n: usize| n > 0 && row.is_multiple_of(n);
+        match self.parts {
+            Parts::Whole => true,
+            Parts::Groups(size) => cut(size),
+            Parts::Heads(n) if !cut(n) => false,
+            Parts::Heads(n) => {
+                let turned = self.rope.map_or(0, |_| 2 * plan.rope.inv_freq.len());
+                let kv = &plan.kv;
+                let shares = |_| {
+                    row / n == kv.head_dim && kv.n_head_kv > 0 && n.is_multiple_of(kv.n_head_kv)
+                };
+                row / n >= turned && self.cache.is_none_or(shares)
+            }
+        }
+    }
+
+    fn rows_fit(&self, plan: &Plan) -> bool {
+        let over = self.rows(plan);
+        self.buffers.iter().all(|b| {
+            let expected = match (self.over, b.access) {
+                (Over::Picked, Access::Read) => Rows::Batch,
+                _ => over,
+            };
+            plan.buffer(b.id).rows == expected
+        })
+    }
+
+    fn outputs_are_apart(&self) -> bool {
+        let may_be_input = |b: &Operand| matches!(b.access, Access::Read | Access::Replace);
+        self.buffers.iter().all(|b| {
+            let others = self.buffers.iter().filter(|other| other.id == b.id).count() - 1;
+            may_be_input(b) || others == 0
+        })
+    }
+
+    /// The op as a line of a listing of `plan`.
+    pub fn listed<'a>(&'a self, plan: &'a Plan) -> impl fmt::Display + 'a {
+        Listed { op: self, plan }
+    }
+}
+
+struct Listed<'a> {
+    op: &'a Signature,
+    plan: &'a Plan,
+}
+
+impl Listed<'_> {
+    fn weight(&self, used: &Used) -> String {
+        let w = self.plan.weight(used.id);
+        let bias = match used.role {
+            Role::Bias => "bias ",
+            _ => "",
+        };
+        match w.n_out {
+            1 => format!("{bias}{} {}[{}]", w.name, w.ty.name, w.n_in),
+            n_out => format!("{bias}{} {}[{n_out}, {}]", w.name, w.ty.name, w.n_in),
+        }
+    }
+}
+
+impl fmt::Display for Listed<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let op = self.op;
+        let name = |id| self.plan.buffer(id).name.clone();
+        let (mut left, mut right) = (Vec::new(), Vec::new());
+        left.extend(op.outputs().map(name));
+        right.extend(op.inputs().map(name));
+        if let Some(cache) = op.cache {
+            let side = match cache.access.writes() {
+                true => &mut left,
+                false => &mut right,
+            };
+            side.push(format!("kv[{}]", cache.layer));
+        }
+        right.extend(op.weights.iter().map(|used| self.weight(used)));
+        match op.parts {
+            Parts::Whole => {}
+            Parts::Groups(size) => right.push(format!("group {size}")),
+            Parts::Heads(n) => right.push(format!("{n} heads")),
+        }
+        right.extend(op.rope.map(|style| style.name().to_owned()));
+        right.extend(op.constant.map(|constant| match constant {
+            Constant::Epsilon(eps) => format!("eps {eps:e}"),
+            Constant::Scale(scale) => format!("scale {scale}"),
+        }));
+        write!(f, "{} = {}({})", left.join(", "), op.name, right.join(", "))
+    }
+}

@@ -1,0 +1,310 @@
+//! What is said of each op, and that a plan's checks and listings go by it.
+
+use super::signature::{Over, Role};
+use super::{BufferId, KvShape, Op, Plan, RopeStyle, RopeTable, Rows, Weight, WeightId};
+use crate::quant;
+
+const A: BufferId = BufferId(0);
+const B: BufferId = BufferId(1);
+const C: BufferId = BufferId(2);
+const WANTED: BufferId = BufferId(3);
+const TOKEN: BufferId = BufferId(4);
+const WIDE: BufferId = BufferId(5);
+
+const TABLE: WeightId = WeightId(0);
+const MATRIX: WeightId = WeightId(1);
+const BIAS: WeightId = WeightId(2);
+const NORM: WeightId = WeightId(3);
+const ROWS_OF_96: WeightId = WeightId(4);
+
+/// Rows of 64 values, four heads of 16 with a cache of two.
+fn plan(ops: Vec<Op>) -> Plan {
+    let mut plan = Plan {
+        buffers: vec![],
+        weights: vec![],
+        ops,
+        rope: RopeTable {
+            inv_freq: vec![1.0; 8],
+            factors: None,
+            scale: 1.0,
+        },
+        kv: KvShape {
+            n_layer: 3,
+            n_head_kv: 2,
+            head_dim: 16,
+        },
+        logits: WANTED,
+    };
+    for (name, width, rows) in [
+        ("a", 64, Rows::Batch),
+        ("b", 64, Rows::Batch),
+        ("c", 64, Rows::Batch),
+        ("wanted", 64, Rows::Out),
+        ("token", 32, Rows::Batch),
+        ("wide", 96, Rows::Batch),
+    ] {
+        plan.add_buffer(name, width, rows);
+    }
+    for (name, n_in, n_out) in [
+        ("table", 64, 100),
+        ("m", 64, 96),
+        ("bias", 96, 1),
+        ("norm", 16, 1),
+        ("rows_of_96", 96, 2),
+    ] {
+        plan.add_weight(Weight {
+            name: name.into(),
+            n_in,
+            n_out,
+            ty: quant::by_name("F32").unwrap(),
+        });
+    }
+    plan
+}
+
+/// An op and what its signature says.
+struct Case {
+    op: Op,
+    inputs: &'static [BufferId],
+    outputs: &'static [BufferId],
+    overwritten: &'static [BufferId],
+    weights: &'static [(WeightId, Role)],
+    over: Over,
+    /// The layer that it reads, and the one that it writes.
+    cache: (Option<usize>, Option<usize>),
+    listed: &'static str,
+}
+
+const CASES: &[Case] = &[
+    Case {
+        op: Op::Embed {
+            weight: TABLE,
+            out: A,
+        },
+        inputs: &[],
+        outputs: &[A],
+        overwritten: &[A],
+        weights: &[(TABLE, Role::Lookup)],
+        over: Over::Batch,
+        cache: (None, None),
+        listed: "a = embed(table F32[100, 64])",
+    },
+    Case {
+        op: Op::RmsNorm {
+            x: A,
+            weight: NORM,
+            out: B,
+            group: 16,
+            eps: 1e-5,
+        },
+        inputs: &[A],
+        outputs: &[B],
+        overwritten: &[B],
+        weights: &[(NORM, Role::Scale)],
+        over: Over::Buffers,
+        cache: (None, None),
+        listed: "b = rms_norm(a, norm F32[16], group 16, eps 1e-5)",
+    },
+    Case {
+        op: Op::MatVec {
+            x: A,
+            weight: MATRIX,
+            bias: Some(BIAS),
+            out: WIDE,
+        },
+        inputs: &[A],
+        outputs: &[WIDE],
+        overwritten: &[WIDE],
+        weights: &[(MATRIX, Role::Matrix), (BIAS, Role::Bias)],
+        over: Over::Buffers,
+        cache: (None, None),
+        listed: "wide = matvec(a, m F32[96, 64], bias bias F32[96])",
+    },
+    Case {
+        op: Op::Rope {
+            x: A,
+            n_head: 4,
+            style: RopeStyle::Halves,
+        },
+        inputs: &[A],
+        outputs: &[A],
+        overwritten: &[],
+        weights: &[],
+        over: Over::Batch,
+        cache: (None, None),
+        listed: "a = rope(a, 4 heads, halves)",
+    },
+    Case {
+        op: Op::KvScatter {
+            k: TOKEN,
+            v: TOKEN,
+            layer: 2,
+        },
+        inputs: &[TOKEN, TOKEN],
+        outputs: &[],
+        overwritten: &[],
+        weights: &[],
+        over: Over::Batch,
+        cache: (None, Some(2)),
+        listed: "kv[2] = kv_scatter(token, token)",
+    },
+    Case {
+        op: Op::Attention {
+            q: A,
+            out: B,
+            layer: 1,
+            n_head: 4,
+            scale: 0.25,
+        },
+        inputs: &[A],
+        outputs: &[B],
+        overwritten: &[B],
+        weights: &[],
+        over: Over::Batch,
+        cache: (Some(1), None),
+        listed: "b = attention(a, kv[1], 4 heads, scale 0.25)",
+    },
+    Case {
+        op: Op::Add { x: A, out: B },
+        inputs: &[B, A],
+        outputs: &[B],
+        overwritten: &[],
+        weights: &[],
+        over: Over::Buffers,
+        cache: (None, None),
+        listed: "b = add(b, a)",
+    },
+    Case {
+        op: Op::SwiGlu {
+            gate: A,
+            up: B,
+            out: C,
+        },
+        inputs: &[A, B],
+        outputs: &[C],
+        overwritten: &[C],
+        weights: &[],
+        over: Over::Buffers,
+        cache: (None, None),
+        listed: "c = swiglu(a, b)",
+    },
+    Case {
+        op: Op::SelectRows { x: A, out: WANTED },
+        inputs: &[A],
+        outputs: &[WANTED],
+        overwritten: &[WANTED],
+        weights: &[],
+        over: Over::Picked,
+        cache: (None, None),
+        listed: "wanted = select_rows(a)",
+    },
+];
+
+#[test]
+fn each_op_says_what_it_reads_and_writes() {
+    let plan = plan(vec![]);
+    for case in CASES {
+        let op = case.op.signature();
+        assert_eq!(op.inputs().collect::<Vec<_>>(), case.inputs, "{op:?}");
+        assert_eq!(op.outputs().collect::<Vec<_>>(), case.outputs, "{op:?}");
+        let overwritten: Vec<_> = op.overwritten().collect();
+        assert_eq!(overwritten, case.overwritten, "{op:?}");
+        let weights: Vec<_> = op.weights.iter().map(|w| (w.id, w.role)).collect();
+        assert_eq!(weights, case.weights, "{op:?}");
+        assert_eq!(op.over, case.over, "{op:?}");
+        let layer = |writes| op.cache.filter(|c| c.access.writes() == writes);
+        let cache = (layer(false).map(|c| c.layer), layer(true).map(|c| c.layer));
+        assert_eq!(cache, case.cache, "{op:?}");
+        assert_eq!(op.listed(&plan).to_string(), case.listed);
+        assert!(op.fits(&plan), "{op:?}");
+    }
+}
+
+#[test]
+fn a_listing_has_a_line_for_each_op() {
+    let plan = plan(CASES.iter().map(|case| case.op.clone()).collect());
+    plan.check().unwrap();
+    let listing = plan.to_string();
+    for (i, case) in CASES.iter().enumerate() {
+        let line = format!("\n  {i:4}  {}\n", case.listed);
+        assert!(listing.contains(&line), "{listing}");
+    }
+}
+
+#[test]
+fn an_op_runs_over_the_rows_of_its_buffers() {
+    let plan = plan(vec![]);
+    let norm = |x, out| Op::RmsNorm {
+        x,
+        weight: NORM,
+        out,
+        group: 16,
+        eps: 0.0,
+    };
+    assert_eq!(norm(A, B).signature().rows(&plan), Rows::Batch);
+    // In place too.
+    let wanted = norm(WANTED, WANTED).signature();
+    assert_eq!(wanted.rows(&plan), Rows::Out);
+    assert!(wanted.fits(&plan));
+    assert!(!norm(A, WANTED).signature().fits(&plan));
+    let pick = Op::SelectRows { x: A, out: WANTED }.signature();
+    assert_eq!(pick.rows(&plan), Rows::Out);
+}
+
+#[test]
+fn heads_are_those_of_the_ops_that_read_the_cache() {
+    let plan = plan(CASES.iter().map(|case| case.op.clone()).collect());
+    assert_eq!(plan.attention_heads().collect::<Vec<_>>(), [4]);
+}
+
+#[test]
+fn what_does_not_go_together_does_not_fit() {
+    let matvec = |weight, bias, out| Op::MatVec {
+        x: A,
+        weight,
+        bias,
+        out,
+    };
+    let attention = |out, layer, n_head| Op::Attention {
+        q: A,
+        out,
+        layer,
+        n_head,
+        scale: 1.0,
+    };
+    let bad = [
+        // Of another width.
+        matvec(MATRIX, None, B),
+        matvec(NORM, None, WIDE),
+        Op::Add { x: A, out: WIDE },
+        Op::KvScatter {
+            k: TOKEN,
+            v: A,
+            layer: 0,
+        },
+        // A matrix is no bias, whatever the length of its rows.
+        matvec(MATRIX, Some(ROWS_OF_96), WIDE),
+        // An output that is an input.
+        attention(A, 0, 4),
+        Op::Add { x: A, out: A },
+        // Heads that are not those of the cache, or none at all.
+        attention(B, 0, 2),
+        attention(B, 0, 0),
+        // A layer that the cache does not have.
+        attention(B, 3, 4),
+        // Rows that are not those of the batch.
+        Op::Embed {
+            weight: TABLE,
+            out: WANTED,
+        },
+        Op::SelectRows { x: WANTED, out: B },
+    ];
+    for op in bad {
+        let text = format!("{op:?}");
+        let error = plan(vec![op]).check().unwrap_err().to_string();
+        assert!(
+            error.contains(&text) && error.contains("do not fit together"),
+            "{error}"
+        );
+    }
+}

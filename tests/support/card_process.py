@@ -1,0 +1,47 @@
+"""Processes that run lines of Python on a card, simulated or real."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+#: Runs lines of Python with `onegraph`, `path` and `given`; what they put into `out` comes back.
+OnCard = Callable[..., dict[str, Any]]
+
+#: Runs lines of Python with `card` open; what became of the process comes back.
+Script = Callable[..., subprocess.CompletedProcess[str]]
+
+PRELUDE = """
+import json, sys
+import numpy as np
+import onegraph
+path, given, out = sys.argv[1], json.loads(sys.argv[2]), {}
+"""
+
+
+def require_card() -> None:
+    """Skips where there is no card."""
+    if not Path("/dev/nvidia0").exists():
+        pytest.skip("no NVIDIA card; `pytest -m gpu tests/cuda` on a machine with one runs this")
+
+
+def run_on(path: Path, environment: dict[str, str], body: str, **given: Any) -> dict[str, Any]:
+    """Runs `body` in a process of its own: the driver that it finds first is the one it keeps."""
+    code = PRELUDE + textwrap.dedent(body) + "\nprint(json.dumps(out))\n"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path), json.dumps(given)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
