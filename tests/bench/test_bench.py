@@ -31,8 +31,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_json_has_llama_benchs_fields_and_its_arithmetic(cli, tiny: Path) -> None:
-    # The prompt is far longer than the depth, which is subtracted by its own time: on a busy machine
-    # the difference of like ones may come out below zero.
+    # The prompt is far longer than the depth, whose time is subtracted: the difference of like ones
+    # may come out below zero on a busy machine.
     options = ["-p", "64", "-n", "4", "-pg", "64,4", "-d", "0,8", "-npl", "1,2", "-r", "2"]
     done = cli("bench", tiny, *options, "--device", "cpu", "--threads", 1, "-o", "json")
     assert (done.returncode, done.stderr) == (0, "")
