@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use super::interpreter::Interpreter;
 use super::memory::{self, MAX_ROWS};
-use super::simd::{self, Isa, Level, Task};
+use super::simd::{self, Isa, Task};
 use crate::backend::{
     Backend, Batch, Event, Finish, Limits, LogitsPath, RunnerOptions, SlotRequest, Weights,
 };
@@ -136,14 +136,6 @@ impl CpuBackend {
             queued: false,
             sampling: Duration::ZERO,
         })
-    }
-
-    /// Uses another instruction set; the bits are the same.
-    ///
-    /// # Errors
-    /// [`Error::Argument`] where this processor does not have it.
-    pub fn set_level(&mut self, level: Level) -> Result<()> {
-        self.interpreter.set_level(level)
     }
 
     fn sequence(&mut self, slot: usize) -> Result<&mut Sequence> {

@@ -118,22 +118,6 @@ impl Interpreter {
         self.pool.install(f)
     }
 
-    /// Uses another instruction set; the bits are the same.
-    ///
-    /// # Errors
-    /// [`Error::Argument`] where this processor does not have it.
-    pub fn set_level(&mut self, level: Level) -> Result<()> {
-        if !level.is_available() {
-            return Err(Error::Argument {
-                name: "instruction set",
-                value: level.name().into(),
-                reason: "this processor does not have it".into(),
-            });
-        }
-        self.level = level;
-        Ok(())
-    }
-
     /// The rows of a buffer after a step.
     pub fn buffer(&self, id: BufferId) -> &[f32] {
         &self.buffers[id.0]

@@ -285,12 +285,6 @@ mod tests {
     use crate::quant::{self, QuantType, Visitor};
     use proptest::prelude::*;
 
-    const LEVELS: [Level; 3] = [Level::Scalar, Level::Avx2, Level::Avx512];
-
-    fn levels() -> impl Iterator<Item = Level> {
-        LEVELS.into_iter().filter(|l| l.is_available())
-    }
-
     struct Dot<'a>(&'a [f32], &'a [f32]);
 
     impl Task for Dot<'_> {
@@ -375,7 +369,7 @@ mod tests {
         fn sums_are_those_of_the_definition(n in 1usize..700, seed: u32) {
             let w = [1, 2, 3].map(|i| row(n, seed ^ i));
             let x = [4, 5, 6].map(|i| row(n, seed ^ i));
-            for level in levels() {
+            for level in Level::all() {
                 let tile = simd::run(level, Tile(
                     [&w[0], &w[1], &w[2]],
                     [&x[0], &x[1], &x[2]],
@@ -409,7 +403,7 @@ mod tests {
                 let blocks = &bytes[..bytes.len() / ty.block_bytes * ty.block_bytes];
                 let mut wanted = vec![0.0; blocks.len() / ty.block_bytes * ty.block_elems];
                 (ty.dequantize)(blocks, &mut wanted);
-                for level in levels() {
+                for level in Level::all() {
                     let found = simd::run(level, Expand(ty, blocks));
                     for (found, wanted) in found.iter().zip(&wanted) {
                         let same = found.to_bits() == wanted.to_bits();
@@ -428,7 +422,7 @@ mod tests {
                     *y = p.mul_add(*v, *y);
                 }
             }
-            for level in levels() {
+            for level in Level::all() {
                 struct Sum<'a>(&'a [f32], &'a [f32], &'a mut [f32]);
                 impl Task for Sum<'_> {
                     type Out = ();

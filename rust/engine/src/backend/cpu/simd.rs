@@ -13,59 +13,91 @@ pub type Group = [f32; LANES];
 
 /// An instruction set that the backend was compiled for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Level {
+enum Set {
     Scalar,
+    #[cfg(target_arch = "x86_64")]
     Avx2,
+    #[cfg(target_arch = "x86_64")]
     Avx512,
 }
 
-impl Level {
-    /// The best one of this processor; `ONEGRAPH_CPU` = `scalar` or `avx2` asks for less.
-    pub fn detect() -> Self {
-        static LEVEL: OnceLock<Level> = OnceLock::new();
-        *LEVEL.get_or_init(|| {
-            let most = std::env::var("ONEGRAPH_CPU").unwrap_or_default();
-            let fits = |level: Level| {
-                level.is_available()
-                    && (most != "scalar" && (most != "avx2" || level == Level::Avx2))
-            };
-            [Level::Avx512, Level::Avx2]
-                .into_iter()
-                .find(|l| fits(*l))
-                .unwrap_or(Level::Scalar)
-        })
+impl Set {
+    /// The best one last.
+    const ALL: &[Set] = &[
+        Set::Scalar,
+        #[cfg(target_arch = "x86_64")]
+        Set::Avx2,
+        #[cfg(target_arch = "x86_64")]
+        Set::Avx512,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Set::Scalar => "scalar",
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512 => "avx512",
+        }
     }
 
-    /// Whether this processor has it.
-    pub fn is_available(self) -> bool {
+    /// Whether this processor has every feature that [`run`] compiles it with.
+    fn is_available(self) -> bool {
         match self {
-            Level::Scalar => true,
+            Set::Scalar => true,
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => {
+            Set::Avx2 => {
                 is_x86_feature_detected!("avx2")
                     && is_x86_feature_detected!("fma")
                     && is_x86_feature_detected!("f16c")
             }
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 => {
-                Level::Avx2.is_available()
+            Set::Avx512 => {
+                Set::Avx2.is_available()
                     && is_x86_feature_detected!("avx512f")
                     && is_x86_feature_detected!("avx512bw")
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vl")
             }
-            #[cfg(not(target_arch = "x86_64"))]
-            _ => false,
         }
+    }
+}
+
+/// An instruction set that this processor has. Its field is private and every way to one asks the
+/// processor, so that whoever holds a level may run code compiled for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Level(Set);
+
+impl Level {
+    /// `set`, where this processor has it.
+    fn new(set: Set) -> Option<Self> {
+        set.is_available().then_some(Self(set))
+    }
+
+    /// All of this processor, the best one last.
+    pub fn all() -> impl Iterator<Item = Self> {
+        Set::ALL.iter().filter_map(|set| Self::new(*set))
+    }
+
+    /// The best one of this processor; `ONEGRAPH_CPU` = the name of one asks for no better one.
+    pub fn detect() -> Self {
+        static LEVEL: OnceLock<Level> = OnceLock::new();
+        *LEVEL.get_or_init(|| {
+            let most = std::env::var("ONEGRAPH_CPU").unwrap_or_default();
+            let mut best = Self(Set::Scalar);
+            for level in Self::all() {
+                best = level;
+                if level.name() == most {
+                    break;
+                }
+            }
+            best
+        })
     }
 
     /// Its name.
     pub fn name(self) -> &'static str {
-        match self {
-            Level::Scalar => "scalar",
-            Level::Avx2 => "avx2",
-            Level::Avx512 => "avx512",
-        }
+        self.0.name()
     }
 }
 
@@ -313,13 +345,14 @@ fn run_avx512<T: Task>(task: T) -> T::Out {
 
 /// Runs `task` compiled for `level`.
 pub fn run<T: Task>(level: Level, task: T) -> T::Out {
-    match level {
+    match level.0 {
+        Set::Scalar => task.run::<Plain>(),
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: a level is used only where `is_available` said that the processor has it.
-        Level::Avx2 => unsafe { run_avx2(task) },
+        // SAFETY: `Level::new`, the only way to this level, asked the processor for each feature of
+        // `run_avx2`.
+        Set::Avx2 => unsafe { run_avx2(task) },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above.
-        Level::Avx512 => unsafe { run_avx512(task) },
-        _ => task.run::<Plain>(),
+        // SAFETY: as above, for each feature of `run_avx512`.
+        Set::Avx512 => unsafe { run_avx512(task) },
     }
 }
