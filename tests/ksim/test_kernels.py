@@ -57,16 +57,33 @@ def test_indices_and_dimensions(card: Card) -> None:
     assert out.read(np.uint32).tolist() == expected
 
 
-def test_block_reduction_has_the_stated_order(card: Card) -> None:
-    kernel = card.kernel("""
+#: Warps in order, of sums in halves.
+BLOCK_SUM = """
+template <int warps>
+DEVICE float block_sum(float v, float* scratch) {
+    v = warp_sum_f32(v);
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = v;
+    __syncthreads();
+    float sum = scratch[0];
+    for (int warp = 1; warp < warps; warp++) sum = add_rn(sum, scratch[warp]);
+    return sum;
+}
+"""
+
+
+def test_a_reduction_of_a_block_has_the_stated_order(card: Card) -> None:
+    kernel = card.kernel(
+        BLOCK_SUM
+        + """
     struct P { const float* x; float* y; uint32_t n; };
     KERNEL_BOUNDS(k, P, 256, 1) {
         SHARED float scratch[8];
         float sum = 0;
         for (uint32_t i = threadIdx.x; i < p.n; i += 256) sum = add_rn(sum, p.x[i]);
-        sum = block_sum_f32<8>(sum, scratch);
+        sum = block_sum<8>(sum, scratch);
         p.y[threadIdx.x] = sum;
-    }""")
+    }"""
+    )
     x = rng(1).standard_normal(5000).astype(np.float32)
     y = card.alloc(4 * 256)
     card.launch(kernel, 1, 256, params(x=card.upload(x), y=y, n=5000))
@@ -223,7 +240,9 @@ def test_prmt_replicates_signs(card: Card) -> None:
     assert [hex(v) for v in out.read(np.uint32)] == ["0x88336611", "0xffff0082", "0x88336611"]
 
 
-RMS_NORM = """
+RMS_NORM = (
+    BLOCK_SUM
+    + """
 struct P { const float* x; const float* w; float* y; uint32_t n; float eps; };
 KERNEL_BOUNDS(k, P, 128, 1) {
     SHARED float scratch[4];
@@ -234,13 +253,14 @@ KERNEL_BOUNDS(k, P, 128, 1) {
         float v = load_relaxed_f32(x + i);
         squares = fma_rn(v, v, squares);
     }
-    float scale = rsqrtf(block_sum_f32<4>(squares, scratch) / p.n + p.eps);
+    float scale = rsqrtf(block_sum<4>(squares, scratch) / p.n + p.eps);
     pdl_trigger();
     for (uint32_t i = threadIdx.x; i < p.n; i += 128) {
         p.y[blockIdx.x * p.n + i] = load_relaxed_f32(x + i) * scale * p.w[i];
     }
 }
 """
+)
 
 
 def test_rms_norm(card: Card) -> None:

@@ -21,8 +21,7 @@ KERNEL_BOUNDS(everything, P, 256, 1) {
     pdl_wait();
     uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
     float v = load_relaxed_f32(p.x + i) + load_relaxed_f32x4(p.x).x + u32_as_float(q.x);
-    v = block_sum_f32<8>(v, scratch);
-    __syncthreads();
+    v = warp_sum_f32(v);
     v += block_max_f32<8>(v, scratch);
     v = sub_rn(div_rn(sqrt_rn(v), mul_rn(v, 3.0f)), add_rn(fma_rn(v, v, v), 1.0f));
     uint32_t overflow = 0;

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from support.backends import Backend, over_backends
-from support.plans import ROWS, SCALES, Floats, Plan, Run, bits, nmse, normal
+from support.backends import INTERPRETER, Backend, over_backends, over_cards
+from support.plans import PAGE, ROWS, SCALES, Floats, Plan, Run, bits, nmse, normal
 
 Array = np.ndarray
 
@@ -180,3 +180,49 @@ def test_outputs_are_written_whole(backend: Backend) -> None:
     again = run(inputs, positions=range(6), out_rows=[5])["last"]
     assert not np.isnan(first).any()
     assert np.array_equal(bits(first), bits(again))
+
+
+def of_both(backend: Backend, plan: Plan, out: str, rows: int, inputs: dict[str, Array]) -> None:
+    """The interpreter's bits are the backend's."""
+    positions = [(7 * i) % PAGE for i in range(rows)]
+    wanted, found = (Run(b, plan)(inputs, positions=positions)[out] for b in (INTERPRETER, backend))
+    assert np.array_equal(bits(found), bits(wanted)), np.flatnonzero(bits(found) != bits(wanted))
+
+
+@over_cards
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize(
+    ("width", "group"), [(7, 7), (33, 33), (576, 576), (2304, 2304), (192, 64), (400, 80)]
+)
+def test_rms_norm_has_the_interpreters_bits(
+    backend: Backend, width: int, group: int, scale: float
+) -> None:
+    plan = Plan()
+    x, y = plan.buffer("x", width), plan.buffer("y", width)
+    weight = plan.vector("w", normal(group, seed=1))
+    plan.op("rms_norm", x=x, weight=weight, out=y, group=group, eps=1e-6)
+    of_both(backend, plan, "y", 3, {"x": normal(3, width, scale=scale)})
+
+
+@over_cards
+@pytest.mark.parametrize("style", ["interleaved", "halves"])
+def test_rope_has_the_interpreters_bits(backend: Backend, style: str) -> None:
+    plan = Plan(inv_freq=(10000.0 ** (-np.arange(16) / 16)).tolist(), rope_scale=1.3)
+    plan.op("rope", x=plan.buffer("x", 3 * 48), n_head=3, style=style)
+    of_both(backend, plan, "x", 9, {"x": normal(9, 3 * 48)})
+
+
+@over_cards
+def test_swiglu_has_the_interpreters_bits(backend: Backend) -> None:
+    special = [0.0, -0.0, 1e-45, 1e-38, 87.0, 87.01, 88.8, 1e4, 3e38, 20.0, 1e-3]
+    gates = [*special, *(-s for s in special)]
+    gate = np.concatenate(
+        [
+            np.resize(np.array(gates, np.float32), (1, 96)),
+            *(normal(40, 96, scale=s) for s in SCALES),
+        ]
+    )
+    up = normal(len(gate), 96, seed=2)
+    of_both(
+        backend, element_wise("swi_glu", "gate", "up"), "out", len(gate), {"gate": gate, "up": up}
+    )

@@ -83,5 +83,8 @@ PARAMS = [
     for b in BACKENDS
 ]
 over_backends = pytest.mark.parametrize("backend", PARAMS, indirect=True)
+#: Whose bits the others are compared with, where an op's float32 operations are all stated.
+INTERPRETER = BACKENDS[0]
+over_cards = pytest.mark.parametrize("backend", PARAMS[1:], indirect=True)
 #: For what only the simulated driver tells.
 on_simulator = pytest.mark.parametrize("backend", [PARAMS[1]], indirect=True)

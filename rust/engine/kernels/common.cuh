@@ -361,19 +361,8 @@ DEVICE float warp_max_f32(float v) {
     return v;
 }
 
-// Sum over a block of `warps` full warps, in every thread: warp sums added in warp order, from
-// the first. `scratch` is shared memory for `warps` floats, free again after the next barrier.
-template <int warps>
-DEVICE float block_sum_f32(float v, float* scratch) {
-    v = warp_sum_f32(v);
-    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = v;
-    __syncthreads();
-    float sum = scratch[0];
-#pragma unroll
-    for (int warp = 1; warp < warps; warp++) sum = __fadd_rn(sum, scratch[warp]);
-    return sum;
-}
-
+// The largest of a block of `warps` full warps, in every thread. `scratch` is shared memory for
+// `warps` floats, free again after the next barrier.
 template <int warps>
 DEVICE float block_max_f32(float v, float* scratch) {
     v = warp_max_f32(v);

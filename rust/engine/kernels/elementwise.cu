@@ -1,5 +1,5 @@
 // Element by element: residual sums, SwiGLU, and picking rows.
-#include "common.cuh"
+#include "math.cuh"
 
 struct AddParams {
     const float* x;
@@ -34,9 +34,7 @@ KERNEL(swiglu, SwiGluParams) {
     uint64_t stride = static_cast<uint64_t>(gridDim.x) * blockDim.x;
     for (uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < p.n;
          i += stride) {
-        float g = load_relaxed_f32(p.gate + i);
-        float silu = div_rn(g, add_rn(1.0f, expf(-g)));
-        p.out[i] = mul_rn(silu, load_relaxed_f32(p.up + i));
+        p.out[i] = swiglu_f32(load_relaxed_f32(p.gate + i), load_relaxed_f32(p.up + i));
     }
 }
 

@@ -7,6 +7,7 @@
 #pragma once
 #include "unit.cuh"
 #include "kv.cuh"
+#include "math.cuh"
 #include "variant.cuh"
 
 // Whether two types are one: their code is shared then.
@@ -41,8 +42,7 @@ DEVICE void finish(const Segment& segment, uint32_t tile, uint32_t at, uint32_t 
         // Places 0..3 are rows of the gate, 4..7 the same rows of up.
         uint32_t row = tile * 4 + at;
         if (row < segment.rows) {
-            float act = mul_rn(div_rn(a, add_rn(1.0f, expf(-a))), b);
-            segment.out[static_cast<uint64_t>(m) * segment.rows + row] = act;
+            segment.out[static_cast<uint64_t>(m) * segment.rows + row] = swiglu_f32(a, b);
         }
         return;
     }

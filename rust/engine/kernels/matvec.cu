@@ -13,6 +13,7 @@
 // ROUND (tiles between two barriers), SHARED_BYTES, NORM, EPILOGUE, ORDER, N_SEGMENTS, Segment0.., and for the
 // epilogue QKV: HEAD_DIM, N_HEAD_KV, Kv.
 #include "epilogue.cuh"
+#include "norm.cuh"
 
 constexpr uint32_t N_SB = (N_IN + UNIT_COLS - 1) / UNIT_COLS;
 constexpr uint32_t SB_WARP = (N_SB + WARPS_K - 1) / WARPS_K;
@@ -382,11 +383,7 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
                 b = add_rn(b, part[k * 8 + 4]);
             }
             if constexpr (NORM) {
-                float sum = squares[m * N_SB];
-#pragma unroll
-                for (uint32_t k = 1; k < N_SB; k++) sum = add_rn(sum, squares[m * N_SB + k]);
-                float mean = div_rn(sum, static_cast<float>(N_IN));
-                float factor = div_rn(1.0f, sqrt_rn(add_rn(mean, p.eps)));
+                const float factor = rms_factor<N_SB>(squares + m * N_SB, N_IN, p.eps);
                 a = mul_rn(a, factor);
                 b = mul_rn(b, factor);
             }

@@ -2,10 +2,11 @@
 // group. In place where out is x.
 //
 // variant.cuh: GROUP, THREADS.
-#include "common.cuh"
+#include "norm.cuh"
 #include "variant.cuh"
 
-constexpr int WARPS = THREADS / 32;
+constexpr uint32_t WARPS = THREADS / 32;
+constexpr uint32_t N_SB = (GROUP + 255) / 256;
 
 struct Params {
     const float* x;
@@ -16,21 +17,34 @@ struct Params {
 };
 
 KERNEL_BOUNDS(rms_norm, Params, 32 * WARPS, 1) {
-    SHARED float scratch[WARPS];
+    SHARED float squares[N_SB];
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     pdl_wait();
     pdl_trigger();
-    uint64_t base = static_cast<uint64_t>(blockIdx.x) * GROUP;
-    float square = 0.0f;
-    for (uint32_t i = threadIdx.x; i < GROUP; i += 32 * WARPS) {
-        float v = load_relaxed_f32(p.x + base + i);
-        square = fma_rn(v, v, square);
+    const uint64_t base = static_cast<uint64_t>(blockIdx.x) * GROUP;
+    for (uint32_t sb = warp; sb < N_SB; sb += WARPS) {
+        const uint32_t k = sb * 256 + lane * 8;
+        float v[8] = {};
+        if constexpr (GROUP % 4 == 0) {
+#pragma unroll
+            for (uint32_t e = 0; e < 8; e += 4) {
+                if (k + e >= GROUP) break;
+                const float4 f = load_relaxed_f32x4(p.x + base + k + e);
+                v[e] = f.x, v[e + 1] = f.y, v[e + 2] = f.z, v[e + 3] = f.w;
+            }
+        } else {
+            for (uint32_t e = 0; e < 8 && k + e < GROUP; e++) {
+                v[e] = load_relaxed_f32(p.x + base + k + e);
+            }
+        }
+        const float sum = superblock_squares(v);
+        if (lane == 0) squares[sb] = sum;
     }
-    square = block_sum_f32<WARPS>(square, scratch);
-    float mean = div_rn(square, static_cast<float>(GROUP));
-    float factor = div_rn(1.0f, sqrt_rn(add_rn(mean, p.eps)));
+    __syncthreads();
+    const float factor = rms_factor<N_SB>(squares, GROUP, p.eps);
     delay_block();
     for (uint32_t i = threadIdx.x; i < GROUP; i += 32 * WARPS) {
-        float v = load_relaxed_f32(p.x + base + i);
+        const float v = load_relaxed_f32(p.x + base + i);
         p.out[base + i] = mul_rn(mul_rn(v, factor), p.weight[i]);
     }
 }

@@ -1,51 +1,7 @@
 // The arithmetic of the sampler, which rust/engine/src/sampler.rs specifies bit for bit: ln and exp
 // by fused multiply-adds, Philox, Gumbel noise, and tokens as integers in the order of sampling.
 #pragma once
-#include "common.cuh"
-
-// ---------------------------------------------------------------- ln and exp
-
-constexpr float LN2_HI = 0.6933594f;
-constexpr float LN2_LO = -2.1219444e-4f;
-
-// ln(1 + f) for 1 + f in [sqrt 1/2, sqrt 2).
-DEVICE float ln_1p_reduced(float f) {
-    float p = 6.74629e-2f;
-    p = fma_rn(f, p, -1.1675931e-1f);
-    p = fma_rn(f, p, 1.1888468e-1f);
-    p = fma_rn(f, p, -1.2405556e-1f);
-    p = fma_rn(f, p, 1.4219505e-1f);
-    p = fma_rn(f, p, -1.6667996e-1f);
-    p = fma_rn(f, p, 2.000212e-1f);
-    p = fma_rn(f, p, -2.500001e-1f);
-    p = fma_rn(f, p, 3.3333313e-1f);
-    float t = fma_rn(f, p, -0.5f);
-    return fma_rn(mul_rn(f, f), t, f);
-}
-
-DEVICE float ln_f32(float x) {
-    constexpr uint32_t SQRT_HALF = 0x3f3504f3u, ONE = 0x3f800000u;
-    uint32_t bits = float_as_u32(x) + (ONE - SQRT_HALF);
-    float k = static_cast<float>(static_cast<int32_t>(bits >> 23) - 127);
-    float m = u32_as_float((bits & 0x007fffffu) + SQRT_HALF);
-    float y = fma_rn(k, LN2_LO, ln_1p_reduced(sub_rn(m, 1.0f)));
-    return fma_rn(k, LN2_HI, y);
-}
-
-// exp(z) for z in [-80, 0].
-DEVICE float exp_f32(float z) {
-    constexpr float LOG2_E = 1.44269504088896340736f, ROUND = 12582912.0f;
-    float n = sub_rn(fma_rn(z, LOG2_E, ROUND), ROUND);
-    float r = fma_rn(n, -LN2_HI, z);
-    r = fma_rn(n, -LN2_LO, r);
-    float p = 1.3814602e-3f;
-    p = fma_rn(r, p, 8.368723e-3f);
-    p = fma_rn(r, p, 4.166839e-2f);
-    p = fma_rn(r, p, 1.6666521e-1f);
-    p = fma_rn(r, p, 4.9999994e-1f);
-    float y = add_rn(fma_rn(mul_rn(r, r), p, r), 1.0f);
-    return mul_rn(y, u32_as_float(static_cast<uint32_t>((static_cast<int32_t>(n) + 127) << 23)));
-}
+#include "math.cuh"
 
 // In units of 2^-40 of the most probable token's.
 DEVICE uint64_t mass_of(float z) {

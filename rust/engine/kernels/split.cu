@@ -5,10 +5,11 @@
 // 22 bits down to 2^-17 of the largest and an error below 2^-39 of it further down.
 //
 // variant.cuh: N_IN (a multiple of 32), NORM, THREADS.
-#include "common.cuh"
+#include "norm.cuh"
 #include "variant.cuh"
 
 constexpr uint32_t N_BLOCKS = N_IN / 32;
+constexpr uint32_t N_SB = (N_IN + 255) / 256;
 constexpr uint32_t CHUNKS = N_BLOCKS * 4;  // of eight columns, one thread's share
 constexpr uint32_t WARPS = THREADS / 32;
 constexpr uint32_t ROUNDS = (CHUNKS + THREADS - 1) / THREADS;
@@ -26,7 +27,7 @@ struct Params {
 };
 
 KERNEL_BOUNDS(split, Params, THREADS, 1) {
-    SHARED float scratch[2][WARPS];
+    SHARED float scratch[WARPS], squares[N_SB];
     const uint32_t m = blockIdx.x;
     float kept[KEPT ? ROUNDS : 1][8];
     pdl_wait();
@@ -57,19 +58,16 @@ KERNEL_BOUNDS(split, Params, THREADS, 1) {
         }
     }
     if constexpr (NORM) {
-        float square = 0.0f;
+        // A warp has the 32 chunks of a superblock at a time.
 #pragma unroll
         for (uint32_t round = 0; round < ROUNDS; round++) {
             if (!KEPT) load(round * THREADS + threadIdx.x, kept[0]);
-#pragma unroll
-            for (int e = 0; e < 8; e++) {
-                float v = kept[KEPT ? round : 0][e];
-                square = fma_rn(v, v, square);
-            }
+            const float sum = superblock_squares(kept[KEPT ? round : 0]);
+            const uint32_t sb = round * WARPS + threadIdx.x / 32;
+            if (threadIdx.x % 32 == 0 && sb < N_SB) squares[sb] = sum;
         }
-        square = block_sum_f32<WARPS>(square, scratch[0]);
-        float mean = div_rn(square, static_cast<float>(N_IN));
-        factor = div_rn(1.0f, sqrt_rn(add_rn(mean, p.eps)));
+        __syncthreads();
+        factor = rms_factor<N_SB>(squares, N_IN, p.eps);
     }
     float most = 0.0f;
 #pragma unroll
@@ -81,7 +79,7 @@ KERNEL_BOUNDS(split, Params, THREADS, 1) {
 #pragma unroll
         for (int e = 0; e < 8; e++) most = fmaxf(most, fabsf(v[e]));
     }
-    most = block_max_f32<WARPS>(most, scratch[1]);
+    most = block_max_f32<WARPS>(most, scratch);
     // Rows of zeros, and those below 2^-86, keep a factor that is a normal number.
     uint32_t exponent = float_as_u32(most) >> 23;
     exponent = exponent < 41 ? 41 : exponent;

@@ -32,10 +32,14 @@ impl RopeStyle {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum Op {
-    /// `out[r] = weight[tokens[r]]`.
+    /// `out[r] = weight[tokens[r]]`, the row expanded to float32 as the file format says; products of
+    /// scales and integers are exact.
     Embed { weight: WeightId, out: BufferId },
     /// `out[r][g] = x[r][g] / sqrt(mean(x[r][g]^2) + eps) * weight`, for each group `g` of `group`
-    /// consecutive values; `weight` has `group` values.
+    /// consecutive values; `weight` has `group` values. The sum of the squares: of every 256 values
+    /// in turn, the last ones padded with zeros, 32 chains of 8 consecutive values, each by fused
+    /// multiply-adds from zero; the chains folded in halves, 16, 8, 4, 2, 1; then these sums in
+    /// order. Then `(x * (1 / sqrt(mean + eps))) * weight`, each step rounded.
     RmsNorm {
         x: BufferId,
         weight: WeightId,
@@ -51,7 +55,8 @@ pub enum Op {
         out: BufferId,
     },
     /// Rotates, in place, the first `2 * len(inv_freq)` values of each head of `x[r]` by the angles
-    /// `positions[r] * inv_freq` of the plan's rope table.
+    /// `positions[r] * inv_freq` of the plan's rope table: `u` becomes `fma(u, cos, -(v sin))` and
+    /// `v` `fma(u, sin, v cos)`; cosine and sine are of float64, rounded.
     Rope {
         x: BufferId,
         n_head: usize,
@@ -77,7 +82,8 @@ pub enum Op {
     },
     /// `out[r] += x[r]`.
     Add { x: BufferId, out: BufferId },
-    /// `out[r] = gate[r] / (1 + exp(-gate[r])) * up[r]`.
+    /// `out[r] = gate[r] / (1 + exp(-gate[r])) * up[r]`, as `(gate (t / (1 + e))) up` with `e` the
+    /// `exp` of `sampler/math.rs` of `-|gate|`, zero below -87, and `t` 1, or `e` for a gate below 0.
     SwiGlu {
         gate: BufferId,
         up: BufferId,

@@ -7,8 +7,8 @@ use super::attention;
 use super::kv::KvCache;
 use super::matvec::{self, Product, Scratch};
 use super::memory::{filled, most_rows, reserve};
-use super::rowwise::{self, CosSin};
-use super::simd::Level;
+use super::rowwise::{self, CosSin, RmsNorm};
+use super::simd::{self, Level};
 use crate::backend::{Batch, KvPages, Runner, RunnerOptions, Weights};
 use crate::error::{Error, Result};
 use crate::plan::{BufferId, Op, Plan, RopeTable, WeightId};
@@ -259,9 +259,9 @@ impl Interpreter {
             } => self.rms_norm(*x, *weight, *out, *group, *eps),
             Op::Rope { x, n_head, style } => {
                 let width = self.plan.buffer(*x).width;
-                let (dim, cos_sin) = (width / n_head, &self.cos_sin);
+                let (dim, cos_sin, level) = (width / n_head, &self.cos_sin, self.level);
                 rowwise::each_row(&mut self.buffers[x.0], width, |row, values| {
-                    cos_sin.rotate(row, values, dim, *style);
+                    cos_sin.rotate(level, row, values, dim, *style);
                 });
                 Ok(())
             }
@@ -346,9 +346,14 @@ impl Interpreter {
         if x != out {
             normed.copy_from_slice(&self.buffers[x.0]);
         }
-        let weight = self.vector(weight)?;
+        let (weight, level) = (self.vector(weight)?, self.level);
         rowwise::each_row(&mut normed, group, |_, values| {
-            rowwise::rms_norm(values, weight, eps);
+            let norm = RmsNorm {
+                values,
+                weight,
+                eps,
+            };
+            simd::run(level, norm);
         });
         self.buffers[out.0] = normed;
         Ok(())

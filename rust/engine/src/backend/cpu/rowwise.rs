@@ -23,26 +23,50 @@ pub fn each_row(values: &mut [f32], width: usize, f: impl Fn(usize, &mut [f32]) 
 }
 
 /// Normalizes groups of `weight.len()` values in place.
-pub fn rms_norm(values: &mut [f32], weight: &[f32], eps: f32) {
-    const LANES: usize = 8;
-    for values in values.chunks_exact_mut(weight.len()) {
-        // In float64 the sum is exact enough in any order; lanes make it quick.
-        let mut lanes = [0.0f64; LANES];
-        let (groups, tail) = values.as_chunks::<LANES>();
-        for group in groups {
-            for (lane, v) in lanes.iter_mut().zip(group) {
-                *lane += f64::from(*v) * f64::from(*v);
+pub struct RmsNorm<'a> {
+    pub values: &'a mut [f32],
+    pub weight: &'a [f32],
+    pub eps: f32,
+}
+
+impl Task for RmsNorm<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self) {
+        for values in self.values.chunks_exact_mut(self.weight.len()) {
+            let mean = sum_of_squares(values) / values.len() as f32;
+            let factor = 1.0 / (mean + self.eps).sqrt();
+            for (v, w) in values.iter_mut().zip(self.weight) {
+                *v = *v * factor * w;
             }
         }
-        for (lane, v) in lanes.iter_mut().zip(tail) {
-            *lane += f64::from(*v) * f64::from(*v);
-        }
-        let mean = lanes.iter().sum::<f64>() / weight.len() as f64;
-        let scale = (1.0 / (mean + f64::from(eps)).sqrt()) as f32;
-        for (v, w) in values.iter_mut().zip(weight) {
-            *v = *v * scale * w;
-        }
     }
+}
+
+/// In the order that [`crate::plan::Op::RmsNorm`] states.
+#[inline(always)]
+fn sum_of_squares(values: &[f32]) -> f32 {
+    const CHAINS: usize = 32;
+    const CHAIN: usize = 8;
+    let mut sum = 0.0;
+    for (i, superblock) in values.chunks(CHAINS * CHAIN).enumerate() {
+        let mut chains = [0.0f32; CHAINS];
+        for (chain, values) in chains.iter_mut().zip(superblock.chunks(CHAIN)) {
+            for v in values {
+                *chain = v.mul_add(*v, *chain);
+            }
+        }
+        let mut half = CHAINS / 2;
+        while half > 0 {
+            for j in 0..half {
+                chains[j] += chains[j + half];
+            }
+            half /= 2;
+        }
+        sum = if i == 0 { chains[0] } else { sum + chains[0] };
+    }
+    sum
 }
 
 /// Cosine and sine of each frequency's angle at each row's position.
@@ -73,19 +97,48 @@ impl CosSin {
     }
 
     /// Rotates the first values of each head of `dim` of a row.
-    pub fn rotate(&self, row: usize, values: &mut [f32], dim: usize, style: RopeStyle) {
+    pub fn rotate(
+        &self,
+        level: Level,
+        row: usize,
+        values: &mut [f32],
+        dim: usize,
+        style: RopeStyle,
+    ) {
         let cos_sin = &self.cos_sin[row * self.half..][..self.half];
-        for head in values.chunks_exact_mut(dim) {
-            match style {
+        let rotation = Rotation {
+            values,
+            cos_sin,
+            dim,
+            style,
+        };
+        simd::run(level, rotation);
+    }
+}
+
+struct Rotation<'a> {
+    values: &'a mut [f32],
+    cos_sin: &'a [(f32, f32)],
+    dim: usize,
+    style: RopeStyle,
+}
+
+impl Task for Rotation<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self) {
+        for head in self.values.chunks_exact_mut(self.dim) {
+            match self.style {
                 RopeStyle::Interleaved => {
                     let (pairs, _) = head.as_chunks_mut::<2>();
-                    for ([u, v], angle) in pairs.iter_mut().zip(cos_sin) {
+                    for ([u, v], angle) in pairs.iter_mut().zip(self.cos_sin) {
                         (*u, *v) = rotated(*u, *v, *angle);
                     }
                 }
                 RopeStyle::Halves => {
-                    let (first, rest) = head.split_at_mut(self.half);
-                    for ((u, v), angle) in first.iter_mut().zip(rest).zip(cos_sin) {
+                    let (first, rest) = head.split_at_mut(self.cos_sin.len());
+                    for ((u, v), angle) in first.iter_mut().zip(rest).zip(self.cos_sin) {
                         (*u, *v) = rotated(*u, *v, *angle);
                     }
                 }
@@ -94,8 +147,9 @@ impl CosSin {
     }
 }
 
+#[inline(always)]
 fn rotated(u: f32, v: f32, (cos, sin): (f32, f32)) -> (f32, f32) {
-    (u * cos - v * sin, u * sin + v * cos)
+    (u.mul_add(cos, -(v * sin)), u.mul_add(sin, v * cos))
 }
 
 /// `out = gate / (1 + exp(-gate)) * up`.

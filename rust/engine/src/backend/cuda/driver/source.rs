@@ -161,6 +161,8 @@ pub fn headers() -> impl Iterator<Item = (&'static str, &'static str)> {
         "epilogue.cuh",
         "kv.cuh",
         "kv_blocks.cuh",
+        "math.cuh",
+        "norm.cuh",
         "sample.cuh",
         "state.cuh",
         "unit.cuh",
