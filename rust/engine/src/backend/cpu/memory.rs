@@ -58,12 +58,23 @@ impl Needs {
         while let Some(op) = plan.ops.get(at) {
             let together = matvec::together(&plan.ops[at..]);
             if let (Op::MatVec { x, .. }, group) = (op, &plan.ops[at..at + together]) {
-                let n_out = group.iter().filter_map(|op| match op {
-                    Op::MatVec { weight, .. } => Some(plan.weight(*weight).n_out),
-                    _ => None,
-                });
-                let n_in = plan.buffer(*x).width;
-                let bytes = matvec::scratch_bytes(n_in, n_out.sum(), rows_of(*x), options.threads);
+                let weights = || {
+                    group.iter().filter_map(|op| match op {
+                        Op::MatVec { weight, .. } => Some(plan.weight(*weight)),
+                        _ => None,
+                    })
+                };
+                let kinds = (
+                    weights().any(|w| w.ty.integers),
+                    weights().any(|w| !w.ty.integers),
+                );
+                let bytes = matvec::scratch_bytes(
+                    plan.buffer(*x).width,
+                    weights().map(|w| w.n_out).sum(),
+                    rows_of(*x),
+                    options.threads,
+                    kinds,
+                );
                 products = products.max(bytes);
             }
             at += together.max(1);
