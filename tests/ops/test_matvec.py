@@ -102,6 +102,11 @@ def test_a_row_of_nan_stays_alone(backend: Backend, ty: str) -> None:
     x = normal(9, n_in)
     clean = run({"x": x})["y"]
     x[4] = np.nan
+    if backend.device == "cpu" and TYPES[ty][0] > 1:
+        # Small integers meet x as block fixed point, and NaN is none.
+        with pytest.raises(onegraph.ModelError, match="product with w at position 0"):
+            run({"x": x})
+        return
     found = run({"x": x})["y"]
     assert np.isnan(found[4]).all()
     others = np.arange(9) != 4

@@ -76,6 +76,15 @@ pub enum Error {
     #[error("the logit of token {token} is {value}; the model's numbers overflowed: its file is damaged, fetch it again, or use another quantization of it")]
     Logits { token: u32, value: String },
 
+    /// Activations that a product of quantized weights has no grid for: 2^119 and more, or NaN.
+    #[error("the product with {tensor} at position {position} of sequence slot {slot} has an input of {value}, and none may reach 2^119; the model's numbers overflowed: its file is damaged, fetch it again, or use another quantization of it")]
+    Activations {
+        tensor: String,
+        slot: usize,
+        position: u64,
+        value: String,
+    },
+
     /// The chat template cannot be used.
     #[error("chat template: {reason}; {remedy}")]
     Template { reason: String, remedy: String },
@@ -162,6 +171,7 @@ impl Error {
             | Error::Tensor { .. }
             | Error::Unsupported { .. }
             | Error::Logits { .. }
+            | Error::Activations { .. }
             | Error::Template { .. } => Kind::Model,
             Error::Argument { .. } => Kind::Argument,
             Error::Context { .. } => Kind::Context,

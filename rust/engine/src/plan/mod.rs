@@ -3,6 +3,7 @@
 
 pub mod fuse;
 mod op;
+pub mod parts;
 #[allow(clippy::module_inception)]
 mod plan;
 pub mod signature;

@@ -47,7 +47,43 @@ pub enum Op {
         group: usize,
         eps: f32,
     },
-    /// `out[r] = weight · x[r] + bias`.
+    /// `out[r] = weight · x[r] + bias`, by a stated sum: all operations below are IEEE float32 with
+    /// subnormals, round to nearest, ties to even; `fma` rounds once.
+    ///
+    /// **Weights that are small integers** (types with [`crate::quant::Integers`]; each type's file
+    /// states its `q`, its sub-blocks, scales and offsets). The columns of a row are cut into
+    /// superblocks of 256, the last one filled up with zeros; a superblock has 8 sub-blocks of 32
+    /// columns or 16 of 16, each with one scale `d s`.
+    ///
+    /// 1. *x as block fixed point*, for each row and superblock: `field = bits(max |x|) >> 23`, not
+    ///    below 24; above 245 (2^119 and more, infinite, NaN) there is no product but
+    ///    [`crate::Error::Activations`]. With `e = field - 126`, `X = rint(x * 2^(23 - e))`, so that
+    ///    `|X| <= 2^23`. In limbs: `z = x * 2^(11 - e)`, `hi = rint(z)`,
+    ///    `lo = rint((z - hi) * 4096)`, `X = 4096 hi + lo`, both limbs at most 2048 in size.
+    /// 2. *Sub-block j*: `T_j = float(sum q X)`, the exact integer rounded once. The sums of `q hi`
+    ///    and of `q lo` are below 2^24 for every type, so float32 holds them whatever the order, and
+    ///    `T_j = fma(C_hi, 4096, C_lo)`.
+    /// 3. *Offsets*. Where sub-blocks have minimums `m_j` in units of one `dmin`:
+    ///    `M = float(sum_j m_j S_j)`, `S_j = sum X` over sub-block `j`, the exact integer rounded
+    ///    once. As `S_j = 2^14 u_j + v_j` with `v_j` from -2^13 to 2^13 - 1, the sums of `m_j u_j`
+    ///    and of `m_j v_j` are below 2^24, and `M = fma(sum m_j u_j, 2^14, sum m_j v_j)`. Where each
+    ///    sub-block has an offset `m_j` of its own, it takes part by `float(S_j)`, rounded once.
+    /// 4. *Superblock*: for `t` = 0, 1, 2, 3: `p = -(dmin M)`, rounded once, where `t` = 0 and there
+    ///    are shared minimums, else `p = +0`; then for `j = t, t + 4, ...`, to 7 or 15:
+    ///    `p = fma(d s_j, T_j, p)` and, with offsets of their own, `p = fma(m_j, float(S_j), p)`;
+    ///    then `y = fma(2^(e - 23), p, y)`. `d s_j` has no rounding: 11 bits by at most 8. Missing
+    ///    sub-blocks of the last superblock add nothing, which is what zeros add.
+    /// 5. *Parts*: `n` superblocks are cut into `P = min(8, n)` runs, run `i` from `floor(i n / P)` to
+    ///    `floor((i + 1) n / P)` ([`super::parts::parts`]). In a run, `y` starts from +0 and takes the
+    ///    superblocks in order; then the runs are added in order, `((y_0 + y_1) + y_2) + ...`.
+    /// 6. The bias is added.
+    ///
+    /// What makes these sums exact is asserted when a type is compiled:
+    /// [`crate::quant::Integers::PROOF`].
+    ///
+    /// **Weights that are floats** (all other types): each is a float32 as it is. Lane `l` of 32 starts
+    /// from +0 and takes columns `l, l + 32, ...` in order, `y_l = fma(w, x, y_l)`; then the lanes are
+    /// folded in halves, `y_l = y_l + y_(l + n)` for `n` = 16, 8, 4, 2, 1; then the bias is added.
     MatVec {
         x: BufferId,
         weight: WeightId,

@@ -1,8 +1,8 @@
 //! What Q4_K and Q5_K share: a superblock of 8 sub-blocks of 32 weights, each with a 6-bit scale
 //! and a 6-bit minimum in units of two halfs: weight = (d sc) q - (dmin m).
 
-use super::half::{half_scale, half_to_f32, HALF_MAX};
-use super::{reciprocal, saturate, search};
+use super::half::{half_at, half_scale, half_to_f32, HALF_MAX};
+use super::{reciprocal, saturate, search, Arithmetic, Offsets, Parts};
 
 /// Weights of a sub-block.
 pub const SUB: usize = 32;
@@ -29,6 +29,19 @@ pub fn unpack_scales<const N: usize>(block: &[u8; N], at: usize) -> ([u8; SUBS],
     )
 }
 
+/// The first 16 bytes of a superblock: `d s` of each sub-block, the minimums, and `dmin`.
+#[inline(always)]
+pub fn take_scales<A: Arithmetic>(block: &[u8], out: &mut Parts<'_>) {
+    let Some(head) = block.first_chunk::<16>() else {
+        unreachable!("callers pass one block")
+    };
+    let (sc, m) = unpack_scales(head, 4);
+    let d = half_at::<A, _>(head, 0);
+    out.scales.copy_from_slice(&sc.map(|s| d * f32::from(s)));
+    *out.mins = m.map(i16::from);
+    out.offsets[0] = half_at::<A, _>(head, 2);
+}
+
 /// The inverse of [`unpack_scales`]; every number is below 64.
 fn pack_scales(scales: &[u8; SUBS], mins: &[u8; SUBS], packed: &mut [u8]) {
     for i in 0..4 {
@@ -40,6 +53,12 @@ fn pack_scales(scales: &[u8; SUBS], mins: &[u8; SUBS], packed: &mut [u8]) {
 
 /// Largest 6-bit scale or minimum.
 const STEPS: u8 = 63;
+
+/// Bits of one.
+pub const STEP_BITS: u32 = STEPS.ilog2() + 1;
+
+/// The minimums of a superblock.
+pub const OFFSETS: Offsets = Offsets::Shared { most: STEPS as i64 };
 
 /// The largest magnitude that a `q` of up to `top` reaches.
 pub const fn largest(top: u8) -> f32 {

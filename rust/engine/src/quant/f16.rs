@@ -13,7 +13,7 @@ impl super::Block for F16 {
 
     #[inline(always)]
     fn expand<A: Arithmetic>(block: &[u8], out: &mut [f32]) {
-        let (block, out) = arrays::<2, 1>(block, out);
+        let (block, out) = arrays::<2, 1, _>(block, out);
         out[0] = A::half(u16::from_le_bytes(*block));
     }
 }

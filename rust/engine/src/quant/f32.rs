@@ -11,7 +11,7 @@ impl super::Block for F32 {
 
     #[inline(always)]
     fn expand<A: super::Arithmetic>(block: &[u8], out: &mut [f32]) {
-        let (block, out) = arrays::<4, 1>(block, out);
+        let (block, out) = arrays::<4, 1, _>(block, out);
         out[0] = f32::from_le_bytes(*block);
     }
 }

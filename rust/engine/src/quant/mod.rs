@@ -13,6 +13,7 @@ mod bf16;
 mod f16;
 mod f32;
 mod half;
+mod integers;
 mod q4_0;
 mod q4_1;
 mod q4_k;
@@ -20,6 +21,10 @@ mod q5_k;
 mod q6_k;
 mod q8_0;
 mod search;
+
+pub use integers::{
+    Integers, Offsets, Parts, Superblock, COLUMNS, LIMB, OFFSET_SUBS, SUBS, SUM_BITS,
+};
 
 /// A block format. The CPU backend compiles one dot product for each implementor, under its own
 /// instruction set, so `expand` must be `#[inline(always)]`, without calls or branches, and in
@@ -75,6 +80,8 @@ pub struct QuantType {
     pub quantize: Option<Quantize>,
     /// See [`Block::LARGEST`].
     pub largest: f32,
+    /// Whether its weights are small integers with scales: see [`Integers`].
+    pub integers: bool,
     /// How kernels read it.
     pub kernel: KernelType,
 }
@@ -171,13 +178,23 @@ pub trait Visitor {
     fn visit<B: Block>(self) -> Self::Out;
 }
 
+/// Something to do with a block format by how its products are summed: see [`dispatch_sums`].
+pub trait SumsVisitor {
+    /// What comes back.
+    type Out;
+    /// Called with a format of small integers: sums are exact inside a sub-block.
+    fn integers<B: Integers>(self) -> Self::Out;
+    /// Called with a format of floats: sums are of float32.
+    fn floats<B: Block>(self) -> Self::Out;
+}
+
 /// A block and its output as arrays: the one length check of an expansion, which folds away where
 /// the caller's lengths are known.
 #[inline(always)]
-fn arrays<'a, const BYTES: usize, const ELEMS: usize>(
+fn arrays<'a, const BYTES: usize, const ELEMS: usize, T>(
     block: &'a [u8],
-    out: &'a mut [f32],
-) -> (&'a [u8; BYTES], &'a mut [f32; ELEMS]) {
+    out: &'a mut [T],
+) -> (&'a [u8; BYTES], &'a mut [T; ELEMS]) {
     match (block.try_into(), out.try_into()) {
         (Ok(block), Ok(out)) => (block, out),
         _ => unreachable!("callers pass one block and its weights"),
@@ -251,8 +268,17 @@ fn quantize_blocks<B: Quantizer>(src: &[f32], dst: &mut [u8]) {
         .for_each(run);
 }
 
+macro_rules! is_integers {
+    (integers) => {
+        true
+    };
+    (floats) => {
+        false
+    };
+}
+
 macro_rules! table {
-    ($($id:literal $name:literal $ty:ty, $header:literal $unit_bytes:literal $halves:ident $kv:expr, $quantize:expr;)*) => {
+    ($($id:literal $name:literal $ty:ty, $sums:ident, $header:literal $unit_bytes:literal $halves:ident $kv:expr, $quantize:expr;)*) => {
         /// Every type that weights may have.
         pub static TYPES: &[QuantType] = &[$(QuantType {
             id: $id,
@@ -262,6 +288,7 @@ macro_rules! table {
             dequantize: dequantize_blocks::<$ty>,
             quantize: $quantize,
             largest: <$ty as Block>::LARGEST,
+            integers: is_integers!($sums),
             kernel: KernelType {
                 header: $header,
                 text: include_str!($header),
@@ -278,19 +305,27 @@ macro_rules! table {
                 _ => unreachable!("a QuantType comes from TYPES only"),
             }
         }
+
+        /// Calls `visitor` with the block format of `ty`, by how its products are summed.
+        pub fn dispatch_sums<V: SumsVisitor>(ty: &QuantType, visitor: V) -> V::Out {
+            match ty.id {
+                $($id => visitor.$sums::<$ty>(),)*
+                _ => unreachable!("a QuantType comes from TYPES only"),
+            }
+        }
     };
 }
 
 table! {
-    0 "F32" f32::F32, "f32.cuh" 8192 false kv("KvF32", false), Some(quantize_blocks::<f32::F32>);
-    1 "F16" f16::F16, "f16.cuh" 4096 true kv("KvF16", true), Some(quantize_blocks::<f16::F16>);
-    2 "Q4_0" q4_0::Q4_0, "q4_0.cuh" 1152 true None, Some(quantize_blocks::<q4_0::Q4_0>);
-    3 "Q4_1" q4_1::Q4_1, "q4_1.cuh" 1280 true None, Some(quantize_blocks::<q4_1::Q4_1>);
-    8 "Q8_0" q8_0::Q8_0, "q8_0.cuh" 2176 true Some(KvKernel::Blocks), Some(quantize_blocks::<q8_0::Q8_0>);
-    12 "Q4_K" q4_k::Q4K, "q4_k.cuh" 1184 true None, Some(quantize_blocks::<q4_k::Q4K>);
-    13 "Q5_K" q5_k::Q5K, "q5_k.cuh" 1440 true None, Some(quantize_blocks::<q5_k::Q5K>);
-    14 "Q6_K" q6_k::Q6K, "q6_k.cuh" 1680 true None, Some(quantize_blocks::<q6_k::Q6K>);
-    30 "BF16" bf16::BF16, "bf16.cuh" 4096 true None, Some(quantize_blocks::<bf16::BF16>);
+    0 "F32" f32::F32, floats, "f32.cuh" 8192 false kv("KvF32", false), Some(quantize_blocks::<f32::F32>);
+    1 "F16" f16::F16, floats, "f16.cuh" 4096 true kv("KvF16", true), Some(quantize_blocks::<f16::F16>);
+    2 "Q4_0" q4_0::Q4_0, integers, "q4_0.cuh" 1152 true None, Some(quantize_blocks::<q4_0::Q4_0>);
+    3 "Q4_1" q4_1::Q4_1, integers, "q4_1.cuh" 1280 true None, Some(quantize_blocks::<q4_1::Q4_1>);
+    8 "Q8_0" q8_0::Q8_0, integers, "q8_0.cuh" 2176 true Some(KvKernel::Blocks), Some(quantize_blocks::<q8_0::Q8_0>);
+    12 "Q4_K" q4_k::Q4K, integers, "q4_k.cuh" 1184 true None, Some(quantize_blocks::<q4_k::Q4K>);
+    13 "Q5_K" q5_k::Q5K, integers, "q5_k.cuh" 1440 true None, Some(quantize_blocks::<q5_k::Q5K>);
+    14 "Q6_K" q6_k::Q6K, integers, "q6_k.cuh" 1680 true None, Some(quantize_blocks::<q6_k::Q6K>);
+    30 "BF16" bf16::BF16, floats, "bf16.cuh" 4096 true None, Some(quantize_blocks::<bf16::BF16>);
 }
 
 /// Heads whose width is a multiple of this are what kernels keep.

@@ -1,8 +1,9 @@
 //! Q4_1: 32 weights in 20 bytes. `f16 d`, `f16 m`, then 16 bytes of 4-bit `q`; weight = q d + m.
 //! Byte `i` holds weight `i` in its low half and weight `i + 16` in its high half.
+//! In sums: one sub-block, its integers `q`, its scale `d`, its own offset `m`.
 
 use super::half::{half_at, half_from_f32, HALF_MAX};
-use super::{arrays, pack_nibbles, saturate, Arithmetic, Block};
+use super::{arrays, pack_nibbles, saturate, Arithmetic, Block, Integers, Offsets, Parts};
 
 /// The block format.
 pub struct Q4_1;
@@ -14,12 +15,31 @@ impl Block for Q4_1 {
 
     #[inline(always)]
     fn expand<A: Arithmetic>(block: &[u8], out: &mut [f32]) {
-        let (block, out) = arrays::<20, 32>(block, out);
+        let (block, out) = arrays::<20, 32, _>(block, out);
         let (d, m) = (half_at::<A, _>(block, 0), half_at::<A, _>(block, 2));
         for i in 0..16 {
             let q = block[4 + i];
             out[i] = A::multiply_add(d, f32::from(q & 15), m);
             out[i + 16] = A::multiply_add(d, f32::from(q >> 4), m);
+        }
+    }
+}
+
+impl Integers for Q4_1 {
+    const SUB: usize = 32;
+    const LARGEST_Q: i64 = 15;
+    const SCALE_BITS: u32 = 1;
+    const OFFSETS: Offsets = Offsets::Own;
+
+    #[inline(always)]
+    fn integers<A: Arithmetic>(block: &[u8], out: Parts<'_>) {
+        let (block, q) = arrays::<20, 32, _>(block, out.q);
+        let block = *block;
+        out.scales[0] = half_at::<A, _>(&block, 0);
+        out.offsets[0] = half_at::<A, _>(&block, 2);
+        for i in 0..16 {
+            q[i] = (block[4 + i] & 15) as i8;
+            q[i + 16] = (block[4 + i] >> 4) as i8;
         }
     }
 }

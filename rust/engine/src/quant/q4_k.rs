@@ -1,8 +1,9 @@
 //! Q4_K: 256 weights in 144 bytes. `f16 d`, `f16 dmin`, 12 bytes of packed 6-bit scales and
 //! minima (see `affine`), then 128 bytes of 4-bit `q`; weight = (d sc) q - (dmin m).
 //! Each run of 32 bytes holds one sub-block in its low halves and the next in its high halves.
+//! In sums: sub-blocks of 32, integers `q`, scales `d sc`, shared minimums `m` in units of `dmin`.
 
-use super::{affine, arrays, half::half_at, pack_nibbles, Arithmetic};
+use super::{affine, arrays, half::half_at, pack_nibbles, Arithmetic, Integers, Offsets, Parts};
 
 /// The block format.
 pub struct Q4K;
@@ -14,7 +15,7 @@ impl super::Block for Q4K {
 
     #[inline(always)]
     fn expand<A: Arithmetic>(block: &[u8], out: &mut [f32]) {
-        let (block, out) = arrays::<144, 256>(block, out);
+        let (block, out) = arrays::<144, 256, _>(block, out);
         let (d, dmin) = (half_at::<A, _>(block, 0), half_at::<A, _>(block, 2));
         let (sc, m) = affine::unpack_scales(block, 4);
         let runs = block[16..].chunks_exact(32).zip(out.chunks_exact_mut(64));
@@ -25,6 +26,27 @@ impl super::Block for Q4K {
             for i in 0..32 {
                 out[i] = A::multiply_add(d0, f32::from(q[i] & 15), -m0);
                 out[i + 32] = A::multiply_add(d1, f32::from(q[i] >> 4), -m1);
+            }
+        }
+    }
+}
+
+impl Integers for Q4K {
+    const SUB: usize = affine::SUB;
+    const LARGEST_Q: i64 = 15;
+    const SCALE_BITS: u32 = affine::STEP_BITS;
+    const OFFSETS: Offsets = affine::OFFSETS;
+
+    #[inline(always)]
+    fn integers<A: Arithmetic>(block: &[u8], mut out: Parts<'_>) {
+        affine::take_scales::<A>(block, &mut out);
+        let (block, q) = arrays::<144, 256, _>(block, out.q);
+        let block = *block;
+        let runs = block[16..].chunks_exact(32).zip(q.chunks_exact_mut(64));
+        for (bytes, q) in runs {
+            for i in 0..32 {
+                q[i] = (bytes[i] & 15) as i8;
+                q[i + 32] = (bytes[i] >> 4) as i8;
             }
         }
     }

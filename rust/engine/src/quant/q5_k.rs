@@ -2,8 +2,9 @@
 //! minima (see `affine`), 32 bytes of high bits, then 128 bytes of low halves;
 //! weight = (d sc) q - (dmin m). Bit `s` of high byte `i` is bit 4 of weight `i` of sub-block `s`;
 //! each run of 32 low bytes holds one sub-block in its low halves and the next in its high halves.
+//! In sums: sub-blocks of 32, integers `q`, scales `d sc`, shared minimums `m` in units of `dmin`.
 
-use super::{affine, arrays, half::half_at, pack_nibbles, Arithmetic};
+use super::{affine, arrays, half::half_at, pack_nibbles, Arithmetic, Integers, Offsets, Parts};
 
 /// The block format.
 pub struct Q5K;
@@ -15,7 +16,7 @@ impl super::Block for Q5K {
 
     #[inline(always)]
     fn expand<A: Arithmetic>(block: &[u8], out: &mut [f32]) {
-        let (block, out) = arrays::<176, 256>(block, out);
+        let (block, out) = arrays::<176, 256, _>(block, out);
         let (d, dmin) = (half_at::<A, _>(block, 0), half_at::<A, _>(block, 2));
         let (sc, m) = affine::unpack_scales(block, 4);
         let top = &block[16..48];
@@ -28,6 +29,29 @@ impl super::Block for Q5K {
                 let top = top[i] >> low;
                 out[i] = A::multiply_add(d0, f32::from(q[i] & 15 | (top & 1) << 4), -m0);
                 out[i + 32] = A::multiply_add(d1, f32::from(q[i] >> 4 | (top & 2) << 3), -m1);
+            }
+        }
+    }
+}
+
+impl Integers for Q5K {
+    const SUB: usize = affine::SUB;
+    const LARGEST_Q: i64 = 31;
+    const SCALE_BITS: u32 = affine::STEP_BITS;
+    const OFFSETS: Offsets = affine::OFFSETS;
+
+    #[inline(always)]
+    fn integers<A: Arithmetic>(block: &[u8], mut out: Parts<'_>) {
+        affine::take_scales::<A>(block, &mut out);
+        let (block, q) = arrays::<176, 256, _>(block, out.q);
+        let block = *block;
+        let top = &block[16..48];
+        let runs = block[48..].chunks_exact(32).zip(q.chunks_exact_mut(64));
+        for (pair, (bytes, q)) in runs.enumerate() {
+            for i in 0..32 {
+                let top = top[i] >> (2 * pair);
+                q[i] = (bytes[i] & 15 | (top & 1) << 4) as i8;
+                q[i + 32] = (bytes[i] >> 4 | (top & 2) << 3) as i8;
             }
         }
     }

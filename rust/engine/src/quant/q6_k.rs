@@ -3,9 +3,10 @@
 //! Each half of the superblock takes 64 low bytes and 32 top bytes for its four runs of 32
 //! weights: runs 0 and 1 are the low halves, runs 2 and 3 the high halves, and run `r` has its
 //! top bits at bit 2 r.
+//! In sums: sub-blocks of 16, integers `q - 32`, scales `d sc`.
 
 use super::half::{half_at, half_scale, half_to_f32, HALF_MAX};
-use super::{arrays, reciprocal, saturate, search, Arithmetic, Block};
+use super::{arrays, reciprocal, saturate, search, Arithmetic, Block, Integers, Parts};
 
 /// The block format.
 pub struct Q6K;
@@ -17,7 +18,7 @@ impl Block for Q6K {
 
     #[inline(always)]
     fn expand<A: Arithmetic>(block: &[u8], out: &mut [f32]) {
-        let (block, out) = arrays::<210, 256>(block, out);
+        let (block, out) = arrays::<210, 256, _>(block, out);
         let d = half_at::<A, _>(block, 208);
         for (half, out) in out.chunks_exact_mut(128).enumerate() {
             let low = &block[64 * half..64 * half + 64];
@@ -33,6 +34,32 @@ impl Block for Q6K {
                     out[i + 64] = d[2] * weight(low[i] >> 4 | top[i] & 48);
                     out[i + 96] = d[3] * weight(low[i + 32] >> 4 | (top[i] & 192) >> 2);
                 }
+            }
+        }
+    }
+}
+
+impl Integers for Q6K {
+    const SUB: usize = 16;
+    const LARGEST_Q: i64 = 32;
+    const SCALE_BITS: u32 = 8;
+
+    #[inline(always)]
+    fn integers<A: Arithmetic>(block: &[u8], out: Parts<'_>) {
+        let (block, q) = arrays::<210, 256, _>(block, out.q);
+        let block = *block;
+        let d = half_at::<A, _>(&block, 208);
+        let scale = |i: usize| d * f32::from(block[192 + i] as i8);
+        out.scales
+            .copy_from_slice(&std::array::from_fn::<_, 16, _>(scale));
+        for (half, q) in q.chunks_exact_mut(128).enumerate() {
+            let low = &block[64 * half..64 * half + 64];
+            let top = &block[128 + 32 * half..160 + 32 * half];
+            for i in 0..32 {
+                q[i] = (low[i] & 15 | (top[i] & 3) << 4) as i8 - 32;
+                q[i + 32] = (low[i + 32] & 15 | (top[i] & 12) << 2) as i8 - 32;
+                q[i + 64] = (low[i] >> 4 | top[i] & 48) as i8 - 32;
+                q[i + 96] = (low[i + 32] >> 4 | (top[i] & 192) >> 2) as i8 - 32;
             }
         }
     }

@@ -267,16 +267,7 @@ impl Backend for CpuBackend {
             match done {
                 Ok(()) => {}
                 // The step again without the culprit: storing the same rows twice changes nothing.
-                Err(Error::KvBounds {
-                    position,
-                    slot,
-                    limit,
-                }) => {
-                    let error = Error::KvBounds {
-                        position,
-                        slot,
-                        limit,
-                    };
+                Err(error @ (Error::KvBounds { slot, .. } | Error::Activations { slot, .. })) => {
                     let event = self.sequence(slot)?.fail(slot, error);
                     self.events.push(event);
                     continue;

@@ -11,7 +11,7 @@ use super::rowwise::{self, CosSin, RmsNorm};
 use super::simd::{self, Level};
 use crate::backend::{Batch, KvPages, Runner, RunnerOptions, Weights};
 use crate::error::{Error, Result};
-use crate::plan::{BufferId, Op, Plan, RopeTable, WeightId};
+use crate::plan::{BufferId, Op, Plan, RopeTable, Rows, WeightId};
 
 /// What the plan's buffers hold, in messages.
 const ACTIVATIONS: &str = "the activations of the rows";
@@ -169,7 +169,7 @@ impl Interpreter {
         let mut at = 0;
         while let Some(op) = plan.ops.get(at) {
             at += match op {
-                Op::MatVec { .. } => self.products(&plan.ops[at..])?,
+                Op::MatVec { .. } => self.products(&plan.ops[at..], batch)?,
                 _ => {
                     if let Err(e) = self.single(op, batch) {
                         match e {
@@ -198,7 +198,7 @@ impl Interpreter {
     }
 
     /// Runs the mat-vecs at the front of `ops` that go [`matvec::together`]; says how many they were.
-    fn products(&mut self, ops: &[Op]) -> Result<usize> {
+    fn products(&mut self, ops: &[Op], batch: &Batch<'_>) -> Result<usize> {
         let mut scratch = std::mem::take(&mut self.scratch);
         let mut products: Vec<Product<'_>> = Vec::new();
         let mut x_id = None;
@@ -234,7 +234,8 @@ impl Interpreter {
             self.scratch = scratch;
             return Ok(done);
         }
-        scratch.run(self.level, &products, x, n_in)?;
+        let absurd = |row: usize| self.absurd(&ops[0], x_id, row, batch);
+        scratch.run(self.level, &products, x, n_in, absurd)?;
         let done: Vec<_> = products.iter().map(|p| (p.out, p.n_out)).collect();
         let m = x.len() / n_in;
         let mut from = 0;
@@ -244,6 +245,29 @@ impl Interpreter {
         }
         self.scratch = scratch;
         Ok(done.len())
+    }
+
+    /// The error of a row of `x` that the product `op` has no block fixed point for.
+    fn absurd(&self, op: &Op, x: BufferId, row: usize, batch: &Batch<'_>) -> Error {
+        let buffer = self.plan.buffer(x);
+        let values = &self.buffers[x.0][row * buffer.width..][..buffer.width];
+        let row = match buffer.rows {
+            Rows::Batch => row,
+            Rows::Out => batch.out_rows[row] as usize,
+        };
+        // NaN is the largest here, as in the test that found it.
+        let size = |v: &f32| v.abs().to_bits();
+        let worst = values.iter().copied().max_by_key(size).unwrap_or_default();
+        let tensor = match op {
+            Op::MatVec { weight, .. } => self.plan.weight(*weight).name.clone(),
+            _ => buffer.name.clone(),
+        };
+        Error::Activations {
+            tensor,
+            slot: batch.slots[row] as usize,
+            position: u64::from(batch.positions[row]),
+            value: worst.to_string(),
+        }
     }
 
     fn single(&mut self, op: &Op, batch: &Batch<'_>) -> Result<()> {

@@ -1,14 +1,18 @@
 //! Mat-vecs of a step, cut into jobs for the threads. The cut changes no bit: a sum belongs to one
-//! job, and its order to [`super::product`].
+//! job, and its order to [`super::exact`] for weights that are small integers, to
+//! [`super::product`] for floats.
 
 use rayon::prelude::*;
 
+use super::exact::{self, Panel, Shape};
+use super::fixed::Fixed;
 use super::memory::{filled, reserve};
 use super::product::{self, PANEL};
 use super::simd::{self, Group, Isa, Level, Task, LANES};
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::plan::parts::{longest_part, parts};
 use crate::plan::{BufferId, Op};
-use crate::quant::{self, Block, QuantType, Visitor};
+use crate::quant::{self, Block, Integers, QuantType, SumsVisitor, COLUMNS};
 
 /// One weight matrix to be multiplied with the rows of `x`.
 pub struct Product<'a> {
@@ -44,20 +48,32 @@ pub fn together(ops: &[Op]) -> usize {
         .count()
 }
 
-/// Bytes that products of `m` rows of `n_in` with `n_out` outputs in all work on.
-pub fn scratch_bytes(n_in: usize, n_out: usize, m: usize, threads: usize) -> u64 {
+/// Bytes that products of `m` rows of `n_in` with `n_out` outputs in all work on, where some of the
+/// weights are `integers` and some are `floats`.
+pub fn scratch_bytes(
+    n_in: usize,
+    n_out: usize,
+    m: usize,
+    threads: usize,
+    (integers, floats): (bool, bool),
+) -> u64 {
     let bytes = |n: usize, each: usize| (n as u64).saturating_mul(each as u64);
-    let columns = bytes(n_out.saturating_mul(m), size_of::<f32>());
-    if m <= FEW {
-        return columns;
+    let mut parts = vec![bytes(n_out.saturating_mul(m), size_of::<f32>())];
+    let (groups, superblocks) = (product::groups(n_in), exact::superblocks(n_in));
+    if integers {
+        parts.push(bytes(superblocks.saturating_mul(m), size_of::<Fixed>()));
     }
-    let groups = product::groups(n_in);
-    let tiles = bytes(groups.saturating_mul(m), size_of::<Group>());
-    let panels = bytes(
-        panel_groups(n_in).saturating_mul(threads),
-        size_of::<[Group; PANEL]>(),
-    );
-    columns.saturating_add(tiles).saturating_add(panels)
+    if integers && m > FEW {
+        let panels = longest_part(superblocks).saturating_mul(threads);
+        parts.push(bytes(panels, size_of::<Panel>()));
+        parts.push(bytes(m.saturating_mul(threads), size_of::<Group>()));
+    }
+    if floats && m > FEW {
+        parts.push(bytes(groups.saturating_mul(m), size_of::<Group>()));
+        let panels = panel_groups(n_in).saturating_mul(threads);
+        parts.push(bytes(panels, size_of::<[Group; PANEL]>()));
+    }
+    parts.into_iter().fold(0, u64::saturating_add)
 }
 
 /// What a job expands weights into.
@@ -70,39 +86,57 @@ fn panel_groups(n_in: usize) -> usize {
 pub struct Scratch {
     /// Each product's `[n_out, m]`, one after another.
     columns: Vec<f32>,
-    /// `x` in tiles.
+    /// `x` in tiles, for floats.
     x: Vec<Group>,
+    /// `x` as block fixed point, for integers: `[m, superblocks]`, or in tiles
+    /// `[tiles, superblocks, rows]`.
+    fixed: Vec<Fixed>,
 }
 
 impl Scratch {
     /// Computes all `products` of the rows of `x`, `[m, n_in]`; [`Scratch::take`] hands them out.
+    /// `absurd` makes the error of a row of x that has no block fixed point: then nothing is
+    /// computed.
     ///
     /// # Errors
-    /// [`crate::Error::Memory`].
+    /// [`crate::Error::Memory`], what `absurd` makes.
     pub fn run(
         &mut self,
         level: Level,
         products: &[Product<'_>],
         x: &[f32],
         n_in: usize,
+        absurd: impl Fn(usize) -> Error,
     ) -> Result<()> {
         let m = x.len() / n_in;
         let n_out: usize = products.iter().map(|p| p.n_out).sum();
         resized(&mut self.columns, n_out * m, 0.0)?;
-        let tiles = if m <= FEW {
-            Vec::new()
-        } else {
+        let is_few = m <= FEW;
+        let mut tiles = Vec::new();
+        if !is_few && products.iter().any(|p| !p.ty.integers) {
             resized(&mut self.x, m * product::groups(n_in), [0.0; LANES])?;
-            pack(level, x, n_in, &mut self.x)
-        };
-        let jobs = rayon::current_num_threads() * JOBS_PER_THREAD;
-        let mut rows_per_job = n_out.div_ceil(jobs).max(MIN_JOB_WEIGHTS.div_ceil(n_in * m));
-        if m > FEW {
-            rows_per_job = rows_per_job.next_multiple_of(PANEL * PANELS);
+            tiles = pack(level, x, n_in, &mut self.x);
         }
+        let mut fixed_tiles = Vec::new();
+        if products.iter().any(|p| p.ty.integers) {
+            resized(&mut self.fixed, m * exact::superblocks(n_in), Fixed::ZERO)?;
+            let most = if is_few { 1 } else { int_columns(level) };
+            let (packed, bad) = pack_fixed(level, x, n_in, most, &mut self.fixed);
+            if let Some(row) = bad {
+                return Err(absurd(row));
+            }
+            fixed_tiles = packed;
+        }
+        let jobs = rayon::current_num_threads() * JOBS_PER_THREAD;
+        let rows_per_job = n_out.div_ceil(jobs).max(MIN_JOB_WEIGHTS.div_ceil(n_in * m));
         let mut work = Vec::new();
         let mut rest = self.columns.as_mut_slice();
         for product in products {
+            let rows_per_job = match product.ty.integers {
+                _ if is_few => rows_per_job,
+                true => rows_per_job.next_multiple_of(LANES),
+                false => rows_per_job.next_multiple_of(PANEL * PANELS),
+            };
             let mut first = 0;
             while first < product.n_out {
                 let rows = rows_per_job.min(product.n_out - first);
@@ -121,9 +155,10 @@ impl Scratch {
                 x,
                 n_in,
                 tiles: &tiles,
+                fixed_tiles: &fixed_tiles,
                 out: part,
             };
-            quant::dispatch(product.ty, job)?;
+            quant::dispatch_sums(product.ty, job)?;
             if let Some(bias) = product.bias {
                 for (bias, out) in bias[first..].iter().zip(part.chunks_exact_mut(m)) {
                     out.iter_mut().for_each(|y| *y += bias);
@@ -162,15 +197,33 @@ fn resized<T: Clone>(values: &mut Vec<T>, n: usize, value: T) -> Result<()> {
     Ok(())
 }
 
-/// Some rows of x side by side, `[groups][rows]`: how a tile of products reads them.
-struct Tile<'a> {
+/// Some rows of x side by side, `[groups][rows]` or `[superblocks][rows]`: how a tile of products
+/// reads them.
+struct Tile<'a, T> {
     first: usize,
     rows: usize,
-    x: &'a [Group],
+    x: &'a [T],
 }
 
-/// Cuts x into tiles of nearly equal numbers of rows.
-fn pack<'a>(level: Level, x: &[f32], n_in: usize, packed: &'a mut [Group]) -> Vec<Tile<'a>> {
+/// Cuts `m` rows into tiles of nearly equal numbers of them, up to `most`, and `packed` into theirs.
+fn cut<T>(m: usize, most: usize, packed: &mut [T]) -> Vec<(usize, usize, &mut [T])> {
+    let n_tiles = m.div_ceil(most);
+    let width = packed.len() / m;
+    let mut rest = packed;
+    let mut first = 0;
+    let mut tiles = Vec::with_capacity(n_tiles);
+    for i in 0..n_tiles {
+        let rows = m / n_tiles + usize::from(i < m % n_tiles);
+        let (part, more) = std::mem::take(&mut rest).split_at_mut(rows * width);
+        rest = more;
+        tiles.push((first, rows, part));
+        first += rows;
+    }
+    tiles
+}
+
+/// Packs x in tiles, for floats.
+fn pack<'a>(level: Level, x: &[f32], n_in: usize, packed: &'a mut [Group]) -> Vec<Tile<'a, Group>> {
     struct Columns;
 
     impl Task for Columns {
@@ -182,18 +235,6 @@ fn pack<'a>(level: Level, x: &[f32], n_in: usize, packed: &'a mut [Group]) -> Ve
         }
     }
 
-    let m = x.len() / n_in;
-    let n_tiles = m.div_ceil(simd::run(level, Columns));
-    let mut rest = packed;
-    let mut empty = Vec::with_capacity(n_tiles);
-    let mut first = 0;
-    for i in 0..n_tiles {
-        let rows = m / n_tiles + usize::from(i < m % n_tiles);
-        let (part, more) = std::mem::take(&mut rest).split_at_mut(rows * product::groups(n_in));
-        rest = more;
-        empty.push((first, rows, part));
-        first += rows;
-    }
     let fill = |(first, rows, part): (usize, usize, &'a mut [Group])| {
         let x = &x[first * n_in..][..rows * n_in];
         for (c, row) in x.chunks_exact(n_in).enumerate() {
@@ -209,7 +250,86 @@ fn pack<'a>(level: Level, x: &[f32], n_in: usize, packed: &'a mut [Group]) -> Ve
             x: part,
         }
     };
-    empty.into_par_iter().map(fill).collect()
+    let tiles = cut(x.len() / n_in, simd::run(level, Columns), packed);
+    tiles.into_par_iter().map(fill).collect()
+}
+
+fn int_columns(level: Level) -> usize {
+    struct Columns;
+
+    impl Task for Columns {
+        type Out = usize;
+
+        #[inline(always)]
+        fn run<I: Isa>(self) -> usize {
+            I::INT_COLUMNS
+        }
+    }
+
+    simd::run(level, Columns)
+}
+
+/// Packs x as block fixed point in tiles of up to `most` rows; also gives the first row that has
+/// none.
+fn pack_fixed<'a>(
+    level: Level,
+    x: &[f32],
+    n_in: usize,
+    most: usize,
+    packed: &'a mut [Fixed],
+) -> (Vec<Tile<'a, Fixed>>, Option<usize>) {
+    /// The rows of a tile; gives the first bad one.
+    struct Fill<'a> {
+        x: &'a [f32],
+        n_in: usize,
+        rows: usize,
+        out: &'a mut [Fixed],
+    }
+
+    impl Task for Fill<'_> {
+        type Out = Option<usize>;
+
+        #[inline(always)]
+        fn run<I: Isa>(self) -> Option<usize> {
+            let mut bad = None;
+            for (c, row) in self.x.chunks_exact(self.n_in).enumerate() {
+                let out = self.out.iter_mut().skip(c).step_by(self.rows);
+                for (out, x) in out.zip(row.chunks(COLUMNS)) {
+                    if !out.set(x) && bad.is_none() {
+                        bad = Some(c);
+                    }
+                }
+            }
+            bad
+        }
+    }
+
+    let fill = |(first, rows, out): (usize, usize, &'a mut [Fixed])| {
+        let task = Fill {
+            x: &x[first * n_in..][..rows * n_in],
+            n_in,
+            rows,
+            out,
+        };
+        let bad = simd::run(level, task).map(|row| first + row);
+        (
+            Tile {
+                first,
+                rows,
+                x: out,
+            },
+            bad,
+        )
+    };
+    let tiles = cut(x.len() / n_in, most, packed);
+    let filled: Vec<_> = if most == 1 {
+        // Few rows: less work than waking a thread.
+        tiles.into_iter().map(fill).collect()
+    } else {
+        tiles.into_par_iter().map(fill).collect()
+    };
+    let bad = filled.iter().find_map(|(_, bad)| *bad);
+    (filled.into_iter().map(|(tile, _)| tile).collect(), bad)
 }
 
 /// Some rows of one weight matrix.
@@ -218,16 +338,65 @@ struct Job<'a> {
     rows: &'a [u8],
     x: &'a [f32],
     n_in: usize,
-    /// Empty where x has at most [`FEW`] rows.
-    tiles: &'a [Tile<'a>],
+    /// For floats; empty where x has at most [`FEW`] rows.
+    tiles: &'a [Tile<'a, Group>],
+    /// For integers; tiles of one row where x has at most [`FEW`].
+    fixed_tiles: &'a [Tile<'a, Fixed>],
     /// `[rows, m]`.
     out: &'a mut [f32],
 }
 
-impl Visitor for Job<'_> {
+impl SumsVisitor for Job<'_> {
     type Out = Result<()>;
 
-    fn visit<B: Block>(self) -> Result<()> {
+    fn integers<B: Integers>(self) -> Result<()> {
+        let (level, n_in) = (self.level, self.n_in);
+        let m = self.x.len() / n_in;
+        if m <= FEW {
+            simd::run(level, FewIntegers::<B>(self, std::marker::PhantomData));
+            return Ok(());
+        }
+        let superblocks = exact::superblocks(n_in);
+        let longest = longest_part(superblocks);
+        let mut panels = filled(longest, Panel::ZERO, "the weights taken apart")?;
+        let mut totals = filled(m, [0.0; LANES], "the sums of the rows")?;
+        let row_bytes = n_in / B::ELEMS * B::BYTES;
+        for (rows, out) in self
+            .rows
+            .chunks(LANES * row_bytes)
+            .zip(self.out.chunks_mut(LANES * m))
+        {
+            for (i, part) in parts(superblocks).enumerate() {
+                let panels = &mut panels[..part.len()];
+                let take = Take::<B> {
+                    rows,
+                    n_in,
+                    first: part.start,
+                    panels,
+                    block: std::marker::PhantomData,
+                };
+                simd::run(level, take);
+                for tile in self.fixed_tiles {
+                    let sums = IntSums {
+                        shape: Shape::of::<B>(),
+                        panels,
+                        x: &tile.x[part.start * tile.rows..][..part.len() * tile.rows],
+                        is_first: i == 0,
+                        totals: &mut totals[tile.first..][..tile.rows],
+                    };
+                    simd::run(level, sums);
+                }
+            }
+            for (r, out) in out.chunks_exact_mut(m).enumerate() {
+                for (out, total) in out.iter_mut().zip(&totals) {
+                    *out = total[r];
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn floats<B: Block>(self) -> Result<()> {
         let level = self.level;
         if self.tiles.is_empty() {
             simd::run(level, Few::<B>(self, std::marker::PhantomData));
@@ -266,6 +435,92 @@ impl Visitor for Job<'_> {
             }
         }
         Ok(())
+    }
+}
+
+struct FewIntegers<'a, B>(Job<'a>, std::marker::PhantomData<B>);
+
+impl<B: Integers> Task for FewIntegers<'_, B> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self) {
+        let Job {
+            rows,
+            n_in,
+            fixed_tiles,
+            out,
+            ..
+        } = self.0;
+        match fixed_tiles {
+            [a] => exact::matvec::<I, B, 1>(rows, n_in, [a.x], out.as_chunks_mut().0),
+            [a, b] => exact::matvec::<I, B, 2>(rows, n_in, [a.x, b.x], out.as_chunks_mut().0),
+            [a, b, c] => {
+                exact::matvec::<I, B, 3>(rows, n_in, [a.x, b.x, c.x], out.as_chunks_mut().0);
+            }
+            [a, b, c, d] => {
+                let x = [a.x, b.x, c.x, d.x];
+                exact::matvec::<I, B, FEW>(rows, n_in, x, out.as_chunks_mut().0);
+            }
+            _ => unreachable!("few rows are up to {FEW}"),
+        }
+    }
+}
+
+struct Take<'a, B> {
+    rows: &'a [u8],
+    n_in: usize,
+    /// The first superblock.
+    first: usize,
+    panels: &'a mut [Panel],
+    block: std::marker::PhantomData<B>,
+}
+
+impl<B: Integers> Task for Take<'_, B> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self) {
+        for (i, panel) in self.panels.iter_mut().enumerate() {
+            panel.take::<I, B>(self.rows, self.n_in, self.first + i);
+        }
+    }
+}
+
+/// One part of the sums of a panel with one tile; no type of weights any more.
+struct IntSums<'a> {
+    shape: Shape,
+    panels: &'a [Panel],
+    /// `[superblocks][rows]`.
+    x: &'a [Fixed],
+    is_first: bool,
+    /// `[rows]`.
+    totals: &'a mut [Group],
+}
+
+impl Task for IntSums<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self) {
+        match self.totals.len() {
+            1 => self.columns::<I, 1>(),
+            2 => self.columns::<I, 2>(),
+            3 => self.columns::<I, 3>(),
+            4 => self.columns::<I, 4>(),
+            5 => self.columns::<I, 5>(),
+            _ => self.columns::<I, 6>(),
+        }
+    }
+}
+
+impl IntSums<'_> {
+    #[inline(always)]
+    fn columns<I: Isa, const C: usize>(self) {
+        if let Some(totals) = self.totals.first_chunk_mut() {
+            let x = self.x.as_chunks::<C>().0;
+            exact::tile::<I, C>(self.shape, self.panels, x, self.is_first, totals);
+        }
     }
 }
 
@@ -314,7 +569,7 @@ impl<B: Block> Task for Expand<'_, B> {
 /// The sums of some panels with one tile; no type of weights any more.
 struct Sums<'a, 'b> {
     panels: &'a [[Group; PANEL]],
-    tile: &'a Tile<'b>,
+    tile: &'a Tile<'b, Group>,
     m: usize,
     /// `[up to PANELS * PANEL, m]`.
     out: &'a mut [f32],

@@ -4,6 +4,7 @@
 use super::{attention, matvec};
 use crate::backend::{KvPages, Needs, RunnerOptions};
 use crate::error::{Error, Result};
+use crate::plan::signature::Role;
 use crate::plan::{self, Op, Plan};
 
 /// Most rows of one forward pass: bounds the activation buffers, changes no bit.
@@ -63,14 +64,18 @@ fn products(plan: &Plan, options: &RunnerOptions) -> u64 {
     while at < plan.ops.len() {
         let together = matvec::together(&plan.ops[at..]);
         let group = plan.ops[at..at + together].iter().map(Op::signature);
-        let (mut x, mut n_out) = (None, 0);
+        let (mut x, mut n_out, mut kinds) = (None, 0, (false, false));
         for op in group {
             x = x.or(op.inputs().next());
             n_out += op.outputs().map(|id| plan.buffer(id).width).sum::<usize>();
+            for matrix in op.weights.iter().filter(|used| used.role == Role::Matrix) {
+                let integers = plan.weight(matrix.id).ty.integers;
+                kinds = (kinds.0 || integers, kinds.1 || !integers);
+            }
         }
         if let Some(x) = x.map(|id| plan.buffer(id)) {
             let rows = x.rows.of(most_rows(options), options.n_slots);
-            let bytes = matvec::scratch_bytes(x.width, n_out, rows, options.threads);
+            let bytes = matvec::scratch_bytes(x.width, n_out, rows, options.threads, kinds);
             most = most.max(bytes);
         }
         at += together.max(1);

@@ -3,6 +3,10 @@
 
 mod attention;
 mod backend;
+#[cfg(test)]
+mod definition;
+mod exact;
+mod fixed;
 mod interpreter;
 mod kv;
 mod matvec;

@@ -1,4 +1,5 @@
-//! Dot products of encoded weights and float32 activations.
+//! Dot products of floats and float32 activations: of weights that are floats, and of keys, values
+//! and scores. (Weights that are small integers: [`super::exact`].)
 //!
 //! The sum is specified, so every way to compute it gives the same bits: lane `j` of 32 adds the
 //! products at `j, j + 32, …` in order, each with one fused multiply-add; then the lanes are folded

@@ -3,7 +3,11 @@
 
 use std::sync::OnceLock;
 
-use crate::quant::Arithmetic;
+use super::fixed::{Pair, PAIRS};
+use crate::quant::{Arithmetic, COLUMNS, SUBS};
+
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
 /// Lanes of every sum: see [`super::product`].
 pub const LANES: usize = 32;
@@ -19,6 +23,8 @@ enum Set {
     Avx2,
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    #[cfg(target_arch = "x86_64")]
+    Avx512Vnni,
 }
 
 impl Set {
@@ -29,6 +35,8 @@ impl Set {
         Set::Avx2,
         #[cfg(target_arch = "x86_64")]
         Set::Avx512,
+        #[cfg(target_arch = "x86_64")]
+        Set::Avx512Vnni,
     ];
 
     fn name(self) -> &'static str {
@@ -38,6 +46,8 @@ impl Set {
             Set::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]
             Set::Avx512 => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512Vnni => "avx512_vnni",
         }
     }
 
@@ -59,6 +69,8 @@ impl Set {
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vl")
             }
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512Vnni => Set::Avx512.is_available() && is_x86_feature_detected!("avx512vnni"),
         }
     }
 }
@@ -112,6 +124,8 @@ pub trait Isa: Arithmetic {
     const STRIPS: usize;
     /// Rows of `x` that a tile of products may have before its accumulators leave the registers.
     const COLUMNS: usize;
+    /// The same of products of integers, which have two accumulators each.
+    const INT_COLUMNS: usize;
     fn zeros() -> Self::Acc;
     /// The same number in every lane.
     fn splat(x: f32) -> Self::Vector;
@@ -120,14 +134,48 @@ pub trait Isa: Arithmetic {
     fn store(vector: Self::Vector, group: &mut Group, strip: usize);
     /// `a * b + c` with one rounding.
     fn fma(a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector;
+    /// `a + b`.
+    fn add(a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    /// `-(a * b)`.
+    fn negated_product(a: Self::Vector, b: Self::Vector) -> Self::Vector;
     /// Adds up the lanes in halves: 16, 8, 4, 2, 1.
     fn fold(acc: Self::Acc) -> f32;
+
+    /// As many pairs as a vector has floats.
+    type Pairs: Copy;
+    /// As many 32-bit integers.
+    type Ints: Copy;
+    fn no_ints() -> Self::Ints;
+    /// Vector `strip` of a group of pairs.
+    fn pairs(group: &[Pair; LANES], strip: usize) -> Self::Pairs;
+    /// The same pair in every lane.
+    fn pair(pair: Pair) -> Self::Pairs;
+    /// `acc + a[0] * b[0] + a[1] * b[1]` in each lane.
+    fn dot(a: Self::Pairs, b: Self::Pairs, acc: Self::Ints) -> Self::Ints;
+    fn floats(ints: Self::Ints) -> Self::Vector;
+    /// `a * b + c`, each rounded once.
+    #[inline(always)]
+    fn fma_4(a: [f32; 4], b: [f32; 4], c: [f32; 4]) -> [f32; 4] {
+        std::array::from_fn(|i| a[i].mul_add(b[i], c[i]))
+    }
+    /// The sums of `q * X` over each `sub` columns, 16 or 32, `limbs` of X as
+    /// [`super::fixed::Fixed`] has them; each is rounded once.
+    fn sub_sums(q: &[i8; COLUMNS], limbs: &[[Pair; PAIRS]; 4], sub: usize) -> [f32; SUBS];
+    /// Puts the columns of 8 rows in the lanes from `first` on: `out[i]` gets the pairs `i` of even
+    /// and of odd columns.
+    fn interleave(rows: [&[i8; COLUMNS]; 8], first: usize, out: &mut [[[Pair; LANES]; 2]; PAIRS]);
 }
 
 #[inline(always)]
 fn fold_8(a: [f32; 8]) -> f32 {
     let b = [a[0] + a[4], a[1] + a[5], a[2] + a[6], a[3] + a[7]];
     (b[0] + b[2]) + (b[1] + b[3])
+}
+
+#[inline(always)]
+fn dot_pair(a: Pair, b: Pair) -> i32 {
+    let product = |i: usize| i32::from(a[i]).wrapping_mul(i32::from(b[i]));
+    product(0).wrapping_add(product(1))
 }
 
 /// Plain code: whatever the target was compiled for.
@@ -140,6 +188,7 @@ impl Isa for Plain {
     type Acc = [[f32; 8]; 4];
     const STRIPS: usize = 4;
     const COLUMNS: usize = 2;
+    const INT_COLUMNS: usize = 2;
 
     #[inline(always)]
     fn zeros() -> Self::Acc {
@@ -167,159 +216,76 @@ impl Isa for Plain {
     }
 
     #[inline(always)]
+    fn add(a: [f32; 8], b: [f32; 8]) -> [f32; 8] {
+        std::array::from_fn(|j| a[j] + b[j])
+    }
+
+    #[inline(always)]
+    fn negated_product(a: [f32; 8], b: [f32; 8]) -> [f32; 8] {
+        std::array::from_fn(|j| -(a[j] * b[j]))
+    }
+
+    type Pairs = [Pair; 8];
+    type Ints = [i32; 8];
+
+    #[inline(always)]
+    fn no_ints() -> [i32; 8] {
+        [0; 8]
+    }
+
+    #[inline(always)]
+    fn pairs(group: &[Pair; LANES], strip: usize) -> [Pair; 8] {
+        std::array::from_fn(|j| group[8 * strip + j])
+    }
+
+    #[inline(always)]
+    fn pair(pair: Pair) -> [Pair; 8] {
+        [pair; 8]
+    }
+
+    #[inline(always)]
+    fn dot(a: [Pair; 8], b: [Pair; 8], acc: [i32; 8]) -> [i32; 8] {
+        std::array::from_fn(|j| acc[j].wrapping_add(dot_pair(a[j], b[j])))
+    }
+
+    #[inline(always)]
+    fn floats(ints: [i32; 8]) -> [f32; 8] {
+        ints.map(|i| i as f32)
+    }
+
+    #[inline(always)]
+    fn sub_sums(q: &[i8; COLUMNS], limbs: &[[Pair; PAIRS]; 4], sub: usize) -> [f32; SUBS] {
+        let mut sums = [0.0; SUBS];
+        for ((i, out), q) in sums.iter_mut().enumerate().zip(q.chunks_exact(sub)) {
+            let first = i * sub / 4;
+            let (mut hi, mut lo) = (0i32, 0i32);
+            for (j, q) in q.as_chunks::<4>().0.iter().enumerate() {
+                let [a, b, c, d] = q.map(i16::from);
+                let x = |plane: usize| limbs[plane][first + j];
+                hi = hi.wrapping_add(dot_pair([a, c], x(0)).wrapping_add(dot_pair([b, d], x(1))));
+                lo = lo.wrapping_add(dot_pair([a, c], x(2)).wrapping_add(dot_pair([b, d], x(3))));
+            }
+            *out = (hi as f32).mul_add(4096.0, lo as f32);
+        }
+        sums
+    }
+
+    #[inline(always)]
+    fn interleave(rows: [&[i8; COLUMNS]; 8], first: usize, out: &mut [[[Pair; LANES]; 2]; PAIRS]) {
+        for (r, row) in rows.into_iter().enumerate() {
+            for (q, out) in row.as_chunks::<4>().0.iter().zip(&mut *out) {
+                let [a, b, c, d] = q.map(i16::from);
+                out[0][first + r] = [a, c];
+                out[1][first + r] = [b, d];
+            }
+        }
+    }
+
+    #[inline(always)]
     fn fold(acc: Self::Acc) -> f32 {
         fold_8(std::array::from_fn(|j| {
             (acc[0][j] + acc[2][j]) + (acc[1][j] + acc[3][j])
         }))
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-mod x86 {
-    use std::arch::x86_64::*;
-
-    use super::{fold_8, Arithmetic, Group, Isa};
-
-    /// The hardware's conversion: as [`crate::quant::Plain`]'s, but a signalling NaN becomes quiet.
-    #[inline(always)]
-    fn half(bits: u16) -> f32 {
-        // SAFETY: this code is inlined into functions compiled for F16C only.
-        unsafe { _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(bits)))) }
-    }
-
-    /// Eight floats a register.
-    pub struct Avx2;
-
-    impl Arithmetic for Avx2 {
-        #[inline(always)]
-        fn half(bits: u16) -> f32 {
-            half(bits)
-        }
-
-        #[inline(always)]
-        fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
-            a.mul_add(b, c)
-        }
-    }
-
-    impl Isa for Avx2 {
-        type Vector = __m256;
-        type Acc = [__m256; 4];
-        const STRIPS: usize = 4;
-        // Of 16 registers: 12 accumulators, 3 of x, 1 of w.
-        const COLUMNS: usize = 3;
-
-        #[inline(always)]
-        fn zeros() -> Self::Acc {
-            // SAFETY: this code is inlined into functions compiled for AVX2 only.
-            unsafe { [_mm256_setzero_ps(); 4] }
-        }
-
-        #[inline(always)]
-        fn splat(x: f32) -> __m256 {
-            // SAFETY: as above.
-            unsafe { _mm256_set1_ps(x) }
-        }
-
-        #[inline(always)]
-        fn load(group: &Group, strip: usize) -> __m256 {
-            let part = &group[8 * strip..8 * strip + 8];
-            // SAFETY: as above; `part` has 8 floats.
-            unsafe { _mm256_loadu_ps(part.as_ptr()) }
-        }
-
-        #[inline(always)]
-        fn store(vector: __m256, group: &mut Group, strip: usize) {
-            let part = &mut group[8 * strip..8 * strip + 8];
-            // SAFETY: as above; `part` has 8 floats.
-            unsafe { _mm256_storeu_ps(part.as_mut_ptr(), vector) };
-        }
-
-        #[inline(always)]
-        fn fma(a: __m256, b: __m256, c: __m256) -> __m256 {
-            // SAFETY: as above, and for FMA.
-            unsafe { _mm256_fmadd_ps(a, b, c) }
-        }
-
-        #[inline(always)]
-        fn fold(acc: Self::Acc) -> f32 {
-            let mut out = [0.0; 8];
-            // SAFETY: as above; `out` has 8 floats.
-            unsafe {
-                let low = _mm256_add_ps(acc[0], acc[2]);
-                let high = _mm256_add_ps(acc[1], acc[3]);
-                _mm256_storeu_ps(out.as_mut_ptr(), _mm256_add_ps(low, high));
-            }
-            fold_8(out)
-        }
-    }
-
-    /// Sixteen floats a register.
-    pub struct Avx512;
-
-    impl Arithmetic for Avx512 {
-        #[inline(always)]
-        fn half(bits: u16) -> f32 {
-            half(bits)
-        }
-
-        #[inline(always)]
-        fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
-            a.mul_add(b, c)
-        }
-    }
-
-    impl Isa for Avx512 {
-        type Vector = __m512;
-        type Acc = [__m512; 2];
-        const STRIPS: usize = 2;
-        // Of 32 registers: 24 accumulators, 6 of x, 1 of w.
-        const COLUMNS: usize = 6;
-
-        #[inline(always)]
-        fn zeros() -> Self::Acc {
-            // SAFETY: this code is inlined into functions compiled for AVX-512 only.
-            unsafe { [_mm512_setzero_ps(); 2] }
-        }
-
-        #[inline(always)]
-        fn splat(x: f32) -> __m512 {
-            // SAFETY: as above.
-            unsafe { _mm512_set1_ps(x) }
-        }
-
-        #[inline(always)]
-        fn load(group: &Group, strip: usize) -> __m512 {
-            let part = &group[16 * strip..16 * strip + 16];
-            // SAFETY: as above; `part` has 16 floats.
-            unsafe { _mm512_loadu_ps(part.as_ptr()) }
-        }
-
-        #[inline(always)]
-        fn store(vector: __m512, group: &mut Group, strip: usize) {
-            let part = &mut group[16 * strip..16 * strip + 16];
-            // SAFETY: as above; `part` has 16 floats.
-            unsafe { _mm512_storeu_ps(part.as_mut_ptr(), vector) };
-        }
-
-        #[inline(always)]
-        fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
-            // SAFETY: as above.
-            unsafe { _mm512_fmadd_ps(a, b, c) }
-        }
-
-        #[inline(always)]
-        fn fold(acc: Self::Acc) -> f32 {
-            let mut out = [0.0; 8];
-            // SAFETY: as above; `out` has 8 floats.
-            unsafe {
-                let sum = _mm512_add_ps(acc[0], acc[1]);
-                let low = _mm512_castps512_ps256(sum);
-                let high = _mm512_extractf32x8_ps::<1>(sum);
-                _mm256_storeu_ps(out.as_mut_ptr(), _mm256_add_ps(low, high));
-            }
-            fold_8(out)
-        }
     }
 }
 
@@ -340,7 +306,13 @@ fn run_avx2<T: Task>(task: T) -> T::Out {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
 fn run_avx512<T: Task>(task: T) -> T::Out {
-    task.run::<x86::Avx512>()
+    task.run::<x86::Avx512<false>>()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn run_vnni<T: Task>(task: T) -> T::Out {
+    task.run::<x86::Avx512<true>>()
 }
 
 /// Runs `task` compiled for `level`.
@@ -354,5 +326,8 @@ pub fn run<T: Task>(level: Level, task: T) -> T::Out {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above, for each feature of `run_avx512`.
         Set::Avx512 => unsafe { run_avx512(task) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above, for each feature of `run_vnni`.
+        Set::Avx512Vnni => unsafe { run_vnni(task) },
     }
 }

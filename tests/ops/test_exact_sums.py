@@ -1,0 +1,276 @@
+"""`mat_vec` over weights that are small integers against another program of its definition (the doc
+comment of `Op::MatVec`): integers by NumPy's int64, float32 operations by float64 rounded to odd.
+The bits are the same, and they are near to float64."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import onegraph
+import pytest
+import shapes
+from gguf.quants import Q4_K
+from numpy.typing import NDArray
+from support.backends import BACKENDS
+from support.plans import TYPES, Floats, Plan, Run, bits, decode, encode, normal
+
+CPU = BACKENDS[0]
+Integers = NDArray[np.int64]
+Doubles = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Blocks of one type: `[blocks, ...]`."""
+
+    #: [blocks, columns]
+    q: Integers
+    #: [blocks, sub-blocks]: d s.
+    scales: Doubles
+    #: [blocks, sub-blocks] in units of `dmin`, [blocks].
+    mins: tuple[Integers, Doubles] | None = None
+    #: [blocks, sub-blocks]: numbers of their own.
+    offsets: Doubles | None = None
+
+
+def halves(data: NDArray[np.uint8]) -> Doubles:
+    return np.ascontiguousarray(data).view("<f2").astype(np.float64)
+
+
+def nibbles(data: NDArray[np.uint8], run: int) -> Integers:
+    """Low halves of each run of bytes, then its high halves."""
+    runs = data.reshape(len(data), -1, 1, run)
+    return (runs >> np.array([[0], [4]], np.uint8) & 15).reshape(len(data), -1).astype(np.int64)
+
+
+def q4_0(b: NDArray[np.uint8]) -> Blocks:
+    return Blocks(nibbles(b[:, 2:], 16) - 8, halves(b[:, :2]))
+
+
+def q4_1(b: NDArray[np.uint8]) -> Blocks:
+    return Blocks(nibbles(b[:, 4:], 16), halves(b[:, :2]), offsets=halves(b[:, 2:4]))
+
+
+def q8_0(b: NDArray[np.uint8]) -> Blocks:
+    return Blocks(np.ascontiguousarray(b[:, 2:]).view(np.int8).astype(np.int64), halves(b[:, :2]))
+
+
+def with_minimums(q: Integers, b: NDArray[np.uint8]) -> Blocks:
+    scales, mins = Q4_K.get_scale_min(b[:, 4:16])
+    d, dmin = halves(b[:, :2]), halves(b[:, 2:4])[:, 0]
+    return Blocks(q, d * scales, mins=(mins.astype(np.int64), dmin))
+
+
+def q4_k(b: NDArray[np.uint8]) -> Blocks:
+    return with_minimums(nibbles(b[:, 16:], 32), b)
+
+
+def q5_k(b: NDArray[np.uint8]) -> Blocks:
+    top = b[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
+    return with_minimums(nibbles(b[:, 48:], 32) + 16 * top.reshape(len(b), -1).astype(np.int64), b)
+
+
+def q6_k(b: NDArray[np.uint8]) -> Blocks:
+    low = nibbles(b[:, :128], 64)
+    top = b[:, 128:192].reshape(-1, 2, 1, 32) >> np.array([[0], [2], [4], [6]], np.uint8) & 3
+    scales = np.ascontiguousarray(b[:, 192:208]).view(np.int8).astype(np.float64)
+    q = low + 16 * top.reshape(len(b), -1).astype(np.int64) - 32
+    return Blocks(q, halves(b[:, 208:]) * scales)
+
+
+UNPACK: dict[str, Callable[[NDArray[np.uint8]], Blocks]] = {
+    "Q4_0": q4_0,
+    "Q4_1": q4_1,
+    "Q8_0": q8_0,
+    "Q4_K": q4_k,
+    "Q5_K": q5_k,
+    "Q6_K": q6_k,
+}
+over_types = pytest.mark.parametrize("ty", UNPACK)
+
+
+def test_every_type_of_small_integers_is_here() -> None:
+    assert set(UNPACK) == {ty for ty, (elems, _) in TYPES.items() if elems > 1}
+
+
+def rounded(x: Doubles) -> Doubles:
+    return x.astype(np.float32).astype(np.float64)
+
+
+def fma(a: Doubles, b: Doubles, c: Doubles) -> Doubles:
+    """Of float32 numbers, rounded once: the product is exact in float64, the sum is rounded to odd
+    there, so that rounding it again to fewer bits is as if it had been exact."""
+    product = a * b
+    total = product + c
+    back = total - product
+    error = (product - (total - back)) + (c - back)
+    even = total.view(np.int64) & 1 == 0
+    to_odd = np.nextafter(total, np.where(error > 0, np.inf, -np.inf))
+    return rounded(np.where((error != 0) & even, to_odd, total))
+
+
+def block_fixed_point(x: Floats) -> tuple[Integers, int]:
+    """Up to 256 columns as 256 integers, and their exponent."""
+    field = max(int(np.abs(x).max().view(np.uint32)) >> 23, 24)
+    e = field - 126
+    integers = np.rint(x.astype(np.float64) * 2.0 ** (23 - e)).astype(np.int64)
+    return np.pad(integers, (0, 256 - len(x))), e
+
+
+def product(blocks: Blocks, x: Floats) -> Floats:
+    """`[n_out]` sums of one row of x; blocks are those of a superblock of each row, in order."""
+    n = -(-len(x) // 256)
+    sub = blocks.q.shape[1] // blocks.scales.shape[1]
+    per_row = len(x) // blocks.q.shape[1]
+
+    def rows(part: NDArray, width: int) -> NDArray:
+        """`[n_out, n, width]`, the last superblock filled up with zeros."""
+        flat = part.reshape(-1, per_row * part.shape[1])
+        return np.pad(flat, ((0, 0), (0, n * width - flat.shape[1]))).reshape(-1, n, width)
+
+    subs = 256 // sub
+    q = rows(blocks.q, 256).reshape(-1, n, subs, sub)
+    scales = rows(blocks.scales, subs)
+    offsets = None if blocks.offsets is None else rows(blocks.offsets, subs)
+    parts = min(8, n)
+    total = None
+    for i in range(parts):
+        y = np.zeros(len(q))
+        for s in range(i * n // parts, (i + 1) * n // parts):
+            integers, e = block_fixed_point(x[256 * s : 256 * (s + 1)])
+            integers = integers.reshape(subs, sub)
+            t = rounded((q[:, s] * integers).sum(axis=2).astype(np.float64))
+            sums = integers.sum(axis=1)
+            for chain in range(4):
+                p = np.zeros(len(q))
+                if chain == 0 and blocks.mins is not None:
+                    mins, dmin = blocks.mins
+                    m = (rows(mins, subs)[:, s] * sums).sum(axis=1).astype(np.float64)
+                    p = -rounded(rows(dmin[:, None], 1)[:, s, 0] * rounded(m))
+                for j in range(chain, subs, 4):
+                    p = fma(scales[:, s, j], t[:, j], p)
+                    if offsets is not None:
+                        p = fma(offsets[:, s, j], rounded(sums[j].astype(np.float64)), p)
+                y = fma(np.full(len(q), 2.0 ** (e - 23)), p, y)
+        total = y if total is None else rounded(total + y)
+    assert total is not None
+    return total.astype(np.float32)
+
+
+def linear(ty: str, n_in: int, n_out: int, bias: Floats | None = None) -> Plan:
+    plan = Plan()
+    x, y = plan.buffer("x", n_in), plan.buffer("y", n_out)
+    weight = plan.weight("blk.3.w", ty, encode(ty, normal(n_out, n_in, scale=0.1)), n_in, n_out)
+    b = None if bias is None else plan.vector("b", bias)
+    plan.op("mat_vec", x=x, weight=weight, bias=b, out=y)
+    return plan
+
+
+def unpacked(plan: Plan, ty: str) -> Blocks:
+    data = np.frombuffer(plan.weights["blk.3.w"], np.uint8)
+    return UNPACK[ty](data.reshape(-1, TYPES[ty][1]))
+
+
+@over_types
+def test_blocks_are_what_the_gguf_package_says(ty: str) -> None:
+    """The integers here are those of the file: expanded, they are its weights."""
+    plan = linear(ty, 512, 9)
+    b = unpacked(plan, ty)
+    sub = b.q.shape[1] // b.scales.shape[1]
+    weights = b.q * np.repeat(b.scales, sub, axis=1)
+    if b.mins is not None:
+        weights -= np.repeat(b.mins[0] * b.mins[1][:, None], sub, axis=1)
+    if b.offsets is not None:
+        weights += np.repeat(b.offsets, sub, axis=1)
+    found = weights.astype(np.float32).reshape(-1)
+    assert np.array_equal(found, decode(ty, plan.weights["blk.3.w"]))
+
+
+def kinds(rows: int, n_in: int) -> dict[str, Floats]:
+    outliers = normal(rows, n_in)
+    outliers[:, ::97] *= 1000
+    magnitudes = 10.0 ** np.random.default_rng(1).uniform(-12, 12, (rows, n_in))
+    return {
+        "normal": normal(rows, n_in, seed=2),
+        "outliers": outliers,
+        "zeros": np.zeros((rows, n_in), np.float32),
+        "tiny": normal(rows, n_in, scale=1e-38),
+        "huge": normal(rows, n_in, scale=1e35),
+        "all magnitudes": (normal(rows, n_in) * magnitudes).astype(np.float32),
+    }
+
+
+@over_types
+@pytest.mark.parametrize("blocks", [1, 3, 13, 41])
+def test_bits(ty: str, blocks: int) -> None:
+    elems = TYPES[ty][0]
+    n_in, n_out = (blocks if elems == 32 else -(-blocks // 3)) * elems, 37
+    bias = normal(n_out, seed=5)
+    plan = linear(ty, n_in, n_out, bias)
+    b = unpacked(plan, ty)
+    run = Run(CPU, plan, threads=2)
+    for kind, x in kinds(5, n_in).items():
+        wanted = np.stack([product(b, row) + bias for row in x])
+        for rows in (1, 2, 5):
+            assert np.array_equal(bits(run({"x": x[:rows]})["y"]), bits(wanted[:rows])), kind
+
+
+@over_types
+def test_any_number_of_rows(ty: str) -> None:
+    n_in = 544 if TYPES[ty][0] == 32 else 768
+    plan = linear(ty, n_in, 70)
+    b = unpacked(plan, ty)
+    x = normal(65, n_in, seed=9)
+    wanted = np.stack([product(b, row) for row in x])
+    for threads in (1, 3):
+        run = Run(CPU, plan, threads=threads)
+        for rows in range(1, 66):
+            assert np.array_equal(bits(run({"x": x[:rows]})["y"]), bits(wanted[:rows])), rows
+
+
+def lengths() -> list[int]:
+    """Every row length of the shapes of models that is whole blocks."""
+    tensors = [t for shape in shapes.load().values() for _, t in shape.tensors()]
+    return sorted({n_in for n_in, *rest in tensors if rest and n_in % 32 == 0})
+
+
+@pytest.mark.parametrize("n_in", lengths())
+def test_every_shape_of_a_model_has_the_parts_of_the_rule(n_in: int) -> None:
+    ty = "Q8_0"
+    plan = linear(ty, n_in, 3)
+    b = unpacked(plan, ty)
+    x = kinds(2, n_in)["all magnitudes"]
+    wanted = np.stack([product(b, row) for row in x])
+    assert np.array_equal(bits(Run(CPU, plan)({"x": x})["y"]), bits(wanted))
+
+
+@over_types
+def test_products_are_near_float64(ty: str) -> None:
+    """By the norms of the errors and of the products: 2.2e-7 where columns have one scale; values a
+    thousandth of their superblock's largest are rounded to 14 bits."""
+    plan = linear(ty, 2048, 256)
+    weight = decode(ty, plan.weights["blk.3.w"]).reshape(256, 2048).astype(np.float64)
+    x = kinds(16, 2048)
+    for kind, most in [("normal", 3e-7), ("huge", 3e-7), ("outliers", 1e-6)]:
+        exact = x[kind].astype(np.float64) @ weight.T
+        error = Run(CPU, plan)({"x": x[kind]})["y"] - exact
+        assert np.linalg.norm(error) <= most * np.linalg.norm(exact), kind
+
+
+@over_types
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 2.0**119])
+def test_inputs_without_a_grid_are_refused(ty: str, bad: float) -> None:
+    n_in = TYPES[ty][0] * 2
+    plan = linear(ty, n_in, 33)
+    run = Run(CPU, plan, n_slots=3, threads=2)
+    for rows in (1, 9):
+        good = normal(rows, n_in)
+        clean = run({"x": good})["y"]
+        x = good.copy()
+        x[rows // 2, n_in - 1] = bad
+        with pytest.raises(onegraph.ModelError) as error:
+            run({"x": x}, positions=range(rows), slots=[2] * rows)
+        said = str(error.value)
+        assert f"the product with blk.3.w at position {rows // 2} of sequence slot 2" in said
+        assert "another quantization" in said
+        assert np.array_equal(bits(run({"x": good})["y"]), bits(clean))
