@@ -58,9 +58,8 @@ template <typename T>
 DEVICE void unpack_weights(const Segment& segment, uint32_t tile, uint32_t sb, uint8_t* a,
                            float* scale, float* offset) {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-// Both units of a warp at once, where registers allow: with 32 rows of x a warp has all rows of
-// weights, and the compiler keeps too much of the next ones.
-#pragma unroll (N_SEGMENTS == 1 && N_TILE > 32 ? 2 : 1)
+// Both units of a warp at once, where registers allow.
+#pragma unroll (N_SEGMENTS == 1 ? 2 : 1)
     for (uint32_t u = warp; u < TILES; u += WARPS) {
         if (tile + u >= segment.tiles) break;
         const uint8_t* unit =
