@@ -294,7 +294,7 @@ fn what_a_model_takes_on_the_cpu_is_known_before() {
         let needs = cpu::needs(&plan, &options).unwrap();
         let before = NOW.load(Ordering::Relaxed);
         PEAK.store(before, Ordering::Relaxed);
-        let mut backend = CpuBackend::new(plan, model, &options).unwrap();
+        let mut backend = CpuBackend::new(plan.clone(), model, &options).unwrap();
         let loaded = NOW.load(Ordering::Relaxed) - before;
         let prompt: Vec<u32> = (0..n_ctx as u32 - 2).map(|i| i % 60).collect();
         let mut next = 1;
@@ -318,8 +318,18 @@ fn what_a_model_takes_on_the_cpu_is_known_before() {
         let at_load = needs.kv + needs.activations;
         let near = |taken: usize, foreseen: u64| (taken as u64).abs_diff(foreseen) < handles;
         assert!(near(loaded, at_load), "{kv_type}: {loaded}, {needs:?}");
-        let all = needs.kv + needs.working();
-        assert!(near(peak, all), "{kv_type}: {peak}, {needs:?}");
+        // Each thread has scratch of its own; small products may all fall to one of them.
+        let options = RunnerOptions {
+            threads: 1,
+            ..options
+        };
+        let least = needs.kv + cpu::needs(&plan, &options).unwrap().working();
+        let most = needs.kv + needs.working();
+        let taken = peak as u64;
+        assert!(
+            taken + handles > least && taken < most + handles,
+            "{kv_type}: {peak} of {least} to {most}, {needs:?}"
+        );
         assert_eq!(backend.drain(true).unwrap().len(), 2 * n_slots);
     }
 }
