@@ -56,7 +56,7 @@ fn plan(ops: Vec<Op>) -> Plan {
             name: name.into(),
             n_in,
             n_out,
-            ty: quant::by_name("F32").unwrap(),
+            ty: &quant::TYPES[0],
         });
     }
     plan
