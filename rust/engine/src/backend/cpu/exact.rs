@@ -260,6 +260,7 @@ fn minimum<I: Isa>(w: &Panel, x: &Fixed, strip: usize) -> I::Vector {
 #[cfg(test)]
 mod tests {
     use super::super::definition;
+    use super::super::product::tests::noise;
     use super::super::simd::{self, Level, Task};
     use super::*;
     use crate::plan::parts::longest_part;
@@ -410,13 +411,7 @@ mod tests {
 
     /// Numbers of one scale, of all scales, with outliers, tiny ones, none.
     fn values(n: usize, kind: u32, seed: u32) -> Vec<f32> {
-        let mut state = seed.wrapping_mul(2_654_435_761) | 1;
-        let mut next = || {
-            state ^= state << 13;
-            state ^= state >> 17;
-            state ^= state << 5;
-            (state >> 8) as f32 / 8_388_608.0 - 1.0
-        };
+        let mut next = noise(seed);
         let value = |_| match kind {
             0 => next(),
             1 => next() * (next() * 80.0).exp2(),

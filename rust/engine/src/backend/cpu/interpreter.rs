@@ -235,7 +235,10 @@ impl Interpreter {
             return Ok(done);
         }
         let absurd = |row: usize| self.absurd(&ops[0], x_id, row, batch);
-        scratch.run(self.level, &products, x, n_in, absurd)?;
+        if let Err(e) = scratch.run(self.level, &products, x, n_in, absurd) {
+            self.scratch = scratch;
+            return Err(e);
+        }
         let done: Vec<_> = products.iter().map(|p| (p.out, p.n_out)).collect();
         let m = x.len() / n_in;
         let mut from = 0;

@@ -280,7 +280,7 @@ fn weighted_groups<I: Isa, const N: usize>(
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::super::simd::{self, Level, Task};
     use super::*;
     use crate::quant::{self, QuantType, Visitor};
@@ -337,14 +337,19 @@ mod tests {
         }
     }
 
-    fn row(n: usize, seed: u32) -> Vec<f32> {
+    /// Numbers from -1 to 1: xorshift, the same for a seed.
+    pub fn noise(seed: u32) -> impl FnMut() -> f32 {
         let mut state = seed.wrapping_mul(2_654_435_761) | 1;
-        let mut next = || {
+        move || {
             state ^= state << 13;
             state ^= state >> 17;
             state ^= state << 5;
             (state >> 8) as f32 / 8_388_608.0 - 1.0
-        };
+        }
+    }
+
+    fn row(n: usize, seed: u32) -> Vec<f32> {
+        let mut next = noise(seed);
         (0..n).map(|_| next() * 1e3).collect()
     }
 

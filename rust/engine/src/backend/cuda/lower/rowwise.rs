@@ -35,7 +35,7 @@ pub fn spec(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
     Ok(spec)
 }
 
-/// Bytes that an op reads and writes, what it takes of weights and of the turns' table included.
+/// Bytes that an op reads and writes, what it takes of weights and of the table of angles included.
 fn moved(l: &Lowering, op: &Op, pass: &Pass) -> usize {
     let (plan, op) = (&l.plan, op.signature());
     let rows = pass.count(op.rows(plan));
@@ -51,7 +51,7 @@ fn moved(l: &Lowering, op: &Op, pass: &Pass) -> usize {
             Role::Scale | Role::Bias => w.n_in * 4,
         }
     };
-    let turns = op.rope.map_or(0, |_| rows * plan.rope.inv_freq.len() * 8);
+    let angles = op.rope.map_or(0, |_| rows * plan.rope.inv_freq.len() * 8);
     // What is read of the cache depends on how full it is.
     let stored = op
         .cache
@@ -62,7 +62,7 @@ fn moved(l: &Lowering, op: &Op, pass: &Pass) -> usize {
         });
     let floats: usize = op.buffers.iter().map(floats).sum();
     let weights: usize = op.weights.iter().map(weight).sum();
-    floats + weights + turns + stored
+    floats + weights + angles + stored
 }
 
 fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
