@@ -1,6 +1,6 @@
-"""`mat_vec` over weights that are small integers against another program of its definition (the doc
-comment of `Op::MatVec`): integers by NumPy's int64, float32 operations by float64 rounded to odd.
-The bits are the same, and they are near to float64."""
+"""`mat_vec`, over weights that are small integers above all, against another program of its
+definition (the doc comments of `Op::MatVec` and `Op::RmsNorm`): integers by NumPy's int64, float32
+operations by float64 rounded to odd. The bits are the same, and they are near to float64."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -157,6 +157,38 @@ def product(blocks: Blocks, x: Floats) -> Floats:
     return total.astype(np.float32)
 
 
+def product_of_floats(weight: Doubles, x: Floats) -> Floats:
+    """`[n_out]` sums of one row of x over 32 lanes; `weight` is `[n_out, n_in]`."""
+    more = -len(x) % 32
+    columns = np.pad(weight, ((0, 0), (0, more))).reshape(len(weight), -1, 32)
+    values = np.pad(x.astype(np.float64), (0, more)).reshape(-1, 32)
+    lanes = np.zeros((len(weight), 32))
+    for i, x_of_lanes in enumerate(values):
+        lanes = fma(columns[:, i], np.broadcast_to(x_of_lanes, lanes.shape), lanes)
+    return folded(lanes)[:, 0].astype(np.float32)
+
+
+def folded(lanes: Doubles) -> Doubles:
+    """32 lanes added up in halves."""
+    while lanes.shape[1] > 1:
+        half = lanes.shape[1] // 2
+        lanes = rounded(lanes[:, :half] + lanes[:, half:])
+    return lanes
+
+
+def norm_factor(x: Floats, eps: float) -> np.float32:
+    """What the norm of a row multiplies its sums by."""
+    values = np.pad(x.astype(np.float64), (0, -len(x) % 256)).reshape(-1, 32, 8)
+    chains = np.zeros(values.shape[:2])
+    for e in range(8):
+        chains = fma(values[:, :, e], values[:, :, e], chains)
+    first, *others = folded(chains)[:, 0].astype(np.float32)
+    for squares in others:
+        first += squares
+    one = np.float32(1)
+    return one / np.sqrt(first / np.float32(len(x)) + np.float32(eps))
+
+
 def linear(ty: str, n_in: int, n_out: int, bias: Floats | None = None) -> Plan:
     plan = Plan()
     x, y = plan.buffer("x", n_in), plan.buffer("y", n_out)
@@ -228,6 +260,39 @@ def test_any_number_of_rows(ty: str) -> None:
             assert np.array_equal(bits(run({"x": x[:rows]})["y"]), bits(wanted[:rows])), rows
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value")
+@pytest.mark.parametrize("ty", TYPES)
+@pytest.mark.parametrize("blocks", [1, 3, 13])
+def test_a_norm_is_part_of_the_sum(ty: str, blocks: int) -> None:
+    """Its weight multiplies x before the sum, its factor the sum before the bias."""
+    elems = TYPES[ty][0]
+    n_in = {1: 45, 32: 32, 256: 256}[elems] * (-(-blocks // 3) if elems == 256 else blocks)
+    n_out, eps = 37, 1e-5
+    bias, scale = normal(n_out, seed=5), normal(n_in, seed=6)
+    plan = linear(ty, n_in, n_out, bias)
+    data = plan.weights["blk.3.w"]
+    norm = plan.norm("norm", scale, eps)
+    # The one of `linear`, then two of one norm: with a bias and without.
+    for out, b in [("biased", 1), ("sum", None)]:
+        fields = {"x": 0, "norm": norm, "weight": 0, "bias": b}
+        plan.op("mat_vec", out=plan.buffer(out, n_out), **fields)
+
+    def sums(x: Floats) -> Floats:
+        if ty in UNPACK:
+            return product(unpacked(plan, ty), x)
+        return product_of_floats(decode(ty, data).reshape(n_out, -1).astype(np.float64), x)
+
+    run = Run(CPU, plan, threads=2)
+    for kind, x in kinds(5, n_in).items():
+        plain = np.stack([sums(row) for row in x])
+        normed = np.stack([sums(row * scale) * norm_factor(row, eps) for row in x])
+        wanted = {"y": plain + bias, "biased": normed + bias, "sum": normed}
+        for rows in (1, 2, 5):
+            found = run({"x": x[:rows]})
+            for out, values in wanted.items():
+                assert np.array_equal(bits(found[out]), bits(values[:rows])), (kind, out, rows)
+
+
 def lengths() -> list[int]:
     """Every row length of the shapes of models that is whole blocks."""
     tensors = [t for shape in shapes.load().values() for _, t in shape.tensors()]
@@ -274,3 +339,22 @@ def test_inputs_without_a_grid_are_refused(ty: str, bad: float) -> None:
         assert f"the product with blk.3.w at position {rows // 2} of sequence slot 2" in said
         assert "another quantization" in said
         assert np.array_equal(bits(run({"x": good})["y"]), bits(clean))
+
+
+@over_types
+def test_a_norm_may_take_inputs_off_the_grid(ty: str) -> None:
+    """What has to have a grid is x times the weight of the norm, which the message shows."""
+    n_in = TYPES[ty][0] * 2
+    plan = linear(ty, n_in, 33)
+    scale = np.ones(n_in, np.float32)
+    scale[-1] = 2.0**60
+    (op,) = plan._plan["ops"]
+    op["norm"] = plan.norm("norm", scale, 1e-5)
+    run = Run(CPU, plan, threads=2)
+    for rows in (1, 9):
+        x = normal(rows, n_in)
+        x[rows // 2, -1] = 2.0**58
+        assert np.isfinite(run({"x": x})["y"]).all()
+        x[rows // 2, -1] = -(2.0**59)
+        with pytest.raises(onegraph.ModelError, match=r"blk\.3\.w .* an input of -664614"):
+            run({"x": x})

@@ -137,6 +137,39 @@ def test_products_of_one_input_are_independent(backend: Backend) -> None:
 
 
 @over_backends
+@over_types
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_norm_and_its_products(backend: Backend, ty: str, scale: float) -> None:
+    """Two products of one norm, one of another and one of the input as it is."""
+    n_in, eps = N_IN[TYPES[ty][0]][-1], 1e-6
+    plan = Plan()
+    x = plan.buffer("x", n_in)
+    scales = [normal(n_in, seed=40 + i) for i in range(2)]
+    norms = [plan.norm(f"n{i}", values, eps) for i, values in enumerate(scales)]
+    parts = {}
+    for i, which in enumerate([0, 0, 1, None]):
+        n_out = 33 + i
+        data, offset = encode(ty, normal(n_out, n_in, seed=i)), normal(n_out, seed=50 + i)
+        plan.op(
+            "mat_vec",
+            x=x,
+            norm=None if which is None else norms[which],
+            weight=plan.weight(f"w{i}", ty, data, n_in, n_out),
+            bias=plan.vector(f"b{i}", offset),
+            out=plan.buffer(f"y{i}", n_out),
+        )
+        parts[f"y{i}"] = decode(ty, data).reshape(n_out, n_in).astype(np.float64), offset, which
+    for rows in (1, 3, 16):
+        values = normal(rows, n_in, seed=rows, scale=scale)
+        run = Run(backend, plan, threads=2)({"x": values})
+        row = values.astype(np.float64)
+        normed = row / np.sqrt((row**2).mean(axis=1, keepdims=True) + eps)
+        for name, (weight, offset, which) in parts.items():
+            read = row if which is None else normed * scales[which]
+            assert nmse(run[name], read @ weight.T + offset) <= backend.nmse, (name, rows)
+
+
+@over_backends
 @pytest.mark.parametrize(("ty", "n_in"), CASES)
 def test_embedding_rows_are_copied(backend: Backend, ty: str, n_in: int) -> None:
     plan = Plan()

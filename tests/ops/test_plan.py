@@ -22,6 +22,21 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("mat_vec", {"x": 2, "weight": 0, "bias": None, "out": 0}, FIT),
     ("mat_vec", {"x": 0, "weight": 0, "bias": None, "out": 0}, FIT),
     ("mat_vec", {"x": 0, "weight": 0, "bias": 2, "out": 1}, FIT),
+    (
+        "mat_vec",
+        {"x": 0, "norm": {"weight": 9, "eps": 1e-5}, "weight": 0, "bias": None, "out": 1},
+        "weight 9 does not exist",
+    ),
+    (
+        "mat_vec",
+        {"x": 0, "norm": {"weight": 0, "eps": 1e-5}, "weight": 0, "bias": None, "out": 1},
+        FIT,
+    ),
+    (
+        "mat_vec",
+        {"x": 0, "norm": {"weight": 2, "eps": 1e-5}, "weight": 0, "bias": None, "out": 1},
+        FIT,
+    ),
     ("rope", {"x": 0, "n_head": 0, "style": "halves"}, FIT),
     ("rope", {"x": 0, "n_head": 3, "style": "halves"}, FIT),
     ("rope", {"x": 0, "n_head": 32, "style": "halves"}, FIT),

@@ -72,6 +72,10 @@ class Plan:
         """A float32 vector."""
         return self.weight(name, "F32", np.asarray(values, "<f4").tobytes(), len(values))
 
+    def norm(self, name: str, values: Floats, eps: float) -> dict[str, Any]:
+        """A norm over rows, for the products that it is part of."""
+        return {"weight": self.vector(name, values), "eps": eps}
+
     def rope_factors(self, values: Floats) -> None:
         """Divisors of the rope table's frequencies."""
         self._plan["rope"]["factors"] = self.vector("rope_factors", values)

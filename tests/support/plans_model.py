@@ -33,7 +33,7 @@ def model(ty: str) -> Plan:
         inv_freq=(10000.0 ** (-np.arange(half) / half)).tolist(),
     )
     widths = {
-        **{"x": N_EMBD, "h": N_EMBD, "delta": N_EMBD, "gate": N_FF, "up": N_FF, "act": N_FF},
+        **{"x": N_EMBD, "delta": N_EMBD, "gate": N_FF, "up": N_FF, "act": N_FF},
         **{"q": N_HEAD * HEAD_DIM, "heads": N_HEAD * HEAD_DIM},
         **{"k": N_HEAD_KV * HEAD_DIM, "v": N_HEAD_KV * HEAD_DIM},
     }
@@ -53,23 +53,36 @@ def model(ty: str) -> Plan:
         drawn += 1
         return plan.vector(f"w{drawn}", normal(n, seed=drawn, scale=scale))
 
-    def norm(x: str, out: str, group: int) -> None:
-        plan.op("rms_norm", x=b[x], weight=vector(group), out=b[out], group=group, eps=1e-5)
+    def norm() -> dict[str, Any]:
+        nonlocal drawn
+        drawn += 1
+        return plan.norm(f"w{drawn}", normal(N_EMBD, seed=drawn), 1e-5)
 
-    def matvec(x: str, out: str, scale: float = 1.0, bias: bool = False) -> None:
+    def norm_heads(x: str) -> None:
+        fields = {"weight": vector(HEAD_DIM), "group": HEAD_DIM, "eps": 1e-5}
+        plan.op("rms_norm", x=b[x], out=b[x], **fields)
+
+    def matvec(
+        x: str,
+        out: str,
+        scale: float = 1.0,
+        *,
+        norm: dict[str, Any] | None = None,
+        bias: bool = False,
+    ) -> None:
         n_in, n_out = widths[x], widths[out]
         offset = vector(n_out, 0.1) if bias else None
         weight = matrix(n_in, n_out, scale)
-        plan.op("mat_vec", x=b[x], weight=weight, bias=offset, out=b[out])
+        plan.op("mat_vec", x=b[x], norm=norm, weight=weight, bias=offset, out=b[out])
 
     widths |= {"last": N_EMBD, "logits": N_VOCAB}
     plan.op("embed", weight=matrix(N_EMBD, N_VOCAB, N_EMBD**0.5), out=b["x"])
     for layer in range(N_LAYER):
-        norm("x", "h", N_EMBD)
+        before = norm()
         for part in "qkv":
-            matvec("h", part, bias=True)
+            matvec("x", part, norm=before, bias=True)
         for part, n_head in [("q", N_HEAD), ("k", N_HEAD_KV)]:
-            norm(part, part, HEAD_DIM)
+            norm_heads(part)
             plan.op("rope", x=b[part], n_head=n_head, style="halves")
         plan.op("kv_scatter", k=b["k"], v=b["v"], layer=layer)
         plan.op(
@@ -77,15 +90,14 @@ def model(ty: str) -> Plan:
         )
         matvec("heads", "delta", 0.5)
         plan.op("add", x=b["delta"], out=b["x"])
-        norm("x", "h", N_EMBD)
-        matvec("h", "gate")
-        matvec("h", "up")
+        before = norm()
+        matvec("x", "gate", norm=before)
+        matvec("x", "up", norm=before)
         plan.op("swi_glu", gate=b["gate"], up=b["up"], out=b["act"])
         matvec("act", "delta", 0.5)
         plan.op("add", x=b["delta"], out=b["x"])
     plan.op("select_rows", x=b["x"], out=b["last"])
-    norm("last", "last", N_EMBD)
-    matvec("last", "logits")
+    matvec("last", "logits", norm=norm())
     return plan
 
 

@@ -16,7 +16,9 @@ use onegraph::backend::cuda::lower::lowering::{Pass, Path};
 use onegraph::backend::cuda::lower::sample;
 use onegraph::backend::cuda::run::card::Card;
 use onegraph::backend::{GpuOptions, RunnerOptions, Weights};
-use onegraph::plan::{BufferId, KvShape, Op, Plan, RopeStyle, RopeTable, Rows, Weight, WeightId};
+use onegraph::plan::{
+    BufferId, KvShape, Norm, Op, Plan, RopeStyle, RopeTable, Rows, Weight, WeightId,
+};
 use onegraph::quant::{self, QuantType};
 use onegraph::Result;
 use rayon::prelude::*;
@@ -68,24 +70,29 @@ impl Layer {
         self.plan.add_buffer(&name, width, rows)
     }
 
-    fn norm(&mut self, x: BufferId, out: BufferId) {
-        let (group, eps) = (N_EMBD, 1e-5);
-        let weight = self.vector(group);
+    fn norm(&mut self) -> Option<Norm> {
+        let weight = self.vector(N_EMBD);
+        Some(Norm { weight, eps: 1e-5 })
+    }
+
+    fn norm_heads(&mut self, x: BufferId) {
+        let weight = self.vector(HEAD_DIM);
         self.plan.ops.push(Op::RmsNorm {
             x,
             weight,
-            out,
-            group,
-            eps,
+            out: x,
+            group: HEAD_DIM,
+            eps: 1e-5,
         });
     }
 
-    fn product(&mut self, x: BufferId, out: BufferId, bias: bool) {
+    fn product(&mut self, x: BufferId, norm: Option<Norm>, out: BufferId, bias: bool) {
         let (n_in, n_out) = (self.plan.buffer(x).width, self.plan.buffer(out).width);
         let weight = self.weight(self.ty, n_in, n_out);
         let bias = bias.then(|| self.vector(n_out));
         self.plan.ops.push(Op::MatVec {
             x,
+            norm,
             weight,
             bias,
             out,
@@ -112,7 +119,7 @@ impl Layer {
         let mut layer = Self { plan, ty };
         let l = &mut layer;
         let wide = |l: &mut Self| l.buffer(N_EMBD, Rows::Batch);
-        let (x, h, q, heads, delta) = (wide(l), wide(l), wide(l), wide(l), wide(l));
+        let (x, q, heads, delta) = (wide(l), wide(l), wide(l), wide(l));
         let k = l.buffer(N_HEAD_KV * HEAD_DIM, Rows::Batch);
         let v = l.buffer(N_HEAD_KV * HEAD_DIM, Rows::Batch);
         let (gate, up) = (l.buffer(N_FF, Rows::Batch), l.buffer(N_FF, Rows::Batch));
@@ -121,9 +128,9 @@ impl Layer {
         let logits = l.buffer(N_VOCAB, Rows::Out);
         let weight = l.weight(ty, N_EMBD, N_VOCAB);
         l.plan.ops.push(Op::Embed { weight, out: x });
-        l.norm(x, h);
+        let norm = l.norm();
         for out in [q, k, v] {
-            l.product(h, out, true);
+            l.product(x, norm, out, true);
         }
         for (x, n_head) in [(q, N_HEAD), (k, N_HEAD_KV)] {
             l.plan.ops.push(Op::Rope { x, n_head, style });
@@ -136,17 +143,18 @@ impl Layer {
             n_head: N_HEAD,
             scale: 0.1,
         });
-        l.product(heads, delta, false);
+        l.norm_heads(heads);
+        l.product(heads, None, delta, false);
         l.plan.ops.push(Op::Add { x: delta, out: x });
-        l.norm(x, h);
-        l.product(h, gate, false);
-        l.product(h, up, false);
+        let norm = l.norm();
+        l.product(x, norm, gate, false);
+        l.product(x, norm, up, false);
         l.plan.ops.push(Op::SwiGlu { gate, up, out: act });
-        l.product(act, delta, false);
+        l.product(act, None, delta, false);
         l.plan.ops.push(Op::Add { x: delta, out: x });
         l.plan.ops.push(Op::SelectRows { x, out: last });
-        l.norm(last, last);
-        l.product(last, logits, false);
+        let norm = l.norm();
+        l.product(last, norm, logits, false);
         l.plan.logits = logits;
         layer.plan
     }

@@ -3,7 +3,9 @@
 
 use crate::config::{Config, RopeScaling};
 use crate::error::{Error, Result};
-use crate::plan::{BufferId, KvShape, Op, Plan, RopeStyle, RopeTable, Rows, Weight, WeightId};
+use crate::plan::{
+    BufferId, KvShape, Norm, Op, Plan, RopeStyle, RopeTable, Rows, Weight, WeightId,
+};
 
 /// A plan under construction.
 pub struct Builder<'a> {
@@ -134,7 +136,6 @@ impl<'a> Builder<'a> {
         self.rope_table()?;
 
         let x = self.plan.add_buffer("x", c.n_embd, Rows::Batch);
-        let h = self.plan.add_buffer("h", c.n_embd, Rows::Batch);
         let q = self.plan.add_buffer("q", n_q, Rows::Batch);
         let k = self.plan.add_buffer("k", n_kv, Rows::Batch);
         let v = self.plan.add_buffer("v", n_kv, Rows::Batch);
@@ -144,7 +145,6 @@ impl<'a> Builder<'a> {
         let act = self.plan.add_buffer("act", c.n_ff, Rows::Batch);
         let delta = self.plan.add_buffer("delta", c.n_embd, Rows::Batch);
         let last = self.plan.add_buffer("last", c.n_embd, Rows::Out);
-        let last_h = self.plan.add_buffer("last_h", c.n_embd, Rows::Out);
         let logits = self.plan.add_buffer("logits", c.n_vocab, Rows::Out);
 
         let embedding = self.weight("token_embd.weight", &[c.n_embd, c.n_vocab])?;
@@ -153,13 +153,13 @@ impl<'a> Builder<'a> {
             out: x,
         });
         for layer in 0..c.n_layer {
-            self.rms_norm(x, &format!("blk.{layer}.attn_norm.weight"), h, c.n_embd)?;
-            self.matvec(h, layer, "attn_q", &[c.n_embd, n_q], q)?;
-            self.matvec(h, layer, "attn_k", &[c.n_embd, n_kv], k)?;
-            self.matvec(h, layer, "attn_v", &[c.n_embd, n_kv], v)?;
+            let norm = Some(self.norm(&format!("blk.{layer}.attn_norm.weight"), c.n_embd)?);
+            self.matvec(x, norm, layer, "attn_q", &[c.n_embd, n_q], q)?;
+            self.matvec(x, norm, layer, "attn_k", &[c.n_embd, n_kv], k)?;
+            self.matvec(x, norm, layer, "attn_v", &[c.n_embd, n_kv], v)?;
             if traits.qk_norm {
-                self.rms_norm(q, &format!("blk.{layer}.attn_q_norm.weight"), q, c.head_dim)?;
-                self.rms_norm(k, &format!("blk.{layer}.attn_k_norm.weight"), k, c.head_dim)?;
+                self.norm_heads(q, &format!("blk.{layer}.attn_q_norm.weight"))?;
+                self.norm_heads(k, &format!("blk.{layer}.attn_k_norm.weight"))?;
             }
             self.plan.ops.extend([
                 Op::Rope {
@@ -181,23 +181,24 @@ impl<'a> Builder<'a> {
                     scale: 1.0 / (c.head_dim as f32).sqrt(),
                 },
             ]);
-            self.matvec(heads, layer, "attn_output", &[n_q, c.n_embd], delta)?;
+            self.matvec(heads, None, layer, "attn_output", &[n_q, c.n_embd], delta)?;
             self.plan.ops.push(Op::Add { x: delta, out: x });
-            self.rms_norm(x, &format!("blk.{layer}.ffn_norm.weight"), h, c.n_embd)?;
-            self.matvec(h, layer, "ffn_gate", &[c.n_embd, c.n_ff], gate)?;
-            self.matvec(h, layer, "ffn_up", &[c.n_embd, c.n_ff], up)?;
+            let norm = Some(self.norm(&format!("blk.{layer}.ffn_norm.weight"), c.n_embd)?);
+            self.matvec(x, norm, layer, "ffn_gate", &[c.n_embd, c.n_ff], gate)?;
+            self.matvec(x, norm, layer, "ffn_up", &[c.n_embd, c.n_ff], up)?;
             self.plan.ops.push(Op::SwiGlu { gate, up, out: act });
-            self.matvec(act, layer, "ffn_down", &[c.n_ff, c.n_embd], delta)?;
+            self.matvec(act, None, layer, "ffn_down", &[c.n_ff, c.n_embd], delta)?;
             self.plan.ops.push(Op::Add { x: delta, out: x });
         }
         self.plan.ops.push(Op::SelectRows { x, out: last });
-        self.rms_norm(last, "output_norm.weight", last_h, c.n_embd)?;
+        let norm = self.norm("output_norm.weight", c.n_embd)?;
         let head = match self.optional("output.weight", &[c.n_embd, c.n_vocab])? {
             Some(head) => head,
             None => embedding,
         };
         self.plan.ops.push(Op::MatVec {
-            x: last_h,
+            x: last,
+            norm: Some(norm),
             weight: head,
             bias: None,
             out: logits,
@@ -206,14 +207,24 @@ impl<'a> Builder<'a> {
         Ok(self.plan)
     }
 
-    fn rms_norm(&mut self, x: BufferId, name: &str, out: BufferId, group: usize) -> Result<()> {
-        let weight = self.weight(name, &[group])?;
+    /// The norm of the tensor `name`, over rows or parts of `width` values.
+    fn norm(&mut self, name: &str, width: usize) -> Result<Norm> {
+        Ok(Norm {
+            weight: self.weight(name, &[width])?,
+            eps: self.config.rms_eps,
+        })
+    }
+
+    /// Normalizes each head of `x` in place.
+    fn norm_heads(&mut self, x: BufferId, name: &str) -> Result<()> {
+        let group = self.config.head_dim;
+        let Norm { weight, eps } = self.norm(name, group)?;
         self.plan.ops.push(Op::RmsNorm {
             x,
             weight,
-            out,
+            out: x,
             group,
-            eps: self.config.rms_eps,
+            eps,
         });
         Ok(())
     }
@@ -222,6 +233,7 @@ impl<'a> Builder<'a> {
     fn matvec(
         &mut self,
         x: BufferId,
+        norm: Option<Norm>,
         layer: usize,
         name: &str,
         shape: &[usize; 2],
@@ -231,6 +243,7 @@ impl<'a> Builder<'a> {
         let bias = self.optional(&format!("blk.{layer}.{name}.bias"), &shape[1..])?;
         self.plan.ops.push(Op::MatVec {
             x,
+            norm,
             weight,
             bias,
             out,

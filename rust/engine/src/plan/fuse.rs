@@ -1,7 +1,7 @@
 //! The fusion pass: neighbouring ops that one kernel can do become one fused op. A backend that
 //! lowers a plan runs fused ops; the interpreter runs the plan itself and stays the oracle.
 
-use super::{BufferId, Op, Plan, RopeStyle, WeightId};
+use super::{BufferId, Norm, Op, Plan, RopeStyle, WeightId};
 
 /// What a fused mat-vec does with its sums.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,11 +30,10 @@ pub struct Part {
 pub enum Fused {
     /// An op as it is.
     Single(Op),
-    /// Mat-vecs of one `x`, with the norm before and what follows.
+    /// Mat-vecs of one `x` with one norm, and what follows them.
     MatVec {
         x: BufferId,
-        /// Weight and epsilon of an RMSNorm over the whole row of `x`.
-        norm: Option<(WeightId, f32)>,
+        norm: Option<Norm>,
         parts: Vec<Part>,
         epilogue: Epilogue,
     },
@@ -73,12 +72,13 @@ fn single(op: &Op) -> Fused {
     match *op {
         Op::MatVec {
             x,
+            norm,
             weight,
             bias,
             out,
         } => Fused::MatVec {
             x,
-            norm: None,
+            norm,
             parts: vec![Part { weight, bias, out }],
             epilogue: Epilogue::Store,
         },
@@ -100,55 +100,37 @@ fn read_later(plan: &Plan, from: usize, id: BufferId) -> bool {
     false
 }
 
-/// A norm and the mat-vecs behind it, with what follows them; and how many ops that are.
+/// The mat-vecs from `start` on of one x and one norm, with what follows them; and how many ops that
+/// are.
 fn mat_vecs(plan: &Plan, start: usize, rules: Rules) -> Option<(Fused, usize)> {
     let ops = &plan.ops[start..];
-    let (x, norm, input, mut at) = match ops[0] {
-        Op::RmsNorm {
-            x,
-            weight,
-            out,
-            group,
-            eps,
-        } if group == plan.buffer(x).width => (x, Some((weight, eps)), out, 1),
-        Op::MatVec { x, .. } => (x, None, x, 0),
-        _ => return None,
-    };
-    let mut parts = Vec::new();
-    while let Some(Op::MatVec {
-        x,
-        weight,
-        bias,
-        out,
-    }) = ops.get(at)
-    {
-        if *x != input {
-            break;
-        }
-        parts.push(Part {
-            weight: *weight,
-            bias: *bias,
-            out: *out,
-        });
-        at += 1;
-    }
-    if parts.is_empty() || (norm.is_some() && read_later(plan, start + at, input)) {
+    let &Op::MatVec { x, norm, .. } = ops.first()? else {
         return None;
-    }
-    let (epilogue, used) = epilogue(plan, start + at, &parts, rules);
+    };
+    let part = |op: &Op| match *op {
+        Op::MatVec {
+            x: its_x,
+            norm: its_norm,
+            weight,
+            bias,
+            out,
+        } if its_x == x && its_norm == norm => Some(Part { weight, bias, out }),
+        _ => None,
+    };
+    let parts: Vec<Part> = ops.iter().map_while(part).collect();
+    let (epilogue, used) = epilogue(plan, start + parts.len(), &parts, rules);
     // Without an epilogue that joins them, a kernel takes up to three matrices.
     if epilogue == Epilogue::Store && parts.len() > 3 {
         return None;
     }
-    Some((
-        Fused::MatVec {
-            x,
-            norm,
-            parts,
-            epilogue,
-        },
-        at + used,
-    ))
+    let used = parts.len() + used;
+    let fused = Fused::MatVec {
+        x,
+        norm,
+        parts,
+        epilogue,
+    };
+    Some((fused, used))
 }
 
 /// The epilogue that the ops from `at` on allow, and how many of them it stands for.
@@ -197,5 +179,110 @@ fn epilogue(plan: &Plan, at: usize, parts: &[Part], rules: Rules) -> (Epilogue, 
             )
         }
         _ => (Epilogue::Store, 0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{KvShape, RopeTable, Rows, Weight};
+    use crate::quant;
+
+    const X: BufferId = BufferId(0);
+    const SUM: BufferId = BufferId(4);
+    const NORM: Norm = Norm {
+        weight: WeightId(0),
+        eps: 1e-5,
+    };
+    const RULES: Rules = Rules {
+        fuse: true,
+        scatter: true,
+    };
+
+    /// Rows of 64 values in five buffers, a vector and a matrix.
+    fn plan(ops: Vec<Op>) -> Plan {
+        let mut plan = Plan {
+            buffers: vec![],
+            weights: vec![],
+            ops,
+            rope: RopeTable {
+                inv_freq: vec![],
+                factors: None,
+                scale: 1.0,
+            },
+            kv: KvShape {
+                n_layer: 1,
+                n_head_kv: 1,
+                head_dim: 64,
+            },
+            logits: SUM,
+        };
+        for name in ["x", "a", "b", "c", "sum"] {
+            plan.add_buffer(name, 64, Rows::Batch);
+        }
+        for (name, n_out) in [("norm", 1), ("matrix", 64)] {
+            plan.add_weight(Weight {
+                name: name.into(),
+                n_in: 64,
+                n_out,
+                ty: &quant::TYPES[0],
+            });
+        }
+        plan.check().unwrap();
+        plan
+    }
+
+    fn product(norm: Option<Norm>, out: usize) -> Op {
+        Op::MatVec {
+            x: X,
+            norm,
+            weight: WeightId(1),
+            bias: None,
+            out: BufferId(out),
+        }
+    }
+
+    /// The norm and the number of matrices of each fused product.
+    fn products(ops: Vec<Op>, rules: Rules) -> Vec<(Option<Norm>, usize)> {
+        let of = |op| match op {
+            Fused::MatVec { norm, parts, .. } => Some((norm, parts.len())),
+            Fused::Single(_) => None,
+        };
+        fuse(&plan(ops), rules).into_iter().filter_map(of).collect()
+    }
+
+    #[test]
+    fn products_of_one_input_and_norm_are_joined() {
+        let normed = || (1..4).map(|out| product(Some(NORM), out)).collect();
+        assert_eq!(products(normed(), RULES), [(Some(NORM), 3)]);
+        let single = Rules {
+            fuse: false,
+            ..RULES
+        };
+        assert_eq!(products(normed(), single), [(Some(NORM), 1); 3]);
+    }
+
+    #[test]
+    fn products_of_another_norm_or_none_are_not() {
+        let other = Norm { eps: 1e-6, ..NORM };
+        let ops = [None, Some(NORM), Some(other)];
+        let ops = ops.into_iter().zip(1..).map(|(n, out)| product(n, out));
+        let wanted = [(None, 1), (Some(NORM), 1), (Some(other), 1)];
+        assert_eq!(products(ops.collect(), RULES), wanted);
+    }
+
+    /// Its rows are rounded before they are multiplied: not the sum that a product with a norm has.
+    #[test]
+    fn a_norm_of_its_own_stays_one() {
+        let norm = Op::RmsNorm {
+            x: SUM,
+            weight: NORM.weight,
+            out: X,
+            group: 64,
+            eps: NORM.eps,
+        };
+        let fused = fuse(&plan(vec![norm.clone(), product(None, 1)]), RULES);
+        assert_eq!(fused.len(), 2);
+        assert_eq!(fused[0], Fused::Single(norm));
     }
 }

@@ -28,6 +28,14 @@ impl RopeStyle {
     }
 }
 
+/// An RMSNorm over whole rows, where it is part of a product.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Norm {
+    /// A vector as long as the rows.
+    pub weight: WeightId,
+    pub eps: f32,
+}
+
 /// One operation. Buffers hold float32 rows.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
@@ -39,7 +47,7 @@ pub enum Op {
     /// consecutive values; `weight` has `group` values. The sum of the squares: of every 256 values
     /// in turn, the last ones padded with zeros, 32 chains of 8 consecutive values, each by fused
     /// multiply-adds from zero; the chains folded in halves, 16, 8, 4, 2, 1; then these sums in
-    /// order. Then `(x * (1 / sqrt(mean + eps))) * weight`, each step rounded.
+    /// order. Then `f = 1 / sqrt(sum / group + eps)` and `(x * f) * weight`, each step rounded.
     RmsNorm {
         x: BufferId,
         weight: WeightId,
@@ -47,8 +55,14 @@ pub enum Op {
         group: usize,
         eps: f32,
     },
-    /// `out[r] = weight · x[r] + bias`, by a stated sum: all operations below are IEEE float32 with
-    /// subnormals, round to nearest, ties to even; `fma` rounds once.
+    /// `out[r] = weight · x[r] + bias`, or of `x[r]` as [`Op::RmsNorm`] makes it, by a stated sum:
+    /// all operations below are IEEE float32 with subnormals, round to nearest, ties to even; `fma`
+    /// rounds once.
+    ///
+    /// **A norm** is one group, the row, and stands around the sum: what is multiplied below is not
+    /// `x[k]` but `x[k] * norm.weight[k]`, rounded once, and each sum, once it is whole, is multiplied
+    /// by `f` of the row, rounded once, before the bias is added. `f` is that of [`Op::RmsNorm`], with
+    /// the squares of x itself and every step as stated there.
     ///
     /// **Weights that are small integers** (types with [`crate::quant::Integers`]; each type's file
     /// states its `q`, its sub-blocks, scales and offsets). The columns of a row are cut into
@@ -76,16 +90,18 @@ pub enum Op {
     /// 5. *Parts*: `n` superblocks are cut into `P = min(8, n)` runs, run `i` from `floor(i n / P)` to
     ///    `floor((i + 1) n / P)` ([`super::parts::parts`]). In a run, `y` starts from +0 and takes the
     ///    superblocks in order; then the runs are added in order, `((y_0 + y_1) + y_2) + ...`.
-    /// 6. The bias is added.
+    /// 6. With a norm, the sum is multiplied by `f`. Then the bias is added.
     ///
     /// What makes these sums exact is asserted when a type is compiled:
     /// [`crate::quant::Integers::PROOF`].
     ///
     /// **Weights that are floats** (all other types): each is a float32 as it is. Lane `l` of 32 starts
     /// from +0 and takes columns `l, l + 32, ...` in order, `y_l = fma(w, x, y_l)`; then the lanes are
-    /// folded in halves, `y_l = y_l + y_(l + n)` for `n` = 16, 8, 4, 2, 1; then the bias is added.
+    /// folded in halves, `y_l = y_l + y_(l + n)` for `n` = 16, 8, 4, 2, 1; then come `f` and the bias
+    /// as above.
     MatVec {
         x: BufferId,
+        norm: Option<Norm>,
         weight: WeightId,
         bias: Option<WeightId>,
         out: BufferId,
@@ -156,17 +172,18 @@ impl Op {
             },
             Op::MatVec {
                 x,
+                norm,
                 weight,
                 bias,
                 out,
             } => {
+                let matrix = Some(used(weight, Role::Matrix));
+                let scale = norm.map(|norm| used(norm.weight, Role::Scale));
                 let bias = bias.map(|id| used(id, Role::Bias));
                 let out = write(out).wide(Width::Product);
                 Signature {
-                    weights: [used(weight, Role::Matrix)]
-                        .into_iter()
-                        .chain(bias)
-                        .collect(),
+                    weights: [scale, matrix, bias].into_iter().flatten().collect(),
+                    constant: norm.map(|norm| Constant::Epsilon(norm.eps)),
                     ..Signature::new("matvec", Over::Buffers, vec![read(x), out])
                 }
             }

@@ -66,7 +66,7 @@ pub enum Role {
     Lookup,
     /// `[Width::Product][Width::Row]`, all of which multiplies each row.
     Matrix,
-    /// A vector that multiplies each group of [`Parts::Groups`].
+    /// A vector that multiplies the row, or each group of [`Parts::Groups`].
     Scale,
     /// A vector added to each row of [`Width::Product`].
     Bias,
@@ -226,10 +226,19 @@ impl Signature {
             match used.role {
                 Role::Lookup => n_in == row,
                 Role::Matrix => n_in == row && n_out == product,
-                Role::Scale => is_vector && self.parts == Parts::Groups(w.n_in),
+                Role::Scale => is_vector && n_in == self.scaled(row),
                 Role::Bias => is_vector && n_in == product,
             }
         })
+    }
+
+    /// Values that one vector of [`Role::Scale`] multiplies.
+    fn scaled(&self, row: Option<usize>) -> Option<usize> {
+        match self.parts {
+            Parts::Whole => row,
+            Parts::Groups(size) => Some(size),
+            Parts::Heads(_) => None,
+        }
     }
 
     fn parts_fit(&self, plan: &Plan) -> bool {

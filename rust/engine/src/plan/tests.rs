@@ -1,7 +1,7 @@
 //! What is said of each op, and that a plan's checks and listings go by it.
 
 use super::signature::{Over, Role};
-use super::{BufferId, KvShape, Op, Plan, RopeStyle, RopeTable, Rows, Weight, WeightId};
+use super::{BufferId, KvShape, Norm, Op, Plan, RopeStyle, RopeTable, Rows, Weight, WeightId};
 use crate::quant;
 
 const A: BufferId = BufferId(0);
@@ -16,6 +16,7 @@ const MATRIX: WeightId = WeightId(1);
 const BIAS: WeightId = WeightId(2);
 const NORM: WeightId = WeightId(3);
 const ROWS_OF_96: WeightId = WeightId(4);
+const ROW_NORM: WeightId = WeightId(5);
 
 /// Rows of 64 values, four heads of 16 with a cache of two.
 fn plan(ops: Vec<Op>) -> Plan {
@@ -51,6 +52,7 @@ fn plan(ops: Vec<Op>) -> Plan {
         ("bias", 96, 1),
         ("norm", 16, 1),
         ("rows_of_96", 96, 2),
+        ("row_norm", 64, 1),
     ] {
         plan.add_weight(Weight {
             name: name.into(),
@@ -108,6 +110,30 @@ const CASES: &[Case] = &[
     Case {
         op: Op::MatVec {
             x: A,
+            norm: Some(Norm {
+                weight: ROW_NORM,
+                eps: 1e-6,
+            }),
+            weight: MATRIX,
+            bias: Some(BIAS),
+            out: WIDE,
+        },
+        inputs: &[A],
+        outputs: &[WIDE],
+        overwritten: &[WIDE],
+        weights: &[
+            (ROW_NORM, Role::Scale),
+            (MATRIX, Role::Matrix),
+            (BIAS, Role::Bias),
+        ],
+        over: Over::Buffers,
+        cache: (None, None),
+        listed: "wide = matvec(a, row_norm F32[64], m F32[96, 64], bias bias F32[96], eps 1e-6)",
+    },
+    Case {
+        op: Op::MatVec {
+            x: A,
+            norm: None,
             weight: MATRIX,
             bias: Some(BIAS),
             out: WIDE,
@@ -261,9 +287,17 @@ fn heads_are_those_of_the_ops_that_read_the_cache() {
 fn what_does_not_go_together_does_not_fit() {
     let matvec = |weight, bias, out| Op::MatVec {
         x: A,
+        norm: None,
         weight,
         bias,
         out,
+    };
+    let normed = |weight| Op::MatVec {
+        x: A,
+        norm: Some(Norm { weight, eps: 0.0 }),
+        weight: MATRIX,
+        bias: None,
+        out: WIDE,
     };
     let attention = |out, layer, n_head| Op::Attention {
         q: A,
@@ -282,6 +316,9 @@ fn what_does_not_go_together_does_not_fit() {
             v: A,
             layer: 0,
         },
+        // A norm is a vector as long as the rows that are multiplied.
+        normed(NORM),
+        normed(TABLE),
         // A matrix is no bias, whatever the length of its rows.
         matvec(MATRIX, Some(ROWS_OF_96), WIDE),
         // An output that is an input.

@@ -7,11 +7,11 @@ use super::attention;
 use super::kv::KvCache;
 use super::matvec::{self, Product, Scratch};
 use super::memory::{filled, most_rows, reserve};
-use super::rowwise::{self, CosSin, RmsNorm};
+use super::rowwise::{self, CosSin, Normed, RmsNorm};
 use super::simd::{self, Level};
 use crate::backend::{Batch, KvPages, Runner, RunnerOptions, Weights};
 use crate::error::{Error, Result};
-use crate::plan::{BufferId, Op, Plan, RopeTable, Rows, WeightId};
+use crate::plan::{BufferId, Norm, Op, Plan, RopeTable, Rows, WeightId};
 
 /// What the plan's buffers hold, in messages.
 const ACTIVATIONS: &str = "the activations of the rows";
@@ -24,6 +24,7 @@ pub struct Interpreter {
     vectors: Vec<Option<Vec<f32>>>,
     buffers: Vec<Vec<f32>>,
     scratch: Scratch,
+    normed: Normed,
     pub kv: KvCache,
     inv_freq: Vec<f64>,
     cos_sin: CosSin,
@@ -89,6 +90,7 @@ impl Interpreter {
             vectors,
             buffers,
             scratch: Scratch::default(),
+            normed: Normed::default(),
             kv,
             inv_freq,
             cos_sin: CosSin::default(),
@@ -199,20 +201,50 @@ impl Interpreter {
 
     /// Runs the mat-vecs at the front of `ops` that go [`matvec::together`]; says how many they were.
     fn products(&mut self, ops: &[Op], batch: &Batch<'_>) -> Result<usize> {
+        let ops = &ops[..matvec::together(ops)];
+        let Some(Op::MatVec { x, norm, .. }) = ops.first() else {
+            return Err(Error::Internal(
+                "a mat-vec that overwrites its input".into(),
+            ));
+        };
+        if self.buffers[x.0].is_empty() {
+            // No row's logits are wanted: the outputs have no rows either.
+            return Ok(ops.len());
+        }
+        // Taken out, so that all else may be read while they are written.
         let mut scratch = std::mem::take(&mut self.scratch);
+        let mut normed = std::mem::take(&mut self.normed);
+        let done = self.multiply(ops, *x, *norm, batch, &mut scratch, &mut normed);
+        let m = self.buffers[x.0].len() / self.plan.buffer(*x).width;
+        let mut from = 0;
+        for (out, n_out) in done.iter().flatten() {
+            scratch.take(from, m, &mut self.buffers[out.0]);
+            from += n_out;
+        }
+        self.scratch = scratch;
+        self.normed = normed;
+        done.map(|_| ops.len())
+    }
+
+    /// Computes mat-vecs of the rows of one `x` under one norm into `scratch`; says where the sums
+    /// go, and how many of a row.
+    fn multiply(
+        &self,
+        ops: &[Op],
+        x: BufferId,
+        norm: Option<Norm>,
+        batch: &Batch<'_>,
+        scratch: &mut Scratch,
+        normed: &mut Normed,
+    ) -> Result<Vec<(BufferId, usize)>> {
         let mut products: Vec<Product<'_>> = Vec::new();
-        let mut x_id = None;
-        for op in &ops[..matvec::together(ops)] {
+        for op in ops {
             let Op::MatVec {
-                x,
-                weight,
-                bias,
-                out,
+                weight, bias, out, ..
             } = op
             else {
                 break;
             };
-            x_id = Some(*x);
             let w = self.plan.weight(*weight);
             products.push(Product {
                 weight: self.weights.bytes(&w.name)?,
@@ -222,38 +254,29 @@ impl Interpreter {
                 out: *out,
             });
         }
-        let Some(x_id) = x_id else {
-            return Err(Error::Internal(
-                "a mat-vec that overwrites its input".into(),
-            ));
+        let values = &self.buffers[x.0];
+        let (values, factors) = match norm {
+            None => (values, None),
+            Some(Norm { weight, eps }) => {
+                normed.set(self.level, values, self.vector(weight)?, eps)?;
+                (&normed.x, Some(normed.factors.as_slice()))
+            }
         };
-        let (x, n_in) = (&self.buffers[x_id.0], self.plan.buffer(x_id).width);
-        if x.is_empty() {
-            // No row's logits are wanted: the outputs have no rows either.
-            let done = products.len();
-            self.scratch = scratch;
-            return Ok(done);
-        }
-        let absurd = |row: usize| self.absurd(&ops[0], x_id, row, batch);
-        if let Err(e) = scratch.run(self.level, &products, x, n_in, absurd) {
-            self.scratch = scratch;
-            return Err(e);
-        }
-        let done: Vec<_> = products.iter().map(|p| (p.out, p.n_out)).collect();
-        let m = x.len() / n_in;
-        let mut from = 0;
-        for (out, n_out) in &done {
-            scratch.take(from, m, &mut self.buffers[out.0]);
-            from += n_out;
-        }
-        self.scratch = scratch;
-        Ok(done.len())
+        let rows = matvec::Rows {
+            x: values,
+            n_in: self.plan.buffer(x).width,
+            factors,
+        };
+        let absurd = |row: usize| self.absurd(&ops[0], x, values, row, batch);
+        scratch.run(self.level, &products, rows, absurd)?;
+        Ok(products.iter().map(|p| (p.out, p.n_out)).collect())
     }
 
-    /// The error of a row of `x` that the product `op` has no block fixed point for.
-    fn absurd(&self, op: &Op, x: BufferId, row: usize, batch: &Batch<'_>) -> Error {
+    /// The error of a row of `values` that the product `op` has no block fixed point for: of its `x`,
+    /// or of that times the weight of its norm.
+    fn absurd(&self, op: &Op, x: BufferId, values: &[f32], row: usize, batch: &Batch<'_>) -> Error {
         let buffer = self.plan.buffer(x);
-        let values = &self.buffers[x.0][row * buffer.width..][..buffer.width];
+        let values = &values[row * buffer.width..][..buffer.width];
         let row = match buffer.rows {
             Rows::Batch => row,
             Rows::Out => batch.out_rows[row] as usize,

@@ -25,6 +25,16 @@ pub struct Product<'a> {
     pub out: BufferId,
 }
 
+/// The rows that products multiply.
+#[derive(Clone, Copy)]
+pub struct Rows<'a> {
+    /// `[m, n_in]`.
+    pub x: &'a [f32],
+    pub n_in: usize,
+    /// What the sums of each row are multiplied by: `[m]`.
+    pub factors: Option<&'a [f32]>,
+}
+
 /// Jobs a thread gets, so that a late one is made up for.
 const JOBS_PER_THREAD: usize = 4;
 
@@ -37,13 +47,16 @@ const PANELS: usize = 4;
 /// Rows of x up to which weights are expanded in registers, at once for all of them.
 const FEW: usize = 4;
 
-/// Mat-vecs at the front of `ops` that read the same x, and none of which overwrites it: they run in
-/// one parallel region, so that threads meet once.
+/// Mat-vecs at the front of `ops` that read the same x with the same norm, and none of which
+/// overwrites it: they run in one parallel region, so that threads meet once.
 pub fn together(ops: &[Op]) -> usize {
     let mut first = None;
     ops.iter()
-        .take_while(|op| {
-            matches!(op, Op::MatVec { x, out, .. } if *first.get_or_insert(*x) == *x && out != x)
+        .take_while(|op| match op {
+            Op::MatVec { x, norm, out, .. } => {
+                *first.get_or_insert((x, norm)) == (x, norm) && out != x
+            }
+            _ => false,
         })
         .count()
 }
@@ -94,9 +107,8 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Computes all `products` of the rows of `x`, `[m, n_in]`; [`Scratch::take`] hands them out.
-    /// `absurd` makes the error of a row of x that has no block fixed point: then nothing is
-    /// computed.
+    /// Computes all `products` of `rows`; [`Scratch::take`] hands them out. `absurd` makes the error
+    /// of a row that has no block fixed point: then nothing is computed.
     ///
     /// # Errors
     /// [`crate::Error::Memory`], what `absurd` makes.
@@ -104,10 +116,10 @@ impl Scratch {
         &mut self,
         level: Level,
         products: &[Product<'_>],
-        x: &[f32],
-        n_in: usize,
+        rows: Rows<'_>,
         absurd: impl Fn(usize) -> Error,
     ) -> Result<()> {
+        let Rows { x, n_in, factors } = rows;
         let m = x.len() / n_in;
         let n_out: usize = products.iter().map(|p| p.n_out).sum();
         resized(&mut self.columns, n_out * m, 0.0)?;
@@ -159,6 +171,11 @@ impl Scratch {
                 out: part,
             };
             quant::dispatch_sums(product.ty, job)?;
+            if let Some(factors) = factors {
+                for out in part.chunks_exact_mut(m) {
+                    out.iter_mut().zip(factors).for_each(|(y, f)| *y *= f);
+                }
+            }
             if let Some(bias) = product.bias {
                 for (bias, out) in bias[first..].iter().zip(part.chunks_exact_mut(m)) {
                     out.iter_mut().for_each(|y| *y += bias);

@@ -1,6 +1,7 @@
 //! What the interpreter takes beside the weights: foreseen from the plan, and taken so that a
 //! machine without room for it gives an error. Widths come from the file, lengths from the options.
 
+use super::rowwise::Normed;
 use super::{attention, matvec};
 use crate::backend::{KvPages, Needs, RunnerOptions};
 use crate::error::{Error, Result};
@@ -39,6 +40,7 @@ pub fn needs(plan: &Plan, options: &RunnerOptions) -> Result<Needs> {
         activations: activations(plan, options),
         scratch: sum([
             products(plan, options),
+            normed(plan, options),
             scores(plan, options),
             sampling(plan, options),
             // A page's number in the table, and in the list of those that are free.
@@ -81,6 +83,20 @@ fn products(plan: &Plan, options: &RunnerOptions) -> u64 {
         at += together.max(1);
     }
     most
+}
+
+/// The longest rows of a product with a norm.
+fn normed(plan: &Plan, options: &RunnerOptions) -> u64 {
+    let bytes = |op: &Op| match op {
+        Op::MatVec {
+            x, norm: Some(_), ..
+        } => {
+            let x = plan.buffer(*x);
+            Normed::bytes(x.width, x.rows.of(most_rows(options), options.n_slots))
+        }
+        _ => 0,
+    };
+    plan.ops.iter().map(bytes).max().unwrap_or(0) as u64
 }
 
 /// What attention works on.

@@ -35,13 +35,19 @@ impl Task for RmsNorm<'_> {
     #[inline(always)]
     fn run<I: Isa>(self) {
         for values in self.values.chunks_exact_mut(self.weight.len()) {
-            let mean = sum_of_squares(values) / values.len() as f32;
-            let factor = 1.0 / (mean + self.eps).sqrt();
+            let factor = factor(values, self.eps);
             for (v, w) in values.iter_mut().zip(self.weight) {
                 *v = *v * factor * w;
             }
         }
     }
+}
+
+/// `1 / rms`, as [`crate::plan::Op::RmsNorm`] states it.
+#[inline(always)]
+fn factor(values: &[f32], eps: f32) -> f32 {
+    let mean = sum_of_squares(values) / values.len() as f32;
+    1.0 / (mean + eps).sqrt()
 }
 
 /// In the order that [`crate::plan::Op::RmsNorm`] states.
@@ -67,6 +73,75 @@ fn sum_of_squares(values: &[f32]) -> f32 {
         sum = if i == 0 { chains[0] } else { sum + chains[0] };
     }
     sum
+}
+
+/// Rows as products with a norm take them ([`crate::plan::Op::MatVec`]).
+#[derive(Default)]
+pub struct Normed {
+    /// Each value times its column's weight: `[rows, width]`.
+    pub x: Vec<f32>,
+    /// What the sums of each row are multiplied by: `[rows]`.
+    pub factors: Vec<f32>,
+}
+
+impl Normed {
+    /// Bytes of `rows` rows of `width`.
+    pub fn bytes(width: usize, rows: usize) -> usize {
+        rows.saturating_mul(width.saturating_add(1))
+            .saturating_mul(size_of::<f32>())
+    }
+
+    /// Sets it to the rows of `x` under a norm of this weight and epsilon.
+    ///
+    /// # Errors
+    /// [`crate::Error::Memory`].
+    pub fn set(&mut self, level: Level, x: &[f32], weight: &[f32], eps: f32) -> Result<()> {
+        const WHAT: &str = "the rows that are normalized";
+        let rows = x.len() / weight.len();
+        reserve(&mut self.x, x.len(), WHAT)?;
+        reserve(&mut self.factors, rows, WHAT)?;
+        self.x.resize(x.len(), 0.0);
+        self.factors.resize(rows, 0.0);
+        let run = |((out, x), factor): ((&mut [f32], &[f32]), &mut f32)| {
+            let scaled = Scaled {
+                x,
+                weight,
+                eps,
+                out,
+            };
+            *factor = simd::run(level, scaled);
+        };
+        let (width, factors) = (weight.len(), &mut self.factors);
+        if x.len() < PARALLEL {
+            let rows = self.x.chunks_exact_mut(width).zip(x.chunks_exact(width));
+            rows.zip(factors).for_each(run);
+        } else {
+            let rows = self.x.par_chunks_exact_mut(width);
+            let rows = rows.zip(x.par_chunks_exact(width));
+            rows.zip(factors).for_each(run);
+        }
+        Ok(())
+    }
+}
+
+/// A row times the weight of a norm; gives the norm's factor.
+struct Scaled<'a> {
+    x: &'a [f32],
+    weight: &'a [f32],
+    eps: f32,
+    out: &'a mut [f32],
+}
+
+impl Task for Scaled<'_> {
+    type Out = f32;
+
+    #[inline(always)]
+    fn run<I: Isa>(self) -> f32 {
+        for ((out, x), w) in self.out.iter_mut().zip(self.x).zip(self.weight) {
+            *out = x * w;
+        }
+        factor(self.x, self.eps)
+    }
 }
 
 /// Cosine and sine of each frequency's angle at each row's position.

@@ -104,7 +104,7 @@ pub fn wanted(plan: &Plan, fused: &[Fused]) -> Result<Wanted> {
                 ..
             } => {
                 let biases = parts.iter().filter_map(|p| p.bias);
-                let vectors: Vec<_> = norm.map(|n| n.0).into_iter().chain(biases).collect();
+                let vectors: Vec<_> = norm.map(|n| n.weight).into_iter().chain(biases).collect();
                 (arrangement(plan, parts, epilogue), vectors)
             }
             Fused::Single(op) => {

@@ -86,11 +86,11 @@ pub fn specs(
     let scratch = &l.at.scratch;
     let split = Split {
         x: l.address(op.x),
-        norm: l.vector(op.norm.map(|n| n.0))?,
+        norm: l.vector(op.norm.map(|n| n.weight))?,
         halves: scratch.halves,
         sums: scratch.sums,
         unscale: scratch.unscale,
-        eps: op.norm.map_or(0.0, |n| n.1),
+        eps: op.norm.map_or(0.0, |n| n.eps),
         stride: stride(l.max_rows) as u32,
     };
     let has_norm = format!("constexpr bool NORM = {};\n", op.norm.is_some());

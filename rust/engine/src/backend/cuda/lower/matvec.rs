@@ -78,8 +78,8 @@ pub fn specs(
         let params = MatVec {
             segment,
             x: l.source(op.x, pass) + (first * n_in * 4) as u64,
-            norm: l.vector(op.norm.map(|n| n.0))?,
-            eps: op.norm.map_or(0.0, |n| n.1),
+            norm: l.vector(op.norm.map(|n| n.weight))?,
+            eps: op.norm.map_or(0.0, |n| n.eps),
             m: (m - first).min(shape.max_m) as u32,
             kv: product.kv,
             cos_sin: l.at.cos_sin,

@@ -6,15 +6,14 @@ use super::lowering::{constants, Lowering};
 use super::params::{KvView, Segment};
 use crate::error::Result;
 use crate::plan::fuse::{Epilogue, Part};
-use crate::plan::{BufferId, WeightId};
+use crate::plan::{BufferId, Norm};
 use crate::quant::QuantType;
 
 /// A fused product to lower.
 #[derive(Debug, Clone, Copy)]
 pub struct Op<'a> {
     pub x: BufferId,
-    /// Weight and epsilon of an RMSNorm over the rows of `x`.
-    pub norm: Option<(WeightId, f32)>,
+    pub norm: Option<Norm>,
     pub parts: &'a [Part],
     pub epilogue: &'a Epilogue,
 }
