@@ -118,7 +118,7 @@ fn mat_vecs(plan: &Plan, start: usize, rules: Rules) -> Option<(Fused, usize)> {
         _ => None,
     };
     let parts: Vec<Part> = ops.iter().map_while(part).collect();
-    let (epilogue, used) = epilogue(plan, start + parts.len(), &parts, rules);
+    let (epilogue, used) = epilogue(plan, start + parts.len(), x, &parts, rules);
     // Without an epilogue that joins them, a kernel takes up to three matrices.
     if epilogue == Epilogue::Store && parts.len() > 3 {
         return None;
@@ -133,16 +133,26 @@ fn mat_vecs(plan: &Plan, start: usize, rules: Rules) -> Option<(Fused, usize)> {
     Some((fused, used))
 }
 
-/// The epilogue that the ops from `at` on allow, and how many of them it stands for.
-fn epilogue(plan: &Plan, at: usize, parts: &[Part], rules: Rules) -> (Epilogue, usize) {
+/// The epilogue that the ops from `at` on allow behind products of `x`, and how many of them it
+/// stands for. None writes to `x`, of which other blocks of the kernel may still be reading.
+fn epilogue(
+    plan: &Plan,
+    at: usize,
+    x: BufferId,
+    parts: &[Part],
+    rules: Rules,
+) -> (Epilogue, usize) {
     let dead = |ids: &[BufferId], from: usize| ids.iter().all(|id| !read_later(plan, from, *id));
     match (parts, &plan.ops[at..]) {
-        ([part], [Op::Add { x, out }, ..]) if *x == part.out && dead(&[*x], at + 1) => {
+        ([part], [Op::Add { x: sum, out }, ..])
+            if *sum == part.out && *out != x && dead(&[*sum], at + 1) =>
+        {
             (Epilogue::Add { out: *out }, 1)
         }
         ([a, b], [Op::SwiGlu { gate, up, out }, ..])
             if *gate == a.out
                 && *up == b.out
+                && *out != x
                 && plan.weight(a.weight).ty == plan.weight(b.weight).ty
                 && a.bias.is_none()
                 && b.bias.is_none()
@@ -269,6 +279,32 @@ mod tests {
         let ops = ops.into_iter().zip(1..).map(|(n, out)| product(n, out));
         let wanted = [(None, 1), (Some(NORM), 1), (Some(other), 1)];
         assert_eq!(products(ops.collect(), RULES), wanted);
+    }
+
+    #[test]
+    fn a_residual_is_joined_unless_it_is_the_input() {
+        for (out, is_joined) in [(SUM, true), (X, false)] {
+            let add = Op::Add {
+                x: BufferId(1),
+                out,
+            };
+            let fused = fuse(&plan(vec![product(Some(NORM), 1), add]), RULES);
+            assert_eq!(fused.len(), if is_joined { 1 } else { 2 });
+        }
+    }
+
+    #[test]
+    fn an_activation_is_joined_unless_it_is_the_input() {
+        for (out, is_joined) in [(SUM, true), (X, false)] {
+            let products = [1, 2].map(|out| product(Some(NORM), out));
+            let act = Op::SwiGlu {
+                gate: BufferId(1),
+                up: BufferId(2),
+                out,
+            };
+            let ops = products.into_iter().chain([act]).collect();
+            assert_eq!(fuse(&plan(ops), RULES).len(), if is_joined { 1 } else { 2 });
+        }
     }
 
     /// Its rows are rounded before they are multiplied: not the sum that a product with a norm has.
