@@ -2,6 +2,7 @@
 use onegraph::arch;
 use onegraph::config::Config;
 use onegraph::gguf::{Array, Gguf, Strings, Value};
+use onegraph::plan::Op;
 
 use crate::fixture::{every_type, tiny};
 
@@ -165,6 +166,44 @@ fn every_architecture_plans_its_tiny_model() {
         let config = Config::new(&gguf, gguf.tensors.iter()).unwrap();
         let plan = arch::plan(&config).unwrap();
         assert_eq!(plan.weights.len(), gguf.tensors.len(), "{}", arch.name);
+    }
+}
+
+/// So that a backend has no rows to normalize and keep between the products.
+#[test]
+fn norms_of_rows_are_part_of_the_products() {
+    for arch in arch::ARCHITECTURES {
+        let gguf = Gguf::parse(&tiny(arch.name).bytes()).unwrap();
+        let config = Config::new(&gguf, gguf.tensors.iter()).unwrap();
+        let plan = arch::plan(&config).unwrap();
+        let name = |id| plan.weight(id).name.trim_start_matches("blk.1.");
+        let (mut products, mut alone) = (Vec::new(), Vec::new());
+        for op in &plan.ops {
+            match op {
+                Op::MatVec { norm, weight, .. } => {
+                    products.push((norm.map(|n| name(n.weight)), name(*weight)));
+                }
+                Op::RmsNorm { weight, .. } => alone.push(name(*weight)),
+                _ => {}
+            }
+        }
+        let (attn, ffn) = (Some("attn_norm.weight"), Some("ffn_norm.weight"));
+        let wanted = [
+            (attn, "attn_q.weight"),
+            (attn, "attn_k.weight"),
+            (attn, "attn_v.weight"),
+            (None, "attn_output.weight"),
+            (ffn, "ffn_gate.weight"),
+            (ffn, "ffn_up.weight"),
+            (None, "ffn_down.weight"),
+            (Some("output_norm.weight"), "token_embd.weight"),
+        ];
+        // The last layer and what follows it.
+        assert!(products.ends_with(&wanted), "{products:?}");
+        let of_heads = ["attn_q_norm.weight", "attn_k_norm.weight"];
+        let has_them = plan.weights.iter().any(|w| w.name.ends_with(of_heads[0]));
+        assert_eq!(alone.ends_with(&of_heads), has_them, "{alone:?}");
+        assert_eq!(alone.len(), if has_them { 4 } else { 0 });
     }
 }
 
