@@ -101,6 +101,100 @@ static inline void cp_async_wait(uint32_t pending) {
     finish_copies(*self, self->copy_group > pending ? self->copy_group - pending : 0);
 }
 
+// ---------------------------------------------------------------- bulk copies and their barriers
+
+struct BulkCopy {
+    uint64_t* barrier;
+    void* shared;
+    const void* global;
+    uint32_t bytes;
+};
+
+// What the 64 bits of a barrier in shared memory mean here.
+struct Phase {
+    uint64_t number : 1;    // of the phase under way
+    uint64_t arrivals : 11; // that end a phase
+    uint64_t missing : 11;  // of this one
+    uint64_t made : 1;      // barrier_init was called: poison has this bit set too, but not `zero`
+    uint64_t zero : 8;
+    int64_t bytes : 32;     // promised, less those of copies that were asked for
+};
+
+static inline Phase phase_of(const uint64_t* barrier) {
+    check_shared("a barrier", barrier, 8);
+    Phase phase;
+    memcpy(&phase, barrier, 8);
+    if (!phase.made || phase.zero) {
+        fail(KSIM_LAUNCH_FAILED, "the barrier at %p was not initialised", static_cast<const void*>(barrier));
+    }
+    return phase;
+}
+
+static inline void barrier_init(uint64_t* barrier, uint32_t arrivals) {
+    check_shared("barrier_init", barrier, 8);
+    Phase phase = {0, arrivals, arrivals, 1, 0, 0};
+    memcpy(barrier, &phase, 8);
+}
+
+// Ends the phase where all has arrived and all copies were asked for, which happen now: whoever reads
+// their targets earlier reads poison.
+static void try_to_end(uint64_t* barrier, Phase phase) {
+    if (phase.missing == 0 && phase.bytes == 0) {
+        uint32_t left = 0;
+        for (uint32_t i = 0; i < block->bulk_count; i++) {
+            const BulkCopy& copy = block->bulk[i];
+            if (copy.barrier == barrier) {
+                memcpy(copy.shared, copy.global, copy.bytes);
+            } else {
+                block->bulk[left++] = copy;
+            }
+        }
+        block->bulk_count = left;
+        phase.number ^= 1;
+        phase.missing = phase.arrivals;
+        for (uint32_t i = 0; i < block->threads; i++) {
+            Fiber& fiber = block->fibers[i];
+            if (fiber.state == AT_PHASE && fiber.in == reinterpret_cast<uintptr_t>(barrier)) {
+                fiber.state = READY;
+                wake(fiber);
+            }
+        }
+    }
+    memcpy(barrier, &phase, 8);
+}
+
+static void barrier_expect(uint64_t* barrier, uint32_t bytes) {
+    Phase phase = phase_of(barrier);
+    if (phase.missing == 0) fail(KSIM_LAUNCH_FAILED, "more arrivals than a phase has");
+    phase.bytes += bytes;
+    phase.missing--;
+    try_to_end(barrier, phase);
+}
+
+static inline void barrier_arrive(uint64_t* barrier) { barrier_expect(barrier, 0); }
+
+static void bulk_copy(void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {
+    if ((reinterpret_cast<uintptr_t>(shared) | reinterpret_cast<uintptr_t>(global) | bytes) % 16) {
+        fail(KSIM_MISALIGNED_ADDRESS, "bulk_copy of %u bytes from %p to %p", bytes, global, shared);
+    }
+    check_shared("bulk_copy", shared, bytes);
+    if (block->bulk_count == block->bulk_room) {
+        block->bulk_room = block->bulk_room ? block->bulk_room * 2 : 16;
+        block->bulk = static_cast<BulkCopy*>(realloc(block->bulk, block->bulk_room * sizeof(BulkCopy)));
+    }
+    block->bulk[block->bulk_count++] = {barrier, shared, global, bytes};
+    memset(shared, 0xff, bytes);
+    Phase phase = phase_of(barrier);
+    phase.bytes -= bytes;
+    try_to_end(barrier, phase);
+}
+
+static void barrier_wait(uint64_t* barrier, uint32_t number) {
+    if (phase_of(barrier).number != number) return;
+    self->in = reinterpret_cast<uintptr_t>(barrier);
+    wait_as(AT_PHASE);
+}
+
 static inline uint64_t global_timer() {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);

@@ -54,9 +54,10 @@ extern "C" char __stop_ksim_shared[] __attribute__((weak, visibility("hidden")))
 
 namespace sim {
 
-enum State : uint8_t { READY, AT_WARP, AT_BARRIER, AT_PDL, DONE };
+enum State : uint8_t { READY, AT_WARP, AT_BARRIER, AT_PHASE, AT_PDL, DONE };
 
 struct AsyncCopy;
+struct BulkCopy;
 
 struct Fiber {
     // Null until it has started, which is when it gets a stack.
@@ -110,6 +111,9 @@ struct Block {
     uint32_t fresh_stack;
     Warp warp[KSIM_MAX_THREADS / 32];
     Barrier barrier;
+    // Its bulk copies under way.
+    BulkCopy* bulk;
+    uint32_t bulk_count, bulk_room;
 };
 
 struct Early {
@@ -382,6 +386,7 @@ static Block* make_block(uint32_t slot, bool keeps_static_shared) {
 static void free_block(Block* b) {
     for (uint32_t i = 0; i < b->threads; i++) free(b->fibers[i].copies);
     free(b->fibers);
+    free(b->bulk);
     free(b->static_shared);
     free(b);
 }
@@ -402,6 +407,7 @@ static void start_block(Block* b, uint32_t linear) {
     b->descending = launch->seed && (mix(launch->seed + linear) & 1);
     b->free_stacks = 0;
     b->fresh_stack = 0;
+    b->bulk_count = 0;
     select_block(b);
     memset(&b->barrier, 0, sizeof(b->barrier));
     if (static_shared_bytes()) memset(__start_ksim_shared, 0xff, static_shared_bytes());
@@ -465,6 +471,10 @@ static void run_block() {
 
 static void end_block() {
     if (error) return;
+    if (block->bulk_count) {
+        record(KSIM_LAUNCH_FAILED, "the block ended with %u bulk copies that nobody waited for",
+               block->bulk_count);
+    }
     if (launch->programmatic && !block->waited) {
         record(KSIM_LAUNCH_FAILED,
                "launched programmatically, but no thread of the block called pdl_wait(): the grid "

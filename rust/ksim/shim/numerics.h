@@ -35,6 +35,14 @@ static inline uint32_t add_f16x2(uint32_t a, uint32_t b) {
     return floats_to_halves(halves_to_floats(a) + halves_to_floats(b));
 }
 
+// A float32 has the product of two halves whole; their sum is rounded to it and then to a half, which
+// kernels use only where the result is a half anyway.
+static inline uint32_t fma_f16x2(uint32_t a, uint32_t b, uint32_t c) {
+    F4 x = halves_to_floats(a), y = halves_to_floats(b), z = halves_to_floats(c), d = {};
+    for (int i = 0; i < 2; i++) d[i] = __builtin_fmaf(x[i], y[i], z[i]);
+    return floats_to_halves(d);
+}
+
 static inline uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector) {
     uint64_t bytes = (static_cast<uint64_t>(b) << 32) | a;
     uint32_t d = 0;

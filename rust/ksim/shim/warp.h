@@ -184,11 +184,13 @@ static void report_deadlock() {
     uint32_t exited = 0, at_barrier = 0, exited_one = 0;
     const Fiber* barrier = nullptr;
     const Fiber* at_warp = nullptr;
+    const Fiber* at_phase = nullptr;
     for (uint32_t i = 0; i < block->threads; i++) {
         const Fiber& fiber = block->fibers[i];
         if (fiber.state == DONE) exited++, exited_one = i;
         if (fiber.state == AT_BARRIER) at_barrier++, barrier = &fiber;
         if (fiber.state == AT_WARP) at_warp = &fiber;
+        if (fiber.state == AT_PHASE) at_phase = &fiber;
     }
     char where[64] = "";
     if (barrier && barrier->line) snprintf(where, sizeof where, " (line %d)", barrier->line);
@@ -199,6 +201,10 @@ static void report_deadlock() {
                "barrier%s, %u have exited",
                at_warp->linear, name_of(at_warp->kind), at_warp->mask & ~here, at_warp->mask,
                at_barrier, where, exited);
+    } else if (at_phase) {
+        record(KSIM_LAUNCH_FAILED,
+               "deadlock: thread %u waits for a phase of the barrier at %p that never ends",
+               at_phase->linear, reinterpret_cast<void*>(at_phase->in));
     } else if (barrier && exited) {
         record(KSIM_LAUNCH_FAILED,
                "barrier divergence: %u of %u threads wait at a barrier%s, %u have exited (thread %u)",
