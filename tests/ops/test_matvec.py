@@ -6,7 +6,7 @@ from itertools import cycle
 import numpy as np
 import onegraph
 import pytest
-from support.backends import Backend, over_backends
+from support.backends import INTERPRETER, Backend, over_backends, over_cards
 from support.plans import ROWS, SCALES, TYPES, Floats, Plan, Run, bits, decode, encode, nmse, normal
 
 #: Row lengths by block length: one block, several, and none a multiple of 32 lanes or 256 where
@@ -210,3 +210,42 @@ def test_weights_of_the_wrong_length_are_refused(backend: Backend, ty: str) -> N
     del plan.weights["w"]
     with pytest.raises(onegraph.ModelError, match="tensor w: found nothing"):
         Run(backend, plan)
+
+
+def of_both(backend: Backend, plan: Plan, outs: list[str], x: Floats) -> None:
+    """The interpreter's bits are the backend's."""
+    wanted, found = (Run(b, plan)({"x": x}) for b in (INTERPRETER, backend))
+    for name in outs:
+        differ = bits(found[name]) != bits(wanted[name])
+        assert not differ.any(), (name, len(x), np.argwhere(differ)[:5], int(differ.sum()))
+
+
+#: Rows that take each way through the kernels: one, a few, whole blocks of them, a prompt.
+BATCHES = [1, 2, 8, 9, 17, 40, 64, 70, 130]
+
+
+@over_cards
+@pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
+@pytest.mark.parametrize(("ty", "n_in"), CASES)
+def test_products_have_the_interpreters_bits(
+    backend: Backend, ty: str, n_in: int, normed: bool
+) -> None:
+    """One row, a batch's step, a prompt: the same bits as on the CPU."""
+    for n_out, rows in zip(cycle([7, 33, 300]), BATCHES, strict=False):
+        plan = Plan()
+        x = plan.buffer("x", n_in)
+        norm = plan.norm("n", normal(n_in, seed=3), 1e-6) if normed else None
+        for i in range(2):
+            weight = plan.weight(f"w{i}", ty, encode(ty, normal(n_out, n_in, seed=i)), n_in, n_out)
+            bias = plan.vector(f"b{i}", normal(n_out, seed=5)) if i else None
+            out = plan.buffer(f"y{i}", n_out)
+            plan.op("mat_vec", x=x, norm=norm, weight=weight, bias=bias, out=out)
+        of_both(backend, plan, ["y0", "y1"], normal(rows, n_in, seed=rows) * outliers(rows, n_in))
+
+
+def outliers(rows: int, n_in: int) -> Floats:
+    """Factors: most 1, some 1,000, some zero, a row of the smallest."""
+    pick = np.random.default_rng(rows).random((rows, n_in))
+    factors = np.where(pick > 0.99, 1000.0, np.where(pick < 0.05, 0.0, 1.0)).astype(np.float32)
+    factors[-1] *= np.float32(1e-37 if rows > 1 else 1.0)
+    return factors

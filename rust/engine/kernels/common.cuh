@@ -113,6 +113,14 @@ DEVICE uint32_t add_f16x2(uint32_t a, uint32_t b) {
     return d;
 }
 
+// a * b + c on two halves, one rounding each.
+DEVICE uint32_t fma_f16x2(uint32_t a, uint32_t b, uint32_t c) {
+    uint32_t d;
+    ON_HOST(d = sim::fma_f16x2(a, b, c);)
+    ON_CARD(asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));)
+    return d;
+}
+
 // ---------------------------------------------------------------- programmatic dependent launch
 
 // Returns when the preceding kernel has completed and its writes are visible. Every thread that
@@ -286,6 +294,55 @@ DEVICE void cp_async_wait() {
 #endif
 }
 
+// Bulk copies, from compute capability 9.0 on: one thread copies kilobytes, and whoever waits for them
+// waits at a barrier in shared memory, `uint64_t`, which counts arrivals and bytes. A barrier's phases
+// are numbered 0, 1, 0, ... `barrier_wait` returns once the phase of that number has ended.
+constexpr bool HAS_BULK_COPIES = ARCH_AT_LEAST(900);
+
+DEVICE void barrier_init(uint64_t* barrier, uint32_t arrivals) {
+    ON_HOST(sim::barrier_init(barrier, arrivals);)
+    ON_CARD(asm volatile("mbarrier.init.shared.b64 [%0], %1;"
+                         ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");)
+}
+
+// Behind all barrier_init, before a barrier of the block.
+DEVICE void barrier_init_fence() {
+    ON_CARD(asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");)
+}
+
+// One arrival that promises `bytes` of copies.
+DEVICE void barrier_expect(uint64_t* barrier, uint32_t bytes) {
+    ON_HOST(sim::barrier_expect(barrier, bytes);)
+    ON_CARD(asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;"
+                         ::"r"(shared_address(barrier)), "r"(bytes) : "memory");)
+}
+
+DEVICE void barrier_arrive(uint64_t* barrier) {
+    ON_HOST(sim::barrier_arrive(barrier);)
+    ON_CARD(asm volatile("mbarrier.arrive.shared.b64 _, [%0];"
+                         ::"r"(shared_address(barrier)) : "memory");)
+}
+
+DEVICE void barrier_wait(uint64_t* barrier, uint32_t phase) {
+    ON_HOST(sim::barrier_wait(barrier, phase);)
+    ON_CARD(
+        uint32_t ended;
+        do {
+            asm volatile(
+                "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; "
+                "selp.u32 %0, 1, 0, p; }"
+                : "=r"(ended) : "r"(shared_address(barrier)), "r"(phase) : "memory");
+        } while (!ended);)
+}
+
+// Addresses and `bytes` are multiples of 16.
+DEVICE void bulk_copy(SharedAddress shared, const void* global, uint32_t bytes, uint64_t* barrier) {
+    ON_HOST(sim::bulk_copy(shared, global, bytes, barrier);)
+    ON_CARD(asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+        ::"r"(shared), "l"(global), "r"(bytes), "r"(shared_address(barrier)) : "memory");)
+}
+
 // ---------------------------------------------------------------- tensor cores
 
 // d = a*b + c for A [16][16] row-major, B [16][8] column-major, C and D [16][8] float32. With
@@ -358,6 +415,21 @@ DEVICE float warp_max_f32(float v) {
         _Pragma("unroll") for (uint32_t distance = 16; distance != 0; distance /= 2) {
             v = fmaxf(v, __shfl_xor_sync(FULL_WARP, v, distance));
         })
+    return v;
+}
+
+// The largest of the warp, in every lane.
+DEVICE uint32_t warp_max_u32(uint32_t v) {
+    ON_HOST(v = __reduce_max_sync(FULL_WARP, v);)
+#if ARCH_AT_LEAST(800)
+    ON_CARD(v = __reduce_max_sync(FULL_WARP, v);)
+#else
+    ON_CARD(
+        _Pragma("unroll") for (uint32_t distance = 16; distance != 0; distance /= 2) {
+            const uint32_t other = __shfl_xor_sync(FULL_WARP, v, distance);
+            v = v > other ? v : other;
+        })
+#endif
     return v;
 }
 

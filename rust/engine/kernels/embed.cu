@@ -1,5 +1,4 @@
-// out[r] = weight[tokens[r]], from the units that the LM head reads too. A block a row, a warp a
-// superblock at a time.
+// out[r] = weight[tokens[r]], from the units that the LM head reads too. A block a row.
 //
 // With `state`, the row is a sequence that decodes: its token and position come from there, and
 // position and slot go to where the step's other kernels read them. A sequence that has ended is a
@@ -23,10 +22,59 @@ struct Params {
     uint32_t unused;
 };
 
+constexpr uint32_t N_SB = (N_IN + UNIT_COLS - 1) / UNIT_COLS;
+
+// Row r of the units of one tile, integers: four lanes for every 64 columns.
+template <typename T>
+DEVICE void expand_integers(const uint8_t* units, uint32_t r, float* out) {
+    for (uint32_t i = threadIdx.x; i < N_SB * 16; i += blockDim.x) {
+        const uint32_t sb = i / 16, v = i / 4 % 4, q = i % 4;
+        const uint8_t* unit = units + sb * T::UNIT_BYTES;
+        const auto quants = T::load(unit, r % 8 * 4 + q, v);
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            const uint32_t sub = 2 * v + n / 2, h = n % 2;
+            uint32_t a[4];
+            T::fragment(quants, n / 2, n % 2, a);
+            const uint32_t j = T::SUB == 16 ? 2 * sub + h : sub;
+            const auto chain = T::chain(unit, r, j % 4);
+            const float scale = T::scale(chain, j / 4);
+            float offset = 0.0f;
+            if constexpr (T::OFFSETS == OWN_OFFSETS) offset = T::offset(chain, j / 4);
+            if constexpr (T::OFFSETS == SHARED_OFFSETS) {
+                const float m = byte_f32(T::mins(unit, r, j % 4), j / 4);
+                offset = -mul_rn(T::dmin(unit, r), m);
+            }
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                // A's halves are subnormals: unit.cuh.
+                const uint32_t pair = r < 8 ? a[e / 2 * 2] : a[e / 2 * 2 + 1];
+                const float integer =
+                    mul_rn(half_of(pair, e % 2), e < 2 ? 16777216.0f : 1048576.0f);
+                const uint32_t k = sb * UNIT_COLS + sub * 32 + column_of(h, q, e);
+                if (k < N_IN) out[k] = fma_rn(scale, integer, offset);
+            }
+        }
+    }
+}
+
+template <typename T>
+DEVICE void expand_floats(const uint8_t* units, uint32_t r, float* out) {
+    const uint32_t lane = threadIdx.x % 32;
+    for (uint32_t sb = threadIdx.x / 32; sb < N_SB; sb += blockDim.x / 32) {
+        float w[8];
+        T::load(units + sb * T::UNIT_BYTES, lane, r, w);
+#pragma unroll
+        for (uint32_t i = 0; i < 8; i++) {
+            const uint32_t k = sb * UNIT_COLS + lane + 32 * i;
+            if (k < N_IN) out[k] = w[i];
+        }
+    }
+}
+
 KERNEL(embed, Params) {
     using T = Segment0;
-    constexpr uint32_t N_SB = (N_IN + UNIT_COLS - 1) / UNIT_COLS;
-    uint32_t m = blockIdx.x, lane = threadIdx.x % 32;
+    const uint32_t m = blockIdx.x;
     pdl_wait();
     pdl_trigger();
     uint32_t token;
@@ -43,25 +91,12 @@ KERNEL(embed, Params) {
         token = load_relaxed_u32(p.tokens + m);
     }
     if (token >= p.n_rows) token = 0;  // the host refuses such tokens
-    uint32_t at = token % 8;
-    for (uint32_t sb = threadIdx.x / 32; sb < N_SB; sb += blockDim.x / 32) {
-        if (lane % 4 != at % 4) continue;
-        const uint8_t* unit =
-            p.units + (static_cast<uint64_t>(token / 8) * N_SB + sb) * T::UNIT_BYTES;
-        float w[2][32], s[2][32 / T::SUB], o[2][32 / T::SUB];
-        for (int j = 0; j < 2; j++) {
-            T::unpack(unit, lane, j, w[j]);
-            T::scales(unit, lane, j, s[j], o[j]);
-        }
-#pragma unroll
-        for (int i = 0; i < 32; i++) {
-            uint32_t k = sb * UNIT_COLS + lane / 4 * 32 + i;
-            int h = i / T::SUB;
-            float weight = at / 4 ? w[1][i] : w[0][i];
-            float scale = at / 4 ? s[1][h] : s[0][h], offset = at / 4 ? o[1][h] : o[0][h];
-            // As the mat-vec does with an activation of one.
-            weight = mul_rn(mul_rn(weight, X_SCALE), T::chain_scale(T::chain(i)));
-            if (k < N_IN) p.out[static_cast<uint64_t>(m) * N_IN + k] = fma_rn(scale, weight, offset);
-        }
+    const uint64_t tile = token / UNIT_ROWS;
+    const uint8_t* units = p.units + tile * N_SB * T::UNIT_BYTES;
+    float* out = p.out + static_cast<uint64_t>(m) * N_IN;
+    if constexpr (T::INTEGERS) {
+        expand_integers<T>(units, token % UNIT_ROWS, out);
+    } else {
+        expand_floats<T>(units, token % UNIT_ROWS, out);
     }
 }

@@ -1,6 +1,6 @@
 // What a product with weights does with its sums: where they go and what is added, multiplied or
 // rotated on the way. Units hold rows in the order that lets one thread have both rows that belong
-// together, at places i and i + 4 of a tile.
+// together, at places i and i + 8 of a tile.
 //
 // variant.cuh: EPILOGUE, ORDER, N_SEGMENTS, Segment0.., and for the epilogue QKV: HEAD_DIM,
 // N_HEAD_KV, Kv; the kernel's parameters then have `kv`, `cos_sin`, `positions` and `slots`.
@@ -24,29 +24,33 @@ struct Segment {
     uint32_t rows;
 };
 
-// Which row of the matrix stands at place `at` of a tile: the epilogue combines places i and i + 4.
+// Which row of the matrix stands at place `at` of a tile: the epilogue combines places i and i + 8.
 template <int order>
 DEVICE uint32_t row_of(uint32_t tile, uint32_t at) {
-    if constexpr (order == ORDER_NEIGHBOURS) return tile * 8 + 2 * (at % 4) + at / 4;
-    if constexpr (order == ORDER_HALVES) {
-        constexpr uint32_t tiles = HEAD_DIM / 8;
-        return tile / tiles * HEAD_DIM + at / 4 * (HEAD_DIM / 2) + tile % tiles * 4 + at % 4;
+    constexpr uint32_t PAIRS = UNIT_ROWS / 2;
+    if constexpr (order == ORDER_NEIGHBOURS) {
+        return tile * UNIT_ROWS + 2 * (at % PAIRS) + at / PAIRS;
     }
-    return tile * 8 + at;
+    if constexpr (order == ORDER_HALVES) {
+        constexpr uint32_t tiles = HEAD_DIM / UNIT_ROWS;
+        return tile / tiles * HEAD_DIM + at / PAIRS * (HEAD_DIM / 2) + tile % tiles * PAIRS +
+               at % PAIRS;
+    }
+    return tile * UNIT_ROWS + at;
 }
 
-// Ends a pair of rows: places `at` and `at + 4` of a tile, `a` and `b` their sums.
+// Ends a pair of rows: places `at` and `at + 8` of a tile, `a` and `b` their sums.
 DEVICE void finish(const Segment& segment, uint32_t tile, uint32_t at, uint32_t m, float a,
                    float b) {
     if constexpr (EPILOGUE == EPILOGUE_SWIGLU) {
-        // Places 0..3 are rows of the gate, 4..7 the same rows of up.
-        uint32_t row = tile * 4 + at;
+        // Places 0..7 are rows of the gate, 8..15 the same rows of up.
+        uint32_t row = tile * 8 + at;
         if (row < segment.rows) {
             segment.out[static_cast<uint64_t>(m) * segment.rows + row] = swiglu_f32(a, b);
         }
         return;
     }
-    uint32_t row[2] = {row_of<ORDER_NATURAL>(tile, at), row_of<ORDER_NATURAL>(tile, at + 4)};
+    uint32_t row[2] = {row_of<ORDER_NATURAL>(tile, at), row_of<ORDER_NATURAL>(tile, at + 8)};
     float v[2] = {a, b};
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -84,7 +88,7 @@ template <int order, typename P>
 DEVICE void finish_qkv(const P& p, const Segment& segment, int index, uint32_t tile,
                        uint32_t at, uint32_t m, float a, float b, uint32_t position, uint32_t slot,
                        uint32_t page, const Rotation& rotation) {
-    uint32_t row[2] = {row_of<order>(tile, at), row_of<order>(tile, at + 4)};
+    uint32_t row[2] = {row_of<order>(tile, at), row_of<order>(tile, at + 8)};
     float v[2] = {a, b};
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -117,4 +121,46 @@ DEVICE void finish_qkv(const P& p, const Segment& segment, int index, uint32_t t
         pool[base + in_page] = Kv::store(v[i], saturated);
     }
     if (saturated) kv_saturate(p.kv, slot);
+}
+
+// The end of a pair of rows of segment `number`, whatever the epilogue is.
+template <typename P>
+DEVICE void finish_pair(const P& p, const Segment& segment, int number, uint32_t tile, uint32_t at,
+                        uint32_t m, float a, float b, [[maybe_unused]] uint32_t position,
+                        [[maybe_unused]] uint32_t slot, [[maybe_unused]] uint32_t page,
+                        [[maybe_unused]] const Rotation& rotation) {
+    if constexpr (EPILOGUE == EPILOGUE_QKV) {
+        if (number == 2) {
+            finish_qkv<ORDER_NATURAL>(p, segment, number, tile, at, m, a, b, position, slot, page,
+                                      rotation);
+        } else {
+            finish_qkv<ORDER>(p, segment, number, tile, at, m, a, b, position, slot, page, rotation);
+        }
+    } else {
+        finish(segment, tile, at, m, a, b);
+    }
+}
+
+// Calls f with the type and the segment of a tile, its number and the tile's place in it.
+template <typename P, typename F>
+DEVICE void with_segment(const P& p, uint32_t tile, F f) {
+    if (N_SEGMENTS == 1 || tile < p.segment[0].tiles) {
+        f(Segment0{}, p.segment[0], 0, tile);
+        return;
+    }
+    tile -= p.segment[0].tiles;
+    if (N_SEGMENTS == 2 || tile < p.segment[1].tiles) {
+        f(Segment1{}, p.segment[1], 1, tile);
+        return;
+    }
+    f(Segment2{}, p.segment[2], 2, tile - p.segment[1].tiles);
+}
+
+// Tiles of all segments.
+template <typename P>
+DEVICE uint32_t all_tiles(const P& p) {
+    uint32_t tiles = p.segment[0].tiles;
+    if (N_SEGMENTS > 1) tiles += p.segment[1].tiles;
+    if (N_SEGMENTS > 2) tiles += p.segment[2].tiles;
+    return tiles;
 }

@@ -1,39 +1,47 @@
-// out[m][row] = weight[row] . x[m] for many rows of activations: a prompt's pass, on tensor cores.
-// Weights are the units that the mat-vec reads (unit.cuh); x is hi + lo, two float16 (split.cu).
+// out[m][row] = weight[row] . x[m] for several rows of activations and weights that are small
+// integers: the sum that Op::MatVec states, on tensor cores, for a batch's step and for a prompt.
+// Weights are units (unit.cuh), whose words are fragments of A as they are; x comes from split.cu.
 //
-// A block has 64 rows of weights and N_TILE rows of x. 256 columns of weights at a time become
-// float16 integers in shared memory, where they are exact; x comes 32 columns at a time, the next
-// ones while these are multiplied. Several blocks share an SM: one unpacks while others multiply.
+// A block has BLOCK_TILES tiles of weights and BLOCK_X tiles of eight rows of x, and of the columns
+// all or, where SPLITS > 1, some parts: then the parts' sums go to memory, and of the blocks of
+// one output the last to arrive adds them in order. Superblocks of both stream through a ring of
+// RING stages.
 //
-// The sum of one output, whatever the grid and the number of rows: per sub-block of SUB columns a
-// chain of mma from zero, lo before hi, columns ascending; then fma(scale, chain, sum) and, where
-// the type has offsets, fma(offset, sum of x, sum); sub-blocks ascending; at last the row's power of
-// two. So it depends on the row's length and the type alone.
-//
-// variant.cuh: N_IN (a multiple of 32), N_TILE (128, 64 or 32), THREADS, TILES (of weights a block),
-// SHARED_BYTES and what epilogue.cuh needs.
+// variant.cuh: N_IN, WARPS_R x WARPS_N warps, of W_TILES tiles of weights and N_TILES of x each, RING,
+// SPLITS, COPY_WEIGHTS (threads), MIN_BLOCKS, SHARED_BYTES, NORM, X_SUMS, X_OFFSETS and what epilogue.cuh
+// needs.
 #include "epilogue.cuh"
+#include "norm.cuh"
+#include "tile.cuh"
 
 constexpr uint32_t N_SB = (N_IN + UNIT_COLS - 1) / UNIT_COLS;
-constexpr uint32_t N_BLOCKS = N_IN / 32;
-constexpr uint32_t WARPS = THREADS / 32;
-constexpr uint32_t ROWS = TILES * UNIT_ROWS;
-constexpr uint32_t WARPS_N = N_TILE / 32;              // a warp has 32 rows of x
-constexpr uint32_t M_TILES = 4 / (WARPS / WARPS_N);    // and so many times 16 of weights
-constexpr uint32_t A_BYTES = ROWS * UNIT_COLS * 2;
-constexpr uint32_t SCALE_BYTES = 2 * (UNIT_COLS / 16) * ROWS * 4;
-constexpr uint32_t X_BYTES = N_TILE * 128;
-constexpr uint32_t X_STAGE = X_BYTES + N_TILE * 4;     // with the sums of the 32 columns
-static_assert(SHARED_BYTES == A_BYTES + SCALE_BYTES + 2 * X_STAGE, "weights, scales, two stages of x");
+constexpr uint32_t N_PARTS = N_SB < 8 ? N_SB : 8;
+constexpr uint32_t THREADS = 32 * WARPS_R * WARPS_N;
+constexpr uint32_t BLOCK_TILES = WARPS_R * W_TILES;
+constexpr uint32_t BLOCK_X = WARPS_N * N_TILES;
+constexpr uint32_t ROWS = BLOCK_X * TILE_ROWS;
+
+constexpr uint32_t max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
+constexpr uint32_t UNIT =
+    max_u32(Segment0::UNIT_BYTES, max_u32(Segment1::UNIT_BYTES, Segment2::UNIT_BYTES));
+constexpr uint32_t X_STAGE = BLOCK_X * TILE_BYTES;
+constexpr uint32_t STAGE = BLOCK_TILES * UNIT + X_STAGE;
+// Sums of the parts that have ended, where one block has them all: touched once a part, they would only
+// keep registers from the loop.
+constexpr uint32_t TOTAL_BYTES = SPLITS > 1 ? 0 : THREADS * W_TILES * N_TILES * 16;
+static_assert(SHARED_BYTES == RING * STAGE + TOTAL_BYTES, "stages of weights and x, and sums");
+static_assert(RING >= 2, "one is copied while another is read");
 
 struct Params {
     Segment segment[3];
-    // Both have whole tiles of rows; what stands in those past m is read, and goes nowhere.
-    const uint8_t* halves;  // [m][N_BLOCKS][hi, lo][32] float16
-    const float* sums;      // [N_BLOCKS][stride]
-    const float* unscale;   // [m]
+    const uint8_t* tiles;  // [N_SB][n_tiles], n_tiles a multiple of BLOCK_X
+    const float* squares;  // [m][N_SB]
+    float* partial;        // [N_PARTS] sums of all blocks, where SPLITS > 1
+    uint32_t* tickets;     // one a block of outputs, zero between launches
+    float eps;
     uint32_t m;
-    uint32_t stride;
+    uint32_t n_tiles;
+    uint32_t unused;
     // For the epilogue QKV.
     KvView kv;
     const float* cos_sin;       // [n_ctx][HEAD_DIM / 2][cos, sin]
@@ -41,206 +49,349 @@ struct Params {
     const uint32_t* slots;      // [m]
 };
 
-// Rows of 16-byte vectors in shared memory, the vector's number xored with the row's: the eight
-// rows that one load or store takes then lie in different banks.
-DEVICE uint32_t swizzled(uint32_t row, uint32_t vectors, uint32_t vector) {
-    return (row * vectors + (vector ^ (row & 7))) * 16;
-}
+using Sums = float[W_TILES][N_TILES][4];
 
-// Row of A for a place of a unit: places i and i + 4 are rows g and g + 8 of one mma, so that one
-// thread gets both.
-DEVICE uint32_t a_row(uint32_t unit, uint32_t lane, uint32_t j) {
-    return unit / 2 * 16 + j * 8 + unit % 2 * 4 + lane % 4;
-}
+// Whether loads must stay in their chain: elsewhere the compiler moves so many of them ahead that
+// registers go to memory.
+constexpr bool LOADS_IN_ORDER = !ARCH_AT_LEAST(900) || ARCH_AT_LEAST(1000);
 
-// Superblock `sb` of the block's rows to shared memory: a warp a unit.
+// y of a superblock: `units` are this warp's, UNIT apart, `x` its tiles.
 template <typename T>
-DEVICE void unpack_weights(const Segment& segment, uint32_t tile, uint32_t sb, uint8_t* a,
-                           float* scale, float* offset) {
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-// Both units of a warp at once, where registers allow.
-#pragma unroll (N_SEGMENTS == 1 ? 2 : 1)
-    for (uint32_t u = warp; u < TILES; u += WARPS) {
-        if (tile + u >= segment.tiles) break;
-        const uint8_t* unit =
-            segment.units + (static_cast<uint64_t>(tile + u) * N_SB + sb) * T::UNIT_BYTES;
+DEVICE void add_superblock(const uint8_t* units, const uint8_t* x, uint32_t lane, Sums& y) {
+    constexpr int SUBS = 64 / T::SUB;   // sub-blocks of a chain
+    constexpr int STEPS = T::SUB / 16;  // of a sub-block
+    const uint32_t g = lane / 4, q = lane % 4;
+    typename T::Row rows[W_TILES][2];
 #pragma unroll
-        for (uint32_t j = 0; j < 2; j++) {
-            const uint32_t row = a_row(u, lane, j);
-            uint32_t h[16];
-            float s[32 / T::SUB], o[32 / T::SUB];
-            T::scales(unit, lane, j, s, o);
-            const float factor = T::halves(unit, lane, j, h);
+    for (int w = 0; w < W_TILES; w++) {
 #pragma unroll
-            for (uint32_t i = 0; i < 32 / T::SUB; i++) {
-                const uint32_t at = (lane / 4 * (32 / T::SUB) + i) * ROWS + row;
-                scale[at] = mul_rn(s[i], factor);
-                if constexpr (T::OFFSETS) offset[at] = o[i];
-            }
-#pragma unroll
-            for (uint32_t v = 0; v < 4; v++) {
-                *reinterpret_cast<uint4*>(a + swizzled(row, 32, lane / 4 * 4 + v)) =
-                    make_uint4(h[4 * v], h[4 * v + 1], h[4 * v + 2], h[4 * v + 3]);
-            }
-        }
+        for (int r = 0; r < 2; r++) rows[w][r] = T::row(units + w * UNIT, g + 8 * r);
     }
-}
-
-// One block's part of one segment; `first` is its first tile.
-template <typename T>
-DEVICE void multiply(const Params& p, const Segment& segment, uint32_t first, uint32_t m0,
-                     float (&total)[M_TILES][4][4]) {
-    constexpr uint32_t SUBS = 32 / T::SUB;  // sub-blocks of 32 columns
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const uint32_t warp_n = warp % WARPS_N, warp_m = warp / WARPS_N;
-    uint8_t* a = dynamic_shared<uint8_t>();
-    float* scale = reinterpret_cast<float*>(a + A_BYTES);
-    float* offset = scale + SCALE_BYTES / 8;
-    uint8_t* stages = a + A_BYTES + SCALE_BYTES;
-
-    // x of 32 columns: a thread always copies the same vector of its rows.
-    const uint32_t x_row = threadIdx.x / 8, x_vector = threadIdx.x % 8;
-    const uint8_t* x_from =
-        p.halves + static_cast<uint64_t>(m0 + x_row) * (N_BLOCKS * 128) + x_vector * 16;
-    const uint32_t x_to = swizzled(x_row, 8, x_vector);
-    auto issue = [&](uint32_t block) {
-        uint8_t* stage = stages + block % 2 * X_STAGE;
 #pragma unroll
-        for (uint32_t i = 0; i < N_TILE / 16; i++) {
-            cp_async_16(stage + x_to + i * 16 * 128,
-                        x_from + static_cast<uint64_t>(i * 16) * (N_BLOCKS * 128) + block * 128);
-        }
-        if constexpr (T::OFFSETS) {
-            if (threadIdx.x < N_TILE / 4) {
-                cp_async_16(stage + X_BYTES + threadIdx.x * 16,
-                            p.sums + static_cast<uint64_t>(block) * p.stride + m0 + threadIdx.x * 4);
-            }
-        }
-        cp_async_commit();
-    };
-
-    // Weights are the model's: the first ones are unpacked before the wait.
-    unpack_weights<T>(segment, first, 0, a, scale, offset);
-    pdl_wait();
-    pdl_trigger();
-    issue(0);
-
-    // Rows and vectors of this lane's addresses for ldmatrix.
-    const uint32_t a_lane_row = warp_m * M_TILES * 16 + lane / 8 % 2 * 8 + lane % 8;
-    const uint32_t a_lane_vector = lane / 16;
-    const uint32_t b_lane_row = warp_n * 32 + lane % 8, b_lane_vector = lane / 8;
-
-#pragma unroll 1
-    for (uint32_t block = 0; block < N_BLOCKS; block++) {
-        cp_async_wait<0>();
-        __syncthreads();
-        if (block + 1 < N_BLOCKS) issue(block + 1);
-        const uint32_t sub = block % 8;
-        if (sub == 0 && block > 0) {
-            unpack_weights<T>(segment, first, block / 8, a, scale, offset);
-            __syncthreads();
-        }
-        const uint8_t* x = stages + block % 2 * X_STAGE;
-        const float* x_sums =
-            reinterpret_cast<const float*>(x + X_BYTES) + warp_n * 32 + lane % 4 * 2;
-
-        uint32_t b[2][4][4];  // lo and hi; 8 rows of x each; four times 8 columns
+    for (int t = 0; t < 4; t++) {
+        Sums p = {};
+        if constexpr (T::OFFSETS == SHARED_OFFSETS) {
+            if (t == 0) {
 #pragma unroll
-        for (uint32_t n = 0; n < 4; n++) {
-            const uint32_t row = b_lane_row + n * 8;
-            ldmatrix_x4(b[0][n], x + swizzled(row, 8, 4 + b_lane_vector));
-            ldmatrix_x4(b[1][n], x + swizzled(row, 8, b_lane_vector));
-        }
+                for (int w = 0; w < W_TILES; w++) {
+                    const uint8_t* unit = units + w * UNIT;
+                    const uint32_t m0 = T::mins(unit, g, q), m1 = T::mins(unit, g + 8, q);
+                    const uint32_t a[4] = {(m0 & 0xff) * 0x00010008u, (m1 & 0xff) * 0x00010008u,
+                                           (m0 >> 8) * 0x00010008u, (m1 >> 8) * 0x00010008u};
+                    const float dmin[2] = {T::dmin(unit, g), T::dmin(unit, g + 8)};
 #pragma unroll
-        for (uint32_t t = 0; t < M_TILES; t++) {
-            uint32_t w[2][4];
+                    for (int n = 0; n < N_TILES; n++) {
+                        const uint8_t* at = x + n * TILE_BYTES + TILE_SUMS + lane * 8;
+                        const uint2 u = *reinterpret_cast<const uint2*>(at);
+                        const uint2 v = *reinterpret_cast<const uint2*>(at + 256);
+                        const uint32_t b[2][2] = {{u.x, u.y}, {v.x, v.y}};
+                        float upper[4] = {}, lower[4] = {};
+                        mma_m16n8k16_f16_f32(upper, a, b[0], upper);
+                        mma_m16n8k16_f16_f32(lower, a, b[1], lower);
 #pragma unroll
-            for (uint32_t k = 0; k < 2; k++) {
-                ldmatrix_x4(w[k], a + swizzled(a_lane_row + t * 16, 32,
-                                               sub * 4 + k * 2 + a_lane_vector));
-            }
-            const uint32_t place = (warp_m * M_TILES + t) * 16 + lane / 4;
-#pragma unroll
-            for (uint32_t i = 0; i < SUBS; i++) {
-                float chain[4][4] = {};
-                // Step by step over all rows of x: neighbours do not wait for each other.
-#pragma unroll
-                for (uint32_t half = 0; half < 2; half++) {
-#pragma unroll
-                    for (uint32_t k = i * 2 / SUBS; k < (i + 1) * 2 / SUBS; k++) {
-#pragma unroll
-                        for (uint32_t n = 0; n < 4; n++) {
-                            mma_m16n8k16_f16_f32(chain[n], w[k], &b[half][n][2 * k], chain[n]);
+                        for (int e = 0; e < 4; e++) {
+                            const float m = fma_rn(upper[e], 16384.0f, lower[e]);
+                            p[w][n][e] = mul_rn(-dmin[e / 2], m);
                         }
                     }
                 }
-                const float* s = scale + (sub * SUBS + i) * ROWS + place;
-                const float* o = offset + (sub * SUBS + i) * ROWS + place;
+            }
+        }
 #pragma unroll
-                for (uint32_t n = 0; n < 4; n++) {
-                    float* sum = total[t][n];
+        for (int i = 0; i < SUBS; i++) {
+            if constexpr (LOADS_IN_ORDER) __syncwarp();
+            const int j = t + 4 * i;
+            const int sub = j * T::SUB / 32;  // of 32 columns
+            uint32_t a[W_TILES][STEPS][4];
+            float scale[W_TILES][2];
+            [[maybe_unused]] float offset[W_TILES][2];
 #pragma unroll
-                    for (uint32_t e = 0; e < 4; e++) {
-                        sum[e] = fma_rn(s[e / 2 * 8], chain[n][e], sum[e]);
+            for (int w = 0; w < W_TILES; w++) {
+                const auto quants = T::load(units + w * UNIT, lane, sub / 2);
+#pragma unroll
+                for (int step = 0; step < STEPS; step++) {
+                    T::fragment(quants, sub % 2, STEPS == 2 ? step : j % 2, a[w][step]);
+                }
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    const auto chain = T::chain(rows[w][r], t);
+                    scale[w][r] = T::scale(chain, i);
+                    if constexpr (T::OFFSETS == OWN_OFFSETS) offset[w][r] = T::offset(chain, i);
+                }
+            }
+#pragma unroll
+            for (int n = 0; n < N_TILES; n++) {
+                const uint8_t* at = x + n * TILE_BYTES + sub * (2 * TILE_LIMB) + lane * 16;
+                uint32_t b[2][STEPS][2];
+#pragma unroll
+                for (int limb = 0; limb < 2; limb++) {
+                    if constexpr (STEPS == 2) {
+                        const uint4 v = *reinterpret_cast<const uint4*>(at + limb * TILE_LIMB);
+                        b[limb][0][0] = v.x, b[limb][0][1] = v.y;
+                        b[limb][STEPS - 1][0] = v.z, b[limb][STEPS - 1][1] = v.w;
+                    } else {
+                        const uint2 v = *reinterpret_cast<const uint2*>(at + limb * TILE_LIMB +
+                                                                        j % 2 * 8);
+                        b[limb][0][0] = v.x, b[limb][0][1] = v.y;
                     }
-                    if constexpr (T::OFFSETS) {
-                        const float2 of_x = *reinterpret_cast<const float2*>(x_sums + n * 8);
-                        sum[0] = fma_rn(o[0], of_x.x, sum[0]);
-                        sum[1] = fma_rn(o[0], of_x.y, sum[1]);
-                        sum[2] = fma_rn(o[8], of_x.x, sum[2]);
-                        sum[3] = fma_rn(o[8], of_x.y, sum[3]);
+                }
+                [[maybe_unused]] float2 of_x;
+                if constexpr (T::OFFSETS == OWN_OFFSETS) {
+                    of_x = *reinterpret_cast<const float2*>(x + n * TILE_BYTES + TILE_OFFSETS +
+                                                            (j * 8 + 2 * q) * 4);
+                }
+#pragma unroll
+                for (int w = 0; w < W_TILES; w++) {
+                    float hi[4] = {}, lo[4] = {};
+#pragma unroll
+                    for (int step = 0; step < STEPS; step++) {
+                        mma_m16n8k16_f16_f32(hi, a[w][step], b[0][step], hi);
+                        mma_m16n8k16_f16_f32(lo, a[w][step], b[1][step], lo);
                     }
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        float& sum = p[w][n][e];
+                        sum = fma_rn(scale[w][e / 2], fma_rn(hi[e], 4096.0f, lo[e]), sum);
+                        if constexpr (T::OFFSETS == OWN_OFFSETS) {
+                            sum = fma_rn(offset[w][e / 2], e % 2 ? of_x.y : of_x.x, sum);
+                        }
+                    }
+                }
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < N_TILES; n++) {
+            const float2 factor =
+                *reinterpret_cast<const float2*>(x + n * TILE_BYTES + TILE_FACTORS + q * 8);
+#pragma unroll
+            for (int w = 0; w < W_TILES; w++) {
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    y[w][n][e] = fma_rn(e % 2 ? factor.y : factor.x, p[w][n][e], y[w][n][e]);
                 }
             }
         }
     }
 }
 
-// Three blocks fit the shared memory of data-centre SMs from 9.0 on; where several types meet, and
-// from 10.0 on, registers allow two.
-constexpr uint32_t MIN_BLOCKS =
-    N_SEGMENTS == 1 && ARCH_AT_LEAST(900) && !ARCH_AT_LEAST(1000) ? 3 : 2;
+// What a block computes of one segment: its parts' sums, in memory, or those of all in shared memory.
+template <typename T>
+DEVICE void multiply(const Params& p, const Segment& segment, uint32_t first, float* partial,
+                     float* norm_factors, uint64_t* filled, uint64_t* emptied) {
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const uint32_t warp_r = warp % WARPS_R, warp_n = warp / WARPS_R;
+    uint8_t* base = dynamic_shared<uint8_t>();
+    constexpr uint32_t VECTORS = T::UNIT_BYTES / 16;
+    const uint32_t part0 = blockIdx.z * N_PARTS / SPLITS, part1 = (blockIdx.z + 1) * N_PARTS / SPLITS;
+    const uint32_t sb0 = part0 * N_SB / N_PARTS, sb1 = part1 * N_SB / N_PARTS;
+    const uint32_t n_units = segment.tiles - first < BLOCK_TILES ? segment.tiles - first : BLOCK_TILES;
+
+    const uint32_t n_sb = sb1 - sb0;
+    // Superblock i of the block's: weights of its tiles, and x.
+    const uint8_t* weights_from =
+        segment.units + (static_cast<uint64_t>(first) * N_SB + sb0) * T::UNIT_BYTES;
+    const uint8_t* x_from =
+        p.tiles + (static_cast<uint64_t>(sb0) * p.n_tiles + blockIdx.x * BLOCK_X) * TILE_BYTES;
+    auto copy_weights = [&](uint32_t i) {
+        const SharedAddress stage = to_shared_address(base) + i % RING * STAGE;
+        const uint8_t* from = weights_from + i * T::UNIT_BYTES;
+        if constexpr (HAS_BULK_COPIES) {
+            if (threadIdx.x || i >= n_sb) return;
+            barrier_expect(filled + i % RING, n_units * T::UNIT_BYTES + X_STAGE);
+            for (uint32_t unit = 0; unit < n_units; unit++) {
+                bulk_copy(stage + unit * UNIT, from, T::UNIT_BYTES, filled + i % RING);
+                from += N_SB * T::UNIT_BYTES;
+            }
+        } else {
+            if (threadIdx.x >= COPY_WEIGHTS) return;
+            for (uint32_t v = threadIdx.x; i < n_sb && v < n_units * VECTORS; v += COPY_WEIGHTS) {
+                const uint32_t unit = v / VECTORS, vector = v % VECTORS;
+                cp_async_16(stage + unit * UNIT + vector * 16,
+                            from + (static_cast<uint64_t>(unit) * N_SB * VECTORS + vector) * 16);
+            }
+            cp_async_commit();
+        }
+    };
+    auto copy_x = [&](uint32_t i) {
+        const SharedAddress stage = to_shared_address(base) + i % RING * STAGE + BLOCK_TILES * UNIT;
+        const uint8_t* from = x_from + static_cast<uint64_t>(i) * p.n_tiles * TILE_BYTES;
+        if constexpr (HAS_BULK_COPIES) {
+            if (threadIdx.x || i >= n_sb) return;
+            bulk_copy(stage, from, X_STAGE, filled + i % RING);
+        } else {
+            // Other threads than those of weights, so that neither copy waits for the other.
+            if (threadIdx.x < COPY_WEIGHTS) return;
+            for (uint32_t v = threadIdx.x - COPY_WEIGHTS; i < n_sb && v < X_STAGE / 16;
+                 v += THREADS - COPY_WEIGHTS) {
+                cp_async_16(stage + v * 16, from + v * 16);
+            }
+            cp_async_commit();
+        }
+    };
+    if constexpr (HAS_BULK_COPIES) {
+        if (threadIdx.x == 0) {
+            for (uint32_t i = 0; i < RING; i++) {
+                barrier_init(filled + i, 1);
+                barrier_init(emptied + i, THREADS / 32);
+            }
+            barrier_init_fence();
+        }
+        __syncthreads();
+    }
+    // Weights are the model's: they are asked for before the wait.
+    constexpr uint32_t AHEAD = HAS_BULK_COPIES ? RING : RING - 1;
+#pragma unroll 1
+    for (uint32_t i = 0; i < AHEAD; i++) copy_weights(i);
+    pdl_wait();
+    pdl_trigger();
+#pragma unroll 1
+    for (uint32_t i = 0; i < AHEAD; i++) copy_x(i);
+    if constexpr (NORM) {
+        const uint32_t m = blockIdx.x * ROWS + threadIdx.x;
+        if (threadIdx.x < ROWS && m < p.m) {
+            float squares[N_SB];
+#pragma unroll
+            for (uint32_t sb = 0; sb < N_SB; sb++) {
+                squares[sb] = load_relaxed_f32(p.squares + static_cast<uint64_t>(m) * N_SB + sb);
+            }
+            norm_factors[threadIdx.x] = rms_factor<N_SB>(squares, N_IN, p.eps);
+        }
+    }
+
+    uint32_t i = 0;
+#pragma unroll 1
+    for (uint32_t part = part0; part < part1; part++) {
+        Sums y = {};
+        const uint32_t end = (part + 1) * N_SB / N_PARTS;
+#pragma unroll 1
+        for (; sb0 + i < end; i++) {
+            // The superblock before this one was read: its stage is free for a later one.
+            if constexpr (HAS_BULK_COPIES) {
+                if (threadIdx.x == 0 && i > 0 && i - 1 + RING < n_sb) {
+                    barrier_wait(emptied + (i - 1) % RING, (i - 1) / RING % 2);
+                    copy_weights(i - 1 + RING);
+                    copy_x(i - 1 + RING);
+                }
+                barrier_wait(filled + i % RING, i / RING % 2);
+            } else {
+                cp_async_wait<RING - 2>();
+                __syncthreads();
+                copy_weights(i + RING - 1);
+                copy_x(i + RING - 1);
+            }
+            const uint8_t* at = base + i % RING * STAGE;
+            add_superblock<T>(at + warp_r * W_TILES * UNIT,
+                              at + BLOCK_TILES * UNIT + warp_n * N_TILES * TILE_BYTES, lane, y);
+            if constexpr (HAS_BULK_COPIES) {
+                __syncwarp();
+                if (lane == 0) barrier_arrive(emptied + i % RING);
+            }
+        }
+#pragma unroll
+        for (int w = 0; w < W_TILES; w++) {
+#pragma unroll
+            for (int n = 0; n < N_TILES; n++) {
+                const uint32_t own = (w * N_TILES + n) * THREADS + threadIdx.x;
+                float4 sum = make_float4(y[w][n][0], y[w][n][1], y[w][n][2], y[w][n][3]);
+                if constexpr (SPLITS > 1) {
+                    float* to = partial + part * (gridDim.x * gridDim.y * THREADS * sizeof(Sums) / 4);
+                    reinterpret_cast<float4*>(to)[own] = sum;
+                } else {
+                    float4* to = reinterpret_cast<float4*>(base + RING * STAGE) + own;
+                    if (part > 0) {
+                        const float4 before = *to;
+                        sum = make_float4(add_rn(before.x, sum.x), add_rn(before.y, sum.y),
+                                          add_rn(before.z, sum.z), add_rn(before.w, sum.w));
+                    }
+                    *to = sum;
+                }
+            }
+        }
+    }
+}
 
 KERNEL_BOUNDS(matmul, Params, THREADS, MIN_BLOCKS) {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const uint32_t m0 = blockIdx.x * N_TILE;
+    SHARED float norm_factors[ROWS];
+    SHARED uint32_t last;
+    // Of each stage; superblock i of the block's is phase i / RING of stage i % RING.
+    alignas(8) SHARED uint64_t filled[RING], emptied[RING];
 
     // Which segment: each begins a block of its own.
     uint32_t number = 0, group = blockIdx.y;
 #pragma unroll
     for (uint32_t i = 0; i + 1 < N_SEGMENTS; i++) {
-        const uint32_t groups = (p.segment[i].tiles + TILES - 1) / TILES;
+        const uint32_t groups = (p.segment[i].tiles + BLOCK_TILES - 1) / BLOCK_TILES;
         if (number == i && group >= groups) {
             number = i + 1;
             group -= groups;
         }
     }
     const Segment& segment = p.segment[N_SEGMENTS > 1 ? number : 0];
-    const uint32_t first = group * TILES;
+    const uint32_t first = group * BLOCK_TILES;
+    const uint32_t block = blockIdx.x * gridDim.y + blockIdx.y;
+    float* partial = p.partial + static_cast<uint64_t>(block) * THREADS * (sizeof(Sums) / 4);
 
-    float total[M_TILES][4][4] = {};
     auto other = [&](auto type, uint32_t which) {
         using T = decltype(type);
         if constexpr (!SAME<T, Segment0>) {
             if (number == which) {
-                multiply<T>(p, segment, first, m0, total);
+                multiply<T>(p, segment, first, partial, norm_factors, filled, emptied);
                 return true;
             }
         }
         return false;
     };
     if (!other(Segment1{}, 1) && !other(Segment2{}, 2)) {
-        multiply<Segment0>(p, segment, first, m0, total);
+        multiply<Segment0>(p, segment, first, partial, norm_factors, filled, emptied);
+    }
+    delay_block();
+    __syncthreads();
+    if constexpr (SPLITS > 1) {
+        if (threadIdx.x == 0) {
+            last = atomic_inc_acq_rel_wrap(p.tickets + block, SPLITS - 1) == SPLITS - 1;
+        }
+        __syncthreads();
+        if (!last) return;
+    }
+    Sums total;
+#pragma unroll
+    for (int w = 0; w < W_TILES; w++) {
+#pragma unroll
+        for (int n = 0; n < N_TILES; n++) {
+            const uint32_t own = (w * N_TILES + n) * THREADS + threadIdx.x;
+            float4 sum;
+            if constexpr (SPLITS > 1) {
+                const uint64_t part =
+                    static_cast<uint64_t>(gridDim.x) * gridDim.y * THREADS * (sizeof(Sums) / 4);
+                float4 y[N_PARTS];
+#pragma unroll
+                for (uint32_t i = 0; i < N_PARTS; i++) {
+                    y[i] = load_relaxed_f32x4(partial + own * 4 + i * part);
+                }
+                sum = y[0];
+#pragma unroll
+                for (uint32_t i = 1; i < N_PARTS; i++) {
+                    sum = make_float4(add_rn(sum.x, y[i].x), add_rn(sum.y, y[i].y),
+                                      add_rn(sum.z, y[i].z), add_rn(sum.w, y[i].w));
+                }
+            } else {
+                sum = reinterpret_cast<const float4*>(dynamic_shared<uint8_t>() + RING * STAGE)[own];
+            }
+            total[w][n][0] = sum.x, total[w][n][1] = sum.y;
+            total[w][n][2] = sum.z, total[w][n][3] = sum.w;
+        }
     }
 
-    delay_block();
+    const uint32_t warp_r = warp % WARPS_R, warp_n = warp / WARPS_R;
 #pragma unroll
-    for (uint32_t n = 0; n < 4; n++) {
+    for (uint32_t n = 0; n < N_TILES; n++) {
 #pragma unroll
         for (uint32_t e = 0; e < 2; e++) {
-            const uint32_t m = m0 + warp % WARPS_N * 32 + n * 8 + lane % 4 * 2 + e;
+            const uint32_t own = (warp_n * N_TILES + n) * TILE_ROWS + lane % 4 * 2 + e;
+            const uint32_t m = blockIdx.x * ROWS + own;
             if (m >= p.m) continue;
-            const float unscale = load_relaxed_f32(p.unscale + m);
+            const float factor = NORM ? norm_factors[own] : 1.0f;
             // Not all rows' places at once: they would not fit the registers.
             compiler_fence();
             uint32_t position = 0, slot = 0, page = 0;
@@ -250,25 +401,16 @@ KERNEL_BOUNDS(matmul, Params, THREADS, MIN_BLOCKS) {
                 page = kv_page(p.kv, slot, position);
             }
 #pragma unroll
-            for (uint32_t t = 0; t < M_TILES; t++) {
-                const uint32_t tile =
-                    first + (warp / WARPS_N * M_TILES + t) * 2 + lane / 16;
+            for (uint32_t w = 0; w < W_TILES; w++) {
+                const uint32_t tile = first + warp_r * W_TILES + w, at = lane / 4;
                 if (tile >= segment.tiles) continue;
-                const float a = mul_rn(total[t][n][e], unscale);
-                const float b = mul_rn(total[t][n][e + 2], unscale);
-                const uint32_t at = lane / 4 % 4;
+                float a = total[w][n][e], b = total[w][n][e + 2];
+                if constexpr (NORM) a = mul_rn(a, factor), b = mul_rn(b, factor);
+                Rotation rotation = {1.0f, 0.0f};
                 if constexpr (EPILOGUE == EPILOGUE_QKV) {
-                    const Rotation rotation = rotation_in(p, number, tile, at, position);
-                    if (number == 2) {
-                        finish_qkv<ORDER_NATURAL>(p, segment, number, tile, at, m, a, b, position,
-                                                  slot, page, rotation);
-                    } else {
-                        finish_qkv<ORDER>(p, segment, number, tile, at, m, a, b, position, slot,
-                                          page, rotation);
-                    }
-                } else {
-                    finish(segment, tile, at, m, a, b);
+                    rotation = rotation_in(p, number, tile, at, position);
                 }
+                finish_pair(p, segment, number, tile, at, m, a, b, position, slot, page, rotation);
             }
         }
     }

@@ -1,119 +1,153 @@
-// out[m][row] = weight[row] . x[m] for a few rows of activations: the kernel that decode is made
-// of. Weights stream once from memory, as units (unit.cuh), through a ring in shared memory that is
-// filled before the wait for the preceding kernel; activations stay float32.
+// out[row] = weight[row] . x for one row of activations and weights that are small integers: the sum
+// that Op::MatVec states, on tensor cores. Weights stream once from memory, as units (unit.cuh),
+// through a ring in shared memory that is filled before the wait for the preceding kernel.
 //
-// The sum of one output, whatever the grid, the ring or the number of rows: a lane adds the
-// products of its 32 columns of a superblock in CHAINS fused chains, folds those, applies scale and
-// offset; its superblocks in ascending order; then lanes at distance 16, 8, 4 (the sub-blocks); then
-// the WARPS_K warps in order. WARPS_K depends on N_IN alone.
+// An mma has eight columns of B and one row of x two limbs, so B is block-diagonal: column pair t has
+// the limbs of the columns of chain t's sub-block and zeros elsewhere. Sixteen mma then leave lane
+// quarter t the exact sums of chain t (step 2), which it folds into p (steps 3 and 4). These go to
+// shared memory, and after a barrier a thread takes each of a row's parts through its superblocks
+// in order (steps 4 and 5). Which warp computed what does not matter to any of it.
 //
 // With NORM, x is first multiplied by the norm's weight and the result by 1/rms(x).
 //
-// variant.cuh: MAX_M, N_IN, WARPS_K, WARPS_R (row groups a block), RING (units in flight a warp),
-// ROUND (tiles between two barriers), SHARED_BYTES, NORM, EPILOGUE, ORDER, N_SEGMENTS, Segment0.., and for the
-// epilogue QKV: HEAD_DIM, N_HEAD_KV, Kv.
+// variant.cuh: N_IN, WARPS_K (warps that share a row), WARPS_R (groups of these), RING (units in flight
+// a warp), ROUND (tiles of a group between two barriers), SETS (of sums: 2 where there are several
+// rounds), SHARED_BYTES, NORM, EPILOGUE, ORDER, N_SEGMENTS, Segment0.., and for the epilogue QKV:
+// HEAD_DIM, N_HEAD_KV, Kv.
 #include "epilogue.cuh"
+#include "fixed.cuh"
 #include "norm.cuh"
 
 constexpr uint32_t N_SB = (N_IN + UNIT_COLS - 1) / UNIT_COLS;
+constexpr uint32_t N_PARTS = N_SB < 8 ? N_SB : 8;
 constexpr uint32_t SB_WARP = (N_SB + WARPS_K - 1) / WARPS_K;
 constexpr uint32_t WARPS = WARPS_K * WARPS_R;
 constexpr uint32_t THREADS = 32 * WARPS;
-
-// Units of a tile that are unrolled: addresses become constants, code stays in the cache.
-constexpr int UNROLL = N_SEGMENTS == 1 && MAX_M == 1 && SB_WARP <= 4 ? SB_WARP : 1;
 
 constexpr uint32_t max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
 constexpr uint32_t STAGE =
     max_u32(Segment0::UNIT_BYTES, max_u32(Segment1::UNIT_BYTES, Segment2::UNIT_BYTES));
 
-// A sub-block of 32 activations is padded to 36 words: the eight that a warp reads at a time then
-// lie in different banks.
-constexpr uint32_t X_SUB = 36;
-constexpr uint32_t X_SB = 8 * X_SUB;
-constexpr uint32_t SUMS_SB = 24;  // 16 sums of 16 columns, then 8 of 32
-static_assert(SHARED_BYTES == WARPS * RING * STAGE + N_SB * MAX_M * (X_SB + SUMS_SB + 1) * 4 +
-                                  2 * WARPS_R * ROUND * MAX_M * WARPS_K * UNIT_ROWS * 4,
-              "rings, x, its sums and squares, parts");
+// A superblock of x: both limbs of a sub-block, padded so that the four that a warp reads at a time lie
+// in different banks; then the parts of its sums for minimums, [2][8] words, and as offsets, [8] floats.
+constexpr uint32_t X_SUB = 2 * LIMB_BYTES + 16;
+constexpr uint32_t X_SUMS = 8 * X_SUB;
+constexpr uint32_t X_OFFSETS = X_SUMS + 64;
+constexpr uint32_t X_SB = X_OFFSETS + 32;
+// p of a superblock: [4 chains][16 rows], padded.
+constexpr uint32_t P_SB = 4 * UNIT_ROWS + 4;
+constexpr uint32_t P_TILE = N_SB * P_SB;
+static_assert(SHARED_BYTES == WARPS * (RING * STAGE + SB_WARP * X_SB) + 2 * N_SB * 4 +
+                                  SETS * WARPS_R * ROUND * P_TILE * 4,
+              "rings, x, its factors and squares, p");
 
 struct Params {
     Segment segment[3];
-    const float* x;     // [m][N_IN]
+    const float* x;     // [N_IN]
     const float* norm;  // [N_IN]
     float eps;
-    uint32_t m;
+    uint32_t located;  // 1: positions and slots were there before the preceding kernel began
     // For the epilogue QKV.
     KvView kv;
     const float* cos_sin;       // [n_ctx][HEAD_DIM / 2][cos, sin]
-    const uint32_t* positions;  // [m]
-    const uint32_t* slots;      // [m]
-    uint32_t located;  // 1: positions and slots were there before the preceding kernel began
-    uint32_t unused;
+    const uint32_t* positions;  // [1]
+    const uint32_t* slots;      // [1]
+};
+
+// A superblock of x as a lane's share of B: b[step] of the sixteen, zero but for those of its own chain.
+struct Columns {
+    uint32_t b[16][2];
 };
 
 template <typename T>
-DEVICE void accumulate(const uint8_t* unit, uint32_t lane, const float* x, const float* sums,
-                       float (&acc)[MAX_M][2]) {
-    float w[2][32], s[2][32 / T::SUB], o[2][32 / T::SUB];
+DEVICE Columns columns_of(const uint8_t* x_sb, uint32_t lane) {
+    Columns x;
+    const uint32_t own = lane / 8;
+    const uint8_t* from = x_sb + lane % 8 * 16;  // limb and quarter
+    if constexpr (T::SUB == 32) {
+        // Sub-blocks own and own + 4, two steps each.
 #pragma unroll
-    for (int j = 0; j < 2; j++) {
-        T::unpack(unit, lane, j, w[j]);
-        T::scales(unit, lane, j, s[j], o[j]);
-    }
+        for (int i = 0; i < 2; i++) {
+            const uint4 v = *reinterpret_cast<const uint4*>(from + (own + 4 * i) * X_SUB);
 #pragma unroll
-    for (int m = 0; m < MAX_M; m++) {
-        const float4* at = reinterpret_cast<const float4*>(x + m * X_SB + lane / 4 * X_SUB);
-        float chain[2][T::CHAINS] = {};
-        // Half of the sub-block at a time: more would not fit the registers.
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            if (h == 1) compiler_fence();
-            float xv[16];
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                float4 v = at[h * 4 + i];
-                xv[4 * i] = v.x, xv[4 * i + 1] = v.y, xv[4 * i + 2] = v.z, xv[4 * i + 3] = v.w;
+            for (int t = 0; t < 4; t++) {
+                const bool mine = own == t;
+                x.b[8 * i + 2 * t][0] = mine ? v.x : 0;
+                x.b[8 * i + 2 * t][1] = mine ? v.y : 0;
+                x.b[8 * i + 2 * t + 1][0] = mine ? v.z : 0;
+                x.b[8 * i + 2 * t + 1][1] = mine ? v.w : 0;
             }
+        }
+    } else {
+        // Steps own, own + 4, ..., a sub-block of 16 each.
 #pragma unroll
-            for (int j = 0; j < 2; j++) {
+        for (int i = 0; i < 4; i++) {
+            const uint2 v = *reinterpret_cast<const uint2*>(from + (own / 2 + 2 * i) * X_SUB +
+                                                            own % 2 * 8);
 #pragma unroll
-                for (int i = h * 16; i < h * 16 + 16; i++) {
-                    chain[j][T::chain(i)] = fma_rn(w[j][i], xv[i % 16], chain[j][T::chain(i)]);
-                }
-            }
-            if (T::SUB == 32 && h == 0) continue;
-            float sum = T::SUB == 16 ? sums[m * SUMS_SB + lane / 4 * 2 + h]
-                                     : sums[m * SUMS_SB + 16 + lane / 4];
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                float dot = chain[j][0];
-#pragma unroll
-                for (int c = 1; c < T::CHAINS; c++) {
-                    dot = fma_rn(chain[j][c], T::chain_scale(c), dot);
-                }
-                constexpr int last = 32 / T::SUB - 1;  // of the scales
-                acc[m][j] = fma_rn(s[j][h < last ? h : last], dot, acc[m][j]);
-                acc[m][j] = fma_rn(o[j][h < last ? h : last], sum, acc[m][j]);
-#pragma unroll
-                for (int c = 0; c < T::CHAINS; c++) chain[j][c] = 0.0f;
+            for (int t = 0; t < 4; t++) {
+                x.b[4 * i + t][0] = own == t ? v.x : 0;
+                x.b[4 * i + t][1] = own == t ? v.y : 0;
             }
         }
     }
+    return x;
 }
 
-// Calls f with the segment of a tile, its number and the tile's place in it.
-template <typename F>
-DEVICE void with_segment(const Params& p, uint32_t tile, F f) {
-    if (N_SEGMENTS == 1 || tile < p.segment[0].tiles) {
-        f(Segment0{}, p.segment[0], 0, tile);
-        return;
+// p of the rows of a unit, [4 chains][16 rows].
+template <typename T>
+DEVICE void multiply(const uint8_t* unit, uint32_t lane, const uint8_t* x_sb, const Columns& x,
+                     float* p_sb) {
+    constexpr int SUBS = 64 / T::SUB;            // sub-blocks of a chain
+    constexpr int STEPS = T::SUB / 16;           // of a sub-block
+    const uint32_t g = lane / 4, t = lane % 4;
+    // [i]: the sums of sub-block t + 4i, both limbs, rows g and g + 8.
+    float sums[SUBS][4] = {};
+#pragma unroll
+    for (int v = 0; v < 2; v++) {
+        // Two vectors at a time, of different accumulators.
+        const auto first = T::load(unit, lane, v), second = T::load(unit, lane, 2 + v);
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            uint32_t a[4];
+            const int step = 4 * v + n;
+            T::fragment(first, n / 2, n % 2, a);
+            mma_m16n8k16_f16_f32(sums[step / (4 * STEPS)], a, x.b[step], sums[step / (4 * STEPS)]);
+            T::fragment(second, n / 2, n % 2, a);
+            float* sum = sums[(8 + step) / (4 * STEPS)];
+            mma_m16n8k16_f16_f32(sum, a, x.b[8 + step], sum);
+        }
     }
-    tile -= p.segment[0].tiles;
-    if (N_SEGMENTS == 2 || tile < p.segment[1].tiles) {
-        f(Segment1{}, p.segment[1], 1, tile);
-        return;
+    float p[2] = {};
+    if constexpr (T::OFFSETS == SHARED_OFFSETS) {
+        // Columns 0 and 1 of one more mma are the sums of minimums with the parts of the sums of x.
+        const uint32_t m0 = T::mins(unit, g, t), m1 = T::mins(unit, g + 8, t);
+        const uint32_t a[4] = {(m0 & 0xff) * 0x00010008u, (m1 & 0xff) * 0x00010008u,
+                               (m0 >> 8) * 0x00010008u, (m1 >> 8) * 0x00010008u};
+        const uint32_t* at = reinterpret_cast<const uint32_t*>(x_sb + X_SUMS) + g % 2 * 8 + t;
+        const uint32_t b[2] = {at[0], at[4]};
+        float minimum[4] = {};
+        mma_m16n8k16_f16_f32(minimum, a, b, minimum);
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const float m = fma_rn(minimum[2 * r], 16384.0f, minimum[2 * r + 1]);
+            p[r] = t == 0 ? mul_rn(-T::dmin(unit, g + 8 * r), m) : 0.0f;
+        }
     }
-    f(Segment2{}, p.segment[2], 2, tile - p.segment[1].tiles);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const auto chain = T::chain(unit, g + 8 * r, t);
+#pragma unroll
+        for (int i = 0; i < SUBS; i++) {
+            const float sum = fma_rn(sums[i][2 * r], 4096.0f, sums[i][2 * r + 1]);
+            p[r] = fma_rn(T::scale(chain, i), sum, p[r]);
+            if constexpr (T::OFFSETS == OWN_OFFSETS) {
+                const float* offsets = reinterpret_cast<const float*>(x_sb + X_OFFSETS);
+                p[r] = fma_rn(T::offset(chain, i), offsets[t + 4 * i], p[r]);
+            }
+        }
+        p_sb[t * UNIT_ROWS + g + 8 * r] = p[r];
+    }
 }
 
 // Calls f with the type of a tile; types that are alike share their code.
@@ -144,115 +178,101 @@ DEVICE Rotation rotation_of(const Params& p, uint32_t tile, uint32_t at, uint32_
     return rotation;
 }
 
-// Two blocks fit an SM where one row is computed: this kernel's and, early, its successor's. (The
-// compiler does not manage that in 64 registers from compute capability 10.0 on.)
-constexpr int MIN_BLOCKS = MAX_M == 1 && STAGE < 4096 && !ARCH_AT_LEAST(1000) ? 2 : 1;
+// Whether the columns of a superblock are the same registers for all segments.
+constexpr bool ONE_KIND = Segment0::SUB == Segment1::SUB && Segment0::SUB == Segment2::SUB;
+
+// Two blocks fit an SM: this kernel's and, early, its successor's.
+constexpr int MIN_BLOCKS = THREADS <= 256 ? 2 : 1;
 
 KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint32_t wk = warp % WARPS_K, wr = warp / WARPS_K;
-    uint8_t* ring = dynamic_shared<uint8_t>() + warp * (RING * STAGE);
-    float* x = reinterpret_cast<float*>(dynamic_shared<uint8_t>() + WARPS * RING * STAGE);
-    float* sums = x + N_SB * MAX_M * X_SB;           // x is [superblock][m][X_SB]
-    float* squares = sums + N_SB * MAX_M * SUMS_SB;  // sums is [superblock][m][SUMS_SB]
-    float* parts = squares + N_SB * MAX_M;           // squares is [m][superblock]
-    SHARED uint32_t row_position[MAX_M], row_slot[MAX_M], row_page[MAX_M];
-    constexpr uint32_t PART = MAX_M * WARPS_K * 8;   // parts is [2][WARPS_R][ROUND][m][WARPS_K][8]
+    uint8_t* base = dynamic_shared<uint8_t>();
+    uint8_t* ring = base + warp * (RING * STAGE);
+    uint8_t* x = base + WARPS * RING * STAGE + warp * (SB_WARP * X_SB);  // of this warp
+    float* factors = reinterpret_cast<float*>(base + WARPS * (RING * STAGE + SB_WARP * X_SB));
+    float* squares = factors + N_SB;  // [N_SB], as factors
+    float* sums = squares + N_SB;     // [SETS][WARPS_R][ROUND][N_SB][P_SB]
+    SHARED uint32_t row_position, row_slot, row_page;
 
-    uint32_t total = p.segment[0].tiles;
-    if (N_SEGMENTS > 1) total += p.segment[1].tiles;
-    if (N_SEGMENTS > 2) total += p.segment[2].tiles;
+    const uint32_t total = all_tiles(p);
     const uint32_t groups = gridDim.x * WARPS_R, first = blockIdx.x * WARPS_R;
     auto tiles_of = [&](uint32_t group) {
         return group < total ? (total - 1 - group) / groups + 1 : 0;
     };
     const uint32_t my_tiles = tiles_of(first + wr), block_tiles = tiles_of(first);
 
-    // The ring: unit u is superblock wk + (u % SB_WARP) * WARPS_K of this group's tile u / SB_WARP.
-    // A stage is asked for again as soon as it was read, so one place serves both ends.
+    // The ring: of each round the warp's superblocks, wk + s WARPS_K, one after another, each of all
+    // tiles, so that a superblock of x is loaded once a round. A stage is asked for again as soon as it
+    // was read, so one place serves both ends.
+    const uint32_t n_sb = wk < N_SB ? (N_SB - wk + WARPS_K - 1) / WARPS_K : 0;
     const SharedAddress ring_lane = to_shared_address(ring) + lane * 16;
-    int32_t left = my_tiles * SB_WARP;  // units to ask for
-    uint32_t next_sb = 0;
-    // Of one segment.
-    constexpr uint32_t UNIT = Segment0::UNIT_BYTES;
-    const int64_t next_tile = (static_cast<int64_t>(groups) * N_SB - SB_WARP * WARPS_K) * UNIT;
-    const uint8_t* next_unit = p.segment[0].units + lane * 16 +
-                               (static_cast<uint64_t>(first + wr) * N_SB + wk) * UNIT;
-    // Of more.
-    uint32_t unit_vectors = 0, tile_number = first + wr;
+    uint32_t next_round = 0, next_sb = 0, next_tile = 0;
     auto issue = [&](uint32_t stage) {
         const SharedAddress to = ring_lane + stage;
-        const bool is_unit = N_SB % WARPS_K == 0 || wk + next_sb * WARPS_K < N_SB;
-        if constexpr (N_SEGMENTS == 1) {
-            if (left > 0 && is_unit) {
-#pragma unroll
-                for (uint32_t i = 0; i < (UNIT / 16 + 31) / 32; i++) {
-                    if (i * 32 + 32 <= UNIT / 16 || lane < UNIT / 16 % 32) {
-                        cp_async_16(to + i * 512, next_unit + i * 512);
-                    }
-                }
-            }
-            next_unit += WARPS_K * UNIT;
-        } else {
-            if (next_sb == 0 && left > 0) {
-                with_segment(p, tile_number, [&](auto type, const Segment& segment, int,
-                                                 uint32_t tile) {
-                    using T = decltype(type);
-                    uint64_t unit = static_cast<uint64_t>(tile) * N_SB + wk;
-                    next_unit = segment.units + unit * T::UNIT_BYTES + lane * 16;
-                    unit_vectors = T::UNIT_BYTES / 16;
+        if (next_round + next_tile < my_tiles && n_sb > 0) {
+            const uint32_t tile = first + wr + (next_round + next_tile) * groups;
+            const uint32_t sb = wk + next_sb * WARPS_K;
+            const uint8_t* unit;
+            uint32_t vectors;
+            if constexpr (N_SEGMENTS == 1) {
+                constexpr uint32_t UNIT = Segment0::UNIT_BYTES;
+                vectors = UNIT / 16;
+                unit = p.segment[0].units + (static_cast<uint64_t>(tile) * N_SB + sb) * UNIT;
+            } else {
+                with_segment(p, tile, [&](auto type, const Segment& segment, int, uint32_t own) {
+                    constexpr uint32_t UNIT = decltype(type)::UNIT_BYTES;
+                    vectors = UNIT / 16;
+                    unit = segment.units + (static_cast<uint64_t>(own) * N_SB + sb) * UNIT;
                 });
-                tile_number += groups;
             }
-            if (left > 0 && is_unit) {
-#pragma unroll 1
-                for (uint32_t i = 0; i < (STAGE / 16 + 31) / 32; i++) {
-                    if (i * 32 + lane < unit_vectors) cp_async_16(to + i * 512, next_unit + i * 512);
+            unit += lane * 16;
+#pragma unroll
+            for (uint32_t i = 0; i < (STAGE / 16 + 31) / 32; i++) {
+                if (i * 32 + lane < vectors) cp_async_16(to + i * 512, unit + i * 512);
+            }
+            const uint32_t in_round = my_tiles - next_round < ROUND ? my_tiles - next_round : ROUND;
+            if (++next_tile == in_round) {
+                next_tile = 0;
+                if (++next_sb == n_sb) {
+                    next_sb = 0;
+                    next_round += ROUND;
                 }
             }
-            next_unit += WARPS_K * 16 * unit_vectors;
         }
         cp_async_commit();
-        left--;
-        if (++next_sb == SB_WARP) {
-            next_sb = 0;
-            if (N_SEGMENTS == 1) next_unit += next_tile;
-        }
     };
 #pragma unroll 1
     for (uint32_t u = 0; u < RING; u++) issue(u * STAGE);
 
-    // The norm's weight is of the model too: it goes to where x will be multiplied with it.
+    // The norm's weight is of the model too.
+    float norm[SB_WARP][8];
     if constexpr (NORM) {
-#pragma unroll 1
-        for (uint32_t sb = warp; sb < N_SB; sb += WARPS) {
-            uint32_t k = sb * UNIT_COLS + lane * 8;
-            float* to = x + sb * MAX_M * X_SB + lane / 4 * X_SUB + lane % 4 * 8;
 #pragma unroll
-            for (uint32_t e = 0; e < 8; e++) to[e] = k + e < N_IN ? p.norm[k + e] : 0.0f;
+        for (uint32_t s = 0; s < SB_WARP; s++) {
+            const uint32_t k = (wk + s * WARPS_K) * UNIT_COLS + lane * 8;
+#pragma unroll
+            for (uint32_t e = 0; e < 8; e++) norm[s][e] = k + e < N_IN ? p.norm[k + e] : 0.0f;
         }
     }
 
-    // Where the rows are, and what a thread's first pair is rotated by: kept in shared memory, for
-    // registers are short, but read by that thread alone.
-    constexpr uint32_t FIRST_PAIRS = EPILOGUE == EPILOGUE_QKV ? WARPS_R * ROUND * MAX_M * 4 : 1;
+    // Where the row is, and what a thread's first pairs are rotated by: kept in shared memory, for
+    // registers are short.
+    constexpr uint32_t FIRST_PAIRS =
+        EPILOGUE == EPILOGUE_QKV ? WARPS_R * ROUND * (UNIT_ROWS / 2) : 1;
     SHARED Rotation first_rotation[FIRST_PAIRS];
     auto locate = [&]() {
         if constexpr (EPILOGUE == EPILOGUE_QKV) {
-            if (threadIdx.x < p.m) {
-                const uint32_t position = load_relaxed_u32(p.positions + threadIdx.x);
-                const uint32_t slot = load_relaxed_u32(p.slots + threadIdx.x);
-                row_position[threadIdx.x] = position;
-                row_slot[threadIdx.x] = slot;
-                row_page[threadIdx.x] = kv_page(p.kv, slot, position);
+            if (threadIdx.x == 0) {
+                row_position = load_relaxed_u32(p.positions);
+                row_slot = load_relaxed_u32(p.slots);
+                row_page = kv_page(p.kv, row_slot, row_position);
             }
-            if (threadIdx.x < FIRST_PAIRS) {
-                const uint32_t m = threadIdx.x / 4 % MAX_M, i = threadIdx.x / (4 * MAX_M) % ROUND;
-                const uint32_t group = threadIdx.x / (4 * MAX_M * ROUND);
-                if (m < p.m && i < tiles_of(first + group)) {
-                    first_rotation[threadIdx.x] =
-                        rotation_of(p, first + group + i * groups, threadIdx.x % 4,
-                                    load_relaxed_u32(p.positions + m));
+            for (uint32_t e = threadIdx.x; e < FIRST_PAIRS; e += THREADS) {
+                const uint32_t at = e % 8, i = e / 8 % ROUND, group = e / (8 * ROUND);
+                if (i < tiles_of(first + group)) {
+                    first_rotation[e] = rotation_of(p, first + group + i * groups, at,
+                                                    load_relaxed_u32(p.positions));
                 }
             }
         }
@@ -265,147 +285,126 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
     // tokens per second on an H200, 3B 836 instead of 904, 1B 1825 instead of 1953.)
     pdl_trigger();
 
-    // x, a warp a superblock: lane l takes columns 8l..8l+7. Where a warp has several, all are
-    // asked for before the first is used.
-    constexpr uint32_t ROUNDS = (N_SB + WARPS - 1) / WARPS;
-    constexpr uint32_t AT_ONCE = MAX_M > 1 ? 1 : ROUNDS < 4 ? ROUNDS : 4;
-#pragma unroll 1
-    for (uint32_t round = 0; round < ROUNDS; round += AT_ONCE) {
-        float v[AT_ONCE][MAX_M][8] = {};
+    // x: all of the warp's superblocks are asked for before the first is used.
+    float raw[SB_WARP][8];
 #pragma unroll
-        for (uint32_t t = 0; t < AT_ONCE; t++) {
-            const uint32_t sb = warp + (round + t) * WARPS, k = sb * UNIT_COLS + lane * 8;
+    for (uint32_t s = 0; s < SB_WARP; s++) {
+        const uint32_t k = (wk + s * WARPS_K) * UNIT_COLS + lane * 8;
 #pragma unroll
-            for (int m = 0; m < MAX_M; m++) {
-                if (m >= p.m) break;
-                const float* from = p.x + static_cast<uint64_t>(m) * N_IN + k;
-                if (N_IN % 4 == 0) {
-#pragma unroll
-                    for (int q = 0; q < 2; q++) {
-                        if (k + 4 * q < N_IN) {
-                            float4 f = load_relaxed_f32x4(from + 4 * q);
-                            v[t][m][4 * q] = f.x, v[t][m][4 * q + 1] = f.y;
-                            v[t][m][4 * q + 2] = f.z, v[t][m][4 * q + 3] = f.w;
-                        }
-                    }
-                } else {
-                    for (int e = 0; e < 8; e++) {
-                        if (k + e < N_IN) v[t][m][e] = load_relaxed_f32(from + e);
-                    }
-                }
-            }
-        }
-#pragma unroll
-        for (uint32_t t = 0; t < AT_ONCE; t++) {
-            const uint32_t sb = warp + (round + t) * WARPS;
-            if (sb >= N_SB) break;
-            float* row0 = x + sb * MAX_M * X_SB + lane / 4 * X_SUB + lane % 4 * 8;
-            float norm[8];
-#pragma unroll
-            for (int e = 0; e < 8; e++) norm[e] = NORM ? row0[e] : 1.0f;
-#pragma unroll
-            for (int m = 0; m < MAX_M; m++) {
-                float square = 0.0f, sum = 0.0f;
-#pragma unroll
-                for (int e = 0; e < 8; e++) {
-                    if constexpr (NORM) {
-                        square = fma_rn(v[t][m][e], v[t][m][e], square);
-                        v[t][m][e] = mul_rn(v[t][m][e], norm[e]);
-                    }
-                    sum = add_rn(sum, v[t][m][e]);
-                    row0[m * X_SB + e] = mul_rn(v[t][m][e], X_SCALE);
-                }
-                sum = add_rn(sum, __shfl_xor_sync(FULL_WARP, sum, 1));
-                float* s = sums + (sb * MAX_M + m) * SUMS_SB;
-                if (lane % 2 == 0) s[lane / 2] = sum;
-                sum = add_rn(sum, __shfl_xor_sync(FULL_WARP, sum, 2));
-                if (lane % 4 == 0) s[16 + lane / 4] = sum;
-                if constexpr (NORM) {
-                    square = warp_sum_f32(square);
-                    if (lane == 0) squares[m * N_SB + sb] = square;
-                }
-            }
+        for (int q = 0; q < 2; q++) {
+            float4 f = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if (k + 4 * q < N_IN) f = load_relaxed_f32x4(p.x + k + 4 * q);
+            raw[s][4 * q] = f.x, raw[s][4 * q + 1] = f.y;
+            raw[s][4 * q + 2] = f.z, raw[s][4 * q + 3] = f.w;
         }
     }
-    __syncthreads();
+#pragma unroll
+    for (uint32_t s = 0; s < SB_WARP; s++) {
+        const uint32_t sb = wk + s * WARPS_K;
+        if (sb >= N_SB) break;
+        if constexpr (NORM) {
+            const float square = superblock_squares(raw[s]);
+            if (lane == 0 && wr == 0) squares[sb] = square;
+#pragma unroll
+            for (int e = 0; e < 8; e++) raw[s][e] = mul_rn(raw[s][e], norm[s][e]);
+        }
+        const Fixed fixed = fixed_point(raw[s]);
+        uint8_t* x_sb = x + s * X_SB;
+        uint8_t* of_sub = x_sb + lane / 4 * X_SUB;
+        store_fragments(fixed, lane, of_sub, of_sub + LIMB_BYTES);
+        const int32_t sum = sub_block_sum(fixed);
+        if (lane % 4 == 0) {
+            uint32_t* parts = reinterpret_cast<uint32_t*>(x_sb + X_SUMS) + lane / 4;
+            parts[0] = eights(upper_part(sum));
+            parts[8] = eights(lower_part(sum));
+            reinterpret_cast<float*>(x_sb + X_OFFSETS)[lane / 4] = offset_sum(sum);
+        }
+        if (lane == 0 && wr == 0) factors[sb] = fixed.factor;
+    }
+    __syncwarp();
 
-    const float* x_warp = x + wk * MAX_M * X_SB;
-    const float* sums_warp = sums + wk * MAX_M * SUMS_SB;
     uint32_t stage = 0;
 #pragma unroll 1
     for (uint32_t round = 0; round * ROUND < block_tiles; round++) {
         // Two sets of sums: the next round is written while this one is read.
-        float* half = parts + (round % 2) * (WARPS_R * ROUND * PART);
+        float* set = sums + (round % SETS) * (WARPS_R * ROUND * P_TILE);
+        const uint32_t begin = round * ROUND;
+        const uint32_t in_round =
+            begin >= my_tiles ? 0 : my_tiles - begin < ROUND ? my_tiles - begin : ROUND;
 #pragma unroll 1
-        for (uint32_t i = 0; i < ROUND && round * ROUND + i < my_tiles; i++) {
-            float acc[MAX_M][2] = {};
-            with_type(p, first + wr + (round * ROUND + i) * groups, [&](auto type) {
-                using T = decltype(type);
-#pragma unroll UNROLL
-                for (uint32_t s = 0; s < SB_WARP; s++) {
+        for (uint32_t s = 0; s < n_sb; s++) {
+            const uint8_t* x_sb = x + s * X_SB;
+            float* p_sb = set + wr * ROUND * P_TILE + (wk + s * WARPS_K) * P_SB;
+            auto tiles = [&](auto columns_type, auto multiply_tile) {
+                using T = decltype(columns_type);
+                const Columns columns = columns_of<T>(x_sb, lane);
+#pragma unroll 1
+                for (uint32_t i = 0; i < in_round; i++) {
                     cp_async_wait<RING - 1>();
                     __syncwarp();
-                    if (N_SB % WARPS_K == 0 || wk + s * WARPS_K < N_SB) {
-                        accumulate<T>(ring + stage, lane, x_warp + s * (WARPS_K * MAX_M * X_SB),
-                                      sums_warp + s * (WARPS_K * MAX_M * SUMS_SB), acc);
-                    }
+                    multiply_tile(i, columns);
                     __syncwarp();
                     issue(stage);
                     stage = stage == (RING - 1) * STAGE ? 0 : stage + STAGE;
                 }
-            });
-#pragma unroll
-            for (int m = 0; m < MAX_M; m++) {
-#pragma unroll
-                for (int j = 0; j < 2; j++) {
-                    float v = acc[m][j];
-                    v = add_rn(v, __shfl_xor_sync(FULL_WARP, v, 16));
-                    v = add_rn(v, __shfl_xor_sync(FULL_WARP, v, 8));
-                    v = add_rn(v, __shfl_xor_sync(FULL_WARP, v, 4));
-                    if (lane < 4) {
-                        half[(wr * ROUND + i) * PART + (m * WARPS_K + wk) * 8 + lane + 4 * j] = v;
-                    }
-                }
+            };
+            if constexpr (ONE_KIND) {
+                tiles(Segment0{}, [&](uint32_t i, const Columns& columns) {
+                    with_type(p, first + wr + (begin + i) * groups, [&](auto type) {
+                        multiply<decltype(type)>(ring + stage, lane, x_sb, columns,
+                                                 p_sb + i * P_TILE);
+                    });
+                });
+            } else {
+                tiles(Segment0{}, [&](uint32_t i, const Columns&) {
+                    with_type(p, first + wr + (begin + i) * groups, [&](auto type) {
+                        using T = decltype(type);
+                        multiply<T>(ring + stage, lane, x_sb, columns_of<T>(x_sb, lane),
+                                    p_sb + i * P_TILE);
+                    });
+                });
             }
         }
         __syncthreads();
         delay_block();
-        for (uint32_t e = threadIdx.x; e < WARPS_R * ROUND * MAX_M * 4; e += THREADS) {
-            uint32_t at = e % 4, m = e / 4 % MAX_M, i = e / (4 * MAX_M) % ROUND;
-            uint32_t group = e / (4 * MAX_M * ROUND);
-            uint32_t index = round * ROUND + i;
-            if (m >= p.m || index >= tiles_of(first + group)) continue;
-            const float* part = half + (group * ROUND + i) * PART + m * WARPS_K * 8 + at;
-            float a = part[0], b = part[4];
+        // A lane has one part of one row; those of rows i and i + 8 are neighbours of eight.
+        for (uint32_t e = threadIdx.x; e < WARPS_R * ROUND * 8 * UNIT_ROWS; e += THREADS) {
+            const uint32_t part = e % 8, at = e / 16 % 8, row = at + e / 8 % 2 * 8;
+            const uint32_t i = e / 128 % ROUND, group = e / (128 * ROUND);
+            const uint32_t index = round * ROUND + i;
+            if (index >= tiles_of(first + group)) continue;  // whole warps
+            const float* of_row = set + (group * ROUND + i) * P_TILE + row;
+            float y = 0.0f;
+            if (part < N_PARTS) {
+                for (uint32_t sb = part * N_SB / N_PARTS; sb < (part + 1) * N_SB / N_PARTS; sb++) {
 #pragma unroll
-            for (uint32_t k = 1; k < WARPS_K; k++) {
-                a = add_rn(a, part[k * 8]);
-                b = add_rn(b, part[k * 8 + 4]);
+                    for (int t = 0; t < 4; t++) {
+                        y = fma_rn(factors[sb], of_row[sb * P_SB + t * UNIT_ROWS], y);
+                    }
+                }
             }
+            float a = __shfl_sync(FULL_WARP, y, lane & ~7u);
+#pragma unroll
+            for (uint32_t k = 1; k < N_PARTS; k++) {
+                a = add_rn(a, __shfl_sync(FULL_WARP, y, (lane & ~7u) | k));
+            }
+            float b = __shfl_sync(FULL_WARP, a, lane | 8);
+            if (lane % 16) continue;
             if constexpr (NORM) {
-                const float factor = rms_factor<N_SB>(squares + m * N_SB, N_IN, p.eps);
+                const float factor = rms_factor<N_SB>(squares, N_IN, p.eps);
                 a = mul_rn(a, factor);
                 b = mul_rn(b, factor);
             }
-            with_segment(p, first + group + index * groups,
-                         [&](auto, const Segment& segment, [[maybe_unused]] int number,
-                             uint32_t tile) {
+            const uint32_t tile = first + group + index * groups;
+            with_segment(p, tile, [&](auto, const Segment& segment, int number, uint32_t own) {
                 if constexpr (EPILOGUE == EPILOGUE_QKV) {
-                    const uint32_t position = row_position[m], slot = row_slot[m];
-                    const uint32_t page = row_page[m];
                     const Rotation rotation =
-                        round > 0 || e >= THREADS
-                            ? rotation_of(p, first + group + index * groups, at, position)
-                            : first_rotation[e];
-                    if (number == 2) {
-                        finish_qkv<ORDER_NATURAL>(p, segment, number, tile, at, m, a, b, position,
-                                                  slot, page, rotation);
-                    } else {
-                        finish_qkv<ORDER>(p, segment, number, tile, at, m, a, b, position, slot,
-                                          page, rotation);
-                    }
+                        round > 0 ? rotation_of(p, tile, at, row_position)
+                                  : first_rotation[(group * ROUND + i) * 8 + at];
+                    finish_pair(p, segment, number, own, at, 0, a, b, row_position, row_slot,
+                                row_page, rotation);
                 } else {
-                    finish(segment, tile, at, m, a, b);
+                    finish_pair(p, segment, number, own, at, 0, a, b, 0, 0, 0, Rotation{});
                 }
             });
         }

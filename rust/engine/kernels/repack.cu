@@ -5,7 +5,7 @@
 #include "variant.cuh"
 
 struct Params {
-    const uint64_t* rows;  // [tiles * 8] addresses of rows; 0 where a tile is padded
+    const uint64_t* rows;  // [tiles * 16] addresses of rows; 0 where a tile is padded
     uint8_t* units;        // [tiles][n_sb]
     uint32_t tiles;
     uint32_t n_sb;
@@ -14,13 +14,14 @@ struct Params {
 };
 
 KERNEL(repack, Params) {
-    uint32_t lane = threadIdx.x % 32;
-    uint64_t unit = static_cast<uint64_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
+    const uint32_t lane = threadIdx.x % 32;
+    const uint64_t unit = static_cast<uint64_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
     if (unit >= static_cast<uint64_t>(p.tiles) * p.n_sb) return;
-    uint64_t tile = unit / p.n_sb;
-    uint32_t sb = static_cast<uint32_t>(unit % p.n_sb);
-    const uint8_t* a = reinterpret_cast<const uint8_t*>(p.rows[tile * 8 + lane % 4]);
-    const uint8_t* b = reinterpret_cast<const uint8_t*>(p.rows[tile * 8 + lane % 4 + 4]);
-    Segment0::repack(p.units + unit * Segment0::UNIT_BYTES, lane, a, b,
-                     sb * UNIT_COLS + lane / 4 * 32, p.n_in);
+    const uint64_t tile = unit / p.n_sb;
+    const uint32_t sb = static_cast<uint32_t>(unit % p.n_sb);
+    const uint8_t* rows[UNIT_ROWS];
+    for (uint32_t r = 0; r < UNIT_ROWS; r++) {
+        rows[r] = reinterpret_cast<const uint8_t*>(p.rows[tile * UNIT_ROWS + r]);
+    }
+    Segment0::repack(p.units + unit * Segment0::UNIT_BYTES, lane, rows, sb, p.n_in);
 }

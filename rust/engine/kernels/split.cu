@@ -1,116 +1,65 @@
-// Activations for the tensor cores: each row times a power of two as the sum of two float16, hi and
-// lo, with the sums of every 32 columns. With NORM, RMSNorm comes first. A block a row.
+// Rows of activations as integers in the order of matmul.cu: a block a superblock of eight rows, a
+// warp a row. With NORM, x is multiplied by the norm's weight, and the sums of its squares are left for
+// whoever ends the product.
 //
-// The power of two takes the row's largest magnitude to [2^14, 2^15): nothing overflows, hi + lo has
-// 22 bits down to 2^-17 of the largest and an error below 2^-39 of it further down.
-//
-// variant.cuh: N_IN (a multiple of 32), NORM, THREADS.
-#include "norm.cuh"
+// variant.cuh: N_IN, NORM, X_SUMS, X_OFFSETS.
 #include "variant.cuh"
+#include "tile.cuh"
+#include "norm.cuh"
 
-constexpr uint32_t N_BLOCKS = N_IN / 32;
 constexpr uint32_t N_SB = (N_IN + 255) / 256;
-constexpr uint32_t CHUNKS = N_BLOCKS * 4;  // of eight columns, one thread's share
-constexpr uint32_t WARPS = THREADS / 32;
-constexpr uint32_t ROUNDS = (CHUNKS + THREADS - 1) / THREADS;
-// Rows that fit the registers are read once.
-constexpr bool KEPT = ROUNDS <= 8;
 
 struct Params {
     const float* x;     // [m][N_IN]
     const float* norm;  // [N_IN]
-    uint8_t* halves;    // [m][N_BLOCKS][hi, lo][32] float16
-    float* sums;        // [N_BLOCKS][stride], of the scaled row
-    float* unscale;     // [m], what takes the scaled row back
-    float eps;
-    uint32_t stride;
+    uint8_t* tiles;     // [N_SB][gridDim.y] tiles of eight rows
+    float* squares;     // [m][N_SB]
+    uint32_t m;         // rows; what follows them in the last tile is zero
+    uint32_t unused;
 };
 
-KERNEL_BOUNDS(split, Params, THREADS, 1) {
-    SHARED float scratch[WARPS], squares[N_SB];
-    const uint32_t m = blockIdx.x;
-    float kept[KEPT ? ROUNDS : 1][8];
+KERNEL_BOUNDS(split, Params, 256, 1) {
+    const uint32_t lane = threadIdx.x % 32, row = threadIdx.x / 32;
+    const uint32_t sb = blockIdx.x, m = blockIdx.y * 8 + row;
+    const uint32_t k = sb * 256 + lane * 8;
+    float norm[8];
+#pragma unroll
+    for (int e = 0; e < 8; e++) norm[e] = NORM && k + e < N_IN ? p.norm[k + e] : 0.0f;
     pdl_wait();
     pdl_trigger();
 
-    const float* row = p.x + static_cast<uint64_t>(m) * N_IN;
-    auto load = [&](uint32_t chunk, float (&v)[8]) {
+    float v[8] = {};
 #pragma unroll
-        for (int q = 0; q < 2; q++) {
-            float4 f = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            if (chunk < CHUNKS) f = load_relaxed_f32x4(row + chunk * 8 + q * 4);
-            v[4 * q] = f.x, v[4 * q + 1] = f.y, v[4 * q + 2] = f.z, v[4 * q + 3] = f.w;
-        }
-    };
-    float factor = 1.0f;
-    auto normed = [&](uint32_t chunk, float (&v)[8]) {
-        if constexpr (NORM) {
-            if (chunk >= CHUNKS) return;
-#pragma unroll
-            for (int e = 0; e < 8; e++) v[e] = mul_rn(mul_rn(v[e], factor), p.norm[chunk * 8 + e]);
-        }
-    };
-
-    if constexpr (KEPT) {
-#pragma unroll
-        for (uint32_t round = 0; round < ROUNDS; round++) {
-            load(round * THREADS + threadIdx.x, kept[round]);
-        }
+    for (int i = 0; i < 2; i++) {
+        if (m >= p.m || k + 4 * i >= N_IN) continue;
+        const float4 f = load_relaxed_f32x4(p.x + static_cast<uint64_t>(m) * N_IN + k + 4 * i);
+        v[4 * i] = f.x, v[4 * i + 1] = f.y, v[4 * i + 2] = f.z, v[4 * i + 3] = f.w;
     }
     if constexpr (NORM) {
-        // A warp has the 32 chunks of a superblock at a time.
+        const float square = superblock_squares(v);
+        if (lane == 0 && m < p.m) p.squares[static_cast<uint64_t>(m) * N_SB + sb] = square;
 #pragma unroll
-        for (uint32_t round = 0; round < ROUNDS; round++) {
-            if (!KEPT) load(round * THREADS + threadIdx.x, kept[0]);
-            const float sum = superblock_squares(kept[KEPT ? round : 0]);
-            const uint32_t sb = round * WARPS + threadIdx.x / 32;
-            if (threadIdx.x % 32 == 0 && sb < N_SB) squares[sb] = sum;
-        }
-        __syncthreads();
-        factor = rms_factor<N_SB>(squares, N_IN, p.eps);
+        for (int e = 0; e < 8; e++) v[e] = mul_rn(v[e], norm[e]);
     }
-    float most = 0.0f;
-#pragma unroll
-    for (uint32_t round = 0; round < ROUNDS; round++) {
-        const uint32_t chunk = round * THREADS + threadIdx.x;
-        float(&v)[8] = kept[KEPT ? round : 0];
-        if (!KEPT) load(chunk, v);
-        normed(chunk, v);
-#pragma unroll
-        for (int e = 0; e < 8; e++) most = fmaxf(most, fabsf(v[e]));
-    }
-    most = block_max_f32<WARPS>(most, scratch);
-    // Rows of zeros, and those below 2^-86, keep a factor that is a normal number.
-    uint32_t exponent = float_as_u32(most) >> 23;
-    exponent = exponent < 41 ? 41 : exponent;
-    const float scale = u32_as_float((127 + 141 - exponent) << 23);
+    const Fixed fixed = fixed_point(v);
     delay_block();
-    if (threadIdx.x == 0) p.unscale[m] = u32_as_float((127 + exponent - 141) << 23);
-#pragma unroll
-    for (uint32_t round = 0; round < ROUNDS; round++) {
-        const uint32_t chunk = round * THREADS + threadIdx.x;
-        float(&v)[8] = kept[KEPT ? round : 0];
-        if (!KEPT) {
-            load(chunk, v);
-            normed(chunk, v);
+    uint8_t* tile = p.tiles + (static_cast<uint64_t>(sb) * gridDim.y + blockIdx.y) * TILE_BYTES;
+    uint8_t* of_sub = tile + lane / 4 * (2 * TILE_LIMB) + row * LIMB_BYTES;
+    store_fragments(fixed, lane, of_sub, of_sub + TILE_LIMB);
+    if (lane == 0) reinterpret_cast<float*>(tile + TILE_FACTORS)[row] = fixed.factor;
+    if constexpr (X_SUMS || X_OFFSETS) {
+        const int32_t sum = sub_block_sum(fixed);
+        const uint32_t sub = lane / 4;
+        if (lane % 4 == 0) {
+            if constexpr (X_SUMS) {
+                uint32_t* to = reinterpret_cast<uint32_t*>(tile + TILE_SUMS) +
+                               (row * 4 + sub % 4) * 2 + sub / 4;
+                to[0] = eights(upper_part(sum));
+                to[64] = eights(lower_part(sum));
+            }
+            if constexpr (X_OFFSETS) {
+                reinterpret_cast<float*>(tile + TILE_OFFSETS)[sub * 8 + row] = offset_sum(sum);
+            }
         }
-        float sum = 0.0f;
-        uint32_t hi[4], lo[4];
-#pragma unroll
-        for (int e = 0; e < 8; e += 2) {
-            float a = mul_rn(v[e], scale), b = mul_rn(v[e + 1], scale);
-            sum = add_rn(add_rn(sum, a), b);
-            hi[e / 2] = f32x2_to_f16x2(a, b);
-            lo[e / 2] = f32x2_to_f16x2(sub_rn(a, f16x2_low(hi[e / 2])),
-                                       sub_rn(b, f16x2_high(hi[e / 2])));
-        }
-        sum = add_rn(sum, __shfl_xor_sync(FULL_WARP, sum, 1));
-        sum = add_rn(sum, __shfl_xor_sync(FULL_WARP, sum, 2));
-        if (chunk >= CHUNKS) continue;
-        uint8_t* to =
-            p.halves + (static_cast<uint64_t>(m) * N_BLOCKS + chunk / 4) * 128 + chunk % 4 * 16;
-        *reinterpret_cast<uint4*>(to) = make_uint4(hi[0], hi[1], hi[2], hi[3]);
-        *reinterpret_cast<uint4*>(to + 64) = make_uint4(lo[0], lo[1], lo[2], lo[3]);
-        if (chunk % 4 == 0) p.sums[static_cast<uint64_t>(chunk / 4) * p.stride + m] = sum;
     }
 }

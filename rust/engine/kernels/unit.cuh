@@ -1,303 +1,272 @@
-// Weights as the mat-vec reads them. A unit is 8 rows x 256 columns of one matrix; a tile is all
-// units of 8 rows, one after another. Lane l of a warp owns, in every unit, the 32 columns
-// [32b, 32b+32), b = l/4, of the rows l%4 and l%4 + 4: its sub-blocks. A quant type stores them so
-// that each lane's share comes in whole words and a warp reads 512 contiguous bytes at a time.
+// Weights as the products read them. A unit is 16 rows x 256 columns of one matrix; a tile is all
+// units of 16 rows, one after another. In a warp that multiplies, lane l owns rows g = l/4 and g + 8
+// of a unit and, of every 16 columns, the four that an mma.m16n8k16 takes from quarter q = l%4
+// (2q, 2q + 1, 2q + 8, 2q + 9): its share of A, so that weights go from a unit to the tensor cores
+// without an exchange between lanes.
 //
-// A type is a struct with
-//   UNIT_BYTES            a multiple of 16
-//   SUB                   columns that share a scale and an offset: 32 or 16
-//   CHAINS                accumulators of one sub-block, so that they do not wait for each other
-//   chain(i)              which of them column i of 32 goes to
-//   chain_scale(c)        what that sum is to be multiplied with
-//   unpack(unit, lane, j, w)        the lane's 32 columns of its row j (0 or 1)
-//   scales(unit, lane, j, s, o)     weight = s * w * chain_scale * X_SCALE + o, 32 / SUB of each
-//   OFFSETS, halves(unit, lane, j, h)   the same columns as float16, two a word, for tensor cores;
-//                                   it returns f: weight = s * f * h, + o where OFFSETS
-//   repack(unit, lane, a, b, k, n)  the lane's share of both rows from the file's encoding; k is
-//                                   the first of its 32 columns, n the row's length; a null row and
-//                                   columns past n are zero
+// Integers come as float16 subnormals: columns of k below 8 hold q 2^-24, those from 8 on q 2^-20,
+// for that is what a nibble is where it stands. The integers of x from k = 8 on are stored 2^-4 as
+// large, and the 2^24 goes into the factor of a superblock (fixed.cuh). All of it is exact.
 //
-// Integer weights cost one logical operation each: the bits of `word & mask` are, read as a float,
-// the subnormal q * 2^(position - 149). The product with an activation that was multiplied by
-// X_SCALE beforehand is a normal number, exact but for the one rounding of the fused multiply-add.
-// Floats as quant types (F16, ...) use the same scaled activations.
+// A type of integers is a struct with
+//   UNIT_BYTES                 a multiple of 16
+//   SUB                        columns that share a scale: 32 or 16
+//   OFFSETS                    what sub-blocks have beside their scales
+//   Quants, load(unit, lane, v)     the lane's columns of sub-blocks of 32 number 2v and 2v + 1
+//   fragment(quants, s, h, a)       A of columns 16h.. of sub-block s (0 or 1) of these
+//   Row, row(unit, r)               what a row has beside its integers
+//   Chain, chain(row, t), chain(unit, r, t)   the scales of sub-blocks t, t + 4, ...: the t-th chain
+//                                   of Op::MatVec, from a row that was read or by itself
+//   scale(chain, i), offset(chain, i)   d s of the i-th of them, and m where offsets are their own
+//   mins(unit, r, t), dmin(unit, r) m of sub-blocks t and t + 4, a byte each, and their unit, where
+//                                   offsets are shared
+//   repack(unit, lane, rows, sb, n) the lane's share of superblock sb of rows in the file's encoding,
+//                                   n columns each; a null row and columns past n become zero
+// and one of floats (INTEGERS false), whose lane owns columns l, l + 32, ... of all rows, has
+//   load(unit, lane, r, w)          the lane's eight columns of row r
+//   repack                          as above
 #pragma once
 #include "common.cuh"
 // UNIT_ROWS and UNIT_COLS.
 #include "host.cuh"
-static_assert(UNIT_ROWS == 8 && UNIT_COLS == 256, "lanes own rows l % 4 and l % 4 + 4, 32 columns");
+static_assert(UNIT_ROWS == 16 && UNIT_COLS == 256, "lanes own rows l / 4 and l / 4 + 8");
 
-// Activations are stored times 2^96: |x| up to 2^31 stays finite, down to 2^-73 exact.
-constexpr float X_SCALE = 79228162514264337593543950336.0f;
-constexpr float X_UNSCALE = 1.0f / X_SCALE;
-// q * 2^-149 * 2^96 * SUBNORMAL_UNSCALE = q.
-constexpr float SUBNORMAL_UNSCALE = 9007199254740992.0f;
-constexpr float SUBNORMAL_SCALE = 1.0f / SUBNORMAL_UNSCALE;
+enum Offsets { NO_OFFSETS, SHARED_OFFSETS, OWN_OFFSETS };
 
-// The float16 -n for 1 <= n < 2048, twice.
-constexpr uint32_t minus_f16x2(uint32_t n) {
-    uint32_t e = 0;
-    while (n >> (e + 1)) e++;
-    return (0x8000 | ((e + 15) << 10) | ((n << (10 - e)) & 0x3ff)) * 0x10001u;
-}
-
-// Two integers below 1024, less BIAS, as float16: in the last place of 1024 + q stands q.
-template <int BIAS>
-DEVICE uint32_t centred_pair(uint32_t first, uint32_t second) {
-    return add_f16x2(first | (second << 16) | 0x64006400u, minus_f16x2(1024 + BIAS));
-}
-
-DEVICE uint4 unit_u32x4(const uint8_t* unit, uint32_t vector, uint32_t lane) {
-    return *reinterpret_cast<const uint4*>(unit + vector * 512 + lane * 16);
-}
-
-// Sixteen unaligned bytes of a file's row become a word at a time: rows start anywhere.
+// Rows start anywhere in a file.
 DEVICE uint32_t file_u16(const uint8_t* at) {
     return static_cast<uint32_t>(at[0]) | (static_cast<uint32_t>(at[1]) << 8);
 }
 
-// ---------------------------------------------------------------- 4-bit quants, 16 bytes a row
+DEVICE float byte_f32(uint32_t v, int i) { return static_cast<float>((v >> (8 * i)) & 0xff); }
 
-// Column 8w + n is nibble n of word w. The words of row j are vector j of the unit.
-struct Nibbles {
-    static constexpr int CHAINS = 4;
-    static constexpr int chain(int i) { return i % 4; }
-    static constexpr float chain_scale(int c) { return 1.0f / (1 << (4 * c)); }
+DEVICE float half_of(uint32_t v, int i) { return i ? f16x2_high(v) : f16x2_low(v); }
 
-    DEVICE void unpack(const uint8_t* unit, uint32_t lane, int j, float (&w)[32]) {
-        uint4 v = unit_u32x4(unit, j, lane);
-        uint32_t words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-        for (int i = 0; i < 32; i++) {
-            uint32_t word = i % 8 < 4 ? words[i / 8] : words[i / 8] >> 16;
-            w[i] = u32_as_float(word & (0xfu << (4 * (i % 4))));
+// Column of a sub-block of 32 that is element e (of 4) of lane quarter q in step h.
+DEVICE uint32_t column_of(uint32_t h, uint32_t q, uint32_t e) {
+    return 16 * h + 2 * q + e % 2 + e / 2 * 8;
+}
+
+// ---------------------------------------------------------------- integers of 4 to 6 bits
+
+// Four bits of each integer in one word a step: row g in bits 0 and 16 (columns 2q, 2q + 1), 4 and 20
+// (2q + 8, 2q + 9), row g + 8 in bits 8, 24, 12, 28. Further bits, HIGH of them, in words of their
+// own: a field of HIGH bits for each of A's halves, so placed that one shift takes those of a row to
+// where they belong, above their nibbles. BIAS is what q is stored above.
+//
+// Quants [4 vectors][32 lanes][16 bytes], then [4][32 lanes][HIGH words].
+template <int HIGH, int BIAS>
+struct Planes {
+    static constexpr bool INTEGERS = true;
+    static constexpr uint32_t QUANT_BYTES = 2048 + 512 * HIGH;
+    static constexpr int FIELDS = HIGH ? 8 / (HIGH ? HIGH : 1) : 1;  // rows and steps a word
+    // Of the columns of k below 8, and of those from 8 on.
+    static constexpr uint32_t HIGH_LOW = ((1u << HIGH) - 1) * 0x00100010u;
+    static constexpr uint32_t HIGH_UPPER = ((1u << HIGH) - 1) * 0x01000100u;
+    // -BIAS as subnormals of either place.
+    static constexpr uint32_t MINUS_LOW = (0x8000u | BIAS) * 0x10001u;
+    static constexpr uint32_t MINUS_UPPER = (0x8000u | (BIAS << 4)) * 0x10001u;
+
+    struct Quants {
+        uint32_t w[4], high[HIGH ? HIGH : 1];
+    };
+
+    // The bit of a word where the field of step n (of 4 in a vector) and row r begins.
+    static constexpr int field(int n, int r) {
+        return (n * 2 + r) % FIELDS * HIGH + (n * 2 + r) % FIELDS * HIGH / 4 * 4;
+    }
+    static constexpr int word(int n, int r) { return (n * 2 + r) / FIELDS; }
+
+    DEVICE Quants load(const uint8_t* unit, uint32_t lane, uint32_t v) {
+        const uint4 x = *reinterpret_cast<const uint4*>(unit + v * 512 + lane * 16);
+        Quants quants = {{x.x, x.y, x.z, x.w}, {}};
+        const uint8_t* high = unit + 2048 + (v * 32 + lane) * 4 * HIGH;
+        if constexpr (HIGH == 1) quants.high[0] = *reinterpret_cast<const uint32_t*>(high);
+        if constexpr (HIGH == 2) {
+            const uint2 y = *reinterpret_cast<const uint2*>(high);
+            quants.high[0] = y.x, quants.high[1] = y.y;
         }
+        return quants;
     }
 
-    // The integers, less BIAS, as float16, in the order of their columns.
-    template <int BIAS>
-    DEVICE void centred(const uint8_t* unit, uint32_t lane, int j, uint32_t (&h)[16]) {
-        uint4 v = unit_u32x4(unit, j, lane);
-        uint32_t words[4] = {v.x, v.y, v.z, v.w};
+    DEVICE void fragment(const Quants& quants, int s, int h, uint32_t (&a)[4]) {
+        const int n = 2 * s + h;
 #pragma unroll
-        for (int w = 0; w < 4; w++) {
-            uint32_t pair[4];  // columns i and i + 4
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                uint32_t word = words[w] >> (8 * i);
-                // The last place of 1024 is 1, that of 64 is a sixteenth.
-                pair[2 * i] = add_f16x2((word & 0x000f000fu) | 0x64006400u,
-                                        minus_f16x2(1024 + BIAS));
-                pair[2 * i + 1] = add_f16x2((word & 0x00f000f0u) | 0x54005400u,
-                                            minus_f16x2(64 + BIAS));
+        for (int r = 0; r < 2; r++) {
+            const uint32_t w = r ? quants.w[n] >> 8 : quants.w[n];
+            uint32_t low = w & 0x000f000fu, upper = w & 0x00f000f0u;
+            if constexpr (HIGH > 0) {
+                const int shift = field(n, r) - 4;
+                const uint32_t all = quants.high[word(n, r)];
+                const uint32_t bits = shift < 0 ? all << -shift : all >> shift;
+                low |= bits & HIGH_LOW;
+                upper |= bits & HIGH_UPPER;
             }
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                h[4 * w + i] = prmt(pair[2 * i], pair[2 * i + 1], 0x5410);
-                h[4 * w + 2 + i] = prmt(pair[2 * i], pair[2 * i + 1], 0x7632);
+            if constexpr (BIAS > 0) {
+                low = add_f16x2(low, MINUS_LOW);
+                upper = add_f16x2(upper, MINUS_UPPER);
+            }
+            a[r] = low, a[2 + r] = upper;
+        }
+    }
+
+    // Stores stored(r, c), the integer of row r and column c of the unit, above BIAS.
+    template <typename F>
+    DEVICE void pack(uint8_t* unit, uint32_t lane, F stored) {
+        const uint32_t g = lane / 4, q = lane % 4;
+        for (uint32_t v = 0; v < 4; v++) {
+            Quants quants = {};
+            for (int n = 0; n < 4; n++) {
+                for (int r = 0; r < 2; r++) {
+                    for (uint32_t e = 0; e < 4; e++) {
+                        const uint32_t column = (2 * v + n / 2) * 32 + column_of(n % 2, q, e);
+                        const uint32_t x = stored(g + 8 * r, column);
+                        quants.w[n] |= (x & 15) << (r * 8 + e / 2 * 4 + e % 2 * 16);
+                        if constexpr (HIGH > 0) {
+                            quants.high[word(n, r)] |=
+                                (x >> 4) << (field(n, r) + e / 2 * 4 + e % 2 * 16);
+                        }
+                    }
+                }
+            }
+            *reinterpret_cast<uint4*>(unit + v * 512 + lane * 16) =
+                make_uint4(quants.w[0], quants.w[1], quants.w[2], quants.w[3]);
+            for (int i = 0; i < HIGH; i++) {
+                reinterpret_cast<uint32_t*>(unit + 2048)[(v * 32 + lane) * HIGH + i] =
+                    quants.high[i];
             }
         }
     }
-
-    // Stores q(column) of row j.
-    template <typename Q>
-    DEVICE void pack(uint8_t* unit, uint32_t lane, int j, Q q) {
-        uint32_t words[4] = {0, 0, 0, 0};
-#pragma unroll
-        for (int i = 0; i < 32; i++) words[i / 8] |= q(i) << (4 * (i % 8));
-        *reinterpret_cast<uint4*>(unit + j * 512 + lane * 16) =
-            make_uint4(words[0], words[1], words[2], words[3]);
-    }
 };
 
-// ---------------------------------------------------------------- 5-bit quants, 20 bytes a row
+// ---------------------------------------------------------------- integers of 8 bits
 
-// Word w of five holds columns 6w..6w+5 in its low 30 bits; the ten bits above are columns 30, 31.
-struct FiveBits {
-    static constexpr int CHAINS = 3;
-    static constexpr int chain(int i) { return i < 30 ? i % 3 : 0; }
-    static constexpr float chain_scale(int c) { return 1.0f / (1 << (5 * c)); }
-
-    // Words 0..3 of row j are vector j; word 4 of both rows is at 1024 + 8 lane.
-    DEVICE void unpack(const uint8_t* unit, uint32_t lane, int j, float (&w)[32]) {
-        uint4 v = unit_u32x4(unit, j, lane);
-        uint32_t last = *reinterpret_cast<const uint32_t*>(unit + 1024 + lane * 8 + j * 4);
-        uint32_t words[5] = {v.x, v.y, v.z, v.w, last};
-#pragma unroll
-        for (int i = 0; i < 30; i++) {
-            uint32_t word = i % 6 < 3 ? words[i / 6] : words[i / 6] >> 15;
-            w[i] = u32_as_float(word & (0x1fu << (5 * (i % 3))));
-        }
-        uint32_t t[5];
-#pragma unroll
-        for (int i = 0; i < 5; i++) t[i] = words[i] >> 30;
-        w[30] = u32_as_float(t[0] | (t[1] << 2) | ((t[2] & 1) << 4));
-        w[31] = u32_as_float((t[2] >> 1) | (t[3] << 1) | (t[4] << 3));
-    }
-
-    template <int BIAS>
-    DEVICE void centred(const uint8_t* unit, uint32_t lane, int j, uint32_t (&h)[16]) {
-        uint4 v = unit_u32x4(unit, j, lane);
-        uint32_t last = *reinterpret_cast<const uint32_t*>(unit + 1024 + lane * 8 + j * 4);
-        uint32_t words[5] = {v.x, v.y, v.z, v.w, last};
-        auto q = [&](int i) { return (words[i / 6] >> (5 * (i % 6))) & 31; };
-#pragma unroll
-        for (int i = 0; i < 15; i++) h[i] = centred_pair<BIAS>(q(2 * i), q(2 * i + 1));
-        uint32_t t[5];
-#pragma unroll
-        for (int i = 0; i < 5; i++) t[i] = words[i] >> 30;
-        h[15] = centred_pair<BIAS>(t[0] | (t[1] << 2) | ((t[2] & 1) << 4),
-                                   (t[2] >> 1) | (t[3] << 1) | (t[4] << 3));
-    }
-
-    template <typename Q>
-    DEVICE void pack(uint8_t* unit, uint32_t lane, int j, Q q) {
-        uint32_t words[5] = {0, 0, 0, 0, 0};
-#pragma unroll
-        for (int i = 0; i < 30; i++) words[i / 6] |= q(i) << (5 * (i % 6));
-        uint32_t a = q(30), b = q(31);
-        words[0] |= (a & 3) << 30;
-        words[1] |= ((a >> 2) & 3) << 30;
-        words[2] |= (((a >> 4) & 1) | ((b & 1) << 1)) << 30;
-        words[3] |= ((b >> 1) & 3) << 30;
-        words[4] |= ((b >> 3) & 3) << 30;
-        *reinterpret_cast<uint4*>(unit + j * 512 + lane * 16) =
-            make_uint4(words[0], words[1], words[2], words[3]);
-        *reinterpret_cast<uint32_t*>(unit + 1024 + lane * 8 + j * 4) = words[4];
-    }
-};
-
-// ---------------------------------------------------------------- 6-bit quants, 24 bytes a row
-
-// Word w of six holds columns 5w..5w+4 in its low 30 bits; the twelve bits above are 30 and 31.
-struct SixBits {
-    static constexpr int CHAINS = 3;
-    static constexpr int chain(int i) { return i < 30 ? (i % 5) % 3 : 0; }
-    static constexpr float chain_scale(int c) { return 1.0f / (1 << (6 * c)); }
-
-    // Words 0..3 of row j are vector j; words 4, 5 of both rows are vector 2.
-    DEVICE void unpack(const uint8_t* unit, uint32_t lane, int j, float (&w)[32]) {
-        uint4 v = unit_u32x4(unit, j, lane);
-        uint2 last = *reinterpret_cast<const uint2*>(unit + 1024 + lane * 16 + j * 8);
-        uint32_t words[6] = {v.x, v.y, v.z, v.w, last.x, last.y};
-#pragma unroll
-        for (int i = 0; i < 30; i++) {
-            uint32_t word = i % 5 < 3 ? words[i / 5] : words[i / 5] >> 18;
-            w[i] = u32_as_float(word & (0x3fu << (6 * ((i % 5) % 3))));
-        }
-        uint32_t t[6];
-#pragma unroll
-        for (int i = 0; i < 6; i++) t[i] = words[i] >> 30;
-        w[30] = u32_as_float(t[0] | (t[1] << 2) | (t[2] << 4));
-        w[31] = u32_as_float(t[3] | (t[4] << 2) | (t[5] << 4));
-    }
-
-    template <int BIAS>
-    DEVICE void centred(const uint8_t* unit, uint32_t lane, int j, uint32_t (&h)[16]) {
-        uint4 v = unit_u32x4(unit, j, lane);
-        uint2 last = *reinterpret_cast<const uint2*>(unit + 1024 + lane * 16 + j * 8);
-        uint32_t words[6] = {v.x, v.y, v.z, v.w, last.x, last.y};
-        auto q = [&](int i) { return (words[i / 5] >> (6 * (i % 5))) & 63; };
-#pragma unroll
-        for (int i = 0; i < 15; i++) h[i] = centred_pair<BIAS>(q(2 * i), q(2 * i + 1));
-        uint32_t t[6];
-#pragma unroll
-        for (int i = 0; i < 6; i++) t[i] = words[i] >> 30;
-        h[15] = centred_pair<BIAS>(t[0] | (t[1] << 2) | (t[2] << 4),
-                                   t[3] | (t[4] << 2) | (t[5] << 4));
-    }
-
-    template <typename Q>
-    DEVICE void pack(uint8_t* unit, uint32_t lane, int j, Q q) {
-        uint32_t words[6] = {0, 0, 0, 0, 0, 0};
-#pragma unroll
-        for (int i = 0; i < 30; i++) words[i / 5] |= q(i) << (6 * (i % 5));
-        uint32_t a = q(30), b = q(31);
-#pragma unroll
-        for (int i = 0; i < 3; i++) {
-            words[i] |= ((a >> (2 * i)) & 3) << 30;
-            words[3 + i] |= ((b >> (2 * i)) & 3) << 30;
-        }
-        *reinterpret_cast<uint4*>(unit + j * 512 + lane * 16) =
-            make_uint4(words[0], words[1], words[2], words[3]);
-        *reinterpret_cast<uint2*>(unit + 1024 + lane * 16 + j * 8) = make_uint2(words[4], words[5]);
-    }
-};
-
-// ---------------------------------------------------------------- 8-bit quants, 32 bytes a row
-
-// Column 4w + n is byte n of word w, biased to be unsigned. Row j is vectors 2j and 2j + 1.
+// Signed bytes, stored above 128. Quants [4 vectors][2][32 lanes][16 bytes]: words 2n and 2n + 1 of a
+// lane are rows g and g + 8 of step n, in each columns 2q, 2q + 1, 2q + 8, 2q + 9.
 struct Bytes {
-    static constexpr int CHAINS = 4;
-    static constexpr int chain(int i) { return i % 4; }
-    static constexpr float chain_scale(int c) { return c % 2 ? 1.0f / 256 : 1.0f; }
+    static constexpr bool INTEGERS = true;
+    static constexpr uint32_t QUANT_BYTES = 4096;
 
-    DEVICE void unpack(const uint8_t* unit, uint32_t lane, int j, float (&w)[32]) {
-        uint4 u = unit_u32x4(unit, 2 * j, lane);
-        uint4 v = unit_u32x4(unit, 2 * j + 1, lane);
-        uint32_t words[8] = {u.x, u.y, u.z, u.w, v.x, v.y, v.z, v.w};
+    struct Quants {
+        uint32_t w[8];
+    };
+
+    DEVICE Quants load(const uint8_t* unit, uint32_t lane, uint32_t v) {
+        const uint4 x = *reinterpret_cast<const uint4*>(unit + v * 1024 + lane * 16);
+        const uint4 y = *reinterpret_cast<const uint4*>(unit + v * 1024 + 512 + lane * 16);
+        return {{x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w}};
+    }
+
+    DEVICE void fragment(const Quants& quants, int s, int h, uint32_t (&a)[4]) {
+        // A byte below 0x64 is 1024 + q + 128: times 2^-24, less 1152 of these; 2^-20 likewise.
+        constexpr uint32_t STEP_LOW = 0x00010001u, LESS_LOW = 0x84808480u;
+        constexpr uint32_t STEP_UPPER = 0x00100010u, LESS_UPPER = 0x94809480u;
 #pragma unroll
-        for (int i = 0; i < 32; i++) {
-            uint32_t word = i % 4 < 2 ? words[i / 4] : words[i / 4] >> 16;
-            w[i] = u32_as_float(word & (0xffu << (8 * (i % 2))));
+        for (int r = 0; r < 2; r++) {
+            const uint32_t w = quants.w[2 * (2 * s + h) + r];
+            a[r] = fma_f16x2(prmt(w, 0x64646464u, 0x4140), STEP_LOW, LESS_LOW);
+            a[2 + r] = fma_f16x2(prmt(w, 0x64646464u, 0x4342), STEP_UPPER, LESS_UPPER);
         }
     }
 
-    template <int BIAS>
-    DEVICE void centred(const uint8_t* unit, uint32_t lane, int j, uint32_t (&h)[16]) {
-        uint4 u = unit_u32x4(unit, 2 * j, lane);
-        uint4 v = unit_u32x4(unit, 2 * j + 1, lane);
-        uint32_t words[8] = {u.x, u.y, u.z, u.w, v.x, v.y, v.z, v.w};
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            // Each byte below 0x64: 1024 + q.
-            h[2 * i] = add_f16x2(prmt(words[i], 0x64646464u, 0x4140), minus_f16x2(1024 + BIAS));
-            h[2 * i + 1] = add_f16x2(prmt(words[i], 0x64646464u, 0x4342), minus_f16x2(1024 + BIAS));
+    template <typename F>
+    DEVICE void pack(uint8_t* unit, uint32_t lane, F stored) {
+        const uint32_t g = lane / 4, q = lane % 4;
+        for (uint32_t v = 0; v < 4; v++) {
+            for (uint32_t i = 0; i < 8; i++) {
+                const uint32_t n = i / 2, r = i % 2;
+                uint32_t word = 0;
+                for (uint32_t e = 0; e < 4; e++) {
+                    const uint32_t column = (2 * v + n / 2) * 32 + column_of(n % 2, q, e);
+                    word |= stored(g + 8 * r, column) << (8 * e);
+                }
+                reinterpret_cast<uint32_t*>(unit + v * 1024 + i / 4 * 512 + lane * 16)[i % 4] = word;
+            }
         }
-    }
-
-    template <typename Q>
-    DEVICE void pack(uint8_t* unit, uint32_t lane, int j, Q q) {
-        uint32_t words[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-#pragma unroll
-        for (int i = 0; i < 32; i++) words[i / 4] |= q(i) << (8 * (i % 4));
-        uint4* at = reinterpret_cast<uint4*>(unit + 2 * j * 512 + lane * 16);
-        at[0] = make_uint4(words[0], words[1], words[2], words[3]);
-        at[32] = make_uint4(words[4], words[5], words[6], words[7]);
     }
 };
+
+// ---------------------------------------------------------------- scales
+
+// A float16 scale for each sub-block of 32, at AT: [16 rows][4 chains][2], and, where OFFSETS are their
+// own, as many offsets behind.
+template <uint32_t AT, Offsets OWN>
+struct HalfScales {
+    static constexpr int SUB = 32;
+    static constexpr Offsets OFFSETS = OWN;
+    static constexpr uint32_t SCALE_BYTES = OWN == OWN_OFFSETS ? 512 : 256;
+
+    struct Chain {
+        uint32_t d, m;
+    };
+    struct Row {
+        uint4 d, m;
+    };
+
+    DEVICE Row row(const uint8_t* unit, uint32_t r) {
+        Row row = {};
+        row.d = *reinterpret_cast<const uint4*>(unit + AT + r * 16);
+        if (OWN == OWN_OFFSETS) row.m = *reinterpret_cast<const uint4*>(unit + AT + 256 + r * 16);
+        return row;
+    }
+    DEVICE uint32_t word(const uint4& v, int t) {
+        return t == 0 ? v.x : t == 1 ? v.y : t == 2 ? v.z : v.w;
+    }
+    DEVICE Chain chain(const Row& row, int t) { return {word(row.d, t), word(row.m, t)}; }
+    DEVICE Chain chain(const uint8_t* unit, uint32_t r, uint32_t t) {
+        const uint8_t* at = unit + AT + r * 16 + t * 4;
+        Chain chain = {*reinterpret_cast<const uint32_t*>(at), 0};
+        if (OWN == OWN_OFFSETS) chain.m = *reinterpret_cast<const uint32_t*>(at + 256);
+        return chain;
+    }
+    DEVICE float scale(const Chain& chain, int i) { return half_of(chain.d, i); }
+    DEVICE float offset(const Chain& chain, int i) { return half_of(chain.m, i); }
+
+    // `block(r, j)` is sub-block j of row r in the file, or null.
+    template <typename F>
+    DEVICE void pack_scales(uint8_t* unit, uint32_t lane, F block) {
+        if (lane >= UNIT_ROWS) return;
+        for (uint32_t j = 0; j < 8; j++) {
+            const uint8_t* from = block(lane, j);
+            const uint32_t at = AT + lane * 16 + j % 4 * 4 + j / 4 * 2;
+            *reinterpret_cast<uint16_t*>(unit + at) =
+                static_cast<uint16_t>(from ? file_u16(from) : 0);
+            if (OWN == OWN_OFFSETS) {
+                *reinterpret_cast<uint16_t*>(unit + at + 256) =
+                    static_cast<uint16_t>(from ? file_u16(from + 2) : 0);
+            }
+        }
+    }
+};
+
+// The block of 32 columns, BYTES long, number j of superblock sb of a row of n columns, or null.
+template <uint32_t BYTES>
+DEVICE const uint8_t* block_of(const uint8_t* row, uint32_t sb, uint32_t j, uint32_t n) {
+    const uint32_t block = sb * 8 + j;
+    return row && block * 32 < n ? row + block * BYTES : nullptr;
+}
 
 // ---------------------------------------------------------------- floats
 
-// `load(i)` gives column i of 32; the lane's columns of both rows stand one after another, in
-// vectors of 16 bytes.
+// Units are [16 rows][vectors of 16 bytes][32 lanes]: a lane's eight columns of a row.
 template <typename Element>
 struct Floats {
+    static constexpr bool INTEGERS = false;
     static constexpr uint32_t UNIT_BYTES = UNIT_ROWS * UNIT_COLS * sizeof(Element);
-    static constexpr bool OFFSETS = false;
-    static constexpr int SUB = 32;
-    static constexpr int CHAINS = 4;
     static constexpr int PER_VECTOR = 16 / sizeof(Element);
-    static constexpr int VECTORS = 32 / PER_VECTOR;
-    static constexpr int chain(int i) { return i % 4; }
-    static constexpr float chain_scale(int) { return 1.0f; }
 
-    DEVICE const Element* at(const uint8_t* unit, uint32_t lane, int j, int vector) {
-        return reinterpret_cast<const Element*>(unit + (j * VECTORS + vector) * 512 + lane * 16);
+    DEVICE const Element* at(const uint8_t* unit, uint32_t lane, uint32_t r, uint32_t i) {
+        const uint32_t vector = r * (8 / PER_VECTOR) + i / PER_VECTOR;
+        return reinterpret_cast<const Element*>(unit + vector * 512 + lane * 16) + i % PER_VECTOR;
     }
 
-    DEVICE void scales(const uint8_t*, uint32_t, int, float (&s)[1], float (&o)[1]) {
-        s[0] = X_UNSCALE;
-        o[0] = 0.0f;
-    }
-
-    DEVICE void repack(uint8_t* unit, uint32_t lane, const uint8_t* a, const uint8_t* b,
-                              uint32_t k, uint32_t n) {
-        for (int j = 0; j < 2; j++) {
-            const uint8_t* row = j ? b : a;
-            for (int i = 0; i < 32; i++) {
-                Element* to = const_cast<Element*>(at(unit, lane, j, i / PER_VECTOR)) + i % PER_VECTOR;
-                *to = row && k + i < n ? reinterpret_cast<const Element*>(row)[k + i] : Element(0);
+    DEVICE void repack(uint8_t* unit, uint32_t lane, const uint8_t* const* rows, uint32_t sb,
+                       uint32_t n) {
+        for (uint32_t r = 0; r < UNIT_ROWS; r++) {
+            for (uint32_t i = 0; i < 8; i++) {
+                const uint32_t k = sb * UNIT_COLS + lane + 32 * i;
+                Element* to = const_cast<Element*>(at(unit, lane, r, i));
+                *to = rows[r] && k < n ? reinterpret_cast<const Element*>(rows[r])[k] : Element(0);
             }
         }
     }

@@ -252,12 +252,11 @@ fn spilled(log: &str) -> u32 {
         .unwrap()
 }
 
-/// Bytes that a kernel may spill: none, but for the prompt's product with 32 rows of activations, which
-/// keeps a few registers in memory whether its loops are unrolled or not.
-fn allowed(kernel: &Variant) -> u32 {
-    let is_narrow = kernel.constants.contains("constexpr int N_TILE = 32;");
-    match kernel.source.name == "matmul.cu" && is_narrow {
-        true => 64,
+/// Bytes that a kernel may spill: none, but for the product of several rows from compute capability 10.0
+/// on, where the compiler loads so far ahead that up to 32 of its 255 registers go to memory.
+fn allowed(kernel: &Variant, arch: u32) -> u32 {
+    match kernel.source.name == "matmul.cu" && arch >= 100 {
+        true => 128,
         false => 0,
     }
 }
@@ -293,7 +292,7 @@ fn every_kernel_compiles_for_every_card_without_spills() {
                     kernels[*i].constants
                 )
             };
-            (*arch >= 80 && spilled > allowed(&kernels[*i])).then(text)
+            (*arch >= 80 && spilled > allowed(&kernels[*i], *arch)).then(text)
         })
         .collect();
     println!("{} kernels, {} compilations", kernels.len(), jobs.len());

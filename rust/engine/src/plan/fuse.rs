@@ -104,9 +104,15 @@ fn read_later(plan: &Plan, from: usize, id: BufferId) -> bool {
 /// are.
 fn mat_vecs(plan: &Plan, start: usize, rules: Rules) -> Option<(Fused, usize)> {
     let ops = &plan.ops[start..];
-    let &Op::MatVec { x, norm, .. } = ops.first()? else {
+    let &Op::MatVec {
+        x, norm, weight, ..
+    } = ops.first()?
+    else {
         return None;
     };
+    // Products of integers and of floats are kernels apart.
+    let integers = |id| plan.weight(id).ty.integers;
+    let first = weight;
     let part = |op: &Op| match *op {
         Op::MatVec {
             x: its_x,
@@ -114,7 +120,9 @@ fn mat_vecs(plan: &Plan, start: usize, rules: Rules) -> Option<(Fused, usize)> {
             weight,
             bias,
             out,
-        } if its_x == x && its_norm == norm => Some(Part { weight, bias, out }),
+        } if its_x == x && its_norm == norm && integers(weight) == integers(first) => {
+            Some(Part { weight, bias, out })
+        }
         _ => None,
     };
     let parts: Vec<Part> = ops.iter().map_while(part).collect();
@@ -177,7 +185,7 @@ fn epilogue(
             && (*q_rope, *k_rope, *k_in, *v_in) == (q.out, k.out, k.out, v.out)
             && style == k_style
             && plan.kv.head_dim == 2 * plan.rope.inv_freq.len()
-            && plan.kv.head_dim.is_multiple_of(8)
+            && plan.kv.head_dim.is_multiple_of(16)
             && dead(&[k.out, v.out], at + 3) =>
         {
             (

@@ -3,8 +3,8 @@
 #include "unit.cuh"
 
 struct F32 : Floats<float> {
-    DEVICE void unpack(const uint8_t* unit, uint32_t lane, int j, float (&w)[32]) {
+    DEVICE void load(const uint8_t* unit, uint32_t lane, uint32_t r, float (&w)[8]) {
 #pragma unroll
-        for (int i = 0; i < 32; i++) w[i] = at(unit, lane, j, i / 4)[i % 4];
+        for (uint32_t i = 0; i < 8; i++) w[i] = *at(unit, lane, r, i);
     }
 };

@@ -92,10 +92,8 @@ pub struct KernelType {
     /// Name of the header file; its text is in `text`.
     pub header: &'static str,
     pub text: &'static str,
-    /// Bytes of 8 rows x 256 columns as kernels read them; the kernels check it.
+    /// Bytes of 16 rows x 256 columns as kernels read them; the kernels check it.
     pub unit_bytes: usize,
-    /// Whether tensor cores multiply it: its struct has `halves`, its weights as float16.
-    pub halves: bool,
     /// How kernels keep keys and values so, where a cache may.
     pub kv: Option<KvKernel>,
 }
@@ -151,6 +149,21 @@ impl QuantType {
     pub fn row_bytes(&self, n: usize) -> Option<usize> {
         n.is_multiple_of(self.block_elems)
             .then(|| (n / self.block_elems).checked_mul(self.block_bytes))?
+    }
+
+    /// What its sub-blocks have beside their scales.
+    pub fn offsets(&self) -> Offsets {
+        struct OfType;
+        impl SumsVisitor for OfType {
+            type Out = Offsets;
+            fn integers<B: Integers>(self) -> Offsets {
+                B::OFFSETS
+            }
+            fn floats<B: Block>(self) -> Offsets {
+                Offsets::None
+            }
+        }
+        dispatch_sums(self, OfType)
     }
 
     /// Whether a cache may hold keys and values so: they are written as well as read.
@@ -278,7 +291,7 @@ macro_rules! is_integers {
 }
 
 macro_rules! table {
-    ($($id:literal $name:literal $ty:ty, $sums:ident, $header:literal $unit_bytes:literal $halves:ident $kv:expr, $quantize:expr;)*) => {
+    ($($id:literal $name:literal $ty:ty, $sums:ident, $header:literal $unit_bytes:literal $kv:expr, $quantize:expr;)*) => {
         /// Every type that weights may have.
         pub static TYPES: &[QuantType] = &[$(QuantType {
             id: $id,
@@ -293,7 +306,6 @@ macro_rules! table {
                 header: $header,
                 text: include_str!($header),
                 unit_bytes: $unit_bytes,
-                halves: $halves,
                 kv: $kv,
             },
         }),*];
@@ -317,15 +329,15 @@ macro_rules! table {
 }
 
 table! {
-    0 "F32" f32::F32, floats, "f32.cuh" 8192 false kv("KvF32", false), Some(quantize_blocks::<f32::F32>);
-    1 "F16" f16::F16, floats, "f16.cuh" 4096 true kv("KvF16", true), Some(quantize_blocks::<f16::F16>);
-    2 "Q4_0" q4_0::Q4_0, integers, "q4_0.cuh" 1152 true None, Some(quantize_blocks::<q4_0::Q4_0>);
-    3 "Q4_1" q4_1::Q4_1, integers, "q4_1.cuh" 1280 true None, Some(quantize_blocks::<q4_1::Q4_1>);
-    8 "Q8_0" q8_0::Q8_0, integers, "q8_0.cuh" 2176 true Some(KvKernel::Blocks), Some(quantize_blocks::<q8_0::Q8_0>);
-    12 "Q4_K" q4_k::Q4K, integers, "q4_k.cuh" 1184 true None, Some(quantize_blocks::<q4_k::Q4K>);
-    13 "Q5_K" q5_k::Q5K, integers, "q5_k.cuh" 1440 true None, Some(quantize_blocks::<q5_k::Q5K>);
-    14 "Q6_K" q6_k::Q6K, integers, "q6_k.cuh" 1680 true None, Some(quantize_blocks::<q6_k::Q6K>);
-    30 "BF16" bf16::BF16, floats, "bf16.cuh" 4096 true None, Some(quantize_blocks::<bf16::BF16>);
+    0 "F32" f32::F32, floats, "f32.cuh" 16384 kv("KvF32", false), Some(quantize_blocks::<f32::F32>);
+    1 "F16" f16::F16, floats, "f16.cuh" 8192 kv("KvF16", true), Some(quantize_blocks::<f16::F16>);
+    2 "Q4_0" q4_0::Q4_0, integers, "q4_0.cuh" 2304 None, Some(quantize_blocks::<q4_0::Q4_0>);
+    3 "Q4_1" q4_1::Q4_1, integers, "q4_1.cuh" 2560 None, Some(quantize_blocks::<q4_1::Q4_1>);
+    8 "Q8_0" q8_0::Q8_0, integers, "q8_0.cuh" 4352 Some(KvKernel::Blocks), Some(quantize_blocks::<q8_0::Q8_0>);
+    12 "Q4_K" q4_k::Q4K, integers, "q4_k.cuh" 2368 None, Some(quantize_blocks::<q4_k::Q4K>);
+    13 "Q5_K" q5_k::Q5K, integers, "q5_k.cuh" 2880 None, Some(quantize_blocks::<q5_k::Q5K>);
+    14 "Q6_K" q6_k::Q6K, integers, "q6_k.cuh" 3360 None, Some(quantize_blocks::<q6_k::Q6K>);
+    30 "BF16" bf16::BF16, floats, "bf16.cuh" 8192 None, Some(quantize_blocks::<bf16::BF16>);
 }
 
 /// Heads whose width is a multiple of this are what kernels keep.

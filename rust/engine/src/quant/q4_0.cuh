@@ -2,32 +2,17 @@
 #pragma once
 #include "unit.cuh"
 
-struct Q4_0 : Nibbles {
-    static constexpr uint32_t UNIT_BYTES = 1024 + 128;
-    static constexpr int SUB = 32;
+struct Q4_0 : Planes<0, 8>, HalfScales<2048, NO_OFFSETS> {
+    static constexpr uint32_t UNIT_BYTES = QUANT_BYTES + SCALE_BYTES;
 
-    DEVICE void scales(const uint8_t* unit, uint32_t lane, int j, float (&s)[1],
-                              float (&o)[1]) {
-        float d = f16_to_f32(*reinterpret_cast<const uint16_t*>(unit + 1024 + lane * 4 + j * 2));
-        s[0] = mul_rn(d, SUBNORMAL_UNSCALE);
-        o[0] = mul_rn(d, -8.0f);
-    }
-
-    static constexpr bool OFFSETS = false;
-    DEVICE float halves(const uint8_t* unit, uint32_t lane, int j, uint32_t (&h)[16]) {
-        Nibbles::centred<8>(unit, lane, j, h);
-        return SUBNORMAL_SCALE;
-    }
-
-    DEVICE void repack(uint8_t* unit, uint32_t lane, const uint8_t* a, const uint8_t* b,
-                              uint32_t k, uint32_t n) {
-        for (int j = 0; j < 2; j++) {
-            const uint8_t* row = j ? b : a;
-            const uint8_t* block = row && k < n ? row + k / 32 * 18 : nullptr;
-            pack(unit, lane, j, [&](int i) -> uint32_t {
-                return block ? (block[2 + i % 16] >> (i / 16 * 4)) & 15 : 0;
-            });
-            *reinterpret_cast<uint16_t*>(unit + 1024 + lane * 4 + j * 2) = block ? file_u16(block) : 0;
-        }
+    DEVICE void repack(uint8_t* unit, uint32_t lane, const uint8_t* const* rows, uint32_t sb,
+                       uint32_t n) {
+        const auto block = [&](uint32_t r, uint32_t j) { return block_of<18>(rows[r], sb, j, n); };
+        pack(unit, lane, [&](uint32_t r, uint32_t column) -> uint32_t {
+            const uint8_t* from = block(r, column / 32);
+            const uint32_t i = column % 32;
+            return from ? (from[2 + i % 16] >> (i / 16 * 4)) & 15 : 0;
+        });
+        pack_scales(unit, lane, block);
     }
 };

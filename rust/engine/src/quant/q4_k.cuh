@@ -16,55 +16,71 @@ DEVICE uint32_t k_scale_min(const uint8_t* packed, uint32_t b) {
     return sc | (m << 8);
 }
 
-// Scales of Q4_K and Q5_K: two bytes a sub-block at `at + 4 lane`, d and dmin of each row behind.
+// Scales of Q4_K and Q5_K at AT: bytes [16 rows][4 chains][2], minimums likewise, then d and dmin of
+// each row.
+template <uint32_t AT>
 struct KScales {
     static constexpr int SUB = 32;
+    static constexpr Offsets OFFSETS = SHARED_OFFSETS;
+    static constexpr uint32_t SCALE_BYTES = 128 + 128 + 64;
 
-    DEVICE void read(const uint8_t* at, uint32_t lane, int j, float& s, float& o) {
-        uint32_t pair = *reinterpret_cast<const uint16_t*>(at + lane * 4 + j * 2);
-        uint32_t dm = *reinterpret_cast<const uint32_t*>(at + 128 + (lane % 4 + 4 * j) * 4);
-        float d = mul_rn(f16x2_low(dm), SUBNORMAL_UNSCALE);
-        s = mul_rn(d, static_cast<float>(pair & 0xff));
-        o = -mul_rn(f16x2_high(dm), static_cast<float>(pair >> 8));
+    struct Chain {
+        uint32_t s;
+        float d;
+    };
+    struct Row {
+        uint2 s;
+        float d;
+    };
+
+    DEVICE uint32_t factors(const uint8_t* unit, uint32_t r) {
+        return *reinterpret_cast<const uint32_t*>(unit + AT + 256 + r * 4);
     }
+    DEVICE Row row(const uint8_t* unit, uint32_t r) {
+        return {*reinterpret_cast<const uint2*>(unit + AT + r * 8), f16x2_low(factors(unit, r))};
+    }
+    DEVICE Chain chain(const Row& row, int t) {
+        const uint32_t pair = t < 2 ? row.s.x : row.s.y;
+        return {t % 2 ? pair >> 16 : pair, row.d};
+    }
+    DEVICE Chain chain(const uint8_t* unit, uint32_t r, uint32_t t) {
+        return {*reinterpret_cast<const uint16_t*>(unit + AT + r * 8 + t * 2),
+                f16x2_low(factors(unit, r))};
+    }
+    DEVICE float scale(const Chain& chain, int i) { return mul_rn(chain.d, byte_f32(chain.s, i)); }
+    DEVICE uint32_t mins(const uint8_t* unit, uint32_t r, uint32_t t) {
+        return *reinterpret_cast<const uint16_t*>(unit + AT + 128 + r * 8 + t * 2);
+    }
+    DEVICE float dmin(const uint8_t* unit, uint32_t r) { return f16x2_high(factors(unit, r)); }
 
-    // `block` is the superblock in the file, or null.
-    DEVICE void write(uint8_t* at, uint32_t lane, int j, const uint8_t* block) {
-        *reinterpret_cast<uint16_t*>(at + lane * 4 + j * 2) =
-            static_cast<uint16_t>(block ? k_scale_min(block + 4, lane / 4) : 0);
-        if (lane / 4 == 0) {
-            *reinterpret_cast<uint32_t*>(at + 128 + (lane % 4 + 4 * j) * 4) =
-                block ? file_u16(block) | (file_u16(block + 2) << 16) : 0;
+    // `block(r)` is the superblock of row r in the file, or null.
+    template <typename F>
+    DEVICE void pack_scales(uint8_t* unit, uint32_t lane, F block) {
+        if (lane >= UNIT_ROWS) return;
+        const uint8_t* from = block(lane);
+        for (uint32_t j = 0; j < 8; j++) {
+            const uint32_t pair = from ? k_scale_min(from + 4, j) : 0;
+            const uint32_t at = AT + lane * 8 + j % 4 * 2 + j / 4;
+            unit[at] = static_cast<uint8_t>(pair);
+            unit[at + 128] = static_cast<uint8_t>(pair >> 8);
         }
+        *reinterpret_cast<uint32_t*>(unit + AT + 256 + lane * 4) =
+            from ? file_u16(from) | (file_u16(from + 2) << 16) : 0;
     }
 };
 
-struct Q4_K : Nibbles {
-    static constexpr uint32_t UNIT_BYTES = 1024 + 128 + 32;
-    static constexpr int SUB = 32;
+struct Q4_K : Planes<0, 0>, KScales<2048> {
+    static constexpr uint32_t UNIT_BYTES = QUANT_BYTES + SCALE_BYTES;
 
-    DEVICE void scales(const uint8_t* unit, uint32_t lane, int j, float (&s)[1],
-                              float (&o)[1]) {
-        KScales::read(unit + 1024, lane, j, s[0], o[0]);
-    }
-
-    static constexpr bool OFFSETS = true;
-    DEVICE float halves(const uint8_t* unit, uint32_t lane, int j, uint32_t (&h)[16]) {
-        Nibbles::centred<0>(unit, lane, j, h);
-        return SUBNORMAL_SCALE;
-    }
-
-    DEVICE void repack(uint8_t* unit, uint32_t lane, const uint8_t* a, const uint8_t* b,
-                              uint32_t k, uint32_t n) {
-        for (int j = 0; j < 2; j++) {
-            const uint8_t* row = j ? b : a;
-            const uint8_t* block = row && k < n ? row + k / 256 * 144 : nullptr;
-            uint32_t sub = k % 256 / 32;
-            // Byte i of 32 holds sub-block 2c in its low half and 2c + 1 in its high half.
-            pack(unit, lane, j, [&](int i) -> uint32_t {
-                return block ? (block[16 + sub / 2 * 32 + i] >> (sub % 2 * 4)) & 15 : 0;
-            });
-            KScales::write(unit + 1024, lane, j, block);
-        }
+    DEVICE void repack(uint8_t* unit, uint32_t lane, const uint8_t* const* rows, uint32_t sb,
+                       uint32_t) {
+        const auto block = [&](uint32_t r) { return rows[r] ? rows[r] + sb * 144 : nullptr; };
+        // Byte i of 32 holds sub-block 2c in its low half and 2c + 1 in its high half.
+        pack(unit, lane, [&](uint32_t r, uint32_t column) -> uint32_t {
+            const uint8_t* from = block(r);
+            const uint32_t sub = column / 32;
+            return from ? (from[16 + sub / 2 * 32 + column % 32] >> (sub % 2 * 4)) & 15 : 0;
+        });
+        pack_scales(unit, lane, block);
     }
 };

@@ -3,33 +3,19 @@
 #pragma once
 #include "q4_k.cuh"
 
-struct Q5_K : FiveBits {
-    static constexpr uint32_t UNIT_BYTES = 1280 + 128 + 32;
-    static constexpr int SUB = 32;
+struct Q5_K : Planes<1, 0>, KScales<2560> {
+    static constexpr uint32_t UNIT_BYTES = QUANT_BYTES + SCALE_BYTES;
 
-    DEVICE void scales(const uint8_t* unit, uint32_t lane, int j, float (&s)[1],
-                              float (&o)[1]) {
-        KScales::read(unit + 1280, lane, j, s[0], o[0]);
-    }
-
-    static constexpr bool OFFSETS = true;
-    DEVICE float halves(const uint8_t* unit, uint32_t lane, int j, uint32_t (&h)[16]) {
-        FiveBits::centred<0>(unit, lane, j, h);
-        return SUBNORMAL_SCALE;
-    }
-
-    DEVICE void repack(uint8_t* unit, uint32_t lane, const uint8_t* a, const uint8_t* b,
-                              uint32_t k, uint32_t n) {
-        for (int j = 0; j < 2; j++) {
-            const uint8_t* row = j ? b : a;
-            const uint8_t* block = row && k < n ? row + k / 256 * 176 : nullptr;
-            uint32_t sub = k % 256 / 32;
-            pack(unit, lane, j, [&](int i) -> uint32_t {
-                if (!block) return 0;
-                uint32_t low = (block[48 + sub / 2 * 32 + i] >> (sub % 2 * 4)) & 15;
-                return low | (((block[16 + i] >> sub) & 1) << 4);
-            });
-            KScales::write(unit + 1280, lane, j, block);
-        }
+    DEVICE void repack(uint8_t* unit, uint32_t lane, const uint8_t* const* rows, uint32_t sb,
+                       uint32_t) {
+        const auto block = [&](uint32_t r) { return rows[r] ? rows[r] + sb * 176 : nullptr; };
+        pack(unit, lane, [&](uint32_t r, uint32_t column) -> uint32_t {
+            const uint8_t* from = block(r);
+            if (!from) return 0;
+            const uint32_t sub = column / 32, i = column % 32;
+            const uint32_t low = (from[48 + sub / 2 * 32 + i] >> (sub % 2 * 4)) & 15;
+            return low | (((from[16 + i] >> sub) & 1) << 4);
+        });
+        pack_scales(unit, lane, block);
     }
 };

@@ -3,48 +3,56 @@
 #pragma once
 #include "unit.cuh"
 
-struct Q6_K : SixBits {
-    static constexpr uint32_t UNIT_BYTES = 1536 + 128 + 16;
+// Scales as bytes [16 rows][4 chains][4], then d of each row.
+struct Q6_K : Planes<2, 32> {
+    static constexpr uint32_t AT = QUANT_BYTES;
+    static constexpr uint32_t UNIT_BYTES = QUANT_BYTES + 256 + 32;
     static constexpr int SUB = 16;
+    static constexpr Offsets OFFSETS = NO_OFFSETS;
 
-    DEVICE void scales(const uint8_t* unit, uint32_t lane, int j, float (&s)[2],
-                              float (&o)[2]) {
-        uint32_t pair = *reinterpret_cast<const uint16_t*>(unit + 1536 + lane * 4 + j * 2);
-        float d = f16_to_f32(
-            *reinterpret_cast<const uint16_t*>(unit + 1664 + (lane % 4 + 4 * j) * 2));
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            float sc = mul_rn(d, static_cast<float>(static_cast<int8_t>(pair >> (8 * h))));
-            s[h] = mul_rn(sc, SUBNORMAL_UNSCALE);
-            o[h] = mul_rn(sc, -32.0f);
-        }
+    struct Chain {
+        uint32_t s;
+        float d;
+    };
+    struct Row {
+        uint4 s;
+        float d;
+    };
+
+    DEVICE float factor(const uint8_t* unit, uint32_t r) {
+        return f16_to_f32(*reinterpret_cast<const uint16_t*>(unit + AT + 256 + r * 2));
+    }
+    DEVICE Row row(const uint8_t* unit, uint32_t r) {
+        return {*reinterpret_cast<const uint4*>(unit + AT + r * 16), factor(unit, r)};
+    }
+    DEVICE Chain chain(const Row& row, int t) {
+        return {t == 0 ? row.s.x : t == 1 ? row.s.y : t == 2 ? row.s.z : row.s.w, row.d};
+    }
+    DEVICE Chain chain(const uint8_t* unit, uint32_t r, uint32_t t) {
+        return {*reinterpret_cast<const uint32_t*>(unit + AT + r * 16 + t * 4), factor(unit, r)};
+    }
+    DEVICE float scale(const Chain& chain, int i) {
+        return mul_rn(chain.d, static_cast<float>(static_cast<int8_t>(chain.s >> (8 * i))));
     }
 
-    static constexpr bool OFFSETS = false;
-    DEVICE float halves(const uint8_t* unit, uint32_t lane, int j, uint32_t (&h)[16]) {
-        SixBits::centred<32>(unit, lane, j, h);
-        return SUBNORMAL_SCALE;
-    }
-
-    DEVICE void repack(uint8_t* unit, uint32_t lane, const uint8_t* a, const uint8_t* b,
-                              uint32_t k, uint32_t n) {
-        for (int j = 0; j < 2; j++) {
-            const uint8_t* row = j ? b : a;
-            const uint8_t* block = row && k < n ? row + k / 256 * 210 : nullptr;
-            uint32_t half = k % 256 / 128, quarter = k % 128 / 32;
-            // Within 128 weights: byte i of 64 has quarters 0|1 (low half), 2|3 (high half).
-            pack(unit, lane, j, [&](int i) -> uint32_t {
-                if (!block) return 0;
-                uint32_t low = block[half * 64 + quarter % 2 * 32 + i] >> (quarter / 2 * 4);
-                uint32_t high = block[128 + half * 32 + i] >> (quarter * 2);
-                return (low & 15) | ((high & 3) << 4);
-            });
-            *reinterpret_cast<uint16_t*>(unit + 1536 + lane * 4 + j * 2) =
-                static_cast<uint16_t>(block ? file_u16(block + 192 + k % 256 / 16) : 0);
-            if (lane / 4 == 0) {
-                *reinterpret_cast<uint16_t*>(unit + 1664 + (lane % 4 + 4 * j) * 2) =
-                    static_cast<uint16_t>(block ? file_u16(block + 208) : 0);
-            }
+    DEVICE void repack(uint8_t* unit, uint32_t lane, const uint8_t* const* rows, uint32_t sb,
+                       uint32_t) {
+        const auto block = [&](uint32_t r) { return rows[r] ? rows[r] + sb * 210 : nullptr; };
+        // Within 128 weights: byte i of 64 has quarters 0|1 (low half), 2|3 (high half).
+        pack(unit, lane, [&](uint32_t r, uint32_t column) -> uint32_t {
+            const uint8_t* from = block(r);
+            if (!from) return 0;
+            const uint32_t half = column / 128, quarter = column % 128 / 32, i = column % 32;
+            const uint32_t low = from[half * 64 + quarter % 2 * 32 + i] >> (quarter / 2 * 4);
+            const uint32_t high = from[128 + half * 32 + i] >> (quarter * 2);
+            return (low & 15) | ((high & 3) << 4);
+        });
+        if (lane >= UNIT_ROWS) return;
+        const uint8_t* from = block(lane);
+        for (uint32_t j = 0; j < 16; j++) {
+            unit[AT + lane * 16 + j % 4 * 4 + j / 4] = from ? from[192 + j] : 0;
         }
+        *reinterpret_cast<uint16_t*>(unit + AT + 256 + lane * 2) =
+            static_cast<uint16_t>(from ? file_u16(from + 208) : 0);
     }
 };

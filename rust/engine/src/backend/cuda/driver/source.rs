@@ -159,12 +159,14 @@ pub fn headers() -> impl Iterator<Item = (&'static str, &'static str)> {
     let own = own_headers![
         "common.cuh",
         "epilogue.cuh",
+        "fixed.cuh",
         "kv.cuh",
         "kv_blocks.cuh",
         "math.cuh",
         "norm.cuh",
         "sample.cuh",
         "state.cuh",
+        "tile.cuh",
         "unit.cuh",
     ];
     let types = quant::TYPES.iter();

@@ -25,13 +25,13 @@ const ADDRESS: usize = 8;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Order {
     Natural,
-    /// Rows 2i and 2i + 1 at places p and p + 4.
+    /// Rows 2i and 2i + 1 at places p and p + 8.
     Neighbours,
-    /// Rows i and i + head_dim / 2 at places p and p + 4.
+    /// Rows i and i + head_dim / 2 at places p and p + 8.
     Halves {
         head_dim: usize,
     },
-    /// Row i of the first matrix at place p, of the second at p + 4.
+    /// Row i of the first matrix at place p, of the second at p + 8.
     Joined,
 }
 
@@ -54,15 +54,17 @@ impl Order {
 
     /// Which matrix, and which row of it, stands at place `at` of `tile`.
     fn row(self, tile: usize, at: usize) -> (usize, usize) {
+        /// Pairs of a tile.
+        const PAIRS: usize = UNIT_ROWS / 2;
         match self {
-            Order::Natural => (0, tile * 8 + at),
-            Order::Neighbours => (0, tile * 8 + 2 * (at % 4) + at / 4),
+            Order::Natural => (0, tile * UNIT_ROWS + at),
+            Order::Neighbours => (0, tile * UNIT_ROWS + 2 * (at % PAIRS) + at / PAIRS),
             Order::Halves { head_dim } => {
-                let per_head = head_dim / 8;
-                let base = tile / per_head * head_dim + tile % per_head * 4;
-                (0, base + at / 4 * (head_dim / 2) + at % 4)
+                let per_head = head_dim / UNIT_ROWS;
+                let base = tile / per_head * head_dim + tile % per_head * PAIRS;
+                (0, base + at / PAIRS * (head_dim / 2) + at % PAIRS)
             }
-            Order::Joined => (at / 4, tile * 4 + at % 4),
+            Order::Joined => (at / PAIRS, tile * PAIRS + at % PAIRS),
         }
     }
 }

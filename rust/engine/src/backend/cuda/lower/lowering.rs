@@ -50,9 +50,9 @@ pub struct Addresses {
 pub struct ScratchAddresses {
     pub partial: u64,
     pub tickets: u64,
-    pub halves: u64,
+    pub tiles: u64,
+    pub squares: u64,
     pub sums: u64,
-    pub unscale: u64,
 }
 
 /// Addresses of what the rows of a pass are, each `[rows]` of u32; with `state`, tokens and
@@ -69,8 +69,8 @@ pub struct Inputs {
     pub state: u64,
 }
 
-/// Which kernels a pass uses. Their sums differ in the last bits, so it is the caller who says
-/// which, never the number of rows.
+/// Which attention a pass uses. Their sums differ in the last bits, so it is the caller who says
+/// which, never the number of rows. (Products are the same bits whatever computes them.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Path {
     /// Steps, compiled for at least `bucket` rows.
@@ -175,4 +175,9 @@ pub fn sizes(list: &[(&str, usize)]) -> String {
         let _ = writeln!(text, "constexpr uint32_t {name} = {value};");
         text
     })
+}
+
+/// The line of a fact that is or is not so.
+pub fn flag(name: &str, is_so: bool) -> String {
+    format!("constexpr bool {name} = {is_so};\n")
 }

@@ -1,80 +1,246 @@
-//! A prompt's products: activations split into halves, then multiplied on tensor cores.
+//! Several rows of activations times weights that are small integers, a batch's step or a prompt:
+//! activations are split into integers, then multiplied on tensor cores.
 
-use super::lowering::{constants, sizes, Lowering, Pass};
+use super::lowering::{constants, flag, sizes, Lowering, Pass};
 use super::params::{KvView, MatMul, Segment, Split, CONSTANTS};
 use super::product::{Op, Product};
-use super::shape::segments;
+use super::shape::{largest_unit, segments, superblocks, UNIT_ROWS};
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::error::Result;
-use crate::quant::QuantType;
+use crate::plan::fuse::Fused;
+use crate::plan::parts::parts;
+use crate::plan::Plan;
+use crate::quant::{Offsets, QuantType};
 
 static SPLIT: Source = source!("split.cu", CONSTANTS, Split);
 static SOURCE: Source = source!("matmul.cu", CONSTANTS, MatMul, Segment, KvView);
 
-/// Threads of a block of matmul.cu.
-const THREADS: u32 = 128;
+/// Rows of a tile of activations, and threads of the block that makes it.
+const TILE_ROWS: usize = 8;
+const SPLIT_THREADS: u32 = 256;
 
-/// Tiles of weights a block.
-const TILES: usize = 8;
+/// Bytes of a superblock of a tile: fragments and factors; sums for minimums; sums as offsets.
+const TILE_BYTES: usize = 8 * 2 * TILE_ROWS * 64 + TILE_ROWS * 4;
+const SUMS_BYTES: usize = 512;
+const OFFSETS_BYTES: usize = 256;
 
-/// Columns that have one sum, and one place in the split rows.
-const BLOCK_COLS: usize = 32;
+/// Rows up to which a product's columns may be split over blocks, and rows of weights up to which they
+/// are: more fill a card anyway.
+const MOST_SPLIT_ROWS: usize = 64;
+const MOST_SPLIT_OUT: usize = 8192;
 
-/// Rows of activations that a block takes at most.
-const MOST_ROWS: usize = 128;
+/// Most rows of weights of a block.
+const MOST_BLOCK_ROWS: usize = 256;
 
-/// Whether the matrix product takes rows of `n_in` weights of type `ty`.
-pub fn takes(ty: &QuantType, n_in: usize) -> bool {
-    n_in.is_multiple_of(BLOCK_COLS) && ty.kernel.halves
+/// Stages of the ring at most.
+const MOST_STAGES: usize = 4;
+
+/// Parts of a row of `n_in` columns.
+fn n_parts(n_in: usize) -> usize {
+    parts(superblocks(n_in)).count()
 }
 
-/// Bytes of the activations of one product, as split.cu writes them.
+/// Bytes of the activations of one product, and of its parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SplitBytes {
-    pub halves: usize,
+pub struct ProductBytes {
+    pub tiles: usize,
+    pub squares: usize,
     pub sums: usize,
-    pub unscale: usize,
+    pub tickets: usize,
 }
 
-/// Rows in whole blocks: the distance of the sums of two blocks of columns.
-fn stride(rows: usize) -> usize {
-    rows.next_multiple_of(MOST_ROWS)
+impl ProductBytes {
+    /// For passes of up to `rows` rows.
+    pub fn new(plan: &Plan, fused: &[Fused], rows: usize) -> Self {
+        let mut bytes = Self {
+            tiles: 0,
+            squares: 0,
+            sums: 0,
+            tickets: 0,
+        };
+        // Of the shapes with the most rows of each.
+        let rows = rows.next_multiple_of(MOST_SPLIT_ROWS);
+        for op in fused {
+            let Fused::MatVec { x, parts, .. } = op else {
+                continue;
+            };
+            let n_in = plan.buffer(*x).width;
+            let n_sb = superblocks(n_in);
+            let tile = TILE_BYTES + SUMS_BYTES + OFFSETS_BYTES;
+            bytes.tiles = bytes.tiles.max(n_sb * (rows / TILE_ROWS) * tile);
+            bytes.squares = bytes.squares.max(rows * n_sb * 4);
+            let out = parts.iter().map(|part| plan.weight(part.weight).n_out);
+            if out.clone().sum::<usize>() <= MOST_SPLIT_OUT {
+                let padded: usize = out.map(|n| n.next_multiple_of(MOST_BLOCK_ROWS)).sum();
+                let sums = n_parts(n_in) * padded * MOST_SPLIT_ROWS * 4;
+                bytes.sums = bytes.sums.max(sums);
+                bytes.tickets = bytes.tickets.max(padded / UNIT_ROWS * 4);
+            }
+        }
+        bytes
+    }
 }
 
-impl SplitBytes {
-    /// Of `rows` rows of up to `n_in` columns.
-    pub fn new(rows: usize, n_in: usize) -> Self {
-        let rows = stride(rows);
-        let n_in = n_in.next_multiple_of(BLOCK_COLS).max(BLOCK_COLS);
+/// What a tile of activations holds for these types of weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Tile {
+    sums: bool,
+    offsets: bool,
+}
+
+impl Tile {
+    fn new(types: &[&QuantType]) -> Self {
+        let any = |wanted: fn(Offsets) -> bool| types.iter().any(|t| wanted(t.offsets()));
         Self {
-            halves: rows * n_in * 4,
-            sums: n_in / BLOCK_COLS * rows * 4,
-            unscale: rows * 4,
+            sums: any(|o| matches!(o, Offsets::Shared { .. })),
+            offsets: any(|o| o == Offsets::Own),
         }
     }
-}
 
-/// Dynamic shared memory of a block with `n_tile` rows of activations, as the kernel lays it out.
-fn shared_bytes(n_tile: usize) -> usize {
-    let weights = TILES * 8 * 256 * 2;
-    let scales = 2 * 16 * TILES * 8 * 4;
-    weights + scales + 2 * n_tile * (128 + 4)
-}
-
-/// Rows of activations a block, on a card of `sms` SMs with `shared` bytes each: large ones read
-/// the weights less often, small ones fill the card. No bit depends on it.
-fn n_tile(m: usize, groups: usize, sms: usize, shared: usize) -> usize {
-    let mut n = MOST_ROWS;
-    let fits = |n: usize| shared_bytes(n) <= shared;
-    let idle = |n: usize| m <= n / 2 || groups * m.div_ceil(n) < sms;
-    while n > 32 && (!fits(n) || idle(n)) {
-        n /= 2;
+    fn bytes(self) -> usize {
+        TILE_BYTES + usize::from(self.sums) * SUMS_BYTES + usize::from(self.offsets) * OFFSETS_BYTES
     }
-    n
+
+    fn constants(self) -> String {
+        flag("X_SUMS", self.sums) + &flag("X_OFFSETS", self.offsets)
+    }
 }
 
-/// The launches of `product` with the `m` rows of `op.x`, RMSNorm first where there is one.
+/// Everything the kernel is compiled for but its epilogue. No bit of its sums depends on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Shape {
+    /// Warps side by side over rows of weights, and over rows of x.
+    warps_r: usize,
+    warps_n: usize,
+    /// Tiles of weights and of x a warp.
+    w_tiles: usize,
+    n_tiles: usize,
+    /// Blocks that share an SM.
+    blocks: usize,
+    ring: usize,
+    /// Over how many blocks the columns are split.
+    splits: usize,
+    unit: usize,
+    tile: usize,
+}
+
+impl Shape {
+    /// For `m` rows of `n_in` columns and tiles of weights `tiles` on `sms` SMs of `shared` bytes.
+    fn new(m: usize, n_in: usize, product: &Product, sms: usize, shared: usize) -> Self {
+        let tile = Tile::new(&product.types).bytes();
+        let unit = largest_unit(&product.types);
+        let shape = |(warps_r, warps_n, w_tiles, n_tiles, blocks)| Self {
+            warps_r,
+            warps_n,
+            w_tiles,
+            n_tiles,
+            blocks,
+            ring: 2,
+            splits: 1,
+            unit,
+            tile,
+        };
+        // The first is the fastest on an H200 where it fits (whole steps of a 1B and an 8B, prompts of
+        // 512); the others read x or weights more often.
+        let wanted: &[_] = match m {
+            0..=8 => &[(8, 1, 1, 1, 2), (4, 1, 1, 1, 1), (2, 1, 1, 1, 1)],
+            9..=16 => &[(4, 1, 2, 2, 1), (4, 1, 1, 1, 1), (2, 1, 1, 1, 1)],
+            17..=32 => &[
+                (4, 2, 2, 2, 1),
+                (4, 1, 2, 2, 1),
+                (4, 1, 1, 1, 1),
+                (2, 1, 1, 1, 1),
+            ],
+            33..=64 => &[
+                (2, 4, 2, 2, 1),
+                (4, 1, 2, 2, 1),
+                (4, 1, 1, 1, 1),
+                (2, 1, 1, 1, 1),
+            ],
+            _ => &[
+                (2, 2, 2, 2, 2),
+                (4, 1, 2, 2, 1),
+                (4, 1, 1, 1, 1),
+                (2, 1, 1, 1, 1),
+            ],
+        };
+        let shapes = wanted.iter().map(|s| shape(*s));
+        let fits = |s: &Self| s.shared_bytes() * s.blocks <= shared;
+        let mut best = shapes
+            .clone()
+            .find(fits)
+            .unwrap_or_else(|| shape((2, 1, 1, 1, 1)));
+        for ring in 3..=MOST_STAGES {
+            let more = Self { ring, ..best };
+            if fits(&more) {
+                best = more;
+            }
+        }
+        if m <= MOST_SPLIT_ROWS && product.rows() <= MOST_SPLIT_OUT {
+            let blocks = best.groups(&product.tiles) * best.x_blocks(m);
+            let most = n_parts(n_in);
+            // About as many blocks as the card holds at once.
+            let room = best.blocks * sms * 3 / 2;
+            let fill = |s: &usize| *s <= most && blocks * s <= room;
+            best.splits = [8, 4, 2].into_iter().find(fill).unwrap_or(1);
+        }
+        best
+    }
+
+    fn threads(&self) -> usize {
+        32 * self.warps_r * self.warps_n
+    }
+
+    fn block_tiles(&self) -> usize {
+        self.warps_r * self.w_tiles
+    }
+
+    fn block_x(&self) -> usize {
+        self.warps_n * self.n_tiles
+    }
+
+    /// Blocks over the rows of weights: each matrix begins one.
+    fn groups(&self, tiles: &[usize]) -> usize {
+        tiles.iter().map(|t| t.div_ceil(self.block_tiles())).sum()
+    }
+
+    /// Blocks over `m` rows of x.
+    fn x_blocks(&self, m: usize) -> usize {
+        m.div_ceil(self.block_x() * TILE_ROWS)
+    }
+
+    /// Dynamic shared memory, as the kernel lays it out.
+    fn shared_bytes(&self) -> usize {
+        let sums = self.threads() * self.w_tiles * self.n_tiles * 16;
+        let stage = self.block_tiles() * self.unit + self.block_x() * self.tile;
+        self.ring * stage + if self.splits == 1 { sums } else { 0 }
+    }
+
+    /// Threads that copy weights; the others copy x.
+    fn copy_weights(&self) -> usize {
+        let (weights, x) = (self.block_tiles() * self.unit, self.block_x() * self.tile);
+        let share = self.threads() * weights / (weights + x);
+        (share / 32 * 32).clamp(32, self.threads() - 32)
+    }
+
+    fn constants(&self) -> String {
+        constants(&[
+            ("W_TILES", self.w_tiles),
+            ("N_TILES", self.n_tiles),
+            ("RING", self.ring),
+        ]) + &sizes(&[
+            ("WARPS_R", self.warps_r),
+            ("WARPS_N", self.warps_n),
+            ("SPLITS", self.splits),
+            ("COPY_WEIGHTS", self.copy_weights()),
+            ("MIN_BLOCKS", self.blocks),
+            ("SHARED_BYTES", self.shared_bytes()),
+        ])
+    }
+}
+
+/// The launches of `product` with the `m` rows of `op.x`.
 pub fn specs(
     l: &Lowering,
     op: &Op<'_>,
@@ -84,89 +250,58 @@ pub fn specs(
 ) -> Result<Vec<Spec>> {
     let n_in = l.plan.buffer(op.x).width;
     let scratch = &l.at.scratch;
+    let sms = l.card.sm_count as usize;
+    let shape = Shape::new(m, n_in, product, sms, l.card.shared_bytes);
+    let n_tiles = shape.x_blocks(m) * shape.block_x();
+    let common = constants(&[("N_IN", n_in)])
+        + &flag("NORM", op.norm.is_some())
+        + &Tile::new(&product.types).constants();
+
     let split = Split {
-        x: l.address(op.x),
+        x: l.source(op.x, pass),
         norm: l.vector(op.norm.map(|n| n.weight))?,
-        halves: scratch.halves,
-        sums: scratch.sums,
-        unscale: scratch.unscale,
-        eps: op.norm.map_or(0.0, |n| n.eps),
-        stride: stride(l.max_rows) as u32,
+        tiles: scratch.tiles,
+        squares: scratch.squares,
+        m: m as u32,
+        unused: 0,
     };
-    let has_norm = format!("constexpr bool NORM = {};\n", op.norm.is_some());
-    let threads = (n_in / 8).next_multiple_of(32).min(512);
     let variant = Variant {
         source: &SPLIT,
-        constants: constants(&[("N_IN", n_in)]) + &sizes(&[("THREADS", threads)]) + &has_norm,
+        constants: common.clone(),
     };
-    let grid = [m as u32, 1, 1];
-    let mut split_spec = Spec::new(variant, "split", grid, threads as u32, &split);
-    // Read as float32, written as two halves, with the sums of blocks.
-    split_spec.traffic = Traffic::rows(m * (n_in * 8 + n_in / BLOCK_COLS * 4));
+    let grid = [superblocks(n_in) as u32, n_tiles as u32, 1];
+    let mut split_spec = Spec::new(variant, "split", grid, SPLIT_THREADS, &split);
+    let written = superblocks(n_in) * n_tiles * shape.tile;
+    split_spec.traffic = Traffic::rows(m * n_in * 4 + written);
 
-    let groups = product.tiles.iter().map(|t| t.div_ceil(TILES)).sum();
-    let n_tile = n_tile(m, groups, l.card.sm_count as usize, l.card.shared_bytes);
-    let shared = shared_bytes(n_tile);
-    let of_block = [
-        ("THREADS", THREADS as usize),
-        ("TILES", TILES),
-        ("SHARED_BYTES", shared),
-    ];
-    let shape = [
-        ("N_IN", n_in),
-        ("N_TILE", n_tile),
-        ("N_SEGMENTS", product.types.len()),
-    ];
     let variant = Variant {
         source: &SOURCE,
-        constants: constants(&shape)
-            + &sizes(&of_block)
-            + &segments(&product.types)
-            + &product.constants,
+        constants: common + &shape.constants() + &segments(&product.types) + &product.constants,
     };
     let params = MatMul {
         segment: product.segment,
-        halves: split.halves,
-        sums: split.sums,
-        unscale: split.unscale,
+        tiles: split.tiles,
+        squares: split.squares,
+        partial: scratch.sums,
+        tickets: scratch.tickets,
+        eps: op.norm.map_or(0.0, |n| n.eps),
         m: m as u32,
-        stride: split.stride,
+        n_tiles: n_tiles as u32,
+        unused: 0,
         kv: product.kv,
         cos_sin: l.at.cos_sin,
         positions: pass.inputs.positions,
         slots: pass.inputs.slots,
     };
-    let grid = [m.div_ceil(n_tile) as u32, groups as u32, 1];
-    let mut spec = Spec::new(variant, "matmul", grid, THREADS, &params);
+    let grid = [
+        shape.x_blocks(m) as u32,
+        shape.groups(&product.tiles) as u32,
+        shape.splits as u32,
+    ];
+    let mut spec = Spec::new(variant, "matmul", grid, shape.threads() as u32, &params);
     spec.label = format!("matmul {}", product.names);
-    spec.shared = shared as u32;
+    spec.shared = shape.shared_bytes() as u32;
     spec.traffic.weights = product.bytes as u64;
     spec.traffic.rows = product.row_traffic(m, n_in);
     Ok(vec![split_spec, spec])
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::quant;
-
-    #[test]
-    fn every_type_but_the_floats_of_four_bytes_has_halves() {
-        for ty in quant::TYPES {
-            let four_bytes = ty.block_bytes == 4 * ty.block_elems;
-            assert_eq!(takes(ty, 4096), !four_bytes, "{ty:?}");
-            assert!(!takes(ty, 4095), "{ty:?}");
-            let declared = ty.kernel.text.contains("float halves(");
-            assert_eq!(ty.kernel.halves, declared, "{ty:?}");
-        }
-    }
-
-    #[test]
-    fn tiles_fit_the_card_and_fill_it() {
-        // The smallest shared memory of the cards that are supported is 64 KiB.
-        assert_eq!(n_tile(512, 1000, 132, 64 << 10), 64);
-        assert_eq!(n_tile(512, 256, 132, 227 << 10), 128);
-        assert_eq!(n_tile(512, 32, 132, 227 << 10), 64);
-        assert_eq!(n_tile(1, 256, 132, 227 << 10), 32);
-    }
 }

@@ -1,102 +1,199 @@
-//! A few rows of activations times weights: the kernel that decode is made of.
+//! One row of activations times weights that are small integers: the kernel that decode is made of.
 
-use std::fmt::Write;
-
-use super::lowering::{sizes, Lowering, Pass, Path};
+use super::lowering::{constants, flag, sizes, Lowering, Pass};
 use super::params::{KvView, MatVec, Segment, CONSTANTS};
 use super::product::{Op, Product};
-use super::shape::MatVecShape;
+use super::shape::{largest_unit, segments, superblocks, UNIT_ROWS};
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
+use crate::quant::QuantType;
 
 static SOURCE: Source = source!("matvec.cu", CONSTANTS, MatVec, Segment, KvView);
 
-/// Shared memory of a block that computes one row, in per cent of what an SM can give to one: a
-/// kernel with short rows and one with long rows, whose activations take more, fit side by side, so
-/// that one starts while the other ends.
-const SHARED_SHORT: usize = 39;
-const SHARED_LONG: usize = 59;
+/// Bytes of a superblock of x in shared memory, as the kernel lays it out.
+const X_SB_BYTES: usize = 8 * (2 * 64 + 16) + 64 + 32;
 
-/// Columns from which rows are long.
+/// Bytes of the sums of a superblock of a tile.
+const P_SB_BYTES: usize = (4 * UNIT_ROWS + 4) * 4;
+
+/// Warps of a block: four a scheduler hide each other's latencies. (With 8, so that two blocks fit an
+/// SM, 8B made 437 instead of 527 tokens per second on an H200, 1B 1,768 instead of 2,036.)
+const WARPS: usize = 16;
+
+/// Tiles of a group of warps between two barriers, and most units in flight a warp.
+const ROUND: usize = 4;
+const MOST_UNITS: usize = 8;
+
+/// Shared memory of a block, in per cent of what an SM can give to one: short rows leave room for a
+/// successor, long ones, whose activations take more, do not. (49 and 62 made 494 instead of 527 tokens
+/// per second at 8B on an H200, the same at 1B.)
+const SHARED_SHORT: usize = 59;
+const SHARED_LONG: usize = 70;
+
+/// Columns from which rows are long, and bytes of weights from which a kernel is long enough to prefer
+/// units in flight to a neighbour.
 const LONG_ROW: usize = 6144;
-
-/// Bytes of weights from which a kernel is long enough to prefer units in flight to a neighbour.
 const MANY_BYTES: usize = 128 << 20;
 
-/// Rows that the mat-vecs of a prompt are compiled for: those of its logits.
-const PREFILL_BUCKET: usize = 8;
+/// Everything the kernel is compiled for but its epilogue. No bit of its sums depends on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Shape {
+    n_in: usize,
+    /// Warps that share a row.
+    warps_k: usize,
+    /// Groups of `warps_k` warps in a block, each with tiles of its own.
+    warps_r: usize,
+    /// Units in flight a warp.
+    ring: usize,
+    /// Tiles of a group between two barriers.
+    round: usize,
+    /// Sets of sums: one is written while the other is read.
+    sets: usize,
+    /// Bytes of the largest unit.
+    stage: usize,
+}
 
-/// Shared memory that a block may take.
-fn shared_budget(l: &Lowering, n_in: usize, m: usize, bytes: usize) -> usize {
-    let most = l.card.shared_bytes;
-    let is_short = n_in < LONG_ROW && bytes < MANY_BYTES;
-    match (l.card.has_pdl() && m == 1, is_short) {
-        (false, _) => most,
-        (true, true) => most * SHARED_SHORT / 100,
-        (true, false) => most * SHARED_LONG / 100,
+impl Shape {
+    /// A shape for `tiles` tiles on `sms` SMs that fits `shared` bytes, where there is one.
+    fn new(
+        n_in: usize,
+        types: &[&QuantType],
+        tiles: usize,
+        sms: usize,
+        shared: usize,
+    ) -> Option<Self> {
+        let n_sb = superblocks(n_in);
+        let shape = |warps: usize, round, ring| {
+            let warps_k = n_sb.min(warps);
+            // Tiles for a block each, where there are not more.
+            let warps_r = if tiles <= sms { 1 } else { warps / warps_k };
+            Self {
+                n_in,
+                warps_k,
+                warps_r,
+                ring,
+                round,
+                sets: 1 + usize::from(round * sms * warps_r < tiles),
+                stage: largest_unit(types),
+            }
+        };
+        // As many warps as can be, then as few barriers, then as many units in flight.
+        let mut warps = WARPS;
+        while warps > 0 {
+            let most = tiles.div_ceil(sms * shape(warps, 1, 2).warps_r);
+            for round in (1..=most.clamp(1, ROUND)).rev() {
+                let shapes = (2..=MOST_UNITS).rev().map(|ring| shape(warps, round, ring));
+                let fits = |s: &Self| s.shared_bytes() <= shared;
+                if let Some(found) = shapes.into_iter().find(fits) {
+                    return Some(found);
+                }
+            }
+            warps /= 2;
+        }
+        None
+    }
+
+    fn threads(&self) -> usize {
+        32 * self.warps_k * self.warps_r
+    }
+
+    /// Dynamic shared memory, as the kernel lays it out.
+    fn shared_bytes(&self) -> usize {
+        let n_sb = superblocks(self.n_in);
+        let x = n_sb.div_ceil(self.warps_k) * X_SB_BYTES;
+        let warps = self.warps_k * self.warps_r * (self.ring * self.stage + x);
+        let sums = self.sets * self.warps_r * self.round * n_sb * P_SB_BYTES;
+        warps + 2 * n_sb * 4 + sums
+    }
+
+    fn constants(&self) -> String {
+        constants(&[("N_IN", self.n_in)])
+            + &sizes(&[
+                ("WARPS_K", self.warps_k),
+                ("WARPS_R", self.warps_r),
+                ("RING", self.ring),
+                ("ROUND", self.round),
+                ("SETS", self.sets),
+                ("SHARED_BYTES", self.shared_bytes()),
+            ])
     }
 }
 
-/// The launches of `product` with the `m` rows of `op.x`, behind `before` others of the pass.
-pub fn specs(
+/// The launch of `product` with the one row of `op.x`, behind `before` others of the pass; none where
+/// the row is too long for the shared memory of the card.
+pub fn spec(
     l: &Lowering,
     op: &Op<'_>,
     product: &Product,
-    m: usize,
     pass: &Pass,
     before: usize,
-) -> Result<Vec<Spec>> {
+) -> Result<Option<Spec>> {
     let n_in = l.plan.buffer(op.x).width;
-    let bucket = match pass.path {
-        Path::Decode { bucket } => bucket,
-        Path::Prefill { .. } => PREFILL_BUCKET,
+    let tiles: usize = product.tiles.iter().sum();
+    let sms = l.card.sm_count as usize;
+    let is_short = n_in < LONG_ROW && product.bytes < MANY_BYTES;
+    let per_cent = match (l.card.has_pdl(), is_short) {
+        (false, _) => 100,
+        (true, true) => SHARED_SHORT,
+        (true, false) => SHARED_LONG,
     };
-    let compiled_for = m.max(bucket);
-    let budget = shared_budget(l, n_in, compiled_for, product.bytes);
-    let shape = MatVecShape::new(n_in, &product.types, compiled_for, budget);
-    let shared = shape.shared_bytes();
-    let mut text = shape.constants(&product.types) + &product.constants;
-    text += &sizes(&[("SHARED_BYTES", shared)]);
-    let _ = writeln!(text, "constexpr bool NORM = {};", op.norm.is_some());
+    let budget = l.card.shared_bytes * per_cent / 100;
+    let Some(shape) = Shape::new(n_in, &product.types, tiles, sms, budget) else {
+        return Ok(None);
+    };
     let variant = Variant {
         source: &SOURCE,
-        constants: text,
+        constants: shape.constants()
+            + &flag("NORM", op.norm.is_some())
+            + &segments(&product.types)
+            + &product.constants,
     };
-    let tiles: usize = product.tiles.iter().sum();
-    // One block an SM, though two fit: the other half is the successor's. (Two without a
-    // successor were 9% slower at 8B on an H200.)
-    let grid = tiles
-        .div_ceil(shape.warps_r)
-        .clamp(1, l.card.sm_count as usize);
-    // More rows than the kernel takes: one launch after another, over the same weights.
-    let part = |first: usize| {
-        let mut segment = product.segment;
-        for s in &mut segment {
-            s.out += first as u64 * u64::from(s.rows) * 4;
+    let params = MatVec {
+        segment: product.segment,
+        x: l.source(op.x, pass),
+        norm: l.vector(op.norm.map(|n| n.weight))?,
+        eps: op.norm.map_or(0.0, |n| n.eps),
+        // The first kernel of a pass may write the positions.
+        located: u32::from(before >= 2),
+        kv: product.kv,
+        cos_sin: l.at.cos_sin,
+        positions: pass.inputs.positions,
+        slots: pass.inputs.slots,
+    };
+    // One block an SM: what room there is beside it is the successor's.
+    let grid = tiles.div_ceil(shape.warps_r).clamp(1, sms);
+    let grid = [grid as u32, 1, 1];
+    let mut spec = Spec::new(variant, "matvec", grid, shape.threads() as u32, &params);
+    spec.label = format!("matvec {}", product.names);
+    spec.shared = shape.shared_bytes() as u32;
+    spec.traffic.weights = product.bytes as u64;
+    spec.traffic.rows = product.row_traffic(1, n_in);
+    Ok(Some(spec))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quant;
+
+    #[test]
+    fn shapes_fit_and_only_long_rows_on_small_cards_have_none() {
+        for ty in quant::TYPES.iter().filter(|t| t.integers) {
+            for n_in in [32, 576, 896, 2048, 4096, 8960, 14336, 28672] {
+                for (sms, shared) in [(20, 64 << 10), (84, 100 << 10), (132, 159 << 10)] {
+                    for tiles in [1, 36, 1024, 8016] {
+                        let Some(shape) = Shape::new(n_in, &[ty], tiles, sms, shared) else {
+                            assert!(n_in * 8 > shared, "{ty:?} {n_in} {shared}");
+                            continue;
+                        };
+                        assert!(shape.shared_bytes() <= shared, "{ty:?} {n_in}: {shape:?}");
+                        assert!(shape.warps_k <= superblocks(n_in), "{shape:?}");
+                        let one = shape.round * sms * shape.warps_r >= tiles;
+                        assert_eq!(shape.sets, if one { 1 } else { 2 }, "{shape:?}");
+                    }
+                }
+            }
         }
-        let params = MatVec {
-            segment,
-            x: l.source(op.x, pass) + (first * n_in * 4) as u64,
-            norm: l.vector(op.norm.map(|n| n.weight))?,
-            eps: op.norm.map_or(0.0, |n| n.eps),
-            m: (m - first).min(shape.max_m) as u32,
-            kv: product.kv,
-            cos_sin: l.at.cos_sin,
-            positions: pass.inputs.positions + (first * 4) as u64,
-            slots: pass.inputs.slots + (first * 4) as u64,
-            // The first kernel of a pass may write the positions.
-            located: u32::from(before + first / shape.max_m >= 2),
-            unused: 0,
-        };
-        let block = shape.threads() as u32;
-        let grid = [grid as u32, 1, 1];
-        let mut spec = Spec::new(variant.clone(), "matvec", grid, block, &params);
-        spec.label = format!("matvec {}", product.names);
-        spec.shared = shared as u32;
-        spec.traffic.weights = product.bytes as u64;
-        spec.traffic.rows = product.row_traffic(params.m as usize, n_in);
-        Ok(spec)
-    };
-    (0..m).step_by(shape.max_m).map(part).collect()
+    }
 }

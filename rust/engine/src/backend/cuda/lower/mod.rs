@@ -8,6 +8,7 @@ pub mod layout;
 pub mod lowering;
 mod matmul;
 mod matvec;
+mod matvec_floats;
 pub mod params;
 pub mod pass;
 mod product;

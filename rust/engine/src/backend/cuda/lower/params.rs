@@ -50,6 +50,24 @@ shared! {
     /// matvec.cu
     pub struct MatVec = "Params" {
         pub segment: [Segment; 3],
+        /// `[N_IN]` f32.
+        pub x: u64,
+        /// `[N_IN]` f32, or 0.
+        pub norm: u64,
+        pub eps: f32,
+        pub located: u32,
+        pub kv: KvView,
+        /// `[n_ctx][HEAD_DIM / 2][cos, sin]` f32.
+        pub cos_sin: u64,
+        /// One u32.
+        pub positions: u64,
+        /// One u32.
+        pub slots: u64,
+    }
+
+    /// matvec_floats.cu
+    pub struct MatVecFloats = "Params" {
+        pub segment: [Segment; 3],
         /// `[m][N_IN]` f32.
         pub x: u64,
         /// `[N_IN]` f32, or 0.
@@ -63,21 +81,23 @@ shared! {
         pub positions: u64,
         /// `[m]` u32.
         pub slots: u64,
-        pub located: u32,
-        pub unused: u32,
     }
 
     /// matmul.cu
     pub struct MatMul = "Params" {
         pub segment: [Segment; 3],
-        /// `[m, in whole blocks][N_IN / 32][hi, lo][32]` half.
-        pub halves: u64,
-        /// `[N_IN / 32][stride]` f32.
-        pub sums: u64,
-        /// `[m]` f32.
-        pub unscale: u64,
+        /// `[superblocks][n_tiles]` tiles of eight rows of x.
+        pub tiles: u64,
+        /// `[m][superblocks]` f32.
+        pub squares: u64,
+        /// `[parts]` f32 sums of every block, where the columns are split.
+        pub partial: u64,
+        /// `[blocks of outputs]` u32, zero between launches.
+        pub tickets: u64,
+        pub eps: f32,
         pub m: u32,
-        pub stride: u32,
+        pub n_tiles: u32,
+        pub unused: u32,
         pub kv: KvView,
         /// `[n_ctx][HEAD_DIM / 2][cos, sin]` f32.
         pub cos_sin: u64,
@@ -93,19 +113,17 @@ shared! {
         pub x: u64,
         /// `[N_IN]` f32, or 0.
         pub norm: u64,
-        /// `[m][N_IN / 32][hi, lo][32]` half.
-        pub halves: u64,
-        /// `[N_IN / 32][stride]` f32.
-        pub sums: u64,
-        /// `[m]` f32.
-        pub unscale: u64,
-        pub eps: f32,
-        pub stride: u32,
+        /// `[superblocks][n_tiles]` tiles of eight rows of x.
+        pub tiles: u64,
+        /// `[m][superblocks]` f32.
+        pub squares: u64,
+        pub m: u32,
+        pub unused: u32,
     }
 
     /// repack.cu
     pub struct Repack = "Params" {
-        /// `[tiles * 8]` u64, addresses of rows; 0 where a tile is padded.
+        /// `[tiles * 16]` u64, addresses of rows; 0 where a tile is padded.
         pub rows: u64,
         /// `[tiles][n_sb]` units.
         pub units: u64,
@@ -117,7 +135,7 @@ shared! {
 
     /// embed.cu
     pub struct Embed = "Params" {
-        /// `[n_rows / 8][superblocks]` units.
+        /// `[n_rows / 16][superblocks]` units.
         pub units: u64,
         /// `[m][N_IN]` f32.
         pub out: u64,

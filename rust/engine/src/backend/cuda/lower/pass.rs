@@ -1,13 +1,13 @@
 //! One pass over rows, op by op.
 
 use super::attention::{self, AttentionOp, MergeBytes};
-use super::lowering::{Lowering, Pass, Path};
-use super::matmul::{self, SplitBytes};
-use super::{matvec, product, rowwise};
+use super::lowering::{Lowering, Pass};
+use super::matmul::{self, ProductBytes};
+use super::{matvec, matvec_floats, product, rowwise};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::{Error, Result};
 use crate::plan::fuse::Fused;
-use crate::plan::{Op, Plan, Rows};
+use crate::plan::{Op, Plan};
 
 pub use super::attention::prompt_span;
 
@@ -15,20 +15,21 @@ pub use super::attention::prompt_span;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Scratch {
     pub merge: MergeBytes,
-    pub split: SplitBytes,
+    pub products: ProductBytes,
 }
 
 impl Scratch {
     /// For passes of up to `rows` rows, `out` of which give logits.
     pub fn new(plan: &Plan, fused: &[Fused], rows: usize, out: usize) -> Self {
-        let widths = fused.iter().filter_map(|op| match op {
-            Fused::MatVec { x, .. } => Some(plan.buffer(*x).width),
-            Fused::Single(_) => None,
-        });
         Self {
             merge: MergeBytes::new(plan, rows, out),
-            split: SplitBytes::new(rows, widths.max().unwrap_or(0)),
+            products: ProductBytes::new(plan, fused, rows),
         }
+    }
+
+    /// Of the counters that all kernels leave at zero.
+    pub fn tickets(&self) -> usize {
+        self.merge.tickets.max(self.products.tickets)
     }
 }
 
@@ -83,17 +84,21 @@ pub fn specs(l: &Lowering, pass: &Pass) -> Result<Vec<Spec>> {
     Ok(list)
 }
 
-/// The launches of a fused product, behind `before` others.
+/// The launches of a fused product, behind `before` others. Which kernel computes it is a matter of
+/// time alone.
 fn products(l: &Lowering, op: &product::Op<'_>, pass: &Pass, before: usize) -> Result<Vec<Spec>> {
     let m = l.rows_of(op.x, pass);
     if m == 0 {
         return Ok(Vec::new());
     }
-    let x = l.plan.buffer(op.x);
     let product = product::product(l, op)?;
-    let is_prompt = matches!(pass.path, Path::Prefill { .. }) && x.rows == Rows::Batch;
-    if is_prompt && product.types.iter().all(|t| matmul::takes(t, x.width)) {
-        return matmul::specs(l, op, &product, m, pass);
+    if !product.types.iter().all(|t| t.integers) {
+        return Ok(vec![matvec_floats::spec(l, op, &product, m, pass)?]);
     }
-    matvec::specs(l, op, &product, m, pass, before)
+    if m == 1 {
+        if let Some(spec) = matvec::spec(l, op, &product, pass, before)? {
+            return Ok(vec![spec]);
+        }
+    }
+    matmul::specs(l, op, &product, m, pass)
 }

@@ -4,6 +4,7 @@
 use super::layout::{arrangement, Matrix, Order};
 use super::lowering::{constants, Lowering};
 use super::params::{KvView, Segment};
+use super::shape::UNIT_ROWS;
 use crate::error::Result;
 use crate::plan::fuse::{Epilogue, Part};
 use crate::plan::{BufferId, Norm};
@@ -39,6 +40,11 @@ pub struct Product {
 }
 
 impl Product {
+    /// Rows of weights.
+    pub fn rows(&self) -> usize {
+        self.tiles.iter().sum::<usize>() * UNIT_ROWS
+    }
+
     /// Bytes of `m` rows that the product reads and writes.
     pub fn row_traffic(&self, m: usize, n_in: usize) -> u64 {
         (m * (n_in + self.written + self.read_first) * 4) as u64

@@ -6,7 +6,9 @@ use bytemuck::Zeroable;
 
 use super::layout::{wanted, Matrix, Order};
 use super::lowering::{Addresses, Inputs, Lowering, Pass, Path, ScratchAddresses};
-use super::params::{Attention, Embed, KvView, MatMul, MatVec, PromptAttention, SelectRows, Split};
+use super::params::{
+    Attention, Embed, KvView, MatMul, MatVec, MatVecFloats, PromptAttention, SelectRows, Split,
+};
 use super::pass::{prompt_span, specs, Scratch};
 use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::backend::cuda::driver::spec::{Kind, Spec};
@@ -187,9 +189,9 @@ fn lowering(arch: &str, ty: &str, kv_type: &str, is_fused: bool) -> Lowering {
         scratch: ScratchAddresses {
             partial: 4 * WEIGHTS,
             tickets: 5 * WEIGHTS,
-            halves: 6 * WEIGHTS,
-            sums: 7 * WEIGHTS,
-            unscale: 8 * WEIGHTS,
+            tiles: 6 * WEIGHTS,
+            squares: 7 * WEIGHTS,
+            sums: 8 * WEIGHTS,
         },
     };
     Lowering {
@@ -334,13 +336,14 @@ fn a_prompts_chunk_goes_to_tensor_cores_where_the_card_has_room() {
     assert_eq!((attention.q, attention.m), (at("q"), 512));
     let split: Split = list[1].params().unwrap();
     let matmul: MatMul = list[2].params().unwrap();
-    assert_eq!((split.x, split.halves), (at("x"), matmul.halves));
-    assert_eq!((split.stride, matmul.stride, matmul.m), (512, 512, 512));
+    assert_eq!((split.x, split.tiles), (at("x"), matmul.tiles));
+    assert_eq!((split.m, matmul.m, matmul.n_tiles), (512, 512, 64));
+    assert_eq!(split.squares, matmul.squares);
     let picked: SelectRows = list[10].params().unwrap();
     assert_eq!((picked.x, picked.out), (at("x"), at("last")));
     assert_eq!(picked.rows, inputs().out_rows);
     let head: MatVec = list[11].params().unwrap();
-    assert_eq!((head.x, head.m), (at("last"), 1));
+    assert_eq!((head.x, head.segment[0].out), (at("last"), at("logits")));
     assert_eq!(prompt_span(&l, 700), l.n_ctx, "it looks by itself");
 
     // Two pages of keys and values do not fit beside the queries: split by split, 128 rows at a
@@ -359,22 +362,41 @@ fn a_prompts_chunk_goes_to_tensor_cores_where_the_card_has_room() {
 }
 
 #[test]
-fn floats_of_four_bytes_are_multiplied_row_by_row() {
+fn rows_of_a_step_share_the_weights_and_where_few_blocks_do_split_the_columns() {
+    let l = lowering("sm_90", superblocks(), quant::DEFAULT_KV, true);
+    for rows in [2, 8, 9, 32, 64] {
+        let list = specs(&l, &step(rows)).unwrap();
+        let products = list.iter().filter(|s| s.entry == "matmul");
+        let grids: Vec<_> = products.map(|s| s.grid).collect();
+        assert_eq!(grids.len(), 5, "{rows}");
+        // All rows in one block; a row of 512 columns has two parts, one of 1,024 four.
+        assert!(grids.iter().all(|grid| grid[0] == 1), "{grids:?}");
+        let splits: Vec<u32> = grids.iter().map(|grid| grid[2]).collect();
+        assert_eq!(splits[..4], [2, 2, 2, 4], "{rows}");
+    }
+    // Enough blocks for the card: no part goes through memory.
+    let list = specs(&l, &chunk(512, 0)).unwrap();
+    let products = list.iter().filter(|s| s.entry == "matmul");
+    assert!(products.clone().all(|s| s.grid[2] == 1 && s.grid[0] == 16));
+    assert_eq!(products.count(), 4);
+}
+
+#[test]
+fn floats_are_multiplied_by_a_kernel_of_their_own() {
     let l = lowering("sm_90", quant::TYPES[0].name, quant::DEFAULT_KV, true);
-    let list = specs(&l, &chunk(64, 0)).unwrap();
-    assert!(!entries(&list).contains(&"matmul"));
-    // More rows than the kernel takes at once: one launch after another, over the same weights.
-    let down: Vec<MatVec> = list
-        .iter()
-        .filter(|s| s.label == "matvec down")
-        .map(|s| s.params().unwrap())
-        .collect();
-    assert_eq!(down.iter().map(|p| p.m).sum::<u32>(), 64);
-    assert!(down.len() >= 8);
-    let rows = u64::from(down[0].m);
-    assert_eq!(down[1].x, at("act") + rows * 4 * 2 * WIDTH as u64);
-    assert_eq!(down[1].segment[0].out, at("x") + rows * 4 * WIDTH as u64);
-    assert_eq!(down[1].segment[0].units, down[0].segment[0].units);
+    for pass in [step(1), step(3), chunk(100, 1)] {
+        let list = specs(&l, &pass).unwrap();
+        let integers = ["split", "matvec", "matmul"];
+        assert!(entries(&list).iter().all(|e| !integers.contains(e)));
+        let down = list.iter().find(|s| s.label == "matvec down").unwrap();
+        assert_eq!(
+            (down.entry, down.grid[1] as usize),
+            ("matvec_floats", pass.rows.div_ceil(8))
+        );
+        let params: MatVecFloats = down.params().unwrap();
+        assert_eq!((params.x, params.m as usize), (at("act"), pass.rows));
+        assert_eq!(params.segment[0].out, at("x"));
+    }
 }
 
 #[test]
@@ -396,7 +418,7 @@ fn a_cache_in_blocks_is_attended_to_as_such_and_written_whole() {
 #[test]
 fn without_fusion_every_op_is_a_kernel() {
     let l = lowering("sm_90", last_superblocks(), quant::DEFAULT_KV, false);
-    let list = specs(&l, &step(2)).unwrap();
+    let list = specs(&l, &step(1)).unwrap();
     let wanted = [
         "embed",
         "matvec",
@@ -438,9 +460,12 @@ fn more_rows_than_there_is_memory_for_are_refused() {
 fn scratch_grows_with_rows_and_the_widest_product() {
     let l = lowering("sm_90", superblocks(), quant::DEFAULT_KV, true);
     let of = |rows, out| Scratch::new(&l.plan, &l.fused, rows, out);
-    // 128 rows at least, as the tensor cores take them.
-    assert_eq!(of(64, 64).split.halves, 128 * 2 * WIDTH * 4);
-    assert_eq!(of(512, 64).split.halves, 512 * 2 * WIDTH * 4);
+    // Whole blocks of 64 rows, each of four superblocks.
+    let row = |rows: usize| of(rows, 64).products.tiles / rows;
+    assert!(row(512) >= 4 * 2 * WIDTH && row(512) < 5 * 2 * WIDTH);
+    assert_eq!(of(1, 64).products.tiles, of(64, 64).products.tiles);
+    assert_eq!(of(512, 64).products.tiles, 8 * of(64, 64).products.tiles);
+    assert_eq!(of(512, 64).products.sums, of(64, 64).products.sums);
     // A prompt's attention is launched for 128 rows at a time, a step's for all.
     assert_eq!(of(512, 64).merge.tickets, 128 * 4);
     assert_eq!(of(512, 300).merge.tickets, 300 * 4);

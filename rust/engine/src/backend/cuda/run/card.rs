@@ -48,9 +48,9 @@ pub struct Card {
 struct ScratchBuffers {
     partial: DeviceBuffer,
     tickets: DeviceBuffer,
-    halves: DeviceBuffer,
+    tiles: DeviceBuffer,
+    squares: DeviceBuffer,
     sums: DeviceBuffer,
-    unscale: DeviceBuffer,
 }
 
 /// Seconds that the parts of loading took, side by side.
@@ -74,10 +74,10 @@ impl ScratchBuffers {
         let buffer = |bytes| poisoned(context, bytes, stream);
         let scratch = Self {
             partial: buffer(bytes.merge.partial)?,
-            tickets: buffer(bytes.merge.tickets)?,
-            halves: buffer(bytes.split.halves)?,
-            sums: buffer(bytes.split.sums)?,
-            unscale: buffer(bytes.split.unscale)?,
+            tickets: buffer(bytes.tickets())?,
+            tiles: buffer(bytes.products.tiles)?,
+            squares: buffer(bytes.products.squares)?,
+            sums: buffer(bytes.products.sums)?,
         };
         scratch.tickets.fill(0, stream)?;
         Ok(scratch)
@@ -87,9 +87,9 @@ impl ScratchBuffers {
         ScratchAddresses {
             partial: self.partial.address(),
             tickets: self.tickets.address(),
-            halves: self.halves.address(),
+            tiles: self.tiles.address(),
+            squares: self.squares.address(),
             sums: self.sums.address(),
-            unscale: self.unscale.address(),
         }
     }
 }

@@ -1,0 +1,93 @@
+// A row of x as block fixed point, step 1 of Op::MatVec: 256 columns in a warp, lane l has 8l..8l+7.
+// Integers X = 4096 hi + lo, both limbs at most 2^11 in size, so that float16 holds them.
+#pragma once
+#include "common.cuh"
+
+struct Fixed {
+    float hi[8], lo[8];
+    // bits(max |x|) >> 23, before it is limited: above MOST_FIELD x cannot be multiplied.
+    uint32_t field;
+    // 2^(e - 23) 2^24: what the sums of a superblock are multiplied with, whose integers are 2^-24 as
+    // large (unit.cuh).
+    float factor;
+};
+
+constexpr uint32_t LEAST_FIELD = 24, MOST_FIELD = 245;
+
+DEVICE float rint_small(float x) {
+    // 1.5 2^23: the last place of the sum is 1.
+    return sub_rn(add_rn(x, 12582912.0f), 12582912.0f);
+}
+
+DEVICE Fixed fixed_point(const float (&v)[8]) {
+    Fixed x;
+    uint32_t most = 0;
+#pragma unroll
+    for (int e = 0; e < 8; e++) {
+        const uint32_t bits = float_as_u32(fabsf(v[e]));
+        most = most > bits ? most : bits;
+    }
+    x.field = warp_max_u32(most) >> 23;
+    const uint32_t least = x.field < LEAST_FIELD ? LEAST_FIELD : x.field;
+    const uint32_t field = least > MOST_FIELD ? MOST_FIELD : least;
+    const float scale = u32_as_float((264 - field) << 23);  // 2^(11 - e)
+#pragma unroll
+    for (int e = 0; e < 8; e++) {
+        const float z = mul_rn(v[e], scale);
+        x.hi[e] = rint_small(z);
+        x.lo[e] = rint_small(mul_rn(sub_rn(z, x.hi[e]), 4096.0f));
+    }
+    x.factor = u32_as_float((field + 2) << 23);
+    return x;
+}
+
+// Bytes of fragments of B, of one limb and sub-block of 32 columns and one row of x: for each lane
+// quarter, steps 0 and 1, k below 8 and from 8 on.
+constexpr uint32_t LIMB_BYTES = 64;
+
+// Stores a lane's integers where the four lanes of a fragment read 16 bytes each: `to` is that of
+// the lane's sub-block, l / 4.
+DEVICE void store_fragments(const Fixed& x, uint32_t lane, uint8_t* to_hi, uint8_t* to_lo) {
+    // Columns of k from 8 on: unit.cuh.
+    const float small = lane % 2 ? 0.0625f : 1.0f;
+#pragma unroll
+    for (int q = 0; q < 4; q++) {
+        const uint32_t at = q * 16 + lane % 4 * 4;
+        *reinterpret_cast<uint32_t*>(to_hi + at) =
+            f32x2_to_f16x2(mul_rn(x.hi[2 * q], small), mul_rn(x.hi[2 * q + 1], small));
+        *reinterpret_cast<uint32_t*>(to_lo + at) =
+            f32x2_to_f16x2(mul_rn(x.lo[2 * q], small), mul_rn(x.lo[2 * q + 1], small));
+    }
+}
+
+// The sum of X over the lane's sub-block of 32, the same in its four lanes.
+DEVICE int32_t sub_block_sum(const Fixed& x) {
+    float hi = 0.0f, lo = 0.0f;
+#pragma unroll
+    for (int e = 0; e < 8; e++) {
+        hi = add_rn(hi, x.hi[e]);
+        lo = add_rn(lo, x.lo[e]);
+    }
+#pragma unroll
+    for (uint32_t distance = 1; distance < 4; distance *= 2) {
+        hi = add_rn(hi, __shfl_xor_sync(FULL_WARP, hi, distance));
+        lo = add_rn(lo, __shfl_xor_sync(FULL_WARP, lo, distance));
+    }
+    return static_cast<int32_t>(hi) * 4096 + static_cast<int32_t>(lo);
+}
+
+// An integer up to 2^14 in size as 8 a + b, two halves: what minimums, as (8 m, m), are multiplied
+// with.
+DEVICE uint32_t eights(int32_t x) {
+    const int32_t a = (x + 4) >> 3;
+    return f32x2_to_f16x2(static_cast<float>(a), static_cast<float>(x - 8 * a));
+}
+
+// The upper and the lower part of a sum of x, step 3 of Op::MatVec: 2^14 u + v.
+DEVICE int32_t upper_part(int32_t sum) { return (sum + 8192) >> 14; }
+DEVICE int32_t lower_part(int32_t sum) { return sum - (upper_part(sum) << 14); }
+
+// float(sum) in the units of the products' sums.
+DEVICE float offset_sum(int32_t sum) {
+    return mul_rn(static_cast<float>(sum), 1.0f / 16777216.0f);
+}

@@ -1,0 +1,144 @@
+// out[m][row] = weight[row] . x[m] for weights that are floats: the sum that Op::MatVec states for
+// these, in float32. A lane of a warp has the chain of columns l, l + 32, ... of some rows, each for
+// MAX_M rows of x; at the end the chains are folded. x comes through shared memory, CHUNK superblocks at
+// a time, weights straight from memory.
+//
+// With NORM, x is first multiplied by the norm's weight and the result by 1/rms(x).
+//
+// variant.cuh: N_IN, MAX_M (rows of x a block, up to the number of warps), PAIRS (of rows a warp: 1 to
+// 8, a power of two), CHUNK, SHARED_BYTES, NORM, and what epilogue.cuh needs.
+#include "epilogue.cuh"
+#include "norm.cuh"
+
+constexpr uint32_t N_SB = (N_IN + UNIT_COLS - 1) / UNIT_COLS;
+constexpr uint32_t WARPS = 8, THREADS = 32 * WARPS;
+static_assert(MAX_M <= WARPS, "a warp stages a row of x");
+static_assert(SHARED_BYTES == MAX_M * CHUNK * UNIT_COLS * 4, "x");
+
+struct Params {
+    Segment segment[3];
+    const float* x;     // [m][N_IN]
+    const float* norm;  // [N_IN]
+    float eps;
+    uint32_t m;
+    // For the epilogue QKV.
+    KvView kv;
+    const float* cos_sin;       // [n_ctx][HEAD_DIM / 2][cos, sin]
+    const uint32_t* positions;  // [m]
+    const uint32_t* slots;      // [m]
+};
+
+KERNEL_BOUNDS(matvec_floats, Params, THREADS, 1) {
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    float* x = dynamic_shared<float>();  // [MAX_M][CHUNK][UNIT_COLS]
+    SHARED float squares[NORM ? MAX_M * N_SB : 1];
+    const uint32_t m0 = blockIdx.y * MAX_M;
+    const uint32_t total = all_tiles(p);
+    // This warp's pairs of rows: first_pair and following of one tile.
+    const uint32_t item = (blockIdx.x * WARPS + warp) * PAIRS;
+    const uint32_t tile = item / 8, first_pair = item % 8;
+
+    float acc[PAIRS][2][MAX_M] = {};
+    pdl_wait();
+    pdl_trigger();
+#pragma unroll 1
+    for (uint32_t chunk = 0; chunk < N_SB; chunk += CHUNK) {
+        if (chunk > 0) __syncthreads();
+        const uint32_t m = m0 + warp;
+        if (warp < MAX_M) {
+#pragma unroll 1
+            for (uint32_t c = 0; c < CHUNK && chunk + c < N_SB; c++) {
+                const uint32_t k = (chunk + c) * UNIT_COLS + lane * 8;
+                const float* from = p.x + static_cast<uint64_t>(m) * N_IN + k;
+                float v[8] = {};
+                if (m < p.m) {
+#pragma unroll
+                    for (uint32_t e = 0; e < 8; e++) {
+                        if (k + e < N_IN) v[e] = load_relaxed_f32(from + e);
+                    }
+                }
+                if constexpr (NORM) {
+                    const float square = superblock_squares(v);
+                    if (lane == 0) squares[warp * N_SB + chunk + c] = square;
+#pragma unroll
+                    for (uint32_t e = 0; e < 8; e++) {
+                        v[e] = k + e < N_IN ? mul_rn(v[e], p.norm[k + e]) : 0.0f;
+                    }
+                }
+                float4* to = reinterpret_cast<float4*>(x + (warp * CHUNK + c) * UNIT_COLS + lane * 8);
+                to[0] = make_float4(v[0], v[1], v[2], v[3]);
+                to[1] = make_float4(v[4], v[5], v[6], v[7]);
+            }
+        }
+        __syncthreads();
+        if (tile >= total) continue;
+        with_segment(p, tile, [&](auto type, const Segment& segment, int, uint32_t own) {
+            using T = decltype(type);
+            const uint8_t* units =
+                segment.units + (static_cast<uint64_t>(own) * N_SB + chunk) * T::UNIT_BYTES;
+#pragma unroll 2
+            for (uint32_t c = 0; c < CHUNK; c++) {
+                if (chunk + c >= N_SB) break;
+                float w[PAIRS][2][8];
+#pragma unroll
+                for (uint32_t pair = 0; pair < PAIRS; pair++) {
+#pragma unroll
+                    for (uint32_t r = 0; r < 2; r++) {
+                        T::load(units + c * T::UNIT_BYTES, lane, first_pair + pair + 8 * r,
+                                w[pair][r]);
+                    }
+                }
+#pragma unroll
+                for (uint32_t i = 0; i < 8; i++) {
+                    // Columns that are not there take no part, not even as zeros.
+                    if (N_IN % UNIT_COLS && (chunk + c) * UNIT_COLS + i * 32 + lane >= N_IN) break;
+#pragma unroll
+                    for (uint32_t n = 0; n < MAX_M; n++) {
+                        const float xv = x[(n * CHUNK + c) * UNIT_COLS + i * 32 + lane];
+#pragma unroll
+                        for (uint32_t pair = 0; pair < PAIRS; pair++) {
+#pragma unroll
+                            for (uint32_t r = 0; r < 2; r++) {
+                                acc[pair][r][n] = fma_rn(w[pair][r][i], xv, acc[pair][r][n]);
+                            }
+                        }
+                    }
+                }
+            }
+        });
+    }
+    if (tile >= total) return;
+    delay_block();
+    // A lane ends pair and row number `lane`, and 32 further on.
+#pragma unroll
+    for (uint32_t begin = 0; begin < PAIRS * MAX_M; begin += 32) {
+        float a = 0.0f, b = 0.0f;
+#pragma unroll
+        for (uint32_t i = 0; i < 32; i++) {
+            if (begin + i >= PAIRS * MAX_M) break;
+            const uint32_t pair = (begin + i) / MAX_M, n = (begin + i) % MAX_M;
+            const float first = warp_sum_f32(acc[pair][0][n]);
+            const float second = warp_sum_f32(acc[pair][1][n]);
+            if (lane == i) a = first, b = second;
+        }
+        const uint32_t n = (begin + lane) % MAX_M, m = m0 + n;
+        const uint32_t at = first_pair + (begin + lane) / MAX_M;
+        if (begin + lane >= PAIRS * MAX_M || m >= p.m) continue;
+        if constexpr (NORM) {
+            const float factor = rms_factor<N_SB>(squares + n * N_SB, N_IN, p.eps);
+            a = mul_rn(a, factor);
+            b = mul_rn(b, factor);
+        }
+        with_segment(p, tile, [&](auto, const Segment& segment, int number, uint32_t own) {
+            uint32_t position = 0, slot = 0, page = 0;
+            Rotation rotation = {1.0f, 0.0f};
+            if constexpr (EPILOGUE == EPILOGUE_QKV) {
+                position = load_relaxed_u32(p.positions + m);
+                slot = load_relaxed_u32(p.slots + m);
+                page = kv_page(p.kv, slot, position);
+                rotation = rotation_in(p, number, own, at, position);
+            }
+            finish_pair(p, segment, number, own, at, m, a, b, position, slot, page, rotation);
+        });
+    }
+}

@@ -1,0 +1,70 @@
+//! Rows of activations times weights that are floats.
+
+use super::lowering::{constants, flag, sizes, Lowering, Pass};
+use super::params::{KvView, MatVecFloats, Segment, CONSTANTS};
+use super::product::{Op, Product};
+use super::shape::{segments, superblocks, UNIT_COLS, UNIT_ROWS};
+use crate::backend::cuda::driver::source::{source, Source, Variant};
+use crate::backend::cuda::driver::spec::Spec;
+use crate::error::Result;
+
+static SOURCE: Source = source!("matvec_floats.cu", CONSTANTS, MatVecFloats, Segment, KvView);
+
+/// Warps of a block.
+const WARPS: usize = 8;
+
+/// Rows of x a block at most.
+const MOST_ROWS: usize = 8;
+
+/// Rows of x from which a warp takes half a tile at once, and reads x less often for it.
+const MANY_ROWS: usize = 32;
+
+/// Bytes of x in shared memory.
+const X_BYTES: usize = 32 << 10;
+
+/// The launch of `product` with the `m` rows of `op.x`.
+pub fn spec(l: &Lowering, op: &Op<'_>, product: &Product, m: usize, pass: &Pass) -> Result<Spec> {
+    let n_in = l.plan.buffer(op.x).width;
+    let max_m = m.next_power_of_two().min(MOST_ROWS);
+    let pairs = if m >= MANY_ROWS { 4 } else { 1 };
+    let a_superblock = max_m * UNIT_COLS * 4;
+    let chunk = (X_BYTES / a_superblock).min(superblocks(n_in)).max(1);
+    let shared = chunk * a_superblock;
+    let variant = Variant {
+        source: &SOURCE,
+        constants: constants(&[("N_IN", n_in)])
+            + &sizes(&[
+                ("MAX_M", max_m),
+                ("PAIRS", pairs),
+                ("CHUNK", chunk),
+                ("SHARED_BYTES", shared),
+            ])
+            + &flag("NORM", op.norm.is_some())
+            + &segments(&product.types)
+            + &product.constants,
+    };
+    let params = MatVecFloats {
+        segment: product.segment,
+        x: l.source(op.x, pass),
+        norm: l.vector(op.norm.map(|n| n.weight))?,
+        eps: op.norm.map_or(0.0, |n| n.eps),
+        m: m as u32,
+        kv: product.kv,
+        cos_sin: l.at.cos_sin,
+        positions: pass.inputs.positions,
+        slots: pass.inputs.slots,
+    };
+    let tiles: usize = product.tiles.iter().sum();
+    let pairs_of_all = tiles * UNIT_ROWS / 2;
+    let grid = [
+        pairs_of_all.div_ceil(WARPS * pairs) as u32,
+        m.div_ceil(max_m) as u32,
+        1,
+    ];
+    let mut spec = Spec::new(variant, "matvec_floats", grid, 32 * WARPS as u32, &params);
+    spec.label = format!("matvec {}", product.names);
+    spec.shared = shared as u32;
+    spec.traffic.weights = product.bytes as u64;
+    spec.traffic.rows = product.row_traffic(m, n_in);
+    Ok(spec)
+}
