@@ -139,9 +139,10 @@ def test_the_model_says_something(backend: Backend) -> None:
 
 
 def test_instruction_sets() -> None:
-    """Plain code, AVX2, AVX-512 and whatever this processor does best give the same bits."""
+    """Plain code, AVX2 and AVX-512 with and without VNNI, what the processor has of it, give the
+    same bits."""
     found = {}
-    for level in ("scalar", "avx2", "avx512", "best"):
+    for level in ("scalar", "avx2", "avx2_vnni", "avx512", "best"):
         env = os.environ | {"ONEGRAPH_CPU": level}
         command = [sys.executable, "-m", "support.plans_model"]
         found[level] = subprocess.check_output(command, cwd=TESTS, env=env, text=True, timeout=300)

@@ -1,8 +1,8 @@
 //! What Q4_K and Q5_K share: a superblock of 8 sub-blocks of 32 weights, each with a 6-bit scale
 //! and a 6-bit minimum in units of two halfs: weight = (d sc) q - (dmin m).
 
-use super::half::{half_at, half_scale, half_to_f32, HALF_MAX};
-use super::{reciprocal, saturate, search, Arithmetic, Offsets, Parts};
+use super::half::{half_bits, half_scale, half_to_f32, HALF_MAX};
+use super::{reciprocal, saturate, search, Offsets, Parts};
 
 /// Weights of a sub-block.
 pub const SUB: usize = 32;
@@ -29,17 +29,19 @@ pub fn unpack_scales<const N: usize>(block: &[u8; N], at: usize) -> ([u8; SUBS],
     )
 }
 
-/// The first 16 bytes of a superblock: `d s` of each sub-block, the minimums, and `dmin`.
+/// The first 16 bytes of a superblock: the scales, the minimums, and their units.
 #[inline(always)]
-pub fn take_scales<A: Arithmetic>(block: &[u8], out: &mut Parts<'_>) {
+pub fn take_scales(block: &[u8], out: &mut Parts<'_>) {
     let Some(head) = block.first_chunk::<16>() else {
         unreachable!("callers pass one block")
     };
     let (sc, m) = unpack_scales(head, 4);
-    let d = half_at::<A, _>(head, 0);
-    out.scales.copy_from_slice(&sc.map(|s| d * f32::from(s)));
+    *out.d = half_bits(head, 0);
+    *out.m = half_bits(head, 2);
+    for (step, s) in out.steps.iter_mut().zip(sc) {
+        *step = s as i8;
+    }
     *out.mins = m.map(i16::from);
-    out.offsets[0] = half_at::<A, _>(head, 2);
 }
 
 /// The inverse of [`unpack_scales`]; every number is below 64.

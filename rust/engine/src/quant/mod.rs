@@ -23,7 +23,7 @@ mod q8_0;
 mod search;
 
 pub use integers::{
-    Integers, Offsets, Parts, Superblock, COLUMNS, LIMB, OFFSET_SUBS, SUBS, SUM_BITS,
+    Integers, Offsets, Parts, Superblock, BLOCKS, COLUMNS, LIMB, OFFSET_SUBS, SUBS, SUM_BITS,
 };
 
 /// A block format. The CPU backend compiles one dot product for each implementor, under its own

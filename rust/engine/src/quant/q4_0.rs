@@ -2,7 +2,7 @@
 //! Byte `i` holds weight `i` in its low half and weight `i + 16` in its high half.
 //! In sums: one sub-block, its integers `q - 8`, its scale `d`.
 
-use super::half::{half_at, half_from_f32, HALF_MAX};
+use super::half::{half_at, half_bits, half_from_f32, HALF_MAX};
 use super::{arrays, pack_nibbles, saturate, Arithmetic, Block, Integers, Parts};
 
 /// The block format.
@@ -31,10 +31,10 @@ impl Integers for Q4_0 {
     const SCALE_BITS: u32 = 1;
 
     #[inline(always)]
-    fn integers<A: Arithmetic>(block: &[u8], out: Parts<'_>) {
+    fn integers(block: &[u8], out: Parts<'_>) {
         let (block, q) = arrays::<18, 32, _>(block, out.q);
         let block = *block;
-        out.scales[0] = half_at::<A, _>(&block, 0);
+        *out.d = half_bits(&block, 0);
         for i in 0..16 {
             q[i] = (block[2 + i] & 15) as i8 - 8;
             q[i + 16] = (block[2 + i] >> 4) as i8 - 8;

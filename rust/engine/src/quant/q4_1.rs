@@ -2,7 +2,7 @@
 //! Byte `i` holds weight `i` in its low half and weight `i + 16` in its high half.
 //! In sums: one sub-block, its integers `q`, its scale `d`, its own offset `m`.
 
-use super::half::{half_at, half_from_f32, HALF_MAX};
+use super::half::{half_at, half_bits, half_from_f32, HALF_MAX};
 use super::{arrays, pack_nibbles, saturate, Arithmetic, Block, Integers, Offsets, Parts};
 
 /// The block format.
@@ -32,11 +32,11 @@ impl Integers for Q4_1 {
     const OFFSETS: Offsets = Offsets::Own;
 
     #[inline(always)]
-    fn integers<A: Arithmetic>(block: &[u8], out: Parts<'_>) {
+    fn integers(block: &[u8], out: Parts<'_>) {
         let (block, q) = arrays::<20, 32, _>(block, out.q);
         let block = *block;
-        out.scales[0] = half_at::<A, _>(&block, 0);
-        out.offsets[0] = half_at::<A, _>(&block, 2);
+        *out.d = half_bits(&block, 0);
+        *out.m = half_bits(&block, 2);
         for i in 0..16 {
             q[i] = (block[4 + i] & 15) as i8;
             q[i + 16] = (block[4 + i] >> 4) as i8;

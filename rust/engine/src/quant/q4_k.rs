@@ -38,8 +38,8 @@ impl Integers for Q4K {
     const OFFSETS: Offsets = affine::OFFSETS;
 
     #[inline(always)]
-    fn integers<A: Arithmetic>(block: &[u8], mut out: Parts<'_>) {
-        affine::take_scales::<A>(block, &mut out);
+    fn integers(block: &[u8], mut out: Parts<'_>) {
+        affine::take_scales(block, &mut out);
         let (block, q) = arrays::<144, 256, _>(block, out.q);
         let block = *block;
         let runs = block[16..].chunks_exact(32).zip(q.chunks_exact_mut(64));

@@ -41,8 +41,8 @@ impl Integers for Q5K {
     const OFFSETS: Offsets = affine::OFFSETS;
 
     #[inline(always)]
-    fn integers<A: Arithmetic>(block: &[u8], mut out: Parts<'_>) {
-        affine::take_scales::<A>(block, &mut out);
+    fn integers(block: &[u8], mut out: Parts<'_>) {
+        affine::take_scales(block, &mut out);
         let (block, q) = arrays::<176, 256, _>(block, out.q);
         let block = *block;
         let top = &block[16..48];

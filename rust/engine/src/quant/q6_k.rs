@@ -5,7 +5,7 @@
 //! top bits at bit 2 r.
 //! In sums: sub-blocks of 16, integers `q - 32`, scales `d sc`.
 
-use super::half::{half_at, half_scale, half_to_f32, HALF_MAX};
+use super::half::{half_at, half_bits, half_scale, half_to_f32, HALF_MAX};
 use super::{arrays, reciprocal, saturate, search, Arithmetic, Block, Integers, Parts};
 
 /// The block format.
@@ -45,13 +45,11 @@ impl Integers for Q6K {
     const SCALE_BITS: u32 = 8;
 
     #[inline(always)]
-    fn integers<A: Arithmetic>(block: &[u8], out: Parts<'_>) {
+    fn integers(block: &[u8], out: Parts<'_>) {
         let (block, q) = arrays::<210, 256, _>(block, out.q);
         let block = *block;
-        let d = half_at::<A, _>(&block, 208);
-        let scale = |i: usize| d * f32::from(block[192 + i] as i8);
-        out.scales
-            .copy_from_slice(&std::array::from_fn::<_, 16, _>(scale));
+        *out.d = half_bits(&block, 208);
+        *out.steps = std::array::from_fn(|i| block[192 + i] as i8);
         for (half, q) in q.chunks_exact_mut(128).enumerate() {
             let low = &block[64 * half..64 * half + 64];
             let top = &block[128 + 32 * half..160 + 32 * half];

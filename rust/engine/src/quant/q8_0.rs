@@ -1,7 +1,7 @@
 //! Q8_0: 32 weights in 34 bytes. `f16 d`, then 32 signed bytes `q`; weight = q d.
 //! In sums: one sub-block, its integers `q`, its scale `d`.
 
-use super::half::{half_at, half_from_f32, HALF_MAX};
+use super::half::{half_at, half_bits, half_from_f32, HALF_MAX};
 use super::{arrays, saturate, Arithmetic, Block, Integers, Parts};
 
 /// The block format.
@@ -28,10 +28,10 @@ impl Integers for Q8_0 {
     const SCALE_BITS: u32 = 1;
 
     #[inline(always)]
-    fn integers<A: Arithmetic>(block: &[u8], out: Parts<'_>) {
+    fn integers(block: &[u8], out: Parts<'_>) {
         let (block, q) = arrays::<34, 32, _>(block, out.q);
         let block = *block;
-        out.scales[0] = half_at::<A, _>(&block, 0);
+        *out.d = half_bits(&block, 0);
         for i in 0..32 {
             q[i] = block[2 + i] as i8;
         }

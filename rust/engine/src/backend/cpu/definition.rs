@@ -2,7 +2,7 @@
 //! every faster way to compute it is tested against.
 
 use crate::plan::parts::parts;
-use crate::quant::{Integers, Offsets, Plain, Superblock, COLUMNS};
+use crate::quant::{Arithmetic, Integers, Offsets, Plain, Superblock, COLUMNS};
 
 /// `x` as integers, and the exponent `e`.
 fn block_fixed_point(x: &[f32]) -> (Vec<i64>, i32) {
@@ -11,6 +11,21 @@ fn block_fixed_point(x: &[f32]) -> (Vec<i64>, i32) {
     let e = field as i32 - 126;
     let integer = |x: &f32| (f64::from(*x) * f64::from(23 - e).exp2()).round_ties_even() as i64;
     (x.iter().map(integer).collect(), e)
+}
+
+/// `d s` of sub-block `j`.
+pub fn scale<B: Integers>(w: &Superblock, j: usize) -> f32 {
+    let d = Plain::half(w.d[Superblock::block_of::<B>(j)]);
+    if B::HAS_STEPS {
+        d * f32::from(w.steps[j])
+    } else {
+        d
+    }
+}
+
+/// The offset of sub-block `j`; of the first one, what they share.
+pub fn offset<B: Integers>(w: &Superblock, j: usize) -> f32 {
+    Plain::half(w.m[Superblock::block_of::<B>(j)])
 }
 
 /// `weight · x`, `weight` one row of blocks.
@@ -32,7 +47,7 @@ pub fn product<B: Integers>(row: &[u8], x: &[f32]) -> f32 {
 
 fn add_superblock<B: Integers>(blocks: &[u8], x: &[f32], mut y: f32) -> f32 {
     let mut w = Superblock::ZERO;
-    w.take::<Plain, B>(blocks);
+    w.take::<B>(blocks);
     let (mut x, e) = block_fixed_point(x);
     x.resize(COLUMNS, 0);
     let q: Vec<i64> = w.q.iter().map(|q| i64::from(*q)).collect();
@@ -46,12 +61,12 @@ fn add_superblock<B: Integers>(blocks: &[u8], x: &[f32], mut y: f32) -> f32 {
         let mut p = 0.0;
         if let (0, Offsets::Shared { .. }) = (chain, B::OFFSETS) {
             let m = sums.iter().zip(w.mins).map(|(s, m)| s * i64::from(m));
-            p = -(w.offsets[0] * m.sum::<i64>() as f32);
+            p = -(offset::<B>(&w, 0) * m.sum::<i64>() as f32);
         }
         for j in (chain..t.len()).step_by(4) {
-            p = w.scales[j].mul_add(t[j], p);
+            p = scale::<B>(&w, j).mul_add(t[j], p);
             if B::OFFSETS == Offsets::Own {
-                p = w.offsets[j].mul_add(sums[j] as f32, p);
+                p = offset::<B>(&w, j).mul_add(sums[j] as f32, p);
             }
         }
         y = ((e - 23) as f32).exp2().mul_add(p, y);

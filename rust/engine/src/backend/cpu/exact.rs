@@ -1,14 +1,17 @@
 //! Products of weights that are small integers: the sum that [`crate::plan::Op::MatVec`] defines,
-//! in 16-bit multiply-adds. Integers add up exactly in any order, so only what follows them, a few
-//! float32 operations for each sub-block, has an order to keep; `definition.rs` says the same
-//! in plain words, and the tests compare the bits.
+//! in multiply-adds of 16-bit integers or bytes. Integers add up exactly in any order, so only what
+//! follows them, a few float32 operations for each sub-block, has an order to keep;
+//! `definition.rs` says the same in plain words, and the tests compare the bits.
+//!
+//! Lanes are rows of weights. Rows are taken apart, as many as there are lanes, and put side by
+//! side: a sum has no lanes to be folded, and what follows it is vectors too. That pays even where
+//! each weight is used once.
 
 use std::ops::Range;
 
-use super::fixed::{Fixed, Pair, PAIRS};
-use super::simd::{Group, Isa, LANES};
-use crate::plan::parts::parts;
-use crate::quant::{Integers, Offsets, Superblock, COLUMNS, OFFSET_SUBS, SUBS, SUM_BITS};
+use super::fixed::{Fixed, QUADS};
+use super::simd::{Group, Isa, Word, LANES};
+use crate::quant::{Integers, Offsets, Superblock, BLOCKS, COLUMNS, OFFSET_SUBS, SUBS, SUM_BITS};
 
 /// What a unit of the upper parts of the sums of x stands for in X.
 const UPPER: f32 = (1 << SUM_BITS) as f32;
@@ -23,125 +26,126 @@ fn row_bytes<B: Integers>(n_in: usize) -> usize {
     n_in / B::ELEMS * B::BYTES
 }
 
-/// `out[i][c] = rows[i] · x[c]`, `x[c]` of `n_in` columns: lanes are columns, and each superblock
-/// is taken apart once for a few rows of x.
-#[inline(always)]
-pub fn matvec<I: Isa, B: Integers, const C: usize>(
-    rows: &[u8],
-    n_in: usize,
-    x: [&[Fixed]; C],
-    out: &mut [[f32; C]],
-) {
-    let bytes = Superblock::bytes::<B>();
-    let mut w = Superblock::ZERO;
-    for (row, out) in rows.chunks_exact(row_bytes::<B>(n_in)).zip(out) {
-        for (i, run) in parts(superblocks(n_in)).enumerate() {
-            let mut y = [0.0; C];
-            let blocks = row[run.start * bytes..].chunks(bytes);
-            for (s, blocks) in run.zip(blocks) {
-                w.take::<I, B>(blocks);
-                for (y, x) in y.iter_mut().zip(x) {
-                    *y = superblock::<I, B>(&w, &x[s], *y);
-                }
-            }
-            for (out, y) in out.iter_mut().zip(y) {
-                *out = if i == 0 { y } else { *out + y };
-            }
-        }
-    }
-}
-
-/// `y` and one superblock.
-#[inline(always)]
-fn superblock<I: Isa, B: Integers>(w: &Superblock, x: &Fixed, y: f32) -> f32 {
-    let sums = I::sub_sums(&w.q, &x.limbs, B::SUB);
-    let mut p = [0.0; 4];
-    if let Offsets::Shared { .. } = B::OFFSETS {
-        let (mut upper, mut lower) = (0i32, 0i32);
-        for i in 0..OFFSET_SUBS {
-            let m = i32::from(w.mins[i]);
-            upper = upper.wrapping_add(m.wrapping_mul(i32::from(x.upper[i])));
-            lower = lower.wrapping_add(m.wrapping_mul(i32::from(x.lower[i])));
-        }
-        p[0] = -(w.offsets[0] * (upper as f32).mul_add(UPPER, lower as f32));
-    }
-    // Loops, not closures: a closure that is not inlined is compiled without the instruction set.
-    let (scales, sums) = (w.scales.as_chunks().0, sums.as_chunks().0);
-    let (offsets, x_sums) = (w.offsets.as_chunks().0, x.sums.as_chunks().0);
-    for i in 0..COLUMNS / B::SUB / 4 {
-        p = I::fma_4(scales[i], sums[i], p);
-        if B::OFFSETS == Offsets::Own {
-            p = I::fma_4(offsets[i], x_sums[i], p);
-        }
-    }
-    let mut y = y;
-    for p in p {
-        y = x.unit.mul_add(p, y);
-    }
-    y
-}
-
 /// A superblock of as many rows as there are lanes, side by side.
 #[derive(Clone)]
 #[repr(C, align(64))]
 pub struct Panel {
-    /// Pair `i` of the even columns of each row, then of the odd ones, in the order of
-    /// [`Fixed::limbs`].
-    pairs: [[[Pair; LANES]; 2]; PAIRS],
+    /// Four columns a word.
+    quads: [[Word; LANES]; QUADS],
     /// `d s` of each sub-block.
     scales: [Group; SUBS],
-    /// What [`Superblock::offsets`] holds.
+    /// [`Offsets::Own`]: each sub-block's; [`Offsets::Shared`]: the first is `dmin`.
     offsets: [Group; OFFSET_SUBS],
-    /// The minimums of two sub-blocks each.
-    mins: [[Pair; LANES]; OFFSET_SUBS / 2],
+    /// The minimums of two sub-blocks a word.
+    mins: [[Word; LANES]; OFFSET_SUBS / 2],
+    /// Sub-blocks that there are; the last superblock of a row may miss some.
+    subs: usize,
+}
+
+/// The rows of a panel, taken apart one by one.
+pub type Apart = [Superblock; LANES];
+
+/// Where the parts of a [`Superblock`] are among its pieces.
+mod piece {
+    use super::*;
+
+    pub const D: usize = COLUMNS / 16;
+    pub const M: usize = D + 2 * BLOCKS / 16;
+    pub const MINS: usize = M + 2 * BLOCKS / 16;
+    pub const STEPS: usize = MINS + 2 * OFFSET_SUBS / 16;
 }
 
 impl Panel {
     /// No weights.
     pub const ZERO: Self = Self {
-        pairs: [[[[0; 2]; LANES]; 2]; PAIRS],
+        quads: [[[0; 4]; LANES]; QUADS],
         scales: [[0.0; LANES]; SUBS],
         offsets: [[0.0; LANES]; OFFSET_SUBS],
-        mins: [[[0; 2]; LANES]; OFFSET_SUBS / 2],
+        mins: [[[0; 4]; LANES]; OFFSET_SUBS / 2],
+        subs: 0,
     };
 
-    /// Takes superblock `s` of up to [`LANES`] rows of `n_in`; lanes without a row keep what was
-    /// there.
+    /// Takes superblock `s` of up to [`LANES`] rows of `n_in`, by way of `apart`; lanes without a
+    /// row hold what no one reads. The same of the `next` rows is asked for: row by row is no order
+    /// that a processor foresees.
     #[inline(always)]
-    pub fn take<I: Isa, B: Integers>(&mut self, rows: &[u8], n_in: usize, s: usize) {
-        /// Rows that are interleaved at once.
-        const ROWS: usize = 8;
+    pub fn take<I: Isa, B: Integers>(
+        &mut self,
+        apart: &mut Apart,
+        rows: &[u8],
+        ahead: &[u8],
+        n_in: usize,
+        s: usize,
+    ) {
         let bytes = Superblock::bytes::<B>();
-        let mut w = [const { Superblock::ZERO }; ROWS];
         let row_bytes = row_bytes::<B>(n_in);
-        for (i, rows) in rows.chunks(ROWS * row_bytes).enumerate() {
-            let first = i * ROWS;
-            for (r, row) in rows.chunks_exact(row_bytes).enumerate() {
-                let w = &mut w[r];
-                w.take::<I, B>(row[s * bytes..].chunks(bytes).next().unwrap_or_default());
-                for (out, scale) in self.scales.iter_mut().zip(w.scales) {
-                    out[first + r] = scale;
-                }
-                if B::OFFSETS != Offsets::None {
-                    for (out, offset) in self.offsets.iter_mut().zip(w.offsets) {
-                        out[first + r] = offset;
-                    }
-                    for (out, mins) in self.mins.iter_mut().zip(w.mins.as_chunks().0) {
-                        out[first + r] = *mins;
-                    }
-                }
-            }
-            I::interleave(w.each_ref().map(|w| &w.q), first, &mut self.pairs);
+        let blocks = s * bytes..row_bytes.min((s + 1) * bytes);
+        self.subs = blocks.len() / B::BYTES * (B::ELEMS / B::SUB);
+        let mut ahead = ahead.chunks(bytes);
+        for (row, apart) in rows.chunks_exact(row_bytes).zip(&mut *apart) {
+            apart.take::<B>(&row[blocks.clone()]);
+            I::prefetch(ahead.next().unwrap_or_default());
+        }
+        for (i, quads) in self.quads.as_chunks_mut().0.iter_mut().enumerate() {
+            I::interleave::<true>(apart, i, quads);
+        }
+        self.take_scales::<I, B>(apart);
+        if B::OFFSETS != Offsets::None {
+            self.take_offsets::<I, B>(apart);
         }
     }
+
+    #[inline(always)]
+    fn take_scales<I: Isa, B: Integers>(&mut self, apart: &Apart) {
+        let (mut d, mut steps) = ([[[0; 4]; LANES]; 4], [[[0; 4]; LANES]; 4]);
+        I::interleave::<false>(apart, piece::D, &mut d);
+        if B::HAS_STEPS {
+            I::interleave::<false>(apart, piece::STEPS, &mut steps);
+        }
+        for strip in 0..I::STRIPS {
+            for j in 0..COLUMNS / B::SUB {
+                let mut scale = half::<I, B>(&d, strip, j);
+                if B::HAS_STEPS {
+                    let steps = I::words(&steps[j / 4], strip);
+                    scale = I::multiply(scale, I::bytes(steps, j % 4));
+                }
+                I::store(scale, &mut self.scales[j], strip);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn take_offsets<I: Isa, B: Integers>(&mut self, apart: &Apart) {
+        let mut m = [[[0; 4]; LANES]; 4];
+        I::interleave::<false>(apart, piece::M, &mut m);
+        let units = if B::OFFSETS.is_shared() {
+            I::interleave::<false>(apart, piece::MINS, &mut self.mins);
+            1
+        } else {
+            OFFSET_SUBS
+        };
+        for strip in 0..I::STRIPS {
+            for j in 0..units {
+                I::store(half::<I, B>(&m, strip, j), &mut self.offsets[j], strip);
+            }
+        }
+    }
+}
+
+/// The half of sub-block `j`.
+#[inline(always)]
+fn half<I: Isa, B: Integers>(halves: &[[Word; LANES]; 4], strip: usize, j: usize) -> I::Vector {
+    let block = Superblock::block_of::<B>(j);
+    I::halves(I::words(&halves[block / 2], strip), block % 2 == 1)
 }
 
 /// What the sum of a panel needs to know about its type.
 #[derive(Clone, Copy)]
 pub struct Shape {
-    /// Columns of a sub-block.
-    sub: usize,
+    /// Columns of a sub-block: the `SUB` of [`tile`].
+    pub sub: usize,
     offsets: Offsets,
+    is_narrow: bool,
 }
 
 impl Shape {
@@ -149,110 +153,133 @@ impl Shape {
         Self {
             sub: B::SUB,
             offsets: B::OFFSETS,
+            is_narrow: B::IS_NARROW,
         }
     }
 }
 
 /// Adds one part of the rows' sums to `totals`, or makes it their first: `panels` are its
-/// superblocks, `x` the same ones of `C` rows of x. Lanes are rows of weights.
+/// superblocks, `x` the same ones of `C` rows of x.
 #[inline(always)]
-pub fn tile<I: Isa, const C: usize>(
+pub fn tile<I: Isa, const SUB: usize, const C: usize>(
     shape: Shape,
     panels: &[Panel],
     x: &[[Fixed; C]],
-    first: bool,
+    is_first: bool,
     totals: &mut [Group; C],
 ) {
-    for strip in 0..I::STRIPS {
-        let mut y = [I::splat(0.0); C];
-        for (w, x) in panels.iter().zip(x) {
-            add_superblock::<I, C>(shape, w, x, strip, &mut y);
-        }
-        for (total, y) in totals.iter_mut().zip(y) {
-            let sum = if first {
-                y
-            } else {
-                I::add(I::load(total, strip), y)
-            };
+    let mut y = [[0.0; LANES]; C];
+    for (w, x) in panels.iter().zip(x) {
+        add_superblock::<I, SUB, C>(shape, w, x, &mut y);
+    }
+    for (total, y) in totals.iter_mut().zip(&y) {
+        for strip in 0..I::STRIPS {
+            let mut sum = I::load(y, strip);
+            if !is_first {
+                sum = I::add(I::load(total, strip), sum);
+            }
             I::store(sum, total, strip);
         }
     }
 }
 
+/// `y` and one superblock.
 #[inline(always)]
-fn add_superblock<I: Isa, const C: usize>(
+fn add_superblock<I: Isa, const SUB: usize, const C: usize>(
     shape: Shape,
     w: &Panel,
     x: &[Fixed; C],
-    strip: usize,
-    y: &mut [I::Vector; C],
+    y: &mut [Group; C],
 ) {
-    let subs = COLUMNS / shape.sub;
-    for t in 0..4 {
-        let mut p = [I::splat(0.0); C];
-        if let (0, Offsets::Shared { .. }) = (t, shape.offsets) {
-            let unit = I::load(&w.offsets[0], strip);
-            for (p, x) in p.iter_mut().zip(x) {
-                *p = I::negated_product(unit, minimum::<I>(w, x, strip));
-            }
-        }
-        for sub in (t..subs).step_by(4) {
-            let pairs = sub * shape.sub / 4..(sub + 1) * shape.sub / 4;
-            let sums = sub_block::<I, C>(w, x, strip, pairs);
-            let scale = I::load(&w.scales[sub % SUBS], strip);
-            for (p, sum) in p.iter_mut().zip(sums) {
-                *p = I::fma(scale, sum, *p);
-            }
-            if shape.offsets == Offsets::Own {
-                let offset = I::load(&w.offsets[sub % OFFSET_SUBS], strip);
+    for strip in 0..I::STRIPS {
+        for t in 0..4 {
+            let mut p = [I::splat(0.0); C];
+            if t == 0 && shape.offsets.is_shared() {
+                let unit = I::load(&w.offsets[0], strip);
                 for (p, x) in p.iter_mut().zip(x) {
-                    *p = I::fma(offset, I::splat(x.sums[sub % OFFSET_SUBS]), *p);
+                    *p = I::negated_product(unit, minimum::<I>(w, x, strip));
                 }
             }
-        }
-        for ((y, p), x) in y.iter_mut().zip(p).zip(x) {
-            *y = I::fma(I::splat(x.unit), p, *y);
+            for sub in (t..w.subs).step_by(4) {
+                let sums = sub_block::<I, SUB, C>(w, x, strip, sub, shape.is_narrow);
+                let scale = I::load(&w.scales[sub % SUBS], strip);
+                for (p, sum) in p.iter_mut().zip(sums) {
+                    *p = I::fma(scale, sum, *p);
+                }
+                if shape.offsets == Offsets::Own {
+                    let offset = I::load(&w.offsets[sub % OFFSET_SUBS], strip);
+                    for (p, x) in p.iter_mut().zip(x) {
+                        *p = I::fma(offset, I::splat(x.sums[sub % OFFSET_SUBS]), *p);
+                    }
+                }
+            }
+            for ((y, p), x) in y.iter_mut().zip(p).zip(x) {
+                let sum = I::fma(I::splat(x.unit), p, I::load(y, strip));
+                I::store(sum, y, strip);
+            }
         }
     }
 }
 
-/// The sums of a sub-block, its integers rounded once: pairs `pairs` of its even and odd columns.
+/// The sums of sub-block `sub`, its integers rounded once.
 #[inline(always)]
-fn sub_block<I: Isa, const C: usize>(
+fn sub_block<I: Isa, const SUB: usize, const C: usize>(
     w: &Panel,
     x: &[Fixed; C],
     strip: usize,
-    pairs: Range<usize>,
+    sub: usize,
+    is_narrow: bool,
 ) -> [I::Vector; C] {
-    let mut hi = [I::no_ints(); C];
-    let mut lo = [I::no_ints(); C];
-    for i in pairs {
-        // A number that the compiler knows to be in bounds.
-        let i = i % PAIRS;
-        for odd in 0..2 {
-            let w = I::pairs(&w.pairs[i][odd], strip);
-            for ((hi, lo), x) in hi.iter_mut().zip(&mut lo).zip(x) {
-                *hi = I::dot(w, I::pair(x.limbs[odd][i]), *hi);
-                *lo = I::dot(w, I::pair(x.limbs[2 + odd][i]), *lo);
-            }
+    // Numbers that the compiler knows to be in bounds.
+    let sub = sub % (COLUMNS / SUB);
+    let quads = sub * SUB / 4..(sub + 1) * SUB / 4;
+    let starts = if SUB == COLUMNS / SUBS { 0 } else { SUBS };
+    let mut sums = [I::start(&[0; 3]); C];
+    for (sum, x) in sums.iter_mut().zip(x) {
+        *sum = I::start(&x.limbs.starts[starts + sub]);
+    }
+    for i in quads.clone() {
+        let w = I::words(&w.quads[i], strip);
+        for (sum, x) in sums.iter_mut().zip(x) {
+            *sum = I::dot(w, &x.limbs.words[i], *sum);
         }
     }
-    let mut sums = [I::splat(0.0); C];
-    for ((sum, hi), lo) in sums.iter_mut().zip(hi).zip(lo) {
-        *sum = I::fma(I::floats(hi), I::splat(4096.0), I::floats(lo));
+    let mut rounded = [I::splat(0.0); C];
+    for ((rounded, sum), x) in rounded.iter_mut().zip(sums).zip(x) {
+        let mut sum = sum;
+        if x.limbs.has_carry {
+            sum = add_carry::<I>(w, x, strip, quads.clone(), sum);
+        }
+        *rounded = I::rounded(sum, is_narrow);
     }
-    sums
+    rounded
+}
+
+/// `sum` and the products of the carry.
+#[inline(always)]
+fn add_carry<I: Isa>(
+    w: &Panel,
+    x: &Fixed,
+    strip: usize,
+    quads: Range<usize>,
+    mut sum: I::Sums,
+) -> I::Sums {
+    for i in quads {
+        sum = I::dot_carry(I::words(&w.quads[i], strip), &x.limbs.words[i], sum);
+    }
+    sum
 }
 
 /// The sum of minimums times sums of x, rounded once.
 #[inline(always)]
 fn minimum<I: Isa>(w: &Panel, x: &Fixed, strip: usize) -> I::Vector {
-    let (mut upper, mut lower) = (I::no_ints(), I::no_ints());
-    let x = x.upper.as_chunks().0.iter().zip(x.lower.as_chunks().0);
+    let (mut upper, mut lower) = (I::no_words(), I::no_words());
+    let words = |sums: &[i16; OFFSET_SUBS]| -> [Word; OFFSET_SUBS / 2] { bytemuck::cast(*sums) };
+    let x = words(&x.upper).into_iter().zip(words(&x.lower));
     for (mins, (x_upper, x_lower)) in w.mins.iter().zip(x) {
-        let mins = I::pairs(mins, strip);
-        upper = I::dot(mins, I::pair(*x_upper), upper);
-        lower = I::dot(mins, I::pair(*x_lower), lower);
+        let mins = I::words(mins, strip);
+        upper = I::dot_pairs(mins, I::word(x_upper), upper);
+        lower = I::dot_pairs(mins, I::word(x_lower), lower);
     }
     I::fma(I::floats(upper), I::splat(UPPER), I::floats(lower))
 }
@@ -261,14 +288,14 @@ fn minimum<I: Isa>(w: &Panel, x: &Fixed, strip: usize) -> I::Vector {
 mod tests {
     use super::super::definition;
     use super::super::product::tests::noise;
-    use super::super::simd::{self, Level, Task};
+    use super::super::simd::{self, Level, Plain, Task};
     use super::*;
-    use crate::plan::parts::longest_part;
+    use crate::plan::parts::{longest_part, parts};
     use crate::quant::{self, Block, QuantType, SumsVisitor};
     use proptest::prelude::*;
 
-    /// `weight` by `x`, rows of `n_in`, in every way: by definition, a few rows of x at a time, and
-    /// in tiles.
+    /// `weight` by `x`, rows of `n_in`, in every way: by definition, a row of x at a time, and in
+    /// tiles.
     struct Ways<'a> {
         weight: &'a [u8],
         x: &'a [Vec<f32>],
@@ -291,10 +318,13 @@ mod tests {
                 .collect();
             let mut found = Vec::new();
             for level in Level::all() {
-                let each = (0..self.x.len()).map(|c| simd::run(level, Few::<B>::new(&self, c)));
-                found.push((format!("{}, one", level.name()), transposed(each)));
+                let each = self.x.chunks(1).flat_map(|x| {
+                    let tile = Tiled::<B, 1>::new(&self, x);
+                    simd::run(level, tile)
+                });
+                found.push((format!("{}, one by one", level.name()), transposed(each)));
                 let tiles = self.x.chunks(3).flat_map(|x| {
-                    let tile = Tiled::<B>::new(&self, x);
+                    let tile = Tiled::<B, 3>::new(&self, x);
                     simd::run(level, tile)
                 });
                 found.push((format!("{}, tiles", level.name()), transposed(tiles)));
@@ -314,91 +344,60 @@ mod tests {
             .collect()
     }
 
-    fn fixed(x: &[f32]) -> Vec<Fixed> {
-        let set = |x: &[f32]| {
-            let mut fixed = Fixed::ZERO;
-            assert!(fixed.set(x));
-            fixed
-        };
-        x.chunks(COLUMNS).map(set).collect()
-    }
-
-    /// All rows with row `c` of x and its two neighbours.
-    struct Few<'a, B> {
-        weight: &'a [u8],
-        n_in: usize,
-        x: [Vec<Fixed>; 3],
-        block: std::marker::PhantomData<B>,
-    }
-
-    impl<'a, B> Few<'a, B> {
-        fn new(ways: &Ways<'a>, c: usize) -> Self {
-            let x = |i: usize| fixed(&ways.x[(c + i) % ways.x.len()]);
-            Self {
-                weight: ways.weight,
-                n_in: ways.n_in,
-                x: [x(0), x(1), x(2)],
-                block: std::marker::PhantomData,
+    /// `[superblocks][C]` of rows of x.
+    #[inline(always)]
+    fn fixed<I: Isa, const C: usize>(x: [&[f32]; C]) -> Vec<[Fixed; C]> {
+        let mut out = vec![[const { Fixed::ZERO }; C]; superblocks(x[0].len())];
+        for (c, x) in x.into_iter().enumerate() {
+            for (out, x) in out.iter_mut().zip(x.chunks(COLUMNS)) {
+                assert!(out[c].set::<I>(x));
             }
         }
+        out
     }
 
-    impl<B: Integers> Task for Few<'_, B> {
-        type Out = Vec<u32>;
-
-        #[inline(always)]
-        fn run<I: Isa>(self) -> Vec<u32> {
-            let rows = self.weight.len() / row_bytes::<B>(self.n_in);
-            let (mut three, mut one) = (vec![[0.0; 3]; rows], vec![[0.0; 1]; rows]);
-            let [a, b, c] = &self.x;
-            matvec::<I, B, 3>(self.weight, self.n_in, [a, b, c], &mut three);
-            matvec::<I, B, 1>(self.weight, self.n_in, [a], &mut one);
-            for (three, one) in three.iter().zip(&one) {
-                assert_eq!(three[0].to_bits(), one[0].to_bits());
-            }
-            one.iter().map(|y| y[0].to_bits()).collect()
-        }
-    }
-
-    /// All rows, [`LANES`] at a time, with up to three rows of x.
-    struct Tiled<'a, B> {
+    /// All rows, [`LANES`] at a time, with up to `C` rows of x.
+    struct Tiled<'a, B, const C: usize> {
         weight: &'a [u8],
         n_in: usize,
-        x: Vec<[Fixed; 3]>,
+        x: [&'a [f32]; C],
         wanted: usize,
         block: std::marker::PhantomData<B>,
     }
 
-    impl<'a, B> Tiled<'a, B> {
-        fn new(ways: &Ways<'a>, x: &[Vec<f32>]) -> Self {
-            let rows: Vec<_> = x.iter().map(|x| fixed(x)).collect();
-            let at = |s: usize| std::array::from_fn(|c| rows[c % rows.len()][s].clone());
+    impl<'a, B, const C: usize> Tiled<'a, B, C> {
+        fn new(ways: &Ways<'a>, x: &'a [Vec<f32>]) -> Self {
             Self {
                 weight: ways.weight,
                 n_in: ways.n_in,
-                x: (0..superblocks(ways.n_in)).map(at).collect(),
+                x: std::array::from_fn(|c| x[c % x.len()].as_slice()),
                 wanted: x.len(),
                 block: std::marker::PhantomData,
             }
         }
     }
 
-    impl<B: Integers> Task for Tiled<'_, B> {
+    impl<B: Integers, const C: usize> Task for Tiled<'_, B, C> {
         type Out = Vec<Vec<u32>>;
 
         #[inline(always)]
         fn run<I: Isa>(self) -> Vec<Vec<u32>> {
             let mut out = vec![Vec::new(); self.wanted];
             let n = superblocks(self.n_in);
+            let (shape, x) = (Shape::of::<B>(), fixed::<I, C>(self.x));
+            let mut apart = [Superblock::ZERO; LANES];
             let mut panels = vec![Panel::ZERO; longest_part(n)];
             for rows in self.weight.chunks(LANES * row_bytes::<B>(self.n_in)) {
-                let mut totals = [[0.0; LANES]; 3];
+                let mut totals = [[0.0; LANES]; C];
                 for (i, part) in parts(n).enumerate() {
                     for (panel, s) in panels.iter_mut().zip(part.clone()) {
-                        panel.take::<I, B>(rows, self.n_in, s);
+                        panel.take::<I, B>(&mut apart, rows, &[], self.n_in, s);
                     }
-                    let panels = &panels[..part.len()];
-                    tile::<I, 3>(Shape::of::<B>(), panels, &self.x[part], i == 0, &mut totals);
+                    let (panels, x) = (&panels[..part.len()], &x[part]);
+                    match B::SUB {
+                        16 => tile::<I, 16, C>(shape, panels, x, i == 0, &mut totals),
+                        _ => tile::<I, 32, C>(shape, panels, x, i == 0, &mut totals),
+                    }
                 }
                 let n_rows = rows.len() / row_bytes::<B>(self.n_in);
                 for (out, totals) in out.iter_mut().zip(&totals) {
@@ -409,7 +408,8 @@ mod tests {
         }
     }
 
-    /// Numbers of one scale, of all scales, with outliers, tiny ones, none.
+    /// Numbers of one scale, of all scales, with outliers, tiny ones, large ones, ones just below and
+    /// near a power of two, where the upper byte of X is full, none.
     fn values(n: usize, kind: u32, seed: u32) -> Vec<f32> {
         let mut next = noise(seed);
         let value = |_| match kind {
@@ -418,6 +418,8 @@ mod tests {
             2 => next() * if next() > 0.98 { 1000.0 } else { 1.0 },
             3 => next() * 1e-38,
             4 => next() * 6e35,
+            5 => 2f32.next_down().copysign(next()),
+            6 => 1.0 - next().abs() / 64.0,
             _ => 0.0,
         };
         (0..n).map(value).collect()
@@ -442,7 +444,7 @@ mod tests {
             blocks_in_row in 1usize..40,
             rows in 1usize..40,
             n_x in 1usize..5,
-            kind in 0u32..6,
+            kind in 0u32..8,
             seed: u32,
         ) {
             for ty in quant::TYPES {
@@ -452,7 +454,7 @@ mod tests {
                     .flat_map(|r| blocks(ty, n_in, seed ^ r))
                     .collect();
                 let x: Vec<_> = (0..n_x as u32)
-                    .map(|c| values(n_in, (kind + c) % 6, !seed ^ c))
+                    .map(|c| values(n_in, (kind + c) % 8, !seed ^ c))
                     .collect();
                 let ways = Ways { weight: &weight, x: &x, n_in };
                 let Some((wanted, found)) = quant::dispatch_sums(ty, ways) else {
@@ -474,15 +476,16 @@ mod tests {
 
         fn integers<B: Integers>(self) -> Self::Out {
             let mut w = Superblock::ZERO;
-            w.take::<quant::Plain, B>(self.0);
+            w.take::<B>(self.0);
             let weight = |(i, q): (usize, &i8)| {
                 let sub = i / B::SUB;
-                let scaled = f64::from(w.scales[sub]) * f64::from(*q);
+                let scaled = f64::from(definition::scale::<B>(&w, sub)) * f64::from(*q);
+                let offset = |j| f64::from(definition::offset::<B>(&w, j));
                 scaled
                     + match B::OFFSETS {
                         Offsets::None => 0.0,
-                        Offsets::Shared { .. } => -f64::from(w.offsets[0]) * f64::from(w.mins[sub]),
-                        Offsets::Own => f64::from(w.offsets[sub]),
+                        Offsets::Shared { .. } => -offset(0) * f64::from(w.mins[sub]),
+                        Offsets::Own => offset(sub),
                     }
             };
             Some(w.q.iter().enumerate().map(weight).collect())
@@ -518,11 +521,11 @@ mod tests {
             f32::MAX,
         ] {
             let mut x = vec![1.0; 96];
-            assert!(Fixed::ZERO.clone().set(&x));
+            assert!(Fixed::ZERO.clone().set::<Plain>(&x));
             x[95] = bad;
-            assert!(!Fixed::ZERO.clone().set(&x), "{bad}");
+            assert!(!Fixed::ZERO.clone().set::<Plain>(&x), "{bad}");
             x[95] = -most;
-            assert!(Fixed::ZERO.clone().set(&x));
+            assert!(Fixed::ZERO.clone().set::<Plain>(&x));
         }
     }
 }

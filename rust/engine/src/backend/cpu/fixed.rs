@@ -1,21 +1,38 @@
 //! Activations as block fixed point: integers with one exponent for 256 columns of a row, as
 //! [`crate::plan::Op::MatVec`] defines them.
 
-use crate::quant::{COLUMNS, OFFSET_SUBS, SUM_BITS};
+use super::simd::{Isa, Word};
+use crate::quant::{COLUMNS, OFFSET_SUBS, SUBS, SUM_BITS};
 
-/// Pairs of columns that a limb's plane holds: half of the columns.
-pub const PAIRS: usize = COLUMNS / 4;
+/// Words of four columns that a superblock has.
+pub const QUADS: usize = COLUMNS / 4;
 
-/// Two columns, for instructions that multiply two 16-bit integers by two others and add up.
-pub type Pair = [i16; 2];
+/// A superblock's integers as an instruction set multiplies them: written and read by one
+/// instruction set only, see [`Isa::limbs`].
+#[derive(Clone)]
+pub struct Limbs {
+    /// For each four columns.
+    pub words: [[Word; 4]; QUADS],
+    /// What the sums of a sub-block start from: of sub-blocks of 16 columns, then of 32.
+    pub starts: [[i32; 3]; SUBS + OFFSET_SUBS],
+    /// Whether the last of the four words counts.
+    pub has_carry: bool,
+}
 
-/// One superblock of a row of x. `X = hi * 4096 + lo`.
+impl Limbs {
+    /// Zeros.
+    pub const ZERO: Self = Self {
+        words: [[[0; 4]; 4]; QUADS],
+        starts: [[0; 3]; SUBS + OFFSET_SUBS],
+        has_carry: false,
+    };
+}
+
+/// One superblock of a row of x.
 #[derive(Clone)]
 #[repr(C, align(64))]
 pub struct Fixed {
-    /// `hi` of the even columns, of the odd ones, `lo` of the even ones, of the odd ones: bytes of
-    /// weights become 16-bit integers fastest where even and odd ones go apart.
-    pub limbs: [[Pair; PAIRS]; 4],
+    pub limbs: Limbs,
     /// The sum of X over 32 columns each, rounded once.
     pub sums: [f32; OFFSET_SUBS],
     /// The same sums exactly, `upper << SUM_BITS` plus `lower`.
@@ -32,18 +49,21 @@ const FIELDS: (u32, u32) = (24, 245);
 /// Where a float32's exponent stands.
 const EXPONENT: u32 = 23;
 
-/// Adding and subtracting it rounds numbers up to 2^22 to integers, ties to even.
+/// What is added to it, up to 2^22 in size, is rounded to an integer, ties to even.
 const ROUNDER: f32 = 12_582_912.0;
 
+/// `x`, up to 2^22 in size, rounded to an integer, ties to even; as a float32 too.
 #[inline(always)]
-fn rint(x: f32) -> f32 {
-    (x + ROUNDER) - ROUNDER
+fn rint(x: f32) -> (i32, f32) {
+    let sum = x + ROUNDER;
+    let integer = sum.to_bits().wrapping_sub(ROUNDER.to_bits());
+    (integer as i32, sum - ROUNDER)
 }
 
 impl Fixed {
     /// Zeros.
     pub const ZERO: Self = Self {
-        limbs: [[[0; 2]; PAIRS]; 4],
+        limbs: Limbs::ZERO,
         sums: [0.0; OFFSET_SUBS],
         upper: [0; OFFSET_SUBS],
         lower: [0; OFFSET_SUBS],
@@ -53,7 +73,7 @@ impl Fixed {
     /// Sets it to up to 256 columns; those that are missing are zeros. Says whether x has a grid.
     #[inline(always)]
     #[must_use]
-    pub fn set(&mut self, x: &[f32]) -> bool {
+    pub fn set<I: Isa>(&mut self, x: &[f32]) -> bool {
         let mut columns = [0.0; COLUMNS];
         columns[..x.len()].copy_from_slice(x);
         let largest = columns
@@ -68,28 +88,16 @@ impl Fixed {
         let steps = f32::from_bits((264 - field) << EXPONENT);
         self.unit = f32::from_bits((field - 22) << EXPONENT);
 
-        let (mut hi, mut lo) = ([0i16; COLUMNS], [0i16; COLUMNS]);
-        for ((x, hi), lo) in columns.iter().zip(&mut hi).zip(&mut lo) {
+        let mut integers = [0i32; COLUMNS];
+        for (x, integer) in columns.iter().zip(&mut integers) {
             let z = x * steps;
-            let upper = rint(z);
-            *hi = upper as i32 as i16;
-            *lo = rint((z - upper) * 4096.0) as i32 as i16;
+            let (hi, upper) = rint(z);
+            let (lo, _) = rint((z - upper) * 4096.0);
+            *integer = (hi << 12) + lo;
         }
-        for (i, hi) in hi.as_chunks::<4>().0.iter().enumerate() {
-            self.limbs[0][i] = [hi[0], hi[2]];
-            self.limbs[1][i] = [hi[1], hi[3]];
-        }
-        for (i, lo) in lo.as_chunks::<4>().0.iter().enumerate() {
-            self.limbs[2][i] = [lo[0], lo[2]];
-            self.limbs[3][i] = [lo[1], lo[3]];
-        }
-        for i in 0..OFFSET_SUBS {
-            let mut sums = [0i32; 2];
-            for (hi, lo) in hi[32 * i..32 * i + 32].iter().zip(&lo[32 * i..32 * i + 32]) {
-                sums[0] += i32::from(*hi);
-                sums[1] += i32::from(*lo);
-            }
-            let sum = (sums[0] << 12) + sums[1];
+        I::limbs(&integers, &mut self.limbs);
+        for (i, columns) in integers.as_chunks::<32>().0.iter().enumerate() {
+            let sum = columns.iter().sum::<i32>();
             self.sums[i] = sum as f32;
             let upper = (sum + (1 << (SUM_BITS - 1))) >> SUM_BITS;
             self.upper[i] = upper as i16;

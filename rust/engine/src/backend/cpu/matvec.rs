@@ -2,6 +2,8 @@
 //! job, and its order to [`super::exact`] for weights that are small integers, to
 //! [`super::product`] for floats.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use rayon::prelude::*;
 
 use super::exact::{self, Panel, Shape};
@@ -12,7 +14,7 @@ use super::simd::{self, Group, Isa, Level, Task, LANES};
 use crate::error::{Error, Result};
 use crate::plan::parts::{longest_part, parts};
 use crate::plan::{BufferId, Op};
-use crate::quant::{self, Block, Integers, QuantType, SumsVisitor, COLUMNS};
+use crate::quant::{self, Block, Integers, QuantType, SumsVisitor, Superblock, COLUMNS};
 
 /// One weight matrix to be multiplied with the rows of `x`.
 pub struct Product<'a> {
@@ -44,7 +46,7 @@ const MIN_JOB_WEIGHTS: usize = 1 << 14;
 /// Panels of expanded weights that meet a tile of x while it is in the nearest cache.
 const PANELS: usize = 4;
 
-/// Rows of x up to which weights are expanded in registers, at once for all of them.
+/// Rows of x up to which weights that are floats are expanded in registers, at once for all of them.
 const FEW: usize = 4;
 
 /// Mat-vecs at the front of `ops` that read the same x with the same norm, and none of which
@@ -75,8 +77,10 @@ pub fn scratch_bytes(
     let (groups, superblocks) = (product::groups(n_in), exact::superblocks(n_in));
     if integers {
         parts.push(bytes(superblocks.saturating_mul(m), size_of::<Fixed>()));
-    }
-    if integers && m > FEW {
+        parts.push(bytes(
+            LANES.saturating_mul(threads),
+            size_of::<Superblock>(),
+        ));
         let panels = longest_part(superblocks).saturating_mul(threads);
         parts.push(bytes(panels, size_of::<Panel>()));
         parts.push(bytes(m.saturating_mul(threads), size_of::<Group>()));
@@ -94,6 +98,9 @@ fn panel_groups(n_in: usize) -> usize {
     PANELS.saturating_mul(product::groups(n_in))
 }
 
+/// What most of that memory is for.
+const ROWS: &str = "the products of the rows";
+
 /// Memory that a step uses again and again.
 #[derive(Default)]
 pub struct Scratch {
@@ -101,9 +108,9 @@ pub struct Scratch {
     columns: Vec<f32>,
     /// `x` in tiles, for floats.
     x: Vec<Group>,
-    /// `x` as block fixed point, for integers: `[m, superblocks]`, or in tiles
-    /// `[tiles, superblocks, rows]`.
+    /// `x` as block fixed point in tiles, for integers.
     fixed: Vec<Fixed>,
+    workspaces: Workspaces,
 }
 
 impl Scratch {
@@ -122,18 +129,22 @@ impl Scratch {
         let Rows { x, n_in, factors } = rows;
         let m = x.len() / n_in;
         let n_out: usize = products.iter().map(|p| p.n_out).sum();
-        resized(&mut self.columns, n_out * m, 0.0)?;
+        resized(&mut self.columns, n_out * m, 0.0, ROWS)?;
         let is_few = m <= FEW;
         let mut tiles = Vec::new();
         if !is_few && products.iter().any(|p| !p.ty.integers) {
-            resized(&mut self.x, m * product::groups(n_in), [0.0; LANES])?;
+            resized(&mut self.x, m * product::groups(n_in), [0.0; LANES], ROWS)?;
             tiles = pack(level, x, n_in, &mut self.x);
         }
         let mut fixed_tiles = Vec::new();
         if products.iter().any(|p| p.ty.integers) {
-            resized(&mut self.fixed, m * exact::superblocks(n_in), Fixed::ZERO)?;
-            let most = if is_few { 1 } else { int_columns(level) };
-            let (packed, bad) = pack_fixed(level, x, n_in, most, &mut self.fixed);
+            resized(
+                &mut self.fixed,
+                m * exact::superblocks(n_in),
+                Fixed::ZERO,
+                ROWS,
+            )?;
+            let (packed, bad) = pack_fixed(level, x, n_in, &mut self.fixed);
             if let Some(row) = bad {
                 return Err(absurd(row));
             }
@@ -145,8 +156,8 @@ impl Scratch {
         let mut rest = self.columns.as_mut_slice();
         for product in products {
             let rows_per_job = match product.ty.integers {
-                _ if is_few => rows_per_job,
                 true => rows_per_job.next_multiple_of(LANES),
+                false if is_few => rows_per_job,
                 false => rows_per_job.next_multiple_of(PANEL * PANELS),
             };
             let mut first = 0;
@@ -168,6 +179,7 @@ impl Scratch {
                 n_in,
                 tiles: &tiles,
                 fixed_tiles: &fixed_tiles,
+                workspaces: &self.workspaces,
                 out: part,
             };
             quant::dispatch_sums(product.ty, job)?;
@@ -207,9 +219,9 @@ impl Scratch {
     }
 }
 
-/// What the outputs of a step's products, or its packed rows, are kept in.
-fn resized<T: Clone>(values: &mut Vec<T>, n: usize, value: T) -> Result<()> {
-    reserve(values, n, "the products of the rows")?;
+/// Makes them `n`; `what` they are for.
+fn resized<T: Clone>(values: &mut Vec<T>, n: usize, value: T, what: &str) -> Result<()> {
+    reserve(values, n, what)?;
     values.resize(n, value);
     Ok(())
 }
@@ -286,13 +298,11 @@ fn int_columns(level: Level) -> usize {
     simd::run(level, Columns)
 }
 
-/// Packs x as block fixed point in tiles of up to `most` rows; also gives the first row that has
-/// none.
+/// Packs x as block fixed point in tiles; also gives the first row that has none.
 fn pack_fixed<'a>(
     level: Level,
     x: &[f32],
     n_in: usize,
-    most: usize,
     packed: &'a mut [Fixed],
 ) -> (Vec<Tile<'a, Fixed>>, Option<usize>) {
     /// The rows of a tile; gives the first bad one.
@@ -312,7 +322,7 @@ fn pack_fixed<'a>(
             for (c, row) in self.x.chunks_exact(self.n_in).enumerate() {
                 let out = self.out.iter_mut().skip(c).step_by(self.rows);
                 for (out, x) in out.zip(row.chunks(COLUMNS)) {
-                    if !out.set(x) && bad.is_none() {
+                    if !out.set::<I>(x) && bad.is_none() {
                         bad = Some(c);
                     }
                 }
@@ -338,8 +348,8 @@ fn pack_fixed<'a>(
             bad,
         )
     };
-    let tiles = cut(x.len() / n_in, most, packed);
-    let filled: Vec<_> = if most == 1 {
+    let tiles = cut(x.len() / n_in, int_columns(level), packed);
+    let filled: Vec<_> = if tiles.len() == 1 {
         // Few rows: less work than waking a thread.
         tiles.into_iter().map(fill).collect()
     } else {
@@ -357,8 +367,9 @@ struct Job<'a> {
     n_in: usize,
     /// For floats; empty where x has at most [`FEW`] rows.
     tiles: &'a [Tile<'a, Group>],
-    /// For integers; tiles of one row where x has at most [`FEW`].
+    /// For integers.
     fixed_tiles: &'a [Tile<'a, Fixed>],
+    workspaces: &'a Workspaces,
     /// `[rows, m]`.
     out: &'a mut [f32],
 }
@@ -369,26 +380,27 @@ impl SumsVisitor for Job<'_> {
     fn integers<B: Integers>(self) -> Result<()> {
         let (level, n_in) = (self.level, self.n_in);
         let m = self.x.len() / n_in;
-        if m <= FEW {
-            simd::run(level, FewIntegers::<B>(self, std::marker::PhantomData));
-            return Ok(());
-        }
         let superblocks = exact::superblocks(n_in);
-        let longest = longest_part(superblocks);
-        let mut panels = filled(longest, Panel::ZERO, "the weights taken apart")?;
-        let mut totals = filled(m, [0.0; LANES], "the sums of the rows")?;
+        let mut workspace = self.workspaces.take(longest_part(superblocks), m)?;
+        let Workspace {
+            apart,
+            panels,
+            totals,
+        } = &mut workspace;
         let row_bytes = n_in / B::ELEMS * B::BYTES;
-        for (rows, out) in self
-            .rows
-            .chunks(LANES * row_bytes)
-            .zip(self.out.chunks_mut(LANES * m))
-        {
+        let mut rest = self.rows;
+        for out in self.out.chunks_mut(LANES * m) {
+            let (rows, after) = rest.split_at(out.len() / m * row_bytes);
+            let next = &after[..rows.len().min(after.len())];
+            rest = after;
             for (i, part) in parts(superblocks).enumerate() {
                 let panels = &mut panels[..part.len()];
                 let take = Take::<B> {
                     rows,
+                    next,
                     n_in,
                     first: part.start,
+                    apart,
                     panels,
                     block: std::marker::PhantomData,
                 };
@@ -405,11 +417,12 @@ impl SumsVisitor for Job<'_> {
                 }
             }
             for (r, out) in out.chunks_exact_mut(m).enumerate() {
-                for (out, total) in out.iter_mut().zip(&totals) {
+                for (out, total) in out.iter_mut().zip(&*totals) {
                     *out = total[r];
                 }
             }
         }
+        self.workspaces.put(workspace);
         Ok(())
     }
 
@@ -455,40 +468,67 @@ impl SumsVisitor for Job<'_> {
     }
 }
 
-struct FewIntegers<'a, B>(Job<'a>, std::marker::PhantomData<B>);
+/// What a job with weights that are integers works on.
+struct Workspace {
+    /// [`LANES`].
+    apart: Vec<Superblock>,
+    /// The superblocks of a part.
+    panels: Vec<Panel>,
+    /// One for each row of x.
+    totals: Vec<Group>,
+}
 
-impl<B: Integers> Task for FewIntegers<'_, B> {
-    type Out = ();
+/// Those that no job has: as many as worked at once, kept from step to step.
+#[derive(Default)]
+struct Workspaces(Mutex<Vec<Workspace>>);
 
-    #[inline(always)]
-    fn run<I: Isa>(self) {
-        let Job {
-            rows,
-            n_in,
-            fixed_tiles,
-            out,
-            ..
-        } = self.0;
-        match fixed_tiles {
-            [a] => exact::matvec::<I, B, 1>(rows, n_in, [a.x], out.as_chunks_mut().0),
-            [a, b] => exact::matvec::<I, B, 2>(rows, n_in, [a.x, b.x], out.as_chunks_mut().0),
-            [a, b, c] => {
-                exact::matvec::<I, B, 3>(rows, n_in, [a.x, b.x, c.x], out.as_chunks_mut().0);
-            }
-            [a, b, c, d] => {
-                let x = [a.x, b.x, c.x, d.x];
-                exact::matvec::<I, B, FEW>(rows, n_in, x, out.as_chunks_mut().0);
-            }
-            _ => unreachable!("few rows are up to {FEW}"),
+impl Workspaces {
+    fn idle(&self) -> MutexGuard<'_, Vec<Workspace>> {
+        // A list is whole whatever panicked.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One of at least so many panels, for `m` rows of x.
+    fn take(&self, panels: usize, m: usize) -> Result<Workspace> {
+        let idle = self.idle().pop();
+        let mut workspace = match idle {
+            Some(workspace) => workspace,
+            None => Workspace {
+                apart: filled(LANES, Superblock::ZERO, "the weights taken apart")?,
+                panels: Vec::new(),
+                totals: Vec::new(),
+            },
+        };
+        if workspace.panels.len() < panels {
+            resized(
+                &mut workspace.panels,
+                panels,
+                Panel::ZERO,
+                "the weights taken apart",
+            )?;
         }
+        resized(
+            &mut workspace.totals,
+            m,
+            [0.0; LANES],
+            "the sums of the rows",
+        )?;
+        Ok(workspace)
+    }
+
+    fn put(&self, workspace: Workspace) {
+        self.idle().push(workspace);
     }
 }
 
 struct Take<'a, B> {
     rows: &'a [u8],
+    /// As many rows that come next.
+    next: &'a [u8],
     n_in: usize,
     /// The first superblock.
     first: usize,
+    apart: &'a mut [Superblock],
     panels: &'a mut [Panel],
     block: std::marker::PhantomData<B>,
 }
@@ -498,8 +538,13 @@ impl<B: Integers> Task for Take<'_, B> {
 
     #[inline(always)]
     fn run<I: Isa>(self) {
+        let Some(apart) = self.apart.first_chunk_mut() else {
+            unreachable!("a workspace has so many")
+        };
         for (i, panel) in self.panels.iter_mut().enumerate() {
-            panel.take::<I, B>(self.rows, self.n_in, self.first + i);
+            let s = self.first + i;
+            let ahead = (s * LANES * Superblock::bytes::<B>()).min(self.next.len());
+            panel.take::<I, B>(apart, self.rows, &self.next[ahead..], self.n_in, s);
         }
     }
 }
@@ -536,7 +581,16 @@ impl IntSums<'_> {
     fn columns<I: Isa, const C: usize>(self) {
         if let Some(totals) = self.totals.first_chunk_mut() {
             let x = self.x.as_chunks::<C>().0;
-            exact::tile::<I, C>(self.shape, self.panels, x, self.is_first, totals);
+            let Self {
+                shape,
+                panels,
+                is_first,
+                ..
+            } = self;
+            match shape.sub {
+                16 => exact::tile::<I, 16, C>(shape, panels, x, is_first, totals),
+                _ => exact::tile::<I, 32, C>(shape, panels, x, is_first, totals),
+            }
         }
     }
 }

@@ -3,8 +3,8 @@
 
 use std::sync::OnceLock;
 
-use super::fixed::{Pair, PAIRS};
-use crate::quant::{Arithmetic, COLUMNS, SUBS};
+use super::fixed::Limbs;
+use crate::quant::{Arithmetic, Superblock, COLUMNS, SUBS};
 
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -15,12 +15,17 @@ pub const LANES: usize = 32;
 /// One number for each lane.
 pub type Group = [f32; LANES];
 
+/// 32 bits of a lane, in the processor's order of bytes: one integer, two 16-bit ones or four bytes.
+pub type Word = [u8; 4];
+
 /// An instruction set that the backend was compiled for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Set {
     Scalar,
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx2Vnni,
     #[cfg(target_arch = "x86_64")]
     Avx512,
     #[cfg(target_arch = "x86_64")]
@@ -34,6 +39,8 @@ impl Set {
         #[cfg(target_arch = "x86_64")]
         Set::Avx2,
         #[cfg(target_arch = "x86_64")]
+        Set::Avx2Vnni,
+        #[cfg(target_arch = "x86_64")]
         Set::Avx512,
         #[cfg(target_arch = "x86_64")]
         Set::Avx512Vnni,
@@ -44,6 +51,8 @@ impl Set {
             Set::Scalar => "scalar",
             #[cfg(target_arch = "x86_64")]
             Set::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx2Vnni => "avx2_vnni",
             #[cfg(target_arch = "x86_64")]
             Set::Avx512 => "avx512",
             #[cfg(target_arch = "x86_64")]
@@ -61,6 +70,8 @@ impl Set {
                     && is_x86_feature_detected!("fma")
                     && is_x86_feature_detected!("f16c")
             }
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx2Vnni => Set::Avx2.is_available() && is_x86_feature_detected!("avxvnni"),
             #[cfg(target_arch = "x86_64")]
             Set::Avx512 => {
                 Set::Avx2.is_available()
@@ -124,7 +135,7 @@ pub trait Isa: Arithmetic {
     const STRIPS: usize;
     /// Rows of `x` that a tile of products may have before its accumulators leave the registers.
     const COLUMNS: usize;
-    /// The same of products of integers, which have two accumulators each.
+    /// The same of products of integers, which have an accumulator for each limb.
     const INT_COLUMNS: usize;
     fn zeros() -> Self::Acc;
     /// The same number in every lane.
@@ -136,46 +147,80 @@ pub trait Isa: Arithmetic {
     fn fma(a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector;
     /// `a + b`.
     fn add(a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    fn multiply(a: Self::Vector, b: Self::Vector) -> Self::Vector;
     /// `-(a * b)`.
     fn negated_product(a: Self::Vector, b: Self::Vector) -> Self::Vector;
     /// Adds up the lanes in halves: 16, 8, 4, 2, 1.
     fn fold(acc: Self::Acc) -> f32;
 
-    /// As many pairs as a vector has floats.
-    type Pairs: Copy;
-    /// As many 32-bit integers.
-    type Ints: Copy;
-    fn no_ints() -> Self::Ints;
-    /// Vector `strip` of a group of pairs.
-    fn pairs(group: &[Pair; LANES], strip: usize) -> Self::Pairs;
-    /// The same pair in every lane.
-    fn pair(pair: Pair) -> Self::Pairs;
-    /// `acc + a[0] * b[0] + a[1] * b[1]` in each lane.
-    fn dot(a: Self::Pairs, b: Self::Pairs, acc: Self::Ints) -> Self::Ints;
-    fn floats(ints: Self::Ints) -> Self::Vector;
-    /// `a * b + c`, each rounded once.
+    /// Asks for what will be read soon.
     #[inline(always)]
-    fn fma_4(a: [f32; 4], b: [f32; 4], c: [f32; 4]) -> [f32; 4] {
-        std::array::from_fn(|i| a[i].mul_add(b[i], c[i]))
+    fn prefetch(_: &[u8]) {}
+
+    /// As many words as a vector has floats.
+    type Words: Copy;
+    /// The sums of a sub-block's products in each lane, limb by limb.
+    type Sums: Copy;
+    /// Zeros.
+    fn no_words() -> Self::Words;
+    /// Vector `strip` of a group of words.
+    fn words(group: &[Word; LANES], strip: usize) -> Self::Words;
+    /// The same word in every lane.
+    fn word(word: Word) -> Self::Words;
+    /// Of words of two 16-bit integers: `acc + a[0] * b[0] + a[1] * b[1]` in each lane.
+    fn dot_pairs(a: Self::Words, b: Self::Words, acc: Self::Words) -> Self::Words;
+    /// Of words of one integer.
+    fn floats(integers: Self::Words) -> Self::Vector;
+    /// Of words of two halves: the first ones, or the second ones.
+    fn halves(words: Self::Words, second: bool) -> Self::Vector;
+    /// Of words of four signed bytes: those at `i`.
+    fn bytes(words: Self::Words, i: usize) -> Self::Vector;
+
+    /// Cuts integers of up to 2^23 in size into limbs.
+    fn limbs(x: &[i32; COLUMNS], out: &mut Limbs);
+    /// Puts words `4 i` to `4 i + 3` of each row side by side; `QUADS`: they are four weights each,
+    /// to become what [`Self::dot`] takes.
+    fn interleave<const QUADS: bool>(
+        rows: &[Superblock; LANES],
+        i: usize,
+        out: &mut [[Word; LANES]; 4],
+    );
+    /// The sums of no columns, where the sub-block has the `starts` of [`Limbs`].
+    fn start(starts: &[i32; 3]) -> Self::Sums;
+    /// `sums` and the products of four columns.
+    fn dot(q: Self::Words, x: &[Word; 4], sums: Self::Sums) -> Self::Sums;
+    /// The same for what four columns have beside, where [`Limbs::has_carry`] is set.
+    fn dot_carry(q: Self::Words, x: &[Word; 4], sums: Self::Sums) -> Self::Sums;
+    /// The sums of whole sub-blocks, rounded once; `is_narrow` as [`Integers::IS_NARROW`].
+    fn rounded(sums: Self::Sums, is_narrow: bool) -> Self::Vector;
+}
+
+/// Limbs for 16-bit multiply-adds, `x = 4096 hi + lo`: of four columns `hi` of the even ones, of the
+/// odd ones, `lo` of the even ones, of the odd ones. Bytes of weights become 16-bit integers
+/// fastest where even and odd ones go apart.
+#[inline(always)]
+fn pair_limbs(x: &[i32; COLUMNS], out: &mut Limbs) {
+    for (x, words) in x.as_chunks::<4>().0.iter().zip(&mut out.words) {
+        let hi = x.map(|x| ((x + (1 << 11)) >> 12) as i16);
+        let mut lo = [0; 4];
+        for ((lo, x), hi) in lo.iter_mut().zip(x).zip(hi) {
+            *lo = (x - (i32::from(hi) << 12)) as i16;
+        }
+        let pairs = [
+            [hi[0], hi[2]],
+            [hi[1], hi[3]],
+            [lo[0], lo[2]],
+            [lo[1], lo[3]],
+        ];
+        *words = bytemuck::cast(pairs);
     }
-    /// The sums of `q * X` over each `sub` columns, 16 or 32, `limbs` of X as
-    /// [`super::fixed::Fixed`] has them; each is rounded once.
-    fn sub_sums(q: &[i8; COLUMNS], limbs: &[[Pair; PAIRS]; 4], sub: usize) -> [f32; SUBS];
-    /// Puts the columns of 8 rows in the lanes from `first` on: `out[i]` gets the pairs `i` of even
-    /// and of odd columns.
-    fn interleave(rows: [&[i8; COLUMNS]; 8], first: usize, out: &mut [[[Pair; LANES]; 2]; PAIRS]);
+    out.has_carry = false;
 }
 
 #[inline(always)]
 fn fold_8(a: [f32; 8]) -> f32 {
     let b = [a[0] + a[4], a[1] + a[5], a[2] + a[6], a[3] + a[7]];
     (b[0] + b[2]) + (b[1] + b[3])
-}
-
-#[inline(always)]
-fn dot_pair(a: Pair, b: Pair) -> i32 {
-    let product = |i: usize| i32::from(a[i]).wrapping_mul(i32::from(b[i]));
-    product(0).wrapping_add(product(1))
 }
 
 /// Plain code: whatever the target was compiled for.
@@ -221,64 +266,104 @@ impl Isa for Plain {
     }
 
     #[inline(always)]
+    fn multiply(a: [f32; 8], b: [f32; 8]) -> [f32; 8] {
+        std::array::from_fn(|j| a[j] * b[j])
+    }
+
+    #[inline(always)]
     fn negated_product(a: [f32; 8], b: [f32; 8]) -> [f32; 8] {
         std::array::from_fn(|j| -(a[j] * b[j]))
     }
 
-    type Pairs = [Pair; 8];
-    type Ints = [i32; 8];
+    type Words = [Word; 8];
+    // With `hi` and with `lo` of [`pair_limbs`].
+    type Sums = [[i32; 8]; 2];
 
     #[inline(always)]
-    fn no_ints() -> [i32; 8] {
-        [0; 8]
+    fn no_words() -> [Word; 8] {
+        [[0; 4]; 8]
     }
 
     #[inline(always)]
-    fn pairs(group: &[Pair; LANES], strip: usize) -> [Pair; 8] {
+    fn words(group: &[Word; LANES], strip: usize) -> [Word; 8] {
         std::array::from_fn(|j| group[8 * strip + j])
     }
 
     #[inline(always)]
-    fn pair(pair: Pair) -> [Pair; 8] {
-        [pair; 8]
+    fn word(word: Word) -> [Word; 8] {
+        [word; 8]
     }
 
     #[inline(always)]
-    fn dot(a: [Pair; 8], b: [Pair; 8], acc: [i32; 8]) -> [i32; 8] {
-        std::array::from_fn(|j| acc[j].wrapping_add(dot_pair(a[j], b[j])))
+    fn dot_pairs(a: [Word; 8], b: [Word; 8], acc: [Word; 8]) -> [Word; 8] {
+        let pair = |word: Word| bytemuck::cast::<Word, [i16; 2]>(word).map(i32::from);
+        std::array::from_fn(|j| {
+            let ([a0, a1], [b0, b1]) = (pair(a[j]), pair(b[j]));
+            let sum = i32::from_ne_bytes(acc[j])
+                .wrapping_add(a0.wrapping_mul(b0))
+                .wrapping_add(a1.wrapping_mul(b1));
+            sum.to_ne_bytes()
+        })
     }
 
     #[inline(always)]
-    fn floats(ints: [i32; 8]) -> [f32; 8] {
-        ints.map(|i| i as f32)
+    fn floats(integers: [Word; 8]) -> [f32; 8] {
+        integers.map(|word| i32::from_ne_bytes(word) as f32)
     }
 
     #[inline(always)]
-    fn sub_sums(q: &[i8; COLUMNS], limbs: &[[Pair; PAIRS]; 4], sub: usize) -> [f32; SUBS] {
-        let mut sums = [0.0; SUBS];
-        for ((i, out), q) in sums.iter_mut().enumerate().zip(q.chunks_exact(sub)) {
-            let first = i * sub / 4;
-            let (mut hi, mut lo) = (0i32, 0i32);
-            for (j, q) in q.as_chunks::<4>().0.iter().enumerate() {
-                let [a, b, c, d] = q.map(i16::from);
-                let x = |plane: usize| limbs[plane][first + j];
-                hi = hi.wrapping_add(dot_pair([a, c], x(0)).wrapping_add(dot_pair([b, d], x(1))));
-                lo = lo.wrapping_add(dot_pair([a, c], x(2)).wrapping_add(dot_pair([b, d], x(3))));
+    fn halves(words: [Word; 8], second: bool) -> [f32; 8] {
+        words.map(|word| Self::half(bytemuck::cast::<Word, [u16; 2]>(word)[usize::from(second)]))
+    }
+
+    #[inline(always)]
+    fn bytes(words: [Word; 8], i: usize) -> [f32; 8] {
+        words.map(|word| f32::from(word[i] as i8))
+    }
+
+    #[inline(always)]
+    fn limbs(x: &[i32; COLUMNS], out: &mut Limbs) {
+        pair_limbs(x, out);
+    }
+
+    #[inline(always)]
+    fn interleave<const QUADS: bool>(
+        rows: &[Superblock; LANES],
+        i: usize,
+        out: &mut [[Word; LANES]; 4],
+    ) {
+        for (r, row) in rows.iter().enumerate() {
+            for (word, out) in row.pieces()[i].as_chunks().0.iter().zip(&mut *out) {
+                out[r] = *word;
             }
-            *out = (hi as f32).mul_add(4096.0, lo as f32);
+        }
+    }
+
+    #[inline(always)]
+    fn start(_: &[i32; 3]) -> Self::Sums {
+        [[0; 8]; 2]
+    }
+
+    #[inline(always)]
+    fn dot(q: [Word; 8], x: &[Word; 4], mut sums: Self::Sums) -> Self::Sums {
+        let x = x.map(|x| bytemuck::cast::<Word, [i16; 2]>(x).map(i32::from));
+        for (sums, [even, odd]) in sums.iter_mut().zip([[x[0], x[1]], [x[2], x[3]]]) {
+            for (sum, q) in sums.iter_mut().zip(q) {
+                let q = q.map(|q| i32::from(q as i8));
+                *sum += q[0] * even[0] + q[1] * odd[0] + q[2] * even[1] + q[3] * odd[1];
+            }
         }
         sums
     }
 
     #[inline(always)]
-    fn interleave(rows: [&[i8; COLUMNS]; 8], first: usize, out: &mut [[[Pair; LANES]; 2]; PAIRS]) {
-        for (r, row) in rows.into_iter().enumerate() {
-            for (q, out) in row.as_chunks::<4>().0.iter().zip(&mut *out) {
-                let [a, b, c, d] = q.map(i16::from);
-                out[0][first + r] = [a, c];
-                out[1][first + r] = [b, d];
-            }
-        }
+    fn dot_carry(_: [Word; 8], _: &[Word; 4], sums: Self::Sums) -> Self::Sums {
+        sums
+    }
+
+    #[inline(always)]
+    fn rounded([hi, lo]: Self::Sums, _: bool) -> [f32; 8] {
+        std::array::from_fn(|j| (hi[j] as f32).mul_add(4096.0, lo[j] as f32))
     }
 
     #[inline(always)]
@@ -300,7 +385,13 @@ pub trait Task {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn run_avx2<T: Task>(task: T) -> T::Out {
-    task.run::<x86::Avx2>()
+    task.run::<x86::Avx2<false>>()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+fn run_avx2_vnni<T: Task>(task: T) -> T::Out {
+    task.run::<x86::Avx2<true>>()
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -311,7 +402,7 @@ fn run_avx512<T: Task>(task: T) -> T::Out {
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn run_vnni<T: Task>(task: T) -> T::Out {
+fn run_avx512_vnni<T: Task>(task: T) -> T::Out {
     task.run::<x86::Avx512<true>>()
 }
 
@@ -324,10 +415,13 @@ pub fn run<T: Task>(level: Level, task: T) -> T::Out {
         // `run_avx2`.
         Set::Avx2 => unsafe { run_avx2(task) },
         #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above, for each feature of `run_avx2_vnni`.
+        Set::Avx2Vnni => unsafe { run_avx2_vnni(task) },
+        #[cfg(target_arch = "x86_64")]
         // SAFETY: as above, for each feature of `run_avx512`.
         Set::Avx512 => unsafe { run_avx512(task) },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above, for each feature of `run_vnni`.
-        Set::Avx512Vnni => unsafe { run_vnni(task) },
+        // SAFETY: as above, for each feature of `run_avx512_vnni`.
+        Set::Avx512Vnni => unsafe { run_avx512_vnni(task) },
     }
 }
