@@ -62,9 +62,9 @@ def test_the_graph_as_json(cli: Any, tiny: Path, card: dict[str, str]) -> None:
     assert whole["programmatic_edges"] == whole["edges"], "small kernels overlap by default"
     assert whole["replay_us"] > 0 and whole["eager_us"] > 0 and whole["read_peak_gb_s"] > 0
     kinds = {k["kernel"] for k in whole["kernels"]}
-    assert {"embed", "matvec", "attention", "sample_draw"} <= kinds
+    assert {"embed", "split", "matmul", "attention", "sample_draw"} <= kinds
     assert all(k["us"] > 0 and min(k["grid"]) > 0 and k["block"] > 0 for k in whole["kernels"])
-    read = sum(k["bytes"] for k in whole["kernels"] if k["kernel"] == "matvec")
+    read = sum(k["bytes"] for k in whole["kernels"] if k["kernel"] == "matmul")
     assert tiny.stat().st_size / 2 < read < 2 * tiny.stat().st_size
 
     assert whole["boundary_us"] > 0
