@@ -433,19 +433,6 @@ DEVICE uint32_t warp_max_u32(uint32_t v) {
     return v;
 }
 
-// The largest of a block of `warps` full warps, in every thread. `scratch` is shared memory for
-// `warps` floats, free again after the next barrier.
-template <int warps>
-DEVICE float block_max_f32(float v, float* scratch) {
-    v = warp_max_f32(v);
-    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = v;
-    __syncthreads();
-    float most = scratch[0];
-#pragma unroll
-    for (int warp = 1; warp < warps; warp++) most = fmaxf(most, scratch[warp]);
-    return most;
-}
-
 // The launch's dynamic shared memory, 128-byte aligned.
 #ifndef ONEGRAPH_SIM
 extern __shared__ __align__(128) unsigned char onegraph_dynamic_shared[];
