@@ -127,7 +127,7 @@ impl Chunks {
         };
         let mut specs = decoder.card.specs(&forced)?;
         for rows in sizes(self.most) {
-            for out in [0, 1, rows.min(LEAST_CHUNK)] {
+            for out in [0, 1, rows.min(decoder.card.max_out())] {
                 specs.extend(decoder.card.specs(&Pass {
                     rows,
                     out,
