@@ -15,18 +15,19 @@ EVERYTHING = """
 #include "common.cuh"
 struct P { const float* x; float* y; uint32_t* w; uint64_t* r; uint32_t n; };
 KERNEL_BOUNDS(everything, P, 256, 1) {
-    SHARED float scratch[8];
+    SHARED uint64_t barrier;
     pdl_trigger();
     uint4 q = load_stream_u32x4(p.x);
     pdl_wait();
     uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
     float v = load_relaxed_f32(p.x + i) + load_relaxed_f32x4(p.x).x + u32_as_float(q.x);
     v = warp_sum_f32(v);
-    v += block_max_f32<8>(v, scratch);
+    v += load_relaxed_u32x4(p.x).x + warp_max_u32(i);
     v = sub_rn(div_rn(sqrt_rn(v), mul_rn(v, 3.0f)), add_rn(fma_rn(v, v, v), 1.0f));
     uint32_t overflow = 0;
     uint16_t h = f32_to_f16_sat(v, overflow);
     uint32_t hh = add_f16x2(add_f16x2(h, h), prmt(h, h, 0x1032));
+    hh = fma_f16x2(hh, hh, f32_to_f16(v));
     hh ^= f32x2_to_f16x2(v, v + 1) ^ pack_f16x2(h, h) ^ float_as_u32(v);
     uint32_t a[4] = {hh, hh, hh, hh};
     float d[4], z[4] = {0, 0, 0, 0};
@@ -36,6 +37,17 @@ KERNEL_BOUNDS(everything, P, 256, 1) {
     cp_async_16_zero_fill(s + 2048, p.x, 7);
     cp_async_commit();
     cp_async_wait<0>();
+    if constexpr (HAS_BULK_COPIES) {
+        if (threadIdx.x == 0) {
+            barrier_init(&barrier, 2);
+            barrier_init_fence();
+            barrier_expect(&barrier, 64);
+            bulk_copy(to_shared_address(s + 4096), p.x, 64, &barrier);
+            barrier_arrive(&barrier);
+            barrier_wait(&barrier, 0);
+        }
+        compiler_fence();
+    }
     ldmatrix_x4(a, s + (threadIdx.x % 32) * 16);
     d[1] += a[1];
     ldmatrix_x4_transposed(a, s + (threadIdx.x % 32) * 16);
@@ -46,7 +58,7 @@ KERNEL_BOUNDS(everything, P, 256, 1) {
     uint32_t seen = load_relaxed_u16((const uint16_t*)p.w) + load_relaxed_u64(p.r) +
                     load_relaxed_u32x2(p.r).x + load_relaxed_u32(p.w);
     p.w[9] = seen;
-    p.y[i] = d[0] + d[1] + f16x2_low(hh) + f16x2_high(hh) + a[0] + bf16_to_f32(h) + overflow +
+    p.y[i] = d[0] + d[1] + f16x2_low(hh) + f16x2_high(hh) + f16_to_f32(h) + a[0] + bf16_to_f32(h) + overflow +
              warp_sum_f32(v) + warp_max_f32(v) + infinity_f32();
 }
 """
@@ -73,6 +85,13 @@ class Nvrtc:
         self.lib.nvrtcGetProgramLog(program, log)
         self.lib.nvrtcDestroyProgram(c.byref(program))
         return code, log.value.decode()
+
+
+def test_every_primitive_is_here() -> None:
+    primitives = re.findall(r"^DEVICE [\w<> ]+[ *](\w+)\(", COMMON, re.MULTILINE)
+    assert len(primitives) > 40
+    primitives.remove("shared_address")  # the card's half of others
+    assert [name for name in primitives if not re.search(rf"\b{name}\b", EVERYTHING)] == []
 
 
 @pytest.mark.parametrize("delay", [(), ("-DONEGRAPH_DELAY_SEED=7",)], ids=["plain", "delay"])
