@@ -1,8 +1,9 @@
 //! What Q4_K and Q5_K share: a superblock of 8 sub-blocks of 32 weights, each with a 6-bit scale
 //! and a 6-bit minimum in units of two halfs: weight = (d sc) q - (dmin m).
 
-use super::half::{half_bits, half_scale, half_to_f32, HALF_MAX};
-use super::{reciprocal, saturate, search, Offsets, Parts};
+use super::half::{half_scale, half_to_f32, HALF_MAX};
+use super::integers::{four, nibbles};
+use super::{reciprocal, saturate, search, Offsets, Sink, Words, WORDS};
 
 /// Weights of a sub-block.
 pub const SUB: usize = 32;
@@ -29,19 +30,24 @@ pub fn unpack_scales<const N: usize>(block: &[u8; N], at: usize) -> ([u8; SUBS],
     )
 }
 
-/// The first 16 bytes of a superblock: the scales, the minimums, and their units.
+/// The first four words of a superblock: the scales, the minimums, and their units. As
+/// [`unpack_scales`], with eight rows or more at once.
 #[inline(always)]
-pub fn take_scales(block: &[u8], out: &mut Parts<'_>) {
-    let Some(head) = block.first_chunk::<16>() else {
-        unreachable!("callers pass one block")
-    };
-    let (sc, m) = unpack_scales(head, 4);
-    *out.d = half_bits(head, 0);
-    *out.m = half_bits(head, 2);
-    for (step, s) in out.steps.iter_mut().zip(sc) {
-        *step = s as i8;
+pub fn take_scales<W: Words>(words: &[W; WORDS], out: &mut impl Sink<W>) {
+    out.d(0, words[0]);
+    out.m(0, words[0].right(16));
+    let (scale, min, low) = (words[1], words[2], words[3]);
+    let top = |word: W| word.right(2).and(four(48));
+    let [low_scales, low_mins] = nibbles(low);
+    out.steps(0, scale.and(four(63)));
+    out.steps(1, low_scales.or(top(scale)));
+    for (i, mins) in [min.and(four(63)), low_mins.or(top(min))]
+        .into_iter()
+        .enumerate()
+    {
+        out.mins(2 * i, mins.and(0x00ff_00ff));
+        out.mins(2 * i + 1, mins.right(8).and(0x00ff_00ff));
     }
-    *out.mins = m.map(i16::from);
 }
 
 /// The inverse of [`unpack_scales`]; every number is below 64.

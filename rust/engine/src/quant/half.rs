@@ -32,13 +32,7 @@ pub fn half_to_f32(bits: u16) -> f32 {
 /// The half at byte `at` of a block, as float32.
 #[inline(always)]
 pub fn half_at<A: super::Arithmetic, const N: usize>(block: &[u8; N], at: usize) -> f32 {
-    A::half(half_bits(block, at))
-}
-
-/// The bits of the half at byte `at` of a block.
-#[inline(always)]
-pub fn half_bits<const N: usize>(block: &[u8; N], at: usize) -> u16 {
-    u16::from_le_bytes([block[at], block[at + 1]])
+    A::half(u16::from_le_bytes([block[at], block[at + 1]]))
 }
 
 /// The largest finite half.

@@ -15,6 +15,12 @@ pub const OFFSET_SUBS: usize = 8;
 /// Most blocks of a superblock.
 pub const BLOCKS: usize = 8;
 
+/// Words of the longest superblock, in whole fours.
+pub const WORDS: usize = 68;
+
+/// The sub-blocks whose minimums make a word: what a shift and a mask make of bytes.
+pub const MINS: [[usize; 2]; OFFSET_SUBS / 2] = [[0, 2], [1, 3], [4, 6], [5, 7]];
+
 /// The largest magnitude of a limb of x: x is `hi * 4096 + lo`.
 pub const LIMB: i32 = 1 << 11;
 
@@ -61,20 +67,24 @@ pub trait Integers: Block {
     /// What sub-blocks have beside their scales.
     const OFFSETS: Offsets = Offsets::None;
 
+    /// Bytes of a superblock.
+    const SUPERBLOCK: usize = COLUMNS / Self::ELEMS * Self::BYTES;
+
     /// What the sum takes for granted, proven when it is compiled for this type.
     const PROOF: () = {
         assert!(Self::SUB == 16 || Self::SUB == 32);
         assert!(COLUMNS.is_multiple_of(Self::ELEMS) && Self::ELEMS.is_multiple_of(Self::SUB));
-        assert!(COLUMNS <= BLOCKS * Self::ELEMS);
+        assert!(COLUMNS <= BLOCKS * Self::ELEMS && Self::SUPERBLOCK <= 4 * WORDS);
         // The sum of a sub-block, with either limb.
         assert!(Self::SUB as i64 * Self::LARGEST_Q * (LIMB as i64) < EXACT);
         // With three signed bytes: `16 a + (256 b + c) / 4096`.
         assert!(Self::SUB as i64 * Self::LARGEST_Q * (16 * 128 + 9) < EXACT);
-        // `q` fits the arrays here.
-        assert!(Self::LARGEST_Q <= 128);
-        // `d s` has no rounding; only a block of a whole superblock has room for `s`.
+        // `q` and `s` are signed bytes.
+        assert!(Self::LARGEST_Q <= 128 && Self::SCALE_BITS <= 8);
+        // `d s` has no rounding.
         assert!(HALF_BITS + Self::SCALE_BITS <= 24);
-        assert!(Self::SCALE_BITS <= 8 && (!Self::HAS_STEPS || Self::ELEMS == COLUMNS));
+        // A block has one `d`.
+        assert!(Self::ELEMS == if Self::HAS_STEPS { COLUMNS } else { Self::SUB });
         if !matches!(Self::OFFSETS, Offsets::None) {
             assert!(Self::SUB * OFFSET_SUBS == COLUMNS);
             // The sum of x over a sub-block: its upper part fits 16 bits.
@@ -92,84 +102,91 @@ pub trait Integers: Block {
         }
     };
 
-    /// Takes one block apart, `block.len() == BYTES`. As [`Block::expand`]: `#[inline(always)]`,
-    /// without calls or branches. The block is copied first: what the compiler does not know to be
-    /// apart from `q`, it does not vectorize.
-    fn integers(block: &[u8], out: Parts<'_>);
+    /// Takes the superblock of each of some rows apart. `words` are the rows' bytes, four a word, the
+    /// first one the lowest; `blocks` of them count. As [`Block::expand`]: `#[inline(always)]`,
+    /// without calls; what it gives past `blocks` counts for nothing.
+    fn integers<W: Words>(words: &[W; WORDS], blocks: usize, out: &mut impl Sink<W>);
 }
 
-/// Where the parts of one block go.
-pub struct Parts<'a> {
-    /// `[ELEMS]`: `q` in the order of the columns.
-    pub q: &'a mut [i8],
-    /// The bits of the float16 `d`.
-    pub d: &'a mut u16,
-    /// Where there are offsets: the bits of the float16 `m`, or of `dmin`.
-    pub m: &'a mut u16,
-    /// [`Offsets::Shared`]: `m` of each sub-block.
-    pub mins: &'a mut [i16; OFFSET_SUBS],
-    /// Where the scales have them, `s` of each sub-block.
-    pub steps: &'a mut [i8; SUBS],
+/// 32 bits of each of some rows.
+pub trait Words: Copy {
+    fn and(self, mask: u32) -> Self;
+    fn or(self, other: Self) -> Self;
+    fn xor(self, mask: u32) -> Self;
+    /// Wraps.
+    fn minus(self, x: u32) -> Self;
+    /// Shifts by up to 31 bits.
+    fn left(self, bits: u32) -> Self;
+    /// Shifts by up to 31 bits, zeros come after.
+    fn right(self, bits: u32) -> Self;
 }
 
-/// 256 columns of a row: what [`Integers::integers`] gives of each block.
-#[derive(Debug, Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C, align(64))]
-pub struct Superblock {
-    pub q: [i8; COLUMNS],
-    pub d: [u16; BLOCKS],
-    pub m: [u16; BLOCKS],
-    pub mins: [i16; OFFSET_SUBS],
-    pub steps: [i8; SUBS],
-}
-
-impl Superblock {
-    /// No columns.
-    pub const ZERO: Self = Self {
-        q: [0; COLUMNS],
-        d: [0; BLOCKS],
-        m: [0; BLOCKS],
-        mins: [0; OFFSET_SUBS],
-        steps: [0; SUBS],
-    };
-
-    /// Bytes of a whole superblock of `B`.
-    pub const fn bytes<B: Block>() -> usize {
-        COLUMNS / B::ELEMS * B::BYTES
-    }
-
-    /// The block that sub-block `j` of `B` is in.
-    pub const fn block_of<B: Integers>(j: usize) -> usize {
-        j * B::SUB / B::ELEMS
-    }
-
-    /// What it holds, 16 bytes each.
-    pub fn pieces(&self) -> &[[u8; 16]; size_of::<Self>() / 16] {
-        bytemuck::cast_ref(self)
-    }
-
-    /// Takes the blocks of one superblock apart; the last one of a row may have fewer: its missing
-    /// columns are zeros.
+impl<const N: usize> Words for [u32; N] {
     #[inline(always)]
-    pub fn take<B: Integers>(&mut self, blocks: &[u8]) {
-        const { B::PROOF };
-        if blocks.len() < Self::bytes::<B>() {
-            *self = Self::ZERO;
-        }
-        for (((block, q), d), m) in blocks
-            .chunks_exact(B::BYTES)
-            .zip(self.q.chunks_exact_mut(B::ELEMS))
-            .zip(&mut self.d)
-            .zip(&mut self.m)
-        {
-            let parts = Parts {
-                q,
-                d,
-                m,
-                mins: &mut self.mins,
-                steps: &mut self.steps,
-            };
-            B::integers(block, parts);
-        }
+    fn and(self, mask: u32) -> Self {
+        self.map(|word| word & mask)
     }
+
+    #[inline(always)]
+    fn or(self, other: Self) -> Self {
+        std::array::from_fn(|i| self[i] | other[i])
+    }
+
+    #[inline(always)]
+    fn xor(self, mask: u32) -> Self {
+        self.map(|word| word ^ mask)
+    }
+
+    #[inline(always)]
+    fn minus(self, x: u32) -> Self {
+        self.map(|word| word.wrapping_sub(x))
+    }
+
+    #[inline(always)]
+    fn left(self, bits: u32) -> Self {
+        self.map(|word| word << bits)
+    }
+
+    #[inline(always)]
+    fn right(self, bits: u32) -> Self {
+        self.map(|word| word >> bits)
+    }
+}
+
+/// `byte` four times.
+pub const fn four(byte: u8) -> u32 {
+    u32::from_ne_bytes([byte; 4])
+}
+
+/// Each byte, all below 128, less `bias`.
+#[inline(always)]
+pub fn less<W: Words>(bytes: W, bias: u8) -> W {
+    // The top bits keep a byte from borrowing of the next.
+    bytes.xor(four(128)).minus(four(bias)).xor(four(128))
+}
+
+/// The 4-bit numbers of bytes: the low ones, the high ones.
+#[inline(always)]
+pub fn nibbles<W: Words>(bytes: W) -> [W; 2] {
+    [bytes.and(four(15)), bytes.right(4).and(four(15))]
+}
+
+/// The word that begins in the middle of `first`.
+#[inline(always)]
+pub fn across<W: Words>(first: W, second: W) -> W {
+    first.right(16).or(second.left(16))
+}
+
+/// Takes the parts of superblocks.
+pub trait Sink<W> {
+    /// `q` of columns `4 i` to `4 i + 3`, a signed byte each.
+    fn q(&mut self, i: usize, q: W);
+    /// Of block `i`, in the lower half of each word: the bits of the float16 `d`.
+    fn d(&mut self, i: usize, d: W);
+    /// The same of `m`, or of `dmin`.
+    fn m(&mut self, i: usize, m: W);
+    /// After `d`: `s` of sub-blocks `4 i` to `4 i + 3`, a signed byte each.
+    fn steps(&mut self, i: usize, s: W);
+    /// The minimums of the sub-blocks [`MINS`]`[i]`, 16 bits each.
+    fn mins(&mut self, i: usize, m: W);
 }

@@ -23,7 +23,8 @@ mod q8_0;
 mod search;
 
 pub use integers::{
-    Integers, Offsets, Parts, Superblock, BLOCKS, COLUMNS, LIMB, OFFSET_SUBS, SUBS, SUM_BITS,
+    four, Integers, Offsets, Sink, Words, BLOCKS, COLUMNS, LIMB, MINS, OFFSET_SUBS, SUBS, SUM_BITS,
+    WORDS,
 };
 
 /// A block format. The CPU backend compiles one dot product for each implementor, under its own

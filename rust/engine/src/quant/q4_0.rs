@@ -2,8 +2,9 @@
 //! Byte `i` holds weight `i` in its low half and weight `i + 16` in its high half.
 //! In sums: one sub-block, its integers `q - 8`, its scale `d`.
 
-use super::half::{half_at, half_bits, half_from_f32, HALF_MAX};
-use super::{arrays, pack_nibbles, saturate, Arithmetic, Block, Integers, Parts};
+use super::half::{half_at, half_from_f32, HALF_MAX};
+use super::integers::{across, less, nibbles};
+use super::{arrays, pack_nibbles, saturate, Arithmetic, Block, Integers, Sink, Words, WORDS};
 
 /// The block format.
 pub struct Q4_0;
@@ -31,13 +32,22 @@ impl Integers for Q4_0 {
     const SCALE_BITS: u32 = 1;
 
     #[inline(always)]
-    fn integers(block: &[u8], out: Parts<'_>) {
-        let (block, q) = arrays::<18, 32, _>(block, out.q);
-        let block = *block;
-        *out.d = half_bits(&block, 0);
-        for i in 0..16 {
-            q[i] = (block[2 + i] & 15) as i8 - 8;
-            q[i + 16] = (block[2 + i] >> 4) as i8 - 8;
+    fn integers<W: Words>(words: &[W; WORDS], blocks: usize, out: &mut impl Sink<W>) {
+        // Every second block begins in the middle of a word.
+        for (i, two) in words.as_chunks::<9>().0.iter().enumerate() {
+            let b = 2 * i;
+            if b >= blocks {
+                break;
+            }
+            out.d(b, two[0]);
+            out.d(b + 1, two[4].right(16));
+            for j in 0..4 {
+                for (b, word) in [(b, across(two[j], two[j + 1])), (b + 1, two[5 + j])] {
+                    let [low, high] = nibbles(word);
+                    out.q(8 * b + j, less(low, 8));
+                    out.q(8 * b + 4 + j, less(high, 8));
+                }
+            }
         }
     }
 }

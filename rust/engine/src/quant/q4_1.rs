@@ -2,8 +2,11 @@
 //! Byte `i` holds weight `i` in its low half and weight `i + 16` in its high half.
 //! In sums: one sub-block, its integers `q`, its scale `d`, its own offset `m`.
 
-use super::half::{half_at, half_bits, half_from_f32, HALF_MAX};
-use super::{arrays, pack_nibbles, saturate, Arithmetic, Block, Integers, Offsets, Parts};
+use super::half::{half_at, half_from_f32, HALF_MAX};
+use super::integers::nibbles;
+use super::{
+    arrays, pack_nibbles, saturate, Arithmetic, Block, Integers, Offsets, Sink, Words, WORDS,
+};
 
 /// The block format.
 pub struct Q4_1;
@@ -32,14 +35,18 @@ impl Integers for Q4_1 {
     const OFFSETS: Offsets = Offsets::Own;
 
     #[inline(always)]
-    fn integers(block: &[u8], out: Parts<'_>) {
-        let (block, q) = arrays::<20, 32, _>(block, out.q);
-        let block = *block;
-        *out.d = half_bits(&block, 0);
-        *out.m = half_bits(&block, 2);
-        for i in 0..16 {
-            q[i] = (block[4 + i] & 15) as i8;
-            q[i + 16] = (block[4 + i] >> 4) as i8;
+    fn integers<W: Words>(words: &[W; WORDS], blocks: usize, out: &mut impl Sink<W>) {
+        for (b, block) in words.as_chunks::<5>().0.iter().enumerate() {
+            if b >= blocks {
+                break;
+            }
+            out.d(b, block[0]);
+            out.m(b, block[0].right(16));
+            for (j, word) in block[1..].iter().enumerate() {
+                let [low, high] = nibbles(*word);
+                out.q(8 * b + j, low);
+                out.q(8 * b + 4 + j, high);
+            }
         }
     }
 }

@@ -3,7 +3,8 @@
 //! Each run of 32 bytes holds one sub-block in its low halves and the next in its high halves.
 //! In sums: sub-blocks of 32, integers `q`, scales `d sc`, shared minimums `m` in units of `dmin`.
 
-use super::{affine, arrays, half::half_at, pack_nibbles, Arithmetic, Integers, Offsets, Parts};
+use super::{affine, arrays, half::half_at, integers::nibbles, pack_nibbles};
+use super::{Arithmetic, Integers, Offsets, Sink, Words, WORDS};
 
 /// The block format.
 pub struct Q4K;
@@ -38,15 +39,13 @@ impl Integers for Q4K {
     const OFFSETS: Offsets = affine::OFFSETS;
 
     #[inline(always)]
-    fn integers(block: &[u8], mut out: Parts<'_>) {
-        affine::take_scales(block, &mut out);
-        let (block, q) = arrays::<144, 256, _>(block, out.q);
-        let block = *block;
-        let runs = block[16..].chunks_exact(32).zip(q.chunks_exact_mut(64));
-        for (bytes, q) in runs {
-            for i in 0..32 {
-                q[i] = (bytes[i] & 15) as i8;
-                q[i + 32] = (bytes[i] >> 4) as i8;
+    fn integers<W: Words>(words: &[W; WORDS], _: usize, out: &mut impl Sink<W>) {
+        affine::take_scales(words, out);
+        for run in 0..4 {
+            for i in 0..8 {
+                let [low, high] = nibbles(words[4 + 8 * run + i]);
+                out.q(16 * run + i, low);
+                out.q(16 * run + 8 + i, high);
             }
         }
     }

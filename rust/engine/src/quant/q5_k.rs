@@ -4,7 +4,9 @@
 //! each run of 32 low bytes holds one sub-block in its low halves and the next in its high halves.
 //! In sums: sub-blocks of 32, integers `q`, scales `d sc`, shared minimums `m` in units of `dmin`.
 
-use super::{affine, arrays, half::half_at, pack_nibbles, Arithmetic, Integers, Offsets, Parts};
+use super::integers::{four, nibbles};
+use super::{affine, arrays, half::half_at, pack_nibbles};
+use super::{Arithmetic, Integers, Offsets, Sink, Words, WORDS};
 
 /// The block format.
 pub struct Q5K;
@@ -41,17 +43,14 @@ impl Integers for Q5K {
     const OFFSETS: Offsets = affine::OFFSETS;
 
     #[inline(always)]
-    fn integers(block: &[u8], mut out: Parts<'_>) {
-        affine::take_scales(block, &mut out);
-        let (block, q) = arrays::<176, 256, _>(block, out.q);
-        let block = *block;
-        let top = &block[16..48];
-        let runs = block[48..].chunks_exact(32).zip(q.chunks_exact_mut(64));
-        for (pair, (bytes, q)) in runs.enumerate() {
-            for i in 0..32 {
-                let top = top[i] >> (2 * pair);
-                q[i] = (bytes[i] & 15 | (top & 1) << 4) as i8;
-                q[i + 32] = (bytes[i] >> 4 | (top & 2) << 3) as i8;
+    fn integers<W: Words>(words: &[W; WORDS], _: usize, out: &mut impl Sink<W>) {
+        affine::take_scales(words, out);
+        for run in 0..4 {
+            for i in 0..8 {
+                let top = |sub: usize| words[4 + i].right(sub as u32).and(four(1)).left(4);
+                let [low, high] = nibbles(words[12 + 8 * run + i]);
+                out.q(16 * run + i, low.or(top(2 * run)));
+                out.q(16 * run + 8 + i, high.or(top(2 * run + 1)));
             }
         }
     }

@@ -5,8 +5,10 @@
 //! top bits at bit 2 r.
 //! In sums: sub-blocks of 16, integers `q - 32`, scales `d sc`.
 
-use super::half::{half_at, half_bits, half_scale, half_to_f32, HALF_MAX};
-use super::{arrays, reciprocal, saturate, search, Arithmetic, Block, Integers, Parts};
+use super::half::{half_at, half_scale, half_to_f32, HALF_MAX};
+use super::integers::{four, less, nibbles};
+use super::{arrays, reciprocal, saturate, search};
+use super::{Arithmetic, Block, Integers, Sink, Words, WORDS};
 
 /// The block format.
 pub struct Q6K;
@@ -45,19 +47,25 @@ impl Integers for Q6K {
     const SCALE_BITS: u32 = 8;
 
     #[inline(always)]
-    fn integers(block: &[u8], out: Parts<'_>) {
-        let (block, q) = arrays::<210, 256, _>(block, out.q);
-        let block = *block;
-        *out.d = half_bits(&block, 208);
-        *out.steps = std::array::from_fn(|i| block[192 + i] as i8);
-        for (half, q) in q.chunks_exact_mut(128).enumerate() {
-            let low = &block[64 * half..64 * half + 64];
-            let top = &block[128 + 32 * half..160 + 32 * half];
-            for i in 0..32 {
-                q[i] = (low[i] & 15 | (top[i] & 3) << 4) as i8 - 32;
-                q[i + 32] = (low[i + 32] & 15 | (top[i] & 12) << 2) as i8 - 32;
-                q[i + 64] = (low[i] >> 4 | top[i] & 48) as i8 - 32;
-                q[i + 96] = (low[i + 32] >> 4 | (top[i] & 192) >> 2) as i8 - 32;
+    fn integers<W: Words>(words: &[W; WORDS], _: usize, out: &mut impl Sink<W>) {
+        out.d(0, words[52]);
+        for i in 0..4 {
+            out.steps(i, words[48 + i]);
+        }
+        for half in 0..2 {
+            for i in 0..8 {
+                let top = words[32 + 8 * half + i];
+                let [a, c] = nibbles(words[16 * half + i]);
+                let [b, d] = nibbles(words[16 * half + 8 + i]);
+                let q = [
+                    a.or(top.and(four(3)).left(4)),
+                    b.or(top.and(four(12)).left(2)),
+                    c.or(top.and(four(48))),
+                    d.or(top.and(four(192)).right(2)),
+                ];
+                for (run, q) in q.into_iter().enumerate() {
+                    out.q(32 * half + 8 * run + i, less(q, 32));
+                }
             }
         }
     }

@@ -1,8 +1,9 @@
 //! Q8_0: 32 weights in 34 bytes. `f16 d`, then 32 signed bytes `q`; weight = q d.
 //! In sums: one sub-block, its integers `q`, its scale `d`.
 
-use super::half::{half_at, half_bits, half_from_f32, HALF_MAX};
-use super::{arrays, saturate, Arithmetic, Block, Integers, Parts};
+use super::half::{half_at, half_from_f32, HALF_MAX};
+use super::integers::across;
+use super::{arrays, saturate, Arithmetic, Block, Integers, Sink, Words, WORDS};
 
 /// The block format.
 pub struct Q8_0;
@@ -28,12 +29,19 @@ impl Integers for Q8_0 {
     const SCALE_BITS: u32 = 1;
 
     #[inline(always)]
-    fn integers(block: &[u8], out: Parts<'_>) {
-        let (block, q) = arrays::<34, 32, _>(block, out.q);
-        let block = *block;
-        *out.d = half_bits(&block, 0);
-        for i in 0..32 {
-            q[i] = block[2 + i] as i8;
+    fn integers<W: Words>(words: &[W; WORDS], blocks: usize, out: &mut impl Sink<W>) {
+        // Every second block begins in the middle of a word.
+        for (i, two) in words.as_chunks::<17>().0.iter().enumerate() {
+            let b = 2 * i;
+            if b >= blocks {
+                break;
+            }
+            out.d(b, two[0]);
+            out.d(b + 1, two[8].right(16));
+            for j in 0..8 {
+                out.q(8 * b + j, across(two[j], two[j + 1]));
+                out.q(8 * b + 8 + j, two[9 + j]);
+            }
         }
     }
 }

@@ -2,7 +2,9 @@
 //! every faster way to compute it is tested against.
 
 use crate::plan::parts::parts;
-use crate::quant::{Arithmetic, Integers, Offsets, Plain, Superblock, COLUMNS};
+use crate::quant::{
+    Arithmetic, Integers, Offsets, Plain, Sink, BLOCKS, COLUMNS, MINS, OFFSET_SUBS, SUBS, WORDS,
+};
 
 /// `x` as integers, and the exponent `e`.
 fn block_fixed_point(x: &[f32]) -> (Vec<i64>, i32) {
@@ -13,27 +15,72 @@ fn block_fixed_point(x: &[f32]) -> (Vec<i64>, i32) {
     (x.iter().map(integer).collect(), e)
 }
 
-/// `d s` of sub-block `j`.
-pub fn scale<B: Integers>(w: &Superblock, j: usize) -> f32 {
-    let d = Plain::half(w.d[Superblock::block_of::<B>(j)]);
-    if B::HAS_STEPS {
-        d * f32::from(w.steps[j])
-    } else {
-        d
+/// A superblock of one row.
+pub struct Superblock {
+    pub q: [i8; COLUMNS],
+    pub mins: [i64; OFFSET_SUBS],
+    d: [f32; BLOCKS],
+    m: [f32; BLOCKS],
+    steps: [i8; SUBS],
+}
+
+impl Superblock {
+    /// Missing blocks are zeros.
+    pub fn new<B: Integers>(blocks: &[u8]) -> Self {
+        let mut words = [[0]; WORDS];
+        for (word, bytes) in words.as_flattened_mut().iter_mut().zip(blocks.chunks(4)) {
+            let mut four = [0; 4];
+            four[..bytes.len()].copy_from_slice(bytes);
+            *word = u32::from_le_bytes(four);
+        }
+        let mut new = Self {
+            q: [0; COLUMNS],
+            mins: [0; OFFSET_SUBS],
+            d: [0.0; BLOCKS],
+            m: [0.0; BLOCKS],
+            steps: [1; SUBS],
+        };
+        B::integers(&words, blocks.len() / B::BYTES, &mut new);
+        new
+    }
+
+    /// `d s` of sub-block `j`.
+    pub fn scale<B: Integers>(&self, j: usize) -> f32 {
+        self.d[j * B::SUB / B::ELEMS] * f32::from(self.steps[j])
+    }
+
+    /// The offset of sub-block `j`, or what all share.
+    pub fn offset<B: Integers>(&self, j: usize) -> f32 {
+        self.m[j * B::SUB / B::ELEMS]
     }
 }
 
-/// The offset of sub-block `j`; of the first one, what they share.
-pub fn offset<B: Integers>(w: &Superblock, j: usize) -> f32 {
-    Plain::half(w.m[Superblock::block_of::<B>(j)])
+impl Sink<[u32; 1]> for Superblock {
+    fn q(&mut self, i: usize, [q]: [u32; 1]) {
+        self.q[4 * i..4 * i + 4].copy_from_slice(&q.to_le_bytes().map(|q| q as i8));
+    }
+
+    fn d(&mut self, i: usize, [d]: [u32; 1]) {
+        self.d[i] = Plain::half(d as u16);
+    }
+
+    fn m(&mut self, i: usize, [m]: [u32; 1]) {
+        self.m[i] = Plain::half(m as u16);
+    }
+
+    fn steps(&mut self, i: usize, [s]: [u32; 1]) {
+        self.steps[4 * i..4 * i + 4].copy_from_slice(&s.to_le_bytes().map(|s| s as i8));
+    }
+
+    fn mins(&mut self, i: usize, [m]: [u32; 1]) {
+        let [first, second] = MINS[i];
+        (self.mins[first], self.mins[second]) = (i64::from(m & 0xffff), i64::from(m >> 16));
+    }
 }
 
 /// `weight · x`, `weight` one row of blocks.
 pub fn product<B: Integers>(row: &[u8], x: &[f32]) -> f32 {
-    let superblocks: Vec<_> = row
-        .chunks(Superblock::bytes::<B>())
-        .zip(x.chunks(COLUMNS))
-        .collect();
+    let superblocks: Vec<_> = row.chunks(B::SUPERBLOCK).zip(x.chunks(COLUMNS)).collect();
     let mut total = None;
     for part in parts(superblocks.len()) {
         let mut y = 0.0f32;
@@ -46,8 +93,7 @@ pub fn product<B: Integers>(row: &[u8], x: &[f32]) -> f32 {
 }
 
 fn add_superblock<B: Integers>(blocks: &[u8], x: &[f32], mut y: f32) -> f32 {
-    let mut w = Superblock::ZERO;
-    w.take::<B>(blocks);
+    let w = Superblock::new::<B>(blocks);
     let (mut x, e) = block_fixed_point(x);
     x.resize(COLUMNS, 0);
     let q: Vec<i64> = w.q.iter().map(|q| i64::from(*q)).collect();
@@ -60,13 +106,13 @@ fn add_superblock<B: Integers>(blocks: &[u8], x: &[f32], mut y: f32) -> f32 {
     for chain in 0..4 {
         let mut p = 0.0;
         if let (0, Offsets::Shared { .. }) = (chain, B::OFFSETS) {
-            let m = sums.iter().zip(w.mins).map(|(s, m)| s * i64::from(m));
-            p = -(offset::<B>(&w, 0) * m.sum::<i64>() as f32);
+            let m = sums.iter().zip(w.mins).map(|(s, m)| s * m);
+            p = -(w.offset::<B>(0) * m.sum::<i64>() as f32);
         }
         for j in (chain..t.len()).step_by(4) {
-            p = scale::<B>(&w, j).mul_add(t[j], p);
+            p = w.scale::<B>(j).mul_add(t[j], p);
             if B::OFFSETS == Offsets::Own {
-                p = offset::<B>(&w, j).mul_add(sums[j] as f32, p);
+                p = w.offset::<B>(j).mul_add(sums[j] as f32, p);
             }
         }
         y = ((e - 23) as f32).exp2().mul_add(p, y);

@@ -3,15 +3,13 @@
 //! follows them, a few float32 operations for each sub-block, has an order to keep;
 //! `definition.rs` says the same in plain words, and the tests compare the bits.
 //!
-//! Lanes are rows of weights. Rows are taken apart, as many as there are lanes, and put side by
-//! side: a sum has no lanes to be folded, and what follows it is vectors too. That pays even where
-//! each weight is used once.
-
-use std::ops::Range;
+//! Lanes are rows of weights. Rows are put side by side, as many as there are lanes, and taken apart
+//! all at once: a sum has no lanes to be folded, and what follows it is vectors too. That pays even
+//! where each weight is used once.
 
 use super::fixed::{Fixed, QUADS};
 use super::simd::{Group, Isa, Word, LANES};
-use crate::quant::{Integers, Offsets, Superblock, BLOCKS, COLUMNS, OFFSET_SUBS, SUBS, SUM_BITS};
+use crate::quant::{Integers, Offsets, Sink, COLUMNS, OFFSET_SUBS, SUBS, SUM_BITS, WORDS};
 
 /// What a unit of the upper parts of the sums of x stands for in X.
 const UPPER: f32 = (1 << SUM_BITS) as f32;
@@ -42,108 +40,121 @@ pub struct Panel {
     subs: usize,
 }
 
-/// The rows of a panel, taken apart one by one.
-pub type Apart = [Superblock; LANES];
-
-/// Where the parts of a [`Superblock`] are among its pieces.
-mod piece {
-    use super::*;
-
-    pub const D: usize = COLUMNS / 16;
-    pub const M: usize = D + 2 * BLOCKS / 16;
-    pub const MINS: usize = M + 2 * BLOCKS / 16;
-    pub const STEPS: usize = MINS + 2 * OFFSET_SUBS / 16;
-}
-
 impl Panel {
     /// No weights.
     pub const ZERO: Self = Self {
-        quads: [[[0; 4]; LANES]; QUADS],
+        quads: [[0; LANES]; QUADS],
         scales: [[0.0; LANES]; SUBS],
         offsets: [[0.0; LANES]; OFFSET_SUBS],
-        mins: [[[0; 4]; LANES]; OFFSET_SUBS / 2],
+        mins: [[0; LANES]; OFFSET_SUBS / 2],
         subs: 0,
     };
 
-    /// Takes superblock `s` of up to [`LANES`] rows of `n_in`, by way of `apart`; lanes without a
-    /// row hold what no one reads. The same of the `next` rows is asked for: row by row is no order
-    /// that a processor foresees.
+    /// Takes superblock `s` of the first `n` of `rows`, of `n_in` each, by way of `words`; lanes
+    /// without a row hold what no one reads. Rows that come later are asked for: one after another
+    /// in each of many rows is no order that a processor foresees.
     #[inline(always)]
     pub fn take<I: Isa, B: Integers>(
         &mut self,
-        apart: &mut Apart,
-        rows: &[u8],
-        ahead: &[u8],
+        words: &mut [I::Words; WORDS],
+        (rows, n): (&[u8], usize),
         n_in: usize,
         s: usize,
     ) {
-        let bytes = Superblock::bytes::<B>();
-        let row_bytes = row_bytes::<B>(n_in);
-        let blocks = s * bytes..row_bytes.min((s + 1) * bytes);
-        self.subs = blocks.len() / B::BYTES * (B::ELEMS / B::SUB);
-        let mut ahead = ahead.chunks(bytes);
-        for (row, apart) in rows.chunks_exact(row_bytes).zip(&mut *apart) {
-            apart.take::<B>(&row[blocks.clone()]);
-            I::prefetch(ahead.next().unwrap_or_default());
-        }
-        for (i, quads) in self.quads.as_chunks_mut().0.iter_mut().enumerate() {
-            I::interleave::<true>(apart, i, quads);
-        }
-        self.take_scales::<I, B>(apart);
-        if B::OFFSETS != Offsets::None {
-            self.take_offsets::<I, B>(apart);
-        }
-    }
-
-    #[inline(always)]
-    fn take_scales<I: Isa, B: Integers>(&mut self, apart: &Apart) {
-        let (mut d, mut steps) = ([[[0; 4]; LANES]; 4], [[[0; 4]; LANES]; 4]);
-        I::interleave::<false>(apart, piece::D, &mut d);
-        if B::HAS_STEPS {
-            I::interleave::<false>(apart, piece::STEPS, &mut steps);
-        }
-        for strip in 0..I::STRIPS {
-            for j in 0..COLUMNS / B::SUB {
-                let mut scale = half::<I, B>(&d, strip, j);
-                if B::HAS_STEPS {
-                    let steps = I::words(&steps[j / 4], strip);
-                    scale = I::multiply(scale, I::bytes(steps, j % 4));
+        const { B::PROOF };
+        let (width, row_bytes) = (LANES / I::STRIPS, row_bytes::<B>(n_in));
+        let first = s * B::SUPERBLOCK;
+        let bytes = B::SUPERBLOCK.min(row_bytes - first);
+        let blocks = bytes / B::BYTES;
+        self.subs = blocks * (B::ELEMS / B::SUB);
+        let later = LANES * (row_bytes + first);
+        let mut later = rows[later.min(rows.len())..].chunks(16 * PIECES * width);
+        for strip in 0..n.div_ceil(width) {
+            let rows = &rows[strip * width * row_bytes..];
+            let from = &rows[first..];
+            let pieces = &mut words.as_chunks_mut().0[..bytes.div_ceil(16)];
+            if (width - 1) * row_bytes + 16 * pieces.len() <= from.len() {
+                for (i, pieces) in pieces.chunks_mut(PIECES).enumerate() {
+                    I::interleave(&from[16 * PIECES * i..], row_bytes, pieces);
+                    I::prefetch(later.next().unwrap_or_default());
                 }
-                I::store(scale, &mut self.scales[j], strip);
+            } else {
+                // Too few rows, or the last ones: nothing past their end may be read.
+                let mut padded = [[0; 4 * WORDS]; LANES];
+                for (padded, row) in padded.iter_mut().zip(rows.chunks_exact(row_bytes)) {
+                    padded[..bytes].copy_from_slice(&row[first..][..bytes]);
+                }
+                I::interleave(padded.as_flattened(), 4 * WORDS, pieces);
             }
-        }
-    }
-
-    #[inline(always)]
-    fn take_offsets<I: Isa, B: Integers>(&mut self, apart: &Apart) {
-        let mut m = [[[0; 4]; LANES]; 4];
-        I::interleave::<false>(apart, piece::M, &mut m);
-        let units = if B::OFFSETS.is_shared() {
-            I::interleave::<false>(apart, piece::MINS, &mut self.mins);
-            1
-        } else {
-            OFFSET_SUBS
-        };
-        for strip in 0..I::STRIPS {
-            for j in 0..units {
-                I::store(half::<I, B>(&m, strip, j), &mut self.offsets[j], strip);
-            }
+            let mut place = Place::<I> {
+                panel: self,
+                strip,
+                d: I::splat(0.0),
+                has_steps: B::HAS_STEPS,
+            };
+            B::integers(words, blocks, &mut place);
         }
     }
 }
 
-/// The half of sub-block `j`.
-#[inline(always)]
-fn half<I: Isa, B: Integers>(halves: &[[Word; LANES]; 4], strip: usize, j: usize) -> I::Vector {
-    let block = Superblock::block_of::<B>(j);
-    I::halves(I::words(&halves[block / 2], strip), block % 2 == 1)
+/// Pieces of 16 bytes of each row that are read before more is asked for.
+const PIECES: usize = 4;
+
+/// The rows of one vector in a panel.
+struct Place<'a, I: Isa> {
+    panel: &'a mut Panel,
+    strip: usize,
+    /// Where scales have steps.
+    d: I::Vector,
+    has_steps: bool,
+}
+
+impl<I: Isa> Sink<I::Words> for Place<'_, I> {
+    #[inline(always)]
+    fn q(&mut self, i: usize, q: I::Words) {
+        I::store_words(I::weights(q), &mut self.panel.quads[i % QUADS], self.strip);
+    }
+
+    #[inline(always)]
+    fn d(&mut self, i: usize, d: I::Words) {
+        self.d = I::halves(d);
+        if !self.has_steps {
+            I::store(self.d, &mut self.panel.scales[i % SUBS], self.strip);
+        }
+    }
+
+    #[inline(always)]
+    fn m(&mut self, i: usize, m: I::Words) {
+        I::store(
+            I::halves(m),
+            &mut self.panel.offsets[i % OFFSET_SUBS],
+            self.strip,
+        );
+    }
+
+    #[inline(always)]
+    fn steps(&mut self, i: usize, s: I::Words) {
+        for j in 0..4 {
+            let scale = I::multiply(self.d, I::bytes(s, j));
+            I::store(
+                scale,
+                &mut self.panel.scales[(4 * i + j) % SUBS],
+                self.strip,
+            );
+        }
+    }
+
+    #[inline(always)]
+    fn mins(&mut self, i: usize, m: I::Words) {
+        I::store_words(m, &mut self.panel.mins[i % (OFFSET_SUBS / 2)], self.strip);
+    }
 }
 
 /// What the sum of a panel needs to know about its type.
 #[derive(Clone, Copy)]
 pub struct Shape {
-    /// Columns of a sub-block: the `SUB` of [`tile`].
-    pub sub: usize,
+    /// The `N` of [`tile`].
+    pub quads: usize,
     offsets: Offsets,
     is_narrow: bool,
 }
@@ -151,7 +162,7 @@ pub struct Shape {
 impl Shape {
     pub fn of<B: Integers>() -> Self {
         Self {
-            sub: B::SUB,
+            quads: B::SUB / 4,
             offsets: B::OFFSETS,
             is_narrow: B::IS_NARROW,
         }
@@ -159,9 +170,9 @@ impl Shape {
 }
 
 /// Adds one part of the rows' sums to `totals`, or makes it their first: `panels` are its
-/// superblocks, `x` the same ones of `C` rows of x.
+/// superblocks, `x` the same ones of `C` rows of x. Sub-blocks have `N` times four columns.
 #[inline(always)]
-pub fn tile<I: Isa, const SUB: usize, const C: usize>(
+pub fn tile<I: Isa, const N: usize, const C: usize>(
     shape: Shape,
     panels: &[Panel],
     x: &[[Fixed; C]],
@@ -170,7 +181,17 @@ pub fn tile<I: Isa, const SUB: usize, const C: usize>(
 ) {
     let mut y = [[0.0; LANES]; C];
     for (w, x) in panels.iter().zip(x) {
-        add_superblock::<I, SUB, C>(shape, w, x, &mut y);
+        let mut strip = 0;
+        while strip < I::STRIPS {
+            // One row of x has too few sums in flight to hide the latency of one.
+            if C == 1 && strip + 1 < I::STRIPS {
+                add_superblock::<I, N, C, 2>(shape, w, x, strip, &mut y);
+                strip += 2;
+            } else {
+                add_superblock::<I, N, C, 1>(shape, w, x, strip, &mut y);
+                strip += 1;
+            }
+        }
     }
     for (total, y) in totals.iter_mut().zip(&y) {
         for strip in 0..I::STRIPS {
@@ -183,39 +204,44 @@ pub fn tile<I: Isa, const SUB: usize, const C: usize>(
     }
 }
 
-/// `y` and one superblock.
+/// `y` and one superblock, in the lanes of `S` vectors from `strip` on.
 #[inline(always)]
-fn add_superblock<I: Isa, const SUB: usize, const C: usize>(
+fn add_superblock<I: Isa, const N: usize, const C: usize, const S: usize>(
     shape: Shape,
     w: &Panel,
     x: &[Fixed; C],
+    strip: usize,
     y: &mut [Group; C],
 ) {
-    for strip in 0..I::STRIPS {
-        for t in 0..4 {
-            let mut p = [I::splat(0.0); C];
-            if t == 0 && shape.offsets.is_shared() {
-                let unit = I::load(&w.offsets[0], strip);
-                for (p, x) in p.iter_mut().zip(x) {
-                    *p = I::negated_product(unit, minimum::<I>(w, x, strip));
+    for t in 0..4 {
+        let mut p = [[I::splat(0.0); S]; C];
+        if t == 0 && shape.offsets.is_shared() {
+            for (p, x) in p.iter_mut().zip(x) {
+                for (s, p) in p.iter_mut().enumerate() {
+                    let unit = I::load(&w.offsets[0], strip + s);
+                    *p = I::negated_product(unit, minimum::<I>(w, x, strip + s));
                 }
             }
-            for sub in (t..w.subs).step_by(4) {
-                let sums = sub_block::<I, SUB, C>(w, x, strip, sub, shape.is_narrow);
-                let scale = I::load(&w.scales[sub % SUBS], strip);
-                for (p, sum) in p.iter_mut().zip(sums) {
-                    *p = I::fma(scale, sum, *p);
+        }
+        for sub in (t..w.subs).step_by(4) {
+            let sums = sub_block::<I, N, C, S>(w, x, strip, sub, shape.is_narrow);
+            for s in 0..S {
+                let scale = I::load(&w.scales[sub % SUBS], strip + s);
+                for (p, sums) in p.iter_mut().zip(&sums) {
+                    p[s] = I::fma(scale, sums[s], p[s]);
                 }
                 if shape.offsets == Offsets::Own {
-                    let offset = I::load(&w.offsets[sub % OFFSET_SUBS], strip);
+                    let offset = I::load(&w.offsets[sub % OFFSET_SUBS], strip + s);
                     for (p, x) in p.iter_mut().zip(x) {
-                        *p = I::fma(offset, I::splat(x.sums[sub % OFFSET_SUBS]), *p);
+                        p[s] = I::fma(offset, I::splat(x.sums[sub % OFFSET_SUBS]), p[s]);
                     }
                 }
             }
-            for ((y, p), x) in y.iter_mut().zip(p).zip(x) {
-                let sum = I::fma(I::splat(x.unit), p, I::load(y, strip));
-                I::store(sum, y, strip);
+        }
+        for ((y, p), x) in y.iter_mut().zip(p).zip(x) {
+            for (s, p) in p.into_iter().enumerate() {
+                let sum = I::fma(I::splat(x.unit), p, I::load(y, strip + s));
+                I::store(sum, y, strip + s);
             }
         }
     }
@@ -223,63 +249,56 @@ fn add_superblock<I: Isa, const SUB: usize, const C: usize>(
 
 /// The sums of sub-block `sub`, its integers rounded once.
 #[inline(always)]
-fn sub_block<I: Isa, const SUB: usize, const C: usize>(
+fn sub_block<I: Isa, const N: usize, const C: usize, const S: usize>(
     w: &Panel,
     x: &[Fixed; C],
     strip: usize,
     sub: usize,
     is_narrow: bool,
-) -> [I::Vector; C] {
-    // Numbers that the compiler knows to be in bounds.
-    let sub = sub % (COLUMNS / SUB);
-    let quads = sub * SUB / 4..(sub + 1) * SUB / 4;
-    let starts = if SUB == COLUMNS / SUBS { 0 } else { SUBS };
-    let mut sums = [I::start(&[0; 3]); C];
-    for (sum, x) in sums.iter_mut().zip(x) {
-        *sum = I::start(&x.limbs.starts[starts + sub]);
+) -> [[I::Vector; S]; C] {
+    // A number that the compiler knows to be in bounds.
+    let sub = sub % (QUADS / N);
+    let starts = if QUADS / N == SUBS { 0 } else { SUBS };
+    let mut sums = [[I::start(&[0; 3]); S]; C];
+    for (sums, x) in sums.iter_mut().zip(x) {
+        *sums = [I::start(&x.limbs.starts[starts + sub]); S];
     }
-    for i in quads.clone() {
-        let w = I::words(&w.quads[i], strip);
-        for (sum, x) in sums.iter_mut().zip(x) {
-            *sum = I::dot(w, &x.limbs.words[i], *sum);
+    let w: &[_; N] = &w.quads.as_chunks().0[sub];
+    for (i, w) in w.iter().enumerate() {
+        for s in 0..S {
+            let q = I::words(w, strip + s);
+            for (sums, x) in sums.iter_mut().zip(x) {
+                let x: &[_; N] = &x.limbs.words.as_chunks().0[sub];
+                sums[s] = I::dot(q, &x[i], sums[s]);
+            }
         }
     }
-    let mut rounded = [I::splat(0.0); C];
-    for ((rounded, sum), x) in rounded.iter_mut().zip(sums).zip(x) {
-        let mut sum = sum;
+    let mut rounded = [[I::splat(0.0); S]; C];
+    for ((rounded, mut sums), x) in rounded.iter_mut().zip(sums).zip(x) {
         if x.limbs.has_carry {
-            sum = add_carry::<I>(w, x, strip, quads.clone(), sum);
+            let x: &[_; N] = &x.limbs.words.as_chunks().0[sub];
+            for (w, x) in w.iter().zip(x) {
+                for (s, sum) in sums.iter_mut().enumerate() {
+                    *sum = I::dot_carry(I::words(w, strip + s), x, *sum);
+                }
+            }
         }
-        *rounded = I::rounded(sum, is_narrow);
+        for (rounded, sum) in rounded.iter_mut().zip(sums) {
+            *rounded = I::rounded(sum, is_narrow);
+        }
     }
     rounded
-}
-
-/// `sum` and the products of the carry.
-#[inline(always)]
-fn add_carry<I: Isa>(
-    w: &Panel,
-    x: &Fixed,
-    strip: usize,
-    quads: Range<usize>,
-    mut sum: I::Sums,
-) -> I::Sums {
-    for i in quads {
-        sum = I::dot_carry(I::words(&w.quads[i], strip), &x.limbs.words[i], sum);
-    }
-    sum
 }
 
 /// The sum of minimums times sums of x, rounded once.
 #[inline(always)]
 fn minimum<I: Isa>(w: &Panel, x: &Fixed, strip: usize) -> I::Vector {
     let (mut upper, mut lower) = (I::no_words(), I::no_words());
-    let words = |sums: &[i16; OFFSET_SUBS]| -> [Word; OFFSET_SUBS / 2] { bytemuck::cast(*sums) };
-    let x = words(&x.upper).into_iter().zip(words(&x.lower));
+    let x = x.upper.iter().zip(&x.lower);
     for (mins, (x_upper, x_lower)) in w.mins.iter().zip(x) {
         let mins = I::words(mins, strip);
-        upper = I::dot_pairs(mins, I::word(x_upper), upper);
-        lower = I::dot_pairs(mins, I::word(x_lower), lower);
+        upper = I::dot_pairs(mins, I::word(*x_upper), upper);
+        lower = I::dot_pairs(mins, I::word(*x_lower), lower);
     }
     I::fma(I::floats(upper), I::splat(UPPER), I::floats(lower))
 }
@@ -385,21 +404,24 @@ mod tests {
             let mut out = vec![Vec::new(); self.wanted];
             let n = superblocks(self.n_in);
             let (shape, x) = (Shape::of::<B>(), fixed::<I, C>(self.x));
-            let mut apart = [Superblock::ZERO; LANES];
+            let mut words = [I::no_words(); WORDS];
             let mut panels = vec![Panel::ZERO; longest_part(n)];
-            for rows in self.weight.chunks(LANES * row_bytes::<B>(self.n_in)) {
+            let row_bytes = row_bytes::<B>(self.n_in);
+            let mut rest = self.weight;
+            while !rest.is_empty() {
+                let n_rows = LANES.min(rest.len() / row_bytes);
                 let mut totals = [[0.0; LANES]; C];
                 for (i, part) in parts(n).enumerate() {
                     for (panel, s) in panels.iter_mut().zip(part.clone()) {
-                        panel.take::<I, B>(&mut apart, rows, &[], self.n_in, s);
+                        panel.take::<I, B>(&mut words, (rest, n_rows), self.n_in, s);
                     }
                     let (panels, x) = (&panels[..part.len()], &x[part]);
-                    match B::SUB {
-                        16 => tile::<I, 16, C>(shape, panels, x, i == 0, &mut totals),
-                        _ => tile::<I, 32, C>(shape, panels, x, i == 0, &mut totals),
+                    match shape.quads {
+                        4 => tile::<I, 4, C>(shape, panels, x, i == 0, &mut totals),
+                        _ => tile::<I, 8, C>(shape, panels, x, i == 0, &mut totals),
                     }
                 }
-                let n_rows = rows.len() / row_bytes::<B>(self.n_in);
+                rest = &rest[n_rows * row_bytes..];
                 for (out, totals) in out.iter_mut().zip(&totals) {
                     out.extend(totals[..n_rows].iter().map(|y| y.to_bits()));
                 }
@@ -475,16 +497,15 @@ mod tests {
         type Out = Option<Vec<f64>>;
 
         fn integers<B: Integers>(self) -> Self::Out {
-            let mut w = Superblock::ZERO;
-            w.take::<B>(self.0);
+            let w = definition::Superblock::new::<B>(self.0);
             let weight = |(i, q): (usize, &i8)| {
                 let sub = i / B::SUB;
-                let scaled = f64::from(definition::scale::<B>(&w, sub)) * f64::from(*q);
-                let offset = |j| f64::from(definition::offset::<B>(&w, j));
+                let scaled = f64::from(w.scale::<B>(sub)) * f64::from(*q);
+                let offset = |j| f64::from(w.offset::<B>(j));
                 scaled
                     + match B::OFFSETS {
                         Offsets::None => 0.0,
-                        Offsets::Shared { .. } => -offset(0) * f64::from(w.mins[sub]),
+                        Offsets::Shared { .. } => -offset(0) * w.mins[sub] as f64,
                         Offsets::Own => offset(sub),
                     }
             };

@@ -1,8 +1,8 @@
 //! Activations as block fixed point: integers with one exponent for 256 columns of a row, as
 //! [`crate::plan::Op::MatVec`] defines them.
 
-use super::simd::{Isa, Word};
-use crate::quant::{COLUMNS, OFFSET_SUBS, SUBS, SUM_BITS};
+use super::simd::{pair, Isa, Word};
+use crate::quant::{COLUMNS, MINS, OFFSET_SUBS, SUBS, SUM_BITS};
 
 /// Words of four columns that a superblock has.
 pub const QUADS: usize = COLUMNS / 4;
@@ -22,7 +22,7 @@ pub struct Limbs {
 impl Limbs {
     /// Zeros.
     pub const ZERO: Self = Self {
-        words: [[[0; 4]; 4]; QUADS],
+        words: [[0; 4]; QUADS],
         starts: [[0; 3]; SUBS + OFFSET_SUBS],
         has_carry: false,
     };
@@ -35,9 +35,10 @@ pub struct Fixed {
     pub limbs: Limbs,
     /// The sum of X over 32 columns each, rounded once.
     pub sums: [f32; OFFSET_SUBS],
-    /// The same sums exactly, `upper << SUM_BITS` plus `lower`.
-    pub upper: [i16; OFFSET_SUBS],
-    pub lower: [i16; OFFSET_SUBS],
+    /// The same sums exactly, `upper << SUM_BITS` plus `lower`, 16 bits each, in the order of
+    /// [`MINS`].
+    pub upper: [Word; OFFSET_SUBS / 2],
+    pub lower: [Word; OFFSET_SUBS / 2],
     /// What 1 of X stands for.
     pub unit: f32,
 }
@@ -65,8 +66,8 @@ impl Fixed {
     pub const ZERO: Self = Self {
         limbs: Limbs::ZERO,
         sums: [0.0; OFFSET_SUBS],
-        upper: [0; OFFSET_SUBS],
-        lower: [0; OFFSET_SUBS],
+        upper: [0; OFFSET_SUBS / 2],
+        lower: [0; OFFSET_SUBS / 2],
         unit: 0.0,
     };
 
@@ -96,12 +97,16 @@ impl Fixed {
             *integer = (hi << 12) + lo;
         }
         I::limbs(&integers, &mut self.limbs);
+        let (mut upper, mut lower) = ([0; OFFSET_SUBS], [0; OFFSET_SUBS]);
         for (i, columns) in integers.as_chunks::<32>().0.iter().enumerate() {
             let sum = columns.iter().sum::<i32>();
             self.sums[i] = sum as f32;
-            let upper = (sum + (1 << (SUM_BITS - 1))) >> SUM_BITS;
-            self.upper[i] = upper as i16;
-            self.lower[i] = (sum - (upper << SUM_BITS)) as i16;
+            upper[i] = (sum + (1 << (SUM_BITS - 1))) >> SUM_BITS;
+            lower[i] = sum - (upper[i] << SUM_BITS);
+        }
+        for (i, [first, second]) in MINS.into_iter().enumerate() {
+            self.upper[i] = pair(upper[first], upper[second]);
+            self.lower[i] = pair(lower[first], lower[second]);
         }
         true
     }

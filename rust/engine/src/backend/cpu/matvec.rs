@@ -14,7 +14,7 @@ use super::simd::{self, Group, Isa, Level, Task, LANES};
 use crate::error::{Error, Result};
 use crate::plan::parts::{longest_part, parts};
 use crate::plan::{BufferId, Op};
-use crate::quant::{self, Block, Integers, QuantType, SumsVisitor, Superblock, COLUMNS};
+use crate::quant::{self, Block, Integers, QuantType, SumsVisitor, COLUMNS, WORDS};
 
 /// One weight matrix to be multiplied with the rows of `x`.
 pub struct Product<'a> {
@@ -77,10 +77,6 @@ pub fn scratch_bytes(
     let (groups, superblocks) = (product::groups(n_in), exact::superblocks(n_in));
     if integers {
         parts.push(bytes(superblocks.saturating_mul(m), size_of::<Fixed>()));
-        parts.push(bytes(
-            LANES.saturating_mul(threads),
-            size_of::<Superblock>(),
-        ));
         let panels = longest_part(superblocks).saturating_mul(threads);
         parts.push(bytes(panels, size_of::<Panel>()));
         parts.push(bytes(m.saturating_mul(threads), size_of::<Group>()));
@@ -377,51 +373,17 @@ struct Job<'a> {
 impl SumsVisitor for Job<'_> {
     type Out = Result<()>;
 
-    fn integers<B: Integers>(self) -> Result<()> {
+    fn integers<B: Integers>(mut self) -> Result<()> {
         let (level, n_in) = (self.level, self.n_in);
         let m = self.x.len() / n_in;
-        let superblocks = exact::superblocks(n_in);
-        let mut workspace = self.workspaces.take(longest_part(superblocks), m)?;
-        let Workspace {
-            apart,
-            panels,
-            totals,
-        } = &mut workspace;
-        let row_bytes = n_in / B::ELEMS * B::BYTES;
-        let mut rest = self.rows;
-        for out in self.out.chunks_mut(LANES * m) {
-            let (rows, after) = rest.split_at(out.len() / m * row_bytes);
-            let next = &after[..rows.len().min(after.len())];
-            rest = after;
-            for (i, part) in parts(superblocks).enumerate() {
-                let panels = &mut panels[..part.len()];
-                let take = Take::<B> {
-                    rows,
-                    next,
-                    n_in,
-                    first: part.start,
-                    apart,
-                    panels,
-                    block: std::marker::PhantomData,
-                };
-                simd::run(level, take);
-                for tile in self.fixed_tiles {
-                    let sums = IntSums {
-                        shape: Shape::of::<B>(),
-                        panels,
-                        x: &tile.x[part.start * tile.rows..][..part.len() * tile.rows],
-                        is_first: i == 0,
-                        totals: &mut totals[tile.first..][..tile.rows],
-                    };
-                    simd::run(level, sums);
-                }
-            }
-            for (r, out) in out.chunks_exact_mut(m).enumerate() {
-                for (out, total) in out.iter_mut().zip(&*totals) {
-                    *out = total[r];
-                }
-            }
-        }
+        let panels = longest_part(exact::superblocks(n_in));
+        let mut workspace = self.workspaces.take(panels, m)?;
+        let work = IntegerRows::<B> {
+            job: &mut self,
+            workspace: &mut workspace,
+            block: std::marker::PhantomData,
+        };
+        simd::run(level, work);
         self.workspaces.put(workspace);
         Ok(())
     }
@@ -469,9 +431,8 @@ impl SumsVisitor for Job<'_> {
 }
 
 /// What a job with weights that are integers works on.
+#[derive(Default)]
 struct Workspace {
-    /// [`LANES`].
-    apart: Vec<Superblock>,
     /// The superblocks of a part.
     panels: Vec<Panel>,
     /// One for each row of x.
@@ -491,14 +452,7 @@ impl Workspaces {
     /// One of at least so many panels, for `m` rows of x.
     fn take(&self, panels: usize, m: usize) -> Result<Workspace> {
         let idle = self.idle().pop();
-        let mut workspace = match idle {
-            Some(workspace) => workspace,
-            None => Workspace {
-                apart: filled(LANES, Superblock::ZERO, "the weights taken apart")?,
-                panels: Vec::new(),
-                totals: Vec::new(),
-            },
-        };
+        let mut workspace = idle.unwrap_or_default();
         if workspace.panels.len() < panels {
             resized(
                 &mut workspace.panels,
@@ -521,30 +475,53 @@ impl Workspaces {
     }
 }
 
-struct Take<'a, B> {
-    rows: &'a [u8],
-    /// As many rows that come next.
-    next: &'a [u8],
-    n_in: usize,
-    /// The first superblock.
-    first: usize,
-    apart: &'a mut [Superblock],
-    panels: &'a mut [Panel],
+/// All of a job: its rows, as many at once as there are lanes.
+struct IntegerRows<'a, 'b, B> {
+    job: &'a mut Job<'b>,
+    workspace: &'a mut Workspace,
     block: std::marker::PhantomData<B>,
 }
 
-impl<B: Integers> Task for Take<'_, B> {
+impl<B: Integers> Task for IntegerRows<'_, '_, B> {
     type Out = ();
 
     #[inline(always)]
     fn run<I: Isa>(self) {
-        let Some(apart) = self.apart.first_chunk_mut() else {
-            unreachable!("a workspace has so many")
-        };
-        for (i, panel) in self.panels.iter_mut().enumerate() {
-            let s = self.first + i;
-            let ahead = (s * LANES * Superblock::bytes::<B>()).min(self.next.len());
-            panel.take::<I, B>(apart, self.rows, &self.next[ahead..], self.n_in, s);
+        let Self { job, workspace, .. } = self;
+        let Workspace { panels, totals } = workspace;
+        let (n_in, m) = (job.n_in, job.x.len() / job.n_in);
+        let row_bytes = n_in / B::ELEMS * B::BYTES;
+        let superblocks = exact::superblocks(n_in);
+        let mut words = [I::no_words(); WORDS];
+        let mut rest = job.rows;
+        for out in job.out.chunks_mut(LANES * m) {
+            let n = out.len() / m;
+            for (i, part) in parts(superblocks).enumerate() {
+                let panels = &mut panels[..part.len()];
+                for (s, panel) in part.clone().zip(&mut *panels) {
+                    panel.take::<I, B>(&mut words, (rest, n), n_in, s);
+                }
+                for tile in job.fixed_tiles {
+                    let sums = IntSums {
+                        shape: Shape::of::<B>(),
+                        panels,
+                        x: &tile.x[part.start * tile.rows..][..part.len() * tile.rows],
+                        is_first: i == 0,
+                        totals: &mut totals[tile.first..][..tile.rows],
+                    };
+                    simd::run(job.level, sums);
+                }
+            }
+            rest = &rest[n * row_bytes..];
+            if let [total] = &totals[..] {
+                out.copy_from_slice(&total[..n]);
+                continue;
+            }
+            for (r, out) in out.chunks_exact_mut(m).enumerate() {
+                for (out, total) in out.iter_mut().zip(&*totals) {
+                    *out = total[r];
+                }
+            }
         }
     }
 }
@@ -587,9 +564,9 @@ impl IntSums<'_> {
                 is_first,
                 ..
             } = self;
-            match shape.sub {
-                16 => exact::tile::<I, 16, C>(shape, panels, x, is_first, totals),
-                _ => exact::tile::<I, 32, C>(shape, panels, x, is_first, totals),
+            match shape.quads {
+                4 => exact::tile::<I, 4, C>(shape, panels, x, is_first, totals),
+                _ => exact::tile::<I, 8, C>(shape, panels, x, is_first, totals),
             }
         }
     }

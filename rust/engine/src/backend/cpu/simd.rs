@@ -4,7 +4,7 @@
 use std::sync::OnceLock;
 
 use super::fixed::Limbs;
-use crate::quant::{Arithmetic, Superblock, COLUMNS, SUBS};
+use crate::quant::{Arithmetic, Words, COLUMNS};
 
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -15,8 +15,20 @@ pub const LANES: usize = 32;
 /// One number for each lane.
 pub type Group = [f32; LANES];
 
-/// 32 bits of a lane, in the processor's order of bytes: one integer, two 16-bit ones or four bytes.
-pub type Word = [u8; 4];
+/// 32 bits of a lane: one integer, two 16-bit ones or four bytes, the first one the lowest.
+pub type Word = u32;
+
+/// Two integers that fit 16 bits.
+#[inline(always)]
+pub fn pair(first: i32, second: i32) -> Word {
+    first as u32 & 0xffff | (second as u32) << 16
+}
+
+/// The integers of a pair.
+#[inline(always)]
+fn unpair(pair: Word) -> [i32; 2] {
+    [i32::from(pair as i16), pair as i32 >> 16]
+}
 
 /// An instruction set that the backend was compiled for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -158,33 +170,35 @@ pub trait Isa: Arithmetic {
     fn prefetch(_: &[u8]) {}
 
     /// As many words as a vector has floats.
-    type Words: Copy;
+    type Words: Words;
     /// The sums of a sub-block's products in each lane, limb by limb.
     type Sums: Copy;
     /// Zeros.
     fn no_words() -> Self::Words;
     /// Vector `strip` of a group of words.
     fn words(group: &[Word; LANES], strip: usize) -> Self::Words;
+    fn store_words(words: Self::Words, group: &mut [Word; LANES], strip: usize);
     /// The same word in every lane.
     fn word(word: Word) -> Self::Words;
     /// Of words of two 16-bit integers: `acc + a[0] * b[0] + a[1] * b[1]` in each lane.
     fn dot_pairs(a: Self::Words, b: Self::Words, acc: Self::Words) -> Self::Words;
     /// Of words of one integer.
     fn floats(integers: Self::Words) -> Self::Vector;
-    /// Of words of two halves: the first ones, or the second ones.
-    fn halves(words: Self::Words, second: bool) -> Self::Vector;
+    /// Of words whose lower 16 bits are a half.
+    fn halves(words: Self::Words) -> Self::Vector;
     /// Of words of four signed bytes: those at `i`.
     fn bytes(words: Self::Words, i: usize) -> Self::Vector;
 
     /// Cuts integers of up to 2^23 in size into limbs.
     fn limbs(x: &[i32; COLUMNS], out: &mut Limbs);
-    /// Puts words `4 i` to `4 i + 3` of each row side by side; `QUADS`: they are four weights each,
-    /// to become what [`Self::dot`] takes.
-    fn interleave<const QUADS: bool>(
-        rows: &[Superblock; LANES],
-        i: usize,
-        out: &mut [[Word; LANES]; 4],
-    );
+    /// Puts rows that begin `stride` bytes apart side by side, as many as a vector has lanes: four
+    /// words of each, `out.len()` times.
+    ///
+    /// # Panics
+    /// Where `bytes` end before that.
+    fn interleave(bytes: &[u8], stride: usize, out: &mut [[Self::Words; 4]]);
+    /// Four signed bytes of weights as [`Self::dot`] takes them.
+    fn weights(q: Self::Words) -> Self::Words;
     /// The sums of no columns, where the sub-block has the `starts` of [`Limbs`].
     fn start(starts: &[i32; 3]) -> Self::Sums;
     /// `sums` and the products of four columns.
@@ -201,18 +215,17 @@ pub trait Isa: Arithmetic {
 #[inline(always)]
 fn pair_limbs(x: &[i32; COLUMNS], out: &mut Limbs) {
     for (x, words) in x.as_chunks::<4>().0.iter().zip(&mut out.words) {
-        let hi = x.map(|x| ((x + (1 << 11)) >> 12) as i16);
-        let mut lo = [0; 4];
-        for ((lo, x), hi) in lo.iter_mut().zip(x).zip(hi) {
-            *lo = (x - (i32::from(hi) << 12)) as i16;
+        let hi = x.map(|x| (x + (1 << 11)) >> 12);
+        let mut lo = *x;
+        for (lo, hi) in lo.iter_mut().zip(hi) {
+            *lo -= hi << 12;
         }
-        let pairs = [
-            [hi[0], hi[2]],
-            [hi[1], hi[3]],
-            [lo[0], lo[2]],
-            [lo[1], lo[3]],
+        *words = [
+            pair(hi[0], hi[2]),
+            pair(hi[1], hi[3]),
+            pair(lo[0], lo[2]),
+            pair(lo[1], lo[3]),
         ];
-        *words = bytemuck::cast(pairs);
     }
     out.has_carry = false;
 }
@@ -281,12 +294,17 @@ impl Isa for Plain {
 
     #[inline(always)]
     fn no_words() -> [Word; 8] {
-        [[0; 4]; 8]
+        [0; 8]
     }
 
     #[inline(always)]
     fn words(group: &[Word; LANES], strip: usize) -> [Word; 8] {
         std::array::from_fn(|j| group[8 * strip + j])
+    }
+
+    #[inline(always)]
+    fn store_words(words: [Word; 8], group: &mut [Word; LANES], strip: usize) {
+        group[8 * strip..8 * strip + 8].copy_from_slice(&words);
     }
 
     #[inline(always)]
@@ -296,29 +314,28 @@ impl Isa for Plain {
 
     #[inline(always)]
     fn dot_pairs(a: [Word; 8], b: [Word; 8], acc: [Word; 8]) -> [Word; 8] {
-        let pair = |word: Word| bytemuck::cast::<Word, [i16; 2]>(word).map(i32::from);
         std::array::from_fn(|j| {
-            let ([a0, a1], [b0, b1]) = (pair(a[j]), pair(b[j]));
-            let sum = i32::from_ne_bytes(acc[j])
-                .wrapping_add(a0.wrapping_mul(b0))
-                .wrapping_add(a1.wrapping_mul(b1));
-            sum.to_ne_bytes()
+            let (a, b) = (unpair(a[j]), unpair(b[j]));
+            let sum = (acc[j] as i32)
+                .wrapping_add(a[0].wrapping_mul(b[0]))
+                .wrapping_add(a[1].wrapping_mul(b[1]));
+            sum as u32
         })
     }
 
     #[inline(always)]
     fn floats(integers: [Word; 8]) -> [f32; 8] {
-        integers.map(|word| i32::from_ne_bytes(word) as f32)
+        integers.map(|word| word as i32 as f32)
     }
 
     #[inline(always)]
-    fn halves(words: [Word; 8], second: bool) -> [f32; 8] {
-        words.map(|word| Self::half(bytemuck::cast::<Word, [u16; 2]>(word)[usize::from(second)]))
+    fn halves(words: [Word; 8]) -> [f32; 8] {
+        words.map(|word| Self::half(word as u16))
     }
 
     #[inline(always)]
     fn bytes(words: [Word; 8], i: usize) -> [f32; 8] {
-        words.map(|word| f32::from(word[i] as i8))
+        words.map(|word| f32::from((word >> (8 * i)) as i8))
     }
 
     #[inline(always)]
@@ -327,16 +344,18 @@ impl Isa for Plain {
     }
 
     #[inline(always)]
-    fn interleave<const QUADS: bool>(
-        rows: &[Superblock; LANES],
-        i: usize,
-        out: &mut [[Word; LANES]; 4],
-    ) {
-        for (r, row) in rows.iter().enumerate() {
-            for (word, out) in row.pieces()[i].as_chunks().0.iter().zip(&mut *out) {
-                out[r] = *word;
+    fn interleave(bytes: &[u8], stride: usize, out: &mut [[[Word; 8]; 4]]) {
+        for lane in 0..8 {
+            let words = bytes[lane * stride..][..16 * out.len()].as_chunks().0;
+            for (out, word) in out.as_flattened_mut().iter_mut().zip(words) {
+                out[lane] = u32::from_le_bytes(*word);
             }
         }
+    }
+
+    #[inline(always)]
+    fn weights(q: [Word; 8]) -> [Word; 8] {
+        q
     }
 
     #[inline(always)]
@@ -346,10 +365,10 @@ impl Isa for Plain {
 
     #[inline(always)]
     fn dot(q: [Word; 8], x: &[Word; 4], mut sums: Self::Sums) -> Self::Sums {
-        let x = x.map(|x| bytemuck::cast::<Word, [i16; 2]>(x).map(i32::from));
+        let x = x.map(unpair);
         for (sums, [even, odd]) in sums.iter_mut().zip([[x[0], x[1]], [x[2], x[3]]]) {
             for (sum, q) in sums.iter_mut().zip(q) {
-                let q = q.map(|q| i32::from(q as i8));
+                let q = q.to_le_bytes().map(|q| i32::from(q as i8));
                 *sum += q[0] * even[0] + q[1] * odd[0] + q[2] * even[1] + q[3] * odd[1];
             }
         }

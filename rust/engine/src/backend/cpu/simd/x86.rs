@@ -3,9 +3,8 @@
 use std::arch::x86_64::*;
 use std::mem::transmute;
 
-use super::{
-    fold_8, pair_limbs, Arithmetic, Group, Isa, Limbs, Superblock, Word, COLUMNS, LANES, SUBS,
-};
+use super::{fold_8, pair_limbs, Arithmetic, Group, Isa, Limbs, Word, Words, COLUMNS, LANES};
+use crate::quant::{four, SUBS};
 
 /// The hardware's conversion: as [`crate::quant::Plain`]'s, but a signalling NaN becomes quiet.
 #[inline(always)]
@@ -14,14 +13,14 @@ fn half(bits: u16) -> f32 {
     unsafe { _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(bits)))) }
 }
 
-/// A line of the nearest cache.
+/// Bytes of a line of the caches.
 const LINE: usize = 64;
 
 #[inline(always)]
 fn prefetch(bytes: &[u8]) {
     for line in bytes.chunks(LINE) {
         // SAFETY: SSE is part of every x86-64; a prefetch reads nothing.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
     }
 }
 
@@ -48,7 +47,7 @@ fn byte_limbs(x: &[i32; COLUMNS], out: &mut Limbs) {
     }
     for (limb, plane) in limbs.iter().enumerate() {
         for (words, bytes) in out.words.iter_mut().zip(plane.as_chunks::<4>().0) {
-            words[limb] = bytes.map(|byte| byte as u8);
+            words[limb] = u32::from_le_bytes(bytes.map(|byte| byte as u8));
         }
     }
     let [a, b, c, carry] = &limbs;
@@ -68,6 +67,44 @@ fn byte_limbs(x: &[i32; COLUMNS], out: &mut Limbs) {
     }
     for (start, [first, second]) in starts_32.iter_mut().zip(starts.as_chunks().0) {
         *start = std::array::from_fn(|limb| first[limb] + second[limb]);
+    }
+}
+
+impl Words for __m256i {
+    #[inline(always)]
+    fn and(self, mask: u32) -> Self {
+        // SAFETY: this code is inlined into functions compiled for AVX2 only.
+        unsafe { _mm256_and_si256(self, _mm256_set1_epi32(mask as i32)) }
+    }
+
+    #[inline(always)]
+    fn or(self, other: Self) -> Self {
+        // SAFETY: as above.
+        unsafe { _mm256_or_si256(self, other) }
+    }
+
+    #[inline(always)]
+    fn xor(self, mask: u32) -> Self {
+        // SAFETY: as above.
+        unsafe { _mm256_xor_si256(self, _mm256_set1_epi32(mask as i32)) }
+    }
+
+    #[inline(always)]
+    fn minus(self, x: u32) -> Self {
+        // SAFETY: as above.
+        unsafe { _mm256_sub_epi32(self, _mm256_set1_epi32(x as i32)) }
+    }
+
+    #[inline(always)]
+    fn left(self, bits: u32) -> Self {
+        // SAFETY: as above.
+        unsafe { _mm256_sllv_epi32(self, _mm256_set1_epi32(bits as i32)) }
+    }
+
+    #[inline(always)]
+    fn right(self, bits: u32) -> Self {
+        // SAFETY: as above.
+        unsafe { _mm256_srlv_epi32(self, _mm256_set1_epi32(bits as i32)) }
     }
 }
 
@@ -215,9 +252,15 @@ impl<const VNNI: bool> Isa for Avx2<VNNI> {
     }
 
     #[inline(always)]
+    fn store_words(words: __m256i, group: &mut [Word; LANES], strip: usize) {
+        // SAFETY: any bits are words.
+        group.as_chunks_mut().0[strip] = unsafe { transmute::<__m256i, [Word; 8]>(words) };
+    }
+
+    #[inline(always)]
     fn word(word: Word) -> __m256i {
         // SAFETY: as above.
-        unsafe { _mm256_set1_epi32(i32::from_ne_bytes(word)) }
+        unsafe { _mm256_set1_epi32(word as i32) }
     }
 
     #[inline(always)]
@@ -233,14 +276,10 @@ impl<const VNNI: bool> Isa for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    fn halves(words: __m256i, second: bool) -> __m256 {
+    fn halves(words: __m256i) -> __m256 {
         // SAFETY: as above, and for F16C.
         unsafe {
-            let bits = if second {
-                _mm256_srli_epi32::<16>(words)
-            } else {
-                _mm256_and_si256(words, _mm256_set1_epi32(0xffff))
-            };
+            let bits = words.and(0xffff);
             let packed = _mm256_packus_epi32(bits, bits);
             let bits = _mm256_permute4x64_epi64::<0b10_00>(packed);
             _mm256_cvtph_ps(_mm256_castsi256_si128(bits))
@@ -266,26 +305,28 @@ impl<const VNNI: bool> Isa for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    fn interleave<const QUADS: bool>(
-        rows: &[Superblock; LANES],
-        i: usize,
-        out: &mut [[Word; LANES]; 4],
-    ) {
-        for (strip, rows) in rows.as_chunks::<8>().0.iter().enumerate() {
-            // SAFETY: as above; any bits are words and vectors.
+    fn interleave(bytes: &[u8], stride: usize, out: &mut [[__m256i; 4]]) {
+        assert!(7 * stride + 16 * out.len() <= bytes.len());
+        for (i, out) in out.iter_mut().enumerate() {
+            // SAFETY: as above; the assertion says that every load is of 16 of the bytes.
             unsafe {
+                let at = bytes.as_ptr().add(16 * i);
+                let load = |row: usize| _mm_loadu_si128(at.add(row * stride).cast());
                 let mut r = [_mm256_setzero_si256(); 4];
                 for (k, r) in r.iter_mut().enumerate() {
-                    let piece = |row: usize| transmute::<[u8; 16], __m128i>(rows[row].pieces()[i]);
-                    *r = _mm256_set_m128i(piece(k + 4), piece(k));
+                    *r = _mm256_set_m128i(load(k + 4), load(k));
                 }
-                for (mut words, out) in transposed_256(r).into_iter().zip(&mut *out) {
-                    if VNNI && QUADS {
-                        words = _mm256_xor_si256(words, _mm256_set1_epi8(BIAS as i8));
-                    }
-                    out.as_chunks_mut().0[strip] = transmute::<__m256i, [Word; 8]>(words);
-                }
+                *out = transposed_256(r);
             }
+        }
+    }
+
+    #[inline(always)]
+    fn weights(q: __m256i) -> __m256i {
+        if VNNI {
+            q.xor(four(BIAS as u8))
+        } else {
+            q
         }
     }
 
@@ -359,6 +400,44 @@ impl<const VNNI: bool> Isa for Avx2<VNNI> {
             let (high, low) = (_mm256_cvtepi32_ps(high), _mm256_cvtepi32_ps(low));
             _mm256_fmadd_ps(high, _mm256_set1_ps(unit), low)
         }
+    }
+}
+
+impl Words for __m512i {
+    #[inline(always)]
+    fn and(self, mask: u32) -> Self {
+        // SAFETY: this code is inlined into functions compiled for AVX-512 only.
+        unsafe { _mm512_and_si512(self, _mm512_set1_epi32(mask as i32)) }
+    }
+
+    #[inline(always)]
+    fn or(self, other: Self) -> Self {
+        // SAFETY: as above.
+        unsafe { _mm512_or_si512(self, other) }
+    }
+
+    #[inline(always)]
+    fn xor(self, mask: u32) -> Self {
+        // SAFETY: as above.
+        unsafe { _mm512_xor_si512(self, _mm512_set1_epi32(mask as i32)) }
+    }
+
+    #[inline(always)]
+    fn minus(self, x: u32) -> Self {
+        // SAFETY: as above.
+        unsafe { _mm512_sub_epi32(self, _mm512_set1_epi32(x as i32)) }
+    }
+
+    #[inline(always)]
+    fn left(self, bits: u32) -> Self {
+        // SAFETY: as above.
+        unsafe { _mm512_sllv_epi32(self, _mm512_set1_epi32(bits as i32)) }
+    }
+
+    #[inline(always)]
+    fn right(self, bits: u32) -> Self {
+        // SAFETY: as above.
+        unsafe { _mm512_srlv_epi32(self, _mm512_set1_epi32(bits as i32)) }
     }
 }
 
@@ -507,9 +586,15 @@ impl<const VNNI: bool> Isa for Avx512<VNNI> {
     }
 
     #[inline(always)]
+    fn store_words(words: __m512i, group: &mut [Word; LANES], strip: usize) {
+        // SAFETY: any bits are words.
+        group.as_chunks_mut().0[strip] = unsafe { transmute::<__m512i, [Word; 16]>(words) };
+    }
+
+    #[inline(always)]
     fn word(word: Word) -> __m512i {
         // SAFETY: as above.
-        unsafe { _mm512_set1_epi32(i32::from_ne_bytes(word)) }
+        unsafe { _mm512_set1_epi32(word as i32) }
     }
 
     #[inline(always)]
@@ -531,16 +616,9 @@ impl<const VNNI: bool> Isa for Avx512<VNNI> {
     }
 
     #[inline(always)]
-    fn halves(words: __m512i, second: bool) -> __m512 {
+    fn halves(words: __m512i) -> __m512 {
         // SAFETY: as above.
-        unsafe {
-            let bits = if second {
-                _mm512_srli_epi32::<16>(words)
-            } else {
-                words
-            };
-            _mm512_cvtph_ps(_mm512_cvtepi32_epi16(bits))
-        }
+        unsafe { _mm512_cvtph_ps(_mm512_cvtepi32_epi16(words)) }
     }
 
     #[inline(always)]
@@ -562,29 +640,31 @@ impl<const VNNI: bool> Isa for Avx512<VNNI> {
     }
 
     #[inline(always)]
-    fn interleave<const QUADS: bool>(
-        rows: &[Superblock; LANES],
-        i: usize,
-        out: &mut [[Word; LANES]; 4],
-    ) {
-        for (strip, rows) in rows.as_chunks::<16>().0.iter().enumerate() {
-            // SAFETY: as above; any bits are words and vectors.
+    fn interleave(bytes: &[u8], stride: usize, out: &mut [[__m512i; 4]]) {
+        assert!(15 * stride + 16 * out.len() <= bytes.len());
+        for (i, out) in out.iter_mut().enumerate() {
+            // SAFETY: as above; the assertion says that every load is of 16 of the bytes.
             unsafe {
+                let at = bytes.as_ptr().add(16 * i);
+                let load = |row: usize| _mm_loadu_si128(at.add(row * stride).cast());
                 let mut r = [_mm512_setzero_si512(); 4];
                 for (k, r) in r.iter_mut().enumerate() {
-                    let piece = |row: usize| transmute::<[u8; 16], __m128i>(rows[row].pieces()[i]);
-                    let low = _mm512_castsi128_si512(piece(k));
-                    let low = _mm512_inserti32x4::<1>(low, piece(k + 4));
-                    let low = _mm512_inserti32x4::<2>(low, piece(k + 8));
-                    *r = _mm512_inserti32x4::<3>(low, piece(k + 12));
+                    let first = _mm512_castsi128_si512(load(k));
+                    let two = _mm512_inserti32x4::<1>(first, load(k + 4));
+                    let three = _mm512_inserti32x4::<2>(two, load(k + 8));
+                    *r = _mm512_inserti32x4::<3>(three, load(k + 12));
                 }
-                for (mut words, out) in transposed_512(r).into_iter().zip(&mut *out) {
-                    if VNNI && QUADS {
-                        words = _mm512_xor_si512(words, _mm512_set1_epi8(BIAS as i8));
-                    }
-                    out.as_chunks_mut().0[strip] = transmute::<__m512i, [Word; 16]>(words);
-                }
+                *out = transposed_512(r);
             }
+        }
+    }
+
+    #[inline(always)]
+    fn weights(q: __m512i) -> __m512i {
+        if VNNI {
+            q.xor(four(BIAS as u8))
+        } else {
+            q
         }
     }
 
