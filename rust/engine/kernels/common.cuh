@@ -53,6 +53,7 @@ constexpr float F16_MAX = 65504.0f;
 DEVICE uint32_t float_as_u32(float x) { return __float_as_uint(x); }
 DEVICE float u32_as_float(uint32_t x) { return __uint_as_float(x); }
 DEVICE float infinity_f32() { return __uint_as_float(0x7f800000u); }
+DEVICE float nan_f32() { return __uint_as_float(0x7fc00000u); }
 
 // PTX prmt: each nibble of `selector` picks a byte of {b, a}; its top bit replicates that byte's
 // sign instead.
@@ -351,7 +352,8 @@ DEVICE void bulk_copy(SharedAddress shared, const void* global, uint32_t bytes, 
 //   b[0] = B[2t,2t+1][g]    b[1] = B[2t+8,+9][g]
 //   c, d: [0] = [g][2t]  [1] = [g][2t+1]  [2] = [g+8][2t]  [3] = [g+8][2t+1]
 // The card adds the products of one instruction to c in fixed point and truncates; the twin adds
-// them one by one, k ascending, rounding to nearest. So their bits differ, within the same bound.
+// them one by one, k ascending, rounding to nearest. So their bits differ, within the same bound; of
+// integers whose sums stay below 2^24 both are exact (exact_sums.cu asks the card).
 DEVICE void mma_m16n8k16_f16_f32(float d[4], const uint32_t a[4], const uint32_t b[2],
                                  const float c[4]) {
     ON_HOST(sim::mma_m16n8k16(d, a, b, c);)

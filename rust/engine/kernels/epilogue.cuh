@@ -3,7 +3,7 @@
 // together, at places i and i + 8 of a tile.
 //
 // variant.cuh: EPILOGUE, ORDER, N_SEGMENTS, Segment0.., and for the epilogue QKV: HEAD_DIM,
-// N_HEAD_KV, Kv; the kernel's parameters then have `kv`, `cos_sin`, `positions` and `slots`.
+// N_HEAD_KV, Kv. And N_IN, for all products.
 #pragma once
 #include "unit.cuh"
 #include "kv.cuh"
@@ -16,6 +16,14 @@ constexpr bool SAME = false;
 template <typename A>
 constexpr bool SAME<A, A> = true;
 
+constexpr uint32_t N_SB = (N_IN + UNIT_COLS - 1) / UNIT_COLS;
+constexpr uint32_t N_PARTS = N_SB < 8 ? N_SB : 8;
+
+constexpr uint32_t max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
+// Bytes of a unit of any of the types.
+constexpr uint32_t LARGEST_UNIT =
+    max_u32(Segment0::UNIT_BYTES, max_u32(Segment1::UNIT_BYTES, Segment2::UNIT_BYTES));
+
 struct Segment {
     const uint8_t* units;  // [tiles][N_SB]
     float* out;            // [m][rows]
@@ -23,6 +31,29 @@ struct Segment {
     uint32_t tiles;
     uint32_t rows;
 };
+
+// Where the epilogue QKV leaves keys and values.
+struct KvTarget {
+    KvView kv;
+    const float* cos_sin;       // [n_ctx][HEAD_DIM / 2][cos, sin]
+    const uint32_t* positions;  // [m]
+    const uint32_t* slots;      // [m]
+};
+
+// The place of row m's there.
+struct Place {
+    uint32_t position, slot, page;
+};
+
+DEVICE Place place_of([[maybe_unused]] const KvTarget& to, [[maybe_unused]] uint32_t m) {
+    Place place = {};
+    if constexpr (EPILOGUE == EPILOGUE_QKV) {
+        place.position = load_relaxed_u32(to.positions + m);
+        place.slot = load_relaxed_u32(to.slots + m);
+        place.page = kv_page(to.kv, place.slot, place.position);
+    }
+    return place;
+}
 
 // Which row of the matrix stands at place `at` of a tile: the epilogue combines places i and i + 8.
 template <int order>
@@ -67,16 +98,16 @@ struct Rotation {
 };
 
 // The rotation that a pair of segment `number` needs; v's rows are not rotated.
-template <typename P>
-DEVICE Rotation rotation_in(const P& p, int number, uint32_t tile, uint32_t at,
-                            uint32_t position) {
+DEVICE Rotation rotation_in([[maybe_unused]] const KvTarget& to, int number,
+                            [[maybe_unused]] uint32_t tile, [[maybe_unused]] uint32_t at,
+                            [[maybe_unused]] uint32_t position) {
     Rotation rotation = {1.0f, 0.0f};
-    if (number < 2) {
+    if (EPILOGUE == EPILOGUE_QKV && number < 2) {
         uint32_t head_row = row_of<ORDER>(tile, at) % HEAD_DIM;
         uint32_t pair = ORDER == ORDER_HALVES ? head_row : head_row / 2;
-        uint32_t known = position < p.kv.n_ctx ? position : 0;
+        uint32_t known = position < to.kv.n_ctx ? position : 0;
         const float* cos_sin =
-            p.cos_sin + (static_cast<uint64_t>(known) * (HEAD_DIM / 2) + pair) * 2;
+            to.cos_sin + (static_cast<uint64_t>(known) * (HEAD_DIM / 2) + pair) * 2;
         rotation.cosine = cos_sin[0];
         rotation.sine = cos_sin[1];
     }
@@ -84,10 +115,10 @@ DEVICE Rotation rotation_in(const P& p, int number, uint32_t tile, uint32_t at,
 }
 
 // As finish, for the fused q, k and v: rotates, stores q, scatters k and v.
-template <int order, typename P>
-DEVICE void finish_qkv(const P& p, const Segment& segment, int index, uint32_t tile,
-                       uint32_t at, uint32_t m, float a, float b, uint32_t position, uint32_t slot,
-                       uint32_t page, const Rotation& rotation) {
+template <int order>
+DEVICE void finish_qkv(const KvTarget& to, const Segment& segment, int index, uint32_t tile,
+                       uint32_t at, uint32_t m, float a, float b, const Place& place,
+                       const Rotation& rotation) {
     uint32_t row[2] = {row_of<order>(tile, at), row_of<order>(tile, at + 8)};
     float v[2] = {a, b};
 #pragma unroll
@@ -106,35 +137,33 @@ DEVICE void finish_qkv(const P& p, const Segment& segment, int index, uint32_t t
         }
         return;
     }
-    if (page == 0) {
-        kv_refuse(p.kv, slot, position);
+    if (place.page == 0) {
+        kv_refuse(to.kv, place.slot, place.position);
         return;
     }
-    uint32_t token = position % PAGE_TOKENS, saturated = 0;
+    uint32_t token = place.position % PAGE_TOKENS, saturated = 0;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         uint32_t head = row[i] / HEAD_DIM, dim = row[i] % HEAD_DIM;
-        uint64_t base = kv_head_at<N_HEAD_KV, HEAD_DIM>(page, head);
-        auto* pool = static_cast<typename Kv::Element*>(index == 1 ? p.kv.k : p.kv.v);
+        uint64_t base = kv_head_at<N_HEAD_KV, HEAD_DIM>(place.page, head);
+        auto* pool = static_cast<typename Kv::Element*>(index == 1 ? to.kv.k : to.kv.v);
         uint32_t in_page = index == 1 ? kv_key_at<HEAD_DIM>(token, dim)
                                       : kv_value_at<HEAD_DIM>(token, dim);
         pool[base + in_page] = Kv::store(v[i], saturated);
     }
-    if (saturated) kv_saturate(p.kv, slot);
+    if (saturated) kv_saturate(to.kv, place.slot);
 }
 
 // The end of a pair of rows of segment `number`, whatever the epilogue is.
-template <typename P>
-DEVICE void finish_pair(const P& p, const Segment& segment, int number, uint32_t tile, uint32_t at,
-                        uint32_t m, float a, float b, [[maybe_unused]] uint32_t position,
-                        [[maybe_unused]] uint32_t slot, [[maybe_unused]] uint32_t page,
+DEVICE void finish_pair([[maybe_unused]] const KvTarget& to, const Segment& segment,
+                        [[maybe_unused]] int number, uint32_t tile, uint32_t at, uint32_t m,
+                        float a, float b, [[maybe_unused]] const Place& place,
                         [[maybe_unused]] const Rotation& rotation) {
     if constexpr (EPILOGUE == EPILOGUE_QKV) {
         if (number == 2) {
-            finish_qkv<ORDER_NATURAL>(p, segment, number, tile, at, m, a, b, position, slot, page,
-                                      rotation);
+            finish_qkv<ORDER_NATURAL>(to, segment, number, tile, at, m, a, b, place, rotation);
         } else {
-            finish_qkv<ORDER>(p, segment, number, tile, at, m, a, b, position, slot, page, rotation);
+            finish_qkv<ORDER>(to, segment, number, tile, at, m, a, b, place, rotation);
         }
     } else {
         finish(segment, tile, at, m, a, b);

@@ -3,16 +3,18 @@
 #pragma once
 #include "common.cuh"
 
+constexpr uint32_t LEAST_FIELD = 24, MOST_FIELD = 245;
+
 struct Fixed {
     float hi[8], lo[8];
-    // bits(max |x|) >> 23, before it is limited: above MOST_FIELD x cannot be multiplied.
-    uint32_t field;
+    // bits(max |x|).
+    uint32_t most;
     // 2^(e - 23) 2^24: what the sums of a superblock are multiplied with, whose integers are 2^-24 as
-    // large (unit.cuh).
+    // large (unit.cuh). NaN where x has no block fixed point, and so is every sum then.
     float factor;
 };
 
-constexpr uint32_t LEAST_FIELD = 24, MOST_FIELD = 245;
+DEVICE bool overflows(const Fixed& x) { return x.most >> 23 > MOST_FIELD; }
 
 DEVICE float rint_small(float x) {
     // 1.5 2^23: the last place of the sum is 1.
@@ -27,8 +29,8 @@ DEVICE Fixed fixed_point(const float (&v)[8]) {
         const uint32_t bits = float_as_u32(fabsf(v[e]));
         most = most > bits ? most : bits;
     }
-    x.field = warp_max_u32(most) >> 23;
-    const uint32_t least = x.field < LEAST_FIELD ? LEAST_FIELD : x.field;
+    x.most = warp_max_u32(most);
+    const uint32_t least = x.most >> 23 < LEAST_FIELD ? LEAST_FIELD : x.most >> 23;
     const uint32_t field = least > MOST_FIELD ? MOST_FIELD : least;
     const float scale = u32_as_float((264 - field) << 23);  // 2^(11 - e)
 #pragma unroll
@@ -37,8 +39,30 @@ DEVICE Fixed fixed_point(const float (&v)[8]) {
         x.hi[e] = rint_small(z);
         x.lo[e] = rint_small(mul_rn(sub_rn(z, x.hi[e]), 4096.0f));
     }
-    x.factor = u32_as_float((field + 2) << 23);
+    x.factor = overflows(x) ? nan_f32() : u32_as_float((field + 2) << 23);
     return x;
+}
+
+// Where a product tells the host of rows that have no block fixed point.
+struct Overflows {
+    uint64_t* words;            // [n_slots], in host memory
+    const uint32_t* positions;  // of the rows of a pass
+    const uint32_t* slots;      // of these
+    const uint32_t* rows;       // which of these the rows of x are; null: the same
+    uint32_t n_slots;
+    uint32_t product;           // its number in the pass
+};
+
+// Tells the host that row m of x overflows: of each sequence the first product where one does. One
+// 8-byte store: reports do not mix. For one lane of a warp.
+DEVICE void report_overflow(const Overflows& to, uint32_t m, const Fixed& x) {
+    const uint32_t row = to.rows ? load_relaxed_u32(to.rows + m) : m;
+    const uint32_t slot = load_relaxed_u32(to.slots + row);
+    // Padding has none.
+    if (slot >= to.n_slots || load_relaxed_u64(to.words + slot) != 0) return;
+    const uint32_t position = load_relaxed_u32(to.positions + row);
+    store_release_sys_u64(to.words + slot, (static_cast<uint64_t>(position) << 32) |
+                                               (to.product << 16) | (x.most >> 16));
 }
 
 // Bytes of fragments of B, of one limb and sub-block of 32 columns and one row of x: for each lane

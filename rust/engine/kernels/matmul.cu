@@ -7,25 +7,20 @@
 // one output the last to arrive adds them in order. Superblocks of both stream through a ring of
 // RING stages.
 //
-// variant.cuh: N_IN, WARPS_R x WARPS_N warps, of W_TILES tiles of weights and N_TILES of x each, RING,
+// variant.cuh: WARPS_R x WARPS_N warps, of W_TILES tiles of weights and N_TILES of x each, RING,
 // SPLITS, COPY_WEIGHTS (threads), MIN_BLOCKS, SHARED_BYTES, NORM, X_SUMS, X_OFFSETS and what epilogue.cuh
 // needs.
 #include "epilogue.cuh"
 #include "norm.cuh"
 #include "tile.cuh"
 
-constexpr uint32_t N_SB = (N_IN + UNIT_COLS - 1) / UNIT_COLS;
-constexpr uint32_t N_PARTS = N_SB < 8 ? N_SB : 8;
 constexpr uint32_t THREADS = 32 * WARPS_R * WARPS_N;
 constexpr uint32_t BLOCK_TILES = WARPS_R * W_TILES;
 constexpr uint32_t BLOCK_X = WARPS_N * N_TILES;
 constexpr uint32_t ROWS = BLOCK_X * TILE_ROWS;
 
-constexpr uint32_t max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
-constexpr uint32_t UNIT =
-    max_u32(Segment0::UNIT_BYTES, max_u32(Segment1::UNIT_BYTES, Segment2::UNIT_BYTES));
 constexpr uint32_t X_STAGE = BLOCK_X * TILE_BYTES;
-constexpr uint32_t STAGE = BLOCK_TILES * UNIT + X_STAGE;
+constexpr uint32_t STAGE = BLOCK_TILES * LARGEST_UNIT + X_STAGE;
 // Sums of the parts that have ended, where one block has them all: touched once a part, they would only
 // keep registers from the loop.
 constexpr uint32_t TOTAL_BYTES = SPLITS > 1 ? 0 : THREADS * W_TILES * N_TILES * 16;
@@ -42,20 +37,25 @@ struct Params {
     uint32_t m;
     uint32_t n_tiles;
     uint32_t unused;
-    // For the epilogue QKV.
-    KvView kv;
-    const float* cos_sin;       // [n_ctx][HEAD_DIM / 2][cos, sin]
-    const uint32_t* positions;  // [m]
-    const uint32_t* slots;      // [m]
+    KvTarget to;
 };
 
 using Sums = float[W_TILES][N_TILES][4];
+
+// Floats of one part's sums of all blocks.
+DEVICE uint64_t part_floats() {
+    return static_cast<uint64_t>(gridDim.x) * gridDim.y * THREADS * (sizeof(Sums) / 4);
+}
+
+DEVICE float4 add_rn(const float4& a, const float4& b) {
+    return make_float4(add_rn(a.x, b.x), add_rn(a.y, b.y), add_rn(a.z, b.z), add_rn(a.w, b.w));
+}
 
 // Whether loads must stay in their chain: elsewhere the compiler moves so many of them ahead that
 // registers go to memory.
 constexpr bool LOADS_IN_ORDER = !ARCH_AT_LEAST(900) || ARCH_AT_LEAST(1000);
 
-// y of a superblock: `units` are this warp's, UNIT apart, `x` its tiles.
+// y of a superblock: `units` are this warp's, LARGEST_UNIT apart, `x` its tiles.
 template <typename T>
 DEVICE void add_superblock(const uint8_t* units, const uint8_t* x, uint32_t lane, Sums& y) {
     constexpr int SUBS = 64 / T::SUB;   // sub-blocks of a chain
@@ -65,7 +65,7 @@ DEVICE void add_superblock(const uint8_t* units, const uint8_t* x, uint32_t lane
 #pragma unroll
     for (int w = 0; w < W_TILES; w++) {
 #pragma unroll
-        for (int r = 0; r < 2; r++) rows[w][r] = T::row(units + w * UNIT, g + 8 * r);
+        for (int r = 0; r < 2; r++) rows[w][r] = T::row(units + w * LARGEST_UNIT, g + 8 * r);
     }
 #pragma unroll
     for (int t = 0; t < 4; t++) {
@@ -74,10 +74,9 @@ DEVICE void add_superblock(const uint8_t* units, const uint8_t* x, uint32_t lane
             if (t == 0) {
 #pragma unroll
                 for (int w = 0; w < W_TILES; w++) {
-                    const uint8_t* unit = units + w * UNIT;
-                    const uint32_t m0 = T::mins(unit, g, q), m1 = T::mins(unit, g + 8, q);
-                    const uint32_t a[4] = {(m0 & 0xff) * 0x00010008u, (m1 & 0xff) * 0x00010008u,
-                                           (m0 >> 8) * 0x00010008u, (m1 >> 8) * 0x00010008u};
+                    const uint8_t* unit = units + w * LARGEST_UNIT;
+                    uint32_t a[4];
+                    minimums<T>(unit, lane, a);
                     const float dmin[2] = {T::dmin(unit, g), T::dmin(unit, g + 8)};
 #pragma unroll
                     for (int n = 0; n < N_TILES; n++) {
@@ -107,7 +106,7 @@ DEVICE void add_superblock(const uint8_t* units, const uint8_t* x, uint32_t lane
             [[maybe_unused]] float offset[W_TILES][2];
 #pragma unroll
             for (int w = 0; w < W_TILES; w++) {
-                const auto quants = T::load(units + w * UNIT, lane, sub / 2);
+                const auto quants = T::load(units + w * LARGEST_UNIT, lane, sub / 2);
 #pragma unroll
                 for (int step = 0; step < STEPS; step++) {
                     T::fragment(quants, sub % 2, STEPS == 2 ? step : j % 2, a[w][step]);
@@ -199,21 +198,21 @@ DEVICE void multiply(const Params& p, const Segment& segment, uint32_t first, fl
             if (threadIdx.x || i >= n_sb) return;
             barrier_expect(filled + i % RING, n_units * T::UNIT_BYTES + X_STAGE);
             for (uint32_t unit = 0; unit < n_units; unit++) {
-                bulk_copy(stage + unit * UNIT, from, T::UNIT_BYTES, filled + i % RING);
+                bulk_copy(stage + unit * LARGEST_UNIT, from, T::UNIT_BYTES, filled + i % RING);
                 from += N_SB * T::UNIT_BYTES;
             }
         } else {
             if (threadIdx.x >= COPY_WEIGHTS) return;
             for (uint32_t v = threadIdx.x; i < n_sb && v < n_units * VECTORS; v += COPY_WEIGHTS) {
                 const uint32_t unit = v / VECTORS, vector = v % VECTORS;
-                cp_async_16(stage + unit * UNIT + vector * 16,
+                cp_async_16(stage + unit * LARGEST_UNIT + vector * 16,
                             from + (static_cast<uint64_t>(unit) * N_SB * VECTORS + vector) * 16);
             }
             cp_async_commit();
         }
     };
     auto copy_x = [&](uint32_t i) {
-        const SharedAddress stage = to_shared_address(base) + i % RING * STAGE + BLOCK_TILES * UNIT;
+        const SharedAddress stage = to_shared_address(base) + i % RING * STAGE + BLOCK_TILES * LARGEST_UNIT;
         const uint8_t* from = x_from + static_cast<uint64_t>(i) * p.n_tiles * TILE_BYTES;
         if constexpr (HAS_BULK_COPIES) {
             if (threadIdx.x || i >= n_sb) return;
@@ -280,8 +279,8 @@ DEVICE void multiply(const Params& p, const Segment& segment, uint32_t first, fl
                 copy_x(i + RING - 1);
             }
             const uint8_t* at = base + i % RING * STAGE;
-            add_superblock<T>(at + warp_r * W_TILES * UNIT,
-                              at + BLOCK_TILES * UNIT + warp_n * N_TILES * TILE_BYTES, lane, y);
+            add_superblock<T>(at + warp_r * W_TILES * LARGEST_UNIT,
+                              at + BLOCK_TILES * LARGEST_UNIT + warp_n * N_TILES * TILE_BYTES, lane, y);
             if constexpr (HAS_BULK_COPIES) {
                 __syncwarp();
                 if (lane == 0) barrier_arrive(emptied + i % RING);
@@ -294,16 +293,10 @@ DEVICE void multiply(const Params& p, const Segment& segment, uint32_t first, fl
                 const uint32_t own = (w * N_TILES + n) * THREADS + threadIdx.x;
                 float4 sum = make_float4(y[w][n][0], y[w][n][1], y[w][n][2], y[w][n][3]);
                 if constexpr (SPLITS > 1) {
-                    float* to = partial + part * (gridDim.x * gridDim.y * THREADS * sizeof(Sums) / 4);
-                    reinterpret_cast<float4*>(to)[own] = sum;
+                    reinterpret_cast<float4*>(partial + part * part_floats())[own] = sum;
                 } else {
                     float4* to = reinterpret_cast<float4*>(base + RING * STAGE) + own;
-                    if (part > 0) {
-                        const float4 before = *to;
-                        sum = make_float4(add_rn(before.x, sum.x), add_rn(before.y, sum.y),
-                                          add_rn(before.z, sum.z), add_rn(before.w, sum.w));
-                    }
-                    *to = sum;
+                    *to = part > 0 ? add_rn(*to, sum) : sum;
                 }
             }
         }
@@ -362,19 +355,14 @@ KERNEL_BOUNDS(matmul, Params, THREADS, MIN_BLOCKS) {
             const uint32_t own = (w * N_TILES + n) * THREADS + threadIdx.x;
             float4 sum;
             if constexpr (SPLITS > 1) {
-                const uint64_t part =
-                    static_cast<uint64_t>(gridDim.x) * gridDim.y * THREADS * (sizeof(Sums) / 4);
                 float4 y[N_PARTS];
 #pragma unroll
                 for (uint32_t i = 0; i < N_PARTS; i++) {
-                    y[i] = load_relaxed_f32x4(partial + own * 4 + i * part);
+                    y[i] = load_relaxed_f32x4(partial + own * 4 + i * part_floats());
                 }
                 sum = y[0];
 #pragma unroll
-                for (uint32_t i = 1; i < N_PARTS; i++) {
-                    sum = make_float4(add_rn(sum.x, y[i].x), add_rn(sum.y, y[i].y),
-                                      add_rn(sum.z, y[i].z), add_rn(sum.w, y[i].w));
-                }
+                for (uint32_t i = 1; i < N_PARTS; i++) sum = add_rn(sum, y[i]);
             } else {
                 sum = reinterpret_cast<const float4*>(dynamic_shared<uint8_t>() + RING * STAGE)[own];
             }
@@ -394,23 +382,15 @@ KERNEL_BOUNDS(matmul, Params, THREADS, MIN_BLOCKS) {
             const float factor = NORM ? norm_factors[own] : 1.0f;
             // Not all rows' places at once: they would not fit the registers.
             compiler_fence();
-            uint32_t position = 0, slot = 0, page = 0;
-            if constexpr (EPILOGUE == EPILOGUE_QKV) {
-                position = load_relaxed_u32(p.positions + m);
-                slot = load_relaxed_u32(p.slots + m);
-                page = kv_page(p.kv, slot, position);
-            }
+            const Place place = place_of(p.to, m);
 #pragma unroll
             for (uint32_t w = 0; w < W_TILES; w++) {
                 const uint32_t tile = first + warp_r * W_TILES + w, at = lane / 4;
                 if (tile >= segment.tiles) continue;
                 float a = total[w][n][e], b = total[w][n][e + 2];
                 if constexpr (NORM) a = mul_rn(a, factor), b = mul_rn(b, factor);
-                Rotation rotation = {1.0f, 0.0f};
-                if constexpr (EPILOGUE == EPILOGUE_QKV) {
-                    rotation = rotation_in(p, number, tile, at, position);
-                }
-                finish_pair(p, segment, number, tile, at, m, a, b, position, slot, page, rotation);
+                const Rotation rotation = rotation_in(p.to, number, tile, at, place.position);
+                finish_pair(p.to, segment, number, tile, at, m, a, b, place, rotation);
             }
         }
     }

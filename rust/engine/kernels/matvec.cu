@@ -10,7 +10,7 @@
 //
 // With NORM, x is first multiplied by the norm's weight and the result by 1/rms(x).
 //
-// variant.cuh: N_IN, WARPS_K (warps that share a row), WARPS_R (groups of these), RING (units in flight
+// variant.cuh: WARPS_K (warps that share a row), WARPS_R (groups of these), RING (units in flight
 // a warp), ROUND (tiles of a group between two barriers), SETS (of sums: 2 where there are several
 // rounds), SHARED_BYTES, NORM, EPILOGUE, ORDER, N_SEGMENTS, Segment0.., and for the epilogue QKV:
 // HEAD_DIM, N_HEAD_KV, Kv.
@@ -18,15 +18,12 @@
 #include "fixed.cuh"
 #include "norm.cuh"
 
-constexpr uint32_t N_SB = (N_IN + UNIT_COLS - 1) / UNIT_COLS;
-constexpr uint32_t N_PARTS = N_SB < 8 ? N_SB : 8;
 constexpr uint32_t SB_WARP = (N_SB + WARPS_K - 1) / WARPS_K;
 constexpr uint32_t WARPS = WARPS_K * WARPS_R;
 constexpr uint32_t THREADS = 32 * WARPS;
 
-constexpr uint32_t max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
-constexpr uint32_t STAGE =
-    max_u32(Segment0::UNIT_BYTES, max_u32(Segment1::UNIT_BYTES, Segment2::UNIT_BYTES));
+constexpr uint32_t STAGE = LARGEST_UNIT;
+static_assert(WARPS_K <= N_SB, "every warp has a superblock");
 
 // A superblock of x: both limbs of a sub-block, padded so that the four that a warp reads at a time lie
 // in different banks; then the parts of its sums for minimums, [2][8] words, and as offsets, [8] floats.
@@ -47,11 +44,8 @@ struct Params {
     const float* norm;  // [N_IN]
     float eps;
     uint32_t located;  // 1: positions and slots were there before the preceding kernel began
-    // For the epilogue QKV.
-    KvView kv;
-    const float* cos_sin;       // [n_ctx][HEAD_DIM / 2][cos, sin]
-    const uint32_t* positions;  // [1]
-    const uint32_t* slots;      // [1]
+    Overflows overflows;
+    KvTarget to;
 };
 
 // A superblock of x as a lane's share of B: b[step] of the sixteen, zero but for those of its own chain.
@@ -121,9 +115,8 @@ DEVICE void multiply(const uint8_t* unit, uint32_t lane, const uint8_t* x_sb, co
     float p[2] = {};
     if constexpr (T::OFFSETS == SHARED_OFFSETS) {
         // Columns 0 and 1 of one more mma are the sums of minimums with the parts of the sums of x.
-        const uint32_t m0 = T::mins(unit, g, t), m1 = T::mins(unit, g + 8, t);
-        const uint32_t a[4] = {(m0 & 0xff) * 0x00010008u, (m1 & 0xff) * 0x00010008u,
-                               (m0 >> 8) * 0x00010008u, (m1 >> 8) * 0x00010008u};
+        uint32_t a[4];
+        minimums<T>(unit, lane, a);
         const uint32_t* at = reinterpret_cast<const uint32_t*>(x_sb + X_SUMS) + g % 2 * 8 + t;
         const uint32_t b[2] = {at[0], at[4]};
         float minimum[4] = {};
@@ -173,7 +166,7 @@ DEVICE void with_type(const Params& p, uint32_t tile, F f) {
 DEVICE Rotation rotation_of(const Params& p, uint32_t tile, uint32_t at, uint32_t position) {
     Rotation rotation = {1.0f, 0.0f};
     with_segment(p, tile, [&](auto, const Segment&, int number, uint32_t own) {
-        rotation = rotation_in(p, number, own, at, position);
+        rotation = rotation_in(p.to, number, own, at, position);
     });
     return rotation;
 }
@@ -181,7 +174,7 @@ DEVICE Rotation rotation_of(const Params& p, uint32_t tile, uint32_t at, uint32_
 // Whether the columns of a superblock are the same registers for all segments.
 constexpr bool ONE_KIND = Segment0::SUB == Segment1::SUB && Segment0::SUB == Segment2::SUB;
 
-// Two blocks fit an SM: this kernel's and, early, its successor's.
+// Small blocks leave room for one of the successor's.
 constexpr int MIN_BLOCKS = THREADS <= 256 ? 2 : 1;
 
 KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
@@ -193,7 +186,7 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
     float* factors = reinterpret_cast<float*>(base + WARPS * (RING * STAGE + SB_WARP * X_SB));
     float* squares = factors + N_SB;  // [N_SB], as factors
     float* sums = squares + N_SB;     // [SETS][WARPS_R][ROUND][N_SB][P_SB]
-    SHARED uint32_t row_position, row_slot, row_page;
+    SHARED Place place;
 
     const uint32_t total = all_tiles(p);
     const uint32_t groups = gridDim.x * WARPS_R, first = blockIdx.x * WARPS_R;
@@ -205,12 +198,12 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
     // The ring: of each round the warp's superblocks, wk + s WARPS_K, one after another, each of all
     // tiles, so that a superblock of x is loaded once a round. A stage is asked for again as soon as it
     // was read, so one place serves both ends.
-    const uint32_t n_sb = wk < N_SB ? (N_SB - wk + WARPS_K - 1) / WARPS_K : 0;
+    const uint32_t n_sb = (N_SB - wk + WARPS_K - 1) / WARPS_K;
     const SharedAddress ring_lane = to_shared_address(ring) + lane * 16;
     uint32_t next_round = 0, next_sb = 0, next_tile = 0;
     auto issue = [&](uint32_t stage) {
         const SharedAddress to = ring_lane + stage;
-        if (next_round + next_tile < my_tiles && n_sb > 0) {
+        if (next_round + next_tile < my_tiles) {
             const uint32_t tile = first + wr + (next_round + next_tile) * groups;
             const uint32_t sb = wk + next_sb * WARPS_K;
             const uint8_t* unit;
@@ -263,16 +256,12 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
     SHARED Rotation first_rotation[FIRST_PAIRS];
     auto locate = [&]() {
         if constexpr (EPILOGUE == EPILOGUE_QKV) {
-            if (threadIdx.x == 0) {
-                row_position = load_relaxed_u32(p.positions);
-                row_slot = load_relaxed_u32(p.slots);
-                row_page = kv_page(p.kv, row_slot, row_position);
-            }
+            if (threadIdx.x == 0) place = place_of(p.to, 0);
             for (uint32_t e = threadIdx.x; e < FIRST_PAIRS; e += THREADS) {
                 const uint32_t at = e % 8, i = e / 8 % ROUND, group = e / (8 * ROUND);
                 if (i < tiles_of(first + group)) {
                     first_rotation[e] = rotation_of(p, first + group + i * groups, at,
-                                                    load_relaxed_u32(p.positions));
+                                                    load_relaxed_u32(p.to.positions));
                 }
             }
         }
@@ -309,6 +298,7 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
             for (int e = 0; e < 8; e++) raw[s][e] = mul_rn(raw[s][e], norm[s][e]);
         }
         const Fixed fixed = fixed_point(raw[s]);
+        if (overflows(fixed) && lane == 0) report_overflow(p.overflows, 0, fixed);
         uint8_t* x_sb = x + s * X_SB;
         uint8_t* of_sub = x_sb + lane / 4 * X_SUB;
         store_fragments(fixed, lane, of_sub, of_sub + LIMB_BYTES);
@@ -397,15 +387,12 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
             }
             const uint32_t tile = first + group + index * groups;
             with_segment(p, tile, [&](auto, const Segment& segment, int number, uint32_t own) {
+                Rotation rotation = {};
                 if constexpr (EPILOGUE == EPILOGUE_QKV) {
-                    const Rotation rotation =
-                        round > 0 ? rotation_of(p, tile, at, row_position)
-                                  : first_rotation[(group * ROUND + i) * 8 + at];
-                    finish_pair(p, segment, number, own, at, 0, a, b, row_position, row_slot,
-                                row_page, rotation);
-                } else {
-                    finish_pair(p, segment, number, own, at, 0, a, b, 0, 0, 0, Rotation{});
+                    rotation = round > 0 ? rotation_of(p, tile, at, place.position)
+                                         : first_rotation[(group * ROUND + i) * 8 + at];
                 }
+                finish_pair(p.to, segment, number, own, at, 0, a, b, place, rotation);
             });
         }
     }

@@ -5,12 +5,11 @@
 //
 // With NORM, x is first multiplied by the norm's weight and the result by 1/rms(x).
 //
-// variant.cuh: N_IN, MAX_M (rows of x a block, up to the number of warps), PAIRS (of rows a warp: 1 to
+// variant.cuh: MAX_M (rows of x a block, up to the number of warps), PAIRS (of rows a warp: 1 to
 // 8, a power of two), CHUNK, SHARED_BYTES, NORM, and what epilogue.cuh needs.
 #include "epilogue.cuh"
 #include "norm.cuh"
 
-constexpr uint32_t N_SB = (N_IN + UNIT_COLS - 1) / UNIT_COLS;
 constexpr uint32_t WARPS = 8, THREADS = 32 * WARPS;
 static_assert(MAX_M <= WARPS, "a warp stages a row of x");
 static_assert(SHARED_BYTES == MAX_M * CHUNK * UNIT_COLS * 4, "x");
@@ -21,11 +20,7 @@ struct Params {
     const float* norm;  // [N_IN]
     float eps;
     uint32_t m;
-    // For the epilogue QKV.
-    KvView kv;
-    const float* cos_sin;       // [n_ctx][HEAD_DIM / 2][cos, sin]
-    const uint32_t* positions;  // [m]
-    const uint32_t* slots;      // [m]
+    KvTarget to;
 };
 
 KERNEL_BOUNDS(matvec_floats, Params, THREADS, 1) {
@@ -130,15 +125,9 @@ KERNEL_BOUNDS(matvec_floats, Params, THREADS, 1) {
             b = mul_rn(b, factor);
         }
         with_segment(p, tile, [&](auto, const Segment& segment, int number, uint32_t own) {
-            uint32_t position = 0, slot = 0, page = 0;
-            Rotation rotation = {1.0f, 0.0f};
-            if constexpr (EPILOGUE == EPILOGUE_QKV) {
-                position = load_relaxed_u32(p.positions + m);
-                slot = load_relaxed_u32(p.slots + m);
-                page = kv_page(p.kv, slot, position);
-                rotation = rotation_in(p, number, own, at, position);
-            }
-            finish_pair(p, segment, number, own, at, m, a, b, position, slot, page, rotation);
+            const Place place = place_of(p.to, m);
+            const Rotation rotation = rotation_in(p.to, number, own, at, place.position);
+            finish_pair(p.to, segment, number, own, at, m, a, b, place, rotation);
         });
     }
 }

@@ -14,7 +14,8 @@ struct Params {
     const float* norm;  // [N_IN]
     uint8_t* tiles;     // [N_SB][gridDim.y] tiles of eight rows
     float* squares;     // [m][N_SB]
-    uint32_t m;         // rows; what follows them in the last tile is zero
+    Overflows overflows;
+    uint32_t m;  // rows; what follows them in the last tile is zero
     uint32_t unused;
 };
 
@@ -43,6 +44,7 @@ KERNEL_BOUNDS(split, Params, 256, 1) {
     }
     const Fixed fixed = fixed_point(v);
     delay_block();
+    if (overflows(fixed) && lane == 0) report_overflow(p.overflows, m, fixed);
     uint8_t* tile = p.tiles + (static_cast<uint64_t>(sb) * gridDim.y + blockIdx.y) * TILE_BYTES;
     uint8_t* of_sub = tile + lane / 4 * (2 * TILE_LIMB) + row * LIMB_BYTES;
     store_fragments(fixed, lane, of_sub, of_sub + TILE_LIMB);

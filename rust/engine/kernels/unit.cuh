@@ -239,11 +239,28 @@ struct HalfScales {
     }
 };
 
+// A of the minimums of a unit of type T where these are shared: of sub-blocks t and t + 4, each as 8 m
+// and m (fixed.cuh's eights).
+template <typename T>
+DEVICE void minimums(const uint8_t* unit, uint32_t lane, uint32_t (&a)[4]) {
+#pragma unroll
+    for (uint32_t r = 0; r < 2; r++) {
+        const uint32_t m = T::mins(unit, lane / 4 + 8 * r, lane % 4);
+        a[r] = (m & 0xff) * 0x00010008u;
+        a[2 + r] = (m >> 8) * 0x00010008u;
+    }
+}
+
 // The block of 32 columns, BYTES long, number j of superblock sb of a row of n columns, or null.
 template <uint32_t BYTES>
 DEVICE const uint8_t* block_of(const uint8_t* row, uint32_t sb, uint32_t j, uint32_t n) {
     const uint32_t block = sb * 8 + j;
     return row && block * 32 < n ? row + block * BYTES : nullptr;
+}
+
+// Column `i` of 32 whose nibbles lie in 16 bytes: the first half in their lower four bits.
+DEVICE uint32_t nibble_of_32(const uint8_t* nibbles, uint32_t i) {
+    return (nibbles[i % 16] >> (i / 16 * 4)) & 15;
 }
 
 // ---------------------------------------------------------------- floats

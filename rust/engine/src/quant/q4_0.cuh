@@ -10,8 +10,7 @@ struct Q4_0 : Planes<0, 8>, HalfScales<2048, NO_OFFSETS> {
         const auto block = [&](uint32_t r, uint32_t j) { return block_of<18>(rows[r], sb, j, n); };
         pack(unit, lane, [&](uint32_t r, uint32_t column) -> uint32_t {
             const uint8_t* from = block(r, column / 32);
-            const uint32_t i = column % 32;
-            return from ? (from[2 + i % 16] >> (i / 16 * 4)) & 15 : 0;
+            return from ? nibble_of_32(from + 2, column % 32) : 0;
         });
         pack_scales(unit, lane, block);
     }

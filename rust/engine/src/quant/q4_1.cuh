@@ -10,8 +10,7 @@ struct Q4_1 : Planes<0, 0>, HalfScales<2048, OWN_OFFSETS> {
         const auto block = [&](uint32_t r, uint32_t j) { return block_of<20>(rows[r], sb, j, n); };
         pack(unit, lane, [&](uint32_t r, uint32_t column) -> uint32_t {
             const uint8_t* from = block(r, column / 32);
-            const uint32_t i = column % 32;
-            return from ? (from[4 + i % 16] >> (i / 16 * 4)) & 15 : 0;
+            return from ? nibble_of_32(from + 4, column % 32) : 0;
         });
         pack_scales(unit, lane, block);
     }

@@ -69,17 +69,22 @@ struct KScales {
     }
 };
 
+// The lower four bits of a column: byte i of 32 holds sub-block 2c in its lower half and 2c + 1 in its
+// upper one.
+DEVICE uint32_t k_nibble(const uint8_t* nibbles, uint32_t column) {
+    const uint32_t sub = column / 32;
+    return (nibbles[sub / 2 * 32 + column % 32] >> (sub % 2 * 4)) & 15;
+}
+
 struct Q4_K : Planes<0, 0>, KScales<2048> {
     static constexpr uint32_t UNIT_BYTES = QUANT_BYTES + SCALE_BYTES;
 
     DEVICE void repack(uint8_t* unit, uint32_t lane, const uint8_t* const* rows, uint32_t sb,
                        uint32_t) {
         const auto block = [&](uint32_t r) { return rows[r] ? rows[r] + sb * 144 : nullptr; };
-        // Byte i of 32 holds sub-block 2c in its low half and 2c + 1 in its high half.
         pack(unit, lane, [&](uint32_t r, uint32_t column) -> uint32_t {
             const uint8_t* from = block(r);
-            const uint32_t sub = column / 32;
-            return from ? (from[16 + sub / 2 * 32 + column % 32] >> (sub % 2 * 4)) & 15 : 0;
+            return from ? k_nibble(from + 16, column) : 0;
         });
         pack_scales(unit, lane, block);
     }

@@ -12,9 +12,8 @@ struct Q5_K : Planes<1, 0>, KScales<2560> {
         pack(unit, lane, [&](uint32_t r, uint32_t column) -> uint32_t {
             const uint8_t* from = block(r);
             if (!from) return 0;
-            const uint32_t sub = column / 32, i = column % 32;
-            const uint32_t low = (from[48 + sub / 2 * 32 + i] >> (sub % 2 * 4)) & 15;
-            return low | (((from[16 + i] >> sub) & 1) << 4);
+            const uint32_t high = from[16 + column % 32] >> (column / 32);
+            return k_nibble(from + 48, column) | ((high & 1) << 4);
         });
         pack_scales(unit, lane, block);
     }

@@ -21,7 +21,8 @@ pub struct Lowering {
     pub card: DeviceInfo,
     /// Encoding of keys and values.
     pub kv_type: &'static QuantType,
-    /// Tokens that a sequence may have.
+    /// Sequences at a time, and tokens that each may have.
+    pub n_slots: usize,
     pub n_ctx: usize,
     /// Most rows of one pass, and most rows of its logits.
     pub max_rows: usize,
@@ -42,6 +43,8 @@ pub struct Addresses {
     pub kv: Vec<KvView>,
     /// `[n_ctx][half][cos, sin]` f32.
     pub cos_sin: u64,
+    /// `[n_slots]` u64: see [`super::overflow`].
+    pub overflows: u64,
     pub scratch: ScratchAddresses,
 }
 

@@ -2,7 +2,8 @@
 //! activations are split into integers, then multiplied on tensor cores.
 
 use super::lowering::{constants, flag, sizes, Lowering, Pass};
-use super::params::{KvView, MatMul, Segment, Split, CONSTANTS};
+use super::overflow::overflows;
+use super::params::{KvTarget, KvView, MatMul, Overflows, Segment, Split, CONSTANTS};
 use super::product::{Op, Product};
 use super::shape::{largest_unit, segments, superblocks, UNIT_ROWS};
 use crate::backend::cuda::driver::source::{source, Source, Variant};
@@ -13,8 +14,8 @@ use crate::plan::parts::parts;
 use crate::plan::Plan;
 use crate::quant::{Offsets, QuantType};
 
-static SPLIT: Source = source!("split.cu", CONSTANTS, Split);
-static SOURCE: Source = source!("matmul.cu", CONSTANTS, MatMul, Segment, KvView);
+static SPLIT: Source = source!("split.cu", CONSTANTS, Split, Overflows);
+static SOURCE: Source = source!("matmul.cu", CONSTANTS, MatMul, Segment, KvView, KvTarget);
 
 /// Rows of a tile of activations, and threads of the block that makes it.
 const TILE_ROWS: usize = 8;
@@ -31,7 +32,11 @@ const MOST_SPLIT_ROWS: usize = 64;
 const MOST_SPLIT_OUT: usize = 8192;
 
 /// Most rows of weights of a block.
-const MOST_BLOCK_ROWS: usize = 256;
+const MOST_BLOCK_ROWS: usize = 128;
+
+/// Warps over rows of weights and over rows of x, tiles of both a warp, and blocks an SM, of the shape
+/// that fits every card.
+const SMALLEST: (usize, usize, usize, usize, usize) = (2, 1, 1, 1, 1);
 
 /// Stages of the ring at most.
 const MOST_STAGES: usize = 4;
@@ -141,36 +146,20 @@ impl Shape {
             unit,
             tile,
         };
-        // The first is the fastest on an H200 where it fits (whole steps of a 1B and an 8B, prompts of
-        // 512); the others read x or weights more often.
-        let wanted: &[_] = match m {
-            0..=8 => &[(8, 1, 1, 1, 2), (4, 1, 1, 1, 1), (2, 1, 1, 1, 1)],
-            9..=16 => &[(4, 1, 2, 2, 1), (4, 1, 1, 1, 1), (2, 1, 1, 1, 1)],
-            17..=32 => &[
-                (4, 2, 2, 2, 1),
-                (4, 1, 2, 2, 1),
-                (4, 1, 1, 1, 1),
-                (2, 1, 1, 1, 1),
-            ],
-            33..=64 => &[
-                (2, 4, 2, 2, 1),
-                (4, 1, 2, 2, 1),
-                (4, 1, 1, 1, 1),
-                (2, 1, 1, 1, 1),
-            ],
-            _ => &[
-                (2, 2, 2, 2, 2),
-                (4, 1, 2, 2, 1),
-                (4, 1, 1, 1, 1),
-                (2, 1, 1, 1, 1),
-            ],
+        // The fastest on an H200 (whole steps of a 1B and an 8B, prompts of 512).
+        let wanted = match m {
+            0..=8 => (8, 1, 1, 1, 2),
+            9..=16 => (4, 1, 2, 2, 1),
+            17..=32 => (4, 2, 2, 2, 1),
+            33..=64 => (2, 4, 2, 2, 1),
+            _ => (2, 2, 2, 2, 2),
         };
-        let shapes = wanted.iter().map(|s| shape(*s));
+        // Where that does not fit: these read x or weights more often.
+        let smaller = [(4, 1, 2, 2, 1), (4, 1, 1, 1, 1), SMALLEST];
+        let smaller = smaller.into_iter().skip(usize::from(m <= TILE_ROWS));
+        let shapes = [wanted].into_iter().chain(smaller).map(shape);
         let fits = |s: &Self| s.shared_bytes() * s.blocks <= shared;
-        let mut best = shapes
-            .clone()
-            .find(fits)
-            .unwrap_or_else(|| shape((2, 1, 1, 1, 1)));
+        let mut best = shapes.into_iter().find(fits).unwrap_or(shape(SMALLEST));
         for ring in 3..=MOST_STAGES {
             let more = Self { ring, ..best };
             if fits(&more) {
@@ -185,6 +174,7 @@ impl Shape {
             let fill = |s: &usize| *s <= most && blocks * s <= room;
             best.splits = [8, 4, 2].into_iter().find(fill).unwrap_or(1);
         }
+        debug_assert!(best.block_tiles() * UNIT_ROWS <= MOST_BLOCK_ROWS);
         best
     }
 
@@ -262,6 +252,7 @@ pub fn specs(
         norm: l.vector(op.norm.map(|n| n.weight))?,
         tiles: scratch.tiles,
         squares: scratch.squares,
+        overflows: overflows(l, op, pass),
         m: m as u32,
         unused: 0,
     };
@@ -288,10 +279,7 @@ pub fn specs(
         m: m as u32,
         n_tiles: n_tiles as u32,
         unused: 0,
-        kv: product.kv,
-        cos_sin: l.at.cos_sin,
-        positions: pass.inputs.positions,
-        slots: pass.inputs.slots,
+        to: product.to,
     };
     let grid = [
         shape.x_blocks(m) as u32,
@@ -299,9 +287,7 @@ pub fn specs(
         shape.splits as u32,
     ];
     let mut spec = Spec::new(variant, "matmul", grid, shape.threads() as u32, &params);
-    spec.label = format!("matmul {}", product.names);
     spec.shared = shape.shared_bytes() as u32;
-    spec.traffic.weights = product.bytes as u64;
-    spec.traffic.rows = product.row_traffic(m, n_in);
+    product.describe(&mut spec, "matmul", m, n_in);
     Ok(vec![split_spec, spec])
 }

@@ -1,7 +1,8 @@
 //! One row of activations times weights that are small integers: the kernel that decode is made of.
 
 use super::lowering::{constants, flag, sizes, Lowering, Pass};
-use super::params::{KvView, MatVec, Segment, CONSTANTS};
+use super::overflow::overflows;
+use super::params::{KvTarget, KvView, MatVec, Overflows, Segment, CONSTANTS};
 use super::product::{Op, Product};
 use super::shape::{largest_unit, segments, superblocks, UNIT_ROWS};
 use crate::backend::cuda::driver::source::{source, Source, Variant};
@@ -9,7 +10,15 @@ use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
 use crate::quant::QuantType;
 
-static SOURCE: Source = source!("matvec.cu", CONSTANTS, MatVec, Segment, KvView);
+static SOURCE: Source = source!(
+    "matvec.cu",
+    CONSTANTS,
+    MatVec,
+    Segment,
+    KvView,
+    KvTarget,
+    Overflows
+);
 
 /// Bytes of a superblock of x in shared memory, as the kernel lays it out.
 const X_SB_BYTES: usize = 8 * (2 * 64 + 16) + 64 + 32;
@@ -156,19 +165,15 @@ pub fn spec(
         eps: op.norm.map_or(0.0, |n| n.eps),
         // The first kernel of a pass may write the positions.
         located: u32::from(before >= 2),
-        kv: product.kv,
-        cos_sin: l.at.cos_sin,
-        positions: pass.inputs.positions,
-        slots: pass.inputs.slots,
+        overflows: overflows(l, op, pass),
+        to: product.to,
     };
     // One block an SM: what room there is beside it is the successor's.
     let grid = tiles.div_ceil(shape.warps_r).clamp(1, sms);
     let grid = [grid as u32, 1, 1];
     let mut spec = Spec::new(variant, "matvec", grid, shape.threads() as u32, &params);
-    spec.label = format!("matvec {}", product.names);
     spec.shared = shape.shared_bytes() as u32;
-    spec.traffic.weights = product.bytes as u64;
-    spec.traffic.rows = product.row_traffic(1, n_in);
+    product.describe(&mut spec, "matvec", 1, n_in);
     Ok(Some(spec))
 }
 

@@ -1,14 +1,21 @@
 //! Rows of activations times weights that are floats.
 
 use super::lowering::{constants, flag, sizes, Lowering, Pass};
-use super::params::{KvView, MatVecFloats, Segment, CONSTANTS};
+use super::params::{KvTarget, KvView, MatVecFloats, Segment, CONSTANTS};
 use super::product::{Op, Product};
 use super::shape::{segments, superblocks, UNIT_COLS, UNIT_ROWS};
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
 
-static SOURCE: Source = source!("matvec_floats.cu", CONSTANTS, MatVecFloats, Segment, KvView);
+static SOURCE: Source = source!(
+    "matvec_floats.cu",
+    CONSTANTS,
+    MatVecFloats,
+    Segment,
+    KvView,
+    KvTarget
+);
 
 /// Warps of a block.
 const WARPS: usize = 8;
@@ -28,7 +35,7 @@ pub fn spec(l: &Lowering, op: &Op<'_>, product: &Product, m: usize, pass: &Pass)
     let max_m = m.next_power_of_two().min(MOST_ROWS);
     let pairs = if m >= MANY_ROWS { 4 } else { 1 };
     let a_superblock = max_m * UNIT_COLS * 4;
-    let chunk = (X_BYTES / a_superblock).min(superblocks(n_in)).max(1);
+    let chunk = (X_BYTES / a_superblock).min(superblocks(n_in));
     let shared = chunk * a_superblock;
     let variant = Variant {
         source: &SOURCE,
@@ -49,10 +56,7 @@ pub fn spec(l: &Lowering, op: &Op<'_>, product: &Product, m: usize, pass: &Pass)
         norm: l.vector(op.norm.map(|n| n.weight))?,
         eps: op.norm.map_or(0.0, |n| n.eps),
         m: m as u32,
-        kv: product.kv,
-        cos_sin: l.at.cos_sin,
-        positions: pass.inputs.positions,
-        slots: pass.inputs.slots,
+        to: product.to,
     };
     let tiles: usize = product.tiles.iter().sum();
     let pairs_of_all = tiles * UNIT_ROWS / 2;
@@ -62,9 +66,7 @@ pub fn spec(l: &Lowering, op: &Op<'_>, product: &Product, m: usize, pass: &Pass)
         1,
     ];
     let mut spec = Spec::new(variant, "matvec_floats", grid, 32 * WARPS as u32, &params);
-    spec.label = format!("matvec {}", product.names);
     spec.shared = shared as u32;
-    spec.traffic.weights = product.bytes as u64;
-    spec.traffic.rows = product.row_traffic(m, n_in);
+    product.describe(&mut spec, "matvec", m, n_in);
     Ok(spec)
 }

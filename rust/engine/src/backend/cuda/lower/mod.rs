@@ -9,12 +9,13 @@ pub mod lowering;
 mod matmul;
 mod matvec;
 mod matvec_floats;
+pub mod overflow;
 pub mod params;
 pub mod pass;
 mod product;
 pub mod rowwise;
 pub mod sample;
-mod shape;
+pub mod shape;
 
 #[cfg(test)]
 mod tests;

@@ -29,6 +29,20 @@ shared! {
         pub rows: u32,
     }
 
+    /// Where a product tells the host of rows that overflow: fixed.cuh.
+    pub struct Overflows = "Overflows" {
+        /// `[n_slots]` u64 in host memory: see [`super::overflow::Overflow`].
+        pub words: u64,
+        /// `[rows of the pass]` u32.
+        pub positions: u64,
+        /// The same.
+        pub slots: u64,
+        /// `[m]` u32, or 0.
+        pub rows: u64,
+        pub n_slots: u32,
+        pub product: u32,
+    }
+
     /// Where a kernel finds the tokens of one layer: kv.cuh.
     pub struct KvView = "KvView" {
         /// `[n_pages][n_head_kv]` heads' pages of keys.
@@ -47,6 +61,17 @@ shared! {
         pub n_pages: u32,
     }
 
+    /// Where the epilogue QKV leaves keys and values: epilogue.cuh.
+    pub struct KvTarget = "KvTarget" {
+        pub kv: KvView,
+        /// `[n_ctx][HEAD_DIM / 2][cos, sin]` f32.
+        pub cos_sin: u64,
+        /// `[m]` u32.
+        pub positions: u64,
+        /// `[m]` u32.
+        pub slots: u64,
+    }
+
     /// matvec.cu
     pub struct MatVec = "Params" {
         pub segment: [Segment; 3],
@@ -56,13 +81,8 @@ shared! {
         pub norm: u64,
         pub eps: f32,
         pub located: u32,
-        pub kv: KvView,
-        /// `[n_ctx][HEAD_DIM / 2][cos, sin]` f32.
-        pub cos_sin: u64,
-        /// One u32.
-        pub positions: u64,
-        /// One u32.
-        pub slots: u64,
+        pub overflows: Overflows,
+        pub to: KvTarget,
     }
 
     /// matvec_floats.cu
@@ -74,13 +94,7 @@ shared! {
         pub norm: u64,
         pub eps: f32,
         pub m: u32,
-        pub kv: KvView,
-        /// `[n_ctx][HEAD_DIM / 2][cos, sin]` f32.
-        pub cos_sin: u64,
-        /// `[m]` u32.
-        pub positions: u64,
-        /// `[m]` u32.
-        pub slots: u64,
+        pub to: KvTarget,
     }
 
     /// matmul.cu
@@ -98,13 +112,7 @@ shared! {
         pub m: u32,
         pub n_tiles: u32,
         pub unused: u32,
-        pub kv: KvView,
-        /// `[n_ctx][HEAD_DIM / 2][cos, sin]` f32.
-        pub cos_sin: u64,
-        /// `[m]` u32.
-        pub positions: u64,
-        /// `[m]` u32.
-        pub slots: u64,
+        pub to: KvTarget,
     }
 
     /// split.cu
@@ -117,6 +125,7 @@ shared! {
         pub tiles: u64,
         /// `[m][superblocks]` f32.
         pub squares: u64,
+        pub overflows: Overflows,
         pub m: u32,
         pub unused: u32,
     }

@@ -45,7 +45,7 @@ pub fn specs(l: &Lowering, pass: &Pass) -> Result<Vec<Spec>> {
         )));
     }
     let mut list = Vec::new();
-    for op in &l.fused {
+    for (number, op) in l.fused.iter().enumerate() {
         let more = match op {
             Fused::MatVec {
                 x,
@@ -54,6 +54,7 @@ pub fn specs(l: &Lowering, pass: &Pass) -> Result<Vec<Spec>> {
                 epilogue,
             } => {
                 let op = product::Op {
+                    number,
                     x: *x,
                     norm: *norm,
                     parts,
@@ -91,7 +92,7 @@ fn products(l: &Lowering, op: &product::Op<'_>, pass: &Pass, before: usize) -> R
     if m == 0 {
         return Ok(Vec::new());
     }
-    let product = product::product(l, op)?;
+    let product = product::product(l, op, pass)?;
     if !product.types.iter().all(|t| t.integers) {
         return Ok(vec![matvec_floats::spec(l, op, &product, m, pass)?]);
     }

@@ -2,9 +2,10 @@
 //! what order, and what becomes of its sums.
 
 use super::layout::{arrangement, Matrix, Order};
-use super::lowering::{constants, Lowering};
-use super::params::{KvView, Segment};
+use super::lowering::{constants, Lowering, Pass};
+use super::params::{KvTarget, Segment};
 use super::shape::UNIT_ROWS;
+use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
 use crate::plan::fuse::{Epilogue, Part};
 use crate::plan::{BufferId, Norm};
@@ -13,6 +14,8 @@ use crate::quant::QuantType;
 /// A fused product to lower.
 #[derive(Debug, Clone, Copy)]
 pub struct Op<'a> {
+    /// Its place in the fused list.
+    pub number: usize,
     pub x: BufferId,
     pub norm: Option<Norm>,
     pub parts: &'a [Part],
@@ -30,13 +33,13 @@ pub struct Product {
     pub bytes: usize,
     /// The epilogue's constants.
     pub constants: String,
-    /// The cache that the epilogue writes to, or nowhere.
-    pub kv: KvView,
+    /// Where the epilogue leaves keys and values, if it does.
+    pub to: KvTarget,
     /// Floats of a row that are written, and of those that are read before.
     written: usize,
     read_first: usize,
     /// The tensors, for people.
-    pub names: String,
+    names: String,
 }
 
 impl Product {
@@ -45,14 +48,16 @@ impl Product {
         self.tiles.iter().sum::<usize>() * UNIT_ROWS
     }
 
-    /// Bytes of `m` rows that the product reads and writes.
-    pub fn row_traffic(&self, m: usize, n_in: usize) -> u64 {
-        (m * (n_in + self.written + self.read_first) * 4) as u64
+    /// What the launch of `kernel` with `m` rows of `n_in` columns says of itself.
+    pub fn describe(&self, spec: &mut Spec, kernel: &str, m: usize, n_in: usize) {
+        spec.label = format!("{kernel} {}", self.names);
+        spec.traffic.weights = self.bytes as u64;
+        spec.traffic.rows = (m * (n_in + self.written + self.read_first) * 4) as u64;
     }
 }
 
 /// Weights and epilogue of `op`.
-pub fn product(l: &Lowering, op: &Op<'_>) -> Result<Product> {
+pub fn product(l: &Lowering, op: &Op<'_>, pass: &Pass) -> Result<Product> {
     let Op {
         parts, epilogue, ..
     } = *op;
@@ -64,8 +69,13 @@ pub fn product(l: &Lowering, op: &Op<'_>) -> Result<Product> {
         tiles: Vec::new(),
         bytes: 0,
         constants: epilogue_constants(l, epilogue, arrangement[0].1),
-        kv: match epilogue {
-            Epilogue::Qkv { layer, .. } => l.kv(*layer)?,
+        to: match epilogue {
+            Epilogue::Qkv { layer, .. } => KvTarget {
+                kv: l.kv(*layer)?,
+                cos_sin: l.at.cos_sin,
+                positions: pass.inputs.positions,
+                slots: pass.inputs.slots,
+            },
             _ => bytemuck::Zeroable::zeroed(),
         },
         written: 0,

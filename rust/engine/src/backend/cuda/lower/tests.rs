@@ -186,6 +186,7 @@ fn lowering(arch: &str, ty: &str, kv_type: &str, is_fused: bool) -> Lowering {
         vectors: (0..).zip(&wanted.vectors).map(vector).collect(),
         kv: vec![kv],
         cos_sin: 3 * WEIGHTS,
+        overflows: 9 * WEIGHTS,
         scratch: ScratchAddresses {
             partial: 4 * WEIGHTS,
             tickets: 5 * WEIGHTS,
@@ -199,6 +200,7 @@ fn lowering(arch: &str, ty: &str, kv_type: &str, is_fused: bool) -> Lowering {
         fused,
         card: DeviceInfo::of_arch(arch, 100).unwrap(),
         kv_type,
+        n_slots: 64,
         n_ctx: 4096,
         max_rows: MAX_ROWS,
         max_out: 64,
@@ -284,7 +286,7 @@ fn launches_name_the_buffers_of_their_ops() {
     assert_eq!((qkv.x, qkv.segment[0].out), (at("x"), at("q")));
     assert_eq!(qkv.norm, l.vector(Some(WeightId(0))).unwrap());
     assert_eq!(
-        (qkv.kv.k, qkv.kv.v, qkv.cos_sin),
+        (qkv.to.kv.k, qkv.to.kv.v, qkv.to.cos_sin),
         (1 << 50, 1 << 51, l.at.cos_sin)
     );
     assert_eq!(qkv.segment.map(|s| s.rows), [512, 128, 128]);

@@ -216,11 +216,13 @@ impl CudaBackend {
             decoder.ring.await_oldest(&decoder.card.stream)?;
         }
         while let Some(step) = decoder.ring.pop() {
-            sequences.collect(&step, &decoder.ring, |row| {
+            let logits = |row| {
                 let mut logits = vec![0.0; decoder.n_vocab()];
                 decoder.read_logits(row, &mut logits)?;
                 Ok(logits)
-            })?;
+            };
+            let overflow = |slot| decoder.card.take_overflow(slot);
+            sequences.collect(&step, &decoder.ring, logits, overflow)?;
         }
         decoder.card.kv.take_error().map_or(Ok(()), Err)
     }
@@ -262,14 +264,19 @@ impl Backend for CudaBackend {
         let epoch = self.sequences.epoch(slot)?;
         self.chunks
             .feed(&mut self.decoder, slot, tokens, start, sample)?;
-        if !sample || tokens.is_empty() {
-            return self.decoder.card.settle();
+        let draws = sample && !tokens.is_empty();
+        if draws {
+            self.decoder.ring.push(vec![(slot, epoch)], false);
+            self.sequences.set_live(slot)?;
         }
-        self.decoder.ring.push(vec![(slot, epoch)], false);
-        self.sequences.set_live(slot)?;
+        let card = &self.decoder.card;
+        card.settle()?;
+        card.take_overflow(slot).map_or(Ok(()), Err)?;
         // The first token decides whether there is anything to decode; its logits may be wanted.
-        self.decoder.card.settle()?;
-        self.finish_queued()
+        match draws {
+            true => self.finish_queued(),
+            false => Ok(()),
+        }
     }
 
     fn slice(&self, rest: usize, rows: Option<usize>) -> usize {
@@ -312,7 +319,7 @@ impl Backend for CudaBackend {
         if self.sequences.end(slot) {
             sampling.stop(slot, &card.stream)?;
         }
-        card.kv.forget_saturated(slot, &card.stream)
+        card.forget(slot)
     }
 
     fn inspect(&mut self) -> Option<&mut dyn Inspect> {
@@ -351,6 +358,7 @@ impl Backend for CudaBackend {
             }
             decoder.read_logits(0, logits)?;
             decoder.card.settle()?;
+            decoder.card.take_overflow(slot).map_or(Ok(()), Err)?;
         }
         Ok(logits)
     }

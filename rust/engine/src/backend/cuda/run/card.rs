@@ -2,13 +2,14 @@
 //! a graph is a recording of them.
 
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::kv::KvPool;
 use super::rows::RowBuffers;
 use super::weights::DeviceWeights;
-use crate::backend::cuda::driver::buffer::DeviceBuffer;
+use crate::backend::cuda::driver::buffer::{DeviceBuffer, HostBuffer};
 use crate::backend::cuda::driver::compile::Compiler;
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::launch::Launch;
@@ -18,6 +19,7 @@ use crate::backend::cuda::driver::spec::Spec;
 use crate::backend::cuda::driver::stream::Stream;
 use crate::backend::cuda::lower::layout::wanted;
 use crate::backend::cuda::lower::lowering::{Addresses, Lowering, Pass, ScratchAddresses};
+use crate::backend::cuda::lower::overflow;
 use crate::backend::cuda::lower::pass::{self, Scratch};
 use crate::backend::{RunnerOptions, Weights};
 use crate::error::{Error, Result};
@@ -32,6 +34,8 @@ pub struct Card {
     pub kv: KvPool,
     buffers: Vec<DeviceBuffer>,
     _cos_sin: DeviceBuffer,
+    /// A word a slot: see [`overflow`].
+    overflows: HostBuffer,
     scratch: ScratchBuffers,
     /// Inputs of passes whose rows the host gives.
     pub rows: RowBuffers,
@@ -142,6 +146,7 @@ impl Card {
         if !context.is_described() {
             cos_sin_buffer.write(0, &cos_sin(&plan, weights, n_ctx)?, &stream)?;
         }
+        let overflows = HostBuffer::new(context, 8 * options.n_slots)?;
         let rules = Rules {
             fuse: options.gpu.fuse,
             scatter: !options.kv_type.kernel.kv_in_blocks(),
@@ -154,6 +159,7 @@ impl Card {
             buffers: buffers.iter().map(DeviceBuffer::address).collect(),
             kv: (0..plan.kv.n_layer).map(|layer| kv.view(layer)).collect(),
             cos_sin: cos_sin_buffer.address(),
+            overflows: overflows.address(),
             scratch: scratch.addresses(),
             ..Addresses::default()
         };
@@ -164,6 +170,7 @@ impl Card {
                 fused,
                 card: context.info.clone(),
                 kv_type: options.kv_type,
+                n_slots: options.n_slots,
                 n_ctx,
                 max_rows,
                 max_out,
@@ -173,6 +180,7 @@ impl Card {
             kv,
             buffers,
             _cos_sin: cos_sin_buffer,
+            overflows,
             scratch,
             rows: RowBuffers::new(context, max_rows)?,
             programs: Programs::new(context.clone(), compiler),
@@ -293,6 +301,22 @@ impl Card {
             launch.pdl = self.pdl;
         }
         Ok(list)
+    }
+
+    /// The error of activations of `slot` that overflowed, if any did since the last call.
+    pub fn take_overflow(&self, slot: usize) -> Option<Error> {
+        let word = self.overflows.words().get(slot)?.swap(0, Ordering::AcqRel);
+        overflow::error(word, slot, self.plan(), &self.lowering.fused)
+    }
+
+    /// Begins to look at `slot` anew, behind everything queued: steps that were launched ahead may
+    /// still report of the sequence that has ended.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub fn forget(&self, slot: usize) -> Result<()> {
+        self.kv.forget_saturated(slot, &self.stream)?;
+        self.overflows.clear_word(slot, &self.stream)
     }
 
     /// Waits for all that is queued; a refused token is an error.

@@ -125,7 +125,13 @@ impl Runner for CudaRunner {
         let key = self.prepare(batch.tokens.len(), batch.out_rows.len())?;
         self.lists.run(key, &self.card.stream)?;
         self.last = Some((key, batch.out_rows.len()));
-        self.card.settle()
+        self.card.settle()?;
+        let slots = batch.slots.iter().map(|slot| *slot as usize);
+        // Of all, or what is left would be the next pass's.
+        let errors: Vec<_> = slots
+            .filter_map(|slot| self.card.take_overflow(slot))
+            .collect();
+        errors.into_iter().next().map_or(Ok(()), Err)
     }
 
     fn read(&mut self, id: BufferId) -> Result<Vec<f32>> {

@@ -86,12 +86,14 @@ impl Sequences {
         self.slots.get_mut(slot).and_then(Option::take).is_some()
     }
 
-    /// Turns the records of a finished step into events; `logits` reads those of a row.
+    /// Turns the records of a finished step into events; `logits` reads those of a row, `overflow`
+    /// is why those of a slot are no numbers, where a product knows.
     pub fn collect(
         &mut self,
         step: &Queued,
         ring: &Ring,
         logits: impl Fn(usize) -> Result<Vec<f32>>,
+        overflow: impl Fn(usize) -> Option<Error>,
     ) -> Result<()> {
         for (row, (slot, epoch)) in step.rows.iter().enumerate() {
             let Some(record) = ring.record(step, row) else {
@@ -103,6 +105,12 @@ impl Sequences {
                 continue;
             };
             let Record { token, finish, .. } = record;
+            let finish = finish.map(|finish| match finish {
+                Finish::Failed(error @ Error::Logits { .. }) => {
+                    Finish::Failed(overflow(*slot).unwrap_or(error))
+                }
+                finish => finish,
+            });
             let index = sequence.generated;
             sequence.generated += 1;
             sequence.live = finish.is_none();
