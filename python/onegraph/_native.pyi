@@ -36,6 +36,12 @@ def cuda_read_peak(
 ) -> tuple[float, int]:
     """Bytes a second at which a card reads its memory, and the bytes that were read for it."""
 
+def check_sums(
+    device: str, nvrtc_folders: Sequence[str | os.PathLike[str]], sums: int
+) -> list[tuple[str, int, int]]:
+    """Compares about `sums` sums of sub-blocks on a card with sums of integers: of each type its
+    name, how many they were, and how many are not exact."""
+
 def model_info(
     path: str | os.PathLike[str],
     n_ctx: int | None = None,

@@ -1,4 +1,5 @@
-"""How near one way of computing a model's logits is to another: what `onegraph check` reports."""
+"""What `onegraph check` reports: whether a card's tensor cores sum integers exactly, and how near
+one way of computing a model's logits is to another."""
 
 from __future__ import annotations
 
@@ -7,11 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from onegraph import _native, arguments, nvrtc
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Bars", "Distance", "measure"]
+__all__ = ["Bars", "Distance", "SumCheck", "check_sums", "measure"]
+
+#: Sums that a check compares: under a second on any card.
+SUMS = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,28 @@ class Bars:
     def of(cls, kv_type: str) -> Bars:
         """The bars for a cache of this type: one that rounds may be twice as far."""
         return cls(kl=1e-6 if kv_type.lower() == "f32" else 2e-6)
+
+
+@dataclass(frozen=True)
+class SumCheck:
+    """How a card's sums of the sub-blocks of one tensor type compare with sums of integers."""
+
+    type: str
+    #: Sums compared, and those of them that are not exact.
+    sums: int
+    wrong: int
+
+
+def check_sums(device: str = "cuda", sums: int = SUMS) -> list[SumCheck]:
+    """Compares sums of sub-blocks by a card's tensor cores with sums of integers, at least `sums`
+    in all: random integers and the largest, of every tensor type whose weights are integers with
+    scales.
+
+    That they are exact is what the products of all models stand on. Raises `DeviceError` where
+    there is no card or it cannot be used, `ArgumentError` for a number that is out of range.
+    """
+    found = _native.check_sums(device, nvrtc.folders(), arguments.integer("sums", sums))
+    return [SumCheck(*each) for each in found]
 
 
 @dataclass

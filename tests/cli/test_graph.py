@@ -109,11 +109,13 @@ def test_graph_says_what_is_wrong(
 
 
 def test_check_meets_its_bars(cli: Any, tiny: Path, card: dict[str, str]) -> None:
-    options = ["check", tiny, "--n-ctx", 64, "--max-batch", 2, "--tokens", 80]
+    options = ["check", tiny, "--n-ctx", 64, "--max-batch", 2, "--tokens", 80, "--sums", 7000]
     done = cli(*options, "--json", env=card)
     assert done.returncode == 0, done.stderr + done.stdout
     found = json.loads(done.stdout)
     assert found["ok"] and found["device"] == "cuda:0"
+    assert {s["type"] for s in found["sums"]} == {"Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"}
+    assert all(s["sums"] >= 1024 and s["wrong"] == 0 for s in found["sums"])
     assert [(g["batch_size"], g["steps"], g["ok"]) for g in found["graphs"]] == [
         (1, 64, True),
         (2, 64, True),

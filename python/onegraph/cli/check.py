@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from onegraph import LLM, ArgumentError, DeviceError, GraphVerification
-from onegraph.check import Bars, Distance, measure
+from onegraph.check import SUMS, Bars, Distance, SumCheck, check_sums, measure
 from onegraph.cli.options import MODEL, given, model_options
 from onegraph.cli.terminal import debug_option, json_option, progress, say, show_table
 from onegraph.graphs import check_text
@@ -27,13 +27,19 @@ SEGMENT = 256
 @click.option(
     "--max-batch", type=int, default=4, show_default=True, help="Largest batch to verify."
 )
+@click.option(
+    "--sums", type=int, default=SUMS, show_default=True, help="Sums on tensor cores to compare."
+)
 @model_options
 @json_option
 @debug_option
-def command(model: str, tokens: int, max_batch: int, as_json: bool, **options: Any) -> None:
-    """Check a card: every captured decode step against the same kernels launched one by one, and
-    the logits of a fixed text, by prefill and by the captured step, against the CPU's float32 with
-    keys and values of the same type.
+def command(
+    model: str, tokens: int, max_batch: int, sums: int, as_json: bool, **options: Any
+) -> None:
+    """Check a card: sums of integers on its tensor cores, which every product stands on; every
+    captured decode step against the same kernels launched one by one; and the logits of a fixed
+    text, by prefill and by the captured step, against the CPU's with keys and values of the same
+    type.
 
     The CPU computes all --tokens, which takes it minutes for a large model. Exits with 1 where a
     bar is missed.
@@ -46,6 +52,7 @@ def command(model: str, tokens: int, max_batch: int, as_json: bool, **options: A
         )
     if tokens < 1:
         raise ArgumentError(f"tokens = {tokens}: must be 1 or more")
+    exact = check_sums(chosen["device"], sums)
     kv_type = chosen.get("kv_type", "f16")
     chosen.setdefault("n_ctx", SEGMENT)
     with LLM(model, max_batch=max_batch, warmup=True, progress=progress(), **chosen) as llm:
@@ -66,17 +73,23 @@ def command(model: str, tokens: int, max_batch: int, as_json: bool, **options: A
         device, name = llm.device, llm.path.name
     bars = Bars.of(kv_type)
     ok = graphs.ok and all(d.meets(bars) for d in distances.values())
+    ok = ok and all(s.wrong == 0 for s in exact)
     if as_json:
-        say(json.dumps(_as_json(name, device, kv_type, graphs, distances, bars, ok)))
+        say(json.dumps(_as_json(name, device, kv_type, exact, graphs, distances, bars, ok)))
     else:
         say(f"{name} on {device}, keys and values as {kv_type}")
-        _show(graphs, distances, bars)
+        _show(exact, graphs, distances, bars)
         say("\nall bars are met" if ok else "\na bar is missed: please report it")
     if not ok:
         raise click.exceptions.Exit(1)
 
 
-def _show(graphs: GraphVerification, distances: dict[str, Distance], bars: Bars) -> None:
+def _show(
+    exact: list[SumCheck],
+    graphs: GraphVerification,
+    distances: dict[str, Distance],
+    bars: Bars,
+) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -86,6 +99,9 @@ def _show(graphs: GraphVerification, distances: dict[str, Distance], bars: Bars)
     def add(what: str, found: str, bar: str, ok: bool) -> None:
         table.add_row(what, found, bar, "ok" if ok else "MISSED")
 
+    for s in exact:
+        what = f"sums of {s.type} on tensor cores against integers"
+        add(what, f"{s.wrong:,} of {s.sums:,} differ", "none", s.wrong == 0)
     for step in graphs.steps:
         wrong = step.logits_wrong, step.kv_bytes_wrong, step.states_wrong
         add(
@@ -112,6 +128,7 @@ def _as_json(
     name: str,
     device: str,
     kv_type: str,
+    exact: list[SumCheck],
     graphs: GraphVerification,
     distances: dict[str, Distance],
     bars: Bars,
@@ -138,6 +155,7 @@ def _as_json(
         "kv_type": kv_type,
         "ok": ok,
         "bars": dataclasses.asdict(bars),
+        "sums": [dataclasses.asdict(s) for s in exact],
         "graphs": steps,
         "logits": figures,
     }

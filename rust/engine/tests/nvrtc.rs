@@ -15,6 +15,7 @@ use onegraph::backend::cuda::lower::layout::repack_variant;
 use onegraph::backend::cuda::lower::lowering::{Pass, Path};
 use onegraph::backend::cuda::lower::sample;
 use onegraph::backend::cuda::run::card::Card;
+use onegraph::backend::cuda::study::exact_sums;
 use onegraph::backend::{GpuOptions, RunnerOptions, Weights};
 use onegraph::plan::{
     BufferId, KvShape, Norm, Op, Plan, RopeStyle, RopeTable, Rows, Weight, WeightId,
@@ -215,6 +216,7 @@ fn kernels() -> HashSet<Variant> {
     // What a load runs itself.
     kernels.extend(quant::TYPES.iter().map(repack_variant));
     kernels.insert(sample::variant(151_936, 4096));
+    kernels.insert(exact_sums::variant());
     kernels
 }
 

@@ -129,3 +129,17 @@ pub fn cuda_read_peak(
         bandwidth::read_peak(ordinal, &nvrtc_folders, bytes, turns)
     })
 }
+
+/// Compares about `sums` sums of sub-blocks on a card with sums of integers: of each type its name,
+/// how many they were, and how many are not exact.
+#[pyfunction]
+pub fn check_sums(
+    py: Python<'_>,
+    device: &str,
+    nvrtc_folders: Vec<PathBuf>,
+    sums: i64,
+) -> PyResult<Vec<(&'static str, u64, u64)>> {
+    let sums: u64 = count("sums", sums).map_err(to_py)?;
+    let found = detached(py, || engine::check_sums(device, &nvrtc_folders, sums))?;
+    Ok(found.iter().map(|c| (c.ty, c.sums, c.wrong)).collect())
+}

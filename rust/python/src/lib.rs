@@ -18,7 +18,7 @@ mod _native {
     use super::*;
 
     #[pymodule_export]
-    use super::devices::{compile_kernels, cuda_devices, cuda_read_peak};
+    use super::devices::{check_sums, compile_kernels, cuda_devices, cuda_read_peak};
     #[pymodule_export]
     use super::doorbell::Doorbell;
     #[pymodule_export]

@@ -16,6 +16,7 @@ use crate::arch;
 use crate::backend::cpu::{self, CpuBackend};
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::run::card::LoadTimes;
+use crate::backend::cuda::study::exact_sums::{self, SumCheck};
 use crate::backend::cuda::study::{fit::fit, offline};
 use crate::backend::cuda::CudaBackend;
 use crate::backend::{
@@ -557,6 +558,22 @@ pub fn compile_kernels(
     let variants = offline::variants(arch, &plan, &model, &runner)?;
     let fresh = offline::compile(arch, &variants, &options.nvrtc_folders, progress)?;
     Ok((variants.len(), fresh))
+}
+
+/// Compares `sums` sums of sub-blocks on the card that `device` means, or somewhat more, with sums of
+/// integers: the products of every model stand on their being exact.
+///
+/// # Errors
+/// As [`exact_sums::check`], and [`Error::Device`] for a device that is no card.
+pub fn check_sums(device: &str, nvrtc_folders: &[PathBuf], sums: u64) -> Result<Vec<SumCheck>> {
+    match device::resolve(device)? {
+        Device::Cuda(ordinal) => exact_sums::check(ordinal, nvrtc_folders, sums),
+        Device::Cpu => Err(Error::Device {
+            what: format!("device {device:?}"),
+            reason: "its sums are of integers, there is nothing to compare them with".into(),
+            remedy: "use device=\"cuda\" on a machine with an NVIDIA card".into(),
+        }),
+    }
 }
 
 /// The graphs of a backend.

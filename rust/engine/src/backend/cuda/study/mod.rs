@@ -2,6 +2,7 @@
 //! graphs do what they should.
 
 mod endless;
+pub mod exact_sums;
 pub mod fit;
 mod inspect;
 pub mod offline;
