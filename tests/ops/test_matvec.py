@@ -106,7 +106,7 @@ def test_a_row_of_nan_stays_alone(backend: Backend, ty: str) -> None:
         run({"x": x})
     else:
         # Small integers meet x as block fixed point, and NaN is none.
-        with pytest.raises(onegraph.ModelError, match="product with w at position 4 .* of NaN"):
+        with pytest.raises(onegraph.ModelError, match=r"product with w at position 4 .* of NaN"):
             run({"x": x}, positions=range(9))
         if backend.device == "cpu":
             return
