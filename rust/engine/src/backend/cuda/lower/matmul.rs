@@ -38,6 +38,9 @@ const MOST_BLOCK_ROWS: usize = 128;
 /// that fits every card.
 const SMALLEST: (usize, usize, usize, usize, usize) = (2, 1, 1, 1, 1);
 
+/// Shared memory of a block beside the dynamic: factors of the norm, barriers.
+const STATIC_BYTES: usize = 1 << 10;
+
 /// Stages of the ring at most.
 const MOST_STAGES: usize = 4;
 
@@ -158,7 +161,7 @@ impl Shape {
         let smaller = [(4, 1, 2, 2, 1), (4, 1, 1, 1, 1), SMALLEST];
         let smaller = smaller.into_iter().skip(usize::from(m <= TILE_ROWS));
         let shapes = [wanted].into_iter().chain(smaller).map(shape);
-        let fits = |s: &Self| s.shared_bytes() * s.blocks <= shared;
+        let fits = |s: &Self| (s.shared_bytes() + STATIC_BYTES) * s.blocks <= shared;
         let mut best = shapes.into_iter().find(fits).unwrap_or(shape(SMALLEST));
         for ring in 3..=MOST_STAGES {
             let more = Self { ring, ..best };
