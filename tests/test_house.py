@@ -41,6 +41,7 @@ MAY_IMPORT = {
 MAY_BE_UNSAFE = {
     "weights.rs",
     "backend/cpu/simd.rs",
+    "backend/cpu/simd/aarch64.rs",
     "backend/cpu/simd/x86.rs",
     "backend/cuda/driver/buffer.rs",
     "backend/cuda/driver/check.rs",

@@ -1,11 +1,15 @@
 //! Vector instructions: what they do is said once, in [`Isa`], compiled for each instruction set,
 //! and chosen at run time. Every instruction set gives the same bits.
 
+#[cfg(target_arch = "aarch64")]
+use std::arch::is_aarch64_feature_detected;
 use std::sync::OnceLock;
 
 use super::fixed::Limbs;
 use crate::quant::{Arithmetic, Words, COLUMNS};
 
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -30,71 +34,79 @@ fn unpair(pair: Word) -> [i32; 2] {
     [i32::from(pair as i16), pair as i32 >> 16]
 }
 
-/// An instruction set that the backend was compiled for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Set {
-    Scalar,
-    #[cfg(target_arch = "x86_64")]
-    Avx2,
-    #[cfg(target_arch = "x86_64")]
-    Avx2Vnni,
-    #[cfg(target_arch = "x86_64")]
-    Avx512,
-    #[cfg(target_arch = "x86_64")]
-    Avx512Vnni,
+/// What there is for each architecture, the best one last: of each instruction set its variant in
+/// [`Set`], its name, its [`Isa`], and the features that it is compiled for and that a processor is
+/// asked for.
+macro_rules! sets {
+    ($($arch:literal, $is_detected:ident {
+        $($set:ident, $name:literal, $isa:ty, [$($feature:tt),+];)*
+    })*) => {
+        /// An instruction set that the backend was compiled for.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        enum Set {
+            Scalar,
+            $($(#[cfg(target_arch = $arch)] $set,)*)*
+        }
+
+        impl Set {
+            /// The best one last.
+            const ALL: &[Set] = &[
+                Set::Scalar,
+                $($(#[cfg(target_arch = $arch)] Set::$set,)*)*
+            ];
+
+            fn name(self) -> &'static str {
+                match self {
+                    Set::Scalar => "scalar",
+                    $($(#[cfg(target_arch = $arch)] Set::$set => $name,)*)*
+                }
+            }
+
+            /// Whether this processor has every feature that [`run`] compiles it with.
+            fn is_available(self) -> bool {
+                match self {
+                    Set::Scalar => true,
+                    $($(
+                        #[cfg(target_arch = $arch)]
+                        Set::$set => $($is_detected!($feature))&&+,
+                    )*)*
+                }
+            }
+        }
+
+        /// Runs `task` compiled for `level`.
+        pub fn run<T: Task>(level: Level, task: T) -> T::Out {
+            match level.0 {
+                Set::Scalar => task.run::<Plain>(),
+                $($(
+                    #[cfg(target_arch = $arch)]
+                    Set::$set => {
+                        #[target_feature($(enable = $feature),+)]
+                        fn compiled<T: Task>(task: T) -> T::Out {
+                            task.run::<$isa>()
+                        }
+                        // SAFETY: `Level::new`, the only way to this level, asked the processor for
+                        // each feature of `compiled`.
+                        unsafe { compiled(task) }
+                    }
+                )*)*
+            }
+        }
+    };
 }
 
-impl Set {
-    /// The best one last.
-    const ALL: &[Set] = &[
-        Set::Scalar,
-        #[cfg(target_arch = "x86_64")]
-        Set::Avx2,
-        #[cfg(target_arch = "x86_64")]
-        Set::Avx2Vnni,
-        #[cfg(target_arch = "x86_64")]
-        Set::Avx512,
-        #[cfg(target_arch = "x86_64")]
-        Set::Avx512Vnni,
-    ];
-
-    fn name(self) -> &'static str {
-        match self {
-            Set::Scalar => "scalar",
-            #[cfg(target_arch = "x86_64")]
-            Set::Avx2 => "avx2",
-            #[cfg(target_arch = "x86_64")]
-            Set::Avx2Vnni => "avx2_vnni",
-            #[cfg(target_arch = "x86_64")]
-            Set::Avx512 => "avx512",
-            #[cfg(target_arch = "x86_64")]
-            Set::Avx512Vnni => "avx512_vnni",
-        }
+sets! {
+    "x86_64", is_x86_feature_detected {
+        Avx2, "avx2", x86::Avx2<false>, ["avx2", "fma", "f16c"];
+        Avx2Vnni, "avx2_vnni", x86::Avx2<true>, ["avx2", "fma", "f16c", "avxvnni"];
+        Avx512, "avx512", x86::Avx512<false>,
+            ["avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl"];
+        Avx512Vnni, "avx512_vnni", x86::Avx512<true>,
+            ["avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni"];
     }
-
-    /// Whether this processor has every feature that [`run`] compiles it with.
-    fn is_available(self) -> bool {
-        match self {
-            Set::Scalar => true,
-            #[cfg(target_arch = "x86_64")]
-            Set::Avx2 => {
-                is_x86_feature_detected!("avx2")
-                    && is_x86_feature_detected!("fma")
-                    && is_x86_feature_detected!("f16c")
-            }
-            #[cfg(target_arch = "x86_64")]
-            Set::Avx2Vnni => Set::Avx2.is_available() && is_x86_feature_detected!("avxvnni"),
-            #[cfg(target_arch = "x86_64")]
-            Set::Avx512 => {
-                Set::Avx2.is_available()
-                    && is_x86_feature_detected!("avx512f")
-                    && is_x86_feature_detected!("avx512bw")
-                    && is_x86_feature_detected!("avx512dq")
-                    && is_x86_feature_detected!("avx512vl")
-            }
-            #[cfg(target_arch = "x86_64")]
-            Set::Avx512Vnni => Set::Avx512.is_available() && is_x86_feature_detected!("avx512vnni"),
-        }
+    "aarch64", is_aarch64_feature_detected {
+        Neon, "neon", aarch64::Neon<false>, ["neon"];
+        NeonDotprod, "neon_dotprod", aarch64::Neon<true>, ["neon", "dotprod"];
     }
 }
 
@@ -228,6 +240,32 @@ fn pair_limbs(x: &[i32; COLUMNS], out: &mut Limbs) {
         ];
     }
     out.has_carry = false;
+}
+
+/// Limbs for multiply-adds of bytes, `x = 65536 a + 256 b + c`: of four columns the signed bytes of
+/// `a`, `b` and `c`, and what `a` has above 127: 1 where `x` is near 2^23, else 0. Gives them column
+/// by column too.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[inline(always)]
+fn byte_limbs(x: &[i32; COLUMNS], out: &mut Limbs) -> [[i8; COLUMNS]; 4] {
+    let mut limbs = [[0i8; COLUMNS]; 4];
+    let [a, b, c, carry] = &mut limbs;
+    for ((((x, a), b), c), carry) in x.iter().zip(a).zip(b).zip(c).zip(carry) {
+        *c = *x as i8;
+        let rest = (x - i32::from(*c)) >> 8;
+        *b = rest as i8;
+        let rest = (rest - i32::from(*b)) >> 8;
+        let top = rest.min(127);
+        *a = top as i8;
+        *carry = (rest - top) as i8;
+    }
+    for (limb, plane) in limbs.iter().enumerate() {
+        for (words, bytes) in out.words.iter_mut().zip(plane.as_chunks::<4>().0) {
+            words[limb] = u32::from_le_bytes(bytes.map(|byte| byte as u8));
+        }
+    }
+    out.has_carry = limbs[3].iter().any(|carry| *carry != 0);
+    limbs
 }
 
 #[inline(always)]
@@ -401,46 +439,39 @@ pub trait Task {
     fn run<I: Isa>(self) -> Self::Out;
 }
 
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn run_avx2<T: Task>(task: T) -> T::Out {
-    task.run::<x86::Avx2<false>>()
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
-fn run_avx2_vnni<T: Task>(task: T) -> T::Out {
-    task.run::<x86::Avx2<true>>()
-}
+    /// The halves that words end with.
+    struct Halves<'a>(&'a [Word; LANES]);
 
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-fn run_avx512<T: Task>(task: T) -> T::Out {
-    task.run::<x86::Avx512<false>>()
-}
+    impl Task for Halves<'_> {
+        type Out = Group;
 
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn run_avx512_vnni<T: Task>(task: T) -> T::Out {
-    task.run::<x86::Avx512<true>>()
-}
+        #[inline(always)]
+        fn run<I: Isa>(self) -> Group {
+            let mut out = [0.0; LANES];
+            for strip in 0..I::STRIPS {
+                I::store(I::halves(I::words(self.0, strip)), &mut out, strip);
+            }
+            out
+        }
+    }
 
-/// Runs `task` compiled for `level`.
-pub fn run<T: Task>(level: Level, task: T) -> T::Out {
-    match level.0 {
-        Set::Scalar => task.run::<Plain>(),
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: `Level::new`, the only way to this level, asked the processor for each feature of
-        // `run_avx2`.
-        Set::Avx2 => unsafe { run_avx2(task) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above, for each feature of `run_avx2_vnni`.
-        Set::Avx2Vnni => unsafe { run_avx2_vnni(task) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above, for each feature of `run_avx512`.
-        Set::Avx512 => unsafe { run_avx512(task) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above, for each feature of `run_avx512_vnni`.
-        Set::Avx512Vnni => unsafe { run_avx512_vnni(task) },
+    #[test]
+    fn every_instruction_set_converts_every_half_alike() {
+        let words: Vec<Word> = (0..1 << 16).map(|half| 0xabcd << 16 | half).collect();
+        for level in Level::all() {
+            for words in words.as_chunks().0 {
+                let found = run(level, Halves(words));
+                for (found, word) in found.iter().zip(words) {
+                    let wanted = Plain::half(*word as u16);
+                    let same = found.to_bits() == wanted.to_bits();
+                    let nan = found.is_nan() && wanted.is_nan();
+                    assert!(same || nan, "{}: {word:#x}: {found}", level.name());
+                }
+            }
+        }
     }
 }

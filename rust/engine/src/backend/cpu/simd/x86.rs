@@ -3,7 +3,8 @@
 use std::arch::x86_64::*;
 use std::mem::transmute;
 
-use super::{fold_8, pair_limbs, Arithmetic, Group, Isa, Limbs, Word, Words, COLUMNS, LANES};
+use super::{byte_limbs, fold_8, pair_limbs, Arithmetic, Group, Isa, Limbs, Word, Words};
+use super::{COLUMNS, LANES};
 use crate::quant::{four, SUBS};
 
 /// The hardware's conversion: as [`crate::quant::Plain`]'s, but a signalling NaN becomes quiet.
@@ -30,28 +31,10 @@ const BIAS: i32 = 128;
 
 const NO_BYTES: [i8; COLUMNS] = [0; COLUMNS];
 
-/// Limbs for multiply-adds of bytes, `x = 65536 a + 256 b + c`: of four columns the signed bytes of
-/// `a`, `b` and `c`, and what `a` has above 127: 1 where `x` is near 2^23, else 0.
+/// [`byte_limbs`], and what the sums start from.
 #[inline(always)]
-fn byte_limbs(x: &[i32; COLUMNS], out: &mut Limbs) {
-    let mut limbs = [[0i8; COLUMNS]; 4];
-    let [a, b, c, carry] = &mut limbs;
-    for ((((x, a), b), c), carry) in x.iter().zip(a).zip(b).zip(c).zip(carry) {
-        *c = *x as i8;
-        let rest = (x - i32::from(*c)) >> 8;
-        *b = rest as i8;
-        let rest = (rest - i32::from(*b)) >> 8;
-        let top = rest.min(127);
-        *a = top as i8;
-        *carry = (rest - top) as i8;
-    }
-    for (limb, plane) in limbs.iter().enumerate() {
-        for (words, bytes) in out.words.iter_mut().zip(plane.as_chunks::<4>().0) {
-            words[limb] = u32::from_le_bytes(bytes.map(|byte| byte as u8));
-        }
-    }
-    let [a, b, c, carry] = &limbs;
-    out.has_carry = carry.iter().any(|carry| *carry != 0);
+fn biased_limbs(x: &[i32; COLUMNS], out: &mut Limbs) {
+    let [a, b, c, carry] = &byte_limbs(x, out);
     let (starts, starts_32) = out.starts.split_at_mut(SUBS);
     for (limb, planes) in [[a, carry], [b, &NO_BYTES], [c, &NO_BYTES]]
         .into_iter()
@@ -298,7 +281,7 @@ impl<const VNNI: bool> Isa for Avx2<VNNI> {
     #[inline(always)]
     fn limbs(x: &[i32; COLUMNS], out: &mut Limbs) {
         if VNNI {
-            byte_limbs(x, out);
+            biased_limbs(x, out);
         } else {
             pair_limbs(x, out);
         }
@@ -633,7 +616,7 @@ impl<const VNNI: bool> Isa for Avx512<VNNI> {
     #[inline(always)]
     fn limbs(x: &[i32; COLUMNS], out: &mut Limbs) {
         if VNNI {
-            byte_limbs(x, out);
+            biased_limbs(x, out);
         } else {
             pair_limbs(x, out);
         }
