@@ -59,7 +59,7 @@ KERNEL_BOUNDS(everything, P, 256, 1) {
                     load_relaxed_u32x2(p.r).x + load_relaxed_u32(p.w);
     p.w[9] = seen;
     p.y[i] = d[0] + d[1] + f16x2_low(hh) + f16x2_high(hh) + f16_to_f32(h) + a[0] + bf16_to_f32(h) +
-             overflow + warp_sum_f32(v) + warp_max_f32(v) + infinity_f32();
+             overflow + warp_sum_f32(v) + warp_max_f32(v) + infinity_f32() + nan_f32();
 }
 """
 
