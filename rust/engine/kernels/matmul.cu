@@ -76,7 +76,7 @@ DEVICE void add_superblock(const uint8_t* units, const uint8_t* x, uint32_t lane
                 for (int w = 0; w < W_TILES; w++) {
                     const uint8_t* unit = units + w * LARGEST_UNIT;
                     uint32_t a[4];
-                    minimums<T>(unit, lane, a);
+                    minimums<T>(unit, g, q, a);
                     const float dmin[2] = {T::dmin(unit, g), T::dmin(unit, g + 8)};
 #pragma unroll
                     for (int n = 0; n < N_TILES; n++) {

@@ -116,7 +116,7 @@ DEVICE void multiply(const uint8_t* unit, uint32_t lane, const uint8_t* x_sb, co
     if constexpr (T::OFFSETS == SHARED_OFFSETS) {
         // Columns 0 and 1 of one more mma are the sums of minimums with the parts of the sums of x.
         uint32_t a[4];
-        minimums<T>(unit, lane, a);
+        minimums<T>(unit, g, t, a);
         const uint32_t* at = reinterpret_cast<const uint32_t*>(x_sb + X_SUMS) + g % 2 * 8 + t;
         const uint32_t b[2] = {at[0], at[4]};
         float minimum[4] = {};

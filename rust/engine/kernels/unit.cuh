@@ -239,16 +239,13 @@ struct HalfScales {
     }
 };
 
-// A of the minimums of a unit of type T where these are shared: of sub-blocks t and t + 4, each as 8 m
-// and m (fixed.cuh's eights).
+// A of the minimums of a unit of type T where these are shared: rows g and g + 8, sub-blocks q and
+// q + 4, each as 8 m and m (fixed.cuh's eights).
 template <typename T>
-DEVICE void minimums(const uint8_t* unit, uint32_t lane, uint32_t (&a)[4]) {
-#pragma unroll
-    for (uint32_t r = 0; r < 2; r++) {
-        const uint32_t m = T::mins(unit, lane / 4 + 8 * r, lane % 4);
-        a[r] = (m & 0xff) * 0x00010008u;
-        a[2 + r] = (m >> 8) * 0x00010008u;
-    }
+DEVICE void minimums(const uint8_t* unit, uint32_t g, uint32_t q, uint32_t (&a)[4]) {
+    const uint32_t m0 = T::mins(unit, g, q), m1 = T::mins(unit, g + 8, q);
+    a[0] = (m0 & 0xff) * 0x00010008u, a[1] = (m1 & 0xff) * 0x00010008u;
+    a[2] = (m0 >> 8) * 0x00010008u, a[3] = (m1 >> 8) * 0x00010008u;
 }
 
 // The block of 32 columns, BYTES long, number j of superblock sb of a row of n columns, or null.
