@@ -149,6 +149,13 @@ DEVICE void pdl_trigger() {
 // Keeps the compiler from moving memory accesses across it; no instruction.
 DEVICE void compiler_fence() { asm volatile("" ::: "memory"); }
 
+// v, of which the compiler knows no more than its type: a loop over it is not unrolled, whatever its
+// body becomes part of.
+DEVICE uint32_t opaque_u32(uint32_t v) {
+    ON_CARD(asm volatile("" : "+r"(v));)
+    return v;
+}
+
 // Loads of what an earlier kernel or another block wrote: never cached in L1, never moved across
 // pdl_wait() or a barrier by the compiler.
 DEVICE uint32_t load_relaxed_u32(const uint32_t* address) {
@@ -378,6 +385,152 @@ DEVICE void mma_m16n8k16_f16_f32(float d[4], const uint32_t a[4], const uint32_t
             : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
             : "r"(a[2]), "r"(a[3]), "r"(b[1]),
               "f"(half_sum[0]), "f"(half_sum[1]), "f"(half_sum[2]), "f"(half_sum[3]));)
+#endif
+}
+
+// Products of four warps, a warpgroup, on compute capability 9.0 alone: d = a*b + (adds ? d : 0) for A
+// [64][16] in registers, 16 rows a warp as mma_m16n8k16_f16_f32 has them, and B [16][8 CHUNKS]
+// float16 in shared memory; d[j] is C's columns 8j.. as there. B lies in core matrices, eight
+// columns of B of eight rows each, [8 columns][8 rows]: 128 bytes that begin at a multiple of 16. The
+// second eight rows begin 128 bytes on, the next columns `stride` bytes on.
+//
+// They run behind their issue: `wgmma_fence` before the first of several and after registers of any
+// have changed, `wgmma_commit` behind the last of a group, `wgmma_wait<n>` until at most n groups run,
+// then `settle_registers` before d is read. A and B are theirs until then.
+#ifdef ONEGRAPH_SIM
+constexpr bool HAS_WARPGROUPS = ARCH_AT_LEAST(900) && !ARCH_AT_LEAST(901);
+#elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
+constexpr bool HAS_WARPGROUPS = true;
+
+DEVICE void wgmma_k16_registers(float (&d)[4][4], const uint32_t (&a)[4], uint64_t b,
+                                uint32_t adds) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, %21, 0; "
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+        "{%16, %17, %18, %19}, %20, p, 1, 1, 0; }"
+        :
+          "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
+          "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
+          "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+          "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
+}
+DEVICE void wgmma_k16_registers(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b,
+                                uint32_t adds) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, %37, 0; "
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+        "{%32, %33, %34, %35}, %36, p, 1, 1, 0; }"
+        :
+          "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
+          "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
+          "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+          "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
+          "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]),
+          "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
+          "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
+          "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
+}
+DEVICE void wgmma_k16_registers(float (&d)[16][4], const uint32_t (&a)[4], uint64_t b,
+                                uint32_t adds) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, %69, 0; "
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+        "{%64, %65, %66, %67}, %68, p, 1, 1, 0; }"
+        :
+          "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
+          "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
+          "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+          "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
+          "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]),
+          "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
+          "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
+          "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]),
+          "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]),
+          "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]),
+          "+f"(d[10][0]), "+f"(d[10][1]), "+f"(d[10][2]), "+f"(d[10][3]),
+          "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),
+          "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]),
+          "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]),
+          "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]),
+          "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
+}
+#else
+constexpr bool HAS_WARPGROUPS = false;
+#endif
+
+DEVICE void wgmma_fence() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+
+DEVICE void wgmma_commit() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+}
+
+template <int pending>
+DEVICE void wgmma_wait() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+#endif
+}
+
+template <int CHUNKS>
+DEVICE void settle_registers([[maybe_unused]] float (&d)[CHUNKS][4]) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#pragma unroll
+    for (int j = 0; j < CHUNKS; j++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) asm volatile("" : "+f"(d[j][e])::"memory");
+    }
+#endif
+}
+
+// Where core matrices begin; `stride` as above.
+struct CoreMatrix {
+    ON_HOST(const uint8_t* at; uint32_t stride;)
+    ON_CARD(uint64_t descriptor;)
+};
+
+DEVICE CoreMatrix core_matrix(SharedAddress at, uint32_t stride) {
+    ON_HOST(return {at, stride};)
+    // All in sixteenths; no swizzle.
+    ON_CARD(return {((at >> 4) & 0x3fffu) | (128u / 16 << 16) |
+                    (static_cast<uint64_t>(stride / 16) << 32)};)
+}
+
+// The one `bytes` behind it, a multiple of 16.
+DEVICE CoreMatrix operator+(CoreMatrix b, uint32_t bytes) {
+    ON_HOST(b.at += bytes;)
+    ON_CARD(b.descriptor += bytes / 16;)
+    return b;
+}
+
+template <int CHUNKS>
+DEVICE void wgmma_k16_f16_f32(float (&d)[CHUNKS][4], const uint32_t (&a)[4], CoreMatrix b, bool adds) {
+#ifdef ONEGRAPH_SIM
+    const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    for (int j = 0; j < CHUNKS; j++) {
+        const uint8_t* at = b.at + j * b.stride + g * 16 + t * 4;
+        const uint32_t two[2] = {*reinterpret_cast<const uint32_t*>(at),
+                                 *reinterpret_cast<const uint32_t*>(at + 128)};
+        if (!adds) d[j][0] = d[j][1] = d[j][2] = d[j][3] = 0.0f;
+        sim::mma_m16n8k16(d[j], a, two, d[j]);
+    }
+#elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    wgmma_k16_registers(d, a, b.descriptor, adds);
 #endif
 }
 

@@ -16,6 +16,17 @@ struct Fixed {
 
 DEVICE bool overflows(const Fixed& x) { return x.most >> 23 > MOST_FIELD; }
 
+// Columns k to k + 7 of a row of x that has n; zeros behind it.
+template <uint32_t n>
+DEVICE void load_columns(const float* row, uint32_t k, float (&v)[8]) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float4 f = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (k + 4 * i < n) f = load_relaxed_f32x4(row + k + 4 * i);
+        v[4 * i] = f.x, v[4 * i + 1] = f.y, v[4 * i + 2] = f.z, v[4 * i + 3] = f.w;
+    }
+}
+
 DEVICE float rint_small(float x) {
     // 1.5 2^23: the last place of the sum is 1.
     return sub_rn(add_rn(x, 12582912.0f), 12582912.0f);
@@ -69,18 +80,28 @@ DEVICE void report_overflow(const Overflows& to, uint32_t m, const Fixed& x) {
 // quarter, steps 0 and 1, k below 8 and from 8 on.
 constexpr uint32_t LIMB_BYTES = 64;
 
+// A lane's eight integers of one limb, as float16.
+DEVICE uint4 small_halves(const float (&x)[8], uint32_t lane) {
+    // Columns of k from 8 on: unit.cuh.
+    const float small = lane % 2 ? 0.0625f : 1.0f;
+    uint32_t w[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        w[i] = f32x2_to_f16x2(mul_rn(x[2 * i], small), mul_rn(x[2 * i + 1], small));
+    }
+    return make_uint4(w[0], w[1], w[2], w[3]);
+}
+
 // Stores a lane's integers where the four lanes of a fragment read 16 bytes each: `to` is that of
 // the lane's sub-block, l / 4.
 DEVICE void store_fragments(const Fixed& x, uint32_t lane, uint8_t* to_hi, uint8_t* to_lo) {
-    // Columns of k from 8 on: unit.cuh.
-    const float small = lane % 2 ? 0.0625f : 1.0f;
+    const uint4 hi = small_halves(x.hi, lane), lo = small_halves(x.lo, lane);
+    const uint32_t his[4] = {hi.x, hi.y, hi.z, hi.w}, los[4] = {lo.x, lo.y, lo.z, lo.w};
 #pragma unroll
     for (int q = 0; q < 4; q++) {
         const uint32_t at = q * 16 + lane % 4 * 4;
-        *reinterpret_cast<uint32_t*>(to_hi + at) =
-            f32x2_to_f16x2(mul_rn(x.hi[2 * q], small), mul_rn(x.hi[2 * q + 1], small));
-        *reinterpret_cast<uint32_t*>(to_lo + at) =
-            f32x2_to_f16x2(mul_rn(x.lo[2 * q], small), mul_rn(x.lo[2 * q + 1], small));
+        *reinterpret_cast<uint32_t*>(to_hi + at) = his[q];
+        *reinterpret_cast<uint32_t*>(to_lo + at) = los[q];
     }
 }
 

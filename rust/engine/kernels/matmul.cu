@@ -7,9 +7,9 @@
 // one output the last to arrive adds them in order. Superblocks of both stream through a ring of
 // RING stages.
 //
-// variant.cuh: WARPS_R x WARPS_N warps, of W_TILES tiles of weights and N_TILES of x each, RING,
-// SPLITS, COPY_WEIGHTS (threads), MIN_BLOCKS, SHARED_BYTES, NORM, X_SUMS, X_OFFSETS and what epilogue.cuh
-// needs.
+// variant.cuh: WARPGROUPS, WARPS_R x WARPS_N warps, of W_TILES tiles of weights and N_TILES of x each,
+// RING, SPLITS, COPY_WEIGHTS (threads), MIN_BLOCKS, SHARED_BYTES, NORM, X_SUMS, X_OFFSETS and what
+// epilogue.cuh needs.
 #include "epilogue.cuh"
 #include "norm.cuh"
 #include "tile.cuh"
@@ -19,13 +19,18 @@ constexpr uint32_t BLOCK_TILES = WARPS_R * W_TILES;
 constexpr uint32_t BLOCK_X = WARPS_N * N_TILES;
 constexpr uint32_t ROWS = BLOCK_X * TILE_ROWS;
 
-constexpr uint32_t X_STAGE = BLOCK_X * TILE_BYTES;
+// Superblocks before part `part`.
+DEVICE uint32_t first_sb(uint32_t part) { return part * N_SB / N_PARTS; }
+
+constexpr uint32_t X_STAGE = BLOCK_X * Tile::BYTES;
 constexpr uint32_t STAGE = BLOCK_TILES * LARGEST_UNIT + X_STAGE;
 // Sums of the parts that have ended, where one block has them all: touched once a part, they would only
 // keep registers from the loop.
 constexpr uint32_t TOTAL_BYTES = SPLITS > 1 ? 0 : THREADS * W_TILES * N_TILES * 16;
 static_assert(SHARED_BYTES == RING * STAGE + TOTAL_BYTES, "stages of weights and x, and sums");
 static_assert(RING >= 2, "one is copied while another is read");
+static_assert(!WARPGROUPS || (HAS_WARPGROUPS && W_TILES == 1 && WARPS_R % 4 == 0),
+              "four warps have the same x");
 
 struct Params {
     Segment segment[3];
@@ -53,7 +58,24 @@ DEVICE float4 add_rn(const float4& a, const float4& b) {
 
 // Whether loads must stay in their chain: elsewhere the compiler moves so many of them ahead that
 // registers go to memory.
-constexpr bool LOADS_IN_ORDER = !ARCH_AT_LEAST(900) || ARCH_AT_LEAST(1000);
+[[maybe_unused]] constexpr bool LOADS_IN_ORDER = !ARCH_AT_LEAST(900) || ARCH_AT_LEAST(1000);
+
+// Adds a chain to y, and begins the next.
+DEVICE void end_chain(const uint8_t* x, uint32_t q, Sums& p, Sums& y) {
+#pragma unroll
+    for (int n = 0; n < N_TILES; n++) {
+        const float2 factor =
+            *reinterpret_cast<const float2*>(x + n * Tile::BYTES + Tile::FACTORS + q * 8);
+#pragma unroll
+        for (int w = 0; w < W_TILES; w++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                y[w][n][e] = fma_rn(e % 2 ? factor.y : factor.x, p[w][n][e], y[w][n][e]);
+                p[w][n][e] = 0.0f;
+            }
+        }
+    }
+}
 
 // y of a superblock: `units` are this warp's, LARGEST_UNIT apart, `x` its tiles.
 template <typename T>
@@ -80,7 +102,7 @@ DEVICE void add_superblock(const uint8_t* units, const uint8_t* x, uint32_t lane
                     const float dmin[2] = {T::dmin(unit, g), T::dmin(unit, g + 8)};
 #pragma unroll
                     for (int n = 0; n < N_TILES; n++) {
-                        const uint8_t* at = x + n * TILE_BYTES + TILE_SUMS + lane * 8;
+                        const uint8_t* at = x + n * Tile::BYTES + Fragments::SUMS + lane * 8;
                         const uint2 u = *reinterpret_cast<const uint2*>(at);
                         const uint2 v = *reinterpret_cast<const uint2*>(at + 256);
                         const uint32_t b[2][2] = {{u.x, u.y}, {v.x, v.y}};
@@ -120,24 +142,24 @@ DEVICE void add_superblock(const uint8_t* units, const uint8_t* x, uint32_t lane
             }
 #pragma unroll
             for (int n = 0; n < N_TILES; n++) {
-                const uint8_t* at = x + n * TILE_BYTES + sub * (2 * TILE_LIMB) + lane * 16;
+                const uint8_t* at = x + n * Tile::BYTES + sub * (2 * Fragments::LIMB) + lane * 16;
                 uint32_t b[2][STEPS][2];
 #pragma unroll
                 for (int limb = 0; limb < 2; limb++) {
                     if constexpr (STEPS == 2) {
-                        const uint4 v = *reinterpret_cast<const uint4*>(at + limb * TILE_LIMB);
+                        const uint4 v = *reinterpret_cast<const uint4*>(at + limb * Fragments::LIMB);
                         b[limb][0][0] = v.x, b[limb][0][1] = v.y;
                         b[limb][STEPS - 1][0] = v.z, b[limb][STEPS - 1][1] = v.w;
                     } else {
-                        const uint2 v = *reinterpret_cast<const uint2*>(at + limb * TILE_LIMB +
+                        const uint2 v = *reinterpret_cast<const uint2*>(at + limb * Fragments::LIMB +
                                                                         j % 2 * 8);
                         b[limb][0][0] = v.x, b[limb][0][1] = v.y;
                     }
                 }
                 [[maybe_unused]] float2 of_x;
                 if constexpr (T::OFFSETS == OWN_OFFSETS) {
-                    of_x = *reinterpret_cast<const float2*>(x + n * TILE_BYTES + TILE_OFFSETS +
-                                                            (j * 8 + 2 * q) * 4);
+                    of_x = *reinterpret_cast<const float2*>(x + n * Tile::BYTES +
+                                                            Fragments::offsets(j) + q * 8);
                 }
 #pragma unroll
                 for (int w = 0; w < W_TILES; w++) {
@@ -158,20 +180,136 @@ DEVICE void add_superblock(const uint8_t* units, const uint8_t* x, uint32_t lane
                 }
             }
         }
+        end_chain(x, q, p, y);
+    }
+}
+
+// Sets of sums of a sub-block: where registers are for two, the next sub-block is multiplied while one
+// is drained; elsewhere other warpgroups are.
+[[maybe_unused]] constexpr int SUM_SETS = THREADS * MIN_BLOCKS > 384 || N_TILES > 4 ? 1 : 2;
+
+// The same with wgmma, for one tile of weights a warp: products one after another, of the minimums,
+// then of sub-blocks in the order of chains.
+template <typename T>
+DEVICE void add_superblock_by_warpgroup(const uint8_t* unit, const uint8_t* x, uint32_t lane,
+                                        Sums& y) {
+    constexpr int STEPS = T::SUB / 16;  // of a sub-block
+    constexpr int SUBS = 64 / T::SUB;   // of a chain
+    constexpr int MINIMUMS = T::OFFSETS == SHARED_OFFSETS ? 1 : 0;
+    constexpr int PRODUCTS = MINIMUMS + 4 * SUBS;
+    const uint32_t g = lane / 4, q = lane % 4;
+    const CoreMatrix matrices =
+        core_matrix(to_shared_address(const_cast<uint8_t*>(x)), CoreMatrices::HALF);
+    __syncwarp();
+    const typename T::Row rows[2] = {T::row(unit, g), T::row(unit, g + 8)};
+    // [tile of x: with hi, with lo]
+    using Limbs = float[2 * N_TILES][4];
+    Limbs sums[SUM_SETS];
+    uint32_t a[SUM_SETS][STEPS][4];
+    [[maybe_unused]] uint32_t minimum[4];
+    Sums p = {};
+    auto number_of = [](int s) { return s / SUBS + 4 * (s % SUBS); };
+    auto fragments = [&](int s) {
+        if (s >= 4 * SUBS) return;
+        const int j = number_of(s);
+        const auto quants = T::load(unit, lane, j * T::SUB / 64);
 #pragma unroll
-        for (int n = 0; n < N_TILES; n++) {
-            const float2 factor =
-                *reinterpret_cast<const float2*>(x + n * TILE_BYTES + TILE_FACTORS + q * 8);
+        for (int step = 0; step < STEPS; step++) {
+            const int h = STEPS == 2 ? step : j % 2;
+            T::fragment(quants, j * T::SUB / 32 % 2, h, a[s % SUM_SETS][step]);
+        }
+    };
+    auto multiply_next = [&](int product) {
+        if (product >= PRODUCTS) return;
+        Limbs& sum = sums[product % SUM_SETS];
+        wgmma_fence();
+        if (product < MINIMUMS) {
+            wgmma_k16_f16_f32(sum, minimum, matrices + CoreMatrices::SUMS, false);
+        } else {
+            const int s = product - MINIMUMS;
 #pragma unroll
-            for (int w = 0; w < W_TILES; w++) {
+            for (int step = 0; step < STEPS; step++) {
+                const CoreMatrix b = matrices + (number_of(s) * STEPS + step) * 256;
+                wgmma_k16_f16_f32(sum, a[s % SUM_SETS][step], b, step > 0);
+            }
+        }
+        wgmma_commit();
+    };
+    auto begin_chains = [&](const Limbs& sum) {
+        if constexpr (MINIMUMS > 0) {
+            const float dmin[2] = {T::dmin(unit, g), T::dmin(unit, g + 8)};
+#pragma unroll
+            for (int n = 0; n < N_TILES; n++) {
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
-                    y[w][n][e] = fma_rn(e % 2 ? factor.y : factor.x, p[w][n][e], y[w][n][e]);
+                    const float m = fma_rn(sum[2 * n][e], 16384.0f, sum[2 * n + 1][e]);
+                    p[0][n][e] = mul_rn(-dmin[e / 2], m);
                 }
             }
         }
+    };
+    auto drain = [&](const Limbs& sum, int s) {
+        const int t = s / SUBS, i = s % SUBS;
+        float scale[2];
+        [[maybe_unused]] float offset[2];
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const auto chain = T::chain(rows[r], t);
+            scale[r] = T::scale(chain, i);
+            if constexpr (T::OFFSETS == OWN_OFFSETS) offset[r] = T::offset(chain, i);
+        }
+#pragma unroll
+        for (int n = 0; n < N_TILES; n++) {
+            [[maybe_unused]] float2 of_x;
+            if constexpr (T::OFFSETS == OWN_OFFSETS) {
+                of_x = *reinterpret_cast<const float2*>(
+                    x + n * Tile::BYTES + CoreMatrices::offsets(number_of(s)) + q * 8);
+            }
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                float& chain = p[0][n][e];
+                const float whole = fma_rn(sum[2 * n][e], 4096.0f, sum[2 * n + 1][e]);
+                chain = fma_rn(scale[e / 2], whole, chain);
+                if constexpr (T::OFFSETS == OWN_OFFSETS) {
+                    chain = fma_rn(offset[e / 2], e % 2 ? of_x.y : of_x.x, chain);
+                }
+            }
+        }
+    };
+    if constexpr (MINIMUMS > 0) minimums<T>(unit, g, q, minimum);
+    for (int s = 0; s < SUM_SETS; s++) fragments(s);
+    multiply_next(0);
+#pragma unroll
+    for (int product = 0; product < PRODUCTS; product++) {
+        if constexpr (SUM_SETS == 2) multiply_next(product + 1);
+        if (SUM_SETS == 2 && product + 1 < PRODUCTS) {
+            wgmma_wait<1>();
+        } else {
+            wgmma_wait<0>();
+        }
+        Limbs& sum = sums[product % SUM_SETS];
+        settle_registers(sum);
+        const int s = product - MINIMUMS;
+        if (s < 0) {
+            begin_chains(sum);
+        } else {
+            fragments(s + SUM_SETS);
+            drain(sum, s);
+            if (s % SUBS + 1 == SUBS) end_chain(x, q, p, y);
+        }
+        if constexpr (SUM_SETS == 1) multiply_next(product + 1);
     }
 }
+
+// A superblock's place in the ring, and the phase of its barriers.
+struct Turn {
+    uint32_t stage, phase;
+
+    Turn next() const {
+        return stage + 1 == RING ? Turn{0, phase ^ 1} : Turn{stage + 1, phase};
+    }
+    Turn last() const { return stage == 0 ? Turn{RING - 1, phase ^ 1} : Turn{stage - 1, phase}; }
+};
 
 // What a block computes of one segment: its parts' sums, in memory, or those of all in shared memory.
 template <typename T>
@@ -182,7 +320,7 @@ DEVICE void multiply(const Params& p, const Segment& segment, uint32_t first, fl
     uint8_t* base = dynamic_shared<uint8_t>();
     constexpr uint32_t VECTORS = T::UNIT_BYTES / 16;
     const uint32_t part0 = blockIdx.z * N_PARTS / SPLITS, part1 = (blockIdx.z + 1) * N_PARTS / SPLITS;
-    const uint32_t sb0 = part0 * N_SB / N_PARTS, sb1 = part1 * N_SB / N_PARTS;
+    const uint32_t sb0 = first_sb(part0), sb1 = first_sb(part1);
     const uint32_t n_units = segment.tiles - first < BLOCK_TILES ? segment.tiles - first : BLOCK_TILES;
 
     const uint32_t n_sb = sb1 - sb0;
@@ -190,16 +328,23 @@ DEVICE void multiply(const Params& p, const Segment& segment, uint32_t first, fl
     const uint8_t* weights_from =
         segment.units + (static_cast<uint64_t>(first) * N_SB + sb0) * T::UNIT_BYTES;
     const uint8_t* x_from =
-        p.tiles + (static_cast<uint64_t>(sb0) * p.n_tiles + blockIdx.x * BLOCK_X) * TILE_BYTES;
-    auto copy_weights = [&](uint32_t i) {
-        const SharedAddress stage = to_shared_address(base) + i % RING * STAGE;
+        p.tiles + (static_cast<uint64_t>(sb0) * p.n_tiles + blockIdx.x * BLOCK_X) * Tile::BYTES;
+    // Into a stage of the ring.
+    auto copy_weights = [&](uint32_t i, uint32_t to) {
+        const SharedAddress stage = to_shared_address(base) + to * STAGE;
         const uint8_t* from = weights_from + i * T::UNIT_BYTES;
         if constexpr (HAS_BULK_COPIES) {
-            if (threadIdx.x || i >= n_sb) return;
-            barrier_expect(filled + i % RING, n_units * T::UNIT_BYTES + X_STAGE);
-            for (uint32_t unit = 0; unit < n_units; unit++) {
-                bulk_copy(stage + unit * LARGEST_UNIT, from, T::UNIT_BYTES, filled + i % RING);
-                from += N_SB * T::UNIT_BYTES;
+            // A warp's own tiles.
+            if (lane || warp_n || i >= n_sb) return;
+            const uint32_t begin = warp_r * W_TILES;
+            const uint32_t end = begin + W_TILES < n_units ? begin + W_TILES : n_units;
+            barrier_expect(filled + to, begin < end ? (end - begin) * T::UNIT_BYTES : 0);
+#pragma unroll
+            for (uint32_t w = 0; w < W_TILES; w++) {
+                const uint32_t unit = begin + w;
+                if (unit >= end) break;
+                bulk_copy(stage + unit * LARGEST_UNIT, from + unit * (N_SB * T::UNIT_BYTES),
+                          T::UNIT_BYTES, filled + to);
             }
         } else {
             if (threadIdx.x >= COPY_WEIGHTS) return;
@@ -211,12 +356,13 @@ DEVICE void multiply(const Params& p, const Segment& segment, uint32_t first, fl
             cp_async_commit();
         }
     };
-    auto copy_x = [&](uint32_t i) {
-        const SharedAddress stage = to_shared_address(base) + i % RING * STAGE + BLOCK_TILES * LARGEST_UNIT;
-        const uint8_t* from = x_from + static_cast<uint64_t>(i) * p.n_tiles * TILE_BYTES;
+    auto copy_x = [&](uint32_t i, uint32_t to) {
+        const SharedAddress stage = to_shared_address(base) + to * STAGE + BLOCK_TILES * LARGEST_UNIT;
+        const uint8_t* from = x_from + static_cast<uint64_t>(i) * p.n_tiles * Tile::BYTES;
         if constexpr (HAS_BULK_COPIES) {
             if (threadIdx.x || i >= n_sb) return;
-            bulk_copy(stage, from, X_STAGE, filled + i % RING);
+            barrier_expect(filled + to, X_STAGE);
+            bulk_copy(stage, from, X_STAGE, filled + to);
         } else {
             // Other threads than those of weights, so that neither copy waits for the other.
             if (threadIdx.x < COPY_WEIGHTS) return;
@@ -230,8 +376,9 @@ DEVICE void multiply(const Params& p, const Segment& segment, uint32_t first, fl
     if constexpr (HAS_BULK_COPIES) {
         if (threadIdx.x == 0) {
             for (uint32_t i = 0; i < RING; i++) {
-                barrier_init(filled + i, 1);
-                barrier_init(emptied + i, THREADS / 32);
+                // Those of weights, and that of x.
+                barrier_init(filled + i, WARPS_R + 1);
+                barrier_init(emptied + i, THREADS);
             }
             barrier_init_fence();
         }
@@ -240,11 +387,11 @@ DEVICE void multiply(const Params& p, const Segment& segment, uint32_t first, fl
     // Weights are the model's: they are asked for before the wait.
     constexpr uint32_t AHEAD = HAS_BULK_COPIES ? RING : RING - 1;
 #pragma unroll 1
-    for (uint32_t i = 0; i < AHEAD; i++) copy_weights(i);
+    for (uint32_t i = 0; i < AHEAD; i++) copy_weights(i, i);
     pdl_wait();
     pdl_trigger();
 #pragma unroll 1
-    for (uint32_t i = 0; i < AHEAD; i++) copy_x(i);
+    for (uint32_t i = 0; i < AHEAD; i++) copy_x(i, i);
     if constexpr (NORM) {
         const uint32_t m = blockIdx.x * ROWS + threadIdx.x;
         if (threadIdx.x < ROWS && m < p.m) {
@@ -258,33 +405,45 @@ DEVICE void multiply(const Params& p, const Segment& segment, uint32_t first, fl
     }
 
     uint32_t i = 0;
+    Turn turn = {0, 0};
 #pragma unroll 1
-    for (uint32_t part = part0; part < part1; part++) {
+    for (uint32_t part = part0, last = opaque_u32(part1); part < last; part++) {
         Sums y = {};
-        const uint32_t end = (part + 1) * N_SB / N_PARTS;
+        const uint32_t end = first_sb(part + 1);
 #pragma unroll 1
         for (; sb0 + i < end; i++) {
-            // The superblock before this one was read: its stage is free for a later one.
             if constexpr (HAS_BULK_COPIES) {
-                if (threadIdx.x == 0 && i > 0 && i - 1 + RING < n_sb) {
-                    barrier_wait(emptied + (i - 1) % RING, (i - 1) / RING % 2);
-                    copy_weights(i - 1 + RING);
-                    copy_x(i - 1 + RING);
+                // The superblock before this one was read by all: its stage is free for a later one.
+                const Turn last = turn.last();
+                if (i > 0 && i - 1 + RING < n_sb) {
+                    if (lane == 0 && (WARPS_N == 1 ? warp == 0 : warp_n == 0)) {
+                        barrier_wait(emptied + last.stage, last.phase);
+                    }
+                    if constexpr (WARPS_N > 1) copy_weights(i - 1 + RING, last.stage);
+                    copy_x(i - 1 + RING, last.stage);
                 }
-                barrier_wait(filled + i % RING, i / RING % 2);
+                barrier_wait(filled + turn.stage, turn.phase);
             } else {
                 cp_async_wait<RING - 2>();
                 __syncthreads();
-                copy_weights(i + RING - 1);
-                copy_x(i + RING - 1);
+                copy_weights(i + RING - 1, turn.last().stage);
+                copy_x(i + RING - 1, turn.last().stage);
             }
-            const uint8_t* at = base + i % RING * STAGE;
-            add_superblock<T>(at + warp_r * W_TILES * LARGEST_UNIT,
-                              at + BLOCK_TILES * LARGEST_UNIT + warp_n * N_TILES * TILE_BYTES, lane, y);
+            const uint8_t* at = base + turn.stage * STAGE;
+            const uint8_t* units = at + warp_r * W_TILES * LARGEST_UNIT;
+            const uint8_t* x = at + BLOCK_TILES * LARGEST_UNIT + warp_n * N_TILES * Tile::BYTES;
+            if constexpr (WARPGROUPS) {
+                add_superblock_by_warpgroup<T>(units, x, lane, y);
+            } else {
+                add_superblock<T>(units, x, lane, y);
+            }
             if constexpr (HAS_BULK_COPIES) {
+                barrier_arrive(emptied + turn.stage);
+                // Weights that a warp alone reads need not wait for the others.
                 __syncwarp();
-                if (lane == 0) barrier_arrive(emptied + i % RING);
+                if constexpr (WARPS_N == 1) copy_weights(i + RING, turn.stage);
             }
+            turn = turn.next();
         }
 #pragma unroll
         for (int w = 0; w < W_TILES; w++) {

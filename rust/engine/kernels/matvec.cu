@@ -279,13 +279,7 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
 #pragma unroll
     for (uint32_t s = 0; s < SB_WARP; s++) {
         const uint32_t k = (wk + s * WARPS_K) * UNIT_COLS + lane * 8;
-#pragma unroll
-        for (int q = 0; q < 2; q++) {
-            float4 f = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            if (k + 4 * q < N_IN) f = load_relaxed_f32x4(p.x + k + 4 * q);
-            raw[s][4 * q] = f.x, raw[s][4 * q + 1] = f.y;
-            raw[s][4 * q + 2] = f.z, raw[s][4 * q + 3] = f.w;
-        }
+        load_columns<N_IN>(p.x, k, raw[s]);
     }
 #pragma unroll
     for (uint32_t s = 0; s < SB_WARP; s++) {

@@ -2,7 +2,7 @@
 // warp a row. With NORM, x is multiplied by the norm's weight, and the sums of its squares are left for
 // whoever ends the product.
 //
-// variant.cuh: N_IN, NORM, X_SUMS, X_OFFSETS.
+// variant.cuh: N_IN, NORM, X_SUMS, X_OFFSETS, WARPGROUPS.
 #include "variant.cuh"
 #include "tile.cuh"
 #include "norm.cuh"
@@ -30,12 +30,7 @@ KERNEL_BOUNDS(split, Params, 256, 1) {
     pdl_trigger();
 
     float v[8] = {};
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        if (m >= p.m || k + 4 * i >= N_IN) continue;
-        const float4 f = load_relaxed_f32x4(p.x + static_cast<uint64_t>(m) * N_IN + k + 4 * i);
-        v[4 * i] = f.x, v[4 * i + 1] = f.y, v[4 * i + 2] = f.z, v[4 * i + 3] = f.w;
-    }
+    if (m < p.m) load_columns<N_IN>(p.x + static_cast<uint64_t>(m) * N_IN, k, v);
     if constexpr (NORM) {
         const float square = superblock_squares(v);
         if (lane == 0 && m < p.m) p.squares[static_cast<uint64_t>(m) * N_SB + sb] = square;
@@ -45,23 +40,6 @@ KERNEL_BOUNDS(split, Params, 256, 1) {
     const Fixed fixed = fixed_point(v);
     delay_block();
     if (overflows(fixed) && lane == 0) report_overflow(p.overflows, m, fixed);
-    uint8_t* tile = p.tiles + (static_cast<uint64_t>(sb) * gridDim.y + blockIdx.y) * TILE_BYTES;
-    uint8_t* of_sub = tile + lane / 4 * (2 * TILE_LIMB) + row * LIMB_BYTES;
-    store_fragments(fixed, lane, of_sub, of_sub + TILE_LIMB);
-    if (lane == 0) reinterpret_cast<float*>(tile + TILE_FACTORS)[row] = fixed.factor;
-    if constexpr (X_SUMS || X_OFFSETS) {
-        const int32_t sum = sub_block_sum(fixed);
-        const uint32_t sub = lane / 4;
-        if (lane % 4 == 0) {
-            if constexpr (X_SUMS) {
-                uint32_t* to = reinterpret_cast<uint32_t*>(tile + TILE_SUMS) +
-                               (row * 4 + sub % 4) * 2 + sub / 4;
-                to[0] = eights(upper_part(sum));
-                to[64] = eights(lower_part(sum));
-            }
-            if constexpr (X_OFFSETS) {
-                reinterpret_cast<float*>(tile + TILE_OFFSETS)[sub * 8 + row] = offset_sum(sum);
-            }
-        }
-    }
+    uint8_t* tile = p.tiles + (static_cast<uint64_t>(sb) * gridDim.y + blockIdx.y) * Tile::BYTES;
+    store_in_tile(tile, row, lane, fixed);
 }

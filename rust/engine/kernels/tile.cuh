@@ -1,15 +1,83 @@
-// How eight rows of x lie between split.cu and matmul.cu, superblock by superblock: fragments of B
-// [8 sub-blocks][hi, lo][8 rows][LIMB_BYTES], so that lane 4 row + quarter of a warp has 16 bytes of
-// 512; [8 rows] factors of the superblock; where X_SUMS, the parts of its sums for minimums,
-// [upper, lower][8 rows][4][sub-blocks t, t + 4]; where X_OFFSETS, its sums [8 sub-blocks][8 rows].
+// How eight rows of x lie between split.cu and matmul.cu, superblock by superblock.
 //
-// Include it behind variant.cuh: X_SUMS, X_OFFSETS.
+// Include it behind variant.cuh: X_SUMS, X_OFFSETS, WARPGROUPS.
 #pragma once
 #include "fixed.cuh"
 
 constexpr uint32_t TILE_ROWS = 8;
-constexpr uint32_t TILE_LIMB = TILE_ROWS * LIMB_BYTES;  // of a sub-block
-constexpr uint32_t TILE_FACTORS = 8 * 2 * TILE_LIMB;
-constexpr uint32_t TILE_SUMS = TILE_FACTORS + TILE_ROWS * 4;
-constexpr uint32_t TILE_OFFSETS = TILE_SUMS + (X_SUMS ? 512 : 0);
-constexpr uint32_t TILE_BYTES = TILE_OFFSETS + (X_OFFSETS ? 256 : 0);
+
+// For mma_m16n8k16: fragments of B [8 sub-blocks][hi, lo][8 rows][LIMB_BYTES], so that lane
+// 4 row + quarter of a warp has 16 bytes of 512; [8 rows] factors of the superblock; where X_SUMS, the
+// parts of its sums for minimums, [upper, lower][8 rows][4][sub-blocks t, t + 4]; where X_OFFSETS,
+// its sums [8 sub-blocks][8 rows].
+struct Fragments {
+    static constexpr uint32_t LIMB = TILE_ROWS * LIMB_BYTES;  // of a sub-block
+    static constexpr uint32_t FACTORS = 8 * 2 * LIMB;
+    static constexpr uint32_t SUMS = FACTORS + TILE_ROWS * 4;
+    static constexpr uint32_t OFFSETS = SUMS + (X_SUMS ? 512 : 0);
+    static constexpr uint32_t BYTES = OFFSETS + (X_OFFSETS ? 256 : 0);
+
+    DEVICE void store(uint8_t* tile, uint32_t row, uint32_t lane, const Fixed& x) {
+        uint8_t* of_sub = tile + lane / 4 * (2 * LIMB) + row * LIMB_BYTES;
+        store_fragments(x, lane, of_sub, of_sub + LIMB);
+    }
+    // Of sub-block `sub`: the upper part, the lower one SUMS_STRIDE behind.
+    static constexpr uint32_t SUMS_STRIDE = 256;
+    DEVICE uint8_t* sums(uint8_t* tile, uint32_t row, uint32_t sub) {
+        return tile + SUMS + ((row * 4 + sub % 4) * 2 + sub / 4) * 4;
+    }
+    // Of row 0.
+    DEVICE uint32_t offsets(uint32_t sub) { return OFFSETS + sub * 32; }
+};
+
+// For wgmma: two halves, hi and lo, of core matrices [16 steps][8 columns of k below 8, from 8 on]
+// [8 rows][8 columns]; where X_SUMS, one more of each for the upper and the lower parts of its sums,
+// [sub-blocks t, t + 4][8 rows][4]; where X_OFFSETS, its sums [4 sub-blocks][8 rows]; [8 rows]
+// factors. So the columns of C are the rows of x tile by tile, with hi and with lo.
+struct CoreMatrices {
+    static constexpr uint32_t SUMS = 4096;
+    static constexpr uint32_t HALF_OFFSETS = SUMS + (X_SUMS ? 256 : 0);
+    static constexpr uint32_t FACTORS = HALF_OFFSETS + (X_OFFSETS ? 128 : 0);
+    static constexpr uint32_t HALF = FACTORS + TILE_ROWS * 4;
+    static constexpr uint32_t BYTES = 2 * HALF;
+
+    DEVICE void store(uint8_t* tile, uint32_t row, uint32_t lane, const Fixed& x) {
+        uint8_t* to = tile + lane * 128 + row * 16;
+        *reinterpret_cast<uint4*>(to) = small_halves(x.hi, lane);
+        *reinterpret_cast<uint4*>(to + HALF) = small_halves(x.lo, lane);
+    }
+    static constexpr uint32_t SUMS_STRIDE = HALF;
+    DEVICE uint8_t* sums(uint8_t* tile, uint32_t row, uint32_t sub) {
+        return tile + SUMS + sub / 4 * 128 + row * 16 + sub % 4 * 4;
+    }
+    DEVICE uint32_t offsets(uint32_t sub) { return sub / 4 * HALF + HALF_OFFSETS + sub % 4 * 32; }
+};
+
+template <bool warpgroups>
+struct TileOf {
+    using Type = Fragments;
+};
+template <>
+struct TileOf<true> {
+    using Type = CoreMatrices;
+};
+using Tile = TileOf<WARPGROUPS>::Type;
+
+// Puts a superblock of a row into a tile.
+DEVICE void store_in_tile(uint8_t* tile, uint32_t row, uint32_t lane, const Fixed& x) {
+    Tile::store(tile, row, lane, x);
+    if (lane == 0) reinterpret_cast<float*>(tile + Tile::FACTORS)[row] = x.factor;
+    if constexpr (X_SUMS || X_OFFSETS) {
+        const int32_t sum = sub_block_sum(x);
+        const uint32_t sub = lane / 4;
+        if (lane % 4) return;
+        if constexpr (X_SUMS) {
+            uint8_t* to = Tile::sums(tile, row, sub);
+            *reinterpret_cast<uint32_t*>(to) = eights(upper_part(sum));
+            *reinterpret_cast<uint32_t*>(to + Tile::SUMS_STRIDE) = eights(lower_part(sum));
+        }
+        if constexpr (X_OFFSETS) {
+            reinterpret_cast<float*>(tile + Tile::offsets(sub))[row] = offset_sum(sum);
+        }
+    }
+}

@@ -71,6 +71,11 @@ impl DeviceInfo {
         self.compute >= (9, 0)
     }
 
+    /// Whether it has wgmma, products of four warps that A's registers and shared memory feed.
+    pub fn has_warpgroups(&self) -> bool {
+        self.compute == (9, 0)
+    }
+
     /// Whether kernels are launched so where the caller asks for it, asks for none of it, or leaves
     /// it to the card.
     pub fn uses_pdl(&self, asked: Option<bool>) -> bool {

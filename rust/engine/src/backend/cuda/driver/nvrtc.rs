@@ -223,7 +223,8 @@ impl Nvrtc {
         }
         let best = self.supported(arch)?;
         let target = if best == arch {
-            format!("sm_{best}")
+            // What compute capability 9.0 alone has is in an architecture of its own.
+            format!("sm_{best}{}", if best == 90 { "a" } else { "" })
         } else {
             format!("compute_{best}")
         };

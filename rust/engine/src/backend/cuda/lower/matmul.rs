@@ -6,11 +6,12 @@ use super::overflow::overflows;
 use super::params::{KvTarget, KvView, MatMul, Overflows, Segment, Split, CONSTANTS};
 use super::product::{Op, Product};
 use super::shape::{largest_unit, segments, superblocks, UNIT_ROWS};
+use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::error::Result;
 use crate::plan::fuse::Fused;
-use crate::plan::parts::parts;
+use crate::plan::parts::{parts, MOST_PARTS};
 use crate::plan::Plan;
 use crate::quant::{Offsets, QuantType};
 
@@ -25,6 +26,8 @@ const SPLIT_THREADS: u32 = 256;
 const TILE_BYTES: usize = 8 * 2 * TILE_ROWS * 64 + TILE_ROWS * 4;
 const SUMS_BYTES: usize = 512;
 const OFFSETS_BYTES: usize = 256;
+/// What one in halves for warpgroups has beside.
+const HALVES_BYTES: usize = TILE_ROWS * 4;
 
 /// Rows up to which a product's columns may be split over blocks, and rows of weights up to which they
 /// are: more fill a card anyway.
@@ -32,7 +35,7 @@ const MOST_SPLIT_ROWS: usize = 64;
 const MOST_SPLIT_OUT: usize = 8192;
 
 /// Most rows of weights of a block.
-const MOST_BLOCK_ROWS: usize = 128;
+const MOST_BLOCK_ROWS: usize = 256;
 
 /// Warps over rows of weights and over rows of x, tiles of both a warp, and blocks an SM, of the shape
 /// that fits every card.
@@ -75,7 +78,7 @@ impl ProductBytes {
             };
             let n_in = plan.buffer(*x).width;
             let n_sb = superblocks(n_in);
-            let tile = TILE_BYTES + SUMS_BYTES + OFFSETS_BYTES;
+            let tile = TILE_BYTES + HALVES_BYTES + SUMS_BYTES + OFFSETS_BYTES;
             bytes.tiles = bytes.tiles.max(n_sb * (rows / TILE_ROWS) * tile);
             bytes.squares = bytes.squares.max(rows * n_sb * 4);
             let out = parts.iter().map(|part| plan.weight(part.weight).n_out);
@@ -95,24 +98,39 @@ impl ProductBytes {
 struct Tile {
     sums: bool,
     offsets: bool,
+    /// Whether it is laid out for warpgroups.
+    warpgroups: bool,
 }
 
 impl Tile {
-    fn new(types: &[&QuantType]) -> Self {
+    fn new(types: &[&QuantType], warpgroups: bool) -> Self {
         let any = |wanted: fn(Offsets) -> bool| types.iter().any(|t| wanted(t.offsets()));
         Self {
             sums: any(|o| matches!(o, Offsets::Shared { .. })),
             offsets: any(|o| o == Offsets::Own),
+            warpgroups,
         }
     }
 
     fn bytes(self) -> usize {
-        TILE_BYTES + usize::from(self.sums) * SUMS_BYTES + usize::from(self.offsets) * OFFSETS_BYTES
+        TILE_BYTES
+            + usize::from(self.warpgroups) * HALVES_BYTES
+            + usize::from(self.sums) * SUMS_BYTES
+            + usize::from(self.offsets) * OFFSETS_BYTES
     }
 
     fn constants(self) -> String {
-        flag("X_SUMS", self.sums) + &flag("X_OFFSETS", self.offsets)
+        flag("X_SUMS", self.sums)
+            + &flag("X_OFFSETS", self.offsets)
+            + &flag("WARPGROUPS", self.warpgroups)
     }
+}
+
+/// What a shape is chosen for: matrices of these types, and the tiles of each.
+#[derive(Debug, Clone, Copy)]
+struct Weights<'a> {
+    types: &'a [&'static QuantType],
+    tiles: &'a [usize],
 }
 
 /// Everything the kernel is compiled for but its epilogue. No bit of its sums depends on it.
@@ -130,55 +148,95 @@ struct Shape {
     /// Over how many blocks the columns are split.
     splits: usize,
     unit: usize,
-    tile: usize,
+    tile: Tile,
 }
 
 impl Shape {
-    /// For `m` rows of `n_in` columns and tiles of weights `tiles` on `sms` SMs of `shared` bytes.
-    fn new(m: usize, n_in: usize, product: &Product, sms: usize, shared: usize) -> Self {
-        let tile = Tile::new(&product.types).bytes();
-        let unit = largest_unit(&product.types);
-        let shape = |(warps_r, warps_n, w_tiles, n_tiles, blocks)| Self {
-            warps_r,
-            warps_n,
-            w_tiles,
-            n_tiles,
-            blocks,
-            ring: 2,
-            splits: 1,
-            unit,
-            tile,
+    /// For `m` rows of `n_in` columns and matrices of so many tiles: of those that fit, the first that
+    /// gives the busiest SM the least, for that one ends last.
+    fn new(m: usize, n_in: usize, of: &Weights<'_>, card: &DeviceInfo) -> Self {
+        let sms = card.sm_count as usize;
+        let shape = |warpgroups, (warps_r, warps_n, w_tiles, n_tiles, blocks)| {
+            let one = Self {
+                warps_r,
+                warps_n,
+                w_tiles,
+                n_tiles,
+                blocks,
+                ring: 2,
+                splits: 1,
+                unit: largest_unit(of.types),
+                tile: Tile::new(of.types, warpgroups),
+            };
+            let splits = one.splits(m, n_in, of.tiles, sms);
+            Self { splits, ..one }
         };
+        let fits = |s: &Self| (s.shared_bytes() + STATIC_BYTES) * s.blocks <= card.shared_bytes;
         // The fastest on an H200 (whole steps of a 1B and an 8B, prompts of 512).
-        let wanted = match m {
+        let by_warpgroups: &[_] = match m {
+            _ if !card.has_warpgroups() => &[],
+            0..=8 => &[],
+            9..=16 => &[(8, 1, 1, 2, 2)],
+            17..=64 => &[(16, 1, 1, 4, 1), (12, 1, 1, 4, 1), (8, 1, 1, 4, 1)],
+            _ => &[(8, 1, 1, 8, 1), (16, 1, 1, 4, 1), (8, 1, 1, 4, 1)],
+        };
+        let by_warps = match m {
             0..=8 => (8, 1, 1, 1, 2),
             9..=16 => (4, 1, 2, 2, 1),
             17..=32 => (4, 2, 2, 2, 1),
             33..=64 => (2, 4, 2, 2, 1),
             _ => (2, 2, 2, 2, 2),
         };
-        // Where that does not fit: these read x or weights more often.
-        let smaller = [(4, 1, 2, 2, 1), (4, 1, 1, 1, 1), SMALLEST];
-        let smaller = smaller.into_iter().skip(usize::from(m <= TILE_ROWS));
-        let shapes = [wanted].into_iter().chain(smaller).map(shape);
-        let fits = |s: &Self| (s.shared_bytes() + STATIC_BYTES) * s.blocks <= shared;
-        let mut best = shapes.into_iter().find(fits).unwrap_or(shape(SMALLEST));
+        let by_warpgroups = by_warpgroups.iter().map(|s| shape(true, *s));
+        let best = by_warpgroups
+            .filter(fits)
+            .min_by_key(|s| s.work_of_busiest(m, of.tiles, sms));
+        let mut best = best.unwrap_or_else(|| {
+            // Where the first does not fit: the others read x or weights more often.
+            let smaller = [(4, 1, 2, 2, 1), (4, 1, 1, 1, 1), SMALLEST];
+            let smaller = smaller.into_iter().skip(usize::from(m <= TILE_ROWS));
+            let mut shapes = [by_warps].into_iter().chain(smaller);
+            let best = shapes.find_map(|s| Some(shape(false, s)).filter(fits));
+            best.unwrap_or(shape(false, SMALLEST))
+        });
+        // Two blocks an SM of half the size start and end sooner than one.
+        if m <= TILE_ROWS && best.all_blocks(m, of.tiles) <= sms {
+            let halved = shape(false, (4, 1, 1, 1, 4));
+            if fits(&halved) {
+                best = halved;
+            }
+        }
         for ring in 3..=MOST_STAGES {
             let more = Self { ring, ..best };
             if fits(&more) {
                 best = more;
             }
         }
-        if m <= MOST_SPLIT_ROWS && product.rows() <= MOST_SPLIT_OUT {
-            let blocks = best.groups(&product.tiles) * best.x_blocks(m);
-            let most = n_parts(n_in);
-            // About as many blocks as the card holds at once.
-            let room = best.blocks * sms * 3 / 2;
-            let fill = |s: &usize| *s <= most && blocks * s <= room;
-            best.splits = [8, 4, 2].into_iter().find(fill).unwrap_or(1);
-        }
         debug_assert!(best.block_tiles() * UNIT_ROWS <= MOST_BLOCK_ROWS);
         best
+    }
+
+    fn all_blocks(&self, m: usize, tiles: &[usize]) -> usize {
+        self.groups(tiles) * self.x_blocks(m) * self.splits
+    }
+
+    /// Tiles of weights times tiles of x that the SM with the most blocks multiplies, in parts of a row.
+    fn work_of_busiest(&self, m: usize, tiles: &[usize], sms: usize) -> usize {
+        let block = self.block_tiles() * self.block_x() * MOST_PARTS / self.splits;
+        self.all_blocks(m, tiles).div_ceil(sms) * block
+    }
+
+    /// Over how many blocks to split the columns.
+    fn splits(&self, m: usize, n_in: usize, tiles: &[usize], sms: usize) -> usize {
+        if m > MOST_SPLIT_ROWS || tiles.iter().sum::<usize>() * UNIT_ROWS > MOST_SPLIT_OUT {
+            return 1;
+        }
+        let blocks = self.groups(tiles) * self.x_blocks(m);
+        let most = n_parts(n_in);
+        // About as many blocks as the card holds at once.
+        let room = self.blocks * sms * 3 / 2;
+        let fill = |s: &usize| *s <= most && blocks * s <= room;
+        [8, 4, 2].into_iter().find(fill).unwrap_or(1)
     }
 
     fn threads(&self) -> usize {
@@ -206,13 +264,16 @@ impl Shape {
     /// Dynamic shared memory, as the kernel lays it out.
     fn shared_bytes(&self) -> usize {
         let sums = self.threads() * self.w_tiles * self.n_tiles * 16;
-        let stage = self.block_tiles() * self.unit + self.block_x() * self.tile;
+        let stage = self.block_tiles() * self.unit + self.block_x() * self.tile.bytes();
         self.ring * stage + if self.splits == 1 { sums } else { 0 }
     }
 
     /// Threads that copy weights; the others copy x.
     fn copy_weights(&self) -> usize {
-        let (weights, x) = (self.block_tiles() * self.unit, self.block_x() * self.tile);
+        let (weights, x) = (
+            self.block_tiles() * self.unit,
+            self.block_x() * self.tile.bytes(),
+        );
         let share = self.threads() * weights / (weights + x);
         (share / 32 * 32).clamp(32, self.threads() - 32)
     }
@@ -243,12 +304,14 @@ pub fn specs(
 ) -> Result<Vec<Spec>> {
     let n_in = l.plan.buffer(op.x).width;
     let scratch = &l.at.scratch;
-    let sms = l.card.sm_count as usize;
-    let shape = Shape::new(m, n_in, product, sms, l.card.shared_bytes);
+    let weights = Weights {
+        types: &product.types,
+        tiles: &product.tiles,
+    };
+    let shape = Shape::new(m, n_in, &weights, &l.card);
     let n_tiles = shape.x_blocks(m) * shape.block_x();
-    let common = constants(&[("N_IN", n_in)])
-        + &flag("NORM", op.norm.is_some())
-        + &Tile::new(&product.types).constants();
+    let common =
+        constants(&[("N_IN", n_in)]) + &flag("NORM", op.norm.is_some()) + &shape.tile.constants();
 
     let split = Split {
         x: l.source(op.x, pass),
@@ -265,7 +328,7 @@ pub fn specs(
     };
     let grid = [superblocks(n_in) as u32, n_tiles as u32, 1];
     let mut split_spec = Spec::new(variant, "split", grid, SPLIT_THREADS, &split);
-    let written = superblocks(n_in) * n_tiles * shape.tile;
+    let written = superblocks(n_in) * n_tiles * shape.tile.bytes();
     split_spec.traffic = Traffic::rows(m * n_in * 4 + written);
 
     let variant = Variant {
@@ -293,4 +356,69 @@ pub fn specs(
     spec.shared = shape.shared_bytes() as u32;
     product.describe(&mut spec, "matmul", m, n_in);
     Ok(vec![split_spec, spec])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quant;
+
+    fn card(arch: &str) -> DeviceInfo {
+        DeviceInfo::of_arch(arch, 132).unwrap()
+    }
+
+    #[test]
+    fn shapes_fit_and_warpgroups_are_of_9_0_alone() {
+        for ty in quant::TYPES.iter().filter(|t| t.integers) {
+            for arch in ["sm_75", "sm_80", "sm_86", "sm_90", "sm_120"] {
+                let card = card(arch);
+                for n_in in [32, 576, 4096, 14336] {
+                    for m in [2, 8, 9, 16, 17, 64, 65, 512] {
+                        let tiles = [36, 4];
+                        let weights = Weights {
+                            types: &[ty],
+                            tiles: &tiles,
+                        };
+                        let shape = Shape::new(m, n_in, &weights, &card);
+                        let bytes = shape.shared_bytes() + STATIC_BYTES;
+                        assert!(bytes * shape.blocks <= card.shared_bytes, "{shape:?}");
+                        assert!(shape.splits <= n_parts(n_in), "{shape:?}");
+                        assert!(shape.threads() * shape.blocks <= 1024, "{shape:?}");
+                        assert!(shape.block_tiles() * UNIT_ROWS <= MOST_BLOCK_ROWS);
+                        let by_warpgroups = arch == "sm_90" && m > TILE_ROWS;
+                        assert_eq!(shape.tile.warpgroups, by_warpgroups, "{arch} {m}");
+                    }
+                }
+            }
+        }
+    }
+
+    /// Rows of weights a block, and blocks over the columns, on 132 SMs.
+    #[test]
+    fn blocks_are_as_large_as_leaves_no_sm_idle() {
+        let card = card("sm_90");
+        let ty = quant::by_name("Q4_K").unwrap();
+        for (m, n_in, n_out, rows, splits) in [
+            // 112 blocks, where half as large ones would give two to most SMs.
+            (32, 4096, 28672, 256, 1),
+            // 128 blocks, not 64.
+            (32, 2048, 16384, 128, 1),
+            // 32 blocks times four: 24 times eight would be two an SM.
+            (32, 4096, 6144, 192, 4),
+            (32, 4096, 4096, 256, 8),
+            (32, 2048, 2048, 128, 8),
+            // Few rows of x: two blocks an SM, of half the size where that leaves no room for more.
+            (8, 4096, 28672, 128, 1),
+            (8, 2048, 16384, 64, 1),
+        ] {
+            let tiles = [n_out / UNIT_ROWS];
+            let weights = Weights {
+                types: &[ty],
+                tiles: &tiles,
+            };
+            let shape = Shape::new(m, n_in, &weights, &card);
+            let seen = (shape.block_tiles() * UNIT_ROWS, shape.splits);
+            assert_eq!(seen, (rows, splits), "{m} rows, {n_in} x {n_out}");
+        }
+    }
 }

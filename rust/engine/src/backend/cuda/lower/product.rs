@@ -4,7 +4,6 @@
 use super::layout::{arrangement, Matrix, Order};
 use super::lowering::{constants, Lowering, Pass};
 use super::params::{KvTarget, Segment};
-use super::shape::UNIT_ROWS;
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
 use crate::plan::fuse::{Epilogue, Part};
@@ -43,11 +42,6 @@ pub struct Product {
 }
 
 impl Product {
-    /// Rows of weights.
-    pub fn rows(&self) -> usize {
-        self.tiles.iter().sum::<usize>() * UNIT_ROWS
-    }
-
     /// What the launch of `kernel` with `m` rows of `n_in` columns says of itself.
     pub fn describe(&self, spec: &mut Spec, kernel: &str, m: usize, n_in: usize) {
         spec.label = format!("{kernel} {}", self.names);
