@@ -406,8 +406,11 @@ DEVICE void multiply(const Params& p, const Segment& segment, uint32_t first, fl
 
     uint32_t i = 0;
     Turn turn = {0, 0};
+    // On 9.0 a known number of parts would give each a copy of the warpgroups' long loop, more code than
+    // is fetched in time. Elsewhere the loop is one anyway, and knowing the parts saves it registers.
+    const uint32_t end_part = HAS_WARPGROUPS ? opaque_u32(part1) : part1;
 #pragma unroll 1
-    for (uint32_t part = part0, last = opaque_u32(part1); part < last; part++) {
+    for (uint32_t part = part0; part < end_part; part++) {
         Sums y = {};
         const uint32_t end = first_sb(part + 1);
 #pragma unroll 1
@@ -416,7 +419,8 @@ DEVICE void multiply(const Params& p, const Segment& segment, uint32_t first, fl
                 // The superblock before this one was read by all: its stage is free for a later one.
                 const Turn last = turn.last();
                 if (i > 0 && i - 1 + RING < n_sb) {
-                    if (lane == 0 && (WARPS_N == 1 ? warp == 0 : warp_n == 0)) {
+                    // Whoever copies into it.
+                    if (lane == 0 && (WARPS_N > 1 ? warp_n == 0 : warp == 0)) {
                         barrier_wait(emptied + last.stage, last.phase);
                     }
                     if constexpr (WARPS_N > 1) copy_weights(i - 1 + RING, last.stage);
