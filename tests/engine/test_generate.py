@@ -198,7 +198,7 @@ def test_logits_by_both_ways_have_the_same_bits(smol: LLM) -> None:
     assert np.array_equal(whole[:70], smol.logits(ids[:70]))
 
 
-@pytest.mark.parametrize("kv_type", ["f32", "f16", "q8_0"])
+@pytest.mark.parametrize("kv_type", ["f32", "f16", "q8_0", "i16"])
 def test_every_encoding_of_keys_and_values_generates(tiny: Path, kv_type: str) -> None:
     with LLM(tiny, device="cpu", kv_type=kv_type, max_batch=2) as llm:
         a, b = llm.generate(["tea", "toast and tea"], max_tokens=80, seed=2, logprobs=0)

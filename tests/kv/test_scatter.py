@@ -9,16 +9,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.backends import Backend, over_backends
-from support.plans import KV_TYPES, PAGE, TYPES, bits
+from support.plans import KV_TYPES, PAGE, TYPES, bits, head_bytes
 from support.plans_kv import CANARIES, Cache, changed, lay
 
 HEAD_DIMS = [64, 80, 96, 112, 128, 256]
-FITS = [(ty, dim) for ty in KV_TYPES for dim in HEAD_DIMS if dim % TYPES[ty][0] == 0]
-FITS_NOT = [(ty, dim) for ty in KV_TYPES for dim in HEAD_DIMS if dim % TYPES[ty][0] != 0]
+FITS = [(ty, dim) for ty in KV_TYPES for dim in HEAD_DIMS if head_bytes(ty, dim)]
+FITS_NOT = [(ty, dim) for ty in KV_TYPES for dim in HEAD_DIMS if not head_bytes(ty, dim)]
 
 #: The types a user may choose, and how far from a value its stored self may be, as a part of the
 #: largest value.
-ROUNDING = {"F32": 0.0, "F16": 2.0**-11, "Q8_0": 1 / 250}
+ROUNDING = {"F32": 0.0, "F16": 2.0**-11, "Q8_0": 1 / 250, "I16": 2.0**-15}
 
 #: Ends inside a page, so that a page has entries past the last position.
 CACHE = Cache()

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from support.backends import Backend
-from support.plans import PAGE, TYPES, Floats, Plan, Run
+from support.plans import PAGE, Floats, Plan, Run, head_bytes
 
 Bytes = NDArray[np.uint8]
 
@@ -44,8 +44,9 @@ class Cache:
     @property
     def token_bytes(self) -> int:
         """Bytes of one token's keys and values in all layers."""
-        elems, size = TYPES[self.kv_type]
-        return self.n_layer * 2 * self.n_head_kv * (self.head_dim // elems) * size
+        size = head_bytes(self.kv_type, self.head_dim)
+        assert size is not None
+        return self.n_layer * 2 * self.n_head_kv * size
 
     def plan(self) -> Plan:
         """Each layer stores `k<layer>` and `v<layer>`, then attends with `q<layer>` into

@@ -54,3 +54,22 @@ DEVICE float swiglu_f32(float gate, float up) {
     const float top = gate < 0.0f ? e : 1.0f;
     return mul_rn(mul_rn(gate, div_rn(top, add_rn(1.0f, e))), up);
 }
+
+// 2^x for x <= 0, zero below -100.
+DEVICE float exp2_down_f32(float x) {
+    constexpr float ROUND = 12582912.0f;
+    // Where it is below, any number will do.
+    const float near = fmaxf(x, -100.0f);
+    const float n = sub_rn(add_rn(near, ROUND), ROUND);
+    const float r = sub_rn(near, n);
+    float p = 1.532647e-4f;
+    p = fma_rn(r, p, 1.33908074e-3f);
+    p = fma_rn(r, p, 9.618506e-3f);
+    p = fma_rn(r, p, 5.55036e-2f);
+    p = fma_rn(r, p, 2.4022648e-1f);
+    p = fma_rn(r, p, 6.931472e-1f);
+    p = fma_rn(r, p, 1.0f);
+    const float y =
+        mul_rn(p, u32_as_float(static_cast<uint32_t>(static_cast<int32_t>(n) + 127) << 23));
+    return x < -100.0f ? 0.0f : y;
+}

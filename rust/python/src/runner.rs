@@ -87,7 +87,7 @@ impl PlanRunner {
         pdl: Option<bool>,
         nvrtc_folders: Vec<std::path::PathBuf>,
     ) -> PyResult<Self> {
-        let kv_type = quant::by_name(kv_type).map_err(to_py)?;
+        let kv_type = quant::kv_by_name(kv_type).map_err(to_py)?;
         let options = RunnerOptions {
             n_slots,
             n_ctx,

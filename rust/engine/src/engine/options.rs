@@ -139,16 +139,7 @@ impl Options {
     /// # Errors
     /// [`Error::Argument`] lists the types.
     pub fn kv_type(&self) -> Result<&'static QuantType> {
-        quant::kv_types()
-            .find(|t| t.name.eq_ignore_ascii_case(&self.kv_type))
-            .ok_or_else(|| {
-                let names: Vec<_> = quant::kv_types().map(|t| t.name.to_lowercase()).collect();
-                Error::Argument {
-                    name: "kv_type",
-                    value: format!("{:?}", self.kv_type),
-                    reason: format!("must be one of {}", names.join(", ")),
-                }
-            })
+        quant::kv_by_name(&self.kv_type)
     }
 
     /// The context for a model trained for `trained` tokens.

@@ -13,6 +13,7 @@ mod bf16;
 mod f16;
 mod f32;
 mod half;
+pub mod i16_blocks;
 mod integers;
 mod q4_0;
 mod q4_1;
@@ -75,6 +76,9 @@ pub struct QuantType {
     pub block_elems: usize,
     /// Bytes of a block.
     pub block_bytes: usize,
+    /// Bytes of a row of so many weights; `None` where they are no whole number of blocks, if there must
+    /// be, or overflow.
+    pub row_bytes: fn(usize) -> Option<usize>,
     /// Expands whole blocks: `src.len() / block_bytes * block_elems == dst.len()`.
     pub dequantize: fn(src: &[u8], dst: &mut [f32]),
     /// Quantizes whole blocks, on all threads where there are many; see [`Quantizer`].
@@ -107,12 +111,21 @@ pub enum KvKernel {
     Values { name: &'static str, halves: bool },
     /// In blocks of 32 with a scale: `kernels/kv_blocks.cuh`.
     Blocks,
+    /// In blocks of 64 with an exponent: `kernels/kv_fixed.cuh`.
+    Fixed,
+}
+
+impl KvKernel {
+    /// Whether numbers are kept in blocks, so that none can be written alone.
+    pub fn is_in_blocks(&self) -> bool {
+        !matches!(self, KvKernel::Values { .. })
+    }
 }
 
 impl KernelType {
     /// Whether keys and values are kept in blocks, so that none can be written alone.
     pub fn kv_in_blocks(&self) -> bool {
-        self.kv == Some(KvKernel::Blocks)
+        self.kv.is_some_and(|kv| kv.is_in_blocks())
     }
 
     /// Whether keys and values are float16.
@@ -124,7 +137,7 @@ impl KernelType {
     pub fn kv_struct(&self) -> &'static str {
         match self.kv {
             Some(KvKernel::Values { name, .. }) => name,
-            Some(KvKernel::Blocks) | None => "KvF32",
+            Some(KvKernel::Blocks | KvKernel::Fixed) | None => "KvF32",
         }
     }
 }
@@ -148,8 +161,7 @@ impl PartialEq for QuantType {
 impl QuantType {
     /// Bytes of a row of `n` weights; `None` where `n` is no whole number of blocks or overflows.
     pub fn row_bytes(&self, n: usize) -> Option<usize> {
-        n.is_multiple_of(self.block_elems)
-            .then(|| (n / self.block_elems).checked_mul(self.block_bytes))?
+        (self.row_bytes)(n)
     }
 
     /// What its sub-blocks have beside their scales.
@@ -175,6 +187,11 @@ impl QuantType {
     /// Bytes of a head of `dim` keys or values; `None` where a cache cannot hold them so.
     pub fn kv_head_bytes(&self, dim: usize) -> Option<usize> {
         self.row_bytes(dim).filter(|_| self.holds_kv())
+    }
+
+    /// Whether attention over a cache of it is the stated sum of integers.
+    pub fn sums_kv_exactly(&self) -> bool {
+        self.kernel.kv == Some(KvKernel::Fixed)
     }
 
     /// Whether kernels keep heads of `dim` keys or values so.
@@ -215,6 +232,11 @@ fn arrays<'a, const BYTES: usize, const ELEMS: usize, T>(
     }
 }
 
+fn whole_blocks<B: Block>(n: usize) -> Option<usize> {
+    n.is_multiple_of(B::ELEMS)
+        .then(|| (n / B::ELEMS).checked_mul(B::BYTES))?
+}
+
 fn dequantize_blocks<B: Block>(src: &[u8], dst: &mut [f32]) {
     for (block, out) in src
         .chunks_exact(B::BYTES)
@@ -232,16 +254,18 @@ pub trait Quantizer: Block {
     fn quantize(x: &[f32], block: &mut [u8]);
 }
 
-/// The numbers of a block, with NaN as 0 and nothing beyond `limit`.
+/// A number of a block: NaN as 0, and nothing beyond `limit`.
+fn saturated(x: f32, limit: f32) -> f32 {
+    if x.is_nan() {
+        0.0
+    } else {
+        x.clamp(-limit, limit)
+    }
+}
+
+/// The numbers of a block, [`saturated`].
 fn saturate<const ELEMS: usize>(x: &[f32], limit: f32) -> [f32; ELEMS] {
-    let clean = |i: usize| {
-        if x[i].is_nan() {
-            0.0
-        } else {
-            x[i].clamp(-limit, limit)
-        }
-    };
-    std::array::from_fn(clean)
+    std::array::from_fn(|i| saturated(x[i], limit))
 }
 
 /// `1 / x`, and 0 where that is no finite number.
@@ -299,6 +323,7 @@ macro_rules! table {
             name: $name,
             block_elems: <$ty as Block>::ELEMS,
             block_bytes: <$ty as Block>::BYTES,
+            row_bytes: whole_blocks::<$ty>,
             dequantize: dequantize_blocks::<$ty>,
             quantize: $quantize,
             largest: <$ty as Block>::LARGEST,
@@ -346,7 +371,8 @@ pub const KV_HEAD_MULTIPLE: usize = 16;
 
 /// The types that keys and values may have.
 pub fn kv_types() -> impl Iterator<Item = &'static QuantType> {
-    TYPES.iter().filter(|t| t.holds_kv())
+    let weights = TYPES.iter().filter(|t| t.holds_kv());
+    weights.chain(std::iter::once(&i16_blocks::I16))
 }
 
 /// Encoding of keys and values where none is asked for.
@@ -366,6 +392,23 @@ pub fn by_name(name: &str) -> Result<&'static QuantType> {
         .iter()
         .find(|t| t.name.eq_ignore_ascii_case(name))
         .ok_or_else(|| unsupported(name.into()))
+}
+
+/// The type of keys and values of that name, case ignored.
+///
+/// # Errors
+/// [`Error::Argument`] lists the types.
+pub fn kv_by_name(name: &str) -> Result<&'static QuantType> {
+    kv_types()
+        .find(|t| t.name.eq_ignore_ascii_case(name))
+        .ok_or_else(|| {
+            let names: Vec<_> = kv_types().map(|t| t.name.to_lowercase()).collect();
+            Error::Argument {
+                name: "kv_type",
+                value: format!("{name:?}"),
+                reason: format!("must be one of {}", names.join(", ")),
+            }
+        })
 }
 
 fn unsupported(name: String) -> Error {

@@ -56,6 +56,29 @@ pub fn exp(z: f32) -> f32 {
     y * f32::from_bits((((n as i32) + 127) << 23) as u32)
 }
 
+/// `2^x` for `x <= 0`, within 1 ulp; zero below -100.
+#[inline(always)]
+pub fn exp2_down(x: f32) -> f32 {
+    const ROUND: f32 = 12_582_912.0;
+    // Where it is below, any number will do.
+    let near = x.max(-100.0);
+    let n = (near + ROUND) - ROUND;
+    let r = near - n;
+    let mut p = 1.532_647e-4;
+    p = r.mul_add(p, 1.339_080_74e-3);
+    p = r.mul_add(p, 9.618_506e-3);
+    p = r.mul_add(p, 5.550_36e-2);
+    p = r.mul_add(p, 2.402_264_8e-1);
+    p = r.mul_add(p, 6.931_472e-1);
+    p = r.mul_add(p, 1.0);
+    let y = p * f32::from_bits((((n as i32) + 127) << 23) as u32);
+    if x < -100.0 {
+        0.0
+    } else {
+        y
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,6 +2,7 @@
 
 use rayon::prelude::*;
 
+use super::exact_attention;
 use super::kv::{KvCache, Part};
 use super::memory::filled;
 use super::product;
@@ -9,7 +10,7 @@ use super::simd::{self, Isa, Level, Task};
 use crate::backend::{Batch, PAGE_TOKENS};
 use crate::error::Result;
 use crate::plan::KvShape;
-use crate::quant::{self, Block, Visitor};
+use crate::quant::{self, Block, QuantType, Visitor};
 use crate::sampler::math;
 
 /// Rows of one sequence that share an expanded page.
@@ -33,8 +34,14 @@ pub struct ScratchBytes {
     pub shared: usize,
 }
 
-/// For `rows` rows that see up to `n_ctx` tokens.
-pub fn scratch_bytes(kv: KvShape, n_head: usize, n_ctx: usize, rows: usize) -> ScratchBytes {
+/// For `rows` rows that see up to `n_ctx` tokens in a cache of `ty`.
+pub fn scratch_bytes(
+    kv: KvShape,
+    ty: &QuantType,
+    n_head: usize,
+    n_ctx: usize,
+    rows: usize,
+) -> ScratchBytes {
     let queries = ROWS.min(rows).saturating_mul(n_head / kv.n_head_kv.max(1));
     let scores = queries
         .saturating_mul(n_ctx)
@@ -42,7 +49,10 @@ pub fn scratch_bytes(kv: KvShape, n_head: usize, n_ctx: usize, rows: usize) -> S
     let values = PAGE_TOKENS * kv.head_dim * size_of::<f32>();
     let sums = queries.saturating_mul(size_of::<f64>());
     ScratchBytes {
-        per_thread: scores.saturating_add(values).saturating_add(sums),
+        per_thread: match ty.sums_kv_exactly() {
+            true => exact_attention::scratch_bytes(kv.head_dim, queries),
+            false => scores.saturating_add(values).saturating_add(sums),
+        },
         shared: rows
             .saturating_mul(n_head)
             .saturating_mul(size_of::<&mut [f32]>()),
@@ -77,7 +87,17 @@ impl Attention<'_> {
                 first += rows.len();
             }
         }
+        let ty = self.kv.pages.ty;
         work.into_par_iter().try_for_each(|(first, head, out)| {
+            if ty.sums_kv_exactly() {
+                let heads = exact_attention::Heads {
+                    op: self,
+                    first,
+                    head,
+                    out,
+                };
+                return simd::run(level, heads);
+            }
             let heads = Heads {
                 op: self,
                 level,
@@ -85,7 +105,7 @@ impl Attention<'_> {
                 head,
                 out,
             };
-            quant::dispatch(self.kv.pages.ty, heads)
+            quant::dispatch(ty, heads)
         })
     }
 }

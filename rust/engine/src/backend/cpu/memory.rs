@@ -102,7 +102,8 @@ fn normed(plan: &Plan, options: &RunnerOptions) -> u64 {
 /// What attention works on.
 fn scores(plan: &Plan, options: &RunnerOptions) -> u64 {
     let heads = plan.attention_heads().max().unwrap_or(0);
-    let scores = attention::scratch_bytes(plan.kv, heads, options.n_ctx, most_rows(options));
+    let (ty, rows) = (options.kv_type, most_rows(options));
+    let scores = attention::scratch_bytes(plan.kv, ty, heads, options.n_ctx, rows);
     product(&[options.threads, scores.per_thread]).saturating_add(scores.shared as u64)
 }
 

@@ -6,6 +6,7 @@ mod backend;
 #[cfg(test)]
 mod definition;
 mod exact;
+mod exact_attention;
 mod fixed;
 mod interpreter;
 mod kv;

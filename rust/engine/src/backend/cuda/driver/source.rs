@@ -162,6 +162,7 @@ pub fn headers() -> impl Iterator<Item = (&'static str, &'static str)> {
         "fixed.cuh",
         "kv.cuh",
         "kv_blocks.cuh",
+        "kv_fixed.cuh",
         "math.cuh",
         "norm.cuh",
         "sample.cuh",

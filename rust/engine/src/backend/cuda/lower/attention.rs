@@ -1,5 +1,5 @@
-//! Attention: one kernel for steps, another for prompts where the cache and the card take it, a
-//! third for both over a cache in blocks.
+//! Attention: one kernel for steps, another for prompts where the cache and the card take it, and for
+//! both over a cache in blocks one for each kind of block.
 
 use super::lowering::{constants, sizes, Lowering, Pass, Path};
 use super::params::{Attention, KvView, PromptAttention, CONSTANTS};
@@ -8,9 +8,12 @@ use crate::backend::cuda::driver::spec::{Kind, Spec, Traffic};
 use crate::backend::PAGE_TOKENS;
 use crate::error::Result;
 use crate::plan::{BufferId, Plan};
+use crate::quant::KvKernel;
+use std::f64::consts::LOG2_E;
 
 static SOURCE: Source = source!("attention.cu", CONSTANTS, Attention, KvView);
 static BLOCKS: Source = source!("attention_blocks.cu", CONSTANTS, Attention, KvView);
+static FIXED: Source = source!("attention_fixed.cu", CONSTANTS, Attention, KvView);
 static PROMPT: Source = source!("prompt_attention.cu", CONSTANTS, PromptAttention, KvView);
 
 /// Splits of one row's attention; see attention.cu.
@@ -29,7 +32,7 @@ const ATTENTION_ROWS: usize = 128;
 /// Positions that the shortest passes over a prompt are launched for; longer ones double it.
 const LEAST_SPAN: usize = 512;
 
-/// Threads of a block of attention_blocks.cu and of prompt_attention.cu.
+/// Threads of a block of attention_blocks.cu, of attention_fixed.cu and of prompt_attention.cu.
 const BLOCKS_THREADS: u32 = 128;
 const PROMPT_THREADS: u32 = 128;
 
@@ -162,6 +165,7 @@ fn split_specs(
     };
     let row_bytes = (width * 4) as u64;
     let inputs = &pass.inputs;
+    let in_blocks = l.kv_type.kernel.kv.filter(KvKernel::is_in_blocks);
     let part = |first: usize| {
         let params = Attention {
             q: l.address(op.q) + first as u64 * row_bytes,
@@ -171,18 +175,25 @@ fn split_specs(
             slots: inputs.slots + (first * 4) as u64,
             partial: l.at.scratch.partial,
             tickets: l.at.scratch.tickets,
-            scale: op.scale,
+            scale: match in_blocks {
+                Some(KvKernel::Fixed) => (f64::from(op.scale) * LOG2_E) as f32,
+                _ => op.scale,
+            },
             alone: u32::from(pass.rows == 1 || inputs.state != 0),
         };
         let count = (pass.rows - first).min(at_once) as u32;
-        if l.kv_type.kernel.kv_in_blocks() {
+        if let Some(kernel) = in_blocks {
             let grid = [n_head_kv as u32, splits as u32, count];
             let more = [
                 ("THREADS", BLOCKS_THREADS as usize),
                 ("MAX_SPLITS", MAX_SPLITS),
             ];
-            let variant = variant(l, op, &BLOCKS, &more);
-            return Spec::new(variant, "attention_blocks", grid, BLOCKS_THREADS, &params);
+            let (source, entry) = match kernel {
+                KvKernel::Fixed => (&FIXED, "attention_fixed"),
+                _ => (&BLOCKS, "attention_blocks"),
+            };
+            let variant = variant(l, op, source, &more);
+            return Spec::new(variant, entry, grid, BLOCKS_THREADS, &params);
         }
         let grid = [n_head_kv as u32, blocks as u32, count];
         let more = [

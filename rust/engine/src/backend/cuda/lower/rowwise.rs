@@ -12,12 +12,14 @@ use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::error::{Error, Result};
 use crate::plan::signature::{Operand, Role, Used};
 use crate::plan::{BufferId, Op, RopeStyle, WeightId};
+use crate::quant::KvKernel;
 
 static EMBED: Source = source!("embed.cu", CONSTANTS, Embed, SlotState);
 static RMS_NORM: Source = source!("rms_norm.cu", CONSTANTS, RmsNorm);
 static ROPE: Source = source!("rope.cu", CONSTANTS, Rope);
 static KV_SCATTER: Source = source!("kv_scatter.cu", CONSTANTS, KvScatter, KvView);
 static KV_SCATTER_BLOCKS: Source = source!("kv_scatter_blocks.cu", CONSTANTS, KvScatter, KvView);
+static KV_SCATTER_FIXED: Source = source!("kv_scatter_fixed.cu", CONSTANTS, KvScatter, KvView);
 static ELEMENTWISE: Source = source!("elementwise.cu", CONSTANTS, Add, SwiGlu, SelectRows);
 
 /// Threads of a block.
@@ -194,9 +196,10 @@ fn rope(l: &Lowering, x: BufferId, n_head: usize, style: RopeStyle, pass: &Pass)
 }
 
 fn kv_scatter(l: &Lowering, k: BufferId, v: BufferId, layer: usize, pass: &Pass) -> Result<Spec> {
-    let (source, entry) = match l.kv_type.kernel.kv_in_blocks() {
-        true => (&KV_SCATTER_BLOCKS, "kv_scatter_blocks"),
-        false => (&KV_SCATTER, "kv_scatter"),
+    let (source, entry) = match l.kv_type.kernel.kv {
+        Some(KvKernel::Blocks) => (&KV_SCATTER_BLOCKS, "kv_scatter_blocks"),
+        Some(KvKernel::Fixed) => (&KV_SCATTER_FIXED, "kv_scatter_fixed"),
+        _ => (&KV_SCATTER, "kv_scatter"),
     };
     let shape = [
         ("N_HEAD_KV", l.plan.kv.n_head_kv),

@@ -10,7 +10,7 @@ use crate::backend::cuda::lower::params::KvView;
 use crate::backend::{KvPages, RunnerOptions, PAGE_TOKENS};
 use crate::error::{Error, Result};
 use crate::plan::KvShape;
-use crate::quant::{self, KV_HEAD_MULTIPLE};
+use crate::quant::{self, KvKernel, KV_HEAD_MULTIPLE};
 
 /// Keys, values, page table and error word.
 #[derive(Debug)]
@@ -259,6 +259,9 @@ impl KvPool {
         } = self.pages.shape;
         let KvPages { ty, head_bytes, .. } = self.pages;
         let page_bytes = PAGE_TOKENS * head_bytes;
+        if ty.kernel.kv == Some(KvKernel::Fixed) {
+            return self.for_each_fixed(f);
+        }
         // A block is its scale, then its values; one that is a lone value has no scale.
         let elems = ty.block_elems;
         let size = match elems {
@@ -304,6 +307,41 @@ impl KvPool {
     }
 }
 
+impl KvPool {
+    /// [`KvPool::for_each_value`] of a cache as kv_fixed.cuh has it.
+    fn for_each_fixed(&self, mut f: impl FnMut(usize, bool, usize, usize)) {
+        let KvPages {
+            shape,
+            ty,
+            head_bytes,
+            n_pages,
+            ..
+        } = self.pages;
+        let (dim, group) = (shape.head_dim, ty.block_elems);
+        let page_bytes = PAGE_TOKENS * head_bytes;
+        for head in 0..shape.n_layer * n_pages * shape.n_head_kv {
+            let (page, head) = (head / shape.n_head_kv, head % shape.n_head_kv);
+            for (part, is_value) in [false, true].into_iter().enumerate() {
+                let own = (page * shape.n_head_kv + head) * page_bytes;
+                let canonical = ((page * 2 + part) * shape.n_head_kv + head) * page_bytes;
+                for (token, d) in (0..PAGE_TOKENS).flat_map(|t| (0..dim).map(move |d| (t, d))) {
+                    let block = d / group;
+                    let row = canonical + token * head_bytes + block * ty.block_bytes;
+                    if d % group == 0 {
+                        let exponent = PAGE_TOKENS * dim * 2 + block * PAGE_TOKENS + token;
+                        f(row, is_value, own + exponent, 1);
+                    }
+                    let at = match is_value {
+                        true => (token / 2 * dim + d) * 2 + token % 2,
+                        false => (d / 8 * PAGE_TOKENS + token) * 8 + d % 8,
+                    };
+                    f(row + 1 + d % group * 2, is_value, own + at * 2, 2);
+                }
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -322,7 +360,7 @@ mod tests {
             n_slots: 1,
             n_ctx: 100,
             n_pages: 4,
-            kv_type: quant::by_name(name)?,
+            kv_type: quant::kv_by_name(name)?,
             threads: 1,
             gpu: GpuOptions::default(),
         };
@@ -331,7 +369,7 @@ mod tests {
 
     #[test]
     fn every_byte_has_one_place_in_either_order() {
-        for ty in quant::TYPES.iter().filter(|t| t.keeps_kv_on_card(96)) {
+        for ty in quant::kv_types().filter(|t| t.keeps_kv_on_card(96)) {
             for head_dim in [32, 64, 96, 128] {
                 let pool = pool(ty.name, head_dim).unwrap();
                 let bytes = pool.bytes();

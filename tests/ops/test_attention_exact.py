@@ -1,0 +1,400 @@
+"""`attention` over an `I16` cache has one stated sum: the same bits as another program of it, and
+the same stored bytes, on every backend, however rows are cut into passes."""
+
+import itertools
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from support import exact_attention as exact
+from support.backends import Backend, over_backends
+from support.plans import PAGE, Floats, Plan, Run, bits, nmse, normal
+from support.plans_kv import lay
+
+LENGTHS = [1, 2, 63, 64, 65, 128, 129, 1000]
+#: Units of blocks that are infinite.
+CANARY = 0xFF
+
+Rows = dict[str, Floats]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A cache of one layer and the attention over it."""
+
+    n_head: int = 4
+    n_head_kv: int = 2
+    #: A whole block and a shorter one.
+    head_dim: int = 80
+
+    @property
+    def scale(self) -> float:
+        return float(self.head_dim**-0.5)
+
+    @property
+    def widths(self) -> dict[str, int]:
+        heads = {"q": self.n_head, "k": self.n_head_kv, "v": self.n_head_kv}
+        return {name: n * self.head_dim for name, n in heads.items()}
+
+    def run(self, backend: Backend, n_ctx: int, n_slots: int = 1, threads: int = 2) -> Run:
+        """A runner whose pool is full of canaries."""
+        plan = Plan(n_head_kv=self.n_head_kv, head_dim=self.head_dim)
+        buffers = {name: plan.buffer(name, width) for name, width in self.widths.items()}
+        out = plan.buffer("out", self.widths["q"])
+        plan.op("kv_scatter", k=buffers["k"], v=buffers["v"], layer=0)
+        fields = {"n_head": self.n_head, "scale": self.scale}
+        plan.op("attention", q=buffers["q"], out=out, layer=0, **fields)
+        n_ctx = -(-n_ctx // PAGE) * PAGE
+        run = Run(backend, plan, n_slots=n_slots, n_ctx=n_ctx, kv_type="I16", threads=threads)
+        lay(run, CANARY)
+        return run
+
+    def rows(self, n: int, seed: int = 0, sizes: tuple[float, ...] = (1.0, 1.0, 1.0)) -> Rows:
+        """Standard normal q, k and v of `n` tokens, times `sizes`."""
+        drawn = zip(self.widths.items(), sizes, strict=True)
+        return {
+            name: normal(n, width, seed=3 * seed + i, scale=size)
+            for i, ((name, width), size) in enumerate(drawn)
+        }
+
+    def exact(self, rows: Rows, positions: range | None = None) -> Floats:
+        q, k, v = (rows[name] for name in "qkv")
+        return exact.attention(q, k, v, self.n_head, self.n_head_kv, self.scale, positions)
+
+    def pool(self, run: Run, rows: Rows) -> NDArray[np.uint8]:
+        """The pool of `run`, of canaries, with the tokens of one sequence from page 1 on."""
+        pool = np.full_like(run.kv, CANARY)
+        exact.store(pool, rows["k"], rows["v"], self.n_head_kv)
+        return pool
+
+
+def feed(run: Run, rows: Rows, positions: range, slot: int = 0) -> Floats:
+    """The attention of tokens of a sequence, in passes as long as can be."""
+    parts = []
+    for piece in run.backend.pieces(len(positions), run.backend.max_rows):
+        part = positions[piece.start : piece.stop]
+        values = {name: x[part.start : part.stop] for name, x in rows.items()}
+        parts.append(run(values, positions=part, slots=[slot] * len(part))["out"])
+    return np.concatenate(parts)
+
+
+def assert_same(found: Floats, wanted: Floats) -> None:
+    """Equal bits; of NaN, which has many, the place."""
+    nan = np.isnan(wanted)
+    differ = np.where(nan, ~np.isnan(found), bits(found) != bits(wanted))
+    at = np.argwhere(differ)[:1].tolist()
+    assert not at, f"{differ.sum()} of {differ.size}, first at {at}: {found[differ][0]!r}"
+
+
+def check(backend: Backend, shape: Shape, rows: Rows, wanted: Floats | None = None) -> None:
+    """What is stored and what comes out of a sequence."""
+    n = len(rows["q"])
+    run = shape.run(backend, n)
+    found = feed(run, rows, range(n))
+    assert_same(found, shape.exact(rows) if wanted is None else wanted)
+    assert_stored(run, shape, rows)
+
+
+def assert_stored(run: Run, shape: Shape, rows: Rows) -> None:
+    """The tokens lie in their entries, and nothing else was written but, maybe, page 0."""
+    found, wanted = run.kv, shape.pool(run, rows)
+    page_0 = 2 * shape.n_head_kv * PAGE * exact.head_bytes(shape.head_dim)
+    assert np.array_equal(found[page_0:], wanted[page_0:])
+
+
+@cache
+def sequence(shape: Shape, n: int, seed: int = 0) -> tuple[Rows, Floats]:
+    """A sequence and its attention; its first tokens are a shorter one."""
+    rows = shape.rows(n, seed)
+    return rows, shape.exact(rows)
+
+
+@pytest.mark.one_shape
+@over_backends
+@pytest.mark.parametrize("n", LENGTHS)
+def test_lengths(backend: Backend, n: int) -> None:
+    rows, wanted = sequence(Shape(), max(LENGTHS))
+    check(backend, Shape(), {name: x[:n] for name, x in rows.items()}, wanted[:n])
+
+
+@pytest.mark.one_shape
+@over_backends
+@pytest.mark.parametrize("n", [2048, 2049, 4100])
+def test_splits_of_several_units(backend: Backend, n: int) -> None:
+    """Rows of one pass have splits of one unit and of two, of two and of four."""
+    shape = Shape(2, 1, 64)
+    rows = shape.rows(n)
+    run = shape.run(backend, n)
+    last = range(n - 70, n)
+    if backend.few:
+        run.kv = shape.pool(run, {name: x[: last.start] for name, x in rows.items()})
+    else:
+        feed(run, rows, range(last.start))
+    wanted = shape.exact(rows, last)
+    assert_same(feed(run, rows, last), wanted)
+    assert_same(feed(run, rows, range(n - 1, n)), wanted[-1:])
+    assert_stored(run, shape, rows)
+
+
+@over_backends
+@pytest.mark.parametrize("head_dim", [80, 16, 32, 256, 64, 96, 128])
+def test_head_widths(backend: Backend, head_dim: int) -> None:
+    shape = Shape(3, 1, head_dim)
+    check(backend, shape, shape.rows(130))
+
+
+@over_backends
+@pytest.mark.parametrize(
+    ("group", "n_head_kv"), list(itertools.product(range(8, 0, -1), [3, 2, 1]))
+)
+def test_grouped_heads(backend: Backend, group: int, n_head_kv: int) -> None:
+    shape = Shape(group * n_head_kv, n_head_kv, 64)
+    check(backend, shape, shape.rows(70))
+
+
+@pytest.mark.one_shape
+@over_backends
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (1e-6, 1e6, 1.0),
+        (1e6, 1e-6, 1.0),
+        (1e-6, 1e-6, 1e-6),
+        (1.0, 1.0, 1e6),
+        (1e-3, 1e3, 1e-6),
+        # Scores in the thousands, and far beyond.
+        (50.0, 50.0, 1.0),
+        (1e6, 1e6, 1e6),
+    ],
+)
+def test_scales(backend: Backend, sizes: tuple[float, float, float]) -> None:
+    check(backend, Shape(), Shape().rows(130, sizes=sizes))
+
+
+def weighed(shape: Shape, powers: NDArray[np.float64]) -> Rows:
+    """Tokens whose weights are those powers of 2, in the order given. The largest have values of 0;
+    each dimension has values of every eighth of the others: what little they weigh is all."""
+    n = len(powers)
+    rows = shape.rows(n, sizes=(0.0, 0.0, 1.0))
+    rows["q"][:, :: shape.head_dim] = 1.0
+    keys = powers / (shape.scale * np.log2(np.e))
+    rows["k"][:, :: shape.head_dim] = keys[:, None].astype(np.float32)
+    rank = np.unique(-np.floor(powers), return_inverse=True)[1]
+    dims = np.arange(shape.widths["v"])
+    rows["v"][(rank[:, None] - dims) % 8 != 1] = 0.0
+    rows["v"][rank == 0] = 0.0
+    return rows
+
+
+def far_apart(shape: Shape) -> Rows:
+    """Units of tokens around where the factors that join them become zero."""
+    powers = [-126, 0, -125, -126, -127, -140, -60, -5, -119]
+    return weighed(shape, np.repeat(powers, PAGE) - 0.5)
+
+
+def large_and_light(shape: Shape) -> Rows:
+    """Weights in one unit of tokens around where they become zero, of the largest values."""
+    rows = weighed(shape, np.concatenate([[-0.5], -98 - np.arange(63) / 16]))
+    return rows | {"v": rows["v"] * np.float32(2.0**47)}
+
+
+def no_numbers(shape: Shape) -> Rows:
+    """Keys and values that are no numbers, or larger than the cache holds."""
+    rows = shape.rows(130)
+    largest = exact.LARGEST
+    beyond = np.nextafter(largest, np.float32(np.inf))
+    odd = [np.nan, np.inf, -np.inf, 3e38, -3e38, largest, -largest, beyond, -beyond, 1e-40]
+    for name in "kv":
+        for i, value in enumerate(odd):
+            # In both blocks, each beside others and in a block that is 0 otherwise.
+            rows[name][i, 7 * i] = value
+            rows[name][20 + i, : shape.head_dim] = 0.0
+            rows[name][20 + i, 70] = value
+        rows[name][40, :] = np.nan
+        rows[name][41, : len(odd)] = odd
+    return rows
+
+
+def ties(shape: Shape) -> Rows:
+    """Keys, values and queries halfway between two integers."""
+    rows = shape.rows(130)
+    for name, x in rows.items():
+        half = np.arange(x.shape[1], dtype=np.float32) % 64 - 31.5
+        # The largest of each block, so that a step is 1.
+        half[:: shape.head_dim] = 24576.0 if name != "q" else 2.0**18 - 1
+        half[64 :: shape.head_dim] = -24576.0 if name != "q" else 1.5
+        x[5:9] = half
+    rows["q"][:] = rows["q"][5]
+    # Half a step below the next power of two: there is no 32768.
+    rows["v"][7, 0] = rows["k"][7, 64] = 32767.75
+    rows["v"][8, 0] = rows["k"][8, 64] = -32767.75
+    return rows
+
+
+def kinds(shape: Shape) -> dict[str, Rows]:
+    n = 130
+    plain = shape.rows(n)
+    zeros = {name: np.zeros_like(x) for name, x in plain.items()}
+    by_value = 10.0 ** np.random.default_rng(1).uniform(-12, 12, plain["v"].shape)
+    by_token = by_value[:, :1]
+    return {
+        "zeros": zeros,
+        "zero queries": plain | {"q": zeros["q"]},
+        "zero keys": plain | {"k": zeros["k"]},
+        "zero values": plain | {"v": zeros["v"]},
+        "equal keys": plain | {"k": np.repeat(plain["k"][:1], n, axis=0)},
+        "values of all sizes": plain | {"v": (plain["v"] * by_value).astype(np.float32)},
+        "tokens of all sizes": {
+            "q": plain["q"],
+            "k": (plain["k"] * by_token[::-1]).astype(np.float32),
+            "v": (plain["v"] * by_token).astype(np.float32),
+        },
+        # The grids of values, and of weights, end before.
+        "tiny values": plain | {"v": plain["v"] * np.float32(1e-30)},
+        "subnormal values": plain | {"v": plain["v"] * np.float32(1e-40)},
+        "tiny queries": plain | {"q": plain["q"] * np.float32(1e-34)},
+        "tiny keys": plain | {"k": plain["k"] * np.float32(1e-36)},
+        "huge": {name: x * np.float32(1e13) for name, x in plain.items()},
+        "far apart": far_apart(shape),
+        "large and light": large_and_light(shape),
+        "no numbers": no_numbers(shape),
+        "ties": ties(shape),
+    }
+
+
+KINDS = kinds(Shape())
+
+
+@pytest.mark.one_shape
+@over_backends
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds(backend: Backend, kind: str) -> None:
+    check(backend, Shape(), KINDS[kind])
+
+
+@over_backends
+def test_a_query_without_a_grid_makes_its_own_head_nan(backend: Backend) -> None:
+    shape, n = Shape(), 70
+    rows, clean = sequence(shape, max(LENGTHS))
+    clean = clean[:n].reshape(n, shape.n_head, -1)
+    wrong = [np.nan, np.inf, -np.inf, 2.0**50, -(2.0**50), 3e38, -np.nan]
+    right = np.nextafter(np.float32(2.0**50), np.float32(0))
+    q = rows["q"][:n].copy()
+    heads = q.reshape(n, shape.n_head, -1)
+    bad = np.zeros((n, shape.n_head), bool)
+    for i, value in enumerate(wrong):
+        for row, head in [(i, i % shape.n_head), (n - 1 - i, (i + 1) % shape.n_head)]:
+            heads[row, head, 13 * i % shape.head_dim] = value
+            bad[row, head] = True
+    # The largest that has one, beside a head that has none.
+    heads[0, 3, 79] = right
+    given = {"q": q, "k": rows["k"][:n], "v": rows["v"][:n]}
+    run = shape.run(backend, n)
+    found = feed(run, given, range(n))
+    assert_same(found, shape.exact(given))
+    found = found.reshape(n, shape.n_head, -1)
+    assert np.array_equal(np.isnan(found).all(axis=2), bad)
+    untouched = ~bad
+    untouched[0, 3] = False
+    assert np.array_equal(bits(found[untouched]), bits(clean[untouched]))
+    # A step has other kernels than a prompt may have.
+    for row in (0, n - 1):
+        assert_same(feed(run, given, range(row, row + 1))[0], found[row].reshape(-1))
+
+
+@over_backends
+def test_a_cleared_page_holds_zeros(backend: Backend) -> None:
+    """Tokens that nobody wrote: keys and values of 0."""
+    shape, position = Shape(), 70
+    rows = shape.rows(position + 1)
+    run = shape.run(backend, PAGE * 2)
+    lay(run, 0)
+    found = feed(run, rows, range(position, position + 1))
+    k, v = (exact.encode_heads(rows[name], shape.n_head_kv) for name in "kv")
+    k[:position] = v[:position] = 0
+    wanted = exact.attention_over(rows["q"], k, v, shape.n_head, shape.scale, [position])
+    assert_same(found, wanted)
+
+
+@over_backends
+def test_any_passes_give_the_same_bits(backend: Backend) -> None:
+    """A row alone, in a batch of many sequences, and in a prompt in any chunks."""
+    n_slots, shape = 4, Shape()
+    chunk = st.one_of(st.integers(0, 3), st.integers(0, 90))
+    passes = st.lists(st.tuples(*[chunk] * n_slots), min_size=1, max_size=4)
+
+    @given(passes=passes, threads=st.integers(1, 3), seed=st.integers(0, 99))
+    @settings(max_examples=backend.examples(20), deadline=None, derandomize=True)
+    def check(passes: list[tuple[int, ...]], threads: int, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        run = shape.run(backend, 4 * 90, n_slots, threads)
+        sequences = [sequence(shape, 4 * 90, slot) for slot in range(n_slots)]
+
+        def one_pass(batch: list[tuple[int, int]]) -> None:
+            """`(slot, position)` of each row."""
+            given = {
+                name: np.stack([sequences[slot][0][name][p] for slot, p in batch]) for name in "qkv"
+            }
+            slots, positions = [slot for slot, _ in batch], [p for _, p in batch]
+            found = run(given, positions=positions, slots=slots)["out"]
+            assert_same(found, np.stack([sequences[slot][1][p] for slot, p in batch]))
+
+        fed = [0] * n_slots
+        for sizes in passes:
+            batch = [(slot, fed[slot] + i) for slot, size in enumerate(sizes) for i in range(size)]
+            fed = [n + size for n, size in zip(fed, sizes, strict=True)]
+            if rng.integers(2):
+                batch = [batch[i] for i in rng.permutation(len(batch))]
+            if batch:
+                one_pass(batch)
+        known = [(slot, p) for slot, n in enumerate(fed) for p in range(n)]
+        for i in rng.permutation(len(known))[:3]:
+            one_pass([known[i]])
+        latest = [(slot, n - 1) for slot, n in enumerate(fed) if n]
+        if latest:
+            one_pass(latest)
+
+    check()
+
+
+@over_backends
+def test_near_float64(backend: Backend) -> None:
+    """Over what the cache holds: the rounding of keys and values is not counted."""
+    shape, n = Shape(), 300
+    rows, _ = sequence(shape, max(LENGTHS))
+    rows = {name: x[:n] for name, x in rows.items()}
+    q, k, v = (rows[name] for name in "qkv")
+    wanted = exact.in_float64(q, k, v, shape.n_head, shape.n_head_kv, shape.scale)
+    assert nmse(feed(shape.run(backend, n), rows, range(n)), wanted) <= 1e-9
+
+
+def nearest(x: Fraction) -> np.float32:
+    """A float32, ties to even, of a number that is near float64's."""
+    guess = np.float32(float(x))
+    down, up = (np.nextafter(guess, np.float32(end)) for end in (-np.inf, np.inf))
+    near = [down, guess, up]
+    errors = [(abs(Fraction(float(y)) - x), int(y.view(np.uint32)) & 1) for y in near]
+    return np.float32(near[errors.index(min(errors))])
+
+
+def test_the_references_fma_rounds_once() -> None:
+    rng = np.random.default_rng(0)
+    n = 1000
+    # Products halfway between two float32, with a little more or less, and halfway of a sum.
+    a = np.array([97.0] * n + [1 + 2.0**-23] * n, np.float32)
+    b = np.array([172961.0] * n + [2.0**-24 * (1 - 2.0**-23)] * n, np.float32)
+    tiny = np.ldexp(rng.choice([-1.0, 0.0, 1.0], n), rng.integers(-140, 10, n))
+    c = np.concatenate([tiny, 1 + rng.integers(-9, 9, n) * 2.0**-23]).astype(np.float32)
+    sign = rng.choice([-1, 1], (2, 2 * n)).astype(np.float32)
+    a, b, c = a * sign[0], b, c * sign[1]
+    found = exact.fma(a, b, c)
+    once = [Fraction(float(x)) * Fraction(float(y)) for x, y in zip(a, b, strict=True)]
+    wanted = [nearest(x + Fraction(float(y))) for x, y in zip(once, c, strict=True)]
+    assert_same(found, np.array(wanted, np.float32))
+    twice = (a.astype(np.float64) * b + c).astype(np.float32)
+    assert (bits(twice) != bits(found)).sum() > n // 10
