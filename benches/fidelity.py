@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     given = parser.parse_args()
     found = {}
-    for kv_type in ("f32", "f16"):
+    for kv_type in ("f32", "f16", "i16"):
         options = {"device": given.device, "n_ctx": given.tokens, "max_batch": 1}
         with onegraph.LLM(given.model, kv_type=kv_type, **options) as llm:
             path, ids = Path(llm.path), llm.tokenize(check_text())[: given.tokens]

@@ -171,7 +171,8 @@ class LLM:
         that the model was trained for, at most 8192, and on a GPU at most what its memory holds,
         with a warning. More than it was trained for is an error
     max_batch: sequences that run together; further requests wait
-    kv_type: encoding of keys and values, such as "f16", "f32" or "q8_0"
+    kv_type: encoding of keys and values: "f16", "f32", "q8_0", or "i16", whose attention has one
+        stated sum: logits have the same bits on the CPU and on every card
     threads: CPU threads; None takes as many as the machine runs at once
     progress: None draws a bar on a terminal, True and False say so; or a function that is called
         with what is going on, how much is done, and how much there is (or None)

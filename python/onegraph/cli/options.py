@@ -30,7 +30,7 @@ MODEL: list[tuple[str, Any, str]] = [
     ("device", str, "cpu, cuda, cuda:1 or auto.  [default: auto]"),
     ("n_ctx", int, "Tokens a conversation may have.  [default: what the model has, up to 8192]"),
     ("threads", int, "CPU threads.  [default: as many as the machine runs at once]"),
-    ("kv_type", str, "Encoding of keys and values: f16, f32, q8_0.  [default: f16]"),
+    ("kv_type", str, "Encoding of keys and values: f16, f32, q8_0, i16.  [default: f16]"),
 ]
 
 #: Keywords of `onegraph.LLM.generate`: name, type, help.

@@ -63,7 +63,7 @@ DEVICE float exp2_down_f32(float x) {
     const float n = sub_rn(add_rn(near, ROUND), ROUND);
     const float r = sub_rn(near, n);
     float p = 1.532647e-4f;
-    p = fma_rn(r, p, 1.33908074e-3f);
+    p = fma_rn(r, p, 1.3390807e-3f);
     p = fma_rn(r, p, 9.618506e-3f);
     p = fma_rn(r, p, 5.55036e-2f);
     p = fma_rn(r, p, 2.4022648e-1f);

@@ -65,7 +65,7 @@ pub fn exp2_down(x: f32) -> f32 {
     let n = (near + ROUND) - ROUND;
     let r = near - n;
     let mut p = 1.532_647e-4;
-    p = r.mul_add(p, 1.339_080_74e-3);
+    p = r.mul_add(p, 1.339_080_7e-3);
     p = r.mul_add(p, 9.618_506e-3);
     p = r.mul_add(p, 5.550_36e-2);
     p = r.mul_add(p, 2.402_264_8e-1);
@@ -89,6 +89,22 @@ mod tests {
         let ulp =
             f64::from(f32::from_bits((nearest.abs().to_bits()) + 1)) - f64::from(nearest.abs());
         (f64::from(x) - exact).abs() / ulp
+    }
+
+    #[test]
+    fn exp2_down_is_within_one_ulp_and_ends_at_zero() {
+        let mut worst = 0.0f64;
+        for bits in (0..=100.0f32.to_bits()).step_by(61) {
+            let x = -f32::from_bits(bits);
+            worst = worst.max(ulps(exp2_down(x), f64::from(x).exp2()));
+        }
+        assert!(worst <= 1.0, "{worst} ulps");
+        assert_eq!(exp2_down(0.0), 1.0);
+        assert_eq!(exp2_down(-3.0), 0.125);
+        assert_eq!(exp2_down(-100.0), 2.0f32.powi(-100));
+        for x in [-100.00001, -1e4, -1e30, f32::NEG_INFINITY] {
+            assert_eq!(exp2_down(x), 0.0);
+        }
     }
 
     #[test]
