@@ -127,7 +127,7 @@ pub enum Op {
     /// `0..=positions[r]`: `out[r][h] = sum_t softmax_t(scale * q[r][h]·K[t][kv]) * V[t][kv]`.
     ///
     /// **Over a cache of integers** (`i16`) by a stated sum, with operations as in [`Op::MatVec`]. A key
-    /// or value is an integer of at most 2^15 in size times the unit `u` of its block, 64 consecutive
+    /// or value is an integer of at most 32767 in size times the unit `u` of its block, 64 consecutive
     /// dimensions of a head of a token, the last block maybe shorter; `u` is a power of two. `n` is the
     /// number of tokens that the row sees.
     ///
@@ -136,18 +136,18 @@ pub enum Op {
     ///    `Q = rint(q * 2^(18 - e))`, so that `|Q| <= 2^18`.
     /// 2. *Scores*: `T_b = float(sum K Q)` over block `b`, the exact integer rounded once;
     ///    `s = T_0 u_0`, then `s = fma(T_b, u_b, s)` for the following blocks;
-    ///    `y = s * (c * 2^(e - 18))`, `c = float(scale * log2(e))`, computed in float64.
+    ///    `y = s * (c * 2^(e - 18))`, `c = float(scale * log2(exp(1)))`, computed in float64.
     /// 3. *Weights*, in units of 64 tokens, of positions 64i to 64i + 63 as far as the row sees them:
     ///    `M = ceil(max y)`, `p = exp2(y - M)` ([`exp2_down`](crate::sampler::math::exp2_down)), zero
-    ///    below 2^-100; `l = float(sum rint(p * 2^22)) * 2^-22`.
+    ///    where `y - M < -100`; `l = float(sum rint(p * 2^22)) * 2^-22`.
     /// 4. *Values*, for each block: `v = p u` for each token of the unit; `field = bits(max v) >> 23`,
     ///    not below 24, and `E = field - 126`; `w = min(65535, rint(v * 2^(16 - E)))`; for each
     ///    dimension `o = float(sum w V) * 2^(E - 16)`, the exact integer rounded once.
     /// 5. *Units joined*: `(M, l, o)` and the next `(M_1, l_1, o_1)` become, with `M' = max(M, M_1)`,
-    ///    `f = 2^(M - M')` and `f_1 = 2^(M_1 - M')`, zero below 2^-126, `(M', fma(l_1, f_1, l f),
-    ///    fma(o_1, f_1, o f))`. Splits are runs of `2^max(0, ceil(log2(n / 2048)))` consecutive units, so
-    ///    at most 32 of them. The units of a split are joined in order, then the splits in order; then
-    ///    `out = o / l`.
+    ///    `f = 2^(M - M')` and `f_1 = 2^(M_1 - M')`, zero for exponents below -126, `(M',
+    ///    fma(l_1, f_1, l f), fma(o_1, f_1, o f))`. A split is a run of `2^max(0, ceil(log2(n / 2048)))`
+    ///    consecutive units, so there are at most 32. The units of a split are joined in order, the first
+    ///    as it is, then the splits in the same way; then `out = o / l`.
     ///
     /// Every sum of integers is below 2^39, and what is multiplied in tensor cores is cut into limbs whose
     /// sums are below 2^24.
