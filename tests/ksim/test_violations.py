@@ -85,6 +85,30 @@ def test_misaligned_vector_load(card: Card) -> None:
     expect(card, 716, "a load of 16 bytes")
 
 
+@pytest.mark.parametrize(
+    "access",
+    [
+        "*p.y = load_relaxed_u32(s)",
+        "*p.y = load_stream_u32x4(dynamic_shared<uint32_t>()).x",
+        "store_release_sys_u64(reinterpret_cast<uint64_t*>(s), 1)",
+        "*p.y = atomic_inc_acq_rel_wrap(s, 1)",
+        "cp_async_16(s, s + 4)",
+    ],
+    ids=["load", "dynamic", "store", "atomic", "copy"],
+)
+def test_shared_memory_is_no_global_memory(card: Card, access: str) -> None:
+    """What the card's instructions for global memory refuse, a pointer of the host would allow."""
+    kernel = card.kernel(f"""
+    struct P {{ uint32_t* y; }};
+    KERNEL(k, P) {{
+        alignas(16) SHARED uint32_t s[8];
+        for (uint32_t i = 0; i < 8; i++) s[i] = 0;
+        {access};
+    }}""")
+    card.launch(kernel, 1, 1, params(y=card.alloc(4)), shared=128)
+    expect(card, 717, "global memory", "shared memory")
+
+
 def test_shared_memory_has_an_end(card: Card) -> None:
     kernel = card.kernel("""
     struct P { uint32_t at; };

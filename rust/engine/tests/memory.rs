@@ -281,13 +281,18 @@ fn counts_that_lie_cost_nothing() {
 fn what_a_model_takes_on_the_cpu_is_known_before() {
     let _turn = turn();
     let folder = Folder::new();
-    for (n_slots, n_ctx, kv_type) in [(1, 1024, "f32"), (8, 1024, "f16"), (300, 64, "q8_0")] {
+    for (n_slots, n_ctx, kv_type) in [
+        (1, 1024, "f32"),
+        (8, 1024, "f16"),
+        (300, 64, "q8_0"),
+        (3, 1024, "i16"),
+    ] {
         let (model, plan) = card_model::open(&folder, "Q4_0", 32);
         let options = RunnerOptions {
             n_slots,
             n_ctx,
             n_pages: pool_pages(n_slots, n_ctx),
-            kv_type: quant::by_name(kv_type).unwrap(),
+            kv_type: quant::kv_by_name(kv_type).unwrap(),
             threads: 2,
             gpu: GpuOptions::default(),
         };

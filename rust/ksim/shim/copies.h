@@ -4,43 +4,6 @@
 
 namespace sim {
 
-template <typename T>
-static inline T load(const void* address) {
-    if (__builtin_expect(reinterpret_cast<uintptr_t>(address) % sizeof(T), 0)) {
-        fail(KSIM_MISALIGNED_ADDRESS, "a load of %zu bytes from %p", sizeof(T), address);
-    }
-    return *static_cast<const volatile T*>(address);
-}
-
-#define KSIM_LOAD_PARTS(T, ...)                                                            \
-    template <>                                                                            \
-    inline T load<T>(const void* address) {                                                \
-        if (__builtin_expect(reinterpret_cast<uintptr_t>(address) % sizeof(T), 0)) {       \
-            fail(KSIM_MISALIGNED_ADDRESS, "a load of %zu bytes from %p", sizeof(T), address); \
-        }                                                                                  \
-        T v;                                                                               \
-        asm volatile("" ::: "memory");                                                     \
-        v = *static_cast<const T*>(address);                                               \
-        return v;                                                                          \
-    }
-KSIM_LOAD_PARTS(uint2)
-KSIM_LOAD_PARTS(uint4)
-
-template <typename T>
-static inline void store_release(T* address, T value) {
-    if (__builtin_expect(reinterpret_cast<uintptr_t>(address) % sizeof(T), 0)) {
-        fail(KSIM_MISALIGNED_ADDRESS, "a store of %zu bytes to %p", sizeof(T),
-             static_cast<void*>(address));
-    }
-    __atomic_store_n(address, value, __ATOMIC_RELEASE);
-}
-
-static inline uint32_t atomic_inc_wrap(uint32_t* address, uint32_t last) {
-    uint32_t old = *address;
-    *address = old >= last ? 0 : old + 1;
-    return old;
-}
-
 static inline void* dynamic_shared() { return launch->dynamic_shared[block->slot]; }
 
 static inline bool in_shared(const void* address, size_t bytes) {
@@ -55,6 +18,48 @@ static inline void check_shared(const char* what, const void* address, size_t by
         fail(KSIM_ILLEGAL_ADDRESS, "%s: %zu bytes at %p are not shared memory of this block", what,
              bytes, address);
     }
+}
+
+// Of what instructions of global memory take.
+static inline void check_global(const char* what, const void* address, size_t bytes) {
+    if (__builtin_expect(reinterpret_cast<uintptr_t>(address) % bytes, 0)) {
+        fail(KSIM_MISALIGNED_ADDRESS, "%s of %zu bytes, at %p", what, bytes, address);
+    }
+    if (__builtin_expect(in_shared(address, 1), 0)) {
+        fail(KSIM_INVALID_ADDRESS_SPACE, "%s of %zu bytes of global memory, at %p: shared memory",
+             what, bytes, address);
+    }
+}
+
+template <typename T>
+static inline T load(const void* address) {
+    check_global("a load", address, sizeof(T));
+    return *static_cast<const volatile T*>(address);
+}
+
+#define KSIM_LOAD_PARTS(T, ...)                     \
+    template <>                                     \
+    inline T load<T>(const void* address) {         \
+        check_global("a load", address, sizeof(T)); \
+        T v;                                        \
+        asm volatile("" ::: "memory");              \
+        v = *static_cast<const T*>(address);        \
+        return v;                                   \
+    }
+KSIM_LOAD_PARTS(uint2)
+KSIM_LOAD_PARTS(uint4)
+
+template <typename T>
+static inline void store_release(T* address, T value) {
+    check_global("a store", address, sizeof(T));
+    __atomic_store_n(address, value, __ATOMIC_RELEASE);
+}
+
+static inline uint32_t atomic_inc_wrap(uint32_t* address, uint32_t last) {
+    check_global("an atomic increment", address, 4);
+    uint32_t old = *address;
+    *address = old >= last ? 0 : old + 1;
+    return old;
 }
 
 // ---------------------------------------------------------------- cp.async
@@ -73,6 +78,7 @@ static void cp_async(void* shared, const void* global, uint32_t bytes, uint32_t 
     }
     if (read > bytes) fail(KSIM_LAUNCH_FAILED, "cp_async reads %u of %u bytes", read, bytes);
     check_shared("cp_async", shared, bytes);
+    check_global("cp_async", global, bytes);
     if (self->copy_count == self->copy_room) {
         self->copy_room = self->copy_room ? self->copy_room * 2 : 16;
         self->copies =
@@ -178,6 +184,7 @@ static void bulk_copy(void* shared, const void* global, uint32_t bytes, uint64_t
         fail(KSIM_MISALIGNED_ADDRESS, "bulk_copy of %u bytes from %p to %p", bytes, global, shared);
     }
     check_shared("bulk_copy", shared, bytes);
+    check_global("bulk_copy", global, 16);
     if (block->bulk_count == block->bulk_room) {
         block->bulk_room = block->bulk_room ? block->bulk_room * 2 : 16;
         block->bulk = static_cast<BulkCopy*>(realloc(block->bulk, block->bulk_room * sizeof(BulkCopy)));
