@@ -131,10 +131,47 @@ struct State {
     total: Sums,
 }
 
+/// Groups of a block's keys.
+const BLOCK_KEYS: usize = UNIT / LANES * GROUP / 2;
+
+/// In each lane the sum of its pairs, of every `step`-th group, times the pairs of integers
+/// `2^bits hi + lo`, rounded once. Sums of either limb are below 2^31.
+#[inline(always)]
+fn dot<I: Isa>(
+    groups: &[[Word; LANES]],
+    step: usize,
+    hi: &[Word],
+    lo: &[Word],
+    bits: u32,
+) -> [f32; LANES] {
+    const { assert!(I::STRIPS <= 4) };
+    let mut sums = [[I::no_words(); 2]; 4];
+    for ((group, hi), lo) in groups.iter().step_by(step).zip(hi).zip(lo) {
+        let (hi, lo) = (I::word(*hi), I::word(*lo));
+        for (strip, sums) in sums.iter_mut().enumerate().take(I::STRIPS) {
+            let words = I::words(group, strip);
+            *sums = [
+                I::dot_pairs(words, hi, sums[0]),
+                I::dot_pairs(words, lo, sums[1]),
+            ];
+        }
+    }
+    let mut limbs = [[0; LANES]; 2];
+    for (strip, sums) in sums.into_iter().enumerate().take(I::STRIPS) {
+        I::store_words(sums[0], &mut limbs[0], strip);
+        I::store_words(sums[1], &mut limbs[1], strip);
+    }
+    let unit = f64::from(1u32 << bits);
+    let mut rounded = [0.0; LANES];
+    for ((sum, hi), lo) in rounded.iter_mut().zip(&limbs[0]).zip(&limbs[1]) {
+        *sum = (f64::from(*hi as i32) * unit + f64::from(*lo as i32)) as f32;
+    }
+    rounded
+}
+
 /// The keys and values of a unit of one KV head.
 struct Unit {
-    n_blocks: usize,
-    /// `[token][block]`, words of two dimensions.
+    /// `[pair of dimensions][32 tokens]`, words of two dimensions; blocks are whole.
     keys: Vec<[Word; LANES]>,
     /// `[pair of tokens][32 dimensions]`, words of two tokens.
     values: Vec<[Word; LANES]>,
@@ -149,8 +186,7 @@ impl Unit {
         let n_blocks = dim.div_ceil(GROUP);
         let lanes = dim.div_ceil(LANES);
         Ok(Self {
-            n_blocks,
-            keys: filled(UNIT * n_blocks, [0; LANES], what)?,
+            keys: filled(BLOCK_KEYS * n_blocks, [0; LANES], what)?,
             values: filled(UNIT / 2 * lanes, [0; LANES], what)?,
             key_units: filled(n_blocks, [0.0; UNIT], what)?,
             value_units: filled(n_blocks, [0.0; UNIT], what)?,
@@ -163,9 +199,10 @@ impl Unit {
             for (b, block) in blocks(head).enumerate() {
                 let (unit, integers) = parts(block);
                 self.key_units[b][t] = unit;
-                let words = integers.as_chunks::<2>().0;
-                for (word, [x, y]) in self.keys[t * self.n_blocks + b].iter_mut().zip(words) {
-                    *word = u32::from_le_bytes([x[0], x[1], y[0], y[1]]);
+                let pairs = self.keys[b * BLOCK_KEYS..].chunks_exact_mut(UNIT / LANES);
+                for (pair, two) in pairs.zip(integers.chunks(2)) {
+                    let [x, y] = [two[0], two.get(1).copied().unwrap_or_default()];
+                    pair[t / LANES][t % LANES] = u32::from_le_bytes([x[0], x[1], y[0], y[1]]);
                 }
             }
         }
@@ -190,35 +227,31 @@ impl Unit {
         }
     }
 
-    /// `y` of the first `n` tokens.
+    /// `y` of all tokens, of those that were set.
     #[inline(always)]
-    fn scores<I: Isa>(&self, q: &Query, n: usize, y: &mut [f32; UNIT]) {
-        for (t, y) in y[..n].iter_mut().enumerate() {
-            let mut score = 0.0f32;
-            for b in 0..self.n_blocks {
-                let keys = &self.keys[t * self.n_blocks + b];
-                let sum = |q: &[Word; LANES]| {
-                    let mut acc = I::no_words();
-                    for strip in 0..I::STRIPS {
-                        acc = I::dot_pairs(I::words(keys, strip), I::words(q, strip), acc);
-                    }
-                    let mut lanes = [0; LANES];
-                    I::store_words(acc, &mut lanes, 0);
-                    let lanes = &lanes[..LANES / I::STRIPS];
-                    lanes.iter().fold(0i32, |sum, lane| sum + *lane as i32)
-                };
-                let exact = (i64::from(sum(&q.hi[b])) << Q_LIMB) + i64::from(sum(&q.lo[b]));
-                score = (exact as f32).mul_add(self.key_units[b][t], score);
+    fn scores<I: Isa>(&self, q: &Query) -> [f32; UNIT] {
+        let mut y = [0.0f32; UNIT];
+        for (b, units) in self.key_units.iter().enumerate() {
+            let keys = &self.keys[b * BLOCK_KEYS..];
+            let tokens = y.chunks_mut(LANES).zip(units.chunks(LANES));
+            for (i, (y, units)) in tokens.enumerate() {
+                let sums = dot::<I>(&keys[i..], UNIT / LANES, &q.hi[b], &q.lo[b], Q_LIMB);
+                for ((y, sum), unit) in y.iter_mut().zip(sums).zip(units) {
+                    *y = sum.mul_add(*unit, *y);
+                }
             }
-            *y = score * q.factor;
         }
+        for y in &mut y {
+            *y *= q.factor;
+        }
+        y
     }
 
     /// Steps 2 to 4 for the first `n` tokens.
     #[inline(always)]
     fn sums<I: Isa>(&self, q: &Query, n: usize, out: &mut Sums) {
-        let mut p = [0.0; UNIT];
-        self.scores::<I>(q, n, &mut p);
+        let mut p = self.scores::<I>(q);
+        p[n..].fill(0.0);
         let most = p[..n]
             .iter()
             .fold(f32::NEG_INFINITY, |most, y| most.max(*y));
@@ -251,22 +284,11 @@ impl Unit {
             let lo = w.map(|w| pair(w[0] & low, w[1] & low));
             let dims = &mut out.values[b * GROUP..];
             for (i, dims) in dims.chunks_mut(LANES).take(GROUP / LANES).enumerate() {
-                let first = b * (GROUP / LANES) + i;
-                let mut his = [0; LANES];
-                let mut los = [0; LANES];
-                for strip in 0..I::STRIPS {
-                    let (mut a, mut c) = (I::no_words(), I::no_words());
-                    for (two, (hi, lo)) in hi.iter().zip(&lo).enumerate().take(n.div_ceil(2)) {
-                        let v = I::words(&self.values[two * lanes + first], strip);
-                        a = I::dot_pairs(v, I::word(*hi), a);
-                        c = I::dot_pairs(v, I::word(*lo), c);
-                    }
-                    I::store_words(a, &mut his, strip);
-                    I::store_words(c, &mut los, strip);
-                }
-                for ((o, hi), lo) in dims.iter_mut().zip(his).zip(los) {
-                    let hi = f64::from(hi as i32) * f64::from(1 << W_LIMB);
-                    *o = (hi + f64::from(lo as i32)) as f32 * unit;
+                let values = &self.values[b * (GROUP / LANES) + i..];
+                let pairs = n.div_ceil(2);
+                let sums = dot::<I>(values, lanes, &hi[..pairs], &lo[..pairs], W_LIMB);
+                for (o, sum) in dims.iter_mut().zip(sums) {
+                    *o = sum * unit;
                 }
             }
         }
@@ -288,7 +310,7 @@ pub struct Heads<'a, 'b> {
 pub fn scratch_bytes(dim: usize, queries: usize) -> usize {
     let group = size_of::<[Word; LANES]>();
     let n_blocks = dim.div_ceil(GROUP);
-    let unit = (UNIT * n_blocks + UNIT / 2 * dim.div_ceil(LANES)) * group
+    let unit = (BLOCK_KEYS * n_blocks + UNIT / 2 * dim.div_ceil(LANES)) * group
         + 2 * n_blocks * size_of::<[f32; UNIT]>();
     let query = size_of::<Query>() + 2 * n_blocks * group;
     let state = size_of::<State>() + 3 * dim * size_of::<f32>();
