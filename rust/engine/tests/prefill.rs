@@ -40,7 +40,7 @@ fn with_kv(folder: &Folder, chunk: usize, capture: bool, kv_type: &str) -> CudaB
         n_slots: SLOTS,
         n_ctx,
         n_pages: SLOTS * n_ctx / 64 + 1,
-        kv_type: quant::by_name(kv_type).unwrap(),
+        kv_type: quant::kv_by_name(kv_type).unwrap(),
         threads: 1,
         gpu: GpuOptions {
             mode: if capture {
