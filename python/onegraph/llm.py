@@ -569,6 +569,11 @@ class LLM:
         return self._engine.device
 
     @property
+    def kv_type(self) -> str:
+        """Encoding of keys and values: "f16", "f32", "i16" or "q8_0"."""
+        return self._kv_type
+
+    @property
     def n_ctx(self) -> int:
         """Tokens that one sequence may have, prompt and output together."""
         return self._engine.n_ctx

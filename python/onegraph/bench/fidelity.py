@@ -77,7 +77,10 @@ def check(llm: LLM) -> Check:
     if llm.device == "cpu":
         exact, what = llm.logits(ids, path="prefill"), "steps against a prompt"
     else:
-        with LLM(llm.path, device="cpu", n_ctx=max(len(ids), 2), max_batch=1) as interpreter:
+        n_ctx = max(len(ids), 2)
+        with LLM(
+            llm.path, device="cpu", n_ctx=n_ctx, max_batch=1, kv_type=llm.kv_type
+        ) as interpreter:
             exact, what = interpreter.logits(ids), "GPU against CPU interpreter"
     same = exact.argmax(axis=1) == ours.argmax(axis=1)
     return Check(max(mean_kl(exact, ours), 0.0), float(same.mean()), what, len(ids))

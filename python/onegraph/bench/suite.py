@@ -136,7 +136,8 @@ def run(
                 peak = read_peak(llm.device, n_threads(options.get("threads")))
             for case in cases:
                 begin = started()
-                measure(llm, case, seed=0)
+                # Untimed: what is compiled at first use is no part of any test.
+                _run_once(llm, case, seed=0)
                 timed = []
                 for number in range(repetitions):
                     if told:
@@ -158,6 +159,11 @@ def run(
 
 def measure(llm: LLM, case: Case, seed: int) -> Repetition:
     """One repetition, from an empty cache but for the tokens of the depth."""
+    return _repetition(case, *_run_once(llm, case, seed))
+
+
+def _run_once(llm: LLM, case: Case, seed: int) -> tuple[Sequence[Result], float]:
+    """A test's results, and seconds that the tokens of the depth take by themselves."""
     first = llm.tokenizer.bos_id if llm.tokenizer.add_bos else None
     length = case.n_depth + (case.n_prompt or (0 if case.n_depth else 1))
     prompts = [
@@ -179,7 +185,7 @@ def measure(llm: LLM, case: Case, seed: int) -> Repetition:
             raise InternalError(
                 f"{case.name} generated {result.usage.completion_tokens} of {n} tokens"
             )
-    return _repetition(case, results, before)
+    return results, before
 
 
 def _repetition(case: Case, results: Sequence[Result], before: float) -> Repetition:
