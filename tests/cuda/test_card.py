@@ -124,9 +124,13 @@ def test_simulated_card_equals_cpu(
     check(run(shapes[shape], ksim_env, **options), nmse)
 
 
-def test_early_successors_change_nothing(shapes: dict[str, Path], ksim_env: dict[str, str]) -> None:
+@pytest.mark.parametrize(("kv_type", "nmse"), [("f16", F16_NMSE), ("i16", 0.0)])
+def test_early_successors_change_nothing(
+    kv_type: str, nmse: float, shapes: dict[str, Path], ksim_env: dict[str, str]
+) -> None:
     """Every kernel starts before its predecessor has run, as programmatic launches may."""
-    check(run(shapes["tiny-llama"], ksim_env | {"KSIM_PDL": "early"}, pdl=True), F16_NMSE)
+    env = ksim_env | {"KSIM_PDL": "early"}
+    check(run(shapes["tiny-llama"], env, pdl=True, kv_type=kv_type), nmse)
 
 
 @pytest.mark.gpu

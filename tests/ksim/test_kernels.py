@@ -177,6 +177,36 @@ def test_mma_against_float64(card: Card) -> None:
     assert (got == sums).all()
 
 
+@pytest.mark.parametrize("signed", [(True, True), (True, False), (False, True), (False, False)])
+def test_mma_of_bytes_is_exact(card: Card, signed: tuple[bool, bool]) -> None:
+    kernel = card.kernel(
+        """
+    struct P { const uint32_t* a; const uint32_t* b; const int32_t* c; int32_t* d; };
+    KERNEL(k, P) {
+        uint32_t g = threadIdx.x / 4, t = threadIdx.x % 4;
+        uint32_t a[4] = {p.a[g * 8 + t], p.a[(g + 8) * 8 + t], p.a[g * 8 + t + 4],
+                         p.a[(g + 8) * 8 + t + 4]};
+        uint32_t b[2] = {p.b[g * 8 + t], p.b[g * 8 + t + 4]};
+        int32_t c[4] = {p.c[g * 8 + 2 * t], p.c[g * 8 + 2 * t + 1], p.c[(g + 8) * 8 + 2 * t],
+                        p.c[(g + 8) * 8 + 2 * t + 1]};
+        int32_t d[4];
+        mma_m16n8k32_s32<A_SIGNED, B_SIGNED>(d, a, b, c);
+        p.d[g * 8 + 2 * t] = d[0], p.d[g * 8 + 2 * t + 1] = d[1];
+        p.d[(g + 8) * 8 + 2 * t] = d[2], p.d[(g + 8) * 8 + 2 * t + 1] = d[3];
+    }""".replace("A_SIGNED", str(signed[0]).lower()).replace("B_SIGNED", str(signed[1]).lower())
+    )
+    types = [np.int8 if s else np.uint8 for s in signed]
+    a = rng(6).integers(0, 256, (16, 32), np.uint8).view(types[0])
+    b = rng(7).integers(0, 256, (8, 32), np.uint8).view(types[1])  # column-major
+    a[0], b[0] = np.iinfo(types[0]).max, np.iinfo(types[1]).max
+    a[1], b[1] = np.iinfo(types[0]).min, np.iinfo(types[1]).min
+    c = rng(8).integers(-(1 << 31), 1 << 31, (16, 8)).astype(np.int32)
+    d = card.alloc(4 * 128)
+    card.launch(kernel, 1, 32, params(a=card.upload(a), b=card.upload(b), c=card.upload(c), d=d))
+    exact = a.astype(np.int64) @ b.astype(np.int64).T + c
+    assert (d.read(np.int32).reshape(16, 8) == exact.astype(np.int32)).all()  # sums wrap around
+
+
 def test_half_arithmetic_is_correctly_rounded(card: Card) -> None:
     kernel = card.kernel("""
     struct P { const uint32_t* x; uint32_t* out; uint32_t n; };

@@ -32,6 +32,12 @@ KERNEL_BOUNDS(everything, P, 256, 1) {
     uint32_t a[4] = {hh, hh, hh, hh};
     float d[4], z[4] = {0, 0, 0, 0};
     mma_m16n8k16_f16_f32(d, a, a, z);
+    int32_t sums[4] = {1, 2, 3, 4};
+    mma_m16n8k32_s32<true, true>(sums, a, a, sums);
+    mma_m16n8k32_s32<true, false>(sums, a, a, sums);
+    mma_m16n8k32_s32<false, true>(sums, a, a, sums);
+    mma_m16n8k32_s32<false, false>(sums, a, a, sums);
+    d[2] += fma_sat(v, sums[0] + sums[3], d[3]);
     uint8_t* s = dynamic_shared<uint8_t>();
     cp_async_16(s + 1024, p.x);
     cp_async_16_zero_fill(s + 2048, p.x, 7);
@@ -68,8 +74,9 @@ KERNEL_BOUNDS(everything, P, 256, 1) {
     uint32_t seen = load_relaxed_u16((const uint16_t*)p.w) + load_relaxed_u64(p.r) +
                     load_relaxed_u32x2(p.r).x + load_relaxed_u32(p.w);
     p.w[9] = seen;
-    p.y[i] = d[0] + d[1] + f16x2_low(hh) + f16x2_high(hh) + f16_to_f32(h) + a[0] + bf16_to_f32(h) +
-             overflow + warp_sum_f32(v) + warp_max_f32(v) + infinity_f32() + nan_f32();
+    p.y[i] = d[0] + d[1] + d[2] + f16x2_low(hh) + f16x2_high(hh) + f16_to_f32(h) + a[0] +
+             bf16_to_f32(h) + overflow + warp_sum_f32(v) + warp_max_f32(v) + infinity_f32() +
+             nan_f32();
 }
 """
 

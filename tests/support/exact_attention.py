@@ -20,7 +20,7 @@ Integers = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 
 #: Dimensions of a head that share a unit.
-BLOCK = 64
+BLOCK = 128
 #: Tokens that are weighed together, and those of a page.
 TOKENS = 64
 #: More units of tokens than this are joined in splits of two or more.
@@ -28,9 +28,12 @@ SPLITS = 32
 #: What a cache holds at most.
 LARGEST = np.float32(32767 * 2.0**35)
 
+#: The largest integer of a key or a value, of a query, and of a weight.
+KV_MOST, Q_MOST, W_MOST = 32767, 32639, 65535
+
 _LOG2_E = 1.4426950408889634
-#: Of r^6 to r^1 in 2^r.
-_EXP2 = [0.0001532647, 0.00133908074, 0.00961850584, 0.0555035993, 0.240226477, 0.693147182]
+#: Of x^5 to x^0 in 2^x.
+_EXP2 = [0.0013264734, 0.009671371, 0.05550719, 0.24022244, 0.693147, 1.0]
 
 
 def fma(a: Floats, b: Floats, c: Floats) -> Floats:
@@ -46,15 +49,14 @@ def fma(a: Floats, b: Floats, c: Floats) -> Floats:
     return np.where((error != 0) & even, to_odd, total).astype(np.float32)
 
 
-def exp2_down(x: Floats) -> Floats:
-    """`2^x` for `x <= 0`; zero below -100."""
-    near = np.maximum(x, np.float32(-100))
-    n = np.rint(near)
-    r = near - n
-    p = np.full_like(r, _EXP2[0])
-    for coefficient in [*_EXP2[1:], 1.0]:
-        p = fma(p, r, np.full_like(r, coefficient))
-    return np.where(x < -100, np.float32(0), p * _power(n))
+def exp2_unit(z: Floats) -> Floats:
+    """`2^(64 z - 64)` for `z` from 0 to 1: a power of 2 times that of `64 z`'s fraction."""
+    steps = np.rint(z.astype(np.float64) * 64)
+    x = (z.astype(np.float64) * 64 - steps).astype(np.float32)
+    p = np.full_like(x, _EXP2[0])
+    for coefficient in _EXP2[1:]:
+        p = fma(p, x, np.full_like(x, coefficient))
+    return p * _power(steps - 64)
 
 
 def _power(exponent: NDArray[np.generic]) -> Floats:
@@ -68,7 +70,7 @@ def _field(largest: Floats) -> Integers:
 
 
 def _in_blocks(heads: NDArray[np.generic]) -> NDArray[np.generic]:
-    """`[..., head_dim]` as `[..., blocks, 64]`, the last block filled up with zeros."""
+    """`[..., head_dim]` as `[..., blocks, 128]`, the last block filled up with zeros."""
     more = -heads.shape[-1] % BLOCK
     filled = np.pad(heads, [(0, 0)] * (heads.ndim - 1) + [(0, more)])
     return filled.reshape(*heads.shape[:-1], -1, BLOCK)
@@ -76,7 +78,7 @@ def _in_blocks(heads: NDArray[np.generic]) -> NDArray[np.generic]:
 
 def head_bytes(head_dim: int) -> int:
     """Bytes of a key or a value."""
-    return 2 * head_dim + -(-head_dim // BLOCK)
+    return 2 * head_dim + 2 * -(-head_dim // BLOCK)
 
 
 def encode(values: Floats) -> Bytes:
@@ -85,11 +87,18 @@ def encode(values: Floats) -> Bytes:
     parts = []
     for first in range(0, x.shape[1], BLOCK):
         block = x[:, first : first + BLOCK]
-        field = _field(np.abs(block).max(axis=1)).clip(15, 176)
-        steps = block.astype(np.float64) * np.ldexp(1.0, 141 - field)[:, None]
-        integers = np.rint(steps).clip(-32767, 32767).astype("<i2")
-        parts += [(field - 14).astype(np.uint8)[:, None], integers.view(np.uint8)]
+        share = np.abs(block).max(axis=1) / np.float32(KV_MOST)
+        # The upper half of a float32, rounded up; the smallest is 2^-126.
+        halves = np.maximum((share.view(np.uint32) + 0xFFFF) >> 16, 0x80).astype("<u2")
+        steps = block.astype(np.float64) * (np.float32(1) / _of_halves(halves))[:, None]
+        integers = np.rint(steps).clip(-KV_MOST, KV_MOST).astype("<i2")
+        parts += [halves.view(np.uint8).reshape(-1, 2), integers.view(np.uint8)]
     return np.concatenate(parts, axis=1)
+
+
+def _of_halves(halves: NDArray[np.unsignedinteger]) -> Floats:
+    """Float32 by their upper 16 bits."""
+    return (halves.astype(np.uint32) << 16).view(np.float32)
 
 
 @dataclass(frozen=True)
@@ -98,7 +107,7 @@ class Fixed:
 
     #: `[tokens, blocks]`.
     units: Floats
-    #: `[tokens, blocks, 64]`, the last block filled up with zeros.
+    #: `[tokens, blocks, 128]`, the last block filled up with zeros.
     integers: Integers
 
     @staticmethod
@@ -106,12 +115,12 @@ class Fixed:
         """Of `[tokens, head_bytes]`."""
         units, integers = [], []
         for block, first in enumerate(range(0, head_dim, BLOCK)):
-            at, width = block * (1 + 2 * BLOCK), min(BLOCK, head_dim - first)
-            units.append(stored[:, at].astype(np.uint32) << 23)
-            ints = np.ascontiguousarray(stored[:, at + 1 : at + 1 + 2 * width])
-            integers.append(ints.view("<i2").astype(np.int64))
+            at, width = block * (2 + 2 * BLOCK), min(BLOCK, head_dim - first)
+            words = np.ascontiguousarray(stored[:, at : at + 2 + 2 * width])
+            units.append(_of_halves(words.view("<u2")[:, 0]))
+            integers.append(words.view("<i2")[:, 1:].astype(np.int64))
         joined = _in_blocks(np.concatenate(integers, axis=1)).astype(np.int64)
-        return Fixed(np.stack(units, axis=1).astype(np.uint32).view(np.float32), joined)
+        return Fixed(np.stack(units, axis=1), joined)
 
 
 def decode(stored: Bytes, head_dim: int) -> Floats:
@@ -121,32 +130,31 @@ def decode(stored: Bytes, head_dim: int) -> Floats:
     return values.reshape(len(stored), -1)[:, :head_dim]
 
 
-def _query(q: Floats) -> tuple[Integers, Integers, NDArray[np.bool_]]:
-    """Heads `[rows, head_dim]` as integers in blocks, their exponents, and which have none."""
-    field = _field(np.abs(q).max(axis=1))
-    bad = field > 176
-    e = np.where(bad, 0, np.maximum(field, 24) - 126)
-    clean = np.where(bad[:, None], np.float32(0), q).astype(np.float64)
-    integers = np.rint(clean * np.ldexp(1.0, 18 - e)[:, None]).astype(np.int64)
-    assert np.abs(integers).max() <= 1 << 18
-    return _in_blocks(integers).astype(np.int64), e, bad
+def _query(q: Floats) -> tuple[Integers, Floats, NDArray[np.bool_]]:
+    """Heads `[rows, head_dim]` as integers in blocks, their largest, and which have none."""
+    bad = _field(np.abs(q).max(axis=1)) > 176
+    clean = np.where(bad[:, None], np.float32(0), q)
+    most = np.maximum(np.abs(clean).max(axis=1), np.float32(2.0**-100))
+    scale = np.float32(Q_MOST) / most
+    integers = np.rint(clean.astype(np.float64) * scale[:, None]).astype(np.int64)
+    assert np.abs(integers).max() <= Q_MOST
+    return _in_blocks(integers).astype(np.int64), most, bad
 
 
-def _scores(q: Integers, e: Integers, keys: Fixed, scale: float) -> Floats:
-    """`y`, `[rows, tokens]`."""
+def _scores(q: Integers, keys: Fixed) -> Floats:
+    """`s`, `[rows, tokens]`."""
     score = None
     for block in range(q.shape[1]):
         sums = (q[:, block] @ keys.integers[:, block].T).astype(np.float32)
         units = np.broadcast_to(keys.units[:, block], sums.shape)
         score = sums * units if score is None else fma(sums, units, score)
     assert score is not None
-    c = np.float32(float(np.float32(scale)) * _LOG2_E)
-    return score * (float(c) * np.ldexp(1.0, e - 18)).astype(np.float32)[:, None]
+    return score
 
 
 @dataclass(frozen=True)
 class _Part:
-    """The sums of some tokens: `[rows]`, `[rows]`, `[rows, blocks * 64]`."""
+    """The sums of some tokens: `[rows]`, `[rows]`, `[rows, blocks * 128]`."""
 
     top: Floats
     weight: Floats
@@ -165,43 +173,58 @@ def _shrunk(exponent: Floats) -> Floats:
     return np.where(exponent < -126, np.float32(0), _power(np.maximum(exponent, -126)))
 
 
-def _unit(y: Floats, values: Fixed) -> _Part:
-    """The sums of up to 64 tokens; `y` is -inf where a row does not see a token."""
-    seen = y > -np.inf
-    top = np.ceil(y.max(axis=1))
-    p = exp2_down(np.where(seen, y, top[:, None]) - top[:, None])
-    p = np.where(seen, p, np.float32(0))
+def _weights(s: Floats, factor: Floats) -> tuple[Floats, Floats]:
+    """`M` and `p` of up to 64 tokens; `s` is -inf where a row does not see a token."""
+    seen = s > -np.inf
+    largest = s.max(axis=1)
+    top = np.ceil(largest * factor * np.float32(64))
+    offset = fma(top, np.full_like(top, -1 / 64), np.ones_like(top))
+    s = np.where(seen, s, np.float32(0))
+    z = fma(s, np.broadcast_to(factor[:, None], s.shape), offset[:, None]).clip(0, 1)
+    far = (s == largest[:, None]).astype(np.float32)
+    z = np.where(np.abs(top)[:, None] >= 2**23, far, z)
+    return top, np.where(seen, exp2_unit(z), np.float32(0))
+
+
+def _unit(s: Floats, factor: Floats, values: Fixed) -> _Part:
+    """The sums of up to 64 tokens."""
+    top, p = _weights(s, factor)
     integers = np.rint(p.astype(np.float64) * 2.0**22).astype(np.int64)
-    weight = integers.sum(axis=1).astype(np.float32) * np.float32(2.0**-22)
+    weight = integers.sum(axis=1).astype(np.float32) * np.float32(W_MOST * 2.0**-38)
+    weight = np.where(np.isfinite(top), weight, np.float32(np.nan))
     outs = []
     for block in range(values.units.shape[1]):
         v = p * values.units[:, block]
         e = np.maximum(_field(v.max(axis=1)), 24) - 126
-        w = np.rint(v.astype(np.float64) * np.ldexp(1.0, 16 - e)[:, None]).astype(np.int64)
-        sums = np.minimum(w, 65535) @ values.integers[:, block]
+        w = np.rint(v.astype(np.float64) * np.ldexp(float(W_MOST), -e)[:, None]).astype(np.int64)
+        assert w.max() <= W_MOST
+        sums = w @ values.integers[:, block]
         outs.append(sums.astype(np.float32) * _power(e - 16)[:, None])
     return _Part(top, weight, np.concatenate(outs, axis=1))
 
 
 def units_of_a_split(n: int) -> int:
     """How many units in a row are joined first, for a row that sees `n` tokens."""
-    return 1 << (-(-n // (SPLITS * TOKENS)) - 1).bit_length()
+    return -(-n // (SPLITS * TOKENS))
 
 
 def _head(q: Floats, keys: Fixed, values: Fixed, scale: float, positions: Integers) -> Floats:
     """`[rows, head_dim]` of rows that see as many units of tokens."""
-    integers, e, bad = _query(q)
+    integers, most, bad = _query(q)
+    c = np.float32(float(np.float32(scale)) * _LOG2_E / (64 * Q_MOST))
+    factor = c * most
     n = int(positions.max()) + 1
     keys = Fixed(keys.units[:n], keys.integers[:n])
-    y = _scores(integers, e, keys, scale)
-    y[np.arange(n) > positions[:, None]] = -np.inf
+    s = _scores(integers, keys)
+    s[np.arange(n) > positions[:, None]] = -np.inf
     run = units_of_a_split(n) * TOKENS
     whole: _Part | None = None
     for first in range(0, n, run):
         split: _Part | None = None
         for start in range(first, min(first + run, n), TOKENS):
             tokens = slice(start, min(start + TOKENS, n))
-            part = _unit(y[:, tokens], Fixed(values.units[tokens], values.integers[tokens]))
+            of_tokens = Fixed(values.units[tokens], values.integers[tokens])
+            part = _unit(s[:, tokens], factor, of_tokens)
             split = part if split is None else split.join(part)
         assert split is not None
         whole = split if whole is None else whole.join(split)

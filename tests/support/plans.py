@@ -38,8 +38,8 @@ KV_TYPES = _native.kv_types(on_card=False)
 def head_bytes(kv_type: str, head_dim: int) -> int | None:
     """Bytes of a head of keys or values; none where the type holds none of that width."""
     if kv_type == "I16":
-        # 16 bits each, and a byte for up to 64.
-        return 2 * head_dim - head_dim // -64
+        # 16 bits each, and 16 for up to 128.
+        return 2 * head_dim - 2 * (head_dim // -128)
     elems, size = TYPES[kv_type]
     return head_dim // elems * size if head_dim % elems == 0 else None
 

@@ -1,13 +1,15 @@
 // out[r][h] = sum over t of softmax_t(scale * q[r][h] . K[t]) * V[t] over a cache of integers, for the
 // GROUP query heads that share a KV head: the sum that Op::Attention states, on tensor cores. A block
-// takes one split of one row's tokens; the last block of a row joins the splits.
+// takes some splits of one row's tokens; its teams of four warps take neighbouring units at a time, which
+// the first team joins in order. Where a row has several blocks the last of them joins its splits. Where
+// rows are sequences of their own it also stores the newest token.
 //
-// A unit of 64 tokens at a time. Scores: a warp has 16 tokens, rows of A, in two limbs of their keys;
-// columns of B are the two limbs of q of four heads, so that a lane has both limbs' sums of two tokens
-// and one head. Values: a warp has some tiles of 16 dimensions, rows of A, and all tokens; columns of B
-// are the two limbs of the weights. Bytes of integers are float16 subnormals, as in unit.cuh.
+// Keys and values come through a ring of parts, the keys or the values of a unit a team. Scores: a warp
+// has 16 tokens, rows of A; columns of B are the two bytes of Q of four heads, so that a lane has both
+// bytes' sums of two tokens and one head. Values: a warp has some tiles of 16 dimensions, rows of A, and
+// all tokens; columns of B are the two bytes of the weights.
 //
-// variant.cuh: N_HEAD, N_HEAD_KV, HEAD_DIM, THREADS, MAX_SPLITS.
+// variant.cuh: N_HEAD, N_HEAD_KV, HEAD_DIM, TEAMS, MAX_SPLITS, RING (parts in shared memory).
 #include "kv_fixed.cuh"
 #include "math.cuh"
 #include "variant.cuh"
@@ -15,190 +17,329 @@
 using Cache = KvFixed<HEAD_DIM>;
 constexpr uint32_t GROUP = N_HEAD / N_HEAD_KV;
 constexpr uint32_t TILES = (GROUP + 3) / 4;  // of four heads
-constexpr uint32_t COLUMNS = TILES * 8;      // two limbs a head
-constexpr uint32_t WARPS = THREADS / 32;
-static_assert(WARPS * 16 == PAGE_TOKENS, "a warp has 16 tokens of a unit");
+constexpr uint32_t COLUMNS = TILES * 8;      // two bytes a head
+constexpr uint32_t WARPS = PAGE_TOKENS / 16;  // of a team
+constexpr uint32_t TEAM = WARPS * 32, THREADS = TEAMS * TEAM;
 constexpr uint32_t BLOCKS = Cache::BLOCKS;
-constexpr uint32_t DIM_TILES = HEAD_DIM / 16;
-constexpr uint32_t WARP_TILES = (DIM_TILES + WARPS - 1) / WARPS;
+constexpr uint32_t CHUNKS = HEAD_DIM / 16;
+constexpr uint32_t STEPS = (CHUNKS + 1) / 2;  // of 32 dimensions
+constexpr uint32_t BLOCK_STEPS = Cache::GROUP / 32;
+constexpr uint32_t WARP_TILES = (CHUNKS + WARPS - 1) / WARPS;
+constexpr uint32_t PART = TEAMS * Cache::BYTES;
+// Pages that are known ahead, twice as many as are looked up at a time.
+constexpr uint32_t PAGES = 128;
+static_assert(PAGES <= THREADS && RING * TEAMS < PAGES / 2, "a thread a page");
 constexpr uint32_t SPLIT_FLOATS = GROUP * (HEAD_DIM + 2);
-// Exponent fields of the largest of q.
-constexpr uint32_t MOST_Q = 176;
+static_assert(MAX_SPLITS <= 32, "a lane a split");
+
+// How many parts may be missing behind those that are waited for.
+struct AfterKeys {
+    static constexpr int value = RING < 2 ? 0 : RING - 2;
+};
+struct AfterValues {
+    static constexpr int value = RING - 1;
+};
 
 struct Params {
     const float* q;  // [m][N_HEAD * HEAD_DIM]
     float* out;      // the same
+    // [m][N_HEAD_KV * HEAD_DIM]: the newest tokens, no two of one sequence; or null: they are stored.
+    const float* k;
+    const float* v;
     KvView kv;
     const uint32_t* positions;  // [m]
     const uint32_t* slots;      // [m]
-    float* partial;     // [m][N_HEAD_KV][MAX_SPLITS][GROUP][HEAD_DIM + 2]: sums, maximum, weight
+    // [m][N_HEAD_KV]: sums [MAX_SPLITS][GROUP][HEAD_DIM], then maxima and weights [MAX_SPLITS][GROUP]
+    float* partial;
     uint32_t* tickets;  // [m][N_HEAD_KV], zero between launches
-    float scale;        // times log2(e)
-    uint32_t alone;     // for attention.cu
+    float scale;        // times log2(e) / (64 * 32639)
+    uint32_t unused;
 };
 
-// 2^n, zero below 2^-126.
-DEVICE float fade(float n) {
-    return n < -126.0f ? 0.0f : u32_as_float(static_cast<uint32_t>(static_cast<int>(n) + 127) << 23);
-}
-
-// What is joined to sums: factors of both, step 5.
-struct Join {
-    float old_share, new_share;
+// Maximum, sum of weights and of values of some tokens; a lane has its head of each tile.
+struct Sums {
+    float most[TILES], weight[TILES], values[WARP_TILES][TILES][2];
+    bool is_empty;
 };
 
-DEVICE Join join(float& most, float next) {
-    const float both = fmaxf(most, next);
-    const Join factors = {fade(sub_rn(most, both)), fade(sub_rn(next, both))};
-    most = both;
-    return factors;
-}
-
-// A, of words of two 16-bit integers: bytes 2^-24 as large.
-DEVICE void limbs_of(const uint32_t (&words)[4], uint32_t (&hi)[4], uint32_t (&lo)[4]) {
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        lo[i] = words[i] & 0x00ff00ffu;
-        // Above -128, then less 128.
-        hi[i] = add_f16x2(((words[i] >> 8) & 0x00ff00ffu) ^ 0x00800080u, 0x80808080u);
+DEVICE void join_sums(Sums& all, const Sums& next) {
+    if (next.is_empty) return;
+    if (all.is_empty) {
+        all = next;
+        return;
     }
-}
-
-// A sum of A's bytes with integers.
-DEVICE int64_t integer_of(float sum) { return static_cast<int64_t>(static_cast<int>(mul_rn(sum, 16777216.0f))); }
-
-// 256 hi + lo limbs of A times `base` hi + lo limbs of B, rounded once.
-template <int base>
-DEVICE float rounded_sum(const float* hi, const float* lo) {
-    return static_cast<float>(integer_of(hi[0]) * (256 * base) + integer_of(hi[1]) * 256 +
-                              integer_of(lo[0]) * base + integer_of(lo[1]));
+#pragma unroll
+    for (uint32_t t = 0; t < TILES; t++) {
+        const Join both = join(all.most[t], next.most[t]);
+        all.weight[t] = fma_rn(next.weight[t], both.new_share, mul_rn(all.weight[t], both.old_share));
+#pragma unroll
+        for (uint32_t i = 0; i < WARP_TILES; i++) {
+#pragma unroll
+            for (uint32_t r = 0; r < 2; r++) {
+                float& sum = all.values[i][t][r];
+                sum = fma_rn(next.values[i][t][r], both.new_share, mul_rn(sum, both.old_share));
+            }
+        }
+    }
 }
 
 KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
-    // Words of two dimensions, of two tokens: rows begin in banks of their own.
-    SHARED uint32_t query[COLUMNS][HEAD_DIM / 2 + 4];
-    SHARED uint32_t weights[BLOCKS][COLUMNS][PAGE_TOKENS / 2 + 4];
+    // Words of four dimensions, of four tokens: rows begin in banks of their own.
+    SHARED uint32_t query[COLUMNS][STEPS * 8 + 4];
+    SHARED uint32_t all_weights[TEAMS][BLOCKS][COLUMNS][PAGE_TOKENS / 4 + 4];
+    SHARED uint32_t newest[2][2][CHUNKS * 4];
+    SHARED uint16_t newest_units[2][BLOCKS];
     SHARED float factors[TILES * 4];
     SHARED uint32_t is_number[TILES * 4];
-    SHARED float tops[WARPS][TILES * 4], largest[WARPS][BLOCKS][TILES * 4];
-    SHARED int shares[WARPS][TILES * 4];
+    SHARED float all_tops[TEAMS][WARPS][TILES * 4], all_largest[TEAMS][WARPS][BLOCKS][TILES * 4];
+    SHARED int all_shares[TEAMS][WARPS][TILES * 4];
+    // What later teams hand the first, a thread to the one in its place.
+    SHARED Sums handed[TEAMS > 1 ? TEAMS - 1 : 1][TEAMS > 1 ? TEAM : 1];
+    SHARED uint32_t pages[PAGES];
+    SHARED uint64_t arrived[RING];
+    SHARED float2 shares_of[GROUP][MAX_SPLITS];
+    SHARED float weight_of[GROUP][MAX_SPLITS];
     SHARED uint32_t ticket;
+    uint8_t* ring = dynamic_shared<uint8_t>();
 
-    const uint32_t head = blockIdx.x, split = blockIdx.y, m = blockIdx.z;
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, quarter = lane % 4;
-    pdl_wait();
-    pdl_trigger();
+    const uint32_t head = blockIdx.x, m = blockIdx.z;
+    const uint32_t lane = threadIdx.x % 32, g = lane / 4, quarter = lane % 4;
+    const uint32_t team = threadIdx.x / TEAM, thread = threadIdx.x % TEAM, warp = thread / 32;
+    auto& weights = all_weights[team];
+    auto& tops = all_tops[team];
+    auto& largest = all_largest[team];
+    auto& shares = all_shares[team];
+    // Where each row is a sequence of its own, all but q and the newest token is from earlier steps.
+    const bool stores = p.k != nullptr;
+    if (!stores) pdl_wait();
     const uint32_t slot = load_relaxed_u32(p.slots + m);
-    uint32_t n = load_relaxed_u32(p.positions + m) + 1;
-    // A position outside the cache was reported by the scatter; here it must only not be read.
-    if (n > p.kv.n_ctx || n == 0) n = p.kv.n_ctx;
-    uint32_t tokens = PAGE_TOKENS;
-    while (n > tokens * MAX_SPLITS) tokens *= 2;
-    const uint32_t splits = (n + tokens - 1) / tokens;
-    if (split >= splits) return;
-    const uint32_t begin = split * tokens, end = n < begin + tokens ? n : begin + tokens;
-
-    const uint64_t row = (static_cast<uint64_t>(m) * N_HEAD + head * GROUP) * HEAD_DIM;
-    for (uint32_t h = warp; h < TILES * 4; h += WARPS) {
-        constexpr uint32_t PAIRS = HEAD_DIM / 2;
-        uint32_t most = 0;
-        for (uint32_t i = lane; h < GROUP && i < HEAD_DIM; i += 32) {
-            const uint32_t bits = float_as_u32(fabsf(load_relaxed_f32(p.q + row + h * HEAD_DIM + i)));
-            most = most > bits ? most : bits;
-        }
-        uint32_t field = warp_max_u32(most) >> 23;
-        const bool fits = field <= MOST_Q;
-        field = field < LEAST_FIELD ? LEAST_FIELD : fits ? field : MOST_Q;
-        const float scale = u32_as_float((271 - field) << 23);  // 2^(18 - e)
-        for (uint32_t i = lane; i < PAIRS; i += 32) {
-            float hi[2], lo[2];
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                const uint64_t at = row + h * HEAD_DIM + 2 * i + j;
-                const float x = h < GROUP && fits ? load_relaxed_f32(p.q + at) : 0.0f;
-                const int q = static_cast<int>(rint_small(mul_rn(x, scale)));
-                const int upper = (q + 256) >> 9;
-                hi[j] = static_cast<float>(upper), lo[j] = static_cast<float>(q - upper * 512);
-            }
-            query[2 * h][i] = f32x2_to_f16x2(hi[0], hi[1]);
-            query[2 * h + 1][i] = f32x2_to_f16x2(lo[0], lo[1]);
-        }
-        if (lane == 0) {
-            factors[h] = mul_rn(p.scale, u32_as_float((field - 17) << 23));
-            is_number[h] = fits;
-        }
+    const uint32_t position = load_relaxed_u32(p.positions + m);
+    // A position outside the cache is reported; here it must only not be read.
+    const uint32_t n = position < p.kv.n_ctx ? position + 1 : p.kv.n_ctx;
+    const uint32_t split_units = units_of_split<MAX_SPLITS>(n);
+    const uint32_t units = (n + PAGE_TOKENS - 1) / PAGE_TOKENS;
+    const uint32_t splits = (units + split_units - 1) / split_units;
+    const uint32_t block_splits = (splits + gridDim.y - 1) / gridDim.y;
+    const uint32_t blocks = (splits + block_splits - 1) / block_splits;
+    const uint32_t first_unit = blockIdx.y * block_splits * split_units;
+    if (first_unit >= units) {
+        if (stores) pdl_wait();
+        return;
     }
-    // Of the lane's head of each tile: the split's largest score, the sum of weights, of values.
-    float most[TILES], weight[TILES], o[WARP_TILES][TILES][2];
-    bool is_empty = true;
-    __syncthreads();
+    uint32_t end_unit = first_unit + block_splits * split_units;
+    end_unit = end_unit < units ? end_unit : units;
 
-#pragma unroll 1
-    for (uint32_t first = begin; first < end; first += PAGE_TOKENS) {
-        const uint32_t live = end - first < PAGE_TOKENS ? end - first : PAGE_TOKENS;
-        const uint32_t page = kv_page(p.kv, slot, first);
-        if (page == 0) continue;
-        const uint8_t* keys = Cache::head<N_HEAD_KV>(p.kv.k, page, head);
-        const uint8_t* values = Cache::head<N_HEAD_KV>(p.kv.v, page, head);
-        auto unit = [&](const uint8_t* of, uint32_t token, uint32_t block) {
-            const uint32_t at = Cache::exponent_at(token, block);
-            const uint32_t word =
-                load_relaxed_u32(reinterpret_cast<const uint32_t*>(of + at / 4 * 4));
-            return u32_as_float((word >> at % 4 * 8 & 0xff) << 23);
-        };
-        // Values arrive while the scores are computed. Behind the length there is anything, which a
-        // weight of zero makes nothing of.
-        uint32_t v[WARP_TILES][4][4];
+    auto find_page = [&](uint32_t number) {
+        const uint32_t unit = first_unit + number;
+        pages[number % PAGES] = unit < end_unit ? kv_page(p.kv, slot, unit * PAGE_TOKENS) : 0;
+    };
+    // Keys are even parts, values odd ones.
+    auto copy = [&](uint32_t part) {
+        uint64_t* barrier = arrived + part % RING;
+        uint32_t of_team[TEAMS], mapped = 0;
 #pragma unroll
-        for (uint32_t i = 0; i < WARP_TILES; i++) {
-            const uint32_t tile = warp + WARPS * i;
+        for (uint32_t t = 0; t < TEAMS; t++) {
+            const uint32_t number = part / 2 * TEAMS + t;
+            of_team[t] = first_unit + number < end_unit ? pages[number % PAGES] : 0;
+            mapped += of_team[t] != 0;
+        }
+        if (HAS_BULK_COPIES && threadIdx.x == 0) barrier_expect(barrier, mapped * Cache::BYTES);
 #pragma unroll
-            for (uint32_t step = 0; step < 4; step++) {
-#pragma unroll
-                for (uint32_t e = 0; e < 4; e++) {
-                    const uint32_t pair = step * 8 + e / 2 * 4 + quarter;
-                    const uint32_t at = Cache::values_at(pair, tile * 16 + e % 2 * 8 + g);
-                    v[i][step][e] = 0;
-                    if (tile < DIM_TILES && step * 16 < live) {
-                        v[i][step][e] = load_relaxed_u32(reinterpret_cast<const uint32_t*>(values + at));
-                    }
+        for (uint32_t t = 0; t < TEAMS; t++) {
+            if (of_team[t] == 0) continue;
+            uint8_t* to = ring + part % RING * PART + t * Cache::BYTES;
+            const uint8_t* from =
+                Cache::head<N_HEAD_KV>(part % 2 ? p.kv.v : p.kv.k, of_team[t], head);
+            if constexpr (HAS_BULK_COPIES) {
+                if (threadIdx.x != 0) continue;
+                bulk_copy(to_shared_address(to), from, Cache::BYTES, barrier);
+            } else {
+                for (uint32_t i = threadIdx.x * 16; i < Cache::BYTES; i += THREADS * 16) {
+                    cp_async_16(to + i, from + i);
                 }
             }
         }
-        float y[TILES][2], v_unit[BLOCKS][2];
+        // One a part, also where there is nothing: they are counted.
+        if (!HAS_BULK_COPIES) cp_async_commit();
+    };
+    // A part that may be read behind it by the whole block, where `pending` later ones may be missing.
+    auto arrive = [&](uint32_t part, auto pending) {
+        if constexpr (HAS_BULK_COPIES) {
+            barrier_wait(arrived + part % RING, part / RING % 2);
+        } else {
+            cp_async_wait<decltype(pending)::value>();
+            __syncthreads();
+        }
+    };
+
+    if (HAS_BULK_COPIES && threadIdx.x == 0) {
+        for (uint32_t i = 0; i < RING; i++) barrier_init(arrived + i, 1);
+        barrier_init_fence();
+    }
+    if (threadIdx.x < PAGES) find_page(threadIdx.x);
+    __syncthreads();
+#pragma unroll 1
+    for (uint32_t i = 0; i < RING; i++) copy(i);
+    if (stores) pdl_wait();
+    pdl_trigger();
+
+    const uint64_t row = (static_cast<uint64_t>(m) * N_HEAD + head * GROUP) * HEAD_DIM;
+    const bool has_newest = stores && end_unit == units && position < p.kv.n_ctx;
+    if (stores && end_unit == units && !has_newest && threadIdx.x == 0) {
+        kv_refuse(p.kv, slot, position);
+    }
+    for (uint32_t h = threadIdx.x / 32; h < TILES * 4; h += THREADS / 32) {
+        float x[BLOCKS][4];
+        uint32_t most = 0;
+#pragma unroll
+        for (uint32_t b = 0; b < BLOCKS; b++) {
+            const uint32_t dim = b * Cache::GROUP + lane * 4;
+            float4 four = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if (h < GROUP && dim < HEAD_DIM) four = load_relaxed_f32x4(p.q + row + h * HEAD_DIM + dim);
+            x[b][0] = four.x, x[b][1] = four.y, x[b][2] = four.z, x[b][3] = four.w;
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const uint32_t bits = float_as_u32(fabsf(x[b][i]));
+                most = most > bits ? most : bits;
+            }
+        }
+        const QueryScale scale = query_scale(warp_max_u32(most), p.scale);
+#pragma unroll
+        for (uint32_t b = 0; b < BLOCKS; b++) {
+            const uint32_t word = b * (Cache::GROUP / 4) + lane;
+#pragma unroll
+            for (int i = 0; i < 4; i++) x[b][i] = scale.is_number ? x[b][i] : 0.0f;
+            uint32_t hi, lo;
+            query_limbs(x[b], scale.to_integers, hi, lo);
+            if (word < STEPS * 8) query[2 * h][word] = hi, query[2 * h + 1][word] = lo;
+        }
+        if (lane == 0) factors[h] = scale.factor, is_number[h] = scale.is_number;
+    }
+    if (has_newest) {
+        const uint32_t page = kv_page(p.kv, slot, position);
+        if (page == 0 && threadIdx.x == 0) kv_refuse(p.kv, slot, position);
+        uint32_t saturated = 0;
+        for (uint32_t task = (THREADS - 1 - threadIdx.x) / 32; task < 2 * BLOCKS;
+             task += THREADS / 32) {
+            const uint32_t is_value = task % 2, block = task / 2;
+            const uint32_t dim = block * Cache::GROUP + lane * 4;
+            const uint64_t from = (static_cast<uint64_t>(m) * N_HEAD_KV + head) * HEAD_DIM + dim;
+            float4 four = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if (dim < HEAD_DIM) four = load_relaxed_f32x4((is_value ? p.v : p.k) + from);
+            float x[4] = {four.x, four.y, four.z, four.w};
+            uint32_t k[4], hi, lo;
+            const uint16_t unit = Cache::encode(x, k, saturated);
+            split_bytes(k, hi, lo);
+            if (lane == 0) newest_units[is_value][block] = unit;
+            if (dim < HEAD_DIM) newest[is_value][0][dim / 4] = hi, newest[is_value][1][dim / 4] = lo;
+            if (page == 0) continue;
+            uint8_t* to = Cache::head<N_HEAD_KV>(is_value ? p.kv.v : p.kv.k, page, head);
+            if (lane == 0) Cache::put_unit(to, position % PAGE_TOKENS, block, unit);
+            if (dim < HEAD_DIM) Cache::put(to, is_value, position % PAGE_TOKENS, dim, hi, lo);
+        }
+        if (saturated && page != 0) kv_saturate(p.kv, slot);
+    }
+    __syncthreads();
+    uint32_t columns[TILES][STEPS][2];
+#pragma unroll
+    for (uint32_t t = 0; t < TILES; t++) {
+#pragma unroll
+        for (uint32_t step = 0; step < STEPS; step++) {
+            const uint32_t* column = query[t * 8 + g] + step * 8 + quarter;
+            columns[t][step][0] = column[0];
+            columns[t][step][1] = 2 * step + 1 < CHUNKS ? column[4] : 0;
+        }
+    }
+
+    float* partial =
+        p.partial + (static_cast<uint64_t>(m) * N_HEAD_KV + head) * (MAX_SPLITS * SPLIT_FLOATS);
+    float2* partial_tops = reinterpret_cast<float2*>(partial + MAX_SPLITS * GROUP * HEAD_DIM);
+    // A split's sums, for the block that joins them.
+    auto leave = [&](const Sums& sums, uint32_t number) {
+#pragma unroll
+        for (uint32_t t = 0; t < TILES; t++) {
+            const uint32_t h = t * 4 + quarter;
+            if (h >= GROUP) continue;
+            if (warp == 0 && g == 0) {
+                partial_tops[number * GROUP + h] = sums.is_empty
+                    ? make_float2(0.0f, 0.0f) : make_float2(sums.most[t], sums.weight[t]);
+            }
+#pragma unroll
+            for (uint32_t i = 0; i < WARP_TILES; i++) {
+                const uint32_t tile = warp + WARPS * i;
+                if (tile >= CHUNKS) break;
+#pragma unroll
+                for (uint32_t r = 0; r < 2; r++) {
+                    const uint32_t dim = tile * 16 + r * 8 + g;
+                    partial[(number * GROUP + h) * HEAD_DIM + dim] =
+                        sums.is_empty ? 0.0f : sums.values[i][t][r];
+                }
+            }
+        }
+    };
+    Sums split, total;
+    split.is_empty = total.is_empty = true;
+    // Which row of a matrix this lane gives ldmatrix_x4 the address of.
+    const uint32_t matrix_row = lane / 8 % 2 * 8 + lane % 8, second = lane / 16;
+
+#pragma unroll 1
+    for (uint32_t step = 0; first_unit + step * TEAMS < end_unit; step++) {
+        const uint32_t number = step * TEAMS, part = 2 * step, unit = first_unit + number + team;
+        uint8_t* keys = ring + part % RING * PART + team * Cache::BYTES;
+        uint8_t* values = ring + (part + 1) % RING * PART + team * Cache::BYTES;
+        const uint32_t seen = unit < end_unit ? n - unit * PAGE_TOKENS : 0;
+        const uint32_t live = seen < PAGE_TOKENS ? seen : PAGE_TOKENS;
+        if (number % (PAGES / 2) == 0 && number > 0 && threadIdx.x < PAGES / 2) {
+            find_page(number + PAGES / 2 + threadIdx.x);
+        }
+        arrive(part, AfterKeys());
+        const bool is_mapped = unit < end_unit && pages[(number + team) % PAGES] != 0;
+        // The copy began before the newest token was there.
+        const bool patches = has_newest && first_unit + number + TEAMS >= units;
+        auto put_newest = [&](uint8_t* page, uint32_t is_value) {
+            if (unit + 1 != units) return;
+            const uint32_t token = position % PAGE_TOKENS;
+            for (uint32_t i = thread; i < CHUNKS * 4; i += TEAM) {
+                Cache::put(page, is_value, token, i * 4, newest[is_value][0][i],
+                           newest[is_value][1][i]);
+            }
+            if (thread < BLOCKS) {
+                Cache::put_unit(page, token, thread, newest_units[is_value][thread]);
+            }
+        };
+        if (patches) {
+            put_newest(keys, 0);
+            __syncthreads();
+        }
+        float y[TILES][2];
         const uint32_t token[2] = {warp * 16 + g, warp * 16 + g + 8};
 #pragma unroll
         for (uint32_t b = 0; b < BLOCKS; b++) {
-            float hi[TILES][4] = {}, lo[TILES][4] = {};
+            int32_t upper[TILES][4] = {}, lower[TILES][4] = {};
 #pragma unroll
-            for (uint32_t step = b * 4; step < DIM_TILES && step < b * 4 + 4; step++) {
-                uint32_t words[4], high[4], low[4];
-#pragma unroll
-                for (uint32_t e = 0; e < 4; e++) {
-                    const uint32_t dim = step * 16 + e / 2 * 8 + quarter * 2;
-                    const uint8_t* at = keys + Cache::key_at(token[e % 2], dim);
-                    words[e] = 0;
-                    if (token[e % 2] < live) {
-                        words[e] = load_relaxed_u32(reinterpret_cast<const uint32_t*>(at));
-                    }
-                }
-                limbs_of(words, high, low);
+            for (uint32_t k = b * BLOCK_STEPS; k < STEPS && k < (b + 1) * BLOCK_STEPS; k++) {
+                const bool whole = 2 * k + 1 < CHUNKS;
+                const uint32_t chunk = 2 * k + (whole ? second : 0);
+                const uint8_t* at = keys + (chunk * PAGE_TOKENS + warp * 16 + matrix_row) * 16;
+                uint32_t hi[4], lo[4];
+                ldmatrix_x4(hi, at);
+                ldmatrix_x4(lo, at + Cache::PLANE);
+                if (!whole) hi[2] = hi[3] = lo[2] = lo[3] = 0;
 #pragma unroll
                 for (uint32_t t = 0; t < TILES; t++) {
-                    const uint32_t* column = query[t * 8 + g] + step * 8 + quarter;
-                    const uint32_t q[2] = {column[0], column[4]};
-                    mma_m16n8k16_f16_f32(hi[t], high, q, hi[t]);
-                    mma_m16n8k16_f16_f32(lo[t], low, q, lo[t]);
+                    mma_m16n8k32_s32<true, true>(upper[t], hi, columns[t][k], upper[t]);
+                    mma_m16n8k32_s32<false, true>(lower[t], lo, columns[t][k], lower[t]);
                 }
             }
 #pragma unroll
             for (uint32_t r = 0; r < 2; r++) {
-                const bool here = token[r] < live;
-                const float k_unit = here ? unit(keys, token[r], b) : 0.0f;
-                v_unit[b][r] = here ? unit(values, token[r], b) : 0.0f;
+                const uint16_t* units_at =
+                    reinterpret_cast<const uint16_t*>(keys + Cache::unit_at(token[r], b));
+                const float k_unit = bf16_to_f32(*units_at);
 #pragma unroll
                 for (uint32_t t = 0; t < TILES; t++) {
-                    const float sum = rounded_sum<512>(hi[t] + 2 * r, lo[t] + 2 * r);
+                    const int32_t mid = upper[t][2 * r + 1] + lower[t][2 * r];
+                    const float sum = limbs_sum(upper[t][2 * r], mid, lower[t][2 * r + 1]);
                     y[t][r] = b == 0 ? mul_rn(sum, k_unit) : fma_rn(sum, k_unit, y[t][r]);
                 }
             }
@@ -207,7 +348,6 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
         for (uint32_t t = 0; t < TILES; t++) {
 #pragma unroll
             for (uint32_t r = 0; r < 2; r++) {
-                y[t][r] = mul_rn(y[t][r], factors[t * 4 + quarter]);
                 if (token[r] >= live) y[t][r] = -infinity_f32();
             }
             float top = fmaxf(y[t][0], y[t][1]);
@@ -218,20 +358,40 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
             if (g == 0) tops[warp][t * 4 + quarter] = top;
         }
         __syncthreads();
-        Join joined[TILES];
-        float unit_most[TILES];
+        // Nobody reads these keys any more, nor the values before.
+        if (RING > 1 && number > 0) copy(part - 1 + RING);
+        copy(part + RING);
+        arrive(part + 1, AfterValues());
+        if (patches) {
+            put_newest(values, 1);
+            __syncthreads();
+        }
+        float v_unit[BLOCKS][2];
+        Sums next;
+        next.is_empty = false;
+#pragma unroll
+        for (uint32_t b = 0; b < BLOCKS; b++) {
+#pragma unroll
+            for (uint32_t r = 0; r < 2; r++) {
+                const uint16_t* units_at =
+                    reinterpret_cast<const uint16_t*>(values + Cache::unit_at(token[r], b));
+                v_unit[b][r] = token[r] < live ? bf16_to_f32(*units_at) : 0.0f;
+            }
+        }
 #pragma unroll
         for (uint32_t t = 0; t < TILES; t++) {
             const uint32_t h = t * 4 + quarter;
             float top = tops[0][h];
 #pragma unroll
             for (uint32_t w = 1; w < WARPS; w++) top = fmaxf(top, tops[w][h]);
-            unit_most[t] = ceilf(top);
+            const UnitTop unit_most = unit_top(top, factors[h]);
+            next.most[t] = unit_most.most;
             int share = 0;
 #pragma unroll
             for (uint32_t r = 0; r < 2; r++) {
-                y[t][r] = token[r] < live ? exp2_down_f32(sub_rn(y[t][r], unit_most[t])) : 0.0f;
-                share += static_cast<int>(rint_small(mul_rn(y[t][r], 4194304.0f)));
+                const float z = fma_sat(y[t][r], unit_most.factor, unit_most.bias);
+                y[t][r] = token[r] < live ? exp2_unit_f32(z) : 0.0f;
+                share += static_cast<int>(rint_product(y[t][r], 4194304.0f));
             }
 #pragma unroll
             for (uint32_t mask = 4; mask < 32; mask *= 2) {
@@ -250,7 +410,6 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
             }
         }
         __syncthreads();
-        // 2^(E - 16) of each block.
         float o_unit[BLOCKS][TILES];
 #pragma unroll
         for (uint32_t t = 0; t < TILES; t++) {
@@ -258,51 +417,44 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
             int share = shares[0][h];
 #pragma unroll
             for (uint32_t w = 1; w < WARPS; w++) share += shares[w][h];
-            const float unit_weight = mul_rn(static_cast<float>(share), 2.384185791015625e-7f);
-            if (is_empty) {
-                most[t] = unit_most[t], weight[t] = unit_weight;
-            } else {
-                joined[t] = join(most[t], unit_most[t]);
-                weight[t] = fma_rn(unit_weight, joined[t].new_share,
-                                   mul_rn(weight[t], joined[t].old_share));
-            }
+            next.weight[t] = unit_weight(share, next.most[t]);
 #pragma unroll
             for (uint32_t b = 0; b < BLOCKS; b++) {
                 float top = largest[0][b][h];
 #pragma unroll
                 for (uint32_t w = 1; w < WARPS; w++) top = fmaxf(top, largest[w][b][h]);
-                uint32_t field = float_as_u32(top) >> 23;
-                field = field < LEAST_FIELD ? LEAST_FIELD : field;
-                o_unit[b][t] = u32_as_float((field - 15) << 23);
-                const float scale = u32_as_float((269 - field) << 23);  // 2^(16 - E)
+                const ValueScale scale = value_scale(top);
+                o_unit[b][t] = scale.unit;
 #pragma unroll
                 for (uint32_t r = 0; r < 2; r++) {
                     const float value = mul_rn(y[t][r], v_unit[b][r]);
-                    int w = static_cast<int>(rint_small(mul_rn(value, scale)));
-                    w = w < 65535 ? w : 65535;
-                    auto* column = reinterpret_cast<uint16_t*>(weights[b][2 * h]);
-                    auto* low = reinterpret_cast<uint16_t*>(weights[b][2 * h + 1]);
-                    column[token[r]] = f32_to_f16(static_cast<float>(w >> 8));
-                    low[token[r]] = f32_to_f16(static_cast<float>(w & 255));
+                    const uint32_t w =
+                        static_cast<uint32_t>(static_cast<int>(rint_product(value, scale.to_integers)));
+                    const uint32_t at = warp * 16 + Cache::place(token[r]);
+                    reinterpret_cast<uint8_t*>(weights[b][2 * h])[at] = static_cast<uint8_t>(w >> 8);
+                    reinterpret_cast<uint8_t*>(weights[b][2 * h + 1])[at] = static_cast<uint8_t>(w);
                 }
             }
         }
         __syncthreads();
 #pragma unroll
         for (uint32_t i = 0; i < WARP_TILES; i++) {
-            const uint32_t tile = warp + WARPS * i, b = tile / 4;
-            if (tile >= DIM_TILES) break;
-            float hi[TILES][4] = {}, lo[TILES][4] = {};
+            const uint32_t tile = warp + WARPS * i, b = tile * 16 / Cache::GROUP;
+            if (tile >= CHUNKS) break;
+            int32_t upper[TILES][4] = {}, lower[TILES][4] = {};
 #pragma unroll
-            for (uint32_t step = 0; step < 4; step++) {
-                uint32_t high[4], low[4];
-                limbs_of(v[i][step], high, low);
+            for (uint32_t k = 0; k < 2; k++) {
+                const uint8_t* at =
+                    values + ((2 * k + second) * HEAD_DIM + tile * 16 + matrix_row) * 16;
+                uint32_t hi[4], lo[4];
+                ldmatrix_x4(hi, at);
+                ldmatrix_x4(lo, at + Cache::PLANE);
 #pragma unroll
                 for (uint32_t t = 0; t < TILES; t++) {
-                    const uint32_t* column = weights[b][t * 8 + g] + step * 8 + quarter;
+                    const uint32_t* column = weights[b][t * 8 + g] + k * 8 + quarter;
                     const uint32_t w[2] = {column[0], column[4]};
-                    mma_m16n8k16_f16_f32(hi[t], high, w, hi[t]);
-                    mma_m16n8k16_f16_f32(lo[t], low, w, lo[t]);
+                    mma_m16n8k32_s32<true, false>(upper[t], hi, w, upper[t]);
+                    mma_m16n8k32_s32<false, false>(lower[t], lo, w, lower[t]);
                 }
             }
 #pragma unroll
@@ -314,66 +466,119 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
                 }
 #pragma unroll
                 for (uint32_t r = 0; r < 2; r++) {
-                    const float sum =
-                        mul_rn(rounded_sum<256>(hi[t] + 2 * r, lo[t] + 2 * r), of_unit);
-                    float& all = o[i][t][r];
-                    all = is_empty ? sum
-                                   : fma_rn(sum, joined[t].new_share, mul_rn(all, joined[t].old_share));
+                    const int32_t mid = upper[t][2 * r + 1] + lower[t][2 * r];
+                    const float sum = limbs_sum(upper[t][2 * r], mid, lower[t][2 * r + 1]);
+                    next.values[i][t][r] = mul_rn(sum, of_unit);
                 }
             }
         }
-        is_empty = false;
+        next.is_empty = !is_mapped;
+        if (TEAMS > 1 && team > 0) handed[team - 1][thread] = next;
+        if (TEAMS > 1 || RING == 1) __syncthreads();
+        if (RING == 1) copy(part + 2);
+        if (team > 0) continue;
+#pragma unroll 1
+        for (uint32_t t = 0; t < TEAMS; t++) {
+            const uint32_t its = first_unit + number + t;
+            if (its >= end_unit) break;
+            if (t > 0) next = handed[t - 1][thread];
+            join_sums(split, next);
+            if ((its + 1) % split_units != 0 && its + 1 != end_unit) continue;
+            if (blocks == 1) {
+                join_sums(total, split);
+            } else {
+                leave(split, its / split_units);
+            }
+            split.is_empty = true;
+        }
     }
 
     delay_block();
-    float* parts =
-        p.partial + (static_cast<uint64_t>(m) * N_HEAD_KV + head) * (MAX_SPLITS * SPLIT_FLOATS);
-    float* mine = parts + split * SPLIT_FLOATS;
+    if (blocks == 1) {
+        if (team > 0) return;
 #pragma unroll
-    for (uint32_t t = 0; t < TILES; t++) {
-        const uint32_t h = t * 4 + quarter;
-        if (h >= GROUP) continue;
-        if (splits > 1 && warp == 0 && g == 0) {
-            mine[h * (HEAD_DIM + 2) + HEAD_DIM] = is_empty ? 0.0f : most[t];
-            mine[h * (HEAD_DIM + 2) + HEAD_DIM + 1] = is_empty ? 0.0f : weight[t];
-        }
+        for (uint32_t t = 0; t < TILES; t++) {
+            const uint32_t h = t * 4 + quarter;
+            if (h >= GROUP) continue;
+            const float weight = total.is_empty || !is_number[h] ? nan_f32() : total.weight[t];
 #pragma unroll
-        for (uint32_t i = 0; i < WARP_TILES; i++) {
-            const uint32_t tile = warp + WARPS * i;
-            if (tile >= DIM_TILES) break;
+            for (uint32_t i = 0; i < WARP_TILES; i++) {
+                const uint32_t tile = warp + WARPS * i;
+                if (tile >= CHUNKS) break;
 #pragma unroll
-            for (uint32_t r = 0; r < 2; r++) {
-                const uint32_t dim = tile * 16 + r * 8 + g;
-                const float sum = is_empty ? 0.0f : o[i][t][r];
-                if (splits > 1) {
-                    mine[h * (HEAD_DIM + 2) + dim] = sum;
-                } else {
-                    const float all = is_empty ? 0.0f : weight[t];
-                    p.out[row + h * HEAD_DIM + dim] = is_number[h] ? div_rn(sum, all) : nan_f32();
+                for (uint32_t r = 0; r < 2; r++) {
+                    const uint32_t dim = tile * 16 + r * 8 + g;
+                    p.out[row + h * HEAD_DIM + dim] = div_rn(total.values[i][t][r], weight);
                 }
             }
         }
+        return;
     }
-    if (splits == 1) return;
     __syncthreads();
     if (threadIdx.x == 0) {
-        ticket = atomic_inc_acq_rel_wrap(p.tickets + m * N_HEAD_KV + head, splits - 1);
+        ticket = atomic_inc_acq_rel_wrap(p.tickets + m * N_HEAD_KV + head, blocks - 1);
     }
     __syncthreads();
-    if (ticket != splits - 1) return;
-    for (uint32_t i = threadIdx.x; i < GROUP * HEAD_DIM; i += THREADS) {
-        const uint32_t h = i / HEAD_DIM;
-        const float* at = parts + h * (HEAD_DIM + 2);
-        float all_most = load_relaxed_f32(at + HEAD_DIM), all = load_relaxed_f32(at + HEAD_DIM + 1);
-        float sum = load_relaxed_f32(at + i % HEAD_DIM);
-        for (uint32_t s = 1; s < splits; s++) {
-            at += SPLIT_FLOATS;
-            const Join both = join(all_most, load_relaxed_f32(at + HEAD_DIM));
-            const float next = load_relaxed_f32(at + HEAD_DIM + 1);
-            all = fma_rn(next, both.new_share, mul_rn(all, both.old_share));
-            sum = fma_rn(load_relaxed_f32(at + i % HEAD_DIM), both.new_share,
-                         mul_rn(sum, both.old_share));
+    if (ticket != blocks - 1) return;
+    // Every split's maximum and its share of all, a warp a head.
+    for (uint32_t h = threadIdx.x / 32; h < GROUP; h += THREADS / 32) {
+        float most = -infinity_f32();
+        if (lane < splits) {
+            const uint2 top = load_relaxed_u32x2(partial_tops + lane * GROUP + h);
+            most = u32_as_float(top.x);
+            weight_of[h][lane] = u32_as_float(top.y);
         }
-        p.out[row + i] = is_number[h] ? div_rn(sum, all) : nan_f32();
+        float so_far = most;
+#pragma unroll
+        for (uint32_t distance = 1; distance < 32; distance *= 2) {
+            const float before = __shfl_up_sync(FULL_WARP, so_far, distance);
+            if (lane >= distance) so_far = fmaxf(so_far, before);
+        }
+        float before = __shfl_up_sync(FULL_WARP, so_far, 1);
+        before = lane == 0 ? most : before;
+        if (lane < splits) {
+            const Join both = join(before, most);
+            shares_of[h][lane] = make_float2(both.old_share, both.new_share);
+        }
+    }
+    __syncthreads();
+    // Elements a thread, and splits that are on their way at a time.
+    constexpr uint32_t ELEMENTS = GROUP * HEAD_DIM >= THREADS * 4 ? 4 : 2, AHEAD = 64 / ELEMENTS;
+    for (uint32_t i = threadIdx.x * ELEMENTS; i < GROUP * HEAD_DIM; i += THREADS * ELEMENTS) {
+        const uint32_t h = i / HEAD_DIM;
+        float sum[ELEMENTS], weight = 0.0f;
+#pragma unroll 1
+        for (uint32_t first = 0; first < splits; first += AHEAD) {
+            float next[AHEAD][ELEMENTS];
+#pragma unroll
+            for (uint32_t s = 0; s < AHEAD; s++) {
+                if (first + s >= splits) break;
+                const float* at = partial + (first + s) * (GROUP * HEAD_DIM) + i;
+#pragma unroll
+                for (uint32_t e = 0; e < ELEMENTS; e += 2) {
+                    const uint2 two = load_relaxed_u32x2(at + e);
+                    next[s][e] = u32_as_float(two.x), next[s][e + 1] = u32_as_float(two.y);
+                }
+            }
+#pragma unroll
+            for (uint32_t s = 0; s < AHEAD; s++) {
+                if (first + s >= splits) break;
+                const float2 share = shares_of[h][first + s];
+                const bool is_first = first + s == 0;
+                const float its = weight_of[h][first + s];
+                weight = is_first ? its : fma_rn(its, share.y, mul_rn(weight, share.x));
+#pragma unroll
+                for (uint32_t e = 0; e < ELEMENTS; e++) {
+                    sum[e] = is_first ? next[s][e]
+                                      : fma_rn(next[s][e], share.y, mul_rn(sum[e], share.x));
+                }
+            }
+        }
+        if (!is_number[h]) weight = nan_f32();
+#pragma unroll
+        for (uint32_t e = 0; e < ELEMENTS; e += 2) {
+            *reinterpret_cast<float2*>(p.out + row + i + e) =
+                make_float2(div_rn(sum[e], weight), div_rn(sum[e + 1], weight));
+        }
     }
 }

@@ -73,6 +73,14 @@ DEVICE float mul_rn(float a, float b) { return __fmul_rn(a, b); }
 DEVICE float div_rn(float a, float b) { return __fdiv_rn(a, b); }
 DEVICE float sqrt_rn(float a) { return __fsqrt_rn(a); }
 
+// fma_rn held to 0..1; NaN becomes 0.
+DEVICE float fma_sat(float a, float b, float c) {
+    float d;
+    ON_HOST(d = __fmaf_rn(a, b, c); d = d > 0.0f ? d < 1.0f ? d : 1.0f : 0.0f;)
+    ON_CARD(asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));)
+    return d;
+}
+
 // ---------------------------------------------------------------- float16, as bits
 
 DEVICE uint16_t f32_to_f16(float x) {
@@ -387,6 +395,48 @@ DEVICE void mma_m16n8k16_f16_f32(float d[4], const uint32_t a[4], const uint32_t
               "f"(half_sum[0]), "f"(half_sum[1]), "f"(half_sum[2]), "f"(half_sum[3]));)
 #endif
 }
+
+// d = a*b + c for A [16][32] row-major and B [32][8] column-major of bytes, C and D of 32-bit integers:
+// exact, sums wrap around. With g and t as above each lane holds, the lowest byte first,
+//   a[0] = A[g][4t..4t+3]  a[1] = A[g+8][4t..]  a[2] = A[g][4t+16..]  a[3] = A[g+8][4t+16..]
+//   b[0] = B[4t..4t+3][g]  b[1] = B[4t+16..][g];  c, d as above
+#if !ARCH_AT_LEAST(800)
+#define MMA_8(TYPES, i, j, k)                                                                        \
+    asm volatile("mma.sync.aligned.m8n8k16.row.col.s32." TYPES ".s32 {%0, %1}, {%2}, {%3}, {%4, %5};" \
+                 : "=r"(sums[i]), "=r"(sums[i + 1])                                                  \
+                 : "r"(a[j]), "r"(b[k]), "r"(sums[i]), "r"(sums[i + 1]))
+#define MMA_BYTES(TYPES)                                                    \
+    int32_t sums[4] = {c[0], c[1], c[2], c[3]};                             \
+    MMA_8(TYPES, 0, 0, 0);                                                  \
+    MMA_8(TYPES, 2, 1, 0);                                                  \
+    MMA_8(TYPES, 0, 2, 1);                                                  \
+    MMA_8(TYPES, 2, 3, 1);                                                  \
+    d[0] = sums[0], d[1] = sums[1], d[2] = sums[2], d[3] = sums[3];
+#else
+#define MMA_BYTES(TYPES)                                                               \
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32." TYPES                        \
+                 ".s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};" \
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])                      \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]),   \
+                   "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
+#endif
+template <bool a_signed, bool b_signed>
+DEVICE void mma_m16n8k32_s32(int32_t d[4], const uint32_t a[4], const uint32_t b[2],
+                             const int32_t c[4]) {
+    ON_HOST(sim::mma_m16n8k32(d, a, b, c, a_signed, b_signed);)
+    ON_CARD(
+        if constexpr (a_signed && b_signed) {
+            MMA_BYTES("s8.s8")
+        } else if constexpr (a_signed) {
+            MMA_BYTES("s8.u8")
+        } else if constexpr (b_signed) {
+            MMA_BYTES("u8.s8")
+        } else {
+            MMA_BYTES("u8.u8")
+        })
+}
+#undef MMA_BYTES
+#undef MMA_8
 
 // Products of four warps, a warpgroup, on compute capability 9.0 alone: d = a*b + (adds ? d : 0) for A
 // [64][16] in registers, 16 rows a warp as mma_m16n8k16_f16_f32 has them, and B [16][8 CHUNKS]

@@ -3,7 +3,7 @@
 // together, at places i and i + 8 of a tile.
 //
 // variant.cuh: EPILOGUE, ORDER, N_SEGMENTS, Segment0.., and for the epilogue QKV: HEAD_DIM,
-// N_HEAD_KV, Kv. And N_IN, for all products.
+// N_HEAD_KV, Kv, SCATTERS (whether it writes to the cache). And N_IN, for all products.
 #pragma once
 #include "unit.cuh"
 #include "kv.cuh"
@@ -49,8 +49,10 @@ DEVICE Place place_of([[maybe_unused]] const KvTarget& to, [[maybe_unused]] uint
     Place place = {};
     if constexpr (EPILOGUE == EPILOGUE_QKV) {
         place.position = load_relaxed_u32(to.positions + m);
-        place.slot = load_relaxed_u32(to.slots + m);
-        place.page = kv_page(to.kv, place.slot, place.position);
+        if constexpr (SCATTERS) {
+            place.slot = load_relaxed_u32(to.slots + m);
+            place.page = kv_page(to.kv, place.slot, place.position);
+        }
     }
     return place;
 }
@@ -114,7 +116,7 @@ DEVICE Rotation rotation_in([[maybe_unused]] const KvTarget& to, int number,
     return rotation;
 }
 
-// As finish, for the fused q, k and v: rotates, stores q, scatters k and v.
+// As finish, for the fused q, k and v: rotates, stores q, stores or scatters k and v.
 template <int order>
 DEVICE void finish_qkv(const KvTarget& to, const Segment& segment, int index, uint32_t tile,
                        uint32_t at, uint32_t m, float a, float b, const Place& place,
@@ -130,9 +132,10 @@ DEVICE void finish_qkv(const KvTarget& to, const Segment& segment, int index, ui
         float r1 = fma_rn(v[0], rotation.sine, mul_rn(v[1], rotation.cosine));
         v[0] = r0, v[1] = r1;
     }
-    if (index == 0) {
+    if (index == 0 || !SCATTERS) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
+            if (row[i] >= segment.rows) continue;
             segment.out[static_cast<uint64_t>(m) * segment.rows + row[i]] = v[i];
         }
         return;

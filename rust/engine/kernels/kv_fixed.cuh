@@ -1,18 +1,40 @@
-// A KV cache of 16-bit block fixed point: value = k 2^(B - 127), with one B for up to 64 dimensions of a
-// head of a token. A head's page has the integers first, keys [HEAD_DIM / 8][token][8] and values
-// [token / 2][HEAD_DIM][2], so that words are what tensor cores take, then bytes B [block][token].
+// A KV cache of 16-bit block fixed point: value = k u, with one unit u, a bfloat16, for up to 128
+// dimensions of a head of a token. A head's page has the upper bytes of all k, then the lower ones, as
+// tensor cores take them: keys [HEAD_DIM / 16][token][16], values [token / 16][HEAD_DIM][16]; then the
+// units [block][token]. Sixteen tokens of a value lie in the order that lets a thread take weights from
+// where products of tensor cores left them.
 #pragma once
-#include "fixed.cuh"
+#include "common.cuh"
 #include "kv.cuh"
+
+// The upper and the lower byte of the low halves of four words.
+DEVICE void split_bytes(const uint32_t (&w)[4], uint32_t& hi, uint32_t& lo) {
+    const uint32_t first = prmt(w[0], w[1], 0x5140), second = prmt(w[2], w[3], 0x5140);
+    lo = prmt(first, second, 0x5410);
+    hi = prmt(first, second, 0x7632);
+}
+
+// x rounded to an integer, of a product that is not rounded before: below 2^22 in size.
+DEVICE float rint_product(float x, float scale) {
+    return sub_rn(fma_rn(x, scale, 12582912.0f), 12582912.0f);
+}
+
+// 65536 hh + 256 mid + ll, rounded once: |hh| is below 2^22, the rest below 2^31.
+DEVICE float limbs_sum(int32_t hh, int32_t mid, int32_t ll) {
+    const int32_t rest = mid * 256 + ll;
+    // 2^23 and what is not above: taken back as 128 times 65536.
+    const float lower = u32_as_float((static_cast<uint32_t>(rest) & 0xffffu) | 0x4b000000u);
+    return fma_rn(static_cast<float>(hh + (rest >> 16) - 128), 65536.0f, lower);
+}
 
 template <int HEAD_DIM>
 struct KvFixed {
-    static constexpr uint32_t GROUP = 64;  // dimensions of a block
+    static constexpr uint32_t GROUP = 128;  // dimensions of a block
     static constexpr uint32_t BLOCKS = (HEAD_DIM + GROUP - 1) / GROUP;
-    static constexpr uint32_t INTEGER_BYTES = PAGE_TOKENS * HEAD_DIM * 2;
-    static constexpr uint32_t BYTES = INTEGER_BYTES + PAGE_TOKENS * BLOCKS;
+    static constexpr uint32_t PLANE = PAGE_TOKENS * HEAD_DIM;  // bytes of all upper, or lower, bytes
+    static constexpr uint32_t BYTES = 2 * PLANE + PAGE_TOKENS * BLOCKS * 2;
     static constexpr float LARGEST = 32767.0f * 34359738368.0f;
-    static constexpr uint32_t LEAST = 15, MOST = 176;  // exponent fields of largest magnitudes
+    static constexpr uint32_t LEAST_UNIT = 0x0080;  // 2^-126
 
     // A head's page; 64 bits, caches are larger than 4 GiB.
     template <int N_HEAD_KV>
@@ -21,34 +43,154 @@ struct KvFixed {
                (static_cast<uint64_t>(page) * N_HEAD_KV + head) * BYTES;
     }
 
-    // Byte of dimensions dim, dim + 1 of a key; of dimension dim of tokens 2i, 2i + 1.
+    // Where the upper byte lies; the lower one is PLANE bytes on.
     DEVICE uint32_t key_at(uint32_t token, uint32_t dim) {
-        return kv_key_at<HEAD_DIM>(token, dim) * 2;
+        return (dim / 16 * PAGE_TOKENS + token) * 16 + dim % 16;
     }
-    DEVICE uint32_t values_at(uint32_t pair, uint32_t dim) { return (pair * HEAD_DIM + dim) * 4; }
-    DEVICE uint32_t exponent_at(uint32_t token, uint32_t block) {
-        return INTEGER_BYTES + block * PAGE_TOKENS + token;
+    DEVICE uint32_t value_at(uint32_t token, uint32_t dim) {
+        return (token / 16 * HEAD_DIM + dim) * 16 + place(token);
+    }
+    DEVICE uint32_t unit_at(uint32_t token, uint32_t block) {
+        return 2 * PLANE + (block * PAGE_TOKENS + token) * 2;
+    }
+    // A token's place among its sixteen: a lane of a product has tokens 2t, 2t + 1, 2t + 8 and 2t + 9.
+    DEVICE uint32_t place(uint32_t token) {
+        return token % 8 / 2 * 4 + token / 8 % 2 * 2 + token % 2;
     }
 
-    // Exponent and integers of a block, a warp: a lane has two dimensions, zeros behind the last. What
-    // no block holds, NaN too, raises `saturated`, which is sticky.
-    DEVICE uint8_t encode(float (&x)[2], int16_t (&k)[2], uint32_t& saturated) {
+    // Units of tokens 2i and 2i + 1 of a block.
+    DEVICE float2 units_at(const uint8_t* page, uint32_t pair, uint32_t block) {
+        const uint32_t two = *reinterpret_cast<const uint32_t*>(page + unit_at(2 * pair, block));
+        return make_float2(u32_as_float(two << 16), u32_as_float(two & 0xffff0000u));
+    }
+
+    // Unit and integers of a block, a warp: a lane has four dimensions, zeros behind the last. What no
+    // block holds, NaN too, raises `saturated`, which is sticky.
+    DEVICE uint16_t encode(float (&x)[4], uint32_t (&k)[4], uint32_t& saturated) {
         uint32_t most = 0;
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
+        for (int i = 0; i < 4; i++) {
             saturated |= !(fabsf(x[i]) <= LARGEST);
             x[i] = x[i] == x[i] ? fminf(fmaxf(x[i], -LARGEST), LARGEST) : 0.0f;
             const uint32_t bits = float_as_u32(fabsf(x[i]));
             most = most > bits ? most : bits;
         }
-        uint32_t field = warp_max_u32(most) >> 23;
-        field = field < LEAST ? LEAST : field > MOST ? MOST : field;
-        const float scale = u32_as_float((268 - field) << 23);  // 2^(141 - field)
+        const float exact = div_rn(u32_as_float(warp_max_u32(most)), 32767.0f);
+        uint32_t unit = (float_as_u32(exact) + 0xffffu) >> 16;
+        unit = unit < LEAST_UNIT ? LEAST_UNIT : unit;
+        const float scale = div_rn(1.0f, bf16_to_f32(static_cast<uint16_t>(unit)));
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const float rounded = rint_small(mul_rn(x[i], scale));
-            k[i] = static_cast<int16_t>(fminf(fmaxf(rounded, -32767.0f), 32767.0f));
+        for (int i = 0; i < 4; i++) {
+            const float rounded = rint_product(x[i], scale);
+            k[i] = static_cast<uint32_t>(static_cast<int>(fminf(fmaxf(rounded, -32767.0f), 32767.0f)));
         }
-        return static_cast<uint8_t>(field - LEAST + 1);
+        return static_cast<uint16_t>(unit);
+    }
+
+    // Puts four dimensions of a token, from `dim` on, where a page has them.
+    DEVICE void put(uint8_t* page, bool is_value, uint32_t token, uint32_t dim, uint32_t hi,
+                    uint32_t lo) {
+        if (!is_value) {
+            *reinterpret_cast<uint32_t*>(page + key_at(token, dim)) = hi;
+            *reinterpret_cast<uint32_t*>(page + PLANE + key_at(token, dim)) = lo;
+            return;
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            uint8_t* at = page + value_at(token, dim + i);
+            at[0] = static_cast<uint8_t>(hi >> 8 * i);
+            at[PLANE] = static_cast<uint8_t>(lo >> 8 * i);
+        }
+    }
+    DEVICE void put_unit(uint8_t* page, uint32_t token, uint32_t block, uint16_t unit) {
+        *reinterpret_cast<uint16_t*>(page + unit_at(token, block)) = unit;
     }
 };
+
+// A head's query as fixed point, step 1 of Op::Attention: |Q| <= 32639, two signed bytes.
+constexpr uint32_t MOST_QUERY_FIELD = 176;
+
+struct QueryScale {
+    float to_integers;  // Q = rint(q to_integers)
+    float factor;       // of the scores, what 2^(1 / 64) is raised to
+    bool is_number;
+};
+
+// Of bits(max |q|).
+DEVICE QueryScale query_scale(uint32_t most, float scale) {
+    const bool is_number = most >> 23 <= MOST_QUERY_FIELD;
+    const float largest = fmaxf(is_number ? u32_as_float(most) : 0.0f, 7.888609e-31f);  // 2^-100
+    return {div_rn(32639.0f, largest), mul_rn(scale, largest), is_number};
+}
+
+// Q in bytes, four integers a word.
+DEVICE void query_limbs(const float (&q)[4], float to_integers, uint32_t& hi, uint32_t& lo) {
+    uint32_t w[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        // 128 more than its lower byte is not negative; the byte less 128 has that bit turned.
+        w[i] = static_cast<uint32_t>(static_cast<int>(rint_product(q[i], to_integers)) + 128);
+    }
+    split_bytes(w, hi, lo);
+    lo ^= 0x80808080u;
+}
+
+// Units of tokens that a split of n tokens has, step 5.
+template <uint32_t SPLITS>
+DEVICE uint32_t units_of_split(uint32_t n) {
+    constexpr uint32_t TOKENS = PAGE_TOKENS * SPLITS;
+    return n <= TOKENS ? 1 : (n + TOKENS - 1) / TOKENS;
+}
+
+// 2^n, zero below 2^-126.
+DEVICE float fade(float n) {
+    return n < -126.0f ? 0.0f : u32_as_float(static_cast<uint32_t>(static_cast<int>(n) + 127) << 23);
+}
+
+// What is joined to sums: factors of both, step 5.
+struct Join {
+    float old_share, new_share;
+};
+
+DEVICE Join join(float& most, float next) {
+    const float both = fmaxf(most, next);
+    const Join factors = {fade(sub_rn(most, both)), fade(sub_rn(next, both))};
+    most = both;
+    return factors;
+}
+
+// The scores of a unit of tokens against their largest, step 3: p = exp2_unit_f32(fma_sat(s, factor,
+// bias)).
+struct UnitTop {
+    float most, factor, bias;
+};
+
+DEVICE UnitTop unit_top(float top, float factor) {
+    const float most = ceilf(mul_rn(mul_rn(top, factor), 64.0f));
+    if (fabsf(most) < 8388608.0f) return {most, factor, fma_rn(most, -0.015625f, 1.0f)};
+    // One for the largest, zero for all below: a power of two that makes them integers, of which the
+    // float below the largest is taken.
+    const uint32_t bits = float_as_u32(top), field = bits >> 23 & 255;
+    const float whole = u32_as_float((278 - (field < 24 ? 24 : field)) << 23);
+    const float below = u32_as_float(top > 0.0f ? bits - 1 : bits + 1);
+    return {most, whole, -mul_rn(below, whole)};
+}
+
+// A unit's sum of weights, from that of rint(p 2^22).
+DEVICE float unit_weight(int share, float most) {
+    // 65535 2^-38: weights of values are 65535ths.
+    constexpr float PART = 65535.0f / 274877906944.0f;
+    return fabsf(most) < infinity_f32() ? mul_rn(static_cast<float>(share), PART) : nan_f32();
+}
+
+// The grid of a unit's weighted values, step 4, from the largest p u: w = rint(p u to_integers).
+struct ValueScale {
+    float to_integers, unit;
+};
+
+DEVICE ValueScale value_scale(float largest) {
+    uint32_t field = float_as_u32(largest) >> 23;
+    field = field < 24 ? 24 : field;
+    // 65535 2^-E and 2^(E - 16), E = field - 126.
+    return {mul_rn(65535.0f, u32_as_float((253 - field) << 23)), u32_as_float((field - 15) << 23)};
+}

@@ -1,5 +1,5 @@
 // Stores k[r] and v[r] as token positions[r] of the sequence slots[r], as 16-bit block fixed point: a warp
-// a block of up to 64 dimensions. A position outside the cache or a page that is not mapped writes
+// a block of up to 128 dimensions. A position outside the cache or a page that is not mapped writes
 // nothing and raises the error word; a number that is too large becomes the largest and raises the
 // slot's word. A block of threads a row.
 //
@@ -35,23 +35,17 @@ KERNEL(kv_scatter_fixed, Params) {
     for (uint32_t task = threadIdx.x / 32; task < TASKS; task += blockDim.x / 32) {
         const bool is_value = task % 2;
         const uint32_t head = task / 2 / Cache::BLOCKS, block = task / 2 % Cache::BLOCKS;
-        const uint32_t dim = block * Cache::GROUP + lane * 2;
-        const bool inside = dim < HEAD_DIM;
+        const uint32_t dim = block * Cache::GROUP + lane * 4;
         const uint64_t from = (static_cast<uint64_t>(m) * N_HEAD_KV + head) * HEAD_DIM + dim;
-        const float* row = is_value ? p.v : p.k;
-        float x[2] = {};
-        if (inside) x[0] = load_relaxed_f32(row + from), x[1] = load_relaxed_f32(row + from + 1);
-        int16_t k[2];
-        const uint8_t exponent = Cache::encode(x, k, saturated);
+        float4 four = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (dim < HEAD_DIM) four = load_relaxed_f32x4((is_value ? p.v : p.k) + from);
+        float x[4] = {four.x, four.y, four.z, four.w};
+        uint32_t k[4], hi, lo;
+        const uint16_t unit = Cache::encode(x, k, saturated);
+        split_bytes(k, hi, lo);
         uint8_t* to = Cache::head<N_HEAD_KV>(is_value ? p.kv.v : p.kv.k, page, head);
-        if (lane == 0) to[Cache::exponent_at(token, block)] = exponent;
-        if (!inside) continue;
-#pragma unroll
-        for (uint32_t i = 0; i < 2; i++) {
-            const uint32_t at = is_value ? Cache::values_at(token / 2, dim + i) + token % 2 * 2
-                                         : Cache::key_at(token, dim) + i * 2;
-            *reinterpret_cast<int16_t*>(to + at) = k[i];
-        }
+        if (lane == 0) Cache::put_unit(to, token, block, unit);
+        if (dim < HEAD_DIM) Cache::put(to, is_value, token, dim, hi, lo);
     }
     if (saturated) kv_saturate(p.kv, slot);
 }

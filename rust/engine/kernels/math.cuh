@@ -55,21 +55,18 @@ DEVICE float swiglu_f32(float gate, float up) {
     return mul_rn(mul_rn(gate, div_rn(top, add_rn(1.0f, e))), up);
 }
 
-// 2^x for x <= 0, zero below -100.
-DEVICE float exp2_down_f32(float x) {
-    constexpr float ROUND = 12582912.0f;
-    // Where it is below, any number will do.
-    const float near = fmaxf(x, -100.0f);
-    const float n = sub_rn(add_rn(near, ROUND), ROUND);
-    const float r = sub_rn(near, n);
-    float p = 1.532647e-4f;
-    p = fma_rn(r, p, 1.3390807e-3f);
-    p = fma_rn(r, p, 9.618506e-3f);
-    p = fma_rn(r, p, 5.55036e-2f);
-    p = fma_rn(r, p, 2.4022648e-1f);
-    p = fma_rn(r, p, 6.931472e-1f);
-    p = fma_rn(r, p, 1.0f);
-    const float y =
-        mul_rn(p, u32_as_float(static_cast<uint32_t>(static_cast<int32_t>(n) + 127) << 23));
-    return x < -100.0f ? 0.0f : y;
+// 2^(64 z - 64) for z in [0, 1].
+DEVICE float exp2_unit_f32(float z) {
+    // 1.5 * 2^17: the sum's last place is 1/64.
+    constexpr float ROUND = 196608.0f;
+    const float r = add_rn(z, ROUND);
+    const float g = sub_rn(z, sub_rn(r, ROUND));
+    float p = 7.7210916e-14f;
+    p = fma_rn(g, p, 8.796061e-15f);
+    p = fma_rn(g, p, 7.888046e-16f);
+    p = fma_rn(g, p, 5.3340097e-17f);
+    p = fma_rn(g, p, 2.4048368e-18f);
+    p = fma_rn(g, p, 5.421011e-20f);
+    // Its low bits are 64 times z rounded, which the shift leaves in the place of exponents.
+    return u32_as_float(float_as_u32(p) + (float_as_u32(r) << 23));
 }

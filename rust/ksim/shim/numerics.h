@@ -113,6 +113,56 @@ static inline void mma_m16n8k16(float d[4], const uint32_t a[4], const uint32_t 
     warp_operation(MMA, 0xffffffffu, reinterpret_cast<uint64_t>(&fragments), 0);
 }
 
+struct ByteFragments {
+    int32_t* d;
+    const uint32_t* a;
+    const uint32_t* b;
+    const int32_t* c;
+};
+
+// Bytes of rows of 32, as numbers.
+static void widen(const uint32_t (*rows)[8], int count, bool is_signed, int32_t (*out)[32]) {
+    for (int row = 0; row < count; row++) {
+        uint8_t bytes[32];
+        memcpy(bytes, rows[row], 32);
+        for (int k = 0; k < 32; k++) {
+            out[row][k] = is_signed ? static_cast<int8_t>(bytes[k]) : bytes[k];
+        }
+    }
+}
+
+// The lanes' registers as matrices of bytes, multiplied exactly; sums wrap around.
+static void multiply_bytes(Fiber* lanes) {
+    uint32_t a[16][8], b[8][8];
+    int32_t x[16][32], y[8][32];
+    for (uint32_t lane = 0; lane < 32; lane++) {
+        const auto& f = *reinterpret_cast<const ByteFragments*>(lanes[lane].in);
+        uint32_t g = lane / 4, t = lane % 4;
+        a[g][t] = f.a[0], a[g + 8][t] = f.a[1], a[g][t + 4] = f.a[2], a[g + 8][t + 4] = f.a[3];
+        b[g][t] = f.b[0], b[g][t + 4] = f.b[1];
+    }
+    widen(a, 16, lanes[0].operand & 1, x);
+    widen(b, 8, lanes[0].operand & 2, y);
+    for (uint32_t lane = 0; lane < 32; lane++) {
+        const auto& f = *reinterpret_cast<const ByteFragments*>(lanes[lane].in);
+        uint32_t g = lane / 4, t = lane % 4;
+        int32_t sums[4];
+        for (uint32_t i = 0; i < 4; i++) {
+            int32_t dot = 0;
+            for (int k = 0; k < 32; k++) dot += x[g + i / 2 * 8][k] * y[2 * t + i % 2][k];
+            sums[i] = static_cast<int32_t>(static_cast<uint32_t>(f.c[i]) + static_cast<uint32_t>(dot));
+        }
+        memcpy(f.d, sums, sizeof sums);
+    }
+}
+
+static inline void mma_m16n8k32(int32_t d[4], const uint32_t a[4], const uint32_t b[2],
+                                const int32_t c[4], bool a_signed, bool b_signed) {
+    ByteFragments fragments = {d, a, b, c};
+    warp_operation(MMA_BYTES, 0xffffffffu, reinterpret_cast<uint64_t>(&fragments),
+                   (a_signed ? 1 : 0) + (b_signed ? 2 : 0));
+}
+
 static inline void ldmatrix_x4(uint32_t d[4], const void* row, bool transposed) {
     if (reinterpret_cast<uintptr_t>(row) % 16) {
         fail(KSIM_MISALIGNED_ADDRESS, "ldmatrix_x4 from %p: rows are 16-byte aligned", row);

@@ -6,7 +6,7 @@ namespace sim {
 enum Kind : uint32_t {
     SYNC, SHUFFLE, SHUFFLE_UP, SHUFFLE_DOWN, SHUFFLE_XOR, BALLOT, ANY, ALL, MATCH_ANY, MATCH_ALL,
     REDUCE_ADD, REDUCE_MIN, REDUCE_MAX, REDUCE_MIN_SIGNED, REDUCE_MAX_SIGNED, REDUCE_AND,
-    REDUCE_OR, REDUCE_XOR, SUM_F32, MAX_F32, MMA, LDMATRIX, LDMATRIX_TRANSPOSED,
+    REDUCE_OR, REDUCE_XOR, SUM_F32, MAX_F32, MMA, MMA_BYTES, LDMATRIX, LDMATRIX_TRANSPOSED,
 };
 
 static const char* name_of(uint32_t kind) {
@@ -15,13 +15,14 @@ static const char* name_of(uint32_t kind) {
         "__ballot_sync", "__any_sync", "__all_sync", "__match_any_sync", "__match_all_sync",
         "__reduce_add_sync", "__reduce_min_sync", "__reduce_max_sync", "__reduce_min_sync",
         "__reduce_max_sync", "__reduce_and_sync", "__reduce_or_sync", "__reduce_xor_sync",
-        "warp_sum_f32", "warp_max_f32", "mma_m16n8k16_f16_f32", "ldmatrix_x4",
-        "ldmatrix_x4_transposed",
+        "warp_sum_f32", "warp_max_f32", "mma_m16n8k16_f16_f32", "mma_m16n8k32_s32",
+        "ldmatrix_x4", "ldmatrix_x4_transposed",
     };
     return names[kind];
 }
 
 static void multiply_fragments(Fiber* lanes);
+static void multiply_bytes(Fiber* lanes);
 static void load_matrices(Fiber* lanes, bool transposed);
 
 // `operand` of a shuffle: the distance, lane or lane mask in the low byte, the width above it.
@@ -125,6 +126,7 @@ static __attribute__((noinline)) void complete(uint32_t kind, uint32_t mask, Fib
         case SUM_F32: all = float_to_bits(butterfly(lanes, true)); break;
         case MAX_F32: all = float_to_bits(butterfly(lanes, false)); break;
         case MMA: multiply_fragments(lanes); return;
+        case MMA_BYTES: multiply_bytes(lanes); return;
         case LDMATRIX: load_matrices(lanes, false); return;
         case LDMATRIX_TRANSPOSED: load_matrices(lanes, true); return;
         default:

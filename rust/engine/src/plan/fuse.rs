@@ -12,8 +12,12 @@ pub enum Epilogue {
     Add { out: BufferId },
     /// Two matrices of the same shape: `out = silu(first) * second`.
     SwiGlu { out: BufferId },
-    /// Three matrices: rotate q and k, store q, scatter k and v into the cache of `layer`.
-    Qkv { layer: usize, style: RopeStyle },
+    /// Three matrices: rotate q and k, store q, and k and v too, or scatter them into the cache of the
+    /// layer `scatter`.
+    Qkv {
+        scatter: Option<usize>,
+        style: RopeStyle,
+    },
 }
 
 /// One matrix of a fused mat-vec.
@@ -21,7 +25,7 @@ pub enum Epilogue {
 pub struct Part {
     pub weight: WeightId,
     pub bias: Option<WeightId>,
-    /// Where its sums go; not written where the epilogue takes them.
+    /// Where its sums go; not written where the epilogue takes them elsewhere.
     pub out: BufferId,
 }
 
@@ -176,25 +180,29 @@ fn epilogue(
                 x: k_rope,
                 style: k_style,
                 ..
-            }, Op::KvScatter {
-                k: k_in,
-                v: v_in,
-                layer,
-            }, ..],
-        ) if rules.scatter
-            && (*q_rope, *k_rope, *k_in, *v_in) == (q.out, k.out, k.out, v.out)
+            }, rest @ ..],
+        ) if (*q_rope, *k_rope) == (q.out, k.out)
             && style == k_style
             && plan.kv.head_dim == 2 * plan.rope.inv_freq.len()
-            && plan.kv.head_dim.is_multiple_of(16)
-            && dead(&[k.out, v.out], at + 3) =>
+            && plan.kv.head_dim.is_multiple_of(16) =>
         {
-            (
-                Epilogue::Qkv {
-                    layer: *layer,
-                    style: *style,
-                },
-                3,
-            )
+            let scatter = match rest {
+                [Op::KvScatter {
+                    k: k_in,
+                    v: v_in,
+                    layer,
+                }, ..]
+                    if rules.scatter
+                        && (*k_in, *v_in) == (k.out, v.out)
+                        && dead(&[k.out, v.out], at + 3) =>
+                {
+                    Some(*layer)
+                }
+                _ => None,
+            };
+            let used = 2 + usize::from(scatter.is_some());
+            let style = *style;
+            (Epilogue::Qkv { scatter, style }, used)
         }
         _ => (Epilogue::Store, 0),
     }

@@ -127,30 +127,36 @@ pub enum Op {
     /// `0..=positions[r]`: `out[r][h] = sum_t softmax_t(scale * q[r][h]·K[t][kv]) * V[t][kv]`.
     ///
     /// **Over a cache of integers** (`i16`) by a stated sum, with operations as in [`Op::MatVec`]. A key
-    /// or value is an integer of at most 32767 in size times the unit `u` of its block, 64 consecutive
-    /// dimensions of a head of a token, the last block maybe shorter; `u` is a power of two. `n` is the
-    /// number of tokens that the row sees.
+    /// or value is an integer `K` or `V` of at most 32767 in size times the unit `u` of its block, up to
+    /// 128 consecutive dimensions of a head of a token; `u` has 8 bits, and is 0 in a cleared page.
+    /// `n` is the number of tokens that the row sees; what it does not see has weight 0.
     ///
-    /// 1. *q as fixed point*, for each head: `field = bits(max |q|) >> 23`, not below 24; above 176
-    ///    (2^50 and more, infinite, NaN) all of `out[r][h]` is NaN. With `e = field - 126`,
-    ///    `Q = rint(q * 2^(18 - e))`, so that `|Q| <= 2^18`.
+    /// 0. *Storage*: a NaN becomes 0, what is above `32767 * 2^35` in size becomes that. `u` is
+    ///    `(max |x|) / 32767`, rounded, then rounded up to the upper 16 bits of a float32, at least
+    ///    2^-126; an integer is `rint(x * (1 / u))` of the exact product by the rounded reciprocal.
+    /// 1. *q as fixed point*, for each head: from `max |q|` of 2^50 on, or of no number, all of
+    ///    `out[r][h]` is NaN. With `a = max(max |q|, 2^-100)`, `Q = rint(q * (32639 / a))` of the exact
+    ///    product by the rounded quotient, so that `|Q| <= 32639 = 127 * 256 + 127`; `F = c * a`,
+    ///    `c = float(scale * log2(exp(1)) / (64 * 32639))`, computed in float64.
     /// 2. *Scores*: `T_b = float(sum K Q)` over block `b`, the exact integer rounded once;
-    ///    `s = T_0 u_0`, then `s = fma(T_b, u_b, s)` for the following blocks;
-    ///    `y = s * (c * 2^(e - 18))`, `c = float(scale * log2(exp(1)))`, computed in float64.
+    ///    `s = T_0 u_0`, then `s = fma(T_b, u_b, s)` for the following blocks.
     /// 3. *Weights*, in units of 64 tokens, of positions 64i to 64i + 63 as far as the row sees them:
-    ///    `M = ceil(max y)`, `p = exp2(y - M)` ([`exp2_down`](crate::sampler::math::exp2_down)), zero
-    ///    where `y - M < -100`; `l = float(sum rint(p * 2^22)) * 2^-22`.
+    ///    `M = ceil(((max s) F) * 64)`; `z = min(max(fma(s, F, fma(M, -1/64, 1)), 0), 1)`, of no number
+    ///    0; `p = 2^(64 z - 64)` ([`exp2_unit`](crate::sampler::math::exp2_unit)), so that no weight is
+    ///    below 2^-64. From `|M|` of 2^23 on `z` is 1 for `s = max s`, else 0. Then
+    ///    `l = float(sum rint(p * 2^22)) * (65535 * 2^-38)`, or NaN where `M` is not finite.
     /// 4. *Values*, for each block: `v = p u` for each token of the unit; `field = bits(max v) >> 23`,
-    ///    not below 24, and `E = field - 126`; `w = min(65535, rint(v * 2^(16 - E)))`; for each
-    ///    dimension `o = float(sum w V) * 2^(E - 16)`, the exact integer rounded once.
+    ///    not below 24, and `E = field - 126`; `w = rint(v * (65535 * 2^-E))` of the exact product, at
+    ///    most 65535; for each dimension `o = float(sum w V) * 2^(E - 16)`, the exact integer rounded
+    ///    once. (In `w` are 65535ths of 2^E, in `o` 65536ths: hence the factor of `l`.)
     /// 5. *Units joined*: `(M, l, o)` and the next `(M_1, l_1, o_1)` become, with `M' = max(M, M_1)`,
     ///    `f = 2^(M - M')` and `f_1 = 2^(M_1 - M')`, zero for exponents below -126, `(M',
-    ///    fma(l_1, f_1, l f), fma(o_1, f_1, o f))`. A split is a run of `2^max(0, ceil(log2(n / 2048)))`
+    ///    fma(l_1, f_1, l f), fma(o_1, f_1, o f))`. A split is a run of `ceil(n / 2048)`
     ///    consecutive units, so there are at most 32. The units of a split are joined in order, the first
     ///    as it is, then the splits in the same way; then `out = o / l`.
     ///
-    /// Every sum of integers is below 2^39, and what is multiplied in tensor cores is cut into limbs whose
-    /// sums are below 2^24.
+    /// Every sum of integers is below 2^37. Cut into bytes, of which those of `Q` are all signed, the sums
+    /// of products are below 2^23.
     ///
     /// Over other caches the order of sums is the backend's own.
     Attention {

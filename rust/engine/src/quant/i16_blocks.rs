@@ -1,26 +1,25 @@
-//! Keys and values as 16-bit block fixed point, for caches alone: no file has it. A block is up to 64
-//! consecutive values of a head, in `1 + 2 n` bytes: `B`, then `n` signed 16-bit integers `k`; value =
-//! `k u` with the unit `u = 2^(B - 127)`. So `B` is the unit's exponent field, and zero bytes are zeros.
+//! Keys and values as 16-bit block fixed point, for caches alone: no file has it. A block is up to 128
+//! consecutive values of a head, in `2 + 2 n` bytes: the unit `u` as the upper half of a float32 (a
+//! bfloat16), then `n` signed 16-bit integers `k`; value = `k u`, without rounding. Zero bytes are zeros.
 
 use super::{saturated, KernelType, KvKernel, QuantType};
 
 /// Values that share a unit; those at the end of a head may be fewer.
-pub const GROUP: usize = 64;
+pub const GROUP: usize = 128;
 
 /// Bytes of a block of `n` values.
 const fn block_bytes(n: usize) -> usize {
-    1 + 2 * n
+    2 + 2 * n
 }
 
-/// Biased exponents of a block's largest magnitude: below the first the unit stays, what would be above
-/// the second is saturated.
-const FIELDS: (u32, u32) = (15, 176);
+/// The largest integer: there is no -32768.
+const MOST: f32 = 32767.0;
 
-/// Exponent field of the largest magnitude less that of the unit.
-const BITS: u32 = 14;
+/// The smallest unit, 2^-126, as it is stored: its reciprocal is a number.
+const LEAST_UNIT: u32 = 0x0080;
 
-/// 32767 units of the largest block.
-const LARGEST: f32 = 32767.0 * (1u64 << 35) as f32;
+/// The largest unit's largest value.
+const LARGEST: f32 = MOST * (1u64 << 35) as f32;
 
 /// The row of what the table of weights has not. Its number is none that a file could name.
 pub static I16: QuantType = QuantType {
@@ -43,16 +42,23 @@ pub static I16: QuantType = QuantType {
 
 /// Bytes of a head of `n` values.
 fn row_bytes(n: usize) -> Option<usize> {
-    n.checked_mul(2)?.checked_add(n.div_ceil(GROUP))
+    n.checked_mul(2)?
+        .checked_add(n.div_ceil(GROUP).checked_mul(2)?)
 }
 
 /// A block's unit and its integers, as the bytes lie.
 #[inline(always)]
 pub fn parts(block: &[u8]) -> (f32, &[[u8; 2]]) {
-    match block.split_first() {
-        Some((b, rest)) => (f32::from_bits(u32::from(*b) << 23), rest.as_chunks().0),
+    match block.split_first_chunk() {
+        Some((unit, rest)) => (of_bits(u16::from_le_bytes(*unit)), rest.as_chunks().0),
         None => (0.0, &[]),
     }
+}
+
+/// A bfloat16.
+#[inline(always)]
+fn of_bits(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
 }
 
 /// The blocks of a head.
@@ -71,20 +77,22 @@ fn dequantize(src: &[u8], dst: &mut [f32]) {
 }
 
 fn quantize(src: &[f32], dst: &mut [u8]) {
+    // 1.5 * 2^52: a float64 sum has no room for a fraction, and the product before it is exact.
+    const ROUND: f64 = 6_755_399_441_055_744.0;
     for (values, block) in src.chunks(GROUP).zip(dst.chunks_mut(block_bytes(GROUP))) {
         let values = values.iter().map(|x| saturated(*x, LARGEST));
-        let bits = values.clone().map(|x| x.abs().to_bits());
-        let most = bits.max().unwrap_or(0);
-        let field = (most >> 23).clamp(FIELDS.0, FIELDS.1);
-        // 2^(141 - field): the largest is below 2^15 then.
-        let scale = f32::from_bits((2 * 127 + BITS - field) << 23);
-        let Some((b, rest)) = block.split_first_mut() else {
+        let most = values.clone().fold(0.0, |most: f32, x| most.max(x.abs()));
+        // Rounded up, so that the largest has no more than 32767 units.
+        let bits = ((most / MOST).to_bits() + 0xffff) >> 16;
+        let bits = bits.max(LEAST_UNIT) as u16;
+        let scale = f64::from(1.0 / of_bits(bits));
+        let Some((unit, rest)) = block.split_first_chunk_mut() else {
             continue;
         };
-        *b = (field - BITS) as u8;
+        *unit = bits.to_le_bytes();
         for (x, k) in values.zip(rest.as_chunks_mut().0) {
-            let rounded = (x * scale).round_ties_even().clamp(-32767.0, 32767.0);
-            *k = (rounded as i16).to_le_bytes();
+            let rounded = (f64::from(x) * scale + ROUND) - ROUND;
+            *k = (rounded.clamp(-f64::from(MOST), f64::from(MOST)) as i16).to_le_bytes();
         }
     }
 }
@@ -93,54 +101,66 @@ fn quantize(src: &[f32], dst: &mut [u8]) {
 mod tests {
     use super::*;
 
-    fn round_trip(x: &[f32]) -> (u8, Vec<f32>) {
+    fn round_trip(x: &[f32]) -> (f32, Vec<f32>) {
         let mut bytes = vec![0xa5; row_bytes(x.len()).unwrap()];
         quantize(x, &mut bytes);
         let mut out = vec![f32::NAN; x.len()];
         dequantize(&bytes, &mut out);
-        (bytes[0], out)
+        (parts(&bytes).0, out)
     }
 
     #[test]
-    fn errors_are_half_a_unit_and_the_largest_keeps_its_place() {
-        for n in [1, 16, 63, 64] {
+    fn errors_are_half_a_unit_and_units_as_small_as_can_be() {
+        for n in [1, 16, 127, 128] {
             for exponent in [-149, -126, -112, -111, -40, 0, 49] {
-                let most = 1.75 * 2f64.powi(exponent);
-                let x: Vec<f32> = (0..n)
-                    .map(|i| (most * (1.0 - 0.7 * f64::from(i))) as f32)
-                    .map(|v| v.clamp(-most as f32, most as f32))
-                    .collect();
-                let (b, found) = round_trip(&x);
-                let unit = f64::from(f32::from_bits(u32::from(b) << 23));
-                for (x, y) in x.iter().zip(&found) {
-                    let error = (f64::from(*x) - f64::from(*y)).abs();
-                    assert!(error <= unit / 2.0, "{n} {exponent}: {x} {y}");
+                for part in [1.0, 1.25, 1.75, 1.996] {
+                    let most = part * 2f64.powi(exponent);
+                    let x: Vec<f32> = (0..n)
+                        .map(|i| (most * (1.0 - 0.7 * f64::from(i))) as f32)
+                        .map(|v| v.clamp(-most as f32, most as f32))
+                        .collect();
+                    let (unit, found) = round_trip(&x);
+                    // The reciprocal of the unit is rounded: 32767 of its last places.
+                    let bar = f64::from(unit) * (0.5 + 32767.0 / f64::from(1 << 24));
+                    for (x, y) in x.iter().zip(&found) {
+                        let error = (f64::from(*x) - f64::from(*y)).abs();
+                        assert!(error <= bar, "{n} {most}: {x} {y}");
+                    }
+                    let wanted = most / 32767.0 * (1.0 + 2f64.powi(-7));
+                    let wanted = wanted.max(2f64.powi(-126));
+                    assert!(f64::from(unit) <= wanted, "{n} {most}: {unit}");
                 }
-                let wanted = (1.75 * 2f64.powi(exponent - 14)).max(2f64.powi(-126));
-                assert!(unit <= wanted, "{n} {exponent}: {unit}");
             }
         }
     }
 
     #[test]
     fn what_does_not_fit_is_the_largest() {
-        let (b, found) = round_trip(&[f32::INFINITY, f32::NEG_INFINITY, f32::NAN, LARGEST, 3e38]);
-        assert_eq!(u32::from(b), FIELDS.1 - BITS);
+        let (unit, found) =
+            round_trip(&[f32::INFINITY, f32::NEG_INFINITY, f32::NAN, LARGEST, 3e38]);
+        assert_eq!(unit, 2f32.powi(35));
         assert_eq!(found, [LARGEST, -LARGEST, 0.0, LARGEST, LARGEST]);
-        // Near the next power of two 2^15 units would not fit 16 bits.
-        let (_, found) = round_trip(&[f32::from_bits(0x3fff_ffff)]);
-        assert_eq!(found, [32767.0 / 16384.0]);
-        let (_, found) = round_trip(&[0.0; 80]);
-        assert_eq!(found, [0.0; 80]);
+        // One place more than 32767 units, of which the next larger unit has fewer.
+        let (unit, found) = round_trip(&[f32::from_bits(32767.0f32.to_bits() + 1)]);
+        assert_eq!((unit, found[0]), (1.0 + 1.0 / 128.0, 32513.0 * unit));
+        let (_, found) = round_trip(&[0.0; 144]);
+        assert_eq!(found, [0.0; 144]);
+    }
+
+    #[test]
+    fn ties_go_to_even() {
+        let (unit, found) = round_trip(&[32767.0, 0.5, 1.5, -2.5, 32766.5]);
+        assert_eq!(unit, 1.0);
+        assert_eq!(found, [32767.0, 0.0, 2.0, -2.0, 32766.0]);
     }
 
     #[test]
     fn zero_bytes_are_zeros_and_heads_have_any_width() {
-        let mut out = [1.0; 80];
-        dequantize(&[0; 162], &mut out);
-        assert_eq!(out, [0.0; 80]);
-        let sizes = [1, 64, 80, 128, 256].map(|n| I16.kv_head_bytes(n).unwrap());
-        assert_eq!(sizes, [3, 129, 162, 258, 516]);
+        let mut out = [1.0; 144];
+        dequantize(&[0; 292], &mut out);
+        assert_eq!(out, [0.0; 144]);
+        let sizes = [1, 64, 80, 128, 192, 256].map(|n| I16.kv_head_bytes(n).unwrap());
+        assert_eq!(sizes, [4, 130, 162, 258, 388, 516]);
         assert_eq!(I16.kv_head_bytes(usize::MAX), None);
     }
 }

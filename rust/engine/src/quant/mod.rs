@@ -111,7 +111,7 @@ pub enum KvKernel {
     Values { name: &'static str, halves: bool },
     /// In blocks of 32 with a scale: `kernels/kv_blocks.cuh`.
     Blocks,
-    /// In blocks of 64 with an exponent: `kernels/kv_fixed.cuh`.
+    /// In blocks of 128 with a unit: `kernels/kv_fixed.cuh`.
     Fixed,
 }
 

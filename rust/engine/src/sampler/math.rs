@@ -56,27 +56,22 @@ pub fn exp(z: f32) -> f32 {
     y * f32::from_bits((((n as i32) + 127) << 23) as u32)
 }
 
-/// `2^x` for `x <= 0`, within 1 ulp; zero below -100.
+/// `2^(64 z - 64)` for `z` in `[0, 1]`, within 1.6e-7 of it and at most 1: attention's weights.
 #[inline(always)]
-pub fn exp2_down(x: f32) -> f32 {
-    const ROUND: f32 = 12_582_912.0;
-    // Where it is below, any number will do.
-    let near = x.max(-100.0);
-    let n = (near + ROUND) - ROUND;
-    let r = near - n;
-    let mut p = 1.532_647e-4;
-    p = r.mul_add(p, 1.339_080_7e-3);
-    p = r.mul_add(p, 9.618_506e-3);
-    p = r.mul_add(p, 5.550_36e-2);
-    p = r.mul_add(p, 2.402_264_8e-1);
-    p = r.mul_add(p, 6.931_472e-1);
-    p = r.mul_add(p, 1.0);
-    let y = p * f32::from_bits((((n as i32) + 127) << 23) as u32);
-    if x < -100.0 {
-        0.0
-    } else {
-        y
-    }
+pub fn exp2_unit(z: f32) -> f32 {
+    // 1.5 * 2^17: the sum's last place is 1/64.
+    const ROUND: f32 = 196_608.0;
+    let r = z + ROUND;
+    let g = z - (r - ROUND);
+    // A fit of 2^x for x = 64 g in [-1/2, 1/2], each coefficient times 64^i 2^-64.
+    let mut p = 7.721_091_6e-14;
+    p = g.mul_add(p, 8.796_061e-15);
+    p = g.mul_add(p, 7.888_046e-16);
+    p = g.mul_add(p, 5.334_009_7e-17);
+    p = g.mul_add(p, 2.404_836_8e-18);
+    p = g.mul_add(p, 5.421_011e-20);
+    // The low bits of r are 64 times z rounded, which the shift leaves in the place of exponents.
+    f32::from_bits(p.to_bits().wrapping_add(r.to_bits() << 23))
 }
 
 #[cfg(test)]
@@ -92,18 +87,23 @@ mod tests {
     }
 
     #[test]
-    fn exp2_down_is_within_one_ulp_and_ends_at_zero() {
-        let mut worst = 0.0f64;
-        for bits in (0..=100.0f32.to_bits()).step_by(61) {
-            let x = -f32::from_bits(bits);
-            worst = worst.max(ulps(exp2_down(x), f64::from(x).exp2()));
+    fn exp2_unit_is_near_and_at_most_one() {
+        let one = 1.0f32.to_bits();
+        // Floats of all sizes, then those that lie densest around the ends of the fit's ranges.
+        let sizes = (0..=one).step_by(61).map(f32::from_bits);
+        let steps = (0..=1 << 22).map(|i| i as f32 / (1 << 22) as f32);
+        let last = (one - 0x40000..=one).map(f32::from_bits);
+        let (mut worst, mut most) = (0.0f64, 0.0f32);
+        for z in sizes.chain(steps).chain(last) {
+            let (p, exact) = (exp2_unit(z), (64.0 * f64::from(z) - 64.0).exp2());
+            worst = worst.max((f64::from(p) / exact - 1.0).abs());
+            most = most.max(p);
         }
-        assert!(worst <= 1.0, "{worst} ulps");
-        assert_eq!(exp2_down(0.0), 1.0);
-        assert_eq!(exp2_down(-3.0), 0.125);
-        assert_eq!(exp2_down(-100.0), 2.0f32.powi(-100));
-        for x in [-100.00001, -1e4, -1e30, f32::NEG_INFINITY] {
-            assert_eq!(exp2_down(x), 0.0);
+        assert!(worst <= 1.6e-7, "{worst}");
+        assert_eq!(most, 1.0);
+        for n in 0..=64 {
+            let z = n as f32 / 64.0;
+            assert_eq!(exp2_unit(z), 2.0f32.powi(n - 64));
         }
     }
 

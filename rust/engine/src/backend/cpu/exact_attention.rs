@@ -3,7 +3,7 @@
 
 use super::attention::Attention;
 use super::kv::Part;
-use super::memory::filled;
+use super::memory::{filled, reserve};
 use super::simd::{pair, Isa, Task, Word, LANES};
 use crate::backend::PAGE_TOKENS;
 use crate::error::Result;
@@ -16,16 +16,26 @@ const UNIT: usize = PAGE_TOKENS;
 /// Units up to which each is a split, and the most splits.
 const MOST_SPLITS: usize = 32;
 
-/// A row's head of q below 24 and above 176: see step 1.
-const FIELDS: (u32, u32) = (24, 176);
+/// Exponent fields: of a query's largest, none above; of a block's largest weight, none below.
+const MOST_FIELD: u32 = 176;
+const LEAST_FIELD: u32 = 24;
 
-/// Bits of a value's weight, and of its share of the sum of weights.
-const WEIGHT_BITS: i32 = 16;
-const SHARE_BITS: i32 = 22;
+/// The largest of Q, two balanced limbs, and of the weights.
+const Q_MOST: f32 = 32639.0;
+const W_MOST: f32 = 65535.0;
 
 /// Bits of the lower limb of Q, and of a weight.
-const Q_LIMB: u32 = 9;
-const W_LIMB: u32 = 8;
+const LIMB: u32 = 8;
+
+/// 2^-100, the least of what a query's largest is taken for.
+const LEAST_QUERY: f32 = f32::from_bits(27 << 23);
+
+/// 2^23, from which on 64ths of a largest score are too large for weights of others.
+const SCORE_END: f32 = 8_388_608.0;
+
+/// 1.5 * 2^23, and 2^23 for what is not negative: a sum has no room for a fraction.
+const ROUND: f32 = 12_582_912.0;
+const ROUND_POSITIVE: f32 = 8_388_608.0;
 
 /// `2^n`, zero below 2^-126.
 #[inline(always)]
@@ -39,14 +49,45 @@ fn fade(n: f32) -> f32 {
 
 /// Units of a split of a sequence of `n` tokens.
 fn split_units(n: usize) -> usize {
-    n.div_ceil(UNIT * MOST_SPLITS).next_power_of_two()
+    n.div_ceil(UNIT * MOST_SPLITS)
 }
 
-/// A head's query in limbs, `Q = 512 hi + lo`: words of two dimensions, a group of words a block.
+/// `x scale`, not negative and below 2^23, rounded to an integer.
+#[inline(always)]
+fn rounded(x: f32, scale: f32) -> u32 {
+    let sum = x.mul_add(scale, ROUND_POSITIVE);
+    sum.to_bits().wrapping_sub(ROUND_POSITIVE.to_bits())
+}
+
+/// The larger one; `a` beside what is no number.
+#[inline(always)]
+fn larger(a: f32, b: f32) -> f32 {
+    if b > a {
+        b
+    } else {
+        a
+    }
+}
+
+/// The largest: in halves, whose lanes are compared side by side.
+#[inline(always)]
+fn largest(mut x: [f32; UNIT]) -> f32 {
+    let mut n = UNIT / 2;
+    while n > 0 {
+        let (low, high) = x.split_at_mut(n);
+        for (low, high) in low.iter_mut().zip(high) {
+            *low = larger(*low, *high);
+        }
+        n /= 2;
+    }
+    x[0]
+}
+
+/// A head's query in limbs, `Q = 256 hi + lo`: words of two dimensions.
 struct Query {
-    hi: Vec<[Word; LANES]>,
-    lo: Vec<[Word; LANES]>,
-    /// What a score is multiplied by.
+    hi: Vec<Word>,
+    lo: Vec<Word>,
+    /// What a score is multiplied by, for 64ths of powers of two.
     factor: f32,
     /// Whether it has a fixed point.
     is_number: bool,
@@ -56,32 +97,30 @@ impl Query {
     fn new(q: &[f32], c: f32) -> Result<Self> {
         let what = "the queries of attention";
         let most = q.iter().fold(0, |most, x| x.abs().to_bits().max(most));
-        let field = (most >> 23).max(FIELDS.0);
-        let n_blocks = q.len().div_ceil(GROUP);
+        let n_pairs = q.len().div_ceil(2);
         let mut query = Self {
-            hi: filled(n_blocks, [0; LANES], what)?,
-            lo: filled(n_blocks, [0; LANES], what)?,
+            hi: filled(n_pairs, 0, what)?,
+            lo: filled(n_pairs, 0, what)?,
             factor: 0.0,
-            is_number: field <= FIELDS.1,
+            is_number: most >> 23 <= MOST_FIELD,
         };
         if !query.is_number {
             return Ok(query);
         }
-        // 2^(18 - e) and 2^(e - 18), e = field - 126.
-        let scale = f32::from_bits((271 - field) << 23);
-        query.factor = c * f32::from_bits((field - 17) << 23);
+        let most = f32::from_bits(most).max(LEAST_QUERY);
+        let scale = Q_MOST / most;
+        query.factor = c * most;
         let limbs = |x: f32| {
-            let x = (x * scale).round_ties_even() as i32;
-            let hi = (x + (1 << (Q_LIMB - 1))) >> Q_LIMB;
-            (hi, x - (hi << Q_LIMB))
+            let x = (x.mul_add(scale, ROUND) - ROUND) as i32;
+            let hi = (x + (1 << (LIMB - 1))) >> LIMB;
+            (hi, x - (hi << LIMB))
         };
-        for (b, block) in q.chunks(GROUP).enumerate() {
-            for (i, two) in block.chunks(2).enumerate() {
-                let first = limbs(two[0]);
-                let second = two.get(1).map_or((0, 0), |x| limbs(*x));
-                query.hi[b][i] = pair(first.0, second.0);
-                query.lo[b][i] = pair(first.1, second.1);
-            }
+        let words = query.hi.iter_mut().zip(&mut query.lo);
+        for ((hi, lo), two) in words.zip(q.chunks(2)) {
+            let first = limbs(two[0]);
+            let second = two.get(1).map_or((0, 0), |x| limbs(*x));
+            *hi = pair(first.0, second.0);
+            *lo = pair(first.1, second.1);
         }
         Ok(query)
     }
@@ -131,19 +170,13 @@ struct State {
     total: Sums,
 }
 
-/// Groups of a block's keys.
-const BLOCK_KEYS: usize = UNIT / LANES * GROUP / 2;
+/// Pairs of a block's dimensions.
+const PAIRS: usize = GROUP / 2;
 
 /// In each lane the sum of its pairs, of every `step`-th group, times the pairs of integers
-/// `2^bits hi + lo`, rounded once. Sums of either limb are below 2^31.
+/// `256 hi + lo`, rounded once. Sums of either limb are below 2^31.
 #[inline(always)]
-fn dot<I: Isa>(
-    groups: &[[Word; LANES]],
-    step: usize,
-    hi: &[Word],
-    lo: &[Word],
-    bits: u32,
-) -> [f32; LANES] {
+fn dot<I: Isa>(groups: &[[Word; LANES]], step: usize, hi: &[Word], lo: &[Word]) -> [f32; LANES] {
     const { assert!(I::STRIPS <= 4) };
     let mut sums = [[I::no_words(); 2]; 4];
     for ((group, hi), lo) in groups.iter().step_by(step).zip(hi).zip(lo) {
@@ -161,7 +194,7 @@ fn dot<I: Isa>(
         I::store_words(sums[0], &mut limbs[0], strip);
         I::store_words(sums[1], &mut limbs[1], strip);
     }
-    let unit = f64::from(1u32 << bits);
+    let unit = f64::from(1u32 << LIMB);
     let mut rounded = [0.0; LANES];
     for ((sum, hi), lo) in rounded.iter_mut().zip(&limbs[0]).zip(&limbs[1]) {
         *sum = (f64::from(*hi as i32) * unit + f64::from(*lo as i32)) as f32;
@@ -171,7 +204,7 @@ fn dot<I: Isa>(
 
 /// The keys and values of a unit of one KV head.
 struct Unit {
-    /// `[pair of dimensions][32 tokens]`, words of two dimensions; blocks are whole.
+    /// `[pair of dimensions][64 tokens]`, words of two dimensions.
     keys: Vec<[Word; LANES]>,
     /// `[pair of tokens][32 dimensions]`, words of two tokens.
     values: Vec<[Word; LANES]>,
@@ -186,7 +219,7 @@ impl Unit {
         let n_blocks = dim.div_ceil(GROUP);
         let lanes = dim.div_ceil(LANES);
         Ok(Self {
-            keys: filled(BLOCK_KEYS * n_blocks, [0; LANES], what)?,
+            keys: filled(dim.div_ceil(2) * (UNIT / LANES), [0; LANES], what)?,
             values: filled(UNIT / 2 * lanes, [0; LANES], what)?,
             key_units: filled(n_blocks, [0.0; UNIT], what)?,
             value_units: filled(n_blocks, [0.0; UNIT], what)?,
@@ -199,10 +232,13 @@ impl Unit {
             for (b, block) in blocks(head).enumerate() {
                 let (unit, integers) = parts(block);
                 self.key_units[b][t] = unit;
-                let pairs = self.keys[b * BLOCK_KEYS..].chunks_exact_mut(UNIT / LANES);
-                for (pair, two) in pairs.zip(integers.chunks(2)) {
-                    let [x, y] = [two[0], two.get(1).copied().unwrap_or_default()];
-                    pair[t / LANES][t % LANES] = u32::from_le_bytes([x[0], x[1], y[0], y[1]]);
+                let mut pairs = self.keys.chunks_exact_mut(UNIT / LANES).skip(b * PAIRS);
+                let (twos, last) = integers.as_chunks();
+                for ([[a, b], [c, d]], pair) in twos.iter().zip(&mut pairs) {
+                    pair[t / LANES][t % LANES] = u32::from_le_bytes([*a, *b, *c, *d]);
+                }
+                for ([a, b], pair) in last.iter().zip(pairs) {
+                    pair[t / LANES][t % LANES] = u32::from_le_bytes([*a, *b, 0, 0]);
                 }
             }
         }
@@ -227,66 +263,76 @@ impl Unit {
         }
     }
 
-    /// `y` of all tokens, of those that were set.
+    /// Step 2, for all tokens that were set.
     #[inline(always)]
     fn scores<I: Isa>(&self, q: &Query) -> [f32; UNIT] {
-        let mut y = [0.0f32; UNIT];
-        for (b, units) in self.key_units.iter().enumerate() {
-            let keys = &self.keys[b * BLOCK_KEYS..];
-            let tokens = y.chunks_mut(LANES).zip(units.chunks(LANES));
-            for (i, (y, units)) in tokens.enumerate() {
-                let sums = dot::<I>(&keys[i..], UNIT / LANES, &q.hi[b], &q.lo[b], Q_LIMB);
-                for ((y, sum), unit) in y.iter_mut().zip(sums).zip(units) {
-                    *y = sum.mul_add(*unit, *y);
+        let mut s = [0.0f32; UNIT];
+        let limbs = q.hi.chunks(PAIRS).zip(q.lo.chunks(PAIRS));
+        let keys = self.keys.chunks(PAIRS * (UNIT / LANES));
+        for ((units, keys), (hi, lo)) in self.key_units.iter().zip(keys).zip(limbs) {
+            let tokens = s.chunks_mut(LANES).zip(units.chunks(LANES));
+            for (i, (s, units)) in tokens.enumerate() {
+                let sums = dot::<I>(&keys[i..], UNIT / LANES, hi, lo);
+                for ((s, sum), unit) in s.iter_mut().zip(sums).zip(units) {
+                    *s = sum.mul_add(*unit, *s);
                 }
             }
         }
-        for y in &mut y {
-            *y *= q.factor;
-        }
-        y
+        s
     }
 
-    /// Steps 2 to 4 for the first `n` tokens.
+    /// Steps 2 to 4 for the first `n` tokens. The others may hold anything, also what is no number.
     #[inline(always)]
     fn sums<I: Isa>(&self, q: &Query, n: usize, out: &mut Sums) {
-        let mut p = self.scores::<I>(q);
-        p[n..].fill(0.0);
-        let most = p[..n]
-            .iter()
-            .fold(f32::NEG_INFINITY, |most, y| most.max(*y));
-        out.most = most.ceil();
-        let mut share = 0;
-        for p in &mut p[..n] {
-            *p = math::exp2_down(*p - out.most);
-            share += (*p * (1 << SHARE_BITS) as f32).round_ties_even() as i32;
+        let scores = self.scores::<I>(q);
+        let seen: [bool; UNIT] = std::array::from_fn(|t| t < n);
+        let mut of_seen = scores;
+        for (s, is_seen) in of_seen.iter_mut().zip(seen) {
+            *s = if is_seen { *s } else { f32::NEG_INFINITY };
         }
-        out.weight = share as f32 * fade(-SHARE_BITS as f32);
+        let top = largest(of_seen);
+        let most = (top * q.factor * 64.0).ceil();
+        let is_far = most.abs() >= SCORE_END;
+        let offset = most.mul_add(-1.0 / 64.0, 1.0);
+        let mut p = [0.0; UNIT];
+        let mut share = 0;
+        for ((p, s), is_seen) in p.iter_mut().zip(scores).zip(seen) {
+            let z = larger(0.0, s.mul_add(q.factor, offset));
+            let z = if z < 1.0 { z } else { 1.0 };
+            let far = if s == top { 1.0 } else { 0.0 };
+            let weight = math::exp2_unit(if is_far { far } else { z });
+            *p = if is_seen { weight } else { 0.0 };
+            share += rounded(*p, (1u32 << 22) as f32);
+        }
+        out.most = most;
+        out.weight = if most.is_finite() {
+            share as f32 * (W_MOST * fade(-38.0))
+        } else {
+            f32::NAN
+        };
         out.is_empty = false;
         let lanes = self.values.len() / (UNIT / 2);
         for (b, units) in self.value_units.iter().enumerate() {
             let mut v = [0.0; UNIT];
-            let mut largest = 0.0f32;
-            for ((v, p), unit) in v.iter_mut().zip(p).zip(units).take(n) {
-                *v = p * unit;
-                largest = largest.max(*v);
+            for (((v, p), unit), is_seen) in v.iter_mut().zip(p).zip(units).zip(seen) {
+                *v = if is_seen { p * unit } else { 0.0 };
             }
-            let field = (largest.to_bits() >> 23).max(FIELDS.0);
-            // 2^(16 - E) and 2^(E - 16), E = field - 126.
-            let scale = f32::from_bits((269 - field) << 23);
+            let field = (largest(v).to_bits() >> 23).max(LEAST_FIELD);
+            // 65535 2^-E and 2^(E - 16), E = field - 126.
+            let scale = f32::from_bits((269 - field) << 23) * (W_MOST / 65536.0);
             let unit = f32::from_bits((field - 15) << 23);
-            let mut w = [[0i32; 2]; UNIT / 2];
-            for (w, v) in w.as_flattened_mut().iter_mut().zip(v) {
-                *w = ((v * scale).round_ties_even() as i32).min((1 << WEIGHT_BITS) - 1);
+            let w = v.map(|v| rounded(v, scale));
+            let (mut hi, mut lo) = ([0; UNIT / 2], [0; UNIT / 2]);
+            for ((hi, lo), [first, second]) in hi.iter_mut().zip(&mut lo).zip(w.as_chunks().0) {
+                let two = first | second << 16;
+                *hi = two >> LIMB & 0x00ff_00ff;
+                *lo = two & 0x00ff_00ff;
             }
-            let low = (1 << W_LIMB) - 1;
-            let hi = w.map(|w| pair(w[0] >> W_LIMB, w[1] >> W_LIMB));
-            let lo = w.map(|w| pair(w[0] & low, w[1] & low));
             let dims = &mut out.values[b * GROUP..];
             for (i, dims) in dims.chunks_mut(LANES).take(GROUP / LANES).enumerate() {
                 let values = &self.values[b * (GROUP / LANES) + i..];
                 let pairs = n.div_ceil(2);
-                let sums = dot::<I>(values, lanes, &hi[..pairs], &lo[..pairs], W_LIMB);
+                let sums = dot::<I>(values, lanes, &hi[..pairs], &lo[..pairs]);
                 for (o, sum) in dims.iter_mut().zip(sums) {
                     *o = sum * unit;
                 }
@@ -310,9 +356,10 @@ pub struct Heads<'a, 'b> {
 pub fn scratch_bytes(dim: usize, queries: usize) -> usize {
     let group = size_of::<[Word; LANES]>();
     let n_blocks = dim.div_ceil(GROUP);
-    let unit = (BLOCK_KEYS * n_blocks + UNIT / 2 * dim.div_ceil(LANES)) * group
+    let (n_pairs, lanes) = (dim.div_ceil(2), dim.div_ceil(LANES));
+    let unit = (n_pairs * (UNIT / LANES) + UNIT / 2 * lanes) * group
         + 2 * n_blocks * size_of::<[f32; UNIT]>();
-    let query = size_of::<Query>() + 2 * n_blocks * group;
+    let query = size_of::<Query>() + 2 * n_pairs * size_of::<Word>();
     let state = size_of::<State>() + 3 * dim * size_of::<f32>();
     unit.saturating_add(queries.saturating_mul(query.saturating_add(state)))
 }
@@ -333,9 +380,11 @@ impl Task for Heads<'_, '_> {
         let head_bytes = kv.pages.head_bytes;
         let group = op.n_head / n_head_kv;
         let slot = op.batch.slots[first] as usize;
-        let c = (f64::from(op.scale) * std::f64::consts::LOG2_E) as f32;
+        let c = f64::from(op.scale) * std::f64::consts::LOG2_E;
+        let c = (c / f64::from(64.0 * Q_MOST)) as f32;
         // [rows, group]
         let mut queries = Vec::new();
+        reserve(&mut queries, out.len() * group, "the queries of attention")?;
         for row in 0..out.len() {
             let row = (first + row) * n_head_kv + head;
             for q in op.q[row * group * dim..][..group * dim].chunks_exact(dim) {

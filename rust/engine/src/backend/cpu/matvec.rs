@@ -217,6 +217,10 @@ impl Scratch {
 
 /// Makes them `n`; `what` they are for.
 fn resized<T: Clone>(values: &mut Vec<T>, n: usize, value: T, what: &str) -> Result<()> {
+    if values.capacity() < n {
+        // What they were is not wanted beside what they become.
+        *values = Vec::new();
+    }
     reserve(values, n, what)?;
     values.resize(n, value);
     Ok(())

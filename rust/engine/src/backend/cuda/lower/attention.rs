@@ -1,5 +1,5 @@
 //! Attention: one kernel for steps, another for prompts where the cache and the card take it, and for
-//! both over a cache in blocks one for each kind of block.
+//! both over a cache in blocks of 32 one of its own. Over integers: `attention_fixed`.
 
 use super::lowering::{constants, sizes, Lowering, Pass, Path};
 use super::params::{Attention, KvView, PromptAttention, CONSTANTS};
@@ -8,16 +8,13 @@ use crate::backend::cuda::driver::spec::{Kind, Spec, Traffic};
 use crate::backend::PAGE_TOKENS;
 use crate::error::Result;
 use crate::plan::{BufferId, Plan};
-use crate::quant::KvKernel;
-use std::f64::consts::LOG2_E;
 
 static SOURCE: Source = source!("attention.cu", CONSTANTS, Attention, KvView);
 static BLOCKS: Source = source!("attention_blocks.cu", CONSTANTS, Attention, KvView);
-static FIXED: Source = source!("attention_fixed.cu", CONSTANTS, Attention, KvView);
 static PROMPT: Source = source!("prompt_attention.cu", CONSTANTS, PromptAttention, KvView);
 
 /// Splits of one row's attention; see attention.cu.
-const MAX_SPLITS: usize = 32;
+pub const MAX_SPLITS: usize = 32;
 
 /// Threads of a block of attention.cu, in two teams that take a split each.
 const THREADS: u32 = 256;
@@ -26,13 +23,13 @@ const TEAMS: usize = 2;
 /// Splits of a row that one block of attention.cu takes by itself.
 const BLOCK_SPLITS: usize = 4;
 
-/// Rows of one launch of attention.cu over a prompt: its partial sums take memory.
-const ATTENTION_ROWS: usize = 128;
+/// Rows of one launch over a prompt of a kernel for steps: its partial sums take memory.
+pub const ATTENTION_ROWS: usize = 128;
 
 /// Positions that the shortest passes over a prompt are launched for; longer ones double it.
 const LEAST_SPAN: usize = 512;
 
-/// Threads of a block of attention_blocks.cu, of attention_fixed.cu and of prompt_attention.cu.
+/// Threads of a block of attention_blocks.cu and of prompt_attention.cu.
 const BLOCKS_THREADS: u32 = 128;
 const PROMPT_THREADS: u32 = 128;
 
@@ -47,6 +44,8 @@ pub struct AttentionOp {
     pub layer: usize,
     pub n_head: usize,
     pub scale: f32,
+    /// Keys and values of the rows, where it stores them itself.
+    pub newest: Option<(BufferId, BufferId)>,
 }
 
 /// Memory that the blocks of one row merge through.
@@ -83,11 +82,17 @@ pub fn specs(l: &Lowering, op: &AttentionOp, pass: &Pass) -> Result<Vec<Spec>> {
         Some(shared) => vec![prompt_spec(l, op, pass, shared)?],
         None => split_specs(l, op, pass, span)?,
     };
+    describe(l, op, pass, &mut specs);
+    Ok(specs)
+}
+
+/// What the launches of an op say of themselves.
+pub fn describe(l: &Lowering, op: &AttentionOp, pass: &Pass, specs: &mut [Spec]) {
     let head_bytes = l.kv_type.kv_head_bytes(l.plan.kv.head_dim).unwrap_or(0);
     let width = l.plan.buffer(op.q).width;
     // Queries in, sums out; of each token the keys and values of all heads.
     let rows = pass.rows * width * 8 / specs.len().max(1);
-    for spec in &mut specs {
+    for spec in specs {
         spec.kind = Kind::Attention;
         spec.traffic = Traffic {
             per_token: (2 * l.plan.kv.n_head_kv * head_bytes) as u64,
@@ -95,7 +100,6 @@ pub fn specs(l: &Lowering, op: &AttentionOp, pass: &Pass) -> Result<Vec<Spec>> {
         };
         spec.label = format!("{} {}", spec.entry, op.layer);
     }
-    Ok(specs)
 }
 
 fn variant(
@@ -165,7 +169,7 @@ fn split_specs(
     };
     let row_bytes = (width * 4) as u64;
     let inputs = &pass.inputs;
-    let in_blocks = l.kv_type.kernel.kv.filter(KvKernel::is_in_blocks);
+    let in_blocks = l.kv_type.kernel.kv_in_blocks();
     let part = |first: usize| {
         let params = Attention {
             q: l.address(op.q) + first as u64 * row_bytes,
@@ -175,25 +179,18 @@ fn split_specs(
             slots: inputs.slots + (first * 4) as u64,
             partial: l.at.scratch.partial,
             tickets: l.at.scratch.tickets,
-            scale: match in_blocks {
-                Some(KvKernel::Fixed) => (f64::from(op.scale) * LOG2_E) as f32,
-                _ => op.scale,
-            },
-            alone: u32::from(pass.rows == 1 || inputs.state != 0),
+            scale: op.scale,
+            alone: u32::from(pass.are_alone()),
         };
         let count = (pass.rows - first).min(at_once) as u32;
-        if let Some(kernel) = in_blocks {
+        if in_blocks {
             let grid = [n_head_kv as u32, splits as u32, count];
             let more = [
                 ("THREADS", BLOCKS_THREADS as usize),
                 ("MAX_SPLITS", MAX_SPLITS),
             ];
-            let (source, entry) = match kernel {
-                KvKernel::Fixed => (&FIXED, "attention_fixed"),
-                _ => (&BLOCKS, "attention_blocks"),
-            };
-            let variant = variant(l, op, source, &more);
-            return Spec::new(variant, entry, grid, BLOCKS_THREADS, &params);
+            let variant = variant(l, op, &BLOCKS, &more);
+            return Spec::new(variant, "attention_blocks", grid, BLOCKS_THREADS, &params);
         }
         let grid = [n_head_kv as u32, blocks as u32, count];
         let more = [
@@ -208,10 +205,11 @@ fn split_specs(
     Ok((0..pass.rows).step_by(at_once).map(part).collect())
 }
 
-/// What the attention of a prompt's pass is launched for whose positions end before `end`: the
-/// kernel for prompts looks by itself, the other one has blocks for every split of that many.
+/// What the attention of a prompt's pass is launched for whose positions end before `end`: kernels for
+/// prompts and those over integers look by themselves, the others have blocks for every split of that
+/// many.
 pub fn prompt_span(l: &Lowering, end: usize) -> usize {
-    let looks_itself = |n_head| prompt_shared(l, n_head).is_some();
+    let looks_itself = |n_head| l.kv_type.sums_kv_exactly() || prompt_shared(l, n_head).is_some();
     if l.plan.attention_heads().all(looks_itself) {
         return l.n_ctx;
     }

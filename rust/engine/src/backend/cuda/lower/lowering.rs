@@ -106,6 +106,11 @@ impl Pass {
         }
     }
 
+    /// Whether no two rows are of one sequence.
+    pub fn are_alone(&self) -> bool {
+        self.rows == 1 || self.inputs.state != 0
+    }
+
     /// How many rows it has of a kind.
     pub fn count(&self, rows: Rows) -> usize {
         rows.of(self.rows, self.out)

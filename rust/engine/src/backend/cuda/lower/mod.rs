@@ -4,6 +4,7 @@
 //! [`Spec`]: super::driver::spec::Spec
 
 mod attention;
+mod attention_fixed;
 pub mod layout;
 pub mod lowering;
 mod matmul;

@@ -218,6 +218,29 @@ shared! {
         pub alone: u32,
     }
 
+    /// attention_fixed.cu
+    pub struct AttentionFixed = "Params" {
+        /// `[m][N_HEAD * HEAD_DIM]` f32.
+        pub q: u64,
+        /// The same.
+        pub out: u64,
+        /// `[m][N_HEAD_KV * HEAD_DIM]` f32, or 0.
+        pub k: u64,
+        /// The same.
+        pub v: u64,
+        pub kv: KvView,
+        /// `[m]` u32.
+        pub positions: u64,
+        /// `[m]` u32.
+        pub slots: u64,
+        /// `[m][N_HEAD_KV][MAX_SPLITS * GROUP * (HEAD_DIM + 2)]` f32.
+        pub partial: u64,
+        /// `[m][N_HEAD_KV]` u32, zero between launches.
+        pub tickets: u64,
+        pub scale: f32,
+        pub unused: u32,
+    }
+
     /// prompt_attention.cu
     pub struct PromptAttention = "Params" {
         /// `[m][N_HEAD * HEAD_DIM]` f32.

@@ -1,13 +1,13 @@
 //! One pass over rows, op by op.
 
 use super::attention::{self, AttentionOp, MergeBytes};
-use super::lowering::{Lowering, Pass};
+use super::lowering::{Lowering, Pass, Path};
 use super::matmul::{self, ProductBytes};
-use super::{matvec, matvec_floats, product, rowwise};
+use super::{attention_fixed, matvec, matvec_floats, product, rowwise};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::{Error, Result};
 use crate::plan::fuse::Fused;
-use crate::plan::{Op, Plan};
+use crate::plan::{BufferId, Op, Plan};
 
 pub use super::attention::prompt_span;
 
@@ -75,14 +75,38 @@ pub fn specs(l: &Lowering, pass: &Pass) -> Result<Vec<Spec>> {
                     layer: *layer,
                     n_head: *n_head,
                     scale: *scale,
+                    newest: newest_of(l, pass, number),
                 };
-                attention::specs(l, &op, pass)?
+                match l.kv_type.sums_kv_exactly() {
+                    true => attention_fixed::specs(l, &op, pass)?,
+                    false => attention::specs(l, &op, pass)?,
+                }
+            }
+            // Attention does it.
+            Fused::Single(Op::KvScatter { .. }) if newest_of(l, pass, number + 1).is_some() => {
+                Vec::new()
             }
             Fused::Single(op) => rowwise::spec(l, op, pass)?.into_iter().collect(),
         };
         list.extend(more);
     }
     Ok(list)
+}
+
+/// Keys and values that the attention of that number in the fused list stores itself: over integers, in
+/// a step whose rows are sequences of their own.
+fn newest_of(l: &Lowering, pass: &Pass, number: usize) -> Option<(BufferId, BufferId)> {
+    let is_step = matches!(pass.path, Path::Decode { .. });
+    if !is_step || !pass.are_alone() || !l.kv_type.sums_kv_exactly() {
+        return None;
+    }
+    match (l.fused.get(number.checked_sub(1)?), l.fused.get(number)) {
+        (
+            Some(Fused::Single(Op::KvScatter { k, v, layer })),
+            Some(Fused::Single(Op::Attention { layer: its, .. })),
+        ) if layer == its => Some((*k, *v)),
+        _ => None,
+    }
 }
 
 /// The launches of a fused product, behind `before` others. Which kernel computes it is a matter of

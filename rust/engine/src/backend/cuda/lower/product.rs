@@ -64,8 +64,8 @@ pub fn product(l: &Lowering, op: &Op<'_>, pass: &Pass) -> Result<Product> {
         bytes: 0,
         constants: epilogue_constants(l, epilogue, arrangement[0].1),
         to: match epilogue {
-            Epilogue::Qkv { layer, .. } => KvTarget {
-                kv: l.kv(*layer)?,
+            Epilogue::Qkv { scatter, .. } => KvTarget {
+                kv: l.kv(scatter.unwrap_or(0))?,
                 cos_sin: l.at.cos_sin,
                 positions: pass.inputs.positions,
                 slots: pass.inputs.slots,
@@ -113,7 +113,7 @@ fn epilogue_constants(l: &Lowering, epilogue: &Epilogue, order: Order) -> String
         "enum {{ EPILOGUE_STORE, EPILOGUE_ADD, EPILOGUE_SWIGLU, EPILOGUE_QKV }};\n\
          enum {{ ORDER_NATURAL, ORDER_NEIGHBOURS, ORDER_HALVES }};\n\
          constexpr int EPILOGUE = {};\nconstexpr int ORDER = {};\n\
-         using Kv = {};\n",
+         constexpr bool SCATTERS = {};\nusing Kv = {};\n",
         match epilogue {
             Epilogue::Store => "EPILOGUE_STORE",
             Epilogue::Add { .. } => "EPILOGUE_ADD",
@@ -125,6 +125,13 @@ fn epilogue_constants(l: &Lowering, epilogue: &Epilogue, order: Order) -> String
             Order::Halves { .. } => "ORDER_HALVES",
             Order::Natural | Order::Joined => "ORDER_NATURAL",
         },
+        matches!(
+            epilogue,
+            Epilogue::Qkv {
+                scatter: Some(_),
+                ..
+            }
+        ),
         l.kv_type.kernel.kv_struct(),
     );
     text + &constants(&[

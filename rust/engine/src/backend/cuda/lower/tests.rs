@@ -34,7 +34,7 @@ fn named(fits: impl Fn(&&'static QuantType) -> bool) -> impl Iterator<Item = &'s
 }
 
 /// The first type of superblocks, and the last.
-fn superblocks() -> &'static str {
+pub fn superblocks() -> &'static str {
     named(|t| t.block_elems == 256).next().unwrap()
 }
 
@@ -158,15 +158,15 @@ fn plan(ty: &str) -> Plan {
 }
 
 /// Where a buffer lies: each has 4 GiB to itself.
-fn at(name: &str) -> u64 {
+pub fn at(name: &str) -> u64 {
     (id(name).0 as u64 + 1) << 32
 }
 
 const WEIGHTS: u64 = 1 << 44;
 
-fn lowering(arch: &str, ty: &str, kv_type: &str, is_fused: bool) -> Lowering {
+pub fn lowering(arch: &str, ty: &str, kv_type: &str, is_fused: bool) -> Lowering {
     let plan = Arc::new(plan(ty));
-    let kv_type = quant::by_name(kv_type).unwrap();
+    let kv_type = quant::kv_by_name(kv_type).unwrap();
     let rules = Rules {
         fuse: is_fused,
         scatter: !kv_type.kernel.kv_in_blocks(),
@@ -220,11 +220,11 @@ fn inputs() -> Inputs {
     }
 }
 
-fn step(rows: usize) -> Pass {
+pub fn step(rows: usize) -> Pass {
     Pass::step(rows, inputs())
 }
 
-fn chunk(rows: usize, out: usize) -> Pass {
+pub fn chunk(rows: usize, out: usize) -> Pass {
     Pass {
         out,
         path: Path::Prefill { span: 1024 },
@@ -233,7 +233,7 @@ fn chunk(rows: usize, out: usize) -> Pass {
     }
 }
 
-fn entries(specs: &[Spec]) -> Vec<&str> {
+pub fn entries(specs: &[Spec]) -> Vec<&str> {
     specs.iter().map(|s| s.entry).collect()
 }
 

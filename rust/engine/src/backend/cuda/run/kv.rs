@@ -327,15 +327,19 @@ impl KvPool {
                 for (token, d) in (0..PAGE_TOKENS).flat_map(|t| (0..dim).map(move |d| (t, d))) {
                     let block = d / group;
                     let row = canonical + token * head_bytes + block * ty.block_bytes;
+                    let plane = PAGE_TOKENS * dim;
                     if d % group == 0 {
-                        let exponent = PAGE_TOKENS * dim * 2 + block * PAGE_TOKENS + token;
-                        f(row, is_value, own + exponent, 1);
+                        let unit = 2 * plane + (block * PAGE_TOKENS + token) * 2;
+                        f(row, is_value, own + unit, 2);
                     }
+                    let place = token % 8 / 2 * 4 + token / 8 % 2 * 2 + token % 2;
                     let at = match is_value {
-                        true => (token / 2 * dim + d) * 2 + token % 2,
-                        false => (d / 8 * PAGE_TOKENS + token) * 8 + d % 8,
+                        true => (token / 16 * dim + d) * 16 + place,
+                        false => (d / 16 * PAGE_TOKENS + token) * 16 + d % 16,
                     };
-                    f(row + 1 + d % group * 2, is_value, own + at * 2, 2);
+                    let integer = row + 2 + d % group * 2;
+                    f(integer, is_value, own + plane + at, 1);
+                    f(integer + 1, is_value, own + at, 1);
                 }
             }
         }

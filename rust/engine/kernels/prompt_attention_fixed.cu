@@ -1,0 +1,434 @@
+// Attention of a prompt's rows over a cache of integers: the sum that Op::Attention states, on tensor
+// cores. A block has ROWS query rows, the GROUP heads of neighbouring tokens that share a KV head, and
+// goes through the pages of their sequence; a warp has 16 of them, all tokens of a page and all
+// dimensions, so that weights stay in the registers of the lanes that scores are in.
+//
+// A row whose splits are longer than a unit joins a split where it ends to those before, which are in
+// `out` until all are. Where the card has bulk copies one thread fetches pages, and warps go each at its
+// own pace.
+//
+// variant.cuh: N_HEAD, N_HEAD_KV, HEAD_DIM (a multiple of 16, at most 128), THREADS, ROWS (queries a
+// block, 16 a warp), STAGES (pages in shared memory), SHARED_BYTES, MAX_SPLITS.
+#include "kv_fixed.cuh"
+#include "math.cuh"
+#include "variant.cuh"
+
+using Cache = KvFixed<HEAD_DIM>;
+constexpr uint32_t GROUP = N_HEAD / N_HEAD_KV;
+constexpr uint32_t WARPS = THREADS / 32;
+static_assert(ROWS == WARPS * 16 && HEAD_DIM <= 128, "a warp has 16 queries, and one block of each");
+constexpr uint32_t CHUNKS = HEAD_DIM / 16;
+constexpr uint32_t STEPS = (CHUNKS + 1) / 2;      // of 32 dimensions
+constexpr uint32_t TOKENS = PAGE_TOKENS / 8;      // tiles of eight tokens
+constexpr uint32_t DIMS = HEAD_DIM / 8;           // tiles of eight dimensions
+constexpr uint32_t STAGE = 2 * Cache::BYTES;
+// Whether queries stay in registers: those of wider heads would take too many, and lie behind the pages,
+// [warp][step][upper, lower bytes][lane] of 16 bytes.
+constexpr bool KEEPS_QUERIES = HEAD_DIM <= 64;
+static_assert(SHARED_BYTES == STAGES * STAGE + (KEEPS_QUERIES ? 0 : ROWS * STEPS * 64), "both");
+
+struct Params {
+    const float* q;  // [m][N_HEAD * HEAD_DIM]
+    float* out;      // the same
+    KvView kv;
+    const uint32_t* positions;  // [m]
+    const uint32_t* slots;      // [m]
+    float scale;                // times log2(e) / (64 * 32639)
+    uint32_t m;
+};
+
+// Whether a row sees less of a unit than all of it.
+struct Whole {
+    static constexpr bool masked = false;
+};
+struct Masked {
+    static constexpr bool masked = true;
+};
+
+KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
+    SHARED uint32_t row_slot[ROWS], row_length[ROWS];
+    SHARED uint64_t arrived[STAGES], used[STAGES];
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, quarter = lane % 4;
+    const uint32_t head = blockIdx.x, first_row = blockIdx.y * ROWS;
+    const uint32_t rows = p.m * GROUP - first_row < ROWS ? p.m * GROUP - first_row : ROWS;
+    uint8_t* stages = dynamic_shared<uint8_t>();
+    if (HAS_BULK_COPIES && threadIdx.x == 0) {
+        for (uint32_t i = 0; i < STAGES; i++) {
+            barrier_init(arrived + i, 1);
+            barrier_init(used + i, THREADS);
+        }
+        barrier_init_fence();
+    }
+    pdl_wait();
+    pdl_trigger();
+
+    if (threadIdx.x < ROWS) {
+        uint32_t slot = PADDING_SLOT, length = 0;
+        if (threadIdx.x < rows) {
+            const uint32_t m = (first_row + threadIdx.x) / GROUP;
+            slot = load_relaxed_u32(p.slots + m);
+            length = load_relaxed_u32(p.positions + m) + 1;
+            // A position outside the cache was reported by the scatter.
+            if (length > p.kv.n_ctx || length == 0) length = p.kv.n_ctx;
+        }
+        row_slot[threadIdx.x] = slot;
+        row_length[threadIdx.x] = length;
+    }
+
+    // This lane's part of the queries g and g + 8 of its warp, as products want A: bytes of Q.
+    const uint32_t mine[2] = {warp * 16 + lane / 4, warp * 16 + lane / 4 + 8};
+    auto address = [&](uint32_t row) {
+        const uint32_t at = first_row + row;
+        return (static_cast<uint64_t>(at / GROUP) * N_HEAD + head * GROUP + at % GROUP) * HEAD_DIM;
+    };
+    uint32_t q_hi[STEPS][4], q_lo[STEPS][4];
+    float factor[2];
+    bool is_number[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float q[STEPS][2][4];
+        uint32_t most = 0;
+#pragma unroll
+        for (uint32_t step = 0; step < STEPS; step++) {
+#pragma unroll
+            for (uint32_t half = 0; half < 2; half++) {
+                float4 four = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                if (mine[r] < rows && 2 * step + half < CHUNKS) {
+                    four = load_relaxed_f32x4(p.q + address(mine[r]) + (2 * step + half) * 16 +
+                                              quarter * 4);
+                }
+                q[step][half][0] = four.x, q[step][half][1] = four.y;
+                q[step][half][2] = four.z, q[step][half][3] = four.w;
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const uint32_t bits = float_as_u32(fabsf(q[step][half][i]));
+                    most = most > bits ? most : bits;
+                }
+            }
+        }
+#pragma unroll
+        for (uint32_t mask = 1; mask < 4; mask *= 2) {
+            const uint32_t other = __shfl_xor_sync(FULL_WARP, most, mask);
+            most = most > other ? most : other;
+        }
+        const QueryScale scale = query_scale(most, p.scale);
+        factor[r] = scale.factor, is_number[r] = scale.is_number;
+#pragma unroll
+        for (uint32_t step = 0; step < STEPS; step++) {
+#pragma unroll
+            for (uint32_t half = 0; half < 2; half++) {
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    q[step][half][i] = scale.is_number ? q[step][half][i] : 0.0f;
+                }
+                query_limbs(q[step][half], scale.to_integers, q_hi[step][2 * half + r],
+                            q_lo[step][2 * half + r]);
+            }
+        }
+    }
+
+    uint4* queries = reinterpret_cast<uint4*>(stages + STAGES * STAGE) + warp * STEPS * 64 + lane;
+    if constexpr (!KEEPS_QUERIES) {
+#pragma unroll
+        for (uint32_t step = 0; step < STEPS; step++) {
+            const auto& hi = q_hi[step];
+            const auto& lo = q_lo[step];
+            queries[step * 64] = make_uint4(hi[0], hi[1], hi[2], hi[3]);
+            queries[step * 64 + 32] = make_uint4(lo[0], lo[1], lo[2], lo[3]);
+        }
+    }
+    // The bytes of its queries that a step of a product takes.
+    auto query = [&](uint32_t step, uint32_t (&hi)[4], uint32_t (&lo)[4]) {
+        if constexpr (KEEPS_QUERIES) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) hi[i] = q_hi[step][i], lo[i] = q_lo[step][i];
+        } else {
+            const uint4 upper = queries[step * 64], lower = queries[step * 64 + 32];
+            hi[0] = upper.x, hi[1] = upper.y, hi[2] = upper.z, hi[3] = upper.w;
+            lo[0] = lower.x, lo[1] = lower.y, lo[2] = lower.z, lo[3] = lower.w;
+        }
+    };
+
+    // Of a row's tokens that are not in `out` yet: the largest score, the sum of weights, of values.
+    float most[2] = {-infinity_f32(), -infinity_f32()}, weight[2] = {}, o[DIMS][4] = {};
+    // Of those in `out`.
+    float all_most[2] = {-infinity_f32(), -infinity_f32()}, all_weight[2] = {};
+    __syncthreads();
+
+    uint32_t fetched = 0, done = 0;  // pages, of all sequences
+    // Neighbouring rows of one sequence go through its pages together.
+#pragma unroll 1
+    for (uint32_t begin = 0; begin < rows;) {
+        const uint32_t slot = row_slot[begin];
+        uint32_t end = begin, longest = 0;
+        while (end < rows && row_slot[end] == slot) {
+            longest = row_length[end] > longest ? row_length[end] : longest;
+            // Rows of one token are alike.
+            end += GROUP - (first_row + end) % GROUP;
+        }
+        // Tokens that a row sees, none outside this sequence, and units of its splits.
+        uint32_t length[2], split_units[2];
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const bool here = mine[r] >= begin && mine[r] < end && mine[r] < rows;
+            length[r] = here ? row_length[mine[r] % ROWS] : 0;
+            split_units[r] = units_of_split<MAX_SPLITS>(length[r]);
+        }
+        begin = end;
+        const uint32_t shorter = length[0] < length[1] ? length[0] : length[1];
+        const uint32_t longer = length[0] < length[1] ? length[1] : length[0];
+
+        const uint32_t pages = (longest + PAGE_TOKENS - 1) / PAGE_TOKENS;
+        // Pages that are not mapped count for nothing; as a rule there is none.
+        uint32_t unmapped = 0;
+        for (uint32_t i = threadIdx.x; i < pages; i += THREADS) {
+            unmapped |= kv_page(p.kv, slot, i * PAGE_TOKENS) == 0;
+        }
+        const bool has_gaps = __syncthreads_or(unmapped);
+        // Others fetched pages that are not there.
+        if (!HAS_BULK_COPIES) fetched = done;
+        const uint32_t before = fetched;
+        // An entry of the page table is asked for a page ahead, and looked at when it is needed.
+        uint32_t entry = 0;
+        auto look_up = [&](uint32_t number) {
+            if (number >= pages || slot >= p.kv.n_slots) return;
+            const uint64_t at = static_cast<uint64_t>(slot) * p.kv.pages_per_slot + number;
+            entry = load_relaxed_u32(p.kv.page_table + at);
+        };
+        auto fetch = [&]() {
+            const uint32_t number = fetched - before, place = fetched % STAGES;
+            if (HAS_BULK_COPIES && (threadIdx.x != 0 || number >= pages)) return;
+            const uint32_t page = number < pages && entry < p.kv.n_pages ? entry : 0;
+            fetched++;
+            look_up(number + 1);
+            uint8_t* stage = stages + place * STAGE;
+            const uint8_t* keys = Cache::head<N_HEAD_KV>(p.kv.k, page, head);
+            const uint8_t* values = Cache::head<N_HEAD_KV>(p.kv.v, page, head);
+            if constexpr (HAS_BULK_COPIES) {
+                const uint32_t round = (fetched - 1) / STAGES;
+                if (round > 0) barrier_wait(used + place, (round - 1) % 2);
+                barrier_expect(arrived + place, page == 0 ? 0 : STAGE);
+                if (page == 0) return;
+                bulk_copy(to_shared_address(stage), keys, Cache::BYTES, arrived + place);
+                bulk_copy(to_shared_address(stage + Cache::BYTES), values, Cache::BYTES,
+                          arrived + place);
+            } else {
+                for (uint32_t i = threadIdx.x * 16; page != 0 && i < Cache::BYTES; i += THREADS * 16) {
+                    cp_async_16(stage + i, keys + i);
+                    cp_async_16(stage + Cache::BYTES + i, values + i);
+                }
+                cp_async_commit();
+            }
+        };
+        if (!HAS_BULK_COPIES || threadIdx.x == 0) look_up(0);
+#pragma unroll 1
+        for (uint32_t i = 0; i + 1 < STAGES; i++) fetch();
+#pragma unroll 1
+        for (uint32_t number = 0; number < pages; number++) {
+            const uint32_t place = done % STAGES, phase = done / STAGES % 2;
+            const uint32_t first = number * PAGE_TOKENS;
+            if constexpr (HAS_BULK_COPIES) {
+                fetch();
+                barrier_wait(arrived + place, phase);
+            } else {
+                cp_async_wait<STAGES - 2>();
+                __syncthreads();
+                fetch();
+            }
+            done++;
+            const uint8_t* keys = stages + place * STAGE;
+            const uint8_t* values = keys + Cache::BYTES;
+            auto unit = [&](auto kind) {
+                constexpr bool masked = decltype(kind)::masked;
+                auto sees = [&](uint32_t tile, uint32_t e) {
+                    return !masked || first + tile * 8 + quarter * 2 + e % 2 < length[e / 2];
+                };
+                // Scores, then weights, of eight tokens a tile.
+                float s[TOKENS][4], top[2] = {-infinity_f32(), -infinity_f32()};
+#pragma unroll
+                for (uint32_t two = 0; two < TOKENS; two += 2) {
+                    int32_t hh[2][4] = {}, mid[2][4] = {}, ll[2][4] = {};
+#pragma unroll
+                    for (uint32_t step = 0; step < STEPS; step++) {
+                        const bool whole = 2 * step + 1 < CHUNKS;
+                        const uint32_t chunk = 2 * step + (whole ? lane / 8 % 2 : 0);
+                        uint32_t hi[4], lo[4];
+                        query(step, hi, lo);
+#pragma unroll
+                        for (uint32_t i = 0; i < 2; i++) {
+                            uint32_t b[4];  // upper bytes of two chunks, lower ones
+                            ldmatrix_x4(b, keys + lane / 16 * Cache::PLANE +
+                                               (chunk * PAGE_TOKENS + (two + i) * 8 + lane % 8) * 16);
+                            mma_m16n8k32_s32<true, true>(hh[i], hi, b, hh[i]);
+                            mma_m16n8k32_s32<true, true>(mid[i], lo, b, mid[i]);
+                            mma_m16n8k32_s32<true, false>(mid[i], hi, b + 2, mid[i]);
+                            mma_m16n8k32_s32<true, false>(ll[i], lo, b + 2, ll[i]);
+                        }
+                    }
+#pragma unroll
+                    for (uint32_t i = 0; i < 2; i++) {
+                        const uint32_t n = two + i;
+                        const float2 units = Cache::units_at(keys, n * 4 + quarter, 0);
+#pragma unroll
+                        for (uint32_t e = 0; e < 4; e++) {
+                            const float sum = limbs_sum(hh[i][e], mid[i][e], ll[i][e]);
+                            s[n][e] = mul_rn(sum, e % 2 ? units.y : units.x);
+                            if (!sees(n, e)) s[n][e] = -infinity_f32();
+                            top[e / 2] = fmaxf(top[e / 2], s[n][e]);
+                        }
+                    }
+                }
+                UnitTop tops[2];
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    top[r] = fmaxf(top[r], __shfl_xor_sync(FULL_WARP, top[r], 1));
+                    top[r] = fmaxf(top[r], __shfl_xor_sync(FULL_WARP, top[r], 2));
+                    tops[r] = unit_top(top[r], factor[r]);
+                }
+                int share[2] = {};
+                float largest[2] = {};
+#pragma unroll
+                for (uint32_t n = 0; n < TOKENS; n++) {
+                    const float2 units = Cache::units_at(values, n * 4 + quarter, 0);
+#pragma unroll
+                    for (uint32_t e = 0; e < 4; e++) {
+                        const UnitTop& its = tops[e / 2];
+                        const float weight_of = exp2_unit_f32(fma_sat(s[n][e], its.factor, its.bias));
+                        // Its bits are those of 2^23 and the integer.
+                        share[e / 2] += static_cast<int>(
+                            sees(n, e) ? float_as_u32(fma_rn(weight_of, 4194304.0f, 8388608.0f))
+                                       : 0x4b000000u);
+                        s[n][e] = mul_rn(weight_of, e % 2 ? units.y : units.x);
+                        if (!sees(n, e)) s[n][e] = 0.0f;
+                        largest[e / 2] = fmaxf(largest[e / 2], s[n][e]);
+                    }
+                }
+                float grid[2], unit_of[2], old_share[2], new_share[2];
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    share[r] -= static_cast<int>(0x4b000000u * (2 * TOKENS));
+                    share[r] += __shfl_xor_sync(FULL_WARP, share[r], 1);
+                    share[r] += __shfl_xor_sync(FULL_WARP, share[r], 2);
+                    largest[r] = fmaxf(largest[r], __shfl_xor_sync(FULL_WARP, largest[r], 1));
+                    largest[r] = fmaxf(largest[r], __shfl_xor_sync(FULL_WARP, largest[r], 2));
+                    const ValueScale scale = value_scale(largest[r]);
+                    grid[r] = scale.to_integers, unit_of[r] = scale.unit;
+                    const bool is_seen = !masked || length[r] > first;
+                    const Join both = join(most[r], tops[r].most);
+                    old_share[r] = both.old_share, new_share[r] = is_seen ? both.new_share : 0.0f;
+                    const float next = unit_weight(share[r], is_seen ? tops[r].most : 0.0f);
+                    weight[r] = fma_rn(next, new_share[r], mul_rn(weight[r], old_share[r]));
+                }
+                // Bytes of the weights, as products want A.
+                uint32_t w_hi[2][4], w_lo[2][4];
+#pragma unroll
+                for (uint32_t step = 0; step < 2; step++) {
+#pragma unroll
+                    for (uint32_t part = 0; part < 4; part++) {
+                        const uint32_t r = part % 2, n = step * 4 + part / 2 * 2;
+                        uint32_t w[4];
+#pragma unroll
+                        for (uint32_t i = 0; i < 4; i++) {
+                            w[i] = float_as_u32(
+                                fma_rn(s[n + i / 2][2 * r + i % 2], grid[r], 8388608.0f));
+                        }
+                        split_bytes(w, w_hi[step][part], w_lo[step][part]);
+                    }
+                }
+                if (__any_sync(FULL_WARP, old_share[0] != 1.0f || old_share[1] != 1.0f)) {
+#pragma unroll
+                    for (uint32_t d = 0; d < DIMS; d++) {
+#pragma unroll
+                        for (uint32_t e = 0; e < 4; e++) o[d][e] = mul_rn(o[d][e], old_share[e / 2]);
+                    }
+                }
+                // Both factors in one, where that is no smaller than any normal float.
+                float both_of[2];
+                bool small = false;
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    both_of[r] = mul_rn(unit_of[r], new_share[r]);
+                    small |= both_of[r] < 1.1754944e-38f && new_share[r] != 0.0f;
+                }
+                const bool apart = __any_sync(FULL_WARP, small);
+#pragma unroll
+                for (uint32_t d = 0; d < DIMS; d++) {
+                    int32_t hh[4] = {}, mid[4] = {}, ll[4] = {};
+#pragma unroll
+                    for (uint32_t step = 0; step < 2; step++) {
+                        uint32_t b[4];
+                        ldmatrix_x4(b, values + lane / 16 * Cache::PLANE +
+                                           ((2 * step + lane / 8 % 2) * HEAD_DIM + d * 8 + lane % 8) *
+                                               16);
+                        mma_m16n8k32_s32<false, true>(hh, w_hi[step], b, hh);
+                        mma_m16n8k32_s32<false, true>(mid, w_lo[step], b, mid);
+                        mma_m16n8k32_s32<false, false>(mid, w_hi[step], b + 2, mid);
+                        mma_m16n8k32_s32<false, false>(ll, w_lo[step], b + 2, ll);
+                    }
+#pragma unroll
+                    for (uint32_t e = 0; e < 4; e++) {
+                        const float sum = limbs_sum(hh[e], mid[e], ll[e]);
+                        if (apart) {
+                            o[d][e] = fma_rn(mul_rn(sum, unit_of[e / 2]), new_share[e / 2], o[d][e]);
+                        } else {
+                            o[d][e] = fma_rn(sum, both_of[e / 2], o[d][e]);
+                        }
+                    }
+                }
+            };
+            const bool is_mapped = !has_gaps || kv_page(p.kv, slot, first) != 0;
+            if (is_mapped && __any_sync(FULL_WARP, longer > first)) {
+                if (__any_sync(FULL_WARP, shorter < first + PAGE_TOKENS)) {
+                    unit(Masked());
+                } else {
+                    unit(Whole());
+                }
+            }
+            if constexpr (HAS_BULK_COPIES) barrier_arrive(used + place);
+            // Splits that end here, of rows whose splits are not units.
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const bool is_last = length[r] > first && length[r] <= first + PAGE_TOKENS;
+                const bool ends = (number + 1) % split_units[r] == 0 || is_last;
+                if (split_units[r] == 1 || !ends || length[r] <= first) continue;
+                const Join both = join(all_most[r], most[r]);
+                all_weight[r] = fma_rn(weight[r], both.new_share, mul_rn(all_weight[r], both.old_share));
+                const bool is_first = number < split_units[r];
+                float* out = p.out + address(mine[r]) + quarter * 2;
+                // All of them at once: one wait.
+                float2 old[DIMS];
+#pragma unroll
+                for (uint32_t d = 0; d < DIMS; d++) {
+                    old[d] = make_float2(0.0f, 0.0f);
+                    if (!is_first) old[d] = *reinterpret_cast<const float2*>(out + d * 8);
+                }
+#pragma unroll
+                for (uint32_t d = 0; d < DIMS; d++) {
+                    float2 all = make_float2(o[d][2 * r], o[d][2 * r + 1]);
+                    if (!is_first) {
+                        all.x = fma_rn(all.x, both.new_share, mul_rn(old[d].x, both.old_share));
+                        all.y = fma_rn(all.y, both.new_share, mul_rn(old[d].y, both.old_share));
+                    }
+                    *reinterpret_cast<float2*>(out + d * 8) = all;
+                    o[d][2 * r] = is_last ? all.x : 0.0f, o[d][2 * r + 1] = is_last ? all.y : 0.0f;
+                }
+                most[r] = -infinity_f32();
+                weight[r] = is_last ? all_weight[r] : 0.0f;
+            }
+        }
+        if constexpr (!HAS_BULK_COPIES) __syncthreads();
+    }
+
+    delay_block();
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        if (mine[r] >= rows) continue;
+        float* out = p.out + address(mine[r]) + quarter * 2;
+        const float divisor = is_number[r] ? weight[r] : nan_f32();
+#pragma unroll
+        for (uint32_t d = 0; d < DIMS; d++) {
+            *reinterpret_cast<float2*>(out + d * 8) =
+                make_float2(div_rn(o[d][2 * r], divisor), div_rn(o[d][2 * r + 1], divisor));
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! Attention over a cache of integers: the same sum whichever kernel computes it, so which one does is
+//! a matter of time alone.
+
+use super::attention::{describe, AttentionOp, ATTENTION_ROWS, MAX_SPLITS};
+use super::lowering::{constants, sizes, Lowering, Pass, Path};
+use super::params::{AttentionFixed, KvView, PromptAttention, CONSTANTS};
+use crate::backend::cuda::driver::source::{source, Source, Variant};
+use crate::backend::cuda::driver::spec::Spec;
+use crate::backend::PAGE_TOKENS;
+use crate::error::Result;
+use std::f64::consts::LOG2_E;
+
+static STEP: Source = source!("attention_fixed.cu", CONSTANTS, AttentionFixed, KvView);
+static PROMPT: Source = source!(
+    "prompt_attention_fixed.cu",
+    CONSTANTS,
+    PromptAttention,
+    KvView
+);
+
+/// Threads of a team of attention_fixed.cu, which takes a unit at a time, and teams of a block: two of
+/// heads so narrow that a unit's reading takes less than its instructions, where rows have several
+/// blocks.
+const TEAM: usize = 128;
+const TEAMS: usize = 2;
+const TEAMS_DIM: usize = 64;
+
+/// Shared memory of a block that is not pages, of attention_fixed.cu and of prompt_attention_fixed.cu.
+const STATIC_BYTES: usize = 16 << 10;
+const PROMPT_STATIC_BYTES: usize = 2 << 10;
+
+/// Most parts, a page's keys or its values, in a block's shared memory: more gain nothing.
+const MOST_PARTS: usize = 6;
+
+/// Blocks of attention_fixed.cu that an SM holds.
+const BLOCKS_PER_SM: usize = 2;
+
+/// Warps of a block of prompt_attention_fixed.cu, of 16 queries each, and widest heads it takes.
+const PROMPT_WARPS: usize = 8;
+const PROMPT_DIM: usize = 128;
+
+/// Most pages in its shared memory.
+const PROMPT_STAGES: usize = 3;
+
+/// The launches of one op; in one with `newest` rows are sequences of their own, and it stores their
+/// newest tokens.
+pub fn specs(l: &Lowering, op: &AttentionOp, pass: &Pass) -> Result<Vec<Spec>> {
+    let is_prompt = matches!(pass.path, Path::Prefill { .. });
+    let mut specs = match is_prompt.then(|| prompt_stages(l, op.n_head)).flatten() {
+        Some(stages) => vec![prompt_spec(l, op, pass, stages)?],
+        None => step_specs(l, op, pass)?,
+    };
+    describe(l, op, pass, &mut specs);
+    Ok(specs)
+}
+
+/// Bytes of a page's keys of one head.
+fn part_bytes(l: &Lowering) -> usize {
+    let head = l.kv_type.kv_head_bytes(l.plan.kv.head_dim);
+    head.unwrap_or(0) * PAGE_TOKENS
+}
+
+/// What scores are multiplied with, of a largest query of 1: weights are powers of 2^64.
+fn scale(op: &AttentionOp) -> f32 {
+    (f64::from(op.scale) * LOG2_E / (64.0 * 32639.0)) as f32
+}
+
+fn variant(
+    l: &Lowering,
+    op: &AttentionOp,
+    source: &'static Source,
+    more: &[(&str, usize)],
+) -> Variant {
+    let shape = [
+        ("N_HEAD", op.n_head),
+        ("N_HEAD_KV", l.plan.kv.n_head_kv),
+        ("HEAD_DIM", l.plan.kv.head_dim),
+    ];
+    let more = [more, &[("MAX_SPLITS", MAX_SPLITS)]].concat();
+    Variant {
+        source,
+        constants: constants(&shape) + &sizes(&more),
+    }
+}
+
+fn step_specs(l: &Lowering, op: &AttentionOp, pass: &Pass) -> Result<Vec<Spec>> {
+    let n_head_kv = l.plan.kv.n_head_kv;
+    let kv = l.kv(op.layer)?;
+    let row_bytes = (l.plan.buffer(op.q).width * 4) as u64;
+    let at_once = match pass.path {
+        Path::Decode { .. } => pass.rows,
+        Path::Prefill { .. } => ATTENTION_ROWS,
+    };
+    let rows = at_once.min(pass.rows);
+    let is_narrow = l.plan.kv.head_dim <= TEAMS_DIM && op.n_head / n_head_kv <= 8;
+    let teams = match is_narrow && rows * n_head_kv < l.card.sm_count as usize {
+        true => TEAMS,
+        false => 1,
+    };
+    let part = teams * part_bytes(l);
+    let room = (l.card.shared_bytes / BLOCKS_PER_SM).saturating_sub(STATIC_BYTES);
+    let ring = (room / part.max(1)).clamp(1, MOST_PARTS);
+    // As many blocks a row as keep the card busy.
+    let splits = l.n_ctx.div_ceil(PAGE_TOKENS).clamp(1, MAX_SPLITS);
+    let wanted = l.card.sm_count as usize * BLOCKS_PER_SM;
+    let blocks = wanted.div_ceil(rows * n_head_kv).min(splits);
+    let inputs = &pass.inputs;
+    let launch = |first: usize| {
+        let params = AttentionFixed {
+            q: l.address(op.q) + first as u64 * row_bytes,
+            out: l.address(op.out) + first as u64 * row_bytes,
+            k: op.newest.map_or(0, |(k, _)| l.address(k)),
+            v: op.newest.map_or(0, |(_, v)| l.address(v)),
+            kv,
+            positions: inputs.positions + (first * 4) as u64,
+            slots: inputs.slots + (first * 4) as u64,
+            partial: l.at.scratch.partial,
+            tickets: l.at.scratch.tickets,
+            scale: scale(op),
+            unused: 0,
+        };
+        let count = (pass.rows - first).min(at_once) as u32;
+        let more = [("TEAMS", teams), ("RING", ring)];
+        let grid = [n_head_kv as u32, blocks as u32, count];
+        let variant = variant(l, op, &STEP, &more);
+        let threads = (teams * TEAM) as u32;
+        let mut spec = Spec::new(variant, "attention_fixed", grid, threads, &params);
+        spec.shared = (ring * part) as u32;
+        spec
+    };
+    Ok((0..pass.rows).step_by(at_once).map(launch).collect())
+}
+
+fn prompt_spec(l: &Lowering, op: &AttentionOp, pass: &Pass, stages: usize) -> Result<Spec> {
+    let n_head_kv = l.plan.kv.n_head_kv;
+    let params = PromptAttention {
+        q: l.address(op.q),
+        out: l.address(op.out),
+        kv: l.kv(op.layer)?,
+        positions: pass.inputs.positions,
+        slots: pass.inputs.slots,
+        scale: scale(op),
+        m: pass.rows as u32,
+    };
+    let rows = PROMPT_WARPS * 16;
+    let blocks = (pass.rows * (op.n_head / n_head_kv)).div_ceil(rows);
+    let threads = PROMPT_WARPS as u32 * 32;
+    let shared = stages * 2 * part_bytes(l) + query_bytes(l);
+    let more = [
+        ("THREADS", threads as usize),
+        ("ROWS", rows),
+        ("STAGES", stages),
+        ("SHARED_BYTES", shared),
+    ];
+    let grid = [n_head_kv as u32, blocks as u32, 1];
+    let variant = variant(l, op, &PROMPT, &more);
+    let mut spec = Spec::new(variant, "prompt_attention_fixed", grid, threads, &params);
+    spec.shared = shared as u32;
+    Ok(spec)
+}
+
+/// Shared memory for the queries of a block of prompt_attention_fixed.cu, which keeps narrow ones in
+/// registers: two bytes a number, dimensions in whole steps of 32.
+fn query_bytes(l: &Lowering) -> usize {
+    match l.plan.kv.head_dim {
+        ..=64 => 0,
+        dim => PROMPT_WARPS * 16 * dim.next_multiple_of(32) * 2,
+    }
+}
+
+/// Pages in shared memory of a prompt's attention, where this shape and card take that kernel.
+pub fn prompt_stages(l: &Lowering, n_head: usize) -> Option<usize> {
+    let (dim, n_head_kv) = (l.plan.kv.head_dim, l.plan.kv.n_head_kv);
+    let page = 2 * part_bytes(l);
+    let room = l
+        .card
+        .shared_bytes
+        .saturating_sub(PROMPT_STATIC_BYTES + query_bytes(l));
+    let stages = (room / page.max(1)).min(PROMPT_STAGES);
+    (stages >= 2 && dim <= PROMPT_DIM && n_head.is_multiple_of(n_head_kv)).then_some(stages)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::lowering::Inputs;
+    use super::super::pass::specs;
+    use super::super::tests::{at, chunk, entries, lowering, step, superblocks};
+    use super::*;
+
+    #[test]
+    fn a_step_of_sequences_stores_the_newest_tokens_where_it_attends() {
+        let l = lowering("sm_90", superblocks(), "I16", true);
+        let alone = specs(&l, &step(1)).unwrap();
+        let wanted = ["embed", "matvec", "attention_fixed", "matvec", "matvec"];
+        assert_eq!(entries(&alone)[..5], wanted);
+        let params: AttentionFixed = alone[2].params().unwrap();
+        assert_eq!((params.k, params.v), (at("k"), at("v")));
+        assert!(alone[2].shared as usize + STATIC_BYTES <= l.card.shared_bytes / BLOCKS_PER_SM);
+        // Rows of one sequence are stored first, for all of them may be seen.
+        let several = Pass {
+            inputs: Inputs {
+                state: 0,
+                ..step(3).inputs
+            },
+            ..step(3)
+        };
+        let several = specs(&l, &several).unwrap();
+        let scatter = entries(&several)
+            .iter()
+            .position(|e| *e == "kv_scatter_fixed");
+        let scatter = scatter.expect("a scatter");
+        assert_eq!(entries(&several)[scatter + 1], "attention_fixed");
+        let params: AttentionFixed = several[scatter + 1].params().unwrap();
+        assert_eq!((params.k, params.v), (0, 0));
+    }
+
+    #[test]
+    fn a_prompt_has_a_kernel_of_its_own_where_two_pages_fit() {
+        for (arch, stages) in [("sm_90", 3), ("sm_86", 2), ("sm_75", 0)] {
+            let l = lowering(arch, superblocks(), "I16", true);
+            let list = specs(&l, &chunk(512, 1)).unwrap();
+            let its = list.iter().find(|s| s.entry.contains("attention_fixed"));
+            let its = its.expect("a kernel");
+            if stages == 0 {
+                // A row a block, in four launches.
+                assert_eq!((its.entry, its.grid[2]), ("attention_fixed", 128));
+                continue;
+            }
+            assert_eq!(its.entry, "prompt_attention_fixed");
+            // 4 heads of 512 rows, 128 queries a block.
+            assert_eq!(its.grid, [1, 16, 1]);
+            let pages = stages * 2 * part_bytes(&l);
+            assert_eq!(its.shared as usize, pages + query_bytes(&l));
+            assert!(its.shared as usize + PROMPT_STATIC_BYTES <= l.card.shared_bytes);
+        }
+    }
+}
