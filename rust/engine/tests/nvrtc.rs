@@ -1,6 +1,6 @@
 //! Every kernel, for every type and row bucket, through the real NVRTC for every supported
 //! architecture: it compiles, and from sm_80 up no register is spilled. The variants are those that
-//! the backend lowers a layer to; none of it takes a card.
+//! the backend lowers a layer to on such a card; none of it takes one.
 
 use std::collections::HashSet;
 use std::path::{Path as FilePath, PathBuf};
@@ -203,23 +203,21 @@ fn add(kernels: &mut HashSet<Variant>, card: &Card) {
     }
 }
 
-/// Every kernel that the backend lowers layers to; all types, all caches, both rotations, fused and
-/// not.
-fn kernels() -> HashSet<Variant> {
+/// Every kernel that the backend lowers layers to on a card of this compute capability; all types, all
+/// caches, both rotations, fused and not.
+fn kernels(arch: u32) -> HashSet<Variant> {
     let mut kernels = HashSet::new();
     let f16 = quant::by_name("F16").unwrap();
     let common = quant::by_name("Q4_K").unwrap();
-    // With warpgroups, and without.
-    for arch in ["sm_90", "sm_100"] {
-        let mut of = |ty, kv, style, fuse| add(&mut kernels, &model(arch, ty, kv, style, fuse));
-        for ty in quant::TYPES {
-            of(ty, f16, RopeStyle::Halves, true);
-        }
-        for kv in quant::kv_types().filter(|t| t.kernel.kv.is_some()) {
-            of(common, kv, RopeStyle::Interleaved, true);
-        }
-        of(common, f16, RopeStyle::Halves, false);
+    let arch = format!("sm_{arch}");
+    let mut of = |ty, kv, style, fuse| add(&mut kernels, &model(&arch, ty, kv, style, fuse));
+    for ty in quant::TYPES {
+        of(ty, f16, RopeStyle::Halves, true);
     }
+    for kv in quant::kv_types().filter(|t| t.kernel.kv.is_some()) {
+        of(common, kv, RopeStyle::Interleaved, true);
+    }
+    of(common, f16, RopeStyle::Halves, false);
     // What a load runs itself.
     kernels.extend(quant::TYPES.iter().map(repack_variant));
     kernels.insert(sample::variant(151_936, 4096));
@@ -261,22 +259,20 @@ fn spilled(log: &str) -> u32 {
         .unwrap()
 }
 
-/// Bytes that a kernel may spill: none, but for the product of several rows. On the card that it was made
+/// Bytes that a kernel may spill: none, but for the product of several rows and for a prompt's attention
+/// over integers, which keeps there what a page needs once. Of the product: on the card that it was made
 /// for one register of the epilogue may wait in memory for the loop to end. On others the compiler loads
-/// so far ahead that some of its 255 registers go there: 6 below compute capability 9.0, up to 12 from
-/// 10.0 on.
+/// so far ahead that some of its 255 registers go there: 7 below compute capability 9.0, up to 13 from
+/// 10.0 on. (Hiding the segment's number from the compiler until the epilogue frees some in the kernels
+/// that store q, k and v, and costs others more: 40 bytes on 8.0.)
 fn allowed(kernel: &Variant, arch: u32) -> u32 {
     match (kernel.source.name, arch) {
-        ("matmul.cu", ..90) => 24,
+        ("matmul.cu", ..90) => 28,
         ("matmul.cu", 90) => 4,
-        ("matmul.cu", 100..) => 48,
+        ("matmul.cu", 100..) => 52,
+        ("prompt_attention_fixed.cu", _) => 64,
         _ => 0,
     }
-}
-
-/// Whether only compute capability 9.0 has what it needs.
-fn of_warpgroups(kernel: &Variant) -> bool {
-    kernel.constants.contains("WARPGROUPS = true")
 }
 
 #[test]
@@ -287,19 +283,18 @@ fn every_kernel_compiles_for_every_card_without_spills() {
         );
         return;
     };
-    let kernels: Vec<Variant> = kernels().into_iter().collect();
-    let sources: HashSet<_> = kernels.iter().map(|k| k.source.name).collect();
-    assert!(sources.len() >= 12, "{sources:?}");
-    let jobs: Vec<(usize, u32)> = (0..kernels.len())
-        .flat_map(|i| ARCHITECTURES.map(|arch| (i, arch)))
-        .filter(|(i, arch)| *arch == 90 || !of_warpgroups(&kernels[*i]))
+    let jobs: Vec<(u32, Variant)> = ARCHITECTURES
+        .into_iter()
+        .flat_map(|arch| kernels(arch).into_iter().map(move |k| (arch, k)))
         .collect();
+    let sources: HashSet<_> = jobs.iter().map(|(_, k)| k.source.name).collect();
+    assert!(sources.len() >= 12, "{sources:?}");
     let failed: Vec<String> = jobs
         .par_iter()
-        .filter_map(|(i, arch)| {
-            let source = kernels[*i].source.name;
+        .filter_map(|(arch, kernel)| {
+            let source = kernel.source.name;
             let compiler = Compiler::with(*arch, Nvrtc::open(&path).unwrap());
-            let log = match compiler.log(&kernels[*i]) {
+            let log = match compiler.log(kernel) {
                 Ok(log) => log,
                 Err(error) => return Some(format!("{source} for sm_{arch}: {error}")),
             };
@@ -308,13 +303,13 @@ fn every_kernel_compiles_for_every_card_without_spills() {
             let text = || {
                 format!(
                     "{source} for sm_{arch}: {spilled} bytes\n{}",
-                    kernels[*i].constants
+                    kernel.constants
                 )
             };
-            (*arch >= 80 && spilled > allowed(&kernels[*i], *arch)).then(text)
+            (*arch >= 80 && spilled > allowed(kernel, *arch)).then(text)
         })
         .collect();
-    println!("{} kernels, {} compilations", kernels.len(), jobs.len());
+    println!("{} compilations", jobs.len());
     assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
 
