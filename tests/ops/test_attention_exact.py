@@ -157,6 +157,17 @@ def test_grouped_heads(backend: Backend, group: int, n_head_kv: int) -> None:
     check(backend, shape, shape.rows(70))
 
 
+@over_backends
+@pytest.mark.parametrize(
+    ("group", "n_head_kv", "head_dim"), [(71, 1, 32), (17, 2, 64), (20, 1, 128), (9, 1, 256)]
+)
+def test_groups_that_several_blocks_share(
+    backend: Backend, group: int, n_head_kv: int, head_dim: int
+) -> None:
+    shape = Shape(group * n_head_kv, n_head_kv, head_dim)
+    check(backend, shape, shape.rows(200))
+
+
 @pytest.mark.one_shape
 @over_backends
 @pytest.mark.parametrize(

@@ -1,23 +1,25 @@
 // out[r][h] = sum over t of softmax_t(scale * q[r][h] . K[t]) * V[t] over a cache of integers, for the
 // GROUP query heads that share a KV head: the sum that Op::Attention states, on tensor cores. A block
-// takes some splits of one row's tokens; its teams of four warps take neighbouring units at a time, which
-// the first team joins in order. Where a row has several blocks the last of them joins its splits. Where
-// rows are sequences of their own it also stores the newest token.
+// takes HEADS of them and some splits of one row's tokens; its teams of four warps take neighbouring
+// units at a time, which the first team joins in order. Where heads of a row have several blocks the last
+// of them joins its splits. Where rows are sequences of their own it also stores the newest token.
 //
 // Keys and values come through a ring of parts, the keys or the values of a unit a team. Scores: a warp
 // has 16 tokens, rows of A; columns of B are the two bytes of Q of four heads, so that a lane has both
 // bytes' sums of two tokens and one head. Values: a warp has some tiles of 16 dimensions, rows of A, and
 // all tokens; columns of B are the two bytes of the weights.
 //
-// variant.cuh: N_HEAD, N_HEAD_KV, HEAD_DIM, TEAMS, MAX_SPLITS, RING (parts in shared memory).
+// variant.cuh: N_HEAD, N_HEAD_KV, HEAD_DIM, HEADS (of a block; a group's last may have fewer), TEAMS,
+// MAX_SPLITS, RING (parts in shared memory).
 #include "kv_fixed.cuh"
 #include "math.cuh"
 #include "variant.cuh"
 
 using Cache = KvFixed<HEAD_DIM>;
 constexpr uint32_t GROUP = N_HEAD / N_HEAD_KV;
-constexpr uint32_t TILES = (GROUP + 3) / 4;  // of four heads
-constexpr uint32_t COLUMNS = TILES * 8;      // two bytes a head
+constexpr uint32_t PARTS = (GROUP + HEADS - 1) / HEADS;  // blocks that share a group's heads
+constexpr uint32_t TILES = (HEADS + 3) / 4;              // of four heads
+constexpr uint32_t COLUMNS = TILES * 8;                  // two bytes a head
 constexpr uint32_t WARPS = PAGE_TOKENS / 16;  // of a team
 constexpr uint32_t TEAM = WARPS * 32, THREADS = TEAMS * TEAM;
 constexpr uint32_t BLOCKS = Cache::BLOCKS;
@@ -25,11 +27,11 @@ constexpr uint32_t CHUNKS = HEAD_DIM / 16;
 constexpr uint32_t STEPS = (CHUNKS + 1) / 2;  // of 32 dimensions
 constexpr uint32_t BLOCK_STEPS = Cache::GROUP / 32;
 constexpr uint32_t WARP_TILES = (CHUNKS + WARPS - 1) / WARPS;
-constexpr uint32_t PART = TEAMS * Cache::BYTES;
+constexpr uint32_t STAGE = TEAMS * Cache::BYTES;
 // Pages that are known ahead, twice as many as are looked up at a time.
 constexpr uint32_t PAGES = 128;
 static_assert(PAGES <= THREADS && RING * TEAMS < PAGES / 2, "a thread a page");
-constexpr uint32_t SPLIT_FLOATS = GROUP * (HEAD_DIM + 2);
+constexpr uint32_t SPLIT_FLOATS = HEADS * (HEAD_DIM + 2);
 static_assert(MAX_SPLITS <= 32, "a lane a split");
 
 // How many parts may be missing behind those that are waited for.
@@ -49,9 +51,10 @@ struct Params {
     KvView kv;
     const uint32_t* positions;  // [m]
     const uint32_t* slots;      // [m]
-    // [m][N_HEAD_KV]: sums [MAX_SPLITS][GROUP][HEAD_DIM], then maxima and weights [MAX_SPLITS][GROUP]
+    // [m][N_HEAD_KV][PARTS]: sums [MAX_SPLITS][HEADS][HEAD_DIM], then maxima and weights
+    // [MAX_SPLITS][HEADS]
     float* partial;
-    uint32_t* tickets;  // [m][N_HEAD_KV], zero between launches
+    uint32_t* tickets;  // [m][N_HEAD_KV][PARTS], zero between launches
     float scale;        // times log2(e) / (64 * 32639)
     uint32_t unused;
 };
@@ -97,12 +100,15 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
     SHARED Sums handed[TEAMS > 1 ? TEAMS - 1 : 1][TEAMS > 1 ? TEAM : 1];
     SHARED uint32_t pages[PAGES];
     SHARED uint64_t arrived[RING];
-    SHARED float2 shares_of[GROUP][MAX_SPLITS];
-    SHARED float weight_of[GROUP][MAX_SPLITS];
+    SHARED float2 shares_of[HEADS][MAX_SPLITS];
+    SHARED float weight_of[HEADS][MAX_SPLITS];
     SHARED uint32_t ticket;
     uint8_t* ring = dynamic_shared<uint8_t>();
 
-    const uint32_t head = blockIdx.x, m = blockIdx.z;
+    const uint32_t head = blockIdx.x / PARTS, m = blockIdx.z;
+    // The first of its heads, and how many they are.
+    const uint32_t first_head = blockIdx.x % PARTS * HEADS;
+    const uint32_t heads = PARTS == 1 || GROUP - first_head > HEADS ? HEADS : GROUP - first_head;
     const uint32_t lane = threadIdx.x % 32, g = lane / 4, quarter = lane % 4;
     const uint32_t team = threadIdx.x / TEAM, thread = threadIdx.x % TEAM, warp = thread / 32;
     auto& weights = all_weights[team];
@@ -147,7 +153,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
 #pragma unroll
         for (uint32_t t = 0; t < TEAMS; t++) {
             if (of_team[t] == 0) continue;
-            uint8_t* to = ring + part % RING * PART + t * Cache::BYTES;
+            uint8_t* to = ring + part % RING * STAGE + t * Cache::BYTES;
             const uint8_t* from =
                 Cache::head<N_HEAD_KV>(part % 2 ? p.kv.v : p.kv.k, of_team[t], head);
             if constexpr (HAS_BULK_COPIES) {
@@ -183,7 +189,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
     if (stores) pdl_wait();
     pdl_trigger();
 
-    const uint64_t row = (static_cast<uint64_t>(m) * N_HEAD + head * GROUP) * HEAD_DIM;
+    const uint64_t row = (static_cast<uint64_t>(m) * N_HEAD + head * GROUP + first_head) * HEAD_DIM;
     const bool has_newest = stores && end_unit == units && position < p.kv.n_ctx;
     if (stores && end_unit == units && !has_newest && threadIdx.x == 0) {
         kv_refuse(p.kv, slot, position);
@@ -195,7 +201,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
         for (uint32_t b = 0; b < BLOCKS; b++) {
             const uint32_t dim = b * Cache::GROUP + lane * 4;
             float4 four = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            if (h < GROUP && dim < HEAD_DIM) four = load_relaxed_f32x4(p.q + row + h * HEAD_DIM + dim);
+            if (h < heads && dim < HEAD_DIM) four = load_relaxed_f32x4(p.q + row + h * HEAD_DIM + dim);
             x[b][0] = four.x, x[b][1] = four.y, x[b][2] = four.z, x[b][3] = four.w;
 #pragma unroll
             for (int i = 0; i < 4; i++) {
@@ -232,12 +238,12 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
             split_bytes(k, hi, lo);
             if (lane == 0) newest_units[is_value][block] = unit;
             if (dim < HEAD_DIM) newest[is_value][0][dim / 4] = hi, newest[is_value][1][dim / 4] = lo;
-            if (page == 0) continue;
+            if (page == 0 || first_head > 0) continue;
             uint8_t* to = Cache::head<N_HEAD_KV>(is_value ? p.kv.v : p.kv.k, page, head);
             if (lane == 0) Cache::put_unit(to, position % PAGE_TOKENS, block, unit);
             if (dim < HEAD_DIM) Cache::put(to, is_value, position % PAGE_TOKENS, dim, hi, lo);
         }
-        if (saturated && page != 0) kv_saturate(p.kv, slot);
+        if (saturated && page != 0 && first_head == 0) kv_saturate(p.kv, slot);
     }
     __syncthreads();
     uint32_t columns[TILES][STEPS][2];
@@ -252,16 +258,16 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
     }
 
     float* partial =
-        p.partial + (static_cast<uint64_t>(m) * N_HEAD_KV + head) * (MAX_SPLITS * SPLIT_FLOATS);
-    float2* partial_tops = reinterpret_cast<float2*>(partial + MAX_SPLITS * GROUP * HEAD_DIM);
+        p.partial + (static_cast<uint64_t>(m) * gridDim.x + blockIdx.x) * (MAX_SPLITS * SPLIT_FLOATS);
+    float2* partial_tops = reinterpret_cast<float2*>(partial + MAX_SPLITS * HEADS * HEAD_DIM);
     // A split's sums, for the block that joins them.
     auto leave = [&](const Sums& sums, uint32_t number) {
 #pragma unroll
         for (uint32_t t = 0; t < TILES; t++) {
             const uint32_t h = t * 4 + quarter;
-            if (h >= GROUP) continue;
+            if (h >= heads) continue;
             if (warp == 0 && g == 0) {
-                partial_tops[number * GROUP + h] = sums.is_empty
+                partial_tops[number * HEADS + h] = sums.is_empty
                     ? make_float2(0.0f, 0.0f) : make_float2(sums.most[t], sums.weight[t]);
             }
 #pragma unroll
@@ -271,7 +277,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
 #pragma unroll
                 for (uint32_t r = 0; r < 2; r++) {
                     const uint32_t dim = tile * 16 + r * 8 + g;
-                    partial[(number * GROUP + h) * HEAD_DIM + dim] =
+                    partial[(number * HEADS + h) * HEAD_DIM + dim] =
                         sums.is_empty ? 0.0f : sums.values[i][t][r];
                 }
             }
@@ -285,8 +291,8 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
 #pragma unroll 1
     for (uint32_t step = 0; first_unit + step * TEAMS < end_unit; step++) {
         const uint32_t number = step * TEAMS, part = 2 * step, unit = first_unit + number + team;
-        uint8_t* keys = ring + part % RING * PART + team * Cache::BYTES;
-        uint8_t* values = ring + (part + 1) % RING * PART + team * Cache::BYTES;
+        uint8_t* keys = ring + part % RING * STAGE + team * Cache::BYTES;
+        uint8_t* values = ring + (part + 1) % RING * STAGE + team * Cache::BYTES;
         const uint32_t seen = unit < end_unit ? n - unit * PAGE_TOKENS : 0;
         const uint32_t live = seen < PAGE_TOKENS ? seen : PAGE_TOKENS;
         if (number % (PAGES / 2) == 0 && number > 0 && threadIdx.x < PAGES / 2) {
@@ -499,7 +505,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
 #pragma unroll
         for (uint32_t t = 0; t < TILES; t++) {
             const uint32_t h = t * 4 + quarter;
-            if (h >= GROUP) continue;
+            if (h >= heads) continue;
             const float weight = total.is_empty || !is_number[h] ? nan_f32() : total.weight[t];
 #pragma unroll
             for (uint32_t i = 0; i < WARP_TILES; i++) {
@@ -516,15 +522,15 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
     }
     __syncthreads();
     if (threadIdx.x == 0) {
-        ticket = atomic_inc_acq_rel_wrap(p.tickets + m * N_HEAD_KV + head, blocks - 1);
+        ticket = atomic_inc_acq_rel_wrap(p.tickets + m * gridDim.x + blockIdx.x, blocks - 1);
     }
     __syncthreads();
     if (ticket != blocks - 1) return;
     // Every split's maximum and its share of all, a warp a head.
-    for (uint32_t h = threadIdx.x / 32; h < GROUP; h += THREADS / 32) {
+    for (uint32_t h = threadIdx.x / 32; h < heads; h += THREADS / 32) {
         float most = -infinity_f32();
         if (lane < splits) {
-            const uint2 top = load_relaxed_u32x2(partial_tops + lane * GROUP + h);
+            const uint2 top = load_relaxed_u32x2(partial_tops + lane * HEADS + h);
             most = u32_as_float(top.x);
             weight_of[h][lane] = u32_as_float(top.y);
         }
@@ -543,8 +549,8 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
     }
     __syncthreads();
     // Elements a thread, and splits that are on their way at a time.
-    constexpr uint32_t ELEMENTS = GROUP * HEAD_DIM >= THREADS * 4 ? 4 : 2, AHEAD = 64 / ELEMENTS;
-    for (uint32_t i = threadIdx.x * ELEMENTS; i < GROUP * HEAD_DIM; i += THREADS * ELEMENTS) {
+    constexpr uint32_t ELEMENTS = HEADS * HEAD_DIM >= THREADS * 4 ? 4 : 2, AHEAD = 64 / ELEMENTS;
+    for (uint32_t i = threadIdx.x * ELEMENTS; i < heads * HEAD_DIM; i += THREADS * ELEMENTS) {
         const uint32_t h = i / HEAD_DIM;
         float sum[ELEMENTS], weight = 0.0f;
 #pragma unroll 1
@@ -553,7 +559,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
 #pragma unroll
             for (uint32_t s = 0; s < AHEAD; s++) {
                 if (first + s >= splits) break;
-                const float* at = partial + (first + s) * (GROUP * HEAD_DIM) + i;
+                const float* at = partial + (first + s) * (HEADS * HEAD_DIM) + i;
 #pragma unroll
                 for (uint32_t e = 0; e < ELEMENTS; e += 2) {
                     const uint2 two = load_relaxed_u32x2(at + e);

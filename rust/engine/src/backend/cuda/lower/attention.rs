@@ -23,6 +23,11 @@ const TEAMS: usize = 2;
 /// Splits of a row that one block of attention.cu takes by itself.
 const BLOCK_SPLITS: usize = 4;
 
+/// Most query heads of a block of attention_fixed.cu, and most numbers that they have together: more do
+/// not fit the registers.
+const BLOCK_HEADS: usize = 16;
+const BLOCK_WIDTH: usize = 2048;
+
 /// Rows of one launch over a prompt of a kernel for steps: its partial sums take memory.
 pub const ATTENTION_ROWS: usize = 128;
 
@@ -51,9 +56,9 @@ pub struct AttentionOp {
 /// Memory that the blocks of one row merge through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MergeBytes {
-    /// `[rows][n_head_kv][MAX_SPLITS][GROUP][HEAD_DIM + 2]` f32.
+    /// `[rows][n_head_kv][parts][MAX_SPLITS][heads of a part][HEAD_DIM + 2]` f32.
     pub partial: usize,
-    /// `[rows][n_head_kv]` u32, zero between launches.
+    /// `[rows][n_head_kv][parts]` u32, zero between launches.
     pub tickets: usize,
 }
 
@@ -62,14 +67,23 @@ impl MergeBytes {
     pub fn new(plan: &Plan, rows: usize, out: usize) -> Self {
         let heads = plan.attention_heads().max();
         let group = heads.map_or(1, |n| n / plan.kv.n_head_kv.max(1));
-        let split_floats = group * (plan.kv.head_dim + 2);
+        let (parts, heads) = parts(group, plan.kv.head_dim);
+        let split_floats = heads * (plan.kv.head_dim + 2);
         // A step's attention is one launch, whatever its rows.
-        let heads = out.max(ATTENTION_ROWS).min(rows) * plan.kv.n_head_kv;
+        let blocks = out.max(ATTENTION_ROWS).min(rows) * plan.kv.n_head_kv * parts;
         Self {
-            partial: heads * MAX_SPLITS * split_floats * 4,
-            tickets: heads * 4,
+            partial: blocks * MAX_SPLITS * split_floats * 4,
+            tickets: blocks * 4,
         }
     }
+}
+
+/// Blocks of attention_fixed.cu that share a group of query heads, and heads of each but the last. Its
+/// products take four at a time.
+pub fn parts(group: usize, head_dim: usize) -> (usize, usize) {
+    let most = (BLOCK_WIDTH / head_dim.max(1) / 4 * 4).clamp(4, BLOCK_HEADS);
+    let parts = group.div_ceil(most).max(1);
+    (parts, group.div_ceil(parts))
 }
 
 /// The launches of one op.

@@ -1,7 +1,7 @@
 //! Attention over a cache of integers: the same sum whichever kernel computes it, so which one does is
 //! a matter of time alone.
 
-use super::attention::{describe, AttentionOp, ATTENTION_ROWS, MAX_SPLITS};
+use super::attention::{describe, parts, AttentionOp, ATTENTION_ROWS, MAX_SPLITS};
 use super::lowering::{constants, sizes, Lowering, Pass, Path};
 use super::params::{AttentionFixed, KvView, PromptAttention, CONSTANTS};
 use crate::backend::cuda::driver::source::{source, Source, Variant};
@@ -92,7 +92,9 @@ fn step_specs(l: &Lowering, op: &AttentionOp, pass: &Pass) -> Result<Vec<Spec>> 
         Path::Prefill { .. } => ATTENTION_ROWS,
     };
     let rows = at_once.min(pass.rows);
-    let is_narrow = l.plan.kv.head_dim <= TEAMS_DIM && op.n_head / n_head_kv <= 8;
+    let group = op.n_head / n_head_kv;
+    let (parts, heads) = parts(group, l.plan.kv.head_dim);
+    let is_narrow = l.plan.kv.head_dim <= TEAMS_DIM && group <= 8;
     let teams = match is_narrow && rows * n_head_kv < l.card.sm_count as usize {
         true => TEAMS,
         false => 1,
@@ -103,7 +105,7 @@ fn step_specs(l: &Lowering, op: &AttentionOp, pass: &Pass) -> Result<Vec<Spec>> 
     // As many blocks a row as keep the card busy.
     let splits = l.n_ctx.div_ceil(PAGE_TOKENS).clamp(1, MAX_SPLITS);
     let wanted = l.card.sm_count as usize * BLOCKS_PER_SM;
-    let blocks = wanted.div_ceil(rows * n_head_kv).min(splits);
+    let blocks = wanted.div_ceil(rows * n_head_kv * parts).min(splits);
     let inputs = &pass.inputs;
     let launch = |first: usize| {
         let params = AttentionFixed {
@@ -120,8 +122,8 @@ fn step_specs(l: &Lowering, op: &AttentionOp, pass: &Pass) -> Result<Vec<Spec>> 
             unused: 0,
         };
         let count = (pass.rows - first).min(at_once) as u32;
-        let more = [("TEAMS", teams), ("RING", ring)];
-        let grid = [n_head_kv as u32, blocks as u32, count];
+        let more = [("HEADS", heads), ("TEAMS", teams), ("RING", ring)];
+        let grid = [(n_head_kv * parts) as u32, blocks as u32, count];
         let variant = variant(l, op, &STEP, &more);
         let threads = (teams * TEAM) as u32;
         let mut spec = Spec::new(variant, "attention_fixed", grid, threads, &params);
