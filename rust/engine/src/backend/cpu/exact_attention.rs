@@ -177,8 +177,8 @@ const PAIRS: usize = GROUP / 2;
 /// `256 hi + lo`, rounded once. Sums of either limb are below 2^31.
 #[inline(always)]
 fn dot<I: Isa>(groups: &[[Word; LANES]], step: usize, hi: &[Word], lo: &[Word]) -> [f32; LANES] {
-    const { assert!(I::STRIPS <= 4) };
-    let mut sums = [[I::no_words(); 2]; 4];
+    const { assert!(I::STRIPS <= 8) };
+    let mut sums = [[I::no_words(); 2]; 8];
     for ((group, hi), lo) in groups.iter().step_by(step).zip(hi).zip(lo) {
         let (hi, lo) = (I::word(*hi), I::word(*lo));
         for (strip, sums) in sums.iter_mut().enumerate().take(I::STRIPS) {
