@@ -82,8 +82,8 @@ def resolve(
         )
     known = known_models()
     if text.startswith("ollama:"):
-        hint = functools.partial(name_hint, text, known)
-        return ollama.resolve(text, hint, progress=progress, verify=verify)
+        meant = functools.partial(name_hint, text, known)
+        return ollama.resolve(text, meant, progress=progress, verify=verify)
     if not isinstance(ref, str):
         return _file(Path(ref), verify)
     if entry := known.get(ref):
