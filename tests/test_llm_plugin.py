@@ -5,6 +5,7 @@ import asyncio
 import importlib.metadata
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ import shapes
 import synth
 from llm.parts import Message, ToolResultPart
 from onegraph import LLM, ArgumentError, llm_plugin
+from onegraph.sampling import DEFAULTS
 
 ROOT = Path(__file__).resolve().parents[1]
 NAME = "onegraph/smollm2"
@@ -77,6 +79,8 @@ def test_llm_lists_the_models_and_their_options(run_llm: Llm, tmp_path: Path) ->
     options = run_llm("models", "-m", NAME, "--options").stdout
     for option in ["max_tokens: int", "temperature: float", "seed: int", "stop: str", "n_ctx: int"]:
         assert option in options
+    # Of what generate takes, all that can be written as one value.
+    assert set(DEFAULTS) - {"logit_bias", "logprobs"} <= set(re.findall(r"(\w+): \w+\n", options))
     plugins = json.loads(run_llm("plugins").stdout)
     assert [plugin["name"] for plugin in plugins] == ["onegraph"]
 

@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any
 
 import llm
-from pydantic import Field, create_model
+from pydantic import Field
 
 from onegraph import LLM, hub
 from onegraph.errors import ArgumentError
@@ -25,30 +25,39 @@ from onegraph.sampling import DEFAULTS, MEANING
 
 __all__ = ["AsyncOnegraph", "Onegraph", "register_models"]
 
-#: Keywords of `LLM`: their type and meaning.
-LOADING: dict[str, tuple[type, str]] = {
-    "device": (str, 'where the model runs: "auto", "cpu", "cuda" or "cuda:N"'),
-    "n_ctx": (int, "tokens that a conversation may have, the answer included"),
-    "max_batch": (int, "prompts that run together, from several threads or tasks; 1 by itself"),
-    "threads": (int, "CPU threads"),
+#: Keywords of `LLM` and their meanings.
+LOADING = {
+    "device": 'where the model runs: "auto", "cpu", "cuda" or "cuda:N"',
+    "n_ctx": "tokens that a conversation may have, the answer included",
+    "max_batch": "prompts that run together, of several threads or tasks (by itself 1)",
+    "threads": "CPU threads",
 }
 
-#: Keywords of `LLM.generate` that one value of the command line can give.
-SAMPLING: dict[str, tuple[type, str]] = {
-    name: (
-        {"seed": int, "stop": str}.get(name, type(DEFAULTS[name])),
-        f"{MEANING[name]} (by itself {DEFAULTS[name]!r})",
-    )
-    for name in DEFAULTS
-    if name not in ("logit_bias", "logprobs")
-}
 
-_FIELDS: dict[str, Any] = {
-    name: (kind | None, Field(default=None, description=meaning))
-    for name, (kind, meaning) in (SAMPLING | LOADING).items()
-}
+def _option(name: str) -> Any:
+    meaning = MEANING.get(name) or LOADING[name]
+    default = f" (by itself {DEFAULTS[name]!r})" if name in DEFAULTS else ""
+    return Field(default=None, description=meaning + default)
 
-Options = create_model("Options", __base__=llm.Model.Options, **_FIELDS)
+
+class Options(llm.Model.Options):
+    """What `llm -o` takes: keywords of `LLM.generate` that are one value, then those of `LLM`."""
+
+    max_tokens: int | None = _option("max_tokens")
+    temperature: float | None = _option("temperature")
+    top_k: int | None = _option("top_k")
+    top_p: float | None = _option("top_p")
+    min_p: float | None = _option("min_p")
+    repeat_penalty: float | None = _option("repeat_penalty")
+    presence_penalty: float | None = _option("presence_penalty")
+    frequency_penalty: float | None = _option("frequency_penalty")
+    seed: int | None = _option("seed")
+    stop: str | None = _option("stop")
+    ignore_eos: bool | None = _option("ignore_eos")
+    device: str | None = _option("device")
+    n_ctx: int | None = _option("n_ctx")
+    max_batch: int | None = _option("max_batch")
+    threads: int | None = _option("threads")
 
 
 class Loaded:
@@ -77,7 +86,7 @@ class Request:
 
     def __init__(self, loaded: Loaded, prompt: llm.Prompt) -> None:
         given = {k: v for k, v in dict(prompt.options).items() if v is not None}
-        self.sampling: dict[str, Any] = {k: v for k, v in given.items() if k in SAMPLING}
+        self.sampling: dict[str, Any] = {k: v for k, v in given.items() if k not in LOADING}
         if not hasattr(prompt, "messages"):
             version = importlib.metadata.version("llm")
             raise ArgumentError(

@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
-import io
 import logging
 import os
 import re
@@ -28,7 +27,6 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from onegraph.errors import ArgumentError, FileError, ModelError
 from onegraph.hub import fingerprint, pins
@@ -268,8 +266,10 @@ def _download(
     """Where the local cache has a file, fetched where it has not, or `again`."""
     import huggingface_hub as hub
 
+    from onegraph.hub.telling import telling
+
     raised: list[BaseException] = []
-    bar = _bar(f"downloading {name}", progress, raised)
+    bar = telling(f"downloading {name}", progress, raised)
     try:
         path = hub.hf_hub_download(
             repo, name, revision=revision, force_download=again, tqdm_class=bar
@@ -281,31 +281,6 @@ def _download(
     if raised:
         raise raised[0]
     return Path(path)
-
-
-def _bar(what: str, progress: Progress | None, raised: list[BaseException]) -> type[Any]:
-    """A class of bars that tell `progress` instead of drawing. What that raises is kept in `raised`
-    too, since a thread of huggingface_hub's may be the one that tells."""
-    from tqdm.std import tqdm  # type: ignore[import-untyped,unused-ignore]
-
-    class Bar(tqdm):  # type: ignore[misc,unused-ignore]
-        monitor_interval = 0  # no thread that looks after the bars
-
-        def __init__(self, *args: Any, **options: Any) -> None:
-            # Where the bytes that came over the network are a bar of their own, one is enough.
-            self._tells = not str(options.get("desc")).endswith("downloading bytes")
-            super().__init__(*args, **options | {"file": io.StringIO(), "leave": False})
-
-        def display(self, msg: str | None = None, pos: int | None = None) -> None:
-            if progress is None or raised or not self._tells:
-                return
-            try:
-                progress(what, int(self.n), int(self.total) if self.total else None)
-            except BaseException as e:
-                raised.append(e)
-                raise
-
-    return Bar
 
 
 def _listed(repo: str, revision: str | None) -> list[str]:
