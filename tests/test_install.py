@@ -1,4 +1,4 @@
-"""What a new user is told to install, and what installing brings along."""
+"""What a new user is told to install."""
 
 import re
 from pathlib import Path

@@ -17,7 +17,8 @@ Cell = Callable[[str], list[tuple[str, dict[str, Any]]]]
 
 @pytest.fixture
 def cell(tmp_path: Path) -> Iterator[Cell]:
-    assert importlib.util.find_spec("ipywidgets") is None, "with it there is nothing to warn of"
+    if importlib.util.find_spec("ipywidgets"):
+        pytest.skip("ipywidgets is installed: nothing would warn that it lacks")
     manager = KernelManager()
     env = os.environ | {
         "IPYTHONDIR": str(tmp_path / "ipython"),
