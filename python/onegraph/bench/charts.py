@@ -43,7 +43,7 @@ def check(path: Path) -> None:
     if not path.absolute().parent.is_dir():
         raise FileError(f"--plot {path}: there is no folder {path.absolute().parent}; make it")
     if importlib.util.find_spec("matplotlib") is None:
-        raise FileError("--plot needs matplotlib: run `pip install 'onegraph[bench]'`")
+        raise FileError("--plot needs matplotlib: run `pip install matplotlib`")
 
 
 def _name(record: Record) -> str:
