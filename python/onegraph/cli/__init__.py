@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import io
 import logging
@@ -14,6 +15,7 @@ from typing import NamedTuple
 
 import click
 
+from onegraph.cli import foreign
 from onegraph.cli.terminal import Printable, debug_option
 from onegraph.printable import printable
 
@@ -51,7 +53,23 @@ class Table(click.Group):
         if row is None:
             return None
         command: click.Command = importlib.import_module(row.module).command
+        foreign.refuse(command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name in COMMANDS or name.startswith("-") or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        near = difflib.get_close_matches(name.lower(), COMMANDS, n=1)
+        if name in foreign.COMMANDS:
+            remedy = foreign.COMMANDS[name]
+        elif near:
+            remedy = f"did you mean `onegraph {near[0]}`?"
+        else:
+            remedy = f"commands are {', '.join(COMMANDS)}; `onegraph run MODEL` runs a model"
+        raise click.UsageError(f"No such command {name!r}: {remedy}", ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -108,7 +126,7 @@ def main(args: Sequence[str] | None = None) -> int:
         return e.exit_code
     except click.ClickException as e:
         said = io.StringIO()
-        e.show(said)
+        (_near(e) if isinstance(e, click.NoSuchOption) else e).show(said)
         click.echo(printable(said.getvalue()), err=True, nl=False)
         return e.exit_code
     except BrokenPipeError:
@@ -121,6 +139,14 @@ def main(args: Sequence[str] | None = None) -> int:
     except Exception as e:
         return _failed(e, "--debug" in args)
     return 0
+
+
+def _near(e: click.NoSuchOption) -> click.NoSuchOption:
+    """The same error, and of the options that are near only those that the command has."""
+    params = e.ctx.command.get_params(e.ctx) if e.ctx is not None else []
+    own = [s for p in params if not getattr(p, "hidden", False) for s in p.opts if s[:2] == "--"]
+    near = difflib.get_close_matches(e.option_name.replace("_", "-"), own)
+    return click.NoSuchOption(e.option_name, possibilities=near, ctx=e.ctx)
 
 
 def _log() -> None:
