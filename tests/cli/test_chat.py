@@ -169,7 +169,7 @@ def test_the_text_goes_to_a_file_and_the_prompt_to_the_terminal(
     assert chat.wait() == 0
     with onegraph.LLM(smollm2, max_batch=1) as llm:
         answer = llm.chat([{"role": "user", "content": "Hi"}], temperature=0.0, max_tokens=8)
-    assert (tmp_path / "text").read_text() == answer.text
+    assert (tmp_path / "text").read_text() == f"{answer.text}\n"
 
 
 def test_the_model_cannot_steer_the_terminal(terminal, cli, smollm2: Path) -> None:
@@ -179,7 +179,7 @@ def test_the_model_cannot_steer_the_terminal(terminal, cli, smollm2: Path) -> No
     shown = terminal(*args)
     assert shown.wait() == 0
     assert "␛␛␛" in shown.seen
-    assert cli(*args).stdout == "\x1b\x1b\x1b"  # a file gets the text as it is
+    assert cli(*args).stdout == "\x1b\x1b\x1b\n"  # a file gets the text as it is
 
 
 def test_a_chat_needs_no_other_options(terminal, smollm2: Path) -> None:

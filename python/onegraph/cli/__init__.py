@@ -16,6 +16,7 @@ from typing import NamedTuple
 import click
 
 from onegraph.cli import foreign
+from onegraph.cli.spelling import spelled
 from onegraph.cli.terminal import Printable, debug_option
 from onegraph.printable import printable
 
@@ -118,6 +119,7 @@ def main(args: Sequence[str] | None = None) -> int:
             # The path of a file need not be UTF-8: its bytes go out as they are.
             stream.reconfigure(encoding="utf-8", errors="surrogateescape")
     _log()
+    ctx = None
     try:
         with cli.make_context("onegraph", list(args)) as ctx:
             cli.invoke(ctx)
@@ -137,7 +139,7 @@ def main(args: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     except Exception as e:
-        return _failed(e, "--debug" in args)
+        return _failed(e, ctx, "--debug" in args)
     return 0
 
 
@@ -159,13 +161,16 @@ def _log() -> None:
     logger.setLevel(logging.WARNING)
 
 
-def _failed(e: Exception, debug: bool) -> int:
-    from onegraph.errors import ArgumentError, Error, InternalError
+def _failed(e: Exception, ctx: click.Context | None, debug: bool) -> int:
+    from onegraph.errors import ArgumentError, Error, FileError, InternalError, ModelError
 
     if debug:
         click.echo(printable(traceback.format_exc()), err=True, nl=False)
     if isinstance(e, Error | InternalError):
         said = str(e)
+        name = ctx and ctx.invoked_subcommand
+        if ctx and name and not isinstance(e, FileError | ModelError):  # these quote files
+            said = spelled(said, cli.get_command(ctx, name))
     elif isinstance(e, OSError):
         said = f"{e}; check the disk and the terminal or file the output goes to"
     else:

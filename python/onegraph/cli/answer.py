@@ -22,17 +22,21 @@ def messages(system: str | None, *turns: str) -> list[dict[str, str]]:
 
 
 def show(stream: Stream, heard: list[str] | None = None) -> None:
-    """Prints a stream as it comes; `heard` collects the text, for when it does not end."""
+    """Prints a stream as it comes, and ends the last line; `heard` collects the text, for when it
+    does not end."""
     terminal = sys.stdout.isatty()
+    last = ""
     try:
         for piece in stream:
+            last = piece.text or last
             if heard is not None:
                 heard.append(piece.text)
             # What goes to a file or another program is the text, byte for byte.
             sys.stdout.write(printable(piece.text) if terminal else piece.text)
             sys.stdout.flush()
     finally:
-        if terminal:
+        # A terminal's next prompt, and a shell's `read`, want a whole line.
+        if not last.endswith("\n"):
             click.echo()
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import click
 
 from onegraph import _native, hub, nvrtc
+from onegraph.cli.options import refuse_given
 from onegraph.cli.terminal import debug_option, progress, say
 from onegraph.progress import Told, shown
 
@@ -54,6 +55,8 @@ def command(
     $ONEGRAPH_CACHE_DIR: carried to a machine with such a card, it spares the first load there its
     compiling, and the machine the compiler.
     """
+    if arch is None:
+        refuse_given(["n_ctx", "max_batch", "kv_type"], "only with --compile: a file has none")
     with shown(progress()) as told:
         path = hub.resolve(name, progress=told, mend=True, verify=verify, update=update)
         if arch is not None:
