@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import sys
+from typing import Literal
 
 import click
 
+from onegraph.cli.options import flag
 from onegraph.llm import Stream
 from onegraph.printable import printable
 from onegraph.results import Result
 from onegraph.sampling import DEFAULTS
 
-__all__ = ["messages", "note_cut", "report", "show"]
-
-
-def messages(system: str | None, *turns: str) -> list[dict[str, str]]:
-    """A conversation: instructions, then turns of user and assistant, the user first."""
-    first = [] if system is None else [{"role": "system", "content": system}]
-    roles = ["user", "assistant"]
-    return first + [{"role": roles[i % 2], "content": text} for i, text in enumerate(turns)]
+__all__ = ["cut_by", "note_cut", "report", "show"]
 
 
 def show(stream: Stream, heard: list[str] | None = None) -> None:
@@ -40,12 +35,19 @@ def show(stream: Stream, heard: list[str] | None = None) -> None:
             click.echo()
 
 
+def cut_by(result: Result, max_tokens: int | None) -> Literal["max_tokens", "n_ctx"] | None:
+    """What ended a text that had not come to its end; `max_tokens` is what was asked for."""
+    if result.finish_reason != "length":
+        return None
+    most = DEFAULTS["max_tokens"] if max_tokens is None else max_tokens
+    return "max_tokens" if result.usage.completion_tokens == most else "n_ctx"
+
+
 def note_cut(result: Result, max_tokens: int | None) -> None:
     """Says on standard error where a text was cut at a length that nobody asked for."""
     made = result.usage.completion_tokens
-    if result.finish_reason == "length" and made != max_tokens:
-        option = "--max-tokens" if made == DEFAULTS["max_tokens"] else "--n-ctx"
-        click.echo(f"cut after {made} tokens; {option} allows more", err=True)
+    if made != max_tokens and (limit := cut_by(result, max_tokens)):
+        click.echo(f"cut after {made} tokens; {flag(limit)} allows more", err=True)
 
 
 def report(result: Result) -> None:

@@ -12,7 +12,8 @@ import click
 
 from onegraph import LLM
 from onegraph.cli import piped
-from onegraph.cli.answer import messages, note_cut, report, show
+from onegraph.cli.answer import note_cut, report, show
+from onegraph.cli.conversation import Conversation
 from onegraph.cli.options import (
     MODEL,
     SAMPLING,
@@ -93,7 +94,7 @@ def _answer(
     if raw or llm.chat_template is None:
         stream = llm.generate(prompt, stream=True, **sampling)
     else:
-        stream = llm.chat(messages(system, prompt), stream=True, **sampling)
+        stream = llm.chat(Conversation(system, [prompt]).messages(), stream=True, **sampling)
     with stream:
         if as_json:
             for _ in stream:
