@@ -4,9 +4,10 @@ and by the simulated one, whose cache then serves a whole load."""
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -108,3 +109,55 @@ def test_an_architecture_that_is_not_known_is_refused(tiny: Path, tmp_path: Path
     status, out, error = said(fill([tiny, "--compile", "sm_42"], environment(tmp_path)))
     assert (status, out) == (1, "")
     assert 'GPU architecture "sm_42" is not supported; supported: sm_75, sm_80' in error
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Path]:
+    """A folder that nobody may write to, root neither, as in the image of a container."""
+    folder = tmp_path / "read-only"
+    folder.mkdir()
+    if os.geteuid() != 0:
+        folder.chmod(0o555)
+        yield folder
+        return
+    command = ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(folder)]
+    if subprocess.run(command, capture_output=True).returncode != 0:
+        pytest.skip("a read-only disk needs the right to mount one; CI runs this")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_cache_that_is_read_only_is_an_error_before_anything_is_compiled(
+    tiny: Path, read_only: Path
+) -> None:
+    env = environment(read_only) | {"ONEGRAPH_NVRTC": "/nowhere"}
+    status, out, error = said(fill([tiny, "--compile", "sm_90", *OPTIONS], env))
+    assert (status, out) == (1, "")
+    folder = read_only / "kernels"
+    assert error.startswith(f"error: --compile: cannot write the kernel cache {folder}: ")
+    assert "set ONEGRAPH_CACHE_DIR to a folder that is" in error
+
+
+def test_kernels_that_cannot_be_kept_are_counted_in_an_error(tiny: Path, tmp_path: Path) -> None:
+    if not nvrtc.folders():
+        pytest.skip("needs the CUDA compiler: pip install nvidia-cuda-nvrtc-cu12")
+    # Files may not grow past 20 KB: some kernels fit, others do not.
+    code = """
+import resource, sys
+from onegraph.cli import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+sys.exit(main(sys.argv[1:]))
+"""
+    args = [sys.executable, "-c", code, "pull", str(tiny), "--compile", "sm_90", *OPTIONS]
+    done = subprocess.run(
+        args, env=environment(tmp_path), capture_output=True, text=True, timeout=300
+    )
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+    kept = len(list((tmp_path / "kernels").iterdir()))
+    found = re.search(r"error: --compile: (\d+) of (\d+) kernels for sm_90 could", done.stderr)
+    assert found, done.stderr
+    lacks, total = map(int, found.groups())
+    assert 0 < kept == total - lacks < total
+    assert re.search(rf"to {tmp_path}/kernels, where \d+ MB are free; make room", done.stderr)

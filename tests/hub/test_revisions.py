@@ -342,3 +342,44 @@ def test_a_cache_that_cannot_be_written_is_a_warning(
     command = [sys.executable, "-c", code, REF]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.stderr.startswith(f"cannot note what {REF} stands for: Not a directory; a later")
+
+
+def test_a_download_tells_its_size_and_takes_what_the_teller_raises(
+    hub: FakeHub, environment: dict[str, str]
+) -> None:
+    content = os.urandom(25 << 20)  # some pieces of huggingface_hub's
+    hub.commit({FILE: content}, "main")
+    code = """
+import json, sys
+from onegraph import hub
+told = []
+def tell(*step):
+    told.append(step)
+    if step[1] > 1 << 20 and sys.argv[2] == "stop":
+        raise ZeroDivisionError("enough")
+try:
+    hub.resolve(sys.argv[1], progress=tell)
+except ZeroDivisionError as e:
+    told.append(str(e))
+print(json.dumps(told))
+"""
+
+    def told(what: str) -> list[object]:
+        done = subprocess.run(
+            [sys.executable, "-c", code, REF, what],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        return json.loads(done.stdout)
+
+    *steps, last = told("stop")
+    assert last == "enough"
+    assert not any(str(what).startswith("checking") for what, _, _ in steps)
+    steps = told("go")
+    downloading = [step for step in steps if step[0] == f"downloading {FILE}"]
+    assert {total for _, _, total in downloading} == {len(content)}
+    assert len(downloading) > 1 and downloading[-1][1] == len(content)
+    assert steps[-1] == [f"checking {FILE}", len(content), len(content)]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import click
 
 from onegraph import _native, hub, nvrtc
 from onegraph.cli.options import refuse_given
 from onegraph.cli.terminal import debug_option, progress, say
+from onegraph.errors import FileError
 from onegraph.progress import Told, shown
 
 
@@ -16,6 +21,35 @@ def _kernels(told: Told | None) -> Callable[[int, int], object] | None:
     if told is None:
         return None
     return lambda done, total: told(f"compile {done} of {total} kernels", 0, None)
+
+
+def _kernel_cache() -> tuple[Path, int]:
+    """The folder of the kernel cache, which can be written, and the time there, in nanoseconds."""
+    named = json.loads(_native.cuda_devices(nvrtc.folders()))["kernel_cache"]
+    if named is None:
+        raise FileError("--compile: no folder to keep kernels in; set ONEGRAPH_CACHE_DIR")
+    folder = Path(named)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder) as probe:
+            return folder, Path(probe.name).stat().st_mtime_ns
+    except OSError as e:
+        raise FileError(
+            f"--compile: cannot write the kernel cache {folder}: {e.strerror}; make it "
+            "writable, or set ONEGRAPH_CACHE_DIR to a folder that is"
+        ) from e
+
+
+def _check_kept(folder: Path, before: int, new: int, total: int, arch: str) -> None:
+    """That each of the `new` kernels has an entry in the cache, written since `before`."""
+    kept = sum(entry.stat().st_mtime_ns >= before for entry in folder.iterdir())
+    if kept < new:
+        free = shutil.disk_usage(folder).free / 1e6
+        raise FileError(
+            f"--compile: {new - kept} of {total} kernels for {arch} could not be written to "
+            f"{folder}, where {free:.0f} MB are free; make room, or set "
+            "ONEGRAPH_CACHE_DIR to a folder on another disk, and run it again"
+        )
 
 
 @click.command()
@@ -57,6 +91,7 @@ def command(
     """
     if arch is None:
         refuse_given(["n_ctx", "max_batch", "kv_type"], "only with --compile: a file has none")
+    folder, before = (None, 0) if arch is None else _kernel_cache()
     with shown(progress()) as told:
         path = hub.resolve(name, progress=told, mend=True, verify=verify, update=update)
         if arch is not None:
@@ -70,7 +105,8 @@ def command(
                 nvrtc_folders=nvrtc.folders(),
                 progress=_kernels(told),
             )
-    if arch is not None:
+    if arch is not None and folder is not None:
+        _check_kept(folder, before, new, total, arch)
         say(f"{total} kernels for {arch}, {new} of them new", err=True)
     if name.startswith("hf:") and not update and (changed := hub.upstream_change(name)):
         say(changed, err=True)

@@ -13,16 +13,17 @@ Files that onegraph fetches itself are kept in `$ONEGRAPH_CACHE_DIR/models`, els
 
 from __future__ import annotations
 
-import difflib
+import functools
 import os
 import stat
 from pathlib import Path
 
 from onegraph.errors import ArgumentError, FileError
-from onegraph.hub import hugging_face, ollama
+from onegraph.hub import hugging_face, ollama, pins
 from onegraph.hub.cache import Progress, cache_dir, kind
 from onegraph.hub.hugging_face import upstream_change
 from onegraph.hub.named import Known, fetch, known_models
+from onegraph.hub.nearest import file_hint, name_hint
 
 __all__ = [
     "FORMS",
@@ -31,6 +32,7 @@ __all__ = [
     "cache_dir",
     "fetch",
     "known_models",
+    "references",
     "resolve",
     "upstream_change",
 ]
@@ -40,6 +42,13 @@ FORMS = (
     "path/to/model.gguf, NAME, hf:user/repo/file.gguf, hf:user/repo:Q4_K_M, "
     "hf:user/repo@REVISION:Q4_K_M, ollama:model:tag"
 )
+
+
+def references() -> list[str]:
+    """What `resolve` takes and is here, or is fetched by its name alone: the names of the manifest,
+    the `hf:` references that were used before, and what ollama has pulled.
+    """
+    return [*sorted(known_models()), *pins.references(), *ollama.references()]
 
 
 def resolve(
@@ -71,22 +80,23 @@ def resolve(
             f"update: {os.fspath(ref)!r} stands for one content for good; only what an hf: "
             "reference stands for may change upstream"
         )
+    known = known_models()
     if text.startswith("ollama:"):
-        return ollama.resolve(text, progress=progress, verify=verify)
+        meant = functools.partial(name_hint, text, known)
+        return ollama.resolve(text, meant, progress=progress, verify=verify)
     if not isinstance(ref, str):
         return _file(Path(ref), verify)
-    known = known_models()
     if entry := known.get(ref):
         return fetch(entry, progress=progress, mend=mend, verify=verify)
     meant_as_path = ref.endswith(".gguf") or "/" in ref or os.sep in ref
     path = Path(ref).expanduser()
     if ref and (path.exists() or (meant_as_path and "://" not in ref)):
         return _file(path, verify)
-    near = difflib.get_close_matches(ref, known, n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    hint = name_hint(ref, known)
+    pull = f"; where ollama knows it, run `ollama pull {ref}` and name ollama:{ref}"
     raise ArgumentError(
         f"no model is called {ref!r}{hint}: names known here are {', '.join(sorted(known))}; "
-        f"a model is named by one of {FORMS}"
+        f"a model is named by one of {FORMS}{pull if not hint and ollama.is_name(ref) else ''}"
     )
 
 
@@ -95,7 +105,8 @@ def _file(path: Path, verify: bool) -> Path:
         mode = path.stat().st_mode
     except FileNotFoundError as e:
         raise FileError(
-            f"there is no file {path}; check the path, or name a model by one of {FORMS}"
+            f"there is no file {path}{file_hint(path, known_models())}; check the path, or name a "
+            f"model by one of {FORMS}"
         ) from e
     except (OSError, ValueError) as e:  # ValueError: a null character
         reason = getattr(e, "strerror", None) or e

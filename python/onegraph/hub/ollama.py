@@ -6,28 +6,62 @@ import contextlib
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from onegraph.errors import ArgumentError, FileError, ModelError
 from onegraph.hub import fingerprint
 from onegraph.hub.cache import Progress, open_regular
 
-__all__ = ["resolve"]
+__all__ = ["is_name", "references", "resolve"]
 
 _MODEL = "application/vnd.ollama.image.model"
 #: Each part of a name. The first character keeps `..` and hidden files out.
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}")
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,349}")
+#: What ollama takes for the parts that a name leaves out.
+_HOST_TAKEN, _NAMESPACE_TAKEN, _TAG_TAKEN = "registry.ollama.ai", "library", "latest"
 #: A manifest is about a kilobyte; a file past this is none.
 _MANIFEST_LIMIT = 1 << 20
 
 
-def resolve(ref: str, *, progress: Progress | None = None, verify: bool = False) -> Path:
-    """The blob of the model that `ref` names; `verify` reads it whole. Errors:
-    `onegraph.hub.resolve`."""
+def references() -> list[str]:
+    """The models that ollama has pulled, as `ollama:` references; without the tag "latest", the
+    namespace and the host where they are what ollama takes by itself."""
+    found = set()
+    for root in _roots():
+        # Host, namespace, model, tag.
+        for path in (root / "manifests").glob("*/*/*/*"):
+            host, namespace, model, tag = path.parts[-4:]
+            front = [] if (host, namespace) == (_HOST_TAKEN, _NAMESPACE_TAKEN) else [namespace]
+            front = front if host == _HOST_TAKEN else [host, namespace]
+            named = "/".join([*front, model]) + ("" if tag == _TAG_TAKEN else f":{tag}")
+            if is_name(named):
+                found.add(f"ollama:{named}")
+    return sorted(found)
+
+
+def is_name(text: str) -> bool:
+    """Whether a model of ollama could be called so."""
+    try:
+        _split(f"ollama:{text}")
+    except ArgumentError:
+        return False
+    return True
+
+
+def resolve(
+    ref: str,
+    hint: Callable[[], str],
+    *,
+    progress: Progress | None = None,
+    verify: bool = False,
+) -> Path:
+    """The blob of the model that `ref` names; `verify` reads it whole. `hint` is asked what else
+    may have been meant where there is none. Errors: `onegraph.hub.resolve`."""
     host, namespace, model, tag = _split(ref)
     roots = _roots()
-    name = f"{namespace}/{model}" if namespace != "library" else model
+    name = f"{namespace}/{model}" if namespace != _NAMESPACE_TAKEN else model
     tried = []
     for root in roots:
         folder = root / "manifests" / host / namespace / model
@@ -39,15 +73,15 @@ def resolve(ref: str, *, progress: Progress | None = None, verify: bool = False)
         tags = _names(folder)
         if tags:
             raise FileError(
-                f"ollama has no {name}:{tag} in {root}; tags of {name} there: {', '.join(tags)}; "
-                f"run `ollama pull {name}:{tag}` or name one of them"
+                f"ollama has no {name}:{tag} in {root}{hint()}; tags of {name} there: "
+                f"{', '.join(tags)}; run `ollama pull {name}:{tag}` or name one of them"
             )
     where = " or ".join(str(root) for root in roots)
     models = sorted({n for root in roots for n in _names(root / "manifests" / host / namespace)})
     there = f"; models there: {', '.join(models)}" if models else ""
     raise FileError(
-        f"ollama has no model {name} in {where}{there}; run `ollama pull {name}:{tag}`, or set "
-        "OLLAMA_MODELS to ollama's folder"
+        f"ollama has no model {name} in {where}{hint()}{there}; run `ollama pull "
+        f"{name}:{tag}`, or set OLLAMA_MODELS to ollama's folder"
     )
 
 
@@ -56,9 +90,9 @@ def _split(ref: str) -> tuple[str, str, str, str]:
     *front, last = ref.removeprefix("ollama:").split("/")
     model, colon, tag = last.partition(":")
     if not colon:
-        tag = "latest"
-    namespace = front.pop() if front else "library"
-    host = front.pop() if front else "registry.ollama.ai"
+        tag = _TAG_TAKEN
+    namespace = front.pop() if front else _NAMESPACE_TAKEN
+    host = front.pop() if front else _HOST_TAKEN
     parts = [namespace, model, tag]
     if front or not _HOST.fullmatch(host) or not all(map(_PART.fullmatch, parts)):
         raise ArgumentError(

