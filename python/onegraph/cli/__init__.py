@@ -32,14 +32,17 @@ class Row(NamedTuple):
 
 COMMANDS = {
     "run": Row("onegraph.cli.run", "Generate text, or chat."),
+    "list": Row("onegraph.cli.list", "List the models that are here."),
+    "pull": Row("onegraph.cli.pull", "Fetch a model and print where it is."),
+    "rm": Row("onegraph.cli.rm", "Remove a model that onegraph fetched."),
+    "info": Row("onegraph.cli.info", "Say what a model is and what running it needs."),
+    "show": Row("onegraph.cli.info", "The same as info."),
     "bench": Row("onegraph.cli.bench", "Measure speed, as llama-bench does."),
     "compare": Row("onegraph.cli.compare", "Race ollama, llama.cpp and others on one file."),
-    "info": Row("onegraph.cli.info", "Say what a model is and what running it needs."),
     "graph": Row("onegraph.cli.graph", "Show the captured decode step and where its time goes."),
     "check": Row(
         "onegraph.cli.check", "Check a card: graphs against eager, logits against the CPU."
     ),
-    "pull": Row("onegraph.cli.pull", "Fetch a model and print where it is."),
 }
 
 
@@ -55,6 +58,10 @@ class Table(click.Group):
             return None
         command: click.Command = importlib.import_module(row.module).command
         foreign.refuse(command)
+        if ctx.resilient_parsing:  # a shell asks how a word goes on
+            from onegraph.cli import completion
+
+            completion.prepare(command)
         return command
 
     def resolve_command(
@@ -85,7 +92,12 @@ def _version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
         ctx.exit()
 
 
-@click.group(cls=Table, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Table,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog='Completion: eval "$(_ONEGRAPH_COMPLETE=bash_source onegraph)" in ~/.bashrc; zsh_source '
+    "and fish_source likewise.",
+)
 @click.option(
     "--version",
     is_flag=True,
@@ -121,6 +133,10 @@ def main(args: Sequence[str] | None = None) -> int:
     _log()
     ctx = None
     try:
+        if wish := os.environ.get("_ONEGRAPH_COMPLETE"):
+            from onegraph.cli import completion
+
+            return completion.complete(cli, wish)
         with cli.make_context("onegraph", list(args)) as ctx:
             cli.invoke(ctx)
         sys.stdout.flush()

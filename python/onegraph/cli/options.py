@@ -12,6 +12,7 @@ from click.core import ParameterSource
 from onegraph.sampling import DEFAULTS
 
 __all__ = [
+    "KV_TYPES",
     "MODEL",
     "SAMPLING",
     "flag",
@@ -34,12 +35,15 @@ def _bias(text: str) -> tuple[int, float]:
         ) from None
 
 
+#: Encodings of keys and values that every device takes for heads of the common widths.
+KV_TYPES = ("f16", "f32", "q8_0", "i16")
+
 #: Arguments of `onegraph.LLM`: name, type, help.
 MODEL: list[tuple[str, Any, str]] = [
     ("device", str, "cpu, cuda, cuda:1 or auto.  [default: auto]"),
     ("n_ctx", int, "Tokens a conversation may have.  [default: what the model has, up to 8192]"),
     ("threads", int, "CPU threads.  [default: as many as the machine runs at once]"),
-    ("kv_type", str, "Encoding of keys and values: f16, f32, q8_0, i16.  [default: f16]"),
+    ("kv_type", str, f"Encoding of keys and values: {', '.join(KV_TYPES)}.  [default: f16]"),
 ]
 
 #: Keywords of `onegraph.LLM.generate`: name, type, help.
