@@ -4,15 +4,20 @@ there, the times are not."""
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from onegraph import check
 from onegraph.cli.graph import across_layers
+from support.terminal import Terminal
 
+#: What a progress bar is drawn with.
+BAR = re.compile("[\u2501\u2578\u257a]|bytes$|KiB$")
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -127,6 +132,36 @@ def test_check_meets_its_bars(cli: Any, tiny: Path, card: dict[str, str]) -> Non
         assert 0 < measured["mean_kl"] <= found["bars"]["kl"] == 2e-6
         assert 0 < measured["max_logit_difference"] <= 0.05
         assert measured["top_1"] == 1
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["graph", "--repeats", 1],
+        ["graph", "--repeats", 1, "--each"],
+        ["check", "--max-batch", 2, "--tokens", 80, "--sums", 7000],
+    ],
+)
+def test_a_table_fits_a_terminal_of_80_columns(
+    args: list[object],
+    terminal: Callable[..., Terminal],
+    cli: Any,
+    tiny: Path,
+    card: dict[str, str],
+) -> None:
+    name, *options = args
+    shown = terminal(name, tiny, "--n-ctx", 64, *options, env=card)
+    assert shown.wait(300) == 0
+    # A bar is drawn over itself, from the begin of the line.
+    lines = [line.rstrip() for line in re.split(r"[\r\n]+", shown.seen) if not BAR.search(line)]
+    assert max(map(len, lines)) <= 80, lines
+    assert "\u2026" not in shown.seen, "a name is cut"
+    whole = [line for line in lines if re.search(r"\d  ?\S", line)]
+    assert len(whole) >= 10
+    if "--each" not in options:
+        # No row goes over two lines: there are as many as where there is room for all.
+        piped = cli(name, tiny, "--n-ctx", 64, *options, env=card).stdout.splitlines()
+        assert len([line for line in lines if line]) == len([line for line in piped if line])
 
 
 def test_check_is_for_a_card(cli: Any, tiny: Path) -> None:

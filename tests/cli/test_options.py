@@ -45,7 +45,7 @@ def test_graph_and_check_propose_no_device_that_they_refuse(cli: Any, smollm2: P
                 pytest.skip("this machine has a card; the machines of CI have none")
             assert (done.returncode, done.stdout) == (1, "")
             assert "install the NVIDIA driver; the CPU is no way out" in done.stderr
-            assert "device cpu" not in done.stderr and 'device="cpu"' not in done.stderr
+            assert "cpu" not in done.stderr
 
 
 def test_a_prompt_that_does_not_fit_names_the_option(cli: Any, smollm2: Path) -> None:
@@ -73,6 +73,7 @@ def run() -> click.Command:
         ("threads = 0: must be from 1", "--threads 0: must be from 1"),
         ("seed = an integer of 300 bits: too large", "--seed an integer of 300 bits: too large"),
         ('install the driver, or use device="cpu"', "install the driver, or use --device cpu"),
+        ('device "cuda:7": no such card', "--device cuda:7: no such card"),
         ("load with a larger n_ctx.", "load with a larger --n-ctx."),
         ("use a smaller n_ctx or max_batch", "use a smaller --n-ctx"),
         (

@@ -83,6 +83,30 @@ def test_a_second_slash_and_quotes_send_a_text_as_it_is(
     leave(talk)
 
 
+@pytest.mark.usefixtures("interruptible")
+def test_ctrl_c_leaves_the_quotes_and_a_paste_is_one_text(
+    chat: Callable[..., Terminal], tmp_path: Path
+) -> None:
+    talk = chat()
+    ask(talk, '"""never', prompt="... ")
+    # Python misses a signal between showing the prompt and waiting for a key.
+    said = ""
+    for _ in range(60):
+        talk.type("\x03")
+        if "Ctrl-D leaves" in (said := said + talk.read_for(1)):
+            break
+    assert "Ctrl-D leaves" in said
+    talk.type("/set top-k 7\r")
+    talk.read_until("--top-k  ")
+    talk.read_until(PROMPT)
+    # As terminals paste where line editing asks them to: nothing is sent before the return key.
+    ask(talk, "\x1b[200~one\ntwo\x1b[201~")
+    ask(talk, f"/save {tmp_path}/talk.json")
+    messages = json.loads((tmp_path / "talk.json").read_text())["messages"]
+    assert [m["content"] for m in messages if m["role"] == "user"] == ["one\ntwo"]
+    leave(talk)
+
+
 def test_a_conversation_is_saved_and_taken_up(
     chat: Callable[..., Terminal], tmp_path: Path
 ) -> None:

@@ -100,8 +100,9 @@ def _show_kernels(profile: GraphProfile, each: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("kernel")
+    # 80 columns hold it with the tensors of a fused product.
+    table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
+    table.add_column("kernel", overflow="fold")
     for column in ["launches", "us each", "us", "share", "MB", "GB/s", "% peak"]:
         table.add_column(column, justify="right")
     total = sum(k.us for k in profile.kernels)
@@ -122,14 +123,13 @@ def _show_kernels(profile: GraphProfile, each: bool) -> None:
 
     if each:
         for kernel in profile.kernels:
-            add(kernel.label, [kernel])
+            add(_short(kernel.label), [kernel])
     else:
         for kind, kernels in _grouped(profile.kernels, lambda k: k.kernel):
             add(kind, kernels, "bold")
             for label, alike in _grouped(kernels, lambda k: across_layers(k.label)):
                 if label != kind:
-                    tensors = label.removeprefix(kind).replace(".weight", "").strip()
-                    add(f"  {tensors}", alike)
+                    add(f"  {_short(label.removeprefix(kind)).strip()}", alike)
     add("sum", profile.kernels, "bold")
     # What lies between the sum and the replay.
     n = len(profile.kernels)
@@ -137,6 +137,11 @@ def _show_kernels(profile: GraphProfile, each: bool) -> None:
     line("  overlapped by the replay", n, total - profile.replay_us, 0)
     line("replay", 1, profile.replay_us, sum(k.moved for k in profile.kernels), "bold")
     show_table(table)
+
+
+def _short(label: str) -> str:
+    """A label with `0.attn_q` for `blk.0.attn_q.weight`."""
+    return re.sub(r"\bblk\.(?=\d)|\.weight\b", "", label)
 
 
 def across_layers(label: str) -> str:

@@ -49,7 +49,8 @@ def _replaced(said: str, name: str, option: str) -> str:
         plain = re.fullmatch(r"[\w.:+-]+", value)
         return f"{option} {value if plain else found['value']}"
 
-    # A message begins with the argument that is wrong, as in `stop = "": ...`.
+    # A message begins with the argument that is wrong, as in `stop = "": ...`, or with the device.
+    said = re.sub(rf"^{name} (?P<value>\"[^\"]*\")(?=: )", with_value, said)
     said = re.sub(rf"^{name} = (?P<value>{_VALUE})", with_value, said)
     said = re.sub(rf"^{name} = ", f"{option} ", said)
     said = re.sub(rf"{_BEFORE}{name}=(?P<value>{_VALUE})", with_value, said)
