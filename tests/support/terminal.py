@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import os
 import pty
@@ -26,6 +27,7 @@ class Terminal:
         size = struct.pack("HHHH", 25, columns, 0, 0)
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, size)
         self.seen = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self.status: int | None = None
 
     def type(self, text: str | bytes) -> None:
@@ -56,7 +58,9 @@ class Terminal:
             except OSError:  # Linux's word for: the other side is gone
                 return False
             # Line editing sends a few sequences of its own.
-            self.seen += re.sub(r"\x1b\[\??[\d;]*[a-zA-Z]", "", more.decode(errors="replace"))
+            # What is read may end in the middle of one, or of a character.
+            self.seen += self._decoder.decode(more)
+            self.seen = re.sub(r"\x1b\[\??[\d;]*[a-zA-Z@]", "", self.seen)
             return bool(more)
         return True
 

@@ -85,7 +85,8 @@ def command(
 
 def _say(name: str, p: GraphProfile) -> None:
     rows = "row" if p.batch_size == 1 else "rows"
-    say(f"{name} on {p.device}: the step of {p.batch_size} {rows} at position {p.position}")
+    say(f"{name} on {p.device}")
+    say(f"the step of {p.batch_size} {rows} at position {p.position}")
     graphs = "one graph" if p.graphs == 1 else f"{p.graphs} graphs"
     edges = f"{p.edges} edges of which {p.programmatic_edges} programmatic"
     say(f"{graphs}, {p.nodes} nodes, {edges}; {p.launches} kernels")
