@@ -132,6 +132,17 @@ def test_sampling_options_reach_the_sampler(cli, smollm2: Path, answer: str) -> 
     assert 28 not in json.loads(banned.stdout)["token_ids"]
 
 
+def test_a_run_that_ends_up_on_the_cpu_says_so_once_and_why(cli, smollm2: Path) -> None:
+    ask = ["run", smollm2, "Hi", "--max-tokens", 1]
+    if json.loads(cli(*ask, "--json").stdout)["device"] != "cpu":
+        pytest.skip("this machine has a card; the machines of CI have none")
+    for more in [[], ["--device", "auto"], ["--verbose"]]:
+        told = [line for line in cli(*ask, *more).stderr.splitlines() if "CPU" in line]
+        assert len(told) == 1, told
+        assert "NVIDIA" in told[0] and "--device cpu" in told[0]
+    assert cli(*ask, "--device", "cpu").stderr == ""
+
+
 def test_options_carry_the_names_of_python() -> None:
     assert [name for name, _, _ in SAMPLING] == list(sampling.DEFAULTS)
     parameters = inspect.signature(onegraph.LLM).parameters
@@ -139,7 +150,7 @@ def test_options_carry_the_names_of_python() -> None:
 
 
 #: A run of so many tokens takes a while: one that makes them all was not ended.
-ENDLESS = ["--ignore-eos", "--max-tokens", "8000"]
+ENDLESS = ["--device", "cpu", "--ignore-eos", "--max-tokens", "8000"]
 
 
 def test_text_streams_as_it_is_made(command: list[str], smollm2: Path, llm: onegraph.LLM) -> None:
@@ -197,9 +208,7 @@ def test_ctrl_c_stops_the_run(command: list[str], smollm2: Path, llm: onegraph.L
 def test_a_run_in_the_background_of_a_script_ignores_ctrl_c(
     command: list[str], smollm2: Path
 ) -> None:
-    run = shlex.join(
-        [*command, "run", str(smollm2), QUESTION, "--ignore-eos", "--max-tokens", "64"]
-    )
+    run = shlex.join([*command, "run", str(smollm2), QUESTION, *ENDLESS[:-1], "64"])
     # A shell without job control starts what is in its background with Ctrl-C ignored.
     with subprocess.Popen(
         ["bash", "-c", f"{run} & echo $! >&2; wait $!"],
@@ -264,7 +273,7 @@ def test_a_failed_run_is_one(cli, smollm2: Path, tmp_path: Path) -> None:
     failing = [
         ([cut, QUESTION], "5000000"),
         ([tmp_path / "none.gguf", QUESTION], "there is no file"),
-        ([smollm2, "word " * 200, "--n-ctx", 64], "64"),
+        ([smollm2, "word " * 200, "--n-ctx", 64, "--device", "cpu"], "64"),
         ([smollm2, QUESTION, "--device", "cuda"], "cuda"),
     ]
     for args, said in failing:
