@@ -164,6 +164,16 @@ def test_a_table_fits_a_terminal_of_80_columns(
         assert len([line for line in lines if line]) == len([line for line in piped if line])
 
 
+def test_a_run_on_a_card_says_which_options_are_of_the_cpu(
+    cli: Any, tiny: Path, card: dict[str, str]
+) -> None:
+    ask = ["run", tiny, "ab", "--raw", "--device", "cuda", "--n-ctx", 64, "--max-tokens", 1]
+    done = cli(*ask, "--threads", 2, env=card)
+    assert (done.returncode, done.stderr) == (0, "no effect on cuda:0: --threads\n")
+    # Nor is anything said of the CPU where it was not taken.
+    assert cli(*ask, env=card).stderr == ""
+
+
 def test_check_is_for_a_card(cli: Any, tiny: Path) -> None:
     done = cli("check", tiny, "--device", "cpu")
     assert (done.returncode, done.stdout) == (1, "")

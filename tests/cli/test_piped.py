@@ -7,6 +7,7 @@ import os
 import shlex
 import socket
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,20 @@ def test_a_pipe_that_nobody_ends_is_said(command: list[str], smollm2: Path) -> N
         assert "`< /dev/null` leaves it out" in said
         os.close(write)
         assert process.stdout.read().strip()
+        assert process.wait(60) == 0
+
+
+def test_a_pipe_that_does_not_block_is_waited_for(command: list[str], smollm2: Path) -> None:
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    run = [*command, "run", str(smollm2), "Hi", *GREEDY, "--json"]
+    with subprocess.Popen(run, stdin=read, stdout=subprocess.PIPE, text=True) as process:
+        os.close(read)
+        assert process.stdout is not None
+        with os.fdopen(write, "w") as pipe:
+            time.sleep(0.5)  # it looks before there is anything
+            pipe.write("apples " * 30)
+        assert json.loads(process.stdout.read())["usage"]["prompt_tokens"] > 30
         assert process.wait(60) == 0
 
 

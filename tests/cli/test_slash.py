@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -212,11 +213,17 @@ def test_without_a_place_for_it_there_is_no_history(
     leave(talk)
     (tmp_path / "state").unlink()
     (tmp_path / "state").mkdir()
-    os.symlink(tmp_path / "elsewhere", tmp_path / "state" / "history")
+    history = tmp_path / "state" / "history"
+    os.symlink(tmp_path / "elsewhere", history)
     talk = chat()
     ask(talk, "/set top-k 7")
     leave(talk)
     assert not (tmp_path / "elsewhere").exists()
+    history.unlink()
+    os.mkfifo(history)
+    talk = chat()
+    assert "--top-k 7" in ask(talk, "/set top-k 7")
+    leave(talk)
 
 
 def test_a_saved_conversation_is_read_as_it_was(tmp_path: Path) -> None:
@@ -261,8 +268,14 @@ def test_a_name_is_a_file_of_the_folder_and_a_path_a_path(
     monkeypatch.setenv("ONEGRAPH_STATE_DIR", str(tmp_path))
     assert place("talk") == tmp_path / "chats" / "talk.json"
     assert place("./talk") == Path("talk") and place("t.json") == Path("t.json")
-    with pytest.raises(ArgumentError, match=r"'\.\.' names no file"):
-        place("..")
+    for name, said in [("..", "'..' names no file"), ("~nobody-here/t", "give the whole path")]:
+        with pytest.raises(ArgumentError, match=re.escape(said)):
+            place(name)
+    for path in [Path("x" * 300), tmp_path / "\0.json"]:
+        with pytest.raises(FileError, match="cannot read"):
+            load(path)
+        with pytest.raises(FileError, match="give another path"):
+            save(Conversation(), Path("m.gguf"), path)
     os.mkfifo(tmp_path / "pipe.json")
     with pytest.raises(FileError, match="FIFO"):
         load(tmp_path / "pipe.json")

@@ -36,7 +36,10 @@ def place(name: str) -> Path:
     """The file of a conversation: the path that `name` is, where it has a slash or ends in .json;
     else NAME.json in the folder `chats` of `onegraph.cli.state`."""
     if "/" in name or name.endswith(".json"):
-        return Path(name).expanduser()
+        try:
+            return Path(name).expanduser()
+        except RuntimeError as e:
+            raise ArgumentError(f"{name}: {e}; give the whole path") from e
     if name in {"", ".", ".."} or "\0" in name:
         raise ArgumentError(f"{name!r} names no file: give a name, or a path")
     return state_dir() / "chats" / f"{name}.json"

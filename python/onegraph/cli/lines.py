@@ -13,6 +13,7 @@ import click
 
 from onegraph.cli.state import state_dir
 from onegraph.errors import FileError
+from onegraph.hub.cache import kind
 
 __all__ = ["Entry", "Lines"]
 
@@ -103,8 +104,10 @@ class Lines:
             # Made for its owner alone before a line is in it; never through a link.
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
             descriptor = os.open(path, flags, 0o600)
-            os.fchmod(descriptor, 0o600)
-            os.close(descriptor)
+            with os.fdopen(descriptor, "rb") as file:
+                if other := kind(os.fstat(file.fileno()).st_mode):
+                    raise FileError(f"{path} is {other}")
+                os.fchmod(file.fileno(), 0o600)
             self._readline.read_history_file(path)
             self._readline.set_history_length(REMEMBERED)
             if self._readline.get_current_history_length() > 2 * REMEMBERED:

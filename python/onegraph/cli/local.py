@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,7 +111,7 @@ def removable(name: str) -> Local:
         remedy = f"ollama keeps it: run `ollama rm {name.removeprefix('ollama:')}`"
     elif name.startswith("hf:"):
         remedy = "it lies in Hugging Face's cache, which other programs use too: see `hf cache rm`"
-    elif Path(name).exists():
+    elif os.path.lexists(name):
         remedy = "onegraph did not fetch this file: remove it as you would any other"
     else:
         here = ", ".join(model.name for model in ours()) or "none"

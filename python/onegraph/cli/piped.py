@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import stat
 import sys
 import threading
@@ -64,7 +65,7 @@ def _carries_text() -> bool:
 
 def _read() -> str:
     try:
-        raw = sys.stdin.buffer.read()
+        raw = _bytes(sys.stdin.fileno())
     except OSError as e:  # open for writing alone, a folder
         raise click.UsageError(
             f"cannot read standard input: {e.strerror}; `< /dev/null` leaves it out"
@@ -77,3 +78,17 @@ def _read() -> str:
         ) from e
     # The line feed that ends a line is not part of the question.
     return text.removesuffix("\n")
+
+
+def _bytes(descriptor: int) -> bytes:
+    """All of it, also where another program left it in non-blocking mode."""
+    pieces: list[bytes] = []
+    while True:
+        try:
+            piece = os.read(descriptor, 1 << 20)
+        except BlockingIOError:
+            select.select([descriptor], [], [])
+            continue
+        if not piece:
+            return b"".join(pieces)
+        pieces.append(piece)

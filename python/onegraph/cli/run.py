@@ -53,6 +53,10 @@ def command(
     `onegraph run MODEL "Sum this up." < report.txt`. In a loop that reads standard input itself,
     `< /dev/null` leaves it to the loop. Standard output carries the text alone, which ends with a
     line feed.
+
+    In a chat /help lists its commands. Conversations that /save is given a name for, and the lines
+    that were typed, are kept in $ONEGRAPH_STATE_DIR, else in $XDG_STATE_HOME/onegraph, else in
+    ~/.local/state/onegraph.
     """
     if raw and system is not None:
         raise click.UsageError("--system is part of the chat template, and --raw leaves that out")

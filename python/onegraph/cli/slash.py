@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -91,7 +92,7 @@ def _save(session: Session, text: str) -> None:
     if not text:
         raise ArgumentError("/save needs a NAME, or a path such as ./talk.json")
     path = place(text)
-    there = path.exists()
+    there = os.path.lexists(path)
     save(session.conversation, session.llm.path, path)
     said = _counted(session.conversation)
     _say(f"saved {said} to {path}" + (", over what was there" if there else ""))
