@@ -20,18 +20,19 @@ def show(stream: Stream, heard: list[str] | None = None) -> None:
     """Prints a stream as it comes, and ends the last line; `heard` collects the text, for when it
     does not end."""
     terminal = sys.stdout.isatty()
-    last = ""
+    last: str | None = None
     try:
         for piece in stream:
-            last = piece.text or last
+            last = piece.text or last or ""
             if heard is not None:
                 heard.append(piece.text)
             # What goes to a file or another program is the text, byte for byte.
             sys.stdout.write(printable(piece.text) if terminal else piece.text)
             sys.stdout.flush()
     finally:
-        # A terminal's next prompt, and a shell's `read`, want a whole line.
-        if not last.endswith("\n"):
+        # A terminal's next prompt, and a shell's `read`, want a whole line. What failed before it
+        # had a text has no line either.
+        if (terminal or last is not None) and not (last or "").endswith("\n"):
             click.echo()
 
 

@@ -100,6 +100,9 @@ COMMANDS = {
     "create": "give the path of a .gguf file as MODEL; options are given where it is run",
     "cp": "a name is given by no command here: a file is named by its path",
     "push": "onegraph publishes nothing",
+    "serve": "onegraph has no server: a program loads a model with `onegraph.LLM`",
+    "help": "say `onegraph --help`",
+    "version": "say `onegraph --version`",
 }
 
 
