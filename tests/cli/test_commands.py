@@ -69,7 +69,7 @@ def test_wrong_use_is_two(args: list[str], said: str, cli) -> None:
 def test_a_number_out_of_range_is_wrong_use(cli, smollm2: Path) -> None:
     done = cli("info", smollm2, "--n-ctx", 0)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "n_ctx" in done.stderr and "must be from 2 to 8192" in done.stderr
+    assert "--n-ctx 0:" in done.stderr and "must be from 2 to 8192" in done.stderr
 
 
 def test_a_bad_file_is_one_with_one_message(cli, tmp_path: Path) -> None:

@@ -4,15 +4,20 @@ there, the times are not."""
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from onegraph import check
 from onegraph.cli.graph import across_layers
+from support.terminal import Terminal
 
+#: What a progress bar is drawn with.
+BAR = re.compile("[\u2501\u2578\u257a]|bytes$|KiB$")
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -38,7 +43,7 @@ def test_the_graph_is_shown(cli: Any, tiny: Path, card: dict[str, str], tmp_path
     said = done.stdout
     assert "the step of 1 row at position 48" in said
     assert "one graph, " in said and "programmatic; " in said
-    for column in ["launches", "us each", "GB/s", "% of peak"]:
+    for column in ["launches", "us each", "GB/s", "% peak"]:
         assert column in said
     lines = {line.strip().split("  ")[0]: line.split() for line in said.splitlines() if line}
     # Two layers: attention twice, and each fused product twice but the head.
@@ -94,10 +99,11 @@ def test_a_step_in_pieces_leaves_attention_out_of_its_graphs(
     ("options", "code", "words"),
     [
         (["--device", "cpu"], 1, ["captures no graphs", "--device cuda"]),
-        (["--cuda-graph", "none"], 2, ["batch_size = 1", 'cuda_graph="none"', "choose"]),
-        (["--position", "57"], 2, ["position = 57: must be from 0 to 56"]),
-        (["--repeats", "0"], 2, ["repeats = 0: must be from 1"]),
-        (["--batch-size", "0"], 2, ["batch_size = 0: must be 1 or more"]),
+        (["--each", "--json"], 2, ["--each is for the table"]),
+        (["--cuda-graph", "none"], 2, ["--batch-size 1: with --cuda-graph none", "choose"]),
+        (["--position", "57"], 2, ["--position 57: must be from 0 to 56"]),
+        (["--repeats", "0"], 2, ["--repeats 0: must be from 1"]),
+        (["--batch-size", "0"], 2, ["--batch-size 0: must be 1 or more"]),
     ],
 )
 def test_graph_says_what_is_wrong(
@@ -128,12 +134,52 @@ def test_check_meets_its_bars(cli: Any, tiny: Path, card: dict[str, str]) -> Non
         assert measured["top_1"] == 1
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["graph", "--repeats", 1],
+        ["graph", "--repeats", 1, "--each"],
+        ["check", "--max-batch", 1, "--tokens", 8, "--sums", 600],
+    ],
+)
+def test_a_table_fits_a_terminal_of_80_columns(
+    args: list[object],
+    terminal: Callable[..., Terminal],
+    cli: Any,
+    tiny: Path,
+    card: dict[str, str],
+) -> None:
+    name, *options = args
+    shown = terminal(name, tiny, "--n-ctx", 64, *options, env=card)
+    assert shown.wait(300) == 0
+    # A bar is drawn over itself, from the begin of the line.
+    lines = [line.rstrip() for line in re.split(r"[\r\n]+", shown.seen) if not BAR.search(line)]
+    assert [line for line in lines if len(line) > 80] == []
+    assert "\u2026" not in shown.seen, "a name is cut"
+    whole = [line for line in lines if re.search(r"\d  ?\S", line)]
+    assert len(whole) >= 8
+    if "--each" not in options:
+        # No row goes over two lines: there are as many as where there is room for all.
+        piped = cli(name, tiny, "--n-ctx", 64, *options, env=card).stdout.splitlines()
+        assert len([line for line in lines if line]) == len([line for line in piped if line])
+
+
+def test_a_run_on_a_card_says_which_options_are_of_the_cpu(
+    cli: Any, tiny: Path, card: dict[str, str]
+) -> None:
+    ask = ["run", tiny, "ab", "--raw", "--device", "cuda", "--n-ctx", 64, "--max-tokens", 1]
+    done = cli(*ask, "--threads", 2, env=card)
+    assert (done.returncode, done.stderr) == (0, "no effect on cuda:0: --threads\n")
+    # Nor is anything said of the CPU where it was not taken.
+    assert cli(*ask, env=card).stderr == ""
+
+
 def test_check_is_for_a_card(cli: Any, tiny: Path) -> None:
     done = cli("check", tiny, "--device", "cpu")
     assert (done.returncode, done.stdout) == (1, "")
     assert "what a card is compared with" in done.stderr and "--device cuda" in done.stderr
     done = cli("check", tiny, "--tokens", "0")
-    assert done.returncode == 2 and "tokens = 0: must be 1 or more" in done.stderr
+    assert done.returncode == 2 and "--tokens 0: must be 1 or more" in done.stderr
 
 
 def test_a_missed_bar_is_seen() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import io
 import logging
@@ -14,6 +15,8 @@ from typing import NamedTuple
 
 import click
 
+from onegraph.cli import foreign
+from onegraph.cli.spelling import spelled
 from onegraph.cli.terminal import Printable, debug_option
 from onegraph.printable import printable
 
@@ -29,14 +32,17 @@ class Row(NamedTuple):
 
 COMMANDS = {
     "run": Row("onegraph.cli.run", "Generate text, or chat."),
+    "list": Row("onegraph.cli.list", "List the models that are here."),
+    "pull": Row("onegraph.cli.pull", "Fetch a model and print where it is."),
+    "rm": Row("onegraph.cli.rm", "Remove a model that onegraph fetched."),
+    "info": Row("onegraph.cli.info", "Say what a model is and what running it needs."),
+    "show": Row("onegraph.cli.info", "The same as info."),
     "bench": Row("onegraph.cli.bench", "Measure speed, as llama-bench does."),
     "compare": Row("onegraph.cli.compare", "Race ollama, llama.cpp and others on one file."),
-    "info": Row("onegraph.cli.info", "Say what a model is and what running it needs."),
     "graph": Row("onegraph.cli.graph", "Show the captured decode step and where its time goes."),
     "check": Row(
         "onegraph.cli.check", "Check a card: graphs against eager, logits against the CPU."
     ),
-    "pull": Row("onegraph.cli.pull", "Fetch a model and print where it is."),
 }
 
 
@@ -51,7 +57,27 @@ class Table(click.Group):
         if row is None:
             return None
         command: click.Command = importlib.import_module(row.module).command
+        foreign.refuse(command)
+        if ctx.resilient_parsing:  # a shell asks how a word goes on
+            from onegraph.cli import completion
+
+            completion.prepare(command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name in COMMANDS or name.startswith("-") or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        near = difflib.get_close_matches(name.lower(), COMMANDS, n=1)
+        if name in foreign.COMMANDS:
+            remedy = foreign.COMMANDS[name]
+        elif near:
+            remedy = f"did you mean `onegraph {near[0]}`?"
+        else:
+            remedy = f"commands are {', '.join(COMMANDS)}; `onegraph run MODEL` runs a model"
+        raise click.UsageError(f"No such command {name!r}: {remedy}", ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -66,7 +92,12 @@ def _version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
         ctx.exit()
 
 
-@click.group(cls=Table, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Table,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog='Completion: eval "$(_ONEGRAPH_COMPLETE=bash_source onegraph)" in ~/.bashrc; zsh_source '
+    "and fish_source likewise.",
+)
 @click.option(
     "--version",
     is_flag=True,
@@ -100,7 +131,12 @@ def main(args: Sequence[str] | None = None) -> int:
             # The path of a file need not be UTF-8: its bytes go out as they are.
             stream.reconfigure(encoding="utf-8", errors="surrogateescape")
     _log()
+    ctx = None
     try:
+        if wish := os.environ.get("_ONEGRAPH_COMPLETE"):
+            from onegraph.cli import completion
+
+            return completion.complete(cli, wish)
         with cli.make_context("onegraph", list(args)) as ctx:
             cli.invoke(ctx)
         sys.stdout.flush()
@@ -108,7 +144,7 @@ def main(args: Sequence[str] | None = None) -> int:
         return e.exit_code
     except click.ClickException as e:
         said = io.StringIO()
-        e.show(said)
+        (_near(e) if isinstance(e, click.NoSuchOption) else e).show(said)
         click.echo(printable(said.getvalue()), err=True, nl=False)
         return e.exit_code
     except BrokenPipeError:
@@ -119,8 +155,16 @@ def main(args: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     except Exception as e:
-        return _failed(e, "--debug" in args)
+        return _failed(e, ctx, "--debug" in args)
     return 0
+
+
+def _near(e: click.NoSuchOption) -> click.NoSuchOption:
+    """The same error, and of the options that are near only those that the command has."""
+    params = e.ctx.command.get_params(e.ctx) if e.ctx is not None else []
+    own = [s for p in params if not getattr(p, "hidden", False) for s in p.opts if s[:2] == "--"]
+    near = difflib.get_close_matches(e.option_name.replace("_", "-"), own)
+    return click.NoSuchOption(e.option_name, possibilities=near, ctx=e.ctx)
 
 
 def _log() -> None:
@@ -133,13 +177,16 @@ def _log() -> None:
     logger.setLevel(logging.WARNING)
 
 
-def _failed(e: Exception, debug: bool) -> int:
-    from onegraph.errors import ArgumentError, Error, InternalError
+def _failed(e: Exception, ctx: click.Context | None, debug: bool) -> int:
+    from onegraph.errors import ArgumentError, Error, FileError, InternalError, ModelError
 
     if debug:
         click.echo(printable(traceback.format_exc()), err=True, nl=False)
     if isinstance(e, Error | InternalError):
         said = str(e)
+        name = ctx and ctx.invoked_subcommand
+        if ctx and name and not isinstance(e, FileError | ModelError):  # these quote files
+            said = spelled(said, cli.get_command(ctx, name))
     elif isinstance(e, OSError):
         said = f"{e}; check the disk and the terminal or file the output goes to"
     else:

@@ -3,45 +3,52 @@
 from __future__ import annotations
 
 import sys
+from typing import Literal
 
 import click
 
+from onegraph.cli.options import flag
 from onegraph.llm import Stream
 from onegraph.printable import printable
 from onegraph.results import Result
 from onegraph.sampling import DEFAULTS
 
-__all__ = ["messages", "note_cut", "report", "show"]
-
-
-def messages(system: str | None, *turns: str) -> list[dict[str, str]]:
-    """A conversation: instructions, then turns of user and assistant, the user first."""
-    first = [] if system is None else [{"role": "system", "content": system}]
-    roles = ["user", "assistant"]
-    return first + [{"role": roles[i % 2], "content": text} for i, text in enumerate(turns)]
+__all__ = ["cut_by", "note_cut", "report", "show"]
 
 
 def show(stream: Stream, heard: list[str] | None = None) -> None:
-    """Prints a stream as it comes; `heard` collects the text, for when it does not end."""
+    """Prints a stream as it comes, and ends the last line; `heard` collects the text, for when it
+    does not end."""
     terminal = sys.stdout.isatty()
+    last: str | None = None
     try:
         for piece in stream:
+            last = piece.text or last or ""
             if heard is not None:
                 heard.append(piece.text)
             # What goes to a file or another program is the text, byte for byte.
             sys.stdout.write(printable(piece.text) if terminal else piece.text)
             sys.stdout.flush()
     finally:
-        if terminal:
+        # A terminal's next prompt, and a shell's `read`, want a whole line. What failed before it
+        # had a text has no line either.
+        if (terminal or last is not None) and not (last or "").endswith("\n"):
             click.echo()
+
+
+def cut_by(result: Result, max_tokens: int | None) -> Literal["max_tokens", "n_ctx"] | None:
+    """What ended a text that had not come to its end; `max_tokens` is what was asked for."""
+    if result.finish_reason != "length":
+        return None
+    most = DEFAULTS["max_tokens"] if max_tokens is None else max_tokens
+    return "max_tokens" if result.usage.completion_tokens == most else "n_ctx"
 
 
 def note_cut(result: Result, max_tokens: int | None) -> None:
     """Says on standard error where a text was cut at a length that nobody asked for."""
     made = result.usage.completion_tokens
-    if result.finish_reason == "length" and made != max_tokens:
-        option = "--max-tokens" if made == DEFAULTS["max_tokens"] else "--n-ctx"
-        click.echo(f"cut after {made} tokens; {option} allows more", err=True)
+    if made != max_tokens and (limit := cut_by(result, max_tokens)):
+        click.echo(f"cut after {made} tokens; {flag(limit)} allows more", err=True)
 
 
 def report(result: Result) -> None:

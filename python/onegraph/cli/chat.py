@@ -2,73 +2,70 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from typing import Any
 
 import click
 
 from onegraph import LLM
-from onegraph.cli.answer import messages, note_cut, report, show
+from onegraph.cli.answer import cut_by, report, show
+from onegraph.cli.conversation import Conversation
+from onegraph.cli.lines import Lines
+from onegraph.cli.slash import Session, obey
+from onegraph.cli.spelling import spelled
 from onegraph.cli.terminal import say
-from onegraph.errors import ContextError
+from onegraph.errors import ClosedError, ContextError, Error
+from onegraph.results import Result
 
-HINT = "Ctrl-C stops an answer, Ctrl-D leaves, /clear forgets what was said."
+HINT = "Ctrl-C stops an answer, Ctrl-D leaves, /help shows what else there is."
 
 
 def chat(llm: LLM, system: str | None, sampling: dict[str, Any], verbose: bool) -> None:
     """Asks for lines and answers them, each with all that was said before, until Ctrl-D."""
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  # gives `input` line editing and its history
-
+    session = Session(llm, Conversation(system), sampling, verbose)
     click.echo(HINT, err=True)
-    said: list[str] = []
-    while (line := _ask()) is not None:
-        if line.strip() == "/clear":
-            said.clear()
-        elif line.strip():
-            said.append(line)
-            answer = _answer(llm, messages(system, *said), sampling, verbose)
+    lines = Lines(HINT)
+    while not session.over and (entry := lines.next()) is not None:
+        if entry.command is not None:
+            obey(session, entry.command, entry.text)
+        elif entry.text.strip():
+            turns = session.conversation.turns
+            turns.append(entry.text)
+            answer = _answer(session)
             if answer is None:
-                said.pop()
+                turns.pop()
             else:
-                said.append(answer)
+                turns.append(answer)
 
 
-def _ask() -> str | None:
-    """The next line; None where there will be none."""
-    while True:
-        try:
-            if sys.stdout.isatty():
-                return input(">>> ")
-            # `input` would write its prompt into the text.
-            sys.stderr.write(">>> ")
-            sys.stderr.flush()
-            line = sys.stdin.readline()
-            return line.removesuffix("\n") if line else None
-        except EOFError:
-            click.echo(err=True)
-            return None
-        except KeyboardInterrupt:
-            click.echo(f"\n{HINT}", err=True)
-
-
-def _answer(
-    llm: LLM, conversation: list[dict[str, str]], sampling: dict[str, Any], verbose: bool
-) -> str | None:
-    """Streams an answer. One that Ctrl-C stopped counts as far as it went; None where the
-    conversation does not fit."""
+def _answer(session: Session) -> str | None:
+    """Streams an answer. One that Ctrl-C stopped counts as far as it went; None where there is
+    none: the conversation does not fit, or the model's template refuses it."""
     heard: list[str] = []
+    conversation = session.conversation.messages()
     try:
-        with llm.chat(conversation, stream=True, **sampling) as stream:
+        with session.llm.chat(conversation, stream=True, **session.sampling) as stream:
             show(stream, heard)
         assert stream.result is not None
-        note_cut(stream.result, sampling.get("max_tokens"))
-        if verbose:
+        _say_cut(stream.result, session)
+        if session.verbose:
             report(stream.result)
     except KeyboardInterrupt:
         pass
-    except ContextError as e:
-        say(f"{e}; /clear makes room", err=True)
+    except ClosedError:
+        raise
+    except Error as e:
+        room = "; /clear makes room" if isinstance(e, ContextError) else "; nothing was kept of it"
+        say(f"{spelled(str(e))}{room}", err=True)
         return None
     return "".join(heard)
+
+
+def _say_cut(result: Result, session: Session) -> None:
+    """In a conversation a cut is always said: what comes next builds on it."""
+    limit = cut_by(result, session.sampling.get("max_tokens"))
+    made = result.usage.completion_tokens
+    if limit == "max_tokens":
+        click.echo(f"cut after {made} tokens; /set max-tokens N allows more", err=True)
+    elif limit == "n_ctx":
+        full = f"the context of {session.llm.n_ctx} tokens is full"
+        click.echo(f"cut after {made} tokens: {full}; /clear makes room", err=True)

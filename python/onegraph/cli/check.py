@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
-from onegraph import LLM, ArgumentError, DeviceError, GraphVerification
+from onegraph import LLM, ArgumentError, GraphVerification
 from onegraph.check import SUMS, Bars, Distance, SumCheck, check_sums, measure
+from onegraph.cli.card import card_only
 from onegraph.cli.options import MODEL, given, model_options
 from onegraph.cli.terminal import debug_option, json_option, progress, say, show_table
 from onegraph.graphs import check_text
@@ -17,6 +18,13 @@ from onegraph.progress import shown
 
 #: Tokens of one sequence: logits of all of them are kept at a time.
 SEGMENT = 256
+
+#: What the rows of the table compare.
+COMPARED = """\
+sums on tensor cores: with sums of integers
+captured decode steps: logits, cache and states with the same kernels one by one
+logits of a fixed text, by prefill and by decode steps: with the CPU's
+"""
 
 
 @click.command()
@@ -45,17 +53,21 @@ def command(
     bar is missed.
     """
     chosen = given(MODEL, options)
-    if chosen.setdefault("device", "cuda") == "cpu":
-        raise DeviceError(
-            'device "cpu": it is what a card is compared with, and has no graphs; '
-            "use --device cuda on a machine with an NVIDIA card"
-        )
     if tokens < 1:
         raise ArgumentError(f"tokens = {tokens}: must be 1 or more")
-    exact = check_sums(chosen["device"], sums)
     kv_type = chosen.get("kv_type", "f16")
     chosen.setdefault("n_ctx", SEGMENT)
-    with LLM(model, max_batch=max_batch, warmup=True, progress=progress(), **chosen) as llm:
+    with card_only(chosen.pop("device", "auto"), "it is what a card is compared with") as device:
+        exact = check_sums(device, sums)
+        loaded = LLM(
+            model,
+            device=device,
+            max_batch=max_batch,
+            warmup=True,
+            progress=progress(),
+            **chosen,
+        )
+    with loaded as llm:
         graphs = llm.verify_graph()
         ids = llm.tokenize(check_text())
         # Short texts come again: what is compared is arithmetic.
@@ -78,6 +90,7 @@ def command(
         say(json.dumps(_as_json(name, device, kv_type, exact, graphs, distances, bars, ok)))
     else:
         say(f"{name} on {device}, keys and values as {kv_type}")
+        say(COMPARED)
         _show(exact, graphs, distances, bars)
         say("\nall bars are met" if ok else "\na bar is missed: please report it")
     if not ok:
@@ -100,20 +113,24 @@ def _show(
         table.add_row(what, found, bar, "ok" if ok else "MISSED")
 
     for s in exact:
-        what = f"sums of {s.type} on tensor cores against integers"
-        add(what, f"{s.wrong:,} of {s.sums:,} differ", "none", s.wrong == 0)
+        found = f"{s.wrong:,} of {s.sums:,} differ"
+        add(f"sums of {s.type}", found, "none", s.wrong == 0)
     for step in graphs.steps:
-        wrong = step.logits_wrong, step.kv_bytes_wrong, step.states_wrong
-        add(
-            f"{step.kind} graph of {step.batch_size} against eager, {step.steps} steps",
-            f"{wrong[0]} of {step.logits:,} logits, {wrong[1]} of {step.kv_bytes:,} bytes of the "
-            f"cache, {wrong[2]} states differ",
-            "no bit",
-            step.ok,
-        )
+        wrong = [
+            (step.logits_wrong, "logits"),
+            (step.kv_bytes_wrong, "bytes of the cache"),
+            (step.states_wrong, "states"),
+        ]
+        found = ", ".join(f"{n:,} {what}" for n, what in wrong if n) or "none"
+        what = f"{step.kind} graph of {step.batch_size}, {step.steps} steps"
+        add(what, f"{found} differ", "none", step.ok)
     for path, d in distances.items():
-        what = f"{path} against the CPU, {d.tokens} tokens"
-        add(f"{what}: mean KL", f"{d.kl:.2e}", f"<= {bars.kl:.0e}", d.kl <= bars.kl)
+        add(
+            f"{path}, {d.tokens:,} tokens: mean KL",
+            f"{d.kl:.2e}",
+            f"<= {bars.kl:.0e}",
+            d.kl <= bars.kl,
+        )
         add(
             "  largest logit difference",
             f"{d.max_logit:.2e}",

@@ -10,7 +10,8 @@ from typing import Any
 
 import click
 
-from onegraph import LLM, ArgumentError, DeviceError, GraphKernel, GraphProfile
+from onegraph import LLM, ArgumentError, GraphKernel, GraphProfile
+from onegraph.cli.card import card_only
 from onegraph.cli.options import MODEL, given, model_options
 from onegraph.cli.terminal import debug_option, json_option, progress, say, show_table
 from onegraph.printable import printable
@@ -53,17 +54,22 @@ def command(
     kernel has to read and write: weights, keys and values, rows; the peak is measured here by a
     kernel that only reads. --dot writes Graphviz' language, `dot -Tsvg` draws it.
     """
+    if each and as_json:
+        raise click.UsageError("--each is for the table: the JSON lists each kernel as it is")
     chosen = given(MODEL, options)
-    if chosen.setdefault("device", "cuda") == "cpu":
-        raise DeviceError(
-            'device "cpu": it captures no graphs: graphs are CUDA graphs; use --device cuda on a '
-            "machine with an NVIDIA card"
-        )
     if batch_size < 1:
         raise ArgumentError(f"batch_size = {batch_size}: must be 1 or more")
-    with LLM(
-        model, max_batch=batch_size, cuda_graph=cuda_graph, progress=progress(), **chosen
-    ) as llm:
+    with (
+        card_only(chosen.pop("device", "auto"), "it captures no graphs") as device,
+        LLM(
+            model,
+            device=device,
+            max_batch=batch_size,
+            cuda_graph=cuda_graph,
+            progress=progress(),
+            **chosen,
+        ) as llm,
+    ):
         if position is None:
             position = max(0, min(POSITION, llm.n_ctx - ROOM))
         profile = llm.profile_graph(batch_size, position=position, repeats=repeats, dot=dot)
@@ -79,28 +85,26 @@ def command(
 
 def _say(name: str, p: GraphProfile) -> None:
     rows = "row" if p.batch_size == 1 else "rows"
-    say(f"{name} on {p.device}: the step of {p.batch_size} {rows} at position {p.position}")
+    say(f"{name} on {p.device}")
+    say(f"the step of {p.batch_size} {rows} at position {p.position}")
     graphs = "one graph" if p.graphs == 1 else f"{p.graphs} graphs"
-    say(
-        f"{graphs}, {p.nodes} nodes, {p.edges} edges of which {p.programmatic_edges} programmatic; "
-        f"{p.launches} kernels"
-    )
-    rate = p.bytes / p.replay_us / 1e3
-    say(
-        f"replayed {p.replay_us:.1f} us ({rate:.0f} GB/s of weights, "
-        f"{100 * rate / p.read_peak_gb_s:.0f}% of the read peak of {p.read_peak_gb_s:.0f} GB/s); "
-        f"launched kernel by kernel {p.eager_us:.1f} us; kernels by themselves "
-        f"{sum(k.us for k in p.kernels):.1f} us\n"
-    )
+    edges = f"{p.edges} edges of which {p.programmatic_edges} programmatic"
+    say(f"{graphs}, {p.nodes} nodes, {edges}; {p.launches} kernels")
+    rate, peak = p.bytes / p.replay_us / 1e3, p.read_peak_gb_s
+    share = f"{100 * rate / peak:.0f}% of the read peak of {peak:.0f} GB/s"
+    say(f"replayed {p.replay_us:.1f} us: {rate:.0f} GB/s of weights, {share}")
+    alone = sum(k.us for k in p.kernels)
+    say(f"launched kernel by kernel {p.eager_us:.1f} us; kernels by themselves {alone:.1f} us\n")
 
 
 def _show_kernels(profile: GraphProfile, each: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("kernel")
-    for column in ["launches", "us each", "us", "share", "MB", "GB/s", "% of peak"]:
+    # 80 columns hold it with the tensors of a fused product.
+    table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
+    table.add_column("kernel", overflow="fold")
+    for column in ["launches", "us each", "us", "share", "MB", "GB/s", "% peak"]:
         table.add_column(column, justify="right")
     total = sum(k.us for k in profile.kernels)
 
@@ -120,13 +124,13 @@ def _show_kernels(profile: GraphProfile, each: bool) -> None:
 
     if each:
         for kernel in profile.kernels:
-            add(kernel.label, [kernel])
+            add(_short(kernel.label), [kernel])
     else:
         for kind, kernels in _grouped(profile.kernels, lambda k: k.kernel):
             add(kind, kernels, "bold")
             for label, alike in _grouped(kernels, lambda k: across_layers(k.label)):
                 if label != kind:
-                    add(f"  {label.removeprefix(kind).strip()}", alike)
+                    add(f"  {_short(label.removeprefix(kind)).strip()}", alike)
     add("sum", profile.kernels, "bold")
     # What lies between the sum and the replay.
     n = len(profile.kernels)
@@ -134,6 +138,11 @@ def _show_kernels(profile: GraphProfile, each: bool) -> None:
     line("  overlapped by the replay", n, total - profile.replay_us, 0)
     line("replay", 1, profile.replay_us, sum(k.moved for k in profile.kernels), "bold")
     show_table(table)
+
+
+def _short(label: str) -> str:
+    """A label with `0.attn_q` for `blk.0.attn_q.weight`."""
+    return re.sub(r"\bblk\.(?=\d)|\.weight\b", "", label)
 
 
 def across_layers(label: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from onegraph import _native, hub, nvrtc
+from onegraph.cli.options import refuse_given
 from onegraph.cli.terminal import (
     count,
     debug_option,
@@ -20,6 +21,9 @@ from onegraph.cli.terminal import (
 )
 from onegraph.printable import printable
 from onegraph.progress import shown
+
+#: Options that say what memory is needed for.
+MEMORY = ("n_ctx", "max_batch", "kv_type")
 
 Info = dict[str, Any]
 #: A name and what is said of it.
@@ -53,10 +57,13 @@ def command(
     if devices:
         if model is not None:
             raise click.UsageError("--devices takes no MODEL")
+        refuse_given(MEMORY, "the devices are the same whatever a model asks for")
         _show_devices(as_json)
         return
     if model is None:
         raise click.UsageError("Missing argument 'MODEL'.")
+    if plan:
+        refuse_given(MEMORY, "the plan is the same for all of them")
     with shown(progress()) as told:
         path = hub.resolve(model, progress=told)
     if plan:

@@ -3,14 +3,24 @@ given: defaults are stated once, by the engine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from onegraph.sampling import DEFAULTS
 
-__all__ = ["MODEL", "SAMPLING", "given", "model_options", "sampling_options"]
+__all__ = [
+    "KV_TYPES",
+    "MODEL",
+    "SAMPLING",
+    "flag",
+    "given",
+    "model_options",
+    "refuse_given",
+    "sampling_options",
+]
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -25,12 +35,15 @@ def _bias(text: str) -> tuple[int, float]:
         ) from None
 
 
+#: Encodings of keys and values that every device takes for heads of the common widths.
+KV_TYPES = ("f16", "f32", "q8_0", "i16")
+
 #: Arguments of `onegraph.LLM`: name, type, help.
 MODEL: list[tuple[str, Any, str]] = [
     ("device", str, "cpu, cuda, cuda:1 or auto.  [default: auto]"),
     ("n_ctx", int, "Tokens a conversation may have.  [default: what the model has, up to 8192]"),
     ("threads", int, "CPU threads.  [default: as many as the machine runs at once]"),
-    ("kv_type", str, "Encoding of keys and values: f16, f32, q8_0, i16.  [default: f16]"),
+    ("kv_type", str, f"Encoding of keys and values: {', '.join(KV_TYPES)}.  [default: f16]"),
 ]
 
 #: Keywords of `onegraph.LLM.generate`: name, type, help.
@@ -51,15 +64,19 @@ SAMPLING: list[tuple[str, Any, str]] = [
 ]
 
 
+def flag(name: str) -> str:
+    """The option of a Python name: `--n-ctx`."""
+    return "--" + name.replace("_", "-")
+
+
 def _option(name: str, kind: Any, said: str, default: object) -> Callable[[Decorated], Decorated]:
-    flag = "--" + name.replace("_", "-")
     if kind is bool:
-        return click.option(flag, name, is_flag=True, default=None, help=said)
+        return click.option(flag(name), name, is_flag=True, default=None, help=said)
     if default is not None:
         said += f"  [default: {default:g}]"
     metavar = {"logit_bias": "TOKEN=BIAS"}.get(name)
     multiple = name in ("stop", "logit_bias")
-    return click.option(flag, name, type=kind, multiple=multiple, metavar=metavar, help=said)
+    return click.option(flag(name), name, type=kind, multiple=multiple, metavar=metavar, help=said)
 
 
 def model_options(command: Decorated) -> Decorated:
@@ -82,3 +99,13 @@ def given(table: list[tuple[str, Any, str]], values: dict[str, Any]) -> dict[str
     if "logit_bias" in chosen:
         chosen["logit_bias"] = dict(chosen["logit_bias"])
     return chosen
+
+
+def refuse_given(names: Sequence[str], why: str) -> None:
+    """Ends with a `click.UsageError` where the user gave one of these options of the command that
+    runs: they would change nothing. `why` says when they would."""
+    context = click.get_current_context()
+    typed = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
+    idle = [flag(name) for name in names if context.get_parameter_source(name) in typed]
+    if idle:
+        raise click.UsageError(f"{', '.join(idle)}: {why}")

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from onegraph import _native, hub, nvrtc
+from onegraph.cli.options import refuse_given
 from onegraph.cli.terminal import debug_option, progress, say
 from onegraph.errors import FileError
 from onegraph.progress import Told, shown
@@ -88,6 +89,8 @@ def command(
     $ONEGRAPH_CACHE_DIR: carried to a machine with such a card, it spares the first load there its
     compiling, and the machine the compiler.
     """
+    if arch is None:
+        refuse_given(["n_ctx", "max_batch", "kv_type"], "only with --compile: a file has none")
     folder, before = (None, 0) if arch is None else _kernel_cache()
     with shown(progress()) as told:
         path = hub.resolve(name, progress=told, mend=True, verify=verify, update=update)

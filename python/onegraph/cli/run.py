@@ -11,10 +11,20 @@ from typing import Any
 import click
 
 from onegraph import LLM
-from onegraph.cli.answer import messages, note_cut, report, show
-from onegraph.cli.options import MODEL, SAMPLING, given, model_options, sampling_options
+from onegraph.cli import piped
+from onegraph.cli.answer import note_cut, report, show
+from onegraph.cli.conversation import Conversation
+from onegraph.cli.options import (
+    MODEL,
+    SAMPLING,
+    flag,
+    given,
+    model_options,
+    sampling_options,
+)
 from onegraph.cli.terminal import debug_option, json_option, progress
 from onegraph.printable import printable
+from onegraph.sampling import DEFAULTS
 
 
 @click.command()
@@ -38,22 +48,31 @@ def command(
 ) -> None:
     """Generate text from PROMPT with MODEL; without PROMPT, chat.
 
-    PROMPT is wrapped in the model's chat template where it has one. A PROMPT of '-', or none where
-    standard input is no terminal, reads it from there. Standard output carries the text alone.
+    PROMPT is wrapped in the model's chat template where it has one. What is piped in is the PROMPT
+    where there is none or it is '-'; else it goes before PROMPT, with an empty line between, as in
+    `onegraph run MODEL "Sum this up." < report.txt`. In a loop that reads standard input itself,
+    `< /dev/null` leaves it to the loop. Standard output carries the text alone, which ends with a
+    line feed.
+
+    In a chat /help lists its commands. Conversations that /save is given a name for, and the lines
+    that were typed, are kept in $ONEGRAPH_STATE_DIR, else in $XDG_STATE_HOME/onegraph, else in
+    ~/.local/state/onegraph.
     """
     if raw and system is not None:
         raise click.UsageError("--system is part of the chat template, and --raw leaves that out")
     chatting = prompt is None and sys.stdin is not None and sys.stdin.isatty()
     if chatting and (raw or as_json):
         raise click.UsageError("--raw and --json need a PROMPT")
-    if not chatting and prompt in (None, "-"):
-        prompt = _standard_input()
+    if not as_json and options["logprobs"] is not None:
+        raise click.UsageError("--logprobs is part of the JSON: add --json")
+    if not chatting:
+        prompt = piped.needed() if prompt in (None, "-") else piped.joined(prompt)
     for said in [prompt, system, *options["stop"]]:
         _check_utf8(said)
-    if verbose:
-        logging.getLogger("onegraph").setLevel(logging.INFO)
+    _hear(verbose)
     with LLM(model, max_batch=1, progress=progress(), **given(MODEL, options)) as llm:
         sampling = given(SAMPLING, options)
+        _say_without_effect(llm, sampling, options)
         if not raw and llm.chat_template is None and (chatting or system is not None):
             raise click.UsageError(
                 f"{llm.path.name} has no chat template: give a PROMPT, and no --system"
@@ -78,7 +97,7 @@ def _answer(
     if raw or llm.chat_template is None:
         stream = llm.generate(prompt, stream=True, **sampling)
     else:
-        stream = llm.chat(messages(system, prompt), stream=True, **sampling)
+        stream = llm.chat(Conversation(system, [prompt]).messages(), stream=True, **sampling)
     with stream:
         if as_json:
             for _ in stream:
@@ -95,21 +114,29 @@ def _answer(
         report(stream.result)
 
 
-def _standard_input() -> str:
-    if sys.stdin is None:
-        raise click.UsageError("standard input is closed: give a PROMPT")
-    raw = sys.stdin.buffer.read()
-    try:
-        text = raw.decode()
-    except UnicodeDecodeError as e:
-        raise click.UsageError(
-            f"standard input is not UTF-8: byte {raw[e.start]:#04x} at offset {e.start}"
-        ) from e
-    # The line feed that ends a line is not part of the question.
-    text = text.removesuffix("\n")
-    if not text:
-        raise click.UsageError("standard input is empty: give a PROMPT, or pipe one in")
-    return text
+def _hear(verbose: bool) -> None:
+    """Lets log lines through: warnings, and why a model is on the CPU that could have been on a
+    card. With --verbose, all that inform."""
+    logger = logging.getLogger("onegraph")
+    logger.setLevel(logging.INFO)
+    if not verbose:
+        for handler in logger.handlers:
+            handler.addFilter(_is_warning_or_names_the_cpu)
+
+
+def _is_warning_or_names_the_cpu(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.WARNING or 'device="cpu"' in record.getMessage()
+
+
+def _say_without_effect(llm: LLM, sampling: dict[str, Any], options: dict[str, Any]) -> None:
+    """Options that were given and change nothing: not an error, as scripts give all of them."""
+    if sampling.get("temperature", DEFAULTS["temperature"]) == 0:
+        idle = [flag(name) for name in ("top_k", "top_p", "min_p", "seed") if name in sampling]
+        if idle:
+            said = "which always takes the most probable token"
+            click.echo(f"no effect with --temperature 0, {said}: {', '.join(idle)}", err=True)
+    if options["threads"] is not None and llm.device != "cpu":
+        click.echo(f"no effect on {llm.device}: --threads", err=True)
 
 
 def _check_utf8(text: str | None) -> None:

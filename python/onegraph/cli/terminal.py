@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from onegraph.cli.spelling import spelled
 from onegraph.printable import printable
 from onegraph.progress import Told
 
@@ -31,10 +32,11 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
 class Printable(logging.Formatter):
-    """Log records as a terminal may have them: they may quote a file, or a name of one."""
+    """Log records as a terminal may have them: they may quote a file, or a name of one, and they
+    name arguments as Python does."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
+        return printable(spelled(super().format(record)))
 
 
 def say(text: object, *, err: bool = False) -> None:

@@ -1,0 +1,159 @@
+"""Options and commands of llama.cpp and ollama that onegraph spells otherwise or does not have.
+
+Each is refused by name, with what to use instead: none is guessed at, or read as another option."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import click
+
+__all__ = ["COMMANDS", "OPTIONS", "Foreign", "refuse"]
+
+
+class Foreign(NamedTuple):
+    """Spellings of one option elsewhere."""
+
+    spellings: tuple[str, ...]
+    #: Python names of options or arguments here that mean the same; of these the ones that the
+    #: command has are named.
+    ours: tuple[str, ...]
+    #: What to do where the command has none of them.
+    instead: str
+
+
+_ONE_BATCH = "onegraph splits a prompt by itself, and the parts change no bit of the output"
+_WHOLE = "a model is on one device as a whole: choose it with --device cuda or --device cpu"
+_SAMPLED = "nothing is sampled here"
+
+#: What people type who come from llama.cpp or ollama.
+OPTIONS = [
+    Foreign(("-m", "--model"), ("model", "name"), "no model is needed here"),
+    Foreign(("-mu", "--model-url"), (), "download the file, and give its path as MODEL"),
+    Foreign(
+        ("-hf", "-hfr", "--hf-repo", "-hff", "--hf-file"), (), "give hf:user/repo:Q4_K_M as MODEL"
+    ),
+    Foreign(("-p", "--prompt"), ("prompt", "n_prompt"), "no prompt is needed here"),
+    Foreign(("-f", "--file"), (), "pipe the file in: onegraph run MODEL < FILE"),
+    Foreign(
+        ("-n", "--n-predict", "--predict", "--num-predict"),
+        ("max_tokens", "n_gen", "tokens"),
+        "nothing is generated here",
+    ),
+    Foreign(
+        ("-c", "--ctx-size", "--num-ctx"),
+        ("n_ctx",),
+        "the context is as long as what is asked for needs",
+    ),
+    Foreign(("-t", "--num-thread"), ("threads",), "nothing here depends on a number of threads"),
+    Foreign(("-tb", "--threads-batch"), ("threads",), "one number of threads holds for all"),
+    Foreign(("-b", "--batch-size", "--num-batch"), (), _ONE_BATCH),
+    Foreign(("-ub", "--ubatch-size"), (), _ONE_BATCH),
+    Foreign(("-ngl", "--n-gpu-layers", "--gpu-layers", "--num-gpu"), (), _WHOLE),
+    Foreign(("-ncmoe", "--n-cpu-moe", "-ot", "--override-tensor"), (), _WHOLE),
+    Foreign(("-nkvo", "--no-kv-offload"), (), _WHOLE),
+    Foreign(
+        ("-sm", "--split-mode", "-ts", "--tensor-split"), (), "a model is on one card as a whole"
+    ),
+    Foreign(("-mg", "--main-gpu"), (), "choose the card with --device cuda:1"),
+    Foreign(("-dev",), ("device",), "no device is used here"),
+    Foreign(
+        ("-fa", "--flash-attn"), (), "there is one attention, which keeps no scores: leave it out"
+    ),
+    Foreign(
+        ("-ctk", "--cache-type-k", "-ctv", "--cache-type-v"),
+        ("kv_type",),
+        "keys and values have one type, which is not chosen here",
+    ),
+    Foreign(("-mmp", "--mmap", "--no-mmap"), (), "the CPU always maps the file: leave it out"),
+    Foreign(("--mlock", "--numa"), (), "leave it out"),
+    Foreign(("-s",), ("seed",), _SAMPLED),
+    Foreign(("--temp",), ("temperature",), _SAMPLED),
+    Foreign(("--repeat-last-n",), (), "the whole text counts: leave it out"),
+    Foreign(("-sys", "--system-prompt"), ("system",), "there is no conversation here"),
+    Foreign(
+        ("-cnv", "--conversation", "-i", "--interactive"), (), "a run without PROMPT is a chat"
+    ),
+    Foreign(("-no-cnv", "--no-conversation"), ("raw",), "there is no conversation here"),
+    Foreign(
+        ("-e", "--escape", "--no-display-prompt", "--nowordwrap", "--color", "--jinja"),
+        (),
+        "leave it out: standard output carries the text alone, in the model's own chat template",
+    ),
+    Foreign(("--warmup", "--no-warmup"), (), "leave it out"),
+    Foreign(("-np", "--parallel"), ("n_seq", "max_batch"), "one sequence runs at a time here"),
+    Foreign(("--format",), ("as_json",), "the output has one form"),
+    Foreign(("--keepalive",), (), "no server is behind this: the model goes with the command"),
+    Foreign(("--grammar", "--json-schema", "--lora"), (), "onegraph does not have it"),
+    Foreign(("--think", "--hidethinking"), (), "the model's chat template decides"),
+    Foreign(("--insecure",), (), "what is fetched is held to its hash"),
+]
+
+#: Commands of ollama and what to do here.
+COMMANDS = {
+    "ls": "say `onegraph list`",
+    "remove": "say `onegraph rm`",
+    "chat": "say `onegraph run MODEL`",
+    "generate": "say `onegraph run MODEL PROMPT`",
+    "ps": "no server is behind this: a model goes with its command",
+    "stop": "no server is behind this: a model goes with its command",
+    "create": "give the path of a .gguf file as MODEL; options are given where it is run",
+    "cp": "a name is given by no command here: a file is named by its path",
+    "push": "onegraph publishes nothing",
+    "serve": "onegraph has no server: a program loads a model with `onegraph.LLM`",
+    "help": "say `onegraph --help`",
+    "version": "say `onegraph --version`",
+}
+
+
+def refuse(command: click.Command) -> None:
+    """Adds hidden options to a command: one for each spelling of `OPTIONS` that it does not have
+    itself, which ends with a `click.UsageError` (exit code 2) that says what to use instead.
+
+    A command that takes such a spelling declares it as its own (`click.option("-t", "--threads")`)
+    and that one stays. `onegraph.cli` calls this for every command; calling it again adds nothing.
+    """
+    own = {
+        spelling for param in command.params for spelling in (*param.opts, *param.secondary_opts)
+    }
+    for row in OPTIONS:
+        for spelling in row.spellings:
+            if spelling not in own:
+                command.params.append(_Refused(spelling, row))
+
+
+class _Refused(click.Option):
+    """An option that is known in order to be refused. It comes before whatever else is wrong."""
+
+    def __init__(self, spelling: str, row: Foreign) -> None:
+        super().__init__(
+            [spelling, f"foreign{spelling.replace('-', '_')}"],
+            # With a value, in whatever form that comes, or without one.
+            is_flag=False,
+            flag_value="",
+            hidden=True,
+            is_eager=True,
+            expose_value=False,
+            callback=self._refuse,
+            help=f"Not an option here: {row.instead}.",
+        )
+        self._row = row
+
+    def _refuse(self, ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+        if value is None or ctx.resilient_parsing:
+            return
+        same = [p for p in ctx.command.params if p.name in self._row.ours]
+        instead = f"use {_named(same[0])}" if same else self._row.instead
+        raise click.UsageError(f"{self.opts[0]} is no option here: {instead}", ctx)
+
+
+def _named(param: click.Parameter) -> str:
+    """A parameter as it is typed: `--n-ctx INTEGER`, or `MODEL` by itself."""
+    if isinstance(param, click.Argument):
+        return f"{param.human_readable_name.upper()} by itself, without an option"
+    longest = max(param.opts, key=len)
+    return longest if getattr(param, "is_flag", False) else f"{longest} {_metavar(param)}"
+
+
+def _metavar(param: click.Parameter) -> str:
+    return param.metavar or param.type.name.upper()

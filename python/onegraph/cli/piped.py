@@ -1,0 +1,94 @@
+"""What standard input carries: a prompt, or what a prompt is about."""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+import sys
+import threading
+
+import click
+
+__all__ = ["joined", "needed"]
+
+#: Seconds after which somebody who gave a PROMPT is told what is waited for.
+PATIENCE = 2.0
+
+
+def needed() -> str:
+    """The text of standard input, which is the prompt."""
+    if sys.stdin is None:
+        raise click.UsageError("standard input is closed: give a PROMPT")
+    text = _read()
+    if not text:
+        raise click.UsageError("standard input is empty: give a PROMPT, or pipe one in")
+    return text
+
+
+def joined(prompt: str) -> str:
+    """What was piped in, an empty line and the prompt; the prompt alone where nothing was.
+
+    Read are pipes, sockets and files: not a terminal, which is somebody's keyboard, nor a device
+    such as /dev/null. A pipe ends when all who could write to it have closed it; one that a
+    program merely inherited may never end, and so the wait is said.
+    """
+    if not _carries_text():
+        return prompt
+
+    def say() -> None:
+        click.echo(
+            "waiting for the end of standard input, which goes before PROMPT; "
+            "`< /dev/null` leaves it out",
+            err=True,
+        )
+
+    patience = threading.Timer(PATIENCE, say)
+    patience.daemon = True
+    patience.start()
+    try:
+        text = _read()
+    finally:
+        patience.cancel()
+    return f"{text}\n\n{prompt}" if text else prompt
+
+
+def _carries_text() -> bool:
+    if sys.stdin is None:
+        return False
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (OSError, ValueError):  # closed, or none of the system's
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or stat.S_ISREG(mode)
+
+
+def _read() -> str:
+    try:
+        raw = _bytes(sys.stdin.fileno())
+    except OSError as e:  # open for writing alone, a folder
+        raise click.UsageError(
+            f"cannot read standard input: {e.strerror}; `< /dev/null` leaves it out"
+        ) from e
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as e:
+        raise click.UsageError(
+            f"standard input is not UTF-8: byte {raw[e.start]:#04x} at offset {e.start}"
+        ) from e
+    # The line feed that ends a line is not part of the question.
+    return text.removesuffix("\n")
+
+
+def _bytes(descriptor: int) -> bytes:
+    """All of it, also where another program left it in non-blocking mode."""
+    pieces: list[bytes] = []
+    while True:
+        try:
+            piece = os.read(descriptor, 1 << 20)
+        except BlockingIOError:
+            select.select([descriptor], [], [])
+            continue
+        if not piece:
+            return b"".join(pieces)
+        pieces.append(piece)
