@@ -204,7 +204,9 @@ class Engine:
         prefill_chunk: int,
         nvrtc_folders: Sequence[str | os.PathLike[str]],
     ) -> Loading: ...
-    def submit(self, prompt: Sequence[int], options: Mapping[str, Any]) -> Generation: ...
+    def submit(
+        self, prompt: Sequence[int], options: Mapping[str, Any], *, timed_from: int = 0
+    ) -> Generation: ...
     def offer(
         self, prompt: Sequence[int], options: Mapping[str, Any], bell: Doorbell, number: int
     ) -> Generation | None:

@@ -3,7 +3,10 @@
 import csv
 import io
 import json
+import signal
 import statistics
+import subprocess
+import time
 from pathlib import Path
 
 import onegraph
@@ -31,8 +34,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_json_has_llama_benchs_fields_and_its_arithmetic(cli, tiny: Path) -> None:
-    # The prompt is far longer than the depth, whose time is subtracted: the difference of like ones
-    # may come out below zero on a busy machine.
     options = ["-p", "64", "-n", "4", "-pg", "64,4", "-d", "0,8", "-npl", "1,2", "-r", "2"]
     done = cli("bench", tiny, *options, "--device", "cpu", "--threads", 1, "-o", "json")
     assert (done.returncode, done.stderr) == (0, "")
@@ -86,6 +87,44 @@ def test_csv_json_lines_and_markdown_say_the_same(cli, tiny: Path) -> None:
     assert "| pp8 " in table[2] and "| tg4 " in table[3] and " ± " in table[3]
     assert [line.partition(":")[0] for line in foot.splitlines()][::2] == ["build", "read peak"]
     assert "KL: steps against a prompt, 32 tokens; first choice the same for 100.0%" in foot
+
+
+def test_a_prompt_behind_a_depth_is_timed_by_itself(cli, tiny: Path) -> None:
+    options = ["-p", "16", "-n", "0", "-d", "0,384", "-r", "5", "--device", "cpu"]
+    done = cli("bench", tiny, *options, "--threads", 1, "-o", "json")
+    assert done.returncode == 0, done.stderr
+    alone, behind = (statistics.median(r["samples_ns"]) for r in json.loads(done.stdout))
+    # Slower than from an empty cache, and not by the work on the depth, 24 times as much.
+    assert 0.8 * alone < behind < 12 * alone
+
+
+@pytest.mark.parametrize("form", ["md", "csv", "json", "jsonl"])
+def test_ctrl_c_leaves_the_finished_rows(form, command, tiny, interruptible) -> None:
+    options = ["-p", "8", "-n", "400", "-r", "1000", "--device", "cpu", "--threads", "1"]
+    line = [*command, "bench", str(tiny), *options]
+    pipe = subprocess.PIPE
+    running = subprocess.Popen([*line, "-o", form], stdout=pipe, stderr=pipe, text=True)
+    time.sleep(8)
+    running.send_signal(signal.SIGINT)
+    said, errors = running.communicate(timeout=60)
+    assert running.returncode == -signal.SIGINT, errors
+    assert "broken off; the 1 finished rows are written" in errors
+    if form == "json":
+        (record,) = json.loads(said)
+        assert record["n_prompt"] == 8
+    elif form == "jsonl":
+        assert json.loads(said)["n_prompt"] == 8
+    elif form == "csv":
+        assert [r["n_prompt"] for r in csv.DictReader(io.StringIO(said))] == ["8"]
+    else:
+        assert "| pp8 " in said and "tg400" not in said and "read peak: " in said
+
+
+def test_graph_and_eager_are_one_without_a_card(cli, tiny: Path) -> None:
+    done = cli("bench", tiny, *SMALL, "--graph", "--eager", "-o", "jsonl")
+    assert done.returncode == 0
+    assert "--graph --eager: they are one on the CPU, which is measured once" in done.stderr
+    assert [json.loads(r)["mode"] for r in done.stdout.splitlines()] == ["cpu", "cpu"]
 
 
 @pytest.mark.parametrize(

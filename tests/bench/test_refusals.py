@@ -67,7 +67,9 @@ def test_a_chart_without_matplotlib_says_what_to_install(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(onegraph.FileError, match="run `pip install matplotlib`"):
         charts.check(tmp_path / "chart.png")
-    # In the terminal, it is left out.
+    with pytest.raises(onegraph.FileError, match="--chart needs plotext"):
+        charts.check_terminal()
+    # In the terminal, where nobody asked for it, it is left out.
     assert charts.terminal([]) is None
 
 

@@ -37,3 +37,13 @@ def test_rounds_that_do_not_match_have_no_ratio() -> None:
             ratio(ours, theirs)
     with pytest.raises(onegraph.ArgumentError, match=r"0 tokens a second.*measure again"):
         ratio([1.0, 0], [1.0, 1.0])
+
+
+def test_rounds_that_disagree_have_no_headline() -> None:
+    near = ratio([124, 100], [100, 100])
+    assert near.doubt is None and near.headline == near.median
+    far = ratio([131, 296, 657, 3336], [100, 100, 100, 100])
+    assert far.headline is None
+    assert far.doubt is not None and "from 1.31x to 33.36x, by more than 25%" in far.doubt
+    one = ratio([2.0], [1.0])
+    assert one.headline is None and one.doubt == "one round has no spread; give more by -r"

@@ -13,7 +13,7 @@ from onegraph.bench.race import Result
 from onegraph.bench.statistics import mean, sample_stddev
 from onegraph.errors import ArgumentError, FileError
 
-__all__ = ["check", "draw", "terminal"]
+__all__ = ["check", "check_terminal", "draw", "terminal"]
 
 SUFFIXES = (".png", ".svg", ".pdf")
 #: One colour for an engine in every chart; apart from each other without colour vision, too.
@@ -44,6 +44,12 @@ def check(path: Path) -> None:
         raise FileError(f"--plot {path}: there is no folder {path.absolute().parent}; make it")
     if importlib.util.find_spec("matplotlib") is None:
         raise FileError("--plot needs matplotlib: run `pip install matplotlib`")
+
+
+def check_terminal() -> None:
+    """Raises `FileError` where plotext, which draws in the terminal, is not there."""
+    if importlib.util.find_spec("plotext") is None:
+        raise FileError("--chart needs plotext: run `pip install 'onegraph[bench]'`")
 
 
 def _name(record: Record) -> str:
@@ -173,10 +179,16 @@ def terminal(results: Sequence[Result]) -> str | None:
         for entrant in (result.ours, *result.others):
             if entrant.failure is None and entrant.decode_rates:
                 test = f" {result.case.name}" if several else ""
-                labels.append(entrant.name + test)
+                least, most = min(entrant.decode_rates), max(entrant.decode_rates)
+                labels.append(f"{entrant.name}{test} {least:.1f} to {most:.1f}")
                 values.append(round(mean(entrant.decode_rates), 1))
     if not values:
         return None
     plotext.clear_figure()
-    plotext.simple_bar(labels, values, width=76, title="decode, tokens per second")
+    plotext.simple_bar(
+        labels,
+        values,
+        width=76,
+        title="decode, tokens per second: least to most, mean",
+    )
     return str(plotext.uncolorize(plotext.build())).rstrip()

@@ -15,7 +15,7 @@ from typing import Any
 from onegraph.bench.machine import Machine
 from onegraph.bench.measurement import CONVENTION
 from onegraph.bench.race import Entrant, Result
-from onegraph.bench.statistics import mean, sample_stddev
+from onegraph.bench.statistics import Ratio, mean, sample_stddev
 from onegraph.bench.suite import Outcome
 
 __all__ = [
@@ -244,11 +244,18 @@ def compare_record(result: Result, entrant: Entrant, machine: Machine, model: Re
         ],
         "samples_ts_prompt": entrant.prompt_rates,
         "samples_first_token_ms": [1e3 * s for s in entrant.first_token_seconds],
-        "decode_ratio": asdict(decode) if decode else None,
-        "prompt_ratio": asdict(prompt) if prompt else None,
+        "decode_ratio": _ratio(decode),
+        "prompt_ratio": _ratio(prompt),
         "check": check,
         "machine": asdict(machine),
     }
+
+
+def _ratio(ratio: Ratio | None) -> Record | None:
+    """A ratio as a record; its median is None where the rounds disagree, `doubt` says why."""
+    if ratio is None:
+        return None
+    return asdict(ratio) | {"median": ratio.headline, "doubt": ratio.doubt}
 
 
 def compare_table(records: Sequence[Record]) -> str:
@@ -266,9 +273,11 @@ def compare_table(records: Sequence[Record]) -> str:
             rows.append([*front, "", "", "failed", "", "", ""])
             continue
         ratio = r["decode_ratio"]
-        times = (
-            f"{ratio['median']:.2f}x ({ratio['least']:.2f} to {ratio['most']:.2f})" if ratio else ""
-        )
+        times = ""
+        if ratio:
+            spread = f"{ratio['least']:.2f} to {ratio['most']:.2f}"
+            median = ratio["median"]
+            times = f"no ratio: {spread}" if median is None else f"{median:.2f}x ({spread})"
         rows.append(
             [
                 *front,

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 
 from onegraph.errors import ArgumentError
 
-__all__ = ["Ratio", "mean", "ratio", "sample_stddev"]
+__all__ = ["MOST_SPREAD", "Ratio", "mean", "ratio", "sample_stddev"]
+
+#: The most by which the largest ratio of a round may exceed the least for one number to stand.
+MOST_SPREAD = 0.25
 
 
 def mean(values: Sequence[float]) -> float:
@@ -32,6 +35,24 @@ class Ratio:
     median: float
     least: float
     most: float
+    rounds: int
+
+    @property
+    def doubt(self) -> str | None:
+        """Why no one number stands for the rounds, and what to do; None where it does."""
+        if self.rounds < 2:
+            return "one round has no spread; give more by -r"
+        if self.most > self.least * (1 + MOST_SPREAD):
+            return (
+                f"the {self.rounds} rounds disagree, from {self.least:.2f}x to {self.most:.2f}x, "
+                f"by more than {MOST_SPREAD:.0%}; end what else runs and give more rounds by -r"
+            )
+        return None
+
+    @property
+    def headline(self) -> float | None:
+        """The median, where the rounds agree; None where they do not."""
+        return None if self.doubt else self.median
 
     def __str__(self) -> str:
         return f"{self.median:.2f} ({self.least:.2f} to {self.most:.2f})"
@@ -53,4 +74,4 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
             f"a rate of {min(*ours, *theirs)} tokens a second has no ratio; measure again"
         )
     rounds = [a / b for a, b in zip(ours, theirs, strict=True)]
-    return Ratio(statistics.median(rounds), min(rounds), max(rounds))
+    return Ratio(statistics.median(rounds), min(rounds), max(rounds), len(rounds))

@@ -16,7 +16,8 @@ from onegraph.bench.prompts import random_tokens
 from onegraph.bench.statistics import mean, sample_stddev
 from onegraph.errors import InternalError
 from onegraph.llm import LLM
-from onegraph.results import Result
+from onegraph.results import Timings
+from onegraph.sampling import resolve
 
 __all__ = ["GRAPHS", "Outcome", "Repetition", "measure", "run"]
 
@@ -155,42 +156,45 @@ def run(
                     started=begin,
                     settings={"device": llm.device, "n_ctx": llm.n_ctx},
                 )
+        if mode == "cpu":
+            return  # there are no graphs: every mode is this one
 
 
 def measure(llm: LLM, case: Case, seed: int) -> Repetition:
     """One repetition, from an empty cache but for the tokens of the depth."""
-    return _repetition(case, *_run_once(llm, case, seed))
+    return _repetition(case, _run_once(llm, case, seed))
 
 
-def _run_once(llm: LLM, case: Case, seed: int) -> tuple[Sequence[Result], float]:
-    """A test's results, and seconds that the tokens of the depth take by themselves."""
+def _run_once(llm: LLM, case: Case, seed: int) -> list[Timings]:
+    """Timings of a test's sequences. That of a prompt begins behind the tokens of the depth, which
+    the same sequence holds."""
     first = llm.tokenizer.bos_id if llm.tokenizer.add_bos else None
     length = case.n_depth + (case.n_prompt or (0 if case.n_depth else 1))
-    prompts = [
-        # Another seed for each sequence: equal prompts would share their keys and values.
-        random_tokens(length, llm.n_vocab, seed * 1_000_003 + row, first)
-        for row in range(case.n_seq)
-    ]
-    before = 0.0
-    if case.n_prompt and case.n_depth:
-        # What is timed starts behind these.
-        depth = prompts[0][: case.n_depth]
-        alone = llm.generate(depth, max_tokens=1, temperature=0, ignore_eos=True)
-        before = alone.timings.prefill_seconds
     # The prompt's pass yields a token itself: one more than the steps that are timed.
     n = case.n_gen + 1
-    results = llm.generate(prompts, max_tokens=n, temperature=0, ignore_eos=True)
-    for result in results:
-        if result.usage.completion_tokens != n:
-            raise InternalError(
-                f"{case.name} generated {result.usage.completion_tokens} of {n} tokens"
-            )
-    return results, before
+    options = resolve({"max_tokens": n, "temperature": 0, "ignore_eos": True})
+    timed_from = case.n_depth if case.n_prompt else 0
+    generations = [
+        # Another seed for each sequence: equal prompts would share their keys and values.
+        llm._engine.submit(
+            random_tokens(length, llm.n_vocab, seed * 1_000_003 + row, first),
+            options,
+            timed_from=timed_from,
+        )
+        for row in range(case.n_seq)
+    ]
+    times = []
+    for generation in generations:
+        whole = generation.collect()
+        made = whole.usage[1]
+        if made != n:
+            raise InternalError(f"{case.name} generated {made} of {n} tokens")
+        times.append(Timings(*whole.timings))
+    return times
 
 
-def _repetition(case: Case, results: Sequence[Result], before: float) -> Repetition:
-    """What was timed; the tokens of the depth take `before` seconds by themselves."""
-    times = [result.timings for result in results]
+def _repetition(case: Case, times: Sequence[Timings]) -> Repetition:
+    """What was timed."""
     steps = case.n_gen * case.n_seq
     # All sequences step together: the slowest one's time is that of all.
     decode = max(t.decode_seconds for t in times)
@@ -201,15 +205,6 @@ def _repetition(case: Case, results: Sequence[Result], before: float) -> Repetit
     if not case.n_prompt:
         return Repetition(steps, decode, plain)
     prompt = times[0].prefill_seconds
-    if case.n_depth:
-        # Behind the depth a prompt is slower than from an empty cache: the depth, which is read
-        # again with it, goes by its own time.
-        prompt -= before
-    if prompt <= 0:
-        raise InternalError(
-            f"{case.name}: {case.n_depth} tokens took {before:.6f} s and {case.n_prompt} more took "
-            "nothing: the machine is too busy to tell; measure again, or take a longer prompt by -p"
-        )
     if not case.n_gen:
         return Repetition(case.n_prompt, prompt, None)
     return Repetition(case.n_prompt + steps, prompt + decode, prompt + plain)

@@ -13,9 +13,9 @@ from onegraph import _native, hub
 from onegraph.bench import formats, machine
 from onegraph.bench.cases import cases, numbers, pairs
 from onegraph.bench.suite import run
-from onegraph.cli.measuring import Output, output_options, test_options, watched
+from onegraph.cli.measuring import Output, device, output_options, test_options, watched
 from onegraph.cli.options import MODEL, given, model_options
-from onegraph.cli.terminal import debug_option
+from onegraph.cli.terminal import debug_option, say
 
 
 @click.command()
@@ -65,6 +65,8 @@ def command(
         path = hub.resolve(model, progress=told)
         chosen = given(MODEL, {"n_ctx": None, **options})
         modes = [name for name, on in (("full", graph or not eager), ("none", eager)) if on]
+        if graph and eager and device(options.get("device")) == "cpu":
+            say("--graph --eager: they are one on the CPU, which is measured once", err=True)
         out = Output(output, plot, title=Path(model).name if path.name in model else model)
         records = _records(path, todo, repetitions, modes, chosen, told)
         wrong = out.write(records, formats.bench_table, _foot if output == "md" else lambda _: "")

@@ -17,6 +17,7 @@ from onegraph.bench.cases import Case, cases, numbers
 from onegraph.bench.engines import Setup, names
 from onegraph.bench.measurement import CONVENTION
 from onegraph.cli.measuring import Output, Told, output_options, test_options, watched
+from onegraph.cli.measuring import device as device_of
 from onegraph.cli.terminal import debug_option
 
 
@@ -63,6 +64,10 @@ def command(
     """
     # Ended by another program, too, it ends the servers it started and takes its copy back.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    if chart:
+        from onegraph.bench import charts
+
+        charts.check_terminal()
     prompts = numbers("-p", n_prompt, [512], least=1)
     lengths = numbers("-n", n_gen, [128], least=2)
     depths = numbers("-d", n_depth, [0])
@@ -72,7 +77,7 @@ def command(
         setup = Setup(
             model=path,
             reference=model,
-            device=_device(device),
+            device=device_of(device),
             n_ctx=-(-max(case.n_ctx for case in todo) // 256) * 256,
             threads=machine.n_threads(threads),
             copy=create,
@@ -84,16 +89,6 @@ def command(
             records, formats.compare_table, lambda _: "\n".join(_notes(results, setup, output))
         )
     _end(results, chart if chart is not None else output == "md" and sys.stdout.isatty())
-
-
-def _device(wish: str) -> str:
-    """The device that a model would be on: engines are told the same one."""
-    if wish == "cpu":
-        return wish
-    cards = json.loads(_native.cuda_devices([]))["cards"]
-    if wish == "auto":
-        return "cuda:0" if cards else "cpu"
-    return "cuda:0" if wish == "cuda" else wish
 
 
 def _records(
@@ -153,6 +148,11 @@ def _notes(results: list[race.Result], setup: Setup, output: str) -> list[str]:
             lines.append(f"{entrant.name}: not raced: {entrant.failure}")
             continue
         assert entrant.settings is not None
+        for result in results:
+            for other in result.others:
+                ratio = result.decode_ratio(other) if other.name == entrant.name else None
+                if ratio and ratio.doubt:
+                    lines.append(f"{entrant.name}, {result.case.name}: no ratio: {ratio.doubt}")
         lines.append(f"{entrant.name}: its clock: {entrant.settings.clock}")
         lines += [f"{entrant.name}: WARNING: {warning}" for warning in entrant.settings.warnings]
     return [f"- {line}" for line in lines] if output == "md" else lines

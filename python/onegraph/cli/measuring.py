@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -10,11 +11,12 @@ from typing import Any, TypeVar
 
 import click
 
+from onegraph import _native
 from onegraph.bench import formats
 from onegraph.cli.terminal import say
 from onegraph.printable import printable
 
-__all__ = ["Output", "Told", "output_options", "test_options", "watched"]
+__all__ = ["Output", "Told", "device", "output_options", "test_options", "watched"]
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 Told = Callable[[str, int, int | None], None]
@@ -84,6 +86,16 @@ def watched() -> Iterator[Told | None]:
         yield tell
 
 
+def device(wish: str | None) -> str:
+    """The device that a model would be on: engines are told the same one."""
+    if wish == "cpu":
+        return wish
+    cards = json.loads(_native.cuda_devices([]))["cards"]
+    if wish in (None, "auto"):
+        return "cuda:0" if cards else "cpu"
+    return "cuda:0" if wish == "cuda" else str(wish)
+
+
 class Output:
     """Writes records as they come, and a chart of them all."""
 
@@ -105,25 +117,37 @@ class Output:
         """Prints the records; those whose output was wrong. A table with its foot is printed at
         the end; other forms record by record, and the foot on standard error."""
         kept: list[Record] = []
+        ended: list[BaseException] = []
 
         def seen() -> Iterator[Record]:
-            for record in records:
-                kept.append(record)
-                yield record
+            # Broken off, by Ctrl-C or an error, the rows that are finished are written all the
+            # same, in whole.
+            try:
+                for record in records:
+                    kept.append(record)
+                    yield record
+            except BaseException as e:
+                ended.append(e)
 
         if self._form == "md":
             for _ in seen():
                 pass
-            say(f"{table(kept)}\n\n{foot(kept)}")
+            if kept or not ended:
+                say(f"{table(kept)}\n\n{foot(kept)}")
         else:
             for line in formats.written(self._form, seen()):
                 say(line)
                 sys.stdout.flush()
             if said := foot(kept):
                 say(said, err=True)
-        if self._plot is not None:
+        sys.stdout.flush()
+        if self._plot is not None and (kept or not ended):
             from onegraph.bench import charts
 
             charts.draw(kept, self._plot, self._title)
             say(f"drew {self._plot}", err=True)
+        if ended:
+            if kept:
+                say(f"broken off; the {len(kept)} finished rows are written", err=True)
+            raise ended[0]
         return [r for r in kept if r.get("check_ok") is False]

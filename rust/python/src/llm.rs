@@ -164,6 +164,7 @@ impl Sampling {
             max_tokens: count("max_tokens", self.max_tokens)?,
             stop: self.stop,
             ignore_eos: self.ignore_eos,
+            timed_from: 0,
         })
     }
 }
@@ -288,9 +289,18 @@ impl Engine {
         Ok(Loading { inner })
     }
 
-    /// Queues a request; blocks while the queue is full.
-    fn submit(&self, py: Python<'_>, prompt: Vec<i64>, options: Sampling) -> PyResult<Generation> {
-        let request = options.request(&prompt).map_err(to_py)?;
+    /// Queues a request; blocks while the queue is full. The prompt's tokens before `timed_from` are
+    /// left out of the time for the prompt.
+    #[pyo3(signature = (prompt, options, *, timed_from = 0))]
+    fn submit(
+        &self,
+        py: Python<'_>,
+        prompt: Vec<i64>,
+        options: Sampling,
+        timed_from: usize,
+    ) -> PyResult<Generation> {
+        let mut request = options.request(&prompt).map_err(to_py)?;
+        request.timed_from = timed_from;
         Ok(Generation {
             ticket: submitted(py, || self.inner.submit(&request, POLL))?,
             seed: request.sampling.seed,

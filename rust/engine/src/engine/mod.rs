@@ -296,6 +296,13 @@ impl Engine {
                 context: n_ctx,
             });
         }
+        if request.timed_from >= prompt {
+            return Err(Error::Argument {
+                name: "timed_from",
+                value: request.timed_from.to_string(),
+                reason: format!("must be less than the {prompt} tokens of the prompt"),
+            });
+        }
         let (out, items) = mpsc::channel();
         let work = Work::Generate {
             request: request.clone(),

@@ -278,6 +278,8 @@ struct Active {
     submitted: Instant,
     /// When its first slice was begun.
     begun: Option<Instant>,
+    /// When the first slice whose time is asked for was.
+    timed: Option<Instant>,
     task: Task,
 }
 
@@ -490,6 +492,7 @@ impl Owner {
             cancelled: job.cancelled,
             submitted: job.submitted,
             begun: None,
+            timed: None,
             task,
         });
         self.feeding.push_back(slot);
@@ -549,7 +552,14 @@ impl Owner {
             Task::Generate(g) => {
                 let rest = &g.request.prompt[start..];
                 let rows = self.prefill_pace.rows(slice);
-                let chunk = &rest[..self.backend.slice(rest.len(), rows).clamp(1, rest.len())];
+                let most = match g.request.timed_from.checked_sub(start) {
+                    Some(untimed @ 1..) => untimed.min(rest.len()),
+                    _ => {
+                        active.timed.get_or_insert(begun);
+                        rest.len()
+                    }
+                };
+                let chunk = &rest[..self.backend.slice(most, rows).clamp(1, most)];
                 let last = chunk.len() == rest.len();
                 let fed = self.backend.prefill(slot, chunk, start, last);
                 self.prefill_pace.note(chunk.len(), begun.elapsed());
@@ -691,11 +701,13 @@ impl Owner {
         }
         let now = Instant::now();
         let begun = active.begun.unwrap_or(now);
+        let timed = active.timed.unwrap_or(now);
         let prompt_done = g.first.map_or(now, |m| m.at);
         let mut timings = Timings {
             load: self.load_seconds,
             queue: (begun - active.submitted).as_secs_f64(),
-            prefill: (prompt_done - begun).as_secs_f64(),
+            prefill: (prompt_done - timed).as_secs_f64(),
+            untimed: g.request.timed_from,
             decoded: g.drawn.saturating_sub(1),
             ..Timings::default()
         };

@@ -24,6 +24,9 @@ pub struct Request {
     pub stop: Vec<String>,
     /// Go on after tokens that end a text, for fixed lengths.
     pub ignore_eos: bool,
+    /// Tokens of the prompt that are done before [`Timings::prefill`] begins: what comes behind a
+    /// long text is timed by itself.
+    pub timed_from: usize,
 }
 
 /// Why a sequence ended.
@@ -63,8 +66,10 @@ pub struct Timings {
     pub load: f64,
     /// From the request to the first work on it.
     pub queue: f64,
-    /// From there to the first token.
+    /// From there, or from the prompt's token [`Request::timed_from`], to the first token.
     pub prefill: f64,
+    /// Tokens of the prompt before `prefill`.
+    pub untimed: usize,
     /// From the first to the last token.
     pub decode: f64,
     /// Of `decode`, choosing tokens and making text.
@@ -84,7 +89,7 @@ impl Timings {
 
     /// Prompt tokens a second.
     pub fn prefill_rate(&self, usage: &Usage) -> f64 {
-        Self::rate(usage.prompt, self.prefill)
+        Self::rate(usage.prompt.saturating_sub(self.untimed), self.prefill)
     }
 
     /// Tokens a second after the first, all included.

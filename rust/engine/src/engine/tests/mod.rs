@@ -253,6 +253,7 @@ fn request(text: &str, max_tokens: usize, seed: u64) -> Request {
         max_tokens,
         stop: Vec::new(),
         ignore_eos: true,
+        timed_from: 0,
     }
 }
 
