@@ -15,10 +15,10 @@ Told = Callable[[str, int, int | None], None]
 
 
 @contextlib.contextmanager
-def shown(wish: bool | Told | None) -> Iterator[Told | None]:
+def shown(wish: bool | Told | None, *, counts: bool = False) -> Iterator[Told | None]:
     """Someone to tell: the caller's own function, a bar on standard error, or nobody.
 
-    None shows the bar where standard error is a terminal.
+    None shows the bar where standard error is a terminal. What is told `counts` things, not bytes.
     """
     if callable(wish):
         yield wish
@@ -28,12 +28,18 @@ def shown(wish: bool | Told | None) -> Iterator[Told | None]:
         return
     # Not at import: most programs draw no bar.
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+    )
 
     bar = Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
-        DownloadColumn(binary_units=True),
+        MofNCompleteColumn() if counts else DownloadColumn(binary_units=True),
         console=Console(stderr=True),
         transient=True,
     )

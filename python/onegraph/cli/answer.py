@@ -6,10 +6,10 @@ import sys
 
 import click
 
-from onegraph.llm import Stream
 from onegraph.printable import printable
 from onegraph.results import Result
 from onegraph.sampling import DEFAULTS
+from onegraph.streams import Stream
 
 __all__ = ["messages", "note_cut", "report", "show"]
 

@@ -252,6 +252,7 @@ fn request(text: &str, max_tokens: usize, seed: u64) -> Request {
         },
         max_tokens,
         stop: Vec::new(),
+        stop_token_ids: Vec::new(),
         ignore_eos: true,
     }
 }
@@ -520,7 +521,8 @@ fn the_context_can_be_filled_to_the_last_token() {
         error,
         Error::Context {
             prompt: n_ctx,
-            context: n_ctx
+            context: n_ctx,
+            trained: engine.loaded().n_ctx_train,
         }
     );
     assert!(
