@@ -16,6 +16,8 @@ from onegraph import sampling
 from onegraph.cli.options import MODEL, SAMPLING
 
 QUESTION = "Why is the sky blue?"
+#: Without, a machine that has no card says so.
+CPU = ["--device", "cpu"]
 GREEDY = ["--temperature", "0", "--max-tokens", "24"]
 
 
@@ -40,17 +42,18 @@ def test_the_readmes_command_answers(cli, smollm2: Path) -> None:
     assert run.startswith(".venv/bin/onegraph run smollm2 ")
     done = cli(*shlex.split(run)[1:])
     assert done.returncode == 0, done.stderr
-    assert re.fullmatch(r"(cut after 256 tokens; --max-tokens allows more\n)?", done.stderr)
+    said = r"(running on the CPU: .*\n)?(cut after 256 tokens; --max-tokens allows more\n)?"
+    assert re.fullmatch(said, done.stderr)
     assert len(done.stdout.split()) > 5
 
 
 def test_a_cut_that_nobody_asked_for_is_said(cli, smollm2: Path) -> None:
-    asked = cli("run", smollm2, QUESTION, "--ignore-eos", "--max-tokens", 9)
+    asked = cli("run", smollm2, *CPU, QUESTION, "--ignore-eos", "--max-tokens", 9)
     assert asked.stderr == ""
-    default = cli("run", smollm2, QUESTION, "--ignore-eos")
+    default = cli("run", smollm2, *CPU, QUESTION, "--ignore-eos")
     assert default.stderr == "cut after 256 tokens; --max-tokens allows more\n"
     for more in [[], ["--max-tokens", 100]]:
-        full = cli("run", smollm2, QUESTION, "--raw", "--n-ctx", 48, "--ignore-eos", *more)
+        full = cli("run", smollm2, *CPU, QUESTION, "--raw", "--n-ctx", 48, "--ignore-eos", *more)
         assert re.fullmatch(r"cut after \d\d tokens; --n-ctx allows more\n", full.stderr)
 
 
@@ -59,14 +62,14 @@ def test_a_pipe_gets_utf8_whatever_the_locale_says(encoding: str, cli, smollm2: 
     tokenizer = onegraph.Tokenizer(smollm2)
     (token,) = tokenizer.encode(" é", add_special=False)
     args = ["Hi", "--max-tokens", 2, "--logit-bias", f"{token}=inf"]
-    done = cli("run", smollm2, *args, env={"PYTHONIOENCODING": encoding})
+    done = cli("run", smollm2, *CPU, *args, env={"PYTHONIOENCODING": encoding})
     assert (done.returncode, done.stdout, done.stderr) == (0, " é é", "")
 
 
 def test_standard_output_carries_the_text_alone(cli, smollm2: Path, answer: str) -> None:
-    done = cli("run", smollm2, QUESTION, *GREEDY)
+    done = cli("run", smollm2, *CPU, QUESTION, *GREEDY)
     assert (done.returncode, done.stdout, done.stderr) == (0, answer, "")
-    loud = cli("run", smollm2, QUESTION, *GREEDY, "--verbose")
+    loud = cli("run", smollm2, *CPU, QUESTION, *GREEDY, "--verbose")
     assert (loud.returncode, loud.stdout) == (0, answer)
     assert re.search(r"output: 24 tokens, [\d.]+ s, [\d.]+ tokens/s", loud.stderr)
     assert re.search(r"seed \d+, finish reason length", loud.stderr)
@@ -75,12 +78,12 @@ def test_standard_output_carries_the_text_alone(cli, smollm2: Path, answer: str)
 @pytest.mark.parametrize("args", [[], ["-"]])
 @pytest.mark.parametrize("piped", [QUESTION, QUESTION + "\n"])
 def test_a_pipe_is_the_prompt(args: list[str], piped: str, cli, smollm2: Path, answer: str) -> None:
-    done = cli("run", smollm2, *args, *GREEDY, input=piped)
+    done = cli("run", smollm2, *CPU, *args, *GREEDY, input=piped)
     assert (done.returncode, done.stdout) == (0, answer), done.stderr
 
 
 def test_a_prompt_leaves_standard_input_alone(command: list[str], smollm2: Path) -> None:
-    ask = shlex.join([*command, "run", str(smollm2), "Hi", "--max-tokens", "1"])
+    ask = shlex.join([*command, "run", str(smollm2), *CPU, "Hi", "--max-tokens", "1"])
     lines = f"printf 'a\\nb\\n' | while read -r x; do echo \"$x\" >&2; {ask}; done"
     done = subprocess.run(["bash", "-c", lines], capture_output=True, text=True, timeout=120)
     assert done.stderr.split() == ["a", "b"]
@@ -88,10 +91,10 @@ def test_a_prompt_leaves_standard_input_alone(command: list[str], smollm2: Path)
 
 def test_raw_leaves_the_template_out(cli, smollm2: Path, llm: onegraph.LLM) -> None:
     prompt = "The capital of France is"
-    done = cli("run", smollm2, prompt, "--raw", *GREEDY)
+    done = cli("run", smollm2, *CPU, prompt, "--raw", *GREEDY)
     assert done.stdout == llm.generate(prompt, temperature=0.0, max_tokens=24).text
     raw, wrapped = (
-        json.loads(cli("run", smollm2, prompt, "--json", *more, *GREEDY).stdout)
+        json.loads(cli("run", smollm2, *CPU, prompt, "--json", *more, *GREEDY).stdout)
         for more in (["--raw"], [])
     )
     assert raw["usage"]["prompt_tokens"] == len(llm.tokenize(prompt))
@@ -104,12 +107,12 @@ def test_system_precedes_the_prompt(cli, smollm2: Path, llm: onegraph.LLM) -> No
         {"role": "system", "content": system},
         {"role": "user", "content": QUESTION},
     ]
-    done = cli("run", smollm2, QUESTION, "--system", system, *GREEDY)
+    done = cli("run", smollm2, *CPU, QUESTION, "--system", system, *GREEDY)
     assert done.stdout == llm.chat(conversation, temperature=0.0, max_tokens=24).text
 
 
 def test_json_is_the_result(cli, smollm2: Path, answer: str) -> None:
-    done = cli("run", smollm2, QUESTION, *GREEDY, "--json", "--logprobs", 2, "--seed", 7)
+    done = cli("run", smollm2, *CPU, QUESTION, *GREEDY, "--json", "--logprobs", 2, "--seed", 7)
     assert (done.returncode, done.stderr) == (0, "")
     made = json.loads(done.stdout)
     assert made["text"] == answer
@@ -123,7 +126,7 @@ def test_json_is_the_result(cli, smollm2: Path, answer: str) -> None:
 
 def test_sampling_options_reach_the_sampler(cli, smollm2: Path, answer: str) -> None:
     def run(*more: object) -> str:
-        done = cli("run", smollm2, QUESTION, "--max-tokens", 12, *more)
+        done = cli("run", smollm2, *CPU, QUESTION, "--max-tokens", 12, *more)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -132,7 +135,7 @@ def test_sampling_options_reach_the_sampler(cli, smollm2: Path, answer: str) -> 
     assert run(*hot[:2], "--top-k", 1) == run("--temperature", 0)
     word = answer.split()[3]
     assert run("--temperature", 0, "--stop", word) == answer[: answer.index(word)]
-    banned = cli("run", smollm2, QUESTION, *GREEDY, "--logit-bias", "28=-100", "--json")
+    banned = cli("run", smollm2, *CPU, QUESTION, *GREEDY, "--logit-bias", "28=-100", "--json")
     assert 28 not in json.loads(banned.stdout)["token_ids"]
 
 
@@ -147,7 +150,7 @@ ENDLESS = ["--ignore-eos", "--max-tokens", "8000"]
 
 
 def test_text_streams_as_it_is_made(command: list[str], smollm2: Path, llm: onegraph.LLM) -> None:
-    args = ["run", str(smollm2), QUESTION, *ENDLESS]
+    args = ["run", str(smollm2), *CPU, QUESTION, *ENDLESS]
     with subprocess.Popen([*command, *args], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         begun = process.stdout.read1()
@@ -177,7 +180,7 @@ code = main(sys.argv[1:])
 print(pieces, file=sys.stderr)
 sys.exit(code)
 """
-    run = [sys.executable, "-c", count, "run", str(smollm2), QUESTION, *ENDLESS]
+    run = [sys.executable, "-c", count, "run", str(smollm2), *CPU, QUESTION, *ENDLESS]
     line = f"set -o pipefail; {shlex.join(run)} | head -c 20"
     done = subprocess.run(["bash", "-c", line], capture_output=True, timeout=300)
     assert (done.returncode, len(done.stdout)) == (0, 20)
@@ -186,7 +189,7 @@ sys.exit(code)
 
 @pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_stops_the_run(command: list[str], smollm2: Path, llm: onegraph.LLM) -> None:
-    args = ["run", str(smollm2), QUESTION, *ENDLESS]
+    args = ["run", str(smollm2), *CPU, QUESTION, *ENDLESS]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([*command, *args], **pipes) as process:
         assert process.stdout is not None and process.stderr is not None
@@ -202,7 +205,7 @@ def test_a_run_in_the_background_of_a_script_ignores_ctrl_c(
     command: list[str], smollm2: Path
 ) -> None:
     run = shlex.join(
-        [*command, "run", str(smollm2), QUESTION, "--ignore-eos", "--max-tokens", "64"]
+        [*command, "run", str(smollm2), *CPU, QUESTION, "--ignore-eos", "--max-tokens", "64"]
     )
     # A shell without job control starts what is in its background with Ctrl-C ignored.
     with subprocess.Popen(
@@ -235,7 +238,7 @@ def test_a_run_in_the_background_of_a_script_ignores_ctrl_c(
     ],
 )
 def test_a_bad_option_is_wrong_use(args: list[str], said: str, cli, smollm2: Path) -> None:
-    done = cli("run", smollm2, QUESTION, *args)
+    done = cli("run", smollm2, *CPU, QUESTION, *args)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr
@@ -250,13 +253,13 @@ def test_a_bad_option_is_wrong_use(args: list[str], said: str, cli, smollm2: Pat
     ],
 )
 def test_a_bad_prompt_is_wrong_use(piped: bytes, said: str, cli, smollm2: Path) -> None:
-    done = cli("run", smollm2, input=piped, text=False, encoding=None)
+    done = cli("run", smollm2, *CPU, input=piped, text=False, encoding=None)
     assert (done.returncode, done.stdout) == (2, b"")
     assert said in done.stderr.decode()
 
 
 def test_an_argument_that_is_not_utf8_is_wrong_use(command: list[str], smollm2: Path) -> None:
-    args = [*map(str.encode, [*command, "run", str(smollm2)]), b"caf\xe9"]
+    args = [*map(str.encode, [*command, "run", str(smollm2), *CPU]), b"caf\xe9"]
     done = subprocess.run(args, capture_output=True, timeout=60)
     assert (done.returncode, done.stdout) == (2, b"")
     assert b"'caf\\udce9' is not UTF-8" in done.stderr
@@ -274,5 +277,5 @@ def test_a_failed_run_is_one(cli, smollm2: Path, tmp_path: Path) -> None:
     for args, said in failing:
         done = cli("run", *args)
         assert (done.returncode, done.stdout) == (1, ""), args
-        assert done.stderr.startswith("error: ") and said in done.stderr
+        assert "error: " in done.stderr and said in done.stderr
         assert len(done.stderr.splitlines()) == 1
