@@ -15,7 +15,7 @@ from onegraph.results import Result
 from onegraph.sampling import Sampling, SamplingOptions, resolve, takes_sampling
 from onegraph.streams import Ask, AsyncStream, Job, Stream, naming, whole
 
-__all__ = ["ChatOptions", "GenerateOptions", "Generates", "Prompt"]
+__all__ = ["Generates", "Prompt"]
 
 #: A text, or token ids.
 Prompt = str | Sequence[int]
@@ -32,23 +32,6 @@ MAX_N = 1024
 
 #: Arguments of `ChatTemplate.render` that are no variables of the template.
 TEMPLATE_ARGUMENTS = ("messages", "tools", "add_generation_prompt")
-
-
-class GenerateOptions(SamplingOptions, total=False):
-    """Further keywords of `generate` and `agenerate`."""
-
-    echo: bool
-    sampling: Sampling | None
-
-
-class ChatOptions(SamplingOptions, total=False):
-    """Further keywords of `chat` and `achat`."""
-
-    chat_template: str | _native.ChatTemplate | None
-    continue_final_message: bool
-    template_kwargs: Mapping[str, Any] | None
-    parse_special: bool
-    sampling: Sampling | None
 
 
 class Generates:
@@ -88,7 +71,9 @@ class Generates:
         stream: Literal[False] = False,
         n: None = None,
         progress: bool | Told | None = None,
-        **options: Unpack[GenerateOptions],
+        echo: bool = False,
+        sampling: Sampling | None = None,
+        **options: Unpack[SamplingOptions],
     ) -> Result: ...
     @overload
     def generate(
@@ -98,7 +83,9 @@ class Generates:
         stream: Literal[False] = False,
         n: int,
         progress: bool | Told | None = None,
-        **options: Unpack[GenerateOptions],
+        echo: bool = False,
+        sampling: Sampling | None = None,
+        **options: Unpack[SamplingOptions],
     ) -> list[Result]: ...
     @overload
     def generate(
@@ -108,7 +95,9 @@ class Generates:
         stream: Literal[False] = False,
         n: None = None,
         progress: bool | Told | None = None,
-        **options: Unpack[GenerateOptions],
+        echo: bool = False,
+        sampling: Sampling | None = None,
+        **options: Unpack[SamplingOptions],
     ) -> list[Result]: ...
     @overload
     def generate(
@@ -118,11 +107,19 @@ class Generates:
         stream: Literal[False] = False,
         n: int,
         progress: bool | Told | None = None,
-        **options: Unpack[GenerateOptions],
+        echo: bool = False,
+        sampling: Sampling | None = None,
+        **options: Unpack[SamplingOptions],
     ) -> list[list[Result]]: ...
     @overload
     def generate(
-        self, prompt: Prompt, *, stream: Literal[True], **options: Unpack[GenerateOptions]
+        self,
+        prompt: Prompt,
+        *,
+        stream: Literal[True],
+        echo: bool = False,
+        sampling: Sampling | None = None,
+        **options: Unpack[SamplingOptions],
     ) -> Stream: ...
     @takes_sampling
     def generate(
@@ -166,7 +163,12 @@ class Generates:
         stream: Literal[False] = False,
         n: None = None,
         progress: bool | Told | None = None,
-        **options: Unpack[ChatOptions],
+        chat_template: str | _native.ChatTemplate | None = None,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+        parse_special: bool = False,
+        sampling: Sampling | None = None,
+        **options: Unpack[SamplingOptions],
     ) -> Result: ...
     @overload
     def chat(
@@ -177,7 +179,12 @@ class Generates:
         stream: Literal[False] = False,
         n: int,
         progress: bool | Told | None = None,
-        **options: Unpack[ChatOptions],
+        chat_template: str | _native.ChatTemplate | None = None,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+        parse_special: bool = False,
+        sampling: Sampling | None = None,
+        **options: Unpack[SamplingOptions],
     ) -> list[Result]: ...
     @overload
     def chat(
@@ -188,7 +195,12 @@ class Generates:
         stream: Literal[False] = False,
         n: None = None,
         progress: bool | Told | None = None,
-        **options: Unpack[ChatOptions],
+        chat_template: str | _native.ChatTemplate | None = None,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+        parse_special: bool = False,
+        sampling: Sampling | None = None,
+        **options: Unpack[SamplingOptions],
     ) -> list[Result]: ...
     @overload
     def chat(
@@ -199,7 +211,12 @@ class Generates:
         stream: Literal[False] = False,
         n: int,
         progress: bool | Told | None = None,
-        **options: Unpack[ChatOptions],
+        chat_template: str | _native.ChatTemplate | None = None,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+        parse_special: bool = False,
+        sampling: Sampling | None = None,
+        **options: Unpack[SamplingOptions],
     ) -> list[list[Result]]: ...
     @overload
     def chat(
@@ -208,7 +225,12 @@ class Generates:
         tools: Messages | None = None,
         *,
         stream: Literal[True],
-        **options: Unpack[ChatOptions],
+        chat_template: str | _native.ChatTemplate | None = None,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+        parse_special: bool = False,
+        sampling: Sampling | None = None,
+        **options: Unpack[SamplingOptions],
     ) -> Stream: ...
     @takes_sampling
     def chat(
@@ -261,19 +283,43 @@ class Generates:
 
     @overload
     def agenerate(
-        self, prompt: str | Sequence[int], *, n: None = None, **options: Unpack[GenerateOptions]
+        self,
+        prompt: str | Sequence[int],
+        *,
+        n: None = None,
+        echo: bool = False,
+        sampling: Sampling | None = None,
+        **options: Unpack[SamplingOptions],
     ) -> AsyncStream[Result]: ...
     @overload
     def agenerate(
-        self, prompt: str | Sequence[int], *, n: int, **options: Unpack[GenerateOptions]
+        self,
+        prompt: str | Sequence[int],
+        *,
+        n: int,
+        echo: bool = False,
+        sampling: Sampling | None = None,
+        **options: Unpack[SamplingOptions],
     ) -> AsyncStream[list[Result]]: ...
     @overload
     def agenerate(
-        self, prompt: Prompts, *, n: None = None, **options: Unpack[GenerateOptions]
+        self,
+        prompt: Prompts,
+        *,
+        n: None = None,
+        echo: bool = False,
+        sampling: Sampling | None = None,
+        **options: Unpack[SamplingOptions],
     ) -> AsyncStream[list[Result]]: ...
     @overload
     def agenerate(
-        self, prompt: Prompts, *, n: int, **options: Unpack[GenerateOptions]
+        self,
+        prompt: Prompts,
+        *,
+        n: int,
+        echo: bool = False,
+        sampling: Sampling | None = None,
+        **options: Unpack[SamplingOptions],
     ) -> AsyncStream[list[list[Result]]]: ...
     @takes_sampling
     def agenerate(
@@ -302,7 +348,12 @@ class Generates:
         tools: Messages | None = None,
         *,
         n: None = None,
-        **options: Unpack[ChatOptions],
+        chat_template: str | _native.ChatTemplate | None = None,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+        parse_special: bool = False,
+        sampling: Sampling | None = None,
+        **options: Unpack[SamplingOptions],
     ) -> AsyncStream[Result]: ...
     @overload
     def achat(
@@ -311,7 +362,12 @@ class Generates:
         tools: Messages | None = None,
         *,
         n: int,
-        **options: Unpack[ChatOptions],
+        chat_template: str | _native.ChatTemplate | None = None,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+        parse_special: bool = False,
+        sampling: Sampling | None = None,
+        **options: Unpack[SamplingOptions],
     ) -> AsyncStream[list[Result]]: ...
     @overload
     def achat(
@@ -320,7 +376,12 @@ class Generates:
         tools: Messages | None = None,
         *,
         n: None = None,
-        **options: Unpack[ChatOptions],
+        chat_template: str | _native.ChatTemplate | None = None,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+        parse_special: bool = False,
+        sampling: Sampling | None = None,
+        **options: Unpack[SamplingOptions],
     ) -> AsyncStream[list[Result]]: ...
     @overload
     def achat(
@@ -329,7 +390,12 @@ class Generates:
         tools: Messages | None = None,
         *,
         n: int,
-        **options: Unpack[ChatOptions],
+        chat_template: str | _native.ChatTemplate | None = None,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+        parse_special: bool = False,
+        sampling: Sampling | None = None,
+        **options: Unpack[SamplingOptions],
     ) -> AsyncStream[list[list[Result]]]: ...
     @takes_sampling
     def achat(
