@@ -21,12 +21,15 @@ from onegraph.graphs import (
     GraphVerification,
     StepCheck,
 )
-from onegraph.llm import LLM, Stream
-from onegraph.results import Piece, Result, Timings, TokenLogprob, Usage
+from onegraph.llm import LLM
+from onegraph.results import Piece, Result, Timings, TokenLogprob, TopLogprob, Usage
+from onegraph.sampling import Sampling, SamplingOptions
+from onegraph.streams import AsyncStream, Stream
 
 __all__ = [
     "LLM",
     "ArgumentError",
+    "AsyncStream",
     "CancelledError",
     "CapturedStep",
     "ChatTemplate",
@@ -45,12 +48,15 @@ __all__ = [
     "Piece",
     "Rendering",
     "Result",
+    "Sampling",
+    "SamplingOptions",
     "StepCheck",
     "Stream",
     "StreamDecoder",
     "Timings",
     "TokenLogprob",
     "Tokenizer",
+    "TopLogprob",
     "Usage",
     "__version__",
 ]

@@ -164,6 +164,9 @@ class StreamDecoder:
 def sampling_defaults() -> dict[str, Any]:
     """Defaults of the sampling keywords that are numbers."""
 
+def check_sampling(options: Mapping[str, Any]) -> None:
+    """Raises where sampling keywords are out of range, whatever the model."""
+
 @final
 class Doorbell:
     """A file that is readable once a request that was given the bell has something new."""
@@ -208,10 +211,15 @@ class Engine:
         self, prompt: Sequence[int], options: Mapping[str, Any], *, timed_from: int = 0
     ) -> Generation: ...
     def offer(
-        self, prompt: Sequence[int], options: Mapping[str, Any], bell: Doorbell, number: int
+        self,
+        prompt: Sequence[int],
+        options: Mapping[str, Any],
+        bell: Doorbell,
+        number: int,
+        at_end: bool,
     ) -> Generation | None:
-        """A request that rings `bell` as `number` whenever it has something new; None while the
-        queue is full."""
+        """A request that rings `bell` as `number` whenever it has something new, or where `at_end`,
+        once it has ended; None while the queue is full."""
 
     def check_ids(self, ids: Sequence[int]) -> None: ...
     def logits(self, ids: Sequence[int], path: str, out: Buffer | NDArray[Any]) -> None: ...
@@ -246,6 +254,10 @@ class Engine:
     @property
     def wanted_ctx(self) -> int: ...
     @property
+    def no_card(self) -> str | None:
+        """Why "auto" took the CPU."""
+
+    @property
     def saturated_sequences(self) -> int: ...
     @property
     def load_seconds(self) -> float: ...
@@ -253,6 +265,8 @@ class Engine:
     def tokenizer(self) -> Tokenizer: ...
     @property
     def chat_template(self) -> ChatTemplate | None: ...
+    def template(self, source: str) -> ChatTemplate:
+        """A chat template with the first and last token of this model."""
 
 @final
 class Generation:
@@ -262,6 +276,9 @@ class Generation:
     def seed(self) -> int: ...
     def next(self) -> Generated | None: ...
     def poll(self) -> Generated | None: ...
+    def ended(self) -> Generated | None:
+        """All of it in one piece, once it has ended; None before."""
+
     def collect(self) -> Generated: ...
     def cancel(self) -> None: ...
 
@@ -277,6 +294,10 @@ class Generated:
     def logprobs(self) -> list[tuple[float, list[tuple[int, float]]]]: ...
     @property
     def finish_reason(self) -> Literal["stop", "length", "cancelled"] | None: ...
+    @property
+    def cut(self) -> Literal["max_tokens", "context"] | None: ...
+    @property
+    def stop_reason(self) -> int | str | None: ...
     @property
     def usage(self) -> tuple[int, int]: ...
     @property
@@ -331,4 +352,9 @@ class Rendering:
     def given(self) -> list[tuple[int, int]]:
         """The parts of the text that came with the arguments and not from the template: start and
         stop of each, in characters, in order.
+        """
+
+    def before(self, mark: str) -> Rendering | None:
+        """What stands in front of the last place where `mark` came with the arguments; None where
+        it did not.
         """

@@ -22,6 +22,7 @@ __all__ = [
     "mapping",
     "number",
     "path",
+    "refused",
     "text",
     "texts",
     "unsigned",
@@ -36,12 +37,12 @@ NAME_MAX, PATH_MAX = 255, 4095
 SHOWN = 60
 
 
-def _refused(name: str, value: object, expected: str) -> ArgumentError:
+def refused(name: str, value: object, expected: str) -> ArgumentError:
     """The error for a value that is not what was expected."""
-    return ArgumentError(f"{name} = {_shown(value)}: {expected}")
+    return ArgumentError(f"{name} = {shown(value)}: {expected}")
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """A number or text as it is written, where that is short; else what it is."""
     if isinstance(value, int) and value.bit_length() > 200:
         return f"an integer of {value.bit_length()} bits"  # Python may refuse to write it
@@ -55,7 +56,7 @@ def _shown(value: object) -> str:
 def flag(name: str, value: object) -> bool:
     """True or False; no other value that Python would take for one of them."""
     if not isinstance(value, bool):
-        raise _refused(name, value, "must be True or False")
+        raise refused(name, value, "must be True or False")
     return value
 
 
@@ -63,7 +64,7 @@ def integer(name: str, value: Any) -> int:
     """An int that fits 64 bits; the engine checks the range that makes sense."""
     found = _index(name, value)
     if not -(2**63) <= found < 2**63:
-        raise _refused(name, found, "is out of range")
+        raise refused(name, found, "is out of range")
     return found
 
 
@@ -71,29 +72,29 @@ def unsigned(name: str, value: Any) -> int:
     """An int from 0 to 2**64 - 1."""
     found = _index(name, value)
     if not 0 <= found < 2**64:
-        raise _refused(name, found, "must be from 0 to 2**64 - 1")
+        raise refused(name, found, "must be from 0 to 2**64 - 1")
     return found
 
 
 def _index(name: str, value: Any) -> int:
     if isinstance(value, bool):
-        raise _refused(name, value, "must be an integer")
+        raise refused(name, value, "must be an integer")
     try:
         return operator.index(value)
     except TypeError as e:
-        raise _refused(name, value, "must be an integer") from e
+        raise refused(name, value, "must be an integer") from e
 
 
 def number(name: str, value: Any) -> float:
     """A float; infinities and NaN are for the engine to judge."""
     if isinstance(value, bool | str | bytes | bytearray):
-        raise _refused(name, value, "must be a number")
+        raise refused(name, value, "must be a number")
     try:
         return float(value)
     except OverflowError as e:
-        raise _refused(name, value, "is out of range") from e
+        raise refused(name, value, "is out of range") from e
     except (TypeError, ValueError) as e:
-        raise _refused(name, value, "must be a number") from e
+        raise refused(name, value, "must be a number") from e
 
 
 def is_sequence(value: object) -> bool:
@@ -111,7 +112,10 @@ def items(name: str, value: Any, of: str) -> list[Any]:
             return list(value)
         except TypeError:  # such as an array without dimensions
             pass
-    raise _refused(name, value, f"must be a sequence of {of}")
+    expected = f"must be a sequence of {of}"
+    if isinstance(value, bytes | bytearray | memoryview):
+        expected += "; bytes are neither: decode them to a str"
+    raise refused(name, value, expected)
 
 
 def integers(name: str, value: Any) -> list[int]:
@@ -122,7 +126,7 @@ def integers(name: str, value: Any) -> list[int]:
 def text(name: str, value: object) -> str:
     """A text that UTF-8 can spell."""
     if not isinstance(value, str):
-        raise _refused(name, value, "must be a str")
+        raise refused(name, value, "must be a str")
     try:
         value.encode()
     except UnicodeEncodeError as e:
@@ -138,7 +142,7 @@ def word(name: str, value: object) -> str:
     """A short text, which the engine looks up."""
     found = text(name, value)
     if len(found) > SHOWN:
-        raise _refused(name, found, "is too long to be any of the names there are")
+        raise refused(name, found, "is too long to be any of the names there are")
     return found
 
 
@@ -147,7 +151,7 @@ def texts(name: str, value: Any) -> list[str]:
     if isinstance(value, str):
         return [text(name, value)]
     if not isinstance(value, Collection) or isinstance(value, bytes | bytearray | Mapping):
-        raise _refused(name, value, "must be a str or several")
+        raise refused(name, value, "must be a str or several")
     return [text(name, item) for item in value]
 
 
@@ -156,7 +160,7 @@ def mapping(name: str, value: Any) -> Mapping[Any, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise _refused(name, value, "must be a dict")
+        raise refused(name, value, "must be a dict")
     return value
 
 
@@ -174,17 +178,17 @@ def path(name: str, value: Any) -> str | os.PathLike[str]:
     try:
         spelled = os.fspath(value)
     except TypeError as e:
-        raise _refused(name, value, "must be a path: a str or an os.PathLike") from e
+        raise refused(name, value, "must be a path: a str or an os.PathLike") from e
     if not isinstance(spelled, str):
-        raise _refused(name, value, "must be a path: a str, not bytes")
+        raise refused(name, value, "must be a path: a str, not bytes")
     try:
         too_long = any(len(part) > NAME_MAX for part in os.fsencode(spelled).split(b"/"))
         Path(spelled).expanduser()
     except UnicodeEncodeError as e:
-        raise _refused(name, spelled, "no file can have this name") from e
+        raise refused(name, spelled, "no file can have this name") from e
     except RuntimeError as e:
-        raise _refused(name, spelled, f"{e}; give the whole path") from e
+        raise refused(name, spelled, f"{e}; give the whole path") from e
     if too_long or len(spelled) > PATH_MAX:
-        raise _refused(name, spelled, "no file can have so long a name")
+        raise refused(name, spelled, "no file can have so long a name")
     found: str | os.PathLike[str] = value
     return found

@@ -2,151 +2,29 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from onegraph import _native, arguments, hub, nvrtc
 from onegraph import progress as progress_bar
-from onegraph.errors import ArgumentError, ModelError, OutOfMemoryError
+from onegraph.errors import OutOfMemoryError
+from onegraph.generating import Generates
 from onegraph.graphs import GraphProfile, GraphStats, GraphVerification, check_text
 from onegraph.progress import Told
-from onegraph.results import Piece, Result, Timings, TokenLogprob, Usage
-from onegraph.sampling import SamplingOptions, resolve, takes_sampling
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["LLM", "Prompt", "Stream"]
-
-#: A text, or token ids.
-Prompt = str | Sequence[int]
+__all__ = ["LLM"]
 
 logger = logging.getLogger("onegraph")
 
-#: Characters of a prompt up to which an event loop may wait for its tokens: some milliseconds.
-SHORT_PROMPT = 1 << 14
-
-#: Seconds between two looks of an event loop at a full queue.
-QUEUE_POLL = 0.02
-
-#: Arguments of `ChatTemplate.render` that are no variables of the template.
-TEMPLATE_ARGUMENTS = ("messages", "tools", "add_generation_prompt")
-
 _said_cpu = threading.Lock()  # taken once, by the first model that "auto" puts on the CPU
-
-
-def _logprobs(piece: _native.Generated) -> list[TokenLogprob]:
-    return [
-        TokenLogprob(token, logprob, tuple(top))
-        for token, (logprob, top) in zip(piece.token_ids, piece.logprobs, strict=True)
-    ]
-
-
-def _result(generation: _native.Generation, whole: _native.Generated, logprobs: bool) -> Result:
-    assert whole.finish_reason is not None
-    return Result(
-        text=whole.text,
-        token_ids=whole.token_ids,
-        finish_reason=whole.finish_reason,
-        usage=Usage(*whole.usage),
-        timings=Timings(*whole.timings),
-        logprobs=_logprobs(whole) if logprobs else None,
-        seed=generation.seed,
-    )
-
-
-def _piece(piece: _native.Generated, logprobs: bool) -> Piece:
-    return Piece(
-        text=piece.text,
-        token_ids=piece.token_ids,
-        finish_reason=piece.finish_reason,
-        logprobs=_logprobs(piece) if logprobs else None,
-    )
-
-
-class Stream(Iterator[Piece]):
-    """Pieces of one generation as they come; leaving it early cancels the generation.
-
-    Iterate, or use it as a context manager. `result` is the whole once the last piece is out.
-    Threads may share one: each piece goes to one of them.
-    """
-
-    def __init__(self, llm: LLM, generation: _native.Generation, logprobs: bool) -> None:
-        self._llm = llm  # a model does not go away under a running stream
-        self._generation = generation
-        self._logprobs = logprobs
-        # A piece is taken and kept in one step, or the result would have them in another order. The
-        # handler of a signal may read on in the middle of that.
-        self._reading = threading.RLock()
-        self._pieces: list[_native.Generated] = []
-        self._ended = False
-        self._result: Result | None = None
-        self.seed = generation.seed
-
-    def __next__(self) -> Piece:
-        with self._reading:
-            if self._ended:
-                raise StopIteration
-            try:
-                piece = self._generation.next()
-            except BaseException:
-                self.close()
-                raise
-            # Another thread may have closed it meanwhile.
-            if piece is None or self._ended:
-                self.close()
-                raise StopIteration
-            self._pieces.append(piece)
-            if piece.finish_reason is not None:
-                self._ended = True
-                self._result = self._whole(piece)
-                self._llm._say_saturated()
-        return _piece(piece, self._logprobs)
-
-    def _whole(self, last: _native.Generated) -> Result:
-        assert last.finish_reason is not None
-        pieces, self._pieces = self._pieces, []
-        return Result(
-            text="".join(p.text for p in pieces),
-            token_ids=[t for p in pieces for t in p.token_ids],
-            finish_reason=last.finish_reason,
-            usage=Usage(*last.usage),
-            timings=Timings(*last.timings),
-            logprobs=[lp for p in pieces for lp in _logprobs(p)] if self._logprobs else None,
-            seed=self.seed,
-        )
-
-    @property
-    def result(self) -> Result | None:
-        """The whole, once the last piece was given; None before."""
-        return self._result
-
-    def cancel(self) -> None:
-        """Asks the generation to end; the last piece then says "cancelled"."""
-        self._generation.cancel()
-
-    def close(self) -> None:
-        """Cancels the generation and ends the iteration. May be called again."""
-        self._ended = True
-        self.cancel()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _load(loading: _native.Loading, told: Told | None) -> _native.Engine:
@@ -161,7 +39,7 @@ def _load(loading: _native.Loading, told: Told | None) -> _native.Engine:
         raise
 
 
-class LLM:
+class LLM(Generates):
     """A model, loaded and ready. Any number of threads may use it at once.
 
     model: path of a GGUF file (of a split one, the first shard), a name of the manifest such as
@@ -176,6 +54,7 @@ class LLM:
     threads: CPU threads; None takes as many as the machine runs at once
     progress: None draws a bar on a terminal, True and False say so; or a function that is called
         with what is going on, how much is done, and how much there is (or None)
+    chat_template: an `onegraph.ChatTemplate`, or the source of one, in place of the model's own
 
     On a GPU, and without effect on the CPU:
 
@@ -213,6 +92,7 @@ class LLM:
         threads: int | None = None,
         prefill_chunk: int = 512,
         progress: bool | Callable[[str, int, int | None], None] | None = None,
+        chat_template: str | _native.ChatTemplate | None = None,
     ) -> None:
         def optional(name: str, value: int | None) -> int | None:
             return None if value is None else arguments.integer(name, value)
@@ -243,10 +123,12 @@ class LLM:
                 _native.Engine.load(path, nvrtc_folders=nvrtc.folders(), **options), told
             )
         self._tokenizer = self._engine.tokenizer
+        if chat_template is not None:
+            self._template = self._read_template(chat_template)
         self._kv_type = kv_type
         self._unsaid_saturated = threading.Lock()  # taken once, with the first such sequence
-        if device == "auto" and self.device == "cpu" and _said_cpu.acquire(blocking=False):
-            logger.info('no NVIDIA card found: running on the CPU (device="cpu" says so at once)')
+        if (reason := self._engine.no_card) and _said_cpu.acquire(blocking=False):
+            logger.warning('running on the CPU: %s; device="cpu" asks for that', reason)
         logger.info(
             "loaded %s in %.2f s on %s",
             self.path.name,
@@ -269,167 +151,6 @@ class LLM:
                 self._engine.n_ctx,
                 self._engine.wanted_ctx,
             )
-
-    @overload
-    def generate(
-        self,
-        prompt: str | Sequence[int],
-        *,
-        stream: Literal[False] = False,
-        **sampling: Unpack[SamplingOptions],
-    ) -> Result: ...
-    @overload
-    def generate(
-        self,
-        prompt: list[str] | tuple[str, ...] | Sequence[Sequence[int]],
-        *,
-        stream: Literal[False] = False,
-        **sampling: Unpack[SamplingOptions],
-    ) -> list[Result]: ...
-    @overload
-    def generate(
-        self, prompt: Prompt, *, stream: Literal[True], **sampling: Unpack[SamplingOptions]
-    ) -> Stream: ...
-    @takes_sampling
-    def generate(
-        self,
-        prompt: Prompt | Sequence[Prompt],
-        *,
-        stream: bool = False,
-        **sampling: Unpack[SamplingOptions],
-    ) -> Result | list[Result] | Stream:
-        """Goes on from a prompt: a text, which is tokenized with the model's special tokens around
-        it, or token ids, which are taken as they are.
-
-        A list of prompts runs as one batch and gives a list of results, each equal to that of its
-        own call. With `stream`, the pieces come as they are made; leaving the stream cancels it.
-
-        Raises `ContextError` where a prompt leaves no room in the context, `ArgumentError` for a
-        parameter out of range, `ClosedError` after `close`.
-        """
-        options = resolve(sampling)
-        with_logprobs = options["logprobs"] is not None
-        prompts = _batch(prompt)
-        if arguments.flag("stream", stream):
-            if prompts is not None:
-                raise ArgumentError(
-                    f"stream = True: {len(prompts)} prompts were given and one can be streamed; "
-                    "use a thread or agenerate for each"
-                )
-            return Stream(self, self._submit(prompt, options), with_logprobs)
-        if prompts is None:
-            generation = self._submit(prompt, options)
-            result = _result(generation, generation.collect(), with_logprobs)
-            self._say_saturated()
-            return result
-        generations = []
-        for number, one in enumerate(prompts):
-            try:
-                generations.append(self._submit(one, options))
-            except Exception as e:
-                e.add_note(f"prompt number {number}, from 0, of {len(prompts)}")
-                raise
-        results = [_result(g, g.collect(), with_logprobs) for g in generations]
-        self._say_saturated()
-        return results
-
-    @overload
-    def chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        *,
-        stream: Literal[False] = False,
-        template_kwargs: Mapping[str, Any] | None = None,
-        parse_special: bool = False,
-        **sampling: Unpack[SamplingOptions],
-    ) -> Result: ...
-    @overload
-    def chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        *,
-        stream: Literal[True],
-        template_kwargs: Mapping[str, Any] | None = None,
-        parse_special: bool = False,
-        **sampling: Unpack[SamplingOptions],
-    ) -> Stream: ...
-    @takes_sampling
-    def chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        *,
-        stream: bool = False,
-        template_kwargs: Mapping[str, Any] | None = None,
-        parse_special: bool = False,
-        **sampling: Unpack[SamplingOptions],
-    ) -> Result | Stream:
-        """The model's answer to a conversation, such as `[{"role": "user", "content": "Hi"}]`,
-        put into words by its own chat template.
-
-        tools: descriptions of functions that the model may call, where its template knows them
-        template_kwargs: further variables of the template, such as {"enable_thinking": False}
-        parse_special: let messages, tools and variables spell control tokens such as `<|im_end|>`:
-            only where all of them are trusted. Without, only the template spells them, and their
-            spelling elsewhere is plain text
-
-        Raises `ModelError` where the model has no template or the template refuses the messages,
-        and what `generate` raises.
-        """
-        template = self.chat_template
-        if template is None:
-            raise ModelError(
-                f"{self.path.name} has no chat template: use generate, or a model that was "
-                "trained to chat; onegraph.ChatTemplate renders a template from elsewhere"
-            )
-        variables = arguments.variables("template_kwargs", template_kwargs, TEMPLATE_ARGUMENTS)
-        rendering = template.rendering(messages, tools, True, **variables)
-        # The template spells the special tokens, the first one included.
-        if arguments.flag("parse_special", parse_special):
-            ids = self._tokenizer.encode(rendering.text, add_special=False, parse_special=True)
-        else:
-            ids = self._tokenizer.encode_rendering(rendering)
-        if arguments.flag("stream", stream):
-            return self.generate(ids, stream=True, **sampling)
-        return self.generate(ids, **sampling)
-
-    @takes_sampling
-    async def agenerate(
-        self, prompt: Prompt, **sampling: Unpack[SamplingOptions]
-    ) -> AsyncGenerator[Piece, None]:
-        """`generate(stream=True)` for asyncio: the event loop runs on while tokens are made.
-        Leaving the loop early, or cancelling the task, cancels the generation.
-        """
-        # Most programs have no event loop, and this is half of their import.
-        import asyncio
-
-        from onegraph.doorbell import visiting
-
-        options = resolve(sampling)
-        if isinstance(prompt, str) and len(prompt) > SHORT_PROMPT:
-            ids = await asyncio.get_running_loop().run_in_executor(None, self._ids, prompt)
-        else:
-            ids = self._ids(prompt)
-        with visiting() as visitor:
-            async with visitor.line:
-                bell, number = visitor.bell, visitor.number
-                while (generation := self._engine.offer(ids, options, bell, number)) is None:
-                    await asyncio.sleep(QUEUE_POLL)
-            try:
-                finished = False
-                while not finished:
-                    visitor.news.clear()  # before the look: what comes after it is not missed
-                    piece = generation.poll()
-                    if piece is None:
-                        await visitor.news.wait()
-                    else:
-                        if finished := piece.finish_reason is not None:
-                            self._say_saturated()
-                        yield _piece(piece, options["logprobs"] is not None)
-            finally:
-                generation.cancel()
 
     def tokenize(
         self, text: str, add_special: bool = True, parse_special: bool = False
@@ -559,11 +280,6 @@ class LLM:
         return None if text is None else GraphStats.from_json(text)
 
     @property
-    def path(self) -> Path:
-        """The file in use; of a split model, the first shard."""
-        return self._engine.path
-
-    @property
     def device(self) -> str:
         """Where the model runs: "cpu", or "cuda:N"."""
         return self._engine.device
@@ -588,19 +304,6 @@ class LLM:
         """Sequences that run together."""
         return self._engine.max_batch
 
-    @functools.cached_property
-    def chat_template(self) -> _native.ChatTemplate | None:
-        """The template that the model's file has for conversations; None where it has none.
-
-        Raises `ModelError` where it has a wrong one.
-        """
-        return self._engine.chat_template
-
-    @property
-    def tokenizer(self) -> _native.Tokenizer:
-        """The tokenizer of the model."""
-        return self._tokenizer
-
     def close(self) -> None:
         """Ends all requests and frees the memory. Using the model afterwards raises
         `ClosedError`; closing it again does nothing.
@@ -623,26 +326,3 @@ class LLM:
             f"LLM({str(self.path)!r}, device={self.device!r}, n_ctx={self.n_ctx}, "
             f"max_batch={self.max_batch})"
         )
-
-    def _submit(self, prompt: Any, options: dict[str, Any]) -> _native.Generation:
-        return self._engine.submit(self._ids(prompt), options)
-
-    def _ids(self, prompt: Any) -> list[int]:
-        if isinstance(prompt, str):
-            return self._tokenizer.encode(arguments.text("prompt", prompt))
-        return arguments.integers("prompt", prompt)
-
-
-def _batch(prompt: Prompt | Sequence[Prompt]) -> list[Prompt] | None:
-    """The prompts of a batch; None where there is one prompt."""
-    if isinstance(prompt, str):
-        return None
-    parts = arguments.items("prompt", prompt, "token ids or prompts, or a str")
-    if not parts:
-        raise ArgumentError("prompt = []: give a text, token ids, or a list of such prompts")
-    is_prompt = [isinstance(part, str) or arguments.is_sequence(part) for part in parts]
-    if not any(is_prompt):
-        return None
-    if not all(is_prompt):
-        raise ArgumentError("prompt: tokens and prompts are mixed; give one or a list of the other")
-    return parts

@@ -27,11 +27,12 @@ CELL_WIDTH = 90
 
 
 @contextlib.contextmanager
-def shown(wish: bool | Told | None) -> Iterator[Told | None]:
+def shown(wish: bool | Told | None, *, counts: bool = False) -> Iterator[Told | None]:
     """Someone to tell: the caller's own function, a bar, or nobody.
 
     None shows the bar where standard error is a terminal, and in a notebook. There it is in the
-    cell's output, elsewhere on standard error; it is gone in the end.
+    cell's output, elsewhere on standard error; it is gone in the end. What is told `counts` things,
+    not bytes.
     """
     if callable(wish):
         yield wish
@@ -44,7 +45,13 @@ def shown(wish: bool | Told | None) -> Iterator[Told | None]:
         return
     # Not at import: most programs draw no bar.
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+    )
 
     if notebook:
         # In a notebook rich draws through ipywidgets, and warns where there are none.
@@ -56,7 +63,7 @@ def shown(wish: bool | Told | None) -> Iterator[Told | None]:
     bar = Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
-        DownloadColumn(binary_units=True),
+        MofNCompleteColumn() if counts else DownloadColumn(binary_units=True),
         console=console,
         transient=True,
     )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
-__all__ = ["Piece", "Result", "Timings", "TokenLogprob", "Usage"]
+__all__ = ["Piece", "Result", "Timings", "TokenLogprob", "TopLogprob", "Usage"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,15 @@ class Timings:
     decode_tokens_per_second_without_sampling: float
 
 
+class TopLogprob(NamedTuple):
+    """One of the most probable tokens, with the natural logarithm of its probability."""
+
+    token_id: int
+    logprob: float
+    #: As `TokenLogprob.text`.
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """Natural logarithm of a token's probability under the model's unmodified logits."""
@@ -43,7 +52,20 @@ class TokenLogprob:
     token_id: int
     logprob: float
     #: The most probable tokens and their log-probabilities, best first.
-    top: tuple[tuple[int, float], ...]
+    top: tuple[TopLogprob, ...]
+    #: The token's text, of a control token its spelling. What is no whole character of its own
+    #: stands as U+FFFD; `Tokenizer.token_bytes` gives the bytes.
+    text: str
+
+    def to_openai(self) -> dict[str, Any]:
+        """One entry of `logprobs.content` of an OpenAI chat completion."""
+        top = [_openai_token(*each) for each in self.top]
+        return {**_openai_token(self.token_id, self.logprob, self.text), "top_logprobs": top}
+
+
+def _openai_token(token_id: int, logprob: float, text: str) -> dict[str, Any]:
+    whole = "\ufffd" not in text
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +83,73 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A finished generation."""
+    """A finished generation. Printed, it is its text."""
 
-    #: The generated text, without the prompt and the stop string.
+    #: The generated text, without the stop string; with `echo`, behind the prompt's.
     text: str
-    #: The generated tokens, without the one that ended the text.
+    #: The generated tokens, without the one that ended the text, and without the prompt's.
     token_ids: list[int]
-    #: "stop": the model ended its text, or a stop string came up. "length": `max_tokens`, or the
-    #: context is full. "cancelled": the stream was cancelled.
+    #: "stop": the model ended its text, or a stop string or stop token came up. "length":
+    #: `max_tokens`, or the context is full. "cancelled": the stream was cancelled.
     finish_reason: Literal["stop", "length", "cancelled"]
+    #: Of "length", which of the two cut it.
+    cut: Literal["max_tokens", "context"] | None
+    #: Of "stop", the stop string, or the id of the token that ended it.
+    stop_reason: str | int | None
     usage: Usage
     timings: Timings
     #: One for each of `token_ids` where `logprobs` was given.
     logprobs: list[TokenLogprob] | None
     #: What the draws depended on; the same seed gives the same text.
     seed: int
+    #: The file of the model.
+    model: str
+    #: Whether it answers a conversation.
+    is_chat: bool
+    #: When it ended: seconds since 1970.
+    created: float
+
+    def __str__(self) -> str:
+        return self.text
+
+    def to_openai(self) -> dict[str, Any]:
+        """It as the OpenAI API gives it: a `chat.completion` of an answer to a conversation, else a
+        `text_completion`. That API has no word for "cancelled": the finish reason is then None.
+        """
+        kind, prefix = (
+            ("chat.completion", "chatcmpl") if self.is_chat else ("text_completion", "cmpl")
+        )
+        cancelled = self.finish_reason == "cancelled"
+        choice: dict[str, Any] = {
+            "index": 0,
+            "finish_reason": None if cancelled else self.finish_reason,
+            "logprobs": self._openai_logprobs(),
+        }
+        if self.is_chat:
+            choice["message"] = {"role": "assistant", "content": self.text, "refusal": None}
+        else:
+            choice["text"] = self.text
+        prompt, completion = self.usage.prompt_tokens, self.usage.completion_tokens
+        return {
+            "id": f"{prefix}-{int(self.created * 1e6):x}{self.seed:016x}",
+            "object": kind,
+            "created": int(self.created),
+            "model": self.model,
+            "choices": [choice],
+            "usage": {
+                "prompt_tokens": prompt,
+                "completion_tokens": completion,
+                "total_tokens": prompt + completion,
+            },
+        }
+
+    def _openai_logprobs(self) -> dict[str, Any] | None:
+        if self.logprobs is None:
+            return None
+        if self.is_chat:
+            return {"content": [each.to_openai() for each in self.logprobs], "refusal": None}
+        return {
+            "tokens": [each.text for each in self.logprobs],
+            "token_logprobs": [each.logprob for each in self.logprobs],
+            "top_logprobs": [{t.text: t.logprob for t in each.top} for each in self.logprobs],
+        }

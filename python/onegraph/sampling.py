@@ -1,21 +1,22 @@
-"""How tokens are chosen: the keywords that `generate`, `agenerate` and `chat` share."""
+"""How tokens are chosen: the keywords that `generate`, `chat` and their `async` forms share."""
 
 from __future__ import annotations
 
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, TypedDict, TypeVar
 
 from onegraph import _native, arguments
 
-__all__ = ["DEFAULTS", "SamplingOptions"]
+__all__ = ["DEFAULTS", "Sampling", "SamplingOptions"]
 
 
 class SamplingOptions(TypedDict, total=False):
-    """Keywords of `generate`, `agenerate` and `chat`; their defaults are in `DEFAULTS`."""
+    """Keywords of generating; their defaults are in `DEFAULTS`."""
 
-    max_tokens: int
+    max_tokens: int | None
     temperature: float
     top_k: int
     top_p: float
@@ -26,6 +27,7 @@ class SamplingOptions(TypedDict, total=False):
     logit_bias: Mapping[int, float] | None
     seed: int | None
     stop: str | Sequence[str] | None
+    stop_token_ids: Sequence[int] | None
     logprobs: int | None
     ignore_eos: bool
 
@@ -36,6 +38,7 @@ DEFAULTS: Mapping[str, Any] = {
     "logit_bias": None,
     "seed": None,
     "stop": None,
+    "stop_token_ids": None,
     "logprobs": None,
     "ignore_eos": False,
 }
@@ -44,7 +47,8 @@ FLOATS = [name for name, default in DEFAULTS.items() if isinstance(default, floa
 
 #: What each means; appended to the docstrings of the methods that take them.
 MEANING: Mapping[str, str] = {
-    "max_tokens": "most tokens to generate; the context may end the text earlier",
+    "max_tokens": "most tokens to generate; the context may end the text earlier. None: until the "
+    "text ends or the context is full",
     "temperature": "divides the logits, 0 to 100; 0 is greedy, and no filter below matters then",
     "top_k": "keep the k most probable tokens; 0 keeps all",
     "top_p": "of those, keep the most probable that have this probability together; 1 keeps all",
@@ -57,9 +61,49 @@ MEANING: Mapping[str, str] = {
     "seed": "0 to 2**64 - 1; a draw depends on it and on the index of the generated token alone. "
     "None draws one, which the result names",
     "stop": "a text, or several, before which the output ends",
+    "stop_token_ids": "ids of tokens at which the output ends, with `ignore_eos` too; they are no "
+    "part of it",
     "logprobs": "give the log-probability of each token and this many best ones, 0 to 100",
     "ignore_eos": "go on after tokens that end a text",
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """The sampling keywords of `LLM.generate` and `LLM.chat`, to be used again and again: their
+    `sampling=` takes it, and a keyword given beside it goes first. `dataclasses.replace` makes a
+    changed one.
+
+    Raises `ArgumentError` for a value of the wrong form or out of range.
+    """
+
+    max_tokens: int | None = DEFAULTS["max_tokens"]
+    temperature: float = DEFAULTS["temperature"]
+    top_k: int = DEFAULTS["top_k"]
+    top_p: float = DEFAULTS["top_p"]
+    min_p: float = DEFAULTS["min_p"]
+    repeat_penalty: float = DEFAULTS["repeat_penalty"]
+    presence_penalty: float = DEFAULTS["presence_penalty"]
+    frequency_penalty: float = DEFAULTS["frequency_penalty"]
+    logit_bias: Mapping[int, float] | None = None
+    seed: int | None = None
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    logprobs: int | None = None
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        _native.check_sampling(resolve(self.options()))
+        # What the caller changes afterwards was not checked.
+        for name, copy in [("logit_bias", dict), ("stop", tuple), ("stop_token_ids", tuple)]:
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                object.__setattr__(self, name, copy(value))
+
+    def options(self) -> dict[str, Any]:
+        """All of it, as keywords."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -73,8 +117,8 @@ def takes_sampling(method: F) -> F:
     return method
 
 
-def resolve(given: SamplingOptions) -> dict[str, Any]:
-    """Fills in the defaults, in the form that the engine takes. Ranges it checks itself.
+def resolve(given: Mapping[str, Any], base: Sampling | None = None) -> dict[str, Any]:
+    """Fills in `base`, or the defaults, in the form that the engine takes. Ranges it checks itself.
 
     Raises `ArgumentError` for a value of the wrong form, `TypeError` for a keyword that is none.
     """
@@ -82,9 +126,12 @@ def resolve(given: SamplingOptions) -> dict[str, Any]:
         if name not in DEFAULTS:
             names = ", ".join(DEFAULTS)
             raise TypeError(f"unexpected keyword argument {name!r}; sampling takes {names}")
-    merged: dict[str, Any] = {**DEFAULTS, **given}
-    for name in ("max_tokens", "top_k"):
-        merged[name] = arguments.integer(name, merged[name])
+    if base is not None and not isinstance(base, Sampling):
+        raise arguments.refused("sampling", base, "must be an onegraph.Sampling")
+    merged: dict[str, Any] = {**(DEFAULTS if base is None else base.options()), **given}
+    if merged["max_tokens"] is not None:
+        merged["max_tokens"] = arguments.integer("max_tokens", merged["max_tokens"])
+    merged["top_k"] = arguments.integer("top_k", merged["top_k"])
     for name in FLOATS:
         merged[name] = arguments.number(name, merged[name])
     if merged["logprobs"] is not None:
@@ -98,5 +145,7 @@ def resolve(given: SamplingOptions) -> dict[str, Any]:
     ]
     stop = merged["stop"]
     merged["stop"] = [] if stop is None else arguments.texts("stop", stop)
+    ids = merged["stop_token_ids"]
+    merged["stop_token_ids"] = [] if ids is None else arguments.integers("stop_token_ids", ids)
     merged["ignore_eos"] = arguments.flag("ignore_eos", merged["ignore_eos"])
     return merged

@@ -1,5 +1,6 @@
 """What is refused, in which words; and where the defaults are stated."""
 
+import dataclasses
 import inspect
 import logging
 import math
@@ -12,7 +13,7 @@ import onegraph
 import pytest
 from onegraph import LLM
 from onegraph import llm as llm_module
-from onegraph.sampling import DEFAULTS, MEANING, SamplingOptions
+from onegraph.sampling import DEFAULTS, MEANING, Sampling, SamplingOptions
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_prompts_that_are_none(llm: LLM) -> None:
         ([512], "prompt = token 512: the vocabulary has 512 tokens, from 0"),
         ([-1], "prompt = -1: must not be negative"),
         ([2**70], "prompt = 1180591620717411303424: is out of range"),
-        ([[1], []], "prompt = no token"),
+        ([[1], []], r"prompt\[1\] = no token"),
     ]
     for prompt, message in refused:
         with pytest.raises(onegraph.ArgumentError, match=message):
@@ -127,7 +128,9 @@ def test_graph_options_have_no_effect_on_the_cpu(tiny: Path, llm: LLM) -> None:
 
 def test_defaults_are_stated_once_and_shown_by_help(llm: LLM) -> None:
     assert list(DEFAULTS) == list(SamplingOptions.__annotations__) == list(MEANING)
-    for method in (LLM.generate, LLM.agenerate, LLM.chat):
+    assert list(DEFAULTS) == [field.name for field in dataclasses.fields(Sampling)]
+    assert Sampling().options() == DEFAULTS
+    for method in (LLM.generate, LLM.agenerate, LLM.chat, LLM.achat):
         text = pydoc.plain(pydoc.render_doc(method))
         for name, default in DEFAULTS.items():
             assert f"{name}={default!r}: " in text
@@ -159,7 +162,9 @@ def test_where_it_runs_is_said_once_through_logging(
             pytest.skip(f"this machine has a card: {e}")
         LLM(tiny).close()
     said = [r.getMessage() for r in caplog.records]
-    assert len([m for m in said if "no NVIDIA card found: running on the CPU" in m]) == 1
+    reasons = [m for m in said if m.startswith("running on the CPU: ")]
+    assert len(reasons) == 1 and "no" in reasons[0] and "libcuda.so.1" in reasons[0]
+    assert [r.levelname for r in caplog.records if r.getMessage() in reasons] == ["WARNING"]
     assert len([m for m in said if m.startswith("loaded tiny.gguf in ")]) == 2
 
 

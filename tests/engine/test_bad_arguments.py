@@ -45,7 +45,7 @@ NO_PATHS: list[Any] = [7, 1.5, b"m.gguf", True, None, object(), HALF, "\0", "a\0
 
 #: Keyword of generating -> values that it refuses.
 SAMPLING: dict[str, list[Any]] = {
-    "max_tokens": [*NO_INTEGERS, None, 0, -1],
+    "max_tokens": [*NO_INTEGERS, 0, -1],
     "temperature": [*NO_NUMBERS, None, -1, math.inf, 1e300],
     "top_k": [*NO_INTEGERS, None, -1],
     "top_p": [*NO_NUMBERS, None, -0.1, math.inf, 1e300],
@@ -67,6 +67,7 @@ SAMPLING: dict[str, list[Any]] = {
         *[7, 1.5, b"x", True, object(), "", HALF, [""], [HALF], [7], [None], {"a": 1}],
         *[["x"] * 65, iter(["x"])],
     ],
+    "stop_token_ids": [*NO_SIZES, [512], [0] * 1025],
     "logprobs": [*NO_INTEGERS, -1, 101],
     "ignore_eos": NO_FLAGS,
 }

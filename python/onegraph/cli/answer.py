@@ -8,10 +8,9 @@ from typing import Literal
 import click
 
 from onegraph.cli.options import flag
-from onegraph.llm import Stream
 from onegraph.printable import printable
 from onegraph.results import Result
-from onegraph.sampling import DEFAULTS
+from onegraph.streams import Stream
 
 __all__ = ["cut_by", "note_cut", "report", "show"]
 
@@ -36,18 +35,15 @@ def show(stream: Stream, heard: list[str] | None = None) -> None:
             click.echo()
 
 
-def cut_by(result: Result, max_tokens: int | None) -> Literal["max_tokens", "n_ctx"] | None:
-    """What ended a text that had not come to its end; `max_tokens` is what was asked for."""
-    if result.finish_reason != "length":
-        return None
-    most = DEFAULTS["max_tokens"] if max_tokens is None else max_tokens
-    return "max_tokens" if result.usage.completion_tokens == most else "n_ctx"
+def cut_by(result: Result) -> Literal["max_tokens", "n_ctx"] | None:
+    """The option that would have let a cut text go on."""
+    return "n_ctx" if result.cut == "context" else result.cut
 
 
 def note_cut(result: Result, max_tokens: int | None) -> None:
     """Says on standard error where a text was cut at a length that nobody asked for."""
     made = result.usage.completion_tokens
-    if made != max_tokens and (limit := cut_by(result, max_tokens)):
+    if made != max_tokens and (limit := cut_by(result)):
         click.echo(f"cut after {made} tokens; {flag(limit)} allows more", err=True)
 
 

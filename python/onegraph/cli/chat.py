@@ -62,7 +62,7 @@ def _answer(session: Session) -> str | None:
 
 def _say_cut(result: Result, session: Session) -> None:
     """In a conversation a cut is always said: what comes next builds on it."""
-    limit = cut_by(result, session.sampling.get("max_tokens"))
+    limit = cut_by(result)
     made = result.usage.completion_tokens
     if limit == "max_tokens":
         click.echo(f"cut after {made} tokens; /set max-tokens N allows more", err=True)

@@ -59,6 +59,7 @@ SAMPLING: list[tuple[str, Any, str]] = [
     ("logit_bias", _bias, "Add to the logit of a token id. May be repeated."),
     ("seed", int, "Makes the same text come again.  [default: drawn, --verbose says it]"),
     ("stop", str, "End the output before this text. May be repeated."),
+    ("stop_token_ids", int, "End the output at this token id. May be repeated."),
     ("logprobs", int, "With --json, log-probabilities of the N best tokens at each step."),
     ("ignore_eos", bool, "Go on after tokens that end a text."),
 ]
@@ -75,7 +76,7 @@ def _option(name: str, kind: Any, said: str, default: object) -> Callable[[Decor
     if default is not None:
         said += f"  [default: {default:g}]"
     metavar = {"logit_bias": "TOKEN=BIAS"}.get(name)
-    multiple = name in ("stop", "logit_bias")
+    multiple = name in ("stop", "stop_token_ids", "logit_bias")
     return click.option(flag(name), name, type=kind, multiple=multiple, metavar=metavar, help=said)
 
 

@@ -69,7 +69,8 @@ def command(
         prompt = piped.needed() if prompt in (None, "-") else piped.joined(prompt)
     for said in [prompt, system, *options["stop"]]:
         _check_utf8(said)
-    _hear(verbose)
+    if verbose:
+        logging.getLogger("onegraph").setLevel(logging.INFO)
     with LLM(model, max_batch=1, progress=progress(), **given(MODEL, options)) as llm:
         sampling = given(SAMPLING, options)
         _say_without_effect(llm, sampling, options)
@@ -112,20 +113,6 @@ def _answer(
         note_cut(stream.result, sampling.get("max_tokens"))
     if verbose:
         report(stream.result)
-
-
-def _hear(verbose: bool) -> None:
-    """Lets log lines through: warnings, and why a model is on the CPU that could have been on a
-    card. With --verbose, all that inform."""
-    logger = logging.getLogger("onegraph")
-    logger.setLevel(logging.INFO)
-    if not verbose:
-        for handler in logger.handlers:
-            handler.addFilter(_is_warning_or_names_the_cpu)
-
-
-def _is_warning_or_names_the_cpu(record: logging.LogRecord) -> bool:
-    return record.levelno >= logging.WARNING or 'device="cpu"' in record.getMessage()
 
 
 def _say_without_effect(llm: LLM, sampling: dict[str, Any], options: dict[str, Any]) -> None:

@@ -100,10 +100,15 @@ pub enum Error {
     /// The prompt does not fit the context.
     #[error(
         "the prompt has {prompt} tokens and the context holds {context}; shorten the prompt by {} \
-         tokens or load with n_ctx >= {}",
-        prompt.saturating_sub(*context).saturating_add(1), prompt.saturating_add(1)
+         tokens{}",
+        prompt.saturating_sub(*context).saturating_add(1), longer_context(*prompt, *trained)
     )]
-    Context { prompt: usize, context: usize },
+    Context {
+        prompt: usize,
+        context: usize,
+        /// The context that the model was trained for: no more can be loaded.
+        trained: usize,
+    },
 
     /// Memory is (foreseen to be) too small.
     #[error("out of memory: {need}; {remedy}")]
@@ -149,6 +154,14 @@ pub enum Error {
     /// A bug.
     #[error("internal error: {0}; this is a bug in onegraph, please report it")]
     Internal(String),
+}
+
+/// What a longer context would do for a prompt.
+fn longer_context(prompt: usize, trained: usize) -> String {
+    match prompt < trained {
+        true => format!(" or load with n_ctx >= {}", prompt.saturating_add(1)),
+        false => format!("; the model was trained for {trained}, and no n_ctx holds more"),
+    }
 }
 
 impl Error {

@@ -60,6 +60,7 @@ pub mod named {
         eos_token: String = text;
         id: u32 = id;
         ids: Vec<u32> = ids;
+        mark: String = text;
         parse_special: bool = flag;
         path: PathBuf = path;
         skip_special: bool = flag;

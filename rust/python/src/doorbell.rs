@@ -77,6 +77,21 @@ impl Wake for Button {
     }
 }
 
+/// Rings when it goes: a request lets go of it at its end.
+struct LastButton(Button);
+
+impl Wake for LastButton {
+    fn wake(self: Arc<Self>) {}
+
+    fn wake_by_ref(self: &Arc<Self>) {}
+}
+
+impl Drop for LastButton {
+    fn drop(&mut self) {
+        self.0.bell.ring(self.0.number);
+    }
+}
+
 /// A file that is readable once a request that was given the bell has something new.
 #[pyclass(frozen, module = "onegraph._native")]
 pub struct Doorbell {
@@ -88,6 +103,12 @@ impl Doorbell {
     pub fn button(&self, number: u64) -> Waker {
         let bell = self.bell.clone();
         Waker::from(Arc::new(Button { bell, number }))
+    }
+
+    /// What rings it as `number` once, when a request has ended.
+    pub fn button_of_the_end(&self, number: u64) -> Waker {
+        let bell = self.bell.clone();
+        Waker::from(Arc::new(LastButton(Button { bell, number })))
     }
 }
 

@@ -24,7 +24,7 @@ mod _native {
     #[pymodule_export]
     use super::info::{model_info, model_plan};
     #[pymodule_export]
-    use super::llm::{sampling_defaults, Engine, Generated, Generation, Loading};
+    use super::llm::{check_sampling, sampling_defaults, Engine, Generated, Generation, Loading};
     #[pymodule_export]
     use super::quant::{dequantize, kv_types, quant_types, quantize};
     #[pymodule_export]

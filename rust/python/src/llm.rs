@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use onegraph::backend::LogitsPath;
 use onegraph::engine::{
-    self, GraphCheck, GraphMode, GraphOptions, GraphQuestion, Options, Piece, Request, Ticket,
-    Wait, DEFAULT_MAX_TOKENS, POLL,
+    self, Cut, GraphCheck, GraphMode, GraphOptions, GraphQuestion, Options, Piece, Request,
+    StoppedBy, Ticket, Wait, DEFAULT_MAX_TOKENS, POLL,
 };
 use onegraph::sampler::Params;
 use onegraph::template;
@@ -109,7 +109,7 @@ pub fn sampling_defaults(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
 macro_rules! from_dict {
     ($(#[$doc:meta])* struct $name:ident { $($field:ident: $type:ty,)* }) => {
         $(#[$doc])*
-        struct $name { $($field: $type,)* }
+        pub struct $name { $($field: $type,)* }
 
         impl<'a, 'py> FromPyObject<'a, 'py> for $name {
             type Error = PyErr;
@@ -124,7 +124,7 @@ macro_rules! from_dict {
 from_dict! {
     /// The sampling keywords of a request, as `onegraph.sampling.resolve` gives them.
     struct Sampling {
-        max_tokens: i64,
+        max_tokens: Option<i64>,
         temperature: f64,
         top_k: i64,
         top_p: f64,
@@ -135,6 +135,7 @@ from_dict! {
         logit_bias: Vec<(i64, f64)>,
         seed: Option<u64>,
         stop: Vec<String>,
+        stop_token_ids: Vec<i64>,
         logprobs: Option<i64>,
         ignore_eos: bool,
     }
@@ -161,8 +162,11 @@ impl Sampling {
                 seed: self.seed.unwrap_or_else(engine::Engine::draw_seed),
                 logprobs: self.logprobs.map(|n| count("logprobs", n)).transpose()?,
             },
-            max_tokens: count("max_tokens", self.max_tokens)?,
+            max_tokens: self
+                .max_tokens
+                .map_or(Ok(usize::MAX), |n| count("max_tokens", n))?,
             stop: self.stop,
+            stop_token_ids: counts("stop_token_ids", &self.stop_token_ids)?,
             ignore_eos: self.ignore_eos,
             timed_from: 0,
         })
@@ -184,6 +188,13 @@ fn single(id: i64, bias: f64) -> Result<f32> {
         });
     }
     Ok(single)
+}
+
+/// Raises where sampling keywords are out of range, whatever the model.
+#[pyfunction]
+pub fn check_sampling(options: Sampling) -> PyResult<()> {
+    let check = || options.request(&[])?.validate(usize::MAX);
+    check().map_err(to_py)
 }
 
 /// How far a load has come, or the model.
@@ -304,11 +315,12 @@ impl Engine {
         Ok(Generation {
             ticket: submitted(py, || self.inner.submit(&request, POLL))?,
             seed: request.sampling.seed,
+            whole: Mutex::default(),
         })
     }
 
-    /// Queues a request that rings `bell` as `number` whenever it has something new; None while the
-    /// queue is full.
+    /// Queues a request that rings `bell` as `number` whenever it has something new, or where
+    /// `at_end`, once it has ended; None while the queue is full.
     fn offer(
         &self,
         py: Python<'_>,
@@ -316,15 +328,21 @@ impl Engine {
         options: Sampling,
         bell: &Doorbell,
         number: u64,
+        at_end: bool,
     ) -> PyResult<Option<Generation>> {
         let request = options.request(&prompt).map_err(to_py)?;
-        let button = Some(bell.button(number));
+        let button = Some(if at_end {
+            bell.button_of_the_end(number)
+        } else {
+            bell.button(number)
+        });
         let queued = detached(py, || {
             self.inner.submit_waking(&request, button, Duration::ZERO)
         })?;
         Ok(queued.map(|ticket| Generation {
             ticket,
             seed: request.sampling.seed,
+            whole: Mutex::default(),
         }))
     }
 
@@ -491,6 +509,12 @@ impl Engine {
         self.inner.loaded().wanted_ctx
     }
 
+    /// Why "auto" took the CPU.
+    #[getter]
+    fn no_card(&self) -> Option<&'static str> {
+        self.inner.loaded().no_card
+    }
+
     /// Sequences so far of whose keys or values some were beyond what the cache's type holds.
     #[getter]
     fn saturated_sequences(&self) -> u64 {
@@ -513,15 +537,17 @@ impl Engine {
     /// damaged generates all the same.
     #[getter]
     fn chat_template(&self, py: Python<'_>) -> PyResult<Option<ChatTemplate>> {
-        let loaded = self.inner.loaded();
-        let Some(source) = &loaded.chat_template else {
-            return Ok(None);
-        };
-        let vocab = loaded.tokenizer.vocab();
+        let source = self.inner.loaded().chat_template.as_ref();
+        source.map(|source| self.template(py, source)).transpose()
+    }
+
+    /// A chat template with the first and last token of this model.
+    fn template(&self, py: Python<'_>, source: &str) -> PyResult<ChatTemplate> {
+        let vocab = self.inner.loaded().tokenizer.vocab();
         let text = |id: Option<u32>| id.map_or("", |id| vocab.text(id));
         let (bos, eos) = (text(vocab.bos), text(vocab.eos));
         let inner = finished(py, || template::ChatTemplate::reading(source, bos, eos))?;
-        Ok(Some(ChatTemplate { inner }))
+        Ok(ChatTemplate { inner })
     }
 }
 
@@ -531,6 +557,15 @@ pub struct Generation {
     ticket: Ticket<Piece>,
     #[pyo3(get)]
     seed: u64,
+    /// What `ended` has found so far.
+    whole: Mutex<Piece>,
+}
+
+/// What a sequence stopped at: a token's id or a text.
+#[derive(Clone, IntoPyObject, IntoPyObjectRef)]
+pub enum StopReason {
+    Token(u32),
+    Text(String),
 }
 
 /// What came of a request since the last call.
@@ -541,6 +576,10 @@ pub struct Generated {
     /// `(logprob, [(token, logprob), ...])` a token.
     logprobs: Vec<(f32, Vec<(u32, f32)>)>,
     finish_reason: Option<&'static str>,
+    /// What cut it short.
+    cut: Option<&'static str>,
+    /// The text or token that it stopped at.
+    stop_reason: Option<StopReason>,
     /// Prompt and completion tokens.
     usage: (usize, usize),
     /// Seconds of load, queue, prefill, decode; tokens a second of prefill, decode, and decode
@@ -551,8 +590,8 @@ pub struct Generated {
 impl From<Piece> for Generated {
     fn from(piece: Piece) -> Self {
         let end = piece.finished;
-        let usage = end.map(|f| f.usage).unwrap_or_default();
-        let t = end.map(|f| f.timings).unwrap_or_default();
+        let usage = end.as_ref().map(|f| f.usage).unwrap_or_default();
+        let t = end.as_ref().map(|f| f.timings).unwrap_or_default();
         Self {
             text: piece.text,
             token_ids: piece.token_ids,
@@ -561,7 +600,12 @@ impl From<Piece> for Generated {
                 .into_iter()
                 .map(|l| (l.logprob, l.top))
                 .collect(),
-            finish_reason: end.map(|f| f.reason.name()),
+            finish_reason: end.as_ref().map(|f| f.reason.name()),
+            cut: end.as_ref().and_then(|f| f.cut).map(Cut::name),
+            stop_reason: end.and_then(|f| f.stopped_by).map(|by| match by {
+                StoppedBy::Token(id) => StopReason::Token(id),
+                StoppedBy::Text(text) => StopReason::Text(text),
+            }),
             usage: (usage.prompt, usage.completion),
             timings: (
                 t.load,
@@ -592,6 +636,20 @@ impl Generation {
                 "a piece was asked for after the last".into(),
             ))),
         }
+    }
+
+    /// All of it in one piece, once it has ended; None before, and where it was given already.
+    fn ended(&self, py: Python<'_>) -> PyResult<Option<Generated>> {
+        detached(py, || {
+            let mut whole = self.whole.lock().unwrap_or_else(PoisonError::into_inner);
+            while let Wait::Item(piece) = self.ticket.next(Duration::ZERO)? {
+                whole.extend(piece);
+            }
+            Ok(whole
+                .finished
+                .is_some()
+                .then(|| std::mem::take(&mut *whole).into()))
+        })
     }
 
     /// All that is still to come, in one piece.

@@ -238,6 +238,13 @@ impl Rendering {
         given.map(|r| (place(r.start), place(r.end))).collect()
     }
 
+    /// What stands in front of the last place where `mark` came with the arguments; None where it
+    /// did not.
+    fn before(&self, #[pyo3(from_py_with = named::mark)] mark: String) -> Option<Self> {
+        let inner = self.inner.before(&mark)?;
+        Some(Self { inner })
+    }
+
     fn __repr__(&self) -> String {
         format!(
             "<onegraph.Rendering of {} characters>",

@@ -102,14 +102,26 @@ fn resolve_on(name: &str, look: impl FnOnce() -> Nvidia) -> Result<Device> {
     }
 }
 
+/// Why this machine has no card for `auto`.
+pub fn no_card() -> &'static str {
+    why_none(Nvidia::here())
+}
+
+fn why_none(nvidia: Nvidia) -> &'static str {
+    if nvidia.library {
+        "the NVIDIA driver's library (libcuda.so.1) is there, but no card (/dev/nvidia0): \
+         a container has to be given it, such as by docker run --gpus all"
+    } else {
+        "no NVIDIA driver found: neither a card (/dev/nvidia0) nor its library (libcuda.so.1)"
+    }
+}
+
 /// Card `number`, where the driver can be asked for it: what is wrong with the driver or the card, it
 /// says itself when the model is loaded.
 fn cuda(name: &str, number: usize, nvidia: Nvidia) -> Result<Device> {
     let reason = match nvidia {
         Nvidia { library: true, .. } => return Ok(Device::Cuda(number)),
-        Nvidia { card: false, .. } => {
-            "no NVIDIA driver found: neither a card (/dev/nvidia0) nor its library (libcuda.so.1)"
-        }
+        Nvidia { card: false, .. } => why_none(nvidia),
         Nvidia { card: true, .. } => {
             "an NVIDIA card is there, but not the driver's library (libcuda.so.1)"
         }
@@ -153,6 +165,18 @@ mod tests {
             }
         }
         assert_eq!(on("cuda:12", false, true), Ok(Device::Cuda(12)));
+    }
+
+    #[test]
+    fn the_cpu_says_what_it_lacks_of_a_card() {
+        let none = |library| {
+            why_none(Nvidia {
+                card: false,
+                library,
+            })
+        };
+        assert!(none(false).starts_with("no NVIDIA driver found"));
+        assert!(none(true).contains("but no card (/dev/nvidia0): a container"));
     }
 
     #[test]

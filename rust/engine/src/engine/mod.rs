@@ -43,7 +43,8 @@ pub use crate::backend::{
 pub use options::{GraphOptions, Options, DEFAULT_CTX, MAX_BATCH};
 pub use owner::close_all;
 pub use request::{
-    FinishReason, Finished, Piece, Request, Ticket, Timings, Usage, Wait, DEFAULT_MAX_TOKENS, POLL,
+    Cut, FinishReason, Finished, Piece, Request, StoppedBy, Ticket, Timings, Usage, Wait,
+    DEFAULT_MAX_TOKENS, POLL,
 };
 
 use device::Device;
@@ -71,6 +72,8 @@ pub struct Loaded {
     /// The context that the model was trained for.
     pub n_ctx_train: usize,
     pub tokenizer: Arc<Tokenizer>,
+    /// Why `auto` took the CPU; none where it did not.
+    pub no_card: Option<&'static str>,
     /// The source of the chat template, where the file has one.
     pub chat_template: Option<String>,
     pub load_seconds: f64,
@@ -279,21 +282,14 @@ impl Engine {
     ) -> Result<Option<Ticket<Piece>>> {
         self.shared.check_open()?;
         let Limits { n_vocab, n_ctx, .. } = self.loaded.limits;
-        request.sampling.validate(n_vocab)?;
-        text::check_stops(&request.stop)?;
-        if request.max_tokens == 0 {
-            return Err(Error::Argument {
-                name: "max_tokens",
-                value: "0".into(),
-                reason: "must be 1 or more".into(),
-            });
-        }
+        request.validate(n_vocab)?;
         self.check_tokens("prompt", &request.prompt)?;
         let prompt = request.prompt.len();
         if prompt >= n_ctx {
             return Err(Error::Context {
                 prompt,
                 context: n_ctx,
+                trained: self.loaded.n_ctx_train,
             });
         }
         if request.timed_from >= prompt {
@@ -430,7 +426,16 @@ impl Engine {
         Err(Error::Argument {
             name: "ids",
             value: format!("{} tokens", ids.len()),
-            reason: format!("the context holds {n_ctx}; shorten them or load with a larger n_ctx"),
+            reason: match ids.len() <= self.loaded.n_ctx_train {
+                true => {
+                    format!("the context holds {n_ctx}; shorten them or load with a larger n_ctx")
+                }
+                false => format!(
+                    "the context holds {n_ctx}; shorten them: the model was trained for {} tokens, \
+                     and no n_ctx holds more",
+                    self.loaded.n_ctx_train
+                ),
+            },
         })
     }
 
@@ -532,6 +537,7 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
         limits: backend.limits().clone(),
         n_ctx_train: config.n_ctx_train,
         tokenizer,
+        no_card: (options.device == "auto" && device == Device::Cpu).then(device::no_card),
         chat_template: model
             .gguf
             .get_str("tokenizer.chat_template")?

@@ -9,7 +9,9 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
-use super::request::{FinishReason, Finished, Outlet, Piece, Request, Timings, Usage};
+use super::request::{
+    Cut, FinishReason, Finished, Outlet, Piece, Request, StoppedBy, Timings, Usage,
+};
 use super::text::TextStream;
 use crate::backend::{Backend, Event, Finish, LogitsPath, SlotRequest};
 use crate::error::{Error, Result};
@@ -47,6 +49,8 @@ impl Job {
         if let Work::Generate { request, out } = &self.work {
             let finished = Finished {
                 reason: FinishReason::Cancelled,
+                cut: None,
+                stopped_by: None,
                 usage: Usage {
                     prompt: request.prompt.len(),
                     ..Usage::default()
@@ -271,6 +275,14 @@ struct Mark {
     sampling: Duration,
 }
 
+/// How a sequence ended.
+#[derive(PartialEq)]
+enum End {
+    Stop(StoppedBy),
+    Length(Cut),
+    Cancelled,
+}
+
 /// A job in a slot.
 struct Active {
     sequence: Sequence,
@@ -458,11 +470,10 @@ impl Owner {
                 return self.inspect(sequence, job.tokens, sequences, look, &job.cancelled)
             }
             Work::Generate { request, out } => {
-                let ends = if request.ignore_eos {
-                    Vec::new()
-                } else {
-                    self.tokenizer.vocab().end_of_text().to_vec()
-                };
+                let mut ends = request.stop_token_ids.clone();
+                if !request.ignore_eos {
+                    ends.extend(self.tokenizer.vocab().end_of_text());
+                }
                 let started = self.backend.start(
                     slot,
                     &SlotRequest {
@@ -524,7 +535,7 @@ impl Owner {
         for slot in 0..self.active.len() {
             let cancelled = |a: &mut Active| a.cancelled.load(Ordering::Relaxed);
             if let Some(active) = self.active[slot].take_if(cancelled) {
-                self.end(active, FinishReason::Cancelled, Piece::default())?;
+                self.end(active, End::Cancelled, Piece::default())?;
             }
         }
         self.feeding.retain(|slot| self.active[*slot].is_some());
@@ -658,12 +669,13 @@ impl Owner {
         g.last = Some(mark);
         g.drawn += 1;
         let mut piece = Piece::default();
-        let mut reason = match event.finish {
-            Some(Finish::Stop) => Some(FinishReason::Stop),
-            Some(_) => Some(FinishReason::Length),
+        let mut end = match event.finish {
+            Some(Finish::Stop) => Some(End::Stop(StoppedBy::Token(event.token))),
+            Some(_) if g.drawn >= g.request.max_tokens => Some(End::Length(Cut::MaxTokens)),
+            Some(_) => Some(End::Length(Cut::Context)),
             None => None,
         };
-        if reason != Some(FinishReason::Stop) {
+        if !matches!(end, Some(End::Stop(_))) {
             let (text, stopped) = match g.text.push(&self.tokenizer, event.token) {
                 Ok(pushed) => pushed,
                 Err(e) => return active.fail(&mut *self.backend, e),
@@ -672,17 +684,17 @@ impl Owner {
             piece.token_ids.push(event.token);
             piece.logprobs.extend(event.logprobs);
             g.given += 1;
-            if stopped {
-                reason = Some(FinishReason::Stop);
-            } else if reason.is_some() {
+            if let Some(stop) = stopped {
+                end = Some(End::Stop(StoppedBy::Text(stop)));
+            } else if end.is_some() {
                 piece.text.push_str(&g.text.finish());
             }
         } else {
             piece.text = g.text.finish();
         }
         self.text_time += begun.elapsed();
-        if let Some(reason) = reason {
-            return self.end(active, reason, piece);
+        if let Some(end) = end {
+            return self.end(active, end, piece);
         }
         if !g.out.send(Ok(piece)) {
             return active.sequence.close(&mut *self.backend);
@@ -692,11 +704,11 @@ impl Owner {
     }
 
     /// Sends the last piece and frees the slot.
-    fn end(&mut self, active: Active, reason: FinishReason, mut piece: Piece) -> Result<()> {
+    fn end(&mut self, active: Active, end: End, mut piece: Piece) -> Result<()> {
         let Task::Generate(mut g) = active.task else {
             return active.sequence.close(&mut *self.backend);
         };
-        if reason == FinishReason::Cancelled {
+        if end == End::Cancelled {
             piece.text.push_str(&g.text.finish());
         }
         let now = Instant::now();
@@ -715,8 +727,15 @@ impl Owner {
             timings.decode = (last.at - first.at).as_secs_f64();
             timings.sampling = (last.sampling - first.sampling).as_secs_f64();
         }
+        let (reason, cut, stopped_by) = match end {
+            End::Stop(by) => (FinishReason::Stop, None, Some(by)),
+            End::Length(cut) => (FinishReason::Length, Some(cut), None),
+            End::Cancelled => (FinishReason::Cancelled, None, None),
+        };
         piece.finished = Some(Finished {
             reason,
+            cut,
+            stopped_by,
             usage: Usage {
                 prompt: g.request.prompt.len(),
                 completion: g.given,

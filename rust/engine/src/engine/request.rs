@@ -7,6 +7,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use super::owner::Shared;
+use super::text::check_stops;
 use crate::error::{Error, Result};
 use crate::sampler::{Logprobs, Params};
 
@@ -22,11 +23,47 @@ pub struct Request {
     pub max_tokens: usize,
     /// Texts that end the sequence; none of them is part of the result.
     pub stop: Vec<String>,
+    /// Tokens that end it, beside those that end a text; none of them is part of the result.
+    pub stop_token_ids: Vec<u32>,
     /// Go on after tokens that end a text, for fixed lengths.
     pub ignore_eos: bool,
     /// Tokens of the prompt that are done before [`Timings::prefill`] begins: what comes behind a
     /// long text is timed by itself.
     pub timed_from: usize,
+}
+
+/// Most stop tokens of a request.
+pub const MAX_STOP_TOKENS: usize = 1024;
+
+impl Request {
+    /// Checks all but the prompt.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] names the field, its value and what is allowed.
+    pub fn validate(&self, n_vocab: usize) -> Result<()> {
+        let bad = |name, value: String, reason: String| {
+            Err(Error::Argument {
+                name,
+                value,
+                reason,
+            })
+        };
+        self.sampling.validate(n_vocab)?;
+        check_stops(&self.stop)?;
+        let stops = &self.stop_token_ids;
+        if stops.len() > MAX_STOP_TOKENS {
+            let reason = format!("at most {MAX_STOP_TOKENS} are allowed");
+            return bad("stop_token_ids", format!("{} tokens", stops.len()), reason);
+        }
+        if let Some(token) = stops.iter().find(|t| **t as usize >= n_vocab) {
+            let reason = format!("the vocabulary has {n_vocab} tokens, from 0");
+            return bad("stop_token_ids", format!("token {token}"), reason);
+        }
+        if self.max_tokens == 0 {
+            return bad("max_tokens", "0".into(), "must be 1 or more".into());
+        }
+        Ok(())
+    }
 }
 
 /// Why a sequence ended.
@@ -49,6 +86,32 @@ impl FinishReason {
             Self::Cancelled => "cancelled",
         }
     }
+}
+
+/// What cut a sequence short.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cut {
+    /// Its `max_tokens`.
+    MaxTokens,
+    /// The context is full.
+    Context,
+}
+
+impl Cut {
+    /// Its public name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::MaxTokens => "max_tokens",
+            Self::Context => "context",
+        }
+    }
+}
+
+/// What a sequence stopped at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StoppedBy {
+    Token(u32),
+    Text(String),
 }
 
 /// Token counts of a request.
@@ -104,9 +167,13 @@ impl Timings {
 }
 
 /// The end of a sequence.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Finished {
     pub reason: FinishReason,
+    /// Of [`FinishReason::Length`].
+    pub cut: Option<Cut>,
+    /// Of [`FinishReason::Stop`].
+    pub stopped_by: Option<StoppedBy>,
     pub usage: Usage,
     pub timings: Timings,
 }

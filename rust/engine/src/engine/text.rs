@@ -93,13 +93,13 @@ impl TextStream {
         }
     }
 
-    /// The text that `token` makes certain, and whether a stop string is now complete: then the
+    /// The text that `token` makes certain, and the stop string that is now complete, if any: the
     /// text ends where that one starts. The stop that is complete first wins, of several the
     /// longest, so it does not matter how the text is cut into tokens.
     ///
     /// # Errors
     /// [`Error::Argument`] where `token` is none of the vocabulary.
-    pub fn push(&mut self, tokenizer: &Tokenizer, token: u32) -> Result<(String, bool)> {
+    pub fn push(&mut self, tokenizer: &Tokenizer, token: u32) -> Result<(String, Option<String>)> {
         let text = self.decoder.push(tokenizer, token)?;
         Ok(self.take(text))
     }
@@ -108,15 +108,15 @@ impl TextStream {
     pub fn finish(&mut self) -> String {
         let rest = self.decoder.finish();
         let (mut text, stopped) = self.take(rest);
-        if !stopped {
+        if stopped.is_none() {
             text.push_str(&std::mem::take(&mut self.held));
         }
         text
     }
 
-    fn take(&mut self, text: String) -> (String, bool) {
+    fn take(&mut self, text: String) -> (String, Option<String>) {
         if self.stops.is_empty() {
-            return (text, false);
+            return (text, None);
         }
         let before = self.held.len();
         self.held.push_str(&text);
@@ -128,13 +128,14 @@ impl TextStream {
             if let Some(length) = complete.max() {
                 let start = before + i + 1 - length;
                 let mut certain = std::mem::take(&mut self.held);
+                let stop = certain[start..start + length].to_owned();
                 certain.truncate(start);
-                return (certain, true);
+                return (certain, Some(stop));
             }
         }
         let matched = self.stops.iter().map(|s| s.matched).max().unwrap_or(0);
         let certain = self.held.len() - matched;
-        (self.held.drain(..certain).collect(), false)
+        (self.held.drain(..certain).collect(), None)
     }
 }
 
@@ -144,13 +145,14 @@ mod tests {
 
     /// Feeds `text` in the given pieces.
     fn run(stops: &[&str], pieces: &[&str]) -> (String, bool, Vec<String>) {
-        let stops: Vec<String> = stops.iter().map(|s| (*s).to_owned()).collect();
-        let mut stream = TextStream::new(&stops);
+        let owned: Vec<String> = stops.iter().map(|s| (*s).to_owned()).collect();
+        let mut stream = TextStream::new(&owned);
         let mut given = Vec::new();
         for piece in pieces {
             let (text, stopped) = stream.take((*piece).to_owned());
             given.push(text);
-            if stopped {
+            if let Some(stop) = stopped {
+                assert!(stops.contains(&stop.as_str()));
                 return (given.concat(), true, given);
             }
         }

@@ -122,6 +122,24 @@ pub struct Rendering {
     pub given: Vec<Range<usize>>,
 }
 
+impl Rendering {
+    /// What stands in front of the last place where `mark` came with the arguments; `None` where
+    /// it did not.
+    #[must_use]
+    pub fn before(&self, mark: &str) -> Option<Self> {
+        let whole = |at: usize| {
+            let end = at.saturating_add(mark.len());
+            self.given.iter().any(|r| r.start <= at && end <= r.end)
+        };
+        let (stop, _) = self.text.rmatch_indices(mark).find(|(at, _)| whole(*at))?;
+        let parts = self.given.iter().filter(|r| r.start < stop);
+        Some(Self {
+            text: self.text.get(..stop)?.to_owned(),
+            given: parts.map(|r| r.start..r.end.min(stop)).collect(),
+        })
+    }
+}
+
 /// A chat template, checked.
 #[derive(Debug, Clone)]
 pub struct ChatTemplate {

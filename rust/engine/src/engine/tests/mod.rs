@@ -252,6 +252,7 @@ fn request(text: &str, max_tokens: usize, seed: u64) -> Request {
         },
         max_tokens,
         stop: Vec::new(),
+        stop_token_ids: Vec::new(),
         ignore_eos: true,
         timed_from: 0,
     }
@@ -273,7 +274,7 @@ fn finish(ticket: &Ticket<Piece>) -> Result<Piece> {
 }
 
 fn reason(piece: &Piece) -> FinishReason {
-    piece.finished.unwrap().reason
+    piece.finished.as_ref().unwrap().reason
 }
 
 fn six() -> Vec<Request> {
@@ -521,13 +522,14 @@ fn the_context_can_be_filled_to_the_last_token() {
         error,
         Error::Context {
             prompt: n_ctx,
-            context: n_ctx
+            context: n_ctx,
+            trained: engine.loaded().n_ctx_train,
         }
     );
     assert!(
         error
             .to_string()
-            .contains("by 1 tokens or load with n_ctx >= 201"),
+            .contains("by 1 tokens; the model was trained for 200, and no n_ctx holds more"),
         "{error}"
     );
     let ids = vec![1; n_ctx + 1];

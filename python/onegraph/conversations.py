@@ -1,0 +1,134 @@
+"""Conversations on their way to a chat template: what they must be, and how one is rendered."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from onegraph import _native, arguments
+from onegraph.errors import ArgumentError, ModelError
+
+__all__ = ["batch", "conversation", "render"]
+
+
+def batch(messages: Any) -> list[Any] | None:
+    """The conversations of a batch; None where there is one conversation."""
+    if not arguments.is_sequence(messages):
+        return None
+    parts = list(messages)
+    many = [arguments.is_sequence(part) for part in parts]
+    if not any(many):
+        return None
+    if not all(many):
+        raise ArgumentError(
+            "messages: conversations and messages are mixed; give one conversation, a list of "
+            "dicts, or a list of conversations"
+        )
+    return parts
+
+
+def conversation(name: str, messages: Any) -> list[dict[str, Any]]:
+    """The messages of one conversation, the contents in parts joined."""
+    if not arguments.is_sequence(messages):
+        raise arguments.refused(name, messages, "must be a list of dicts")
+    if not len(messages):
+        raise ArgumentError(
+            f'{name} = []: give at least one message, such as {{"role": "user", "content": "Hi"}}'
+        )
+    return [_message(f"{name}[{i}]", message) for i, message in enumerate(messages)]
+
+
+def _message(name: str, message: Any) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        expected = 'must be a dict, such as {"role": "user", "content": "Hi"}'
+        raise arguments.refused(name, message, expected)
+    found = dict(message)
+    if "role" not in found:
+        raise ArgumentError(f'{name}: has no "role": say who speaks, such as "user"')
+    arguments.text(f"{name} role", found["role"])
+    calls = found.get("tool_calls") or found.get("function_call")
+    content = found.get("content")
+    if content is None:
+        if not calls:
+            raise ArgumentError(f'{name}: has no "content": give a str')
+        # A template joins it to other text.
+        found["content"] = ""
+    elif not isinstance(content, str):
+        found["content"] = _joined(f"{name} content", content)
+    return found
+
+
+def _joined(name: str, content: Any) -> str:
+    """The text of a content that is given in parts, as the OpenAI API has it."""
+    if not arguments.is_sequence(content):
+        raise arguments.refused(name, content, "must be a str, or a list of text parts")
+    texts = []
+    for i, part in enumerate(content):
+        here = f"{name}[{i}]"
+        if isinstance(part, str):
+            texts.append(arguments.text(here, part))
+            continue
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind is None:
+            expected = 'must be a part such as {"type": "text", "text": "Hi"}'
+            raise arguments.refused(here, part, expected)
+        if kind != "text":
+            raise arguments.refused(
+                f"{here} type", kind, 'only parts of type "text" are taken: models here read text'
+            )
+        texts.append(arguments.text(f"{here} text", part.get("text")))
+    return "".join(texts)
+
+
+def render(
+    template: _native.ChatTemplate,
+    messages: list[dict[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None,
+    variables: Mapping[str, Any],
+    *,
+    name: str,
+    continues: bool,
+) -> _native.Rendering:
+    """The text of a conversation, open for an answer; where it `continues`, behind the last
+    message, which is the assistant's."""
+    if continues:
+        return _open(template, messages, tools, variables, name)
+    rendering = template.rendering(messages, tools, True, **variables)
+    if tools and rendering.text == template.rendering(messages, None, True, **variables).text:
+        raise ArgumentError(
+            f"tools = {len(tools)} tools: the chat template has no place for them, so the model "
+            "would not see them; leave them out, say them in a message, or use a model that was "
+            "trained to call tools"
+        )
+    return rendering
+
+
+def _open(
+    template: _native.ChatTemplate,
+    messages: list[dict[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None,
+    variables: Mapping[str, Any],
+    name: str,
+) -> _native.Rendering:
+    last = messages[-1]
+    if last["role"] != "assistant":
+        raise ArgumentError(
+            f"continue_final_message = True: the last of {name} is of role {last['role']!r}; it "
+            "goes on with a message of the assistant"
+        )
+    if not last["content"]:
+        raise ArgumentError(
+            f"continue_final_message = True: the last of {name} is empty; leave it out"
+        )
+    # Where the content ends, whatever the template makes of it: a word that stands nowhere else.
+    mark = os.urandom(16).hex()
+    marked = {**last, "content": last["content"] + mark}
+    rendering = template.rendering([*messages[:-1], marked], tools, False, **variables)
+    found = rendering.before(mark)
+    if found is None:
+        raise ModelError(
+            "chat template: does not repeat the last message as it is, so none can be continued; "
+            "leave continue_final_message out, or use another chat_template"
+        )
+    return found

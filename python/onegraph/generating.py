@@ -1,0 +1,597 @@
+"""What a model is asked for: `generate`, `chat`, `agenerate` and `achat` of `LLM`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Unpack, overload
+
+from onegraph import _native, arguments, conversations
+from onegraph import progress as progress_bar
+from onegraph.errors import ArgumentError, ModelError
+from onegraph.progress import Told
+from onegraph.results import Result
+from onegraph.sampling import Sampling, SamplingOptions, resolve, takes_sampling
+from onegraph.streams import Ask, AsyncStream, Job, Stream, naming, whole
+
+__all__ = ["Generates", "Prompt"]
+
+#: A text, or token ids.
+Prompt = str | Sequence[int]
+Prompts = list[str] | tuple[str, ...] | Sequence[Sequence[int]]
+Messages = Sequence[Mapping[str, Any]]
+
+R = TypeVar("R")
+
+#: Characters of a prompt up to which an event loop may wait for its tokens: some milliseconds.
+SHORT_PROMPT = 1 << 14
+
+#: Outputs of one prompt.
+MAX_N = 1024
+
+#: Arguments of `ChatTemplate.render` that are no variables of the template.
+TEMPLATE_ARGUMENTS = ("messages", "tools", "add_generation_prompt")
+
+
+class Generates:
+    """The part of an `LLM` that takes requests."""
+
+    _engine: _native.Engine
+    _tokenizer: _native.Tokenizer
+    _template: _native.ChatTemplate | None = None
+
+    @property
+    def tokenizer(self) -> _native.Tokenizer:
+        """The tokenizer of the model."""
+        return self._tokenizer
+
+    @property
+    def path(self) -> Path:
+        """The file in use; of a split model, the first shard."""
+        return self._engine.path
+
+    @functools.cached_property
+    def chat_template(self) -> _native.ChatTemplate | None:
+        """The template for conversations: the one given at loading, else that of the model's file;
+        None where it has none.
+
+        Raises `ModelError` where it has a wrong one.
+        """
+        return self._template or self._engine.chat_template
+
+    def _say_saturated(self) -> None:
+        raise NotImplementedError
+
+    @overload
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        stream: Literal[False] = False,
+        n: None = None,
+        progress: bool | Told | None = None,
+        echo: bool = False,
+        sampling: Sampling | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Result: ...
+    @overload
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        stream: Literal[False] = False,
+        n: int,
+        progress: bool | Told | None = None,
+        echo: bool = False,
+        sampling: Sampling | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> list[Result]: ...
+    @overload
+    def generate(
+        self,
+        prompt: Prompts,
+        *,
+        stream: Literal[False] = False,
+        n: None = None,
+        progress: bool | Told | None = None,
+        echo: bool = False,
+        sampling: Sampling | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> list[Result]: ...
+    @overload
+    def generate(
+        self,
+        prompt: Prompts,
+        *,
+        stream: Literal[False] = False,
+        n: int,
+        progress: bool | Told | None = None,
+        echo: bool = False,
+        sampling: Sampling | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> list[list[Result]]: ...
+    @overload
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        stream: Literal[True],
+        echo: bool = False,
+        sampling: Sampling | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Stream: ...
+    @takes_sampling
+    def generate(
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        *,
+        stream: bool = False,
+        n: int | None = None,
+        echo: bool = False,
+        sampling: Sampling | None = None,
+        progress: bool | Told | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Any:
+        """Goes on from a prompt: a text, which is tokenized with the model's special tokens around
+        it, or token ids, which are taken as they are.
+
+        A list of prompts runs as one batch and gives a list of results, each equal to that of its
+        own call. With `stream`, the pieces come as they are made; leaving the stream cancels it.
+
+        n: give a list of so many results of each prompt, 1 to 1024. The seed of each is one above
+            that of the one before, or drawn where none is given; each equals its own call with the
+            seed that it names
+        echo: let the text begin with the prompt's; `token_ids` and `logprobs` do not
+        sampling: an `onegraph.Sampling`; keywords given beside it go first
+        progress: None draws a bar for a list on a terminal, True and False say so; or a function
+            that is called with what is going on, how many are done, and how many there are
+
+        Raises `ContextError` where a prompt leaves no room in the context, `ArgumentError` for a
+        parameter out of range, `ClosedError` after `close`.
+        """
+        resolved = resolve(options, sampling)
+        job = self._prompts(prompt, resolved, n, arguments.flag("echo", echo))
+        return self._run(job, stream, progress)
+
+    @overload
+    def chat(
+        self,
+        messages: Messages,
+        tools: Messages | None = None,
+        *,
+        stream: Literal[False] = False,
+        n: None = None,
+        progress: bool | Told | None = None,
+        chat_template: str | _native.ChatTemplate | None = None,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+        parse_special: bool = False,
+        sampling: Sampling | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Result: ...
+    @overload
+    def chat(
+        self,
+        messages: Messages,
+        tools: Messages | None = None,
+        *,
+        stream: Literal[False] = False,
+        n: int,
+        progress: bool | Told | None = None,
+        chat_template: str | _native.ChatTemplate | None = None,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+        parse_special: bool = False,
+        sampling: Sampling | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> list[Result]: ...
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Messages],
+        tools: Messages | None = None,
+        *,
+        stream: Literal[False] = False,
+        n: None = None,
+        progress: bool | Told | None = None,
+        chat_template: str | _native.ChatTemplate | None = None,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+        parse_special: bool = False,
+        sampling: Sampling | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> list[Result]: ...
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Messages],
+        tools: Messages | None = None,
+        *,
+        stream: Literal[False] = False,
+        n: int,
+        progress: bool | Told | None = None,
+        chat_template: str | _native.ChatTemplate | None = None,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+        parse_special: bool = False,
+        sampling: Sampling | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> list[list[Result]]: ...
+    @overload
+    def chat(
+        self,
+        messages: Messages,
+        tools: Messages | None = None,
+        *,
+        stream: Literal[True],
+        chat_template: str | _native.ChatTemplate | None = None,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+        parse_special: bool = False,
+        sampling: Sampling | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Stream: ...
+    @takes_sampling
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        tools: Messages | None = None,
+        *,
+        stream: bool = False,
+        n: int | None = None,
+        chat_template: str | _native.ChatTemplate | None = None,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+        parse_special: bool = False,
+        sampling: Sampling | None = None,
+        progress: bool | Told | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Any:
+        """The model's answer to a conversation, such as `[{"role": "user", "content": "Hi"}]`,
+        put into words by its own chat template. A list of conversations runs as one batch and gives
+        a list of results.
+
+        A content may be a list of text parts, as in the OpenAI API; they are joined.
+
+        tools: descriptions of functions that the model may call; an error where its template has
+            no place for them
+        chat_template: a template in place of the model's: an `onegraph.ChatTemplate`, or its source
+        continue_final_message: go on with the last message, which is the assistant's, in place of a
+            new answer
+        template_kwargs: further variables of the template, such as {"enable_thinking": False}
+        parse_special: let messages, tools and variables spell control tokens such as `<|im_end|>`:
+            only where all of them are trusted. Without, only the template spells them, and their
+            spelling elsewhere is plain text
+        n, sampling, progress: as for `generate`
+
+        Raises `ModelError` where the model has no template or the template refuses the messages,
+        and what `generate` raises.
+        """
+        resolved = resolve(options, sampling)
+        job = self._conversations(
+            messages,
+            resolved,
+            n,
+            tools=tools,
+            chat_template=chat_template,
+            continues=continue_final_message,
+            template_kwargs=template_kwargs,
+            parse_special=parse_special,
+        )
+        return self._run(job, stream, progress)
+
+    @overload
+    def agenerate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        n: None = None,
+        echo: bool = False,
+        sampling: Sampling | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> AsyncStream[Result]: ...
+    @overload
+    def agenerate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        n: int,
+        echo: bool = False,
+        sampling: Sampling | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> AsyncStream[list[Result]]: ...
+    @overload
+    def agenerate(
+        self,
+        prompt: Prompts,
+        *,
+        n: None = None,
+        echo: bool = False,
+        sampling: Sampling | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> AsyncStream[list[Result]]: ...
+    @overload
+    def agenerate(
+        self,
+        prompt: Prompts,
+        *,
+        n: int,
+        echo: bool = False,
+        sampling: Sampling | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> AsyncStream[list[list[Result]]]: ...
+    @takes_sampling
+    def agenerate(
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        *,
+        n: int | None = None,
+        echo: bool = False,
+        sampling: Sampling | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Any:
+        """`generate` for asyncio: the event loop runs on while tokens are made, and no thread waits
+        for them. `await` gives what `generate` gives; `async for` the pieces of one prompt. Leaving
+        the loop early, or cancelling the task, cancels the generation. See `AsyncStream`.
+        """
+        resolved = resolve(options, sampling)
+        echoes = arguments.flag("echo", echo)
+        return AsyncStream(
+            self, _preparing(lambda: self._prompts(prompt, resolved, n, echoes), prompt)
+        )
+
+    @overload
+    def achat(
+        self,
+        messages: Messages,
+        tools: Messages | None = None,
+        *,
+        n: None = None,
+        chat_template: str | _native.ChatTemplate | None = None,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+        parse_special: bool = False,
+        sampling: Sampling | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> AsyncStream[Result]: ...
+    @overload
+    def achat(
+        self,
+        messages: Messages,
+        tools: Messages | None = None,
+        *,
+        n: int,
+        chat_template: str | _native.ChatTemplate | None = None,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+        parse_special: bool = False,
+        sampling: Sampling | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> AsyncStream[list[Result]]: ...
+    @overload
+    def achat(
+        self,
+        messages: Sequence[Messages],
+        tools: Messages | None = None,
+        *,
+        n: None = None,
+        chat_template: str | _native.ChatTemplate | None = None,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+        parse_special: bool = False,
+        sampling: Sampling | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> AsyncStream[list[Result]]: ...
+    @overload
+    def achat(
+        self,
+        messages: Sequence[Messages],
+        tools: Messages | None = None,
+        *,
+        n: int,
+        chat_template: str | _native.ChatTemplate | None = None,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+        parse_special: bool = False,
+        sampling: Sampling | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> AsyncStream[list[list[Result]]]: ...
+    @takes_sampling
+    def achat(
+        self,
+        messages: Messages | Sequence[Messages],
+        tools: Messages | None = None,
+        *,
+        n: int | None = None,
+        chat_template: str | _native.ChatTemplate | None = None,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+        parse_special: bool = False,
+        sampling: Sampling | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Any:
+        """`chat` for asyncio, as `agenerate` is `generate`."""
+        resolved = resolve(options, sampling)
+        return AsyncStream(
+            self,
+            _preparing(
+                lambda: self._conversations(
+                    messages,
+                    resolved,
+                    n,
+                    tools=tools,
+                    chat_template=chat_template,
+                    continues=continue_final_message,
+                    template_kwargs=template_kwargs,
+                    parse_special=parse_special,
+                ),
+                messages,
+            ),
+        )
+
+    def _prompts(self, prompt: Any, options: dict[str, Any], n: int | None, echo: bool) -> Job:
+        """What `generate` asks for."""
+        many = _batch(prompt)
+        count = _outputs(n)
+        asks = []
+        for i, one in enumerate([prompt] if many is None else many):
+            name = "prompt" if many is None else f"prompt[{i}]"
+            if isinstance(one, str):
+                ids = self._tokenizer.encode(arguments.text(name, one))
+            else:
+                ids = arguments.integers(name, one)
+            front = ""
+            if echo:
+                front = one if isinstance(one, str) else self._tokenizer.decode(ids)
+            each = Ask(ids, options, name, front, is_chat=False)
+            asks += _repeated(each, count)
+        return Job(asks, many is not None, n)
+
+    def _conversations(
+        self,
+        messages: Any,
+        options: dict[str, Any],
+        n: int | None,
+        *,
+        tools: Any,
+        chat_template: Any,
+        continues: Any,
+        template_kwargs: Any,
+        parse_special: Any,
+    ) -> Job:
+        """What `chat` asks for."""
+        parse_special = arguments.flag("parse_special", parse_special)
+        continues = arguments.flag("continue_final_message", continues)
+        variables = arguments.variables("template_kwargs", template_kwargs, TEMPLATE_ARGUMENTS)
+        many = conversations.batch(messages)
+        count = _outputs(n)
+        named = (
+            [("messages", messages)]
+            if many is None
+            else [(f"messages[{i}]", one) for i, one in enumerate(many)]
+        )
+        checked = [(name, conversations.conversation(name, one)) for name, one in named]
+        template = self._template_of(chat_template)
+        asks = []
+        for name, one in checked:
+            with naming(name):
+                rendering = conversations.render(
+                    template, one, tools, variables, name=name, continues=continues
+                )
+            # The template spells the special tokens, the first one included.
+            if parse_special:
+                ids = self._tokenizer.encode(rendering.text, add_special=False, parse_special=True)
+            else:
+                ids = self._tokenizer.encode_rendering(rendering)
+            asks += _repeated(Ask(ids, options, name, "", is_chat=True), count)
+        return Job(asks, many is not None, n)
+
+    def _template_of(self, given: Any) -> _native.ChatTemplate:
+        if given is not None:
+            return self._read_template(given)
+        template = self.chat_template
+        if template is None:
+            raise ModelError(
+                f"{self.path.name} has no chat template: use generate, or a model that was "
+                "trained to chat; chat_template= takes a template from elsewhere"
+            )
+        return template
+
+    def _read_template(self, given: Any) -> _native.ChatTemplate:
+        if isinstance(given, _native.ChatTemplate):
+            return given
+        if not isinstance(given, str):
+            expected = "must be an onegraph.ChatTemplate or the source of one"
+            raise arguments.refused("chat_template", given, expected)
+        return self._engine.template(arguments.text("chat_template", given))
+
+    def _run(self, job: Job, stream: Any, progress: Any) -> Any:
+        """All of a job, or its stream."""
+        if arguments.flag("stream", stream):
+            ask = job.only()
+            return Stream(self, ask, self._engine.submit(ask.ids, ask.options))
+        if progress is not None and not callable(progress):
+            progress = arguments.flag("progress", progress)
+        if progress is None and len(job.asks) == 1:
+            progress = False
+        with progress_bar.shown(progress, counts=True) as told:
+            generations = []
+            for ask in job.asks:
+                with naming(ask.name):
+                    generations.append(self._engine.submit(ask.ids, ask.options))
+            results: list[Result] = []
+            for ask, generation in zip(job.asks, generations, strict=True):
+                if told is not None:
+                    told("generate", len(results), len(job.asks))
+                with naming(ask.name):
+                    made = generation.collect()
+                results.append(whole(self, ask, generation.seed, [made]))
+            if told is not None:
+                told("generate", len(results), len(job.asks))
+        return job.shape(results)
+
+
+def _outputs(n: int | None) -> int:
+    """How many outputs of each prompt."""
+    if n is None:
+        return 1
+    count = arguments.integer("n", n)
+    if not 1 <= count <= MAX_N:
+        raise arguments.refused("n", n, f"must be from 1 to {MAX_N}")
+    return count
+
+
+def _repeated(ask: Ask, count: int) -> list[Ask]:
+    """The same, so many times, each with a seed of its own."""
+    seed = ask.options["seed"]
+    if count == 1 or seed is None:
+        return [ask] * count
+    return [
+        Ask(ask.ids, {**ask.options, "seed": (seed + i) % 2**64}, ask.name, ask.echo, ask.is_chat)
+        for i in range(count)
+    ]
+
+
+def _preparing(prepare: Callable[[], R], given: Any) -> Callable[[], Awaitable[R]]:
+    """Prepares a job, beside the event loop where it may take long."""
+
+    async def prepared() -> R:
+        # Most programs have no event loop, and this is half of their import.
+        import asyncio
+
+        if _is_short(given):
+            return prepare()
+        return await asyncio.get_running_loop().run_in_executor(None, prepare)
+
+    return prepared
+
+
+def _is_short(given: Any, most: int = SHORT_PROMPT) -> bool:
+    """Whether the texts in it are short together, as far as a look says."""
+    left, room = [given], most
+    while left and room >= 0:
+        one = left.pop()
+        if isinstance(one, str):
+            room -= len(one)
+        elif isinstance(one, Mapping):
+            left += one.values()
+        elif isinstance(one, list | tuple):
+            room -= len(one)
+            left += one
+    return room >= 0
+
+
+def _batch(prompt: Any) -> list[Any] | None:
+    """The prompts of a batch; None where there is one prompt."""
+    if isinstance(prompt, str):
+        return None
+    parts = arguments.items("prompt", prompt, "token ids or prompts, or a str")
+    if not parts:
+        raise ArgumentError("prompt = []: give a text, token ids, or a list of such prompts")
+    is_prompt = [isinstance(part, str) or arguments.is_sequence(part) for part in parts]
+    if not any(is_prompt):
+        return None
+    if not all(is_prompt):
+        raise ArgumentError("prompt: tokens and prompts are mixed; give one or a list of the other")
+    return parts

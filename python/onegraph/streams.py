@@ -1,0 +1,362 @@
+"""Generations on their way: whole, in pieces, and for event loops."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterator,
+    Sequence,
+)
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+from onegraph import _native
+from onegraph.errors import ArgumentError, Error
+from onegraph.results import Piece, Result, Timings, TokenLogprob, TopLogprob, Usage
+
+if TYPE_CHECKING:
+    from onegraph.generating import Generates
+
+__all__ = ["Ask", "AsyncStream", "Job", "Stream", "naming"]
+
+T = TypeVar("T")
+
+#: Seconds between two looks of an event loop at a full queue.
+QUEUE_POLL = 0.02
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One sequence to generate."""
+
+    ids: list[int]
+    options: dict[str, Any]
+    #: What the prompt is called in an error.
+    name: str
+    #: Text that the output begins with.
+    echo: str
+    is_chat: bool
+
+    @property
+    def logprobs(self) -> bool:
+        return self.options["logprobs"] is not None
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one call asks for."""
+
+    asks: Sequence[Ask]
+    #: Whether a list of prompts was given, and how many outputs of each.
+    many: bool
+    n: int | None
+
+    def shape(self, results: list[Result]) -> Any:
+        """The results as the call gives them: of each prompt one, or a list of `n`."""
+        n = self.n
+        of_each: list[Any] = (
+            results if n is None else [results[i : i + n] for i in range(0, len(results), n)]
+        )
+        return of_each if self.many else of_each[0]
+
+    def only(self) -> Ask:
+        """The one sequence of a stream."""
+        if self.many:
+            name = self.asks[0].name.partition("[")[0]
+            kind = "conversations" if self.asks[0].is_chat else "prompts"
+            given = len(self.asks) // (self.n or 1)
+            raise ArgumentError(
+                f"{name}: {given} {kind} were given and one can be streamed; ask for each by itself"
+            )
+        if self.n is not None:
+            raise ArgumentError(
+                f"n = {self.n}: one output can be streamed; ask for each by itself, without n"
+            )
+        return self.asks[0]
+
+
+class naming:
+    """Lets an error say which prompt of a list it is about."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(value, Error) and self.name.endswith("]"):
+            said = str(value.args[0])
+            plain = self.name.partition("[")[0]
+            if said.startswith(f"{plain} = "):
+                raise type(value)(self.name + said.removeprefix(plain)) from value
+            # Another argument is wrong whatever the prompt.
+            if not isinstance(value, ArgumentError):
+                raise type(value)(f"{self.name}: {said}") from value
+
+
+def token_text(tokenizer: _native.Tokenizer, token_id: int) -> str:
+    if tokenizer.is_special(token_id):
+        return tokenizer.token_text(token_id)
+    return tokenizer.token_bytes(token_id).decode(errors="replace")
+
+
+def _logprobs(llm: Generates, piece: _native.Generated) -> list[TokenLogprob]:
+    def text(token: int) -> str:
+        return token_text(llm.tokenizer, token)
+
+    return [
+        TokenLogprob(
+            token, logprob, tuple(TopLogprob(t, lp, text(t)) for t, lp in top), text(token)
+        )
+        for token, (logprob, top) in zip(piece.token_ids, piece.logprobs, strict=True)
+    ]
+
+
+def whole(llm: Generates, ask: Ask, seed: int, pieces: Sequence[_native.Generated]) -> Result:
+    """The pieces of a generation in one."""
+    last = pieces[-1]
+    assert last.finish_reason is not None
+    llm._say_saturated()
+    return Result(
+        text=ask.echo + "".join(p.text for p in pieces),
+        token_ids=[t for p in pieces for t in p.token_ids],
+        finish_reason=last.finish_reason,
+        cut=last.cut,
+        stop_reason=last.stop_reason,
+        usage=Usage(*last.usage),
+        timings=Timings(*last.timings),
+        logprobs=[lp for p in pieces for lp in _logprobs(llm, p)] if ask.logprobs else None,
+        seed=seed,
+        model=str(llm.path),
+        is_chat=ask.is_chat,
+        created=time.time(),
+    )
+
+
+def _piece(llm: Generates, ask: Ask, piece: _native.Generated, first: bool) -> Piece:
+    return Piece(
+        text=ask.echo + piece.text if first else piece.text,
+        token_ids=piece.token_ids,
+        finish_reason=piece.finish_reason,
+        logprobs=_logprobs(llm, piece) if ask.logprobs else None,
+    )
+
+
+class Stream(Iterator[Piece]):
+    """Pieces of one generation as they come; leaving it early cancels the generation.
+
+    Iterate, or use it as a context manager. `result` is the whole once the last piece is out.
+    Threads may share one: each piece goes to one of them.
+    """
+
+    def __init__(self, llm: Generates, ask: Ask, generation: _native.Generation) -> None:
+        self._llm = llm  # a model does not go away under a running stream
+        self._ask = ask
+        self._generation = generation
+        # A piece is taken and kept in one step, or the result would have them in another order. The
+        # handler of a signal may read on in the middle of that.
+        self._reading = threading.RLock()
+        self._pieces: list[_native.Generated] = []
+        self._ended = False
+        self._result: Result | None = None
+        self.seed = generation.seed
+
+    def __next__(self) -> Piece:
+        with self._reading:
+            if self._ended:
+                raise StopIteration
+            try:
+                piece = self._generation.next()
+            except BaseException:
+                self.close()
+                raise
+            # Another thread may have closed it meanwhile.
+            if piece is None or self._ended:
+                self.close()
+                raise StopIteration
+            first = not self._pieces
+            self._pieces.append(piece)
+            if piece.finish_reason is not None:
+                self._ended = True
+                pieces, self._pieces = self._pieces, []
+                self._result = whole(self._llm, self._ask, self.seed, pieces)
+        return _piece(self._llm, self._ask, piece, first)
+
+    @property
+    def result(self) -> Result | None:
+        """The whole, once the last piece was given; None before."""
+        return self._result
+
+    def cancel(self) -> None:
+        """Asks the generation to end; the last piece then says "cancelled"."""
+        self._generation.cancel()
+
+    def close(self) -> None:
+        """Cancels the generation and ends the iteration. May be called again."""
+        self._ended = True
+        self.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class AsyncStream(Coroutine[Any, Any, T], AsyncIterator[Piece], Generic[T]):
+    """A generation for asyncio, from `LLM.agenerate` and `LLM.achat`: `await` it for the whole, or
+    iterate by `async for` over its pieces as they come. The event loop runs on meanwhile, and no
+    thread waits. It begins when it is first awaited; it is for one or the other, once.
+
+    Leaving the loop early and `aclose`, or cancelling the task, cancels the generation, and so
+    does leaving it as a context manager (`async with`). `result` is the whole once it was made.
+    It is a coroutine: `asyncio.run`, `create_task`, `gather` and `wait_for` take it.
+    """
+
+    def __init__(
+        self,
+        llm: Generates,
+        prepare: Callable[[], Awaitable[Job]],
+    ) -> None:
+        self._llm = llm
+        self._prepare = prepare
+        self._result: T | None = None
+        self._whole: Coroutine[Any, Any, T] | None = None
+        self._pieces: AsyncGenerator[Piece, None] | None = None
+
+    @property
+    def result(self) -> T | None:
+        """The whole, once the last piece was given, or once it was awaited; None before."""
+        return self._result
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Piece:
+        if self._pieces is None:
+            if self._whole is not None:
+                raise ArgumentError("agenerate: is awaited already; ask again for its pieces")
+            self._pieces = self._stream()
+        return await anext(self._pieces)
+
+    async def aclose(self) -> None:
+        """Cancels the generation and ends the iteration. May be called again."""
+        if self._whole is not None:
+            self._whole.close()
+        if self._pieces is None:
+            self._pieces = self._stream()
+        await self._pieces.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self._coroutine().__await__()
+
+    def send(self, value: Any) -> Any:
+        """Of the protocol of coroutines."""
+        return self._coroutine().send(value)
+
+    def throw(self, *raised: Any) -> Any:
+        """Of the protocol of coroutines."""
+        return self._coroutine().throw(*raised)
+
+    def close(self) -> None:
+        """Of the protocol of coroutines: cancels what is awaited."""
+        if self._whole is not None:
+            self._whole.close()
+
+    def _coroutine(self) -> Coroutine[Any, Any, T]:
+        if self._whole is None:
+            if self._pieces is not None:
+                raise ArgumentError("agenerate: its pieces are read already; ask again for all")
+            self._whole = self._collect()
+        return self._whole
+
+    async def _collect(self) -> T:
+        from onegraph.doorbell import visiting
+
+        job = await self._prepare()
+        generations: list[_native.Generation] = []
+        results = []
+        try:
+            with visiting() as visitor:
+                for ask in job.asks:
+                    with naming(ask.name):
+                        generations.append(await self._offer(ask, visitor, at_end=True))
+                for ask, generation in zip(job.asks, generations, strict=True):
+                    visitor.news.set()
+                    while True:
+                        visitor.news.clear()  # before the look: what comes after is not missed
+                        with naming(ask.name):
+                            made = generation.ended()
+                        if made is not None:
+                            break
+                        await visitor.news.wait()
+                    results.append(whole(self._llm, ask, generation.seed, [made]))
+        finally:
+            for generation in generations:
+                generation.cancel()
+        shaped: T = job.shape(results)
+        self._result = shaped
+        return shaped
+
+    async def _stream(self) -> AsyncGenerator[Piece, None]:
+        from onegraph.doorbell import visiting
+
+        ask = (await self._prepare()).only()
+        pieces: list[_native.Generated] = []
+        with visiting() as visitor:
+            generation = await self._offer(ask, visitor, at_end=False)
+            try:
+                while not pieces or pieces[-1].finish_reason is None:
+                    visitor.news.clear()  # before the look: what comes after it is not missed
+                    piece = generation.poll()
+                    if piece is None:
+                        await visitor.news.wait()
+                        continue
+                    pieces.append(piece)
+                    if piece.finish_reason is not None:
+                        self._result = whole(self._llm, ask, generation.seed, pieces)  # type: ignore[assignment]
+                    yield _piece(self._llm, ask, piece, len(pieces) == 1)
+            finally:
+                generation.cancel()
+
+    async def _offer(self, ask: Ask, visitor: Any, *, at_end: bool) -> _native.Generation:
+        """Queues a request, in line with the others of its loop."""
+        import asyncio
+
+        async with visitor.line:
+            while True:
+                generation = self._llm._engine.offer(
+                    ask.ids, ask.options, visitor.bell, visitor.number, at_end
+                )
+                if generation is not None:
+                    return generation
+                await asyncio.sleep(QUEUE_POLL)
