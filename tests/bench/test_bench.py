@@ -94,19 +94,23 @@ def test_a_prompt_behind_a_depth_is_timed_by_itself(cli, tiny: Path) -> None:
     done = cli("bench", tiny, *options, "--threads", 1, "-o", "json")
     assert done.returncode == 0, done.stderr
     alone, behind = (statistics.median(r["samples_ns"]) for r in json.loads(done.stdout))
-    # Slower than from an empty cache, and not by the work on the depth, 24 times as much.
-    assert 0.8 * alone < behind < 12 * alone
+    # As from an empty cache but for attention, and without the work on the depth, 24 times as much.
+    assert 0.4 * alone < behind < 12 * alone
 
 
 @pytest.mark.parametrize("form", ["md", "csv", "json", "jsonl"])
 def test_ctrl_c_leaves_the_finished_rows(form, command, tiny, interruptible) -> None:
     options = ["-p", "8", "-n", "400", "-r", "1000", "--device", "cpu", "--threads", "1"]
-    line = [*command, "bench", str(tiny), *options]
+    line = [*command, "bench", str(tiny), *options, "-o", form]
     pipe = subprocess.PIPE
-    running = subprocess.Popen([*line, "-o", form], stdout=pipe, stderr=pipe, text=True)
-    time.sleep(8)
-    running.send_signal(signal.SIGINT)
-    said, errors = running.communicate(timeout=60)
+    # The second test takes a hundred times as long as the first.
+    for seconds in [3, 9, 27]:
+        running = subprocess.Popen(line, stdout=pipe, stderr=pipe, text=True)
+        time.sleep(seconds)
+        running.send_signal(signal.SIGINT)
+        said, errors = running.communicate(timeout=60)
+        if "the 1 finished rows" in errors:
+            break
     assert running.returncode == -signal.SIGINT, errors
     assert "broken off; the 1 finished rows are written" in errors
     if form == "json":
