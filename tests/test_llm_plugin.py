@@ -80,7 +80,8 @@ def test_llm_lists_the_models_and_their_options(run_llm: Llm, tmp_path: Path) ->
     for option in ["max_tokens: int", "temperature: float", "seed: int", "stop: str", "n_ctx: int"]:
         assert option in options
     # Of what generate takes, all that can be written as one value.
-    assert set(DEFAULTS) - {"logit_bias", "logprobs"} <= set(re.findall(r"(\w+): \w+\n", options))
+    several = {"logit_bias", "logprobs", "stop_token_ids"}
+    assert set(DEFAULTS) - several <= set(re.findall(r"(\w+): \w+\n", options))
     plugins = json.loads(run_llm("plugins").stdout)
     assert [plugin["name"] for plugin in plugins] == ["onegraph"]
 

@@ -23,7 +23,7 @@ def test_the_package_ships_the_manifest() -> None:
 def test_an_entry_is_complete(name: str) -> None:
     entry = ENTRIES[name]
     assert set(entry) == {
-        *("description", "license", "source", "requirement", "wheel_sha256"),
+        *("description", "license", "source", "requirement", "wheel_sha256", "wheel_size"),
         *("member", "sha256", "size", "sample"),
     }
     assert re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name)

@@ -49,7 +49,7 @@ def check(path: Path) -> None:
 def check_terminal() -> None:
     """Raises `FileError` where plotext, which draws in the terminal, is not there."""
     if importlib.util.find_spec("plotext") is None:
-        raise FileError("--chart needs plotext: run `pip install 'onegraph[bench]'`")
+        raise FileError("--chart needs plotext: run `pip install plotext`")
 
 
 def _name(record: Record) -> str:
