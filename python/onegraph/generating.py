@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import logging
+import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Unpack, overload
@@ -16,6 +18,8 @@ from onegraph.sampling import Sampling, SamplingOptions, resolve, takes_sampling
 from onegraph.streams import Ask, AsyncStream, Job, Stream, naming, whole
 
 __all__ = ["Generates", "Prompt"]
+
+logger = logging.getLogger("onegraph")
 
 #: A text, or token ids.
 Prompt = str | Sequence[int]
@@ -40,6 +44,8 @@ class Generates:
     _engine: _native.Engine
     _tokenizer: _native.Tokenizer
     _template: _native.ChatTemplate | None = None
+    _kv_type: str
+    _unsaid_saturated: threading.Lock
 
     @property
     def tokenizer(self) -> _native.Tokenizer:
@@ -61,7 +67,14 @@ class Generates:
         return self._template or self._engine.chat_template
 
     def _say_saturated(self) -> None:
-        raise NotImplementedError
+        """Once a model: that keys or values were too large for its cache."""
+        if self._engine.saturated_sequences and self._unsaid_saturated.acquire(blocking=False):
+            logger.warning(
+                "keys or values of a sequence are larger than a cache of %s holds; the largest "
+                'that it holds stands in their place. kv_type="f32" holds all of them; '
+                "LLM.saturated_sequences counts such sequences",
+                self._kv_type,
+            )
 
     @overload
     def generate(

@@ -189,16 +189,6 @@ class LLM(Generates):
         self._say_saturated()
         return out
 
-    def _say_saturated(self) -> None:
-        """Once a model: that keys or values were too large for its cache."""
-        if self.saturated_sequences and self._unsaid_saturated.acquire(blocking=False):
-            logger.warning(
-                "keys or values of a sequence are larger than a cache of %s holds; the largest "
-                'that it holds stands in their place. kv_type="f32" holds all of them; '
-                "LLM.saturated_sequences counts such sequences",
-                self._kv_type,
-            )
-
     @property
     def saturated_sequences(self) -> int:
         """Sequences so far of whose keys or values some were larger than the cache's type holds:

@@ -311,7 +311,6 @@ class AsyncStream(Coroutine[Any, Any, T], AsyncIterator[Piece], Generic[T]):
                     with naming(ask.name):
                         generations.append(await self._offer(ask, visitor, at_end=True))
                 for ask, generation in zip(job.asks, generations, strict=True):
-                    visitor.news.set()
                     while True:
                         visitor.news.clear()  # before the look: what comes after is not missed
                         with naming(ask.name):
