@@ -134,18 +134,28 @@ fn variant(
     }
 }
 
-/// A prompt's rows on tensor cores.
-fn prompt_spec(l: &Lowering, op: &AttentionOp, pass: &Pass, shared: u32) -> Result<Spec> {
-    let n_head_kv = l.plan.kv.n_head_kv;
-    let params = PromptAttention {
+/// What the kernels for prompts are told; scores are multiplied with `scale`.
+pub fn prompt_params(
+    l: &Lowering,
+    op: &AttentionOp,
+    pass: &Pass,
+    scale: f32,
+) -> Result<PromptAttention> {
+    Ok(PromptAttention {
         q: l.address(op.q),
         out: l.address(op.out),
         kv: l.kv(op.layer)?,
         positions: pass.inputs.positions,
         slots: pass.inputs.slots,
-        scale: op.scale,
+        scale,
         m: pass.rows as u32,
-    };
+    })
+}
+
+/// A prompt's rows on tensor cores.
+fn prompt_spec(l: &Lowering, op: &AttentionOp, pass: &Pass, shared: u32) -> Result<Spec> {
+    let n_head_kv = l.plan.kv.n_head_kv;
+    let params = prompt_params(l, op, pass, op.scale)?;
     let queries = pass.rows * (op.n_head / n_head_kv);
     let blocks = queries.div_ceil(PROMPT_QUERIES) as u32;
     let grid = [n_head_kv as u32, blocks, 1];

@@ -1,7 +1,7 @@
 //! Attention over a cache of integers: the same sum whichever kernel computes it, so which one does is
 //! a matter of time alone.
 
-use super::attention::{describe, parts, AttentionOp, ATTENTION_ROWS, MAX_SPLITS};
+use super::attention::{describe, parts, prompt_params, AttentionOp, ATTENTION_ROWS, MAX_SPLITS};
 use super::lowering::{constants, sizes, Lowering, Pass, Path};
 use super::params::{AttentionFixed, KvView, PromptAttention, CONSTANTS};
 use crate::backend::cuda::driver::source::{source, Source, Variant};
@@ -135,15 +135,7 @@ fn step_specs(l: &Lowering, op: &AttentionOp, pass: &Pass) -> Result<Vec<Spec>> 
 
 fn prompt_spec(l: &Lowering, op: &AttentionOp, pass: &Pass, stages: usize) -> Result<Spec> {
     let n_head_kv = l.plan.kv.n_head_kv;
-    let params = PromptAttention {
-        q: l.address(op.q),
-        out: l.address(op.out),
-        kv: l.kv(op.layer)?,
-        positions: pass.inputs.positions,
-        slots: pass.inputs.slots,
-        scale: scale(op),
-        m: pass.rows as u32,
-    };
+    let params = prompt_params(l, op, pass, scale(op))?;
     let rows = PROMPT_WARPS * 16;
     let blocks = (pass.rows * (op.n_head / n_head_kv)).div_ceil(rows);
     let threads = PROMPT_WARPS as u32 * 32;
