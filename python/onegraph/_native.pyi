@@ -7,6 +7,8 @@ from numpy.typing import NDArray
 from typing_extensions import Buffer
 
 __version__: str
+#: Encoding of keys and values where none is asked for.
+DEFAULT_KV_TYPE: str
 
 def quant_types() -> list[tuple[str, int, int, int, bool]]: ...
 def kv_types(on_card: bool) -> list[str]: ...
@@ -46,7 +48,7 @@ def model_info(
     path: str | os.PathLike[str],
     n_ctx: int | None = None,
     max_batch: int = 8,
-    kv_type: str = "f16",
+    kv_type: str = ...,
     device: str = "auto",
 ) -> str:
     """What the model file is and what running it needs, as JSON.

@@ -33,8 +33,15 @@ class Bars:
 
     @classmethod
     def of(cls, kv_type: str) -> Bars:
-        """The bars for a cache of this type: one that rounds may be twice as far."""
-        return cls(kl=1e-6 if kv_type.lower() == "f32" else 2e-6)
+        """The bars for a cache of this type: no bit for one whose attention has a stated sum, and
+        of the others one that rounds may be twice as far as float32."""
+        match kv_type.lower():
+            case "i16":
+                return cls(kl=0.0, logit=0.0, top_1=1.0)
+            case "f32":
+                return cls(kl=1e-6)
+            case _:
+                return cls(kl=2e-6)
 
 
 @dataclass(frozen=True)

@@ -49,8 +49,8 @@ class LLM(Generates):
         that the model was trained for, at most 8192, and on a GPU at most what its memory holds,
         with a warning. More than it was trained for is an error
     max_batch: sequences that run together; further requests wait
-    kv_type: encoding of keys and values: "f16", "f32", "q8_0", or "i16", whose attention has one
-        stated sum: logits have the same bits on the CPU and on every card
+    kv_type: encoding of keys and values: "i16", whose attention has one stated sum, so that
+        logits have the same bits on the CPU and on every card, or "f16", "f32", "q8_0"
     threads: CPU threads; None takes as many as the machine runs at once
     progress: None draws a bar on a terminal, True and False say so; or a function that is called
         with what is going on, how much is done, and how much there is (or None)
@@ -82,7 +82,7 @@ class LLM(Generates):
         device: str = "auto",
         n_ctx: int | None = None,
         max_batch: int = 8,
-        kv_type: str = "f16",
+        kv_type: str = _native.DEFAULT_KV_TYPE,
         cuda_graph: str = "full",
         graph_batch_sizes: Sequence[int] | None = None,
         graph_max_batch: int | None = None,
@@ -192,8 +192,9 @@ class LLM(Generates):
     @property
     def saturated_sequences(self) -> int:
         """Sequences so far of whose keys or values some were larger than the cache's type holds:
-        65,504 for "f16". The largest that it holds stands in their place, so the numbers stay
-        finite, but they are no longer the model's; the first time is logged as a warning.
+        65,504 for "f16", 1.1e15 for "i16". The largest that it holds stands in their place, so the
+        numbers stay finite, but they are no longer the model's; the first time is logged as a
+        warning.
         """
         return self._engine.saturated_sequences
 

@@ -55,7 +55,7 @@ def test_json_has_llama_benchs_fields_and_its_arithmetic(cli, tiny: Path) -> Non
         assert r["stddev_ns"] == pytest.approx(statistics.stdev(r["samples_ns"]), abs=1)
         # No speed without a check of the output.
         assert r["check_ok"] is True and r["check_mean_kl"] <= 2e-6 and r["check_tokens"] == 32
-        assert r["backends"] == "CPU" and r["mode"] == "cpu" and r["type_k"] == "f16"
+        assert r["backends"] == "CPU" and r["mode"] == "cpu" and r["type_k"] == "i16"
     steps = records[1]
     # Every weight once a step, and keys and values of a few positions.
     decode = json.loads(onegraph._native.model_info(tiny))["decode"]

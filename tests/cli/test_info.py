@@ -22,8 +22,8 @@ def test_info_says_what_the_model_is(cli, smollm2: Path) -> None:
         "chat template 368 bytes: {% for message in messages %}",
         "Q4_1 210 106.2 M 63.3 MiB 68.7%",
         "weights 92.1 MiB",
-        "for 1 x 2,048 tokens, F16",
-        "a token reads 92.1 MiB of weights, and 23,040 B",
+        "for 1 x 2,048 tokens, I16",
+        "a token reads 92.1 MiB of weights, and 23,400 B",
     ]:
         assert words in said
 

@@ -138,7 +138,7 @@ def test_defaults_are_stated_once_and_shown_by_help(llm: LLM) -> None:
     assert llm.generate("tea", **given).token_ids == llm.generate("tea", seed=1).token_ids
     assert len(llm.generate("tea", ignore_eos=True).token_ids) == DEFAULTS["max_tokens"]
     shown = inspect.signature(LLM).parameters
-    assert (shown["max_batch"].default, shown["kv_type"].default) == (8, "f16")
+    assert (shown["max_batch"].default, shown["kv_type"].default) == (8, "i16")
 
 
 def test_what_a_loaded_model_says_of_itself(llm: LLM, tiny: Path) -> None:

@@ -115,39 +115,52 @@ def test_exact_by_steps(smollm2: Path, case: Case) -> None:
 
 
 def test_default_cache(case: Case, record_property: Callable[[str, object], None]) -> None:
-    """With the default cache, by prefill; the same bits by one-token steps.
-
-    Keys rounded to half precision leave a long tail: of 1,213 tokens in five models one was 0.066
-    off, all others below 0.05, and of the best token two were lost to one that exactly follows it
-    within 0.02.
-    """
+    """With the default cache, by prefill; the same bits by one-token steps. Its integers have 15
+    bits below the largest of a head, where half precision has 11 of each value."""
     found = logits(case, None, "prefill")
     m = measured(case, found, record_property)
-    assert m.kl <= MAX_KL
-    assert np.quantile(m.differences, 0.998) <= MAX_DIFFERENCE
-    assert m.differences.max() <= 2 * MAX_DIFFERENCE
-    assert len(m.lost_gaps) <= 2 and (m.lost_gaps <= MAX_DIFFERENCE).all()
+    assert m.kl <= 1e-7
+    assert m.differences.max() <= MAX_DIFFERENCE / 2
+    assert len(m.lost_gaps) <= 1 and (m.lost_gaps <= MAX_DIFFERENCE / 10).all()
     steps = logits(case, None, "decode")
     assert np.array_equal(steps.view(np.uint32), found.view(np.uint32))
 
 
+def in_halves(m: Measured) -> None:
+    """Keys rounded to half precision leave a long tail: of 1,213 tokens in five models one was
+    0.066 off, all others below 0.05, and of the best token two were lost to one that exactly
+    follows it within 0.02."""
+    assert np.quantile(m.differences, 0.998) <= MAX_DIFFERENCE
+    assert m.differences.max() <= 2 * MAX_DIFFERENCE
+    assert len(m.lost_gaps) <= 2 and (m.lost_gaps <= MAX_DIFFERENCE).all()
+
+
+def test_cache_of_halves(case: Case, record_property: Callable[[str, object], None]) -> None:
+    m = measured(case, logits(case, "f16", "prefill"), record_property)
+    assert m.kl <= MAX_KL
+    in_halves(m)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("path", ["prefill", "decode"])
-@pytest.mark.parametrize("kv_type", ["f32", None], ids=["f32", "default"])
+@pytest.mark.parametrize("kv_type", ["f32", "f16", None], ids=["f32", "f16", "default"])
 def test_card(
     case: Case, kv_type: str | None, path: str, record_property: Callable[[str, object], None]
 ) -> None:
     """The same on a card: prompts by chunks, and one-token steps that are replays."""
     if not Path("/dev/nvidia0").exists():
         pytest.skip("no NVIDIA card; `pytest -m gpu` on a machine with one runs this")
-    m = measured(case, logits(case, kv_type, path, "cuda"), record_property)
+    found = logits(case, kv_type, path, "cuda")
+    m = measured(case, found, record_property)
     said = f"KL {m.kl:.3g}, logits differ by {m.differences.max():.3g}, lost {m.lost_gaps}"
-    if kv_type == "f32":
-        assert m.kl <= MAX_KL and m.differences.max() <= MAX_DIFFERENCE, said
-        assert (m.lost_gaps <= 1e-3).all(), said
-        return
-    # As with the CPU's default cache, above.
-    assert m.kl <= 2 * MAX_KL, said
-    assert np.quantile(m.differences, 0.998) <= MAX_DIFFERENCE, said
-    assert m.differences.max() <= 2 * MAX_DIFFERENCE, said
-    assert len(m.lost_gaps) <= 2 and (m.lost_gaps <= MAX_DIFFERENCE).all(), said
+    match kv_type:
+        case None:
+            on_cpu = logits(case, None, "prefill")
+            assert np.array_equal(found.view(np.uint32), on_cpu.view(np.uint32)), said
+        case "f32":
+            assert m.kl <= MAX_KL and m.differences.max() <= MAX_DIFFERENCE, said
+            assert (m.lost_gaps <= 1e-3).all(), said
+        case _:
+            # A card's attention rounds sums of its own before it stores the next layer's.
+            assert m.kl <= 2 * MAX_KL, said
+            in_halves(m)

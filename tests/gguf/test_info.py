@@ -65,8 +65,9 @@ def test_smollm2(smollm2: Path) -> None:
     assert found["chat_template"]["first_line"].startswith("{% for message in messages %}")
     memory = found["memory"]
     assert memory["device"] == "cpu"
-    # 4 sequences of 32 pages and the reserved page; K and V, 30 layers of 3 heads of 64 halves.
-    per_token = 2 * 30 * 3 * 64 * 2
+    # 4 sequences of 32 pages and the reserved page; K and V, 30 layers of 3 heads of 64 integers of
+    # 16 bits and their unit.
+    per_token = 2 * 30 * 3 * (64 * 2 + 2)
     assert memory["kv_pages"] == 4 * 32 + 1
     assert memory["kv_bytes"] == (4 * 32 + 1) * 64 * per_token
     assert memory["kv_bytes_per_sequence"] == 2048 * per_token

@@ -96,7 +96,7 @@ def _records(
     model = json.loads(_native.model_info(path))
     shown = {
         "threads": machine.n_threads(options.get("threads")),
-        "kv_type": options.get("kv_type", "f16"),
+        "kv_type": options.get("kv_type", _native.DEFAULT_KV_TYPE),
     }
     outcomes = run(
         path,

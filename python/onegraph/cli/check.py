@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from onegraph import LLM, ArgumentError, GraphVerification
+from onegraph import LLM, ArgumentError, GraphVerification, _native
 from onegraph.check import SUMS, Bars, Distance, SumCheck, check_sums, measure
 from onegraph.cli.card import card_only
 from onegraph.cli.options import MODEL, given, model_options
@@ -55,7 +55,7 @@ def command(
     chosen = given(MODEL, options)
     if tokens < 1:
         raise ArgumentError(f"tokens = {tokens}: must be 1 or more")
-    kv_type = chosen.get("kv_type", "f16")
+    kv_type = chosen.get("kv_type", _native.DEFAULT_KV_TYPE)
     chosen.setdefault("n_ctx", SEGMENT)
     with card_only(chosen.pop("device", "auto"), "it is what a card is compared with") as device:
         exact = check_sums(device, sums)

@@ -34,7 +34,12 @@ Row = tuple[str, str]
 @click.argument("model", required=False)
 @click.option("--n-ctx", type=int, help="Context in tokens.  [default: what it was trained for]")
 @click.option("--max-batch", type=int, default=8, show_default=True, help="Sequences at a time.")
-@click.option("--kv-type", default="f16", show_default=True, help="Encoding of keys and values.")
+@click.option(
+    "--kv-type",
+    default=_native.DEFAULT_KV_TYPE,
+    show_default=True,
+    help="Encoding of keys and values.",
+)
 @click.option("--plan", is_flag=True, help="Print the plan: every operation of a forward pass.")
 @click.option("--devices", is_flag=True, help="Print the devices of this machine.")
 @json_option

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from onegraph._native import DEFAULT_KV_TYPE
 from onegraph.sampling import DEFAULTS
 
 __all__ = [
@@ -36,14 +37,18 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 #: Encodings of keys and values that every device takes for heads of the common widths.
-KV_TYPES = ("f16", "f32", "q8_0", "i16")
+KV_TYPES = ("i16", "f16", "f32", "q8_0")
 
 #: Arguments of `onegraph.LLM`: name, type, help.
 MODEL: list[tuple[str, Any, str]] = [
     ("device", str, "cpu, cuda, cuda:1 or auto.  [default: auto]"),
     ("n_ctx", int, "Tokens a conversation may have.  [default: what the model has, up to 8192]"),
     ("threads", int, "CPU threads.  [default: as many as the machine runs at once]"),
-    ("kv_type", str, f"Encoding of keys and values: {', '.join(KV_TYPES)}.  [default: f16]"),
+    (
+        "kv_type",
+        str,
+        f"Encoding of keys and values: {', '.join(KV_TYPES)}.  [default: {DEFAULT_KV_TYPE}]",
+    ),
 ]
 
 #: Keywords of `onegraph.LLM.generate`: name, type, help.

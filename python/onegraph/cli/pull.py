@@ -62,7 +62,9 @@ def _check_kept(folder: Path, before: int, new: int, total: int, arch: str) -> N
 )
 @click.option("--n-ctx", type=int, help="With --compile, the context that will be asked for.")
 @click.option("--max-batch", type=int, default=8, show_default=True, help="With --compile.")
-@click.option("--kv-type", default="f16", show_default=True, help="With --compile.")
+@click.option(
+    "--kv-type", default=_native.DEFAULT_KV_TYPE, show_default=True, help="With --compile."
+)
 @click.option("--verify", is_flag=True, help="Read all of the file, not a sample.")
 @click.option("--update", is_flag=True, help="Take what an hf: reference stands for upstream now.")
 @debug_option

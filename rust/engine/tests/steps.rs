@@ -49,7 +49,7 @@ fn backend(folder: &Folder, gpu: GpuOptions) -> CudaBackend {
         n_slots: SLOTS,
         n_ctx,
         n_pages: SLOTS * n_ctx / 64 + 1,
-        kv_type: quant::by_name(quant::DEFAULT_KV).unwrap(),
+        kv_type: quant::kv_by_name(quant::DEFAULT_KV).unwrap(),
         threads: 1,
         gpu,
     };

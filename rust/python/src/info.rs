@@ -6,6 +6,7 @@ use onegraph::config::Config;
 use onegraph::engine::Options;
 use onegraph::error::{Error, Result};
 use onegraph::info::ModelInfo;
+use onegraph::quant::DEFAULT_KV;
 use onegraph::weights::Model;
 use pyo3::prelude::*;
 
@@ -17,7 +18,7 @@ fn to_json(value: &impl serde::Serialize) -> Result<String> {
 
 /// [`ModelInfo`] as JSON.
 #[pyfunction]
-#[pyo3(signature = (path, n_ctx=None, max_batch=8, kv_type="f16", device="auto"))]
+#[pyo3(signature = (path, n_ctx=None, max_batch=8, kv_type=DEFAULT_KV, device="auto"))]
 pub fn model_info(
     py: Python<'_>,
     path: PathBuf,

@@ -37,6 +37,7 @@ mod _native {
     #[pymodule_init]
     fn init(m: &Bound<'_, PyModule>) -> PyResult<()> {
         m.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        m.add("DEFAULT_KV_TYPE", ::onegraph::quant::DEFAULT_KV)?;
         errors::import_classes(m.py())?;
         exit::watch(m)?;
         // PyO3 lists every member in `__all__`; nobody star-imports a private module, and the stub

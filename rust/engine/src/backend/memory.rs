@@ -194,7 +194,7 @@ mod tests {
             n_slots,
             n_ctx,
             n_pages: pool_pages(n_slots, n_ctx),
-            kv_type: quant::by_name(kv_type)?,
+            kv_type: quant::kv_by_name(kv_type)?,
             threads: 1,
             gpu: GpuOptions::default(),
         };
@@ -209,8 +209,10 @@ mod tests {
             (pages.n_pages, pages.per_slot(), pages.entries()),
             (11, 2, 10)
         );
-        assert_eq!(pages.token_bytes(), 2 * 2 * 3 * 64 * 2);
-        assert_eq!(pages.page_bytes(), 3 * 64 * 64 * 2);
+        // 64 integers of 16 bits and their unit.
+        let head = 64 * 2 + 2;
+        assert_eq!(pages.token_bytes(), 2 * 2 * 3 * head as u64);
+        assert_eq!(pages.page_bytes(), 3 * 64 * head);
         let of_pages = 2 * 2 * 11 * pages.page_bytes();
         assert_eq!(pages.bytes(), Some(of_pages));
         assert_eq!(pages.needed(), 11 * 64 * pages.token_bytes());

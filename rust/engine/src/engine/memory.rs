@@ -196,7 +196,7 @@ mod tests {
             n_slots: max_batch,
             n_ctx,
             n_pages: pool_pages(max_batch, n_ctx),
-            kv_type: quant::by_name(quant::DEFAULT_KV).unwrap(),
+            kv_type: quant::kv_by_name(quant::DEFAULT_KV).unwrap(),
             threads: 2,
             gpu: GpuOptions::default(),
         }

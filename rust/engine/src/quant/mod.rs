@@ -375,8 +375,8 @@ pub fn kv_types() -> impl Iterator<Item = &'static QuantType> {
     weights.chain(std::iter::once(&i16_blocks::I16))
 }
 
-/// Encoding of keys and values where none is asked for.
-pub const DEFAULT_KV: &str = "f16";
+/// Encoding of keys and values where none is asked for: attention over it has one stated sum.
+pub const DEFAULT_KV: &str = "i16";
 
 /// The row of ggml's type number `id`.
 pub fn by_id(id: u32) -> Result<&'static QuantType> {

@@ -11,7 +11,7 @@ fn backend(n_slots: usize, n_pages: usize) -> CpuBackend {
         n_slots,
         n_ctx: N_CTX as usize,
         n_pages,
-        kv_type: quant::by_name(quant::DEFAULT_KV).unwrap(),
+        kv_type: quant::kv_by_name(quant::DEFAULT_KV).unwrap(),
         threads: 1,
         gpu: crate::backend::GpuOptions::default(),
     };

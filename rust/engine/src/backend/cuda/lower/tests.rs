@@ -38,8 +38,8 @@ pub fn superblocks() -> &'static str {
     named(|t| t.block_elems == 256).next().unwrap()
 }
 
-fn last_superblocks() -> &'static str {
-    named(|t| t.block_elems == 256).last().unwrap()
+fn halves() -> &'static str {
+    named(|t| t.kernel.kv_in_halves()).next().unwrap()
 }
 
 /// The type of blocks that a cache may have too.
@@ -240,7 +240,7 @@ pub fn entries(specs: &[Spec]) -> Vec<&str> {
 #[test]
 fn a_fused_step_is_a_kernel_a_product_and_attention_between() {
     for arch in ["sm_75", "sm_90"] {
-        let l = lowering(arch, superblocks(), quant::DEFAULT_KV, true);
+        let l = lowering(arch, superblocks(), halves(), true);
         let list = specs(&l, &step(1)).unwrap();
         let wanted = [&["embed", "matvec", "attention"][..], &["matvec"; 4]].concat();
         assert_eq!(entries(&list), wanted, "{arch}");
@@ -275,7 +275,7 @@ fn every_launch_fits_the_shared_memory_of_its_card() {
 
 #[test]
 fn launches_name_the_buffers_of_their_ops() {
-    let l = lowering("sm_90", blocks(), quant::DEFAULT_KV, true);
+    let l = lowering("sm_90", blocks(), halves(), true);
     let list = specs(&l, &step(1)).unwrap();
     let embed: Embed = list[0].params().unwrap();
     assert_eq!((embed.out, embed.tokens), (at("x"), inputs().tokens));
@@ -314,7 +314,7 @@ fn launches_name_the_buffers_of_their_ops() {
 
 #[test]
 fn a_prompts_chunk_goes_to_tensor_cores_where_the_card_has_room() {
-    let l = lowering("sm_90", superblocks(), quant::DEFAULT_KV, true);
+    let l = lowering("sm_90", superblocks(), halves(), true);
     let list = specs(&l, &chunk(512, 1)).unwrap();
     let product = ["split", "matmul"];
     let mut wanted = vec!["embed"];
@@ -342,7 +342,7 @@ fn a_prompts_chunk_goes_to_tensor_cores_where_the_card_has_room() {
 
     // Two pages of keys and values do not fit beside the queries: split by split, 128 rows at a
     // time, for as many positions as the chunk spans.
-    let small = lowering("sm_75", superblocks(), quant::DEFAULT_KV, true);
+    let small = lowering("sm_75", superblocks(), halves(), true);
     let list = specs(&small, &chunk(300, 0)).unwrap();
     let attentions: Vec<&Spec> = list.iter().filter(|s| s.kind == Kind::Attention).collect();
     let grids: Vec<_> = attentions.iter().map(|s| (s.entry, s.grid)).collect();
@@ -408,7 +408,7 @@ fn a_cache_in_blocks_is_attended_to_as_such_and_written_whole() {
 
 #[test]
 fn without_fusion_every_op_is_a_kernel() {
-    let l = lowering("sm_90", last_superblocks(), quant::DEFAULT_KV, false);
+    let l = lowering("sm_90", superblocks(), halves(), false);
     let list = specs(&l, &step(1)).unwrap();
     let wanted = [
         "embed",
