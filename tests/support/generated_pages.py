@@ -241,7 +241,7 @@ def command_line() -> str:
     """The help of every command."""
     root = cli.cli
     parts = []
-    with click.Context(root, info_name="onegraph") as above:
+    with click.Context(root, info_name="onegraph", **root.context_settings) as above:
         for name, row in cli.COMMANDS.items():
             command: click.Command = importlib.import_module(row.module).command
             with click.Context(
@@ -250,7 +250,6 @@ def command_line() -> str:
                 parent=above,
                 terminal_width=WIDTH,
                 max_content_width=WIDTH,
-                help_option_names=["-h", "--help"],
             ) as context:
                 said = command.get_help(context)
             parts += [f"## onegraph {name}", f"```text\n{said.rstrip()}\n```"]

@@ -6,7 +6,7 @@ import difflib
 import re
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import click
 from click.shell_completion import CompletionItem
@@ -36,10 +36,10 @@ class Page(NamedTuple):
     summary: str
 
 
-def pages(folder: Path = PAGES) -> dict[str, Page]:
+def pages() -> dict[str, Page]:
     """Every page there is, by topic, in alphabetical order."""
-    found = {path.stem: path for path in folder.glob("*.md")}
-    found |= {path.parent.name: path for path in folder.glob("*/README.md")}
+    found = {path.stem: path for path in PAGES.glob("*.md")}
+    found |= {path.parent.name: path for path in PAGES.glob("*/README.md")}
     return {topic: _page(topic, found[topic]) for topic in sorted(found)}
 
 
@@ -102,7 +102,7 @@ def _list(known: dict[str, Page]) -> None:
         formatter.write_dl([(page.topic, page.summary) for page in known.values()])
     formatter.write_paragraph()
     formatter.write_text(
-        "`onegraph help TOPIC` opens one, `onegraph help COMMAND` says what a command does."
+        "`onegraph help TOPIC` opens one; `onegraph help COMMAND` is `onegraph COMMAND --help`."
     )
     click.echo(formatter.getvalue(), nl=False)
 
@@ -124,12 +124,24 @@ def _open(page: Page) -> None:
 
 def rendered(page: Page, width: int) -> str:
     """A page as a terminal shows it, `width` columns wide."""
-    from rich.console import Console
-    from rich.markdown import Markdown
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.markdown import Markdown, TableElement
+
+    class Folding(TableElement):
+        """A table whose long words go on in the next line: rich's own cuts them."""
+
+        def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+            for table in super().__rich_console__(console, options):
+                for column in getattr(table, "columns", []):
+                    column.overflow = "fold"
+                yield table
+
+    class Document(Markdown):
+        elements: ClassVar = {**Markdown.elements, "table_open": Folding}
 
     console = Console(width=width)
     # Links are spelled out: not every terminal, and no pager, can follow one.
-    markdown = Markdown(_resolved(page), code_theme="ansi_dark", hyperlinks=False)
+    markdown = Document(_resolved(page), code_theme="ansi_dark", hyperlinks=False)
     with console.capture() as capture:
         console.print(markdown)
     return "".join(line.rstrip() + "\n" for line in capture.get().splitlines())
@@ -137,7 +149,7 @@ def rendered(page: Page, width: int) -> str:
 
 def _resolved(page: Page) -> str:
     """Its Markdown, with links to files as what a reader of a terminal can do about them."""
-    topics = {other.path: other.topic for other in pages().values()}
+    topics = {other.path.resolve(): other.topic for other in pages().values()}
 
     def resolved(link: re.Match[str]) -> str:
         text, target = link["text"], link["target"].partition("#")[0]
@@ -146,9 +158,8 @@ def _resolved(page: Page) -> str:
         if not target:  # a heading of this page
             return text
         path = Path(page.path.parent, target).resolve()
-        here = {other.resolve(): topic for other, topic in topics.items()}
-        if path in here:
-            return f"{text} (`onegraph help {here[path]}`)"
+        if path in topics:
+            return f"{text} (`onegraph help {topics[path]}`)"
         return f"{text} (`{path}`)" if path.is_file() else text
 
     lines, fence = [], ""
