@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import sys
+import textwrap
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -95,11 +96,16 @@ def command(ctx: click.Context, topic: str | None) -> None:
 
 
 def _list(known: dict[str, Page]) -> None:
-    shown = sys.stdout.isatty()
-    # Elsewhere a line each, for `grep`.
-    formatter = click.HelpFormatter() if shown else click.HelpFormatter(width=10_000)
+    """A line for each page: what a terminal has room for, elsewhere all of it, for `grep`."""
+    formatter = click.HelpFormatter(width=None if sys.stdout.isatty() else 10_000)
+    room = formatter.width - max(map(len, known)) - 4
     with formatter.section("Pages"):
-        formatter.write_dl([(page.topic, page.summary) for page in known.values()])
+        formatter.write_dl(
+            [
+                (page.topic, textwrap.shorten(page.summary, room, placeholder=" ..."))
+                for page in known.values()
+            ]
+        )
     formatter.write_paragraph()
     formatter.write_text(
         "`onegraph help TOPIC` opens one; `onegraph help COMMAND` is `onegraph COMMAND --help`."
