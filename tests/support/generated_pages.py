@@ -91,15 +91,15 @@ def api() -> str:
 def _class(name: str, item: type) -> Iterator[str]:
     yield f"### {name}"
     bodies = list(_bodies(item))
-    doc = ast.get_docstring(bodies[-1]) or ""
+    doc = ast.get_docstring(bodies[-1][0]) or ""
     if issubclass(item, Exception):
         yield f"Is {', '.join(f'`{base.__name__}`' for base in item.__bases__)}. {_prose(doc)}"
         return
     if item is onegraph.Sampling:
         fields = [(f"{each} = {default!r}", MEANING[each]) for each, default in DEFAULTS.items()]
     else:
-        fields = [field for body in bodies for field in _fields(body)]
-    functions = {each.name: each for body in bodies for each in _functions(body)}
+        fields = [field for body in bodies for field in _fields(*body)]
+    functions = {each.name: each for body, _ in bodies for each in _functions(body)}
     made = functions.pop("__init__", None) or functions.pop("__new__", None)
     if made and name not in MADE:
         yield _code(_signature(made, name))
@@ -119,44 +119,34 @@ def _class(name: str, item: type) -> Iterator[str]:
         yield "\n".join(properties)
 
 
-def _bodies(item: type) -> Iterator[ast.ClassDef]:
-    """The class as its source or its stub has it, after those of its bases that are private."""
+def _bodies(item: type) -> Iterator[tuple[ast.ClassDef, list[str]]]:
+    """The class as its source or its stub has it, and the lines of that file; before it the same of
+    those of its bases that are not public themselves."""
     for base in reversed(item.__mro__):
-        if not base.__module__.startswith(("onegraph", "builtins")) or base in (object, tuple):
+        public = base is not item and base.__name__ in onegraph.__all__
+        native = getattr(onegraph._native, base.__name__, None) is base
+        if public or not (native or base.__module__.startswith("onegraph.")):
             continue
-        if base is not item and base.__name__ in onegraph.__all__:
-            continue
-        module = inspect.getmodule(base)
-        native = base.__name__ in vars(onegraph._native)
-        path = Path(onegraph.__file__).with_name("_native.pyi") if native else None
-        if path is None and (module is None or not hasattr(module, "__file__")):
-            continue
-        text = (path or Path(str(module.__file__))).read_text()
+        stub = Path(onegraph.__file__).with_name("_native.pyi")
+        text = (stub if native else Path(inspect.getfile(base))).read_text()
         for node in ast.parse(text).body:
             if isinstance(node, ast.ClassDef) and node.name == base.__name__:
-                yield _commented(node, text)
+                yield node, text.splitlines()
 
 
-def _commented(node: ast.ClassDef, text: str) -> ast.ClassDef:
-    """The class, with the `#:` comment above each field as an attribute `said` of it."""
-    lines = text.splitlines()
-    for field in node.body:
-        if isinstance(field, ast.AnnAssign):
-            said: list[str] = []
-            at = field.lineno - 2
-            while lines[at].strip().startswith("#:"):
-                said.insert(0, lines[at].strip()[2:].strip())
-                at -= 1
-            field.said = " ".join(said)  # type: ignore[attr-defined]
-    return node
-
-
-def _fields(body: ast.ClassDef) -> Iterator[tuple[str, str]]:
+def _fields(body: ast.ClassDef, lines: list[str]) -> Iterator[tuple[str, str]]:
+    """Each field with its type, and what the `#:` comment above it says."""
     for field in body.body:
         name = ast.unparse(field.target) if isinstance(field, ast.AnnAssign) else "_"
-        if isinstance(field, ast.AnnAssign) and not name.startswith("_"):
-            shown = f"{name}: {ast.unparse(field.annotation)}".replace("'", '"')
-            yield shown, _escaped(field.said)  # type: ignore[attr-defined]
+        if not isinstance(field, ast.AnnAssign) or name.startswith("_"):
+            continue
+        said: list[str] = []
+        at = field.lineno - 2
+        while lines[at].strip().startswith("#:"):
+            said.insert(0, lines[at].strip().removeprefix("#:").strip())
+            at -= 1
+        shown = f"{name}: {ast.unparse(field.annotation)}".replace("'", '"')
+        yield shown, _escaped(" ".join(said))
 
 
 def _functions(body: ast.ClassDef) -> Iterator[Function]:
@@ -241,9 +231,15 @@ def command_line() -> str:
     """The help of every command."""
     root = cli.cli
     parts = []
+    shown: dict[click.Command, str] = {}
     with click.Context(root, info_name="onegraph", **root.context_settings) as above:
         for name, row in cli.COMMANDS.items():
+            parts.append(f"## onegraph {name}")
             command: click.Command = importlib.import_module(row.module).command
+            if command in shown:
+                parts.append(f"The same as `onegraph {shown[command]}`.")
+                continue
+            shown[command] = name
             with click.Context(
                 command,
                 info_name=name,
@@ -251,8 +247,7 @@ def command_line() -> str:
                 terminal_width=WIDTH,
                 max_content_width=WIDTH,
             ) as context:
-                said = command.get_help(context)
-            parts += [f"## onegraph {name}", f"```text\n{said.rstrip()}\n```"]
+                parts.append(f"```text\n{command.get_help(context).rstrip()}\n```")
     return "\n\n".join(parts) + "\n"
 
 
