@@ -7,7 +7,7 @@ import re
 import sys
 import textwrap
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import click
 from click.shell_completion import CompletionItem
@@ -130,27 +130,9 @@ def _open(page: Page) -> None:
 
 def rendered(page: Page, width: int) -> str:
     """A page as a terminal shows it, `width` columns wide."""
-    from rich.console import Console, ConsoleOptions, RenderResult
-    from rich.markdown import Markdown, TableElement
+    from onegraph.cli import markdown
 
-    class Folding(TableElement):
-        """A table whose long words go on in the next line: rich's own cuts them."""
-
-        def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-            for table in super().__rich_console__(console, options):
-                for column in getattr(table, "columns", []):
-                    column.overflow = "fold"
-                yield table
-
-    class Document(Markdown):
-        elements: ClassVar = {**Markdown.elements, "table_open": Folding}
-
-    console = Console(width=width)
-    # Links are spelled out: not every terminal, and no pager, can follow one.
-    markdown = Document(_resolved(page), code_theme="ansi_dark", hyperlinks=False)
-    with console.capture() as capture:
-        console.print(markdown)
-    return "".join(line.rstrip() + "\n" for line in capture.get().splitlines())
+    return markdown.render(_resolved(page), width)
 
 
 def _resolved(page: Page) -> str:
