@@ -19,6 +19,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import gguf_io
 import mix as mixes
@@ -242,32 +243,15 @@ def write(
     `mix` is a type, "Q4_K_M" or "Q5_K_M", or types joined by "+" for the layers in turn; `vocab` a
     GGUF whose tokenizer is taken over instead of a made-up one.
     """
-    if vocab is None:
-        tokenizer = vocabulary.made_up(shape.n_vocab, shape.pre)
-    else:
-        tokenizer = vocabulary.copied(vocab, shape.n_vocab)
-    names = {*KINDS, *mix.split("+")} - set(mixes.MIXES)
-    kinds = {name: kind_of(name) for name in names}
-    elems = {name: kind.elems for name, kind in kinds.items()}
-
-    tensors: list[gguf_io.Tensor] = []
-    kind_of_tensor: list[Kind] = []
-    for name, dims in shape.tensors():
-        kind = kinds[mixes.type_of(shape, mix, name, dims[0], elems)]
-        n_bytes = math.prod(dims) // kind.elems * kind.size
-        tensors.append(gguf_io.Tensor(name, dims, kind.type_id, 0, n_bytes))
-        kind_of_tensor.append(kind)
-    gguf_io.place(tensors)
+    tokenizer, placed = _layout(shape, mix, vocab)
     quiet = vocabulary.controls(tokenizer)
 
     with Path(path).open("wb", buffering=0) as file:
-        start = gguf_io.write_header(file, metadata(shape, mix) | tokenizer, tensors)
-        end = start + tensors[-1].offset + tensors[-1].n_bytes
-        file.truncate(end)
+        start, end = _write_frame(file, metadata(shape, mix) | tokenizer, placed)
 
         def make(job: tuple[int, int, int]) -> None:
             index, first, count = job
-            tensor, kind = tensors[index], kind_of_tensor[index]
+            tensor, kind = placed[index]
             rng = np.random.Generator(np.random.SFC64([seed, index, first]))
             if len(tensor.shape) == 1:
                 data = _vector(shape, tensor.name, tensor.shape[0], rng).view(np.uint8)
@@ -276,7 +260,7 @@ def write(
             os.pwrite(file.fileno(), data.data, start + tensor.offset + first * kind.size)
 
         jobs = []
-        for index, (tensor, kind) in enumerate(zip(tensors, kind_of_tensor, strict=True)):
+        for index, (tensor, kind) in enumerate(placed):
             blocks = tensor.n_bytes // kind.size
             step = PORTION // kind.size if len(tensor.shape) > 1 else blocks
             jobs += [(index, at, min(step, blocks - at)) for at in range(0, blocks, step)]
@@ -284,6 +268,47 @@ def write(
             for _ in pool.map(make, jobs):
                 pass
     return end
+
+
+def outline(path: str | os.PathLike[str], shape: Shape, mix: str = "Q4_K_M") -> None:
+    """Writes the model without its weights: they are a hole in the file, which takes no room on the
+    disk. It is what `onegraph info` reads."""
+    tokenizer, placed = _layout(shape, mix, None)
+    with Path(path).open("wb", buffering=0) as file:
+        _write_frame(file, metadata(shape, mix) | tokenizer, placed)
+
+
+Placed = list[tuple[gguf_io.Tensor, Kind]]
+
+
+def _layout(
+    shape: Shape, mix: str, vocab: str | os.PathLike[str] | None
+) -> tuple[dict[str, bytes], Placed]:
+    """The tokenizer's keys, and the tensors with their places and kinds."""
+    if vocab is None:
+        tokenizer = vocabulary.made_up(shape.n_vocab, shape.pre)
+    else:
+        tokenizer = vocabulary.copied(vocab, shape.n_vocab)
+    names = {*KINDS, *mix.split("+")} - set(mixes.MIXES)
+    kinds = {name: kind_of(name) for name in names}
+    elems = {name: kind.elems for name, kind in kinds.items()}
+
+    placed = []
+    for name, dims in shape.tensors():
+        kind = kinds[mixes.type_of(shape, mix, name, dims[0], elems)]
+        n_bytes = math.prod(dims) // kind.elems * kind.size
+        placed.append((gguf_io.Tensor(name, dims, kind.type_id, 0, n_bytes), kind))
+    gguf_io.place([tensor for tensor, _ in placed])
+    return tokenizer, placed
+
+
+def _write_frame(file: BinaryIO, keys: dict[str, bytes], placed: Placed) -> tuple[int, int]:
+    """Writes all but the data, for which there is room then: where they begin and end."""
+    tensors = [tensor for tensor, _ in placed]
+    start = gguf_io.write_header(file, keys, tensors)
+    end = start + tensors[-1].offset + tensors[-1].n_bytes
+    file.truncate(end)
+    return start, end
 
 
 def _matrix(

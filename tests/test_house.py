@@ -360,6 +360,23 @@ def test_the_installed_package_holds_no_model() -> None:
     assert {f: n for f, n in sizes.items() if n > 1 << 20 and "_native" not in f} == {}
 
 
+#: The documentation that `onegraph help` opens, which a wheel holds as the source does.
+PAGES = {
+    path.relative_to(ROOT).as_posix()
+    for path in (ROOT / "python" / "onegraph" / "pages").rglob("*")
+    if path.suffix in (".md", ".py")
+}
+
+
+def test_the_installed_package_holds_the_pages() -> None:
+    found = importlib.metadata.distributions(name="onegraph")
+    listed = {file.as_posix() for each in found for file in each.files or []}
+    if not listed:
+        pytest.skip("onegraph is not installed from a wheel here; `.ci/run` does")
+    assert "python/onegraph/pages/api.md" in PAGES
+    assert {page.removeprefix("python/") for page in PAGES} <= listed
+
+
 def test_the_sdist_holds_the_source_and_no_model(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-m", "maturin", "sdist", "--out", str(tmp_path)],
@@ -373,6 +390,7 @@ def test_the_sdist_holds_the_source_and_no_model(tmp_path: Path) -> None:
         members = {m.name.split("/", 1)[-1]: m.size for m in archive.getmembers() if m.isfile()}
     wanted = {"pyproject.toml", "Cargo.lock", "README.md", "LICENSE", "rust/engine/src/lib.rs"}
     assert wanted <= members.keys()
+    assert members.keys() >= PAGES
     assert [m for m in members if m.endswith((".gguf", ".safetensors", ".so", ".whl"))] == []
     assert max(members.values()) < 1 << 20, members
 

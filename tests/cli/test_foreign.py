@@ -64,7 +64,7 @@ def test_an_option_that_follows_two_dashes_is_text(cli: Any) -> None:
         (["Info"], "No such command 'Info': did you mean `onegraph info`?"),
         (["ls"], "No such command 'ls': say `onegraph list`"),
         (["ps"], "No such command 'ps': no server is behind this"),
-        (["help"], "No such command 'help': say `onegraph --help`"),
+        (["help", "spede"], "No page or command 'spede': did you mean `onegraph help speed`?"),
         (["smollm2", "Hi"], "`onegraph run MODEL` runs a model"),
         (["run", "--max-token", "3"], "Did you mean '--max-tokens'?"),
         (["run", "--max_tokens", "3"], "Did you mean '--max-tokens'?"),

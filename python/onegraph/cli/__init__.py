@@ -43,6 +43,7 @@ COMMANDS = {
     "check": Row(
         "onegraph.cli.check", "Check a card: graphs against eager, logits against the CPU."
     ),
+    "help": Row("onegraph.cli.help", "Open a page of the documentation."),
 }
 
 

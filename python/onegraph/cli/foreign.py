@@ -101,7 +101,6 @@ COMMANDS = {
     "cp": "a name is given by no command here: a file is named by its path",
     "push": "onegraph publishes nothing",
     "serve": "onegraph has no server: a program loads a model with `onegraph.LLM`",
-    "help": "say `onegraph --help`",
     "version": "say `onegraph --version`",
 }
 

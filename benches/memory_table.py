@@ -1,0 +1,70 @@
+"""The table of what models need: files of the true shapes (models/shapes.toml) and what
+`onegraph info` says of each on the CPU, as Markdown.
+
+    python benches/memory_table.py
+
+The files hold no weights, only room for them, so that nothing large is written. Keys and values are
+those of `kv_type="i16"`, as large as float16.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from onegraph import _native
+from onegraph.cli.terminal import size
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPOSITORY / "models"))
+
+import shapes  # noqa: E402 (found through the line above)
+import synth  # noqa: E402
+
+#: Name for people, shape and mix of each row.
+MODELS = [
+    ("SmolLM2 135M", "smollm2-135m", "Q8_0"),
+    ("Qwen3 0.6B", "qwen3-0.6b", "Q8_0"),
+    ("Llama 3.2 1B", "llama-3.2-1b", "Q4_K_M"),
+    ("Qwen2.5 1.5B", "qwen2.5-1.5b", "Q4_K_M"),
+    ("Llama 3.2 3B", "llama-3.2-3b", "Q4_K_M"),
+    ("Qwen3 4B", "qwen3-4b", "Q4_K_M"),
+    ("Llama 3.1 8B", "llama-3.1-8b", "Q4_K_M"),
+    ("Qwen3 8B", "qwen3-8b", "Q4_K_M"),
+    ("Llama 3.1 8B", "llama-3.1-8b", "Q8_0"),
+]
+#: Tokens of the conversation that is told.
+CONTEXT = 8192
+
+
+def row(name: str, shape: str, mix: str, folder: Path) -> list[str]:
+    """What `onegraph info FILE --n-ctx 8192 --max-batch 1 --kv-type i16` says."""
+    path = folder / f"{shape}.gguf"
+    synth.outline(path, shapes.find(shape), mix)
+    told = json.loads(_native.model_info(path, CONTEXT, 1, "i16", "cpu"))
+    path.unlink()
+    memory = told["memory"]
+    each = told["decode"]["kv_bytes_per_position"] * 1024
+    return [
+        name,
+        mix,
+        size(memory["weights_bytes"]),
+        size(each),
+        size(memory["total_bytes"]),
+    ]
+
+
+def table() -> str:
+    """The whole, as Markdown."""
+    heads = ["model", "types", "weights", "keys and values of 1,024 tokens"]
+    heads.append(f"in all, one conversation of {CONTEXT:,}")
+    with tempfile.TemporaryDirectory() as folder:
+        rows = [row(*model, Path(folder)) for model in MODELS]
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+if __name__ == "__main__":
+    print(table())

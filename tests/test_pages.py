@@ -1,0 +1,327 @@
+"""What the README and the pages say is so: their snippets run, their commands, paths and links are
+there, their figures are those of the records."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from onegraph.cli import COMMANDS, cli
+from onegraph.cli.help import PAGES, pages
+from support import generated_pages
+
+ROOT = Path(__file__).resolve().parents[1]
+TEXTS = {"README": ROOT / "README.md"} | {name: page.path for name, page in pages().items()}
+
+#: Pages that are linked to and written elsewhere.
+AWAITED = {"cache.md", "coming-from.md", "errors.md", "examples/README.md"}
+
+#: Where a path in a text may begin.
+ROOTS = ["", "rust/engine", "rust/engine/src"]
+
+
+def by_hand(path: Path) -> str:
+    """A text without what is generated."""
+    return path.read_text().partition(generated_pages.MARK)[0]
+
+
+def blocks(path: Path, language: str) -> Iterator[tuple[str, str]]:
+    """The fenced blocks of a language: what follows its name, and the code."""
+    fenced = re.compile(rf"^```{language}(?: (\w+))?\n(.*?)^```$", re.M | re.S)
+    for found in fenced.finditer(by_hand(path)):
+        yield found[1] or "", found[2]
+
+
+def spans(path: Path) -> list[str]:
+    """What is set as code in a line of text."""
+    plain = re.sub(r"^```.*?^```$", "", by_hand(path), flags=re.M | re.S)
+    return re.findall(r"`([^`\n]+)`", plain)
+
+
+over_texts = pytest.mark.parametrize("text", TEXTS)
+
+SNIPPETS = [
+    pytest.param(code, id=f"{name}-{i}", marks=[pytest.mark.gpu] if mark == "gpu" else [])
+    for name, path in TEXTS.items()
+    for i, (mark, code) in enumerate(blocks(path, "python"))
+    if "import onegraph" in code
+]
+
+
+@pytest.mark.parametrize("code", SNIPPETS)
+def test_a_snippet_runs(
+    code: str, request: pytest.FixtureRequest, smollm2: Path, tmp_path: Path
+) -> None:
+    if request.node.get_closest_marker("gpu") and not Path("/dev/nvidia0").exists():
+        compile(code, "snippet", "exec")
+        pytest.skip("no NVIDIA card; `pytest -m gpu` on a machine with one runs this")
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_there_are_snippets_in_the_readme_and_in_pages() -> None:
+    assert len(SNIPPETS) >= 7
+    assert any(each.id.startswith("README") for each in SNIPPETS)
+
+
+def typed(line: str) -> Iterator[list[str]]:
+    """The commands of `onegraph` in a line for a shell, each without its redirections."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    words: list[str] = []
+    for word in [*lexer, ";"]:
+        if set(word) <= set("|&;"):
+            while words and re.match(r"\w+=", words[0]):
+                words.pop(0)
+            if len(words) > 1 and words[0].rpartition("/")[2] == "onegraph":
+                yield words[1:]
+            words = []
+        else:
+            words.append(word)
+
+
+def without_redirections(words: list[str]) -> list[str]:
+    kept, skip = [], False
+    for word in words:
+        if skip or word in ("<", ">"):
+            skip = not skip
+        else:
+            kept.append(word)
+    return kept
+
+
+def parse(words: list[str]) -> None:
+    """Raises where the command line would not take these words."""
+    # An option that ends a command, such as --help, does so here.
+    with contextlib.suppress(click.exceptions.Exit), cli.make_context("onegraph", words) as above:
+        name, command, rest = cli.resolve_command(above, words)
+        assert command is not None
+        command.make_context(name, without_redirections(rest), parent=above)
+
+
+def shell_lines(path: Path) -> Iterator[str]:
+    for _, code in blocks(path, "sh"):
+        yield from code.replace("\\\n", " ").splitlines()
+
+
+@over_texts
+def test_every_command_is_one(text: str) -> None:
+    seen = [words for line in shell_lines(TEXTS[text]) for words in typed(line)]
+    for words in seen:
+        parse(words)
+    # What is set in a line may leave out what does not matter there.
+    for span in spans(TEXTS[text]):
+        if span.startswith("onegraph ") and span.split()[1] not in ("COMMAND", "help"):
+            with contextlib.suppress(click.MissingParameter):
+                parse(shlex.split(span)[1:])
+
+
+def test_a_command_that_is_none_is_found() -> None:
+    line = "FOO=1 .venv/bin/onegraph info a | cat && onegraph list # all"
+    assert list(typed(line)) == [["info", "a"], ["list"]]
+    assert list(typed("echo x | onegraph run m 'a b' < f")) == [["run", "m", "a b", "<", "f"]]
+    assert without_redirections(["m", "<", "f", "--raw"]) == ["m", "--raw"]
+    for wrong in ["info m --contxt 3", "frobnicate", "run m --top-k many"]:
+        with pytest.raises(click.UsageError):
+            parse(wrong.split())
+
+
+def is_cheap(line: str) -> bool:
+    """Whether a line needs no card, no other model, no minutes, and nobody who types."""
+    found = list(typed(line))
+    if not found or "--device cuda" in line or "--compile" in line or ".venv" in line:
+        return False
+    for name, *rest in found:
+        models = [word for word in rest if word == "smollm2" or word.endswith(".gguf")]
+        if models not in ([], ["smollm2"]) or name in ("check", "compare", "graph", "rm"):
+            return False
+        if name == "bench" and "-p 16" not in line:
+            return False
+        if name == "run" and len(without_redirections(rest)) == 1:
+            return False
+    return True
+
+
+CHEAP = [
+    pytest.param(line, id=f"{name}: {line.partition('#')[0].strip()}")
+    for name, path in TEXTS.items()
+    for line in shell_lines(path)
+    if is_cheap(line)
+]
+
+
+@pytest.mark.parametrize("line", CHEAP)
+def test_a_command_works(line: str, command: list[str], smollm2: Path, tmp_path: Path) -> None:
+    script = tmp_path / "onegraph"
+    script.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+    script.chmod(0o755)
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", line],
+        cwd=ROOT,
+        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_cheap_commands_are_most_kinds() -> None:
+    names = {words[0] for each in CHEAP for words in typed(str(each.values[0]))}
+    assert {"run", "info", "list", "pull", "help", "bench"} <= names <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("text", sorted(set(TEXTS) - {"README"}))
+def test_a_command_to_copy_fits_a_terminal(text: str) -> None:
+    lines = [line for _, code in blocks(TEXTS[text], "sh") for line in code.splitlines()]
+    assert [line for line in lines if len(line.partition("  #")[0]) > 78] == []
+
+
+@over_texts
+def test_every_link_leads_somewhere(text: str) -> None:
+    path = TEXTS[text]
+    for target in re.findall(r"\]\(([^()\s]+)\)", by_hand(path)):
+        if "://" in target:
+            continue
+        file, _, heading = target.partition("#")
+        to = Path(path.parent, file).resolve() if file else path
+        if PAGES in to.parents and to.relative_to(PAGES).as_posix() in AWAITED:
+            continue
+        assert to.is_file(), f"{path.name} links to {target}"
+        headings = re.findall(r"^#+ (.*)$", to.read_text(), flags=re.M)
+        slugs = {re.sub(r"[^\w -]", "", h).strip().lower().replace(" ", "-") for h in headings}
+        assert not heading or heading in slugs, f"{path.name} links to {target}"
+
+
+def test_no_page_is_awaited_that_is_here() -> None:
+    here = {name for name in AWAITED if (PAGES / name).is_file()}
+    assert here == set(), "take these out of AWAITED: links to them are checked then"
+
+
+def test_the_readme_links_to_every_page() -> None:
+    linked = set(re.findall(r"\]\((python/onegraph/pages/[^)#]+)\)", TEXTS["README"].read_text()))
+    assert {str(page.path.relative_to(ROOT)) for page in pages().values()} <= linked
+
+
+@over_texts
+def test_every_path_is_there(text: str) -> None:
+    named = re.compile(r"(?:^|(?<=[\s=]))[\w.*-]+(?:/[\w.*-]+)+(?=[\s,]|$)")
+    known = re.compile(r"\.(rs|cu|cuh|py|toml|json|md)$|^(tests|benches|rust|python)/")
+    missing = []
+    for span in spans(TEXTS[text]):
+        for path in named.findall(span):
+            if not known.search(path) or "NAME" in path or path.startswith("path/"):
+                continue
+            if not any(list(Path(ROOT, root).glob(path)) for root in ROOTS):
+                missing.append(path)
+        for crate, test in re.findall(r"cargo test -p (\w+) --test (\w+)", span):
+            assert crate == "onegraph"
+            program = ROOT / "rust/engine/tests" / test
+            assert program.with_suffix(".rs").is_file() or (program / "main.rs").is_file(), span
+        for file, word in re.findall(r"(tests/[\w/]+\.py) -k (\w+)", span):
+            assert word in (ROOT / file).read_text(), span
+    assert missing == []
+
+
+@pytest.mark.parametrize("name", ["api.md", "command-line.md"])
+def test_what_is_generated_is_current(name: str) -> None:
+    behind = f"{name} is not what the code says: run `{generated_pages.COMMAND}`"
+    assert (PAGES / name).read_text() == generated_pages.written()[name], behind
+
+
+@functools.cache
+def record(name: str) -> Any:
+    return json.loads((ROOT / "benches" / "records" / name).read_text())
+
+
+def mean(numbers: list[float]) -> float:
+    return sum(numbers) / len(numbers)
+
+
+def rows(title: str, ours: list[float], theirs: list[float], who: str) -> list[str]:
+    """Lines of a table as the texts have them."""
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    return [
+        f"| {title}, onegraph | {' | '.join(f'{n:,.0f}' for n in ours)} |",
+        f"| {title}, {who} | {' | '.join(f'{n:,.0f}' for n in theirs)} |",
+        f"| ratio | {' | '.join(f'{n:.2f}' for n in ratios)} |",
+    ]
+
+
+def test_the_tables_of_models_are_the_records() -> None:
+    made = record("models_h200.json")
+    order = ["135M Q8_0", "1B", "1.5B", "3B", "8B", "8B Q8_0"]
+    assert set(order) == set(made["models"])
+    heads = f"| | {' | '.join(order)} |\n|---|---|---|---|---|---|---|\n"
+
+    def lines(test: str, title: str) -> str:
+        found = [
+            [mean(made["models"][m][e][test]) for m in order] for e in ("onegraph", "llama.cpp")
+        ]
+        return "\n".join(rows(title, *found, "llama.cpp")) + "\n"
+
+    decode = heads + lines("decode", "decode")
+    short, long = (lines(f"prompt of {n}", f"prompt of {n:,}") for n in (512, 2048))
+    assert decode + long in TEXTS["README"].read_text()
+    speed = TEXTS["speed"].read_text()
+    assert decode + short + long in speed
+    for text in [TEXTS["README"].read_text(), speed]:
+        assert "H200" in text and made["machine"]["driver"] in text
+        for command in made["commands"]:
+            assert command.removesuffix(" -o json") in text
+
+
+def test_the_table_of_sequences_is_the_record() -> None:
+    made = record("batch_h200.json")["models"]
+    for name, of in made.items():
+        found = []
+        for engine in ("onegraph", "llama.cpp"):
+            decode = of[engine]["decode"]
+            found.append(
+                [mean(of[engine]["prompt"]), *(mean(decode[n]) for n in ("1", "8", "32", "64"))]
+            )
+        # A half is rounded as the table of its day was: up or down.
+        shown = TEXTS["speed"].read_text()
+        lines = [line.split(" | ") for line in shown.splitlines() if line.startswith(f"| {name}, ")]
+        figures = [line for line in lines if len(line) == 6]
+        for line, numbers in zip(figures, found, strict=True):
+            for cell, number in zip(line[1:], numbers, strict=True):
+                assert abs(float(cell.strip("| ").replace(",", "")) - number) <= 0.5
+
+
+def test_what_capturing_gains_is_the_record() -> None:
+    gains = [
+        row["median"]["full"] / row["median"]["none"]
+        for row in record("graph_eager_h200.json")["rows"]
+    ]
+    assert "{:.2f}, {:.2f} and {:.2f} times the rate".format(*gains) in TEXTS["speed"].read_text()
+
+
+def test_the_older_table_is_its_record() -> None:
+    made = record("speed_h200.json")["models"]
+    shown = TEXTS["speed"].read_text().partition("## Against ollama too")[2]
+    ours = [made[m]["onegraph"]["decode"]["avg_ts"] for m in ("135M", "1B", "1.5B", "3B", "8B")]
+    assert f"| decode, onegraph | {' | '.join(f'{n:,.0f}' for n in ours)} |" in shown
+
+
+def test_the_tables_of_exactness_agree() -> None:
+    figures = re.findall(r"`(\w+)` \| ([\d.e-]+) \| ", TEXTS["README"].read_text())
+    assert [kind for kind, _ in figures] == ["f32", "i16", "f16"]
+    for kind, figure in figures:
+        of_kind = re.compile(rf"^\| `{kind}` \| .*{re.escape(figure)} nats from exact", re.M)
+        assert of_kind.search(TEXTS["exactness"].read_text())
