@@ -51,14 +51,19 @@ async def run(args: argparse.Namespace) -> None:
         await in_time(llm, args.prompts[-1], args.seconds)
 
 
-if __name__ == "__main__":
+def main() -> None:
     parser = argparse.ArgumentParser(description="Many requests at once.")
     parser.add_argument("prompts", nargs="*", default=PROMPTS, metavar="PROMPT")
     parser.add_argument("--model", default="smollm2", help="a file or a name  [smollm2]")
     parser.add_argument("--seconds", type=float, default=1.0, help="the time limit  [1]")
+    args = parser.parse_args()
     try:
-        asyncio.run(run(parser.parse_args()))
+        asyncio.run(run(args))
     except onegraph.Error as e:
         sys.exit(f"error: {e}")
     except KeyboardInterrupt:
         sys.exit(130)  # what a shell says of a program that Ctrl-C ended
+
+
+if __name__ == "__main__":
+    main()

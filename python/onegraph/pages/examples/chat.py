@@ -32,13 +32,7 @@ def answer(llm: onegraph.LLM, messages: list[dict[str, Any]], sampling: onegraph
     return said
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Chats with a model.")
-    parser.add_argument("--model", default="smollm2", help="a file or a name  [smollm2]")
-    parser.add_argument("--system", help="instructions that precede the conversation")
-    parser.add_argument("--seed", type=int, help="makes the same answers come again")
-    parser.add_argument("--max-tokens", type=int, help="of an answer  [until it ends]")
-    args = parser.parse_args()
+def talk(args: argparse.Namespace) -> None:
     sampling = onegraph.Sampling(seed=args.seed, max_tokens=args.max_tokens)
     # A model has no memory: with each turn it is given all the turns before it.
     messages = [{"role": "system", "content": args.system}] if args.system else []
@@ -53,10 +47,20 @@ def main() -> None:
                 del messages[bool(args.system) :]
 
 
-if __name__ == "__main__":
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Chats with a model.")
+    parser.add_argument("--model", default="smollm2", help="a file or a name  [smollm2]")
+    parser.add_argument("--system", help="instructions that precede the conversation")
+    parser.add_argument("--seed", type=int, help="makes the same answers come again")
+    parser.add_argument("--max-tokens", type=int, help="of an answer  [until it ends]")
+    args = parser.parse_args()
     try:
-        main()
+        talk(args)
     except onegraph.Error as e:
         sys.exit(f"error: {e}")
     except KeyboardInterrupt:
         sys.exit(130)  # what a shell says of a program that Ctrl-C ended
+
+
+if __name__ == "__main__":
+    main()

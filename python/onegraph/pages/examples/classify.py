@@ -28,12 +28,7 @@ def shares(result: onegraph.Result, labels: list[str]) -> dict[str, float]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Sorts texts into classes.")
-    parser.add_argument("texts", nargs="*", metavar="TEXT", help="none: each line of the input")
-    parser.add_argument("--labels", default="positive,negative", help="  [positive,negative]")
-    parser.add_argument("--model", default="smollm2", help="a file or a name  [smollm2]")
-    args = parser.parse_args()
+def classify(args: argparse.Namespace) -> None:
     labels = list(dict.fromkeys(label.strip().lower() for label in args.labels.split(",")))
     texts = args.texts or [line.strip() for line in sys.stdin if line.strip()]
     prompts = [PROMPT.format(text=text, labels=", ".join(labels)) for text in texts]
@@ -51,10 +46,19 @@ def main() -> None:
         print(f"{best} {found[best] / seen:4.0%}  {text}" if seen else f"?  {text}")
 
 
-if __name__ == "__main__":
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Sorts texts into classes.")
+    parser.add_argument("texts", nargs="*", metavar="TEXT", help="none: each line of the input")
+    parser.add_argument("--labels", default="positive,negative", help="  [positive,negative]")
+    parser.add_argument("--model", default="smollm2", help="a file or a name  [smollm2]")
+    args = parser.parse_args()
     try:
-        main()
+        classify(args)
     except onegraph.Error as e:
         sys.exit(f"error: {e}")
     except KeyboardInterrupt:
         sys.exit(130)  # what a shell says of a program that Ctrl-C ended
+
+
+if __name__ == "__main__":
+    main()

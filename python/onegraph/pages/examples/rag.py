@@ -39,13 +39,7 @@ def scores(question: str, texts: list[str]) -> list[float]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Answers a question from text files.")
-    parser.add_argument("question")
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
-    parser.add_argument("--model", default="smollm2", help="a file or a name  [smollm2]")
-    parser.add_argument("--top", type=int, default=3, help="passages to read  [3]")
-    args = parser.parse_args()
+def answer(args: argparse.Namespace) -> None:
     known = [passage for path in args.files for passage in passages(path)]
     ranked = zip(scores(args.question, [text for _, text in known]), known, strict=True)
     best = sorted(ranked, key=lambda pair: -pair[0])[: args.top]
@@ -61,10 +55,20 @@ def main() -> None:
         print(f"\n{place}\n> " + text.replace("\n", "\n> "))
 
 
-if __name__ == "__main__":
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Answers a question from text files.")
+    parser.add_argument("question")
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument("--model", default="smollm2", help="a file or a name  [smollm2]")
+    parser.add_argument("--top", type=int, default=3, help="passages to read  [3]")
+    args = parser.parse_args()
     try:
-        main()
+        answer(args)
     except (onegraph.Error, OSError) as e:
         sys.exit(f"error: {e}")
     except KeyboardInterrupt:
         sys.exit(130)  # what a shell says of a program that Ctrl-C ended
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,9 @@
 """Summarizes text files, all of them together, with a bar.
 
-python summaries.py notes.txt letter.txt
-python summaries.py --model hf:user/repo:Q4_K_M --words 50 *.md
+    python summaries.py notes.txt letter.txt
+    python summaries.py --model hf:user/repo:Q4_K_M --words 50 *.md
+
+Of a long text only the front is read, the first 2,000 tokens.
 """
 
 import argparse
@@ -17,14 +19,7 @@ def front(llm: onegraph.LLM, text: str, room: int) -> str:
     return text if len(ids) <= room else llm.detokenize(ids[:room])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Summarizes text files.")
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
-    parser.add_argument("--model", default="smollm2", help="a file or a name  [smollm2]")
-    parser.add_argument("--words", type=int, default=30, help="words of a summary  [30]")
-    parser.add_argument("--read", type=int, default=2000, help="most tokens of a text  [2000]")
-    parser.add_argument("--quiet", action="store_true", help="draw no bar")
-    args = parser.parse_args()
+def summarize(args: argparse.Namespace) -> None:
     texts = [path.read_text(encoding="utf-8", errors="replace") for path in args.files]
 
     # One object for all that is said about choosing tokens. Temperature 0 always takes the most
@@ -47,10 +42,21 @@ def main() -> None:
         print(f"{path}: {result.text.strip()}{'...' if result.cut else ''}")
 
 
-if __name__ == "__main__":
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Summarizes text files.")
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument("--model", default="smollm2", help="a file or a name  [smollm2]")
+    parser.add_argument("--words", type=int, default=30, help="words of a summary  [30]")
+    parser.add_argument("--read", type=int, default=2000, help="most tokens of a text  [2000]")
+    parser.add_argument("--quiet", action="store_true", help="draw no bar")
+    args = parser.parse_args()
     try:
-        main()
+        summarize(args)
     except (onegraph.Error, OSError) as e:
         sys.exit(f"error: {e}")
     except KeyboardInterrupt:
         sys.exit(130)  # what a shell says of a program that Ctrl-C ended
+
+
+if __name__ == "__main__":
+    main()
