@@ -24,9 +24,6 @@ from support import generated_pages
 ROOT = Path(__file__).resolve().parents[1]
 TEXTS = {"README": ROOT / "README.md"} | {name: page.path for name, page in pages().items()}
 
-#: Pages that are linked to and written elsewhere.
-AWAITED = {"cache.md", "coming-from.md", "errors.md", "examples/README.md"}
-
 #: Where a path in a text may begin.
 ROOTS = ["", "rust/engine", "rust/engine/src"]
 
@@ -200,17 +197,10 @@ def test_every_link_leads_somewhere(text: str) -> None:
             continue
         file, _, heading = target.partition("#")
         to = Path(path.parent, file).resolve() if file else path
-        if PAGES in to.parents and to.relative_to(PAGES).as_posix() in AWAITED:
-            continue
         assert to.is_file(), f"{path.name} links to {target}"
         headings = re.findall(r"^#+ (.*)$", to.read_text(), flags=re.M)
         slugs = {re.sub(r"[^\w -]", "", h).strip().lower().replace(" ", "-") for h in headings}
         assert not heading or heading in slugs, f"{path.name} links to {target}"
-
-
-def test_no_page_is_awaited_that_is_here() -> None:
-    here = {name for name in AWAITED if (PAGES / name).is_file()}
-    assert here == set(), "take these out of AWAITED: links to them are checked then"
 
 
 def test_the_readme_links_to_every_page() -> None:

@@ -70,7 +70,7 @@ def _openai_token(token_id: int, logprob: float, text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What is new in a stream."""
+    """What is new in a stream. Printed, it is its text."""
 
     #: Whole characters only; text that may become a stop string waits for a later piece.
     text: str
@@ -79,6 +79,9 @@ class Piece:
     finish_reason: Literal["stop", "length", "cancelled"] | None
     #: One for each of `token_ids` where `logprobs` was given.
     logprobs: list[TokenLogprob] | None
+
+    def __str__(self) -> str:
+        return self.text
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,15 @@ def test_every_command_has_help(name: str, cli) -> None:
     assert undocumented == []
 
 
+def test_a_program_may_call_the_command_line_again_and_again() -> None:
+    """A command's module, once imported, is a name of the package: `list` would be one there."""
+    code = "from onegraph.cli import COMMANDS, main\n"
+    code += "print([main([name, '--help']) for name in [*COMMANDS, *COMMANDS]])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == str([0] * 2 * len(COMMANDS))
+
+
 def test_help_loads_little() -> None:
     """What makes help quick, counted: how long it takes depends on the machine."""
     code = "import sys; from onegraph.cli import main; main(['--help']); print(*sys.modules)"

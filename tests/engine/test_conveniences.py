@@ -99,6 +99,8 @@ def test_a_stop_token_ends_the_output_before_it(llm: LLM) -> None:
 def test_a_result_prints_as_text_and_speaks_openai(smol: LLM) -> None:
     done = smol.generate("The capital of France is", max_tokens=3, temperature=0, logprobs=2)
     assert str(done) == done.text and f"{done}" == done.text
+    pieces = smol.generate("The capital of France is", max_tokens=3, temperature=0, stream=True)
+    assert "".join(map(str, pieces)) == done.text
     body = json.loads(json.dumps(done.to_openai()))
     assert (body["object"], body["id"][:5]) == ("text_completion", "cmpl-")
     choice = body["choices"][0]

@@ -103,6 +103,8 @@ def test_a_mistyped_path_suggests_a_file_beside_it(tmp_path: Path) -> None:
     assert meant_by(str(tmp_path / "modl-q4_k_m.gguf")) == str(tmp_path / "Model-Q4_K_M.gguf")
     assert meant_by("smollm2.gguf") == "smollm2"
     assert meant_by(str(tmp_path / "another.gguf")) is None
+    # Like "smollm2.gguf" by its ending alone.
+    assert meant_by("model.gguf") is None
 
 
 def test_references_are_all_that_can_be_named(store: Path) -> None:

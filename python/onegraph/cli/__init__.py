@@ -51,7 +51,7 @@ class Table(click.Group):
     """The commands of `COMMANDS`, each imported when it is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return [*COMMANDS]  # `list` is a module here, once that command was imported
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         row = COMMANDS.get(cmd_name)
@@ -121,7 +121,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
     `--debug` anywhere shows the traceback of an error.
     """
-    args = list(sys.argv[1:] if args is None else args)
+    args = [*(sys.argv[1:] if args is None else args)]
     for name in ["stdout", "stderr"]:
         stream = getattr(sys, name)
         if stream is None:  # the caller closed it
@@ -138,7 +138,7 @@ def main(args: Sequence[str] | None = None) -> int:
             from onegraph.cli import completion
 
             return completion.complete(cli, wish)
-        with cli.make_context("onegraph", list(args)) as ctx:
+        with cli.make_context("onegraph", [*args]) as ctx:
             cli.invoke(ctx)
         sys.stdout.flush()
     except click.exceptions.Exit as e:

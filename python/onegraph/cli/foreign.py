@@ -71,6 +71,7 @@ OPTIONS = [
     Foreign(("--temp",), ("temperature",), _SAMPLED),
     Foreign(("--repeat-last-n",), (), "the whole text counts: leave it out"),
     Foreign(("-sys", "--system-prompt"), ("system",), "there is no conversation here"),
+    Foreign(("-r", "--reverse-prompt"), ("stop",), "nothing is generated here"),
     Foreign(
         ("-cnv", "--conversation", "-i", "--interactive"), (), "a run without PROMPT is a chat"
     ),

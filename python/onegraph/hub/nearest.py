@@ -65,9 +65,10 @@ def file_hint(path: Path, known: Iterable[str]) -> str:
         beside = list(itertools.islice(path.parent.glob("*.gguf"), _MOST_FILES))
     except OSError:
         beside = []
-    spelled = {file.name: str(file) for file in beside}
-    spelled |= {f"{name}.gguf": name for name in known}
-    near = _closest(path.name, spelled)
+    # Without the ending, by which any two names would be alike.
+    spelled = {file.stem: str(file) for file in beside}
+    spelled |= {name: name for name in known}
+    near = _closest(path.name.removesuffix(".gguf"), spelled)
     return _asked(near) if near else ""
 
 

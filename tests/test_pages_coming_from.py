@@ -1,0 +1,184 @@
+"""The page for those who come from elsewhere: what it says of onegraph is there and is so."""
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import onegraph
+import pytest
+from onegraph.cli import COMMANDS, foreign, slash
+from onegraph.cli import cli as commands
+from onegraph.cli.run import command as RUN
+from onegraph.sampling import DEFAULTS
+
+PAGE = Path(onegraph.__file__).parent / "pages" / "coming-from.md"
+
+#: Headings of columns that say what onegraph has.
+OURS = {"onegraph", "on the command line", "`onegraph run`"}
+
+#: What is no name: values, and stand-ins for what the reader types.
+VALUES = re.compile(r'None|"\w+"|ID=B|hf:USER/REPO:Q4_K_M|ollama:')
+
+
+def tables() -> Iterator[tuple[list[str], list[list[str]]]]:
+    for block in re.findall(r"^(?:\|.*\n)+", PAGE.read_text(), re.M):
+        rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in block.splitlines()]
+        yield rows[0], rows[2:]
+
+
+def ours() -> list[str]:
+    """Each name in a column of ours."""
+    return [
+        name
+        for head, rows in tables()
+        for row in rows
+        for title, cell in zip(head, row, strict=True)
+        if title in OURS
+        for name in re.findall(r"`([^`]+)`", cell)
+    ]
+
+
+def options(command: click.Command) -> set[str]:
+    """Spellings of the options that a command has for itself."""
+    own = [param for param in command.params if not getattr(param, "hidden", False)]
+    return {spelling for param in own for spelling in param.opts}
+
+
+def own_options(name: str) -> set[str] | None:
+    """The same by the command's name; None where there is no such one."""
+    found = commands.get_command(click.Context(commands), name)
+    return None if found is None else options(found)
+
+
+def keywords(*methods: object) -> dict[str, object]:
+    """Names and defaults."""
+    named = [p for method in methods for p in inspect.signature(method).parameters.values()]
+    return {p.name: p.default for p in named}
+
+
+CALLED = {**keywords(onegraph.LLM.generate, onegraph.LLM.chat), **DEFAULTS}
+LOADED = keywords(onegraph.LLM)
+
+
+def has(name: str, given: dict[str, object]) -> bool:
+    """Whether `name=`, or `name=default`, is a keyword with that default."""
+    key, _, value = name.partition("=")
+    return key in given and (not value or repr(given[key]) == value)
+
+
+def exists(name: str) -> bool:
+    if VALUES.fullmatch(name):
+        return True
+    if name.startswith("onegraph "):
+        _, called, *rest = name.split()
+        own = own_options(called)
+        return own is not None and {word for word in rest if word.startswith("-")} <= own
+    if name.startswith("--"):
+        return name in options(RUN)
+    if name.startswith("/"):
+        return name.split()[0] in slash.COMMANDS
+    if found := re.fullmatch(r"LLM\((.*)\)", name):
+        inside = found[1]
+        return inside == "FILE" or inside.startswith('"hf:') or has(inside, LOADED)
+    if found := re.fullmatch(r"(llm|Result|Piece)\.(\w+)", name):
+        of = {"llm": onegraph.LLM, "Result": onegraph.Result, "Piece": onegraph.Piece}[found[1]]
+        fields = [] if of is onegraph.LLM else [field.name for field in dataclasses.fields(of)]
+        return hasattr(of, found[2]) or found[2] in fields
+    if found := re.fullmatch(r"(\w+)\(\.\.\.\)", name):
+        return hasattr(onegraph, found[1])
+    return "=" in name and has(name, CALLED)
+
+
+@pytest.mark.parametrize("name", sorted(set(ours())))
+def test_what_the_page_says_that_onegraph_has_is_there(name: str) -> None:
+    assert exists(name), f"{name} is none of onegraph's"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *["onegraph serve", "onegraph run NAME --format json", "--num-predict", "/bye-bye"],
+        *["LLM(num_ctx=)", "LLM(max_batch=9)", "llm.create", "Result.response", "Params(...)"],
+        *["num_predict=", "top_k=41", "top_k"],
+    ],
+)
+def test_a_name_that_is_not_there_is_found_out(wrong: str) -> None:
+    assert not exists(wrong)
+
+
+def test_what_onegraph_is_said_not_to_have_it_has_not() -> None:
+    rows = [row for head, rows in tables() if head[1] in OURS for row in rows]
+    without = [row[0] for row in rows if row[1].startswith("none")]
+    assert len(without) > 10
+    for name in re.findall(r"`([^`]+)`", " ".join(without)):
+        if name.startswith("ollama "):
+            called, *rest = name.split()[1:]
+            assert called not in COMMANDS or rest
+        elif name.startswith("-"):
+            assert name.split()[0] not in options(RUN)
+        else:
+            assert re.split(r"\W", name)[0] not in {**CALLED, **LOADED}
+
+
+def test_each_option_of_llama_cli_is_ours_or_is_refused_with_what_the_page_says() -> None:
+    (rows,) = [rows for head, rows in tables() if head[0] == "`llama-cli`"]
+    refused = {spelling: row for row in foreign.OPTIONS for spelling in row.spellings}
+    own = options(RUN)
+    for theirs, here in rows:
+        for spelling in re.findall(r"`(-[\w-]+)", theirs):
+            if spelling in own:
+                assert f"`{spelling}`" in here
+                continue
+            row = refused[spelling]
+            same = [max(p.opts, key=len) for p in RUN.params if p.name in row.ours]
+            for option in [name for name in same if name.startswith("--")]:
+                assert f"`{option}`" in here, (spelling, option, here)
+
+
+def test_each_command_of_ollama_is_ours_or_is_refused() -> None:
+    typed = [
+        name.split()[1]
+        for head, rows in tables()
+        if head[0] == "ollama"
+        for row in rows
+        for name in re.findall(r"`(ollama \w+)", row[0])
+    ]
+    assert {"run", "ls", "create", "serve"} <= set(typed)
+    assert [name for name in typed if name not in {*COMMANDS, *foreign.COMMANDS}] == []
+
+
+def test_the_defaults_of_llama_cpp_are_those_of_its_package() -> None:
+    xllamacpp = pytest.importorskip("xllamacpp")
+    params = xllamacpp.CommonParams()
+    theirs = params.sampling
+    text = " ".join(PAGE.read_text().split())
+    assert params.n_predict == -1 and "| `-n` | -1, no end |" in text
+    assert theirs.penalty_last_n == 64 and "the last 64 tokens" in text
+    assert f"`{theirs.samplers}`" in text
+    assert "Temperature 0.8, top-k 40, top-p 0.95, min-p 0.05 and a repeat penalty of 1.0" in text
+    same = {
+        "temperature": theirs.temp,
+        "top_k": theirs.top_k,
+        "top_p": theirs.top_p,
+        "min_p": theirs.min_p,
+        "repeat_penalty": theirs.penalty_repeat,
+    }
+    stated = [0.8, 40, 0.95, 0.05, 1.0]
+    assert list(same.values()) == pytest.approx(stated)
+    assert [DEFAULTS[name] for name in same] == pytest.approx(stated)
+
+
+def test_the_program_of_the_page_runs(smollm2: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+    with onegraph.LLM(smollm2, device="cpu", n_ctx=64) as llm:
+        exec(program, {"onegraph": onegraph, "llm": llm})
+    assert len(capsys.readouterr().out) > 10
+
+
+def test_tables_are_narrow() -> None:
+    for line in PAGE.read_text().splitlines():
+        if line.startswith("|"):
+            assert len(line) <= 80 and line.count("|") <= 4, line
