@@ -105,6 +105,7 @@ def bench_record(outcome: Outcome, model: Record, machine: Machine, options: Rec
         "n_seq": outcome.case.n_seq,
         "mode": outcome.mode,
         "n_ctx": outcome.settings["n_ctx"],
+        "samples_ts_without_sampling": plain,
         "avg_ts_without_sampling": mean(plain) if plain else None,
         "stddev_ts_without_sampling": sample_stddev(plain) if plain else None,
         "bytes_per_step": outcome.bytes_per_step,

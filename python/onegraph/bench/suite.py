@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from onegraph import _native
-from onegraph.bench.cases import Case
+from onegraph.bench.cases import Case, context
 from onegraph.bench.fidelity import Check, check
 from onegraph.bench.load import Load, Watch
 from onegraph.bench.memory import Peak, read_peak
@@ -127,8 +127,9 @@ def run(
     an untimed repetition first unless `warm_up` is false, then `repetitions`, each with fresh
     random tokens.
     """
-    decode = json.loads(_native.model_info(model))["decode"]
-    n_ctx = max(64, *(-(-case.n_ctx // 64) * 64 for case in cases))
+    info = json.loads(_native.model_info(model))
+    decode = info["decode"]
+    n_ctx = context(cases, info["shape"]["n_ctx_train"], 64)
     total = len(cases) * repetitions * len(modes)
     done = 0
     peak: Peak | None = None

@@ -49,13 +49,14 @@ def markdown(titles: Sequence[str], rows: Iterable[Sequence[str]], numbers: int)
 
 
 def plus_minus(values: Sequence[float] | None) -> str:
-    """Mean and sample standard deviation: `12.34 ± 0.67`, `123.4 ± 0.7`, `1234 ± 1`."""
-    return _rate(mean(values), sample_stddev(values)) if values else ""
-
-
-def _rate(average: float, deviation: float) -> str:
+    """Mean and sample standard deviation: `12.34 ± 0.67`, `123.4 ± 0.7`, `1234 ± 1`. One value has
+    no deviation."""
+    if not values:
+        return ""
+    average = mean(values)
     digits = 0 if average >= 1000 else 1 if average >= 100 else 2
-    return f"{average:.{digits}f} ± {deviation:.{digits}f}"
+    spread = f" ± {sample_stddev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{average:.{digits}f}{spread}"
 
 
 def _wide(table: str) -> int:
@@ -82,13 +83,8 @@ def bench_table(records: Sequence[Record], width: int = WIDTH) -> str:
     if several:
         columns["mode"] = [r["mode"] for r in records]
     words = len(columns)
-    columns["t/s"] = [_rate(r["avg_ts"], r["stddev_ts"]) for r in records]
-    columns["no sampling"] = [
-        _rate(plain, r["stddev_ts_without_sampling"])
-        if (plain := r["avg_ts_without_sampling"])
-        else ""
-        for r in records
-    ]
+    columns["t/s"] = [plus_minus(r["samples_ts"]) for r in records]
+    columns["no sampling"] = [plus_minus(r["samples_ts_without_sampling"]) for r in records]
     columns["GB/s"] = [
         f"{r['bytes_per_second'] / 1e9:.1f}" if r["bytes_per_second"] else "" for r in records
     ]

@@ -13,7 +13,7 @@ import click
 
 from onegraph import __version__, _native, hub
 from onegraph.bench import formats, machine, race, tables
-from onegraph.bench.cases import cases, numbers
+from onegraph.bench.cases import cases, context, numbers
 from onegraph.bench.engines import Setup, names
 from onegraph.bench.measurement import CONVENTION
 from onegraph.cli import llama_bench
@@ -96,7 +96,7 @@ def command(
             model=path,
             reference=model,
             device=where,
-            n_ctx=-(-max(case.n_ctx for case in todo) // 256) * 256,
+            n_ctx=context(todo, info["shape"]["n_ctx_train"], 256),
             threads=machine.n_threads(threads),
             copy=create,
         )

@@ -119,15 +119,16 @@ def _layers(ctx: click.Context, param: click.Parameter, value: str | None) -> in
     return layers
 
 
-def check_layers(layers: int | None, n_layer: int, device: str | None) -> None:
+def check_layers(layers: int | None, n_layer: int | None, device: str | None) -> None:
     """Raises `click.UsageError` where `-ngl` asks for a part of the model on a card, or for all of
-    it there with `--device cpu`. Below zero are all layers, as in llama-bench."""
+    it there with `--device cpu`. Below zero are all layers, as in llama-bench; `n_layer` is None
+    where the file does not say it."""
     if layers is None:
         return
     if device == "cpu":
         raise click.UsageError(f"-ngl {layers} and --device cpu: give one of them")
     # llama.cpp counts what is behind the last layer as one more.
-    if 0 <= layers < n_layer + 1:
+    if n_layer is not None and 0 <= layers < n_layer + 1:
         raise click.UsageError(
             f"-ngl {layers} of the model's {n_layer + 1} layers: a model is on one device as a "
             "whole; give -ngl 99, --device cuda or --device cpu"
