@@ -34,7 +34,7 @@ from onegraph.cli.terminal import debug_option, say
 )
 @test_options
 @click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1 or auto.")
-@click.option("-t", "--threads", type=click.IntRange(1, 4096), help="CPU threads of every engine.")
+@click.option("-t", "--threads", type=click.IntRange(1, 1024), help="CPU threads of every engine.")
 @llama_bench.run_options
 @click.option(
     "--create", is_flag=True, help="Copy MODEL into ollama's store for the time of the race."
@@ -63,10 +63,10 @@ def command(
     the same context, in turn, round by round, after one round to warm up.
 
     One convention holds for every clock: decode is the tokens after the first by the time from the
-    first to the last. The output column says how far an engine's own greedy tokens are onegraph's
-    first choice; onegraph's own says how far it is from its exact interpreter. An engine that is
-    missing is reported at once with how to get it, and the others run. What else runs on the
-    machine, as far as it can be told, is said as a warning.
+    first to the last. The row of the output says how far an engine's own greedy tokens are
+    onegraph's first choice; onegraph's own says how far it is from its exact interpreter. An engine
+    that is missing is reported at once with how to get it, and the others run. What else runs on
+    the machine, as far as it can be told, is said as a warning.
     """
     # Ended by another program, too, it ends the servers it started and takes its copy back.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
