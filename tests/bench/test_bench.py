@@ -81,7 +81,7 @@ def test_csv_json_lines_and_markdown_say_the_same(cli, tiny: Path) -> None:
     assert len(json.loads(rows[0]["samples_ns"])) == 2
     heading, table, foot = cli("bench", tiny, *SMALL).stdout.split("\n\n")
     assert heading == (
-        "llama 1M Q4_K, 0.86 MiB, 1.44 M params, CPU, 1 threads, keys and values "
+        "llama 1M Q4_K, 0.86 MiB, 1.44 M params, CPU, 1 thread, keys and values "
         f"{records[0]['type_k']}"
     )
     lines = table.splitlines()

@@ -49,7 +49,9 @@ def screen(said: str) -> list[str]:
     return [line.rstrip() for line in lines]
 
 
-def at_terminal(command: list[str], *args: object, output: Path | None = None) -> tuple[int, str]:
+def at_terminal(
+    command: list[str], *args: object, output: Path | None = None, kind: str = "xterm"
+) -> tuple[int, str]:
     """Exit code and all that a terminal of 80 columns gets, as it is; standard output goes to
     `output` where that is given."""
     words = [*command, *map(str, args)]
@@ -58,7 +60,7 @@ def at_terminal(command: list[str], *args: object, output: Path | None = None) -
     leader, follower = pty.openpty()
     subprocess.run(["stty", "cols", "80", "rows", "50"], stdin=follower, check=True)
     env = {k: v for k, v in os.environ.items() if k != "COLUMNS"}
-    env |= {"TERM": "xterm", "NO_COLOR": "1"}
+    env |= {"TERM": kind, "NO_COLOR": "1"}
     with subprocess.Popen(words, stdin=follower, stdout=follower, stderr=follower, env=env) as done:
         os.close(follower)
         said = b""
@@ -99,6 +101,12 @@ def test_results_go_to_their_file_and_the_bar_to_the_terminal(command, tiny, tmp
     assert code == 0, said
     assert [json.loads(line)["n_gen"] for line in kept.read_text().splitlines()] == [0, 4]
     assert "━" in said and not any("━" in line for line in screen(said))
+
+
+def test_a_terminal_that_cannot_erase_has_no_bar(command, tiny: Path) -> None:
+    code, said = at_terminal(command, "bench", tiny, *SMALL, "--device", "cpu", kind="dumb")
+    assert code == 0 and "━" not in said and "\x1b" not in said
+    assert said.startswith("llama 1M Q4_K, ")
 
 
 def test_a_race_at_a_terminal_has_no_bar_beside_its_table(command, smollm2: Path) -> None:

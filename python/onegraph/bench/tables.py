@@ -110,7 +110,8 @@ def bench_table(records: Sequence[Record], width: int = WIDTH) -> str:
         *([] if several else [first["mode"]] if first["backends"] != "CPU" else []),
     ]
     if first["backends"] == "CPU":
-        heading.append(f"{first['n_threads']} threads")
+        n = first["n_threads"]
+        heading.append(f"{n} thread{'s' if n > 1 else ''}")
     heading.append(f"keys and values {first['type_k']}")
     lines = [", ".join(heading), "", table]
     if left_out:

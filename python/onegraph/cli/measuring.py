@@ -88,26 +88,31 @@ class Bar:
             self._progress.start()
 
     def hide(self) -> None:
-        """Erases it."""
-        self._progress.stop()
+        """Erases it, where it is shown."""
+        if self._progress.live.is_started:
+            self._progress.stop()
 
 
 @contextmanager
 def watched() -> Iterator[Bar | None]:
     """A bar on a terminal's standard error, of bytes while something loads and of repetitions while
-    something is timed; None elsewhere."""
+    something is timed; None elsewhere, and where the terminal cannot erase a line."""
     if not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+    console = Console(stderr=True)
+    if not console.is_interactive:
+        yield None
+        return
     progress = Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("{task.percentage:>3.0f}%"),
         TimeElapsedColumn(),
-        console=Console(stderr=True),
+        console=console,
         transient=True,
         # Results are no part of it: standard output may be another file.
         redirect_stdout=False,
