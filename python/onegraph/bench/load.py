@@ -26,6 +26,7 @@ FEW_CORES, FEW_OF_CORES = 0.25, 0.05
 FEW_PERCENT = 5.0
 #: Part by which a card's clock may move before it is said.
 FEW_OF_CLOCK = 0.03
+
 Record = dict[str, Any]
 
 
