@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from onegraph import LLM, __version__, _native
-from onegraph.bench import formats, machine
+from onegraph.bench import machine, tables
 from onegraph.bench.cases import Case
 from onegraph.bench.engines import Running, Setup, llama_bench, ollama
 from onegraph.bench.fidelity import agreement, answered, check
@@ -37,7 +37,7 @@ from onegraph.bench.measurement import EarlyEnd, Measurement
 from onegraph.bench.memory import read_peak
 from onegraph.bench.prompts import exact
 from onegraph.bench.race import measured_here
-from onegraph.bench.statistics import mean, ratio, sample_stddev
+from onegraph.bench.statistics import Ratio, mean, ratio, sample_stddev
 from onegraph.bench.suite import measure
 from onegraph.errors import Error
 
@@ -207,6 +207,21 @@ def noted(engine: Record) -> list[str]:
     return engine.get("warnings", []) + ([engine["failure"]] if "failure" in engine else [])
 
 
+def times(model: Record, engine: str, part: str) -> Ratio | None:
+    """How many times as fast onegraph is: round by round where both were measured in turn, else
+    the means, with the least and the most that single rounds give."""
+    mine = model.get("onegraph", {}).get(part, {}).get("samples_ts")
+    theirs = model.get(engine, {}).get(part, {})
+    if "ratio" in theirs:
+        # An older record does not say how many rounds there were.
+        return Ratio(**({"rounds": len(theirs["samples_ts"])} | theirs["ratio"]))
+    others = theirs.get("samples_ts")
+    if not mine or not others:
+        return None
+    least, most = min(mine) / max(others), max(mine) / min(others)
+    return Ratio(mean(mine) / mean(others), least, most, min(len(mine), len(others)))
+
+
 def table(record: Record) -> str:
     """Markdown of a record: a column a model."""
     models = record["models"]
@@ -215,22 +230,23 @@ def table(record: Record) -> str:
         cells = []
         for model in models.values():
             found = model.get(engine, {})
-            value = found.get(part, {}).get("avg_ts")
+            samples = found.get(part, {}).get("samples_ts")
             failed = "failed" if "failure" in found else ""
-            cells.append(f"{value:,.0f}" if value else failed)
+            cells.append(tables.plus_minus(samples) if samples else failed)
         return [name, *cells]
 
     def against(name: str, engine: str, part: str) -> list[str]:
         cells = []
-        for model in models.values():
-            mine = model.get("onegraph", {}).get(part, {}).get("avg_ts")
-            theirs = model.get(engine, {}).get(part, {})
-            rival = theirs.get("ratio", {}).get("median")
-            if rival is None and mine and theirs.get("avg_ts"):
-                rival = mine / theirs["avg_ts"]
-            cells.append(f"{rival:.2f}" if rival else "")
+        for column, model in models.items():
+            found = times(model, engine, part)
+            spread = f" ({found.least:.2f} to {found.most:.2f})" if found else ""
+            cells.append(f"{found.headline:.2f}{spread}" if found and found.headline else "")
+            if found and found.doubt:
+                cells[-1] = "no ratio"
+                doubts.append(f"- {column}, {name}, {part}: no ratio: {found.doubt}")
         return [name, *cells]
 
+    doubts: list[str] = []
     rows = []
     for part in ["decode", "prompt"]:
         label = "decode" if part == "decode" else f"prompt of {record['prompt']}"
@@ -253,12 +269,13 @@ def table(record: Record) -> str:
         for engine in ["llama-bench", "ollama", "onegraph"]
         for note in noted(model.get(engine, {}))
     ]
+    notes += doubts
     here = record["machine"]
     notes.append(
         f"- onegraph {here['version']} ({here['commit'] or 'commit not known'}); "
-        + formats.machine_line(here["gpu"] or here["cpu"], here["driver"], here["nvrtc"])
+        + tables.machine_line(here["gpu"] or here["cpu"], here["driver"], here["nvrtc"])
     )
-    return "\n".join([formats.markdown(["tokens/s", *models], rows, len(models)), "", *notes])
+    return "\n".join([tables.markdown(["tokens/s", *models], rows, len(models)), "", *notes])
 
 
 def main() -> int:

@@ -60,6 +60,9 @@ def shown(wish: bool | Told | None, *, counts: bool = False) -> Iterator[Told | 
         )
     else:
         console = Console(stderr=True)
+        if not console.is_interactive:  # it cannot erase a line
+            yield None
+            return
     bar = Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),

@@ -3,10 +3,7 @@
 import csv
 import io
 import json
-import signal
 import statistics
-import subprocess
-import time
 from pathlib import Path
 
 import onegraph
@@ -36,7 +33,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_json_has_llama_benchs_fields_and_its_arithmetic(cli, tiny: Path) -> None:
     options = ["-p", "64", "-n", "4", "-pg", "64,4", "-d", "0,8", "-npl", "1,2", "-r", "2"]
     done = cli("bench", tiny, *options, "--device", "cpu", "--threads", 1, "-o", "json")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
+    # Beside the records, words about a machine that is busy with something else, and no more.
+    for line in done.stderr.splitlines():
+        assert "repetitions disagree" in line or line.startswith("WARNING: other processes kept ")
     records = json.loads(done.stdout)
     shapes = [(r["n_prompt"], r["n_gen"], r["n_depth"], r["n_seq"]) for r in records]
     assert shapes == [
@@ -50,6 +50,9 @@ def test_json_has_llama_benchs_fields_and_its_arithmetic(cli, tiny: Path) -> Non
         for ns, ts in zip(r["samples_ns"], r["samples_ts"], strict=True):
             assert ts == pytest.approx(work / ns * 1e9, rel=1e-4)
         assert r["avg_ts"] == pytest.approx(statistics.mean(r["samples_ts"]))
+        if r["samples_ts_without_sampling"] is not None:
+            plain = statistics.mean(r["samples_ts_without_sampling"])
+            assert r["avg_ts_without_sampling"] == pytest.approx(plain)
         assert r["stddev_ts"] == pytest.approx(statistics.stdev(r["samples_ts"]))
         assert r["avg_ns"] == pytest.approx(statistics.mean(r["samples_ns"]), abs=1)
         assert r["stddev_ns"] == pytest.approx(statistics.stdev(r["samples_ns"]), abs=1)
@@ -76,17 +79,21 @@ def test_csv_json_lines_and_markdown_say_the_same(cli, tiny: Path) -> None:
     assert [(r["n_prompt"], r["n_gen"]) for r in rows] == [("8", "0"), ("0", "4")]
     assert list(rows[0]) == list(records[0])
     assert len(json.loads(rows[0]["samples_ns"])) == 2
-    table, _, foot = cli("bench", tiny, *SMALL).stdout.partition("\n\n")
-    table = table.splitlines()
-    assert len(table) == 4 and len({len(line) for line in table}) == 1
-    assert [cell.strip() for cell in table[0].split("|")[1:-1]] == [
-        *("model", "size", "params", "backend", "mode", "test"),
-        *("t/s", "t/s, no sampling", "GB/s", "% of read peak", "KL"),
+    heading, table, foot = cli("bench", tiny, *SMALL).stdout.split("\n\n")
+    assert heading == (
+        "llama 1M Q4_K, 0.86 MiB, 1.44 M params, CPU, 1 thread, keys and values "
+        f"{records[0]['type_k']}"
+    )
+    lines = table.splitlines()
+    assert len(lines) == 4 and len({len(line) for line in lines}) == 1
+    assert [cell.strip() for cell in lines[0].split("|")[1:-1]] == [
+        *("test", "t/s", "no sampling", "GB/s", "% of peak"),
     ]
-    assert "| llama 1M Q4_K | 0.86 MiB | 1.44 M | CPU " in table[2]
-    assert "| pp8 " in table[2] and "| tg4 " in table[3] and " ± " in table[3]
-    assert [line.partition(":")[0] for line in foot.splitlines()][::2] == ["build", "read peak"]
-    assert "KL: steps against a prompt, 32 tokens; first choice the same for 100.0%" in foot
+    assert lines[2].startswith("| pp8 ") and lines[3].startswith("| tg4 ") and " ± " in lines[3]
+    assert [line.partition(":")[0] for line in foot.splitlines()[:4]][::2] == [
+        *("build", "read peak"),
+    ]
+    assert "output: KL " in foot and "steps against a prompt, 32 tokens; first choice" in foot
 
 
 def test_a_prompt_behind_a_depth_is_timed_by_itself(cli, tiny: Path) -> None:
@@ -96,32 +103,6 @@ def test_a_prompt_behind_a_depth_is_timed_by_itself(cli, tiny: Path) -> None:
     alone, behind = (statistics.median(r["samples_ns"]) for r in json.loads(done.stdout))
     # As from an empty cache but for attention, and without the work on the depth, 24 times as much.
     assert 0.4 * alone < behind < 12 * alone
-
-
-@pytest.mark.parametrize("form", ["md", "csv", "json", "jsonl"])
-def test_ctrl_c_leaves_the_finished_rows(form, command, tiny, interruptible) -> None:
-    options = ["-p", "8", "-n", "400", "-r", "1000", "--device", "cpu", "--threads", "1"]
-    line = [*command, "bench", str(tiny), *options, "-o", form]
-    pipe = subprocess.PIPE
-    # The second test takes a hundred times as long as the first.
-    for seconds in [3, 9, 27]:
-        running = subprocess.Popen(line, stdout=pipe, stderr=pipe, text=True)
-        time.sleep(seconds)
-        running.send_signal(signal.SIGINT)
-        said, errors = running.communicate(timeout=60)
-        if "the 1 finished rows" in errors:
-            break
-    assert running.returncode == -signal.SIGINT, errors
-    assert "broken off; the 1 finished rows are written" in errors
-    if form == "json":
-        (record,) = json.loads(said)
-        assert record["n_prompt"] == 8
-    elif form == "jsonl":
-        assert json.loads(said)["n_prompt"] == 8
-    elif form == "csv":
-        assert [r["n_prompt"] for r in csv.DictReader(io.StringIO(said))] == ["8"]
-    else:
-        assert "| pp8 " in said and "tg400" not in said and "read peak: " in said
 
 
 def test_graph_and_eager_are_one_without_a_card(cli, tiny: Path) -> None:
@@ -141,7 +122,14 @@ def test_graph_and_eager_are_one_without_a_card(cli, tiny: Path) -> None:
         (["--n-ctx", "64"], "No such option"),
         (["--plot", "chart.txt"], "its name must end in .png, .svg, .pdf"),
         (["-o", "xml"], "'xml' is not one of"),
-        (["-p", "100000"], "n_ctx"),
+        (
+            ["-p", "100000"],
+            "pp100000 needs a context of 100001 tokens, and the model was trained for 512; give",
+        ),
+        (
+            ["-p", "0", "-n", "100", "-d", "400-500+50"],
+            "tg100 @ d500 needs a context of 601 tokens",
+        ),
     ],
 )
 def test_wrong_use_is_said_before_anything_is_measured(options, said: str, cli, tiny) -> None:

@@ -2,7 +2,7 @@
 
 import onegraph
 import pytest
-from onegraph.bench.cases import Case, cases, numbers, pairs
+from onegraph.bench.cases import Case, cases, context, numbers, pairs
 
 
 @pytest.mark.parametrize(
@@ -65,3 +65,12 @@ def test_the_tests_are_llama_benchs_in_its_order() -> None:
 def test_no_test_at_all_is_refused() -> None:
     with pytest.raises(onegraph.ArgumentError, match="-p 0 -n 0 leaves no test"):
         cases([0], [0])
+
+
+def test_a_context_holds_the_longest_test_and_no_more_than_the_model() -> None:
+    found = [Case(10, 0), Case(0, 300, 50)]
+    assert context(found, 8192, 64) == context(found, None, 64) == 384
+    # Rounding up asks for nothing that the model does not have.
+    assert context(found, 360, 64) == 360 and context(found, 351, 64) == 351
+    with pytest.raises(onegraph.ArgumentError, match=r"tg300 @ d50 needs a context of 351.*350"):
+        context(found, 350, 64)

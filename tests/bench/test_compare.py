@@ -74,17 +74,45 @@ def test_llama_cpp_is_raced_and_a_missing_engine_is_reported(cli, smollm2, tmp_p
     assert chart.read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_any_other_engine_the_race_fails_and_says_why(cli, smollm2: Path) -> None:
+def test_missing_engines_are_said_before_anything_is_loaded(cli, tmp_path: Path) -> None:
     nobody = f"127.0.0.1:{free_port()}"
     env = {"OLLAMA_HOST": nobody, "PATH": "/nonexistent"}
-    options = ["-p", "8", "-n", "2", "-r", "1", "--device", "cpu", "--threads", "1"]
     against = ["--against", "ollama", "--against", "llama-bench"]
-    done = cli("compare", smollm2, *against, *options, env=env)
-    assert done.returncode == 1
-    assert "no other engine ran" in done.stderr
-    assert "llama-bench is not on PATH: get llama.cpp from https://github.com/" in done.stdout
-    assert f"- onegraph {onegraph.__version__} (" in done.stdout
-    assert done.stdout.count(" failed ") == 2 and "| onegraph " in done.stdout
+    # Not even the model is looked at.
+    done = cli("compare", tmp_path / "no such model.gguf", *against, env=env)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"ollama is missing: ollama does not answer at http://{nobody}" in done.stderr
+    assert "llama-bench is missing: llama-bench is not on PATH: get llama.cpp" in done.stderr
+    assert "Error: no other engine is here: see above for how to get one" in done.stderr
+    assert "no such model" not in done.stderr
+    if importlib.util.find_spec("xllamacpp"):
+        # Another is here: what is missing is said first, and then the model is.
+        both = [*against, "--against", "xllamacpp"]
+        done = cli("compare", tmp_path / "no such model.gguf", *both, env=env)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.index("ollama is missing") < done.stderr.index("there is no file")
+
+
+def test_a_race_in_the_terminal_is_a_table_and_notes(cli, smollm2: Path) -> None:
+    pytest.importorskip("xllamacpp")
+    nobody = f"127.0.0.1:{free_port()}"
+    against = ["--against", "xllamacpp", "--against", "ollama"]
+    done = cli("compare", "-m", smollm2, *against, *SMALL, "-ngl", 99, env={"OLLAMA_HOST": nobody})
+    assert done.returncode == 2 and "-ngl 99 and --device cpu: give one" in done.stderr
+    options = [*SMALL[:-2], "-t", 1, "-r", 1, "--no-warmup", "-fa", 1]
+    done = cli("compare", "-m", smollm2, *against, *options, env={"OLLAMA_HOST": nobody})
+    assert done.returncode == 0, done.stderr
+    table, notes = done.stdout.split("\n\n")
+    assert table.startswith("| pp24+tg8 ") and all(len(line) <= 80 for line in table.splitlines())
+    rows = {line.split("|")[1].strip(): line for line in table.splitlines()}
+    ours, theirs, none = (cell.strip() for cell in rows["decode t/s"].split("|")[2:-1])
+    # One round: there is no deviation, and a ratio is not headlined.
+    assert float(ours) > 0 and float(theirs) > 0 and none == "failed"
+    assert " no ratio " in rows["onegraph is"] and "x to " in rows["least to most"]
+    assert "agrees " in rows["output"] and "KL " in rows["output"]
+    assert f"- onegraph {onegraph.__version__} (" in notes
+    assert "xllamacpp, pp24+tg8: no ratio: one round has no spread; give more by -r" in notes
+    assert "- ollama: not raced: ollama does not answer" in notes
 
 
 @pytest.mark.parametrize(

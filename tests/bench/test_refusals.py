@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onegraph
 import pytest
-from onegraph.bench import charts, formats, machine, race, stream
+from onegraph.bench import charts, formats, machine, race, stream, tables
 from onegraph.bench.cases import Case
 from onegraph.bench.engines import Prompt, Setup, llama_bench, ollama
 from onegraph.bench.engines.llama_server import free_port
@@ -90,7 +90,7 @@ def test_wrong_output_is_marked() -> None:
 
 
 def test_a_table_cell_cannot_break_the_table() -> None:
-    table = formats.markdown(["a", "b"], [["x|y", "1"], ["z", "20"]], 1).splitlines()
+    table = tables.markdown(["a", "b"], [["x|y", "1"], ["z", "20"]], 1).splitlines()
     assert table == ["| a    |   b |", "| ---- | --: |", "| x\\|y |   1 |", "| z    |  20 |"]
     assert list(formats.written("json", [])) == ["[]"]
     records = [{"a": 1, "b": [1, 2]}, {"a": None, "b": []}]

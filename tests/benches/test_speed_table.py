@@ -53,3 +53,31 @@ def test_no_model_is_started_behind_the_time_limit(tmp_path: Path) -> None:
     done = run("--models", "tiny-llama:Q8_0", "--seconds", "-1", "--record", record, *SMALL)
     assert done.returncode == 0, done.stderr
     assert json.loads(record.read_text())["models"]["tiny-llama:Q8_0"]["not_run"]
+
+
+def test_a_ratio_whose_rounds_disagree_is_no_headline(tmp_path: Path) -> None:
+    record = json.loads((SCRIPT.parent / "records" / "speed_h200.json").read_text())
+    model = {"8B": record["models"]["8B"]}
+    path = tmp_path / "speed.json"
+
+    def shown(**decode: object) -> tuple[dict[str, str], str]:
+        model["8B"]["llama-bench"]["decode"].update(decode)
+        path.write_text(json.dumps(record | {"models": model}))
+        done = run("--show", path)
+        assert done.returncode == 0, done.stderr
+        table, notes = done.stdout.split("\n\n")
+        cells = [[cell.strip() for cell in line.split("|")] for line in table.splitlines()]
+        # The first of a name is decode's.
+        return {row[1]: row[2] for row in reversed(cells)}, notes
+
+    agreeing, notes = shown(samples_ts=[270.0, 272.0])
+    mean = sum(model["8B"]["onegraph"]["decode"]["samples_ts"]) / 3
+    assert agreeing["ratio to llama.cpp"].startswith(f"{mean / 271:.2f} (1.9")
+    assert " to 1.9" in agreeing["ratio to llama.cpp"] and "no ratio" not in notes
+    assert agreeing["decode, llama.cpp"] == "271.0 ± 1.4"
+    apart, notes = shown(samples_ts=[200.0, 272.0])
+    assert apart["ratio to llama.cpp"] == "no ratio"
+    assert "8B, ratio to llama.cpp, decode: no ratio: the 2 rounds disagree, from 1.9" in notes
+    once, notes = shown(samples_ts=[271.0])
+    assert once["ratio to llama.cpp"] == "no ratio" and "one round has no spread" in notes
+    assert once["decode, llama.cpp"] == "271.0"

@@ -132,6 +132,8 @@ def test_the_tab_key_of_bash_completes(bash: Terminal) -> None:
         ("run smollm2 --kv-t\tq\t", "run smollm2 --kv-type q8_0"),
         ("run smollm2 --kv-type=q\t", "run smollm2 --kv-type=q8_0"),
         ("run smollm2 --device cp\t-- Hi", "run smollm2 --device cpu -- Hi"),
+        ("bench -m smo\t", "bench -m smollm2"),
+        ("bench smollm2 -ctk q\t", "bench smollm2 -ctk q8_0"),
     ]:
         # To the begin of the line: the shell says what it would have passed.
         bash.type(f"onegraph {typed}\x01echo =\r")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from onegraph.errors import ArgumentError
 
-__all__ = ["Case", "cases", "numbers", "pairs"]
+__all__ = ["Case", "cases", "context", "numbers", "pairs"]
 
 #: Most values of one option: past this a range was mistyped.
 MOST = 1000
@@ -113,3 +113,19 @@ def cases(
     if not out:
         raise ArgumentError("-p 0 -n 0 leaves no test; give one of them a length")
     return list(dict.fromkeys(out))
+
+
+def context(cases: Sequence[Case], trained: int | None, step: int) -> int:
+    """Tokens of a context in which each of these fits, a multiple of `step` or as many as the model
+    was `trained` for.
+
+    Raises `ArgumentError` where that is too little.
+    """
+    longest = max(cases, key=lambda case: case.n_ctx)
+    if trained and longest.n_ctx > trained:
+        raise ArgumentError(
+            f"{longest.name} needs a context of {longest.n_ctx} tokens, and the model was trained "
+            f"for {trained}; give less by -p, -n, -pg or -d"
+        )
+    rounded = -(-longest.n_ctx // step) * step
+    return min(rounded, trained) if trained else rounded

@@ -6,14 +6,17 @@ import importlib
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onegraph.bench.cases import Case
 from onegraph.bench.race import Result
 from onegraph.bench.statistics import mean, sample_stddev
 from onegraph.errors import ArgumentError, FileError
 
-__all__ = ["check", "check_terminal", "draw", "terminal"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["check", "check_terminal", "draw", "figure", "terminal"]
 
 SUFFIXES = (".png", ".svg", ".pdf")
 #: One colour for an engine in every chart; apart from each other without colour vision, too.
@@ -37,13 +40,21 @@ Record = dict[str, Any]
 
 def check(path: Path) -> None:
     """Raises where no chart can be drawn to `path`: `ArgumentError` for its ending, `FileError`
-    where matplotlib or the folder is missing."""
+    where matplotlib or the folder is missing, or the file cannot be written."""
     if path.suffix.lower() not in SUFFIXES:
         raise ArgumentError(f"--plot {path}: its name must end in {', '.join(SUFFIXES)}")
     if not path.absolute().parent.is_dir():
         raise FileError(f"--plot {path}: there is no folder {path.absolute().parent}; make it")
     if importlib.util.find_spec("matplotlib") is None:
         raise FileError("--plot needs matplotlib: run `pip install matplotlib`")
+    try:
+        # Only writing tells: rights alone do not say whether a disk takes files.
+        there = path.exists()
+        path.open("ab").close()
+        if not there:
+            path.unlink()
+    except OSError as e:
+        raise FileError(f"--plot {path}: {e.strerror or e}; name a file that can be written") from e
 
 
 def check_terminal() -> None:
@@ -58,22 +69,29 @@ def _name(record: Record) -> str:
 
 
 def draw(records: Sequence[Record], path: Path, title: str) -> None:
-    """Draws the records of `bench` or of `compare`."""
+    """Draws the records of `bench` or of `compare` to a file."""
+    picture = figure(records, title)
+    try:
+        picture.savefig(path)
+    except OSError as e:
+        raise FileError(f"cannot write {path}: {e.strerror or e}; check the folder") from e
+
+
+def figure(records: Sequence[Record], title: str) -> Figure:
+    """The chart of the records of `bench` or of `compare`: bars with whiskers for the spread."""
     # Its own figure, no pyplot: no window system is asked for anything.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(layout="constrained", dpi=150)
-    FigureCanvasAgg(figure)
-    if records and "engine" in records[0]:
-        _race(figure, records, title)
-    else:
-        _bench(figure, records, title)
-    figure.supxlabel(FOOT, fontsize=9, color="#555555")
-    try:
-        figure.savefig(path)
-    except OSError as e:
-        raise FileError(f"cannot write {path}: {e.strerror or e}; check the folder") from e
+    made = Figure(layout="constrained", dpi=150)
+    FigureCanvasAgg(made)
+    race = bool(records) and "engine" in records[0]
+    (_race if race else _bench)(made, records, title)
+    counts = [len(r["samples_ts"]) for r in records if r["samples_ts"]]
+    alone = counts and max(counts) == 1
+    foot = f"one {'round' if race else 'repetition'}: its spread is not known" if alone else FOOT
+    made.supxlabel(foot, fontsize=9, color="#555555")
+    return made
 
 
 def _bars(axes: Any, values: Sequence[tuple[str, float, float, str]], unit: str) -> None:

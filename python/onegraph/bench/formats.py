@@ -1,6 +1,6 @@
-"""Tables and records: Markdown to paste, CSV, JSON and JSON lines, with llama-bench's field names.
+"""Records, with llama-bench's field names, and their CSV, JSON, JSON lines and SQL.
 
-A record is a dict that JSON can write; a table is made of records.
+A record is a dict that JSON can write; a table of Markdown is made of records (`tables`).
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
+from onegraph.bench import sql
 from onegraph.bench.machine import Machine
 from onegraph.bench.measurement import CONVENTION
 from onegraph.bench.race import Entrant, Result
@@ -20,24 +21,22 @@ from onegraph.bench.suite import Outcome
 
 __all__ = [
     "FORMATS",
-    "bench_foot",
     "bench_record",
-    "bench_table",
     "compare_record",
-    "compare_table",
-    "machine_line",
-    "markdown",
     "written",
 ]
 
-FORMATS = ("md", "csv", "json", "jsonl")
+FORMATS = ("md", "csv", "json", "jsonl", "sql")
 
 Record = dict[str, Any]
 
 
 def written(form: str, records: Iterable[Record]) -> Iterator[str]:
-    """The lines of `csv`, `json` or `jsonl`, each as soon as its record is there. A CSV cell of a
-    list or an object is its JSON."""
+    """The lines of `csv`, `json`, `jsonl` or `sql`, each as soon as its record is there. A CSV cell
+    of a list or an object is its JSON."""
+    if form == "sql":
+        yield from sql.written(records)
+        return
     writer: Any = None
     begun = False
     for record in records:
@@ -69,30 +68,6 @@ def _cell(value: object) -> object:
     if isinstance(value, list | dict):
         return json.dumps(value)
     return "" if value is None else value
-
-
-def markdown(titles: Sequence[str], rows: Iterable[Sequence[str]], numbers: int) -> str:
-    """A Markdown table, padded for reading; its last `numbers` columns are right-aligned."""
-    body = [[cell.replace("|", "\\|") for cell in row] for row in rows]
-    widths = [
-        max(len(title), 3, *(len(row[i]) for row in body)) if body else max(len(title), 3)
-        for i, title in enumerate(titles)
-    ]
-    right = [i >= len(titles) - numbers for i in range(len(titles))]
-
-    def line(cells: Sequence[str]) -> str:
-        padded = [
-            c.rjust(w) if r else c.ljust(w) for c, w, r in zip(cells, widths, right, strict=True)
-        ]
-        return "| " + " | ".join(padded) + " |"
-
-    rule = ["-" * (w - 1) + ":" if r else "-" * w for w, r in zip(widths, right, strict=True)]
-    return "\n".join([line(titles), line(rule), *map(line, body)])
-
-
-def plus_minus(values: Sequence[float] | None) -> str:
-    """Mean and sample standard deviation: `123.45 ± 0.67`."""
-    return f"{mean(values):.2f} ± {sample_stddev(values):.2f}" if values else ""
 
 
 # --- bench ----------------------------------------------------------------------------------------
@@ -130,6 +105,7 @@ def bench_record(outcome: Outcome, model: Record, machine: Machine, options: Rec
         "n_seq": outcome.case.n_seq,
         "mode": outcome.mode,
         "n_ctx": outcome.settings["n_ctx"],
+        "samples_ts_without_sampling": plain,
         "avg_ts_without_sampling": mean(plain) if plain else None,
         "stddev_ts_without_sampling": sample_stddev(plain) if plain else None,
         "bytes_per_step": outcome.bytes_per_step,
@@ -146,6 +122,7 @@ def bench_record(outcome: Outcome, model: Record, machine: Machine, options: Rec
         "nvrtc": machine.nvrtc or "",
         "python": machine.python,
         "system": machine.system,
+        **outcome.load.record(),
     }
 
 
@@ -155,58 +132,6 @@ def model_type(model: Record) -> str:
     size = f"{n / 1e9:.1f}B" if n >= 1e9 else f"{n / 1e6:.0f}M"
     most = max(model["quant_mix"], key=lambda part: part["params"])["type"]
     return f"{model['architecture']} {size} {most}"
-
-
-def bench_table(records: Sequence[Record]) -> str:
-    """Markdown of bench records: llama-bench's columns, then the ones it does not have."""
-    titles = ["model", "size", "params", "backend", "mode", "test"]
-    numeric = ["t/s", "t/s, no sampling", "GB/s", "% of read peak", "KL"]
-    rows = []
-    for r in records:
-        plain = r["avg_ts_without_sampling"]
-        rows.append(
-            [
-                r["model_type"],
-                f"{r['model_size'] / 2**20:.2f} MiB",
-                f"{r['model_n_params'] / 1e6:.2f} M",
-                r["backends"],
-                r["mode"],
-                _test_name(r),
-                f"{r['avg_ts']:.2f} ± {r['stddev_ts']:.2f}",
-                f"{plain:.2f} ± {r['stddev_ts_without_sampling']:.2f}" if plain else "",
-                f"{r['bytes_per_second'] / 1e9:.1f}" if r["bytes_per_second"] else "",
-                f"{100 * r['part_of_read_peak']:.0f}" if r["part_of_read_peak"] else "",
-                f"{r['check_mean_kl']:.1e}" + ("" if r["check_ok"] else " WRONG"),
-            ]
-        )
-    return markdown(titles + numeric, rows, len(numeric))
-
-
-def bench_foot(record: Record) -> str:
-    """What belongs below a table: build, machine, and how peak and output were told."""
-    lines = [
-        f"build: {record['build_commit']} ({record['build_number']})",
-        machine_line(record["gpu_info"] or record["cpu_info"], record["driver"], record["nvrtc"]),
-    ]
-    if record["read_peak_bytes_per_second"]:
-        peak = record["read_peak_bytes_per_second"] / 1e9
-        lines.append(f"read peak: {peak:.1f} GB/s, {record['read_peak_by']}")
-    checked = f"{record['check']}, {record['check_tokens']} tokens"
-    lines.append(f"KL: {checked}; first choice the same for {record['check_top_1']:.1%}")
-    return "\n".join(lines)
-
-
-def machine_line(processor: str, driver: str | None, nvrtc: str | None) -> str:
-    """The processor or card, and what drives it."""
-    parts = [processor, f"driver {driver}" if driver else "", f"NVRTC {nvrtc}" if nvrtc else ""]
-    return ", ".join(part for part in parts if part)
-
-
-def _test_name(record: Record) -> str:
-    from onegraph.bench.cases import Case
-
-    names = ("n_prompt", "n_gen", "n_depth", "n_seq")
-    return Case(**{name: record[name] for name in names}).name
 
 
 # --- compare --------------------------------------------------------------------------------------
@@ -248,6 +173,7 @@ def compare_record(result: Result, entrant: Entrant, machine: Machine, model: Re
         "prompt_ratio": _ratio(prompt),
         "check": check,
         "machine": asdict(machine),
+        **result.load.record(),
     }
 
 
@@ -256,48 +182,3 @@ def _ratio(ratio: Ratio | None) -> Record | None:
     if ratio is None:
         return None
     return asdict(ratio) | {"median": ratio.headline, "doubt": ratio.doubt}
-
-
-def compare_table(records: Sequence[Record]) -> str:
-    """Markdown of the records of a race, to paste."""
-    titles = ["engine", "version", "on", "test"]
-    numeric = [
-        *("prompt t/s", "first token ms", "decode t/s", "decode t/s, wall", "onegraph is"),
-        "output",
-    ]
-    rows = []
-    for r in records:
-        test = f"pp{r['n_prompt'] + r['n_depth']}+tg{r['n_gen']}"
-        front = [r["engine"], r["engine_version"] or "", r["engine_device"] or "", test]
-        if r["failure"]:
-            rows.append([*front, "", "", "failed", "", "", ""])
-            continue
-        ratio = r["decode_ratio"]
-        times = ""
-        if ratio:
-            spread = f"{ratio['least']:.2f} to {ratio['most']:.2f}"
-            median = ratio["median"]
-            times = f"no ratio: {spread}" if median is None else f"{median:.2f}x ({spread})"
-        rows.append(
-            [
-                *front,
-                plus_minus(r["samples_ts_prompt"]),
-                plus_minus(r["samples_first_token_ms"]),
-                plus_minus(r["samples_ts"]),
-                plus_minus(r["samples_ts_wall"]),
-                times,
-                _output(r["check"]),
-            ]
-        )
-    return markdown(titles + numeric, rows, len(numeric))
-
-
-def _output(check: Record) -> str:
-    from onegraph.bench.fidelity import GREEDY_BAR
-
-    if "mean_kl" in check:
-        return f"KL {check['mean_kl']:.1e}" + ("" if check["ok"] else " WRONG")
-    agrees = check["first_choice_agreement"]
-    if agrees is None:
-        return "gives no text"
-    return f"agrees {agrees:.1%}" + ("" if agrees >= GREEDY_BAR else " DIFFERS")

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import onegraph
 from onegraph import _native, nvrtc
+from onegraph.bench import nvidia_smi
+from onegraph.bench.load import Watch
 
-__all__ = ["Machine", "describe", "n_threads", "now"]
+__all__ = ["Machine", "describe", "n_threads", "now", "watch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,18 @@ def describe(device: str) -> Machine:
         python=platform.python_version(),
         system=f"{platform.system()} {platform.machine()}",
     )
+
+
+def watch(device: str, *, pause: bool = False) -> Watch:
+    """Looks at the load of this machine and of the card `device`, where it is one; `pause` as
+    `Watch` has it. It takes a moment, in which nothing of ours runs: call it before a model is
+    loaded."""
+    if device == "cpu":
+        return Watch(pause=pause)
+    cards = json.loads(_native.cuda_devices(nvrtc.folders()))["cards"]
+    names = [card["name"] for card in cards]
+    ordinal = int(device.partition(":")[2] or 0)
+    return Watch(nvidia_smi.finder(ordinal, names), pause)
 
 
 def now() -> str:

@@ -7,16 +7,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
+from onegraph.bench import machine
 from onegraph.bench.cases import Case
 from onegraph.bench.engines import Adapter, MissingError, Prompt, Running, Settings, Setup, find
 from onegraph.bench.fidelity import GREEDY_BAR, Check, agreement, answered, check
+from onegraph.bench.load import Load, Watch
 from onegraph.bench.measurement import EarlyEnd, EngineError, Measurement
 from onegraph.bench.prompts import exact
 from onegraph.bench.statistics import Ratio, ratio
 from onegraph.errors import ArgumentError
 from onegraph.llm import LLM
 
-__all__ = ["OURS", "Entrant", "Result", "measured_here", "run"]
+__all__ = ["OURS", "Entrant", "Result", "measured_here", "missing", "run"]
 
 OURS = "onegraph"
 #: Rounds that may be given up because an engine's text ended early, for each that counts.
@@ -76,6 +78,8 @@ class Result:
     ours: Entrant
     others: list[Entrant]
     check: Check
+    #: What else ran on the machine before and behind the rounds, and the card's clock.
+    load: Load
 
     def decode_ratio(self, other: Entrant) -> Ratio | None:
         """How many times the other's decode rate ours is."""
@@ -122,6 +126,12 @@ def measured_here(llm: LLM, prompt: Prompt, n: int, *, to_the_end: bool = False)
     )
 
 
+def missing(against: Sequence[str]) -> dict[str, str]:
+    """Of these engines those that are not on this machine, with how to get each."""
+    found = [_find(name) for name in dict.fromkeys(against)]
+    return {one.name: one.failure for one in found if isinstance(one, Entrant) and one.failure}
+
+
 def run(
     setup: Setup,
     cases: Sequence[Case],
@@ -129,9 +139,11 @@ def run(
     *,
     rounds: int,
     version: str,
+    warm_up: bool = True,
     told: Told | None = None,
 ) -> Iterator[Result]:
-    """Runs each case and gives it as soon as it is done.
+    """Runs each case and gives it as soon as it is done; a round that does not count goes before
+    the others unless `warm_up` is false.
 
     An engine that is missing or fails is reported in its `Entrant.failure`, and the rest goes on.
     """
@@ -141,6 +153,8 @@ def run(
             "give -p and -n"
         )
     found = [_find(name) for name in dict.fromkeys(against)]
+    # The engines work in processes of their own, which are no load by others.
+    watch = machine.watch(setup.device, pause=True)
     with (
         LLM(
             setup.model,
@@ -167,8 +181,8 @@ def run(
                 if told:
                     told(f"round of {case.name}", before + done, total)
 
-            _case(llm, case, ours, here, rounds, tell)
-            yield Result(case, ours, [entrant for entrant, _ in here], checked)
+            _case(llm, case, ours, here, rounds, tell, watch, warm_up)
+            yield Result(case, ours, [entrant for entrant, _ in here], checked, watch.end())
 
 
 def _find(name: str) -> Adapter | Entrant:
@@ -220,15 +234,19 @@ def _case(
     others: list[tuple[Entrant, Running | None]],
     rounds: int,
     tell: Callable[[int], None],
+    watch: Watch,
+    warm_up: bool,
 ) -> None:
     length, n = case.n_depth + case.n_prompt, case.n_gen
     seed = 1
     spare = SPARE * (rounds + 1)
     early: dict[str, str] = {}
     # The first round warms up and does not count.
-    done = -1
+    done = -1 if warm_up else 0
     while done < rounds:
         tell(max(done, 0))
+        if done == 0:
+            watch.begin()
         racing = [(e, r) for e, r in others if r is not None and e.failure is None]
         prompt = exact(llm.tokenizer, length, seed)
         seed += 1

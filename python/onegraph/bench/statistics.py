@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from onegraph.errors import ArgumentError
 
-__all__ = ["MOST_SPREAD", "Ratio", "mean", "ratio", "sample_stddev"]
+__all__ = ["MOST_SPREAD", "Ratio", "doubt", "mean", "ratio", "sample_stddev"]
 
-#: The most by which the largest ratio of a round may exceed the least for one number to stand.
+#: The most by which the largest ratio of a round, or the largest rate of a repetition, may exceed
+#: the least for one number to stand.
 MOST_SPREAD = 0.25
 
 
@@ -26,6 +27,17 @@ def sample_stddev(values: Sequence[float]) -> float:
     """Sample standard deviation, with n - 1 below the sum of squares; 0 for one value, as
     llama-bench prints it."""
     return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def doubt(rates: Sequence[float], what: str) -> str | None:
+    """Why no one number stands for these rates, where they disagree by more than `MOST_SPREAD`;
+    `what` they are, such as "repetitions"."""
+    if not rates or max(rates) <= min(rates) * (1 + MOST_SPREAD):
+        return None
+    return (
+        f"the {len(rates)} {what} disagree, from {min(rates):.4g} to {max(rates):.4g} t/s, by more "
+        f"than {MOST_SPREAD:.0%}; end what else runs and give more by -r"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from onegraph import _native
-from onegraph.bench.cases import Case
+from onegraph.bench.cases import Case, context
 from onegraph.bench.fidelity import Check, check
+from onegraph.bench.load import Load, Watch
 from onegraph.bench.memory import Peak, read_peak
 from onegraph.bench.prompts import random_tokens
 from onegraph.bench.statistics import mean, sample_stddev
@@ -58,6 +59,8 @@ class Outcome:
     kv_bytes_per_position: int
     peak: Peak | None
     started: str
+    #: What else ran on the machine, and the card's clock.
+    load: Load
     settings: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -114,15 +117,19 @@ def run(
     modes: Sequence[str],
     options: dict[str, Any],
     started: Callable[[], str],
+    watch: Watch,
+    warm_up: bool = True,
     told: Told | None = None,
 ) -> Iterator[Outcome]:
     """Runs every case in every mode ("full" and "none" of `cuda_graph`), each as soon as asked for.
 
     `options` are further arguments of `LLM`. One mode is loaded at a time, checked, and then timed:
-    an untimed repetition first, then `repetitions`, each with fresh random tokens.
+    an untimed repetition first unless `warm_up` is false, then `repetitions`, each with fresh
+    random tokens.
     """
-    decode = json.loads(_native.model_info(model))["decode"]
-    n_ctx = max(64, *(-(-case.n_ctx // 64) * 64 for case in cases))
+    info = json.loads(_native.model_info(model))
+    decode = info["decode"]
+    n_ctx = context(cases, info["shape"]["n_ctx_train"], 64)
     total = len(cases) * repetitions * len(modes)
     done = 0
     peak: Peak | None = None
@@ -137,8 +144,10 @@ def run(
                 peak = read_peak(llm.device, n_threads(options.get("threads")))
             for case in cases:
                 begin = started()
-                # Untimed: what is compiled at first use is no part of any test.
-                _run_once(llm, case, seed=0)
+                if warm_up:
+                    # Untimed: what is compiled at first use is no part of any test.
+                    _run_once(llm, case, seed=0)
+                watch.begin()
                 timed = []
                 for number in range(repetitions):
                     if told:
@@ -154,6 +163,7 @@ def run(
                     kv_bytes_per_position=int(decode["kv_bytes_per_position"]),
                     peak=peak,
                     started=begin,
+                    load=watch.end(),
                     settings={"device": llm.device, "n_ctx": llm.n_ctx},
                 )
         if mode == "cpu":

@@ -11,7 +11,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 import click
 
@@ -168,11 +168,24 @@ def _near(e: click.NoSuchOption) -> click.NoSuchOption:
     return click.NoSuchOption(e.option_name, possibilities=near, ctx=e.ctx)
 
 
+class _Stderr(logging.StreamHandler[TextIO]):
+    """Writes to what standard error is at the time: a bar puts itself before it, so that lines are
+    printed above it."""
+
+    @property
+    def stream(self) -> TextIO:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, stream: TextIO) -> None:
+        """The base class sets it once; it stays what `sys` has."""
+
+
 def _log() -> None:
     """Warnings of the package, and what a command asks for beyond them, on standard error."""
     logger = logging.getLogger("onegraph")
     if not logger.handlers:
-        handler = logging.StreamHandler()
+        handler = _Stderr()
         handler.setFormatter(Printable("%(message)s"))
         logger.addHandler(handler)
     logger.setLevel(logging.WARNING)

@@ -10,16 +10,25 @@ from typing import Any
 import click
 
 from onegraph import _native, hub
-from onegraph.bench import formats, machine
+from onegraph.bench import formats, machine, tables
 from onegraph.bench.cases import cases, numbers, pairs
 from onegraph.bench.suite import run
-from onegraph.cli.measuring import Output, device, output_options, test_options, watched
+from onegraph.cli import llama_bench
+from onegraph.cli.measuring import (
+    Bar,
+    Output,
+    device,
+    output_options,
+    test_options,
+    warnings,
+    watched,
+)
 from onegraph.cli.options import MODEL, given, model_options
 from onegraph.cli.terminal import debug_option, say
 
 
 @click.command()
-@click.argument("model")
+@llama_bench.model_argument
 @test_options
 @click.option("-pg", "combined", multiple=True, metavar="P,N", help="A prompt, then generation.")
 @click.option(
@@ -32,10 +41,13 @@ from onegraph.cli.terminal import debug_option, say
 @click.option("--graph", is_flag=True, help="Replay a captured graph (the default, on a GPU).")
 @click.option("--eager", is_flag=True, help="Launch each kernel; with --graph, measure both.")
 @model_options
+@llama_bench.cache_options
+@llama_bench.run_options
 @output_options
 @debug_option
 def command(
-    model: str,
+    model: str | None,
+    models: tuple[str, ...],
     n_prompt: tuple[str, ...],
     n_gen: tuple[str, ...],
     n_depth: tuple[str, ...],
@@ -44,6 +56,10 @@ def command(
     n_seq: tuple[str, ...],
     graph: bool,
     eager: bool,
+    type_k: str | None,
+    type_v: str | None,
+    layers: int | None,
+    no_warmup: bool,
     output: str,
     plot: Path | None,
     **options: Any,
@@ -52,7 +68,8 @@ def command(
     cache, one repetition to warm up, then mean and sample standard deviation of the rates.
 
     A list is 128,256 or the option repeated; a range 1-4, 0-4096+1024 or 1-64*2; 0 leaves a kind
-    out. The KL column checks the output: the mean divergence from exact logits, in nats.
+    out. The output is checked: KL is the mean divergence from exact logits, in nats. What else runs
+    on the machine, as far as it can be told, is said as a warning.
     """
     todo = cases(
         numbers("-p", n_prompt, [512]),
@@ -61,16 +78,22 @@ def command(
         numbers("-d", n_depth, [0]),
         numbers("-npl", n_seq, [1], least=1),
     )
-    with watched() as told:
-        path = hub.resolve(model, progress=told)
-        chosen = given(MODEL, {"n_ctx": None, **options})
-        modes = [name for name, on in (("full", graph or not eager), ("none", eager)) if on]
-        if graph and eager and device(options.get("device")) == "cpu":
-            say("--graph --eager: they are one on the CPU, which is measured once", err=True)
-        out = Output(output, plot, title=Path(model).name if path.name in model else model)
-        records = _records(path, todo, repetitions, modes, chosen, told)
-        wrong = out.write(records, formats.bench_table, _foot if output == "md" else lambda _: "")
-    if wrong:
+    model = llama_bench.model_of(model, models)
+    options["kv_type"] = llama_bench.kv_type(options["kv_type"], type_k, type_v)
+    chosen = given(MODEL, {"n_ctx": None, **options})
+    modes = [name for name, on in (("full", graph or not eager), ("none", eager)) if on]
+    out = Output(output, plot)
+    where = device(options["device"])
+    if graph and eager and where == "cpu":
+        say("--graph --eager: they are one on the CPU, which is measured once", err=True)
+    with watched() as bar:
+        path = hub.resolve(model, progress=bar)
+        info = json.loads(_native.model_info(path))
+        llama_bench.check_layers(layers, info["shape"]["n_layer"], options["device"])
+        records = _records(path, info, todo, repetitions, modes, chosen, where, not no_warmup, bar)
+        title = Path(model).name if path.name in model else model
+        kept = out.write(records, tables.bench_table, _notes(output), title, bar)
+    if wrong := [r for r in kept if not r["check_ok"]]:
         raise click.ClickException(
             f"the output is wrong: {wrong[0]['check']}, mean KL {wrong[0]['check_mean_kl']:.1e} "
             "nats; do not use these speeds"
@@ -79,21 +102,32 @@ def command(
 
 # The tests say what context they need.
 command.params = [option for option in command.params if option.name != "n_ctx"]
+for option in command.params:
+    if option.name == "threads":
+        option.opts.append("-t")
 
 
-def _foot(records: list[dict[str, Any]]) -> str:
-    return formats.bench_foot(records[0]) if records else ""
+def _notes(form: str) -> Any:
+    """What is said beside the records: below a table all of it, of other forms what warns."""
+
+    def notes(records: list[dict[str, Any]]) -> list[str]:
+        said = [*tables.bench_doubts(records), *warnings(records)]
+        return [*tables.bench_foot(records), *said] if form == "md" else said
+
+    return notes
 
 
 def _records(
     path: Path,
+    model: dict[str, Any],
     todo: Sequence[Any],
     repetitions: int,
     modes: Sequence[str],
     options: dict[str, Any],
-    told: Any,
+    where: str,
+    warm_up: bool,
+    told: Bar | None,
 ) -> Iterator[dict[str, Any]]:
-    model = json.loads(_native.model_info(path))
     shown = {
         "threads": machine.n_threads(options.get("threads")),
         "kv_type": options.get("kv_type", _native.DEFAULT_KV_TYPE),
@@ -105,6 +139,8 @@ def _records(
         modes=modes,
         options=options,
         started=machine.now,
+        watch=machine.watch(where),
+        warm_up=warm_up,
         told=told,
     )
     here: machine.Machine | None = None

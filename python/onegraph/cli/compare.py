@@ -12,17 +12,18 @@ from typing import Any
 import click
 
 from onegraph import __version__, _native, hub
-from onegraph.bench import formats, machine, race
-from onegraph.bench.cases import Case, cases, numbers
+from onegraph.bench import formats, machine, race, tables
+from onegraph.bench.cases import cases, context, numbers
 from onegraph.bench.engines import Setup, names
 from onegraph.bench.measurement import CONVENTION
-from onegraph.cli.measuring import Output, Told, output_options, test_options, watched
+from onegraph.cli import llama_bench
+from onegraph.cli.measuring import Output, output_options, test_options, warnings, watched
 from onegraph.cli.measuring import device as device_of
-from onegraph.cli.terminal import debug_option
+from onegraph.cli.terminal import debug_option, say
 
 
 @click.command()
-@click.argument("model")
+@llama_bench.model_argument
 @click.option(
     "--against",
     multiple=True,
@@ -33,7 +34,8 @@ from onegraph.cli.terminal import debug_option
 )
 @test_options
 @click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1 or auto.")
-@click.option("--threads", type=click.IntRange(1, 4096), help="CPU threads of every engine.")
+@click.option("-t", "--threads", type=click.IntRange(1, 1024), help="CPU threads of every engine.")
+@llama_bench.run_options
 @click.option(
     "--create", is_flag=True, help="Copy MODEL into ollama's store for the time of the race."
 )
@@ -41,7 +43,8 @@ from onegraph.cli.terminal import debug_option
 @output_options
 @debug_option
 def command(
-    model: str,
+    model: str | None,
+    models: tuple[str, ...],
     against: tuple[str, ...],
     n_prompt: tuple[str, ...],
     n_gen: tuple[str, ...],
@@ -49,6 +52,8 @@ def command(
     repetitions: int,
     device: str,
     threads: int | None,
+    layers: int | None,
+    no_warmup: bool,
     create: bool,
     chart: bool | None,
     output: str,
@@ -58,9 +63,10 @@ def command(
     the same context, in turn, round by round, after one round to warm up.
 
     One convention holds for every clock: decode is the tokens after the first by the time from the
-    first to the last. The output column says how far an engine's own greedy tokens are onegraph's
-    first choice; onegraph's own says how far it is from its exact interpreter. An engine that is
-    missing is reported with how to get it, and the others run.
+    first to the last. The row of the output says how far an engine's own greedy tokens are
+    onegraph's first choice; onegraph's own says how far it is from its exact interpreter. An engine
+    that is missing is reported at once with how to get it, and the others run. What else runs on
+    the machine, as far as it can be told, is said as a warning.
     """
     # Ended by another program, too, it ends the servers it started and takes its copy back.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -72,36 +78,52 @@ def command(
     lengths = numbers("-n", n_gen, [128], least=2)
     depths = numbers("-d", n_depth, [0])
     todo = cases([], [], [(p, n) for p in prompts for n in lengths], depths)
-    with watched() as told:
-        path = hub.resolve(model, progress=told)
+    model = llama_bench.model_of(model, models)
+    out = Output(output, plot)
+    where = device_of(device)
+    # Before anything is fetched, loaded or measured.
+    absent = race.missing(against)
+    for name, why in absent.items():
+        say(f"{name} is missing: {why}", err=True)
+    if len(absent) == len(set(against)):
+        raise click.ClickException("no other engine is here: see above for how to get one")
+    results: list[race.Result] = []
+    with watched() as bar:
+        path = hub.resolve(model, progress=bar)
+        info = json.loads(_native.model_info(path))
+        llama_bench.check_layers(layers, info["shape"]["n_layer"], device)
         setup = Setup(
             model=path,
             reference=model,
-            device=device_of(device),
-            n_ctx=-(-max(case.n_ctx for case in todo) // 256) * 256,
+            device=where,
+            n_ctx=context(todo, info["shape"]["n_ctx_train"], 256),
             threads=machine.n_threads(threads),
             copy=create,
         )
-        out = Output(output, plot, title=setup.name)
-        results: list[race.Result] = []
-        records = _records(setup, todo, against, repetitions, told, results)
-        out.write(
-            records, formats.compare_table, lambda _: "\n".join(_notes(results, setup, output))
+        races = race.run(
+            setup,
+            todo,
+            against,
+            rounds=repetitions,
+            version=__version__,
+            warm_up=not no_warmup,
+            told=bar,
         )
+
+        def notes(records: list[dict[str, Any]]) -> list[str]:
+            said = [*_notes(results, setup), *warnings(records)]
+            return [f"- {line}" for line in said] if output == "md" else said
+
+        records = _records(races, setup, info, results)
+        out.write(records, tables.compare_table, notes, setup.name, bar)
     _end(results, chart if chart is not None else output == "md" and sys.stdout.isatty())
 
 
 def _records(
-    setup: Setup,
-    todo: list[Case],
-    against: tuple[str, ...],
-    rounds: int,
-    told: Told | None,
-    results: list[race.Result],
+    races: Iterator[race.Result], setup: Setup, model: dict[str, Any], results: list[race.Result]
 ) -> Iterator[dict[str, Any]]:
-    model = json.loads(_native.model_info(setup.model))
     here = machine.describe(setup.device)
-    for result in race.run(setup, todo, against, rounds=rounds, version=__version__, told=told):
+    for result in races:
         results.append(result)
         for entrant in (result.ours, *result.others):
             yield formats.compare_record(result, entrant, here, model)
@@ -116,7 +138,7 @@ def _end(results: list[race.Result], chart: bool) -> None:
             click.echo(f"\n{drawn}")
     ran = [e for result in results for e in result.others if e.failure is None]
     if not ran:
-        raise click.ClickException("no other engine ran: see above for how to get one")
+        raise click.ClickException("no other engine ran: see above for why")
     wrong = [e.name for r in results for e in r.others if e.failure is None and not e.ok]
     if not all(r.check.ok for r in results):
         wrong.insert(0, race.OURS)
@@ -127,22 +149,22 @@ def _end(results: list[race.Result], chart: bool) -> None:
         )
 
 
-def _notes(results: list[race.Result], setup: Setup, output: str) -> list[str]:
-    """What belongs beside the numbers; of a table, as a list to paste with it."""
+def _notes(results: list[race.Result], setup: Setup) -> list[str]:
+    """What belongs beside the numbers, line by line."""
     if not results:
         return []
     first = results[0]
     here = machine.describe(setup.device)
     lines = [
         f"onegraph {here.version} ({here.commit or 'commit not known'}); "
-        + formats.machine_line(here.gpu or here.cpu, here.driver, here.nvrtc),
+        + tables.machine_line(here.gpu or here.cpu, here.driver, here.nvrtc),
         f"{setup.name} on {setup.device}, {setup.n_ctx} tokens of context, {setup.threads} threads",
         CONVENTION + "; wall: by the caller's clock, HTTP included",
         f"onegraph: {first.check}",
     ]
     plain = [m.rate_without_sampling for m in first.ours.rounds if m.rate_without_sampling]
     if plain:
-        lines.append(f"onegraph without sampling and text: {formats.plus_minus(plain)} tokens/s")
+        lines.append(f"onegraph without sampling and text: {tables.plus_minus(plain)} tokens/s")
     for entrant in first.others:
         if entrant.failure:
             lines.append(f"{entrant.name}: not raced: {entrant.failure}")
@@ -153,6 +175,7 @@ def _notes(results: list[race.Result], setup: Setup, output: str) -> list[str]:
                 ratio = result.decode_ratio(other) if other.name == entrant.name else None
                 if ratio and ratio.doubt:
                     lines.append(f"{entrant.name}, {result.case.name}: no ratio: {ratio.doubt}")
-        lines.append(f"{entrant.name}: its clock: {entrant.settings.clock}")
+        version, on = entrant.settings.version, entrant.settings.device
+        lines.append(f"{entrant.name} {version} on {on}; its clock: {entrant.settings.clock}")
         lines += [f"{entrant.name}: WARNING: {warning}" for warning in entrant.settings.warnings]
-    return [f"- {line}" for line in lines] if output == "md" else lines
+    return lines

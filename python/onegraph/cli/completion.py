@@ -46,9 +46,11 @@ def prepare(command: click.Command) -> None:
     for param in command.params:
         if isinstance(param, click.Argument) and param.name in ("model", "name", "names"):
             param.type = _Words(_removable if param.name == "names" else _models)
+        elif param.name == "models":  # -m
+            param.type = _Words(_models)
         elif param.name == "device":
             param.type = _Words(_starting(["auto", "cpu", "cuda", *_cards()]))
-        elif param.name == "kv_type":
+        elif param.name in ("kv_type", "type_k", "type_v"):
             param.type = _Words(_starting(KV_TYPES))
         elif param.name == "cuda_graph":
             param.type = _Words(_starting(["full", "piecewise"]))

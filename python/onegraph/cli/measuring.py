@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from onegraph import _native
-from onegraph.bench import formats
+from onegraph.bench import formats, load, tables
 from onegraph.cli.terminal import say
 from onegraph.printable import printable
 
-__all__ = ["Output", "Told", "device", "output_options", "test_options", "watched"]
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+__all__ = [
+    "Bar",
+    "Output",
+    "device",
+    "output_options",
+    "test_options",
+    "warnings",
+    "watched",
+    "width",
+]
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
-Told = Callable[[str, int, int | None], None]
 Record = dict[str, Any]
 
 
@@ -61,29 +73,60 @@ def output_options(command: Decorated) -> Decorated:
     )(command)
 
 
+class Bar:
+    """A bar on a terminal's standard error, which is told what goes on. Nothing is printed beside
+    it: `hide` comes before each line of output, and it is back when it is told more."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task = progress.add_task("", total=None)
+
+    def __call__(self, what: str, done: int, total: int | None) -> None:
+        said = printable(what)
+        self._progress.update(self._task, description=said, completed=done, total=total or None)
+        if not self._progress.live.is_started:
+            self._progress.start()
+
+    def hide(self) -> None:
+        """Erases it, where it is shown."""
+        if self._progress.live.is_started:
+            self._progress.stop()
+
+
 @contextmanager
-def watched() -> Iterator[Told | None]:
+def watched() -> Iterator[Bar | None]:
     """A bar on a terminal's standard error, of bytes while something loads and of repetitions while
-    something is timed."""
+    something is timed; None elsewhere, and where the terminal cannot erase a line."""
     if not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (
+    console = Console(stderr=True)
+    if not console.is_interactive:
+        yield None
+        return
+    progress = Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("{task.percentage:>3.0f}%"),
         TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        # Results are no part of it: standard output may be another file.
+        redirect_stdout=False,
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=None)
+    bar = Bar(progress)
+    try:
+        yield bar
+    finally:
+        bar.hide()
 
-        def tell(what: str, done: int, total: int | None) -> None:
-            bar.update(task, description=printable(what), completed=done, total=total or None)
 
-        yield tell
+def width() -> int:
+    """Columns that a table may have: the terminal's, or as many as one has by habit."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else tables.WIDTH
 
 
 def device(wish: str | None) -> str:
@@ -97,31 +140,35 @@ def device(wish: str | None) -> str:
 
 
 class Output:
-    """Writes records as they come, and a chart of them all."""
+    """Writes records as they come, and a chart of them all. Raises what `charts.check` does, before
+    anything is measured."""
 
-    def __init__(self, form: str, plot: Path | None, title: str) -> None:
+    def __init__(self, form: str, plot: Path | None) -> None:
         self._form = form
         self._plot = plot
-        self._title = title
         if plot is not None:
             from onegraph.bench import charts
 
-            charts.check(plot)  # before minutes of measuring, not after
+            charts.check(plot)
 
     def write(
         self,
         records: Iterable[Record],
-        table: Callable[[list[Record]], str],
-        foot: Callable[[list[Record]], str],
+        table: Callable[[list[Record], int], str],
+        notes: Callable[[list[Record]], list[str]],
+        title: str,
+        bar: Bar | None = None,
     ) -> list[Record]:
-        """Prints the records; those whose output was wrong. A table with its foot is printed at
-        the end; other forms record by record, and the foot on standard error."""
+        """Prints the records; those that were finished.
+
+        A table is printed at the end, with the notes below it; other forms record by record, and
+        the notes on standard error. Broken off, by Ctrl-C or an error, the records that are
+        finished are written all the same, in whole, and nothing where there are none.
+        """
         kept: list[Record] = []
         ended: list[BaseException] = []
 
         def seen() -> Iterator[Record]:
-            # Broken off, by Ctrl-C or an error, the rows that are finished are written all the
-            # same, in whole.
             try:
                 for record in records:
                     kept.append(record)
@@ -132,22 +179,33 @@ class Output:
         if self._form == "md":
             for _ in seen():
                 pass
-            if kept or not ended:
-                say(f"{table(kept)}\n\n{foot(kept)}")
+            if kept:
+                _print(bar, "\n".join([table(kept, width()), "", *notes(kept)]))
         else:
-            for line in formats.written(self._form, seen()):
-                say(line)
-                sys.stdout.flush()
-            if said := foot(kept):
-                say(said, err=True)
-        sys.stdout.flush()
-        if self._plot is not None and (kept or not ended):
+            for text in formats.written(self._form, seen()):
+                if kept or not ended:
+                    _print(bar, text)
+            for line in notes(kept):
+                _print(bar, line, err=True)
+        if self._plot is not None and kept:
             from onegraph.bench import charts
 
-            charts.draw(kept, self._plot, self._title)
-            say(f"drew {self._plot}", err=True)
+            charts.draw(kept, self._plot, title)
+            _print(bar, f"drew {self._plot}", err=True)
         if ended:
             if kept:
-                say(f"broken off; the {len(kept)} finished rows are written", err=True)
+                _print(bar, f"broken off; the {len(kept)} finished rows are written", err=True)
             raise ended[0]
-        return [r for r in kept if r.get("check_ok") is False]
+        return kept
+
+
+def _print(bar: Bar | None, text: str, *, err: bool = False) -> None:
+    if bar is not None:
+        bar.hide()
+    say(text, err=err)
+    sys.stdout.flush()
+
+
+def warnings(records: list[Record]) -> list[str]:
+    """What is to be said of the load around all records of a run."""
+    return [f"WARNING: {said}" for said in load.said(records)]
