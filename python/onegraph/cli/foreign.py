@@ -69,7 +69,6 @@ OPTIONS = [
     Foreign(("--mlock", "--numa"), (), "leave it out"),
     Foreign(("-s",), ("seed",), _SAMPLED),
     Foreign(("--temp",), ("temperature",), _SAMPLED),
-    Foreign(("--repeat-last-n",), (), "the whole text counts: leave it out"),
     Foreign(("-sys", "--system-prompt"), ("system",), "there is no conversation here"),
     Foreign(
         ("-cnv", "--conversation", "-i", "--interactive"), (), "a run without PROMPT is a chat"
