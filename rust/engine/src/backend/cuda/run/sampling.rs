@@ -23,6 +23,8 @@ pub struct Sampling {
     shape: SampleShape,
     state: DeviceBuffer,
     counts: DeviceBuffer,
+    /// As long as the context, whatever windows are asked for: little beside keys and values, known
+    /// before a load, and nothing that grows while others decode.
     history: DeviceBuffer,
     /// By slot, as long as the longest request so far wanted.
     stop: Vec<Option<DeviceBuffer>>,
