@@ -92,10 +92,16 @@ def render(
 ) -> _native.Rendering:
     """The text of a conversation, open for an answer; where it `continues`, behind the last
     message, which is the assistant's."""
-    if continues:
-        return _open(template, messages, tools, variables, name)
-    rendering = template.rendering(messages, tools, True, **variables)
-    if tools and rendering.text == template.rendering(messages, None, True, **variables).text:
+
+    def made(shown: Sequence[Mapping[str, Any]] | None) -> _native.Rendering:
+        if continues:
+            return _open(template, messages, shown, variables, name)
+        return template.rendering(messages, shown, True, **variables)
+
+    rendering = made(tools)
+    # Asked anew for every conversation: whether a template shows tools may depend on its messages
+    # and variables.
+    if tools and rendering.text == made(None).text:
         raise ArgumentError(
             f"tools = {len(tools)} tools: the chat template has no place for them, so the model "
             "would not see them; leave them out, say them in a message, or use a model that was "

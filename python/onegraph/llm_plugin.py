@@ -51,6 +51,7 @@ class Options(llm.Model.Options):
     repeat_penalty: float | None = _option("repeat_penalty")
     presence_penalty: float | None = _option("presence_penalty")
     frequency_penalty: float | None = _option("frequency_penalty")
+    repeat_last_n: int | None = _option("repeat_last_n")
     seed: int | None = _option("seed")
     stop: str | None = _option("stop")
     ignore_eos: bool | None = _option("ignore_eos")

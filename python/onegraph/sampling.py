@@ -24,6 +24,7 @@ class SamplingOptions(TypedDict, total=False):
     repeat_penalty: float
     presence_penalty: float
     frequency_penalty: float
+    repeat_last_n: int
     logit_bias: Mapping[int, float] | None
     seed: int | None
     stop: str | Sequence[str] | None
@@ -57,6 +58,8 @@ MEANING: Mapping[str, str] = {
     "prompt or the output, 0.01 to 100; 1 is off",
     "presence_penalty": "subtracted from the logits of tokens generated before, -2 to 2",
     "frequency_penalty": "subtracted for each time that a token was generated, -2 to 2",
+    "repeat_last_n": "the three penalties look at the last so many tokens of prompt and output "
+    "together; -1: at all of them, 0: at none, so that nothing is penalized",
     "logit_bias": "{token id: number to add to its logit}; -inf bans a token, inf forces one",
     "seed": "0 to 2**64 - 1; a draw depends on it and on the index of the generated token alone. "
     "None draws one, which the result names",
@@ -85,6 +88,7 @@ class Sampling:
     repeat_penalty: float = DEFAULTS["repeat_penalty"]
     presence_penalty: float = DEFAULTS["presence_penalty"]
     frequency_penalty: float = DEFAULTS["frequency_penalty"]
+    repeat_last_n: int = DEFAULTS["repeat_last_n"]
     logit_bias: Mapping[int, float] | None = None
     seed: int | None = None
     stop: str | Sequence[str] | None = None
@@ -131,7 +135,8 @@ def resolve(given: Mapping[str, Any], base: Sampling | None = None) -> dict[str,
     merged: dict[str, Any] = {**(DEFAULTS if base is None else base.options()), **given}
     if merged["max_tokens"] is not None:
         merged["max_tokens"] = arguments.integer("max_tokens", merged["max_tokens"])
-    merged["top_k"] = arguments.integer("top_k", merged["top_k"])
+    for name in ("top_k", "repeat_last_n"):
+        merged[name] = arguments.integer(name, merged[name])
     for name in FLOATS:
         merged[name] = arguments.number(name, merged[name])
     if merged["logprobs"] is not None:

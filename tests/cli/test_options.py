@@ -37,6 +37,15 @@ def test_filters_that_a_greedy_choice_leaves_idle_are_said(cli: Any, smollm2: Pa
     assert cli(*ask, 0.5, "--top-k", 3, "--seed", 1).stderr == ""
 
 
+def test_a_window_without_a_penalty_is_said(cli: Any, smollm2: Path) -> None:
+    ask = ["run", smollm2, "Hi", "--device", "cpu", "--max-tokens", 1, "--repeat-last-n", -1]
+    done = cli(*ask)
+    assert done.returncode == 0
+    assert done.stderr.startswith("no effect without one of --repeat-penalty, ")
+    assert done.stderr.endswith(": --repeat-last-n\n")
+    assert cli(*ask, "--frequency-penalty", 0.5).stderr == ""
+
+
 def test_graph_and_check_propose_no_device_that_they_refuse(cli: Any, smollm2: Path) -> None:
     for name in ["graph", "check"]:
         for more in [[], ["--device", "auto"], ["--device", "cuda:7"]]:

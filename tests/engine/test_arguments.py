@@ -27,6 +27,7 @@ from onegraph.sampling import DEFAULTS, MEANING, Sampling, SamplingOptions
         ({"repeat_penalty": 0}, r"repeat_penalty = 0: must be from 0.01 to 100"),
         ({"presence_penalty": 3}, r"presence_penalty = 3: must be from -2 to 2"),
         ({"frequency_penalty": -3}, r"frequency_penalty = -3: must be from -2 to 2"),
+        ({"repeat_last_n": -2}, r"repeat_last_n = -2: must be a number of tokens, 0 for none of"),
         ({"logit_bias": {512: 1.0}}, r"logit_bias = 1 for token 512: .* has 512 tokens"),
         ({"logit_bias": {1: math.nan}}, r"logit_bias = NaN for token 1"),
         ({"logit_bias": {-1: 0.0}}, r"logit_bias = -1: must not be negative"),

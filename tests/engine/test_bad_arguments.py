@@ -53,6 +53,7 @@ SAMPLING: dict[str, list[Any]] = {
     "repeat_penalty": [*NO_NUMBERS, None, 0, math.inf, 1e300],
     "presence_penalty": [*NO_NUMBERS, None, 3, -math.inf, -1e300],
     "frequency_penalty": [*NO_NUMBERS, None, 3, -math.inf, -1e300],
+    "repeat_last_n": [*NO_INTEGERS, None, -2, -(2**63)],
     "logit_bias": [
         *[0, 7, [], [(1, 1.0)], "tea", object(), {512: 1.0}, {1: 1e300}, {1: -1e39}],
         *[

@@ -180,6 +180,13 @@ def test_tools_that_the_template_has_no_place_for_are_refused(llm: LLM) -> None:
     knows = "{{ tools | tojson if tools }}{{ messages[0].content }}"
     assert llm.chat(SAID, tools, chat_template=knows, **PLAIN).token_ids
     assert llm.chat(SAID, [], chat_template="{{ messages[0].content }}", **PLAIN).token_ids
+    # An answer that is begun already is no way around that.
+    begun: dict[str, Any] = {"tools": tools, "continue_final_message": True, **PLAIN}
+    said = [*SAID, {"role": "assistant", "content": "It is"}]
+    with pytest.raises(onegraph.ArgumentError, match="tools = 1 tools: the chat template has no"):
+        llm.chat(said, chat_template="{{ messages[1].content }}", **begun)
+    knows = "{{ tools | tojson if tools }}{{ messages[1].content }}"
+    assert llm.chat(said, chat_template=knows, **begun).token_ids
 
 
 def test_contents_in_parts_are_joined_and_other_parts_refused_by_name(llm: LLM) -> None:

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import shapes
 import synth
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onegraph import LLM
 
@@ -54,10 +56,12 @@ def choose(
     else:
         for token, b in bias.items():
             y[token] += b
-    repeat = o.get("repeat_penalty", 1.0)
-    for token in {*prompt, *generated}:
+    repeat, last_n = o.get("repeat_penalty", 1.0), o.get("repeat_last_n", -1)
+    sequence = [(token, False) for token in prompt] + [(token, True) for token in generated]
+    window = sequence if last_n == -1 else sequence[max(len(sequence) - last_n, 0) :]
+    for token in {token for token, _ in window}:
         y[token] = y[token] / repeat if y[token] > 0 else y[token] * repeat
-    for token, count in Counter(generated).items():
+    for token, count in Counter(token for token, drawn in window if drawn).items():
         y[token] -= o.get("presence_penalty", 0.0) + o.get("frequency_penalty", 0.0) * count
     if o["temperature"] == 0:
         return int(y.argmax())
@@ -92,6 +96,9 @@ PLAIN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
         {"presence_penalty": 1.5, "frequency_penalty": 0.7},
         {"presence_penalty": -1.5, "temperature": 0.0},
         {"repeat_penalty": 3.0, "temperature": 0.0},
+        {"repeat_penalty": 3.0, "temperature": 0.0, "repeat_last_n": 5},
+        {"presence_penalty": 1.5, "frequency_penalty": 0.7, "repeat_last_n": 3},
+        {"repeat_penalty": 3.0, "frequency_penalty": 2.0, "repeat_last_n": 64},
         {"logit_bias": {7: 4.0, 9: -math.inf, 11: 3.5}},
         {"logit_bias": {40: math.inf, 41: math.inf, 42: math.inf, 43: 2.0}},
     ],
@@ -106,6 +113,47 @@ def test_each_option_draws_as_specified(llm: LLM, options: dict[str, Any]) -> No
     expected: list[int] = []
     for row in rows:
         expected.append(choose(row, prompt, result.token_ids[: len(expected)], seed, merged))
+    assert result.token_ids == expected
+
+
+#: Of few tokens, so that the same come again and again.
+FEW = st.integers(3, 8)
+
+
+@given(
+    prompt=st.lists(FEW, min_size=1, max_size=30),
+    window=st.sampled_from([-1, 0, 1, 64, 2**62]) | st.integers(2, 40),
+    repeat=st.sampled_from([1.0, 0.5, 1.8]),
+    presence=st.sampled_from([0.0, 0.7, -0.6]),
+    frequency=st.sampled_from([0.0, 0.3, -0.2]),
+    temperature=st.sampled_from([0.0, 1.0]),
+    seed=st.integers(0, 2**64 - 1),
+)
+@settings(max_examples=40, deadline=None)
+def test_penalties_look_at_the_last_tokens_of_prompt_and_output(
+    llm: LLM,
+    prompt: list[int],
+    window: int,
+    repeat: float,
+    presence: float,
+    frequency: float,
+    temperature: float,
+    seed: int,
+) -> None:
+    options: dict[str, Any] = {
+        **PLAIN,
+        "temperature": temperature,
+        "repeat_penalty": repeat,
+        "presence_penalty": presence,
+        "frequency_penalty": frequency,
+        "repeat_last_n": window,
+        "logit_bias": dict.fromkeys(range(3, 9), math.inf),
+    }
+    result = llm.generate(prompt, max_tokens=30, seed=seed, ignore_eos=True, **options)
+    rows = llm.logits(prompt + result.token_ids)[len(prompt) - 1 : -1]
+    expected: list[int] = []
+    for row in rows:
+        expected.append(choose(row, prompt, result.token_ids[: len(expected)], seed, options))
     assert result.token_ids == expected
 
 

@@ -81,7 +81,6 @@ OPTIONS = [
     Foreign(("--delay",), (), "leave it out"),
     Foreign(("-s",), ("seed",), _SAMPLED),
     Foreign(("--temp",), ("temperature",), _SAMPLED),
-    Foreign(("--repeat-last-n",), (), "the whole text counts: leave it out"),
     Foreign(("-sys", "--system-prompt"), ("system",), "there is no conversation here"),
     Foreign(("-r", "--reverse-prompt"), ("stop",), "nothing is generated here"),
     Foreign(

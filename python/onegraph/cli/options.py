@@ -61,6 +61,7 @@ SAMPLING: list[tuple[str, Any, str]] = [
     ("repeat_penalty", float, "Makes tokens that came before less probable; 1 is off."),
     ("presence_penalty", float, "Subtracted from logits of tokens generated before."),
     ("frequency_penalty", float, "Subtracted for each time a token was generated."),
+    ("repeat_last_n", int, "Penalties look at the last N tokens; 0: at none, -1: at all."),
     ("logit_bias", _bias, "Add to the logit of a token id. May be repeated."),
     ("seed", int, "Makes the same text come again.  [default: drawn, --verbose says it]"),
     ("stop", str, "End the output before this text. May be repeated."),

@@ -122,6 +122,11 @@ def _say_without_effect(llm: LLM, sampling: dict[str, Any], options: dict[str, A
         if idle:
             said = "which always takes the most probable token"
             click.echo(f"no effect with --temperature 0, {said}: {', '.join(idle)}", err=True)
+    penalties = ("repeat_penalty", "presence_penalty", "frequency_penalty")
+    off = all(sampling.get(name, DEFAULTS[name]) == DEFAULTS[name] for name in penalties)
+    if off and "repeat_last_n" in sampling:
+        names = ", ".join(map(flag, penalties))
+        click.echo(f"no effect without one of {names}: --repeat-last-n", err=True)
     if options["threads"] is not None and llm.device != "cpu":
         click.echo(f"no effect on {llm.device}: --threads", err=True)
 

@@ -30,6 +30,9 @@ constexpr uint32_t RECORD_FINISH = 28;
 constexpr uint32_t RECORD_BANNED = 1u << 27;  // of a failure: no token was left
 constexpr uint32_t RECORD_TOKEN = (1u << 23) - 1;
 constexpr uint32_t NONE = 0xffffffffu;
+// Of a count: the token stands in the prompt. Of an entry of the history: it stands there for the
+// last time.
+constexpr uint32_t IN_PROMPT = 1u << 31;
 // As the key of a rank, above that of any float: a logit that no sampler can order.
 constexpr uint32_t KEY_BAD = 0xffffffffu;
 constexpr uint32_t BAD_ADJUSTED = 1u << 31;  // it became so by bias or penalties
@@ -56,6 +59,7 @@ struct Params {
     const uint32_t* slots;  // [rows]
     SlotState* state;
     uint32_t* counts;       // [slots][N_VOCAB]: times generated; top bit: in the prompt
+    uint32_t* history;      // [slots][N_CTX]: what leaves the counts with the token at a position
     float* y;               // [rows][PADDED]
     Row* rows;
     uint64_t* partial;      // [rows][MAX_BLOCKS]
@@ -118,7 +122,7 @@ DEVICE uint64_t mass_wanted(uint64_t total, uint64_t share) {
 
 // What the end needs, loaded early: nobody changes it before.
 struct Before {
-    uint32_t slot, position, generated, max_tokens, penalizes, n_stop;
+    uint32_t slot, position, generated, max_tokens, window, n_stop;
     const uint32_t* stop;
 };
 
@@ -133,7 +137,7 @@ DEVICE Before load_before(const SlotState* s, uint32_t slot) {
     b.position = load_relaxed_u32(&s->position);
     b.generated = load_relaxed_u32(&s->generated);
     b.max_tokens = load_relaxed_u32(&s->max_tokens);
-    b.penalizes = load_relaxed_u32(&s->penalizes);
+    b.window = load_relaxed_u32(&s->window);
     b.n_stop = load_relaxed_u32(&s->n_stop);
     b.stop = load_pointer(&s->stop);
     return b;
@@ -147,6 +151,26 @@ DEVICE uint32_t load_stop_token(const Before& b) {
 DEVICE void write_record(const Params& p, uint32_t row, uint32_t number, uint32_t word) {
     store_release_sys_u64(p.ring + (number % RING_STEPS) * p.max_rows + row,
                           static_cast<uint64_t>(number) << 32 | word);
+}
+
+// The window moves on to `token`, at `position`; sampler/seen.rs has the same and says what an entry
+// is. A window that no sequence outgrows holds all of it, and needs no history.
+DEVICE void count(const Params& p, const Before& b, uint32_t position, uint32_t token) {
+    uint32_t* counts = p.counts + static_cast<uint64_t>(b.slot) * N_VOCAB;
+    if (b.window < N_CTX) {
+        uint32_t* history = p.history + static_cast<uint64_t>(b.slot) * N_CTX;
+        if (position >= b.window) {
+            uint32_t entry = load_relaxed_u32(history + (position - b.window));
+            uint32_t id = entry & ~IN_PROMPT;
+            if (id < N_VOCAB) {
+                uint32_t seen = load_relaxed_u32(counts + id);
+                counts[id] = entry & IN_PROMPT ? seen & ~IN_PROMPT : seen - 1;
+            }
+        }
+        history[position] = token;
+    }
+    // After that: it may be the same token.
+    counts[token] = load_relaxed_u32(counts + token) + 1;
 }
 
 // By a whole block.
@@ -167,10 +191,7 @@ DEVICE void finish(const Params& p, uint32_t row, uint32_t number, const Before&
     s->position = position;
     s->generated = generated;
     if (end != FINISH_NONE) s->live = 0;
-    if (b.penalizes) {
-        uint32_t* count = p.counts + static_cast<uint64_t>(b.slot) * N_VOCAB + token;
-        *count = load_relaxed_u32(count) + 1;
-    }
+    if (b.window) count(p, b, position, token);
     write_record(p, row, number, RECORD_LIVE | end << RECORD_FINISH | token);
 }
 
@@ -255,13 +276,13 @@ KERNEL_BOUNDS(sample_adjust, Params, THREADS, 4) {
 #pragma unroll
             for (uint32_t i = 0; i < 4; i++) y[i] = tile_y[4 * t + i];
         }
-        if (before.penalizes) {
+        if (before.window) {
             const uint32_t* counts = p.counts + static_cast<uint64_t>(slot) * N_VOCAB;
 #pragma unroll
             for (uint32_t i = 0; i < 4; i++) {
                 uint32_t seen = first + i < N_VOCAB ? load_relaxed_u32(counts + first + i) : 0;
                 if (seen) y[i] = y[i] > 0.0f ? div_rn(y[i], repeat) : mul_rn(y[i], repeat);
-                uint32_t drawn = seen & 0x7fffffffu;
+                uint32_t drawn = seen & ~IN_PROMPT;
                 if (drawn) {
                     y[i] = sub_rn(fma_rn(-frequency, static_cast<float>(drawn), y[i]), presence);
                 }

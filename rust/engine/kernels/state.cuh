@@ -15,7 +15,7 @@ struct SlotState {
     uint32_t max_tokens;
     uint32_t n_stop;
     uint32_t only_biased;  // 1: only tokens with a bias of +inf are left
-    uint32_t penalizes;    // 1: the counts matter
+    uint32_t window;       // penalties look at the last so many tokens; 0: there are no penalties
     uint32_t top_k;        // 0: all
     uint32_t least_key;    // order_key of the lowest z that min-p keeps
     float temperature;

@@ -6,9 +6,11 @@
 //!
 //! 1. **Bias.** `y = l + bias` where a token has one. A bias of -inf bans a token; biases of +inf
 //!    ban all tokens but theirs, which keep `y = l`.
-//! 2. **Penalties**, for tokens seen before. Repeat (Keskar et al. 2019, section 4.1; the prompt
-//!    and the generated tokens count): `y = y > 0 ? y / repeat : y * repeat`. Then, for a token
-//!    generated `c > 0` times, `y = fma(-frequency, c, y) - presence`.
+//! 2. **Penalties**, for tokens in the window: the last `repeat_last_n` tokens of the sequence, which
+//!    is the prompt and the tokens generated before this one; without that number, all of it. Repeat
+//!    (Keskar et al. 2019, section 4.1; tokens of the prompt and generated ones are alike):
+//!    `y = y > 0 ? y / repeat : y * repeat`. Then, for a token generated `c > 0` times in the window,
+//!    `y = fma(-frequency, c, y) - presence`; those of the prompt do not count here.
 //! 3. **Greedy.** With temperature 0 the token is the argmax of `y`. Here and below the lower id
 //!    wins a tie.
 //! 4. **Temperature.** `z = (y - max y) / temperature + 0`: taking the maximum off first keeps the
@@ -30,9 +32,11 @@
 use std::collections::BTreeMap;
 
 use crate::error::{Error, Result};
+use seen::Seen;
 
 pub mod math;
 pub mod random;
+pub(crate) mod seen;
 #[cfg(test)]
 mod tests;
 
@@ -64,6 +68,9 @@ pub struct Params {
     pub presence_penalty: f32,
     /// Subtracted for each time that a token was generated. -2 to 2.
     pub frequency_penalty: f32,
+    /// The penalties look at the last so many tokens of prompt and output; `None`: at all of them,
+    /// 0: at none.
+    pub repeat_last_n: Option<usize>,
     /// Added to the logits of single tokens: up to [`MAX_BIAS`], or ±inf.
     pub logit_bias: BTreeMap<u32, f32>,
     /// With the index of the generated token, all that a draw depends on.
@@ -83,6 +90,7 @@ impl Default for Params {
             repeat_penalty: 1.0,
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
+            repeat_last_n: None,
             logit_bias: BTreeMap::new(),
             seed: 0,
             logprobs: None,
@@ -141,7 +149,10 @@ impl Params {
 
     /// Whether it matters which tokens came before.
     pub(crate) fn penalizes(&self) -> bool {
-        self.repeat_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
+        let any = self.repeat_penalty != 1.0
+            || self.presence_penalty != 0.0
+            || self.frequency_penalty != 0.0;
+        any && self.repeat_last_n != Some(0)
     }
 }
 
@@ -227,28 +238,27 @@ fn shortest_front(
 /// An empty list with room for `n`: the file decides how many tokens there are.
 fn room<T>(n: usize) -> Result<Vec<T>> {
     let mut list = Vec::new();
-    list.try_reserve_exact(n)
-        .map_err(|_| Error::no_room("the choice of a token", n.saturating_mul(size_of::<T>())))?;
+    list.try_reserve_exact(n).map_err(|_| no_room::<T>(n))?;
     Ok(list)
+}
+
+/// There is no memory for `n` values.
+fn no_room<T>(n: usize) -> Error {
+    Error::no_room("the choice of a token", n.saturating_mul(size_of::<T>()))
 }
 
 /// Chooses the tokens of one request.
 #[derive(Debug, Clone)]
 pub struct Sampler {
     params: Params,
-    /// For each token how often it was generated, and [`IN_PROMPT`]; empty where nothing penalizes.
-    seen: Vec<u32>,
-    /// The tokens with an entry in `seen`.
-    seen_ids: Vec<u32>,
+    /// What penalties look at; nothing where nothing penalizes.
+    seen: Seen,
     /// Logits under way, `[n_vocab]`.
     z: Vec<f32>,
 }
 
-/// In a count of how often a token was generated: it stands in the prompt too.
-pub(crate) const IN_PROMPT: u32 = 1 << 31;
-
 impl Sampler {
-    /// A sampler for a model of `n_vocab` tokens; penalties count the tokens of `prompt`.
+    /// A sampler for a model of `n_vocab` tokens; the sequence begins with `prompt`.
     ///
     /// # Errors
     /// [`Error::Argument`] for a parameter out of range, [`Error::Memory`].
@@ -261,28 +271,15 @@ impl Sampler {
                 supported: format!("up to {MAX_VOCAB} tokens"),
             });
         }
-        let counted = if params.penalizes() { n_vocab } else { 0 };
-        let mut seen = room(counted)?;
-        seen.resize(counted, 0);
-        let mut sampler = Self {
+        let seen = match params.penalizes() {
+            true => Seen::new(params.repeat_last_n, n_vocab, prompt)?,
+            false => Seen::default(),
+        };
+        Ok(Self {
             params,
             seen,
-            seen_ids: Vec::new(),
             z: Vec::new(),
-        };
-        for id in prompt {
-            sampler.note(*id, |count| count | IN_PROMPT);
-        }
-        Ok(sampler)
-    }
-
-    fn note(&mut self, id: u32, change: impl Fn(u32) -> u32) {
-        if let Some(count) = self.seen.get_mut(id as usize) {
-            if *count == 0 {
-                self.seen_ids.push(id);
-            }
-            *count = change(*count);
-        }
+        })
     }
 
     /// Draws generated token number `index` from its logits, `[n_vocab]`.
@@ -293,7 +290,7 @@ impl Sampler {
     #[inline(always)]
     pub fn sample(&mut self, logits: &[f32], index: u32) -> Result<u32> {
         let id = self.choose(logits, index)?;
-        self.note(id, |count| count + 1);
+        self.seen.note(id)?;
         Ok(id)
     }
 
@@ -302,7 +299,7 @@ impl Sampler {
         check(logits)?;
         if self.params.temperature == 0.0
             && self.params.logit_bias.is_empty()
-            && self.seen_ids.is_empty()
+            && self.seen.is_empty()
         {
             return best(logits).ok_or_else(nothing_left);
         }
@@ -327,12 +324,7 @@ impl Sampler {
     /// Steps 1 and 2: `self.z = y`.
     #[inline(always)]
     fn adjust(&mut self, logits: &[f32]) {
-        let Self {
-            params,
-            seen,
-            seen_ids,
-            z,
-        } = self;
+        let Self { params, seen, z } = self;
         z.clear();
         if params.logit_bias.values().any(|b| *b == f32::INFINITY) {
             z.resize(logits.len(), f32::NEG_INFINITY);
@@ -347,14 +339,13 @@ impl Sampler {
                 z[*id as usize] += bias;
             }
         }
-        for id in seen_ids {
-            let y = &mut z[*id as usize];
+        for (id, count) in seen.iter() {
+            let y = &mut z[id as usize];
             if *y > 0.0 {
                 *y /= params.repeat_penalty;
             } else {
                 *y *= params.repeat_penalty;
             }
-            let count = seen[*id as usize] & !IN_PROMPT;
             if count > 0 {
                 *y =
                     (-params.frequency_penalty).mul_add(count as f32, *y) - params.presence_penalty;

@@ -91,6 +91,7 @@ fn params(case: usize, n: usize, noise: &mut Noise) -> Params {
         }
         _ => {}
     }
+    p.repeat_last_n = noise.pick(&[None, None, Some(0), Some(1), Some(8), Some(10), Some(n)]);
     match case % 5 {
         1 => p.logit_bias = some_bias(n, 20, &[-INF, 3.0, -2.5, 1e4, 0.0], noise),
         2 => p.logit_bias = some_bias(n, 8, &[-INF, INF, INF, 4.0], noise),
@@ -496,6 +497,63 @@ fn a_slot_serves_one_request_after_another() {
     }
 }
 
+/// Few tokens, so that one leaves a window while others of its kind stay there; windows that end
+/// among the prompt, behind it and never; slots that begin while others go on.
+#[test]
+fn each_slot_has_a_window_of_its_own() {
+    let Some(context) = context() else { return };
+    const N: usize = 7;
+    let mut card = Card::new(&context, N, 400, 6);
+    let mut noise = Noise(12);
+    let windows = [
+        None,
+        Some(0),
+        Some(1),
+        Some(5),
+        Some(64),
+        Some(399),
+        Some(400),
+    ];
+    let mut references: Vec<Option<(Sampler, u32)>> = (0..6).map(|_| None).collect();
+    let mut drawn = [0; 7];
+    for step in 0..140 {
+        for (slot, reference) in references.iter_mut().enumerate() {
+            if step % 70 != 10 * slot {
+                continue;
+            }
+            let params = Params {
+                temperature: [0.0, 1.0][slot % 2],
+                repeat_penalty: 1.7,
+                presence_penalty: 0.25,
+                frequency_penalty: 0.125,
+                repeat_last_n: windows[(slot + step / 70) % 7],
+                seed: noise.next(),
+                ..Params::default()
+            };
+            let prompt = (0..1 + noise.below(90)).map(|_| noise.below(N) as u32);
+            let request = request(params.clone(), prompt.collect());
+            card.start(slot, &request);
+            let sampler = Sampler::new(params, N, &request.prompt).unwrap();
+            *reference = Some((sampler, 0));
+        }
+        let mut expected = [None; 6];
+        for (slot, reference) in references.iter_mut().enumerate() {
+            let Some((sampler, index)) = reference else {
+                continue;
+            };
+            let logits = logits(0, N, &mut noise);
+            card.write(slot, &logits);
+            expected[slot] = Some(sampler.sample(&logits, *index).unwrap());
+            drawn[(slot + step / 70) % 7] += 1;
+            *index += 1;
+        }
+        let records = card.step();
+        let found = records[..6].iter().map(|r| r.live.then_some(r.token));
+        assert_eq!(found.collect::<Vec<_>>(), expected, "step {step}");
+    }
+    assert!(drawn.iter().all(|n| *n > 60), "{drawn:?}");
+}
+
 #[test]
 fn a_row_is_drawn_alike_alone_and_in_a_batch() {
     let Some(context) = context() else { return };
@@ -568,9 +626,10 @@ fn what_no_slot_can_draw_by_is_refused() {
     assert_eq!(error, Err(Error::Internal("slot 2 of 2".into())));
     let padding = sampling.arm(2, 0, &stream);
     assert_eq!(padding, Err(Error::Internal("slot 2 of 2".into())));
-    let position = sampling.arm(0, 1 << 32, &stream);
-    let expected = Error::Internal("position 4294967296 of slot 0".into());
-    assert_eq!(position, Err(expected));
+    for position in [63, 1 << 32, usize::MAX] {
+        let expected = Error::Internal(format!("position {position} of slot 0"));
+        assert_eq!(sampling.arm(0, position, &stream), Err(expected));
+    }
 }
 
 #[test]

@@ -308,7 +308,11 @@ fn what_a_model_takes_on_the_cpu_is_known_before() {
             next += pages.len() as u32;
             backend.map_pages(slot, 0, &pages).unwrap();
             let request = SlotRequest {
-                sampling: sampler::Params::default(),
+                sampling: sampler::Params {
+                    repeat_penalty: 1.1,
+                    repeat_last_n: Some(n_ctx),
+                    ..sampler::Params::default()
+                },
                 prompt: prompt.clone(),
                 stop_tokens: vec![],
                 max_tokens: 2,

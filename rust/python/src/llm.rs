@@ -88,6 +88,7 @@ pub fn sampling_defaults(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
         repeat_penalty,
         presence_penalty,
         frequency_penalty,
+        repeat_last_n,
         ..
     } = Params::default();
     // The shortest decimal that is this float32: 0.8, not 0.800000011920929.
@@ -101,6 +102,8 @@ pub fn sampling_defaults(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     defaults.set_item("repeat_penalty", float(repeat_penalty))?;
     defaults.set_item("presence_penalty", float(presence_penalty))?;
     defaults.set_item("frequency_penalty", float(frequency_penalty))?;
+    let last_n = repeat_last_n.map_or(Ok(WHOLE_SEQUENCE), i64::try_from)?;
+    defaults.set_item("repeat_last_n", last_n)?;
     Ok(defaults)
 }
 
@@ -132,6 +135,7 @@ from_dict! {
         repeat_penalty: f64,
         presence_penalty: f64,
         frequency_penalty: f64,
+        repeat_last_n: i64,
         logit_bias: Vec<(i64, f64)>,
         seed: Option<u64>,
         stop: Vec<String>,
@@ -154,6 +158,7 @@ impl Sampling {
                 repeat_penalty: self.repeat_penalty as f32,
                 presence_penalty: self.presence_penalty as f32,
                 frequency_penalty: self.frequency_penalty as f32,
+                repeat_last_n: window(self.repeat_last_n)?,
                 logit_bias: self
                     .logit_bias
                     .iter()
@@ -171,6 +176,23 @@ impl Sampling {
             timed_from: 0,
         })
     }
+}
+
+/// `repeat_last_n` of a window that is the whole sequence.
+const WHOLE_SEQUENCE: i64 = -1;
+
+/// How many tokens penalties look back at; `None`: all.
+fn window(last_n: i64) -> Result<Option<usize>> {
+    if last_n == WHOLE_SEQUENCE {
+        return Ok(None);
+    }
+    usize::try_from(last_n)
+        .map(Some)
+        .map_err(|_| Error::Argument {
+            name: "repeat_last_n",
+            value: last_n.to_string(),
+            reason: "must be a number of tokens, 0 for none of them or -1 for all".into(),
+        })
 }
 
 /// A bias in the precision of logits: a large number must not become the infinite one that forces a

@@ -69,9 +69,7 @@ fn naive(p: &[f64], params: &Params) -> (Vec<f64>, f64) {
 fn assert_follows(params: &Params, logits: &[f32], prompt: &[u32], before: &[u32], p: &[f64]) {
     const DRAWS: u32 = 60_000;
     let mut start = Sampler::new(params.clone(), logits.len(), prompt).unwrap();
-    before
-        .iter()
-        .for_each(|id| start.note(*id, |count| count + 1));
+    before.iter().for_each(|id| start.seen.note(*id).unwrap());
     let mut counts = vec![0u32; logits.len()];
     for index in 0..DRAWS {
         counts[start.choose(logits, index).unwrap() as usize] += 1;
@@ -204,6 +202,31 @@ fn penalties_shift_the_distribution_by_their_formulas() {
         ..plain()
     };
     assert_follows(&params, &l, &prompt, &before, &softmax(&y, 1.0));
+
+    // The prompt's last 2, and 2, 3, 3, 3.
+    let params = Params {
+        repeat_last_n: Some(5),
+        ..params
+    };
+    let mut y = f64s(&l);
+    (2..4).for_each(|i| y[i] = repeat(y[i], 0.8));
+    y[2] -= 1.0 + 0.5;
+    y[3] -= 1.0 + 0.5 * 3.0;
+    assert_follows(&params, &l, &prompt, &before, &softmax(&y, 1.0));
+
+    let params = Params {
+        repeat_last_n: Some(2),
+        ..params
+    };
+    let mut y = f64s(&l);
+    y[3] = repeat(y[3], 0.8) - (1.0 + 0.5 * 2.0);
+    assert_follows(&params, &l, &prompt, &before, &softmax(&y, 1.0));
+
+    let params = Params {
+        repeat_last_n: Some(0),
+        ..params
+    };
+    assert_follows(&params, &l, &prompt, &before, &softmax(&f64s(&l), 1.0));
 }
 
 #[test]

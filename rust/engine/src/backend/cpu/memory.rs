@@ -107,10 +107,19 @@ fn scores(plan: &Plan, options: &RunnerOptions) -> u64 {
     product(&[options.threads, scores.per_thread]).saturating_add(scores.shared as u64)
 }
 
-/// Of each slot: the logits under way, counts of what was said, two lists of candidates.
+/// Of each slot: the logits under way, counts of what was said, two lists of candidates; and of what
+/// penalties look back at the tokens in their order and each once, lists that grow by doubling.
 fn sampling(plan: &Plan, options: &RunnerOptions) -> u64 {
     let n_vocab = plan.buffer(plan.logits).width;
-    product(&[options.n_slots, n_vocab, 4 * size_of::<f32>()])
+    sum([
+        product(&[options.n_slots, n_vocab, 4 * size_of::<f32>()]),
+        product(&[options.n_slots, options.n_ctx, 2 * size_of::<u32>()]),
+        product(&[
+            options.n_slots,
+            options.n_ctx.min(n_vocab),
+            2 * size_of::<u32>(),
+        ]),
+    ])
 }
 
 /// Room for `n` values in all.

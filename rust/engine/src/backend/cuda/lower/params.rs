@@ -304,7 +304,7 @@ shared! {
         pub max_tokens: u32,
         pub n_stop: u32,
         pub only_biased: u32,
-        pub penalizes: u32,
+        pub window: u32,
         pub top_k: u32,
         pub least_key: u32,
         pub temperature: f32,

@@ -52,6 +52,8 @@ shared! {
         state: u64,
         /// `[n_slots][n_vocab]` u32.
         counts: u64,
+        /// `[n_slots][n_ctx]` u32.
+        history: u64,
         /// `[rows][n_vocab, in whole fours]` f32.
         y: u64,
         /// `[rows]` of [`ROW`].
@@ -78,6 +80,7 @@ shared! {
 pub struct SampleAddresses {
     pub state: u64,
     pub counts: u64,
+    pub history: u64,
     pub y: u64,
     pub rows: u64,
     pub partial: u64,
@@ -157,6 +160,7 @@ pub fn specs(at: &SampleAddresses, shape: &SampleShape, draw: &Draw) -> Vec<Spec
         slots: draw.slots,
         state: at.state,
         counts: at.counts,
+        history: at.history,
         y: at.y,
         rows: at.rows,
         partial: at.partial,
@@ -221,7 +225,11 @@ pub fn state(params: &Params, n_vocab: usize) -> SlotState {
             false => 1 << 32,
         },
         only_biased: u32::from(params.logit_bias.values().any(|b| *b == f32::INFINITY)),
-        penalizes: u32::from(params.penalizes()),
+        window: match (params.penalizes(), params.repeat_last_n) {
+            (false, _) => 0,
+            (true, None) => u32::MAX,
+            (true, Some(n)) => u32::try_from(n).unwrap_or(u32::MAX),
+        },
         top_k: match (1..n_vocab).contains(&params.top_k) {
             true => params.top_k as u32,
             false => 0,

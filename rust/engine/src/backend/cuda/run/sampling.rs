@@ -13,7 +13,7 @@ use crate::backend::cuda::lower::sample::{
 };
 use crate::backend::SlotRequest;
 use crate::error::{Error, Result};
-use crate::sampler;
+use crate::sampler::{self, seen};
 
 /// What the slots of one model draw by.
 #[derive(Debug)]
@@ -23,6 +23,9 @@ pub struct Sampling {
     shape: SampleShape,
     state: DeviceBuffer,
     counts: DeviceBuffer,
+    /// As long as the context, whatever windows are asked for: little beside keys and values, known
+    /// before a load, and nothing that grows while others decode.
+    history: DeviceBuffer,
     /// By slot, as long as the longest request so far wanted.
     stop: Vec<Option<DeviceBuffer>>,
     bias: Vec<Option<DeviceBuffer>>,
@@ -46,7 +49,9 @@ impl Sampling {
         shape: SampleShape,
     ) -> Result<Self> {
         let SampleShape {
-            n_vocab, max_rows, ..
+            n_vocab,
+            n_ctx,
+            max_rows,
         } = shape;
         if n_vocab > sampler::MAX_VOCAB {
             return Err(Error::Unsupported {
@@ -62,6 +67,7 @@ impl Sampling {
             shape,
             state: take((n_slots + 1) * size_of::<SlotState>())?,
             counts: take(n_slots * n_vocab * 4)?,
+            history: take(n_slots * n_ctx * 4)?,
             stop: (0..n_slots).map(|_| None).collect(),
             bias: (0..n_slots).map(|_| None).collect(),
             y: take(max_rows * n_vocab.next_multiple_of(4) * 4)?,
@@ -93,14 +99,7 @@ impl Sampling {
         params.validate(self.shape.n_vocab)?;
         self.stop(slot, stream)?;
         if params.penalizes() {
-            let mut counts = vec![0u32; self.shape.n_vocab];
-            for id in &request.prompt {
-                if let Some(count) = counts.get_mut(*id as usize) {
-                    *count = sampler::IN_PROMPT;
-                }
-            }
-            self.counts
-                .write(slot * self.shape.n_vocab * 4, &counts, stream)?;
+            self.mark(slot, params.repeat_last_n, &request.prompt, stream)?;
         }
         let bias = match params.logit_bias.is_empty() {
             true => 0,
@@ -129,11 +128,37 @@ impl Sampling {
             .write(slot * size_of::<SlotState>(), &[state], stream)
     }
 
+    /// Tells the penalties of `slot` what of the prompt stands in its window, and what leaves that as
+    /// tokens are drawn.
+    fn mark(
+        &mut self,
+        slot: usize,
+        window: Option<usize>,
+        prompt: &[u32],
+        stream: &Stream,
+    ) -> Result<()> {
+        let SampleShape { n_vocab, n_ctx, .. } = self.shape;
+        let mut counts = vec![0u32; n_vocab];
+        let entries = seen::mark(&mut counts, seen::in_window(window, prompt))?;
+        self.counts.write(slot * n_vocab * 4, &counts, stream)?;
+        if window.is_some_and(|n| n < n_ctx) {
+            let first = prompt.len() - entries.len();
+            let held = n_ctx.saturating_sub(first).min(entries.len());
+            let at = (slot * n_ctx + first) * 4;
+            self.history.write(at, &entries[..held], stream)?;
+        }
+        Ok(())
+    }
+
     /// From the next launch on `slot` draws; the prompt's last token stands at `position`.
     pub fn arm(&mut self, slot: usize, position: usize, stream: &Stream) -> Result<()> {
-        let position = u32::try_from(position)
-            .map_err(|_| Error::Internal(format!("position {position} of slot {slot}")))?;
         let at = self.state_offset(slot)? + offset_of!(SlotState, position);
+        // The token drawn next must have a place in the history.
+        let last = self.shape.n_ctx.saturating_sub(1);
+        let position = u32::try_from(position)
+            .ok()
+            .filter(|_| position < last)
+            .ok_or_else(|| Error::Internal(format!("position {position} of slot {slot}")))?;
         self.state.write(at, &[position, 1], stream)
     }
 
@@ -180,6 +205,7 @@ impl Sampling {
         let at = SampleAddresses {
             state: self.state.address(),
             counts: self.counts.address(),
+            history: self.history.address(),
             y: self.y.address(),
             rows: self.rows.address(),
             partial: self.partial.address(),
