@@ -100,7 +100,7 @@ def test_logits_in_no_buffer(backend: Backend) -> None:
 @pytest.mark.parametrize("weight", [0, 2, 9])
 def test_rope_factors_that_do_not_fit(backend: Backend, weight: int) -> None:
     bad = plan()
-    bad._plan["rope"]["factors"] = weight
+    bad._plan["ropes"][0]["factors"] = weight
     says = f"rope factors in weight {weight}: they must be a vector of 2 values"
     with pytest.raises(onegraph.ArgumentError, match=says):
         Run(backend, bad)

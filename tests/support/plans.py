@@ -61,10 +61,21 @@ class Plan:
             "buffers": [],
             "weights": [],
             "ops": [],
-            "rope": {"inv_freq": list(inv_freq), "factors": None, "scale": rope_scale},
-            "kv": {"n_layer": n_layer, "n_head_kv": n_head_kv, "head_dim": head_dim},
+            "ropes": [],
+            "kv": [{"n_head_kv": n_head_kv, "head_dim": head_dim}] * n_layer,
             "logits": 0,
         }
+        self.rope_table(inv_freq, rope_scale)
+
+    def rope_table(self, inv_freq: Sequence[float], scale: float = 1.0) -> int:
+        """A table of angles."""
+        self._plan["ropes"].append({"inv_freq": list(inv_freq), "factors": None, "scale": scale})
+        return len(self._plan["ropes"]) - 1
+
+    def cache(self, n_head_kv: int, head_dim: int) -> int:
+        """One layer more, with a cache of this shape."""
+        self._plan["kv"].append({"n_head_kv": n_head_kv, "head_dim": head_dim})
+        return len(self._plan["kv"]) - 1
 
     def buffer(self, name: str, width: int, *, rows: str = "batch") -> int:
         """A float32 buffer `[rows, width]`; `rows` is "batch" or "out"."""
@@ -86,11 +97,13 @@ class Plan:
         return {"weight": self.vector(name, values), "eps": eps}
 
     def rope_factors(self, values: Floats) -> None:
-        """Divisors of the rope table's frequencies."""
-        self._plan["rope"]["factors"] = self.vector("rope_factors", values)
+        """Divisors of the frequencies of the first rope table."""
+        self._plan["ropes"][0]["factors"] = self.vector("rope_factors", values)
 
     def op(self, name: str, **fields: Any) -> None:
-        """Appends an op."""
+        """Appends an op; one that turns heads does so by the first table, unless told otherwise."""
+        if name == "rope":
+            fields = {"table": 0, **fields}
         self._plan["ops"].append({"op": name, **fields})
 
     def json(self) -> str:

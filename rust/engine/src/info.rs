@@ -194,7 +194,10 @@ impl ModelInfo {
         };
         info.configured(&config);
         if let Some(rope) = &mut info.rope {
-            rope.style = plan.ops.iter().find_map(|op| op.signature().rope);
+            rope.style = plan
+                .ops
+                .iter()
+                .find_map(|op| op.signature().turn.map(|turn| turn.style));
         }
         let used: HashSet<&str> = plan.weights.iter().map(|w| w.name.as_str()).collect();
         info.unused_tensors = model
@@ -203,7 +206,7 @@ impl ModelInfo {
             .map(|t| printable(&t.name, 80))
             .collect();
         let runner = engine::runner(options, options.context(config.n_ctx_train)?)?;
-        let pages = KvPages::new(plan.kv, &runner)?;
+        let pages = KvPages::new(&plan.kv, &runner)?;
         info.decode = Some(DecodeInfo {
             weight_bytes: weight_bytes_per_token(&plan),
             kv_bytes_per_position: pages.token_bytes(),

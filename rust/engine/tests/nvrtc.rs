@@ -105,16 +105,15 @@ impl Layer {
             buffers: vec![],
             weights: vec![],
             ops: vec![],
-            rope: RopeTable {
+            ropes: vec![RopeTable {
                 inv_freq: vec![1.0; HEAD_DIM / 2],
                 factors: None,
                 scale: 1.0,
-            },
-            kv: KvShape {
-                n_layer: 1,
+            }],
+            kv: vec![KvShape {
                 n_head_kv: N_HEAD_KV,
                 head_dim: HEAD_DIM,
-            },
+            }],
             logits: BufferId(0),
         };
         let mut layer = Self { plan, ty };
@@ -134,7 +133,13 @@ impl Layer {
             l.product(x, norm, out, true);
         }
         for (x, n_head) in [(q, N_HEAD), (k, N_HEAD_KV)] {
-            l.plan.ops.push(Op::Rope { x, n_head, style });
+            let table = 0;
+            l.plan.ops.push(Op::Rope {
+                x,
+                n_head,
+                table,
+                style,
+            });
         }
         l.plan.ops.push(Op::KvScatter { k, v, layer: 0 });
         l.plan.ops.push(Op::Attention {

@@ -34,7 +34,8 @@ pub fn run(data: &[u8]) {
     assert!(config.rms_eps > 0.0 && config.rope_base > 1.0);
     assert_eq!(config.n_head % config.n_head_kv, 0);
     if let Ok(plan) = arch::plan(&config) {
-        assert!(plan.rope.inv_freq.iter().all(|f| f.is_finite()));
+        let tables = plan.ropes.iter();
+        assert!(tables.flat_map(|t| &t.inv_freq).all(|f| f.is_finite()));
         assert!(plan.weights.len() <= gguf.tensors.len());
         assert!(!plan.to_string().is_empty());
     }

@@ -22,22 +22,12 @@ pub struct Traits {
 
 impl<'a> Builder<'a> {
     pub fn new(config: &'a Config) -> Self {
-        let kv = KvShape {
-            n_layer: config.n_layer,
-            n_head_kv: config.n_head_kv,
-            head_dim: config.head_dim,
-        };
-        let rope = RopeTable {
-            inv_freq: Vec::new(),
-            factors: None,
-            scale: 1.0,
-        };
         let plan = Plan {
             buffers: Vec::new(),
             weights: Vec::new(),
             ops: Vec::new(),
-            rope,
-            kv,
+            ropes: Vec::new(),
+            kv: Vec::new(),
             logits: BufferId(0),
         };
         Self { config, plan }
@@ -85,9 +75,9 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// Fills the rope table from the config: base, linear and YaRN scaling, and the llama3
-    /// frequency factors where the file has them.
-    pub fn rope_table(&mut self) -> Result<()> {
+    /// A rope table of the config: base, linear and YaRN scaling, and the llama3 frequency factors
+    /// where the file has them. Its number.
+    pub fn rope_table(&mut self) -> Result<usize> {
         let c = self.config;
         let half = c.rope_dim / 2;
         let dims = c.rope_dim as f64;
@@ -120,12 +110,12 @@ impl<'a> Builder<'a> {
             }
         }
         let factors = self.optional("rope_freqs.weight", &[half])?;
-        self.plan.rope = RopeTable {
+        self.plan.ropes.push(RopeTable {
             inv_freq,
             factors,
             scale,
-        };
-        Ok(())
+        });
+        Ok(self.plan.ropes.len() - 1)
     }
 
     /// The whole model: embedding, `n_layer` blocks of attention and feed-forward with residuals,
@@ -133,7 +123,12 @@ impl<'a> Builder<'a> {
     pub fn decoder(mut self, traits: &Traits) -> Result<Plan> {
         let c = self.config;
         let (n_q, n_kv) = (c.n_head * c.head_dim, c.n_head_kv * c.head_dim);
-        self.rope_table()?;
+        let table = self.rope_table()?;
+        let cache = KvShape {
+            n_head_kv: c.n_head_kv,
+            head_dim: c.head_dim,
+        };
+        self.plan.kv = vec![cache; c.n_layer];
 
         let x = self.plan.add_buffer("x", c.n_embd, Rows::Batch);
         let q = self.plan.add_buffer("q", n_q, Rows::Batch);
@@ -165,11 +160,13 @@ impl<'a> Builder<'a> {
                 Op::Rope {
                     x: q,
                     n_head: c.n_head,
+                    table,
                     style: traits.rope,
                 },
                 Op::Rope {
                     x: k,
                     n_head: c.n_head_kv,
+                    table,
                     style: traits.rope,
                 },
                 Op::KvScatter { k, v, layer },

@@ -46,14 +46,35 @@ pub fn pool_pages(n_slots: usize, n_ctx: usize) -> usize {
     n_slots.saturating_mul(pages_of(n_ctx)).saturating_add(1)
 }
 
-/// The sizes of a pool of keys and values and of the table of its pages; where in the pool a token
-/// lies, each backend says for itself.
-#[derive(Debug, Clone, Copy)]
-pub struct KvPages {
+/// One layer's part of a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvLayer {
     pub shape: KvShape,
-    pub ty: &'static QuantType,
     /// Of one head of one token.
     pub head_bytes: usize,
+    /// Bytes that keys take in one page in all layers before.
+    pub before: usize,
+}
+
+impl KvLayer {
+    /// Bytes of its keys in one page; `None` where they overflow.
+    fn checked_page_bytes(&self) -> Option<usize> {
+        let heads = self.shape.n_head_kv.checked_mul(PAGE_TOKENS)?;
+        heads.checked_mul(self.head_bytes)
+    }
+
+    /// Bytes of its keys in one page.
+    pub fn page_bytes(&self) -> usize {
+        self.shape.n_head_kv * PAGE_TOKENS * self.head_bytes
+    }
+}
+
+/// The sizes of a pool of keys and values and of the table of its pages; where in the pool a token
+/// lies, each backend says for itself.
+#[derive(Debug, Clone)]
+pub struct KvPages {
+    pub layers: Vec<KvLayer>,
+    pub ty: &'static QuantType,
     /// Pages in the pool, page 0 included.
     pub n_pages: usize,
     /// Sequences in the table.
@@ -63,26 +84,35 @@ pub struct KvPages {
 }
 
 impl KvPages {
-    /// The pages of a cache of `shape`.
+    /// The pages of a cache of these shapes, one a layer.
     ///
     /// # Errors
-    /// [`Error::Argument`] where heads of this width cannot be stored as the type asked for.
-    pub fn new(shape: KvShape, options: &RunnerOptions) -> Result<Self> {
+    /// [`Error::Argument`] where heads of their width cannot be stored as the type asked for.
+    pub fn new(shapes: &[KvShape], options: &RunnerOptions) -> Result<Self> {
         let ty = options.kv_type;
-        let head_bytes = ty
-            .kv_head_bytes(shape.head_dim)
-            .ok_or_else(|| Error::Argument {
-                name: "kv_type",
-                value: ty.name.into(),
-                reason: format!(
-                    "heads of {} values cannot be stored in blocks of {}; use another kv_type",
-                    shape.head_dim, ty.block_elems
-                ),
-            })?;
+        let mut layers: Vec<KvLayer> = Vec::with_capacity(shapes.len());
+        for shape in shapes {
+            let head_bytes = ty.kv_head_bytes(shape.head_dim);
+            let before = layers.last().map_or(Some(0), |last| {
+                last.before.checked_add(last.checked_page_bytes()?)
+            });
+            layers.push(KvLayer {
+                shape: *shape,
+                head_bytes: head_bytes.ok_or_else(|| Error::Argument {
+                    name: "kv_type",
+                    value: ty.name.into(),
+                    reason: format!(
+                        "heads of {} values cannot be stored in blocks of {}; use another kv_type",
+                        shape.head_dim, ty.block_elems
+                    ),
+                })?,
+                // Then there is no pool.
+                before: before.unwrap_or(usize::MAX),
+            });
+        }
         Ok(Self {
-            shape,
+            layers,
             ty,
-            head_bytes,
             n_pages: options.n_pages,
             n_slots: options.n_slots,
             n_ctx: options.n_ctx,
@@ -91,15 +121,10 @@ impl KvPages {
 
     /// Bytes of the pool; `None` where they overflow.
     pub fn bytes(&self) -> Option<usize> {
-        let factors = [
-            2,
-            self.shape.n_layer,
-            self.n_pages,
-            self.shape.n_head_kv,
-            PAGE_TOKENS,
-            self.head_bytes,
-        ];
-        factors.iter().try_fold(1usize, |a, b| a.checked_mul(*b))
+        let page = self.layers.last().map_or(Some(0), |last| {
+            last.before.checked_add(last.checked_page_bytes()?)
+        })?;
+        page.checked_mul(2)?.checked_mul(self.n_pages)
     }
 
     /// [`KvPages::bytes`], as a part of [`Needs`].
@@ -107,15 +132,14 @@ impl KvPages {
         self.bytes().map_or(u64::MAX, |bytes| bytes as u64)
     }
 
-    /// Bytes of one layer's keys in one page.
-    pub fn page_bytes(&self) -> usize {
-        self.shape.n_head_kv * PAGE_TOKENS * self.head_bytes
-    }
-
     /// Bytes of the keys and values of one token in all layers.
     pub fn token_bytes(&self) -> u64 {
-        let heads = (self.shape.n_layer as u64).saturating_mul(self.shape.n_head_kv as u64);
-        heads.saturating_mul(2 * self.head_bytes as u64)
+        let of_layer = |layer: &KvLayer| {
+            let heads = layer.shape.n_head_kv as u64;
+            heads.saturating_mul(2 * layer.head_bytes as u64)
+        };
+        let layers = self.layers.iter().map(of_layer);
+        layers.fold(0, u64::saturating_add)
     }
 
     /// Why there is no memory for the pool, of which `free` bytes are free where that is known.
@@ -186,7 +210,6 @@ mod tests {
 
     fn pages(head_dim: usize, kv_type: &str, n_slots: usize, n_ctx: usize) -> Result<KvPages> {
         let shape = KvShape {
-            n_layer: 2,
             n_head_kv: 3,
             head_dim,
         };
@@ -198,7 +221,7 @@ mod tests {
             threads: 1,
             gpu: GpuOptions::default(),
         };
-        KvPages::new(shape, &options)
+        KvPages::new(&[shape; 2], &options)
     }
 
     #[test]
@@ -212,8 +235,9 @@ mod tests {
         // 64 integers of 16 bits and their unit.
         let head = 64 * 2 + 2;
         assert_eq!(pages.token_bytes(), 2 * 2 * 3 * head as u64);
-        assert_eq!(pages.page_bytes(), 3 * 64 * head);
-        let of_pages = 2 * 2 * 11 * pages.page_bytes();
+        assert_eq!(pages.layers[1].before, 3 * 64 * head);
+        assert_eq!(pages.layers[1].page_bytes(), 3 * 64 * head);
+        let of_pages = 2 * 2 * 11 * pages.layers[1].page_bytes();
         assert_eq!(pages.bytes(), Some(of_pages));
         assert_eq!(pages.needed(), 11 * 64 * pages.token_bytes());
     }

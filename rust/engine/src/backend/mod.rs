@@ -23,7 +23,7 @@ pub use graphs::{
     GraphStats, SharedStats, StepCheck,
 };
 pub use inspect::Inspect;
-pub use memory::{pages_of, pool_pages, KvPages, Needs};
+pub use memory::{pages_of, pool_pages, KvLayer, KvPages, Needs};
 
 /// Tokens in a KV page. Page 0 is reserved: padding rows live there, no sequence does.
 pub const PAGE_TOKENS: usize = 64;

@@ -1,7 +1,8 @@
 //! The fusion pass: neighbouring ops that one kernel can do become one fused op. A backend that
 //! lowers a plan runs fused ops; the interpreter runs the plan itself and stays the oracle.
 
-use super::{BufferId, Norm, Op, Plan, RopeStyle, WeightId};
+use super::signature::Turn;
+use super::{BufferId, Norm, Op, Plan, WeightId};
 
 /// What a fused mat-vec does with its sums.
 #[derive(Debug, Clone, PartialEq)]
@@ -16,7 +17,8 @@ pub enum Epilogue {
     /// layer `scatter`.
     Qkv {
         scatter: Option<usize>,
-        style: RopeStyle,
+        turn: Turn,
+        head_dim: usize,
     },
 }
 
@@ -172,40 +174,52 @@ fn epilogue(
         {
             (Epilogue::SwiGlu { out: *out }, 1)
         }
-        (
-            [q, k, v],
-            [Op::Rope {
-                x: q_rope, style, ..
-            }, Op::Rope {
-                x: k_rope,
-                style: k_style,
-                ..
-            }, rest @ ..],
-        ) if (*q_rope, *k_rope) == (q.out, k.out)
-            && style == k_style
-            && plan.kv.head_dim == 2 * plan.rope.inv_freq.len()
-            && plan.kv.head_dim.is_multiple_of(16) =>
-        {
-            let scatter = match rest {
-                [Op::KvScatter {
-                    k: k_in,
-                    v: v_in,
-                    layer,
-                }, ..]
-                    if rules.scatter
-                        && (*k_in, *v_in) == (k.out, v.out)
-                        && dead(&[k.out, v.out], at + 3) =>
-                {
-                    Some(*layer)
-                }
-                _ => None,
-            };
-            let used = 2 + usize::from(scatter.is_some());
-            let style = *style;
-            (Epilogue::Qkv { scatter, style }, used)
-        }
-        _ => (Epilogue::Store, 0),
+        _ => qkv(plan, at, parts, rules).unwrap_or((Epilogue::Store, 0)),
     }
+}
+
+/// [`Epilogue::Qkv`], where the ops from `at` on are its.
+fn qkv(plan: &Plan, at: usize, parts: &[Part], rules: Rules) -> Option<(Epilogue, usize)> {
+    let ([q, k, v], [q_rope, k_rope, rest @ ..]) = (parts, &plan.ops[at..]) else {
+        return None;
+    };
+    let (turn, head_dim) = turned_whole(plan, q.out, q_rope)?;
+    if turned_whole(plan, k.out, k_rope) != Some((turn, head_dim)) || head_dim % 16 != 0 {
+        return None;
+    }
+    let dead = |id| !read_later(plan, at + 3, id);
+    let scatter = match rest.first() {
+        Some(Op::KvScatter {
+            k: k_in,
+            v: v_in,
+            layer,
+        }) if rules.scatter && (*k_in, *v_in) == (k.out, v.out) && dead(k.out) && dead(v.out) => {
+            Some(*layer)
+        }
+        _ => None,
+    };
+    let epilogue = Epilogue::Qkv {
+        scatter,
+        turn,
+        head_dim,
+    };
+    Some((epilogue, 2 + usize::from(scatter.is_some())))
+}
+
+/// How `op` turns the heads of `id`, all of each, and how wide they are.
+fn turned_whole(plan: &Plan, id: BufferId, op: &Op) -> Option<(Turn, usize)> {
+    let &Op::Rope {
+        x,
+        n_head,
+        table,
+        style,
+    } = op
+    else {
+        return None;
+    };
+    let head_dim = plan.buffer(x).width / n_head;
+    let is_whole = head_dim == 2 * plan.ropes[table].inv_freq.len();
+    (x == id && is_whole).then_some((Turn { table, style }, head_dim))
 }
 
 #[cfg(test)]
@@ -231,16 +245,15 @@ mod tests {
             buffers: vec![],
             weights: vec![],
             ops,
-            rope: RopeTable {
+            ropes: vec![RopeTable {
                 inv_freq: vec![],
                 factors: None,
                 scale: 1.0,
-            },
-            kv: KvShape {
-                n_layer: 1,
+            }],
+            kv: vec![KvShape {
                 n_head_kv: 1,
                 head_dim: 64,
-            },
+            }],
             logits: SUM,
         };
         for name in ["x", "a", "b", "c", "sum"] {

@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::signature::{
-    Access, CacheUse, Constant, Operand, Over, Parts, Role, Signature, Used, Width,
+    Access, CacheUse, Constant, Operand, Over, Parts, Role, Signature, Turn, Used, Width,
 };
 use super::{BufferId, WeightId};
 
@@ -107,11 +107,12 @@ pub enum Op {
         out: BufferId,
     },
     /// Rotates, in place, the first `2 * len(inv_freq)` values of each head of `x[r]` by the angles
-    /// `positions[r] * inv_freq` of the plan's rope table: `u` becomes `fma(u, cos, -(v sin))` and
+    /// `positions[r] * inv_freq` of the plan's rope table of this number: `u` becomes `fma(u, cos, -(v sin))` and
     /// `v` `fma(u, sin, v cos)`; cosine and sine are of float64, rounded.
     Rope {
         x: BufferId,
         n_head: usize,
+        table: usize,
         style: RopeStyle,
     },
     /// Stores `k[r]` and `v[r]` as token `positions[r]` of the sequence `slots[r]` in the cache of
@@ -221,9 +222,14 @@ impl Op {
                     ..Signature::new("matvec", Over::Buffers, vec![read(x), out])
                 }
             }
-            Op::Rope { x, n_head, style } => Signature {
+            Op::Rope {
+                x,
+                n_head,
+                table,
+                style,
+            } => Signature {
                 parts: Parts::Heads(n_head),
-                rope: Some(style),
+                turn: Some(Turn { table, style }),
                 ..Signature::new("rope", Over::Batch, vec![update(x)])
             },
             Op::KvScatter { k, v, layer } => {

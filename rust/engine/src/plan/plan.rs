@@ -100,10 +100,10 @@ impl RopeTable {
     }
 }
 
-/// Shape of the KV cache.
+/// Shape of one layer's cache of keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvShape {
-    pub n_layer: usize,
+    /// 0 where the layer has none.
     pub n_head_kv: usize,
     pub head_dim: usize,
 }
@@ -114,8 +114,9 @@ pub struct Plan {
     pub buffers: Vec<Buffer>,
     pub weights: Vec<Weight>,
     pub ops: Vec<Op>,
-    pub rope: RopeTable,
-    pub kv: KvShape,
+    pub ropes: Vec<RopeTable>,
+    /// By layer.
+    pub kv: Vec<KvShape>,
     /// The last buffer written: `[out rows, n_vocab]`.
     pub logits: BufferId,
 }
@@ -131,9 +132,19 @@ impl Plan {
         &self.weights[id.0]
     }
 
-    /// The heads of each op that attends to the tokens in the cache.
-    pub fn attention_heads(&self) -> impl Iterator<Item = usize> + '_ {
-        self.ops.iter().filter_map(|op| op.signature().attends())
+    /// Of each op that attends to the tokens in a cache its heads, and the shape of the cache.
+    pub fn attentions(&self) -> impl Iterator<Item = (usize, KvShape)> + '_ {
+        let attends = |op: &Op| {
+            let op = op.signature();
+            Some((op.attends()?, *self.kv.get(op.cache?.layer)?))
+        };
+        self.ops.iter().filter_map(attends)
+    }
+
+    /// Bytes of all tables of angles for `positions` positions.
+    pub fn rope_bytes(&self, positions: usize) -> usize {
+        let tables = self.ropes.iter().map(|table| table.bytes(positions));
+        tables.fold(0, usize::saturating_add)
     }
 
     /// Adds a buffer.
@@ -184,8 +195,9 @@ impl Plan {
                 ));
             }
         }
-        if let Some(id) = self.rope.factors {
-            let n = self.rope.inv_freq.len();
+        for table in &self.ropes {
+            let Some(id) = table.factors else { continue };
+            let n = table.inv_freq.len();
             let fits = |w: &Weight| w.n_in == n && w.n_out == 1;
             if !self.weights.get(id.0).is_some_and(fits) {
                 return Err(Error::Argument {
@@ -216,12 +228,14 @@ impl fmt::Display for Plan {
             };
             writeln!(f, "  {}[{rows}, {}]", x.name, x.width)?;
         }
-        let KvShape {
-            n_layer,
-            n_head_kv,
-            head_dim,
-        } = self.kv;
-        writeln!(f, "kv: {n_layer} layers x {n_head_kv} heads x {head_dim}")?;
+        let alike = self.kv.chunk_by(|a, b| a == b).map(|layers| {
+            let KvShape {
+                n_head_kv,
+                head_dim,
+            } = layers[0];
+            format!("{} layers x {n_head_kv} heads x {head_dim}", layers.len())
+        });
+        writeln!(f, "kv: {}", alike.collect::<Vec<_>>().join(", "))?;
         writeln!(f, "ops:")?;
         for (i, op) in self.ops.iter().enumerate() {
             writeln!(f, "  {i:4}  {}", op.signature().listed(self))?;

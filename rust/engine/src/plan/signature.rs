@@ -16,8 +16,8 @@ pub struct Signature {
     pub over: Over,
     pub parts: Parts,
     pub cache: Option<CacheUse>,
-    /// Set where it turns heads by the angles of the plan's rope table.
-    pub rope: Option<RopeStyle>,
+    /// Set where it turns heads.
+    pub turn: Option<Turn>,
     pub constant: Option<Constant>,
 }
 
@@ -101,6 +101,14 @@ pub struct CacheUse {
     pub access: Access,
 }
 
+/// How an op turns heads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Turn {
+    /// By the angles of this one of [`Plan::ropes`].
+    pub table: usize,
+    pub style: RopeStyle,
+}
+
 /// A number of an op.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Constant {
@@ -153,7 +161,7 @@ impl Signature {
             over,
             parts: Parts::Whole,
             cache: None,
-            rope: None,
+            turn: None,
             constant: None,
         }
     }
@@ -200,12 +208,14 @@ impl Signature {
             && self.parts_fit(plan)
             && self.rows_fit(plan)
             && self.outputs_are_apart()
-            && self.cache.is_none_or(|c| c.layer < plan.kv.n_layer)
+            && self.cache.is_none_or(|c| c.layer < plan.kv.len())
+            && self.turn.is_none_or(|turn| turn.table < plan.ropes.len())
     }
 
     fn width(&self, plan: &Plan, width: Width) -> Option<usize> {
         if width == Width::Cache {
-            return plan.kv.n_head_kv.checked_mul(plan.kv.head_dim);
+            let kv = plan.kv.get(self.cache?.layer)?;
+            return kv.n_head_kv.checked_mul(kv.head_dim);
         }
         let first = self.buffers.iter().find(|b| b.width == width)?;
         Some(plan.buffer(first.id).width)
@@ -251,10 +261,12 @@ impl Signature {
             Parts::Groups(size) => cut(size),
             Parts::Heads(n) if !cut(n) => false,
             Parts::Heads(n) => {
-                let turned = self.rope.map_or(0, |_| 2 * plan.rope.inv_freq.len());
-                let kv = &plan.kv;
-                let shares = |_| {
-                    row / n == kv.head_dim && kv.n_head_kv > 0 && n.is_multiple_of(kv.n_head_kv)
+                let table = self.turn.and_then(|turn| plan.ropes.get(turn.table));
+                let turned = table.map_or(0, |table| 2 * table.inv_freq.len());
+                let shares = |cache: CacheUse| {
+                    plan.kv.get(cache.layer).is_some_and(|kv| {
+                        row / n == kv.head_dim && kv.n_head_kv > 0 && n.is_multiple_of(kv.n_head_kv)
+                    })
                 };
                 row / n >= turned && self.cache.is_none_or(shares)
             }
@@ -325,7 +337,10 @@ impl fmt::Display for Listed<'_> {
             Parts::Groups(size) => right.push(format!("group {size}")),
             Parts::Heads(n) => right.push(format!("{n} heads")),
         }
-        right.extend(op.rope.map(|style| style.name().to_owned()));
+        right.extend(op.turn.map(|turn| match self.plan.ropes.len() {
+            1 => turn.style.name().to_owned(),
+            _ => format!("{} by table {}", turn.style.name(), turn.table),
+        }));
         right.extend(op.constant.map(|constant| match constant {
             Constant::Epsilon(eps) => format!("eps {eps:e}"),
             Constant::Scale(scale) => format!("scale {scale}"),

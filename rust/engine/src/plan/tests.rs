@@ -24,16 +24,18 @@ fn plan(ops: Vec<Op>) -> Plan {
         buffers: vec![],
         weights: vec![],
         ops,
-        rope: RopeTable {
+        ropes: vec![RopeTable {
             inv_freq: vec![1.0; 8],
             factors: None,
             scale: 1.0,
-        },
-        kv: KvShape {
-            n_layer: 3,
-            n_head_kv: 2,
-            head_dim: 16,
-        },
+        }],
+        kv: vec![
+            KvShape {
+                n_head_kv: 2,
+                head_dim: 16,
+            };
+            3
+        ],
         logits: WANTED,
     };
     for (name, width, rows) in [
@@ -150,6 +152,7 @@ const CASES: &[Case] = &[
         op: Op::Rope {
             x: A,
             n_head: 4,
+            table: 0,
             style: RopeStyle::Halves,
         },
         inputs: &[A],
@@ -280,7 +283,7 @@ fn an_op_runs_over_the_rows_of_its_buffers() {
 #[test]
 fn heads_are_those_of_the_ops_that_read_the_cache() {
     let plan = plan(CASES.iter().map(|case| case.op.clone()).collect());
-    assert_eq!(plan.attention_heads().collect::<Vec<_>>(), [4]);
+    assert_eq!(plan.attentions().collect::<Vec<_>>(), [(4, plan.kv[2])]);
 }
 
 #[test]

@@ -65,8 +65,11 @@ impl Attention<'_> {
     /// # Errors
     /// [`crate::Error::Memory`].
     pub fn run(&self, level: Level, out: &mut [f32]) -> Result<()> {
-        let n_kv = self.kv.pages.shape.n_head_kv;
-        let width = self.n_head * self.kv.pages.shape.head_dim;
+        let KvShape {
+            n_head_kv: n_kv,
+            head_dim,
+        } = self.kv.pages.layers[self.layer].shape;
+        let width = self.n_head * head_dim;
         let mut work: Vec<(usize, usize, Vec<&mut [f32]>)> = Vec::new();
         let mut rest = out;
         let mut first = 0;
@@ -145,11 +148,14 @@ impl<B: Block> Task for TypedHeads<'_, B> {
             ..
         } = self.0;
         let kv = op.kv;
-        let dim = kv.pages.shape.head_dim;
-        let group = op.n_head / kv.pages.shape.n_head_kv;
+        let KvShape {
+            n_head_kv,
+            head_dim: dim,
+        } = kv.pages.layers[op.layer].shape;
+        let group = op.n_head / n_head_kv;
         let slot = op.batch.slots[first] as usize;
         let q = |row: usize| {
-            let row = (first + row) * kv.pages.shape.n_head_kv + head;
+            let row = (first + row) * n_head_kv + head;
             &op.q[row * group * dim..][..group * dim]
         };
         // Tokens that each row sees. A position past the cache was refused by the scatter; here it

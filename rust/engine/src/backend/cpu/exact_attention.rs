@@ -5,7 +5,7 @@ use super::attention::Attention;
 use super::kv::Part;
 use super::memory::{filled, reserve};
 use super::simd::{pair, Isa, Task, Word, LANES};
-use crate::backend::PAGE_TOKENS;
+use crate::backend::{KvLayer, PAGE_TOKENS};
 use crate::error::Result;
 use crate::quant::i16_blocks::{blocks, parts, GROUP};
 use crate::sampler::math;
@@ -376,8 +376,10 @@ impl Task for Heads<'_, '_> {
             mut out,
         } = self;
         let kv = op.kv;
-        let (dim, n_head_kv) = (kv.pages.shape.head_dim, kv.pages.shape.n_head_kv);
-        let head_bytes = kv.pages.head_bytes;
+        let KvLayer {
+            shape, head_bytes, ..
+        } = kv.pages.layers[op.layer];
+        let (dim, n_head_kv) = (shape.head_dim, shape.n_head_kv);
         let group = op.n_head / n_head_kv;
         let slot = op.batch.slots[first] as usize;
         let c = f64::from(op.scale) * std::f64::consts::LOG2_E;

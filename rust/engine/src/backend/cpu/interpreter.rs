@@ -16,6 +16,14 @@ use crate::plan::{BufferId, Norm, Op, Plan, RopeTable, Rows, WeightId};
 /// What the plan's buffers hold, in messages.
 const ACTIVATIONS: &str = "the activations of the rows";
 
+/// What heads are turned by.
+struct Angles {
+    inv_freq: Vec<f64>,
+    scale: f64,
+    /// Of the rows of the pass.
+    of_rows: CosSin,
+}
+
 /// Runs the ops of one plan.
 pub struct Interpreter {
     plan: Arc<Plan>,
@@ -26,8 +34,8 @@ pub struct Interpreter {
     scratch: Scratch,
     normed: Normed,
     pub kv: KvCache,
-    inv_freq: Vec<f64>,
-    cos_sin: CosSin,
+    /// By the plan's tables.
+    angles: Vec<Angles>,
     /// Whether any op rotates.
     rotates: bool,
     pool: Arc<rayon::ThreadPool>,
@@ -55,17 +63,22 @@ impl Interpreter {
                 None
             });
         }
-        let RopeTable {
-            inv_freq, factors, ..
-        } = &plan.rope;
-        let mut inv_freq = inv_freq.clone();
-        if let Some(factors) = factors.and_then(|id| vectors[id.0].as_ref()) {
-            inv_freq
-                .iter_mut()
-                .zip(factors)
-                .for_each(|(f, d)| *f /= f64::from(*d));
-        }
-        let kv = KvCache::new(KvPages::new(plan.kv, options)?)?;
+        let frequencies = |table: &RopeTable| {
+            let mut inv_freq = table.inv_freq.clone();
+            if let Some(factors) = table.factors.and_then(|id| vectors[id.0].as_ref()) {
+                inv_freq
+                    .iter_mut()
+                    .zip(factors)
+                    .for_each(|(f, d)| *f /= f64::from(*d));
+            }
+            Angles {
+                inv_freq,
+                scale: table.scale,
+                of_rows: CosSin::default(),
+            }
+        };
+        let angles = plan.ropes.iter().map(frequencies).collect();
+        let kv = KvCache::new(KvPages::new(&plan.kv, options)?)?;
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(options.threads)
             .thread_name(|i| format!("onegraph-cpu-{i}"))
@@ -83,7 +96,7 @@ impl Interpreter {
             reserve(values, n.saturating_mul(buffer.width), ACTIVATIONS)?;
         }
         let level = Level::detect();
-        let rotates = plan.ops.iter().any(|op| op.signature().rope.is_some());
+        let rotates = plan.ops.iter().any(|op| op.signature().turn.is_some());
         Ok(Self {
             plan,
             weights,
@@ -92,8 +105,7 @@ impl Interpreter {
             scratch: Scratch::default(),
             normed: Normed::default(),
             kv,
-            inv_freq,
-            cos_sin: CosSin::default(),
+            angles,
             rotates,
             pool: Arc::new(pool),
             level,
@@ -164,8 +176,9 @@ impl Interpreter {
     fn step(&mut self, batch: &Batch<'_>) -> Result<()> {
         let plan = self.plan.clone();
         if self.rotates {
-            self.cos_sin
-                .set(batch.positions, &self.inv_freq, plan.rope.scale)?;
+            for a in &mut self.angles {
+                a.of_rows.set(batch.positions, &a.inv_freq, a.scale)?;
+            }
         }
         let mut out_of_bounds = None;
         let mut at = 0;
@@ -307,9 +320,15 @@ impl Interpreter {
                 group,
                 eps,
             } => self.rms_norm(*x, *weight, *out, *group, *eps),
-            Op::Rope { x, n_head, style } => {
+            Op::Rope {
+                x,
+                n_head,
+                table,
+                style,
+            } => {
                 let width = self.plan.buffer(*x).width;
-                let (dim, cos_sin, level) = (width / n_head, &self.cos_sin, self.level);
+                let (dim, level) = (width / n_head, self.level);
+                let cos_sin = &self.angles[*table].of_rows;
                 rowwise::each_row(&mut self.buffers[x.0], width, |row, values| {
                     cos_sin.rotate(level, row, values, dim, *style);
                 });

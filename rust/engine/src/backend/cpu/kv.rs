@@ -1,7 +1,7 @@
 //! The KV cache: pages in one pool, found through a page table that is read at every step.
 
 use super::memory::filled;
-use crate::backend::{KvPages, PAGE_TOKENS};
+use crate::backend::{KvLayer, KvPages, PAGE_TOKENS};
 use crate::error::Result;
 
 /// The first byte of one head of one token in a pool of `[layer][page][k|v][kv head][token]` heads.
@@ -14,8 +14,14 @@ fn address(
     head: usize,
     entry: usize,
 ) -> usize {
-    let side = (layer * pages.n_pages + page) * 2 + usize::from(part == Part::V);
-    ((side * pages.shape.n_head_kv + head) * PAGE_TOKENS + entry) * pages.head_bytes
+    let KvLayer {
+        shape,
+        head_bytes,
+        before,
+    } = pages.layers[layer];
+    let side = page * 2 + usize::from(part == Part::V);
+    before * 2 * pages.n_pages
+        + ((side * shape.n_head_kv + head) * PAGE_TOKENS + entry) * head_bytes
 }
 
 /// Keys and values of every layer, encoded in a quant type; and the page table,
@@ -110,7 +116,10 @@ impl KvCache {
         let Some(quantize) = self.pages.ty.quantize else {
             return false;
         };
-        let dim = self.pages.shape.head_dim;
+        let KvLayer {
+            shape, head_bytes, ..
+        } = self.pages.layers[layer];
+        let dim = shape.head_dim;
         let largest = self.pages.ty.largest;
         let mut clamped = Vec::new();
         for (part, values) in [(Part::K, k), (Part::V, v)] {
@@ -128,7 +137,7 @@ impl KvCache {
                         &clamped
                     }
                 };
-                quantize(values, &mut self.data[at..at + self.pages.head_bytes]);
+                quantize(values, &mut self.data[at..at + head_bytes]);
             }
         }
         true
@@ -148,7 +157,7 @@ impl KvCache {
         let page = self.page(slot, page_index * PAGE_TOKENS)?;
         let at = address(&self.pages, layer, page, part, head, 0);
         self.data
-            .get(at..at + tokens.min(PAGE_TOKENS) * self.pages.head_bytes)
+            .get(at..at + tokens.min(PAGE_TOKENS) * self.pages.layers[layer].head_bytes)
     }
 
     /// The whole pool, for tests that look at every byte.
@@ -173,6 +182,7 @@ fn zeroed(bytes: usize) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::{GpuOptions, RunnerOptions};
     use crate::plan::KvShape;
     use crate::quant;
     use proptest::prelude::*;
@@ -180,37 +190,45 @@ mod tests {
     /// Where one head of one token lies: layer, page, part, head, entry.
     type Place = (usize, usize, Part, usize, usize);
 
-    /// Layers, pages, heads, bytes of a head.
-    fn pages(n_layer: usize, n_pages: usize, n_head_kv: usize, head_bytes: usize) -> KvPages {
-        KvPages {
-            shape: KvShape {
-                n_layer,
-                n_head_kv,
-                head_dim: 1,
-            },
-            ty: quant::kv_types().next().expect("a type"),
-            head_bytes,
-            n_pages,
+    /// The pages of layers of so many heads of so many values.
+    fn pages(n_pages: usize, layers: &[(usize, usize)]) -> KvPages {
+        let shape = |(n_head_kv, head_dim)| KvShape {
+            n_head_kv,
+            head_dim,
+        };
+        let shapes: Vec<KvShape> = layers.iter().copied().map(shape).collect();
+        let options = RunnerOptions {
             n_slots: 1,
             n_ctx: PAGE_TOKENS,
-        }
+            n_pages,
+            kv_type: quant::kv_types().next().expect("a type"),
+            threads: 1,
+            gpu: GpuOptions::default(),
+        };
+        KvPages::new(&shapes, &options).expect("heads of any width")
     }
 
-    /// Any cache whose pool a 64-bit machine could address, most of them far beyond 4 GiB.
+    /// Any cache whose pool a 64-bit machine could address, most of them far beyond 4 GiB; each
+    /// layer of a shape of its own, and some without a cache.
     fn layouts() -> impl Strategy<Value = KvPages> {
-        let sizes = (1..=256usize, 2..=1usize << 20, 1..=128usize, 1..=2048usize);
-        sizes.prop_map(|(n_layer, n_pages, n_head_kv, bytes)| {
-            pages(n_layer, n_pages, n_head_kv, bytes)
-        })
+        let layer = (0..=128usize, 1..=512usize);
+        let layers = prop::collection::vec(layer, 1..=64).prop_filter("a cache", |layers| {
+            layers.iter().any(|(heads, _)| *heads > 0)
+        });
+        let sizes = (2..=1usize << 20, layers);
+        sizes.prop_map(|(n_pages, layers)| pages(n_pages, &layers))
     }
 
     fn place(layout: &KvPages, picks: [u64; 5]) -> Place {
         let pick = |i: usize, n: usize| (picks[i] % n as u64) as usize;
+        let heads = |layer: &usize| layout.layers[*layer].shape.n_head_kv;
+        let cached: Vec<usize> = (0..layout.layers.len()).filter(|l| heads(l) > 0).collect();
+        let layer = cached[pick(0, cached.len())];
         (
-            pick(0, layout.shape.n_layer),
+            layer,
             pick(1, layout.n_pages),
             [Part::K, Part::V][pick(2, 2)],
-            pick(3, layout.shape.n_head_kv),
+            pick(3, heads(&layer)),
             pick(4, PAGE_TOKENS),
         )
     }
@@ -230,32 +248,36 @@ mod tests {
         ) {
             let (a, b) = (place(&layout, a), place(&layout, b));
             let (at_a, at_b) = (at(&layout, a), at(&layout, b));
-            prop_assert_eq!(a == b, at_a.abs_diff(at_b) < layout.head_bytes);
+            let bytes = |place: Place| layout.layers[place.0].head_bytes;
+            let (end_a, end_b) = (at_a + bytes(a), at_b + bytes(b));
+            prop_assert_eq!(a == b, at_a < end_b && at_b < end_a);
             let end = layout.bytes().expect("the pool fits 64 bits");
-            prop_assert!(at_a + layout.head_bytes <= end && at_b + layout.head_bytes <= end);
+            prop_assert!(end_a <= end && end_b <= end);
         }
 
         /// The same in 128-bit integers, from the definition.
         #[test]
         fn addresses_do_not_wrap(layout in layouts(), pick in prop::array::uniform5(any::<u64>())) {
             let (layer, page, part, head, entry) = place(&layout, pick);
+            let heads = |layer: usize| layout.layers[layer].shape.n_head_kv;
             let digits = [
-                (layer, layout.shape.n_layer),
                 (page, layout.n_pages),
                 (usize::from(part == Part::V), 2),
-                (head, layout.shape.n_head_kv),
+                (head, heads(layer)),
                 (entry, PAGE_TOKENS),
             ];
             let index = digits.iter().fold(0u128, |sum, (digit, n)| sum * *n as u128 + *digit as u128);
-            let wanted = index * layout.head_bytes as u128;
+            let before = (0..layer).map(|l| (heads(l) * layout.layers[l].head_bytes) as u128);
+            let before = before.sum::<u128>() * (layout.n_pages * 2 * PAGE_TOKENS) as u128;
+            let wanted = before + index * layout.layers[layer].head_bytes as u128;
             prop_assert_eq!(address(&layout, layer, page, part, head, entry) as u128, wanted);
         }
     }
 
     #[test]
     fn the_last_token_of_a_large_cache_ends_with_the_pool() {
-        // 32 layers, 8 KV heads of 128 halves, 131,072 tokens: 16 GiB.
-        let layout = pages(32, 2048, 8, 256);
+        // 32 layers, 8 KV heads of 64 floats, 131,072 tokens: 16 GiB.
+        let layout = pages(2048, &[(8, 64); 32]);
         let last = address(&layout, 31, 2047, Part::V, 7, 63);
         assert_eq!(last + 256, 16 << 30);
         assert_eq!(layout.bytes(), Some(16 << 30));
@@ -263,7 +285,7 @@ mod tests {
 
     #[test]
     fn a_pool_beyond_the_address_space_is_refused_without_asking_for_it() {
-        let error = KvCache::new(pages(1 << 20, 1 << 30, 1 << 10, 1 << 12)).expect_err("too much");
+        let error = KvCache::new(pages(1 << 30, &[(1 << 20, 1 << 14)])).expect_err("too much");
         let text = error.to_string();
         assert!(text.contains("1073741824 pages of 64 tokens"), "{text}");
         assert!(text.contains("more than 2^64 bytes"), "{text}");

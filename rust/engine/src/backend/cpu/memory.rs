@@ -32,7 +32,7 @@ pub fn most_rows(options: &RunnerOptions) -> usize {
 /// # Errors
 /// As [`KvPages::new`].
 pub fn needs(plan: &Plan, options: &RunnerOptions) -> Result<Needs> {
-    let kv = KvPages::new(plan.kv, options)?;
+    let kv = KvPages::new(&plan.kv, options)?;
     let file_bytes = |w: &plan::Weight| w.bytes().map_or(u64::MAX, |bytes| bytes as u64);
     Ok(Needs {
         weights: sum(plan.weights.iter().map(file_bytes)),
@@ -55,7 +55,7 @@ fn activations(plan: &Plan, options: &RunnerOptions) -> u64 {
     let buffers = plan.buffers.iter().map(|b| b.bytes(rows, options.n_slots));
     let vectors = plan.weights.iter().filter(|w| w.n_out == 1);
     let vectors = vectors.map(|w| w.n_in.saturating_mul(size_of::<f32>()));
-    let all = buffers.chain(vectors).chain([plan.rope.bytes(rows)]);
+    let all = buffers.chain(vectors).chain([plan.rope_bytes(rows)]);
     sum(all.map(|bytes| bytes as u64))
 }
 
@@ -101,10 +101,12 @@ fn normed(plan: &Plan, options: &RunnerOptions) -> u64 {
 
 /// What attention works on.
 fn scores(plan: &Plan, options: &RunnerOptions) -> u64 {
-    let heads = plan.attention_heads().max().unwrap_or(0);
     let (ty, rows) = (options.kv_type, most_rows(options));
-    let scores = attention::scratch_bytes(plan.kv, ty, heads, options.n_ctx, rows);
-    product(&[options.threads, scores.per_thread]).saturating_add(scores.shared as u64)
+    let bytes = |(n_head, kv)| {
+        let scores = attention::scratch_bytes(kv, ty, n_head, options.n_ctx, rows);
+        product(&[options.threads, scores.per_thread]).saturating_add(scores.shared as u64)
+    };
+    plan.attentions().map(bytes).max().unwrap_or(0)
 }
 
 /// Of each slot: the logits under way, counts of what was said, two lists of candidates; and of what

@@ -7,7 +7,7 @@ use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::{Kind, Spec, Traffic};
 use crate::backend::PAGE_TOKENS;
 use crate::error::Result;
-use crate::plan::{BufferId, Plan};
+use crate::plan::{BufferId, KvShape, Plan};
 
 static SOURCE: Source = source!("attention.cu", CONSTANTS, Attention, KvView);
 static BLOCKS: Source = source!("attention_blocks.cu", CONSTANTS, Attention, KvView);
@@ -47,6 +47,8 @@ pub struct AttentionOp {
     pub q: BufferId,
     pub out: BufferId,
     pub layer: usize,
+    /// Of the layer's cache.
+    pub kv: KvShape,
     pub n_head: usize,
     pub scale: f32,
     /// Keys and values of the rows, where it stores them itself.
@@ -65,16 +67,19 @@ pub struct MergeBytes {
 impl MergeBytes {
     /// For passes of up to `rows` rows, `out` of them in a step.
     pub fn new(plan: &Plan, rows: usize, out: usize) -> Self {
-        let heads = plan.attention_heads().max();
-        let group = heads.map_or(1, |n| n / plan.kv.n_head_kv.max(1));
-        let (parts, heads) = parts(group, plan.kv.head_dim);
-        let split_floats = heads * (plan.kv.head_dim + 2);
-        // A step's attention is one launch, whatever its rows.
-        let blocks = out.max(ATTENTION_ROWS).min(rows) * plan.kv.n_head_kv * parts;
-        Self {
-            partial: blocks * MAX_SPLITS * split_floats * 4,
-            tickets: blocks * 4,
+        let mut most = Self {
+            partial: 0,
+            tickets: 0,
+        };
+        for (n_head, kv) in plan.attentions() {
+            let (parts, heads) = parts(n_head / kv.n_head_kv.max(1), kv.head_dim);
+            let split_floats = heads * (kv.head_dim + 2);
+            // A step's attention is one launch, whatever its rows.
+            let blocks = out.max(ATTENTION_ROWS).min(rows) * kv.n_head_kv * parts;
+            most.partial = most.partial.max(blocks * MAX_SPLITS * split_floats * 4);
+            most.tickets = most.tickets.max(blocks * 4);
         }
+        most
     }
 }
 
@@ -92,7 +97,7 @@ pub fn specs(l: &Lowering, op: &AttentionOp, pass: &Pass) -> Result<Vec<Spec>> {
         Path::Decode { .. } => None,
         Path::Prefill { span } => Some(span.min(l.n_ctx)),
     };
-    let mut specs = match span.and_then(|_| prompt_shared(l, op.n_head)) {
+    let mut specs = match span.and_then(|_| prompt_shared(l, op.n_head, op.kv)) {
         Some(shared) => vec![prompt_spec(l, op, pass, shared)?],
         None => split_specs(l, op, pass, span)?,
     };
@@ -102,14 +107,14 @@ pub fn specs(l: &Lowering, op: &AttentionOp, pass: &Pass) -> Result<Vec<Spec>> {
 
 /// What the launches of an op say of themselves.
 pub fn describe(l: &Lowering, op: &AttentionOp, pass: &Pass, specs: &mut [Spec]) {
-    let head_bytes = l.kv_type.kv_head_bytes(l.plan.kv.head_dim).unwrap_or(0);
+    let head_bytes = l.kv_type.kv_head_bytes(op.kv.head_dim).unwrap_or(0);
     let width = l.plan.buffer(op.q).width;
     // Queries in, sums out; of each token the keys and values of all heads.
     let rows = pass.rows * width * 8 / specs.len().max(1);
     for spec in specs {
         spec.kind = Kind::Attention;
         spec.traffic = Traffic {
-            per_token: (2 * l.plan.kv.n_head_kv * head_bytes) as u64,
+            per_token: (2 * op.kv.n_head_kv * head_bytes) as u64,
             ..Traffic::rows(rows)
         };
         spec.label = format!("{} {}", spec.entry, op.layer);
@@ -124,8 +129,8 @@ fn variant(
 ) -> Variant {
     let text = constants(&[
         ("N_HEAD", op.n_head),
-        ("N_HEAD_KV", l.plan.kv.n_head_kv),
-        ("HEAD_DIM", l.plan.kv.head_dim),
+        ("N_HEAD_KV", op.kv.n_head_kv),
+        ("HEAD_DIM", op.kv.head_dim),
     ]);
     let kv_struct = l.kv_type.kernel.kv_struct();
     Variant {
@@ -154,7 +159,7 @@ pub fn prompt_params(
 
 /// A prompt's rows on tensor cores.
 fn prompt_spec(l: &Lowering, op: &AttentionOp, pass: &Pass, shared: u32) -> Result<Spec> {
-    let n_head_kv = l.plan.kv.n_head_kv;
+    let n_head_kv = op.kv.n_head_kv;
     let params = prompt_params(l, op, pass, op.scale)?;
     let queries = pass.rows * (op.n_head / n_head_kv);
     let blocks = queries.div_ceil(PROMPT_QUERIES) as u32;
@@ -177,7 +182,7 @@ fn split_specs(
     pass: &Pass,
     span: Option<usize>,
 ) -> Result<Vec<Spec>> {
-    let n_head_kv = l.plan.kv.n_head_kv;
+    let n_head_kv = op.kv.n_head_kv;
     let kv = l.kv(op.layer)?;
     let width = l.plan.buffer(op.q).width;
     let at_once = span.map_or(pass.rows, |_| ATTENTION_ROWS);
@@ -233,8 +238,9 @@ fn split_specs(
 /// prompts and those over integers look by themselves, the others have blocks for every split of that
 /// many.
 pub fn prompt_span(l: &Lowering, end: usize) -> usize {
-    let looks_itself = |n_head| l.kv_type.sums_kv_exactly() || prompt_shared(l, n_head).is_some();
-    if l.plan.attention_heads().all(looks_itself) {
+    let exactly = l.kv_type.sums_kv_exactly();
+    let looks_itself = |(n_head, kv)| exactly || prompt_shared(l, n_head, kv).is_some();
+    if l.plan.attentions().all(looks_itself) {
         return l.n_ctx;
     }
     end.next_power_of_two().max(LEAST_SPAN)
@@ -242,12 +248,12 @@ pub fn prompt_span(l: &Lowering, end: usize) -> usize {
 
 /// Shared memory of a prompt's attention, where this cache and card take that kernel: keys and
 /// values as float16, and two pages of them fit beside the queries.
-fn prompt_shared(l: &Lowering, n_head: usize) -> Option<u32> {
-    let (dim, page) = (l.plan.kv.head_dim, PAGE_TOKENS);
+fn prompt_shared(l: &Lowering, n_head: usize, kv: KvShape) -> Option<u32> {
+    let (dim, page) = (kv.head_dim, PAGE_TOKENS);
     let shared = 2 * page * (dim * 4 + 16) + PROMPT_QUERIES * dim * 4;
     // Its static part, in whole kilobytes.
     let fits = shared + 1024 <= l.card.shared_bytes;
     let halves = l.kv_type.kernel.kv_in_halves();
-    let heads = n_head.is_multiple_of(l.plan.kv.n_head_kv);
+    let heads = n_head.is_multiple_of(kv.n_head_kv);
     (fits && halves && heads && dim.is_multiple_of(16) && dim <= 128).then_some(shared as u32)
 }

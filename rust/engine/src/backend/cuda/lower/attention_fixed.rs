@@ -8,6 +8,7 @@ use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::backend::PAGE_TOKENS;
 use crate::error::Result;
+use crate::plan::KvShape;
 use std::f64::consts::LOG2_E;
 
 static STEP: Source = source!("attention_fixed.cu", CONSTANTS, AttentionFixed, KvView);
@@ -46,7 +47,7 @@ const PROMPT_STAGES: usize = 3;
 /// newest tokens.
 pub fn specs(l: &Lowering, op: &AttentionOp, pass: &Pass) -> Result<Vec<Spec>> {
     let is_prompt = matches!(pass.path, Path::Prefill { .. });
-    let mut specs = match is_prompt.then(|| prompt_stages(l, op.n_head)).flatten() {
+    let mut specs = match is_prompt.then(|| prompt_stages(l, op)).flatten() {
         Some(stages) => vec![prompt_spec(l, op, pass, stages)?],
         None => step_specs(l, op, pass)?,
     };
@@ -55,8 +56,8 @@ pub fn specs(l: &Lowering, op: &AttentionOp, pass: &Pass) -> Result<Vec<Spec>> {
 }
 
 /// Bytes of a page's keys of one head.
-fn part_bytes(l: &Lowering) -> usize {
-    let head = l.kv_type.kv_head_bytes(l.plan.kv.head_dim);
+fn part_bytes(l: &Lowering, kv: KvShape) -> usize {
+    let head = l.kv_type.kv_head_bytes(kv.head_dim);
     head.unwrap_or(0) * PAGE_TOKENS
 }
 
@@ -65,16 +66,11 @@ fn scale(op: &AttentionOp) -> f32 {
     (f64::from(op.scale) * LOG2_E / (64.0 * 32639.0)) as f32
 }
 
-fn variant(
-    l: &Lowering,
-    op: &AttentionOp,
-    source: &'static Source,
-    more: &[(&str, usize)],
-) -> Variant {
+fn variant(op: &AttentionOp, source: &'static Source, more: &[(&str, usize)]) -> Variant {
     let shape = [
         ("N_HEAD", op.n_head),
-        ("N_HEAD_KV", l.plan.kv.n_head_kv),
-        ("HEAD_DIM", l.plan.kv.head_dim),
+        ("N_HEAD_KV", op.kv.n_head_kv),
+        ("HEAD_DIM", op.kv.head_dim),
     ];
     let more = [more, &[("MAX_SPLITS", MAX_SPLITS)]].concat();
     Variant {
@@ -84,7 +80,7 @@ fn variant(
 }
 
 fn step_specs(l: &Lowering, op: &AttentionOp, pass: &Pass) -> Result<Vec<Spec>> {
-    let n_head_kv = l.plan.kv.n_head_kv;
+    let n_head_kv = op.kv.n_head_kv;
     let kv = l.kv(op.layer)?;
     let row_bytes = (l.plan.buffer(op.q).width * 4) as u64;
     let at_once = match pass.path {
@@ -93,13 +89,13 @@ fn step_specs(l: &Lowering, op: &AttentionOp, pass: &Pass) -> Result<Vec<Spec>> 
     };
     let rows = at_once.min(pass.rows);
     let group = op.n_head / n_head_kv;
-    let (parts, heads) = parts(group, l.plan.kv.head_dim);
-    let is_narrow = l.plan.kv.head_dim <= TEAMS_DIM && group <= 8;
+    let (parts, heads) = parts(group, op.kv.head_dim);
+    let is_narrow = op.kv.head_dim <= TEAMS_DIM && group <= 8;
     let teams = match is_narrow && rows * n_head_kv < l.card.sm_count as usize {
         true => TEAMS,
         false => 1,
     };
-    let part = teams * part_bytes(l);
+    let part = teams * part_bytes(l, op.kv);
     let room = (l.card.shared_bytes / BLOCKS_PER_SM).saturating_sub(STATIC_BYTES);
     let ring = (room / part.max(1)).clamp(1, MOST_PARTS);
     // As many blocks a row as keep the card busy.
@@ -124,7 +120,7 @@ fn step_specs(l: &Lowering, op: &AttentionOp, pass: &Pass) -> Result<Vec<Spec>> 
         let count = (pass.rows - first).min(at_once) as u32;
         let more = [("HEADS", heads), ("TEAMS", teams), ("RING", ring)];
         let grid = [(n_head_kv * parts) as u32, blocks as u32, count];
-        let variant = variant(l, op, &STEP, &more);
+        let variant = variant(op, &STEP, &more);
         let threads = (teams * TEAM) as u32;
         let mut spec = Spec::new(variant, "attention_fixed", grid, threads, &params);
         spec.shared = (ring * part) as u32;
@@ -134,12 +130,12 @@ fn step_specs(l: &Lowering, op: &AttentionOp, pass: &Pass) -> Result<Vec<Spec>> 
 }
 
 fn prompt_spec(l: &Lowering, op: &AttentionOp, pass: &Pass, stages: usize) -> Result<Spec> {
-    let n_head_kv = l.plan.kv.n_head_kv;
+    let n_head_kv = op.kv.n_head_kv;
     let params = prompt_params(l, op, pass, scale(op))?;
     let rows = PROMPT_WARPS * 16;
     let blocks = (pass.rows * (op.n_head / n_head_kv)).div_ceil(rows);
     let threads = PROMPT_WARPS as u32 * 32;
-    let shared = stages * 2 * part_bytes(l) + query_bytes(l);
+    let shared = stages * 2 * part_bytes(l, op.kv) + query_bytes(op.kv);
     let more = [
         ("THREADS", threads as usize),
         ("ROWS", rows),
@@ -147,7 +143,7 @@ fn prompt_spec(l: &Lowering, op: &AttentionOp, pass: &Pass, stages: usize) -> Re
         ("SHARED_BYTES", shared),
     ];
     let grid = [n_head_kv as u32, blocks as u32, 1];
-    let variant = variant(l, op, &PROMPT, &more);
+    let variant = variant(op, &PROMPT, &more);
     let mut spec = Spec::new(variant, "prompt_attention_fixed", grid, threads, &params);
     spec.shared = shared as u32;
     Ok(spec)
@@ -155,23 +151,23 @@ fn prompt_spec(l: &Lowering, op: &AttentionOp, pass: &Pass, stages: usize) -> Re
 
 /// Shared memory for the queries of a block of prompt_attention_fixed.cu, which keeps narrow ones in
 /// registers: two bytes a number, dimensions in whole steps of 32.
-fn query_bytes(l: &Lowering) -> usize {
-    match l.plan.kv.head_dim {
+fn query_bytes(kv: KvShape) -> usize {
+    match kv.head_dim {
         ..=64 => 0,
         dim => PROMPT_WARPS * 16 * dim.next_multiple_of(32) * 2,
     }
 }
 
 /// Pages in shared memory of a prompt's attention, where this shape and card take that kernel.
-pub fn prompt_stages(l: &Lowering, n_head: usize) -> Option<usize> {
-    let (dim, n_head_kv) = (l.plan.kv.head_dim, l.plan.kv.n_head_kv);
-    let page = 2 * part_bytes(l);
+fn prompt_stages(l: &Lowering, op: &AttentionOp) -> Option<usize> {
+    let page = 2 * part_bytes(l, op.kv);
     let room = l
         .card
         .shared_bytes
-        .saturating_sub(PROMPT_STATIC_BYTES + query_bytes(l));
+        .saturating_sub(PROMPT_STATIC_BYTES + query_bytes(op.kv));
     let stages = (room / page.max(1)).min(PROMPT_STAGES);
-    (stages >= 2 && dim <= PROMPT_DIM && n_head.is_multiple_of(n_head_kv)).then_some(stages)
+    let heads = op.n_head.is_multiple_of(op.kv.n_head_kv);
+    (stages >= 2 && op.kv.head_dim <= PROMPT_DIM && heads).then_some(stages)
 }
 
 #[cfg(test)]
@@ -223,8 +219,9 @@ mod tests {
             assert_eq!(its.entry, "prompt_attention_fixed");
             // 4 heads of 512 rows, 128 queries a block.
             assert_eq!(its.grid, [1, 16, 1]);
-            let pages = stages * 2 * part_bytes(&l);
-            assert_eq!(its.shared as usize, pages + query_bytes(&l));
+            let kv = l.plan.kv[0];
+            let pages = stages * 2 * part_bytes(&l, kv);
+            assert_eq!(its.shared as usize, pages + query_bytes(kv));
             assert!(its.shared as usize + PROMPT_STATIC_BYTES <= l.card.shared_bytes);
         }
     }

@@ -107,7 +107,7 @@ pub fn wanted(plan: &Plan, fused: &[Fused]) -> Result<Wanted> {
             } => {
                 let biases = parts.iter().filter_map(|p| p.bias);
                 let vectors: Vec<_> = norm.map(|n| n.weight).into_iter().chain(biases).collect();
-                (arrangement(plan, parts, epilogue), vectors)
+                (arrangement(parts, epilogue), vectors)
             }
             Fused::Single(op) => {
                 let used = op.signature().weights;
@@ -135,21 +135,17 @@ pub fn wanted(plan: &Plan, fused: &[Fused]) -> Result<Wanted> {
 }
 
 /// The matrices of a fused product, as it wants them.
-pub fn arrangement(
-    plan: &Plan,
-    parts: &[Part],
-    epilogue: &Epilogue,
-) -> Vec<(Vec<WeightId>, Order)> {
+pub fn arrangement(parts: &[Part], epilogue: &Epilogue) -> Vec<(Vec<WeightId>, Order)> {
     let alone = |(part, order): (&Part, Order)| (vec![part.weight], order);
     match epilogue {
         Epilogue::SwiGlu { .. } => {
             vec![(parts.iter().map(|p| p.weight).collect(), Order::Joined)]
         }
-        Epilogue::Qkv { style, .. } => {
-            let order = match style {
+        Epilogue::Qkv { turn, head_dim, .. } => {
+            let order = match turn.style {
                 RopeStyle::Interleaved => Order::Neighbours,
                 RopeStyle::Halves => Order::Halves {
-                    head_dim: plan.kv.head_dim,
+                    head_dim: *head_dim,
                 },
             };
             let orders = [order, order, Order::Natural];

@@ -41,8 +41,8 @@ pub struct Addresses {
     pub vectors: HashMap<WeightId, u64>,
     /// By layer.
     pub kv: Vec<KvView>,
-    /// `[n_ctx][half][cos, sin]` f32.
-    pub cos_sin: u64,
+    /// By table of angles, `[n_ctx][half][cos, sin]` f32.
+    pub cos_sin: Vec<u64>,
     /// `[n_slots]` u64: see [`super::overflow`].
     pub overflows: u64,
     pub scratch: ScratchAddresses,

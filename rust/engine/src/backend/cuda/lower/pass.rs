@@ -73,6 +73,7 @@ pub fn specs(l: &Lowering, pass: &Pass) -> Result<Vec<Spec>> {
                     q: *q,
                     out: *out,
                     layer: *layer,
+                    kv: l.plan.kv[*layer],
                     n_head: *n_head,
                     scale: *scale,
                     newest: newest_of(l, pass, number),

@@ -4,6 +4,7 @@
 use super::layout::{arrangement, Matrix, Order};
 use super::lowering::{constants, Lowering, Pass};
 use super::params::{KvTarget, Segment};
+use super::shape::UNIT_ROWS;
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
 use crate::plan::fuse::{Epilogue, Part};
@@ -56,17 +57,17 @@ pub fn product(l: &Lowering, op: &Op<'_>, pass: &Pass) -> Result<Product> {
         parts, epilogue, ..
     } = *op;
     let plan = &l.plan;
-    let arrangement = arrangement(plan, parts, epilogue);
+    let arrangement = arrangement(parts, epilogue);
     let mut product = Product {
         types: Vec::new(),
         segment: [<Segment as bytemuck::Zeroable>::zeroed(); 3],
         tiles: Vec::new(),
         bytes: 0,
-        constants: epilogue_constants(l, epilogue, arrangement[0].1),
+        constants: epilogue_constants(l, op, arrangement[0].1),
         to: match epilogue {
-            Epilogue::Qkv { scatter, .. } => KvTarget {
+            Epilogue::Qkv { scatter, turn, .. } => KvTarget {
                 kv: l.kv(scatter.unwrap_or(0))?,
-                cos_sin: l.at.cos_sin,
+                cos_sin: l.at.cos_sin[turn.table],
                 positions: pass.inputs.positions,
                 slots: pass.inputs.slots,
             },
@@ -108,7 +109,15 @@ pub fn product(l: &Lowering, op: &Op<'_>, pass: &Pass) -> Result<Product> {
 }
 
 /// What epilogue.cuh is compiled for.
-fn epilogue_constants(l: &Lowering, epilogue: &Epilogue, order: Order) -> String {
+fn epilogue_constants(l: &Lowering, op: &Op<'_>, order: Order) -> String {
+    let epilogue = op.epilogue;
+    // Of keys and values; without any, the least that there are.
+    let (head_dim, n_head_kv) = match epilogue {
+        Epilogue::Qkv { head_dim, .. } => {
+            (*head_dim, l.plan.buffer(op.parts[1].out).width / head_dim)
+        }
+        _ => (UNIT_ROWS, 1),
+    };
     let text = format!(
         "enum {{ EPILOGUE_STORE, EPILOGUE_ADD, EPILOGUE_SWIGLU, EPILOGUE_QKV }};\n\
          enum {{ ORDER_NATURAL, ORDER_NEIGHBOURS, ORDER_HALVES }};\n\
@@ -134,8 +143,5 @@ fn epilogue_constants(l: &Lowering, epilogue: &Epilogue, order: Order) -> String
         ),
         l.kv_type.kernel.kv_struct(),
     );
-    text + &constants(&[
-        ("HEAD_DIM", l.plan.kv.head_dim),
-        ("N_HEAD_KV", l.plan.kv.n_head_kv),
-    ])
+    text + &constants(&[("HEAD_DIM", head_dim), ("N_HEAD_KV", n_head_kv)])
 }

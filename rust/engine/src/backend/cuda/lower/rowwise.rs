@@ -10,7 +10,7 @@ use super::shape::segments;
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::error::{Error, Result};
-use crate::plan::signature::{Operand, Role, Used};
+use crate::plan::signature::{Operand, Role, Turn, Used};
 use crate::plan::{BufferId, Op, RopeStyle, WeightId};
 use crate::quant::KvKernel;
 
@@ -53,14 +53,17 @@ fn moved(l: &Lowering, op: &Op, pass: &Pass) -> usize {
             Role::Scale | Role::Bias => w.n_in * 4,
         }
     };
-    let angles = op.rope.map_or(0, |_| rows * plan.rope.inv_freq.len() * 8);
+    let angles = op
+        .turn
+        .map_or(0, |turn| rows * plan.ropes[turn.table].inv_freq.len() * 8);
     // What is read of the cache depends on how full it is.
     let stored = op
         .cache
         .filter(|cache| cache.access.writes())
-        .map_or(0, |_| {
-            let head_bytes = l.kv_type.kv_head_bytes(plan.kv.head_dim).unwrap_or(0);
-            rows * 2 * plan.kv.n_head_kv * head_bytes
+        .map_or(0, |cache| {
+            let kv = plan.kv[cache.layer];
+            let head_bytes = l.kv_type.kv_head_bytes(kv.head_dim).unwrap_or(0);
+            rows * 2 * kv.n_head_kv * head_bytes
         });
     let floats: usize = op.buffers.iter().map(floats).sum();
     let weights: usize = op.weights.iter().map(weight).sum();
@@ -92,7 +95,12 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
             };
             Spec::new(variant, "rms_norm", [groups as u32, 1, 1], THREADS, &params)
         }
-        Op::Rope { x, n_head, style } => rope(l, x, n_head, style, pass),
+        Op::Rope {
+            x,
+            n_head,
+            table,
+            style,
+        } => rope(l, x, n_head, Turn { table, style }, pass),
         Op::KvScatter { k, v, layer } => kv_scatter(l, k, v, layer, pass)?,
         Op::Add { x, out } => {
             let n = elements(l, out, pass);
@@ -175,19 +183,22 @@ fn embed(l: &Lowering, weight: WeightId, out: BufferId, pass: &Pass) -> Result<S
     Ok(Spec::new(variant, "embed", grid, THREADS, &params))
 }
 
-fn rope(l: &Lowering, x: BufferId, n_head: usize, style: RopeStyle, pass: &Pass) -> Spec {
+fn rope(l: &Lowering, x: BufferId, n_head: usize, turn: Turn, pass: &Pass) -> Spec {
     let variant = Variant {
         source: &ROPE,
         constants: constants(&[
             ("N_HEAD", n_head),
             ("HEAD_DIM", l.plan.buffer(x).width / n_head),
-            ("HALF", l.plan.rope.inv_freq.len()),
-            ("INTERLEAVED", usize::from(style == RopeStyle::Interleaved)),
+            ("HALF", l.plan.ropes[turn.table].inv_freq.len()),
+            (
+                "INTERLEAVED",
+                usize::from(turn.style == RopeStyle::Interleaved),
+            ),
         ]),
     };
     let params = Rope {
         x: l.address(x),
-        cos_sin: l.at.cos_sin,
+        cos_sin: l.at.cos_sin[turn.table],
         positions: pass.inputs.positions,
         n_ctx: l.n_ctx as u32,
         unused: 0,
@@ -201,10 +212,8 @@ fn kv_scatter(l: &Lowering, k: BufferId, v: BufferId, layer: usize, pass: &Pass)
         Some(KvKernel::Fixed) => (&KV_SCATTER_FIXED, "kv_scatter_fixed"),
         _ => (&KV_SCATTER, "kv_scatter"),
     };
-    let shape = [
-        ("N_HEAD_KV", l.plan.kv.n_head_kv),
-        ("HEAD_DIM", l.plan.kv.head_dim),
-    ];
+    let shape = l.plan.kv[layer];
+    let shape = [("N_HEAD_KV", shape.n_head_kv), ("HEAD_DIM", shape.head_dim)];
     let kv_struct = l.kv_type.kernel.kv_struct();
     let variant = Variant {
         source,

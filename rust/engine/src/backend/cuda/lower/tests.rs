@@ -57,16 +57,15 @@ fn plan(ty: &str) -> Plan {
         buffers: vec![],
         weights: vec![],
         ops: vec![],
-        rope: RopeTable {
+        ropes: vec![RopeTable {
             inv_freq: vec![1.0; HEAD_DIM / 2],
             factors: None,
             scale: 1.0,
-        },
-        kv: KvShape {
-            n_layer: 1,
+        }],
+        kv: vec![KvShape {
             n_head_kv: 1,
             head_dim: HEAD_DIM,
-        },
+        }],
         logits: id("logits"),
     };
     for name in NAMES {
@@ -110,6 +109,7 @@ fn plan(ty: &str) -> Plan {
     let rope = |x: &str, n_head| Op::Rope {
         x: id(x),
         n_head,
+        table: 0,
         style: RopeStyle::Halves,
     };
     let add = |x: &str| Op::Add {
@@ -185,7 +185,7 @@ pub fn lowering(arch: &str, ty: &str, kv_type: &str, is_fused: bool) -> Lowering
         matrices: (0..).zip(&wanted.matrices).map(matrix).collect(),
         vectors: (0..).zip(&wanted.vectors).map(vector).collect(),
         kv: vec![kv],
-        cos_sin: 3 * WEIGHTS,
+        cos_sin: vec![3 * WEIGHTS],
         overflows: 9 * WEIGHTS,
         scratch: ScratchAddresses {
             partial: 4 * WEIGHTS,
@@ -287,7 +287,7 @@ fn launches_name_the_buffers_of_their_ops() {
     assert_eq!(qkv.norm, l.vector(Some(WeightId(0))).unwrap());
     assert_eq!(
         (qkv.to.kv.k, qkv.to.kv.v, qkv.to.cos_sin),
-        (1 << 50, 1 << 51, l.at.cos_sin)
+        (1 << 50, 1 << 51, l.at.cos_sin[0])
     );
     assert_eq!(qkv.segment.map(|s| s.rows), [512, 128, 128]);
 

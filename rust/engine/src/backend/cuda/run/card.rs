@@ -24,7 +24,7 @@ use crate::backend::cuda::lower::pass::{self, Scratch};
 use crate::backend::{RunnerOptions, Weights};
 use crate::error::{Error, Result};
 use crate::plan::fuse::{fuse, Rules};
-use crate::plan::{BufferId, Plan};
+use crate::plan::{BufferId, Plan, RopeTable};
 
 /// A plan on a card.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ pub struct Card {
     weights: DeviceWeights,
     pub kv: KvPool,
     buffers: Vec<DeviceBuffer>,
-    _cos_sin: DeviceBuffer,
+    _angles: Vec<DeviceBuffer>,
     /// A word a slot: see [`overflow`].
     overflows: HostBuffer,
     scratch: ScratchBuffers,
@@ -99,9 +99,13 @@ impl ScratchBuffers {
 }
 
 /// Cosine and sine of every position, `[n_ctx][half][2]`, as the interpreter computes them.
-fn cos_sin(plan: &Plan, weights: &dyn Weights, n_ctx: usize) -> Result<Vec<f32>> {
+fn cos_sin(
+    plan: &Plan,
+    table: &RopeTable,
+    weights: &dyn Weights,
+    n_ctx: usize,
+) -> Result<Vec<f32>> {
     use rayon::prelude::*;
-    let table = &plan.rope;
     let mut inv_freq = table.inv_freq.clone();
     if let Some(id) = table.factors {
         let w = plan.weight(id);
@@ -138,13 +142,17 @@ impl Card {
         let n_ctx = options.n_ctx;
         let stream = Stream::new(context)?;
         let compiler = Compiler::new(context.info.number(), &options.gpu.nvrtc_folders);
-        let kv = KvPool::new(context, &stream, plan.kv, options)?;
+        let kv = KvPool::new(context, &stream, &plan.kv, options)?;
         let sizes = plan.buffers.iter().map(|b| b.bytes(max_rows, max_out));
         let buffers = sizes.map(|bytes| poisoned(context, bytes, &stream));
         let buffers = buffers.collect::<Result<Vec<_>>>()?;
-        let cos_sin_buffer = DeviceBuffer::new(context, plan.rope.bytes(n_ctx))?;
-        if !context.is_described() {
-            cos_sin_buffer.write(0, &cos_sin(&plan, weights, n_ctx)?, &stream)?;
+        let mut angles = Vec::with_capacity(plan.ropes.len());
+        for table in &plan.ropes {
+            let buffer = DeviceBuffer::new(context, table.bytes(n_ctx))?;
+            if !context.is_described() {
+                buffer.write(0, &cos_sin(&plan, table, weights, n_ctx)?, &stream)?;
+            }
+            angles.push(buffer);
         }
         let overflows = HostBuffer::new(context, 8 * options.n_slots)?;
         let rules = Rules {
@@ -157,8 +165,8 @@ impl Card {
         let weights = DeviceWeights::new(context, &plan, wanted(&plan, &fused)?)?;
         let mut at = Addresses {
             buffers: buffers.iter().map(DeviceBuffer::address).collect(),
-            kv: (0..plan.kv.n_layer).map(|layer| kv.view(layer)).collect(),
-            cos_sin: cos_sin_buffer.address(),
+            kv: (0..plan.kv.len()).map(|layer| kv.view(layer)).collect(),
+            cos_sin: angles.iter().map(DeviceBuffer::address).collect(),
             overflows: overflows.address(),
             scratch: scratch.addresses(),
             ..Addresses::default()
@@ -179,7 +187,7 @@ impl Card {
             weights,
             kv,
             buffers,
-            _cos_sin: cos_sin_buffer,
+            _angles: angles,
             overflows,
             scratch,
             rows: RowBuffers::new(context, max_rows)?,

@@ -7,7 +7,7 @@ use crate::backend::cuda::driver::buffer::{DeviceBuffer, HostBuffer};
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::stream::Stream;
 use crate::backend::cuda::lower::params::KvView;
-use crate::backend::{KvPages, RunnerOptions, PAGE_TOKENS};
+use crate::backend::{KvLayer, KvPages, RunnerOptions, PAGE_TOKENS};
 use crate::error::{Error, Result};
 use crate::plan::KvShape;
 use crate::quant::{self, KvKernel, KV_HEAD_MULTIPLE};
@@ -52,17 +52,18 @@ impl KvPool {
     pub fn new(
         context: &Arc<Context>,
         stream: &Stream,
-        shape: KvShape,
+        shapes: &[KvShape],
         options: &RunnerOptions,
     ) -> Result<Self> {
-        if !options.kv_type.keeps_kv_on_card(shape.head_dim) {
+        let ty = options.kv_type;
+        if let Some(shape) = shapes.iter().find(|s| !ty.keeps_kv_on_card(s.head_dim)) {
             return Err(Error::Argument {
                 name: "kv_type",
-                value: options.kv_type.name.into(),
+                value: ty.name.into(),
                 reason: refusal(shape.head_dim),
             });
         }
-        let pages = KvPages::new(shape, options)?;
+        let pages = KvPages::new(shapes, options)?;
         let both = pages.bytes().ok_or_else(|| pages.no_room(None))?;
         let part = || {
             DeviceBuffer::new(context, both / 2).map_err(|e| match e {
@@ -92,9 +93,9 @@ impl KvPool {
         self.pages.n_ctx
     }
 
-    /// Bytes of one layer's keys.
-    fn layer_bytes(&self) -> usize {
-        self.pages.n_pages * self.pages.page_bytes()
+    /// Where a layer's keys, and its values, begin.
+    fn layer_at(&self, layer: &KvLayer) -> usize {
+        self.pages.n_pages * layer.before
     }
 
     /// Bytes of the whole pool.
@@ -104,7 +105,7 @@ impl KvPool {
 
     /// What kernels need to find the tokens of `layer`.
     pub fn view(&self, layer: usize) -> KvView {
-        let offset = (layer * self.layer_bytes()) as u64;
+        let offset = self.layer_at(&self.pages.layers[layer]) as u64;
         KvView {
             k: self.k.address() + offset,
             v: self.v.address() + offset,
@@ -171,10 +172,12 @@ impl KvPool {
         stream: &Stream,
     ) -> Result<Vec<u8>> {
         let places = self.page_places(slot, pages)?;
-        let bytes = self.pages.page_bytes();
-        let mut all = vec![0u8; places.len() * bytes];
-        for ((buffer, offset), part) in places.into_iter().zip(all.chunks_exact_mut(bytes)) {
+        let mut all = vec![0u8; places.iter().map(|(_, _, size)| size).sum()];
+        let mut rest = all.as_mut_slice();
+        for (buffer, offset, size) in places {
+            let (part, more) = rest.split_at_mut(size);
             buffer.read(offset, part, stream)?;
+            rest = more;
         }
         Ok(all)
     }
@@ -187,29 +190,28 @@ impl KvPool {
         bytes: &[u8],
         stream: &Stream,
     ) -> Result<()> {
-        let places = self.page_places(slot, pages)?;
-        for ((buffer, offset), part) in places
-            .into_iter()
-            .zip(bytes.chunks(self.pages.page_bytes()))
-        {
+        let mut rest = bytes;
+        for (buffer, offset, size) in self.page_places(slot, pages)? {
+            let (part, more) = rest.split_at(size.min(rest.len()));
             buffer.write(offset, part, stream)?;
+            rest = more;
         }
         Ok(())
     }
 
-    /// Where the pages of a slot lie.
+    /// Where the pages of a slot lie, and how long each is.
     fn page_places(
         &self,
         slot: usize,
         pages: std::ops::Range<usize>,
-    ) -> Result<Vec<(&DeviceBuffer, usize)>> {
+    ) -> Result<Vec<(&DeviceBuffer, usize, usize)>> {
         let mapped = &self.mirror[self.pages.entries_of(slot, pages)?];
-        let page_bytes = self.pages.page_bytes();
-        let place = |layer, page: u32| layer * self.layer_bytes() + page as usize * page_bytes;
         let mut places = Vec::new();
-        for layer in 0..self.pages.shape.n_layer {
+        for layer in &self.pages.layers {
+            let size = layer.page_bytes();
             for page in mapped {
-                places.extend([&self.k, &self.v].map(|buffer| (buffer, place(layer, *page))));
+                let at = self.layer_at(layer) + *page as usize * size;
+                places.extend([&self.k, &self.v].map(|buffer| (buffer, at, size)));
             }
         }
         Ok(places)
@@ -252,16 +254,22 @@ impl KvPool {
     /// Calls `f(offset in the interpreter's order, whether a value, offset in the own buffer,
     /// size)` for every run of bytes that both orders keep together.
     fn for_each_value(&self, mut f: impl FnMut(usize, bool, usize, usize)) {
-        let KvShape {
-            n_layer,
-            n_head_kv,
-            head_dim,
-        } = self.pages.shape;
-        let KvPages { ty, head_bytes, .. } = self.pages;
-        let page_bytes = PAGE_TOKENS * head_bytes;
-        if ty.kernel.kv == Some(KvKernel::Fixed) {
-            return self.for_each_fixed(f);
+        for layer in &self.pages.layers {
+            match self.pages.ty.kernel.kv {
+                Some(KvKernel::Fixed) => self.for_each_fixed(layer, &mut f),
+                _ => self.for_each_in_blocks(layer, &mut f),
+            }
         }
+    }
+
+    /// [`KvPool::for_each_value`] of a layer as kv.cuh and kv_blocks.cuh have it.
+    fn for_each_in_blocks(&self, layer: &KvLayer, f: &mut impl FnMut(usize, bool, usize, usize)) {
+        let KvLayer {
+            shape, head_bytes, ..
+        } = *layer;
+        let (n_head_kv, head_dim) = (shape.n_head_kv, shape.head_dim);
+        let (ty, start) = (self.pages.ty, self.layer_at(layer));
+        let page_bytes = PAGE_TOKENS * head_bytes;
         // A block is its scale, then its values; one that is a lone value has no scale.
         let elems = ty.block_elems;
         let size = match elems {
@@ -271,11 +279,11 @@ impl KvPool {
         let scale = ty.block_bytes - elems * size;
         let blocks = head_dim / elems;
         let scales = PAGE_TOKENS * head_dim * size;
-        for page in 0..n_layer * self.pages.n_pages {
+        for page in 0..self.pages.n_pages {
             for (part, is_value) in [false, true].into_iter().enumerate() {
                 for h in 0..n_head_kv {
-                    let own = (page * n_head_kv + h) * page_bytes;
-                    let canonical = ((page * 2 + part) * n_head_kv + h) * page_bytes;
+                    let own = start + (page * n_head_kv + h) * page_bytes;
+                    let canonical = 2 * start + ((page * 2 + part) * n_head_kv + h) * page_bytes;
                     for token in 0..PAGE_TOKENS {
                         let row = canonical + token * head_bytes;
                         for block in (0..blocks).filter(|_| scale > 0) {
@@ -308,22 +316,20 @@ impl KvPool {
 }
 
 impl KvPool {
-    /// [`KvPool::for_each_value`] of a cache as kv_fixed.cuh has it.
-    fn for_each_fixed(&self, mut f: impl FnMut(usize, bool, usize, usize)) {
-        let KvPages {
-            shape,
-            ty,
-            head_bytes,
-            n_pages,
-            ..
-        } = self.pages;
+    /// [`KvPool::for_each_value`] of a layer as kv_fixed.cuh has it.
+    fn for_each_fixed(&self, layer: &KvLayer, f: &mut impl FnMut(usize, bool, usize, usize)) {
+        let KvLayer {
+            shape, head_bytes, ..
+        } = *layer;
+        let (ty, start) = (self.pages.ty, self.layer_at(layer));
         let (dim, group) = (shape.head_dim, ty.block_elems);
         let page_bytes = PAGE_TOKENS * head_bytes;
-        for head in 0..shape.n_layer * n_pages * shape.n_head_kv {
+        for head in 0..self.pages.n_pages * shape.n_head_kv {
             let (page, head) = (head / shape.n_head_kv, head % shape.n_head_kv);
             for (part, is_value) in [false, true].into_iter().enumerate() {
-                let own = (page * shape.n_head_kv + head) * page_bytes;
-                let canonical = ((page * 2 + part) * shape.n_head_kv + head) * page_bytes;
+                let own = start + (page * shape.n_head_kv + head) * page_bytes;
+                let canonical =
+                    2 * start + ((page * 2 + part) * shape.n_head_kv + head) * page_bytes;
                 for (token, d) in (0..PAGE_TOKENS).flat_map(|t| (0..dim).map(move |d| (t, d))) {
                     let block = d / group;
                     let row = canonical + token * head_bytes + block * ty.block_bytes;
@@ -355,11 +361,11 @@ mod tests {
 
     fn pool(name: &str, head_dim: usize) -> Result<KvPool> {
         let card = Context::described(DeviceInfo::of_arch("sm_90", 132)?);
-        let shape = KvShape {
-            n_layer: 2,
-            n_head_kv: 3,
+        // Every layer may be another.
+        let shapes = [(3, head_dim), (1, 96), (2, head_dim)].map(|(n_head_kv, head_dim)| KvShape {
+            n_head_kv,
             head_dim,
-        };
+        });
         let options = RunnerOptions {
             n_slots: 1,
             n_ctx: 100,
@@ -368,7 +374,7 @@ mod tests {
             threads: 1,
             gpu: GpuOptions::default(),
         };
-        KvPool::new(&card, &Stream::new(&card)?, shape, &options)
+        KvPool::new(&card, &Stream::new(&card)?, &shapes, &options)
     }
 
     #[test]
