@@ -48,7 +48,7 @@ def sanitized(ksim_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory
     }
 
 
-@pytest.mark.parametrize("file", ["test_kernels.py", "test_graphs.py"])
+@pytest.mark.parametrize("file", ["test_kernels.py", "test_graphs.py", "test_overlap.py"])
 def test_the_suite_is_clean(sanitized: dict[str, str], file: str) -> None:
     path = Path(__file__).with_name(file)
     done = subprocess.run(
