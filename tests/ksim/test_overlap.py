@@ -96,8 +96,8 @@ queue()
     assert in_flight(trace(script, FIRST, run="queue()", KSIM_LAZY="1", KSIM_PDL=""), 3) == 1
 
 
-# A chain of three over x, y and z: each kernel may do something before its wait. K0 fills x from the
-# input, K1 copies x to y, K2 copies y to z.
+# A chain of three over x, y and z: each kernel may do something before its wait. K0 fills x from
+# the input, K1 copies x to y, K2 copies y to z, each adding one.
 CHAIN = """
 SOURCE = '''
 struct P {{ const uint32_t* from; uint32_t* to; uint32_t* other; uint32_t number; }};
