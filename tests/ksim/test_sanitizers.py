@@ -48,11 +48,17 @@ def sanitized(ksim_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory
     }
 
 
-@pytest.mark.parametrize("file", ["test_kernels.py", "test_graphs.py"])
-def test_the_suite_is_clean(sanitized: dict[str, str], file: str) -> None:
+@pytest.mark.parametrize(
+    ("file", "chosen"),
+    # Of the overlapping ones two that stop and resume: each is a process and has a kernel of its
+    # own to compile.
+    [("test_kernels.py", ""), ("test_graphs.py", ""), ("test_overlap.py", "queued or two_kernels")],
+    ids=["kernels", "graphs", "overlap"],
+)
+def test_the_suite_is_clean(sanitized: dict[str, str], file: str, chosen: str) -> None:
     path = Path(__file__).with_name(file)
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path), "-k", chosen],
         cwd=ROOT,
         env=sanitized,
         capture_output=True,

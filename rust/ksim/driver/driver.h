@@ -263,10 +263,11 @@ double now_ms();
 
 // Kernels.
 CUresult check_launch(Work& work, void** params, void** extra, const char* name);
-// `next` runs directly after `work`: where it is launched programmatically it may start early.
-void execute_kernel(const Work& work, const Work* next, Context* context);
-void forget_early();
+// `owner` is the stream or graph that it is of; `overlaps`: what that ran last is all it waits for.
+void execute_kernel(const Work& work, const void* owner, bool overlaps, Context* context);
+// Ends the kernels that have started: before anything else runs, and before the host goes on.
+void land();
 void unload_module(Module* module);
 void execute_graph(const Nodes& nodes, Context* context);
-void execute(const Work& work, Context* context, const Work* next);
+void execute(const Work& work, Context* context, const void* owner, bool overlaps);
 CUresult fail_context(Context* context, CUresult code);

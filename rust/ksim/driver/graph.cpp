@@ -80,16 +80,11 @@ std::vector<size_t> replay_order(const Nodes& nodes) {
 void execute_graph(const Nodes& nodes, Context* context) {
     std::vector<size_t> order = replay_order(nodes);
     for (size_t i = 0; i < order.size() && !context->sticky; i++) {
-        const Work* next = nullptr;
-        if (i + 1 < order.size()) {
-            const Work& following = nodes[order[i + 1]];
-            for (const auto& edge : following.edges) {
-                if (edge.second && edge.first == order[i]) next = &following;
-            }
-        }
-        execute(nodes[order[i]], context, next);
+        const auto& edges = nodes[order[i]].edges;
+        bool overlaps = i > 0 && edges == std::vector<std::pair<size_t, bool>>{{order[i - 1], true}};
+        execute(nodes[order[i]], context, &nodes, overlaps);
     }
-    if (context->sticky) forget_early();
+    land();
 }
 
 // ---------------------------------------------------------------- questions

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 
@@ -18,14 +19,17 @@ constexpr size_t STACK_BYTES = 256 << 10;
 constexpr size_t PAGE = 4096;
 constexpr size_t SHARED_ROOM = 256 << 10;
 constexpr size_t EMERGENCY_BYTES = 64 << 10;
+constexpr size_t STACKS_BYTES = STACK_BYTES * KSIM_STACKS * KSIM_DEPTH;
+constexpr size_t SHARED_BYTES = (SHARED_ROOM + PAGE) * KSIM_BLOCKS * KSIM_DEPTH;
 
-// Stacks for the fibers, dynamic shared memory for the blocks, and a stack to fall back on.
+// Stacks for the fibers, dynamic shared memory for the blocks, and a stack to fall back on: of each
+// of the places that grids in flight have.
 struct Ground {
     char* stacks = nullptr;
     char* shared = nullptr;
     char* emergency = nullptr;
     char* signal_stack = nullptr;
-    unsigned guarded[KSIM_STACK_SLOTS] = {};
+    unsigned guarded[KSIM_DEPTH] = {};
 
     static char* reserve(size_t bytes, int protection) {
         void* got = mmap(nullptr, bytes, protection,
@@ -38,26 +42,26 @@ struct Ground {
     }
 
     Ground() {
-        stacks = reserve(STACK_BYTES * KSIM_MAX_THREADS * KSIM_STACK_SLOTS,
-                         PROT_READ | PROT_WRITE);
-        shared = reserve((SHARED_ROOM + PAGE) * KSIM_STACK_SLOTS + PAGE, PROT_NONE);
-        for (size_t slot = 0; slot < KSIM_STACK_SLOTS; slot++) {
+        stacks = reserve(STACKS_BYTES, PROT_READ | PROT_WRITE);
+        shared = reserve(SHARED_BYTES + PAGE, PROT_NONE);
+        for (size_t slot = 0; slot < KSIM_DEPTH * KSIM_BLOCKS; slot++) {
             mprotect(shared + slot * (SHARED_ROOM + PAGE), SHARED_ROOM, PROT_READ | PROT_WRITE);
         }
         emergency = reserve(EMERGENCY_BYTES, PROT_READ | PROT_WRITE);
         signal_stack = reserve(EMERGENCY_BYTES, PROT_READ | PROT_WRITE);
     }
 
-    char* shared_for(unsigned slot, size_t bytes) const {
-        char* end = shared + slot * (SHARED_ROOM + PAGE) + SHARED_ROOM;
+    char* shared_for(unsigned place, unsigned block, size_t bytes) const {
+        char* end = shared + (place * KSIM_BLOCKS + block) * (SHARED_ROOM + PAGE) + SHARED_ROOM;
         return end - (bytes + 127) / 128 * 128;
     }
 
+    char* stacks_of(unsigned place) const { return stacks + place * KSIM_STACKS * STACK_BYTES; }
+
     // The lowest page of each stack that is used cannot be touched.
-    void guard(unsigned slot, unsigned threads) {
-        for (; guarded[slot] < threads; guarded[slot]++) {
-            mprotect(stacks + (slot * KSIM_MAX_THREADS + guarded[slot]) * STACK_BYTES, PAGE,
-                     PROT_NONE);
+    void guard(unsigned place, unsigned threads) {
+        for (; guarded[place] < threads; guarded[place]++) {
+            mprotect(stacks_of(place) + guarded[place] * STACK_BYTES, PAGE, PROT_NONE);
         }
     }
 };
@@ -104,10 +108,10 @@ void on_signal(int signal, siginfo_t* info, void* raw) {
     } else if (info->si_code == SI_KERNEL && address == 0) {
         code = CUDA_ERROR_MISALIGNED_ADDRESS;
         snprintf(message, room, "a misaligned vector access, or an address that cannot be");
-    } else if (address - stacks < STACK_BYTES * KSIM_MAX_THREADS * KSIM_STACK_SLOTS) {
+    } else if (address - stacks < STACKS_BYTES) {
         code = CUDA_ERROR_HARDWARE_STACK_ERROR;
         snprintf(message, room, "stack overflow: a thread has %zu bytes", STACK_BYTES - PAGE);
-    } else if (address - shared < (SHARED_ROOM + PAGE) * KSIM_STACK_SLOTS) {
+    } else if (address - shared < SHARED_BYTES) {
         snprintf(message, room, "out of bounds: %s 0x%zx, beyond the block's shared memory", verb,
                  address);
     } else {
@@ -154,46 +158,106 @@ private:
     stack_t before = {};
 };
 
-// ---------------------------------------------------------------- early starts
+// ---------------------------------------------------------------- grids in flight
 
-struct Started {
-    ksim_launch launch;
-    char message[1024];
+struct Flight {
+    ksim_launch launch = {};
+    // Of the stream or graph that it is the newest work of.
+    const void* owner = nullptr;
+    Context* context = nullptr;
+    const ksim_object* object = nullptr;
+    std::vector<unsigned char> params;
     std::string name;
-    Function* function = nullptr;
-    const void* key = nullptr;
-    void* handle = nullptr;
+    char message[1024] = "";
+    void* grid = nullptr;
+    unsigned place = 0;
+
+    ~Flight() { object->close(grid); }
 };
-std::unique_ptr<Started> early;
+// Oldest first: it waits for nobody.
+std::deque<std::unique_ptr<Flight>> flights;
 uint64_t launch_count = 0;
 
 uint64_t launch_seed() {
     return settings().seed ? settings().seed * 0x9e3779b97f4a7c15ull + ++launch_count : 0;
 }
 
-void describe(ksim_launch& launch, const Work& work, unsigned early_slot, char* message,
-              size_t message_bytes) {
-    memset(&launch, 0, sizeof launch);
+std::unique_ptr<Flight> take_off(const Work& work, const void* owner, Context* context) {
+    auto flight = std::make_unique<Flight>();
+    flight->owner = owner;
+    flight->context = context;
+    flight->object = work.function->module->info;
+    flight->params = work.params;
+    flight->name = work.function->name;
+    bool taken[KSIM_DEPTH] = {};
+    for (const auto& other : flights) taken[other->place] = true;
+    while (taken[flight->place]) flight->place++;
+    ksim_launch& launch = flight->launch;
     launch.kernel = work.function->kernel;
-    launch.name = work.function->name.c_str();
-    launch.params = work.params.data();
+    launch.name = flight->name.c_str();
+    launch.params = flight->params.data();
     memcpy(launch.grid, work.grid, sizeof launch.grid);
     memcpy(launch.block, work.block, sizeof launch.block);
     launch.dynamic_shared_bytes = work.shared_bytes;
     launch.programmatic = work.programmatic;
     launch.seed = launch_seed();
-    launch.stacks = ground().stacks;
+    launch.stacks = ground().stacks_of(flight->place);
     launch.stack_bytes = STACK_BYTES;
-    launch.early_slot = early_slot;
-    launch.message = message;
-    launch.message_bytes = message_bytes;
-    message[0] = 0;
+    launch.message = flight->message;
+    launch.message_bytes = sizeof flight->message;
     unsigned threads = work.block[0] * work.block[1] * work.block[2];
-    for (unsigned slot = 0; slot < KSIM_STACK_SLOTS; slot++) {
-        launch.dynamic_shared[slot] = ground().shared_for(slot, work.shared_bytes);
+    launch.blocks = settings().early ? std::min(KSIM_BLOCKS, KSIM_STACKS / threads) : 1;
+    for (unsigned i = 0; i < launch.blocks; i++) {
+        launch.dynamic_shared[i] = ground().shared_for(flight->place, i, work.shared_bytes);
     }
-    ground().guard(0, threads);
-    for (unsigned i = 0; i < KSIM_EARLY_BLOCKS; i++) ground().guard(launch.early_slot + i, threads);
+    ground().guard(flight->place, launch.blocks * threads);
+    flight->grid = flight->object->open(&launch);
+    return flight;
+}
+
+// What went wrong in `flight` ends all that are in flight.
+void crash(Flight& flight, int code) {
+    CUresult result = static_cast<CUresult>(code);
+    violation("%s: %s", error_name(result), flight.message);
+    fail_context(flight.context, result);
+    flights.clear();
+}
+
+ksim_progress advance(Flight& flight, bool to_end) {
+    int code = 0;
+    ksim_progress progress;
+    {
+        Guarded guarded(flight.object, &flight.launch);
+        progress = flight.object->advance(flight.grid, to_end, &code);
+    }
+    if (progress == KSIM_FAILED) crash(flight, code);
+    return progress;
+}
+
+void release(Flight& flight) {
+    int code;
+    {
+        Guarded guarded(flight.object, &flight.launch);
+        code = flight.object->release(flight.grid);
+    }
+    if (code) crash(flight, code);
+}
+
+// Runs the oldest to its end, which the next has waited for, once the others have done what they may
+// without it.
+void land_oldest() {
+    for (size_t i = flights.size(); i-- > 1;) {
+        if (advance(*flights[i], true) == KSIM_FAILED) return;
+    }
+    if (advance(*flights.front(), true) == KSIM_FAILED) return;
+    flights.pop_front();
+    if (!flights.empty()) release(*flights.front());
+}
+
+// Whether a grid that may overlap with the newest may start: all of its blocks have triggered, which
+// they may do without having waited.
+bool has_triggered(Flight& newest) {
+    return flights.size() < KSIM_DEPTH && advance(newest, false) != KSIM_WAITS;
 }
 
 bool still_loaded(const Work& work) {
@@ -210,10 +274,8 @@ bool is_host_pointer(uint64_t value) {
 
 }  // namespace
 
-void forget_early() {
-    if (!early) return;
-    early->function->module->info->drop(early->handle);
-    early.reset();
+void land() {
+    while (!flights.empty()) land_oldest();
 }
 
 CUresult check_launch(Work& work, void** params, void** extra, const char* name) {
@@ -268,7 +330,7 @@ CUresult check_launch(Work& work, void** params, void** extra, const char* name)
     return CUDA_SUCCESS;
 }
 
-void execute_kernel(const Work& work, const Work* next, Context* context) {
+void execute_kernel(const Work& work, const void* owner, bool overlaps, Context* context) {
     if (!still_loaded(work)) {
         violation("a queued kernel's module has been unloaded");
         fail_context(context, CUDA_ERROR_INVALID_PC);
@@ -285,35 +347,16 @@ void execute_kernel(const Work& work, const Work* next, Context* context) {
         return;
     }
     stats.launches++;
-    std::unique_ptr<Started> mine;
-    if (early && early->key == work.params.data()) mine = std::move(early);
-    forget_early();
-    if (settings().early && next && next->kind == WorkKind::Kernel && next->programmatic &&
-        still_loaded(*next)) {
-        early = std::make_unique<Started>();
-        early->function = next->function;
-        early->key = next->params.data();
-        // The blocks of this grid that started early keep their slots.
-        unsigned slot = mine && mine->launch.early_slot == 1 ? 1 + KSIM_EARLY_BLOCKS : 1;
-        describe(early->launch, *next, slot, early->message, sizeof early->message);
-        const ksim_object* object = next->function->module->info;
-        Guarded guarded(object, &early->launch);
-        early->handle = object->begin(&early->launch);
-    }
-    if (!mine) {
-        mine = std::make_unique<Started>();
-        describe(mine->launch, work, 1, mine->message, sizeof mine->message);
-    }
-    const ksim_object* object = work.function->module->info;
-    CUresult code;
-    {
-        Guarded guarded(object, &mine->launch);
-        code = object->run(&mine->launch, mine->handle);
-    }
-    if (code) {
-        violation("%s: %s", error_name(code), mine->message);
-        fail_context(context, code);
-        forget_early();
+    overlaps &= settings().early && work.programmatic && !flights.empty() &&
+                flights.back()->owner == owner;
+    while (!flights.empty() && !(overlaps && has_triggered(*flights.back()))) land_oldest();
+    if (context->sticky) return;
+    flights.push_back(take_off(work, owner, context));
+    if (flights.size() == 1) release(*flights.back());
+    if (settings().early) {
+        advance(*flights.back(), false);
+    } else {
+        land();
     }
 }
 

@@ -114,7 +114,6 @@ CUresult occupancy(const char* call, int* blocks, CUfunction function, int threa
 }  // namespace
 
 void unload_module(Module* module) {
-    forget_early();
     drop_globals(module);
     for (auto& entry : module->functions) live<Function>().erase(entry.second.get());
     live<Module>().erase(module);

@@ -53,6 +53,7 @@ SHIM_FILE(abi, KSIM_SHIM "/abi.h")
 SHIM_FILE(types, KSIM_SHIM "/types.h")
 SHIM_FILE(fiber, KSIM_SHIM "/fiber.h")
 SHIM_FILE(warp, KSIM_SHIM "/warp.h")
+SHIM_FILE(grid, KSIM_SHIM "/grid.h")
 SHIM_FILE(numerics, KSIM_SHIM "/numerics.h")
 SHIM_FILE(copies, KSIM_SHIM "/copies.h")
 SHIM_FILE(builtins, KSIM_SHIM "/builtins.h")
@@ -62,8 +63,9 @@ const struct {
     const char* text;
 } shim[] = {
     {"ksim.h", shim_ksim},       {"abi.h", shim_abi},           {"types.h", shim_types},
-    {"fiber.h", shim_fiber},     {"warp.h", shim_warp},         {"numerics.h", shim_numerics},
-    {"copies.h", shim_copies},   {"builtins.h", shim_builtins},
+    {"fiber.h", shim_fiber},     {"warp.h", shim_warp},         {"grid.h", shim_grid},
+    {"numerics.h", shim_numerics}, {"copies.h", shim_copies},
+    {"builtins.h", shim_builtins},
 };
 
 const int ARCHITECTURES[] = {75, 80, 86, 87, 89, 90, 100, 120};

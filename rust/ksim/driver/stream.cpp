@@ -27,8 +27,7 @@ void run_front(Stream* stream) {
             flush(point.stream, point.serial);
         }
     }
-    const Work* next = stream->queue.empty() ? nullptr : &stream->queue.front();
-    if (!stream->context->sticky) execute(work, stream->context, next);
+    if (!stream->context->sticky) execute(work, stream->context, stream, true);
     stream->done_serial = work.serial;
 }
 
@@ -121,15 +120,19 @@ void fill_bytes(unsigned char* target, int value, size_t bytes) {
 }  // namespace
 
 void flush(Stream* stream, uint64_t upto) {
+    if (stream->queue.empty() || stream->queue.front().serial > upto) return;
     while (!stream->queue.empty() && stream->queue.front().serial <= upto) run_front(stream);
+    land();
 }
 
 void flush_all(Context* context) {
     while (Stream* stream = oldest_pending(context)) run_front(stream);
+    land();
 }
 
 void make_progress() {
     if (Stream* stream = oldest_pending(nullptr)) run_front(stream);
+    land();
 }
 
 Stream* resolve_stream(CUstream handle, CUresult& code) {
@@ -187,11 +190,13 @@ CUresult submit(Stream* stream, Work work, const char* name) {
     return CUDA_SUCCESS;
 }
 
-void execute(const Work& work, Context* context, const Work* next) {
+void execute(const Work& work, Context* context, const void* owner, bool overlaps) {
+    if (work.kind != WorkKind::Kernel) {
+        land();
+        if (context->sticky) return;
+    }
     switch (work.kind) {
-        case WorkKind::Kernel:
-            execute_kernel(work, next && next->kind == WorkKind::Kernel ? next : nullptr, context);
-            break;
+        case WorkKind::Kernel: execute_kernel(work, owner, overlaps, context); break;
         case WorkKind::Copy: {
             stats.copies++;
             const void* source = work.staged ? static_cast<const void*>(work.staged->data())

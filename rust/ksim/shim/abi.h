@@ -3,12 +3,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define KSIM_ABI 1
+#define KSIM_ABI 2
 #define KSIM_MAX_THREADS 1024u
-// Groups of KSIM_MAX_THREADS stacks that the driver lends: one for the running block, two for the
-// blocks of it, two for those of the next grid, that start early.
-#define KSIM_STACK_SLOTS 5u
-#define KSIM_EARLY_BLOCKS 2u
+// Grids in flight: one that has still to end, its successor and that one's successor.
+#define KSIM_DEPTH 3u
+// Blocks of one grid in flight, and the stacks that all their threads have.
+#define KSIM_BLOCKS 16u
+#define KSIM_STACKS 4096u
 
 // Exported by every KERNEL as NAME_ksim.
 struct ksim_kernel {
@@ -24,32 +25,43 @@ struct ksim_launch {
     const void* params;
     uint32_t grid[3];
     uint32_t block[3];
-    // Room for the launch's dynamic shared memory of each stack slot: it ends at a guard page.
-    char* dynamic_shared[KSIM_STACK_SLOTS];
+    // Room for each block's dynamic shared memory: it ends at a guard page.
+    char* dynamic_shared[KSIM_BLOCKS];
     uint32_t dynamic_shared_bytes;
     // Launched with programmatic stream serialization: every block has to wait.
     uint32_t programmatic;
-    // First of the KSIM_EARLY_BLOCKS stack slots that its early blocks use.
-    uint32_t early_slot;
+    // Most blocks in flight. 1: each runs to its end. More: the last ones stop where they trigger.
+    uint32_t blocks;
     // 0: blocks, warps and lanes in ascending order; else each run has an order of its own.
     uint64_t seed;
-    char* stacks;
+    char* stacks;  // KSIM_STACKS
     size_t stack_bytes;
     // The object says what went wrong here.
     char* message;
     size_t message_bytes;
 };
 
+enum ksim_progress {
+    // Its blocks wait for the grid before it.
+    KSIM_WAITS,
+    // Every block has triggered or ended: its successor may start.
+    KSIM_TRIGGERED,
+    KSIM_ENDED,
+    KSIM_FAILED,
+};
+
 // Exported by every kernel object as ksim_object.
 struct ksim_object {
     uint32_t abi;
     uint32_t static_shared_bytes;
-    // Starts the first blocks, up to their griddepcontrol.wait.
-    void* (*begin)(const struct ksim_launch* launch);
-    // Runs a grid to its end: `early` is what begin returned, or null. Returns a CUresult.
-    int (*run)(const struct ksim_launch* launch, void* early);
-    // Gives up what begin returned.
-    void (*drop)(void* early);
+    // A grid none of whose blocks has started. The launch outlives it.
+    void* (*open)(const struct ksim_launch* launch);
+    // The grid before it has ended and griddepcontrol.wait returns. Zero, or a CUresult.
+    int (*release)(void* grid);
+    // Runs what can run: until all have triggered, or, `to_end`, as far as it goes. A failure's
+    // CUresult is in `code`.
+    enum ksim_progress (*advance)(void* grid, int to_end, int* code);
+    void (*close)(void* grid);
     // Where a signal handler lets the interrupted thread continue, on a stack of its own.
     void (*fault)(int code);
 };

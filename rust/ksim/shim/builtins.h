@@ -223,11 +223,20 @@ static inline unsigned __dp4a(unsigned a, unsigned b, unsigned c) {
 // ---------------------------------------------------------------- memory
 
 template <typename T>
-static inline T __ldg(const T* address) { return *address; }
+static inline T __ldg(const T* address) {
+    sim::note_read(address, sizeof(T));
+    return *address;
+}
 template <typename T>
-static inline T __ldcg(const T* address) { return *address; }
+static inline T __ldcg(const T* address) {
+    sim::note_read(address, sizeof(T));
+    return *address;
+}
 template <typename T>
-static inline T __ldcs(const T* address) { return *address; }
+static inline T __ldcs(const T* address) {
+    sim::note_read(address, sizeof(T));
+    return *address;
+}
 static inline void __threadfence_block() { asm volatile("" ::: "memory"); }
 static inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 static inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }

@@ -34,6 +34,7 @@ static inline void check_global(const char* what, const void* address, size_t by
 template <typename T>
 static inline T load(const void* address) {
     check_global("a load", address, sizeof(T));
+    note_read(address, sizeof(T));
     return *static_cast<const volatile T*>(address);
 }
 
@@ -41,6 +42,7 @@ static inline T load(const void* address) {
     template <>                                     \
     inline T load<T>(const void* address) {         \
         check_global("a load", address, sizeof(T)); \
+        note_read(address, sizeof(T));              \
         T v;                                        \
         asm volatile("" ::: "memory");              \
         v = *static_cast<const T*>(address);        \
@@ -79,6 +81,7 @@ static void cp_async(void* shared, const void* global, uint32_t bytes, uint32_t 
     if (read > bytes) fail(KSIM_LAUNCH_FAILED, "cp_async reads %u of %u bytes", read, bytes);
     check_shared("cp_async", shared, bytes);
     check_global("cp_async", global, bytes);
+    note_read(global, read);
     if (self->copy_count == self->copy_room) {
         self->copy_room = self->copy_room ? self->copy_room * 2 : 16;
         self->copies =
@@ -185,6 +188,7 @@ static void bulk_copy(void* shared, const void* global, uint32_t bytes, uint64_t
     }
     check_shared("bulk_copy", shared, bytes);
     check_global("bulk_copy", global, 16);
+    note_read(global, bytes);
     if (block->bulk_count == block->bulk_room) {
         block->bulk_room = block->bulk_room ? block->bulk_room * 2 : 16;
         block->bulk = static_cast<BulkCopy*>(realloc(block->bulk, block->bulk_room * sizeof(BulkCopy)));

@@ -1,6 +1,6 @@
 // A thread block as fibers of one OS thread. Each runs until it has to wait for others; the one
-// that arrives last at a meeting does its work and goes on. Only one fiber runs at a time, and the
-// driver runs one grid at a time, so plain globals say which.
+// that arrives last at a meeting does its work and goes on. Only one fiber runs at a time, so plain
+// globals say which, of which block and grid (grid.h).
 #pragma once
 
 #if !defined(__x86_64__)
@@ -56,6 +56,9 @@ namespace sim {
 
 enum State : uint8_t { READY, AT_WARP, AT_BARRIER, AT_PHASE, AT_PDL, DONE };
 
+// Of a block: none of it, some of it can run, it waits for the grid before, it stopped at its trigger.
+enum Stage : uint8_t { EMPTY, RUNNING, WAITING, STOPPED };
+
 struct AsyncCopy;
 struct BulkCopy;
 
@@ -97,11 +100,16 @@ struct Barrier {
 struct Block {
     uint3 index;
     uint32_t linear;
+    // Its place among the blocks of the grid in flight.
     uint32_t slot;
     uint32_t threads;
     uint32_t warps;
     uint32_t live;
+    Stage stage;
+    // Whether it stops where it triggers.
+    bool stops;
     bool waited;
+    bool triggered;
     bool descending;
     char* static_shared;
     Fiber* fibers;
@@ -116,20 +124,11 @@ struct Block {
     uint32_t bulk_count, bulk_room;
 };
 
-struct Early {
-    int error;
-    uint32_t count;
-    Block* block[KSIM_EARLY_BLOCKS];
-};
-
 static Fiber* self;
 static Block* block;
 static const ksim_launch* launch;
 static void* scheduler_sp;
 static int error;
-static bool pdl_released;
-// Whose contents the static shared section holds, where several blocks are in flight.
-static Block* resident;
 #if KSIM_ASAN
 static void* scheduler_fake;
 static const void* scheduler_bottom;
@@ -153,6 +152,21 @@ static inline void announce_switch(Fiber* from, bool dying, Fiber* to) {
 #endif
 }
 
+// First thing on a stack that was switched to. The scheduler's is known by whom it switches to first.
+static inline void arrive(Fiber* at) {
+#if KSIM_ASAN
+    const void* bottom;
+    size_t bytes;
+    __sanitizer_finish_switch_fiber(at->fake_stack, &bottom, &bytes);
+    if (!scheduler_bottom) {
+        scheduler_bottom = bottom;
+        scheduler_bytes = bytes;
+    }
+#else
+    (void)at;
+#endif
+}
+
 static inline void enter(Fiber* fiber) {
     self = fiber;
     threadIdx = fiber->index;
@@ -165,7 +179,7 @@ static void give_stack(Fiber* fiber) {
     if (block->free_stacks) {
         fiber->stack = block->free_stack[--block->free_stacks];
     } else {
-        size_t index = static_cast<size_t>(block->slot) * KSIM_MAX_THREADS + block->fresh_stack++;
+        size_t index = static_cast<size_t>(block->slot) * block->threads + block->fresh_stack++;
         fiber->stack = launch->stacks + index * launch->stack_bytes;
     }
 #if KSIM_ASAN
@@ -205,9 +219,7 @@ static __attribute__((noinline)) void leave(bool dying) {
         announce_switch(from, dying, nullptr);
         ksim_swap(dying ? &ignored : &from->sp, scheduler_sp);
     }
-#if KSIM_ASAN
-    __sanitizer_finish_switch_fiber(from->fake_stack, nullptr, nullptr);
-#endif
+    arrive(from);
 }
 
 static __attribute__((noinline)) void wait_as(State state) {
@@ -265,15 +277,7 @@ static void fault(int code) {
 static void finish_copies(Fiber& fiber, uint32_t before_group);
 
 [[noreturn]] static void fiber_main() {
-#if KSIM_ASAN
-    const void* bottom;
-    size_t bytes;
-    __sanitizer_finish_switch_fiber(nullptr, &bottom, &bytes);
-    if (!scheduler_bottom) {
-        scheduler_bottom = bottom;
-        scheduler_bytes = bytes;
-    }
-#endif
+    arrive(self);
     while (true) {
         launch->kernel->run(launch->params);
         finish_copies(*self, UINT32_MAX);
@@ -330,246 +334,6 @@ static inline uint32_t meet(bool vote, int line) {
         wait_as(AT_BARRIER);
     }
     return barrier.result;
-}
-
-// ---------------------------------------------------------------- programmatic launches
-
-static inline void pdl_wait() {
-    block->waited = true;
-    self->waited = true;
-    if (!pdl_released) wait_as(AT_PDL);
-}
-static inline void pdl_trigger() {}
-
-// ---------------------------------------------------------------- running blocks
-
-
-static void swap_static_shared(Block* next) {
-    if (resident == next) return;
-    if (resident && resident->static_shared) {
-        memcpy(resident->static_shared, __start_ksim_shared, static_shared_bytes());
-    }
-    if (next->static_shared) {
-        memcpy(__start_ksim_shared, next->static_shared, static_shared_bytes());
-    }
-    resident = next;
-}
-
-static uint64_t mix(uint64_t x) {
-    x += 0x9e3779b97f4a7c15ull;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-    return x ^ (x >> 31);
-}
-
-static Block* make_block(uint32_t slot, bool keeps_static_shared) {
-    Block* made = static_cast<Block*>(calloc(1, sizeof(Block)));
-    made->slot = slot;
-    made->threads = launch->block[0] * launch->block[1] * launch->block[2];
-    made->warps = (made->threads + 31) / 32;
-    made->fibers = static_cast<Fiber*>(calloc(made->threads, sizeof(Fiber)));
-    if (keeps_static_shared && static_shared_bytes()) {
-        made->static_shared = static_cast<char*>(malloc(static_shared_bytes()));
-    }
-    uint32_t i = 0;
-    for (uint32_t z = 0; z < launch->block[2]; z++) {
-        for (uint32_t y = 0; y < launch->block[1]; y++) {
-            for (uint32_t x = 0; x < launch->block[0]; x++, i++) {
-                made->fibers[i].index = {x, y, z};
-                made->fibers[i].linear = i;
-            }
-        }
-    }
-    return made;
-}
-
-static void free_block(Block* b) {
-    for (uint32_t i = 0; i < b->threads; i++) free(b->fibers[i].copies);
-    free(b->fibers);
-    free(b->bulk);
-    free(b->static_shared);
-    free(b);
-}
-
-static void select_block(Block* b) {
-    swap_static_shared(b);
-    block = b;
-    blockIdx = b->index;
-}
-
-// Makes `b` block number `linear` of the grid, its threads at their start, its memory poisoned.
-static void start_block(Block* b, uint32_t linear) {
-    b->linear = linear;
-    b->index = {linear % launch->grid[0], linear / launch->grid[0] % launch->grid[1],
-                linear / launch->grid[0] / launch->grid[1]};
-    b->live = b->threads;
-    b->waited = false;
-    b->descending = launch->seed && (mix(launch->seed + linear) & 1);
-    b->free_stacks = 0;
-    b->fresh_stack = 0;
-    b->bulk_count = 0;
-    select_block(b);
-    memset(&b->barrier, 0, sizeof(b->barrier));
-    if (static_shared_bytes()) memset(__start_ksim_shared, 0xff, static_shared_bytes());
-    if (launch->dynamic_shared_bytes) {
-        memset(launch->dynamic_shared[b->slot], 0xff, launch->dynamic_shared_bytes);
-    }
-    for (uint32_t w = 0; w < b->warps; w++) {
-        uint32_t lanes = b->threads - w * 32;
-        uint32_t all = lanes >= 32 ? 0xffffffffu : (1u << lanes) - 1;
-        b->warp[w] = {all, all, 0};
-    }
-    for (uint32_t i = 0; i < b->threads; i++) {
-        Fiber& fiber = b->fibers[i];
-        fiber.state = READY;
-        fiber.waited = false;
-        fiber.copy_count = 0;
-        fiber.copy_group = 0;
-        fiber.fake_stack = nullptr;
-        fiber.sp = nullptr;
-    }
-}
-
-// Runs the selected block's fibers until none can go on.
-static void run_ready() {
-    bool any;
-    do {
-        any = false;
-        for (uint32_t n = 0; n < block->warps; n++) {
-            uint32_t w = block->descending ? block->warps - 1 - n : n;
-            while (block->warp[w].ready) {
-                Fiber* fiber = take_ready(w);
-                if (!fiber->sp) give_stack(fiber);
-                enter(fiber);
-                announce_switch(nullptr, false, fiber);
-                ksim_swap(&scheduler_sp, fiber->sp);
-#if KSIM_ASAN
-                __sanitizer_finish_switch_fiber(scheduler_fake, nullptr, nullptr);
-#endif
-                self = nullptr;
-                if (error) return;
-                any = true;
-            }
-        }
-    } while (any);
-}
-
-static void report_deadlock();
-
-// Runs the selected block to its end, or, before the grid is released, to its griddepcontrol.wait.
-static void run_block() {
-    while (true) {
-        run_ready();
-        if (error || block->live == 0) return;
-        bool at_pdl = false;
-        for (uint32_t i = 0; i < block->threads; i++) at_pdl |= block->fibers[i].state == AT_PDL;
-        if (at_pdl && !pdl_released) return;
-        report_deadlock();
-        return;
-    }
-}
-
-static void end_block() {
-    if (error) return;
-    if (block->bulk_count) {
-        record(KSIM_LAUNCH_FAILED, "the block ended with %u bulk copies that nobody waited for",
-               block->bulk_count);
-    }
-    if (launch->programmatic && !block->waited) {
-        record(KSIM_LAUNCH_FAILED,
-               "launched programmatically, but no thread of the block called pdl_wait(): the grid "
-               "may end before its predecessor");
-    }
-}
-
-static void select_launch(const ksim_launch* l) {
-    launch = l;
-    blockDim = {l->block[0], l->block[1], l->block[2]};
-    gridDim = {l->grid[0], l->grid[1], l->grid[2]};
-    error = 0;
-    self = nullptr;
-#if KSIM_ASAN
-    scheduler_bottom = nullptr;
-#endif
-}
-
-static uint32_t* block_order(uint32_t blocks) {
-    if (!launch->seed) return nullptr;
-    uint32_t* order = static_cast<uint32_t*>(malloc(blocks * sizeof(uint32_t)));
-    for (uint32_t i = 0; i < blocks; i++) order[i] = i;
-    for (uint32_t i = blocks; i > 1; i--) {
-        uint32_t j = static_cast<uint32_t>(mix(launch->seed ^ (i * 0x10001ull)) % i);
-        uint32_t swapped = order[i - 1];
-        order[i - 1] = order[j];
-        order[j] = swapped;
-    }
-    return order;
-}
-
-static void* begin(const ksim_launch* l) {
-    select_launch(l);
-    uint32_t blocks = l->grid[0] * l->grid[1] * l->grid[2];
-    uint32_t* order = block_order(blocks);
-    Early* early = static_cast<Early*>(calloc(1, sizeof(Early)));
-    pdl_released = false;
-    for (uint32_t i = 0; i < KSIM_EARLY_BLOCKS && i < blocks && !error; i++) {
-        Block* b = make_block(l->early_slot + i, true);
-        early->block[early->count++] = b;
-        start_block(b, order ? order[i] : i);
-        run_block();
-    }
-    // The predecessor may be a kernel of this object: its blocks use the section next.
-    if (resident) {
-        if (resident->static_shared) {
-            memcpy(resident->static_shared, __start_ksim_shared, static_shared_bytes());
-        }
-        resident = nullptr;
-    }
-    pdl_released = true;
-    early->error = error;
-    free(order);
-    return early;
-}
-
-static void drop(void* started) {
-    Early* early = static_cast<Early*>(started);
-    for (uint32_t i = 0; i < early->count; i++) free_block(early->block[i]);
-    free(early);
-}
-
-static int run(const ksim_launch* l, void* started) {
-    Early* early = static_cast<Early*>(started);
-    select_launch(l);
-    error = early ? early->error : 0;
-    pdl_released = true;
-    resident = nullptr;
-    uint32_t first = early ? early->count : 0;
-    for (uint32_t i = 0; i < first; i++) {
-        Block* b = early->block[i];
-        if (!error) {
-            select_block(b);
-            for (uint32_t t = 0; t < b->threads; t++) {
-                if (b->fibers[t].state == AT_PDL) wake(b->fibers[t]);
-            }
-            run_block();
-            end_block();
-        }
-        resident = nullptr;
-        free_block(b);
-    }
-    free(early);
-    uint32_t blocks = l->grid[0] * l->grid[1] * l->grid[2];
-    uint32_t* order = block_order(blocks);
-    Block* b = make_block(0, false);
-    for (uint32_t i = first; i < blocks && !error; i++) {
-        start_block(b, order ? order[i] : i);
-        run_block();
-        end_block();
-    }
-    free_block(b);
-    free(order);
-    resident = nullptr;
-    return error;
 }
 
 }  // namespace sim

@@ -1,5 +1,5 @@
 // Force-included before every kernel source: CUDA C++ for g++. Thread blocks are fibers of one OS
-// thread (fiber.h), warp operations are meetings of fibers (warp.h), device arithmetic is host
+// thread (fiber.h), grids start, wait for each other and end (grid.h), warp operations are meetings of fibers (warp.h), device arithmetic is host
 // arithmetic without contraction (numerics.h).
 #pragma once
 #define ONEGRAPH_SIM 1
@@ -15,6 +15,7 @@
 #include "types.h"
 #include "fiber.h"
 #include "warp.h"
+#include "grid.h"
 #include "numerics.h"
 #include "copies.h"
 #include "builtins.h"
@@ -37,8 +38,8 @@
 // that are in flight together.
 #define SHARED static __attribute__((section("ksim_shared")))
 
-KSIM_EXPORT ksim_object ksim_object_info = {KSIM_ABI, 0, sim::begin, sim::run,
-                                            sim::drop, sim::fault};
+KSIM_EXPORT ksim_object ksim_object_info = {
+    KSIM_ABI, 0, sim::open_grid, sim::release_grid, sim::advance_grid, sim::close_grid, sim::fault};
 __attribute__((constructor)) static void ksim_fill_object() {
     ksim_object_info.static_shared_bytes = static_cast<uint32_t>(sim::static_shared_bytes());
 }

@@ -12,7 +12,7 @@
 //! | `KSIM_DRIVER_VERSION` (12080), `KSIM_NVRTC_VERSION` (12.9) | the versions reported |
 //! | `KSIM_SEED` (0: in order) | the order of blocks, warps, lanes and independent graph nodes |
 //! | `KSIM_LAZY=1`, `KSIM_LAZY_MS` (50) | work runs when something waits for it, or after that silence |
-//! | `KSIM_PDL=early` | a programmatic launch starts before its predecessor has run |
+//! | `KSIM_PDL=early` | a programmatic launch starts once its predecessor's blocks have triggered |
 //! | `KSIM_FAIL_CALL=N`, `KSIM_FAIL_CODE` (999) | the Nth driver call fails |
 //! | `KSIM_LEAKS=fail` | the process ends with status 86 if anything is still allocated |
 //! | `KSIM_CXX` (g++), `KSIM_CXXFLAGS` | the kernels' compiler, and more flags for it |

@@ -1,0 +1,325 @@
+// Grids in flight. Launched programmatically, a grid may start once every block of the one before
+// has triggered or ended, and its griddepcontrol.wait returns once that one has ended. The driver
+// says which grid runs; to show what may go wrong it lets a successor start as early as it may:
+//
+// - A block stops where its first thread triggers, with whatever its other threads have yet to do,
+//   until the successor has run as far as it can. All blocks stop there, or, of a grid with more than
+//   may be in flight, the last to start.
+// - A block of a grid whose predecessor has not ended runs as far as its threads go without it.
+// - What it reads meanwhile by the shim's loads and copies is kept, and compared when the
+//   predecessor has ended: who reads what another grid has yet to write is told of it.
+#pragma once
+
+namespace sim {
+
+// Of memory read before the wait; `bytes` of it follow.
+struct EarlyRead {
+    const void* address;
+    uint32_t bytes;
+    uint32_t block;
+};
+
+struct Grid {
+    const ksim_launch* launch;
+    // Null: in order.
+    uint32_t* order;
+    Block* block[KSIM_BLOCKS];
+    uint32_t blocks, started, ended;
+    // Blocks that have triggered or ended.
+    uint32_t passed;
+    bool released;
+    int error;
+    char* reads;
+    size_t read_bytes, read_room;
+};
+
+static Grid* grid;
+// Whose contents the static shared section holds, where several blocks are in flight.
+static Block* resident;
+
+// ---------------------------------------------------------------- of a kernel
+
+static inline void pdl_wait() {
+    block->waited = true;
+    self->waited = true;
+    if (!grid->released) wait_as(AT_PDL);
+}
+
+static inline void pdl_trigger() {
+    if (block->triggered) return;
+    block->triggered = true;
+    grid->passed++;
+    if (!block->stops) return;
+    block->stage = STOPPED;
+    Fiber* from = self;
+    wake(*from);
+    announce_switch(from, false, nullptr);
+    ksim_swap(&from->sp, scheduler_sp);
+    arrive(from);
+}
+
+static __attribute__((noinline)) void keep_read(const void* address, uint32_t bytes) {
+    size_t needed = grid->read_bytes + sizeof(EarlyRead) + bytes;
+    if (needed > grid->read_room) {
+        grid->read_room = 2 * needed;
+        grid->reads = static_cast<char*>(realloc(grid->reads, grid->read_room));
+    }
+    EarlyRead read = {address, bytes, block->linear};
+    memcpy(grid->reads + grid->read_bytes, &read, sizeof read);
+    memcpy(grid->reads + grid->read_bytes + sizeof read, address, bytes);
+    grid->read_bytes = needed;
+}
+
+// Of global memory, now or at any time until its copy is waited for.
+static inline void note_read(const void* address, uint32_t bytes) {
+    if (__builtin_expect(!grid->released, 0)) keep_read(address, bytes);
+}
+
+// ---------------------------------------------------------------- blocks
+
+static void swap_static_shared(Block* next) {
+    if (resident == next) return;
+    if (resident && resident->static_shared) {
+        memcpy(resident->static_shared, __start_ksim_shared, static_shared_bytes());
+    }
+    if (next->static_shared) {
+        memcpy(__start_ksim_shared, next->static_shared, static_shared_bytes());
+    }
+    resident = next;
+}
+
+static uint64_t mix(uint64_t x) {
+    x += 0x9e3779b97f4a7c15ull;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+    return x ^ (x >> 31);
+}
+
+static Block* make_block(uint32_t slot) {
+    Block* made = static_cast<Block*>(calloc(1, sizeof(Block)));
+    made->slot = slot;
+    made->threads = launch->block[0] * launch->block[1] * launch->block[2];
+    made->warps = (made->threads + 31) / 32;
+    made->fibers = static_cast<Fiber*>(calloc(made->threads, sizeof(Fiber)));
+    if (launch->blocks > 1 && static_shared_bytes()) {
+        made->static_shared = static_cast<char*>(malloc(static_shared_bytes()));
+    }
+    uint32_t i = 0;
+    for (uint32_t z = 0; z < launch->block[2]; z++) {
+        for (uint32_t y = 0; y < launch->block[1]; y++) {
+            for (uint32_t x = 0; x < launch->block[0]; x++, i++) {
+                made->fibers[i].index = {x, y, z};
+                made->fibers[i].linear = i;
+            }
+        }
+    }
+    return made;
+}
+
+static void free_block(Block* b) {
+    if (!b) return;
+    if (resident == b) resident = nullptr;
+    for (uint32_t i = 0; i < b->threads; i++) free(b->fibers[i].copies);
+    free(b->fibers);
+    free(b->bulk);
+    free(b->static_shared);
+    free(b);
+}
+
+static inline uint3 index_of(uint32_t linear) {
+    return {linear % launch->grid[0], linear / launch->grid[0] % launch->grid[1],
+            linear / launch->grid[0] / launch->grid[1]};
+}
+
+static void select_block(Block* b) {
+    swap_static_shared(b);
+    block = b;
+    blockIdx = b->index;
+}
+
+// Makes `b` the grid's next block, its threads at their start, its memory poisoned.
+static void start_block(Block* b) {
+    uint32_t number = grid->started++;
+    b->linear = grid->order ? grid->order[number] : number;
+    b->index = index_of(b->linear);
+    b->live = b->threads;
+    b->stops = launch->blocks > 1 && number + launch->blocks >= grid->blocks;
+    b->waited = b->triggered = false;
+    b->descending = launch->seed && (mix(launch->seed + b->linear) & 1);
+    b->free_stacks = 0;
+    b->fresh_stack = 0;
+    b->bulk_count = 0;
+    select_block(b);
+    memset(&b->barrier, 0, sizeof(b->barrier));
+    if (static_shared_bytes()) memset(__start_ksim_shared, 0xff, static_shared_bytes());
+    if (launch->dynamic_shared_bytes) {
+        memset(launch->dynamic_shared[b->slot], 0xff, launch->dynamic_shared_bytes);
+    }
+    for (uint32_t w = 0; w < b->warps; w++) {
+        uint32_t lanes = b->threads - w * 32;
+        uint32_t all = lanes >= 32 ? 0xffffffffu : (1u << lanes) - 1;
+        b->warp[w] = {all, all, 0};
+    }
+    for (uint32_t i = 0; i < b->threads; i++) {
+        Fiber& fiber = b->fibers[i];
+        fiber.state = READY;
+        fiber.waited = false;
+        fiber.copy_count = 0;
+        fiber.copy_group = 0;
+        fiber.fake_stack = nullptr;
+        fiber.sp = nullptr;
+    }
+}
+
+// Runs the selected block's fibers until none can go on, or it stops.
+static void run_ready() {
+    bool any;
+    do {
+        any = false;
+        for (uint32_t n = 0; n < block->warps; n++) {
+            uint32_t w = block->descending ? block->warps - 1 - n : n;
+            while (block->warp[w].ready) {
+                Fiber* fiber = take_ready(w);
+                if (!fiber->sp) give_stack(fiber);
+                enter(fiber);
+                announce_switch(nullptr, false, fiber);
+                ksim_swap(&scheduler_sp, fiber->sp);
+#if KSIM_ASAN
+                __sanitizer_finish_switch_fiber(scheduler_fake, nullptr, nullptr);
+#endif
+                self = nullptr;
+                if (error || block->stage == STOPPED) return;
+                any = true;
+            }
+        }
+    } while (any);
+}
+
+static void end_block() {
+    if (block->bulk_count) {
+        record(KSIM_LAUNCH_FAILED, "the block ended with %u bulk copies that nobody waited for",
+               block->bulk_count);
+    }
+    if (launch->programmatic && !block->waited) {
+        record(KSIM_LAUNCH_FAILED,
+               "launched programmatically, but no thread of the block called pdl_wait(): the grid "
+               "may end before its predecessor");
+    }
+    grid->ended++;
+    grid->passed += !block->triggered;
+    block->stage = EMPTY;
+}
+
+// Runs the selected block until it stops, waits for the grid before or ends.
+static void run_block() {
+    if (grid->released && block->stage != EMPTY) {
+        for (uint32_t i = 0; i < block->threads; i++) {
+            if (block->fibers[i].state == AT_PDL) wake(block->fibers[i]);
+        }
+    }
+    block->stage = RUNNING;
+    run_ready();
+    if (error || block->stage == STOPPED) return;
+    if (block->live == 0) {
+        end_block();
+        return;
+    }
+    bool at_pdl = false;
+    for (uint32_t i = 0; i < block->threads; i++) at_pdl |= block->fibers[i].state == AT_PDL;
+    if (at_pdl && !grid->released) {
+        block->stage = WAITING;
+    } else {
+        report_deadlock();
+    }
+}
+
+// ---------------------------------------------------------------- for the driver
+
+static void select_grid(Grid* g) {
+    grid = g;
+    launch = g->launch;
+    blockDim = {launch->block[0], launch->block[1], launch->block[2]};
+    gridDim = {launch->grid[0], launch->grid[1], launch->grid[2]};
+    error = g->error;
+    self = nullptr;
+#if KSIM_ASAN
+    scheduler_bottom = nullptr;
+#endif
+}
+
+static void* open_grid(const ksim_launch* l) {
+    Grid* g = static_cast<Grid*>(calloc(1, sizeof(Grid)));
+    g->launch = l;
+    g->blocks = l->grid[0] * l->grid[1] * l->grid[2];
+    if (!l->seed) return g;
+    g->order = static_cast<uint32_t*>(malloc(g->blocks * sizeof(uint32_t)));
+    for (uint32_t i = 0; i < g->blocks; i++) g->order[i] = i;
+    for (uint32_t i = g->blocks; i > 1; i--) {
+        uint32_t j = static_cast<uint32_t>(mix(l->seed ^ (i * 0x10001ull)) % i);
+        uint32_t swapped = g->order[i - 1];
+        g->order[i - 1] = g->order[j];
+        g->order[j] = swapped;
+    }
+    return g;
+}
+
+static int release_grid(void* handle) {
+    Grid* g = static_cast<Grid*>(handle);
+    select_grid(g);
+    g->released = true;
+    for (size_t at = 0; at < g->read_bytes && !error;) {
+        EarlyRead read;
+        memcpy(&read, g->reads + at, sizeof read);
+        at += sizeof read;
+        if (memcmp(read.address, g->reads + at, read.bytes) != 0) {
+            blockIdx = index_of(read.block);
+            record(KSIM_LAUNCH_FAILED,
+                   "read %u bytes at %p before its pdl_wait(): a grid that had not ended wrote them "
+                   "afterwards",
+                   read.bytes, read.address);
+        }
+        at += read.bytes;
+    }
+    free(g->reads);
+    g->reads = nullptr;
+    g->read_bytes = g->read_room = 0;
+    return g->error = error;
+}
+
+static ksim_progress advance_grid(void* handle, int to_end, int* code) {
+    Grid* g = static_cast<Grid*>(handle);
+    select_grid(g);
+    bool any = to_end || g->passed < g->blocks;
+    while (any && !error) {
+        any = false;
+        for (uint32_t i = 0; i < launch->blocks && !error; i++) {
+            if (!g->block[i] && g->started < g->blocks) g->block[i] = make_block(i);
+            Block* b = g->block[i];
+            if (!b) break;
+            if (b->stage == EMPTY && g->started == g->blocks) continue;
+            if (b->stage == WAITING && !g->released) continue;
+            if (b->stage == STOPPED && !to_end) continue;
+            if (b->stage == EMPTY) {
+                start_block(b);
+            } else {
+                select_block(b);
+            }
+            run_block();
+            any = true;
+        }
+    }
+    *code = g->error = error;
+    if (error) return KSIM_FAILED;
+    if (g->ended == g->blocks) return KSIM_ENDED;
+    return g->passed == g->blocks ? KSIM_TRIGGERED : KSIM_WAITS;
+}
+
+static void close_grid(void* handle) {
+    Grid* g = static_cast<Grid*>(handle);
+    for (Block* b : g->block) free_block(b);
+    free(g->order);
+    free(g->reads);
+    free(g);
+}
+
+}  // namespace sim
