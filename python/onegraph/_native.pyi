@@ -256,6 +256,10 @@ class Engine:
     @property
     def wanted_ctx(self) -> int: ...
     @property
+    def unkept_kernels(self) -> str | None:
+        """Why kernels that were compiled are not kept for the next load."""
+
+    @property
     def no_card(self) -> str | None:
         """Why "auto" took the CPU."""
 

@@ -144,6 +144,10 @@ class LLM(Generates):
             )
         for part, seconds in self._engine.load_parts:
             logger.debug("load, side by side: %s %.2f s", part, seconds)
+        if reason := self._engine.unkept_kernels:
+            logger.warning(
+                "compiled kernels are not kept, so the next load compiles them again: %s", reason
+            )
         if self._engine.n_ctx < self._engine.wanted_ctx:
             logger.warning(
                 "the card's memory holds a context of %d tokens, not %d; "

@@ -51,7 +51,7 @@ def test_a_cut_that_nobody_asked_for_is_said(cli, smollm2: Path) -> None:
     assert asked.stderr == ""
     default = cli(*ask)
     assert default.stderr == "cut after 256 tokens; --max-tokens allows more\n"
-    for more in [[], ["--max-tokens", 100]]:
+    for more in [[], ["--max-tokens", 100], ["--max-tokens", "none"]]:
         full = cli(*ask, "--raw", "--n-ctx", 48, *more)
         assert re.fullmatch(r"cut after \d\d tokens; --n-ctx allows more\n", full.stderr)
 
@@ -228,7 +228,8 @@ def test_a_run_in_the_background_of_a_script_ignores_ctrl_c(
     [
         (["--temperature", "-1"], "--temperature "),
         (["--top-p", "2"], "--top-p "),
-        (["--max-tokens", "-5"], "--max-tokens "),
+        (["--max-tokens", "-5"], "--max-tokens -5: must be 1 or more; --max-tokens None"),
+        (["--max-tokens", "all"], "'all' is neither an integer nor none"),
         (["--n-ctx", "0"], "--n-ctx "),
         (["--n-ctx", "1000000"], "8192"),
         (["--kv-type", "q9"], "--kv-type "),

@@ -162,6 +162,7 @@ def test_sampling_is_set_and_checked_in_a_chat(chat: Callable[..., Terminal]) ->
         ('/set stop "a\\nb"', '--stop "a\\nb"'),
         ("/set stop c", '--stop "a\\nb" "c"'),
         ("/set stop", "--stop none (default)"),
+        ("/set max-tokens none", "--max-tokens none"),
         ("/set max-tokens 1", "--max-tokens 1"),
     ]:
         assert said in ask(talk, line), line

@@ -161,3 +161,34 @@ sys.exit(main(sys.argv[1:]))
     lacks, total = map(int, found.groups())
     assert 0 < kept == total - lacks < total
     assert re.search(rf"to {tmp_path}/kernels, where \d+ MB are free; make room", done.stderr)
+
+
+RUN = [sys.executable, "-m", "onegraph", "run", "--raw", "--device", "cuda", "--n-ctx", "64"]
+
+
+def test_a_load_says_that_its_kernels_are_not_kept(
+    tiny: Path, tmp_path: Path, ksim_env: dict[str, str]
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("no folder")
+    command = [*RUN, "--max-tokens", "1", str(tiny), "ab"]
+    done = subprocess.run(
+        command, env=environment(file, ksim_env), capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert "compiled kernels are not kept, so the next load compiles them again: " in line
+    assert re.search(rf"{file}/kernels/\w+\.cubin: Not a directory", line)
+
+
+def test_the_cache_may_be_named_from_the_home_folder(
+    tiny: Path, tmp_path: Path, ksim_env: dict[str, str]
+) -> None:
+    env = environment(Path("~/mine"), ksim_env) | {"HOME": str(tmp_path)}
+    command = [*RUN, "--max-tokens", "1", str(tiny), "ab"]
+    done = subprocess.run(
+        command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not (tmp_path / "~").exists()
+    assert len(list((tmp_path / "mine" / "kernels").glob("*.cubin"))) > 5

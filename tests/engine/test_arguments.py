@@ -32,7 +32,7 @@ from onegraph.sampling import DEFAULTS, MEANING, Sampling, SamplingOptions
         ({"logit_bias": {1: math.nan}}, r"logit_bias = NaN for token 1"),
         ({"logit_bias": {-1: 0.0}}, r"logit_bias = -1: must not be negative"),
         ({"max_tokens": 0}, r"max_tokens = 0: must be 1 or more"),
-        ({"max_tokens": -5}, r"max_tokens = -5: must not be negative"),
+        ({"max_tokens": -5}, r"max_tokens = -5: must be 1 or more; max_tokens=None sets"),
         ({"max_tokens": 2**70}, r"max_tokens = 1180591620717411303424: is out of range"),
         ({"seed": -1}, r"seed = -1: must be from 0 to 2\*\*64 - 1"),
         ({"seed": 2**64}, r"seed = 18446744073709551616: must be from 0"),

@@ -16,6 +16,7 @@ __all__ = [
     "KV_TYPES",
     "MODEL",
     "SAMPLING",
+    "UNLIMITED",
     "flag",
     "given",
     "model_options",
@@ -24,6 +25,19 @@ __all__ = [
 ]
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+#: What `--max-tokens` says for Python's None: click takes that for an option that was not given.
+UNLIMITED = "none"
+
+
+def _max_tokens(text: str) -> int | str:
+    if text.lower() == UNLIMITED:
+        return UNLIMITED
+    try:
+        return int(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is neither an integer nor {UNLIMITED}") from None
 
 
 def _bias(text: str) -> tuple[int, float]:
@@ -53,7 +67,11 @@ MODEL: list[tuple[str, Any, str]] = [
 
 #: Keywords of `onegraph.LLM.generate`: name, type, help.
 SAMPLING: list[tuple[str, Any, str]] = [
-    ("max_tokens", int, "Most tokens to generate."),
+    (
+        "max_tokens",
+        _max_tokens,
+        "Most tokens to generate; none: until the text ends or the context is full.",
+    ),
     ("temperature", float, "Divides the logits; 0 always takes the most probable token."),
     ("top_k", int, "Keep the K most probable tokens; 0 keeps all."),
     ("top_p", float, "Keep the most probable tokens that have this probability together."),
@@ -81,7 +99,7 @@ def _option(name: str, kind: Any, said: str, default: object) -> Callable[[Decor
         return click.option(flag(name), name, is_flag=True, default=None, help=said)
     if default is not None:
         said += f"  [default: {default:g}]"
-    metavar = {"logit_bias": "TOKEN=BIAS"}.get(name)
+    metavar = {"logit_bias": "TOKEN=BIAS", "max_tokens": "INTEGER|none"}.get(name)
     multiple = name in ("stop", "stop_token_ids", "logit_bias")
     return click.option(flag(name), name, type=kind, multiple=multiple, metavar=metavar, help=said)
 
@@ -103,6 +121,8 @@ def sampling_options(command: Decorated) -> Decorated:
 def given(table: list[tuple[str, Any, str]], values: dict[str, Any]) -> dict[str, Any]:
     """Of the options in a table, those that the user gave, as keyword arguments."""
     chosen = {name: values[name] for name, _, _ in table if values[name] not in (None, ())}
+    if chosen.get("max_tokens") == UNLIMITED:
+        chosen["max_tokens"] = None
     if "logit_bias" in chosen:
         chosen["logit_bias"] = dict(chosen["logit_bias"])
     return chosen

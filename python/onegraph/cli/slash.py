@@ -13,7 +13,7 @@ import click
 
 from onegraph import LLM
 from onegraph.cli.conversation import Conversation, load, place, save
-from onegraph.cli.options import MODEL, SAMPLING, flag
+from onegraph.cli.options import MODEL, SAMPLING, UNLIMITED, flag
 from onegraph.cli.spelling import spelled
 from onegraph.cli.terminal import say
 from onegraph.errors import ArgumentError, Error
@@ -131,6 +131,8 @@ def _set(session: Session, text: str) -> None:
             given = [*changed.get(name, []), given]
         elif name == "logit_bias":
             given = {**changed.get(name, {}), given[0]: given[1]}
+        elif given == UNLIMITED:
+            given = None
         changed[name] = given
     # The engine knows the ranges: it looks at a request, which is taken back at once.
     session.llm.generate([0], stream=True, **changed).close()
@@ -171,6 +173,8 @@ def _converted(name: str, kind: Any, text: str) -> Any:
 def _shown(session: Session, name: str) -> str:
     if name in session.sampling:
         value = session.sampling[name]
+        if value is None:
+            value = UNLIMITED
         if name == "stop":
             value = " ".join(json.dumps(text, ensure_ascii=False) for text in value)
         elif name == "logit_bias":

@@ -37,6 +37,21 @@ pub fn count<T: TryFrom<i64>>(name: &'static str, value: i64) -> Result<T> {
     })
 }
 
+/// Tokens that an output may have; without a number as many as the context holds.
+fn most_tokens(given: Option<i64>) -> Result<usize> {
+    let Some(n) = given else {
+        return Ok(usize::MAX);
+    };
+    usize::try_from(n)
+        .ok()
+        .filter(|n| *n > 0)
+        .ok_or_else(|| Error::Argument {
+            name: "max_tokens",
+            value: n.to_string(),
+            reason: "must be 1 or more; max_tokens=None sets no limit but the context".into(),
+        })
+}
+
 fn counts<T: TryFrom<i64>>(name: &'static str, values: &[i64]) -> Result<Vec<T>> {
     values.iter().map(|v| count(name, *v)).collect()
 }
@@ -167,9 +182,7 @@ impl Sampling {
                 seed: self.seed.unwrap_or_else(engine::Engine::draw_seed),
                 logprobs: self.logprobs.map(|n| count("logprobs", n)).transpose()?,
             },
-            max_tokens: self
-                .max_tokens
-                .map_or(Ok(usize::MAX), |n| count("max_tokens", n))?,
+            max_tokens: most_tokens(self.max_tokens)?,
             stop: self.stop,
             stop_token_ids: counts("stop_token_ids", &self.stop_token_ids)?,
             ignore_eos: self.ignore_eos,
@@ -529,6 +542,12 @@ impl Engine {
     #[getter]
     fn wanted_ctx(&self) -> usize {
         self.inner.loaded().wanted_ctx
+    }
+
+    /// Why kernels that were compiled are not kept for the next load.
+    #[getter]
+    fn unkept_kernels(&self) -> Option<&str> {
+        self.inner.loaded().unkept_kernels.as_deref()
     }
 
     /// Why "auto" took the CPU.

@@ -83,6 +83,8 @@ pub struct Loaded {
     pub load_parts: Vec<(&'static str, f64)>,
     /// The context that would have been, had the card's memory held it.
     pub wanted_ctx: usize,
+    /// Why kernels that were compiled are not kept for the next load; none where all are.
+    pub unkept_kernels: Option<String>,
     /// Sequences that have ended and of whose keys or values some were beyond what the cache's type
     /// holds, so that its largest magnitude stands in their place.
     pub saturated: Arc<AtomicU64>,
@@ -509,7 +511,7 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
     reporter.at("tokenizer", 0, 0)?;
     let tokenizer = Arc::new(Tokenizer::from_gguf(&model.gguf)?);
     let runner = runner(options, n_ctx)?;
-    let mut parts = Vec::new();
+    let (mut parts, mut unkept_kernels) = (Vec::new(), None);
     let mut backend: Box<dyn Backend> = match device {
         Device::Cpu => {
             let needs = cpu::needs(&plan, &runner)?;
@@ -527,6 +529,7 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
             let backend = CudaBackend::new(number, plan, &*model, &runner, &told)?;
             let LoadTimes { upload, compile } = backend.load_times();
             parts.extend([("upload", upload), ("compile", compile)]);
+            unkept_kernels = backend.unkept_kernels();
             Box::new(backend)
         }
     };
@@ -546,6 +549,7 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
         graphs: backend.inspect().map(|graphs| graphs.graph_stats()),
         load_parts: parts,
         wanted_ctx: n_ctx,
+        unkept_kernels,
         saturated: Arc::default(),
     };
     Ok((backend, loaded))

@@ -40,16 +40,24 @@ pub struct Compiler {
     /// A number such as 90.
     arch: u32,
     cache: Option<PathBuf>,
+    /// Why the first kernel that was compiled and not kept was not.
+    unkept: OnceLock<String>,
 }
 
-/// Where compiled kernels are kept: `ONEGRAPH_CACHE_DIR`, else the user's cache folder.
+/// Where compiled kernels are kept: `ONEGRAPH_CACHE_DIR`, where `~` is the home folder, else the
+/// user's cache folder.
 pub fn cache_dir() -> Option<PathBuf> {
     let from = |name: &str| {
         std::env::var_os(name)
             .filter(|v| !v.is_empty())
             .map(PathBuf::from)
     };
+    let at_home = |path: PathBuf| match (path.strip_prefix("~"), from("HOME")) {
+        (Ok(rest), Some(home)) => home.join(rest),
+        _ => path,
+    };
     from("ONEGRAPH_CACHE_DIR")
+        .map(at_home)
         .or_else(|| from("XDG_CACHE_HOME").map(|c| c.join("onegraph")))
         .or_else(|| from("HOME").map(|h| h.join(".cache").join("onegraph")))
         .map(|c| c.join("kernels"))
@@ -64,6 +72,7 @@ impl Compiler {
             nvrtc: OnceLock::new(),
             arch,
             cache: cache_dir(),
+            unkept: OnceLock::new(),
         }
     }
 
@@ -74,6 +83,7 @@ impl Compiler {
             wheels: Vec::new(),
             arch,
             cache: cache_dir(),
+            unkept: OnceLock::new(),
         }
     }
 
@@ -111,13 +121,22 @@ impl Compiler {
         let name = variant.source.name;
         let (image, log) = nvrtc.compile(name, &texts.source, &texts.headers(), self.arch)?;
         tracing::debug!(kernel = name, "{log}");
-        if let Some(entry) = entry {
-            // A cache that cannot be written costs time at the next load, nothing else.
-            if let Err(e) = write_entry(&entry, &image) {
-                tracing::warn!("cannot write the kernel cache {}: {e}", entry.display());
-            }
+        // A cache that cannot be written costs time at the next load, nothing else.
+        let failure = match &entry {
+            Some(entry) => write_entry(entry, &image)
+                .err()
+                .map(|e| format!("{}: {e}", entry.display())),
+            None => Some("no folder for them is known; set ONEGRAPH_CACHE_DIR".into()),
+        };
+        if let Some(why) = failure {
+            self.unkept.get_or_init(|| why);
         }
         Ok(Image(image))
+    }
+
+    /// Why kernels that were compiled are not kept; none where all are.
+    pub fn unkept(&self) -> Option<&str> {
+        self.unkept.get().map(String::as_str)
     }
 
     /// Compiles without the cache and returns the compiler's log: registers, spills.

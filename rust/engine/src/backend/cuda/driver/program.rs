@@ -68,6 +68,11 @@ impl Programs {
         Ok(())
     }
 
+    /// As [`Compiler::unkept`].
+    pub fn unkept(&self) -> Option<&str> {
+        self.compiler.unkept()
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Variant, Arc<Module>>> {
         self.modules.lock().unwrap_or_else(PoisonError::into_inner)
     }

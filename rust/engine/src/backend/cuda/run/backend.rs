@@ -182,6 +182,11 @@ impl CudaBackend {
         self.load_times
     }
 
+    /// Why kernels that were compiled are not kept for the next load; none where all are.
+    pub fn unkept_kernels(&self) -> Option<String> {
+        self.decoder.card.unkept_kernels().map(str::to_owned)
+    }
+
     /// What became of decode steps so far.
     pub fn stats(&self) -> &Arc<SharedStats> {
         self.dispatch.stats()

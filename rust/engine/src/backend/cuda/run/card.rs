@@ -199,6 +199,11 @@ impl Card {
         })
     }
 
+    /// As [`Programs::unkept`].
+    pub fn unkept_kernels(&self) -> Option<&str> {
+        self.programs.unkept()
+    }
+
     /// Uploads the weights, and meanwhile compiles the kernels of `specs`; others are compiled on
     /// first use. `progress` is told the bytes that are done, and of how many; it may break off.
     ///
