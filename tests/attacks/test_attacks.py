@@ -85,11 +85,10 @@ def keeps_its_turns(path: Path, messages: list[dict[str, str]]) -> None:
 
 
 def stays_finite(path: Path, prompt: str) -> None:
-    """Numbers stay numbers, what was done to them is counted, a float32 cache needs none of it."""
-    with load(path) as llm:
-        assert np.isfinite(llm.logits(llm.tokenize(prompt))).all()
-        assert len(llm.generate(prompt, max_tokens=3, ignore_eos=True).token_ids) == 3
-        assert llm.saturated_sequences == 2
-    with onegraph.LLM(path, device="cpu", threads=1, kv_type="f32", progress=False) as llm:
-        llm.generate(prompt, max_tokens=3, ignore_eos=True)
-        assert llm.saturated_sequences == 0
+    """Numbers stay numbers, what was done to them is counted, wider types need none of it."""
+    for kv_type, saturated in [("f16", 2), ("i16", 0), ("f32", 0)]:
+        options = dict(device="cpu", threads=1, max_batch=1, kv_type=kv_type, progress=False)
+        with onegraph.LLM(path, **options) as llm:
+            assert np.isfinite(llm.logits(llm.tokenize(prompt))).all()
+            assert len(llm.generate(prompt, max_tokens=3, ignore_eos=True).token_ids) == 3
+            assert llm.saturated_sequences == saturated

@@ -121,6 +121,7 @@ def test_a_race_at_a_terminal_has_no_bar_beside_its_table(command, smollm2: Path
     assert any(line.startswith("| onegraph is ") and " no ratio |" in line for line in rows)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_erases_the_bar(terminal: Callable[..., Terminal], tiny: Path) -> None:
     one = terminal("bench", tiny, "-p", 8, "-n", 400, "-r", 1000, "--threads", 1)
     one.read_until("pp8 (cpu)")
