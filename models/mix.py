@@ -11,13 +11,12 @@ MIXES = {"Q4_K_M": ("Q4_K", "Q6_K"), "Q5_K_M": ("Q5_K", "Q6_K")}
 
 #: `general.file_type` by the name of the mix or of its one type.
 FILE_TYPES = {
-    **{"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "BF16": 32},
+    **{"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "BF16": 32},
     **{"Q4_K": 14, "Q4_K_M": 15, "Q5_K": 16, "Q5_K_M": 17, "Q6_K": 18},
 }
 
-#: Where a row is no whole number of blocks. llama.cpp falls back from Q4_K to Q5_0 and from Q5_K to
-#: Q5_1; the nearest types of the table stand in for those two.
-FALLBACK = {"Q4_K": "Q4_1", "Q5_K": "Q8_0", "Q6_K": "Q8_0"}
+#: What llama.cpp falls back to where a row is no whole number of blocks.
+FALLBACK = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 
 
 def more_bits(layer: int, n_layer: int) -> bool:

@@ -118,6 +118,8 @@ KINDS = {
     "F16": Kind(1, 1, 2, _fill_half),
     "Q4_0": Kind(2, 32, 18, _symmetric(_rms(15, 8), signed=True)),
     "Q4_1": Kind(3, 32, 20, _affine(_rms(15, 7.5), -7.5)),
+    "Q5_0": Kind(6, 32, 22, _symmetric(_rms(31, 16), signed=True)),
+    "Q5_1": Kind(7, 32, 24, _affine(_rms(31, 15.5), -15.5)),
     "Q8_0": Kind(8, 32, 34, _symmetric(_rms(255, 128))),
     "Q4_K": Kind(12, 256, 144, _affine(_superblock(15), 7.5)),
     "Q5_K": Kind(13, 256, 176, _affine(_superblock(31), 15.5)),

@@ -146,7 +146,7 @@ def test_llama_cpps_own_mix() -> None:
     assert kind("blk.5.attn_v.weight", "llama-3.1-8b", "Q5_K_M") == "Q5_K"
     assert kind("blk.0.attn_norm.weight", "llama-3.1-8b") == "F32"
     assert kind("blk.0.attn_q.bias", "qwen2.5-1.5b") == "F32"
-    assert kind("blk.0.ffn_up.weight", "smollm2-135m", cols=576) == "Q4_1"
+    assert kind("blk.0.ffn_up.weight", "smollm2-135m", cols=576) == "Q5_0"
     assert kind("blk.0.attn_v.weight", "smollm2-135m", cols=576) == "Q8_0"
     assert kind("blk.0.ffn_up.weight", "smollm2-135m", "Q8_0", cols=100) == "F16"
 

@@ -51,6 +51,20 @@ def q4_1(b: NDArray[np.uint8]) -> Blocks:
     return Blocks(nibbles(b[:, 4:], 16), halves(b[:, :2]), offsets=halves(b[:, 2:4]))
 
 
+def five_bits(b: NDArray[np.uint8]) -> Integers:
+    """Of fifth bits, one a weight, and nibbles behind."""
+    top = np.unpackbits(b[:, :4], axis=1, bitorder="little").astype(np.int64)
+    return nibbles(b[:, 4:], 16) + 16 * top
+
+
+def q5_0(b: NDArray[np.uint8]) -> Blocks:
+    return Blocks(five_bits(b[:, 2:]) - 16, halves(b[:, :2]))
+
+
+def q5_1(b: NDArray[np.uint8]) -> Blocks:
+    return Blocks(five_bits(b[:, 4:]), halves(b[:, :2]), offsets=halves(b[:, 2:4]))
+
+
 def q8_0(b: NDArray[np.uint8]) -> Blocks:
     return Blocks(np.ascontiguousarray(b[:, 2:]).view(np.int8).astype(np.int64), halves(b[:, :2]))
 
@@ -81,6 +95,8 @@ def q6_k(b: NDArray[np.uint8]) -> Blocks:
 UNPACK: dict[str, Callable[[NDArray[np.uint8]], Blocks]] = {
     "Q4_0": q4_0,
     "Q4_1": q4_1,
+    "Q5_0": q5_0,
+    "Q5_1": q5_1,
     "Q8_0": q8_0,
     "Q4_K": q4_k,
     "Q5_K": q5_k,

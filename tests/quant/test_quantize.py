@@ -39,6 +39,8 @@ MEASURED = {
     "BF16": 3.1e-6,
     "Q4_0": 8.2e-3,
     "Q4_1": 6.8e-3,
+    "Q5_0": 2.02e-3,
+    "Q5_1": 1.6e-3,
     "Q8_0": 3.2e-5,
     "Q4_K": 5.5e-3,
     "Q5_K": 1.34e-3,
@@ -78,7 +80,7 @@ def test_equal_to_the_gguf_package(
 
 
 def test_which_types_the_gguf_package_can_quantize() -> None:
-    assert {"F16", "BF16", "Q4_0", "Q4_1", "Q8_0"} <= {t[0] for t in EQUAL}
+    assert {"F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"} <= {t[0] for t in EQUAL}
 
 
 @over(EQUAL)

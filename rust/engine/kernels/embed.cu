@@ -52,7 +52,10 @@ DEVICE void expand_integers(const uint8_t* units, uint32_t r, float* out) {
                 const float integer =
                     mul_rn(half_of(pair, e % 2), e < 2 ? 16777216.0f : 1048576.0f);
                 const uint32_t k = sb * UNIT_COLS + sub * 32 + column_of(h, q, e);
-                if (k < N_IN) out[k] = fma_rn(scale, integer, offset);
+                if (k >= N_IN) continue;
+                // A sum with 0 would lose the sign of a zero.
+                const bool alone = T::OFFSETS == NO_OFFSETS;
+                out[k] = alone ? mul_rn(scale, integer) : fma_rn(scale, integer, offset);
             }
         }
     }

@@ -260,6 +260,11 @@ DEVICE uint32_t nibble_of_32(const uint8_t* nibbles, uint32_t i) {
     return (nibbles[i % 16] >> (i / 16 * 4)) & 15;
 }
 
+// The same of five bits, the fifth ones in 4 bytes before the nibbles, in the order of the columns.
+DEVICE uint32_t five_bits_of_32(const uint8_t* bits, uint32_t i) {
+    return nibble_of_32(bits + 4, i) | ((bits[i / 8] >> (i % 8) & 1) << 4);
+}
+
 // ---------------------------------------------------------------- floats
 
 // Units are [16 rows][vectors of 16 bytes][32 lanes]: a lane's eight columns of a row.
