@@ -14,7 +14,7 @@ import pytest
 import shapes
 import synth
 from onegraph.bench.formats import FORMATS
-from support.terminal import Terminal
+from support.terminal import Terminal, drained
 
 SMALL = ["-p", "8", "-n", "4", "-r", "2", "--threads", "1"]
 
@@ -63,13 +63,7 @@ def at_terminal(
     env |= {"TERM": kind, "NO_COLOR": "1"}
     with subprocess.Popen(words, stdin=follower, stdout=follower, stderr=follower, env=env) as done:
         os.close(follower)
-        said = b""
-        try:
-            while more := os.read(leader, 1 << 16):
-                said += more
-        except OSError:  # Linux's word for: the other side is gone
-            pass
-        os.close(leader)
+        said = drained(leader)
     return done.returncode, said.decode()
 
 

@@ -15,6 +15,18 @@ import time
 from collections.abc import Mapping
 
 
+def drained(leader: int) -> bytes:
+    """What the other side of a terminal writes until nobody has it open; closes this one."""
+    said = b""
+    try:
+        while more := os.read(leader, 1 << 16):
+            said += more
+    except OSError:  # Linux's word for: the other side is gone
+        pass
+    os.close(leader)
+    return said
+
+
 class Terminal:
     """A program at a terminal of its own: what it prints is read, keys are typed."""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.terminal import drained
 
 HERE = Path(__file__)
 SCRIPTS = sorted(set(HERE.parent.glob("*.py")) - {HERE, HERE.with_name("command_lines.py")})
@@ -47,11 +48,5 @@ def run(command: dict[str, Any], folder: Path) -> tuple[int, str]:
     leader, follower = pty.openpty()
     with subprocess.Popen(argv, stdout=follower, stderr=follower, **options) as process:
         os.close(follower)
-        said = b""
-        try:
-            while more := os.read(leader, 1 << 16):
-                said += more
-        except OSError:  # Linux's word for: the other side is gone
-            pass
-        os.close(leader)
+        said = drained(leader)
     return process.returncode, said.decode()

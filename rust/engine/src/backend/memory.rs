@@ -57,10 +57,10 @@ pub struct KvLayer {
 }
 
 impl KvLayer {
-    /// Bytes of its keys in one page; `None` where they overflow.
-    fn checked_page_bytes(&self) -> Option<usize> {
+    /// Bytes that keys take in one page up to the end of this layer; `None` where they overflow.
+    fn end(&self) -> Option<usize> {
         let heads = self.shape.n_head_kv.checked_mul(PAGE_TOKENS)?;
-        heads.checked_mul(self.head_bytes)
+        self.before.checked_add(heads.checked_mul(self.head_bytes)?)
     }
 
     /// Bytes of its keys in one page.
@@ -93,9 +93,7 @@ impl KvPages {
         let mut layers: Vec<KvLayer> = Vec::with_capacity(shapes.len());
         for shape in shapes {
             let head_bytes = ty.kv_head_bytes(shape.head_dim);
-            let before = layers.last().map_or(Some(0), |last| {
-                last.before.checked_add(last.checked_page_bytes()?)
-            });
+            let before = layers.last().map_or(Some(0), KvLayer::end);
             layers.push(KvLayer {
                 shape: *shape,
                 head_bytes: head_bytes.ok_or_else(|| Error::Argument {
@@ -121,9 +119,7 @@ impl KvPages {
 
     /// Bytes of the pool; `None` where they overflow.
     pub fn bytes(&self) -> Option<usize> {
-        let page = self.layers.last().map_or(Some(0), |last| {
-            last.before.checked_add(last.checked_page_bytes()?)
-        })?;
+        let page = self.layers.last().map_or(Some(0), KvLayer::end)?;
         page.checked_mul(2)?.checked_mul(self.n_pages)
     }
 

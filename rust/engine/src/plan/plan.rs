@@ -93,6 +93,14 @@ pub struct RopeTable {
 }
 
 impl RopeTable {
+    /// The frequencies, divided by the values of `factors` where there are any.
+    pub fn frequencies(&self, factors: Option<&[f32]>) -> Vec<f64> {
+        let mut inv_freq = self.inv_freq.clone();
+        let divided = inv_freq.iter_mut().zip(factors.unwrap_or_default());
+        divided.for_each(|(f, d)| *f /= f64::from(*d));
+        inv_freq
+    }
+
     /// Bytes of the cosines and sines of `positions` positions, as float32.
     pub fn bytes(&self, positions: usize) -> usize {
         let angles = positions.saturating_mul(self.inv_freq.len());

@@ -16,6 +16,7 @@ mod fifth_bit;
 mod half;
 pub mod i16_blocks;
 mod integers;
+mod lone_scale;
 mod q4_0;
 mod q4_1;
 mod q4_k;

@@ -2,9 +2,9 @@
 //! Byte `i` holds weight `i` in its low half and weight `i + 16` in its high half.
 //! In sums: one sub-block, its integers `q - 8`, its scale `d`.
 
-use super::half::{half_at, half_from_f32, HALF_MAX};
+use super::half::half_at;
 use super::integers::{across, less, nibbles};
-use super::{arrays, pack_nibbles, saturate, Arithmetic, Block, Integers, Sink, Words, WORDS};
+use super::{arrays, lone_scale, pack_nibbles, Arithmetic, Block, Integers, Sink, Words, WORDS};
 
 /// The block format.
 pub struct Q4_0;
@@ -12,7 +12,7 @@ pub struct Q4_0;
 impl Block for Q4_0 {
     const ELEMS: usize = 32;
     const BYTES: usize = 18;
-    const LARGEST: f32 = 8.0 * HALF_MAX;
+    const LARGEST: f32 = lone_scale::largest_centred(8);
 
     #[inline(always)]
     fn expand<A: Arithmetic>(block: &[u8], out: &mut [f32]) {
@@ -54,17 +54,7 @@ impl Integers for Q4_0 {
 
 impl super::Quantizer for Q4_0 {
     fn quantize(x: &[f32], block: &mut [u8]) {
-        let x = saturate::<32>(x, Self::LARGEST);
-        // The number farthest from 0 becomes q = 0, that is -8 d: the scale takes its sign.
-        let far = x
-            .iter()
-            .fold(0.0f32, |far, x| if x.abs() > far.abs() { *x } else { far });
-        let d = far / -8.0;
-        let steps = super::reciprocal(d);
-        block[..2].copy_from_slice(&half_from_f32(d).to_le_bytes());
-        pack_nibbles(
-            &x.map(|x| (x * steps + 8.5) as u8).map(|q| q.min(15)),
-            &mut block[2..],
-        );
+        let q = lone_scale::centred(x, 8, block);
+        pack_nibbles(&q, &mut block[2..]);
     }
 }

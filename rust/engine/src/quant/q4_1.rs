@@ -2,10 +2,10 @@
 //! Byte `i` holds weight `i` in its low half and weight `i + 16` in its high half.
 //! In sums: one sub-block, its integers `q`, its scale `d`, its own offset `m`.
 
-use super::half::{half_at, half_from_f32, HALF_MAX};
+use super::half::half_at;
 use super::integers::nibbles;
 use super::{
-    arrays, pack_nibbles, saturate, Arithmetic, Block, Integers, Offsets, Sink, Words, WORDS,
+    arrays, lone_scale, pack_nibbles, Arithmetic, Block, Integers, Offsets, Sink, Words, WORDS,
 };
 
 /// The block format.
@@ -14,7 +14,7 @@ pub struct Q4_1;
 impl Block for Q4_1 {
     const ELEMS: usize = 32;
     const BYTES: usize = 20;
-    const LARGEST: f32 = 16.0 * HALF_MAX;
+    const LARGEST: f32 = lone_scale::largest_affine(15);
 
     #[inline(always)]
     fn expand<A: Arithmetic>(block: &[u8], out: &mut [f32]) {
@@ -53,23 +53,7 @@ impl Integers for Q4_1 {
 
 impl super::Quantizer for Q4_1 {
     fn quantize(x: &[f32], block: &mut [u8]) {
-        let x = saturate::<32>(x, Self::LARGEST);
-        let min = x
-            .iter()
-            .fold(f32::INFINITY, |a, x| a.min(*x))
-            .clamp(-HALF_MAX, HALF_MAX);
-        let max = x
-            .iter()
-            .fold(min, |a, x| a.max(*x))
-            .min(min + 15.0 * HALF_MAX);
-        let d = (max - min) / 15.0;
-        let steps = super::reciprocal(d);
-        block[..2].copy_from_slice(&half_from_f32(d).to_le_bytes());
-        block[2..4].copy_from_slice(&half_from_f32(min).to_le_bytes());
-        pack_nibbles(
-            &x.map(|x| ((x - min) * steps + 0.5) as u8)
-                .map(|q| q.min(15)),
-            &mut block[4..],
-        );
+        let q = lone_scale::affine(x, 15, block);
+        pack_nibbles(&q, &mut block[4..]);
     }
 }

@@ -2,9 +2,9 @@
 //! `fifth_bit`); weight = (q - 16) d. Byte `i` holds weight `i` in its low half and weight `i + 16`
 //! in its high half. In sums: one sub-block, its integers `q - 16`, its scale `d`.
 
-use super::half::{half_at, half_from_f32, HALF_MAX};
+use super::half::half_at;
 use super::integers::{across, less};
-use super::{arrays, fifth_bit, saturate, Arithmetic, Block, Integers, Sink, Words, WORDS};
+use super::{arrays, fifth_bit, lone_scale, Arithmetic, Block, Integers, Sink, Words, WORDS};
 
 /// The block format.
 pub struct Q5_0;
@@ -12,7 +12,7 @@ pub struct Q5_0;
 impl Block for Q5_0 {
     const ELEMS: usize = 32;
     const BYTES: usize = 22;
-    const LARGEST: f32 = 16.0 * HALF_MAX;
+    const LARGEST: f32 = lone_scale::largest_centred(16);
 
     #[inline(always)]
     fn expand<A: Arithmetic>(block: &[u8], out: &mut [f32]) {
@@ -56,15 +56,7 @@ impl Integers for Q5_0 {
 
 impl super::Quantizer for Q5_0 {
     fn quantize(x: &[f32], block: &mut [u8]) {
-        let x = saturate::<32>(x, Self::LARGEST);
-        // The number farthest from 0 becomes q = 0, that is -16 d: the scale takes its sign.
-        let far = x
-            .iter()
-            .fold(0.0f32, |far, x| if x.abs() > far.abs() { *x } else { far });
-        let d = far / -16.0;
-        let steps = super::reciprocal(d);
-        block[..2].copy_from_slice(&half_from_f32(d).to_le_bytes());
-        let q = x.map(|x| (x * steps + 16.5) as u8).map(|q| q.min(31));
+        let q = lone_scale::centred(x, 16, block);
         fifth_bit::pack(&q, &mut block[2..]);
     }
 }

@@ -2,9 +2,9 @@
 //! (see `fifth_bit`); weight = q d + m. Byte `i` holds weight `i` in its low half and weight `i + 16`
 //! in its high half. In sums: one sub-block, its integers `q`, its scale `d`, its own offset `m`.
 
-use super::half::{half_at, half_from_f32, HALF_MAX};
+use super::half::half_at;
 use super::{
-    arrays, fifth_bit, saturate, Arithmetic, Block, Integers, Offsets, Sink, Words, WORDS,
+    arrays, fifth_bit, lone_scale, Arithmetic, Block, Integers, Offsets, Sink, Words, WORDS,
 };
 
 /// The block format.
@@ -13,7 +13,7 @@ pub struct Q5_1;
 impl Block for Q5_1 {
     const ELEMS: usize = 32;
     const BYTES: usize = 24;
-    const LARGEST: f32 = 32.0 * HALF_MAX;
+    const LARGEST: f32 = lone_scale::largest_affine(31);
 
     #[inline(always)]
     fn expand<A: Arithmetic>(block: &[u8], out: &mut [f32]) {
@@ -53,22 +53,7 @@ impl Integers for Q5_1 {
 
 impl super::Quantizer for Q5_1 {
     fn quantize(x: &[f32], block: &mut [u8]) {
-        let x = saturate::<32>(x, Self::LARGEST);
-        let min = x
-            .iter()
-            .fold(f32::INFINITY, |a, x| a.min(*x))
-            .clamp(-HALF_MAX, HALF_MAX);
-        let max = x
-            .iter()
-            .fold(min, |a, x| a.max(*x))
-            .min(min + 31.0 * HALF_MAX);
-        let d = (max - min) / 31.0;
-        let steps = super::reciprocal(d);
-        block[..2].copy_from_slice(&half_from_f32(d).to_le_bytes());
-        block[2..4].copy_from_slice(&half_from_f32(min).to_le_bytes());
-        let q = x
-            .map(|x| ((x - min) * steps + 0.5) as u8)
-            .map(|q| q.min(31));
+        let q = lone_scale::affine(x, 31, block);
         fifth_bit::pack(&q, &mut block[4..]);
     }
 }

@@ -63,21 +63,12 @@ impl Interpreter {
                 None
             });
         }
-        let frequencies = |table: &RopeTable| {
-            let mut inv_freq = table.inv_freq.clone();
-            if let Some(factors) = table.factors.and_then(|id| vectors[id.0].as_ref()) {
-                inv_freq
-                    .iter_mut()
-                    .zip(factors)
-                    .for_each(|(f, d)| *f /= f64::from(*d));
-            }
-            Angles {
-                inv_freq,
-                scale: table.scale,
-                of_rows: CosSin::default(),
-            }
+        let angles = |table: &RopeTable| Angles {
+            inv_freq: table.frequencies(table.factors.and_then(|id| vectors[id.0].as_deref())),
+            scale: table.scale,
+            of_rows: CosSin::default(),
         };
-        let angles = plan.ropes.iter().map(frequencies).collect();
+        let angles = plan.ropes.iter().map(angles).collect();
         let kv = KvCache::new(KvPages::new(&plan.kv, options)?)?;
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(options.threads)

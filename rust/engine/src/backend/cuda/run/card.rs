@@ -106,16 +106,13 @@ fn cos_sin(
     n_ctx: usize,
 ) -> Result<Vec<f32>> {
     use rayon::prelude::*;
-    let mut inv_freq = table.inv_freq.clone();
+    let mut factors = None;
     if let Some(id) = table.factors {
         let w = plan.weight(id);
-        let mut factors = vec![0.0f32; w.n_in];
-        (w.ty.dequantize)(weights.of(w)?, &mut factors);
-        inv_freq
-            .iter_mut()
-            .zip(factors)
-            .for_each(|(f, d)| *f /= f64::from(d));
+        let values = factors.insert(vec![0.0f32; w.n_in]);
+        (w.ty.dequantize)(weights.of(w)?, values);
     }
+    let inv_freq = table.frequencies(factors.as_deref());
     let pairs = (0..n_ctx).into_par_iter().flat_map_iter(|position| {
         inv_freq.iter().flat_map(move |f| {
             let (sin, cos) = (position as f64 * f).sin_cos();
