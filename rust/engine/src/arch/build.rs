@@ -1,11 +1,14 @@
-//! What architectures write plans with: shape-checked weights, the rope table, and the blocks that
-//! decoder-only transformers share.
+//! What architectures write plans with: shape-checked weights, tables of angles, and the blocks that
+//! decoder-only transformers share. A page of this folder puts them in the order of its model.
 
 use crate::config::{Config, RopeScaling};
 use crate::error::{Error, Result};
 use crate::plan::{
-    BufferId, KvShape, Norm, Op, Plan, RopeStyle, RopeTable, Rows, Weight, WeightId,
+    Buffer, BufferId, KvShape, Norm, Op, Plan, RopeStyle, RopeTable, Rows, Weight, WeightId,
 };
+
+/// Rows of the vocabulary; also the last matrix where a model ties both.
+const EMBEDDING: &str = "token_embd.weight";
 
 /// A plan under construction.
 pub struct Builder<'a> {
@@ -13,24 +16,52 @@ pub struct Builder<'a> {
     plan: Plan,
 }
 
-/// What distinguishes one pre-norm transformer with SwiGLU from another.
-pub struct Traits {
-    pub rope: RopeStyle,
-    /// RMSNorm over each head of q and k before the rotation.
-    pub qk_norm: bool,
+/// Queries, keys and values of one layer's attention, of all heads of a row.
+#[derive(Clone, Copy)]
+pub struct Heads {
+    pub q: BufferId,
+    pub k: BufferId,
+    pub v: BufferId,
+    pub n_head: usize,
+    pub kv: KvShape,
+}
+
+impl Heads {
+    /// The usual factor of scores, `1 / sqrt(head_dim)`.
+    pub fn scale(&self) -> f32 {
+        1.0 / (self.kv.head_dim as f32).sqrt()
+    }
 }
 
 impl<'a> Builder<'a> {
     pub fn new(config: &'a Config) -> Self {
+        let none = KvShape {
+            n_head_kv: 0,
+            head_dim: 0,
+        };
         let plan = Plan {
             buffers: Vec::new(),
             weights: Vec::new(),
             ops: Vec::new(),
             ropes: Vec::new(),
-            kv: Vec::new(),
+            kv: vec![none; config.n_layer],
             logits: BufferId(0),
         };
         Self { config, plan }
+    }
+
+    /// The next op.
+    pub fn push(&mut self, op: Op) {
+        self.plan.ops.push(op);
+    }
+
+    /// A buffer of a row for each of the batch, by its name and width: layers in turn share it.
+    pub fn buffer(&mut self, name: &str, width: usize) -> BufferId {
+        let alike = |b: &Buffer| b.name == name && b.width == width && b.rows == Rows::Batch;
+        match self.plan.buffers.iter().position(alike) {
+            Some(at) => BufferId(at),
+            None => self.plan.add_buffer(name, width, Rows::Batch),
+        }
     }
 
     /// A weight that may be missing; where it is there, its shape must be `shape`.
@@ -75,16 +106,15 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// A rope table of the config: base, linear and YaRN scaling, and the llama3 frequency factors
-    /// where the file has them. Its number.
-    pub fn rope_table(&mut self) -> Result<usize> {
-        let c = self.config;
-        let half = c.rope_dim / 2;
-        let dims = c.rope_dim as f64;
+    /// A table of angles for the first `dims` dimensions of a head: `base`, linear or YaRN scaling, and
+    /// the llama3 frequency factors where the file has them. Its number.
+    pub fn rope_table(&mut self, dims: usize, base: f64, scaling: &RopeScaling) -> Result<usize> {
+        let half = dims / 2;
+        let dims = dims as f64;
         let exponent = |i: usize| -2.0 * i as f64 / dims;
-        let mut inv_freq: Vec<f64> = (0..half).map(|i| c.rope_base.powf(exponent(i))).collect();
+        let mut inv_freq: Vec<f64> = (0..half).map(|i| base.powf(exponent(i))).collect();
         let mut scale = 1.0;
-        match c.rope_scaling {
+        match *scaling {
             RopeScaling::None => {}
             RopeScaling::Linear { factor } => inv_freq.iter_mut().for_each(|f| *f /= factor),
             RopeScaling::Yarn {
@@ -98,7 +128,7 @@ impl<'a> Builder<'a> {
                 // original context.
                 let dim_of = |beta: f64| {
                     let rotations = original_ctx as f64 / (beta * 2.0 * std::f64::consts::PI);
-                    dims * rotations.ln() / (2.0 * c.rope_base.ln())
+                    dims * rotations.ln() / (2.0 * base.ln())
                 };
                 let low = dim_of(beta_fast).floor().max(0.0);
                 let high = dim_of(beta_slow).ceil().min(dims - 1.0);
@@ -118,85 +148,143 @@ impl<'a> Builder<'a> {
         Ok(self.plan.ropes.len() - 1)
     }
 
-    /// The whole model: embedding, `n_layer` blocks of attention and feed-forward with residuals,
-    /// final norm, LM head (tied to the embedding where `output.weight` is missing).
-    pub fn decoder(mut self, traits: &Traits) -> Result<Plan> {
-        let c = self.config;
-        let (n_q, n_kv) = (c.n_head * c.head_dim, c.n_head_kv * c.head_dim);
-        let table = self.rope_table()?;
-        let cache = KvShape {
-            n_head_kv: c.n_head_kv,
-            head_dim: c.head_dim,
-        };
-        self.plan.kv = vec![cache; c.n_layer];
+    /// The cache of a layer whose heads are those that the config gives every layer.
+    pub fn kv(&self) -> KvShape {
+        KvShape {
+            n_head_kv: self.config.n_head_kv,
+            head_dim: self.config.head_dim,
+        }
+    }
 
-        let x = self.plan.add_buffer("x", c.n_embd, Rows::Batch);
-        let q = self.plan.add_buffer("q", n_q, Rows::Batch);
-        let k = self.plan.add_buffer("k", n_kv, Rows::Batch);
-        let v = self.plan.add_buffer("v", n_kv, Rows::Batch);
-        let heads = self.plan.add_buffer("heads", n_q, Rows::Batch);
-        let gate = self.plan.add_buffer("gate", c.n_ff, Rows::Batch);
-        let up = self.plan.add_buffer("up", c.n_ff, Rows::Batch);
-        let act = self.plan.add_buffer("act", c.n_ff, Rows::Batch);
-        let delta = self.plan.add_buffer("delta", c.n_embd, Rows::Batch);
+    /// The embedding of the tokens: the rows that all layers add to.
+    pub fn embed(&mut self) -> Result<BufferId> {
+        let c = self.config;
+        let out = self.buffer("x", c.n_embd);
+        let weight = self.weight(EMBEDDING, &[c.n_embd, c.n_vocab])?;
+        self.push(Op::Embed { weight, out });
+        Ok(out)
+    }
+
+    /// `attn_q`, `attn_k` and `attn_v` of `x` under the norm `attn_norm`, in heads of this layer's own
+    /// number and width. The layer's cache gets their shape.
+    pub fn heads(
+        &mut self,
+        layer: usize,
+        x: BufferId,
+        n_head: usize,
+        kv: KvShape,
+    ) -> Result<Heads> {
+        let n_embd = self.config.n_embd;
+        let (n_q, n_kv) = (n_head * kv.head_dim, kv.n_head_kv * kv.head_dim);
+        let (q, k, v) = (
+            self.buffer("q", n_q),
+            self.buffer("k", n_kv),
+            self.buffer("v", n_kv),
+        );
+        let norm = Some(self.norm(&format!("blk.{layer}.attn_norm.weight"), n_embd)?);
+        self.product(x, norm, layer, "attn_q", &[n_embd, n_q], q)?;
+        self.product(x, norm, layer, "attn_k", &[n_embd, n_kv], k)?;
+        self.product(x, norm, layer, "attn_v", &[n_embd, n_kv], v)?;
+        if let Some(cache) = self.plan.kv.get_mut(layer) {
+            *cache = kv;
+        }
+        Ok(Heads {
+            q,
+            k,
+            v,
+            n_head,
+            kv,
+        })
+    }
+
+    /// Normalizes each head of queries and keys in place, by `attn_q_norm` and `attn_k_norm`.
+    pub fn norm_heads(&mut self, layer: usize, heads: Heads) -> Result<()> {
+        let width = heads.kv.head_dim;
+        for (x, name) in [(heads.q, "attn_q_norm"), (heads.k, "attn_k_norm")] {
+            self.norm_parts(x, &format!("blk.{layer}.{name}.weight"), width)?;
+        }
+        Ok(())
+    }
+
+    /// Turns queries and keys by the angles of a table.
+    pub fn rotate(&mut self, heads: Heads, table: usize, style: RopeStyle) {
+        for (x, n_head) in [(heads.q, heads.n_head), (heads.k, heads.kv.n_head_kv)] {
+            self.push(Op::Rope {
+                x,
+                n_head,
+                table,
+                style,
+            });
+        }
+    }
+
+    /// Stores keys and values, attends, and multiplies with `attn_output`: what is to be added to x.
+    pub fn attend(&mut self, layer: usize, heads: Heads, scale: f32) -> Result<BufferId> {
+        let Heads {
+            q,
+            k,
+            v,
+            n_head,
+            kv,
+        } = heads;
+        let n_q = n_head * kv.head_dim;
+        let (out, delta) = (
+            self.buffer("heads", n_q),
+            self.buffer("delta", self.config.n_embd),
+        );
+        self.push(Op::KvScatter { k, v, layer });
+        self.push(Op::Attention {
+            q,
+            out,
+            layer,
+            n_head,
+            scale,
+        });
+        let shape = [n_q, self.config.n_embd];
+        self.product(out, None, layer, "attn_output", &shape, delta)?;
+        Ok(delta)
+    }
+
+    /// `ffn_down · (silu(ffn_gate · x) * (ffn_up · x))` of `x` under the norm `ffn_norm`: what is to be
+    /// added to x.
+    pub fn swiglu(&mut self, layer: usize, x: BufferId, n_ff: usize) -> Result<BufferId> {
+        let n_embd = self.config.n_embd;
+        let (gate, up, act) = (
+            self.buffer("gate", n_ff),
+            self.buffer("up", n_ff),
+            self.buffer("act", n_ff),
+        );
+        let delta = self.buffer("delta", n_embd);
+        let norm = Some(self.norm(&format!("blk.{layer}.ffn_norm.weight"), n_embd)?);
+        self.product(x, norm, layer, "ffn_gate", &[n_embd, n_ff], gate)?;
+        self.product(x, norm, layer, "ffn_up", &[n_embd, n_ff], up)?;
+        self.push(Op::SwiGlu { gate, up, out: act });
+        self.product(act, None, layer, "ffn_down", &[n_ff, n_embd], delta)?;
+        Ok(delta)
+    }
+
+    /// `x += delta`.
+    pub fn add(&mut self, delta: BufferId, x: BufferId) {
+        self.push(Op::Add { x: delta, out: x });
+    }
+
+    /// The end of the model: of the rows that are wanted the norm `output_norm` and the product with
+    /// `output`, or with the embedding where that is missing.
+    pub fn logits(mut self, x: BufferId) -> Result<Plan> {
+        let c = self.config;
         let last = self.plan.add_buffer("last", c.n_embd, Rows::Out);
         let logits = self.plan.add_buffer("logits", c.n_vocab, Rows::Out);
-
-        let embedding = self.weight("token_embd.weight", &[c.n_embd, c.n_vocab])?;
-        self.plan.ops.push(Op::Embed {
-            weight: embedding,
-            out: x,
-        });
-        for layer in 0..c.n_layer {
-            let norm = Some(self.norm(&format!("blk.{layer}.attn_norm.weight"), c.n_embd)?);
-            self.matvec(x, norm, layer, "attn_q", &[c.n_embd, n_q], q)?;
-            self.matvec(x, norm, layer, "attn_k", &[c.n_embd, n_kv], k)?;
-            self.matvec(x, norm, layer, "attn_v", &[c.n_embd, n_kv], v)?;
-            if traits.qk_norm {
-                self.norm_heads(q, &format!("blk.{layer}.attn_q_norm.weight"))?;
-                self.norm_heads(k, &format!("blk.{layer}.attn_k_norm.weight"))?;
-            }
-            self.plan.ops.extend([
-                Op::Rope {
-                    x: q,
-                    n_head: c.n_head,
-                    table,
-                    style: traits.rope,
-                },
-                Op::Rope {
-                    x: k,
-                    n_head: c.n_head_kv,
-                    table,
-                    style: traits.rope,
-                },
-                Op::KvScatter { k, v, layer },
-                Op::Attention {
-                    q,
-                    out: heads,
-                    layer,
-                    n_head: c.n_head,
-                    scale: 1.0 / (c.head_dim as f32).sqrt(),
-                },
-            ]);
-            self.matvec(heads, None, layer, "attn_output", &[n_q, c.n_embd], delta)?;
-            self.plan.ops.push(Op::Add { x: delta, out: x });
-            let norm = Some(self.norm(&format!("blk.{layer}.ffn_norm.weight"), c.n_embd)?);
-            self.matvec(x, norm, layer, "ffn_gate", &[c.n_embd, c.n_ff], gate)?;
-            self.matvec(x, norm, layer, "ffn_up", &[c.n_embd, c.n_ff], up)?;
-            self.plan.ops.push(Op::SwiGlu { gate, up, out: act });
-            self.matvec(act, None, layer, "ffn_down", &[c.n_ff, c.n_embd], delta)?;
-            self.plan.ops.push(Op::Add { x: delta, out: x });
-        }
-        self.plan.ops.push(Op::SelectRows { x, out: last });
+        self.push(Op::SelectRows { x, out: last });
         let norm = self.norm("output_norm.weight", c.n_embd)?;
-        let head = match self.optional("output.weight", &[c.n_embd, c.n_vocab])? {
+        let shape = [c.n_embd, c.n_vocab];
+        let weight = match self.optional("output.weight", &shape)? {
             Some(head) => head,
-            None => embedding,
+            None => self.weight(EMBEDDING, &shape)?,
         };
-        self.plan.ops.push(Op::MatVec {
+        self.push(Op::MatVec {
             x: last,
             norm: Some(norm),
-            weight: head,
+            weight,
             bias: None,
             out: logits,
         });
@@ -205,29 +293,28 @@ impl<'a> Builder<'a> {
     }
 
     /// The norm of the tensor `name`, over rows or parts of `width` values.
-    fn norm(&mut self, name: &str, width: usize) -> Result<Norm> {
+    pub fn norm(&mut self, name: &str, width: usize) -> Result<Norm> {
         Ok(Norm {
             weight: self.weight(name, &[width])?,
             eps: self.config.rms_eps,
         })
     }
 
-    /// Normalizes each head of `x` in place.
-    fn norm_heads(&mut self, x: BufferId, name: &str) -> Result<()> {
-        let group = self.config.head_dim;
-        let Norm { weight, eps } = self.norm(name, group)?;
-        self.plan.ops.push(Op::RmsNorm {
+    /// Normalizes each `width` values of `x` in place.
+    pub fn norm_parts(&mut self, x: BufferId, name: &str, width: usize) -> Result<()> {
+        let Norm { weight, eps } = self.norm(name, width)?;
+        self.push(Op::RmsNorm {
             x,
             weight,
             out: x,
-            group,
+            group: width,
             eps,
         });
         Ok(())
     }
 
-    /// `blk.<layer>.<name>.weight`, with the bias where the file has one.
-    fn matvec(
+    /// `blk.<layer>.<name>.weight` times `x`, with the bias where the file has one.
+    pub fn product(
         &mut self,
         x: BufferId,
         norm: Option<Norm>,
@@ -238,7 +325,7 @@ impl<'a> Builder<'a> {
     ) -> Result<()> {
         let weight = self.weight(&format!("blk.{layer}.{name}.weight"), shape)?;
         let bias = self.optional(&format!("blk.{layer}.{name}.bias"), &shape[1..])?;
-        self.plan.ops.push(Op::MatVec {
+        self.push(Op::MatVec {
             x,
             norm,
             weight,

@@ -1,13 +1,22 @@
 //! Llama and everything that calls itself so: pre-norm, grouped heads, interleaved rotation.
 
-use super::build::{Builder, Traits};
+use super::build::Builder;
 use crate::config::Config;
 use crate::error::Result;
 use crate::plan::{Plan, RopeStyle};
 
 pub fn plan(config: &Config) -> Result<Plan> {
-    Builder::new(config).decoder(&Traits {
-        rope: RopeStyle::Interleaved,
-        qk_norm: false,
-    })
+    let mut b = Builder::new(config);
+    let c = config;
+    let table = b.rope_table(c.rope_dim, c.rope_base, &c.rope_scaling)?;
+    let x = b.embed()?;
+    for layer in 0..c.n_layer {
+        let heads = b.heads(layer, x, c.n_head, b.kv())?;
+        b.rotate(heads, table, RopeStyle::Interleaved);
+        let delta = b.attend(layer, heads, heads.scale())?;
+        b.add(delta, x);
+        let delta = b.swiglu(layer, x, c.n_ff)?;
+        b.add(delta, x);
+    }
+    b.logits(x)
 }
