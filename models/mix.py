@@ -34,6 +34,8 @@ def type_of(shape: Shape, mix: str, name: str, cols: int, block_elems: Mapping[s
     """
     if not name.endswith(".weight") or "norm" in name or name == "rope_freqs.weight":
         return "F32"
+    if name.endswith("ssm_conv1d.weight"):
+        return "F32"
     layer = int(name.split(".")[1]) if name.startswith("blk.") else None
     if mix in MIXES:
         chosen = _by_rule(shape, *MIXES[mix], name, layer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,18 @@ class Shape:
     tied: bool = False
     qkv_bias: bool = False
     qk_norm: bool = False
+    #: Dimensions of a head that are turned; 0: all.
+    rope_dim: int = 0
+    #: Layers of the gated delta rule: taps of the convolution, numbers of a head, heads of keys and of
+    #: values, and every which layer attends instead.
+    delta: dict[str, int] = field(default_factory=dict)
+    #: Layers behind the others that guess further tokens.
+    n_layer_nextn: int = 0
+
+    def attends(self, layer: int) -> bool:
+        """Whether a layer attends, or has a recurrent state."""
+        interval = self.delta.get("interval", 1)
+        return (layer + 1) % interval == 0
 
     def tensors(self) -> list[tuple[str, tuple[int, ...]]]:
         """Name and GGUF shape (row length first) of every tensor, in file order."""
@@ -42,24 +54,51 @@ class Shape:
         out.append(("output_norm.weight", (self.n_embd,)))
         if self.rope_scaling.get("type") == "llama3":
             out.append(("rope_freqs.weight", (self.head_dim // 2,)))
-        for layer in range(self.n_layer):
-            block: list[tuple[str, tuple[int, ...]]] = [
-                ("attn_norm.weight", (self.n_embd,)),
-                ("attn_q.weight", (self.n_embd, q)),
-                ("attn_k.weight", (self.n_embd, kv)),
-                ("attn_v.weight", (self.n_embd, kv)),
-                ("attn_output.weight", (q, self.n_embd)),
-                ("ffn_norm.weight", (self.n_embd,)),
+        # The queries of a model with a delta rule come with a gate each.
+        n_q = 2 * q if self.delta else q
+        for layer in range(self.n_layer + self.n_layer_nextn):
+            block: list[tuple[str, tuple[int, ...]]] = [("attn_norm.weight", (self.n_embd,))]
+            if layer < self.n_layer and not self.attends(layer):
+                block += self._delta_rule()
+            else:
+                block += [
+                    ("attn_q.weight", (self.n_embd, n_q)),
+                    ("attn_k.weight", (self.n_embd, kv)),
+                    ("attn_v.weight", (self.n_embd, kv)),
+                    ("attn_output.weight", (q, self.n_embd)),
+                ]
+                if self.qk_norm:
+                    block += [(f"attn_{x}_norm.weight", (self.head_dim,)) for x in "qk"]
+            before_ffn = "post_attention_norm.weight" if self.delta else "ffn_norm.weight"
+            block += [
+                (before_ffn, (self.n_embd,)),
                 ("ffn_gate.weight", (self.n_embd, self.n_ff)),
                 ("ffn_up.weight", (self.n_embd, self.n_ff)),
                 ("ffn_down.weight", (self.n_ff, self.n_embd)),
             ]
             if self.qkv_bias:
                 block += [("attn_q.bias", (q,)), ("attn_k.bias", (kv,)), ("attn_v.bias", (kv,))]
-            if self.qk_norm:
-                block += [(f"attn_{x}_norm.weight", (self.head_dim,)) for x in "qk"]
+            if layer >= self.n_layer:
+                block += [("nextn.eh_proj.weight", (2 * self.n_embd, self.n_embd))]
+                block += [(f"nextn.{x}norm.weight", (self.n_embd,)) for x in "eh"]
             out += [(f"blk.{layer}.{name}", shape) for name, shape in block]
         return out
+
+    def _delta_rule(self) -> list[tuple[str, tuple[int, ...]]]:
+        """The tensors of a layer of the gated delta rule."""
+        d, k_heads, v_heads = (self.delta[key] for key in ("head_dim", "k_heads", "v_heads"))
+        channels = (2 * k_heads + v_heads) * d
+        return [
+            ("attn_qkv.weight", (self.n_embd, channels)),
+            ("attn_gate.weight", (self.n_embd, v_heads * d)),
+            ("ssm_conv1d.weight", (self.delta["conv"], channels)),
+            ("ssm_dt.bias", (v_heads,)),
+            ("ssm_a", (v_heads,)),
+            ("ssm_beta.weight", (self.n_embd, v_heads)),
+            ("ssm_alpha.weight", (self.n_embd, v_heads)),
+            ("ssm_norm.weight", (d,)),
+            ("ssm_out.weight", (v_heads * d, self.n_embd)),
+        ]
 
 
 def load(path: Path = PATH) -> dict[str, Shape]:

@@ -163,7 +163,7 @@ def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
         "general.type": gguf_io.string("model"),
         "general.name": gguf_io.string(f"synthetic {shape.name} {mix}"),
         "general.quantization_version": gguf_io.u32(2),
-        f"{a}.block_count": gguf_io.u32(shape.n_layer),
+        f"{a}.block_count": gguf_io.u32(shape.n_layer + shape.n_layer_nextn),
         f"{a}.context_length": gguf_io.u32(shape.n_ctx),
         f"{a}.embedding_length": gguf_io.u32(shape.n_embd),
         f"{a}.feed_forward_length": gguf_io.u32(shape.n_ff),
@@ -172,12 +172,25 @@ def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
         f"{a}.attention.key_length": gguf_io.u32(shape.head_dim),
         f"{a}.attention.value_length": gguf_io.u32(shape.head_dim),
         f"{a}.attention.layer_norm_rms_epsilon": gguf_io.f32(shape.eps),
-        f"{a}.rope.dimension_count": gguf_io.u32(shape.head_dim),
+        f"{a}.rope.dimension_count": gguf_io.u32(shape.rope_dim or shape.head_dim),
         f"{a}.rope.freq_base": gguf_io.f32(shape.rope_base),
         f"{a}.vocab_size": gguf_io.u32(shape.n_vocab),
     }
     if mix in mixes.FILE_TYPES:
         out["general.file_type"] = gguf_io.u32(mixes.FILE_TYPES[mix])
+    if delta := shape.delta:
+        out |= {
+            f"{a}.ssm.conv_kernel": gguf_io.u32(delta["conv"]),
+            f"{a}.ssm.state_size": gguf_io.u32(delta["head_dim"]),
+            f"{a}.ssm.group_count": gguf_io.u32(delta["k_heads"]),
+            f"{a}.ssm.time_step_rank": gguf_io.u32(delta["v_heads"]),
+            f"{a}.ssm.inner_size": gguf_io.u32(delta["v_heads"] * delta["head_dim"]),
+            f"{a}.full_attention_interval": gguf_io.u32(delta["interval"]),
+            # Sections of the rotation, in pairs; text turns all of them alike.
+            f"{a}.rope.dimension_sections": gguf_io.i32s(_sections(shape)),
+        }
+    if shape.n_layer_nextn:
+        out[f"{a}.nextn_predict_layers"] = gguf_io.u32(shape.n_layer_nextn)
     scaling = shape.rope_scaling
     # llama3 scaling is data: the tensor rope_freqs.weight.
     if scaling.get("type") in ("linear", "yarn"):
@@ -185,6 +198,13 @@ def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
         out[f"{a}.rope.scaling.factor"] = gguf_io.f32(scaling["factor"])
         out[f"{a}.rope.scaling.original_context_length"] = gguf_io.u32(scaling["original_context"])
     return out
+
+
+def _sections(shape: Shape) -> list[int]:
+    """A third of the pairs each for time, height and width, and none for a fourth."""
+    pairs = (shape.rope_dim or shape.head_dim) // 2
+    third = pairs // 3
+    return [pairs - 2 * third, third, third, 0]
 
 
 def llama3_factors(shape: Shape) -> NDArray[np.float32]:
@@ -211,6 +231,7 @@ def deviation(shape: Shape, name: str, cols: int) -> float:
         return LOGITS / math.sqrt(shape.n_embd)
     share = STREAM / math.sqrt(2 * shape.n_layer)
     gain = {"attn_q": 1.5, "attn_k": 1.5, "attn_output": share, "ffn_down": share / 0.6}
+    gain["ssm_out"] = share / 0.6
     return gain.get(part, 1.0) / math.sqrt(cols)
 
 
@@ -219,6 +240,11 @@ def _vector(shape: Shape, name: str, n: int, rng: np.random.Generator) -> NDArra
     if name == "rope_freqs.weight":
         return llama3_factors(shape)
     noise = rng.standard_normal(n, dtype=np.float32)
+    # A state that stays for some tokens up to some hundred.
+    if name.endswith(".ssm_a"):
+        return np.float32(-0.2) - np.abs(noise)
+    if name.endswith(".ssm_dt.bias"):
+        return np.float32(-3.0) + noise
     if name.endswith(".bias"):
         return noise * np.float32(0.1 if "attn_v" in name else 0.5)
     # Each head's own norm sets how sharp attention is, as q's and k's deviations do elsewhere.

@@ -8,7 +8,7 @@ engine's float32 is measured against.
     logits = ref.logits([1, 2, 3])      # float64 [3, n_vocab], one row after each token
     mean_kl(logits, other)              # mean over rows of KL(reference || other), in nats
 
-Architectures: llama (with linear, YaRN and llama3 rotary scaling), qwen2, qwen3.
+Architectures: llama (with linear, YaRN and llama3 rotary scaling), qwen2, qwen3, qwen35.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from support.delta_rule import causal_convolution, delta_rule, logistic
+
 Array = NDArray[np.float64]
 
 #: Architectures whose rotary embedding turns neighbours (2i, 2i+1); the others turn (i, i + d/2).
 INTERLEAVED = {"llama"}
-NEOX = {"qwen2", "qwen3"}
+NEOX = {"qwen2", "qwen3", "qwen35"}
 
 
 class Reference:
@@ -52,7 +54,8 @@ class Reference:
         self.arch: str = self.metadata("general.architecture")
         if self.arch not in INTERLEAVED | NEOX:
             raise ValueError(f"the reference knows no architecture {self.arch!r}")
-        self.n_layer = int(self._key("block_count"))
+        # Layers that guess further tokens stand behind the others.
+        self.n_layer = int(self._key("block_count")) - int(self._key("nextn_predict_layers", 0))
         self.n_embd = int(self._key("embedding_length"))
         self.n_head = int(self._key("attention.head_count"))
         self.n_head_kv = int(self._key("attention.head_count_kv", self.n_head))
@@ -92,15 +95,20 @@ class Reference:
         embedding = self._require("token_embd.weight")
         x = embedding[np.asarray(ids, dtype=np.int64)].astype(np.float64)
         for layer in range(self.n_layer):
-            x = x + self._attention(layer, self._norm(x, f"blk.{layer}.attn_norm"))
-            x = x + self._feed_forward(layer, self._norm(x, f"blk.{layer}.ffn_norm"))
+            is_recurrent = f"blk.{layer}.ssm_a" in self._tensors
+            mix = self._delta_rule if is_recurrent else self._attention
+            x = x + mix(layer, self._norm(x, f"blk.{layer}.attn_norm"))
+            norm = "post_attention_norm" if self.arch == "qwen35" else "ffn_norm"
+            x = x + self._feed_forward(layer, self._norm(x, f"blk.{layer}.{norm}"))
         x = self._norm(x, "output_norm")
         head = "output" if "output.weight" in self._tensors else "token_embd"
         return self._linear(x, head)
 
     def _attention(self, layer: int, x: Array) -> Array:
         n, d, group = len(x), self.head_dim, self.n_head // self.n_head_kv
-        q = self._linear(x, f"blk.{layer}.attn_q").reshape(n, self.n_head, d)
+        q = self._linear(x, f"blk.{layer}.attn_q").reshape(n, self.n_head, -1)
+        # In qwen35 each head of queries comes with a gate of its output.
+        q, gate = q[..., :d], q[..., d:]
         k = self._linear(x, f"blk.{layer}.attn_k").reshape(n, self.n_head_kv, d)
         v = self._linear(x, f"blk.{layer}.attn_v").reshape(n, self.n_head_kv, d)
         # Present in qwen3: each head's own RMS norm, before the rotation.
@@ -117,7 +125,32 @@ class Reference:
             scores[future] = -np.inf
             scores = np.exp(scores - scores.max(axis=1, keepdims=True))
             out[:, head] = scores @ v[:, head // group] / scores.sum(axis=1, keepdims=True)
+        if gate.size:
+            out = out * logistic(gate)
         return self._linear(out.reshape(n, -1), f"blk.{layer}.attn_output")
+
+    def _delta_rule(self, layer: int, x: Array) -> Array:
+        n, d = len(x), int(self._key("ssm.state_size"))
+        heads, key_heads = int(self._key("ssm.time_step_rank")), int(self._key("ssm.group_count"))
+        vector = lambda name: self._require(f"blk.{layer}.{name}").astype(np.float64)  # noqa: E731
+        qkv = causal_convolution(
+            self._linear(x, f"blk.{layer}.attn_qkv"), vector("ssm_conv1d.weight")
+        )
+        qkv = qkv * logistic(qkv)
+        q, k, v = np.split(qkv.reshape(n, -1, d), [key_heads, 2 * key_heads], axis=1)
+        out = delta_rule(
+            q,
+            k,
+            v,
+            self._linear(x, f"blk.{layer}.ssm_alpha"),
+            self._linear(x, f"blk.{layer}.ssm_beta"),
+            vector("ssm_a"),
+            vector("ssm_dt.bias"),
+            self.eps,
+        )
+        z = self._linear(x, f"blk.{layer}.attn_gate").reshape(n, heads, d)
+        out = self._norm(out, f"blk.{layer}.ssm_norm") * (z * logistic(z))
+        return self._linear(out.reshape(n, -1), f"blk.{layer}.ssm_out")
 
     def _feed_forward(self, layer: int, x: Array) -> Array:
         gate = self._linear(x, f"blk.{layer}.ffn_gate")

@@ -38,6 +38,47 @@ KERNEL(swiglu, SwiGluParams) {
     }
 }
 
+struct SigmoidMulParams {
+    const float* x;
+    const float* gate;
+    float* out;
+    uint64_t n;
+};
+
+// out = x / (1 + exp(-gate)).
+KERNEL(sigmoid_mul, SigmoidMulParams) {
+    pdl_wait();
+    pdl_trigger();
+    delay_block();
+    uint64_t stride = static_cast<uint64_t>(gridDim.x) * blockDim.x;
+    for (uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < p.n;
+         i += stride) {
+        p.out[i] = mul_rn(load_relaxed_f32(p.x + i), logistic_f32(load_relaxed_f32(p.gate + i)));
+    }
+}
+
+struct SliceParams {
+    const float* x;
+    float* out;
+    uint64_t n;
+    uint32_t width;
+    uint32_t first;
+    uint32_t of;
+    uint32_t unused;
+};
+
+// Of parts of `of` values those from `first` on, `width` of each.
+KERNEL(slice, SliceParams) {
+    pdl_wait();
+    pdl_trigger();
+    delay_block();
+    uint64_t stride = static_cast<uint64_t>(gridDim.x) * blockDim.x;
+    for (uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < p.n;
+         i += stride) {
+        p.out[i] = load_relaxed_f32(p.x + i / p.width * p.of + p.first + i % p.width);
+    }
+}
+
 struct SelectParams {
     const float* x;
     float* out;

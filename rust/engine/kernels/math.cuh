@@ -55,6 +55,20 @@ DEVICE float swiglu_f32(float gate, float up) {
     return mul_rn(mul_rn(gate, div_rn(top, add_rn(1.0f, e))), up);
 }
 
+// 1 / (1 + exp(-x)).
+DEVICE float logistic_f32(float x) {
+    const float e = exp_down_f32(-fabsf(x));
+    return div_rn(x < 0.0f ? e : 1.0f, add_rn(1.0f, e));
+}
+
+// exp(a ln(1 + exp(z))), where that is at most 1: how much of a state stays.
+DEVICE float decay_f32(float a, float z) {
+    const float e = exp_down_f32(-fabsf(z));
+    const float log = e < 0.4f ? ln_1p_reduced(e) : ln_f32(add_rn(1.0f, e));
+    const float exponent = mul_rn(a, add_rn(z > 0.0f ? z : 0.0f, log));
+    return exponent > 0.0f ? 1.0f : exp_down_f32(exponent);
+}
+
 // 2^(64 z - 64) for z in [0, 1].
 DEVICE float exp2_unit_f32(float z) {
     // 1.5 * 2^17: the sum's last place is 1/64.

@@ -9,7 +9,7 @@ use std::ops::RangeInclusive;
 use serde::Serialize;
 
 use crate::error::{Error, Result};
-use crate::gguf::{shown, Gguf, TensorInfo, Value};
+use crate::gguf::{shown, Array, Gguf, TensorInfo, Value};
 use crate::quant::QuantType;
 
 /// Shape and type of a tensor in the file.
@@ -39,6 +39,21 @@ pub enum RopeScaling {
     },
 }
 
+/// Layers of the gated delta rule.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct DeltaConfig {
+    /// Whether each layer is one; the others attend.
+    pub is_recurrent: Vec<bool>,
+    /// Tokens that the convolution sees.
+    pub conv_kernel: usize,
+    /// Numbers of a head of queries, keys or values.
+    pub head_dim: usize,
+    /// Heads of queries and keys.
+    pub n_head_k: usize,
+    /// Heads of values.
+    pub n_head_v: usize,
+}
+
 /// Everything about a model but its weights.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
@@ -61,6 +76,9 @@ pub struct Config {
     pub rope_dim: usize,
     pub rope_base: f64,
     pub rope_scaling: RopeScaling,
+    /// Layers behind `n_layer` that guess further tokens; no pass runs them.
+    pub n_layer_nextn: usize,
+    pub delta: Option<DeltaConfig>,
     /// Every tensor of the file (of all shards).
     pub tensors: BTreeMap<String, TensorSpec>,
 }
@@ -212,7 +230,10 @@ impl Config {
                 keys.need($key, keys.uint($key, range)?, &expected)?
             }};
         }
-        let n_layer = need_uint!("block_count", 1..=1024);
+        let n_block = need_uint!("block_count", 1..=1024);
+        let most = n_block.saturating_sub(1);
+        let n_layer_nextn = keys.uint("nextn_predict_layers", 0..=most)?.unwrap_or(0);
+        let n_layer = n_block.saturating_sub(n_layer_nextn);
         let n_embd = need_uint!("embedding_length", 1..=MOST);
         let n_ff = need_uint!("feed_forward_length", 1..=MOST);
         let n_head = need_uint!("attention.head_count", 1..=4096);
@@ -304,8 +325,68 @@ impl Config {
             rope_dim,
             rope_base,
             rope_scaling,
+            n_layer_nextn,
+            delta: Self::delta(&keys, n_layer)?,
             tensors,
         })
+    }
+
+    /// What `ssm.conv_kernel` and its neighbours say, where they are.
+    fn delta(keys: &Keys<'_>, n_layer: usize) -> Result<Option<DeltaConfig>> {
+        let Some(conv_kernel) = keys.uint("ssm.conv_kernel", 2..=16)? else {
+            return Ok(None);
+        };
+        let need = |key: &str, range: RangeInclusive<usize>| {
+            let expected = format!("{} to {}", range.start(), range.end());
+            keys.need(key, keys.uint(key, range)?, &expected)
+        };
+        let head_dim = need("ssm.state_size", 16..=256)?;
+        let n_head_k = need("ssm.group_count", 1..=1024)?;
+        let n_head_v = need("ssm.time_step_rank", 1..=1024)?;
+        let inner = need("ssm.inner_size", 1..=1 << 20)?;
+        if head_dim.checked_mul(n_head_v) != Some(inner) {
+            return Err(out_of_range(
+                format!("{}.ssm.inner_size", keys.arch),
+                inner,
+                format!("{n_head_v} heads of {head_dim} values"),
+            ));
+        }
+        if n_head_v.checked_rem(n_head_k) != Some(0) {
+            return Err(out_of_range(
+                format!("{}.ssm.group_count", keys.arch),
+                n_head_k,
+                format!("a divisor of the {n_head_v} heads of values"),
+            ));
+        }
+        Ok(Some(DeltaConfig {
+            is_recurrent: Self::recurrent_layers(keys, n_layer)?,
+            conv_kernel,
+            head_dim,
+            n_head_k,
+            n_head_v,
+        }))
+    }
+
+    /// Each layer by `attention.recurrent_layers`, or all but every so manieth.
+    fn recurrent_layers(keys: &Keys<'_>, n_layer: usize) -> Result<Vec<bool>> {
+        const KEY: &str = "attention.recurrent_layers";
+        let key = format!("{}.{KEY}", keys.arch);
+        let Some(value) = keys.gguf.get(&key) else {
+            let interval = keys.uint("full_attention_interval", 1..=1024)?.unwrap_or(4);
+            let attends = |layer: usize| layer.saturating_add(1).checked_rem(interval) == Some(0);
+            return Ok((0..n_layer).map(|layer| !attends(layer)).collect());
+        };
+        // The layers behind `n_layer` may be counted too.
+        match value {
+            Value::Array(Array::Bool(layers)) if layers.len() >= n_layer => {
+                Ok(layers.iter().copied().take(n_layer).collect())
+            }
+            _ => Err(out_of_range(
+                key,
+                value.describe(),
+                format!("an array of {n_layer} booleans, one a layer"),
+            )),
+        }
     }
 
     fn scaling(keys: &Keys<'_>, n_ctx_train: usize) -> Result<RopeScaling> {

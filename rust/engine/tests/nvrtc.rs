@@ -110,6 +110,7 @@ impl Layer {
                 factors: None,
                 scale: 1.0,
             }],
+            states: vec![],
             kv: vec![KvShape {
                 n_head_kv: N_HEAD_KV,
                 head_dim: HEAD_DIM,

@@ -131,11 +131,7 @@ impl PlanRunner {
     /// Sets a buffer: float32, little-endian, `[rows, width]`.
     fn write(&mut self, name: &str, rows: &[u8]) -> PyResult<()> {
         let id = self.id(name)?;
-        let values: Vec<f32> = rows
-            .chunks_exact(4)
-            .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-            .collect();
-        self.inner().write(id, &values).map_err(to_py)
+        self.inner().write(id, &floats(rows)).map_err(to_py)
     }
 
     #[pyo3(signature = (tokens, positions, slots, out_rows))]
@@ -163,8 +159,7 @@ impl PlanRunner {
         let id = self.id(name)?;
         let runner = self.inner();
         let values = detached(py, || runner.read(id))?;
-        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        Ok(PyBytes::new(py, &bytes))
+        Ok(PyBytes::new(py, &bytes_of(&values)))
     }
 
     /// Times the last pass again, as JSON: `replay_us` and, for each kernel, `label`, `us`, `bytes`.
@@ -187,4 +182,25 @@ impl PlanRunner {
     fn write_kv(&mut self, bytes: &[u8]) -> PyResult<()> {
         self.inner().write_kv(bytes).map_err(to_py)
     }
+
+    /// What `slot` keeps beside keys and values: float32, little-endian.
+    fn read_state<'py>(&mut self, py: Python<'py>, slot: usize) -> PyResult<Bound<'py, PyBytes>> {
+        let runner = self.inner();
+        let values = detached(py, || runner.read_state(slot))?;
+        Ok(PyBytes::new(py, &bytes_of(&values)))
+    }
+
+    fn write_state(&mut self, slot: usize, values: &[u8]) -> PyResult<()> {
+        let values = floats(values);
+        self.inner().write_state(slot, &values).map_err(to_py)
+    }
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    let (values, _) = bytes.as_chunks::<4>();
+    values.iter().map(|b| f32::from_le_bytes(*b)).collect()
+}
+
+fn bytes_of(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
 }

@@ -4,7 +4,8 @@
 use crate::config::{Config, RopeScaling};
 use crate::error::{Error, Result};
 use crate::plan::{
-    Buffer, BufferId, KvShape, Norm, Op, Plan, RopeStyle, RopeTable, Rows, Weight, WeightId,
+    Buffer, BufferId, KvShape, Norm, Op, Plan, RopeStyle, RopeTable, Rows, StateId, Weight,
+    WeightId,
 };
 
 /// Rows of the vocabulary; also the last matrix where a model ties both.
@@ -45,6 +46,7 @@ impl<'a> Builder<'a> {
             ops: Vec::new(),
             ropes: Vec::new(),
             kv: vec![none; config.n_layer],
+            states: Vec::new(),
             logits: BufferId(0),
         };
         Self { config, plan }
@@ -104,6 +106,19 @@ impl<'a> Builder<'a> {
             expected: format!("a tensor of shape {shape:?}"),
             remedy: "the file does not hold the whole model: fetch it again".into(),
         })
+    }
+
+    /// A matrix that is used number by number, as a vector of its rows one after another.
+    pub fn table(&mut self, name: &str, shape: &[usize; 2]) -> Result<WeightId> {
+        let id = self.weight(name, shape)?;
+        let weight = &mut self.plan.weights[id.0];
+        (weight.n_in, weight.n_out) = (shape[0] * shape[1], 1);
+        Ok(id)
+    }
+
+    /// What a sequence keeps from token to token: `width` numbers.
+    pub fn state(&mut self, name: &str, width: usize) -> StateId {
+        self.plan.add_state(name.into(), width)
     }
 
     /// A table of angles for the first `dims` dimensions of a head: `base`, linear or YaRN scaling, and
@@ -166,7 +181,7 @@ impl<'a> Builder<'a> {
     }
 
     /// `attn_q`, `attn_k` and `attn_v` of `x` under the norm `attn_norm`, in heads of this layer's own
-    /// number and width. The layer's cache gets their shape.
+    /// number and width.
     pub fn heads(
         &mut self,
         layer: usize,
@@ -185,9 +200,6 @@ impl<'a> Builder<'a> {
         self.product(x, norm, layer, "attn_q", &[n_embd, n_q], q)?;
         self.product(x, norm, layer, "attn_k", &[n_embd, n_kv], k)?;
         self.product(x, norm, layer, "attn_v", &[n_embd, n_kv], v)?;
-        if let Some(cache) = self.plan.kv.get_mut(layer) {
-            *cache = kv;
-        }
         Ok(Heads {
             q,
             k,
@@ -218,8 +230,8 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Stores keys and values, attends, and multiplies with `attn_output`: what is to be added to x.
-    pub fn attend(&mut self, layer: usize, heads: Heads, scale: f32) -> Result<BufferId> {
+    /// Stores keys and values, and attends. The layer's cache gets their shape.
+    pub fn attention(&mut self, layer: usize, heads: Heads, scale: f32) -> BufferId {
         let Heads {
             q,
             k,
@@ -227,11 +239,10 @@ impl<'a> Builder<'a> {
             n_head,
             kv,
         } = heads;
-        let n_q = n_head * kv.head_dim;
-        let (out, delta) = (
-            self.buffer("heads", n_q),
-            self.buffer("delta", self.config.n_embd),
-        );
+        let out = self.buffer("heads", n_head * kv.head_dim);
+        if let Some(cache) = self.plan.kv.get_mut(layer) {
+            *cache = kv;
+        }
         self.push(Op::KvScatter { k, v, layer });
         self.push(Op::Attention {
             q,
@@ -240,7 +251,15 @@ impl<'a> Builder<'a> {
             n_head,
             scale,
         });
-        let shape = [n_q, self.config.n_embd];
+        out
+    }
+
+    /// Attention, then the product with `attn_output`: what is to be added to x.
+    pub fn attend(&mut self, layer: usize, heads: Heads, scale: f32) -> Result<BufferId> {
+        let n_embd = self.config.n_embd;
+        let out = self.attention(layer, heads, scale);
+        let delta = self.buffer("delta", n_embd);
+        let shape = [heads.n_head * heads.kv.head_dim, n_embd];
         self.product(out, None, layer, "attn_output", &shape, delta)?;
         Ok(delta)
     }
@@ -248,6 +267,17 @@ impl<'a> Builder<'a> {
     /// `ffn_down · (silu(ffn_gate · x) * (ffn_up · x))` of `x` under the norm `ffn_norm`: what is to be
     /// added to x.
     pub fn swiglu(&mut self, layer: usize, x: BufferId, n_ff: usize) -> Result<BufferId> {
+        self.swiglu_under(layer, "ffn_norm", x, n_ff)
+    }
+
+    /// The same under a norm of this name.
+    pub fn swiglu_under(
+        &mut self,
+        layer: usize,
+        norm: &str,
+        x: BufferId,
+        n_ff: usize,
+    ) -> Result<BufferId> {
         let n_embd = self.config.n_embd;
         let (gate, up, act) = (
             self.buffer("gate", n_ff),
@@ -255,7 +285,7 @@ impl<'a> Builder<'a> {
             self.buffer("act", n_ff),
         );
         let delta = self.buffer("delta", n_embd);
-        let norm = Some(self.norm(&format!("blk.{layer}.ffn_norm.weight"), n_embd)?);
+        let norm = Some(self.norm(&format!("blk.{layer}.{norm}.weight"), n_embd)?);
         self.product(x, norm, layer, "ffn_gate", &[n_embd, n_ff], gate)?;
         self.product(x, norm, layer, "ffn_up", &[n_embd, n_ff], up)?;
         self.push(Op::SwiGlu { gate, up, out: act });

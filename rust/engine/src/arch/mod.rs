@@ -10,6 +10,7 @@ mod build;
 mod llama;
 mod qwen2;
 mod qwen3;
+mod qwen35;
 
 /// One row of the table.
 pub struct Architecture {
@@ -33,6 +34,11 @@ pub static ARCHITECTURES: &[Architecture] = &[
     Architecture {
         name: "qwen3",
         plan: qwen3::plan,
+    },
+    // Qwen3.6 and Qwen3.8 call themselves so too.
+    Architecture {
+        name: "qwen35",
+        plan: qwen35::plan,
     },
 ];
 
@@ -67,6 +73,7 @@ pub fn plan(config: &Config) -> Result<Plan> {
     let extra = |(name, spec): &(&String, &TensorSpec)| {
         !used.contains(name.as_str())
             && !name.ends_with(".attn_rot_embd.weight")
+            && !guesses_ahead(config, name)
             && !spec.shape.contains(&0)
     };
     match config.tensors.iter().find(extra) {
@@ -80,4 +87,14 @@ pub fn plan(config: &Config) -> Result<Plan> {
                 .into(),
         }),
     }
+}
+
+/// Whether a tensor is of a layer that guesses further tokens, which no pass runs.
+fn guesses_ahead(config: &Config, name: &str) -> bool {
+    let layer = name
+        .strip_prefix("blk.")
+        .and_then(|rest| rest.split('.').next());
+    let layer: Option<usize> = layer.and_then(|number| number.parse().ok());
+    let behind = config.n_layer..config.n_layer.saturating_add(config.n_layer_nextn);
+    layer.is_some_and(|layer| behind.contains(&layer))
 }

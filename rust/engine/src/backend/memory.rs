@@ -190,7 +190,23 @@ impl KvPages {
     }
 }
 
-fn not_below(name: &'static str, value: usize, limit: usize) -> Error {
+/// Checks that `found` values are the state of a sequence.
+///
+/// # Errors
+/// [`Error::Argument`].
+pub fn check_state(found: usize, wanted: usize) -> Result<()> {
+    if found == wanted {
+        return Ok(());
+    }
+    Err(Error::Argument {
+        name: "state",
+        value: format!("{found} numbers"),
+        reason: format!("the state of a sequence has {wanted}"),
+    })
+}
+
+/// The error of a `value` that is not below `limit`.
+pub fn not_below(name: &'static str, value: usize, limit: usize) -> Error {
     Error::Argument {
         name,
         value: value.to_string(),

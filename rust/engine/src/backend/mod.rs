@@ -23,7 +23,7 @@ pub use graphs::{
     GraphStats, SharedStats, StepCheck,
 };
 pub use inspect::Inspect;
-pub use memory::{pages_of, pool_pages, KvLayer, KvPages, Needs};
+pub use memory::{check_state, not_below, pages_of, pool_pages, KvLayer, KvPages, Needs};
 
 /// Tokens in a KV page. Page 0 is reserved: padding rows live there, no sequence does.
 pub const PAGE_TOKENS: usize = 64;
@@ -165,6 +165,18 @@ pub trait Runner: Send {
 
     /// Overwrites the whole KV pool.
     fn write_kv(&mut self, bytes: &[u8]) -> Result<()>;
+
+    /// The states of `slot`, those of [`Plan::states`] one after another.
+    ///
+    /// # Errors
+    /// [`crate::Error::Argument`] for a slot that does not exist.
+    fn read_state(&mut self, slot: usize) -> Result<Vec<f32>>;
+
+    /// Gives `slot` states that [`Runner::read_state`] gave, of this slot or another.
+    ///
+    /// # Errors
+    /// [`crate::Error::Argument`] for a slot that does not exist or another number of values.
+    fn write_state(&mut self, slot: usize, values: &[f32]) -> Result<()>;
 
     /// Times the last pass again, `repeats` times.
     ///

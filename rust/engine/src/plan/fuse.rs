@@ -250,6 +250,7 @@ mod tests {
                 factors: None,
                 scale: 1.0,
             }],
+            states: vec![],
             kv: vec![KvShape {
                 n_head_kv: 1,
                 head_dim: 64,

@@ -11,4 +11,6 @@ pub mod signature;
 mod tests;
 
 pub use op::{Norm, Op, RopeStyle};
-pub use plan::{Buffer, BufferId, KvShape, Plan, RopeTable, Rows, Weight, WeightId};
+pub use plan::{
+    Buffer, BufferId, KvShape, Plan, RopeTable, Rows, State, StateId, Weight, WeightId,
+};

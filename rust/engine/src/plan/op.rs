@@ -4,9 +4,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::signature::{
-    Access, CacheUse, Constant, Operand, Over, Parts, Role, Signature, Turn, Used, Width,
+    Access, CacheUse, Constant, Operand, Over, Parts, Role, Signature, StateUse, Turn, Used, Width,
 };
-use super::{BufferId, WeightId};
+use super::{BufferId, StateId, WeightId};
 
 /// Which two values of a head are rotated together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -176,6 +176,69 @@ pub enum Op {
         up: BufferId,
         out: BufferId,
     },
+    /// `out[r] = x[r] * t / (1 + e)` of `gate[r]`: times its logistic function, `e` and `t` as in
+    /// [`Op::SwiGlu`]; the quotient rounded, then the product.
+    SigmoidMul {
+        x: BufferId,
+        gate: BufferId,
+        out: BufferId,
+    },
+    /// Of `x[r]`, parts of `of` values, from each the values from `first` on: `out[r]` has `n` parts
+    /// of as many as it has room for.
+    Slice {
+        x: BufferId,
+        out: BufferId,
+        n: usize,
+        first: usize,
+        of: usize,
+    },
+    /// A causal convolution over the tokens of a sequence, each value by itself:
+    /// `out[r][c] = sum_j weight[c][j] * x_(r - taps + 1 + j)[c]`, where `x_s` are the inputs of the
+    /// sequence's tokens in order, zero before its first: from +0 by `fma(weight, x, y)` for `j` = 0 to
+    /// `taps - 1`. With `silu` that is `y (t / (1 + e))`, as in [`Op::SwiGlu`].
+    ///
+    /// **A state** is the sequence's own: that of the slot `slots[r]`. A row at position 0 finds zeros
+    /// whatever was there; every other row finds what the row before it left, in this pass or an earlier
+    /// one. Rows of a sequence stand together, in the order of their positions. A row of no slot (padding)
+    /// touches no state, and what it gives is no number of any sequence.
+    ///
+    /// Here it is the last `taps - 1` inputs, `[taps - 1][channels]`, the oldest first.
+    ShortConv {
+        x: BufferId,
+        weight: WeightId,
+        state: StateId,
+        out: BufferId,
+        taps: usize,
+        silu: bool,
+    },
+    /// The gated delta rule (<https://arxiv.org/abs/2412.06464>), for each of `n_head` heads `h` of
+    /// values, which take the head `h % n_head_k` of queries and keys; all are of `d` numbers, `d` the
+    /// width of `out` by `n_head`. `qkv[r]` has the heads of `q`, then those of `k`, then those of `v`.
+    /// Its state is a matrix `S[i][c]` a head, `[n_head][d][d]`; see [`Op::ShortConv`] for whose.
+    ///
+    /// 1. *Directions*: `f = 1 / sqrt(sum + eps)` of q and of k, the sum of the squares as in
+    ///    [`Op::RmsNorm`]; `Q = q * (f * float(1 / sqrt(d)))`, `K = k * f`, each step rounded.
+    /// 2. *Gates*: `z = alpha + dt[h]`; `s = max(z, 0) + ln(1 + e)`, `e` the `exp` of `-|z|`, and the
+    ///    logarithm `ln_1p_reduced(e)` of `sampler/math.rs` for `e` below 0.4, else `ln(1 + e)`;
+    ///    `g = exp(a[h] * s)`, 1 where `a s` is above 0, zero below -87. `b = t / (1 + e)` of `beta`, as in
+    ///    [`Op::SigmoidMul`].
+    /// 3. *Recurrence*, for each column `c`: `u = sum_i S[i][c] K[i]`;
+    ///    `w = fma(-g, u, v[c]) * b`; `S[i][c] = fma(K[i], w, g * S[i][c])`;
+    ///    `out[r][h][c] = sum_i S[i][c] Q[i]`. A sum is four chains, chain `t` from +0 by
+    ///    `fma(S, K, y)` over `i = t, t + 4, ...`, then `(y_0 + y_1) + (y_2 + y_3)`.
+    DeltaNet {
+        qkv: BufferId,
+        alpha: BufferId,
+        beta: BufferId,
+        a: WeightId,
+        dt: WeightId,
+        state: StateId,
+        out: BufferId,
+        n_head: usize,
+        n_head_k: usize,
+        head_dim: usize,
+        eps: f32,
+    },
     /// `out[i] = x[out_rows[i]]`: the rows whose logits are wanted.
     SelectRows { x: BufferId, out: BufferId },
 }
@@ -261,6 +324,82 @@ impl Op {
             Op::SwiGlu { gate, up, out } => {
                 let buffers = vec![read(gate), read(up), write(out)];
                 Signature::new("swiglu", Over::Buffers, buffers)
+            }
+            Op::SigmoidMul { x, gate, out } => {
+                let buffers = vec![read(x), read(gate), write(out)];
+                Signature::new("sigmoid_mul", Over::Buffers, buffers)
+            }
+            Op::Slice {
+                x,
+                out,
+                n,
+                first,
+                of,
+            } => Signature {
+                parts: Parts::Sliced { n, first, of },
+                ..Signature::new(
+                    "slice",
+                    Over::Buffers,
+                    vec![read(x).wide(Width::Of(n.saturating_mul(of))), write(out)],
+                )
+            },
+            Op::ShortConv {
+                x,
+                weight,
+                state,
+                out,
+                taps,
+                silu,
+            } => Signature {
+                weights: vec![used(weight, Role::Taps(taps))],
+                state: Some(StateUse {
+                    id: state,
+                    per_value: taps.saturating_sub(1),
+                }),
+                ..Signature::new(
+                    if silu {
+                        "short_conv_silu"
+                    } else {
+                        "short_conv"
+                    },
+                    Over::Batch,
+                    vec![read(x), write(out)],
+                )
+            },
+            Op::DeltaNet {
+                qkv,
+                alpha,
+                beta,
+                a,
+                dt,
+                state,
+                out,
+                n_head,
+                n_head_k,
+                head_dim,
+                eps,
+            } => {
+                // Without heads of keys there are none to take: no buffer is as wide.
+                let heads = match n_head_k {
+                    0 => usize::MAX,
+                    n => n.saturating_mul(2).saturating_add(n_head),
+                };
+                let per_head = |id| read(id).wide(Width::Of(n_head));
+                let qkv = read(qkv).wide(Width::Of(heads.saturating_mul(head_dim)));
+                Signature {
+                    weights: vec![used(a, Role::PerHead), used(dt, Role::PerHead)],
+                    parts: Parts::Heads(n_head),
+                    state: Some(StateUse {
+                        id: state,
+                        per_value: head_dim,
+                    }),
+                    constant: Some(Constant::Epsilon(eps)),
+                    ..Signature::new(
+                        "delta_net",
+                        Over::Batch,
+                        vec![qkv, per_head(alpha), per_head(beta), write(out)],
+                    )
+                }
             }
             Op::SelectRows { x, out } => {
                 Signature::new("select_rows", Over::Picked, vec![read(x), write(out)])

@@ -18,6 +18,11 @@ pub struct BufferId(pub usize);
 #[serde(transparent)]
 pub struct WeightId(pub usize);
 
+/// Index into [`Plan::states`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct StateId(pub usize);
+
 /// How many rows a buffer has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -116,6 +121,15 @@ pub struct KvShape {
     pub head_dim: usize,
 }
 
+/// What a sequence keeps from token to token beside keys and values: float32 numbers, all zero before
+/// its first token.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct State {
+    pub name: String,
+    /// Numbers of one sequence.
+    pub width: usize,
+}
+
 /// A model, or a piece of one.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
@@ -125,6 +139,8 @@ pub struct Plan {
     pub ropes: Vec<RopeTable>,
     /// By layer.
     pub kv: Vec<KvShape>,
+    #[serde(default)]
+    pub states: Vec<State>,
     /// The last buffer written: `[out rows, n_vocab]`.
     pub logits: BufferId,
 }
@@ -153,6 +169,18 @@ impl Plan {
     pub fn rope_bytes(&self, positions: usize) -> usize {
         let tables = self.ropes.iter().map(|table| table.bytes(positions));
         tables.fold(0, usize::saturating_add)
+    }
+
+    /// Bytes of the states of one sequence.
+    pub fn state_bytes(&self) -> usize {
+        let bytes = |s: &State| s.width.saturating_mul(size_of::<f32>());
+        self.states.iter().map(bytes).fold(0, usize::saturating_add)
+    }
+
+    /// Adds a state.
+    pub fn add_state(&mut self, name: String, width: usize) -> StateId {
+        self.states.push(State { name, width });
+        StateId(self.states.len() - 1)
     }
 
     /// Adds a buffer.
@@ -196,6 +224,9 @@ impl Plan {
             let n = self.weights.len();
             if let Some(w) = op.weights.iter().find(|w| w.id.0 >= n) {
                 return Err(bad(format!("weight {} does not exist", w.id.0)));
+            }
+            if let Some(s) = op.state.filter(|s| s.id.0 >= self.states.len()) {
+                return Err(bad(format!("state {} does not exist", s.id.0)));
             }
             if !op.fits(self) {
                 return Err(bad(
@@ -244,6 +275,14 @@ impl fmt::Display for Plan {
             format!("{} layers x {n_head_kv} heads x {head_dim}", layers.len())
         });
         writeln!(f, "kv: {}", alike.collect::<Vec<_>>().join(", "))?;
+        if !self.states.is_empty() {
+            let all = self.state_bytes();
+            writeln!(
+                f,
+                "states (float32): {} of {all} bytes a sequence",
+                self.states.len()
+            )?;
+        }
         writeln!(f, "ops:")?;
         for (i, op) in self.ops.iter().enumerate() {
             writeln!(f, "  {i:4}  {}", op.signature().listed(self))?;

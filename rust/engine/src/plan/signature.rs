@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use super::{BufferId, Plan, RopeStyle, Rows, WeightId};
+use super::{BufferId, Plan, RopeStyle, Rows, StateId, WeightId};
 
 /// One op, for whoever need not know which it is.
 #[derive(Debug, Clone, PartialEq)]
@@ -16,6 +16,8 @@ pub struct Signature {
     pub over: Over,
     pub parts: Parts,
     pub cache: Option<CacheUse>,
+    /// What it takes on from token to token.
+    pub state: Option<StateUse>,
     /// Set where it turns heads.
     pub turn: Option<Turn>,
     pub constant: Option<Constant>,
@@ -50,6 +52,8 @@ pub enum Width {
     Product,
     /// All heads that the cache holds of a token.
     Cache,
+    /// So many values.
+    Of(usize),
 }
 
 /// A weight of an op.
@@ -70,6 +74,10 @@ pub enum Role {
     Scale,
     /// A vector added to each row of [`Width::Product`].
     Bias,
+    /// `[Width::Row]` of so many factors each: those of a value and of the ones before it.
+    Taps(usize),
+    /// A number for each of [`Parts::Heads`].
+    PerHead,
 }
 
 /// The rows that an op runs over.
@@ -92,6 +100,8 @@ pub enum Parts {
     Groups(usize),
     /// So many.
     Heads(usize),
+    /// So many, each the values from `first` on of `of` of the input.
+    Sliced { n: usize, first: usize, of: usize },
 }
 
 /// How an op uses the cache of keys and values.
@@ -99,6 +109,14 @@ pub enum Parts {
 pub struct CacheUse {
     pub layer: usize,
     pub access: Access,
+}
+
+/// How an op uses the state of a sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StateUse {
+    pub id: StateId,
+    /// Numbers of the state for each value of [`Width::Row`].
+    pub per_value: usize,
 }
 
 /// How an op turns heads.
@@ -147,7 +165,10 @@ impl Access {
 impl Role {
     /// Whether it is one row, which backends keep as float32.
     pub fn is_vector(self) -> bool {
-        matches!(self, Role::Scale | Role::Bias)
+        matches!(
+            self,
+            Role::Scale | Role::Bias | Role::Taps(_) | Role::PerHead
+        )
     }
 }
 
@@ -161,6 +182,7 @@ impl Signature {
             over,
             parts: Parts::Whole,
             cache: None,
+            state: None,
             turn: None,
             constant: None,
         }
@@ -209,6 +231,7 @@ impl Signature {
             && self.rows_fit(plan)
             && self.outputs_are_apart()
             && self.cache.is_none_or(|c| c.layer < plan.kv.len())
+            && self.state.is_none_or(|s| self.state_fits(plan, s))
             && self.turn.is_none_or(|turn| turn.table < plan.ropes.len())
     }
 
@@ -217,6 +240,9 @@ impl Signature {
             let kv = plan.kv.get(self.cache?.layer)?;
             return kv.n_head_kv.checked_mul(kv.head_dim);
         }
+        if let Width::Of(n) = width {
+            return Some(n);
+        }
         let first = self.buffers.iter().find(|b| b.width == width)?;
         Some(plan.buffer(first.id).width)
     }
@@ -224,6 +250,12 @@ impl Signature {
     fn widths_fit(&self, plan: &Plan) -> bool {
         let fits = |b: &Operand| self.width(plan, b.width) == Some(plan.buffer(b.id).width);
         self.buffers.iter().all(fits)
+    }
+
+    fn state_fits(&self, plan: &Plan, of: StateUse) -> bool {
+        let row = self.width(plan, Width::Row);
+        let width = row.and_then(|row| row.checked_mul(of.per_value));
+        plan.states.get(of.id.0).map(|state| state.width) == width
     }
 
     fn weights_fit(&self, plan: &Plan) -> bool {
@@ -238,6 +270,10 @@ impl Signature {
                 Role::Matrix => n_in == row && n_out == product,
                 Role::Scale => is_vector && n_in == self.scaled(row),
                 Role::Bias => is_vector && n_in == product,
+                Role::Taps(n) => {
+                    n > 0 && is_vector && n_in == row.and_then(|row| row.checked_mul(n))
+                }
+                Role::PerHead => is_vector && Parts::Heads(w.n_in) == self.parts,
             }
         })
     }
@@ -247,7 +283,7 @@ impl Signature {
         match self.parts {
             Parts::Whole => row,
             Parts::Groups(size) => Some(size),
-            Parts::Heads(_) => None,
+            Parts::Heads(_) | Parts::Sliced { .. } => None,
         }
     }
 
@@ -259,6 +295,9 @@ impl Signature {
         match self.parts {
             Parts::Whole => true,
             Parts::Groups(size) => cut(size),
+            Parts::Sliced { n, first, of } => {
+                cut(n) && first.checked_add(row / n).is_some_and(|end| end <= of)
+            }
             Parts::Heads(n) if !cut(n) => false,
             Parts::Heads(n) => {
                 let table = self.turn.and_then(|turn| plan.ropes.get(turn.table));
@@ -268,7 +307,8 @@ impl Signature {
                         row / n == kv.head_dim && kv.n_head_kv > 0 && n.is_multiple_of(kv.n_head_kv)
                     })
                 };
-                row / n >= turned && self.cache.is_none_or(shares)
+                let heads = |s: StateUse| row / n == s.per_value;
+                row / n >= turned && self.cache.is_none_or(shares) && self.state.is_none_or(heads)
             }
         }
     }
@@ -331,11 +371,19 @@ impl fmt::Display for Listed<'_> {
             };
             side.push(format!("kv[{}]", cache.layer));
         }
+        if let Some(state) = op.state {
+            let name = &self.plan.states[state.id.0].name;
+            left.push(name.clone());
+            right.push(name.clone());
+        }
         right.extend(op.weights.iter().map(|used| self.weight(used)));
         match op.parts {
             Parts::Whole => {}
             Parts::Groups(size) => right.push(format!("group {size}")),
             Parts::Heads(n) => right.push(format!("{n} heads")),
+            Parts::Sliced { n, first, of } => {
+                right.push(format!("{n} parts, from {first} of {of}"));
+            }
         }
         right.extend(op.turn.map(|turn| match self.plan.ropes.len() {
             1 => turn.style.name().to_owned(),

@@ -29,6 +29,7 @@ fn plan(ops: Vec<Op>) -> Plan {
             factors: None,
             scale: 1.0,
         }],
+        states: vec![],
         kv: vec![
             KvShape {
                 n_head_kv: 2,

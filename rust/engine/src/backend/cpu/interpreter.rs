@@ -7,6 +7,7 @@ use super::attention;
 use super::kv::KvCache;
 use super::matvec::{self, Product, Scratch};
 use super::memory::{filled, most_rows, reserve};
+use super::recurrence::{DeltaNet, ShortConv, SigmoidMul, States};
 use super::rowwise::{self, CosSin, Normed, RmsNorm};
 use super::simd::{self, Level};
 use crate::backend::{Batch, KvPages, Runner, RunnerOptions, Weights};
@@ -34,6 +35,7 @@ pub struct Interpreter {
     scratch: Scratch,
     normed: Normed,
     pub kv: KvCache,
+    states: States,
     /// By the plan's tables.
     angles: Vec<Angles>,
     /// Whether any op rotates.
@@ -70,6 +72,7 @@ impl Interpreter {
         };
         let angles = plan.ropes.iter().map(angles).collect();
         let kv = KvCache::new(KvPages::new(&plan.kv, options)?)?;
+        let states = States::new(&plan.states, options.n_slots)?;
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(options.threads)
             .thread_name(|i| format!("onegraph-cpu-{i}"))
@@ -96,6 +99,7 @@ impl Interpreter {
             scratch: Scratch::default(),
             normed: Normed::default(),
             kv,
+            states,
             angles,
             rotates,
             pool: Arc::new(pool),
@@ -193,9 +197,7 @@ impl Interpreter {
     }
 
     fn vector(&self, id: WeightId) -> Result<&[f32]> {
-        self.vectors[id.0].as_deref().ok_or_else(|| {
-            Error::Internal(format!("{} is used as a vector", self.plan.weight(id).name))
-        })
+        vector(&self.plan, &self.vectors, id)
     }
 
     /// A buffer taken out, so that others may be read while it is written.
@@ -361,6 +363,81 @@ impl Interpreter {
                 self.buffers[out.0] = act;
                 Ok(())
             }
+            Op::SigmoidMul { x, gate, out } => {
+                let mut product = self.take(*out);
+                let task = SigmoidMul {
+                    x: &self.buffers[x.0],
+                    gate: &self.buffers[gate.0],
+                    out: &mut product,
+                };
+                simd::run(self.level, task);
+                self.buffers[out.0] = product;
+                Ok(())
+            }
+            Op::Slice {
+                x,
+                out,
+                n,
+                first,
+                of,
+            } => {
+                let width = self.plan.buffer(*out).width / n;
+                let mut slice = self.take(*out);
+                let parts = self.buffers[x.0].chunks_exact(*of);
+                for (out, part) in slice.chunks_exact_mut(width).zip(parts) {
+                    out.copy_from_slice(&part[*first..][..width]);
+                }
+                self.buffers[out.0] = slice;
+                Ok(())
+            }
+            Op::ShortConv {
+                x,
+                weight,
+                state,
+                out,
+                taps,
+                silu,
+            } => {
+                let mut convolved = self.take(*out);
+                let task = ShortConv {
+                    x: &self.buffers[x.0],
+                    weight: vector(&self.plan, &self.vectors, *weight)?,
+                    taps: *taps,
+                    silu: *silu,
+                };
+                let done = task.run(self.level, &mut self.states, state.0, batch, &mut convolved);
+                self.buffers[out.0] = convolved;
+                done
+            }
+            Op::DeltaNet {
+                qkv,
+                alpha,
+                beta,
+                a,
+                dt,
+                state,
+                out,
+                n_head,
+                n_head_k,
+                head_dim,
+                eps,
+            } => {
+                let mut heads = self.take(*out);
+                let task = DeltaNet {
+                    qkv: &self.buffers[qkv.0],
+                    alpha: &self.buffers[alpha.0],
+                    beta: &self.buffers[beta.0],
+                    a: vector(&self.plan, &self.vectors, *a)?,
+                    dt: vector(&self.plan, &self.vectors, *dt)?,
+                    n_head: *n_head,
+                    n_head_k: *n_head_k,
+                    head_dim: *head_dim,
+                    eps: *eps,
+                };
+                let done = task.run(self.level, &mut self.states, state.0, batch, &mut heads);
+                self.buffers[out.0] = heads;
+                done
+            }
             Op::SelectRows { x, out } => {
                 let width = self.plan.buffer(*x).width;
                 let mut selected = self.take(*out);
@@ -445,6 +522,12 @@ impl Interpreter {
     }
 }
 
+/// The values of a weight of one row.
+fn vector<'a>(plan: &Plan, vectors: &'a [Option<Vec<f32>>], id: WeightId) -> Result<&'a [f32]> {
+    let values = vectors[id.0].as_deref();
+    values.ok_or_else(|| Error::Internal(format!("{} is used as a vector", plan.weight(id).name)))
+}
+
 impl Runner for Interpreter {
     fn plan(&self) -> &Plan {
         &self.plan
@@ -474,6 +557,14 @@ impl Runner for Interpreter {
 
     fn read_kv(&mut self) -> Result<Vec<u8>> {
         Ok(self.kv.raw().to_vec())
+    }
+
+    fn read_state(&mut self, slot: usize) -> Result<Vec<f32>> {
+        self.states.read(slot)
+    }
+
+    fn write_state(&mut self, slot: usize, values: &[f32]) -> Result<()> {
+        self.states.write(slot, values)
     }
 
     fn write_kv(&mut self, bytes: &[u8]) -> Result<()> {

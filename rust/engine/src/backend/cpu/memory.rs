@@ -55,7 +55,9 @@ fn activations(plan: &Plan, options: &RunnerOptions) -> u64 {
     let buffers = plan.buffers.iter().map(|b| b.bytes(rows, options.n_slots));
     let vectors = plan.weights.iter().filter(|w| w.n_out == 1);
     let vectors = vectors.map(|w| w.n_in.saturating_mul(size_of::<f32>()));
-    let all = buffers.chain(vectors).chain([plan.rope_bytes(rows)]);
+    let states = plan.state_bytes().saturating_mul(options.n_slots);
+    let all = buffers.chain(vectors);
+    let all = all.chain([plan.rope_bytes(rows), states]);
     sum(all.map(|bytes| bytes as u64))
 }
 

@@ -13,6 +13,7 @@ mod kv;
 mod matvec;
 mod memory;
 mod product;
+mod recurrence;
 mod rowwise;
 mod simd;
 

@@ -52,7 +52,7 @@ fn factor(values: &[f32], eps: f32) -> f32 {
 
 /// In the order that [`crate::plan::Op::RmsNorm`] states.
 #[inline(always)]
-fn sum_of_squares(values: &[f32]) -> f32 {
+pub fn sum_of_squares(values: &[f32]) -> f32 {
     const CHAINS: usize = 32;
     const CHAIN: usize = 8;
     let mut sum = 0.0;

@@ -43,6 +43,8 @@ pub struct Addresses {
     pub kv: Vec<KvView>,
     /// By table of angles, `[n_ctx][half][cos, sin]` f32.
     pub cos_sin: Vec<u64>,
+    /// By the plan's states, `[n_slots][width]` f32.
+    pub states: Vec<u64>,
     /// `[n_slots]` u64: see [`super::overflow`].
     pub overflows: u64,
     pub scratch: ScratchAddresses,

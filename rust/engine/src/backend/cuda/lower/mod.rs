@@ -14,6 +14,7 @@ pub mod overflow;
 pub mod params;
 pub mod pass;
 mod product;
+pub mod recurrence;
 pub mod rowwise;
 pub mod sample;
 pub mod shape;

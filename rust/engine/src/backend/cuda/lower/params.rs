@@ -277,6 +277,76 @@ shared! {
     }
 
     /// elementwise.cu
+    pub struct SigmoidMul = "SigmoidMulParams" {
+        /// `[n]` f32.
+        pub x: u64,
+        /// `[n]` f32.
+        pub gate: u64,
+        /// `[n]` f32.
+        pub out: u64,
+        pub n: u64,
+    }
+
+    /// elementwise.cu
+    pub struct Slice = "SliceParams" {
+        /// `[n / width][of]` f32.
+        pub x: u64,
+        /// `[n]` f32.
+        pub out: u64,
+        pub n: u64,
+        pub width: u32,
+        pub first: u32,
+        pub of: u32,
+        pub unused: u32,
+    }
+
+    /// short_conv.cu
+    pub struct ShortConv = "Params" {
+        /// `[m][CHANNELS]` f32.
+        pub x: u64,
+        /// `[CHANNELS][TAPS]` f32.
+        pub weight: u64,
+        /// `[n_slots][TAPS - 1][CHANNELS]` f32.
+        pub state: u64,
+        /// `[m][CHANNELS]` f32.
+        pub out: u64,
+        /// `[m]` u32.
+        pub positions: u64,
+        /// `[m]` u32.
+        pub slots: u64,
+        pub n_slots: u32,
+        pub m: u32,
+        pub rows: u32,
+        pub unused: u32,
+    }
+
+    /// delta_net.cu
+    pub struct DeltaNet = "Params" {
+        /// `[m][2 * N_HEAD_K + N_HEAD][HEAD_DIM]` f32.
+        pub qkv: u64,
+        /// `[m][N_HEAD]` f32.
+        pub alpha: u64,
+        /// The same.
+        pub beta: u64,
+        /// `[N_HEAD]` f32.
+        pub a: u64,
+        /// The same.
+        pub dt: u64,
+        /// `[n_slots][N_HEAD][HEAD_DIM][HEAD_DIM]` f32.
+        pub state: u64,
+        /// `[m][N_HEAD][HEAD_DIM]` f32.
+        pub out: u64,
+        /// `[m]` u32.
+        pub positions: u64,
+        /// `[m]` u32.
+        pub slots: u64,
+        pub eps: f32,
+        pub n_slots: u32,
+        pub m: u32,
+        pub rows: u32,
+    }
+
+    /// elementwise.cu
     pub struct SelectRows = "SelectParams" {
         /// `[any][width]` f32.
         pub x: u64,

@@ -4,8 +4,10 @@
 use super::layout::Order;
 use super::lowering::{constants, sizes, Lowering, Pass};
 use super::params::{
-    Add, Embed, KvScatter, KvView, RmsNorm, Rope, SelectRows, SlotState, SwiGlu, CONSTANTS,
+    Add, Embed, KvScatter, KvView, RmsNorm, Rope, SelectRows, SigmoidMul, Slice, SlotState, SwiGlu,
+    CONSTANTS,
 };
+use super::recurrence;
 use super::shape::segments;
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
@@ -20,7 +22,15 @@ static ROPE: Source = source!("rope.cu", CONSTANTS, Rope);
 static KV_SCATTER: Source = source!("kv_scatter.cu", CONSTANTS, KvScatter, KvView);
 static KV_SCATTER_BLOCKS: Source = source!("kv_scatter_blocks.cu", CONSTANTS, KvScatter, KvView);
 static KV_SCATTER_FIXED: Source = source!("kv_scatter_fixed.cu", CONSTANTS, KvScatter, KvView);
-static ELEMENTWISE: Source = source!("elementwise.cu", CONSTANTS, Add, SwiGlu, SelectRows);
+static ELEMENTWISE: Source = source!(
+    "elementwise.cu",
+    CONSTANTS,
+    Add,
+    SwiGlu,
+    SigmoidMul,
+    Slice,
+    SelectRows
+);
 
 /// Threads of a block.
 const THREADS: u32 = 256;
@@ -50,7 +60,7 @@ fn moved(l: &Lowering, op: &Op, pass: &Pass) -> usize {
         match used.role {
             Role::Lookup => rows * w.ty.row_bytes(w.n_in).unwrap_or(0),
             Role::Matrix => w.n_out * w.ty.row_bytes(w.n_in).unwrap_or(0),
-            Role::Scale | Role::Bias => w.n_in * 4,
+            Role::Scale | Role::Bias | Role::Taps(_) | Role::PerHead => w.n_in * 4,
         }
     };
     let angles = op
@@ -65,9 +75,17 @@ fn moved(l: &Lowering, op: &Op, pass: &Pass) -> usize {
             let head_bytes = l.kv_type.kv_head_bytes(kv.head_dim).unwrap_or(0);
             rows * 2 * kv.n_head_kv * head_bytes
         });
+    // Once each for every sequence, of which a pass has at most as many as rows.
+    let sequences = match pass.are_alone() {
+        true => rows,
+        false => 1,
+    };
+    let states = op
+        .state
+        .map_or(0, |s| 2 * sequences * plan.states[s.id.0].width * 4);
     let floats: usize = op.buffers.iter().map(floats).sum();
     let weights: usize = op.weights.iter().map(weight).sum();
-    floats + weights + angles + stored
+    floats + weights + angles + stored + states
 }
 
 fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
@@ -117,6 +135,36 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
             };
             Spec::new(elementwise(), "swiglu", grid(n), THREADS, &params)
         }
+        Op::SigmoidMul { x, gate, out } => {
+            let n = elements(l, out, pass);
+            let params = SigmoidMul {
+                x: l.address(x),
+                gate: l.address(gate),
+                out: l.address(out),
+                n,
+            };
+            Spec::new(elementwise(), "sigmoid_mul", grid(n), THREADS, &params)
+        }
+        Op::Slice {
+            x,
+            out,
+            n: parts,
+            first,
+            of,
+        } => {
+            let n = elements(l, out, pass);
+            let params = Slice {
+                x: l.address(x),
+                out: l.address(out),
+                n,
+                width: (l.plan.buffer(out).width / parts) as u32,
+                first: first as u32,
+                of: of as u32,
+                unused: 0,
+            };
+            Spec::new(elementwise(), "slice", grid(n), THREADS, &params)
+        }
+        Op::ShortConv { .. } | Op::DeltaNet { .. } => recurrence::spec(l, op, pass)?,
         // Without a row to pick, and where every row is one, the next op reads `x` itself.
         Op::SelectRows { .. } if pass.out == 0 || pass.all => return Ok(None),
         Op::SelectRows { x, out } => {

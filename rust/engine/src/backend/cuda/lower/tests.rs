@@ -62,6 +62,7 @@ fn plan(ty: &str) -> Plan {
             factors: None,
             scale: 1.0,
         }],
+        states: vec![],
         kv: vec![KvShape {
             n_head_kv: 1,
             head_dim: HEAD_DIM,
@@ -184,6 +185,7 @@ pub fn lowering(arch: &str, ty: &str, kv_type: &str, is_fused: bool) -> Lowering
         buffers: NAMES.map(at).to_vec(),
         matrices: (0..).zip(&wanted.matrices).map(matrix).collect(),
         vectors: (0..).zip(&wanted.vectors).map(vector).collect(),
+        states: vec![],
         kv: vec![kv],
         cos_sin: vec![3 * WEIGHTS],
         overflows: 9 * WEIGHTS,

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use super::kv::KvPool;
 use super::rows::RowBuffers;
+use super::states::StatePool;
 use super::weights::DeviceWeights;
 use crate::backend::cuda::driver::buffer::{DeviceBuffer, HostBuffer};
 use crate::backend::cuda::driver::compile::Compiler;
@@ -32,6 +33,7 @@ pub struct Card {
     lowering: Lowering,
     weights: DeviceWeights,
     pub kv: KvPool,
+    pub states: StatePool,
     buffers: Vec<DeviceBuffer>,
     _angles: Vec<DeviceBuffer>,
     /// A word a slot: see [`overflow`].
@@ -140,6 +142,7 @@ impl Card {
         let stream = Stream::new(context)?;
         let compiler = Compiler::new(context.info.number(), &options.gpu.nvrtc_folders);
         let kv = KvPool::new(context, &stream, &plan.kv, options)?;
+        let states = StatePool::new(context, &stream, &plan, options.n_slots)?;
         let sizes = plan.buffers.iter().map(|b| b.bytes(max_rows, max_out));
         let buffers = sizes.map(|bytes| poisoned(context, bytes, &stream));
         let buffers = buffers.collect::<Result<Vec<_>>>()?;
@@ -164,6 +167,7 @@ impl Card {
             buffers: buffers.iter().map(DeviceBuffer::address).collect(),
             kv: (0..plan.kv.len()).map(|layer| kv.view(layer)).collect(),
             cos_sin: angles.iter().map(DeviceBuffer::address).collect(),
+            states: states.addresses(),
             overflows: overflows.address(),
             scratch: scratch.addresses(),
             ..Addresses::default()
@@ -183,6 +187,7 @@ impl Card {
             },
             weights,
             kv,
+            states,
             buffers,
             _angles: angles,
             overflows,
@@ -264,9 +269,10 @@ impl Card {
         self.weights.bytes()
     }
 
-    /// Bytes of the plan's buffers on the card.
+    /// Bytes of the plan's buffers on the card, and of the states of sequences.
     pub fn activation_bytes(&self) -> usize {
-        self.buffers.iter().map(DeviceBuffer::bytes).sum()
+        let buffers = self.buffers.iter().map(DeviceBuffer::bytes);
+        buffers.chain([self.states.bytes()]).sum()
     }
 
     /// The kernels that rewrite the weights.

@@ -15,4 +15,5 @@ mod rows;
 pub mod runner;
 pub mod sampling;
 mod sequences;
+mod states;
 mod weights;

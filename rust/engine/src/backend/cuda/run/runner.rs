@@ -153,6 +153,14 @@ impl Runner for CudaRunner {
         self.card.kv.read_all(&self.card.stream)
     }
 
+    fn read_state(&mut self, slot: usize) -> Result<Vec<f32>> {
+        self.card.states.read(slot, &self.card.stream)
+    }
+
+    fn write_state(&mut self, slot: usize, values: &[f32]) -> Result<()> {
+        self.card.states.write(slot, values, &self.card.stream)
+    }
+
     fn write_kv(&mut self, bytes: &[u8]) -> Result<()> {
         self.card.kv.write_all(bytes, &self.card.stream)
     }

@@ -114,6 +114,7 @@ fn verify_step(
         let steps = first..(first + at_once).min(check.ids.len());
         let pages = first / PAGE_TOKENS..steps.end.div_ceil(PAGE_TOKENS);
         let before = read_pages(&decoder.card, slots, pages.clone())?;
+        let kept = read_states(&decoder.card, slots)?;
         let mut eager = Vec::new();
         for i in steps.clone() {
             go_on_or_end(go_on)?;
@@ -127,8 +128,10 @@ fn verify_step(
             )?);
         }
         let eager_kv = read_pages(&decoder.card, slots, 0..pages.end)?;
-        for (slot, bytes) in slots.iter().zip(&before) {
+        let eager_states = read_states(&decoder.card, slots)?;
+        for ((slot, bytes), state) in slots.iter().zip(&before).zip(&kept) {
             let card = &decoder.card;
+            card.states.write(*slot, state, &card.stream)?;
             card.kv
                 .write_pages(*slot, pages.clone(), bytes, &card.stream)?;
         }
@@ -144,6 +147,10 @@ fn verify_step(
             found.kv_bytes += e.len();
             found.kv_bytes_wrong += e.iter().zip(r).filter(|(e, r)| e != r).count();
         }
+        let replayed = read_states(&decoder.card, slots)?;
+        let bits = |state: &[f32]| state.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        let both = eager_states.iter().zip(&replayed);
+        found.states_wrong += both.filter(|(e, r)| bits(e) != bits(r)).count();
         first = steps.end;
     }
     let exact = found.kv_bytes_wrong == 0 && found.states_wrong == 0;
@@ -186,6 +193,12 @@ fn forced(
 
 fn read_pages(card: &Card, slots: &[usize], pages: std::ops::Range<usize>) -> Result<Vec<Vec<u8>>> {
     let read = |slot: &usize| card.kv.read_pages(*slot, pages.clone(), &card.stream);
+    slots.iter().map(read).collect()
+}
+
+/// What each slot keeps beside keys and values.
+fn read_states(card: &Card, slots: &[usize]) -> Result<Vec<Vec<f32>>> {
+    let read = |slot: &usize| card.states.read(*slot, &card.stream);
     slots.iter().map(read).collect()
 }
 

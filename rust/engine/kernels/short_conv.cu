@@ -1,0 +1,65 @@
+// out[r][c] = sum over j of weight[c][j] * x_(r - TAPS + 1 + j)[c], over the tokens of r's sequence; what
+// came before the rows is in the state of its slot. A thread takes a channel, a block some rows in order:
+// all of a prompt, or one each where rows are sequences of their own.
+//
+// variant.cuh: CHANNELS, TAPS, SILU.
+#include "kv.cuh"
+#include "math.cuh"
+#include "variant.cuh"
+
+constexpr uint32_t KEPT = TAPS - 1;
+
+struct Params {
+    const float* x;       // [m][CHANNELS]
+    const float* weight;  // [CHANNELS][TAPS]
+    float* state;         // [n_slots][KEPT][CHANNELS], the oldest first
+    float* out;           // [m][CHANNELS]
+    const uint32_t* positions;  // [m]
+    const uint32_t* slots;      // [m]
+    uint32_t n_slots;
+    uint32_t m;
+    uint32_t rows;  // of a block
+    uint32_t unused;
+};
+
+KERNEL(short_conv, Params) {
+    pdl_wait();
+    pdl_trigger();
+    const uint32_t c = blockIdx.x * blockDim.x + threadIdx.x;
+    if (c >= CHANNELS) return;
+    delay_block();
+    float weight[TAPS], last[TAPS];
+#pragma unroll
+    for (uint32_t j = 0; j < TAPS; j++) weight[j] = p.weight[c * TAPS + j];
+    const uint32_t first = blockIdx.y * p.rows;
+    const uint32_t end = p.m - first < p.rows ? p.m : first + p.rows;
+    uint32_t slot = PADDING_SLOT;
+    auto at = [&](uint32_t j) {
+        return p.state + (static_cast<uint64_t>(slot) * KEPT + j) * CHANNELS + c;
+    };
+    auto leave = [&]() {
+        if (slot >= p.n_slots) return;
+#pragma unroll
+        for (uint32_t j = 0; j < KEPT; j++) *at(j) = last[j];
+    };
+    for (uint32_t m = first; m < end; m++) {
+        const uint32_t its = load_relaxed_u32(p.slots + m);
+        if (m == first || its != slot) {
+            leave();
+            slot = its;
+            const bool begins = slot >= p.n_slots || load_relaxed_u32(p.positions + m) == 0;
+#pragma unroll
+            for (uint32_t j = 0; j < KEPT; j++) last[j] = begins ? 0.0f : load_relaxed_f32(at(j));
+        }
+        const uint64_t row = static_cast<uint64_t>(m) * CHANNELS + c;
+        last[KEPT] = load_relaxed_f32(p.x + row);
+        float y = 0.0f;
+#pragma unroll
+        for (uint32_t j = 0; j < TAPS; j++) y = fma_rn(weight[j], last[j], y);
+        if (SILU) y = mul_rn(y, logistic_f32(y));
+        p.out[row] = slot < p.n_slots ? y : 0.0f;
+#pragma unroll
+        for (uint32_t j = 0; j < KEPT; j++) last[j] = last[j + 1];
+    }
+    leave();
+}

@@ -1,0 +1,388 @@
+//! Ops that take a state from token to token: each sequence's rows in order, sequences and heads in
+//! parallel.
+
+use rayon::prelude::*;
+
+use super::attention::exp_down;
+use super::memory::filled;
+use super::rowwise::sum_of_squares;
+use super::simd::{self, Isa, Level, Task};
+use crate::backend::{check_state, not_below, Batch};
+use crate::error::{Error, Result};
+use crate::plan::State;
+use crate::sampler::math;
+
+/// Most numbers of a head of the delta rule.
+pub const MOST_HEAD_DIM: usize = 256;
+
+/// The states of all sequences.
+pub struct States {
+    /// By the plan's states, `[n_slots][width]`.
+    values: Vec<Vec<f32>>,
+    n_slots: usize,
+}
+
+/// The rows of one sequence in a batch.
+struct Run {
+    slot: usize,
+    first: usize,
+    rows: usize,
+    /// Whether the sequence begins with them.
+    is_start: bool,
+}
+
+impl States {
+    /// Takes their memory.
+    ///
+    /// # Errors
+    /// [`Error::Memory`].
+    pub fn new(states: &[State], n_slots: usize) -> Result<Self> {
+        let values = |s: &State| filled(s.width.saturating_mul(n_slots), 0.0, "the states");
+        Ok(Self {
+            values: states.iter().map(values).collect::<Result<_>>()?,
+            n_slots,
+        })
+    }
+
+    /// The states of `slot`, one after another.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for a slot that does not exist.
+    pub fn read(&self, slot: usize) -> Result<Vec<f32>> {
+        let mut all = Vec::new();
+        for values in &self.values {
+            let width = values.len() / self.n_slots.max(1);
+            let state = values.get(slot * width..(slot + 1) * width);
+            all.extend_from_slice(state.ok_or_else(|| not_below("slot", slot, self.n_slots))?);
+        }
+        Ok(all)
+    }
+
+    /// Gives `slot` states that [`States::read`] gave, of any slot.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for a slot that does not exist or another number of values.
+    pub fn write(&mut self, slot: usize, values: &[f32]) -> Result<()> {
+        if slot >= self.n_slots {
+            return Err(not_below("slot", slot, self.n_slots));
+        }
+        let n_slots = self.n_slots;
+        let widths = self.values.iter().map(|values| values.len() / n_slots);
+        check_state(values.len(), widths.sum())?;
+        let mut rest = values;
+        for values in &mut self.values {
+            let width = values.len() / n_slots;
+            let (state, more) = rest.split_at(width);
+            values[slot * width..(slot + 1) * width].copy_from_slice(state);
+            rest = more;
+        }
+        Ok(())
+    }
+
+    /// The states numbered `at` of the sequences of a batch, with their rows; padding has none.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] where rows of a sequence are apart.
+    fn of(&mut self, at: usize, batch: &Batch<'_>) -> Result<Vec<(Run, &mut [f32])>> {
+        let mut runs = Vec::new();
+        let mut first = 0;
+        for rows in batch.slots.chunk_by(|a, b| a == b) {
+            let run = Run {
+                slot: rows[0] as usize,
+                first,
+                rows: rows.len(),
+                is_start: batch.positions[first] == 0,
+            };
+            first += rows.len();
+            if run.slot < self.n_slots {
+                runs.push(run);
+            }
+        }
+        runs.sort_by_key(|run| run.slot);
+        if let Some(twice) = runs.windows(2).find(|two| two[0].slot == two[1].slot) {
+            return Err(Error::Internal(format!(
+                "rows of slot {} stand apart in a batch",
+                twice[0].slot
+            )));
+        }
+        let values = &mut self.values[at];
+        let width = (values.len() / self.n_slots.max(1)).max(1);
+        let mut runs = runs.into_iter().peekable();
+        let mut found = Vec::new();
+        for (slot, state) in values.chunks_exact_mut(width).enumerate() {
+            if let Some(run) = runs.next_if(|run| run.slot == slot) {
+                if run.is_start {
+                    state.fill(0.0);
+                }
+                found.push((run, state));
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// [`crate::plan::Op::ShortConv`].
+pub struct ShortConv<'a> {
+    /// `[rows][channels]`.
+    pub x: &'a [f32],
+    /// `[channels][taps]`.
+    pub weight: &'a [f32],
+    pub taps: usize,
+    pub silu: bool,
+}
+
+impl ShortConv<'_> {
+    /// Writes `out`, `[rows][channels]`.
+    ///
+    /// # Errors
+    /// As [`States::of`].
+    pub fn run(
+        &self,
+        level: Level,
+        states: &mut States,
+        at: usize,
+        batch: &Batch<'_>,
+        out: &mut [f32],
+    ) -> Result<()> {
+        let channels = self.weight.len() / self.taps;
+        out.fill(0.0);
+        for (run, state) in states.of(at, batch)? {
+            let range = run.first * channels..(run.first + run.rows) * channels;
+            let task = Convolution {
+                op: self,
+                x: &self.x[range.clone()],
+                state,
+                out: &mut out[range],
+            };
+            simd::run(level, task);
+        }
+        Ok(())
+    }
+}
+
+struct Convolution<'a, 'b> {
+    op: &'a ShortConv<'a>,
+    x: &'a [f32],
+    state: &'b mut [f32],
+    out: &'b mut [f32],
+}
+
+impl Task for Convolution<'_, '_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self) {
+        let Self { op, x, state, out } = self;
+        let (taps, before) = (op.taps, op.taps - 1);
+        let channels = op.weight.len() / taps;
+        let rows = x.len() / channels;
+        for (row, out) in out.chunks_exact_mut(channels).enumerate() {
+            for j in 0..taps {
+                // Token `row - before + j` of the run; those before it are in the state.
+                let input = match (row + j).checked_sub(before) {
+                    Some(row) => &x[row * channels..][..channels],
+                    None => &state[(row + j) * channels..][..channels],
+                };
+                let weights = op.weight.chunks_exact(taps);
+                for ((y, x), w) in out.iter_mut().zip(input).zip(weights) {
+                    *y = w[j].mul_add(*x, *y);
+                }
+            }
+            if op.silu {
+                for y in out {
+                    *y *= logistic(*y);
+                }
+            }
+        }
+        let kept = before.saturating_sub(rows);
+        state.copy_within((before - kept) * channels.., 0);
+        let new = (before - kept) * channels;
+        state[kept * channels..].copy_from_slice(&x[x.len() - new..]);
+    }
+}
+
+/// `1 / (1 + exp(-x))`, as [`crate::plan::Op::SwiGlu`] states it.
+#[inline(always)]
+fn logistic(x: f32) -> f32 {
+    // Only ever exp of a negative number: it cannot overflow.
+    let e = exp_down(-x.abs());
+    let top = if x < 0.0 { e } else { 1.0 };
+    top / (1.0 + e)
+}
+
+/// `out = x * logistic(gate)`.
+pub struct SigmoidMul<'a> {
+    pub x: &'a [f32],
+    pub gate: &'a [f32],
+    pub out: &'a mut [f32],
+}
+
+impl Task for SigmoidMul<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self) {
+        for ((out, x), gate) in self.out.iter_mut().zip(self.x).zip(self.gate) {
+            *out = x * logistic(*gate);
+        }
+    }
+}
+
+/// [`crate::plan::Op::DeltaNet`].
+pub struct DeltaNet<'a> {
+    /// `[rows][2 * n_head_k + n_head][head_dim]`.
+    pub qkv: &'a [f32],
+    /// `[rows][n_head]`.
+    pub alpha: &'a [f32],
+    /// The same.
+    pub beta: &'a [f32],
+    /// `[n_head]`.
+    pub a: &'a [f32],
+    /// The same.
+    pub dt: &'a [f32],
+    pub n_head: usize,
+    pub n_head_k: usize,
+    pub head_dim: usize,
+    pub eps: f32,
+}
+
+/// One head of the rows of one sequence.
+struct Head<'a, 'b> {
+    op: &'a DeltaNet<'a>,
+    head: usize,
+    first: usize,
+    /// `[head_dim][head_dim]`.
+    state: &'b mut [f32],
+    /// `[rows][head_dim]`.
+    out: Vec<&'b mut [f32]>,
+}
+
+impl DeltaNet<'_> {
+    /// Writes `out`, `[rows][n_head][head_dim]`.
+    ///
+    /// # Errors
+    /// As [`States::of`]; [`Error::Internal`] for heads that are too wide.
+    pub fn run(
+        &self,
+        level: Level,
+        states: &mut States,
+        at: usize,
+        batch: &Batch<'_>,
+        out: &mut [f32],
+    ) -> Result<()> {
+        let dim = self.head_dim;
+        if dim > MOST_HEAD_DIM {
+            return Err(Error::Internal(format!("a delta rule of {dim} numbers")));
+        }
+        out.fill(0.0);
+        // By row and head.
+        let mut outs: Vec<Option<&mut [f32]>> = out.chunks_exact_mut(dim).map(Some).collect();
+        let mut heads = Vec::new();
+        for (run, state) in states.of(at, batch)? {
+            for (head, state) in state.chunks_exact_mut(dim * dim).enumerate() {
+                let rows = run.first..run.first + run.rows;
+                let out = rows.filter_map(|row| outs[row * self.n_head + head].take());
+                heads.push(Head {
+                    op: self,
+                    head,
+                    first: run.first,
+                    state,
+                    out: out.collect(),
+                });
+            }
+        }
+        heads
+            .into_par_iter()
+            .for_each(|head| simd::run(level, head));
+        Ok(())
+    }
+
+    /// `(g, b)` of a row and head.
+    #[inline(always)]
+    fn gates(&self, row: usize, head: usize) -> (f32, f32) {
+        let at = row * self.n_head + head;
+        let z = self.alpha[at] + self.dt[head];
+        let e = exp_down(-z.abs());
+        let log = if e < 0.4 {
+            math::ln_1p_reduced(e)
+        } else {
+            math::ln(1.0 + e)
+        };
+        let s = if z > 0.0 { z } else { 0.0 } + log;
+        let exponent = self.a[head] * s;
+        let g = if exponent > 0.0 {
+            1.0
+        } else {
+            exp_down(exponent)
+        };
+        (g, logistic(self.beta[at]))
+    }
+}
+
+/// Chains of a sum over the rows of a state.
+const CHAINS: usize = 4;
+
+/// `sum_i S[i][c] x[i]` for each column `c`.
+#[inline(always)]
+fn weighted_rows(state: &[f32], dim: usize, x: &[f32], out: &mut [f32; MOST_HEAD_DIM]) {
+    let mut chains = [[0.0f32; MOST_HEAD_DIM]; CHAINS];
+    for (i, (row, x)) in state.chunks_exact(dim).zip(x).enumerate() {
+        for (y, s) in chains[i % CHAINS].iter_mut().zip(row) {
+            *y = s.mul_add(*x, *y);
+        }
+    }
+    let [a, b, c, d] = &chains;
+    for (i, y) in out.iter_mut().enumerate().take(dim) {
+        *y = (a[i] + b[i]) + (c[i] + d[i]);
+    }
+}
+
+/// `x` times `factor / sqrt(sum of squares + eps)`.
+#[inline(always)]
+fn direction(x: &[f32], eps: f32, factor: f32, out: &mut [f32; MOST_HEAD_DIM]) {
+    let f = 1.0 / (sum_of_squares(x) + eps).sqrt();
+    let f = f * factor;
+    for (y, x) in out.iter_mut().zip(x) {
+        *y = x * f;
+    }
+}
+
+impl Task for Head<'_, '_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self) {
+        let Self {
+            op,
+            head,
+            first,
+            state,
+            out,
+        } = self;
+        let dim = op.head_dim;
+        let key = head % op.n_head_k;
+        let scale = (1.0 / (dim as f64).sqrt()) as f32;
+        let mut q = [0.0; MOST_HEAD_DIM];
+        let mut k = [0.0; MOST_HEAD_DIM];
+        let mut sums = [0.0; MOST_HEAD_DIM];
+        for (row, out) in (first..).zip(out) {
+            let heads = 2 * op.n_head_k + op.n_head;
+            let part = |at: usize| &op.qkv[(row * heads + at) * dim..][..dim];
+            direction(part(key), op.eps, scale, &mut q);
+            direction(part(op.n_head_k + key), op.eps, 1.0, &mut k);
+            let v = part(2 * op.n_head_k + head);
+            let (g, b) = op.gates(row, head);
+            weighted_rows(state, dim, &k, &mut sums);
+            for (w, v) in sums.iter_mut().zip(v) {
+                *w = (-g).mul_add(*w, *v) * b;
+            }
+            for (row, k) in state.chunks_exact_mut(dim).zip(&k) {
+                for (s, w) in row.iter_mut().zip(&sums) {
+                    *s = k.mul_add(*w, g * *s);
+                }
+            }
+            weighted_rows(state, dim, &q, &mut sums);
+            out.copy_from_slice(&sums[..dim]);
+        }
+    }
+}

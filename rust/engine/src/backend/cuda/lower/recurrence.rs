@@ -1,0 +1,133 @@
+//! Ops that take a state from token to token. Rows of a step are sequences of their own, a block each;
+//! those of a prompt follow each other, so a block takes all of them.
+
+use super::lowering::{constants, sizes, Lowering, Pass};
+use super::params::{DeltaNet, ShortConv, CONSTANTS};
+use crate::backend::cuda::driver::source::{source, Source, Variant};
+use crate::backend::cuda::driver::spec::Spec;
+use crate::error::{Error, Result};
+use crate::plan::Op;
+
+static SHORT_CONV: Source = source!("short_conv.cu", CONSTANTS, ShortConv);
+static DELTA_NET: Source = source!("delta_net.cu", CONSTANTS, DeltaNet);
+
+/// Threads of a block of short_conv.cu.
+const THREADS: u32 = 256;
+
+/// Columns of a state that a block of delta_net.cu takes, eight a warp, where a head has as many.
+const COLUMNS: usize = 32;
+
+/// Widths of heads that delta_net.cu takes: a multiple of this, up to so many.
+const HEAD_MULTIPLE: usize = 16;
+const MOST_HEAD_DIM: usize = 256;
+
+/// How many rows a block takes, and how many blocks share the rows.
+fn blocks(pass: &Pass) -> (u32, u32) {
+    match pass.are_alone() {
+        true => (1, pass.rows as u32),
+        false => (pass.rows as u32, 1),
+    }
+}
+
+/// The launch of one such op.
+///
+/// # Errors
+/// [`Error::Argument`] for heads of a width that there is no kernel for.
+pub fn spec(l: &Lowering, op: &Op, pass: &Pass) -> Result<Spec> {
+    let (rows, grid) = blocks(pass);
+    let (positions, slots) = (pass.inputs.positions, pass.inputs.slots);
+    let (m, n_slots) = (pass.rows as u32, l.n_slots as u32);
+    match *op {
+        Op::ShortConv {
+            x,
+            weight,
+            state,
+            out,
+            taps,
+            silu,
+        } => {
+            let channels = l.plan.buffer(x).width;
+            let params = ShortConv {
+                x: l.address(x),
+                weight: l.vector(Some(weight))?,
+                state: l.at.states[state.0],
+                out: l.address(out),
+                positions,
+                slots,
+                n_slots,
+                m,
+                rows,
+                unused: 0,
+            };
+            let text = sizes(&[("CHANNELS", channels), ("TAPS", taps)]);
+            let variant = Variant {
+                source: &SHORT_CONV,
+                constants: text + &constants(&[("SILU", usize::from(silu))]),
+            };
+            let across = (channels as u32).div_ceil(THREADS);
+            let mut spec = Spec::new(variant, "short_conv", [across, grid, 1], THREADS, &params);
+            spec.label = format!("short_conv {}", l.plan.states[state.0].name);
+            Ok(spec)
+        }
+        Op::DeltaNet {
+            qkv,
+            alpha,
+            beta,
+            a,
+            dt,
+            state,
+            out,
+            n_head,
+            n_head_k,
+            head_dim,
+            eps,
+        } => {
+            if !head_dim.is_multiple_of(HEAD_MULTIPLE) || head_dim > MOST_HEAD_DIM {
+                return Err(Error::Argument {
+                    name: "plan",
+                    value: format!("a delta rule of heads of {head_dim} numbers"),
+                    reason: format!(
+                        "the CUDA backend has one for multiples of {HEAD_MULTIPLE} up to \
+                         {MOST_HEAD_DIM}; use device=\"cpu\""
+                    ),
+                });
+            }
+            let columns = match head_dim.is_multiple_of(COLUMNS) {
+                true => COLUMNS,
+                false => HEAD_MULTIPLE,
+            };
+            let params = DeltaNet {
+                qkv: l.address(qkv),
+                alpha: l.address(alpha),
+                beta: l.address(beta),
+                a: l.vector(Some(a))?,
+                dt: l.vector(Some(dt))?,
+                state: l.at.states[state.0],
+                out: l.address(out),
+                positions,
+                slots,
+                eps,
+                n_slots,
+                m,
+                rows,
+            };
+            let text = sizes(&[
+                ("N_HEAD", n_head),
+                ("N_HEAD_K", n_head_k),
+                ("HEAD_DIM", head_dim),
+                ("COLUMNS", columns),
+            ]);
+            let root = (1.0 / (head_dim as f64).sqrt()) as f32;
+            let variant = Variant {
+                source: &DELTA_NET,
+                constants: text + &format!("constexpr float ROOT = {root:e}f;\n"),
+            };
+            let across = (n_head * (head_dim / columns)) as u32;
+            let threads = (columns / 8 * 32) as u32;
+            let mut spec = Spec::new(variant, "delta_net", [across, grid, 1], threads, &params);
+            spec.label = format!("delta_net {}", l.plan.states[state.0].name);
+            Ok(spec)
+        }
+        _ => Err(Error::Internal(format!("{op:?} has no state"))),
+    }
+}
