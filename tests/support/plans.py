@@ -63,6 +63,7 @@ class Plan:
             "ops": [],
             "ropes": [],
             "kv": [{"n_head_kv": n_head_kv, "head_dim": head_dim}] * n_layer,
+            "states": [],
             "logits": 0,
         }
         self.rope_table(inv_freq, rope_scale)
@@ -76,6 +77,11 @@ class Plan:
         """One layer more, with a cache of this shape."""
         self._plan["kv"].append({"n_head_kv": n_head_kv, "head_dim": head_dim})
         return len(self._plan["kv"]) - 1
+
+    def state(self, name: str, width: int) -> int:
+        """What a sequence keeps from token to token: so many float32 numbers."""
+        self._plan["states"].append({"name": name, "width": width})
+        return len(self._plan["states"]) - 1
 
     def buffer(self, name: str, width: int, *, rows: str = "batch") -> int:
         """A float32 buffer `[rows, width]`; `rows` is "batch" or "out"."""
@@ -175,6 +181,14 @@ class Run:
     def __getitem__(self, name: str) -> Floats:
         """A buffer after the run, float32 `[rows, width]`."""
         return np.frombuffer(self.native.read(name), "<f4").reshape(-1, self._widths[name])
+
+    def state(self, slot: int) -> Floats:
+        """What the sequence in `slot` keeps beside keys and values."""
+        return np.frombuffer(self.native.read_state(slot), "<f4")
+
+    def set_state(self, slot: int, values: Floats) -> None:
+        """Gives `slot` what `state` gave, of any slot."""
+        self.native.write_state(slot, values.astype("<f4").tobytes())
 
     @property
     def kv(self) -> NDArray[np.uint8]:

@@ -1,0 +1,286 @@
+"""Ops that take a state from token to token: what they compute, whose state it is, and that no bit
+depends on how rows are cut into passes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from support.backends import INTERPRETER, Backend, over_backends, over_cards
+from support.delta_rule import causal_convolution, delta_rule, logistic
+from support.plans import Floats, Plan, Run, bits, nmse, normal
+
+#: Where rows of no sequence stand.
+NOWHERE = 2**32 - 1
+
+
+@dataclass(frozen=True)
+class Convolution:
+    channels: int
+    taps: int
+    silu: bool
+
+    def plan(self) -> Plan:
+        plan = Plan()
+        weight = normal(self.channels, self.taps, seed=7)
+        plan.op(
+            "short_conv",
+            x=plan.buffer("x", self.channels),
+            weight=plan.vector("w", weight.reshape(-1)),
+            state=plan.state("conv", (self.taps - 1) * self.channels),
+            out=plan.buffer("out", self.channels),
+            taps=self.taps,
+            silu=self.silu,
+        )
+        return plan
+
+    def inputs(self, n: int, seed: int = 1) -> dict[str, Floats]:
+        return {"x": normal(n, self.channels, seed=seed)}
+
+    def exact(self, inputs: dict[str, Floats]) -> np.ndarray:
+        weight = normal(self.channels, self.taps, seed=7).astype(np.float64)
+        y = causal_convolution(inputs["x"].astype(np.float64), weight)
+        return y * logistic(y) if self.silu else y
+
+
+@dataclass(frozen=True)
+class DeltaNet:
+    n_head: int
+    n_head_k: int
+    head_dim: int
+
+    @property
+    def gates(self) -> dict[str, Floats]:
+        return {"a": -np.abs(normal(self.n_head, seed=3)), "dt": normal(self.n_head, seed=4) - 2}
+
+    def plan(self) -> Plan:
+        plan = Plan()
+        heads = 2 * self.n_head_k + self.n_head
+        plan.op(
+            "delta_net",
+            qkv=plan.buffer("qkv", heads * self.head_dim),
+            alpha=plan.buffer("alpha", self.n_head),
+            beta=plan.buffer("beta", self.n_head),
+            **{name: plan.vector(name, values) for name, values in self.gates.items()},
+            state=plan.state("delta", self.n_head * self.head_dim**2),
+            out=plan.buffer("out", self.n_head * self.head_dim),
+            n_head=self.n_head,
+            n_head_k=self.n_head_k,
+            head_dim=self.head_dim,
+            eps=1e-6,
+        )
+        return plan
+
+    def inputs(self, n: int, seed: int = 1) -> dict[str, Floats]:
+        heads = 2 * self.n_head_k + self.n_head
+        return {
+            "qkv": normal(n, heads * self.head_dim, seed=seed),
+            "alpha": normal(n, self.n_head, seed=seed + 1),
+            "beta": normal(n, self.n_head, seed=seed + 2),
+        }
+
+    def exact(self, inputs: dict[str, Floats]) -> np.ndarray:
+        wide = {name: values.astype(np.float64) for name, values in inputs.items()}
+        qkv = wide["qkv"].reshape(len(wide["qkv"]), -1, self.head_dim)
+        q, k, v = np.split(qkv, [self.n_head_k, 2 * self.n_head_k], axis=1)
+        gates = {name: values.astype(np.float64) for name, values in self.gates.items()}
+        out = delta_rule(q, k, v, wide["alpha"], wide["beta"], gates["a"], gates["dt"], 1e-6)
+        return out.reshape(len(out), -1)
+
+
+Op = Convolution | DeltaNet
+
+OPS: list[Op] = [
+    Convolution(512, 4, True),
+    DeltaNet(4, 2, 64),
+    Convolution(300, 3, False),
+    DeltaNet(3, 1, 48),
+    Convolution(40, 2, True),
+    DeltaNet(2, 2, 128),
+    DeltaNet(1, 1, 16),
+    DeltaNet(2, 1, 256),
+]
+over_ops = pytest.mark.parametrize("op", OPS, ids=str)
+
+
+def cut(run: Run, inputs: dict[str, Floats], sizes: list[int], slot: int = 0) -> Floats:
+    """The outputs of a sequence that is fed in passes of these sizes."""
+    found, at = [], 0
+    for size in sizes:
+        rows = range(at, at + size)
+        part = {name: values[at : at + size] for name, values in inputs.items()}
+        found.append(run(part, positions=rows, slots=[slot] * size)["out"].copy())
+        at += size
+    return np.concatenate(found)
+
+
+@over_backends
+@over_ops
+def test_it_computes_what_it_says(backend: Backend, op: Op) -> None:
+    inputs = op.inputs(33)
+    assert nmse(cut(Run(backend, op.plan()), inputs, [33]), op.exact(inputs)) <= backend.nmse
+
+
+@over_cards
+@over_ops
+def test_it_has_the_interpreters_bits(backend: Backend, op: Op) -> None:
+    """Steps and prompts, and what the sequence keeps."""
+    inputs = op.inputs(20)
+    for sizes in ([20], [1] * 20):
+        run, wanted = Run(backend, op.plan()), Run(INTERPRETER, op.plan())
+        its = cut(wanted, inputs, sizes)
+        assert np.array_equal(bits(cut(run, inputs, sizes)), bits(its))
+        assert np.array_equal(bits(run.state(0)), bits(wanted.state(0)))
+
+
+@over_backends
+@over_ops
+def test_no_bit_depends_on_how_a_prompt_is_cut(backend: Backend, op: Op) -> None:
+    inputs = op.inputs(20)
+    run = Run(backend, op.plan())
+    whole = bits(cut(run, inputs, [20]))
+    state = bits(run.state(0))
+    for sizes in ([1] * 20, [7, 1, 12], [2, 2, 2, 2, 2, 10], [19, 1]):
+        # Each begins at position 0, and so anew, in a slot that another has left.
+        assert np.array_equal(bits(cut(run, inputs, sizes)), whole), sizes
+        assert np.array_equal(bits(run.state(0)), state), sizes
+
+
+def mixed(op: Op) -> tuple[list[dict[str, Floats]], list[list[tuple[int, range]]]]:
+    """Three sequences, and passes of some rows of each."""
+    inputs = [op.inputs(12, seed=10 * i) for i in range(3)]
+    passes = [
+        [(0, range(0, 5)), (2, range(0, 1))],
+        [(2, range(1, 4)), (1, range(0, 7)), (0, range(5, 6))],
+        [(1, range(7, 8)), (0, range(6, 7)), (2, range(4, 5))],
+        [(0, range(7, 12))],
+        [(1, range(8, 12)), (2, range(5, 12))],
+    ]
+    return inputs, passes
+
+
+@over_backends
+@over_ops
+def test_a_sequence_has_the_same_bits_alone_and_among_others(backend: Backend, op: Op) -> None:
+    inputs, passes = mixed(op)
+    run = Run(backend, op.plan(), n_slots=3)
+    found: list[list[Floats]] = [[], [], []]
+    for rows in passes:
+        part = {
+            name: np.concatenate([inputs[slot][name][its.start : its.stop] for slot, its in rows])
+            for name in inputs[0]
+        }
+        run(
+            part,
+            positions=[p for _, its in rows for p in its],
+            slots=[slot for slot, its in rows for _ in its],
+        )
+        ends = np.cumsum([len(its) for _, its in rows])[:-1]
+        for (slot, _), out in zip(rows, np.split(run["out"], ends), strict=True):
+            found[slot].append(out.copy())
+    for slot in range(3):
+        alone = Run(backend, op.plan(), n_slots=3)
+        wanted = cut(alone, inputs[slot], [12], slot)
+        assert np.array_equal(bits(np.concatenate(found[slot])), bits(wanted)), slot
+        assert np.array_equal(bits(run.state(slot)), bits(alone.state(slot))), slot
+
+
+@over_backends
+@over_ops
+def test_rows_of_no_sequence_touch_no_state(backend: Backend, op: Op) -> None:
+    run = Run(backend, op.plan(), n_slots=2)
+    cut(run, op.inputs(3), [3], 0)
+    cut(run, op.inputs(3, seed=5), [3], 1)
+    before = [bits(run.state(slot)) for slot in range(2)]
+    # Padding, and slots that do not exist, at the start of a sequence and within one.
+    for slot in (2, 3, 1000, NOWHERE):
+        for positions in ([0, 1], [3, 4]):
+            run(op.inputs(2, seed=8), positions=positions, slots=[slot] * 2)
+            assert not run["out"].any()
+    # Among the rows of one that exists.
+    part = op.inputs(4, seed=9)
+    run(part, positions=[3, 0, 0, 0], slots=[1, NOWHERE, NOWHERE, NOWHERE])
+    assert np.array_equal(bits(run.state(0)), before[0])
+    assert not np.array_equal(bits(run.state(1)), before[1])
+
+
+@over_backends
+@over_ops
+def test_a_state_can_be_saved_copied_and_restored(backend: Backend, op: Op) -> None:
+    inputs = op.inputs(12)
+    run = Run(backend, op.plan(), n_slots=3)
+    whole = cut(run, inputs, [12])
+    cut(run, {name: values[:7] for name, values in inputs.items()}, [7])
+    state = run.state(0)
+    rest = {name: values[7:] for name, values in inputs.items()}
+
+    def go_on(slot: int) -> Floats:
+        run(rest, positions=range(7, 12), slots=[slot] * 5)
+        return run["out"].copy()
+
+    go_on(0)
+    for slot in (2, 0):
+        run.set_state(slot, state)
+        assert np.array_equal(bits(go_on(slot)), bits(whole[7:])), slot
+
+
+@over_backends
+def test_a_state_of_another_size_or_slot_is_refused(backend: Backend) -> None:
+    run = Run(backend, OPS[0].plan(), n_slots=2)
+    state = run.state(1)
+    with pytest.raises(ValueError, match="state = 1535 numbers: the state of a sequence has 1536"):
+        run.set_state(1, state[:-1])
+    refused: list[Callable[[], object]] = [lambda: run.state(2), lambda: run.set_state(2, state)]
+    for call in refused:
+        with pytest.raises(ValueError, match="slot = 2: must be below 2"):
+            call()
+
+
+@over_backends
+def test_gates_at_their_ends(backend: Backend) -> None:
+    """Nothing but numbers comes of finite gates: all is forgotten, or nothing, taken or left."""
+    op = DeltaNet(2, 1, 16)
+    inputs = op.inputs(12)
+    ends = np.array([0.0, -0.0, 1e-38, 0.4, 20.0, 87.0, 88.8, 1e4, 3e38, -20.0, -88.8, -3e38])
+    inputs["alpha"] = np.repeat(ends[:, None], 2, axis=1).astype(np.float32)
+    inputs["beta"] = np.repeat(np.roll(ends, 5)[:, None], 2, axis=1).astype(np.float32)
+    found = cut(Run(backend, op.plan()), inputs, [12])
+    assert np.isfinite(found).all()
+    with np.errstate(over="ignore"):
+        assert nmse(found, op.exact(inputs)) <= backend.nmse
+
+
+@over_backends
+def test_a_sequence_that_was_no_number_leaves_nothing_to_the_next(backend: Backend) -> None:
+    for op in OPS[:2]:
+        run = Run(backend, op.plan())
+        inputs = op.inputs(6)
+        fresh = cut(run, inputs, [6])
+        broken = {name: np.full_like(values, np.nan) for name, values in inputs.items()}
+        assert np.isnan(cut(run, broken, [6])).all()
+        assert np.array_equal(bits(cut(run, inputs, [6])), bits(fresh))
+
+
+@over_backends
+def test_a_product_with_the_logistic_function(backend: Backend) -> None:
+    plan = Plan()
+    x, gate, out = (plan.buffer(name, 96) for name in ("x", "gate", "out"))
+    plan.op("sigmoid_mul", x=x, gate=gate, out=out)
+    ends = np.array([0.0, -0.0, 88.8, -88.8, 1e30, -1e30, 20, -20], np.float32)
+    gates = np.concatenate([np.resize(ends, (1, 96)), *(normal(9, 96, scale=s) for s in (1, 50))])
+    values = normal(len(gates), 96, seed=2)
+    inputs = {"x": values, "gate": gates}
+    found = Run(backend, plan)(inputs)["out"]
+    assert nmse(found, values * logistic(gates.astype(np.float64))) <= backend.nmse
+    assert np.array_equal(bits(found), bits(Run(INTERPRETER, plan)(inputs)["out"]))
+
+
+@over_backends
+@pytest.mark.parametrize(("n", "first", "of", "width"), [(3, 0, 8, 4), (3, 4, 8, 4), (1, 5, 40, 35)])
+def test_a_slice_of_each_part(backend: Backend, n: int, first: int, of: int, width: int) -> None:
+    plan = Plan()
+    x, out = plan.buffer("x", n * of), plan.buffer("out", n * width)
+    plan.op("slice", x=x, out=out, n=n, first=first, of=of)
+    values = normal(7, n * of)
+    wanted = values.reshape(7, n, of)[:, :, first : first + width].reshape(7, -1)
+    assert np.array_equal(Run(backend, plan)({"x": values})["out"], wanted)
