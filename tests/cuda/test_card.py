@@ -94,7 +94,7 @@ def check(found: dict[str, Any], nmse: float) -> None:
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("shapes")
     found = {}
-    for shape in ("tiny-llama", "tiny-qwen2", "tiny-qwen3"):
+    for shape in ("tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-qwen35"):
         found[shape] = folder / f"{shape}.gguf"
         command = [sys.executable, "models/synth.py", shape, "--mix", "Q4_K_M", "-o", found[shape]]
         subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
@@ -108,6 +108,7 @@ CASES = [
     # Every sum of it is stated: the same bits.
     ("tiny-llama", {"kv_type": "i16"}, 0.0),
     ("tiny-llama", {"kv_type": "f32"}, 1e-10),
+    ("tiny-qwen35", {}, 0.0),
     ("tiny-qwen2", {}, F16_NMSE),
     ("tiny-qwen3", {"cuda_graph": "none", "kv_type": "q8_0"}, F16_NMSE),
 ]
@@ -124,13 +125,16 @@ def test_simulated_card_equals_cpu(
     check(run(shapes[shape], ksim_env, **options), nmse)
 
 
-@pytest.mark.parametrize(("kv_type", "nmse"), [("f16", F16_NMSE), ("i16", 0.0)])
+@pytest.mark.parametrize(
+    ("shape", "kv_type", "nmse"),
+    [("tiny-llama", "f16", F16_NMSE), ("tiny-llama", "i16", 0.0), ("tiny-qwen35", "i16", 0.0)],
+)
 def test_early_successors_change_nothing(
-    kv_type: str, nmse: float, shapes: dict[str, Path], ksim_env: dict[str, str]
+    shape: str, kv_type: str, nmse: float, shapes: dict[str, Path], ksim_env: dict[str, str]
 ) -> None:
     """Every kernel starts before its predecessor has run, as programmatic launches may."""
     env = ksim_env | {"KSIM_PDL": "early"}
-    check(run(shapes["tiny-llama"], env, pdl=True, kv_type=kv_type), nmse)
+    check(run(shapes[shape], env, pdl=True, kv_type=kv_type), nmse)
 
 
 @pytest.mark.gpu

@@ -210,6 +210,8 @@ def _memory_rows(info: Info) -> list[Row]:
         ("  keys, values", f"{size(memory['kv_bytes'])} for {of}"),
         ("  scratch", size(memory["scratch_bytes"])),
     ]
+    if state := memory["state_bytes_per_sequence"]:
+        rows.append(("  of that, states", f"{size(state)} a sequence, however long"))
     free = _free_on(memory["device"])
     if free is not None:
         rows.append(("free here", f"{size(free)}: {_what_fits(info, free)}"))

@@ -140,6 +140,8 @@ pub struct MemoryInfo {
     pub kv_bytes: u64,
     /// Of one sequence of `n_ctx` tokens.
     pub kv_bytes_per_sequence: u64,
+    /// What one sequence keeps beside its pages, however long it is.
+    pub state_bytes_per_sequence: u64,
     /// All else: what a prompt and a step work on, and on a card what loading takes for a while,
     /// kernels and graphs.
     pub scratch_bytes: u64,
@@ -215,7 +217,9 @@ impl ModelInfo {
         let foreseen = device::resolve(&options.device)
             .and_then(|device| Ok((device, memory::needs(device, &plan, model, &runner)?)));
         match foreseen {
-            Ok((device, needs)) => info.memory = Some(MemoryInfo::new(device, &needs, &pages)?),
+            Ok((device, needs)) => {
+                info.memory = Some(MemoryInfo::new(device, &needs, &pages, &plan)?)
+            }
             // What a load would say of the device: the model does not run there.
             Err(e) => info.error = Some(e.to_string()),
         }
@@ -428,7 +432,7 @@ fn weight_bytes_per_token(plan: &Plan) -> u64 {
 }
 
 impl MemoryInfo {
-    fn new(device: Device, needs: &Needs, pages: &KvPages) -> Result<Self> {
+    fn new(device: Device, needs: &Needs, pages: &KvPages, plan: &Plan) -> Result<Self> {
         // Sums that do not fit end there.
         let total_bytes = needs.total();
         if total_bytes == u64::MAX {
@@ -443,6 +447,7 @@ impl MemoryInfo {
             kv_pages: pages.n_pages as u64,
             kv_bytes: needs.kv,
             kv_bytes_per_sequence: (pages.per_slot() * PAGE_TOKENS) as u64 * pages.token_bytes(),
+            state_bytes_per_sequence: plan.state_bytes() as u64,
             scratch_bytes: needs.working(),
             total_bytes,
         })

@@ -100,22 +100,72 @@ impl Layer {
         });
     }
 
+    /// Ops with states; of the widest heads there are, and of usual ones.
+    fn recur(&mut self) {
+        for (head_dim, n_head, n_head_k) in [(128, 4, 2), (256, 2, 1)] {
+            let channels = (2 * n_head_k + n_head) * head_dim;
+            let width = n_head * head_dim;
+            let (x, qkv) = (
+                self.buffer(channels, Rows::Batch),
+                self.buffer(channels, Rows::Batch),
+            );
+            let (alpha, beta) = (
+                self.buffer(n_head, Rows::Batch),
+                self.buffer(n_head, Rows::Batch),
+            );
+            let (out, gated) = (
+                self.buffer(width, Rows::Batch),
+                self.buffer(width, Rows::Batch),
+            );
+            let taps = 4;
+            let weight = self.vector(taps * channels);
+            let (a, dt) = (self.vector(n_head), self.vector(n_head));
+            let state = self.plan.add_state("conv".into(), (taps - 1) * channels);
+            let matrix = self.plan.add_state("delta".into(), width * head_dim);
+            self.plan.ops.extend([
+                Op::ShortConv {
+                    x,
+                    weight,
+                    state,
+                    out: qkv,
+                    taps,
+                    silu: true,
+                },
+                Op::DeltaNet {
+                    qkv,
+                    alpha,
+                    beta,
+                    a,
+                    dt,
+                    state: matrix,
+                    out,
+                    n_head,
+                    n_head_k,
+                    head_dim,
+                    eps: 1e-6,
+                },
+                Op::SigmoidMul {
+                    x: out,
+                    gate: out,
+                    out: gated,
+                },
+            ]);
+        }
+    }
+
     fn plan(ty: &'static QuantType, style: RopeStyle) -> Plan {
         let plan = Plan {
-            buffers: vec![],
-            weights: vec![],
-            ops: vec![],
             ropes: vec![RopeTable {
                 inv_freq: vec![1.0; HEAD_DIM / 2],
                 factors: None,
                 scale: 1.0,
             }],
-            states: vec![],
             kv: vec![KvShape {
                 n_head_kv: N_HEAD_KV,
                 head_dim: HEAD_DIM,
             }],
             logits: BufferId(0),
+            ..Plan::default()
         };
         let mut layer = Self { plan, ty };
         let l = &mut layer;
@@ -142,6 +192,7 @@ impl Layer {
                 style,
             });
         }
+        l.recur();
         l.plan.ops.push(Op::KvScatter { k, v, layer: 0 });
         l.plan.ops.push(Op::Attention {
             q,

@@ -41,13 +41,8 @@ impl<'a> Builder<'a> {
             head_dim: 0,
         };
         let plan = Plan {
-            buffers: Vec::new(),
-            weights: Vec::new(),
-            ops: Vec::new(),
-            ropes: Vec::new(),
             kv: vec![none; config.n_layer],
-            states: Vec::new(),
-            logits: BufferId(0),
+            ..Plan::default()
         };
         Self { config, plan }
     }

@@ -242,20 +242,18 @@ mod tests {
     /// Rows of 64 values in five buffers, a vector and a matrix.
     fn plan(ops: Vec<Op>) -> Plan {
         let mut plan = Plan {
-            buffers: vec![],
-            weights: vec![],
             ops,
             ropes: vec![RopeTable {
                 inv_freq: vec![],
                 factors: None,
                 scale: 1.0,
             }],
-            states: vec![],
             kv: vec![KvShape {
                 n_head_kv: 1,
                 head_dim: 64,
             }],
             logits: SUM,
+            ..Plan::default()
         };
         for name in ["x", "a", "b", "c", "sum"] {
             plan.add_buffer(name, 64, Rows::Batch);

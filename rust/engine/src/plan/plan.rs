@@ -9,7 +9,9 @@ use crate::error::{Error, Result};
 use crate::quant::{self, QuantType};
 
 /// Index into [`Plan::buffers`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
 #[serde(transparent)]
 pub struct BufferId(pub usize);
 
@@ -131,7 +133,7 @@ pub struct State {
 }
 
 /// A model, or a piece of one.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
     pub buffers: Vec<Buffer>,
     pub weights: Vec<Weight>,

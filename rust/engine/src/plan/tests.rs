@@ -21,15 +21,12 @@ const ROW_NORM: WeightId = WeightId(5);
 /// Rows of 64 values, four heads of 16 with a cache of two.
 fn plan(ops: Vec<Op>) -> Plan {
     let mut plan = Plan {
-        buffers: vec![],
-        weights: vec![],
         ops,
         ropes: vec![RopeTable {
             inv_freq: vec![1.0; 8],
             factors: None,
             scale: 1.0,
         }],
-        states: vec![],
         kv: vec![
             KvShape {
                 n_head_kv: 2,
@@ -38,6 +35,7 @@ fn plan(ops: Vec<Op>) -> Plan {
             3
         ],
         logits: WANTED,
+        ..Plan::default()
     };
     for (name, width, rows) in [
         ("a", 64, Rows::Batch),

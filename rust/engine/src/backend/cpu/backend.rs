@@ -158,8 +158,9 @@ impl CpuBackend {
         })
     }
 
-    /// Draws for `slots` from the rows of logits of the last pass, in this order.
-    fn draw(&mut self, slots: &[usize]) {
+    /// Draws from the rows of logits of the last pass, which are those of `slots` in this order, but for
+    /// those that have `failed`.
+    fn draw(&mut self, slots: &[usize], failed: &[usize]) {
         let started = Instant::now();
         let level = self.interpreter.level();
         let rows = self
@@ -174,6 +175,7 @@ impl CpuBackend {
             .filter(|(slot, _)| slots.contains(slot))
             .filter_map(|(slot, sequence)| Some((slot, sequence.as_mut()?)))
             .zip(rows)
+            .filter(|((slot, _), _)| !failed.contains(slot))
             .map(|((slot, sequence), logits)| (slot, sequence, logits))
             .collect();
         let run = |(_, sequence, logits): &mut (usize, &mut Sequence, &[f32])| {
@@ -235,51 +237,50 @@ impl Backend for CpuBackend {
             self.sequence(slot)?.position = start + fed;
         }
         if sample && fed > 0 {
-            self.draw(&[slot]);
+            self.draw(&[slot], &[]);
         }
         Ok(())
     }
 
     fn decode(&mut self) -> Result<()> {
         self.queued = true;
-        loop {
-            let mut slots = Vec::new();
-            let (mut tokens, mut positions) = (Vec::new(), Vec::new());
-            for (slot, sequence) in self.slots.iter().enumerate() {
-                if let Some((sequence, token)) = sequence.as_ref().and_then(|s| Some((s, s.next?)))
-                {
-                    slots.push(slot);
-                    tokens.push(token);
-                    positions.push(sequence.position as u32);
-                }
+        let mut slots = Vec::new();
+        let (mut tokens, mut positions) = (Vec::new(), Vec::new());
+        for (slot, sequence) in self.slots.iter().enumerate() {
+            if let Some((sequence, token)) = sequence.as_ref().and_then(|s| Some((s, s.next?))) {
+                slots.push(slot);
+                tokens.push(token);
+                positions.push(sequence.position as u32);
             }
-            if slots.is_empty() {
-                return Ok(());
-            }
-            let rows: Vec<u32> = (0..slots.len() as u32).collect();
-            let row_slots: Vec<u32> = slots.iter().map(|s| *s as u32).collect();
-            let done = self.interpreter.forward(&Batch {
-                tokens: &tokens,
-                positions: &positions,
-                slots: &row_slots,
-                out_rows: &rows,
-            });
-            match done {
-                Ok(()) => {}
-                // The step again without the culprit: storing the same rows twice changes nothing.
-                Err(error @ (Error::KvBounds { slot, .. } | Error::Activations { slot, .. })) => {
-                    let event = self.sequence(slot)?.fail(slot, error);
-                    self.events.push(event);
-                    continue;
-                }
-                Err(e) => return Err(e),
-            }
-            for slot in &slots {
-                self.sequence(*slot)?.position += 1;
-            }
-            self.draw(&slots);
+        }
+        if slots.is_empty() {
             return Ok(());
         }
+        let rows: Vec<u32> = (0..slots.len() as u32).collect();
+        let row_slots: Vec<u32> = slots.iter().map(|s| *s as u32).collect();
+        let done = self.interpreter.forward(&Batch {
+            tokens: &tokens,
+            positions: &positions,
+            slots: &row_slots,
+            out_rows: &rows,
+        });
+        let mut failed = Vec::new();
+        for (slot, error) in self.interpreter.take_failures() {
+            let event = self.sequence(slot)?.fail(slot, error);
+            self.events.push(event);
+            failed.push(slot);
+        }
+        match done {
+            // Of all sequences: none has logits.
+            Err(_) if failed.len() == slots.len() => return Ok(()),
+            Err(e) if failed.is_empty() => return Err(e),
+            _ => {}
+        }
+        for slot in slots.iter().filter(|slot| !failed.contains(slot)) {
+            self.sequence(*slot)?.position += 1;
+        }
+        self.draw(&slots, &failed);
+        Ok(())
     }
 
     fn drain(&mut self, _wait: bool) -> Result<Vec<Event>> {

@@ -40,6 +40,8 @@ pub struct Interpreter {
     angles: Vec<Angles>,
     /// Whether any op rotates.
     rotates: bool,
+    /// Of the pass, the first of each sequence that could not go on in it.
+    failures: Vec<(usize, Error)>,
     pool: Arc<rayon::ThreadPool>,
     level: Level,
 }
@@ -102,6 +104,7 @@ impl Interpreter {
             states,
             angles,
             rotates,
+            failures: Vec::new(),
             pool: Arc::new(pool),
             level,
         })
@@ -137,11 +140,39 @@ impl Interpreter {
         self.buffer(self.plan.logits)
     }
 
+    /// The sequences that could not go on in the last pass, by slot, with the reason. Those beside them
+    /// are a token further.
+    pub fn take_failures(&mut self) -> Vec<(usize, Error)> {
+        std::mem::take(&mut self.failures)
+    }
+
+    /// Keeps why the sequence of `error` cannot go on, where it is about one; says whether any of the
+    /// batch can.
+    fn fail(&mut self, error: Error, batch: &Batch<'_>) -> Result<bool> {
+        let slot = match &error {
+            Error::KvBounds { slot, .. } | Error::Activations { slot, .. } => *slot,
+            _ => return Err(error),
+        };
+        if !self.has_failed(slot) {
+            self.failures.push((slot, error));
+        }
+        Ok(!batch
+            .slots
+            .iter()
+            .all(|slot| self.has_failed(*slot as usize)))
+    }
+
+    fn has_failed(&self, slot: usize) -> bool {
+        self.failures.iter().any(|(its, _)| *its == slot)
+    }
+
     /// Runs every op on the rows of `batch`.
     ///
     /// # Errors
-    /// [`Error::KvBounds`] where a position is outside the cache (the other rows are stored),
-    /// [`Error::Argument`] for a token that does not exist, [`Error::Memory`].
+    /// [`Error::KvBounds`] where a position is outside the cache, [`Error::Activations`] where a product
+    /// has no such rows (the other sequences' rows are computed and stored, see
+    /// [`Interpreter::take_failures`]), [`Error::Argument`] for a token that does not exist,
+    /// [`Error::Memory`].
     pub fn forward(&mut self, batch: &Batch<'_>) -> Result<()> {
         let rows = batch.tokens.len();
         if batch.positions.len() != rows || batch.slots.len() != rows {
@@ -175,25 +206,25 @@ impl Interpreter {
                 a.of_rows.set(batch.positions, &a.inv_freq, a.scale)?;
             }
         }
-        let mut out_of_bounds = None;
+        self.failures.clear();
         let mut at = 0;
         while let Some(op) = plan.ops.get(at) {
             at += match op {
                 Op::MatVec { .. } => self.products(&plan.ops[at..], batch)?,
                 _ => {
+                    // Nothing was written for that row; the step ends as on a device, where the error
+                    // word is seen afterwards.
                     if let Err(e) = self.single(op, batch) {
-                        match e {
-                            // Nothing was written for that row; the step ends as on a device,
-                            // where the error word is seen afterwards.
-                            Error::KvBounds { .. } => out_of_bounds = out_of_bounds.or(Some(e)),
-                            e => return Err(e),
-                        }
+                        self.fail(e, batch)?;
                     }
                     1
                 }
             };
         }
-        out_of_bounds.map_or(Ok(()), Err)
+        match self.failures.first() {
+            Some((_, error)) => Err(error.clone()),
+            None => Ok(()),
+        }
     }
 
     fn vector(&self, id: WeightId) -> Result<&[f32]> {
@@ -220,7 +251,18 @@ impl Interpreter {
         // Taken out, so that all else may be read while they are written.
         let mut scratch = std::mem::take(&mut self.scratch);
         let mut normed = std::mem::take(&mut self.normed);
-        let done = self.multiply(ops, *x, *norm, batch, &mut scratch, &mut normed);
+        let done = loop {
+            let done = self.multiply(ops, *x, *norm, batch, &mut scratch, &mut normed);
+            match done {
+                // Again without the rows of that sequence: a sequence that has a state cannot take the
+                // whole step twice.
+                Err(e @ Error::Activations { .. }) => match self.fail(e.clone(), batch) {
+                    Ok(true) => self.clear_failed(*x, batch),
+                    _ => break Err(e),
+                },
+                done => break done,
+            }
+        };
         let m = self.buffers[x.0].len() / self.plan.buffer(*x).width;
         let mut from = 0;
         for (out, n_out) in done.iter().flatten() {
@@ -230,6 +272,22 @@ impl Interpreter {
         self.scratch = scratch;
         self.normed = normed;
         done.map(|_| ops.len())
+    }
+
+    /// Zeros in the place of the rows of sequences that cannot go on.
+    fn clear_failed(&mut self, x: BufferId, batch: &Batch<'_>) {
+        let (width, rows) = (self.plan.buffer(x).width, self.plan.buffer(x).rows);
+        let mut values = self.take(x);
+        for (row, values) in values.chunks_exact_mut(width).enumerate() {
+            let row = match rows {
+                Rows::Batch => row,
+                Rows::Out => batch.out_rows[row] as usize,
+            };
+            if self.has_failed(batch.slots[row] as usize) {
+                values.fill(0.0);
+            }
+        }
+        self.buffers[x.0] = values;
     }
 
     /// Computes mat-vecs of the rows of one `x` under one norm into `scratch`; says where the sums

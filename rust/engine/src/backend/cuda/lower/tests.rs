@@ -54,20 +54,17 @@ fn id(name: &str) -> BufferId {
 /// One layer between an embedding and a head, with matrices in `ty`.
 fn plan(ty: &str) -> Plan {
     let mut plan = Plan {
-        buffers: vec![],
-        weights: vec![],
-        ops: vec![],
         ropes: vec![RopeTable {
             inv_freq: vec![1.0; HEAD_DIM / 2],
             factors: None,
             scale: 1.0,
         }],
-        states: vec![],
         kv: vec![KvShape {
             n_head_kv: 1,
             head_dim: HEAD_DIM,
         }],
         logits: id("logits"),
+        ..Plan::default()
     };
     for name in NAMES {
         let (width, rows) = match name {
