@@ -127,7 +127,11 @@ impl Layer {
         let last = l.buffer(N_EMBD, Rows::Out);
         let logits = l.buffer(N_VOCAB, Rows::Out);
         let weight = l.weight(ty, N_EMBD, N_VOCAB);
-        l.plan.ops.push(Op::Embed { weight, out: x });
+        l.plan.ops.push(Op::Embed {
+            weight,
+            out: x,
+            scale: 1.0,
+        });
         let norm = l.norm();
         for out in [q, k, v] {
             l.product(x, norm, out, true);

@@ -156,12 +156,12 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// The embedding of the tokens: the rows that all layers add to.
-    pub fn embed(&mut self) -> Result<BufferId> {
+    /// The embedding of the tokens times `scale`: the rows that all layers add to.
+    pub fn embed(&mut self, scale: f32) -> Result<BufferId> {
         let c = self.config;
         let out = self.buffer("x", c.n_embd);
         let weight = self.weight(EMBEDDING, &[c.n_embd, c.n_vocab])?;
-        self.push(Op::Embed { weight, out });
+        self.push(Op::Embed { weight, out, scale });
         Ok(out)
     }
 

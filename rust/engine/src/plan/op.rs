@@ -36,13 +36,23 @@ pub struct Norm {
     pub eps: f32,
 }
 
+/// What changes nothing, for plans that do not say.
+fn one() -> f32 {
+    1.0
+}
+
 /// One operation. Buffers hold float32 rows.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum Op {
-    /// `out[r] = weight[tokens[r]]`, the row expanded to float32 as the file format says; products of
-    /// scales and integers are exact.
-    Embed { weight: WeightId, out: BufferId },
+    /// `out[r] = weight[tokens[r]] * scale`, the row expanded to float32 as the file format says; products
+    /// of scales and integers are exact. The product with `scale` is rounded; 1 changes nothing.
+    Embed {
+        weight: WeightId,
+        out: BufferId,
+        #[serde(default = "one")]
+        scale: f32,
+    },
     /// `out[r][g] = x[r][g] / sqrt(mean(x[r][g]^2) + eps) * weight`, for each group `g` of `group`
     /// consecutive values; `weight` has `group` values. The sum of the squares: of every 256 values
     /// in turn, the last ones padded with zeros, 32 chains of 8 consecutive values, each by fused
@@ -176,6 +186,18 @@ pub enum Op {
         up: BufferId,
         out: BufferId,
     },
+    /// `out[r] = gelu(gate[r]) * up[r]`, with the form of `gelu` by tanh, `g / 2 (1 + tanh(u))` of
+    /// `u = sqrt(2/pi) (g + 0.044715 g^3)`, which is `g / (1 + exp(-2u))`. As
+    /// `(gate (t / (1 + e))) up` with `z = gate fma(gate gate, b, a)`, `a = float(sqrt(8/pi))` and
+    /// `b = float(0.044715 sqrt(8/pi))`, and `e` and `t` as in [`Op::SwiGlu`], with `z` for the gate:
+    /// a gate whose square is infinite is itself, or zero.
+    GeGlu {
+        gate: BufferId,
+        up: BufferId,
+        out: BufferId,
+    },
+    /// `x[r] = x[r] * factor`, in place, rounded.
+    Scale { x: BufferId, factor: f32 },
     /// `out[i] = x[out_rows[i]]`: the rows whose logits are wanted.
     SelectRows { x: BufferId, out: BufferId },
 }
@@ -189,8 +211,9 @@ impl Op {
         let update = |id| Operand::new(id, Access::Update);
         let used = |id, role| Used { id, role };
         match *self {
-            Op::Embed { weight, out } => Signature {
+            Op::Embed { weight, out, scale } => Signature {
                 weights: vec![used(weight, Role::Lookup)],
+                constant: (scale != 1.0).then_some(Constant::Scale(scale)),
                 ..Signature::new("embed", Over::Batch, vec![write(out)])
             },
             Op::RmsNorm {
@@ -262,6 +285,14 @@ impl Op {
                 let buffers = vec![read(gate), read(up), write(out)];
                 Signature::new("swiglu", Over::Buffers, buffers)
             }
+            Op::GeGlu { gate, up, out } => {
+                let buffers = vec![read(gate), read(up), write(out)];
+                Signature::new("geglu", Over::Buffers, buffers)
+            }
+            Op::Scale { x, factor } => Signature {
+                constant: Some(Constant::Scale(factor)),
+                ..Signature::new("scale", Over::Buffers, vec![update(x)])
+            },
             Op::SelectRows { x, out } => {
                 Signature::new("select_rows", Over::Picked, vec![read(x), write(out)])
             }

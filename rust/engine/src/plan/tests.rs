@@ -84,6 +84,7 @@ const CASES: &[Case] = &[
         op: Op::Embed {
             weight: TABLE,
             out: A,
+            scale: 1.0,
         },
         inputs: &[],
         outputs: &[A],
@@ -92,6 +93,20 @@ const CASES: &[Case] = &[
         over: Over::Batch,
         cache: (None, None),
         listed: "a = embed(table F32[100, 64])",
+    },
+    Case {
+        op: Op::Embed {
+            weight: TABLE,
+            out: B,
+            scale: 8.0,
+        },
+        inputs: &[],
+        outputs: &[B],
+        overwritten: &[B],
+        weights: &[(TABLE, Role::Lookup)],
+        over: Over::Batch,
+        cache: (None, None),
+        listed: "b = embed(table F32[100, 64], scale 8)",
     },
     Case {
         op: Op::RmsNorm {
@@ -218,6 +233,33 @@ const CASES: &[Case] = &[
         listed: "c = swiglu(a, b)",
     },
     Case {
+        op: Op::GeGlu {
+            gate: A,
+            up: B,
+            out: C,
+        },
+        inputs: &[A, B],
+        outputs: &[C],
+        overwritten: &[C],
+        weights: &[],
+        over: Over::Buffers,
+        cache: (None, None),
+        listed: "c = geglu(a, b)",
+    },
+    Case {
+        op: Op::Scale {
+            x: WANTED,
+            factor: 0.125,
+        },
+        inputs: &[WANTED],
+        outputs: &[WANTED],
+        overwritten: &[],
+        weights: &[],
+        over: Over::Buffers,
+        cache: (None, None),
+        listed: "wanted = scale(wanted, scale 0.125)",
+    },
+    Case {
         op: Op::SelectRows { x: A, out: WANTED },
         inputs: &[A],
         outputs: &[WANTED],
@@ -336,6 +378,7 @@ fn what_does_not_go_together_does_not_fit() {
         Op::Embed {
             weight: TABLE,
             out: WANTED,
+            scale: 1.0,
         },
         Op::SelectRows { x: WANTED, out: B },
     ];

@@ -7,7 +7,7 @@ use super::{attention_fixed, matvec, matvec_floats, product, rowwise};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::{Error, Result};
 use crate::plan::fuse::Fused;
-use crate::plan::{BufferId, Op, Plan};
+use crate::plan::{BufferId, Norm, Op, Plan};
 
 pub use super::attention::prompt_span;
 
@@ -61,6 +61,19 @@ pub fn specs(l: &Lowering, pass: &Pass) -> Result<Vec<Spec>> {
                     epilogue,
                 };
                 products(l, &op, pass, list.len())?
+            }
+            Fused::NormAdd {
+                x,
+                weight,
+                group,
+                eps,
+                out,
+            } => {
+                let norm = Norm {
+                    weight: *weight,
+                    eps: *eps,
+                };
+                vec![rowwise::norm_add(l, *x, norm, *group, *out, pass)?]
             }
             Fused::Single(Op::Attention {
                 q,

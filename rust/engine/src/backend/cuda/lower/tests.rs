@@ -116,9 +116,9 @@ fn plan(ty: &str) -> Plan {
         x: id(x),
         out: id("x"),
     };
-    let out = id("x");
+    let embed = |weight, out, scale| Op::Embed { weight, out, scale };
     plan.ops = vec![
-        Op::Embed { weight: table, out },
+        embed(table, id("x"), 1.0),
         product(&mut plan, "wq", "x", Some(norm), "q"),
         product(&mut plan, "wk", "x", Some(norm), "k"),
         product(&mut plan, "wv", "x", Some(norm), "v"),
