@@ -152,6 +152,7 @@ impl Layer {
             layer: 0,
             n_head: N_HEAD,
             scale: 0.1,
+            window: None,
         });
         l.norm_heads(heads);
         l.product(heads, None, delta, false);

@@ -218,8 +218,15 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Stores keys and values, attends, and multiplies with `attn_output`: what is to be added to x.
-    pub fn attend(&mut self, layer: usize, heads: Heads, scale: f32) -> Result<BufferId> {
+    /// Stores keys and values, attends to all tokens or those of a window, and multiplies with
+    /// `attn_output`: what is to be added to x.
+    pub fn attend(
+        &mut self,
+        layer: usize,
+        heads: Heads,
+        scale: f32,
+        window: Option<usize>,
+    ) -> Result<BufferId> {
         let Heads {
             q,
             k,
@@ -239,6 +246,7 @@ impl<'a> Builder<'a> {
             layer,
             n_head,
             scale,
+            window,
         });
         let shape = [n_q, self.config.n_embd];
         self.product(out, None, layer, "attn_output", &shape, delta)?;

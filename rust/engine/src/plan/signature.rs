@@ -16,6 +16,8 @@ pub struct Signature {
     pub over: Over,
     pub parts: Parts,
     pub cache: Option<CacheUse>,
+    /// Tokens of the cache that a row sees, where these are not all.
+    pub window: Option<usize>,
     /// Set where it turns heads.
     pub turn: Option<Turn>,
     pub constant: Option<Constant>,
@@ -161,6 +163,7 @@ impl Signature {
             over,
             parts: Parts::Whole,
             cache: None,
+            window: None,
             turn: None,
             constant: None,
         }
@@ -209,6 +212,7 @@ impl Signature {
             && self.rows_fit(plan)
             && self.outputs_are_apart()
             && self.cache.is_none_or(|c| c.layer < plan.kv.len())
+            && self.window != Some(0)
             && self.turn.is_none_or(|turn| turn.table < plan.ropes.len())
     }
 
@@ -345,6 +349,7 @@ impl fmt::Display for Listed<'_> {
             Constant::Epsilon(eps) => format!("eps {eps:e}"),
             Constant::Scale(scale) => format!("scale {scale}"),
         }));
+        right.extend(op.window.map(|window| format!("window {window}")));
         write!(f, "{} = {}({})", left.join(", "), op.name, right.join(", "))
     }
 }

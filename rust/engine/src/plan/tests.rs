@@ -199,6 +199,7 @@ const CASES: &[Case] = &[
             layer: 1,
             n_head: 4,
             scale: 0.25,
+            window: None,
         },
         inputs: &[A],
         outputs: &[B],
@@ -207,6 +208,23 @@ const CASES: &[Case] = &[
         over: Over::Batch,
         cache: (Some(1), None),
         listed: "b = attention(a, kv[1], 4 heads, scale 0.25)",
+    },
+    Case {
+        op: Op::Attention {
+            q: A,
+            out: B,
+            layer: 0,
+            n_head: 4,
+            scale: 0.5,
+            window: Some(128),
+        },
+        inputs: &[A],
+        outputs: &[B],
+        overwritten: &[B],
+        weights: &[],
+        over: Over::Batch,
+        cache: (Some(0), None),
+        listed: "b = attention(a, kv[0], 4 heads, scale 0.5, window 128)",
     },
     Case {
         op: Op::Add { x: A, out: B },
@@ -325,7 +343,7 @@ fn an_op_runs_over_the_rows_of_its_buffers() {
 #[test]
 fn heads_are_those_of_the_ops_that_read_the_cache() {
     let plan = plan(CASES.iter().map(|case| case.op.clone()).collect());
-    assert_eq!(plan.attentions().collect::<Vec<_>>(), [(4, plan.kv[2])]);
+    assert_eq!(plan.attentions().collect::<Vec<_>>(), [(4, plan.kv[2]); 2]);
 }
 
 #[test]
@@ -350,6 +368,15 @@ fn what_does_not_go_together_does_not_fit() {
         layer,
         n_head,
         scale: 1.0,
+        window: None,
+    };
+    let sees_nothing = Op::Attention {
+        q: A,
+        out: B,
+        layer: 0,
+        n_head: 4,
+        scale: 1.0,
+        window: Some(0),
     };
     let bad = [
         // Of another width.
@@ -372,6 +399,7 @@ fn what_does_not_go_together_does_not_fit() {
         // Heads that are not those of the cache, or none at all.
         attention(B, 0, 2),
         attention(B, 0, 0),
+        sees_nothing,
         // A layer that the cache does not have.
         attention(B, 3, 4),
         // Rows that are not those of the batch.

@@ -332,6 +332,7 @@ impl Interpreter {
                 layer,
                 n_head,
                 scale,
+                window,
             } => {
                 let mut heads = self.take(*out);
                 let task = attention::Attention {
@@ -340,6 +341,7 @@ impl Interpreter {
                     layer: *layer,
                     n_head: *n_head,
                     scale: *scale,
+                    window: *window,
                     batch,
                 };
                 let done = task.run(self.level, &mut heads);

@@ -81,6 +81,7 @@ pub fn specs(l: &Lowering, pass: &Pass) -> Result<Vec<Spec>> {
                 layer,
                 n_head,
                 scale,
+                window,
             }) => {
                 let op = AttentionOp {
                     q: *q,
@@ -89,6 +90,7 @@ pub fn specs(l: &Lowering, pass: &Pass) -> Result<Vec<Spec>> {
                     kv: l.plan.kv[*layer],
                     n_head: *n_head,
                     scale: *scale,
+                    window: *window,
                     newest: newest_of(l, pass, number),
                 };
                 match l.kv_type.sums_kv_exactly() {
