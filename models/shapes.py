@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -31,6 +32,21 @@ class Shape:
     tied: bool = False
     qkv_bias: bool = False
     qk_norm: bool = False
+    window: int = 0
+    window_pattern: int = 0
+    window_base: float = 0.0
+    post_norms: bool = False
+    embedding_scale: float = 0.0
+    residual_scale: float = 0.0
+    attention_scale: float = 0.0
+    logit_scale: float = 0.0
+
+    @property
+    def embedding_factor(self) -> float:
+        """What a row of the embedding is multiplied by: of Gemma no key says it."""
+        if self.arch == "gemma3":
+            return math.sqrt(self.n_embd)
+        return self.embedding_scale or 1.0
 
     def tensors(self) -> list[tuple[str, tuple[int, ...]]]:
         """Name and GGUF shape (row length first) of every tensor, in file order."""
@@ -58,6 +74,9 @@ class Shape:
                 block += [("attn_q.bias", (q,)), ("attn_k.bias", (kv,)), ("attn_v.bias", (kv,))]
             if self.qk_norm:
                 block += [(f"attn_{x}_norm.weight", (self.head_dim,)) for x in "qk"]
+            if self.post_norms:
+                names = ("post_attention_norm", "post_ffw_norm")
+                block += [(f"{name}.weight", (self.n_embd,)) for name in names]
             out += [(f"blk.{layer}.{name}", shape) for name, shape in block]
         return out
 

@@ -256,6 +256,30 @@ impl<'a> Builder<'a> {
     /// `ffn_down · (silu(ffn_gate · x) * (ffn_up · x))` of `x` under the norm `ffn_norm`: what is to be
     /// added to x.
     pub fn swiglu(&mut self, layer: usize, x: BufferId, n_ff: usize) -> Result<BufferId> {
+        self.gated(layer, x, n_ff, |[gate, up, out]| Op::SwiGlu {
+            gate,
+            up,
+            out,
+        })
+    }
+
+    /// The same with gelu for silu.
+    pub fn geglu(&mut self, layer: usize, x: BufferId, n_ff: usize) -> Result<BufferId> {
+        self.gated(layer, x, n_ff, |[gate, up, out]| Op::GeGlu {
+            gate,
+            up,
+            out,
+        })
+    }
+
+    /// The same with the op that `activation` makes of gate, up and where to.
+    fn gated(
+        &mut self,
+        layer: usize,
+        x: BufferId,
+        n_ff: usize,
+        activation: fn([BufferId; 3]) -> Op,
+    ) -> Result<BufferId> {
         let n_embd = self.config.n_embd;
         let (gate, up, act) = (
             self.buffer("gate", n_ff),
@@ -266,9 +290,20 @@ impl<'a> Builder<'a> {
         let norm = Some(self.norm(&format!("blk.{layer}.ffn_norm.weight"), n_embd)?);
         self.product(x, norm, layer, "ffn_gate", &[n_embd, n_ff], gate)?;
         self.product(x, norm, layer, "ffn_up", &[n_embd, n_ff], up)?;
-        self.push(Op::SwiGlu { gate, up, out: act });
+        self.push(activation([gate, up, act]));
         self.product(act, None, layer, "ffn_down", &[n_ff, n_embd], delta)?;
         Ok(delta)
+    }
+
+    /// Normalizes, in place, what a block of a layer gives, before it is added.
+    pub fn norm_delta(&mut self, layer: usize, delta: BufferId, name: &str) -> Result<()> {
+        let n_embd = self.config.n_embd;
+        self.norm_parts(delta, &format!("blk.{layer}.{name}.weight"), n_embd)
+    }
+
+    /// `x = x * factor`.
+    pub fn scale(&mut self, x: BufferId, factor: f32) {
+        self.push(Op::Scale { x, factor });
     }
 
     /// `x += delta`.
