@@ -33,6 +33,8 @@ MODELS = [
     ("Qwen2.5 1.5B", "qwen2.5-1.5b", "Q4_K_M"),
     ("Llama 3.2 3B", "llama-3.2-3b", "Q4_K_M"),
     ("Qwen3 4B", "qwen3-4b", "Q4_K_M"),
+    ("Gemma 3 4B", "gemma-3-4b", "Q4_K_M"),
+    ("Granite 3.3 2B", "granite-3.3-2b", "Q4_K_M"),
     ("Llama 3.1 8B", "llama-3.1-8b", "Q4_K_M"),
     ("Qwen3 8B", "qwen3-8b", "Q4_K_M"),
     ("Llama 3.1 8B", "llama-3.1-8b", "Q8_0"),

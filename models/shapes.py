@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -43,6 +44,21 @@ class Shape:
         """Whether a layer attends, or has a recurrent state."""
         interval = self.delta.get("interval", 1)
         return (layer + 1) % interval == 0
+    window: int = 0
+    window_pattern: int = 0
+    window_base: float = 0.0
+    post_norms: bool = False
+    embedding_scale: float = 0.0
+    residual_scale: float = 0.0
+    attention_scale: float = 0.0
+    logit_scale: float = 0.0
+
+    @property
+    def embedding_factor(self) -> float:
+        """What a row of the embedding is multiplied by: of Gemma no key says it."""
+        if self.arch == "gemma3":
+            return math.sqrt(self.n_embd)
+        return self.embedding_scale or 1.0
 
     def tensors(self) -> list[tuple[str, tuple[int, ...]]]:
         """Name and GGUF shape (row length first) of every tensor, in file order."""
@@ -81,6 +97,9 @@ class Shape:
             if layer >= self.n_layer:
                 block += [("nextn.eh_proj.weight", (2 * self.n_embd, self.n_embd))]
                 block += [(f"nextn.{x}norm.weight", (self.n_embd,)) for x in "eh"]
+            if self.post_norms:
+                names = ("post_attention_norm", "post_ffw_norm")
+                block += [(f"{name}.weight", (self.n_embd,)) for name in names]
             out += [(f"blk.{layer}.{name}", shape) for name, shape in block]
         return out
 

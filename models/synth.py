@@ -176,6 +176,19 @@ def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
         f"{a}.rope.freq_base": gguf_io.f32(shape.rope_base),
         f"{a}.vocab_size": gguf_io.u32(shape.n_vocab),
     }
+    if shape.window:
+        out[f"{a}.attention.sliding_window"] = gguf_io.u32(shape.window)
+    if shape.window_pattern:
+        out[f"{a}.attention.sliding_window_pattern"] = gguf_io.u32(shape.window_pattern)
+    for key, factor in {
+        "rope.freq_base_swa": shape.window_base,
+        "embedding_scale": shape.embedding_scale,
+        "residual_scale": shape.residual_scale,
+        "attention.scale": shape.attention_scale,
+        "logit_scale": shape.logit_scale,
+    }.items():
+        if factor:
+            out[f"{a}.{key}"] = gguf_io.f32(factor)
     if mix in mixes.FILE_TYPES:
         out["general.file_type"] = gguf_io.u32(mixes.FILE_TYPES[mix])
     if delta := shape.delta:
@@ -224,15 +237,24 @@ def deviation(shape: Shape, name: str, cols: int) -> float:
 
     Each matrix takes a vector of root mean square 1, except for the outputs of attention (less, as
     it averages) and of silu(gate) * up (0.6). So that 2 n_layer outputs add up to STREAM, each has
-    STREAM / sqrt(2 n_layer).
+    STREAM / sqrt(2 n_layer). Factors that the architecture multiplies with are made up for.
     """
     part = name.split(".")[-2]
     if part in ("token_embd", "output"):
-        return LOGITS / math.sqrt(shape.n_embd)
-    share = STREAM / math.sqrt(2 * shape.n_layer)
-    gain = {"attn_q": 1.5, "attn_k": 1.5, "attn_output": share, "ffn_down": share / 0.6}
-    gain["ssm_out"] = share / 0.6
+        return LOGITS * (shape.logit_scale or 1.0) / math.sqrt(shape.n_embd)
+    share = 1.0 if shape.post_norms else _share(shape)
+    # What the scores of attention are multiplied by, where it is not 1 / sqrt(head_dim).
+    scale = (shape.attention_scale or shape.head_dim**-0.5) * math.sqrt(shape.head_dim)
+    sharp = 1.5 / math.sqrt(scale)
+    gain = {"attn_q": sharp, "attn_k": sharp, "attn_output": share, "ffn_down": share / 0.6}
+    gain["ssm_out"] = gain["ffn_down"]
     return gain.get(part, 1.0) / math.sqrt(cols)
+
+
+def _share(shape: Shape) -> float:
+    """Root mean square of what a block gives, in units of one of its inputs."""
+    stream = STREAM * shape.embedding_factor * (shape.logit_scale or 1.0)
+    return stream / ((shape.residual_scale or 1.0) * math.sqrt(2 * shape.n_layer))
 
 
 def _vector(shape: Shape, name: str, n: int, rng: np.random.Generator) -> NDArray[np.float32]:
@@ -249,7 +271,9 @@ def _vector(shape: Shape, name: str, n: int, rng: np.random.Generator) -> NDArra
         return noise * np.float32(0.1 if "attn_v" in name else 0.5)
     # Each head's own norm sets how sharp attention is, as q's and k's deviations do elsewhere.
     middle = 1.5 if "attn_q_norm" in name or "attn_k_norm" in name else 1.0
-    weights: NDArray[np.float32] = np.float32(middle) + np.float32(0.1) * noise
+    if ".post_" in name:
+        middle = _share(shape)
+    weights: NDArray[np.float32] = np.float32(middle) * (1 + np.float32(0.1) * noise)
     return weights
 
 

@@ -36,7 +36,7 @@ CASES = [
 
 def test_every_architecture_meets_every_type() -> None:
     met = {(SHAPES[name].arch, kind) for name, kind in CASES}
-    architectures = ("llama", "qwen2", "qwen3", "qwen35")
+    architectures = ("llama", "qwen2", "qwen3", "qwen35", "gemma3", "granite")
     assert met == {(arch, kind) for arch in architectures for kind in TYPES}
     scalings = {SHAPES[name].rope_scaling.get("type") for name, _ in CASES}
     assert scalings == {None, "linear", "yarn", "llama3"}

@@ -82,14 +82,17 @@ def test_smollm2(smollm2: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "gemma3", "granite"])
 def test_every_architecture(tmp_path: Path, arch: str) -> None:
     path = tiny.write(tmp_path / "tiny.gguf", arch)
     found = info(path)
     check_sizes(found, path)
     assert found["error"] is None
     assert found["unused_tensors"] == []
-    assert found["rope"]["style"] == ("interleaved" if arch == "llama" else "halves")
+    interleaved = arch in ("llama", "granite")
+    assert found["rope"]["style"] == ("interleaved" if interleaved else "halves")
+    window = 64 if arch == "gemma3" else None
+    assert found["layers"] == [{"n_layer": tiny.N_LAYER, "window": window}]
     assert found["tokenizer"] == {
         "model": "gpt2",
         "pre": "gpt-2",
@@ -143,7 +146,7 @@ def test_what_cannot_run_is_described_all_the_same(tmp_path: Path) -> None:
     path = tiny.write(tmp_path / "gpt2.gguf", "gpt2")
     found = info(path)
     check_sizes(found, path)
-    assert "supported: llama, qwen2, qwen3" in found["error"]
+    assert "supported: llama, qwen2, qwen3, gemma3, granite" in found["error"]
     assert found["architecture"] == "gpt2"
     assert found["shape"]["n_layer"] == tiny.N_LAYER
     assert found["shape"]["n_vocab"] == tiny.N_VOCAB

@@ -162,6 +162,13 @@ def test_sizes_of_the_true_shapes() -> None:
         "qwen3-0.6b": 0.596,
         "qwen3-4b": 4.022,
         "qwen3-8b": 8.191,
+        "gemma-3-270m": 0.268,
+        "gemma-3-1b": 1.000,
+        "gemma-3-4b": 3.880,
+        "gemma-3-12b": 11.766,
+        "gemma-3-27b": 27.009,
+        "granite-3.3-2b": 2.534,
+        "granite-3.3-8b": 8.171,
     }.items():
         tensors = shapes.find(name).tensors()
         weights = sum(math.prod(dims) for part, dims in tensors if part != "rope_freqs.weight")

@@ -4,7 +4,8 @@ head widths, storage types."""
 import numpy as np
 import pytest
 from support.backends import BACKENDS, Backend, over_backends
-from support.plans import PAGE, TYPES, Floats, Plan, Run, bits, nmse, normal, rounded
+from support.plans import PAGE, TYPES, Plan, Run, bits, nmse, normal
+from support.plans_attention import in_float64
 
 LENGTHS = [1, 2, 63, 64, 65, 127, 128, 129, 1000]
 CPU = BACKENDS[0]
@@ -18,25 +19,6 @@ def plan_of(n_head: int, n_head_kv: int, head_dim: int, scale: float) -> Plan:
     plan.op("kv_scatter", k=k, v=v, layer=0)
     plan.op("attention", q=q, out=out, layer=0, n_head=n_head, scale=scale)
     return plan
-
-
-def exact(
-    q: Floats, k: Floats, v: Floats, n_head: int, n_head_kv: int, scale: float, kv_type: str
-) -> np.ndarray:
-    """`[n, n_head * head_dim]` of a sequence of n tokens, each seeing those up to itself."""
-    n = len(q)
-    heads = q.astype(np.float64).reshape(n, n_head, -1)
-    keys = rounded(kv_type, k).astype(np.float64).reshape(n, n_head_kv, -1)
-    values = rounded(kv_type, v).astype(np.float64).reshape(n, n_head_kv, -1)
-    future = np.triu(np.ones((n, n), bool), 1)
-    out = np.empty_like(heads)
-    for head in range(n_head):
-        kv = head * n_head_kv // n_head
-        scores = heads[:, head] @ keys[:, kv].T * np.float32(scale)
-        scores[future] = -np.inf
-        p = np.exp(scores - scores.max(axis=1, keepdims=True))
-        out[:, head] = p @ values[:, kv] / p.sum(axis=1, keepdims=True)
-    return out.reshape(n, -1)
 
 
 def check(
@@ -64,7 +46,7 @@ def check(
         for part in backend.pieces(n, backend.max_rows or n)
     ]
     found = np.concatenate(parts)
-    wanted = exact(q, k, v, n_head, n_head_kv, scale, kv_type)
+    wanted = in_float64(q, k, v, n_head, n_head_kv, scale, kv_type)
     assert nmse(found, wanted) <= backend.nmse
     assert nmse(found[-1], wanted[-1]) <= 10 * backend.nmse
 

@@ -2,9 +2,7 @@
 the same stored bytes, on every backend, however rows are cut into passes."""
 
 import itertools
-from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
 
 import numpy as np
 import pytest
@@ -13,105 +11,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from support import exact_attention as exact
 from support.backends import Backend, over_backends
-from support.plans import PAGE, Floats, Plan, Run, bits, nmse, normal
+from support.plans import PAGE, bits, nmse
+from support.plans_attention import Rows, Shape, assert_same, assert_stored, check, feed, sequence
 from support.plans_kv import lay
 
 LENGTHS = [1, 2, 63, 64, 65, 128, 129, 1000]
-#: Units of blocks that are no numbers.
-CANARY = 0xFF
-
-Rows = dict[str, Floats]
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A cache of one layer and the attention over it."""
-
-    n_head: int = 4
-    n_head_kv: int = 2
-    #: A whole block and a shorter one.
-    head_dim: int = 144
-
-    @property
-    def scale(self) -> float:
-        return float(self.head_dim**-0.5)
-
-    @property
-    def widths(self) -> dict[str, int]:
-        heads = {"q": self.n_head, "k": self.n_head_kv, "v": self.n_head_kv}
-        return {name: n * self.head_dim for name, n in heads.items()}
-
-    def run(self, backend: Backend, n_ctx: int, n_slots: int = 1, threads: int = 2) -> Run:
-        """A runner whose pool is full of canaries."""
-        plan = Plan(n_head_kv=self.n_head_kv, head_dim=self.head_dim)
-        buffers = {name: plan.buffer(name, width) for name, width in self.widths.items()}
-        out = plan.buffer("out", self.widths["q"])
-        plan.op("kv_scatter", k=buffers["k"], v=buffers["v"], layer=0)
-        fields = {"n_head": self.n_head, "scale": self.scale}
-        plan.op("attention", q=buffers["q"], out=out, layer=0, **fields)
-        n_ctx = -(-n_ctx // PAGE) * PAGE
-        run = Run(backend, plan, n_slots=n_slots, n_ctx=n_ctx, kv_type="I16", threads=threads)
-        lay(run, CANARY)
-        return run
-
-    def rows(self, n: int, seed: int = 0, sizes: tuple[float, ...] = (1.0, 1.0, 1.0)) -> Rows:
-        """Standard normal q, k and v of `n` tokens, times `sizes`."""
-        drawn = zip(self.widths.items(), sizes, strict=True)
-        return {
-            name: normal(n, width, seed=3 * seed + i, scale=size)
-            for i, ((name, width), size) in enumerate(drawn)
-        }
-
-    def exact(self, rows: Rows, positions: range | None = None) -> Floats:
-        q, k, v = (rows[name] for name in "qkv")
-        return exact.attention(q, k, v, self.n_head, self.n_head_kv, self.scale, positions)
-
-    def pool(self, run: Run, rows: Rows) -> NDArray[np.uint8]:
-        """The pool of `run`, of canaries, with the tokens of one sequence from page 1 on."""
-        pool = np.full_like(run.kv, CANARY)
-        exact.store(pool, rows["k"], rows["v"], self.n_head_kv)
-        return pool
-
-
-def feed(run: Run, rows: Rows, positions: range, slot: int = 0) -> Floats:
-    """The attention of tokens of a sequence, in passes as long as can be."""
-    parts = []
-    for piece in run.backend.pieces(len(positions), run.backend.max_rows):
-        part = positions[piece.start : piece.stop]
-        values = {name: x[part.start : part.stop] for name, x in rows.items()}
-        parts.append(run(values, positions=part, slots=[slot] * len(part))["out"])
-    return np.concatenate(parts)
-
-
-def assert_same(found: Floats, wanted: Floats) -> None:
-    """Equal bits; of NaN, which has many, the place."""
-    nan = np.isnan(wanted)
-    differ = np.where(nan, ~np.isnan(found), bits(found) != bits(wanted))
-    at = np.argwhere(differ)[:1].tolist()
-    assert not at, f"{differ.sum()} of {differ.size}, first at {at}: {found[differ][0]!r}"
-
-
-def check(backend: Backend, shape: Shape, rows: Rows, wanted: Floats | None = None) -> None:
-    """What is stored and what comes out of a sequence."""
-    n = len(rows["q"])
-    run = shape.run(backend, n)
-    found = feed(run, rows, range(n))
-    assert_same(found, shape.exact(rows) if wanted is None else wanted)
-    assert_stored(run, shape, rows)
-
-
-def assert_stored(run: Run, shape: Shape, rows: Rows) -> None:
-    """The tokens lie in their entries, and nothing else was written but, maybe, page 0."""
-    found, wanted = run.kv, shape.pool(run, rows)
-    page_0 = 2 * shape.n_head_kv * PAGE * exact.head_bytes(shape.head_dim)
-    assert np.array_equal(found[page_0:], wanted[page_0:])
-
-
-@cache
-def sequence(shape: Shape, n: int, seed: int = 0) -> tuple[Rows, Floats]:
-    """A sequence and its attention; its first tokens are a shorter one."""
-    rows = shape.rows(n, seed)
-    return rows, shape.exact(rows)
 
 
 @pytest.mark.one_shape

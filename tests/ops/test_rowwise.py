@@ -142,6 +142,59 @@ def test_swiglu_at_the_ends_of_the_exponential(backend: Backend) -> None:
     assert (np.abs(found - exact) <= 5e-7 * np.abs(exact) + 1e-35).all()
 
 
+def gelu(gate: Array) -> Array:
+    """By tanh, as Hendrycks and Gimpel write it (https://arxiv.org/abs/1606.08415)."""
+    g = gate.astype(np.float64)
+    # The same as 1 + tanh(u) over 2, without its cancellation for gates far below 0.
+    with np.errstate(over="ignore"):
+        return g / (1.0 + np.exp(-2.0 * np.sqrt(2.0 / np.pi) * (g + 0.044715 * g**3)))
+
+
+def test_the_exact_gelu_is_the_form_by_tanh() -> None:
+    g = np.linspace(-6.0, 6.0, 1000)
+    tanh = 0.5 * g * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (g + 0.044715 * g**3)))
+    assert np.abs(gelu(g) - tanh).max() <= 1e-14
+
+
+@over_backends
+@pytest.mark.parametrize("rows", [*ROWS, 1000])
+def test_geglu(backend: Backend, rows: int) -> None:
+    run = Run(backend, element_wise("ge_glu", "gate", "up"), threads=2)
+    rows = min(rows, backend.max_rows or rows)
+    for scale in SCALES:
+        gate, up = normal(rows, 96, seed=1, scale=scale), normal(rows, 96, seed=2, scale=scale)
+        exact = gelu(gate) * up
+        assert nmse(run({"gate": gate, "up": up})["out"], exact) <= backend.nmse
+
+
+@over_backends
+def test_geglu_at_the_ends_of_the_exponential(backend: Backend) -> None:
+    """No NaN and no infinity from finite input, where its cube is infinite too."""
+    ends = [0.0, -0.0, 1e-38, 1e-3, 0.5, 1.0, 3.0, 5.0, 8.0, 9.7, 9.9, 10.5, 20.0, 1e4, 1e13, 1e20]
+    ends += [3e38]
+    gate = np.resize(np.array([*ends, *(-e for e in ends)], np.float32), (1, 96))
+    up = np.ones((1, 96), np.float32)
+    found = Run(backend, element_wise("ge_glu", "gate", "up"))({"gate": gate, "up": up})["out"]
+    exact = gelu(gate)
+    # The exponent, up to 87, has an error of its last place, which is one of exp relative to it.
+    assert (np.abs(found - exact) <= 2e-5 * np.abs(exact) + 1e-35).all()
+    near = np.abs(gate) <= 3.0
+    assert (np.abs(found - exact)[near] <= 2e-6 * np.abs(exact)[near]).all()
+    positive = gate > 10.0
+    assert np.array_equal(found[positive], gate[positive])
+
+
+@over_backends
+@pytest.mark.parametrize("factor", [1.0, 0.22, -3.5e-20])
+def test_scale(backend: Backend, factor: float) -> None:
+    plan = Plan()
+    plan.op("scale", x=plan.buffer("x", 96), factor=factor)
+    for scale in SCALES:
+        x = normal(7, 96, scale=scale)
+        found = Run(backend, plan)({"x": x})["x"]
+        assert np.array_equal(bits(found), bits(x * np.float32(factor)))
+
+
 @over_backends
 @pytest.mark.parametrize("out_rows", [[], [0], [4], [4, 0, 4, 2], [0, 1, 2, 3, 4]])
 def test_select_rows(backend: Backend, out_rows: list[int]) -> None:
@@ -213,8 +266,23 @@ def test_rope_has_the_interpreters_bits(backend: Backend, style: str) -> None:
 
 
 @over_cards
-def test_swiglu_has_the_interpreters_bits(backend: Backend) -> None:
-    special = [0.0, -0.0, 1e-45, 1e-38, 87.0, 87.01, 88.8, 1e4, 3e38, 20.0, 1e-3]
+@pytest.mark.parametrize("width", [40, 576, 2304])
+def test_a_norm_and_the_sum_behind_it_have_the_interpreters_bits(
+    backend: Backend, width: int
+) -> None:
+    """One kernel does both."""
+    plan = Plan()
+    x, y = plan.buffer("x", width), plan.buffer("y", width)
+    weight = plan.vector("w", normal(width, seed=1))
+    plan.op("rms_norm", x=x, weight=weight, out=x, group=width, eps=1e-6)
+    plan.op("add", x=x, out=y)
+    of_both(backend, plan, "y", 5, {"x": normal(5, width), "y": normal(5, width, seed=2)})
+
+
+@over_cards
+@pytest.mark.parametrize("op", ["swi_glu", "ge_glu"])
+def test_activations_have_the_interpreters_bits(backend: Backend, op: str) -> None:
+    special = [0.0, -0.0, 1e-45, 1e-38, 87.0, 87.01, 88.8, 1e4, 3e38, 20.0, 1e-3, 9.75, 1e13, 1e20]
     gates = [*special, *(-s for s in special)]
     gate = np.concatenate(
         [
@@ -223,6 +291,5 @@ def test_swiglu_has_the_interpreters_bits(backend: Backend) -> None:
         ]
     )
     up = normal(len(gate), 96, seed=2)
-    of_both(
-        backend, element_wise("swi_glu", "gate", "up"), "out", len(gate), {"gate": gate, "up": up}
-    )
+    plan = element_wise(op, "gate", "up")
+    of_both(backend, plan, "out", len(gate), {"gate": gate, "up": up})

@@ -204,24 +204,40 @@ def _unit(s: Floats, factor: Floats, values: Fixed) -> _Part:
 
 
 def units_of_a_split(n: int) -> int:
-    """How many units in a row are joined first, for a row that sees `n` tokens."""
+    """How many units in a row are joined first, for a row that looks at units of `n` tokens."""
     return -(-n // (SPLITS * TOKENS))
 
 
-def _head(q: Floats, keys: Fixed, values: Fixed, scale: float, positions: Integers) -> Floats:
-    """`[rows, head_dim]` of rows that see as many units of tokens."""
+def first_seen(positions: Integers, window: int | None) -> Integers:
+    """The first token that rows of these positions see."""
+    return np.maximum(0, positions + 1 - window) if window else np.zeros_like(positions)
+
+
+def _head(
+    q: Floats,
+    keys: Fixed,
+    values: Fixed,
+    scale: float,
+    positions: Integers,
+    window: int | None,
+) -> Floats:
+    """`[rows, head_dim]` of rows that look at the same units of tokens."""
     integers, most, bad = _query(q)
     c = np.float32(float(np.float32(scale)) * _LOG2_E / (64 * Q_MOST))
     factor = c * most
-    n = int(positions.max()) + 1
-    keys = Fixed(keys.units[:n], keys.integers[:n])
+    first = first_seen(positions, window)
+    base = int(first[0]) // TOKENS * TOKENS
+    looked_at = slice(base, int(positions.max()) + 1)
+    keys, values = (Fixed(x.units[looked_at], x.integers[looked_at]) for x in (keys, values))
     s = _scores(integers, keys)
-    s[np.arange(n) > positions[:, None]] = -np.inf
+    n = s.shape[1]
+    token = base + np.arange(n)
+    s[(token > positions[:, None]) | (token < first[:, None])] = -np.inf
     run = units_of_a_split(n) * TOKENS
     whole: _Part | None = None
-    for first in range(0, n, run):
+    for begin in range(0, n, run):
         split: _Part | None = None
-        for start in range(first, min(first + run, n), TOKENS):
+        for start in range(begin, min(begin + run, n), TOKENS):
             tokens = slice(start, min(start + TOKENS, n))
             of_tokens = Fixed(values.units[tokens], values.integers[tokens])
             part = _unit(s[:, tokens], factor, of_tokens)
@@ -241,9 +257,11 @@ def attention_over(
     n_head: int,
     scale: float,
     positions: Sequence[int] | None = None,
+    window: int | None = None,
 ) -> Floats:
     """Attention over what a cache holds, `[tokens, n_head_kv, head_bytes]`: rows of `positions`, or
-    of all tokens, `[len(positions), n_head * head_dim]`. Row `p` of q is the token of position `p`.
+    of all tokens, `[len(positions), n_head * head_dim]`. Row `p` of q is the token of position `p`;
+    it sees `window` tokens up to itself, or all.
     """
     chosen = np.arange(len(q)) if positions is None else np.asarray(positions, np.int64)
     n_head_kv, head_dim = keys.shape[1], q.shape[1] // n_head
@@ -252,11 +270,12 @@ def attention_over(
     out = np.empty((len(chosen), n_head, head_dim), np.float32)
     for kv in range(n_head_kv):
         stored = [Fixed.of(part[:, kv], head_dim) for part in (keys, values)]
-        for units in np.unique(chosen // TOKENS):
-            rows = np.flatnonzero(chosen // TOKENS == units)
+        units = np.stack([first_seen(chosen, window), chosen], axis=1) // TOKENS
+        for alike in np.unique(units, axis=0):
+            rows = np.flatnonzero((units == alike).all(axis=1))
             for head in range(kv * group, (kv + 1) * group):
                 at = chosen[rows]
-                out[rows, head] = _head(heads[at, head], stored[0], stored[1], scale, at)
+                out[rows, head] = _head(heads[at, head], *stored, scale, at, window)
     return out.reshape(len(chosen), -1)
 
 
@@ -284,11 +303,13 @@ def attention(
     n_head_kv: int,
     scale: float,
     positions: Sequence[int] | None = None,
+    window: int | None = None,
 ) -> Floats:
     """Attention of a sequence, `[n, width]` each of q, k and v, in which a token sees those up to
-    itself: the rows of `positions`, or all of them, `[rows, n_head * head_dim]`."""
+    itself, at most `window`: the rows of `positions`, or all of them, `[rows, n_head * head_dim]`.
+    """
     keys, values = encode_heads(k, n_head_kv), encode_heads(v, n_head_kv)
-    return attention_over(q, keys, values, n_head, scale, positions)
+    return attention_over(q, keys, values, n_head, scale, positions, window)
 
 
 def in_float64(

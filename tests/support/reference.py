@@ -8,7 +8,8 @@ engine's float32 is measured against.
     logits = ref.logits([1, 2, 3])      # float64 [3, n_vocab], one row after each token
     mean_kl(logits, other)              # mean over rows of KL(reference || other), in nats
 
-Architectures: llama (with linear, YaRN and llama3 rotary scaling), qwen2, qwen3, qwen35.
+Architectures: llama (with linear, YaRN and llama3 rotary scaling), qwen2, qwen3, qwen35, gemma3,
+granite.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ from support.delta_rule import causal_convolution, delta_rule, logistic
 Array = NDArray[np.float64]
 
 #: Architectures whose rotary embedding turns neighbours (2i, 2i+1); the others turn (i, i + d/2).
-INTERLEAVED = {"llama"}
-NEOX = {"qwen2", "qwen3", "qwen35"}
+INTERLEAVED = {"llama", "granite"}
+NEOX = {"qwen2", "qwen3", "qwen35", "gemma3"}
+
+Rope = tuple[Array, float]
 
 
 class Reference:
@@ -63,7 +66,13 @@ class Reference:
         self.n_rot = int(self._key("rope.dimension_count", self.head_dim))
         self.eps = float(self._key("attention.layer_norm_rms_epsilon"))
         self.n_vocab = int(self._tensors["token_embd.weight"].shape[1])
-        self._inv_freq, self._rope_scale = self._rope_frequencies()
+        self._rope_all = self._rope_frequencies()
+        # Gemma 3 (https://arxiv.org/abs/2503.19786, section 2): layers that see a window have a
+        # base of their own and no scaling; five of them come before each that sees all.
+        self.window = int(self._key("attention.sliding_window", 0)) if self.arch == "gemma3" else 0
+        local = float(self._key("rope.freq_base_swa", 10000.0))
+        pair = np.arange(self.n_rot // 2, dtype=np.float64)
+        self._rope_window: Rope = (local ** (-2.0 * pair / self.n_rot), 1.0)
 
     def metadata(self, key: str, default: Any = None) -> Any:
         """The value of a metadata key, or `default`."""
@@ -93,16 +102,43 @@ class Reference:
     def logits(self, ids: Sequence[int]) -> Array:
         """Logits after each token of `ids`: float64 [len(ids), n_vocab]."""
         embedding = self._require("token_embd.weight")
-        x = embedding[np.asarray(ids, dtype=np.int64)].astype(np.float64)
+        x = embedding[np.asarray(ids, dtype=np.int64)].astype(np.float64) * self._embedding_factor()
+        residual = self._granite("residual_scale", 1.0)
         for layer in range(self.n_layer):
             is_recurrent = f"blk.{layer}.ssm_a" in self._tensors
             mix = self._delta_rule if is_recurrent else self._attention
-            x = x + mix(layer, self._norm(x, f"blk.{layer}.attn_norm"))
+            delta = mix(layer, self._norm(x, f"blk.{layer}.attn_norm"))
+            if self.arch == "gemma3":
+                delta = self._norm(delta, f"blk.{layer}.post_attention_norm")
+            x = x + residual * delta
+            # What is called so in qwen35 stands before the feed-forward.
             norm = "post_attention_norm" if self.arch == "qwen35" else "ffn_norm"
-            x = x + self._feed_forward(layer, self._norm(x, f"blk.{layer}.{norm}"))
+            delta = self._feed_forward(layer, self._norm(x, f"blk.{layer}.{norm}"))
+            if self.arch == "gemma3":
+                delta = self._norm(delta, f"blk.{layer}.post_ffw_norm")
+            x = x + residual * delta
         x = self._norm(x, "output_norm")
         head = "output" if "output.weight" in self._tensors else "token_embd"
-        return self._linear(x, head)
+        return self._linear(x, head) / self._granite("logit_scale", 1.0)
+
+    def _granite(self, key: str, missing: float) -> float:
+        """A factor of Granite (https://huggingface.co/docs/transformers/model_doc/granite)."""
+        return float(self._key(key, missing)) if self.arch == "granite" else missing
+
+    def _embedding_factor(self) -> float:
+        if self.arch == "gemma3":
+            return math.sqrt(self.n_embd)
+        return self._granite("embedding_scale", 1.0)
+
+    def _score_factor(self) -> float:
+        """The largest Gemma 3, of 62 layers, counts the model's width for its heads'."""
+        if self.arch == "gemma3" and self.n_layer == 62:
+            return 1.0 / math.sqrt(self.n_embd // self.n_head)
+        return self._granite("attention.scale", 1.0 / math.sqrt(self.head_dim))
+
+    def _sees_a_window(self, layer: int) -> bool:
+        period = int(self._key("attention.sliding_window_pattern", 6))
+        return self.window > 0 and layer % period != period - 1
 
     def _attention(self, layer: int, x: Array) -> Array:
         n, d, group = len(x), self.head_dim, self.n_head // self.n_head_kv
@@ -115,14 +151,17 @@ class Reference:
         if f"blk.{layer}.attn_q_norm.weight" in self._tensors:
             q = self._norm(q, f"blk.{layer}.attn_q_norm")
             k = self._norm(k, f"blk.{layer}.attn_k_norm")
-        q, k = self._rope(q), self._rope(k)
+        rope = self._rope_window if self._sees_a_window(layer) else self._rope_all
+        q, k = self._rope(q, rope), self._rope(k, rope)
         k = k.astype(self._kv_dtype).astype(np.float64)
         v = v.astype(self._kv_dtype).astype(np.float64)
-        future = np.triu(np.ones((n, n), dtype=bool), 1)
+        unseen = np.triu(np.ones((n, n), dtype=bool), 1)
+        if self._sees_a_window(layer):
+            unseen |= np.tril(np.ones((n, n), dtype=bool), -self.window)
         out = np.empty((n, self.n_head, d))
         for head in range(self.n_head):
-            scores = q[:, head] @ k[:, head // group].T / math.sqrt(d)
-            scores[future] = -np.inf
+            scores = q[:, head] @ k[:, head // group].T * self._score_factor()
+            scores[unseen] = -np.inf
             scores = np.exp(scores - scores.max(axis=1, keepdims=True))
             out[:, head] = scores @ v[:, head // group] / scores.sum(axis=1, keepdims=True)
         if gate.size:
@@ -154,8 +193,12 @@ class Reference:
 
     def _feed_forward(self, layer: int, x: Array) -> Array:
         gate = self._linear(x, f"blk.{layer}.ffn_gate")
-        with np.errstate(over="ignore"):  # exp(-gate) = inf gives the right limit, 0
-            gate = gate / (1.0 + np.exp(-gate))
+        if self.arch == "gemma3":
+            cubed = gate + 0.044715 * gate**3
+            gate = 0.5 * gate * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * cubed))
+        else:
+            with np.errstate(over="ignore"):  # exp(-gate) = inf gives the right limit, 0
+                gate = gate / (1.0 + np.exp(-gate))
         return self._linear(gate * self._linear(x, f"blk.{layer}.ffn_up"), f"blk.{layer}.ffn_down")
 
     def _linear(self, x: Array, name: str) -> Array:
@@ -173,10 +216,11 @@ class Reference:
             raise KeyError(name)
         return weight
 
-    def _rope(self, x: Array) -> Array:
+    def _rope(self, x: Array, rope: Rope) -> Array:
         """Rotates the first `n_rot` numbers of each head; x is [n, heads, head_dim]."""
-        angle = np.arange(len(x))[:, None, None] * self._inv_freq
-        cos, sin = np.cos(angle) * self._rope_scale, np.sin(angle) * self._rope_scale
+        inv_freq, scale = rope
+        angle = np.arange(len(x))[:, None, None] * inv_freq
+        cos, sin = np.cos(angle) * scale, np.sin(angle) * scale
         half = self.n_rot // 2
         if self.arch in INTERLEAVED:
             first, second = slice(0, self.n_rot, 2), slice(1, self.n_rot, 2)
@@ -187,7 +231,7 @@ class Reference:
         out[..., second] = x[..., first] * sin + x[..., second] * cos
         return out
 
-    def _rope_frequencies(self) -> tuple[Array, float]:
+    def _rope_frequencies(self) -> Rope:
         """Radians a position for each rotated pair, and the factor on cos and sin.
 
         YaRN: Peng et al. 2023, https://arxiv.org/abs/2309.00071, with the metadata keys and the

@@ -33,7 +33,9 @@ def tensors(arch: str) -> Iterator[tuple[str, NDArray[Any]]]:
         }
         if arch == "qwen2":
             shapes |= {f"attn_{x}.bias": (n,) for x, n in (("q", n_q), ("k", n_kv), ("v", n_kv))}
-        if arch == "qwen3":
+        if arch == "gemma3":
+            shapes |= {f"post_{x}_norm.weight": (N_EMBD,) for x in ("attention", "ffw")}
+        if arch in ("qwen3", "gemma3"):
             shapes |= {f"attn_{x}_norm.weight": (HEAD_DIM,) for x in "qk"}
         for name, shape in shapes.items():
             yield f"blk.{layer}.{name}", rng.standard_normal(shape)
@@ -65,6 +67,10 @@ def write(
     writer.add_rope_dimension_count(HEAD_DIM)
     writer.add_rope_freq_base(10_000.0)
     writer.add_layer_norm_rms_eps(1e-5)
+    if arch == "gemma3":
+        writer.add_sliding_window(64)
+    if arch == "granite":
+        writer.add_logit_scale(8.0)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(TOKENS)

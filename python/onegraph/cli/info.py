@@ -144,6 +144,8 @@ def _model_rows(info: Info) -> list[Row]:
         ("name", info["name"] or "none given"),
         ("architecture", ", ".join([info["architecture"] or "none given", *_shape(info["shape"])])),
     ]
+    if any(kind["window"] for kind in info["layers"]):
+        rows.append(("layers", ", ".join(map(_layers, info["layers"]))))
     bits = info["bits_per_weight"]
     per_weight = f", {bits:.2f} bits per weight" if bits else ""
     tensors = f"{count(info['n_params'])} in {info['n_tensors']} tensors{per_weight}"
@@ -175,6 +177,11 @@ def _shape(shape: Info) -> list[str]:
         grouped = f" and {kv} of keys and values" if kv else ""
         said.append(f"{shape['n_head']} heads{grouped}" + (f", {dim} wide" if dim else ""))
     return said
+
+
+def _layers(kind: Info) -> str:
+    sees = f"a window of {kind['window']:,} tokens" if kind["window"] else "all tokens"
+    return f"{kind['n_layer']} that see {sees}"
 
 
 def _rope(rope: Info) -> str:

@@ -3,13 +3,13 @@
 // two teams, and where a row has no more than BLOCK_SPLITS splits it takes them all: then nothing
 // is merged through memory. Else the last block of a row merges.
 //
-// The split depends on the length n of the row's own sequence alone: 64 * 2^max(0,
-// ceil(log2(n / 2048))) tokens, so at most MAX_SPLITS of them. Inside a split, pages in order with a
+// The split depends on the length n of the row's own sequence, from the page of the first token that it
+// sees, alone: 64 * 2^max(0, ceil(log2(n / 2048))) tokens, so at most MAX_SPLITS of them. Inside a split, pages in order with a
 // running maximum. Scores: two threads a token, one the even and one the odd groups of eight
 // dimensions. Values: a lane adds the eight tokens of its eighth of the page, the
 // eighths are added in pairs. Splits are merged in order.
 //
-// variant.cuh: N_HEAD, N_HEAD_KV, HEAD_DIM, Kv, THREADS, TEAMS, MAX_SPLITS, BLOCK_SPLITS (of a block
+// variant.cuh: N_HEAD, N_HEAD_KV, HEAD_DIM, WINDOW (tokens that a row sees, 0: all), Kv, THREADS, TEAMS, MAX_SPLITS, BLOCK_SPLITS (of a block
 // that has a row for itself; shared memory holds their sums).
 #include "kv.cuh"
 #include "variant.cuh"
@@ -94,7 +94,8 @@ KERNEL_BOUNDS(attention, Params, THREADS, MIN_BLOCKS) {
     uint32_t n = load_relaxed_u32(p.positions + m) + 1;
     // A position outside the cache was reported by the scatter; here it must only not be read.
     if (n > p.kv.n_ctx || n == 0) n = p.kv.n_ctx;
-    const uint32_t tokens = split_tokens(n), splits = (n + tokens - 1) / tokens;
+    const uint32_t seen = first_seen<WINDOW>(n), start = seen / PAGE_TOKENS * PAGE_TOKENS;
+    const uint32_t tokens = split_tokens(n - start), splits = (n - start + tokens - 1) / tokens;
     const uint32_t block_splits = splits <= BLOCK_SPLITS ? BLOCK_SPLITS : TEAMS;
     const uint32_t first_split = blockIdx.y * block_splits;
     if (first_split >= splits) {
@@ -109,11 +110,11 @@ KERNEL_BOUNDS(attention, Params, THREADS, MIN_BLOCKS) {
 #pragma unroll 1
     for (uint32_t wave = 0; wave < my_splits; wave += TEAMS) {
         const uint32_t local = wave + team;
-        const uint32_t begin = (first_split + local) * tokens;
+        const uint32_t begin = start + (first_split + local) * tokens;
         uint32_t end = n < begin + tokens ? n : begin + tokens;
         if (local >= my_splits) end = begin;
         // The first team's split is the longer one: both take as many pages.
-        const uint32_t wave_begin = (first_split + wave) * tokens;
+        const uint32_t wave_begin = start + (first_split + wave) * tokens;
         const uint32_t reach = n - wave_begin < tokens ? n - wave_begin : tokens;
         if (thread < GROUP && local < BLOCK_SPLITS) {
             most[local][thread] = -infinity_f32();
@@ -132,9 +133,12 @@ KERNEL_BOUNDS(attention, Params, THREADS, MIN_BLOCKS) {
             const auto* values = static_cast<const Kv::Element*>(p.kv.v) + base +
                                  kv_value_at<HEAD_DIM>(eighth * EIGHTH, quad * 4);
 
-            // Values arrive while the scores are computed. Entries past the length are not read: a
-            // fresh page holds anything, and 0 * NaN is NaN.
-            const bool has_token = token < live && page != 0;
+            // Values arrive while the scores are computed. Entries past the length, or behind the
+            // window, are not read: a fresh page holds anything, and 0 * NaN is NaN.
+            auto sees = [&](uint32_t at) {
+                return at < live && page != 0 && (WINDOW == 0 || first + at >= seen);
+            };
+            const bool has_token = sees(token);
             const uint32_t newest = n - 1 - first;         // its entry, where it is in this page
             const bool before = wave == 0 && offset == 0;    // q is not here yet
             const bool ahead = before && p.alone != 0;     // nor has the kernel before ended
@@ -158,7 +162,7 @@ KERNEL_BOUNDS(attention, Params, THREADS, MIN_BLOCKS) {
 #pragma unroll
             for (uint32_t t = 0; t < VALUES_AHEAD; t++) {
                 const uint32_t at = eighth * EIGHTH + t;
-                if (at < live && page != 0 && (at != newest || !ahead)) load_values(t);
+                if (sees(at) && (at != newest || !ahead)) load_values(t);
             }
             if (before) {
                 if (ahead) pdl_wait();
@@ -173,7 +177,7 @@ KERNEL_BOUNDS(attention, Params, THREADS, MIN_BLOCKS) {
 #pragma unroll
                 for (uint32_t t = 0; t < VALUES_AHEAD; t++) {
                     const uint32_t at = eighth * EIGHTH + t;
-                    if (ahead && at == newest && at < live && page != 0) load_values(t);
+                    if (ahead && at == newest && sees(at)) load_values(t);
                 }
                 __syncthreads();
             }
@@ -207,7 +211,7 @@ KERNEL_BOUNDS(attention, Params, THREADS, MIN_BLOCKS) {
             compiler_fence();
 #pragma unroll
             for (uint32_t t = VALUES_AHEAD; t < EIGHTH; t++) {
-                if (eighth * EIGHTH + t < live && page != 0) load_values(t);
+                if (sees(eighth * EIGHTH + t)) load_values(t);
             }
             __syncthreads();
 #pragma unroll 1

@@ -2,11 +2,11 @@
 // values, for the GROUP query heads that share a KV head. A block takes one split of one row's
 // tokens; the last block of a row merges.
 //
-// The split depends on the length of the row's own sequence alone, as in attention.cu. Inside a
+// The split depends on the length of the row's own sequence and the window alone, as in attention.cu. Inside a
 // split pages in order with a running maximum; two threads a token, a half of the dimensions each;
 // values in four warps of 16 tokens, added in order. Splits are merged in order.
 //
-// variant.cuh: N_HEAD, N_HEAD_KV, HEAD_DIM, THREADS, MAX_SPLITS.
+// variant.cuh: N_HEAD, N_HEAD_KV, HEAD_DIM, WINDOW (tokens that a row sees, 0: all), THREADS, MAX_SPLITS.
 #include "kv_blocks.cuh"
 #include "variant.cuh"
 
@@ -45,11 +45,12 @@ KERNEL_BOUNDS(attention_blocks, Params, THREADS, 2) {
     uint32_t n = load_relaxed_u32(p.positions + m) + 1;
     // A position outside the cache was reported by the scatter; here it must only not be read.
     if (n > p.kv.n_ctx || n == 0) n = p.kv.n_ctx;
+    const uint32_t seen = first_seen<WINDOW>(n), start = seen / PAGE_TOKENS * PAGE_TOKENS;
     uint32_t tokens = PAGE_TOKENS;
-    while (n > tokens * MAX_SPLITS) tokens *= 2;
-    const uint32_t splits = (n + tokens - 1) / tokens;
+    while (n - start > tokens * MAX_SPLITS) tokens *= 2;
+    const uint32_t splits = (n - start + tokens - 1) / tokens;
     if (split >= splits) return;
-    const uint32_t begin = split * tokens, end = n < begin + tokens ? n : begin + tokens;
+    const uint32_t begin = start + split * tokens, end = n < begin + tokens ? n : begin + tokens;
 
     const uint64_t row = (static_cast<uint64_t>(m) * N_HEAD + head * GROUP) * HEAD_DIM;
     for (uint32_t i = threadIdx.x; i < GROUP * HEAD_DIM; i += THREADS) {
@@ -70,8 +71,12 @@ KERNEL_BOUNDS(attention_blocks, Params, THREADS, 2) {
         uint8_t* values = Cache::head<N_HEAD_KV>(p.kv.v, page, head);
         const uint32_t token = threadIdx.x % PAGE_TOKENS, half = threadIdx.x / PAGE_TOKENS;
         float dot[GROUP] = {};
-        // Entries past the length are not read: a fresh page holds anything, and 0 * NaN is NaN.
-        if (token < live && page != 0) {
+        // Entries past the length, or behind the window, are not read: a fresh page holds anything, and
+        // 0 * NaN is NaN.
+        auto sees = [&](uint32_t at) {
+            return at < live && page != 0 && (WINDOW == 0 || first + at >= seen);
+        };
+        if (sees(token)) {
 #pragma unroll 4
             for (uint32_t c = 0; c < HEAD_DIM / 16; c++) {
                 const uint32_t dim = half * (HEAD_DIM / 2) + c * 8;
@@ -93,7 +98,7 @@ KERNEL_BOUNDS(attention_blocks, Params, THREADS, 2) {
             for (int i = 0; i < 2; i++) {
                 const uint32_t at = lane + 32 * i;
                 s[i] = mul_rn(add_rn(scores[0][g][at], scores[1][g][at]), p.scale);
-                if (at >= live || page == 0) s[i] = -infinity_f32();
+                if (!sees(at)) s[i] = -infinity_f32();
             }
             const float top = fmaxf(most[g], warp_max_f32(fmaxf(s[0], s[1])));
             // No token at all yet: nothing to fade.
@@ -125,6 +130,7 @@ KERNEL_BOUNDS(attention_blocks, Params, THREADS, 2) {
             for (uint32_t t = 0; t < TOKENS_WARP; t++) {
                 const uint32_t at = warp * TOKENS_WARP + t;
                 if (at >= live || page == 0) break;
+                if (!sees(at)) continue;
                 float v[4];
                 Cache::load_value4(values, at, quad * 4, v);
 #pragma unroll

@@ -9,8 +9,8 @@
 // bytes' sums of two tokens and one head. Values: a warp has some tiles of 16 dimensions, rows of A, and
 // all tokens; columns of B are the two bytes of the weights.
 //
-// variant.cuh: N_HEAD, N_HEAD_KV, HEAD_DIM, HEADS (of a block; a group's last may have fewer), TEAMS,
-// MAX_SPLITS, RING (parts in shared memory).
+// variant.cuh: N_HEAD, N_HEAD_KV, HEAD_DIM, WINDOW (tokens that a row sees, 0: all), HEADS (of a block; a
+// group's last may have fewer), TEAMS, MAX_SPLITS, RING (parts in shared memory).
 #include "kv_fixed.cuh"
 #include "math.cuh"
 #include "variant.cuh"
@@ -122,12 +122,14 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
     const uint32_t position = load_relaxed_u32(p.positions + m);
     // A position outside the cache is reported; here it must only not be read.
     const uint32_t n = position < p.kv.n_ctx ? position + 1 : p.kv.n_ctx;
-    const uint32_t split_units = units_of_split<MAX_SPLITS>(n);
+    const uint32_t seen_from = first_seen<WINDOW>(n), start = seen_from / PAGE_TOKENS;
+    // Units, to the last, and splits of those from the first that has a token in the window.
+    const uint32_t split_units = units_of_split<MAX_SPLITS>(n - start * PAGE_TOKENS);
     const uint32_t units = (n + PAGE_TOKENS - 1) / PAGE_TOKENS;
-    const uint32_t splits = (units + split_units - 1) / split_units;
+    const uint32_t splits = (units - start + split_units - 1) / split_units;
     const uint32_t block_splits = (splits + gridDim.y - 1) / gridDim.y;
     const uint32_t blocks = (splits + block_splits - 1) / block_splits;
-    const uint32_t first_unit = blockIdx.y * block_splits * split_units;
+    const uint32_t first_unit = start + blockIdx.y * block_splits * split_units;
     if (first_unit >= units) {
         if (stores) pdl_wait();
         return;
@@ -295,6 +297,9 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
         uint8_t* values = ring + (part + 1) % RING * STAGE + team * Cache::BYTES;
         const uint32_t seen = unit < end_unit ? n - unit * PAGE_TOKENS : 0;
         const uint32_t live = seen < PAGE_TOKENS ? seen : PAGE_TOKENS;
+        auto sees = [&](uint32_t at) {
+            return at < live && (WINDOW == 0 || unit * PAGE_TOKENS + at >= seen_from);
+        };
         if (number % (PAGES / 2) == 0 && number > 0 && threadIdx.x < PAGES / 2) {
             find_page(number + PAGES / 2 + threadIdx.x);
         }
@@ -354,7 +359,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
         for (uint32_t t = 0; t < TILES; t++) {
 #pragma unroll
             for (uint32_t r = 0; r < 2; r++) {
-                if (token[r] >= live) y[t][r] = -infinity_f32();
+                if (!sees(token[r])) y[t][r] = -infinity_f32();
             }
             float top = fmaxf(y[t][0], y[t][1]);
 #pragma unroll
@@ -381,7 +386,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
             for (uint32_t r = 0; r < 2; r++) {
                 const uint16_t* units_at =
                     reinterpret_cast<const uint16_t*>(values + Cache::unit_at(token[r], b));
-                v_unit[b][r] = token[r] < live ? bf16_to_f32(*units_at) : 0.0f;
+                v_unit[b][r] = sees(token[r]) ? bf16_to_f32(*units_at) : 0.0f;
             }
         }
 #pragma unroll
@@ -396,7 +401,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
 #pragma unroll
             for (uint32_t r = 0; r < 2; r++) {
                 const float z = fma_sat(y[t][r], unit_most.factor, unit_most.bias);
-                y[t][r] = token[r] < live ? exp2_unit_f32(z) : 0.0f;
+                y[t][r] = sees(token[r]) ? exp2_unit_f32(z) : 0.0f;
                 share += static_cast<int>(rint_product(y[t][r], 4194304.0f));
             }
 #pragma unroll
@@ -489,11 +494,11 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
             if (its >= end_unit) break;
             if (t > 0) next = handed[t - 1][thread];
             join_sums(split, next);
-            if ((its + 1) % split_units != 0 && its + 1 != end_unit) continue;
+            if ((its + 1 - start) % split_units != 0 && its + 1 != end_unit) continue;
             if (blocks == 1) {
                 join_sums(total, split);
             } else {
-                leave(split, its / split_units);
+                leave(split, (its - start) / split_units);
             }
             split.is_empty = true;
         }

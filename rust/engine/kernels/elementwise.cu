@@ -1,4 +1,4 @@
-// Element by element: residual sums, SwiGLU, and picking rows.
+// Element by element: residual sums, gates, factors, slices, and picking rows.
 #include "math.cuh"
 
 struct AddParams {
@@ -19,7 +19,7 @@ KERNEL(add, AddParams) {
     }
 }
 
-struct SwiGluParams {
+struct GluParams {
     const float* gate;
     const float* up;
     float* out;
@@ -27,7 +27,7 @@ struct SwiGluParams {
 };
 
 // out = gate / (1 + exp(-gate)) * up.
-KERNEL(swiglu, SwiGluParams) {
+KERNEL(swiglu, GluParams) {
     pdl_wait();
     pdl_trigger();
     delay_block();
@@ -38,22 +38,46 @@ KERNEL(swiglu, SwiGluParams) {
     }
 }
 
-struct SigmoidMulParams {
-    const float* x;
-    const float* gate;
-    float* out;
-    uint64_t n;
-};
-
-// out = x / (1 + exp(-gate)).
-KERNEL(sigmoid_mul, SigmoidMulParams) {
+// out = gelu(gate) * up.
+KERNEL(geglu, GluParams) {
     pdl_wait();
     pdl_trigger();
     delay_block();
     uint64_t stride = static_cast<uint64_t>(gridDim.x) * blockDim.x;
     for (uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < p.n;
          i += stride) {
-        p.out[i] = mul_rn(load_relaxed_f32(p.x + i), logistic_f32(load_relaxed_f32(p.gate + i)));
+        p.out[i] = geglu_f32(load_relaxed_f32(p.gate + i), load_relaxed_f32(p.up + i));
+    }
+}
+
+// out = up / (1 + exp(-gate)).
+KERNEL(sigmoid_mul, GluParams) {
+    pdl_wait();
+    pdl_trigger();
+    delay_block();
+    uint64_t stride = static_cast<uint64_t>(gridDim.x) * blockDim.x;
+    for (uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < p.n;
+         i += stride) {
+        p.out[i] = mul_rn(load_relaxed_f32(p.up + i), logistic_f32(load_relaxed_f32(p.gate + i)));
+    }
+}
+
+struct ScaleParams {
+    float* x;
+    uint64_t n;
+    float factor;
+    uint32_t unused;
+};
+
+// x *= factor.
+KERNEL(scale, ScaleParams) {
+    pdl_wait();
+    pdl_trigger();
+    delay_block();
+    uint64_t stride = static_cast<uint64_t>(gridDim.x) * blockDim.x;
+    for (uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < p.n;
+         i += stride) {
+        p.x[i] = mul_rn(load_relaxed_f32(p.x + i), p.factor);
     }
 }
 

@@ -1,4 +1,4 @@
-// out[r] = weight[tokens[r]], from the units that the LM head reads too. A block a row.
+// out[r] = weight[tokens[r]] * scale, from the units that the LM head reads too. A block a row.
 //
 // With `state`, the row is a sequence that decodes: its token and position come from there, and
 // position and slot go to where the step's other kernels read them. A sequence that has ended is a
@@ -19,14 +19,14 @@ struct Params {
     const SlotState* state;        // or null
     const uint32_t* state_slots;   // [m], which state each row has
     uint32_t n_rows;               // of the table
-    uint32_t unused;
+    float scale;
 };
 
 constexpr uint32_t N_SB = (N_IN + UNIT_COLS - 1) / UNIT_COLS;
 
 // Row r of the units of one tile, integers: four lanes for every 64 columns.
 template <typename T>
-DEVICE void expand_integers(const uint8_t* units, uint32_t r, float* out) {
+DEVICE void expand_integers(const uint8_t* units, uint32_t r, float factor, float* out) {
     for (uint32_t i = threadIdx.x; i < N_SB * 16; i += blockDim.x) {
         const uint32_t sb = i / 16, v = i / 4 % 4, q = i % 4;
         const uint8_t* unit = units + sb * T::UNIT_BYTES;
@@ -55,14 +55,15 @@ DEVICE void expand_integers(const uint8_t* units, uint32_t r, float* out) {
                 if (k >= N_IN) continue;
                 // A sum with 0 would lose the sign of a zero.
                 const bool alone = T::OFFSETS == NO_OFFSETS;
-                out[k] = alone ? mul_rn(scale, integer) : fma_rn(scale, integer, offset);
+                const float w = alone ? mul_rn(scale, integer) : fma_rn(scale, integer, offset);
+                out[k] = mul_rn(w, factor);
             }
         }
     }
 }
 
 template <typename T>
-DEVICE void expand_floats(const uint8_t* units, uint32_t r, float* out) {
+DEVICE void expand_floats(const uint8_t* units, uint32_t r, float factor, float* out) {
     const uint32_t lane = threadIdx.x % 32;
     for (uint32_t sb = threadIdx.x / 32; sb < N_SB; sb += blockDim.x / 32) {
         float w[8];
@@ -70,7 +71,7 @@ DEVICE void expand_floats(const uint8_t* units, uint32_t r, float* out) {
 #pragma unroll
         for (uint32_t i = 0; i < 8; i++) {
             const uint32_t k = sb * UNIT_COLS + lane + 32 * i;
-            if (k < N_IN) out[k] = w[i];
+            if (k < N_IN) out[k] = mul_rn(w[i], factor);
         }
     }
 }
@@ -98,8 +99,8 @@ KERNEL(embed, Params) {
     const uint8_t* units = p.units + tile * N_SB * T::UNIT_BYTES;
     float* out = p.out + static_cast<uint64_t>(m) * N_IN;
     if constexpr (T::INTEGERS) {
-        expand_integers<T>(units, token % UNIT_ROWS, out);
+        expand_integers<T>(units, token % UNIT_ROWS, p.scale, out);
     } else {
-        expand_floats<T>(units, token % UNIT_ROWS, out);
+        expand_floats<T>(units, token % UNIT_ROWS, p.scale, out);
     }
 }

@@ -2,8 +2,9 @@
 // rotated on the way. Units hold rows in the order that lets one thread have both rows that belong
 // together, at places i and i + 8 of a tile.
 //
-// variant.cuh: EPILOGUE, ORDER, N_SEGMENTS, Segment0.., and for the epilogue QKV: HEAD_DIM,
-// N_HEAD_KV, Kv, SCATTERS (whether it writes to the cache). And N_IN, for all products.
+// variant.cuh: EPILOGUE, ORDER, N_SEGMENTS, Segment0.., for the epilogue ADD: SCALE_BITS (the factor of
+// what is added, a float32), and for the epilogue QKV: HEAD_DIM, N_HEAD_KV, Kv, SCATTERS (whether it
+// writes to the cache). And N_IN, for all products.
 #pragma once
 #include "unit.cuh"
 #include "kv.cuh"
@@ -18,6 +19,9 @@ constexpr bool SAME<A, A> = true;
 
 constexpr uint32_t N_SB = (N_IN + UNIT_COLS - 1) / UNIT_COLS;
 constexpr uint32_t N_PARTS = N_SB < 8 ? N_SB : 8;
+
+// 1, as a float32.
+constexpr uint32_t ONE_BITS = 0x3f800000u;
 
 constexpr uint32_t max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
 // Bytes of a unit of any of the types.
@@ -75,11 +79,12 @@ DEVICE uint32_t row_of(uint32_t tile, uint32_t at) {
 // Ends a pair of rows: places `at` and `at + 8` of a tile, `a` and `b` their sums.
 DEVICE void finish(const Segment& segment, uint32_t tile, uint32_t at, uint32_t m, float a,
                    float b) {
-    if constexpr (EPILOGUE == EPILOGUE_SWIGLU) {
+    if constexpr (EPILOGUE == EPILOGUE_SWIGLU || EPILOGUE == EPILOGUE_GEGLU) {
         // Places 0..7 are rows of the gate, 8..15 the same rows of up.
         uint32_t row = tile * 8 + at;
         if (row < segment.rows) {
-            segment.out[static_cast<uint64_t>(m) * segment.rows + row] = swiglu_f32(a, b);
+            segment.out[static_cast<uint64_t>(m) * segment.rows + row] =
+                EPILOGUE == EPILOGUE_GEGLU ? geglu_f32(a, b) : swiglu_f32(a, b);
         }
         return;
     }
@@ -90,6 +95,9 @@ DEVICE void finish(const Segment& segment, uint32_t tile, uint32_t at, uint32_t 
         if (row[i] >= segment.rows) continue;
         if (segment.bias) v[i] = add_rn(v[i], segment.bias[row[i]]);
         float* out = segment.out + static_cast<uint64_t>(m) * segment.rows + row[i];
+        if (EPILOGUE == EPILOGUE_ADD && SCALE_BITS != ONE_BITS) {
+            v[i] = mul_rn(v[i], u32_as_float(SCALE_BITS));
+        }
         *out = EPILOGUE == EPILOGUE_ADD ? add_rn(load_relaxed_f32(out), v[i]) : v[i];
     }
 }

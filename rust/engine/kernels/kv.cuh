@@ -73,6 +73,13 @@ DEVICE uint32_t kv_page(const KvView& kv, uint32_t slot, uint32_t position) {
     return page < kv.n_pages ? page : 0;
 }
 
+// The first token that a row of n tokens sees: those of a window, its own included; 0: all.
+template <uint32_t WINDOW>
+DEVICE uint32_t first_seen(uint32_t n) {
+    if constexpr (WINDOW == 0) return 0;
+    return n > WINDOW ? n - WINDOW : 0;
+}
+
 // Tells the host that a token was refused. One 8-byte store: reports do not mix.
 DEVICE void kv_refuse(const KvView& kv, uint32_t slot, uint32_t position) {
     if (slot == PADDING_SLOT) return;

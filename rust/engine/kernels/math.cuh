@@ -48,11 +48,24 @@ DEVICE float exp_f32(float z) {
 // exp(z) for z <= 0, zero where that is below every normal float.
 DEVICE float exp_down_f32(float z) { return z < -87.0f ? 0.0f : exp_f32(z); }
 
-// gate / (1 + exp(-gate)) * up, as the op says.
+// 1 / (1 + exp(-z)), as the ops say.
+DEVICE float sigmoid_f32(float z) {
+    const float e = exp_down_f32(-fabsf(z));
+    const float top = z < 0.0f ? e : 1.0f;
+    return div_rn(top, add_rn(1.0f, e));
+}
+
+// gate / (1 + exp(-gate)) * up.
 DEVICE float swiglu_f32(float gate, float up) {
-    const float e = exp_down_f32(-fabsf(gate));
-    const float top = gate < 0.0f ? e : 1.0f;
-    return mul_rn(mul_rn(gate, div_rn(top, add_rn(1.0f, e))), up);
+    return mul_rn(mul_rn(gate, sigmoid_f32(gate)), up);
+}
+
+// gelu(gate) * up, gelu by tanh.
+DEVICE float geglu_f32(float gate, float up) {
+    // sqrt(8 / pi), and that times 0.044715.
+    constexpr float A = 1.5957692f, B = 0.071354814f;
+    const float z = mul_rn(gate, fma_rn(mul_rn(gate, gate), B, A));
+    return mul_rn(mul_rn(gate, sigmoid_f32(z)), up);
 }
 
 // 1 / (1 + exp(-x)).

@@ -4,9 +4,10 @@
 // they are stored; queries and weights are hi + lo, two float16, after a power of two.
 //
 // The sum of one output depends on its own sequence alone: pages in order with a running maximum;
-// inside a page chains of mma from zero, lo before hi. Pages past a row's last token leave its bits.
+// inside a page chains of mma from zero, lo before hi. Pages past a row's last token, or behind its
+// window, leave its bits.
 //
-// variant.cuh: N_HEAD, N_HEAD_KV, HEAD_DIM (a multiple of 16), Kv (KvF16), THREADS, ROWS (queries a
+// variant.cuh: N_HEAD, N_HEAD_KV, HEAD_DIM (a multiple of 16), WINDOW (tokens that a row sees, 0: all), Kv (KvF16), THREADS, ROWS (queries a
 // block), SHARED_BYTES.
 #include "kv.cuh"
 #include "variant.cuh"
@@ -110,25 +111,31 @@ KERNEL_BOUNDS(prompt_attention, Params, THREADS, 2) {
 #pragma unroll 1
     for (uint32_t begin = 0; begin < rows;) {
         const uint32_t slot = row_slot[begin];
-        uint32_t end = begin, longest = 0;
+        uint32_t end = begin, longest = 0, shortest = row_length[begin];
         while (end < rows && row_slot[end] == slot) {
             longest = row_length[end] > longest ? row_length[end] : longest;
+            shortest = row_length[end] < shortest ? row_length[end] : shortest;
             // Rows of one token are alike.
             end += GROUP - (first_row + end) % GROUP;
         }
-        uint32_t length[2];
+        uint32_t length[2], seen_from[2];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             length[r] = mine[r] >= begin && mine[r] < end ? row_length[mine[r] % ROWS] : 0;
             if (mine[r] >= rows) length[r] = 0;
+            seen_from[r] = first_seen<WINDOW>(length[r]);
         }
         begin = end;
+        const uint32_t start = first_seen<WINDOW>(shortest);  // before it nobody looks
 
-        // Pages that are not mapped count for nothing, as tokens past the longest row.
+        // Pages that are not mapped count for nothing, as tokens that no row sees.
         auto issue = [&](uint32_t page_number) {
             const uint32_t first = page_number * PAGE_TOKENS;
             const uint32_t page = kv_page(p.kv, slot, first);
             const uint32_t live = page == 0 ? 0 : longest - first;
+            auto sees = [&](uint32_t at) {
+                return at < live && (WINDOW == 0 || first + at >= start);
+            };
             const uint64_t base = kv_head_at<N_HEAD_KV, HEAD_DIM>(page, head);
             const auto* keys = static_cast<const uint16_t*>(p.kv.k) + base;
             const auto* values = static_cast<const uint16_t*>(p.kv.v) + base;
@@ -136,25 +143,27 @@ KERNEL_BOUNDS(prompt_attention, Params, THREADS, 2) {
 #pragma unroll 2
             for (uint32_t i = threadIdx.x; i < PAGE_TOKENS * VECTORS; i += THREADS) {
                 const uint32_t token = i % PAGE_TOKENS;
-                cp_async_16_zero_fill(stage + i * 16, keys + i * 8, token < live ? 16 : 0);
+                cp_async_16_zero_fill(stage + i * 16, keys + i * 8, sees(token) ? 16 : 0);
                 const uint32_t row = i / VECTORS, vector = i % VECTORS;
                 cp_async_16_zero_fill(stage + KEY_BYTES + row * VALUE_ROW + vector * 16,
-                                      values + i * 8, row < live ? 16 : 0);
+                                      values + i * 8, sees(row) ? 16 : 0);
             }
             cp_async_commit();
             return page != 0;
         };
         const uint32_t pages = (longest + PAGE_TOKENS - 1) / PAGE_TOKENS;
-        bool mapped_next = issue(0);
+        bool mapped_next = issue(start / PAGE_TOKENS);
 #pragma unroll 1
-        for (uint32_t number = 0; number < pages; number++) {
+        for (uint32_t number = start / PAGE_TOKENS; number < pages; number++) {
             const bool mapped = mapped_next;
             cp_async_wait<0>();
             __syncthreads();
             if (number + 1 < pages) mapped_next = issue(number + 1);
             const uint32_t first = number * PAGE_TOKENS;
-            const uint32_t longer = length[0] > length[1] ? length[0] : length[1];
-            if (!mapped || !__any_sync(FULL_WARP, longer > first)) continue;
+            auto looks = [&](int r) {
+                return length[r] > first && (WINDOW == 0 || seen_from[r] < first + PAGE_TOKENS);
+            };
+            if (!mapped || !__any_sync(FULL_WARP, looks(0) || looks(1))) continue;
             const uint8_t* keys = stages + number % 2 * STAGE;
             const uint8_t* values = keys + KEY_BYTES;
 
@@ -183,7 +192,9 @@ KERNEL_BOUNDS(prompt_attention, Params, THREADS, 2) {
                 for (uint32_t e = 0; e < 4; e++) {
                     const uint32_t token = first + n * 8 + lane % 4 * 2 + e % 2;
                     const float score = mul_rn(mul_rn(s[n][e], unscale[e / 2]), p.scale);
-                    s[n][e] = token < length[e / 2] ? score : -infinity_f32();
+                    const bool sees = token < length[e / 2] &&
+                                      (WINDOW == 0 || token >= seen_from[e / 2]);
+                    s[n][e] = sees ? score : -infinity_f32();
                     top[e / 2] = fmaxf(top[e / 2], s[n][e]);
                 }
             }

@@ -7,8 +7,9 @@
 // `out` until all are. Where the card has bulk copies one thread fetches pages, and warps go each at its
 // own pace.
 //
-// variant.cuh: N_HEAD, N_HEAD_KV, HEAD_DIM (a multiple of 16, at most 128), THREADS, ROWS (queries a
-// block, 16 a warp), STAGES (pages in shared memory), SHARED_BYTES, MAX_SPLITS.
+// variant.cuh: N_HEAD, N_HEAD_KV, HEAD_DIM (a multiple of 16, at most 128), WINDOW (tokens that a row
+// sees, 0: all), THREADS, ROWS (queries a block, 16 a warp), STAGES (pages in shared memory),
+// SHARED_BYTES, MAX_SPLITS.
 #include "kv_fixed.cuh"
 #include "math.cuh"
 #include "variant.cuh"
@@ -160,28 +161,31 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
 #pragma unroll 1
     for (uint32_t begin = 0; begin < rows;) {
         const uint32_t slot = row_slot[begin];
-        uint32_t end = begin, longest = 0;
+        uint32_t end = begin, longest = 0, shortest = row_length[begin];
         while (end < rows && row_slot[end] == slot) {
             longest = row_length[end] > longest ? row_length[end] : longest;
+            shortest = row_length[end] < shortest ? row_length[end] : shortest;
             // Rows of one token are alike.
             end += GROUP - (first_row + end) % GROUP;
         }
-        // Tokens that a row sees, none outside this sequence, and units of its splits.
-        uint32_t length[2], split_units[2];
+        // Tokens that a row sees, none outside this sequence, its first unit and units of its splits.
+        uint32_t length[2], seen_from[2], start[2], split_units[2];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const bool here = mine[r] >= begin && mine[r] < end && mine[r] < rows;
             length[r] = here ? row_length[mine[r] % ROWS] : 0;
-            split_units[r] = units_of_split<MAX_SPLITS>(length[r]);
+            seen_from[r] = first_seen<WINDOW>(length[r]), start[r] = seen_from[r] / PAGE_TOKENS;
+            split_units[r] = units_of_split<MAX_SPLITS>(length[r] - start[r] * PAGE_TOKENS);
         }
         begin = end;
         const uint32_t shorter = length[0] < length[1] ? length[0] : length[1];
-        const uint32_t longer = length[0] < length[1] ? length[1] : length[0];
+        const uint32_t latest = seen_from[0] < seen_from[1] ? seen_from[1] : seen_from[0];
 
         const uint32_t pages = (longest + PAGE_TOKENS - 1) / PAGE_TOKENS;
+        const uint32_t first_page = first_seen<WINDOW>(shortest) / PAGE_TOKENS;
         // Pages that are not mapped count for nothing; as a rule there is none.
         uint32_t unmapped = 0;
-        for (uint32_t i = threadIdx.x; i < pages; i += THREADS) {
+        for (uint32_t i = first_page + threadIdx.x; i < pages; i += THREADS) {
             unmapped |= kv_page(p.kv, slot, i * PAGE_TOKENS) == 0;
         }
         const bool has_gaps = __syncthreads_or(unmapped);
@@ -196,7 +200,7 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
             entry = load_relaxed_u32(p.kv.page_table + at);
         };
         auto fetch = [&]() {
-            const uint32_t number = fetched - before, place = fetched % STAGES;
+            const uint32_t number = first_page + fetched - before, place = fetched % STAGES;
             if (HAS_BULK_COPIES && (threadIdx.x != 0 || number >= pages)) return;
             const uint32_t page = number < pages && entry < p.kv.n_pages ? entry : 0;
             fetched++;
@@ -220,11 +224,11 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
                 cp_async_commit();
             }
         };
-        if (!HAS_BULK_COPIES || threadIdx.x == 0) look_up(0);
+        if (!HAS_BULK_COPIES || threadIdx.x == 0) look_up(first_page);
 #pragma unroll 1
         for (uint32_t i = 0; i + 1 < STAGES; i++) fetch();
 #pragma unroll 1
-        for (uint32_t number = 0; number < pages; number++) {
+        for (uint32_t number = first_page; number < pages; number++) {
             const uint32_t place = done % STAGES, phase = done / STAGES % 2;
             const uint32_t first = number * PAGE_TOKENS;
             if constexpr (HAS_BULK_COPIES) {
@@ -238,10 +242,15 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
             done++;
             const uint8_t* keys = stages + place * STAGE;
             const uint8_t* values = keys + Cache::BYTES;
+            auto looks = [&](int r) {
+                return length[r] > first && (WINDOW == 0 || start[r] <= number);
+            };
             auto unit = [&](auto kind) {
                 constexpr bool masked = decltype(kind)::masked;
                 auto sees = [&](uint32_t tile, uint32_t e) {
-                    return !masked || first + tile * 8 + quarter * 2 + e % 2 < length[e / 2];
+                    const uint32_t token = first + tile * 8 + quarter * 2 + e % 2;
+                    return !masked || (token < length[e / 2] &&
+                                       (WINDOW == 0 || token >= seen_from[e / 2]));
                 };
                 // Scores, then weights, of eight tokens a tile.
                 float s[TOKENS][4], top[2] = {-infinity_f32(), -infinity_f32()};
@@ -313,9 +322,11 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
                     largest[r] = fmaxf(largest[r], __shfl_xor_sync(FULL_WARP, largest[r], 2));
                     const ValueScale scale = value_scale(largest[r]);
                     grid[r] = scale.to_integers, unit_of[r] = scale.unit;
-                    const bool is_seen = !masked || length[r] > first;
+                    const bool is_seen = !masked || looks(r);
                     const Join both = join(most[r], tops[r].most);
                     old_share[r] = both.old_share, new_share[r] = is_seen ? both.new_share : 0.0f;
+                    // Before its window a row has no largest score.
+                    if (WINDOW != 0 && !is_seen) old_share[r] = 1.0f;
                     const float next = unit_weight(share[r], is_seen ? tops[r].most : 0.0f);
                     weight[r] = fma_rn(next, new_share[r], mul_rn(weight[r], old_share[r]));
                 }
@@ -377,8 +388,8 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
                 }
             };
             const bool is_mapped = !has_gaps || kv_page(p.kv, slot, first) != 0;
-            if (is_mapped && __any_sync(FULL_WARP, longer > first)) {
-                if (__any_sync(FULL_WARP, shorter < first + PAGE_TOKENS)) {
+            if (is_mapped && __any_sync(FULL_WARP, looks(0) || looks(1))) {
+                if (__any_sync(FULL_WARP, shorter < first + PAGE_TOKENS || latest > first)) {
                     unit(Masked());
                 } else {
                     unit(Whole());
@@ -389,11 +400,11 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 const bool is_last = length[r] > first && length[r] <= first + PAGE_TOKENS;
-                const bool ends = (number + 1) % split_units[r] == 0 || is_last;
-                if (split_units[r] == 1 || !ends || length[r] <= first) continue;
+                const bool ends = (number + 1 - start[r]) % split_units[r] == 0 || is_last;
+                if (split_units[r] == 1 || !ends || !looks(r)) continue;
                 const Join both = join(all_most[r], most[r]);
                 all_weight[r] = fma_rn(weight[r], both.new_share, mul_rn(all_weight[r], both.old_share));
-                const bool is_first = number < split_units[r];
+                const bool is_first = number - start[r] < split_units[r];
                 float* out = p.out + address(mine[r]) + quarter * 2;
                 // All of them at once: one wait.
                 float2 old[DIMS];

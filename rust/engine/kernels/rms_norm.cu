@@ -1,7 +1,7 @@
 // out[r][g] = x[r][g] / sqrt(mean(x[r][g]^2) + eps) * weight over groups of GROUP values; a block a
-// group. In place where out is x.
+// group. In place where out is x. Or, where it ADDS: out += that.
 //
-// variant.cuh: GROUP, THREADS.
+// variant.cuh: GROUP, THREADS, ADDS.
 #include "norm.cuh"
 #include "variant.cuh"
 
@@ -45,6 +45,8 @@ KERNEL_BOUNDS(rms_norm, Params, 32 * WARPS, 1) {
     delay_block();
     for (uint32_t i = threadIdx.x; i < GROUP; i += 32 * WARPS) {
         const float v = load_relaxed_f32(p.x + base + i);
-        p.out[base + i] = mul_rn(mul_rn(v, factor), p.weight[i]);
+        const float normed = mul_rn(mul_rn(v, factor), p.weight[i]);
+        float* out = p.out + base + i;
+        *out = ADDS ? add_rn(load_relaxed_f32(out), normed) : normed;
     }
 }

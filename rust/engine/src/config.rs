@@ -54,6 +54,56 @@ pub struct DeltaConfig {
     pub n_head_v: usize,
 }
 
+/// A sliding window: in layers that have it, a row sees so many tokens and no more.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Window {
+    /// The row's own included.
+    pub tokens: usize,
+    pub layers: WindowLayers,
+}
+
+/// Which layers have a window.
+#[derive(Debug, Clone, PartialEq)]
+pub enum WindowLayers {
+    /// The file does not say.
+    Unsaid,
+    /// A pattern of so many layers is repeated; which of them have it is the architecture's. 0: all.
+    Period(usize),
+    /// Each layer's own word.
+    Each(Vec<bool>),
+}
+
+impl Window {
+    /// The tokens that a row of `layer` sees, where not all: of each pattern of layers, which has
+    /// `period` where the file does not say, all but the last have the window.
+    pub fn of(&self, layer: usize, period: usize) -> Option<usize> {
+        let but_last = |period: usize| {
+            // A period of 0 ends nowhere.
+            let next = layer.wrapping_add(1);
+            next.checked_rem(period) != Some(0)
+        };
+        let has = match &self.layers {
+            WindowLayers::Unsaid => but_last(period),
+            WindowLayers::Period(period) => but_last(*period),
+            WindowLayers::Each(layers) => layers.get(layer) == Some(&true),
+        };
+        has.then_some(self.tokens)
+    }
+}
+
+/// Factors that some families multiply with; `None` where the file has none.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Factors {
+    /// Of the embedding.
+    pub embedding: Option<f32>,
+    /// Of what a block adds to the rows.
+    pub residual: Option<f32>,
+    /// Of the scores of attention, instead of `1 / sqrt(head_dim)`.
+    pub attention: Option<f32>,
+    /// What the logits are divided by.
+    pub logits: Option<f32>,
+}
+
 /// Everything about a model but its weights.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
@@ -79,6 +129,13 @@ pub struct Config {
     /// Layers behind `n_layer` that guess further tokens; no pass runs them.
     pub n_layer_nextn: usize,
     pub delta: Option<DeltaConfig>,
+    /// The base in layers with a window, where they have one of their own.
+    pub rope_base_window: Option<f64>,
+    /// `rope.scaling.finetuned`, by which some families say whether they rotate at all.
+    pub rope_finetuned: bool,
+    /// `None` where every row sees all before it.
+    pub window: Option<Window>,
+    pub factors: Factors,
     /// Every tensor of the file (of all shards).
     pub tensors: BTreeMap<String, TensorSpec>,
 }
@@ -138,6 +195,19 @@ impl Keys<'_> {
                 "0 for none, or 0.01 to 1000000",
             )),
             other => Ok(other),
+        }
+    }
+
+    /// A factor of values, `None` where it is missing. Converters write 0 for "none".
+    fn multiplier(&self, key: &str) -> Result<Option<f32>> {
+        const RANGE: RangeInclusive<f64> = 1e-9..=1e9;
+        match self.float(key, 0.0..=*RANGE.end())? {
+            Some(f) if f > 0.0 && !RANGE.contains(&f) => Err(out_of_range(
+                format!("{}.{key}", self.arch),
+                f,
+                "0 for none, or 1e-9 to 1e9",
+            )),
+            other => Ok(other.filter(|f| *f > 0.0).map(|f| f as f32)),
         }
     }
 
@@ -287,6 +357,11 @@ impl Config {
             "true: models that look ahead do not generate text",
             |v| *v == Value::Bool(true),
         )?;
+        for key in ["attn_logit_softcapping", "final_logit_softcapping"] {
+            keys.only(key, "0: caps of scores and logits are not supported", |v| {
+                v.as_float() == Some(0.0)
+            })?;
+        }
         let rope_dim = keys
             .uint("rope.dimension_count", 2..=head_dim)?
             .unwrap_or(head_dim);
@@ -306,9 +381,10 @@ impl Config {
             rms_eps,
             "a number above 0, up to 1",
         )?;
-        let rope_base = keys
-            .float("rope.freq_base", 2.0..=1e12)?
-            .unwrap_or(10_000.0);
+        let bases = 2.0..=1e12;
+        let rope_base = keys.float("rope.freq_base", bases.clone())?;
+        let rope_base = rope_base.unwrap_or(10_000.0);
+        let finetuned = format!("{arch}.rope.scaling.finetuned");
         let rope_scaling = Self::scaling(&keys, n_ctx_train)?;
         Ok(Self {
             arch: arch.to_owned(),
@@ -327,6 +403,15 @@ impl Config {
             rope_scaling,
             n_layer_nextn,
             delta: Self::delta(&keys, n_layer)?,
+            rope_base_window: keys.float("rope.freq_base_swa", bases)?,
+            rope_finetuned: gguf.get_bool(&finetuned)?.unwrap_or(true),
+            window: Self::window(&keys, n_layer)?,
+            factors: Factors {
+                embedding: keys.multiplier("embedding_scale")?,
+                residual: keys.multiplier("residual_scale")?,
+                attention: keys.multiplier("attention.scale")?,
+                logits: keys.multiplier("logit_scale")?,
+            },
             tensors,
         })
     }
@@ -387,6 +472,30 @@ impl Config {
                 format!("an array of {n_layer} booleans, one a layer"),
             )),
         }
+    }
+
+    fn window(keys: &Keys<'_>, n_layer: usize) -> Result<Option<Window>> {
+        const PATTERN: &str = "attention.sliding_window_pattern";
+        // 0 stands for none.
+        let tokens = keys.uint("attention.sliding_window", 0..=1 << 30)?;
+        let Some(tokens) = tokens.filter(|n| *n > 0) else {
+            return Ok(None);
+        };
+        let key = format!("{}.{PATTERN}", keys.arch);
+        let layers = match keys.gguf.get(&key) {
+            Some(Value::Array(Array::Bool(each))) if each.len() == n_layer => {
+                WindowLayers::Each(each.clone())
+            }
+            Some(value @ Value::Array(_)) => {
+                let expected = format!("a number, or {n_layer} bools, one a layer");
+                return Err(out_of_range(key, value.describe(), expected));
+            }
+            _ => match keys.uint(PATTERN, 0..=1024)? {
+                Some(period) => WindowLayers::Period(period),
+                None => WindowLayers::Unsaid,
+            },
+        };
+        Ok(Some(Window { tokens, layers }))
     }
 
     fn scaling(keys: &Keys<'_>, n_ctx_train: usize) -> Result<RopeScaling> {

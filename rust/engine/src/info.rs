@@ -13,7 +13,7 @@ use crate::engine::{self, memory, Options};
 use crate::error::{Error, Result};
 use crate::gguf::{Gguf, Strings};
 use crate::plan::signature::Role;
-use crate::plan::{Plan, RopeStyle, WeightId};
+use crate::plan::{Op, Plan, RopeStyle, WeightId};
 use crate::tokenizer::Tokenizer;
 use crate::weights::Model;
 
@@ -39,6 +39,8 @@ pub struct ModelInfo {
     /// The type with the most bytes first.
     pub quant_mix: Vec<QuantShare>,
     pub shape: Shape,
+    /// Layers by kind, in the order of the first of each; empty where the model cannot run.
+    pub layers: Vec<LayersInfo>,
     /// Known where the metadata is valid.
     pub rope: Option<RopeInfo>,
     pub tokenizer: Option<TokenizerInfo>,
@@ -80,6 +82,14 @@ pub struct Shape {
     pub head_dim: Option<u64>,
     pub n_vocab: Option<u64>,
     pub rms_eps: Option<f32>,
+}
+
+/// Layers that attend alike.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct LayersInfo {
+    pub n_layer: usize,
+    /// Tokens that a row sees, where not all.
+    pub window: Option<usize>,
 }
 
 /// The rotary embedding.
@@ -201,6 +211,7 @@ impl ModelInfo {
                 .iter()
                 .find_map(|op| op.signature().turn.map(|turn| turn.style));
         }
+        info.layers = layers(&plan);
         let used: HashSet<&str> = plan.weights.iter().map(|w| w.name.as_str()).collect();
         info.unused_tensors = model
             .tensors()
@@ -268,6 +279,7 @@ impl ModelInfo {
             bits_per_weight: (n_params > 0).then(|| tensor_bytes as f64 * 8.0 / n_params as f64),
             quant_mix,
             shape: Shape::default(),
+            layers: Vec::new(),
             rope: None,
             tokenizer: TokenizerInfo::new(gguf),
             chat_template: ChatTemplateInfo::new(gguf),
@@ -287,6 +299,21 @@ impl ModelInfo {
             frequency_factors: config.tensors.contains_key("rope_freqs.weight"),
         });
     }
+}
+
+fn layers(plan: &Plan) -> Vec<LayersInfo> {
+    let mut kinds: Vec<LayersInfo> = Vec::new();
+    let ops = plan.ops.iter().map(Op::signature);
+    for op in ops.filter(|op| op.attends().is_some()) {
+        match kinds.iter_mut().find(|kind| kind.window == op.window) {
+            Some(kind) => kind.n_layer += 1,
+            None => kinds.push(LayersInfo {
+                n_layer: 1,
+                window: op.window,
+            }),
+        }
+    }
+    kinds
 }
 
 fn quant_mix(model: &Model) -> Vec<QuantShare> {

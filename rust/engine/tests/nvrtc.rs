@@ -153,7 +153,8 @@ impl Layer {
         }
     }
 
-    fn plan(ty: &'static QuantType, style: RopeStyle) -> Plan {
+    /// With gelu, what a block gives is normalized before it is added.
+    fn plan(ty: &'static QuantType, style: RopeStyle, gelu: bool) -> Plan {
         let plan = Plan {
             ropes: vec![RopeTable {
                 inv_freq: vec![1.0; HEAD_DIM / 2],
@@ -178,7 +179,11 @@ impl Layer {
         let last = l.buffer(N_EMBD, Rows::Out);
         let logits = l.buffer(N_VOCAB, Rows::Out);
         let weight = l.weight(ty, N_EMBD, N_VOCAB);
-        l.plan.ops.push(Op::Embed { weight, out: x });
+        l.plan.ops.push(Op::Embed {
+            weight,
+            out: x,
+            scale: 1.0,
+        });
         let norm = l.norm();
         for out in [q, k, v] {
             l.product(x, norm, out, true);
@@ -200,6 +205,7 @@ impl Layer {
             layer: 0,
             n_head: N_HEAD,
             scale: 0.1,
+            window: None,
         });
         l.norm_heads(heads);
         l.product(heads, None, delta, false);
@@ -207,8 +213,22 @@ impl Layer {
         let norm = l.norm();
         l.product(x, norm, gate, false);
         l.product(x, norm, up, false);
-        l.plan.ops.push(Op::SwiGlu { gate, up, out: act });
+        let out = act;
+        l.plan.ops.push(match gelu {
+            true => Op::GeGlu { gate, up, out },
+            false => Op::SwiGlu { gate, up, out },
+        });
         l.product(act, None, delta, false);
+        if gelu {
+            let Norm { weight, eps } = l.norm().unwrap();
+            l.plan.ops.push(Op::RmsNorm {
+                x: delta,
+                weight,
+                out: delta,
+                group: N_EMBD,
+                eps,
+            });
+        }
         l.plan.ops.push(Op::Add { x: delta, out: x });
         l.plan.ops.push(Op::SelectRows { x, out: last });
         let norm = l.norm();
@@ -218,14 +238,8 @@ impl Layer {
     }
 }
 
-fn model(
-    arch: &str,
-    ty: &'static QuantType,
-    kv: &'static QuantType,
-    style: RopeStyle,
-    fuse: bool,
-) -> Card {
-    let plan = Arc::new(Layer::plan(ty, style));
+fn model(arch: &str, plan: Plan, kv: &'static QuantType, fuse: bool) -> Card {
+    let plan = Arc::new(plan);
     plan.check().unwrap();
     let bytes = |w: &Weight| w.ty.row_bytes(w.n_in).unwrap() * w.n_out;
     let zeros = vec![0; plan.weights.iter().map(bytes).max().unwrap()];
@@ -267,14 +281,15 @@ fn kernels(arch: u32) -> HashSet<Variant> {
     let f16 = quant::by_name("F16").unwrap();
     let common = quant::by_name("Q4_K").unwrap();
     let arch = format!("sm_{arch}");
-    let mut of = |ty, kv, style, fuse| add(&mut kernels, &model(&arch, ty, kv, style, fuse));
+    let mut of = |plan, kv, fuse| add(&mut kernels, &model(&arch, plan, kv, fuse));
     for ty in quant::TYPES {
-        of(ty, f16, RopeStyle::Halves, true);
+        of(Layer::plan(ty, RopeStyle::Halves, false), f16, true);
     }
     for kv in quant::kv_types().filter(|t| t.kernel.kv.is_some()) {
-        of(common, kv, RopeStyle::Interleaved, true);
+        of(Layer::plan(common, RopeStyle::Interleaved, false), kv, true);
     }
-    of(common, f16, RopeStyle::Halves, false);
+    of(Layer::plan(common, RopeStyle::Halves, false), f16, false);
+    of(Layer::plan(common, RopeStyle::Halves, true), f16, true);
     // What a load runs itself.
     kernels.extend(quant::TYPES.iter().map(repack_variant));
     kernels.insert(sample::variant(151_936, 4096));
@@ -394,7 +409,12 @@ fn a_kernel_whose_fields_changed_places_does_not_compile() {
     let mut kernels = HashSet::new();
     add(
         &mut kernels,
-        &model("sm_90", f16, f16, RopeStyle::Halves, false),
+        &model(
+            "sm_90",
+            Layer::plan(f16, RopeStyle::Halves, false),
+            f16,
+            false,
+        ),
     );
     let find = |name| kernels.iter().find(|k| k.source.name == name).unwrap();
     for path in real_nvrtc().into_iter().chain(simulated) {

@@ -166,12 +166,12 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// The embedding of the tokens: the rows that all layers add to.
-    pub fn embed(&mut self) -> Result<BufferId> {
+    /// The embedding of the tokens times `scale`: the rows that all layers add to.
+    pub fn embed(&mut self, scale: f32) -> Result<BufferId> {
         let c = self.config;
         let out = self.buffer("x", c.n_embd);
         let weight = self.weight(EMBEDDING, &[c.n_embd, c.n_vocab])?;
-        self.push(Op::Embed { weight, out });
+        self.push(Op::Embed { weight, out, scale });
         Ok(out)
     }
 
@@ -225,8 +225,15 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Stores keys and values, and attends. The layer's cache gets their shape.
-    pub fn attention(&mut self, layer: usize, heads: Heads, scale: f32) -> BufferId {
+    /// Stores keys and values, and attends to all tokens or those of a window. The layer's cache gets
+    /// their shape.
+    pub fn attention(
+        &mut self,
+        layer: usize,
+        heads: Heads,
+        scale: f32,
+        window: Option<usize>,
+    ) -> BufferId {
         let Heads {
             q,
             k,
@@ -245,14 +252,21 @@ impl<'a> Builder<'a> {
             layer,
             n_head,
             scale,
+            window,
         });
         out
     }
 
     /// Attention, then the product with `attn_output`: what is to be added to x.
-    pub fn attend(&mut self, layer: usize, heads: Heads, scale: f32) -> Result<BufferId> {
+    pub fn attend(
+        &mut self,
+        layer: usize,
+        heads: Heads,
+        scale: f32,
+        window: Option<usize>,
+    ) -> Result<BufferId> {
         let n_embd = self.config.n_embd;
-        let out = self.attention(layer, heads, scale);
+        let out = self.attention(layer, heads, scale, window);
         let delta = self.buffer("delta", n_embd);
         let shape = [heads.n_head * heads.kv.head_dim, n_embd];
         self.product(out, None, layer, "attn_output", &shape, delta)?;
@@ -273,6 +287,31 @@ impl<'a> Builder<'a> {
         x: BufferId,
         n_ff: usize,
     ) -> Result<BufferId> {
+        self.gated(layer, norm, x, n_ff, |[gate, up, out]| Op::SwiGlu {
+            gate,
+            up,
+            out,
+        })
+    }
+
+    /// The same with gelu for silu.
+    pub fn geglu(&mut self, layer: usize, x: BufferId, n_ff: usize) -> Result<BufferId> {
+        self.gated(layer, "ffn_norm", x, n_ff, |[gate, up, out]| Op::GeGlu {
+            gate,
+            up,
+            out,
+        })
+    }
+
+    /// The same with the op that `activation` makes of gate, up and where to.
+    fn gated(
+        &mut self,
+        layer: usize,
+        norm: &str,
+        x: BufferId,
+        n_ff: usize,
+        activation: fn([BufferId; 3]) -> Op,
+    ) -> Result<BufferId> {
         let n_embd = self.config.n_embd;
         let (gate, up, act) = (
             self.buffer("gate", n_ff),
@@ -283,9 +322,20 @@ impl<'a> Builder<'a> {
         let norm = Some(self.norm(&format!("blk.{layer}.{norm}.weight"), n_embd)?);
         self.product(x, norm, layer, "ffn_gate", &[n_embd, n_ff], gate)?;
         self.product(x, norm, layer, "ffn_up", &[n_embd, n_ff], up)?;
-        self.push(Op::SwiGlu { gate, up, out: act });
+        self.push(activation([gate, up, act]));
         self.product(act, None, layer, "ffn_down", &[n_ff, n_embd], delta)?;
         Ok(delta)
+    }
+
+    /// Normalizes, in place, what a block of a layer gives, before it is added.
+    pub fn norm_delta(&mut self, layer: usize, delta: BufferId, name: &str) -> Result<()> {
+        let n_embd = self.config.n_embd;
+        self.norm_parts(delta, &format!("blk.{layer}.{name}.weight"), n_embd)
+    }
+
+    /// `x = x * factor`.
+    pub fn scale(&mut self, x: BufferId, factor: f32) {
+        self.push(Op::Scale { x, factor });
     }
 
     /// `x += delta`.

@@ -7,6 +7,8 @@ use crate::error::{Error, Result};
 use crate::plan::Plan;
 
 mod build;
+mod gemma3;
+mod granite;
 mod llama;
 mod qwen2;
 mod qwen3;
@@ -39,6 +41,14 @@ pub static ARCHITECTURES: &[Architecture] = &[
     Architecture {
         name: "qwen35",
         plan: qwen35::plan,
+    },
+    Architecture {
+        name: "gemma3",
+        plan: gemma3::plan,
+    },
+    Architecture {
+        name: "granite",
+        plan: granite::plan,
     },
 ];
 

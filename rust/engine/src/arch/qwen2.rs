@@ -9,11 +9,11 @@ pub fn plan(config: &Config) -> Result<Plan> {
     let mut b = Builder::new(config);
     let c = config;
     let table = b.rope_table(c.rope_dim, c.rope_base, &c.rope_scaling)?;
-    let x = b.embed()?;
+    let x = b.embed(1.0)?;
     for layer in 0..c.n_layer {
         let heads = b.heads(layer, x, c.n_head, b.kv())?;
         b.rotate(heads, table, RopeStyle::Halves);
-        let delta = b.attend(layer, heads, heads.scale())?;
+        let delta = b.attend(layer, heads, heads.scale(), None)?;
         b.add(delta, x);
         let delta = b.swiglu(layer, x, c.n_ff)?;
         b.add(delta, x);

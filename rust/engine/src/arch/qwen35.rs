@@ -16,7 +16,7 @@ pub fn plan(config: &Config) -> Result<Plan> {
     })?;
     // Positions of text are the same in every section of the rotation.
     let table = b.rope_table(c.rope_dim, c.rope_base, &c.rope_scaling)?;
-    let x = b.embed()?;
+    let x = b.embed(1.0)?;
     for layer in 0..c.n_layer {
         let out = match delta.is_recurrent.get(layer) {
             Some(true) => recurrent(&mut b, layer, x, delta)?,
@@ -60,7 +60,7 @@ fn attention(b: &mut Builder<'_>, layer: usize, x: BufferId, table: usize) -> Re
     };
     b.norm_heads(layer, heads)?;
     b.rotate(heads, table, RopeStyle::Halves);
-    let out = b.attention(layer, heads, heads.scale());
+    let out = b.attention(layer, heads, heads.scale(), None);
     let gated = b.buffer("gated", n_q);
     b.push(Op::SigmoidMul {
         x: out,

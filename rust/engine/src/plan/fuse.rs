@@ -9,10 +9,12 @@ use super::{BufferId, Norm, Op, Plan, WeightId};
 pub enum Epilogue {
     /// `out = sum`.
     Store,
-    /// `out += sum`: a residual.
-    Add { out: BufferId },
+    /// `out += sum * scale`: a residual. A scale of 1 changes nothing.
+    Add { out: BufferId, scale: f32 },
     /// Two matrices of the same shape: `out = silu(first) * second`.
     SwiGlu { out: BufferId },
+    /// The same with `gelu(first) * second`.
+    GeGlu { out: BufferId },
     /// Three matrices: rotate q and k, store q, and k and v too, or scatter them into the cache of the
     /// layer `scatter`.
     Qkv {
@@ -43,6 +45,14 @@ pub enum Fused {
         parts: Vec<Part>,
         epilogue: Epilogue,
     },
+    /// `out += x`, normalized as [`Op::RmsNorm`] says.
+    NormAdd {
+        x: BufferId,
+        weight: WeightId,
+        group: usize,
+        eps: f32,
+        out: BufferId,
+    },
 }
 
 /// What the backend can fuse.
@@ -60,7 +70,8 @@ pub fn fuse(plan: &Plan, rules: Rules) -> Vec<Fused> {
     let mut at = 0;
     while at < plan.ops.len() {
         let rest = &plan.ops[at..];
-        match rules.fuse.then(|| mat_vecs(plan, at, rules)).flatten() {
+        let joined = || mat_vecs(plan, at, rules).or_else(|| norm_add(plan, at));
+        match rules.fuse.then(joined).flatten() {
             Some((op, used)) => {
                 fused.push(op);
                 at += used;
@@ -147,6 +158,32 @@ fn mat_vecs(plan: &Plan, start: usize, rules: Rules) -> Option<(Fused, usize)> {
     Some((fused, used))
 }
 
+/// The norm at `at` and the residual sum behind it, where nothing else wants what the norm gives: of
+/// models that normalize what a block gives before they add it.
+fn norm_add(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
+    let [Op::RmsNorm {
+        x,
+        weight,
+        out: normed,
+        group,
+        eps,
+    }, Op::Add { x: sum, out }, ..] = plan.ops[at..]
+    else {
+        return None;
+    };
+    if sum != normed || out == x || read_later(plan, at + 2, normed) {
+        return None;
+    }
+    let fused = Fused::NormAdd {
+        x,
+        weight,
+        group,
+        eps,
+        out,
+    };
+    Some((fused, 2))
+}
+
 /// The epilogue that the ops from `at` on allow behind products of `x`, and how many of them it
 /// stands for. None writes to `x`, of which other blocks of the kernel may still be reading.
 fn epilogue(
@@ -161,9 +198,21 @@ fn epilogue(
         ([part], [Op::Add { x: sum, out }, ..])
             if *sum == part.out && *out != x && dead(&[*sum], at + 1) =>
         {
-            (Epilogue::Add { out: *out }, 1)
+            (
+                Epilogue::Add {
+                    out: *out,
+                    scale: 1.0,
+                },
+                1,
+            )
         }
-        ([a, b], [Op::SwiGlu { gate, up, out }, ..])
+        ([part], [Op::Scale { x: scaled, factor }, Op::Add { x: sum, out }, ..])
+            if *scaled == part.out && *sum == part.out && *out != x && dead(&[*sum], at + 2) =>
+        {
+            let scale = *factor;
+            (Epilogue::Add { out: *out, scale }, 2)
+        }
+        ([a, b], [op @ (Op::SwiGlu { gate, up, out } | Op::GeGlu { gate, up, out }), ..])
             if *gate == a.out
                 && *up == b.out
                 && *out != x
@@ -172,7 +221,11 @@ fn epilogue(
                 && b.bias.is_none()
                 && dead(&[*gate, *up], at + 1) =>
         {
-            (Epilogue::SwiGlu { out: *out }, 1)
+            let out = *out;
+            match op {
+                Op::GeGlu { .. } => (Epilogue::GeGlu { out }, 1),
+                _ => (Epilogue::SwiGlu { out }, 1),
+            }
         }
         _ => qkv(plan, at, parts, rules).unwrap_or((Epilogue::Store, 0)),
     }
@@ -280,11 +333,21 @@ mod tests {
         }
     }
 
+    fn product_of(x: BufferId, out: usize) -> Op {
+        Op::MatVec {
+            x,
+            norm: None,
+            weight: WeightId(1),
+            bias: None,
+            out: BufferId(out),
+        }
+    }
+
     /// The norm and the number of matrices of each fused product.
     fn products(ops: Vec<Op>, rules: Rules) -> Vec<(Option<Norm>, usize)> {
         let of = |op| match op {
             Fused::MatVec { norm, parts, .. } => Some((norm, parts.len())),
-            Fused::Single(_) => None,
+            Fused::Single(_) | Fused::NormAdd { .. } => None,
         };
         fuse(&plan(ops), rules).into_iter().filter_map(of).collect()
     }
@@ -322,16 +385,60 @@ mod tests {
     }
 
     #[test]
+    fn a_factor_of_the_residual_is_joined_with_it() {
+        let scale = Op::Scale {
+            x: BufferId(1),
+            factor: 0.25,
+        };
+        let add = Op::Add {
+            x: BufferId(1),
+            out: SUM,
+        };
+        let ops = vec![product(None, 1), scale.clone(), add.clone()];
+        let fused = fuse(&plan(ops), RULES);
+        let wanted = Epilogue::Add {
+            out: SUM,
+            scale: 0.25,
+        };
+        assert!(matches!(&fused[..], [Fused::MatVec { epilogue, .. }] if *epilogue == wanted));
+        // Not where what is scaled is wanted by itself.
+        let ops = vec![product(None, 1), scale, add, product_of(BufferId(1), 2)];
+        assert_eq!(fuse(&plan(ops), RULES).len(), 4);
+    }
+
+    #[test]
+    fn a_norm_is_joined_with_the_residual_alone() {
+        let norm = |x, out| Op::RmsNorm {
+            x,
+            weight: NORM.weight,
+            out,
+            group: 64,
+            eps: NORM.eps,
+        };
+        let (a, b) = (BufferId(1), BufferId(2));
+        let add = |x, out| Op::Add { x, out };
+        for (ops, n) in [
+            (vec![norm(a, a), add(a, SUM)], 1),
+            (vec![norm(a, b), add(b, SUM)], 1),
+            // What is normalized is what is added to.
+            (vec![norm(a, b), add(b, a)], 2),
+            // Another sum, and a norm that is read again.
+            (vec![norm(a, b), add(a, SUM)], 2),
+            (vec![norm(a, a), add(a, SUM), product_of(a, 2)], 3),
+        ] {
+            assert_eq!(fuse(&plan(ops.clone()), RULES).len(), n, "{ops:?}");
+        }
+    }
+
+    #[test]
     fn an_activation_is_joined_unless_it_is_the_input() {
         for (out, is_joined) in [(SUM, true), (X, false)] {
             let products = [1, 2].map(|out| product(Some(NORM), out));
-            let act = Op::SwiGlu {
-                gate: BufferId(1),
-                up: BufferId(2),
-                out,
-            };
-            let ops = products.into_iter().chain([act]).collect();
-            assert_eq!(fuse(&plan(ops), RULES).len(), if is_joined { 1 } else { 2 });
+            let (gate, up) = (BufferId(1), BufferId(2));
+            for act in [Op::SwiGlu { gate, up, out }, Op::GeGlu { gate, up, out }] {
+                let ops = products.iter().cloned().chain([act]).collect();
+                assert_eq!(fuse(&plan(ops), RULES).len(), if is_joined { 1 } else { 2 });
+            }
         }
     }
 

@@ -36,13 +36,23 @@ pub struct Norm {
     pub eps: f32,
 }
 
+/// What changes nothing, for plans that do not say.
+fn one() -> f32 {
+    1.0
+}
+
 /// One operation. Buffers hold float32 rows.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum Op {
-    /// `out[r] = weight[tokens[r]]`, the row expanded to float32 as the file format says; products of
-    /// scales and integers are exact.
-    Embed { weight: WeightId, out: BufferId },
+    /// `out[r] = weight[tokens[r]] * scale`, the row expanded to float32 as the file format says; products
+    /// of scales and integers are exact. The product with `scale` is rounded; 1 changes nothing.
+    Embed {
+        weight: WeightId,
+        out: BufferId,
+        #[serde(default = "one")]
+        scale: f32,
+    },
     /// `out[r][g] = x[r][g] / sqrt(mean(x[r][g]^2) + eps) * weight`, for each group `g` of `group`
     /// consecutive values; `weight` has `group` values. The sum of the squares: of every 256 values
     /// in turn, the last ones padded with zeros, 32 chains of 8 consecutive values, each by fused
@@ -125,12 +135,14 @@ pub enum Op {
         layer: usize,
     },
     /// For each head `h` of `q[r]`, with `kv = h / (n_head / n_head_kv)` and `t` over
-    /// `0..=positions[r]`: `out[r][h] = sum_t softmax_t(scale * q[r][h]·K[t][kv]) * V[t][kv]`.
+    /// `0..=positions[r]`: `out[r][h] = sum_t softmax_t(scale * q[r][h]·K[t][kv]) * V[t][kv]`. With a
+    /// `window`, at least 1, `t` is above `positions[r] - window`: a row sees that many tokens, its own
+    /// included, and no page is read of which it sees none, so that such pages need not be mapped.
     ///
     /// **Over a cache of integers** (`i16`) by a stated sum, with operations as in [`Op::MatVec`]. A key
     /// or value is an integer `K` or `V` of at most 32767 in size times the unit `u` of its block, up to
     /// 128 consecutive dimensions of a head of a token; `u` has 8 bits, and is 0 in a cleared page.
-    /// `n` is the number of tokens that the row sees; what it does not see has weight 0.
+    /// What a row does not see has weight 0, and no part in a maximum.
     ///
     /// 0. *Storage*: a NaN becomes 0, what is above `32767 * 2^35` in size becomes that. `u` is
     ///    `(max |x|) / 32767`, rounded, then rounded up to the upper 16 bits of a float32, at least
@@ -141,7 +153,8 @@ pub enum Op {
     ///    `c = float(scale * log2(exp(1)) / (64 * 32639))`, computed in float64.
     /// 2. *Scores*: `T_b = float(sum K Q)` over block `b`, the exact integer rounded once;
     ///    `s = T_0 u_0`, then `s = fma(T_b, u_b, s)` for the following blocks.
-    /// 3. *Weights*, in units of 64 tokens, of positions 64i to 64i + 63 as far as the row sees them:
+    /// 3. *Weights*, in units of 64 tokens, of positions 64i to 64i + 63 as far as the row sees them,
+    ///    from the unit of the first token that it sees:
     ///    `M = ceil(((max s) F) * 64)`; `z = min(max(fma(s, F, fma(M, -1/64, 1)), 0), 1)`, of no number
     ///    0; `p = 2^(64 z - 64)` ([`exp2_unit`](crate::sampler::math::exp2_unit)), so that no weight is
     ///    below 2^-64. From `|M|` of 2^23 on `z` is 1 for `s = max s`, else 0. Then
@@ -152,8 +165,8 @@ pub enum Op {
     ///    once. (In `w` are 65535ths of 2^E, in `o` 65536ths: hence the factor of `l`.)
     /// 5. *Units joined*: `(M, l, o)` and the next `(M_1, l_1, o_1)` become, with `M' = max(M, M_1)`,
     ///    `f = 2^(M - M')` and `f_1 = 2^(M_1 - M')`, zero for exponents below -126, `(M',
-    ///    fma(l_1, f_1, l f), fma(o_1, f_1, o f))`. A split is a run of `ceil(n / 2048)`
-    ///    consecutive units, so there are at most 32. The units of a split are joined in order, the first
+    ///    fma(l_1, f_1, l f), fma(o_1, f_1, o f))`. Of `n` units a split is a run of `ceil(n / 32)`
+    ///    from the first on, so there are at most 32. The units of a split are joined in order, the first
     ///    as it is, then the splits in the same way; then `out = o / l`.
     ///
     /// Every sum of integers is below 2^37. Cut into bytes, of which those of `Q` are all signed, the sums
@@ -166,6 +179,7 @@ pub enum Op {
         layer: usize,
         n_head: usize,
         scale: f32,
+        window: Option<usize>,
     },
     /// `out[r] += x[r]`.
     Add { x: BufferId, out: BufferId },
@@ -239,6 +253,18 @@ pub enum Op {
         head_dim: usize,
         eps: f32,
     },
+    /// `out[r] = gelu(gate[r]) * up[r]`, with the form of `gelu` by tanh, `g / 2 (1 + tanh(u))` of
+    /// `u = sqrt(2/pi) (g + 0.044715 g^3)`, which is `g / (1 + exp(-2u))`. As
+    /// `(gate (t / (1 + e))) up` with `z = gate fma(gate gate, b, a)`, `a = float(sqrt(8/pi))` and
+    /// `b = float(0.044715 sqrt(8/pi))`, and `e` and `t` as in [`Op::SwiGlu`], with `z` for the gate:
+    /// a gate whose square is infinite is itself, or zero.
+    GeGlu {
+        gate: BufferId,
+        up: BufferId,
+        out: BufferId,
+    },
+    /// `x[r] = x[r] * factor`, in place, rounded.
+    Scale { x: BufferId, factor: f32 },
     /// `out[i] = x[out_rows[i]]`: the rows whose logits are wanted.
     SelectRows { x: BufferId, out: BufferId },
 }
@@ -252,8 +278,9 @@ impl Op {
         let update = |id| Operand::new(id, Access::Update);
         let used = |id, role| Used { id, role };
         match *self {
-            Op::Embed { weight, out } => Signature {
+            Op::Embed { weight, out, scale } => Signature {
                 weights: vec![used(weight, Role::Lookup)],
+                constant: (scale != 1.0).then_some(Constant::Scale(scale)),
                 ..Signature::new("embed", Over::Batch, vec![write(out)])
             },
             Op::RmsNorm {
@@ -311,8 +338,10 @@ impl Op {
                 layer,
                 n_head,
                 scale,
+                window,
             } => Signature {
                 parts: Parts::Heads(n_head),
+                window,
                 cache: Some(CacheUse {
                     layer,
                     access: Access::Read,
@@ -401,6 +430,14 @@ impl Op {
                     )
                 }
             }
+            Op::GeGlu { gate, up, out } => {
+                let buffers = vec![read(gate), read(up), write(out)];
+                Signature::new("geglu", Over::Buffers, buffers)
+            }
+            Op::Scale { x, factor } => Signature {
+                constant: Some(Constant::Scale(factor)),
+                ..Signature::new("scale", Over::Buffers, vec![update(x)])
+            },
             Op::SelectRows { x, out } => {
                 Signature::new("select_rows", Over::Picked, vec![read(x), write(out)])
             }

@@ -18,6 +18,8 @@ pub struct Signature {
     pub cache: Option<CacheUse>,
     /// What it takes on from token to token.
     pub state: Option<StateUse>,
+    /// Tokens of the cache that a row sees, where these are not all.
+    pub window: Option<usize>,
     /// Set where it turns heads.
     pub turn: Option<Turn>,
     pub constant: Option<Constant>,
@@ -183,6 +185,7 @@ impl Signature {
             parts: Parts::Whole,
             cache: None,
             state: None,
+            window: None,
             turn: None,
             constant: None,
         }
@@ -232,6 +235,7 @@ impl Signature {
             && self.outputs_are_apart()
             && self.cache.is_none_or(|c| c.layer < plan.kv.len())
             && self.state.is_none_or(|s| self.state_fits(plan, s))
+            && self.window != Some(0)
             && self.turn.is_none_or(|turn| turn.table < plan.ropes.len())
     }
 
@@ -393,6 +397,7 @@ impl fmt::Display for Listed<'_> {
             Constant::Epsilon(eps) => format!("eps {eps:e}"),
             Constant::Scale(scale) => format!("scale {scale}"),
         }));
+        right.extend(op.window.map(|window| format!("window {window}")));
         write!(f, "{} = {}({})", left.join(", "), op.name, right.join(", "))
     }
 }

@@ -83,6 +83,7 @@ const CASES: &[Case] = &[
         op: Op::Embed {
             weight: TABLE,
             out: A,
+            scale: 1.0,
         },
         inputs: &[],
         outputs: &[A],
@@ -91,6 +92,20 @@ const CASES: &[Case] = &[
         over: Over::Batch,
         cache: (None, None),
         listed: "a = embed(table F32[100, 64])",
+    },
+    Case {
+        op: Op::Embed {
+            weight: TABLE,
+            out: B,
+            scale: 8.0,
+        },
+        inputs: &[],
+        outputs: &[B],
+        overwritten: &[B],
+        weights: &[(TABLE, Role::Lookup)],
+        over: Over::Batch,
+        cache: (None, None),
+        listed: "b = embed(table F32[100, 64], scale 8)",
     },
     Case {
         op: Op::RmsNorm {
@@ -183,6 +198,7 @@ const CASES: &[Case] = &[
             layer: 1,
             n_head: 4,
             scale: 0.25,
+            window: None,
         },
         inputs: &[A],
         outputs: &[B],
@@ -191,6 +207,23 @@ const CASES: &[Case] = &[
         over: Over::Batch,
         cache: (Some(1), None),
         listed: "b = attention(a, kv[1], 4 heads, scale 0.25)",
+    },
+    Case {
+        op: Op::Attention {
+            q: A,
+            out: B,
+            layer: 0,
+            n_head: 4,
+            scale: 0.5,
+            window: Some(128),
+        },
+        inputs: &[A],
+        outputs: &[B],
+        overwritten: &[B],
+        weights: &[],
+        over: Over::Batch,
+        cache: (Some(0), None),
+        listed: "b = attention(a, kv[0], 4 heads, scale 0.5, window 128)",
     },
     Case {
         op: Op::Add { x: A, out: B },
@@ -215,6 +248,33 @@ const CASES: &[Case] = &[
         over: Over::Buffers,
         cache: (None, None),
         listed: "c = swiglu(a, b)",
+    },
+    Case {
+        op: Op::GeGlu {
+            gate: A,
+            up: B,
+            out: C,
+        },
+        inputs: &[A, B],
+        outputs: &[C],
+        overwritten: &[C],
+        weights: &[],
+        over: Over::Buffers,
+        cache: (None, None),
+        listed: "c = geglu(a, b)",
+    },
+    Case {
+        op: Op::Scale {
+            x: WANTED,
+            factor: 0.125,
+        },
+        inputs: &[WANTED],
+        outputs: &[WANTED],
+        overwritten: &[],
+        weights: &[],
+        over: Over::Buffers,
+        cache: (None, None),
+        listed: "wanted = scale(wanted, scale 0.125)",
     },
     Case {
         op: Op::SelectRows { x: A, out: WANTED },
@@ -282,7 +342,7 @@ fn an_op_runs_over_the_rows_of_its_buffers() {
 #[test]
 fn heads_are_those_of_the_ops_that_read_the_cache() {
     let plan = plan(CASES.iter().map(|case| case.op.clone()).collect());
-    assert_eq!(plan.attentions().collect::<Vec<_>>(), [(4, plan.kv[2])]);
+    assert_eq!(plan.attentions().collect::<Vec<_>>(), [(4, plan.kv[2]); 2]);
 }
 
 #[test]
@@ -307,6 +367,15 @@ fn what_does_not_go_together_does_not_fit() {
         layer,
         n_head,
         scale: 1.0,
+        window: None,
+    };
+    let sees_nothing = Op::Attention {
+        q: A,
+        out: B,
+        layer: 0,
+        n_head: 4,
+        scale: 1.0,
+        window: Some(0),
     };
     let bad = [
         // Of another width.
@@ -329,12 +398,14 @@ fn what_does_not_go_together_does_not_fit() {
         // Heads that are not those of the cache, or none at all.
         attention(B, 0, 2),
         attention(B, 0, 0),
+        sees_nothing,
         // A layer that the cache does not have.
         attention(B, 3, 4),
         // Rows that are not those of the batch.
         Op::Embed {
             weight: TABLE,
             out: WANTED,
+            scale: 1.0,
         },
         Op::SelectRows { x: WANTED, out: B },
     ];

@@ -204,7 +204,7 @@ fn other_architectures_are_listed() {
         &text,
         &[
             "architecture \"gpt2\" is not supported",
-            "llama, qwen2, qwen3",
+            "llama, qwen2, qwen3, gemma3, granite",
         ],
     );
 }
@@ -261,6 +261,8 @@ fn tensors_that_no_op_reads_are_not_ignored() {
         ("llama", "blk.0.attn_q_norm.weight"),
         ("qwen2", "blk.2.attn_norm.weight"),
         ("qwen3", "extra\n"),
+        ("gemma3", "dense_2.weight"),
+        ("granite", "blk.0.attn_q_norm.weight"),
     ] {
         let mut w = tiny(arch);
         w.tensor(name, &[4], 0);

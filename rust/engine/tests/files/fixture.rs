@@ -186,6 +186,12 @@ pub fn tiny(arch: &str) -> Writer {
     let eps = format!("{arch}.attention.layer_norm_rms_epsilon");
     w.set(&eps, Value::F32(1e-5));
     w.set(&format!("{arch}.rope.freq_base"), Value::F32(10_000.0));
+    if arch == "gemma3" {
+        w.set("gemma3.attention.sliding_window", Value::U32(4));
+    }
+    if arch == "granite" {
+        w.set("granite.logit_scale", Value::F32(8.0));
+    }
     w.set("tokenizer.ggml.model", Value::String("gpt2".into()));
     let tokens = ["a", "b", "ab", "Ġ", "é", "<s>"].into_iter().collect();
     w.set("tokenizer.ggml.tokens", Value::Array(Array::String(tokens)));
@@ -208,7 +214,11 @@ pub fn tiny(arch: &str) -> Writer {
         t("ffn_gate", &[8, 12], F16);
         t("ffn_up", &[8, 12], F16);
         t("ffn_down", &[12, 8], F16);
-        if arch == "qwen3" {
+        if arch == "gemma3" {
+            t("post_attention_norm", &[8], F32);
+            t("post_ffw_norm", &[8], F32);
+        }
+        if arch == "qwen3" || arch == "gemma3" {
             t("attn_q_norm", &[4], F32);
             t("attn_k_norm", &[4], F32);
         }

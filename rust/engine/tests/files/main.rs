@@ -1,6 +1,7 @@
 //! Model files: what a good one holds, and what a damaged or hostile one does to us.
 mod config;
 mod damage;
+mod families;
 #[path = "../../../../tests/fuzz/src/lib.rs"]
 mod fuzz;
 mod hostile;

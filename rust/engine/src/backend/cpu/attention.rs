@@ -1,5 +1,7 @@
 //! Attention over the paged cache. The sum over tokens goes in order, whatever the batch.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
 use super::exact_attention;
@@ -24,6 +26,8 @@ pub struct Attention<'a> {
     pub layer: usize,
     pub n_head: usize,
     pub scale: f32,
+    /// Tokens that a row sees, where these are not all.
+    pub window: Option<usize>,
     pub batch: &'a Batch<'a>,
 }
 
@@ -60,6 +64,24 @@ pub fn scratch_bytes(
 }
 
 impl Attention<'_> {
+    /// The tokens that each of `n` rows from `first` on sees. A position past the cache was refused by
+    /// the scatter; here it must only not be read.
+    pub fn seen(&self, first: usize, n: usize) -> Vec<Range<usize>> {
+        let of_row = |p: &u32| {
+            let end = (*p as usize).saturating_add(1).min(self.kv.n_ctx());
+            end.saturating_sub(self.window.unwrap_or(end))..end
+        };
+        let positions = &self.batch.positions[first..][..n];
+        positions.iter().map(of_row).collect()
+    }
+
+    /// The pages that rows look at which see these tokens.
+    pub fn pages(seen: &[Range<usize>]) -> Range<usize> {
+        let first = seen.iter().map(|tokens| tokens.start).min().unwrap_or(0);
+        let end = seen.iter().map(|tokens| tokens.end).max().unwrap_or(0);
+        first / PAGE_TOKENS..end.div_ceil(PAGE_TOKENS)
+    }
+
     /// Writes `out`, `[rows, n_head * head_dim]`.
     ///
     /// # Errors
@@ -158,30 +180,33 @@ impl<B: Block> Task for TypedHeads<'_, B> {
             let row = (first + row) * n_head_kv + head;
             &op.q[row * group * dim..][..group * dim]
         };
-        // Tokens that each row sees. A position past the cache was refused by the scatter; here it
-        // must only not be read.
-        let seen: Vec<usize> = op.batch.positions[first..][..out.len()]
-            .iter()
-            .map(|p| (*p as usize).saturating_add(1).min(kv.n_ctx()))
-            .collect();
-        let most = seen.iter().copied().max().unwrap_or(0);
-        let pages = most.div_ceil(PAGE_TOKENS);
-        // Of `n` tokens, those in a page; the first of them is token `page * PAGE_TOKENS`.
-        let in_page = |n: usize, page: usize| n.saturating_sub(page * PAGE_TOKENS).min(PAGE_TOKENS);
+        let seen = op.seen(first, out.len());
+        let pages = Attention::pages(&seen);
+        let end = seen.iter().map(|tokens| tokens.end).max().unwrap_or(0);
+        // Entries of a page that are among the tokens.
+        let in_page = |tokens: &Range<usize>, page: usize| {
+            let at = |token: usize| token.saturating_sub(page * PAGE_TOKENS).min(PAGE_TOKENS);
+            at(tokens.start)..at(tokens.end)
+        };
 
-        // [rows, group, most]
+        // [rows, group, most], from the first page on
+        let base = pages.start * PAGE_TOKENS;
+        let most = end - base.min(end);
         let what = "the scores of attention";
         let mut scores = filled(out.len() * group * most, f32::NEG_INFINITY, what)?;
         let mut values = filled(PAGE_TOKENS * dim, 0.0, what)?;
-        for page in 0..pages {
-            let stored = kv.head_page(op.layer, slot, page, Part::K, head, in_page(most, page));
+        for page in pages.clone() {
+            let n = in_page(&(0..end), page).end;
+            let stored = kv.head_page(op.layer, slot, page, Part::K, head, n);
             let Some(stored) = stored else { continue };
             product::expand_row::<I, B>(stored, &mut values);
-            for (row, n) in seen.iter().enumerate() {
+            for (row, tokens) in seen.iter().enumerate() {
+                let entries = in_page(tokens, page);
+                let first = page * PAGE_TOKENS - base + entries.start;
                 let scores = &mut scores[row * group * most..][..group * most];
                 for (q, scores) in q(row).chunks_exact(dim).zip(scores.chunks_exact_mut(most)) {
-                    let scores = scores.iter_mut().skip(page * PAGE_TOKENS);
-                    let keys = values.chunks_exact(dim).take(in_page(*n, page));
+                    let keys = values.chunks_exact(dim).skip(entries.start);
+                    let scores = scores.iter_mut().skip(first).take(entries.len());
                     for (score, k) in scores.zip(keys) {
                         *score = product::dot::<I>(k, q) * op.scale;
                     }
@@ -191,7 +216,8 @@ impl<B: Block> Task for TypedHeads<'_, B> {
         // [rows, group]
         let mut sums = filled(out.len() * group, 0.0f64, what)?;
         for (i, (scores, sum)) in scores.chunks_exact_mut(most).zip(&mut sums).enumerate() {
-            let scores = &mut scores[..seen[i / group]];
+            let tokens = &seen[i / group];
+            let scores = &mut scores[tokens.start - base..tokens.end - base];
             let mut top = f32::NEG_INFINITY;
             for s in &*scores {
                 top = top.max(*s);
@@ -206,16 +232,19 @@ impl<B: Block> Task for TypedHeads<'_, B> {
         for out in &mut out {
             out.fill(0.0);
         }
-        for page in 0..pages {
-            let stored = kv.head_page(op.layer, slot, page, Part::V, head, in_page(most, page));
+        for page in pages {
+            let n = in_page(&(0..end), page).end;
+            let stored = kv.head_page(op.layer, slot, page, Part::V, head, n);
             let Some(stored) = stored else { continue };
             product::expand_row::<I, B>(stored, &mut values);
-            for (row, (n, out)) in seen.iter().zip(&mut out).enumerate() {
-                let n = in_page(*n, page);
+            for (row, (tokens, out)) in seen.iter().zip(&mut out).enumerate() {
+                let entries = in_page(tokens, page);
+                let first = page * PAGE_TOKENS - base + entries.start;
                 for (g, out) in out.chunks_exact_mut(dim).enumerate() {
-                    if n > 0 {
-                        let p = &scores[(row * group + g) * most + page * PAGE_TOKENS..][..n];
-                        product::weighted_sum::<I>(p, &values[..n * dim], out);
+                    if !entries.is_empty() {
+                        let p = &scores[(row * group + g) * most + first..][..entries.len()];
+                        let values = &values[entries.start * dim..entries.end * dim];
+                        product::weighted_sum::<I>(p, values, out);
                     }
                 }
             }

@@ -1,6 +1,8 @@
 //! Attention over a cache of integers, as [`crate::plan::Op::Attention`] states it: unit by unit of a
 //! sequence, each read once for all rows and query heads that share it.
 
+use std::ops::Range;
+
 use super::attention::Attention;
 use super::kv::Part;
 use super::memory::{filled, reserve};
@@ -47,9 +49,11 @@ fn fade(n: f32) -> f32 {
     }
 }
 
-/// Units of a split of a sequence of `n` tokens.
-fn split_units(n: usize) -> usize {
-    n.div_ceil(UNIT * MOST_SPLITS)
+/// The units that tokens are in, and how many of them are a split.
+fn split(tokens: &Range<usize>) -> (Range<usize>, usize) {
+    let units = tokens.start / UNIT..tokens.end.div_ceil(UNIT);
+    let of_split = units.len().div_ceil(MOST_SPLITS).max(1);
+    (units, of_split)
 }
 
 /// `x scale`, not negative and below 2^23, rounded to an integer.
@@ -281,11 +285,11 @@ impl Unit {
         s
     }
 
-    /// Steps 2 to 4 for the first `n` tokens. The others may hold anything, also what is no number.
+    /// Steps 2 to 4 for these tokens. The others may hold anything, also what is no number.
     #[inline(always)]
-    fn sums<I: Isa>(&self, q: &Query, n: usize, out: &mut Sums) {
+    fn sums<I: Isa>(&self, q: &Query, tokens: Range<usize>, out: &mut Sums) {
         let scores = self.scores::<I>(q);
-        let seen: [bool; UNIT] = std::array::from_fn(|t| t < n);
+        let seen: [bool; UNIT] = std::array::from_fn(|t| tokens.contains(&t));
         let mut of_seen = scores;
         for (s, is_seen) in of_seen.iter_mut().zip(seen) {
             *s = if is_seen { *s } else { f32::NEG_INFINITY };
@@ -331,7 +335,7 @@ impl Unit {
             let dims = &mut out.values[b * GROUP..];
             for (i, dims) in dims.chunks_mut(LANES).take(GROUP / LANES).enumerate() {
                 let values = &self.values[b * (GROUP / LANES) + i..];
-                let pairs = n.div_ceil(2);
+                let pairs = tokens.end.div_ceil(2);
                 let sums = dot::<I>(values, lanes, &hi[..pairs], &lo[..pairs]);
                 for (o, sum) in dims.iter_mut().zip(sums) {
                     *o = sum * unit;
@@ -399,29 +403,27 @@ impl Task for Heads<'_, '_> {
                 queries.push((Query::new(q, c)?, state));
             }
         }
-        // Tokens that each row sees. A position past the cache was refused by the scatter; here it
-        // must only not be read.
-        let seen: Vec<usize> = op.batch.positions[first..][..out.len()]
-            .iter()
-            .map(|p| (*p as usize).saturating_add(1).min(kv.n_ctx()))
-            .collect();
-        let most = seen.iter().copied().max().unwrap_or(0);
+        let seen = op.seen(first, out.len());
+        let end = seen.iter().map(|tokens| tokens.end).max().unwrap_or(0);
         let mut unit = Unit::new(dim)?;
-        for page in 0..most.div_ceil(UNIT) {
+        for page in Attention::pages(&seen) {
             let begin = page * UNIT;
-            let stored = |part| kv.head_page(op.layer, slot, page, part, head, most - begin);
+            let stored = |part| kv.head_page(op.layer, slot, page, part, head, end - begin);
             let (Some(keys), Some(values)) = (stored(Part::K), stored(Part::V)) else {
                 continue;
             };
             unit.set_keys(keys, head_bytes);
             unit.set_values(values, head_bytes);
-            for (n, queries) in seen.iter().zip(queries.chunks_exact_mut(group)) {
-                if *n <= begin {
+            for (tokens, queries) in seen.iter().zip(queries.chunks_exact_mut(group)) {
+                let (units, of_split) = split(tokens);
+                if !units.contains(&page) {
                     continue;
                 }
-                let ends = (page + 1) % split_units(*n) == 0 || *n <= begin + UNIT;
+                let next = page + 1;
+                let ends = (next - units.start).is_multiple_of(of_split) || next == units.end;
+                let at = |token: usize| token.saturating_sub(begin).min(UNIT);
                 for (q, state) in queries {
-                    unit.sums::<I>(q, UNIT.min(n - begin), &mut state.unit);
+                    unit.sums::<I>(q, at(tokens.start)..at(tokens.end), &mut state.unit);
                     state.split.join(&mut state.unit);
                     if ends {
                         state.total.join(&mut state.split);

@@ -363,7 +363,7 @@ impl Interpreter {
     fn single(&mut self, op: &Op, batch: &Batch<'_>) -> Result<()> {
         match op {
             Op::MatVec { .. } => unreachable!("mat-vecs go through `products`"),
-            Op::Embed { weight, out } => self.embed(*weight, *out, batch.tokens),
+            Op::Embed { weight, out, scale } => self.embed(*weight, *out, *scale, batch.tokens),
             Op::RmsNorm {
                 x,
                 weight,
@@ -392,6 +392,7 @@ impl Interpreter {
                 layer,
                 n_head,
                 scale,
+                window,
             } => {
                 let mut heads = self.take(*out);
                 let task = attention::Attention {
@@ -400,6 +401,7 @@ impl Interpreter {
                     layer: *layer,
                     n_head: *n_head,
                     scale: *scale,
+                    window: *window,
                     batch,
                 };
                 let done = task.run(self.level, &mut heads);
@@ -496,6 +498,17 @@ impl Interpreter {
                 self.buffers[out.0] = heads;
                 done
             }
+            Op::GeGlu { gate, up, out } => {
+                let mut act = self.take(*out);
+                let (gate, up) = (&self.buffers[gate.0], &self.buffers[up.0]);
+                rowwise::geglu(self.level, gate, up, &mut act);
+                self.buffers[out.0] = act;
+                Ok(())
+            }
+            Op::Scale { x, factor } => {
+                self.buffers[x.0].iter_mut().for_each(|v| *v *= factor);
+                Ok(())
+            }
             Op::SelectRows { x, out } => {
                 let width = self.plan.buffer(*x).width;
                 let mut selected = self.take(*out);
@@ -508,7 +521,7 @@ impl Interpreter {
         }
     }
 
-    fn embed(&mut self, weight: WeightId, out: BufferId, tokens: &[u32]) -> Result<()> {
+    fn embed(&mut self, weight: WeightId, out: BufferId, scale: f32, tokens: &[u32]) -> Result<()> {
         let w = self.plan.weight(weight);
         let table = self.weights.bytes(&w.name)?;
         let row_bytes = table.len() / w.n_out;
@@ -525,6 +538,7 @@ impl Interpreter {
                 });
             }
             (w.ty.dequantize)(&table[token * row_bytes..][..row_bytes], out);
+            out.iter_mut().for_each(|v| *v *= scale);
         }
         Ok(())
     }

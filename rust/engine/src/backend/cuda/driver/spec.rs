@@ -40,6 +40,8 @@ pub struct Traffic {
     pub rows: u64,
     /// Of the cache, for each token that a sequence has.
     pub per_token: u64,
+    /// Most of these tokens that it moves.
+    pub most_tokens: Option<u64>,
 }
 
 impl Traffic {
@@ -53,6 +55,7 @@ impl Traffic {
 
     /// All of it, where the sequences have `tokens` tokens together.
     pub fn total(&self, tokens: u64) -> u64 {
+        let tokens = self.most_tokens.map_or(tokens, |most| tokens.min(most));
         self.weights + self.rows + self.per_token * tokens
     }
 }

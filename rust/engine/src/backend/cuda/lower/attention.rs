@@ -51,8 +51,27 @@ pub struct AttentionOp {
     pub kv: KvShape,
     pub n_head: usize,
     pub scale: f32,
+    /// Tokens that a row sees, where these are not all.
+    pub window: Option<usize>,
     /// Keys and values of the rows, where it stores them itself.
     pub newest: Option<(BufferId, BufferId)>,
+}
+
+impl AttentionOp {
+    /// The constant by which kernels know the window: 0 where rows of up to `n_ctx` tokens see all.
+    pub fn window_size(&self, n_ctx: usize) -> (&'static str, usize) {
+        let window = self.window.filter(|tokens| *tokens < n_ctx);
+        ("WINDOW", window.unwrap_or(0))
+    }
+
+    /// Most splits of a row of up to `tokens` tokens: each has a page at least.
+    pub fn most_splits(&self, tokens: usize) -> usize {
+        let all = tokens.div_ceil(PAGE_TOKENS);
+        // A window ends anywhere in its last page.
+        let in_window = |window: usize| (window - 1).div_ceil(PAGE_TOKENS) + 1;
+        let pages = self.window.map_or(all, |window| all.min(in_window(window)));
+        pages.clamp(1, MAX_SPLITS)
+    }
 }
 
 /// Memory that the blocks of one row merge through.
@@ -115,6 +134,7 @@ pub fn describe(l: &Lowering, op: &AttentionOp, pass: &Pass, specs: &mut [Spec])
         spec.kind = Kind::Attention;
         spec.traffic = Traffic {
             per_token: (2 * op.kv.n_head_kv * head_bytes) as u64,
+            most_tokens: op.window.map(|tokens| (tokens * pass.rows) as u64),
             ..Traffic::rows(rows)
         };
         spec.label = format!("{} {}", spec.entry, op.layer);
@@ -135,7 +155,10 @@ fn variant(
     let kv_struct = l.kv_type.kernel.kv_struct();
     Variant {
         source,
-        constants: text + &format!("using Kv = {kv_struct};\n") + &sizes(more),
+        constants: text
+            + &format!("using Kv = {kv_struct};\n")
+            + &sizes(&[op.window_size(l.n_ctx)])
+            + &sizes(more),
     }
 }
 
@@ -187,7 +210,7 @@ fn split_specs(
     let width = l.plan.buffer(op.q).width;
     let at_once = span.map_or(pass.rows, |_| ATTENTION_ROWS);
     let tokens = span.unwrap_or(l.n_ctx);
-    let splits = tokens.div_ceil(PAGE_TOKENS).min(MAX_SPLITS);
+    let splits = op.most_splits(tokens);
     let alone = match width / n_head_kv <= 1024 {
         true => BLOCK_SPLITS,
         false => TEAMS,
@@ -256,4 +279,61 @@ fn prompt_shared(l: &Lowering, n_head: usize, kv: KvShape) -> Option<u32> {
     let halves = l.kv_type.kernel.kv_in_halves();
     let heads = n_head.is_multiple_of(kv.n_head_kv);
     (fits && halves && heads && dim.is_multiple_of(16) && dim <= 128).then_some(shared as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::pass::specs;
+    use super::super::tests::{blocks, chunk, entries, halves, lowering, step, superblocks};
+    use super::*;
+    use crate::plan::fuse::Fused;
+    use crate::plan::Op;
+
+    #[test]
+    fn a_cache_in_blocks_is_attended_to_as_such_and_written_whole() {
+        for (rows, is_step) in [(1, true), (3, true), (96, false)] {
+            let l = lowering("sm_90", superblocks(), blocks(), true);
+            let pass = match is_step {
+                true => step(rows),
+                false => chunk(rows, 1),
+            };
+            let list = specs(&l, &pass).unwrap();
+            assert!(entries(&list).contains(&"kv_scatter_blocks"));
+            let attentions = list.iter().filter(|s| s.kind == Kind::Attention);
+            let entries: Vec<&str> = attentions.map(|s| s.entry).collect();
+            assert_eq!(entries, ["attention_blocks"]);
+        }
+    }
+
+    /// The attention of `pass` over a cache of `kv_type`, rows of which see so many tokens.
+    fn attention(kv_type: &str, n_ctx: usize, window: usize, pass: &Pass) -> Spec {
+        let mut l = lowering("sm_90", superblocks(), kv_type, false);
+        for op in &mut l.fused {
+            if let Fused::Single(Op::Attention { window: its, .. }) = op {
+                *its = Some(window);
+            }
+        }
+        l.n_ctx = n_ctx;
+        let list = specs(&l, pass).unwrap();
+        let its = list.into_iter().find(|s| s.kind == Kind::Attention);
+        its.expect("a kernel")
+    }
+
+    #[test]
+    fn a_window_takes_blocks_for_its_own_pages_alone() {
+        for (window, splits) in [(1, 1), (64, 2), (65, 2), (66, 3), (512, 9)] {
+            let spec = attention(blocks(), 4096, window, &step(1));
+            assert_eq!(spec.grid, [1, splits, 1], "{window}");
+            let constant = format!("WINDOW = {window};");
+            assert!(spec.variant.constants.contains(&constant), "{window}");
+            assert_eq!(spec.traffic.total(4096), spec.traffic.total(window as u64));
+        }
+        // One that no row is longer than is none.
+        for pass in [step(1), chunk(512, 1)] {
+            for kv_type in [halves(), blocks(), "I16"] {
+                let spec = attention(kv_type, 4096, 4096, &pass);
+                assert!(spec.variant.constants.contains("WINDOW = 0;"), "{kv_type}");
+            }
+        }
+    }
 }

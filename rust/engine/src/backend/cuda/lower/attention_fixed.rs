@@ -66,13 +66,19 @@ fn scale(op: &AttentionOp) -> f32 {
     (f64::from(op.scale) * LOG2_E / (64.0 * 32639.0)) as f32
 }
 
-fn variant(op: &AttentionOp, source: &'static Source, more: &[(&str, usize)]) -> Variant {
+fn variant(
+    l: &Lowering,
+    op: &AttentionOp,
+    source: &'static Source,
+    more: &[(&str, usize)],
+) -> Variant {
     let shape = [
         ("N_HEAD", op.n_head),
         ("N_HEAD_KV", op.kv.n_head_kv),
         ("HEAD_DIM", op.kv.head_dim),
     ];
-    let more = [more, &[("MAX_SPLITS", MAX_SPLITS)]].concat();
+    let window = op.window_size(l.n_ctx);
+    let more = [more, &[("MAX_SPLITS", MAX_SPLITS), window]].concat();
     Variant {
         source,
         constants: constants(&shape) + &sizes(&more),
@@ -99,7 +105,7 @@ fn step_specs(l: &Lowering, op: &AttentionOp, pass: &Pass) -> Result<Vec<Spec>> 
     let room = (l.card.shared_bytes / BLOCKS_PER_SM).saturating_sub(STATIC_BYTES);
     let ring = (room / part.max(1)).clamp(1, MOST_PARTS);
     // As many blocks a row as keep the card busy.
-    let splits = l.n_ctx.div_ceil(PAGE_TOKENS).clamp(1, MAX_SPLITS);
+    let splits = op.most_splits(l.n_ctx);
     let wanted = l.card.sm_count as usize * BLOCKS_PER_SM;
     let blocks = wanted.div_ceil(rows * n_head_kv * parts).min(splits);
     let inputs = &pass.inputs;
@@ -120,7 +126,7 @@ fn step_specs(l: &Lowering, op: &AttentionOp, pass: &Pass) -> Result<Vec<Spec>> 
         let count = (pass.rows - first).min(at_once) as u32;
         let more = [("HEADS", heads), ("TEAMS", teams), ("RING", ring)];
         let grid = [(n_head_kv * parts) as u32, blocks as u32, count];
-        let variant = variant(op, &STEP, &more);
+        let variant = variant(l, op, &STEP, &more);
         let threads = (teams * TEAM) as u32;
         let mut spec = Spec::new(variant, "attention_fixed", grid, threads, &params);
         spec.shared = (ring * part) as u32;
@@ -143,7 +149,7 @@ fn prompt_spec(l: &Lowering, op: &AttentionOp, pass: &Pass, stages: usize) -> Re
         ("SHARED_BYTES", shared),
     ];
     let grid = [n_head_kv as u32, blocks as u32, 1];
-    let variant = variant(op, &PROMPT, &more);
+    let variant = variant(l, op, &PROMPT, &more);
     let mut spec = Spec::new(variant, "prompt_attention_fixed", grid, threads, &params);
     spec.shared = shared as u32;
     Ok(spec)

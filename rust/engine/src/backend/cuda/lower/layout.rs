@@ -109,6 +109,7 @@ pub fn wanted(plan: &Plan, fused: &[Fused]) -> Result<Wanted> {
                 let vectors: Vec<_> = norm.map(|n| n.weight).into_iter().chain(biases).collect();
                 (arrangement(parts, epilogue), vectors)
             }
+            Fused::NormAdd { weight, .. } => (Vec::new(), vec![*weight]),
             Fused::Single(op) => {
                 let used = op.signature().weights;
                 let (vectors, matrices): (Vec<_>, Vec<_>) =
@@ -138,7 +139,7 @@ pub fn wanted(plan: &Plan, fused: &[Fused]) -> Result<Wanted> {
 pub fn arrangement(parts: &[Part], epilogue: &Epilogue) -> Vec<(Vec<WeightId>, Order)> {
     let alone = |(part, order): (&Part, Order)| (vec![part.weight], order);
     match epilogue {
-        Epilogue::SwiGlu { .. } => {
+        Epilogue::SwiGlu { .. } | Epilogue::GeGlu { .. } => {
             vec![(parts.iter().map(|p| p.weight).collect(), Order::Joined)]
         }
         Epilogue::Qkv { turn, head_dim, .. } => {

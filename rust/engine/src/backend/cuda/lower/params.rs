@@ -159,7 +159,7 @@ shared! {
         /// `[m]` u32.
         pub state_slots: u64,
         pub n_rows: u32,
-        pub unused: u32,
+        pub scale: f32,
     }
 
     /// rms_norm.cu
@@ -266,22 +266,11 @@ shared! {
     }
 
     /// elementwise.cu
-    pub struct SwiGlu = "SwiGluParams" {
+    pub struct Glu = "GluParams" {
         /// `[n]` f32.
         pub gate: u64,
         /// `[n]` f32.
         pub up: u64,
-        /// `[n]` f32.
-        pub out: u64,
-        pub n: u64,
-    }
-
-    /// elementwise.cu
-    pub struct SigmoidMul = "SigmoidMulParams" {
-        /// `[n]` f32.
-        pub x: u64,
-        /// `[n]` f32.
-        pub gate: u64,
         /// `[n]` f32.
         pub out: u64,
         pub n: u64,
@@ -344,6 +333,15 @@ shared! {
         pub n_slots: u32,
         pub m: u32,
         pub rows: u32,
+    }
+
+    /// elementwise.cu
+    pub struct Scale = "ScaleParams" {
+        /// `[n]` f32.
+        pub x: u64,
+        pub n: u64,
+        pub factor: f32,
+        pub unused: u32,
     }
 
     /// elementwise.cu

@@ -7,7 +7,7 @@ use super::{attention_fixed, matvec, matvec_floats, product, rowwise};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::{Error, Result};
 use crate::plan::fuse::Fused;
-use crate::plan::{BufferId, Op, Plan};
+use crate::plan::{BufferId, Norm, Op, Plan};
 
 pub use super::attention::prompt_span;
 
@@ -62,12 +62,26 @@ pub fn specs(l: &Lowering, pass: &Pass) -> Result<Vec<Spec>> {
                 };
                 products(l, &op, pass, list.len())?
             }
+            Fused::NormAdd {
+                x,
+                weight,
+                group,
+                eps,
+                out,
+            } => {
+                let norm = Norm {
+                    weight: *weight,
+                    eps: *eps,
+                };
+                vec![rowwise::norm_add(l, *x, norm, *group, *out, pass)?]
+            }
             Fused::Single(Op::Attention {
                 q,
                 out,
                 layer,
                 n_head,
                 scale,
+                window,
             }) => {
                 let op = AttentionOp {
                     q: *q,
@@ -76,6 +90,7 @@ pub fn specs(l: &Lowering, pass: &Pass) -> Result<Vec<Spec>> {
                     kv: l.plan.kv[*layer],
                     n_head: *n_head,
                     scale: *scale,
+                    window: *window,
                     newest: newest_of(l, pass, number),
                 };
                 match l.kv_type.sums_kv_exactly() {

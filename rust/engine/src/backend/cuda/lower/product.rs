@@ -80,7 +80,7 @@ pub fn product(l: &Lowering, op: &Op<'_>, pass: &Pass) -> Result<Product> {
     for (i, (ids, order)) in arrangement.iter().enumerate() {
         let matrix = Matrix::new(plan, ids, *order)?;
         let out = match epilogue {
-            Epilogue::Add { out } | Epilogue::SwiGlu { out } => *out,
+            Epilogue::Add { out, .. } | Epilogue::SwiGlu { out } | Epilogue::GeGlu { out } => *out,
             Epilogue::Store | Epilogue::Qkv { .. } => parts[i].out,
         };
         product.segment[i] = Segment {
@@ -119,14 +119,17 @@ fn epilogue_constants(l: &Lowering, op: &Op<'_>, order: Order) -> String {
         _ => (UNIT_ROWS, 1),
     };
     let text = format!(
-        "enum {{ EPILOGUE_STORE, EPILOGUE_ADD, EPILOGUE_SWIGLU, EPILOGUE_QKV }};\n\
+        "enum {{ EPILOGUE_STORE, EPILOGUE_ADD, EPILOGUE_SWIGLU, EPILOGUE_GEGLU, \
+         EPILOGUE_QKV }};\n\
          enum {{ ORDER_NATURAL, ORDER_NEIGHBOURS, ORDER_HALVES }};\n\
          constexpr int EPILOGUE = {};\nconstexpr int ORDER = {};\n\
-         constexpr bool SCATTERS = {};\nusing Kv = {};\n",
+         constexpr bool SCATTERS = {};\nusing Kv = {};\n\
+         constexpr uint32_t SCALE_BITS = {}u;\n",
         match epilogue {
             Epilogue::Store => "EPILOGUE_STORE",
             Epilogue::Add { .. } => "EPILOGUE_ADD",
             Epilogue::SwiGlu { .. } => "EPILOGUE_SWIGLU",
+            Epilogue::GeGlu { .. } => "EPILOGUE_GEGLU",
             Epilogue::Qkv { .. } => "EPILOGUE_QKV",
         },
         match order {
@@ -142,6 +145,10 @@ fn epilogue_constants(l: &Lowering, op: &Op<'_>, order: Order) -> String {
             }
         ),
         l.kv_type.kernel.kv_struct(),
+        match epilogue {
+            Epilogue::Add { scale, .. } => scale.to_bits(),
+            _ => 1.0f32.to_bits(),
+        },
     );
     text + &constants(&[("HEAD_DIM", head_dim), ("N_HEAD_KV", n_head_kv)])
 }

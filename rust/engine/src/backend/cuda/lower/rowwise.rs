@@ -2,9 +2,9 @@
 //! what goes element by element.
 
 use super::layout::Order;
-use super::lowering::{constants, sizes, Lowering, Pass};
+use super::lowering::{constants, flag, sizes, Lowering, Pass};
 use super::params::{
-    Add, Embed, KvScatter, KvView, RmsNorm, Rope, SelectRows, SigmoidMul, Slice, SlotState, SwiGlu,
+    Add, Embed, Glu, KvScatter, KvView, RmsNorm, Rope, Scale, SelectRows, Slice, SlotState,
     CONSTANTS,
 };
 use super::recurrence;
@@ -13,7 +13,7 @@ use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::error::{Error, Result};
 use crate::plan::signature::{Operand, Role, Turn, Used};
-use crate::plan::{BufferId, Op, RopeStyle, WeightId};
+use crate::plan::{BufferId, Norm, Op, RopeStyle, WeightId};
 use crate::quant::KvKernel;
 
 static EMBED: Source = source!("embed.cu", CONSTANTS, Embed, SlotState);
@@ -26,8 +26,8 @@ static ELEMENTWISE: Source = source!(
     "elementwise.cu",
     CONSTANTS,
     Add,
-    SwiGlu,
-    SigmoidMul,
+    Glu,
+    Scale,
     Slice,
     SelectRows
 );
@@ -44,6 +44,23 @@ pub fn spec(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
     if let Some(spec) = &mut spec {
         spec.traffic = Traffic::rows(moved(l, op, pass));
     }
+    Ok(spec)
+}
+
+/// The launch of [`Fused::NormAdd`](crate::plan::fuse::Fused::NormAdd): `out += norm(x)`.
+pub fn norm_add(
+    l: &Lowering,
+    x: BufferId,
+    norm: Norm,
+    group: usize,
+    out: BufferId,
+    pass: &Pass,
+) -> Result<Spec> {
+    let mut spec = rms_norm(l, x, norm, group, (out, true), pass)?;
+    spec.label = format!("rms_norm add {}", l.plan.weight(norm.weight).name);
+    // x, and out twice.
+    let floats = 3 * elements(l, x, pass) as usize + group;
+    spec.traffic = Traffic::rows(4 * floats);
     Ok(spec)
 }
 
@@ -90,7 +107,7 @@ fn moved(l: &Lowering, op: &Op, pass: &Pass) -> usize {
 
 fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
     Ok(Some(match *op {
-        Op::Embed { weight, out } => embed(l, weight, out, pass)?,
+        Op::Embed { weight, out, scale } => embed(l, weight, out, scale, pass)?,
         Op::RmsNorm {
             x,
             weight,
@@ -98,20 +115,8 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
             group,
             eps,
         } => {
-            let groups = elements(l, x, pass) / group as u64;
-            let params = RmsNorm {
-                x: l.source(x, pass),
-                out: l.address(out),
-                weight: l.vector(Some(weight))?,
-                eps,
-                groups: groups as u32,
-            };
-            let variant = Variant {
-                source: &RMS_NORM,
-                constants: constants(&[("GROUP", group)])
-                    + &sizes(&[("THREADS", THREADS as usize)]),
-            };
-            Spec::new(variant, "rms_norm", [groups as u32, 1, 1], THREADS, &params)
+            let norm = Norm { weight, eps };
+            rms_norm(l, x, norm, group, (out, false), pass)?
         }
         Op::Rope {
             x,
@@ -125,26 +130,19 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
             let (x, out) = (l.address(x), l.address(out));
             Spec::new(elementwise(), "add", grid(n), THREADS, &Add { x, out, n })
         }
-        Op::SwiGlu { gate, up, out } => {
-            let n = elements(l, out, pass);
-            let params = SwiGlu {
-                gate: l.address(gate),
-                up: l.address(up),
-                out: l.address(out),
-                n,
-            };
-            Spec::new(elementwise(), "swiglu", grid(n), THREADS, &params)
-        }
-        Op::SigmoidMul { x, gate, out } => {
-            let n = elements(l, out, pass);
-            let params = SigmoidMul {
+        Op::SwiGlu { gate, up, out } => glu(l, "swiglu", [gate, up, out], pass),
+        Op::GeGlu { gate, up, out } => glu(l, "geglu", [gate, up, out], pass),
+        Op::Scale { x, factor } => {
+            let n = elements(l, x, pass);
+            let params = Scale {
                 x: l.address(x),
-                gate: l.address(gate),
-                out: l.address(out),
                 n,
+                factor,
+                unused: 0,
             };
-            Spec::new(elementwise(), "sigmoid_mul", grid(n), THREADS, &params)
+            Spec::new(elementwise(), "scale", grid(n), THREADS, &params)
         }
+        Op::SigmoidMul { x, gate, out } => glu(l, "sigmoid_mul", [gate, x, out], pass),
         Op::Slice {
             x,
             out,
@@ -184,6 +182,41 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
     }))
 }
 
+/// `out = norm(x)`, or, where it adds, `out += norm(x)`, of groups of `group` values.
+fn rms_norm(
+    l: &Lowering,
+    x: BufferId,
+    norm: Norm,
+    group: usize,
+    (out, adds): (BufferId, bool),
+    pass: &Pass,
+) -> Result<Spec> {
+    let groups = elements(l, x, pass) / group as u64;
+    let params = RmsNorm {
+        x: l.source(x, pass),
+        out: l.address(out),
+        weight: l.vector(Some(norm.weight))?,
+        eps: norm.eps,
+        groups: groups as u32,
+    };
+    let variant = Variant {
+        source: &RMS_NORM,
+        constants: constants(&[("GROUP", group)])
+            + &sizes(&[("THREADS", THREADS as usize)])
+            + &flag("ADDS", adds),
+    };
+    let grid = [groups as u32, 1, 1];
+    Ok(Spec::new(variant, "rms_norm", grid, THREADS, &params))
+}
+
+/// The gate, up and the activation.
+fn glu(l: &Lowering, entry: &'static str, buffers: [BufferId; 3], pass: &Pass) -> Spec {
+    let [gate, up, out] = buffers.map(|id| l.address(id));
+    let n = elements(l, buffers[2], pass);
+    let params = Glu { gate, up, out, n };
+    Spec::new(elementwise(), entry, grid(n), THREADS, &params)
+}
+
 /// The kernels that go element by element.
 pub fn elementwise() -> Variant {
     Variant {
@@ -209,7 +242,7 @@ fn grid(n: u64) -> [u32; 3] {
     [blocks as u32, 1, 1]
 }
 
-fn embed(l: &Lowering, weight: WeightId, out: BufferId, pass: &Pass) -> Result<Spec> {
+fn embed(l: &Lowering, weight: WeightId, out: BufferId, scale: f32, pass: &Pass) -> Result<Spec> {
     let w = l.plan.weight(weight);
     let inputs = &pass.inputs;
     let params = Embed {
@@ -221,7 +254,7 @@ fn embed(l: &Lowering, weight: WeightId, out: BufferId, pass: &Pass) -> Result<S
         state: inputs.state,
         state_slots: inputs.state_slots,
         n_rows: w.n_out as u32,
-        unused: 0,
+        scale,
     };
     let variant = Variant {
         source: &EMBED,
