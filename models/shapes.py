@@ -31,6 +31,9 @@ class Shape:
     tied: bool = False
     qkv_bias: bool = False
     qk_norm: bool = False
+    n_expert: int = 0
+    n_expert_used: int = 0
+    n_ff_exp: int = 0
 
     def tensors(self) -> list[tuple[str, tuple[int, ...]]]:
         """Name and GGUF shape (row length first) of every tensor, in file order."""
@@ -50,10 +53,20 @@ class Shape:
                 ("attn_v.weight", (self.n_embd, kv)),
                 ("attn_output.weight", (q, self.n_embd)),
                 ("ffn_norm.weight", (self.n_embd,)),
-                ("ffn_gate.weight", (self.n_embd, self.n_ff)),
-                ("ffn_up.weight", (self.n_embd, self.n_ff)),
-                ("ffn_down.weight", (self.n_ff, self.n_embd)),
             ]
+            if self.n_expert:
+                block += [
+                    ("ffn_gate_inp.weight", (self.n_embd, self.n_expert)),
+                    ("ffn_gate_exps.weight", (self.n_embd, self.n_ff_exp, self.n_expert)),
+                    ("ffn_up_exps.weight", (self.n_embd, self.n_ff_exp, self.n_expert)),
+                    ("ffn_down_exps.weight", (self.n_ff_exp, self.n_embd, self.n_expert)),
+                ]
+            else:
+                block += [
+                    ("ffn_gate.weight", (self.n_embd, self.n_ff)),
+                    ("ffn_up.weight", (self.n_embd, self.n_ff)),
+                    ("ffn_down.weight", (self.n_ff, self.n_embd)),
+                ]
             if self.qkv_bias:
                 block += [("attn_q.bias", (q,)), ("attn_k.bias", (kv,)), ("attn_v.bias", (kv,))]
             if self.qk_norm:

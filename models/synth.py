@@ -36,6 +36,8 @@ LOGITS = 3.0
 #: Root mean square of the stream before the last norm, in units of one of its inputs: large enough
 #: that a tied embedding does not make the model repeat its last token.
 STREAM = 12.0
+#: Standard deviation of what a router compares.
+ROUTER = 2.0
 #: Gain of a row for a control token: such a token's logit stays far below the largest.
 QUIET = 0.125
 
@@ -176,6 +178,10 @@ def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
         f"{a}.rope.freq_base": gguf_io.f32(shape.rope_base),
         f"{a}.vocab_size": gguf_io.u32(shape.n_vocab),
     }
+    if shape.n_expert:
+        out[f"{a}.expert_count"] = gguf_io.u32(shape.n_expert)
+        out[f"{a}.expert_used_count"] = gguf_io.u32(shape.n_expert_used)
+        out[f"{a}.expert_feed_forward_length"] = gguf_io.u32(shape.n_ff_exp)
     if mix in mixes.FILE_TYPES:
         out["general.file_type"] = gguf_io.u32(mixes.FILE_TYPES[mix])
     scaling = shape.rope_scaling
@@ -210,6 +216,11 @@ def deviation(shape: Shape, name: str, cols: int) -> float:
     if part in ("token_embd", "output"):
         return LOGITS / math.sqrt(shape.n_embd)
     share = STREAM / math.sqrt(2 * shape.n_layer)
+    # The weights of a row's experts add up to 1; the logits that choose them lie well apart.
+    if part == "ffn_gate_inp":
+        return ROUTER / math.sqrt(cols)
+    if part == "ffn_down_exps":
+        part = "ffn_down"
     gain = {"attn_q": 1.5, "attn_k": 1.5, "attn_output": share, "ffn_down": share / 0.6}
     return gain.get(part, 1.0) / math.sqrt(cols)
 

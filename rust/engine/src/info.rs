@@ -1,6 +1,6 @@
 //! What a model file is, in numbers: for `onegraph info` and for anyone who asks before loading.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -13,7 +13,7 @@ use crate::engine::{self, memory, Options};
 use crate::error::{Error, Result};
 use crate::gguf::{Gguf, Strings};
 use crate::plan::signature::Role;
-use crate::plan::{Plan, RopeStyle, WeightId};
+use crate::plan::{Op, Plan, RopeStyle, WeightId};
 use crate::tokenizer::Tokenizer;
 use crate::weights::Model;
 
@@ -406,20 +406,36 @@ fn too_large(what: &'static str, value: impl ToString) -> Error {
 }
 
 /// A decoded token reads every weight once, but of an embedding that is not the LM head too only
-/// one row.
+/// one row, and of experts only those that it is routed to.
 fn weight_bytes_per_token(plan: &Plan) -> u64 {
     let (mut looked_up, mut multiplied) = (HashSet::new(), HashSet::new());
-    for used in plan.ops.iter().flat_map(|op| op.signature().weights) {
-        match used.role {
-            Role::Lookup => looked_up.insert(used.id),
-            Role::Matrix => multiplied.insert(used.id),
-            Role::Scale | Role::Bias => continue,
-        };
+    // By weight, the experts that a row goes to.
+    let mut routed = HashMap::new();
+    for op in plan.ops.iter().map(Op::signature) {
+        for used in &op.weights {
+            match used.role {
+                Role::Lookup => {
+                    looked_up.insert(used.id);
+                }
+                Role::Matrix => {
+                    multiplied.insert(used.id);
+                }
+                Role::Experts | Role::ExpertBias => {
+                    routed.insert(used.id, op.ranks(plan).unwrap_or(0));
+                }
+                Role::Scale | Role::Bias | Role::Selection => {}
+            }
+        }
     }
+    let read = |id: WeightId| {
+        let w = plan.weight(id);
+        let experts = routed.get(&id).map_or(w.n_expert, |k| w.n_expert.min(*k));
+        w.expert_bytes().unwrap_or(0).saturating_mul(experts) as u64
+    };
     let whole = (0..plan.weights.len())
         .map(WeightId)
         .filter(|id| !looked_up.contains(id) || multiplied.contains(id))
-        .map(|id| plan.weight(id).bytes().unwrap_or(0) as u64);
+        .map(read);
     let rows = looked_up.iter().map(|id| {
         let w = plan.weight(*id);
         w.ty.row_bytes(w.n_in).unwrap_or(0) as u64

@@ -55,6 +55,7 @@ struct ScratchBuffers {
     tiles: DeviceBuffer,
     squares: DeviceBuffer,
     sums: DeviceBuffer,
+    groups: DeviceBuffer,
 }
 
 /// Seconds that the parts of loading took, side by side.
@@ -82,6 +83,7 @@ impl ScratchBuffers {
             tiles: buffer(bytes.products.tiles)?,
             squares: buffer(bytes.products.squares)?,
             sums: buffer(bytes.products.sums)?,
+            groups: buffer(bytes.groups)?,
         };
         scratch.tickets.fill(0, stream)?;
         Ok(scratch)
@@ -94,6 +96,7 @@ impl ScratchBuffers {
             tiles: self.tiles.address(),
             squares: self.squares.address(),
             sums: self.sums.address(),
+            groups: self.groups.address(),
         }
     }
 }
