@@ -21,8 +21,8 @@ BARS = [("f32", 1e-10, 1e-3), ("f16", 2e-5, 0.1), ("i16", 2e-6, 0.05)]
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe")
 
 #: Half precision moves a router's logits by about 1e-3, so that of some hundred choices one falls
-#: otherwise, between experts that count the same: that row, and a little what follows it, is another
-#: sum. Then it is the median row that is held to the bar, and all to this.
+#: otherwise, between experts that count the same: that row, and a little what follows it, is then
+#: another sum. So it is the median row that is held to the bar, and all of them to this.
 MOST_KL_WITH_EXPERTS = 1e-2
 
 

@@ -170,11 +170,22 @@ def _shape(shape: Info) -> list[str]:
         said.append(f"width {shape['n_embd']:,}")
     if shape["n_ff"]:
         said.append(f"feed-forward {shape['n_ff']:,}")
+    if shape["n_expert"]:
+        used, width = shape["n_expert_used"], shape["n_ff_exp"]
+        chosen = f", {used} for each token" if used else ""
+        said.append(f"{shape['n_expert']} experts{chosen}" + (f", {width:,} wide" if width else ""))
     if shape["n_head"]:
         kv, dim = shape["n_head_kv"], shape["head_dim"]
         grouped = f" and {kv} of keys and values" if kv else ""
         said.append(f"{shape['n_head']} heads{grouped}" + (f", {dim} wide" if dim else ""))
     return said
+
+
+def _active(info: Info) -> str:
+    if not info["shape"]["n_expert"]:
+        return ""
+    active, all_of_them = info["decode"]["active_params"], info["n_params"]
+    return f", {active / 1e9:.1f} of {all_of_them / 1e9:.1f} billion"
 
 
 def _rope(rope: Info) -> str:
@@ -216,8 +227,8 @@ def _memory_rows(info: Info) -> list[Row]:
     rows.append(
         (
             "a token reads",
-            f"{size(decode['weight_bytes'])} of weights, and {decode['kv_bytes_per_position']:,} B "
-            "of keys and values for each token before it",
+            f"{size(decode['weight_bytes'])} of weights{_active(info)}, and "
+            f"{decode['kv_bytes_per_position']:,} B of keys and values for each token before it",
         )
     )
     return rows

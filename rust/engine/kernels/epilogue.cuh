@@ -7,10 +7,10 @@
 // products.
 #pragma once
 #include "unit.cuh"
-#include "experts.cuh"
 #include "kv.cuh"
 #include "math.cuh"
 #include "variant.cuh"
+#include "experts.cuh"
 
 // Whether two types are one: their code is shared then.
 template <typename A, typename B>

@@ -2,6 +2,7 @@
 // give, as Op::Route and Op::MixExperts state them.
 //
 // variant.cuh: what experts.cuh needs, and of route GATING, BIASED, RENORMALIZE.
+#include "variant.cuh"
 #include "experts.cuh"
 #include "math.cuh"
 

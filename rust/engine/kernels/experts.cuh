@@ -4,12 +4,11 @@
 // One row's pairs are each a block of rows of their own. Those of several rows are grouped by
 // experts.cu, so that an expert's weights are read once for all that chose it.
 //
-// variant.cuh: RANKS (0: all rows multiply with one matrix), RANKED (whether each pair has a row of x
+// Include it behind variant.cuh: RANKS (0: all rows multiply with one matrix), RANKED (whether each pair has a row of x
 // of its own), GROUPED, ROWS_OF_EXPERT (of a block that has one), N_EXPERT.
 #pragma once
 #include "common.cuh"
-// RANKS and so on, and NO_EXPERT, NO_PAIR.
-#include "variant.cuh"
+// NO_EXPERT and NO_PAIR.
 #include "host.cuh"
 
 struct Experts {
