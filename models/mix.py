@@ -29,10 +29,12 @@ def type_of(shape: Shape, mix: str, name: str, cols: int, block_elems: Mapping[s
     """The type of tensor `name` with rows of `cols` weights.
 
     `mix` is a key of MIXES, a type, or several types joined by "+" that the layers take in turn
-    (the matrices outside the layers take the first). Norms, biases and frequencies are F32.
+    (the matrices outside the layers take the first). Norms, biases, frequencies and what chooses
+    experts are F32.
     `block_elems` has the weights of a block of each type that may be used.
     """
-    if not name.endswith(".weight") or "norm" in name or name == "rope_freqs.weight":
+    stays = "norm" in name or "ffn_gate_inp" in name or name == "rope_freqs.weight"
+    if stays or not name.endswith(".weight"):
         return "F32"
     if name.endswith("ssm_conv1d.weight"):
         return "F32"
@@ -53,7 +55,13 @@ def _by_rule(shape: Shape, base: str, more: str, name: str, layer: int | None) -
     if layer is None:
         # A tied embedding is the output matrix too.
         return "Q6_K" if name == "output.weight" or shape.tied else base
-    part = name.split(".")[2]
+    part = name.split(".")[2].removesuffix("_exps")
+    if shape.n_expert == 8:
+        # As small as they are, they may have more bits beside eight experts.
+        if part in ("attn_k", "attn_v"):
+            return "Q8_0"
+        if part == "attn_output" and base == "Q4_K":
+            return "Q5_K"
     if part == "attn_v" and base == "Q4_K" and not more_bits(layer, shape.n_layer):
         # The 70B model: eight query heads share one of values, so it is small and counts much.
         large = shape.arch == "llama" and shape.n_layer == 80

@@ -59,6 +59,9 @@ class Shape:
         if self.arch == "gemma3":
             return math.sqrt(self.n_embd)
         return self.embedding_scale or 1.0
+    n_expert: int = 0
+    n_expert_used: int = 0
+    n_ff_exp: int = 0
 
     def tensors(self) -> list[tuple[str, tuple[int, ...]]]:
         """Name and GGUF shape (row length first) of every tensor, in file order."""
@@ -88,10 +91,20 @@ class Shape:
             before_ffn = "post_attention_norm.weight" if self.delta else "ffn_norm.weight"
             block += [
                 (before_ffn, (self.n_embd,)),
-                ("ffn_gate.weight", (self.n_embd, self.n_ff)),
-                ("ffn_up.weight", (self.n_embd, self.n_ff)),
-                ("ffn_down.weight", (self.n_ff, self.n_embd)),
             ]
+            if self.n_expert:
+                block += [
+                    ("ffn_gate_inp.weight", (self.n_embd, self.n_expert)),
+                    ("ffn_gate_exps.weight", (self.n_embd, self.n_ff_exp, self.n_expert)),
+                    ("ffn_up_exps.weight", (self.n_embd, self.n_ff_exp, self.n_expert)),
+                    ("ffn_down_exps.weight", (self.n_ff_exp, self.n_embd, self.n_expert)),
+                ]
+            else:
+                block += [
+                    ("ffn_gate.weight", (self.n_embd, self.n_ff)),
+                    ("ffn_up.weight", (self.n_embd, self.n_ff)),
+                    ("ffn_down.weight", (self.n_ff, self.n_embd)),
+                ]
             if self.qkv_bias:
                 block += [("attn_q.bias", (q,)), ("attn_k.bias", (kv,)), ("attn_v.bias", (kv,))]
             if layer >= self.n_layer:

@@ -36,6 +36,8 @@ LOGITS = 3.0
 #: Root mean square of the stream before the last norm, in units of one of its inputs: large enough
 #: that a tied embedding does not make the model repeat its last token.
 STREAM = 12.0
+#: Standard deviation of what a router compares.
+ROUTER = 2.0
 #: Gain of a row for a control token: such a token's logit stays far below the largest.
 QUIET = 0.125
 
@@ -189,6 +191,10 @@ def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
     }.items():
         if factor:
             out[f"{a}.{key}"] = gguf_io.f32(factor)
+    if shape.n_expert:
+        out[f"{a}.expert_count"] = gguf_io.u32(shape.n_expert)
+        out[f"{a}.expert_used_count"] = gguf_io.u32(shape.n_expert_used)
+        out[f"{a}.expert_feed_forward_length"] = gguf_io.u32(shape.n_ff_exp)
     if mix in mixes.FILE_TYPES:
         out["general.file_type"] = gguf_io.u32(mixes.FILE_TYPES[mix])
     if delta := shape.delta:
@@ -242,6 +248,11 @@ def deviation(shape: Shape, name: str, cols: int) -> float:
     part = name.split(".")[-2]
     if part in ("token_embd", "output"):
         return LOGITS * (shape.logit_scale or 1.0) / math.sqrt(shape.n_embd)
+    # The weights of a row's experts add up to 1; the logits that choose them lie well apart.
+    if part == "ffn_gate_inp":
+        return ROUTER / math.sqrt(cols)
+    if part == "ffn_down_exps":
+        part = "ffn_down"
     share = 1.0 if shape.post_norms else _share(shape)
     # What the scores of attention are multiplied by, where it is not 1 / sqrt(head_dim).
     scale = (shape.attention_scale or shape.head_dim**-0.5) * math.sqrt(shape.head_dim)

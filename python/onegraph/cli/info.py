@@ -172,6 +172,10 @@ def _shape(shape: Info) -> list[str]:
         said.append(f"width {shape['n_embd']:,}")
     if shape["n_ff"]:
         said.append(f"feed-forward {shape['n_ff']:,}")
+    if shape["n_expert"]:
+        used, width = shape["n_expert_used"], shape["n_ff_exp"]
+        chosen = f", {used} for each token" if used else ""
+        said.append(f"{shape['n_expert']} experts{chosen}" + (f", {width:,} wide" if width else ""))
     if shape["n_head"]:
         kv, dim = shape["n_head_kv"], shape["head_dim"]
         grouped = f" and {kv} of keys and values" if kv else ""
@@ -182,6 +186,13 @@ def _shape(shape: Info) -> list[str]:
 def _layers(kind: Info) -> str:
     sees = f"a window of {kind['window']:,} tokens" if kind["window"] else "all tokens"
     return f"{kind['n_layer']} that see {sees}"
+
+
+def _active(info: Info) -> str:
+    if not info["shape"]["n_expert"]:
+        return ""
+    active, all_of_them = info["decode"]["active_params"], info["n_params"]
+    return f", {active / 1e9:.1f} of {all_of_them / 1e9:.1f} billion"
 
 
 def _rope(rope: Info) -> str:
@@ -225,8 +236,8 @@ def _memory_rows(info: Info) -> list[Row]:
     rows.append(
         (
             "a token reads",
-            f"{size(decode['weight_bytes'])} of weights, and {decode['kv_bytes_per_position']:,} B "
-            "of keys and values for each token before it",
+            f"{size(decode['weight_bytes'])} of weights{_active(info)}, and "
+            f"{decode['kv_bytes_per_position']:,} B of keys and values for each token before it",
         )
     )
     return rows

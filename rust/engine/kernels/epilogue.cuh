@@ -4,12 +4,14 @@
 //
 // variant.cuh: EPILOGUE, ORDER, N_SEGMENTS, Segment0.., for the epilogue ADD: SCALE_BITS (the factor of
 // what is added, a float32), and for the epilogue QKV: HEAD_DIM, N_HEAD_KV, Kv, SCATTERS (whether it
-// writes to the cache). And N_IN, for all products.
+// writes to the cache). And N_IN and what experts.cuh needs, for all
+// products.
 #pragma once
 #include "unit.cuh"
 #include "kv.cuh"
 #include "math.cuh"
 #include "variant.cuh"
+#include "experts.cuh"
 
 // Whether two types are one: their code is shared then.
 template <typename A, typename B>
@@ -29,9 +31,9 @@ constexpr uint32_t LARGEST_UNIT =
     max_u32(Segment0::UNIT_BYTES, max_u32(Segment1::UNIT_BYTES, Segment2::UNIT_BYTES));
 
 struct Segment {
-    const uint8_t* units;  // [tiles][N_SB]
+    const uint8_t* units;  // [N_EXPERT][tiles][N_SB], or of one matrix
     float* out;            // [m][rows]
-    const float* bias;     // [rows] or null
+    const float* bias;     // [N_EXPERT][rows], or of one matrix, or null
     uint32_t tiles;
     uint32_t rows;
 };
@@ -77,8 +79,8 @@ DEVICE uint32_t row_of(uint32_t tile, uint32_t at) {
 }
 
 // Ends a pair of rows: places `at` and `at + 8` of a tile, `a` and `b` their sums.
-DEVICE void finish(const Segment& segment, uint32_t tile, uint32_t at, uint32_t m, float a,
-                   float b) {
+DEVICE void finish(const Segment& segment, uint32_t expert, uint32_t tile, uint32_t at, uint32_t m,
+                   float a, float b) {
     if constexpr (EPILOGUE == EPILOGUE_SWIGLU || EPILOGUE == EPILOGUE_GEGLU) {
         // Places 0..7 are rows of the gate, 8..15 the same rows of up.
         uint32_t row = tile * 8 + at;
@@ -93,7 +95,7 @@ DEVICE void finish(const Segment& segment, uint32_t tile, uint32_t at, uint32_t 
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         if (row[i] >= segment.rows) continue;
-        if (segment.bias) v[i] = add_rn(v[i], segment.bias[row[i]]);
+        if (segment.bias) v[i] = add_rn(v[i], segment.bias[expert * segment.rows + row[i]]);
         float* out = segment.out + static_cast<uint64_t>(m) * segment.rows + row[i];
         if (EPILOGUE == EPILOGUE_ADD && SCALE_BITS != ONE_BITS) {
             v[i] = mul_rn(v[i], u32_as_float(SCALE_BITS));
@@ -165,9 +167,10 @@ DEVICE void finish_qkv(const KvTarget& to, const Segment& segment, int index, ui
     if (saturated) kv_saturate(to.kv, place.slot);
 }
 
-// The end of a pair of rows of segment `number`, whatever the epilogue is.
+// The end of a pair of rows of segment `number`, or of an expert's matrix there, whatever the epilogue
+// is.
 DEVICE void finish_pair([[maybe_unused]] const KvTarget& to, const Segment& segment,
-                        [[maybe_unused]] int number, uint32_t tile, uint32_t at, uint32_t m,
+                        [[maybe_unused]] uint32_t expert, [[maybe_unused]] int number, uint32_t tile, uint32_t at, uint32_t m,
                         float a, float b, [[maybe_unused]] const Place& place,
                         [[maybe_unused]] const Rotation& rotation) {
     if constexpr (EPILOGUE == EPILOGUE_QKV) {
@@ -177,7 +180,7 @@ DEVICE void finish_pair([[maybe_unused]] const KvTarget& to, const Segment& segm
             finish_qkv<ORDER>(to, segment, number, tile, at, m, a, b, place, rotation);
         }
     } else {
-        finish(segment, tile, at, m, a, b);
+        finish(segment, expert, tile, at, m, a, b);
     }
 }
 

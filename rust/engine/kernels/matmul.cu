@@ -7,6 +7,9 @@
 // one output the last to arrive adds them in order. Superblocks of both stream through a ring of
 // RING stages.
 //
+// By experts, rows are pairs that experts.cu has put in order: a block of rows has one expert, and those
+// that none has leave at once.
+//
 // variant.cuh: WARPGROUPS, WARPS_R x WARPS_N warps, of W_TILES tiles of weights and N_TILES of x each,
 // RING, SPLITS, COPY_WEIGHTS (threads), MIN_BLOCKS, SHARED_BYTES, NORM, X_SUMS, X_OFFSETS and what
 // epilogue.cuh needs.
@@ -42,6 +45,7 @@ struct Params {
     uint32_t m;
     uint32_t n_tiles;
     uint32_t unused;
+    Experts experts;
     KvTarget to;
 };
 
@@ -313,8 +317,8 @@ struct Turn {
 
 // What a block computes of one segment: its parts' sums, in memory, or those of all in shared memory.
 template <typename T>
-DEVICE void multiply(const Params& p, const Segment& segment, uint32_t first, float* partial,
-                     float* norm_factors, uint64_t* filled, uint64_t* emptied) {
+DEVICE void multiply(const Params& p, const Segment& segment, [[maybe_unused]] uint32_t expert,
+                     uint32_t first, float* partial, float* norm_factors, uint64_t* filled, uint64_t* emptied) {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint32_t warp_r = warp % WARPS_R, warp_n = warp / WARPS_R;
     uint8_t* base = dynamic_shared<uint8_t>();
@@ -326,7 +330,8 @@ DEVICE void multiply(const Params& p, const Segment& segment, uint32_t first, fl
     const uint32_t n_sb = sb1 - sb0;
     // Superblock i of the block's: weights of its tiles, and x.
     const uint8_t* weights_from =
-        segment.units + (static_cast<uint64_t>(first) * N_SB + sb0) * T::UNIT_BYTES;
+        segment.units +
+        ((static_cast<uint64_t>(expert) * segment.tiles + first) * N_SB + sb0) * T::UNIT_BYTES;
     const uint8_t* x_from =
         p.tiles + (static_cast<uint64_t>(sb0) * p.n_tiles + blockIdx.x * BLOCK_X) * Tile::BYTES;
     // Into a stage of the ring.
@@ -473,6 +478,13 @@ KERNEL_BOUNDS(matmul, Params, THREADS, MIN_BLOCKS) {
     // Of each stage; superblock i of the block's is phase i / RING of stage i % RING.
     alignas(8) SHARED uint64_t filled[RING], emptied[RING];
 
+    uint32_t expert = 0;
+    if constexpr (RANKS > 0) {
+        pdl_wait();
+        expert = expert_of(p.experts, blockIdx.x);
+        if (expert == NO_EXPERT) return;
+    }
+
     // Which segment: each begins a block of its own.
     uint32_t number = 0, group = blockIdx.y;
 #pragma unroll
@@ -492,14 +504,14 @@ KERNEL_BOUNDS(matmul, Params, THREADS, MIN_BLOCKS) {
         using T = decltype(type);
         if constexpr (!SAME<T, Segment0>) {
             if (number == which) {
-                multiply<T>(p, segment, first, partial, norm_factors, filled, emptied);
+                multiply<T>(p, segment, expert, first, partial, norm_factors, filled, emptied);
                 return true;
             }
         }
         return false;
     };
     if (!other(Segment1{}, 1) && !other(Segment2{}, 2)) {
-        multiply<Segment0>(p, segment, first, partial, norm_factors, filled, emptied);
+        multiply<Segment0>(p, segment, expert, first, partial, norm_factors, filled, emptied);
     }
     delay_block();
     __syncthreads();
@@ -542,6 +554,8 @@ KERNEL_BOUNDS(matmul, Params, THREADS, MIN_BLOCKS) {
             const uint32_t own = (warp_n * N_TILES + n) * TILE_ROWS + lane % 4 * 2 + e;
             const uint32_t m = blockIdx.x * ROWS + own;
             if (m >= p.m) continue;
+            const uint32_t pair = pair_of(p.experts, m);
+            if (RANKS > 0 && pair == NO_PAIR) continue;
             const float factor = NORM ? norm_factors[own] : 1.0f;
             // Not all rows' places at once: they would not fit the registers.
             compiler_fence();
@@ -553,7 +567,7 @@ KERNEL_BOUNDS(matmul, Params, THREADS, MIN_BLOCKS) {
                 float a = total[w][n][e], b = total[w][n][e + 2];
                 if constexpr (NORM) a = mul_rn(a, factor), b = mul_rn(b, factor);
                 const Rotation rotation = rotation_in(p.to, number, tile, at, place.position);
-                finish_pair(p.to, segment, number, tile, at, m, a, b, place, rotation);
+                finish_pair(p.to, segment, expert, number, tile, at, pair, a, b, place, rotation);
             }
         }
     }

@@ -10,6 +10,8 @@
 //
 // With NORM, x is first multiplied by the norm's weight and the result by 1/rms(x).
 //
+// By experts, gridDim.y is the pairs: each block has one of them, and its expert's weights alone.
+//
 // variant.cuh: WARPS_K (warps that share a row), WARPS_R (groups of these), RING (units in flight
 // a warp), ROUND (tiles of a group between two barriers), SETS (of sums: 2 where there are several
 // rounds), SHARED_BYTES, NORM, EPILOGUE, ORDER, N_SEGMENTS, Segment0.., and for the epilogue QKV:
@@ -45,6 +47,7 @@ struct Params {
     float eps;
     uint32_t located;  // 1: positions and slots were there before the preceding kernel began
     Overflows overflows;
+    Experts experts;
     KvTarget to;
 };
 
@@ -195,6 +198,14 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
     };
     const uint32_t my_tiles = tiles_of(first + wr), block_tiles = tiles_of(first);
 
+    // By experts, which weights there are to read is the preceding kernels' to say.
+    const uint32_t pair = RANKS > 0 ? blockIdx.y : 0;
+    uint32_t expert = 0;
+    if constexpr (RANKS > 0) {
+        pdl_wait();
+        expert = expert_of(p.experts, pair);
+    }
+
     // The ring: of each round the warp's superblocks, wk + s WARPS_K, one after another, each of all
     // tiles, so that a superblock of x is loaded once a round. A stage is asked for again as soon as it
     // was read, so one place serves both ends.
@@ -211,12 +222,14 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
             if constexpr (N_SEGMENTS == 1) {
                 constexpr uint32_t UNIT = Segment0::UNIT_BYTES;
                 vectors = UNIT / 16;
-                unit = p.segment[0].units + (static_cast<uint64_t>(tile) * N_SB + sb) * UNIT;
+                const uint64_t own = static_cast<uint64_t>(expert) * p.segment[0].tiles + tile;
+                unit = p.segment[0].units + (own * N_SB + sb) * UNIT;
             } else {
                 with_segment(p, tile, [&](auto type, const Segment& segment, int, uint32_t own) {
                     constexpr uint32_t UNIT = decltype(type)::UNIT_BYTES;
                     vectors = UNIT / 16;
-                    unit = segment.units + (static_cast<uint64_t>(own) * N_SB + sb) * UNIT;
+                    const uint64_t whole = static_cast<uint64_t>(expert) * segment.tiles + own;
+                    unit = segment.units + (whole * N_SB + sb) * UNIT;
                 });
             }
             unit += lane * 16;
@@ -267,7 +280,7 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
         }
     };
     if (p.located) locate();
-    pdl_wait();
+    if constexpr (RANKS == 0) pdl_wait();
     if (!p.located) locate();
     // Now, while every SM has a block of this kernel: the successor's then find one place on each.
     // Later, SMs that end first would take two of them. (At the last load: 8B 449 instead of 513
@@ -279,7 +292,7 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
 #pragma unroll
     for (uint32_t s = 0; s < SB_WARP; s++) {
         const uint32_t k = (wk + s * WARPS_K) * UNIT_COLS + lane * 8;
-        load_columns<N_IN>(p.x, k, raw[s]);
+        load_columns<N_IN>(p.x + static_cast<uint64_t>(row_of_x(pair)) * N_IN, k, raw[s]);
     }
 #pragma unroll
     for (uint32_t s = 0; s < SB_WARP; s++) {
@@ -292,7 +305,7 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
             for (int e = 0; e < 8; e++) raw[s][e] = mul_rn(raw[s][e], norm[s][e]);
         }
         const Fixed fixed = fixed_point(raw[s]);
-        if (overflows(fixed) && lane == 0) report_overflow(p.overflows, 0, fixed);
+        if (overflows(fixed) && lane == 0) report_overflow(p.overflows, row_of_batch(pair), fixed);
         uint8_t* x_sb = x + s * X_SB;
         uint8_t* of_sub = x_sb + lane / 4 * X_SUB;
         store_fragments(fixed, lane, of_sub, of_sub + LIMB_BYTES);
@@ -386,7 +399,7 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
                     rotation = round > 0 ? rotation_of(p, tile, at, place.position)
                                          : first_rotation[(group * ROUND + i) * 8 + at];
                 }
-                finish_pair(p.to, segment, number, own, at, 0, a, b, place, rotation);
+                finish_pair(p.to, segment, expert, number, own, at, pair, a, b, place, rotation);
             });
         }
     }

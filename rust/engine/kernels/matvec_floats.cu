@@ -20,6 +20,7 @@ struct Params {
     const float* norm;  // [N_IN]
     float eps;
     uint32_t m;
+    Experts experts;
     KvTarget to;
 };
 
@@ -36,17 +37,20 @@ KERNEL_BOUNDS(matvec_floats, Params, THREADS, 1) {
     float acc[PAIRS][2][MAX_M] = {};
     pdl_wait();
     pdl_trigger();
+    const uint32_t expert = expert_of(p.experts, blockIdx.y);
+    if (RANKS > 0 && expert == NO_EXPERT) return;
 #pragma unroll 1
     for (uint32_t chunk = 0; chunk < N_SB; chunk += CHUNK) {
         if (chunk > 0) __syncthreads();
         const uint32_t m = m0 + warp;
         if (warp < MAX_M) {
+            const uint32_t pair = m < p.m ? pair_of(p.experts, m) : NO_PAIR;
 #pragma unroll 1
             for (uint32_t c = 0; c < CHUNK && chunk + c < N_SB; c++) {
                 const uint32_t k = (chunk + c) * UNIT_COLS + lane * 8;
-                const float* from = p.x + static_cast<uint64_t>(m) * N_IN + k;
+                const float* from = p.x + static_cast<uint64_t>(row_of_x(pair)) * N_IN + k;
                 float v[8] = {};
-                if (m < p.m) {
+                if (pair != NO_PAIR) {
 #pragma unroll
                     for (uint32_t e = 0; e < 8; e++) {
                         if (k + e < N_IN) v[e] = load_relaxed_f32(from + e);
@@ -70,7 +74,8 @@ KERNEL_BOUNDS(matvec_floats, Params, THREADS, 1) {
         with_segment(p, tile, [&](auto type, const Segment& segment, int, uint32_t own) {
             using T = decltype(type);
             const uint8_t* units =
-                segment.units + (static_cast<uint64_t>(own) * N_SB + chunk) * T::UNIT_BYTES;
+                segment.units +
+                ((static_cast<uint64_t>(expert) * segment.tiles + own) * N_SB + chunk) * T::UNIT_BYTES;
 #pragma unroll 2
             for (uint32_t c = 0; c < CHUNK; c++) {
                 if (chunk + c >= N_SB) break;
@@ -119,6 +124,8 @@ KERNEL_BOUNDS(matvec_floats, Params, THREADS, 1) {
         const uint32_t n = (begin + lane) % MAX_M, m = m0 + n;
         const uint32_t at = first_pair + (begin + lane) / MAX_M;
         if (begin + lane >= PAIRS * MAX_M || m >= p.m) continue;
+        const uint32_t pair = pair_of(p.experts, m);
+        if (RANKS > 0 && pair == NO_PAIR) continue;
         if constexpr (NORM) {
             const float factor = rms_factor<N_SB>(squares + n * N_SB, N_IN, p.eps);
             a = mul_rn(a, factor);
@@ -127,7 +134,7 @@ KERNEL_BOUNDS(matvec_floats, Params, THREADS, 1) {
         with_segment(p, tile, [&](auto, const Segment& segment, int number, uint32_t own) {
             const Place place = place_of(p.to, m);
             const Rotation rotation = rotation_in(p.to, number, own, at, place.position);
-            finish_pair(p.to, segment, number, own, at, m, a, b, place, rotation);
+            finish_pair(p.to, segment, expert, number, own, at, pair, a, b, place, rotation);
         });
     }
 }

@@ -2,8 +2,11 @@
 // warp a row. With NORM, x is multiplied by the norm's weight, and the sums of its squares are left for
 // whoever ends the product.
 //
-// variant.cuh: N_IN, NORM, X_SUMS, X_OFFSETS, WARPGROUPS.
+// By experts, a row is the one of its pair, and blocks of rows that no expert has are left as they are.
+//
+// variant.cuh: N_IN, NORM, X_SUMS, X_OFFSETS, WARPGROUPS, and what experts.cuh needs.
 #include "variant.cuh"
+#include "experts.cuh"
 #include "tile.cuh"
 #include "norm.cuh"
 
@@ -15,6 +18,7 @@ struct Params {
     uint8_t* tiles;     // [N_SB][gridDim.y] tiles of eight rows
     float* squares;     // [m][N_SB]
     Overflows overflows;
+    Experts experts;
     uint32_t m;  // rows; what follows them in the last tile is zero
     uint32_t unused;
 };
@@ -29,17 +33,22 @@ KERNEL_BOUNDS(split, Params, 256, 1) {
     pdl_wait();
     pdl_trigger();
 
+    if (RANKS > 0 && expert_of(p.experts, blockIdx.y * 8 / ROWS_OF_EXPERT) == NO_EXPERT) return;
+    const uint32_t pair = m < p.m ? pair_of(p.experts, m) : NO_PAIR;
+
     float v[8] = {};
-    if (m < p.m) load_columns<N_IN>(p.x + static_cast<uint64_t>(m) * N_IN, k, v);
+    if (pair != NO_PAIR) {
+        load_columns<N_IN>(p.x + static_cast<uint64_t>(row_of_x(pair)) * N_IN, k, v);
+    }
     if constexpr (NORM) {
         const float square = superblock_squares(v);
-        if (lane == 0 && m < p.m) p.squares[static_cast<uint64_t>(m) * N_SB + sb] = square;
+        if (lane == 0 && pair != NO_PAIR) p.squares[static_cast<uint64_t>(m) * N_SB + sb] = square;
 #pragma unroll
         for (int e = 0; e < 8; e++) v[e] = mul_rn(v[e], norm[e]);
     }
     const Fixed fixed = fixed_point(v);
     delay_block();
-    if (overflows(fixed) && lane == 0) report_overflow(p.overflows, m, fixed);
+    if (overflows(fixed) && lane == 0) report_overflow(p.overflows, row_of_batch(pair), fixed);
     uint8_t* tile = p.tiles + (static_cast<uint64_t>(sb) * gridDim.y + blockIdx.y) * Tile::BYTES;
     store_in_tile(tile, row, lane, fixed);
 }

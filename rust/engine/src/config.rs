@@ -12,6 +12,10 @@ use crate::error::{Error, Result};
 use crate::gguf::{shown, Array, Gguf, TensorInfo, Value};
 use crate::quant::QuantType;
 
+/// Most experts of a layer: more than any published model has, and few enough that a warp chooses
+/// among them.
+pub const MOST_EXPERTS: usize = 1024;
+
 /// Shape and type of a tensor in the file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TensorSpec {
@@ -104,6 +108,18 @@ pub struct Factors {
     pub logits: Option<f32>,
 }
 
+/// The mixture of experts that the feed-forward part of layers is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Experts {
+    pub n_expert: usize,
+    /// Experts that a row is routed to.
+    pub n_used: usize,
+    /// Width of one expert.
+    pub n_ff: usize,
+    /// What the weights of the chosen are multiplied by; 1 where the file says nothing.
+    pub scale: f32,
+}
+
 /// Everything about a model but its weights.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
@@ -136,6 +152,8 @@ pub struct Config {
     /// `None` where every row sees all before it.
     pub window: Option<Window>,
     pub factors: Factors,
+    /// Where the file has experts.
+    pub experts: Option<Experts>,
     /// Every tensor of the file (of all shards).
     pub tensors: BTreeMap<String, TensorSpec>,
 }
@@ -347,11 +365,7 @@ impl Config {
                 format!("{head_dim}, the width of the keys; others are not supported"),
             ));
         }
-        keys.only(
-            "expert_count",
-            "0: mixtures of experts are not supported",
-            |v| v.as_uint() == Some(0),
-        )?;
+        let experts = Self::experts(&keys, n_ff)?;
         keys.only(
             "attention.causal",
             "true: models that look ahead do not generate text",
@@ -412,6 +426,7 @@ impl Config {
                 attention: keys.multiplier("attention.scale")?,
                 logits: keys.multiplier("logit_scale")?,
             },
+            experts,
             tensors,
         })
     }
@@ -496,6 +511,32 @@ impl Config {
             },
         };
         Ok(Some(Window { tokens, layers }))
+    }
+
+    fn experts(keys: &Keys<'_>, n_ff: usize) -> Result<Option<Experts>> {
+        let n_expert = keys.uint("expert_count", 0..=MOST_EXPERTS)?.unwrap_or(0);
+        if n_expert == 0 {
+            return Ok(None);
+        }
+        let used = keys.uint("expert_used_count", 1..=n_expert)?;
+        let expected = format!("1 to {n_expert}, the number of experts");
+        let n_used = keys.need("expert_used_count", used, &expected)?;
+        let n_ff = match keys.uint("expert_feed_forward_length", 1..=1 << 20)? {
+            Some(n) => n,
+            // Early files: as if one layer's width were shared by those used.
+            None => n_ff.checked_div(n_used).unwrap_or(0).max(1),
+        };
+        keys.only("expert_group_count", "1: groups are not supported", |v| {
+            matches!(v.as_uint(), Some(0 | 1))
+        })?;
+        let scale = keys.float("expert_weights_scale", 0.0..=1e6)?;
+        Ok(Some(Experts {
+            n_expert,
+            n_used,
+            n_ff,
+            // Converters write 0 for "none".
+            scale: scale.filter(|s| *s > 0.0).unwrap_or(1.0) as f32,
+        }))
     }
 
     fn scaling(keys: &Keys<'_>, n_ctx_train: usize) -> Result<RopeScaling> {

@@ -1,6 +1,6 @@
 //! What a model file is, in numbers: for `onegraph info` and for anyone who asks before loading.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -13,7 +13,7 @@ use crate::engine::{self, memory, Options};
 use crate::error::{Error, Result};
 use crate::gguf::{Gguf, Strings};
 use crate::plan::signature::Role;
-use crate::plan::{Op, Plan, RopeStyle, WeightId};
+use crate::plan::{Op, Plan, RopeStyle, Weight, WeightId};
 use crate::tokenizer::Tokenizer;
 use crate::weights::Model;
 
@@ -81,6 +81,10 @@ pub struct Shape {
     pub n_head_kv: Option<u64>,
     pub head_dim: Option<u64>,
     pub n_vocab: Option<u64>,
+    /// Experts of a layer, and those of them that a token is routed to; none where there are none.
+    pub n_expert: Option<u64>,
+    pub n_expert_used: Option<u64>,
+    pub n_ff_exp: Option<u64>,
     pub rms_eps: Option<f32>,
 }
 
@@ -162,6 +166,8 @@ pub struct MemoryInfo {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct DecodeInfo {
     pub weight_bytes: u64,
+    /// Parameters that these are: without the experts that a token is not routed to.
+    pub active_params: u64,
     /// Keys and values of one token in all layers.
     pub kv_bytes_per_position: u64,
 }
@@ -221,7 +227,8 @@ impl ModelInfo {
         let runner = engine::runner(options, options.context(config.n_ctx_train)?)?;
         let pages = KvPages::new(&plan.kv, &runner)?;
         info.decode = Some(DecodeInfo {
-            weight_bytes: weight_bytes_per_token(&plan),
+            weight_bytes: per_token(&plan, |w| w.expert_bytes(), |w| w.ty.row_bytes(w.n_in)),
+            active_params: per_token(&plan, |w| w.n_in.checked_mul(w.n_out), |w| Some(w.n_in)),
             kv_bytes_per_position: pages.token_bytes(),
         });
         let plan = Arc::new(plan);
@@ -350,6 +357,9 @@ impl Shape {
             n_head_kv: n(config.n_head_kv),
             head_dim: n(config.head_dim),
             n_vocab: n(config.n_vocab),
+            n_expert: config.experts.map(|e| e.n_expert as u64),
+            n_expert_used: config.experts.map(|e| e.n_used as u64),
+            n_ff_exp: config.experts.map(|e| e.n_ff as u64),
             rms_eps: Some(config.rms_eps),
         }
     }
@@ -370,6 +380,9 @@ impl Shape {
             n_head_kv: uint("attention.head_count_kv"),
             head_dim: uint("attention.key_length"),
             n_vocab: tokens.map(|t| t.len() as u64).or(uint("vocab_size")),
+            n_expert: uint("expert_count").filter(|n| *n > 0),
+            n_expert_used: uint("expert_used_count").filter(|n| *n > 0),
+            n_ff_exp: uint("expert_feed_forward_length"),
             rms_eps: gguf
                 .get_float(&format!("{arch}.attention.layer_norm_rms_epsilon"))
                 .ok()
@@ -437,25 +450,47 @@ fn too_large(what: &'static str, value: impl ToString) -> Error {
 }
 
 /// A decoded token reads every weight once, but of an embedding that is not the LM head too only
-/// one row.
-fn weight_bytes_per_token(plan: &Plan) -> u64 {
+/// one row, and of experts only those that it is routed to.
+///
+/// Summed up in what `whole` gives of a matrix, of one expert's where it has some, and `row` of a row.
+fn per_token(
+    plan: &Plan,
+    whole: impl Fn(&Weight) -> Option<usize>,
+    row: impl Fn(&Weight) -> Option<usize>,
+) -> u64 {
     let (mut looked_up, mut multiplied) = (HashSet::new(), HashSet::new());
-    for used in plan.ops.iter().flat_map(|op| op.signature().weights) {
-        match used.role {
-            Role::Lookup => looked_up.insert(used.id),
-            Role::Matrix => multiplied.insert(used.id),
-            Role::Scale | Role::Bias | Role::Taps(_) | Role::PerHead => continue,
-        };
+    // By weight, the experts that a row goes to.
+    let mut routed = HashMap::new();
+    for op in plan.ops.iter().map(Op::signature) {
+        for used in &op.weights {
+            match used.role {
+                Role::Lookup => {
+                    looked_up.insert(used.id);
+                }
+                Role::Matrix => {
+                    multiplied.insert(used.id);
+                }
+                Role::Experts | Role::ExpertBias => {
+                    routed.insert(used.id, op.ranks(plan).unwrap_or(0));
+                }
+                Role::Scale | Role::Bias | Role::Selection | Role::Taps(_) | Role::PerHead => {}
+            }
+        }
     }
-    let whole = (0..plan.weights.len())
+    let read = |id: WeightId| {
+        let w = plan.weight(id);
+        let experts = routed.get(&id).map_or(w.n_expert, |k| w.n_expert.min(*k));
+        whole(w).unwrap_or(0).saturating_mul(experts) as u64
+    };
+    let all = (0..plan.weights.len())
         .map(WeightId)
         .filter(|id| !looked_up.contains(id) || multiplied.contains(id))
-        .map(|id| plan.weight(id).bytes().unwrap_or(0) as u64);
+        .map(read);
     let rows = looked_up.iter().map(|id| {
         let w = plan.weight(*id);
-        w.ty.row_bytes(w.n_in).unwrap_or(0) as u64
+        row(w).unwrap_or(0) as u64
     });
-    whole.chain(rows).fold(0, u64::saturating_add)
+    all.chain(rows).fold(0, u64::saturating_add)
 }
 
 impl MemoryInfo {

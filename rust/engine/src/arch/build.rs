@@ -1,10 +1,10 @@
 //! What architectures write plans with: shape-checked weights, tables of angles, and the blocks that
 //! decoder-only transformers share. A page of this folder puts them in the order of its model.
 
-use crate::config::{Config, RopeScaling};
+use crate::config::{Config, Experts, RopeScaling};
 use crate::error::{Error, Result};
 use crate::plan::{
-    Buffer, BufferId, KvShape, Norm, Op, Plan, RopeStyle, RopeTable, Rows, StateId, Weight,
+    Buffer, BufferId, Gating, KvShape, Norm, Op, Plan, RopeStyle, RopeTable, Rows, StateId, Weight,
     WeightId,
 };
 
@@ -32,6 +32,14 @@ impl Heads {
     pub fn scale(&self) -> f32 {
         1.0 / (self.kv.head_dim as f32).sqrt()
     }
+}
+
+/// How the rows of a layer find their experts.
+pub struct Router {
+    pub experts: Experts,
+    pub gating: Gating,
+    /// Whether the weights of the chosen are divided by their sum.
+    pub renormalize: bool,
 }
 
 impl<'a> Builder<'a> {
@@ -66,9 +74,10 @@ impl<'a> Builder<'a> {
         let Some(spec) = self.config.tensors.get(name) else {
             return Ok(None);
         };
-        let (n_in, n_out) = match *shape {
-            [n] => (n, 1),
-            [n_in, n_out] => (n_in, n_out),
+        let (n_in, n_out, n_expert) = match *shape {
+            [n] => (n, 1, 1),
+            [n_in, n_out] => (n_in, n_out, 1),
+            [n_in, n_out, n_expert] => (n_in, n_out, n_expert),
             _ => {
                 return Err(Error::Internal(format!(
                     "weight {name} with shape {shape:?}"
@@ -88,6 +97,7 @@ impl<'a> Builder<'a> {
             name: name.to_owned(),
             n_in,
             n_out,
+            n_expert,
             ty: spec.ty,
         };
         Ok(Some(self.plan.add_weight(weight)))
@@ -156,6 +166,19 @@ impl<'a> Builder<'a> {
             scale,
         });
         Ok(self.plan.ropes.len() - 1)
+    }
+
+    /// The experts that the file has.
+    ///
+    /// # Errors
+    /// [`Error::Metadata`] where it has none.
+    pub fn experts_of_file(&self) -> Result<Experts> {
+        let experts = self.config.experts;
+        experts.ok_or_else(|| Error::Metadata {
+            key: format!("{}.expert_count", self.config.arch),
+            value: "missing".into(),
+            expected: "the number of experts of a layer".into(),
+        })
     }
 
     /// The cache of a layer whose heads are those that the config gives every layer.
@@ -336,6 +359,75 @@ impl<'a> Builder<'a> {
     /// `x = x * factor`.
     pub fn scale(&mut self, x: BufferId, factor: f32) {
         self.push(Op::Scale { x, factor });
+    }
+
+    /// The experts of `x` under the norm `ffn_norm`, by the router `ffn_gate_inp`: of those chosen
+    /// `ffn_down_exps · (silu(ffn_gate_exps · x) * (ffn_up_exps · x))`, weighted and summed. What is to
+    /// be added to x.
+    pub fn experts(&mut self, layer: usize, x: BufferId, by: &Router) -> Result<BufferId> {
+        let (
+            n_embd,
+            Experts {
+                n_expert,
+                n_used,
+                n_ff,
+                scale,
+            },
+        ) = (self.config.n_embd, by.experts);
+        let (logits, routes) = (
+            self.buffer("router", n_expert),
+            self.buffer("routes", 2 * n_used),
+        );
+        let (gate, up, act) = (
+            self.buffer("gate_exps", n_used * n_ff),
+            self.buffer("up_exps", n_used * n_ff),
+            self.buffer("act_exps", n_used * n_ff),
+        );
+        let (down, delta) = (
+            self.buffer("down_exps", n_used * n_embd),
+            self.buffer("delta", n_embd),
+        );
+        let norm = Some(self.norm(&format!("blk.{layer}.ffn_norm.weight"), n_embd)?);
+        self.product(x, norm, layer, "ffn_gate_inp", &[n_embd, n_expert], logits)?;
+        self.push(Op::Route {
+            logits,
+            bias: None,
+            out: routes,
+            gating: by.gating,
+            renormalize: by.renormalize,
+            scale,
+        });
+        let wide = [n_embd, n_ff, n_expert];
+        for (name, out) in [("ffn_gate_exps", gate), ("ffn_up_exps", up)] {
+            let weight = self.weight(&format!("blk.{layer}.{name}.weight"), &wide)?;
+            self.push(Op::ExpertMatVec {
+                x,
+                ranked: false,
+                norm,
+                routes,
+                weight,
+                bias: None,
+                out,
+            });
+        }
+        self.push(Op::SwiGlu { gate, up, out: act });
+        let name = format!("blk.{layer}.ffn_down_exps.weight");
+        let weight = self.weight(&name, &[n_ff, n_embd, n_expert])?;
+        self.push(Op::ExpertMatVec {
+            x: act,
+            ranked: true,
+            norm: None,
+            routes,
+            weight,
+            bias: None,
+            out: down,
+        });
+        self.push(Op::MixExperts {
+            x: down,
+            routes,
+            out: delta,
+        });
+        Ok(delta)
     }
 
     /// `x += delta`.

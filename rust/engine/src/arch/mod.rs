@@ -2,9 +2,9 @@
 
 use std::collections::HashSet;
 
-use crate::config::{Config, TensorSpec};
+use crate::config::{self, Config, TensorSpec};
 use crate::error::{Error, Result};
-use crate::plan::Plan;
+use crate::plan::{signature, Plan};
 
 mod build;
 mod gemma3;
@@ -13,11 +13,16 @@ mod llama;
 mod qwen2;
 mod qwen3;
 mod qwen35;
+mod qwen3moe;
+
+const _: () = assert!(config::MOST_EXPERTS <= signature::MOST_EXPERTS);
 
 /// One row of the table.
 pub struct Architecture {
     /// `general.architecture`.
     pub name: &'static str,
+    /// Whether its layers may have experts.
+    pub experts: bool,
     /// Writes the plan; checks that every tensor is there with the right shape.
     pub plan: fn(&Config) -> Result<Plan>,
 }
@@ -27,27 +32,38 @@ pub static ARCHITECTURES: &[Architecture] = &[
     // Mistral, SmolLM2 and many others call themselves llama too.
     Architecture {
         name: "llama",
+        experts: false,
         plan: llama::plan,
     },
     Architecture {
         name: "qwen2",
+        experts: false,
         plan: qwen2::plan,
     },
     Architecture {
         name: "qwen3",
+        experts: false,
         plan: qwen3::plan,
+    },
+    Architecture {
+        name: "qwen3moe",
+        experts: true,
+        plan: qwen3moe::plan,
     },
     // Qwen3.6 and Qwen3.8 call themselves so too.
     Architecture {
         name: "qwen35",
+        experts: false,
         plan: qwen35::plan,
     },
     Architecture {
         name: "gemma3",
+        experts: false,
         plan: gemma3::plan,
     },
     Architecture {
         name: "granite",
+        experts: false,
         plan: granite::plan,
     },
 ];
@@ -72,11 +88,20 @@ pub fn find(name: &str) -> Result<&'static Architecture> {
 /// The plan of a model.
 ///
 /// # Errors
-/// [`Error::Unsupported`] lists the architectures; [`Error::Tensor`] names a tensor that is
+/// [`Error::Unsupported`] lists the architectures; [`Error::Metadata`] for experts where it has none;
+/// [`Error::Tensor`] names a tensor that is
 /// missing, of the wrong shape, or that the architecture has no use for: a model with more than
 /// its name says computes something else.
 pub fn plan(config: &Config) -> Result<Plan> {
-    let plan = (find(&config.arch)?.plan)(config)?;
+    let row = find(&config.arch)?;
+    if let Some(experts) = config.experts.filter(|_| !row.experts) {
+        return Err(Error::Metadata {
+            key: format!("{}.expert_count", config.arch),
+            value: experts.n_expert.to_string(),
+            expected: "0: mixtures of experts are not supported in this architecture".into(),
+        });
+    }
+    let plan = (row.plan)(config)?;
     let used: HashSet<&str> = plan.weights.iter().map(|w| w.name.as_str()).collect();
     // Early converters stored the rotation's frequencies in every layer. What has no numbers changes
     // none.

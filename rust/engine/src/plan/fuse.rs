@@ -42,6 +42,8 @@ pub enum Fused {
     MatVec {
         x: BufferId,
         norm: Option<Norm>,
+        /// Set where each part is a matrix for each expert.
+        experts: Option<Experts>,
         parts: Vec<Part>,
         epilogue: Epilogue,
     },
@@ -53,6 +55,14 @@ pub enum Fused {
         eps: f32,
         out: BufferId,
     },
+}
+
+/// Which experts a product's rows go to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Experts {
+    pub routes: BufferId,
+    /// Whether each rank has a row of x of its own.
+    pub ranked: bool,
 }
 
 /// What the backend can fuse.
@@ -86,6 +96,34 @@ pub fn fuse(plan: &Plan, rules: Rules) -> Vec<Fused> {
 }
 
 fn single(op: &Op) -> Fused {
+    match product(op) {
+        Some((of, part)) => of.fused(vec![part], Epilogue::Store),
+        None => Fused::Single(op.clone()),
+    }
+}
+
+/// The rows that a product multiplies.
+#[derive(Clone, Copy, PartialEq)]
+struct Multiplied {
+    x: BufferId,
+    norm: Option<Norm>,
+    experts: Option<Experts>,
+}
+
+impl Multiplied {
+    fn fused(self, parts: Vec<Part>, epilogue: Epilogue) -> Fused {
+        Fused::MatVec {
+            x: self.x,
+            norm: self.norm,
+            experts: self.experts,
+            parts,
+            epilogue,
+        }
+    }
+}
+
+/// What `op` multiplies, and with what, where it is a product.
+fn product(op: &Op) -> Option<(Multiplied, Part)> {
     match *op {
         Op::MatVec {
             x,
@@ -93,13 +131,23 @@ fn single(op: &Op) -> Fused {
             weight,
             bias,
             out,
-        } => Fused::MatVec {
+        } => {
+            let experts = None;
+            Some((Multiplied { x, norm, experts }, Part { weight, bias, out }))
+        }
+        Op::ExpertMatVec {
             x,
+            ranked,
             norm,
-            parts: vec![Part { weight, bias, out }],
-            epilogue: Epilogue::Store,
-        },
-        ref op => Fused::Single(op.clone()),
+            routes,
+            weight,
+            bias,
+            out,
+        } => {
+            let experts = Some(Experts { routes, ranked });
+            Some((Multiplied { x, norm, experts }, Part { weight, bias, out }))
+        }
+        _ => None,
     }
 }
 
@@ -121,41 +169,21 @@ fn read_later(plan: &Plan, from: usize, id: BufferId) -> bool {
 /// are.
 fn mat_vecs(plan: &Plan, start: usize, rules: Rules) -> Option<(Fused, usize)> {
     let ops = &plan.ops[start..];
-    let &Op::MatVec {
-        x, norm, weight, ..
-    } = ops.first()?
-    else {
-        return None;
-    };
+    let (of, first) = product(ops.first()?)?;
     // Products of integers and of floats are kernels apart.
     let integers = |id| plan.weight(id).ty.integers;
-    let first = weight;
-    let part = |op: &Op| match *op {
-        Op::MatVec {
-            x: its_x,
-            norm: its_norm,
-            weight,
-            bias,
-            out,
-        } if its_x == x && its_norm == norm && integers(weight) == integers(first) => {
-            Some(Part { weight, bias, out })
-        }
-        _ => None,
+    let joins = |(its, part): &(Multiplied, Part)| {
+        *its == of && integers(part.weight) == integers(first.weight)
     };
-    let parts: Vec<Part> = ops.iter().map_while(part).collect();
-    let (epilogue, used) = epilogue(plan, start + parts.len(), x, &parts, rules);
+    let parts = ops.iter().map_while(|op| product(op).filter(joins));
+    let parts: Vec<Part> = parts.map(|(_, part)| part).collect();
+    let (epilogue, used) = epilogue(plan, start + parts.len(), of.x, &parts, rules);
     // Without an epilogue that joins them, a kernel takes up to three matrices.
     if epilogue == Epilogue::Store && parts.len() > 3 {
         return None;
     }
     let used = parts.len() + used;
-    let fused = Fused::MatVec {
-        x,
-        norm,
-        parts,
-        epilogue,
-    };
-    Some((fused, used))
+    Some((of.fused(parts, epilogue), used))
 }
 
 /// The norm at `at` and the residual sum behind it, where nothing else wants what the norm gives: of
@@ -316,6 +344,7 @@ mod tests {
                 name: name.into(),
                 n_in: 64,
                 n_out,
+                n_expert: 1,
                 ty: &quant::TYPES[0],
             });
         }

@@ -10,7 +10,7 @@ pub mod signature;
 #[cfg(test)]
 mod tests;
 
-pub use op::{Norm, Op, RopeStyle};
+pub use op::{Gating, Norm, Op, RopeStyle};
 pub use plan::{
     Buffer, BufferId, KvShape, Plan, RopeTable, Rows, State, StateId, Weight, WeightId,
 };

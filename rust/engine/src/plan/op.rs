@@ -41,6 +41,18 @@ fn one() -> f32 {
     1.0
 }
 
+/// How a router's logits become the weights of experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Gating {
+    /// Softmax over all experts.
+    Softmax,
+    /// Each logit's own sigmoid.
+    Sigmoid,
+    /// Softmax over those that are chosen.
+    SelectedSoftmax,
+}
+
 /// One operation. Buffers hold float32 rows.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
@@ -267,6 +279,52 @@ pub enum Op {
     Scale { x: BufferId, factor: f32 },
     /// `out[i] = x[out_rows[i]]`: the rows whose logits are wanted.
     SelectRows { x: BufferId, out: BufferId },
+    /// Chooses `k` of the `n` experts that `logits[r]` has a value for, largest first, and what each
+    /// counts: `out[r]` is `k` ids, whole numbers as float32, then `k` weights.
+    ///
+    /// 1. *Gates*: of softmax `g_i = exp(logits_i - m)`, `m` the largest logit, with the `exp` of
+    ///    [`Op::SwiGlu`], zero below -87; of sigmoid `g_i = t / (1 + e)` as stated there.
+    /// 2. *Sum*, of softmax over all: lane `l` of 32 adds `g_l, g_(l + 32), ...` in order from +0,
+    ///    then the lanes are folded in halves, 16, 8, 4, 2, 1. `p_i = g_i / sum`; of sigmoid `p_i = g_i`.
+    /// 3. *Choice*: by `logits_i`, or where there is a `bias` by `p_i + bias_i` (of the softmax of
+    ///    those selected, `logits_i + bias_i`). The largest is first; of equals, and the two zeros are
+    ///    equal, the one of the lower id. What is not a number is below all that is.
+    /// 4. *Weights*, of those chosen in the order of their choice: `w_j = p_i`; of the softmax of those
+    ///    selected `g_j = exp(logits_j - m)`, `m` the largest of theirs, and `w_j = g_j / ((g_0 + g_1) +
+    ///    ...)`. With `renormalize` `w_j = w_j / max((w_0 + w_1) + ..., 2^-14)`. Then `w_j * scale`.
+    ///
+    /// Where a logit is not a number, or the largest is infinite, all weights of the row are NaN
+    /// (0x7fc00000): the ids still are of experts that there are, and what is made of them is not a
+    /// number, which whoever reads it next reports.
+    Route {
+        logits: BufferId,
+        bias: Option<WeightId>,
+        out: BufferId,
+        gating: Gating,
+        renormalize: bool,
+        scale: f32,
+    },
+    /// `out[r][j] = weight[e_j] · x[r] + bias[e_j]` for each rank `j` of `routes[r]`, `e_j` its id; or,
+    /// where x is `ranked`, `weight[e_j] · x[r][j]`. Each is the sum that [`Op::MatVec`] states, its
+    /// norm included, which is one of the row that is multiplied. A number in the place of an id that
+    /// is not from 0 up to the number of experts stands for 0.
+    ExpertMatVec {
+        x: BufferId,
+        /// Whether each rank has a row of x of its own.
+        ranked: bool,
+        norm: Option<Norm>,
+        routes: BufferId,
+        weight: WeightId,
+        bias: Option<WeightId>,
+        out: BufferId,
+    },
+    /// `out[r] = sum_j w_j x[r][j]` over the ranks of `routes[r]`, `w_j` their weights: `y = w_0 x_0`,
+    /// rounded, then `y = fma(w_j, x_j, y)` in order.
+    MixExperts {
+        x: BufferId,
+        routes: BufferId,
+        out: BufferId,
+    },
 }
 
 impl Op {
@@ -440,6 +498,60 @@ impl Op {
             },
             Op::SelectRows { x, out } => {
                 Signature::new("select_rows", Over::Picked, vec![read(x), write(out)])
+            }
+            Op::Route {
+                logits,
+                bias,
+                out,
+                gating,
+                scale,
+                ..
+            } => {
+                let name = match gating {
+                    Gating::Softmax => "route_softmax",
+                    Gating::Sigmoid => "route_sigmoid",
+                    Gating::SelectedSoftmax => "route_selected_softmax",
+                };
+                let buffers = vec![read(logits), write(out).wide(Width::Routes)];
+                Signature {
+                    weights: bias
+                        .map(|id| used(id, Role::Selection))
+                        .into_iter()
+                        .collect(),
+                    routes: Some(out),
+                    constant: Some(Constant::Scale(scale)),
+                    ..Signature::new(name, Over::Buffers, buffers)
+                }
+            }
+            Op::ExpertMatVec {
+                x,
+                ranked,
+                norm,
+                routes,
+                weight,
+                bias,
+                out,
+            } => {
+                let x = read(x).wide(if ranked { Width::Ranks } else { Width::Row });
+                let routed = read(routes).wide(Width::Routes);
+                let out = write(out).wide(Width::RankedProduct);
+                let scale = norm.map(|norm| used(norm.weight, Role::Scale));
+                let matrix = Some(used(weight, Role::Experts));
+                let bias = bias.map(|id| used(id, Role::ExpertBias));
+                Signature {
+                    weights: [scale, matrix, bias].into_iter().flatten().collect(),
+                    routes: Some(routes),
+                    constant: norm.map(|norm| Constant::Epsilon(norm.eps)),
+                    ..Signature::new("expert_matvec", Over::Buffers, vec![x, routed, out])
+                }
+            }
+            Op::MixExperts { x, routes, out } => {
+                let x = read(x).wide(Width::Ranks);
+                let routed = read(routes).wide(Width::Routes);
+                Signature {
+                    routes: Some(routes),
+                    ..Signature::new("mix_experts", Over::Buffers, vec![x, routed, write(out)])
+                }
             }
         }
     }

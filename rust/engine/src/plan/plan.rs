@@ -70,6 +70,9 @@ pub struct Weight {
     pub n_in: usize,
     /// Rows; 1 for a vector.
     pub n_out: usize,
+    /// Matrices or vectors of this shape, one behind another: of a router's experts, else 1.
+    #[serde(default = "one")]
+    pub n_expert: usize,
     #[serde(serialize_with = "type_name", deserialize_with = "type_by_name")]
     pub ty: &'static QuantType,
 }
@@ -77,8 +80,22 @@ pub struct Weight {
 impl Weight {
     /// Its bytes in the file; `None` where rows are no whole blocks, or they overflow.
     pub fn bytes(&self) -> Option<usize> {
+        self.expert_bytes()?.checked_mul(self.n_expert)
+    }
+
+    /// Bytes in the file of one of its matrices or vectors; `None` as [`Weight::bytes`].
+    pub fn expert_bytes(&self) -> Option<usize> {
         self.ty.row_bytes(self.n_in)?.checked_mul(self.n_out)
     }
+
+    /// Values in all, of vectors: what backends keep as float32.
+    pub fn vector_len(&self) -> usize {
+        self.n_in.saturating_mul(self.n_expert)
+    }
+}
+
+fn one() -> usize {
+    1
 }
 
 fn type_name<S: serde::Serializer>(ty: &&'static QuantType, s: S) -> Result<S::Ok, S::Error> {
@@ -239,7 +256,7 @@ impl Plan {
         for table in &self.ropes {
             let Some(id) = table.factors else { continue };
             let n = table.inv_freq.len();
-            let fits = |w: &Weight| w.n_in == n && w.n_out == 1;
+            let fits = |w: &Weight| (w.n_in, w.n_out, w.n_expert) == (n, 1, 1);
             if !self.weights.get(id.0).is_some_and(fits) {
                 return Err(Error::Argument {
                     name: "plan",

@@ -3,7 +3,11 @@
 
 use std::fmt;
 
-use super::{BufferId, Plan, RopeStyle, Rows, StateId, WeightId};
+use super::{BufferId, Plan, RopeStyle, Rows, StateId, Weight, WeightId};
+
+/// Most experts of a layer: more than any published model has, and few enough that a warp chooses
+/// among them.
+pub const MOST_EXPERTS: usize = 1024;
 
 /// One op, for whoever need not know which it is.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,6 +26,8 @@ pub struct Signature {
     pub window: Option<usize>,
     /// Set where it turns heads.
     pub turn: Option<Turn>,
+    /// The buffer with the experts of each row, where it chooses them or goes by them.
+    pub routes: Option<BufferId>,
     pub constant: Option<Constant>,
 }
 
@@ -56,6 +62,12 @@ pub enum Width {
     Cache,
     /// So many values.
     Of(usize),
+    /// An id and a weight for each rank of a row's experts.
+    Routes,
+    /// [`Width::Row`] for each rank.
+    Ranks,
+    /// As an expert's matrix has rows, for each rank.
+    RankedProduct,
 }
 
 /// A weight of an op.
@@ -80,6 +92,12 @@ pub enum Role {
     Taps(usize),
     /// A number for each of [`Parts::Heads`].
     PerHead,
+    /// A vector that the choice of experts adds to what it compares.
+    Selection,
+    /// A matrix for each expert, of which each rank of a row takes the one of its id.
+    Experts,
+    /// A vector for each expert, added to that one's product.
+    ExpertBias,
 }
 
 /// The rows that an op runs over.
@@ -169,7 +187,12 @@ impl Role {
     pub fn is_vector(self) -> bool {
         matches!(
             self,
-            Role::Scale | Role::Bias | Role::Taps(_) | Role::PerHead
+            Role::Scale
+                | Role::Bias
+                | Role::Selection
+                | Role::ExpertBias
+                | Role::Taps(_)
+                | Role::PerHead
         )
     }
 }
@@ -187,6 +210,7 @@ impl Signature {
             state: None,
             window: None,
             turn: None,
+            routes: None,
             constant: None,
         }
     }
@@ -237,6 +261,37 @@ impl Signature {
             && self.state.is_none_or(|s| self.state_fits(plan, s))
             && self.window != Some(0)
             && self.turn.is_none_or(|turn| turn.table < plan.ropes.len())
+            && self.routes_fit(plan)
+    }
+
+    /// Experts of each row.
+    pub fn ranks(&self, plan: &Plan) -> Option<usize> {
+        Some(plan.buffer(self.routes?).width / 2)
+    }
+
+    fn experts<'a>(&self, plan: &'a Plan) -> Option<&'a Weight> {
+        let used = self.weights.iter().find(|w| w.role == Role::Experts)?;
+        Some(plan.weight(used.id))
+    }
+
+    /// The width of a row, or of each of its ranks' own.
+    fn row_width(&self, plan: &Plan) -> Option<usize> {
+        let own = self.experts(plan).map(|w| w.n_in);
+        self.width(plan, Width::Row).or(own)
+    }
+
+    /// Whether there is a rank, and no more of them than experts to choose from.
+    fn routes_fit(&self, plan: &Plan) -> bool {
+        let Some(k) = self.ranks(plan) else {
+            return true;
+        };
+        let chooses = self.outputs().any(|out| Some(out) == self.routes);
+        let most = match (chooses, self.experts(plan)) {
+            (true, _) => self.width(plan, Width::Row).unwrap_or(0),
+            (false, Some(experts)) => experts.n_expert,
+            (false, None) => k,
+        };
+        (1..=most.min(MOST_EXPERTS)).contains(&k) && most <= MOST_EXPERTS
     }
 
     fn width(&self, plan: &Plan, width: Width) -> Option<usize> {
@@ -244,8 +299,14 @@ impl Signature {
             let kv = plan.kv.get(self.cache?.layer)?;
             return kv.n_head_kv.checked_mul(kv.head_dim);
         }
-        if let Width::Of(n) = width {
-            return Some(n);
+        match width {
+            Width::Routes => return self.ranks(plan)?.checked_mul(2),
+            Width::Ranks => return self.row_width(plan)?.checked_mul(self.ranks(plan)?),
+            Width::RankedProduct => {
+                return self.experts(plan)?.n_out.checked_mul(self.ranks(plan)?)
+            }
+            Width::Of(n) => return Some(n),
+            Width::Row | Width::Product | Width::Cache => {}
         }
         let first = self.buffers.iter().find(|b| b.width == width)?;
         Some(plan.buffer(first.id).width)
@@ -263,21 +324,29 @@ impl Signature {
     }
 
     fn weights_fit(&self, plan: &Plan) -> bool {
-        let row = self.width(plan, Width::Row);
+        let row = self.row_width(plan);
         let product = self.width(plan, Width::Product);
+        let experts = self.experts(plan);
         self.weights.iter().all(|used| {
             let w = plan.weight(used.id);
             let (n_in, n_out) = (Some(w.n_in), Some(w.n_out));
-            let is_vector = w.n_out == 1;
+            let is_one = w.n_expert == 1;
+            let is_vector = is_one && w.n_out == 1;
             match used.role {
-                Role::Lookup => n_in == row,
-                Role::Matrix => n_in == row && n_out == product,
+                Role::Lookup => is_one && n_in == row,
+                Role::Matrix => is_one && n_in == row && n_out == product,
                 Role::Scale => is_vector && n_in == self.scaled(row),
                 Role::Bias => is_vector && n_in == product,
                 Role::Taps(n) => {
                     n > 0 && is_vector && n_in == row.and_then(|row| row.checked_mul(n))
                 }
                 Role::PerHead => is_vector && Parts::Heads(w.n_in) == self.parts,
+                Role::Selection => is_vector && n_in == row,
+                Role::Experts => n_in == row && w.n_out > 0,
+                Role::ExpertBias => {
+                    let shape = experts.map(|w| (w.n_out, 1, w.n_expert));
+                    Some((w.n_in, w.n_out, w.n_expert)) == shape
+                }
             }
         })
     }
@@ -351,9 +420,22 @@ impl Listed<'_> {
     fn weight(&self, used: &Used) -> String {
         let w = self.plan.weight(used.id);
         let bias = match used.role {
-            Role::Bias => "bias ",
+            Role::Bias | Role::ExpertBias => "bias ",
+            Role::Selection => "selection ",
             _ => "",
         };
+        if matches!(used.role, Role::Experts | Role::ExpertBias) {
+            let Weight {
+                n_out,
+                n_in,
+                n_expert,
+                ..
+            } = w;
+            return format!(
+                "{bias}{} {}[{n_expert}, {n_out}, {n_in}]",
+                w.name, w.ty.name
+            );
+        }
         match w.n_out {
             1 => format!("{bias}{} {}[{}]", w.name, w.ty.name, w.n_in),
             n_out => format!("{bias}{} {}[{n_out}, {}]", w.name, w.ty.name, w.n_in),

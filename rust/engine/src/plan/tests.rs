@@ -1,7 +1,9 @@
 //! What is said of each op, and that a plan's checks and listings go by it.
 
 use super::signature::{Over, Role};
-use super::{BufferId, KvShape, Norm, Op, Plan, RopeStyle, RopeTable, Rows, Weight, WeightId};
+use super::{
+    BufferId, Gating, KvShape, Norm, Op, Plan, RopeStyle, RopeTable, Rows, Weight, WeightId,
+};
 use crate::quant;
 
 const A: BufferId = BufferId(0);
@@ -10,6 +12,8 @@ const C: BufferId = BufferId(2);
 const WANTED: BufferId = BufferId(3);
 const TOKEN: BufferId = BufferId(4);
 const WIDE: BufferId = BufferId(5);
+const ROUTES: BufferId = BufferId(6);
+const QUARTER: BufferId = BufferId(7);
 
 const TABLE: WeightId = WeightId(0);
 const MATRIX: WeightId = WeightId(1);
@@ -17,6 +21,9 @@ const BIAS: WeightId = WeightId(2);
 const NORM: WeightId = WeightId(3);
 const ROWS_OF_96: WeightId = WeightId(4);
 const ROW_NORM: WeightId = WeightId(5);
+const SELECTION: WeightId = WeightId(6);
+const EXPERTS: WeightId = WeightId(7);
+const EXPERT_BIAS: WeightId = WeightId(8);
 
 /// Rows of 64 values, four heads of 16 with a cache of two.
 fn plan(ops: Vec<Op>) -> Plan {
@@ -44,21 +51,27 @@ fn plan(ops: Vec<Op>) -> Plan {
         ("wanted", 64, Rows::Out),
         ("token", 32, Rows::Batch),
         ("wide", 96, Rows::Batch),
+        ("routes", 8, Rows::Batch),
+        ("quarter", 16, Rows::Batch),
     ] {
         plan.add_buffer(name, width, rows);
     }
-    for (name, n_in, n_out) in [
-        ("table", 64, 100),
-        ("m", 64, 96),
-        ("bias", 96, 1),
-        ("norm", 16, 1),
-        ("rows_of_96", 96, 2),
-        ("row_norm", 64, 1),
+    for (name, n_in, n_out, n_expert) in [
+        ("table", 64, 100, 1),
+        ("m", 64, 96, 1),
+        ("bias", 96, 1, 1),
+        ("norm", 16, 1, 1),
+        ("rows_of_96", 96, 2, 1),
+        ("row_norm", 64, 1, 1),
+        ("selection", 32, 1, 1),
+        ("experts", 16, 24, 5),
+        ("expert_bias", 24, 1, 5),
     ] {
         plan.add_weight(Weight {
             name: name.into(),
             n_in,
             n_out,
+            n_expert,
             ty: &quant::TYPES[0],
         });
     }
@@ -224,6 +237,55 @@ const CASES: &[Case] = &[
         over: Over::Batch,
         cache: (Some(0), None),
         listed: "b = attention(a, kv[0], 4 heads, scale 0.5, window 128)",
+    },
+    Case {
+        op: Op::Route {
+            logits: TOKEN,
+            bias: Some(SELECTION),
+            out: ROUTES,
+            gating: Gating::Sigmoid,
+            renormalize: true,
+            scale: 2.5,
+        },
+        inputs: &[TOKEN],
+        outputs: &[ROUTES],
+        overwritten: &[ROUTES],
+        weights: &[(SELECTION, Role::Selection)],
+        over: Over::Buffers,
+        cache: (None, None),
+        listed: "routes = route_sigmoid(token, selection selection F32[32], scale 2.5)",
+    },
+    Case {
+        op: Op::ExpertMatVec {
+            x: A,
+            ranked: true,
+            norm: None,
+            routes: ROUTES,
+            weight: EXPERTS,
+            bias: Some(EXPERT_BIAS),
+            out: WIDE,
+        },
+        inputs: &[A, ROUTES],
+        outputs: &[WIDE],
+        overwritten: &[WIDE],
+        weights: &[(EXPERTS, Role::Experts), (EXPERT_BIAS, Role::ExpertBias)],
+        over: Over::Buffers,
+        cache: (None, None),
+        listed: "wide = expert_matvec(a, routes, experts F32[5, 24, 16], bias expert_bias F32[5, 1, 24])",
+    },
+    Case {
+        op: Op::MixExperts {
+            x: A,
+            routes: ROUTES,
+            out: QUARTER,
+        },
+        inputs: &[A, ROUTES],
+        outputs: &[QUARTER],
+        overwritten: &[QUARTER],
+        weights: &[],
+        over: Over::Buffers,
+        cache: (None, None),
+        listed: "quarter = mix_experts(a, routes)",
     },
     Case {
         op: Op::Add { x: A, out: B },

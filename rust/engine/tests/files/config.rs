@@ -116,16 +116,20 @@ fn numbers_that_contradict_each_other() {
 
 #[test]
 fn what_changes_the_mathematics_is_not_ignored() {
-    refused(
-        "llama.expert_count",
-        Value::U32(8),
-        &["8", "mixtures of experts"],
-    );
+    let mut w = tiny("llama");
+    w.set("llama.expert_count", Value::U32(8));
+    w.set("llama.expert_used_count", Value::U32(2));
+    let text = message(load(&w.bytes()), Kind::Model);
+    says(&text, &["llama.expert_count", "8", "mixtures of experts"]);
     refused(
         "llama.attention.causal",
         Value::Bool(false),
         &["false", "look ahead"],
     );
+    let mut w = tiny("llama");
+    w.set("llama.expert_count", Value::U32(8));
+    let text = message(load(&w.bytes()), Kind::Model);
+    says(&text, &["expert_used_count", "missing", "1 to 8"]);
     let longrope = Value::String("longrope".into());
     refused(
         "llama.rope.scaling.type",

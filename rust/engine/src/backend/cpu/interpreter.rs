@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use super::attention;
+use super::experts::{self, ExpertProduct, Gathered};
 use super::kv::KvCache;
 use super::matvec::{self, Product, Scratch};
 use super::memory::{filled, most_rows, reserve};
@@ -34,6 +35,7 @@ pub struct Interpreter {
     buffers: Vec<Vec<f32>>,
     scratch: Scratch,
     normed: Normed,
+    gathered: Gathered,
     pub kv: KvCache,
     states: States,
     /// By the plan's tables.
@@ -60,7 +62,7 @@ impl Interpreter {
         for w in &plan.weights {
             let bytes = weights.of(w)?;
             vectors.push(if w.n_out == 1 {
-                let mut v = filled(w.n_in, 0.0, "the norms and biases")?;
+                let mut v = filled(w.vector_len(), 0.0, "the norms and biases")?;
                 (w.ty.dequantize)(bytes, &mut v);
                 Some(v)
             } else {
@@ -100,6 +102,7 @@ impl Interpreter {
             buffers,
             scratch: Scratch::default(),
             normed: Normed::default(),
+            gathered: Gathered::default(),
             kv,
             states,
             angles,
@@ -211,6 +214,10 @@ impl Interpreter {
         while let Some(op) = plan.ops.get(at) {
             at += match op {
                 Op::MatVec { .. } => self.products(&plan.ops[at..], batch)?,
+                Op::ExpertMatVec { .. } => {
+                    self.expert_products(op, batch)?;
+                    1
+                }
                 _ => {
                     // Nothing was written for that row; the step ends as on a device, where the error
                     // word is seen afterwards.
@@ -302,6 +309,7 @@ impl Interpreter {
         normed: &mut Normed,
     ) -> Result<Vec<(BufferId, usize)>> {
         let mut products: Vec<Product<'_>> = Vec::new();
+        let mut first = WeightId(0);
         for op in ops {
             let Op::MatVec {
                 weight, bias, out, ..
@@ -310,6 +318,9 @@ impl Interpreter {
                 break;
             };
             let w = self.plan.weight(*weight);
+            if products.is_empty() {
+                first = *weight;
+            }
             products.push(Product {
                 weight: self.weights.bytes(&w.name)?,
                 ty: w.ty,
@@ -318,29 +329,117 @@ impl Interpreter {
                 out: *out,
             });
         }
-        let values = &self.buffers[x.0];
-        let (values, factors) = match norm {
-            None => (values, None),
-            Some(Norm { weight, eps }) => {
-                normed.set(self.level, values, self.vector(weight)?, eps)?;
-                (&normed.x, Some(normed.factors.as_slice()))
-            }
-        };
+        let (values, factors) = self.normed(x, norm, normed)?;
         let rows = matvec::Rows {
             x: values,
             n_in: self.plan.buffer(x).width,
             factors,
         };
-        let absurd = |row: usize| self.absurd(&ops[0], x, values, row, batch);
+        let absurd = |row: usize| {
+            let values = &values[row * rows.n_in..][..rows.n_in];
+            self.absurd(first, x, values, row, batch)
+        };
         scratch.run(self.level, &products, rows, absurd)?;
         Ok(products.iter().map(|p| (p.out, p.n_out)).collect())
     }
 
-    /// The error of a row of `values` that the product `op` has no block fixed point for: of its `x`,
-    /// or of that times the weight of its norm.
-    fn absurd(&self, op: &Op, x: BufferId, values: &[f32], row: usize, batch: &Batch<'_>) -> Error {
+    /// Computes the products by experts that `op` is.
+    fn expert_products(&mut self, op: &Op, batch: &Batch<'_>) -> Result<()> {
+        let Op::ExpertMatVec { x, out, .. } = op else {
+            return Err(Error::Internal(format!("{op:?} is no product by experts")));
+        };
+        if self.buffers[x.0].is_empty() {
+            return Ok(());
+        }
+        let mut values = self.take(*out);
+        let mut scratch = std::mem::take(&mut self.scratch);
+        let mut normed = std::mem::take(&mut self.normed);
+        let mut gathered = std::mem::take(&mut self.gathered);
+        let done = loop {
+            let work = (&mut scratch, &mut normed, &mut gathered);
+            match self.multiply_by_experts(op, batch, work, &mut values) {
+                Err(e @ Error::Activations { .. }) => match self.fail(e.clone(), batch) {
+                    Ok(true) => self.clear_failed(*x, batch),
+                    _ => break Err(e),
+                },
+                done => break done,
+            }
+        };
+        self.buffers[out.0] = values;
+        (self.scratch, self.normed, self.gathered) = (scratch, normed, gathered);
+        done
+    }
+
+    fn multiply_by_experts(
+        &self,
+        op: &Op,
+        batch: &Batch<'_>,
+        (scratch, normed, gathered): (&mut Scratch, &mut Normed, &mut Gathered),
+        out: &mut [f32],
+    ) -> Result<()> {
+        let &Op::ExpertMatVec {
+            x,
+            ranked,
+            norm,
+            routes,
+            weight,
+            bias,
+            ..
+        } = op
+        else {
+            return Err(Error::Internal(format!("{op:?} is no product by experts")));
+        };
+        let w = self.plan.weight(weight);
+        let product = ExpertProduct {
+            weight: self.weights.bytes(&w.name)?,
+            ty: w.ty,
+            n_expert: w.n_expert,
+            n_out: w.n_out,
+            bias: bias.map(|id| self.vector(id)).transpose()?,
+            routes: &self.buffers[routes.0],
+            ranks: self.plan.buffer(routes).width / 2,
+            ranked,
+        };
+        let (values, factors) = self.normed(x, norm, normed)?;
+        let rows = matvec::Rows {
+            x: values,
+            n_in: w.n_in,
+            factors,
+        };
+        let absurd = |at: usize| {
+            let row = if ranked { at / product.ranks } else { at };
+            let values = &values[at * w.n_in..][..w.n_in];
+            self.absurd(weight, x, values, row, batch)
+        };
+        product.run(self.level, rows, scratch, gathered, out, absurd)
+    }
+
+    /// The rows of `x` as products under `norm` take them, and the factors of their sums.
+    fn normed<'a>(
+        &'a self,
+        x: BufferId,
+        norm: Option<Norm>,
+        normed: &'a mut Normed,
+    ) -> Result<(&'a [f32], Option<&'a [f32]>)> {
+        let values = &self.buffers[x.0];
+        let Some(Norm { weight, eps }) = norm else {
+            return Ok((values, None));
+        };
+        normed.set(self.level, values, self.vector(weight)?, eps)?;
+        Ok((&normed.x, Some(&normed.factors)))
+    }
+
+    /// The error of `values`, a row that the product with the tensor `weight` has no block fixed point
+    /// for: row `row` of its `x`, or of that times the weight of its norm.
+    fn absurd(
+        &self,
+        weight: WeightId,
+        x: BufferId,
+        values: &[f32],
+        row: usize,
+        batch: &Batch<'_>,
+    ) -> Error {
         let buffer = self.plan.buffer(x);
-        let values = &values[row * buffer.width..][..buffer.width];
         let row = match buffer.rows {
             Rows::Batch => row,
             Rows::Out => batch.out_rows[row] as usize,
@@ -348,12 +447,8 @@ impl Interpreter {
         // NaN is the largest here, as in the test that found it.
         let size = |v: &f32| v.abs().to_bits();
         let worst = values.iter().copied().max_by_key(size).unwrap_or_default();
-        let tensor = match op {
-            Op::MatVec { weight, .. } => self.plan.weight(*weight).name.clone(),
-            _ => buffer.name.clone(),
-        };
         Error::Activations {
-            tensor,
+            tensor: self.plan.weight(weight).name.clone(),
             slot: batch.slots[row] as usize,
             position: u64::from(batch.positions[row]),
             value: worst.to_string(),
@@ -362,7 +457,46 @@ impl Interpreter {
 
     fn single(&mut self, op: &Op, batch: &Batch<'_>) -> Result<()> {
         match op {
-            Op::MatVec { .. } => unreachable!("mat-vecs go through `products`"),
+            Op::MatVec { .. } | Op::ExpertMatVec { .. } => {
+                Err(Error::Internal(format!("{op:?} is a product")))
+            }
+            Op::Route {
+                logits,
+                bias,
+                out,
+                gating,
+                renormalize,
+                scale,
+            } => {
+                let mut routes = self.take(*out);
+                let route = experts::Route {
+                    bias: bias.map(|id| self.vector(id)).transpose()?,
+                    gating: *gating,
+                    renormalize: *renormalize,
+                    scale: *scale,
+                };
+                let (n, k2) = (
+                    self.plan.buffer(*logits).width,
+                    self.plan.buffer(*out).width,
+                );
+                let rows = self.buffers[logits.0].chunks_exact(n);
+                for (logits, out) in rows.zip(routes.chunks_exact_mut(k2)) {
+                    route.row(logits, out);
+                }
+                self.buffers[out.0] = routes;
+                Ok(())
+            }
+            Op::MixExperts { x, routes, out } => {
+                let mut mixed = self.take(*out);
+                let rows = |id: &BufferId| {
+                    let values = self.buffers[id.0].as_slice();
+                    (values, self.plan.buffer(*id).width)
+                };
+                let width = self.plan.buffer(*out).width;
+                experts::each_pair(rows(x), rows(routes), (&mut mixed, width), experts::mix);
+                self.buffers[out.0] = mixed;
+                Ok(())
+            }
             Op::Embed { weight, out, scale } => self.embed(*weight, *out, *scale, batch.tokens),
             Op::RmsNorm {
                 x,

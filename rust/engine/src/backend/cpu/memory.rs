@@ -1,6 +1,7 @@
 //! What the interpreter takes beside the weights: foreseen from the plan, and taken so that a
 //! machine without room for it gives an error. Widths come from the file, lengths from the options.
 
+use super::experts::Gathered;
 use super::rowwise::Normed;
 use super::{attention, matvec};
 use crate::backend::{KvPages, Needs, RunnerOptions};
@@ -39,7 +40,7 @@ pub fn needs(plan: &Plan, options: &RunnerOptions) -> Result<Needs> {
         kv: kv.needed(),
         activations: activations(plan, options),
         scratch: sum([
-            products(plan, options),
+            products(plan, options).max(by_experts(plan, options)),
             normed(plan, options),
             scores(plan, options),
             sampling(plan, options),
@@ -54,7 +55,7 @@ fn activations(plan: &Plan, options: &RunnerOptions) -> u64 {
     let rows = most_rows(options);
     let buffers = plan.buffers.iter().map(|b| b.bytes(rows, options.n_slots));
     let vectors = plan.weights.iter().filter(|w| w.n_out == 1);
-    let vectors = vectors.map(|w| w.n_in.saturating_mul(size_of::<f32>()));
+    let vectors = vectors.map(|w| w.vector_len().saturating_mul(size_of::<f32>()));
     let states = plan.state_bytes().saturating_mul(options.n_slots);
     let all = buffers.chain(vectors);
     let all = all.chain([plan.rope_bytes(rows), states]);
@@ -87,10 +88,32 @@ fn products(plan: &Plan, options: &RunnerOptions) -> u64 {
     most
 }
 
+/// What the largest product by experts works on, where all rows go to one of them; with one row,
+/// where each goes to its own.
+fn by_experts(plan: &Plan, options: &RunnerOptions) -> u64 {
+    let rows = most_rows(options);
+    let bytes = |op: &Op| {
+        let Op::ExpertMatVec { routes, weight, .. } = op else {
+            return 0;
+        };
+        let (w, ranks) = (plan.weight(*weight), plan.buffer(*routes).width / 2);
+        let kinds = (w.ty.integers, !w.ty.integers);
+        let of = |n_out, m| matvec::scratch_bytes(w.n_in, n_out, m, options.threads, kinds);
+        let gathered = Gathered::bytes(w.n_in, w.n_out, rows);
+        of(w.n_out, rows)
+            .saturating_add(gathered)
+            .max(of(ranks.saturating_mul(w.n_out), 1))
+    };
+    plan.ops.iter().map(bytes).max().unwrap_or(0)
+}
+
 /// The longest rows of a product with a norm.
 fn normed(plan: &Plan, options: &RunnerOptions) -> u64 {
     let bytes = |op: &Op| match op {
         Op::MatVec {
+            x, norm: Some(_), ..
+        }
+        | Op::ExpertMatVec {
             x, norm: Some(_), ..
         } => {
             let x = plan.buffer(*x);

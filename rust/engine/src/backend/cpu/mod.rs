@@ -7,6 +7,7 @@ mod backend;
 mod definition;
 mod exact;
 mod exact_attention;
+mod experts;
 mod fixed;
 mod interpreter;
 mod kv;

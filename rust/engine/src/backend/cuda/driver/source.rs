@@ -159,6 +159,7 @@ pub fn headers() -> impl Iterator<Item = (&'static str, &'static str)> {
     let own = own_headers![
         "common.cuh",
         "epilogue.cuh",
+        "experts.cuh",
         "fixed.cuh",
         "kv.cuh",
         "kv_blocks.cuh",

@@ -76,10 +76,15 @@ pub struct Matrix {
     pub order: Order,
     pub ty: &'static QuantType,
     pub n_in: usize,
-    /// Rows of each.
+    /// Rows of each, or of each expert's.
     pub n_out: usize,
+    /// Matrices of each, one behind another.
+    pub n_expert: usize,
     /// Bytes of a row in the file.
     pub row_bytes: usize,
+    /// Of one expert.
+    pub expert_tiles: usize,
+    /// Of all.
     pub tiles: usize,
 }
 
@@ -175,15 +180,18 @@ impl Matrix {
     pub fn new(plan: &Plan, ids: &[WeightId], order: Order) -> Result<Self> {
         let first = plan.weight(ids[0]);
         let row_bytes = first.ty.row_bytes(first.n_in);
+        let expert_tiles = first.n_out.div_ceil(order.rows_of_a_tile());
         Ok(Self {
             ids: ids.to_vec(),
             order,
             ty: first.ty,
             n_in: first.n_in,
             n_out: first.n_out,
+            n_expert: first.n_expert,
             row_bytes: row_bytes
                 .ok_or_else(|| Error::Internal(format!("rows of {}", first.name)))?,
-            tiles: first.n_out.div_ceil(order.rows_of_a_tile()),
+            expert_tiles,
+            tiles: expert_tiles * first.n_expert,
         })
     }
 
@@ -198,7 +206,13 @@ impl Matrix {
 
     /// Bytes in the file.
     pub fn file_bytes(&self) -> u64 {
-        (self.ids.len() * self.n_out * self.row_bytes) as u64
+        (self.ids.len() * self.n_expert * self.n_out * self.row_bytes) as u64
+    }
+
+    /// Rows in the file before a tile's, counted over all experts.
+    fn rows_before(&self, tile: usize) -> usize {
+        let in_expert = tile % self.expert_tiles * self.order.rows_of_a_tile();
+        tile / self.expert_tiles * self.n_out + in_expert.min(self.n_out)
     }
 
     /// Bytes of a slab with the fewest tiles that can be staged, and of one with all of them.
@@ -221,18 +235,17 @@ impl Matrix {
 
     /// How `tiles` tiles from `first` on lie in a slab at address `slab`.
     pub fn portion(&self, first: usize, tiles: usize, slab: u64) -> Portion {
-        let per_tile = self.order.rows_of_a_tile();
-        let begin = (first * per_tile).min(self.n_out);
-        let end = ((first + tiles) * per_tile).min(self.n_out);
+        let (begin, end) = (self.rows_before(first), self.rows_before(first + tiles));
         let list_bytes = tiles * UNIT_ROWS * ADDRESS;
         let part = ((end - begin) * self.row_bytes).next_multiple_of(16);
         let base = slab + list_bytes as u64;
         let mut list = Vec::with_capacity(list_bytes);
         for tile in first..first + tiles {
             for at in 0..UNIT_ROWS {
-                let (file, row) = self.order.row(tile, at);
+                let (file, own) = self.order.row(tile % self.expert_tiles, at);
+                let row = tile / self.expert_tiles * self.n_out + own;
                 // 0 where a tile is padded.
-                let address = match (begin..end).contains(&row) {
+                let address = match own < self.n_out && (begin..end).contains(&row) {
                     true => base + (file * part + (row - begin) * self.row_bytes) as u64,
                     false => 0,
                 };

@@ -58,6 +58,8 @@ pub struct ScratchAddresses {
     pub tiles: u64,
     pub squares: u64,
     pub sums: u64,
+    /// Blocks of rows by expert, and their pairs.
+    pub groups: u64,
 }
 
 /// Addresses of what the rows of a pass are, each `[rows]` of u32; with `state`, tokens and

@@ -1,22 +1,31 @@
 //! Several rows of activations times weights that are small integers, a batch's step or a prompt:
 //! activations are split into integers, then multiplied on tensor cores.
 
+use super::experts::{address_of, constants_of, ranks, Pairs};
 use super::lowering::{constants, flag, sizes, Lowering, Pass};
 use super::overflow::overflows;
-use super::params::{KvTarget, KvView, MatMul, Overflows, Segment, Split, CONSTANTS};
+use super::params::{self, KvTarget, KvView, MatMul, Overflows, Segment, Split, CONSTANTS};
 use super::product::{Op, Product};
 use super::shape::{largest_unit, segments, superblocks, UNIT_ROWS};
 use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::error::Result;
-use crate::plan::fuse::Fused;
+use crate::plan::fuse::{Experts, Fused};
 use crate::plan::parts::{parts, MOST_PARTS};
-use crate::plan::Plan;
+use crate::plan::{Plan, Weight};
 use crate::quant::{Offsets, QuantType};
 
-static SPLIT: Source = source!("split.cu", CONSTANTS, Split, Overflows);
-static SOURCE: Source = source!("matmul.cu", CONSTANTS, MatMul, Segment, KvView, KvTarget);
+static SPLIT: Source = source!("split.cu", CONSTANTS, Split, Overflows, params::Experts);
+static SOURCE: Source = source!(
+    "matmul.cu",
+    CONSTANTS,
+    MatMul,
+    Segment,
+    KvView,
+    KvTarget,
+    params::Experts
+);
 
 /// Rows of a tile of activations, and threads of the block that makes it.
 const TILE_ROWS: usize = 8;
@@ -36,6 +45,9 @@ const MOST_SPLIT_OUT: usize = 8192;
 
 /// Most rows of weights of a block.
 const MOST_BLOCK_ROWS: usize = 256;
+
+/// Most rows of x of a block.
+pub const MOST_BLOCK_X: usize = 64;
 
 /// Warps over rows of weights and over rows of x, tiles of both a warp, and blocks an SM, of the shape
 /// that fits every card.
@@ -73,16 +85,18 @@ impl ProductBytes {
         // Of the shapes with the most rows of each.
         let rows = rows.next_multiple_of(MOST_SPLIT_ROWS);
         for op in fused {
-            let Fused::MatVec { x, parts, .. } = op else {
+            let Fused::MatVec { experts, parts, .. } = op else {
                 continue;
             };
-            let n_in = plan.buffer(*x).width;
+            let first = plan.weight(parts[0].weight);
+            let n_in = first.n_in;
+            let rows = experts.map_or(rows, |experts| most_pairs(plan, experts, first, rows));
             let n_sb = superblocks(n_in);
             let tile = TILE_BYTES + HALVES_BYTES + SUMS_BYTES + OFFSETS_BYTES;
             bytes.tiles = bytes.tiles.max(n_sb * (rows / TILE_ROWS) * tile);
             bytes.squares = bytes.squares.max(rows * n_sb * 4);
             let out = parts.iter().map(|part| plan.weight(part.weight).n_out);
-            if out.clone().sum::<usize>() <= MOST_SPLIT_OUT {
+            if experts.is_none() && out.clone().sum::<usize>() <= MOST_SPLIT_OUT {
                 let padded: usize = out.map(|n| n.next_multiple_of(MOST_BLOCK_ROWS)).sum();
                 let sums = n_parts(n_in) * padded * MOST_SPLIT_ROWS * 4;
                 bytes.sums = bytes.sums.max(sums);
@@ -91,6 +105,12 @@ impl ProductBytes {
         }
         bytes
     }
+}
+
+/// Rows of all blocks of the pairs of `rows` rows, at most.
+fn most_pairs(plan: &Plan, experts: Experts, first: &Weight, rows: usize) -> usize {
+    let pairs = rows * ranks(plan, experts.routes);
+    pairs + first.n_expert.min(pairs) * MOST_BLOCK_X
 }
 
 /// What a tile of activations holds for these types of weights.
@@ -131,6 +151,8 @@ impl Tile {
 struct Weights<'a> {
     types: &'a [&'static QuantType],
     tiles: &'a [usize],
+    /// Whether blocks may share the columns.
+    may_split: bool,
 }
 
 /// Everything the kernel is compiled for but its epilogue. No bit of its sums depends on it.
@@ -168,7 +190,10 @@ impl Shape {
                 unit: largest_unit(of.types),
                 tile: Tile::new(of.types, warpgroups),
             };
-            let splits = one.splits(m, n_in, of.tiles, sms);
+            let splits = match of.may_split {
+                true => one.splits(m, n_in, of.tiles, sms),
+                false => 1,
+            };
             Self { splits, ..one }
         };
         let fits = |s: &Self| (s.shared_bytes() + STATIC_BYTES) * s.blocks <= card.shared_bytes;
@@ -214,6 +239,7 @@ impl Shape {
                 best = more;
             }
         }
+        debug_assert!(best.block_x() * TILE_ROWS <= MOST_BLOCK_X);
         debug_assert!(best.block_tiles() * UNIT_ROWS <= MOST_BLOCK_ROWS);
         best
     }
@@ -296,24 +322,33 @@ impl Shape {
     }
 }
 
-/// The launches of `product` with the `m` rows of `op.x`.
+/// The launches of `product` with the `m` rows of `op.x`, or with their `pairs`.
 pub fn specs(
     l: &Lowering,
     op: &Op<'_>,
     product: &Product,
     m: usize,
+    pairs: Option<Pairs>,
     pass: &Pass,
 ) -> Result<Vec<Spec>> {
-    let n_in = l.plan.buffer(op.x).width;
+    let n_in = product.n_in;
     let scratch = &l.at.scratch;
     let weights = Weights {
         types: &product.types,
         tiles: &product.tiles,
+        may_split: pairs.is_none(),
     };
-    let shape = Shape::new(m, n_in, &weights, &l.card);
-    let n_tiles = shape.x_blocks(m) * shape.block_x();
-    let common =
-        constants(&[("N_IN", n_in)]) + &flag("NORM", op.norm.is_some()) + &shape.tile.constants();
+    // By experts: for as many rows as each has, if all are chosen alike.
+    let expected = pairs.map_or(m, |pairs| pairs.count.div_ceil(pairs.n_expert));
+    let shape = Shape::new(expected, n_in, &weights, &l.card);
+    let pairs = pairs.map(|pairs| pairs.grouped(l, shape.block_x() * TILE_ROWS));
+    let x_blocks = pairs.map_or(shape.x_blocks(m), |pairs| pairs.blocks());
+    let n_tiles = x_blocks * shape.block_x();
+    let m = pairs.map_or(m, |_| n_tiles * TILE_ROWS);
+    let common = constants(&[("N_IN", n_in)])
+        + &flag("NORM", op.norm.is_some())
+        + &shape.tile.constants()
+        + &constants_of(pairs.as_ref());
 
     let split = Split {
         x: l.source(op.x, pass),
@@ -321,6 +356,7 @@ pub fn specs(
         tiles: scratch.tiles,
         squares: scratch.squares,
         overflows: overflows(l, op, pass),
+        experts: address_of(pairs.as_ref()),
         m: m as u32,
         unused: 0,
     };
@@ -347,17 +383,19 @@ pub fn specs(
         m: m as u32,
         n_tiles: n_tiles as u32,
         unused: 0,
+        experts: split.experts,
         to: product.to,
     };
     let grid = [
-        shape.x_blocks(m) as u32,
+        x_blocks as u32,
         shape.groups(&product.tiles) as u32,
         shape.splits as u32,
     ];
     let mut spec = Spec::new(variant, "matmul", grid, shape.threads() as u32, &params);
     spec.shared = shape.shared_bytes() as u32;
     product.describe(&mut spec, "matmul", m, n_in);
-    Ok(vec![split_spec, spec])
+    let group = pairs.map(|pairs| pairs.group());
+    Ok(group.into_iter().chain([split_spec, spec]).collect())
 }
 
 #[cfg(test)]
@@ -380,6 +418,7 @@ mod tests {
                         let weights = Weights {
                             types: &[ty],
                             tiles: &tiles,
+                            may_split: true,
                         };
                         let shape = Shape::new(m, n_in, &weights, &card);
                         let bytes = shape.shared_bytes() + STATIC_BYTES;
@@ -418,6 +457,7 @@ mod tests {
             let weights = Weights {
                 types: &[ty],
                 tiles: &tiles,
+                may_split: true,
             };
             let shape = Shape::new(m, n_in, &weights, &card);
             let seen = (shape.block_tiles() * UNIT_ROWS, shape.splits);

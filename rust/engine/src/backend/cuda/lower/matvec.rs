@@ -1,8 +1,9 @@
 //! One row of activations times weights that are small integers: the kernel that decode is made of.
 
+use super::experts::{address_of, constants_of, Pairs};
 use super::lowering::{constants, flag, sizes, Lowering, Pass};
 use super::overflow::overflows;
-use super::params::{KvTarget, KvView, MatVec, Overflows, Segment, CONSTANTS};
+use super::params::{Experts, KvTarget, KvView, MatVec, Overflows, Segment, CONSTANTS};
 use super::product::{Op, Product};
 use super::shape::{largest_unit, segments, superblocks, UNIT_ROWS};
 use crate::backend::cuda::driver::source::{source, Source, Variant};
@@ -17,7 +18,8 @@ static SOURCE: Source = source!(
     Segment,
     KvView,
     KvTarget,
-    Overflows
+    Overflows,
+    Experts
 );
 
 /// Bytes of a superblock of x in shared memory, as the kernel lays it out.
@@ -130,15 +132,16 @@ impl Shape {
 }
 
 /// The launch of `product` with the one row of `op.x`, behind `before` others of the pass; none where
-/// the row is too long for the shared memory of the card.
+/// the row is too long for the shared memory of the card. With `pairs`, one launch has all of them.
 pub fn spec(
     l: &Lowering,
     op: &Op<'_>,
     product: &Product,
+    pairs: Option<&Pairs>,
     pass: &Pass,
     before: usize,
 ) -> Result<Option<Spec>> {
-    let n_in = l.plan.buffer(op.x).width;
+    let n_in = product.n_in;
     let tiles: usize = product.tiles.iter().sum();
     let sms = l.card.sm_count as usize;
     let is_short = n_in < LONG_ROW && product.bytes < MANY_BYTES;
@@ -156,6 +159,7 @@ pub fn spec(
         constants: shape.constants()
             + &flag("NORM", op.norm.is_some())
             + &segments(&product.types)
+            + &constants_of(pairs)
             + &product.constants,
     };
     let params = MatVec {
@@ -166,14 +170,16 @@ pub fn spec(
         // The first kernel of a pass may write the positions.
         located: u32::from(before >= 2),
         overflows: overflows(l, op, pass),
+        experts: address_of(pairs),
         to: product.to,
     };
     // One block an SM: what room there is beside it is the successor's.
     let grid = tiles.div_ceil(shape.warps_r).clamp(1, sms);
-    let grid = [grid as u32, 1, 1];
+    let m = pairs.map_or(1, |pairs| pairs.count);
+    let grid = [grid as u32, m as u32, 1];
     let mut spec = Spec::new(variant, "matvec", grid, shape.threads() as u32, &params);
     spec.shared = shape.shared_bytes() as u32;
-    product.describe(&mut spec, "matvec", 1, n_in);
+    product.describe(&mut spec, "matvec", m, n_in);
     Ok(Some(spec))
 }
 

@@ -1,7 +1,8 @@
 //! Rows of activations times weights that are floats.
 
+use super::experts::{address_of, constants_of, Pairs};
 use super::lowering::{constants, flag, sizes, Lowering, Pass};
-use super::params::{KvTarget, KvView, MatVecFloats, Segment, CONSTANTS};
+use super::params::{Experts, KvTarget, KvView, MatVecFloats, Segment, CONSTANTS};
 use super::product::{Op, Product};
 use super::shape::{segments, superblocks, UNIT_COLS, UNIT_ROWS};
 use crate::backend::cuda::driver::source::{source, Source, Variant};
@@ -14,14 +15,15 @@ static SOURCE: Source = source!(
     MatVecFloats,
     Segment,
     KvView,
-    KvTarget
+    KvTarget,
+    Experts
 );
 
 /// Warps of a block.
 const WARPS: usize = 8;
 
 /// Rows of x a block at most.
-const MOST_ROWS: usize = 8;
+pub const MOST_ROWS: usize = 8;
 
 /// Rows of x from which a warp takes half a tile at once, and reads x less often for it.
 const MANY_ROWS: usize = 32;
@@ -29,11 +31,18 @@ const MANY_ROWS: usize = 32;
 /// Bytes of x in shared memory.
 const X_BYTES: usize = 32 << 10;
 
-/// The launch of `product` with the `m` rows of `op.x`.
-pub fn spec(l: &Lowering, op: &Op<'_>, product: &Product, m: usize, pass: &Pass) -> Result<Spec> {
-    let n_in = l.plan.buffer(op.x).width;
-    let max_m = m.next_power_of_two().min(MOST_ROWS);
-    let pairs = if m >= MANY_ROWS { 4 } else { 1 };
+/// The launch of `product` with the `m` rows of `op.x`, or as many as `pairs` have.
+pub fn spec(
+    l: &Lowering,
+    op: &Op<'_>,
+    product: &Product,
+    m: usize,
+    pairs: Option<&Pairs>,
+    pass: &Pass,
+) -> Result<Spec> {
+    let n_in = product.n_in;
+    let max_m = pairs.map_or(m.next_power_of_two().min(MOST_ROWS), |pairs| pairs.rows);
+    let w_pairs = if m >= MANY_ROWS { 4 } else { 1 };
     let a_superblock = max_m * UNIT_COLS * 4;
     let chunk = (X_BYTES / a_superblock).min(superblocks(n_in));
     let shared = chunk * a_superblock;
@@ -42,12 +51,13 @@ pub fn spec(l: &Lowering, op: &Op<'_>, product: &Product, m: usize, pass: &Pass)
         constants: constants(&[("N_IN", n_in)])
             + &sizes(&[
                 ("MAX_M", max_m),
-                ("PAIRS", pairs),
+                ("PAIRS", w_pairs),
                 ("CHUNK", chunk),
                 ("SHARED_BYTES", shared),
             ])
             + &flag("NORM", op.norm.is_some())
             + &segments(&product.types)
+            + &constants_of(pairs)
             + &product.constants,
     };
     let params = MatVecFloats {
@@ -56,12 +66,13 @@ pub fn spec(l: &Lowering, op: &Op<'_>, product: &Product, m: usize, pass: &Pass)
         norm: l.vector(op.norm.map(|n| n.weight))?,
         eps: op.norm.map_or(0.0, |n| n.eps),
         m: m as u32,
+        experts: address_of(pairs),
         to: product.to,
     };
     let tiles: usize = product.tiles.iter().sum();
     let pairs_of_all = tiles * UNIT_ROWS / 2;
     let grid = [
-        pairs_of_all.div_ceil(WARPS * pairs) as u32,
+        pairs_of_all.div_ceil(WARPS * w_pairs) as u32,
         m.div_ceil(max_m) as u32,
         1,
     ];

@@ -5,6 +5,7 @@
 
 mod attention;
 mod attention_fixed;
+mod experts;
 pub mod layout;
 pub mod lowering;
 mod matmul;

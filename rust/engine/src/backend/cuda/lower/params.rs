@@ -12,6 +12,8 @@ pub const PADDING_SLOT: u32 = u32::MAX;
 pub const CONSTANTS: &[(&str, u32)] = &[
     ("PAGE_TOKENS", PAGE_TOKENS as u32),
     ("PADDING_SLOT", PADDING_SLOT),
+    ("NO_EXPERT", u32::MAX),
+    ("NO_PAIR", u32::MAX),
     ("UNIT_ROWS", UNIT_ROWS as u32),
     ("UNIT_COLS", UNIT_COLS as u32),
 ];
@@ -19,11 +21,11 @@ pub const CONSTANTS: &[(&str, u32)] = &[
 shared! {
     /// One matrix of a product: epilogue.cuh.
     pub struct Segment = "Segment" {
-        /// `[tiles][superblocks]` units.
+        /// `[tiles][superblocks]` units, of each expert where there are some.
         pub units: u64,
         /// `[m][rows]` f32.
         pub out: u64,
-        /// `[rows]` f32, or 0.
+        /// `[rows]` f32, of each expert where there are some, or 0.
         pub bias: u64,
         pub tiles: u32,
         pub rows: u32,
@@ -72,6 +74,52 @@ shared! {
         pub slots: u64,
     }
 
+    /// Which experts the rows of a product go to: experts.cuh. Zeros where there are none.
+    pub struct Experts = "Experts" {
+        /// `[m][2][ranks]` f32.
+        pub routes: u64,
+        /// `[blocks of rows]` u32, or 0.
+        pub experts: u64,
+        /// `[blocks of rows][rows]` u32, or 0.
+        pub pairs: u64,
+    }
+
+    /// experts.cu
+    pub struct Route = "RouteParams" {
+        /// `[m][experts]` f32.
+        pub logits: u64,
+        /// `[experts]` f32, or 0.
+        pub bias: u64,
+        /// `[m][2][ranks]` f32.
+        pub out: u64,
+        pub scale: f32,
+        pub m: u32,
+    }
+
+    /// experts.cu
+    pub struct Group = "GroupParams" {
+        /// `[m][2][ranks]` f32.
+        pub routes: u64,
+        /// `[blocks]` u32.
+        pub experts: u64,
+        /// `[blocks][rows]` u32.
+        pub pairs: u64,
+        pub m: u32,
+        pub blocks: u32,
+    }
+
+    /// experts.cu
+    pub struct Mix = "MixParams" {
+        /// `[m][ranks][width]` f32.
+        pub x: u64,
+        /// `[m][2][ranks]` f32.
+        pub routes: u64,
+        /// `[m][width]` f32.
+        pub out: u64,
+        pub m: u32,
+        pub width: u32,
+    }
+
     /// matvec.cu
     pub struct MatVec = "Params" {
         pub segment: [Segment; 3],
@@ -82,6 +130,7 @@ shared! {
         pub eps: f32,
         pub located: u32,
         pub overflows: Overflows,
+        pub experts: Experts,
         pub to: KvTarget,
     }
 
@@ -94,6 +143,7 @@ shared! {
         pub norm: u64,
         pub eps: f32,
         pub m: u32,
+        pub experts: Experts,
         pub to: KvTarget,
     }
 
@@ -112,6 +162,7 @@ shared! {
         pub m: u32,
         pub n_tiles: u32,
         pub unused: u32,
+        pub experts: Experts,
         pub to: KvTarget,
     }
 
@@ -126,6 +177,7 @@ shared! {
         /// `[m][superblocks]` f32.
         pub squares: u64,
         pub overflows: Overflows,
+        pub experts: Experts,
         pub m: u32,
         pub unused: u32,
     }

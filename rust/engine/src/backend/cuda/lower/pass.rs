@@ -1,6 +1,7 @@
 //! One pass over rows, op by op.
 
 use super::attention::{self, AttentionOp, MergeBytes};
+use super::experts::{self, Pairs};
 use super::lowering::{Lowering, Pass, Path};
 use super::matmul::{self, ProductBytes};
 use super::{attention_fixed, matvec, matvec_floats, product, rowwise};
@@ -16,6 +17,8 @@ pub use super::attention::prompt_span;
 pub struct Scratch {
     pub merge: MergeBytes,
     pub products: ProductBytes,
+    /// Of rows by expert.
+    pub groups: usize,
 }
 
 impl Scratch {
@@ -24,6 +27,7 @@ impl Scratch {
         Self {
             merge: MergeBytes::new(plan, rows, out),
             products: ProductBytes::new(plan, fused, rows),
+            groups: experts::list_bytes(plan, fused, rows),
         }
     }
 
@@ -50,6 +54,7 @@ pub fn specs(l: &Lowering, pass: &Pass) -> Result<Vec<Spec>> {
             Fused::MatVec {
                 x,
                 norm,
+                experts,
                 parts,
                 epilogue,
             } => {
@@ -57,6 +62,7 @@ pub fn specs(l: &Lowering, pass: &Pass) -> Result<Vec<Spec>> {
                     number,
                     x: *x,
                     norm: *norm,
+                    experts: *experts,
                     parts,
                     epilogue,
                 };
@@ -133,13 +139,45 @@ fn products(l: &Lowering, op: &product::Op<'_>, pass: &Pass, before: usize) -> R
         return Ok(Vec::new());
     }
     let product = product::product(l, op, pass)?;
+    if let Some(pairs) = Pairs::new(l, op, m) {
+        return by_experts(l, op, &product, m, pairs, pass);
+    }
     if !product.types.iter().all(|t| t.integers) {
-        return Ok(vec![matvec_floats::spec(l, op, &product, m, pass)?]);
+        return Ok(vec![matvec_floats::spec(l, op, &product, m, None, pass)?]);
     }
     if m == 1 {
-        if let Some(spec) = matvec::spec(l, op, &product, pass, before)? {
+        if let Some(spec) = matvec::spec(l, op, &product, None, pass, before)? {
             return Ok(vec![spec]);
         }
     }
-    matmul::specs(l, op, &product, m, pass)
+    matmul::specs(l, op, &product, m, None, pass)
+}
+
+/// The launches of a product by experts with `m` rows: one row's experts side by side; of several rows
+/// those together that chose the same.
+fn by_experts(
+    l: &Lowering,
+    op: &product::Op<'_>,
+    product: &product::Product,
+    m: usize,
+    pairs: Pairs,
+    pass: &Pass,
+) -> Result<Vec<Spec>> {
+    let integers = product.types.iter().all(|t| t.integers);
+    if m == 1 && !integers {
+        let spec = matvec_floats::spec(l, op, product, pairs.count, Some(&pairs), pass)?;
+        return Ok(vec![spec]);
+    }
+    if m == 1 {
+        if let Some(spec) = matvec::spec(l, op, product, Some(&pairs), pass, 0)? {
+            return Ok(vec![spec]);
+        }
+    }
+    if integers {
+        return matmul::specs(l, op, product, pairs.count, Some(pairs), pass);
+    }
+    let pairs = pairs.grouped(l, matvec_floats::MOST_ROWS);
+    let rows = pairs.blocks() * matvec_floats::MOST_ROWS;
+    let spec = matvec_floats::spec(l, op, product, rows, Some(&pairs), pass)?;
+    Ok(vec![pairs.group(), spec])
 }

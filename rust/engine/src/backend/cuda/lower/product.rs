@@ -1,13 +1,14 @@
 //! A fused product with weights, for whichever kernel computes it: which weights it reads and in
 //! what order, and what becomes of its sums.
 
+use super::experts;
 use super::layout::{arrangement, Matrix, Order};
 use super::lowering::{constants, Lowering, Pass};
 use super::params::{KvTarget, Segment};
 use super::shape::UNIT_ROWS;
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
-use crate::plan::fuse::{Epilogue, Part};
+use crate::plan::fuse::{Epilogue, Experts, Part};
 use crate::plan::{BufferId, Norm};
 use crate::quant::QuantType;
 
@@ -18,6 +19,7 @@ pub struct Op<'a> {
     pub number: usize,
     pub x: BufferId,
     pub norm: Option<Norm>,
+    pub experts: Option<Experts>,
     pub parts: &'a [Part],
     pub epilogue: &'a Epilogue,
 }
@@ -26,6 +28,8 @@ pub struct Op<'a> {
 #[derive(Debug)]
 pub struct Product {
     pub types: Vec<&'static QuantType>,
+    /// Columns.
+    pub n_in: usize,
     pub segment: [Segment; 3],
     /// Of each segment.
     pub tiles: Vec<usize>,
@@ -60,6 +64,7 @@ pub fn product(l: &Lowering, op: &Op<'_>, pass: &Pass) -> Result<Product> {
     let arrangement = arrangement(parts, epilogue);
     let mut product = Product {
         types: Vec::new(),
+        n_in: plan.weight(parts[0].weight).n_in,
         segment: [<Segment as bytemuck::Zeroable>::zeroed(); 3],
         tiles: Vec::new(),
         bytes: 0,
@@ -87,12 +92,17 @@ pub fn product(l: &Lowering, op: &Op<'_>, pass: &Pass) -> Result<Product> {
             units: l.units(ids, *order)?,
             out: l.address(out),
             bias: l.vector(parts[i].bias)?,
-            tiles: matrix.tiles as u32,
+            tiles: matrix.expert_tiles as u32,
             rows: matrix.n_out as u32,
         };
         product.types.push(matrix.ty);
-        product.tiles.push(matrix.tiles);
-        product.bytes += matrix.bytes();
+        product.tiles.push(matrix.expert_tiles);
+        // At most one expert a pair, and each once.
+        let experts = op.experts.map_or(1, |experts| {
+            let pairs = l.rows_of(op.x, pass) * experts::ranks(plan, experts.routes);
+            pairs.min(matrix.n_expert)
+        });
+        product.bytes += matrix.bytes() / matrix.n_expert * experts;
         product.written += matrix.n_out;
         product.read_first += match epilogue {
             Epilogue::Add { .. } => matrix.n_out,

@@ -1,6 +1,7 @@
 //! The ops that are a kernel by themselves, row by row: embedding, norm, rotation, scatter, and
 //! what goes element by element.
 
+use super::experts::{self, RouteOp};
 use super::layout::Order;
 use super::lowering::{constants, flag, sizes, Lowering, Pass};
 use super::params::{
@@ -77,7 +78,11 @@ fn moved(l: &Lowering, op: &Op, pass: &Pass) -> usize {
         match used.role {
             Role::Lookup => rows * w.ty.row_bytes(w.n_in).unwrap_or(0),
             Role::Matrix => w.n_out * w.ty.row_bytes(w.n_in).unwrap_or(0),
-            Role::Scale | Role::Bias | Role::Taps(_) | Role::PerHead => w.n_in * 4,
+            Role::Scale | Role::Bias | Role::Selection | Role::Taps(_) | Role::PerHead => {
+                w.n_in * 4
+            }
+            // Of products alone.
+            Role::Experts | Role::ExpertBias => 0,
         }
     };
     let angles = op
@@ -176,7 +181,26 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
             let grid = [pass.out as u32, 1, 1];
             Spec::new(elementwise(), "select_rows", grid, THREADS, &params)
         }
-        Op::MatVec { .. } | Op::Attention { .. } => {
+        Op::Route {
+            logits,
+            bias,
+            out,
+            gating,
+            renormalize,
+            scale,
+        } => {
+            let op = RouteOp {
+                logits,
+                bias,
+                out,
+                gating,
+                renormalize,
+                scale,
+            };
+            experts::route(l, &op, pass)?
+        }
+        Op::MixExperts { x, routes, out } => experts::mix(l, x, routes, out, pass),
+        Op::MatVec { .. } | Op::ExpertMatVec { .. } | Op::Attention { .. } => {
             return Err(Error::Internal(format!("{op:?} is no op of its own")))
         }
     }))

@@ -57,6 +57,7 @@ struct ScratchBuffers {
     tiles: DeviceBuffer,
     squares: DeviceBuffer,
     sums: DeviceBuffer,
+    groups: DeviceBuffer,
 }
 
 /// Seconds that the parts of loading took, side by side.
@@ -84,6 +85,7 @@ impl ScratchBuffers {
             tiles: buffer(bytes.products.tiles)?,
             squares: buffer(bytes.products.squares)?,
             sums: buffer(bytes.products.sums)?,
+            groups: buffer(bytes.groups)?,
         };
         scratch.tickets.fill(0, stream)?;
         Ok(scratch)
@@ -96,6 +98,7 @@ impl ScratchBuffers {
             tiles: self.tiles.address(),
             squares: self.squares.address(),
             sums: self.sums.address(),
+            groups: self.groups.address(),
         }
     }
 }

@@ -34,7 +34,7 @@ impl DeviceWeights {
             Ok((matrix, buffer))
         };
         let vector = |id: WeightId| {
-            let buffer = DeviceBuffer::new(context, plan.weight(id).n_in * 4)?;
+            let buffer = DeviceBuffer::new(context, plan.weight(id).vector_len() * 4)?;
             Ok((id, buffer))
         };
         Ok(Self {
@@ -76,7 +76,7 @@ impl DeviceWeights {
     ) -> Result<()> {
         for (id, buffer) in &self.vectors {
             let w = plan.weight(*id);
-            let mut values = vec![0.0f32; w.n_in];
+            let mut values = vec![0.0f32; w.vector_len()];
             (w.ty.dequantize)(weights.of(w)?, &mut values);
             buffer.write(0, &values, stream)?;
         }

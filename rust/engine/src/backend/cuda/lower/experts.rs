@@ -1,0 +1,257 @@
+//! Experts: the launches that choose them, that group rows by them and that sum up what they give; and
+//! what a product by experts is compiled for.
+
+use super::lowering::{constants, flag, sizes, Lowering, Pass};
+use super::matmul::MOST_BLOCK_X;
+use super::params::{self, Group, Mix, Route, CONSTANTS};
+use super::product::Op;
+use crate::backend::cuda::driver::source::{source, Source, Variant};
+use crate::backend::cuda::driver::spec::{Spec, Traffic};
+use crate::error::Result;
+use crate::plan::fuse::Fused;
+use crate::plan::{BufferId, Gating, Plan, WeightId};
+
+static SOURCE: Source = source!("experts.cu", CONSTANTS, Route, Group, Mix);
+
+const THREADS: u32 = 256;
+
+/// Blocks that keep every card busy.
+const MOST_BLOCKS: u64 = 1024;
+
+/// The ranks of a buffer of routes.
+pub fn ranks(plan: &Plan, routes: BufferId) -> usize {
+    plan.buffer(routes).width / 2
+}
+
+/// Blocks of `rows` rows that `pairs` pairs take at most, whichever of `n_expert` experts they chose:
+/// each expert that has some fills all of its blocks but one.
+pub fn blocks(pairs: usize, n_expert: usize, rows: usize) -> usize {
+    let chosen = n_expert.min(pairs);
+    (pairs - chosen) / rows + chosen
+}
+
+/// Bytes of the lists of blocks and of their pairs, for passes of up to `rows` rows.
+pub fn list_bytes(plan: &Plan, fused: &[Fused], rows: usize) -> usize {
+    let of = |op: &Fused| match op {
+        Fused::MatVec {
+            experts: Some(experts),
+            parts,
+            ..
+        } => {
+            let pairs = rows.saturating_mul(ranks(plan, experts.routes));
+            // Blocks of one row are the most, those of many rows hold the most that are empty.
+            let chosen = plan.weight(parts[0].weight).n_expert.min(pairs);
+            let padded = pairs.saturating_add(chosen.saturating_mul(MOST_BLOCK_X));
+            pairs
+                .saturating_add(padded)
+                .saturating_mul(size_of::<u32>())
+        }
+        _ => 0,
+    };
+    fused.iter().map(of).max().unwrap_or(0)
+}
+
+/// A product's rows as pairs of a row and a rank.
+#[derive(Debug, Clone, Copy)]
+pub struct Pairs {
+    pub ranks: usize,
+    pub n_expert: usize,
+    /// Of all rows.
+    pub count: usize,
+    pub at: params::Experts,
+    is_grouped: bool,
+    ranked: bool,
+    /// Rows of a block.
+    pub rows: usize,
+}
+
+impl Pairs {
+    /// The pairs of the `m` rows of `op`, each a block of its own; none where there are no experts.
+    pub fn new(l: &Lowering, op: &Op<'_>, m: usize) -> Option<Self> {
+        let experts = op.experts?;
+        let ranks = ranks(&l.plan, experts.routes);
+        Some(Self {
+            ranks,
+            n_expert: l.plan.weight(op.parts[0].weight).n_expert,
+            count: m * ranks,
+            at: params::Experts {
+                routes: l.address(experts.routes),
+                experts: 0,
+                pairs: 0,
+            },
+            is_grouped: false,
+            ranked: experts.ranked,
+            rows: 1,
+        })
+    }
+
+    /// The same, grouped into blocks of `rows` rows.
+    pub fn grouped(self, l: &Lowering, rows: usize) -> Self {
+        let mut grouped = Self {
+            is_grouped: true,
+            rows,
+            ..self
+        };
+        let lists = l.at.scratch.groups;
+        grouped.at.experts = lists;
+        grouped.at.pairs = lists + (grouped.blocks() * size_of::<u32>()) as u64;
+        grouped
+    }
+
+    /// Blocks of rows, at most.
+    pub fn blocks(&self) -> usize {
+        blocks(self.count, self.n_expert, self.rows)
+    }
+
+    /// The launch that groups them.
+    pub fn group(&self) -> Spec {
+        let params = Group {
+            routes: self.at.routes,
+            experts: self.at.experts,
+            pairs: self.at.pairs,
+            m: (self.count / self.ranks) as u32,
+            blocks: self.blocks() as u32,
+        };
+        let variant = variant(self.constants(), Gating::Softmax, false, false);
+        let mut spec = Spec::new(variant, "group", [1, 1, 1], THREADS, &params);
+        spec.traffic = Traffic::rows(self.count * 8 + self.blocks() * self.rows * 4);
+        spec
+    }
+
+    /// What experts.cuh is compiled for.
+    pub fn constants(&self) -> String {
+        sizes(&[
+            ("RANKS", self.ranks),
+            ("N_EXPERT", self.n_expert),
+            ("ROWS_OF_EXPERT", self.rows),
+        ]) + &flag("RANKED", self.ranked)
+            + &flag("GROUPED", self.is_grouped)
+    }
+}
+
+/// What experts.cuh is compiled for, with experts or without.
+pub fn constants_of(pairs: Option<&Pairs>) -> String {
+    pairs.map_or_else(
+        || {
+            sizes(&[("RANKS", 0), ("N_EXPERT", 1), ("ROWS_OF_EXPERT", 1)])
+                + &flag("RANKED", false)
+                + &flag("GROUPED", false)
+        },
+        Pairs::constants,
+    )
+}
+
+/// Where a kernel finds the experts of its rows.
+pub fn address_of(pairs: Option<&Pairs>) -> params::Experts {
+    pairs.map_or_else(bytemuck::Zeroable::zeroed, |pairs| pairs.at)
+}
+
+fn variant(experts: String, gating: Gating, biased: bool, renormalize: bool) -> Variant {
+    let gating = match gating {
+        Gating::Softmax => 0,
+        Gating::Sigmoid => 1,
+        Gating::SelectedSoftmax => 2,
+    };
+    Variant {
+        source: &SOURCE,
+        constants: String::from(
+            "enum { GATING_SOFTMAX, GATING_SIGMOID, GATING_SELECTED_SOFTMAX };\n",
+        ) + &constants(&[("GATING", gating)])
+            + &flag("BIASED", biased)
+            + &flag("RENORMALIZE", renormalize)
+            + &experts,
+    }
+}
+
+/// What the kernels beside products are compiled for.
+fn experts(ranks: usize, n_expert: usize) -> String {
+    sizes(&[
+        ("RANKS", ranks),
+        ("N_EXPERT", n_expert),
+        ("ROWS_OF_EXPERT", 1),
+    ]) + &flag("RANKED", false)
+        + &flag("GROUPED", false)
+}
+
+/// How a router's logits become routes.
+pub struct RouteOp {
+    pub logits: BufferId,
+    pub bias: Option<WeightId>,
+    pub out: BufferId,
+    pub gating: Gating,
+    pub renormalize: bool,
+    pub scale: f32,
+}
+
+/// The launch that chooses experts.
+pub fn route(l: &Lowering, op: &RouteOp, pass: &Pass) -> Result<Spec> {
+    let m = l.rows_of(op.logits, pass);
+    let n_expert = l.plan.buffer(op.logits).width;
+    let params = Route {
+        logits: l.address(op.logits),
+        bias: l.vector(op.bias)?,
+        out: l.address(op.out),
+        scale: op.scale,
+        m: m as u32,
+    };
+    let text = experts(ranks(&l.plan, op.out), n_expert);
+    let variant = variant(text, op.gating, op.bias.is_some(), op.renormalize);
+    // A warp a row; few rows still are blocks of their own.
+    let warps = m.clamp(1, THREADS as usize / 32);
+    let grid = [m.div_ceil(warps) as u32, 1, 1];
+    Ok(Spec::new(
+        variant,
+        "route",
+        grid,
+        32 * warps as u32,
+        &params,
+    ))
+}
+
+/// The launch that sums up what experts give.
+pub fn mix(l: &Lowering, x: BufferId, routes: BufferId, out: BufferId, pass: &Pass) -> Spec {
+    let (m, width) = (l.rows_of(out, pass), l.plan.buffer(out).width);
+    let params = Mix {
+        x: l.address(x),
+        routes: l.address(routes),
+        out: l.address(out),
+        m: m as u32,
+        width: width as u32,
+    };
+    let variant = variant(
+        experts(ranks(&l.plan, routes), 1),
+        Gating::Softmax,
+        false,
+        false,
+    );
+    let n = (m * width) as u64;
+    let blocks = n.div_ceil(u64::from(THREADS)).clamp(1, MOST_BLOCKS);
+    Spec::new(variant, "mix", [blocks as u32, 1, 1], THREADS, &params)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// However many pairs each expert has, and no fewer than the worst case takes.
+    #[test]
+    fn blocks_hold_every_choice_and_some_choice_takes_all() {
+        for n_expert in 1..5usize {
+            for pairs in 0..9usize {
+                for rows in 1..4usize {
+                    let most = blocks(pairs, n_expert, rows);
+                    let mut worst = 0;
+                    for choice in 0..(pairs + 1).pow(n_expert as u32) {
+                        let counts = (0..n_expert).map(|e| choice / (pairs + 1).pow(e as u32));
+                        let counts: Vec<_> = counts.map(|c| c % (pairs + 1)).collect();
+                        if counts.iter().sum::<usize>() == pairs {
+                            let taken = counts.iter().map(|c| c.div_ceil(rows)).sum();
+                            worst = worst.max(taken);
+                        }
+                    }
+                    assert_eq!(most, worst, "{n_expert} {pairs} {rows}");
+                }
+            }
+        }
+    }
+}
