@@ -6,7 +6,7 @@ from pathlib import Path
 
 import onegraph
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support import oracles
 from support.oracles import HuggingFace, LlamaCpp
@@ -106,6 +106,7 @@ def pairing(
 
 
 @given(text=TEXTS)
+@example(text="中AB. 中A א ABא1 \u0301AB \u0301a !\u0301's AB's ſ'Sx")
 @settings(max_examples=300, deadline=None)
 def test_cuts_of_any_text(pairing: tuple[onegraph.Tokenizer, HuggingFace], text: str) -> None:
     ours, hugging_face = pairing
