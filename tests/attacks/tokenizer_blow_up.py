@@ -54,6 +54,21 @@ def sentencepiece() -> File:
     return file
 
 
+def characters() -> File:
+    """Gemma 4's kind: the front grows by one letter a merge, in lines that nothing cuts."""
+    file = File()
+    runs = ["a" * i for i in range(1, 1000)]
+    tokens = [*(f"<0x{b:02X}>" for b in range(256)), *runs, "</s>"]
+    vocabulary(file, tokens)
+    types = [6] * 256 + [1] * len(runs) + [3]
+    file.metadata |= {
+        "tokenizer.ggml.model": (STRING, "gemma4"),
+        "tokenizer.ggml.token_type": (ARRAY, array(I32, types)),
+        "tokenizer.ggml.merges": (ARRAY, array(STRING, [f"{x} a" for x in runs[:-1]])),
+    }
+    return file
+
+
 def vocabulary(file: File, tokens: list[str]) -> None:
     types = [1] * (len(tokens) - 1) + [3]
     file.metadata |= {
@@ -65,7 +80,8 @@ def vocabulary(file: File, tokens: list[str]) -> None:
 
 
 def attacks() -> Iterator[Attack]:
-    for name, make in (("doubling", doubling), ("ladder", ladder), ("spm", sentencepiece)):
+    makes = {"doubling": doubling, "ladder": ladder, "spm": sentencepiece, "gemma4": characters}
+    for name, make in makes.items():
         file = make()
         for i, prompt in enumerate(PROMPTS):
             yield Attack(f"{name}-{i}", file.bytes(), "encode", prompt)

@@ -108,3 +108,111 @@ NAMES = [
     "microsoft-Phi-3.5-mini-instruct",
     "mistralai-Mistral-Nemo-Instruct-2407",
 ]
+#: What was thought. Each family has a field of its own for it: all are given.
+THOUGHT = {"reasoning_content": "because", "thinking": "because", "reasoning": "because"}
+PARTS = [{"type": "text", "text": "one "}, {"type": "text", "text": " two\n"}]
+#: Reasoning, calls and their results, as the newer families have them.
+REASONING: dict[str, list[dict[str, Any]]] = {
+    "thought": [user("1"), assistant("2", **THOUGHT), user("3")],
+    "thought last": [user("1"), assistant("2", **THOUGHT)],
+    "thought and called": [
+        user("Weather?"),
+        assistant("", tool_calls=[CALL], **THOUGHT),
+        {**CALLING[2], "content": "21.5"},
+        assistant("21.5 °C", **THOUGHT),
+        user("Thanks"),
+    ],
+    "called, to be gone on with": [
+        system("S"),
+        user("Weather?"),
+        assistant(None, tool_calls=[CALL], thinking="hm", reasoning_content="hm"),
+        {**CALLING[2], "content": "21.5"},
+    ],
+    "calls in turns": [
+        *CALLING,
+        assistant("Now tomorrow's.", tool_calls=[{**CALL, "id": "ghijkl456"}]),
+        {**CALLING[2], "tool_call_id": "ghijkl456"},
+    ],
+    "thought in tags": [user("1"), assistant("<think>hm</think>2"), user("3"), assistant("4")],
+    "thought in a channel": [
+        user("1"),
+        assistant("<|channel>thought\nhm<channel|>2"),
+        user("3"),
+    ],
+    "thought in parts": [
+        user("1"),
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}, *PARTS]},
+        user("3"),
+    ],
+    "developer": [{"role": "developer", "content": "Be brief."}, user("Hi")],
+    "parts": [
+        {"role": "system", "content": PARTS},
+        {"role": "user", "content": PARTS},
+        {"role": "assistant", "content": PARTS},
+        {"role": "user", "content": [{"type": "image"}, *PARTS]},
+    ],
+    "result of parts": [*CALLING[:2], {**CALLING[2], "content": PARTS}],
+    "result of an object": [*CALLING[:2], {**CALLING[2], "content": {"t": 21.5, "of": ["x"]}}],
+    "no arguments": [
+        user("x"),
+        assistant("", tool_calls=[{**CALL, "function": {"name": "now", "arguments": {}}}]),
+        {**CALLING[2], "name": "now"},
+    ],
+    "arguments of text": [
+        user("x"),
+        assistant(
+            "",
+            tool_calls=[{**CALL, "function": {"name": "now", "arguments": '{"a": [1, "b"]}'}}],
+        ),
+        {**CALLING[2], "name": "now"},
+    ],
+    "answers beside the call": [
+        user("x"),
+        assistant(
+            "", tool_calls=[CALL], tool_responses=[{"name": "get_weather", "response": {"t": 21.5}}]
+        ),
+    ],
+}
+#: A tool of every kind of parameter that a template may spell out.
+SPELLED_OUT: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "plan",
+        "description": "Two\nlines",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "kind": {"type": "string", "enum": ["a", "b"], "default": "a"},
+                "either": {"oneOf": [{"type": "string"}, {"type": "integer", "default": 1}]},
+                "maybe": {"type": ["string", "null"], "nullable": True},
+                "many": {"type": "array", "items": {"type": "object", "properties": {}}},
+                "inner": {
+                    "type": "object",
+                    "properties": {"deep": {"type": "boolean", "description": "d"}},
+                    "required": ["deep"],
+                },
+            },
+        },
+        "response": {"type": "object", "description": "what was planned"},
+    },
+}
+REASONING_VARIABLES: list[dict[str, Any]] = [
+    {},
+    {"add_generation_prompt": False},
+    {"tools": [TOOL, SPELLED_OUT]},
+    {"tools": [SPELLED_OUT], "enable_thinking": True, "thinking": True},
+    {"enable_thinking": False, "thinking": False, "add_generation_prompt": False},
+    {"reasoning_effort": "high", "model_identity": "You are X.", "builtin_tools": ["browser"]},
+    {"builtin_tools": ["python", "browser"], "tools": [TOOL], "reasoning_effort": "low"},
+    {"preserve_thinking": True, "keep_past_thinking": True, "add_vision_id": True},
+    {"documents": [{"doc_id": 1, "title": "T", "text": "x"}], "controls": {"length": "short"}},
+    {"available_tools": [TOOL], "documents": [{"text": "é"}], "thinking": True},
+]
+#: Of the families that reason and call: theirs that are published with llama.cpp.
+FAMILIES = [
+    *("Qwen-Qwen3-0.6B", "Qwen3-Coder", "Qwen3.5-4B", "openai-gpt-oss-120b"),
+    *("google-gemma-4-31B-it", "google-gemma-4-31B-it-interleaved"),
+    *("mistralai-Ministral-3-14B-Reasoning-2512", "Mistral-Small-3.2-24B-Instruct-2506"),
+    *("unsloth-mistral-Devstral-Small-2507", "LFM2-8B-A1B", "LFM2.5-8B-A1B", "LFM2.5-Instruct"),
+    *("ibm-granite-granite-3.3-2B-Instruct", "ibm-granite-granite-4.0", "ibm-granite-granite-4.1"),
+]

@@ -1,8 +1,10 @@
 """The tokenizers to agree with, rebuilt from a GGUF's own metadata: HF tokenizers and llama.cpp;
 and vocabularies made here, so that no published one is needed."""
+# ruff: noqa: RUF001 (look-alike letters are the point)
 
 import functools
 import json
+import unicodedata
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +25,73 @@ LLAMA3 = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+QWEN35 = QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"\s\p{L}\p{N}", r"\s\p{L}\p{M}\p{N}")
+_FRONT, _BEHIND = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_FRONT}*{_BEHIND}+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_FRONT}+{_BEHIND}*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+TEKKEN = GPT4O.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "").replace(r"\p{N}{1,3}", r"\p{N}")
+DEEPSEEK_LETTERS = (
+    r"A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚ"
+    r"Ḁ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻ"
+    r"Ȿ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+)
+DEEPSEEK_EAST_ASIAN = "[一-龥ࠀ-一가-\ud7ff]+"
+
+
+def _cut(expression: str) -> Any:
+    return pre_tokenizers.Split(Regex(expression), "isolated")
+
+
+_DIGITS = pre_tokenizers.Digits(individual_digits=True)
+_BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+_GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+#: The steps of each family, each in what those before it left.
+STEPS: dict[str, list[Any]] = {
+    "gpt-2": [_GPT2],
+    "mpt": [_GPT2],
+    "smollm": [_DIGITS, _GPT2],
+    "llama-bpe": [_cut(LLAMA3), _BYTES],
+    "lfm2": [_cut(LLAMA3), _BYTES],
+    "dbrx": [_cut(LLAMA3), _BYTES],
+    "qwen2": [_cut(QWEN2), _BYTES],
+    "qwen35": [_cut(QWEN35), _BYTES],
+    "gpt-4o": [_cut(GPT4O), _BYTES],
+    "tekken": [_cut(TEKKEN), _BYTES],
+    "deepseek-llm": [
+        _cut(r"[\r\n]"),
+        _cut(rf"\s?[{DEEPSEEK_LETTERS}]+"),
+        _cut(r"\s?[!-/:-~！-／：-～‘-‟　-。]+"),
+        _cut(r"\s+$"),
+        _cut(DEEPSEEK_EAST_ASIAN),
+        _cut(r"\p{N}+"),
+        _BYTES,
+    ],
+    "deepseek-coder": [
+        *(_cut(r"[\r\n]"), _cut(r"\s?\p{L}+"), _cut(r"\s?\p{P}+"), _cut(DEEPSEEK_EAST_ASIAN)),
+        *(_DIGITS, _BYTES),
+    ],
+    "falcon": [_cut(r"[\p{P}\$\+<=>\^~\|`]+"), _GPT2, _cut("[0-9][0-9][0-9]")],
+}
+#: Where a word that is a token is not merged.
+IGNORE_MERGES = {"llama-bpe", "lfm2", "tekken"}
+
+
+def known_to_llama_cpp(pre: str, c: str) -> bool:
+    """Whether llama.cpp cuts at a character as the published expression does.
+
+    Of the case of letters it knows a-z and A-Z, and it has no marks in words (GPT-4o, Tekken);
+    white space beyond ASCII is a vertical tab to it, even where the expression names it (DeepSeek).
+    """
+    if c.isascii():
+        return True
+    if pre in ("gpt-4o", "tekken"):
+        # What Python does not know as a character yet may be one of them.
+        return unicodedata.category(c) not in ("Lu", "Ll", "Lt", "Mn", "Mc", "Me", "Cn")
+    return not (pre.startswith("deepseek") and c.isspace())
+
 
 Metadata = dict[str, Any]
 
@@ -76,6 +145,10 @@ def write(path: Path, data: Metadata, *, model: bool = False, name: str = "test"
     return path
 
 
+def _merges(data: Metadata) -> list[tuple[str, ...]]:
+    return [tuple(merge.split(" ")) for merge in data["merges"]]
+
+
 class HuggingFace:
     """`tokenizers.Tokenizer` with the pre-tokenizer published for the vocabulary's family."""
 
@@ -84,22 +157,13 @@ class HuggingFace:
         plain = {t: i for i, t in enumerate(tokens) if types[i] in (NORMAL, UNUSED, BYTE, UNKNOWN)}
         if data["model"] == "llama":
             self.tokenizer = self._sentencepiece(data)
+        elif data["model"] == "gemma4":
+            self.tokenizer = self._of_characters(data, plain)
         else:
-            merges = [tuple(m.split(" ")) for m in data["merges"]]
             pre = data["pre"]
-            bpe = models.BPE(plain, merges, ignore_merges=pre == "llama-bpe")
+            bpe = models.BPE(plain, _merges(data), ignore_merges=pre in IGNORE_MERGES)
             self.tokenizer = tokenizers.Tokenizer(bpe)
-            byte_level = pre_tokenizers.ByteLevel(
-                add_prefix_space=False, use_regex=pre in ("gpt-2", "smollm")
-            )
-            first: dict[str, Any] = {
-                "gpt-2": None,
-                "smollm": pre_tokenizers.Digits(individual_digits=True),
-                "llama-bpe": pre_tokenizers.Split(Regex(LLAMA3), "isolated"),
-                "qwen2": pre_tokenizers.Split(Regex(QWEN2), "isolated"),
-            }
-            steps = [first[pre], byte_level] if first[pre] else [byte_level]
-            self.tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+            self.tokenizer.pre_tokenizer = pre_tokenizers.Sequence(STEPS[pre])
             self.tokenizer.decoder = decoders.ByteLevel()
             if nfc:
                 self.tokenizer.normalizer = normalizers.NFC()
@@ -110,6 +174,15 @@ class HuggingFace:
                 [tokenizers.AddedToken(t, special=special, normalized=False) for t in added]
             )
         self.ids = {t: i for i, t in enumerate(tokens)}
+
+    @staticmethod
+    def _of_characters(data: Metadata, plain: dict[str, int]) -> tokenizers.Tokenizer:
+        unk = data["tokens"][data["unknown_token_id"]]
+        vocab = plain | {unk: data["unknown_token_id"]}
+        bpe = models.BPE(vocab, _merges(data), unk_token=unk, fuse_unk=True, byte_fallback=True)
+        tokenizer = tokenizers.Tokenizer(bpe)
+        tokenizer.normalizer = normalizers.Replace(" ", "▁")
+        return tokenizer
 
     @staticmethod
     def _sentencepiece(data: Metadata) -> tokenizers.Tokenizer:
@@ -225,4 +298,31 @@ def sentencepiece(**changes: Any) -> Metadata:
         "unknown_token_id": 0,
         "bos_token_id": 1,
         "eos_token_id": 2,
+    } | changes
+
+
+def characters(*, newlines: bool = True, **changes: Any) -> Metadata:
+    """A vocabulary of Gemma 4's kind: the pieces of `sentencepiece` in one line and the merges that
+    lead to them, and runs of newlines, with the merges that lead to these or without."""
+    data = sentencepiece()
+    runs = ["\n" * n for n in range(1, 6)]
+    head = data["tokens"][:260]
+    pieces = [t for t in data["tokens"][260:] if "\n" not in t]
+    kinds = [BYTE if token.startswith("<0x") else CONTROL for token in head]
+    known = {*pieces}
+    long = [piece for piece in pieces if len(piece) > 1]
+    halves = [(p[:i], p[i:]) for p in long for i in (1, len(p) - 1)]
+    merges = [(a, b) for a, b in halves if a in known and b in known]
+    if newlines:
+        merges += [(run[:i], run[i:]) for run in reversed(runs) for i in range(1, len(run))]
+    return {
+        "model": "gemma4",
+        "tokens": [*head, *pieces, *runs],
+        "token_type": kinds + [NORMAL] * (len(pieces) + len(runs)),
+        "merges": [f"{a} {b}" for a, b in dict.fromkeys(merges)],
+        "unknown_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "add_bos_token": True,
+        "add_space_prefix": False,
     } | changes

@@ -3,11 +3,19 @@
 from pathlib import Path
 from typing import Any
 
+import gguf
 import jinja2
 import onegraph
 import pytest
-from support import jinja
-from support.conversations import CONVERSATIONS, NAMES, VARIABLES
+from support import jinja, published
+from support.conversations import (
+    CONVERSATIONS,
+    FAMILIES,
+    NAMES,
+    REASONING,
+    REASONING_VARIABLES,
+    VARIABLES,
+)
 
 
 def outcomes(source: str, messages: Any, variables: dict[str, Any]) -> tuple[str, str]:
@@ -29,21 +37,37 @@ def outcomes(source: str, messages: Any, variables: dict[str, Any]) -> tuple[str
     return expected, ours.render(messages, **rest)
 
 
-def check_all(source: str) -> int:
+def check_all(
+    source: str,
+    conversations: dict[str, Any] = CONVERSATIONS,
+    every: list[dict[str, Any]] = VARIABLES,
+) -> int:
     """Every conversation with every set of variables; how many rendered to text."""
     rendered = 0
-    for name, messages in CONVERSATIONS.items():
-        for variables in VARIABLES:
+    for name, messages in conversations.items():
+        for variables in every:
             expected, got = outcomes(source, messages, variables)
             assert got == expected, (name, variables)
             rendered += expected != "error"
     return rendered
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", dict.fromkeys([*NAMES, *FAMILIES]))
 def test_published_template(vectors: Path, name: str) -> None:
-    source = (vectors / "templates" / f"{name}.jinja").read_text(encoding="utf-8")
+    assert check_all(published.template(vectors, name)) > 40
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_reasoning_and_tools(vectors: Path, name: str) -> None:
+    source = published.template(vectors, name)
+    assert check_all(source, REASONING, REASONING_VARIABLES) >= 100
+
+
+def test_template_of_the_vocabulary_of_gemma_4(vectors: Path) -> None:
+    fields = gguf.GGUFReader(published.vocabulary(vectors, "gemma-4")).fields
+    source = fields["tokenizer.chat_template"].contents()
     assert check_all(source) > 40
+    assert check_all(source, REASONING, REASONING_VARIABLES) >= 100
 
 
 def test_template_of_smollm2() -> None:

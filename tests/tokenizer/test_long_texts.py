@@ -4,7 +4,7 @@ counted in steps by the tests of rust/engine/src/tokenizer; quadratic, none of t
 import onegraph
 import pytest
 from support import oracles
-from support.oracles import sentencepiece
+from support.oracles import characters, sentencepiece
 
 MEGABYTE = 1_000_000
 UNITS = {
@@ -30,7 +30,10 @@ UNITS = {
     "cut token": "<|im_end|",
     "alphabet": "abcdefghijklmnopqrstuvwxyz",
 }
-KINDS = ["smollm", "gpt-2", "llama-bpe", "qwen2", "default", "sentencepiece", "merging", "growing"]
+KINDS = [
+    *("smollm", "gpt-2", "llama-bpe", "qwen2", "qwen35", "gpt-4o", "tekken", "deepseek-llm"),
+    *("deepseek-coder", "falcon", "default", "sentencepiece", "characters", "merging", "growing"),
+]
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -40,6 +43,8 @@ def tokenizer(
     kind: str = request.param
     if kind == "sentencepiece":
         data = sentencepiece(add_space_prefix=False)
+    elif kind == "characters":
+        data = characters()
     elif kind == "merging":
         # Every pair of runs merges, up to the longest token a vocabulary may have.
         runs = [(b"a" * 2**i, b"a" * 2**i) for i in range(11)]

@@ -54,15 +54,18 @@ def steps() -> list[str]:
 
 #: Of a byte-level vocabulary of 258 tokens: 256 bytes, `ab`, `<|end|>`.
 BYTE_LEVEL: dict[str, tuple[Change, str]] = {
-    "no model": (drop("model"), 'tokenizer.ggml.model is missing; expected "gpt2" or "llama"'),
+    "no model": (
+        drop("model"),
+        'tokenizer.ggml.model is missing; expected "gpt2", "llama" or',
+    ),
     "model of numbers": (put("model", 7), "tokenizer.ggml.model is 7; expected a string"),
     "unknown model": (
         put("model", "rwkv"),
         'tokenizer model "rwkv" is not supported; supported: gpt2 (byte-level BPE), llama (Sent',
     ),
     "unknown pre": (
-        put("pre", "tekken"),
-        'pre-tokenizer "tekken" is not supported; supported: default, gpt-2, phi-2, smollm,',
+        put("pre", "bloom"),
+        'pre-tokenizer "bloom" is not supported; supported: default, gpt-2, phi-2, mpt, ',
     ),
     "long pre": (put("pre", "x" * 9999), f'pre-tokenizer "{"x" * 80}" is not supported'),
     "no tokens": (drop("tokens"), "tokenizer.ggml.tokens is missing; expected an array of strings"),
@@ -257,6 +260,20 @@ def test_ends_of_text(tmp_path: Path) -> None:
     # A user's text spells none of them.
     assert tokenizer.decode(tokenizer.encode("x<|im_end|>")) == "x<|im_end|>"
     assert tokenizer.encode("x<|im_end|>", parse_special=True) == [120, ids["<|im_end|>"]]
+
+
+@pytest.mark.parametrize("others", [["<|return|>", "<|call|>"], ["<|flush|>", "<|calls|>"]])
+def test_the_end_of_a_message_is_no_end_where_a_turn_has_several(
+    others: list[str], tmp_path: Path
+) -> None:
+    data = oracles.byte_level([(b"b", b"c")], "gpt-4o")
+    data["eos_token_id"] = len(data["tokens"])
+    data["tokens"] += others
+    data["token_type"] += [CONTROL] * 2
+    tokenizer = onegraph.Tokenizer(oracles.write(tmp_path / "model.gguf", data))
+    assert [tokenizer.token_text(i) for i in tokenizer.end_of_text_ids] == others
+    assert tokenizer.is_special(tokenizer.token_id("<|end|>"))
+    assert tokenizer.token_text(tokenizer.eot_id) == others[0]
 
 
 def test_files_that_are_no_vocabulary(tmp_path: Path) -> None:

@@ -5,7 +5,17 @@ use onegraph::tokenizer::{Decoder, Tokenizer};
 use super::fixture::Writer;
 use super::{items, join, parts};
 
-const PRE: [&str; 5] = ["gpt-2", "llama-bpe", "qwen2", "smollm", "default"];
+const PRE: [&str; 9] = [
+    "gpt-2",
+    "llama-bpe",
+    "qwen2",
+    "smollm",
+    "default",
+    "gpt-4o",
+    "qwen35",
+    "deepseek-llm",
+    "falcon",
+];
 
 /// What the bytes say.
 struct Input {

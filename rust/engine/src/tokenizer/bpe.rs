@@ -1,9 +1,11 @@
-//! Byte-level BPE: every byte of a word is a symbol, pairs merge by their rank in the file's list.
+//! BPE by a list of merges: every byte of a word is a symbol, or every character, and pairs merge by
+//! their rank in the file's list.
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 
-use super::merge::{Merge, Merger, MAX_SYMBOLS, NONE};
+use super::merge::{parts, Merge, Merger, Symbol, MAX_SYMBOLS, NONE};
 use super::meter::Meter;
+use super::spm::byte_of;
 use super::vocab::{bad, cut, TokenType, Vocab};
 use crate::error::Result;
 use crate::gguf::Gguf;
@@ -42,11 +44,13 @@ pub(super) fn text_to_bytes(text: &str) -> Option<Vec<u8>> {
     text.chars().map(char_to_byte).collect()
 }
 
-/// The merges of a byte-level BPE vocabulary.
+/// The merges of a BPE vocabulary.
 #[derive(Debug, Clone)]
 pub(super) struct Bpe {
     /// By byte; `NONE` where the vocabulary has no token for it.
     bytes: Vec<u32>,
+    /// The symbols of a text that is merged by character; `None` where it is by byte.
+    characters: Option<HashMap<char, u32>>,
     merges: HashMap<(u32, u32), (u32, u32)>,
     /// Texts that are only a step on the way to a token; ids from the vocabulary's length on.
     steps: Vec<Vec<u8>>,
@@ -64,14 +68,92 @@ fn spells(vocab: &Vocab, id: u32) -> bool {
 }
 
 impl Bpe {
-    /// Reads and checks `tokenizer.ggml.merges`. With `ignore_merges` a word that is a token is
-    /// that token, whatever the merges would make of it.
-    pub fn from_gguf(gguf: &Gguf, vocab: &Vocab, ignore_merges: bool) -> Result<Self> {
+    /// Byte-level BPE. With `ignore_merges` a word that is a token is that token, whatever the
+    /// merges would make of it.
+    pub fn of_bytes(gguf: &Gguf, vocab: &Vocab, ignore_merges: bool) -> Result<Self> {
+        let id = |byte| {
+            let text = byte_to_char(byte).to_string();
+            vocab.id(&text).filter(|id| spells(vocab, *id))
+        };
+        let mut bpe = Bpe {
+            bytes: (0..=255).map(|b| id(b).unwrap_or(NONE)).collect(),
+            characters: None,
+            merges: HashMap::new(),
+            steps: Vec::new(),
+            first_step: u32::try_from(vocab.len()).unwrap_or(NONE),
+            words: HashMap::new(),
+        };
+        bpe.read_merges(gguf, vocab)?;
+        if ignore_merges {
+            bpe.words = vocab
+                .texts()
+                .filter(|(id, text)| !text.is_empty() && spells(vocab, *id))
+                .filter_map(|(id, text)| Some((text_to_bytes(text)?, id)))
+                .collect();
+        }
+        Ok(bpe)
+    }
+
+    /// BPE of characters, with byte tokens such as `<0x0A>` for what no token covers. A run of
+    /// newlines that is a token is that token: not every list has the merges that lead to it.
+    pub fn of_characters(gguf: &Gguf, vocab: &Vocab) -> Result<Self> {
+        let mut found = HashMap::new();
+        let mut characters = HashMap::new();
+        let mut words = HashMap::new();
+        for (id, text) in vocab.texts() {
+            if let Some(byte) = byte_of(vocab, id) {
+                found.insert(byte, id);
+            } else if spells(vocab, id) {
+                let mut chars = text.chars();
+                if let (Some(c), None) = (chars.next(), chars.next()) {
+                    characters.insert(c, id);
+                }
+                if !text.is_empty() && text.bytes().all(|b| b == b'\n') {
+                    words.insert(text.as_bytes().to_vec(), id);
+                }
+            }
+        }
+        if found.len() < 256 {
+            return Err(bad(
+                "tokenizer.ggml.tokens",
+                format!("with {} of 256 byte tokens", found.len()),
+                "<0x00> to <0xFF>, for text no token covers",
+            ));
+        }
+        let mut bpe = Bpe {
+            bytes: (0..=255)
+                .map(|b| found.get(&b).copied().unwrap_or(NONE))
+                .collect(),
+            characters: Some(characters),
+            merges: HashMap::new(),
+            steps: Vec::new(),
+            first_step: u32::try_from(vocab.len()).unwrap_or(NONE),
+            words,
+        };
+        bpe.read_merges(gguf, vocab)?;
+        Ok(bpe)
+    }
+
+    /// Whether a text is merged by character.
+    pub fn is_of_characters(&self) -> bool {
+        self.characters.is_some()
+    }
+
+    /// The bytes that a text which is no control token stands for.
+    fn spelled(&self, text: &str) -> Option<Vec<u8>> {
+        match self.characters {
+            Some(_) => Some(text.as_bytes().to_vec()),
+            None => text_to_bytes(text),
+        }
+    }
+
+    /// Reads and checks `tokenizer.ggml.merges`.
+    fn read_merges(&mut self, gguf: &Gguf, vocab: &Vocab) -> Result<()> {
         let raw = gguf.get_strings(MERGES)?.ok_or_else(|| {
             bad(
                 MERGES,
                 "missing",
-                "an array of strings; byte-level BPE needs its merges",
+                "an array of strings; BPE needs its merges",
             )
         })?;
         if raw.len() > MAX_MERGES {
@@ -81,21 +163,9 @@ impl Bpe {
                 format!("at most {MAX_MERGES} merges"),
             ));
         }
-        let first_step = u32::try_from(vocab.len()).unwrap_or(NONE);
-        let mut bpe = Bpe {
-            bytes: Vec::with_capacity(256),
-            merges: HashMap::with_capacity(raw.len()),
-            steps: Vec::new(),
-            first_step,
-            words: HashMap::new(),
-        };
+        let first_step = self.first_step;
+        self.merges.reserve(raw.len());
         let mut buffer = String::new();
-        for byte in 0..=255 {
-            buffer.clear();
-            buffer.push(byte_to_char(byte));
-            let id = vocab.id(&buffer).filter(|id| spells(vocab, *id));
-            bpe.bytes.push(id.unwrap_or(NONE));
-        }
         let mut steps = HashMap::new();
         for (rank, merge) in (0_u32..).zip(raw.iter()) {
             let malformed = |expected: &str| {
@@ -123,7 +193,7 @@ impl Bpe {
                 if let Some(id) = steps.get(text) {
                     return Ok(*id);
                 }
-                let bytes = text_to_bytes(text).ok_or_else(|| {
+                let bytes = self.spelled(text).ok_or_else(|| {
                     malformed(
                         "texts in the byte-level alphabet (printable Latin-1, U+0100 to U+0143)",
                     )
@@ -134,22 +204,15 @@ impl Bpe {
                 }
                 let id = u32::try_from(steps.len()).map_or(NONE, |n| n.saturating_add(first_step));
                 steps.insert(text.to_owned(), id);
-                bpe.steps.push(bytes);
+                self.steps.push(bytes);
                 Ok(id)
             };
             let pair = (id(left)?, id(right)?);
             let merged = id(&buffer)?;
             // The first of two equal merges has the better rank.
-            bpe.merges.entry(pair).or_insert((rank, merged));
+            self.merges.entry(pair).or_insert((rank, merged));
         }
-        if ignore_merges {
-            bpe.words = vocab
-                .texts()
-                .filter(|(id, text)| !text.is_empty() && spells(vocab, *id))
-                .filter_map(|(id, text)| Some((text_to_bytes(text)?, id)))
-                .collect();
-        }
-        Ok(bpe)
+        Ok(())
     }
 
     /// Bytes that no token spells: text that holds them loses them, as in the published
@@ -176,6 +239,20 @@ impl Bpe {
                 return meter.spend(word.len());
             }
         }
+        if let Some(characters) = &self.characters {
+            for part in parts(word) {
+                merger.clear();
+                for c in part.chars() {
+                    let id = characters.get(&c).copied().unwrap_or(NONE);
+                    merger.push(id, u32::try_from(c.len_utf8()).unwrap_or(0));
+                }
+                self.merge(merger, meter, out, |symbol| {
+                    let end = symbol.start.saturating_add(symbol.len) as usize;
+                    part.as_bytes().get(symbol.start as usize..end)
+                })?;
+            }
+            return ControlFlow::Continue(());
+        }
         for part in word.as_bytes().chunks(MAX_SYMBOLS) {
             merger.clear();
             for byte in part {
@@ -184,26 +261,37 @@ impl Bpe {
                     id => merger.push(id, 1),
                 }
             }
-            merger.run(
-                meter,
-                |a, b| {
-                    let (rank, id) = *self.merges.get(&(a.id, b.id))?;
-                    Some(Merge { rank, id })
-                },
-                |symbol| match symbol.id.checked_sub(self.first_step) {
-                    None => out.push(symbol.id),
-                    Some(step) => out.extend(
-                        self.steps
-                            .get(step as usize)
-                            .into_iter()
-                            .flatten()
-                            .map(|byte| self.byte(*byte))
-                            .filter(|id| *id != NONE),
-                    ),
-                },
-            )?;
+            self.merge(merger, meter, out, |symbol| {
+                let step = symbol.id.checked_sub(self.first_step)?;
+                self.steps.get(step as usize).map(Vec::as_slice)
+            })?;
         }
         ControlFlow::Continue(())
+    }
+
+    /// Merges what is pushed and appends its tokens; a symbol that is no token is `spelled` in bytes.
+    fn merge<'a>(
+        &'a self,
+        merger: &mut Merger,
+        meter: &mut Meter,
+        out: &mut Vec<u32>,
+        spelled: impl Fn(&Symbol) -> Option<&'a [u8]>,
+    ) -> ControlFlow<()> {
+        merger.run(
+            meter,
+            |a, b| {
+                let (rank, id) = *self.merges.get(&(a.id, b.id))?;
+                Some(Merge { rank, id })
+            },
+            |symbol| {
+                if symbol.id < self.first_step {
+                    out.push(symbol.id);
+                } else {
+                    let bytes = spelled(symbol).unwrap_or(&[]);
+                    out.extend(bytes.iter().map(|b| self.byte(*b)).filter(|id| *id != NONE));
+                }
+            },
+        )
     }
 
     fn byte(&self, byte: u8) -> u32 {

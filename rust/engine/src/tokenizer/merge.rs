@@ -1,4 +1,4 @@
-//! Greedy merging of neighbours, best pair first, as byte-level BPE and SentencePiece share it.
+//! Greedy merging of neighbours, best pair first, as BPE and SentencePiece share it.
 //! A heap over a linked list: O(n log n) for a piece of n symbols, no recursion.
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -10,6 +10,20 @@ use super::meter::Meter;
 pub(super) const NONE: u32 = u32::MAX;
 /// Positions fit `u32`: longer pieces are cut, which no merge spans in practice.
 pub(super) const MAX_SYMBOLS: usize = 1 << 30;
+
+/// A text in parts of at most [`MAX_SYMBOLS`] bytes.
+pub(super) fn parts(text: &str) -> impl Iterator<Item = &str> {
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        let mut end = rest.len().min(MAX_SYMBOLS);
+        while !rest.is_char_boundary(end) {
+            end = end.saturating_sub(1);
+        }
+        let (part, after) = rest.split_at_checked(end)?;
+        rest = after;
+        Some(part).filter(|part| !part.is_empty())
+    })
+}
 
 /// A run of the piece: `start..start + len` in whatever unit the caller counts.
 #[derive(Debug, Clone, Copy)]

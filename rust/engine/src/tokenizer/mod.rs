@@ -1,4 +1,5 @@
-//! Text to token ids and back, from GGUF metadata alone: byte-level BPE and SentencePiece.
+//! Text to token ids and back, from GGUF metadata alone: byte-level BPE, SentencePiece, and Gemma 4's
+//! BPE of characters.
 //!
 //! Encoding is that of llama.cpp, which defines what a GGUF vocabulary means, and of the published
 //! tokenizers (`tests/tokenizer` holds both against this). Where the two differ:
@@ -7,6 +8,11 @@
 //! - A byte that no token spells (SmolLM's vocabulary lacks some control codes) is dropped before
 //!   merging (published); llama.cpp drops it after, so that its neighbours do not merge.
 //! - In `(?i:'s)` of Llama 3 and Qwen, the long s counts as an s (published).
+//! - Where GPT-4o's and Mistral's expressions cut between small letters and capitals, every letter
+//!   has the case Unicode gives it, and a mark belongs to its word (published); llama.cpp tells only
+//!   a-z from A-Z, and takes marks for punctuation.
+//! - In the expressions of DeepSeek LLM and Coder, U+3000 and other spaces beyond ASCII are the
+//!   characters that a range names too (published); llama.cpp takes them for a vertical tab first.
 //! - Letters and numbers are those of Unicode 16 (published); llama.cpp has 15.1.
 //! - No plain text becomes a control token by merges (SentencePiece); llama.cpp allows it.
 //! - `</s>` ends a text only where it is a special token; llama.cpp takes it for one even where it
@@ -19,6 +25,7 @@
 #![deny(clippy::arithmetic_side_effects, clippy::panic)]
 
 mod bpe;
+mod characters;
 mod merge;
 mod meter;
 mod pretokenize;
@@ -42,6 +49,9 @@ use vocab::bad;
 pub use pretokenize::PreTokenizer;
 pub use stream::Decoder;
 pub use vocab::{TokenType, Vocab};
+
+/// Values of `tokenizer.ggml.model`, for messages.
+const MODELS: &str = "gpt2 (byte-level BPE), llama (SentencePiece), gemma4 (BPE of characters)";
 
 #[derive(Debug, Clone)]
 enum Model {
@@ -94,15 +104,20 @@ impl Tokenizer {
         const MODEL: &str = "tokenizer.ggml.model";
         let model = gguf
             .get_str(MODEL)?
-            .ok_or_else(|| bad(MODEL, "missing", "\"gpt2\" or \"llama\""))?;
+            .ok_or_else(|| bad(MODEL, "missing", "\"gpt2\", \"llama\" or \"gemma4\""))?;
         let mut vocab = Vocab::from_gguf(gguf)?;
         let (model, add_bos, add_space_prefix) = match model {
             "gpt2" => {
                 let pre = gguf.get_str("tokenizer.ggml.pre")?.unwrap_or("default");
                 let pre = PreTokenizer::by_name(pre)?;
                 vocab.finish();
-                let bpe = bpe::Bpe::from_gguf(gguf, &vocab, pre.ignore_merges)?;
+                let bpe = bpe::Bpe::of_bytes(gguf, &vocab, pre.ignore_merges)?;
                 (Model::Bpe(bpe, pre), pre.add_bos, false)
+            }
+            "gemma4" => {
+                vocab.finish();
+                let bpe = bpe::Bpe::of_characters(gguf, &vocab)?;
+                (Model::Bpe(bpe, &pretokenize::LINES), true, false)
             }
             "llama" => {
                 // SentencePiece's own ids, where the file does not say and the types agree.
@@ -125,7 +140,7 @@ impl Tokenizer {
                 return Err(Error::Unsupported {
                     what: "tokenizer model",
                     name: vocab::cut(other),
-                    supported: "gpt2 (byte-level BPE), llama (SentencePiece)".to_owned(),
+                    supported: MODELS.to_owned(),
                 })
             }
         };
@@ -140,8 +155,10 @@ impl Tokenizer {
                 (said, id) => Ok(said.unwrap_or(default && id.is_some())),
             }
         };
+        // Files of Gemma 4 were published that say they have none; the model was trained with it.
+        let gemma4 = matches!(&model, Model::Bpe(bpe, _) if bpe.is_of_characters());
         Ok(Tokenizer {
-            add_bos: flag("bos", add_bos, vocab.bos)?,
+            add_bos: flag("bos", add_bos, vocab.bos)? || gemma4 && vocab.bos.is_some(),
             add_eos: flag("eos", false, vocab.eos)?,
             add_space_prefix: gguf
                 .get_bool("tokenizer.ggml.add_space_prefix")?
@@ -249,16 +266,11 @@ impl Tokenizer {
     ) -> ControlFlow<()> {
         match &self.model {
             Model::Bpe(bpe, pre) => {
+                let escaped = bpe.is_of_characters().then(|| spm::escape(text, false));
+                let text = escaped.as_deref().unwrap_or(text);
                 pre.split(text, &mut |word| bpe.encode(word, merger, meter, out))
             }
-            Model::Spm(spm) => {
-                let mut escaped = String::with_capacity(text.len().saturating_add(8));
-                if space {
-                    escaped.push(spm::SPACE);
-                }
-                escaped.extend(text.chars().map(|c| if c == ' ' { spm::SPACE } else { c }));
-                spm.encode(&escaped, merger, meter, out)
-            }
+            Model::Spm(spm) => spm.encode(&spm::escape(text, space), merger, meter, out),
         }
     }
 
@@ -302,11 +314,12 @@ impl Tokenizer {
     /// The model in words, for people.
     pub fn kind(&self) -> String {
         match &self.model {
-            Model::Bpe(_, pre) => {
-                format!(
-                    "byte-level BPE ({})",
-                    pre.names.first().unwrap_or(&"default")
-                )
+            Model::Bpe(bpe, pre) => {
+                let name = pre.names.first().unwrap_or(&"default");
+                match bpe.is_of_characters() {
+                    true => format!("BPE of characters ({name})"),
+                    false => format!("byte-level BPE ({name})"),
+                }
             }
             Model::Spm(_) => "SentencePiece".to_owned(),
         }
@@ -381,11 +394,11 @@ fn pieces(vocab: &Vocab, model: &Model) -> Pieces {
             (TokenType::Control | TokenType::Unknown | TokenType::UserDefined, _) => {
                 pieces.push(text.as_bytes());
             }
-            (_, Model::Bpe(..)) => match bpe::text_to_bytes(text) {
+            (_, Model::Bpe(bpe, _)) if !bpe.is_of_characters() => match bpe::text_to_bytes(text) {
                 Some(bytes) => pieces.push(&bytes),
                 None => pieces.push(text.as_bytes()),
             },
-            (_, Model::Spm(_)) => match spm::byte_of(vocab, id) {
+            _ => match spm::byte_of(vocab, id) {
                 Some(byte) => pieces.push(&[byte]),
                 None => pieces.push(text.replace(spm::SPACE, " ").as_bytes()),
             },

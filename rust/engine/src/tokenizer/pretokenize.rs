@@ -1,12 +1,14 @@
-//! Pre-tokenizers: text into the words that byte-level BPE merges within.
+//! Pre-tokenizers: text into the words that BPE merges within.
 //!
 //! Each is published as a regular expression with a lookahead, `\s+(?!\S)`. Here they are scanners
 //! written by hand: one pass, no backtracking, no recursion, so time is linear in any text.
 //! `\p{L}`, `\p{N}`, `\p{P}` are Unicode general categories, `\s` is White_Space.
 use std::ops::ControlFlow;
 
-use unicode_general_category::{get_general_category, GeneralCategory as G};
-
+use super::characters::{
+    case, class, is_deepseek_east_asian, is_deepseek_letter, is_deepseek_mark, is_newline,
+    is_punctuation, marked_class, Case, Class,
+};
 use crate::error::{Error, Result};
 
 /// What takes the words of a text, one by one; it may break.
@@ -36,7 +38,19 @@ static TABLE: &[PreTokenizer] = &[
         split: split_default,
     },
     PreTokenizer {
-        names: &["gpt-2", "phi-2"],
+        names: &[
+            "gpt-2",
+            "phi-2",
+            "mpt",
+            "olmo",
+            "jais",
+            "trillion",
+            "granite-docling",
+            "exaone4",
+            "gigachat",
+            "a.x-4.0",
+            "mellum",
+        ],
         ignore_merges: false,
         add_bos: false,
         split: |text, word| scan(text, gpt2, word),
@@ -50,24 +64,100 @@ static TABLE: &[PreTokenizer] = &[
             "codeshell",
             "exaone",
             "minerva-7b",
+            "mellum2",
         ],
         ignore_merges: false,
         add_bos: false,
         split: split_smollm,
     },
     PreTokenizer {
-        names: &["llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"],
+        names: &[
+            "llama-bpe",
+            "llama3",
+            "llama-v3",
+            "falcon3",
+            "falcon-h1",
+            "pixtral",
+            "midm-2.0",
+            "lfm2",
+        ],
         ignore_merges: true,
         add_bos: true,
-        split: |text, word| scan(text, |rest| llama3(rest, 3), word),
+        split: |text, word| scan(text, |rest| llama3(rest, 3, class), word),
     },
     PreTokenizer {
-        names: &["qwen2", "deepseek-r1-qwen", "stablelm2"],
+        names: &["dbrx", "smaug-bpe", "chatglm-bpe"],
         ignore_merges: false,
         add_bos: false,
-        split: |text, word| scan(text, |rest| llama3(rest, 1), word),
+        split: |text, word| scan(text, |rest| llama3(rest, 3, class), word),
+    },
+    PreTokenizer {
+        names: &["glm4", "glm5"],
+        ignore_merges: true,
+        add_bos: false,
+        split: |text, word| scan(text, |rest| llama3(rest, 3, class), word),
+    },
+    PreTokenizer {
+        names: &[
+            "qwen2",
+            "deepseek-r1-qwen",
+            "stablelm2",
+            "kormo",
+            "f2llmv2",
+            "megrez",
+            "hunyuan",
+            "solar-open",
+            "grok-2",
+        ],
+        ignore_merges: false,
+        add_bos: false,
+        split: |text, word| scan(text, |rest| llama3(rest, 1, class), word),
+    },
+    PreTokenizer {
+        names: &["qwen35"],
+        ignore_merges: false,
+        add_bos: false,
+        split: |text, word| scan(text, |rest| llama3(rest, 1, marked_class), word),
+    },
+    PreTokenizer {
+        names: &["gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"],
+        ignore_merges: false,
+        add_bos: false,
+        split: |text, word| scan(text, gpt4o, word),
+    },
+    PreTokenizer {
+        names: &["tekken"],
+        ignore_merges: true,
+        add_bos: true,
+        split: |text, word| scan(text, tekken, word),
+    },
+    PreTokenizer {
+        names: &["deepseek-llm"],
+        ignore_merges: false,
+        add_bos: false,
+        split: split_deepseek_llm,
+    },
+    PreTokenizer {
+        names: &["deepseek-coder"],
+        ignore_merges: false,
+        add_bos: false,
+        split: split_deepseek_coder,
+    },
+    PreTokenizer {
+        names: &["falcon"],
+        ignore_merges: false,
+        add_bos: false,
+        split: split_falcon,
     },
 ];
+
+/// `[^\n]+|[\n]+`: what Gemma 4 merges within. Its model alone implies it.
+pub(super) static LINES: PreTokenizer = PreTokenizer {
+    names: &["gemma4"],
+    ignore_merges: false,
+    add_bos: true,
+    split: |text, word| isolate(text, |c| c == '\n', &mut |piece, _| word(piece)),
+};
 
 impl PreTokenizer {
     /// The row of a `tokenizer.ggml.pre`.
@@ -90,6 +180,12 @@ impl PreTokenizer {
         TABLE.iter().flat_map(|row| row.names).copied()
     }
 
+    /// One name of each.
+    #[cfg(test)]
+    pub fn families() -> impl Iterator<Item = &'static str> {
+        TABLE.iter().filter_map(|row| row.names.first()).copied()
+    }
+
     /// Calls `word` with each word, until it breaks; together they are the whole text.
     pub fn split(
         &self,
@@ -98,46 +194,6 @@ impl PreTokenizer {
     ) -> ControlFlow<()> {
         (self.split)(text, word)
     }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Class {
-    Letter,
-    Number,
-    Space,
-    Other,
-}
-
-fn class(c: char) -> Class {
-    match c {
-        'a'..='z' | 'A'..='Z' => Class::Letter,
-        '0'..='9' => Class::Number,
-        '\t'..='\r' | ' ' => Class::Space,
-        '\0'..='\x7F' => Class::Other,
-        _ if c.is_whitespace() => Class::Space,
-        _ => match get_general_category(c) {
-            G::UppercaseLetter
-            | G::LowercaseLetter
-            | G::TitlecaseLetter
-            | G::ModifierLetter
-            | G::OtherLetter => Class::Letter,
-            G::DecimalNumber | G::LetterNumber | G::OtherNumber => Class::Number,
-            _ => Class::Other,
-        },
-    }
-}
-
-fn is_punctuation(c: char) -> bool {
-    matches!(
-        get_general_category(c),
-        G::ConnectorPunctuation
-            | G::DashPunctuation
-            | G::OpenPunctuation
-            | G::ClosePunctuation
-            | G::InitialPunctuation
-            | G::FinalPunctuation
-            | G::OtherPunctuation
-    )
 }
 
 /// Bytes of the characters in front that fulfil `keep`.
@@ -249,21 +305,30 @@ fn contraction(text: &str) -> Option<usize> {
 }
 
 /// `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,digits}|`
-/// ` ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
-fn llama3(text: &str, digits: usize) -> usize {
+/// ` ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`, with `class` for what a letter is.
+fn llama3(text: &str, digits: usize, class: fn(char) -> Class) -> usize {
     if let Some(end) = contraction(text) {
         return end;
     }
+    let letters = |text| run(text, |c| class(c) == Class::Letter);
     let mut chars = text.chars();
     let Some(c) = chars.next() else { return 0 };
-    let (first, second) = (class(c), chars.next().map(class));
-    let is_newline = |c: char| c == '\r' || c == '\n';
-    match (first, second) {
-        (Class::Letter, _) => run_of(text, Class::Letter),
+    match (class(c), chars.next().map(class)) {
+        (Class::Letter, _) => letters(text),
         (Class::Space | Class::Other, Some(Class::Letter)) if !is_newline(c) => {
             let skip = c.len_utf8();
-            run_of(after(text, skip), Class::Letter).saturating_add(skip)
+            letters(after(text, skip)).saturating_add(skip)
         }
+        _ => no_word(text, digits, class, is_newline),
+    }
+}
+
+/// `\p{N}{1,digits}| ?[^\s\p{L}\p{N}]+[behind]*|\s*[\r\n]+|\s+(?!\S)|\s+` where no letter is.
+fn no_word(text: &str, digits: usize, class: fn(char) -> Class, behind: fn(char) -> bool) -> usize {
+    let mut chars = text.chars();
+    let Some(c) = chars.next() else { return 0 };
+    let first = class(c);
+    match (first, chars.next().map(class)) {
         (Class::Number, _) => text
             .chars()
             .take(digits)
@@ -273,8 +338,8 @@ fn llama3(text: &str, digits: usize) -> usize {
             if first == Class::Other || c == ' ' =>
         {
             let skip = if first == Class::Other { 0 } else { 1 };
-            let end = run_of(after(text, skip), Class::Other).saturating_add(skip);
-            run(after(text, end), is_newline).saturating_add(end)
+            let end = run(after(text, skip), |c| class(c) == Class::Other).saturating_add(skip);
+            run(after(text, end), behind).saturating_add(end)
         }
         _ => {
             let end = run_of(text, Class::Space);
@@ -287,37 +352,100 @@ fn llama3(text: &str, digits: usize) -> usize {
     }
 }
 
+/// `word(?i:'s|'t|'re|'ve|'m|'ll|'d)?` of [`cased_word`], up to three digits, the rest as
+/// [`no_word`]: GPT-4o.
+fn gpt4o(text: &str) -> usize {
+    match cased_word(text) {
+        Some(end) => contraction(after(text, end)).map_or(end, |more| end.saturating_add(more)),
+        None => no_word(text, 3, class, is_behind_marks),
+    }
+}
+
+/// [`cased_word`], single digits, the rest as [`no_word`]: Mistral's.
+fn tekken(text: &str) -> usize {
+    cased_word(text).unwrap_or_else(|| no_word(text, 1, class, is_behind_marks))
+}
+
+/// `[\r\n/]`
+fn is_behind_marks(c: char) -> bool {
+    is_newline(c) || c == '/'
+}
+
+/// Bytes of `[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+`
+/// or else `[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*`.
+fn cased_word(text: &str) -> Option<usize> {
+    let c = text.chars().next()?;
+    let in_front = !is_newline(c) && matches!(class(c), Class::Space | Class::Other);
+    let skip = if in_front { c.len_utf8() } else { 0 };
+    let body = after(text, skip);
+    let is_front = |c| matches!(case(c), Case::Upper | Case::Either);
+    let front = run(body, is_front);
+    let behind = run(after(body, front), |c| {
+        matches!(case(c), Case::Lower | Case::Either)
+    });
+    let end = if behind > 0 {
+        front.saturating_add(behind)
+    } else if let Some((at, last)) = body
+        .get(..front)
+        .into_iter()
+        .flat_map(str::char_indices)
+        .rfind(|(_, c)| case(*c) == Case::Either)
+    {
+        // The first alternative needs one that may stand behind, and takes the last there is.
+        at.saturating_add(last.len_utf8())
+    } else if case(c) == Case::Either {
+        // The same, where the only one is the mark that might have been in front of the word.
+        0
+    } else {
+        // The second alternative: capitals only.
+        Some(front).filter(|front| *front > 0)?
+    };
+    skip.checked_add(end)
+}
+
 /// `\p{N}` apart, GPT-2's expression between.
 fn split_smollm(text: &str, word: Words) -> ControlFlow<()> {
     let is_number = |c| class(c) == Class::Number;
     isolate(text, is_number, &mut |piece, number| {
         if number {
-            scan(
-                piece,
-                |rest| rest.chars().next().map_or(0, char::len_utf8),
-                word,
-            )
+            split_characters(piece, word)
         } else {
             scan(piece, gpt2, word)
         }
     })
 }
 
-/// `[\p{P}\$\+<=>\^~\|]+` apart, GPT-2's expression between, then `\p{N}+` apart, then every three
+/// `[\p{P}\$\+<=>\^~\|]+`
+fn is_default_mark(c: char) -> bool {
+    "$+<=>^~|".contains(c) || is_punctuation(c)
+}
+
+/// [`is_default_mark`] apart, GPT-2's expression between, then `\p{N}+` apart, then every three
 /// ASCII digits.
 fn split_default(text: &str, word: Words) -> ControlFlow<()> {
-    let is_mark = |c: char| "$+<=>^~|".contains(c) || is_punctuation(c);
+    isolate(text, is_default_mark, &mut |piece, _| {
+        scan(piece, gpt2, &mut |piece| split_numbers(piece, word))
+    })
+}
+
+/// `\p{N}+` apart, and of it every three ASCII digits.
+fn split_numbers(text: &str, word: Words) -> ControlFlow<()> {
     let is_number = |c| class(c) == Class::Number;
+    isolate(text, is_number, &mut |piece, number| {
+        if number {
+            split_triples(piece, word)
+        } else {
+            word(piece)
+        }
+    })
+}
+
+/// The default's marks and the backtick apart, GPT-2's expression between, then every three ASCII
+/// digits.
+fn split_falcon(text: &str, word: Words) -> ControlFlow<()> {
+    let is_mark = |c| c == '`' || is_default_mark(c);
     isolate(text, is_mark, &mut |piece, _| {
-        scan(piece, gpt2, &mut |piece| {
-            isolate(piece, is_number, &mut |piece, number| {
-                if number {
-                    split_triples(piece, word)
-                } else {
-                    word(piece)
-                }
-            })
-        })
+        scan(piece, gpt2, &mut |piece| split_triples(piece, word))
     })
 }
 
@@ -343,4 +471,105 @@ fn split_triples(text: &str, word: Words) -> ControlFlow<()> {
         return ControlFlow::Continue(());
     }
     word(gap)
+}
+
+/// Newlines apart, one by one.
+fn split_newlines(text: &str, piece: Words) -> ControlFlow<()> {
+    isolate(text, is_newline, &mut |part, newlines| {
+        if newlines {
+            split_characters(part, piece)
+        } else {
+            piece(part)
+        }
+    })
+}
+
+/// Every character apart.
+fn split_characters(text: &str, word: Words) -> ControlFlow<()> {
+    scan(
+        text,
+        |rest| rest.chars().next().map_or(0, char::len_utf8),
+        word,
+    )
+}
+
+/// `\s?[of]+` apart: runs of a class, with one space in front where there is one.
+fn spaced(text: &str, of: fn(char) -> bool, piece: Words) -> ControlFlow<()> {
+    let (mut gap, mut rest) = (text, text);
+    while let Some(c) = rest.chars().next() {
+        let first = c.len_utf8();
+        let behind = after(rest, first).chars().next();
+        let skip = match behind {
+            Some(next) if class(c) == Class::Space && of(next) => first,
+            _ if of(c) => 0,
+            _ => {
+                rest = after(rest, first);
+                continue;
+            }
+        };
+        let before = gap.len().saturating_sub(rest.len());
+        if let Some(before) = gap.get(..before).filter(|g| !g.is_empty()) {
+            piece(before)?;
+        }
+        let end = run(after(rest, skip), of).saturating_add(skip);
+        let (found, behind) = rest.split_at_checked(end).unwrap_or((rest, ""));
+        piece(found)?;
+        (gap, rest) = (behind, behind);
+    }
+    if gap.is_empty() {
+        return ControlFlow::Continue(());
+    }
+    piece(gap)
+}
+
+/// `\s+$` apart.
+fn split_trailing_space(text: &str, piece: Words) -> ControlFlow<()> {
+    let (front, space) = text
+        .split_at_checked(text.trim_end().len())
+        .unwrap_or((text, ""));
+    for part in [front, space] {
+        if !part.is_empty() {
+            piece(part)?;
+        }
+    }
+    ControlFlow::Continue(())
+}
+
+/// `[\r\n]`, `\s?[letters]+`, `\s?[marks]+`, `\s+$`, `[East Asian]+`, `\p{N}+` apart, each in what
+/// those before it left: DeepSeek LLM.
+fn split_deepseek_llm(text: &str, word: Words) -> ControlFlow<()> {
+    let is_number = |c| class(c) == Class::Number;
+    split_newlines(text, &mut |piece| {
+        spaced(piece, is_deepseek_letter, &mut |piece| {
+            spaced(piece, is_deepseek_mark, &mut |piece| {
+                split_trailing_space(piece, &mut |piece| {
+                    isolate(piece, is_deepseek_east_asian, &mut |piece, _| {
+                        isolate(piece, is_number, &mut |piece, _| word(piece))
+                    })
+                })
+            })
+        })
+    })
+}
+
+/// `[\r\n]`, `\s?\p{L}+`, `\s?\p{P}+`, `[East Asian]+`, `\p{N}` apart, each in what those before it
+/// left: DeepSeek Coder.
+fn split_deepseek_coder(text: &str, word: Words) -> ControlFlow<()> {
+    let is_letter = |c| class(c) == Class::Letter;
+    let is_number = |c| class(c) == Class::Number;
+    split_newlines(text, &mut |piece| {
+        spaced(piece, is_letter, &mut |piece| {
+            spaced(piece, is_punctuation, &mut |piece| {
+                isolate(piece, is_deepseek_east_asian, &mut |piece, _| {
+                    isolate(piece, is_number, &mut |piece, number| {
+                        if number {
+                            split_characters(piece, word)
+                        } else {
+                            word(piece)
+                        }
+                    })
+                })
+            })
+        })
+    })
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 
-use super::merge::{Merge, Merger, MAX_SYMBOLS, NONE};
+use super::merge::{parts, Merge, Merger, NONE};
 use super::meter::Meter;
 use super::vocab::{bad, TokenType, Vocab};
 use crate::error::Result;
@@ -13,6 +13,16 @@ const SCORES: &str = "tokenizer.ggml.scores";
 
 /// U+2581, which stands for a space.
 pub(super) const SPACE: char = '▁';
+
+/// The text with [`SPACE`] for every space, of which one more is put in `front`.
+pub(super) fn escape(text: &str, front: bool) -> String {
+    let mut escaped = String::with_capacity(text.len().saturating_add(8));
+    if front {
+        escaped.push(SPACE);
+    }
+    escaped.extend(text.chars().map(|c| if c == ' ' { SPACE } else { c }));
+    escaped
+}
 
 /// The pieces of a SentencePiece vocabulary.
 #[derive(Debug, Clone)]
@@ -110,17 +120,7 @@ impl Spm {
         meter: &mut Meter,
         out: &mut Vec<u32>,
     ) -> ControlFlow<()> {
-        let mut rest = text;
-        while !rest.is_empty() {
-            let mut end = rest.len().min(MAX_SYMBOLS);
-            while !rest.is_char_boundary(end) {
-                end = end.saturating_sub(1);
-            }
-            let (part, after) = rest.split_at_checked(end).unwrap_or((rest, ""));
-            self.encode_part(part, merger, meter, out)?;
-            rest = after;
-        }
-        ControlFlow::Continue(())
+        parts(text).try_for_each(|part| self.encode_part(part, merger, meter, out))
     }
 
     fn encode_part(

@@ -54,6 +54,7 @@ const END_OF_TURN: &[&str] = &[
     "<|end_of_text|>",
     "<end_of_utterance>",
     "<turn|>",
+    "<|tool_response>",
     "<｜end▁of▁sentence｜>",
 ];
 /// Texts that end generation only where the converter marked them as special: as plain tokens
@@ -61,6 +62,7 @@ const END_OF_TURN: &[&str] = &[
 /// separates files in code models.
 const END_IF_SPECIAL: &[&str] = &[
     "</s>",
+    "<eos>",
     "<EOT>",
     "_<EOT>",
     "[EOT]",
@@ -195,10 +197,18 @@ impl Vocab {
     /// Called last, when the tokenizer's kind has filled in its default ids.
     pub(super) fn finish(&mut self) {
         let mut end: Vec<u32> = Vec::new();
+        // Where a turn has several messages, in channels, `<|end|>` ends each but the last: gpt-oss
+        // and Solar Open.
+        let has = |text: &str| self.id(text).is_some();
+        let ends_a_message =
+            has("<|return|>") && has("<|call|>") || has("<|flush|>") && has("<|calls|>");
         for text in END_OF_TURN {
             if let Some(id) = self.id(text) {
                 if let Some(ty) = self.types.get_mut(id as usize) {
                     *ty = TokenType::Control;
+                }
+                if *text == "<|end|>" && ends_a_message {
+                    continue;
                 }
                 end.push(id);
                 if self.eot.is_none() && *text != "<|eom_id|>" {
