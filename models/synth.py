@@ -59,11 +59,11 @@ def _symmetric(step: float, at: int = 0, signed: bool = False) -> Callable[[Byte
     return fill
 
 
-def _affine(step: float, middle: float) -> Callable[[Bytes, float], None]:
+def _affine(step: float, middle: float, at: int = 0) -> Callable[[Bytes, float], None]:
     """Fills a type whose weight is d q - m, or d q + m where `middle` < 0: m cancels the mean."""
 
     def fill(blocks: Bytes, sigma: float) -> None:
-        halves = blocks.view("<u2")
+        halves = blocks.view("<u2")[:, at // 2 :]
         size = halves[:, 0] & 511
         halves[:, 0] = _halves(SCALES * (sigma / step))[size]
         halves[:, 1] = _halves(SCALES * (sigma / step * middle))[size]
@@ -77,9 +77,9 @@ def _rms(top: int, middle: float = 0.0) -> float:
     return float(np.sqrt(np.mean(q * q)))
 
 
-def _superblock(top: int) -> float:
-    """Standard deviation of sc q - (top / 2) m for uniform 6-bit sc and m and q from 0 to top."""
-    whole = _rms(63) ** 2 * (_rms(top) ** 2 + top**2 / 4) - 2 * (31.5 * top / 2) ** 2
+def _superblock(top: int, steps: int = 63) -> float:
+    """Standard deviation of sc q - (top / 2) m for uniform sc and m from 0 to steps, q to top."""
+    whole = _rms(steps) ** 2 * (_rms(top) ** 2 + top**2 / 4) - 2 * (steps / 2 * top / 2) ** 2
     return math.sqrt(whole)
 
 
@@ -121,6 +121,8 @@ KINDS = {
     "Q5_0": Kind(6, 32, 22, _symmetric(_rms(31, 16), signed=True)),
     "Q5_1": Kind(7, 32, 24, _affine(_rms(31, 15.5), -15.5)),
     "Q8_0": Kind(8, 32, 34, _symmetric(_rms(255, 128))),
+    "Q2_K": Kind(10, 256, 84, _affine(_superblock(3, 15), 1.5, at=80)),
+    "Q3_K": Kind(11, 256, 110, _symmetric(_rms(7, 4) * _rms(63, 32), at=108, signed=True)),
     "Q4_K": Kind(12, 256, 144, _affine(_superblock(15), 7.5)),
     "Q5_K": Kind(13, 256, 176, _affine(_superblock(31), 15.5)),
     "Q6_K": Kind(14, 256, 210, _symmetric(_rms(63, 32) * _rms(255, 128), at=208, signed=True)),
@@ -242,7 +244,7 @@ def write(
 ) -> int:
     """Writes the model and returns the size of the file in bytes.
 
-    `mix` is a type, "Q4_K_M" or "Q5_K_M", or types joined by "+" for the layers in turn; `vocab` a
+    `mix` is a type, one of `mix.MIXES`, or types joined by "+" for the layers in turn; `vocab` a
     GGUF whose tokenizer is taken over instead of a made-up one.
     """
     tokenizer, placed = _layout(shape, mix, vocab)

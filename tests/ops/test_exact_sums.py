@@ -92,12 +92,34 @@ def q6_k(b: NDArray[np.uint8]) -> Blocks:
     return Blocks(q, halves(b[:, 208:]) * scales)
 
 
+def two_bits(b: NDArray[np.uint8]) -> Integers:
+    """Two runs of 32 bytes, of which each pair of bits is a run of columns."""
+    runs = b.reshape(-1, 2, 1, 32) >> np.array([[0], [2], [4], [6]], np.uint8) & 3
+    return runs.reshape(len(b), -1).astype(np.int64)
+
+
+def q2_k(b: NDArray[np.uint8]) -> Blocks:
+    scales, mins = (b[:, :16] & 15).astype(np.float64), (b[:, :16] >> 4).astype(np.int64)
+    d, dmin = halves(b[:, 80:82]), halves(b[:, 82:])[:, 0]
+    return Blocks(two_bits(b[:, 16:80]), d * scales, mins=(mins, dmin))
+
+
+def q3_k(b: NDArray[np.uint8]) -> Blocks:
+    top = b[:, None, :32] >> np.arange(8, dtype=np.uint8)[:, None] & 1
+    q = two_bits(b[:, 32:96]) + 4 * top.reshape(len(b), -1).astype(np.int64) - 4
+    high = b[:, None, 104:108] >> np.array([[0], [2], [4], [6]], np.uint8) & 3
+    scales = nibbles(b[:, 96:104], 8) + 16 * high.reshape(len(b), -1).astype(np.int64) - 32
+    return Blocks(q, halves(b[:, 108:]) * scales)
+
+
 UNPACK: dict[str, Callable[[NDArray[np.uint8]], Blocks]] = {
     "Q4_0": q4_0,
     "Q4_1": q4_1,
     "Q5_0": q5_0,
     "Q5_1": q5_1,
     "Q8_0": q8_0,
+    "Q2_K": q2_k,
+    "Q3_K": q3_k,
     "Q4_K": q4_k,
     "Q5_K": q5_k,
     "Q6_K": q6_k,

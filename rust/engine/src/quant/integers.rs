@@ -9,7 +9,7 @@ pub const COLUMNS: usize = 256;
 /// Most sub-blocks of a superblock: runs of columns with one scale.
 pub const SUBS: usize = 16;
 
-/// Sub-blocks of the types that have offsets.
+/// Sub-blocks of the types that have offsets of their own.
 pub const OFFSET_SUBS: usize = 8;
 
 /// Most blocks of a superblock.
@@ -18,13 +18,26 @@ pub const BLOCKS: usize = 8;
 /// Words of the longest superblock, in whole fours.
 pub const WORDS: usize = 68;
 
-/// The sub-blocks whose minimums make a word: what a shift and a mask make of bytes.
-pub const MINS: [[usize; 2]; OFFSET_SUBS / 2] = [[0, 2], [1, 3], [4, 6], [5, 7]];
+/// Words of the minimums of a superblock that has the most of them.
+pub const MIN_WORDS: usize = SUBS / 2;
+
+/// The sub-blocks whose minimums make a word: what a shift and a mask make of bytes. Those of eight
+/// sub-blocks are the first four.
+pub const MINS: [[usize; 2]; MIN_WORDS] = [
+    [0, 2],
+    [1, 3],
+    [4, 6],
+    [5, 7],
+    [8, 10],
+    [9, 11],
+    [12, 14],
+    [13, 15],
+];
 
 /// The largest magnitude of a limb of x: x is `hi * 4096 + lo`.
 pub const LIMB: i32 = 1 << 11;
 
-/// Bits of the lower part of a sum of x: 32 columns sum up to `upper << SUM_BITS` plus `lower`,
+/// Bits of the lower part of a sum of x: 32 columns, or 16, sum up to `upper << SUM_BITS` plus `lower`,
 /// `lower` at most half a step of `upper`.
 pub const SUM_BITS: u32 = 14;
 
@@ -86,7 +99,8 @@ pub trait Integers: Block {
         // A block has one `d`.
         assert!(Self::ELEMS == if Self::HAS_STEPS { COLUMNS } else { Self::SUB });
         if !matches!(Self::OFFSETS, Offsets::None) {
-            assert!(Self::SUB * OFFSET_SUBS == COLUMNS);
+            let subs = COLUMNS / Self::SUB;
+            assert!(subs == OFFSET_SUBS || Self::OFFSETS.is_shared());
             // The sum of x over a sub-block: its upper part fits 16 bits.
             let sum = Self::SUB as i64 * (LIMB as i64 * 4096);
             let (upper, lower) = (sum >> SUM_BITS, 1 << (SUM_BITS - 1));
@@ -96,8 +110,13 @@ pub trait Integers: Block {
             assert!(!Self::OFFSETS.is_shared() || Self::ELEMS == COLUMNS);
             if let Offsets::Shared { most } = Self::OFFSETS {
                 // The sums of the minimums with either part.
-                assert!(OFFSET_SUBS as i64 * most * upper < EXACT);
-                assert!(OFFSET_SUBS as i64 * most * lower < EXACT);
+                assert!(subs as i64 * most * upper < EXACT);
+                assert!(subs as i64 * most * lower < EXACT);
+                // The same where each minimum of 32 columns is taken with the sums of both its halves,
+                // as kernels do beside a type with sixteen; and an eighth of a part is a float16, as is
+                // eight times a minimum.
+                assert!(SUBS as i64 * most * lower < EXACT);
+                assert!(upper <= 1 << 14 && lower <= 1 << 14 && 8 * most <= LIMB as i64);
             }
         }
     };

@@ -5,7 +5,7 @@ use super::lowering::{constants, flag, sizes, Lowering, Pass};
 use super::overflow::overflows;
 use super::params::{KvTarget, KvView, MatMul, Overflows, Segment, Split, CONSTANTS};
 use super::product::{Op, Product};
-use super::shape::{largest_unit, segments, superblocks, UNIT_ROWS};
+use super::shape::{largest_unit, minimums, segments, superblocks, UNIT_ROWS};
 use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::plan::fuse::Fused;
 use crate::plan::parts::{parts, MOST_PARTS};
 use crate::plan::Plan;
-use crate::quant::{Offsets, QuantType};
+use crate::quant::{Offsets, QuantType, SUBS as MOST_SUMS};
 
 static SPLIT: Source = source!("split.cu", CONSTANTS, Split, Overflows);
 static SOURCE: Source = source!("matmul.cu", CONSTANTS, MatMul, Segment, KvView, KvTarget);
@@ -22,7 +22,7 @@ static SOURCE: Source = source!("matmul.cu", CONSTANTS, MatMul, Segment, KvView,
 const TILE_ROWS: usize = 8;
 const SPLIT_THREADS: u32 = 256;
 
-/// Bytes of a superblock of a tile: fragments and factors; sums for minimums; sums as offsets.
+/// Bytes of a superblock of a tile: fragments and factors; eight sums for minimums; sums as offsets.
 const TILE_BYTES: usize = 8 * 2 * TILE_ROWS * 64 + TILE_ROWS * 4;
 const SUMS_BYTES: usize = 512;
 const OFFSETS_BYTES: usize = 256;
@@ -78,7 +78,7 @@ impl ProductBytes {
             };
             let n_in = plan.buffer(*x).width;
             let n_sb = superblocks(n_in);
-            let tile = TILE_BYTES + HALVES_BYTES + SUMS_BYTES + OFFSETS_BYTES;
+            let tile = TILE_BYTES + HALVES_BYTES + MOST_SUMS / 8 * SUMS_BYTES + OFFSETS_BYTES;
             bytes.tiles = bytes.tiles.max(n_sb * (rows / TILE_ROWS) * tile);
             bytes.squares = bytes.squares.max(rows * n_sb * 4);
             let out = parts.iter().map(|part| plan.weight(part.weight).n_out);
@@ -96,7 +96,8 @@ impl ProductBytes {
 /// What a tile of activations holds for these types of weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Tile {
-    sums: bool,
+    /// Sums of a superblock for minimums.
+    sums: usize,
     offsets: bool,
     /// Whether it is laid out for warpgroups.
     warpgroups: bool,
@@ -104,10 +105,9 @@ struct Tile {
 
 impl Tile {
     fn new(types: &[&QuantType], warpgroups: bool) -> Self {
-        let any = |wanted: fn(Offsets) -> bool| types.iter().any(|t| wanted(t.offsets()));
         Self {
-            sums: any(|o| matches!(o, Offsets::Shared { .. })),
-            offsets: any(|o| o == Offsets::Own),
+            sums: minimums(types),
+            offsets: types.iter().any(|t| t.offsets() == Offsets::Own),
             warpgroups,
         }
     }
@@ -115,12 +115,12 @@ impl Tile {
     fn bytes(self) -> usize {
         TILE_BYTES
             + usize::from(self.warpgroups) * HALVES_BYTES
-            + usize::from(self.sums) * SUMS_BYTES
+            + self.sums / 8 * SUMS_BYTES
             + usize::from(self.offsets) * OFFSETS_BYTES
     }
 
     fn constants(self) -> String {
-        flag("X_SUMS", self.sums)
+        constants(&[("X_SUMS", self.sums)])
             + &flag("X_OFFSETS", self.offsets)
             + &flag("WARPGROUPS", self.warpgroups)
     }
@@ -399,7 +399,7 @@ mod tests {
     #[test]
     fn blocks_are_as_large_as_leaves_no_sm_idle() {
         let card = card("sm_90");
-        let shared = |t: &&QuantType| matches!(t.offsets(), Offsets::Shared { .. });
+        let shared = |t: &&QuantType| t.shared_minimums() == 8;
         let ty = quant::TYPES.iter().find(shared).unwrap();
         for (m, n_in, n_out, rows, splits) in [
             // 112 blocks, where half as large ones would give two to most SMs.
