@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from shapes import Shape
 
-#: Mix: the type of what no rule of `_by_rule` names. Q2_K_M is what llama.cpp calls Q2_K, which here is
-#: one type throughout.
+#: Mix: the type of what no rule of `_by_rule` names. Q2_K_M is what llama.cpp calls Q2_K: here
+#: that is one type throughout.
 MIXES = {
     **{"Q2_K_M": "Q2_K", "Q2_K_S": "Q2_K", "Q3_K_S": "Q3_K", "Q3_K_M": "Q3_K", "Q3_K_L": "Q3_K"},
     **{"Q4_K_M": "Q4_K", "Q5_K_M": "Q5_K"},
@@ -18,7 +18,8 @@ FILE_TYPES = {
     **{"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "BF16": 32},
     **{"Q2_K": 10, "Q2_K_M": 10, "Q2_K_S": 21},
     **{"Q3_K": 11, "Q3_K_S": 11, "Q3_K_M": 12, "Q3_K_L": 13},
-    **{"Q4_K": 14, "Q4_K_M": 15, "Q5_K": 16, "Q5_K_M": 17, "Q6_K": 18},
+    **{"IQ1_S": 24, "IQ1_M": 31, "IQ2_XXS": 19, "IQ2_XS": 20, "IQ2_S": 28, "IQ3_XXS": 23},
+    **{"IQ3_S": 26, "Q4_K": 14, "Q4_K_M": 15, "Q5_K": 16, "Q5_K_M": 17, "Q6_K": 18},
 }
 
 #: What llama.cpp falls back to where a row is no whole number of blocks.

@@ -83,6 +83,31 @@ def _superblock(top: int, steps: int = 63) -> float:
     return math.sqrt(whole)
 
 
+def _odd(most: int) -> float:
+    """Root mean square of the odd numbers from 1 to `most`."""
+    s = np.arange(1, most + 1, 2)
+    return float(np.sqrt(np.mean(s * s)))
+
+
+def _quartered(step: float, at: int) -> Callable[[Bytes, float], None]:
+    """As `_symmetric`, where d is in the top four bits of four 16-bit numbers, the lowest first."""
+
+    def fill(blocks: Bytes, sigma: float) -> None:
+        parts = blocks.view("<u2")[:, at // 2 : at // 2 + 4]
+        which = parts[:, 0] >> 12 | parts[:, 1] >> 12 << 4 | (parts[:, 2] >> 12 & 3) << 8
+        d = _halves(SCALES * (sigma / step))[which]
+        parts[:] = parts & 0xFFF | (d[:, None] >> np.arange(0, 16, 4, dtype=np.uint16) & 15) << 12
+
+    return fill
+
+
+#: Of types of points of grids: the root mean square of q over all points.
+_POINTS = {
+    **{"IQ3_XXS": 30.85, "IQ3_S": 7.594, "IQ2_XXS": 23.12, "IQ2_XS": 24.22, "IQ2_S": 24.43},
+    "IQ1": 6.247,
+}
+
+
 def _uniform(blocks: Bytes, sigma: float) -> NDArray[np.float32]:
     """Uniform numbers from 16 random bits each."""
     step = sigma * math.sqrt(12) / 2**16
@@ -126,6 +151,13 @@ KINDS = {
     "Q4_K": Kind(12, 256, 144, _affine(_superblock(15), 7.5)),
     "Q5_K": Kind(13, 256, 176, _affine(_superblock(31), 15.5)),
     "Q6_K": Kind(14, 256, 210, _symmetric(_rms(63, 32) * _rms(255, 128), at=208, signed=True)),
+    "IQ2_XXS": Kind(16, 256, 66, _symmetric(_POINTS["IQ2_XXS"] * _odd(31) / 8, signed=True)),
+    "IQ2_XS": Kind(17, 256, 74, _symmetric(_POINTS["IQ2_XS"] * _odd(31) / 8, signed=True)),
+    "IQ3_XXS": Kind(18, 256, 98, _symmetric(_POINTS["IQ3_XXS"] * _odd(31) / 4, signed=True)),
+    "IQ1_S": Kind(19, 256, 50, _symmetric(_POINTS["IQ1"] * _odd(15) / 8, signed=True)),
+    "IQ3_S": Kind(21, 256, 110, _symmetric(_POINTS["IQ3_S"] * _odd(31), signed=True)),
+    "IQ2_S": Kind(22, 256, 82, _symmetric(_POINTS["IQ2_S"] * _odd(31) / 8, signed=True)),
+    "IQ1_M": Kind(29, 256, 56, _quartered(_POINTS["IQ1"] * _odd(15) / 8, at=48)),
     "BF16": Kind(30, 1, 2, _fill_brain),
 }
 

@@ -73,6 +73,8 @@ pub trait Integers: Block {
     const LARGEST_Q: i64;
     /// Bits of the integer `s` beside the float16 `d`; 1 where the scale is `d` alone.
     const SCALE_BITS: u32;
+    /// What `d` is in units of: a power of two, so that no product with it rounds.
+    const D_UNIT: f32 = 1.0;
     /// Whether the sum of a sub-block with the lower two of three signed bytes of X is a float32.
     const IS_NARROW: bool = Self::SUB as i64 * Self::LARGEST_Q * (128 * 256 + 128) < EXACT;
     /// Whether there is such an `s`.
@@ -96,6 +98,8 @@ pub trait Integers: Block {
         assert!(Self::LARGEST_Q <= 128 && Self::SCALE_BITS <= 8);
         // `d s` has no rounding.
         assert!(HALF_BITS + Self::SCALE_BITS <= 24);
+        // Nor has `d D_UNIT`: the least float16 has 125 places more above the least float32.
+        assert!(Self::D_UNIT.to_bits() << 9 == 0 && Self::D_UNIT <= 1.0 && Self::D_UNIT >= 0.0625);
         // A block has one `d`.
         assert!(Self::ELEMS == if Self::HAS_STEPS { COLUMNS } else { Self::SUB });
         if !matches!(Self::OFFSETS, Offsets::None) {
@@ -138,6 +142,10 @@ pub trait Words: Copy {
     fn left(self, bits: u32) -> Self;
     /// Shifts by up to 31 bits, zeros come after.
     fn right(self, bits: u32) -> Self;
+    /// `f` of each row's word: for what no instruction does to all, such as a look at a table.
+    fn each(self, f: impl Fn(u32) -> u32) -> Self;
+    /// `f` of each row's two words.
+    fn with(self, other: Self, f: impl Fn(u32, u32) -> u32) -> Self;
 }
 
 impl<const N: usize> Words for [u32; N] {
@@ -169,6 +177,16 @@ impl<const N: usize> Words for [u32; N] {
     #[inline(always)]
     fn right(self, bits: u32) -> Self {
         self.map(|word| word >> bits)
+    }
+
+    #[inline(always)]
+    fn each(self, f: impl Fn(u32) -> u32) -> Self {
+        self.map(f)
+    }
+
+    #[inline(always)]
+    fn with(self, other: Self, f: impl Fn(u32, u32) -> u32) -> Self {
+        std::array::from_fn(|i| f(self[i], other[i]))
     }
 }
 

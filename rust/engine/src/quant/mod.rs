@@ -16,6 +16,14 @@ mod fifth_bit;
 mod half;
 pub mod i16_blocks;
 mod integers;
+mod iq1_m;
+mod iq1_s;
+mod iq2_s;
+mod iq2_xs;
+mod iq2_xxs;
+mod iq3_s;
+mod iq3_xxs;
+mod lattice;
 mod lone_scale;
 mod q2_k;
 mod q3_k;
@@ -392,6 +400,13 @@ table! {
     12 "Q4_K" q4_k::Q4K, integers, "q4_k.cuh" 2368 None, Some(quantize_blocks::<q4_k::Q4K>);
     13 "Q5_K" q5_k::Q5K, integers, "q5_k.cuh" 2880 None, Some(quantize_blocks::<q5_k::Q5K>);
     14 "Q6_K" q6_k::Q6K, integers, "q6_k.cuh" 3360 None, Some(quantize_blocks::<q6_k::Q6K>);
+    16 "IQ2_XXS" iq2_xxs::Iq2Xxs, integers, "iq2_xxs.cuh" 2208 None, None;
+    17 "IQ2_XS" iq2_xs::Iq2Xs, integers, "iq2_xs.cuh" 2336 None, None;
+    18 "IQ3_XXS" iq3_xxs::Iq3Xxs, integers, "iq3_xxs.cuh" 2208 None, None;
+    19 "IQ1_S" iq1_s::Iq1S, integers, "iq1_s.cuh" 2208 None, None;
+    21 "IQ3_S" iq3_s::Iq3S, integers, "iq3_s.cuh" 2208 None, None;
+    22 "IQ2_S" iq2_s::Iq2S, integers, "iq2_s.cuh" 2336 None, None;
+    29 "IQ1_M" iq1_m::Iq1M, integers, "iq1_m.cuh" 2336 None, None;
     30 "BF16" bf16::BF16, floats, "bf16.cuh" 8192 None, Some(quantize_blocks::<bf16::BF16>);
 }
 

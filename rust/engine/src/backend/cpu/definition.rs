@@ -46,7 +46,7 @@ impl Superblock {
 
     /// `d s` of sub-block `j`.
     pub fn scale<B: Integers>(&self, j: usize) -> f32 {
-        self.d[j * B::SUB / B::ELEMS] * f32::from(self.steps[j])
+        self.d[j * B::SUB / B::ELEMS] * B::D_UNIT * f32::from(self.steps[j])
     }
 
     /// The offset of sub-block `j`, or what all share.

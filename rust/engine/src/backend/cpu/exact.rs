@@ -93,6 +93,7 @@ impl Panel {
                 strip,
                 d: I::splat(0.0),
                 has_steps: B::HAS_STEPS,
+                d_unit: B::D_UNIT,
             };
             B::integers(words, blocks, &mut place);
         }
@@ -109,6 +110,7 @@ struct Place<'a, I: Isa> {
     /// Where scales have steps.
     d: I::Vector,
     has_steps: bool,
+    d_unit: f32,
 }
 
 impl<I: Isa> Sink<I::Words> for Place<'_, I> {
@@ -120,6 +122,9 @@ impl<I: Isa> Sink<I::Words> for Place<'_, I> {
     #[inline(always)]
     fn d(&mut self, i: usize, d: I::Words) {
         self.d = I::halves(d);
+        if self.d_unit != 1.0 {
+            self.d = I::multiply(self.d, I::splat(self.d_unit));
+        }
         if !self.has_steps {
             I::store(self.d, &mut self.panel.scales[i % SUBS], self.strip);
         }
@@ -456,11 +461,19 @@ mod tests {
 
     /// Blocks of any bits but for scales that are no finite numbers.
     fn blocks(ty: &QuantType, n: usize, seed: u32) -> Vec<u8> {
-        let Some(quantize) = ty.quantize else {
-            unreachable!("every type has one")
-        };
         let mut bytes = vec![0; ty.row_bytes(n).unwrap_or(0)];
-        quantize(&values(n, seed % 3, seed), &mut bytes);
+        if let Some(quantize) = ty.quantize {
+            quantize(&values(n, seed % 3, seed), &mut bytes);
+            return bytes;
+        }
+        let (mut next, mut found) = (noise(seed), vec![f32::NAN; ty.block_elems]);
+        for block in bytes.chunks_exact_mut(ty.block_bytes) {
+            found.fill(f32::NAN);
+            while !found.iter().all(|weight| weight.is_finite()) {
+                block.fill_with(|| (next() * 256.0) as i32 as u8);
+                (ty.dequantize)(block, &mut found);
+            }
+        }
         bytes
     }
 
