@@ -6,17 +6,24 @@ from collections.abc import Mapping
 
 from shapes import Shape
 
-#: Mix: (default type, type of the tensors that get more bits).
-MIXES = {"Q4_K_M": ("Q4_K", "Q6_K"), "Q5_K_M": ("Q5_K", "Q6_K")}
+#: Mix: the type of what no rule of `_by_rule` names. Q2_K_M is what llama.cpp calls Q2_K: here
+#: that is one type throughout.
+MIXES = {
+    **{"Q2_K_M": "Q2_K", "Q2_K_S": "Q2_K", "Q3_K_S": "Q3_K", "Q3_K_M": "Q3_K", "Q3_K_L": "Q3_K"},
+    **{"Q4_K_M": "Q4_K", "Q5_K_M": "Q5_K"},
+}
 
 #: `general.file_type` by the name of the mix or of its one type.
 FILE_TYPES = {
     **{"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "BF16": 32},
-    **{"Q4_K": 14, "Q4_K_M": 15, "Q5_K": 16, "Q5_K_M": 17, "Q6_K": 18},
+    **{"Q2_K": 10, "Q2_K_M": 10, "Q2_K_S": 21},
+    **{"Q3_K": 11, "Q3_K_S": 11, "Q3_K_M": 12, "Q3_K_L": 13},
+    **{"IQ1_S": 24, "IQ1_M": 31, "IQ2_XXS": 19, "IQ2_XS": 20, "IQ2_S": 28, "IQ3_XXS": 23},
+    **{"IQ3_S": 26, "Q4_K": 14, "Q4_K_M": 15, "Q5_K": 16, "Q5_K_M": 17, "Q6_K": 18},
 }
 
 #: What llama.cpp falls back to where a row is no whole number of blocks.
-FALLBACK = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+FALLBACK = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 
 
 def more_bits(layer: int, n_layer: int) -> bool:
@@ -40,7 +47,7 @@ def type_of(shape: Shape, mix: str, name: str, cols: int, block_elems: Mapping[s
         return "F32"
     layer = int(name.split(".")[1]) if name.startswith("blk.") else None
     if mix in MIXES:
-        chosen = _by_rule(shape, *MIXES[mix], name, layer)
+        chosen = _by_rule(shape, mix, name, layer)
     else:
         cycle = mix.split("+")
         chosen = cycle[(layer or 0) % len(cycle)]
@@ -51,7 +58,8 @@ def type_of(shape: Shape, mix: str, name: str, cols: int, block_elems: Mapping[s
     return chosen
 
 
-def _by_rule(shape: Shape, base: str, more: str, name: str, layer: int | None) -> str:
+def _by_rule(shape: Shape, mix: str, name: str, layer: int | None) -> str:
+    base = MIXES[mix]
     if layer is None:
         # A tied embedding is the output matrix too.
         return "Q6_K" if name == "output.weight" or shape.tied else base
@@ -62,10 +70,43 @@ def _by_rule(shape: Shape, base: str, more: str, name: str, layer: int | None) -
             return "Q8_0"
         if part == "attn_output" and base == "Q4_K":
             return "Q5_K"
-    if part == "attn_v" and base == "Q4_K" and not more_bits(layer, shape.n_layer):
+    if part == "attn_v":
+        chosen = _of_values(shape, mix, layer)
         # The 70B model: eight query heads share one of values, so it is small and counts much.
         large = shape.arch == "llama" and shape.n_layer == 80
-        return "Q5_K" if large and shape.n_head == 8 * shape.n_head_kv else base
-    if part in ("attn_v", "ffn_down") and more_bits(layer, shape.n_layer):
-        return more
+        few = large and shape.n_head == 8 * shape.n_head_kv
+        return "Q5_K" if few and chosen in ("Q3_K", "Q4_K") else chosen
+    if part == "ffn_down":
+        return _of_down(shape, mix, layer)
+    if part == "attn_output":
+        return {"Q2_K_M": "Q3_K", "Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K"}.get(mix, base)
     return base
+
+
+def _of_values(shape: Shape, mix: str, layer: int) -> str:
+    shared = shape.n_head >= 4 * shape.n_head_kv
+    if mix == "Q2_K_M":
+        return "Q4_K" if shared else "Q3_K"
+    if mix == "Q2_K_S":
+        return "Q4_K" if shared else "Q2_K"
+    if mix == "Q3_K_M":
+        return "Q5_K" if layer < 2 else "Q4_K"
+    if mix == "Q3_K_L":
+        return "Q5_K"
+    if mix in ("Q4_K_M", "Q5_K_M") and more_bits(layer, shape.n_layer):
+        return "Q6_K"
+    return MIXES[mix]
+
+
+def _of_down(shape: Shape, mix: str, layer: int) -> str:
+    if mix == "Q2_K_M":
+        return "Q3_K"
+    if mix == "Q2_K_S":
+        return "Q4_K" if layer < shape.n_layer // 8 else "Q2_K"
+    if mix == "Q3_K_M":
+        return "Q5_K" if layer < shape.n_layer // 16 else "Q4_K"
+    if mix == "Q3_K_L":
+        return "Q5_K"
+    if mix in ("Q4_K_M", "Q5_K_M") and more_bits(layer, shape.n_layer):
+        return "Q6_K"
+    return MIXES[mix]

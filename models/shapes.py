@@ -44,6 +44,7 @@ class Shape:
         """Whether a layer attends, or has a recurrent state."""
         interval = self.delta.get("interval", 1)
         return (layer + 1) % interval == 0
+
     window: int = 0
     window_pattern: int = 0
     window_base: float = 0.0
@@ -59,6 +60,7 @@ class Shape:
         if self.arch == "gemma3":
             return math.sqrt(self.n_embd)
         return self.embedding_scale or 1.0
+
     n_expert: int = 0
     n_expert_used: int = 0
     n_ff_exp: int = 0

@@ -61,11 +61,11 @@ def _symmetric(step: float, at: int = 0, signed: bool = False) -> Callable[[Byte
     return fill
 
 
-def _affine(step: float, middle: float) -> Callable[[Bytes, float], None]:
+def _affine(step: float, middle: float, at: int = 0) -> Callable[[Bytes, float], None]:
     """Fills a type whose weight is d q - m, or d q + m where `middle` < 0: m cancels the mean."""
 
     def fill(blocks: Bytes, sigma: float) -> None:
-        halves = blocks.view("<u2")
+        halves = blocks.view("<u2")[:, at // 2 :]
         size = halves[:, 0] & 511
         halves[:, 0] = _halves(SCALES * (sigma / step))[size]
         halves[:, 1] = _halves(SCALES * (sigma / step * middle))[size]
@@ -79,10 +79,35 @@ def _rms(top: int, middle: float = 0.0) -> float:
     return float(np.sqrt(np.mean(q * q)))
 
 
-def _superblock(top: int) -> float:
-    """Standard deviation of sc q - (top / 2) m for uniform 6-bit sc and m and q from 0 to top."""
-    whole = _rms(63) ** 2 * (_rms(top) ** 2 + top**2 / 4) - 2 * (31.5 * top / 2) ** 2
+def _superblock(top: int, steps: int = 63) -> float:
+    """Standard deviation of sc q - (top / 2) m for uniform sc and m from 0 to steps, q to top."""
+    whole = _rms(steps) ** 2 * (_rms(top) ** 2 + top**2 / 4) - 2 * (steps / 2 * top / 2) ** 2
     return math.sqrt(whole)
+
+
+def _odd(most: int) -> float:
+    """Root mean square of the odd numbers from 1 to `most`."""
+    s = np.arange(1, most + 1, 2)
+    return float(np.sqrt(np.mean(s * s)))
+
+
+def _quartered(step: float, at: int) -> Callable[[Bytes, float], None]:
+    """As `_symmetric`, where d is in the top four bits of four 16-bit numbers, the lowest first."""
+
+    def fill(blocks: Bytes, sigma: float) -> None:
+        parts = blocks.view("<u2")[:, at // 2 : at // 2 + 4]
+        which = parts[:, 0] >> 12 | parts[:, 1] >> 12 << 4 | (parts[:, 2] >> 12 & 3) << 8
+        d = _halves(SCALES * (sigma / step))[which]
+        parts[:] = parts & 0xFFF | (d[:, None] >> np.arange(0, 16, 4, dtype=np.uint16) & 15) << 12
+
+    return fill
+
+
+#: Of types of points of grids: the root mean square of q over all points.
+_POINTS = {
+    **{"IQ3_XXS": 30.85, "IQ3_S": 7.594, "IQ2_XXS": 23.12, "IQ2_XS": 24.22, "IQ2_S": 24.43},
+    "IQ1": 6.247,
+}
 
 
 def _uniform(blocks: Bytes, sigma: float) -> NDArray[np.float32]:
@@ -123,9 +148,18 @@ KINDS = {
     "Q5_0": Kind(6, 32, 22, _symmetric(_rms(31, 16), signed=True)),
     "Q5_1": Kind(7, 32, 24, _affine(_rms(31, 15.5), -15.5)),
     "Q8_0": Kind(8, 32, 34, _symmetric(_rms(255, 128))),
+    "Q2_K": Kind(10, 256, 84, _affine(_superblock(3, 15), 1.5, at=80)),
+    "Q3_K": Kind(11, 256, 110, _symmetric(_rms(7, 4) * _rms(63, 32), at=108, signed=True)),
     "Q4_K": Kind(12, 256, 144, _affine(_superblock(15), 7.5)),
     "Q5_K": Kind(13, 256, 176, _affine(_superblock(31), 15.5)),
     "Q6_K": Kind(14, 256, 210, _symmetric(_rms(63, 32) * _rms(255, 128), at=208, signed=True)),
+    "IQ2_XXS": Kind(16, 256, 66, _symmetric(_POINTS["IQ2_XXS"] * _odd(31) / 8, signed=True)),
+    "IQ2_XS": Kind(17, 256, 74, _symmetric(_POINTS["IQ2_XS"] * _odd(31) / 8, signed=True)),
+    "IQ3_XXS": Kind(18, 256, 98, _symmetric(_POINTS["IQ3_XXS"] * _odd(31) / 4, signed=True)),
+    "IQ1_S": Kind(19, 256, 50, _symmetric(_POINTS["IQ1"] * _odd(15) / 8, signed=True)),
+    "IQ3_S": Kind(21, 256, 110, _symmetric(_POINTS["IQ3_S"] * _odd(31), signed=True)),
+    "IQ2_S": Kind(22, 256, 82, _symmetric(_POINTS["IQ2_S"] * _odd(31) / 8, signed=True)),
+    "IQ1_M": Kind(29, 256, 56, _quartered(_POINTS["IQ1"] * _odd(15) / 8, at=48)),
     "BF16": Kind(30, 1, 2, _fill_brain),
 }
 
@@ -303,7 +337,7 @@ def write(
 ) -> int:
     """Writes the model and returns the size of the file in bytes.
 
-    `mix` is a type, "Q4_K_M" or "Q5_K_M", or types joined by "+" for the layers in turn; `vocab` a
+    `mix` is a type, one of `mix.MIXES`, or types joined by "+" for the layers in turn; `vocab` a
     GGUF whose tokenizer is taken over instead of a made-up one.
     """
     tokenizer, placed = _layout(shape, mix, vocab)

@@ -7,7 +7,10 @@ import pytest
 from onegraph import check
 from support.card_process import OnCard
 
-TYPES = {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"}
+TYPES = {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"}
+TYPES |= {"IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ3_S", "IQ2_S", "IQ1_M"}
+#: Those with a scale for every 16 columns.
+OF_16 = {"Q2_K", "Q3_K", "Q6_K", "IQ2_XS", "IQ2_S", "IQ1_M"}
 
 BODY = """
 import time
@@ -25,8 +28,7 @@ def test_every_type_is_exact(on_card: OnCard) -> None:
     out = on_card(BODY, sums=16 * 1024 * len(TYPES))
     assert {name for name, _, _ in out["found"]} == TYPES
     for name, sums, wrong in out["found"]:
-        # Q6_K has a scale for every 16 columns.
-        assert (sums, wrong) == (16 * 1024 * (2 if name == "Q6_K" else 1), 0), name
+        assert (sums, wrong) == (16 * 1024 * (2 if name in OF_16 else 1), 0), name
 
 
 @pytest.mark.gpu

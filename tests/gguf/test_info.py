@@ -103,7 +103,7 @@ def test_experts(tmp_path: Path) -> None:
     assert 2.9e9 < found["decode"]["active_params"] < 3.4e9
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "qwen3moe", "qwen35", "gemma3", "granite"])
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "gemma3", "granite"])
 def test_every_architecture(tmp_path: Path, arch: str) -> None:
     path = tiny.write(tmp_path / "tiny.gguf", arch)
     found = info(path)

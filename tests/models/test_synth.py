@@ -15,7 +15,7 @@ from onegraph import _native
 from support.reference import Reference, log_softmax
 
 SMALL = [name for name in shapes.load() if name.startswith(("tiny-", "odd-"))]
-TYPES = [t[0] for t in _native.quant_types() if t[4]]
+TYPES = [t[0] for t in _native.quant_types()]
 
 
 def greedy(model: Reference, ids: list[int], count: int) -> list[int]:
@@ -149,6 +149,27 @@ def test_llama_cpps_own_mix() -> None:
     assert kind("blk.0.ffn_up.weight", "smollm2-135m", cols=576) == "Q5_0"
     assert kind("blk.0.attn_v.weight", "smollm2-135m", cols=576) == "Q8_0"
     assert kind("blk.0.ffn_up.weight", "smollm2-135m", "Q8_0", cols=100) == "F16"
+
+
+def test_mixes_of_fewer_bits() -> None:
+    elems = {t[0]: t[2] for t in _native.quant_types()}
+
+    def kind(mix: str, part: str, model: str = "llama-3.1-8b", cols: int = 4096) -> str:
+        return mixes.type_of(shapes.find(model), mix, f"{part}.weight", cols, elems)
+
+    assert kind("Q3_K_M", "blk.0.attn_q") == kind("Q3_K_M", "token_embd") == "Q3_K"
+    assert kind("Q3_K_M", "output") == "Q6_K"
+    assert [kind("Q3_K_M", f"blk.{i}.attn_v") for i in (0, 1, 2)] == ["Q5_K", "Q5_K", "Q4_K"]
+    assert [kind("Q3_K_M", f"blk.{i}.ffn_down") for i in (0, 1, 2)] == ["Q5_K", "Q5_K", "Q4_K"]
+    assert kind("Q3_K_M", "blk.9.attn_output") == "Q4_K"
+    assert kind("Q3_K_L", "blk.9.attn_output") == kind("Q3_K_L", "blk.9.attn_v") == "Q5_K"
+    assert kind("Q3_K_S", "blk.9.ffn_down") == "Q3_K"
+    assert kind("Q2_K_M", "blk.9.ffn_down") == kind("Q2_K_M", "blk.9.attn_output") == "Q3_K"
+    # Four query heads share one of values, or three.
+    assert kind("Q2_K_M", "blk.9.attn_v") == kind("Q2_K_S", "blk.9.attn_v") == "Q4_K"
+    assert kind("Q2_K_M", "blk.9.attn_v", "llama-3.2-3b", 3072) == "Q3_K"
+    assert [kind("Q2_K_S", f"blk.{i}.ffn_down") for i in (3, 4)] == ["Q4_K", "Q2_K"]
+    assert kind("Q2_K_M", "blk.9.ffn_up", "smollm2-135m", 576) == "Q4_0"
 
 
 def test_sizes_of_the_true_shapes() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import onegraph
 import pytest
 import shapes
-from gguf.quants import Q4_K
+from gguf.quants import IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, Q4_K
 from numpy.typing import NDArray
 from support.backends import BACKENDS
 from support.plans import TYPES, Floats, Plan, Run, bits, decode, encode, normal
@@ -92,15 +92,128 @@ def q6_k(b: NDArray[np.uint8]) -> Blocks:
     return Blocks(q, halves(b[:, 208:]) * scales)
 
 
+def two_bits(b: NDArray[np.uint8]) -> Integers:
+    """Two runs of 32 bytes, of which each pair of bits is a run of columns."""
+    runs = b.reshape(-1, 2, 1, 32) >> np.array([[0], [2], [4], [6]], np.uint8) & 3
+    return runs.reshape(len(b), -1).astype(np.int64)
+
+
+def q2_k(b: NDArray[np.uint8]) -> Blocks:
+    scales, mins = (b[:, :16] & 15).astype(np.float64), (b[:, :16] >> 4).astype(np.int64)
+    d, dmin = halves(b[:, 80:82]), halves(b[:, 82:])[:, 0]
+    return Blocks(two_bits(b[:, 16:80]), d * scales, mins=(mins, dmin))
+
+
+def q3_k(b: NDArray[np.uint8]) -> Blocks:
+    top = b[:, None, :32] >> np.arange(8, dtype=np.uint8)[:, None] & 1
+    q = two_bits(b[:, 32:96]) + 4 * top.reshape(len(b), -1).astype(np.int64) - 4
+    high = b[:, None, 104:108] >> np.array([[0], [2], [4], [6]], np.uint8) & 3
+    scales = nibbles(b[:, 96:104], 8) + 16 * high.reshape(len(b), -1).astype(np.int64) - 32
+    return Blocks(q, halves(b[:, 108:]) * scales)
+
+
+def word(b: NDArray[np.uint8], at: int, count: int, dtype: str) -> Integers:
+    """`count` numbers from byte `at` on."""
+    size = np.dtype(dtype).itemsize
+    data = np.ascontiguousarray(b[:, at : at + count * size])
+    return data.view(dtype).astype(np.int64)
+
+
+def fields(x: Integers, width: int, count: int) -> Integers:
+    """Of each number so many fields of bits, the lowest first."""
+    return (x[..., None] >> width * np.arange(count) & (1 << width) - 1).reshape(len(x), -1)
+
+
+def points(ty: type, number: Integers) -> Integers:
+    """The points of these numbers, `[blocks, places]`, of the gguf package's grid of a type."""
+    ty.init_grid()
+    grid = np.asarray(ty.grid).reshape(ty.grid_shape).astype(np.int64)
+    return grid[number].reshape(len(number), -1)
+
+
+def signs(bits: Integers) -> Integers:
+    return 1 - 2 * fields(bits, 1, 8)
+
+
+def of_seven(x: Integers) -> Integers:
+    """The signs of eight of which seven are stored: an even number is negative."""
+    seven = fields(x, 1, 7).reshape(len(x), -1, 7)
+    eight = np.concatenate([seven, seven.sum(axis=2, keepdims=True) & 1], axis=2)
+    return 1 - 2 * eight.reshape(len(x), -1)
+
+
+def odd(b: NDArray[np.uint8], s: Integers, parts: int, at: int = 0) -> Doubles:
+    return halves(b[:, at : at + 2]) / parts * (2 * s + 1)
+
+
+def iq3_xxs(b: NDArray[np.uint8]) -> Blocks:
+    both = word(b, 66, 8, "<u4")
+    q = points(IQ3_XXS, word(b, 2, 64, "u1")) * of_seven(fields(both & 0xFFFFFFF, 7, 4))
+    return Blocks(q, odd(b, both >> 28, 4))
+
+
+def iq3_s(b: NDArray[np.uint8]) -> Blocks:
+    number = word(b, 2, 64, "u1") + 256 * fields(word(b, 66, 8, "u1"), 1, 8)
+    q = points(IQ3_S, number) * signs(word(b, 74, 32, "u1"))
+    return Blocks(q, odd(b, fields(word(b, 106, 4, "u1"), 4, 2), 1))
+
+
+def iq2_xxs(b: NDArray[np.uint8]) -> Blocks:
+    words = word(b, 2, 16, "<u4")
+    number, both = fields(words[:, ::2], 8, 4), words[:, 1::2]
+    q = points(IQ2_XXS, number) * of_seven(fields(both & 0xFFFFFFF, 7, 4))
+    return Blocks(q, odd(b, both >> 28, 8))
+
+
+def iq2_xs(b: NDArray[np.uint8]) -> Blocks:
+    both = word(b, 2, 32, "<u2")
+    q = points(IQ2_XS, both & 511) * of_seven(both >> 9)
+    return Blocks(q, odd(b, fields(word(b, 66, 8, "u1"), 4, 2), 8))
+
+
+def iq2_s(b: NDArray[np.uint8]) -> Blocks:
+    number = word(b, 2, 32, "u1") + 256 * fields(word(b, 66, 8, "u1"), 2, 4)
+    q = points(IQ2_S, number) * signs(word(b, 34, 32, "u1"))
+    return Blocks(q, odd(b, fields(word(b, 74, 8, "u1"), 4, 2), 8))
+
+
+def shifted(number: Integers, down: Integers) -> Integers:
+    """Eights of points, and one more, or one less where `down`."""
+    return 8 * points(IQ1_S, number) + 1 - 2 * np.repeat(down, 8, axis=1)
+
+
+def iq1_s(b: NDArray[np.uint8]) -> Blocks:
+    more = word(b, 34, 8, "<u2")
+    number = word(b, 2, 32, "u1") + 256 * fields(more & 0xFFF, 3, 4)
+    return Blocks(shifted(number, np.repeat(more >> 15, 4, axis=1)), odd(b, more >> 12 & 7, 8))
+
+
+def iq1_m(b: NDArray[np.uint8]) -> Blocks:
+    more, parts = fields(word(b, 32, 16, "u1"), 4, 2), word(b, 48, 4, "<u2")
+    number = word(b, 0, 32, "u1") + 256 * (more & 7)
+    d = ((parts >> 12) << np.arange(0, 16, 4)).sum(axis=1).astype("<u2")
+    scales = odd(d[:, None].view(np.uint8), fields(parts & 0xFFF, 3, 4), 8)
+    return Blocks(shifted(number, more >> 3), scales)
+
+
 UNPACK: dict[str, Callable[[NDArray[np.uint8]], Blocks]] = {
     "Q4_0": q4_0,
     "Q4_1": q4_1,
     "Q5_0": q5_0,
     "Q5_1": q5_1,
     "Q8_0": q8_0,
+    "Q2_K": q2_k,
+    "Q3_K": q3_k,
     "Q4_K": q4_k,
     "Q5_K": q5_k,
     "Q6_K": q6_k,
+    "IQ2_XXS": iq2_xxs,
+    "IQ2_XS": iq2_xs,
+    "IQ3_XXS": iq3_xxs,
+    "IQ1_S": iq1_s,
+    "IQ3_S": iq3_s,
+    "IQ2_S": iq2_s,
+    "IQ1_M": iq1_m,
 }
 over_types = pytest.mark.parametrize("ty", UNPACK)
 

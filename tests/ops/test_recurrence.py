@@ -276,7 +276,9 @@ def test_a_product_with_the_logistic_function(backend: Backend) -> None:
 
 
 @over_backends
-@pytest.mark.parametrize(("n", "first", "of", "width"), [(3, 0, 8, 4), (3, 4, 8, 4), (1, 5, 40, 35)])
+@pytest.mark.parametrize(
+    ("n", "first", "of", "width"), [(3, 0, 8, 4), (3, 4, 8, 4), (1, 5, 40, 35)]
+)
 def test_a_slice_of_each_part(backend: Backend, n: int, first: int, of: int, width: int) -> None:
     plan = Plan()
     x, out = plan.buffer("x", n * of), plan.buffer("out", n * width)

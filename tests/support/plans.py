@@ -15,6 +15,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+import synth
 from numpy.typing import NDArray
 from onegraph import _native, nvrtc
 
@@ -27,6 +28,8 @@ PAGE = 64
 
 #: name -> (block elements, block bytes) of every type of the table.
 TYPES = {name: (elems, size) for name, _, elems, size, _ in _native.quant_types()}
+#: Whether a type has a quantizer.
+WRITTEN = {row[0]: row[4] for row in _native.quant_types()}
 #: Scales of inputs that an op must not mind.
 SCALES = [1e-6, 1e-3, 1.0, 1e3, 1e6]
 #: Rows of a batch: below, at and above what kernels treat alike.
@@ -234,7 +237,13 @@ def nmse(
 
 
 def encode(ty: str, values: Floats) -> bytes:
-    """Values in the encoding `ty`."""
+    """Values in the encoding `ty`; of a type that is read alone, as many of their deviation."""
+    if not WRITTEN[ty]:
+        elems, size = TYPES[ty]
+        rng = np.random.default_rng(values.size)
+        blocks = rng.integers(0, 256, (values.size // elems, size), dtype=np.uint8)
+        synth.kind_of(ty).fill(blocks, float(values.std()))
+        return blocks.tobytes()
     return _native.quantize(ty, np.ascontiguousarray(values, np.float32).reshape(-1))
 
 

@@ -26,13 +26,15 @@ typedef unsigned long uint64_t;
 // Static shared memory: `SHARED float tile[32];` in a kernel's body, `alignas(16) SHARED ...` where
 // vector accesses need it.
 #define SHARED __shared__
+// A table of numbers, in the card's memory: `TABLE uint16_t NAME[2] = {1, 2};`.
+#define TABLE static __device__ const
 #define ON_CARD(...) __VA_ARGS__
 #define ON_HOST(...)
 // NVRTC 12 knows no __builtin_offsetof; this is what its front end has for it.
 #define OFFSET_OF(type, member) \
     ((unsigned long long)__INTADDR__(&(((type*)0)->member)))
 #else
-// DEVICE, KERNEL, KERNEL_BOUNDS, SHARED and the integer types come from the shim, which is
+// DEVICE, KERNEL, KERNEL_BOUNDS, SHARED, TABLE and the integer types come from the shim, which is
 // included before this file.
 #define ON_CARD(...)
 #define ON_HOST(...) __VA_ARGS__

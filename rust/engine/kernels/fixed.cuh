@@ -105,7 +105,8 @@ DEVICE void store_fragments(const Fixed& x, uint32_t lane, uint8_t* to_hi, uint8
     }
 }
 
-// The sum of X over the lane's sub-block of 32, the same in its four lanes.
+// The sum of X over the lane's sub-block of 8 LANES columns, the same in its lanes.
+template <uint32_t LANES = 4>
 DEVICE int32_t sub_block_sum(const Fixed& x) {
     float hi = 0.0f, lo = 0.0f;
 #pragma unroll
@@ -114,7 +115,7 @@ DEVICE int32_t sub_block_sum(const Fixed& x) {
         lo = add_rn(lo, x.lo[e]);
     }
 #pragma unroll
-    for (uint32_t distance = 1; distance < 4; distance *= 2) {
+    for (uint32_t distance = 1; distance < LANES; distance *= 2) {
         hi = add_rn(hi, __shfl_xor_sync(FULL_WARP, hi, distance));
         lo = add_rn(lo, __shfl_xor_sync(FULL_WARP, lo, distance));
     }

@@ -25,6 +25,8 @@ constexpr uint32_t ROWS = BLOCK_X * TILE_ROWS;
 // Superblocks before part `part`.
 DEVICE uint32_t first_sb(uint32_t part) { return part * N_SB / N_PARTS; }
 
+// Products of eight minimums each.
+constexpr int EIGHTS = X_SUMS ? X_SUMS / 8 : 1;
 constexpr uint32_t X_STAGE = BLOCK_X * Tile::BYTES;
 constexpr uint32_t STAGE = BLOCK_TILES * LARGEST_UNIT + X_STAGE;
 // Sums of the parts that have ended, where one block has them all: touched once a part, they would only
@@ -101,18 +103,22 @@ DEVICE void add_superblock(const uint8_t* units, const uint8_t* x, uint32_t lane
 #pragma unroll
                 for (int w = 0; w < W_TILES; w++) {
                     const uint8_t* unit = units + w * LARGEST_UNIT;
-                    uint32_t a[4];
-                    minimums<T>(unit, g, q, a);
+                    uint32_t a[EIGHTS][4];
+#pragma unroll
+                    for (int k = 0; k < EIGHTS; k++) minimums<T, X_SUMS>(unit, g, q, k, a[k]);
                     const float dmin[2] = {T::dmin(unit, g), T::dmin(unit, g + 8)};
 #pragma unroll
                     for (int n = 0; n < N_TILES; n++) {
                         const uint8_t* at = x + n * Tile::BYTES + Fragments::SUMS + lane * 8;
-                        const uint2 u = *reinterpret_cast<const uint2*>(at);
-                        const uint2 v = *reinterpret_cast<const uint2*>(at + 256);
-                        const uint32_t b[2][2] = {{u.x, u.y}, {v.x, v.y}};
                         float upper[4] = {}, lower[4] = {};
-                        mma_m16n8k16_f16_f32(upper, a, b[0], upper);
-                        mma_m16n8k16_f16_f32(lower, a, b[1], lower);
+#pragma unroll
+                        for (int k = 0; k < EIGHTS; k++) {
+                            const uint2 u = *reinterpret_cast<const uint2*>(at + 512 * k);
+                            const uint2 v = *reinterpret_cast<const uint2*>(at + 512 * k + 256);
+                            const uint32_t b[2][2] = {{u.x, u.y}, {v.x, v.y}};
+                            mma_m16n8k16_f16_f32(upper, a[k], b[0], upper);
+                            mma_m16n8k16_f16_f32(lower, a[k], b[1], lower);
+                        }
 #pragma unroll
                         for (int e = 0; e < 4; e++) {
                             const float m = fma_rn(upper[e], 16384.0f, lower[e]);
@@ -210,7 +216,7 @@ DEVICE void add_superblock_by_warpgroup(const uint8_t* unit, const uint8_t* x, u
     using Limbs = float[2 * N_TILES][4];
     Limbs sums[SUM_SETS];
     uint32_t a[SUM_SETS][STEPS][4];
-    [[maybe_unused]] uint32_t minimum[4];
+    [[maybe_unused]] uint32_t minimum[EIGHTS][4];
     Sums p = {};
     auto number_of = [](int s) { return s / SUBS + 4 * (s % SUBS); };
     auto fragments = [&](int s) {
@@ -228,7 +234,11 @@ DEVICE void add_superblock_by_warpgroup(const uint8_t* unit, const uint8_t* x, u
         Limbs& sum = sums[product % SUM_SETS];
         wgmma_fence();
         if (product < MINIMUMS) {
-            wgmma_k16_f16_f32(sum, minimum, matrices + CoreMatrices::SUMS, false);
+#pragma unroll
+            for (int k = 0; k < EIGHTS; k++) {
+                const CoreMatrix b = matrices + (CoreMatrices::SUMS + k * 256);
+                wgmma_k16_f16_f32(sum, minimum[k], b, k > 0);
+            }
         } else {
             const int s = product - MINIMUMS;
 #pragma unroll
@@ -280,7 +290,10 @@ DEVICE void add_superblock_by_warpgroup(const uint8_t* unit, const uint8_t* x, u
             }
         }
     };
-    if constexpr (MINIMUMS > 0) minimums<T>(unit, g, q, minimum);
+    if constexpr (MINIMUMS > 0) {
+#pragma unroll
+        for (int k = 0; k < EIGHTS; k++) minimums<T, X_SUMS>(unit, g, q, k, minimum[k]);
+    }
     for (int s = 0; s < SUM_SETS; s++) fragments(s);
     multiply_next(0);
 #pragma unroll

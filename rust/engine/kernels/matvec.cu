@@ -14,7 +14,8 @@
 //
 // variant.cuh: WARPS_K (warps that share a row), WARPS_R (groups of these), RING (units in flight
 // a warp), ROUND (tiles of a group between two barriers), SETS (of sums: 2 where there are several
-// rounds), SHARED_BYTES, NORM, EPILOGUE, ORDER, N_SEGMENTS, Segment0.., and for the epilogue QKV:
+// rounds), MINIMUMS (sums of x for these, of a superblock: 8, or 16 where a type has as many),
+// SHARED_BYTES, NORM, EPILOGUE, ORDER, N_SEGMENTS, Segment0.., and for the epilogue QKV:
 // HEAD_DIM, N_HEAD_KV, Kv.
 #include "epilogue.cuh"
 #include "fixed.cuh"
@@ -28,10 +29,11 @@ constexpr uint32_t STAGE = LARGEST_UNIT;
 static_assert(WARPS_K <= N_SB, "every warp has a superblock");
 
 // A superblock of x: both limbs of a sub-block, padded so that the four that a warp reads at a time lie
-// in different banks; then the parts of its sums for minimums, [2][8] words, and as offsets, [8] floats.
+// in different banks; then the parts of its sums for minimums, MINIMUMS of them, [2][8] words for
+// eight, and as offsets, [8] floats.
 constexpr uint32_t X_SUB = 2 * LIMB_BYTES + 16;
 constexpr uint32_t X_SUMS = 8 * X_SUB;
-constexpr uint32_t X_OFFSETS = X_SUMS + 64;
+constexpr uint32_t X_OFFSETS = X_SUMS + MINIMUMS / 8 * 64;
 constexpr uint32_t X_SB = X_OFFSETS + 32;
 // p of a superblock: [4 chains][16 rows], padded.
 constexpr uint32_t P_SB = 4 * UNIT_ROWS + 4;
@@ -118,12 +120,15 @@ DEVICE void multiply(const uint8_t* unit, uint32_t lane, const uint8_t* x_sb, co
     float p[2] = {};
     if constexpr (T::OFFSETS == SHARED_OFFSETS) {
         // Columns 0 and 1 of one more mma are the sums of minimums with the parts of the sums of x.
-        uint32_t a[4];
-        minimums<T>(unit, g, t, a);
         const uint32_t* at = reinterpret_cast<const uint32_t*>(x_sb + X_SUMS) + g % 2 * 8 + t;
-        const uint32_t b[2] = {at[0], at[4]};
         float minimum[4] = {};
-        mma_m16n8k16_f16_f32(minimum, a, b, minimum);
+#pragma unroll
+        for (int k = 0; k < MINIMUMS / 8; k++) {
+            uint32_t a[4];
+            minimums<T, MINIMUMS>(unit, g, t, k, a);
+            const uint32_t b[2] = {at[16 * k], at[16 * k + 4]};
+            mma_m16n8k16_f16_f32(minimum, a, b, minimum);
+        }
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const float m = fma_rn(minimum[2 * r], 16384.0f, minimum[2 * r + 1]);
@@ -310,10 +315,17 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
         uint8_t* of_sub = x_sb + lane / 4 * X_SUB;
         store_fragments(fixed, lane, of_sub, of_sub + LIMB_BYTES);
         const int32_t sum = sub_block_sum(fixed);
-        if (lane % 4 == 0) {
-            uint32_t* parts = reinterpret_cast<uint32_t*>(x_sb + X_SUMS) + lane / 4;
+        const auto store_parts = [&](uint32_t sub, int32_t sum) {
+            uint32_t* parts = reinterpret_cast<uint32_t*>(x_sb + X_SUMS) + sub / 8 * 16 + sub % 8;
             parts[0] = eights(upper_part(sum));
             parts[8] = eights(lower_part(sum));
+        };
+        if constexpr (MINIMUMS > 8) {
+            const int32_t sum = sub_block_sum<2>(fixed);
+            if (lane % 2 == 0) store_parts(lane / 2, sum);
+        }
+        if (lane % 4 == 0) {
+            if constexpr (MINIMUMS == 8) store_parts(lane / 4, sum);
             reinterpret_cast<float*>(x_sb + X_OFFSETS)[lane / 4] = offset_sum(sum);
         }
         if (lane == 0 && wr == 0) factors[sb] = fixed.factor;

@@ -1,20 +1,21 @@
 // How eight rows of x lie between split.cu and matmul.cu, superblock by superblock.
 //
-// Include it behind variant.cuh: X_SUMS, X_OFFSETS, WARPGROUPS.
+// Include it behind variant.cuh: X_SUMS (for minimums, of a superblock: 0, 8 or 16), X_OFFSETS,
+// WARPGROUPS.
 #pragma once
 #include "fixed.cuh"
 
 constexpr uint32_t TILE_ROWS = 8;
 
 // For mma_m16n8k16: fragments of B [8 sub-blocks][hi, lo][8 rows][LIMB_BYTES], so that lane
-// 4 row + quarter of a warp has 16 bytes of 512; [8 rows] factors of the superblock; where X_SUMS, the
-// parts of its sums for minimums, [upper, lower][8 rows][4][sub-blocks t, t + 4]; where X_OFFSETS,
-// its sums [8 sub-blocks][8 rows].
+// 4 row + quarter of a warp has 16 bytes of 512; [8 rows] factors of the superblock; of every eight
+// X_SUMS the parts of its sums for minimums, [upper, lower][8 rows][4][sub-blocks t, t + 4]; where
+// X_OFFSETS, its sums [8 sub-blocks][8 rows].
 struct Fragments {
     static constexpr uint32_t LIMB = TILE_ROWS * LIMB_BYTES;  // of a sub-block
     static constexpr uint32_t FACTORS = 8 * 2 * LIMB;
     static constexpr uint32_t SUMS = FACTORS + TILE_ROWS * 4;
-    static constexpr uint32_t OFFSETS = SUMS + (X_SUMS ? 512 : 0);
+    static constexpr uint32_t OFFSETS = SUMS + X_SUMS / 8 * 512;
     static constexpr uint32_t BYTES = OFFSETS + (X_OFFSETS ? 256 : 0);
 
     DEVICE void store(uint8_t* tile, uint32_t row, uint32_t lane, const Fixed& x) {
@@ -24,19 +25,19 @@ struct Fragments {
     // Of sub-block `sub`: the upper part, the lower one SUMS_STRIDE behind.
     static constexpr uint32_t SUMS_STRIDE = 256;
     DEVICE uint8_t* sums(uint8_t* tile, uint32_t row, uint32_t sub) {
-        return tile + SUMS + ((row * 4 + sub % 4) * 2 + sub / 4) * 4;
+        return tile + SUMS + sub / 8 * 512 + ((row * 4 + sub % 4) * 2 + sub % 8 / 4) * 4;
     }
     // Of row 0.
     DEVICE uint32_t offsets(uint32_t sub) { return OFFSETS + sub * 32; }
 };
 
 // For wgmma: two halves, hi and lo, of core matrices [16 steps][8 columns of k below 8, from 8 on]
-// [8 rows][8 columns]; where X_SUMS, one more of each for the upper and the lower parts of its sums,
-// [sub-blocks t, t + 4][8 rows][4]; where X_OFFSETS, its sums [4 sub-blocks][8 rows]; [8 rows]
+// [8 rows][8 columns]; for every eight X_SUMS one more of each for the upper and the lower parts of its
+// sums, [sub-blocks t, t + 4][8 rows][4]; where X_OFFSETS, its sums [4 sub-blocks][8 rows]; [8 rows]
 // factors. So the columns of C are the rows of x tile by tile, with hi and with lo.
 struct CoreMatrices {
     static constexpr uint32_t SUMS = 4096;
-    static constexpr uint32_t HALF_OFFSETS = SUMS + (X_SUMS ? 256 : 0);
+    static constexpr uint32_t HALF_OFFSETS = SUMS + X_SUMS / 8 * 256;
     static constexpr uint32_t FACTORS = HALF_OFFSETS + (X_OFFSETS ? 128 : 0);
     static constexpr uint32_t HALF = FACTORS + TILE_ROWS * 4;
     static constexpr uint32_t BYTES = 2 * HALF;
@@ -63,19 +64,25 @@ struct TileOf<true> {
 };
 using Tile = TileOf<WARPGROUPS>::Type;
 
+// The parts of a sum for minimums.
+DEVICE void store_parts(uint8_t* to, int32_t sum) {
+    *reinterpret_cast<uint32_t*>(to) = eights(upper_part(sum));
+    *reinterpret_cast<uint32_t*>(to + Tile::SUMS_STRIDE) = eights(lower_part(sum));
+}
+
 // Puts a superblock of a row into a tile.
 DEVICE void store_in_tile(uint8_t* tile, uint32_t row, uint32_t lane, const Fixed& x) {
     Tile::store(tile, row, lane, x);
     if (lane == 0) reinterpret_cast<float*>(tile + Tile::FACTORS)[row] = x.factor;
-    if constexpr (X_SUMS || X_OFFSETS) {
+    if constexpr (X_SUMS > 8) {
+        const int32_t sum = sub_block_sum<2>(x);
+        if (lane % 2 == 0) store_parts(Tile::sums(tile, row, lane / 2), sum);
+    }
+    if constexpr (X_SUMS == 8 || X_OFFSETS) {
         const int32_t sum = sub_block_sum(x);
         const uint32_t sub = lane / 4;
         if (lane % 4) return;
-        if constexpr (X_SUMS) {
-            uint8_t* to = Tile::sums(tile, row, sub);
-            *reinterpret_cast<uint32_t*>(to) = eights(upper_part(sum));
-            *reinterpret_cast<uint32_t*>(to + Tile::SUMS_STRIDE) = eights(lower_part(sum));
-        }
+        if constexpr (X_SUMS == 8) store_parts(Tile::sums(tile, row, sub), sum);
         if constexpr (X_OFFSETS) {
             reinterpret_cast<float*>(tile + Tile::offsets(sub))[row] = offset_sum(sum);
         }

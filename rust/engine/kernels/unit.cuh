@@ -18,7 +18,7 @@
 //   Chain, chain(row, t), chain(unit, r, t)   the scales of sub-blocks t, t + 4, ...: the t-th chain
 //                                   of Op::MatVec, from a row that was read or by itself
 //   scale(chain, i), offset(chain, i)   d s of the i-th of them, and m where offsets are their own
-//   mins(unit, r, t), dmin(unit, r) m of sub-blocks t and t + 4, a byte each, and their unit, where
+//   mins(unit, r, t), dmin(unit, r) m of sub-blocks t, t + 4, ..., a byte each, and their unit, where
 //                                   offsets are shared
 //   repack(unit, lane, rows, sb, n) the lane's share of superblock sb of rows in the file's encoding,
 //                                   n columns each; a null row and columns past n become zero
@@ -47,28 +47,33 @@ DEVICE uint32_t column_of(uint32_t h, uint32_t q, uint32_t e) {
     return 16 * h + 2 * q + e % 2 + e / 2 * 8;
 }
 
-// ---------------------------------------------------------------- integers of 4 to 6 bits
+// ---------------------------------------------------------------- integers of 2 to 6 bits
 
-// Four bits of each integer in one word a step: row g in bits 0 and 16 (columns 2q, 2q + 1), 4 and 20
-// (2q + 8, 2q + 9), row g + 8 in bits 8, 24, 12, 28. Further bits, HIGH of them, in words of their
-// own: a field of HIGH bits for each of A's halves, so placed that one shift takes those of a row to
-// where they belong, above their nibbles. BIAS is what q is stored above.
+// LOW bits of each integer in one word a step: row g in bits 0 and 16 (columns 2q, 2q + 1), 4 and 20
+// (2q + 8, 2q + 9), row g + 8 in bits 8, 24, 12, 28. Where LOW is 2, a word has two steps, the second
+// one's two bits further up. Further bits, HIGH of them, in words of their own: a field of HIGH bits
+// for each of A's halves, so placed that one shift takes those of a row to where they belong, above
+// the low ones. BIAS is what q is stored above.
 //
-// Quants [4 vectors][32 lanes][16 bytes], then [4][32 lanes][HIGH words].
-template <int HIGH, int BIAS>
+// Quants [4 vectors][32 lanes][4 LOW bytes], then [4][32 lanes][HIGH words].
+template <int HIGH, int BIAS, int LOW = 4>
 struct Planes {
+    static_assert(LOW == 4 || LOW == 2, "a word has one step or two");
     static constexpr bool INTEGERS = true;
-    static constexpr uint32_t QUANT_BYTES = 2048 + 512 * HIGH;
+    static constexpr uint32_t LOW_BYTES = 512 * LOW;
+    static constexpr uint32_t QUANT_BYTES = LOW_BYTES + 512 * HIGH;
+    static constexpr int PER_WORD = 4 / LOW;  // steps
+    static constexpr uint32_t LOW_MASK = (1u << LOW) - 1;
     static constexpr int FIELDS = HIGH ? 8 / (HIGH ? HIGH : 1) : 1;  // rows and steps a word
     // Of the columns of k below 8, and of those from 8 on.
-    static constexpr uint32_t HIGH_LOW = ((1u << HIGH) - 1) * 0x00100010u;
-    static constexpr uint32_t HIGH_UPPER = ((1u << HIGH) - 1) * 0x01000100u;
+    static constexpr uint32_t HIGH_LOW = (((1u << HIGH) - 1) << LOW) * 0x00010001u;
+    static constexpr uint32_t HIGH_UPPER = (((1u << HIGH) - 1) << LOW) * 0x00100010u;
     // -BIAS as subnormals of either place.
     static constexpr uint32_t MINUS_LOW = (0x8000u | BIAS) * 0x10001u;
     static constexpr uint32_t MINUS_UPPER = (0x8000u | (BIAS << 4)) * 0x10001u;
 
     struct Quants {
-        uint32_t w[4], high[HIGH ? HIGH : 1];
+        uint32_t w[LOW], high[HIGH ? HIGH : 1];
     };
 
     // The bit of a word where the field of step n (of 4 in a vector) and row r begins.
@@ -78,9 +83,16 @@ struct Planes {
     static constexpr int word(int n, int r) { return (n * 2 + r) / FIELDS; }
 
     DEVICE Quants load(const uint8_t* unit, uint32_t lane, uint32_t v) {
-        const uint4 x = *reinterpret_cast<const uint4*>(unit + v * 512 + lane * 16);
-        Quants quants = {{x.x, x.y, x.z, x.w}, {}};
-        const uint8_t* high = unit + 2048 + (v * 32 + lane) * 4 * HIGH;
+        Quants quants = {};
+        const uint8_t* low = unit + (v * 32 + lane) * 4 * LOW;
+        if constexpr (LOW == 4) {
+            const uint4 x = *reinterpret_cast<const uint4*>(low);
+            quants.w[0] = x.x, quants.w[1] = x.y, quants.w[2] = x.z, quants.w[3] = x.w;
+        } else {
+            const uint2 x = *reinterpret_cast<const uint2*>(low);
+            quants.w[0] = x.x, quants.w[1] = x.y;
+        }
+        const uint8_t* high = unit + LOW_BYTES + (v * 32 + lane) * 4 * HIGH;
         if constexpr (HIGH == 1) quants.high[0] = *reinterpret_cast<const uint32_t*>(high);
         if constexpr (HIGH == 2) {
             const uint2 y = *reinterpret_cast<const uint2*>(high);
@@ -93,10 +105,10 @@ struct Planes {
         const int n = 2 * s + h;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            const uint32_t w = r ? quants.w[n] >> 8 : quants.w[n];
-            uint32_t low = w & 0x000f000fu, upper = w & 0x00f000f0u;
+            const uint32_t w = quants.w[n / PER_WORD] >> (n % PER_WORD * LOW + r * 8);
+            uint32_t low = w & (LOW_MASK * 0x00010001u), upper = w & (LOW_MASK * 0x00100010u);
             if constexpr (HIGH > 0) {
-                const int shift = field(n, r) - 4;
+                const int shift = field(n, r) - LOW;
                 const uint32_t all = quants.high[word(n, r)];
                 const uint32_t bits = shift < 0 ? all << -shift : all >> shift;
                 low |= bits & HIGH_LOW;
@@ -121,18 +133,21 @@ struct Planes {
                     for (uint32_t e = 0; e < 4; e++) {
                         const uint32_t column = (2 * v + n / 2) * 32 + column_of(n % 2, q, e);
                         const uint32_t x = stored(g + 8 * r, column);
-                        quants.w[n] |= (x & 15) << (r * 8 + e / 2 * 4 + e % 2 * 16);
+                        quants.w[n / PER_WORD] |=
+                            (x & LOW_MASK)
+                            << (n % PER_WORD * LOW + r * 8 + e / 2 * 4 + e % 2 * 16);
                         if constexpr (HIGH > 0) {
                             quants.high[word(n, r)] |=
-                                (x >> 4) << (field(n, r) + e / 2 * 4 + e % 2 * 16);
+                                (x >> LOW) << (field(n, r) + e / 2 * 4 + e % 2 * 16);
                         }
                     }
                 }
             }
-            *reinterpret_cast<uint4*>(unit + v * 512 + lane * 16) =
-                make_uint4(quants.w[0], quants.w[1], quants.w[2], quants.w[3]);
+            for (int i = 0; i < LOW; i++) {
+                reinterpret_cast<uint32_t*>(unit)[(v * 32 + lane) * LOW + i] = quants.w[i];
+            }
             for (int i = 0; i < HIGH; i++) {
-                reinterpret_cast<uint32_t*>(unit + 2048)[(v * 32 + lane) * HIGH + i] =
+                reinterpret_cast<uint32_t*>(unit + LOW_BYTES)[(v * 32 + lane) * HIGH + i] =
                     quants.high[i];
             }
         }
@@ -239,13 +254,31 @@ struct HalfScales {
     }
 };
 
-// A of the minimums of a unit of type T where these are shared: rows g and g + 8, sub-blocks q and
-// q + 4, each as 8 m and m (fixed.cuh's eights).
+// Sums of x for minimums of a superblock: those of sub-blocks of 32 columns, or, where a type has a
+// minimum for every 16, those of 16, and a minimum of 32 columns is taken with both of its halves.
 template <typename T>
-DEVICE void minimums(const uint8_t* unit, uint32_t g, uint32_t q, uint32_t (&a)[4]) {
-    const uint32_t m0 = T::mins(unit, g, q), m1 = T::mins(unit, g + 8, q);
-    a[0] = (m0 & 0xff) * 0x00010008u, a[1] = (m1 & 0xff) * 0x00010008u;
-    a[2] = (m0 >> 8) * 0x00010008u, a[3] = (m1 >> 8) * 0x00010008u;
+constexpr int MINIMUMS_OF = T::OFFSETS != SHARED_OFFSETS ? 0 : 256 / T::SUB;
+
+// A of the minimums of a unit of type T where these are shared, SUMS of x (8 or 16) a superblock: rows
+// g and g + 8, of the eight from 8 eight on those with q and q + 4, each as 8 m and m (fixed.cuh's
+// eights).
+template <typename T, int SUMS>
+DEVICE void minimums(const uint8_t* unit, uint32_t g, uint32_t q, int eight, uint32_t (&a)[4]) {
+    if constexpr (SUMS == MINIMUMS_OF<T>) {
+        const uint32_t m0 = T::mins(unit, g, q), m1 = T::mins(unit, g + 8, q);
+        const int shift = 16 * eight;
+        a[0] = (m0 >> shift & 0xff) * 0x00010008u, a[1] = (m1 >> shift & 0xff) * 0x00010008u;
+        a[2] = (m0 >> (shift + 8) & 0xff) * 0x00010008u;
+        a[3] = (m1 >> (shift + 8) & 0xff) * 0x00010008u;
+    } else {
+        static_assert(SUMS == 2 * MINIMUMS_OF<T>, "sums of halves");
+        // Sub-blocks 4 eight + q / 2, and two further.
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            const uint32_t t = q / 2 + i / 2 * 2, r = g + i % 2 * 8;
+            a[i] = (T::mins(unit, r, t) >> (8 * eight) & 0xff) * 0x00010008u;
+        }
+    }
 }
 
 // The block of 32 columns, BYTES long, number j of superblock sb of a row of n columns, or null.

@@ -21,6 +21,7 @@
 #include "builtins.h"
 
 #define KSIM_EXPORT extern "C" __attribute__((visibility("default")))
+#define TABLE [[maybe_unused]] static const
 #define DEVICE static inline __attribute__((always_inline))
 #define KSIM_KERNEL(name, Params, threads, min_blocks)                                       \
     static_assert(__is_trivially_copyable(Params), "a kernel's parameters are plain data");  \

@@ -101,9 +101,12 @@ pub enum Op {
     ///    `T_j = fma(C_hi, 4096, C_lo)`.
     /// 3. *Offsets*. Where sub-blocks have minimums `m_j` in units of one `dmin`:
     ///    `M = float(sum_j m_j S_j)`, `S_j = sum X` over sub-block `j`, the exact integer rounded
-    ///    once. As `S_j = 2^14 u_j + v_j` with `v_j` from -2^13 to 2^13 - 1, the sums of `m_j u_j`
-    ///    and of `m_j v_j` are below 2^24, and `M = fma(sum m_j u_j, 2^14, sum m_j v_j)`. Where each
-    ///    sub-block has an offset `m_j` of its own, it takes part by `float(S_j)`, rounded once.
+    ///    once, over all 8 or all 16 sub-blocks. As `S_j = 2^14 u_j + v_j` with `v_j` from -2^13 to
+    ///    2^13 - 1, the sums of `m_j u_j` and of `m_j v_j` are below 2^24, and
+    ///    `M = fma(sum m_j u_j, 2^14, sum m_j v_j)`: with 16 columns `|S_j| <= 2^27`, so `|u_j| <= 2^13`
+    ///    and 16 minimums of up to 15 sum up to 2^21 at most. `M` does not change where a minimum of
+    ///    32 columns is taken twice, with the sums of either half. Where each sub-block has an offset
+    ///    `m_j` of its own, it takes part by `float(S_j)`, rounded once.
     /// 4. *Superblock*: for `t` = 0, 1, 2, 3: `p = -(dmin M)`, rounded once, where `t` = 0 and there
     ///    are shared minimums, else `p = +0`; then for `j = t, t + 4, ...`, to 7 or 15:
     ///    `p = fma(d s_j, T_j, p)` and, with offsets of their own, `p = fma(m_j, float(S_j), p)`;

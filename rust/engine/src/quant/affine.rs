@@ -1,9 +1,10 @@
 //! What Q4_K and Q5_K share: a superblock of 8 sub-blocks of 32 weights, each with a 6-bit scale
-//! and a 6-bit minimum in units of two halfs: weight = (d sc) q - (dmin m).
+//! and a 6-bit minimum in units of two halfs: weight = (d sc) q - (dmin m). And how such weights are
+//! fitted, whatever the number of sub-blocks.
 
 use super::half::{half_scale, half_to_f32, HALF_MAX};
 use super::integers::{four, nibbles};
-use super::{reciprocal, saturate, search, Offsets, Sink, Words, WORDS};
+use super::{reciprocal, saturate, search, Offsets, Sink, Words, COLUMNS, WORDS};
 
 /// Weights of a sub-block.
 pub const SUB: usize = 32;
@@ -60,7 +61,7 @@ fn pack_scales(scales: &[u8; SUBS], mins: &[u8; SUBS], packed: &mut [u8]) {
 }
 
 /// Largest 6-bit scale or minimum.
-const STEPS: u8 = 63;
+pub const STEPS: u8 = 63;
 
 /// Bits of one.
 pub const STEP_BITS: u32 = STEPS.ilog2() + 1;
@@ -68,43 +69,63 @@ pub const STEP_BITS: u32 = STEPS.ilog2() + 1;
 /// The minimums of a superblock.
 pub const OFFSETS: Offsets = Offsets::Shared { most: STEPS as i64 };
 
-/// The largest magnitude that a `q` of up to `top` reaches.
-pub const fn largest(top: u8) -> f32 {
-    STEPS as f32 * top as f32 * HALF_MAX
+/// The largest magnitude that a `q` of up to `top` reaches, with scales of up to `steps`.
+pub const fn largest(steps: u8, top: u8) -> f32 {
+    steps as f32 * top as f32 * HALF_MAX
 }
 
 /// Writes `d`, `dmin` and the packed scales to the first 16 bytes of `block` and returns every
 /// weight's `q`, 0 to `top`.
+pub fn quantize(x: &[f32], top: u8, block: &mut [u8]) -> [u8; COLUMNS] {
+    let fit = fit::<SUBS>(x, top, STEPS);
+    block[..2].copy_from_slice(&fit.d.to_le_bytes());
+    block[2..4].copy_from_slice(&fit.dmin.to_le_bytes());
+    pack_scales(&fit.scales, &fit.mins, &mut block[4..16]);
+    fit.q
+}
+
+/// A superblock of `N` sub-blocks.
+pub struct Fit<const N: usize> {
+    /// The units of the scales and of the minimums, a float16's bits each.
+    pub d: u16,
+    pub dmin: u16,
+    pub scales: [u8; N],
+    pub mins: [u8; N],
+    pub q: [u8; COLUMNS],
+}
+
+/// `q` from 0 to `top`, scales and minimums up to `steps`; zeros give zeros.
 ///
 /// Each sub-block gets the scale and minimum of a weighted least-squares search; then all are
-/// rounded to 6 bits, and of the neighbours of each rounded pair the best is taken.
-pub fn quantize(x: &[f32], top: u8, block: &mut [u8]) -> [u8; SUBS * SUB] {
-    let x: [f32; SUBS * SUB] = saturate(x, largest(top));
+/// rounded to so many steps, and of the neighbours of each rounded pair the best is taken.
+pub fn fit<const N: usize>(x: &[f32], top: u8, steps: u8) -> Fit<N> {
+    let x: [f32; COLUMNS] = saturate(x, largest(steps, top));
+    let mut found = Fit {
+        d: 0,
+        dmin: 0,
+        scales: [0; N],
+        mins: [0; N],
+        q: [0; COLUMNS],
+    };
     if x.iter().all(|x| *x == 0.0) {
-        block.fill(0);
-        return [0; SUBS * SUB];
+        return found;
     }
     let weights = search::importance(&x);
-    let subs = || x.chunks_exact(SUB).zip(weights.chunks_exact(SUB));
-    let mut fits = [(0.0, 0.0); SUBS];
+    let sub = COLUMNS / N;
+    let subs = || x.chunks_exact(sub).zip(weights.chunks_exact(sub));
+    let mut fits = [(0.0, 0.0); N];
     for (fit, (x, w)) in fits.iter_mut().zip(subs()) {
         *fit = search::affine(x, w, top);
     }
     let most = |part: fn(&(f32, f32)) -> f32| fits.iter().map(part).fold(0.0, f32::max);
-    let (d, dmin) = (
-        half_scale(most(|f| f.0), f32::from(STEPS)),
-        half_scale(most(|f| f.1), f32::from(STEPS)),
-    );
-    block[..2].copy_from_slice(&d.to_le_bytes());
-    block[2..4].copy_from_slice(&dmin.to_le_bytes());
-    let (d, dmin) = (half_to_f32(d), half_to_f32(dmin));
+    found.d = half_scale(most(|f| f.0), f32::from(steps));
+    found.dmin = half_scale(most(|f| f.1), f32::from(steps));
+    let (d, dmin) = (half_to_f32(found.d), half_to_f32(found.dmin));
 
-    let mut q = [0; SUBS * SUB];
-    let (mut scales, mut mins) = ([0; SUBS], [0; SUBS]);
     for (s, (x, w)) in subs().enumerate() {
         let around = |value: f32, unit: f32| {
             let nearest = (value * reciprocal(unit) + 0.5) as u8;
-            nearest.saturating_sub(1).min(STEPS)..=nearest.saturating_add(1).min(STEPS)
+            nearest.saturating_sub(1).min(steps)..=nearest.saturating_add(1).min(steps)
         };
         let mut least = f32::INFINITY;
         for scale in around(fits[s].0, d) {
@@ -112,13 +133,13 @@ pub fn quantize(x: &[f32], top: u8, block: &mut [u8]) -> [u8; SUBS * SUB] {
                 let (a, b) = (d * f32::from(scale), dmin * f32::from(min));
                 let error = search::error(x, w, a, b, top);
                 if error < least {
-                    (least, scales[s], mins[s]) = (error, scale, min);
+                    (least, found.scales[s], found.mins[s]) = (error, scale, min);
                 }
             }
         }
-        let (a, b) = (d * f32::from(scales[s]), dmin * f32::from(mins[s]));
-        search::round(x, a, b, top, &mut q[s * SUB..][..SUB]);
+        let scale = d * f32::from(found.scales[s]);
+        let min = dmin * f32::from(found.mins[s]);
+        search::round(x, scale, min, top, &mut found.q[s * sub..][..sub]);
     }
-    pack_scales(&scales, &mins, &mut block[4..16]);
-    q
+    found
 }

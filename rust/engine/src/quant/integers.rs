@@ -9,7 +9,7 @@ pub const COLUMNS: usize = 256;
 /// Most sub-blocks of a superblock: runs of columns with one scale.
 pub const SUBS: usize = 16;
 
-/// Sub-blocks of the types that have offsets.
+/// Sub-blocks of the types that have offsets of their own.
 pub const OFFSET_SUBS: usize = 8;
 
 /// Most blocks of a superblock.
@@ -18,13 +18,26 @@ pub const BLOCKS: usize = 8;
 /// Words of the longest superblock, in whole fours.
 pub const WORDS: usize = 68;
 
-/// The sub-blocks whose minimums make a word: what a shift and a mask make of bytes.
-pub const MINS: [[usize; 2]; OFFSET_SUBS / 2] = [[0, 2], [1, 3], [4, 6], [5, 7]];
+/// Words of the minimums of a superblock that has the most of them.
+pub const MIN_WORDS: usize = SUBS / 2;
+
+/// The sub-blocks whose minimums make a word: what a shift and a mask make of bytes. Those of eight
+/// sub-blocks are the first four.
+pub const MINS: [[usize; 2]; MIN_WORDS] = [
+    [0, 2],
+    [1, 3],
+    [4, 6],
+    [5, 7],
+    [8, 10],
+    [9, 11],
+    [12, 14],
+    [13, 15],
+];
 
 /// The largest magnitude of a limb of x: x is `hi * 4096 + lo`.
 pub const LIMB: i32 = 1 << 11;
 
-/// Bits of the lower part of a sum of x: 32 columns sum up to `upper << SUM_BITS` plus `lower`,
+/// Bits of the lower part of a sum of x: 32 columns, or 16, sum up to `upper << SUM_BITS` plus `lower`,
 /// `lower` at most half a step of `upper`.
 pub const SUM_BITS: u32 = 14;
 
@@ -60,6 +73,8 @@ pub trait Integers: Block {
     const LARGEST_Q: i64;
     /// Bits of the integer `s` beside the float16 `d`; 1 where the scale is `d` alone.
     const SCALE_BITS: u32;
+    /// What `d` is in units of: a power of two, so that no product with it rounds.
+    const D_UNIT: f32 = 1.0;
     /// Whether the sum of a sub-block with the lower two of three signed bytes of X is a float32.
     const IS_NARROW: bool = Self::SUB as i64 * Self::LARGEST_Q * (128 * 256 + 128) < EXACT;
     /// Whether there is such an `s`.
@@ -83,10 +98,13 @@ pub trait Integers: Block {
         assert!(Self::LARGEST_Q <= 128 && Self::SCALE_BITS <= 8);
         // `d s` has no rounding.
         assert!(HALF_BITS + Self::SCALE_BITS <= 24);
+        // Nor has `d D_UNIT`: the least float16 has 125 places more above the least float32.
+        assert!(Self::D_UNIT.to_bits() << 9 == 0 && Self::D_UNIT <= 1.0 && Self::D_UNIT >= 0.0625);
         // A block has one `d`.
         assert!(Self::ELEMS == if Self::HAS_STEPS { COLUMNS } else { Self::SUB });
         if !matches!(Self::OFFSETS, Offsets::None) {
-            assert!(Self::SUB * OFFSET_SUBS == COLUMNS);
+            let subs = COLUMNS / Self::SUB;
+            assert!(subs == OFFSET_SUBS || Self::OFFSETS.is_shared());
             // The sum of x over a sub-block: its upper part fits 16 bits.
             let sum = Self::SUB as i64 * (LIMB as i64 * 4096);
             let (upper, lower) = (sum >> SUM_BITS, 1 << (SUM_BITS - 1));
@@ -96,8 +114,13 @@ pub trait Integers: Block {
             assert!(!Self::OFFSETS.is_shared() || Self::ELEMS == COLUMNS);
             if let Offsets::Shared { most } = Self::OFFSETS {
                 // The sums of the minimums with either part.
-                assert!(OFFSET_SUBS as i64 * most * upper < EXACT);
-                assert!(OFFSET_SUBS as i64 * most * lower < EXACT);
+                assert!(subs as i64 * most * upper < EXACT);
+                assert!(subs as i64 * most * lower < EXACT);
+                // The same where each minimum of 32 columns is taken with the sums of both its halves,
+                // as kernels do beside a type with sixteen; and an eighth of a part is a float16, as is
+                // eight times a minimum.
+                assert!(SUBS as i64 * most * lower < EXACT);
+                assert!(upper <= 1 << 14 && lower <= 1 << 14 && 8 * most <= LIMB as i64);
             }
         }
     };
@@ -119,6 +142,10 @@ pub trait Words: Copy {
     fn left(self, bits: u32) -> Self;
     /// Shifts by up to 31 bits, zeros come after.
     fn right(self, bits: u32) -> Self;
+    /// `f` of each row's word: for what no instruction does to all, such as a look at a table.
+    fn each(self, f: impl Fn(u32) -> u32) -> Self;
+    /// `f` of each row's two words.
+    fn with(self, other: Self, f: impl Fn(u32, u32) -> u32) -> Self;
 }
 
 impl<const N: usize> Words for [u32; N] {
@@ -150,6 +177,16 @@ impl<const N: usize> Words for [u32; N] {
     #[inline(always)]
     fn right(self, bits: u32) -> Self {
         self.map(|word| word >> bits)
+    }
+
+    #[inline(always)]
+    fn each(self, f: impl Fn(u32) -> u32) -> Self {
+        self.map(f)
+    }
+
+    #[inline(always)]
+    fn with(self, other: Self, f: impl Fn(u32, u32) -> u32) -> Self {
+        std::array::from_fn(|i| f(self[i], other[i]))
     }
 }
 

@@ -16,7 +16,17 @@ mod fifth_bit;
 mod half;
 pub mod i16_blocks;
 mod integers;
+mod iq1_m;
+mod iq1_s;
+mod iq2_s;
+mod iq2_xs;
+mod iq2_xxs;
+mod iq3_s;
+mod iq3_xxs;
+mod lattice;
 mod lone_scale;
+mod q2_k;
+mod q3_k;
 mod q4_0;
 mod q4_1;
 mod q4_k;
@@ -28,8 +38,8 @@ mod q8_0;
 mod search;
 
 pub use integers::{
-    four, Integers, Offsets, Sink, Words, BLOCKS, COLUMNS, LIMB, MINS, OFFSET_SUBS, SUBS, SUM_BITS,
-    WORDS,
+    four, Integers, Offsets, Sink, Words, BLOCKS, COLUMNS, LIMB, MINS, MIN_WORDS, OFFSET_SUBS,
+    SUBS, SUM_BITS, WORDS,
 };
 
 /// A block format. The CPU backend compiles one dot product for each implementor, under its own
@@ -166,6 +176,25 @@ impl QuantType {
     /// Bytes of a row of `n` weights; `None` where `n` is no whole number of blocks or overflows.
     pub fn row_bytes(&self, n: usize) -> Option<usize> {
         (self.row_bytes)(n)
+    }
+
+    /// Sub-blocks of a superblock whose minimums are in one unit; 0 where there are none.
+    pub fn shared_minimums(&self) -> usize {
+        struct OfType;
+        impl SumsVisitor for OfType {
+            type Out = usize;
+            fn integers<B: Integers>(self) -> usize {
+                if B::OFFSETS.is_shared() {
+                    COLUMNS / B::SUB
+                } else {
+                    0
+                }
+            }
+            fn floats<B: Block>(self) -> usize {
+                0
+            }
+        }
+        dispatch_sums(self, OfType)
     }
 
     /// What its sub-blocks have beside their scales.
@@ -366,9 +395,18 @@ table! {
     6 "Q5_0" q5_0::Q5_0, integers, "q5_0.cuh" 2816 None, Some(quantize_blocks::<q5_0::Q5_0>);
     7 "Q5_1" q5_1::Q5_1, integers, "q5_1.cuh" 3072 None, Some(quantize_blocks::<q5_1::Q5_1>);
     8 "Q8_0" q8_0::Q8_0, integers, "q8_0.cuh" 4352 Some(KvKernel::Blocks), Some(quantize_blocks::<q8_0::Q8_0>);
+    10 "Q2_K" q2_k::Q2K, integers, "q2_k.cuh" 1344 None, Some(quantize_blocks::<q2_k::Q2K>);
+    11 "Q3_K" q3_k::Q3K, integers, "q3_k.cuh" 1824 None, Some(quantize_blocks::<q3_k::Q3K>);
     12 "Q4_K" q4_k::Q4K, integers, "q4_k.cuh" 2368 None, Some(quantize_blocks::<q4_k::Q4K>);
     13 "Q5_K" q5_k::Q5K, integers, "q5_k.cuh" 2880 None, Some(quantize_blocks::<q5_k::Q5K>);
     14 "Q6_K" q6_k::Q6K, integers, "q6_k.cuh" 3360 None, Some(quantize_blocks::<q6_k::Q6K>);
+    16 "IQ2_XXS" iq2_xxs::Iq2Xxs, integers, "iq2_xxs.cuh" 2208 None, None;
+    17 "IQ2_XS" iq2_xs::Iq2Xs, integers, "iq2_xs.cuh" 2336 None, None;
+    18 "IQ3_XXS" iq3_xxs::Iq3Xxs, integers, "iq3_xxs.cuh" 2208 None, None;
+    19 "IQ1_S" iq1_s::Iq1S, integers, "iq1_s.cuh" 2208 None, None;
+    21 "IQ3_S" iq3_s::Iq3S, integers, "iq3_s.cuh" 2208 None, None;
+    22 "IQ2_S" iq2_s::Iq2S, integers, "iq2_s.cuh" 2336 None, None;
+    29 "IQ1_M" iq1_m::Iq1M, integers, "iq1_m.cuh" 2336 None, None;
     30 "BF16" bf16::BF16, floats, "bf16.cuh" 8192 None, Some(quantize_blocks::<bf16::BF16>);
 }
 

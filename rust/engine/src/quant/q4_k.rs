@@ -12,7 +12,7 @@ pub struct Q4K;
 impl super::Block for Q4K {
     const ELEMS: usize = 256;
     const BYTES: usize = 144;
-    const LARGEST: f32 = affine::largest(15);
+    const LARGEST: f32 = affine::largest(affine::STEPS, 15);
 
     #[inline(always)]
     fn expand<A: Arithmetic>(block: &[u8], out: &mut [f32]) {

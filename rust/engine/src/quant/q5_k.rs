@@ -14,7 +14,7 @@ pub struct Q5K;
 impl super::Block for Q5K {
     const ELEMS: usize = 256;
     const BYTES: usize = 176;
-    const LARGEST: f32 = affine::largest(31);
+    const LARGEST: f32 = affine::largest(affine::STEPS, 31);
 
     #[inline(always)]
     fn expand<A: Arithmetic>(block: &[u8], out: &mut [f32]) {

@@ -3,12 +3,12 @@
 #pragma once
 #include "unit.cuh"
 
-// Scales as bytes [16 rows][4 chains][4], then d of each row.
-struct Q6_K : Planes<2, 32> {
-    static constexpr uint32_t AT = QUANT_BYTES;
-    static constexpr uint32_t UNIT_BYTES = QUANT_BYTES + 256 + 32;
+// Scales of Q6_K and Q3_K at AT: signed bytes [16 rows][4 chains][4], then d of each row.
+template <uint32_t AT>
+struct SixteenScales {
     static constexpr int SUB = 16;
     static constexpr Offsets OFFSETS = NO_OFFSETS;
+    static constexpr uint32_t SCALE_BYTES = 256 + 32;
 
     struct Chain {
         uint32_t s;
@@ -35,6 +35,24 @@ struct Q6_K : Planes<2, 32> {
         return mul_rn(chain.d, static_cast<float>(static_cast<int8_t>(chain.s >> (8 * i))));
     }
 
+    // `block(r)` is the superblock of row r in the file, or null; its d is at byte d, and scale(block, j)
+    // is that of its sub-block j.
+    template <typename Block, typename Scale>
+    DEVICE void pack_scales(uint8_t* unit, uint32_t lane, Block block, uint32_t d, Scale scale) {
+        if (lane >= UNIT_ROWS) return;
+        const uint8_t* from = block(lane);
+        for (uint32_t j = 0; j < 16; j++) {
+            unit[AT + lane * 16 + j % 4 * 4 + j / 4] =
+                static_cast<uint8_t>(from ? scale(from, j) : 0);
+        }
+        *reinterpret_cast<uint16_t*>(unit + AT + 256 + lane * 2) =
+            static_cast<uint16_t>(from ? file_u16(from + d) : 0);
+    }
+};
+
+struct Q6_K : Planes<2, 32>, SixteenScales<3072> {
+    static constexpr uint32_t UNIT_BYTES = QUANT_BYTES + SCALE_BYTES;
+
     DEVICE void repack(uint8_t* unit, uint32_t lane, const uint8_t* const* rows, uint32_t sb,
                        uint32_t) {
         const auto block = [&](uint32_t r) { return rows[r] ? rows[r] + sb * 210 : nullptr; };
@@ -47,12 +65,7 @@ struct Q6_K : Planes<2, 32> {
             const uint32_t high = from[128 + half * 32 + i] >> (quarter * 2);
             return (low & 15) | ((high & 3) << 4);
         });
-        if (lane >= UNIT_ROWS) return;
-        const uint8_t* from = block(lane);
-        for (uint32_t j = 0; j < 16; j++) {
-            unit[AT + lane * 16 + j % 4 * 4 + j / 4] = from ? from[192 + j] : 0;
-        }
-        *reinterpret_cast<uint16_t*>(unit + AT + 256 + lane * 2) =
-            static_cast<uint16_t>(from ? file_u16(from + 208) : 0);
+        pack_scales(unit, lane, block, 208,
+                    [](const uint8_t* from, uint32_t j) -> uint32_t { return from[192 + j]; });
     }
 };

@@ -5,9 +5,9 @@
 //! top bits at bit 2 r.
 //! In sums: sub-blocks of 16, integers `q - 32`, scales `d sc`.
 
-use super::half::{half_at, half_scale, half_to_f32, HALF_MAX};
+use super::half::{half_at, HALF_MAX};
 use super::integers::{four, less, nibbles};
-use super::{arrays, reciprocal, saturate, search};
+use super::{arrays, saturate, search};
 use super::{Arithmetic, Block, Integers, Sink, Words, WORDS};
 
 /// The block format.
@@ -81,39 +81,12 @@ impl super::Quantizer for Q6K {
             // Zero scales, whatever q.
             return block.fill(0);
         }
-        let weights = search::importance(&x);
-        let subs = || x.chunks_exact(16).zip(weights.chunks_exact(16));
-        let mut fits = [0.0; 16];
-        for (fit, (x, w)) in fits.iter_mut().zip(subs()) {
-            *fit = search::symmetric(x, w, TOP);
-        }
-        // The scale farthest from 0 becomes -128, the other end of the signed bytes being 127.
-        let far = fits
-            .iter()
-            .fold(0.0f32, |far, s| if s.abs() > far.abs() { *s } else { far });
-        let bits = half_scale(far, -128.0);
-        let d = half_to_f32(bits);
-        block[208..].copy_from_slice(&bits.to_le_bytes());
-
-        let mut q = [0u8; 256];
-        for (s, (x, w)) in subs().enumerate() {
-            let middle = (fits[s] * reciprocal(d)).round() as i8;
-            let mut least = f32::INFINITY;
-            let mut scale = 0;
-            for candidate in middle.saturating_sub(1)..=middle.saturating_add(1) {
-                let error = search::symmetric_error(x, w, d * f32::from(candidate), TOP);
-                if error < least {
-                    (least, scale) = (error, candidate);
-                }
-            }
-            block[192 + s] = scale as u8;
-            let steps = reciprocal(d * f32::from(scale));
-            for (q, x) in q[16 * s..].iter_mut().zip(x) {
-                *q = (search::nearest(x * steps, TOP) + 32.0) as u8;
-            }
-        }
+        // Of the signed bytes, the scale farthest from 0 becomes -128.
+        let fit = search::sixteen_scales(&x, TOP, i8::MIN);
+        block[208..].copy_from_slice(&fit.d.to_le_bytes());
+        block[192..208].copy_from_slice(&fit.scales.map(|s| s as u8));
         let (lows, tops) = block.split_at_mut(128);
-        for (half, q) in q.chunks_exact(128).enumerate() {
+        for (half, q) in fit.q.chunks_exact(128).enumerate() {
             for i in 0..32 {
                 let run = [q[i], q[i + 32], q[i + 64], q[i + 96]];
                 lows[64 * half + i] = run[0] & 15 | run[2] << 4;

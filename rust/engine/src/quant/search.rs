@@ -1,6 +1,7 @@
 //! The search for scales: weighted least squares over a few roundings. The gguf package has no
 //! quantizer for superblocks to be equal to, so here the aim is a small error at a fair speed.
 
+use super::half::{half_scale, half_to_f32};
 use super::reciprocal;
 
 /// How much each weight's squared error counts: large weights more than small ones, none for
@@ -133,6 +134,52 @@ pub fn symmetric(x: &[f32], w: &[f32], top: u8) -> f32 {
         }
     }
     best
+}
+
+/// A superblock of 16 sub-blocks with a signed scale each.
+pub struct SixteenScales {
+    /// The unit of the scales, a float16's bits.
+    pub d: u16,
+    pub scales: [i8; 16],
+    /// Of each weight, above 0.
+    pub q: [u8; 256],
+}
+
+/// For `x`, not all 0: `q` from -`top` - 1 to `top`, scales from `least` < 0 to `-least - 1`, of which
+/// the farthest from 0 becomes `least`. Each is that of [`symmetric`] or a neighbour, whichever is best.
+pub fn sixteen_scales(x: &[f32; 256], top: u8, least: i8) -> SixteenScales {
+    let weights = importance(x);
+    let subs = || x.chunks_exact(16).zip(weights.chunks_exact(16));
+    let mut fits = [0.0; 16];
+    for (fit, (x, w)) in fits.iter_mut().zip(subs()) {
+        *fit = symmetric(x, w, top);
+    }
+    let far = fits
+        .iter()
+        .fold(0.0f32, |far, s| if s.abs() > far.abs() { *s } else { far });
+    let mut found = SixteenScales {
+        d: half_scale(far, f32::from(least)),
+        scales: [0; 16],
+        q: [0; 256],
+    };
+    let d = half_to_f32(found.d);
+    let bias = f32::from(top) + 1.0;
+    for (s, (x, w)) in subs().enumerate() {
+        let most = -(least + 1);
+        let middle = ((fits[s] * reciprocal(d)).round() as i8).clamp(least, most);
+        let mut smallest = f32::INFINITY;
+        for scale in middle.saturating_sub(1).max(least)..=middle.saturating_add(1).min(most) {
+            let error = symmetric_error(x, w, d * f32::from(scale), top);
+            if error < smallest {
+                (smallest, found.scales[s]) = (error, scale);
+            }
+        }
+        let steps = reciprocal(d * f32::from(found.scales[s]));
+        for (q, x) in found.q[16 * s..].iter_mut().zip(x) {
+            *q = (nearest(x * steps, top) + bias) as u8;
+        }
+    }
+    found
 }
 
 /// The weighted square error of the best signed `q` for `scale`.

@@ -3,7 +3,7 @@
 
 use crate::plan::parts::parts;
 use crate::quant::{
-    Arithmetic, Integers, Offsets, Plain, Sink, BLOCKS, COLUMNS, MINS, OFFSET_SUBS, SUBS, WORDS,
+    Arithmetic, Integers, Offsets, Plain, Sink, BLOCKS, COLUMNS, MINS, SUBS, WORDS,
 };
 
 /// `x` as integers, and the exponent `e`.
@@ -18,7 +18,7 @@ fn block_fixed_point(x: &[f32]) -> (Vec<i64>, i32) {
 /// A superblock of one row.
 pub struct Superblock {
     pub q: [i8; COLUMNS],
-    pub mins: [i64; OFFSET_SUBS],
+    pub mins: [i64; SUBS],
     d: [f32; BLOCKS],
     m: [f32; BLOCKS],
     steps: [i8; SUBS],
@@ -35,7 +35,7 @@ impl Superblock {
         }
         let mut new = Self {
             q: [0; COLUMNS],
-            mins: [0; OFFSET_SUBS],
+            mins: [0; SUBS],
             d: [0.0; BLOCKS],
             m: [0.0; BLOCKS],
             steps: [1; SUBS],
@@ -46,7 +46,7 @@ impl Superblock {
 
     /// `d s` of sub-block `j`.
     pub fn scale<B: Integers>(&self, j: usize) -> f32 {
-        self.d[j * B::SUB / B::ELEMS] * f32::from(self.steps[j])
+        self.d[j * B::SUB / B::ELEMS] * B::D_UNIT * f32::from(self.steps[j])
     }
 
     /// The offset of sub-block `j`, or what all share.

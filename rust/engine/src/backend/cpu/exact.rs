@@ -7,9 +7,11 @@
 //! all at once: a sum has no lanes to be folded, and what follows it is vectors too. That pays even
 //! where each weight is used once.
 
-use super::fixed::{Fixed, QUADS};
+use super::fixed::{Fixed, SumParts, QUADS};
 use super::simd::{Group, Isa, Word, LANES};
-use crate::quant::{Integers, Offsets, Sink, COLUMNS, OFFSET_SUBS, SUBS, SUM_BITS, WORDS};
+use crate::quant::{
+    Integers, Offsets, Sink, COLUMNS, MIN_WORDS, OFFSET_SUBS, SUBS, SUM_BITS, WORDS,
+};
 
 /// What a unit of the upper parts of the sums of x stands for in X.
 const UPPER: f32 = (1 << SUM_BITS) as f32;
@@ -35,7 +37,7 @@ pub struct Panel {
     /// [`Offsets::Own`]: each sub-block's; [`Offsets::Shared`]: the first is `dmin`.
     offsets: [Group; OFFSET_SUBS],
     /// The minimums of two sub-blocks a word.
-    mins: [[Word; LANES]; OFFSET_SUBS / 2],
+    mins: [[Word; LANES]; MIN_WORDS],
     /// Sub-blocks that there are; the last superblock of a row may miss some.
     subs: usize,
 }
@@ -46,7 +48,7 @@ impl Panel {
         quads: [[0; LANES]; QUADS],
         scales: [[0.0; LANES]; SUBS],
         offsets: [[0.0; LANES]; OFFSET_SUBS],
-        mins: [[0; LANES]; OFFSET_SUBS / 2],
+        mins: [[0; LANES]; MIN_WORDS],
         subs: 0,
     };
 
@@ -91,6 +93,7 @@ impl Panel {
                 strip,
                 d: I::splat(0.0),
                 has_steps: B::HAS_STEPS,
+                d_unit: B::D_UNIT,
             };
             B::integers(words, blocks, &mut place);
         }
@@ -107,6 +110,7 @@ struct Place<'a, I: Isa> {
     /// Where scales have steps.
     d: I::Vector,
     has_steps: bool,
+    d_unit: f32,
 }
 
 impl<I: Isa> Sink<I::Words> for Place<'_, I> {
@@ -118,6 +122,9 @@ impl<I: Isa> Sink<I::Words> for Place<'_, I> {
     #[inline(always)]
     fn d(&mut self, i: usize, d: I::Words) {
         self.d = I::halves(d);
+        if self.d_unit != 1.0 {
+            self.d = I::multiply(self.d, I::splat(self.d_unit));
+        }
         if !self.has_steps {
             I::store(self.d, &mut self.panel.scales[i % SUBS], self.strip);
         }
@@ -146,7 +153,7 @@ impl<I: Isa> Sink<I::Words> for Place<'_, I> {
 
     #[inline(always)]
     fn mins(&mut self, i: usize, m: I::Words) {
-        I::store_words(m, &mut self.panel.mins[i % (OFFSET_SUBS / 2)], self.strip);
+        I::store_words(m, &mut self.panel.mins[i % MIN_WORDS], self.strip);
     }
 }
 
@@ -219,7 +226,12 @@ fn add_superblock<I: Isa, const N: usize, const C: usize, const S: usize>(
             for (p, x) in p.iter_mut().zip(x) {
                 for (s, p) in p.iter_mut().enumerate() {
                     let unit = I::load(&w.offsets[0], strip + s);
-                    *p = I::negated_product(unit, minimum::<I>(w, x, strip + s));
+                    let minimum = if QUADS / N == SUBS {
+                        minimum::<I, MIN_WORDS>(w, &x.parts_of_16, strip + s)
+                    } else {
+                        minimum::<I, { OFFSET_SUBS / 2 }>(w, &x.parts_of_32, strip + s)
+                    };
+                    *p = I::negated_product(unit, minimum);
                 }
             }
         }
@@ -292,7 +304,7 @@ fn sub_block<I: Isa, const N: usize, const C: usize, const S: usize>(
 
 /// The sum of minimums times sums of x, rounded once.
 #[inline(always)]
-fn minimum<I: Isa>(w: &Panel, x: &Fixed, strip: usize) -> I::Vector {
+fn minimum<I: Isa, const N: usize>(w: &Panel, x: &SumParts<N>, strip: usize) -> I::Vector {
     let (mut upper, mut lower) = (I::no_words(), I::no_words());
     let x = x.upper.iter().zip(&x.lower);
     for (mins, (x_upper, x_lower)) in w.mins.iter().zip(x) {
@@ -449,11 +461,19 @@ mod tests {
 
     /// Blocks of any bits but for scales that are no finite numbers.
     fn blocks(ty: &QuantType, n: usize, seed: u32) -> Vec<u8> {
-        let Some(quantize) = ty.quantize else {
-            unreachable!("every type has one")
-        };
         let mut bytes = vec![0; ty.row_bytes(n).unwrap_or(0)];
-        quantize(&values(n, seed % 3, seed), &mut bytes);
+        if let Some(quantize) = ty.quantize {
+            quantize(&values(n, seed % 3, seed), &mut bytes);
+            return bytes;
+        }
+        let (mut next, mut found) = (noise(seed), vec![f32::NAN; ty.block_elems]);
+        for block in bytes.chunks_exact_mut(ty.block_bytes) {
+            found.fill(f32::NAN);
+            while !found.iter().all(|weight| weight.is_finite()) {
+                block.fill_with(|| (next() * 256.0) as i32 as u8);
+                (ty.dequantize)(block, &mut found);
+            }
+        }
         bytes
     }
 

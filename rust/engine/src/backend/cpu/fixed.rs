@@ -2,7 +2,7 @@
 //! [`crate::plan::Op::MatVec`] defines them.
 
 use super::simd::{pair, Isa, Word};
-use crate::quant::{COLUMNS, MINS, OFFSET_SUBS, SUBS, SUM_BITS};
+use crate::quant::{COLUMNS, MINS, MIN_WORDS, OFFSET_SUBS, SUBS, SUM_BITS};
 
 /// Words of four columns that a superblock has.
 pub const QUADS: usize = COLUMNS / 4;
@@ -28,6 +28,31 @@ impl Limbs {
     };
 }
 
+/// Sums of X over sub-blocks, `upper << SUM_BITS` plus `lower`, 16 bits each, in the order of [`MINS`].
+#[derive(Clone)]
+pub struct SumParts<const N: usize> {
+    pub upper: [Word; N],
+    pub lower: [Word; N],
+}
+
+impl<const N: usize> SumParts<N> {
+    const ZERO: Self = Self {
+        upper: [0; N],
+        lower: [0; N],
+    };
+
+    /// Of so many sums, twice as many as there are words.
+    #[inline(always)]
+    fn of(sums: &[i32]) -> Self {
+        let upper = |j: usize| (sums[j] + (1 << (SUM_BITS - 1))) >> SUM_BITS;
+        let lower = |j: usize| sums[j] - (upper(j) << SUM_BITS);
+        Self {
+            upper: std::array::from_fn(|i| pair(upper(MINS[i][0]), upper(MINS[i][1]))),
+            lower: std::array::from_fn(|i| pair(lower(MINS[i][0]), lower(MINS[i][1]))),
+        }
+    }
+}
+
 /// One superblock of a row of x.
 #[derive(Clone)]
 #[repr(C, align(64))]
@@ -35,10 +60,9 @@ pub struct Fixed {
     pub limbs: Limbs,
     /// The sum of X over 32 columns each, rounded once.
     pub sums: [f32; OFFSET_SUBS],
-    /// The same sums exactly, `upper << SUM_BITS` plus `lower`, 16 bits each, in the order of
-    /// [`MINS`].
-    pub upper: [Word; OFFSET_SUBS / 2],
-    pub lower: [Word; OFFSET_SUBS / 2],
+    /// The same sums exactly, and those over 16 columns.
+    pub parts_of_32: SumParts<{ OFFSET_SUBS / 2 }>,
+    pub parts_of_16: SumParts<MIN_WORDS>,
     /// What 1 of X stands for.
     pub unit: f32,
 }
@@ -66,8 +90,8 @@ impl Fixed {
     pub const ZERO: Self = Self {
         limbs: Limbs::ZERO,
         sums: [0.0; OFFSET_SUBS],
-        upper: [0; OFFSET_SUBS / 2],
-        lower: [0; OFFSET_SUBS / 2],
+        parts_of_32: SumParts::ZERO,
+        parts_of_16: SumParts::ZERO,
         unit: 0.0,
     };
 
@@ -97,17 +121,11 @@ impl Fixed {
             *integer = (hi << 12) + lo;
         }
         I::limbs(&integers, &mut self.limbs);
-        let (mut upper, mut lower) = ([0; OFFSET_SUBS], [0; OFFSET_SUBS]);
-        for (i, columns) in integers.as_chunks::<32>().0.iter().enumerate() {
-            let sum = columns.iter().sum::<i32>();
-            self.sums[i] = sum as f32;
-            upper[i] = (sum + (1 << (SUM_BITS - 1))) >> SUM_BITS;
-            lower[i] = sum - (upper[i] << SUM_BITS);
-        }
-        for (i, [first, second]) in MINS.into_iter().enumerate() {
-            self.upper[i] = pair(upper[first], upper[second]);
-            self.lower[i] = pair(lower[first], lower[second]);
-        }
+        let of_16: [i32; SUBS] = std::array::from_fn(|i| integers[16 * i..][..16].iter().sum());
+        let of_32: [i32; OFFSET_SUBS] = std::array::from_fn(|i| of_16[2 * i] + of_16[2 * i + 1]);
+        self.sums = of_32.map(|sum| sum as f32);
+        self.parts_of_32 = SumParts::of(&of_32);
+        self.parts_of_16 = SumParts::of(&of_16);
         true
     }
 }

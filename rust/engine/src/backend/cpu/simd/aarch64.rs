@@ -85,6 +85,21 @@ impl Words for uint32x4_t {
         // SAFETY: as above.
         unsafe { vshlq_u32(self, vdupq_n_s32(-(bits as i32))) }
     }
+
+    #[inline(always)]
+    fn each(self, f: impl Fn(u32) -> u32) -> Self {
+        // SAFETY: any bits are words, and any words are a vector.
+        unsafe { transmute::<[Word; 4], Self>(transmute::<Self, [Word; 4]>(self).map(f)) }
+    }
+
+    #[inline(always)]
+    fn with(self, other: Self, f: impl Fn(u32, u32) -> u32) -> Self {
+        // SAFETY: as above.
+        unsafe {
+            let [a, b] = [self, other].map(|words| transmute::<Self, [Word; 4]>(words));
+            transmute::<[Word; 4], Self>(std::array::from_fn(|i| f(a[i], b[i])))
+        }
+    }
 }
 
 /// Element `i` of all four.

@@ -89,6 +89,19 @@ impl Words for __m256i {
         // SAFETY: as above.
         unsafe { _mm256_srlv_epi32(self, _mm256_set1_epi32(bits as i32)) }
     }
+
+    #[inline(always)]
+    fn each(self, f: impl Fn(u32) -> u32) -> Self {
+        // SAFETY: any bits are words.
+        words_256(unsafe { transmute::<Self, [Word; 8]>(self) }.map(f))
+    }
+
+    #[inline(always)]
+    fn with(self, other: Self, f: impl Fn(u32, u32) -> u32) -> Self {
+        // SAFETY: any bits are words.
+        let [a, b] = [self, other].map(|words| unsafe { transmute::<Self, [Word; 8]>(words) });
+        words_256(std::array::from_fn(|i| f(a[i], b[i])))
+    }
 }
 
 #[inline(always)]
@@ -421,6 +434,19 @@ impl Words for __m512i {
     fn right(self, bits: u32) -> Self {
         // SAFETY: as above.
         unsafe { _mm512_srlv_epi32(self, _mm512_set1_epi32(bits as i32)) }
+    }
+
+    #[inline(always)]
+    fn each(self, f: impl Fn(u32) -> u32) -> Self {
+        // SAFETY: any bits are words.
+        words_512(unsafe { transmute::<Self, [Word; 16]>(self) }.map(f))
+    }
+
+    #[inline(always)]
+    fn with(self, other: Self, f: impl Fn(u32, u32) -> u32) -> Self {
+        // SAFETY: any bits are words.
+        let [a, b] = [self, other].map(|words| unsafe { transmute::<Self, [Word; 16]>(words) });
+        words_512(std::array::from_fn(|i| f(a[i], b[i])))
     }
 }
 

@@ -164,6 +164,7 @@ pub fn headers() -> impl Iterator<Item = (&'static str, &'static str)> {
         "kv.cuh",
         "kv_blocks.cuh",
         "kv_fixed.cuh",
+        "lattice.cuh",
         "math.cuh",
         "norm.cuh",
         "sample.cuh",

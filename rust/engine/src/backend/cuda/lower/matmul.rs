@@ -6,7 +6,7 @@ use super::lowering::{constants, flag, sizes, Lowering, Pass};
 use super::overflow::overflows;
 use super::params::{self, KvTarget, KvView, MatMul, Overflows, Segment, Split, CONSTANTS};
 use super::product::{Op, Product};
-use super::shape::{largest_unit, segments, superblocks, UNIT_ROWS};
+use super::shape::{largest_unit, minimums, segments, superblocks, UNIT_ROWS};
 use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
@@ -14,7 +14,7 @@ use crate::error::Result;
 use crate::plan::fuse::{Experts, Fused};
 use crate::plan::parts::{parts, MOST_PARTS};
 use crate::plan::{Plan, Weight};
-use crate::quant::{Offsets, QuantType};
+use crate::quant::{Offsets, QuantType, SUBS as MOST_SUMS};
 
 static SPLIT: Source = source!("split.cu", CONSTANTS, Split, Overflows, params::Experts);
 static SOURCE: Source = source!(
@@ -31,7 +31,7 @@ static SOURCE: Source = source!(
 const TILE_ROWS: usize = 8;
 const SPLIT_THREADS: u32 = 256;
 
-/// Bytes of a superblock of a tile: fragments and factors; sums for minimums; sums as offsets.
+/// Bytes of a superblock of a tile: fragments and factors; eight sums for minimums; sums as offsets.
 const TILE_BYTES: usize = 8 * 2 * TILE_ROWS * 64 + TILE_ROWS * 4;
 const SUMS_BYTES: usize = 512;
 const OFFSETS_BYTES: usize = 256;
@@ -92,7 +92,7 @@ impl ProductBytes {
             let n_in = first.n_in;
             let rows = experts.map_or(rows, |experts| most_pairs(plan, experts, first, rows));
             let n_sb = superblocks(n_in);
-            let tile = TILE_BYTES + HALVES_BYTES + SUMS_BYTES + OFFSETS_BYTES;
+            let tile = TILE_BYTES + HALVES_BYTES + MOST_SUMS / 8 * SUMS_BYTES + OFFSETS_BYTES;
             bytes.tiles = bytes.tiles.max(n_sb * (rows / TILE_ROWS) * tile);
             bytes.squares = bytes.squares.max(rows * n_sb * 4);
             let out = parts.iter().map(|part| plan.weight(part.weight).n_out);
@@ -116,7 +116,8 @@ fn most_pairs(plan: &Plan, experts: Experts, first: &Weight, rows: usize) -> usi
 /// What a tile of activations holds for these types of weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Tile {
-    sums: bool,
+    /// Sums of a superblock for minimums.
+    sums: usize,
     offsets: bool,
     /// Whether it is laid out for warpgroups.
     warpgroups: bool,
@@ -124,10 +125,9 @@ struct Tile {
 
 impl Tile {
     fn new(types: &[&QuantType], warpgroups: bool) -> Self {
-        let any = |wanted: fn(Offsets) -> bool| types.iter().any(|t| wanted(t.offsets()));
         Self {
-            sums: any(|o| matches!(o, Offsets::Shared { .. })),
-            offsets: any(|o| o == Offsets::Own),
+            sums: minimums(types),
+            offsets: types.iter().any(|t| t.offsets() == Offsets::Own),
             warpgroups,
         }
     }
@@ -135,12 +135,12 @@ impl Tile {
     fn bytes(self) -> usize {
         TILE_BYTES
             + usize::from(self.warpgroups) * HALVES_BYTES
-            + usize::from(self.sums) * SUMS_BYTES
+            + self.sums / 8 * SUMS_BYTES
             + usize::from(self.offsets) * OFFSETS_BYTES
     }
 
     fn constants(self) -> String {
-        flag("X_SUMS", self.sums)
+        constants(&[("X_SUMS", self.sums)])
             + &flag("X_OFFSETS", self.offsets)
             + &flag("WARPGROUPS", self.warpgroups)
     }
@@ -438,7 +438,7 @@ mod tests {
     #[test]
     fn blocks_are_as_large_as_leaves_no_sm_idle() {
         let card = card("sm_90");
-        let shared = |t: &&QuantType| matches!(t.offsets(), Offsets::Shared { .. });
+        let shared = |t: &&QuantType| t.shared_minimums() == 8;
         let ty = quant::TYPES.iter().find(shared).unwrap();
         for (m, n_in, n_out, rows, splits) in [
             // 112 blocks, where half as large ones would give two to most SMs.

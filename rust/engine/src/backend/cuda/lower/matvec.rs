@@ -5,7 +5,7 @@ use super::lowering::{constants, flag, sizes, Lowering, Pass};
 use super::overflow::overflows;
 use super::params::{Experts, KvTarget, KvView, MatVec, Overflows, Segment, CONSTANTS};
 use super::product::{Op, Product};
-use super::shape::{largest_unit, segments, superblocks, UNIT_ROWS};
+use super::shape::{largest_unit, minimums, segments, superblocks, UNIT_ROWS};
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
@@ -22,8 +22,11 @@ static SOURCE: Source = source!(
     Experts
 );
 
-/// Bytes of a superblock of x in shared memory, as the kernel lays it out.
-const X_SB_BYTES: usize = 8 * (2 * 64 + 16) + 64 + 32;
+/// Bytes of a superblock of x in shared memory, as the kernel lays it out, with so many sums for
+/// minimums.
+const fn x_sb_bytes(minimums: usize) -> usize {
+    8 * (2 * 64 + 16) + minimums / 8 * 64 + 32
+}
 
 /// Bytes of the sums of a superblock of a tile.
 const P_SB_BYTES: usize = (4 * UNIT_ROWS + 4) * 4;
@@ -63,6 +66,8 @@ struct Shape {
     sets: usize,
     /// Bytes of the largest unit.
     stage: usize,
+    /// Sums of a superblock of x for minimums: there is room for eight where no type has any.
+    minimums: usize,
 }
 
 impl Shape {
@@ -87,6 +92,7 @@ impl Shape {
                 round,
                 sets: 1 + usize::from(round * sms * warps_r < tiles),
                 stage: largest_unit(types),
+                minimums: minimums(types).max(8),
             }
         };
         // As many warps as can be, then as few barriers, then as many units in flight.
@@ -112,14 +118,14 @@ impl Shape {
     /// Dynamic shared memory, as the kernel lays it out.
     fn shared_bytes(&self) -> usize {
         let n_sb = superblocks(self.n_in);
-        let x = n_sb.div_ceil(self.warps_k) * X_SB_BYTES;
+        let x = n_sb.div_ceil(self.warps_k) * x_sb_bytes(self.minimums);
         let warps = self.warps_k * self.warps_r * (self.ring * self.stage + x);
         let sums = self.sets * self.warps_r * self.round * n_sb * P_SB_BYTES;
         warps + 2 * n_sb * 4 + sums
     }
 
     fn constants(&self) -> String {
-        constants(&[("N_IN", self.n_in)])
+        constants(&[("N_IN", self.n_in), ("MINIMUMS", self.minimums)])
             + &sizes(&[
                 ("WARPS_K", self.warps_k),
                 ("WARPS_R", self.warps_r),

@@ -36,3 +36,10 @@ pub fn segments(types: &[&QuantType]) -> String {
     }
     text
 }
+
+/// Sums of a superblock of x that the minimums of these types are multiplied with: as many as the type
+/// with the most has minimums. The others take theirs with the sums of halves.
+pub fn minimums(types: &[&QuantType]) -> usize {
+    let each = types.iter().map(|t| t.shared_minimums());
+    each.max().unwrap_or(0)
+}
