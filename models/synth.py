@@ -71,6 +71,29 @@ def _affine(step: float, middle: float) -> Callable[[Bytes, float], None]:
     return fill
 
 
+def _power(step: float) -> Callable[[Bytes, float], None]:
+    """Fills a type whose weight is 2^(e - 128) q: of two neighbouring powers, in such shares that the
+    mean square is right."""
+
+    def fill(blocks: Bytes, sigma: float) -> None:
+        power = math.floor(math.log2(sigma / step))
+        share = ((sigma / step / 2.0**power) ** 2 - 1) / 3
+        e = blocks[:, 0]
+        e[:] = np.where(e < 256 * share, power + 129, power + 128)
+
+    return fill
+
+
+def _rms_of(table: tuple[int, ...]) -> float:
+    """Root mean square of the integers of a table."""
+    return math.sqrt(sum(q * q for q in table) / len(table))
+
+
+#: What codes of four bits stand for, after the GGUF format.
+IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+
+
 def _rms(top: int, middle: float = 0.0) -> float:
     """Root mean square of a whole number from 0 to `top`, less `middle`."""
     q = np.arange(top + 1) - middle
@@ -124,7 +147,10 @@ KINDS = {
     "Q4_K": Kind(12, 256, 144, _affine(_superblock(15), 7.5)),
     "Q5_K": Kind(13, 256, 176, _affine(_superblock(31), 15.5)),
     "Q6_K": Kind(14, 256, 210, _symmetric(_rms(63, 32) * _rms(255, 128), at=208, signed=True)),
+    "IQ4_NL": Kind(20, 32, 18, _symmetric(_rms_of(IQ4), signed=True)),
+    "IQ4_XS": Kind(23, 256, 136, _symmetric(_rms(63, 32) * _rms_of(IQ4), signed=True)),
     "BF16": Kind(30, 1, 2, _fill_brain),
+    "MXFP4": Kind(39, 32, 17, _power(_rms_of(E2M1))),
 }
 
 

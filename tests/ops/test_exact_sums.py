@@ -9,7 +9,7 @@ import numpy as np
 import onegraph
 import pytest
 import shapes
-from gguf.quants import Q4_K
+from gguf.quants import IQ4_NL, MXFP4, Q4_K
 from numpy.typing import NDArray
 from support.backends import BACKENDS
 from support.plans import TYPES, Floats, Plan, Run, bits, decode, encode, normal
@@ -31,6 +31,8 @@ class Blocks:
     mins: tuple[Integers, Doubles] | None = None
     #: [blocks, sub-blocks]: numbers of their own.
     offsets: Doubles | None = None
+    #: What sums count in.
+    unit: float = 1.0
 
 
 def halves(data: NDArray[np.uint8]) -> Doubles:
@@ -92,6 +94,28 @@ def q6_k(b: NDArray[np.uint8]) -> Blocks:
     return Blocks(q, halves(b[:, 208:]) * scales)
 
 
+IQ4 = np.array(IQ4_NL.kvalues)
+
+
+def iq4_nl(b: NDArray[np.uint8]) -> Blocks:
+    return Blocks(IQ4[nibbles(b[:, 2:], 16)], halves(b[:, :2]))
+
+
+def iq4_xs(b: NDArray[np.uint8]) -> Blocks:
+    upper = np.ascontiguousarray(b[:, 2:4]).view("<u2") >> np.arange(0, 16, 2) & 3
+    lower = np.stack([b[:, 4:8] & 15, b[:, 4:8] >> 4], axis=2).reshape(len(b), 8)
+    scales = 16 * upper + lower - 32.0
+    return Blocks(IQ4[nibbles(b[:, 8:], 16)], halves(b[:, :2]) * scales)
+
+
+E2M1 = np.array(MXFP4.kvalues)
+
+
+def mxfp4(b: NDArray[np.uint8]) -> Blocks:
+    scales = 2.0 ** (b[:, :1].astype(np.float64) - 128)
+    return Blocks(E2M1[nibbles(b[:, 1:], 16)], scales, unit=2.0**24)
+
+
 UNPACK: dict[str, Callable[[NDArray[np.uint8]], Blocks]] = {
     "Q4_0": q4_0,
     "Q4_1": q4_1,
@@ -101,6 +125,9 @@ UNPACK: dict[str, Callable[[NDArray[np.uint8]], Blocks]] = {
     "Q4_K": q4_k,
     "Q5_K": q5_k,
     "Q6_K": q6_k,
+    "IQ4_NL": iq4_nl,
+    "IQ4_XS": iq4_xs,
+    "MXFP4": mxfp4,
 }
 over_types = pytest.mark.parametrize("ty", UNPACK)
 
@@ -155,7 +182,7 @@ def product(blocks: Blocks, x: Floats) -> Floats:
         for s in range(i * n // parts, (i + 1) * n // parts):
             integers, e = block_fixed_point(x[256 * s : 256 * (s + 1)])
             integers = integers.reshape(subs, sub)
-            t = rounded((q[:, s] * integers).sum(axis=2).astype(np.float64))
+            t = rounded((q[:, s] * integers).sum(axis=2).astype(np.float64)) / blocks.unit
             sums = integers.sum(axis=1)
             for chain in range(4):
                 p = np.zeros(len(q))
@@ -167,7 +194,7 @@ def product(blocks: Blocks, x: Floats) -> Floats:
                     p = fma(scales[:, s, j], t[:, j], p)
                     if offsets is not None:
                         p = fma(offsets[:, s, j], rounded(sums[j].astype(np.float64)), p)
-                y = fma(np.full(len(q), 2.0 ** (e - 23)), p, y)
+                y = fma(np.full(len(q), blocks.unit * 2.0 ** (e - 23)), p, y)
         total = y if total is None else rounded(total + y)
     assert total is not None
     return total.astype(np.float32)
@@ -261,6 +288,24 @@ def test_bits(ty: str, blocks: int) -> None:
         wanted = np.stack([product(b, row) + bias for row in x])
         for rows in (1, 2, 5):
             assert np.array_equal(bits(run({"x": x[:rows]})["y"]), bits(wanted[:rows])), kind
+
+
+@over_types
+@pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value")
+def test_bits_of_blocks_of_any_bits(ty: str) -> None:
+    """Scales of every size, of no number too."""
+    n_in, n_out = 768, 64
+    plan = linear(ty, n_in, n_out)
+    size = len(plan.weights["blk.3.w"])
+    plan.weights["blk.3.w"] = np.random.default_rng(6).bytes(size)
+    b = unpacked(plan, ty)
+    x = normal(2, n_in, seed=9)
+    wanted = np.stack([product(b, row) for row in x])
+    assert np.isfinite(wanted).any(), "sums of no number have no bits of their own"
+    found = Run(CPU, plan)({"x": x})["y"]
+    assert np.array_equal(np.isnan(found), np.isnan(wanted))
+    kept = ~np.isnan(wanted)
+    assert np.array_equal(bits(found[kept]), bits(wanted[kept]))
 
 
 @over_types

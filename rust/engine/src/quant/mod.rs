@@ -10,13 +10,17 @@ use crate::error::{Error, Result};
 
 mod affine;
 mod bf16;
+mod codes;
 mod f16;
 mod f32;
 mod fifth_bit;
 mod half;
 pub mod i16_blocks;
 mod integers;
+mod iq4_nl;
+mod iq4_xs;
 mod lone_scale;
+mod mxfp4;
 mod q4_0;
 mod q4_1;
 mod q4_k;
@@ -28,8 +32,8 @@ mod q8_0;
 mod search;
 
 pub use integers::{
-    four, Integers, Offsets, Sink, Words, BLOCKS, COLUMNS, LIMB, MINS, OFFSET_SUBS, SUBS, SUM_BITS,
-    WORDS,
+    four, Integers, Offsets, Scale, Sink, Words, BLOCKS, COLUMNS, LIMB, MINS, OFFSET_SUBS, SUBS,
+    SUM_BITS, WIDE_UNIT, WORDS,
 };
 
 /// A block format. The CPU backend compiles one dot product for each implementor, under its own
@@ -369,7 +373,10 @@ table! {
     12 "Q4_K" q4_k::Q4K, integers, "q4_k.cuh" 2368 None, Some(quantize_blocks::<q4_k::Q4K>);
     13 "Q5_K" q5_k::Q5K, integers, "q5_k.cuh" 2880 None, Some(quantize_blocks::<q5_k::Q5K>);
     14 "Q6_K" q6_k::Q6K, integers, "q6_k.cuh" 3360 None, Some(quantize_blocks::<q6_k::Q6K>);
+    20 "IQ4_NL" iq4_nl::Iq4Nl, integers, "iq4_nl.cuh" 2304 None, Some(quantize_blocks::<iq4_nl::Iq4Nl>);
+    23 "IQ4_XS" iq4_xs::Iq4Xs, integers, "iq4_xs.cuh" 2208 None, Some(quantize_blocks::<iq4_xs::Iq4Xs>);
     30 "BF16" bf16::BF16, floats, "bf16.cuh" 8192 None, Some(quantize_blocks::<bf16::BF16>);
+    39 "MXFP4" mxfp4::Mxfp4, integers, "mxfp4.cuh" 2304 None, Some(quantize_blocks::<mxfp4::Mxfp4>);
 }
 
 /// Heads whose width is a multiple of this are what kernels keep.

@@ -3,7 +3,8 @@
 
 use crate::plan::parts::parts;
 use crate::quant::{
-    Arithmetic, Integers, Offsets, Plain, Sink, BLOCKS, COLUMNS, MINS, OFFSET_SUBS, SUBS, WORDS,
+    Arithmetic, Integers, Offsets, Plain, Scale, Sink, BLOCKS, COLUMNS, MINS, OFFSET_SUBS, SUBS,
+    WIDE_UNIT, WORDS,
 };
 
 /// `x` as integers, and the exponent `e`.
@@ -22,6 +23,7 @@ pub struct Superblock {
     d: [f32; BLOCKS],
     m: [f32; BLOCKS],
     steps: [i8; SUBS],
+    scale: Scale,
 }
 
 impl Superblock {
@@ -39,6 +41,7 @@ impl Superblock {
             d: [0.0; BLOCKS],
             m: [0.0; BLOCKS],
             steps: [1; SUBS],
+            scale: B::SCALE,
         };
         B::integers(&words, blocks.len() / B::BYTES, &mut new);
         new
@@ -61,7 +64,10 @@ impl Sink<[u32; 1]> for Superblock {
     }
 
     fn d(&mut self, i: usize, [d]: [u32; 1]) {
-        self.d[i] = Plain::half(d as u16);
+        self.d[i] = match self.scale {
+            Scale::Half => Plain::half(d as u16),
+            Scale::Power => (f64::from(d as u8) - 128.0).exp2() as f32,
+        };
     }
 
     fn m(&mut self, i: usize, [m]: [u32; 1]) {
@@ -101,6 +107,8 @@ fn add_superblock<B: Integers>(blocks: &[u8], x: &[f32], mut y: f32) -> f32 {
     let t: Vec<f32> = subs()
         .map(|(q, x)| q.iter().zip(x).map(|(q, x)| q * x).sum::<i64>() as f32)
         .collect();
+    // In what sums count.
+    let unit = if B::SCALE.is_wide() { WIDE_UNIT } else { 1.0 };
     let sums: Vec<i64> = subs().map(|(_, x)| x.iter().sum()).collect();
 
     for chain in 0..4 {
@@ -110,12 +118,12 @@ fn add_superblock<B: Integers>(blocks: &[u8], x: &[f32], mut y: f32) -> f32 {
             p = -(w.offset::<B>(0) * m.sum::<i64>() as f32);
         }
         for j in (chain..t.len()).step_by(4) {
-            p = w.scale::<B>(j).mul_add(t[j], p);
+            p = w.scale::<B>(j).mul_add(t[j] / unit, p);
             if B::OFFSETS == Offsets::Own {
                 p = w.offset::<B>(j).mul_add(sums[j] as f32, p);
             }
         }
-        y = ((e - 23) as f32).exp2().mul_add(p, y);
+        y = (((e - 23) as f32).exp2() * unit).mul_add(p, y);
     }
     y
 }

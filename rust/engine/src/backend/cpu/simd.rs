@@ -198,6 +198,16 @@ pub trait Isa: Arithmetic {
     fn floats(integers: Self::Words) -> Self::Vector;
     /// Of words whose lower 16 bits are a half.
     fn halves(words: Self::Words) -> Self::Vector;
+    /// The floats of these bits.
+    fn bits(words: Self::Words) -> Self::Vector;
+    /// Of words whose lowest byte is `b`: `2^(b - 128)`.
+    #[inline(always)]
+    fn powers(words: Self::Words) -> Self::Vector {
+        // Of two factors: the product may be subnormal, where the exponent is no field.
+        let b = words.and(0xff);
+        let of = |half: Self::Words| Self::bits(half.minus(0u32.wrapping_sub(63)).left(23));
+        Self::multiply(of(b.right(1)), of(b.minus(u32::MAX).right(1)))
+    }
     /// Of words of four signed bytes: those at `i`.
     fn bytes(words: Self::Words, i: usize) -> Self::Vector;
 
@@ -369,6 +379,11 @@ impl Isa for Plain {
     #[inline(always)]
     fn halves(words: [Word; 8]) -> [f32; 8] {
         words.map(|word| Self::half(word as u16))
+    }
+
+    #[inline(always)]
+    fn bits(words: [Word; 8]) -> [f32; 8] {
+        words.map(f32::from_bits)
     }
 
     #[inline(always)]

@@ -89,6 +89,15 @@ impl Words for __m256i {
         // SAFETY: as above.
         unsafe { _mm256_srlv_epi32(self, _mm256_set1_epi32(bits as i32)) }
     }
+
+    #[inline(always)]
+    fn look_up(self, table: &[i8; 16]) -> Self {
+        // SAFETY: as above; any bytes are a vector.
+        unsafe {
+            let table = transmute::<[i8; 16], __m128i>(*table);
+            _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), self)
+        }
+    }
 }
 
 #[inline(always)]
@@ -270,6 +279,12 @@ impl<const VNNI: bool> Isa for Avx2<VNNI> {
     }
 
     #[inline(always)]
+    fn bits(words: __m256i) -> __m256 {
+        // SAFETY: as above.
+        unsafe { _mm256_castsi256_ps(words) }
+    }
+
+    #[inline(always)]
     fn bytes(words: __m256i, i: usize) -> __m256 {
         // SAFETY: as above.
         unsafe {
@@ -421,6 +436,15 @@ impl Words for __m512i {
     fn right(self, bits: u32) -> Self {
         // SAFETY: as above.
         unsafe { _mm512_srlv_epi32(self, _mm512_set1_epi32(bits as i32)) }
+    }
+
+    #[inline(always)]
+    fn look_up(self, table: &[i8; 16]) -> Self {
+        // SAFETY: as above; any bytes are a vector.
+        unsafe {
+            let table = transmute::<[i8; 16], __m128i>(*table);
+            _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), self)
+        }
     }
 }
 
@@ -602,6 +626,12 @@ impl<const VNNI: bool> Isa for Avx512<VNNI> {
     fn halves(words: __m512i) -> __m512 {
         // SAFETY: as above.
         unsafe { _mm512_cvtph_ps(_mm512_cvtepi32_epi16(words)) }
+    }
+
+    #[inline(always)]
+    fn bits(words: __m512i) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_castsi512_ps(words) }
     }
 
     #[inline(always)]
