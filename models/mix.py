@@ -13,7 +13,7 @@ MIXES = {"Q4_K_M": ("Q4_K", "Q6_K"), "Q5_K_M": ("Q5_K", "Q6_K")}
 FILE_TYPES = {
     **{"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "BF16": 32},
     **{"Q4_K": 14, "Q4_K_M": 15, "Q5_K": 16, "Q5_K_M": 17, "Q6_K": 18},
-    **{"IQ4_NL": 25, "IQ4_XS": 30, "MXFP4": 38},
+    **{"IQ4_NL": 25, "IQ4_XS": 30, "MXFP4": 38, "NVFP4": 39},
 }
 
 #: What llama.cpp falls back to where a row is no whole number of blocks.

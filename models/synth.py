@@ -72,14 +72,30 @@ def _affine(step: float, middle: float) -> Callable[[Bytes, float], None]:
 
 
 def _power(step: float) -> Callable[[Bytes, float], None]:
-    """Fills a type whose weight is 2^(e - 128) q: of two neighbouring powers, in such shares that the
-    mean square is right."""
+    """Fills a type whose weight is 2^(e - 128) q: of two neighbouring powers, in such shares that
+    the mean square is right."""
 
     def fill(blocks: Bytes, sigma: float) -> None:
         power = math.floor(math.log2(sigma / step))
         share = ((sigma / step / 2.0**power) ** 2 - 1) / 3
         e = blocks[:, 0]
         e[:] = np.where(e < 256 * share, power + 129, power + 128)
+
+    return fill
+
+
+def _eighths(step: float) -> Callable[[Bytes, float], None]:
+    """Fills a type whose weight is d q, d half an E4M3 number: of two neighbours, in such shares
+    that the mean square is right."""
+    e, mantissa = np.divmod(np.arange(127), 8)
+    numbers = np.where(e == 0, mantissa * 2.0**-10, (8 + mantissa) * 2.0 ** (e - 11.0))
+
+    def fill(blocks: Bytes, sigma: float) -> None:
+        code = int(np.searchsorted(numbers, sigma / step)) - 1
+        low, high = numbers[code : code + 2] ** 2
+        share = ((sigma / step) ** 2 - low) / (high - low)
+        scales = blocks[:, :4]
+        scales[:] = np.where(scales < 256 * share, code + 1, code)
 
     return fill
 
@@ -151,6 +167,7 @@ KINDS = {
     "IQ4_XS": Kind(23, 256, 136, _symmetric(_rms(63, 32) * _rms_of(IQ4), signed=True)),
     "BF16": Kind(30, 1, 2, _fill_brain),
     "MXFP4": Kind(39, 32, 17, _power(_rms_of(E2M1))),
+    "NVFP4": Kind(40, 64, 36, _eighths(_rms_of(E2M1))),
 }
 
 

@@ -127,7 +127,7 @@ def test_check_meets_its_bars(
     found = json.loads(done.stdout)
     assert found["ok"] and found["device"] == "cuda:0"
     types = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
-    types += ["IQ4_NL", "IQ4_XS", "MXFP4"]
+    types += ["IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4"]
     assert [s["type"] for s in found["sums"]] == types
     assert all(s["sums"] >= 1024 and s["wrong"] == 0 for s in found["sums"])
     assert [(g["batch_size"], g["steps"], g["ok"]) for g in found["graphs"]] == [

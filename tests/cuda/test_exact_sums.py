@@ -8,7 +8,7 @@ from onegraph import check
 from support.card_process import OnCard
 
 TYPES = {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"}
-TYPES |= {"IQ4_NL", "IQ4_XS", "MXFP4"}
+TYPES |= {"IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4"}
 
 BODY = """
 import time

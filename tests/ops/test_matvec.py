@@ -14,6 +14,7 @@ from support.plans import ROWS, SCALES, TYPES, Floats, Plan, Run, bits, decode, 
 N_IN = {
     1: [1, 7, 31, 32, 33, 64, 100, 257, 576],
     32: [32, 64, 96, 544, 576, 864],
+    64: [64, 192, 576, 832],
     256: [256, 768, 1280],
 }
 N_OUT = [1, 7, 33, 1000]

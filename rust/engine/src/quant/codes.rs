@@ -17,7 +17,8 @@ pub fn pair(table: &[i8; 16], byte: u8) -> [f32; 2] {
 /// The integers of four bytes: of their low halves, of the high ones.
 #[inline(always)]
 pub fn words<W: Words>(table: &[i8; 16], of: W) -> [W; 2] {
-    super::integers::nibbles(of).map(|codes| codes.look_up(table))
+    let [low, high] = super::integers::nibbles(of);
+    [low.look_up(table), high.look_up(table)]
 }
 
 /// The code of [`IQ4`]'s integer nearest to `x`.

@@ -59,6 +59,8 @@ pub enum Scale {
     Half,
     /// `2^(byte - 128)`, of one byte.
     Power,
+    /// Half of an E4M3 number, the lower seven bits of a byte; 0 where the byte is 127, its NaN.
+    Float8,
 }
 
 impl Scale {
@@ -107,8 +109,8 @@ pub trait Integers: Block {
         // `d s` has no rounding.
         assert!(HALF_BITS + Self::SCALE_BITS <= 24);
         assert!(!Self::SCALE.is_wide() || (!Self::HAS_STEPS && !Self::HAS_OFFSETS));
-        // A block has one `d`.
-        assert!(Self::ELEMS == if Self::HAS_STEPS { COLUMNS } else { Self::SUB });
+        // A block has one `d` where there are steps, else each sub-block has one.
+        assert!(!Self::HAS_STEPS || Self::ELEMS == COLUMNS);
         if Self::HAS_OFFSETS {
             assert!(Self::SUB * OFFSET_SUBS == COLUMNS);
             // The sum of x over a sub-block: its upper part fits 16 bits.
@@ -213,8 +215,8 @@ pub fn across<W: Words>(first: W, second: W) -> W {
 pub trait Sink<W> {
     /// `q` of columns `4 i` to `4 i + 3`, a signed byte each.
     fn q(&mut self, i: usize, q: W);
-    /// Of block `i`, in the lower half of each word: the bits of the float16 `d`, or in the lowest
-    /// byte those of another [`Scale`].
+    /// Of block `i`, or without steps of sub-block `i`, in the lower half of each word: the bits of
+    /// the float16 `d`, or in the lowest byte those of another [`Scale`].
     fn d(&mut self, i: usize, d: W);
     /// Of block `i`, in the lower half: the float16 `m`, or `dmin`.
     fn m(&mut self, i: usize, m: W);

@@ -21,6 +21,7 @@ mod iq4_nl;
 mod iq4_xs;
 mod lone_scale;
 mod mxfp4;
+mod nvfp4;
 mod q4_0;
 mod q4_1;
 mod q4_k;
@@ -377,6 +378,7 @@ table! {
     23 "IQ4_XS" iq4_xs::Iq4Xs, integers, "iq4_xs.cuh" 2208 None, Some(quantize_blocks::<iq4_xs::Iq4Xs>);
     30 "BF16" bf16::BF16, floats, "bf16.cuh" 8192 None, Some(quantize_blocks::<bf16::BF16>);
     39 "MXFP4" mxfp4::Mxfp4, integers, "mxfp4.cuh" 2304 None, Some(quantize_blocks::<mxfp4::Mxfp4>);
+    40 "NVFP4" nvfp4::Nvfp4, integers, "nvfp4.cuh" 2304 None, Some(quantize_blocks::<nvfp4::Nvfp4>);
 }
 
 /// Heads whose width is a multiple of this are what kernels keep.

@@ -20,7 +20,7 @@ fn block_fixed_point(x: &[f32]) -> (Vec<i64>, i32) {
 pub struct Superblock {
     pub q: [i8; COLUMNS],
     pub mins: [i64; OFFSET_SUBS],
-    d: [f32; BLOCKS],
+    d: [f32; SUBS],
     m: [f32; BLOCKS],
     steps: [i8; SUBS],
     scale: Scale,
@@ -38,7 +38,7 @@ impl Superblock {
         let mut new = Self {
             q: [0; COLUMNS],
             mins: [0; OFFSET_SUBS],
-            d: [0.0; BLOCKS],
+            d: [0.0; SUBS],
             m: [0.0; BLOCKS],
             steps: [1; SUBS],
             scale: B::SCALE,
@@ -49,7 +49,7 @@ impl Superblock {
 
     /// `d s` of sub-block `j`.
     pub fn scale<B: Integers>(&self, j: usize) -> f32 {
-        self.d[j * B::SUB / B::ELEMS] * f32::from(self.steps[j])
+        self.d[if B::HAS_STEPS { 0 } else { j }] * f32::from(self.steps[j])
     }
 
     /// The offset of sub-block `j`, or what all share.
@@ -67,6 +67,11 @@ impl Sink<[u32; 1]> for Superblock {
         self.d[i] = match self.scale {
             Scale::Half => Plain::half(d as u16),
             Scale::Power => (f64::from(d as u8) - 128.0).exp2() as f32,
+            Scale::Float8 => match (d as u8, d >> 3 & 15, d & 7) {
+                (127, _, _) => 0.0,
+                (_, 0, mantissa) => mantissa as f32 / 1024.0,
+                (_, e, mantissa) => (8 + mantissa) as f32 * (e as f32 - 11.0).exp2(),
+            },
         };
     }
 

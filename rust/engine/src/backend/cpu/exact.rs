@@ -124,6 +124,7 @@ impl<I: Isa> Sink<I::Words> for Place<'_, I> {
         self.d = match self.scale {
             Scale::Half => I::halves(d),
             Scale::Power => I::powers(d),
+            Scale::Float8 => I::halved_floats8(d),
         };
         if !self.has_steps {
             I::store(self.d, &mut self.panel.scales[i % SUBS], self.strip);
