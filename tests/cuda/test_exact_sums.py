@@ -9,6 +9,8 @@ from support.card_process import OnCard
 
 TYPES = {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"}
 TYPES |= {"IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4"}
+#: With a scale for every 16 columns.
+SIXTEEN = {"Q6_K", "NVFP4"}
 
 BODY = """
 import time
@@ -26,8 +28,7 @@ def test_every_type_is_exact(on_card: OnCard) -> None:
     out = on_card(BODY, sums=16 * 1024 * len(TYPES))
     assert {name for name, _, _ in out["found"]} == TYPES
     for name, sums, wrong in out["found"]:
-        # Q6_K has a scale for every 16 columns.
-        assert (sums, wrong) == (16 * 1024 * (2 if name == "Q6_K" else 1), 0), name
+        assert (sums, wrong) == (16 * 1024 * (2 if name in SIXTEEN else 1), 0), name
 
 
 @pytest.mark.gpu
