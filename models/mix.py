@@ -20,10 +20,14 @@ FILE_TYPES = {
     **{"Q3_K": 11, "Q3_K_S": 11, "Q3_K_M": 12, "Q3_K_L": 13},
     **{"IQ1_S": 24, "IQ1_M": 31, "IQ2_XXS": 19, "IQ2_XS": 20, "IQ2_S": 28, "IQ3_XXS": 23},
     **{"IQ3_S": 26, "Q4_K": 14, "Q4_K_M": 15, "Q5_K": 16, "Q5_K_M": 17, "Q6_K": 18},
+    **{"IQ4_NL": 25, "IQ4_XS": 30, "MXFP4": 38, "NVFP4": 39},
 }
 
 #: What llama.cpp falls back to where a row is no whole number of blocks.
-FALLBACK = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+FALLBACK = {
+    **{"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"},
+    "IQ4_XS": "IQ4_NL",
+}
 
 
 def more_bits(layer: int, n_layer: int) -> bool:

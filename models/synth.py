@@ -73,6 +73,45 @@ def _affine(step: float, middle: float, at: int = 0) -> Callable[[Bytes, float],
     return fill
 
 
+def _power(step: float) -> Callable[[Bytes, float], None]:
+    """Fills a type whose weight is 2^(e - 128) q: of two neighbouring powers, in such shares that
+    the mean square is right."""
+
+    def fill(blocks: Bytes, sigma: float) -> None:
+        power = math.floor(math.log2(sigma / step))
+        share = ((sigma / step / 2.0**power) ** 2 - 1) / 3
+        e = blocks[:, 0]
+        e[:] = np.where(e < 256 * share, power + 129, power + 128)
+
+    return fill
+
+
+def _eighths(step: float) -> Callable[[Bytes, float], None]:
+    """Fills a type whose weight is d q, d half an E4M3 number: of two neighbours, in such shares
+    that the mean square is right."""
+    e, mantissa = np.divmod(np.arange(127), 8)
+    numbers = np.where(e == 0, mantissa * 2.0**-10, (8 + mantissa) * 2.0 ** (e - 11.0))
+
+    def fill(blocks: Bytes, sigma: float) -> None:
+        code = int(np.searchsorted(numbers, sigma / step)) - 1
+        low, high = numbers[code : code + 2] ** 2
+        share = ((sigma / step) ** 2 - low) / (high - low)
+        scales = blocks[:, :4]
+        scales[:] = np.where(scales < 256 * share, code + 1, code)
+
+    return fill
+
+
+def _rms_of(table: tuple[int, ...]) -> float:
+    """Root mean square of the integers of a table."""
+    return math.sqrt(sum(q * q for q in table) / len(table))
+
+
+#: What codes of four bits stand for, after the GGUF format.
+IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+
+
 def _rms(top: int, middle: float = 0.0) -> float:
     """Root mean square of a whole number from 0 to `top`, less `middle`."""
     q = np.arange(top + 1) - middle
@@ -157,10 +196,14 @@ KINDS = {
     "IQ2_XS": Kind(17, 256, 74, _symmetric(_POINTS["IQ2_XS"] * _odd(31) / 8, signed=True)),
     "IQ3_XXS": Kind(18, 256, 98, _symmetric(_POINTS["IQ3_XXS"] * _odd(31) / 4, signed=True)),
     "IQ1_S": Kind(19, 256, 50, _symmetric(_POINTS["IQ1"] * _odd(15) / 8, signed=True)),
+    "IQ4_NL": Kind(20, 32, 18, _symmetric(_rms_of(IQ4), signed=True)),
     "IQ3_S": Kind(21, 256, 110, _symmetric(_POINTS["IQ3_S"] * _odd(31), signed=True)),
     "IQ2_S": Kind(22, 256, 82, _symmetric(_POINTS["IQ2_S"] * _odd(31) / 8, signed=True)),
+    "IQ4_XS": Kind(23, 256, 136, _symmetric(_rms(63, 32) * _rms_of(IQ4), signed=True)),
     "IQ1_M": Kind(29, 256, 56, _quartered(_POINTS["IQ1"] * _odd(15) / 8, at=48)),
     "BF16": Kind(30, 1, 2, _fill_brain),
+    "MXFP4": Kind(39, 32, 17, _power(_rms_of(E2M1))),
+    "NVFP4": Kind(40, 64, 36, _eighths(_rms_of(E2M1))),
 }
 
 

@@ -149,6 +149,8 @@ def test_llama_cpps_own_mix() -> None:
     assert kind("blk.0.ffn_up.weight", "smollm2-135m", cols=576) == "Q5_0"
     assert kind("blk.0.attn_v.weight", "smollm2-135m", cols=576) == "Q8_0"
     assert kind("blk.0.ffn_up.weight", "smollm2-135m", "Q8_0", cols=100) == "F16"
+    assert kind("blk.0.ffn_up.weight", "llama-3.1-8b", "IQ4_XS") == "IQ4_XS"
+    assert kind("blk.0.ffn_up.weight", "smollm2-135m", "IQ4_XS", cols=576) == "IQ4_NL"
 
 
 def test_mixes_of_fewer_bits() -> None:

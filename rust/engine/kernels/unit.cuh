@@ -156,6 +156,16 @@ struct Planes {
 
 // ---------------------------------------------------------------- integers of 8 bits
 
+// Two of four signed bytes, stored above 128, as A's columns of k below 8, and as those from 8 on;
+// nibbles 0 and 2 of `selector` are their numbers, the others 4. A byte below 0x64 is 1024 + q + 128:
+// times 2^-24, less 1152 of these; 2^-20 likewise.
+DEVICE uint32_t signed_lower(uint32_t bytes, uint32_t selector) {
+    return fma_f16x2(prmt(bytes, 0x64646464u, selector), 0x00010001u, 0x84808480u);
+}
+DEVICE uint32_t signed_upper(uint32_t bytes, uint32_t selector) {
+    return fma_f16x2(prmt(bytes, 0x64646464u, selector), 0x00100010u, 0x94809480u);
+}
+
 // Signed bytes, stored above 128. Quants [4 vectors][2][32 lanes][16 bytes]: words 2n and 2n + 1 of a
 // lane are rows g and g + 8 of step n, in each columns 2q, 2q + 1, 2q + 8, 2q + 9.
 struct Bytes {
@@ -173,14 +183,10 @@ struct Bytes {
     }
 
     DEVICE void fragment(const Quants& quants, int s, int h, uint32_t (&a)[4]) {
-        // A byte below 0x64 is 1024 + q + 128: times 2^-24, less 1152 of these; 2^-20 likewise.
-        constexpr uint32_t STEP_LOW = 0x00010001u, LESS_LOW = 0x84808480u;
-        constexpr uint32_t STEP_UPPER = 0x00100010u, LESS_UPPER = 0x94809480u;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const uint32_t w = quants.w[2 * (2 * s + h) + r];
-            a[r] = fma_f16x2(prmt(w, 0x64646464u, 0x4140), STEP_LOW, LESS_LOW);
-            a[2 + r] = fma_f16x2(prmt(w, 0x64646464u, 0x4342), STEP_UPPER, LESS_UPPER);
+            a[r] = signed_lower(w, 0x4140), a[2 + r] = signed_upper(w, 0x4342);
         }
     }
 
@@ -237,15 +243,15 @@ struct HalfScales {
     DEVICE float scale(const Chain& chain, int i) { return half_of(chain.d, i); }
     DEVICE float offset(const Chain& chain, int i) { return half_of(chain.m, i); }
 
-    // `block(r, j)` is sub-block j of row r in the file, or null.
-    template <typename F>
-    DEVICE void pack_scales(uint8_t* unit, uint32_t lane, F block) {
+    // `block(r, j)` is sub-block j of row r in the file, or null; `bits` those of its scale.
+    template <typename F, typename G = uint32_t (*)(const uint8_t*)>
+    DEVICE void pack_scales(uint8_t* unit, uint32_t lane, F block, G bits = file_u16) {
         if (lane >= UNIT_ROWS) return;
         for (uint32_t j = 0; j < 8; j++) {
             const uint8_t* from = block(lane, j);
             const uint32_t at = AT + lane * 16 + j % 4 * 4 + j / 4 * 2;
             *reinterpret_cast<uint16_t*>(unit + at) =
-                static_cast<uint16_t>(from ? file_u16(from) : 0);
+                static_cast<uint16_t>(from ? bits(from) : 0);
             if (OWN == OWN_OFFSETS) {
                 *reinterpret_cast<uint16_t*>(unit + at + 256) =
                     static_cast<uint16_t>(from ? file_u16(from + 2) : 0);

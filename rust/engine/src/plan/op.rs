@@ -111,7 +111,10 @@ pub enum Op {
     ///    are shared minimums, else `p = +0`; then for `j = t, t + 4, ...`, to 7 or 15:
     ///    `p = fma(d s_j, T_j, p)` and, with offsets of their own, `p = fma(m_j, float(S_j), p)`;
     ///    then `y = fma(2^(e - 23), p, y)`. `d s_j` has no rounding: 11 bits by at most 8. Missing
-    ///    sub-blocks of the last superblock add nothing, which is what zeros add.
+    ///    sub-blocks of the last superblock add nothing, which is what zeros add. Where scales are
+    ///    powers of two of any size ([`crate::quant::Scale`]), sums count in 2^24:
+    ///    `p = fma(d, 2^-24 T_j, p)` and `y = fma(2^(e + 1), p, y)`. (For scales of a float16 that
+    ///    would be the same bits.)
     /// 5. *Parts*: `n` superblocks are cut into `P = min(8, n)` runs, run `i` from `floor(i n / P)` to
     ///    `floor((i + 1) n / P)` ([`super::parts::parts`]). In a run, `y` starts from +0 and takes the
     ///    superblocks in order; then the runs are added in order, `((y_0 + y_1) + y_2) + ...`.

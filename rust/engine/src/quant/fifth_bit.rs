@@ -16,15 +16,19 @@ pub fn pair(high: u32, nibbles: u8, i: usize) -> [u8; 2] {
 /// of their nibbles.
 #[inline(always)]
 pub fn words<W: Words>(high: W, of: W, j: usize) -> [W; 2] {
-    // Four bits become bit 4 of each byte: bit i moves from i to 8 i + 4.
-    let top = |first: u32| {
-        let bits = high.right(first);
-        let bit = |i: u32| bits.and(1 << i).left(4 + 7 * i);
-        bit(0).or(bit(1)).or(bit(2)).or(bit(3))
-    };
     let [low, upper] = nibbles(of);
     let first = 4 * j as u32;
-    [low.or(top(first)), upper.or(top(first + 16))]
+    [low.or(tops(high, first)), upper.or(tops(high, first + 16))]
+}
+
+/// Bits `first` to `first + 3`, each as bit 4 of a byte: bit `i` moves from `i` to `8 i + 4`. (No
+/// closures: they may be compiled apart, for no instruction set, and called.)
+#[inline(always)]
+fn tops<W: Words>(high: W, first: u32) -> W {
+    let bits = high.right(first);
+    let [a, b] = [bits.and(1).left(4), bits.and(2).left(11)];
+    let [c, d] = [bits.and(4).left(18), bits.and(8).left(25)];
+    a.or(b).or(c).or(d)
 }
 
 /// Writes the fifth bits and the nibbles of 32 numbers.

@@ -65,18 +65,43 @@ impl Offsets {
     }
 }
 
+/// What the scale `d` of a block is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scale {
+    /// A float16.
+    Half,
+    /// `2^(byte - 128)`, of one byte.
+    Power,
+    /// Half of an E4M3 number, the lower seven bits of a byte; 0 where the byte is 127, its NaN.
+    Float8,
+}
+
+impl Scale {
+    /// Whether there are scales beyond a float16's: see step 4 of [`crate::plan::Op::MatVec`].
+    pub const fn is_wide(self) -> bool {
+        matches!(self, Scale::Power)
+    }
+}
+
+/// What sums count in where scales [are wide](Scale::is_wide).
+pub const WIDE_UNIT: f32 = (1 << 24) as f32;
+
 /// A block format of small integers with scales.
 pub trait Integers: Block {
     /// Columns with one scale, 16 or 32.
     const SUB: usize;
     /// The largest `|q|`.
     const LARGEST_Q: i64;
-    /// Bits of the integer `s` beside the float16 `d`; 1 where the scale is `d` alone.
+    /// What `d` is.
+    const SCALE: Scale = Scale::Half;
+    /// Bits of the integer `s` beside `d`; 1 where the scale is `d` alone.
     const SCALE_BITS: u32;
     /// What `d` is in units of: a power of two, so that no product with it rounds.
     const D_UNIT: f32 = 1.0;
     /// Whether the sum of a sub-block with the lower two of three signed bytes of X is a float32.
     const IS_NARROW: bool = Self::SUB as i64 * Self::LARGEST_Q * (128 * 256 + 128) < EXACT;
+    /// Whether sub-blocks have anything beside their scales.
+    const HAS_OFFSETS: bool = !matches!(Self::OFFSETS, Offsets::None);
     /// Whether there is such an `s`.
     const HAS_STEPS: bool = Self::SCALE_BITS > 1;
     /// What sub-blocks have beside their scales.
@@ -100,9 +125,10 @@ pub trait Integers: Block {
         assert!(HALF_BITS + Self::SCALE_BITS <= 24);
         // Nor has `d D_UNIT`: the least float16 has 125 places more above the least float32.
         assert!(Self::D_UNIT.to_bits() << 9 == 0 && Self::D_UNIT <= 1.0 && Self::D_UNIT >= 0.0625);
-        // A block has one `d`.
-        assert!(Self::ELEMS == if Self::HAS_STEPS { COLUMNS } else { Self::SUB });
-        if !matches!(Self::OFFSETS, Offsets::None) {
+        assert!(!Self::SCALE.is_wide() || (!Self::HAS_STEPS && !Self::HAS_OFFSETS));
+        // A block has one `d` where there are steps, else each sub-block has one.
+        assert!(!Self::HAS_STEPS || Self::ELEMS == COLUMNS);
+        if Self::HAS_OFFSETS {
             let subs = COLUMNS / Self::SUB;
             assert!(subs == OFFSET_SUBS || Self::OFFSETS.is_shared());
             // The sum of x over a sub-block: its upper part fits 16 bits.
@@ -146,6 +172,8 @@ pub trait Words: Copy {
     fn each(self, f: impl Fn(u32) -> u32) -> Self;
     /// `f` of each row's two words.
     fn with(self, other: Self, f: impl Fn(u32, u32) -> u32) -> Self;
+    /// Of bytes below 16: the numbers that the table has there.
+    fn look_up(self, table: &[i8; 16]) -> Self;
 }
 
 impl<const N: usize> Words for [u32; N] {
@@ -188,6 +216,12 @@ impl<const N: usize> Words for [u32; N] {
     fn with(self, other: Self, f: impl Fn(u32, u32) -> u32) -> Self {
         std::array::from_fn(|i| f(self[i], other[i]))
     }
+
+    #[inline(always)]
+    fn look_up(self, table: &[i8; 16]) -> Self {
+        let number = |byte: u8| table[usize::from(byte % 16)] as u8;
+        self.map(|word| u32::from_le_bytes(word.to_le_bytes().map(number)))
+    }
 }
 
 /// `byte` four times.
@@ -218,9 +252,10 @@ pub fn across<W: Words>(first: W, second: W) -> W {
 pub trait Sink<W> {
     /// `q` of columns `4 i` to `4 i + 3`, a signed byte each.
     fn q(&mut self, i: usize, q: W);
-    /// Of block `i`, in the lower half of each word: the bits of the float16 `d`.
+    /// Of block `i`, or without steps of sub-block `i`, in the lower half of each word: the bits of
+    /// the float16 `d`, or in the lowest byte those of another [`Scale`].
     fn d(&mut self, i: usize, d: W);
-    /// The same of `m`, or of `dmin`.
+    /// Of block `i`, in the lower half: the float16 `m`, or `dmin`.
     fn m(&mut self, i: usize, m: W);
     /// After `d`: `s` of sub-blocks `4 i` to `4 i + 3`, a signed byte each.
     fn steps(&mut self, i: usize, s: W);

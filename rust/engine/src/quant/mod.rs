@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 
 mod affine;
 mod bf16;
+mod codes;
 mod f16;
 mod f32;
 mod fifth_bit;
@@ -23,8 +24,12 @@ mod iq2_xs;
 mod iq2_xxs;
 mod iq3_s;
 mod iq3_xxs;
+mod iq4_nl;
+mod iq4_xs;
 mod lattice;
 mod lone_scale;
+mod mxfp4;
+mod nvfp4;
 mod q2_k;
 mod q3_k;
 mod q4_0;
@@ -38,8 +43,8 @@ mod q8_0;
 mod search;
 
 pub use integers::{
-    four, Integers, Offsets, Sink, Words, BLOCKS, COLUMNS, LIMB, MINS, MIN_WORDS, OFFSET_SUBS,
-    SUBS, SUM_BITS, WORDS,
+    four, Integers, Offsets, Scale, Sink, Words, BLOCKS, COLUMNS, LIMB, MINS, MIN_WORDS,
+    OFFSET_SUBS, SUBS, SUM_BITS, WIDE_UNIT, WORDS,
 };
 
 /// A block format. The CPU backend compiles one dot product for each implementor, under its own
@@ -404,10 +409,14 @@ table! {
     17 "IQ2_XS" iq2_xs::Iq2Xs, integers, "iq2_xs.cuh" 2336 None, None;
     18 "IQ3_XXS" iq3_xxs::Iq3Xxs, integers, "iq3_xxs.cuh" 2208 None, None;
     19 "IQ1_S" iq1_s::Iq1S, integers, "iq1_s.cuh" 2208 None, None;
+    20 "IQ4_NL" iq4_nl::Iq4Nl, integers, "iq4_nl.cuh" 2304 None, Some(quantize_blocks::<iq4_nl::Iq4Nl>);
     21 "IQ3_S" iq3_s::Iq3S, integers, "iq3_s.cuh" 2208 None, None;
     22 "IQ2_S" iq2_s::Iq2S, integers, "iq2_s.cuh" 2336 None, None;
+    23 "IQ4_XS" iq4_xs::Iq4Xs, integers, "iq4_xs.cuh" 2208 None, Some(quantize_blocks::<iq4_xs::Iq4Xs>);
     29 "IQ1_M" iq1_m::Iq1M, integers, "iq1_m.cuh" 2336 None, None;
     30 "BF16" bf16::BF16, floats, "bf16.cuh" 8192 None, Some(quantize_blocks::<bf16::BF16>);
+    39 "MXFP4" mxfp4::Mxfp4, integers, "mxfp4.cuh" 2304 None, Some(quantize_blocks::<mxfp4::Mxfp4>);
+    40 "NVFP4" nvfp4::Nvfp4, integers, "nvfp4.cuh" 2304 None, Some(quantize_blocks::<nvfp4::Nvfp4>);
 }
 
 /// Heads whose width is a multiple of this are what kernels keep.

@@ -6,14 +6,14 @@ use super::reciprocal;
 
 /// How much each weight's squared error counts: large weights more than small ones, none for
 /// nothing. That is the field's custom where no activations are at hand to weigh by.
-pub fn importance(x: &[f32; 256]) -> [f32; 256] {
-    let mean = x.iter().map(|x| x * x).sum::<f32>() / 256.0;
+pub fn importance<const N: usize>(x: &[f32; N]) -> [f32; N] {
+    let mean = x.iter().map(|x| x * x).sum::<f32>() / N as f32;
     let rms = mean.sqrt();
     x.map(|x| rms + x.abs())
 }
 
 /// Below this, half the smallest step of any scale, numbers round to zero whatever the scale.
-const NOTHING: f32 = 1.0 / (1 << 26) as f32;
+pub const NOTHING: f32 = 1.0 / (1 << 26) as f32;
 
 /// Roundings tried: the range of `q` stretched by this much, in steps of `q`.
 const STRETCHES: [f32; 11] = [-1.2, -0.9, -0.6, -0.4, -0.2, 0.0, 0.2, 0.4, 0.6, 0.8, 1.0];

@@ -3,7 +3,8 @@
 
 use crate::plan::parts::parts;
 use crate::quant::{
-    Arithmetic, Integers, Offsets, Plain, Sink, BLOCKS, COLUMNS, MINS, SUBS, WORDS,
+    Arithmetic, Integers, Offsets, Plain, Scale, Sink, BLOCKS, COLUMNS, MINS, SUBS, WIDE_UNIT,
+    WORDS,
 };
 
 /// `x` as integers, and the exponent `e`.
@@ -19,9 +20,10 @@ fn block_fixed_point(x: &[f32]) -> (Vec<i64>, i32) {
 pub struct Superblock {
     pub q: [i8; COLUMNS],
     pub mins: [i64; SUBS],
-    d: [f32; BLOCKS],
+    d: [f32; SUBS],
     m: [f32; BLOCKS],
     steps: [i8; SUBS],
+    scale: Scale,
 }
 
 impl Superblock {
@@ -36,9 +38,10 @@ impl Superblock {
         let mut new = Self {
             q: [0; COLUMNS],
             mins: [0; SUBS],
-            d: [0.0; BLOCKS],
+            d: [0.0; SUBS],
             m: [0.0; BLOCKS],
             steps: [1; SUBS],
+            scale: B::SCALE,
         };
         B::integers(&words, blocks.len() / B::BYTES, &mut new);
         new
@@ -46,7 +49,7 @@ impl Superblock {
 
     /// `d s` of sub-block `j`.
     pub fn scale<B: Integers>(&self, j: usize) -> f32 {
-        self.d[j * B::SUB / B::ELEMS] * B::D_UNIT * f32::from(self.steps[j])
+        self.d[if B::HAS_STEPS { 0 } else { j }] * B::D_UNIT * f32::from(self.steps[j])
     }
 
     /// The offset of sub-block `j`, or what all share.
@@ -61,7 +64,15 @@ impl Sink<[u32; 1]> for Superblock {
     }
 
     fn d(&mut self, i: usize, [d]: [u32; 1]) {
-        self.d[i] = Plain::half(d as u16);
+        self.d[i] = match self.scale {
+            Scale::Half => Plain::half(d as u16),
+            Scale::Power => (f64::from(d as u8) - 128.0).exp2() as f32,
+            Scale::Float8 => match (d as u8, d >> 3 & 15, d & 7) {
+                (127, _, _) => 0.0,
+                (_, 0, mantissa) => mantissa as f32 / 1024.0,
+                (_, e, mantissa) => (8 + mantissa) as f32 * (e as f32 - 11.0).exp2(),
+            },
+        };
     }
 
     fn m(&mut self, i: usize, [m]: [u32; 1]) {
@@ -101,6 +112,8 @@ fn add_superblock<B: Integers>(blocks: &[u8], x: &[f32], mut y: f32) -> f32 {
     let t: Vec<f32> = subs()
         .map(|(q, x)| q.iter().zip(x).map(|(q, x)| q * x).sum::<i64>() as f32)
         .collect();
+    // In what sums count.
+    let unit = if B::SCALE.is_wide() { WIDE_UNIT } else { 1.0 };
     let sums: Vec<i64> = subs().map(|(_, x)| x.iter().sum()).collect();
 
     for chain in 0..4 {
@@ -110,12 +123,12 @@ fn add_superblock<B: Integers>(blocks: &[u8], x: &[f32], mut y: f32) -> f32 {
             p = -(w.offset::<B>(0) * m.sum::<i64>() as f32);
         }
         for j in (chain..t.len()).step_by(4) {
-            p = w.scale::<B>(j).mul_add(t[j], p);
+            p = w.scale::<B>(j).mul_add(t[j] / unit, p);
             if B::OFFSETS == Offsets::Own {
                 p = w.offset::<B>(j).mul_add(sums[j] as f32, p);
             }
         }
-        y = ((e - 23) as f32).exp2().mul_add(p, y);
+        y = (((e - 23) as f32).exp2() * unit).mul_add(p, y);
     }
     y
 }

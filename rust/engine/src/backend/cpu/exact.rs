@@ -10,7 +10,8 @@
 use super::fixed::{Fixed, SumParts, QUADS};
 use super::simd::{Group, Isa, Word, LANES};
 use crate::quant::{
-    Integers, Offsets, Sink, COLUMNS, MIN_WORDS, OFFSET_SUBS, SUBS, SUM_BITS, WORDS,
+    Integers, Offsets, Scale, Sink, COLUMNS, MIN_WORDS, OFFSET_SUBS, SUBS, SUM_BITS, WIDE_UNIT,
+    WORDS,
 };
 
 /// What a unit of the upper parts of the sums of x stands for in X.
@@ -92,6 +93,7 @@ impl Panel {
                 panel: self,
                 strip,
                 d: I::splat(0.0),
+                scale: B::SCALE,
                 has_steps: B::HAS_STEPS,
                 d_unit: B::D_UNIT,
             };
@@ -109,6 +111,7 @@ struct Place<'a, I: Isa> {
     strip: usize,
     /// Where scales have steps.
     d: I::Vector,
+    scale: Scale,
     has_steps: bool,
     d_unit: f32,
 }
@@ -121,7 +124,11 @@ impl<I: Isa> Sink<I::Words> for Place<'_, I> {
 
     #[inline(always)]
     fn d(&mut self, i: usize, d: I::Words) {
-        self.d = I::halves(d);
+        self.d = match self.scale {
+            Scale::Half => I::halves(d),
+            Scale::Power => I::powers(d),
+            Scale::Float8 => I::halved_floats8(d),
+        };
         if self.d_unit != 1.0 {
             self.d = I::multiply(self.d, I::splat(self.d_unit));
         }
@@ -164,6 +171,7 @@ pub struct Shape {
     pub quads: usize,
     offsets: Offsets,
     is_narrow: bool,
+    is_wide: bool,
 }
 
 impl Shape {
@@ -172,6 +180,7 @@ impl Shape {
             quads: B::SUB / 4,
             offsets: B::OFFSETS,
             is_narrow: B::IS_NARROW,
+            is_wide: B::SCALE.is_wide(),
         }
     }
 }
@@ -236,7 +245,13 @@ fn add_superblock<I: Isa, const N: usize, const C: usize, const S: usize>(
             }
         }
         for sub in (t..w.subs).step_by(4) {
-            let sums = sub_block::<I, N, C, S>(w, x, strip, sub, shape.is_narrow);
+            let mut sums = sub_block::<I, N, C, S>(w, x, strip, sub, shape.is_narrow);
+            if shape.is_wide {
+                let small = I::splat(1.0 / WIDE_UNIT);
+                for sum in sums.as_flattened_mut() {
+                    *sum = I::multiply(*sum, small);
+                }
+            }
             for s in 0..S {
                 let scale = I::load(&w.scales[sub % SUBS], strip + s);
                 for (p, sums) in p.iter_mut().zip(&sums) {
@@ -251,8 +266,13 @@ fn add_superblock<I: Isa, const N: usize, const C: usize, const S: usize>(
             }
         }
         for ((y, p), x) in y.iter_mut().zip(p).zip(x) {
+            let unit = if shape.is_wide {
+                x.unit * WIDE_UNIT
+            } else {
+                x.unit
+            };
             for (s, p) in p.into_iter().enumerate() {
-                let sum = I::fma(I::splat(x.unit), p, I::load(y, strip + s));
+                let sum = I::fma(I::splat(unit), p, I::load(y, strip + s));
                 I::store(sum, y, strip + s);
             }
         }
@@ -505,6 +525,33 @@ mod tests {
                 };
                 for (way, found) in found {
                     prop_assert_eq!(&found, &wanted, "{:?}, {}", ty, way);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_of_any_bits_give_the_sums_of_the_definition() {
+        for ty in quant::TYPES.iter().filter(|ty| ty.integers) {
+            for seed in 0..12 {
+                // Scales of every size, of no number too.
+                let mut next = noise(seed);
+                let n_in = 3 * COLUMNS;
+                let bytes = 7 * ty.row_bytes(n_in).unwrap_or(0);
+                let weight: Vec<u8> = (0..bytes).map(|_| (next() * 1e6) as i32 as u8).collect();
+                let x: Vec<_> = (0..4).map(|c| values(n_in, seed + c, c)).collect();
+                let ways = Ways {
+                    weight: &weight,
+                    x: &x,
+                    n_in,
+                };
+                let (wanted, found) = quant::dispatch_sums(ty, ways).unwrap_or_default();
+                let canonical = |out: &Out| -> Vec<u32> {
+                    let of = |y: &u32| if f32::from_bits(*y).is_nan() { !0 } else { *y };
+                    out.iter().flatten().map(of).collect()
+                };
+                for (way, found) in found {
+                    assert_eq!(canonical(&found), canonical(&wanted), "{ty:?}, {way}");
                 }
             }
         }

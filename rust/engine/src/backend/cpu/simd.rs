@@ -198,6 +198,33 @@ pub trait Isa: Arithmetic {
     fn floats(integers: Self::Words) -> Self::Vector;
     /// Of words whose lower 16 bits are a half.
     fn halves(words: Self::Words) -> Self::Vector;
+    /// The floats of these bits.
+    fn bits(words: Self::Words) -> Self::Vector;
+    /// Of words whose lowest byte is `b`: `2^(b - 128)`.
+    #[inline(always)]
+    fn powers(words: Self::Words) -> Self::Vector {
+        // Of two factors: the product may be subnormal, where the exponent is no field.
+        let b = words.and(0xff);
+        let (low, high) = (b.right(1), b.minus(u32::MAX).right(1));
+        let bias = 0u32.wrapping_sub(63);
+        Self::multiply(
+            Self::bits(low.minus(bias).left(23)),
+            Self::bits(high.minus(bias).left(23)),
+        )
+    }
+    /// Of words whose lowest byte is one of [`crate::quant::Scale::Float8`].
+    #[inline(always)]
+    fn halved_floats8(words: Self::Words) -> Self::Vector {
+        let b = words.and(0xff);
+        // 1 where it is 127; then seven ones.
+        let one = b.xor(128).minus(u32::MAX).right(8);
+        let two = one.or(one.left(1));
+        let four = two.or(two.left(2));
+        let none = four.or(four.left(3));
+        // A half's exponent is 8 more, its mantissa 7 bits longer.
+        let kept = b.xor(u32::MAX).or(none).xor(u32::MAX).and(127);
+        Self::multiply(Self::halves(kept.left(7)), Self::splat(128.0))
+    }
     /// Of words of four signed bytes: those at `i`.
     fn bytes(words: Self::Words, i: usize) -> Self::Vector;
 
@@ -369,6 +396,11 @@ impl Isa for Plain {
     #[inline(always)]
     fn halves(words: [Word; 8]) -> [f32; 8] {
         words.map(|word| Self::half(word as u16))
+    }
+
+    #[inline(always)]
+    fn bits(words: [Word; 8]) -> [f32; 8] {
+        words.map(f32::from_bits)
     }
 
     #[inline(always)]

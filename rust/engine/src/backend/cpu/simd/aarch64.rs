@@ -100,6 +100,12 @@ impl Words for uint32x4_t {
             transmute::<[Word; 4], Self>(std::array::from_fn(|i| f(a[i], b[i])))
         }
     }
+
+    #[inline(always)]
+    fn look_up(self, table: &[i8; 16]) -> Self {
+        // SAFETY: as above.
+        cast(unsafe { vqtbl1q_u8(cast(*table), cast(self)) })
+    }
 }
 
 /// Element `i` of all four.
@@ -249,6 +255,12 @@ impl<const DOT: bool> Isa for Neon<DOT> {
     fn halves(words: uint32x4_t) -> float32x4_t {
         // SAFETY: as above.
         halves(unsafe { vmovn_u32(words) })
+    }
+
+    #[inline(always)]
+    fn bits(words: uint32x4_t) -> float32x4_t {
+        // SAFETY: as above.
+        unsafe { vreinterpretq_f32_u32(words) }
     }
 
     #[inline(always)]

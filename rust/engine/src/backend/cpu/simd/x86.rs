@@ -102,6 +102,15 @@ impl Words for __m256i {
         let [a, b] = [self, other].map(|words| unsafe { transmute::<Self, [Word; 8]>(words) });
         words_256(std::array::from_fn(|i| f(a[i], b[i])))
     }
+
+    #[inline(always)]
+    fn look_up(self, table: &[i8; 16]) -> Self {
+        // SAFETY: as above; any bytes are a vector.
+        unsafe {
+            let table = transmute::<[i8; 16], __m128i>(*table);
+            _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), self)
+        }
+    }
 }
 
 #[inline(always)]
@@ -283,6 +292,12 @@ impl<const VNNI: bool> Isa for Avx2<VNNI> {
     }
 
     #[inline(always)]
+    fn bits(words: __m256i) -> __m256 {
+        // SAFETY: as above.
+        unsafe { _mm256_castsi256_ps(words) }
+    }
+
+    #[inline(always)]
     fn bytes(words: __m256i, i: usize) -> __m256 {
         // SAFETY: as above.
         unsafe {
@@ -447,6 +462,15 @@ impl Words for __m512i {
         // SAFETY: any bits are words.
         let [a, b] = [self, other].map(|words| unsafe { transmute::<Self, [Word; 16]>(words) });
         words_512(std::array::from_fn(|i| f(a[i], b[i])))
+    }
+
+    #[inline(always)]
+    fn look_up(self, table: &[i8; 16]) -> Self {
+        // SAFETY: as above; any bytes are a vector.
+        unsafe {
+            let table = transmute::<[i8; 16], __m128i>(*table);
+            _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), self)
+        }
     }
 }
 
@@ -628,6 +652,12 @@ impl<const VNNI: bool> Isa for Avx512<VNNI> {
     fn halves(words: __m512i) -> __m512 {
         // SAFETY: as above.
         unsafe { _mm512_cvtph_ps(_mm512_cvtepi32_epi16(words)) }
+    }
+
+    #[inline(always)]
+    fn bits(words: __m512i) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_castsi512_ps(words) }
     }
 
     #[inline(always)]

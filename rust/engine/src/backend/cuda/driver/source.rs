@@ -157,6 +157,7 @@ macro_rules! own_headers {
 /// Every header that a kernel may include, name and text, the quant types' own among them.
 pub fn headers() -> impl Iterator<Item = (&'static str, &'static str)> {
     let own = own_headers![
+        "codes.cuh",
         "common.cuh",
         "epilogue.cuh",
         "experts.cuh",
