@@ -87,18 +87,21 @@ impl Words for uint32x4_t {
     }
 
     #[inline(always)]
-    fn each(self, f: impl Fn(u32) -> u32) -> Self {
-        // SAFETY: any bits are words, and any words are a vector.
-        unsafe { transmute::<[Word; 4], Self>(transmute::<Self, [Word; 4]>(self).map(f)) }
+    fn differ(self, other: Self) -> Self {
+        // SAFETY: as above.
+        unsafe { veorq_u32(self, other) }
     }
 
     #[inline(always)]
-    fn with(self, other: Self, f: impl Fn(u32, u32) -> u32) -> Self {
+    fn plus(self, other: Self) -> Self {
         // SAFETY: as above.
-        unsafe {
-            let [a, b] = [self, other].map(|words| transmute::<Self, [Word; 4]>(words));
-            transmute::<[Word; 4], Self>(std::array::from_fn(|i| f(a[i], b[i])))
-        }
+        unsafe { vaddq_u32(self, other) }
+    }
+
+    #[inline(always)]
+    fn look_up<const P: usize, const N: usize>(self, table: &[[u32; P]; N], part: usize) -> Self {
+        let words: [Word; 4] = cast(self);
+        cast(words.look_up(table, part))
     }
 }
 
