@@ -18,7 +18,7 @@ pub fn pair(table: &[i8; 16], byte: u8) -> [f32; 2] {
 #[inline(always)]
 pub fn words<W: Words>(table: &[i8; 16], of: W) -> [W; 2] {
     let [low, high] = super::integers::nibbles(of);
-    [low.look_up(table), high.look_up(table)]
+    [low.look_up_bytes(table), high.look_up_bytes(table)]
 }
 
 /// The code of [`IQ4`]'s integer nearest to `x`.

@@ -168,12 +168,14 @@ pub trait Words: Copy {
     fn left(self, bits: u32) -> Self;
     /// Shifts by up to 31 bits, zeros come after.
     fn right(self, bits: u32) -> Self;
-    /// `f` of each row's word: for what no instruction does to all, such as a look at a table.
-    fn each(self, f: impl Fn(u32) -> u32) -> Self;
-    /// `f` of each row's two words.
-    fn with(self, other: Self, f: impl Fn(u32, u32) -> u32) -> Self;
+    /// The bits in which the two differ.
+    fn differ(self, other: Self) -> Self;
+    /// Wraps.
+    fn plus(self, other: Self) -> Self;
+    /// Of each row's word `w` the word `table[w % N][part]`: `N` is a power of two, `P` 1 or 2.
+    fn look_up<const P: usize, const N: usize>(self, table: &[[u32; P]; N], part: usize) -> Self;
     /// Of bytes below 16: the numbers that the table has there.
-    fn look_up(self, table: &[i8; 16]) -> Self;
+    fn look_up_bytes(self, table: &[i8; 16]) -> Self;
 }
 
 impl<const N: usize> Words for [u32; N] {
@@ -208,17 +210,22 @@ impl<const N: usize> Words for [u32; N] {
     }
 
     #[inline(always)]
-    fn each(self, f: impl Fn(u32) -> u32) -> Self {
-        self.map(f)
+    fn differ(self, other: Self) -> Self {
+        std::array::from_fn(|i| self[i] ^ other[i])
     }
 
     #[inline(always)]
-    fn with(self, other: Self, f: impl Fn(u32, u32) -> u32) -> Self {
-        std::array::from_fn(|i| f(self[i], other[i]))
+    fn plus(self, other: Self) -> Self {
+        std::array::from_fn(|i| self[i].wrapping_add(other[i]))
     }
 
     #[inline(always)]
-    fn look_up(self, table: &[i8; 16]) -> Self {
+    fn look_up<const P: usize, const M: usize>(self, table: &[[u32; P]; M], part: usize) -> Self {
+        self.map(|word| table[word as usize % M][part])
+    }
+
+    #[inline(always)]
+    fn look_up_bytes(self, table: &[i8; 16]) -> Self {
         let number = |byte: u8| table[usize::from(byte % 16)] as u8;
         self.map(|word| u32::from_le_bytes(word.to_le_bytes().map(number)))
     }

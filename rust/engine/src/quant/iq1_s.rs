@@ -4,24 +4,26 @@
 //! (8 p - 1).
 //! In sums: sub-blocks of 32, integers `8 p + 1` or `8 p - 1`, scales `d / 8 (2 s + 1)`.
 
-use super::lattice;
+use super::{integers::four, lattice};
 use super::{Arithmetic, Block, Integers, Sink, Words, WORDS};
 
 /// The block format.
 pub struct Iq1S;
 
-/// The points of the grid: of each place `p` the byte of `8 p + 1`, above 128.
+/// The points of the grid: of each place `p` the byte of `8 p - 1`, above 128.
 pub static GRID: [[u32; 2]; 2048] =
-    lattice::eights(lattice::grid(include_str!("iq1_s.cuh")), [121, 129, 137]);
+    lattice::eights(lattice::grid(include_str!("iq1_s.cuh")), [119, 127, 135]);
 
 /// Gives `8 p + 1`, or `8 p - 1` where `less` is 1, of point `i` of the superblock.
 #[inline(always)]
 pub fn give<W: Words>(number: W, less: W, i: usize, out: &mut impl Sink<W>) {
+    // 2 a byte where it is 8 p + 1: nothing is carried.
+    let two = less.xor(1).left(1);
+    let twos = two.or(two.left(8));
+    let twos = twos.or(twos.left(16));
     for half in 0..2 {
-        let q = number.with(less, |number, less| {
-            (GRID[number as usize % 2048][half] - less * 0x0202_0202) ^ 0x8080_8080
-        });
-        out.q(2 * i + half, q);
+        let above = number.look_up(&GRID, half).plus(twos);
+        out.q(2 * i + half, above.xor(four(128)));
     }
 }
 

@@ -10,7 +10,7 @@ use super::{Arithmetic, Block, Integers, Sink, Words, WORDS};
 pub struct Iq3S;
 
 /// The points of the grid.
-static GRID: [u32; 512] = lattice::fours(
+static GRID: [[u32; 1]; 512] = lattice::fours(
     lattice::grid(include_str!("iq3_s.cuh")),
     [1, 3, 5, 7, 9, 11, 13, 15],
 );

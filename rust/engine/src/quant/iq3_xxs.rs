@@ -10,7 +10,7 @@ use super::{Arithmetic, Block, Integers, Sink, Words, WORDS};
 pub struct Iq3Xxs;
 
 /// The points of the grid.
-static GRID: [u32; 256] = lattice::fours(
+static GRID: [[u32; 1]; 256] = lattice::fours(
     lattice::grid(include_str!("iq3_xxs.cuh")),
     [4, 12, 20, 28, 36, 44, 52, 62],
 );

@@ -62,11 +62,11 @@ const fn four_places(point: u16, first: usize, bits: usize, values: &[u8]) -> u3
 }
 
 /// Points of four places of 3 bits.
-pub const fn fours<const N: usize>(grid: [u16; N], values: [u8; 8]) -> [u32; N] {
-    let mut out = [0; N];
+pub const fn fours<const N: usize>(grid: [u16; N], values: [u8; 8]) -> [[u32; 1]; N] {
+    let mut out = [[0]; N];
     let mut i = 0;
     while i < N {
-        out[i] = four_places(grid[i], 0, 3, &values);
+        out[i] = [four_places(grid[i], 0, 3, &values)];
         i += 1;
     }
     out
@@ -117,25 +117,29 @@ pub fn nibble<W: Words>(words: &[W; WORDS], at: usize, j: usize) -> W {
 /// The eight signs of which seven are stored: an even number of them is set.
 #[inline(always)]
 pub fn signs_of_seven<W: Words>(seven: W) -> W {
-    seven
-        .and(127)
-        .each(|signs| signs | (signs.count_ones() & 1) << 7)
+    let seven = seven.and(127);
+    let parity = seven.differ(seven.right(4));
+    let parity = parity.differ(parity.right(2));
+    let parity = parity.differ(parity.right(1));
+    seven.or(parity.and(1).left(7))
 }
 
 /// Four magnitudes, none of them 0, with four signs from bit `first` of `signs` on.
 #[inline(always)]
-fn signed(magnitudes: u32, signs: u32, first: u32) -> u32 {
-    // Bit i to bit 8 i.
-    let ones = (signs >> first & 15).wrapping_mul(0x0020_4081) & 0x0101_0101;
-    (magnitudes ^ ones.wrapping_mul(255)).wrapping_add(ones)
+fn signed<W: Words>(magnitudes: W, signs: W, first: u32) -> W {
+    // Bit i to bit 8 i, then to all of the byte.
+    let signs = signs.right(first);
+    let bit = |i: u32| signs.and(1 << i).left(7 * i);
+    let ones = bit(0).or(bit(1)).or(bit(2)).or(bit(3));
+    let two = ones.or(ones.left(1));
+    let four = two.or(two.left(2));
+    magnitudes.differ(four.or(four.left(4))).plus(ones)
 }
 
 /// A point of four places; `first` as above.
 #[inline(always)]
-pub fn four<const N: usize, W: Words>(grid: &[u32; N], number: W, signs: W, first: u32) -> W {
-    number.with(signs, |number, signs| {
-        signed(grid[number as usize % N], signs, first)
-    })
+pub fn four<const N: usize, W: Words>(grid: &[[u32; 1]; N], number: W, signs: W, first: u32) -> W {
+    signed(number.look_up(grid, 0), signs, first)
 }
 
 /// Gives a point of eight places, which is number `i` of the superblock.
@@ -148,10 +152,8 @@ pub fn give_eight<const N: usize, W: Words>(
     out: &mut impl Sink<W>,
 ) {
     for half in 0..2 {
-        let q = number.with(signs, |number, signs| {
-            signed(grid[number as usize % N][half], signs, 4 * half as u32)
-        });
-        out.q(2 * i + half, q);
+        let magnitudes = number.look_up(grid, half);
+        out.q(2 * i + half, signed(magnitudes, signs, 4 * half as u32));
     }
 }
 
@@ -159,7 +161,7 @@ pub fn give_eight<const N: usize, W: Words>(
 #[inline(always)]
 pub fn give_steps<W: Words>(subs: usize, s: impl Fn(usize) -> W, out: &mut impl Sink<W>) {
     for i in 0..subs / 4 {
-        let odd = |j: usize| s(4 * i + j).each(|s| 2 * s + 1).left(8 * j as u32);
+        let odd = |j: usize| s(4 * i + j).left(1).xor(1).left(8 * j as u32);
         out.steps(i, odd(0).or(odd(1)).or(odd(2)).or(odd(3)));
     }
 }

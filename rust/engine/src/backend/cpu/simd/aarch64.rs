@@ -87,22 +87,25 @@ impl Words for uint32x4_t {
     }
 
     #[inline(always)]
-    fn each(self, f: impl Fn(u32) -> u32) -> Self {
-        // SAFETY: any bits are words, and any words are a vector.
-        unsafe { transmute::<[Word; 4], Self>(transmute::<Self, [Word; 4]>(self).map(f)) }
-    }
-
-    #[inline(always)]
-    fn with(self, other: Self, f: impl Fn(u32, u32) -> u32) -> Self {
+    fn differ(self, other: Self) -> Self {
         // SAFETY: as above.
-        unsafe {
-            let [a, b] = [self, other].map(|words| transmute::<Self, [Word; 4]>(words));
-            transmute::<[Word; 4], Self>(std::array::from_fn(|i| f(a[i], b[i])))
-        }
+        unsafe { veorq_u32(self, other) }
     }
 
     #[inline(always)]
-    fn look_up(self, table: &[i8; 16]) -> Self {
+    fn plus(self, other: Self) -> Self {
+        // SAFETY: as above.
+        unsafe { vaddq_u32(self, other) }
+    }
+
+    #[inline(always)]
+    fn look_up<const P: usize, const N: usize>(self, table: &[[u32; P]; N], part: usize) -> Self {
+        let words: [Word; 4] = cast(self);
+        cast(words.look_up(table, part))
+    }
+
+    #[inline(always)]
+    fn look_up_bytes(self, table: &[i8; 16]) -> Self {
         // SAFETY: as above.
         cast(unsafe { vqtbl1q_u8(cast(*table), cast(self)) })
     }

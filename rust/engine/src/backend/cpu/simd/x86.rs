@@ -91,20 +91,29 @@ impl Words for __m256i {
     }
 
     #[inline(always)]
-    fn each(self, f: impl Fn(u32) -> u32) -> Self {
-        // SAFETY: any bits are words.
-        words_256(unsafe { transmute::<Self, [Word; 8]>(self) }.map(f))
+    fn differ(self, other: Self) -> Self {
+        // SAFETY: as above.
+        unsafe { _mm256_xor_si256(self, other) }
     }
 
     #[inline(always)]
-    fn with(self, other: Self, f: impl Fn(u32, u32) -> u32) -> Self {
-        // SAFETY: any bits are words.
-        let [a, b] = [self, other].map(|words| unsafe { transmute::<Self, [Word; 8]>(words) });
-        words_256(std::array::from_fn(|i| f(a[i], b[i])))
+    fn plus(self, other: Self) -> Self {
+        // SAFETY: as above.
+        unsafe { _mm256_add_epi32(self, other) }
     }
 
     #[inline(always)]
-    fn look_up(self, table: &[i8; 16]) -> Self {
+    fn look_up<const P: usize, const N: usize>(self, table: &[[u32; P]; N], part: usize) -> Self {
+        const { assert!(N.is_power_of_two() && (P == 1 || P == 2)) };
+        assert!(part < P);
+        let at = self.and(N as u32 - 1).left(P as u32 - 1);
+        let from = table.as_flattened()[part..].as_ptr().cast();
+        // SAFETY: as above; `P w + part` is below `P N` for every `w` below `N`.
+        unsafe { _mm256_i32gather_epi32::<4>(from, at) }
+    }
+
+    #[inline(always)]
+    fn look_up_bytes(self, table: &[i8; 16]) -> Self {
         // SAFETY: as above; any bytes are a vector.
         unsafe {
             let table = transmute::<[i8; 16], __m128i>(*table);
@@ -452,20 +461,29 @@ impl Words for __m512i {
     }
 
     #[inline(always)]
-    fn each(self, f: impl Fn(u32) -> u32) -> Self {
-        // SAFETY: any bits are words.
-        words_512(unsafe { transmute::<Self, [Word; 16]>(self) }.map(f))
+    fn differ(self, other: Self) -> Self {
+        // SAFETY: as above.
+        unsafe { _mm512_xor_si512(self, other) }
     }
 
     #[inline(always)]
-    fn with(self, other: Self, f: impl Fn(u32, u32) -> u32) -> Self {
-        // SAFETY: any bits are words.
-        let [a, b] = [self, other].map(|words| unsafe { transmute::<Self, [Word; 16]>(words) });
-        words_512(std::array::from_fn(|i| f(a[i], b[i])))
+    fn plus(self, other: Self) -> Self {
+        // SAFETY: as above.
+        unsafe { _mm512_add_epi32(self, other) }
     }
 
     #[inline(always)]
-    fn look_up(self, table: &[i8; 16]) -> Self {
+    fn look_up<const P: usize, const N: usize>(self, table: &[[u32; P]; N], part: usize) -> Self {
+        const { assert!(N.is_power_of_two() && (P == 1 || P == 2)) };
+        assert!(part < P);
+        let at = self.and(N as u32 - 1).left(P as u32 - 1);
+        let from = table.as_flattened()[part..].as_ptr().cast();
+        // SAFETY: as above; `P w + part` is below `P N` for every `w` below `N`.
+        unsafe { _mm512_i32gather_epi32::<4>(at, from) }
+    }
+
+    #[inline(always)]
+    fn look_up_bytes(self, table: &[i8; 16]) -> Self {
         // SAFETY: as above; any bytes are a vector.
         unsafe {
             let table = transmute::<[i8; 16], __m128i>(*table);
