@@ -145,8 +145,9 @@ def write(path: Path, data: Metadata, *, model: bool = False, name: str = "test"
     return path
 
 
-def _merges(data: Metadata) -> list[tuple[str, ...]]:
-    return [tuple(merge.split(" ")) for merge in data["merges"]]
+def _merges(data: Metadata) -> list[tuple[str, str]]:
+    pairs = (merge.split(" ") for merge in data["merges"])
+    return [(left, right) for left, right in pairs]
 
 
 class HuggingFace:
