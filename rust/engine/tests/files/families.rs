@@ -84,11 +84,9 @@ fn gemma_turns_its_kinds_of_layers_by_tables_of_their_own() {
         let turn = |op: &Op| op.signature().turn.map(|turn| turn.table);
         let bases = plan.ropes.iter().map(|r| r.inv_freq[1].powi(-2).round());
         let turned: Vec<_> = plan.ops.iter().filter_map(turn).collect();
-        let windows: Vec<_> = plan
-            .ops
-            .iter()
-            .filter(|op| op.signature().attends().is_some());
-        let windows = windows.map(|op| op.signature().window).collect::<Vec<_>>();
+        let attends = |op: &&Op| op.signature().attends().is_some();
+        let attentions = plan.ops.iter().filter(attends);
+        let windows: Vec<_> = attentions.map(|op| op.signature().window).collect();
         (bases.collect::<Vec<_>>(), turned, windows)
     };
     let mut w = tiny("gemma3");
