@@ -31,7 +31,8 @@ fn a_window_is_of_the_layers_that_the_file_or_the_architecture_says() {
     let period = |n| ("_pattern", Value::U32(n));
     let each = |layers: &[bool]| ("_pattern", Value::Array(Array::Bool(layers.to_vec())));
     let all_but_last = vec![some, some, None, some, some];
-    assert_eq!(local(&[tokens.clone()], 3), Some(all_but_last.clone()));
+    let found = local(std::slice::from_ref(&tokens), 3);
+    assert_eq!(found, Some(all_but_last.clone()));
     assert_eq!(local(&[tokens.clone(), period(3)], 6), Some(all_but_last));
     assert_eq!(local(&[tokens.clone(), period(1)], 6), Some(vec![None; 5]));
     assert_eq!(local(&[tokens.clone(), period(0)], 6), Some(vec![some; 5]));
@@ -84,11 +85,9 @@ fn gemma_turns_its_kinds_of_layers_by_tables_of_their_own() {
         let turn = |op: &Op| op.signature().turn.map(|turn| turn.table);
         let bases = plan.ropes.iter().map(|r| r.inv_freq[1].powi(-2).round());
         let turned: Vec<_> = plan.ops.iter().filter_map(turn).collect();
-        let windows: Vec<_> = plan
-            .ops
-            .iter()
-            .filter(|op| op.signature().attends().is_some());
-        let windows = windows.map(|op| op.signature().window).collect::<Vec<_>>();
+        let attends = |op: &&Op| op.signature().attends().is_some();
+        let attentions = plan.ops.iter().filter(attends);
+        let windows: Vec<_> = attentions.map(|op| op.signature().window).collect();
         (bases.collect::<Vec<_>>(), turned, windows)
     };
     let mut w = tiny("gemma3");

@@ -200,10 +200,12 @@ fn norms_of_rows_are_part_of_the_products() {
         ];
         // The last layer and what follows it.
         assert!(products.ends_with(&wanted), "{products:?}");
-        let of_heads = ["attn_q_norm.weight", "attn_k_norm.weight"];
-        let has_them = plan.weights.iter().any(|w| w.name.ends_with(of_heads[0]));
-        assert_eq!(alone.ends_with(&of_heads), has_them, "{alone:?}");
-        assert_eq!(alone.len(), if has_them { 4 } else { 0 });
+        // Those of heads, and those behind blocks, which are joined with the sum.
+        let mut others = vec!["attn_q_norm.weight", "attn_k_norm.weight"];
+        others.extend(["post_attention_norm.weight", "post_ffw_norm.weight"]);
+        others.retain(|name| plan.weights.iter().any(|w| w.name.ends_with(name)));
+        assert!(alone.ends_with(&others), "{alone:?}");
+        assert_eq!(alone.len(), 2 * others.len());
     }
 }
 
