@@ -161,7 +161,7 @@ def test_products_are_those_of_each_expert(backend: Backend, ty: str, ranked: bo
     for n_in, n_out, norm in [(256, 40, False), (768, 24, True)]:
         plan = by_expert(ty, n_in, n_out, n_expert, k, ranked=ranked, norm=norm)
         run = Run(backend, plan)
-        for rows in (1, 2, 9, 40) if not backend.few else (1, 2, 19):
+        for rows in (1, 2, 9, 40) if not backend.few else (1, 19):
             for how in ("one", "apart", "mixed"):
                 x = normal(rows, n_in * (k if ranked else 1), seed=rows)
                 routes = choices(rows, n_expert, k, how)
@@ -242,12 +242,11 @@ def test_a_layer_has_the_interpreters_bits(backend: Backend, ty: str) -> None:
     # 96 and 40 are no multiples of a tile: of two joined matrices, and of one.
     n_ff = 512 if TYPES[ty][0] == 256 else 96
     plan = layer(11, 3, n_ff, ty)
-    for fuse in (True, False):
-        for rows in (1, 3, 70):
-            x = normal(rows, 256, seed=rows)
-            wanted = Run(INTERPRETER, plan)({"x": x})["x"]
-            found = Run(backend, plan, fuse=fuse)({"x": x})["x"]
-            assert np.array_equal(bits(found), bits(wanted)), (fuse, rows)
+    for fuse, rows in [(True, 1), (True, 3), (True, 40), (False, 3)]:
+        x = normal(rows, 256, seed=rows)
+        wanted = Run(INTERPRETER, plan)({"x": x})["x"]
+        found = Run(backend, plan, fuse=fuse)({"x": x})["x"]
+        assert np.array_equal(bits(found), bits(wanted)), (fuse, rows)
 
 
 @over_backends

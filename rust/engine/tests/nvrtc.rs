@@ -18,7 +18,7 @@ use onegraph::backend::cuda::run::card::Card;
 use onegraph::backend::cuda::study::exact_sums;
 use onegraph::backend::{GpuOptions, RunnerOptions, Weights};
 use onegraph::plan::{
-    BufferId, KvShape, Norm, Op, Plan, RopeStyle, RopeTable, Rows, Weight, WeightId,
+    BufferId, Gating, KvShape, Norm, Op, Plan, RopeStyle, RopeTable, Rows, Weight, WeightId,
 };
 use onegraph::quant::{self, QuantType};
 use onegraph::Result;
@@ -30,6 +30,7 @@ const HEAD_DIM: usize = 128;
 const N_HEAD: usize = 8;
 const N_HEAD_KV: usize = 2;
 const N_EMBD: usize = N_HEAD * HEAD_DIM;
+const N_FF_EXP: usize = 768;
 const N_FF: usize = 2 * N_EMBD;
 const N_VOCAB: usize = 512;
 
@@ -58,6 +59,7 @@ impl Layer {
             name,
             n_in,
             n_out,
+            n_expert: 1,
             ty,
         })
     }
@@ -153,6 +155,55 @@ impl Layer {
         }
     }
 
+    /// Four of 64 experts of x, added to it.
+    fn experts(&mut self, x: BufferId) {
+        const RANKS: usize = 4;
+        let logits = self.buffer(64, Rows::Batch);
+        let routes = self.buffer(2 * RANKS, Rows::Batch);
+        let [gate, up, act] = [(); 3].map(|()| self.buffer(RANKS * N_FF_EXP, Rows::Batch));
+        let (down, delta) = (
+            self.buffer(RANKS * N_EMBD, Rows::Batch),
+            self.buffer(N_EMBD, Rows::Batch),
+        );
+        let norm = self.norm();
+        self.product(x, norm, logits, false);
+        let bias = self.vector(64);
+        self.plan.ops.push(Op::Route {
+            logits,
+            bias: Some(bias),
+            out: routes,
+            gating: Gating::Softmax,
+            renormalize: true,
+            scale: 1.0,
+        });
+        for (x, norm, out, n_in, n_out) in [
+            (x, norm, gate, N_EMBD, N_FF_EXP),
+            (x, norm, up, N_EMBD, N_FF_EXP),
+            (act, None, down, N_FF_EXP, N_EMBD),
+        ] {
+            if out == down {
+                self.plan.ops.push(Op::SwiGlu { gate, up, out: act });
+            }
+            let weight = self.weight(self.ty, n_in, n_out);
+            self.plan.weights[weight.0].n_expert = 64;
+            self.plan.ops.push(Op::ExpertMatVec {
+                x,
+                ranked: out == down,
+                norm,
+                routes,
+                weight,
+                bias: None,
+                out,
+            });
+        }
+        self.plan.ops.push(Op::MixExperts {
+            x: down,
+            routes,
+            out: delta,
+        });
+        self.plan.ops.push(Op::Add { x: delta, out: x });
+    }
+
     /// With gelu, what a block gives is normalized before it is added.
     fn plan(ty: &'static QuantType, style: RopeStyle, gelu: bool) -> Plan {
         let plan = Plan {
@@ -241,7 +292,7 @@ impl Layer {
 fn model(arch: &str, plan: Plan, kv: &'static QuantType, fuse: bool) -> Card {
     let plan = Arc::new(plan);
     plan.check().unwrap();
-    let bytes = |w: &Weight| w.ty.row_bytes(w.n_in).unwrap() * w.n_out;
+    let bytes = |w: &Weight| w.bytes().unwrap();
     let zeros = vec![0; plan.weights.iter().map(bytes).max().unwrap()];
     let options = RunnerOptions {
         n_slots: 64,
@@ -361,11 +412,41 @@ fn every_kernel_compiles_for_every_card_without_spills() {
         .collect();
     let sources: HashSet<_> = jobs.iter().map(|(_, k)| k.source.name).collect();
     assert!(sources.len() >= 12, "{sources:?}");
+    compile(&path, &jobs);
+}
+
+#[test]
+fn kernels_of_experts_compile_for_every_card_without_spills() {
+    let Some(path) = real_nvrtc() else { return };
+    let f16 = quant::by_name("F16").unwrap();
+    let mut jobs = Vec::new();
+    for arch in ARCHITECTURES {
+        let mut kernels = HashSet::new();
+        for ty in ["Q4_K", "Q6_K", "F16"].map(|ty| quant::by_name(ty).unwrap()) {
+            let mut layer = Layer {
+                plan: Layer::plan(ty, RopeStyle::Halves),
+                ty,
+            };
+            let before = layer.plan.ops.len();
+            layer.experts(BufferId(0));
+            layer.plan.ops.drain(..before);
+            add(
+                &mut kernels,
+                &model(&format!("sm_{arch}"), layer.plan, f16, true),
+            );
+        }
+        jobs.extend(kernels.into_iter().map(|k| (arch, k)));
+    }
+    compile(&path, &jobs);
+}
+
+/// Compiles all of them; fails where one does not, or spills more than it may.
+fn compile(path: &FilePath, jobs: &[(u32, Variant)]) {
     let failed: Vec<String> = jobs
         .par_iter()
         .filter_map(|(arch, kernel)| {
             let source = kernel.source.name;
-            let compiler = Compiler::with(*arch, Nvrtc::open(&path).unwrap());
+            let compiler = Compiler::with(*arch, Nvrtc::open(path).unwrap());
             let log = match compiler.log(kernel) {
                 Ok(log) => log,
                 Err(error) => return Some(format!("{source} for sm_{arch}: {error}")),

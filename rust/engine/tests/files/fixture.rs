@@ -183,6 +183,12 @@ pub fn tiny(arch: &str) -> Writer {
     ] {
         w.set(&format!("{arch}.{key}"), Value::U32(n));
     }
+    let has_experts = arch.ends_with("moe");
+    if has_experts {
+        for (key, n) in [("count", 3), ("used_count", 2), ("feed_forward_length", 6)] {
+            w.set(&format!("{arch}.expert_{key}"), Value::U32(n));
+        }
+    }
     let eps = format!("{arch}.attention.layer_norm_rms_epsilon");
     w.set(&eps, Value::F32(1e-5));
     w.set(&format!("{arch}.rope.freq_base"), Value::F32(10_000.0));
@@ -211,14 +217,21 @@ pub fn tiny(arch: &str) -> Writer {
         t("attn_v", &[8, 4], F16);
         t("attn_output", &[8, 8], F16);
         t("ffn_norm", &[8], F32);
-        t("ffn_gate", &[8, 12], F16);
-        t("ffn_up", &[8, 12], F16);
-        t("ffn_down", &[12, 8], F16);
+        if has_experts {
+            t("ffn_gate_inp", &[8, 3], F32);
+            t("ffn_gate_exps", &[8, 6, 3], F16);
+            t("ffn_up_exps", &[8, 6, 3], F16);
+            t("ffn_down_exps", &[6, 8, 3], F16);
+        } else {
+            t("ffn_gate", &[8, 12], F16);
+            t("ffn_up", &[8, 12], F16);
+            t("ffn_down", &[12, 8], F16);
+        }
         if arch == "gemma3" {
             t("post_attention_norm", &[8], F32);
             t("post_ffw_norm", &[8], F32);
         }
-        if arch == "qwen3" || arch == "gemma3" {
+        if arch.starts_with("qwen3") || arch == "gemma3" {
             t("attn_q_norm", &[4], F32);
             t("attn_k_norm", &[4], F32);
         }

@@ -180,7 +180,7 @@ fn norms_of_rows_are_part_of_the_products() {
         let (mut products, mut alone) = (Vec::new(), Vec::new());
         for op in &plan.ops {
             match op {
-                Op::MatVec { norm, weight, .. } => {
+                Op::MatVec { norm, weight, .. } | Op::ExpertMatVec { norm, weight, .. } => {
                     products.push((norm.map(|n| name(n.weight)), name(*weight)));
                 }
                 Op::RmsNorm { weight, .. } => alone.push(name(*weight)),
@@ -188,16 +188,26 @@ fn norms_of_rows_are_part_of_the_products() {
             }
         }
         let (attn, ffn) = (Some("attn_norm.weight"), Some("ffn_norm.weight"));
-        let wanted = [
+        let dense = [
+            (ffn, "ffn_gate.weight"),
+            (ffn, "ffn_up.weight"),
+            (None, "ffn_down.weight"),
+        ];
+        let experts = [
+            (ffn, "ffn_gate_inp.weight"),
+            (ffn, "ffn_gate_exps.weight"),
+            (ffn, "ffn_up_exps.weight"),
+            (None, "ffn_down_exps.weight"),
+        ];
+        let feed_forward: &[_] = if arch.experts { &experts } else { &dense };
+        let attention = [
             (attn, "attn_q.weight"),
             (attn, "attn_k.weight"),
             (attn, "attn_v.weight"),
             (None, "attn_output.weight"),
-            (ffn, "ffn_gate.weight"),
-            (ffn, "ffn_up.weight"),
-            (None, "ffn_down.weight"),
-            (Some("output_norm.weight"), "token_embd.weight"),
         ];
+        let head = [(Some("output_norm.weight"), "token_embd.weight")];
+        let wanted = [&attention, feed_forward, &head].concat();
         // The last layer and what follows it.
         assert!(products.ends_with(&wanted), "{products:?}");
         // Those of heads, and those behind blocks, which are joined with the sum.

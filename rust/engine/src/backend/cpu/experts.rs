@@ -15,7 +15,7 @@ use crate::quant::QuantType;
 const LANES: usize = 32;
 
 /// The least that weights are divided by: the smallest normal number of half precision.
-const LEAST_SUM: f32 = 6.103_515_625e-5;
+const LEAST_SUM: f32 = 6.103_515_6e-5;
 
 /// How a router chooses.
 pub struct Route<'a> {

@@ -2,13 +2,12 @@
 //! what a product by experts is compiled for.
 
 use super::lowering::{constants, flag, sizes, Lowering, Pass};
-use super::matmul::MOST_BLOCK_X;
 use super::params::{self, Group, Mix, Route, CONSTANTS};
-use super::product::Op;
+use super::shape::MOST_BLOCK_X;
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::error::Result;
-use crate::plan::fuse::Fused;
+use crate::plan::fuse::{Experts, Fused};
 use crate::plan::{BufferId, Gating, Plan, WeightId};
 
 static SOURCE: Source = source!("experts.cu", CONSTANTS, Route, Group, Mix);
@@ -66,13 +65,12 @@ pub struct Pairs {
 }
 
 impl Pairs {
-    /// The pairs of the `m` rows of `op`, each a block of its own; none where there are no experts.
-    pub fn new(l: &Lowering, op: &Op<'_>, m: usize) -> Option<Self> {
-        let experts = op.experts?;
+    /// The pairs of `m` rows that multiply with `weight`, each a block of its own.
+    pub fn new(l: &Lowering, experts: Experts, weight: WeightId, m: usize) -> Self {
         let ranks = ranks(&l.plan, experts.routes);
-        Some(Self {
+        Self {
             ranks,
-            n_expert: l.plan.weight(op.parts[0].weight).n_expert,
+            n_expert: l.plan.weight(weight).n_expert,
             count: m * ranks,
             at: params::Experts {
                 routes: l.address(experts.routes),
@@ -82,7 +80,7 @@ impl Pairs {
             is_grouped: false,
             ranked: experts.ranked,
             rows: 1,
-        })
+        }
     }
 
     /// The same, grouped into blocks of `rows` rows.

@@ -6,7 +6,7 @@ use super::lowering::{constants, flag, sizes, Lowering, Pass};
 use super::overflow::overflows;
 use super::params::{self, KvTarget, KvView, MatMul, Overflows, Segment, Split, CONSTANTS};
 use super::product::{Op, Product};
-use super::shape::{largest_unit, minimums, segments, superblocks, UNIT_ROWS};
+use super::shape::{largest_unit, minimums, segments, superblocks, MOST_BLOCK_X, UNIT_ROWS};
 use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
@@ -45,9 +45,6 @@ const MOST_SPLIT_OUT: usize = 8192;
 
 /// Most rows of weights of a block.
 const MOST_BLOCK_ROWS: usize = 256;
-
-/// Most rows of x of a block.
-pub const MOST_BLOCK_X: usize = 64;
 
 /// Warps over rows of weights and over rows of x, tiles of both a warp, and blocks an SM, of the shape
 /// that fits every card.

@@ -139,7 +139,8 @@ fn products(l: &Lowering, op: &product::Op<'_>, pass: &Pass, before: usize) -> R
         return Ok(Vec::new());
     }
     let product = product::product(l, op, pass)?;
-    if let Some(pairs) = Pairs::new(l, op, m) {
+    if let Some(experts) = op.experts {
+        let pairs = Pairs::new(l, experts, op.parts[0].weight, m);
         return by_experts(l, op, &product, m, pairs, pass);
     }
     if !product.types.iter().all(|t| t.integers) {

@@ -9,6 +9,9 @@ pub const UNIT_COLS: usize = 256;
 /// Rows of a unit.
 pub const UNIT_ROWS: usize = 16;
 
+/// Most rows of x of a block of any product.
+pub const MOST_BLOCK_X: usize = 64;
+
 /// Units of a row of tiles.
 pub fn superblocks(n_in: usize) -> usize {
     n_in.div_ceil(UNIT_COLS)

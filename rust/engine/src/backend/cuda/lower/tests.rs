@@ -81,6 +81,7 @@ fn plan(ty: &str) -> Plan {
             name: name.into(),
             n_in,
             n_out,
+            n_expert: 1,
             ty: quant::by_name(ty).unwrap(),
         })
     };
@@ -190,9 +191,7 @@ pub fn lowering(arch: &str, ty: &str, kv_type: &str, is_fused: bool) -> Lowering
         scratch: ScratchAddresses {
             partial: 4 * WEIGHTS,
             tickets: 5 * WEIGHTS,
-            tiles: 6 * WEIGHTS,
-            squares: 7 * WEIGHTS,
-            sums: 8 * WEIGHTS,
+            ..Default::default()
         },
     };
     Lowering {
