@@ -8,7 +8,7 @@
 // own pace.
 //
 // variant.cuh: N_HEAD, N_HEAD_KV, HEAD_DIM (a multiple of 16, at most 128), WINDOW (tokens that a row
-// sees, 0: all), THREADS, ROWS (queries a block, 16 a warp), STAGES (pages in shared memory),
+// sees, 0: all), HAS_SINKS, THREADS, ROWS (queries a block, 16 a warp), STAGES (pages in shared memory),
 // SHARED_BYTES, MAX_SPLITS.
 #include "kv_fixed.cuh"
 #include "math.cuh"
@@ -34,6 +34,7 @@ struct Params {
     KvView kv;
     const uint32_t* positions;  // [m]
     const uint32_t* slots;      // [m]
+    const float* sinks;         // [N_HEAD]: one more score each, of value 0; or null
     float scale;                // times log2(e) / (64 * 32639)
     uint32_t m;
 };
@@ -423,7 +424,8 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
                     *reinterpret_cast<float2*>(out + d * 8) = all;
                     o[d][2 * r] = is_last ? all.x : 0.0f, o[d][2 * r + 1] = is_last ? all.y : 0.0f;
                 }
-                most[r] = -infinity_f32();
+                // A sink is joined to all of them.
+                most[r] = HAS_SINKS && is_last ? all_most[r] : -infinity_f32();
                 weight[r] = is_last ? all_weight[r] : 0.0f;
             }
         }
@@ -435,6 +437,16 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
     for (int r = 0; r < 2; r++) {
         if (mine[r] >= rows) continue;
         float* out = p.out + address(mine[r]) + quarter * 2;
+        if constexpr (HAS_SINKS) {
+            const Sink sink = sink_of(p.sinks[head * GROUP + (first_row + mine[r]) % GROUP]);
+            const Join both = join(most[r], sink.most);
+            weight[r] = fma_rn(sink.weight, both.new_share, mul_rn(weight[r], both.old_share));
+#pragma unroll
+            for (uint32_t d = 0; d < DIMS; d++) {
+#pragma unroll
+                for (uint32_t i = 0; i < 2; i++) o[d][2 * r + i] = mul_rn(o[d][2 * r + i], both.old_share);
+            }
+        }
         const float divisor = is_number[r] ? weight[r] : nan_f32();
 #pragma unroll
         for (uint32_t d = 0; d < DIMS; d++) {

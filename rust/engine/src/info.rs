@@ -413,7 +413,7 @@ fn weight_bytes_per_token(plan: &Plan) -> u64 {
         match used.role {
             Role::Lookup => looked_up.insert(used.id),
             Role::Matrix => multiplied.insert(used.id),
-            Role::Scale | Role::Bias => continue,
+            Role::Scale | Role::Bias | Role::Sink => continue,
         };
     }
     let whole = (0..plan.weights.len())

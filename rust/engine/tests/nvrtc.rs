@@ -149,6 +149,7 @@ impl Layer {
             n_head: N_HEAD,
             scale: 0.1,
             window: None,
+            sinks: None,
         });
         l.norm_heads(heads);
         l.product(heads, None, delta, false);

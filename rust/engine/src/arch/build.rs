@@ -177,6 +177,7 @@ impl<'a> Builder<'a> {
                     n_head: c.n_head,
                     scale: 1.0 / (c.head_dim as f32).sqrt(),
                     window: None,
+                    sinks: None,
                 },
             ]);
             self.matvec(heads, None, layer, "attn_output", &[n_q, c.n_embd], delta)?;

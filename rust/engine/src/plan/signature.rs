@@ -72,6 +72,8 @@ pub enum Role {
     Scale,
     /// A vector added to each row of [`Width::Product`].
     Bias,
+    /// A vector of a number for each of [`Parts::Heads`].
+    Sink,
 }
 
 /// The rows that an op runs over.
@@ -149,7 +151,7 @@ impl Access {
 impl Role {
     /// Whether it is one row, which backends keep as float32.
     pub fn is_vector(self) -> bool {
-        matches!(self, Role::Scale | Role::Bias)
+        matches!(self, Role::Scale | Role::Bias | Role::Sink)
     }
 }
 
@@ -242,6 +244,7 @@ impl Signature {
                 Role::Matrix => n_in == row && n_out == product,
                 Role::Scale => is_vector && n_in == self.scaled(row),
                 Role::Bias => is_vector && n_in == product,
+                Role::Sink => is_vector && self.parts == Parts::Heads(w.n_in),
             }
         })
     }
@@ -312,6 +315,7 @@ impl Listed<'_> {
         let w = self.plan.weight(used.id);
         let bias = match used.role {
             Role::Bias => "bias ",
+            Role::Sink => "sinks ",
             _ => "",
         };
         match w.n_out {

@@ -17,6 +17,7 @@ const BIAS: WeightId = WeightId(2);
 const NORM: WeightId = WeightId(3);
 const ROWS_OF_96: WeightId = WeightId(4);
 const ROW_NORM: WeightId = WeightId(5);
+const SINKS: WeightId = WeightId(6);
 
 /// Rows of 64 values, four heads of 16 with a cache of two.
 fn plan(ops: Vec<Op>) -> Plan {
@@ -55,6 +56,7 @@ fn plan(ops: Vec<Op>) -> Plan {
         ("norm", 16, 1),
         ("rows_of_96", 96, 2),
         ("row_norm", 64, 1),
+        ("sinks", 4, 1),
     ] {
         plan.add_weight(Weight {
             name: name.into(),
@@ -185,6 +187,7 @@ const CASES: &[Case] = &[
             n_head: 4,
             scale: 0.25,
             window: None,
+            sinks: None,
         },
         inputs: &[A],
         outputs: &[B],
@@ -202,14 +205,15 @@ const CASES: &[Case] = &[
             n_head: 4,
             scale: 0.5,
             window: Some(128),
+            sinks: Some(SINKS),
         },
         inputs: &[A],
         outputs: &[B],
         overwritten: &[B],
-        weights: &[],
+        weights: &[(SINKS, Role::Sink)],
         over: Over::Batch,
         cache: (Some(0), None),
-        listed: "b = attention(a, kv[0], 4 heads, scale 0.5, window 128)",
+        listed: "b = attention(a, kv[0], sinks sinks F32[4], 4 heads, scale 0.5, window 128)",
     },
     Case {
         op: Op::Add { x: A, out: B },
@@ -327,14 +331,16 @@ fn what_does_not_go_together_does_not_fit() {
         n_head,
         scale: 1.0,
         window: None,
+        sinks: None,
     };
-    let sees_nothing = Op::Attention {
+    let special = |window, sinks| Op::Attention {
         q: A,
         out: B,
         layer: 0,
         n_head: 4,
         scale: 1.0,
-        window: Some(0),
+        window,
+        sinks,
     };
     let bad = [
         // Of another width.
@@ -357,7 +363,9 @@ fn what_does_not_go_together_does_not_fit() {
         // Heads that are not those of the cache, or none at all.
         attention(B, 0, 2),
         attention(B, 0, 0),
-        sees_nothing,
+        // Rows that see nothing, and sinks that are not one a head.
+        special(Some(0), None),
+        special(None, Some(NORM)),
         // A layer that the cache does not have.
         attention(B, 3, 4),
         // Rows that are not those of the batch.

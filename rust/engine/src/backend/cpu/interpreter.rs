@@ -333,6 +333,7 @@ impl Interpreter {
                 n_head,
                 scale,
                 window,
+                sinks,
             } => {
                 let mut heads = self.take(*out);
                 let task = attention::Attention {
@@ -342,6 +343,7 @@ impl Interpreter {
                     n_head: *n_head,
                     scale: *scale,
                     window: *window,
+                    sinks: sinks.map(|id| self.vector(id)).transpose()?,
                     batch,
                 };
                 let done = task.run(self.level, &mut heads);

@@ -214,6 +214,8 @@ shared! {
         pub partial: u64,
         /// `[m][N_HEAD_KV]` u32, zero between launches.
         pub tickets: u64,
+        /// `[N_HEAD]` f32, or 0.
+        pub sinks: u64,
         pub scale: f32,
         pub alone: u32,
     }
@@ -237,6 +239,8 @@ shared! {
         pub partial: u64,
         /// `[m][N_HEAD_KV]` u32, zero between launches.
         pub tickets: u64,
+        /// `[N_HEAD]` f32, or 0.
+        pub sinks: u64,
         pub scale: f32,
         pub unused: u32,
     }
@@ -252,6 +256,8 @@ shared! {
         pub positions: u64,
         /// `[m]` u32.
         pub slots: u64,
+        /// `[N_HEAD]` f32, or 0.
+        pub sinks: u64,
         pub scale: f32,
         pub m: u32,
     }

@@ -50,7 +50,7 @@ fn moved(l: &Lowering, op: &Op, pass: &Pass) -> usize {
         match used.role {
             Role::Lookup => rows * w.ty.row_bytes(w.n_in).unwrap_or(0),
             Role::Matrix => w.n_out * w.ty.row_bytes(w.n_in).unwrap_or(0),
-            Role::Scale | Role::Bias => w.n_in * 4,
+            Role::Scale | Role::Bias | Role::Sink => w.n_in * 4,
         }
     };
     let angles = op
