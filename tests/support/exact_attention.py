@@ -167,6 +167,17 @@ class _Part:
         out = fma(later.out, later_f[:, None], self.out * f[:, None])
         return _Part(top, weight, out)
 
+    def with_sink(self, logit: np.float32) -> _Part:
+        """One more score, which has no value."""
+        s = np.full((len(self.top), 1), logit * np.float32(_LOG2_E / 64), np.float32)
+        its, p = _weights(s, np.ones(len(s), np.float32))
+        weight = np.rint(p[:, 0].astype(np.float64) * 2.0**22).astype(np.float32)
+        weight = weight * np.float32(W_MOST * 2.0**-38)
+        weight = np.where(np.isfinite(its), weight, np.float32(np.nan))
+        top = np.maximum(self.top, its)
+        f, later_f = _shrunk(self.top - top), _shrunk(its - top)
+        return _Part(top, fma(weight, later_f, self.weight * f), self.out * f[:, None])
+
 
 def _shrunk(exponent: Floats) -> Floats:
     """`2^exponent`; zero below 2^-126."""
@@ -220,6 +231,7 @@ def _head(
     scale: float,
     positions: Integers,
     window: int | None,
+    sink: np.float32 | None,
 ) -> Floats:
     """`[rows, head_dim]` of rows that look at the same units of tokens."""
     integers, most, bad = _query(q)
@@ -245,6 +257,8 @@ def _head(
         assert split is not None
         whole = split if whole is None else whole.join(split)
     assert whole is not None
+    if sink is not None:
+        whole = whole.with_sink(sink)
     out = whole.out / whole.weight[:, None]
     out[bad] = np.nan
     return out[:, : q.shape[1]]
@@ -258,10 +272,11 @@ def attention_over(
     scale: float,
     positions: Sequence[int] | None = None,
     window: int | None = None,
+    sinks: Floats | None = None,
 ) -> Floats:
     """Attention over what a cache holds, `[tokens, n_head_kv, head_bytes]`: rows of `positions`, or
     of all tokens, `[len(positions), n_head * head_dim]`. Row `p` of q is the token of position `p`;
-    it sees `window` tokens up to itself, or all.
+    it sees `window` tokens up to itself, or all, and `sinks`, one of each head.
     """
     chosen = np.arange(len(q)) if positions is None else np.asarray(positions, np.int64)
     n_head_kv, head_dim = keys.shape[1], q.shape[1] // n_head
@@ -275,7 +290,8 @@ def attention_over(
             rows = np.flatnonzero((units == alike).all(axis=1))
             for head in range(kv * group, (kv + 1) * group):
                 at = chosen[rows]
-                out[rows, head] = _head(heads[at, head], *stored, scale, at, window)
+                sink = None if sinks is None else sinks[head]
+                out[rows, head] = _head(heads[at, head], *stored, scale, at, window, sink)
     return out.reshape(len(chosen), -1)
 
 
@@ -304,12 +320,14 @@ def attention(
     scale: float,
     positions: Sequence[int] | None = None,
     window: int | None = None,
+    sinks: Floats | None = None,
 ) -> Floats:
     """Attention of a sequence, `[n, width]` each of q, k and v, in which a token sees those up to
-    itself, at most `window`: the rows of `positions`, or all of them, `[rows, n_head * head_dim]`.
+    itself, at most `window`, and `sinks`: the rows of `positions`, or all of them,
+    `[rows, n_head * head_dim]`.
     """
     keys, values = encode_heads(k, n_head_kv), encode_heads(v, n_head_kv)
-    return attention_over(q, keys, values, n_head, scale, positions, window)
+    return attention_over(q, keys, values, n_head, scale, positions, window, sinks)
 
 
 def in_float64(

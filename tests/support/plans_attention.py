@@ -30,6 +30,12 @@ class Shape:
     head_dim: int = 144
     #: Tokens that a row sees; none: all.
     window: int | None = None
+    #: The mean of scores that have no value, one of each head; none: there are none.
+    sink: float | None = None
+
+    @property
+    def sinks(self) -> Floats | None:
+        return None if self.sink is None else normal(self.n_head, seed=9) + np.float32(self.sink)
 
     @property
     def scale(self) -> float:
@@ -53,7 +59,8 @@ class Shape:
         buffers = {name: plan.buffer(name, width) for name, width in self.widths.items()}
         out = plan.buffer("out", self.widths["q"])
         plan.op("kv_scatter", k=buffers["k"], v=buffers["v"], layer=0)
-        fields = {"n_head": self.n_head, "scale": self.scale, "window": self.window}
+        sinks = None if self.sinks is None else plan.vector("sinks", self.sinks)
+        fields = {"n_head": self.n_head, "scale": self.scale, "window": self.window, "sinks": sinks}
         plan.op("attention", q=buffers["q"], out=out, layer=0, **fields)
         n_ctx = -(-n_ctx // PAGE) * PAGE
         run = Run(backend, plan, n_slots=n_slots, n_ctx=n_ctx, kv_type=kv_type, threads=threads)
@@ -70,7 +77,7 @@ class Shape:
 
     def exact(self, rows: Rows, positions: range | None = None) -> Floats:
         q, k, v = (rows[name] for name in "qkv")
-        fields = (self.n_head, self.n_head_kv, self.scale, positions, self.window)
+        fields = (self.n_head, self.n_head_kv, self.scale, positions, self.window, self.sinks)
         return exact.attention(q, k, v, *fields)
 
     def pool(self, run: Run, rows: Rows) -> NDArray[np.uint8]:
@@ -130,9 +137,10 @@ def in_float64(
     scale: float,
     kv_type: str,
     window: int | None = None,
+    sinks: Floats | None = None,
 ) -> NDArray[np.float64]:
     """`[n, n_head * head_dim]` of a sequence of n tokens, each seeing those up to itself,
-    at most `window`, over what a cache of `kv_type` holds."""
+    at most `window`, and `sinks`, over what a cache of `kv_type` holds."""
     n = len(q)
     heads = q.astype(np.float64).reshape(n, n_head, -1)
     keys = rounded(kv_type, k).astype(np.float64).reshape(n, n_head_kv, -1)
@@ -144,6 +152,8 @@ def in_float64(
         kv = head * n_head_kv // n_head
         scores = heads[:, head] @ keys[:, kv].T * np.float32(scale)
         scores[unseen] = -np.inf
-        p = np.exp(scores - scores.max(axis=1, keepdims=True))
-        out[:, head] = p @ values[:, kv] / p.sum(axis=1, keepdims=True)
+        top = scores.max(axis=1, keepdims=True)
+        p = np.exp(scores - top)
+        more = 0.0 if sinks is None else np.exp(sinks[head] - top)
+        out[:, head] = p @ values[:, kv] / (p.sum(axis=1, keepdims=True) + more)
     return out.reshape(n, -1)

@@ -9,8 +9,9 @@
 // dimensions. Values: a lane adds the eight tokens of its eighth of the page, the
 // eighths are added in pairs. Splits are merged in order.
 //
-// variant.cuh: N_HEAD, N_HEAD_KV, HEAD_DIM, WINDOW (tokens that a row sees, 0: all), Kv, THREADS, TEAMS, MAX_SPLITS, BLOCK_SPLITS (of a block
-// that has a row for itself; shared memory holds their sums).
+// variant.cuh: N_HEAD, N_HEAD_KV, HEAD_DIM, WINDOW (tokens that a row sees, 0: all), HAS_SINKS, Kv,
+// THREADS, TEAMS, MAX_SPLITS, BLOCK_SPLITS (of a block that has a row for itself; shared memory holds
+// their sums).
 #include "kv.cuh"
 #include "variant.cuh"
 
@@ -43,6 +44,7 @@ struct Params {
     const uint32_t* slots;      // [m]
     float* partial;     // [m][N_HEAD_KV][MAX_SPLITS][GROUP][HEAD_DIM + 2]: sums, maximum, weight
     uint32_t* tickets;  // [m][N_HEAD_KV], zero between launches
+    const float* sinks; // [N_HEAD]: one more score each, of value 0; or null
     float scale;
     uint32_t alone;     // 1: no two rows are of one sequence
 };
@@ -285,12 +287,14 @@ KERNEL_BOUNDS(attention, Params, THREADS, MIN_BLOCKS) {
             float top = most[0][g], all = 0.0f, sum = 0.0f;
 #pragma unroll 1
             for (uint32_t s = 1; s < splits; s++) top = fmaxf(top, most[s][g]);
+            if constexpr (HAS_SINKS) top = fmaxf(top, p.sinks[head * GROUP + g]);
 #pragma unroll 1
             for (uint32_t s = 0; s < splits; s++) {
                 const float e = expf(add_rn(most[s][g], -top));
                 all = fma_rn(weight[s][g], e, all);
                 sum = fma_rn(result[s][g][d], e, sum);
             }
+            if constexpr (HAS_SINKS) all = add_rn(all, expf(add_rn(p.sinks[head * GROUP + g], -top)));
             out[i] = div_rn(sum, all);
         }
         return;
@@ -321,13 +325,17 @@ KERNEL_BOUNDS(attention, Params, THREADS, MIN_BLOCKS) {
             top = load_relaxed_f32(at);
             sum = load_relaxed_f32(at + 1);
         }
-        const float all = warp_max_f32(top);
+        float all = warp_max_f32(top);
+        if constexpr (HAS_SINKS) all = fmaxf(all, p.sinks[head * GROUP + g]);
         const float e = lane < splits ? expf(add_rn(top, -all)) : 0.0f;
         share[g][lane] = e;
         // In split order, as the sums below.
         float weights = 0.0f;
         for (uint32_t s = 0; s < splits; s++) {
             weights = fma_rn(__shfl_sync(FULL_WARP, sum, s), __shfl_sync(FULL_WARP, e, s), weights);
+        }
+        if constexpr (HAS_SINKS) {
+            weights = add_rn(weights, expf(add_rn(p.sinks[head * GROUP + g], -all)));
         }
         if (lane == 0) total[g] = weights;
     }

@@ -6,7 +6,8 @@
 // split pages in order with a running maximum; two threads a token, a half of the dimensions each;
 // values in four warps of 16 tokens, added in order. Splits are merged in order.
 //
-// variant.cuh: N_HEAD, N_HEAD_KV, HEAD_DIM, WINDOW (tokens that a row sees, 0: all), THREADS, MAX_SPLITS.
+// variant.cuh: N_HEAD, N_HEAD_KV, HEAD_DIM, WINDOW (tokens that a row sees, 0: all), HAS_SINKS, THREADS,
+// MAX_SPLITS.
 #include "kv_blocks.cuh"
 #include "variant.cuh"
 
@@ -25,6 +26,7 @@ struct Params {
     const uint32_t* slots;      // [m]
     float* partial;     // [m][N_HEAD_KV][MAX_SPLITS][GROUP][HEAD_DIM + 2]: sums, maximum, weight
     uint32_t* tickets;  // [m][N_HEAD_KV], zero between launches
+    const float* sinks; // [N_HEAD]: one more score each, of value 0; or null
     float scale;
     uint32_t alone;     // for attention.cu
 };
@@ -165,7 +167,14 @@ KERNEL_BOUNDS(attention_blocks, Params, THREADS, 2) {
 #pragma unroll
         for (uint32_t w = 1; w < WARPS; w++) sum = add_rn(sum, sums[w][g][d]);
         if (splits == 1) {
-            p.out[row + i] = div_rn(sum, weight[g]);
+            float all = weight[g];
+            if constexpr (HAS_SINKS) {
+                const float sink = p.sinks[head * GROUP + g], top = fmaxf(most[g], sink);
+                const float shrink = expf(add_rn(most[g], -top));
+                sum = mul_rn(sum, shrink);
+                all = fma_rn(all, shrink, expf(add_rn(sink, -top)));
+            }
+            p.out[row + i] = div_rn(sum, all);
         } else {
             mine[g * (HEAD_DIM + 2) + d] = sum;
         }
@@ -186,12 +195,16 @@ KERNEL_BOUNDS(attention_blocks, Params, THREADS, 2) {
         const float* at = parts + lane * SPLIT_FLOATS + g * (HEAD_DIM + 2) + HEAD_DIM;
         const float top = lane < splits ? load_relaxed_f32(at) : -infinity_f32();
         const float sum = lane < splits ? load_relaxed_f32(at + 1) : 0.0f;
-        const float all = warp_max_f32(top);
+        float all = warp_max_f32(top);
+        if constexpr (HAS_SINKS) all = fmaxf(all, p.sinks[head * GROUP + g]);
         const float e = top == -infinity_f32() ? 0.0f : expf(add_rn(top, -all));
         scores[0][g][lane] = e;
         float total = 0.0f;
         for (uint32_t s = 0; s < splits; s++) {
             total = fma_rn(__shfl_sync(FULL_WARP, sum, s), __shfl_sync(FULL_WARP, e, s), total);
+        }
+        if constexpr (HAS_SINKS) {
+            total = add_rn(total, expf(add_rn(p.sinks[head * GROUP + g], -all)));
         }
         if (lane == 0) weight[g] = total;
     }

@@ -9,8 +9,8 @@
 // bytes' sums of two tokens and one head. Values: a warp has some tiles of 16 dimensions, rows of A, and
 // all tokens; columns of B are the two bytes of the weights.
 //
-// variant.cuh: N_HEAD, N_HEAD_KV, HEAD_DIM, WINDOW (tokens that a row sees, 0: all), HEADS (of a block; a
-// group's last may have fewer), TEAMS, MAX_SPLITS, RING (parts in shared memory).
+// variant.cuh: N_HEAD, N_HEAD_KV, HEAD_DIM, WINDOW (tokens that a row sees, 0: all), HAS_SINKS, HEADS
+// (of a block; a group's last may have fewer), TEAMS, MAX_SPLITS, RING (parts in shared memory).
 #include "kv_fixed.cuh"
 #include "math.cuh"
 #include "variant.cuh"
@@ -55,6 +55,7 @@ struct Params {
     // [MAX_SPLITS][HEADS]
     float* partial;
     uint32_t* tickets;  // [m][N_HEAD_KV][PARTS], zero between launches
+    const float* sinks; // [N_HEAD]: one more score each, of value 0; or null
     float scale;        // times log2(e) / (64 * 32639)
     uint32_t unused;
 };
@@ -102,6 +103,8 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
     SHARED uint64_t arrived[RING];
     SHARED float2 shares_of[HEADS][MAX_SPLITS];
     SHARED float weight_of[HEADS][MAX_SPLITS];
+    SHARED float2 sink_shares[HEADS];
+    SHARED float sink_weights[HEADS];
     SHARED uint32_t ticket;
     uint8_t* ring = dynamic_shared<uint8_t>();
 
@@ -511,7 +514,14 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
         for (uint32_t t = 0; t < TILES; t++) {
             const uint32_t h = t * 4 + quarter;
             if (h >= heads) continue;
-            const float weight = total.is_empty || !is_number[h] ? nan_f32() : total.weight[t];
+            float weight = total.is_empty || !is_number[h] ? nan_f32() : total.weight[t];
+            float old_share = 1.0f;
+            if constexpr (HAS_SINKS) {
+                const Sink sink = sink_of(p.sinks[head * GROUP + first_head + h]);
+                const Join both = join(total.most[t], sink.most);
+                old_share = both.old_share;
+                weight = fma_rn(sink.weight, both.new_share, mul_rn(weight, old_share));
+            }
 #pragma unroll
             for (uint32_t i = 0; i < WARP_TILES; i++) {
                 const uint32_t tile = warp + WARPS * i;
@@ -519,7 +529,9 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
 #pragma unroll
                 for (uint32_t r = 0; r < 2; r++) {
                     const uint32_t dim = tile * 16 + r * 8 + g;
-                    p.out[row + h * HEAD_DIM + dim] = div_rn(total.values[i][t][r], weight);
+                    float sum = total.values[i][t][r];
+                    if constexpr (HAS_SINKS) sum = mul_rn(sum, old_share);
+                    p.out[row + h * HEAD_DIM + dim] = div_rn(sum, weight);
                 }
             }
         }
@@ -550,6 +562,15 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
         if (lane < splits) {
             const Join both = join(before, most);
             shares_of[h][lane] = make_float2(both.old_share, both.new_share);
+        }
+        if constexpr (HAS_SINKS) {
+            float all = __shfl_sync(FULL_WARP, so_far, 31);
+            const Sink sink = sink_of(p.sinks[head * GROUP + first_head + h]);
+            const Join both = join(all, sink.most);
+            if (lane == 0) {
+                sink_shares[h] = make_float2(both.old_share, both.new_share);
+                sink_weights[h] = sink.weight;
+            }
         }
     }
     __syncthreads();
@@ -584,6 +605,12 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
                                       : fma_rn(next[s][e], share.y, mul_rn(sum[e], share.x));
                 }
             }
+        }
+        if constexpr (HAS_SINKS) {
+            const float2 share = sink_shares[h];
+            weight = fma_rn(sink_weights[h], share.y, mul_rn(weight, share.x));
+#pragma unroll
+            for (uint32_t e = 0; e < ELEMENTS; e++) sum[e] = mul_rn(sum[e], share.x);
         }
         if (!is_number[h]) weight = nan_f32();
 #pragma unroll

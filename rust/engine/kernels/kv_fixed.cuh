@@ -6,6 +6,7 @@
 #pragma once
 #include "common.cuh"
 #include "kv.cuh"
+#include "math.cuh"
 
 // The upper and the lower byte of the low halves of four words.
 DEVICE void split_bytes(const uint32_t (&w)[4], uint32_t& hi, uint32_t& lo) {
@@ -181,6 +182,18 @@ DEVICE float unit_weight(int share, float most) {
     // 65535 2^-38: weights of values are 65535ths.
     constexpr float PART = 65535.0f / 274877906944.0f;
     return fabsf(most) < infinity_f32() ? mul_rn(static_cast<float>(share), PART) : nan_f32();
+}
+
+// A sink, step 6: what is joined last.
+struct Sink {
+    float most, weight;
+};
+
+DEVICE Sink sink_of(float logit) {
+    const float s = mul_rn(logit, 0.022542110f);  // log2(e) / 64
+    const UnitTop top = unit_top(s, 1.0f);
+    const float p = exp2_unit_f32(fma_sat(s, top.factor, top.bias));
+    return {top.most, unit_weight(static_cast<int>(rint_product(p, 4194304.0f)), top.most)};
 }
 
 // The grid of a unit's weighted values, step 4, from the largest p u: w = rint(p u to_integers).

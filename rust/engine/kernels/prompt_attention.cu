@@ -7,8 +7,8 @@
 // inside a page chains of mma from zero, lo before hi. Pages past a row's last token, or behind its
 // window, leave its bits.
 //
-// variant.cuh: N_HEAD, N_HEAD_KV, HEAD_DIM (a multiple of 16), WINDOW (tokens that a row sees, 0: all), Kv (KvF16), THREADS, ROWS (queries a
-// block), SHARED_BYTES.
+// variant.cuh: N_HEAD, N_HEAD_KV, HEAD_DIM (a multiple of 16), WINDOW (tokens that a row sees, 0: all),
+// HAS_SINKS, Kv (KvF16), THREADS, ROWS (queries a block), SHARED_BYTES.
 #include "kv.cuh"
 #include "variant.cuh"
 
@@ -28,6 +28,7 @@ struct Params {
     KvView kv;
     const uint32_t* positions;  // [m]
     const uint32_t* slots;      // [m]
+    const float* sinks;         // [N_HEAD]: one more score each, of value 0; or null
     float scale;
     uint32_t m;
 };
@@ -261,7 +262,17 @@ KERNEL_BOUNDS(prompt_attention, Params, THREADS, 2) {
     for (int r = 0; r < 2; r++) {
         if (mine[r] >= rows) continue;
         float* out = p.out + address(mine[r]) + lane % 4 * 2;
-        const float weight = row_weight[mine[r]];
+        float weight = row_weight[mine[r]];
+        if constexpr (HAS_SINKS) {
+            const float sink = p.sinks[head * GROUP + (first_row + mine[r]) % GROUP];
+            const float top = fmaxf(most[r], sink), shrink = expf(add_rn(most[r], -top));
+            weight = fma_rn(weight, shrink, mul_rn(expf(add_rn(sink, -top)), MOST_WEIGHT));
+#pragma unroll
+            for (uint32_t d = 0; d < VECTORS; d++) {
+#pragma unroll
+                for (int i = 0; i < 2; i++) acc[d][2 * r + i] = mul_rn(acc[d][2 * r + i], shrink);
+            }
+        }
 #pragma unroll
         for (uint32_t d = 0; d < VECTORS; d++) {
             *reinterpret_cast<float2*>(out + d * 8) = make_float2(

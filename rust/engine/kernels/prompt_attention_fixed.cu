@@ -8,7 +8,7 @@
 // own pace.
 //
 // variant.cuh: N_HEAD, N_HEAD_KV, HEAD_DIM (a multiple of 16, at most 128), WINDOW (tokens that a row
-// sees, 0: all), THREADS, ROWS (queries a block, 16 a warp), STAGES (pages in shared memory),
+// sees, 0: all), HAS_SINKS, THREADS, ROWS (queries a block, 16 a warp), STAGES (pages in shared memory),
 // SHARED_BYTES, MAX_SPLITS.
 #include "kv_fixed.cuh"
 #include "math.cuh"
@@ -28,12 +28,16 @@ constexpr uint32_t STAGE = 2 * Cache::BYTES;
 constexpr bool KEEPS_QUERIES = HEAD_DIM <= 64;
 static_assert(SHARED_BYTES == STAGES * STAGE + (KEEPS_QUERIES ? 0 : ROWS * STEPS * 64), "both");
 
+// Whether no row looks at more units than there may be splits.
+constexpr bool SHORT = WINDOW != 0 && WINDOW <= (MAX_SPLITS - 1) * PAGE_TOKENS + 1;
+
 struct Params {
     const float* q;  // [m][N_HEAD * HEAD_DIM]
     float* out;      // the same
     KvView kv;
     const uint32_t* positions;  // [m]
     const uint32_t* slots;      // [m]
+    const float* sinks;         // [N_HEAD]: one more score each, of value 0; or null
     float scale;                // times log2(e) / (64 * 32639)
     uint32_t m;
 };
@@ -169,17 +173,20 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
             end += GROUP - (first_row + end) % GROUP;
         }
         // Tokens that a row sees, none outside this sequence, its first unit and units of its splits.
-        uint32_t length[2], seen_from[2], start[2], split_units[2];
+        uint32_t length[2], split_units[2];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const bool here = mine[r] >= begin && mine[r] < end && mine[r] < rows;
             length[r] = here ? row_length[mine[r] % ROWS] : 0;
-            seen_from[r] = first_seen<WINDOW>(length[r]), start[r] = seen_from[r] / PAGE_TOKENS;
-            split_units[r] = units_of_split<MAX_SPLITS>(length[r] - start[r] * PAGE_TOKENS);
+            const uint32_t start = first_seen<WINDOW>(length[r]) / PAGE_TOKENS;
+            split_units[r] = SHORT ? 1 : units_of_split<MAX_SPLITS>(length[r] - start * PAGE_TOKENS);
         }
+        // Registers are scarce: they are made from the lengths again.
+        auto seen_from = [&](int r) { return first_seen<WINDOW>(length[r]); };
+        auto start = [&](int r) { return seen_from(r) / PAGE_TOKENS; };
         begin = end;
         const uint32_t shorter = length[0] < length[1] ? length[0] : length[1];
-        const uint32_t latest = seen_from[0] < seen_from[1] ? seen_from[1] : seen_from[0];
+        const uint32_t latest = seen_from(0) < seen_from(1) ? seen_from(1) : seen_from(0);
 
         const uint32_t pages = (longest + PAGE_TOKENS - 1) / PAGE_TOKENS;
         const uint32_t first_page = first_seen<WINDOW>(shortest) / PAGE_TOKENS;
@@ -243,14 +250,14 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
             const uint8_t* keys = stages + place * STAGE;
             const uint8_t* values = keys + Cache::BYTES;
             auto looks = [&](int r) {
-                return length[r] > first && (WINDOW == 0 || start[r] <= number);
+                return length[r] > first && (WINDOW == 0 || start(r) <= number);
             };
             auto unit = [&](auto kind) {
                 constexpr bool masked = decltype(kind)::masked;
                 auto sees = [&](uint32_t tile, uint32_t e) {
                     const uint32_t token = first + tile * 8 + quarter * 2 + e % 2;
                     return !masked || (token < length[e / 2] &&
-                                       (WINDOW == 0 || token >= seen_from[e / 2]));
+                                       (WINDOW == 0 || token >= seen_from(e / 2)));
                 };
                 // Scores, then weights, of eight tokens a tile.
                 float s[TOKENS][4], top[2] = {-infinity_f32(), -infinity_f32()};
@@ -400,11 +407,11 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 const bool is_last = length[r] > first && length[r] <= first + PAGE_TOKENS;
-                const bool ends = (number + 1 - start[r]) % split_units[r] == 0 || is_last;
+                const bool ends = (number + 1 - start(r)) % split_units[r] == 0 || is_last;
                 if (split_units[r] == 1 || !ends || !looks(r)) continue;
                 const Join both = join(all_most[r], most[r]);
                 all_weight[r] = fma_rn(weight[r], both.new_share, mul_rn(all_weight[r], both.old_share));
-                const bool is_first = number - start[r] < split_units[r];
+                const bool is_first = number - start(r) < split_units[r];
                 float* out = p.out + address(mine[r]) + quarter * 2;
                 // All of them at once: one wait.
                 float2 old[DIMS];
@@ -423,7 +430,8 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
                     *reinterpret_cast<float2*>(out + d * 8) = all;
                     o[d][2 * r] = is_last ? all.x : 0.0f, o[d][2 * r + 1] = is_last ? all.y : 0.0f;
                 }
-                most[r] = -infinity_f32();
+                // A sink is joined to all of them.
+                most[r] = HAS_SINKS && is_last ? all_most[r] : -infinity_f32();
                 weight[r] = is_last ? all_weight[r] : 0.0f;
             }
         }
@@ -435,6 +443,16 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
     for (int r = 0; r < 2; r++) {
         if (mine[r] >= rows) continue;
         float* out = p.out + address(mine[r]) + quarter * 2;
+        if constexpr (HAS_SINKS) {
+            const Sink sink = sink_of(p.sinks[head * GROUP + (first_row + mine[r]) % GROUP]);
+            const Join both = join(most[r], sink.most);
+            weight[r] = fma_rn(sink.weight, both.new_share, mul_rn(weight[r], both.old_share));
+#pragma unroll
+            for (uint32_t d = 0; d < DIMS; d++) {
+#pragma unroll
+                for (uint32_t i = 0; i < 2; i++) o[d][2 * r + i] = mul_rn(o[d][2 * r + i], both.old_share);
+            }
+        }
         const float divisor = is_number[r] ? weight[r] : nan_f32();
 #pragma unroll
         for (uint32_t d = 0; d < DIMS; d++) {

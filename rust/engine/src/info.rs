@@ -473,7 +473,12 @@ fn per_token(
                 Role::Experts | Role::ExpertBias => {
                     routed.insert(used.id, op.ranks(plan).unwrap_or(0));
                 }
-                Role::Scale | Role::Bias | Role::Selection | Role::Taps(_) | Role::PerHead => {}
+                Role::Scale
+                | Role::Bias
+                | Role::Sink
+                | Role::Selection
+                | Role::Taps(_)
+                | Role::PerHead => {}
             }
         }
     }

@@ -257,6 +257,7 @@ impl Layer {
             n_head: N_HEAD,
             scale: 0.1,
             window: None,
+            sinks: None,
         });
         l.norm_heads(heads);
         l.product(heads, None, delta, false);
@@ -424,7 +425,7 @@ fn kernels_of_experts_compile_for_every_card_without_spills() {
         let mut kernels = HashSet::new();
         for ty in ["Q4_K", "Q6_K", "F16"].map(|ty| quant::by_name(ty).unwrap()) {
             let mut layer = Layer {
-                plan: Layer::plan(ty, RopeStyle::Halves),
+                plan: Layer::plan(ty, RopeStyle::Halves, false),
                 ty,
             };
             let before = layer.plan.ops.len();

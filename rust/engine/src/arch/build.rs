@@ -276,6 +276,7 @@ impl<'a> Builder<'a> {
             n_head,
             scale,
             window,
+            sinks: None,
         });
         out
     }

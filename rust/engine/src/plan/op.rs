@@ -156,6 +156,7 @@ pub enum Op {
     /// `0..=positions[r]`: `out[r][h] = sum_t softmax_t(scale * q[r][h]·K[t][kv]) * V[t][kv]`. With a
     /// `window`, at least 1, `t` is above `positions[r] - window`: a row sees that many tokens, its own
     /// included, and no page is read of which it sees none, so that such pages need not be mapped.
+    /// With `sinks`, a logit for each head, `sinks[h]` is one more score of the softmax, of value 0.
     ///
     /// **Over a cache of integers** (`i16`) by a stated sum, with operations as in [`Op::MatVec`]. A key
     /// or value is an integer `K` or `V` of at most 32767 in size times the unit `u` of its block, up to
@@ -185,7 +186,10 @@ pub enum Op {
     ///    `f = 2^(M - M')` and `f_1 = 2^(M_1 - M')`, zero for exponents below -126, `(M',
     ///    fma(l_1, f_1, l f), fma(o_1, f_1, o f))`. Of `n` units a split is a run of `ceil(n / 32)`
     ///    from the first on, so there are at most 32. The units of a split are joined in order, the first
-    ///    as it is, then the splits in the same way; then `out = o / l`.
+    ///    as it is, then the splits in the same way.
+    /// 6. *A sink* is joined last, as a unit of one token without values: with
+    ///    `s = sinks[h] * float(log2(exp(1)) / 64)`, rounded, and `F` = 1 step 3 gives `M_1` and `l_1`,
+    ///    and `(M, l, o)` becomes `(M', fma(l_1, f_1, l f), o f)`. Then `out = o / l`.
     ///
     /// Every sum of integers is below 2^37. Cut into bytes, of which those of `Q` are all signed, the sums
     /// of products are below 2^23.
@@ -198,6 +202,7 @@ pub enum Op {
         n_head: usize,
         scale: f32,
         window: Option<usize>,
+        sinks: Option<WeightId>,
     },
     /// `out[r] += x[r]`.
     Add { x: BufferId, out: BufferId },
@@ -403,7 +408,9 @@ impl Op {
                 n_head,
                 scale,
                 window,
+                sinks,
             } => Signature {
+                weights: sinks.map(|id| used(id, Role::Sink)).into_iter().collect(),
                 parts: Parts::Heads(n_head),
                 window,
                 cache: Some(CacheUse {

@@ -98,6 +98,8 @@ pub enum Role {
     Experts,
     /// A vector for each expert, added to that one's product.
     ExpertBias,
+    /// A vector of a number for each of [`Parts::Heads`].
+    Sink,
 }
 
 /// The rows that an op runs over.
@@ -189,6 +191,7 @@ impl Role {
             self,
             Role::Scale
                 | Role::Bias
+                | Role::Sink
                 | Role::Selection
                 | Role::ExpertBias
                 | Role::Taps(_)
@@ -340,7 +343,7 @@ impl Signature {
                 Role::Taps(n) => {
                     n > 0 && is_vector && n_in == row.and_then(|row| row.checked_mul(n))
                 }
-                Role::PerHead => is_vector && Parts::Heads(w.n_in) == self.parts,
+                Role::PerHead | Role::Sink => is_vector && Parts::Heads(w.n_in) == self.parts,
                 Role::Selection => is_vector && n_in == row,
                 Role::Experts => n_in == row && w.n_out > 0,
                 Role::ExpertBias => {
@@ -422,6 +425,7 @@ impl Listed<'_> {
         let bias = match used.role {
             Role::Bias | Role::ExpertBias => "bias ",
             Role::Selection => "selection ",
+            Role::Sink => "sinks ",
             _ => "",
         };
         if matches!(used.role, Role::Experts | Role::ExpertBias) {

@@ -24,6 +24,7 @@ const ROW_NORM: WeightId = WeightId(5);
 const SELECTION: WeightId = WeightId(6);
 const EXPERTS: WeightId = WeightId(7);
 const EXPERT_BIAS: WeightId = WeightId(8);
+const SINKS: WeightId = WeightId(9);
 
 /// Rows of 64 values, four heads of 16 with a cache of two.
 fn plan(ops: Vec<Op>) -> Plan {
@@ -66,6 +67,7 @@ fn plan(ops: Vec<Op>) -> Plan {
         ("selection", 32, 1, 1),
         ("experts", 16, 24, 5),
         ("expert_bias", 24, 1, 5),
+        ("sinks", 4, 1, 1),
     ] {
         plan.add_weight(Weight {
             name: name.into(),
@@ -212,6 +214,7 @@ const CASES: &[Case] = &[
             n_head: 4,
             scale: 0.25,
             window: None,
+            sinks: None,
         },
         inputs: &[A],
         outputs: &[B],
@@ -229,14 +232,15 @@ const CASES: &[Case] = &[
             n_head: 4,
             scale: 0.5,
             window: Some(128),
+            sinks: Some(SINKS),
         },
         inputs: &[A],
         outputs: &[B],
         overwritten: &[B],
-        weights: &[],
+        weights: &[(SINKS, Role::Sink)],
         over: Over::Batch,
         cache: (Some(0), None),
-        listed: "b = attention(a, kv[0], 4 heads, scale 0.5, window 128)",
+        listed: "b = attention(a, kv[0], sinks sinks F32[4], 4 heads, scale 0.5, window 128)",
     },
     Case {
         op: Op::Route {
@@ -430,14 +434,16 @@ fn what_does_not_go_together_does_not_fit() {
         n_head,
         scale: 1.0,
         window: None,
+        sinks: None,
     };
-    let sees_nothing = Op::Attention {
+    let special = |window, sinks| Op::Attention {
         q: A,
         out: B,
         layer: 0,
         n_head: 4,
         scale: 1.0,
-        window: Some(0),
+        window,
+        sinks,
     };
     let bad = [
         // Of another width.
@@ -460,7 +466,9 @@ fn what_does_not_go_together_does_not_fit() {
         // Heads that are not those of the cache, or none at all.
         attention(B, 0, 2),
         attention(B, 0, 0),
-        sees_nothing,
+        // Rows that see nothing, and sinks that are not one a head.
+        special(Some(0), None),
+        special(None, Some(NORM)),
         // A layer that the cache does not have.
         attention(B, 3, 4),
         // Rows that are not those of the batch.

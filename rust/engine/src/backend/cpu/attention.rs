@@ -28,6 +28,8 @@ pub struct Attention<'a> {
     pub scale: f32,
     /// Tokens that a row sees, where these are not all.
     pub window: Option<usize>,
+    /// `[n_head]`, where there are any.
+    pub sinks: Option<&'a [f32]>,
     pub batch: &'a Batch<'a>,
 }
 
@@ -73,6 +75,11 @@ impl Attention<'_> {
         };
         let positions = &self.batch.positions[first..][..n];
         positions.iter().map(of_row).collect()
+    }
+
+    /// The sink of query head `g` of those that share a KV head.
+    pub fn sink(&self, head: usize, group: usize, g: usize) -> Option<f32> {
+        Some(self.sinks?[head * group + g])
     }
 
     /// The pages that rows look at which see these tokens.
@@ -218,7 +225,8 @@ impl<B: Block> Task for TypedHeads<'_, B> {
         for (i, (scores, sum)) in scores.chunks_exact_mut(most).zip(&mut sums).enumerate() {
             let tokens = &seen[i / group];
             let scores = &mut scores[tokens.start - base..tokens.end - base];
-            let mut top = f32::NEG_INFINITY;
+            let sink = op.sink(head, group, i % group);
+            let mut top = sink.unwrap_or(f32::NEG_INFINITY);
             for s in &*scores {
                 top = top.max(*s);
             }
@@ -228,6 +236,7 @@ impl<B: Block> Task for TypedHeads<'_, B> {
             for p in scores {
                 *sum += f64::from(*p);
             }
+            *sum += sink.map_or(0.0, |logit| f64::from(exp_down(logit - top)));
         }
         for out in &mut out {
             out.fill(0.0);

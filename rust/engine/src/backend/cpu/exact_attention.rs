@@ -29,6 +29,9 @@ const W_MOST: f32 = 65535.0;
 /// Bits of the lower limb of Q, and of a weight.
 const LIMB: u32 = 8;
 
+/// `log2(e) / 64`: what a sink is multiplied by.
+const SINK: f32 = (std::f64::consts::LOG2_E / 64.0) as f32;
+
 /// 2^-100, the least of what a query's largest is taken for.
 const LEAST_QUERY: f32 = f32::from_bits(27 << 23);
 
@@ -164,6 +167,36 @@ impl Sums {
             }
         }
         next.is_empty = true;
+    }
+
+    /// Step 6: a score that has no value.
+    fn join_sink(&mut self, logit: f32) {
+        let s = logit * SINK;
+        let top = (s * 64.0).ceil();
+        let z = match top.abs() >= SCORE_END {
+            true => 1.0,
+            false => s + top.mul_add(-1.0 / 64.0, 1.0),
+        };
+        let share = rounded(math::exp2_unit(z.clamp(0.0, 1.0)), (1u32 << 22) as f32);
+        let most = if self.is_empty {
+            top
+        } else {
+            self.most.max(top)
+        };
+        let (f, f1) = (fade(self.most - most), fade(top - most));
+        self.most = most;
+        self.weight = weight(share, top).mul_add(f1, self.weight * f);
+        self.values.iter_mut().for_each(|o| *o *= f);
+        self.is_empty = false;
+    }
+}
+
+/// `rint(p 2^22)`, summed up, as a weight of step 3.
+#[inline(always)]
+fn weight(share: u32, most: f32) -> f32 {
+    match most.is_finite() {
+        true => share as f32 * (W_MOST * fade(-38.0)),
+        false => f32::NAN,
     }
 }
 
@@ -309,11 +342,7 @@ impl Unit {
             share += rounded(*p, (1u32 << 22) as f32);
         }
         out.most = most;
-        out.weight = if most.is_finite() {
-            share as f32 * (W_MOST * fade(-38.0))
-        } else {
-            f32::NAN
-        };
+        out.weight = weight(share, most);
         out.is_empty = false;
         let lanes = self.values.len() / (UNIT / 2);
         for (b, units) in self.value_units.iter().enumerate() {
@@ -429,6 +458,11 @@ impl Task for Heads<'_, '_> {
                         state.total.join(&mut state.split);
                     }
                 }
+            }
+        }
+        for (i, (_, state)) in queries.iter_mut().enumerate() {
+            if let Some(logit) = op.sink(head, group, i % group) {
+                state.total.join_sink(logit);
             }
         }
         let queries = queries.chunks_exact(group);

@@ -527,6 +527,7 @@ impl Interpreter {
                 n_head,
                 scale,
                 window,
+                sinks,
             } => {
                 let mut heads = self.take(*out);
                 let task = attention::Attention {
@@ -536,6 +537,7 @@ impl Interpreter {
                     n_head: *n_head,
                     scale: *scale,
                     window: *window,
+                    sinks: sinks.map(|id| self.vector(id)).transpose()?,
                     batch,
                 };
                 let done = task.run(self.level, &mut heads);

@@ -1,13 +1,13 @@
 //! Attention: one kernel for steps, another for prompts where the cache and the card take it, and for
 //! both over a cache in blocks of 32 one of its own. Over integers: `attention_fixed`.
 
-use super::lowering::{constants, sizes, Lowering, Pass, Path};
+use super::lowering::{constants, flag, sizes, Lowering, Pass, Path};
 use super::params::{Attention, KvView, PromptAttention, CONSTANTS};
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::{Kind, Spec, Traffic};
 use crate::backend::PAGE_TOKENS;
 use crate::error::Result;
-use crate::plan::{BufferId, KvShape, Plan};
+use crate::plan::{BufferId, KvShape, Plan, WeightId};
 
 static SOURCE: Source = source!("attention.cu", CONSTANTS, Attention, KvView);
 static BLOCKS: Source = source!("attention_blocks.cu", CONSTANTS, Attention, KvView);
@@ -53,15 +53,22 @@ pub struct AttentionOp {
     pub scale: f32,
     /// Tokens that a row sees, where these are not all.
     pub window: Option<usize>,
+    /// A logit a head, where softmax has one more.
+    pub sinks: Option<WeightId>,
     /// Keys and values of the rows, where it stores them itself.
     pub newest: Option<(BufferId, BufferId)>,
 }
 
 impl AttentionOp {
-    /// The constant by which kernels know the window: 0 where rows of up to `n_ctx` tokens see all.
-    pub fn window_size(&self, n_ctx: usize) -> (&'static str, usize) {
-        let window = self.window.filter(|tokens| *tokens < n_ctx);
-        ("WINDOW", window.unwrap_or(0))
+    /// What kernels know of it as constants: a window of 0 where rows of up to `n_ctx` tokens see all.
+    pub fn constants(&self, n_ctx: usize) -> String {
+        let shape = [
+            ("N_HEAD", self.n_head),
+            ("N_HEAD_KV", self.kv.n_head_kv),
+            ("HEAD_DIM", self.kv.head_dim),
+        ];
+        let window = self.window.filter(|tokens| *tokens < n_ctx).unwrap_or(0);
+        constants(&shape) + &sizes(&[("WINDOW", window)]) + &flag("HAS_SINKS", self.sinks.is_some())
     }
 
     /// Most splits of a row of up to `tokens` tokens: each has a page at least.
@@ -147,18 +154,10 @@ fn variant(
     source: &'static Source,
     more: &[(&str, usize)],
 ) -> Variant {
-    let text = constants(&[
-        ("N_HEAD", op.n_head),
-        ("N_HEAD_KV", op.kv.n_head_kv),
-        ("HEAD_DIM", op.kv.head_dim),
-    ]);
     let kv_struct = l.kv_type.kernel.kv_struct();
     Variant {
         source,
-        constants: text
-            + &format!("using Kv = {kv_struct};\n")
-            + &sizes(&[op.window_size(l.n_ctx)])
-            + &sizes(more),
+        constants: op.constants(l.n_ctx) + &format!("using Kv = {kv_struct};\n") + &sizes(more),
     }
 }
 
@@ -175,6 +174,7 @@ pub fn prompt_params(
         kv: l.kv(op.layer)?,
         positions: pass.inputs.positions,
         slots: pass.inputs.slots,
+        sinks: l.vector(op.sinks)?,
         scale,
         m: pass.rows as u32,
     })
@@ -222,6 +222,7 @@ fn split_specs(
     let row_bytes = (width * 4) as u64;
     let inputs = &pass.inputs;
     let in_blocks = l.kv_type.kernel.kv_in_blocks();
+    let sinks = l.vector(op.sinks)?;
     let part = |first: usize| {
         let params = Attention {
             q: l.address(op.q) + first as u64 * row_bytes,
@@ -231,6 +232,7 @@ fn split_specs(
             slots: inputs.slots + (first * 4) as u64,
             partial: l.at.scratch.partial,
             tickets: l.at.scratch.tickets,
+            sinks,
             scale: op.scale,
             alone: u32::from(pass.are_alone()),
         };

@@ -2,7 +2,7 @@
 //! a matter of time alone.
 
 use super::attention::{describe, parts, prompt_params, AttentionOp, ATTENTION_ROWS, MAX_SPLITS};
-use super::lowering::{constants, sizes, Lowering, Pass, Path};
+use super::lowering::{sizes, Lowering, Pass, Path};
 use super::params::{AttentionFixed, KvView, PromptAttention, CONSTANTS};
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::Spec;
@@ -72,16 +72,10 @@ fn variant(
     source: &'static Source,
     more: &[(&str, usize)],
 ) -> Variant {
-    let shape = [
-        ("N_HEAD", op.n_head),
-        ("N_HEAD_KV", op.kv.n_head_kv),
-        ("HEAD_DIM", op.kv.head_dim),
-    ];
-    let window = op.window_size(l.n_ctx);
-    let more = [more, &[("MAX_SPLITS", MAX_SPLITS), window]].concat();
+    let more = [more, &[("MAX_SPLITS", MAX_SPLITS)]].concat();
     Variant {
         source,
-        constants: constants(&shape) + &sizes(&more),
+        constants: op.constants(l.n_ctx) + &sizes(&more),
     }
 }
 
@@ -109,6 +103,7 @@ fn step_specs(l: &Lowering, op: &AttentionOp, pass: &Pass) -> Result<Vec<Spec>> 
     let wanted = l.card.sm_count as usize * BLOCKS_PER_SM;
     let blocks = wanted.div_ceil(rows * n_head_kv * parts).min(splits);
     let inputs = &pass.inputs;
+    let sinks = l.vector(op.sinks)?;
     let launch = |first: usize| {
         let params = AttentionFixed {
             q: l.address(op.q) + first as u64 * row_bytes,
@@ -120,6 +115,7 @@ fn step_specs(l: &Lowering, op: &AttentionOp, pass: &Pass) -> Result<Vec<Spec>> 
             slots: inputs.slots + (first * 4) as u64,
             partial: l.at.scratch.partial,
             tickets: l.at.scratch.tickets,
+            sinks,
             scale: scale(op),
             unused: 0,
         };

@@ -266,6 +266,8 @@ shared! {
         pub partial: u64,
         /// `[m][N_HEAD_KV]` u32, zero between launches.
         pub tickets: u64,
+        /// `[N_HEAD]` f32, or 0.
+        pub sinks: u64,
         pub scale: f32,
         pub alone: u32,
     }
@@ -289,6 +291,8 @@ shared! {
         pub partial: u64,
         /// `[m][N_HEAD_KV]` u32, zero between launches.
         pub tickets: u64,
+        /// `[N_HEAD]` f32, or 0.
+        pub sinks: u64,
         pub scale: f32,
         pub unused: u32,
     }
@@ -304,6 +308,8 @@ shared! {
         pub positions: u64,
         /// `[m]` u32.
         pub slots: u64,
+        /// `[N_HEAD]` f32, or 0.
+        pub sinks: u64,
         pub scale: f32,
         pub m: u32,
     }

@@ -88,6 +88,7 @@ pub fn specs(l: &Lowering, pass: &Pass) -> Result<Vec<Spec>> {
                 n_head,
                 scale,
                 window,
+                sinks,
             }) => {
                 let op = AttentionOp {
                     q: *q,
@@ -97,6 +98,7 @@ pub fn specs(l: &Lowering, pass: &Pass) -> Result<Vec<Spec>> {
                     n_head: *n_head,
                     scale: *scale,
                     window: *window,
+                    sinks: *sinks,
                     newest: newest_of(l, pass, number),
                 };
                 match l.kv_type.sums_kv_exactly() {

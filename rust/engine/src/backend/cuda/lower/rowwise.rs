@@ -78,9 +78,12 @@ fn moved(l: &Lowering, op: &Op, pass: &Pass) -> usize {
         match used.role {
             Role::Lookup => rows * w.ty.row_bytes(w.n_in).unwrap_or(0),
             Role::Matrix => w.n_out * w.ty.row_bytes(w.n_in).unwrap_or(0),
-            Role::Scale | Role::Bias | Role::Selection | Role::Taps(_) | Role::PerHead => {
-                w.n_in * 4
-            }
+            Role::Scale
+            | Role::Bias
+            | Role::Sink
+            | Role::Selection
+            | Role::Taps(_)
+            | Role::PerHead => w.n_in * 4,
             // Of products alone.
             Role::Experts | Role::ExpertBias => 0,
         }

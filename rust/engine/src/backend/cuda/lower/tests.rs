@@ -135,6 +135,7 @@ fn plan(ty: &str) -> Plan {
             n_head: N_HEAD,
             scale: 0.1,
             window: None,
+            sinks: None,
         },
         product(&mut plan, "wo", "heads", None, "delta"),
         add("delta"),

@@ -1,0 +1,88 @@
+"""`attention` with a score a head that has no value: over an `I16` cache the same bits however rows
+are cut into passes, over others near float64."""
+
+import numpy as np
+import pytest
+from support import exact_attention as exact
+from support.backends import Backend, over_backends
+from support.plans import nmse
+from support.plans_attention import Shape, assert_same, feed, in_float64, sequence
+
+N = 150
+KV = ["F32", "F16", "Q8_0"]
+
+
+@pytest.mark.one_shape
+@over_backends
+@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize("sink", [0.0, 30.0, -30.0, 90.0])
+def test_a_prompt_and_its_steps_have_the_stated_bits(
+    backend: Backend, sink: float, window: int | None
+) -> None:
+    """Sinks beside the other scores, above and below them, and so far above that little is left."""
+    shape = Shape(window=window, sink=sink)
+    rows, wanted = sequence(shape, N)
+    run = shape.run(backend, N)
+    assert_same(feed(run, rows, range(N)), wanted)
+    for p in (0, 63, 64, N - 1):
+        assert_same(feed(run, rows, range(p, p + 1)), wanted[p : p + 1])
+
+
+@pytest.mark.one_shape
+@over_backends
+def test_splits_of_several_units(backend: Backend) -> None:
+    """A sink is joined behind the last split, whichever block has that one."""
+    shape, n = Shape(2, 1, 64, sink=2.0), 2200
+    rows = shape.rows(n)
+    run = shape.run(backend, n)
+    run.kv = shape.pool(run, rows)
+    last = range(n - 70, n)
+    wanted = shape.exact(rows, last)
+    assert_same(feed(run, rows, last), wanted)
+    assert_same(feed(run, rows, range(n - 1, n)), wanted[-1:])
+
+
+@over_backends
+@pytest.mark.parametrize("kv_type", KV)
+@pytest.mark.parametrize(("sink", "window"), [(0.0, None), (-4.0, 70), (4.0, None)])
+def test_other_caches_are_near_float64(
+    backend: Backend, kv_type: str, sink: float, window: int | None
+) -> None:
+    shape = Shape(head_dim=64, window=window, sink=sink)
+    rows = shape.rows(N)
+    run = shape.run(backend, N, kv_type=kv_type)
+    fields = (shape.n_head, shape.n_head_kv, shape.scale, kv_type, window, shape.sinks)
+    wanted = in_float64(*(rows[name] for name in "qkv"), *fields)
+    assert nmse(feed(run, rows, range(N)), wanted) <= backend.nmse_f16
+    for p in (0, 64, N - 1):
+        assert nmse(feed(run, rows, range(p, p + 1)), wanted[p : p + 1]) <= backend.nmse
+
+
+@over_backends
+@pytest.mark.parametrize("sink", [2.0**23 * 0.6931471, 1e9, 1e30])
+def test_a_sink_above_all_leaves_nothing(backend: Backend, sink: float) -> None:
+    shape = Shape(sink=sink)
+    rows = shape.rows(70)
+    found = feed(shape.run(backend, 70), rows, range(70))
+    assert_same(found, shape.exact(rows))
+    assert not found.any()
+
+
+@over_backends
+def test_a_sink_that_is_no_number_makes_its_heads_no_number(backend: Backend) -> None:
+    shape = Shape(sink=float("nan"))
+    found = feed(shape.run(backend, 70), shape.rows(70), range(70))
+    assert np.isnan(found).all()
+
+
+def test_the_stated_sum_is_near_float64() -> None:
+    shape = Shape(sink=1.0)
+    rows, found = sequence(shape, N)
+    plain = {name: rows[name] for name in "qkv"}
+    for name in "kv":
+        heads = plain[name].reshape(-1, shape.head_dim)
+        stored = exact.decode(exact.encode(heads), shape.head_dim)
+        plain[name] = stored.reshape(plain[name].shape)
+    fields = (shape.n_head, shape.n_head_kv, shape.scale, "F32", None, shape.sinks)
+    wanted = in_float64(*(plain[name] for name in "qkv"), *fields)
+    assert nmse(found, wanted) <= 2e-9
