@@ -34,16 +34,11 @@ class Shape:
     qk_norm: bool = False
     #: Dimensions of a head that are turned; 0: all.
     rope_dim: int = 0
-    #: Layers of the gated delta rule: taps of the convolution, numbers of a head, heads of keys and of
-    #: values, and every which layer attends instead.
+    #: Layers of the gated delta rule: taps of the convolution, numbers of a head, heads of keys and
+    #: of values, and every which layer attends instead.
     delta: dict[str, int] = field(default_factory=dict)
     #: Layers behind the others that guess further tokens.
     n_layer_nextn: int = 0
-
-    def attends(self, layer: int) -> bool:
-        """Whether a layer attends, or has a recurrent state."""
-        interval = self.delta.get("interval", 1)
-        return (layer + 1) % interval == 0
 
     window: int = 0
     window_pattern: int = 0
@@ -54,16 +49,21 @@ class Shape:
     attention_scale: float = 0.0
     logit_scale: float = 0.0
 
+    n_expert: int = 0
+    n_expert_used: int = 0
+    n_ff_exp: int = 0
+
+    def attends(self, layer: int) -> bool:
+        """Whether a layer attends, or has a recurrent state."""
+        interval = self.delta.get("interval", 1)
+        return (layer + 1) % interval == 0
+
     @property
     def embedding_factor(self) -> float:
         """What a row of the embedding is multiplied by: of Gemma no key says it."""
         if self.arch == "gemma3":
             return math.sqrt(self.n_embd)
         return self.embedding_scale or 1.0
-
-    n_expert: int = 0
-    n_expert_used: int = 0
-    n_ff_exp: int = 0
 
     def tensors(self) -> list[tuple[str, tuple[int, ...]]]:
         """Name and GGUF shape (row length first) of every tensor, in file order."""
