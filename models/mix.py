@@ -44,7 +44,12 @@ def type_of(shape: Shape, mix: str, name: str, cols: int, block_elems: Mapping[s
     experts are F32.
     `block_elems` has the weights of a block of each type that may be used.
     """
-    stays = "norm" in name or "ffn_gate_inp" in name or name == "rope_freqs.weight"
+    stays = (
+        "norm" in name
+        or "ffn_gate_inp" in name
+        or "attn_sinks" in name
+        or name == "rope_freqs.weight"
+    )
     if stays or not name.endswith(".weight"):
         return "F32"
     if name.endswith("ssm_conv1d.weight"):

@@ -52,6 +52,8 @@ class Shape:
     n_expert: int = 0
     n_expert_used: int = 0
     n_ff_exp: int = 0
+    #: Attention with a sink a head, and a bias of every product.
+    sinks: bool = False
 
     def attends(self, layer: int) -> bool:
         """Whether a layer attends, or has a recurrent state."""
@@ -90,10 +92,9 @@ class Shape:
                 ]
                 if self.qk_norm:
                     block += [(f"attn_{x}_norm.weight", (self.head_dim,)) for x in "qk"]
-            before_ffn = "post_attention_norm.weight" if self.delta else "ffn_norm.weight"
-            block += [
-                (before_ffn, (self.n_embd,)),
-            ]
+            named_after = self.delta or self.sinks
+            before_ffn = "post_attention_norm.weight" if named_after else "ffn_norm.weight"
+            block += [(before_ffn, (self.n_embd,))]
             if self.n_expert:
                 block += [
                     ("ffn_gate_inp.weight", (self.n_embd, self.n_expert)),
@@ -106,6 +107,15 @@ class Shape:
                     ("ffn_gate.weight", (self.n_embd, self.n_ff)),
                     ("ffn_up.weight", (self.n_embd, self.n_ff)),
                     ("ffn_down.weight", (self.n_ff, self.n_embd)),
+                ]
+            if self.sinks:
+                block += [
+                    ("attn_sinks.weight", (self.n_head,)),
+                    ("attn_output.bias", (self.n_embd,)),
+                    ("ffn_gate_inp.bias", (self.n_expert,)),
+                    ("ffn_gate_exps.bias", (self.n_ff_exp, self.n_expert)),
+                    ("ffn_up_exps.bias", (self.n_ff_exp, self.n_expert)),
+                    ("ffn_down_exps.bias", (self.n_embd, self.n_expert)),
                 ]
             if self.qkv_bias:
                 block += [("attn_q.bias", (q,)), ("attn_k.bias", (kv,)), ("attn_v.bias", (kv,))]

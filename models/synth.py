@@ -322,6 +322,9 @@ def deviation(shape: Shape, name: str, cols: int) -> float:
     it averages) and of silu(gate) * up (0.6). So that 2 n_layer outputs add up to STREAM, each has
     STREAM / sqrt(2 n_layer). Factors that the architecture multiplies with are made up for.
     """
+    # Biases of experts, one after another.
+    if name.endswith(".bias"):
+        return 0.1
     part = name.split(".")[-2]
     if part in ("token_embd", "output"):
         return LOGITS * (shape.logit_scale or 1.0) / math.sqrt(shape.n_embd)
@@ -336,6 +339,9 @@ def deviation(shape: Shape, name: str, cols: int) -> float:
     sharp = 1.5 / math.sqrt(scale)
     gain = {"attn_q": sharp, "attn_k": sharp, "attn_output": share, "ffn_down": share / 0.6}
     gain["ssm_out"] = gain["ffn_down"]
+    if shape.sinks:
+        # A clamped SwiGLU gives more, as it adds 1 to one factor.
+        gain |= {"ffn_gate_exps": 0.7, "ffn_up_exps": 0.7, "ffn_down": share / 0.8}
     return gain.get(part, 1.0) / math.sqrt(cols)
 
 
@@ -355,6 +361,8 @@ def _vector(shape: Shape, name: str, n: int, rng: np.random.Generator) -> NDArra
         return np.float32(-0.2) - np.abs(noise)
     if name.endswith(".ssm_dt.bias"):
         return np.float32(-3.0) + noise
+    if name.endswith("attn_sinks.weight"):
+        return noise
     if name.endswith(".bias"):
         return noise * np.float32(0.1 if "attn_v" in name else 0.5)
     # Each head's own norm sets how sharp attention is, as q's and k's deviations do elsewhere.

@@ -128,18 +128,8 @@ def test_check_meets_its_bars(
     assert found["ok"] and found["device"] == "cuda:0"
     types = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
     types += ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
-    types += [
-        "IQ2_XXS",
-        "IQ2_XS",
-        "IQ3_XXS",
-        "IQ1_S",
-        "IQ3_S",
-        "IQ4_NL",
-        "IQ2_S",
-        "IQ4_XS",
-        "IQ1_M",
-    ]
-    types += ["MXFP4", "NVFP4"]
+    types += ["IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S", "IQ2_S", "IQ4_XS"]
+    types += ["IQ1_M", "MXFP4", "NVFP4"]
     assert [s["type"] for s in found["sums"]] == types
     assert all(s["sums"] >= 1024 and s["wrong"] == 0 for s in found["sums"])
     assert [(g["batch_size"], g["steps"], g["ok"]) for g in found["graphs"]] == [

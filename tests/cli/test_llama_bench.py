@@ -79,7 +79,7 @@ def test_the_rest_is_refused_by_name(name, options, said: str, cli: Any, tiny: P
         (["bench", "-ctk", "q8_0"], "keys and values have one type here; give --kv-type q8_0"),
         (["bench", "-ctk", "f16", "-ctv", "q8_0"], "-ctk f16 -ctv q8_0: keys and values have one"),
         (["bench", "-ctk", "f32", "-ctv", "f32", "--kv-type", "f16"], "give one of them"),
-        (["bench", "-p", "8", "-ctk", "iq4_nl", "-ctv", "iq4_nl"], "--kv-type iq4_nl"),
+        (["bench", "-p", "8", "-ctk", "iq3_s", "-ctv", "iq3_s"], "--kv-type iq3_s"),
         (["bench", "-m", "other.gguf"], "one model is measured at a time, not "),
         (["compare", "--against", "ollama", "-m", "other.gguf"], "one model is measured at a time"),
         (["compare", "--against", "ollama", "-ctk", "f16"], "-ctk is no option here"),

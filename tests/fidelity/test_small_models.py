@@ -18,7 +18,7 @@ TOKENS = 200
 BARS = [("f32", 1e-10, 1e-3), ("f16", 2e-5, 0.1), ("i16", 2e-6, 0.05)]
 
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "qwen35", "gemma3", "granite")
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "gpt-oss", "qwen35", "gemma3", "granite")
 
 #: Half precision moves a router's logits by about 1e-3, so that of some hundred choices one falls
 #: otherwise, between experts that count the same: that row, and a little what follows it, is then
@@ -61,6 +61,10 @@ def test_exact(name: str, kind: str, tmp_path: Path) -> None:
         with LLM(path, device="cpu", n_ctx=TOKENS, max_batch=1, kv_type=kv_type) as llm:
             found = llm.logits(ids)
             steps = llm.logits(ids, path="decode")
+        if shape.sinks:
+            # Weights that are off by 3e-8 move some rows of it by 5e-5, ten times as far as those of
+            # the others.
+            most_kl = max(most_kl, 5e-9)
         if shape.n_expert and kv_type != "f32":
             assert np.median(kl(exact, found)) <= most_kl
             assert mean_kl(exact, found) <= MOST_KL_WITH_EXPERTS

@@ -9,7 +9,7 @@ engine's float32 is measured against.
     mean_kl(logits, other)              # mean over rows of KL(reference || other), in nats
 
 Architectures: llama (with linear, YaRN and llama3 rotary scaling), qwen2, qwen3, qwen3moe,
-qwen35, gemma3, granite.
+qwen35, gpt-oss, gemma3, granite.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Array = NDArray[np.float64]
 
 #: Architectures whose rotary embedding turns neighbours (2i, 2i+1); the others turn (i, i + d/2).
 INTERLEAVED = {"llama", "granite"}
-NEOX = {"qwen2", "qwen3", "qwen3moe", "qwen35", "gemma3"}
+NEOX = {"qwen2", "qwen3", "qwen3moe", "qwen35", "gpt-oss", "gemma3"}
 
 Rope = tuple[Array, float]
 
@@ -69,10 +69,13 @@ class Reference:
         self._rope_all = self._rope_frequencies()
         # Gemma 3 (https://arxiv.org/abs/2503.19786, section 2): layers that see a window have a
         # base of their own and no scaling; five of them come before each that sees all.
-        self.window = int(self._key("attention.sliding_window", 0)) if self.arch == "gemma3" else 0
+        has_windows = self.arch in ("gemma3", "gpt-oss")
+        self.window = int(self._key("attention.sliding_window", 0)) if has_windows else 0
         local = float(self._key("rope.freq_base_swa", 10000.0))
         pair = np.arange(self.n_rot // 2, dtype=np.float64)
         self._rope_window: Rope = (local ** (-2.0 * pair / self.n_rot), 1.0)
+        if self.arch == "gpt-oss":
+            self._rope_window = self._rope_all
 
     def metadata(self, key: str, default: Any = None) -> Any:
         """The value of a metadata key, or `default`."""
@@ -111,8 +114,9 @@ class Reference:
             if self.arch == "gemma3":
                 delta = self._norm(delta, f"blk.{layer}.post_attention_norm")
             x = x + residual * delta
-            # What is called so in qwen35 stands before the feed-forward.
-            norm = "post_attention_norm" if self.arch == "qwen35" else "ffn_norm"
+            # What is called so in these stands before the feed-forward.
+            named_after = self.arch in ("qwen35", "gpt-oss")
+            norm = "post_attention_norm" if named_after else "ffn_norm"
             delta = self._feed_forward(layer, self._norm(x, f"blk.{layer}.{norm}"))
             if self.arch == "gemma3":
                 delta = self._norm(delta, f"blk.{layer}.post_ffw_norm")
@@ -137,7 +141,8 @@ class Reference:
         return self._granite("attention.scale", 1.0 / math.sqrt(self.head_dim))
 
     def _sees_a_window(self, layer: int) -> bool:
-        period = int(self._key("attention.sliding_window_pattern", 6))
+        usual = 2 if self.arch == "gpt-oss" else 6
+        period = int(self._key("attention.sliding_window_pattern", usual))
         return self.window > 0 and layer % period != period - 1
 
     def _attention(self, layer: int, x: Array) -> Array:
@@ -158,12 +163,17 @@ class Reference:
         unseen = np.triu(np.ones((n, n), dtype=bool), 1)
         if self._sees_a_window(layer):
             unseen |= np.tril(np.ones((n, n), dtype=bool), -self.window)
+        sinks = self.weight(f"blk.{layer}.attn_sinks.weight")
         out = np.empty((n, self.n_head, d))
         for head in range(self.n_head):
             scores = q[:, head] @ k[:, head // group].T * self._score_factor()
             scores[unseen] = -np.inf
+            if sinks is not None:
+                # A score that has no value takes its share of the softmax.
+                scores = np.concatenate([scores, np.full((n, 1), float(sinks[head]))], axis=1)
             scores = np.exp(scores - scores.max(axis=1, keepdims=True))
-            out[:, head] = scores @ v[:, head // group] / scores.sum(axis=1, keepdims=True)
+            shares = scores / scores.sum(axis=1, keepdims=True)
+            out[:, head] = shares[:, :n] @ v[:, head // group]
         if gate.size:
             out = out * logistic(gate)
         return self._linear(out.reshape(n, -1), f"blk.{layer}.attn_output")
@@ -204,26 +214,32 @@ class Reference:
         return self._linear(gate * self._linear(x, f"blk.{layer}.ffn_up"), f"blk.{layer}.ffn_down")
 
     def _experts(self, layer: int, x: Array) -> Array:
-        """Of the softmax over all experts the largest, of equals the first; their shares of what
-        these add up to."""
+        """The largest of the router's logits, of equals the first; each expert's share is that of the
+        softmax over those chosen, which is that over all by what these add up to."""
         logits = self._linear(x, f"blk.{layer}.ffn_gate_inp")
-        shares = np.exp(logits - logits.max(axis=1, keepdims=True))
-        shares /= shares.sum(axis=1, keepdims=True)
         k = int(self._key("expert_used_count"))
-        chosen = np.argsort(-shares, axis=1, kind="stable")[:, :k]
-        gate, up, down = (
-            self._require(f"blk.{layer}.ffn_{part}_exps.weight") for part in ("gate", "up", "down")
-        )
+        chosen = np.argsort(-logits, axis=1, kind="stable")[:, :k]
         out = np.zeros_like(x)
         for row, ids in enumerate(chosen):
-            share = shares[row, ids] / shares[row, ids].sum()
-            for weight, expert in zip(share, ids, strict=True):
-                inner = gate[expert].astype(np.float64) @ x[row]
-                with np.errstate(over="ignore"):
-                    inner = inner / (1.0 + np.exp(-inner))
-                inner *= up[expert].astype(np.float64) @ x[row]
-                out[row] += weight * (down[expert].astype(np.float64) @ inner)
+            shares = np.exp(logits[row, ids] - logits[row, ids].max())
+            for share, expert in zip(shares / shares.sum(), ids, strict=True):
+                gate, up = (self._expert(layer, part, expert, x[row]) for part in ("gate", "up"))
+                inner = self._activation(gate, up)
+                out[row] += share * self._expert(layer, "down", expert, inner)
         return out
+
+    def _expert(self, layer: int, part: str, expert: int, x: Array) -> Array:
+        name = f"blk.{layer}.ffn_{part}_exps"
+        y: Array = self._require(f"{name}.weight")[expert].astype(np.float64) @ x
+        bias = self.weight(f"{name}.bias")
+        return y if bias is None else y + bias[expert]
+
+    def _activation(self, gate: Array, up: Array) -> Array:
+        """SwiGLU, in gpt-oss clamped (https://arxiv.org/abs/2508.10925)."""
+        if self.arch == "gpt-oss":
+            gate, up = np.minimum(gate, 7.0), np.clip(up, -7.0, 7.0)
+            return gate * logistic(1.702 * gate) * (up + 1.0)
+        return gate * logistic(gate) * up
 
     def _linear(self, x: Array, name: str) -> Array:
         y = x @ self._require(f"{name}.weight").T.astype(np.float64)

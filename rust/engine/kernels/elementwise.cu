@@ -50,6 +50,18 @@ KERNEL(geglu, GluParams) {
     }
 }
 
+// out = gate logistic(1.702 gate) (up + 1), of clamped numbers.
+KERNEL(clamped_swiglu, GluParams) {
+    pdl_wait();
+    pdl_trigger();
+    delay_block();
+    uint64_t stride = static_cast<uint64_t>(gridDim.x) * blockDim.x;
+    for (uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < p.n;
+         i += stride) {
+        p.out[i] = clamped_swiglu_f32(load_relaxed_f32(p.gate + i), load_relaxed_f32(p.up + i));
+    }
+}
+
 // out = up / (1 + exp(-gate)).
 KERNEL(sigmoid_mul, GluParams) {
     pdl_wait();

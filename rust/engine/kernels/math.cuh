@@ -74,6 +74,13 @@ DEVICE float logistic_f32(float x) {
     return div_rn(x < 0.0f ? e : 1.0f, add_rn(1.0f, e));
 }
 
+// g logistic(1.702 g) (u + 1), of a gate of at most 7 and u from -7 to 7.
+DEVICE float clamped_swiglu_f32(float gate, float up) {
+    const float g = gate > 7.0f ? 7.0f : gate;
+    const float u = up > 7.0f ? 7.0f : up < -7.0f ? -7.0f : up;
+    return mul_rn(mul_rn(g, logistic_f32(mul_rn(1.702f, g))), add_rn(u, 1.0f));
+}
+
 // exp(a ln(1 + exp(z))), where that is at most 1: how much of a state stays.
 DEVICE float decay_f32(float a, float z) {
     const float e = exp_down_f32(-fabsf(z));

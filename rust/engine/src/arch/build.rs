@@ -27,15 +27,34 @@ pub struct Heads {
     pub kv: KvShape,
 }
 
+/// What attention does with its scores.
+#[derive(Clone, Copy)]
+pub struct Scores {
+    /// What they are multiplied by.
+    pub scale: f32,
+    /// Tokens that a row sees, where not all.
+    pub window: Option<usize>,
+    /// A score a head that takes part in the softmax and has no value.
+    pub sinks: Option<WeightId>,
+}
+
 impl Heads {
-    /// The usual factor of scores, `1 / sqrt(head_dim)`.
-    pub fn scale(&self) -> f32 {
-        1.0 / (self.kv.head_dim as f32).sqrt()
+    /// Scores times `1 / sqrt(head_dim)`, of all tokens.
+    pub fn scores(&self) -> Scores {
+        Scores {
+            scale: 1.0 / (self.kv.head_dim as f32).sqrt(),
+            window: None,
+            sinks: None,
+        }
     }
 }
 
-/// How the rows of a layer find their experts.
+/// How the rows of a layer find their experts, and what these do.
 pub struct Router {
+    /// The norm of the rows.
+    pub norm: &'static str,
+    /// The op of gate, up and where to.
+    pub activation: fn([BufferId; 3]) -> Op,
     pub experts: Experts,
     pub gating: Gating,
     /// Whether the weights of the chosen are divided by their sum.
@@ -248,15 +267,8 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Stores keys and values, and attends to all tokens or those of a window. The layer's cache gets
-    /// their shape.
-    pub fn attention(
-        &mut self,
-        layer: usize,
-        heads: Heads,
-        scale: f32,
-        window: Option<usize>,
-    ) -> BufferId {
+    /// Stores keys and values, and attends. The layer's cache gets their shape.
+    pub fn attention(&mut self, layer: usize, heads: Heads, scores: Scores) -> BufferId {
         let Heads {
             q,
             k,
@@ -274,23 +286,17 @@ impl<'a> Builder<'a> {
             out,
             layer,
             n_head,
-            scale,
-            window,
-            sinks: None,
+            scale: scores.scale,
+            window: scores.window,
+            sinks: scores.sinks,
         });
         out
     }
 
     /// Attention, then the product with `attn_output`: what is to be added to x.
-    pub fn attend(
-        &mut self,
-        layer: usize,
-        heads: Heads,
-        scale: f32,
-        window: Option<usize>,
-    ) -> Result<BufferId> {
+    pub fn attend(&mut self, layer: usize, heads: Heads, scores: Scores) -> Result<BufferId> {
         let n_embd = self.config.n_embd;
-        let out = self.attention(layer, heads, scale, window);
+        let out = self.attention(layer, heads, scores);
         let delta = self.buffer("delta", n_embd);
         let shape = [heads.n_head * heads.kv.head_dim, n_embd];
         self.product(out, None, layer, "attn_output", &shape, delta)?;
@@ -362,9 +368,9 @@ impl<'a> Builder<'a> {
         self.push(Op::Scale { x, factor });
     }
 
-    /// The experts of `x` under the norm `ffn_norm`, by the router `ffn_gate_inp`: of those chosen
-    /// `ffn_down_exps · (silu(ffn_gate_exps · x) * (ffn_up_exps · x))`, weighted and summed. What is to
-    /// be added to x.
+    /// The experts of `x` under a norm, by the router `ffn_gate_inp`: of those chosen `ffn_down_exps` of
+    /// the activation of `ffn_gate_exps · x` and `ffn_up_exps · x`, weighted and summed. What is to be
+    /// added to x.
     pub fn experts(&mut self, layer: usize, x: BufferId, by: &Router) -> Result<BufferId> {
         let (
             n_embd,
@@ -388,7 +394,7 @@ impl<'a> Builder<'a> {
             self.buffer("down_exps", n_used * n_embd),
             self.buffer("delta", n_embd),
         );
-        let norm = Some(self.norm(&format!("blk.{layer}.ffn_norm.weight"), n_embd)?);
+        let norm = Some(self.norm(&format!("blk.{layer}.{}.weight", by.norm), n_embd)?);
         self.product(x, norm, layer, "ffn_gate_inp", &[n_embd, n_expert], logits)?;
         self.push(Op::Route {
             logits,
@@ -401,26 +407,28 @@ impl<'a> Builder<'a> {
         let wide = [n_embd, n_ff, n_expert];
         for (name, out) in [("ffn_gate_exps", gate), ("ffn_up_exps", up)] {
             let weight = self.weight(&format!("blk.{layer}.{name}.weight"), &wide)?;
+            let bias = self.expert_bias(layer, name, n_ff, n_expert)?;
             self.push(Op::ExpertMatVec {
                 x,
                 ranked: false,
                 norm,
                 routes,
                 weight,
-                bias: None,
+                bias,
                 out,
             });
         }
-        self.push(Op::SwiGlu { gate, up, out: act });
+        self.push((by.activation)([gate, up, act]));
         let name = format!("blk.{layer}.ffn_down_exps.weight");
         let weight = self.weight(&name, &[n_ff, n_embd, n_expert])?;
+        let bias = self.expert_bias(layer, "ffn_down_exps", n_embd, n_expert)?;
         self.push(Op::ExpertMatVec {
             x: act,
             ranked: true,
             norm: None,
             routes,
             weight,
-            bias: None,
+            bias,
             out: down,
         });
         self.push(Op::MixExperts {
@@ -429,6 +437,22 @@ impl<'a> Builder<'a> {
             out: delta,
         });
         Ok(delta)
+    }
+
+    /// A vector of `n` for each expert, where the file has them.
+    fn expert_bias(
+        &mut self,
+        layer: usize,
+        name: &str,
+        n: usize,
+        n_expert: usize,
+    ) -> Result<Option<WeightId>> {
+        let id = self.optional(&format!("blk.{layer}.{name}.bias"), &[n, n_expert])?;
+        if let Some(id) = id {
+            let weight = &mut self.plan.weights[id.0];
+            (weight.n_out, weight.n_expert) = (1, n_expert);
+        }
+        Ok(id)
     }
 
     /// `x += delta`.

@@ -1,7 +1,7 @@
 //! Gemma 3: a norm before and one behind each block, five layers that see a window to one that sees
 //! all, each kind with angles of its own, QK-norm, GeGLU.
 
-use super::build::Builder;
+use super::build::{Builder, Scores};
 use crate::config::{Config, RopeScaling};
 use crate::error::Result;
 use crate::plan::{Plan, RopeStyle};
@@ -30,13 +30,16 @@ pub fn plan(config: &Config) -> Result<Plan> {
         let window = c.window.as_ref().and_then(|w| w.of(layer, PERIOD));
         let table = if window.is_some() { local } else { global };
         let heads = b.heads(layer, x, c.n_head, b.kv())?;
-        let scale = match c.n_layer {
-            LAYERS_OF_27B => 1.0 / ((c.n_embd / c.n_head) as f32).sqrt(),
-            _ => heads.scale(),
+        let mut scores = Scores {
+            window,
+            ..heads.scores()
         };
+        if c.n_layer == LAYERS_OF_27B {
+            scores.scale = 1.0 / ((c.n_embd / c.n_head) as f32).sqrt();
+        }
         b.norm_heads(layer, heads)?;
         b.rotate(heads, table, RopeStyle::Halves);
-        let delta = b.attend(layer, heads, scale, window)?;
+        let delta = b.attend(layer, heads, scores)?;
         b.norm_delta(layer, delta, "post_attention_norm")?;
         b.add(delta, x);
         let delta = b.geglu(layer, x, c.n_ff)?;

@@ -24,8 +24,9 @@ pub fn plan(config: &Config) -> Result<Plan> {
         if c.rope_finetuned {
             b.rotate(heads, table, RopeStyle::Interleaved);
         }
-        let scale = factors.attention.unwrap_or(heads.scale());
-        let delta = b.attend(layer, heads, scale, None)?;
+        let mut scores = heads.scores();
+        scores.scale = factors.attention.unwrap_or(scores.scale);
+        let delta = b.attend(layer, heads, scores)?;
         b.scale(delta, residual);
         b.add(delta, x);
         let delta = b.swiglu(layer, x, c.n_ff)?;

@@ -8,6 +8,7 @@ use crate::plan::{signature, Plan};
 
 mod build;
 mod gemma3;
+mod gpt_oss;
 mod granite;
 mod llama;
 mod qwen2;
@@ -49,6 +50,11 @@ pub static ARCHITECTURES: &[Architecture] = &[
         name: "qwen3moe",
         experts: true,
         plan: qwen3moe::plan,
+    },
+    Architecture {
+        name: "gpt-oss",
+        experts: true,
+        plan: gpt_oss::plan,
     },
     // Qwen3.6 and Qwen3.8 call themselves so too.
     Architecture {

@@ -13,7 +13,7 @@ pub fn plan(config: &Config) -> Result<Plan> {
     for layer in 0..c.n_layer {
         let heads = b.heads(layer, x, c.n_head, b.kv())?;
         b.rotate(heads, table, RopeStyle::Halves);
-        let delta = b.attend(layer, heads, heads.scale(), None)?;
+        let delta = b.attend(layer, heads, heads.scores())?;
         b.add(delta, x);
         let delta = b.swiglu(layer, x, c.n_ff)?;
         b.add(delta, x);

@@ -60,7 +60,7 @@ fn attention(b: &mut Builder<'_>, layer: usize, x: BufferId, table: usize) -> Re
     };
     b.norm_heads(layer, heads)?;
     b.rotate(heads, table, RopeStyle::Halves);
-    let out = b.attention(layer, heads, heads.scale(), None);
+    let out = b.attention(layer, heads, heads.scores());
     let gated = b.buffer("gated", n_q);
     b.push(Op::SigmoidMul {
         x: out,

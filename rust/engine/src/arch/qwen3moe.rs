@@ -4,12 +4,14 @@
 use super::build::{Builder, Router};
 use crate::config::Config;
 use crate::error::Result;
-use crate::plan::{Gating, Plan, RopeStyle};
+use crate::plan::{Gating, Op, Plan, RopeStyle};
 
 pub fn plan(config: &Config) -> Result<Plan> {
     let mut b = Builder::new(config);
     let c = config;
     let router = Router {
+        norm: "ffn_norm",
+        activation: |[gate, up, out]| Op::SwiGlu { gate, up, out },
         experts: b.experts_of_file()?,
         gating: Gating::Softmax,
         renormalize: true,
@@ -20,7 +22,7 @@ pub fn plan(config: &Config) -> Result<Plan> {
         let heads = b.heads(layer, x, c.n_head, b.kv())?;
         b.norm_heads(layer, heads)?;
         b.rotate(heads, table, RopeStyle::Halves);
-        let delta = b.attend(layer, heads, heads.scale(), None)?;
+        let delta = b.attend(layer, heads, heads.scores())?;
         b.add(delta, x);
         let delta = b.experts(layer, x, &router)?;
         b.add(delta, x);

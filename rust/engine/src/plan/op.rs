@@ -286,6 +286,14 @@ pub enum Op {
         up: BufferId,
         out: BufferId,
     },
+    /// `out[r] = (g logistic(1.702 g)) (u + 1)` of `g = gate[r]`, at most 7, and `u = up[r]`, from -7 to
+    /// 7: as `(g (t / (1 + e))) (u + 1)`, `e` and `t` as in [`Op::SwiGlu`], with `float(1.702) g` for the
+    /// gate.
+    ClampedSwiGlu {
+        gate: BufferId,
+        up: BufferId,
+        out: BufferId,
+    },
     /// `x[r] = x[r] * factor`, in place, rounded.
     Scale { x: BufferId, factor: f32 },
     /// `out[i] = x[out_rows[i]]`: the rows whose logits are wanted.
@@ -504,6 +512,10 @@ impl Op {
             Op::GeGlu { gate, up, out } => {
                 let buffers = vec![read(gate), read(up), write(out)];
                 Signature::new("geglu", Over::Buffers, buffers)
+            }
+            Op::ClampedSwiGlu { gate, up, out } => {
+                let buffers = vec![read(gate), read(up), write(out)];
+                Signature::new("clamped_swiglu", Over::Buffers, buffers)
             }
             Op::Scale { x, factor } => Signature {
                 constant: Some(Constant::Scale(factor)),

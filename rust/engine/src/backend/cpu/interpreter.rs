@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use super::attention;
 use super::experts::{self, ExpertProduct, Gathered};
+use super::gates::{ClampedSwiGlu, SigmoidMul};
 use super::kv::KvCache;
 use super::matvec::{self, Product, Scratch};
 use super::memory::{filled, most_rows, reserve};
-use super::recurrence::{DeltaNet, ShortConv, SigmoidMul, States};
+use super::recurrence::{DeltaNet, ShortConv, States};
 use super::rowwise::{self, CosSin, Normed, RmsNorm};
 use super::simd::{self, Level};
 use crate::backend::{Batch, KvPages, Runner, RunnerOptions, Weights};
@@ -556,6 +557,17 @@ impl Interpreter {
                 let mut act = self.take(*out);
                 let (gate, up) = (&self.buffers[gate.0], &self.buffers[up.0]);
                 rowwise::swiglu(self.level, gate, up, &mut act);
+                self.buffers[out.0] = act;
+                Ok(())
+            }
+            Op::ClampedSwiGlu { gate, up, out } => {
+                let mut act = self.take(*out);
+                let task = ClampedSwiGlu {
+                    gate: &self.buffers[gate.0],
+                    up: &self.buffers[up.0],
+                    out: &mut act,
+                };
+                simd::run(self.level, task);
                 self.buffers[out.0] = act;
                 Ok(())
             }

@@ -9,6 +9,7 @@ mod exact;
 mod exact_attention;
 mod experts;
 mod fixed;
+mod gates;
 mod interpreter;
 mod kv;
 mod matvec;

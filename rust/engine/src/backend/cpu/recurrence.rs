@@ -4,6 +4,7 @@
 use rayon::prelude::*;
 
 use super::attention::exp_down;
+use super::gates::logistic;
 use super::memory::filled;
 use super::rowwise::sum_of_squares;
 use super::simd::{self, Isa, Level, Task};
@@ -198,33 +199,6 @@ impl Task for Convolution<'_, '_> {
         state.copy_within((before - kept) * channels.., 0);
         let new = (before - kept) * channels;
         state[kept * channels..].copy_from_slice(&x[x.len() - new..]);
-    }
-}
-
-/// `1 / (1 + exp(-x))`, as [`crate::plan::Op::SwiGlu`] states it.
-#[inline(always)]
-fn logistic(x: f32) -> f32 {
-    // Only ever exp of a negative number: it cannot overflow.
-    let e = exp_down(-x.abs());
-    let top = if x < 0.0 { e } else { 1.0 };
-    top / (1.0 + e)
-}
-
-/// `out = x * logistic(gate)`.
-pub struct SigmoidMul<'a> {
-    pub x: &'a [f32],
-    pub gate: &'a [f32],
-    pub out: &'a mut [f32],
-}
-
-impl Task for SigmoidMul<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<I: Isa>(self) {
-        for ((out, x), gate) in self.out.iter_mut().zip(self.x).zip(self.gate) {
-            *out = x * logistic(*gate);
-        }
     }
 }
 

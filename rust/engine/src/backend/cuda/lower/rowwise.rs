@@ -150,6 +150,7 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
             };
             Spec::new(elementwise(), "scale", grid(n), THREADS, &params)
         }
+        Op::ClampedSwiGlu { gate, up, out } => glu(l, "clamped_swiglu", [gate, up, out], pass),
         Op::SigmoidMul { x, gate, out } => glu(l, "sigmoid_mul", [gate, x, out], pass),
         Op::Slice {
             x,
