@@ -90,7 +90,15 @@ def check(found: dict[str, Any], nmse: float) -> None:
     assert found["nmse"] <= nmse
 
 
-SHAPES = ("tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-qwen35", "tiny-gemma3", "tiny-granite")
+SHAPES = (
+    "tiny-llama",
+    "tiny-qwen2",
+    "tiny-qwen3",
+    "tiny-qwen35",
+    "tiny-gpt-oss",
+    "tiny-gemma3",
+    "tiny-granite",
+)
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +120,7 @@ CASES = [
     ("tiny-llama", {"kv_type": "i16"}, 0.0),
     ("tiny-llama", {"kv_type": "f32"}, 1e-10),
     ("tiny-qwen35", {}, 0.0),
+    ("tiny-gpt-oss", {}, 0.0),
     ("tiny-qwen2", {}, F16_NMSE),
     ("tiny-qwen3", {"cuda_graph": "none", "kv_type": "q8_0"}, F16_NMSE),
     # Prompts go past its window.

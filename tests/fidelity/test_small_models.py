@@ -62,8 +62,8 @@ def test_exact(name: str, kind: str, tmp_path: Path) -> None:
             found = llm.logits(ids)
             steps = llm.logits(ids, path="decode")
         if shape.sinks:
-            # Weights that are off by 3e-8 move some rows of it by 5e-5, ten times as far as those of
-            # the others.
+            # Weights that are off by 3e-8 move some of its rows by 5e-5, ten times as far as those
+            # of the others.
             most_kl = max(most_kl, 5e-9)
         if shape.n_expert and kv_type != "f32":
             assert np.median(kl(exact, found)) <= most_kl

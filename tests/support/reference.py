@@ -214,8 +214,8 @@ class Reference:
         return self._linear(gate * self._linear(x, f"blk.{layer}.ffn_up"), f"blk.{layer}.ffn_down")
 
     def _experts(self, layer: int, x: Array) -> Array:
-        """The largest of the router's logits, of equals the first; each expert's share is that of the
-        softmax over those chosen, which is that over all by what these add up to."""
+        """The largest of the router's logits, of equals the first; each expert's share is that of
+        the softmax over those chosen, which is that over all by what these add up to."""
         logits = self._linear(x, f"blk.{layer}.ffn_gate_inp")
         k = int(self._key("expert_used_count"))
         chosen = np.argsort(-logits, axis=1, kind="stable")[:, :k]
