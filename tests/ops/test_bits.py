@@ -143,7 +143,7 @@ def test_instruction_sets() -> None:
     same bits."""
     found = {}
     for level in ("scalar", "avx2", "avx2_vnni", "avx512", "best"):
-        env = os.environ | {"ONEGRAPH_CPU": level}
+        env = os.environ | {"ONEGRAPH_CPU": level, "PYTHONPATH": os.pathsep.join(sys.path)}
         command = [sys.executable, "-m", "support.plans_model"]
         found[level] = subprocess.check_output(command, cwd=TESTS, env=env, text=True, timeout=300)
     assert len(found["scalar"].splitlines()) == 3 * len(MODEL_TYPES)

@@ -95,7 +95,7 @@ KERNEL_BOUNDS(delta_net, Params, WARPS * 32, 1) {
         const uint64_t number = static_cast<uint64_t>(m) * N_HEAD + head;
         const float g =
             decay_f32(a, add_rn(load_relaxed_f32(p.alpha + number), dt));
-        const float b = logistic_f32(load_relaxed_f32(p.beta + number));
+        const float b = sigmoid_f32(load_relaxed_f32(p.beta + number));
         const float v = load_relaxed_f32(p.qkv + row + (2 * N_HEAD_K + head) * HEAD_DIM + column);
         float u = 0.0f;
 #pragma unroll

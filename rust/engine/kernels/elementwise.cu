@@ -70,7 +70,7 @@ KERNEL(sigmoid_mul, GluParams) {
     uint64_t stride = static_cast<uint64_t>(gridDim.x) * blockDim.x;
     for (uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < p.n;
          i += stride) {
-        p.out[i] = mul_rn(load_relaxed_f32(p.up + i), logistic_f32(load_relaxed_f32(p.gate + i)));
+        p.out[i] = mul_rn(load_relaxed_f32(p.up + i), sigmoid_f32(load_relaxed_f32(p.gate + i)));
     }
 }
 

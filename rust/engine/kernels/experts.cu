@@ -16,12 +16,6 @@ struct RouteParams {
 
 constexpr uint32_t LANE_EXPERTS = (N_EXPERT + 31) / 32;
 
-// 1 / (1 + exp(-x)).
-DEVICE float sigmoid_f32(float x) {
-    const float e = exp_down_f32(-fabsf(x));
-    return div_rn(x < 0.0f ? e : 1.0f, add_rn(1.0f, e));
-}
-
 DEVICE bool is_nan(float x) { return x != x; }
 
 // Whether a is chosen before b, whose id is the higher one.

@@ -68,17 +68,11 @@ DEVICE float geglu_f32(float gate, float up) {
     return mul_rn(mul_rn(gate, sigmoid_f32(z)), up);
 }
 
-// 1 / (1 + exp(-x)).
-DEVICE float logistic_f32(float x) {
-    const float e = exp_down_f32(-fabsf(x));
-    return div_rn(x < 0.0f ? e : 1.0f, add_rn(1.0f, e));
-}
-
-// g logistic(1.702 g) (u + 1), of a gate of at most 7 and u from -7 to 7.
+// g sigmoid(1.702 g) (u + 1), of a gate of at most 7 and u from -7 to 7.
 DEVICE float clamped_swiglu_f32(float gate, float up) {
     const float g = gate > 7.0f ? 7.0f : gate;
     const float u = up > 7.0f ? 7.0f : up < -7.0f ? -7.0f : up;
-    return mul_rn(mul_rn(g, logistic_f32(mul_rn(1.702f, g))), add_rn(u, 1.0f));
+    return mul_rn(mul_rn(g, sigmoid_f32(mul_rn(1.702f, g))), add_rn(u, 1.0f));
 }
 
 // exp(a ln(1 + exp(z))), where that is at most 1: how much of a state stays.

@@ -56,7 +56,7 @@ KERNEL(short_conv, Params) {
         float y = 0.0f;
 #pragma unroll
         for (uint32_t j = 0; j < TAPS; j++) y = fma_rn(weight[j], last[j], y);
-        if (SILU) y = mul_rn(y, logistic_f32(y));
+        if (SILU) y = mul_rn(y, sigmoid_f32(y));
         p.out[row] = slot < p.n_slots ? y : 0.0f;
 #pragma unroll
         for (uint32_t j = 0; j < KEPT; j++) last[j] = last[j + 1];

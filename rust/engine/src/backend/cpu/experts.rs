@@ -6,6 +6,7 @@ use rayon::prelude::*;
 use super::attention::exp_down;
 use super::matvec::{Product, Rows, Scratch};
 use super::memory::reserve;
+use super::rowwise::sigmoid;
 use super::simd::Level;
 use crate::error::{Error, Result};
 use crate::plan::{BufferId, Gating};
@@ -38,13 +39,6 @@ fn better(a: (usize, f32), b: (usize, f32)) -> (usize, f32) {
     } else {
         b
     }
-}
-
-/// `1 / (1 + exp(-x))`.
-fn sigmoid(x: f32) -> f32 {
-    let e = exp_down(-x.abs());
-    let top = if x < 0.0 { e } else { 1.0 };
-    top / (1.0 + e)
 }
 
 /// Of values in lanes, each in order, the lanes then folded in halves.

@@ -4,9 +4,8 @@
 use rayon::prelude::*;
 
 use super::attention::exp_down;
-use super::gates::logistic;
 use super::memory::filled;
-use super::rowwise::sum_of_squares;
+use super::rowwise::{sigmoid, sum_of_squares};
 use super::simd::{self, Isa, Level, Task};
 use crate::backend::{check_state, not_below, Batch};
 use crate::error::{Error, Result};
@@ -191,7 +190,7 @@ impl Task for Convolution<'_, '_> {
             }
             if op.silu {
                 for y in out {
-                    *y *= logistic(*y);
+                    *y *= sigmoid(*y);
                 }
             }
         }
@@ -289,7 +288,7 @@ impl DeltaNet<'_> {
         } else {
             exp_down(exponent)
         };
-        (g, logistic(self.beta[at]))
+        (g, sigmoid(self.beta[at]))
     }
 }
 

@@ -300,7 +300,7 @@ impl Task for GeGlu<'_> {
 
 /// `1 / (1 + exp(-z))`, as [`crate::plan::Op::SwiGlu`] states it.
 #[inline(always)]
-fn sigmoid(z: f32) -> f32 {
+pub fn sigmoid(z: f32) -> f32 {
     // Only ever exp of a negative number: it cannot overflow.
     let e = exp_down(-z.abs());
     let top = if z < 0.0 { e } else { 1.0 };
