@@ -167,7 +167,10 @@ def test_what_cannot_run_is_described_all_the_same(tmp_path: Path) -> None:
     path = tiny.write(tmp_path / "gpt2.gguf", "gpt2")
     found = info(path)
     check_sizes(found, path)
-    assert "supported: llama, qwen2, qwen3, gemma3, granite" in found["error"]
+    assert (
+        "supported: llama, qwen2, qwen3, qwen3moe, gpt-oss, qwen35, gemma3, granite"
+        in found["error"]
+    )
     assert found["architecture"] == "gpt2"
     assert found["shape"]["n_layer"] == tiny.N_LAYER
     assert found["shape"]["n_vocab"] == tiny.N_VOCAB

@@ -2,9 +2,9 @@
 // give, as Op::Route and Op::MixExperts state them.
 //
 // variant.cuh: what experts.cuh needs, and of route GATING, BIASED, RENORMALIZE.
+#include "math.cuh"
 #include "variant.cuh"
 #include "experts.cuh"
-#include "math.cuh"
 
 struct RouteParams {
     const float* logits;  // [m][N_EXPERT]

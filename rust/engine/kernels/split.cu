@@ -5,10 +5,10 @@
 // By experts, a row is the one of its pair, and blocks of rows that no expert has are left as they are.
 //
 // variant.cuh: N_IN, NORM, X_SUMS, X_OFFSETS, WARPGROUPS, and what experts.cuh needs.
+#include "norm.cuh"
+#include "tile.cuh"
 #include "variant.cuh"
 #include "experts.cuh"
-#include "tile.cuh"
-#include "norm.cuh"
 
 constexpr uint32_t N_SB = (N_IN + 255) / 256;
 

@@ -183,7 +183,7 @@ pub fn tiny(arch: &str) -> Writer {
     ] {
         w.set(&format!("{arch}.{key}"), Value::U32(n));
     }
-    let has_experts = arch.ends_with("moe");
+    let has_experts = arch.ends_with("moe") || arch == "gpt-oss";
     if has_experts {
         for (key, n) in [("count", 3), ("used_count", 2), ("feed_forward_length", 6)] {
             w.set(&format!("{arch}.expert_{key}"), Value::U32(n));
@@ -198,6 +198,18 @@ pub fn tiny(arch: &str) -> Writer {
     if arch == "granite" {
         w.set("granite.logit_scale", Value::F32(8.0));
     }
+    if arch == "qwen35" {
+        for (key, n) in [
+            ("ssm.conv_kernel", 3),
+            ("ssm.state_size", 16),
+            ("ssm.group_count", 1),
+            ("ssm.time_step_rank", 2),
+            ("ssm.inner_size", 32),
+            ("full_attention_interval", 2),
+        ] {
+            w.set(&format!("qwen35.{key}"), Value::U32(n));
+        }
+    }
     w.set("tokenizer.ggml.model", Value::String("gpt2".into()));
     let tokens = ["a", "b", "ab", "Ġ", "é", "<s>"].into_iter().collect();
     w.set("tokenizer.ggml.tokens", Value::Array(Array::String(tokens)));
@@ -208,15 +220,39 @@ pub fn tiny(arch: &str) -> Writer {
     w.set("tokenizer.ggml.eos_token_id", Value::U32(5));
     w.tensor("token_embd.weight", &[8, 6], F16);
     for layer in 0..2 {
+        let recurs = arch == "qwen35" && layer == 0;
+        if recurs {
+            for name in ["ssm_a", "ssm_dt.bias"] {
+                w.tensor(&format!("blk.{layer}.{name}"), &[2], F32);
+            }
+        }
         let mut t = |name: &str, shape: &[u64], ty| {
             w.tensor(&format!("blk.{layer}.{name}.weight"), shape, ty);
         };
         t("attn_norm", &[8], F32);
-        t("attn_q", &[8, 8], F16);
-        t("attn_k", &[8, 4], F16);
-        t("attn_v", &[8, 4], F16);
-        t("attn_output", &[8, 8], F16);
-        t("ffn_norm", &[8], F32);
+        if recurs {
+            t("attn_qkv", &[8, 64], F16);
+            t("attn_gate", &[8, 32], F16);
+            t("ssm_conv1d", &[3, 64], F32);
+            t("ssm_alpha", &[8, 2], F16);
+            t("ssm_beta", &[8, 2], F16);
+            t("ssm_norm", &[16], F32);
+            t("ssm_out", &[32, 8], F16);
+        } else {
+            // Queries with a gate each are twice as wide.
+            t("attn_q", &[8, if arch == "qwen35" { 16 } else { 8 }], F16);
+            t("attn_k", &[8, 4], F16);
+            t("attn_v", &[8, 4], F16);
+            t("attn_output", &[8, 8], F16);
+        }
+        match arch {
+            "gpt-oss" => {
+                t("attn_sinks", &[2], F32);
+                t("post_attention_norm", &[8], F32);
+            }
+            "qwen35" => t("post_attention_norm", &[8], F32),
+            _ => t("ffn_norm", &[8], F32),
+        }
         if has_experts {
             t("ffn_gate_inp", &[8, 3], F32);
             t("ffn_gate_exps", &[8, 6, 3], F16);
@@ -231,7 +267,7 @@ pub fn tiny(arch: &str) -> Writer {
             t("post_attention_norm", &[8], F32);
             t("post_ffw_norm", &[8], F32);
         }
-        if arch.starts_with("qwen3") || arch == "gemma3" {
+        if arch.starts_with("qwen3") && !recurs || arch == "gemma3" {
             t("attn_q_norm", &[4], F32);
             t("attn_k_norm", &[4], F32);
         }
