@@ -6,9 +6,9 @@
 //
 // variant.cuh: N_IN, NORM, X_SUMS, X_OFFSETS, WARPGROUPS, and what experts.cuh needs.
 #include "norm.cuh"
-#include "tile.cuh"
 #include "variant.cuh"
 #include "experts.cuh"
+#include "tile.cuh"
 
 constexpr uint32_t N_SB = (N_IN + 255) / 256;
 

@@ -8,7 +8,7 @@ use super::experts::{self, ExpertProduct, Gathered};
 use super::gates::{ClampedSwiGlu, SigmoidMul};
 use super::kv::KvCache;
 use super::matvec::{self, Product, Scratch};
-use super::memory::{filled, most_rows, reserve};
+use super::memory::{filled, most_rows, reserve, vector};
 use super::recurrence::{DeltaNet, ShortConv, States};
 use super::rowwise::{self, CosSin, Normed, RmsNorm};
 use super::simd::{self, Level};
@@ -740,12 +740,6 @@ impl Interpreter {
         }
         result
     }
-}
-
-/// The values of a weight of one row.
-fn vector<'a>(plan: &Plan, vectors: &'a [Option<Vec<f32>>], id: WeightId) -> Result<&'a [f32]> {
-    let values = vectors[id.0].as_deref();
-    values.ok_or_else(|| Error::Internal(format!("{} is used as a vector", plan.weight(id).name)))
 }
 
 impl Runner for Interpreter {

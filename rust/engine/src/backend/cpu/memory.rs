@@ -7,7 +7,7 @@ use super::{attention, matvec};
 use crate::backend::{KvPages, Needs, RunnerOptions};
 use crate::error::{Error, Result};
 use crate::plan::signature::Role;
-use crate::plan::{self, Op, Plan};
+use crate::plan::{self, Op, Plan, WeightId};
 
 /// Most rows of one forward pass: bounds the activation buffers, changes no bit.
 pub const MAX_ROWS: usize = 256;
@@ -169,4 +169,13 @@ pub fn filled<T: Clone>(n: usize, value: T, what: &str) -> Result<Vec<T>> {
     reserve(&mut values, n, what)?;
     values.resize(n, value);
     Ok(values)
+}
+
+/// The values of a weight of one row, of those that are expanded.
+///
+/// # Errors
+/// [`Error::Internal`] for a matrix.
+pub fn vector<'a>(plan: &Plan, vectors: &'a [Option<Vec<f32>>], id: WeightId) -> Result<&'a [f32]> {
+    let values = vectors[id.0].as_deref();
+    values.ok_or_else(|| Error::Internal(format!("{} is used as a vector", plan.weight(id).name)))
 }
