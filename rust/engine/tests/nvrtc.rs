@@ -400,11 +400,13 @@ fn spilled(log: &str) -> u32 {
 /// for one register of the epilogue may wait in memory for the loop to end. On others the compiler loads
 /// so far ahead that some of its 255 registers go there: 7 below compute capability 9.0, up to 13 from
 /// 10.0 on. (Hiding the segment's number from the compiler until the epilogue frees some in the kernels
-/// that store q, k and v, and costs others more: 40 bytes on 8.0.)
+/// that store q, k and v, and costs others more: 40 bytes on 8.0.) Products of experts keep which rows
+/// they have beside that.
 fn allowed(kernel: &Variant, arch: u32) -> u32 {
     match (kernel.source.name, arch) {
         ("matmul.cu", ..90) => 28,
-        ("matmul.cu", 90) => 4,
+        ("matmul.cu", 90) if kernel.constants.contains("RANKS = 0;") => 4,
+        ("matmul.cu", 90) => 36,
         ("matmul.cu", 100..) => 52,
         ("prompt_attention_fixed.cu", _) => 64,
         _ => 0,
