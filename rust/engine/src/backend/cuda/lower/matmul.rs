@@ -450,7 +450,12 @@ mod tests {
         for sms in [8, 36, 84, 132] {
             let card = DeviceInfo::of_arch("sm_90", sms).unwrap();
             for ty in types.into_iter().flatten() {
-                for outs in [[4096, 512, 512], [4096, 1024, 1024], [2048, 256, 256], [80, 16, 16]] {
+                for outs in [
+                    [4096, 512, 512],
+                    [4096, 1024, 1024],
+                    [2048, 256, 256],
+                    [80, 16, 16],
+                ] {
                     let tiles = outs.map(|n: usize| n.div_ceil(UNIT_ROWS));
                     let weights = Weights {
                         types: &[ty],
