@@ -24,8 +24,9 @@ const QUEUE_LIMIT: usize = 256;
 /// How long a slice of a prompt may keep others from decoding.
 const SHARED_SLICE: Duration = Duration::from_millis(50);
 
-/// How long it may take where nobody else decodes: until it ends, a cancel is not seen.
-const ALONE_SLICE: Duration = Duration::from_millis(200);
+/// How long it may take where nobody else decodes: until it ends, a cancel is not seen. A card's whole
+/// chunk fits, also of the largest models: in smaller ones it would read their weights more often.
+const ALONE_SLICE: Duration = Duration::from_millis(500);
 
 /// Bounds of the rows of a slice.
 const MIN_ROWS: usize = 8;
@@ -349,9 +350,13 @@ impl Pace {
         Some((rows as usize).clamp(MIN_ROWS, MAX_ROWS))
     }
 
+    /// One slow slice, in which a list was captured or a kernel compiled, does not make those behind
+    /// it so small that they are slow by themselves.
     fn note(&mut self, rows: usize, took: Duration) {
         if self.warm {
-            self.rows_per_second = Some(rows as f64 / took.as_secs_f64().max(1e-6));
+            let now = rows as f64 / took.as_secs_f64().max(1e-6);
+            let least = self.rows_per_second.map_or(0.0, |before| before / 2.0);
+            self.rows_per_second = Some(now.max(least));
         }
         self.warm = true;
     }
