@@ -270,11 +270,16 @@ impl Backend for CpuBackend {
             self.events.push(event);
             failed.push(slot);
         }
-        match done {
-            // Of all sequences: none has logits.
-            Err(_) if failed.len() == slots.len() => return Ok(()),
-            Err(e) if failed.is_empty() => return Err(e),
-            _ => {}
+        // An error of some sequences is in their events; any other is one of all.
+        let of_sequences = matches!(
+            done,
+            Err(Error::Activations { .. } | Error::KvBounds { .. })
+        );
+        if !of_sequences || failed.is_empty() {
+            done?;
+        }
+        if failed.len() == slots.len() {
+            return Ok(());
         }
         for slot in slots.iter().filter(|slot| !failed.contains(slot)) {
             self.sequence(*slot)?.position += 1;
