@@ -71,6 +71,15 @@ impl StatePool {
         Ok(all)
     }
 
+    /// Makes the states of `slot` zeros, as those of a sequence that begins.
+    ///
+    /// # Errors
+    /// As [`StatePool::write`].
+    pub fn clear(&self, slot: usize, stream: &Stream) -> Result<()> {
+        let width = self.states.iter().map(|(width, _)| width).sum();
+        self.write(slot, &vec![0.0; width], stream)
+    }
+
     /// Gives `slot` states that [`StatePool::read`] gave, of any slot, behind everything queued.
     ///
     /// # Errors

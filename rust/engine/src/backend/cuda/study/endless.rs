@@ -5,7 +5,8 @@ use crate::backend::SlotRequest;
 use crate::error::Result;
 use crate::sampler::Params;
 
-/// Readies `slots` for such sequences.
+/// Readies `slots` for such sequences. States are zeros: a step in the middle of a text that there never
+/// was would find what no token left.
 pub fn start(decoder: &mut Decoder, slots: &[usize]) -> Result<()> {
     let request = SlotRequest {
         sampling: Params {
@@ -17,9 +18,10 @@ pub fn start(decoder: &mut Decoder, slots: &[usize]) -> Result<()> {
         max_tokens: usize::MAX,
     };
     let Decoder { sampling, card, .. } = decoder;
-    slots
-        .iter()
-        .try_for_each(|slot| sampling.start(*slot, &request, &card.stream))
+    slots.iter().try_for_each(|slot| {
+        card.states.clear(*slot, &card.stream)?;
+        sampling.start(*slot, &request, &card.stream)
+    })
 }
 
 /// Ends the sequences of `slots`, whatever came of them; the first error counts.
