@@ -41,6 +41,7 @@ KERNEL_BOUNDS(everything, P, 256, 1) {
     uint8_t* s = dynamic_shared<uint8_t>();
     cp_async_16(s + 1024, p.x);
     cp_async_16_zero_fill(s + 2048, p.x, 7);
+    prefetch_l2(p.x);
     cp_async_commit();
     cp_async_wait<0>();
     if constexpr (HAS_BULK_COPIES) {

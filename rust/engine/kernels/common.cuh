@@ -296,6 +296,11 @@ DEVICE void cp_async_16_zero_fill(void* shared, const void* global, uint32_t byt
 #endif
 }
 
+// Asks for the 128 bytes around `at` to be near by the time that they are read.
+DEVICE void prefetch_l2([[maybe_unused]] const void* at) {
+    ON_CARD(asm volatile("prefetch.global.L2 [%0];" ::"l"(at));)
+}
+
 DEVICE void cp_async_commit() {
     ON_HOST(sim::cp_async_commit();)
 #if ARCH_AT_LEAST(800)

@@ -161,54 +161,81 @@ struct GroupParams {
     uint32_t blocks;      // as many as there may be at most
 };
 
-constexpr uint32_t GROUP_WARPS = 8;
+// Of the one block: as many as there is shared memory for the counts of.
+constexpr uint32_t GROUP_WARPS = N_EXPERT <= 256 ? 32 : N_EXPERT <= 512 ? 16 : 8;
+constexpr uint32_t GROUP_THREADS = 32 * GROUP_WARPS;
 
 // Sorts the pairs of all rows by expert, each expert's from a block of rows of its own on, in their
-// order. One block; a warp counts an expert's pairs, then places them.
-KERNEL_BOUNDS(group, GroupParams, 32 * GROUP_WARPS, 1) {
+// order. Warps take pairs 32 at a time, those that follow each other: each counts them by expert, the
+// counts are added up over warps and experts, then each places its own.
+KERNEL_BOUNDS(group, GroupParams, GROUP_THREADS, 1) {
+    SHARED uint32_t before[GROUP_WARPS][N_EXPERT];  // pairs of the expert
+    SHARED uint32_t total[N_EXPERT];
     SHARED uint32_t first[N_EXPERT + 1];  // block of rows
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint32_t n = p.m * RANKS;
+    const uint32_t portion = ((n + 31) / 32 + GROUP_WARPS - 1) / GROUP_WARPS * 32;
+    const uint32_t begin = warp * portion;
+    const uint32_t end = n < begin + portion ? n : begin + portion;
+    for (uint32_t i = lane; i < N_EXPERT; i += 32) before[warp][i] = 0;
     pdl_wait();
     pdl_trigger();
-    // Calls f with the expert's pairs of every 32, a bit a lane, and the first of the 32.
-    auto each = [&](uint32_t expert, auto f) {
-        for (uint32_t begin = 0; begin < n; begin += 32) {
-            const uint32_t pair = begin + lane;
-            const bool mine = pair < n && id_of_pair(p.routes, pair) == expert;
-            f(__ballot_sync(FULL_WARP, mine), begin);
+    __syncwarp();
+    // Calls f with a lane's pair, its expert and the lanes that have the same; counts them behind it.
+    auto each = [&](auto f) {
+        for (uint32_t at = begin; at < end; at += 32) {
+            const uint32_t pair = at + lane;
+            const uint32_t expert = pair < end ? id_of_pair(p.routes, pair) : N_EXPERT;
+            const uint32_t same = __match_any_sync(FULL_WARP, expert);
+            if (expert < N_EXPERT) f(pair, expert, same);
+            __syncwarp();
+            if (expert < N_EXPERT && same >> lane == 1) {
+                before[warp][expert] += static_cast<uint32_t>(__popc(same));
+            }
+            __syncwarp();
         }
     };
-    for (uint32_t expert = warp; expert < N_EXPERT; expert += GROUP_WARPS) {
-        uint32_t count = 0;
-        each(expert, [&](uint32_t found, uint32_t) { count += static_cast<uint32_t>(__popc(found)); });
-        if (lane == 0) first[expert] = (count + ROWS_OF_EXPERT - 1) / ROWS_OF_EXPERT;
-    }
+    each([](uint32_t, uint32_t, uint32_t) {});
     __syncthreads();
-    if (threadIdx.x == 0) {
+    for (uint32_t expert = threadIdx.x; expert < N_EXPERT; expert += GROUP_THREADS) {
         uint32_t sum = 0;
-        for (uint32_t expert = 0; expert < N_EXPERT; expert++) {
-            const uint32_t blocks = first[expert];
-            first[expert] = sum;
-            sum += blocks;
+        for (uint32_t w = 0; w < GROUP_WARPS; w++) {
+            const uint32_t count = before[w][expert];
+            before[w][expert] = sum;
+            sum += count;
         }
-        first[N_EXPERT] = sum;
+        total[expert] = sum;
     }
     __syncthreads();
-    for (uint32_t expert = warp; expert < N_EXPERT; expert += GROUP_WARPS) {
-        const uint32_t begin = first[expert], end = first[expert + 1];
-        if (begin == end) continue;
-        for (uint32_t block = begin + lane; block < end; block += 32) p.experts[block] = expert;
-        uint32_t at = begin * ROWS_OF_EXPERT;
-        each(expert, [&](uint32_t found, uint32_t from) {
-            if (found >> lane & 1) {
-                p.pairs[at + static_cast<uint32_t>(__popc(found & ((1u << lane) - 1)))] = from + lane;
+    if (warp == 0) {
+        uint32_t sum = 0;
+        for (uint32_t at = 0; at < N_EXPERT; at += 32) {
+            const uint32_t expert = at + lane;
+            const uint32_t own =
+                expert < N_EXPERT ? (total[expert] + ROWS_OF_EXPERT - 1) / ROWS_OF_EXPERT : 0;
+            uint32_t up_to = own;
+#pragma unroll
+            for (uint32_t distance = 1; distance < 32; distance *= 2) {
+                const uint32_t lower = __shfl_up_sync(FULL_WARP, up_to, distance);
+                if (lane >= distance) up_to += lower;
             }
-            at += static_cast<uint32_t>(__popc(found));
-        });
-        for (uint32_t rest = at + lane; rest < end * ROWS_OF_EXPERT; rest += 32) p.pairs[rest] = NO_PAIR;
+            if (expert < N_EXPERT) first[expert] = sum + up_to - own;
+            sum += __shfl_sync(FULL_WARP, up_to, 31);
+        }
+        if (lane == 0) first[N_EXPERT] = sum;
     }
-    for (uint32_t block = first[N_EXPERT] + threadIdx.x; block < p.blocks; block += blockDim.x) {
+    __syncthreads();
+    each([&](uint32_t pair, uint32_t expert, uint32_t same) {
+        const uint32_t lower = static_cast<uint32_t>(__popc(same & ((1u << lane) - 1)));
+        p.pairs[first[expert] * ROWS_OF_EXPERT + before[warp][expert] + lower] = pair;
+    });
+    for (uint32_t expert = warp; expert < N_EXPERT; expert += GROUP_WARPS) {
+        const uint32_t its = first[expert], next = first[expert + 1];
+        for (uint32_t block = its + lane; block < next; block += 32) p.experts[block] = expert;
+        const uint32_t rest = its * ROWS_OF_EXPERT + total[expert];
+        for (uint32_t at = rest + lane; at < next * ROWS_OF_EXPERT; at += 32) p.pairs[at] = NO_PAIR;
+    }
+    for (uint32_t block = first[N_EXPERT] + threadIdx.x; block < p.blocks; block += GROUP_THREADS) {
         p.experts[block] = NO_EXPERT;
     }
 }

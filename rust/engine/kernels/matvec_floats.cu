@@ -1,17 +1,19 @@
 // out[m][row] = weight[row] . x[m] for weights that are floats: the sum that Op::MatVec states for
 // these, in float32. A lane of a warp has the chain of columns l, l + 32, ... of some rows, each for
 // MAX_M rows of x; at the end the chains are folded. x comes through shared memory, CHUNK superblocks at
-// a time, weights straight from memory.
+// a time, weights straight from memory. Where there are few rows of weights, COMPUTING warps of a block
+// multiply, so that more blocks have some, and all of them fetch x.
 //
 // With NORM, x is first multiplied by the norm's weight and the result by 1/rms(x).
 //
-// variant.cuh: MAX_M (rows of x a block, up to the number of warps), PAIRS (of rows a warp: 1 to
-// 8, a power of two), CHUNK, SHARED_BYTES, NORM, and what epilogue.cuh needs.
+// variant.cuh: COMPUTING, MAX_M (rows of x a block, a power of two up to the number of warps), PAIRS (of
+// rows a warp: 1 to 8, a power of two), CHUNK, SHARED_BYTES, NORM, and what epilogue.cuh needs.
 #include "epilogue.cuh"
 #include "norm.cuh"
 
 constexpr uint32_t WARPS = 8, THREADS = 32 * WARPS;
-static_assert(MAX_M <= WARPS, "a warp stages a row of x");
+static_assert(MAX_M <= WARPS && WARPS % MAX_M == 0, "warps stage a row of x");
+static_assert(COMPUTING >= 1 && COMPUTING <= WARPS, "of all warps");
 static_assert(SHARED_BYTES == MAX_M * CHUNK * UNIT_COLS * 4, "x");
 
 struct Params {
@@ -31,10 +33,25 @@ KERNEL_BOUNDS(matvec_floats, Params, THREADS, 1) {
     const uint32_t m0 = blockIdx.y * MAX_M;
     const uint32_t total = all_tiles(p);
     // This warp's pairs of rows: first_pair and following of one tile.
-    const uint32_t item = (blockIdx.x * WARPS + warp) * PAIRS;
-    const uint32_t tile = item / 8, first_pair = item % 8;
+    const uint32_t item = (blockIdx.x * COMPUTING + warp) * PAIRS;
+    const uint32_t tile = warp < COMPUTING ? item / 8 : total, first_pair = item % 8;
 
     float acc[PAIRS][2][MAX_M] = {};
+    // Weights are the model's; by experts, which of them is the preceding kernels' to say.
+    if constexpr (RANKS == 0 && PAIRS == 1 && MAX_M == 1) {
+        if (tile < total) {
+            with_segment(p, tile, [&](auto type, const Segment& segment, int, uint32_t own) {
+                using T = decltype(type);
+                constexpr uint32_t ROW = T::UNIT_BYTES / UNIT_ROWS, LINES = ROW / 128;
+                const uint8_t* units =
+                    segment.units + static_cast<uint64_t>(own) * N_SB * T::UNIT_BYTES;
+                for (uint32_t i = lane; i < N_SB * 2 * LINES; i += 32) {
+                    const uint32_t sb = i / (2 * LINES), row = first_pair + i / LINES % 2 * 8;
+                    prefetch_l2(units + sb * T::UNIT_BYTES + row * ROW + i % LINES * 128);
+                }
+            });
+        }
+    }
     pdl_wait();
     pdl_trigger();
     const uint32_t expert = expert_of(p.experts, blockIdx.y);
@@ -42,32 +59,39 @@ KERNEL_BOUNDS(matvec_floats, Params, THREADS, 1) {
 #pragma unroll 1
     for (uint32_t chunk = 0; chunk < N_SB; chunk += CHUNK) {
         if (chunk > 0) __syncthreads();
-        const uint32_t m = m0 + warp;
-        if (warp < MAX_M) {
-            const uint32_t pair = m < p.m ? pair_of(p.experts, m) : NO_PAIR;
-#pragma unroll 1
-            for (uint32_t c = 0; c < CHUNK && chunk + c < N_SB; c++) {
-                const uint32_t k = (chunk + c) * UNIT_COLS + lane * 8;
-                const float* from = p.x + static_cast<uint64_t>(row_of_x(pair)) * N_IN + k;
-                float v[8] = {};
-                if (pair != NO_PAIR) {
+        const uint32_t n = warp % MAX_M, m = m0 + n;
+        const uint32_t pair = m < p.m ? pair_of(p.experts, m) : NO_PAIR;
+#pragma unroll 2
+        for (uint32_t c = warp / MAX_M; c < CHUNK && chunk + c < N_SB; c += WARPS / MAX_M) {
+            const uint32_t k = (chunk + c) * UNIT_COLS + lane * 8;
+            const float* from = p.x + static_cast<uint64_t>(row_of_x(pair)) * N_IN + k;
+            float v[8] = {};
+            if (pair != NO_PAIR) {
+                if constexpr (N_IN % 4 == 0) {
+#pragma unroll
+                    for (uint32_t e = 0; e < 8; e += 4) {
+                        if (k + e >= N_IN) break;
+                        const float4 f = load_relaxed_f32x4(from + e);
+                        v[e] = f.x, v[e + 1] = f.y, v[e + 2] = f.z, v[e + 3] = f.w;
+                    }
+                } else {
 #pragma unroll
                     for (uint32_t e = 0; e < 8; e++) {
                         if (k + e < N_IN) v[e] = load_relaxed_f32(from + e);
                     }
                 }
-                if constexpr (NORM) {
-                    const float square = superblock_squares(v);
-                    if (lane == 0) squares[warp * N_SB + chunk + c] = square;
-#pragma unroll
-                    for (uint32_t e = 0; e < 8; e++) {
-                        v[e] = k + e < N_IN ? mul_rn(v[e], p.norm[k + e]) : 0.0f;
-                    }
-                }
-                float4* to = reinterpret_cast<float4*>(x + (warp * CHUNK + c) * UNIT_COLS + lane * 8);
-                to[0] = make_float4(v[0], v[1], v[2], v[3]);
-                to[1] = make_float4(v[4], v[5], v[6], v[7]);
             }
+            if constexpr (NORM) {
+                const float square = superblock_squares(v);
+                if (lane == 0) squares[n * N_SB + chunk + c] = square;
+#pragma unroll
+                for (uint32_t e = 0; e < 8; e++) {
+                    v[e] = k + e < N_IN ? mul_rn(v[e], p.norm[k + e]) : 0.0f;
+                }
+            }
+            float4* to = reinterpret_cast<float4*>(x + (n * CHUNK + c) * UNIT_COLS + lane * 8);
+            to[0] = make_float4(v[0], v[1], v[2], v[3]);
+            to[1] = make_float4(v[4], v[5], v[6], v[7]);
         }
         __syncthreads();
         if (tile >= total) continue;
@@ -76,7 +100,7 @@ KERNEL_BOUNDS(matvec_floats, Params, THREADS, 1) {
             const uint8_t* units =
                 segment.units +
                 ((static_cast<uint64_t>(expert) * segment.tiles + own) * N_SB + chunk) * T::UNIT_BYTES;
-#pragma unroll 2
+#pragma unroll (PAIRS * MAX_M == 1 ? 4 : 2)
             for (uint32_t c = 0; c < CHUNK; c++) {
                 if (chunk + c >= N_SB) break;
                 float w[PAIRS][2][8];

@@ -17,6 +17,15 @@ const THREADS: u32 = 256;
 /// Blocks that keep every card busy.
 const MOST_BLOCKS: u64 = 1024;
 
+/// Threads of the block that groups pairs: as experts.cu has them.
+fn group_threads(n_expert: usize) -> u32 {
+    match n_expert {
+        0..=256 => 1024,
+        257..=512 => 512,
+        _ => 256,
+    }
+}
+
 /// The ranks of a buffer of routes.
 pub fn ranks(plan: &Plan, routes: BufferId) -> usize {
     plan.buffer(routes).width / 2
@@ -111,7 +120,8 @@ impl Pairs {
             blocks: self.blocks() as u32,
         };
         let variant = variant(self.constants(), Gating::Softmax, false, false);
-        let mut spec = Spec::new(variant, "group", [1, 1, 1], THREADS, &params);
+        let threads = group_threads(self.n_expert);
+        let mut spec = Spec::new(variant, "group", [1, 1, 1], threads, &params);
         spec.traffic = Traffic::rows(self.count * 8 + self.blocks() * self.rows * 4);
         spec
     }

@@ -149,7 +149,10 @@ pub fn spec(
 ) -> Result<Option<Spec>> {
     let n_in = product.n_in;
     let tiles: usize = product.tiles.iter().sum();
-    let sms = l.card.sm_count as usize;
+    // Experts side by side share the card: blocks of one after another's would each ask for their first
+    // weights when the one before has ended.
+    let m = pairs.map_or(1, |pairs| pairs.count);
+    let sms = (l.card.sm_count as usize / m).max(1);
     let is_short = n_in < LONG_ROW && product.bytes < MANY_BYTES;
     let per_cent = match (l.card.has_pdl(), is_short) {
         (false, _) => 100,
@@ -181,7 +184,6 @@ pub fn spec(
     };
     // One block an SM: what room there is beside it is the successor's.
     let grid = tiles.div_ceil(shape.warps_r).clamp(1, sms);
-    let m = pairs.map_or(1, |pairs| pairs.count);
     let grid = [grid as u32, m as u32, 1];
     let mut spec = Spec::new(variant, "matvec", grid, shape.threads() as u32, &params);
     spec.shared = shape.shared_bytes() as u32;

@@ -44,12 +44,16 @@ pub fn spec(
     let max_m = pairs.map_or(m.next_power_of_two().min(MOST_ROWS), |pairs| pairs.rows);
     let w_pairs = if m >= MANY_ROWS { 4 } else { 1 };
     let a_superblock = max_m * UNIT_COLS * 4;
+    let tiles: usize = product.tiles.iter().sum();
+    let warps = (tiles * UNIT_ROWS / 2).div_ceil(w_pairs);
+    let computing = warps.div_ceil(l.card.sm_count as usize).clamp(1, WARPS);
     let chunk = (X_BYTES / a_superblock).min(superblocks(n_in));
     let shared = chunk * a_superblock;
     let variant = Variant {
         source: &SOURCE,
         constants: constants(&[("N_IN", n_in)])
             + &sizes(&[
+                ("COMPUTING", computing),
                 ("MAX_M", max_m),
                 ("PAIRS", w_pairs),
                 ("CHUNK", chunk),
@@ -69,10 +73,8 @@ pub fn spec(
         experts: address_of(pairs),
         to: product.to,
     };
-    let tiles: usize = product.tiles.iter().sum();
-    let pairs_of_all = tiles * UNIT_ROWS / 2;
     let grid = [
-        pairs_of_all.div_ceil(WARPS * w_pairs) as u32,
+        warps.div_ceil(computing) as u32,
         m.div_ceil(max_m) as u32,
         1,
     ];
