@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import click
@@ -299,12 +300,42 @@ def test_the_table_of_sequences_is_the_record() -> None:
                 [mean(of[engine]["prompt"]), *(mean(decode[n]) for n in ("1", "8", "32", "64"))]
             )
         # A half is rounded as the table of its day was: up or down.
-        shown = TEXTS["speed"].read_text()
+        shown = TEXTS["speed"].read_text().partition("## Sequences at once")[2]
         lines = [line.split(" | ") for line in shown.splitlines() if line.startswith(f"| {name}, ")]
         figures = [line for line in lines if len(line) == 6]
         for line, numbers in zip(figures, found, strict=True):
             for cell, number in zip(line[1:], numbers, strict=True):
                 assert abs(float(cell.strip("| ").replace(",", "")) - number) <= 0.5
+
+
+def test_the_tables_at_depth_are_the_record() -> None:
+    made = record("depth_h200.json")["models"]["1B"]
+    steps = [f"step behind {n}" for n in (0, 512, 2048, 16384, 32768)]
+    several = [
+        *(f"{n} sequences" for n in (8, 32, 64)),
+        *(f"prompt behind {n}" for n in (0, 16384)),
+    ]
+    speed = TEXTS["speed"].read_text()
+    for tests, texts in [(steps, [speed, TEXTS["README"].read_text()]), (several, [speed])]:
+        lines = []
+        for engine in ("onegraph", "llama.cpp"):
+            figures = (f"{median(made[engine][test]):,.0f}" for test in tests)
+            lines.append(f"| 1B, {engine} | {' | '.join(figures)} |")
+        pairs = ((median(made[e][test]) for e in ("onegraph", "llama.cpp")) for test in tests)
+        lines.append(f"| ratio | {' | '.join(f'{a / b:.2f}' for a, b in pairs)} |")
+        assert all("\n".join(lines) in text for text in texts)
+
+
+def test_the_table_of_families_is_the_record() -> None:
+    made = record("families_h200.json")
+    speed = TEXTS["speed"].read_text()
+    for name, of in made["models"].items():
+        cells = []
+        for test in ("decode", "prompt"):
+            ours, theirs = (median(of[engine][test]) for engine in ("onegraph", "llama.cpp"))
+            cells += [f"{ours:,.0f}", f"{theirs:,.0f}", f"{ours / theirs:.2f}"]
+        assert f"| {name} | {' | '.join(cells)} |" in speed
+    assert all(command in speed for command in made["commands"])
 
 
 def test_what_capturing_gains_is_the_record() -> None:

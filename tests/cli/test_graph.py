@@ -230,4 +230,5 @@ def test_labels_are_alike_across_layers() -> None:
         "matvec attn_q.weight attn_k.weight"
     )
     assert across_layers("attention 11") == "attention"
+    assert across_layers("delta_net delta[11]") == "delta_net delta"
     assert across_layers("matvec output.weight") == "matvec output.weight"

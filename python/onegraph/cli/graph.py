@@ -148,7 +148,8 @@ def _short(label: str) -> str:
 def across_layers(label: str) -> str:
     """A label with no layer in it: kernels of one kind on the same tensors have the same one."""
     label = re.sub(r"\bblk\.\d+\.", "", label)
-    return re.sub(r" \d+$", "", label)
+    # Of a cache, then of a state.
+    return re.sub(r" \d+$|\[\d+\]$", "", label)
 
 
 def _grouped(kernels: list[GraphKernel], key: Any) -> list[tuple[str, list[GraphKernel]]]:
