@@ -1,6 +1,19 @@
 // Element by element: residual sums, gates, factors, slices, and picking rows.
 #include "math.cuh"
 
+// Calls f with each number below n, of the grid's threads in turn.
+template <class F>
+DEVICE void each(uint64_t n, F f) {
+    pdl_wait();
+    pdl_trigger();
+    delay_block();
+    const uint64_t stride = static_cast<uint64_t>(gridDim.x) * blockDim.x;
+    for (uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < n;
+         i += stride) {
+        f(i);
+    }
+}
+
 struct AddParams {
     const float* x;
     float* out;
@@ -9,14 +22,9 @@ struct AddParams {
 
 // out += x.
 KERNEL(add, AddParams) {
-    pdl_wait();
-    pdl_trigger();
-    delay_block();
-    uint64_t stride = static_cast<uint64_t>(gridDim.x) * blockDim.x;
-    for (uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < p.n;
-         i += stride) {
+    each(p.n, [&](uint64_t i) {
         p.out[i] = add_rn(load_relaxed_f32(p.out + i), load_relaxed_f32(p.x + i));
-    }
+    });
 }
 
 struct GluParams {
@@ -28,50 +36,30 @@ struct GluParams {
 
 // out = gate / (1 + exp(-gate)) * up.
 KERNEL(swiglu, GluParams) {
-    pdl_wait();
-    pdl_trigger();
-    delay_block();
-    uint64_t stride = static_cast<uint64_t>(gridDim.x) * blockDim.x;
-    for (uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < p.n;
-         i += stride) {
+    each(p.n, [&](uint64_t i) {
         p.out[i] = swiglu_f32(load_relaxed_f32(p.gate + i), load_relaxed_f32(p.up + i));
-    }
+    });
 }
 
 // out = gelu(gate) * up.
 KERNEL(geglu, GluParams) {
-    pdl_wait();
-    pdl_trigger();
-    delay_block();
-    uint64_t stride = static_cast<uint64_t>(gridDim.x) * blockDim.x;
-    for (uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < p.n;
-         i += stride) {
+    each(p.n, [&](uint64_t i) {
         p.out[i] = geglu_f32(load_relaxed_f32(p.gate + i), load_relaxed_f32(p.up + i));
-    }
+    });
 }
 
-// out = gate logistic(1.702 gate) (up + 1), of clamped numbers.
+// out = gate sigmoid(1.702 gate) (up + 1), of clamped numbers.
 KERNEL(clamped_swiglu, GluParams) {
-    pdl_wait();
-    pdl_trigger();
-    delay_block();
-    uint64_t stride = static_cast<uint64_t>(gridDim.x) * blockDim.x;
-    for (uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < p.n;
-         i += stride) {
+    each(p.n, [&](uint64_t i) {
         p.out[i] = clamped_swiglu_f32(load_relaxed_f32(p.gate + i), load_relaxed_f32(p.up + i));
-    }
+    });
 }
 
 // out = up / (1 + exp(-gate)).
 KERNEL(sigmoid_mul, GluParams) {
-    pdl_wait();
-    pdl_trigger();
-    delay_block();
-    uint64_t stride = static_cast<uint64_t>(gridDim.x) * blockDim.x;
-    for (uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < p.n;
-         i += stride) {
+    each(p.n, [&](uint64_t i) {
         p.out[i] = mul_rn(load_relaxed_f32(p.up + i), sigmoid_f32(load_relaxed_f32(p.gate + i)));
-    }
+    });
 }
 
 struct ScaleParams {
@@ -83,14 +71,9 @@ struct ScaleParams {
 
 // x *= factor.
 KERNEL(scale, ScaleParams) {
-    pdl_wait();
-    pdl_trigger();
-    delay_block();
-    uint64_t stride = static_cast<uint64_t>(gridDim.x) * blockDim.x;
-    for (uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < p.n;
-         i += stride) {
+    each(p.n, [&](uint64_t i) {
         p.x[i] = mul_rn(load_relaxed_f32(p.x + i), p.factor);
-    }
+    });
 }
 
 struct SliceParams {
@@ -105,14 +88,9 @@ struct SliceParams {
 
 // Of parts of `of` values those from `first` on, `width` of each.
 KERNEL(slice, SliceParams) {
-    pdl_wait();
-    pdl_trigger();
-    delay_block();
-    uint64_t stride = static_cast<uint64_t>(gridDim.x) * blockDim.x;
-    for (uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < p.n;
-         i += stride) {
+    each(p.n, [&](uint64_t i) {
         p.out[i] = load_relaxed_f32(p.x + i / p.width * p.of + p.first + i % p.width);
-    }
+    });
 }
 
 struct SelectParams {

@@ -1,45 +1,99 @@
-//! Products with the sigmoid of a gate, number by number.
+//! Numbers that gates let through, one by one.
 
-use super::rowwise::sigmoid;
+use std::marker::PhantomData;
+
+use super::attention::exp_down;
 use super::simd::{Isa, Task};
 
-/// `out = x * sigmoid(gate)`.
-pub struct SigmoidMul<'a> {
-    pub x: &'a [f32],
-    pub gate: &'a [f32],
-    pub out: &'a mut [f32],
+/// What a gate makes of a number: a type, so that it is compiled with the caller's instruction set.
+pub trait Gate {
+    /// Must be `#[inline(always)]`.
+    fn of(gate: f32, x: f32) -> f32;
 }
 
-impl Task for SigmoidMul<'_> {
-    type Out = ();
+/// [`crate::plan::Op::SwiGlu`].
+pub struct SwiGlu;
 
+impl Gate for SwiGlu {
     #[inline(always)]
-    fn run<I: Isa>(self) {
-        for ((out, x), gate) in self.out.iter_mut().zip(self.x).zip(self.gate) {
-            *out = x * sigmoid(*gate);
+    fn of(gate: f32, up: f32) -> f32 {
+        gate * sigmoid(gate) * up
+    }
+}
+
+/// [`crate::plan::Op::GeGlu`].
+pub struct GeGlu;
+
+impl Gate for GeGlu {
+    #[inline(always)]
+    fn of(gate: f32, up: f32) -> f32 {
+        /// `sqrt(8 / pi)`, and that times 0.044715.
+        const A: f32 = 1.595_769_2;
+        const B: f32 = 0.071_354_814;
+        gate * sigmoid(gate * (gate * gate).mul_add(B, A)) * up
+    }
+}
+
+/// [`crate::plan::Op::ClampedSwiGlu`].
+pub struct ClampedSwiGlu;
+
+impl Gate for ClampedSwiGlu {
+    #[inline(always)]
+    fn of(gate: f32, up: f32) -> f32 {
+        const MOST: f32 = 7.0;
+        // Comparisons, so that what is no number stays none.
+        let g = if gate > MOST { MOST } else { gate };
+        let u = if up > MOST { MOST } else { up };
+        let u = if u < -MOST { -MOST } else { u };
+        g * sigmoid(1.702 * g) * (u + 1.0)
+    }
+}
+
+/// [`crate::plan::Op::SigmoidMul`].
+pub struct Sigmoid;
+
+impl Gate for Sigmoid {
+    #[inline(always)]
+    fn of(gate: f32, x: f32) -> f32 {
+        x * sigmoid(gate)
+    }
+}
+
+/// `1 / (1 + exp(-z))`, as [`crate::plan::Op::SwiGlu`] states it.
+#[inline(always)]
+pub fn sigmoid(z: f32) -> f32 {
+    // Only ever exp of a negative number: it cannot overflow.
+    let e = exp_down(-z.abs());
+    let top = if z < 0.0 { e } else { 1.0 };
+    top / (1.0 + e)
+}
+
+/// `out[i] = G(gate[i], x[i])`.
+pub struct Gated<'a, G> {
+    gate: &'a [f32],
+    x: &'a [f32],
+    out: &'a mut [f32],
+    function: PhantomData<G>,
+}
+
+impl<'a, G: Gate> Gated<'a, G> {
+    pub fn new(gate: &'a [f32], x: &'a [f32], out: &'a mut [f32]) -> Self {
+        Self {
+            gate,
+            x,
+            out,
+            function: PhantomData,
         }
     }
 }
 
-/// `out = g sigmoid(1.702 g) (u + 1)`, clamped as [`crate::plan::Op::ClampedSwiGlu`] states it.
-pub struct ClampedSwiGlu<'a> {
-    pub gate: &'a [f32],
-    pub up: &'a [f32],
-    pub out: &'a mut [f32],
-}
-
-impl Task for ClampedSwiGlu<'_> {
+impl<G: Gate> Task for Gated<'_, G> {
     type Out = ();
 
     #[inline(always)]
     fn run<I: Isa>(self) {
-        const MOST: f32 = 7.0;
-        for ((out, gate), up) in self.out.iter_mut().zip(self.gate).zip(self.up) {
-            // Comparisons, so that what is no number stays none.
-            let g = if *gate > MOST { MOST } else { *gate };
-            let u = if *up > MOST { MOST } else { *up };
-            let u = if u < -MOST { -MOST } else { u };
-            *out = g * sigmoid(1.702 * g) * (u + 1.0);
+        for ((out, gate), x) in self.out.iter_mut().zip(self.gate).zip(self.x) {
+            *out = G::of(*gate, *x);
         }
     }
 }

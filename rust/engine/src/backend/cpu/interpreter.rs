@@ -1,20 +1,22 @@
 //! The interpreter: each op as its definition says, rows and heads in parallel, sums in the order
 //! that [`super::product`] specifies. No result depends on how rows are cut into batches.
 
+mod products;
+
 use std::sync::Arc;
 
 use super::attention;
-use super::experts::{self, ExpertProduct, Gathered};
-use super::gates::{ClampedSwiGlu, SigmoidMul};
+use super::experts::{self, Gathered};
+use super::gates::{ClampedSwiGlu, Gate, GeGlu, Sigmoid, SwiGlu};
 use super::kv::KvCache;
-use super::matvec::{self, Product, Scratch};
+use super::matvec::Scratch;
 use super::memory::{filled, most_rows, reserve, vector};
 use super::recurrence::{DeltaNet, ShortConv, States};
 use super::rowwise::{self, CosSin, Normed, RmsNorm};
 use super::simd::{self, Level};
 use crate::backend::{Batch, KvPages, Runner, RunnerOptions, Weights};
 use crate::error::{Error, Result};
-use crate::plan::{BufferId, Norm, Op, Plan, RopeTable, Rows, WeightId};
+use crate::plan::{BufferId, Op, Plan, RopeTable, WeightId};
 
 /// What the plan's buffers hold, in messages.
 const ACTIVATIONS: &str = "the activations of the rows";
@@ -244,218 +246,6 @@ impl Interpreter {
         std::mem::take(&mut self.buffers[id.0])
     }
 
-    /// Runs the mat-vecs at the front of `ops` that go [`matvec::together`]; says how many they were.
-    fn products(&mut self, ops: &[Op], batch: &Batch<'_>) -> Result<usize> {
-        let ops = &ops[..matvec::together(ops)];
-        let Some(Op::MatVec { x, norm, .. }) = ops.first() else {
-            return Err(Error::Internal(
-                "a mat-vec that overwrites its input".into(),
-            ));
-        };
-        if self.buffers[x.0].is_empty() {
-            // No row's logits are wanted: the outputs have no rows either.
-            return Ok(ops.len());
-        }
-        // Taken out, so that all else may be read while they are written.
-        let mut scratch = std::mem::take(&mut self.scratch);
-        let mut normed = std::mem::take(&mut self.normed);
-        let done = loop {
-            let done = self.multiply(ops, *x, *norm, batch, &mut scratch, &mut normed);
-            match done {
-                // Again without the rows of that sequence: a sequence that has a state cannot take the
-                // whole step twice.
-                Err(e @ Error::Activations { .. }) => match self.fail(e.clone(), batch) {
-                    Ok(true) => self.clear_failed(*x, batch),
-                    _ => break Err(e),
-                },
-                done => break done,
-            }
-        };
-        let m = self.buffers[x.0].len() / self.plan.buffer(*x).width;
-        let mut from = 0;
-        for (out, n_out) in done.iter().flatten() {
-            scratch.take(from, m, &mut self.buffers[out.0]);
-            from += n_out;
-        }
-        self.scratch = scratch;
-        self.normed = normed;
-        done.map(|_| ops.len())
-    }
-
-    /// Zeros in the place of the rows of sequences that cannot go on.
-    fn clear_failed(&mut self, x: BufferId, batch: &Batch<'_>) {
-        let (width, rows) = (self.plan.buffer(x).width, self.plan.buffer(x).rows);
-        let mut values = self.take(x);
-        for (row, values) in values.chunks_exact_mut(width).enumerate() {
-            let row = match rows {
-                Rows::Batch => row,
-                Rows::Out => batch.out_rows[row] as usize,
-            };
-            if self.has_failed(batch.slots[row] as usize) {
-                values.fill(0.0);
-            }
-        }
-        self.buffers[x.0] = values;
-    }
-
-    /// Computes mat-vecs of the rows of one `x` under one norm into `scratch`; says where the sums
-    /// go, and how many of a row.
-    fn multiply(
-        &self,
-        ops: &[Op],
-        x: BufferId,
-        norm: Option<Norm>,
-        batch: &Batch<'_>,
-        scratch: &mut Scratch,
-        normed: &mut Normed,
-    ) -> Result<Vec<(BufferId, usize)>> {
-        let mut products: Vec<Product<'_>> = Vec::new();
-        let mut first = WeightId(0);
-        for op in ops {
-            let Op::MatVec {
-                weight, bias, out, ..
-            } = op
-            else {
-                break;
-            };
-            let w = self.plan.weight(*weight);
-            if products.is_empty() {
-                first = *weight;
-            }
-            products.push(Product {
-                weight: self.weights.bytes(&w.name)?,
-                ty: w.ty,
-                n_out: w.n_out,
-                bias: bias.map(|id| self.vector(id)).transpose()?,
-                out: *out,
-            });
-        }
-        let (values, factors) = self.normed(x, norm, normed)?;
-        let rows = matvec::Rows {
-            x: values,
-            n_in: self.plan.buffer(x).width,
-            factors,
-        };
-        let absurd = |row: usize| {
-            let values = &values[row * rows.n_in..][..rows.n_in];
-            self.absurd(first, x, values, row, batch)
-        };
-        scratch.run(self.level, &products, rows, absurd)?;
-        Ok(products.iter().map(|p| (p.out, p.n_out)).collect())
-    }
-
-    /// Computes the products by experts that `op` is.
-    fn expert_products(&mut self, op: &Op, batch: &Batch<'_>) -> Result<()> {
-        let Op::ExpertMatVec { x, out, .. } = op else {
-            return Err(Error::Internal(format!("{op:?} is no product by experts")));
-        };
-        if self.buffers[x.0].is_empty() {
-            return Ok(());
-        }
-        let mut values = self.take(*out);
-        let mut scratch = std::mem::take(&mut self.scratch);
-        let mut normed = std::mem::take(&mut self.normed);
-        let mut gathered = std::mem::take(&mut self.gathered);
-        let done = loop {
-            let work = (&mut scratch, &mut normed, &mut gathered);
-            match self.multiply_by_experts(op, batch, work, &mut values) {
-                Err(e @ Error::Activations { .. }) => match self.fail(e.clone(), batch) {
-                    Ok(true) => self.clear_failed(*x, batch),
-                    _ => break Err(e),
-                },
-                done => break done,
-            }
-        };
-        self.buffers[out.0] = values;
-        (self.scratch, self.normed, self.gathered) = (scratch, normed, gathered);
-        done
-    }
-
-    fn multiply_by_experts(
-        &self,
-        op: &Op,
-        batch: &Batch<'_>,
-        (scratch, normed, gathered): (&mut Scratch, &mut Normed, &mut Gathered),
-        out: &mut [f32],
-    ) -> Result<()> {
-        let &Op::ExpertMatVec {
-            x,
-            ranked,
-            norm,
-            routes,
-            weight,
-            bias,
-            ..
-        } = op
-        else {
-            return Err(Error::Internal(format!("{op:?} is no product by experts")));
-        };
-        let w = self.plan.weight(weight);
-        let product = ExpertProduct {
-            weight: self.weights.bytes(&w.name)?,
-            ty: w.ty,
-            n_expert: w.n_expert,
-            n_out: w.n_out,
-            bias: bias.map(|id| self.vector(id)).transpose()?,
-            routes: &self.buffers[routes.0],
-            ranks: self.plan.buffer(routes).width / 2,
-            ranked,
-        };
-        let (values, factors) = self.normed(x, norm, normed)?;
-        let rows = matvec::Rows {
-            x: values,
-            n_in: w.n_in,
-            factors,
-        };
-        let absurd = |at: usize| {
-            let row = if ranked { at / product.ranks } else { at };
-            let values = &values[at * w.n_in..][..w.n_in];
-            self.absurd(weight, x, values, row, batch)
-        };
-        product.run(self.level, rows, scratch, gathered, out, absurd)
-    }
-
-    /// The rows of `x` as products under `norm` take them, and the factors of their sums.
-    fn normed<'a>(
-        &'a self,
-        x: BufferId,
-        norm: Option<Norm>,
-        normed: &'a mut Normed,
-    ) -> Result<(&'a [f32], Option<&'a [f32]>)> {
-        let values = &self.buffers[x.0];
-        let Some(Norm { weight, eps }) = norm else {
-            return Ok((values, None));
-        };
-        normed.set(self.level, values, self.vector(weight)?, eps)?;
-        Ok((&normed.x, Some(&normed.factors)))
-    }
-
-    /// The error of `values`, a row that the product with the tensor `weight` has no block fixed point
-    /// for: row `row` of its `x`, or of that times the weight of its norm.
-    fn absurd(
-        &self,
-        weight: WeightId,
-        x: BufferId,
-        values: &[f32],
-        row: usize,
-        batch: &Batch<'_>,
-    ) -> Error {
-        let buffer = self.plan.buffer(x);
-        let row = match buffer.rows {
-            Rows::Batch => row,
-            Rows::Out => batch.out_rows[row] as usize,
-        };
-        // NaN is the largest here, as in the test that found it.
-        let size = |v: &f32| v.abs().to_bits();
-        let worst = values.iter().copied().max_by_key(size).unwrap_or_default();
-        Error::Activations {
-            tensor: self.plan.weight(weight).name.clone(),
-            slot: batch.slots[row] as usize,
-            position: u64::from(batch.positions[row]),
-            value: worst.to_string(),
-        }
-    }
-
     fn single(&mut self, op: &Op, batch: &Batch<'_>) -> Result<()> {
         match op {
             Op::MatVec { .. } | Op::ExpertMatVec { .. } => {
@@ -553,35 +343,10 @@ impl Interpreter {
                 self.buffers[out.0] = sum;
                 Ok(())
             }
-            Op::SwiGlu { gate, up, out } => {
-                let mut act = self.take(*out);
-                let (gate, up) = (&self.buffers[gate.0], &self.buffers[up.0]);
-                rowwise::swiglu(self.level, gate, up, &mut act);
-                self.buffers[out.0] = act;
-                Ok(())
-            }
-            Op::ClampedSwiGlu { gate, up, out } => {
-                let mut act = self.take(*out);
-                let task = ClampedSwiGlu {
-                    gate: &self.buffers[gate.0],
-                    up: &self.buffers[up.0],
-                    out: &mut act,
-                };
-                simd::run(self.level, task);
-                self.buffers[out.0] = act;
-                Ok(())
-            }
-            Op::SigmoidMul { x, gate, out } => {
-                let mut product = self.take(*out);
-                let task = SigmoidMul {
-                    x: &self.buffers[x.0],
-                    gate: &self.buffers[gate.0],
-                    out: &mut product,
-                };
-                simd::run(self.level, task);
-                self.buffers[out.0] = product;
-                Ok(())
-            }
+            Op::SwiGlu { gate, up, out } => self.gated::<SwiGlu>([*gate, *up, *out]),
+            Op::GeGlu { gate, up, out } => self.gated::<GeGlu>([*gate, *up, *out]),
+            Op::ClampedSwiGlu { gate, up, out } => self.gated::<ClampedSwiGlu>([*gate, *up, *out]),
+            Op::SigmoidMul { x, gate, out } => self.gated::<Sigmoid>([*gate, *x, *out]),
             Op::Slice {
                 x,
                 out,
@@ -646,13 +411,6 @@ impl Interpreter {
                 self.buffers[out.0] = heads;
                 done
             }
-            Op::GeGlu { gate, up, out } => {
-                let mut act = self.take(*out);
-                let (gate, up) = (&self.buffers[gate.0], &self.buffers[up.0]);
-                rowwise::geglu(self.level, gate, up, &mut act);
-                self.buffers[out.0] = act;
-                Ok(())
-            }
             Op::Scale { x, factor } => {
                 self.buffers[x.0].iter_mut().for_each(|v| *v *= factor);
                 Ok(())
@@ -667,6 +425,14 @@ impl Interpreter {
                 Ok(())
             }
         }
+    }
+
+    fn gated<G: Gate>(&mut self, [gate, x, out]: [BufferId; 3]) -> Result<()> {
+        let mut product = self.take(out);
+        let (gate, x) = (&self.buffers[gate.0], &self.buffers[x.0]);
+        rowwise::gated::<G>(self.level, gate, x, &mut product);
+        self.buffers[out.0] = product;
+        Ok(())
     }
 
     fn embed(&mut self, weight: WeightId, out: BufferId, scale: f32, tokens: &[u32]) -> Result<()> {

@@ -4,8 +4,9 @@
 use rayon::prelude::*;
 
 use super::attention::exp_down;
+use super::gates::sigmoid;
 use super::memory::filled;
-use super::rowwise::{sigmoid, sum_of_squares};
+use super::rowwise::sum_of_squares;
 use super::simd::{self, Isa, Level, Task};
 use crate::backend::{check_state, not_below, Batch};
 use crate::error::{Error, Result};

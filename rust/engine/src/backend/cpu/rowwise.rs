@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::attention::exp_down;
+use super::gates::{Gate, Gated};
 use super::memory::reserve;
 use super::simd::{self, Isa, Level, Task};
 use crate::error::Result;
@@ -227,82 +227,16 @@ fn rotated(u: f32, v: f32, (cos, sin): (f32, f32)) -> (f32, f32) {
     (u.mul_add(cos, -(v * sin)), u.mul_add(sin, v * cos))
 }
 
-/// `out = gate / (1 + exp(-gate)) * up`.
-pub fn swiglu(level: Level, gate: &[f32], up: &[f32], out: &mut [f32]) {
-    gated(gate, up, out, |gate, up, out| {
-        simd::run(level, SwiGlu { gate, up, out });
-    });
-}
-
-/// `out = gelu(gate) * up`.
-pub fn geglu(level: Level, gate: &[f32], up: &[f32], out: &mut [f32]) {
-    gated(gate, up, out, |gate, up, out| {
-        simd::run(level, GeGlu { gate, up, out });
-    });
-}
-
-/// Calls `run` with all values, or with parts of them on several threads.
-fn gated(
-    gate: &[f32],
-    up: &[f32],
-    out: &mut [f32],
-    run: impl Fn(&[f32], &[f32], &mut [f32]) + Sync,
-) {
+/// `out[i] = G(gate[i], x[i])`, parts of many on several threads.
+pub fn gated<G: Gate>(level: Level, gate: &[f32], x: &[f32], out: &mut [f32]) {
     const PART: usize = PARALLEL / 4;
+    let run = |gate, x, out| simd::run(level, Gated::<G>::new(gate, x, out));
     if out.len() < PARALLEL {
-        run(gate, up, out);
+        run(gate, x, out);
     } else {
         out.par_chunks_mut(PART)
             .zip(gate.par_chunks(PART))
-            .zip(up.par_chunks(PART))
-            .for_each(|((out, gate), up)| run(gate, up, out));
+            .zip(x.par_chunks(PART))
+            .for_each(|((out, gate), x)| run(gate, x, out));
     }
-}
-
-struct SwiGlu<'a> {
-    gate: &'a [f32],
-    up: &'a [f32],
-    out: &'a mut [f32],
-}
-
-impl Task for SwiGlu<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<I: Isa>(self) {
-        let Self { gate, up, out } = self;
-        for ((out, g), up) in out.iter_mut().zip(gate).zip(up) {
-            *out = g * sigmoid(*g) * up;
-        }
-    }
-}
-
-struct GeGlu<'a> {
-    gate: &'a [f32],
-    up: &'a [f32],
-    out: &'a mut [f32],
-}
-
-impl Task for GeGlu<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<I: Isa>(self) {
-        /// `sqrt(8 / pi)`, and that times 0.044715.
-        const A: f32 = 1.595_769_2;
-        const B: f32 = 0.071_354_814;
-        let Self { gate, up, out } = self;
-        for ((out, g), up) in out.iter_mut().zip(gate).zip(up) {
-            *out = g * sigmoid(g * (g * g).mul_add(B, A)) * up;
-        }
-    }
-}
-
-/// `1 / (1 + exp(-z))`, as [`crate::plan::Op::SwiGlu`] states it.
-#[inline(always)]
-pub fn sigmoid(z: f32) -> f32 {
-    // Only ever exp of a negative number: it cannot overflow.
-    let e = exp_down(-z.abs());
-    let top = if z < 0.0 { e } else { 1.0 };
-    top / (1.0 + e)
 }
