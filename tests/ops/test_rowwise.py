@@ -280,6 +280,28 @@ def test_a_norm_and_the_sum_behind_it_have_the_interpreters_bits(
 
 
 @over_cards
+@pytest.mark.parametrize(("head_dim", "half"), [(128, 64), (64, 32), (256, 32), (16, 8), (80, 40)])
+def test_norms_and_turns_of_heads_have_the_interpreters_bits(
+    backend: Backend, head_dim: int, half: int
+) -> None:
+    """One kernel does all four; also heads whose ends are not turned."""
+    n_head, n_head_kv = 5, 2
+    for style in ("interleaved", "halves"):
+        plan = Plan(inv_freq=(10000.0 ** (-np.arange(half) / half)).tolist(), rope_scale=1.3)
+        heads = {"q": n_head, "k": n_head_kv}
+        ids = {name: plan.buffer(name, n * head_dim) for name, n in heads.items()}
+        for name, x in ids.items():
+            weight = plan.vector(f"w_{name}", normal(head_dim, seed=len(ids) + x))
+            plan.op("rms_norm", x=x, weight=weight, out=x, group=head_dim, eps=1e-6)
+        for name, x in ids.items():
+            plan.op("rope", x=x, n_head=heads[name], style=style)
+        for rows in (1, 9):
+            x = {name: normal(rows, n * head_dim, seed=n) for name, n in heads.items()}
+            for name in heads:
+                of_both(backend, plan, name, rows, x)
+
+
+@over_cards
 @pytest.mark.parametrize("op", ["swi_glu", "ge_glu"])
 def test_activations_have_the_interpreters_bits(backend: Backend, op: str) -> None:
     special = [0.0, -0.0, 1e-45, 1e-38, 87.0, 87.01, 88.8, 1e4, 3e38, 20.0, 1e-3, 9.75, 1e13, 1e20]

@@ -1,7 +1,7 @@
 // Experts: which of them rows go to, the grouping of rows by them, and the weighted sums of what they
 // give, as Op::Route and Op::MixExperts state them.
 //
-// variant.cuh: what experts.cuh needs, and of route GATING, BIASED, RENORMALIZE.
+// variant.cuh: what experts.cuh needs, of route GATING, BIASED, RENORMALIZE, of mix ADDS.
 #include "math.cuh"
 #include "variant.cuh"
 #include "experts.cuh"
@@ -132,7 +132,7 @@ struct MixParams {
     uint32_t width;
 };
 
-// out = w_0 x_0, then fma(w_j, x_j, out); a thread a number.
+// y = w_0 x_0, then fma(w_j, x_j, y); out = y or, where it ADDS, out += y. A thread a number.
 KERNEL(mix, MixParams) {
     pdl_wait();
     pdl_trigger();
@@ -149,7 +149,7 @@ KERNEL(mix, MixParams) {
             const float of_rank = load_relaxed_f32(x + static_cast<uint64_t>(j) * p.width);
             y = fma_rn(load_relaxed_f32(weights + j), of_rank, y);
         }
-        p.out[e] = y;
+        p.out[e] = ADDS ? add_rn(load_relaxed_f32(p.out + e), y) : y;
     }
 }
 

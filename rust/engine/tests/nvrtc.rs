@@ -89,6 +89,17 @@ impl Layer {
         });
     }
 
+    fn rotate(&mut self, q: BufferId, k: BufferId, style: RopeStyle) {
+        for (x, n_head) in [(q, N_HEAD), (k, N_HEAD_KV)] {
+            self.plan.ops.push(Op::Rope {
+                x,
+                n_head,
+                table: 0,
+                style,
+            });
+        }
+    }
+
     fn product(&mut self, x: BufferId, norm: Option<Norm>, out: BufferId, bias: bool) {
         let (n_in, n_out) = (self.plan.buffer(x).width, self.plan.buffer(out).width);
         let weight = self.weight(self.ty, n_in, n_out);
@@ -239,16 +250,11 @@ impl Layer {
         for out in [q, k, v] {
             l.product(x, norm, out, true);
         }
-        for (x, n_head) in [(q, N_HEAD), (k, N_HEAD_KV)] {
-            let table = 0;
-            l.plan.ops.push(Op::Rope {
-                x,
-                n_head,
-                table,
-                style,
-            });
-        }
+        l.rotate(q, k, style);
         l.recur();
+        l.norm_heads(q);
+        l.norm_heads(k);
+        l.rotate(q, k, style);
         l.plan.ops.push(Op::KvScatter { k, v, layer: 0 });
         l.plan.ops.push(Op::Attention {
             q,

@@ -55,7 +55,32 @@ pub enum Fused {
         eps: f32,
         out: BufferId,
     },
+    /// `out += ` what [`Op::MixExperts`] makes of `x`.
+    MixAdd {
+        x: BufferId,
+        routes: BufferId,
+        out: BufferId,
+    },
+    /// Heads of queries and keys, in place: each normalized as [`Op::RmsNorm`] says, then turned.
+    TurnedHeads {
+        queries: NormedHeads,
+        keys: NormedHeads,
+        head_dim: usize,
+        eps: f32,
+        turn: Turn,
+    },
 }
+
+/// Heads that are normalized by one weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NormedHeads {
+    pub x: BufferId,
+    pub weight: WeightId,
+}
+
+/// Widest heads that one launch normalizes and turns, and what their halves are multiples of.
+const MOST_TURNED_DIM: usize = 256;
+const TURNED_MULTIPLE: usize = 8;
 
 /// Which experts a product's rows go to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,7 +105,7 @@ pub fn fuse(plan: &Plan, rules: Rules) -> Vec<Fused> {
     let mut at = 0;
     while at < plan.ops.len() {
         let rest = &plan.ops[at..];
-        let joined = || mat_vecs(plan, at, rules).or_else(|| norm_add(plan, at));
+        let joined = || mat_vecs(plan, at, rules).or_else(|| between(plan, at));
         match rules.fuse.then(joined).flatten() {
             Some((op, used)) => {
                 fused.push(op);
@@ -184,6 +209,74 @@ fn mat_vecs(plan: &Plan, start: usize, rules: Rules) -> Option<(Fused, usize)> {
     }
     let used = parts.len() + used;
     Some((of.fused(parts, epilogue), used))
+}
+
+/// What is joined at `at` where no product begins there.
+fn between(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
+    norm_add(plan, at)
+        .or_else(|| mix_add(plan, at))
+        .or_else(|| turned_heads(plan, at))
+}
+
+/// The weighted sum of experts at `at` and the residual sum behind it.
+fn mix_add(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
+    let [Op::MixExperts {
+        x,
+        routes,
+        out: mixed,
+    }, Op::Add { x: sum, out }, ..] = plan.ops[at..]
+    else {
+        return None;
+    };
+    let is_alone = sum == mixed && out != x && out != routes && !read_later(plan, at + 2, mixed);
+    is_alone.then_some((Fused::MixAdd { x, routes, out }, 2))
+}
+
+/// The norms of queries' and keys' heads at `at` and their turns behind them, alike but for their
+/// weights.
+fn turned_heads(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
+    let [q_norm, k_norm, q_rope, k_rope] = plan.ops.get(at..at + 4)? else {
+        return None;
+    };
+    let normed = |op: &Op| match *op {
+        Op::RmsNorm {
+            x,
+            weight,
+            out,
+            group,
+            eps,
+        } if x == out => Some((NormedHeads { x, weight }, group, eps)),
+        _ => None,
+    };
+    let ((queries, head_dim, eps), keys) = (normed(q_norm)?, normed(k_norm)?);
+    if (keys.1, keys.2) != (head_dim, eps) || keys.0.x == queries.x {
+        return None;
+    }
+    let turned = |id: BufferId, op: &Op| match *op {
+        Op::Rope {
+            x,
+            n_head,
+            table,
+            style,
+        } if x == id && plan.buffer(x).width == n_head * head_dim => Some(Turn { table, style }),
+        _ => None,
+    };
+    let turn = turned(queries.x, q_rope)?;
+    let half = plan.ropes[turn.table].inv_freq.len();
+    let fits = head_dim <= MOST_TURNED_DIM
+        && head_dim.is_multiple_of(TURNED_MULTIPLE)
+        && half.is_multiple_of(TURNED_MULTIPLE);
+    if turned(keys.0.x, k_rope) != Some(turn) || !fits {
+        return None;
+    }
+    let fused = Fused::TurnedHeads {
+        queries,
+        keys: keys.0,
+        head_dim,
+        eps,
+        turn,
+    };
+    Some((fused, 4))
 }
 
 /// The norm at `at` and the residual sum behind it, where nothing else wants what the norm gives: of
@@ -306,7 +399,7 @@ fn turned_whole(plan: &Plan, id: BufferId, op: &Op) -> Option<(Turn, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{KvShape, RopeTable, Rows, Weight};
+    use crate::plan::{KvShape, RopeStyle, RopeTable, Rows, Weight};
     use crate::quant;
 
     const X: BufferId = BufferId(0);
@@ -325,7 +418,7 @@ mod tests {
         let mut plan = Plan {
             ops,
             ropes: vec![RopeTable {
-                inv_freq: vec![],
+                inv_freq: vec![1.0; 32],
                 factors: None,
                 scale: 1.0,
             }],
@@ -376,7 +469,7 @@ mod tests {
     fn products(ops: Vec<Op>, rules: Rules) -> Vec<(Option<Norm>, usize)> {
         let of = |op| match op {
             Fused::MatVec { norm, parts, .. } => Some((norm, parts.len())),
-            Fused::Single(_) | Fused::NormAdd { .. } => None,
+            _ => None,
         };
         fuse(&plan(ops), rules).into_iter().filter_map(of).collect()
     }
@@ -456,6 +549,58 @@ mod tests {
             (vec![norm(a, a), add(a, SUM), product_of(a, 2)], 3),
         ] {
             assert_eq!(fuse(&plan(ops.clone()), RULES).len(), n, "{ops:?}");
+        }
+    }
+
+    #[test]
+    fn norms_and_turns_of_heads_are_joined_where_they_are_alike() {
+        let (q, k) = (BufferId(1), BufferId(2));
+        let norm = |x, out, eps| Op::RmsNorm {
+            x,
+            weight: NORM.weight,
+            out,
+            group: 64,
+            eps,
+        };
+        let rope = |x, n_head, style| Op::Rope {
+            x,
+            n_head,
+            table: 0,
+            style,
+        };
+        let (halves, eps) = (RopeStyle::Halves, NORM.eps);
+        let norms = [norm(q, q, eps), norm(k, k, eps)];
+        let turns = [rope(q, 1, halves), rope(k, 1, halves)];
+        let joined = Fused::TurnedHeads {
+            queries: NormedHeads {
+                x: q,
+                weight: NORM.weight,
+            },
+            keys: NormedHeads {
+                x: k,
+                weight: NORM.weight,
+            },
+            head_dim: 64,
+            eps,
+            turn: Turn {
+                table: 0,
+                style: halves,
+            },
+        };
+        let of = |ops: &[&[Op]]| fuse(&plan(ops.concat()), RULES);
+        assert_eq!(of(&[&norms, &turns]), [joined]);
+        let apart: [[&[Op]; 2]; 5] = [
+            [&norms, &[turns[0].clone()]],
+            [&norms, &[turns[0].clone(), turns[0].clone()]],
+            [
+                &norms,
+                &[turns[0].clone(), rope(k, 1, RopeStyle::Interleaved)],
+            ],
+            [&[norms[0].clone(), norm(k, k, 1e-3)], &turns],
+            [&[norms[0].clone(), norm(k, BufferId(3), eps)], &turns],
+        ];
+        for ops in apart {
+            assert_eq!(of(&ops).len(), ops.concat().len(), "{ops:?}");
         }
     }
 

@@ -119,7 +119,8 @@ impl Pairs {
             m: (self.count / self.ranks) as u32,
             blocks: self.blocks() as u32,
         };
-        let variant = variant(self.constants(), Gating::Softmax, false, false);
+        let text = self.constants() + &flag("ADDS", false);
+        let variant = variant(text, Gating::Softmax, false, false);
         let threads = group_threads(self.n_expert);
         let mut spec = Spec::new(variant, "group", [1, 1, 1], threads, &params);
         spec.traffic = Traffic::rows(self.count * 8 + self.blocks() * self.rows * 4);
@@ -202,7 +203,7 @@ pub fn route(l: &Lowering, op: &RouteOp, pass: &Pass) -> Result<Spec> {
         scale: op.scale,
         m: m as u32,
     };
-    let text = experts(ranks(&l.plan, op.out), n_expert);
+    let text = experts(ranks(&l.plan, op.out), n_expert) + &flag("ADDS", false);
     let variant = variant(text, op.gating, op.bias.is_some(), op.renormalize);
     // A warp a row; few rows still are blocks of their own.
     let warps = m.clamp(1, THREADS as usize / 32);
@@ -216,8 +217,14 @@ pub fn route(l: &Lowering, op: &RouteOp, pass: &Pass) -> Result<Spec> {
     ))
 }
 
-/// The launch that sums up what experts give.
-pub fn mix(l: &Lowering, x: BufferId, routes: BufferId, out: BufferId, pass: &Pass) -> Spec {
+/// The launch that sums up what experts give, and, where it adds, adds that to `out`.
+pub fn mix(
+    l: &Lowering,
+    x: BufferId,
+    routes: BufferId,
+    (out, adds): (BufferId, bool),
+    pass: &Pass,
+) -> Spec {
     let (m, width) = (l.rows_of(out, pass), l.plan.buffer(out).width);
     let params = Mix {
         x: l.address(x),
@@ -226,15 +233,19 @@ pub fn mix(l: &Lowering, x: BufferId, routes: BufferId, out: BufferId, pass: &Pa
         m: m as u32,
         width: width as u32,
     };
+    let ranks = ranks(&l.plan, routes);
     let variant = variant(
-        experts(ranks(&l.plan, routes), 1),
+        experts(ranks, 1) + &flag("ADDS", adds),
         Gating::Softmax,
         false,
         false,
     );
     let n = (m * width) as u64;
     let blocks = n.div_ceil(u64::from(THREADS)).clamp(1, MOST_BLOCKS);
-    Spec::new(variant, "mix", [blocks as u32, 1, 1], THREADS, &params)
+    let mut spec = Spec::new(variant, "mix", [blocks as u32, 1, 1], THREADS, &params);
+    let floats = m * (ranks * (width + 1) + width * (1 + usize::from(adds)));
+    spec.traffic = Traffic::rows(4 * floats);
+    spec
 }
 
 #[cfg(test)]

@@ -115,6 +115,10 @@ pub fn wanted(plan: &Plan, fused: &[Fused]) -> Result<Wanted> {
                 (arrangement(parts, epilogue), vectors)
             }
             Fused::NormAdd { weight, .. } => (Vec::new(), vec![*weight]),
+            Fused::MixAdd { .. } => (Vec::new(), Vec::new()),
+            Fused::TurnedHeads { queries, keys, .. } => {
+                (Vec::new(), vec![queries.weight, keys.weight])
+            }
             Fused::Single(op) => {
                 let used = op.signature().weights;
                 let (vectors, matrices): (Vec<_>, Vec<_>) =

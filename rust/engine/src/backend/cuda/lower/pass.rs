@@ -81,6 +81,23 @@ pub fn specs(l: &Lowering, pass: &Pass) -> Result<Vec<Spec>> {
                 };
                 vec![rowwise::norm_add(l, *x, norm, *group, *out, pass)?]
             }
+            Fused::MixAdd { x, routes, out } => {
+                vec![experts::mix(l, *x, *routes, (*out, true), pass)]
+            }
+            Fused::TurnedHeads {
+                queries,
+                keys,
+                head_dim,
+                eps,
+                turn,
+            } => vec![rowwise::turn_heads(
+                l,
+                [*queries, *keys],
+                *head_dim,
+                *eps,
+                *turn,
+                pass,
+            )?],
             Fused::Single(Op::Attention {
                 q,
                 out,

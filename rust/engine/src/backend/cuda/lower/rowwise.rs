@@ -6,13 +6,14 @@ use super::layout::Order;
 use super::lowering::{constants, flag, sizes, Lowering, Pass};
 use super::params::{
     Add, Embed, Glu, KvScatter, KvView, RmsNorm, Rope, Scale, SelectRows, Slice, SlotState,
-    CONSTANTS,
+    TurnHeads, CONSTANTS,
 };
 use super::recurrence;
 use super::shape::segments;
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::error::{Error, Result};
+use crate::plan::fuse::NormedHeads;
 use crate::plan::signature::{Operand, Role, Turn, Used};
 use crate::plan::{BufferId, Norm, Op, RopeStyle, WeightId};
 use crate::quant::KvKernel;
@@ -20,6 +21,7 @@ use crate::quant::KvKernel;
 static EMBED: Source = source!("embed.cu", CONSTANTS, Embed, SlotState);
 static RMS_NORM: Source = source!("rms_norm.cu", CONSTANTS, RmsNorm);
 static ROPE: Source = source!("rope.cu", CONSTANTS, Rope);
+static TURN_HEADS: Source = source!("turn_heads.cu", CONSTANTS, TurnHeads);
 static KV_SCATTER: Source = source!("kv_scatter.cu", CONSTANTS, KvScatter, KvView);
 static KV_SCATTER_BLOCKS: Source = source!("kv_scatter_blocks.cu", CONSTANTS, KvScatter, KvView);
 static KV_SCATTER_FIXED: Source = source!("kv_scatter_fixed.cu", CONSTANTS, KvScatter, KvView);
@@ -62,6 +64,42 @@ pub fn norm_add(
     // x, and out twice.
     let floats = 3 * elements(l, x, pass) as usize + group;
     spec.traffic = Traffic::rows(4 * floats);
+    Ok(spec)
+}
+
+/// The launch of [`Fused::TurnedHeads`](crate::plan::fuse::Fused::TurnedHeads).
+pub fn turn_heads(
+    l: &Lowering,
+    heads: [NormedHeads; 2],
+    head_dim: usize,
+    eps: f32,
+    turn: Turn,
+    pass: &Pass,
+) -> Result<Spec> {
+    let [q, k] = heads.map(|heads| l.plan.buffer(heads.x).width / head_dim);
+    let variant = Variant {
+        source: &TURN_HEADS,
+        constants: sizes(&[("N_HEAD", q), ("N_HEAD_KV", k), ("HEAD_DIM", head_dim)])
+            + &sizes(&[("HALF", l.plan.ropes[turn.table].inv_freq.len())])
+            + &flag("INTERLEAVED", turn.style == RopeStyle::Interleaved),
+    };
+    let [queries, keys] = heads;
+    let params = TurnHeads {
+        q: l.address(queries.x),
+        k: l.address(keys.x),
+        q_weight: l.vector(Some(queries.weight))?,
+        k_weight: l.vector(Some(keys.weight))?,
+        cos_sin: l.at.cos_sin[turn.table],
+        positions: pass.inputs.positions,
+        eps,
+        n_ctx: l.n_ctx as u32,
+        m: pass.rows as u32,
+        unused: 0,
+    };
+    let warps = (pass.rows * (q + k)) as u32;
+    let grid = [warps.div_ceil(THREADS / 32), 1, 1];
+    let mut spec = Spec::new(variant, "turn_heads", grid, THREADS, &params);
+    spec.traffic = Traffic::rows(4 * (2 * pass.rows * (q + k) + 2) * head_dim);
     Ok(spec)
 }
 
@@ -203,7 +241,7 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
             };
             experts::route(l, &op, pass)?
         }
-        Op::MixExperts { x, routes, out } => experts::mix(l, x, routes, out, pass),
+        Op::MixExperts { x, routes, out } => experts::mix(l, x, routes, (out, false), pass),
         Op::MatVec { .. } | Op::ExpertMatVec { .. } | Op::Attention { .. } => {
             return Err(Error::Internal(format!("{op:?} is no op of its own")))
         }
