@@ -189,6 +189,8 @@ def one(shape: str, mix: str, folder: Path, args: argparse.Namespace, peak: floa
                 out["llama-bench"] = llama_cpp(args.llama_bench, path, args)
         with part("onegraph"):
             options: Record = {"device": args.device, "n_ctx": args.n_ctx, "max_batch": 1}
+            # Each round reads its prompt.
+            options["prefix_cache"] = False
             if args.device == "cpu":
                 options["threads"] = args.threads
             with LLM(path, **options) as llm:

@@ -209,6 +209,7 @@ class Engine:
         pdl: bool | None,
         threads: int | None,
         prefill_chunk: int,
+        prefix_cache: bool,
         nvrtc_folders: Sequence[str | os.PathLike[str]],
     ) -> Loading: ...
     def submit(
@@ -307,7 +308,7 @@ class Generated:
     @property
     def stop_reason(self) -> int | str | None: ...
     @property
-    def usage(self) -> tuple[int, int]: ...
+    def usage(self) -> tuple[int, int, int]: ...
     @property
     def timings(self) -> tuple[float, float, float, float, float, float, float]: ...
 

@@ -51,6 +51,11 @@ class LLM(Generates):
     max_batch: sequences that run together; further requests wait
     kv_type: encoding of keys and values: "i16", whose attention has one stated sum, so that
         logits have the same bits on the CPU and on every card, or "f16", "f32", "q8_0"
+    prefix_cache: keep the keys and values of tokens that were read or generated, as long as nobody
+        needs their room, so that a prompt that begins with the same tokens is read from where it
+        goes on by itself; the output has the same bits with it and without. On a GPU with `kv_type`
+        "i16" only, and not for models whose layers keep a state of their own, such as Qwen3.5's.
+        `Result.usage` counts `cached_tokens`
     threads: CPU threads; None takes as many as the machine runs at once
     progress: None draws a bar on a terminal, True and False say so; or a function that is called
         with what is going on, how much is done, and how much there is (or None)
@@ -83,6 +88,7 @@ class LLM(Generates):
         n_ctx: int | None = None,
         max_batch: int = 8,
         kv_type: str = _native.DEFAULT_KV_TYPE,
+        prefix_cache: bool = True,
         cuda_graph: str = "full",
         graph_batch_sizes: Sequence[int] | None = None,
         graph_max_batch: int | None = None,
@@ -113,6 +119,7 @@ class LLM(Generates):
             "pdl": None if pdl is None else arguments.flag("pdl", pdl),
             "threads": optional("threads", threads),
             "prefill_chunk": arguments.integer("prefill_chunk", prefill_chunk),
+            "prefix_cache": arguments.flag("prefix_cache", prefix_cache),
         }
         model = arguments.path("model", model)
         if progress is not None and not callable(progress):

@@ -15,6 +15,8 @@ class Usage:
     prompt_tokens: int
     #: Tokens of the result; the token that ended the text is not counted.
     completion_tokens: int
+    #: Of the prompt, those whose keys and values were there: see `prefix_cache` of `onegraph.LLM`.
+    cached_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,7 @@ class Timings:
     load_seconds: float
     #: From the call to the first work on it.
     queue_seconds: float
-    #: From there to the first token.
+    #: From there to the first token; of a prompt in the cache only what is not in it.
     prefill_seconds: float
     #: From the first token to the last.
     decode_seconds: float
@@ -143,6 +145,7 @@ class Result:
                 "prompt_tokens": prompt,
                 "completion_tokens": completion,
                 "total_tokens": prompt + completion,
+                "prompt_tokens_details": {"cached_tokens": self.usage.cached_tokens},
             },
         }
 

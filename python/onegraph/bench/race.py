@@ -163,6 +163,7 @@ def run(
             max_batch=1,
             threads=setup.threads,
             # Nobody keeps a prompt from one round to the next.
+            prefix_cache=False,
             progress=told,
         ) as llm,
         ExitStack() as stack,

@@ -135,6 +135,8 @@ def run(
     peak: Peak | None = None
     for graph in modes:
         arguments = options | {"n_ctx": n_ctx, "max_batch": max(c.n_seq for c in cases)}
+        # What is timed is computed, each time.
+        arguments["prefix_cache"] = False
         with LLM(model, cuda_graph=graph, progress=told, **arguments) as llm:
             mode = "cpu" if llm.device == "cpu" else GRAPHS[graph]
             checked = check(llm)

@@ -50,8 +50,9 @@ def note_cut(result: Result, max_tokens: int | None) -> None:
 def report(result: Result) -> None:
     """How a generation went, on standard error."""
     used, took = result.usage, result.timings
+    cached = f" ({used.cached_tokens} cached)" if used.cached_tokens else ""
     for line in [
-        f"prompt: {used.prompt_tokens} tokens, {took.prefill_seconds:.2f} s, "
+        f"prompt: {used.prompt_tokens} tokens{cached}, {took.prefill_seconds:.2f} s, "
         f"{took.prefill_tokens_per_second:.1f} tokens/s",
         f"output: {used.completion_tokens} tokens, {took.decode_seconds:.2f} s, "
         f"{took.decode_tokens_per_second:.1f} tokens/s "

@@ -288,7 +288,7 @@ impl Engine {
     #[staticmethod]
     #[pyo3(signature = (path, *, device, n_ctx, max_batch, kv_type, cuda_graph, graph_batch_sizes,
                         graph_max_batch, graph_padding, warmup, pdl, threads,
-                        prefill_chunk, nvrtc_folders))]
+                        prefill_chunk, prefix_cache, nvrtc_folders))]
     #[allow(clippy::too_many_arguments)]
     fn load(
         py: Python<'_>,
@@ -305,6 +305,7 @@ impl Engine {
         pdl: Option<bool>,
         threads: Option<i64>,
         prefill_chunk: i64,
+        prefix_cache: bool,
         nvrtc_folders: Vec<PathBuf>,
     ) -> PyResult<Loading> {
         let options = || -> Result<Options> {
@@ -315,6 +316,7 @@ impl Engine {
                 kv_type,
                 threads: threads.map(|n| count("threads", n)).transpose()?,
                 prefill_chunk: count("prefill_chunk", prefill_chunk)?,
+                prefix_cache,
                 graph: GraphOptions {
                     mode: GraphMode::from_name(cuda_graph)?,
                     batch_sizes: graph_batch_sizes
@@ -621,8 +623,8 @@ pub struct Generated {
     cut: Option<&'static str>,
     /// The text or token that it stopped at.
     stop_reason: Option<StopReason>,
-    /// Prompt and completion tokens.
-    usage: (usize, usize),
+    /// Prompt and completion tokens, and those of the prompt that were cached.
+    usage: (usize, usize, usize),
     /// Seconds of load, queue, prefill, decode; tokens a second of prefill, decode, and decode
     /// without sampling.
     timings: (f64, f64, f64, f64, f64, f64, f64),
@@ -647,7 +649,7 @@ impl From<Piece> for Generated {
                 StoppedBy::Token(id) => StopReason::Token(id),
                 StoppedBy::Text(text) => StopReason::Text(text),
             }),
-            usage: (usage.prompt, usage.completion),
+            usage: (usage.prompt, usage.completion, usage.cached),
             timings: (
                 t.load,
                 t.queue,

@@ -128,6 +128,17 @@ impl KvPages {
         self.bytes().map_or(u64::MAX, |bytes| bytes as u64)
     }
 
+    /// Checks that there is a page of this number.
+    ///
+    /// # Errors
+    /// [`Error::Internal`].
+    pub fn check_page(&self, page: u32) -> Result<()> {
+        match (page as usize) < self.n_pages {
+            true => Ok(()),
+            false => Err(Error::Internal(format!("page {page} of {}", self.n_pages))),
+        }
+    }
+
     /// Bytes of the keys and values of one token in all layers.
     pub fn token_bytes(&self) -> u64 {
         let of_layer = |layer: &KvLayer| {

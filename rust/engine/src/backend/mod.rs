@@ -308,8 +308,19 @@ pub trait Backend: Send {
     /// What it can hold.
     fn limits(&self) -> &Limits;
 
-    /// Gives pages to `slot`, from its page `first` on; each page has one owner.
+    /// Gives pages to `slot`, from its page `first` on; each page that is written has one owner.
     fn map_pages(&mut self, slot: usize, first: usize, pages: &[u32]) -> Result<()>;
+
+    /// Queues a copy of what the page `from` holds in all layers to the page `to`.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] for a page that does not exist.
+    fn copy_page(&mut self, from: u32, to: u32) -> Result<()>;
+
+    /// Whether keys and values of a token have the same bits whatever pass computed them, and are all
+    /// that a sequence keeps of its tokens: then they serve every sequence that begins with these
+    /// tokens.
+    fn shares_pages(&self) -> bool;
 
     /// Makes `slot` ready for a new sequence.
     fn start(&mut self, slot: usize, request: &SlotRequest) -> Result<()>;

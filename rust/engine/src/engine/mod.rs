@@ -24,6 +24,7 @@ use crate::backend::{
 };
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::pages::Pool;
 use crate::plan::Plan;
 use crate::tokenizer::Tokenizer;
 use crate::weights::Model;
@@ -32,6 +33,7 @@ pub mod device;
 pub(crate) mod memory;
 mod options;
 mod owner;
+mod queue;
 mod request;
 #[cfg(test)]
 mod tests;
@@ -41,7 +43,7 @@ pub use crate::backend::{
     GraphCheck, GraphMode, GraphProfile, GraphQuestion, GraphStats, StepCheck,
 };
 pub use options::{GraphOptions, Options, DEFAULT_CTX, MAX_BATCH};
-pub use owner::close_all;
+pub use queue::close_all;
 pub use request::{
     Cut, FinishReason, Finished, Piece, Request, StoppedBy, Ticket, Timings, Usage, Wait,
     DEFAULT_MAX_TOKENS, POLL,
@@ -49,7 +51,8 @@ pub use request::{
 
 use device::Device;
 use options::in_range;
-use owner::{panic_error, Job, Look, Owner, Running, Shared, Work};
+use owner::{panic_error, Owner};
+use queue::{Job, Look, Running, Shared, Work};
 use request::Outlet;
 
 /// How far loading has come.
@@ -134,7 +137,10 @@ pub struct Loading {
 }
 
 impl Loading {
-    fn begin(load: impl FnOnce(&Reporter) -> Result<Parts> + Send + 'static) -> Result<Self> {
+    fn begin(
+        prefix_cache: bool,
+        load: impl FnOnce(&Reporter) -> Result<Parts> + Send + 'static,
+    ) -> Result<Self> {
         let started = Instant::now();
         let shared = Shared::new();
         let (to, news) = mpsc::channel();
@@ -156,7 +162,9 @@ impl Loading {
             let tokenizer = loaded.tokenizer.clone();
             let saturated = loaded.saturated.clone();
             let seconds = loaded.load_seconds;
-            let owner = Owner::new(backend, tokenizer, running.0.clone(), seconds, saturated);
+            let shares = prefix_cache && backend.shares_pages();
+            let pool = Pool::new(backend.limits(), shares, saturated);
+            let owner = Owner::new(backend, pool, tokenizer, running.0.clone(), seconds);
             if reporter.to.send(News::Done(Ok(loaded))).is_ok() {
                 drop(reporter);
                 owner.serve();
@@ -227,7 +235,9 @@ impl Engine {
     pub fn begin(path: impl AsRef<Path>, options: &Options) -> Result<Loading> {
         options.validate()?;
         let (path, options) = (path.as_ref().to_owned(), options.clone());
-        Loading::begin(move |reporter| load(&path, &options, reporter))
+        Loading::begin(options.prefix_cache, move |reporter| {
+            load(&path, &options, reporter)
+        })
     }
 
     /// Loads the GGUF file at `path`. `progress` is called on this thread every 20 ms or so and may

@@ -59,6 +59,8 @@ pub struct Options {
     /// On a GPU, most tokens of a prompt in one pass; a power of two.
     pub prefill_chunk: usize,
     pub graph: GraphOptions,
+    /// Whether keys and values of tokens that a prompt begins with are kept and found again.
+    pub prefix_cache: bool,
     /// Folders where the Python package of NVRTC, the CUDA compiler, keeps its library.
     pub nvrtc_folders: Vec<PathBuf>,
 }
@@ -73,6 +75,7 @@ impl Default for Options {
             threads: None,
             prefill_chunk: DEFAULT_CHUNK,
             graph: GraphOptions::default(),
+            prefix_cache: true,
             nvrtc_folders: Vec::new(),
         }
     }

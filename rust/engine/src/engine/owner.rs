@@ -4,11 +4,12 @@
 
 use std::collections::VecDeque;
 use std::panic::{catch_unwind, AssertUnwindSafe};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::queue::{Job, Look, Next, Shared, Work, CLOSED};
 use super::request::{
     Cut, FinishReason, Finished, Outlet, Piece, Request, StoppedBy, Timings, Usage,
 };
@@ -17,9 +18,6 @@ use crate::backend::{Backend, Event, Finish, LogitsPath, SlotRequest};
 use crate::error::{Error, Result};
 use crate::pages::{Pool, Sequence};
 use crate::tokenizer::Tokenizer;
-
-/// Jobs that may wait; submitting another one blocks.
-const QUEUE_LIMIT: usize = 256;
 
 /// How long a slice of a prompt may keep others from decoding.
 const SHARED_SLICE: Duration = Duration::from_millis(50);
@@ -34,230 +32,6 @@ const MAX_ROWS: usize = 4096;
 /// Of a slice whose logits are all kept: they take much memory.
 const MAX_LOGIT_ROWS: usize = 512;
 const FIRST_LOGIT_ROWS: usize = 32;
-
-/// What is to be done for one request.
-pub struct Job {
-    pub cancelled: Arc<AtomicBool>,
-    pub submitted: Instant,
-    /// Tokens that it needs room for.
-    pub tokens: usize,
-    pub work: Work,
-}
-
-impl Job {
-    /// Answers a request that was cancelled before its turn.
-    fn cancel(&self, load: f64) {
-        if let Work::Generate { request, out } = &self.work {
-            let finished = Finished {
-                reason: FinishReason::Cancelled,
-                cut: None,
-                stopped_by: None,
-                usage: Usage {
-                    prompt: request.prompt.len(),
-                    ..Usage::default()
-                },
-                timings: Timings {
-                    load,
-                    queue: self.submitted.elapsed().as_secs_f64(),
-                    ..Timings::default()
-                },
-            };
-            out.send(Ok(Piece {
-                finished: Some(finished),
-                ..Piece::default()
-            }));
-        }
-    }
-}
-
-/// What is done with the backend while nothing else runs: the slots that were asked for (fewer where
-/// others hold them, at least one), and the flag of a cancel.
-pub type Look = Box<dyn FnOnce(Result<&mut dyn Backend>, &[usize], &AtomicBool) + Send>;
-
-/// The kinds of work.
-pub enum Work {
-    Generate {
-        request: Request,
-        out: Outlet,
-    },
-    Logits {
-        ids: Vec<u32>,
-        path: LogitsPath,
-        out: Sender<Result<Vec<f32>>>,
-    },
-    /// Done at once, between two steps.
-    Inspect {
-        sequences: usize,
-        look: Look,
-    },
-}
-
-impl Work {
-    fn refuse(self, error: Error) {
-        // A receiver that is gone wants no answer.
-        match self {
-            Work::Generate { out, .. } => {
-                out.send(Err(error));
-            }
-            Work::Logits { out, .. } => drop(out.send(Err(error))),
-            Work::Inspect { look, .. } => look(Err(error), &[], &AtomicBool::new(false)),
-        }
-    }
-}
-
-#[derive(Default)]
-struct Queue {
-    jobs: VecDeque<Job>,
-    closing: bool,
-    /// Why no job is served any more.
-    fate: Option<Error>,
-    /// Whether the thread has let go of all it had.
-    ended: bool,
-}
-
-/// What the owner and its callers share.
-pub struct Shared {
-    process: u32,
-    queue: Mutex<Queue>,
-    /// A job came, or the end.
-    arrived: Condvar,
-    /// A job was taken.
-    room: Condvar,
-    /// The thread has ended.
-    ended: Condvar,
-}
-
-/// What the threads of all models share with their callers, while they live.
-static ALL: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
-
-/// Ends the requests of all models, and their loading, and waits for their threads, at most for
-/// `patience`: for a process that ends, whose devices are not to go away under them.
-pub fn close_all(patience: Duration) {
-    let all = match ALL.try_lock() {
-        Ok(all) => all,
-        Err(TryLockError::Poisoned(all)) => all.into_inner(),
-        // Another thread loads a model right now; or had, when this process was forked.
-        Err(TryLockError::WouldBlock) => return,
-    };
-    let open: Vec<Arc<Shared>> = all.iter().filter_map(Weak::upgrade).collect();
-    drop(all);
-    let open: Vec<_> = open.into_iter().filter(|one| !one.is_forked()).collect();
-    open.iter().for_each(|one| one.close());
-    let until = Instant::now() + patience;
-    for one in open {
-        let left = until.saturating_duration_since(Instant::now());
-        let waited = one
-            .ended
-            .wait_timeout_while(one.queue(), left, |queue| !queue.ended);
-        drop(waited);
-    }
-}
-
-/// Says that the thread has ended, when it goes.
-pub struct Running(pub Arc<Shared>);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.0.queue().ended = true;
-        self.0.ended.notify_all();
-    }
-}
-
-impl Shared {
-    pub fn new() -> Arc<Self> {
-        let shared = Arc::new(Self {
-            process: std::process::id(),
-            queue: Mutex::default(),
-            arrived: Condvar::new(),
-            room: Condvar::new(),
-            ended: Condvar::new(),
-        });
-        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|other| other.strong_count() > 0);
-        all.push(Arc::downgrade(&shared));
-        shared
-    }
-
-    fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether this is the process that loaded the model.
-    pub fn is_forked(&self) -> bool {
-        std::process::id() != self.process
-    }
-
-    /// Refuses a forked process: the owner thread is not there, and a lock may be held for ever.
-    pub fn check_process(&self) -> Result<()> {
-        if self.is_forked() {
-            return Err(Error::Forked {
-                parent: self.process,
-                child: std::process::id(),
-            });
-        }
-        Ok(())
-    }
-
-    /// Why the owner thread ended; `None` while it runs.
-    pub fn fate(&self) -> Option<Error> {
-        self.queue().fate.clone()
-    }
-
-    /// Whether jobs are taken.
-    pub fn check_open(&self) -> Result<()> {
-        self.check_process()?;
-        let queue = self.queue();
-        match &queue.fate {
-            Some(e) => Err(e.clone()),
-            None if queue.closing => Err(CLOSED),
-            None => Ok(()),
-        }
-    }
-
-    /// Adds a job; gives it back where the queue stays full for `timeout`.
-    pub fn push(&self, job: Job, timeout: Duration) -> Result<std::result::Result<(), Job>> {
-        self.check_open()?;
-        let full = |q: &mut Queue| q.jobs.len() >= QUEUE_LIMIT && !q.closing && q.fate.is_none();
-        let (mut queue, _) = self
-            .room
-            .wait_timeout_while(self.queue(), timeout, full)
-            .unwrap_or_else(PoisonError::into_inner);
-        if let Some(e) = &queue.fate {
-            return Err(e.clone());
-        }
-        if queue.closing {
-            return Err(CLOSED);
-        }
-        if queue.jobs.len() >= QUEUE_LIMIT {
-            return Ok(Err(job));
-        }
-        queue.jobs.push_back(job);
-        self.arrived.notify_one();
-        Ok(Ok(()))
-    }
-
-    /// Whether the thread was asked to end.
-    pub fn is_closing(&self) -> bool {
-        self.queue().closing
-    }
-
-    /// Asks the thread to end.
-    pub fn close(&self) {
-        self.queue().closing = true;
-        self.arrived.notify_all();
-        self.room.notify_all();
-    }
-
-    fn end(&self, fate: Error) {
-        let mut queue = self.queue();
-        queue.fate = Some(fate);
-        // Their senders go with them, after the fate is known.
-        queue.jobs.clear();
-        self.room.notify_all();
-    }
-}
-
-pub const CLOSED: Error = Error::Closed { what: "the model" };
 
 /// The text of a panic.
 pub fn panic_error(payload: &(dyn std::any::Any + Send)) -> Error {
@@ -311,7 +85,7 @@ struct Generation {
     text: TextStream,
     first: Option<Mark>,
     last: Option<Mark>,
-    drawn: usize,
+    drawn: Vec<u32>,
     given: usize,
 }
 
@@ -323,7 +97,28 @@ impl Active {
             }
             Task::Logits { out, .. } => drop(out.send(Err(error))),
         }
-        self.sequence.close(backend)
+        self.sequence.close(backend, &[])
+    }
+
+    /// The tokens whose keys and values it has computed.
+    fn known(&self) -> Vec<u32> {
+        match &self.task {
+            Task::Generate(g) => {
+                let mut tokens = g.request.prompt[..self.sequence.position].to_vec();
+                // The one drawn last was not fed: a step that was launched ahead may have fed it, or
+                // not.
+                let fed = g.drawn.split_last().map_or(&[][..], |(_, fed)| fed);
+                tokens.extend(fed);
+                tokens
+            }
+            Task::Logits { .. } => Vec::new(),
+        }
+    }
+
+    /// Ends its sequence, whose keys and values serve others.
+    fn close(self, backend: &mut dyn Backend) -> Result<()> {
+        let known = self.known();
+        self.sequence.close(backend, &known)
     }
 
     /// Whether its whole prompt was fed, so that it decodes.
@@ -382,12 +177,11 @@ pub struct Owner {
 impl Owner {
     pub fn new(
         backend: Box<dyn Backend>,
+        pool: Pool,
         tokenizer: Arc<Tokenizer>,
         shared: Arc<Shared>,
         load_seconds: f64,
-        saturated: Arc<AtomicU64>,
     ) -> Self {
-        let pool = Pool::new(backend.limits(), saturated);
         let active = (0..backend.limits().n_slots).map(|_| None).collect();
         Self {
             backend,
@@ -428,38 +222,18 @@ impl Owner {
     fn admit(&mut self) -> Result<bool> {
         loop {
             let idle = self.active.iter().all(Option::is_none);
-            let mut queue = self.shared.queue();
-            while idle && queue.jobs.is_empty() && !queue.closing {
-                queue = self
-                    .shared
-                    .arrived
-                    .wait(queue)
-                    .unwrap_or_else(PoisonError::into_inner);
-            }
-            if queue.closing {
-                return Ok(false);
-            }
-            queue.jobs.retain_mut(|job| {
-                let cancelled = job.cancelled.load(Ordering::Relaxed);
-                if cancelled {
-                    job.cancel(self.load_seconds);
-                }
-                !cancelled
-            });
-            let Some(job) = queue.jobs.pop_front() else {
-                self.shared.room.notify_all();
-                if idle {
-                    continue;
-                }
-                return Ok(true);
+            let job = match self.shared.next(idle, self.load_seconds) {
+                Next::Job(job) => job,
+                Next::None => return Ok(true),
+                Next::End => return Ok(false),
             };
-            self.shared.room.notify_all();
-            drop(queue);
-            match self.pool.open(&mut *self.backend, job.tokens) {
+            match self
+                .pool
+                .open(&mut *self.backend, job.tokens, job.work.prompt())
+            {
                 Ok(Some(sequence)) => self.start(sequence, job)?,
                 Ok(None) => {
-                    // First in line stays first.
-                    self.shared.queue().jobs.push_front(job);
+                    self.shared.put_back(job);
                     return Ok(true);
                 }
                 Err(e) => job.work.refuse(e),
@@ -490,7 +264,7 @@ impl Owner {
                 );
                 if let Err(e) = started {
                     out.send(Err(e));
-                    return sequence.close(&mut *self.backend);
+                    return sequence.close(&mut *self.backend, &[]);
                 }
                 Task::Generate(Box::new(Generation {
                     text: TextStream::new(&request.stop),
@@ -498,7 +272,7 @@ impl Owner {
                     out,
                     first: None,
                     last: None,
-                    drawn: 0,
+                    drawn: Vec::new(),
                     given: 0,
                 }))
             }
@@ -525,14 +299,14 @@ impl Owner {
     ) -> Result<()> {
         let mut opened = vec![first];
         while opened.len() < sequences {
-            match self.pool.open(&mut *self.backend, tokens)? {
+            match self.pool.open(&mut *self.backend, tokens, &[])? {
                 Some(sequence) => opened.push(sequence),
                 None => break,
             }
         }
         let slots: Vec<usize> = opened.iter().map(Sequence::slot).collect();
         look(Ok(&mut *self.backend), &slots, cancelled);
-        let close = |sequence: Sequence| sequence.close(&mut *self.backend);
+        let close = |sequence: Sequence| sequence.close(&mut *self.backend, &[]);
         opened.into_iter().try_for_each(close)
     }
 
@@ -561,9 +335,15 @@ impl Owner {
         let Some(active) = self.active[slot].as_mut() else {
             return Err(Error::Internal(format!("slot {slot} feeds nothing")));
         };
-        let start = active.sequence.position;
         let begun = Instant::now();
+        if let (None, Task::Generate(g)) = (active.begun, &active.task) {
+            let found = active
+                .sequence
+                .find_prefix(&mut *self.backend, &g.request.prompt);
+            found?;
+        }
         active.begun.get_or_insert(begun);
+        let start = active.sequence.position;
         let (done, fed) = match &active.task {
             Task::Generate(g) => {
                 let rest = &g.request.prompt[start..];
@@ -610,9 +390,14 @@ impl Owner {
         }
         if done {
             self.feeding.pop_front();
+            if let Task::Generate(g) = &active.task {
+                active
+                    .sequence
+                    .share(&mut *self.backend, &g.request.prompt)?;
+            }
             if let Some(active) = self.active[slot].take_if(|a| !a.decodes()) {
                 // Logits: the sender's end tells the receiver that these were all.
-                active.sequence.close(&mut *self.backend)?;
+                active.close(&mut *self.backend)?;
             }
         } else if let Some(Task::Logits { .. }) = self.active[slot].as_ref().map(|a| &a.task) {
             self.feeding.rotate_left(1);
@@ -672,11 +457,11 @@ impl Owner {
         };
         g.first.get_or_insert(mark);
         g.last = Some(mark);
-        g.drawn += 1;
+        g.drawn.push(event.token);
         let mut piece = Piece::default();
         let mut end = match event.finish {
             Some(Finish::Stop) => Some(End::Stop(StoppedBy::Token(event.token))),
-            Some(_) if g.drawn >= g.request.max_tokens => Some(End::Length(Cut::MaxTokens)),
+            Some(_) if g.drawn.len() >= g.request.max_tokens => Some(End::Length(Cut::MaxTokens)),
             Some(_) => Some(End::Length(Cut::Context)),
             None => None,
         };
@@ -702,7 +487,7 @@ impl Owner {
             return self.end(active, end, piece);
         }
         if !g.out.send(Ok(piece)) {
-            return active.sequence.close(&mut *self.backend);
+            return active.close(&mut *self.backend);
         }
         self.active[event.slot] = Some(active);
         Ok(())
@@ -710,8 +495,9 @@ impl Owner {
 
     /// Sends the last piece and frees the slot.
     fn end(&mut self, active: Active, end: End, mut piece: Piece) -> Result<()> {
+        let known = active.known();
         let Task::Generate(mut g) = active.task else {
-            return active.sequence.close(&mut *self.backend);
+            return active.sequence.close(&mut *self.backend, &known);
         };
         if end == End::Cancelled {
             piece.text.push_str(&g.text.finish());
@@ -724,8 +510,8 @@ impl Owner {
             load: self.load_seconds,
             queue: (begun - active.submitted).as_secs_f64(),
             prefill: (prompt_done - timed).as_secs_f64(),
-            untimed: g.request.timed_from,
-            decoded: g.drawn.saturating_sub(1),
+            untimed: g.request.timed_from.max(active.sequence.cached()),
+            decoded: g.drawn.len().saturating_sub(1),
             ..Timings::default()
         };
         if let (Some(first), Some(last)) = (g.first, g.last) {
@@ -743,12 +529,13 @@ impl Owner {
             stopped_by,
             usage: Usage {
                 prompt: g.request.prompt.len(),
+                cached: active.sequence.cached(),
                 completion: g.given,
             },
             timings,
         });
         // The slot is free before the caller can know that it is, or learns why it is not.
-        let closed = active.sequence.close(&mut *self.backend);
+        let closed = active.sequence.close(&mut *self.backend, &known);
         g.out.send(closed.clone().map(|()| piece));
         closed
     }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use super::owner::Shared;
+use super::queue::Shared;
 use super::text::check_stops;
 use crate::error::{Error, Result};
 use crate::sampler::{Logprobs, Params};
@@ -118,6 +118,8 @@ pub enum StoppedBy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
     pub prompt: usize,
+    /// Of these, tokens whose keys and values were kept from sequences before.
+    pub cached: usize,
     /// Tokens of the result. The token that ended the text is not counted.
     pub completion: usize,
 }
@@ -131,7 +133,7 @@ pub struct Timings {
     pub queue: f64,
     /// From there, or from the prompt's token [`Request::timed_from`], to the first token.
     pub prefill: f64,
-    /// Tokens of the prompt before `prefill`.
+    /// Tokens of the prompt before `prefill`, and those that were cached.
     pub untimed: usize,
     /// From the first to the last token.
     pub decode: f64,

@@ -204,6 +204,14 @@ impl Backend for CpuBackend {
         self.interpreter.kv.map_pages(slot, first, pages)
     }
 
+    fn copy_page(&mut self, from: u32, to: u32) -> Result<()> {
+        self.interpreter.kv.copy_page(from, to)
+    }
+
+    fn shares_pages(&self) -> bool {
+        self.interpreter.plan().states.is_empty()
+    }
+
     fn start(&mut self, slot: usize, request: &SlotRequest) -> Result<()> {
         let sampler = Sampler::new(
             request.sampling.clone(),

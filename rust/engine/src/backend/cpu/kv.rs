@@ -84,6 +84,22 @@ impl KvCache {
         Ok(())
     }
 
+    /// Copies what the page `from` holds in all layers to the page `to`.
+    ///
+    /// # Errors
+    /// As [`KvPages::check_page`].
+    pub fn copy_page(&mut self, from: u32, to: u32) -> Result<()> {
+        self.pages.check_page(from)?;
+        self.pages.check_page(to)?;
+        for (layer, of) in self.pages.layers.iter().enumerate() {
+            let at = |page: u32| address(&self.pages, layer, page as usize, Part::K, 0, 0);
+            let (from, to) = (at(from), at(to));
+            // Keys, and behind them values.
+            self.data.copy_within(from..from + 2 * of.page_bytes(), to);
+        }
+        Ok(())
+    }
+
     /// The page that holds a position of a slot, or `None` past the limit or where none is mapped.
     fn page(&self, slot: usize, position: usize) -> Option<usize> {
         if position >= self.pages.n_ctx {

@@ -11,6 +11,7 @@ use crate::sampler::{random, Params};
 #[path = "../../../tests/files/fixture.rs"]
 mod fixture;
 mod pages;
+mod prefixes;
 mod waking;
 
 use fixture::{Folder, Tensor, Writer};
@@ -119,12 +120,26 @@ struct Faults {
     rows_before: Arc<Mutex<(usize, bool)>>,
 }
 
-/// The real backend, with faults, and an eye on who owns the pages.
+/// The real backend, with faults, and an eye on who reads and writes the pages.
 struct Faulty {
     inner: CpuBackend,
     faults: Faults,
     steps: usize,
-    owners: HashMap<u32, usize>,
+    /// By slot its pages, and the tokens of its prompt.
+    tables: HashMap<usize, Vec<u32>>,
+    prompts: HashMap<usize, usize>,
+}
+
+impl Faulty {
+    /// Nobody else reads what is written.
+    fn writes(&self, slot: usize, position: usize) {
+        let page = self.tables[&slot][position / crate::backend::PAGE_TOKENS];
+        assert!(page != 0, "position {position} of slot {slot} has no page");
+        for (other, pages) in &self.tables {
+            let reads = *other != slot && pages.contains(&page);
+            assert!(!reads, "slot {slot} writes page {page} of slot {other}");
+        }
+    }
 }
 
 impl Backend for Faulty {
@@ -133,23 +148,31 @@ impl Backend for Faulty {
     }
 
     fn map_pages(&mut self, slot: usize, first: usize, pages: &[u32]) -> Result<()> {
-        if pages.iter().all(|p| *p == 0) {
-            self.owners.retain(|_, owner| *owner != slot);
-        }
-        for page in pages.iter().filter(|p| **p != 0) {
-            let before = self.owners.insert(*page, slot);
-            assert!(before.is_none(), "page {page} has two owners");
-        }
+        let table = self.tables.entry(slot).or_default();
+        table.resize(table.len().max(first + pages.len()), 0);
+        table[first..first + pages.len()].copy_from_slice(pages);
         self.inner.map_pages(slot, first, pages)
     }
 
+    fn copy_page(&mut self, from: u32, to: u32) -> Result<()> {
+        let readers = self.tables.values().filter(|pages| pages.contains(&to));
+        assert_eq!(readers.count(), 1, "page {to} is copied to");
+        self.inner.copy_page(from, to)
+    }
+
+    fn shares_pages(&self) -> bool {
+        self.inner.shares_pages()
+    }
+
     fn start(&mut self, slot: usize, request: &SlotRequest) -> Result<()> {
+        self.prompts.insert(slot, request.prompt.len());
         self.inner.start(slot, request)
     }
 
     fn prefill(&mut self, slot: usize, tokens: &[u32], start: usize, sample: bool) -> Result<()> {
         std::thread::sleep(self.faults.delay);
         self.faults.rows_before.lock().unwrap().1 = true;
+        (start..start + tokens.len()).for_each(|position| self.writes(slot, position));
         self.inner.prefill(slot, tokens, start, sample)
     }
 
@@ -165,6 +188,10 @@ impl Backend for Faulty {
 
     fn drain(&mut self, wait: bool) -> Result<Vec<Event>> {
         let mut events = self.inner.drain(wait)?;
+        for event in events.iter().filter(|e| e.index > 0) {
+            // It fed the token drawn before.
+            self.writes(event.slot, self.prompts[&event.slot] + event.index - 1);
+        }
         if self.faults.fail_one_at == Some(self.steps) {
             if let Some(event) = events.first_mut() {
                 event.finish = Some(Finish::Failed(Error::Internal("one fails".into())));
@@ -229,12 +256,13 @@ fn engine_with(max_batch: usize, faults: Faults) -> Engine {
             inner: CpuBackend::new(plan, model, &runner)?,
             faults,
             steps: 0,
-            owners: HashMap::new(),
+            tables: HashMap::new(),
+            prompts: HashMap::new(),
         });
         drop(folder);
         Ok((backend, loaded))
     };
-    Engine::finish(Loading::begin(build).unwrap(), on).unwrap()
+    Engine::finish(Loading::begin(true, build).unwrap(), on).unwrap()
 }
 
 fn engine(max_batch: usize) -> Engine {
@@ -720,7 +748,7 @@ fn loading_can_be_broken_off_and_its_errors_come_through() {
     assert!(text.contains("device = \"tpu\""), "{text}");
     let missing = Engine::load(folder.0.join("no.gguf"), &options(1), on).map(|_| ());
     assert!(matches!(missing, Err(Error::Io { .. })));
-    let loading = Loading::begin(|_| panic!("a planted panic")).unwrap();
+    let loading = Loading::begin(true, |_| panic!("a planted panic")).unwrap();
     let panicked = Engine::finish(loading, on).map(|_| ());
     assert_eq!(panicked, Err(Error::Internal("a planted panic".into())));
 }

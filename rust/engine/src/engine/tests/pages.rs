@@ -2,7 +2,7 @@
 use super::*;
 use crate::pages::Pool;
 
-fn backend(n_slots: usize, n_pages: usize) -> CpuBackend {
+pub fn backend(n_slots: usize, n_pages: usize) -> CpuBackend {
     let folder = Folder::new();
     let path = folder.write("tiny.gguf", &model(|_, _| {}));
     let model = Arc::new(Model::open(path).unwrap());
@@ -21,23 +21,23 @@ fn backend(n_slots: usize, n_pages: usize) -> CpuBackend {
 #[test]
 fn pages_have_one_owner_and_come_back() {
     let mut backend = backend(3, 6);
-    let pool = Pool::new(backend.limits(), Arc::default());
+    let pool = Pool::new(backend.limits(), true, Arc::default());
     assert_eq!(pool.available(), (3, 5));
-    let a = pool.open(&mut backend, 65).unwrap().unwrap();
-    let b = pool.open(&mut backend, 128).unwrap().unwrap();
+    let a = pool.open(&mut backend, 65, &[]).unwrap().unwrap();
+    let b = pool.open(&mut backend, 128, &[]).unwrap().unwrap();
     assert_eq!((a.slot(), b.slot(), a.capacity()), (0, 1, 128));
     assert_eq!(pool.available(), (1, 1));
     // Room for one page, not for two: wait.
-    assert!(pool.open(&mut backend, 65).unwrap().is_none());
-    let c = pool.open(&mut backend, 1).unwrap().unwrap();
+    assert!(pool.open(&mut backend, 65, &[]).unwrap().is_none());
+    let c = pool.open(&mut backend, 1, &[]).unwrap().unwrap();
     // No slot is left.
-    assert!(pool.open(&mut backend, 1).unwrap().is_none());
+    assert!(pool.open(&mut backend, 1, &[]).unwrap().is_none());
     drop(b);
     assert_eq!(pool.available(), (1, 2));
-    a.close(&mut backend).unwrap();
-    c.close(&mut backend).unwrap();
+    a.close(&mut backend, &[]).unwrap();
+    c.close(&mut backend, &[]).unwrap();
     assert_eq!(pool.available(), (3, 5));
-    let error = pool.open(&mut backend, 321).unwrap_err();
+    let error = pool.open(&mut backend, 321, &[]).unwrap_err();
     let text = error.to_string();
     assert!(
         text.contains("321 tokens need 6 KV pages, the cache has 5"),

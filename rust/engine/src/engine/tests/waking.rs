@@ -46,7 +46,7 @@ fn whoever_waits_elsewhere_is_woken_for_each_piece_and_for_the_end() {
     engine.close();
     assert_eq!(
         waiting.unwrap().unwrap().next(Duration::ZERO),
-        Err(owner::CLOSED)
+        Err(queue::CLOSED)
     );
     assert!(counter.0.load(Ordering::SeqCst) > 0);
     drop(running);

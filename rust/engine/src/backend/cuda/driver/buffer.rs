@@ -123,6 +123,26 @@ impl DeviceBuffer {
         stream.synchronize()
     }
 
+    /// Queues a copy of `bytes` from byte `from` to byte `to`; the two ranges are apart.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] for ranges outside the buffer or into one another, [`Error::Device`].
+    pub fn copy_within(&self, from: usize, to: usize, bytes: usize, stream: &Stream) -> Result<()> {
+        self.within(from, bytes)?;
+        self.within(to, bytes)?;
+        if from.abs_diff(to) < bytes {
+            let ranges = format!("{bytes} bytes from {from} to {to} of one device buffer");
+            return Err(Error::Internal(ranges));
+        }
+        self.context.bind()?;
+        let (source, target) = (self.address + from as u64, self.address + to as u64);
+        // SAFETY: `within` has held both ranges to the buffer, which is live; freeing it waits for the
+        // card.
+        check("cuMemcpyDtoDAsync_v2", unsafe {
+            sys::cuMemcpyDtoDAsync_v2(target, source, bytes, stream.handle)
+        })
+    }
+
     /// Queues a copy from pinned host memory.
     ///
     /// # Safety

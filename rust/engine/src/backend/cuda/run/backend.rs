@@ -254,6 +254,17 @@ impl Backend for CudaBackend {
         card.kv.map_pages(slot, first, pages, &card.stream)
     }
 
+    fn copy_page(&mut self, from: u32, to: u32) -> Result<()> {
+        let card = &self.decoder.card;
+        card.kv.copy_page(from, to, &card.stream)
+    }
+
+    fn shares_pages(&self) -> bool {
+        let card = &self.decoder.card;
+        // Other types' attention has sums in another order for prompts than for steps.
+        card.plan().states.is_empty() && card.kv.pages.ty.sums_kv_exactly()
+    }
+
     fn start(&mut self, slot: usize, request: &SlotRequest) -> Result<()> {
         request.sampling.validate(self.limits.n_vocab)?;
         if slot >= self.limits.n_slots {

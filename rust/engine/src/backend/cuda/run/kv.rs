@@ -136,6 +136,23 @@ impl KvPool {
         self.page_table.write(at, pages, stream)
     }
 
+    /// Queues a copy of what the page `from` holds in all layers to the page `to`.
+    ///
+    /// # Errors
+    /// As [`KvPages::check_page`].
+    pub fn copy_page(&self, from: u32, to: u32, stream: &Stream) -> Result<()> {
+        self.pages.check_page(from)?;
+        self.pages.check_page(to)?;
+        for layer in &self.pages.layers {
+            let size = layer.page_bytes();
+            let at = |page: u32| self.layer_at(layer) + page as usize * size;
+            for buffer in [&self.k, &self.v] {
+                buffer.copy_within(at(from), at(to), size, stream)?;
+            }
+        }
+        Ok(())
+    }
+
     /// The error of a token that a scatter refused, if any since the last call.
     pub fn take_error(&self) -> Option<Error> {
         let word = self.error.words().first()?.swap(0, Ordering::AcqRel);

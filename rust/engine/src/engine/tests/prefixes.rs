@@ -1,0 +1,300 @@
+//! Prompts that begin alike.
+use proptest::prelude::*;
+
+use super::pages::backend;
+use super::*;
+use crate::pages::{Pool, Sequence};
+
+/// As many tokens; two of the same `kind` begin alike for 50 tokens, and go on by `seed`.
+fn prompt(kind: usize, seed: usize, n: usize) -> Vec<u32> {
+    let token = |i: usize| match i {
+        0..50 => 65 + (i * 7 + kind * 11) % 26,
+        _ => 97 + (i * i + seed * 5) % 26,
+    };
+    (0..n).map(|i| token(i) as u32).collect()
+}
+
+fn asked(prompt: Vec<u32>, max_tokens: usize) -> Request {
+    Request {
+        prompt,
+        ..request("", max_tokens, 7)
+    }
+}
+
+fn cached(piece: &Piece) -> usize {
+    piece.finished.as_ref().unwrap().usage.cached
+}
+
+/// A model without a prefix cache.
+fn forgetful() -> Engine {
+    let folder = Folder::new();
+    let path = folder.write("tiny.gguf", &model(|_, _| {}));
+    let options = Options {
+        prefix_cache: false,
+        ..options(1)
+    };
+    Engine::load(path, &options, on).unwrap()
+}
+
+#[test]
+fn what_is_known_of_a_prompt_is_not_read_again() {
+    let (plain, engine) = (forgetful(), engine(2));
+    let first = asked(prompt(0, 0, 100), 40);
+    let fresh = finish(&submit(&plain, &first)).unwrap();
+    let read = finish(&submit(&engine, &first)).unwrap();
+    assert_eq!((cached(&fresh), cached(&read)), (0, 0));
+    assert!(same(&fresh, &read));
+    // All but the last token, whose logits are wanted.
+    let again = finish(&submit(&engine, &first)).unwrap();
+    assert_eq!(cached(&again), 99);
+    assert!(same(&fresh, &again));
+    // The answer is known too but for its last token, which was drawn and not fed: the next turn.
+    let mut turn = first.prompt.clone();
+    turn.extend(&fresh.token_ids);
+    turn.extend(prompt(1, 1, 9));
+    let turn = asked(turn, 10);
+    let next = finish(&submit(&engine, &turn)).unwrap();
+    assert_eq!(cached(&next), 139);
+    assert!(same(&finish(&submit(&plain, &turn)).unwrap(), &next));
+    // An edited message: a page, and a part of the next.
+    let mut edited = first.prompt.clone();
+    edited[80] += 1;
+    let edited = asked(edited, 10);
+    let branch = finish(&submit(&engine, &edited)).unwrap();
+    assert_eq!(cached(&branch), 80);
+    assert!(same(&finish(&submit(&plain, &edited)).unwrap(), &branch));
+    // Nothing of another one, and without a cache never anything.
+    assert_eq!(
+        cached(&finish(&submit(&engine, &asked(prompt(3, 0, 70), 1))).unwrap()),
+        0
+    );
+    assert_eq!(cached(&finish(&submit(&plain, &first)).unwrap()), 0);
+}
+
+#[test]
+fn requests_that_come_together_read_their_beginning_once() {
+    let (plain, engine) = (forgetful(), engine(4));
+    let requests: Vec<_> = (0..4)
+        .map(|i| asked([prompt(0, 0, 64), prompt(1, i, 30)].concat(), 8))
+        .collect();
+    let tickets: Vec<_> = requests.iter().map(|r| submit(&engine, r)).collect();
+    let together: Vec<_> = tickets.iter().map(|t| finish(t).unwrap()).collect();
+    let read = together.iter().map(cached).collect::<Vec<_>>();
+    assert_eq!(read, [0, 64, 64, 64]);
+    for (request, piece) in requests.iter().zip(&together) {
+        assert!(same(&finish(&submit(&plain, request)).unwrap(), piece));
+    }
+}
+
+#[test]
+fn what_failed_or_was_cancelled_leaves_only_what_was_computed() {
+    let faults = Faults {
+        fail_one_at: Some(20),
+        ..Faults::default()
+    };
+    let (plain, engine) = (forgetful(), engine_with(1, faults));
+    let first = asked(prompt(0, 0, 70), 60);
+    assert!(finish(&submit(&engine, &first)).is_err());
+    let again = finish(&submit(&engine, &first)).unwrap();
+    // Whole pages of the prompt.
+    assert_eq!(cached(&again), 64);
+    let fresh = finish(&submit(&plain, &first)).unwrap();
+    assert!(same(&fresh, &again));
+    let other = asked(prompt(1, 1, 70), 120);
+    let ticket = submit(&engine, &other);
+    assert!(matches!(
+        ticket.next(Duration::from_secs(30)),
+        Ok(Wait::Item(_))
+    ));
+    ticket.cancel();
+    let cut = finish(&ticket);
+    let again = finish(&submit(&engine, &other)).unwrap();
+    assert!(cut.is_ok() && cached(&again) == 69);
+    assert!(same(&finish(&submit(&plain, &other)).unwrap(), &again));
+}
+
+/// What a page's entries hold, as far as the test has written them.
+type Held = HashMap<u32, Vec<u32>>;
+
+/// Does what the owner does, without a model: writes the tokens where they belong.
+struct Writes {
+    inner: CpuBackend,
+    held: Held,
+    tables: HashMap<usize, Vec<u32>>,
+}
+
+impl Writes {
+    fn tokens(&self, slot: usize, n: usize) -> Vec<u32> {
+        let pages = &self.tables[&slot];
+        let held = |i: usize| self.held[&pages[i / 64]][i % 64];
+        (0..n).map(held).collect()
+    }
+
+    fn write(&mut self, slot: usize, at: usize, token: u32) {
+        let page = self.tables[&slot][at / 64];
+        self.held.entry(page).or_insert_with(|| vec![u32::MAX; 64])[at % 64] = token;
+    }
+}
+
+impl Backend for Writes {
+    fn limits(&self) -> &Limits {
+        self.inner.limits()
+    }
+
+    fn map_pages(&mut self, slot: usize, first: usize, pages: &[u32]) -> Result<()> {
+        let table = self.tables.entry(slot).or_default();
+        table.resize(table.len().max(first + pages.len()), 0);
+        table[first..first + pages.len()].copy_from_slice(pages);
+        self.inner.map_pages(slot, first, pages)
+    }
+
+    fn copy_page(&mut self, from: u32, to: u32) -> Result<()> {
+        self.held.insert(to, self.held[&from].clone());
+        self.inner.copy_page(from, to)
+    }
+
+    fn shares_pages(&self) -> bool {
+        true
+    }
+
+    fn start(&mut self, slot: usize, request: &SlotRequest) -> Result<()> {
+        self.inner.start(slot, request)
+    }
+
+    fn prefill(&mut self, _: usize, _: &[u32], _: usize, _: bool) -> Result<()> {
+        Ok(())
+    }
+
+    fn decode(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn drain(&mut self, _: bool) -> Result<Vec<Event>> {
+        Ok(Vec::new())
+    }
+
+    fn may_queue(&self) -> bool {
+        false
+    }
+
+    fn release(&mut self, slot: usize) -> Result<()> {
+        self.inner.release(slot)
+    }
+
+    fn saturated(&self, slot: usize) -> bool {
+        self.inner.saturated(slot)
+    }
+
+    fn sampling_time(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn logits(&mut self, _: usize, _: &[u32], _: usize, _: LogitsPath) -> Result<Vec<f32>> {
+        Ok(Vec::new())
+    }
+}
+
+/// A sequence under way: its tokens, and how many of them are the prompt's.
+struct Running {
+    sequence: Sequence,
+    tokens: Vec<u32>,
+    prompt: usize,
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Open {
+        kind: usize,
+        seed: usize,
+        n: usize,
+        more: usize,
+    },
+    Feed {
+        which: usize,
+        rows: usize,
+    },
+    Close {
+        which: usize,
+        keeps: bool,
+    },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        2 => (0..2usize, 0..2usize, 1..180usize, 0..20usize)
+            .prop_map(|(kind, seed, n, more)| Step::Open { kind, seed, n, more }),
+        3 => (0..4usize, 1..100usize).prop_map(|(which, rows)| Step::Feed { which, rows }),
+        1 => (0..4usize, any::<bool>()).prop_map(|(which, keeps)| Step::Close { which, keeps }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    /// Whatever sequences come, go on and end: what one finds in its pages are its own tokens, nobody
+    /// writes what another reads, and in the end every slot and page is there.
+    #[test]
+    fn pages_hold_what_their_readers_fed(steps in prop::collection::vec(step(), 1..60)) {
+        let (n_slots, n_pages) = (3, 8);
+        let mut backend = Writes {
+            inner: backend(n_slots, n_pages),
+            held: Held::new(),
+            tables: HashMap::new(),
+        };
+        let pool = Pool::new(backend.limits(), true, Arc::default());
+        let mut running: Vec<Running> = Vec::new();
+        for step in steps {
+            match step {
+                Step::Open { kind, seed, n, more } => {
+                    let tokens = prompt(kind, seed, n + more);
+                    let opened = pool.open(&mut backend, n + more, &tokens[..n]).unwrap();
+                    if let Some(sequence) = opened {
+                        prop_assert!(sequence.position < n);
+                        running.push(Running { sequence, tokens, prompt: n });
+                    }
+                }
+                Step::Feed { which, rows } if which < running.len() => {
+                    let r = &mut running[which];
+                    r.sequence.find_prefix(&mut backend, &r.tokens[..r.prompt]).unwrap();
+                    let from = r.sequence.position;
+                    let slot = r.sequence.slot();
+                    prop_assert_eq!(backend.tokens(slot, from), &r.tokens[..from]);
+                    let to = r.tokens.len().min(from + rows);
+                    for at in from..to {
+                        let page = backend.tables[&slot][at / 64];
+                        let others = running.iter().filter(|o| o.sequence.slot() != slot);
+                        for other in others {
+                            prop_assert!(!backend.tables[&other.sequence.slot()].contains(&page));
+                        }
+                        let token = running[which].tokens[at];
+                        backend.write(slot, at, token);
+                    }
+                    let r = &mut running[which];
+                    r.sequence.position = to;
+                    if to >= r.prompt {
+                        r.sequence.share(&mut backend, &r.tokens[..r.prompt]).unwrap();
+                    }
+                    prop_assert_eq!(backend.tokens(slot, to), &r.tokens[..to]);
+                }
+                Step::Close { which, keeps } if which < running.len() => {
+                    let r = running.swap_remove(which);
+                    let known = if keeps { r.sequence.position } else { 0 };
+                    r.sequence.close(&mut backend, &r.tokens[..known]).unwrap();
+                }
+                Step::Feed { .. } | Step::Close { .. } => {}
+            }
+            for r in &running {
+                let n = r.sequence.position;
+                prop_assert_eq!(backend.tokens(r.sequence.slot(), n), &r.tokens[..n]);
+            }
+        }
+        for r in running {
+            let known = &r.tokens[..r.sequence.position];
+            r.sequence.close(&mut backend, known).unwrap();
+        }
+        prop_assert_eq!(pool.available(), (n_slots, n_pages - 1));
+        // All of it is given to those that need it.
+        let all = [192, 256].map(|tokens| pool.open(&mut backend, tokens, &[]).unwrap());
+        prop_assert!(all.iter().all(Option::is_some));
+    }
+}
