@@ -11,7 +11,7 @@ use super::gates::{ClampedSwiGlu, Gate, GeGlu, Sigmoid, SwiGlu};
 use super::kv::KvCache;
 use super::matvec::Scratch;
 use super::memory::{filled, most_rows, reserve, vector};
-use super::recurrence::{DeltaNet, ShortConv, States};
+use super::recurrence::{Around, DeltaNet, ShortConv, States};
 use super::rowwise::{self, CosSin, Normed, RmsNorm};
 use super::simd::{self, Level};
 use crate::backend::{Batch, KvPages, Runner, RunnerOptions, Weights};
@@ -371,17 +371,19 @@ impl Interpreter {
                 taps,
                 silu,
             } => {
-                let mut convolved = self.take(*out);
-                let task = ShortConv {
-                    x: &self.buffers[x.0],
-                    weight: vector(&self.plan, &self.vectors, *weight)?,
-                    taps: *taps,
-                    silu: *silu,
+                let around = match silu {
+                    true => Around::Silu,
+                    false => Around::Nothing,
                 };
-                let done = task.run(self.level, &mut self.states, state.0, batch, &mut convolved);
-                self.buffers[out.0] = convolved;
-                done
+                self.short_conv([*x, *out], *weight, state.0, (*taps, around), batch)
             }
+            Op::GatedConv {
+                x,
+                weight,
+                state,
+                out,
+                taps,
+            } => self.short_conv([*x, *out], *weight, state.0, (*taps, Around::Gates), batch),
             Op::DeltaNet {
                 qkv,
                 alpha,
@@ -433,6 +435,26 @@ impl Interpreter {
         rowwise::gated::<G>(self.level, gate, x, &mut product);
         self.buffers[out.0] = product;
         Ok(())
+    }
+
+    fn short_conv(
+        &mut self,
+        [x, out]: [BufferId; 2],
+        weight: WeightId,
+        state: usize,
+        (taps, around): (usize, Around),
+        batch: &Batch<'_>,
+    ) -> Result<()> {
+        let mut convolved = self.take(out);
+        let task = ShortConv {
+            x: &self.buffers[x.0],
+            weight: vector(&self.plan, &self.vectors, weight)?,
+            taps,
+            around,
+        };
+        let done = task.run(self.level, &mut self.states, state, batch, &mut convolved);
+        self.buffers[out.0] = convolved;
+        done
     }
 
     fn embed(&mut self, weight: WeightId, out: BufferId, scale: f32, tokens: &[u32]) -> Result<()> {

@@ -368,7 +368,7 @@ shared! {
 
     /// short_conv.cu
     pub struct ShortConv = "Params" {
-        /// `[m][CHANNELS]` f32.
+        /// `[m][CHANNELS]` f32, with gates `[m][3][CHANNELS]`.
         pub x: u64,
         /// `[CHANNELS][TAPS]` f32.
         pub weight: u64,
