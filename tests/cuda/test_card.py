@@ -98,6 +98,8 @@ SHAPES = (
     "tiny-gpt-oss",
     "tiny-gemma3",
     "tiny-granite",
+    "tiny-lfm2",
+    "tiny-lfm2moe",
 )
 
 
@@ -126,6 +128,8 @@ CASES = [
     # Prompts go past its window.
     ("tiny-gemma3", {"kv_type": "i16"}, 0.0),
     ("tiny-granite", {"kv_type": "i16"}, 0.0),
+    ("tiny-lfm2", {"kv_type": "i16"}, 0.0),
+    ("tiny-lfm2moe", {"kv_type": "i16"}, 0.0),
 ]
 
 

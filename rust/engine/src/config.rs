@@ -118,6 +118,11 @@ pub struct Experts {
     pub n_ff: usize,
     /// What the weights of the chosen are multiplied by; 1 where the file says nothing.
     pub scale: f32,
+    /// How logits become weights, as the format numbers it: 1 a softmax over all, 2 sigmoids, 3 a
+    /// softmax over those chosen. `None` where the file does not say.
+    pub gating: Option<usize>,
+    /// Layers before the first that has them.
+    pub n_layer_dense: usize,
 }
 
 /// Everything about a model but its weights.
@@ -131,7 +136,10 @@ pub struct Config {
     pub n_embd: usize,
     pub n_ff: usize,
     pub n_head: usize,
+    /// The most of any layer.
     pub n_head_kv: usize,
+    /// By layer; 0 where a short convolution stands in the place of attention.
+    pub n_head_kv_of: Vec<usize>,
     /// Width of one attention head (keys and values alike).
     pub head_dim: usize,
     pub n_vocab: usize,
@@ -145,6 +153,8 @@ pub struct Config {
     /// Layers behind `n_layer` that guess further tokens; no pass runs them.
     pub n_layer_nextn: usize,
     pub delta: Option<DeltaConfig>,
+    /// Tokens that a short convolution sees.
+    pub conv_taps: Option<usize>,
     /// The base in layers with a window, where they have one of their own.
     pub rope_base_window: Option<f64>,
     /// `rope.scaling.finetuned`, by which some families say whether they rotate at all.
@@ -184,6 +194,40 @@ impl Keys<'_> {
                 key,
                 n,
                 format!("{} to {}", range.start(), range.end()),
+            )),
+        }
+    }
+
+    /// A number for each layer, or one for all.
+    fn by_layer(
+        &self,
+        key: &str,
+        range: RangeInclusive<usize>,
+        n_layer: usize,
+    ) -> Result<Option<Vec<usize>>> {
+        let name = format!("{}.{key}", self.arch);
+        let value = self.gguf.get(&name);
+        let numbers: Vec<Option<usize>> = match value {
+            Some(Value::Array(Array::U32(each))) => {
+                each.iter().map(|n| usize::try_from(*n).ok()).collect()
+            }
+            Some(Value::Array(Array::I32(each))) => {
+                each.iter().map(|n| usize::try_from(*n).ok()).collect()
+            }
+            _ => return Ok(self.uint(key, range)?.map(|n| vec![n; n_layer])),
+        };
+        // The layers behind `n_layer` may be counted too.
+        let each: Option<Vec<usize>> = numbers.iter().take(n_layer).copied().collect();
+        match each.filter(|each| each.len() == n_layer && each.iter().all(|n| range.contains(n))) {
+            Some(each) => Ok(Some(each)),
+            None => Err(out_of_range(
+                name,
+                value.map_or_else(String::new, Value::describe),
+                format!(
+                    "a non-negative integer from {} to {}, or {n_layer} of them, one a layer",
+                    range.start(),
+                    range.end()
+                ),
             )),
         }
     }
@@ -325,10 +369,21 @@ impl Config {
         let n_embd = need_uint!("embedding_length", 1..=MOST);
         let n_ff = need_uint!("feed_forward_length", 1..=MOST);
         let n_head = need_uint!("attention.head_count", 1..=4096);
-        let n_head_kv = keys
-            .uint("attention.head_count_kv", 1..=n_head)?
-            .unwrap_or(n_head);
-        if n_head.checked_rem(n_head_kv) != Some(0) {
+        let conv_taps = keys.uint("shortconv.l_cache", 2..=16)?;
+        let least = usize::from(conv_taps.is_none());
+        let n_head_kv_of = keys
+            .by_layer("attention.head_count_kv", least..=n_head, n_layer)?
+            .unwrap_or_else(|| vec![n_head; n_layer]);
+        let n_head_kv = n_head_kv_of.iter().copied().max().unwrap_or(n_head);
+        if n_head_kv == 0 {
+            return Err(out_of_range(
+                format!("{arch}.attention.head_count_kv"),
+                "0 in every layer",
+                "a layer that attends; models without one are not supported",
+            ));
+        }
+        let odd = |n: &&usize| **n > 0 && n_head.checked_rem(**n) != Some(0);
+        if let Some(n_head_kv) = n_head_kv_of.iter().find(odd) {
             return Err(out_of_range(
                 format!("{arch}.attention.head_count_kv"),
                 n_head_kv,
@@ -365,7 +420,7 @@ impl Config {
                 format!("{head_dim}, the width of the keys; others are not supported"),
             ));
         }
-        let experts = Self::experts(&keys, n_ff)?;
+        let experts = Self::experts(&keys, n_layer, n_ff)?;
         keys.only(
             "attention.causal",
             "true: models that look ahead do not generate text",
@@ -408,6 +463,7 @@ impl Config {
             n_ff,
             n_head,
             n_head_kv,
+            n_head_kv_of,
             head_dim,
             n_vocab,
             n_ctx_train,
@@ -417,6 +473,7 @@ impl Config {
             rope_scaling,
             n_layer_nextn,
             delta: Self::delta(&keys, n_layer)?,
+            conv_taps,
             rope_base_window: keys.float("rope.freq_base_swa", bases)?,
             rope_finetuned: gguf.get_bool(&finetuned)?.unwrap_or(true),
             window: Self::window(&keys, n_layer)?,
@@ -513,7 +570,7 @@ impl Config {
         Ok(Some(Window { tokens, layers }))
     }
 
-    fn experts(keys: &Keys<'_>, n_ff: usize) -> Result<Option<Experts>> {
+    fn experts(keys: &Keys<'_>, n_layer: usize, n_ff: usize) -> Result<Option<Experts>> {
         let n_expert = keys.uint("expert_count", 0..=MOST_EXPERTS)?.unwrap_or(0);
         if n_expert == 0 {
             return Ok(None);
@@ -536,6 +593,10 @@ impl Config {
             n_ff,
             // Converters write 0 for "none".
             scale: scale.filter(|s| *s > 0.0).unwrap_or(1.0) as f32,
+            gating: keys.uint("expert_gating_func", 0..=3)?.filter(|n| *n > 0),
+            n_layer_dense: keys
+                .uint("leading_dense_block_count", 0..=n_layer)?
+                .unwrap_or(0),
         }))
     }
 

@@ -372,6 +372,23 @@ impl<'a> Builder<'a> {
     /// the activation of `ffn_gate_exps · x` and `ffn_up_exps · x`, weighted and summed. What is to be
     /// added to x.
     pub fn experts(&mut self, layer: usize, x: BufferId, by: &Router) -> Result<BufferId> {
+        self.experts_by(layer, x, by, None)
+    }
+
+    /// The same, where `exp_probs_b` has a part in which experts are chosen.
+    pub fn experts_by_bias(&mut self, layer: usize, x: BufferId, by: &Router) -> Result<BufferId> {
+        let name = format!("blk.{layer}.exp_probs_b.bias");
+        let bias = self.weight(&name, &[by.experts.n_expert])?;
+        self.experts_by(layer, x, by, Some(bias))
+    }
+
+    fn experts_by(
+        &mut self,
+        layer: usize,
+        x: BufferId,
+        by: &Router,
+        bias: Option<WeightId>,
+    ) -> Result<BufferId> {
         let (
             n_embd,
             Experts {
@@ -379,6 +396,7 @@ impl<'a> Builder<'a> {
                 n_used,
                 n_ff,
                 scale,
+                ..
             },
         ) = (self.config.n_embd, by.experts);
         let (logits, routes) = (
@@ -398,7 +416,7 @@ impl<'a> Builder<'a> {
         self.product(x, norm, layer, "ffn_gate_inp", &[n_embd, n_expert], logits)?;
         self.push(Op::Route {
             logits,
-            bias: None,
+            bias,
             out: routes,
             gating: by.gating,
             renormalize: by.renormalize,
@@ -462,12 +480,17 @@ impl<'a> Builder<'a> {
 
     /// The end of the model: of the rows that are wanted the norm `output_norm` and the product with
     /// `output`, or with the embedding where that is missing.
-    pub fn logits(mut self, x: BufferId) -> Result<Plan> {
+    pub fn logits(self, x: BufferId) -> Result<Plan> {
+        self.logits_under("output_norm", x)
+    }
+
+    /// The same under a norm of this name.
+    pub fn logits_under(mut self, norm: &str, x: BufferId) -> Result<Plan> {
         let c = self.config;
         let last = self.plan.add_buffer("last", c.n_embd, Rows::Out);
         let logits = self.plan.add_buffer("logits", c.n_vocab, Rows::Out);
         self.push(Op::SelectRows { x, out: last });
-        let norm = self.norm("output_norm.weight", c.n_embd)?;
+        let norm = self.norm(&format!("{norm}.weight"), c.n_embd)?;
         let shape = [c.n_embd, c.n_vocab];
         let weight = match self.optional("output.weight", &shape)? {
             Some(head) => head,

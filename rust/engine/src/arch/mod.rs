@@ -10,6 +10,8 @@ mod build;
 mod gemma3;
 mod gpt_oss;
 mod granite;
+mod lfm2;
+mod lfm2moe;
 mod llama;
 mod qwen2;
 mod qwen3;
@@ -71,6 +73,16 @@ pub static ARCHITECTURES: &[Architecture] = &[
         name: "granite",
         experts: false,
         plan: granite::plan,
+    },
+    Architecture {
+        name: "lfm2",
+        experts: false,
+        plan: lfm2::plan,
+    },
+    Architecture {
+        name: "lfm2moe",
+        experts: true,
+        plan: lfm2moe::plan,
     },
 ];
 

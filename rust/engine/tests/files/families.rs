@@ -3,7 +3,7 @@ use onegraph::arch;
 use onegraph::config::Config;
 use onegraph::error::Kind;
 use onegraph::gguf::{Array, Gguf, Value};
-use onegraph::plan::Op;
+use onegraph::plan::{Gating, Op};
 
 use crate::fixture::{tiny, Writer};
 use crate::load::load;
@@ -176,4 +176,95 @@ fn granite_multiplies_what_its_file_says() {
     w.set("granite.rope.scaling.finetuned", Value::Bool(false));
     let plan = arch::plan(&config(&w).unwrap()).unwrap();
     assert!(plan.ops.iter().all(|op| op.signature().turn.is_none()));
+}
+
+#[test]
+fn lfm2_convolves_where_a_layer_has_no_heads_of_keys() {
+    for arch in ["lfm2", "lfm2moe"] {
+        let key = format!("{arch}.attention.head_count_kv");
+        let plan = |w: &Writer| arch::plan(&config(w)?);
+        let found = plan(&tiny(arch)).unwrap();
+        let convolves = |op: &&Op| matches!(op, Op::GatedConv { .. });
+        assert_eq!(found.ops.iter().filter(convolves).count(), 1);
+        assert_eq!(
+            found.kv.iter().map(|kv| kv.n_head_kv).collect::<Vec<_>>(),
+            [0, 1]
+        );
+        // Two tokens of 8 values.
+        assert_eq!(found.state_bytes(), 2 * 8 * 4);
+        for (heads, said) in [
+            (vec![0, 0], "a layer that attends"),
+            (vec![0], "from 0 to 2, or 2 of them"),
+            (vec![0, 3], "from 0 to 2, or 2 of them"),
+            (vec![0, -1], "from 0 to 2, or 2 of them"),
+        ] {
+            let mut w = tiny(arch);
+            w.set(&key, Value::Array(Array::I32(heads)));
+            let text = message(load(&w.bytes()), Kind::Model);
+            says(&text, &[&key, said]);
+        }
+        // Where nothing convolves, every layer attends.
+        let taps = format!("{arch}.shortconv.l_cache");
+        let mut w = tiny(arch);
+        w.remove(&taps);
+        let text = message(load(&w.bytes()), Kind::Model);
+        says(&text, &[&key, "from 1 to 2, or 2 of them"]);
+        w.set(&key, Value::U32(1));
+        let text = message(load(&w.bytes()), Kind::Model);
+        says(&text, &[&taps, "missing", "2 to 16"]);
+        for n in [1, 17] {
+            w.set(&taps, Value::U32(n));
+            let text = message(load(&w.bytes()), Kind::Model);
+            says(&text, &[&taps, "2 to 16"]);
+        }
+    }
+}
+
+#[test]
+fn lfm2_attends_in_the_window_that_its_file_says() {
+    let window = |w: &Writer| {
+        let plan = arch::plan(&config(w).unwrap()).unwrap();
+        let mut attends = plan.ops.iter().map(Op::signature);
+        attends.find(|op| op.attends().is_some()).unwrap().window
+    };
+    let mut w = tiny("lfm2");
+    assert_eq!(window(&w), None);
+    w.set("lfm2.attention.sliding_window", Value::U32(4));
+    assert_eq!(window(&w), Some(4));
+}
+
+#[test]
+fn lfm2moe_has_experts_behind_its_dense_layers_by_the_gates_that_its_file_says() {
+    let gates = |w: &Writer| -> Vec<_> {
+        let plan = arch::plan(&config(w).unwrap()).unwrap();
+        let route = |op: &Op| match *op {
+            Op::Route {
+                gating,
+                renormalize,
+                bias,
+                ..
+            } => Some((gating, renormalize, bias.is_some())),
+            _ => None,
+        };
+        plan.ops.iter().filter_map(route).collect()
+    };
+    let key = "lfm2moe.expert_gating_func";
+    let mut w = tiny("lfm2moe");
+    assert_eq!(gates(&w), [(Gating::Sigmoid, true, true)]);
+    for (number, gating) in [(1, Gating::Softmax), (3, Gating::SelectedSoftmax)] {
+        w.set(key, Value::U32(number));
+        assert_eq!(gates(&w), [(gating, true, true)]);
+    }
+    w.set(key, Value::U32(4));
+    says(&message(load(&w.bytes()), Kind::Model), &[key, "0 to 3"]);
+    w.remove(key);
+    says(&message(load(&w.bytes()), Kind::Model), &[key, "missing"]);
+    let key = "lfm2moe.leading_dense_block_count";
+    let mut w = tiny("lfm2moe");
+    w.set(key, Value::U32(3));
+    says(&message(load(&w.bytes()), Kind::Model), &[key, "0 to 2"]);
+    // Its experts were too many then.
+    w.set(key, Value::U32(2));
+    let text = message(load(&w.bytes()), Kind::Model);
+    says(&text, &["blk.1.ffn_gate.weight", "found nothing"]);
 }
