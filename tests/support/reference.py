@@ -231,8 +231,8 @@ class Reference:
 
     def _experts(self, layer: int, x: Array) -> Array:
         """The largest of the router's logits, of equals the first; each expert's share is that of
-        the softmax over those chosen, which is that over all by what these add up to. In lfm2moe the
-        largest of sigmoids with a bias each, and the share is that of the sigmoids."""
+        the softmax over those chosen, which is that over all by what these add up to. In lfm2moe it
+        is the largest of sigmoids with a bias each, and the share is that of the sigmoids."""
         logits = self._linear(x, f"blk.{layer}.ffn_gate_inp")
         compared = logits
         if self.arch == "lfm2moe":
