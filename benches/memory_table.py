@@ -37,6 +37,7 @@ MODELS = [
     ("Granite 3.3 2B", "granite-3.3-2b", "Q4_K_M"),
     ("LFM2 1.2B", "lfm2-1.2b", "Q4_K_M"),
     ("LFM2 8B-A1B", "lfm2-8b-a1b", "Q4_K_M"),
+    ("Ministral 3 8B", "ministral-3-8b", "Q4_K_M"),
     ("Llama 3.1 8B", "llama-3.1-8b", "Q4_K_M"),
     ("Qwen3 8B", "qwen3-8b", "Q4_K_M"),
     ("Llama 3.1 8B", "llama-3.1-8b", "Q8_0"),

@@ -43,6 +43,9 @@ class Shape:
     #: Layers behind the others that guess further tokens.
     n_layer_nextn: int = 0
 
+    #: How queries grow with their position.
+    temperature: float = 0.0
+
     window: int = 0
     window_pattern: int = 0
     window_base: float = 0.0

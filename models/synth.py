@@ -264,6 +264,8 @@ def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
         "embedding_scale": shape.embedding_scale,
         "residual_scale": shape.residual_scale,
         "attention.scale": shape.attention_scale,
+        "attention.temperature_scale": shape.temperature,
+        "rope.scaling.yarn_log_multiplier": shape.rope_scaling.get("log_multiplier", 0.0),
         "logit_scale": shape.logit_scale,
     }.items():
         if factor:

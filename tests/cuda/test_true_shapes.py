@@ -27,6 +27,7 @@ FAMILIES = [
     ("qwen3.5-27b", "Q4_K_M", 4),
     ("lfm2-1.2b", "Q4_K_M", 3),
     ("lfm2-8b-a1b", "Q4_K_M", 3),
+    ("ministral-3-8b", "Q4_K_M", 2),
 ]
 #: Longer than a chunk of a prompt, and than the pages of a split.
 PROMPT = 600

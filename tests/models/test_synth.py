@@ -195,6 +195,7 @@ def test_sizes_of_the_true_shapes() -> None:
         "lfm2-350m": 0.3545,
         "lfm2-1.2b": 1.170,
         "lfm2-8b-a1b": 8.34,
+        "ministral-3-8b": 8.49,
     }.items():
         tensors = shapes.find(name).tensors()
         weights = sum(math.prod(dims) for part, dims in tensors if part != "rope_freqs.weight")

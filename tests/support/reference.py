@@ -9,7 +9,7 @@ engine's float32 is measured against.
     mean_kl(logits, other)              # mean over rows of KL(reference || other), in nats
 
 Architectures: llama (with linear, YaRN and llama3 rotary scaling), qwen2, qwen3, qwen3moe,
-qwen35, gpt-oss, gemma3, granite, lfm2, lfm2moe.
+qwen35, gpt-oss, gemma3, granite, lfm2, lfm2moe, mistral3.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from support.delta_rule import causal_convolution, delta_rule, logistic
 Array = NDArray[np.float64]
 
 #: Architectures whose rotary embedding turns neighbours (2i, 2i+1); the others turn (i, i + d/2).
-INTERLEAVED = {"llama", "granite"}
+INTERLEAVED = {"llama", "granite", "mistral3"}
 NEOX = {"qwen2", "qwen3", "qwen3moe", "qwen35", "gpt-oss", "gemma3", "lfm2", "lfm2moe"}
 
 LFM2 = {"lfm2", "lfm2moe"}
@@ -156,6 +156,16 @@ class Reference:
             return 1.0 / math.sqrt(self.n_embd // self.n_head)
         return self._granite("attention.scale", 1.0 / math.sqrt(self.head_dim))
 
+    def _temperature(self, n: int) -> Array:
+        """Factors of queries, in units of the context before scaling: Llama 4's, as Ministral 3 has
+        them (https://huggingface.co/docs/transformers/model_doc/ministral3)."""
+        if self.arch != "mistral3":
+            return np.ones(n)
+        context = self._key("rope.scaling.original_context_length", self._key("context_length"))
+        by = float(self._key("attention.temperature_scale", 0.0))
+        factors: Array = 1.0 + by * np.log(np.floor(np.arange(n) / context) + 1.0)
+        return factors
+
     def _sees_a_window(self, layer: int) -> bool:
         usual = 2 if self.arch == "gpt-oss" else 6
         period = int(self._key("attention.sliding_window_pattern", usual))
@@ -174,6 +184,7 @@ class Reference:
             k = self._norm(k, f"blk.{layer}.attn_k_norm")
         rope = self._rope_window if self._sees_a_window(layer) else self._rope_all
         q, k = self._rope(q, rope), self._rope(k, rope)
+        q = q * self._temperature(n)[:, None, None]
         k = k.astype(self._kv_dtype).astype(np.float64)
         v = v.astype(self._kv_dtype).astype(np.float64)
         unseen = np.triu(np.ones((n, n), dtype=bool), 1)
@@ -327,7 +338,10 @@ class Reference:
         low, high = max(0, low), min(self.n_rot - 1, high)
         keep = 1.0 - np.clip((pair - low) / max(0.001, high - low), 0.0, 1.0)
         keep = keep * float(self._key("rope.scaling.yarn_ext_factor", 1.0))
-        scale = 1.0 + 0.1 * math.log(factor) if factor > 1.0 else 1.0
+        log = 0.1 * math.log(max(factor, 1.0))
+        scale = 1.0 + log
+        if self.arch == "mistral3":
+            scale /= 1.0 + float(self._key("rope.scaling.yarn_log_multiplier", 0.0)) * log
         scale *= float(self._key("rope.scaling.attn_factor", 1.0))
         return inv_freq / factor * (1.0 - keep) + inv_freq * keep, scale
 

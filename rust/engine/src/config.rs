@@ -108,6 +108,14 @@ pub struct Factors {
     pub logits: Option<f32>,
 }
 
+/// How queries grow with their position: `1 + scale ln(floor(position / every) + 1)`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TemperatureConfig {
+    pub scale: f64,
+    /// The context before scaling.
+    pub every: u32,
+}
+
 /// The mixture of experts that the feed-forward part of layers is.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Experts {
@@ -150,6 +158,10 @@ pub struct Config {
     pub rope_dim: usize,
     pub rope_base: f64,
     pub rope_scaling: RopeScaling,
+    /// `rope.scaling.yarn_log_multiplier`, by which some families take back a part of YaRN's factor.
+    pub yarn_log_multiplier: f64,
+    /// `None` where the file has none.
+    pub temperature: Option<TemperatureConfig>,
     /// Layers behind `n_layer` that guess further tokens; no pass runs them.
     pub n_layer_nextn: usize,
     pub delta: Option<DeltaConfig>,
@@ -471,6 +483,10 @@ impl Config {
             rope_dim,
             rope_base,
             rope_scaling,
+            yarn_log_multiplier: keys
+                .float("rope.scaling.yarn_log_multiplier", 0.0..=100.0)?
+                .unwrap_or(0.0),
+            temperature: Self::temperature(&keys, n_ctx_train)?,
             n_layer_nextn,
             delta: Self::delta(&keys, n_layer)?,
             conv_taps,
@@ -600,6 +616,22 @@ impl Config {
         }))
     }
 
+    fn temperature(keys: &Keys<'_>, n_ctx_train: usize) -> Result<Option<TemperatureConfig>> {
+        let scale = keys.float("attention.temperature_scale", 0.0..=100.0)?;
+        let every = Self::original_context(keys, n_ctx_train)?;
+        Ok(scale.filter(|s| *s > 0.0).map(|scale| TemperatureConfig {
+            scale,
+            // At most 2^30.
+            every: u32::try_from(every).unwrap_or(u32::MAX),
+        }))
+    }
+
+    /// The context before scaling.
+    fn original_context(keys: &Keys<'_>, n_ctx_train: usize) -> Result<usize> {
+        let n = keys.uint("rope.scaling.original_context_length", 1..=1 << 30)?;
+        Ok(n.unwrap_or(n_ctx_train))
+    }
+
     fn scaling(keys: &Keys<'_>, n_ctx_train: usize) -> Result<RopeScaling> {
         let key = format!("{}.rope.scaling.type", keys.arch);
         let factor = match keys.factor("rope.scaling.factor")? {
@@ -649,9 +681,7 @@ impl Config {
         }
         Ok(RopeScaling::Yarn {
             factor,
-            original_ctx: keys
-                .uint("rope.scaling.original_context_length", 1..=1 << 30)?
-                .unwrap_or(n_ctx_train),
+            original_ctx: Self::original_context(keys, n_ctx_train)?,
             attn_factor,
             beta_fast,
             beta_slow,

@@ -238,6 +238,7 @@ impl Layer {
                 inv_freq: vec![1.0; HEAD_DIM / 2],
                 factors: None,
                 scale: 1.0,
+                temperature: None,
             }],
             kv: vec![KvShape {
                 n_head_kv: N_HEAD_KV,

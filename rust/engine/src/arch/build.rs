@@ -4,8 +4,8 @@
 use crate::config::{Config, Experts, RopeScaling};
 use crate::error::{Error, Result};
 use crate::plan::{
-    Buffer, BufferId, Gating, KvShape, Norm, Op, Plan, RopeStyle, RopeTable, Rows, StateId, Weight,
-    WeightId,
+    Buffer, BufferId, Gating, KvShape, Norm, Op, Plan, RopeStyle, RopeTable, Rows, StateId,
+    Temperature, Weight, WeightId,
 };
 
 /// Rows of the vocabulary; also the last matrix where a model ties both.
@@ -175,7 +175,7 @@ impl<'a> Builder<'a> {
                     let ramp = ((i as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
                     *f *= (1.0 - ramp) + ramp / factor;
                 }
-                scale = attn_factor * (1.0 + 0.1 * factor.ln());
+                scale = attn_factor * (1.0 + 0.1 * factor.max(1.0).ln());
             }
         }
         let factors = self.optional("rope_freqs.weight", &[half])?;
@@ -183,8 +183,32 @@ impl<'a> Builder<'a> {
             inv_freq,
             factors,
             scale,
+            temperature: None,
         });
         Ok(self.plan.ropes.len() - 1)
+    }
+
+    /// A table as that of this number, whose heads count more the later their token. Its number.
+    pub fn rope_table_at(&mut self, table: usize, temperature: Temperature) -> Result<usize> {
+        let of = self.plan.ropes.get(table).cloned();
+        let of = of.ok_or_else(|| Error::Internal(format!("table of angles {table}")))?;
+        self.plan.ropes.push(RopeTable {
+            temperature: Some(temperature),
+            ..of
+        });
+        Ok(self.plan.ropes.len() - 1)
+    }
+
+    /// Turns queries by the angles of one table and keys by those of another.
+    pub fn rotate_apart(&mut self, heads: Heads, [q, k]: [usize; 2], style: RopeStyle) {
+        for (x, n_head, table) in [(heads.q, heads.n_head, q), (heads.k, heads.kv.n_head_kv, k)] {
+            self.push(Op::Rope {
+                x,
+                n_head,
+                table,
+                style,
+            });
+        }
     }
 
     /// The experts that the file has.
@@ -257,14 +281,7 @@ impl<'a> Builder<'a> {
 
     /// Turns queries and keys by the angles of a table.
     pub fn rotate(&mut self, heads: Heads, table: usize, style: RopeStyle) {
-        for (x, n_head) in [(heads.q, heads.n_head), (heads.k, heads.kv.n_head_kv)] {
-            self.push(Op::Rope {
-                x,
-                n_head,
-                table,
-                style,
-            });
-        }
+        self.rotate_apart(heads, [table, table], style);
     }
 
     /// Stores keys and values, and attends. The layer's cache gets their shape.

@@ -13,6 +13,7 @@ mod granite;
 mod lfm2;
 mod lfm2moe;
 mod llama;
+mod mistral3;
 mod qwen2;
 mod qwen3;
 mod qwen35;
@@ -83,6 +84,11 @@ pub static ARCHITECTURES: &[Architecture] = &[
         name: "lfm2moe",
         experts: true,
         plan: lfm2moe::plan,
+    },
+    Architecture {
+        name: "mistral3",
+        experts: true,
+        plan: mistral3::plan,
     },
 ];
 

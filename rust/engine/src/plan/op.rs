@@ -136,7 +136,8 @@ pub enum Op {
     },
     /// Rotates, in place, the first `2 * len(inv_freq)` values of each head of `x[r]` by the angles
     /// `positions[r] * inv_freq` of the plan's rope table of this number: `u` becomes `fma(u, cos, -(v sin))` and
-    /// `v` `fma(u, sin, v cos)`; cosine and sine are of float64, rounded.
+    /// `v` `fma(u, sin, v cos)`; cosine and sine are of float64, times what the table says of the
+    /// position ([`super::RopeTable::scale_at`]), rounded.
     Rope {
         x: BufferId,
         n_head: usize,

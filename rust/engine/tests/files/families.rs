@@ -268,3 +268,87 @@ fn lfm2moe_has_experts_behind_its_dense_layers_by_the_gates_that_its_file_says()
     let text = message(load(&w.bytes()), Kind::Model);
     says(&text, &["blk.1.ffn_gate.weight", "found nothing"]);
 }
+
+#[test]
+fn mistral3_turns_queries_by_a_table_that_grows_with_their_position() {
+    let plan = |w: &Writer| arch::plan(&config(w).unwrap()).unwrap();
+    let mut w = tiny("mistral3");
+    assert_eq!(plan(&w).ropes.len(), 1);
+    w.set("mistral3.rope.dimension_count", Value::U32(2));
+    assert_eq!(plan(&w).ropes.len(), 1);
+    w.set("mistral3.attention.temperature_scale", Value::F32(0.5));
+    let text = message(load(&w.bytes()), Kind::Model);
+    says(
+        &text,
+        &["mistral3.rope.dimension_count", "4, all of a head"],
+    );
+    w.set("mistral3.rope.dimension_count", Value::U32(4));
+    // The context of training where no other is named.
+    for (context, key) in [(32, None), (8, Some("original_context_length"))] {
+        if let Some(key) = key {
+            w.set(&format!("mistral3.rope.scaling.{key}"), Value::U32(context));
+        }
+        let plan = plan(&w);
+        let turn = |op: &Op| op.signature().turn.map(|turn| turn.table);
+        let turned: Vec<_> = plan.ops.iter().filter_map(turn).collect();
+        assert_eq!(turned, [1, 0, 1, 0]);
+        let [keys, queries] = &plan.ropes[..] else {
+            panic!("{} tables", plan.ropes.len())
+        };
+        assert_eq!(queries.inv_freq, keys.inv_freq);
+        assert_eq!(queries.scale_at(context - 1), 1.0);
+        for (times, position) in [(2.0, context), (3.0, 3 * context - 1)] {
+            assert_eq!(queries.scale_at(position), 1.0 + 0.5 * f64::ln(times));
+        }
+        assert_eq!(keys.scale_at(1000), 1.0);
+    }
+    w.set("mistral3.attention.temperature_scale", Value::F32(0.0));
+    assert_eq!(plan(&w).ropes.len(), 1);
+}
+
+#[test]
+fn a_log_multiplier_takes_back_a_part_of_yarns_factor() {
+    let scale = |arch: &str, multiplier: f32, factor: f32| {
+        let mut w = tiny(arch);
+        for (key, value) in [
+            ("type", Value::String("yarn".into())),
+            ("factor", Value::F32(factor)),
+            ("yarn_log_multiplier", Value::F32(multiplier)),
+        ] {
+            w.set(&format!("{arch}.rope.scaling.{key}"), value);
+        }
+        arch::plan(&config(&w).unwrap()).unwrap().ropes[0].scale
+    };
+    let log = 0.1 * f64::ln(16.0);
+    assert_eq!(scale("mistral3", 0.0, 16.0), 1.0 + log);
+    assert_eq!(scale("mistral3", 1.0, 16.0), 1.0);
+    let half = scale("mistral3", 0.5, 16.0);
+    assert!((half - (1.0 + log) / (1.0 + log / 2.0)).abs() < 1e-15);
+    // Nothing is squeezed where positions are spread.
+    assert_eq!(scale("mistral3", 0.5, 0.5), 1.0);
+    // Older files of other families have it too, and count without.
+    assert_eq!(scale("llama", 1.0, 16.0), 1.0 + log);
+}
+
+#[test]
+fn mistral3_has_experts_as_wide_as_its_file_says_of_all() {
+    let mut w = tiny("mistral3");
+    for (key, n) in [("expert_count", 3), ("expert_used_count", 2)] {
+        w.set(&format!("mistral3.{key}"), Value::U32(n));
+    }
+    let text = message(load(&w.bytes()), Kind::Model);
+    says(&text, &["blk.0.ffn_gate_inp.weight", "found nothing"]);
+    w.tensors
+        .retain(|t| !t.name.contains("ffn_") || t.name.contains("ffn_norm"));
+    for layer in 0..2 {
+        for (name, shape, ty) in [
+            ("gate_inp", &[8, 3][..], 0),
+            ("gate_exps", &[8, 12, 3], 1),
+            ("up_exps", &[8, 12, 3], 1),
+            ("down_exps", &[12, 8, 3], 1),
+        ] {
+            w.tensor(&format!("blk.{layer}.ffn_{name}.weight"), shape, ty);
+        }
+    }
+    load(&w.bytes()).unwrap();
+}

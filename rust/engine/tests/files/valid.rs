@@ -203,7 +203,8 @@ fn norms_of_rows_are_part_of_the_products() {
             (ffn, "ffn_up_exps.weight"),
             (None, "ffn_down_exps.weight"),
         ];
-        let feed_forward: &[_] = if arch.experts { &experts } else { &dense };
+        let has_experts = config.experts.is_some();
+        let feed_forward: &[_] = if has_experts { &experts } else { &dense };
         let attention = [
             (attn, "attn_q.weight"),
             (attn, "attn_k.weight"),

@@ -24,7 +24,6 @@ const ACTIVATIONS: &str = "the activations of the rows";
 /// What heads are turned by.
 struct Angles {
     inv_freq: Vec<f64>,
-    scale: f64,
     /// Of the rows of the pass.
     of_rows: CosSin,
 }
@@ -74,7 +73,6 @@ impl Interpreter {
         }
         let angles = |table: &RopeTable| Angles {
             inv_freq: table.frequencies(table.factors.and_then(|id| vectors[id.0].as_deref())),
-            scale: table.scale,
             of_rows: CosSin::default(),
         };
         let angles = plan.ropes.iter().map(angles).collect();
@@ -208,8 +206,8 @@ impl Interpreter {
     fn step(&mut self, batch: &Batch<'_>) -> Result<()> {
         let plan = self.plan.clone();
         if self.rotates {
-            for a in &mut self.angles {
-                a.of_rows.set(batch.positions, &a.inv_freq, a.scale)?;
+            for (a, table) in self.angles.iter_mut().zip(&plan.ropes) {
+                a.of_rows.set(batch.positions, &a.inv_freq, table)?;
             }
         }
         self.failures.clear();
