@@ -37,8 +37,14 @@ class Shape:
     #: Layers of the gated delta rule: taps of the convolution, numbers of a head, heads of keys and
     #: of values, and every which layer attends instead.
     delta: dict[str, int] = field(default_factory=dict)
+    #: Taps of the short convolution that stands in all layers but those that attend.
+    conv: int = 0
+    attend: tuple[int, ...] = ()
     #: Layers behind the others that guess further tokens.
     n_layer_nextn: int = 0
+
+    #: How queries grow with their position.
+    temperature: float = 0.0
 
     window: int = 0
     window_pattern: int = 0
@@ -52,11 +58,17 @@ class Shape:
     n_expert: int = 0
     n_expert_used: int = 0
     n_ff_exp: int = 0
+    #: Layers before the first that has experts.
+    n_layer_dense: int = 0
+    #: Experts by sigmoids, and a bias in their choice.
+    sigmoid: bool = False
     #: Attention with a sink a head, and a bias of every product.
     sinks: bool = False
 
     def attends(self, layer: int) -> bool:
         """Whether a layer attends, or has a recurrent state."""
+        if self.conv:
+            return layer in self.attend
         interval = self.delta.get("interval", 1)
         return (layer + 1) % interval == 0
 
@@ -74,7 +86,8 @@ class Shape:
         if not self.tied:
             out.append(("output.weight", (self.n_embd, self.n_vocab)))
         out.append(("token_embd.weight", (self.n_embd, self.n_vocab)))
-        out.append(("output_norm.weight", (self.n_embd,)))
+        last_norm = "token_embd_norm" if self.conv else "output_norm"
+        out.append((f"{last_norm}.weight", (self.n_embd,)))
         if self.rope_scaling.get("type") == "llama3":
             out.append(("rope_freqs.weight", (self.head_dim // 2,)))
         # The queries of a model with a delta rule come with a gate each.
@@ -82,7 +95,7 @@ class Shape:
         for layer in range(self.n_layer + self.n_layer_nextn):
             block: list[tuple[str, tuple[int, ...]]] = [("attn_norm.weight", (self.n_embd,))]
             if layer < self.n_layer and not self.attends(layer):
-                block += self._delta_rule()
+                block += self._convolution() if self.conv else self._delta_rule()
             else:
                 block += [
                     ("attn_q.weight", (self.n_embd, n_q)),
@@ -95,7 +108,9 @@ class Shape:
             named_after = self.delta or self.sinks
             before_ffn = "post_attention_norm.weight" if named_after else "ffn_norm.weight"
             block += [(before_ffn, (self.n_embd,))]
-            if self.n_expert:
+            if self.n_expert and layer >= self.n_layer_dense:
+                if self.sigmoid:
+                    block += [("exp_probs_b.bias", (self.n_expert,))]
                 block += [
                     ("ffn_gate_inp.weight", (self.n_embd, self.n_expert)),
                     ("ffn_gate_exps.weight", (self.n_embd, self.n_ff_exp, self.n_expert)),
@@ -128,6 +143,14 @@ class Shape:
             out += [(f"blk.{layer}.{name}", shape) for name, shape in block]
         return out
 
+    def _convolution(self) -> list[tuple[str, tuple[int, ...]]]:
+        """The tensors of a layer of a short convolution."""
+        return [
+            ("shortconv.in_proj.weight", (self.n_embd, 3 * self.n_embd)),
+            ("shortconv.conv.weight", (self.conv, self.n_embd)),
+            ("shortconv.out_proj.weight", (self.n_embd, self.n_embd)),
+        ]
+
     def _delta_rule(self) -> list[tuple[str, tuple[int, ...]]]:
         """The tensors of a layer of the gated delta rule."""
         d, k_heads, v_heads = (self.delta[key] for key in ("head_dim", "k_heads", "v_heads"))
@@ -154,6 +177,7 @@ def load(path: Path = PATH) -> dict[str, Shape]:
             raise ValueError(f"{path.name}: [{name}] has unknown keys {sorted(unknown)}")
         table.setdefault("head_dim", table["n_embd"] // table["n_head"])
         table.setdefault("rope_scaling", {})
+        table["attend"] = tuple(table.get("attend", ()))
         shapes[name] = Shape(name=name, **table)
     return shapes
 

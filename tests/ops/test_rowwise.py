@@ -99,6 +99,39 @@ def test_rope_turns_nothing_at_position_0(backend: Backend) -> None:
     assert np.array_equal(Run(backend, plan)({"x": x})["x"], x)
 
 
+@over_backends
+@pytest.mark.parametrize("style", ["interleaved", "halves"])
+def test_queries_that_grow_with_their_position(backend: Backend, style: str) -> None:
+    """Behind products, where a card joins all of it, and alone; keys by a table that grows not."""
+    n_head, head_dim, by, every = 2, 32, 0.25, 100
+    inv_freq = 10000.0 ** (-np.arange(head_dim // 2) / (head_dim // 2))
+    plan = Plan(inv_freq=inv_freq.tolist())
+    table = plan.rope_table(inv_freq.tolist(), 1.0, {"by": by, "every": every})
+    matrices = {part: normal(n_head * head_dim, 64, seed=i) for i, part in enumerate("qkv")}
+    x = plan.buffer("x", 64)
+    out = {part: plan.buffer(part, n_head * head_dim) for part in "qkv"}
+    for part, matrix in matrices.items():
+        weight = plan.weight(part, "F32", matrix.tobytes(), 64, n_head * head_dim)
+        plan.op("mat_vec", x=x, norm=None, weight=weight, bias=None, out=out[part])
+    plan.op("rope", x=out["q"], n_head=n_head, style=style, table=table)
+    plan.op("rope", x=out["k"], n_head=n_head, style=style)
+    alone = plan.buffer("alone", head_dim)
+    plan.op("rope", x=alone, n_head=1, style=style, table=table)
+    positions = np.array([0, 1, 99, 100, 101, 299, 300, 1 << 19])
+    values = {"x": normal(len(positions), 64), "alone": normal(len(positions), head_dim)}
+    found, wanted = (
+        Run(its, plan, n_ctx=1 << 20, n_pages=2, mapped=False) for its in (backend, INTERPRETER)
+    )
+    for run in (found, wanted):
+        run(values, positions=positions.tolist())
+    factor = 1.0 + by * np.log(positions // every + 1.0)[:, None]
+    for part, heads, grows in [("q", n_head, factor), ("k", n_head, 1.0), ("alone", 1, factor)]:
+        of = values["x"] @ matrices[part].T if part in matrices else values[part]
+        exact = rotated(of, heads, style, positions, inv_freq, 1.0) * grows
+        assert nmse(found[part], exact) <= backend.nmse
+        assert np.array_equal(bits(found[part]), bits(wanted[part]))
+
+
 def element_wise(op: str, *inputs: str) -> Plan:
     plan = Plan()
     plan.op(op, **{name: plan.buffer(name, 96) for name in (*inputs, "out")})

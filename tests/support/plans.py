@@ -72,9 +72,15 @@ class Plan:
         }
         self.rope_table(inv_freq, rope_scale)
 
-    def rope_table(self, inv_freq: Sequence[float], scale: float = 1.0) -> int:
+    def rope_table(
+        self,
+        inv_freq: Sequence[float],
+        scale: float = 1.0,
+        temperature: dict[str, float] | None = None,
+    ) -> int:
         """A table of angles."""
-        self._plan["ropes"].append({"inv_freq": list(inv_freq), "factors": None, "scale": scale})
+        table = {"inv_freq": list(inv_freq), "factors": None, "scale": scale}
+        self._plan["ropes"].append(table | {"temperature": temperature})
         return len(self._plan["ropes"]) - 1
 
     def cache(self, n_head_kv: int, head_dim: int) -> int:

@@ -9,14 +9,14 @@ engine's float32 is measured against.
     mean_kl(logits, other)              # mean over rows of KL(reference || other), in nats
 
 Architectures: llama (with linear, YaRN and llama3 rotary scaling), qwen2, qwen3, qwen3moe,
-qwen35, gpt-oss, gemma3, granite.
+qwen35, gpt-oss, gemma3, granite, lfm2, lfm2moe, mistral3.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gguf
@@ -28,8 +28,10 @@ from support.delta_rule import causal_convolution, delta_rule, logistic
 Array = NDArray[np.float64]
 
 #: Architectures whose rotary embedding turns neighbours (2i, 2i+1); the others turn (i, i + d/2).
-INTERLEAVED = {"llama", "granite"}
-NEOX = {"qwen2", "qwen3", "qwen3moe", "qwen35", "gpt-oss", "gemma3"}
+INTERLEAVED = {"llama", "granite", "mistral3"}
+NEOX = {"qwen2", "qwen3", "qwen3moe", "qwen35", "gpt-oss", "gemma3", "lfm2", "lfm2moe"}
+
+LFM2 = {"lfm2", "lfm2moe"}
 
 Rope = tuple[Array, float]
 
@@ -61,7 +63,8 @@ class Reference:
         self.n_layer = int(self._key("block_count")) - int(self._key("nextn_predict_layers", 0))
         self.n_embd = int(self._key("embedding_length"))
         self.n_head = int(self._key("attention.head_count"))
-        self.n_head_kv = int(self._key("attention.head_count_kv", self.n_head))
+        # One number, or one a layer, which is 0 where that convolves.
+        self.n_head_kv = int(np.max(self._key("attention.head_count_kv", self.n_head)))
         self.head_dim = int(self._key("attention.key_length", self.n_embd // self.n_head))
         self.n_rot = int(self._key("rope.dimension_count", self.head_dim))
         self.eps = float(self._key("attention.layer_norm_rms_epsilon"))
@@ -108,9 +111,7 @@ class Reference:
         x = embedding[np.asarray(ids, dtype=np.int64)].astype(np.float64) * self._embedding_factor()
         residual = self._granite("residual_scale", 1.0)
         for layer in range(self.n_layer):
-            is_recurrent = f"blk.{layer}.ssm_a" in self._tensors
-            mix = self._delta_rule if is_recurrent else self._attention
-            delta = mix(layer, self._norm(x, f"blk.{layer}.attn_norm"))
+            delta = self._mixer(layer)(layer, self._norm(x, f"blk.{layer}.attn_norm"))
             if self.arch == "gemma3":
                 delta = self._norm(delta, f"blk.{layer}.post_attention_norm")
             x = x + residual * delta
@@ -121,9 +122,24 @@ class Reference:
             if self.arch == "gemma3":
                 delta = self._norm(delta, f"blk.{layer}.post_ffw_norm")
             x = x + residual * delta
-        x = self._norm(x, "output_norm")
+        x = self._norm(x, "token_embd_norm" if self.arch in LFM2 else "output_norm")
         head = "output" if "output.weight" in self._tensors else "token_embd"
         return self._linear(x, head) / self._granite("logit_scale", 1.0)
+
+    def _mixer(self, layer: int) -> Callable[[int, Array], Array]:
+        """What mixes the tokens in a layer."""
+        if f"blk.{layer}.ssm_a" in self._tensors:
+            return self._delta_rule
+        if f"blk.{layer}.shortconv.conv.weight" in self._tensors:
+            return self._gated_convolution
+        return self._attention
+
+    def _gated_convolution(self, layer: int, x: Array) -> Array:
+        """LFM2 (https://arxiv.org/abs/2511.23404, section 2): gates before and behind."""
+        b, c, u = np.split(self._linear(x, f"blk.{layer}.shortconv.in_proj"), 3, axis=1)
+        weight = self._require(f"blk.{layer}.shortconv.conv.weight").astype(np.float64)
+        y = c * causal_convolution(b * u, weight)
+        return self._linear(y, f"blk.{layer}.shortconv.out_proj")
 
     def _granite(self, key: str, missing: float) -> float:
         """A factor of Granite (https://huggingface.co/docs/transformers/model_doc/granite)."""
@@ -139,6 +155,16 @@ class Reference:
         if self.arch == "gemma3" and self.n_layer == 62:
             return 1.0 / math.sqrt(self.n_embd // self.n_head)
         return self._granite("attention.scale", 1.0 / math.sqrt(self.head_dim))
+
+    def _temperature(self, n: int) -> Array:
+        """Factors of queries, in units of the context before scaling: Llama 4's, as Ministral 3 has
+        them (https://huggingface.co/docs/transformers/model_doc/ministral3)."""
+        if self.arch != "mistral3":
+            return np.ones(n)
+        context = self._key("rope.scaling.original_context_length", self._key("context_length"))
+        by = float(self._key("attention.temperature_scale", 0.0))
+        factors: Array = 1.0 + by * np.log(np.floor(np.arange(n) / context) + 1.0)
+        return factors
 
     def _sees_a_window(self, layer: int) -> bool:
         usual = 2 if self.arch == "gpt-oss" else 6
@@ -158,6 +184,7 @@ class Reference:
             k = self._norm(k, f"blk.{layer}.attn_k_norm")
         rope = self._rope_window if self._sees_a_window(layer) else self._rope_all
         q, k = self._rope(q, rope), self._rope(k, rope)
+        q = q * self._temperature(n)[:, None, None]
         k = k.astype(self._kv_dtype).astype(np.float64)
         v = v.astype(self._kv_dtype).astype(np.float64)
         unseen = np.triu(np.ones((n, n), dtype=bool), 1)
@@ -215,13 +242,19 @@ class Reference:
 
     def _experts(self, layer: int, x: Array) -> Array:
         """The largest of the router's logits, of equals the first; each expert's share is that of
-        the softmax over those chosen, which is that over all by what these add up to."""
+        the softmax over those chosen, which is that over all by what these add up to. In lfm2moe it
+        is the largest of sigmoids with a bias each, and the share is that of the sigmoids."""
         logits = self._linear(x, f"blk.{layer}.ffn_gate_inp")
+        compared = logits
+        if self.arch == "lfm2moe":
+            compared = logistic(logits) + self._require(f"blk.{layer}.exp_probs_b.bias")
         k = int(self._key("expert_used_count"))
-        chosen = np.argsort(-logits, axis=1, kind="stable")[:, :k]
+        chosen = np.argsort(-compared, axis=1, kind="stable")[:, :k]
         out = np.zeros_like(x)
         for row, ids in enumerate(chosen):
             shares = np.exp(logits[row, ids] - logits[row, ids].max())
+            if self.arch == "lfm2moe":
+                shares = logistic(logits[row, ids])
             for share, expert in zip(shares / shares.sum(), ids, strict=True):
                 gate, up = (self._expert(layer, part, expert, x[row]) for part in ("gate", "up"))
                 inner = self._activation(gate, up)
@@ -305,7 +338,10 @@ class Reference:
         low, high = max(0, low), min(self.n_rot - 1, high)
         keep = 1.0 - np.clip((pair - low) / max(0.001, high - low), 0.0, 1.0)
         keep = keep * float(self._key("rope.scaling.yarn_ext_factor", 1.0))
-        scale = 1.0 + 0.1 * math.log(factor) if factor > 1.0 else 1.0
+        log = 0.1 * math.log(max(factor, 1.0))
+        scale = 1.0 + log
+        if self.arch == "mistral3":
+            scale /= 1.0 + float(self._key("rope.scaling.yarn_log_multiplier", 0.0)) * log
         scale *= float(self._key("rope.scaling.attn_factor", 1.0))
         return inv_freq / factor * (1.0 - keep) + inv_freq * keep, scale
 

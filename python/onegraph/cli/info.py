@@ -144,8 +144,8 @@ def _model_rows(info: Info) -> list[Row]:
         ("name", info["name"] or "none given"),
         ("architecture", ", ".join([info["architecture"] or "none given", *_shape(info["shape"])])),
     ]
-    if any(kind["window"] for kind in info["layers"]):
-        rows.append(("layers", ", ".join(map(_layers, info["layers"]))))
+    if said := _layers(info):
+        rows.append(("layers", said))
     bits = info["bits_per_weight"]
     per_weight = f", {bits:.2f} bits per weight" if bits else ""
     tensors = f"{count(info['n_params'])} in {info['n_tensors']} tensors{per_weight}"
@@ -183,9 +183,17 @@ def _shape(shape: Info) -> list[str]:
     return said
 
 
-def _layers(kind: Info) -> str:
-    sees = f"a window of {kind['window']:,} tokens" if kind["window"] else "all tokens"
-    return f"{kind['n_layer']} that see {sees}"
+def _layers(info: Info) -> str:
+    """Layers by kind, where there is more than one that sees all."""
+    said = []
+    for kind in info["layers"]:
+        sees = f"a window of {kind['window']:,} tokens" if kind["window"] else "all tokens"
+        said.append(f"{kind['n_layer']} that see {sees}")
+    attend = sum(kind["n_layer"] for kind in info["layers"])
+    if said and (others := info["shape"]["n_layer"] - attend):
+        said.append(f"{others} with a state")
+    are_alike = len(said) == 1 and not info["layers"][0]["window"]
+    return "" if are_alike else ", ".join(said)
 
 
 def _active(info: Info) -> str:

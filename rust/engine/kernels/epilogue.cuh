@@ -41,7 +41,8 @@ struct Segment {
 // Where the epilogue QKV leaves keys and values.
 struct KvTarget {
     KvView kv;
-    const float* cos_sin;       // [n_ctx][HEAD_DIM / 2][cos, sin]
+    const float* cos_sin;       // [n_ctx][HEAD_DIM / 2][cos, sin], of queries
+    const float* key_cos_sin;   // the same of keys
     const uint32_t* positions;  // [m]
     const uint32_t* slots;      // [m]
 };
@@ -118,8 +119,8 @@ DEVICE Rotation rotation_in([[maybe_unused]] const KvTarget& to, int number,
         uint32_t head_row = row_of<ORDER>(tile, at) % HEAD_DIM;
         uint32_t pair = ORDER == ORDER_HALVES ? head_row : head_row / 2;
         uint32_t known = position < to.kv.n_ctx ? position : 0;
-        const float* cos_sin =
-            to.cos_sin + (static_cast<uint64_t>(known) * (HEAD_DIM / 2) + pair) * 2;
+        const float* cos_sin = (number == 0 ? to.cos_sin : to.key_cos_sin) +
+                               (static_cast<uint64_t>(known) * (HEAD_DIM / 2) + pair) * 2;
         rotation.cosine = cos_sin[0];
         rotation.sine = cos_sin[1];
     }

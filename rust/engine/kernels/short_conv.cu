@@ -2,15 +2,18 @@
 // came before the rows is in the state of its slot. A thread takes a channel, a block some rows in order:
 // all of a prompt, or one each where rows are sequences of their own.
 //
-// variant.cuh: CHANNELS, TAPS, SILU.
+// With gates x[r] has three parts, b, c and u: the convolution is of b * u, and out[r] is c times it.
+//
+// variant.cuh: CHANNELS, TAPS, SILU, GATES.
 #include "kv.cuh"
 #include "math.cuh"
 #include "variant.cuh"
 
 constexpr uint32_t KEPT = TAPS - 1;
+constexpr uint32_t ROW = GATES ? 3 * CHANNELS : CHANNELS;
 
 struct Params {
-    const float* x;       // [m][CHANNELS]
+    const float* x;       // [m][ROW]
     const float* weight;  // [CHANNELS][TAPS]
     float* state;         // [n_slots][KEPT][CHANNELS], the oldest first
     float* out;           // [m][CHANNELS]
@@ -51,13 +54,15 @@ KERNEL(short_conv, Params) {
 #pragma unroll
             for (uint32_t j = 0; j < KEPT; j++) last[j] = begins ? 0.0f : load_relaxed_f32(at(j));
         }
-        const uint64_t row = static_cast<uint64_t>(m) * CHANNELS + c;
-        last[KEPT] = load_relaxed_f32(p.x + row);
+        const float* x = p.x + static_cast<uint64_t>(m) * ROW + c;
+        last[KEPT] = load_relaxed_f32(x);
+        if (GATES) last[KEPT] = mul_rn(last[KEPT], load_relaxed_f32(x + 2 * CHANNELS));
         float y = 0.0f;
 #pragma unroll
         for (uint32_t j = 0; j < TAPS; j++) y = fma_rn(weight[j], last[j], y);
         if (SILU) y = mul_rn(y, sigmoid_f32(y));
-        p.out[row] = slot < p.n_slots ? y : 0.0f;
+        if (GATES) y = mul_rn(y, load_relaxed_f32(x + CHANNELS));
+        p.out[static_cast<uint64_t>(m) * CHANNELS + c] = slot < p.n_slots ? y : 0.0f;
 #pragma unroll
         for (uint32_t j = 0; j < KEPT; j++) last[j] = last[j + 1];
     }

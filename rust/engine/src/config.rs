@@ -108,6 +108,14 @@ pub struct Factors {
     pub logits: Option<f32>,
 }
 
+/// How queries grow with their position: `1 + scale ln(floor(position / every) + 1)`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TemperatureConfig {
+    pub scale: f64,
+    /// The context before scaling.
+    pub every: u32,
+}
+
 /// The mixture of experts that the feed-forward part of layers is.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Experts {
@@ -118,6 +126,11 @@ pub struct Experts {
     pub n_ff: usize,
     /// What the weights of the chosen are multiplied by; 1 where the file says nothing.
     pub scale: f32,
+    /// How logits become weights, as the format numbers it: 1 a softmax over all, 2 sigmoids, 3 a
+    /// softmax over those chosen. `None` where the file does not say.
+    pub gating: Option<usize>,
+    /// Layers before the first that has them.
+    pub n_layer_dense: usize,
 }
 
 /// Everything about a model but its weights.
@@ -131,7 +144,10 @@ pub struct Config {
     pub n_embd: usize,
     pub n_ff: usize,
     pub n_head: usize,
+    /// The most of any layer.
     pub n_head_kv: usize,
+    /// By layer; 0 where a short convolution stands in the place of attention.
+    pub n_head_kv_of: Vec<usize>,
     /// Width of one attention head (keys and values alike).
     pub head_dim: usize,
     pub n_vocab: usize,
@@ -142,9 +158,15 @@ pub struct Config {
     pub rope_dim: usize,
     pub rope_base: f64,
     pub rope_scaling: RopeScaling,
+    /// `rope.scaling.yarn_log_multiplier`, by which some families take back a part of YaRN's factor.
+    pub yarn_log_multiplier: f64,
+    /// `None` where the file has none.
+    pub temperature: Option<TemperatureConfig>,
     /// Layers behind `n_layer` that guess further tokens; no pass runs them.
     pub n_layer_nextn: usize,
     pub delta: Option<DeltaConfig>,
+    /// Tokens that a short convolution sees.
+    pub conv_taps: Option<usize>,
     /// The base in layers with a window, where they have one of their own.
     pub rope_base_window: Option<f64>,
     /// `rope.scaling.finetuned`, by which some families say whether they rotate at all.
@@ -184,6 +206,40 @@ impl Keys<'_> {
                 key,
                 n,
                 format!("{} to {}", range.start(), range.end()),
+            )),
+        }
+    }
+
+    /// A number for each layer, or one for all.
+    fn by_layer(
+        &self,
+        key: &str,
+        range: RangeInclusive<usize>,
+        n_layer: usize,
+    ) -> Result<Option<Vec<usize>>> {
+        let name = format!("{}.{key}", self.arch);
+        let value = self.gguf.get(&name);
+        let numbers: Vec<Option<usize>> = match value {
+            Some(Value::Array(Array::U32(each))) => {
+                each.iter().map(|n| usize::try_from(*n).ok()).collect()
+            }
+            Some(Value::Array(Array::I32(each))) => {
+                each.iter().map(|n| usize::try_from(*n).ok()).collect()
+            }
+            _ => return Ok(self.uint(key, range)?.map(|n| vec![n; n_layer])),
+        };
+        // The layers behind `n_layer` may be counted too.
+        let each: Option<Vec<usize>> = numbers.iter().take(n_layer).copied().collect();
+        match each.filter(|each| each.len() == n_layer && each.iter().all(|n| range.contains(n))) {
+            Some(each) => Ok(Some(each)),
+            None => Err(out_of_range(
+                name,
+                value.map_or_else(String::new, Value::describe),
+                format!(
+                    "a non-negative integer from {} to {}, or {n_layer} of them, one a layer",
+                    range.start(),
+                    range.end()
+                ),
             )),
         }
     }
@@ -325,10 +381,21 @@ impl Config {
         let n_embd = need_uint!("embedding_length", 1..=MOST);
         let n_ff = need_uint!("feed_forward_length", 1..=MOST);
         let n_head = need_uint!("attention.head_count", 1..=4096);
-        let n_head_kv = keys
-            .uint("attention.head_count_kv", 1..=n_head)?
-            .unwrap_or(n_head);
-        if n_head.checked_rem(n_head_kv) != Some(0) {
+        let conv_taps = keys.uint("shortconv.l_cache", 2..=16)?;
+        let least = usize::from(conv_taps.is_none());
+        let n_head_kv_of = keys
+            .by_layer("attention.head_count_kv", least..=n_head, n_layer)?
+            .unwrap_or_else(|| vec![n_head; n_layer]);
+        let n_head_kv = n_head_kv_of.iter().copied().max().unwrap_or(n_head);
+        if n_head_kv == 0 {
+            return Err(out_of_range(
+                format!("{arch}.attention.head_count_kv"),
+                "0 in every layer",
+                "a layer that attends; models without one are not supported",
+            ));
+        }
+        let odd = |n: &&usize| **n > 0 && n_head.checked_rem(**n) != Some(0);
+        if let Some(n_head_kv) = n_head_kv_of.iter().find(odd) {
             return Err(out_of_range(
                 format!("{arch}.attention.head_count_kv"),
                 n_head_kv,
@@ -365,7 +432,7 @@ impl Config {
                 format!("{head_dim}, the width of the keys; others are not supported"),
             ));
         }
-        let experts = Self::experts(&keys, n_ff)?;
+        let experts = Self::experts(&keys, n_layer, n_ff)?;
         keys.only(
             "attention.causal",
             "true: models that look ahead do not generate text",
@@ -408,6 +475,7 @@ impl Config {
             n_ff,
             n_head,
             n_head_kv,
+            n_head_kv_of,
             head_dim,
             n_vocab,
             n_ctx_train,
@@ -415,8 +483,13 @@ impl Config {
             rope_dim,
             rope_base,
             rope_scaling,
+            yarn_log_multiplier: keys
+                .float("rope.scaling.yarn_log_multiplier", 0.0..=100.0)?
+                .unwrap_or(0.0),
+            temperature: Self::temperature(&keys, n_ctx_train)?,
             n_layer_nextn,
             delta: Self::delta(&keys, n_layer)?,
+            conv_taps,
             rope_base_window: keys.float("rope.freq_base_swa", bases)?,
             rope_finetuned: gguf.get_bool(&finetuned)?.unwrap_or(true),
             window: Self::window(&keys, n_layer)?,
@@ -513,7 +586,7 @@ impl Config {
         Ok(Some(Window { tokens, layers }))
     }
 
-    fn experts(keys: &Keys<'_>, n_ff: usize) -> Result<Option<Experts>> {
+    fn experts(keys: &Keys<'_>, n_layer: usize, n_ff: usize) -> Result<Option<Experts>> {
         let n_expert = keys.uint("expert_count", 0..=MOST_EXPERTS)?.unwrap_or(0);
         if n_expert == 0 {
             return Ok(None);
@@ -536,7 +609,27 @@ impl Config {
             n_ff,
             // Converters write 0 for "none".
             scale: scale.filter(|s| *s > 0.0).unwrap_or(1.0) as f32,
+            gating: keys.uint("expert_gating_func", 0..=3)?.filter(|n| *n > 0),
+            n_layer_dense: keys
+                .uint("leading_dense_block_count", 0..=n_layer)?
+                .unwrap_or(0),
         }))
+    }
+
+    fn temperature(keys: &Keys<'_>, n_ctx_train: usize) -> Result<Option<TemperatureConfig>> {
+        let scale = keys.float("attention.temperature_scale", 0.0..=100.0)?;
+        let every = Self::original_context(keys, n_ctx_train)?;
+        Ok(scale.filter(|s| *s > 0.0).map(|scale| TemperatureConfig {
+            scale,
+            // At most 2^30.
+            every: u32::try_from(every).unwrap_or(u32::MAX),
+        }))
+    }
+
+    /// The context before scaling.
+    fn original_context(keys: &Keys<'_>, n_ctx_train: usize) -> Result<usize> {
+        let n = keys.uint("rope.scaling.original_context_length", 1..=1 << 30)?;
+        Ok(n.unwrap_or(n_ctx_train))
     }
 
     fn scaling(keys: &Keys<'_>, n_ctx_train: usize) -> Result<RopeScaling> {
@@ -588,9 +681,7 @@ impl Config {
         }
         Ok(RopeScaling::Yarn {
             factor,
-            original_ctx: keys
-                .uint("rope.scaling.original_context_length", 1..=1 << 30)?
-                .unwrap_or(n_ctx_train),
+            original_ctx: Self::original_context(keys, n_ctx_train)?,
             attn_factor,
             beta_fast,
             beta_slow,

@@ -164,6 +164,22 @@ impl Layer {
                 },
             ]);
         }
+        let (x, out) = (
+            self.buffer(3 * N_EMBD, Rows::Batch),
+            self.buffer(N_EMBD, Rows::Batch),
+        );
+        let taps = 3;
+        let weight = self.vector(taps * N_EMBD);
+        let state = self
+            .plan
+            .add_state("gated_conv".into(), (taps - 1) * N_EMBD);
+        self.plan.ops.push(Op::GatedConv {
+            x,
+            weight,
+            state,
+            out,
+            taps,
+        });
     }
 
     /// Four of 64 experts of x, added to it.
@@ -222,6 +238,7 @@ impl Layer {
                 inv_freq: vec![1.0; HEAD_DIM / 2],
                 factors: None,
                 scale: 1.0,
+                temperature: None,
             }],
             kv: vec![KvShape {
                 n_head_kv: N_HEAD_KV,

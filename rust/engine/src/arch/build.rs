@@ -4,8 +4,8 @@
 use crate::config::{Config, Experts, RopeScaling};
 use crate::error::{Error, Result};
 use crate::plan::{
-    Buffer, BufferId, Gating, KvShape, Norm, Op, Plan, RopeStyle, RopeTable, Rows, StateId, Weight,
-    WeightId,
+    Buffer, BufferId, Gating, KvShape, Norm, Op, Plan, RopeStyle, RopeTable, Rows, StateId,
+    Temperature, Weight, WeightId,
 };
 
 /// Rows of the vocabulary; also the last matrix where a model ties both.
@@ -175,7 +175,7 @@ impl<'a> Builder<'a> {
                     let ramp = ((i as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
                     *f *= (1.0 - ramp) + ramp / factor;
                 }
-                scale = attn_factor * (1.0 + 0.1 * factor.ln());
+                scale = attn_factor * (1.0 + 0.1 * factor.max(1.0).ln());
             }
         }
         let factors = self.optional("rope_freqs.weight", &[half])?;
@@ -183,8 +183,32 @@ impl<'a> Builder<'a> {
             inv_freq,
             factors,
             scale,
+            temperature: None,
         });
         Ok(self.plan.ropes.len() - 1)
+    }
+
+    /// A table as that of this number, whose heads count more the later their token. Its number.
+    pub fn rope_table_at(&mut self, table: usize, temperature: Temperature) -> Result<usize> {
+        let of = self.plan.ropes.get(table).cloned();
+        let of = of.ok_or_else(|| Error::Internal(format!("table of angles {table}")))?;
+        self.plan.ropes.push(RopeTable {
+            temperature: Some(temperature),
+            ..of
+        });
+        Ok(self.plan.ropes.len() - 1)
+    }
+
+    /// Turns queries by the angles of one table and keys by those of another.
+    pub fn rotate_apart(&mut self, heads: Heads, [q, k]: [usize; 2], style: RopeStyle) {
+        for (x, n_head, table) in [(heads.q, heads.n_head, q), (heads.k, heads.kv.n_head_kv, k)] {
+            self.push(Op::Rope {
+                x,
+                n_head,
+                table,
+                style,
+            });
+        }
     }
 
     /// The experts that the file has.
@@ -257,14 +281,7 @@ impl<'a> Builder<'a> {
 
     /// Turns queries and keys by the angles of a table.
     pub fn rotate(&mut self, heads: Heads, table: usize, style: RopeStyle) {
-        for (x, n_head) in [(heads.q, heads.n_head), (heads.k, heads.kv.n_head_kv)] {
-            self.push(Op::Rope {
-                x,
-                n_head,
-                table,
-                style,
-            });
-        }
+        self.rotate_apart(heads, [table, table], style);
     }
 
     /// Stores keys and values, and attends. The layer's cache gets their shape.
@@ -372,6 +389,23 @@ impl<'a> Builder<'a> {
     /// the activation of `ffn_gate_exps · x` and `ffn_up_exps · x`, weighted and summed. What is to be
     /// added to x.
     pub fn experts(&mut self, layer: usize, x: BufferId, by: &Router) -> Result<BufferId> {
+        self.experts_by(layer, x, by, None)
+    }
+
+    /// The same, where `exp_probs_b` has a part in which experts are chosen.
+    pub fn experts_by_bias(&mut self, layer: usize, x: BufferId, by: &Router) -> Result<BufferId> {
+        let name = format!("blk.{layer}.exp_probs_b.bias");
+        let bias = self.weight(&name, &[by.experts.n_expert])?;
+        self.experts_by(layer, x, by, Some(bias))
+    }
+
+    fn experts_by(
+        &mut self,
+        layer: usize,
+        x: BufferId,
+        by: &Router,
+        bias: Option<WeightId>,
+    ) -> Result<BufferId> {
         let (
             n_embd,
             Experts {
@@ -379,6 +413,7 @@ impl<'a> Builder<'a> {
                 n_used,
                 n_ff,
                 scale,
+                ..
             },
         ) = (self.config.n_embd, by.experts);
         let (logits, routes) = (
@@ -398,7 +433,7 @@ impl<'a> Builder<'a> {
         self.product(x, norm, layer, "ffn_gate_inp", &[n_embd, n_expert], logits)?;
         self.push(Op::Route {
             logits,
-            bias: None,
+            bias,
             out: routes,
             gating: by.gating,
             renormalize: by.renormalize,
@@ -462,12 +497,17 @@ impl<'a> Builder<'a> {
 
     /// The end of the model: of the rows that are wanted the norm `output_norm` and the product with
     /// `output`, or with the embedding where that is missing.
-    pub fn logits(mut self, x: BufferId) -> Result<Plan> {
+    pub fn logits(self, x: BufferId) -> Result<Plan> {
+        self.logits_under("output_norm", x)
+    }
+
+    /// The same under a norm of this name.
+    pub fn logits_under(mut self, norm: &str, x: BufferId) -> Result<Plan> {
         let c = self.config;
         let last = self.plan.add_buffer("last", c.n_embd, Rows::Out);
         let logits = self.plan.add_buffer("logits", c.n_vocab, Rows::Out);
         self.push(Op::SelectRows { x, out: last });
-        let norm = self.norm("output_norm.weight", c.n_embd)?;
+        let norm = self.norm(&format!("{norm}.weight"), c.n_embd)?;
         let shape = [c.n_embd, c.n_vocab];
         let weight = match self.optional("output.weight", &shape)? {
             Some(head) => head,

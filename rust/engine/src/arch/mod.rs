@@ -10,7 +10,10 @@ mod build;
 mod gemma3;
 mod gpt_oss;
 mod granite;
+mod lfm2;
+mod lfm2moe;
 mod llama;
+mod mistral3;
 mod qwen2;
 mod qwen3;
 mod qwen35;
@@ -71,6 +74,21 @@ pub static ARCHITECTURES: &[Architecture] = &[
         name: "granite",
         experts: false,
         plan: granite::plan,
+    },
+    Architecture {
+        name: "lfm2",
+        experts: false,
+        plan: lfm2::plan,
+    },
+    Architecture {
+        name: "lfm2moe",
+        experts: true,
+        plan: lfm2moe::plan,
+    },
+    Architecture {
+        name: "mistral3",
+        experts: true,
+        plan: mistral3::plan,
     },
 ];
 

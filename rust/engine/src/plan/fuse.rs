@@ -16,10 +16,11 @@ pub enum Epilogue {
     /// The same with `gelu(first) * second`.
     GeGlu { out: BufferId },
     /// Three matrices: rotate q and k, store q, and k and v too, or scatter them into the cache of the
-    /// layer `scatter`.
+    /// layer `scatter`. Keys are turned as queries are, by a table of their own.
     Qkv {
         scatter: Option<usize>,
         turn: Turn,
+        key_table: usize,
         head_dim: usize,
     },
 }
@@ -358,7 +359,8 @@ fn qkv(plan: &Plan, at: usize, parts: &[Part], rules: Rules) -> Option<(Epilogue
         return None;
     };
     let (turn, head_dim) = turned_whole(plan, q.out, q_rope)?;
-    if turned_whole(plan, k.out, k_rope) != Some((turn, head_dim)) || head_dim % 16 != 0 {
+    let (key_turn, key_dim) = turned_whole(plan, k.out, k_rope)?;
+    if (key_turn.style, key_dim) != (turn.style, head_dim) || head_dim % 16 != 0 {
         return None;
     }
     let dead = |id| !read_later(plan, at + 3, id);
@@ -375,6 +377,7 @@ fn qkv(plan: &Plan, at: usize, parts: &[Part], rules: Rules) -> Option<(Epilogue
     let epilogue = Epilogue::Qkv {
         scatter,
         turn,
+        key_table: key_turn.table,
         head_dim,
     };
     Some((epilogue, 2 + usize::from(scatter.is_some())))
@@ -421,6 +424,7 @@ mod tests {
                 inv_freq: vec![1.0; 32],
                 factors: None,
                 scale: 1.0,
+                temperature: None,
             }],
             kv: vec![KvShape {
                 n_head_kv: 1,

@@ -12,5 +12,5 @@ mod tests;
 
 pub use op::{Gating, Norm, Op, RopeStyle};
 pub use plan::{
-    Buffer, BufferId, KvShape, Plan, RopeTable, Rows, State, StateId, Weight, WeightId,
+    Buffer, BufferId, KvShape, Plan, RopeTable, Rows, State, StateId, Temperature, Weight, WeightId,
 };

@@ -136,7 +136,8 @@ pub enum Op {
     },
     /// Rotates, in place, the first `2 * len(inv_freq)` values of each head of `x[r]` by the angles
     /// `positions[r] * inv_freq` of the plan's rope table of this number: `u` becomes `fma(u, cos, -(v sin))` and
-    /// `v` `fma(u, sin, v cos)`; cosine and sine are of float64, rounded.
+    /// `v` `fma(u, sin, v cos)`; cosine and sine are of float64, times what the table says of the
+    /// position ([`super::RopeTable::scale_at`]), rounded.
     Rope {
         x: BufferId,
         n_head: usize,
@@ -247,6 +248,16 @@ pub enum Op {
         out: BufferId,
         taps: usize,
         silu: bool,
+    },
+    /// A short convolution between two gates. `x[r]` has three parts as wide as `out`, `b`, `c` and `u`:
+    /// `out[r] = c * y`, `y` the convolution of [`Op::ShortConv`] of the products `b * u`, each of which
+    /// is rounded, and so is `c * y`. Its state is that of [`Op::ShortConv`]: the last products.
+    GatedConv {
+        x: BufferId,
+        weight: WeightId,
+        state: StateId,
+        out: BufferId,
+        taps: usize,
     },
     /// The gated delta rule (<https://arxiv.org/abs/2412.06464>), for each of `n_head` heads `h` of
     /// values, which take the head `h % n_head_k` of queries and keys; all are of `d` numbers, `d` the
@@ -472,6 +483,24 @@ impl Op {
                     },
                     Over::Batch,
                     vec![read(x), write(out)],
+                )
+            },
+            Op::GatedConv {
+                x,
+                weight,
+                state,
+                out,
+                taps,
+            } => Signature {
+                weights: vec![used(weight, Role::Taps(taps))],
+                state: Some(StateUse {
+                    id: state,
+                    per_value: taps.saturating_sub(1),
+                }),
+                ..Signature::new(
+                    "gated_conv",
+                    Over::Batch,
+                    vec![read(x).wide(Width::Times(3)), write(out)],
                 )
             },
             Op::DeltaNet {

@@ -107,16 +107,41 @@ fn type_by_name<'de, D: serde::Deserializer<'de>>(d: D) -> Result<&'static Quant
 }
 
 /// Angles of the rotary embedding: `position * inv_freq[i] / factors[i]`; cosine and sine are
-/// multiplied by `scale` (YaRN's attention factor).
+/// multiplied by `scale` (YaRN's attention factor) and by what `temperature` says of the position, all
+/// in float64.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RopeTable {
     pub inv_freq: Vec<f64>,
     /// A tensor of divisors, one a frequency (llama3 scaling).
     pub factors: Option<WeightId>,
     pub scale: f64,
+    #[serde(default)]
+    pub temperature: Option<Temperature>,
+}
+
+/// A factor of the heads that are turned, larger the later their token:
+/// `1 + by ln(floor(position / every) + 1)`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Temperature {
+    pub by: f64,
+    /// Positions with the same factor.
+    pub every: u32,
+}
+
+impl Temperature {
+    /// The factor of a position.
+    fn of(self, position: u32) -> f64 {
+        // Of the first positions it is 1 to the bit.
+        1.0 + self.by * (f64::from(position / self.every.max(1)) + 1.0).ln()
+    }
 }
 
 impl RopeTable {
+    /// What cosine and sine of a position are multiplied by.
+    pub fn scale_at(&self, position: u32) -> f64 {
+        self.scale * self.temperature.map_or(1.0, |t| t.of(position))
+    }
+
     /// The frequencies, divided by the values of `factors` where there are any.
     pub fn frequencies(&self, factors: Option<&[f32]>) -> Vec<f64> {
         let mut inv_freq = self.inv_freq.clone();

@@ -62,6 +62,8 @@ pub enum Width {
     Cache,
     /// So many values.
     Of(usize),
+    /// So many times [`Width::Row`].
+    Times(usize),
     /// An id and a weight for each rank of a row's experts.
     Routes,
     /// [`Width::Row`] for each rank.
@@ -88,7 +90,8 @@ pub enum Role {
     Scale,
     /// A vector added to each row of [`Width::Product`].
     Bias,
-    /// `[Width::Row]` of so many factors each: those of a value and of the ones before it.
+    /// `[Width::Row]` of so many factors each, two or more: those of a value and of the ones before
+    /// it.
     Taps(usize),
     /// A number for each of [`Parts::Heads`].
     PerHead,
@@ -309,6 +312,7 @@ impl Signature {
                 return self.experts(plan)?.n_out.checked_mul(self.ranks(plan)?)
             }
             Width::Of(n) => return Some(n),
+            Width::Times(n) => return self.width(plan, Width::Row)?.checked_mul(n),
             Width::Row | Width::Product | Width::Cache => {}
         }
         let first = self.buffers.iter().find(|b| b.width == width)?;
@@ -341,7 +345,7 @@ impl Signature {
                 Role::Scale => is_vector && n_in == self.scaled(row),
                 Role::Bias => is_vector && n_in == product,
                 Role::Taps(n) => {
-                    n > 0 && is_vector && n_in == row.and_then(|row| row.checked_mul(n))
+                    n > 1 && is_vector && n_in == row.and_then(|row| row.checked_mul(n))
                 }
                 Role::PerHead | Role::Sink => is_vector && Parts::Heads(w.n_in) == self.parts,
                 Role::Selection => is_vector && n_in == row,

@@ -34,6 +34,7 @@ fn plan(ops: Vec<Op>) -> Plan {
             inv_freq: vec![1.0; 8],
             factors: None,
             scale: 1.0,
+            temperature: None,
         }],
         kv: vec![
             KvShape {

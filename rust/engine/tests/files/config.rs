@@ -208,7 +208,7 @@ fn other_architectures_are_listed() {
         &text,
         &[
             "architecture \"gpt2\" is not supported",
-            "llama, qwen2, qwen3, qwen3moe, gpt-oss, qwen35, gemma3, granite",
+            "llama, qwen2, qwen3, qwen3moe, gpt-oss, qwen35, gemma3, granite, lfm2, lfm2moe, mistral3",
         ],
     );
 }
@@ -267,6 +267,9 @@ fn tensors_that_no_op_reads_are_not_ignored() {
         ("qwen3", "extra\n"),
         ("gemma3", "dense_2.weight"),
         ("granite", "blk.0.attn_q_norm.weight"),
+        // With this one guesses about the meaning of a text, not its next token.
+        ("lfm2", "dense_2.weight"),
+        ("lfm2moe", "blk.0.exp_probs_b.bias"),
     ] {
         let mut w = tiny(arch);
         w.tensor(name, &[4], 0);

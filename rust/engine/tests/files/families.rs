@@ -3,7 +3,7 @@ use onegraph::arch;
 use onegraph::config::Config;
 use onegraph::error::Kind;
 use onegraph::gguf::{Array, Gguf, Value};
-use onegraph::plan::Op;
+use onegraph::plan::{Gating, Op};
 
 use crate::fixture::{tiny, Writer};
 use crate::load::load;
@@ -176,4 +176,179 @@ fn granite_multiplies_what_its_file_says() {
     w.set("granite.rope.scaling.finetuned", Value::Bool(false));
     let plan = arch::plan(&config(&w).unwrap()).unwrap();
     assert!(plan.ops.iter().all(|op| op.signature().turn.is_none()));
+}
+
+#[test]
+fn lfm2_convolves_where_a_layer_has_no_heads_of_keys() {
+    for arch in ["lfm2", "lfm2moe"] {
+        let key = format!("{arch}.attention.head_count_kv");
+        let plan = |w: &Writer| arch::plan(&config(w)?);
+        let found = plan(&tiny(arch)).unwrap();
+        let convolves = |op: &&Op| matches!(op, Op::GatedConv { .. });
+        assert_eq!(found.ops.iter().filter(convolves).count(), 1);
+        assert_eq!(
+            found.kv.iter().map(|kv| kv.n_head_kv).collect::<Vec<_>>(),
+            [0, 1]
+        );
+        // Two tokens of 8 values.
+        assert_eq!(found.state_bytes(), 2 * 8 * 4);
+        for (heads, said) in [
+            (vec![0, 0], "a layer that attends"),
+            (vec![0], "from 0 to 2, or 2 of them"),
+            (vec![0, 3], "from 0 to 2, or 2 of them"),
+            (vec![0, -1], "from 0 to 2, or 2 of them"),
+        ] {
+            let mut w = tiny(arch);
+            w.set(&key, Value::Array(Array::I32(heads)));
+            let text = message(load(&w.bytes()), Kind::Model);
+            says(&text, &[&key, said]);
+        }
+        // Where nothing convolves, every layer attends.
+        let taps = format!("{arch}.shortconv.l_cache");
+        let mut w = tiny(arch);
+        w.remove(&taps);
+        let text = message(load(&w.bytes()), Kind::Model);
+        says(&text, &[&key, "from 1 to 2, or 2 of them"]);
+        w.set(&key, Value::U32(1));
+        let text = message(load(&w.bytes()), Kind::Model);
+        says(&text, &[&taps, "missing", "2 to 16"]);
+        for n in [1, 17] {
+            w.set(&taps, Value::U32(n));
+            let text = message(load(&w.bytes()), Kind::Model);
+            says(&text, &[&taps, "2 to 16"]);
+        }
+    }
+}
+
+#[test]
+fn lfm2_attends_in_the_window_that_its_file_says() {
+    let window = |w: &Writer| {
+        let plan = arch::plan(&config(w).unwrap()).unwrap();
+        let mut attends = plan.ops.iter().map(Op::signature);
+        attends.find(|op| op.attends().is_some()).unwrap().window
+    };
+    let mut w = tiny("lfm2");
+    assert_eq!(window(&w), None);
+    w.set("lfm2.attention.sliding_window", Value::U32(4));
+    assert_eq!(window(&w), Some(4));
+}
+
+#[test]
+fn lfm2moe_has_experts_behind_its_dense_layers_by_the_gates_that_its_file_says() {
+    let gates = |w: &Writer| -> Vec<_> {
+        let plan = arch::plan(&config(w).unwrap()).unwrap();
+        let route = |op: &Op| match *op {
+            Op::Route {
+                gating,
+                renormalize,
+                bias,
+                ..
+            } => Some((gating, renormalize, bias.is_some())),
+            _ => None,
+        };
+        plan.ops.iter().filter_map(route).collect()
+    };
+    let key = "lfm2moe.expert_gating_func";
+    let mut w = tiny("lfm2moe");
+    assert_eq!(gates(&w), [(Gating::Sigmoid, true, true)]);
+    for (number, gating) in [(1, Gating::Softmax), (3, Gating::SelectedSoftmax)] {
+        w.set(key, Value::U32(number));
+        assert_eq!(gates(&w), [(gating, true, true)]);
+    }
+    w.set(key, Value::U32(4));
+    says(&message(load(&w.bytes()), Kind::Model), &[key, "0 to 3"]);
+    w.remove(key);
+    says(&message(load(&w.bytes()), Kind::Model), &[key, "missing"]);
+    let key = "lfm2moe.leading_dense_block_count";
+    let mut w = tiny("lfm2moe");
+    w.set(key, Value::U32(3));
+    says(&message(load(&w.bytes()), Kind::Model), &[key, "0 to 2"]);
+    // Its experts were too many then.
+    w.set(key, Value::U32(2));
+    let text = message(load(&w.bytes()), Kind::Model);
+    says(&text, &["blk.1.ffn_gate.weight", "found nothing"]);
+}
+
+#[test]
+fn mistral3_turns_queries_by_a_table_that_grows_with_their_position() {
+    let plan = |w: &Writer| arch::plan(&config(w).unwrap()).unwrap();
+    let mut w = tiny("mistral3");
+    assert_eq!(plan(&w).ropes.len(), 1);
+    w.set("mistral3.rope.dimension_count", Value::U32(2));
+    assert_eq!(plan(&w).ropes.len(), 1);
+    w.set("mistral3.attention.temperature_scale", Value::F32(0.5));
+    let text = message(load(&w.bytes()), Kind::Model);
+    says(
+        &text,
+        &["mistral3.rope.dimension_count", "4, all of a head"],
+    );
+    w.set("mistral3.rope.dimension_count", Value::U32(4));
+    // The context of training where no other is named.
+    for (context, key) in [(32, None), (8, Some("original_context_length"))] {
+        if let Some(key) = key {
+            w.set(&format!("mistral3.rope.scaling.{key}"), Value::U32(context));
+        }
+        let plan = plan(&w);
+        let turn = |op: &Op| op.signature().turn.map(|turn| turn.table);
+        let turned: Vec<_> = plan.ops.iter().filter_map(turn).collect();
+        assert_eq!(turned, [1, 0, 1, 0]);
+        let [keys, queries] = &plan.ropes[..] else {
+            panic!("{} tables", plan.ropes.len())
+        };
+        assert_eq!(queries.inv_freq, keys.inv_freq);
+        assert_eq!(queries.scale_at(context - 1), 1.0);
+        for (times, position) in [(2.0, context), (3.0, 3 * context - 1)] {
+            assert_eq!(queries.scale_at(position), 1.0 + 0.5 * f64::ln(times));
+        }
+        assert_eq!(keys.scale_at(1000), 1.0);
+    }
+    w.set("mistral3.attention.temperature_scale", Value::F32(0.0));
+    assert_eq!(plan(&w).ropes.len(), 1);
+}
+
+#[test]
+fn a_log_multiplier_takes_back_a_part_of_yarns_factor() {
+    let scale = |arch: &str, multiplier: f32, factor: f32| {
+        let mut w = tiny(arch);
+        for (key, value) in [
+            ("type", Value::String("yarn".into())),
+            ("factor", Value::F32(factor)),
+            ("yarn_log_multiplier", Value::F32(multiplier)),
+        ] {
+            w.set(&format!("{arch}.rope.scaling.{key}"), value);
+        }
+        arch::plan(&config(&w).unwrap()).unwrap().ropes[0].scale
+    };
+    let log = 0.1 * f64::ln(16.0);
+    assert_eq!(scale("mistral3", 0.0, 16.0), 1.0 + log);
+    assert_eq!(scale("mistral3", 1.0, 16.0), 1.0);
+    let half = scale("mistral3", 0.5, 16.0);
+    assert!((half - (1.0 + log) / (1.0 + log / 2.0)).abs() < 1e-15);
+    // Nothing is squeezed where positions are spread.
+    assert_eq!(scale("mistral3", 0.5, 0.5), 1.0);
+    // Older files of other families have it too, and count without.
+    assert_eq!(scale("llama", 1.0, 16.0), 1.0 + log);
+}
+
+#[test]
+fn mistral3_has_experts_as_wide_as_its_file_says_of_all() {
+    let mut w = tiny("mistral3");
+    for (key, n) in [("expert_count", 3), ("expert_used_count", 2)] {
+        w.set(&format!("mistral3.{key}"), Value::U32(n));
+    }
+    let text = message(load(&w.bytes()), Kind::Model);
+    says(&text, &["blk.0.ffn_gate_inp.weight", "found nothing"]);
+    w.tensors
+        .retain(|t| !t.name.contains("ffn_") || t.name.contains("ffn_norm"));
+    for layer in 0..2 {
+        for (name, shape, ty) in [
+            ("gate_inp", &[8, 3][..], 0),
+            ("gate_exps", &[8, 12, 3], 1),
+            ("up_exps", &[8, 12, 3], 1),
+            ("down_exps", &[12, 8, 3], 1),
+        ] {
+            w.tensor(&format!("blk.{layer}.ffn_{name}.weight"), shape, ty);
+        }
+    }
+    load(&w.bytes()).unwrap();
 }

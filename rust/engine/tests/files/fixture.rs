@@ -210,6 +210,16 @@ pub fn tiny(arch: &str) -> Writer {
             w.set(&format!("qwen35.{key}"), Value::U32(n));
         }
     }
+    let convolves = arch.starts_with("lfm2");
+    if convolves {
+        w.set(&format!("{arch}.shortconv.l_cache"), Value::U32(3));
+        let heads = Value::Array(Array::I32(vec![0, 1]));
+        w.set(&format!("{arch}.attention.head_count_kv"), heads);
+    }
+    if arch == "lfm2moe" {
+        w.set("lfm2moe.leading_dense_block_count", Value::U32(1));
+        w.set("lfm2moe.expert_gating_func", Value::U32(2));
+    }
     w.set("tokenizer.ggml.model", Value::String("gpt2".into()));
     let tokens = ["a", "b", "ab", "Ġ", "é", "<s>"].into_iter().collect();
     w.set("tokenizer.ggml.tokens", Value::Array(Array::String(tokens)));
@@ -238,6 +248,10 @@ pub fn tiny(arch: &str) -> Writer {
             t("ssm_beta", &[8, 2], F16);
             t("ssm_norm", &[16], F32);
             t("ssm_out", &[32, 8], F16);
+        } else if convolves && layer == 0 {
+            t("shortconv.in_proj", &[8, 24], F16);
+            t("shortconv.conv", &[3, 8], F32);
+            t("shortconv.out_proj", &[8, 8], F16);
         } else {
             // Queries with a gate each are twice as wide.
             t("attn_q", &[8, if arch == "qwen35" { 16 } else { 8 }], F16);
@@ -253,7 +267,7 @@ pub fn tiny(arch: &str) -> Writer {
             "qwen35" => t("post_attention_norm", &[8], F32),
             _ => t("ffn_norm", &[8], F32),
         }
-        if has_experts {
+        if has_experts && !(convolves && layer == 0) {
             t("ffn_gate_inp", &[8, 3], F32);
             t("ffn_gate_exps", &[8, 6, 3], F16);
             t("ffn_up_exps", &[8, 6, 3], F16);
@@ -267,12 +281,21 @@ pub fn tiny(arch: &str) -> Writer {
             t("post_attention_norm", &[8], F32);
             t("post_ffw_norm", &[8], F32);
         }
-        if arch.starts_with("qwen3") && !recurs || arch == "gemma3" {
+        let norms_heads = arch.starts_with("qwen3") || convolves && layer == 1;
+        if norms_heads && !recurs || arch == "gemma3" {
             t("attn_q_norm", &[4], F32);
             t("attn_k_norm", &[4], F32);
         }
+        if arch == "lfm2moe" && layer == 1 {
+            w.tensor(&format!("blk.{layer}.exp_probs_b.bias"), &[3], F32);
+        }
     }
-    w.tensor("output_norm.weight", &[8], F32);
+    let last = if convolves {
+        "token_embd_norm"
+    } else {
+        "output_norm"
+    };
+    w.tensor(&format!("{last}.weight"), &[8], F32);
     w
 }
 

@@ -203,14 +203,20 @@ fn norms_of_rows_are_part_of_the_products() {
             (ffn, "ffn_up_exps.weight"),
             (None, "ffn_down_exps.weight"),
         ];
-        let feed_forward: &[_] = if arch.experts { &experts } else { &dense };
+        let has_experts = config.experts.is_some();
+        let feed_forward: &[_] = if has_experts { &experts } else { &dense };
         let attention = [
             (attn, "attn_q.weight"),
             (attn, "attn_k.weight"),
             (attn, "attn_v.weight"),
             (None, "attn_output.weight"),
         ];
-        let head = [(Some("output_norm.weight"), "token_embd.weight")];
+        let convolves = arch.name.starts_with("lfm2");
+        let last = match convolves {
+            true => "token_embd_norm.weight",
+            false => "output_norm.weight",
+        };
+        let head = [(Some(last), "token_embd.weight")];
         let wanted = [&attention, feed_forward, &head].concat();
         // The last layer and what follows it.
         assert!(products.ends_with(&wanted), "{products:?}");
@@ -220,11 +226,11 @@ fn norms_of_rows_are_part_of_the_products() {
         others.retain(|name| Some(*name) != ffn);
         others.retain(|name| plan.weights.iter().any(|w| w.name.ends_with(name)));
         assert!(alone.ends_with(&others), "{alone:?}");
-        // Its other layer has one norm, of what its rule gives.
-        let first = if arch.name == "qwen35" {
-            1
-        } else {
-            others.len()
+        // The other layer of a delta rule has one norm, of what that gives; one of a convolution none.
+        let first = match arch.name {
+            "qwen35" => 1,
+            _ if convolves => 0,
+            _ => others.len(),
         };
         assert_eq!(alone.len(), first + others.len());
     }

@@ -11,7 +11,7 @@ use super::gates::{ClampedSwiGlu, Gate, GeGlu, Sigmoid, SwiGlu};
 use super::kv::KvCache;
 use super::matvec::Scratch;
 use super::memory::{filled, most_rows, reserve, vector};
-use super::recurrence::{DeltaNet, ShortConv, States};
+use super::recurrence::{Around, DeltaNet, ShortConv, States};
 use super::rowwise::{self, CosSin, Normed, RmsNorm};
 use super::simd::{self, Level};
 use crate::backend::{Batch, KvPages, Runner, RunnerOptions, Weights};
@@ -24,7 +24,6 @@ const ACTIVATIONS: &str = "the activations of the rows";
 /// What heads are turned by.
 struct Angles {
     inv_freq: Vec<f64>,
-    scale: f64,
     /// Of the rows of the pass.
     of_rows: CosSin,
 }
@@ -74,7 +73,6 @@ impl Interpreter {
         }
         let angles = |table: &RopeTable| Angles {
             inv_freq: table.frequencies(table.factors.and_then(|id| vectors[id.0].as_deref())),
-            scale: table.scale,
             of_rows: CosSin::default(),
         };
         let angles = plan.ropes.iter().map(angles).collect();
@@ -208,8 +206,8 @@ impl Interpreter {
     fn step(&mut self, batch: &Batch<'_>) -> Result<()> {
         let plan = self.plan.clone();
         if self.rotates {
-            for a in &mut self.angles {
-                a.of_rows.set(batch.positions, &a.inv_freq, a.scale)?;
+            for (a, table) in self.angles.iter_mut().zip(&plan.ropes) {
+                a.of_rows.set(batch.positions, &a.inv_freq, table)?;
             }
         }
         self.failures.clear();
@@ -371,17 +369,19 @@ impl Interpreter {
                 taps,
                 silu,
             } => {
-                let mut convolved = self.take(*out);
-                let task = ShortConv {
-                    x: &self.buffers[x.0],
-                    weight: vector(&self.plan, &self.vectors, *weight)?,
-                    taps: *taps,
-                    silu: *silu,
+                let around = match silu {
+                    true => Around::Silu,
+                    false => Around::Nothing,
                 };
-                let done = task.run(self.level, &mut self.states, state.0, batch, &mut convolved);
-                self.buffers[out.0] = convolved;
-                done
+                self.short_conv([*x, *out], *weight, state.0, (*taps, around), batch)
             }
+            Op::GatedConv {
+                x,
+                weight,
+                state,
+                out,
+                taps,
+            } => self.short_conv([*x, *out], *weight, state.0, (*taps, Around::Gates), batch),
             Op::DeltaNet {
                 qkv,
                 alpha,
@@ -433,6 +433,26 @@ impl Interpreter {
         rowwise::gated::<G>(self.level, gate, x, &mut product);
         self.buffers[out.0] = product;
         Ok(())
+    }
+
+    fn short_conv(
+        &mut self,
+        [x, out]: [BufferId; 2],
+        weight: WeightId,
+        state: usize,
+        (taps, around): (usize, Around),
+        batch: &Batch<'_>,
+    ) -> Result<()> {
+        let mut convolved = self.take(out);
+        let task = ShortConv {
+            x: &self.buffers[x.0],
+            weight: vector(&self.plan, &self.vectors, weight)?,
+            taps,
+            around,
+        };
+        let done = task.run(self.level, &mut self.states, state, batch, &mut convolved);
+        self.buffers[out.0] = convolved;
+        done
     }
 
     fn embed(&mut self, weight: WeightId, out: BufferId, scale: f32, tokens: &[u32]) -> Result<()> {

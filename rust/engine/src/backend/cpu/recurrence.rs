@@ -122,14 +122,24 @@ impl States {
     }
 }
 
-/// [`crate::plan::Op::ShortConv`].
+/// What stands around a short convolution.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Around {
+    Nothing,
+    /// [`crate::plan::Op::ShortConv`] with `silu`.
+    Silu,
+    /// [`crate::plan::Op::GatedConv`].
+    Gates,
+}
+
+/// [`crate::plan::Op::ShortConv`] and [`crate::plan::Op::GatedConv`].
 pub struct ShortConv<'a> {
-    /// `[rows][channels]`.
+    /// `[rows][channels]`; with gates `[rows][3][channels]`.
     pub x: &'a [f32],
     /// `[channels][taps]`.
     pub weight: &'a [f32],
     pub taps: usize,
-    pub silu: bool,
+    pub around: Around,
 }
 
 impl ShortConv<'_> {
@@ -146,14 +156,18 @@ impl ShortConv<'_> {
         out: &mut [f32],
     ) -> Result<()> {
         let channels = self.weight.len() / self.taps;
+        let parts = match self.around {
+            Around::Gates => 3,
+            Around::Nothing | Around::Silu => 1,
+        };
         out.fill(0.0);
         for (run, state) in states.of(at, batch)? {
-            let range = run.first * channels..(run.first + run.rows) * channels;
+            let (first, end) = (run.first * channels, (run.first + run.rows) * channels);
             let task = Convolution {
                 op: self,
-                x: &self.x[range.clone()],
+                x: &self.x[parts * first..parts * end],
                 state,
-                out: &mut out[range],
+                out: &mut out[first..end],
             };
             simd::run(level, task);
         }
@@ -161,10 +175,13 @@ impl ShortConv<'_> {
     }
 }
 
+/// The rows of one sequence.
 struct Convolution<'a, 'b> {
     op: &'a ShortConv<'a>,
     x: &'a [f32],
+    /// `[taps - 1][channels]`.
     state: &'b mut [f32],
+    /// Zeros.
     out: &'b mut [f32],
 }
 
@@ -174,31 +191,39 @@ impl Task for Convolution<'_, '_> {
     #[inline(always)]
     fn run<I: Isa>(self) {
         let Self { op, x, state, out } = self;
-        let (taps, before) = (op.taps, op.taps - 1);
-        let channels = op.weight.len() / taps;
-        let rows = x.len() / channels;
-        for (row, out) in out.chunks_exact_mut(channels).enumerate() {
-            for j in 0..taps {
-                // Token `row - before + j` of the run; those before it are in the state.
-                let input = match (row + j).checked_sub(before) {
-                    Some(row) => &x[row * channels..][..channels],
-                    None => &state[(row + j) * channels..][..channels],
-                };
-                let weights = op.weight.chunks_exact(taps);
-                for ((y, x), w) in out.iter_mut().zip(input).zip(weights) {
+        let channels = op.weight.len() / op.taps;
+        let newest = state.len() - channels;
+        let rows = x.chunks_exact(x.len() / out.len().max(1) * channels);
+        for (row, out) in rows.zip(out.chunks_exact_mut(channels)) {
+            let mut add = |j: usize, inputs: &[f32]| {
+                let weights = op.weight.chunks_exact(op.taps);
+                for ((y, x), w) in out.iter_mut().zip(inputs).zip(weights) {
                     *y = w[j].mul_add(*x, *y);
                 }
+            };
+            let before = state.chunks_exact(channels).enumerate();
+            before.for_each(|(j, inputs)| add(j, inputs));
+            state.copy_within(channels.., 0);
+            let inputs = &mut state[newest..];
+            if op.around == Around::Gates {
+                let (b, u) = (&row[..channels], &row[2 * channels..]);
+                for ((input, b), u) in inputs.iter_mut().zip(b).zip(u) {
+                    *input = b * u;
+                }
+            } else {
+                inputs.copy_from_slice(row);
             }
-            if op.silu {
-                for y in out {
-                    *y *= sigmoid(*y);
+            add(op.taps - 1, inputs);
+            match op.around {
+                Around::Nothing => {}
+                Around::Silu => out.iter_mut().for_each(|y| *y *= sigmoid(*y)),
+                Around::Gates => {
+                    for (y, c) in out.iter_mut().zip(&row[channels..]) {
+                        *y *= c;
+                    }
                 }
             }
         }
-        let kept = before.saturating_sub(rows);
-        state.copy_within((before - kept) * channels.., 0);
-        let new = (before - kept) * channels;
-        state[kept * channels..].copy_from_slice(&x[x.len() - new..]);
     }
 }
 

@@ -6,7 +6,7 @@ use super::gates::{Gate, Gated};
 use super::memory::reserve;
 use super::simd::{self, Isa, Level, Task};
 use crate::error::Result;
-use crate::plan::RopeStyle;
+use crate::plan::{RopeStyle, RopeTable};
 
 /// Numbers below which an op is not worth a second thread.
 const PARALLEL: usize = 1 << 14;
@@ -153,17 +153,18 @@ pub struct CosSin {
 }
 
 impl CosSin {
-    /// Angles `positions[r] * inv_freq[i]`; both are multiplied by `scale`.
+    /// Angles `positions[r] * inv_freq[i]`; both are multiplied by what `table` says of the position.
     ///
     /// # Errors
     /// [`crate::Error::Memory`].
-    pub fn set(&mut self, positions: &[u32], inv_freq: &[f64], scale: f64) -> Result<()> {
+    pub fn set(&mut self, positions: &[u32], inv_freq: &[f64], table: &RopeTable) -> Result<()> {
         self.half = inv_freq.len();
         self.cos_sin.clear();
         let n = positions.len().saturating_mul(self.half);
         reserve(&mut self.cos_sin, n, "the angles of the rows")?;
         self.cos_sin.extend(positions.iter().flat_map(|position| {
-            inv_freq.iter().map(|f| {
+            let scale = table.scale_at(*position);
+            inv_freq.iter().map(move |f| {
                 let (sin, cos) = (f64::from(*position) * f).sin_cos();
                 ((cos * scale) as f32, (sin * scale) as f32)
             })

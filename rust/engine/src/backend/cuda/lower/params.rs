@@ -66,8 +66,10 @@ shared! {
     /// Where the epilogue QKV leaves keys and values: epilogue.cuh.
     pub struct KvTarget = "KvTarget" {
         pub kv: KvView,
-        /// `[n_ctx][HEAD_DIM / 2][cos, sin]` f32.
+        /// `[n_ctx][HEAD_DIM / 2][cos, sin]` f32, of queries.
         pub cos_sin: u64,
+        /// The same of keys.
+        pub key_cos_sin: u64,
         /// `[m]` u32.
         pub positions: u64,
         /// `[m]` u32.
@@ -368,7 +370,7 @@ shared! {
 
     /// short_conv.cu
     pub struct ShortConv = "Params" {
-        /// `[m][CHANNELS]` f32.
+        /// `[m][CHANNELS]` f32, with gates `[m][3][CHANNELS]`.
         pub x: u64,
         /// `[CHANNELS][TAPS]` f32.
         pub weight: u64,

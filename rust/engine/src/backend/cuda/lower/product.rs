@@ -70,9 +70,15 @@ pub fn product(l: &Lowering, op: &Op<'_>, pass: &Pass) -> Result<Product> {
         bytes: 0,
         constants: epilogue_constants(l, op, arrangement[0].1),
         to: match epilogue {
-            Epilogue::Qkv { scatter, turn, .. } => KvTarget {
+            Epilogue::Qkv {
+                scatter,
+                turn,
+                key_table,
+                ..
+            } => KvTarget {
                 kv: l.kv(scatter.unwrap_or(0))?,
                 cos_sin: l.at.cos_sin[turn.table],
+                key_cos_sin: l.at.cos_sin[*key_table],
                 positions: pass.inputs.positions,
                 slots: pass.inputs.slots,
             },

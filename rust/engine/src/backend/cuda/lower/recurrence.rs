@@ -6,7 +6,7 @@ use super::params::{DeltaNet, ShortConv, CONSTANTS};
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::{Error, Result};
-use crate::plan::Op;
+use crate::plan::{BufferId, Op, StateId};
 
 static SHORT_CONV: Source = source!("short_conv.cu", CONSTANTS, ShortConv);
 static DELTA_NET: Source = source!("delta_net.cu", CONSTANTS, DeltaNet);
@@ -34,9 +34,6 @@ fn blocks(pass: &Pass) -> (u32, u32) {
 /// # Errors
 /// [`Error::Argument`] for heads of a width that there is no kernel for.
 pub fn spec(l: &Lowering, op: &Op, pass: &Pass) -> Result<Spec> {
-    let (rows, grid) = blocks(pass);
-    let (positions, slots) = (pass.inputs.positions, pass.inputs.slots);
-    let (m, n_slots) = (pass.rows as u32, l.n_slots as u32);
     match *op {
         Op::ShortConv {
             x,
@@ -46,29 +43,65 @@ pub fn spec(l: &Lowering, op: &Op, pass: &Pass) -> Result<Spec> {
             taps,
             silu,
         } => {
-            let channels = l.plan.buffer(x).width;
-            let params = ShortConv {
-                x: l.address(x),
-                weight: l.vector(Some(weight))?,
-                state: l.at.states[state.0],
-                out: l.address(out),
-                positions,
-                slots,
-                n_slots,
-                m,
-                rows,
-                unused: 0,
-            };
-            let text = sizes(&[("CHANNELS", channels), ("TAPS", taps)]);
-            let variant = Variant {
-                source: &SHORT_CONV,
-                constants: text + &constants(&[("SILU", usize::from(silu))]),
-            };
-            let across = (channels as u32).div_ceil(THREADS);
-            let mut spec = Spec::new(variant, "short_conv", [across, grid, 1], THREADS, &params);
-            spec.label = format!("short_conv {}", l.plan.states[state.0].name);
-            Ok(spec)
+            let weight = l.vector(Some(weight))?;
+            let around = [("SILU", usize::from(silu)), ("GATES", 0)];
+            Ok(short_conv(l, [x, out], (weight, taps), state, around, pass))
         }
+        Op::GatedConv {
+            x,
+            weight,
+            state,
+            out,
+            taps,
+        } => {
+            let weight = l.vector(Some(weight))?;
+            let around = [("SILU", 0), ("GATES", 1)];
+            Ok(short_conv(l, [x, out], (weight, taps), state, around, pass))
+        }
+        Op::DeltaNet { .. } => delta_net(l, op, pass),
+        _ => Err(Error::Internal(format!("{op:?} has no state"))),
+    }
+}
+
+/// A convolution by `taps` factors a channel at the address `weight`.
+fn short_conv(
+    l: &Lowering,
+    [x, out]: [BufferId; 2],
+    (weight, taps): (u64, usize),
+    state: StateId,
+    around: [(&str, usize); 2],
+    pass: &Pass,
+) -> Spec {
+    let (rows, grid) = blocks(pass);
+    let channels = l.plan.buffer(out).width;
+    let params = ShortConv {
+        x: l.address(x),
+        weight,
+        state: l.at.states[state.0],
+        out: l.address(out),
+        positions: pass.inputs.positions,
+        slots: pass.inputs.slots,
+        n_slots: l.n_slots as u32,
+        m: pass.rows as u32,
+        rows,
+        unused: 0,
+    };
+    let text = sizes(&[("CHANNELS", channels), ("TAPS", taps)]);
+    let variant = Variant {
+        source: &SHORT_CONV,
+        constants: text + &constants(&around),
+    };
+    let across = (channels as u32).div_ceil(THREADS);
+    let mut spec = Spec::new(variant, "short_conv", [across, grid, 1], THREADS, &params);
+    spec.label = format!("short_conv {}", l.plan.states[state.0].name);
+    spec
+}
+
+fn delta_net(l: &Lowering, op: &Op, pass: &Pass) -> Result<Spec> {
+    let (rows, grid) = blocks(pass);
+    let (positions, slots) = (pass.inputs.positions, pass.inputs.slots);
+    let (m, n_slots) = (pass.rows as u32, l.n_slots as u32);
+    match *op {
         Op::DeltaNet {
             qkv,
             alpha,
@@ -128,6 +161,6 @@ pub fn spec(l: &Lowering, op: &Op, pass: &Pass) -> Result<Spec> {
             spec.label = format!("delta_net {}", l.plan.states[state.0].name);
             Ok(spec)
         }
-        _ => Err(Error::Internal(format!("{op:?} has no state"))),
+        _ => Err(Error::Internal(format!("{op:?} is no delta rule"))),
     }
 }

@@ -209,7 +209,9 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
             };
             Spec::new(elementwise(), "slice", grid(n), THREADS, &params)
         }
-        Op::ShortConv { .. } | Op::DeltaNet { .. } => recurrence::spec(l, op, pass)?,
+        Op::ShortConv { .. } | Op::GatedConv { .. } | Op::DeltaNet { .. } => {
+            recurrence::spec(l, op, pass)?
+        }
         // Without a row to pick, and where every row is one, the next op reads `x` itself.
         Op::SelectRows { .. } if pass.out == 0 || pass.all => return Ok(None),
         Op::SelectRows { x, out } => {

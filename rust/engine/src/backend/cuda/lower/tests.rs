@@ -58,6 +58,7 @@ fn plan(ty: &str) -> Plan {
             inv_freq: vec![1.0; HEAD_DIM / 2],
             factors: None,
             scale: 1.0,
+            temperature: None,
         }],
         kv: vec![KvShape {
             n_head_kv: 1,

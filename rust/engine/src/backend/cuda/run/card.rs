@@ -119,9 +119,10 @@ fn cos_sin(
     }
     let inv_freq = table.frequencies(factors.as_deref());
     let pairs = (0..n_ctx).into_par_iter().flat_map_iter(|position| {
+        let scale = table.scale_at(position as u32);
         inv_freq.iter().flat_map(move |f| {
             let (sin, cos) = (position as f64 * f).sin_cos();
-            [(cos * table.scale) as f32, (sin * table.scale) as f32]
+            [(cos * scale) as f32, (sin * scale) as f32]
         })
     });
     Ok(pairs.collect())
