@@ -97,6 +97,9 @@ SHAPES = (
     "tiny-qwen35",
     "tiny-gpt-oss",
     "tiny-gemma3",
+    "tiny-gemma4",
+    "tiny-gemma4-e",
+    "odd-gemma4-512",
     "tiny-granite",
 )
 
@@ -125,6 +128,11 @@ CASES = [
     ("tiny-qwen3", {"cuda_graph": "none", "kv_type": "q8_0"}, F16_NMSE),
     # Prompts go past its window.
     ("tiny-gemma3", {"kv_type": "i16"}, 0.0),
+    ("tiny-gemma4", {"kv_type": "i16"}, 0.0),
+    ("tiny-gemma4-e", {"kv_type": "i16"}, 0.0),
+    ("odd-gemma4-512", {"kv_type": "i16"}, 0.0),
+    ("odd-gemma4-512", {"kv_type": "f16"}, F16_NMSE),
+    ("odd-gemma4-512", {"kv_type": "q8_0"}, F16_NMSE),
     ("tiny-granite", {"kv_type": "i16"}, 0.0),
 ]
 

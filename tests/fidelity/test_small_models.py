@@ -18,7 +18,10 @@ TOKENS = 200
 BARS = [("f32", 1e-10, 1e-3), ("f16", 2e-5, 0.1), ("i16", 2e-6, 0.05)]
 
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "gpt-oss", "qwen35", "gemma3", "granite")
+ARCHITECTURES = (
+    *("llama", "qwen2", "qwen3", "qwen3moe", "gpt-oss", "qwen35", "gemma3", "gemma4"),
+    "granite",
+)
 
 #: Caches that round move a router's logits, so that now and then a choice falls otherwise, between
 #: experts that count the same: that row, and what attends to it, is then another sum. So such a

@@ -168,7 +168,7 @@ def test_what_cannot_run_is_described_all_the_same(tmp_path: Path) -> None:
     found = info(path)
     check_sizes(found, path)
     assert (
-        "supported: llama, qwen2, qwen3, qwen3moe, gpt-oss, qwen35, gemma3, granite"
+        "supported: llama, qwen2, qwen3, qwen3moe, gpt-oss, qwen35, gemma3, gemma4, granite"
         in found["error"]
     )
     assert found["architecture"] == "gpt2"

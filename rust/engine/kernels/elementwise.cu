@@ -76,6 +76,33 @@ KERNEL(scale, ScaleParams) {
     });
 }
 
+struct ScaleByParams {
+    float* x;
+    uint64_t n;
+    const float* factor;  // one number
+};
+
+// x *= factor.
+KERNEL(scale_by, ScaleByParams) {
+    each(p.n, [&](uint64_t i) {
+        p.x[i] = mul_rn(load_relaxed_f32(p.x + i), *p.factor);
+    });
+}
+
+struct SoftCapParams {
+    float* x;
+    uint64_t n;
+    float cap;
+    float rate;  // 2 / cap
+};
+
+// x = cap tanh(x / cap).
+KERNEL(soft_cap, SoftCapParams) {
+    each(p.n, [&](uint64_t i) {
+        p.x[i] = soft_cap_f32(load_relaxed_f32(p.x + i), p.cap, p.rate);
+    });
+}
+
 struct SliceParams {
     const float* x;
     float* out;

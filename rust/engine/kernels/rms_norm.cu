@@ -1,7 +1,7 @@
 // out[r][g] = x[r][g] / sqrt(mean(x[r][g]^2) + eps) * weight over groups of GROUP values; a block a
-// group. In place where out is x. Or, where it ADDS: out += that.
+// group. In place where out is x. Or, where it ADDS: out += that. HAS_WEIGHT: else all are 1.
 //
-// variant.cuh: GROUP, THREADS, ADDS.
+// variant.cuh: GROUP, THREADS, ADDS, HAS_WEIGHT.
 #include "norm.cuh"
 #include "variant.cuh"
 
@@ -11,7 +11,7 @@ constexpr uint32_t N_SB = (GROUP + 255) / 256;
 struct Params {
     const float* x;
     float* out;
-    const float* weight;  // [GROUP]
+    const float* weight;  // [GROUP], or null
     float eps;
     uint32_t groups;
 };
@@ -45,7 +45,8 @@ KERNEL_BOUNDS(rms_norm, Params, 32 * WARPS, 1) {
     delay_block();
     for (uint32_t i = threadIdx.x; i < GROUP; i += 32 * WARPS) {
         const float v = load_relaxed_f32(p.x + base + i);
-        const float normed = mul_rn(mul_rn(v, factor), p.weight[i]);
+        float normed = mul_rn(v, factor);
+        if constexpr (HAS_WEIGHT) normed = mul_rn(normed, p.weight[i]);
         float* out = p.out + base + i;
         *out = ADDS ? add_rn(load_relaxed_f32(out), normed) : normed;
     }

@@ -284,7 +284,7 @@ fn turned_heads(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
 fn norm_add(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
     let [Op::RmsNorm {
         x,
-        weight,
+        weight: Some(weight),
         out: normed,
         group,
         eps,
@@ -532,7 +532,7 @@ mod tests {
     fn a_norm_is_joined_with_the_residual_alone() {
         let norm = |x, out| Op::RmsNorm {
             x,
-            weight: NORM.weight,
+            weight: Some(NORM.weight),
             out,
             group: 64,
             eps: NORM.eps,
@@ -621,7 +621,7 @@ mod tests {
     fn a_norm_of_its_own_stays_one() {
         let norm = Op::RmsNorm {
             x: SUM,
-            weight: NORM.weight,
+            weight: Some(NORM.weight),
             out: X,
             group: 64,
             eps: NORM.eps,

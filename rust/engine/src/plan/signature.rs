@@ -100,6 +100,8 @@ pub enum Role {
     ExpertBias,
     /// A vector of a number for each of [`Parts::Heads`].
     Sink,
+    /// One number that multiplies all.
+    Factor,
 }
 
 /// The rows that an op runs over.
@@ -196,6 +198,7 @@ impl Role {
                 | Role::ExpertBias
                 | Role::Taps(_)
                 | Role::PerHead
+                | Role::Factor
         )
     }
 }
@@ -345,6 +348,7 @@ impl Signature {
                 }
                 Role::PerHead | Role::Sink => is_vector && Parts::Heads(w.n_in) == self.parts,
                 Role::Selection => is_vector && n_in == row,
+                Role::Factor => is_vector && w.n_in == 1,
                 Role::Experts => n_in == row && w.n_out > 0,
                 Role::ExpertBias => {
                     let shape = experts.map(|w| (w.n_out, 1, w.n_expert));

@@ -208,7 +208,7 @@ fn other_architectures_are_listed() {
         &text,
         &[
             "architecture \"gpt2\" is not supported",
-            "llama, qwen2, qwen3, qwen3moe, gpt-oss, qwen35, gemma3, granite",
+            "llama, qwen2, qwen3, qwen3moe, gpt-oss, qwen35, gemma3, gemma4, granite",
         ],
     );
 }
@@ -266,6 +266,7 @@ fn tensors_that_no_op_reads_are_not_ignored() {
         ("qwen2", "blk.2.attn_norm.weight"),
         ("qwen3", "extra\n"),
         ("gemma3", "dense_2.weight"),
+        ("gemma4", "blk.0.post_norm.weight"),
         ("granite", "blk.0.attn_q_norm.weight"),
     ] {
         let mut w = tiny(arch);

@@ -183,7 +183,7 @@ fn norms_of_rows_are_part_of_the_products() {
                 Op::MatVec { norm, weight, .. } | Op::ExpertMatVec { norm, weight, .. } => {
                     products.push((norm.map(|n| name(n.weight)), name(*weight)));
                 }
-                Op::RmsNorm { weight, .. } => alone.push(name(*weight)),
+                Op::RmsNorm { weight, .. } => alone.extend(weight.map(name)),
                 _ => {}
             }
         }
@@ -203,13 +203,18 @@ fn norms_of_rows_are_part_of_the_products() {
             (ffn, "ffn_up_exps.weight"),
             (None, "ffn_down_exps.weight"),
         ];
-        let feed_forward: &[_] = if arch.experts { &experts } else { &dense };
-        let attention = [
+        let feed_forward: &[_] = match config.experts {
+            Some(_) => &experts,
+            None => &dense,
+        };
+        let mut attention = vec![
             (attn, "attn_q.weight"),
             (attn, "attn_k.weight"),
             (attn, "attn_v.weight"),
             (None, "attn_output.weight"),
         ];
+        // Its values are its keys.
+        attention.retain(|(_, name)| arch.name != "gemma4" || *name != "attn_v.weight");
         let head = [(Some("output_norm.weight"), "token_embd.weight")];
         let wanted = [&attention, feed_forward, &head].concat();
         // The last layer and what follows it.

@@ -5,8 +5,8 @@ use super::experts::{self, RouteOp};
 use super::layout::Order;
 use super::lowering::{constants, flag, sizes, Lowering, Pass};
 use super::params::{
-    Add, Embed, Glu, KvScatter, KvView, RmsNorm, Rope, Scale, SelectRows, Slice, SlotState,
-    TurnHeads, CONSTANTS,
+    Add, Embed, Glu, KvScatter, KvView, RmsNorm, Rope, Scale, ScaleBy, SelectRows, Slice, SlotState,
+    SoftCap, TurnHeads, CONSTANTS,
 };
 use super::recurrence;
 use super::shape::segments;
@@ -31,6 +31,8 @@ static ELEMENTWISE: Source = source!(
     Add,
     Glu,
     Scale,
+    ScaleBy,
+    SoftCap,
     Slice,
     SelectRows
 );
@@ -59,7 +61,8 @@ pub fn norm_add(
     out: BufferId,
     pass: &Pass,
 ) -> Result<Spec> {
-    let mut spec = rms_norm(l, x, norm, group, (out, true), pass)?;
+    let by = (Some(norm.weight), norm.eps);
+    let mut spec = rms_norm(l, x, by, group, (out, true), pass)?;
     spec.label = format!("rms_norm add {}", l.plan.weight(norm.weight).name);
     // x, and out twice.
     let floats = 3 * elements(l, x, pass) as usize + group;
@@ -121,7 +124,8 @@ fn moved(l: &Lowering, op: &Op, pass: &Pass) -> usize {
             | Role::Sink
             | Role::Selection
             | Role::Taps(_)
-            | Role::PerHead => w.n_in * 4,
+            | Role::PerHead
+            | Role::Factor => w.n_in * 4,
             // Of products alone.
             Role::Experts | Role::ExpertBias => 0,
         }
@@ -160,10 +164,7 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
             out,
             group,
             eps,
-        } => {
-            let norm = Norm { weight, eps };
-            rms_norm(l, x, norm, group, (out, false), pass)?
-        }
+        } => rms_norm(l, x, (weight, eps), group, (out, false), pass)?,
         Op::Rope {
             x,
             n_head,
@@ -187,6 +188,22 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
                 unused: 0,
             };
             Spec::new(elementwise(), "scale", grid(n), THREADS, &params)
+        }
+        Op::ScaleBy { x, weight } => {
+            let n = elements(l, x, pass);
+            let (x, factor) = (l.address(x), l.vector(Some(weight))?);
+            let params = ScaleBy { x, n, factor };
+            Spec::new(elementwise(), "scale_by", grid(n), THREADS, &params)
+        }
+        Op::SoftCap { x, cap } => {
+            let n = elements(l, x, pass);
+            let params = SoftCap {
+                x: l.address(x),
+                n,
+                cap,
+                rate: (2.0 / f64::from(cap)) as f32,
+            };
+            Spec::new(elementwise(), "soft_cap", grid(n), THREADS, &params)
         }
         Op::ClampedSwiGlu { gate, up, out } => glu(l, "clamped_swiglu", [gate, up, out], pass),
         Op::SigmoidMul { x, gate, out } => glu(l, "sigmoid_mul", [gate, x, out], pass),
@@ -252,7 +269,7 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
 fn rms_norm(
     l: &Lowering,
     x: BufferId,
-    norm: Norm,
+    (weight, eps): (Option<WeightId>, f32),
     group: usize,
     (out, adds): (BufferId, bool),
     pass: &Pass,
@@ -261,15 +278,16 @@ fn rms_norm(
     let params = RmsNorm {
         x: l.source(x, pass),
         out: l.address(out),
-        weight: l.vector(Some(norm.weight))?,
-        eps: norm.eps,
+        weight: l.vector(weight)?,
+        eps,
         groups: groups as u32,
     };
     let variant = Variant {
         source: &RMS_NORM,
         constants: constants(&[("GROUP", group)])
             + &sizes(&[("THREADS", THREADS as usize)])
-            + &flag("ADDS", adds),
+            + &flag("ADDS", adds)
+            + &flag("HAS_WEIGHT", weight.is_some()),
     };
     let grid = [groups as u32, 1, 1];
     Ok(Spec::new(variant, "rms_norm", grid, THREADS, &params))
