@@ -180,6 +180,14 @@ class Shape:
             block += [("attn_q_norm", (d,)), ("attn_output", (q, n)), ("ffn_norm", (n,))]
             block += [("ffn_gate", (n, n_ff)), ("ffn_up", (n, n_ff)), ("ffn_down", (n_ff, n))]
             block += [("post_attention_norm", (n,)), ("post_ffw_norm", (n,))]
+            if self.n_expert:
+                n_exp, count = self.n_ff_exp, self.n_expert
+                block += [("ffn_gate_inp", (n, count)), ("pre_ffw_norm_2", (n,))]
+                block += [("post_ffw_norm_1", (n,)), ("post_ffw_norm_2", (n,))]
+                block += [("ffn_gate_up_exps", (n, 2 * n_exp, count))]
+                block += [("ffn_down_exps", (n_exp, n, count))]
+                for part, width in (("ffn_gate_inp", n), ("ffn_down_exps", count)):
+                    out.append((f"blk.{layer}.{part}.scale", (width,)))
             if told:
                 block += [("inp_gate", (n, self.n_embd_layer)), ("proj", (self.n_embd_layer, n))]
                 block += [("post_norm", (n,))]

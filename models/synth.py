@@ -351,7 +351,8 @@ def deviation(shape: Shape, name: str, cols: int) -> float:
         return LOGITS * (shape.logit_scale or 1.0) / math.sqrt(shape.n_embd)
     # The weights of a row's experts add up to 1; the logits that choose them lie well apart.
     if part == "ffn_gate_inp":
-        return ROUTER / math.sqrt(cols)
+        # Gemma 4 divides what it multiplies by sqrt(n_embd).
+        return ROUTER if shape.arch == "gemma4" else ROUTER / math.sqrt(cols)
     if part == "ffn_down_exps":
         part = "ffn_down"
     # Read from rows that no norm has made small, and told by another embedding.
@@ -399,7 +400,8 @@ def _vector(shape: Shape, name: str, n: int, rng: np.random.Generator) -> NDArra
     # Gemma 4's scores are multiplied by nothing.
     if shape.arch == "gemma4" and ("attn_q_norm" in name or "attn_k_norm" in name):
         middle /= n**0.25
-    if ".post_" in name:
+    # These stand before a sum that is normalized again.
+    if ".post_" in name and not name.endswith(("norm_1.weight", "norm_2.weight")):
         middle = _share(shape)
     weights: NDArray[np.float32] = np.float32(middle) * (1 + np.float32(0.1) * noise)
     return weights

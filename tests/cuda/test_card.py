@@ -99,6 +99,7 @@ SHAPES = (
     "tiny-gemma3",
     "tiny-gemma4",
     "tiny-gemma4-e",
+    "tiny-gemma4-moe",
     "odd-gemma4-512",
     "tiny-granite",
 )
@@ -130,6 +131,7 @@ CASES = [
     ("tiny-gemma3", {"kv_type": "i16"}, 0.0),
     ("tiny-gemma4", {"kv_type": "i16"}, 0.0),
     ("tiny-gemma4-e", {"kv_type": "i16"}, 0.0),
+    ("tiny-gemma4-moe", {}, 0.0),
     ("odd-gemma4-512", {"kv_type": "i16"}, 0.0),
     ("odd-gemma4-512", {"kv_type": "f16"}, F16_NMSE),
     ("odd-gemma4-512", {"kv_type": "q8_0"}, F16_NMSE),

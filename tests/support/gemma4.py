@@ -144,6 +144,30 @@ class _Pass:
 
     def _feed_forward(self, layer: int, x: Array) -> Array:
         m, block = self.model, f"blk.{layer}"
-        x = m.norm(x, f"{block}.ffn_norm")
-        inner = gelu(m.linear(x, f"{block}.ffn_gate")) * m.linear(x, f"{block}.ffn_up")
-        return m.linear(inner, f"{block}.ffn_down")
+        rows = m.norm(x, f"{block}.ffn_norm")
+        inner = gelu(m.linear(rows, f"{block}.ffn_gate")) * m.linear(rows, f"{block}.ffn_up")
+        dense = m.linear(inner, f"{block}.ffn_down")
+        if m.weight(f"{block}.ffn_gate_inp.weight") is None:
+            return dense
+        mixed = m.norm(self._experts(layer, x), f"{block}.post_ffw_norm_2")
+        return m.norm(dense, f"{block}.post_ffw_norm_1") + mixed
+
+    def _experts(self, layer: int, x: Array) -> Array:
+        """The softmax over all experts, of those chosen divided by their sum, times a factor of each
+        expert's own."""
+        m, block = self.model, f"blk.{layer}"
+        scale = m.require(f"{block}.ffn_gate_inp.scale").astype(np.float64)
+        scores = m.linear(unit(x, m.eps) / math.sqrt(m.n_embd) * scale, f"{block}.ffn_gate_inp")
+        chosen = np.argsort(-scores, axis=1, kind="stable")[:, : int(self._key("expert_used_count"))]
+        both = m.require(f"{block}.ffn_gate_up_exps.weight")
+        down = m.require(f"{block}.ffn_down_exps.weight")
+        factors = m.require(f"{block}.ffn_down_exps.scale").astype(np.float64)
+        rows = m.norm(x, f"{block}.pre_ffw_norm_2")
+        out = np.zeros_like(x)
+        for row, ids in enumerate(chosen):
+            shares = np.exp(scores[row, ids] - scores[row, ids].max())
+            for share, expert in zip(shares / shares.sum(), ids, strict=True):
+                gate, up = np.split(both[expert].astype(np.float64) @ rows[row], 2)
+                inner = down[expert].astype(np.float64) @ (gelu(gate) * up)
+                out[row] += share * factors[expert] * inner
+        return out

@@ -479,7 +479,8 @@ fn per_token(
                 | Role::Selection
                 | Role::Taps(_)
                 | Role::PerHead
-                | Role::Factor => {}
+                | Role::Factor
+                | Role::PerExpert => {}
             }
         }
     }

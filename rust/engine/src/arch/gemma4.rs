@@ -1,12 +1,12 @@
 //! Gemma 4: Gemma 3's norms and GeGLU; layers that see a window and layers that see all have heads of
 //! their own widths and numbers; values are normalized, and are keys where a layer has no product for
 //! them; the last layers may read what an earlier one has stored; E2B and E4B tell each layer of each
-//! token.
+//! token; 26B has experts beside its feed-forward part.
 
 use super::build::{Builder, Heads, Scores};
 use crate::config::{Config, RopeScaling, WindowLayers};
 use crate::error::{Error, Result};
-use crate::plan::{BufferId, KvShape, Op, Plan, RopeStyle};
+use crate::plan::{BufferId, Gating, KvShape, Norm, Op, Plan, RopeStyle};
 
 /// Layers of one kind.
 #[derive(Clone, Copy)]
@@ -31,6 +31,13 @@ pub fn plan(config: &Config) -> Result<Plan> {
         b.norm_delta(layer, delta, "post_attention_norm")?;
         b.add(delta, x);
         let delta = b.geglu(layer, x, c.n_ff_of[layer])?;
+        let router = format!("blk.{layer}.ffn_gate_inp.weight");
+        if c.tensors.contains_key(&router) {
+            b.norm_delta(layer, delta, "post_ffw_norm_1")?;
+            let mixed = experts(&mut b, layer, x)?;
+            b.norm_delta(layer, mixed, "post_ffw_norm_2")?;
+            b.add(mixed, delta);
+        }
         b.norm_delta(layer, delta, "post_ffw_norm")?;
         b.add(delta, x);
         if let Some(told) = told {
@@ -108,6 +115,13 @@ fn attend(b: &mut Builder<'_>, kinds: &[Kind], layer: usize, x: BufferId) -> Res
         head_dim: kinds[layer].head_dim,
     };
     let kv = shape(layer);
+    if kv.n_head_kv == 0 {
+        return Err(Error::Metadata {
+            key: format!("{}.attention.head_count_kv", c.arch),
+            value: format!("0 in layer {layer}"),
+            expected: "at least one head of keys in each layer".into(),
+        });
+    }
     let (n_q, n_kv) = (c.n_head * head_dim, kv.n_head_kv * head_dim);
     let heads = Heads {
         q: b.buffer("q", n_q),
@@ -169,6 +183,92 @@ fn attend(b: &mut Builder<'_>, kinds: &[Kind], layer: usize, x: BufferId) -> Res
     b.norm_heads(layer, heads)?;
     b.rotate(heads, table, RopeStyle::Halves);
     b.attend(layer, heads, scores)
+}
+
+/// The experts of x, chosen by `ffn_gate_inp · (x / rms(x) / sqrt(n_embd) * scale)`, with weights that add
+/// up to 1 before each is multiplied by its expert's own factor.
+fn experts(b: &mut Builder<'_>, layer: usize, x: BufferId) -> Result<BufferId> {
+    let of = b.experts_of_file()?;
+    let (n_embd, n_ff, n_used) = (b.config.n_embd, of.n_ff, of.n_used);
+    let (logits, routes) = (
+        b.buffer("router", of.n_expert),
+        b.buffer("routes", 2 * n_used),
+    );
+    let wide = n_used * n_ff;
+    let (gate, up, act) = (
+        b.buffer("gate_exps", wide),
+        b.buffer("up_exps", wide),
+        b.buffer("act_exps", wide),
+    );
+    let (down, out) = (
+        b.buffer("down_exps", n_used * n_embd),
+        b.buffer("mixed", n_embd),
+    );
+    let name = |part: &str| format!("blk.{layer}.{part}");
+    let norm = Norm {
+        weight: b.weight(&name("ffn_gate_inp.scale"), &[n_embd])?,
+        eps: b.config.rms_eps,
+    };
+    let shape = [n_embd, of.n_expert];
+    b.product(x, Some(norm), layer, "ffn_gate_inp", &shape, logits)?;
+    b.scale(logits, 1.0 / (n_embd as f32).sqrt());
+    b.push(Op::Route {
+        logits,
+        bias: None,
+        out: routes,
+        gating: Gating::Softmax,
+        renormalize: true,
+        scale: 1.0,
+    });
+    if let Some(weight) = b.optional(&name("ffn_down_exps.scale"), &[of.n_expert])? {
+        b.push(Op::ScaleRanks { routes, weight });
+    }
+    let norm = Some(b.norm(&name("pre_ffw_norm_2.weight"), n_embd)?);
+    let both = [n_embd, 2 * n_ff, of.n_expert];
+    // Under a norm each expert has the row itself, without one its own.
+    let multiply = |b: &mut Builder<'_>, x, norm: Option<Norm>, weight, out| {
+        b.push(Op::ExpertMatVec {
+            x,
+            ranked: norm.is_none(),
+            norm,
+            routes,
+            weight,
+            bias: None,
+            out,
+        });
+    };
+    match b.optional(&name("ffn_gate_up_exps.weight"), &both)? {
+        Some(weight) => {
+            let halves = b.buffer("gate_up_exps", 2 * wide);
+            multiply(b, x, norm, weight, halves);
+            for (out, first) in [(gate, 0), (up, n_ff)] {
+                b.push(Op::Slice {
+                    x: halves,
+                    out,
+                    n: n_used,
+                    first,
+                    of: 2 * n_ff,
+                });
+            }
+        }
+        None => {
+            for (part, out) in [("ffn_gate_exps", gate), ("ffn_up_exps", up)] {
+                let shape = [n_embd, n_ff, of.n_expert];
+                let weight = b.weight(&name(&format!("{part}.weight")), &shape)?;
+                multiply(b, x, norm, weight, out);
+            }
+        }
+    }
+    b.push(Op::GeGlu { gate, up, out: act });
+    let shape = [n_ff, n_embd, of.n_expert];
+    let weight = b.weight(&name("ffn_down_exps.weight"), &shape)?;
+    multiply(b, act, None, weight, down);
+    b.push(Op::MixExperts {
+        x: down,
+        routes,
+        out,
+    });
+    Ok(out)
 }
 
 /// What all layers are told of the tokens, `[n_layer * width]`: half of it by a table of its own, half

@@ -245,7 +245,7 @@ fn turned_heads(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
             out,
             group,
             eps,
-        } if x == out => Some((NormedHeads { x, weight }, group, eps)),
+        } if x == out => Some((NormedHeads { x, weight: weight? }, group, eps)),
         _ => None,
     };
     let ((queries, head_dim, eps), keys) = (normed(q_norm)?, normed(k_norm)?);
@@ -557,7 +557,7 @@ mod tests {
         let (q, k) = (BufferId(1), BufferId(2));
         let norm = |x, out, eps| Op::RmsNorm {
             x,
-            weight: NORM.weight,
+            weight: Some(NORM.weight),
             out,
             group: 64,
             eps,
@@ -574,11 +574,11 @@ mod tests {
         let joined = Fused::TurnedHeads {
             queries: NormedHeads {
                 x: q,
-                weight: NORM.weight,
+                weight: Some(NORM.weight),
             },
             keys: NormedHeads {
                 x: k,
-                weight: NORM.weight,
+                weight: Some(NORM.weight),
             },
             head_dim: 64,
             eps,

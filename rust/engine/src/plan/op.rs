@@ -343,6 +343,9 @@ pub enum Op {
         bias: Option<WeightId>,
         out: BufferId,
     },
+    /// `w_j = w_j * weight[e_j]` of each rank of `routes[r]`, in place, rounded: a factor for each expert.
+    /// A number in the place of an id is taken as [`Op::ExpertMatVec`] takes it.
+    ScaleRanks { routes: BufferId, weight: WeightId },
     /// `out[r] = sum_j w_j x[r][j]` over the ranks of `routes[r]`, `w_j` their weights: `y = w_0 x_0`,
     /// rounded, then `y = fma(w_j, x_j, y)` in order.
     MixExperts {
@@ -584,6 +587,15 @@ impl Op {
                     ..Signature::new("expert_matvec", Over::Buffers, vec![x, routed, out])
                 }
             }
+            Op::ScaleRanks { routes, weight } => Signature {
+                weights: vec![used(weight, Role::PerExpert)],
+                routes: Some(routes),
+                ..Signature::new(
+                    "scale_ranks",
+                    Over::Buffers,
+                    vec![update(routes).wide(Width::Routes)],
+                )
+            },
             Op::MixExperts { x, routes, out } => {
                 let x = read(x).wide(Width::Ranks);
                 let routed = read(routes).wide(Width::Routes);

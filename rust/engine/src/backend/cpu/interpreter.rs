@@ -420,6 +420,14 @@ impl Interpreter {
                 self.buffers[x.0].iter_mut().for_each(|v| *v *= factor);
                 Ok(())
             }
+            Op::ScaleRanks { routes, weight } => {
+                let width = self.plan.buffer(*routes).width;
+                let scales = vector(&self.plan, &self.vectors, *weight)?;
+                for row in self.buffers[routes.0].chunks_exact_mut(width) {
+                    experts::scale_ranks(row, scales);
+                }
+                Ok(())
+            }
             Op::SoftCap { x, cap } => {
                 let (width, level) = (self.plan.buffer(*x).width, self.level);
                 rowwise::each_row(&mut self.buffers[x.0], width, |_, values| {

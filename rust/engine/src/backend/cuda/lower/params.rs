@@ -431,6 +431,18 @@ shared! {
     }
 
     /// elementwise.cu
+    pub struct ScaleRanks = "ScaleRanksParams" {
+        /// `[rows][2][ranks]` f32.
+        pub routes: u64,
+        /// `[n_expert]` f32.
+        pub scales: u64,
+        /// Ranks of all rows.
+        pub n: u64,
+        pub ranks: u32,
+        pub n_expert: u32,
+    }
+
+    /// elementwise.cu
     pub struct SoftCap = "SoftCapParams" {
         /// `[n]` f32.
         pub x: u64,

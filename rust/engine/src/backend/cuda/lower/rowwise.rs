@@ -5,8 +5,8 @@ use super::experts::{self, RouteOp};
 use super::layout::Order;
 use super::lowering::{constants, flag, sizes, Lowering, Pass};
 use super::params::{
-    Add, Embed, Glu, KvScatter, KvView, RmsNorm, Rope, Scale, ScaleBy, SelectRows, Slice, SlotState,
-    SoftCap, TurnHeads, CONSTANTS,
+    Add, Embed, Glu, KvScatter, KvView, RmsNorm, Rope, Scale, ScaleBy, ScaleRanks, SelectRows,
+    Slice, SlotState, SoftCap, TurnHeads, CONSTANTS,
 };
 use super::recurrence;
 use super::shape::segments;
@@ -32,6 +32,7 @@ static ELEMENTWISE: Source = source!(
     Glu,
     Scale,
     ScaleBy,
+    ScaleRanks,
     SoftCap,
     Slice,
     SelectRows
@@ -125,7 +126,8 @@ fn moved(l: &Lowering, op: &Op, pass: &Pass) -> usize {
             | Role::Selection
             | Role::Taps(_)
             | Role::PerHead
-            | Role::Factor => w.n_in * 4,
+            | Role::Factor
+            | Role::PerExpert => w.n_in * 4,
             // Of products alone.
             Role::Experts | Role::ExpertBias => 0,
         }
@@ -194,6 +196,18 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
             let (x, factor) = (l.address(x), l.vector(Some(weight))?);
             let params = ScaleBy { x, n, factor };
             Spec::new(elementwise(), "scale_by", grid(n), THREADS, &params)
+        }
+        Op::ScaleRanks { routes, weight } => {
+            let ranks = l.plan.buffer(routes).width / 2;
+            let n = elements(l, routes, pass) / 2;
+            let params = ScaleRanks {
+                routes: l.address(routes),
+                scales: l.vector(Some(weight))?,
+                n,
+                ranks: ranks as u32,
+                n_expert: l.plan.weight(weight).n_in as u32,
+            };
+            Spec::new(elementwise(), "scale_ranks", grid(n), THREADS, &params)
         }
         Op::SoftCap { x, cap } => {
             let n = elements(l, x, pass);
