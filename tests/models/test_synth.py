@@ -190,6 +190,11 @@ def test_sizes_of_the_true_shapes() -> None:
         "gemma-3-4b": 3.880,
         "gemma-3-12b": 11.766,
         "gemma-3-27b": 27.009,
+        "gemma-4-e2b": 4.629,
+        "gemma-4-e4b": 7.463,
+        "gemma-4-12b": 11.907,
+        "gemma-4-26b-a4b": 25.233,
+        "gemma-4-31b": 30.697,
         "granite-3.3-2b": 2.534,
         "granite-3.3-8b": 8.171,
     }.items():

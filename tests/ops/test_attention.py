@@ -81,6 +81,7 @@ def test_head_widths(backend: Backend, kv_type: str, head_dim: int) -> None:
     [
         *[(kv_type, 5, 2, 512) for kv_type, _ in KV],
         *[("F16", 19, 1, 64), ("Q8_0", 7, 1, 256), ("F32", 9, 1, 256), ("Q8_0", 8, 1, 512)],
+        ("F16", 1, 1, 512),
     ],
 )
 def test_groups_that_several_blocks_share(

@@ -63,7 +63,8 @@ def test_grouped_heads(backend: Backend, group: int, n_head_kv: int) -> None:
 
 @over_backends
 @pytest.mark.parametrize(
-    ("group", "n_head_kv", "head_dim"), [(71, 1, 32), (17, 2, 64), (5, 2, 512), (20, 1, 128), (9, 1, 256)]
+    ("group", "n_head_kv", "head_dim"),
+    [(71, 1, 32), (17, 2, 64), (5, 2, 512), (20, 1, 128), (9, 1, 256)],
 )
 def test_groups_that_several_blocks_share(
     backend: Backend, group: int, n_head_kv: int, head_dim: int

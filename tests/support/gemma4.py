@@ -153,12 +153,13 @@ class _Pass:
         return m.norm(dense, f"{block}.post_ffw_norm_1") + mixed
 
     def _experts(self, layer: int, x: Array) -> Array:
-        """The softmax over all experts, of those chosen divided by their sum, times a factor of each
-        expert's own."""
+        """The softmax over all experts, of those chosen divided by their sum, times their own
+        factors."""
         m, block = self.model, f"blk.{layer}"
         scale = m.require(f"{block}.ffn_gate_inp.scale").astype(np.float64)
         scores = m.linear(unit(x, m.eps) / math.sqrt(m.n_embd) * scale, f"{block}.ffn_gate_inp")
-        chosen = np.argsort(-scores, axis=1, kind="stable")[:, : int(self._key("expert_used_count"))]
+        k = int(self._key("expert_used_count"))
+        chosen = np.argsort(-scores, axis=1, kind="stable")[:, :k]
         both = m.require(f"{block}.ffn_gate_up_exps.weight")
         down = m.require(f"{block}.ffn_down_exps.weight")
         factors = m.require(f"{block}.ffn_down_exps.scale").astype(np.float64)

@@ -29,16 +29,18 @@ constexpr uint32_t QUADS_LANE = (QUADS + QUADS_TURN - 1) / QUADS_TURN;
 constexpr int SUMS_LANE = HEADS * QUADS_LANE * 4;
 constexpr int half_if_even(int n) { return n % 2 == 0 ? n / 2 : n; }
 constexpr int KEPT = half_if_even(half_if_even(half_if_even(SUMS_LANE)));  // after fold
-// Keys of a thread and tokens of a lane whose values are asked for before the scores, as far as
-// registers allow.
-constexpr uint32_t KEYS_MOST = SUMS_LANE > 48 ? 4 : SUMS_LANE > 40 ? 2 : SUMS_LANE > 32 ? 4 : 8;
-constexpr uint32_t KEYS_AHEAD = EIGHTS_PART < KEYS_MOST ? EIGHTS_PART : KEYS_MOST;
-constexpr uint32_t VALUES_AHEAD = SUMS_LANE > 32 ? 0 : SUMS_LANE > 24 ? 4 : EIGHTH;
 // Values of wide heads fit the registers a token at a time alone.
 constexpr bool ONE_BY_ONE = QUADS_LANE > 4;
-static_assert(!ONE_BY_ONE || VALUES_AHEAD == 0, "none of them early");
+// Keys of a thread and tokens of a lane whose values are asked for before the scores, as far as
+// registers allow.
+constexpr uint32_t KEYS_MOST =
+    ONE_BY_ONE || SUMS_LANE > 48 ? 4 : SUMS_LANE > 40 ? 2 : SUMS_LANE > 32 ? 4 : 8;
+constexpr uint32_t KEYS_AHEAD = EIGHTS_PART < KEYS_MOST ? EIGHTS_PART : KEYS_MOST;
+constexpr uint32_t VALUES_AHEAD =
+    ONE_BY_ONE || SUMS_LANE > 32 ? 0 : SUMS_LANE > 24 ? 4 : EIGHTH;
 // Beside a mat-vec, so that one starts early, where registers allow it.
-constexpr int MIN_BLOCKS = SUMS_LANE <= 48 && sizeof(typename Kv::Eight) <= 16 ? 2 : 1;
+constexpr int MIN_BLOCKS =
+    !ONE_BY_ONE && SUMS_LANE <= 48 && sizeof(typename Kv::Eight) <= 16 ? 2 : 1;
 
 struct Params {
     const float* q;  // [m][N_HEAD * HEAD_DIM]

@@ -47,13 +47,15 @@ pub enum Fused {
         parts: Vec<Part>,
         epilogue: Epilogue,
     },
-    /// `out += x`, normalized as [`Op::RmsNorm`] says.
+    /// `out += x`, normalized as [`Op::RmsNorm`] says; then `out *= factor`, where there is one.
     NormAdd {
         x: BufferId,
         weight: WeightId,
         group: usize,
         eps: f32,
         out: BufferId,
+        /// A tensor of one number.
+        factor: Option<WeightId>,
     },
     /// `out += ` what [`Op::MixExperts`] makes of `x`.
     MixAdd {
@@ -295,14 +297,19 @@ fn norm_add(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
     if sum != normed || out == x || read_later(plan, at + 2, normed) {
         return None;
     }
+    let factor = match plan.ops.get(at + 2) {
+        Some(Op::ScaleBy { x, weight }) if *x == out => Some(*weight),
+        _ => None,
+    };
     let fused = Fused::NormAdd {
         x,
         weight,
         group,
         eps,
         out,
+        factor,
     };
-    Some((fused, 2))
+    Some((fused, 2 + usize::from(factor.is_some())))
 }
 
 /// The epilogue that the ops from `at` on allow behind products of `x`, and how many of them it
@@ -432,10 +439,10 @@ mod tests {
         for name in ["x", "a", "b", "c", "sum"] {
             plan.add_buffer(name, 64, Rows::Batch);
         }
-        for (name, n_out) in [("norm", 1), ("matrix", 64)] {
+        for (name, n_in, n_out) in [("norm", 64, 1), ("matrix", 64, 64), ("factor", 1, 1)] {
             plan.add_weight(Weight {
                 name: name.into(),
-                n_in: 64,
+                n_in,
                 n_out,
                 n_expert: 1,
                 ty: &quant::TYPES[0],
@@ -539,9 +546,16 @@ mod tests {
         };
         let (a, b) = (BufferId(1), BufferId(2));
         let add = |x, out| Op::Add { x, out };
+        let scale = |x| Op::ScaleBy {
+            x,
+            weight: WeightId(2),
+        };
         for (ops, n) in [
             (vec![norm(a, a), add(a, SUM)], 1),
             (vec![norm(a, b), add(b, SUM)], 1),
+            // A factor of the sum is joined too, one of something else is not.
+            (vec![norm(a, a), add(a, SUM), scale(SUM)], 1),
+            (vec![norm(a, a), add(a, SUM), scale(b)], 2),
             // What is normalized is what is added to.
             (vec![norm(a, b), add(b, a)], 2),
             // Another sum, and a norm that is read again.
@@ -574,11 +588,11 @@ mod tests {
         let joined = Fused::TurnedHeads {
             queries: NormedHeads {
                 x: q,
-                weight: Some(NORM.weight),
+                weight: NORM.weight,
             },
             keys: NormedHeads {
                 x: k,
-                weight: Some(NORM.weight),
+                weight: NORM.weight,
             },
             head_dim: 64,
             eps,

@@ -103,8 +103,13 @@ impl MergeBytes {
         for (n_head, kv) in plan.attentions() {
             let group = n_head / kv.n_head_kv.max(1);
             // Which of the kernels it is depends on the cache, of which this is not told.
-            for parts in [parts, float_parts, block_parts] {
-                let (parts, heads) = parts(group, kv.head_dim);
+            let dim = kv.head_dim;
+            for (parts, heads) in [
+                parts(group, dim),
+                float_parts(group, dim, true),
+                float_parts(group, dim, false),
+                block_parts(group, dim),
+            ] {
                 let split_floats = heads * (kv.head_dim + 2);
                 // A step's attention is one launch, whatever its rows.
                 let blocks = out.max(ATTENTION_ROWS).min(rows) * kv.n_head_kv * parts;
@@ -123,11 +128,13 @@ pub fn parts(group: usize, head_dim: usize) -> (usize, usize) {
     even_parts(group, most)
 }
 
-/// The same of attention.cu, whose lanes have fewer heads' sums where each has more of them.
-fn float_parts(group: usize, head_dim: usize) -> (usize, usize) {
-    let width = match head_dim {
-        0..=256 => BLOCK_WIDTH,
-        _ => BLOCK_WIDTH / 2,
+/// The same of attention.cu, whose lanes have fewer heads' sums the more numbers each has, and of keys and
+/// values of float32, which take twice the registers of float16.
+fn float_parts(group: usize, head_dim: usize, in_halves: bool) -> (usize, usize) {
+    let width = match (head_dim, in_halves) {
+        (0..=128, _) | (129..=256, true) => BLOCK_WIDTH,
+        (129..=256, false) | (_, true) => BLOCK_WIDTH / 2,
+        (_, false) => BLOCK_WIDTH / 4,
     };
     even_parts(group, (width / head_dim.max(1)).clamp(1, BLOCK_HEADS))
 }
@@ -244,7 +251,7 @@ fn split_specs(
     let (group, head_dim) = (op.n_head / n_head_kv, op.kv.head_dim);
     let (parts, heads) = match in_blocks {
         true => block_parts(group, head_dim),
-        false => float_parts(group, head_dim),
+        false => float_parts(group, head_dim, l.kv_type.kernel.kv_in_halves()),
     };
     let alone = match heads * head_dim <= 1024 {
         true => BLOCK_SPLITS,

@@ -222,6 +222,8 @@ shared! {
         pub out: u64,
         /// `[GROUP]` f32, or 0.
         pub weight: u64,
+        /// One f32, or 0.
+        pub factor: u64,
         pub eps: f32,
         pub groups: u32,
     }

@@ -53,17 +53,18 @@ pub fn spec(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
     Ok(spec)
 }
 
-/// The launch of [`Fused::NormAdd`](crate::plan::fuse::Fused::NormAdd): `out += norm(x)`.
+/// The launch of [`Fused::NormAdd`](crate::plan::fuse::Fused::NormAdd): `out += norm(x)`, then
+/// times the factor.
 pub fn norm_add(
     l: &Lowering,
     x: BufferId,
     norm: Norm,
     group: usize,
-    out: BufferId,
+    (out, factor): (BufferId, Option<WeightId>),
     pass: &Pass,
 ) -> Result<Spec> {
     let by = (Some(norm.weight), norm.eps);
-    let mut spec = rms_norm(l, x, by, group, (out, true), pass)?;
+    let mut spec = rms_norm(l, x, by, group, Normed::Added(out, factor), pass)?;
     spec.label = format!("rms_norm add {}", l.plan.weight(norm.weight).name);
     // x, and out twice.
     let floats = 3 * elements(l, x, pass) as usize + group;
@@ -166,7 +167,7 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
             out,
             group,
             eps,
-        } => rms_norm(l, x, (weight, eps), group, (out, false), pass)?,
+        } => rms_norm(l, x, (weight, eps), group, Normed::Stored(out), pass)?,
         Op::Rope {
             x,
             n_head,
@@ -279,20 +280,32 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
     }))
 }
 
+/// Where normalized rows go.
+enum Normed {
+    Stored(BufferId),
+    /// To what is there, and the sum is multiplied by the factor, where there is one.
+    Added(BufferId, Option<WeightId>),
+}
+
 /// `out = norm(x)`, or, where it adds, `out += norm(x)`, of groups of `group` values.
 fn rms_norm(
     l: &Lowering,
     x: BufferId,
     (weight, eps): (Option<WeightId>, f32),
     group: usize,
-    (out, adds): (BufferId, bool),
+    normed: Normed,
     pass: &Pass,
 ) -> Result<Spec> {
+    let (out, adds, factor) = match normed {
+        Normed::Stored(out) => (out, false, None),
+        Normed::Added(out, factor) => (out, true, factor),
+    };
     let groups = elements(l, x, pass) / group as u64;
     let params = RmsNorm {
         x: l.source(x, pass),
         out: l.address(out),
         weight: l.vector(weight)?,
+        factor: l.vector(factor)?,
         eps,
         groups: groups as u32,
     };
@@ -301,7 +314,8 @@ fn rms_norm(
         constants: constants(&[("GROUP", group)])
             + &sizes(&[("THREADS", THREADS as usize)])
             + &flag("ADDS", adds)
-            + &flag("HAS_WEIGHT", weight.is_some()),
+            + &flag("HAS_WEIGHT", weight.is_some())
+            + &flag("HAS_FACTOR", factor.is_some()),
     };
     let grid = [groups as u32, 1, 1];
     Ok(Spec::new(variant, "rms_norm", grid, THREADS, &params))
