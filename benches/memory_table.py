@@ -34,6 +34,8 @@ MODELS = [
     ("Llama 3.2 3B", "llama-3.2-3b", "Q4_K_M"),
     ("Qwen3 4B", "qwen3-4b", "Q4_K_M"),
     ("Gemma 3 4B", "gemma-3-4b", "Q4_K_M"),
+    ("Gemma 4 E4B", "gemma-4-e4b", "Q4_K_M"),
+    ("Gemma 4 12B", "gemma-4-12b", "Q4_K_M"),
     ("Granite 3.3 2B", "granite-3.3-2b", "Q4_K_M"),
     ("LFM2 1.2B", "lfm2-1.2b", "Q4_K_M"),
     ("LFM2 8B-A1B", "lfm2-8b-a1b", "Q4_K_M"),

@@ -52,6 +52,12 @@ def strings(values: Iterable[str]) -> bytes:
     return struct.pack("<IIQ", _ARRAY, _STRING, len(items)) + b"".join(items)
 
 
+def booleans(values: Iterable[bool]) -> bytes:
+    """An encoded array of truth values."""
+    items = list(values)
+    return struct.pack(f"<IIQ{len(items)}?", _ARRAY, _BOOL, len(items), *items)
+
+
 def i32s(values: Iterable[int]) -> bytes:
     """An encoded array of signed integers."""
     items = list(values)

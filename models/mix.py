@@ -48,6 +48,7 @@ def type_of(shape: Shape, mix: str, name: str, cols: int, block_elems: Mapping[s
         "norm" in name
         or "ffn_gate_inp" in name
         or "attn_sinks" in name
+        or "layer_output_scale" in name
         or name == "rope_freqs.weight"
     )
     if stays or not name.endswith(".weight"):

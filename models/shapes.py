@@ -65,6 +65,17 @@ class Shape:
     #: Attention with a sink a head, and a bias of every product.
     sinks: bool = False
 
+    #: Of Gemma 4: heads of layers with a window, `head_dim` and `n_head_kv`; layers at the end that
+    #: read what an earlier one stored, and their feed-forward width where it is another; whether
+    #: layers without a window have no values but their keys; numbers of a token a layer has for
+    #: itself; the cap of the logits.
+    local: dict[str, int] = field(default_factory=dict)
+    n_layer_shared_kv: int = 0
+    n_ff_shared: int = 0
+    keys_as_values: bool = False
+    n_embd_layer: int = 0
+    logit_cap: float = 0.0
+
     def attends(self, layer: int) -> bool:
         """Whether a layer attends, or has a recurrent state."""
         if self.conv:
@@ -75,9 +86,27 @@ class Shape:
     @property
     def embedding_factor(self) -> float:
         """What a row of the embedding is multiplied by: of Gemma no key says it."""
-        if self.arch == "gemma3":
+        if self.arch in ("gemma3", "gemma4"):
             return math.sqrt(self.n_embd)
         return self.embedding_scale or 1.0
+
+    def is_local(self, layer: int) -> bool:
+        """Of Gemma 4: whether a layer sees a window."""
+        return (layer + 1) % self.window_pattern != 0
+
+    def stores(self, layer: int) -> bool:
+        """Whether a layer has keys and values of its own."""
+        return layer < self.n_layer - self.n_layer_shared_kv
+
+    def heads(self, layer: int) -> tuple[int, int]:
+        """Heads of keys and values of a layer, and their width."""
+        if self.local and self.is_local(layer):
+            return self.local["n_head_kv"], self.local["head_dim"]
+        return self.n_head_kv, self.head_dim
+
+    def ff(self, layer: int) -> int:
+        """Width of a layer's feed-forward part."""
+        return self.n_ff_shared if self.n_ff_shared and not self.stores(layer) else self.n_ff
 
     def tensors(self) -> list[tuple[str, tuple[int, ...]]]:
         """Name and GGUF shape (row length first) of every tensor, in file order."""
@@ -88,6 +117,8 @@ class Shape:
         out.append(("token_embd.weight", (self.n_embd, self.n_vocab)))
         last_norm = "token_embd_norm" if self.conv else "output_norm"
         out.append((f"{last_norm}.weight", (self.n_embd,)))
+        if self.arch == "gemma4":
+            return out + self._gemma4()
         if self.rope_scaling.get("type") == "llama3":
             out.append(("rope_freqs.weight", (self.head_dim // 2,)))
         # The queries of a model with a delta rule come with a gate each.
@@ -150,6 +181,42 @@ class Shape:
             ("shortconv.conv.weight", (self.conv, self.n_embd)),
             ("shortconv.out_proj.weight", (self.n_embd, self.n_embd)),
         ]
+
+    def _gemma4(self) -> list[tuple[str, tuple[int, ...]]]:
+        """The tensors of Gemma 4 behind those of the vocabulary."""
+        n, told = self.n_embd, self.n_layer * self.n_embd_layer
+        out: list[tuple[str, tuple[int, ...]]] = [("rope_freqs.weight", (self.head_dim // 2,))]
+        if told:
+            out += [
+                ("per_layer_token_embd.weight", (told, self.n_vocab)),
+                ("per_layer_model_proj.weight", (n, told)),
+                ("per_layer_proj_norm.weight", (self.n_embd_layer,)),
+            ]
+        for layer in range(self.n_layer):
+            n_head_kv, d = self.heads(layer)
+            q, kv, n_ff = self.n_head * d, n_head_kv * d, self.ff(layer)
+            block: list[tuple[str, tuple[int, ...]]] = [("attn_norm", (n,)), ("attn_q", (n, q))]
+            if self.stores(layer):
+                block += [("attn_k", (n, kv)), ("attn_k_norm", (d,))]
+                if self.is_local(layer) or not self.keys_as_values:
+                    block += [("attn_v", (n, kv))]
+            block += [("attn_q_norm", (d,)), ("attn_output", (q, n)), ("ffn_norm", (n,))]
+            block += [("ffn_gate", (n, n_ff)), ("ffn_up", (n, n_ff)), ("ffn_down", (n_ff, n))]
+            block += [("post_attention_norm", (n,)), ("post_ffw_norm", (n,))]
+            if self.n_expert:
+                n_exp, count = self.n_ff_exp, self.n_expert
+                block += [("ffn_gate_inp", (n, count)), ("pre_ffw_norm_2", (n,))]
+                block += [("post_ffw_norm_1", (n,)), ("post_ffw_norm_2", (n,))]
+                block += [("ffn_gate_up_exps", (n, 2 * n_exp, count))]
+                block += [("ffn_down_exps", (n_exp, n, count))]
+                for part, width in (("ffn_gate_inp", n), ("ffn_down_exps", count)):
+                    out.append((f"blk.{layer}.{part}.scale", (width,)))
+            if told:
+                block += [("inp_gate", (n, self.n_embd_layer)), ("proj", (self.n_embd_layer, n))]
+                block += [("post_norm", (n,))]
+            block += [("layer_output_scale", (1,))]
+            out += [(f"blk.{layer}.{name}.weight", shape) for name, shape in block]
+        return out
 
     def _delta_rule(self) -> list[tuple[str, tuple[int, ...]]]:
         """The tensors of a layer of the gated delta rule."""

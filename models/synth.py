@@ -257,7 +257,9 @@ def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
     }
     if shape.window:
         out[f"{a}.attention.sliding_window"] = gguf_io.u32(shape.window)
-    if shape.window_pattern:
+    if a == "gemma4":
+        out |= _gemma4(shape)
+    elif shape.window_pattern:
         out[f"{a}.attention.sliding_window_pattern"] = gguf_io.u32(shape.window_pattern)
     for key, factor in {
         "rope.freq_base_swa": shape.window_base,
@@ -312,6 +314,25 @@ def _kv_heads(shape: Shape) -> bytes:
     return gguf_io.i32s(heads)
 
 
+def _gemma4(shape: Shape) -> dict[str, bytes]:
+    """Keys of what differs from layer to layer, or is Gemma 4's own."""
+    layers = range(shape.n_layer)
+    head_dim = shape.local["head_dim"]
+    out = {
+        "attention.sliding_window_pattern": gguf_io.booleans(map(shape.is_local, layers)),
+        "attention.head_count_kv": gguf_io.i32s(shape.heads(layer)[0] for layer in layers),
+        "attention.key_length_swa": gguf_io.u32(head_dim),
+        "attention.value_length_swa": gguf_io.u32(head_dim),
+        "attention.shared_kv_layers": gguf_io.u32(shape.n_layer_shared_kv),
+        "rope.dimension_count_swa": gguf_io.u32(head_dim),
+        "embedding_length_per_layer_input": gguf_io.u32(shape.n_embd_layer),
+        "final_logit_softcapping": gguf_io.f32(shape.logit_cap),
+    }
+    if shape.n_ff_shared:
+        out["feed_forward_length"] = gguf_io.i32s(map(shape.ff, layers))
+    return {f"gemma4.{key}": value for key, value in out.items()}
+
+
 def _sections(shape: Shape) -> list[int]:
     """A third of the pairs each for time, height and width, and none for a fourth."""
     pairs = (shape.rope_dim or shape.head_dim) // 2
@@ -348,9 +369,15 @@ def deviation(shape: Shape, name: str, cols: int) -> float:
         return LOGITS * (shape.logit_scale or 1.0) / math.sqrt(shape.n_embd)
     # The weights of a row's experts add up to 1; the logits that choose them lie well apart.
     if part == "ffn_gate_inp":
-        return ROUTER / math.sqrt(cols)
+        # Gemma 4 divides what it multiplies by sqrt(n_embd).
+        return ROUTER if shape.arch == "gemma4" else ROUTER / math.sqrt(cols)
     if part == "ffn_down_exps":
         part = "ffn_down"
+    # Read from rows that no norm has made small, and told by another embedding.
+    if part == "inp_gate":
+        return 1.0 / (STREAM * shape.embedding_factor * math.sqrt(cols))
+    if part == "per_layer_token_embd":
+        return 1.0 / math.sqrt(shape.n_embd_layer)
     share = 1.0 if shape.post_norms else _share(shape)
     # What the scores of attention are multiplied by, where it is not 1 / sqrt(head_dim).
     scale = (shape.attention_scale or shape.head_dim**-0.5) * math.sqrt(shape.head_dim)
@@ -373,6 +400,9 @@ def _share(shape: Shape) -> float:
 
 def _vector(shape: Shape, name: str, n: int, rng: np.random.Generator) -> NDArray[np.float32]:
     """Norm weights near 1, biases of a fair size, or rotary frequency factors."""
+    if name == "rope_freqs.weight" and shape.arch == "gemma4":
+        # A quarter of the pairs is turned.
+        return np.where(np.arange(n) < n // 4, 1, 1e30).astype(np.float32)
     if name == "rope_freqs.weight":
         return llama3_factors(shape)
     noise = rng.standard_normal(n, dtype=np.float32)
@@ -389,7 +419,11 @@ def _vector(shape: Shape, name: str, n: int, rng: np.random.Generator) -> NDArra
         return noise * np.float32(0.1 if "attn_v" in name else 0.5)
     # Each head's own norm sets how sharp attention is, as q's and k's deviations do elsewhere.
     middle = 1.5 if "attn_q_norm" in name or "attn_k_norm" in name else 1.0
-    if ".post_" in name:
+    # Gemma 4's scores are multiplied by nothing.
+    if shape.arch == "gemma4" and ("attn_q_norm" in name or "attn_k_norm" in name):
+        middle /= n**0.25
+    # These stand before a sum that is normalized again.
+    if ".post_" in name and not name.endswith(("norm_1.weight", "norm_2.weight")):
         middle = _share(shape)
     weights: NDArray[np.float32] = np.float32(middle) * (1 + np.float32(0.1) * noise)
     return weights

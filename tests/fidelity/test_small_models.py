@@ -19,8 +19,8 @@ BARS = [("f32", 1e-10, 1e-3), ("f16", 2e-5, 0.1), ("i16", 2e-6, 0.05)]
 
 
 ARCHITECTURES = (
-    *("llama", "qwen2", "qwen3", "qwen3moe", "gpt-oss", "qwen35", "gemma3", "granite"),
-    *("lfm2", "lfm2moe", "mistral3"),
+    *("llama", "qwen2", "qwen3", "qwen3moe", "gpt-oss", "qwen35", "gemma3", "gemma4"),
+    *("granite", "lfm2", "lfm2moe", "mistral3"),
 )
 
 #: Caches that round move a router's logits, so that now and then a choice falls otherwise, between

@@ -120,6 +120,29 @@ def test_layers_of_a_convolution(tmp_path: Path) -> None:
     assert 1.5e9 < found["decode"]["active_params"] < 1.6e9
 
 
+def test_layers_of_two_kinds_and_layers_that_store_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    synth.outline(path, shapes.find("gemma-4-e2b"), "Q8_0")
+    found = info(path, n_ctx=4096, max_batch=1, kv_type="f16")
+    assert found["error"] is None and found["unused_tensors"] == []
+    assert found["layers"] == [{"n_layer": 28, "window": 512}, {"n_layer": 7, "window": None}]
+    # Twelve of the first 15 layers have a head of 256, three one of 512; the last 20 have none.
+    assert found["decode"]["kv_bytes_per_position"] == 2 * 2 * (12 * 256 + 3 * 512)
+    # "E2B": of the embeddings of each layer's own a token reads one row.
+    read = found["n_params"] - 262143 * 35 * 256
+    # The embedding is the head too.
+    assert found["decode"]["active_params"] == read + 1536
+    assert 2.2e9 < found["decode"]["active_params"] < 2.4e9
+
+    synth.outline(path, shapes.find("gemma-4-26b-a4b"), "Q8_0")
+    found = info(path, n_ctx=4096, max_batch=1)
+    assert found["layers"] == [{"n_layer": 25, "window": 1024}, {"n_layer": 5, "window": None}]
+    assert (found["shape"]["n_expert"], found["shape"]["n_expert_used"]) == (128, 8)
+    read = found["n_params"] - 30 * 120 * 3 * 2816 * 704
+    assert found["decode"]["active_params"] == read + 2816
+    assert 3.6e9 < found["decode"]["active_params"] < 4.0e9
+
+
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "gemma3", "granite"])
 def test_every_architecture(tmp_path: Path, arch: str) -> None:
     path = tiny.write(tmp_path / "tiny.gguf", arch)
@@ -185,7 +208,7 @@ def test_what_cannot_run_is_described_all_the_same(tmp_path: Path) -> None:
     found = info(path)
     check_sizes(found, path)
     assert (
-        "supported: llama, qwen2, qwen3, qwen3moe, gpt-oss, qwen35, gemma3, granite, "
+        "supported: llama, qwen2, qwen3, qwen3moe, gpt-oss, qwen35, gemma3, gemma4, granite, "
         "lfm2, lfm2moe, mistral3" in found["error"]
     )
     assert found["architecture"] == "gpt2"

@@ -69,10 +69,27 @@ def test_grouped_heads(backend: Backend, n_head_kv: int, ratio: int) -> None:
 @over_backends
 @pytest.mark.parametrize(
     ("kv_type", "head_dim"),
-    [(t, d) for t, block in KV for d in (64, 80, 96, 112, 128, 256) if d % block == 0],
+    [(t, d) for t, block in KV for d in (64, 80, 96, 112, 128, 256, 512) if d % block == 0],
 )
 def test_head_widths(backend: Backend, kv_type: str, head_dim: int) -> None:
     check(backend, 130, 6, 2, head_dim, kv_type)
+
+
+@over_backends
+@pytest.mark.parametrize(
+    ("kv_type", "group", "n_head_kv", "head_dim"),
+    [
+        *[(kv_type, 5, 2, 512) for kv_type, _ in KV],
+        *[("F16", 19, 1, 64), ("Q8_0", 7, 1, 256), ("F32", 9, 1, 256), ("Q8_0", 8, 1, 512)],
+        ("F16", 1, 1, 512),
+    ],
+)
+def test_groups_that_several_blocks_share(
+    backend: Backend, kv_type: str, group: int, n_head_kv: int, head_dim: int
+) -> None:
+    # Of one split, and of several that are merged.
+    for n in (40, 300):
+        check(backend, n, group * n_head_kv, n_head_kv, head_dim, kv_type)
 
 
 @over_backends

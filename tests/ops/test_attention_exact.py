@@ -46,7 +46,7 @@ def test_splits_of_several_units(backend: Backend, n: int) -> None:
 
 
 @over_backends
-@pytest.mark.parametrize("head_dim", [80, 16, 32, 256, 192, 64, 96, 128])
+@pytest.mark.parametrize("head_dim", [80, 16, 32, 256, 512, 192, 64, 96, 128])
 def test_head_widths(backend: Backend, head_dim: int) -> None:
     shape = Shape(3, 1, head_dim)
     check(backend, shape, shape.rows(130))
@@ -63,7 +63,8 @@ def test_grouped_heads(backend: Backend, group: int, n_head_kv: int) -> None:
 
 @over_backends
 @pytest.mark.parametrize(
-    ("group", "n_head_kv", "head_dim"), [(71, 1, 32), (17, 2, 64), (20, 1, 128), (9, 1, 256)]
+    ("group", "n_head_kv", "head_dim"),
+    [(71, 1, 32), (17, 2, 64), (5, 2, 512), (20, 1, 128), (9, 1, 256)],
 )
 def test_groups_that_several_blocks_share(
     backend: Backend, group: int, n_head_kv: int, head_dim: int

@@ -34,6 +34,22 @@ def test_rms_norm(backend: Backend, width: int, group: int, eps: float) -> None:
 
 
 @over_backends
+@pytest.mark.parametrize(("width", "group"), [(33, 33), (1024, 128), (2048, 512)])
+def test_rms_norm_without_a_weight_is_that_of_ones(
+    backend: Backend, width: int, group: int
+) -> None:
+    plan = Plan()
+    x, y, z = (plan.buffer(name, width) for name in "xyz")
+    ones = plan.vector("w", np.ones(group, np.float32))
+    plan.op("rms_norm", x=x, weight=ones, out=y, group=group, eps=1e-6)
+    plan.op("rms_norm", x=x, weight=None, out=z, group=group, eps=1e-6)
+    run = Run(backend, plan)
+    for rows in ROWS:
+        run({"x": normal(rows, width, seed=rows)})
+        assert np.array_equal(bits(run["z"]), bits(run["y"]))
+
+
+@over_backends
 def test_rms_norm_of_zeros_is_zero(backend: Backend) -> None:
     plan = Plan()
     x, y = plan.buffer("x", 64), plan.buffer("y", 64)
@@ -229,6 +245,64 @@ def test_scale(backend: Backend, factor: float) -> None:
 
 
 @over_backends
+def test_a_factor_that_is_a_tensor(backend: Backend) -> None:
+    plan = Plan()
+    factor = np.array([-0.37], np.float32)
+    plan.op("scale_by", x=plan.buffer("x", 96), weight=plan.vector("w", factor))
+    run = Run(backend, plan)
+    for rows in ROWS:
+        x = normal(rows, 96, seed=rows)
+        assert np.array_equal(bits(run({"x": x})["x"]), bits(x * factor))
+
+
+@over_backends
+def test_a_factor_for_each_expert(backend: Backend) -> None:
+    """What is no id stands for 0, as in products."""
+    factors = normal(5, seed=1)
+    plan = Plan()
+    routes = plan.buffer("routes", 6)
+    plan.op("scale_ranks", routes=routes, weight=plan.vector("w", factors))
+    run = Run(backend, plan)
+    ids = np.array([[0, 4, 2], [3, 1, 0], [-1, 5, np.nan], [1, 1e30, 4]], np.float32)
+    weights = normal(4, 3, seed=2)
+    found = run({"routes": np.concatenate([ids, weights], axis=1)})["routes"]
+    its = np.array([[0, 4, 2], [3, 1, 0], [0, 0, 0], [1, 0, 4]])
+    assert np.array_equal(bits(found[:, :3]), bits(ids))
+    assert np.array_equal(bits(found[:, 3:]), bits(weights * factors[its]))
+
+
+def capped(x: Array, cap: float) -> Floats:
+    """As the op states it, `exp` rounded from float64: within its last place."""
+    rate = np.float32(2.0 / np.float64(np.float32(cap)))
+    e = np.exp(-(np.abs(x) * rate).astype(np.float64)).astype(np.float32)
+    one = np.float32(1.0)
+    y = np.float32(cap) * ((one - e) / (one + e))
+    result: Floats = np.where(x < 0, -y, y)
+    return result
+
+
+@over_backends
+@pytest.mark.parametrize("cap", [30.0, 1.0, 1e-3, 1e4])
+def test_soft_cap(backend: Backend, cap: float) -> None:
+    plan = Plan()
+    plan.op("soft_cap", x=plan.buffer("x", 96), cap=cap)
+    run = Run(backend, plan)
+    for scale in SCALES:
+        x = normal(7, 96, scale=scale) * np.float32(cap)
+        found = run({"x": x})["x"]
+        exact = cap * np.tanh(x.astype(np.float64) / cap)
+        assert np.abs(found - exact).max() <= 2e-7 * cap
+        assert np.abs(found - capped(x, cap)).max() <= 1.5e-7 * cap
+    ends = [0.0, -0.0, 1e-45, 1e30, -1e30, np.inf, -np.inf, 43.4, 43.6, -43.4]
+    x = np.resize(np.array(ends, np.float32) * np.float32(cap), (1, 96))
+    found = run({"x": x})["x"]
+    assert np.isfinite(found).all() and np.abs(found).max() <= np.float32(cap)
+    wanted = np.array([0.0, 0.0, 0.0, *[1, -1] * 2, 1, 1, -1], np.float32) * np.float32(cap)
+    assert np.array_equal(found[0, :10], wanted)
+    assert np.isnan(run({"x": np.full((1, 96), np.nan, np.float32)})["x"]).all()
+
+
+@over_backends
 @pytest.mark.parametrize("out_rows", [[], [0], [4], [4, 0, 4, 2], [0, 1, 2, 3, 4]])
 def test_select_rows(backend: Backend, out_rows: list[int]) -> None:
     plan = Plan()
@@ -332,6 +406,15 @@ def test_norms_and_turns_of_heads_have_the_interpreters_bits(
             x = {name: normal(rows, n * head_dim, seed=n) for name, n in heads.items()}
             for name in heads:
                 of_both(backend, plan, name, rows, x)
+
+
+@over_cards
+@pytest.mark.parametrize("cap", [30.0, 0.3])
+def test_soft_cap_has_the_interpreters_bits(backend: Backend, cap: float) -> None:
+    plan = Plan()
+    plan.op("soft_cap", x=plan.buffer("x", 96), cap=cap)
+    x = np.concatenate([normal(40, 96, seed=3, scale=scale) for scale in SCALES])
+    of_both(backend, plan, "x", len(x), {"x": x})
 
 
 @over_cards

@@ -9,7 +9,7 @@ engine's float32 is measured against.
     mean_kl(logits, other)              # mean over rows of KL(reference || other), in nats
 
 Architectures: llama (with linear, YaRN and llama3 rotary scaling), qwen2, qwen3, qwen3moe,
-qwen35, gpt-oss, gemma3, granite, lfm2, lfm2moe, mistral3.
+qwen35, gpt-oss, gemma3, gemma4, granite, lfm2, lfm2moe, mistral3.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from support import gemma4
 from support.delta_rule import causal_convolution, delta_rule, logistic
 
 Array = NDArray[np.float64]
 
 #: Architectures whose rotary embedding turns neighbours (2i, 2i+1); the others turn (i, i + d/2).
 INTERLEAVED = {"llama", "granite", "mistral3"}
-NEOX = {"qwen2", "qwen3", "qwen3moe", "qwen35", "gpt-oss", "gemma3", "lfm2", "lfm2moe"}
+NEOX = {"qwen2", "qwen3", "qwen3moe", "qwen35", "gpt-oss", "gemma3", "gemma4", "lfm2", "lfm2moe"}
 
 LFM2 = {"lfm2", "lfm2moe"}
 
@@ -60,21 +61,21 @@ class Reference:
         if self.arch not in INTERLEAVED | NEOX:
             raise ValueError(f"the reference knows no architecture {self.arch!r}")
         # Layers that guess further tokens stand behind the others.
-        self.n_layer = int(self._key("block_count")) - int(self._key("nextn_predict_layers", 0))
-        self.n_embd = int(self._key("embedding_length"))
-        self.n_head = int(self._key("attention.head_count"))
+        self.n_layer = int(self.key("block_count")) - int(self.key("nextn_predict_layers", 0))
+        self.n_embd = int(self.key("embedding_length"))
+        self.n_head = int(self.key("attention.head_count"))
         # One number, or one a layer, which is 0 where that convolves.
-        self.n_head_kv = int(np.max(self._key("attention.head_count_kv", self.n_head)))
-        self.head_dim = int(self._key("attention.key_length", self.n_embd // self.n_head))
-        self.n_rot = int(self._key("rope.dimension_count", self.head_dim))
-        self.eps = float(self._key("attention.layer_norm_rms_epsilon"))
+        self.n_head_kv = int(np.max(self.key("attention.head_count_kv", self.n_head)))
+        self.head_dim = int(self.key("attention.key_length", self.n_embd // self.n_head))
+        self.n_rot = int(self.key("rope.dimension_count", self.head_dim))
+        self.eps = float(self.key("attention.layer_norm_rms_epsilon"))
         self.n_vocab = int(self._tensors["token_embd.weight"].shape[1])
         self._rope_all = self._rope_frequencies()
         # Gemma 3 (https://arxiv.org/abs/2503.19786, section 2): layers that see a window have a
         # base of their own and no scaling; five of them come before each that sees all.
         has_windows = self.arch in ("gemma3", "gpt-oss")
-        self.window = int(self._key("attention.sliding_window", 0)) if has_windows else 0
-        local = float(self._key("rope.freq_base_swa", 10000.0))
+        self.window = int(self.key("attention.sliding_window", 0)) if has_windows else 0
+        local = float(self.key("rope.freq_base_swa", 10000.0))
         pair = np.arange(self.n_rot // 2, dtype=np.float64)
         self._rope_window: Rope = (local ** (-2.0 * pair / self.n_rot), 1.0)
         if self.arch == "gpt-oss":
@@ -85,7 +86,8 @@ class Reference:
         field = self._meta.get(key)
         return default if field is None else field.contents()
 
-    def _key(self, key: str, default: Any = None) -> Any:
+    def key(self, key: str, default: Any = None) -> Any:
+        """The value of a key of the architecture, or `default`; KeyError where there is neither."""
         value = self.metadata(f"{self.arch}.{key}", default)
         if value is None:
             raise KeyError(f"{self.arch}.{key}")
@@ -107,24 +109,26 @@ class Reference:
 
     def logits(self, ids: Sequence[int]) -> Array:
         """Logits after each token of `ids`: float64 [len(ids), n_vocab]."""
-        embedding = self._require("token_embd.weight")
+        if self.arch == "gemma4":
+            return gemma4.logits(self, ids)
+        embedding = self.require("token_embd.weight")
         x = embedding[np.asarray(ids, dtype=np.int64)].astype(np.float64) * self._embedding_factor()
         residual = self._granite("residual_scale", 1.0)
         for layer in range(self.n_layer):
-            delta = self._mixer(layer)(layer, self._norm(x, f"blk.{layer}.attn_norm"))
+            delta = self._mixer(layer)(layer, self.norm(x, f"blk.{layer}.attn_norm"))
             if self.arch == "gemma3":
-                delta = self._norm(delta, f"blk.{layer}.post_attention_norm")
+                delta = self.norm(delta, f"blk.{layer}.post_attention_norm")
             x = x + residual * delta
             # What is called so in these stands before the feed-forward.
             named_after = self.arch in ("qwen35", "gpt-oss")
             norm = "post_attention_norm" if named_after else "ffn_norm"
-            delta = self._feed_forward(layer, self._norm(x, f"blk.{layer}.{norm}"))
+            delta = self._feed_forward(layer, self.norm(x, f"blk.{layer}.{norm}"))
             if self.arch == "gemma3":
-                delta = self._norm(delta, f"blk.{layer}.post_ffw_norm")
+                delta = self.norm(delta, f"blk.{layer}.post_ffw_norm")
             x = x + residual * delta
-        x = self._norm(x, "token_embd_norm" if self.arch in LFM2 else "output_norm")
+        x = self.norm(x, "token_embd_norm" if self.arch in LFM2 else "output_norm")
         head = "output" if "output.weight" in self._tensors else "token_embd"
-        return self._linear(x, head) / self._granite("logit_scale", 1.0)
+        return self.linear(x, head) / self._granite("logit_scale", 1.0)
 
     def _mixer(self, layer: int) -> Callable[[int, Array], Array]:
         """What mixes the tokens in a layer."""
@@ -136,14 +140,14 @@ class Reference:
 
     def _gated_convolution(self, layer: int, x: Array) -> Array:
         """LFM2 (https://arxiv.org/abs/2511.23404, section 2): gates before and behind."""
-        b, c, u = np.split(self._linear(x, f"blk.{layer}.shortconv.in_proj"), 3, axis=1)
-        weight = self._require(f"blk.{layer}.shortconv.conv.weight").astype(np.float64)
+        b, c, u = np.split(self.linear(x, f"blk.{layer}.shortconv.in_proj"), 3, axis=1)
+        weight = self.require(f"blk.{layer}.shortconv.conv.weight").astype(np.float64)
         y = c * causal_convolution(b * u, weight)
-        return self._linear(y, f"blk.{layer}.shortconv.out_proj")
+        return self.linear(y, f"blk.{layer}.shortconv.out_proj")
 
     def _granite(self, key: str, missing: float) -> float:
         """A factor of Granite (https://huggingface.co/docs/transformers/model_doc/granite)."""
-        return float(self._key(key, missing)) if self.arch == "granite" else missing
+        return float(self.key(key, missing)) if self.arch == "granite" else missing
 
     def _embedding_factor(self) -> float:
         if self.arch == "gemma3":
@@ -161,32 +165,31 @@ class Reference:
         them (https://huggingface.co/docs/transformers/model_doc/ministral3)."""
         if self.arch != "mistral3":
             return np.ones(n)
-        context = self._key("rope.scaling.original_context_length", self._key("context_length"))
-        by = float(self._key("attention.temperature_scale", 0.0))
+        context = self.key("rope.scaling.original_context_length", self.key("context_length"))
+        by = float(self.key("attention.temperature_scale", 0.0))
         factors: Array = 1.0 + by * np.log(np.floor(np.arange(n) / context) + 1.0)
         return factors
 
     def _sees_a_window(self, layer: int) -> bool:
         usual = 2 if self.arch == "gpt-oss" else 6
-        period = int(self._key("attention.sliding_window_pattern", usual))
+        period = int(self.key("attention.sliding_window_pattern", usual))
         return self.window > 0 and layer % period != period - 1
 
     def _attention(self, layer: int, x: Array) -> Array:
         n, d, group = len(x), self.head_dim, self.n_head // self.n_head_kv
-        q = self._linear(x, f"blk.{layer}.attn_q").reshape(n, self.n_head, -1)
+        q = self.linear(x, f"blk.{layer}.attn_q").reshape(n, self.n_head, -1)
         # In qwen35 each head of queries comes with a gate of its output.
         q, gate = q[..., :d], q[..., d:]
-        k = self._linear(x, f"blk.{layer}.attn_k").reshape(n, self.n_head_kv, d)
-        v = self._linear(x, f"blk.{layer}.attn_v").reshape(n, self.n_head_kv, d)
+        k = self.linear(x, f"blk.{layer}.attn_k").reshape(n, self.n_head_kv, d)
+        v = self.linear(x, f"blk.{layer}.attn_v").reshape(n, self.n_head_kv, d)
         # Present in qwen3: each head's own RMS norm, before the rotation.
         if f"blk.{layer}.attn_q_norm.weight" in self._tensors:
-            q = self._norm(q, f"blk.{layer}.attn_q_norm")
-            k = self._norm(k, f"blk.{layer}.attn_k_norm")
+            q = self.norm(q, f"blk.{layer}.attn_q_norm")
+            k = self.norm(k, f"blk.{layer}.attn_k_norm")
         rope = self._rope_window if self._sees_a_window(layer) else self._rope_all
         q, k = self._rope(q, rope), self._rope(k, rope)
         q = q * self._temperature(n)[:, None, None]
-        k = k.astype(self._kv_dtype).astype(np.float64)
-        v = v.astype(self._kv_dtype).astype(np.float64)
+        k, v = self.rounded(k), self.rounded(v)
         unseen = np.triu(np.ones((n, n), dtype=bool), 1)
         if self._sees_a_window(layer):
             unseen |= np.tril(np.ones((n, n), dtype=bool), -self.window)
@@ -203,14 +206,14 @@ class Reference:
             out[:, head] = shares[:, :n] @ v[:, head // group]
         if gate.size:
             out = out * logistic(gate)
-        return self._linear(out.reshape(n, -1), f"blk.{layer}.attn_output")
+        return self.linear(out.reshape(n, -1), f"blk.{layer}.attn_output")
 
     def _delta_rule(self, layer: int, x: Array) -> Array:
-        n, d = len(x), int(self._key("ssm.state_size"))
-        heads, key_heads = int(self._key("ssm.time_step_rank")), int(self._key("ssm.group_count"))
-        vector = lambda name: self._require(f"blk.{layer}.{name}").astype(np.float64)  # noqa: E731
+        n, d = len(x), int(self.key("ssm.state_size"))
+        heads, key_heads = int(self.key("ssm.time_step_rank")), int(self.key("ssm.group_count"))
+        vector = lambda name: self.require(f"blk.{layer}.{name}").astype(np.float64)  # noqa: E731
         qkv = causal_convolution(
-            self._linear(x, f"blk.{layer}.attn_qkv"), vector("ssm_conv1d.weight")
+            self.linear(x, f"blk.{layer}.attn_qkv"), vector("ssm_conv1d.weight")
         )
         qkv = qkv * logistic(qkv)
         q, k, v = np.split(qkv.reshape(n, -1, d), [key_heads, 2 * key_heads], axis=1)
@@ -218,37 +221,37 @@ class Reference:
             q,
             k,
             v,
-            self._linear(x, f"blk.{layer}.ssm_alpha"),
-            self._linear(x, f"blk.{layer}.ssm_beta"),
+            self.linear(x, f"blk.{layer}.ssm_alpha"),
+            self.linear(x, f"blk.{layer}.ssm_beta"),
             vector("ssm_a"),
             vector("ssm_dt.bias"),
             self.eps,
         )
-        z = self._linear(x, f"blk.{layer}.attn_gate").reshape(n, heads, d)
-        out = self._norm(out, f"blk.{layer}.ssm_norm") * (z * logistic(z))
-        return self._linear(out.reshape(n, -1), f"blk.{layer}.ssm_out")
+        z = self.linear(x, f"blk.{layer}.attn_gate").reshape(n, heads, d)
+        out = self.norm(out, f"blk.{layer}.ssm_norm") * (z * logistic(z))
+        return self.linear(out.reshape(n, -1), f"blk.{layer}.ssm_out")
 
     def _feed_forward(self, layer: int, x: Array) -> Array:
         if f"blk.{layer}.ffn_gate_inp.weight" in self._tensors:
             return self._experts(layer, x)
-        gate = self._linear(x, f"blk.{layer}.ffn_gate")
+        gate = self.linear(x, f"blk.{layer}.ffn_gate")
         if self.arch == "gemma3":
             cubed = gate + 0.044715 * gate**3
             gate = 0.5 * gate * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * cubed))
         else:
             with np.errstate(over="ignore"):  # exp(-gate) = inf gives the right limit, 0
                 gate = gate / (1.0 + np.exp(-gate))
-        return self._linear(gate * self._linear(x, f"blk.{layer}.ffn_up"), f"blk.{layer}.ffn_down")
+        return self.linear(gate * self.linear(x, f"blk.{layer}.ffn_up"), f"blk.{layer}.ffn_down")
 
     def _experts(self, layer: int, x: Array) -> Array:
         """The largest of the router's logits, of equals the first; each expert's share is that of
         the softmax over those chosen, which is that over all by what these add up to. In lfm2moe it
         is the largest of sigmoids with a bias each, and the share is that of the sigmoids."""
-        logits = self._linear(x, f"blk.{layer}.ffn_gate_inp")
+        logits = self.linear(x, f"blk.{layer}.ffn_gate_inp")
         compared = logits
         if self.arch == "lfm2moe":
-            compared = logistic(logits) + self._require(f"blk.{layer}.exp_probs_b.bias")
-        k = int(self._key("expert_used_count"))
+            compared = logistic(logits) + self.require(f"blk.{layer}.exp_probs_b.bias")
+        k = int(self.key("expert_used_count"))
         chosen = np.argsort(-compared, axis=1, kind="stable")[:, :k]
         out = np.zeros_like(x)
         for row, ids in enumerate(chosen):
@@ -263,7 +266,7 @@ class Reference:
 
     def _expert(self, layer: int, part: str, expert: int, x: Array) -> Array:
         name = f"blk.{layer}.ffn_{part}_exps"
-        y: Array = self._require(f"{name}.weight")[expert].astype(np.float64) @ x
+        y: Array = self.require(f"{name}.weight")[expert].astype(np.float64) @ x
         bias = self.weight(f"{name}.bias")
         return y if bias is None else y + bias[expert]
 
@@ -274,16 +277,24 @@ class Reference:
             return gate * logistic(1.702 * gate) * (up + 1.0)
         return gate * logistic(gate) * up
 
-    def _linear(self, x: Array, name: str) -> Array:
-        y = x @ self._require(f"{name}.weight").T.astype(np.float64)
+    def linear(self, x: Array, name: str) -> Array:
+        """The product with a matrix, with its bias where the file has one."""
+        y = x @ self.require(f"{name}.weight").T.astype(np.float64)
         bias = self.weight(f"{name}.bias")
         return y if bias is None else y + bias
 
-    def _norm(self, x: Array, name: str) -> Array:
+    def norm(self, x: Array, name: str) -> Array:
+        """RMS norm of the last dimension."""
         scale = 1.0 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.eps)
-        return x * scale * self._require(f"{name}.weight").astype(np.float64)
+        return x * scale * self.require(f"{name}.weight").astype(np.float64)
 
-    def _require(self, name: str) -> NDArray[np.float32]:
+    def rounded(self, x: Array) -> Array:
+        """Keys or values as the cache has them."""
+        result: Array = x.astype(self._kv_dtype).astype(np.float64)
+        return result
+
+    def require(self, name: str) -> NDArray[np.float32]:
+        """The expanded tensor; KeyError where there is none."""
         weight = self.weight(name)
         if weight is None:
             raise KeyError(name)
@@ -310,14 +321,14 @@ class Reference:
         YaRN: Peng et al. 2023, https://arxiv.org/abs/2309.00071, with the metadata keys and the
         rounding of the ramp's ends (floor and ceiling) that GGUF files are made for.
         """
-        base = float(self._key("rope.freq_base", 10000.0))
+        base = float(self.key("rope.freq_base", 10000.0))
         pair = np.arange(self.n_rot // 2, dtype=np.float64)
         inv_freq = base ** (-2.0 * pair / self.n_rot)
         factors = self.weight("rope_freqs.weight")
         if factors is not None:
             inv_freq = inv_freq / factors.astype(np.float64)
-        kind = self._key("rope.scaling.type", "linear")
-        factor = float(self._key("rope.scaling.factor", self._key("rope.scale_linear", 0.0)))
+        kind = self.key("rope.scaling.type", "linear")
+        factor = float(self.key("rope.scaling.factor", self.key("rope.scale_linear", 0.0)))
         factor = factor or 1.0
         if kind == "none":
             return inv_freq, 1.0
@@ -326,23 +337,23 @@ class Reference:
         if kind != "yarn":
             raise ValueError(f"the reference knows no rope.scaling.type {kind!r}")
         context = float(
-            self._key("rope.scaling.original_context_length", self._key("context_length"))
+            self.key("rope.scaling.original_context_length", self.key("context_length"))
         )
 
         def turning_pair(turns: float) -> float:
             """The pair that makes `turns` full turns within the original context."""
             return self.n_rot * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(base))
 
-        low = math.floor(turning_pair(float(self._key("rope.scaling.yarn_beta_fast", 32.0))))
-        high = math.ceil(turning_pair(float(self._key("rope.scaling.yarn_beta_slow", 1.0))))
+        low = math.floor(turning_pair(float(self.key("rope.scaling.yarn_beta_fast", 32.0))))
+        high = math.ceil(turning_pair(float(self.key("rope.scaling.yarn_beta_slow", 1.0))))
         low, high = max(0, low), min(self.n_rot - 1, high)
         keep = 1.0 - np.clip((pair - low) / max(0.001, high - low), 0.0, 1.0)
-        keep = keep * float(self._key("rope.scaling.yarn_ext_factor", 1.0))
+        keep = keep * float(self.key("rope.scaling.yarn_ext_factor", 1.0))
         log = 0.1 * math.log(max(factor, 1.0))
         scale = 1.0 + log
         if self.arch == "mistral3":
-            scale /= 1.0 + float(self._key("rope.scaling.yarn_log_multiplier", 0.0)) * log
-        scale *= float(self._key("rope.scaling.attn_factor", 1.0))
+            scale /= 1.0 + float(self.key("rope.scaling.yarn_log_multiplier", 0.0)) * log
+        scale *= float(self.key("rope.scaling.attn_factor", 1.0))
         return inv_freq / factor * (1.0 - keep) + inv_freq * keep, scale
 
 

@@ -1,7 +1,7 @@
 // out[r][h] = sum over t of softmax_t(scale * q[r][h] . K[t]) * V[t], for the GROUP query heads that
-// share a KV head. A row's tokens are cut into splits; a team of 128 threads takes one. A block has
-// two teams, and where a row has no more than BLOCK_SPLITS splits it takes them all: then nothing
-// is merged through memory. Else the last block of a row merges.
+// share a KV head, HEADS of them a block. A row's tokens are cut into splits; a team of 128 threads takes
+// one. A block has two teams, and where a row has no more than BLOCK_SPLITS splits it takes them all:
+// then nothing is merged through memory. Else the last block of a row's heads merges.
 //
 // The split depends on the length n of the row's own sequence, from the page of the first token that it
 // sees, alone: 64 * 2^max(0, ceil(log2(n / 2048))) tokens, so at most MAX_SPLITS of them. Inside a split, pages in order with a
@@ -9,13 +9,14 @@
 // dimensions. Values: a lane adds the eight tokens of its eighth of the page, the
 // eighths are added in pairs. Splits are merged in order.
 //
-// variant.cuh: N_HEAD, N_HEAD_KV, HEAD_DIM, WINDOW (tokens that a row sees, 0: all), HAS_SINKS, Kv,
-// THREADS, TEAMS, MAX_SPLITS, BLOCK_SPLITS (of a block that has a row for itself; shared memory holds
-// their sums).
+// variant.cuh: N_HEAD, N_HEAD_KV, HEAD_DIM, WINDOW (tokens that a row sees, 0: all), HAS_SINKS, HEADS
+// (of a block; a group's last may have fewer), Kv, THREADS, TEAMS, MAX_SPLITS, BLOCK_SPLITS (of a block
+// that has a row's heads for itself; shared memory holds their sums).
 #include "kv.cuh"
 #include "variant.cuh"
 
 constexpr int GROUP = N_HEAD / N_HEAD_KV;
+constexpr uint32_t SHARERS = (GROUP + HEADS - 1) / HEADS;  // blocks that share a group's heads
 constexpr uint32_t TEAM = THREADS / TEAMS;
 static_assert(TEAM == 128, "four warps");
 constexpr uint32_t WARPS = THREADS / 32, TEAM_WARPS = TEAM / 32;
@@ -25,16 +26,21 @@ constexpr uint32_t EIGHTH = PAGE_TOKENS / 8;    // tokens of a lane
 constexpr uint32_t QUADS = HEAD_DIM / 4;        // groups of four dimensions
 constexpr uint32_t QUADS_TURN = TEAM / 8;       // of a team at a time, eight lanes each
 constexpr uint32_t QUADS_LANE = (QUADS + QUADS_TURN - 1) / QUADS_TURN;
-constexpr int SUMS_LANE = GROUP * QUADS_LANE * 4;
+constexpr int SUMS_LANE = HEADS * QUADS_LANE * 4;
 constexpr int half_if_even(int n) { return n % 2 == 0 ? n / 2 : n; }
 constexpr int KEPT = half_if_even(half_if_even(half_if_even(SUMS_LANE)));  // after fold
+// Values of wide heads fit the registers a token at a time alone.
+constexpr bool ONE_BY_ONE = QUADS_LANE > 4;
 // Keys of a thread and tokens of a lane whose values are asked for before the scores, as far as
 // registers allow.
-constexpr uint32_t KEYS_MOST = SUMS_LANE > 48 ? 4 : SUMS_LANE > 40 ? 2 : SUMS_LANE > 32 ? 4 : 8;
+constexpr uint32_t KEYS_MOST =
+    ONE_BY_ONE || SUMS_LANE > 48 ? 4 : SUMS_LANE > 40 ? 2 : SUMS_LANE > 32 ? 4 : 8;
 constexpr uint32_t KEYS_AHEAD = EIGHTS_PART < KEYS_MOST ? EIGHTS_PART : KEYS_MOST;
-constexpr uint32_t VALUES_AHEAD = SUMS_LANE > 32 ? 0 : SUMS_LANE > 24 ? 4 : EIGHTH;
+constexpr uint32_t VALUES_AHEAD =
+    ONE_BY_ONE || SUMS_LANE > 32 ? 0 : SUMS_LANE > 24 ? 4 : EIGHTH;
 // Beside a mat-vec, so that one starts early, where registers allow it.
-constexpr int MIN_BLOCKS = SUMS_LANE <= 48 && sizeof(typename Kv::Eight) <= 16 ? 2 : 1;
+constexpr int MIN_BLOCKS =
+    !ONE_BY_ONE && SUMS_LANE <= 48 && sizeof(typename Kv::Eight) <= 16 ? 2 : 1;
 
 struct Params {
     const float* q;  // [m][N_HEAD * HEAD_DIM]
@@ -42,8 +48,9 @@ struct Params {
     KvView kv;
     const uint32_t* positions;  // [m]
     const uint32_t* slots;      // [m]
-    float* partial;     // [m][N_HEAD_KV][MAX_SPLITS][GROUP][HEAD_DIM + 2]: sums, maximum, weight
-    uint32_t* tickets;  // [m][N_HEAD_KV], zero between launches
+    // [m][N_HEAD_KV][SHARERS][MAX_SPLITS][HEADS][HEAD_DIM + 2]: sums, maximum, weight
+    float* partial;
+    uint32_t* tickets;  // [m][N_HEAD_KV][SHARERS], zero between launches
     const float* sinks; // [N_HEAD]: one more score each, of value 0; or null
     float scale;
     uint32_t alone;     // 1: no two rows are of one sequence
@@ -77,14 +84,18 @@ DEVICE void fold(float (&v)[SUMS_LANE], uint32_t lane, uint32_t& start, bool& ow
 }
 
 KERNEL_BOUNDS(attention, Params, THREADS, MIN_BLOCKS) {
-    alignas(16) SHARED float q[GROUP][HEAD_DIM];
-    alignas(16) SHARED float scores[TEAMS][GROUP][PAGE_TOKENS];
-    SHARED float result[BLOCK_SPLITS][GROUP][HEAD_DIM];
-    SHARED float most[BLOCK_SPLITS][GROUP], weight[BLOCK_SPLITS][GROUP], fade[TEAMS][GROUP];
-    SHARED float share[GROUP][MAX_SPLITS], total[GROUP];
+    alignas(16) SHARED float q[HEADS][HEAD_DIM];
+    alignas(16) SHARED float scores[TEAMS][HEADS][PAGE_TOKENS];
+    SHARED float result[BLOCK_SPLITS][HEADS][HEAD_DIM];
+    SHARED float most[BLOCK_SPLITS][HEADS], weight[BLOCK_SPLITS][HEADS], fade[TEAMS][HEADS];
+    SHARED float share[HEADS][MAX_SPLITS], total[HEADS];
     SHARED uint32_t ticket;
 
-    const uint32_t head = blockIdx.x, m = blockIdx.z;
+    const uint32_t head = blockIdx.x / SHARERS, m = blockIdx.z;
+    // The first of its heads, and how many they are.
+    const uint32_t first_head = blockIdx.x % SHARERS * HEADS, rest = GROUP - first_head;
+    const uint32_t heads = SHARERS == 1 || rest > HEADS ? HEADS : rest;
+    const uint64_t row = (static_cast<uint64_t>(m) * N_HEAD + head * GROUP + first_head) * HEAD_DIM;
     const uint32_t team = threadIdx.x / TEAM, thread = threadIdx.x % TEAM;
     const uint32_t lane = thread % 32, warp = thread / 32;
     // Position and slot were written at least two kernels ago, and every kernel lets its successor
@@ -118,7 +129,7 @@ KERNEL_BOUNDS(attention, Params, THREADS, MIN_BLOCKS) {
         // The first team's split is the longer one: both take as many pages.
         const uint32_t wave_begin = start + (first_split + wave) * tokens;
         const uint32_t reach = n - wave_begin < tokens ? n - wave_begin : tokens;
-        if (thread < GROUP && local < BLOCK_SPLITS) {
+        if (thread < HEADS && local < BLOCK_SPLITS) {
             most[local][thread] = -infinity_f32();
             weight[local][thread] = 0.0f;
         }
@@ -169,11 +180,10 @@ KERNEL_BOUNDS(attention, Params, THREADS, MIN_BLOCKS) {
             if (before) {
                 if (ahead) pdl_wait();
                 pdl_trigger();
-                const float* q_row =
-                    p.q + (static_cast<uint64_t>(m) * N_HEAD + head * GROUP) * HEAD_DIM;
 #pragma unroll 1
-                for (uint32_t i = threadIdx.x; i < GROUP * HEAD_DIM; i += THREADS) {
-                    q[i / HEAD_DIM][i % HEAD_DIM] = load_relaxed_f32(q_row + i);
+                for (uint32_t i = threadIdx.x; i < HEADS * HEAD_DIM; i += THREADS) {
+                    const bool is_there = SHARERS == 1 || i < heads * HEAD_DIM;
+                    q[i / HEAD_DIM][i % HEAD_DIM] = is_there ? load_relaxed_f32(p.q + row + i) : 0.0f;
                 }
                 if (ahead && has_token && token == newest) load_keys();
 #pragma unroll
@@ -183,7 +193,7 @@ KERNEL_BOUNDS(attention, Params, THREADS, MIN_BLOCKS) {
                 }
                 __syncthreads();
             }
-            float dot[GROUP] = {};
+            float dot[HEADS] = {};
             if (has_token) {
 #pragma unroll
                 for (uint32_t c = 0; c < EIGHTS_PART; c++) {
@@ -199,25 +209,25 @@ KERNEL_BOUNDS(attention, Params, THREADS, MIN_BLOCKS) {
                     for (int i = 0; i < 8; i++) {
                         if (i % 4 == 0) compiler_fence();
 #pragma unroll
-                        for (int g = 0; g < GROUP; g++) {
+                        for (int g = 0; g < HEADS; g++) {
                             dot[g] = fma_rn(key[i], q[g][at * 8 + i], dot[g]);
                         }
                     }
                 }
             }
 #pragma unroll
-            for (int g = 0; g < GROUP; g++) {
+            for (int g = 0; g < HEADS; g++) {
                 float s = add_rn(dot[g], __shfl_xor_sync(FULL_WARP, dot[g], 1));
                 if (part == 0) scores[team][g][token] = has_token ? mul_rn(s, p.scale) : -infinity_f32();
             }
             compiler_fence();
 #pragma unroll
             for (uint32_t t = VALUES_AHEAD; t < EIGHTH; t++) {
-                if (sees(eighth * EIGHTH + t)) load_values(t);
+                if (!ONE_BY_ONE && sees(eighth * EIGHTH + t)) load_values(t);
             }
             __syncthreads();
 #pragma unroll 1
-            for (uint32_t g = warp; g < GROUP && local < my_splits; g += TEAM_WARPS) {
+            for (uint32_t g = warp; g < HEADS && local < my_splits; g += TEAM_WARPS) {
                 float s[2];
 #pragma unroll
                 for (int i = 0; i < 2; i++) s[i] = scores[team][g][lane + 32 * i];
@@ -244,16 +254,17 @@ KERNEL_BOUNDS(attention, Params, THREADS, MIN_BLOCKS) {
 #pragma unroll
                 for (uint32_t t = 0; t < EIGHTH; t++) {
                     compiler_fence();
-                    float e[GROUP];
+                    if (ONE_BY_ONE && sees(eighth * EIGHTH + t)) load_values(t);
+                    float e[HEADS];
 #pragma unroll
-                    for (int g = 0; g < GROUP; g++) e[g] = scores[team][g][eighth * EIGHTH + t];
+                    for (int g = 0; g < HEADS; g++) e[g] = scores[team][g][eighth * EIGHTH + t];
 #pragma unroll
                     for (int i = 0; i < QUADS_LANE; i++) {
                         // Past the length the weight is zero and so are the values.
                         float value[4];
                         Kv::expand4(v[t][i], value);
 #pragma unroll
-                        for (int g = 0; g < GROUP; g++) {
+                        for (int g = 0; g < HEADS; g++) {
 #pragma unroll
                             for (int d = 0; d < 4; d++) {
                                 float& sum = acc[(g * QUADS_LANE + i) * 4 + d];
@@ -279,32 +290,33 @@ KERNEL_BOUNDS(attention, Params, THREADS, MIN_BLOCKS) {
     }
     __syncthreads();
     delay_block();
-    float* out = p.out + (static_cast<uint64_t>(m) * N_HEAD + head * GROUP) * HEAD_DIM;
+    float* out = p.out + row;
+    auto sink = [&](uint32_t g) { return p.sinks[head * GROUP + first_head + g]; };
     if (splits <= BLOCK_SPLITS) {
 #pragma unroll 1
-        for (uint32_t i = threadIdx.x; i < GROUP * HEAD_DIM; i += THREADS) {
+        for (uint32_t i = threadIdx.x; i < heads * HEAD_DIM; i += THREADS) {
             const uint32_t g = i / HEAD_DIM, d = i % HEAD_DIM;
             float top = most[0][g], all = 0.0f, sum = 0.0f;
 #pragma unroll 1
             for (uint32_t s = 1; s < splits; s++) top = fmaxf(top, most[s][g]);
-            if constexpr (HAS_SINKS) top = fmaxf(top, p.sinks[head * GROUP + g]);
+            if constexpr (HAS_SINKS) top = fmaxf(top, sink(g));
 #pragma unroll 1
             for (uint32_t s = 0; s < splits; s++) {
                 const float e = expf(add_rn(most[s][g], -top));
                 all = fma_rn(weight[s][g], e, all);
                 sum = fma_rn(result[s][g][d], e, sum);
             }
-            if constexpr (HAS_SINKS) all = add_rn(all, expf(add_rn(p.sinks[head * GROUP + g], -top)));
+            if constexpr (HAS_SINKS) all = add_rn(all, expf(add_rn(sink(g), -top)));
             out[i] = div_rn(sum, all);
         }
         return;
     }
-    constexpr uint32_t SPLIT_FLOATS = GROUP * (HEAD_DIM + 2);
-    float* row_partial =
-        p.partial + (static_cast<uint64_t>(m) * N_HEAD_KV + head) * (MAX_SPLITS * SPLIT_FLOATS);
+    constexpr uint32_t SPLIT_FLOATS = HEADS * (HEAD_DIM + 2);
+    const uint64_t group = static_cast<uint64_t>(m) * gridDim.x + blockIdx.x;
+    float* row_partial = p.partial + group * (MAX_SPLITS * SPLIT_FLOATS);
 #pragma unroll 1
     for (uint32_t i = threadIdx.x; i < my_splits * SPLIT_FLOATS; i += THREADS) {
-        const uint32_t s = i / SPLIT_FLOATS, g = i / (HEAD_DIM + 2) % GROUP, d = i % (HEAD_DIM + 2);
+        const uint32_t s = i / SPLIT_FLOATS, g = i / (HEAD_DIM + 2) % HEADS, d = i % (HEAD_DIM + 2);
         row_partial[first_split * SPLIT_FLOATS + i] = d < HEAD_DIM    ? result[s][g][d]
                                                       : d == HEAD_DIM ? most[s][g]
                                                                       : weight[s][g];
@@ -312,13 +324,13 @@ KERNEL_BOUNDS(attention, Params, THREADS, MIN_BLOCKS) {
     __syncthreads();
     const uint32_t blocks = (splits + TEAMS - 1) / TEAMS;
     if (threadIdx.x == 0) {
-        ticket = atomic_inc_acq_rel_wrap(p.tickets + m * N_HEAD_KV + head, blocks - 1);
+        ticket = atomic_inc_acq_rel_wrap(p.tickets + group, blocks - 1);
     }
     __syncthreads();
     if (ticket != blocks - 1) return;
     // Each split's share: a warp a head, a lane a split.
 #pragma unroll 1
-    for (uint32_t g = threadIdx.x / 32; g < GROUP; g += WARPS) {
+    for (uint32_t g = threadIdx.x / 32; g < heads; g += WARPS) {
         const float* at = row_partial + lane * SPLIT_FLOATS + g * (HEAD_DIM + 2) + HEAD_DIM;
         float top = -infinity_f32(), sum = 0.0f;
         if (lane < splits) {
@@ -326,7 +338,7 @@ KERNEL_BOUNDS(attention, Params, THREADS, MIN_BLOCKS) {
             sum = load_relaxed_f32(at + 1);
         }
         float all = warp_max_f32(top);
-        if constexpr (HAS_SINKS) all = fmaxf(all, p.sinks[head * GROUP + g]);
+        if constexpr (HAS_SINKS) all = fmaxf(all, sink(g));
         const float e = lane < splits ? expf(add_rn(top, -all)) : 0.0f;
         share[g][lane] = e;
         // In split order, as the sums below.
@@ -335,13 +347,13 @@ KERNEL_BOUNDS(attention, Params, THREADS, MIN_BLOCKS) {
             weights = fma_rn(__shfl_sync(FULL_WARP, sum, s), __shfl_sync(FULL_WARP, e, s), weights);
         }
         if constexpr (HAS_SINKS) {
-            weights = add_rn(weights, expf(add_rn(p.sinks[head * GROUP + g], -all)));
+            weights = add_rn(weights, expf(add_rn(sink(g), -all)));
         }
         if (lane == 0) total[g] = weights;
     }
     __syncthreads();
 #pragma unroll 1
-    for (uint32_t i = threadIdx.x; i < GROUP * HEAD_DIM; i += THREADS) {
+    for (uint32_t i = threadIdx.x; i < heads * HEAD_DIM; i += THREADS) {
         const uint32_t g = i / HEAD_DIM, d = i % HEAD_DIM;
         const float* at = row_partial + g * (HEAD_DIM + 2) + d;
         float sum = 0.0f;

@@ -76,6 +76,52 @@ KERNEL(scale, ScaleParams) {
     });
 }
 
+struct ScaleByParams {
+    float* x;
+    uint64_t n;
+    const float* factor;  // one number
+};
+
+// x *= factor.
+KERNEL(scale_by, ScaleByParams) {
+    each(p.n, [&](uint64_t i) {
+        p.x[i] = mul_rn(load_relaxed_f32(p.x + i), *p.factor);
+    });
+}
+
+struct ScaleRanksParams {
+    float* routes;        // [rows][2][ranks]: ids, then weights
+    const float* scales;  // [n_expert]
+    uint64_t n;           // ranks of all rows
+    uint32_t ranks;
+    uint32_t n_expert;
+};
+
+// weight *= scales[id].
+KERNEL(scale_ranks, ScaleRanksParams) {
+    each(p.n, [&](uint64_t i) {
+        float* at = p.routes + i / p.ranks * 2 * p.ranks + i % p.ranks;
+        const float id = load_relaxed_f32(at);
+        const bool is_one = id >= 0.0f && id < static_cast<float>(p.n_expert);
+        const float scale = p.scales[is_one ? static_cast<uint32_t>(id) : 0];
+        at[p.ranks] = mul_rn(load_relaxed_f32(at + p.ranks), scale);
+    });
+}
+
+struct SoftCapParams {
+    float* x;
+    uint64_t n;
+    float cap;
+    float rate;  // 2 / cap
+};
+
+// x = cap tanh(x / cap).
+KERNEL(soft_cap, SoftCapParams) {
+    each(p.n, [&](uint64_t i) {
+        p.x[i] = soft_cap_f32(load_relaxed_f32(p.x + i), p.cap, p.rate);
+    });
+}
+
 struct SliceParams {
     const float* x;
     float* out;

@@ -75,6 +75,13 @@ DEVICE float clamped_swiglu_f32(float gate, float up) {
     return mul_rn(mul_rn(g, sigmoid_f32(mul_rn(1.702f, g))), add_rn(u, 1.0f));
 }
 
+// cap tanh(x / cap), with a rate of 2 / cap.
+DEVICE float soft_cap_f32(float x, float cap, float rate) {
+    const float e = exp_down_f32(-mul_rn(fabsf(x), rate));
+    const float y = mul_rn(cap, div_rn(sub_rn(1.0f, e), add_rn(1.0f, e)));
+    return x < 0.0f ? -y : y;
+}
+
 // exp(a ln(1 + exp(z))), where that is at most 1: how much of a state stays.
 DEVICE float decay_f32(float a, float z) {
     const float e = exp_down_f32(-fabsf(z));

@@ -1,7 +1,8 @@
 // out[r][g] = x[r][g] / sqrt(mean(x[r][g]^2) + eps) * weight over groups of GROUP values; a block a
-// group. In place where out is x. Or, where it ADDS: out += that.
+// group, all 1 unless it HAS_WEIGHT. In place where out is x. Or, where it ADDS: out += that, and where it
+// HAS_FACTOR out = (out + that) * factor.
 //
-// variant.cuh: GROUP, THREADS, ADDS.
+// variant.cuh: GROUP, THREADS, ADDS, HAS_WEIGHT, HAS_FACTOR.
 #include "norm.cuh"
 #include "variant.cuh"
 
@@ -11,7 +12,8 @@ constexpr uint32_t N_SB = (GROUP + 255) / 256;
 struct Params {
     const float* x;
     float* out;
-    const float* weight;  // [GROUP]
+    const float* weight;  // [GROUP], or null
+    const float* factor;  // one number, or null
     float eps;
     uint32_t groups;
 };
@@ -45,8 +47,11 @@ KERNEL_BOUNDS(rms_norm, Params, 32 * WARPS, 1) {
     delay_block();
     for (uint32_t i = threadIdx.x; i < GROUP; i += 32 * WARPS) {
         const float v = load_relaxed_f32(p.x + base + i);
-        const float normed = mul_rn(mul_rn(v, factor), p.weight[i]);
+        float normed = mul_rn(v, factor);
+        if constexpr (HAS_WEIGHT) normed = mul_rn(normed, p.weight[i]);
         float* out = p.out + base + i;
-        *out = ADDS ? add_rn(load_relaxed_f32(out), normed) : normed;
+        if constexpr (ADDS) normed = add_rn(load_relaxed_f32(out), normed);
+        if constexpr (HAS_FACTOR) normed = mul_rn(normed, *p.factor);
+        *out = normed;
     }
 }

@@ -133,6 +133,15 @@ pub struct Experts {
     pub n_layer_dense: usize,
 }
 
+/// What layers with a window have of their own, where the file says it.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Local {
+    /// Width of one attention head.
+    pub head_dim: Option<usize>,
+    /// Leading dimensions of each head that are rotated.
+    pub rope_dim: Option<usize>,
+}
+
 /// Everything about a model but its weights.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
@@ -142,7 +151,10 @@ pub struct Config {
     pub name: Option<String>,
     pub n_layer: usize,
     pub n_embd: usize,
+    /// The most of any layer.
     pub n_ff: usize,
+    /// By layer.
+    pub n_ff_of: Vec<usize>,
     pub n_head: usize,
     /// The most of any layer.
     pub n_head_kv: usize,
@@ -173,6 +185,13 @@ pub struct Config {
     pub rope_finetuned: bool,
     /// `None` where every row sees all before it.
     pub window: Option<Window>,
+    pub local: Local,
+    /// Layers at the end that read what an earlier one has stored.
+    pub n_layer_shared_kv: usize,
+    /// Numbers of a token that each layer has for itself; 0 where there are none.
+    pub n_embd_layer: usize,
+    /// Logits `x` are `c tanh(x / c)`.
+    pub logit_cap: Option<f32>,
     pub factors: Factors,
     /// Where the file has experts.
     pub experts: Option<Experts>,
@@ -379,7 +398,12 @@ impl Config {
         let n_layer_nextn = keys.uint("nextn_predict_layers", 0..=most)?.unwrap_or(0);
         let n_layer = n_block.saturating_sub(n_layer_nextn);
         let n_embd = need_uint!("embedding_length", 1..=MOST);
-        let n_ff = need_uint!("feed_forward_length", 1..=MOST);
+        let n_ff_of = keys.need(
+            "feed_forward_length",
+            keys.by_layer("feed_forward_length", 1..=MOST, n_layer)?,
+            &format!("1 to {MOST}"),
+        )?;
+        let n_ff = n_ff_of.iter().copied().max().unwrap_or(1);
         let n_head = need_uint!("attention.head_count", 1..=4096);
         let conv_taps = keys.uint("shortconv.l_cache", 2..=16)?;
         let least = usize::from(conv_taps.is_none());
@@ -402,6 +426,7 @@ impl Config {
                 format!("a divisor of the {n_head} attention heads"),
             ));
         }
+        let n_head_kv = n_head_kv_of.iter().copied().max().unwrap_or(n_head);
         let head_dim = match keys.uint("attention.key_length", 1..=1024)? {
             Some(d) => d,
             None if n_embd.checked_rem(n_head) == Some(0) => {
@@ -438,11 +463,11 @@ impl Config {
             "true: models that look ahead do not generate text",
             |v| *v == Value::Bool(true),
         )?;
-        for key in ["attn_logit_softcapping", "final_logit_softcapping"] {
-            keys.only(key, "0: caps of scores and logits are not supported", |v| {
-                v.as_float() == Some(0.0)
-            })?;
-        }
+        keys.only(
+            "attn_logit_softcapping",
+            "0: caps of scores are not supported",
+            |v| v.as_float() == Some(0.0),
+        )?;
         let rope_dim = keys
             .uint("rope.dimension_count", 2..=head_dim)?
             .unwrap_or(head_dim);
@@ -473,6 +498,7 @@ impl Config {
             n_layer,
             n_embd,
             n_ff,
+            n_ff_of,
             n_head,
             n_head_kv,
             n_head_kv_of,
@@ -493,6 +519,14 @@ impl Config {
             rope_base_window: keys.float("rope.freq_base_swa", bases)?,
             rope_finetuned: gguf.get_bool(&finetuned)?.unwrap_or(true),
             window: Self::window(&keys, n_layer)?,
+            local: Self::local(&keys)?,
+            n_layer_shared_kv: keys
+                .uint("attention.shared_kv_layers", 0..=n_layer)?
+                .unwrap_or(0),
+            n_embd_layer: keys
+                .uint("embedding_length_per_layer_input", 0..=MOST)?
+                .unwrap_or(0),
+            logit_cap: keys.multiplier("final_logit_softcapping")?,
             factors: Factors {
                 embedding: keys.multiplier("embedding_scale")?,
                 residual: keys.multiplier("residual_scale")?,
@@ -560,6 +594,34 @@ impl Config {
                 format!("an array of {n_layer} booleans, one a layer"),
             )),
         }
+    }
+
+    /// Keys of layers with a window end in `_swa`.
+    fn local(keys: &Keys<'_>) -> Result<Local> {
+        let even = |key: &str, least: usize| {
+            let n = keys.uint(key, least..=1024)?;
+            match n.filter(|n| n.checked_rem(2) != Some(0)) {
+                Some(odd) => Err(out_of_range(
+                    format!("{}.{key}", keys.arch),
+                    odd,
+                    "an even number",
+                )),
+                None => Ok(n),
+            }
+        };
+        let head_dim = even("attention.key_length_swa", 2)?;
+        let value_dim = even("attention.value_length_swa", 2)?;
+        if let Some(odd) = value_dim.filter(|value_dim| Some(*value_dim) != head_dim) {
+            return Err(out_of_range(
+                format!("{}.attention.value_length_swa", keys.arch),
+                odd,
+                "the width of the keys, attention.key_length_swa; others are not supported",
+            ));
+        }
+        Ok(Local {
+            head_dim,
+            rope_dim: even("rope.dimension_count_swa", 2)?,
+        })
     }
 
     fn window(keys: &Keys<'_>, n_layer: usize) -> Result<Option<Window>> {

@@ -478,7 +478,9 @@ fn per_token(
                 | Role::Sink
                 | Role::Selection
                 | Role::Taps(_)
-                | Role::PerHead => {}
+                | Role::PerHead
+                | Role::Factor
+                | Role::PerExpert => {}
             }
         }
     }

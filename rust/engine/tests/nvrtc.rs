@@ -82,7 +82,7 @@ impl Layer {
         let weight = self.vector(HEAD_DIM);
         self.plan.ops.push(Op::RmsNorm {
             x,
-            weight,
+            weight: Some(weight),
             out: x,
             group: HEAD_DIM,
             eps: 1e-5,
@@ -298,7 +298,7 @@ impl Layer {
             let Norm { weight, eps } = l.norm().unwrap();
             l.plan.ops.push(Op::RmsNorm {
                 x: delta,
-                weight,
+                weight: Some(weight),
                 out: delta,
                 group: N_EMBD,
                 eps,
@@ -482,6 +482,60 @@ fn kernels_of_experts_compile_for_every_card_without_spills() {
         jobs.extend(kernels.into_iter().map(|k| (arch, k)));
     }
     compile(&path, &jobs);
+}
+
+/// Heads that several blocks share, or that are as wide as any model's.
+#[test]
+fn attention_of_wide_heads_compiles_for_every_card_without_spills() {
+    let Some(path) = real_nvrtc() else { return };
+    let mut jobs = Vec::new();
+    for arch in ARCHITECTURES {
+        let mut kernels = HashSet::new();
+        for kv_type in quant::kv_types().filter(|t| t.kernel.kv.is_some()) {
+            for (n_head, n_head_kv, head_dim) in [(8, 1, 256), (12, 1, 512), (1, 1, 512)] {
+                // Their pages do not fit its shared memory.
+                if arch == 75 && kv_type.sums_kv_exactly() && head_dim == 512 {
+                    continue;
+                }
+                let card = wide_heads(arch, kv_type, n_head, n_head_kv, head_dim);
+                add(&mut kernels, &card);
+            }
+        }
+        jobs.extend(kernels.into_iter().map(|k| (arch, k)));
+    }
+    compile(&path, &jobs);
+}
+
+/// Attention alone, over a cache of this type.
+fn wide_heads(
+    arch: u32,
+    kv_type: &'static QuantType,
+    n_head: usize,
+    n_head_kv: usize,
+    head_dim: usize,
+) -> Card {
+    let mut plan = Plan {
+        kv: vec![KvShape {
+            n_head_kv,
+            head_dim,
+        }],
+        ..Plan::default()
+    };
+    let mut buffer = |name, heads| plan.add_buffer(name, heads * head_dim, Rows::Batch);
+    let (q, out) = (buffer("q", n_head), buffer("out", n_head));
+    let (k, v) = (buffer("k", n_head_kv), buffer("v", n_head_kv));
+    plan.logits = plan.add_buffer("logits", 1, Rows::Out);
+    plan.ops.push(Op::KvScatter { k, v, layer: 0 });
+    plan.ops.push(Op::Attention {
+        q,
+        out,
+        layer: 0,
+        n_head,
+        scale: 1.0,
+        window: None,
+        sinks: None,
+    });
+    model(&format!("sm_{arch}"), plan, kv_type, true)
 }
 
 /// Compiles all of them; fails where one does not, or spills more than it may.

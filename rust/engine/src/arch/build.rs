@@ -148,6 +148,18 @@ impl<'a> Builder<'a> {
     /// A table of angles for the first `dims` dimensions of a head: `base`, linear or YaRN scaling, and
     /// the llama3 frequency factors where the file has them. Its number.
     pub fn rope_table(&mut self, dims: usize, base: f64, scaling: &RopeScaling) -> Result<usize> {
+        let factors = self.optional("rope_freqs.weight", &[dims / 2])?;
+        Ok(self.rope_table_by(dims, base, scaling, factors))
+    }
+
+    /// The same with these factors.
+    pub fn rope_table_by(
+        &mut self,
+        dims: usize,
+        base: f64,
+        scaling: &RopeScaling,
+        factors: Option<WeightId>,
+    ) -> usize {
         let half = dims / 2;
         let dims = dims as f64;
         let exponent = |i: usize| -2.0 * i as f64 / dims;
@@ -178,14 +190,13 @@ impl<'a> Builder<'a> {
                 scale = attn_factor * (1.0 + 0.1 * factor.max(1.0).ln());
             }
         }
-        let factors = self.optional("rope_freqs.weight", &[half])?;
         self.plan.ropes.push(RopeTable {
             inv_freq,
             factors,
             scale,
             temperature: None,
         });
-        Ok(self.plan.ropes.len() - 1)
+        self.plan.ropes.len() - 1
     }
 
     /// A table as that of this number, whose heads count more the later their token. Its number.
@@ -286,23 +297,22 @@ impl<'a> Builder<'a> {
 
     /// Stores keys and values, and attends. The layer's cache gets their shape.
     pub fn attention(&mut self, layer: usize, heads: Heads, scores: Scores) -> BufferId {
-        let Heads {
-            q,
-            k,
-            v,
-            n_head,
-            kv,
-        } = heads;
-        let out = self.buffer("heads", n_head * kv.head_dim);
+        let Heads { k, v, kv, .. } = heads;
         if let Some(cache) = self.plan.kv.get_mut(layer) {
             *cache = kv;
         }
         self.push(Op::KvScatter { k, v, layer });
+        self.attention_over(layer, heads, scores)
+    }
+
+    /// Attends over the cache of a layer, in which the tokens are stored already.
+    fn attention_over(&mut self, cache: usize, heads: Heads, scores: Scores) -> BufferId {
+        let out = self.buffer("heads", heads.n_head * heads.kv.head_dim);
         self.push(Op::Attention {
-            q,
+            q: heads.q,
             out,
-            layer,
-            n_head,
+            layer: cache,
+            n_head: heads.n_head,
             scale: scores.scale,
             window: scores.window,
             sinks: scores.sinks,
@@ -312,8 +322,24 @@ impl<'a> Builder<'a> {
 
     /// Attention, then the product with `attn_output`: what is to be added to x.
     pub fn attend(&mut self, layer: usize, heads: Heads, scores: Scores) -> Result<BufferId> {
-        let n_embd = self.config.n_embd;
         let out = self.attention(layer, heads, scores);
+        self.attended(layer, heads, out)
+    }
+
+    /// The same over the cache of an earlier layer, to which this one adds nothing.
+    pub fn attend_over(
+        &mut self,
+        layer: usize,
+        cache: usize,
+        heads: Heads,
+        scores: Scores,
+    ) -> Result<BufferId> {
+        let out = self.attention_over(cache, heads, scores);
+        self.attended(layer, heads, out)
+    }
+
+    fn attended(&mut self, layer: usize, heads: Heads, out: BufferId) -> Result<BufferId> {
+        let n_embd = self.config.n_embd;
         let delta = self.buffer("delta", n_embd);
         let shape = [heads.n_head * heads.kv.head_dim, n_embd];
         self.product(out, None, layer, "attn_output", &shape, delta)?;
@@ -537,7 +563,7 @@ impl<'a> Builder<'a> {
         let Norm { weight, eps } = self.norm(name, width)?;
         self.push(Op::RmsNorm {
             x,
-            weight,
+            weight: Some(weight),
             out: x,
             group: width,
             eps,

@@ -4,10 +4,11 @@ use std::collections::HashSet;
 
 use crate::config::{self, Config, TensorSpec};
 use crate::error::{Error, Result};
-use crate::plan::{signature, Plan};
+use crate::plan::{signature, Op, Plan};
 
 mod build;
 mod gemma3;
+mod gemma4;
 mod gpt_oss;
 mod granite;
 mod lfm2;
@@ -71,6 +72,11 @@ pub static ARCHITECTURES: &[Architecture] = &[
         plan: gemma3::plan,
     },
     Architecture {
+        name: "gemma4",
+        experts: true,
+        plan: gemma4::plan,
+    },
+    Architecture {
         name: "granite",
         experts: false,
         plan: granite::plan,
@@ -126,6 +132,14 @@ pub fn plan(config: &Config) -> Result<Plan> {
         });
     }
     let plan = (row.plan)(config)?;
+    let caps = |op: &Op| matches!(op, Op::SoftCap { .. });
+    if let Some(cap) = config.logit_cap.filter(|_| !plan.ops.iter().any(caps)) {
+        return Err(Error::Metadata {
+            key: format!("{}.final_logit_softcapping", config.arch),
+            value: cap.to_string(),
+            expected: "0: caps of logits are not supported in this architecture".into(),
+        });
+    }
     let used: HashSet<&str> = plan.weights.iter().map(|w| w.name.as_str()).collect();
     // Early converters stored the rotation's frequencies in every layer. What has no numbers changes
     // none.
@@ -133,6 +147,7 @@ pub fn plan(config: &Config) -> Result<Plan> {
         !used.contains(name.as_str())
             && !name.ends_with(".attn_rot_embd.weight")
             && !guesses_ahead(config, name)
+            && !is_replaced(config, name)
             && !spec.shape.contains(&0)
     };
     match config.tensors.iter().find(extra) {
@@ -150,10 +165,20 @@ pub fn plan(config: &Config) -> Result<Plan> {
 
 /// Whether a tensor is of a layer that guesses further tokens, which no pass runs.
 fn guesses_ahead(config: &Config, name: &str) -> bool {
-    let layer = name
-        .strip_prefix("blk.")
-        .and_then(|rest| rest.split('.').next());
-    let layer: Option<usize> = layer.and_then(|number| number.parse().ok());
     let behind = config.n_layer..config.n_layer.saturating_add(config.n_layer_nextn);
-    layer.is_some_and(|layer| behind.contains(&layer))
+    layer_of(name).is_some_and(|(layer, _)| behind.contains(&layer))
+}
+
+/// Whether a tensor makes keys or values in a layer that reads those of an earlier one: converters keep
+/// them.
+fn is_replaced(config: &Config, name: &str) -> bool {
+    const PARTS: [&str; 3] = ["attn_k.weight", "attn_v.weight", "attn_k_norm.weight"];
+    let first = config.n_layer.saturating_sub(config.n_layer_shared_kv);
+    layer_of(name).is_some_and(|(layer, part)| layer >= first && PARTS.contains(&part))
+}
+
+/// The layer of a tensor, and its name there.
+fn layer_of(name: &str) -> Option<(usize, &str)> {
+    let (layer, part) = name.strip_prefix("blk.")?.split_once('.')?;
+    Some((layer.parse().ok()?, part))
 }

@@ -48,13 +48,15 @@ pub enum Fused {
         parts: Vec<Part>,
         epilogue: Epilogue,
     },
-    /// `out += x`, normalized as [`Op::RmsNorm`] says.
+    /// `out += x`, normalized as [`Op::RmsNorm`] says; then `out *= factor`, where there is one.
     NormAdd {
         x: BufferId,
         weight: WeightId,
         group: usize,
         eps: f32,
         out: BufferId,
+        /// A tensor of one number.
+        factor: Option<WeightId>,
     },
     /// `out += ` what [`Op::MixExperts`] makes of `x`.
     MixAdd {
@@ -246,7 +248,7 @@ fn turned_heads(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
             out,
             group,
             eps,
-        } if x == out => Some((NormedHeads { x, weight }, group, eps)),
+        } if x == out => Some((NormedHeads { x, weight: weight? }, group, eps)),
         _ => None,
     };
     let ((queries, head_dim, eps), keys) = (normed(q_norm)?, normed(k_norm)?);
@@ -285,7 +287,7 @@ fn turned_heads(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
 fn norm_add(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
     let [Op::RmsNorm {
         x,
-        weight,
+        weight: Some(weight),
         out: normed,
         group,
         eps,
@@ -296,14 +298,19 @@ fn norm_add(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
     if sum != normed || out == x || read_later(plan, at + 2, normed) {
         return None;
     }
+    let factor = match plan.ops.get(at + 2) {
+        Some(Op::ScaleBy { x, weight }) if *x == out => Some(*weight),
+        _ => None,
+    };
     let fused = Fused::NormAdd {
         x,
         weight,
         group,
         eps,
         out,
+        factor,
     };
-    Some((fused, 2))
+    Some((fused, 2 + usize::from(factor.is_some())))
 }
 
 /// The epilogue that the ops from `at` on allow behind products of `x`, and how many of them it
@@ -436,10 +443,10 @@ mod tests {
         for name in ["x", "a", "b", "c", "sum"] {
             plan.add_buffer(name, 64, Rows::Batch);
         }
-        for (name, n_out) in [("norm", 1), ("matrix", 64)] {
+        for (name, n_in, n_out) in [("norm", 64, 1), ("matrix", 64, 64), ("factor", 1, 1)] {
             plan.add_weight(Weight {
                 name: name.into(),
-                n_in: 64,
+                n_in,
                 n_out,
                 n_expert: 1,
                 ty: &quant::TYPES[0],
@@ -536,16 +543,23 @@ mod tests {
     fn a_norm_is_joined_with_the_residual_alone() {
         let norm = |x, out| Op::RmsNorm {
             x,
-            weight: NORM.weight,
+            weight: Some(NORM.weight),
             out,
             group: 64,
             eps: NORM.eps,
         };
         let (a, b) = (BufferId(1), BufferId(2));
         let add = |x, out| Op::Add { x, out };
+        let scale = |x| Op::ScaleBy {
+            x,
+            weight: WeightId(2),
+        };
         for (ops, n) in [
             (vec![norm(a, a), add(a, SUM)], 1),
             (vec![norm(a, b), add(b, SUM)], 1),
+            // A factor of the sum is joined too, one of something else is not.
+            (vec![norm(a, a), add(a, SUM), scale(SUM)], 1),
+            (vec![norm(a, a), add(a, SUM), scale(b)], 2),
             // What is normalized is what is added to.
             (vec![norm(a, b), add(b, a)], 2),
             // Another sum, and a norm that is read again.
@@ -561,7 +575,7 @@ mod tests {
         let (q, k) = (BufferId(1), BufferId(2));
         let norm = |x, out, eps| Op::RmsNorm {
             x,
-            weight: NORM.weight,
+            weight: Some(NORM.weight),
             out,
             group: 64,
             eps,
@@ -625,7 +639,7 @@ mod tests {
     fn a_norm_of_its_own_stays_one() {
         let norm = Op::RmsNorm {
             x: SUM,
-            weight: NORM.weight,
+            weight: Some(NORM.weight),
             out: X,
             group: 64,
             eps: NORM.eps,

@@ -66,13 +66,13 @@ pub enum Op {
         scale: f32,
     },
     /// `out[r][g] = x[r][g] / sqrt(mean(x[r][g]^2) + eps) * weight`, for each group `g` of `group`
-    /// consecutive values; `weight` has `group` values. The sum of the squares: of every 256 values
+    /// consecutive values; `weight` has `group` values, all 1 where there is none. The sum of the squares: of every 256 values
     /// in turn, the last ones padded with zeros, 32 chains of 8 consecutive values, each by fused
     /// multiply-adds from zero; the chains folded in halves, 16, 8, 4, 2, 1; then these sums in
     /// order. Then `f = 1 / sqrt(sum / group + eps)` and `(x * f) * weight`, each step rounded.
     RmsNorm {
         x: BufferId,
-        weight: WeightId,
+        weight: Option<WeightId>,
         out: BufferId,
         group: usize,
         eps: f32,
@@ -307,6 +307,12 @@ pub enum Op {
     },
     /// `x[r] = x[r] * factor`, in place, rounded.
     Scale { x: BufferId, factor: f32 },
+    /// `x[r] = x[r] * weight[0]`, in place, rounded: the factor is a tensor of one number.
+    ScaleBy { x: BufferId, weight: WeightId },
+    /// `x[r] = cap tanh(x[r] / cap)`, in place: with `e` the `exp` of [`Op::SwiGlu`], zero below -87, of
+    /// `-(|x| k)`, `k = float(2 / cap)` computed in float64, it is `cap ((1 - e) / (1 + e))`, each step
+    /// rounded, negative for `x` below 0.
+    SoftCap { x: BufferId, cap: f32 },
     /// `out[i] = x[out_rows[i]]`: the rows whose logits are wanted.
     SelectRows { x: BufferId, out: BufferId },
     /// Chooses `k` of the `n` experts that `logits[r]` has a value for, largest first, and what each
@@ -348,6 +354,9 @@ pub enum Op {
         bias: Option<WeightId>,
         out: BufferId,
     },
+    /// `w_j = w_j * weight[e_j]` of each rank of `routes[r]`, in place, rounded: a factor for each expert.
+    /// A number in the place of an id is taken as [`Op::ExpertMatVec`] takes it.
+    ScaleRanks { routes: BufferId, weight: WeightId },
     /// `out[r] = sum_j w_j x[r][j]` over the ranks of `routes[r]`, `w_j` their weights: `y = w_0 x_0`,
     /// rounded, then `y = fma(w_j, x_j, y)` in order.
     MixExperts {
@@ -378,7 +387,7 @@ impl Op {
                 group,
                 eps,
             } => Signature {
-                weights: vec![used(weight, Role::Scale)],
+                weights: weight.map(|id| used(id, Role::Scale)).into_iter().collect(),
                 parts: Parts::Groups(group),
                 constant: Some(Constant::Epsilon(eps)),
                 ..Signature::new("rms_norm", Over::Buffers, vec![read(x), replace(out)])
@@ -550,6 +559,14 @@ impl Op {
                 constant: Some(Constant::Scale(factor)),
                 ..Signature::new("scale", Over::Buffers, vec![update(x)])
             },
+            Op::ScaleBy { x, weight } => Signature {
+                weights: vec![used(weight, Role::Factor)],
+                ..Signature::new("scale_by", Over::Buffers, vec![update(x)])
+            },
+            Op::SoftCap { x, cap } => Signature {
+                constant: Some(Constant::Scale(cap)),
+                ..Signature::new("soft_cap", Over::Buffers, vec![update(x)])
+            },
             Op::SelectRows { x, out } => {
                 Signature::new("select_rows", Over::Picked, vec![read(x), write(out)])
             }
@@ -599,6 +616,15 @@ impl Op {
                     ..Signature::new("expert_matvec", Over::Buffers, vec![x, routed, out])
                 }
             }
+            Op::ScaleRanks { routes, weight } => Signature {
+                weights: vec![used(weight, Role::PerExpert)],
+                routes: Some(routes),
+                ..Signature::new(
+                    "scale_ranks",
+                    Over::Buffers,
+                    vec![update(routes).wide(Width::Routes)],
+                )
+            },
             Op::MixExperts { x, routes, out } => {
                 let x = read(x).wide(Width::Ranks);
                 let routed = read(routes).wide(Width::Routes);

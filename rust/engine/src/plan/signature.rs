@@ -103,6 +103,10 @@ pub enum Role {
     ExpertBias,
     /// A vector of a number for each of [`Parts::Heads`].
     Sink,
+    /// One number that multiplies all.
+    Factor,
+    /// A vector of a number for each expert.
+    PerExpert,
 }
 
 /// The rows that an op runs over.
@@ -199,6 +203,8 @@ impl Role {
                 | Role::ExpertBias
                 | Role::Taps(_)
                 | Role::PerHead
+                | Role::Factor
+                | Role::PerExpert
         )
     }
 }
@@ -291,7 +297,7 @@ impl Signature {
         let Some(k) = self.ranks(plan) else {
             return true;
         };
-        let chooses = self.outputs().any(|out| Some(out) == self.routes);
+        let chooses = self.overwritten().any(|out| Some(out) == self.routes);
         let most = match (chooses, self.experts(plan)) {
             (true, _) => self.width(plan, Width::Row).unwrap_or(0),
             (false, Some(experts)) => experts.n_expert,
@@ -349,6 +355,11 @@ impl Signature {
                 }
                 Role::PerHead | Role::Sink => is_vector && Parts::Heads(w.n_in) == self.parts,
                 Role::Selection => is_vector && n_in == row,
+                Role::Factor => is_vector && w.n_in == 1,
+                Role::PerExpert => {
+                    let ranks = self.ranks(plan).unwrap_or(0);
+                    is_vector && (ranks..=MOST_EXPERTS).contains(&w.n_in)
+                }
                 Role::Experts => n_in == row && w.n_out > 0,
                 Role::ExpertBias => {
                     let shape = experts.map(|w| (w.n_out, 1, w.n_expert));

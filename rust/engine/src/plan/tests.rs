@@ -25,6 +25,8 @@ const SELECTION: WeightId = WeightId(6);
 const EXPERTS: WeightId = WeightId(7);
 const EXPERT_BIAS: WeightId = WeightId(8);
 const SINKS: WeightId = WeightId(9);
+const FACTOR: WeightId = WeightId(10);
+const OF_EXPERTS: WeightId = WeightId(11);
 
 /// Rows of 64 values, four heads of 16 with a cache of two.
 fn plan(ops: Vec<Op>) -> Plan {
@@ -69,6 +71,8 @@ fn plan(ops: Vec<Op>) -> Plan {
         ("experts", 16, 24, 5),
         ("expert_bias", 24, 1, 5),
         ("sinks", 4, 1, 1),
+        ("factor", 1, 1, 1),
+        ("of_experts", 5, 1, 1),
     ] {
         plan.add_weight(Weight {
             name: name.into(),
@@ -126,7 +130,7 @@ const CASES: &[Case] = &[
     Case {
         op: Op::RmsNorm {
             x: A,
-            weight: NORM,
+            weight: Some(NORM),
             out: B,
             group: 16,
             eps: 1e-5,
@@ -344,6 +348,61 @@ const CASES: &[Case] = &[
         listed: "wanted = scale(wanted, scale 0.125)",
     },
     Case {
+        op: Op::RmsNorm {
+            x: A,
+            weight: None,
+            out: A,
+            group: 32,
+            eps: 1e-6,
+        },
+        inputs: &[A],
+        outputs: &[A],
+        overwritten: &[A],
+        weights: &[],
+        over: Over::Buffers,
+        cache: (None, None),
+        listed: "a = rms_norm(a, group 32, eps 1e-6)",
+    },
+    Case {
+        op: Op::ScaleBy {
+            x: A,
+            weight: FACTOR,
+        },
+        inputs: &[A],
+        outputs: &[A],
+        overwritten: &[],
+        weights: &[(FACTOR, Role::Factor)],
+        over: Over::Buffers,
+        cache: (None, None),
+        listed: "a = scale_by(a, factor F32[1])",
+    },
+    Case {
+        op: Op::ScaleRanks {
+            routes: ROUTES,
+            weight: OF_EXPERTS,
+        },
+        inputs: &[ROUTES],
+        outputs: &[ROUTES],
+        overwritten: &[],
+        weights: &[(OF_EXPERTS, Role::PerExpert)],
+        over: Over::Buffers,
+        cache: (None, None),
+        listed: "routes = scale_ranks(routes, of_experts F32[5])",
+    },
+    Case {
+        op: Op::SoftCap {
+            x: WANTED,
+            cap: 30.0,
+        },
+        inputs: &[WANTED],
+        outputs: &[WANTED],
+        overwritten: &[],
+        weights: &[],
+        over: Over::Buffers,
+        cache: (None, None),
+        listed: "wanted = soft_cap(wanted, scale 30)",
+    },
+    Case {
         op: Op::SelectRows { x: A, out: WANTED },
         inputs: &[A],
         outputs: &[WANTED],
@@ -391,7 +450,7 @@ fn an_op_runs_over_the_rows_of_its_buffers() {
     let plan = plan(vec![]);
     let norm = |x, out| Op::RmsNorm {
         x,
-        weight: NORM,
+        weight: Some(NORM),
         out,
         group: 16,
         eps: 0.0,

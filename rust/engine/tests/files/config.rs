@@ -208,7 +208,8 @@ fn other_architectures_are_listed() {
         &text,
         &[
             "architecture \"gpt2\" is not supported",
-            "llama, qwen2, qwen3, qwen3moe, gpt-oss, qwen35, gemma3, granite, lfm2, lfm2moe, mistral3",
+            "llama, qwen2, qwen3, qwen3moe, gpt-oss, qwen35, gemma3, gemma4, granite, lfm2, lfm2moe, \
+             mistral3",
         ],
     );
 }
@@ -266,6 +267,7 @@ fn tensors_that_no_op_reads_are_not_ignored() {
         ("qwen2", "blk.2.attn_norm.weight"),
         ("qwen3", "extra\n"),
         ("gemma3", "dense_2.weight"),
+        ("gemma4", "blk.0.post_norm.weight"),
         ("granite", "blk.0.attn_q_norm.weight"),
         // With this one guesses about the meaning of a text, not its next token.
         ("lfm2", "dense_2.weight"),

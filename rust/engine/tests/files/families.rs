@@ -1,9 +1,10 @@
 //! What families say of themselves beside sizes: windows, tables of angles, factors.
 use onegraph::arch;
-use onegraph::config::Config;
+use onegraph::config::{Config, TensorSpec};
 use onegraph::error::Kind;
 use onegraph::gguf::{Array, Gguf, Value};
 use onegraph::plan::{Gating, Op};
+use onegraph::quant;
 
 use crate::fixture::{tiny, Writer};
 use crate::load::load;
@@ -45,6 +46,7 @@ fn a_window_is_of_the_layers_that_the_file_or_the_architecture_says() {
 #[test]
 fn windows_factors_and_caps_that_make_no_sense_are_refused() {
     let bools = |n| Value::Array(Array::Bool(vec![true; n]));
+    let numbers = |each: &[u32]| Value::Array(Array::U32(each.to_vec()));
     for (key, value, said) in [
         ("attention.sliding_window", Value::I32(-1), "non-negative"),
         (
@@ -63,8 +65,14 @@ fn windows_factors_and_caps_that_make_no_sense_are_refused() {
         (
             "final_logit_softcapping",
             Value::F32(30.0),
-            "caps of scores",
+            "caps of logits",
         ),
+        ("attention.key_length_swa", Value::U32(5), "even"),
+        ("attention.value_length_swa", Value::U32(4), "of the keys"),
+        ("attention.shared_kv_layers", Value::U32(3), "0 to 2"),
+        ("feed_forward_length", numbers(&[12, 0]), "or 2 of them"),
+        ("feed_forward_length", numbers(&[12]), "or 2 of them"),
+        ("attention.head_count_kv", numbers(&[1, 3]), "1 to 2"),
     ] {
         let mut w = tiny("llama");
         w.set("llama.attention.sliding_window", Value::U32(8));
@@ -351,4 +359,143 @@ fn mistral3_has_experts_as_wide_as_its_file_says_of_all() {
         }
     }
     load(&w.bytes()).unwrap();
+}
+
+#[test]
+fn gemma_4_has_layers_of_two_kinds_and_layers_that_store_nothing() {
+    let mut w = tiny("gemma4");
+    // Local heads of 2 numbers, two of them of keys; the third and fourth layers read what the first
+    // two have stored.
+    for (key, n) in [
+        ("block_count", 4),
+        ("attention.key_length", 4),
+        ("attention.key_length_swa", 2),
+        ("rope.dimension_count_swa", 2),
+        ("attention.shared_kv_layers", 2),
+    ] {
+        w.set(&format!("gemma4.{key}"), Value::U32(n));
+    }
+    let heads = Array::I32(vec![2, 1, 2, 1]);
+    w.set("gemma4.attention.head_count_kv", Value::Array(heads));
+    let widths = Array::I32(vec![12, 12, 16, 16]);
+    w.set("gemma4.feed_forward_length", Value::Array(widths));
+    let local = Array::Bool(vec![true, false, true, false]);
+    let key = "gemma4.attention.sliding_window_pattern";
+    w.set(key, Value::Array(local));
+    w.set("gemma4.final_logit_softcapping", Value::F32(30.0));
+    let mut config = config(&w).unwrap();
+    let spec = |shape: &[usize], ty| TensorSpec {
+        shape: shape.to_vec(),
+        ty: quant::by_name(ty).unwrap(),
+    };
+    for (part, shape) in [
+        ("attn_q.weight", [8, 4]),
+        ("attn_v.weight", [8, 4]),
+        ("attn_output.weight", [4, 8]),
+    ] {
+        let name = format!("blk.0.{part}");
+        config.tensors.insert(name, spec(&shape, "F16"));
+    }
+    for part in ["attn_q_norm.weight", "attn_k_norm.weight"] {
+        config
+            .tensors
+            .insert(format!("blk.0.{part}"), spec(&[2], "F32"));
+    }
+    for (name, mut spec) in config.tensors.clone() {
+        let Some((layer, part)) = name.strip_prefix("blk.").and_then(|n| n.split_once('.')) else {
+            continue;
+        };
+        if part.starts_with("ffn_") {
+            let wide = spec.shape.iter_mut().filter(|n| **n == 12);
+            wide.for_each(|n| *n = 16);
+        }
+        // Those that make keys may be there or not.
+        if layer == "1" && part.starts_with("attn_k") {
+            continue;
+        }
+        let layer = layer.parse::<usize>().unwrap() + 2;
+        config.tensors.insert(format!("blk.{layer}.{part}"), spec);
+    }
+    let scale = "blk.3.layer_output_scale.weight".to_owned();
+    config.tensors.insert(scale, spec(&[1], "F32"));
+    let plan = arch::plan(&config).unwrap();
+    plan.check().unwrap();
+
+    let shapes: Vec<_> = plan
+        .kv
+        .iter()
+        .map(|kv| (kv.n_head_kv, kv.head_dim))
+        .collect();
+    assert_eq!(shapes, [(2, 2), (1, 4), (0, 0), (0, 0)]);
+    let attentions = plan.ops.iter().filter_map(|op| match op {
+        Op::Attention {
+            layer,
+            window,
+            scale,
+            ..
+        } => Some((*layer, *window, *scale)),
+        _ => None,
+    });
+    let (local, global) = ((0, Some(4), 1.0), (1, None, 1.0));
+    assert_eq!(
+        attentions.collect::<Vec<_>>(),
+        [local, global, local, global]
+    );
+    let tables = plan
+        .ropes
+        .iter()
+        .map(|r| (r.inv_freq.len(), r.factors.is_some()));
+    assert_eq!(tables.collect::<Vec<_>>(), [(2, true), (1, false)]);
+    let turned = plan.ops.iter().filter_map(|op| op.signature().turn);
+    let turned: Vec<_> = turned.map(|turn| turn.table).collect();
+    assert_eq!(turned, [1, 1, 0, 0, 1, 0]);
+    // Values are normalized: in the first layer those of a product, in the second its keys.
+    let values = plan.ops.iter().filter_map(|op| match op {
+        Op::RmsNorm {
+            x,
+            weight: None,
+            out,
+            ..
+        } => Some((
+            plan.buffer(*x).name.as_str(),
+            plan.buffer(*out).name.as_str(),
+        )),
+        _ => None,
+    });
+    assert_eq!(values.collect::<Vec<_>>(), [("v", "v"), ("k", "v")]);
+    let scaled = |op: &&Op| matches!(op, Op::ScaleBy { .. });
+    assert_eq!(plan.ops.iter().filter(scaled).count(), 1);
+    assert!(matches!(plan.ops.last(), Some(Op::SoftCap { cap, .. }) if *cap == 30.0));
+
+    // The last that store must be one of each kind, and with as many heads.
+    let sharing = |change: fn(&mut Config)| {
+        let mut config = config.clone();
+        change(&mut config);
+        message(arch::plan(&config), Kind::Model)
+    };
+    for text in [
+        sharing(|c| c.n_layer_shared_kv = 3),
+        sharing(|c| c.n_layer_shared_kv = 4),
+        sharing(|c| c.n_head_kv_of[2] = 1),
+    ] {
+        says(&text, &["shared_kv_layers", "a layer with a window, then"]);
+    }
+}
+
+#[test]
+fn gemma_4_says_which_layers_see_a_window() {
+    for value in [None, Some(Value::U32(6))] {
+        let mut w = tiny("gemma4");
+        let key = "gemma4.attention.sliding_window_pattern";
+        w.remove(key);
+        if let Some(value) = value {
+            w.set(key, value);
+        }
+        let text = message(load(&w.bytes()), Kind::Model);
+        says(&text, &[key, "2 bools", "which layers see a window"]);
+    }
+    let mut w = tiny("gemma4");
+    w.set("gemma4.rope.dimension_count_swa", Value::U32(6));
+    let text = message(load(&w.bytes()), Kind::Model);
+    says(&text, &["rope.dimension_count_swa", "6", "at most 4"]);
 }

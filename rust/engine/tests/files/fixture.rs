@@ -195,6 +195,13 @@ pub fn tiny(arch: &str) -> Writer {
     if arch == "gemma3" {
         w.set("gemma3.attention.sliding_window", Value::U32(4));
     }
+    if arch == "gemma4" {
+        w.set("gemma4.attention.sliding_window", Value::U32(4));
+        let layers = Value::Array(Array::Bool(vec![true, false]));
+        w.set("gemma4.attention.sliding_window_pattern", layers);
+        // Their factors leave half of a head as it is.
+        w.tensor("rope_freqs.weight", &[2], F32);
+    }
     if arch == "granite" {
         w.set("granite.logit_scale", Value::F32(8.0));
     }
@@ -256,7 +263,9 @@ pub fn tiny(arch: &str) -> Writer {
             // Queries with a gate each are twice as wide.
             t("attn_q", &[8, if arch == "qwen35" { 16 } else { 8 }], F16);
             t("attn_k", &[8, 4], F16);
-            t("attn_v", &[8, 4], F16);
+            if arch != "gemma4" {
+                t("attn_v", &[8, 4], F16);
+            }
             t("attn_output", &[8, 8], F16);
         }
         match arch {
@@ -277,12 +286,12 @@ pub fn tiny(arch: &str) -> Writer {
             t("ffn_up", &[8, 12], F16);
             t("ffn_down", &[12, 8], F16);
         }
-        if arch == "gemma3" {
+        if arch.starts_with("gemma") {
             t("post_attention_norm", &[8], F32);
             t("post_ffw_norm", &[8], F32);
         }
         let norms_heads = arch.starts_with("qwen3") || convolves && layer == 1;
-        if norms_heads && !recurs || arch == "gemma3" {
+        if norms_heads && !recurs || arch.starts_with("gemma") {
             t("attn_q_norm", &[4], F32);
             t("attn_k_norm", &[4], F32);
         }

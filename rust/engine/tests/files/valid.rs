@@ -183,7 +183,7 @@ fn norms_of_rows_are_part_of_the_products() {
                 Op::MatVec { norm, weight, .. } | Op::ExpertMatVec { norm, weight, .. } => {
                     products.push((norm.map(|n| name(n.weight)), name(*weight)));
                 }
-                Op::RmsNorm { weight, .. } => alone.push(name(*weight)),
+                Op::RmsNorm { weight, .. } => alone.extend(weight.map(name)),
                 _ => {}
             }
         }
@@ -205,12 +205,14 @@ fn norms_of_rows_are_part_of_the_products() {
         ];
         let has_experts = config.experts.is_some();
         let feed_forward: &[_] = if has_experts { &experts } else { &dense };
-        let attention = [
+        let mut attention = vec![
             (attn, "attn_q.weight"),
             (attn, "attn_k.weight"),
             (attn, "attn_v.weight"),
             (None, "attn_output.weight"),
         ];
+        // Its values are its keys.
+        attention.retain(|(_, name)| arch.name != "gemma4" || *name != "attn_v.weight");
         let convolves = arch.name.starts_with("lfm2");
         let last = match convolves {
             true => "token_embd_norm.weight",

@@ -116,6 +116,14 @@ pub fn id_of(id: f32, n_expert: usize) -> usize {
     }
 }
 
+/// `w_j = w_j * scales[e_j]` of the ranks of one row.
+pub fn scale_ranks(routes: &mut [f32], scales: &[f32]) {
+    let (ids, weights) = routes.split_at_mut(routes.len() / 2);
+    for (id, w) in ids.iter().zip(weights) {
+        *w *= scales[id_of(*id, scales.len())];
+    }
+}
+
 /// `out = sum_j w_j x_j` of the ranks of one row.
 pub fn mix(x: &[f32], routes: &[f32], out: &mut [f32]) {
     let (_, weights) = routes.split_at(routes.len() / 2);

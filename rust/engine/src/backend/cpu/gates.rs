@@ -68,6 +68,33 @@ pub fn sigmoid(z: f32) -> f32 {
     top / (1.0 + e)
 }
 
+/// `cap tanh(x / cap)`, as [`crate::plan::Op::SoftCap`] states it, in place.
+pub struct SoftCap<'a> {
+    pub values: &'a mut [f32],
+    pub cap: f32,
+}
+
+impl SoftCap<'_> {
+    /// What a number is multiplied by in the exponent.
+    pub fn rate(cap: f32) -> f32 {
+        (2.0 / f64::from(cap)) as f32
+    }
+}
+
+impl Task for SoftCap<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self) {
+        let rate = Self::rate(self.cap);
+        for x in self.values {
+            let e = exp_down(-(x.abs() * rate));
+            let y = self.cap * ((1.0 - e) / (1.0 + e));
+            *x = if *x < 0.0 { -y } else { y };
+        }
+    }
+}
+
 /// `out[i] = G(gate[i], x[i])`.
 pub struct Gated<'a, G> {
     gate: &'a [f32],

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::attention;
 use super::experts::{self, Gathered};
-use super::gates::{ClampedSwiGlu, Gate, GeGlu, Sigmoid, SwiGlu};
+use super::gates::{ClampedSwiGlu, Gate, GeGlu, Sigmoid, SoftCap, SwiGlu};
 use super::kv::KvCache;
 use super::matvec::Scratch;
 use super::memory::{filled, most_rows, reserve, vector};
@@ -415,6 +415,26 @@ impl Interpreter {
                 self.buffers[x.0].iter_mut().for_each(|v| *v *= factor);
                 Ok(())
             }
+            Op::ScaleBy { x, weight } => {
+                let factor = self.vector(*weight)?[0];
+                self.buffers[x.0].iter_mut().for_each(|v| *v *= factor);
+                Ok(())
+            }
+            Op::ScaleRanks { routes, weight } => {
+                let width = self.plan.buffer(*routes).width;
+                let scales = vector(&self.plan, &self.vectors, *weight)?;
+                for row in self.buffers[routes.0].chunks_exact_mut(width) {
+                    experts::scale_ranks(row, scales);
+                }
+                Ok(())
+            }
+            Op::SoftCap { x, cap } => {
+                let (width, level) = (self.plan.buffer(*x).width, self.level);
+                rowwise::each_row(&mut self.buffers[x.0], width, |_, values| {
+                    simd::run(level, SoftCap { values, cap: *cap });
+                });
+                Ok(())
+            }
             Op::SelectRows { x, out } => {
                 let width = self.plan.buffer(*x).width;
                 let mut selected = self.take(*out);
@@ -480,7 +500,7 @@ impl Interpreter {
     fn rms_norm(
         &mut self,
         x: BufferId,
-        weight: WeightId,
+        weight: Option<WeightId>,
         out: BufferId,
         group: usize,
         eps: f32,
@@ -489,7 +509,8 @@ impl Interpreter {
         if x != out {
             normed.copy_from_slice(&self.buffers[x.0]);
         }
-        let (weight, level) = (self.vector(weight)?, self.level);
+        let weight = weight.map(|id| self.vector(id)).transpose()?;
+        let level = self.level;
         rowwise::each_row(&mut normed, group, |_, values| {
             let norm = RmsNorm {
                 values,

@@ -22,10 +22,11 @@ pub fn each_row(values: &mut [f32], width: usize, f: impl Fn(usize, &mut [f32]) 
     }
 }
 
-/// Normalizes groups of `weight.len()` values in place.
+/// Normalizes a group of values in place.
 pub struct RmsNorm<'a> {
     pub values: &'a mut [f32],
-    pub weight: &'a [f32],
+    /// As many, or none.
+    pub weight: Option<&'a [f32]>,
     pub eps: f32,
 }
 
@@ -34,11 +35,14 @@ impl Task for RmsNorm<'_> {
 
     #[inline(always)]
     fn run<I: Isa>(self) {
-        for values in self.values.chunks_exact_mut(self.weight.len()) {
-            let factor = factor(values, self.eps);
-            for (v, w) in values.iter_mut().zip(self.weight) {
-                *v = *v * factor * w;
+        let factor = factor(self.values, self.eps);
+        match self.weight {
+            Some(weight) => {
+                for (v, w) in self.values.iter_mut().zip(weight) {
+                    *v = *v * factor * w;
+                }
             }
+            None => self.values.iter_mut().for_each(|v| *v *= factor),
         }
     }
 }

@@ -28,6 +28,9 @@ const BLOCK_SPLITS: usize = 4;
 const BLOCK_HEADS: usize = 16;
 const BLOCK_WIDTH: usize = 2048;
 
+/// Most numbers of the query heads of a block of attention_blocks.cu: 20 bytes of shared memory each.
+const BLOCKS_WIDTH: usize = 1536;
+
 /// Rows of one launch over a prompt of a kernel for steps: its partial sums take memory.
 pub const ATTENTION_ROWS: usize = 128;
 
@@ -98,12 +101,21 @@ impl MergeBytes {
             tickets: 0,
         };
         for (n_head, kv) in plan.attentions() {
-            let (parts, heads) = parts(n_head / kv.n_head_kv.max(1), kv.head_dim);
-            let split_floats = heads * (kv.head_dim + 2);
-            // A step's attention is one launch, whatever its rows.
-            let blocks = out.max(ATTENTION_ROWS).min(rows) * kv.n_head_kv * parts;
-            most.partial = most.partial.max(blocks * MAX_SPLITS * split_floats * 4);
-            most.tickets = most.tickets.max(blocks * 4);
+            let group = n_head / kv.n_head_kv.max(1);
+            // Which of the kernels it is depends on the cache, of which this is not told.
+            let dim = kv.head_dim;
+            for (parts, heads) in [
+                parts(group, dim),
+                float_parts(group, dim, true),
+                float_parts(group, dim, false),
+                block_parts(group, dim),
+            ] {
+                let split_floats = heads * (kv.head_dim + 2);
+                // A step's attention is one launch, whatever its rows.
+                let blocks = out.max(ATTENTION_ROWS).min(rows) * kv.n_head_kv * parts;
+                most.partial = most.partial.max(blocks * MAX_SPLITS * split_floats * 4);
+                most.tickets = most.tickets.max(blocks * 4);
+            }
         }
         most
     }
@@ -113,6 +125,30 @@ impl MergeBytes {
 /// products take four at a time.
 pub fn parts(group: usize, head_dim: usize) -> (usize, usize) {
     let most = (BLOCK_WIDTH / head_dim.max(1) / 4 * 4).clamp(4, BLOCK_HEADS);
+    even_parts(group, most)
+}
+
+/// The same of attention.cu, whose lanes have fewer heads' sums the more numbers each has, and of keys and
+/// values of float32, which take twice the registers of float16.
+fn float_parts(group: usize, head_dim: usize, in_halves: bool) -> (usize, usize) {
+    let width = match (head_dim, in_halves) {
+        (0..=128, _) | (129..=256, true) => BLOCK_WIDTH,
+        (129..=256, false) | (_, true) => BLOCK_WIDTH / 2,
+        (_, false) => BLOCK_WIDTH / 4,
+    };
+    even_parts(group, (width / head_dim.max(1)).clamp(1, BLOCK_HEADS))
+}
+
+/// The same of attention_blocks.cu, whose shared memory has four sums of each head.
+fn block_parts(group: usize, head_dim: usize) -> (usize, usize) {
+    even_parts(
+        group,
+        (BLOCKS_WIDTH / head_dim.max(1)).clamp(1, BLOCK_HEADS),
+    )
+}
+
+/// As few parts as have at most `most` heads, and the heads of each but the last.
+fn even_parts(group: usize, most: usize) -> (usize, usize) {
     let parts = group.div_ceil(most).max(1);
     (parts, group.div_ceil(parts))
 }
@@ -211,7 +247,13 @@ fn split_specs(
     let at_once = span.map_or(pass.rows, |_| ATTENTION_ROWS);
     let tokens = span.unwrap_or(l.n_ctx);
     let splits = op.most_splits(tokens);
-    let alone = match width / n_head_kv <= 1024 {
+    let in_blocks = l.kv_type.kernel.kv_in_blocks();
+    let (group, head_dim) = (op.n_head / n_head_kv, op.kv.head_dim);
+    let (parts, heads) = match in_blocks {
+        true => block_parts(group, head_dim),
+        false => float_parts(group, head_dim, l.kv_type.kernel.kv_in_halves()),
+    };
+    let alone = match heads * head_dim <= 1024 {
         true => BLOCK_SPLITS,
         false => TEAMS,
     };
@@ -221,7 +263,6 @@ fn split_specs(
     };
     let row_bytes = (width * 4) as u64;
     let inputs = &pass.inputs;
-    let in_blocks = l.kv_type.kernel.kv_in_blocks();
     let sinks = l.vector(op.sinks)?;
     let part = |first: usize| {
         let params = Attention {
@@ -238,16 +279,18 @@ fn split_specs(
         };
         let count = (pass.rows - first).min(at_once) as u32;
         if in_blocks {
-            let grid = [n_head_kv as u32, splits as u32, count];
+            let grid = [(n_head_kv * parts) as u32, splits as u32, count];
             let more = [
+                ("HEADS", heads),
                 ("THREADS", BLOCKS_THREADS as usize),
                 ("MAX_SPLITS", MAX_SPLITS),
             ];
             let variant = variant(l, op, &BLOCKS, &more);
             return Spec::new(variant, "attention_blocks", grid, BLOCKS_THREADS, &params);
         }
-        let grid = [n_head_kv as u32, blocks as u32, count];
+        let grid = [(n_head_kv * parts) as u32, blocks as u32, count];
         let more = [
+            ("HEADS", heads),
             ("THREADS", THREADS as usize),
             ("TEAMS", TEAMS),
             ("MAX_SPLITS", MAX_SPLITS),

@@ -4,11 +4,13 @@
 use super::attention::{describe, parts, prompt_params, AttentionOp, ATTENTION_ROWS, MAX_SPLITS};
 use super::lowering::{sizes, Lowering, Pass, Path};
 use super::params::{AttentionFixed, KvView, PromptAttention, CONSTANTS};
+use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::backend::PAGE_TOKENS;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::plan::KvShape;
+use crate::quant::QuantType;
 use std::f64::consts::LOG2_E;
 
 static STEP: Source = source!("attention_fixed.cu", CONSTANTS, AttentionFixed, KvView);
@@ -55,10 +57,39 @@ pub fn specs(l: &Lowering, op: &AttentionOp, pass: &Pass) -> Result<Vec<Spec>> {
     Ok(specs)
 }
 
+/// Whether a card's shared memory has room for a page's keys of each of these heads, where they are summed
+/// here.
+///
+/// # Errors
+/// [`Error::Argument`] with the numbers and another type.
+pub fn check(card: &DeviceInfo, kv_type: &QuantType, shapes: &[KvShape]) -> Result<()> {
+    if !kv_type.sums_kv_exactly() {
+        return Ok(());
+    }
+    let bytes = |kv: &KvShape| page_bytes(kv_type, kv.head_dim) + STATIC_BYTES;
+    match shapes.iter().find(|kv| bytes(kv) > card.shared_bytes) {
+        None => Ok(()),
+        Some(kv) => Err(Error::Argument {
+            name: "kv_type",
+            value: kv_type.name.to_lowercase(),
+            reason: format!(
+                "heads of {} values take {} bytes of a block's shared memory, and this card has {}; \
+                 use kv_type=\"f16\"",
+                kv.head_dim,
+                bytes(kv),
+                card.shared_bytes
+            ),
+        }),
+    }
+}
+
 /// Bytes of a page's keys of one head.
 fn part_bytes(l: &Lowering, kv: KvShape) -> usize {
-    let head = l.kv_type.kv_head_bytes(kv.head_dim);
-    head.unwrap_or(0) * PAGE_TOKENS
+    page_bytes(l.kv_type, kv.head_dim)
+}
+
+fn page_bytes(kv_type: &QuantType, head_dim: usize) -> usize {
+    kv_type.kv_head_bytes(head_dim).unwrap_or(0) * PAGE_TOKENS
 }
 
 /// What scores are multiplied with, of a largest query of 1: weights are powers of 2^64.
@@ -178,6 +209,7 @@ mod tests {
     use super::super::pass::specs;
     use super::super::tests::{at, chunk, entries, lowering, step, superblocks};
     use super::*;
+    use crate::quant;
 
     #[test]
     fn a_step_of_sequences_stores_the_newest_tokens_where_it_attends() {
@@ -204,6 +236,31 @@ mod tests {
         assert_eq!(entries(&several)[scatter + 1], "attention_fixed");
         let params: AttentionFixed = several[scatter + 1].params().unwrap();
         assert_eq!((params.k, params.v), (0, 0));
+    }
+
+    #[test]
+    fn heads_that_no_block_has_room_for_are_refused() {
+        for (arch, head_dim, fits) in [
+            ("sm_75", 256, true),
+            ("sm_75", 512, false),
+            ("sm_86", 512, true),
+            ("sm_86", 1024, false),
+            ("sm_90", 1024, true),
+        ] {
+            let card = DeviceInfo::of_arch(arch, 16).unwrap();
+            let shapes = [64, head_dim].map(|head_dim| KvShape {
+                n_head_kv: 1,
+                head_dim,
+            });
+            let found = check(&card, quant::kv_by_name("I16").unwrap(), &shapes);
+            assert_eq!(found.is_ok(), fits, "{arch} {head_dim}");
+            if let Err(e) = found {
+                let text = e.to_string();
+                assert!(text.contains(&format!("{head_dim} values")), "{text}");
+                assert!(text.contains("kv_type=\"f16\""), "{text}");
+            }
+            assert!(check(&card, quant::kv_by_name("F16").unwrap(), &shapes).is_ok());
+        }
     }
 
     #[test]

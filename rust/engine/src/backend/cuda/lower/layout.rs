@@ -114,7 +114,10 @@ pub fn wanted(plan: &Plan, fused: &[Fused]) -> Result<Wanted> {
                 let vectors: Vec<_> = norm.map(|n| n.weight).into_iter().chain(biases).collect();
                 (arrangement(parts, epilogue), vectors)
             }
-            Fused::NormAdd { weight, .. } => (Vec::new(), vec![*weight]),
+            Fused::NormAdd { weight, factor, .. } => (
+                Vec::new(),
+                [Some(*weight), *factor].into_iter().flatten().collect(),
+            ),
             Fused::MixAdd { .. } => (Vec::new(), Vec::new()),
             Fused::TurnedHeads { queries, keys, .. } => {
                 (Vec::new(), vec![queries.weight, keys.weight])

@@ -4,7 +4,7 @@
 //! [`Spec`]: super::driver::spec::Spec
 
 mod attention;
-mod attention_fixed;
+pub mod attention_fixed;
 mod experts;
 pub mod layout;
 pub mod lowering;

@@ -222,8 +222,10 @@ shared! {
         pub x: u64,
         /// The same.
         pub out: u64,
-        /// `[GROUP]` f32.
+        /// `[GROUP]` f32, or 0.
         pub weight: u64,
+        /// One f32, or 0.
+        pub factor: u64,
         pub eps: f32,
         pub groups: u32,
     }
@@ -283,9 +285,9 @@ shared! {
         pub positions: u64,
         /// `[m]` u32.
         pub slots: u64,
-        /// `[m][N_HEAD_KV][MAX_SPLITS][GROUP][HEAD_DIM + 2]` f32.
+        /// `[m][N_HEAD_KV][SHARERS][MAX_SPLITS][HEADS][HEAD_DIM + 2]` f32.
         pub partial: u64,
-        /// `[m][N_HEAD_KV]` u32, zero between launches.
+        /// `[m][N_HEAD_KV][SHARERS]` u32, zero between launches.
         pub tickets: u64,
         /// `[N_HEAD]` f32, or 0.
         pub sinks: u64,
@@ -421,6 +423,36 @@ shared! {
         pub n: u64,
         pub factor: f32,
         pub unused: u32,
+    }
+
+    /// elementwise.cu
+    pub struct ScaleBy = "ScaleByParams" {
+        /// `[n]` f32.
+        pub x: u64,
+        pub n: u64,
+        /// One f32.
+        pub factor: u64,
+    }
+
+    /// elementwise.cu
+    pub struct ScaleRanks = "ScaleRanksParams" {
+        /// `[rows][2][ranks]` f32.
+        pub routes: u64,
+        /// `[n_expert]` f32.
+        pub scales: u64,
+        /// Ranks of all rows.
+        pub n: u64,
+        pub ranks: u32,
+        pub n_expert: u32,
+    }
+
+    /// elementwise.cu
+    pub struct SoftCap = "SoftCapParams" {
+        /// `[n]` f32.
+        pub x: u64,
+        pub n: u64,
+        pub cap: f32,
+        pub rate: f32,
     }
 
     /// elementwise.cu

@@ -74,12 +74,14 @@ pub fn specs(l: &Lowering, pass: &Pass) -> Result<Vec<Spec>> {
                 group,
                 eps,
                 out,
+                factor,
             } => {
                 let norm = Norm {
                     weight: *weight,
                     eps: *eps,
                 };
-                vec![rowwise::norm_add(l, *x, norm, *group, *out, pass)?]
+                let out = (*out, *factor);
+                vec![rowwise::norm_add(l, *x, norm, *group, out, pass)?]
             }
             Fused::MixAdd { x, routes, out } => {
                 vec![experts::mix(l, *x, *routes, (*out, true), pass)]

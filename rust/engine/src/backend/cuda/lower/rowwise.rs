@@ -5,8 +5,8 @@ use super::experts::{self, RouteOp};
 use super::layout::Order;
 use super::lowering::{constants, flag, sizes, Lowering, Pass};
 use super::params::{
-    Add, Embed, Glu, KvScatter, KvView, RmsNorm, Rope, Scale, SelectRows, Slice, SlotState,
-    TurnHeads, CONSTANTS,
+    Add, Embed, Glu, KvScatter, KvView, RmsNorm, Rope, Scale, ScaleBy, ScaleRanks, SelectRows,
+    Slice, SlotState, SoftCap, TurnHeads, CONSTANTS,
 };
 use super::recurrence;
 use super::shape::segments;
@@ -31,6 +31,9 @@ static ELEMENTWISE: Source = source!(
     Add,
     Glu,
     Scale,
+    ScaleBy,
+    ScaleRanks,
+    SoftCap,
     Slice,
     SelectRows
 );
@@ -50,16 +53,18 @@ pub fn spec(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
     Ok(spec)
 }
 
-/// The launch of [`Fused::NormAdd`](crate::plan::fuse::Fused::NormAdd): `out += norm(x)`.
+/// The launch of [`Fused::NormAdd`](crate::plan::fuse::Fused::NormAdd): `out += norm(x)`, then
+/// times the factor.
 pub fn norm_add(
     l: &Lowering,
     x: BufferId,
     norm: Norm,
     group: usize,
-    out: BufferId,
+    (out, factor): (BufferId, Option<WeightId>),
     pass: &Pass,
 ) -> Result<Spec> {
-    let mut spec = rms_norm(l, x, norm, group, (out, true), pass)?;
+    let by = (Some(norm.weight), norm.eps);
+    let mut spec = rms_norm(l, x, by, group, Normed::Added(out, factor), pass)?;
     spec.label = format!("rms_norm add {}", l.plan.weight(norm.weight).name);
     // x, and out twice.
     let floats = 3 * elements(l, x, pass) as usize + group;
@@ -121,7 +126,9 @@ fn moved(l: &Lowering, op: &Op, pass: &Pass) -> usize {
             | Role::Sink
             | Role::Selection
             | Role::Taps(_)
-            | Role::PerHead => w.n_in * 4,
+            | Role::PerHead
+            | Role::Factor
+            | Role::PerExpert => w.n_in * 4,
             // Of products alone.
             Role::Experts | Role::ExpertBias => 0,
         }
@@ -160,10 +167,7 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
             out,
             group,
             eps,
-        } => {
-            let norm = Norm { weight, eps };
-            rms_norm(l, x, norm, group, (out, false), pass)?
-        }
+        } => rms_norm(l, x, (weight, eps), group, Normed::Stored(out), pass)?,
         Op::Rope {
             x,
             n_head,
@@ -187,6 +191,34 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
                 unused: 0,
             };
             Spec::new(elementwise(), "scale", grid(n), THREADS, &params)
+        }
+        Op::ScaleBy { x, weight } => {
+            let n = elements(l, x, pass);
+            let (x, factor) = (l.address(x), l.vector(Some(weight))?);
+            let params = ScaleBy { x, n, factor };
+            Spec::new(elementwise(), "scale_by", grid(n), THREADS, &params)
+        }
+        Op::ScaleRanks { routes, weight } => {
+            let ranks = l.plan.buffer(routes).width / 2;
+            let n = elements(l, routes, pass) / 2;
+            let params = ScaleRanks {
+                routes: l.address(routes),
+                scales: l.vector(Some(weight))?,
+                n,
+                ranks: ranks as u32,
+                n_expert: l.plan.weight(weight).n_in as u32,
+            };
+            Spec::new(elementwise(), "scale_ranks", grid(n), THREADS, &params)
+        }
+        Op::SoftCap { x, cap } => {
+            let n = elements(l, x, pass);
+            let params = SoftCap {
+                x: l.address(x),
+                n,
+                cap,
+                rate: (2.0 / f64::from(cap)) as f32,
+            };
+            Spec::new(elementwise(), "soft_cap", grid(n), THREADS, &params)
         }
         Op::ClampedSwiGlu { gate, up, out } => glu(l, "clamped_swiglu", [gate, up, out], pass),
         Op::SigmoidMul { x, gate, out } => glu(l, "sigmoid_mul", [gate, x, out], pass),
@@ -250,28 +282,42 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
     }))
 }
 
+/// Where normalized rows go.
+enum Normed {
+    Stored(BufferId),
+    /// To what is there, and the sum is multiplied by the factor, where there is one.
+    Added(BufferId, Option<WeightId>),
+}
+
 /// `out = norm(x)`, or, where it adds, `out += norm(x)`, of groups of `group` values.
 fn rms_norm(
     l: &Lowering,
     x: BufferId,
-    norm: Norm,
+    (weight, eps): (Option<WeightId>, f32),
     group: usize,
-    (out, adds): (BufferId, bool),
+    normed: Normed,
     pass: &Pass,
 ) -> Result<Spec> {
+    let (out, adds, factor) = match normed {
+        Normed::Stored(out) => (out, false, None),
+        Normed::Added(out, factor) => (out, true, factor),
+    };
     let groups = elements(l, x, pass) / group as u64;
     let params = RmsNorm {
         x: l.source(x, pass),
         out: l.address(out),
-        weight: l.vector(Some(norm.weight))?,
-        eps: norm.eps,
+        weight: l.vector(weight)?,
+        factor: l.vector(factor)?,
+        eps,
         groups: groups as u32,
     };
     let variant = Variant {
         source: &RMS_NORM,
         constants: constants(&[("GROUP", group)])
             + &sizes(&[("THREADS", THREADS as usize)])
-            + &flag("ADDS", adds),
+            + &flag("ADDS", adds)
+            + &flag("HAS_WEIGHT", weight.is_some())
+            + &flag("HAS_FACTOR", factor.is_some()),
     };
     let grid = [groups as u32, 1, 1];
     Ok(Spec::new(variant, "rms_norm", grid, THREADS, &params))

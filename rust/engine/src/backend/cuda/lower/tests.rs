@@ -457,7 +457,7 @@ fn the_host_checks_the_parameters_of_every_kernel() {
             // Not of this model: a norm that is no part of a product.
             l.fused.push(Fused::Single(Op::RmsNorm {
                 x: id("q"),
-                weight: WeightId(0),
+                weight: Some(WeightId(0)),
                 out: id("q"),
                 group: WIDTH,
                 eps: 1e-5,
