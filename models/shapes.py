@@ -20,6 +20,7 @@ class Shape:
     pre: str
     n_layer: int
     n_embd: int
+    #: 0 where all of it is experts.
     n_ff: int
     n_head: int
     n_head_kv: int
@@ -52,6 +53,8 @@ class Shape:
     n_expert: int = 0
     n_expert_used: int = 0
     n_ff_exp: int = 0
+    #: Width of the expert that every row goes to.
+    n_ff_shared: int = 0
     #: Attention with a sink a head, and a bias of every product.
     sinks: bool = False
 
@@ -102,6 +105,13 @@ class Shape:
                     ("ffn_up_exps.weight", (self.n_embd, self.n_ff_exp, self.n_expert)),
                     ("ffn_down_exps.weight", (self.n_ff_exp, self.n_embd, self.n_expert)),
                 ]
+                if self.n_ff_shared:
+                    block += [
+                        ("ffn_gate_inp_shexp.weight", (self.n_embd,)),
+                        ("ffn_gate_shexp.weight", (self.n_embd, self.n_ff_shared)),
+                        ("ffn_up_shexp.weight", (self.n_embd, self.n_ff_shared)),
+                        ("ffn_down_shexp.weight", (self.n_ff_shared, self.n_embd)),
+                    ]
             else:
                 block += [
                     ("ffn_gate.weight", (self.n_embd, self.n_ff)),

@@ -245,7 +245,6 @@ def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
         f"{a}.block_count": gguf_io.u32(shape.n_layer + shape.n_layer_nextn),
         f"{a}.context_length": gguf_io.u32(shape.n_ctx),
         f"{a}.embedding_length": gguf_io.u32(shape.n_embd),
-        f"{a}.feed_forward_length": gguf_io.u32(shape.n_ff),
         f"{a}.attention.head_count": gguf_io.u32(shape.n_head),
         f"{a}.attention.head_count_kv": gguf_io.u32(shape.n_head_kv),
         f"{a}.attention.key_length": gguf_io.u32(shape.head_dim),
@@ -255,6 +254,8 @@ def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
         f"{a}.rope.freq_base": gguf_io.f32(shape.rope_base),
         f"{a}.vocab_size": gguf_io.u32(shape.n_vocab),
     }
+    if shape.n_ff:
+        out[f"{a}.feed_forward_length"] = gguf_io.u32(shape.n_ff)
     if shape.window:
         out[f"{a}.attention.sliding_window"] = gguf_io.u32(shape.window)
     if shape.window_pattern:
@@ -272,6 +273,8 @@ def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
         out[f"{a}.expert_count"] = gguf_io.u32(shape.n_expert)
         out[f"{a}.expert_used_count"] = gguf_io.u32(shape.n_expert_used)
         out[f"{a}.expert_feed_forward_length"] = gguf_io.u32(shape.n_ff_exp)
+    if shape.n_ff_shared:
+        out[f"{a}.expert_shared_feed_forward_length"] = gguf_io.u32(shape.n_ff_shared)
     if mix in mixes.FILE_TYPES:
         out["general.file_type"] = gguf_io.u32(mixes.FILE_TYPES[mix])
     if delta := shape.delta:
@@ -331,7 +334,7 @@ def deviation(shape: Shape, name: str, cols: int) -> float:
     # The weights of a row's experts add up to 1; the logits that choose them lie well apart.
     if part == "ffn_gate_inp":
         return ROUTER / math.sqrt(cols)
-    if part == "ffn_down_exps":
+    if part in ("ffn_down_exps", "ffn_down_shexp"):
         part = "ffn_down"
     share = 1.0 if shape.post_norms else _share(shape)
     # What the scores of attention are multiplied by, where it is not 1 / sqrt(head_dim).
@@ -363,6 +366,9 @@ def _vector(shape: Shape, name: str, n: int, rng: np.random.Generator) -> NDArra
         return np.float32(-3.0) + noise
     if name.endswith("attn_sinks.weight"):
         return noise
+    # A router of one row.
+    if name.endswith("ffn_gate_inp_shexp.weight"):
+        return noise * np.float32(ROUTER / math.sqrt(n))
     if name.endswith(".bias"):
         return noise * np.float32(0.1 if "attn_v" in name else 0.5)
     # Each head's own norm sets how sharp attention is, as q's and k's deviations do elsewhere.

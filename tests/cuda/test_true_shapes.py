@@ -25,6 +25,7 @@ FAMILIES = [
     ("gemma-3-12b", "IQ4_XS", 6),
     ("granite-3.3-8b", "Q3_K_M", 2),
     ("qwen3.5-27b", "Q4_K_M", 4),
+    ("qwen3.5-35b-a3b", "Q4_K_M", 4),
 ]
 #: Longer than a chunk of a prompt, and than the pages of a split.
 PROMPT = 600

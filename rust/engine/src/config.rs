@@ -116,6 +116,8 @@ pub struct Experts {
     pub n_used: usize,
     /// Width of one expert.
     pub n_ff: usize,
+    /// Width of the expert that every row goes to, where there is one.
+    pub n_ff_shared: Option<usize>,
     /// What the weights of the chosen are multiplied by; 1 where the file says nothing.
     pub scale: f32,
 }
@@ -129,6 +131,7 @@ pub struct Config {
     pub name: Option<String>,
     pub n_layer: usize,
     pub n_embd: usize,
+    /// Width of a feed-forward part that is no expert's; 0 where the file has none.
     pub n_ff: usize,
     pub n_head: usize,
     pub n_head_kv: usize,
@@ -323,7 +326,12 @@ impl Config {
         let n_layer_nextn = keys.uint("nextn_predict_layers", 0..=most)?.unwrap_or(0);
         let n_layer = n_block.saturating_sub(n_layer_nextn);
         let n_embd = need_uint!("embedding_length", 1..=MOST);
-        let n_ff = need_uint!("feed_forward_length", 1..=MOST);
+        let has_experts = keys.uint("expert_count", 0..=MOST_EXPERTS)? > Some(0)
+            && keys.uint("expert_feed_forward_length", 1..=MOST)?.is_some();
+        let n_ff = match keys.uint("feed_forward_length", 1..=MOST)? {
+            None if has_experts => 0,
+            _ => need_uint!("feed_forward_length", 1..=MOST),
+        };
         let n_head = need_uint!("attention.head_count", 1..=4096);
         let n_head_kv = keys
             .uint("attention.head_count_kv", 1..=n_head)?
@@ -530,10 +538,12 @@ impl Config {
             matches!(v.as_uint(), Some(0 | 1))
         })?;
         let scale = keys.float("expert_weights_scale", 0.0..=1e6)?;
+        let shared = keys.uint("expert_shared_feed_forward_length", 0..=1 << 20)?;
         Ok(Some(Experts {
             n_expert,
             n_used,
             n_ff,
+            n_ff_shared: shared.filter(|n| *n > 0),
             // Converters write 0 for "none".
             scale: scale.filter(|s| *s > 0.0).unwrap_or(1.0) as f32,
         }))

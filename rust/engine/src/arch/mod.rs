@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::plan::{signature, Plan};
 
 mod build;
+mod delta;
 mod gemma3;
 mod gpt_oss;
 mod granite;
@@ -14,6 +15,7 @@ mod llama;
 mod qwen2;
 mod qwen3;
 mod qwen35;
+mod qwen35moe;
 mod qwen3moe;
 
 const _: () = assert!(config::MOST_EXPERTS <= signature::MOST_EXPERTS);
@@ -61,6 +63,11 @@ pub static ARCHITECTURES: &[Architecture] = &[
         name: "qwen35",
         experts: false,
         plan: qwen35::plan,
+    },
+    Architecture {
+        name: "qwen35moe",
+        experts: true,
+        plan: qwen35moe::plan,
     },
     Architecture {
         name: "gemma3",

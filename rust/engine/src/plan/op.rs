@@ -214,7 +214,9 @@ pub enum Op {
         out: BufferId,
     },
     /// `out[r] = x[r] * t / (1 + e)` of `gate[r]`: times its logistic function, `e` and `t` as in
-    /// [`Op::SwiGlu`]; the quotient rounded, then the product.
+    /// [`Op::SwiGlu`]; the quotient rounded, then the product. Where there are fewer numbers in `gate[r]`
+    /// than in `x[r]`, a divisor of theirs, each counts for as many consecutive values:
+    /// `gate[r][c / (width of x / width of gate)]`.
     SigmoidMul {
         x: BufferId,
         gate: BufferId,
@@ -434,7 +436,7 @@ impl Op {
                 Signature::new("swiglu", Over::Buffers, buffers)
             }
             Op::SigmoidMul { x, gate, out } => {
-                let buffers = vec![read(x), read(gate), write(out)];
+                let buffers = vec![read(x), read(gate).wide(Width::Share), write(out)];
                 Signature::new("sigmoid_mul", Over::Buffers, buffers)
             }
             Op::Slice {

@@ -62,6 +62,8 @@ pub enum Width {
     Cache,
     /// So many values.
     Of(usize),
+    /// Of [`Width::Row`] a divisor: each value is for as many consecutive ones of the row.
+    Share,
     /// An id and a weight for each rank of a row's experts.
     Routes,
     /// [`Width::Row`] for each rank.
@@ -309,6 +311,8 @@ impl Signature {
                 return self.experts(plan)?.n_out.checked_mul(self.ranks(plan)?)
             }
             Width::Of(n) => return Some(n),
+            // Any divisor: see `widths_fit`.
+            Width::Share => return None,
             Width::Row | Width::Product | Width::Cache => {}
         }
         let first = self.buffers.iter().find(|b| b.width == width)?;
@@ -316,7 +320,11 @@ impl Signature {
     }
 
     fn widths_fit(&self, plan: &Plan) -> bool {
-        let fits = |b: &Operand| self.width(plan, b.width) == Some(plan.buffer(b.id).width);
+        let row = self.width(plan, Width::Row);
+        let fits = |b: &Operand| match (b.width, plan.buffer(b.id).width) {
+            (Width::Share, n) => n > 0 && row.is_some_and(|row| row.is_multiple_of(n)),
+            (width, n) => self.width(plan, width) == Some(n),
+        };
         self.buffers.iter().all(fits)
     }
 

@@ -208,7 +208,7 @@ fn other_architectures_are_listed() {
         &text,
         &[
             "architecture \"gpt2\" is not supported",
-            "llama, qwen2, qwen3, qwen3moe, gpt-oss, qwen35, gemma3, granite",
+            "llama, qwen2, qwen3, qwen3moe, gpt-oss, qwen35, qwen35moe, gemma3, granite",
         ],
     );
 }

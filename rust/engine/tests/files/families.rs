@@ -177,3 +177,33 @@ fn granite_multiplies_what_its_file_says() {
     let plan = arch::plan(&config(&w).unwrap()).unwrap();
     assert!(plan.ops.iter().all(|op| op.signature().turn.is_none()));
 }
+
+#[test]
+fn an_expert_of_every_row_has_its_own_width_and_one_row_for_a_gate() {
+    const KEY: &str = "qwen35moe.expert_shared_feed_forward_length";
+    let mut w = tiny("qwen35moe");
+    // All of it is experts: converters write no other width.
+    w.remove("qwen35moe.feed_forward_length");
+    let found = config(&w).unwrap();
+    assert_eq!(found.n_ff, 0);
+    assert_eq!(found.experts.unwrap().n_ff_shared, Some(10));
+    arch::plan(&found).unwrap();
+    // A vector may be written as a matrix of one row.
+    let mut two = found.clone();
+    let name = "blk.1.ffn_gate_inp_shexp.weight";
+    two.tensors.get_mut(name).unwrap().shape = vec![8, 1];
+    arch::plan(&two).unwrap();
+    two.tensors.get_mut(name).unwrap().shape = vec![8, 2];
+    says(&message(arch::plan(&two), Kind::Model), &[name, "[8, 2]"]);
+    // Without a word on it, the width of models without experts; without that, none.
+    w.remove(KEY);
+    let text = message(load(&w.bytes()), Kind::Model);
+    says(&text, &[KEY, "missing", "every row goes to"]);
+    w.set("qwen35moe.feed_forward_length", Value::U32(10));
+    load(&w.bytes()).unwrap();
+    // Experts that do not say how wide they are share that width.
+    w.remove("qwen35moe.expert_feed_forward_length");
+    w.remove("qwen35moe.feed_forward_length");
+    let text = message(load(&w.bytes()), Kind::Model);
+    says(&text, &["qwen35moe.feed_forward_length", "missing"]);
+}

@@ -189,7 +189,7 @@ fn norms_of_rows_are_part_of_the_products() {
         }
         let attn = Some("attn_norm.weight");
         let ffn = Some(match arch.name {
-            "gpt-oss" | "qwen35" => "post_attention_norm.weight",
+            "gpt-oss" | "qwen35" | "qwen35moe" => "post_attention_norm.weight",
             _ => "ffn_norm.weight",
         });
         let dense = [
@@ -203,7 +203,19 @@ fn norms_of_rows_are_part_of_the_products() {
             (ffn, "ffn_up_exps.weight"),
             (None, "ffn_down_exps.weight"),
         ];
-        let feed_forward: &[_] = if arch.experts { &experts } else { &dense };
+        let is_shared = arch.name == "qwen35moe";
+        let shared: &[_] = &[
+            (ffn, "ffn_gate_shexp.weight"),
+            (ffn, "ffn_up_shexp.weight"),
+            // Beside the router, of which it is one more row.
+            (ffn, "ffn_gate_inp_shexp.weight"),
+        ];
+        let shared_down: &[_] = &[(None, "ffn_down_shexp.weight")];
+        let feed_forward = match (arch.experts, is_shared) {
+            (true, true) => [shared, &experts, shared_down].concat(),
+            (true, false) => experts.to_vec(),
+            (false, _) => dense.to_vec(),
+        };
         let attention = [
             (attn, "attn_q.weight"),
             (attn, "attn_k.weight"),
@@ -211,7 +223,7 @@ fn norms_of_rows_are_part_of_the_products() {
             (None, "attn_output.weight"),
         ];
         let head = [(Some("output_norm.weight"), "token_embd.weight")];
-        let wanted = [&attention, feed_forward, &head].concat();
+        let wanted = [&attention, &feed_forward[..], &head].concat();
         // The last layer and what follows it.
         assert!(products.ends_with(&wanted), "{products:?}");
         // Those of heads, and those behind blocks, which are joined with the sum.
@@ -221,7 +233,7 @@ fn norms_of_rows_are_part_of_the_products() {
         others.retain(|name| plan.weights.iter().any(|w| w.name.ends_with(name)));
         assert!(alone.ends_with(&others), "{alone:?}");
         // Its other layer has one norm, of what its rule gives.
-        let first = if arch.name == "qwen35" {
+        let first = if arch.name.starts_with("qwen35") {
             1
         } else {
             others.len()

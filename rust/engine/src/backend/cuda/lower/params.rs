@@ -344,13 +344,14 @@ shared! {
 
     /// elementwise.cu
     pub struct Glu = "GluParams" {
-        /// `[n]` f32.
+        /// `[n / share]` f32.
         pub gate: u64,
         /// `[n]` f32.
         pub up: u64,
         /// `[n]` f32.
         pub out: u64,
         pub n: u64,
+        pub share: u64,
     }
 
     /// elementwise.cu

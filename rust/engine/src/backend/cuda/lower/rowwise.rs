@@ -279,7 +279,13 @@ fn rms_norm(
 fn glu(l: &Lowering, entry: &'static str, buffers: [BufferId; 3], pass: &Pass) -> Spec {
     let [gate, up, out] = buffers.map(|id| l.address(id));
     let n = elements(l, buffers[2], pass);
-    let params = Glu { gate, up, out, n };
+    let params = Glu {
+        gate,
+        up,
+        out,
+        n,
+        share: n / elements(l, buffers[0], pass).max(1),
+    };
     Spec::new(elementwise(), entry, grid(n), THREADS, &params)
 }
 
