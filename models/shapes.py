@@ -55,6 +55,8 @@ class Shape:
     n_ff_exp: int = 0
     #: Width of the expert that every row goes to.
     n_ff_shared: int = 0
+    #: Whether each matrix has a scale of its own beside it, and what its input was scaled by.
+    scales: bool = False
     #: Attention with a sink a head, and a bias of every product.
     sinks: bool = False
 
@@ -135,6 +137,8 @@ class Shape:
             if self.post_norms:
                 names = ("post_attention_norm", "post_ffw_norm")
                 block += [(f"{name}.weight", (self.n_embd,)) for name in names]
+            if self.scales and layer < self.n_layer:
+                block += _scales(block)
             out += [(f"blk.{layer}.{name}", shape) for name, shape in block]
         return out
 
@@ -153,6 +157,20 @@ class Shape:
             ("ssm_norm.weight", (d,)),
             ("ssm_out.weight", (v_heads * d, self.n_embd)),
         ]
+
+
+def _scales(
+    block: list[tuple[str, tuple[int, ...]]],
+) -> list[tuple[str, tuple[int, ...]]]:
+    """The scales of a block's matrices, as converters of NVFP4 leave them: a number each, of
+    experts one for each of them; routers and convolutions have none."""
+    out: list[tuple[str, tuple[int, ...]]] = []
+    for name, (_, *rest) in block:
+        part = name.removesuffix(".weight")
+        if rest and part not in ("ffn_gate_inp", "ssm_conv1d"):
+            one_each = (*rest[1:],) or (1,)
+            out += [(f"{part}.scale", one_each), (f"{part}.input_scale", one_each)]
+    return out
 
 
 def load(path: Path = PATH) -> dict[str, Shape]:

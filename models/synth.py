@@ -366,6 +366,8 @@ def _vector(shape: Shape, name: str, n: int, rng: np.random.Generator) -> NDArra
         return np.float32(-3.0) + noise
     if name.endswith("attn_sinks.weight"):
         return noise
+    if name.endswith("scale"):
+        return np.exp(np.float32(0.3) * noise)
     # A router of one row.
     if name.endswith("ffn_gate_inp_shexp.weight"):
         return noise * np.float32(ROUTER / math.sqrt(n))

@@ -241,6 +241,9 @@ class Reference:
     def _expert(self, layer: int, part: str, expert: int, x: Array) -> Array:
         name = f"blk.{layer}.ffn_{part}_exps"
         y: Array = self._require(f"{name}.weight")[expert].astype(np.float64) @ x
+        scale = self.weight(f"{name}.scale")
+        if scale is not None:
+            y = y * float(scale[expert])
         bias = self.weight(f"{name}.bias")
         return y if bias is None else y + bias[expert]
 
@@ -253,6 +256,9 @@ class Reference:
 
     def _linear(self, x: Array, name: str) -> Array:
         y = x @ self._require(f"{name}.weight").T.astype(np.float64)
+        scale = self.weight(f"{name}.scale")
+        if scale is not None:
+            y = y * float(scale[0])
         bias = self.weight(f"{name}.bias")
         return y if bias is None else y + bias
 

@@ -477,6 +477,10 @@ fn per_token(
                 Role::Experts | Role::ExpertBias => {
                     routed.insert(used.id, op.ranks(plan).unwrap_or(0));
                 }
+                // Without ranks, of one matrix.
+                Role::Factor => {
+                    routed.insert(used.id, op.ranks(plan).unwrap_or(1));
+                }
                 Role::Scale
                 | Role::Bias
                 | Role::Sink

@@ -109,6 +109,7 @@ impl Layer {
             norm,
             weight,
             bias,
+            scale: None,
             out,
         });
     }
@@ -204,6 +205,7 @@ impl Layer {
                 routes,
                 weight,
                 bias: None,
+                scale: None,
                 out,
             });
         }

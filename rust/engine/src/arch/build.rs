@@ -416,6 +416,7 @@ impl<'a> Builder<'a> {
         let wide = [n_embd, n_ff, n_expert];
         for (name, out) in [("ffn_gate_exps", gate), ("ffn_up_exps", up)] {
             let weight = self.weight(&format!("blk.{layer}.{name}.weight"), &wide)?;
+            let scale = self.factor(&format!("blk.{layer}.{name}.scale"), n_expert)?;
             let bias = self.expert_bias(layer, name, n_ff, n_expert)?;
             self.push(Op::ExpertMatVec {
                 x,
@@ -423,6 +424,7 @@ impl<'a> Builder<'a> {
                 norm,
                 routes,
                 weight,
+                scale,
                 bias,
                 out,
             });
@@ -430,6 +432,7 @@ impl<'a> Builder<'a> {
         self.push((by.activation)([gate, up, act]));
         let name = format!("blk.{layer}.ffn_down_exps.weight");
         let weight = self.weight(&name, &[n_ff, n_embd, n_expert])?;
+        let scale = self.factor(&format!("blk.{layer}.ffn_down_exps.scale"), n_expert)?;
         let bias = self.expert_bias(layer, "ffn_down_exps", n_embd, n_expert)?;
         self.push(Op::ExpertMatVec {
             x: act,
@@ -437,6 +440,7 @@ impl<'a> Builder<'a> {
             norm: None,
             routes,
             weight,
+            scale,
             bias,
             out: down,
         });
@@ -480,6 +484,7 @@ impl<'a> Builder<'a> {
             x,
             norm,
             weight,
+            scale: None,
             bias: None,
             out: gate,
         });
@@ -542,14 +547,15 @@ impl<'a> Builder<'a> {
         self.push(Op::SelectRows { x, out: last });
         let norm = self.norm("output_norm.weight", c.n_embd)?;
         let shape = [c.n_embd, c.n_vocab];
-        let weight = match self.optional("output.weight", &shape)? {
-            Some(head) => head,
-            None => self.weight(EMBEDDING, &shape)?,
+        let (weight, scale) = match self.optional("output.weight", &shape)? {
+            Some(head) => (head, self.factor("output.scale", 1)?),
+            None => (self.weight(EMBEDDING, &shape)?, None),
         };
         self.push(Op::MatVec {
             x: last,
             norm: Some(norm),
             weight,
+            scale,
             bias: None,
             out: logits,
         });
@@ -578,7 +584,18 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// `blk.<layer>.<name>.weight` times `x`, with the bias where the file has one.
+    /// What products with a matrix are multiplied by, a number or one for each expert, where the file has
+    /// such a tensor: of matrices whose blocks have scales of too few bits for all of their size.
+    fn factor(&mut self, name: &str, n_expert: usize) -> Result<Option<WeightId>> {
+        let id = self.optional(name, &[n_expert])?;
+        if let Some(id) = id {
+            let weight = &mut self.plan.weights[id.0];
+            (weight.n_in, weight.n_expert) = (1, n_expert);
+        }
+        Ok(id)
+    }
+
+    /// `blk.<layer>.<name>.weight` times `x`, with the scale and the bias where the file has them.
     pub fn product(
         &mut self,
         x: BufferId,
@@ -589,11 +606,17 @@ impl<'a> Builder<'a> {
         out: BufferId,
     ) -> Result<()> {
         let weight = self.weight(&format!("blk.{layer}.{name}.weight"), shape)?;
+        // A router has none; what families call so there is another thing.
+        let scale = match name {
+            "ffn_gate_inp" => None,
+            _ => self.factor(&format!("blk.{layer}.{name}.scale"), 1)?,
+        };
         let bias = self.optional(&format!("blk.{layer}.{name}.bias"), &shape[1..])?;
         self.push(Op::MatVec {
             x,
             norm,
             weight,
+            scale,
             bias,
             out,
         });

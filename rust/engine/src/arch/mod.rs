@@ -116,12 +116,13 @@ pub fn plan(config: &Config) -> Result<Plan> {
     }
     let plan = (row.plan)(config)?;
     let used: HashSet<&str> = plan.weights.iter().map(|w| w.name.as_str()).collect();
-    // Early converters stored the rotation's frequencies in every layer. What has no numbers changes
-    // none.
+    // Early converters stored the rotation's frequencies in every layer. A scale of a product's input is
+    // for those that round it to four bits. What has no numbers changes none.
     let extra = |(name, spec): &(&String, &TensorSpec)| {
         !used.contains(name.as_str())
             && !name.ends_with(".attn_rot_embd.weight")
             && !guesses_ahead(config, name)
+            && !name.ends_with(".input_scale")
             && !spec.shape.contains(&0)
     };
     match config.tensors.iter().find(extra) {

@@ -28,6 +28,7 @@ pub enum Epilogue {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Part {
     pub weight: WeightId,
+    pub scale: Option<WeightId>,
     pub bias: Option<WeightId>,
     /// Where its sums go; not written where the epilogue takes them elsewhere.
     pub out: BufferId,
@@ -155,10 +156,17 @@ fn product(op: &Op) -> Option<(Multiplied, Part)> {
             norm,
             weight,
             bias,
+            scale,
             out,
         } => {
             let experts = None;
-            Some((Multiplied { x, norm, experts }, Part { weight, bias, out }))
+            let part = Part {
+                weight,
+                scale,
+                bias,
+                out,
+            };
+            Some((Multiplied { x, norm, experts }, part))
         }
         Op::ExpertMatVec {
             x,
@@ -167,10 +175,17 @@ fn product(op: &Op) -> Option<(Multiplied, Part)> {
             routes,
             weight,
             bias,
+            scale,
             out,
         } => {
             let experts = Some(Experts { routes, ranked });
-            Some((Multiplied { x, norm, experts }, Part { weight, bias, out }))
+            let part = Part {
+                weight,
+                scale,
+                bias,
+                out,
+            };
+            Some((Multiplied { x, norm, experts }, part))
         }
         _ => None,
     }
@@ -451,6 +466,7 @@ mod tests {
             norm,
             weight: WeightId(1),
             bias: None,
+            scale: None,
             out: BufferId(out),
         }
     }
@@ -461,6 +477,7 @@ mod tests {
             norm: None,
             weight: WeightId(1),
             bias: None,
+            scale: None,
             out: BufferId(out),
         }
     }

@@ -90,6 +90,8 @@ pub enum Role {
     Scale,
     /// A vector added to each row of [`Width::Product`].
     Bias,
+    /// A number that multiplies the product, or one for each expert.
+    Factor,
     /// `[Width::Row]` of so many factors each: those of a value and of the ones before it.
     Taps(usize),
     /// A number for each of [`Parts::Heads`].
@@ -193,6 +195,7 @@ impl Role {
             self,
             Role::Scale
                 | Role::Bias
+                | Role::Factor
                 | Role::Sink
                 | Role::Selection
                 | Role::ExpertBias
@@ -348,6 +351,10 @@ impl Signature {
                 Role::Matrix => is_one && n_in == row && n_out == product,
                 Role::Scale => is_vector && n_in == self.scaled(row),
                 Role::Bias => is_vector && n_in == product,
+                Role::Factor => {
+                    let n_expert = experts.map_or(1, |w| w.n_expert);
+                    (w.n_in, w.n_out, w.n_expert) == (1, 1, n_expert)
+                }
                 Role::Taps(n) => {
                     n > 0 && is_vector && n_in == row.and_then(|row| row.checked_mul(n))
                 }
@@ -432,6 +439,7 @@ impl Listed<'_> {
         let w = self.plan.weight(used.id);
         let bias = match used.role {
             Role::Bias | Role::ExpertBias => "bias ",
+            Role::Factor => "scale ",
             Role::Selection => "selection ",
             Role::Sink => "sinks ",
             _ => "",

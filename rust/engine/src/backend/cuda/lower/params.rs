@@ -27,6 +27,8 @@ shared! {
         pub out: u64,
         /// `[rows]` f32, of each expert where there are some, or 0.
         pub bias: u64,
+        /// One f32, or one of each expert, for the first and the second row of a pair; or 0.
+        pub scale: [u64; 2],
         pub tiles: u32,
         pub rows: u32,
     }

@@ -118,6 +118,7 @@ fn moved(l: &Lowering, op: &Op, pass: &Pass) -> usize {
             Role::Matrix => w.n_out * w.ty.row_bytes(w.n_in).unwrap_or(0),
             Role::Scale
             | Role::Bias
+            | Role::Factor
             | Role::Sink
             | Role::Selection
             | Role::Taps(_)
