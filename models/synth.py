@@ -367,7 +367,8 @@ def _vector(shape: Shape, name: str, n: int, rng: np.random.Generator) -> NDArra
     if name.endswith("attn_sinks.weight"):
         return noise
     if name.endswith("scale"):
-        return np.exp(np.float32(0.3) * noise)
+        factors: NDArray[np.float32] = np.exp(np.float32(0.3) * noise)
+        return factors
     # A router of one row.
     if name.endswith("ffn_gate_inp_shexp.weight"):
         return noise * np.float32(ROUTER / math.sqrt(n))

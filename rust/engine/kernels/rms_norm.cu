@@ -1,8 +1,10 @@
 // out[r][g] = x[r][g] / sqrt(mean(x[r][g]^2) + eps) * weight over groups of GROUP values; a block a
-// group. In place where out is x. Or, where it ADDS: out += that.
+// group. In place where out is x. Or, where it ADDS: out += that; or, where it is GATED:
+// out = silu(gate) * that.
 //
-// variant.cuh: GROUP, THREADS, ADDS.
+// variant.cuh: GROUP, THREADS, ADDS, GATED.
 #include "norm.cuh"
+#include "math.cuh"
 #include "variant.cuh"
 
 constexpr uint32_t WARPS = THREADS / 32;
@@ -12,6 +14,7 @@ struct Params {
     const float* x;
     float* out;
     const float* weight;  // [GROUP]
+    const float* gate;    // as x, or null
     float eps;
     uint32_t groups;
 };
@@ -47,6 +50,10 @@ KERNEL_BOUNDS(rms_norm, Params, 32 * WARPS, 1) {
         const float v = load_relaxed_f32(p.x + base + i);
         const float normed = mul_rn(mul_rn(v, factor), p.weight[i]);
         float* out = p.out + base + i;
+        if constexpr (GATED) {
+            *out = swiglu_f32(load_relaxed_f32(p.gate + base + i), normed);
+            continue;
+        }
         *out = ADDS ? add_rn(load_relaxed_f32(out), normed) : normed;
     }
 }

@@ -56,6 +56,15 @@ pub enum Fused {
         eps: f32,
         out: BufferId,
     },
+    /// `out = silu(gate) * x`, normalized as [`Op::RmsNorm`] says.
+    NormGate {
+        x: BufferId,
+        weight: WeightId,
+        group: usize,
+        eps: f32,
+        gate: BufferId,
+        out: BufferId,
+    },
     /// `out += ` what [`Op::MixExperts`] makes of `x`.
     MixAdd {
         x: BufferId,
@@ -229,6 +238,7 @@ fn mat_vecs(plan: &Plan, start: usize, rules: Rules) -> Option<(Fused, usize)> {
 /// What is joined at `at` where no product begins there.
 fn between(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
     norm_add(plan, at)
+        .or_else(|| norm_gate(plan, at))
         .or_else(|| mix_add(plan, at))
         .or_else(|| turned_heads(plan, at))
 }
@@ -318,6 +328,31 @@ fn norm_add(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
         out,
     };
     Some((fused, 2))
+}
+
+/// The norm at `at` and the gate behind it, where nothing else wants what the norm gives: of heads of
+/// the gated delta rule.
+fn norm_gate(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
+    let [Op::RmsNorm {
+        x,
+        weight,
+        out: normed,
+        group,
+        eps,
+    }, Op::SwiGlu { gate, up, out }, ..] = plan.ops[at..]
+    else {
+        return None;
+    };
+    let is_alone = up == normed && gate != normed && out != x && !read_later(plan, at + 2, normed);
+    let fused = Fused::NormGate {
+        x,
+        weight,
+        group,
+        eps,
+        gate,
+        out,
+    };
+    is_alone.then_some((fused, 2))
 }
 
 /// The epilogue that the ops from `at` on allow behind products of `x`, and how many of them it
@@ -618,6 +653,30 @@ mod tests {
         ];
         for ops in apart {
             assert_eq!(of(&ops).len(), ops.concat().len(), "{ops:?}");
+        }
+    }
+
+    #[test]
+    fn a_norm_is_joined_with_the_gate_behind_it_alone() {
+        let (a, b, c) = (BufferId(1), BufferId(2), BufferId(3));
+        let norm = |x, out| Op::RmsNorm {
+            x,
+            weight: NORM.weight,
+            out,
+            group: 64,
+            eps: NORM.eps,
+        };
+        let gated = |gate, up, out| Op::SwiGlu { gate, up, out };
+        for (ops, n) in [
+            (vec![norm(a, a), gated(b, a, c)], 1),
+            (vec![norm(a, b), gated(c, b, SUM)], 1),
+            // The gate is what is normalized, or what was goes to another place.
+            (vec![norm(a, a), gated(a, b, c)], 2),
+            (vec![norm(a, b), gated(c, b, a)], 2),
+            // What the norm gives is read again.
+            (vec![norm(a, a), gated(b, a, c), product_of(a, 2)], 3),
+        ] {
+            assert_eq!(fuse(&plan(ops.clone()), RULES).len(), n, "{ops:?}");
         }
     }
 

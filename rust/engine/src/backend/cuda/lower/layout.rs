@@ -114,7 +114,9 @@ pub fn wanted(plan: &Plan, fused: &[Fused]) -> Result<Wanted> {
                 let vectors: Vec<_> = norm.map(|n| n.weight).into_iter().chain(of_sums).collect();
                 (arrangement(parts, epilogue), vectors)
             }
-            Fused::NormAdd { weight, .. } => (Vec::new(), vec![*weight]),
+            Fused::NormAdd { weight, .. } | Fused::NormGate { weight, .. } => {
+                (Vec::new(), vec![*weight])
+            }
             Fused::MixAdd { .. } => (Vec::new(), Vec::new()),
             Fused::TurnedHeads { queries, keys, .. } => {
                 (Vec::new(), vec![queries.weight, keys.weight])

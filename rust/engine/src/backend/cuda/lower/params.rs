@@ -224,6 +224,8 @@ shared! {
         pub out: u64,
         /// `[GROUP]` f32.
         pub weight: u64,
+        /// As x, or 0.
+        pub gate: u64,
         pub eps: f32,
         pub groups: u32,
     }

@@ -59,9 +59,25 @@ pub fn norm_add(
     out: BufferId,
     pass: &Pass,
 ) -> Result<Spec> {
-    let mut spec = rms_norm(l, x, norm, group, (out, true), pass)?;
+    let mut spec = rms_norm(l, x, norm, group, (out, NormEnd::Add), pass)?;
     spec.label = format!("rms_norm add {}", l.plan.weight(norm.weight).name);
     // x, and out twice.
+    let floats = 3 * elements(l, x, pass) as usize + group;
+    spec.traffic = Traffic::rows(4 * floats);
+    Ok(spec)
+}
+
+/// The launch of [`Fused::NormGate`](crate::plan::fuse::Fused::NormGate): `out = silu(gate) * norm(x)`.
+pub fn norm_gate(
+    l: &Lowering,
+    x: BufferId,
+    norm: Norm,
+    group: usize,
+    (gate, out): (BufferId, BufferId),
+    pass: &Pass,
+) -> Result<Spec> {
+    let mut spec = rms_norm(l, x, norm, group, (out, NormEnd::Gate(gate)), pass)?;
+    spec.label = format!("rms_norm swiglu {}", l.plan.weight(norm.weight).name);
     let floats = 3 * elements(l, x, pass) as usize + group;
     spec.traffic = Traffic::rows(4 * floats);
     Ok(spec)
@@ -163,7 +179,7 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
             eps,
         } => {
             let norm = Norm { weight, eps };
-            rms_norm(l, x, norm, group, (out, false), pass)?
+            rms_norm(l, x, norm, group, (out, NormEnd::Store), pass)?
         }
         Op::Rope {
             x,
@@ -249,13 +265,22 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
     }))
 }
 
-/// `out = norm(x)`, or, where it adds, `out += norm(x)`, of groups of `group` values.
+/// What becomes of normalized values.
+enum NormEnd {
+    Store,
+    /// Added to what is there.
+    Add,
+    /// Multiplied by `silu` of this.
+    Gate(BufferId),
+}
+
+/// `out = norm(x)`, or how else it ends, of groups of `group` values.
 fn rms_norm(
     l: &Lowering,
     x: BufferId,
     norm: Norm,
     group: usize,
-    (out, adds): (BufferId, bool),
+    (out, end): (BufferId, NormEnd),
     pass: &Pass,
 ) -> Result<Spec> {
     let groups = elements(l, x, pass) / group as u64;
@@ -263,6 +288,10 @@ fn rms_norm(
         x: l.source(x, pass),
         out: l.address(out),
         weight: l.vector(Some(norm.weight))?,
+        gate: match end {
+            NormEnd::Gate(gate) => l.address(gate),
+            NormEnd::Store | NormEnd::Add => 0,
+        },
         eps: norm.eps,
         groups: groups as u32,
     };
@@ -270,7 +299,8 @@ fn rms_norm(
         source: &RMS_NORM,
         constants: constants(&[("GROUP", group)])
             + &sizes(&[("THREADS", THREADS as usize)])
-            + &flag("ADDS", adds),
+            + &flag("ADDS", matches!(end, NormEnd::Add))
+            + &flag("GATED", matches!(end, NormEnd::Gate(_))),
     };
     let grid = [groups as u32, 1, 1];
     Ok(Spec::new(variant, "rms_norm", grid, THREADS, &params))
