@@ -73,7 +73,7 @@ def _by_rule(shape: Shape, mix: str, name: str, layer: int | None) -> str:
     if layer is None:
         # A tied embedding is the output matrix too.
         return "Q6_K" if name == "output.weight" or shape.tied else base
-    part = name.split(".")[2].removesuffix("_exps")
+    part = name.split(".")[2].removesuffix("_exps").removesuffix("_shexp")
     if shape.n_expert == 8:
         # As small as they are, they may have more bits beside eight experts.
         if part in ("attn_k", "attn_v"):

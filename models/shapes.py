@@ -20,6 +20,7 @@ class Shape:
     pre: str
     n_layer: int
     n_embd: int
+    #: 0 where all of it is experts.
     n_ff: int
     n_head: int
     n_head_kv: int
@@ -62,6 +63,10 @@ class Shape:
     n_layer_dense: int = 0
     #: Experts by sigmoids, and a bias in their choice.
     sigmoid: bool = False
+    #: Width of the expert that every row goes to.
+    n_ff_shared: int = 0
+    #: Whether each matrix has a scale of its own beside it, and what its input was scaled by.
+    scales: bool = False
     #: Attention with a sink a head, and a bias of every product.
     sinks: bool = False
 
@@ -71,7 +76,7 @@ class Shape:
     #: itself; the cap of the logits.
     local: dict[str, int] = field(default_factory=dict)
     n_layer_shared_kv: int = 0
-    n_ff_shared: int = 0
+    n_ff_last: int = 0
     keys_as_values: bool = False
     n_embd_layer: int = 0
     logit_cap: float = 0.0
@@ -106,7 +111,7 @@ class Shape:
 
     def ff(self, layer: int) -> int:
         """Width of a layer's feed-forward part."""
-        return self.n_ff_shared if self.n_ff_shared and not self.stores(layer) else self.n_ff
+        return self.n_ff_last if self.n_ff_last and not self.stores(layer) else self.n_ff
 
     def tensors(self) -> list[tuple[str, tuple[int, ...]]]:
         """Name and GGUF shape (row length first) of every tensor, in file order."""
@@ -148,6 +153,13 @@ class Shape:
                     ("ffn_up_exps.weight", (self.n_embd, self.n_ff_exp, self.n_expert)),
                     ("ffn_down_exps.weight", (self.n_ff_exp, self.n_embd, self.n_expert)),
                 ]
+                if self.n_ff_shared:
+                    block += [
+                        ("ffn_gate_inp_shexp.weight", (self.n_embd,)),
+                        ("ffn_gate_shexp.weight", (self.n_embd, self.n_ff_shared)),
+                        ("ffn_up_shexp.weight", (self.n_embd, self.n_ff_shared)),
+                        ("ffn_down_shexp.weight", (self.n_ff_shared, self.n_embd)),
+                    ]
             else:
                 block += [
                     ("ffn_gate.weight", (self.n_embd, self.n_ff)),
@@ -171,6 +183,8 @@ class Shape:
             if self.post_norms:
                 names = ("post_attention_norm", "post_ffw_norm")
                 block += [(f"{name}.weight", (self.n_embd,)) for name in names]
+            if self.scales and layer < self.n_layer:
+                block += _scales(block)
             out += [(f"blk.{layer}.{name}", shape) for name, shape in block]
         return out
 
@@ -233,6 +247,20 @@ class Shape:
             ("ssm_norm.weight", (d,)),
             ("ssm_out.weight", (v_heads * d, self.n_embd)),
         ]
+
+
+def _scales(
+    block: list[tuple[str, tuple[int, ...]]],
+) -> list[tuple[str, tuple[int, ...]]]:
+    """The scales of a block's matrices, as converters of NVFP4 leave them: a number each, of
+    experts one for each of them; routers and convolutions have none."""
+    out: list[tuple[str, tuple[int, ...]]] = []
+    for name, (_, *rest) in block:
+        part = name.removesuffix(".weight")
+        if rest and part not in ("ffn_gate_inp", "ssm_conv1d"):
+            one_each = (*rest[1:],) or (1,)
+            out += [(f"{part}.scale", one_each), (f"{part}.input_scale", one_each)]
+    return out
 
 
 def load(path: Path = PATH) -> dict[str, Shape]:

@@ -245,7 +245,6 @@ def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
         f"{a}.block_count": gguf_io.u32(shape.n_layer + shape.n_layer_nextn),
         f"{a}.context_length": gguf_io.u32(shape.n_ctx),
         f"{a}.embedding_length": gguf_io.u32(shape.n_embd),
-        f"{a}.feed_forward_length": gguf_io.u32(shape.n_ff),
         f"{a}.attention.head_count": gguf_io.u32(shape.n_head),
         f"{a}.attention.head_count_kv": _kv_heads(shape),
         f"{a}.attention.key_length": gguf_io.u32(shape.head_dim),
@@ -255,6 +254,8 @@ def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
         f"{a}.rope.freq_base": gguf_io.f32(shape.rope_base),
         f"{a}.vocab_size": gguf_io.u32(shape.n_vocab),
     }
+    if shape.n_ff:
+        out[f"{a}.feed_forward_length"] = gguf_io.u32(shape.n_ff)
     if shape.window:
         out[f"{a}.attention.sliding_window"] = gguf_io.u32(shape.window)
     if a == "gemma4":
@@ -282,6 +283,8 @@ def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
         out[f"{a}.expert_gating_func"] = gguf_io.u32(2)
     if shape.conv:
         out[f"{a}.shortconv.l_cache"] = gguf_io.u32(shape.conv)
+    if shape.n_ff_shared:
+        out[f"{a}.expert_shared_feed_forward_length"] = gguf_io.u32(shape.n_ff_shared)
     if mix in mixes.FILE_TYPES:
         out["general.file_type"] = gguf_io.u32(mixes.FILE_TYPES[mix])
     if delta := shape.delta:
@@ -328,7 +331,7 @@ def _gemma4(shape: Shape) -> dict[str, bytes]:
         "embedding_length_per_layer_input": gguf_io.u32(shape.n_embd_layer),
         "final_logit_softcapping": gguf_io.f32(shape.logit_cap),
     }
-    if shape.n_ff_shared:
+    if shape.n_ff_last:
         out["feed_forward_length"] = gguf_io.i32s(map(shape.ff, layers))
     return {f"gemma4.{key}": value for key, value in out.items()}
 
@@ -371,7 +374,7 @@ def deviation(shape: Shape, name: str, cols: int) -> float:
     if part == "ffn_gate_inp":
         # Gemma 4 divides what it multiplies by sqrt(n_embd).
         return ROUTER if shape.arch == "gemma4" else ROUTER / math.sqrt(cols)
-    if part == "ffn_down_exps":
+    if part in ("ffn_down_exps", "ffn_down_shexp"):
         part = "ffn_down"
     # Read from rows that no norm has made small, and told by another embedding.
     if part == "inp_gate":
@@ -415,6 +418,12 @@ def _vector(shape: Shape, name: str, n: int, rng: np.random.Generator) -> NDArra
         return noise
     if name.endswith("exp_probs_b.bias"):
         return noise * np.float32(0.2)
+    if name.endswith("scale"):
+        factors: NDArray[np.float32] = np.exp(np.float32(0.3) * noise)
+        return factors
+    # A router of one row.
+    if name.endswith("ffn_gate_inp_shexp.weight"):
+        return noise * np.float32(ROUTER / math.sqrt(n))
     if name.endswith(".bias"):
         return noise * np.float32(0.1 if "attn_v" in name else 0.5)
     # Each head's own norm sets how sharp attention is, as q's and k's deviations do elsewhere.

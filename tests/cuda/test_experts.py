@@ -33,7 +33,12 @@ out["alone"] = all(
 
 
 @pytest.mark.parametrize(
-    ("name", "mix"), [("odd-qwen3moe-160", "Q8_0"), ("tiny-qwen3moe", "Q4_K_M")]
+    ("name", "mix"),
+    [
+        ("odd-qwen3moe-160", "Q8_0"),
+        ("tiny-qwen3moe", "Q4_K_M"),
+        ("odd-qwen35moe-160", "Q5_0"),
+    ],
 )
 def test_a_card_has_the_bits_of_the_cpu(
     simulated: OnCard, tmp_path: Path, name: str, mix: str

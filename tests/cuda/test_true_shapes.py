@@ -29,6 +29,7 @@ FAMILIES = [
     ("gemma-4-26b-a4b", "Q4_K_M", 6),
     ("granite-3.3-8b", "Q3_K_M", 2),
     ("qwen3.5-27b", "Q4_K_M", 4),
+    ("qwen3.5-35b-a3b", "Q4_K_M", 4),
     ("lfm2-1.2b", "Q4_K_M", 3),
     ("lfm2-8b-a1b", "Q4_K_M", 3),
     ("ministral-3-8b", "Q4_K_M", 2),

@@ -19,8 +19,8 @@ BARS = [("f32", 1e-10, 1e-3), ("f16", 2e-5, 0.1), ("i16", 2e-6, 0.05)]
 
 
 ARCHITECTURES = (
-    *("llama", "qwen2", "qwen3", "qwen3moe", "gpt-oss", "qwen35", "gemma3", "gemma4"),
-    *("granite", "lfm2", "lfm2moe", "mistral3"),
+    *("llama", "qwen2", "qwen3", "qwen3moe", "gpt-oss", "qwen35", "qwen35moe", "gemma3"),
+    *("gemma4", "granite", "lfm2", "lfm2moe", "mistral3"),
 )
 
 #: Caches that round move a router's logits, so that now and then a choice falls otherwise, between
@@ -69,6 +69,10 @@ def test_exact(name: str, kind: str, tmp_path: Path) -> None:
         if shape.sinks:
             # Weights that are off by 3e-8 move some of its rows by 5e-5, ten times as far as those
             # of the others.
+            most_kl, most = max(most_kl, 5e-9), max(most, 1e-2)
+        if shape.delta and shape.n_expert:
+            # Sums that are off by 1e-7 cost experts and states together ten to twenty times the
+            # divergence that they cost either alone.
             most_kl, most = max(most_kl, 5e-9), max(most, 1e-2)
         if shape.n_expert and kv_type != "f32":
             assert mean_kl(exact, found) <= MOST_KL_WITH_EXPERTS

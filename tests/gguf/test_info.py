@@ -56,6 +56,7 @@ def test_smollm2(smollm2: Path) -> None:
         "n_expert": None,
         "n_expert_used": None,
         "n_ff_exp": None,
+        "n_ff_shared": None,
         "rms_eps": pytest.approx(1e-5),
     }
     assert found["rope"] == {
@@ -143,6 +144,27 @@ def test_layers_of_two_kinds_and_layers_that_store_nothing(tmp_path: Path) -> No
     assert 3.6e9 < found["decode"]["active_params"] < 4.0e9
 
 
+def test_an_expert_of_every_token(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    synth.outline(path, shapes.find("qwen3.5-35b-a3b"), "Q8_0")
+    found = info(path)
+    assert found["error"] is None and found["unused_tensors"] == []
+    shape = found["shape"]
+    assert shape["n_ff"] is None, "all of it is experts"
+    assert (shape["n_expert"], shape["n_expert_used"]) == (256, 8)
+    assert (shape["n_ff_exp"], shape["n_ff_shared"]) == (512, 512)
+    not_read = 40 * 248 * 3 * 2048 * 512 + 248319 * 2048
+    assert found["decode"]["active_params"] == found["n_params"] - not_read
+    # "35B-A3B".
+    assert 34e9 < found["n_params"] < 36e9
+    assert 2.8e9 < found["decode"]["active_params"] < 3.4e9
+    # 30 layers with a matrix of 128 x 128 for each of 32 heads, and the last three tokens of the
+    # convolution over 16 heads of queries, 16 of keys and 32 of values.
+    state = 30 * (32 * 128 * 128 + 3 * (16 + 16 + 32) * 128) * 4
+    assert found["memory"]["state_bytes_per_sequence"] == state
+    assert found["layers"] == [{"n_layer": 10, "window": None}]
+
+
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "gemma3", "granite"])
 def test_every_architecture(tmp_path: Path, arch: str) -> None:
     path = tiny.write(tmp_path / "tiny.gguf", arch)
@@ -208,8 +230,8 @@ def test_what_cannot_run_is_described_all_the_same(tmp_path: Path) -> None:
     found = info(path)
     check_sizes(found, path)
     assert (
-        "supported: llama, qwen2, qwen3, qwen3moe, gpt-oss, qwen35, gemma3, gemma4, granite, "
-        "lfm2, lfm2moe, mistral3" in found["error"]
+        "supported: llama, qwen2, qwen3, qwen3moe, gpt-oss, qwen35, qwen35moe, gemma3, gemma4, "
+        "granite, lfm2, lfm2moe, mistral3" in found["error"]
     )
     assert found["architecture"] == "gpt2"
     assert found["shape"]["n_layer"] == tiny.N_LAYER

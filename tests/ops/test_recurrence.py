@@ -288,6 +288,37 @@ def test_a_product_with_the_logistic_function(backend: Backend) -> None:
 
 
 @over_backends
+@pytest.mark.parametrize(("width", "gates"), [(96, 1), (96, 3), (7, 1), (640, 128)])
+@pytest.mark.parametrize("rows", [1, 5, 70])
+def test_a_gate_of_fewer_numbers_counts_for_runs_of_values(
+    backend: Backend, width: int, gates: int, rows: int
+) -> None:
+    plan = Plan()
+    x, out = plan.buffer("x", width), plan.buffer("out", width)
+    plan.op("sigmoid_mul", x=x, gate=plan.buffer("gate", gates), out=out)
+    inputs = {"x": normal(rows, width), "gate": normal(rows, gates, seed=2, scale=5)}
+    found = Run(backend, plan)(inputs)["out"]
+    wide = np.repeat(inputs["gate"], width // gates, axis=1)
+    assert nmse(found, inputs["x"] * logistic(wide.astype(np.float64))) <= backend.nmse
+    assert np.array_equal(bits(found), bits(Run(INTERPRETER, plan)(inputs)["out"]))
+    # The same as with a gate for each.
+    plan = Plan()
+    x, gate, out = (plan.buffer(name, width) for name in ("x", "gate", "out"))
+    plan.op("sigmoid_mul", x=x, gate=gate, out=out)
+    each = Run(INTERPRETER, plan)({"x": inputs["x"], "gate": wide})["out"]
+    assert np.array_equal(bits(found), bits(each))
+
+
+@pytest.mark.parametrize("gates", [5, 192])
+def test_a_gate_that_divides_no_row_is_refused(gates: int) -> None:
+    plan = Plan()
+    x, out = plan.buffer("x", 96), plan.buffer("out", 96)
+    plan.op("sigmoid_mul", x=x, gate=plan.buffer("gate", gates), out=out)
+    with pytest.raises(ValueError, match="widths or rows do not fit"):
+        Run(INTERPRETER, plan)
+
+
+@over_backends
 @pytest.mark.parametrize(
     ("n", "first", "of", "width"), [(3, 0, 8, 4), (3, 4, 8, 4), (1, 5, 40, 35)]
 )

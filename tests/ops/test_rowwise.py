@@ -418,6 +418,20 @@ def test_soft_cap_has_the_interpreters_bits(backend: Backend, cap: float) -> Non
 
 
 @over_cards
+@pytest.mark.parametrize(("width", "group"), [(384, 128), (2304, 2304), (144, 48)])
+def test_a_norm_of_heads_and_the_gate_behind_it_have_the_interpreters_bits(
+    backend: Backend, width: int, group: int
+) -> None:
+    """One kernel does both."""
+    plan = Plan()
+    x, gate, out = (plan.buffer(name, width) for name in ("x", "gate", "out"))
+    weight = plan.vector("w", normal(group, seed=1))
+    plan.op("rms_norm", x=x, weight=weight, out=x, group=group, eps=1e-6)
+    plan.op("swi_glu", gate=gate, up=x, out=out)
+    of_both(backend, plan, "out", 5, {"x": normal(5, width), "gate": normal(5, width, seed=2)})
+
+
+@over_cards
 @pytest.mark.parametrize("op", ["swi_glu", "ge_glu"])
 def test_activations_have_the_interpreters_bits(backend: Backend, op: str) -> None:
     special = [0.0, -0.0, 1e-45, 1e-38, 87.0, 87.01, 88.8, 1e4, 3e38, 20.0, 1e-3, 9.75, 1e13, 1e20]

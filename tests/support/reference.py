@@ -9,7 +9,7 @@ engine's float32 is measured against.
     mean_kl(logits, other)              # mean over rows of KL(reference || other), in nats
 
 Architectures: llama (with linear, YaRN and llama3 rotary scaling), qwen2, qwen3, qwen3moe,
-qwen35, gpt-oss, gemma3, gemma4, granite, lfm2, lfm2moe, mistral3.
+qwen35, qwen35moe, gpt-oss, gemma3, gemma4, granite, lfm2, lfm2moe, mistral3.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ Array = NDArray[np.float64]
 
 #: Architectures whose rotary embedding turns neighbours (2i, 2i+1); the others turn (i, i + d/2).
 INTERLEAVED = {"llama", "granite", "mistral3"}
-NEOX = {"qwen2", "qwen3", "qwen3moe", "qwen35", "gpt-oss", "gemma3", "gemma4", "lfm2", "lfm2moe"}
-
-LFM2 = {"lfm2", "lfm2moe"}
+NEOX = {"qwen2", "qwen3", "qwen3moe", "qwen35", "qwen35moe", "gpt-oss", "gemma3", "gemma4"}
+NEOX |= (LFM2 := {"lfm2", "lfm2moe"})
 
 Rope = tuple[Array, float]
 
@@ -120,7 +119,7 @@ class Reference:
                 delta = self.norm(delta, f"blk.{layer}.post_attention_norm")
             x = x + residual * delta
             # What is called so in these stands before the feed-forward.
-            named_after = self.arch in ("qwen35", "gpt-oss")
+            named_after = self.arch in ("qwen35", "qwen35moe", "gpt-oss")
             norm = "post_attention_norm" if named_after else "ffn_norm"
             delta = self._feed_forward(layer, self.norm(x, f"blk.{layer}.{norm}"))
             if self.arch == "gemma3":
@@ -233,7 +232,7 @@ class Reference:
 
     def _feed_forward(self, layer: int, x: Array) -> Array:
         if f"blk.{layer}.ffn_gate_inp.weight" in self._tensors:
-            return self._experts(layer, x)
+            return self._experts(layer, x) + self._shared_expert(layer, x)
         gate = self.linear(x, f"blk.{layer}.ffn_gate")
         if self.arch == "gemma3":
             cubed = gate + 0.044715 * gate**3
@@ -264,9 +263,22 @@ class Reference:
                 out[row] += share * self._expert(layer, "down", expert, inner)
         return out
 
+    def _shared_expert(self, layer: int, x: Array) -> Array | float:
+        """Of qwen35moe: one that every row goes to, times the logistic function of one number."""
+        row = self.weight(f"blk.{layer}.ffn_gate_inp_shexp.weight")
+        if row is None:
+            return 0.0
+        gate, up = (self.linear(x, f"blk.{layer}.ffn_{part}_shexp") for part in ("gate", "up"))
+        share = logistic(x @ row.reshape(-1, 1).astype(np.float64))
+        out: Array = share * self.linear(self._activation(gate, up), f"blk.{layer}.ffn_down_shexp")
+        return out
+
     def _expert(self, layer: int, part: str, expert: int, x: Array) -> Array:
         name = f"blk.{layer}.ffn_{part}_exps"
         y: Array = self.require(f"{name}.weight")[expert].astype(np.float64) @ x
+        scale = self.weight(f"{name}.scale")
+        if scale is not None:
+            y = y * float(scale[expert])
         bias = self.weight(f"{name}.bias")
         return y if bias is None else y + bias[expert]
 
@@ -278,8 +290,11 @@ class Reference:
         return gate * logistic(gate) * up
 
     def linear(self, x: Array, name: str) -> Array:
-        """The product with a matrix, with its bias where the file has one."""
+        """The product with a matrix, with its scale and its bias where the file has them."""
         y = x @ self.require(f"{name}.weight").T.astype(np.float64)
+        scale = self.weight(f"{name}.scale")
+        if scale is not None:
+            y = y * float(scale[0])
         bias = self.weight(f"{name}.bias")
         return y if bias is None else y + bias
 

@@ -176,6 +176,8 @@ def _shape(shape: Info) -> list[str]:
         used, width = shape["n_expert_used"], shape["n_ff_exp"]
         chosen = f", {used} for each token" if used else ""
         said.append(f"{shape['n_expert']} experts{chosen}" + (f", {width:,} wide" if width else ""))
+        if shape["n_ff_shared"]:
+            said.append(f"one expert for every token, {shape['n_ff_shared']:,} wide")
     if shape["n_head"]:
         kv, dim = shape["n_head_kv"], shape["head_dim"]
         grouped = f" and {kv} of keys and values" if kv else ""

@@ -32,6 +32,7 @@ struct GluParams {
     const float* up;
     float* out;
     uint64_t n;
+    uint64_t share;
 };
 
 // out = gate / (1 + exp(-gate)) * up.
@@ -55,10 +56,11 @@ KERNEL(clamped_swiglu, GluParams) {
     });
 }
 
-// out = up / (1 + exp(-gate)).
+// out = up / (1 + exp(-gate)), a number of the gate for `share` values each.
 KERNEL(sigmoid_mul, GluParams) {
     each(p.n, [&](uint64_t i) {
-        p.out[i] = mul_rn(load_relaxed_f32(p.up + i), sigmoid_f32(load_relaxed_f32(p.gate + i)));
+        const float gate = load_relaxed_f32(p.gate + (p.share == 1 ? i : i / p.share));
+        p.out[i] = mul_rn(load_relaxed_f32(p.up + i), sigmoid_f32(gate));
     });
 }
 

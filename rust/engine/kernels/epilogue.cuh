@@ -2,10 +2,10 @@
 // rotated on the way. Units hold rows in the order that lets one thread have both rows that belong
 // together, at places i and i + 8 of a tile.
 //
-// variant.cuh: EPILOGUE, ORDER, N_SEGMENTS, Segment0.., for the epilogue ADD: SCALE_BITS (the factor of
-// what is added, a float32), and for the epilogue QKV: HEAD_DIM, N_HEAD_KV, Kv, SCATTERS (whether it
-// writes to the cache). And N_IN and what experts.cuh needs, for all
-// products.
+// variant.cuh: EPILOGUE, ORDER, N_SEGMENTS, Segment0.., SCALED (whether products have a scale of their
+// own), for the epilogue ADD: SCALE_BITS (the factor of what is added, a float32), and for the epilogue
+// QKV: HEAD_DIM, N_HEAD_KV, Kv, SCATTERS (whether it writes to the cache). And N_IN and what experts.cuh
+// needs, for all products.
 #pragma once
 #include "unit.cuh"
 #include "kv.cuh"
@@ -31,9 +31,10 @@ constexpr uint32_t LARGEST_UNIT =
     max_u32(Segment0::UNIT_BYTES, max_u32(Segment1::UNIT_BYTES, Segment2::UNIT_BYTES));
 
 struct Segment {
-    const uint8_t* units;  // [N_EXPERT][tiles][N_SB], or of one matrix
-    float* out;            // [m][rows]
-    const float* bias;     // [N_EXPERT][rows], or of one matrix, or null
+    const uint8_t* units;   // [N_EXPERT][tiles][N_SB], or of one matrix
+    float* out;             // [m][rows]
+    const float* bias;      // [N_EXPERT][rows], or of one matrix, or null
+    const float* scale[2];  // [N_EXPERT], or one, of the first and the second row of a pair, or null
     uint32_t tiles;
     uint32_t rows;
 };
@@ -174,6 +175,10 @@ DEVICE void finish_pair([[maybe_unused]] const KvTarget& to, const Segment& segm
                         [[maybe_unused]] uint32_t expert, [[maybe_unused]] int number, uint32_t tile, uint32_t at, uint32_t m,
                         float a, float b, [[maybe_unused]] const Place& place,
                         [[maybe_unused]] const Rotation& rotation) {
+    if constexpr (SCALED) {
+        if (segment.scale[0]) a = mul_rn(a, segment.scale[0][expert]);
+        if (segment.scale[1]) b = mul_rn(b, segment.scale[1][expert]);
+    }
     if constexpr (EPILOGUE == EPILOGUE_QKV) {
         if (number == 2) {
             finish_qkv<ORDER_NATURAL>(to, segment, number, tile, at, m, a, b, place, rotation);

@@ -1,9 +1,10 @@
 // out[r][g] = x[r][g] / sqrt(mean(x[r][g]^2) + eps) * weight over groups of GROUP values; a block a
 // group, all 1 unless it HAS_WEIGHT. In place where out is x. Or, where it ADDS: out += that, and where it
-// HAS_FACTOR out = (out + that) * factor.
+// HAS_FACTOR out = (out + that) * factor; or, where it is GATED: out = silu(gate) * that.
 //
-// variant.cuh: GROUP, THREADS, ADDS, HAS_WEIGHT, HAS_FACTOR.
+// variant.cuh: GROUP, THREADS, ADDS, GATED, HAS_WEIGHT, HAS_FACTOR.
 #include "norm.cuh"
+#include "math.cuh"
 #include "variant.cuh"
 
 constexpr uint32_t WARPS = THREADS / 32;
@@ -14,6 +15,7 @@ struct Params {
     float* out;
     const float* weight;  // [GROUP], or null
     const float* factor;  // one number, or null
+    const float* gate;    // as x, or null
     float eps;
     uint32_t groups;
 };
@@ -52,6 +54,7 @@ KERNEL_BOUNDS(rms_norm, Params, 32 * WARPS, 1) {
         float* out = p.out + base + i;
         if constexpr (ADDS) normed = add_rn(load_relaxed_f32(out), normed);
         if constexpr (HAS_FACTOR) normed = mul_rn(normed, *p.factor);
+        if constexpr (GATED) normed = swiglu_f32(load_relaxed_f32(p.gate + base + i), normed);
         *out = normed;
     }
 }

@@ -124,6 +124,8 @@ pub struct Experts {
     pub n_used: usize,
     /// Width of one expert.
     pub n_ff: usize,
+    /// Width of the expert that every row goes to, where there is one.
+    pub n_ff_shared: Option<usize>,
     /// What the weights of the chosen are multiplied by; 1 where the file says nothing.
     pub scale: f32,
     /// How logits become weights, as the format numbers it: 1 a softmax over all, 2 sigmoids, 3 a
@@ -151,7 +153,7 @@ pub struct Config {
     pub name: Option<String>,
     pub n_layer: usize,
     pub n_embd: usize,
-    /// The most of any layer.
+    /// Width of a feed-forward part that is no expert's, the most of any layer; 0 where the file has none.
     pub n_ff: usize,
     /// By layer.
     pub n_ff_of: Vec<usize>,
@@ -398,12 +400,13 @@ impl Config {
         let n_layer_nextn = keys.uint("nextn_predict_layers", 0..=most)?.unwrap_or(0);
         let n_layer = n_block.saturating_sub(n_layer_nextn);
         let n_embd = need_uint!("embedding_length", 1..=MOST);
-        let n_ff_of = keys.need(
-            "feed_forward_length",
-            keys.by_layer("feed_forward_length", 1..=MOST, n_layer)?,
-            &format!("1 to {MOST}"),
-        )?;
-        let n_ff = n_ff_of.iter().copied().max().unwrap_or(1);
+        let has_experts = keys.uint("expert_count", 0..=MOST_EXPERTS)? > Some(0)
+            && keys.uint("expert_feed_forward_length", 1..=MOST)?.is_some();
+        let n_ff_of = match keys.by_layer("feed_forward_length", 1..=MOST, n_layer)? {
+            None if has_experts => vec![0; n_layer],
+            found => keys.need("feed_forward_length", found, &format!("1 to {MOST}"))?,
+        };
+        let n_ff = n_ff_of.iter().copied().max().unwrap_or(0);
         let n_head = need_uint!("attention.head_count", 1..=4096);
         let conv_taps = keys.uint("shortconv.l_cache", 2..=16)?;
         let least = usize::from(conv_taps.is_none());
@@ -665,10 +668,12 @@ impl Config {
             matches!(v.as_uint(), Some(0 | 1))
         })?;
         let scale = keys.float("expert_weights_scale", 0.0..=1e6)?;
+        let shared = keys.uint("expert_shared_feed_forward_length", 0..=1 << 20)?;
         Ok(Some(Experts {
             n_expert,
             n_used,
             n_ff,
+            n_ff_shared: shared.filter(|n| *n > 0),
             // Converters write 0 for "none".
             scale: scale.filter(|s| *s > 0.0).unwrap_or(1.0) as f32,
             gating: keys.uint("expert_gating_func", 0..=3)?.filter(|n| *n > 0),

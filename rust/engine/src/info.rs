@@ -85,6 +85,8 @@ pub struct Shape {
     pub n_expert: Option<u64>,
     pub n_expert_used: Option<u64>,
     pub n_ff_exp: Option<u64>,
+    /// Width of the expert that every token goes to; none where there is none.
+    pub n_ff_shared: Option<u64>,
     pub rms_eps: Option<f32>,
 }
 
@@ -352,7 +354,7 @@ impl Shape {
             n_ctx_train: n(config.n_ctx_train),
             n_layer: n(config.n_layer),
             n_embd: n(config.n_embd),
-            n_ff: n(config.n_ff),
+            n_ff: n(config.n_ff).filter(|n| *n > 0),
             n_head: n(config.n_head),
             n_head_kv: n(config.n_head_kv),
             head_dim: n(config.head_dim),
@@ -360,6 +362,7 @@ impl Shape {
             n_expert: config.experts.map(|e| e.n_expert as u64),
             n_expert_used: config.experts.map(|e| e.n_used as u64),
             n_ff_exp: config.experts.map(|e| e.n_ff as u64),
+            n_ff_shared: config.experts.and_then(|e| e.n_ff_shared).map(|n| n as u64),
             rms_eps: Some(config.rms_eps),
         }
     }
@@ -383,6 +386,7 @@ impl Shape {
             n_expert: uint("expert_count").filter(|n| *n > 0),
             n_expert_used: uint("expert_used_count").filter(|n| *n > 0),
             n_ff_exp: uint("expert_feed_forward_length"),
+            n_ff_shared: uint("expert_shared_feed_forward_length").filter(|n| *n > 0),
             rms_eps: gguf
                 .get_float(&format!("{arch}.attention.layer_norm_rms_epsilon"))
                 .ok()
@@ -472,6 +476,10 @@ fn per_token(
                 }
                 Role::Experts | Role::ExpertBias => {
                     routed.insert(used.id, op.ranks(plan).unwrap_or(0));
+                }
+                // Without ranks, of one matrix.
+                Role::ProductScale => {
+                    routed.insert(used.id, op.ranks(plan).unwrap_or(1));
                 }
                 Role::Scale
                 | Role::Bias

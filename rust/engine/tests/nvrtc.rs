@@ -109,6 +109,7 @@ impl Layer {
             norm,
             weight,
             bias,
+            scale: None,
             out,
         });
     }
@@ -133,6 +134,7 @@ impl Layer {
             let taps = 4;
             let weight = self.vector(taps * channels);
             let (a, dt) = (self.vector(n_head), self.vector(n_head));
+            let (norm, last) = (self.vector(head_dim), self.buffer(width, Rows::Batch));
             let state = self.plan.add_state("conv".into(), (taps - 1) * channels);
             let matrix = self.plan.add_state("delta".into(), width * head_dim);
             self.plan.ops.extend([
@@ -161,6 +163,18 @@ impl Layer {
                     x: out,
                     gate: out,
                     out: gated,
+                },
+                Op::RmsNorm {
+                    x: out,
+                    weight: Some(norm),
+                    out,
+                    group: head_dim,
+                    eps: 1e-6,
+                },
+                Op::SwiGlu {
+                    gate: gated,
+                    up: out,
+                    out: last,
                 },
             ]);
         }
@@ -213,6 +227,11 @@ impl Layer {
             }
             let weight = self.weight(self.ty, n_in, n_out);
             self.plan.weights[weight.0].n_expert = 64;
+            // Products with a scale and without end in kernels apart.
+            let scale = (out == down).then(|| self.vector(1));
+            if let Some(scale) = scale {
+                self.plan.weights[scale.0].n_expert = 64;
+            }
             self.plan.ops.push(Op::ExpertMatVec {
                 x,
                 ranked: out == down,
@@ -220,6 +239,7 @@ impl Layer {
                 routes,
                 weight,
                 bias: None,
+                scale,
                 out,
             });
         }

@@ -61,6 +61,14 @@ pub struct Router {
     pub renormalize: bool,
 }
 
+/// An expert that every row goes to, before its last product.
+pub struct SharedExpert {
+    act: BufferId,
+    /// One number a row.
+    gate: BufferId,
+    n_ff: usize,
+}
+
 impl<'a> Builder<'a> {
     pub fn new(config: &'a Config) -> Self {
         let none = KvShape {
@@ -468,6 +476,7 @@ impl<'a> Builder<'a> {
         let wide = [n_embd, n_ff, n_expert];
         for (name, out) in [("ffn_gate_exps", gate), ("ffn_up_exps", up)] {
             let weight = self.weight(&format!("blk.{layer}.{name}.weight"), &wide)?;
+            let scale = self.factor(&format!("blk.{layer}.{name}.scale"), n_expert)?;
             let bias = self.expert_bias(layer, name, n_ff, n_expert)?;
             self.push(Op::ExpertMatVec {
                 x,
@@ -475,6 +484,7 @@ impl<'a> Builder<'a> {
                 norm,
                 routes,
                 weight,
+                scale,
                 bias,
                 out,
             });
@@ -482,6 +492,7 @@ impl<'a> Builder<'a> {
         self.push((by.activation)([gate, up, act]));
         let name = format!("blk.{layer}.ffn_down_exps.weight");
         let weight = self.weight(&name, &[n_ff, n_embd, n_expert])?;
+        let scale = self.factor(&format!("blk.{layer}.ffn_down_exps.scale"), n_expert)?;
         let bias = self.expert_bias(layer, "ffn_down_exps", n_embd, n_expert)?;
         self.push(Op::ExpertMatVec {
             x: act,
@@ -489,6 +500,7 @@ impl<'a> Builder<'a> {
             norm: None,
             routes,
             weight,
+            scale,
             bias,
             out: down,
         });
@@ -498,6 +510,71 @@ impl<'a> Builder<'a> {
             out: delta,
         });
         Ok(delta)
+    }
+
+    /// The expert that every row goes to, of `x` under the router's norm, up to its product with
+    /// `ffn_down_shexp`: the activation of `ffn_gate_shexp · x` and `ffn_up_shexp · x`. Its gate comes
+    /// last, so that it stands beside the router, which multiplies the same rows.
+    pub fn shared_expert(
+        &mut self,
+        layer: usize,
+        x: BufferId,
+        by: &Router,
+    ) -> Result<SharedExpert> {
+        let c = self.config;
+        let missing = || Error::Metadata {
+            key: format!("{}.expert_shared_feed_forward_length", c.arch),
+            value: "missing".into(),
+            expected: "the width of the expert that every row goes to".into(),
+        };
+        // Without a word of its own it is as wide as a model without experts.
+        let n_ff = by.experts.n_ff_shared.or(Some(c.n_ff).filter(|n| *n > 0));
+        let (n_embd, n_ff) = (c.n_embd, n_ff.ok_or_else(missing)?);
+        let (up, act) = (
+            self.buffer("up_shexp", n_ff),
+            self.buffer("act_shexp", n_ff),
+        );
+        let (inner, gate) = (self.buffer("gate_shexp", n_ff), self.buffer("share", 1));
+        let norm = Some(self.norm(&format!("blk.{layer}.{}.weight", by.norm), n_embd)?);
+        self.product(x, norm, layer, "ffn_gate_shexp", &[n_embd, n_ff], inner)?;
+        self.product(x, norm, layer, "ffn_up_shexp", &[n_embd, n_ff], up)?;
+        self.push((by.activation)([inner, up, act]));
+        let weight = self.row(&format!("blk.{layer}.ffn_gate_inp_shexp.weight"), n_embd)?;
+        self.push(Op::MatVec {
+            x,
+            norm,
+            weight,
+            scale: None,
+            bias: None,
+            out: gate,
+        });
+        Ok(SharedExpert { act, gate, n_ff })
+    }
+
+    /// `ffn_down_shexp` of the activation, times the logistic function of the gate: what is to be added
+    /// to x. The factor is of a row, so it may as well stand before the product, where rows are narrow
+    /// and behind which the sum is part of the product.
+    pub fn gate_shared(&mut self, layer: usize, of: SharedExpert) -> Result<BufferId> {
+        let SharedExpert { act, gate, n_ff } = of;
+        let n_embd = self.config.n_embd;
+        let gated = self.buffer("gated_shexp", n_ff);
+        self.push(Op::SigmoidMul {
+            x: act,
+            gate,
+            out: gated,
+        });
+        let delta = self.buffer("delta", n_embd);
+        self.product(gated, None, layer, "ffn_down_shexp", &[n_ff, n_embd], delta)?;
+        Ok(delta)
+    }
+
+    /// A matrix of one row, which files hold as a vector.
+    pub fn row(&mut self, name: &str, n_in: usize) -> Result<WeightId> {
+        let spec = self.config.tensors.get(name);
+        match spec.is_some_and(|spec| spec.shape == [n_in, 1]) {
+            true => self.weight(name, &[n_in, 1]),
+            false => self.weight(name, &[n_in]),
+        }
     }
 
     /// A vector of `n` for each expert, where the file has them.
@@ -535,14 +612,15 @@ impl<'a> Builder<'a> {
         self.push(Op::SelectRows { x, out: last });
         let norm = self.norm(&format!("{norm}.weight"), c.n_embd)?;
         let shape = [c.n_embd, c.n_vocab];
-        let weight = match self.optional("output.weight", &shape)? {
-            Some(head) => head,
-            None => self.weight(EMBEDDING, &shape)?,
+        let (weight, scale) = match self.optional("output.weight", &shape)? {
+            Some(head) => (head, self.factor("output.scale", 1)?),
+            None => (self.weight(EMBEDDING, &shape)?, None),
         };
         self.push(Op::MatVec {
             x: last,
             norm: Some(norm),
             weight,
+            scale,
             bias: None,
             out: logits,
         });
@@ -571,7 +649,18 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// `blk.<layer>.<name>.weight` times `x`, with the bias where the file has one.
+    /// What products with a matrix are multiplied by, a number or one for each expert, where the file has
+    /// such a tensor: of matrices whose blocks have scales of too few bits for all of their size.
+    fn factor(&mut self, name: &str, n_expert: usize) -> Result<Option<WeightId>> {
+        let id = self.optional(name, &[n_expert])?;
+        if let Some(id) = id {
+            let weight = &mut self.plan.weights[id.0];
+            (weight.n_in, weight.n_expert) = (1, n_expert);
+        }
+        Ok(id)
+    }
+
+    /// `blk.<layer>.<name>.weight` times `x`, with the scale and the bias where the file has them.
     pub fn product(
         &mut self,
         x: BufferId,
@@ -582,11 +671,17 @@ impl<'a> Builder<'a> {
         out: BufferId,
     ) -> Result<()> {
         let weight = self.weight(&format!("blk.{layer}.{name}.weight"), shape)?;
+        // A router has none; what families call so there is another thing.
+        let scale = match name {
+            "ffn_gate_inp" => None,
+            _ => self.factor(&format!("blk.{layer}.{name}.scale"), 1)?,
+        };
         let bias = self.optional(&format!("blk.{layer}.{name}.bias"), &shape[1..])?;
         self.push(Op::MatVec {
             x,
             norm,
             weight,
+            scale,
             bias,
             out,
         });

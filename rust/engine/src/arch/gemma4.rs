@@ -233,6 +233,7 @@ fn experts(b: &mut Builder<'_>, layer: usize, x: BufferId) -> Result<BufferId> {
             norm,
             routes,
             weight,
+            scale: None,
             bias: None,
             out,
         });
@@ -285,6 +286,7 @@ fn told(b: &mut Builder<'_>, x: BufferId, width: usize) -> Result<BufferId> {
         x,
         norm: None,
         weight,
+        scale: None,
         bias: None,
         out: projected,
     });

@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::plan::{signature, Op, Plan};
 
 mod build;
+mod delta;
 mod gemma3;
 mod gemma4;
 mod gpt_oss;
@@ -18,6 +19,7 @@ mod mistral3;
 mod qwen2;
 mod qwen3;
 mod qwen35;
+mod qwen35moe;
 mod qwen3moe;
 
 const _: () = assert!(config::MOST_EXPERTS <= signature::MOST_EXPERTS);
@@ -65,6 +67,11 @@ pub static ARCHITECTURES: &[Architecture] = &[
         name: "qwen35",
         experts: false,
         plan: qwen35::plan,
+    },
+    Architecture {
+        name: "qwen35moe",
+        experts: true,
+        plan: qwen35moe::plan,
     },
     Architecture {
         name: "gemma3",
@@ -141,13 +148,14 @@ pub fn plan(config: &Config) -> Result<Plan> {
         });
     }
     let used: HashSet<&str> = plan.weights.iter().map(|w| w.name.as_str()).collect();
-    // Early converters stored the rotation's frequencies in every layer. What has no numbers changes
-    // none.
+    // Early converters stored the rotation's frequencies in every layer. A scale of a product's input is
+    // for those that round it to four bits. What has no numbers changes none.
     let extra = |(name, spec): &(&String, &TensorSpec)| {
         !used.contains(name.as_str())
             && !name.ends_with(".attn_rot_embd.weight")
             && !guesses_ahead(config, name)
             && !is_replaced(config, name)
+            && !name.ends_with(".input_scale")
             && !spec.shape.contains(&0)
     };
     match config.tensors.iter().find(extra) {

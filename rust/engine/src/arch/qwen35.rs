@@ -1,137 +1,20 @@
 //! Qwen3.5: three layers of the gated delta rule to one of attention whose output has a gate, then
-//! SwiGLU. State and shapes as in Qwen3-Next (<https://qwenlm.github.io/blog/qwen3_next/>).
+//! SwiGLU.
 
-use super::build::{Builder, Heads};
-use crate::config::{Config, DeltaConfig};
-use crate::error::{Error, Result};
-use crate::plan::{BufferId, Op, Plan, RopeStyle};
+use super::build::Builder;
+use super::delta::Mixer;
+use crate::config::Config;
+use crate::error::Result;
+use crate::plan::Plan;
 
 pub fn plan(config: &Config) -> Result<Plan> {
     let mut b = Builder::new(config);
-    let c = config;
-    let delta = c.delta.as_ref().ok_or_else(|| Error::Metadata {
-        key: format!("{}.ssm.conv_kernel", c.arch),
-        value: "missing".into(),
-        expected: "2 to 16".into(),
-    })?;
-    // Positions of text are the same in every section of the rotation.
-    let table = b.rope_table(c.rope_dim, c.rope_base, &c.rope_scaling)?;
+    let mixer = Mixer::new(&mut b)?;
     let x = b.embed(1.0)?;
-    for layer in 0..c.n_layer {
-        let out = match delta.is_recurrent.get(layer) {
-            Some(true) => recurrent(&mut b, layer, x, delta)?,
-            _ => attention(&mut b, layer, x, table)?,
-        };
-        b.add(out, x);
-        let out = b.swiglu_under(layer, "post_attention_norm", x, c.n_ff)?;
-        b.add(out, x);
+    for layer in 0..config.n_layer {
+        mixer.add(&mut b, layer, x)?;
+        let delta = b.swiglu_under(layer, "post_attention_norm", x, config.n_ff)?;
+        b.add(delta, x);
     }
     b.logits(x)
-}
-
-/// Attention of queries that came with a gate each, normalized and turned; its output times the
-/// logistic function of the gate.
-fn attention(b: &mut Builder<'_>, layer: usize, x: BufferId, table: usize) -> Result<BufferId> {
-    let c = b.config;
-    let (kv, n_q) = (b.kv(), c.n_head * c.head_dim);
-    let (n_embd, n_kv) = (c.n_embd, kv.n_head_kv * kv.head_dim);
-    let both = b.buffer("q_gate", 2 * n_q);
-    let (q, gate) = (b.buffer("q", n_q), b.buffer("q_gates", n_q));
-    let (k, v) = (b.buffer("k", n_kv), b.buffer("v", n_kv));
-    let norm = Some(b.norm(&format!("blk.{layer}.attn_norm.weight"), n_embd)?);
-    b.product(x, norm, layer, "attn_q", &[n_embd, 2 * n_q], both)?;
-    b.product(x, norm, layer, "attn_k", &[n_embd, n_kv], k)?;
-    b.product(x, norm, layer, "attn_v", &[n_embd, n_kv], v)?;
-    for (out, first) in [(q, 0), (gate, c.head_dim)] {
-        b.push(Op::Slice {
-            x: both,
-            out,
-            n: c.n_head,
-            first,
-            of: 2 * c.head_dim,
-        });
-    }
-    let heads = Heads {
-        q,
-        k,
-        v,
-        n_head: c.n_head,
-        kv,
-    };
-    b.norm_heads(layer, heads)?;
-    b.rotate(heads, table, RopeStyle::Halves);
-    let out = b.attention(layer, heads, heads.scores());
-    let gated = b.buffer("gated", n_q);
-    b.push(Op::SigmoidMul {
-        x: out,
-        gate,
-        out: gated,
-    });
-    let delta = b.buffer("delta", n_embd);
-    b.product(gated, None, layer, "attn_output", &[n_q, n_embd], delta)?;
-    Ok(delta)
-}
-
-/// The gated delta rule over a short convolution of queries, keys and values; its heads, normalized,
-/// times `silu(z)`.
-fn recurrent(
-    b: &mut Builder<'_>,
-    layer: usize,
-    x: BufferId,
-    delta: &DeltaConfig,
-) -> Result<BufferId> {
-    let DeltaConfig {
-        conv_kernel: taps,
-        head_dim,
-        n_head_k,
-        n_head_v,
-        ..
-    } = *delta;
-    let c = b.config;
-    let (n_embd, n_v) = (c.n_embd, n_head_v * head_dim);
-    let channels = 2 * n_head_k * head_dim + n_v;
-    let (mixed, qkv) = (b.buffer("mixed", channels), b.buffer("qkv", channels));
-    let (z, heads) = (b.buffer("z", n_v), b.buffer("rule", n_v));
-    let (alpha, beta) = (b.buffer("alpha", n_head_v), b.buffer("beta", n_head_v));
-    let norm = Some(b.norm(&format!("blk.{layer}.attn_norm.weight"), n_embd)?);
-    b.product(x, norm, layer, "attn_qkv", &[n_embd, channels], mixed)?;
-    b.product(x, norm, layer, "attn_gate", &[n_embd, n_v], z)?;
-    b.product(x, norm, layer, "ssm_alpha", &[n_embd, n_head_v], alpha)?;
-    b.product(x, norm, layer, "ssm_beta", &[n_embd, n_head_v], beta)?;
-    let weight = b.table(&format!("blk.{layer}.ssm_conv1d.weight"), &[taps, channels])?;
-    let state = b.state(&format!("conv[{layer}]"), (taps - 1) * channels);
-    b.push(Op::ShortConv {
-        x: mixed,
-        weight,
-        state,
-        out: qkv,
-        taps,
-        silu: true,
-    });
-    let a = b.weight(&format!("blk.{layer}.ssm_a"), &[n_head_v])?;
-    let dt = b.weight(&format!("blk.{layer}.ssm_dt.bias"), &[n_head_v])?;
-    let state = b.state(&format!("delta[{layer}]"), n_v * head_dim);
-    b.push(Op::DeltaNet {
-        qkv,
-        alpha,
-        beta,
-        a,
-        dt,
-        state,
-        out: heads,
-        n_head: n_head_v,
-        n_head_k,
-        head_dim,
-        eps: c.rms_eps,
-    });
-    b.norm_parts(heads, &format!("blk.{layer}.ssm_norm.weight"), head_dim)?;
-    let gated = b.buffer("rule_gated", n_v);
-    b.push(Op::SwiGlu {
-        gate: z,
-        up: heads,
-        out: gated,
-    });
-    let out = b.buffer("delta", n_embd);
-    b.product(gated, None, layer, "ssm_out", &[n_v, n_embd], out)?;
-    Ok(out)
 }

@@ -29,6 +29,7 @@ pub enum Epilogue {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Part {
     pub weight: WeightId,
+    pub scale: Option<WeightId>,
     pub bias: Option<WeightId>,
     /// Where its sums go; not written where the epilogue takes them elsewhere.
     pub out: BufferId,
@@ -57,6 +58,15 @@ pub enum Fused {
         out: BufferId,
         /// A tensor of one number.
         factor: Option<WeightId>,
+    },
+    /// `out = silu(gate) * x`, normalized as [`Op::RmsNorm`] says.
+    NormGate {
+        x: BufferId,
+        weight: WeightId,
+        group: usize,
+        eps: f32,
+        gate: BufferId,
+        out: BufferId,
     },
     /// `out += ` what [`Op::MixExperts`] makes of `x`.
     MixAdd {
@@ -158,10 +168,17 @@ fn product(op: &Op) -> Option<(Multiplied, Part)> {
             norm,
             weight,
             bias,
+            scale,
             out,
         } => {
             let experts = None;
-            Some((Multiplied { x, norm, experts }, Part { weight, bias, out }))
+            let part = Part {
+                weight,
+                scale,
+                bias,
+                out,
+            };
+            Some((Multiplied { x, norm, experts }, part))
         }
         Op::ExpertMatVec {
             x,
@@ -170,10 +187,17 @@ fn product(op: &Op) -> Option<(Multiplied, Part)> {
             routes,
             weight,
             bias,
+            scale,
             out,
         } => {
             let experts = Some(Experts { routes, ranked });
-            Some((Multiplied { x, norm, experts }, Part { weight, bias, out }))
+            let part = Part {
+                weight,
+                scale,
+                bias,
+                out,
+            };
+            Some((Multiplied { x, norm, experts }, part))
         }
         _ => None,
     }
@@ -217,6 +241,7 @@ fn mat_vecs(plan: &Plan, start: usize, rules: Rules) -> Option<(Fused, usize)> {
 /// What is joined at `at` where no product begins there.
 fn between(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
     norm_add(plan, at)
+        .or_else(|| norm_gate(plan, at))
         .or_else(|| mix_add(plan, at))
         .or_else(|| turned_heads(plan, at))
 }
@@ -311,6 +336,32 @@ fn norm_add(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
         factor,
     };
     Some((fused, 2 + usize::from(factor.is_some())))
+}
+
+/// The norm at `at` and the gate behind it, where nothing else wants what the norm gives: of heads of
+/// the gated delta rule.
+fn norm_gate(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
+    let [Op::RmsNorm {
+        x,
+        weight,
+        out: normed,
+        group,
+        eps,
+    }, Op::SwiGlu { gate, up, out }, ..] = plan.ops[at..]
+    else {
+        return None;
+    };
+    let weight = weight?;
+    let is_alone = up == normed && gate != normed && out != x && !read_later(plan, at + 2, normed);
+    let fused = Fused::NormGate {
+        x,
+        weight,
+        group,
+        eps,
+        gate,
+        out,
+    };
+    is_alone.then_some((fused, 2))
 }
 
 /// The epilogue that the ops from `at` on allow behind products of `x`, and how many of them it
@@ -462,6 +513,7 @@ mod tests {
             norm,
             weight: WeightId(1),
             bias: None,
+            scale: None,
             out: BufferId(out),
         }
     }
@@ -472,6 +524,7 @@ mod tests {
             norm: None,
             weight: WeightId(1),
             bias: None,
+            scale: None,
             out: BufferId(out),
         }
     }
@@ -619,6 +672,30 @@ mod tests {
         ];
         for ops in apart {
             assert_eq!(of(&ops).len(), ops.concat().len(), "{ops:?}");
+        }
+    }
+
+    #[test]
+    fn a_norm_is_joined_with_the_gate_behind_it_alone() {
+        let (a, b, c) = (BufferId(1), BufferId(2), BufferId(3));
+        let norm = |x, out| Op::RmsNorm {
+            x,
+            weight: Some(NORM.weight),
+            out,
+            group: 64,
+            eps: NORM.eps,
+        };
+        let gated = |gate, up, out| Op::SwiGlu { gate, up, out };
+        for (ops, n) in [
+            (vec![norm(a, a), gated(b, a, c)], 1),
+            (vec![norm(a, b), gated(c, b, SUM)], 1),
+            // The gate is what is normalized, or what was goes to another place.
+            (vec![norm(a, a), gated(a, b, c)], 2),
+            (vec![norm(a, b), gated(c, b, a)], 2),
+            // What the norm gives is read again.
+            (vec![norm(a, a), gated(b, a, c), product_of(a, 2)], 3),
+        ] {
+            assert_eq!(fuse(&plan(ops.clone()), RULES).len(), n, "{ops:?}");
         }
     }
 

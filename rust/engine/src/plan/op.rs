@@ -77,7 +77,7 @@ pub enum Op {
         group: usize,
         eps: f32,
     },
-    /// `out[r] = weight · x[r] + bias`, or of `x[r]` as [`Op::RmsNorm`] makes it, by a stated sum:
+    /// `out[r] = (weight · x[r]) scale + bias`, or of `x[r]` as [`Op::RmsNorm`] makes it, by a stated sum:
     /// all operations below are IEEE float32 with subnormals, round to nearest, ties to even; `fma`
     /// rounds once.
     ///
@@ -118,19 +118,21 @@ pub enum Op {
     /// 5. *Parts*: `n` superblocks are cut into `P = min(8, n)` runs, run `i` from `floor(i n / P)` to
     ///    `floor((i + 1) n / P)` ([`super::parts::parts`]). In a run, `y` starts from +0 and takes the
     ///    superblocks in order; then the runs are added in order, `((y_0 + y_1) + y_2) + ...`.
-    /// 6. With a norm, the sum is multiplied by `f`. Then the bias is added.
+    /// 6. With a norm, the sum is multiplied by `f`, then with a `scale`, which is a number, by that, each
+    ///    product rounded. Then the bias is added.
     ///
     /// What makes these sums exact is asserted when a type is compiled:
     /// [`crate::quant::Integers::PROOF`].
     ///
     /// **Weights that are floats** (all other types): each is a float32 as it is. Lane `l` of 32 starts
     /// from +0 and takes columns `l, l + 32, ...` in order, `y_l = fma(w, x, y_l)`; then the lanes are
-    /// folded in halves, `y_l = y_l + y_(l + n)` for `n` = 16, 8, 4, 2, 1; then come `f` and the bias
-    /// as above.
+    /// folded in halves, `y_l = y_l + y_(l + n)` for `n` = 16, 8, 4, 2, 1; then come `f`, the scale and
+    /// the bias as above.
     MatVec {
         x: BufferId,
         norm: Option<Norm>,
         weight: WeightId,
+        scale: Option<WeightId>,
         bias: Option<WeightId>,
         out: BufferId,
     },
@@ -215,7 +217,9 @@ pub enum Op {
         out: BufferId,
     },
     /// `out[r] = x[r] * t / (1 + e)` of `gate[r]`: times its logistic function, `e` and `t` as in
-    /// [`Op::SwiGlu`]; the quotient rounded, then the product.
+    /// [`Op::SwiGlu`]; the quotient rounded, then the product. Where there are fewer numbers in `gate[r]`
+    /// than in `x[r]`, a divisor of theirs, each counts for as many consecutive values:
+    /// `gate[r][c / (width of x / width of gate)]`.
     SigmoidMul {
         x: BufferId,
         gate: BufferId,
@@ -340,8 +344,8 @@ pub enum Op {
         renormalize: bool,
         scale: f32,
     },
-    /// `out[r][j] = weight[e_j] · x[r] + bias[e_j]` for each rank `j` of `routes[r]`, `e_j` its id; or,
-    /// where x is `ranked`, `weight[e_j] · x[r][j]`. Each is the sum that [`Op::MatVec`] states, its
+    /// `out[r][j] = (weight[e_j] · x[r]) scale[e_j] + bias[e_j]` for each rank `j` of `routes[r]`, `e_j`
+    /// its id; or, where x is `ranked`, of `x[r][j]`. Each is the sum that [`Op::MatVec`] states, its
     /// norm included, which is one of the row that is multiplied. A number in the place of an id that
     /// is not from 0 up to the number of experts stands for 0.
     ExpertMatVec {
@@ -351,6 +355,7 @@ pub enum Op {
         norm: Option<Norm>,
         routes: BufferId,
         weight: WeightId,
+        scale: Option<WeightId>,
         bias: Option<WeightId>,
         out: BufferId,
     },
@@ -396,15 +401,20 @@ impl Op {
                 x,
                 norm,
                 weight,
+                scale,
                 bias,
                 out,
             } => {
                 let matrix = Some(used(weight, Role::Matrix));
-                let scale = norm.map(|norm| used(norm.weight, Role::Scale));
+                let norm_scale = norm.map(|norm| used(norm.weight, Role::Scale));
+                let factor = scale.map(|id| used(id, Role::ProductScale));
                 let bias = bias.map(|id| used(id, Role::Bias));
                 let out = write(out).wide(Width::Product);
                 Signature {
-                    weights: [scale, matrix, bias].into_iter().flatten().collect(),
+                    weights: [norm_scale, matrix, factor, bias]
+                        .into_iter()
+                        .flatten()
+                        .collect(),
                     constant: norm.map(|norm| Constant::Epsilon(norm.eps)),
                     ..Signature::new("matvec", Over::Buffers, vec![read(x), out])
                 }
@@ -454,7 +464,7 @@ impl Op {
                 Signature::new("swiglu", Over::Buffers, buffers)
             }
             Op::SigmoidMul { x, gate, out } => {
-                let buffers = vec![read(x), read(gate), write(out)];
+                let buffers = vec![read(x), read(gate).wide(Width::Share), write(out)];
                 Signature::new("sigmoid_mul", Over::Buffers, buffers)
             }
             Op::Slice {
@@ -600,17 +610,22 @@ impl Op {
                 norm,
                 routes,
                 weight,
+                scale,
                 bias,
                 out,
             } => {
                 let x = read(x).wide(if ranked { Width::Ranks } else { Width::Row });
                 let routed = read(routes).wide(Width::Routes);
                 let out = write(out).wide(Width::RankedProduct);
-                let scale = norm.map(|norm| used(norm.weight, Role::Scale));
+                let norm_scale = norm.map(|norm| used(norm.weight, Role::Scale));
                 let matrix = Some(used(weight, Role::Experts));
+                let factor = scale.map(|id| used(id, Role::ProductScale));
                 let bias = bias.map(|id| used(id, Role::ExpertBias));
                 Signature {
-                    weights: [scale, matrix, bias].into_iter().flatten().collect(),
+                    weights: [norm_scale, matrix, factor, bias]
+                        .into_iter()
+                        .flatten()
+                        .collect(),
                     routes: Some(routes),
                     constant: norm.map(|norm| Constant::Epsilon(norm.eps)),
                     ..Signature::new("expert_matvec", Over::Buffers, vec![x, routed, out])

@@ -64,6 +64,8 @@ pub enum Width {
     Of(usize),
     /// So many times [`Width::Row`].
     Times(usize),
+    /// Of [`Width::Row`] a divisor: each value is for as many consecutive ones of the row.
+    Share,
     /// An id and a weight for each rank of a row's experts.
     Routes,
     /// [`Width::Row`] for each rank.
@@ -90,6 +92,8 @@ pub enum Role {
     Scale,
     /// A vector added to each row of [`Width::Product`].
     Bias,
+    /// A number that multiplies the product, or one for each expert.
+    ProductScale,
     /// `[Width::Row]` of so many factors each, two or more: those of a value and of the ones before
     /// it.
     Taps(usize),
@@ -198,6 +202,7 @@ impl Role {
             self,
             Role::Scale
                 | Role::Bias
+                | Role::ProductScale
                 | Role::Sink
                 | Role::Selection
                 | Role::ExpertBias
@@ -319,6 +324,8 @@ impl Signature {
             }
             Width::Of(n) => return Some(n),
             Width::Times(n) => return self.width(plan, Width::Row)?.checked_mul(n),
+            // Any divisor: see `widths_fit`.
+            Width::Share => return None,
             Width::Row | Width::Product | Width::Cache => {}
         }
         let first = self.buffers.iter().find(|b| b.width == width)?;
@@ -326,7 +333,11 @@ impl Signature {
     }
 
     fn widths_fit(&self, plan: &Plan) -> bool {
-        let fits = |b: &Operand| self.width(plan, b.width) == Some(plan.buffer(b.id).width);
+        let row = self.width(plan, Width::Row);
+        let fits = |b: &Operand| match (b.width, plan.buffer(b.id).width) {
+            (Width::Share, n) => n > 0 && row.is_some_and(|row| row.is_multiple_of(n)),
+            (width, n) => self.width(plan, width) == Some(n),
+        };
         self.buffers.iter().all(fits)
     }
 
@@ -350,6 +361,10 @@ impl Signature {
                 Role::Matrix => is_one && n_in == row && n_out == product,
                 Role::Scale => is_vector && n_in == self.scaled(row),
                 Role::Bias => is_vector && n_in == product,
+                Role::ProductScale => {
+                    let n_expert = experts.map_or(1, |w| w.n_expert);
+                    (w.n_in, w.n_out, w.n_expert) == (1, 1, n_expert)
+                }
                 Role::Taps(n) => {
                     n > 1 && is_vector && n_in == row.and_then(|row| row.checked_mul(n))
                 }
@@ -439,6 +454,7 @@ impl Listed<'_> {
         let w = self.plan.weight(used.id);
         let bias = match used.role {
             Role::Bias | Role::ExpertBias => "bias ",
+            Role::ProductScale => "scale ",
             Role::Selection => "selection ",
             Role::Sink => "sinks ",
             _ => "",

@@ -151,6 +151,7 @@ const CASES: &[Case] = &[
                 eps: 1e-6,
             }),
             weight: MATRIX,
+            scale: None,
             bias: Some(BIAS),
             out: WIDE,
         },
@@ -172,6 +173,7 @@ const CASES: &[Case] = &[
             norm: None,
             weight: MATRIX,
             bias: Some(BIAS),
+            scale: None,
             out: WIDE,
         },
         inputs: &[A],
@@ -272,6 +274,7 @@ const CASES: &[Case] = &[
             routes: ROUTES,
             weight: EXPERTS,
             bias: Some(EXPERT_BIAS),
+            scale: None,
             out: WIDE,
         },
         inputs: &[A, ROUTES],
@@ -478,12 +481,14 @@ fn what_does_not_go_together_does_not_fit() {
         norm: None,
         weight,
         bias,
+        scale: None,
         out,
     };
     let normed = |weight| Op::MatVec {
         x: A,
         norm: Some(Norm { weight, eps: 0.0 }),
         weight: MATRIX,
+        scale: None,
         bias: None,
         out: WIDE,
     };

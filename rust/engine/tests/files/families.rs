@@ -499,3 +499,78 @@ fn gemma_4_says_which_layers_see_a_window() {
     let text = message(load(&w.bytes()), Kind::Model);
     says(&text, &["rope.dimension_count_swa", "6", "at most 4"]);
 }
+
+#[test]
+fn an_expert_of_every_row_has_its_own_width_and_one_row_for_a_gate() {
+    const KEY: &str = "qwen35moe.expert_shared_feed_forward_length";
+    let mut w = tiny("qwen35moe");
+    // All of it is experts: converters write no other width.
+    w.remove("qwen35moe.feed_forward_length");
+    let found = config(&w).unwrap();
+    assert_eq!(found.n_ff, 0);
+    assert_eq!(found.experts.unwrap().n_ff_shared, Some(10));
+    arch::plan(&found).unwrap();
+    // A vector may be written as a matrix of one row.
+    let mut two = found.clone();
+    let name = "blk.1.ffn_gate_inp_shexp.weight";
+    two.tensors.get_mut(name).unwrap().shape = vec![8, 1];
+    arch::plan(&two).unwrap();
+    two.tensors.get_mut(name).unwrap().shape = vec![8, 2];
+    says(&message(arch::plan(&two), Kind::Model), &[name, "[8, 2]"]);
+    // Without a word on it, the width of models without experts; without that, none.
+    w.remove(KEY);
+    let text = message(load(&w.bytes()), Kind::Model);
+    says(&text, &[KEY, "missing", "every row goes to"]);
+    w.set("qwen35moe.feed_forward_length", Value::U32(10));
+    load(&w.bytes()).unwrap();
+    // Experts that do not say how wide they are share that width.
+    w.remove("qwen35moe.expert_feed_forward_length");
+    w.remove("qwen35moe.feed_forward_length");
+    let text = message(load(&w.bytes()), Kind::Model);
+    says(&text, &["qwen35moe.feed_forward_length", "missing"]);
+}
+
+#[test]
+fn products_have_the_scales_that_the_file_has() {
+    const F32: u32 = 0;
+    let mut w = tiny("qwen35moe");
+    w.tensor("output.weight", &[8, 6], F32);
+    let of_one = ["output", "blk.1.attn_q", "blk.0.ssm_out"];
+    for name in of_one {
+        w.tensor(&format!("{name}.scale"), &[1], F32);
+        // What a product's input is scaled by where it is rounded to four bits, which none is here.
+        w.tensor(&format!("{name}.input_scale"), &[1], F32);
+    }
+    w.tensor("blk.1.ffn_up_exps.scale", &[3], F32);
+    let plan = arch::plan(&config(&w).unwrap()).unwrap();
+    let scaled = |op: &Op| match op {
+        Op::MatVec { weight, scale, .. } | Op::ExpertMatVec { weight, scale, .. } => {
+            let (weight, scale) = (plan.weight(*weight), plan.weight((*scale)?));
+            let name = weight.name.trim_end_matches(".weight");
+            assert_eq!(scale.name, format!("{name}.scale"));
+            assert_eq!((scale.n_in, scale.n_out), (1, 1));
+            assert_eq!(scale.n_expert, weight.n_expert);
+            Some(name)
+        }
+        _ => None,
+    };
+    let found: Vec<_> = plan.ops.iter().filter_map(scaled).collect();
+    let wanted = [
+        "blk.0.ssm_out",
+        "blk.1.attn_q",
+        "blk.1.ffn_up_exps",
+        "output",
+    ];
+    assert_eq!(found, wanted);
+    load(&w.bytes()).unwrap();
+    for (name, shape) in [
+        ("blk.1.attn_k.scale", 2),
+        ("blk.1.ffn_down_exps.scale", 1),
+        // Of what no product is multiplied by.
+        ("blk.1.ffn_gate_inp.scale", 1),
+    ] {
+        let mut w = tiny("qwen35moe");
+        w.tensor(name, &[shape], F32);
+        says(&message(load(&w.bytes()), Kind::Model), &[name]);
+    }
+}

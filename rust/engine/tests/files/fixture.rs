@@ -183,6 +183,7 @@ pub fn tiny(arch: &str) -> Writer {
     ] {
         w.set(&format!("{arch}.{key}"), Value::U32(n));
     }
+    let has_delta = arch.starts_with("qwen35");
     let has_experts = arch.ends_with("moe") || arch == "gpt-oss";
     if has_experts {
         for (key, n) in [("count", 3), ("used_count", 2), ("feed_forward_length", 6)] {
@@ -192,6 +193,10 @@ pub fn tiny(arch: &str) -> Writer {
     let eps = format!("{arch}.attention.layer_norm_rms_epsilon");
     w.set(&eps, Value::F32(1e-5));
     w.set(&format!("{arch}.rope.freq_base"), Value::F32(10_000.0));
+    if arch == "qwen35moe" {
+        let key = "qwen35moe.expert_shared_feed_forward_length";
+        w.set(key, Value::U32(10));
+    }
     if arch == "gemma3" {
         w.set("gemma3.attention.sliding_window", Value::U32(4));
     }
@@ -205,7 +210,7 @@ pub fn tiny(arch: &str) -> Writer {
     if arch == "granite" {
         w.set("granite.logit_scale", Value::F32(8.0));
     }
-    if arch == "qwen35" {
+    if has_delta {
         for (key, n) in [
             ("ssm.conv_kernel", 3),
             ("ssm.state_size", 16),
@@ -214,7 +219,7 @@ pub fn tiny(arch: &str) -> Writer {
             ("ssm.inner_size", 32),
             ("full_attention_interval", 2),
         ] {
-            w.set(&format!("qwen35.{key}"), Value::U32(n));
+            w.set(&format!("{arch}.{key}"), Value::U32(n));
         }
     }
     let convolves = arch.starts_with("lfm2");
@@ -237,7 +242,7 @@ pub fn tiny(arch: &str) -> Writer {
     w.set("tokenizer.ggml.eos_token_id", Value::U32(5));
     w.tensor("token_embd.weight", &[8, 6], F16);
     for layer in 0..2 {
-        let recurs = arch == "qwen35" && layer == 0;
+        let recurs = has_delta && layer == 0;
         if recurs {
             for name in ["ssm_a", "ssm_dt.bias"] {
                 w.tensor(&format!("blk.{layer}.{name}"), &[2], F32);
@@ -261,7 +266,7 @@ pub fn tiny(arch: &str) -> Writer {
             t("shortconv.out_proj", &[8, 8], F16);
         } else {
             // Queries with a gate each are twice as wide.
-            t("attn_q", &[8, if arch == "qwen35" { 16 } else { 8 }], F16);
+            t("attn_q", &[8, if has_delta { 16 } else { 8 }], F16);
             t("attn_k", &[8, 4], F16);
             if arch != "gemma4" {
                 t("attn_v", &[8, 4], F16);
@@ -273,7 +278,7 @@ pub fn tiny(arch: &str) -> Writer {
                 t("attn_sinks", &[2], F32);
                 t("post_attention_norm", &[8], F32);
             }
-            "qwen35" => t("post_attention_norm", &[8], F32),
+            _ if has_delta => t("post_attention_norm", &[8], F32),
             _ => t("ffn_norm", &[8], F32),
         }
         if has_experts && !(convolves && layer == 0) {
@@ -281,6 +286,12 @@ pub fn tiny(arch: &str) -> Writer {
             t("ffn_gate_exps", &[8, 6, 3], F16);
             t("ffn_up_exps", &[8, 6, 3], F16);
             t("ffn_down_exps", &[6, 8, 3], F16);
+            if arch == "qwen35moe" {
+                t("ffn_gate_inp_shexp", &[8], F32);
+                t("ffn_gate_shexp", &[8, 10], F16);
+                t("ffn_up_shexp", &[8, 10], F16);
+                t("ffn_down_shexp", &[10, 8], F16);
+            }
         } else {
             t("ffn_gate", &[8, 12], F16);
             t("ffn_up", &[8, 12], F16);

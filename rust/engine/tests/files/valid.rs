@@ -189,7 +189,7 @@ fn norms_of_rows_are_part_of_the_products() {
         }
         let attn = Some("attn_norm.weight");
         let ffn = Some(match arch.name {
-            "gpt-oss" | "qwen35" => "post_attention_norm.weight",
+            "gpt-oss" | "qwen35" | "qwen35moe" => "post_attention_norm.weight",
             _ => "ffn_norm.weight",
         });
         let dense = [
@@ -203,8 +203,19 @@ fn norms_of_rows_are_part_of_the_products() {
             (ffn, "ffn_up_exps.weight"),
             (None, "ffn_down_exps.weight"),
         ];
-        let has_experts = config.experts.is_some();
-        let feed_forward: &[_] = if has_experts { &experts } else { &dense };
+        let is_shared = arch.name == "qwen35moe";
+        let shared: &[_] = &[
+            (ffn, "ffn_gate_shexp.weight"),
+            (ffn, "ffn_up_shexp.weight"),
+            // Beside the router, of which it is one more row.
+            (ffn, "ffn_gate_inp_shexp.weight"),
+        ];
+        let shared_down: &[_] = &[(None, "ffn_down_shexp.weight")];
+        let feed_forward = match (config.experts.is_some(), is_shared) {
+            (true, true) => [shared, &experts, shared_down].concat(),
+            (true, false) => experts.to_vec(),
+            (false, _) => dense.to_vec(),
+        };
         let mut attention = vec![
             (attn, "attn_q.weight"),
             (attn, "attn_k.weight"),
@@ -219,7 +230,7 @@ fn norms_of_rows_are_part_of_the_products() {
             false => "output_norm.weight",
         };
         let head = [(Some(last), "token_embd.weight")];
-        let wanted = [&attention, feed_forward, &head].concat();
+        let wanted = [&attention, &feed_forward[..], &head].concat();
         // The last layer and what follows it.
         assert!(products.ends_with(&wanted), "{products:?}");
         // Those of heads, and those behind blocks, which are joined with the sum.
@@ -230,7 +241,7 @@ fn norms_of_rows_are_part_of_the_products() {
         assert!(alone.ends_with(&others), "{alone:?}");
         // The other layer of a delta rule has one norm, of what that gives; one of a convolution none.
         let first = match arch.name {
-            "qwen35" => 1,
+            "qwen35" | "qwen35moe" => 1,
             _ if convolves => 0,
             _ => others.len(),
         };

@@ -141,6 +141,8 @@ pub struct ExpertProduct<'a> {
     pub ty: &'static QuantType,
     pub n_expert: usize,
     pub n_out: usize,
+    /// `[n_expert]`.
+    pub scale: Option<&'a [f32]>,
     /// `[n_expert][n_out]`.
     pub bias: Option<&'a [f32]>,
     /// Of the rows, an id and a weight for each rank.
@@ -173,6 +175,7 @@ impl ExpertProduct<'_> {
             weight: &self.weight[expert * bytes..][..bytes],
             ty: self.ty,
             n_out: self.n_out,
+            scale: self.scale.map(|s| s[expert]),
             bias: self.bias.map(|b| &b[expert * self.n_out..][..self.n_out]),
             out: BufferId(0),
         }

@@ -95,20 +95,23 @@ impl Task for SoftCap<'_> {
     }
 }
 
-/// `out[i] = G(gate[i], x[i])`.
+/// `out[i] = G(gate[i / share], x[i])`.
 pub struct Gated<'a, G> {
     gate: &'a [f32],
     x: &'a [f32],
     out: &'a mut [f32],
+    /// Consecutive values that a number of the gate counts for.
+    share: usize,
     function: PhantomData<G>,
 }
 
 impl<'a, G: Gate> Gated<'a, G> {
-    pub fn new(gate: &'a [f32], x: &'a [f32], out: &'a mut [f32]) -> Self {
+    pub fn new(gate: &'a [f32], x: &'a [f32], out: &'a mut [f32], share: usize) -> Self {
         Self {
             gate,
             x,
             out,
+            share,
             function: PhantomData,
         }
     }
@@ -119,8 +122,17 @@ impl<G: Gate> Task for Gated<'_, G> {
 
     #[inline(always)]
     fn run<I: Isa>(self) {
-        for ((out, gate), x) in self.out.iter_mut().zip(self.gate).zip(self.x) {
-            *out = G::of(*gate, *x);
+        if self.share == 1 {
+            for ((out, gate), x) in self.out.iter_mut().zip(self.gate).zip(self.x) {
+                *out = G::of(*gate, *x);
+            }
+            return;
+        }
+        let parts = self.out.chunks_exact_mut(self.share);
+        for ((out, gate), x) in parts.zip(self.gate).zip(self.x.chunks_exact(self.share)) {
+            for (out, x) in out.iter_mut().zip(x) {
+                *out = G::of(*gate, *x);
+            }
         }
     }
 }

@@ -22,6 +22,8 @@ pub struct Product<'a> {
     pub weight: &'a [u8],
     pub ty: &'static QuantType,
     pub n_out: usize,
+    /// What the sums are multiplied by.
+    pub scale: Option<f32>,
     /// `[n_out]`.
     pub bias: Option<&'a [f32]>,
     pub out: BufferId,
@@ -183,6 +185,9 @@ impl Scratch {
                 for out in part.chunks_exact_mut(m) {
                     out.iter_mut().zip(factors).for_each(|(y, f)| *y *= f);
                 }
+            }
+            if let Some(scale) = product.scale {
+                part.iter_mut().for_each(|y| *y *= scale);
             }
             if let Some(bias) = product.bias {
                 for (bias, out) in bias[first..].iter().zip(part.chunks_exact_mut(m)) {

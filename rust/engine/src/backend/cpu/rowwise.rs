@@ -232,16 +232,19 @@ fn rotated(u: f32, v: f32, (cos, sin): (f32, f32)) -> (f32, f32) {
     (u.mul_add(cos, -(v * sin)), u.mul_add(sin, v * cos))
 }
 
-/// `out[i] = G(gate[i], x[i])`, parts of many on several threads.
+/// `out[i] = G(gate[i / share], x[i])`, where there are `share` values to a number of the gate; parts of
+/// many on several threads.
 pub fn gated<G: Gate>(level: Level, gate: &[f32], x: &[f32], out: &mut [f32]) {
-    const PART: usize = PARALLEL / 4;
-    let run = |gate, x, out| simd::run(level, Gated::<G>::new(gate, x, out));
+    let share = (out.len() / gate.len().max(1)).max(1);
+    let run = |gate, x, out| simd::run(level, Gated::<G>::new(gate, x, out, share));
     if out.len() < PARALLEL {
         run(gate, x, out);
     } else {
-        out.par_chunks_mut(PART)
-            .zip(gate.par_chunks(PART))
-            .zip(x.par_chunks(PART))
+        let gates = (PARALLEL / 4).div_ceil(share);
+        let values = gates * share;
+        out.par_chunks_mut(values)
+            .zip(gate.par_chunks(gates))
+            .zip(x.par_chunks(values))
             .for_each(|((out, gate), x)| run(gate, x, out));
     }
 }

@@ -88,7 +88,11 @@ impl Interpreter {
         let mut first = WeightId(0);
         for op in ops {
             let Op::MatVec {
-                weight, bias, out, ..
+                weight,
+                scale,
+                bias,
+                out,
+                ..
             } = op
             else {
                 break;
@@ -101,6 +105,7 @@ impl Interpreter {
                 weight: self.weights.bytes(&w.name)?,
                 ty: w.ty,
                 n_out: w.n_out,
+                scale: scale.map(|id| self.vector(id)).transpose()?.map(|s| s[0]),
                 bias: bias.map(|id| self.vector(id)).transpose()?,
                 out: *out,
             });
@@ -153,6 +158,7 @@ impl Interpreter {
             norm,
             routes,
             weight,
+            scale,
             bias,
             ..
         } = op
@@ -165,6 +171,7 @@ impl Interpreter {
             ty: w.ty,
             n_expert: w.n_expert,
             n_out: w.n_out,
+            scale: scale.map(|id| self.vector(id)).transpose()?,
             bias: bias.map(|id| self.vector(id)).transpose()?,
             routes: &self.buffers[routes.0],
             ranks: self.plan.buffer(routes).width / 2,

@@ -110,14 +110,15 @@ pub fn wanted(plan: &Plan, fused: &[Fused]) -> Result<Wanted> {
                 epilogue,
                 ..
             } => {
-                let biases = parts.iter().filter_map(|p| p.bias);
-                let vectors: Vec<_> = norm.map(|n| n.weight).into_iter().chain(biases).collect();
+                let of_sums = parts.iter().flat_map(|p| [p.scale, p.bias]).flatten();
+                let vectors: Vec<_> = norm.map(|n| n.weight).into_iter().chain(of_sums).collect();
                 (arrangement(parts, epilogue), vectors)
             }
             Fused::NormAdd { weight, factor, .. } => (
                 Vec::new(),
                 [Some(*weight), *factor].into_iter().flatten().collect(),
             ),
+            Fused::NormGate { weight, .. } => (Vec::new(), vec![*weight]),
             Fused::MixAdd { .. } => (Vec::new(), Vec::new()),
             Fused::TurnedHeads { queries, keys, .. } => {
                 (Vec::new(), vec![queries.weight, keys.weight])

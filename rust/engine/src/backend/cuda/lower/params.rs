@@ -27,6 +27,8 @@ shared! {
         pub out: u64,
         /// `[rows]` f32, of each expert where there are some, or 0.
         pub bias: u64,
+        /// One f32, or one of each expert, for the first and the second row of a pair; or 0.
+        pub scale: [u64; 2],
         pub tiles: u32,
         pub rows: u32,
     }
@@ -226,6 +228,8 @@ shared! {
         pub weight: u64,
         /// One f32, or 0.
         pub factor: u64,
+        /// As x, or 0.
+        pub gate: u64,
         pub eps: f32,
         pub groups: u32,
     }
@@ -348,13 +352,14 @@ shared! {
 
     /// elementwise.cu
     pub struct Glu = "GluParams" {
-        /// `[n]` f32.
+        /// `[n / share]` f32.
         pub gate: u64,
         /// `[n]` f32.
         pub up: u64,
         /// `[n]` f32.
         pub out: u64,
         pub n: u64,
+        pub share: u64,
     }
 
     /// elementwise.cu

@@ -83,6 +83,27 @@ pub fn specs(l: &Lowering, pass: &Pass) -> Result<Vec<Spec>> {
                 let out = (*out, *factor);
                 vec![rowwise::norm_add(l, *x, norm, *group, out, pass)?]
             }
+            Fused::NormGate {
+                x,
+                weight,
+                group,
+                eps,
+                gate,
+                out,
+            } => {
+                let norm = Norm {
+                    weight: *weight,
+                    eps: *eps,
+                };
+                vec![rowwise::norm_gate(
+                    l,
+                    *x,
+                    norm,
+                    *group,
+                    (*gate, *out),
+                    pass,
+                )?]
+            }
             Fused::MixAdd { x, routes, out } => {
                 vec![experts::mix(l, *x, *routes, (*out, true), pass)]
             }

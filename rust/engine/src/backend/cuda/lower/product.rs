@@ -98,6 +98,11 @@ pub fn product(l: &Lowering, op: &Op<'_>, pass: &Pass) -> Result<Product> {
             units: l.units(ids, *order)?,
             out: l.address(out),
             bias: l.vector(parts[i].bias)?,
+            // Of joined matrices the second is part 1.
+            scale: [
+                l.vector(parts[i].scale)?,
+                l.vector(parts[i + ids.len() - 1].scale)?,
+            ],
             tiles: matrix.expert_tiles as u32,
             rows: matrix.n_out as u32,
         };
@@ -140,7 +145,7 @@ fn epilogue_constants(l: &Lowering, op: &Op<'_>, order: Order) -> String {
          enum {{ ORDER_NATURAL, ORDER_NEIGHBOURS, ORDER_HALVES }};\n\
          constexpr int EPILOGUE = {};\nconstexpr int ORDER = {};\n\
          constexpr bool SCATTERS = {};\nusing Kv = {};\n\
-         constexpr uint32_t SCALE_BITS = {}u;\n",
+         constexpr uint32_t SCALE_BITS = {}u;\nconstexpr bool SCALED = {};\n",
         match epilogue {
             Epilogue::Store => "EPILOGUE_STORE",
             Epilogue::Add { .. } => "EPILOGUE_ADD",
@@ -165,6 +170,7 @@ fn epilogue_constants(l: &Lowering, op: &Op<'_>, order: Order) -> String {
             Epilogue::Add { scale, .. } => scale.to_bits(),
             _ => 1.0f32.to_bits(),
         },
+        op.parts.iter().any(|part| part.scale.is_some()),
     );
     text + &constants(&[("HEAD_DIM", head_dim), ("N_HEAD_KV", n_head_kv)])
 }

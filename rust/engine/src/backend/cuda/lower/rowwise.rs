@@ -64,9 +64,26 @@ pub fn norm_add(
     pass: &Pass,
 ) -> Result<Spec> {
     let by = (Some(norm.weight), norm.eps);
-    let mut spec = rms_norm(l, x, by, group, Normed::Added(out, factor), pass)?;
+    let mut spec = rms_norm(l, x, by, group, (out, NormEnd::Add(factor)), pass)?;
     spec.label = format!("rms_norm add {}", l.plan.weight(norm.weight).name);
     // x, and out twice.
+    let floats = 3 * elements(l, x, pass) as usize + group;
+    spec.traffic = Traffic::rows(4 * floats);
+    Ok(spec)
+}
+
+/// The launch of [`Fused::NormGate`](crate::plan::fuse::Fused::NormGate): `out = silu(gate) * norm(x)`.
+pub fn norm_gate(
+    l: &Lowering,
+    x: BufferId,
+    norm: Norm,
+    group: usize,
+    (gate, out): (BufferId, BufferId),
+    pass: &Pass,
+) -> Result<Spec> {
+    let by = (Some(norm.weight), norm.eps);
+    let mut spec = rms_norm(l, x, by, group, (out, NormEnd::Gate(gate)), pass)?;
+    spec.label = format!("rms_norm swiglu {}", l.plan.weight(norm.weight).name);
     let floats = 3 * elements(l, x, pass) as usize + group;
     spec.traffic = Traffic::rows(4 * floats);
     Ok(spec)
@@ -123,6 +140,7 @@ fn moved(l: &Lowering, op: &Op, pass: &Pass) -> usize {
             Role::Matrix => w.n_out * w.ty.row_bytes(w.n_in).unwrap_or(0),
             Role::Scale
             | Role::Bias
+            | Role::ProductScale
             | Role::Sink
             | Role::Selection
             | Role::Taps(_)
@@ -167,7 +185,7 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
             out,
             group,
             eps,
-        } => rms_norm(l, x, (weight, eps), group, Normed::Stored(out), pass)?,
+        } => rms_norm(l, x, (weight, eps), group, (out, NormEnd::Store), pass)?,
         Op::Rope {
             x,
             n_head,
@@ -282,25 +300,29 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
     }))
 }
 
-/// Where normalized rows go.
-enum Normed {
-    Stored(BufferId),
-    /// To what is there, and the sum is multiplied by the factor, where there is one.
-    Added(BufferId, Option<WeightId>),
+/// What becomes of normalized values.
+#[derive(Clone, Copy)]
+enum NormEnd {
+    Store,
+    /// Added to what is there, and the sum is multiplied by the factor, where there is one.
+    Add(Option<WeightId>),
+    /// Multiplied by `silu` of this.
+    Gate(BufferId),
 }
 
-/// `out = norm(x)`, or, where it adds, `out += norm(x)`, of groups of `group` values.
+/// `out = norm(x)`, or how else it ends, of groups of `group` values.
 fn rms_norm(
     l: &Lowering,
     x: BufferId,
     (weight, eps): (Option<WeightId>, f32),
     group: usize,
-    normed: Normed,
+    (out, end): (BufferId, NormEnd),
     pass: &Pass,
 ) -> Result<Spec> {
-    let (out, adds, factor) = match normed {
-        Normed::Stored(out) => (out, false, None),
-        Normed::Added(out, factor) => (out, true, factor),
+    let (factor, gate) = match end {
+        NormEnd::Store => (None, None),
+        NormEnd::Add(factor) => (factor, None),
+        NormEnd::Gate(gate) => (None, Some(gate)),
     };
     let groups = elements(l, x, pass) / group as u64;
     let params = RmsNorm {
@@ -308,6 +330,7 @@ fn rms_norm(
         out: l.address(out),
         weight: l.vector(weight)?,
         factor: l.vector(factor)?,
+        gate: gate.map_or(0, |gate| l.address(gate)),
         eps,
         groups: groups as u32,
     };
@@ -315,7 +338,8 @@ fn rms_norm(
         source: &RMS_NORM,
         constants: constants(&[("GROUP", group)])
             + &sizes(&[("THREADS", THREADS as usize)])
-            + &flag("ADDS", adds)
+            + &flag("ADDS", matches!(end, NormEnd::Add(_)))
+            + &flag("GATED", gate.is_some())
             + &flag("HAS_WEIGHT", weight.is_some())
             + &flag("HAS_FACTOR", factor.is_some()),
     };
@@ -327,7 +351,13 @@ fn rms_norm(
 fn glu(l: &Lowering, entry: &'static str, buffers: [BufferId; 3], pass: &Pass) -> Spec {
     let [gate, up, out] = buffers.map(|id| l.address(id));
     let n = elements(l, buffers[2], pass);
-    let params = Glu { gate, up, out, n };
+    let params = Glu {
+        gate,
+        up,
+        out,
+        n,
+        share: n / elements(l, buffers[0], pass).max(1),
+    };
     Spec::new(elementwise(), entry, grid(n), THREADS, &params)
 }
 

@@ -103,6 +103,7 @@ fn plan(ty: &str) -> Plan {
             norm,
             weight,
             bias: None,
+            scale: None,
             out: id(out),
         }
     };

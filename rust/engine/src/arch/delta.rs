@@ -1,0 +1,137 @@
+//! The layers that Qwen3.5's families share: of the gated delta rule, and of attention whose output
+//! has a gate. State and shapes as in Qwen3-Next (<https://qwenlm.github.io/blog/qwen3_next/>).
+
+use super::build::{Builder, Heads};
+use crate::config::{Config, DeltaConfig};
+use crate::error::{Error, Result};
+use crate::plan::{BufferId, Op, RopeStyle};
+
+/// What mixes the tokens of a sequence, layer by layer.
+pub struct Mixer<'a> {
+    delta: &'a DeltaConfig,
+    /// Angles of the layers that attend.
+    table: usize,
+}
+
+impl<'a> Mixer<'a> {
+    /// Of a model whose file says how its rule is shaped.
+    ///
+    /// # Errors
+    /// [`Error::Metadata`] where it does not say.
+    pub fn new(b: &mut Builder<'a>) -> Result<Self> {
+        let c: &Config = b.config;
+        let delta = c.delta.as_ref().ok_or_else(|| Error::Metadata {
+            key: format!("{}.ssm.conv_kernel", c.arch),
+            value: "missing".into(),
+            expected: "2 to 16".into(),
+        })?;
+        // Positions of text are the same in every section of the rotation.
+        let table = b.rope_table(c.rope_dim, c.rope_base, &c.rope_scaling)?;
+        Ok(Self { delta, table })
+    }
+
+    /// Adds to `x` what its layer makes of it, by the rule or by attention.
+    pub fn add(&self, b: &mut Builder<'_>, layer: usize, x: BufferId) -> Result<()> {
+        let out = match self.delta.is_recurrent.get(layer) {
+            Some(true) => self.recurrent(b, layer, x)?,
+            _ => self.attention(b, layer, x)?,
+        };
+        b.add(out, x);
+        Ok(())
+    }
+
+    /// Attention of queries that came with a gate each, normalized and turned; its output times the
+    /// logistic function of the gate.
+    fn attention(&self, b: &mut Builder<'_>, layer: usize, x: BufferId) -> Result<BufferId> {
+        let c = b.config;
+        let (n_embd, n_q) = (c.n_embd, c.n_head * c.head_dim);
+        // A head of queries and its gate, head by head.
+        let both = b.heads(layer, x, 2 * c.n_head, b.kv())?;
+        let (q, gate) = (b.buffer("queries", n_q), b.buffer("q_gates", n_q));
+        for (out, first) in [(q, 0), (gate, c.head_dim)] {
+            b.push(Op::Slice {
+                x: both.q,
+                out,
+                n: c.n_head,
+                first,
+                of: 2 * c.head_dim,
+            });
+        }
+        let heads = Heads {
+            q,
+            n_head: c.n_head,
+            ..both
+        };
+        b.norm_heads(layer, heads)?;
+        b.rotate(heads, self.table, RopeStyle::Halves);
+        let out = b.attention(layer, heads, heads.scores());
+        let gated = b.buffer("gated", n_q);
+        b.push(Op::SigmoidMul {
+            x: out,
+            gate,
+            out: gated,
+        });
+        let delta = b.buffer("delta", n_embd);
+        b.product(gated, None, layer, "attn_output", &[n_q, n_embd], delta)?;
+        Ok(delta)
+    }
+
+    /// The gated delta rule over a short convolution of queries, keys and values; its heads,
+    /// normalized, times `silu(z)`.
+    fn recurrent(&self, b: &mut Builder<'_>, layer: usize, x: BufferId) -> Result<BufferId> {
+        let DeltaConfig {
+            conv_kernel: taps,
+            head_dim,
+            n_head_k,
+            n_head_v,
+            ..
+        } = *self.delta;
+        let c = b.config;
+        let (n_embd, n_v) = (c.n_embd, n_head_v * head_dim);
+        let channels = 2 * n_head_k * head_dim + n_v;
+        let (mixed, qkv) = (b.buffer("mixed", channels), b.buffer("qkv", channels));
+        let (z, heads) = (b.buffer("z", n_v), b.buffer("rule", n_v));
+        let (alpha, beta) = (b.buffer("alpha", n_head_v), b.buffer("beta", n_head_v));
+        let norm = Some(b.norm(&format!("blk.{layer}.attn_norm.weight"), n_embd)?);
+        b.product(x, norm, layer, "attn_qkv", &[n_embd, channels], mixed)?;
+        b.product(x, norm, layer, "attn_gate", &[n_embd, n_v], z)?;
+        b.product(x, norm, layer, "ssm_alpha", &[n_embd, n_head_v], alpha)?;
+        b.product(x, norm, layer, "ssm_beta", &[n_embd, n_head_v], beta)?;
+        let weight = b.table(&format!("blk.{layer}.ssm_conv1d.weight"), &[taps, channels])?;
+        let state = b.state(&format!("conv[{layer}]"), (taps - 1) * channels);
+        b.push(Op::ShortConv {
+            x: mixed,
+            weight,
+            state,
+            out: qkv,
+            taps,
+            silu: true,
+        });
+        let a = b.weight(&format!("blk.{layer}.ssm_a"), &[n_head_v])?;
+        let dt = b.weight(&format!("blk.{layer}.ssm_dt.bias"), &[n_head_v])?;
+        let state = b.state(&format!("delta[{layer}]"), n_v * head_dim);
+        b.push(Op::DeltaNet {
+            qkv,
+            alpha,
+            beta,
+            a,
+            dt,
+            state,
+            out: heads,
+            n_head: n_head_v,
+            n_head_k,
+            head_dim,
+            eps: c.rms_eps,
+        });
+        b.norm_parts(heads, &format!("blk.{layer}.ssm_norm.weight"), head_dim)?;
+        let gated = b.buffer("rule_gated", n_v);
+        b.push(Op::SwiGlu {
+            gate: z,
+            up: heads,
+            out: gated,
+        });
+        let out = b.buffer("delta", n_embd);
+        b.product(gated, None, layer, "ssm_out", &[n_v, n_embd], out)?;
+        Ok(out)
+    }
+}

@@ -1,0 +1,30 @@
+//! Qwen3.5 with experts: the same layers; of each layer's experts a softmax over all chooses some,
+//! whose weights are divided by their sum, and one more is every row's, times a gate.
+
+use super::build::{Builder, Router};
+use super::delta::Mixer;
+use crate::config::Config;
+use crate::error::Result;
+use crate::plan::{Gating, Op, Plan};
+
+pub fn plan(config: &Config) -> Result<Plan> {
+    let mut b = Builder::new(config);
+    let router = Router {
+        norm: "post_attention_norm",
+        activation: |[gate, up, out]| Op::SwiGlu { gate, up, out },
+        experts: b.experts_of_file()?,
+        gating: Gating::Softmax,
+        renormalize: true,
+    };
+    let mixer = Mixer::new(&mut b)?;
+    let x = b.embed(1.0)?;
+    for layer in 0..config.n_layer {
+        mixer.add(&mut b, layer, x)?;
+        let shared = b.shared_expert(layer, x, &router)?;
+        let delta = b.experts(layer, x, &router)?;
+        b.add(delta, x);
+        let delta = b.gate_shared(layer, shared)?;
+        b.add(delta, x);
+    }
+    b.logits(x)
+}
