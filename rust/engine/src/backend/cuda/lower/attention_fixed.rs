@@ -10,7 +10,7 @@ use crate::backend::cuda::driver::spec::Spec;
 use crate::backend::PAGE_TOKENS;
 use crate::error::{Error, Result};
 use crate::plan::KvShape;
-use crate::quant::QuantType;
+use crate::quant::{self, QuantType};
 use std::f64::consts::LOG2_E;
 
 static STEP: Source = source!("attention_fixed.cu", CONSTANTS, AttentionFixed, KvView);
@@ -67,20 +67,24 @@ pub fn check(card: &DeviceInfo, kv_type: &QuantType, shapes: &[KvShape]) -> Resu
         return Ok(());
     }
     let bytes = |kv: &KvShape| page_bytes(kv_type, kv.head_dim) + STATIC_BYTES;
-    match shapes.iter().find(|kv| bytes(kv) > card.shared_bytes) {
-        None => Ok(()),
-        Some(kv) => Err(Error::Argument {
-            name: "kv_type",
-            value: kv_type.name.to_lowercase(),
-            reason: format!(
-                "heads of {} values take {} bytes of a block's shared memory, and this card has {}; \
-                 use kv_type=\"f16\"",
-                kv.head_dim,
-                bytes(kv),
-                card.shared_bytes
-            ),
-        }),
-    }
+    let Some(kv) = shapes.iter().find(|kv| bytes(kv) > card.shared_bytes) else {
+        return Ok(());
+    };
+    let able = |t: &&QuantType| t.keeps_kv_on_card(kv.head_dim) && !t.sums_kv_exactly();
+    let able = quant::kv_types().filter(able);
+    let able: Vec<_> = able.map(|t| t.name.to_lowercase()).collect();
+    Err(Error::Argument {
+        name: "kv_type",
+        value: kv_type.name.to_lowercase(),
+        reason: format!(
+            "heads of {} values take {} bytes of a block's shared memory, and this card has {}; \
+             use one of {}",
+            kv.head_dim,
+            bytes(kv),
+            card.shared_bytes,
+            able.join(", ")
+        ),
+    })
 }
 
 /// Bytes of a page's keys of one head.
@@ -207,9 +211,8 @@ fn prompt_stages(l: &Lowering, op: &AttentionOp) -> Option<usize> {
 mod tests {
     use super::super::lowering::Inputs;
     use super::super::pass::specs;
-    use super::super::tests::{at, chunk, entries, lowering, step, superblocks};
+    use super::super::tests::{at, chunk, entries, halves, lowering, step, superblocks};
     use super::*;
-    use crate::quant;
 
     #[test]
     fn a_step_of_sequences_stores_the_newest_tokens_where_it_attends() {
@@ -257,9 +260,9 @@ mod tests {
             if let Err(e) = found {
                 let text = e.to_string();
                 assert!(text.contains(&format!("{head_dim} values")), "{text}");
-                assert!(text.contains("kv_type=\"f16\""), "{text}");
+                assert!(text.contains(&halves().to_lowercase()), "{text}");
             }
-            assert!(check(&card, quant::kv_by_name("F16").unwrap(), &shapes).is_ok());
+            assert!(check(&card, quant::kv_by_name(halves()).unwrap(), &shapes).is_ok());
         }
     }
 
