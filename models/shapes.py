@@ -1,4 +1,4 @@
-"""Shapes of models: `shapes.toml` as typed records, and the tensors each architecture has."""
+"""Shapes of models, true and small, as typed records, and the tensors each architecture has."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-PATH = Path(__file__).with_name("shapes.toml")
+PATHS = [Path(__file__).with_name(name) for name in ("shapes.toml", "small_shapes.toml")]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One table of `shapes.toml`; see there."""
+    """One table of `shapes.toml` or `small_shapes.toml`; see there."""
 
     name: str
     arch: str
@@ -263,17 +263,18 @@ def _scales(
     return out
 
 
-def load(path: Path = PATH) -> dict[str, Shape]:
-    """Every shape of the file, by name."""
+def load() -> dict[str, Shape]:
+    """Every shape of the files, by name."""
     known = {f.name for f in fields(Shape)}
     shapes = {}
-    for name, table in tomllib.loads(path.read_text()).items():
-        if unknown := set(table) - known:
-            raise ValueError(f"{path.name}: [{name}] has unknown keys {sorted(unknown)}")
-        table.setdefault("head_dim", table["n_embd"] // table["n_head"])
-        table.setdefault("rope_scaling", {})
-        table["attend"] = tuple(table.get("attend", ()))
-        shapes[name] = Shape(name=name, **table)
+    for path in PATHS:
+        for name, table in tomllib.loads(path.read_text()).items():
+            if unknown := set(table) - known:
+                raise ValueError(f"{path.name}: [{name}] has unknown keys {sorted(unknown)}")
+            table.setdefault("head_dim", table["n_embd"] // table["n_head"])
+            table.setdefault("rope_scaling", {})
+            table["attend"] = tuple(table.get("attend", ()))
+            shapes[name] = Shape(name=name, **table)
     return shapes
 
 
