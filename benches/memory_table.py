@@ -43,6 +43,10 @@ MODELS = [
     ("Llama 3.1 8B", "llama-3.1-8b", "Q4_K_M"),
     ("Qwen3 8B", "qwen3-8b", "Q4_K_M"),
     ("Llama 3.1 8B", "llama-3.1-8b", "Q8_0"),
+    ("gpt-oss 20B", "gpt-oss-20b", "MXFP4"),
+    ("Qwen3.5 27B", "qwen3.5-27b", "Q4_K_M"),
+    ("Qwen3 30B-A3B", "qwen3-30b-a3b", "Q4_K_M"),
+    ("Qwen3.5 35B-A3B", "qwen3.5-35b-a3b", "Q4_K_M"),
 ]
 #: Tokens of the conversation that is told.
 CONTEXT = 8192

@@ -418,7 +418,7 @@ def _vector(shape: Shape, name: str, n: int, rng: np.random.Generator) -> NDArra
         return noise
     if name.endswith("exp_probs_b.bias"):
         return noise * np.float32(0.2)
-    if name.endswith("scale"):
+    if shape.scales and name.endswith("scale"):
         factors: NDArray[np.float32] = np.exp(np.float32(0.3) * noise)
         return factors
     # A router of one row.

@@ -94,6 +94,7 @@ def broken_off(llm: onegraph.LLM, model: Path) -> None:
         pdl=None,
         threads=None,
         prefill_chunk=512,
+        prefix_cache=True,
     )
     loading.cancel()
     while not isinstance(loading.next(), _native.Engine):

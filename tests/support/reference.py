@@ -293,7 +293,8 @@ class Reference:
         """The product with a matrix, with its scale and its bias where the file has them."""
         y = x @ self.require(f"{name}.weight").T.astype(np.float64)
         scale = self.weight(f"{name}.scale")
-        if scale is not None:
+        # Gemma 4's router has a vector of that name.
+        if scale is not None and scale.size == 1:
             y = y * float(scale[0])
         bias = self.weight(f"{name}.bias")
         return y if bias is None else y + bias

@@ -3,13 +3,14 @@
 //! with one of them ends that one alone.
 
 use std::collections::VecDeque;
+use std::ops::ControlFlow;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::queue::{Job, Look, Next, Shared, Work, CLOSED};
+use super::queue::{Job, Look, Shared, Work, CLOSED};
 use super::request::{
     Cut, FinishReason, Finished, Outlet, Piece, Request, StoppedBy, Timings, Usage,
 };
@@ -223,9 +224,9 @@ impl Owner {
         loop {
             let idle = self.active.iter().all(Option::is_none);
             let job = match self.shared.next(idle, self.load_seconds) {
-                Next::Job(job) => job,
-                Next::None => return Ok(true),
-                Next::End => return Ok(false),
+                ControlFlow::Continue(Some(job)) => job,
+                ControlFlow::Continue(None) => return Ok(true),
+                ControlFlow::Break(()) => return Ok(false),
             };
             match self
                 .pool

@@ -2,6 +2,7 @@
 //! that the other has ended.
 
 use std::collections::VecDeque;
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
@@ -90,15 +91,6 @@ impl Work {
             Work::Inspect { look, .. } => look(Err(error), &[], &AtomicBool::new(false)),
         }
     }
-}
-
-/// What [`Shared::next`] found.
-pub enum Next {
-    Job(Job),
-    /// Nothing waits.
-    None,
-    /// The thread was asked to end.
-    End,
 }
 
 #[derive(Default)]
@@ -232,9 +224,10 @@ impl Shared {
         Ok(Ok(()))
     }
 
-    /// The job that waited longest; where the thread is `idle`, sleeps until there is one. Those that
-    /// were cancelled meanwhile are answered; loading took `load` seconds.
-    pub fn next(&self, idle: bool, load: f64) -> Next {
+    /// The job that waited longest, if one does; where the thread is `idle`, sleeps until there is one.
+    /// Breaks off where the thread was asked to end. Jobs that were cancelled meanwhile are answered;
+    /// loading took `load` seconds.
+    pub fn next(&self, idle: bool, load: f64) -> ControlFlow<(), Option<Job>> {
         let mut queue = self.queue();
         loop {
             while idle && queue.jobs.is_empty() && !queue.closing {
@@ -244,7 +237,7 @@ impl Shared {
                     .unwrap_or_else(PoisonError::into_inner);
             }
             if queue.closing {
-                return Next::End;
+                return ControlFlow::Break(());
             }
             queue.jobs.retain_mut(|job| {
                 let cancelled = job.cancelled.load(Ordering::Relaxed);
@@ -255,10 +248,8 @@ impl Shared {
             });
             let job = queue.jobs.pop_front();
             self.room.notify_all();
-            match job {
-                Some(job) => return Next::Job(job),
-                None if idle => {}
-                None => return Next::None,
+            if job.is_some() || !idle {
+                return ControlFlow::Continue(job);
             }
         }
     }
