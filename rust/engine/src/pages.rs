@@ -114,12 +114,13 @@ impl Pool {
         };
         let mut pages: Vec<u32> = whole.iter().map(|id| free.prefixes.page(*id)).collect();
         pages.extend(free.take(own));
+        let saturated = whole.iter().any(|id| free.prefixes.saturated(*id));
         drop(free);
         let mut sequence = Sequence {
             slot: slot as usize,
             position: whole.len() * PAGE_TOKENS,
             cached: whole.len() * PAGE_TOKENS,
-            saturated: false,
+            saturated,
             shared: whole,
             pages,
             pool: self.clone(),
@@ -181,7 +182,7 @@ impl Sequence {
         }
         let mut free = self.pool.free.borrow_mut();
         let found = self.pool.find(&free.prefixes, prompt);
-        if found.tokens() < self.cached.max(1) {
+        if found.tokens() <= self.cached {
             return Ok(());
         }
         let (had, have) = (self.shared.len(), found.whole.len());
@@ -208,7 +209,7 @@ impl Sequence {
         self.cached = self.position;
         let part = found.part.map(|(node, _)| node);
         let mut read = found.whole.iter().copied().chain(part);
-        self.saturated = read.any(|node| free.prefixes.saturated(node));
+        self.saturated |= read.any(|node| free.prefixes.saturated(node));
         Ok(())
     }
 
@@ -218,10 +219,14 @@ impl Sequence {
     /// What the backend says.
     pub fn share(&mut self, backend: &mut dyn Backend, tokens: &[u32]) -> Result<()> {
         let saturated = self.saturated || backend.saturated(self.slot);
-        let first = self.shared.len();
+        let (first, own) = (self.shared.len(), self.pages.clone());
         self.keep_whole(tokens, saturated);
-        // Of those that were there already, theirs.
-        backend.map_pages(self.slot, first, &self.pages[first..self.shared.len()])
+        let pages = &self.pages[first..self.shared.len()];
+        match own[first..].starts_with(pages) {
+            true => Ok(()),
+            // Of those that were there already, theirs.
+            false => backend.map_pages(self.slot, first, pages),
+        }
     }
 
     fn keep_whole(&mut self, tokens: &[u32], saturated: bool) {
@@ -252,7 +257,7 @@ impl Sequence {
         }
     }
 
-    /// Keeps what is left of `tokens` behind the whole pages; says whether a page went with it.
+    /// Keeps what is left of `tokens` behind the whole pages.
     fn keep_rest(&mut self, tokens: &[u32], saturated: bool) {
         let rest = tokens.chunks_exact(PAGE_TOKENS).remainder();
         let whole = tokens.len() / PAGE_TOKENS;

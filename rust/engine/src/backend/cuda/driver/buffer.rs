@@ -130,6 +130,9 @@ impl DeviceBuffer {
     pub fn copy_within(&self, from: usize, to: usize, bytes: usize, stream: &Stream) -> Result<()> {
         self.within(from, bytes)?;
         self.within(to, bytes)?;
+        if bytes == 0 {
+            return Ok(());
+        }
         if from.abs_diff(to) < bytes {
             let ranges = format!("{bytes} bytes from {from} to {to} of one device buffer");
             return Err(Error::Internal(ranges));
