@@ -23,6 +23,9 @@ hypothesis.settings.register_profile(
     "find", phases=[hypothesis.Phase.explicit, hypothesis.Phase.reuse, hypothesis.Phase.generate]
 )
 
+#: Fixtures that load the simulated driver into the process of the test.
+LOADS_DRIVER = {"backend", "card", "any_card"}
+
 #: Runs the command line as a process.
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -88,9 +91,19 @@ def ksim_env(ksim_library_dir: Path, tmp_path_factory: pytest.TempPathFactory) -
     }
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Lets pytest-xdist hand files out in the order that they were collected in."""
+    if config.pluginmanager.hasplugin("xdist"):
+        config.option.loadscopereorder = False
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leaves out what a backend does not have, and of a card's cases all but a few: each shape is a
-    kernel that is compiled for a second or two."""
+    """Puts the files that load the simulated driver into their own process behind all others: for
+    a process that has it, this is a machine with a card. Leaves out what a backend does not have,
+    and of a card's cases all but a few: each shape is a kernel that is compiled for a second or
+    two."""
+    loading = {i.path for i in items if LOADS_DRIVER.intersection(getattr(i, "fixturenames", ()))}
+    items.sort(key=lambda item: item.path in loading)
     of_cards = defaultdict(list)
     for item in items:
         params = item.callspec.params if hasattr(item, "callspec") else {}

@@ -24,7 +24,7 @@ def launches():
     driver.ksimStats(stats, ctypes.sizeof(stats))
     return stats[14]
 
-llm = LLM(sys.argv[1], device="cuda", n_ctx=512, max_batch=1, prefill_chunk=64)
+llm = LLM(sys.argv[1], device="cuda", n_ctx=512, max_batch=1, prefill_chunk=64, prefix_cache=False)
 long = [7 + i % 400 for i in range(450)]
 options = {"max_tokens": 1, "temperature": 0, "ignore_eos": True, "logprobs": 1}
 wanted = llm.generate(long, **options)

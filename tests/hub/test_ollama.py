@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -214,6 +215,10 @@ def test_verify_reads_the_blob(store: Path) -> None:
         hub.resolve("ollama:tiny", verify=True)
 
 
+#: Lets others into a folder.
+PASS = stat.S_IXGRP | stat.S_IXOTH
+
+
 @contextmanager
 def as_a_stranger() -> Iterator[None]:
     """File access without root's rights, which no permission stops."""
@@ -228,18 +233,22 @@ def as_a_stranger() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("closed", ["manifest", "blob"])
-def test_an_unreadable_store_says_how_to_read_it(closed: str, store: Path, tmp_path: Path) -> None:
+def test_an_unreadable_store_says_how_to_read_it(closed: str, store: Path) -> None:
     blob = add_model(store, f"{LIBRARY}/own/latest", b"GGUF own")
     manifest = store / "manifests" / LIBRARY / "own" / "latest"
     path = manifest if closed == "manifest" else blob
-    open_folders = [p for p in store.parents if tmp_path.parent in [p, *p.parents]]
-    for folder in [tmp_path.parent.parent, *open_folders]:
-        folder.chmod(0o755)
-    path.parent.chmod(0o000)
+    assert hub.resolve("ollama:own") == blob
+    modes = {folder: folder.stat().st_mode for folder in [path.parent, *store.parents]}
     try:
+        for folder in store.parents:
+            if modes[folder] & PASS != PASS:
+                folder.chmod(modes[folder] | PASS)
+        path.parent.chmod(0)
         with as_a_stranger(), pytest.raises(onegraph.FileError) as e:
             hub.resolve("ollama:own")
     finally:
-        path.parent.chmod(0o755)
+        for folder, mode in modes.items():
+            if folder.stat().st_mode != mode:
+                folder.chmod(mode)
     assert f"ollama:own: cannot read {path}: Permission denied" in str(e.value)
     assert "usermod -aG ollama" in str(e.value)

@@ -337,7 +337,7 @@ fn model(arch: &str, plan: Plan, kv: &'static QuantType, fuse: bool) -> Card {
     let plan = Arc::new(plan);
     plan.check().unwrap();
     let bytes = |w: &Weight| w.bytes().unwrap();
-    let zeros = vec![0; plan.weights.iter().map(bytes).max().unwrap()];
+    let zeros = vec![0; plan.weights.iter().map(bytes).max().unwrap_or(0)];
     let options = RunnerOptions {
         n_slots: 64,
         n_ctx: 64,
@@ -445,7 +445,8 @@ fn spilled(log: &str) -> u32 {
 /// 10.0 on. (Hiding the segment's number from the compiler until the epilogue frees some in the kernels
 /// that store q, k and v, and costs others more: 40 bytes on 8.0.) Products of experts keep which rows
 /// they have beside that. Types with sixteen scales a superblock have up to 17 registers more than the 128
-/// of a kernel of which four blocks are to share a processor.
+/// of a kernel of which four blocks are to share a processor. Attention over integers for eight heads of
+/// 256 that share one of keys has two registers too many on 12.0.
 fn allowed(kernel: &Variant, arch: u32) -> u32 {
     match (kernel.source.name, arch) {
         ("matmul.cu", ..90) => 28,
@@ -453,6 +454,7 @@ fn allowed(kernel: &Variant, arch: u32) -> u32 {
         ("matmul.cu", 90) if kernel.constants.contains("RANKS = 0;") => 4,
         ("matmul.cu", 90) => 36,
         ("matmul.cu", 100..) => 52,
+        ("attention_fixed.cu", 120) if kernel.constants.contains("HEAD_DIM = 256;") => 8,
         ("prompt_attention_fixed.cu", _) => 64,
         _ => 0,
     }
@@ -629,7 +631,7 @@ fn a_kernel_whose_fields_changed_places_does_not_compile() {
                 "rms_norm.cu",
                 "float eps;\n    uint32_t groups;",
                 "uint32_t groups;\n    float eps;",
-                "Params::eps has 4 bytes at 24",
+                "Params::eps has 4 bytes at 40",
             ),
             (
                 "elementwise.cu",
