@@ -82,12 +82,15 @@ def ksim_library_dir() -> Path:
 @pytest.fixture(scope="session")
 def ksim_env(ksim_library_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a process that is to find the simulated driver; kernels are compiled
-    once a session."""
+    once a run, of all of whose processes pytest-xdist puts the folders into one."""
+    base = tmp_path_factory.getbasetemp()
+    compiled = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "ksim"
+    compiled.mkdir(exist_ok=True)
     paths = [str(ksim_library_dir), os.environ.get("LD_LIBRARY_PATH", "")]
     return os.environ | {
         "LD_LIBRARY_PATH": ":".join(filter(None, paths)),
         "ONEGRAPH_NVRTC": str(ksim_library_dir / "libnvrtc.so"),
-        "KSIM_CACHE": os.environ.get("KSIM_CACHE") or str(tmp_path_factory.mktemp("ksim")),
+        "KSIM_CACHE": os.environ.get("KSIM_CACHE") or str(compiled),
     }
 
 

@@ -100,7 +100,8 @@ def test_a_prompt_behind_a_depth_is_timed_by_itself(cli, tiny: Path) -> None:
     options = ["-p", "16", "-n", "0", "-d", "0,384", "-r", "5", "--device", "cpu"]
     done = cli("bench", tiny, *options, "--threads", 1, "-o", "json")
     assert done.returncode == 0, done.stderr
-    alone, behind = (statistics.median(r["samples_ns"]) for r in json.loads(done.stdout))
+    # The least: what else runs on this machine only adds.
+    alone, behind = (min(r["samples_ns"]) for r in json.loads(done.stdout))
     # As from an empty cache but for attention, and without the work on the depth, 24 times as much.
     assert 0.4 * alone < behind < 12 * alone
 

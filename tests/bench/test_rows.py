@@ -169,7 +169,7 @@ def test_a_number_that_is_none_is_null_in_sql() -> None:
 
 
 def test_a_clock_starts_inside_the_prompt(tiny: Path) -> None:
-    with LLM(tiny, device="cpu", n_ctx=256) as llm:
+    with LLM(tiny, device="cpu", n_ctx=256, prefix_cache=False) as llm:
         options = resolve({"max_tokens": 1, "temperature": 0, "ignore_eos": True})
         ids = random_tokens(200, llm.n_vocab, 1, None)
         took = [

@@ -14,6 +14,7 @@ import pytest
 import widen
 from onegraph import LLM
 from onegraph.graphs import check_text
+from support.backends import THOROUGH
 from support.reference import Array, Reference, kl
 
 #: Of the text's 1,213 tokens: both prose and code.
@@ -45,7 +46,11 @@ def exact_logits(path: Path, name: str, ids: list[int]) -> Array:
     return found
 
 
-@pytest.fixture(scope="module", params=["as it is", "Q4_K", "Q5_K", "Q6_K", "Q8_0"])
+#: Types that the model is widened to; ONEGRAPH_THOROUGH=1 takes all of them.
+WIDENED = ["Q4_K", "Q5_K", "Q6_K", "Q8_0"] if THOROUGH else ["Q4_K"]
+
+
+@pytest.fixture(scope="module", params=["as it is", *WIDENED])
 def case(
     request: pytest.FixtureRequest, smollm2: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Case]:
