@@ -9,6 +9,7 @@ extern crate self as onegraph;
 
 pub mod arch;
 pub mod backend;
+pub mod checksum;
 pub mod config;
 pub mod engine;
 pub mod error;

@@ -1,18 +1,50 @@
 //! One sequence in flight: a slot of the backend, the KV pages it uses, and how far it has come.
 //! Pages with tokens that a prompt begins with are read by many sequences, and kept behind the last
-//! of them until their room is wanted; all others have one owner. Dropping a sequence frees what it
-//! has.
+//! of them until their room is wanted; then they go to the host's memory, and to a directory where one
+//! was named. All others have one owner. Dropping a sequence frees what it has.
 
+pub mod format;
+mod host;
 mod prefixes;
+pub mod store;
 
 use std::cell::RefCell;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use crate::backend::{pages_of, Backend, Limits, PAGE_TOKENS};
 use crate::error::{Error, Result};
-use prefixes::{Found, Kept, Prefixes};
+use format::Content;
+use host::{Bytes, Host};
+use prefixes::{Found, Kept, Prefixes, Source};
+use store::Store;
+
+/// Tokens of a prompt from one kept state to the next.
+const STATE_TOKENS: usize = 2048;
+
+/// What is kept beside the device's pages.
+#[derive(Debug, Default)]
+pub struct Counts {
+    /// Bytes of the host's memory with pages and states in them.
+    pub host_bytes: AtomicUsize,
+    /// Bytes of files, those of other models in the same directory included.
+    pub stored_bytes: AtomicU64,
+    /// Why no more files are written.
+    failure: Mutex<Option<String>>,
+}
+
+impl Counts {
+    fn failure(&self) -> MutexGuard<'_, Option<String>> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Why no more files are written, where that is so.
+    pub fn why_not_stored(&self) -> Option<String> {
+        self.failure().clone()
+    }
+}
 
 /// What no sequence owns: slots, and pages but page 0. Each page is free, in the tree, or some
 /// sequence's.
@@ -24,18 +56,18 @@ struct Free {
 }
 
 impl Free {
-    /// Whether `n` pages are free, after forgetting as many prefixes as that takes, if it does.
-    fn has_room(&mut self, n: usize) -> bool {
+    /// Whether `n` pages are free, after as many prefixes have given way as that takes, if it does.
+    fn has_room(&mut self, n: usize, backend: &mut dyn Backend) -> Result<bool> {
         if self.pages.len() + self.prefixes.evictable() < n {
-            return false;
+            return Ok(false);
         }
         while self.pages.len() < n {
-            match self.prefixes.evict() {
+            match self.prefixes.evict(backend.storage())? {
                 Some(page) => self.pages.push(page),
-                None => return false,
+                None => return Ok(false),
             }
         }
-        true
+        Ok(true)
     }
 
     fn take(&mut self, n: usize) -> Vec<u32> {
@@ -73,6 +105,50 @@ impl Pool {
         }
     }
 
+    /// The same where sequences have states that are kept too, as `stateful` says, what gives way goes
+    /// to `host_bytes` of the host's memory, and what is kept to a `store`.
+    #[must_use]
+    pub fn keeping(
+        self,
+        stateful: bool,
+        host_bytes: usize,
+        store: Option<Store>,
+        counts: Arc<Counts>,
+    ) -> Self {
+        {
+            let prefixes = &mut self.free.borrow_mut().prefixes;
+            prefixes.stateful = stateful;
+            prefixes.host = Host::new(host_bytes, counts);
+            prefixes.store = store;
+        }
+        self
+    }
+
+    /// Hands at most `most` pages and states to whoever writes files. Says whether there are more,
+    /// which may have to wait for the disk.
+    ///
+    /// # Errors
+    /// What the backend says.
+    pub fn write_behind(&self, backend: &mut dyn Backend, most: usize) -> Result<bool> {
+        let mut free = self.free.borrow_mut();
+        if !free.prefixes.has_unstored() {
+            return Ok(false);
+        }
+        if let Some(storage) = backend.storage() {
+            for _ in 0..most {
+                if !free.prefixes.store_one(storage)? {
+                    break;
+                }
+            }
+        }
+        Ok(free.prefixes.has_unstored())
+    }
+
+    /// Whether there is something for [`Pool::write_behind`] to do.
+    pub fn has_unwritten(&self) -> bool {
+        self.free.borrow().prefixes.has_unstored()
+    }
+
     /// Slots that are free, and pages that are or would be for who asks.
     pub fn available(&self) -> (usize, usize) {
         let free = self.free.borrow();
@@ -102,32 +178,50 @@ impl Pool {
             });
         }
         let mut free = self.free.borrow_mut();
-        let whole = self.find(&free.prefixes, prompt).whole;
+        let found = self.find(&free.prefixes, prompt);
+        let (whole, mut pages) = on_device(&free.prefixes, &found);
         free.prefixes.hold(&whole);
         let own = needed.saturating_sub(whole.len());
-        if free.slots.is_empty() || !free.has_room(own) {
-            free.prefixes.let_go(&whole);
-            return Ok(None);
-        }
-        let Some(slot) = free.slots.pop() else {
-            return Ok(None);
+        let room = match free.slots.is_empty() {
+            true => Ok(false),
+            false => free.has_room(own, backend),
         };
-        let mut pages: Vec<u32> = whole.iter().map(|id| free.prefixes.page(*id)).collect();
+        let slot = match room {
+            Ok(true) => free.slots.pop(),
+            _ => None,
+        };
+        let Some(slot) = slot else {
+            free.prefixes.let_go(&whole);
+            return room.map(|_| None);
+        };
         pages.extend(free.take(own));
         let saturated = whole.iter().any(|id| free.prefixes.saturated(*id));
+        // Where there are states, nothing of a prompt is there without one.
+        let known = match free.prefixes.stateful {
+            true => 0,
+            false => whole.len() * PAGE_TOKENS,
+        };
         drop(free);
         let mut sequence = Sequence {
             slot: slot as usize,
-            position: whole.len() * PAGE_TOKENS,
-            cached: whole.len() * PAGE_TOKENS,
+            position: known,
+            cached: known,
             saturated,
             shared: whole,
             pages,
+            fetched: Vec::new(),
+            ready: false,
+            states: Vec::new(),
             pool: self.clone(),
         };
         backend.map_pages(sequence.slot, 0, &sequence.pages)?;
         sequence.find_prefix(backend, prompt)?;
         Ok(Some(sequence))
+    }
+
+    /// Whether sequences have states that are kept.
+    fn keeps_states(&self) -> bool {
+        self.shares && self.free.borrow().prefixes.stateful
     }
 
     /// What is kept of a prompt but its last token, whose logits are wanted.
@@ -137,6 +231,20 @@ impl Pool {
             _ => Found::default(),
         }
     }
+}
+
+/// The error of a backend whose pages and states stay where they are.
+fn nothing_to_copy() -> Error {
+    Error::Internal("this backend copies no pages".into())
+}
+
+/// Of what was found the first nodes that are on the device, and their pages.
+fn on_device(prefixes: &Prefixes, found: &Found) -> (Vec<usize>, Vec<u32>) {
+    let page = |source: &Source| match source {
+        Source::Node(id) => Some((*id, prefixes.page(*id)?)),
+        Source::Stored(_) => None,
+    };
+    found.whole.iter().map_while(page).unzip()
 }
 
 /// A slot, its pages, its position.
@@ -152,6 +260,12 @@ pub struct Sequence {
     cached: usize,
     /// Whether something that was there is beyond what the cache's type holds.
     saturated: bool,
+    /// By page whether it was copied from where it had given way to.
+    fetched: Vec<bool>,
+    /// Whether all that is kept of its prompt is there, its state too.
+    ready: bool,
+    /// States behind tokens, that are no prefix's yet.
+    states: Vec<(usize, Bytes)>,
     pool: Pool,
 }
 
@@ -171,45 +285,261 @@ impl Sequence {
         self.cached
     }
 
-    /// Takes more of `prompt` from what is kept by now, where nothing of it was fed yet: requests
-    /// that came together find what the first of them has computed.
+    /// Takes more of `prompt` from what is kept on the device by now, where nothing of it was fed yet:
+    /// requests that came together find what the first of them has computed.
     ///
     /// # Errors
     /// What the backend says.
     pub fn find_prefix(&mut self, backend: &mut dyn Backend, prompt: &[u32]) -> Result<()> {
-        if self.position != self.cached {
-            return Ok(());
-        }
         let mut free = self.pool.free.borrow_mut();
-        let found = self.pool.find(&free.prefixes, prompt);
-        if found.tokens() <= self.cached {
+        if self.position != self.cached || free.prefixes.stateful && self.ready {
             return Ok(());
         }
-        let (had, have) = (self.shared.len(), found.whole.len());
+        let found = self.pool.find(&free.prefixes, prompt);
+        let (whole, pages) = on_device(&free.prefixes, &found);
+        let (had, have) = (self.shared.len(), whole.len());
         if have > had {
-            free.prefixes.hold(&found.whole);
+            free.prefixes.hold(&whole);
             free.prefixes.let_go(&self.shared);
-            let pages: Vec<u32> = found.whole[had..]
-                .iter()
-                .map(|id| free.prefixes.page(*id))
-                .collect();
+            let pages = &pages[had..];
             // Its own, of which nothing was used.
             let mut replaced = self.pages[had..have].to_vec();
             replaced.reverse();
             free.pages.extend(replaced);
-            self.pages[had..have].copy_from_slice(&pages);
-            self.shared.clone_from(&found.whole);
-            self.position = have * PAGE_TOKENS;
-            backend.map_pages(self.slot, had, &pages)?;
+            self.pages[had..have].copy_from_slice(pages);
+            self.shared.clone_from(&whole);
+            backend.map_pages(self.slot, had, pages)?;
         }
-        if let (Some((node, tokens)), Some(own)) = (found.part, self.pages.get(have)) {
-            backend.copy_page(free.prefixes.page(node), *own)?;
-            self.position = have * PAGE_TOKENS + tokens;
+        self.saturated |= whole.iter().any(|node| free.prefixes.saturated(*node));
+        if free.prefixes.stateful {
+            return Ok(());
+        }
+        self.position = self.position.max(have * PAGE_TOKENS);
+        let all = have == found.whole.len();
+        if let (true, Some((node, tokens)), Some(own)) = (all, found.part, self.pages.get(have)) {
+            let page = free.prefixes.page(node);
+            if let Some(page) = page.filter(|_| found.tokens() > self.position) {
+                backend.copy_page(page, *own)?;
+                self.position = have * PAGE_TOKENS + tokens;
+                self.saturated |= free.prefixes.saturated(node);
+            }
         }
         self.cached = self.position;
-        let part = found.part.map(|(node, _)| node);
-        let mut read = found.whole.iter().copied().chain(part);
-        self.saturated |= read.any(|node| free.prefixes.saturated(node));
+        Ok(())
+    }
+
+    /// Takes all of `prompt` that is kept, from wherever it is, where nothing of it was fed yet. Says
+    /// whether that is done: what takes longer than `until` goes on with the next call.
+    ///
+    /// # Errors
+    /// What the backend says.
+    pub fn fetch_prefix(
+        &mut self,
+        backend: &mut dyn Backend,
+        prompt: &[u32],
+        until: Instant,
+    ) -> Result<bool> {
+        self.ready = self.ready || self.fetch(backend, prompt, until)?;
+        Ok(self.ready)
+    }
+
+    fn fetch(&mut self, backend: &mut dyn Backend, prompt: &[u32], until: Instant) -> Result<bool> {
+        loop {
+            self.find_prefix(backend, prompt)?;
+            let pool = self.pool.clone();
+            let mut free = pool.free.borrow_mut();
+            let found = pool.find(&free.prefixes, prompt);
+            if self.position != self.cached {
+                return Ok(true);
+            }
+            if found.tokens() <= self.cached {
+                // What it holds of it may be more than there is a state for.
+                return self.own_from(&mut free, self.position.div_ceil(PAGE_TOKENS), backend);
+            }
+            let parts = found.part.map(|(node, n)| (Source::Node(node), n));
+            let whole = found.whole.iter().map(|source| (*source, PAGE_TOKENS));
+            let sources: Vec<_> = whole.chain(parts).collect();
+            if !self.own_from(&mut free, found.whole.len(), backend)? {
+                return Ok(false);
+            }
+            let Some(storage) = backend.storage() else {
+                return Ok(true);
+            };
+            self.fetched.resize(sources.len(), false);
+            let mut lost = false;
+            for (i, (source, n)) in sources.iter().enumerate().skip(self.shared.len()) {
+                if self.fetched[i] && *n == PAGE_TOKENS {
+                    continue;
+                }
+                let start = i * PAGE_TOKENS;
+                let tokens = &prompt[start..start + n];
+                let Some(page) = self.pages.get(i) else {
+                    return Ok(true);
+                };
+                match free.prefixes.fetch(*source, tokens, *page, storage)? {
+                    Some(saturated) => self.saturated |= saturated,
+                    None => {
+                        lost = true;
+                        break;
+                    }
+                }
+                self.fetched[i] = true;
+                if Instant::now() >= until && i + 1 < sources.len() {
+                    return Ok(false);
+                }
+            }
+            if !lost && free.prefixes.stateful {
+                lost = !free.prefixes.restore(&found, self.slot, storage)?;
+            }
+            if !lost {
+                self.position = found.tokens();
+                self.cached = self.position;
+                return Ok(true);
+            }
+        }
+    }
+
+    /// Gives up those of its pages from `first` on that others may read, for pages of its own. Says
+    /// whether there were as many; if not, some will be free once others have ended.
+    fn own_from(
+        &mut self,
+        free: &mut Free,
+        first: usize,
+        backend: &mut dyn Backend,
+    ) -> Result<bool> {
+        let n = self.shared.len().saturating_sub(first);
+        if n == 0 {
+            return Ok(true);
+        }
+        let given = self.shared[first..].to_vec();
+        free.prefixes.let_go(&given);
+        match free.has_room(n, backend) {
+            Ok(true) => {}
+            other => {
+                free.prefixes.hold(&given);
+                return other;
+            }
+        }
+        let own = free.take(n);
+        self.pages[first..first + n].copy_from_slice(&own);
+        self.shared.truncate(first);
+        self.fetched.truncate(first);
+        backend.map_pages(self.slot, first, &own)?;
+        Ok(true)
+    }
+
+    /// How many of a prompt's tokens to feed at most in one call, so that the state behind them can be
+    /// kept where it serves others: every [`STATE_TOKENS`], at the end of the last whole page, and at
+    /// the prompt's end.
+    pub fn until_state(&self, prompt: usize) -> usize {
+        let rest = prompt.saturating_sub(self.position);
+        if !self.pool.keeps_states() {
+            return rest;
+        }
+        let last = prompt.saturating_sub(1) / PAGE_TOKENS * PAGE_TOKENS;
+        let next = (self.position / STATE_TOKENS + 1) * STATE_TOKENS;
+        let stops = [next, last, prompt].into_iter();
+        let first = stops.filter(|stop| *stop > self.position).min();
+        first.map_or(rest, |stop| rest.min(stop - self.position))
+    }
+
+    /// Keeps the state behind all of `tokens`, which are what the sequence has read.
+    ///
+    /// # Errors
+    /// What the backend says.
+    pub fn keep_state(&mut self, backend: &mut dyn Backend, tokens: &[u32]) -> Result<()> {
+        if !self.pool.keeps_states() || tokens.is_empty() {
+            return Ok(());
+        }
+        let Some(storage) = backend.storage() else {
+            return Ok(());
+        };
+        let mut free = self.pool.free.borrow_mut();
+        let taken = self.states.iter().any(|(at, _)| *at == tokens.len());
+        if taken || free.prefixes.state_of(tokens).is_some() {
+            return Ok(());
+        }
+        let Some(mut state) = free.prefixes.state_piece(storage) else {
+            return Ok(());
+        };
+        match storage.read_state(self.slot, state.bytes_mut()) {
+            Ok(()) => self.states.push((tokens.len(), state)),
+            Err(e) => {
+                free.prefixes.host.give(state);
+                return Err(e);
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies out what the sequence has of `tokens`, which are what it has read.
+    ///
+    /// # Errors
+    /// [`Error::Memory`], and what the backend says.
+    pub fn save(&self, backend: &mut dyn Backend, tokens: &[u32]) -> Result<Content> {
+        let saturated = self.saturated || backend.saturated(self.slot);
+        let n_pages = pages_of(tokens.len()).min(self.pages.len());
+        let storage = backend.storage().ok_or_else(nothing_to_copy)?;
+        let (page, state) = (storage.page_bytes(), storage.state_bytes());
+        let room = |n: usize| {
+            let mut bytes = Vec::new();
+            let reserved = bytes.try_reserve_exact(n);
+            let no_room = |_| Error::no_room("the keys and values of a prefix", n);
+            reserved.map_err(no_room)?;
+            bytes.resize(n, 0u8);
+            Ok::<_, Error>(bytes)
+        };
+        let mut pages = room(n_pages.saturating_mul(page))?;
+        for (number, to) in self.pages.iter().zip(pages.chunks_exact_mut(page.max(1))) {
+            storage.read_page(*number, to)?;
+        }
+        let mut content = Content {
+            saturated,
+            tokens: tokens.to_vec(),
+            pages,
+            ..Content::default()
+        };
+        if state > 0 {
+            let end = tokens.len();
+            let mut states = room(state)?;
+            storage.read_state(self.slot, &mut states)?;
+            content.state_ends.push(end as u32);
+            // Who goes on from a text may find its last tokens to be others.
+            let page_end = end.saturating_sub(1) / PAGE_TOKENS * PAGE_TOKENS;
+            let free = self.pool.free.borrow();
+            let own = self.states.iter().find(|(at, _)| *at == page_end);
+            let own = own.map(|(_, state)| state.bytes());
+            if let Some(state) = own.or_else(|| free.prefixes.state_of(&tokens[..page_end])) {
+                content.state_ends.push(page_end as u32);
+                states.extend_from_slice(state);
+            }
+            content.states = states;
+        }
+        Ok(content)
+    }
+
+    /// The reverse of [`Sequence::save`], for a sequence that has room for the tokens; what is kept of
+    /// them already is not written again.
+    ///
+    /// # Errors
+    /// What the backend says.
+    pub fn load(&mut self, backend: &mut dyn Backend, content: &Content) -> Result<()> {
+        let storage = backend.storage().ok_or_else(nothing_to_copy)?;
+        let size = storage.page_bytes().max(1);
+        let pages = self.pages.iter().zip(content.pages.chunks_exact(size));
+        for (number, bytes) in pages.skip(self.shared.len()) {
+            storage.write_page(*number, bytes)?;
+        }
+        self.saturated |= content.saturated;
+        self.position = content.tokens.len();
+        let states = content.states.chunks_exact(storage.state_bytes().max(1));
+        for (end, state) in content.state_ends.iter().zip(states) {
+            let tokens = content.tokens.get(..*end as usize).unwrap_or_default();
+            if let Some(storage) = backend.storage() {
+                storage.write_state(self.slot, state)?;
+            }
+            self.keep_state(backend, tokens)?;
+        }
         Ok(())
     }
 
@@ -237,14 +567,14 @@ impl Sequence {
         let pages = tokens.chunks_exact(PAGE_TOKENS).enumerate();
         for (i, tokens) in pages.skip(self.shared.len()) {
             let Some(page) = self.pages.get_mut(i) else {
-                return;
+                break;
             };
             let parent = self.shared.last().copied();
             let node = match free.prefixes.keep(parent, tokens, *page, saturated) {
                 Kept::New(node) => node,
                 Kept::Known(node) => {
-                    free.pages.push(*page);
-                    *page = free.prefixes.page(node);
+                    let theirs = free.prefixes.page(node).unwrap_or(*page);
+                    free.pages.push(std::mem::replace(page, theirs));
                     node
                 }
                 Kept::Instead { node, free: page } => {
@@ -254,6 +584,20 @@ impl Sequence {
             };
             free.prefixes.hold(&[node]);
             self.shared.push(node);
+        }
+        drop(free);
+        for i in 0..self.shared.len() {
+            self.remember(self.shared[i], i * PAGE_TOKENS, PAGE_TOKENS);
+        }
+    }
+
+    /// Gives a node, whose `n` tokens begin at `start`, the states behind them.
+    fn remember(&mut self, node: usize, start: usize, n: usize) {
+        let mut free = self.pool.free.borrow_mut();
+        let behind = |at: usize| at > start && at <= start + n;
+        while let Some(i) = self.states.iter().position(|(at, _)| behind(*at)) {
+            let (at, state) = self.states.swap_remove(i);
+            free.prefixes.remember(node, at - start, state);
         }
     }
 
@@ -269,12 +613,17 @@ impl Sequence {
         };
         let mut free = self.pool.free.borrow_mut();
         let parent = self.shared.last().copied();
-        match free.prefixes.keep(parent, rest, page, saturated) {
-            Kept::Known(_) => return,
-            Kept::New(_) => {}
-            Kept::Instead { free: page, .. } => free.pages.push(page),
+        let kept = free.prefixes.keep(parent, rest, page, saturated);
+        match kept {
+            Kept::Known(_) => {}
+            Kept::New(_) => drop(self.pages.remove(whole)),
+            Kept::Instead { free: page, .. } => {
+                free.pages.push(page);
+                self.pages.remove(whole);
+            }
         }
-        self.pages.remove(whole);
+        drop(free);
+        self.remember(kept.node(), whole * PAGE_TOKENS, rest.len());
     }
 
     /// Ends the sequence in the backend, which then forgets the pages, and frees them, but for those
@@ -300,6 +649,8 @@ impl Drop for Sequence {
         let mut free = self.pool.free.borrow_mut();
         free.slots.push(self.slot as u32);
         free.prefixes.let_go(&self.shared);
+        let states = self.states.drain(..).map(|(_, state)| state);
+        free.prefixes.host.give_all(states);
         free.pages
             .extend(self.pages.drain(..).skip(self.shared.len()).rev());
     }

@@ -11,6 +11,7 @@ use std::time::SystemTime;
 
 use memmap2::{Mmap, MmapOptions};
 
+use crate::checksum;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::gguf::{shown, Gguf, TensorInfo, MAX_TENSORS};
@@ -369,6 +370,18 @@ impl Model {
     /// [`Error::Io`] names the file and what changed.
     pub fn check_unchanged(&self) -> Result<()> {
         self.shards.iter().try_for_each(Shard::check_unchanged)
+    }
+
+    /// A checksum of all of its files.
+    pub fn checksum(&self) -> checksum::Sum {
+        let files: Vec<&[u8]> = self.shards.iter().map(|shard| &shard.map[..]).collect();
+        checksum::of(&files)
+    }
+
+    /// How long each of its files is and when it was written.
+    pub fn stamp(&self) -> Vec<(u64, Option<std::time::SystemTime>)> {
+        let stamp = |shard: &Shard| (shard.length, shard.modified);
+        self.shards.iter().map(stamp).collect()
     }
 
     /// The bytes of a tensor.

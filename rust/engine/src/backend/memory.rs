@@ -117,6 +117,11 @@ impl KvPages {
         })
     }
 
+    /// Bytes of a page in all layers, keys and values.
+    pub fn page_bytes(&self) -> usize {
+        self.layers.iter().map(|layer| 2 * layer.page_bytes()).sum()
+    }
+
     /// Bytes of the pool; `None` where they overflow.
     pub fn bytes(&self) -> Option<usize> {
         let page = self.layers.last().map_or(Some(0), KvLayer::end)?;

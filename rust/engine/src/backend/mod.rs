@@ -17,6 +17,7 @@ pub mod cuda;
 mod graphs;
 mod inspect;
 mod memory;
+mod storage;
 
 pub use graphs::{
     none_on, CapturedStep, GoOn, GraphCheck, GraphKernel, GraphMode, GraphProfile, GraphQuestion,
@@ -24,6 +25,7 @@ pub use graphs::{
 };
 pub use inspect::Inspect;
 pub use memory::{check_state, not_below, pages_of, pool_pages, KvLayer, KvPages, Needs};
+pub use storage::{HostMemory, Storage};
 
 /// Tokens in a KV page. Page 0 is reserved: padding rows live there, no sequence does.
 pub const PAGE_TOKENS: usize = 64;
@@ -317,10 +319,14 @@ pub trait Backend: Send {
     /// [`Error::Internal`] for a page that does not exist.
     fn copy_page(&mut self, from: u32, to: u32) -> Result<()>;
 
-    /// Whether keys and values of a token have the same bits whatever pass computed them, and are all
-    /// that a sequence keeps of its tokens: then they serve every sequence that begins with these
-    /// tokens.
+    /// Whether keys and values of a token, and the states behind it, have the same bits whatever pass
+    /// computed them: then they serve every sequence that begins with these tokens.
     fn shares_pages(&self) -> bool;
+
+    /// Pages and states, to be copied out and back; none where that is not offered.
+    fn storage(&mut self) -> Option<&mut dyn Storage> {
+        None
+    }
 
     /// Makes `slot` ready for a new sequence.
     fn start(&mut self, slot: usize, request: &SlotRequest) -> Result<()>;

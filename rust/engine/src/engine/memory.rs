@@ -26,6 +26,10 @@ pub fn needs(
     }
 }
 
+/// Bytes of the host's memory for prefixes where nobody asks for another number: a conversation of
+/// 60,000 tokens of an 8B model.
+const MOST_PREFIXES: u64 = 8 << 30;
+
 /// Memory in bytes, as far as the system tells.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Room {
@@ -66,6 +70,12 @@ impl Room {
     /// On this machine, now.
     pub fn here() -> Self {
         Self::below(Path::new("/"))
+    }
+
+    /// Bytes for prefixes that gave way on the device, where nobody says how many.
+    pub fn for_prefixes(&self) -> usize {
+        let quarter = self.available.map_or(0, |available| available / 4);
+        usize::try_from(quarter.min(MOST_PREFIXES)).unwrap_or(usize::MAX)
     }
 
     fn below(root: &Path) -> Self {

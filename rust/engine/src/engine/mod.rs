@@ -33,6 +33,7 @@ pub mod device;
 pub(crate) mod memory;
 mod options;
 mod owner;
+mod prefixes;
 mod queue;
 mod request;
 #[cfg(test)]
@@ -42,7 +43,8 @@ pub mod text;
 pub use crate::backend::{
     GraphCheck, GraphMode, GraphProfile, GraphQuestion, GraphStats, StepCheck,
 };
-pub use options::{GraphOptions, Options, DEFAULT_CTX, MAX_BATCH};
+pub use options::{GraphOptions, Options, DEFAULT_CTX, DEFAULT_DIR_BYTES, MAX_BATCH};
+pub use prefixes::PrefixKeeping;
 pub use queue::close_all;
 pub use request::{
     Cut, FinishReason, Finished, Piece, Request, StoppedBy, Ticket, Timings, Usage, Wait,
@@ -91,6 +93,8 @@ pub struct Loaded {
     /// Sequences that have ended and of whose keys or values some were beyond what the cache's type
     /// holds, so that its largest magnitude stands in their place.
     pub saturated: Arc<AtomicU64>,
+    /// How prefixes are kept.
+    pub prefixes: PrefixKeeping,
 }
 
 /// A loaded model. May be used from many threads at once; dropping or closing it ends all
@@ -106,7 +110,7 @@ type Parts = (Box<dyn Backend>, Loaded);
 
 enum News {
     Progress(Progress),
-    Done(Result<Loaded>),
+    Done(Box<Result<Loaded>>),
 }
 
 /// Sends progress from the loading thread; remembers whether anyone still wants the model.
@@ -154,9 +158,9 @@ impl Loading {
             let running = running;
             let parts = catch_unwind(AssertUnwindSafe(|| load(&reporter)))
                 .unwrap_or_else(|payload| Err(panic_error(&*payload)));
-            let (backend, mut loaded) = match parts {
+            let (mut backend, mut loaded) = match parts {
                 Ok(parts) => parts,
-                Err(e) => return drop(reporter.to.send(News::Done(Err(e)))),
+                Err(e) => return drop(reporter.to.send(News::Done(Box::new(Err(e))))),
             };
             loaded.load_seconds = started.elapsed().as_secs_f64();
             let tokenizer = loaded.tokenizer.clone();
@@ -164,8 +168,12 @@ impl Loading {
             let seconds = loaded.load_seconds;
             let shares = prefix_cache && backend.shares_pages();
             let pool = Pool::new(backend.limits(), shares, saturated);
+            let pool = match loaded.prefixes.keep(pool, shares, &mut *backend) {
+                Ok(pool) => pool,
+                Err(e) => return drop(reporter.to.send(News::Done(Box::new(Err(e))))),
+            };
             let owner = Owner::new(backend, pool, tokenizer, running.0.clone(), seconds);
-            if reporter.to.send(News::Done(Ok(loaded))).is_ok() {
+            if reporter.to.send(News::Done(Box::new(Ok(loaded)))).is_ok() {
                 drop(reporter);
                 owner.serve();
             }
@@ -200,7 +208,7 @@ impl Loading {
             Ok(News::Progress(next)) => self.now = next,
             Ok(News::Done(loaded)) => {
                 return Ok(ControlFlow::Break(Engine {
-                    loaded: loaded?,
+                    loaded: (*loaded)?,
                     shared: self.shared.clone(),
                     thread: Mutex::new(self.thread.take()),
                 }))
@@ -292,6 +300,18 @@ impl Engine {
         waker: Option<Waker>,
         timeout: Duration,
     ) -> Result<Option<Ticket<Piece>>> {
+        let tokens = self.check(request)?;
+        let (out, items) = mpsc::channel();
+        let work = Work::Generate {
+            request: request.clone(),
+            out: Outlet::new(out, waker),
+            save: None,
+        };
+        self.push(work, tokens, items, timeout)
+    }
+
+    /// What [`Engine::submit`] asks of a request; the tokens that it needs room for.
+    fn check(&self, request: &Request) -> Result<usize> {
         self.shared.check_open()?;
         let Limits { n_vocab, n_ctx, .. } = self.loaded.limits;
         request.validate(n_vocab)?;
@@ -311,13 +331,7 @@ impl Engine {
                 reason: format!("must be less than the {prompt} tokens of the prompt"),
             });
         }
-        let (out, items) = mpsc::channel();
-        let work = Work::Generate {
-            request: request.clone(),
-            out: Outlet::new(out, waker),
-        };
-        let tokens = prompt.saturating_add(request.max_tokens).min(n_ctx);
-        self.push(work, tokens, items, timeout)
+        Ok(prompt.saturating_add(request.max_tokens).min(n_ctx))
     }
 
     /// The logits after each of `ids`, in order, `[any number of rows, n_vocab]` at a time; `None`
@@ -561,6 +575,7 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
         wanted_ctx: n_ctx,
         unkept_kernels,
         saturated: Arc::default(),
+        prefixes: PrefixKeeping::new(options, &model, reporter)?,
     };
     Ok((backend, loaded))
 }

@@ -14,6 +14,9 @@ pub const DEFAULT_CTX: usize = 8192;
 /// Most sequences in flight.
 pub const MAX_BATCH: usize = 1024;
 
+/// Bytes of files with prefixes where no other number is asked for.
+pub const DEFAULT_DIR_BYTES: u64 = 32 << 30;
+
 /// What concerns graphs alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GraphOptions {
@@ -61,6 +64,13 @@ pub struct Options {
     pub graph: GraphOptions,
     /// Whether keys and values of tokens that a prompt begins with are kept and found again.
     pub prefix_cache: bool,
+    /// Bytes of the host's memory for those that give way on the device, and for states; none: 8 GiB, but at
+    /// most a quarter of what is available.
+    pub prefix_host_bytes: Option<usize>,
+    /// A folder where they survive the process.
+    pub cache_dir: Option<PathBuf>,
+    /// Bytes of its files.
+    pub cache_dir_bytes: u64,
     /// Folders where the Python package of NVRTC, the CUDA compiler, keeps its library.
     pub nvrtc_folders: Vec<PathBuf>,
 }
@@ -76,6 +86,9 @@ impl Default for Options {
             prefill_chunk: DEFAULT_CHUNK,
             graph: GraphOptions::default(),
             prefix_cache: true,
+            prefix_host_bytes: None,
+            cache_dir: None,
+            cache_dir_bytes: DEFAULT_DIR_BYTES,
             nvrtc_folders: Vec::new(),
         }
     }

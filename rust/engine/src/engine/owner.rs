@@ -17,6 +17,7 @@ use super::request::{
 use super::text::TextStream;
 use crate::backend::{Backend, Event, Finish, LogitsPath, SlotRequest};
 use crate::error::{Error, Result};
+use crate::pages::format::Content;
 use crate::pages::{Pool, Sequence};
 use crate::tokenizer::Tokenizer;
 
@@ -26,6 +27,9 @@ const SHARED_SLICE: Duration = Duration::from_millis(50);
 /// How long it may take where nobody else decodes: until it ends, a cancel is not seen. A card's whole
 /// chunk fits, also of the largest models: in smaller ones it would read their weights more often.
 const ALONE_SLICE: Duration = Duration::from_millis(500);
+
+/// How long the thread sleeps where there is nothing to do but to wait for files to be written.
+const DISK_WAIT: Duration = Duration::from_micros(200);
 
 /// Bounds of the rows of a slice.
 const MIN_ROWS: usize = 8;
@@ -88,6 +92,8 @@ struct Generation {
     last: Option<Mark>,
     drawn: Vec<u32>,
     given: usize,
+    /// Who wants the keys and values of the prompt.
+    save: Option<Sender<Result<Content>>>,
 }
 
 impl Active {
@@ -214,6 +220,19 @@ impl Owner {
             self.drop_cancelled()?;
             self.feed()?;
             self.step()?;
+            self.write_behind()?;
+        }
+        while self.pool.write_behind(&mut *self.backend, 1)? {
+            std::thread::sleep(DISK_WAIT);
+        }
+        Ok(())
+    }
+
+    /// Has a page of what is kept written to a file, between two steps.
+    fn write_behind(&mut self) -> Result<()> {
+        let more = self.pool.write_behind(&mut *self.backend, 1)?;
+        if more && self.active.iter().all(Option::is_none) {
+            std::thread::sleep(DISK_WAIT);
         }
         Ok(())
     }
@@ -222,7 +241,7 @@ impl Owner {
     /// on.
     fn admit(&mut self) -> Result<bool> {
         loop {
-            let idle = self.active.iter().all(Option::is_none);
+            let idle = self.active.iter().all(Option::is_none) && !self.pool.has_unwritten();
             let job = match self.shared.next(idle, self.load_seconds) {
                 ControlFlow::Continue(Some(job)) => job,
                 ControlFlow::Continue(None) => return Ok(true),
@@ -249,7 +268,18 @@ impl Owner {
             Work::Inspect { sequences, look } => {
                 return self.inspect(sequence, job.tokens, sequences, look, &job.cancelled)
             }
-            Work::Generate { request, out } => {
+            Work::LoadPrefix { content, out } => {
+                let mut sequence = sequence;
+                let loaded = sequence.load(&mut *self.backend, &content);
+                let known = match loaded {
+                    Ok(()) => &content.tokens[..],
+                    Err(_) => &[],
+                };
+                let closed = sequence.close(&mut *self.backend, known);
+                drop(out.send(loaded));
+                return closed;
+            }
+            Work::Generate { request, out, save } => {
                 let mut ends = request.stop_token_ids.clone();
                 if !request.ignore_eos {
                     ends.extend(self.tokenizer.vocab().end_of_text());
@@ -275,6 +305,7 @@ impl Owner {
                     last: None,
                     drawn: Vec::new(),
                     given: 0,
+                    save,
                 }))
             }
         };
@@ -337,13 +368,16 @@ impl Owner {
             return Err(Error::Internal(format!("slot {slot} feeds nothing")));
         };
         let begun = Instant::now();
-        if let (None, Task::Generate(g)) = (active.begun, &active.task) {
-            let found = active
-                .sequence
-                .find_prefix(&mut *self.backend, &g.request.prompt);
-            found?;
-        }
         active.begun.get_or_insert(begun);
+        let mut to_state = usize::MAX;
+        if let Task::Generate(g) = &active.task {
+            let until = begun + slice;
+            let sequence = &mut active.sequence;
+            if !sequence.fetch_prefix(&mut *self.backend, &g.request.prompt, until)? {
+                return Ok(());
+            }
+            to_state = active.sequence.until_state(g.request.prompt.len());
+        }
         let start = active.sequence.position;
         let (done, fed) = match &active.task {
             Task::Generate(g) => {
@@ -356,6 +390,7 @@ impl Owner {
                         rest.len()
                     }
                 };
+                let most = most.min(to_state);
                 let chunk = &rest[..self.backend.slice(most, rows).clamp(1, most)];
                 let last = chunk.len() == rest.len();
                 let fed = self.backend.prefill(slot, chunk, start, last);
@@ -380,7 +415,13 @@ impl Owner {
             }
         };
         match fed {
-            Ok(n) => active.sequence.position += n,
+            Ok(n) => {
+                active.sequence.position += n;
+                if let (Task::Generate(g), true) = (&active.task, n == to_state) {
+                    let fed = &g.request.prompt[..active.sequence.position];
+                    active.sequence.keep_state(&mut *self.backend, fed)?;
+                }
+            }
             Err(e) => {
                 self.feeding.pop_front();
                 return match self.active[slot].take() {
@@ -392,9 +433,11 @@ impl Owner {
         if done {
             self.feeding.pop_front();
             if let Task::Generate(g) = &active.task {
-                active
-                    .sequence
-                    .share(&mut *self.backend, &g.request.prompt)?;
+                let (backend, prompt) = (&mut *self.backend, &g.request.prompt);
+                if let Some(out) = &g.save {
+                    drop(out.send(active.sequence.save(backend, prompt)));
+                }
+                active.sequence.share(backend, prompt)?;
             }
             if let Some(active) = self.active[slot].take_if(|a| !a.decodes()) {
                 // Logits: the sender's end tells the receiver that these were all.
@@ -495,8 +538,12 @@ impl Owner {
     }
 
     /// Sends the last piece and frees the slot.
-    fn end(&mut self, active: Active, end: End, mut piece: Piece) -> Result<()> {
+    fn end(&mut self, mut active: Active, end: End, mut piece: Piece) -> Result<()> {
         let known = active.known();
+        // Where the device ended it, no step that was launched ahead has read more.
+        if matches!(end, End::Length(_) | End::Stop(StoppedBy::Token(_))) {
+            active.sequence.keep_state(&mut *self.backend, &known)?;
+        }
         let Task::Generate(mut g) = active.task else {
             return active.sequence.close(&mut *self.backend, &known);
         };

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use super::request::{FinishReason, Finished, Outlet, Piece, Request, Timings, Usage};
 use crate::backend::{Backend, LogitsPath};
 use crate::error::{Error, Result};
+use crate::pages::format::Content;
 
 /// Jobs that may wait; submitting another one blocks.
 const QUEUE_LIMIT: usize = 256;
@@ -27,7 +28,7 @@ pub struct Job {
 impl Job {
     /// Answers a request that was cancelled before its turn.
     fn cancel(&self, load: f64) {
-        if let Work::Generate { request, out } = &self.work {
+        if let Work::Generate { request, out, .. } = &self.work {
             let finished = Finished {
                 reason: FinishReason::Cancelled,
                 cut: None,
@@ -59,6 +60,13 @@ pub enum Work {
     Generate {
         request: Request,
         out: Outlet,
+        /// Who wants the keys and values of its prompt.
+        save: Option<Sender<Result<Content>>>,
+    },
+    /// Tokens whose keys and values are there.
+    LoadPrefix {
+        content: Box<Content>,
+        out: Sender<Result<()>>,
     },
     Logits {
         ids: Vec<u32>,
@@ -66,10 +74,7 @@ pub enum Work {
         out: Sender<Result<Vec<f32>>>,
     },
     /// Done at once, between two steps.
-    Inspect {
-        sequences: usize,
-        look: Look,
-    },
+    Inspect { sequences: usize, look: Look },
 }
 
 impl Work {
@@ -77,6 +82,7 @@ impl Work {
     pub fn prompt(&self) -> &[u32] {
         match self {
             Work::Generate { request, .. } => &request.prompt,
+            Work::LoadPrefix { content, .. } => &content.tokens,
             Work::Logits { .. } | Work::Inspect { .. } => &[],
         }
     }
@@ -87,6 +93,7 @@ impl Work {
             Work::Generate { out, .. } => {
                 out.send(Err(error));
             }
+            Work::LoadPrefix { out, .. } => drop(out.send(Err(error))),
             Work::Logits { out, .. } => drop(out.send(Err(error))),
             Work::Inspect { look, .. } => look(Err(error), &[], &AtomicBool::new(false)),
         }

@@ -1,8 +1,36 @@
 //! Pages that outlive their sequences, found by the tokens that they hold: a tree whose edges are
 //! pages of tokens. What is kept is compared token by token, so that no hash can mistake one for
 //! another.
+//!
+//! A page is on the device, or has given way and is in the host's memory; what lies before a page on
+//! the device is there too. Where layers keep a state, some tokens of a page have a snapshot of it,
+//! always in the host's memory: a sequence goes on from such a token alone.
 
-use crate::backend::PAGE_TOKENS;
+use std::collections::VecDeque;
+
+use sha2::{Digest, Sha256};
+
+use super::host::{Bytes, Host};
+use super::store::Store;
+use crate::backend::{Storage, PAGE_TOKENS};
+use crate::checksum::Sum;
+use crate::error::Result;
+
+/// The state behind a token of a page.
+#[derive(Debug)]
+struct Snapshot {
+    /// Tokens of the page that it has read.
+    tokens: usize,
+    state: Bytes,
+    used: u64,
+}
+
+/// Where a node's keys and values are.
+#[derive(Debug)]
+enum Place {
+    Device(u32),
+    Host(Bytes),
+}
 
 /// A page in the tree.
 #[derive(Debug)]
@@ -10,7 +38,7 @@ struct Node {
     parent: Option<usize>,
     /// A whole page, or less: then nothing follows it, and nobody reads it but to copy it.
     tokens: Box<[u32]>,
-    page: u32,
+    place: Place,
     /// Sequences that read it. Who reads a page reads those before it too.
     users: usize,
     children: Vec<usize>,
@@ -18,13 +46,37 @@ struct Node {
     used: u64,
     /// Whether a key or value in it was beyond what the cache's type holds.
     saturated: bool,
+    snapshots: Vec<Snapshot>,
+    /// What its tokens and all before them are called in a [`Store`].
+    key: Sum,
+}
+
+impl Node {
+    fn page(&self) -> Option<u32> {
+        match self.place {
+            Place::Device(page) => Some(page),
+            Place::Host(_) => None,
+        }
+    }
+
+    fn snapshot(&self, tokens: usize) -> Option<&Snapshot> {
+        self.snapshots.iter().find(|s| s.tokens == tokens)
+    }
+}
+
+/// A page of what is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    Node(usize),
+    /// In the store alone.
+    Stored(Sum),
 }
 
 /// What of a prompt is kept.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Found {
-    /// Nodes of whole pages, the first page first.
-    pub whole: Vec<usize>,
+    /// Whole pages, the first page first.
+    pub whole: Vec<Source>,
     /// A node whose first tokens go on from there, and how many: fewer than a page, or more than
     /// are wanted of it, so that they have to be copied.
     pub part: Option<(usize, usize)>,
@@ -48,7 +100,24 @@ pub enum Kept {
     Instead { node: usize, free: u32 },
 }
 
-/// The tree.
+impl Kept {
+    /// The node that has the tokens.
+    pub fn node(&self) -> usize {
+        match self {
+            Kept::New(node) | Kept::Known(node) | Kept::Instead { node, .. } => *node,
+        }
+    }
+}
+
+/// What a page of `tokens` behind `parent` is called.
+pub fn key(parent: &Sum, tokens: &[u32]) -> Sum {
+    let mut sum = Sha256::new();
+    sum.update(parent);
+    tokens.iter().for_each(|t| sum.update(t.to_le_bytes()));
+    sum.finalize().into()
+}
+
+/// The tree, and the memory of the host for what is not on the device.
 #[derive(Debug, Default)]
 pub struct Prefixes {
     nodes: Vec<Option<Node>>,
@@ -56,11 +125,22 @@ pub struct Prefixes {
     free: Vec<usize>,
     roots: Vec<usize>,
     clock: u64,
+    pub host: Host,
+    /// Where pages survive the process.
+    pub store: Option<Store>,
+    /// Nodes that may be new to the store.
+    unstored: VecDeque<usize>,
+    /// Whether sequences have states, so that pages serve with a snapshot alone.
+    pub stateful: bool,
 }
 
 impl Prefixes {
     fn node(&self, id: usize) -> Option<&Node> {
         self.nodes.get(id).and_then(Option::as_ref)
+    }
+
+    fn node_mut(&mut self, id: usize) -> Option<&mut Node> {
+        self.nodes.get_mut(id).and_then(Option::as_mut)
     }
 
     fn children(&self, of: Option<usize>) -> &[usize] {
@@ -81,24 +161,179 @@ impl Prefixes {
         all.max_by_key(|(_, n)| *n).filter(|(_, n)| *n > 0)
     }
 
-    /// What is kept of `tokens`.
+    fn root(&self) -> Sum {
+        self.store.as_ref().map_or([0; 32], Store::root)
+    }
+
+    /// What is kept of `tokens`, as far as a sequence could go on from it.
     pub fn find(&self, tokens: &[u32]) -> Found {
         let mut found = Found::default();
         let mut rest = tokens;
-        while let Some((id, n)) = self.best(found.whole.last().copied(), rest) {
+        let (mut last, mut behind) = (None, self.root());
+        while let Some((id, n)) = self.best(last, rest) {
             if n < PAGE_TOKENS {
                 found.part = Some((id, n));
                 break;
             }
-            found.whole.push(id);
-            rest = &rest[n..];
+            found.whole.push(Source::Node(id));
+            (last, rest) = (Some(id), &rest[n..]);
+            behind = self.node(id).map_or(behind, |n| n.key);
+        }
+        if let Some(store) = &self.store {
+            for page in rest.chunks_exact(PAGE_TOKENS) {
+                behind = key(&behind, page);
+                if !store.has_page(&behind) {
+                    break;
+                }
+                found.whole.push(Source::Stored(behind));
+                found.part = None;
+            }
+        }
+        if self.stateful {
+            self.cut(&mut found, tokens);
         }
         found
     }
 
-    /// The page of a node.
-    pub fn page(&self, id: usize) -> u32 {
-        self.node(id).map_or(0, |n| n.page)
+    /// Leaves of what was found of `tokens` the part up to the last token whose state is kept.
+    fn cut(&self, found: &mut Found, tokens: &[u32]) {
+        found.part = None;
+        loop {
+            let parent = match found.whole.last() {
+                None => Some(None),
+                Some(Source::Node(id)) => Some(Some(*id)),
+                Some(Source::Stored(_)) => None,
+            };
+            let rest = &tokens[found.whole.len() * PAGE_TOKENS..];
+            let children = parent.map_or(&[][..], |parent| self.children(parent));
+            let parts = children.iter().filter_map(|id| {
+                let node = self.node(*id)?;
+                let same = node.tokens.iter().zip(rest).take_while(|(a, b)| a == b);
+                let same = same.count();
+                let ends = node.snapshots.iter().map(|s| s.tokens);
+                Some((*id, ends.filter(|end| *end <= same).max()?))
+            });
+            found.part = parts.max_by_key(|(_, end)| *end);
+            let Some(last) = found.whole.last() else {
+                return;
+            };
+            if found.part.is_some() || self.state_at(*last).is_some() {
+                return;
+            }
+            found.whole.pop();
+        }
+    }
+
+    /// Where the state behind a whole page is.
+    fn state_at(&self, source: Source) -> Option<Source> {
+        let stored = |key: Sum| {
+            let store = self.store.as_ref().filter(|store| store.has_state(&key));
+            store.map(|_| Source::Stored(key))
+        };
+        match source {
+            Source::Stored(key) => stored(key),
+            Source::Node(id) => {
+                let node = self.node(id)?;
+                match node.snapshot(PAGE_TOKENS) {
+                    Some(_) => Some(source),
+                    None => stored(node.key),
+                }
+            }
+        }
+    }
+
+    /// Gives `slot` the state behind what was found. Says whether it is there still.
+    ///
+    /// # Errors
+    /// What the backend says.
+    pub fn restore(
+        &mut self,
+        found: &Found,
+        slot: usize,
+        storage: &mut dyn Storage,
+    ) -> Result<bool> {
+        self.clock += 1;
+        let used = self.clock;
+        let (source, tokens) = match (found.part, found.whole.last()) {
+            (Some((id, tokens)), _) => (Some(Source::Node(id)), tokens),
+            (None, Some(last)) => (self.state_at(*last), PAGE_TOKENS),
+            (None, None) => return Ok(true),
+        };
+        match source {
+            Some(Source::Node(id)) => {
+                let node = self.nodes.get_mut(id).and_then(Option::as_mut);
+                let snapshots = node.map(|n| n.snapshots.iter_mut());
+                let snapshot = snapshots.and_then(|mut all| all.find(|s| s.tokens == tokens));
+                let Some(snapshot) = snapshot else {
+                    return Ok(false);
+                };
+                snapshot.used = used;
+                storage.write_state(slot, snapshot.state.bytes())?;
+                Ok(true)
+            }
+            Some(Source::Stored(key)) => {
+                let bytes = storage.state_bytes();
+                let read = self.store.as_mut().and_then(|s| s.read_state(&key, bytes));
+                let Some(state) = read else {
+                    return Ok(false);
+                };
+                storage.write_state(slot, &state)?;
+                Ok(true)
+            }
+            None => Ok(false),
+        }
+    }
+
+    /// Copies a whole page of `tokens`, or the first tokens of one, to `page`. Says whether it was
+    /// there still, and whether something in it is beyond what the cache's type holds.
+    ///
+    /// # Errors
+    /// What the backend says.
+    pub fn fetch(
+        &mut self,
+        source: Source,
+        tokens: &[u32],
+        page: u32,
+        storage: &mut dyn Storage,
+    ) -> Result<Option<bool>> {
+        self.clock += 1;
+        let used = self.clock;
+        match source {
+            Source::Node(id) => {
+                let Some(node) = self.node_mut(id).filter(|n| n.tokens.starts_with(tokens)) else {
+                    return Ok(None);
+                };
+                node.used = used;
+                let saturated = node.saturated;
+                match &node.place {
+                    Place::Host(bytes) => storage.write_page(page, bytes.bytes())?,
+                    Place::Device(from) => {
+                        let from = *from;
+                        let mut bytes = vec![0; storage.page_bytes()];
+                        storage.read_page(from, &mut bytes)?;
+                        storage.write_page(page, &bytes)?;
+                    }
+                }
+                Ok(Some(saturated))
+            }
+            Source::Stored(key) => {
+                let bytes = storage.page_bytes();
+                let read = self
+                    .store
+                    .as_mut()
+                    .and_then(|s| s.read_page(&key, tokens, bytes));
+                let Some((saturated, read)) = read else {
+                    return Ok(None);
+                };
+                storage.write_page(page, &read)?;
+                Ok(Some(saturated))
+            }
+        }
+    }
+
+    /// The page of a node that is on the device.
+    pub fn page(&self, id: usize) -> Option<u32> {
+        self.node(id).and_then(Node::page)
     }
 
     /// Whether something in a node's page is beyond what the cache's type holds.
@@ -109,10 +344,11 @@ impl Prefixes {
     /// Says that a sequence reads these nodes: they stay.
     pub fn hold(&mut self, ids: &[usize]) {
         self.clock += 1;
+        let used = self.clock;
         for id in ids {
-            if let Some(node) = self.nodes.get_mut(*id).and_then(Option::as_mut) {
+            if let Some(node) = self.node_mut(*id) {
                 node.users += 1;
-                node.used = self.clock;
+                node.used = used;
             }
         }
     }
@@ -120,10 +356,11 @@ impl Prefixes {
     /// Says that it does so no more.
     pub fn let_go(&mut self, ids: &[usize]) {
         self.clock += 1;
+        let used = self.clock;
         for id in ids {
-            if let Some(node) = self.nodes.get_mut(*id).and_then(Option::as_mut) {
+            if let Some(node) = self.node_mut(*id) {
                 node.users = node.users.saturating_sub(1);
-                node.used = self.clock;
+                node.used = used;
             }
         }
     }
@@ -138,28 +375,45 @@ impl Prefixes {
     ) -> Kept {
         self.clock += 1;
         let used = self.clock;
+        let before = parent.and_then(|id| self.node(id)).map(|n| n.key);
+        let key = key(&before.unwrap_or_else(|| self.root()), tokens);
         if let Some((id, n)) = self.best(parent, tokens) {
             if let Some(node) = self.nodes.get_mut(id).and_then(Option::as_mut) {
-                if n == tokens.len() {
+                if n == tokens.len() || n == node.tokens.len() {
                     node.used = used;
-                    return Kept::Known(id);
-                }
-                if n == node.tokens.len() {
-                    node.tokens = tokens.into();
-                    (node.used, node.saturated) = (used, saturated);
-                    let free = std::mem::replace(&mut node.page, page);
-                    return Kept::Instead { node: id, free };
+                    let known = n == tokens.len();
+                    if known && (node.page().is_some() || n < node.tokens.len()) {
+                        return Kept::Known(id);
+                    }
+                    if !known {
+                        (node.tokens, node.key) = (tokens.into(), key);
+                    }
+                    node.saturated = saturated;
+                    let whole = node.tokens.len() == PAGE_TOKENS;
+                    let place = std::mem::replace(&mut node.place, Place::Device(page));
+                    if whole && self.store.is_some() {
+                        self.unstored.push_back(id);
+                    }
+                    return match place {
+                        Place::Device(free) => Kept::Instead { node: id, free },
+                        Place::Host(bytes) => {
+                            self.host.give(bytes);
+                            Kept::New(id)
+                        }
+                    };
                 }
             }
         }
         let node = Node {
             parent,
             tokens: tokens.into(),
-            page,
+            place: Place::Device(page),
             users: 0,
             children: Vec::new(),
             used,
             saturated,
+            snapshots: Vec::new(),
+            key,
         };
         let id = match self.free.pop() {
             Some(id) => {
@@ -172,7 +426,45 @@ impl Prefixes {
             }
         };
         self.siblings(parent).push(id);
+        if tokens.len() == PAGE_TOKENS && self.store.is_some() {
+            self.unstored.push_back(id);
+        }
         Kept::New(id)
+    }
+
+    /// Gives a node the state behind the first `tokens` of its page.
+    pub fn remember(&mut self, id: usize, tokens: usize, state: Bytes) {
+        self.clock += 1;
+        let used = self.clock;
+        let snapshot = Snapshot {
+            tokens,
+            state,
+            used,
+        };
+        match self.nodes.get_mut(id).and_then(Option::as_mut) {
+            Some(node) if node.snapshot(tokens).is_none() => {
+                node.snapshots.push(snapshot);
+                if tokens == PAGE_TOKENS && self.store.is_some() {
+                    self.unstored.push_back(id);
+                }
+            }
+            _ => self.host.give(snapshot.state),
+        }
+    }
+
+    /// The state behind `tokens`, where it is in memory.
+    pub fn state_of(&self, tokens: &[u32]) -> Option<&[u8]> {
+        let (mut last, mut rest) = (None, tokens);
+        while let Some((id, n)) = self.best(last, rest) {
+            if n == rest.len() {
+                return Some(self.node(id)?.snapshot(n)?.state.bytes());
+            }
+            if n < PAGE_TOKENS {
+                return None;
+            }
+            (last, rest) = (Some(id), &rest[n..]);
+        }
+        None
     }
 
     fn siblings(&mut self, parent: Option<usize>) -> &mut Vec<usize> {
@@ -182,24 +474,160 @@ impl Prefixes {
         }
     }
 
-    /// Forgets the page that was used longest ago of those that nobody reads and nothing follows,
-    /// and gives it back.
-    pub fn evict(&mut self) -> Option<u32> {
+    /// Takes the page that was used longest ago off the device, of those that nobody reads and nothing
+    /// on the device follows: to the host's memory, where what was used earlier gives way, or else it
+    /// is forgotten. Gives the page back.
+    ///
+    /// # Errors
+    /// What the backend says; then the page stays.
+    pub fn evict(&mut self, storage: Option<&mut dyn Storage>) -> Result<Option<u32>> {
+        let on_device = |id: &usize| self.page(*id).is_some();
         let nodes = self.nodes.iter().enumerate();
-        let (id, _) = nodes
+        let found = nodes
             .filter_map(|(id, node)| Some((id, node.as_ref()?)))
-            .filter(|(_, node)| node.users == 0 && node.children.is_empty())
-            .min_by_key(|(_, node)| node.used)?;
-        let node = self.nodes[id].take()?;
-        self.siblings(node.parent).retain(|child| *child != id);
-        self.free.push(id);
-        Some(node.page)
+            .filter(|(_, node)| node.page().is_some())
+            .filter(|(_, node)| node.users == 0 && !node.children.iter().any(on_device))
+            .min_by_key(|(_, node)| node.used)
+            .and_then(|(id, node)| Some((id, node.used, node.page()?)));
+        let Some((id, used, page)) = found else {
+            return Ok(None);
+        };
+        let mut moved = false;
+        if let Some(storage) = storage {
+            let bytes = storage.page_bytes();
+            if let Some(mut piece) = self.piece(storage, bytes, used) {
+                if let Err(e) = storage.read_page(page, piece.bytes_mut()) {
+                    self.host.give(piece);
+                    return Err(e);
+                }
+                if let Some(node) = self.node_mut(id) {
+                    node.place = Place::Host(piece);
+                    moved = true;
+                }
+            }
+        }
+        if !moved {
+            self.forget(id);
+        }
+        Ok(Some(page))
+    }
+
+    /// Memory of the host for what was used at `used`: only what was used earlier gives way.
+    fn piece(&mut self, storage: &dyn Storage, bytes: usize, used: u64) -> Option<Bytes> {
+        if !self.host.holds(bytes) {
+            return None;
+        }
+        while !self.host.has_room(bytes) {
+            if !self.give_way(used) {
+                return None;
+            }
+        }
+        self.host.take(storage, bytes)
+    }
+
+    /// Memory of the host for a state.
+    pub fn state_piece(&mut self, storage: &dyn Storage) -> Option<Bytes> {
+        let (bytes, now) = (storage.state_bytes(), self.clock + 1);
+        self.piece(storage, bytes, now)
+    }
+
+    /// Frees what was used longest ago of the host's memory, if that was before `used`: a page that
+    /// nothing follows, or a state.
+    fn give_way(&mut self, used: u64) -> bool {
+        let nodes = || {
+            let nodes = self.nodes.iter().enumerate();
+            nodes.filter_map(|(id, node)| Some((id, node.as_ref()?)))
+        };
+        let pages = nodes()
+            .filter(|(_, n)| n.page().is_none() && n.children.is_empty())
+            .map(|(id, n)| (n.used, id, None));
+        let states = nodes().flat_map(|(id, n)| {
+            let all = n.snapshots.iter();
+            all.map(move |s| (s.used, id, Some(s.tokens)))
+        });
+        let oldest = pages.chain(states).min();
+        match oldest.filter(|(at, _, _)| *at < used) {
+            Some((_, id, None)) => self.forget(id),
+            Some((_, id, Some(tokens))) => {
+                let node = self.nodes.get_mut(id).and_then(Option::as_mut);
+                let at = node.and_then(|node| {
+                    let at = node.snapshots.iter().position(|s| s.tokens == tokens)?;
+                    Some(node.snapshots.swap_remove(at))
+                });
+                self.host.give_all(at.map(|s| s.state));
+            }
+            None => return false,
+        }
+        true
+    }
+
+    /// Forgets a node that nobody reads and what follows it, none of which is on the device.
+    fn forget(&mut self, id: usize) {
+        let parent = self.node(id).and_then(|n| n.parent);
+        self.siblings(parent).retain(|child| *child != id);
+        let mut below = vec![id];
+        while let Some(id) = below.pop() {
+            let Some(node) = self.nodes.get_mut(id).and_then(Option::take) else {
+                continue;
+            };
+            self.free.push(id);
+            below.extend(node.children);
+            if let Place::Host(bytes) = node.place {
+                self.host.give(bytes);
+            }
+            let states = node.snapshots.into_iter().map(|s| s.state);
+            self.host.give_all(states);
+        }
     }
 
     /// Pages that [`Prefixes::evict`] could give back.
     pub fn evictable(&self) -> usize {
         // A sequence holds every node on its way: where one has no users, none behind it has.
         let nodes = self.nodes.iter().flatten();
-        nodes.filter(|node| node.users == 0).count()
+        let free = nodes.filter(|node| node.users == 0 && node.page().is_some());
+        free.count()
+    }
+
+    /// Whether there are nodes that the store may not know, and it writes.
+    pub fn has_unstored(&self) -> bool {
+        let writes = self.store.as_ref().is_some_and(Store::writes);
+        writes && !self.unstored.is_empty()
+    }
+
+    /// Hands a page or state that the store does not have to its writer, the one kept first. Says
+    /// whether one went; the writer may be busy.
+    ///
+    /// # Errors
+    /// What the backend says.
+    pub fn store_one(&mut self, storage: &mut dyn Storage) -> Result<bool> {
+        let Some(store) = &mut self.store else {
+            return Ok(false);
+        };
+        while let Some(id) = self.unstored.front().copied() {
+            let node = self.nodes.get(id).and_then(Option::as_ref);
+            if let Some(node) = node.filter(|n| n.tokens.len() == PAGE_TOKENS) {
+                let state = node.snapshot(PAGE_TOKENS);
+                let state = state.filter(|_| !store.knows_state(&node.key));
+                let page = !store.knows_page(&node.key);
+                if (page || state.is_some()) && !store.is_ready() {
+                    return Ok(false);
+                }
+                if page {
+                    let mut bytes = vec![0; storage.page_bytes()];
+                    match &node.place {
+                        Place::Host(page) => bytes.copy_from_slice(page.bytes()),
+                        Place::Device(page) => storage.read_page(*page, &mut bytes)?,
+                    }
+                    store.write_page(node.key, &node.tokens, node.saturated, bytes);
+                    return Ok(true);
+                }
+                if let Some(snapshot) = state {
+                    store.write_state(node.key, snapshot.state.bytes().to_vec());
+                    return Ok(true);
+                }
+            }
+            self.unstored.pop_front();
+        }
+        Ok(false)
     }
 }

@@ -9,7 +9,7 @@ use super::interpreter::Interpreter;
 use super::memory::{self, MAX_ROWS};
 use super::simd::{self, Isa, Task};
 use crate::backend::{
-    Backend, Batch, Event, Finish, Limits, LogitsPath, RunnerOptions, SlotRequest, Weights,
+    Backend, Batch, Event, Finish, Limits, LogitsPath, RunnerOptions, SlotRequest, Storage, Weights,
 };
 use crate::error::{Error, Result};
 use crate::plan::Plan;
@@ -195,6 +195,36 @@ impl CpuBackend {
     }
 }
 
+impl Storage for CpuBackend {
+    fn layout(&self) -> &'static str {
+        "cpu"
+    }
+
+    fn page_bytes(&self) -> usize {
+        self.interpreter.kv.pages.page_bytes()
+    }
+
+    fn state_bytes(&self) -> usize {
+        self.interpreter.plan().state_bytes()
+    }
+
+    fn read_page(&mut self, page: u32, to: &mut [u8]) -> Result<()> {
+        self.interpreter.kv.read_page(page, to)
+    }
+
+    fn write_page(&mut self, page: u32, from: &[u8]) -> Result<()> {
+        self.interpreter.kv.write_page(page, from)
+    }
+
+    fn read_state(&mut self, slot: usize, to: &mut [u8]) -> Result<()> {
+        self.interpreter.states.read_bytes(slot, to)
+    }
+
+    fn write_state(&mut self, slot: usize, from: &[u8]) -> Result<()> {
+        self.interpreter.states.write_bytes(slot, from)
+    }
+}
+
 impl Backend for CpuBackend {
     fn limits(&self) -> &Limits {
         &self.limits
@@ -209,7 +239,11 @@ impl Backend for CpuBackend {
     }
 
     fn shares_pages(&self) -> bool {
-        self.interpreter.plan().states.is_empty()
+        true
+    }
+
+    fn storage(&mut self) -> Option<&mut dyn Storage> {
+        Some(self)
     }
 
     fn start(&mut self, slot: usize, request: &SlotRequest) -> Result<()> {

@@ -39,7 +39,7 @@ pub struct Interpreter {
     normed: Normed,
     gathered: Gathered,
     pub kv: KvCache,
-    states: States,
+    pub states: States,
     /// By the plan's tables.
     angles: Vec<Angles>,
     /// Whether any op rotates.

@@ -1,6 +1,9 @@
 //! The KV cache: pages in one pool, found through a page table that is read at every step.
 
+use std::ops::Range;
+
 use super::memory::filled;
+use crate::backend::storage::check_bytes;
 use crate::backend::{KvLayer, KvPages, PAGE_TOKENS};
 use crate::error::Result;
 
@@ -98,6 +101,45 @@ impl KvCache {
             self.data.copy_within(from..from + 2 * of.page_bytes(), to);
         }
         Ok(())
+    }
+
+    /// What a page holds in all layers, each layer's keys and behind them its values.
+    ///
+    /// # Errors
+    /// [`crate::Error::Internal`] for a page that does not exist or another number of bytes.
+    pub fn read_page(&self, page: u32, to: &mut [u8]) -> Result<()> {
+        let mut rest = to;
+        for place in self.page_places(page, rest.len())? {
+            let (part, more) = rest.split_at_mut(place.len());
+            part.copy_from_slice(&self.data[place]);
+            rest = more;
+        }
+        Ok(())
+    }
+
+    /// The reverse of [`KvCache::read_page`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn write_page(&mut self, page: u32, from: &[u8]) -> Result<()> {
+        let mut rest = from;
+        for place in self.page_places(page, from.len())? {
+            let (part, more) = rest.split_at(place.len());
+            self.data[place].copy_from_slice(part);
+            rest = more;
+        }
+        Ok(())
+    }
+
+    fn page_places(&self, page: u32, bytes: usize) -> Result<Vec<Range<usize>>> {
+        self.pages.check_page(page)?;
+        check_bytes("page", bytes, self.pages.page_bytes())?;
+        let layers = self.pages.layers.iter().enumerate();
+        let place = |(layer, of): (usize, &KvLayer)| {
+            let at = address(&self.pages, layer, page as usize, Part::K, 0, 0);
+            at..at + 2 * of.page_bytes()
+        };
+        Ok(layers.map(place).collect())
     }
 
     /// The page that holds a position of a slot, or `None` past the limit or where none is mapped.

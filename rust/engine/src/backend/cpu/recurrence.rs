@@ -8,6 +8,7 @@ use super::gates::sigmoid;
 use super::memory::filled;
 use super::rowwise::sum_of_squares;
 use super::simd::{self, Isa, Level, Task};
+use crate::backend::storage::check_bytes;
 use crate::backend::{check_state, not_below, Batch};
 use crate::error::{Error, Result};
 use crate::plan::State;
@@ -78,6 +79,27 @@ impl States {
             rest = more;
         }
         Ok(())
+    }
+
+    /// The bytes of the states of `slot`, one after another.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for a slot that does not exist, [`Error::Internal`] for another number of
+    /// bytes.
+    pub fn read_bytes(&self, slot: usize, to: &mut [u8]) -> Result<()> {
+        let states = self.read(slot)?;
+        let bytes: &[u8] = bytemuck::cast_slice(&states);
+        check_bytes("state", to.len(), bytes.len())?;
+        to.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    /// The reverse of [`States::read_bytes`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn write_bytes(&mut self, slot: usize, from: &[u8]) -> Result<()> {
+        self.write(slot, &bytemuck::pod_collect_to_vec::<u8, f32>(from))
     }
 
     /// The states numbered `at` of the sequences of a batch, with their rows; padding has none.

@@ -12,6 +12,7 @@ use crate::sampler::{random, Params};
 mod fixture;
 mod pages;
 mod prefixes;
+mod tiers;
 mod waking;
 
 use fixture::{Folder, Tensor, Writer};
@@ -162,6 +163,10 @@ impl Backend for Faulty {
 
     fn shares_pages(&self) -> bool {
         self.inner.shares_pages()
+    }
+
+    fn storage(&mut self) -> Option<&mut dyn crate::backend::Storage> {
+        self.inner.storage()
     }
 
     fn start(&mut self, slot: usize, request: &SlotRequest) -> Result<()> {

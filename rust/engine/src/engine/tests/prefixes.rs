@@ -3,10 +3,11 @@ use proptest::prelude::*;
 
 use super::pages::backend;
 use super::*;
+use crate::backend::Storage;
 use crate::pages::{Pool, Sequence};
 
 /// As many tokens; two of the same `kind` begin alike for 50 tokens, and go on by `seed`.
-fn prompt(kind: usize, seed: usize, n: usize) -> Vec<u32> {
+pub fn prompt(kind: usize, seed: usize, n: usize) -> Vec<u32> {
     let token = |i: usize| match i {
         0..50 => 65 + (i * 7 + kind * 11) % 26,
         _ => 97 + (i * i + seed * 5) % 26,
@@ -114,25 +115,87 @@ fn what_failed_or_was_cancelled_leaves_only_what_was_computed() {
 }
 
 /// What a page's entries hold, as far as the test has written them.
-type Held = HashMap<u32, Vec<u32>>;
+pub type Held = HashMap<u32, Vec<u32>>;
 
 /// Does what the owner does, without a model: writes the tokens where they belong.
-struct Writes {
-    inner: CpuBackend,
-    held: Held,
-    tables: HashMap<usize, Vec<u32>>,
+pub struct Writes {
+    pub inner: CpuBackend,
+    pub held: Held,
+    pub tables: HashMap<usize, Vec<u32>>,
+    /// By slot a number for the tokens that it has read.
+    pub states: HashMap<usize, u64>,
+    /// Bytes of a state.
+    pub state_bytes: usize,
+}
+
+/// The state behind one more token.
+pub fn read_on(state: u64, token: u32) -> u64 {
+    (state ^ u64::from(token))
+        .wrapping_mul(0x100_0000_01b3)
+        .rotate_left(17)
 }
 
 impl Writes {
-    fn tokens(&self, slot: usize, n: usize) -> Vec<u32> {
+    pub fn new(n_slots: usize, n_pages: usize, state_bytes: usize) -> Self {
+        Self {
+            inner: backend(n_slots, n_pages),
+            held: Held::new(),
+            tables: HashMap::new(),
+            states: HashMap::new(),
+            state_bytes,
+        }
+    }
+
+    pub fn tokens(&self, slot: usize, n: usize) -> Vec<u32> {
         let pages = &self.tables[&slot];
         let held = |i: usize| self.held[&pages[i / 64]][i % 64];
         (0..n).map(held).collect()
     }
 
-    fn write(&mut self, slot: usize, at: usize, token: u32) {
+    pub fn write(&mut self, slot: usize, at: usize, token: u32) {
         let page = self.tables[&slot][at / 64];
         self.held.entry(page).or_insert_with(|| vec![u32::MAX; 64])[at % 64] = token;
+        let state = self.states.entry(slot).or_default();
+        if at == 0 {
+            *state = 0;
+        }
+        *state = read_on(*state, token);
+    }
+}
+
+impl Storage for Writes {
+    fn layout(&self) -> &'static str {
+        "tokens"
+    }
+
+    fn page_bytes(&self) -> usize {
+        256
+    }
+
+    fn state_bytes(&self) -> usize {
+        self.state_bytes
+    }
+
+    fn read_page(&mut self, page: u32, to: &mut [u8]) -> Result<()> {
+        let held = self.held.entry(page).or_insert_with(|| vec![u32::MAX; 64]);
+        to.copy_from_slice(bytemuck::cast_slice(held));
+        Ok(())
+    }
+
+    fn write_page(&mut self, page: u32, from: &[u8]) -> Result<()> {
+        self.held.insert(page, bytemuck::pod_collect_to_vec(from));
+        Ok(())
+    }
+
+    fn read_state(&mut self, slot: usize, to: &mut [u8]) -> Result<()> {
+        to[..8].copy_from_slice(&self.states[&slot].to_le_bytes());
+        Ok(())
+    }
+
+    fn write_state(&mut self, slot: usize, from: &[u8]) -> Result<()> {
+        let state = u64::from_le_bytes(from[..8].try_into().unwrap());
+        self.states.insert(slot, state);
+        Ok(())
     }
 }
 
@@ -155,6 +218,10 @@ impl Backend for Writes {
 
     fn shares_pages(&self) -> bool {
         true
+    }
+
+    fn storage(&mut self) -> Option<&mut dyn Storage> {
+        Some(self)
     }
 
     fn start(&mut self, slot: usize, request: &SlotRequest) -> Result<()> {
@@ -236,11 +303,7 @@ proptest! {
     #[test]
     fn pages_hold_what_their_readers_fed(steps in prop::collection::vec(step(), 1..60)) {
         let (n_slots, n_pages) = (3, 8);
-        let mut backend = Writes {
-            inner: backend(n_slots, n_pages),
-            held: Held::new(),
-            tables: HashMap::new(),
-        };
+        let mut backend = Writes::new(n_slots, n_pages, 0);
         let pool = Pool::new(backend.limits(), true, Arc::default());
         let mut running: Vec<Running> = Vec::new();
         for step in steps {

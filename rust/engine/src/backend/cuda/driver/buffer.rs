@@ -8,6 +8,7 @@ use cudarc::driver::sys;
 use super::check::check;
 use super::context::Context;
 use super::stream::Stream;
+use crate::backend::HostMemory;
 use crate::error::{Error, Result};
 
 /// Bytes on the card.
@@ -121,6 +122,57 @@ impl DeviceBuffer {
             )
         })?;
         stream.synchronize()
+    }
+
+    /// Reads of bytes of buffers, from their offsets on, that wait for the card once, after all.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] for bytes outside a buffer, [`Error::Device`].
+    pub fn read_parts(
+        parts: &mut [(&DeviceBuffer, usize, &mut [u8])],
+        stream: &Stream,
+    ) -> Result<()> {
+        let queued = parts.iter_mut().try_for_each(|(buffer, offset, part)| {
+            buffer.within(*offset, part.len())?;
+            if part.is_empty() {
+                return Ok(());
+            }
+            buffer.context.bind()?;
+            let address = buffer.address + *offset as u64;
+            // SAFETY: `within` has held the range to the buffer; the host bytes live until the wait
+            // below, which is reached where a copy fails too.
+            check("cuMemcpyDtoHAsync_v2", unsafe {
+                sys::cuMemcpyDtoHAsync_v2(
+                    part.as_mut_ptr().cast(),
+                    address,
+                    part.len(),
+                    stream.handle,
+                )
+            })
+        });
+        let waited = stream.synchronize();
+        queued.and(waited)
+    }
+
+    /// The reverse of [`DeviceBuffer::read_parts`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn write_parts(parts: &[(&DeviceBuffer, usize, &[u8])], stream: &Stream) -> Result<()> {
+        let queued = parts.iter().try_for_each(|(buffer, offset, part)| {
+            buffer.within(*offset, part.len())?;
+            if part.is_empty() {
+                return Ok(());
+            }
+            buffer.context.bind()?;
+            let address = buffer.address + *offset as u64;
+            // SAFETY: as in `read_parts`.
+            check("cuMemcpyHtoDAsync_v2", unsafe {
+                sys::cuMemcpyHtoDAsync_v2(address, part.as_ptr().cast(), part.len(), stream.handle)
+            })
+        });
+        let waited = stream.synchronize();
+        queued.and(waited)
     }
 
     /// Queues a copy of `bytes` from byte `from` to byte `to`; the two ranges are apart.
@@ -285,6 +337,34 @@ impl HostBuffer {
         // SAFETY: as above, and pinned memory is page-aligned; atomics may change under a shared
         // borrow.
         unsafe { std::slice::from_raw_parts(self.pointer.cast(), self.bytes / 8) }
+    }
+}
+
+/// Pinned memory that the card is never asked to reach behind the host's back: copies to and from it
+/// are waited for.
+#[derive(Debug)]
+pub struct PinnedBytes(HostBuffer);
+
+impl PinnedBytes {
+    /// Takes `bytes`, zeroed.
+    ///
+    /// # Errors
+    /// [`Error::Memory`].
+    pub fn new(context: &Arc<Context>, bytes: usize) -> Result<Self> {
+        HostBuffer::new(context, bytes.max(1)).map(Self)
+    }
+}
+
+impl HostMemory for PinnedBytes {
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: the pointer is valid for `bytes` bytes while `self` lives, and whoever copies to the
+        // memory on the card's side has it borrowed until the copy is over.
+        unsafe { std::slice::from_raw_parts(self.0.pointer, self.0.bytes) }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above.
+        unsafe { self.0.bytes_mut() }
     }
 }
 

@@ -13,12 +13,13 @@ use super::dispatch::Dispatch;
 use super::prefill::{check_chunk, forced_step, logits_pass, Chunks};
 use super::ready::Way;
 use super::sequences::Sequences;
+use crate::backend::cuda::driver::buffer::PinnedBytes;
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::backend::cuda::driver::source::Variant;
 use crate::backend::{
-    Backend, Event, GpuOptions, GraphMode, Inspect, Limits, LogitsPath, Needs, RunnerOptions,
-    SharedStats, SlotRequest, Weights,
+    Backend, Event, GpuOptions, GraphMode, HostMemory, Inspect, Limits, LogitsPath, Needs,
+    RunnerOptions, SharedStats, SlotRequest, Storage, Weights,
 };
 use crate::error::{Error, Result};
 use crate::plan::Plan;
@@ -244,6 +245,47 @@ impl CudaBackend {
     }
 }
 
+impl Storage for CudaBackend {
+    fn layout(&self) -> &'static str {
+        "cuda"
+    }
+
+    fn page_bytes(&self) -> usize {
+        self.decoder.card.kv.pages.page_bytes()
+    }
+
+    fn state_bytes(&self) -> usize {
+        self.decoder.card.states.slot_bytes()
+    }
+
+    fn read_page(&mut self, page: u32, to: &mut [u8]) -> Result<()> {
+        let card = &self.decoder.card;
+        card.kv.read_page(page, to, &card.stream)
+    }
+
+    fn write_page(&mut self, page: u32, from: &[u8]) -> Result<()> {
+        let card = &self.decoder.card;
+        card.kv.write_page(page, from, &card.stream)
+    }
+
+    fn read_state(&mut self, slot: usize, to: &mut [u8]) -> Result<()> {
+        let card = &self.decoder.card;
+        card.states.read_bytes(slot, to, &card.stream)
+    }
+
+    fn write_state(&mut self, slot: usize, from: &[u8]) -> Result<()> {
+        let card = &self.decoder.card;
+        card.states.write_bytes(slot, from, &card.stream)
+    }
+
+    fn host_memory(&self, bytes: usize) -> Result<Box<dyn HostMemory>> {
+        Ok(Box::new(PinnedBytes::new(
+            &self.decoder.card.context,
+            bytes,
+        )?))
+    }
+}
+
 impl Backend for CudaBackend {
     fn limits(&self) -> &Limits {
         &self.limits
@@ -262,7 +304,11 @@ impl Backend for CudaBackend {
     fn shares_pages(&self) -> bool {
         let card = &self.decoder.card;
         // Other types' attention has sums in another order for prompts than for steps.
-        card.plan().states.is_empty() && card.kv.pages.ty.sums_kv_exactly()
+        card.kv.pages.ty.sums_kv_exactly()
+    }
+
+    fn storage(&mut self) -> Option<&mut dyn Storage> {
+        Some(self)
     }
 
     fn start(&mut self, slot: usize, request: &SlotRequest) -> Result<()> {

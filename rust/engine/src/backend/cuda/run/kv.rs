@@ -7,6 +7,7 @@ use crate::backend::cuda::driver::buffer::{DeviceBuffer, HostBuffer};
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::stream::Stream;
 use crate::backend::cuda::lower::params::KvView;
+use crate::backend::storage::check_bytes;
 use crate::backend::{KvLayer, KvPages, RunnerOptions, PAGE_TOKENS};
 use crate::error::{Error, Result};
 use crate::plan::KvShape;
@@ -151,6 +152,50 @@ impl KvPool {
             }
         }
         Ok(())
+    }
+
+    /// What a page holds in all layers: each layer's keys and behind them its values.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] for a page that does not exist or another number of bytes,
+    /// [`Error::Device`].
+    pub fn read_page(&self, page: u32, to: &mut [u8], stream: &Stream) -> Result<()> {
+        check_bytes("page", to.len(), self.pages.page_bytes())?;
+        let mut parts = Vec::new();
+        let mut rest = to;
+        for (buffer, offset, size) in self.places_of(page)? {
+            let (part, more) = rest.split_at_mut(size);
+            parts.push((buffer, offset, part));
+            rest = more;
+        }
+        DeviceBuffer::read_parts(&mut parts, stream)
+    }
+
+    /// The reverse of [`KvPool::read_page`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn write_page(&self, page: u32, from: &[u8], stream: &Stream) -> Result<()> {
+        check_bytes("page", from.len(), self.pages.page_bytes())?;
+        let mut parts = Vec::new();
+        let mut rest = from;
+        for (buffer, offset, size) in self.places_of(page)? {
+            let (part, more) = rest.split_at(size);
+            parts.push((buffer, offset, part));
+            rest = more;
+        }
+        DeviceBuffer::write_parts(&parts, stream)
+    }
+
+    fn places_of(&self, page: u32) -> Result<Vec<(&DeviceBuffer, usize, usize)>> {
+        self.pages.check_page(page)?;
+        let mut places = Vec::new();
+        for layer in &self.pages.layers {
+            let size = layer.page_bytes();
+            let at = self.layer_at(layer) + page as usize * size;
+            places.extend([&self.k, &self.v].map(|buffer| (buffer, at, size)));
+        }
+        Ok(places)
     }
 
     /// The error of a token that a scatter refused, if any since the last call.

@@ -6,6 +6,7 @@ use crate::backend::cuda::driver::buffer::DeviceBuffer;
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::stream::Stream;
 use crate::backend::not_below;
+use crate::backend::storage::check_bytes;
 use crate::error::Result;
 use crate::plan::Plan;
 
@@ -69,6 +70,46 @@ impl StatePool {
             all.extend(values);
         }
         Ok(all)
+    }
+
+    /// Bytes of the states of one slot.
+    pub fn slot_bytes(&self) -> usize {
+        self.states.iter().map(|(width, _)| width * 4).sum()
+    }
+
+    /// The bytes of the states of `slot`, one after another, behind everything queued.
+    ///
+    /// # Errors
+    /// [`crate::Error::Argument`] for a slot that does not exist, [`crate::Error::Internal`] for
+    /// another number of bytes, [`crate::Error::Device`].
+    pub fn read_bytes(&self, slot: usize, to: &mut [u8], stream: &Stream) -> Result<()> {
+        self.check(slot)?;
+        check_bytes("state", to.len(), self.slot_bytes())?;
+        let mut parts = Vec::new();
+        let mut rest = to;
+        for (width, buffer) in &self.states {
+            let (part, more) = rest.split_at_mut(width * 4);
+            parts.push((buffer, slot * width * 4, part));
+            rest = more;
+        }
+        DeviceBuffer::read_parts(&mut parts, stream)
+    }
+
+    /// The reverse of [`StatePool::read_bytes`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn write_bytes(&self, slot: usize, from: &[u8], stream: &Stream) -> Result<()> {
+        self.check(slot)?;
+        check_bytes("state", from.len(), self.slot_bytes())?;
+        let mut parts = Vec::new();
+        let mut rest = from;
+        for (width, buffer) in &self.states {
+            let (part, more) = rest.split_at(width * 4);
+            parts.push((buffer, slot * width * 4, part));
+            rest = more;
+        }
+        DeviceBuffer::write_parts(&parts, stream)
     }
 
     /// Makes the states of `slot` zeros, as those of a sequence that begins.

@@ -1,0 +1,433 @@
+//! Prefixes that give way on the device, to the host's memory and to files; and states.
+use proptest::prelude::*;
+
+use super::prefixes::{prompt, read_on, Writes};
+use super::*;
+use crate::pages::format::{self, Content, Identity};
+use crate::pages::store::{write_whole, Store};
+use crate::pages::{Counts, Pool, Sequence};
+
+const N_SLOTS: usize = 3;
+const N_PAGES: usize = 8;
+
+/// A sequence under way: its tokens, and how many of them are the prompt's.
+struct Running {
+    sequence: Sequence,
+    tokens: Vec<u32>,
+    prompt: usize,
+    ready: bool,
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Open {
+        kind: usize,
+        seed: usize,
+        n: usize,
+        more: usize,
+    },
+    Feed {
+        which: usize,
+        rows: usize,
+        patient: bool,
+    },
+    Close {
+        which: usize,
+        keeps: bool,
+        settled: bool,
+    },
+    Write,
+    Restart,
+    Damage {
+        which: usize,
+        at: usize,
+        how: u8,
+    },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (0..3usize, 0..2usize, 1..180usize, 0..20usize)
+            .prop_map(|(kind, seed, n, more)| Step::Open { kind, seed, n, more }),
+        8 => (0..4usize, 1..100usize, any::<bool>())
+            .prop_map(|(which, rows, patient)| Step::Feed { which, rows, patient }),
+        3 => (0..4usize, any::<bool>(), any::<bool>())
+            .prop_map(|(which, keeps, settled)| Step::Close { which, keeps, settled }),
+        2 => Just(Step::Write),
+        1 => Just(Step::Restart),
+        1 => (any::<usize>(), any::<usize>(), any::<u8>())
+            .prop_map(|(which, at, how)| Step::Damage { which, at, how }),
+    ]
+}
+
+fn identity(state_bytes: usize) -> Identity {
+    Identity {
+        model: [7; 32],
+        kv_type: "i16",
+        layout: "tokens",
+        page_bytes: 256,
+        state_bytes,
+    }
+}
+
+/// The files of a store, in order.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap().flatten() {
+            match entry.file_type().unwrap().is_dir() {
+                true => folders.push(entry.path()),
+                false => found.push(entry.path()),
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// The pools of one process after another, over the same folder.
+struct Machine {
+    folder: Option<Folder>,
+    host_bytes: usize,
+    state_bytes: usize,
+    counts: Arc<Counts>,
+    backend: Writes,
+    pool: Pool,
+}
+
+impl Machine {
+    fn new(stores: bool, host_bytes: usize, state_bytes: usize) -> Self {
+        let backend = Writes::new(N_SLOTS, N_PAGES, state_bytes);
+        let pool = Pool::new(backend.limits(), false, Arc::default());
+        let mut machine = Self {
+            folder: stores.then(Folder::new),
+            host_bytes,
+            state_bytes,
+            counts: Arc::default(),
+            backend,
+            pool,
+        };
+        machine.restart();
+        machine
+    }
+
+    fn restart(&mut self) {
+        // The one before goes first: it has files in its hands.
+        self.pool = Pool::new(self.backend.limits(), true, Arc::default());
+        self.backend.held.clear();
+        self.counts = Arc::default();
+        let store = self.folder.as_ref().map(|folder| {
+            let identity = identity(self.state_bytes);
+            Store::open(&folder.0, 1 << 20, identity, self.counts.clone()).unwrap()
+        });
+        let pool = Pool::new(self.backend.limits(), true, Arc::default());
+        let stateful = self.state_bytes > 0;
+        self.pool = pool.keeping(stateful, self.host_bytes, store, self.counts.clone());
+    }
+
+    fn state(&self, tokens: &[u32]) -> u64 {
+        tokens.iter().fold(0, |state, token| read_on(state, *token))
+    }
+
+    /// What a sequence that is ready finds is what it would have read itself.
+    fn check(&self, r: &Running) {
+        let (slot, n) = (r.sequence.slot(), r.sequence.position);
+        if r.ready {
+            assert_eq!(self.backend.tokens(slot, n), &r.tokens[..n]);
+            if self.state_bytes > 0 && n > 0 {
+                assert_eq!(self.backend.states[&slot], self.state(&r.tokens[..n]));
+            }
+        }
+    }
+
+    fn feed(&mut self, running: &mut [Running], which: usize, rows: usize, patient: bool) {
+        let until = match patient {
+            true => Instant::now() + Duration::from_secs(9),
+            false => Instant::now(),
+        };
+        let r = &mut running[which];
+        let prompt = &r.tokens[..r.prompt];
+        r.ready = r
+            .sequence
+            .fetch_prefix(&mut self.backend, prompt, until)
+            .unwrap();
+        self.check(&running[which]);
+        if !running[which].ready {
+            return;
+        }
+        let (slot, from) = (
+            running[which].sequence.slot(),
+            running[which].sequence.position,
+        );
+        let to_state = match running[which].sequence.until_state(running[which].prompt) {
+            0 => usize::MAX,
+            n => n,
+        };
+        let to = running[which].tokens.len().min(from + rows.min(to_state));
+        for at in from..to {
+            let page = self.backend.tables[&slot][at / 64];
+            for other in running.iter().filter(|o| o.sequence.slot() != slot) {
+                let theirs = &self.backend.tables[&other.sequence.slot()];
+                assert!(!theirs.contains(&page), "page {page} is read and written");
+            }
+            self.backend.write(slot, at, running[which].tokens[at]);
+        }
+        let r = &mut running[which];
+        r.sequence.position = to;
+        if to - from == to_state {
+            let fed = &r.tokens[..to];
+            r.sequence.keep_state(&mut self.backend, fed).unwrap();
+        }
+        if to == r.prompt {
+            let prompt = &r.tokens[..r.prompt];
+            r.sequence.share(&mut self.backend, prompt).unwrap();
+        }
+    }
+
+    fn close(&mut self, mut r: Running, keeps: bool, settled: bool) {
+        let known = if keeps && r.ready {
+            r.sequence.position
+        } else {
+            0
+        };
+        let known = r.tokens[..known].to_vec();
+        if settled && !known.is_empty() {
+            r.sequence.keep_state(&mut self.backend, &known).unwrap();
+        }
+        r.sequence.close(&mut self.backend, &known).unwrap();
+    }
+
+    fn damage(&self, which: usize, at: usize, how: u8) {
+        let Some(folder) = &self.folder else { return };
+        let files = files(&folder.0);
+        if files.is_empty() {
+            return;
+        }
+        let path = &files[which % files.len()];
+        // It may be cut to nothing, or gone under this name, once it is written.
+        let Ok(mut bytes) = std::fs::read(path) else {
+            return;
+        };
+        if bytes.is_empty() {
+            return;
+        }
+        let at = at % bytes.len();
+        match how % 3 {
+            0 => bytes[at] ^= how | 1,
+            1 => bytes.truncate(at),
+            _ => bytes.extend([0; 3]),
+        }
+        drop(std::fs::write(path, bytes));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    /// Whatever sequences come and end, whatever gives way, is written, damaged and read by the next
+    /// process: what one finds in its pages and its state is what it would have read itself, nobody
+    /// writes what another reads, and in the end all of it is there.
+    #[test]
+    fn what_gave_way_comes_back_as_it_was(
+        stores in any::<bool>(),
+        has_states in any::<bool>(),
+        host_pages in 0..12usize,
+        steps in prop::collection::vec(step(), 1..70),
+    ) {
+        let mut machine = Machine::new(stores, host_pages * 256, if has_states { 256 } else { 0 });
+        let mut running: Vec<Running> = Vec::new();
+        for step in steps {
+            match step {
+                Step::Open { kind, seed, n, more } => {
+                    let tokens = prompt(kind, seed, n + more);
+                    let pool = machine.pool.clone();
+                    let opened = pool.open(&mut machine.backend, n + more, &tokens[..n]).unwrap();
+                    if let Some(sequence) = opened {
+                        prop_assert!(sequence.position < n);
+                        running.push(Running { sequence, tokens, prompt: n, ready: false });
+                    }
+                }
+                Step::Feed { which, rows, patient } if which < running.len() => {
+                    machine.feed(&mut running, which, rows, patient);
+                }
+                Step::Close { which, keeps, settled } if which < running.len() => {
+                    machine.close(running.swap_remove(which), keeps, settled);
+                }
+                Step::Write => {
+                    machine.pool.write_behind(&mut machine.backend, 3).unwrap();
+                }
+                Step::Restart => {
+                    running.drain(..).for_each(|r| machine.close(r, true, true));
+                    machine.restart();
+                }
+                Step::Damage { which, at, how } => machine.damage(which, at, how),
+                Step::Feed { .. } | Step::Close { .. } => {}
+            }
+            running.iter().for_each(|r| machine.check(r));
+            let taken = machine.counts.host_bytes.load(Ordering::Relaxed);
+            prop_assert!(taken <= machine.host_bytes, "{taken} bytes of the host");
+        }
+        running.drain(..).for_each(|r| machine.close(r, true, true));
+        prop_assert_eq!(machine.pool.available(), (N_SLOTS, N_PAGES - 1));
+        let all = [192, 256].map(|n| machine.pool.open(&mut machine.backend, n, &[]).unwrap());
+        prop_assert!(all.iter().all(Option::is_some));
+    }
+
+    /// A file of any content that is cut, changed or lengthened anywhere is refused.
+    #[test]
+    fn a_damaged_file_is_never_read(
+        tokens in prop::collection::vec(any::<u32>(), 1..130),
+        has_states in any::<bool>(),
+        at in any::<prop::sample::Index>(),
+        flip in 1..=255u8,
+    ) {
+        let identity = identity(if has_states { 24 } else { 0 });
+        let content = Content {
+            key: [3; 32],
+            saturated: tokens[0] % 2 == 0,
+            pages: (0..tokens.len().div_ceil(64) * 256).map(|i| i as u8).collect(),
+            state_ends: if has_states { vec![1, tokens.len() as u32] } else { Vec::new() },
+            states: if has_states { vec![9; 48] } else { Vec::new() },
+            tokens,
+        };
+        let mut bytes = Vec::new();
+        format::write(&mut bytes, &identity, &content).unwrap();
+        let folder = Folder::new();
+        let path = folder.write("whole", &bytes);
+        prop_assert_eq!(format::read(&path, &identity, 200).unwrap(), content);
+        let at = at.index(bytes.len());
+        let cut = folder.write("cut", &bytes[..at]);
+        prop_assert!(format::read(&cut, &identity, 200).is_err());
+        bytes[at] ^= flip;
+        let flipped = folder.write("flipped", &bytes);
+        prop_assert!(format::read(&flipped, &identity, 200).is_err(), "byte {}", at);
+        bytes[at] ^= flip;
+        bytes.push(0);
+        let longer = folder.write("longer", &bytes);
+        prop_assert!(format::read(&longer, &identity, 200).is_err());
+    }
+}
+
+#[test]
+fn a_file_that_does_not_fit_says_what_does_not() {
+    let folder = Folder::new();
+    let path = folder.0.join("prefix");
+    let ours = identity(0);
+    let content = Content {
+        tokens: vec![1; 70],
+        pages: vec![0; 512],
+        ..Content::default()
+    };
+    write_whole(&path, &ours, &content).unwrap();
+    let refused = |identity: &Identity, most| {
+        let refusal = format::read(&path, identity, most).unwrap_err();
+        format!("{}; {}", refusal.reason, refusal.remedy)
+    };
+    let text = refused(
+        &Identity {
+            kv_type: "f32",
+            ..ours.clone()
+        },
+        100,
+    );
+    assert!(
+        text.contains("are i16, those of the model as loaded are f32"),
+        "{text}"
+    );
+    let text = refused(
+        &Identity {
+            layout: "cuda",
+            ..ours.clone()
+        },
+        100,
+    );
+    assert!(
+        text.contains("saved on device \"tokens\"") && text.contains("\"cuda\""),
+        "{text}"
+    );
+    let text = refused(
+        &Identity {
+            model: [8; 32],
+            ..ours.clone()
+        },
+        100,
+    );
+    assert!(text.contains("another model file"), "{text}");
+    let text = refused(&ours, 69);
+    assert!(
+        text.contains("70 tokens, and the context leaves room for 69"),
+        "{text}"
+    );
+    let text = refused(
+        &Identity {
+            page_bytes: 128,
+            ..ours.clone()
+        },
+        100,
+    );
+    assert!(text.contains("its head says"), "{text}");
+    let directory = format::read(&folder.0, &ours, 100).unwrap_err();
+    assert_eq!(directory.reason, "it is no file");
+    let missing = format::read(&folder.0.join("none"), &ours, 100).unwrap_err();
+    assert!(missing.reason.contains("No such file"), "{missing:?}");
+    let other = folder.write("other", &[b'x'; 500]);
+    let other = format::read(&other, &ours, 100).unwrap_err();
+    assert_eq!(other.reason, "it is no saved prefix");
+}
+
+#[test]
+fn files_beyond_the_budget_give_way_the_oldest_first() {
+    let folder = Folder::new();
+    let counts: Arc<Counts> = Arc::default();
+    let open = |budget| Store::open(&folder.0, budget, identity(0), counts.clone()).unwrap();
+    let keys: Vec<[u8; 32]> = (0..6).map(|i| [i; 32]).collect();
+    let mut store = open(1 << 20);
+    for key in &keys {
+        while !store.is_ready() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        store.write_page(*key, &[5; 64], false, vec![key[0]; 256]);
+    }
+    drop(store);
+    let one = std::fs::metadata(&files(&folder.0)[0]).unwrap().len();
+    assert_eq!(counts.stored_bytes.load(Ordering::Relaxed), 6 * one);
+    let past = |i: usize| std::time::SystemTime::now() - Duration::from_secs(100 - i as u64);
+    for (i, path) in files(&folder.0).iter().enumerate() {
+        let file = std::fs::File::options().append(true).open(path).unwrap();
+        file.set_modified(past(i)).unwrap();
+    }
+    let mut store = open(4 * one);
+    let there: Vec<bool> = keys.iter().map(|key| store.has_page(key)).collect();
+    assert_eq!(there, [false, false, true, true, true, true]);
+    let page = store.read_page(&keys[2], &[5; 64], 256);
+    assert_eq!(page, Some((false, vec![2; 256])));
+    // Of other tokens or another length it is not that page.
+    assert_eq!(store.read_page(&keys[3], &[6; 64], 256), None);
+    assert!(!store.has_page(&keys[3]) && files(&folder.0).len() == 3);
+}
+
+#[test]
+fn a_folder_that_takes_no_files_is_said_once_and_harms_nobody() {
+    let folder = Folder::new();
+    let counts: Arc<Counts> = Arc::default();
+    let mut store = Store::open(&folder.0, 1 << 20, identity(0), counts.clone()).unwrap();
+    std::fs::remove_dir_all(&folder.0).unwrap();
+    store.write_page([1; 32], &[5; 64], false, vec![0; 256]);
+    while store.writes() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(!store.has_page(&[1; 32]) && !store.is_ready());
+    drop(store);
+    let why = counts.why_not_stored().unwrap();
+    assert!(why.contains(".page: No such file"), "{why}");
+    let file = Folder::new();
+    let path = file.write("a-file", b"");
+    let error = Store::open(&path, 1, identity(0), counts)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("cannot create the folder") && error.contains("cache_dir"),
+        "{error}"
+    );
+}

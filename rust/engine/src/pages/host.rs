@@ -1,0 +1,83 @@
+//! Memory of the host for what gave way on the device, and for states: taken piece by piece up to a
+//! budget, and used again.
+
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+
+use super::Counts;
+use crate::backend::{HostMemory, Storage};
+
+/// A piece.
+pub type Bytes = Box<dyn HostMemory>;
+
+/// The budget and what is taken of it.
+#[derive(Debug, Default)]
+pub struct Host {
+    budget: usize,
+    /// Bytes of all pieces, in use or not.
+    taken: usize,
+    /// Pieces that are not in use, by their size.
+    free: HashMap<usize, Vec<Bytes>>,
+    counts: Arc<Counts>,
+}
+
+impl Host {
+    /// Nothing taken yet.
+    pub fn new(budget: usize, counts: Arc<Counts>) -> Self {
+        Self {
+            budget,
+            counts,
+            ..Self::default()
+        }
+    }
+
+    /// Whether `bytes` would ever fit.
+    pub fn holds(&self, bytes: usize) -> bool {
+        bytes <= self.budget
+    }
+
+    /// Whether there is a piece of so many bytes without anything giving way.
+    pub fn has_room(&self, bytes: usize) -> bool {
+        let unused = |(size, pieces): (&usize, &Vec<Bytes>)| size * pieces.len();
+        let unused: usize = self.free.iter().map(unused).sum();
+        self.free.get(&bytes).is_some_and(|free| !free.is_empty())
+            || (self.taken - unused).saturating_add(bytes) <= self.budget
+    }
+
+    /// A piece of so many bytes, of any content; `None` where the budget or the system has none.
+    pub fn take(&mut self, storage: &dyn Storage, bytes: usize) -> Option<Bytes> {
+        let found = self.free.get_mut(&bytes).and_then(Vec::pop);
+        let piece = match found {
+            Some(piece) => piece,
+            None => {
+                if !self.has_room(bytes) {
+                    return None;
+                }
+                // Pieces of another size stand in the way.
+                while self.taken.saturating_add(bytes) > self.budget {
+                    let size = *self.free.iter().find(|(_, free)| !free.is_empty())?.0;
+                    self.free.get_mut(&size).and_then(Vec::pop)?;
+                    self.taken -= size;
+                }
+                let piece = storage.host_memory(bytes).ok()?;
+                self.taken += bytes;
+                piece
+            }
+        };
+        self.counts.host_bytes.fetch_add(bytes, Ordering::Relaxed);
+        Some(piece)
+    }
+
+    /// Takes a piece back.
+    pub fn give(&mut self, piece: Bytes) {
+        let bytes = piece.bytes().len();
+        self.counts.host_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.free.entry(bytes).or_default().push(piece);
+    }
+
+    /// Takes many back.
+    pub fn give_all(&mut self, pieces: impl IntoIterator<Item = Bytes>) {
+        pieces.into_iter().for_each(|piece| self.give(piece));
+    }
+}
