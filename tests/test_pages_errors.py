@@ -95,6 +95,9 @@ def broken_off(llm: onegraph.LLM, model: Path) -> None:
         threads=None,
         prefill_chunk=512,
         prefix_cache=True,
+        prefix_host_bytes=None,
+        cache_dir=None,
+        cache_dir_bytes=0,
     )
     loading.cancel()
     while not isinstance(loading.next(), _native.Engine):

@@ -9,6 +9,7 @@ from typing_extensions import Buffer
 __version__: str
 #: Encoding of keys and values where none is asked for.
 DEFAULT_KV_TYPE: str
+DEFAULT_CACHE_DIR_BYTES: int
 
 def quant_types() -> list[tuple[str, int, int, int, bool]]: ...
 def kv_types(on_card: bool) -> list[str]: ...
@@ -210,6 +211,9 @@ class Engine:
         threads: int | None,
         prefill_chunk: int,
         prefix_cache: bool,
+        prefix_host_bytes: int | None,
+        cache_dir: str | os.PathLike[str] | None,
+        cache_dir_bytes: int,
         nvrtc_folders: Sequence[str | os.PathLike[str]],
     ) -> Loading: ...
     def submit(
@@ -225,6 +229,17 @@ class Engine:
     ) -> Generation | None:
         """A request that rings `bell` as `number` whenever it has something new, or where `at_end`,
         once it has ended; None while the queue is full."""
+
+    def save_prefix(self, prompt: Sequence[int], path: str | os.PathLike[str]) -> int:
+        """Saves the keys and values of a prompt, and the states behind it; the number of its
+        tokens."""
+
+    def load_prefix(self, path: str | os.PathLike[str]) -> int:
+        """Takes what `save_prefix` saved; the number of its tokens."""
+
+    def prefix_bytes(self) -> tuple[int, int, int, str | None]:
+        """Bytes of what is kept of prefixes beside the device's pages: those of the host's memory,
+        how many they may be, those of files, and why no more are written."""
 
     def check_ids(self, ids: Sequence[int]) -> None: ...
     def logits(self, ids: Sequence[int], path: str, out: Buffer | NDArray[Any]) -> None: ...

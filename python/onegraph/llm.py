@@ -54,8 +54,16 @@ class LLM(Generates):
     prefix_cache: keep the keys and values of tokens that were read or generated, as long as nobody
         needs their room, so that a prompt that begins with the same tokens is read from where it
         goes on by itself; the output has the same bits with it and without. On a GPU with `kv_type`
-        "i16" only, and not for models whose layers keep a state of their own, such as Qwen3.5's.
-        `Result.usage` counts `cached_tokens`
+        "i16" only. Of layers that keep a state of their own, such as Qwen3.5's, the state is kept
+        at the end of each prompt and answer, at the last multiple of 64 tokens before a prompt's
+        end and every 2,048 tokens, and a prompt is read from the last of these. `Result.usage`
+        counts `cached_tokens`
+    prefix_host_bytes: bytes of the host's memory for what gave way on the device, and for states.
+        None takes 8 GiB, but at most a quarter of what is available; without any, models with
+        states read every prompt whole
+    cache_dir: a folder where they survive the process; None keeps nothing. Its files tell what
+        prompts said, so only their owner may read them
+    cache_dir_bytes: bytes that its files may have; those used longest ago are deleted
     threads: CPU threads; None takes as many as the machine runs at once
     progress: None draws a bar on a terminal, True and False say so; or a function that is called
         with what is going on, how much is done, and how much there is (or None)
@@ -89,6 +97,9 @@ class LLM(Generates):
         max_batch: int = 8,
         kv_type: str = _native.DEFAULT_KV_TYPE,
         prefix_cache: bool = True,
+        prefix_host_bytes: int | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_dir_bytes: int = _native.DEFAULT_CACHE_DIR_BYTES,
         cuda_graph: str = "full",
         graph_batch_sizes: Sequence[int] | None = None,
         graph_max_batch: int | None = None,
@@ -120,6 +131,9 @@ class LLM(Generates):
             "threads": optional("threads", threads),
             "prefill_chunk": arguments.integer("prefill_chunk", prefill_chunk),
             "prefix_cache": arguments.flag("prefix_cache", prefix_cache),
+            "prefix_host_bytes": optional("prefix_host_bytes", prefix_host_bytes),
+            "cache_dir": None if cache_dir is None else arguments.path("cache_dir", cache_dir),
+            "cache_dir_bytes": arguments.integer("cache_dir_bytes", cache_dir_bytes),
         }
         model = arguments.path("model", model)
         if progress is not None and not callable(progress):
@@ -199,6 +213,34 @@ class LLM(Generates):
         self._engine.logits(tokens, by, out.reshape(-1))
         self._say_saturated()
         return out
+
+    def save_prefix(self, prompt: str | Sequence[int], path: str | os.PathLike[str]) -> int:
+        """Reads a prompt and saves its keys, values and states to a file, for `load_prefix` in a
+        process with the same model file, `kv_type` and kind of device. The number of its tokens.
+
+        Raises `FileError` where the file cannot be written or the model keeps no prefixes.
+        """
+        if isinstance(prompt, str):
+            ids = self.tokenize(arguments.text("prompt", prompt))
+        else:
+            ids = arguments.integers("prompt", prompt)
+        return self._engine.save_prefix(ids, arguments.path("path", path))
+
+    def load_prefix(self, path: str | os.PathLike[str]) -> int:
+        """Keeps what `save_prefix` saved as if it had just been read. The number of its tokens.
+
+        Raises `FileError` where the file is damaged or belongs to another model, `kv_type` or kind
+        of device. A checksum finds damage, not malice: load only what you trust.
+        """
+        return self._engine.load_prefix(arguments.path("path", path))
+
+    @property
+    def prefix_bytes(self) -> dict[str, int]:
+        """Bytes of prefixes in the host's memory ("host"), that may be there ("host_limit"), and
+        of the "files" in `cache_dir`.
+        """
+        host, limit, files, _ = self._engine.prefix_bytes()
+        return {"host": host, "host_limit": limit, "files": files}
 
     @property
     def saturated_sequences(self) -> int:

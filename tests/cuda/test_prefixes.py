@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 #: Turns of a conversation, an edited one, an answer that is read again, and many at once.
 TURNS = """
@@ -57,3 +62,86 @@ def test_only_what_has_one_arithmetic_is_kept(on_card: Any) -> None:
     assert set(card["cached"]) == {0} and all(card["same"])
     cpu = on_card(TURNS, kv_type="f16", device="cpu")
     assert cpu["cached"][:4] == [0, 81, 66, 89] and all(cpu["same"])
+
+
+@pytest.fixture(scope="module")
+def shaped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Models whose layers keep states of two kinds, or see a window."""
+    folder = tmp_path_factory.mktemp("shaped")
+    paths = {name: folder / f"{name}.gguf" for name in ("tiny-qwen35", "tiny-lfm2", "tiny-gemma3")}
+    for name, path in paths.items():
+        command = [sys.executable, "models/synth.py", name, "--mix", "Q4_K_M", "-o", path]
+        subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
+    return paths
+
+
+#: Turns, an edited message and a branch; what gave way on the device; a saved prefix in another
+#: model; and what the next process finds in the folder.
+EVERYWHERE = """
+import os
+folder, device = given["folder"], given["device"]
+rng = np.random.default_rng(1)
+words = lambda n: [int(i) for i in rng.integers(3, 250, n)]
+load = {"n_ctx": 256, "max_batch": 2, "kv_type": "i16", "device": device, "prefill_chunk": 64}
+options = {"max_tokens": 12, "temperature": 1.0, "seed": 3, "ignore_eos": True, "logprobs": 2}
+def ask(llm, prompt):
+    found = llm.generate(prompt, **options)
+    numbers = [(t.token_id, t.logprob, [tuple(top[:2]) for top in t.top]) for t in found.logprobs]
+    return found.usage.cached_tokens, found.token_ids, numbers
+fresh, same = {}, []
+def both(llm, prompt):
+    key = tuple(prompt)
+    if key not in fresh:
+        fresh[key] = ask(plain, prompt)
+    kept = ask(llm, prompt)
+    same.append(fresh[key][0] == 0 and fresh[key][1:] == kept[1:])
+    return kept
+with onegraph.LLM(path, prefix_cache=False, **load) as plain:
+    with onegraph.LLM(path, prefix_host_bytes=1 << 25, cache_dir=folder, **load) as llm:
+        prompt, cached = words(70), []
+        for _ in range(2):
+            kept = both(llm, prompt)
+            cached.append(kept[0])
+            prompt = prompt + kept[1] + words(10)
+        cached.append(both(llm, prompt[:66] + [3] + prompt[67:80])[0])
+        cached.append(both(llm, prompt[:90])[0])
+        out["cached"] = cached
+        # More than the device holds.
+        others = [words(200) for _ in range(3)]
+        for other in others:
+            both(llm, other)
+        out["after others"] = both(llm, prompt[:90])[0]
+        out["host"] = llm.prefix_bytes["host"]
+        out["saved"] = [llm.save_prefix(prompt, folder + "/saved"), len(prompt)]
+    with onegraph.LLM(path, **load) as llm:
+        out["loaded"] = llm.load_prefix(folder + "/saved")
+        out["after load"] = [both(llm, prompt + words(5))[0], both(llm, prompt)[0]]
+    with onegraph.LLM(path, cache_dir=folder, **load) as llm:
+        out["after restart"] = [both(llm, prompt)[0], both(llm, others[1])[0]]
+    with onegraph.LLM(path, prefix_cache=False, cache_dir=folder, **load) as llm:
+        out["turned off"] = both(llm, prompt)[0]
+out["same"] = same
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("shape", ["tiny-qwen35", "tiny-lfm2", "tiny-gemma3"])
+def test_what_gave_way_and_what_a_state_knows_is_not_read_again(
+    on_card: Any, shaped: dict[str, Path], tmp_path: Path, shape: str, device: str
+) -> None:
+    found = on_card(EVERYWHERE, path=shaped[shape], folder=str(tmp_path), device=device)
+    assert all(found["same"])
+    assert found["saved"] == [114, 114] and found["loaded"] == 114
+    assert found["turned off"] == 0
+    if shape == "tiny-gemma3":
+        assert found["cached"] == [0, 81, 66, 89]
+        assert found["after others"] == 89
+        assert found["after load"] == [114, 113]
+        assert found["after restart"] == [64, 192]
+    else:
+        # States are those of an answer's end, of a prompt's, and of the last page before it.
+        assert found["cached"] == [0, 81, 64, 81]
+        assert found["after others"] == 81
+        assert found["after load"] == [114, 64]
+        assert found["after restart"] == [64, 192]
+    assert 0 < found["host"] <= 1 << 25

@@ -38,6 +38,10 @@ mod _native {
     fn init(m: &Bound<'_, PyModule>) -> PyResult<()> {
         m.add("__version__", env!("CARGO_PKG_VERSION"))?;
         m.add("DEFAULT_KV_TYPE", ::onegraph::quant::DEFAULT_KV)?;
+        m.add(
+            "DEFAULT_CACHE_DIR_BYTES",
+            ::onegraph::engine::DEFAULT_DIR_BYTES,
+        )?;
         errors::import_classes(m.py())?;
         exit::watch(m)?;
         // PyO3 lists every member in `__all__`; nobody star-imports a private module, and the stub

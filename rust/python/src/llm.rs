@@ -79,17 +79,22 @@ fn answer<T: Send + serde::Serialize>(py: Python<'_>, ticket: &Ticket<T>) -> PyR
     }
 }
 
+/// Asks again until there is an answer, so that Ctrl-C is seen.
+fn until_some<T: Send>(py: Python<'_>, ask: impl Fn() -> Result<Option<T>> + Sync) -> PyResult<T> {
+    loop {
+        if let Some(answer) = detached(py, &ask)? {
+            return Ok(answer);
+        }
+        py.check_signals()?;
+    }
+}
+
 /// Submits until there is room in the queue, so that Ctrl-C is seen.
 fn submitted<T: Send>(
     py: Python<'_>,
     submit: impl Fn() -> Result<Option<Ticket<T>>> + Sync,
 ) -> PyResult<Ticket<T>> {
-    loop {
-        if let Some(ticket) = detached(py, &submit)? {
-            return Ok(ticket);
-        }
-        py.check_signals()?;
-    }
+    until_some(py, submit)
 }
 
 /// The defaults of all sampling parameters, by their public names.
@@ -288,7 +293,8 @@ impl Engine {
     #[staticmethod]
     #[pyo3(signature = (path, *, device, n_ctx, max_batch, kv_type, cuda_graph, graph_batch_sizes,
                         graph_max_batch, graph_padding, warmup, pdl, threads,
-                        prefill_chunk, prefix_cache, nvrtc_folders))]
+                        prefill_chunk, prefix_cache, prefix_host_bytes, cache_dir, cache_dir_bytes,
+                        nvrtc_folders))]
     #[allow(clippy::too_many_arguments)]
     fn load(
         py: Python<'_>,
@@ -306,6 +312,9 @@ impl Engine {
         threads: Option<i64>,
         prefill_chunk: i64,
         prefix_cache: bool,
+        prefix_host_bytes: Option<i64>,
+        cache_dir: Option<PathBuf>,
+        cache_dir_bytes: i64,
         nvrtc_folders: Vec<PathBuf>,
     ) -> PyResult<Loading> {
         let options = || -> Result<Options> {
@@ -317,6 +326,11 @@ impl Engine {
                 threads: threads.map(|n| count("threads", n)).transpose()?,
                 prefill_chunk: count("prefill_chunk", prefill_chunk)?,
                 prefix_cache,
+                prefix_host_bytes: prefix_host_bytes
+                    .map(|n| count("prefix_host_bytes", n))
+                    .transpose()?,
+                cache_dir,
+                cache_dir_bytes: count("cache_dir_bytes", cache_dir_bytes)?,
                 graph: GraphOptions {
                     mode: GraphMode::from_name(cuda_graph)?,
                     batch_sizes: graph_batch_sizes
@@ -381,6 +395,35 @@ impl Engine {
             seed: request.sampling.seed,
             whole: Mutex::default(),
         }))
+    }
+
+    /// Saves the keys and values of a prompt, and the states behind it; the number of its tokens.
+    fn save_prefix(&self, py: Python<'_>, prompt: Vec<i64>, path: PathBuf) -> PyResult<usize> {
+        let prompt: Vec<u32> = counts("prompt", &prompt).map_err(to_py)?;
+        let saving = until_some(py, || self.inner.save_prefix(&prompt, &path, POLL))?;
+        until_some(py, || saving.next(POLL))
+    }
+
+    /// Takes what `save_prefix` saved; the number of its tokens.
+    fn load_prefix(&self, py: Python<'_>, path: PathBuf) -> PyResult<usize> {
+        let content = detached(py, || self.inner.read_prefix(&path))?;
+        let ticket = submitted(py, || self.inner.load_prefix(&content, POLL))?;
+        match wait(py, &ticket)? {
+            Some(()) => Ok(content.tokens.len()),
+            None => Err(to_py(Error::Internal("a prefix without an answer".into()))),
+        }
+    }
+
+    /// Bytes of what is kept of prefixes beside the device's pages: those of the host's memory, how
+    /// many they may be, those of files, and why no more are written.
+    fn prefix_bytes(&self) -> (usize, usize, u64, Option<String>) {
+        let kept = &self.inner.loaded().prefixes;
+        (
+            kept.counts.host_bytes.load(Ordering::Relaxed),
+            kept.host_bytes,
+            kept.counts.stored_bytes.load(Ordering::Relaxed),
+            kept.counts.why_not_stored(),
+        )
     }
 
     /// Raises where `logits` would not take these tokens.
