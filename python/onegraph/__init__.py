@@ -16,6 +16,8 @@ from onegraph.errors import (
 from onegraph.graphs import (
     CapturedStep,
     GraphKernel,
+    KernelStamps,
+    Moment,
     GraphProfile,
     GraphStats,
     GraphVerification,
@@ -39,6 +41,8 @@ __all__ = [
     "Error",
     "FileError",
     "GraphKernel",
+    "KernelStamps",
+    "Moment",
     "GraphProfile",
     "GraphStats",
     "GraphVerification",

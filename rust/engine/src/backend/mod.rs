@@ -20,7 +20,7 @@ mod memory;
 mod storage;
 
 pub use graphs::{
-    none_on, CapturedStep, GoOn, GraphCheck, GraphKernel, GraphMode, GraphProfile, GraphQuestion,
+    none_on, CapturedStep, GoOn, GraphCheck, GraphKernel, GraphMode, GraphProfile, GraphQuestion, KernelStamps, Moment,
     GraphStats, SharedStats, StepCheck,
 };
 pub use inspect::Inspect;
