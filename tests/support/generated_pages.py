@@ -36,7 +36,7 @@ GROUPS = {
     "Text and tokens": ["Tokenizer", "StreamDecoder", "ChatTemplate", "Rendering"],
     "Graphs": [
         *["GraphStats", "CapturedStep", "GraphVerification", "StepCheck"],
-        *["GraphProfile", "GraphKernel"],
+        *["GraphProfile", "GraphKernel", "KernelStamps", "Moment"],
     ],
     "Errors": [
         *["Error", "ModelError", "ArgumentError", "ContextError", "OutOfMemoryError"],
@@ -82,19 +82,26 @@ def api() -> str:
     parts = []
     for group, names in GROUPS.items():
         parts.append(f"## {group}")
-        for name in names:
-            parts += _class(name, getattr(onegraph, name))
+        items = {name: getattr(onegraph, name) for name in names}
+        if all(issubclass(item, Exception) for item in items.values()):
+            parts.append("\n".join(_error(*each) for each in items.items()))
+            continue
+        for name, item in items.items():
+            parts += _class(name, item)
     parts.append("`onegraph.__version__` is the version, as text.")
     return "\n\n".join(parts) + "\n"
+
+
+def _error(name: str, item: type) -> str:
+    doc = ast.get_docstring(list(_bodies(item))[-1][0]) or ""
+    bases = ", ".join(base.__name__ for base in item.__bases__)
+    return f"- `{name}({bases})`: {_joined(doc)}"
 
 
 def _class(name: str, item: type) -> Iterator[str]:
     yield f"### {name}"
     bodies = list(_bodies(item))
     doc = ast.get_docstring(bodies[-1][0]) or ""
-    if issubclass(item, Exception):
-        yield f"Is {', '.join(f'`{base.__name__}`' for base in item.__bases__)}. {_prose(doc)}"
-        return
     if item is onegraph.Sampling:
         fields = [(f"{each} = {default!r}", MEANING[each]) for each, default in DEFAULTS.items()]
     else:
