@@ -110,7 +110,7 @@ type Parts = (Box<dyn Backend>, Loaded);
 
 enum News {
     Progress(Progress),
-    Done(Box<Result<Loaded>>),
+    Done(Result<Box<Loaded>>),
 }
 
 /// Sends progress from the loading thread; remembers whether anyone still wants the model.
@@ -160,7 +160,7 @@ impl Loading {
                 .unwrap_or_else(|payload| Err(panic_error(&*payload)));
             let (mut backend, mut loaded) = match parts {
                 Ok(parts) => parts,
-                Err(e) => return drop(reporter.to.send(News::Done(Box::new(Err(e))))),
+                Err(e) => return drop(reporter.to.send(News::Done(Err(e)))),
             };
             loaded.load_seconds = started.elapsed().as_secs_f64();
             let tokenizer = loaded.tokenizer.clone();
@@ -170,10 +170,10 @@ impl Loading {
             let pool = Pool::new(backend.limits(), shares, saturated);
             let pool = match loaded.prefixes.keep(pool, shares, &mut *backend) {
                 Ok(pool) => pool,
-                Err(e) => return drop(reporter.to.send(News::Done(Box::new(Err(e))))),
+                Err(e) => return drop(reporter.to.send(News::Done(Err(e)))),
             };
             let owner = Owner::new(backend, pool, tokenizer, running.0.clone(), seconds);
-            if reporter.to.send(News::Done(Box::new(Ok(loaded)))).is_ok() {
+            if reporter.to.send(News::Done(Ok(Box::new(loaded)))).is_ok() {
                 drop(reporter);
                 owner.serve();
             }
@@ -208,7 +208,7 @@ impl Loading {
             Ok(News::Progress(next)) => self.now = next,
             Ok(News::Done(loaded)) => {
                 return Ok(ControlFlow::Break(Engine {
-                    loaded: (*loaded)?,
+                    loaded: *loaded?,
                     shared: self.shared.clone(),
                     thread: Mutex::new(self.thread.take()),
                 }))
