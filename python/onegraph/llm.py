@@ -15,6 +15,7 @@ from onegraph.errors import OutOfMemoryError
 from onegraph.generating import Generates
 from onegraph.graphs import GraphProfile, GraphStats, GraphVerification, check_text
 from onegraph.progress import Told
+from onegraph.stats import Stats
 
 if TYPE_CHECKING:
     import numpy as np
@@ -280,6 +281,14 @@ class LLM(Generates):
         """
         text = self._engine.graph_stats()
         return None if text is None else GraphStats.from_json(text)
+
+    def stats(self) -> Stats:
+        """What waits, runs and is taken right now, and what was done since the model was loaded. It
+        waits for nothing, so that it may be asked as often as one likes.
+
+        Raises `ClosedError` after `close`.
+        """
+        return Stats.from_json(self._engine.stats())
 
     @property
     def device(self) -> str:
