@@ -170,7 +170,7 @@ impl Owner {
         load_seconds: f64,
     ) -> Self {
         let active = (0..backend.limits().n_slots).map(|_| None).collect();
-        Self {
+        let mut owner = Self {
             backend,
             pool,
             tokenizer,
@@ -186,7 +186,9 @@ impl Owner {
             rates: Rates::default(),
             admitted: 0,
             told: None,
-        }
+        };
+        owner.say();
+        owner
     }
 
     /// Serves until closed. Every job that is left then, or that a panic leaves, learns why.
@@ -201,7 +203,6 @@ impl Owner {
     }
 
     fn run(&mut self) -> Result<()> {
-        self.say();
         while self.admit()? {
             let (begun, before) = (Instant::now(), self.now.done);
             self.drop_cancelled()?;
@@ -372,13 +373,29 @@ impl Owner {
         Some(ahead.map_or(slot, |(slot, _)| slot))
     }
 
-    /// Feeds one slice of the prompt whose turn it is.
+    /// Feeds prompts for as long as those that decode may wait: a slice, or of short prompts several.
     fn feed(&mut self) -> Result<()> {
-        let Some(slot) = self.turn() else {
-            return Ok(());
-        };
+        let begun = Instant::now();
+        let mut first = true;
+        while let Some(slot) = self.turn() {
+            let decodes = self.decodes();
+            let slice = turns::slice(decodes.then_some(self.step_took), self.feeding.len());
+            let left = slice.saturating_sub(begun.elapsed());
+            // Where nobody waits, whoever was cancelled or came is looked after first.
+            if !first && !(decodes && self.prefill_pace.fits(left)) {
+                break;
+            }
+            first = false;
+            self.feed_slice(slot, left)?;
+            // A prompt that is done has drawn a token.
+            self.deliver(false)?;
+        }
+        Ok(())
+    }
+
+    /// Feeds a slice of the prompt in `slot` that takes no longer than `slice`.
+    fn feed_slice(&mut self, slot: usize, slice: Duration) -> Result<()> {
         let decodes = self.decodes();
-        let slice = turns::slice(decodes.then_some(self.step_took), self.feeding.len());
         let Some(active) = self.active[slot].as_mut() else {
             return Err(Error::Internal(format!("slot {slot} feeds nothing")));
         };

@@ -73,6 +73,8 @@ pub struct Pace {
     rows_per_second: Option<f64>,
     /// Whether the first slice is over, in which kernels may have been compiled.
     warm: bool,
+    /// The shortest slice so far: what none takes less than, however few its rows.
+    shortest: Option<Duration>,
 }
 
 impl Pace {
@@ -82,6 +84,11 @@ impl Pace {
         Some((rows as usize).clamp(MIN_ROWS, MAX_ROWS))
     }
 
+    /// Whether a slice may be over in that time.
+    pub fn fits(&self, time: Duration) -> bool {
+        self.shortest.is_some_and(|shortest| shortest <= time)
+    }
+
     /// One slow slice, in which a list was captured or a kernel compiled, does not make those behind
     /// it so small that they are slow by themselves.
     pub fn note(&mut self, rows: usize, took: Duration) {
@@ -89,6 +96,7 @@ impl Pace {
             let now = rows as f64 / took.as_secs_f64().max(1e-6);
             let least = self.rows_per_second.map_or(0.0, |before| before / 2.0);
             self.rows_per_second = Some(now.max(least));
+            self.shortest = Some(self.shortest.map_or(took, |shortest| shortest.min(took)));
         }
         self.warm = true;
     }
@@ -137,8 +145,9 @@ mod tests {
         assert_eq!(pace.rows(MS(50)), None);
         // In the first one kernels may have been compiled.
         pace.note(100, Duration::from_secs(9));
-        assert_eq!(pace.rows(MS(50)), None);
+        assert_eq!((pace.rows(MS(50)), pace.fits(MS(50))), (None, false));
         pace.note(100, MS(100));
+        assert!(pace.fits(MS(100)) && !pace.fits(MS(99)));
         assert_eq!(pace.rows(MS(50)), Some(45));
         pace.note(100, MS(10_000));
         assert_eq!(pace.rows(MS(50)), Some(22));

@@ -43,6 +43,13 @@ fn order(log: &[Did]) -> Vec<u32> {
     firsts
 }
 
+fn rows_of(did: &Did) -> usize {
+    match did {
+        Did::Fed(_, rows) => *rows,
+        Did::Step => 0,
+    }
+}
+
 fn is_step(did: &Did) -> bool {
     *did == Did::Step
 }
@@ -70,12 +77,11 @@ fn a_prompt_keeps_no_running_sequence_waiting_for_more_than_fifty_milliseconds()
     let log = faults.log.lock().unwrap().clone();
     let steps = log.iter().position(is_step).unwrap();
     let mut most = 0;
-    for pair in log[steps..].windows(2) {
-        if let [Did::Fed(_, rows), next] = pair {
-            assert_eq!(*next, Did::Step, "two slices between two steps");
-            most = most.max(*rows);
-            assert!(5 + rows + 5 <= 50, "a slice of {rows} rows");
-        }
+    for between in log[steps..].split(is_step) {
+        let rows: Vec<usize> = between.iter().map(rows_of).collect();
+        let took = 5 + rows.iter().map(|rows| 5 + rows).sum::<usize>();
+        assert!(took <= 50, "a step behind slices of {rows:?} rows");
+        most = most.max(rows.iter().sum());
     }
     let first = log[steps..].iter().find(|did| !is_step(did));
     assert!(
@@ -83,6 +89,30 @@ fn a_prompt_keeps_no_running_sequence_waiting_for_more_than_fifty_milliseconds()
         "the first slice of an unknown pace: {first:?}"
     );
     assert!(most > 8, "slices of {most} rows: the time is not used");
+}
+
+#[test]
+fn short_prompts_share_what_a_step_leaves() {
+    let faults = Faults {
+        delay: MS(2),
+        ..Faults::default()
+    };
+    let engine = engine_with(8, faults.clone());
+    let running = submit(&engine, &long(1, 1, 190));
+    let steps = |log: &[Did]| log.iter().filter(|did| is_step(did)).count();
+    until(&faults, |log| steps(log) > 3);
+    // The first two are of a pace that is not known.
+    for i in 2..4 {
+        finish(&submit(&engine, &long(i, 3, 1))).unwrap();
+    }
+    let short: Vec<_> = (4..11).map(|i| submit(&engine, &long(i, 3, 1))).collect();
+    for ticket in &short {
+        finish(ticket).unwrap();
+    }
+    running.cancel();
+    let log = faults.log.lock().unwrap().clone();
+    let most = log.split(is_step).map(<[Did]>::len).max();
+    assert!(most > Some(1), "one prompt a step: {log:?}");
 }
 
 #[test]
