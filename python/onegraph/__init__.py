@@ -16,6 +16,8 @@ from onegraph.errors import (
 from onegraph.graphs import (
     CapturedStep,
     GraphKernel,
+    KernelStamps,
+    Moment,
     GraphProfile,
     GraphStats,
     GraphVerification,
@@ -40,6 +42,8 @@ __all__ = [
     "Error",
     "FileError",
     "GraphKernel",
+    "KernelStamps",
+    "Moment",
     "GraphProfile",
     "GraphStats",
     "GraphVerification",

@@ -117,6 +117,42 @@ class GraphVerification:
 
 
 @dataclass(frozen=True)
+class Moment:
+    """A moment of a kernel's blocks in a replay: microseconds from the first stamp of the step."""
+
+    #: "begun"; "asked": the first weights, keys or values were; "waited": the preceding kernel has
+    #: ended; "ready": activations are there; "summed": the block's own sums are; "ended".
+    name: str
+    #: Of the first block that came to it, the middle one, and the last.
+    first: float
+    median: float
+    last: float
+
+
+@dataclass(frozen=True)
+class KernelStamps:
+    """When the blocks of a kernel came to which moment of a replay."""
+
+    #: SMs that had a block of it, and those that had several.
+    sms: int
+    crowded: int
+    #: In their order; those that the kernel has.
+    moments: list[Moment]
+
+    def at(self, name: str) -> Moment | None:
+        """The moment of that name, where the kernel has it."""
+        return next((moment for moment in self.moments if moment.name == name), None)
+
+    @classmethod
+    def from_figures(cls, figures: dict[str, Any] | None) -> KernelStamps | None:
+        """The figures as the engine writes them; None where there are none."""
+        if figures is None:
+            return None
+        moments = [Moment(**moment) for moment in figures["moments"]]
+        return cls(figures["sms"], figures["crowded"], moments)
+
+
+@dataclass(frozen=True)
 class GraphKernel:
     """One kernel of a captured step."""
 
@@ -134,6 +170,8 @@ class GraphKernel:
     #: Threads a block, and bytes of dynamic shared memory.
     block: int
     shared: int
+    #: Where they were asked for.
+    stamps: KernelStamps | None = None
 
 
 @dataclass(frozen=True)
@@ -174,7 +212,13 @@ class GraphProfile:
         """The figures as the engine writes them."""
         figures = json.loads(text)
         kernels = [
-            GraphKernel(**{**kernel, "grid": tuple(kernel["grid"])})
+            GraphKernel(
+                **{
+                    **kernel,
+                    "grid": tuple(kernel["grid"]),
+                    "stamps": KernelStamps.from_figures(kernel["stamps"]),
+                }
+            )
             for kernel in figures.pop("kernels")
         ]
         return cls(kernels=kernels, **figures)

@@ -255,6 +255,7 @@ class LLM(Generates):
         position: int = 0,
         repeats: int = 20,
         dot: str | os.PathLike[str] | None = None,
+        stamps: bool = False,
     ) -> GraphProfile:
         """What the captured decode step of `batch_size` rows consists of, and how long its parts
         take: medians of `repeats` measurements. Other requests wait meanwhile.
@@ -262,6 +263,7 @@ class LLM(Generates):
         position: where in its sequence each row's token stands; attention reads as many before it
         dot: a file to write the graph to, in Graphviz' DOT language; a step in pieces is as many
             files
+        stamps: run the step with kernels that note when their blocks came to which moment, too
 
         Raises `DeviceError` on a device without graphs, `ArgumentError` where steps of this size
         are not captured or a number is out of range.
@@ -273,6 +275,7 @@ class LLM(Generates):
                 position=arguments.integer("position", position),
                 repeats=arguments.integer("repeats", repeats),
                 dot=None if dot is None else arguments.path("dot", dot),
+                stamps=arguments.flag("stamps", stamps),
             )
         )
 

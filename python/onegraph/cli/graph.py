@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, TypeVar
 
 import click
 
@@ -22,6 +24,9 @@ POSITION = 128
 ROOM = 16
 
 
+T = TypeVar("T")
+
+
 @click.command()
 @click.argument("model")
 @click.option("--batch-size", type=int, default=1, show_default=True, help="Rows that decode.")
@@ -31,6 +36,7 @@ ROOM = 16
 @click.option("--repeats", type=int, default=20, show_default=True, help="Measurements a median.")
 @click.option("--cuda-graph", default="full", show_default=True, help="full or piecewise.")
 @click.option("--each", is_flag=True, help="A line for each kernel, in the order of the step.")
+@click.option("--stamps", is_flag=True, help="A table of when kernels came to which moment, too.")
 @click.option("--dot", type=click.Path(dir_okay=False, path_type=Path), help="Write the graph.")
 @model_options
 @json_option
@@ -42,6 +48,7 @@ def command(
     repeats: int,
     cuda_graph: str,
     each: bool,
+    stamps: bool,
     dot: Path | None,
     as_json: bool,
     **options: Any,
@@ -52,7 +59,8 @@ def command(
     a kernel and the start of the next one overlap, so that the step takes less than their sum: the
     line of boundaries says how much of the sum is starts and ends. MB and GB/s count all that a
     kernel has to read and write: weights, keys and values, rows; the peak is measured here by a
-    kernel that only reads. --dot writes Graphviz' language, `dot -Tsvg` draws it.
+    kernel that only reads. --stamps runs the step with kernels that note when their blocks came to
+    which moment of a replay. --dot writes Graphviz' language, `dot -Tsvg` draws it.
     """
     if each and as_json:
         raise click.UsageError("--each is for the table: the JSON lists each kernel as it is")
@@ -72,13 +80,17 @@ def command(
     ):
         if position is None:
             position = max(0, min(POSITION, llm.n_ctx - ROOM))
-        profile = llm.profile_graph(batch_size, position=position, repeats=repeats, dot=dot)
+        profile = llm.profile_graph(
+            batch_size, position=position, repeats=repeats, dot=dot, stamps=stamps
+        )
         name = llm.path.name
     if as_json:
         say(json.dumps({"model": name, **dataclasses.asdict(profile)}))
         return
     _say(name, profile)
     _show_kernels(profile, each)
+    if stamps:
+        _show_stamps(profile, each)
     if dot is not None:
         say(f"\nthe graph is in {dot}: dot -Tsvg {dot} -o graph.svg")
 
@@ -140,6 +152,84 @@ def _show_kernels(profile: GraphProfile, each: bool) -> None:
     show_table(table)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Span:
+    """Where the time of a kernel goes in a replay, microseconds; None where it has no such moment."""
+
+    #: SMs with a block of it, and with several.
+    sms: float
+    crowded: float
+    #: From the middle block's begin to the end of the predecessor, as that block learns of it.
+    lead: float | None
+    #: From the last block's end of the predecessor to that.
+    start: float | None
+    #: From that until activations are there, until the block's own sums are, from those of the middle
+    #: block to those of the last one, and from there to the last block's end.
+    ready: float | None
+    sums: float | None
+    spread: float | None
+    end: float | None
+    #: From one kernel's learning of its predecessor's end to the next one's.
+    whole: float | None
+
+
+def _spans(kernels: list[GraphKernel]) -> list[_Span]:
+    """The spans of each kernel of a step."""
+
+    def at(i: int, name: str, which: str = "median") -> float | None:
+        stamps = kernels[i].stamps if 0 <= i < len(kernels) else None
+        moment = stamps.at(name) if stamps is not None else None
+        return getattr(moment, which) if moment is not None else None
+
+    def between(begin: float | None, end: float | None) -> float | None:
+        return None if begin is None or end is None else end - begin
+
+    spans = []
+    for i, kernel in enumerate(kernels):
+        waited = at(i, "waited")
+        # What has no sums of blocks ends when it ends.
+        summed = at(i, "summed", "last")
+        spans.append(
+            _Span(
+                sms=kernel.stamps.sms if kernel.stamps else 0,
+                crowded=kernel.stamps.crowded if kernel.stamps else 0,
+                lead=between(at(i, "begun"), waited),
+                start=between(at(i - 1, "ended", "last"), waited),
+                ready=between(waited, at(i, "ready")),
+                sums=between(at(i, "ready"), at(i, "summed")),
+                spread=between(at(i, "summed"), summed),
+                end=between(waited if summed is None else summed, at(i, "ended", "last")),
+                whole=between(waited, at(i + 1, "waited")),
+            )
+        )
+    return spans
+
+
+def _show_stamps(profile: GraphProfile, each: bool) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
+    table.add_column("stamps, us", overflow="fold")
+    names = [field.name for field in dataclasses.fields(_Span)]
+    for column in ["n", *names]:
+        table.add_column(column, justify="right")
+    labelled = list(zip(profile.kernels, _spans(profile.kernels), strict=True))
+    groups = _grouped(labelled, lambda one: across_layers(one[0].label))
+    if each:
+        groups = [(kernel.label, [(kernel, span)]) for kernel, span in labelled]
+    for label, alike in groups:
+        row = [str(len(alike))]
+        for name in names:
+            values = [getattr(span, name) for _, span in alike]
+            known = [value for value in values if value is not None]
+            digits = 0 if name in ("sms", "crowded") else 2
+            row.append(f"{median(known):.{digits}f}" if known else "")
+        table.add_row(Text(printable(_short(label))), *row)
+    say("")
+    show_table(table)
+
+
 def _short(label: str) -> str:
     """A label with `0.attn_q` for `blk.0.attn_q.weight`."""
     return re.sub(r"\bblk\.(?=\d)|\.weight\b", "", label)
@@ -152,9 +242,9 @@ def across_layers(label: str) -> str:
     return re.sub(r" \d+$|\[\d+\]$", "", label)
 
 
-def _grouped(kernels: list[GraphKernel], key: Any) -> list[tuple[str, list[GraphKernel]]]:
+def _grouped(kernels: list[T], key: Callable[[T], str]) -> list[tuple[str, list[T]]]:
     """Kernels by a key, in the order of its first appearance."""
-    groups: dict[str, list[GraphKernel]] = {}
+    groups: dict[str, list[T]] = {}
     for kernel in kernels:
         groups.setdefault(key(kernel), []).append(kernel)
     return list(groups.items())

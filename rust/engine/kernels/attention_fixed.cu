@@ -108,6 +108,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
     SHARED uint32_t ticket;
     uint8_t* ring = dynamic_shared<uint8_t>();
 
+    STAMP(STAMP_BEGUN);
     const uint32_t head = blockIdx.x / PARTS, m = blockIdx.z;
     // The first of its heads, and how many they are.
     const uint32_t first_head = blockIdx.x % PARTS * HEADS;
@@ -191,7 +192,9 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
     __syncthreads();
 #pragma unroll 1
     for (uint32_t i = 0; i < RING; i++) copy(i);
+    STAMP(STAMP_ASKED);
     if (stores) pdl_wait();
+    STAMP(STAMP_WAITED);
     pdl_trigger();
 
     const uint64_t row = (static_cast<uint64_t>(m) * N_HEAD + head * GROUP + first_head) * HEAD_DIM;
@@ -251,6 +254,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
         if (saturated && page != 0 && first_head == 0) kv_saturate(p.kv, slot);
     }
     __syncthreads();
+    STAMP(STAMP_READY);
     uint32_t columns[TILES][STEPS][2];
 #pragma unroll
     for (uint32_t t = 0; t < TILES; t++) {
@@ -507,6 +511,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
         }
     }
 
+    STAMP(STAMP_SUMMED);
     delay_block();
     if (blocks == 1) {
         if (team > 0) return;
@@ -535,6 +540,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
                 }
             }
         }
+        STAMP(STAMP_ENDED);
         return;
     }
     __syncthreads();
@@ -542,6 +548,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
         ticket = atomic_inc_acq_rel_wrap(p.tickets + m * gridDim.x + blockIdx.x, blocks - 1);
     }
     __syncthreads();
+    STAMP(STAMP_ENDED);
     if (ticket != blocks - 1) return;
     // Every split's maximum and its share of all, a warp a head.
     for (uint32_t h = threadIdx.x / 32; h < heads; h += THREADS / 32) {
@@ -619,4 +626,5 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
                 make_float2(div_rn(sum[e], weight), div_rn(sum[e + 1], weight));
         }
     }
+    STAMP(STAMP_ENDED);
 }

@@ -18,9 +18,9 @@ typedef unsigned int uint32_t;
 typedef unsigned long uint64_t;
 
 #define DEVICE static __device__ __forceinline__
-#define KERNEL(name, Params) extern "C" __global__ void name(const __grid_constant__ Params p)
-// `threads`: most threads a block; `min_blocks`: blocks wanted on one SM, which caps registers.
-#define KERNEL_BOUNDS(name, Params, threads, min_blocks)                     \
+#define PLAIN_KERNEL(name, Params) \
+    extern "C" __global__ void name(const __grid_constant__ Params p)
+#define PLAIN_KERNEL_BOUNDS(name, Params, threads, min_blocks)               \
     extern "C" __global__ void __launch_bounds__(threads, min_blocks) name( \
         const __grid_constant__ Params p)
 // Static shared memory: `SHARED float tile[32];` in a kernel's body, `alignas(16) SHARED ...` where
@@ -34,8 +34,8 @@ typedef unsigned long uint64_t;
 #define OFFSET_OF(type, member) \
     ((unsigned long long)__INTADDR__(&(((type*)0)->member)))
 #else
-// DEVICE, KERNEL, KERNEL_BOUNDS, SHARED, TABLE and the integer types come from the shim, which is
-// included before this file.
+// DEVICE, PLAIN_KERNEL, PLAIN_KERNEL_BOUNDS, SHARED, TABLE and the integer types come from the shim,
+// which is included before this file.
 #define ON_CARD(...)
 #define ON_HOST(...) __VA_ARGS__
 #define OFFSET_OF(type, member) __builtin_offsetof(type, member)
@@ -45,6 +45,36 @@ typedef unsigned long uint64_t;
 #define ARCH_AT_LEAST(cc) (__CUDA_ARCH__ >= (cc))
 #else
 #define ARCH_AT_LEAST(cc) 0
+#endif
+
+#include "host.cuh"
+
+// In a build with STAMPS each block tells when it came to which moment: see `stamp` below. The place for
+// that comes behind the parameters.
+#ifdef STAMPS
+#define STAMPED(name, Params)                                   \
+    struct name##_stamped {                                     \
+        Params p;                                               \
+        uint64_t* stamps;                                       \
+    };                                                          \
+    DEVICE void name##_body(const Params& p, uint64_t* stamps);
+#define STAMPED_BODY(name, Params)           \
+    {                                        \
+        name##_body(p.p, p.stamps);          \
+    }                                        \
+    DEVICE void name##_body(const Params& p, uint64_t* stamps)
+#define KERNEL(name, Params) \
+    STAMPED(name, Params) PLAIN_KERNEL(name, name##_stamped) STAMPED_BODY(name, Params)
+#define KERNEL_BOUNDS(name, Params, threads, min_blocks)                                          \
+    STAMPED(name, Params)                                                                         \
+    PLAIN_KERNEL_BOUNDS(name, name##_stamped, threads, min_blocks) STAMPED_BODY(name, Params)
+#define STAMP(moment) stamp(stamps, moment)
+#else
+#define KERNEL(name, Params) PLAIN_KERNEL(name, Params)
+// `threads`: most threads a block; `min_blocks`: blocks wanted on one SM, which caps registers.
+#define KERNEL_BOUNDS(name, Params, threads, min_blocks) \
+    PLAIN_KERNEL_BOUNDS(name, Params, threads, min_blocks)
+#define STAMP(moment) ((void)0)
 #endif
 
 constexpr uint32_t FULL_WARP = 0xffffffffu;
@@ -630,6 +660,19 @@ DEVICE uint64_t global_timer() {
     ON_HOST(ns = sim::global_timer();)
     ON_CARD(asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns)::"memory");)
     return ns;
+}
+
+// The moment of this block: thread 0 writes it to [blocks][STAMP_WORDS], of which the first word is the
+// number of the SM.
+DEVICE void stamp(uint64_t* stamps, uint32_t moment) {
+    if (threadIdx.x != 0) return;
+    const uint32_t block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
+    uint64_t* its = stamps + static_cast<uint64_t>(block) * STAMP_WORDS;
+    its[moment] = global_timer();
+    if (moment != STAMP_BEGUN) return;
+    uint32_t sm = 0;
+    ON_CARD(asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));)
+    its[0] = sm;
 }
 
 // In a delay-injection build (ONEGRAPH_DELAY_SEED defined) one block in eight, another set at each

@@ -79,7 +79,9 @@ DEVICE void expand_floats(const uint8_t* units, uint32_t r, float factor, float*
 KERNEL(embed, Params) {
     using T = Segment0;
     const uint32_t m = blockIdx.x;
+    STAMP(STAMP_BEGUN);
     pdl_wait();
+    STAMP(STAMP_WAITED);
     pdl_trigger();
     uint32_t token;
     if (p.state) {
@@ -103,4 +105,5 @@ KERNEL(embed, Params) {
     } else {
         expand_floats<T>(units, token % UNIT_ROWS, p.scale, out);
     }
+    STAMP(STAMP_ENDED);
 }

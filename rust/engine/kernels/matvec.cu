@@ -186,6 +186,7 @@ constexpr bool ONE_KIND = Segment0::SUB == Segment1::SUB && Segment0::SUB == Seg
 constexpr int MIN_BLOCKS = THREADS <= 256 ? 2 : 1;
 
 KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
+    STAMP(STAMP_BEGUN);
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint32_t wk = warp % WARPS_K, wr = warp / WARPS_K;
     uint8_t* base = dynamic_shared<uint8_t>();
@@ -255,6 +256,7 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
     };
 #pragma unroll 1
     for (uint32_t u = 0; u < RING; u++) issue(u * STAGE);
+    STAMP(STAMP_ASKED);
 
     // The norm's weight is of the model too.
     float norm[SB_WARP][8];
@@ -286,6 +288,7 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
     };
     if (p.located) locate();
     if constexpr (RANKS == 0) pdl_wait();
+    STAMP(STAMP_WAITED);
     if (!p.located) locate();
     // Now, while every SM has a block of this kernel: the successor's then find one place on each.
     // Later, SMs that end first would take two of them. (At the last load: 8B 449 instead of 513
@@ -331,6 +334,7 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
         if (lane == 0 && wr == 0) factors[sb] = fixed.factor;
     }
     __syncwarp();
+    STAMP(STAMP_READY);
 
     uint32_t stage = 0;
 #pragma unroll 1
@@ -374,6 +378,7 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
                 });
             }
         }
+        if ((round + 1) * ROUND >= block_tiles) STAMP(STAMP_SUMMED);
         __syncthreads();
         delay_block();
         // A lane has one part of one row; those of rows i and i + 8 are neighbours of eight.
@@ -415,4 +420,5 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
             });
         }
     }
+    STAMP(STAMP_ENDED);
 }

@@ -201,7 +201,9 @@ KERNEL_BOUNDS(sample_adjust, Params, THREADS, 4) {
     alignas(16) SHARED float tile_y[TILE];
     SHARED uint64_t scratch[WARPS];
     SHARED uint32_t ticket;
+    STAMP(STAMP_BEGUN);
     pdl_wait();
+    STAMP(STAMP_WAITED);
     pdl_trigger();
     uint32_t row = blockIdx.y, t = threadIdx.x;
     const float* logits = p.logits + static_cast<uint64_t>(row) * N_VOCAB;
@@ -310,6 +312,7 @@ KERNEL_BOUNDS(sample_adjust, Params, THREADS, 4) {
         ticket = atomic_inc_acq_rel_wrap(&r->tickets[0], gridDim.x - 1);
     }
     __syncthreads();
+    STAMP(STAMP_ENDED);
     if (ticket != gridDim.x - 1) return;
     best = 0;
     for (uint32_t i = t; i < gridDim.x; i += THREADS) {
@@ -339,6 +342,7 @@ KERNEL_BOUNDS(sample_adjust, Params, THREADS, 4) {
         r->listed = 0;
         r->cut = static_cast<uint64_t>(load_relaxed_u32(&s->least_key)) << 32;
     }
+    STAMP(STAMP_ENDED);
 }
 
 // ---------------------------------------------------------------- where the filters cut
@@ -348,7 +352,9 @@ KERNEL_BOUNDS(sample_bins, Params, THREADS, 3) {
     SHARED uint32_t ticket;
     SHARED uint64_t mass_k, mass_in_k, mass_first;
     SHARED uint32_t bin_k, rank_k, count_k, first, last, before_first, through_last;
+    STAMP(STAMP_BEGUN);
     pdl_wait();
+    STAMP(STAMP_WAITED);
     pdl_trigger();
     uint32_t row = blockIdx.y, t = threadIdx.x;
     Row* r = p.rows + row;
@@ -394,6 +400,7 @@ KERNEL_BOUNDS(sample_bins, Params, THREADS, 3) {
         mass_in_k = 0, mass_first = 0;
     }
     __syncthreads();
+    STAMP(STAMP_ENDED);
     if (ticket != gridDim.x - 1) return;
 
     uint32_t n[8];
@@ -462,6 +469,7 @@ KERNEL_BOUNDS(sample_bins, Params, THREADS, 3) {
         r->last = last;
         r->mass_first = mass_first;
     }
+    STAMP(STAMP_ENDED);
 }
 
 // A row of z as one block reads it.
@@ -567,7 +575,9 @@ KERNEL_BOUNDS(sample_cut, Params, THREADS, 1) {
     SHARED uint64_t scratch[WARPS];
     SHARED uint64_t end;
     SHARED uint32_t ticket;
+    STAMP(STAMP_BEGUN);
     pdl_wait();
+    STAMP(STAMP_WAITED);
     pdl_trigger();
     uint32_t row = blockIdx.y, t = threadIdx.x;
     Row* r = p.rows + row;
@@ -612,6 +622,7 @@ KERNEL_BOUNDS(sample_cut, Params, THREADS, 1) {
     __syncthreads();
     if (t == 0) ticket = atomic_inc_acq_rel_wrap(&r->tickets[2], gridDim.x - 1);
     __syncthreads();
+    STAMP(STAMP_ENDED);
     if (ticket != gridDim.x - 1) return;
 
     uint32_t n = min(load_relaxed_u32(&r->listed), LIST), room = 1;
@@ -648,6 +659,7 @@ KERNEL_BOUNDS(sample_cut, Params, THREADS, 1) {
         low = larger(low, end);
     }
     if (t == 0) r->cut = larger(cut, low);
+    STAMP(STAMP_ENDED);
 }
 
 // ---------------------------------------------------------------- the draw
@@ -655,7 +667,9 @@ KERNEL_BOUNDS(sample_cut, Params, THREADS, 1) {
 KERNEL_BOUNDS(sample_draw, Params, THREADS, 4) {
     SHARED uint64_t scratch[WARPS];
     SHARED uint32_t ticket;
+    STAMP(STAMP_BEGUN);
     pdl_wait();
+    STAMP(STAMP_WAITED);
     pdl_trigger();
     uint32_t row = blockIdx.y, t = threadIdx.x;
     // Rows have the step's number from the first kernel.
@@ -696,6 +710,7 @@ KERNEL_BOUNDS(sample_draw, Params, THREADS, 4) {
         ticket = atomic_inc_acq_rel_wrap(&r->tickets[3], gridDim.x - 1);
     }
     __syncthreads();
+    STAMP(STAMP_ENDED);
     if (ticket != gridDim.x - 1) return;
     best = 0;
     for (uint32_t i = t; i < gridDim.x; i += THREADS) {
@@ -703,4 +718,5 @@ KERNEL_BOUNDS(sample_draw, Params, THREADS, 4) {
     }
     best = block_max_u64<WARPS>(best, scratch);
     finish(p, row, number, before, stop_token, rank_id(best));
+    STAMP(STAMP_ENDED);
 }

@@ -596,10 +596,7 @@ fn edited(variant: &Variant, old: &str, new: &str) -> Variant {
         constants: source.constants,
         layouts: source.layouts,
     };
-    Variant {
-        source: Box::leak(Box::new(edited)),
-        constants: variant.constants.clone(),
-    }
+    Variant::new(Box::leak(Box::new(edited)), variant.constants.clone())
 }
 
 /// Fields of one type too, which no type checker tells apart.

@@ -11,7 +11,7 @@
 #define KSIM_BLOCKS 16u
 #define KSIM_STACKS 4096u
 
-// Exported by every KERNEL as NAME_ksim.
+// Exported by every kernel as NAME_ksim.
 struct ksim_kernel {
     void (*run)(const void* params);
     uint32_t param_bytes;

@@ -32,9 +32,9 @@
     KSIM_EXPORT const ksim_kernel name##_ksim = {name##_run, sizeof(Params), threads,        \
                                                  min_blocks};                                \
     static void name##_body(const Params& p)
-#define KERNEL_BOUNDS(name, Params, threads, min_blocks) \
+#define PLAIN_KERNEL_BOUNDS(name, Params, threads, min_blocks) \
     KSIM_KERNEL(name, Params, threads, min_blocks)
-#define KERNEL(name, Params) KSIM_KERNEL(name, Params, KSIM_MAX_THREADS, 1)
+#define PLAIN_KERNEL(name, Params) KSIM_KERNEL(name, Params, KSIM_MAX_THREADS, 1)
 // All static shared memory is one section: poisoned at each block's start, kept apart for blocks
 // that are in flight together.
 #define SHARED static __attribute__((section("ksim_shared")))

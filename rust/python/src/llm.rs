@@ -525,7 +525,7 @@ impl Engine {
     }
 
     /// What the captured step of a batch consists of and how long its parts take, as JSON.
-    #[pyo3(signature = (*, batch_size, position, repeats, dot))]
+    #[pyo3(signature = (*, batch_size, position, repeats, dot, stamps))]
     fn profile_graph(
         &self,
         py: Python<'_>,
@@ -533,6 +533,7 @@ impl Engine {
         position: i64,
         repeats: i64,
         dot: Option<PathBuf>,
+        stamps: bool,
     ) -> PyResult<String> {
         let question = || -> Result<GraphQuestion> {
             Ok(GraphQuestion {
@@ -540,6 +541,7 @@ impl Engine {
                 position: count("position", position)?,
                 repeats: count("repeats", repeats)?,
                 dot,
+                stamps,
             })
         };
         let question = question().map_err(to_py)?;

@@ -181,6 +181,8 @@ pub struct GraphQuestion {
     pub repeats: usize,
     /// Where to write the graph in Graphviz' DOT language.
     pub dot: Option<PathBuf>,
+    /// Whether to run it with stamps too: see [`KernelStamps`].
+    pub stamps: bool,
 }
 
 impl GraphQuestion {
@@ -236,6 +238,30 @@ pub struct GraphKernel {
     pub block: u32,
     /// Bytes of dynamic shared memory.
     pub shared: u32,
+    /// Where they were asked for.
+    pub stamps: Option<KernelStamps>,
+}
+
+/// When the blocks of a kernel came to which moment of a replay.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct KernelStamps {
+    /// SMs that had a block of it, and those that had several.
+    pub sms: usize,
+    pub crowded: usize,
+    /// In their order.
+    pub moments: Vec<Moment>,
+}
+
+/// A moment of a kernel's blocks, of the first of them, the middle one and the last: microseconds from
+/// the first stamp of the step.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct Moment {
+    /// `begun`; `asked`: the first weights, keys or values were; `waited`: the preceding kernel has
+    /// ended; `ready`: activations are there; `summed`: the block's own sums are; `ended`.
+    pub name: &'static str,
+    pub first: f64,
+    pub median: f64,
+    pub last: f64,
 }
 
 /// The error of whoever asks a device without graphs for one.

@@ -19,7 +19,7 @@ mod inspect;
 mod memory;
 
 pub use graphs::{
-    none_on, CapturedStep, GoOn, GraphCheck, GraphKernel, GraphMode, GraphProfile, GraphQuestion,
+    none_on, CapturedStep, GoOn, GraphCheck, GraphKernel, GraphMode, GraphProfile, GraphQuestion, KernelStamps, Moment,
     GraphStats, SharedStats, StepCheck,
 };
 pub use inspect::Inspect;

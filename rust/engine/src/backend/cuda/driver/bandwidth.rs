@@ -59,10 +59,7 @@ pub fn read_peak(
     from.fill(1, &stream)?;
     let blocks = context.info.sm_count.max(1) * BLOCKS_PER_SM;
     let sums = DeviceBuffer::new(&context, (blocks * BLOCK) as usize * 4)?;
-    let variant = Variant {
-        source: &SOURCE,
-        constants: String::new(),
-    };
+    let variant = Variant::new(&SOURCE, String::new());
     let compiler = Compiler::new(context.info.number(), nvrtc_folders);
     let module = Module::new(&context, &compiler.image(&variant)?)?;
     let params = Read {

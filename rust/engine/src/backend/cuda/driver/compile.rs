@@ -186,8 +186,12 @@ impl Texts {
             ("host.cuh", variant.source.host()),
             ("variant.cuh", variant.constants.clone()),
         ];
+        let source = variant.source.checked();
         Self {
-            source: variant.source.checked(),
+            source: match variant.stamps {
+                true => format!("#define STAMPS\n{source}"),
+                false => source,
+            },
             headers: fixed.chain(own).collect(),
         }
     }

@@ -17,5 +17,6 @@ pub mod program;
 pub mod source;
 pub mod spec;
 pub mod staging;
+pub mod stamps;
 pub mod stream;
 pub mod timing;

@@ -3,6 +3,7 @@
 
 use std::fmt::Write;
 
+use super::stamps;
 use crate::quant;
 
 /// A kernel source of the crate.
@@ -101,7 +102,7 @@ impl Source {
     /// The text of `host.cuh`.
     pub fn host(&self) -> String {
         let mut text = String::from("#pragma once\n");
-        for (name, value) in self.constants {
+        for (name, value) in self.constants.iter().chain(&stamps::CONSTANTS) {
             let _ = writeln!(text, "constexpr uint32_t {name} = {value}u;");
         }
         text
@@ -144,8 +145,21 @@ impl Source {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Variant {
     pub source: &'static Source,
+    /// Whether its blocks stamp their moments: see [`super::stamps`].
+    pub stamps: bool,
     /// The text of `variant.cuh`.
     pub constants: String,
+}
+
+impl Variant {
+    /// Without stamps.
+    pub fn new(source: &'static Source, constants: String) -> Self {
+        Self {
+            source,
+            stamps: false,
+            constants,
+        }
+    }
 }
 
 macro_rules! own_headers {

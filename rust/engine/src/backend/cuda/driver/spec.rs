@@ -1,6 +1,7 @@
 //! One kernel launch as data.
 
 use super::source::{Shared, Variant};
+use super::stamps;
 
 /// What a kernel does, as far as anybody asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -90,6 +91,19 @@ impl Spec {
             params: words,
             traffic: Traffic::default(),
         }
+    }
+
+    /// The same with stamps, which its blocks write to `address`: [`stamps::WORDS`] each.
+    pub fn stamped(mut self, address: u64) -> Self {
+        self.variant.stamps = true;
+        self.params.push(address);
+        self
+    }
+
+    /// Bytes that the stamps of its blocks take.
+    pub fn stamp_bytes(&self) -> usize {
+        let blocks = self.grid.iter().map(|n| *n as usize).product::<usize>();
+        blocks * stamps::WORDS * size_of::<u64>()
     }
 
     /// The parameter struct, in whole words.

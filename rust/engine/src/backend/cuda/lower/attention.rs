@@ -191,10 +191,10 @@ fn variant(
     more: &[(&str, usize)],
 ) -> Variant {
     let kv_struct = l.kv_type.kernel.kv_struct();
-    Variant {
+    Variant::new(
         source,
-        constants: op.constants(l.n_ctx) + &format!("using Kv = {kv_struct};\n") + &sizes(more),
-    }
+        op.constants(l.n_ctx) + &format!("using Kv = {kv_struct};\n") + &sizes(more),
+    )
 }
 
 /// What the kernels for prompts are told; scores are multiplied with `scale`.

@@ -108,10 +108,7 @@ fn variant(
     more: &[(&str, usize)],
 ) -> Variant {
     let more = [more, &[("MAX_SPLITS", MAX_SPLITS)]].concat();
-    Variant {
-        source,
-        constants: op.constants(l.n_ctx) + &sizes(&more),
-    }
+    Variant::new(source, op.constants(l.n_ctx) + &sizes(&more))
 }
 
 fn step_specs(l: &Lowering, op: &AttentionOp, pass: &Pass) -> Result<Vec<Spec>> {

@@ -161,15 +161,14 @@ fn variant(experts: String, gating: Gating, biased: bool, renormalize: bool) -> 
         Gating::Sigmoid => 1,
         Gating::SelectedSoftmax => 2,
     };
-    Variant {
-        source: &SOURCE,
-        constants: String::from(
-            "enum { GATING_SOFTMAX, GATING_SIGMOID, GATING_SELECTED_SOFTMAX };\n",
-        ) + &constants(&[("GATING", gating)])
+    Variant::new(
+        &SOURCE,
+        String::from("enum { GATING_SOFTMAX, GATING_SIGMOID, GATING_SELECTED_SOFTMAX };\n")
+            + &constants(&[("GATING", gating)])
             + &flag("BIASED", biased)
             + &flag("RENORMALIZE", renormalize)
             + &experts,
-    }
+    )
 }
 
 /// What the kernels beside products are compiled for.

@@ -174,10 +174,7 @@ pub fn arrangement(parts: &[Part], epilogue: &Epilogue) -> Vec<(Vec<WeightId>, O
 
 /// The kernel that rewrites rows of type `ty`.
 pub fn repack_variant(ty: &'static QuantType) -> Variant {
-    Variant {
-        source: &SOURCE,
-        constants: segments(&[ty]),
-    }
+    Variant::new(&SOURCE, segments(&[ty]))
 }
 
 impl Matrix {

@@ -363,19 +363,16 @@ pub fn specs(
         m: m as u32,
         unused: 0,
     };
-    let variant = Variant {
-        source: &SPLIT,
-        constants: common.clone(),
-    };
+    let variant = Variant::new(&SPLIT, common.clone());
     let grid = [superblocks(n_in) as u32, n_tiles as u32, 1];
     let mut split_spec = Spec::new(variant, "split", grid, SPLIT_THREADS, &split);
     let written = superblocks(n_in) * n_tiles * shape.tile.bytes();
     split_spec.traffic = Traffic::rows(m * n_in * 4 + written);
 
-    let variant = Variant {
-        source: &SOURCE,
-        constants: common + &shape.constants() + &segments(&product.types) + &product.constants,
-    };
+    let variant = Variant::new(
+        &SOURCE,
+        common + &shape.constants() + &segments(&product.types) + &product.constants,
+    );
     let params = MatMul {
         segment: product.segment,
         tiles: split.tiles,

@@ -163,14 +163,14 @@ pub fn spec(
     let Some(shape) = Shape::new(n_in, &product.types, tiles, sms, budget) else {
         return Ok(None);
     };
-    let variant = Variant {
-        source: &SOURCE,
-        constants: shape.constants()
+    let variant = Variant::new(
+        &SOURCE,
+        shape.constants()
             + &flag("NORM", op.norm.is_some())
             + &segments(&product.types)
             + &constants_of(pairs)
             + &product.constants,
-    };
+    );
     let params = MatVec {
         segment: product.segment,
         x: l.source(op.x, pass),

@@ -49,9 +49,9 @@ pub fn spec(
     let computing = warps.div_ceil(l.card.sm_count as usize).clamp(1, WARPS);
     let chunk = (X_BYTES / a_superblock).min(superblocks(n_in));
     let shared = chunk * a_superblock;
-    let variant = Variant {
-        source: &SOURCE,
-        constants: constants(&[("N_IN", n_in)])
+    let variant = Variant::new(
+        &SOURCE,
+        constants(&[("N_IN", n_in)])
             + &sizes(&[
                 ("COMPUTING", computing),
                 ("MAX_M", max_m),
@@ -63,7 +63,7 @@ pub fn spec(
             + &segments(&product.types)
             + &constants_of(pairs)
             + &product.constants,
-    };
+    );
     let params = MatVecFloats {
         segment: product.segment,
         x: l.source(op.x, pass),

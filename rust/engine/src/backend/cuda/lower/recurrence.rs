@@ -87,10 +87,7 @@ fn short_conv(
         unused: 0,
     };
     let text = sizes(&[("CHANNELS", channels), ("TAPS", taps)]);
-    let variant = Variant {
-        source: &SHORT_CONV,
-        constants: text + &constants(&around),
-    };
+    let variant = Variant::new(&SHORT_CONV, text + &constants(&around));
     let across = (channels as u32).div_ceil(THREADS);
     let mut spec = Spec::new(variant, "short_conv", [across, grid, 1], THREADS, &params);
     spec.label = format!("short_conv {}", l.plan.states[state.0].name);
@@ -151,10 +148,10 @@ fn delta_net(l: &Lowering, op: &Op, pass: &Pass) -> Result<Spec> {
                 ("COLUMNS", columns),
             ]);
             let root = (1.0 / (head_dim as f64).sqrt()) as f32;
-            let variant = Variant {
-                source: &DELTA_NET,
-                constants: text + &format!("constexpr float ROOT = {root:e}f;\n"),
-            };
+            let variant = Variant::new(
+                &DELTA_NET,
+                text + &format!("constexpr float ROOT = {root:e}f;\n"),
+            );
             let across = (n_head * (head_dim / columns)) as u32;
             let threads = (columns / 8 * 32) as u32;
             let mut spec = Spec::new(variant, "delta_net", [across, grid, 1], threads, &params);

@@ -99,12 +99,12 @@ pub fn turn_heads(
     pass: &Pass,
 ) -> Result<Spec> {
     let [q, k] = heads.map(|heads| l.plan.buffer(heads.x).width / head_dim);
-    let variant = Variant {
-        source: &TURN_HEADS,
-        constants: sizes(&[("N_HEAD", q), ("N_HEAD_KV", k), ("HEAD_DIM", head_dim)])
+    let variant = Variant::new(
+        &TURN_HEADS,
+        sizes(&[("N_HEAD", q), ("N_HEAD_KV", k), ("HEAD_DIM", head_dim)])
             + &sizes(&[("HALF", l.plan.ropes[turn.table].inv_freq.len())])
             + &flag("INTERLEAVED", turn.style == RopeStyle::Interleaved),
-    };
+    );
     let [queries, keys] = heads;
     let params = TurnHeads {
         q: l.address(queries.x),
@@ -334,15 +334,15 @@ fn rms_norm(
         eps,
         groups: groups as u32,
     };
-    let variant = Variant {
-        source: &RMS_NORM,
-        constants: constants(&[("GROUP", group)])
+    let variant = Variant::new(
+        &RMS_NORM,
+        constants(&[("GROUP", group)])
             + &sizes(&[("THREADS", THREADS as usize)])
             + &flag("ADDS", matches!(end, NormEnd::Add(_)))
             + &flag("GATED", gate.is_some())
             + &flag("HAS_WEIGHT", weight.is_some())
             + &flag("HAS_FACTOR", factor.is_some()),
-    };
+    );
     let grid = [groups as u32, 1, 1];
     Ok(Spec::new(variant, "rms_norm", grid, THREADS, &params))
 }
@@ -363,10 +363,7 @@ fn glu(l: &Lowering, entry: &'static str, buffers: [BufferId; 3], pass: &Pass) -
 
 /// The kernels that go element by element.
 pub fn elementwise() -> Variant {
-    Variant {
-        source: &ELEMENTWISE,
-        constants: String::new(),
-    }
+    Variant::new(&ELEMENTWISE, String::new())
 }
 
 /// A launch that does nothing: what is left of it is what a launch takes by itself.
@@ -400,18 +397,15 @@ fn embed(l: &Lowering, weight: WeightId, out: BufferId, scale: f32, pass: &Pass)
         n_rows: w.n_out as u32,
         scale,
     };
-    let variant = Variant {
-        source: &EMBED,
-        constants: constants(&[("N_IN", w.n_in)]) + &segments(&[w.ty]),
-    };
+    let variant = Variant::new(&EMBED, constants(&[("N_IN", w.n_in)]) + &segments(&[w.ty]));
     let grid = [pass.rows as u32, 1, 1];
     Ok(Spec::new(variant, "embed", grid, THREADS, &params))
 }
 
 fn rope(l: &Lowering, x: BufferId, n_head: usize, turn: Turn, pass: &Pass) -> Spec {
-    let variant = Variant {
-        source: &ROPE,
-        constants: constants(&[
+    let variant = Variant::new(
+        &ROPE,
+        constants(&[
             ("N_HEAD", n_head),
             ("HEAD_DIM", l.plan.buffer(x).width / n_head),
             ("HALF", l.plan.ropes[turn.table].inv_freq.len()),
@@ -420,7 +414,7 @@ fn rope(l: &Lowering, x: BufferId, n_head: usize, turn: Turn, pass: &Pass) -> Sp
                 usize::from(turn.style == RopeStyle::Interleaved),
             ),
         ]),
-    };
+    );
     let params = Rope {
         x: l.address(x),
         cos_sin: l.at.cos_sin[turn.table],
@@ -440,10 +434,10 @@ fn kv_scatter(l: &Lowering, k: BufferId, v: BufferId, layer: usize, pass: &Pass)
     let shape = l.plan.kv[layer];
     let shape = [("N_HEAD_KV", shape.n_head_kv), ("HEAD_DIM", shape.head_dim)];
     let kv_struct = l.kv_type.kernel.kv_struct();
-    let variant = Variant {
+    let variant = Variant::new(
         source,
-        constants: constants(&shape) + &format!("using Kv = {kv_struct};\n"),
-    };
+        constants(&shape) + &format!("using Kv = {kv_struct};\n"),
+    );
     let params = KvScatter {
         k: l.address(k),
         v: l.address(v),

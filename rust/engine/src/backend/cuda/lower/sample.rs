@@ -205,10 +205,7 @@ pub fn variant(n_vocab: usize, n_ctx: usize) -> Variant {
         ("LIST", LIST),
         ("RING_STEPS", RING_STEPS),
     ];
-    Variant {
-        source: &SOURCE,
-        constants: sizes(&constants),
-    }
+    Variant::new(&SOURCE, sizes(&constants))
 }
 
 /// All of the state that sampling parameters decide.

@@ -112,8 +112,5 @@ pub fn variant() -> Variant {
     for (number, ty) in types().enumerate() {
         let _ = writeln!(text, "    if (number == {number}) f({}{{}});", ty.name);
     }
-    Variant {
-        source: &SOURCE,
-        constants: text + "}\n",
-    }
+    Variant::new(&SOURCE, text + "}\n")
 }

@@ -7,4 +7,5 @@ pub mod fit;
 mod inspect;
 pub mod offline;
 mod profile;
+mod stamps;
 mod verify;

@@ -1,9 +1,10 @@
 //! What a captured decode step consists of, and how long its parts take.
 
-use super::endless;
+use super::{endless, stamps};
 use crate::backend::cuda::driver::bandwidth::read_peak;
 use crate::backend::cuda::driver::graph::{Graph, GraphShape};
 use crate::backend::cuda::driver::launch::run_all;
+use crate::backend::cuda::driver::stream::Stream;
 use crate::backend::cuda::driver::timing::{launch_us, run_us};
 use crate::backend::cuda::lower::rowwise::nothing;
 use crate::backend::cuda::run::backend::CudaBackend;
@@ -108,6 +109,13 @@ fn measure(
     let nothing = card.launches(vec![nothing(); 2])?;
     let boundary_us = launch_us(stream, &nothing, repeats, || Ok(()))?;
     card.kv.take_error().map_or(Ok(()), Err)?;
+    let way = key.way;
+    let mut rewound = |_: &Stream| rewind(in_a_row);
+    let stamped = match question.stamps {
+        true => stamps::stamps(card, &list, way, repeats, in_a_row, &mut rewound)?,
+        false => Vec::new(),
+    };
+    let mut stamped = stamped.into_iter();
     let info = &card.context.info;
     let (peak, _) = read_peak(info.ordinal, card.nvrtc_folders(), None, repeats)?;
     // A row of padding attends to one token, its own.
@@ -122,6 +130,7 @@ fn measure(
         grid: launch.spec.grid,
         block: launch.spec.block,
         shared: launch.spec.shared,
+        stamps: stamped.next(),
     });
     Ok(GraphProfile {
         device: info.device(),
