@@ -112,7 +112,7 @@ type Parts = (Box<dyn Backend>, Loaded);
 
 enum News {
     Progress(Progress),
-    Done(Result<Loaded>),
+    Done(Result<Box<Loaded>>),
 }
 
 /// Sends progress from the loading thread; remembers whether anyone still wants the model.
@@ -171,7 +171,7 @@ impl Loading {
             let shares = prefix_cache && backend.shares_pages();
             let pool = Pool::new(backend.limits(), shares, saturated);
             let owner = Owner::new(backend, pool, tokenizer, running.0.clone(), seconds);
-            if reporter.to.send(News::Done(Ok(loaded))).is_ok() {
+            if reporter.to.send(News::Done(Ok(Box::new(loaded)))).is_ok() {
                 drop(reporter);
                 owner.serve();
             }
@@ -206,7 +206,7 @@ impl Loading {
             Ok(News::Progress(next)) => self.now = next,
             Ok(News::Done(loaded)) => {
                 return Ok(ControlFlow::Break(Engine {
-                    loaded: loaded?,
+                    loaded: *loaded?,
                     shared: self.shared.clone(),
                     thread: Mutex::new(self.thread.take()),
                 }))

@@ -382,7 +382,8 @@ impl Owner {
             let slice = turns::slice(decodes.then_some(self.step_took), self.feeding.len());
             let left = slice.saturating_sub(begun.elapsed());
             // Where nobody waits, whoever was cancelled or came is looked after first.
-            if !first && !(decodes && self.prefill_pace.fits(left)) {
+            let goes_on = first || (decodes && self.prefill_pace.fits(left));
+            if !goes_on {
                 break;
             }
             first = false;
