@@ -217,7 +217,12 @@ class Engine:
         nvrtc_folders: Sequence[str | os.PathLike[str]],
     ) -> Loading: ...
     def submit(
-        self, prompt: Sequence[int], options: Mapping[str, Any], *, timed_from: int = 0
+        self,
+        prompt: Sequence[int],
+        options: Mapping[str, Any],
+        *,
+        priority: int = 0,
+        timed_from: int = 0,
     ) -> Generation: ...
     def offer(
         self,
@@ -226,9 +231,13 @@ class Engine:
         bell: Doorbell,
         number: int,
         at_end: bool,
+        *,
+        priority: int,
+        waited: float,
     ) -> Generation | None:
         """A request that rings `bell` as `number` whenever it has something new, or where `at_end`,
-        once it has ended; None while the queue is full."""
+        once it has ended; None while the queue is full. It is in line for `waited` seconds already.
+        """
 
     def save_prefix(self, prompt: Sequence[int], path: str | os.PathLike[str]) -> int:
         """Saves the keys and values of a prompt, and the states behind it; the number of its
@@ -257,6 +266,7 @@ class Engine:
         stamps: bool,
     ) -> str: ...
     def graph_stats(self) -> str | None: ...
+    def stats(self) -> str: ...
     def close(self) -> None: ...
     @property
     def path(self) -> Path: ...

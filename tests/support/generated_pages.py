@@ -33,6 +33,7 @@ GROUPS = {
         *["Result", "Piece", "Usage", "Timings", "TokenLogprob", "TopLogprob"],
         *["Stream", "AsyncStream"],
     ],
+    "What goes on": ["Stats", "Places"],
     "Text and tokens": ["Tokenizer", "StreamDecoder", "ChatTemplate", "Rendering"],
     "Graphs": [
         *["GraphStats", "CapturedStep", "GraphVerification", "StepCheck"],

@@ -36,20 +36,24 @@ mod owner;
 mod prefixes;
 mod queue;
 mod request;
+mod stats;
 #[cfg(test)]
 mod tests;
 pub mod text;
+mod turns;
 
 pub use crate::backend::{
     GraphCheck, GraphMode, GraphProfile, GraphQuestion, GraphStats, StepCheck,
 };
+pub use crate::pages::Places;
 pub use options::{GraphOptions, Options, DEFAULT_CTX, DEFAULT_DIR_BYTES, MAX_BATCH};
 pub use prefixes::PrefixKeeping;
 pub use queue::close_all;
 pub use request::{
     Cut, FinishReason, Finished, Piece, Request, StoppedBy, Ticket, Timings, Usage, Wait,
-    DEFAULT_MAX_TOKENS, POLL,
+    DEFAULT_MAX_TOKENS, MAX_PRIORITY, POLL, PRIORITY_STEP,
 };
+pub use stats::{Done, Stats};
 
 use device::Device;
 use options::in_range;
@@ -84,6 +88,8 @@ pub struct Loaded {
     pub load_seconds: f64,
     /// What became of decode steps so far, where there are graphs.
     pub graphs: Option<Arc<SharedStats>>,
+    /// Whether layers keep states beside the pages of a sequence.
+    pub keeps_states: bool,
     /// Seconds of its parts that ran side by side, where they are known.
     pub load_parts: Vec<(&'static str, f64)>,
     /// The context that would have been, had the card's memory held it.
@@ -307,7 +313,14 @@ impl Engine {
             out: Outlet::new(out, waker),
             save: None,
         };
-        self.push(work, tokens, items, timeout)
+        self.push(
+            work,
+            tokens,
+            items,
+            request.priority,
+            request.asked,
+            timeout,
+        )
     }
 
     /// What [`Engine::submit`] asks of a request; the tokens that it needs room for.
@@ -352,7 +365,7 @@ impl Engine {
             path,
             out,
         };
-        self.push(work, ids.len(), items, timeout)
+        self.push(work, ids.len(), items, 0, None, timeout)
     }
 
     /// Compares captured decode steps with the same steps launched kernel by kernel, from the same
@@ -380,7 +393,14 @@ impl Engine {
             drop(out.send(backend.and_then(verified)));
         });
         let sequences = self.loaded.limits.n_slots;
-        self.push(Work::Inspect { sequences, look }, tokens, items, timeout)
+        self.push(
+            Work::Inspect { sequences, look },
+            tokens,
+            items,
+            0,
+            None,
+            timeout,
+        )
     }
 
     /// What the captured decode step of a batch consists of, and how long its parts take; other
@@ -408,7 +428,43 @@ impl Engine {
             let profile = |b: &mut dyn Backend| graphs_of(b)?.profile_graph(slots, &question);
             drop(out.send(backend.and_then(profile)));
         });
-        self.push(Work::Inspect { sequences, look }, tokens, items, timeout)
+        self.push(
+            Work::Inspect { sequences, look },
+            tokens,
+            items,
+            0,
+            None,
+            timeout,
+        )
+    }
+
+    /// What waits, runs and is taken right now, and what was done so far.
+    ///
+    /// # Errors
+    /// As [`Engine::check_open`].
+    pub fn stats(&self) -> Result<Stats> {
+        self.shared.check_open()?;
+        let now = self.shared.now();
+        let slots = self.loaded.limits.n_slots;
+        let states = match self.loaded.keeps_states {
+            true => Places {
+                total: slots,
+                free: slots.saturating_sub(now.running),
+                sequences: now.running,
+                prefixes: 0,
+            },
+            false => Places::default(),
+        };
+        Ok(Stats {
+            queued: self.shared.waiting(),
+            running: now.running,
+            feeding: now.feeding,
+            slots,
+            pages: now.pages,
+            states,
+            done: now.done,
+            graphs: self.loaded.graphs.as_ref().map(|graphs| graphs.now()),
+        })
     }
 
     fn push<T>(
@@ -416,12 +472,15 @@ impl Engine {
         work: Work,
         tokens: usize,
         items: Receiver<Result<T>>,
+        priority: i32,
+        asked: Option<Instant>,
         timeout: Duration,
     ) -> Result<Option<Ticket<T>>> {
         let cancelled = Arc::new(AtomicBool::new(false));
         let job = Job {
             cancelled: cancelled.clone(),
-            submitted: Instant::now(),
+            submitted: asked.unwrap_or_else(Instant::now),
+            priority,
             tokens,
             work,
         };
@@ -535,6 +594,7 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
     reporter.at("tokenizer", 0, 0)?;
     let tokenizer = Arc::new(Tokenizer::from_gguf(&model.gguf)?);
     let runner = runner(options, n_ctx)?;
+    let keeps_states = !plan.states.is_empty();
     let (mut parts, mut unkept_kernels) = (Vec::new(), None);
     let mut backend: Box<dyn Backend> = match device {
         Device::Cpu => {
@@ -571,6 +631,7 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
             .map(str::to_owned),
         load_seconds: 0.0,
         graphs: backend.inspect().map(|graphs| graphs.graph_stats()),
+        keeps_states,
         load_parts: parts,
         wanted_ctx: n_ctx,
         unkept_kernels,

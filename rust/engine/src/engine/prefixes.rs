@@ -191,6 +191,8 @@ impl Engine {
             stop_token_ids: Vec::new(),
             ignore_eos: true,
             timed_from: 0,
+            priority: 0,
+            asked: None,
         };
         let tokens = self.check(&request)?;
         let identity = self
@@ -203,7 +205,7 @@ impl Engine {
             out: Outlet::new(out, None),
             save: Some(save),
         };
-        let ticket = self.push(work, tokens, items, timeout)?;
+        let ticket = self.push(work, tokens, items, 0, None, timeout)?;
         Ok(ticket.map(|ticket| Saving {
             ticket,
             content: Mutex::new(content),
@@ -246,6 +248,6 @@ impl Engine {
             content: Box::new(content.clone()),
             out,
         };
-        self.push(work, content.tokens.len(), items, timeout)
+        self.push(work, content.tokens.len(), items, 0, None, timeout)
     }
 }
