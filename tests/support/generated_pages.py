@@ -36,7 +36,7 @@ GROUPS = {
     "Text and tokens": ["Tokenizer", "StreamDecoder", "ChatTemplate", "Rendering"],
     "Graphs": [
         *["GraphStats", "CapturedStep", "GraphVerification", "StepCheck"],
-        *["GraphProfile", "GraphKernel"],
+        *["GraphProfile", "GraphKernel", "KernelStamps", "Moment"],
     ],
     "Errors": [
         *["Error", "ModelError", "ArgumentError", "ContextError", "OutOfMemoryError"],
