@@ -310,6 +310,82 @@ proptest! {
 }
 
 #[test]
+fn who_finds_the_state_gone_gives_up_the_pages_that_others_read() {
+    // Room for one state, which the last to be kept takes.
+    let mut machine = Machine::new(false, 256, 256);
+    let mut running: Vec<Running> = Vec::new();
+    let open = |machine: &mut Machine, running: &mut Vec<Running>, kind, n| {
+        let tokens = prompt(kind, 0, n);
+        let pool = machine.pool.clone();
+        let opened = pool.open(&mut machine.backend, n, &tokens).unwrap();
+        running.push(Running {
+            sequence: opened.unwrap(),
+            tokens,
+            prompt: n,
+            ready: false,
+        });
+    };
+    let read = |machine: &mut Machine, running: &mut Vec<Running>, which: usize| {
+        while running[which].sequence.position < running[which].prompt {
+            machine.feed(running, which, 200, true);
+        }
+    };
+    open(&mut machine, &mut running, 0, 130);
+    read(&mut machine, &mut running, 0);
+    machine.close(running.remove(0), true, false);
+    // Two that begin alike, whose first pages are there with the state behind them.
+    open(&mut machine, &mut running, 0, 130);
+    open(&mut machine, &mut running, 0, 130);
+    open(&mut machine, &mut running, 1, 100);
+    let pages = |machine: &Machine, r: &Running| machine.backend.tables[&r.sequence.slot()].clone();
+    let (first, second) = (pages(&machine, &running[0]), pages(&machine, &running[1]));
+    assert_eq!(first[..2], second[..2]);
+    read(&mut machine, &mut running, 2);
+    machine.close(running.remove(2), true, false);
+    read(&mut machine, &mut running, 0);
+    assert_eq!(running[0].sequence.cached(), 0);
+    running.iter().for_each(|r| machine.check(r));
+    read(&mut machine, &mut running, 1);
+    running
+        .drain(..)
+        .for_each(|r| machine.close(r, true, false));
+    assert_eq!(machine.pool.available(), (N_SLOTS, N_PAGES - 1));
+}
+
+#[test]
+fn a_page_in_a_file_is_that_of_all_tokens_before_it() {
+    let mut machine = Machine::new(true, 4096, 256);
+    let text = |parts: &[(u32, usize)]| -> Vec<u32> {
+        let part = |(token, n): &(u32, usize)| vec![*token; *n];
+        parts.iter().flat_map(part).collect()
+    };
+    let mut read = |tokens: Vec<u32>| {
+        let pool = machine.pool.clone();
+        let n = tokens.len();
+        let opened = pool.open(&mut machine.backend, n, &tokens).unwrap();
+        let mut running = vec![Running {
+            sequence: opened.unwrap(),
+            tokens,
+            prompt: n,
+            ready: false,
+        }];
+        while running[0].sequence.position < n {
+            machine.feed(&mut running, 0, 200, true);
+        }
+        let cached = running[0].sequence.cached();
+        machine.close(running.remove(0), true, false);
+        while pool.write_behind(&mut machine.backend, 1).unwrap() {}
+        drop(pool);
+        machine.restart();
+        cached
+    };
+    assert_eq!(read(text(&[(1, 64), (3, 64), (9, 2)])), 0);
+    assert_eq!(read(text(&[(2, 64), (9, 2)])), 0);
+    assert_eq!(read(text(&[(2, 64), (3, 64), (9, 2)])), 64);
+    assert_eq!(read(text(&[(1, 64), (3, 64), (9, 2)])), 128);
+}
+
+#[test]
 fn a_file_that_does_not_fit_says_what_does_not() {
     let folder = Folder::new();
     let path = folder.0.join("prefix");
