@@ -18,6 +18,8 @@ from support.terminal import Terminal
 
 #: What a progress bar is drawn with.
 BAR = re.compile("[\u2501\u2578\u257a]|bytes$|KiB$")
+#: Of a block, in their order.
+MOMENTS = ["begun", "asked", "waited", "ready", "summed", "ended"]
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -57,6 +59,36 @@ def test_the_graph_is_shown(cli: Any, tiny: Path, card: dict[str, str], tmp_path
         assert line in lines
     assert f"the graph is in {dot}" in said
     assert dot.read_text().startswith("digraph")
+
+
+def test_stamps_say_when_each_kernel_came_to_which_moment(
+    cli: Any, tiny: Path, card: dict[str, str]
+) -> None:
+    options = ["graph", tiny, "--n-ctx", 64, "--repeats", 1, "--stamps"]
+    done = cli(*options, env=card)
+    assert done.returncode == 0, done.stderr
+    table = done.stdout[done.stdout.index("stamps, us") :].splitlines()
+    for column in ["sms", "crowded", "lead", "start", "ready", "sums", "spread", "end", "whole"]:
+        assert column in table[0]
+    assert any(line.startswith("attention_fixed") for line in table)
+    whole = json.loads(cli(*options, "--json", env=card).stdout)
+    ended = -1.0
+    for kernel in whole["kernels"]:
+        stamps = kernel["stamps"]
+        moments = {moment["name"]: moment for moment in stamps["moments"]}
+        assert list(moments) == [name for name in MOMENTS if name in moments]
+        assert {"begun", "waited"} <= set(moments), kernel["label"]
+        for moment in stamps["moments"]:
+            assert 0 <= moment["first"] <= moment["median"] <= moment["last"]
+        if kernel["kernel"] in {"matvec", "attention_fixed"}:
+            assert set(MOMENTS) == set(moments), kernel["label"]
+        # No block learns of the predecessor's end before that.
+        assert moments["waited"]["first"] >= ended
+        ended = moments["ended"]["last"] if "ended" in moments else ended
+        assert stamps["sms"] >= 1
+    # Without, there are none.
+    plain = json.loads(cli(*options[:-1], "--json", env=card).stdout)
+    assert all(kernel["stamps"] is None for kernel in plain["kernels"])
 
 
 def test_the_graph_as_json(cli: Any, tiny: Path, card: dict[str, str]) -> None:

@@ -20,10 +20,11 @@ from support.card import real_nvrtc
 
 # griddepcontrol.wait and griddepcontrol.launch_dependents.
 WAIT, TRIGGER = "ACQBULK", "PREEXIT"
-# cp.async and cp.async.bulk.
-COPY, BULK = "LDGSTS.E.BYPASS.128", "UBLKCP.S.G"
-# A load of what the model has: norms and rotations. Loads of what kernels write are strong.
-CONSTANT, WORD, QUAD = "LDG.E", "LDG.E.STRONG.GPU", "LDG.E.128.STRONG.GPU"
+# cp.async.bulk.
+BULK = "UBLKCP.S.G"
+# Loads of what the model has, norms, one number and four. Loads of what kernels write are strong.
+CONSTANT, CONSTANTS = "LDG.E", "LDG.E.128"
+WORD, QUAD = "LDG.E.STRONG.GPU", "LDG.E.128.STRONG.GPU"
 PAIR = "LDG.E.64.STRONG.GPU"
 MEMORY = re.compile(r"(LDG|LDGSTS|UBLKCP|LD|STG|ST|ATOM|ATOMG|RED|REDG|ACQBULK|PREEXIT)(\.|$)")
 WRITE = re.compile(r"(STG|ST|ATOM|ATOMG|RED|REDG)(\.|$)")
@@ -45,8 +46,8 @@ def order(ahead: Iterable[str] = (), may: Iterable[str] = (), behind: Iterable[s
 
 #: Kernels that do something before their wait; the others do nothing.
 ORDERS = {
-    # Weights; the norm's, the rotation, and the place in the cache; then x.
-    "matvec": order([COPY], [CONSTANT, WORD], [QUAD]),
+    # Weights; the norm's, the position, and what the sums are added to; then x.
+    "matvec": order([BULK], [CONSTANTS, WORD], [QUAD]),
     "matmul": order([BULK]),
     "split": order([], [CONSTANT], [QUAD]),
     # Keys and values of earlier steps, found by position, slot and page; then q.

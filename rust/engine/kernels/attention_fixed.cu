@@ -18,6 +18,7 @@
 using Cache = KvFixed<HEAD_DIM>;
 constexpr uint32_t GROUP = N_HEAD / N_HEAD_KV;
 constexpr uint32_t PARTS = (GROUP + HEADS - 1) / HEADS;  // blocks that share a group's heads
+constexpr uint32_t HEAD_BLOCKS = N_HEAD_KV * PARTS;
 constexpr uint32_t TILES = (HEADS + 3) / 4;              // of four heads
 constexpr uint32_t COLUMNS = TILES * 8;                  // two bytes a head
 constexpr uint32_t WARPS = PAGE_TOKENS / 16;  // of a team
@@ -57,7 +58,7 @@ struct Params {
     uint32_t* tickets;  // [m][N_HEAD_KV][PARTS], zero between launches
     const float* sinks; // [N_HEAD]: one more score each, of value 0; or null
     float scale;        // times log2(e) / (64 * 32639)
-    uint32_t unused;
+    uint32_t shares;    // blocks that share the splits of a row and of its heads
 };
 
 // Maximum, sum of weights and of values of some tokens; a lane has its head of each tile.
@@ -109,9 +110,11 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
     uint8_t* ring = dynamic_shared<uint8_t>();
 
     STAMP(STAMP_BEGUN);
-    const uint32_t head = blockIdx.x / PARTS, m = blockIdx.z;
+    // Blocks behind the last share only hold their place, so that the successor's find one on each SM.
+    const uint32_t own = blockIdx.x % HEAD_BLOCKS, number_of_share = blockIdx.x / HEAD_BLOCKS;
+    const uint32_t head = own / PARTS, m = blockIdx.z;
     // The first of its heads, and how many they are.
-    const uint32_t first_head = blockIdx.x % PARTS * HEADS;
+    const uint32_t first_head = own % PARTS * HEADS;
     const uint32_t heads = PARTS == 1 || GROUP - first_head > HEADS ? HEADS : GROUP - first_head;
     const uint32_t lane = threadIdx.x % 32, g = lane / 4, quarter = lane % 4;
     const uint32_t team = threadIdx.x / TEAM, thread = threadIdx.x % TEAM, warp = thread / 32;
@@ -131,13 +134,10 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
     const uint32_t split_units = units_of_split<MAX_SPLITS>(n - start * PAGE_TOKENS);
     const uint32_t units = (n + PAGE_TOKENS - 1) / PAGE_TOKENS;
     const uint32_t splits = (units - start + split_units - 1) / split_units;
-    const uint32_t block_splits = (splits + gridDim.y - 1) / gridDim.y;
+    const uint32_t block_splits = (splits + p.shares - 1) / p.shares;
     const uint32_t blocks = (splits + block_splits - 1) / block_splits;
-    const uint32_t first_unit = start + blockIdx.y * block_splits * split_units;
-    if (first_unit >= units) {
-        if (stores) pdl_wait();
-        return;
-    }
+    const uint32_t first_unit = start + number_of_share * block_splits * split_units;
+    const bool is_idle = first_unit >= units;
     uint32_t end_unit = first_unit + block_splits * split_units;
     end_unit = end_unit < units ? end_unit : units;
 
@@ -196,6 +196,11 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
     if (stores) pdl_wait();
     STAMP(STAMP_WAITED);
     pdl_trigger();
+    if (is_idle) {
+        if (stores && gridDim.z == 1) linger(PLACING_NS);
+        STAMP(STAMP_ENDED);
+        return;
+    }
 
     const uint64_t row = (static_cast<uint64_t>(m) * N_HEAD + head * GROUP + first_head) * HEAD_DIM;
     const bool has_newest = stores && end_unit == units && position < p.kv.n_ctx;
@@ -267,7 +272,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
     }
 
     float* partial =
-        p.partial + (static_cast<uint64_t>(m) * gridDim.x + blockIdx.x) * (MAX_SPLITS * SPLIT_FLOATS);
+        p.partial + (static_cast<uint64_t>(m) * HEAD_BLOCKS + own) * (MAX_SPLITS * SPLIT_FLOATS);
     float2* partial_tops = reinterpret_cast<float2*>(partial + MAX_SPLITS * HEADS * HEAD_DIM);
     // A split's sums, for the block that joins them.
     auto leave = [&](const Sums& sums, uint32_t number) {
@@ -545,7 +550,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
     }
     __syncthreads();
     if (threadIdx.x == 0) {
-        ticket = atomic_inc_acq_rel_wrap(p.tickets + m * gridDim.x + blockIdx.x, blocks - 1);
+        ticket = atomic_inc_acq_rel_wrap(p.tickets + m * HEAD_BLOCKS + own, blocks - 1);
     }
     __syncthreads();
     STAMP(STAMP_ENDED);

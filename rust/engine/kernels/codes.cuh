@@ -8,6 +8,7 @@
 
 struct Codes {
     static constexpr bool INTEGERS = true;
+    static constexpr int ABOVE = 0;
     static constexpr uint32_t QUANT_BYTES = 2048;
 
     struct Quants {

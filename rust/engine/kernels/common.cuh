@@ -47,11 +47,10 @@ typedef unsigned long uint64_t;
 #define ARCH_AT_LEAST(cc) 0
 #endif
 
-#include "host.cuh"
-
 // In a build with STAMPS each block tells when it came to which moment: see `stamp` below. The place for
 // that comes behind the parameters.
 #ifdef STAMPS
+#include "host.cuh"
 #define STAMPED(name, Params)                                   \
     struct name##_stamped {                                     \
         Params p;                                               \
@@ -140,7 +139,14 @@ DEVICE uint32_t pack_f16x2(uint16_t low, uint16_t high) {
     return static_cast<uint32_t>(low) | (static_cast<uint32_t>(high) << 16);
 }
 DEVICE uint32_t f32x2_to_f16x2(float low, float high) {
+#if ARCH_AT_LEAST(800)
+    uint32_t d;
+    ON_HOST(d = pack_f16x2(f32_to_f16(low), f32_to_f16(high));)
+    ON_CARD(asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));)
+    return d;
+#else
     return pack_f16x2(f32_to_f16(low), f32_to_f16(high));
+#endif
 }
 DEVICE float f16x2_low(uint32_t v) { return f16_to_f32(static_cast<uint16_t>(v)); }
 DEVICE float f16x2_high(uint32_t v) { return f16_to_f32(static_cast<uint16_t>(v >> 16)); }
@@ -394,6 +400,20 @@ DEVICE void bulk_copy(SharedAddress shared, const void* global, uint32_t bytes, 
     ON_CARD(asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
         ::"r"(shared), "l"(global), "r"(bytes), "r"(shared_address(barrier)) : "memory");)
+}
+
+// The same of what nobody reads again soon: the L2 cache lets go of it first, and keeps what is read again.
+DEVICE void bulk_copy_once(SharedAddress shared, const void* global, uint32_t bytes,
+                           uint64_t* barrier) {
+    ON_HOST(sim::bulk_copy(shared, global, bytes, barrier);)
+    ON_CARD(
+        uint64_t policy;
+        asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+        asm volatile(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+            "[%0], [%1], %2, [%3], %4;"
+            ::"r"(shared), "l"(global), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
+            : "memory");)
 }
 
 // ---------------------------------------------------------------- tensor cores
@@ -662,6 +682,15 @@ DEVICE uint64_t global_timer() {
     return ns;
 }
 
+// What the blocks of a successor take to find their places, at most.
+constexpr uint32_t PLACING_NS = 600;
+
+// Returns after so many nanoseconds.
+DEVICE void linger([[maybe_unused]] uint32_t ns) {
+    ON_CARD(const uint64_t start = global_timer(); while (global_timer() - start < ns) {})
+}
+
+#ifdef STAMPS
 // The moment of this block: thread 0 writes it to [blocks][STAMP_WORDS], of which the first word is the
 // number of the SM.
 DEVICE void stamp(uint64_t* stamps, uint32_t moment) {
@@ -674,6 +703,7 @@ DEVICE void stamp(uint64_t* stamps, uint32_t moment) {
     ON_CARD(asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));)
     its[0] = sm;
 }
+#endif
 
 // In a delay-injection build (ONEGRAPH_DELAY_SEED defined) one block in eight, another set at each
 // launch, sleeps `ns` here; put it before a kernel's stores. A correct step's bits do not change.

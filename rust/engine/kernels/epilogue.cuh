@@ -80,9 +80,30 @@ DEVICE uint32_t row_of(uint32_t tile, uint32_t at) {
     return tile * UNIT_ROWS + at;
 }
 
+// What two rows of a pair are added to, where that was read before.
+struct Before {
+    bool is_known;
+    float of[2];
+};
+
+DEVICE Before before_of(const Segment& segment, uint32_t tile, uint32_t at, uint32_t m) {
+    Before before = {};
+    if constexpr (EPILOGUE == EPILOGUE_ADD) {
+        before.is_known = true;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const uint32_t row = row_of<ORDER_NATURAL>(tile, at + 8 * i);
+            if (row >= segment.rows) continue;
+            before.of[i] =
+                load_relaxed_f32(segment.out + static_cast<uint64_t>(m) * segment.rows + row);
+        }
+    }
+    return before;
+}
+
 // Ends a pair of rows: places `at` and `at + 8` of a tile, `a` and `b` their sums.
 DEVICE void finish(const Segment& segment, uint32_t expert, uint32_t tile, uint32_t at, uint32_t m,
-                   float a, float b) {
+                   float a, float b, [[maybe_unused]] const Before& before) {
     if constexpr (EPILOGUE == EPILOGUE_SWIGLU || EPILOGUE == EPILOGUE_GEGLU) {
         // Places 0..7 are rows of the gate, 8..15 the same rows of up.
         uint32_t row = tile * 8 + at;
@@ -102,7 +123,10 @@ DEVICE void finish(const Segment& segment, uint32_t expert, uint32_t tile, uint3
         if (EPILOGUE == EPILOGUE_ADD && SCALE_BITS != ONE_BITS) {
             v[i] = mul_rn(v[i], u32_as_float(SCALE_BITS));
         }
-        *out = EPILOGUE == EPILOGUE_ADD ? add_rn(load_relaxed_f32(out), v[i]) : v[i];
+        if constexpr (EPILOGUE == EPILOGUE_ADD) {
+            v[i] = add_rn(before.is_known ? before.of[i] : load_relaxed_f32(out), v[i]);
+        }
+        *out = v[i];
     }
 }
 
@@ -174,7 +198,8 @@ DEVICE void finish_qkv(const KvTarget& to, const Segment& segment, int index, ui
 DEVICE void finish_pair([[maybe_unused]] const KvTarget& to, const Segment& segment,
                         [[maybe_unused]] uint32_t expert, [[maybe_unused]] int number, uint32_t tile, uint32_t at, uint32_t m,
                         float a, float b, [[maybe_unused]] const Place& place,
-                        [[maybe_unused]] const Rotation& rotation) {
+                        [[maybe_unused]] const Rotation& rotation,
+                        [[maybe_unused]] const Before& before = {}) {
     if constexpr (SCALED) {
         if (segment.scale[0]) a = mul_rn(a, segment.scale[0][expert]);
         if (segment.scale[1]) b = mul_rn(b, segment.scale[1][expert]);
@@ -186,7 +211,7 @@ DEVICE void finish_pair([[maybe_unused]] const KvTarget& to, const Segment& segm
             finish_qkv<ORDER>(to, segment, number, tile, at, m, a, b, place, rotation);
         }
     } else {
-        finish(segment, expert, tile, at, m, a, b);
+        finish(segment, expert, tile, at, m, a, b, before);
     }
 }
 

@@ -27,9 +27,10 @@ DEVICE void load_columns(const float* row, uint32_t k, float (&v)[8]) {
     }
 }
 
-DEVICE float rint_small(float x) {
+// x power rounded to an integer, of a power of two.
+DEVICE float rint_small(float x, float power) {
     // 1.5 2^23: the last place of the sum is 1.
-    return sub_rn(add_rn(x, 12582912.0f), 12582912.0f);
+    return sub_rn(fma_rn(x, power, 12582912.0f), 12582912.0f);
 }
 
 DEVICE Fixed fixed_point(const float (&v)[8]) {
@@ -47,8 +48,8 @@ DEVICE Fixed fixed_point(const float (&v)[8]) {
 #pragma unroll
     for (int e = 0; e < 8; e++) {
         const float z = mul_rn(v[e], scale);
-        x.hi[e] = rint_small(z);
-        x.lo[e] = rint_small(mul_rn(sub_rn(z, x.hi[e]), 4096.0f));
+        x.hi[e] = rint_small(z, 1.0f);
+        x.lo[e] = rint_small(sub_rn(z, x.hi[e]), 4096.0f);
     }
     x.factor = overflows(x) ? nan_f32() : u32_as_float((field + 2) << 23);
     return x;
@@ -83,11 +84,11 @@ constexpr uint32_t LIMB_BYTES = 64;
 // A lane's eight integers of one limb, as float16.
 DEVICE uint4 small_halves(const float (&x)[8], uint32_t lane) {
     // Columns of k from 8 on: unit.cuh.
-    const float small = lane % 2 ? 0.0625f : 1.0f;
+    const uint32_t small = lane % 2 ? 0x2c002c00u : 0x3c003c00u;  // 1 / 16, 1
     uint32_t w[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        w[i] = f32x2_to_f16x2(mul_rn(x[2 * i], small), mul_rn(x[2 * i + 1], small));
+        w[i] = fma_f16x2(f32x2_to_f16x2(x[2 * i], x[2 * i + 1]), small, 0);
     }
     return make_uint4(w[0], w[1], w[2], w[3]);
 }
@@ -120,6 +121,21 @@ DEVICE int32_t sub_block_sum(const Fixed& x) {
         lo = add_rn(lo, __shfl_xor_sync(FULL_WARP, lo, distance));
     }
     return static_cast<int32_t>(hi) * 4096 + static_cast<int32_t>(lo);
+}
+
+// Less the sums of both limbs over the lane's and its neighbour's columns, sixteen of them, in the units of
+// the products' sums.
+DEVICE float2 limb_sums(const Fixed& x) {
+    float hi = 0.0f, lo = 0.0f;
+#pragma unroll
+    for (int e = 0; e < 8; e++) {
+        hi = add_rn(hi, x.hi[e]);
+        lo = add_rn(lo, x.lo[e]);
+    }
+    hi = add_rn(hi, __shfl_xor_sync(FULL_WARP, hi, 1));
+    lo = add_rn(lo, __shfl_xor_sync(FULL_WARP, lo, 1));
+    constexpr float UNIT = -1.0f / 16777216.0f;
+    return make_float2(mul_rn(hi, UNIT), mul_rn(lo, UNIT));
 }
 
 // An integer up to 2^14 in size as 8 a + b, two halves: what minimums, as (8 m, m), are multiplied

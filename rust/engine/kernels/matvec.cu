@@ -13,10 +13,10 @@
 // By experts, gridDim.y is the pairs: each block has one of them, and its expert's weights alone.
 //
 // variant.cuh: WARPS_K (warps that share a row), WARPS_R (groups of these), RING (units in flight
-// a warp), ROUND (tiles of a group between two barriers), SETS (of sums: 2 where there are several
-// rounds), MINIMUMS (sums of x for these, of a superblock: 8, or 16 where a type has as many),
-// SHARED_BYTES, NORM, EPILOGUE, ORDER, N_SEGMENTS, Segment0.., and for the epilogue QKV:
-// HEAD_DIM, N_HEAD_KV, Kv.
+// a warp), AHEAD (those of them that are asked for before x), ROUND (tiles of a group between two
+// barriers), SETS (of sums: 2 where there are several rounds), MINIMUMS (sums of x for these, of a
+// superblock: 8, or 16 where a type has as many), SHARED_BYTES, NORM, EPILOGUE, ORDER, N_SEGMENTS,
+// Segment0.., and for the epilogue QKV: HEAD_DIM, N_HEAD_KV, Kv.
 #include "epilogue.cuh"
 #include "fixed.cuh"
 #include "norm.cuh"
@@ -34,7 +34,11 @@ static_assert(WARPS_K <= N_SB, "every warp has a superblock");
 constexpr uint32_t X_SUB = 2 * LIMB_BYTES + 16;
 constexpr uint32_t X_SUMS = 8 * X_SUB;
 constexpr uint32_t X_OFFSETS = X_SUMS + MINIMUMS / 8 * 64;
-constexpr uint32_t X_SB = X_OFFSETS + 32;
+// Behind these the sums of both limbs over sixteen columns, [16][2] floats, with which integers that are
+// stored above what they are give their sums without a subtraction each.
+constexpr uint32_t X_LIMBS = X_OFFSETS + 32;
+constexpr uint32_t X_SB = X_LIMBS + 128;
+constexpr bool NEEDS_LIMBS = Segment0::ABOVE > 0 || Segment1::ABOVE > 0 || Segment2::ABOVE > 0;
 // p of a superblock: [4 chains][16 rows], padded.
 constexpr uint32_t P_SB = 4 * UNIT_ROWS + 4;
 constexpr uint32_t P_TILE = N_SB * P_SB;
@@ -47,7 +51,8 @@ struct Params {
     const float* x;     // [N_IN]
     const float* norm;  // [N_IN]
     float eps;
-    uint32_t located;  // 1: positions and slots were there before the preceding kernel began
+    uint16_t located;  // 1: positions and slots were there before the preceding kernel began
+    uint16_t early;    // 1: so was what the sums are added to
     Overflows overflows;
     Experts experts;
     KvTarget to;
@@ -98,23 +103,53 @@ template <typename T>
 DEVICE void multiply(const uint8_t* unit, uint32_t lane, const uint8_t* x_sb, const Columns& x,
                      float* p_sb) {
     constexpr int SUBS = 64 / T::SUB;            // sub-blocks of a chain
-    constexpr int STEPS = T::SUB / 16;           // of a sub-block
     const uint32_t g = lane / 4, t = lane % 4;
-    // [i]: the sums of sub-block t + 4i, both limbs, rows g and g + 8.
-    float sums[SUBS][4] = {};
+    // [v]: the sums of what vector v has of sub-blocks t + 4i, both limbs, rows g and g + 8: exact, so
+    // that no product waits for more than three before it.
+    float part[4][4] = {};
+    if constexpr (T::ABOVE > 0) {
+        static_assert((2 * T::ABOVE + 64) * T::SUB * 2048 < 1 << 24, "exact");
+        const float2* limbs = reinterpret_cast<const float2*>(x_sb + X_LIMBS);
 #pragma unroll
-    for (int v = 0; v < 2; v++) {
-        // Two vectors at a time, of different accumulators.
-        const auto first = T::load(unit, lane, v), second = T::load(unit, lane, 2 + v);
+        for (int i = 0; i < SUBS; i++) {
+            float2 sum;
+            if constexpr (T::SUB == 16) {
+                sum = limbs[t + 4 * i];
+            } else {
+                const float2 a = limbs[2 * (t + 4 * i)], b = limbs[2 * (t + 4 * i) + 1];
+                sum = make_float2(add_rn(a.x, b.x), add_rn(a.y, b.y));
+            }
+            constexpr int STRIDE = 4 / SUBS;
+            part[STRIDE * i][0] = part[STRIDE * i][2] = mul_rn(sum.x, static_cast<float>(T::ABOVE));
+            part[STRIDE * i][1] = part[STRIDE * i][3] = mul_rn(sum.y, static_cast<float>(T::ABOVE));
+        }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        // Two vectors at a time.
+        const auto first = T::load(unit, lane, half), second = T::load(unit, lane, 2 + half);
+        const auto multiply_step = [&](const auto& quants, int v, int n) {
+            uint32_t a[4];
+            if constexpr (T::ABOVE > 0) {
+                T::stored_fragment(quants, n / 2, n % 2, a);
+            } else {
+                T::fragment(quants, n / 2, n % 2, a);
+            }
+            mma_m16n8k16_f16_f32(part[v], a, x.b[4 * v + n], part[v]);
+        };
 #pragma unroll
         for (int n = 0; n < 4; n++) {
-            uint32_t a[4];
-            const int step = 4 * v + n;
-            T::fragment(first, n / 2, n % 2, a);
-            mma_m16n8k16_f16_f32(sums[step / (4 * STEPS)], a, x.b[step], sums[step / (4 * STEPS)]);
-            T::fragment(second, n / 2, n % 2, a);
-            float* sum = sums[(8 + step) / (4 * STEPS)];
-            mma_m16n8k16_f16_f32(sum, a, x.b[8 + step], sum);
+            multiply_step(first, half, n);
+            multiply_step(second, 2 + half, n);
+        }
+    }
+    // [i]: the sums of sub-block t + 4i.
+    float sums[SUBS][4];
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+#pragma unroll
+        for (int i = 0; i < SUBS; i++) {
+            sums[i][e] = SUBS == 4 ? part[i][e] : add_rn(part[2 * i][e], part[2 * i + 1][e]);
         }
     }
     float p[2] = {};
@@ -182,8 +217,9 @@ DEVICE Rotation rotation_of(const Params& p, uint32_t tile, uint32_t at, uint32_
 // Whether the columns of a superblock are the same registers for all segments.
 constexpr bool ONE_KIND = Segment0::SUB == Segment1::SUB && Segment0::SUB == Segment2::SUB;
 
-// Small blocks leave room for one of the successor's.
-constexpr int MIN_BLOCKS = THREADS <= 256 ? 2 : 1;
+// Small blocks leave room for one of the successor's. Light ones, which ask for all their units before x,
+// begin beside a predecessor of 512 threads: 80 registers each let both in.
+constexpr int MIN_BLOCKS = THREADS > 256 ? 1 : AHEAD == RING ? 3 : 2;
 
 KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
     STAMP(STAMP_BEGUN);
@@ -195,7 +231,6 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
     float* factors = reinterpret_cast<float*>(base + WARPS * (RING * STAGE + SB_WARP * X_SB));
     float* squares = factors + N_SB;  // [N_SB], as factors
     float* sums = squares + N_SB;     // [SETS][WARPS_R][ROUND][N_SB][P_SB]
-    SHARED Place place;
 
     const uint32_t total = all_tiles(p);
     const uint32_t groups = gridDim.x * WARPS_R, first = blockIdx.x * WARPS_R;
@@ -212,14 +247,37 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
         expert = expert_of(p.experts, pair);
     }
 
+    // Where the row is, asked for before the units: behind them it would arrive late.
+    uint32_t position = 0;
+    if constexpr (EPILOGUE == EPILOGUE_QKV) {
+        if (p.located) position = load_relaxed_u32(p.to.positions);
+    }
+
+    // The norm's weight is of the model too.
+    float norm[SB_WARP][8];
+    if constexpr (NORM) {
+#pragma unroll
+        for (uint32_t s = 0; s < SB_WARP; s++) {
+            const uint32_t k = (wk + s * WARPS_K) * UNIT_COLS + lane * 8;
+#pragma unroll
+            for (uint32_t e = 0; e < 8; e += 4) {
+                float4 four = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                if (k + e < N_IN) four = *reinterpret_cast<const float4*>(p.norm + k + e);
+                norm[s][e] = four.x, norm[s][e + 1] = four.y;
+                norm[s][e + 2] = four.z, norm[s][e + 3] = four.w;
+            }
+        }
+    }
+
     // The ring: of each round the warp's superblocks, wk + s WARPS_K, one after another, each of all
     // tiles, so that a superblock of x is loaded once a round. A stage is asked for again as soon as it
     // was read, so one place serves both ends.
     const uint32_t n_sb = (N_SB - wk + WARPS_K - 1) / WARPS_K;
-    const SharedAddress ring_lane = to_shared_address(ring) + lane * 16;
+    const SharedAddress ring_warp = to_shared_address(ring);
+    SHARED uint64_t all_arrived[WARPS][RING];
+    uint64_t* arrived = all_arrived[warp];
     uint32_t next_round = 0, next_sb = 0, next_tile = 0;
-    auto issue = [&](uint32_t stage) {
-        const SharedAddress to = ring_lane + stage;
+    auto issue = [&](uint32_t place) {
         if (next_round + next_tile < my_tiles) {
             const uint32_t tile = first + wr + (next_round + next_tile) * groups;
             const uint32_t sb = wk + next_sb * WARPS_K;
@@ -238,10 +296,18 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
                     unit = segment.units + (whole * N_SB + sb) * UNIT;
                 });
             }
-            unit += lane * 16;
+            if constexpr (HAS_BULK_COPIES) {
+                if (lane == 0) {
+                    barrier_expect(arrived + place, vectors * 16);
+                    bulk_copy_once(ring_warp + place * STAGE, unit, vectors * 16, arrived + place);
+                }
+            } else {
+                const SharedAddress to = ring_warp + place * STAGE + lane * 16;
+                unit += lane * 16;
 #pragma unroll
-            for (uint32_t i = 0; i < (STAGE / 16 + 31) / 32; i++) {
-                if (i * 32 + lane < vectors) cp_async_16(to + i * 512, unit + i * 512);
+                for (uint32_t i = 0; i < (STAGE / 16 + 31) / 32; i++) {
+                    if (i * 32 + lane < vectors) cp_async_16(to + i * 512, unit + i * 512);
+                }
             }
             const uint32_t in_round = my_tiles - next_round < ROUND ? my_tiles - next_round : ROUND;
             if (++next_tile == in_round) {
@@ -252,44 +318,49 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
                 }
             }
         }
-        cp_async_commit();
+        if constexpr (!HAS_BULK_COPIES) cp_async_commit();
     };
+    // Returns when the unit in that place is there for the warp.
+    auto arrive = [&](uint32_t place, uint32_t phase) {
+        if constexpr (HAS_BULK_COPIES) {
+            barrier_wait(arrived + place, phase);
+        } else {
+            cp_async_wait<RING - 1>();
+            __syncwarp();
+        }
+    };
+    if constexpr (HAS_BULK_COPIES) {
+        if (lane == 0) {
+            for (uint32_t u = 0; u < RING; u++) barrier_init(arrived + u, 1);
+            barrier_init_fence();
+        }
+        __syncwarp();
+    }
 #pragma unroll 1
-    for (uint32_t u = 0; u < RING; u++) issue(u * STAGE);
+    for (uint32_t u = 0; u < AHEAD; u++) issue(u);
     STAMP(STAMP_ASKED);
 
-    // The norm's weight is of the model too.
-    float norm[SB_WARP][8];
-    if constexpr (NORM) {
+    // What the sums of a round are added to, of the pairs that this thread ends.
+    constexpr uint32_t ENDS = (WARPS_R * ROUND * 8 * UNIT_ROWS + THREADS - 1) / THREADS;
+    Before before[ENDS] = {};
+    auto ask_before = [&](uint32_t round) {
+        if constexpr (EPILOGUE == EPILOGUE_ADD && RANKS == 0) {
 #pragma unroll
-        for (uint32_t s = 0; s < SB_WARP; s++) {
-            const uint32_t k = (wk + s * WARPS_K) * UNIT_COLS + lane * 8;
-#pragma unroll
-            for (uint32_t e = 0; e < 8; e++) norm[s][e] = k + e < N_IN ? p.norm[k + e] : 0.0f;
-        }
-    }
-
-    // Where the row is, and what a thread's first pairs are rotated by: kept in shared memory, for
-    // registers are short.
-    constexpr uint32_t FIRST_PAIRS =
-        EPILOGUE == EPILOGUE_QKV ? WARPS_R * ROUND * (UNIT_ROWS / 2) : 1;
-    SHARED Rotation first_rotation[FIRST_PAIRS];
-    auto locate = [&]() {
-        if constexpr (EPILOGUE == EPILOGUE_QKV) {
-            if (threadIdx.x == 0) place = place_of(p.to, 0);
-            for (uint32_t e = threadIdx.x; e < FIRST_PAIRS; e += THREADS) {
-                const uint32_t at = e % 8, i = e / 8 % ROUND, group = e / (8 * ROUND);
-                if (i < tiles_of(first + group)) {
-                    first_rotation[e] = rotation_of(p, first + group + i * groups, at,
-                                                    load_relaxed_u32(p.to.positions));
-                }
+            for (uint32_t j = 0; j < ENDS; j++) {
+                const uint32_t e = threadIdx.x + j * THREADS;
+                const uint32_t i = e / 128 % ROUND, group = e / (128 * ROUND);
+                const uint32_t index = round * ROUND + i;
+                if (lane % 16 || group >= WARPS_R || index >= tiles_of(first + group)) continue;
+                const uint32_t tile = first + group + index * groups;
+                with_segment(p, tile, [&](auto, const Segment& segment, int, uint32_t own) {
+                    before[j] = before_of(segment, own, e / 16 % 8, pair);
+                });
             }
         }
     };
-    if (p.located) locate();
+    if (p.early) ask_before(0);
     if constexpr (RANKS == 0) pdl_wait();
     STAMP(STAMP_WAITED);
-    if (!p.located) locate();
     // Now, while every SM has a block of this kernel: the successor's then find one place on each.
     // Later, SMs that end first would take two of them. (At the last load: 8B 449 instead of 513
     // tokens per second on an H200, 3B 836 instead of 904, 1B 1825 instead of 1953.)
@@ -302,6 +373,27 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
         const uint32_t k = (wk + s * WARPS_K) * UNIT_COLS + lane * 8;
         load_columns<N_IN>(p.x + static_cast<uint64_t>(row_of_x(pair)) * N_IN, k, raw[s]);
     }
+    // What pairs of the first round are rotated by, a thread a pair: needed behind the sums, where it is in
+    // shared memory, for registers are short.
+    constexpr uint32_t FIRST_PAIRS =
+        EPILOGUE == EPILOGUE_QKV ? WARPS_R * ROUND * (UNIT_ROWS / 2) : 1;
+    static_assert(FIRST_PAIRS <= THREADS, "a thread a pair");
+    SHARED Rotation first_rotation[FIRST_PAIRS];
+    SHARED Place place;
+    Rotation rotation = {};
+    Place found = {};
+    if constexpr (EPILOGUE == EPILOGUE_QKV) {
+        if (!p.located) position = load_relaxed_u32(p.to.positions);
+        const uint32_t at = threadIdx.x % 8, i = threadIdx.x / 8 % ROUND;
+        const uint32_t group = threadIdx.x / (8 * ROUND);
+        if (threadIdx.x < FIRST_PAIRS && i < tiles_of(first + group)) {
+            rotation = rotation_of(p, first + group + i * groups, at, position);
+        }
+        if (threadIdx.x == 0) found = place_of(p.to, 0);
+    }
+    // Behind x, which would wait for them.
+#pragma unroll 1
+    for (uint32_t u = AHEAD; u < RING; u++) issue(u);
 #pragma unroll
     for (uint32_t s = 0; s < SB_WARP; s++) {
         const uint32_t sb = wk + s * WARPS_K;
@@ -327,21 +419,30 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
             const int32_t sum = sub_block_sum<2>(fixed);
             if (lane % 2 == 0) store_parts(lane / 2, sum);
         }
+        if constexpr (NEEDS_LIMBS) {
+            const float2 limbs = limb_sums(fixed);
+            if (lane % 2 == 0) reinterpret_cast<float2*>(x_sb + X_LIMBS)[lane / 2] = limbs;
+        }
         if (lane % 4 == 0) {
             if constexpr (MINIMUMS == 8) store_parts(lane / 4, sum);
             reinterpret_cast<float*>(x_sb + X_OFFSETS)[lane / 4] = offset_sum(sum);
         }
         if (lane == 0 && wr == 0) factors[sb] = fixed.factor;
     }
+    if constexpr (EPILOGUE == EPILOGUE_QKV) {
+        if (threadIdx.x < FIRST_PAIRS) first_rotation[threadIdx.x] = rotation;
+        if (threadIdx.x == 0) place = found;
+    }
     __syncwarp();
     STAMP(STAMP_READY);
 
-    uint32_t stage = 0;
+    uint32_t stage = 0, phase = 0;
 #pragma unroll 1
     for (uint32_t round = 0; round * ROUND < block_tiles; round++) {
         // Two sets of sums: the next round is written while this one is read.
         float* set = sums + (round % SETS) * (WARPS_R * ROUND * P_TILE);
         const uint32_t begin = round * ROUND;
+        if (round > 0 || !p.early) ask_before(round);
         const uint32_t in_round =
             begin >= my_tiles ? 0 : my_tiles - begin < ROUND ? my_tiles - begin : ROUND;
 #pragma unroll 1
@@ -353,18 +454,17 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
                 const Columns columns = columns_of<T>(x_sb, lane);
 #pragma unroll 1
                 for (uint32_t i = 0; i < in_round; i++) {
-                    cp_async_wait<RING - 1>();
-                    __syncwarp();
+                    arrive(stage, phase);
                     multiply_tile(i, columns);
                     __syncwarp();
                     issue(stage);
-                    stage = stage == (RING - 1) * STAGE ? 0 : stage + STAGE;
+                    if (++stage == RING) stage = 0, phase ^= 1;
                 }
             };
             if constexpr (ONE_KIND) {
                 tiles(Segment0{}, [&](uint32_t i, const Columns& columns) {
                     with_type(p, first + wr + (begin + i) * groups, [&](auto type) {
-                        multiply<decltype(type)>(ring + stage, lane, x_sb, columns,
+                        multiply<decltype(type)>(ring + stage * STAGE, lane, x_sb, columns,
                                                  p_sb + i * P_TILE);
                     });
                 });
@@ -372,7 +472,7 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
                 tiles(Segment0{}, [&](uint32_t i, const Columns&) {
                     with_type(p, first + wr + (begin + i) * groups, [&](auto type) {
                         using T = decltype(type);
-                        multiply<T>(ring + stage, lane, x_sb, columns_of<T>(x_sb, lane),
+                        multiply<T>(ring + stage * STAGE, lane, x_sb, columns_of<T>(x_sb, lane),
                                     p_sb + i * P_TILE);
                     });
                 });
@@ -381,8 +481,13 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
         if ((round + 1) * ROUND >= block_tiles) STAMP(STAMP_SUMMED);
         __syncthreads();
         delay_block();
+        float factor = 1.0f;
+        if constexpr (NORM) factor = rms_factor<N_SB>(squares, N_IN, p.eps);
         // A lane has one part of one row; those of rows i and i + 8 are neighbours of eight.
-        for (uint32_t e = threadIdx.x; e < WARPS_R * ROUND * 8 * UNIT_ROWS; e += THREADS) {
+#pragma unroll
+        for (uint32_t j = 0; j < ENDS; j++) {
+            const uint32_t e = threadIdx.x + j * THREADS;
+            if (e >= WARPS_R * ROUND * 8 * UNIT_ROWS) break;
             const uint32_t part = e % 8, at = e / 16 % 8, row = at + e / 8 % 2 * 8;
             const uint32_t i = e / 128 % ROUND, group = e / (128 * ROUND);
             const uint32_t index = round * ROUND + i;
@@ -405,7 +510,6 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
             float b = __shfl_sync(FULL_WARP, a, lane | 8);
             if (lane % 16) continue;
             if constexpr (NORM) {
-                const float factor = rms_factor<N_SB>(squares, N_IN, p.eps);
                 a = mul_rn(a, factor);
                 b = mul_rn(b, factor);
             }
@@ -416,9 +520,12 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
                     rotation = round > 0 ? rotation_of(p, tile, at, place.position)
                                          : first_rotation[(group * ROUND + i) * 8 + at];
                 }
-                finish_pair(p.to, segment, expert, number, own, at, pair, a, b, place, rotation);
+                finish_pair(p.to, segment, expert, number, own, at, pair, a, b, place, rotation,
+                            before[j]);
             });
         }
     }
+    // A place that is free before the successor's blocks have theirs would take two of them.
+    if (block_tiles == 0) linger(PLACING_NS);
     STAMP(STAMP_ENDED);
 }

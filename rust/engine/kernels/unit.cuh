@@ -60,6 +60,7 @@ template <int HIGH, int BIAS, int LOW = 4>
 struct Planes {
     static_assert(LOW == 4 || LOW == 2, "a word has one step or two");
     static constexpr bool INTEGERS = true;
+    static constexpr int ABOVE = BIAS;
     static constexpr uint32_t LOW_BYTES = 512 * LOW;
     static constexpr uint32_t QUANT_BYTES = LOW_BYTES + 512 * HIGH;
     static constexpr int PER_WORD = 4 / LOW;  // steps
@@ -102,6 +103,17 @@ struct Planes {
     }
 
     DEVICE void fragment(const Quants& quants, int s, int h, uint32_t (&a)[4]) {
+        stored_fragment(quants, s, h, a);
+        if constexpr (BIAS > 0) {
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                a[r] = add_f16x2(a[r], MINUS_LOW);
+                a[2 + r] = add_f16x2(a[2 + r], MINUS_UPPER);
+            }
+        }
+    }
+
+    DEVICE void stored_fragment(const Quants& quants, int s, int h, uint32_t (&a)[4]) {
         const int n = 2 * s + h;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -113,10 +125,6 @@ struct Planes {
                 const uint32_t bits = shift < 0 ? all << -shift : all >> shift;
                 low |= bits & HIGH_LOW;
                 upper |= bits & HIGH_UPPER;
-            }
-            if constexpr (BIAS > 0) {
-                low = add_f16x2(low, MINUS_LOW);
-                upper = add_f16x2(upper, MINUS_UPPER);
             }
             a[r] = low, a[2 + r] = upper;
         }
@@ -170,6 +178,7 @@ DEVICE uint32_t signed_upper(uint32_t bytes, uint32_t selector) {
 // lane are rows g and g + 8 of step n, in each columns 2q, 2q + 1, 2q + 8, 2q + 9.
 struct Bytes {
     static constexpr bool INTEGERS = true;
+    static constexpr int ABOVE = 0;
     static constexpr uint32_t QUANT_BYTES = 4096;
 
     struct Quants {

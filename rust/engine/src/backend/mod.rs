@@ -19,8 +19,8 @@ mod inspect;
 mod memory;
 
 pub use graphs::{
-    none_on, CapturedStep, GoOn, GraphCheck, GraphKernel, GraphMode, GraphProfile, GraphQuestion, KernelStamps, Moment,
-    GraphStats, SharedStats, StepCheck,
+    none_on, CapturedStep, GoOn, GraphCheck, GraphKernel, GraphMode, GraphProfile, GraphQuestion,
+    GraphStats, KernelStamps, Moment, SharedStats, StepCheck,
 };
 pub use inspect::Inspect;
 pub use memory::{check_state, not_below, pages_of, pool_pages, KvLayer, KvPages, Needs};

@@ -132,8 +132,18 @@ fn step_specs(l: &Lowering, op: &AttentionOp, pass: &Pass) -> Result<Vec<Spec>> 
     let ring = (room / part.max(1)).clamp(1, MOST_PARTS);
     // As many blocks a row as keep the card busy.
     let splits = op.most_splits(l.n_ctx);
-    let wanted = l.card.sm_count as usize * BLOCKS_PER_SM;
-    let blocks = wanted.div_ceil(rows * n_head_kv * parts).min(splits);
+    let sms = l.card.sm_count as usize;
+    let of_row = n_head_kv * parts;
+    // One row leaves every SM room for a block of its successor; several fill the card.
+    let blocks = match rows {
+        1 => (sms / of_row).max(1),
+        _ => (sms * BLOCKS_PER_SM).div_ceil(rows * of_row),
+    };
+    let blocks = blocks.min(splits);
+    let of_heads = match rows {
+        1 => (of_row * blocks).max(sms),
+        _ => of_row * blocks,
+    };
     let inputs = &pass.inputs;
     let sinks = l.vector(op.sinks)?;
     let launch = |first: usize| {
@@ -149,11 +159,11 @@ fn step_specs(l: &Lowering, op: &AttentionOp, pass: &Pass) -> Result<Vec<Spec>> 
             tickets: l.at.scratch.tickets,
             sinks,
             scale: scale(op),
-            unused: 0,
+            shares: blocks as u32,
         };
         let count = (pass.rows - first).min(at_once) as u32;
         let more = [("HEADS", heads), ("TEAMS", teams), ("RING", ring)];
-        let grid = [(n_head_kv * parts) as u32, blocks as u32, count];
+        let grid = [of_heads as u32, 1, count];
         let variant = variant(l, op, &STEP, &more);
         let threads = (teams * TEAM) as u32;
         let mut spec = Spec::new(variant, "attention_fixed", grid, threads, &params);

@@ -9,6 +9,10 @@ use super::shape::{largest_unit, minimums, segments, superblocks, UNIT_ROWS};
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
+use crate::plan::{
+    self,
+    fuse::{Epilogue, Fused},
+};
 use crate::quant::QuantType;
 
 static SOURCE: Source = source!(
@@ -25,7 +29,7 @@ static SOURCE: Source = source!(
 /// Bytes of a superblock of x in shared memory, as the kernel lays it out, with so many sums for
 /// minimums.
 const fn x_sb_bytes(minimums: usize) -> usize {
-    8 * (2 * 64 + 16) + minimums / 8 * 64 + 32
+    8 * (2 * 64 + 16) + minimums / 8 * 64 + 32 + 128
 }
 
 /// Bytes of the sums of a superblock of a tile.
@@ -40,10 +44,21 @@ const ROUND: usize = 4;
 const MOST_UNITS: usize = 8;
 
 /// Shared memory of a block, in per cent of what an SM can give to one: short rows leave room for a
-/// successor, long ones, whose activations take more, do not. (49 and 62 made 494 instead of 527 tokens
-/// per second at 8B on an H200, the same at 1B.)
-const SHARED_SHORT: usize = 59;
+/// light successor, long ones, whose activations take more, too. (49 and 62 made 494 instead of 527
+/// tokens per second at 8B on an H200, the same at 1B.)
+const SHARED_SHORT: usize = 61;
 const SHARED_LONG: usize = 70;
+
+/// Units of a block up to which a product is light: it has fewer warps and so little shared memory that
+/// its block begins, and asks for all that it will read, beside one of any predecessor.
+const LIGHT_UNITS: usize = 16;
+const LIGHT_WARPS: usize = 8;
+const SHARED_LIGHT: usize = 30;
+
+/// Units a warp that are asked for before x, where a block has many: what is asked for first arrives
+/// first, and x is late behind a whole ring of them. (By time stamps on an H200, of gate and up at 1B: x
+/// after 2.1 us instead of 2.9.)
+const AHEAD: usize = 1;
 
 /// Columns from which rows are long, and bytes of weights from which a kernel is long enough to prefer
 /// units in flight to a neighbour.
@@ -58,8 +73,9 @@ struct Shape {
     warps_k: usize,
     /// Groups of `warps_k` warps in a block, each with tiles of its own.
     warps_r: usize,
-    /// Units in flight a warp.
+    /// Units in flight a warp, and those that are asked for before x.
     ring: usize,
+    ahead: usize,
     /// Tiles of a group between two barriers.
     round: usize,
     /// Sets of sums: one is written while the other is read.
@@ -71,12 +87,14 @@ struct Shape {
 }
 
 impl Shape {
-    /// A shape for `tiles` tiles on `sms` SMs that fits `shared` bytes, where there is one.
+    /// A shape of at most `warps` warps for `tiles` tiles on `sms` SMs that fits `shared` bytes, where
+    /// there is one.
     fn new(
         n_in: usize,
         types: &[&QuantType],
         tiles: usize,
         sms: usize,
+        warps: usize,
         shared: usize,
     ) -> Option<Self> {
         let n_sb = superblocks(n_in);
@@ -89,6 +107,7 @@ impl Shape {
                 warps_k,
                 warps_r,
                 ring,
+                ahead: if warps <= LIGHT_WARPS { ring } else { AHEAD },
                 round,
                 sets: 1 + usize::from(round * sms * warps_r < tiles),
                 stage: largest_unit(types),
@@ -96,7 +115,7 @@ impl Shape {
             }
         };
         // As many warps as can be, then as few barriers, then as many units in flight.
-        let mut warps = WARPS;
+        let mut warps = warps;
         while warps > 0 {
             let most = tiles.div_ceil(sms * shape(warps, 1, 2).warps_r);
             for round in (1..=most.clamp(1, ROUND)).rev() {
@@ -130,6 +149,7 @@ impl Shape {
                 ("WARPS_K", self.warps_k),
                 ("WARPS_R", self.warps_r),
                 ("RING", self.ring),
+                ("AHEAD", self.ahead),
                 ("ROUND", self.round),
                 ("SETS", self.sets),
                 ("SHARED_BYTES", self.shared_bytes()),
@@ -154,13 +174,18 @@ pub fn spec(
     let m = pairs.map_or(1, |pairs| pairs.count);
     let sms = (l.card.sm_count as usize / m).max(1);
     let is_short = n_in < LONG_ROW && product.bytes < MANY_BYTES;
-    let per_cent = match (l.card.has_pdl(), is_short) {
-        (false, _) => 100,
-        (true, true) => SHARED_SHORT,
-        (true, false) => SHARED_LONG,
+    let is_light = n_in < LONG_ROW && tiles * superblocks(n_in) <= LIGHT_UNITS * sms;
+    let shape = |warps, per_cent| {
+        let shared = l.card.shared_bytes * per_cent / 100;
+        Shape::new(n_in, &product.types, tiles, sms, warps, shared)
     };
-    let budget = l.card.shared_bytes * per_cent / 100;
-    let Some(shape) = Shape::new(n_in, &product.types, tiles, sms, budget) else {
+    let shape = match l.card.has_pdl() {
+        false => shape(WARPS, 100),
+        true if is_light => shape(LIGHT_WARPS, SHARED_LIGHT),
+        true if is_short => shape(WARPS, SHARED_SHORT),
+        true => shape(WARPS, SHARED_LONG),
+    };
+    let Some(shape) = shape else {
         return Ok(None);
     };
     let variant = Variant::new(
@@ -177,18 +202,36 @@ pub fn spec(
         norm: l.vector(op.norm.map(|n| n.weight))?,
         eps: op.norm.map_or(0.0, |n| n.eps),
         // The first kernel of a pass may write the positions.
-        located: u32::from(before >= 2),
+        located: u16::from(before >= 2),
+        early: u16::from(before >= 2 && reads_early(l, op)),
         overflows: overflows(l, op, pass),
         experts: address_of(pairs),
         to: product.to,
     };
-    // One block an SM: what room there is beside it is the successor's.
-    let grid = tiles.div_ceil(shape.warps_r).clamp(1, sms);
+    // One block an SM, idle ones too: what room there is beside it is one block's of the successor.
+    let grid = sms;
     let grid = [grid as u32, m as u32, 1];
     let mut spec = Spec::new(variant, "matvec", grid, shape.threads() as u32, &params);
     spec.shared = shape.shared_bytes() as u32;
     product.describe(&mut spec, "matvec", m, n_in);
     Ok(Some(spec))
+}
+
+/// Whether what the sums of `op` are added to was there before the preceding kernel began: that kernel
+/// writes something else, and no kernel lets its successor begin before its own predecessor has ended.
+fn reads_early(l: &Lowering, op: &Op<'_>) -> bool {
+    let Epilogue::Add { out, .. } = op.epilogue else {
+        return false;
+    };
+    let before = op.number.checked_sub(1).and_then(|i| l.fused.get(i));
+    match before {
+        Some(Fused::Single(plan::Op::Attention { out: its, .. })) => its != out,
+        Some(Fused::MatVec { epilogue, .. }) => match epilogue {
+            Epilogue::SwiGlu { out: its } | Epilogue::GeGlu { out: its } => its != out,
+            _ => false,
+        },
+        _ => false,
+    }
 }
 
 #[cfg(test)]
@@ -202,7 +245,8 @@ mod tests {
             for n_in in [32, 576, 896, 2048, 4096, 8960, 14336, 28672] {
                 for (sms, shared) in [(20, 64 << 10), (84, 100 << 10), (132, 159 << 10)] {
                     for tiles in [1, 36, 1024, 8016] {
-                        let Some(shape) = Shape::new(n_in, &[ty], tiles, sms, shared) else {
+                        let shape = Shape::new(n_in, &[ty], tiles, sms, WARPS, shared);
+                        let Some(shape) = shape else {
                             assert!(n_in * 8 > shared, "{ty:?} {n_in} {shared}");
                             continue;
                         };

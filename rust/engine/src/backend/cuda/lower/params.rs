@@ -132,7 +132,8 @@ shared! {
         /// `[N_IN]` f32, or 0.
         pub norm: u64,
         pub eps: f32,
-        pub located: u32,
+        pub located: u16,
+        pub early: u16,
         pub overflows: Overflows,
         pub experts: Experts,
         pub to: KvTarget,
@@ -321,7 +322,7 @@ shared! {
         /// `[N_HEAD]` f32, or 0.
         pub sinks: u64,
         pub scale: f32,
-        pub unused: u32,
+        pub shares: u32,
     }
 
     /// prompt_attention.cu

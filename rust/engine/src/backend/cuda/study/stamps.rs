@@ -44,7 +44,9 @@ pub fn stamps(
         buffer.read(0, &mut words, stream)?;
         runs.push(one_run(list, &words));
     }
-    Ok((0..list.len()).map(|kernel| median_of(&runs, kernel)).collect())
+    Ok((0..list.len())
+        .map(|kernel| median_of(&runs, kernel))
+        .collect())
 }
 
 /// The middle one; 0 of none.
