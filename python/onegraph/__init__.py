@@ -26,6 +26,7 @@ from onegraph.graphs import (
 from onegraph.llm import LLM
 from onegraph.results import Piece, Result, Timings, TokenLogprob, TopLogprob, Usage
 from onegraph.sampling import Sampling, SamplingOptions
+from onegraph.stats import Places, Stats
 from onegraph.streams import AsyncStream, Stream
 
 __all__ = [
@@ -50,10 +51,12 @@ __all__ = [
     "Moment",
     "OutOfMemoryError",
     "Piece",
+    "Places",
     "Rendering",
     "Result",
     "Sampling",
     "SamplingOptions",
+    "Stats",
     "StepCheck",
     "Stream",
     "StreamDecoder",

@@ -213,7 +213,12 @@ class Engine:
         nvrtc_folders: Sequence[str | os.PathLike[str]],
     ) -> Loading: ...
     def submit(
-        self, prompt: Sequence[int], options: Mapping[str, Any], *, timed_from: int = 0
+        self,
+        prompt: Sequence[int],
+        options: Mapping[str, Any],
+        *,
+        priority: int = 0,
+        timed_from: int = 0,
     ) -> Generation: ...
     def offer(
         self,
@@ -222,9 +227,13 @@ class Engine:
         bell: Doorbell,
         number: int,
         at_end: bool,
+        *,
+        priority: int,
+        waited: float,
     ) -> Generation | None:
         """A request that rings `bell` as `number` whenever it has something new, or where `at_end`,
-        once it has ended; None while the queue is full."""
+        once it has ended; None while the queue is full. It is in line for `waited` seconds already.
+        """
 
     def check_ids(self, ids: Sequence[int]) -> None: ...
     def logits(self, ids: Sequence[int], path: str, out: Buffer | NDArray[Any]) -> None: ...
@@ -242,6 +251,7 @@ class Engine:
         stamps: bool,
     ) -> str: ...
     def graph_stats(self) -> str | None: ...
+    def stats(self) -> str: ...
     def close(self) -> None: ...
     @property
     def path(self) -> Path: ...

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
@@ -22,8 +24,11 @@ class _Door:
     """What the waiting tasks of one loop share."""
 
     bell: _native.Doorbell = field(default_factory=_native.Doorbell)
-    #: Held by the task that waits for room in the engine's queue: first come, first served.
-    line: asyncio.Lock = field(default_factory=asyncio.Lock)
+    #: By priority: held by the task that waits for room in the engine's queue, first come, first
+    #: served.
+    lines: defaultdict[int, asyncio.Lock] = field(
+        default_factory=functools.partial(defaultdict, asyncio.Lock)
+    )
     visitors: dict[int, asyncio.Event] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=count)
 
@@ -39,9 +44,13 @@ class Visitor:
 
     number: int
     bell: _native.Doorbell
-    line: asyncio.Lock
+    lines: defaultdict[int, asyncio.Lock]
     #: Set when the request may have something new.
     news: asyncio.Event
+
+    def line(self, priority: int) -> asyncio.Lock:
+        """What the tasks of this priority wait for before they ask for room."""
+        return self.lines[priority]
 
 
 #: The loops in which somebody waits.
@@ -57,7 +66,7 @@ def visiting() -> Iterator[Visitor]:
         door = _Door()
         loop.add_reader(door.bell.fileno(), door.answer)
         _doors[loop] = door
-    visitor = Visitor(next(door.numbers), door.bell, door.line, asyncio.Event())
+    visitor = Visitor(next(door.numbers), door.bell, door.lines, asyncio.Event())
     door.visitors[visitor.number] = visitor.news
     try:
         yield visitor

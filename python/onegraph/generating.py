@@ -85,6 +85,7 @@ class Generates:
         n: None = None,
         progress: bool | Told | None = None,
         echo: bool = False,
+        priority: int = 0,
         sampling: Sampling | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Result: ...
@@ -97,6 +98,7 @@ class Generates:
         n: int,
         progress: bool | Told | None = None,
         echo: bool = False,
+        priority: int = 0,
         sampling: Sampling | None = None,
         **options: Unpack[SamplingOptions],
     ) -> list[Result]: ...
@@ -109,6 +111,7 @@ class Generates:
         n: None = None,
         progress: bool | Told | None = None,
         echo: bool = False,
+        priority: int = 0,
         sampling: Sampling | None = None,
         **options: Unpack[SamplingOptions],
     ) -> list[Result]: ...
@@ -121,6 +124,7 @@ class Generates:
         n: int,
         progress: bool | Told | None = None,
         echo: bool = False,
+        priority: int = 0,
         sampling: Sampling | None = None,
         **options: Unpack[SamplingOptions],
     ) -> list[list[Result]]: ...
@@ -131,6 +135,7 @@ class Generates:
         *,
         stream: Literal[True],
         echo: bool = False,
+        priority: int = 0,
         sampling: Sampling | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Stream: ...
@@ -142,6 +147,7 @@ class Generates:
         stream: bool = False,
         n: int | None = None,
         echo: bool = False,
+        priority: int = 0,
         sampling: Sampling | None = None,
         progress: bool | Told | None = None,
         **options: Unpack[SamplingOptions],
@@ -156,6 +162,9 @@ class Generates:
             that of the one before, or drawn where none is given; each equals its own call with the
             seed that it names
         echo: let the text begin with the prompt's; `token_ids` and `logprobs` do not
+        priority: who goes first where there is not room for all, -100 to 100: the higher, and of
+            equals who came first. A step of it counts like 10 seconds of waiting, so that nobody
+            waits for ever
         sampling: an `onegraph.Sampling`; keywords given beside it go first
         progress: None draws a bar for a list on a terminal, True and False say so; or a function
             that is called with what is going on, how many are done, and how many there are
@@ -164,8 +173,9 @@ class Generates:
         parameter out of range, `ClosedError` after `close`.
         """
         resolved = resolve(options, sampling)
+        urgency = arguments.integer("priority", priority)
         job = self._prompts(prompt, resolved, n, arguments.flag("echo", echo))
-        return self._run(job, stream, progress)
+        return self._run(job, stream, progress, urgency)
 
     @overload
     def chat(
@@ -180,6 +190,7 @@ class Generates:
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
         parse_special: bool = False,
+        priority: int = 0,
         sampling: Sampling | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Result: ...
@@ -196,6 +207,7 @@ class Generates:
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
         parse_special: bool = False,
+        priority: int = 0,
         sampling: Sampling | None = None,
         **options: Unpack[SamplingOptions],
     ) -> list[Result]: ...
@@ -212,6 +224,7 @@ class Generates:
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
         parse_special: bool = False,
+        priority: int = 0,
         sampling: Sampling | None = None,
         **options: Unpack[SamplingOptions],
     ) -> list[Result]: ...
@@ -228,6 +241,7 @@ class Generates:
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
         parse_special: bool = False,
+        priority: int = 0,
         sampling: Sampling | None = None,
         **options: Unpack[SamplingOptions],
     ) -> list[list[Result]]: ...
@@ -242,6 +256,7 @@ class Generates:
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
         parse_special: bool = False,
+        priority: int = 0,
         sampling: Sampling | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Stream: ...
@@ -257,6 +272,7 @@ class Generates:
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
         parse_special: bool = False,
+        priority: int = 0,
         sampling: Sampling | None = None,
         progress: bool | Told | None = None,
         **options: Unpack[SamplingOptions],
@@ -276,12 +292,13 @@ class Generates:
         parse_special: let messages, tools and variables spell control tokens such as `<|im_end|>`:
             only where all of them are trusted. Without, only the template spells them, and their
             spelling elsewhere is plain text
-        n, sampling, progress: as for `generate`
+        n, priority, sampling, progress: as for `generate`
 
         Raises `ModelError` where the model has no template or the template refuses the messages,
         and what `generate` raises.
         """
         resolved = resolve(options, sampling)
+        urgency = arguments.integer("priority", priority)
         job = self._conversations(
             messages,
             resolved,
@@ -292,7 +309,7 @@ class Generates:
             template_kwargs=template_kwargs,
             parse_special=parse_special,
         )
-        return self._run(job, stream, progress)
+        return self._run(job, stream, progress, urgency)
 
     @overload
     def agenerate(
@@ -301,6 +318,7 @@ class Generates:
         *,
         n: None = None,
         echo: bool = False,
+        priority: int = 0,
         sampling: Sampling | None = None,
         **options: Unpack[SamplingOptions],
     ) -> AsyncStream[Result]: ...
@@ -311,6 +329,7 @@ class Generates:
         *,
         n: int,
         echo: bool = False,
+        priority: int = 0,
         sampling: Sampling | None = None,
         **options: Unpack[SamplingOptions],
     ) -> AsyncStream[list[Result]]: ...
@@ -321,6 +340,7 @@ class Generates:
         *,
         n: None = None,
         echo: bool = False,
+        priority: int = 0,
         sampling: Sampling | None = None,
         **options: Unpack[SamplingOptions],
     ) -> AsyncStream[list[Result]]: ...
@@ -331,6 +351,7 @@ class Generates:
         *,
         n: int,
         echo: bool = False,
+        priority: int = 0,
         sampling: Sampling | None = None,
         **options: Unpack[SamplingOptions],
     ) -> AsyncStream[list[list[Result]]]: ...
@@ -341,6 +362,7 @@ class Generates:
         *,
         n: int | None = None,
         echo: bool = False,
+        priority: int = 0,
         sampling: Sampling | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Any:
@@ -349,9 +371,10 @@ class Generates:
         the loop early, or cancelling the task, cancels the generation. See `AsyncStream`.
         """
         resolved = resolve(options, sampling)
+        urgency = arguments.integer("priority", priority)
         echoes = arguments.flag("echo", echo)
         return AsyncStream(
-            self, _preparing(lambda: self._prompts(prompt, resolved, n, echoes), prompt)
+            self, _preparing(lambda: self._prompts(prompt, resolved, n, echoes), prompt), urgency
         )
 
     @overload
@@ -365,6 +388,7 @@ class Generates:
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
         parse_special: bool = False,
+        priority: int = 0,
         sampling: Sampling | None = None,
         **options: Unpack[SamplingOptions],
     ) -> AsyncStream[Result]: ...
@@ -379,6 +403,7 @@ class Generates:
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
         parse_special: bool = False,
+        priority: int = 0,
         sampling: Sampling | None = None,
         **options: Unpack[SamplingOptions],
     ) -> AsyncStream[list[Result]]: ...
@@ -393,6 +418,7 @@ class Generates:
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
         parse_special: bool = False,
+        priority: int = 0,
         sampling: Sampling | None = None,
         **options: Unpack[SamplingOptions],
     ) -> AsyncStream[list[Result]]: ...
@@ -407,6 +433,7 @@ class Generates:
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
         parse_special: bool = False,
+        priority: int = 0,
         sampling: Sampling | None = None,
         **options: Unpack[SamplingOptions],
     ) -> AsyncStream[list[list[Result]]]: ...
@@ -421,11 +448,13 @@ class Generates:
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
         parse_special: bool = False,
+        priority: int = 0,
         sampling: Sampling | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Any:
         """`chat` for asyncio, as `agenerate` is `generate`."""
         resolved = resolve(options, sampling)
+        urgency = arguments.integer("priority", priority)
         return AsyncStream(
             self,
             _preparing(
@@ -441,6 +470,7 @@ class Generates:
                 ),
                 messages,
             ),
+            urgency,
         )
 
     def _prompts(self, prompt: Any, options: dict[str, Any], n: int | None, echo: bool) -> Job:
@@ -519,29 +549,42 @@ class Generates:
             raise arguments.refused("chat_template", given, expected)
         return self._engine.template(arguments.text("chat_template", given))
 
-    def _run(self, job: Job, stream: Any, progress: Any) -> Any:
+    def _run(self, job: Job, stream: Any, progress: Any, priority: int) -> Any:
         """All of a job, or its stream."""
+
+        def submit(ask: Ask) -> _native.Generation:
+            return self._engine.submit(ask.ids, ask.options, priority=priority)
+
         if arguments.flag("stream", stream):
             ask = job.only()
-            return Stream(self, ask, self._engine.submit(ask.ids, ask.options))
+            return Stream(self, ask, submit(ask))
         if progress is not None and not callable(progress):
             progress = arguments.flag("progress", progress)
         if progress is None and len(job.asks) == 1:
             progress = False
-        with progress_bar.shown(progress, counts=True) as told:
-            generations = []
-            for ask in job.asks:
-                with naming(ask.name):
-                    generations.append(self._engine.submit(ask.ids, ask.options))
-            results: list[Result] = []
-            for ask, generation in zip(job.asks, generations, strict=True):
-                if told is not None:
-                    told("generate", len(results), len(job.asks))
-                with naming(ask.name):
-                    made = generation.collect()
-                results.append(whole(self, ask, generation.seed, [made]))
+        results: list[Result] = []
+        generations: list[_native.Generation] = []
+
+        def give(made: _native.Generated) -> None:
+            ask, generation = job.asks[len(results)], generations[len(results)]
+            results.append(whole(self, ask, generation.seed, [made]))
             if told is not None:
                 told("generate", len(results), len(job.asks))
+
+        with progress_bar.shown(progress, counts=True) as told:
+            if told is not None:
+                told("generate", 0, len(job.asks))
+            for ask in job.asks:
+                with naming(ask.name):
+                    generations.append(submit(ask))
+                # A list longer than the queue: what has ended while there was no room in it.
+                with naming(job.asks[len(results)].name):
+                    if made := generations[len(results)].ended():
+                        give(made)
+            while len(results) < len(job.asks):
+                with naming(job.asks[len(results)].name):
+                    made = generations[len(results)].collect()
+                give(made)
         return job.shape(results)
 
 

@@ -60,7 +60,12 @@ class GraphStats:
     @classmethod
     def from_json(cls, text: str) -> GraphStats:
         """The figures as the engine writes them."""
-        figures = json.loads(text)
+        return cls.of(json.loads(text))
+
+    @classmethod
+    def of(cls, figures: dict[str, Any]) -> GraphStats:
+        """The figures as the engine writes them, read from JSON."""
+        figures = dict(figures)
         captured = [CapturedStep(**step) for step in figures.pop("captured")]
         return cls(captured=captured, missed=dict(figures.pop("missed")), **figures)
 

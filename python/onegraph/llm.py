@@ -15,6 +15,7 @@ from onegraph.errors import OutOfMemoryError
 from onegraph.generating import Generates
 from onegraph.graphs import GraphProfile, GraphStats, GraphVerification, check_text
 from onegraph.progress import Told
+from onegraph.stats import Stats
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,7 +49,7 @@ class LLM(Generates):
     n_ctx: tokens that one sequence may have, prompt and output together; None takes the context
         that the model was trained for, at most 8192, and on a GPU at most what its memory holds,
         with a warning. More than it was trained for is an error
-    max_batch: sequences that run together; further requests wait
+    max_batch: sequences that run together, 1 to 1024; further requests wait
     kv_type: encoding of keys and values: "i16", whose attention has one stated sum, so that
         logits have the same bits on the CPU and on every card, or "f16", "f32", "q8_0"
     prefix_cache: keep the keys and values of tokens that were read or generated, as long as nobody
@@ -70,7 +71,8 @@ class LLM(Generates):
     graph_max_batch: the largest size to capture; None takes `max_batch`
     graph_padding: round a batch up to a captured size by rows that change nothing; without, a batch
         of another size is launched kernel by kernel
-    warmup: capture all sizes while loading instead of at first need
+    warmup: capture all sizes and compile all that prompts and steps need while loading, not at
+        first need, so that nobody who runs waits for it when others join
     pdl: programmatic dependent launch; None uses it where the card has it
     prefill_chunk: most tokens of a prompt in one pass, a power of two from 64 to 4096; larger
         ones take more memory
@@ -283,6 +285,14 @@ class LLM(Generates):
         """
         text = self._engine.graph_stats()
         return None if text is None else GraphStats.from_json(text)
+
+    def stats(self) -> Stats:
+        """What waits, runs and is taken right now, and what was done since the model was loaded. It
+        waits for nothing, so that it may be asked as often as one likes.
+
+        Raises `ClosedError` after `close`.
+        """
+        return Stats.from_json(self._engine.stats())
 
     @property
     def device(self) -> str:

@@ -235,9 +235,11 @@ class AsyncStream(Coroutine[Any, Any, T], AsyncIterator[Piece], Generic[T]):
         self,
         llm: Generates,
         prepare: Callable[[], Awaitable[Job]],
+        priority: int,
     ) -> None:
         self._llm = llm
         self._prepare = prepare
+        self._priority = priority
         self._result: T | None = None
         self._whole: Coroutine[Any, Any, T] | None = None
         self._pieces: AsyncGenerator[Piece, None] | None = None
@@ -348,13 +350,20 @@ class AsyncStream(Coroutine[Any, Any, T], AsyncIterator[Piece], Generic[T]):
                 generation.cancel()
 
     async def _offer(self, ask: Ask, visitor: Any, *, at_end: bool) -> _native.Generation:
-        """Queues a request, in line with the others of its loop."""
+        """Queues a request, in line with the others of its loop and priority."""
         import asyncio
 
-        async with visitor.line:
+        came = time.monotonic()
+        async with visitor.line(self._priority):
             while True:
                 generation = self._llm._engine.offer(
-                    ask.ids, ask.options, visitor.bell, visitor.number, at_end
+                    ask.ids,
+                    ask.options,
+                    visitor.bell,
+                    visitor.number,
+                    at_end,
+                    priority=self._priority,
+                    waited=time.monotonic() - came,
                 )
                 if generation is not None:
                     return generation

@@ -45,6 +45,17 @@ impl Free {
     }
 }
 
+/// How many of something there are, and where.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Places {
+    pub total: usize,
+    pub free: usize,
+    /// Of sequences that run.
+    pub sequences: usize,
+    /// Kept for prompts to come; they go where a sequence needs the room.
+    pub prefixes: usize,
+}
+
 /// Hands out slots and pages of one backend.
 #[derive(Debug, Clone)]
 pub struct Pool {
@@ -53,6 +64,7 @@ pub struct Pool {
     saturated: Arc<AtomicU64>,
     /// Whether pages are found again by their tokens.
     shares: bool,
+    n_pages: usize,
 }
 
 impl Pool {
@@ -70,6 +82,24 @@ impl Pool {
             free: Rc::new(RefCell::new(free)),
             saturated,
             shares,
+            n_pages: limits.n_pages.saturating_sub(1),
+        }
+    }
+
+    /// Whether pages are found again by their tokens.
+    pub fn shares(&self) -> bool {
+        self.shares
+    }
+
+    /// Where the pages are; page 0 is none of them.
+    pub fn places(&self) -> Places {
+        let free = self.free.borrow();
+        let (total, prefixes) = (self.n_pages, free.prefixes.evictable());
+        Places {
+            total,
+            free: free.pages.len(),
+            sequences: total.saturating_sub(free.pages.len() + prefixes),
+            prefixes,
         }
     }
 

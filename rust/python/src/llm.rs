@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use onegraph::backend::LogitsPath;
 use onegraph::engine::{
@@ -35,6 +35,11 @@ pub fn count<T: TryFrom<i64>>(name: &'static str, value: i64) -> Result<T> {
             "is too large".into()
         },
     })
+}
+
+/// A priority; one that is out of range stays so, whatever its size.
+fn nearest(priority: i64) -> i32 {
+    priority.clamp(i32::MIN.into(), i32::MAX.into()) as i32
 }
 
 /// Tokens that an output may have; without a number as many as the context holds.
@@ -187,6 +192,8 @@ impl Sampling {
             stop_token_ids: counts("stop_token_ids", &self.stop_token_ids)?,
             ignore_eos: self.ignore_eos,
             timed_from: 0,
+            priority: 0,
+            asked: None,
         })
     }
 }
@@ -339,16 +346,20 @@ impl Engine {
 
     /// Queues a request; blocks while the queue is full. The prompt's tokens before `timed_from` are
     /// left out of the time for the prompt.
-    #[pyo3(signature = (prompt, options, *, timed_from = 0))]
+    #[pyo3(signature = (prompt, options, *, priority = 0, timed_from = 0))]
     fn submit(
         &self,
         py: Python<'_>,
         prompt: Vec<i64>,
         options: Sampling,
+        priority: i64,
         timed_from: usize,
     ) -> PyResult<Generation> {
         let mut request = options.request(&prompt).map_err(to_py)?;
         request.timed_from = timed_from;
+        request.priority = nearest(priority);
+        // It is in line from now on, also while there is no room in the queue.
+        request.asked = Some(Instant::now());
         Ok(Generation {
             ticket: submitted(py, || self.inner.submit(&request, POLL))?,
             seed: request.sampling.seed,
@@ -357,7 +368,10 @@ impl Engine {
     }
 
     /// Queues a request that rings `bell` as `number` whenever it has something new, or where
-    /// `at_end`, once it has ended; None while the queue is full.
+    /// `at_end`, once it has ended; None while the queue is full. It is in line for `waited` seconds
+    /// already.
+    #[pyo3(signature = (prompt, options, bell, number, at_end, *, priority, waited))]
+    #[allow(clippy::too_many_arguments)]
     fn offer(
         &self,
         py: Python<'_>,
@@ -366,8 +380,13 @@ impl Engine {
         bell: &Doorbell,
         number: u64,
         at_end: bool,
+        priority: i64,
+        waited: f64,
     ) -> PyResult<Option<Generation>> {
-        let request = options.request(&prompt).map_err(to_py)?;
+        let mut request = options.request(&prompt).map_err(to_py)?;
+        request.priority = nearest(priority);
+        let waited = Duration::try_from_secs_f64(waited).unwrap_or_default();
+        request.asked = Instant::now().checked_sub(waited);
         let button = Some(if at_end {
             bell.button_of_the_end(number)
         } else {
@@ -536,6 +555,11 @@ impl Engine {
         stats.map(|stats| json(&stats.now())).transpose()
     }
 
+    /// What waits, runs and is taken right now, and what was done so far, as JSON.
+    fn stats(&self) -> PyResult<String> {
+        json(&self.inner.stats().map_err(to_py)?)
+    }
+
     /// Seconds of its parts that ran side by side, where they are known.
     #[getter]
     fn load_parts(&self) -> Vec<(&'static str, f64)> {
@@ -699,7 +723,10 @@ impl Generation {
 
     /// All that is still to come, in one piece.
     fn collect(&self, py: Python<'_>) -> PyResult<Generated> {
-        let mut whole = Piece::default();
+        let mut whole = {
+            let mut found = self.whole.lock().unwrap_or_else(PoisonError::into_inner);
+            std::mem::take(&mut *found)
+        };
         while whole.finished.is_none() {
             detached(py, || self.ticket.collect(&mut whole, POLL))?;
             if let Err(e) = py.check_signals() {

@@ -35,19 +35,23 @@ mod options;
 mod owner;
 mod queue;
 mod request;
+mod stats;
 #[cfg(test)]
 mod tests;
 pub mod text;
+mod turns;
 
 pub use crate::backend::{
     GraphCheck, GraphMode, GraphProfile, GraphQuestion, GraphStats, StepCheck,
 };
+pub use crate::pages::Places;
 pub use options::{GraphOptions, Options, DEFAULT_CTX, MAX_BATCH};
 pub use queue::close_all;
 pub use request::{
     Cut, FinishReason, Finished, Piece, Request, StoppedBy, Ticket, Timings, Usage, Wait,
-    DEFAULT_MAX_TOKENS, POLL,
+    DEFAULT_MAX_TOKENS, MAX_PRIORITY, POLL, PRIORITY_STEP,
 };
+pub use stats::{Done, Stats};
 
 use device::Device;
 use options::in_range;
@@ -82,6 +86,8 @@ pub struct Loaded {
     pub load_seconds: f64,
     /// What became of decode steps so far, where there are graphs.
     pub graphs: Option<Arc<SharedStats>>,
+    /// Whether layers keep states beside the pages of a sequence.
+    pub keeps_states: bool,
     /// Seconds of its parts that ran side by side, where they are known.
     pub load_parts: Vec<(&'static str, f64)>,
     /// The context that would have been, had the card's memory held it.
@@ -106,7 +112,7 @@ type Parts = (Box<dyn Backend>, Loaded);
 
 enum News {
     Progress(Progress),
-    Done(Result<Loaded>),
+    Done(Result<Box<Loaded>>),
 }
 
 /// Sends progress from the loading thread; remembers whether anyone still wants the model.
@@ -165,7 +171,7 @@ impl Loading {
             let shares = prefix_cache && backend.shares_pages();
             let pool = Pool::new(backend.limits(), shares, saturated);
             let owner = Owner::new(backend, pool, tokenizer, running.0.clone(), seconds);
-            if reporter.to.send(News::Done(Ok(loaded))).is_ok() {
+            if reporter.to.send(News::Done(Ok(Box::new(loaded)))).is_ok() {
                 drop(reporter);
                 owner.serve();
             }
@@ -200,7 +206,7 @@ impl Loading {
             Ok(News::Progress(next)) => self.now = next,
             Ok(News::Done(loaded)) => {
                 return Ok(ControlFlow::Break(Engine {
-                    loaded: loaded?,
+                    loaded: *loaded?,
                     shared: self.shared.clone(),
                     thread: Mutex::new(self.thread.take()),
                 }))
@@ -317,7 +323,14 @@ impl Engine {
             out: Outlet::new(out, waker),
         };
         let tokens = prompt.saturating_add(request.max_tokens).min(n_ctx);
-        self.push(work, tokens, items, timeout)
+        self.push(
+            work,
+            tokens,
+            items,
+            request.priority,
+            request.asked,
+            timeout,
+        )
     }
 
     /// The logits after each of `ids`, in order, `[any number of rows, n_vocab]` at a time; `None`
@@ -338,7 +351,7 @@ impl Engine {
             path,
             out,
         };
-        self.push(work, ids.len(), items, timeout)
+        self.push(work, ids.len(), items, 0, None, timeout)
     }
 
     /// Compares captured decode steps with the same steps launched kernel by kernel, from the same
@@ -366,7 +379,14 @@ impl Engine {
             drop(out.send(backend.and_then(verified)));
         });
         let sequences = self.loaded.limits.n_slots;
-        self.push(Work::Inspect { sequences, look }, tokens, items, timeout)
+        self.push(
+            Work::Inspect { sequences, look },
+            tokens,
+            items,
+            0,
+            None,
+            timeout,
+        )
     }
 
     /// What the captured decode step of a batch consists of, and how long its parts take; other
@@ -394,7 +414,43 @@ impl Engine {
             let profile = |b: &mut dyn Backend| graphs_of(b)?.profile_graph(slots, &question);
             drop(out.send(backend.and_then(profile)));
         });
-        self.push(Work::Inspect { sequences, look }, tokens, items, timeout)
+        self.push(
+            Work::Inspect { sequences, look },
+            tokens,
+            items,
+            0,
+            None,
+            timeout,
+        )
+    }
+
+    /// What waits, runs and is taken right now, and what was done so far.
+    ///
+    /// # Errors
+    /// As [`Engine::check_open`].
+    pub fn stats(&self) -> Result<Stats> {
+        self.shared.check_open()?;
+        let now = self.shared.now();
+        let slots = self.loaded.limits.n_slots;
+        let states = match self.loaded.keeps_states {
+            true => Places {
+                total: slots,
+                free: slots.saturating_sub(now.running),
+                sequences: now.running,
+                prefixes: 0,
+            },
+            false => Places::default(),
+        };
+        Ok(Stats {
+            queued: self.shared.waiting(),
+            running: now.running,
+            feeding: now.feeding,
+            slots,
+            pages: now.pages,
+            states,
+            done: now.done,
+            graphs: self.loaded.graphs.as_ref().map(|graphs| graphs.now()),
+        })
     }
 
     fn push<T>(
@@ -402,12 +458,15 @@ impl Engine {
         work: Work,
         tokens: usize,
         items: Receiver<Result<T>>,
+        priority: i32,
+        asked: Option<Instant>,
         timeout: Duration,
     ) -> Result<Option<Ticket<T>>> {
         let cancelled = Arc::new(AtomicBool::new(false));
         let job = Job {
             cancelled: cancelled.clone(),
-            submitted: Instant::now(),
+            submitted: asked.unwrap_or_else(Instant::now),
+            priority,
             tokens,
             work,
         };
@@ -521,6 +580,7 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
     reporter.at("tokenizer", 0, 0)?;
     let tokenizer = Arc::new(Tokenizer::from_gguf(&model.gguf)?);
     let runner = runner(options, n_ctx)?;
+    let keeps_states = !plan.states.is_empty();
     let (mut parts, mut unkept_kernels) = (Vec::new(), None);
     let mut backend: Box<dyn Backend> = match device {
         Device::Cpu => {
@@ -557,6 +617,7 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
             .map(str::to_owned),
         load_seconds: 0.0,
         graphs: backend.inspect().map(|graphs| graphs.graph_stats()),
+        keeps_states,
         load_parts: parts,
         wanted_ctx: n_ctx,
         unkept_kernels,

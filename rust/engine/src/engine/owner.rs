@@ -2,7 +2,6 @@
 //! between decode steps, and sends out what is drawn. Requests meet only here, and what goes wrong
 //! with one of them ends that one alone.
 
-use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,22 +13,18 @@ use super::queue::{Job, Look, Shared, Work, CLOSED};
 use super::request::{
     Cut, FinishReason, Finished, Outlet, Piece, Request, StoppedBy, Timings, Usage,
 };
+use super::stats::{Now, Rates};
 use super::text::TextStream;
-use crate::backend::{Backend, Event, Finish, LogitsPath, SlotRequest};
+use super::turns::{self, worth_waiting, Pace, MIN_ROWS};
+use crate::backend::{Backend, Event, Finish, LogitsPath, SlotRequest, PAGE_TOKENS};
 use crate::error::{Error, Result};
 use crate::pages::{Pool, Sequence};
 use crate::tokenizer::Tokenizer;
 
-/// How long a slice of a prompt may keep others from decoding.
-const SHARED_SLICE: Duration = Duration::from_millis(50);
+/// How long requests may be given slots while others decode; the rest have their turn after the next
+/// step.
+const ADMITTING: Duration = Duration::from_millis(5);
 
-/// How long it may take where nobody else decodes: until it ends, a cancel is not seen. A card's whole
-/// chunk fits, also of the largest models: in smaller ones it would read their weights more often.
-const ALONE_SLICE: Duration = Duration::from_millis(500);
-
-/// Bounds of the rows of a slice.
-const MIN_ROWS: usize = 8;
-const MAX_ROWS: usize = 4096;
 /// Of a slice whose logits are all kept: they take much memory.
 const MAX_LOGIT_ROWS: usize = 512;
 const FIRST_LOGIT_ROWS: usize = 32;
@@ -64,6 +59,9 @@ struct Active {
     sequence: Sequence,
     cancelled: Arc<AtomicBool>,
     submitted: Instant,
+    priority: i32,
+    /// When its prompt had its last turn; before the first, when it came.
+    turn: Instant,
     /// When its first slice was begun.
     begun: Option<Instant>,
     /// When the first slice whose time is asked for was.
@@ -122,39 +120,20 @@ impl Active {
         self.sequence.close(backend, &known)
     }
 
+    /// The prompt that it feeds.
+    fn prompt(&self) -> &[u32] {
+        match &self.task {
+            Task::Generate(g) => &g.request.prompt,
+            Task::Logits { .. } => &[],
+        }
+    }
+
     /// Whether its whole prompt was fed, so that it decodes.
     fn decodes(&self) -> bool {
         match &self.task {
             Task::Generate(g) => self.sequence.position == g.request.prompt.len(),
             Task::Logits { .. } => false,
         }
-    }
-}
-
-/// Rows a second, to cut slices by; results do not depend on the cut.
-#[derive(Default)]
-struct Pace {
-    rows_per_second: Option<f64>,
-    /// Whether the first slice is over, in which kernels may have been compiled.
-    warm: bool,
-}
-
-impl Pace {
-    /// Rows that take so long, where that is known.
-    fn rows(&self, slice: Duration) -> Option<usize> {
-        let rows = self.rows_per_second? * slice.as_secs_f64();
-        Some((rows as usize).clamp(MIN_ROWS, MAX_ROWS))
-    }
-
-    /// One slow slice, in which a list was captured or a kernel compiled, does not make those behind
-    /// it so small that they are slow by themselves.
-    fn note(&mut self, rows: usize, took: Duration) {
-        if self.warm {
-            let now = rows as f64 / took.as_secs_f64().max(1e-6);
-            let least = self.rows_per_second.map_or(0.0, |before| before / 2.0);
-            self.rows_per_second = Some(now.max(least));
-        }
-        self.warm = true;
     }
 }
 
@@ -167,12 +146,19 @@ pub struct Owner {
     load_seconds: f64,
     /// By slot.
     active: Vec<Option<Active>>,
-    /// Slots whose prompts are to be fed, first come first served; requests for logits alternate,
-    /// since they may be long and slow.
-    feeding: VecDeque<usize>,
+    /// Slots whose prompts, or tokens for logits, are to be fed, in turns.
+    feeding: Vec<usize>,
     prefill_pace: Pace,
     step_pace: Pace,
+    /// What the last decode step took.
+    step_took: Duration,
     text_time: Duration,
+    now: Now,
+    rates: Rates,
+    /// Sequences that were given a slot so far.
+    admitted: u64,
+    /// Sequences that ran, prompts that were fed, and `admitted`, when others were told last.
+    told: Option<(usize, usize, u64)>,
 }
 
 impl Owner {
@@ -184,18 +170,25 @@ impl Owner {
         load_seconds: f64,
     ) -> Self {
         let active = (0..backend.limits().n_slots).map(|_| None).collect();
-        Self {
+        let mut owner = Self {
             backend,
             pool,
             tokenizer,
             shared,
             load_seconds,
             active,
-            feeding: VecDeque::new(),
+            feeding: Vec::new(),
             prefill_pace: Pace::default(),
             step_pace: Pace::default(),
+            step_took: Duration::ZERO,
             text_time: Duration::ZERO,
-        }
+            now: Now::default(),
+            rates: Rates::default(),
+            admitted: 0,
+            told: None,
+        };
+        owner.say();
+        owner
     }
 
     /// Serves until closed. Every job that is left then, or that a panic leaves, learns why.
@@ -211,17 +204,45 @@ impl Owner {
 
     fn run(&mut self) -> Result<()> {
         while self.admit()? {
+            let (begun, before) = (Instant::now(), self.now.done);
             self.drop_cancelled()?;
             self.feed()?;
             self.step()?;
+            let done = &self.now.done;
+            self.rates.note(
+                begun.elapsed(),
+                done.prompt_tokens - before.prompt_tokens,
+                done.generated_tokens - before.generated_tokens,
+            );
+            self.say();
         }
         Ok(())
+    }
+
+    /// Lets others know what goes on. Where the pages are is looked up only when they may have moved,
+    /// not in every step.
+    fn say(&mut self) {
+        let running = self.active.iter().flatten().count();
+        let feeding = self.feeding.len();
+        let told = Some((running, feeding, self.admitted));
+        if self.told != told {
+            self.told = told;
+            (self.now.running, self.now.feeding) = (running, feeding);
+            self.now.pages = self.pool.places();
+        }
+        (self.now.done.prompt_rate, self.now.done.generated_rate) = self.rates.now();
+        self.shared.say(self.now);
     }
 
     /// Moves waiting jobs to free slots; sleeps where there is nothing to do. Says whether to go
     /// on.
     fn admit(&mut self) -> Result<bool> {
+        let decodes = self.decodes();
+        let begun = Instant::now();
         loop {
+            if decodes && begun.elapsed() > ADMITTING {
+                return Ok(true);
+            }
             let idle = self.active.iter().all(Option::is_none);
             let job = match self.shared.next(idle, self.load_seconds) {
                 ControlFlow::Continue(Some(job)) => job,
@@ -282,11 +303,15 @@ impl Owner {
             sequence,
             cancelled: job.cancelled,
             submitted: job.submitted,
+            priority: job.priority,
+            turn: job.submitted,
             begun: None,
             timed: None,
             task,
         });
-        self.feeding.push_back(slot);
+        self.feeding.push(slot);
+        self.admitted += 1;
+        self.say();
         Ok(())
     }
 
@@ -322,17 +347,56 @@ impl Owner {
         Ok(())
     }
 
-    /// Feeds one slice of the first prompt in line.
+    /// Whether a sequence decodes.
+    fn decodes(&self) -> bool {
+        self.active.iter().flatten().any(Active::decodes)
+    }
+
+    /// The slot whose prompt has its turn: the one that is due, or the one that computes already what
+    /// that would only compute again.
+    fn turn(&self) -> Option<usize> {
+        let feeding = || {
+            let slots = self.feeding.iter();
+            slots.filter_map(|slot| Some((*slot, self.active.get(*slot)?.as_ref()?)))
+        };
+        let (slot, next) =
+            feeding().min_by_key(|(_, active)| self.shared.due(active.turn, active.priority))?;
+        if next.begun.is_some() || !self.pool.shares() {
+            return Some(slot);
+        }
+        let known = next.sequence.position;
+        let ahead = feeding().find(|(_, other)| {
+            let computed = other.sequence.position;
+            other.begun.is_some()
+                && worth_waiting(next.prompt(), known, other.prompt(), computed, PAGE_TOKENS)
+        });
+        Some(ahead.map_or(slot, |(slot, _)| slot))
+    }
+
+    /// Feeds prompts for as long as those that decode may wait: a slice, or of short prompts several.
     fn feed(&mut self) -> Result<()> {
-        let Some(slot) = self.feeding.front().copied() else {
-            return Ok(());
-        };
-        let others_decode = self.active.iter().flatten().any(Active::decodes);
-        let slice = if others_decode {
-            SHARED_SLICE
-        } else {
-            ALONE_SLICE
-        };
+        let begun = Instant::now();
+        let mut first = true;
+        while let Some(slot) = self.turn() {
+            let decodes = self.decodes();
+            let slice = turns::slice(decodes.then_some(self.step_took), self.feeding.len());
+            let left = slice.saturating_sub(begun.elapsed());
+            // Where nobody waits, whoever was cancelled or came is looked after first.
+            let goes_on = first || (decodes && self.prefill_pace.fits(left));
+            if !goes_on {
+                break;
+            }
+            first = false;
+            self.feed_slice(slot, left)?;
+            // A prompt that is done has drawn a token.
+            self.deliver(false)?;
+        }
+        Ok(())
+    }
+
+    /// Feeds a slice of the prompt in `slot` that takes no longer than `slice`.
+    fn feed_slice(&mut self, slot: usize, slice: Duration) -> Result<()> {
+        let decodes = self.decodes();
         let Some(active) = self.active[slot].as_mut() else {
             return Err(Error::Internal(format!("slot {slot} feeds nothing")));
         };
@@ -342,13 +406,20 @@ impl Owner {
                 .sequence
                 .find_prefix(&mut *self.backend, &g.request.prompt);
             found?;
+            let cached = active.sequence.cached() as u64;
+            let done = &mut self.now.done;
+            done.requests += 1;
+            done.prefix_hits += u64::from(cached > 0);
+            done.cached_tokens += cached;
         }
         active.begun.get_or_insert(begun);
         let start = active.sequence.position;
         let (done, fed) = match &active.task {
             Task::Generate(g) => {
                 let rest = &g.request.prompt[start..];
+                // Of an unknown pace as few as there are, where others wait.
                 let rows = self.prefill_pace.rows(slice);
+                let rows = rows.or(decodes.then_some(MIN_ROWS));
                 let most = match g.request.timed_from.checked_sub(start) {
                     Some(untimed @ 1..) => untimed.min(rest.len()),
                     _ => {
@@ -380,28 +451,30 @@ impl Owner {
             }
         };
         match fed {
-            Ok(n) => active.sequence.position += n,
+            Ok(n) => {
+                active.sequence.position += n;
+                active.turn = Instant::now();
+                self.now.done.prompt_tokens += n as u64;
+            }
             Err(e) => {
-                self.feeding.pop_front();
+                self.feeding.retain(|other| *other != slot);
                 return match self.active[slot].take() {
                     Some(active) => active.fail(&mut *self.backend, e),
                     None => Ok(()),
                 };
             }
         }
+        if let Task::Generate(g) = &active.task {
+            // What has been fed by now: others that begin alike wait for no more than they need.
+            let fed = &g.request.prompt[..active.sequence.position];
+            active.sequence.share(&mut *self.backend, fed)?;
+        }
         if done {
-            self.feeding.pop_front();
-            if let Task::Generate(g) = &active.task {
-                active
-                    .sequence
-                    .share(&mut *self.backend, &g.request.prompt)?;
-            }
+            self.feeding.retain(|other| *other != slot);
             if let Some(active) = self.active[slot].take_if(|a| !a.decodes()) {
                 // Logits: the sender's end tells the receiver that these were all.
                 active.close(&mut *self.backend)?;
             }
-        } else if let Some(Task::Logits { .. }) = self.active[slot].as_ref().map(|a| &a.task) {
-            self.feeding.rotate_left(1);
         }
         Ok(())
     }
@@ -410,15 +483,18 @@ impl Owner {
     fn step(&mut self) -> Result<()> {
         // The last slice of a prompt draws a token too: it goes out before the next step.
         self.deliver(false)?;
-        if !self.active.iter().flatten().any(Active::decodes) {
+        if !self.decodes() {
             return Ok(());
         }
+        let begun = Instant::now();
         while self.backend.may_queue() {
             if let Err(e) = self.backend.decode() {
                 return self.fail_decoding(&e);
             }
         }
-        self.deliver(true)
+        self.deliver(true)?;
+        self.step_took = begun.elapsed();
+        Ok(())
     }
 
     fn fail_decoding(&mut self, error: &Error) -> Result<()> {
@@ -459,6 +535,7 @@ impl Owner {
         g.first.get_or_insert(mark);
         g.last = Some(mark);
         g.drawn.push(event.token);
+        self.now.done.generated_tokens += 1;
         let mut piece = Piece::default();
         let mut end = match event.finish {
             Some(Finish::Stop) => Some(End::Stop(StoppedBy::Token(event.token))),
@@ -537,6 +614,7 @@ impl Owner {
         });
         // The slot is free before the caller can know that it is, or learns why it is not.
         let closed = active.sequence.close(&mut *self.backend, &known);
+        self.say();
         g.out.send(closed.clone().map(|()| piece));
         closed
     }

@@ -1,5 +1,5 @@
-//! The queue between an engine's callers and its thread: jobs that wait, and how either side learns
-//! that the other has ended.
+//! The queue between an engine's callers and its thread: jobs that wait, those that are due first in
+//! front, and how either side learns that the other has ended.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -9,16 +9,21 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak
 use std::time::{Duration, Instant};
 
 use super::request::{FinishReason, Finished, Outlet, Piece, Request, Timings, Usage};
+use super::stats::Now;
+use super::turns;
 use crate::backend::{Backend, LogitsPath};
 use crate::error::{Error, Result};
 
-/// Jobs that may wait; submitting another one blocks.
+/// Jobs that may wait in front of another one; submitting that blocks. One of higher priority than they
+/// have is let in.
 const QUEUE_LIMIT: usize = 256;
 
 /// What is to be done for one request.
 pub struct Job {
     pub cancelled: Arc<AtomicBool>,
+    /// When its caller first asked for it.
     pub submitted: Instant,
+    pub priority: i32,
     /// Tokens that it needs room for.
     pub tokens: usize,
     pub work: Work,
@@ -95,7 +100,8 @@ impl Work {
 
 #[derive(Default)]
 struct Queue {
-    jobs: VecDeque<Job>,
+    /// Each with when it is due, the least first.
+    jobs: VecDeque<(i64, Job)>,
     closing: bool,
     /// Why no job is served any more.
     fate: Option<Error>,
@@ -103,9 +109,18 @@ struct Queue {
     ended: bool,
 }
 
+impl Queue {
+    /// Jobs that go before one that is due then.
+    fn before(&self, due: i64) -> usize {
+        self.jobs.partition_point(|(other, _)| *other <= due)
+    }
+}
+
 /// What the owner and its callers share.
 pub struct Shared {
     process: u32,
+    /// What jobs are due is counted from here on.
+    epoch: Instant,
     queue: Mutex<Queue>,
     /// A job came, or the end.
     arrived: Condvar,
@@ -113,6 +128,8 @@ pub struct Shared {
     room: Condvar,
     /// The thread has ended.
     ended: Condvar,
+    /// What the thread said last of what goes on in it.
+    now: Mutex<Now>,
 }
 
 /// What the threads of all models share with their callers, while they live.
@@ -155,10 +172,12 @@ impl Shared {
     pub fn new() -> Arc<Self> {
         let shared = Arc::new(Self {
             process: std::process::id(),
+            epoch: Instant::now(),
             queue: Mutex::default(),
             arrived: Condvar::new(),
             room: Condvar::new(),
             ended: Condvar::new(),
+            now: Mutex::default(),
         });
         let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|other| other.strong_count() > 0);
@@ -191,6 +210,25 @@ impl Shared {
         self.queue().fate.clone()
     }
 
+    /// When whoever waits `since` then is due; the least goes first.
+    pub fn due(&self, since: Instant, priority: i32) -> i64 {
+        turns::due(self.epoch, since, priority)
+    }
+
+    /// Jobs that wait.
+    pub fn waiting(&self) -> usize {
+        self.queue().jobs.len()
+    }
+
+    /// What the thread said last of what goes on in it.
+    pub fn now(&self) -> Now {
+        *self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn say(&self, now: Now) {
+        *self.now.lock().unwrap_or_else(PoisonError::into_inner) = now;
+    }
+
     /// Whether jobs are taken.
     pub fn check_open(&self) -> Result<()> {
         self.check_process()?;
@@ -205,7 +243,8 @@ impl Shared {
     /// Adds a job; gives it back where the queue stays full for `timeout`.
     pub fn push(&self, job: Job, timeout: Duration) -> Result<std::result::Result<(), Job>> {
         self.check_open()?;
-        let full = |q: &mut Queue| q.jobs.len() >= QUEUE_LIMIT && !q.closing && q.fate.is_none();
+        let due = self.due(job.submitted, job.priority);
+        let full = |q: &mut Queue| q.before(due) >= QUEUE_LIMIT && !q.closing && q.fate.is_none();
         let (mut queue, _) = self
             .room
             .wait_timeout_while(self.queue(), timeout, full)
@@ -216,15 +255,16 @@ impl Shared {
         if queue.closing {
             return Err(CLOSED);
         }
-        if queue.jobs.len() >= QUEUE_LIMIT {
+        let at = queue.before(due);
+        if at >= QUEUE_LIMIT {
             return Ok(Err(job));
         }
-        queue.jobs.push_back(job);
+        queue.jobs.insert(at, (due, job));
         self.arrived.notify_one();
         Ok(Ok(()))
     }
 
-    /// The job that waited longest, if one does; where the thread is `idle`, sleeps until there is one.
+    /// The job that is due first, if one waits; where the thread is `idle`, sleeps until there is one.
     /// Breaks off where the thread was asked to end. Jobs that were cancelled meanwhile are answered;
     /// loading took `load` seconds.
     pub fn next(&self, idle: bool, load: f64) -> ControlFlow<(), Option<Job>> {
@@ -239,14 +279,14 @@ impl Shared {
             if queue.closing {
                 return ControlFlow::Break(());
             }
-            queue.jobs.retain_mut(|job| {
+            queue.jobs.retain_mut(|(_, job)| {
                 let cancelled = job.cancelled.load(Ordering::Relaxed);
                 if cancelled {
                     job.cancel(load);
                 }
                 !cancelled
             });
-            let job = queue.jobs.pop_front();
+            let job = queue.jobs.pop_front().map(|(_, job)| job);
             self.room.notify_all();
             if job.is_some() || !idle {
                 return ControlFlow::Continue(job);
@@ -254,9 +294,12 @@ impl Shared {
         }
     }
 
-    /// Puts a job first in line again.
+    /// Puts a job where it was in line: before others that are due with it.
     pub fn put_back(&self, job: Job) {
-        self.queue().jobs.push_front(job);
+        let due = self.due(job.submitted, job.priority);
+        let mut queue = self.queue();
+        let at = queue.jobs.partition_point(|(other, _)| *other < due);
+        queue.jobs.insert(at, (due, job));
     }
 
     /// Whether the thread was asked to end.

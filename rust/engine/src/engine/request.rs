@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use super::queue::Shared;
 use super::text::check_stops;
+use super::turns::check_priority;
+pub use super::turns::{MAX_PRIORITY, PRIORITY_STEP};
 use crate::error::{Error, Result};
 use crate::sampler::{Logprobs, Params};
 
@@ -30,6 +32,11 @@ pub struct Request {
     /// Tokens of the prompt that are done before [`Timings::prefill`] begins: what comes behind a
     /// long text is timed by itself.
     pub timed_from: usize,
+    /// Who goes first where there is not room for all: the higher, from -[`MAX_PRIORITY`] to
+    /// [`MAX_PRIORITY`]. It counts as if the request had waited [`PRIORITY_STEP`] longer for each step.
+    pub priority: i32,
+    /// When its caller first asked for it, if that was before now: a full queue may have refused it.
+    pub asked: Option<Instant>,
 }
 
 /// Most stop tokens of a request.
@@ -50,6 +57,7 @@ impl Request {
         };
         self.sampling.validate(n_vocab)?;
         check_stops(&self.stop)?;
+        check_priority(self.priority)?;
         let stops = &self.stop_token_ids;
         if stops.len() > MAX_STOP_TOKENS {
             let reason = format!("at most {MAX_STOP_TOKENS} are allowed");

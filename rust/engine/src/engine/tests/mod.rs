@@ -10,8 +10,11 @@ use crate::sampler::{random, Params};
 
 #[path = "../../../tests/files/fixture.rs"]
 mod fixture;
+mod lines;
 mod pages;
 mod prefixes;
+mod scheduling;
+mod solo;
 mod waking;
 
 use fixture::{Folder, Tensor, Writer};
@@ -114,10 +117,22 @@ struct Faults {
     fail_one_at: Option<usize>,
     /// Every step sleeps so long.
     delay: Duration,
+    /// Every row of a prompt sleeps so long.
+    row_delay: Duration,
+    /// What was done, in order.
+    log: Arc<Mutex<Vec<Did>>>,
     /// The first slice of logits waits until this is open.
     gate: Option<Arc<Barrier>>,
     /// Rows of logits that were computed before the first prompt was fed.
     rows_before: Arc<Mutex<(usize, bool)>>,
+}
+
+/// What a backend was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Did {
+    /// Rows of the prompt that begins with this token.
+    Fed(u32, usize),
+    Step,
 }
 
 /// The real backend, with faults, and an eye on who reads and writes the pages.
@@ -128,6 +143,8 @@ struct Faulty {
     /// By slot its pages, and the tokens of its prompt.
     tables: HashMap<usize, Vec<u32>>,
     prompts: HashMap<usize, usize>,
+    /// By slot the first token of its prompt.
+    firsts: HashMap<usize, u32>,
 }
 
 impl Faulty {
@@ -166,11 +183,15 @@ impl Backend for Faulty {
 
     fn start(&mut self, slot: usize, request: &SlotRequest) -> Result<()> {
         self.prompts.insert(slot, request.prompt.len());
+        self.firsts.insert(slot, request.prompt[0]);
         self.inner.start(slot, request)
     }
 
     fn prefill(&mut self, slot: usize, tokens: &[u32], start: usize, sample: bool) -> Result<()> {
-        std::thread::sleep(self.faults.delay);
+        let rows = tokens.len();
+        std::thread::sleep(self.faults.delay + self.faults.row_delay * rows as u32);
+        let did = Did::Fed(self.firsts[&slot], rows);
+        self.faults.log.lock().unwrap().push(did);
         self.faults.rows_before.lock().unwrap().1 = true;
         (start..start + tokens.len()).for_each(|position| self.writes(slot, position));
         self.inner.prefill(slot, tokens, start, sample)
@@ -179,6 +200,7 @@ impl Backend for Faulty {
     fn decode(&mut self) -> Result<()> {
         self.steps += 1;
         std::thread::sleep(self.faults.delay);
+        self.faults.log.lock().unwrap().push(Did::Step);
         assert!(self.faults.panic_at != Some(self.steps), "a planted panic");
         if self.faults.error_at == Some(self.steps) {
             return Err(Error::Internal("a planted error".into()));
@@ -258,6 +280,7 @@ fn engine_with(max_batch: usize, faults: Faults) -> Engine {
             steps: 0,
             tables: HashMap::new(),
             prompts: HashMap::new(),
+            firsts: HashMap::new(),
         });
         drop(folder);
         Ok((backend, loaded))
@@ -283,6 +306,8 @@ fn request(text: &str, max_tokens: usize, seed: u64) -> Request {
         stop_token_ids: Vec::new(),
         ignore_eos: true,
         timed_from: 0,
+        priority: 0,
+        asked: None,
     }
 }
 

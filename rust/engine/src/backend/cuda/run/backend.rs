@@ -9,13 +9,14 @@ use std::time::Duration;
 use super::cache::{Key, Purpose};
 use super::card::LoadTimes;
 use super::decoder::Decoder;
-use super::dispatch::Dispatch;
+use super::dispatch::{default_sizes, Dispatch};
 use super::prefill::{check_chunk, forced_step, logits_pass, Chunks};
 use super::ready::Way;
 use super::sequences::Sequences;
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::backend::cuda::driver::source::Variant;
+use crate::backend::cuda::driver::spec::Spec;
 use crate::backend::{
     Backend, Event, GpuOptions, GraphMode, Inspect, Limits, LogitsPath, Needs, RunnerOptions,
     SharedStats, SlotRequest, Weights,
@@ -65,6 +66,10 @@ impl CudaBackend {
         let mut specs = Vec::new();
         for key in &keys {
             specs.extend(backend.decoder.specs(*key)?);
+        }
+        if options.gpu.warmup {
+            // Nobody who runs waits for a compiler when others join.
+            specs.extend(backend.serving()?);
         }
         let told = |done, total| progress("weights".into(), done, total);
         backend.load_times = backend.decoder.card.load(weights, &specs, &told)?;
@@ -143,13 +148,30 @@ impl CudaBackend {
         Ok(backend)
     }
 
+    /// What prompts and steps consist of, of any length and any number of sequences.
+    fn serving(&self) -> Result<Vec<Spec>> {
+        let n_slots = self.limits.n_slots;
+        let mut specs = self.chunks.feeding(&self.decoder, self.limits.n_ctx)?;
+        // Up to eight rows each number has kernels of its own; above, a few share some.
+        let mut rows: Vec<usize> = (1..=n_slots.min(8)).collect();
+        rows.extend(default_sizes(n_slots));
+        rows.extend(self.dispatch.sizes());
+        rows.sort_unstable();
+        rows.dedup();
+        for rows in rows {
+            specs.extend(self.decoder.specs(self.dispatch.way(rows))?);
+        }
+        Ok(specs)
+    }
+
     /// Every kernel that loading, prompts and steps may run.
     ///
     /// # Errors
     /// [`Error::Internal`].
     pub fn variants(&self) -> Result<Vec<Variant>> {
-        let mut specs = self.chunks.specs(&self.decoder, self.limits.n_ctx)?;
-        // A step of more rows has the kernels of eight.
+        let mut specs = self.serving()?;
+        specs.extend(self.chunks.asking(&self.decoder, self.limits.n_ctx)?);
+        // Without graphs a step has as many rows as sequences.
         for rows in 1..=self.limits.n_slots.min(8) {
             specs.extend(self.decoder.specs(Key::step(Way::Eager, rows))?);
         }

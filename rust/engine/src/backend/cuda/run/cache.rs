@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 
 use super::capture::capture_failure;
 use super::ready::{Ready, Way};
+use crate::backend::cuda::driver::graph::Graph;
 use crate::backend::cuda::driver::launch::Launch;
 use crate::backend::cuda::driver::stream::Stream;
 use crate::error::Result;
@@ -11,6 +12,9 @@ use crate::error::Result;
 /// Lists that are kept beside decode steps, whose sizes are bounded: those of prompts may be of any
 /// number of rows and depend on the span too.
 pub const MOST_LISTS: usize = 64;
+
+/// Runs of a list before it is captured: what a first launch sets up is no part of a capture.
+pub const WARM_UPS: usize = 2;
 
 /// What a list is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -56,14 +60,23 @@ impl Key {
     }
 }
 
+/// A list, and how often it ran since it is what it is.
+#[derive(Debug)]
+struct Entry {
+    ready: Ready,
+    runs: usize,
+}
+
 /// Every list that was needed so far and is kept: all decode steps, of the others those that were
 /// used last.
 #[derive(Debug)]
 pub struct Cache {
-    known: HashMap<Key, Ready>,
+    known: HashMap<Key, Entry>,
     /// Keys of lists that may go, the one used longest ago first.
     used: VecDeque<Key>,
     most: usize,
+    /// A graph that went: the next capture makes it its own.
+    spare: Option<Graph>,
 }
 
 impl Cache {
@@ -73,12 +86,13 @@ impl Cache {
             known: HashMap::new(),
             used: VecDeque::new(),
             most,
+            spare: None,
         }
     }
 
     /// The list, where it is ready.
     pub fn get(&self, key: Key) -> Option<&Ready> {
-        self.known.get(&key)
+        self.known.get(&key).map(|entry| &entry.ready)
     }
 
     /// The keys of what is ready.
@@ -92,31 +106,101 @@ impl Cache {
     /// # Errors
     /// What the driver says of a capture, with its cause and what to do.
     pub fn add(&mut self, key: Key, launches: Vec<Launch>, stream: &Stream) -> Result<&Ready> {
-        let kept = key.purpose == Purpose::Step;
-        let oldest = (!kept && self.used.len() >= self.most)
-            .then(|| self.used.pop_front())
-            .flatten();
-        let gone = oldest.and_then(|oldest| self.known.remove(&oldest));
+        self.make_room(key);
+        self.make(key, launches, stream)
+    }
+
+    /// Makes a list ready of which a run changes more than the number of a step, so that a capture's
+    /// warm-up has to be work that is to be done: `launches` run as they are until
+    /// [`Cache::capture_warm`] captures them. A graph of the same kernels for another span becomes
+    /// theirs at once, in place.
+    ///
+    /// # Errors
+    /// As [`Cache::add`].
+    pub fn add_cold(&mut self, key: Key, launches: Vec<Launch>, stream: &Stream) -> Result<()> {
+        if let Some(sibling) = self.sibling(key) {
+            self.used.retain(|used| *used != sibling);
+            self.set_aside(sibling);
+            return self.make(key, launches, stream).map(|_| ());
+        }
+        self.make_room(key);
+        self.insert(key, Ready::List(launches));
+        Ok(())
+    }
+
+    /// Captures a list that is to be a graph and has run often enough as it is; says whether it did.
+    ///
+    /// # Errors
+    /// As [`Cache::add`]; the list then stays as it is.
+    pub fn capture_warm(&mut self, key: Key, stream: &Stream) -> Result<bool> {
+        let launches = match self.known.get(&key) {
+            Some(Entry {
+                ready: Ready::List(launches),
+                runs: WARM_UPS..,
+            }) if key.way != Way::Eager => launches.clone(),
+            _ => return Ok(false),
+        };
+        self.make(key, launches, stream).map(|_| true)
+    }
+
+    /// The graph of the same kernels for another span.
+    fn sibling(&self, key: Key) -> Option<Key> {
+        let Purpose::Chunk { wanted, .. } = key.purpose else {
+            return None;
+        };
+        let mut graphs = self.known.iter().filter(|(other, entry)| {
+            let alike = (other.rows, other.way) == (key.rows, key.way);
+            let chunk = matches!(other.purpose, Purpose::Chunk { wanted: w, .. } if w == wanted);
+            alike && chunk && matches!(entry.ready, Ready::Graph(_))
+        });
+        graphs.next().map(|(other, _)| *other)
+    }
+
+    /// Takes a list away; its graph, where it is one, is the next capture's.
+    fn set_aside(&mut self, key: Key) {
+        if let Some(Ready::Graph(graph)) = self.known.remove(&key).map(|entry| entry.ready) {
+            self.spare = Some(graph);
+        }
+    }
+
+    fn make_room(&mut self, key: Key) {
+        if key.purpose != Purpose::Step && self.used.len() >= self.most {
+            if let Some(oldest) = self.used.pop_front() {
+                self.set_aside(oldest);
+            }
+        }
+    }
+
+    fn make(&mut self, key: Key, launches: Vec<Launch>, stream: &Stream) -> Result<&Ready> {
+        let spare = match (key.purpose, key.way) {
+            (Purpose::Step, _) | (_, Way::Eager | Way::Piecewise) => None,
+            (_, Way::Full) => self.spare.take(),
+        };
         let free = match key.way {
             Way::Eager => 0,
             Way::Full | Way::Piecewise => stream.context.memory().map_or(0, |m| m.0),
         };
-        let ready = match (gone, key.way) {
+        let ready = match spare {
             // The instance stays where it is, if the kernels are as many.
-            (Some(Ready::Graph(mut graph)), Way::Full) => {
+            Some(mut graph) => {
                 let updated = graph.update(stream, &launches);
                 updated.map(|_| Ready::Graph(graph))
             }
-            (_, way) => Ready::new(way, launches, stream),
+            None => Ready::new(key.way, launches, stream),
         };
         let ready = ready.map_err(|e| match key.way {
             Way::Eager => e,
             Way::Full | Way::Piecewise => capture_failure(e, &key.name(), free),
         })?;
-        if !kept {
+        Ok(self.insert(key, ready))
+    }
+
+    fn insert(&mut self, key: Key, ready: Ready) -> &Ready {
+        if key.purpose != Purpose::Step && !self.used.contains(&key) {
             self.used.push_back(key);
         }
-        Ok(self.known.entry(key).insert_entry(ready).into_mut())
+        let entry = Entry { ready, runs: 0 };
+        &self.known.entry(key).insert_entry(entry).into_mut().ready
     }
 
     /// Queues the list, where it is ready; says whether it was.
@@ -124,13 +208,14 @@ impl Cache {
     /// # Errors
     /// As [`Ready::run`].
     pub fn run(&mut self, key: Key, stream: &Stream) -> Result<bool> {
-        let Some(ready) = self.known.get(&key) else {
+        let Some(entry) = self.known.get_mut(&key) else {
             return Ok(false);
         };
+        entry.runs += 1;
         if let Some(at) = self.used.iter().position(|used| *used == key) {
             self.used.remove(at);
             self.used.push_back(key);
         }
-        ready.run(stream).map(|()| true)
+        entry.ready.run(stream).map(|()| true)
     }
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::cache::{Cache, Key, Purpose, MOST_LISTS};
+use super::cache::{Cache, Key, Purpose, MOST_LISTS, WARM_UPS};
 use super::capture::capture_failure;
 use super::card::Card;
 use super::ready::{Ready, Way};
@@ -19,9 +19,6 @@ use crate::backend::cuda::lower::sample::{Draw, SampleShape};
 use crate::backend::{CapturedStep, RunnerOptions, Weights};
 use crate::error::{Error, Result};
 use crate::plan::Plan;
-
-/// Runs of a step before it is captured: what a first launch sets up is no part of a capture.
-const WARM_UPS: usize = 2;
 
 /// A model that decodes.
 #[derive(Debug)]
@@ -139,21 +136,19 @@ impl Decoder {
     /// What the compiler, the card or the capture says.
     pub fn prepare(&mut self, key: Key) -> Result<Option<CapturedStep>> {
         if self.lists.get(key).is_some() {
+            self.lists.capture_warm(key, &self.card.stream)?;
             return Ok(None);
         }
         let begun = Instant::now();
         let launches = self.card.launches(self.specs(key)?)?;
-        let is_captured_step = key.purpose == Purpose::Step && key.way != Way::Eager;
-        if is_captured_step {
-            let free = self.card.context.memory()?.0;
-            self.warm_up(&launches, key.rows)
-                .map_err(|e| capture_failure(e, &key.name(), free))?;
-        }
-        let stream = &self.card.stream;
-        if !is_captured_step {
-            self.lists.add(key, launches, stream)?;
+        if key.purpose != Purpose::Step || key.way == Way::Eager {
+            self.lists.add_cold(key, launches, &self.card.stream)?;
             return Ok(None);
         }
+        let free = self.card.context.memory()?.0;
+        self.warm_up(&launches, key.rows)
+            .map_err(|e| capture_failure(e, &key.name(), free))?;
+        let stream = &self.card.stream;
         let free = || stream.context.memory().map_or(0, |m| m.0);
         let before = free();
         let graphs = self.lists.add(key, launches, stream)?.graphs();

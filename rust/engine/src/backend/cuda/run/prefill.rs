@@ -1,5 +1,5 @@
-//! Prompts on the card. A prompt is fed in chunks of a few sizes, each a list of its own that is
-//! made ready at first need; rows that a chunk does not need are padding, which stores nothing and
+//! Prompts on the card. A prompt is fed in chunks of a few sizes, each a list of its own that runs
+//! launch by launch at first, which is its warm-up, and is captured then; rows that a chunk does not need are padding, which stores nothing and
 //! which nothing reads. The last row alone goes through the head of the model.
 //!
 //! No bit depends on how a prompt is cut: the order of every sum is fixed by the row.
@@ -114,30 +114,52 @@ impl Chunks {
         Ok(())
     }
 
-    /// Every pass over prompts that may be needed, and those that give the logits of all their
-    /// rows.
+    /// Every pass over prompts of up to `n_ctx` tokens.
     ///
     /// # Errors
     /// [`Error::Internal`].
-    pub fn specs(&self, decoder: &Decoder, n_ctx: usize) -> Result<Vec<Spec>> {
-        let inputs = decoder.card.rows.inputs();
-        let forced = Pass {
-            all: false,
-            ..Pass::step(1, inputs)
-        };
-        let mut specs = decoder.card.specs(&forced)?;
-        for rows in sizes(self.most) {
-            for out in [0, 1, rows.min(decoder.card.max_out())] {
-                specs.extend(decoder.card.specs(&Pass {
-                    rows,
-                    out,
-                    inputs,
-                    path: Path::Prefill { span: n_ctx },
-                    all: false,
-                })?);
+    pub fn feeding(&self, decoder: &Decoder, n_ctx: usize) -> Result<Vec<Spec>> {
+        let mut specs = Vec::new();
+        for rows in self.sizes_for(n_ctx) {
+            for out in [0, 1] {
+                specs.extend(decoder.card.specs(&chunk(decoder, rows, out, n_ctx))?);
             }
         }
         Ok(specs)
+    }
+
+    /// Every pass for the logits of prompts of up to `n_ctx` tokens.
+    ///
+    /// # Errors
+    /// [`Error::Internal`].
+    pub fn asking(&self, decoder: &Decoder, n_ctx: usize) -> Result<Vec<Spec>> {
+        let forced = Pass {
+            all: false,
+            ..Pass::step(1, decoder.card.rows.inputs())
+        };
+        let mut specs = decoder.card.specs(&forced)?;
+        for rows in sizes(self.most) {
+            let out = rows.min(decoder.card.max_out());
+            specs.extend(decoder.card.specs(&chunk(decoder, rows, out, n_ctx))?);
+        }
+        Ok(specs)
+    }
+
+    /// Rows of the chunks of prompts of up to `n_ctx` tokens.
+    fn sizes_for(&self, n_ctx: usize) -> impl Iterator<Item = usize> {
+        let (_, most) = next_chunk(n_ctx, self.most);
+        sizes(most)
+    }
+}
+
+/// A pass over a chunk of a prompt of `n_ctx` tokens, of which the last `out` give logits.
+fn chunk(decoder: &Decoder, rows: usize, out: usize, n_ctx: usize) -> Pass {
+    Pass {
+        rows,
+        out,
+        inputs: decoder.card.rows.inputs(),
+        path: Path::Prefill { span: n_ctx },
+        all: false,
     }
 }
 
