@@ -49,7 +49,8 @@ KERNEL_BOUNDS(everything, P, 256, 1) {
             barrier_init(&barrier, 2);
             barrier_init_fence();
             barrier_expect(&barrier, 64);
-            bulk_copy(to_shared_address(s + 4096), p.x, 64, &barrier);
+            bulk_copy(to_shared_address(s + 4096), p.x, 32, &barrier);
+            bulk_copy_once(to_shared_address(s + 4128), p.x, 32, &barrier);
             barrier_arrive(&barrier);
             barrier_wait(&barrier, 0);
         }
@@ -69,6 +70,7 @@ KERNEL_BOUNDS(everything, P, 256, 1) {
     d[1] += a[1];
     ldmatrix_x4_transposed(a, s + (threadIdx.x % 32) * 16);
     delay_block();
+    linger(PLACING_NS + sm_id());
     if (atomic_inc_acq_rel_wrap(p.w, gridDim.x - 1) == gridDim.x - 1) {
         store_release_sys_u64(p.r, global_timer());
     }

@@ -84,19 +84,24 @@ def api() -> str:
     for group, names in GROUPS.items():
         parts.append(f"## {group}")
         items = {name: getattr(onegraph, name) for name in names}
-        if all(issubclass(item, Exception) for item in items.values()):
-            parts.append("\n".join(_error(*each) for each in items.items()))
-            continue
+        # An error is told by a line, but for the one that has more to it than its name.
+        lines = [_error(name, item) for name, item in items.items() if _is_plain(item)]
         for name, item in items.items():
-            parts += _class(name, item)
+            if not _is_plain(item):
+                parts += _class(name, item)
+        if lines:
+            parts.append("\n".join(lines))
     parts.append("`onegraph.__version__` is the version, as text.")
     return "\n\n".join(parts) + "\n"
 
 
+def _is_plain(item: type) -> bool:
+    return issubclass(item, Exception) and item is not onegraph.Error
+
+
 def _error(name: str, item: type) -> str:
-    doc = ast.get_docstring(list(_bodies(item))[-1][0]) or ""
-    bases = ", ".join(base.__name__ for base in item.__bases__)
-    return f"- `{name}({bases})`: {_joined(doc)}"
+    bases = ", ".join(f"`{base.__name__}`" for base in item.__bases__)
+    return f"- `{name}`, which is {bases}: {_joined(inspect.getdoc(item) or '')}"
 
 
 def _class(name: str, item: type) -> Iterator[str]:
@@ -185,8 +190,19 @@ def _signature(function: Function, name: str) -> str:
     name = f"async {name}" if isinstance(function, ast.AsyncFunctionDef) else name
     line = f"{name}({', '.join(shown)}){result}"
     if len(line) > WIDTH:
-        line = "\n".join([f"{name}(", *(f"    {each}," for each in shown), f"){result}"])
+        line = "\n".join([f"{name}(", *_filled(shown), f"){result}"])
     return line.replace("_native.", "").replace("'", '"')
+
+
+def _filled(parameters: list[str]) -> Iterator[str]:
+    """Indented lines of parameters, as many as fit."""
+    line = "   "
+    for each in parameters:
+        if len(line) + len(each) + 2 > WIDTH and line.strip():
+            yield line
+            line = "   "
+        line += f" {each},"
+    yield line
 
 
 def _parameter(argument: ast.arg, default: ast.expr | None) -> str:

@@ -154,7 +154,7 @@ def _show_kernels(profile: GraphProfile, each: bool) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Span:
-    """Where the time of a kernel goes in a replay, microseconds; None where it has no such moment."""
+    """Where the time of a kernel goes in a replay, microseconds; None without such a moment."""
 
     #: SMs with a block of it, and with several.
     sms: float
@@ -163,8 +163,8 @@ class _Span:
     lead: float | None
     #: From the last block's end of the predecessor to that.
     start: float | None
-    #: From that until activations are there, until the block's own sums are, from those of the middle
-    #: block to those of the last one, and from there to the last block's end.
+    #: From that until activations are there, until the block's own sums are, from those of the
+    #: middle block to those of the last one, and from there to the last block's end.
     ready: float | None
     sums: float | None
     spread: float | None

@@ -47,10 +47,9 @@ typedef unsigned long uint64_t;
 #define ARCH_AT_LEAST(cc) 0
 #endif
 
-// In a build with STAMPS each block tells when it came to which moment: see `stamp` below. The place for
-// that comes behind the parameters.
+// In a build with STAMPS each block tells when it came to which moment: see stamps.cuh. The place for that
+// comes behind the parameters.
 #ifdef STAMPS
-#include "host.cuh"
 #define STAMPED(name, Params)                                   \
     struct name##_stamped {                                     \
         Params p;                                               \
@@ -690,20 +689,12 @@ DEVICE void linger([[maybe_unused]] uint32_t ns) {
     ON_CARD(const uint64_t start = global_timer(); while (global_timer() - start < ns) {})
 }
 
-#ifdef STAMPS
-// The moment of this block: thread 0 writes it to [blocks][STAMP_WORDS], of which the first word is the
-// number of the SM.
-DEVICE void stamp(uint64_t* stamps, uint32_t moment) {
-    if (threadIdx.x != 0) return;
-    const uint32_t block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
-    uint64_t* its = stamps + static_cast<uint64_t>(block) * STAMP_WORDS;
-    its[moment] = global_timer();
-    if (moment != STAMP_BEGUN) return;
+// The number of the SM.
+DEVICE uint32_t sm_id() {
     uint32_t sm = 0;
     ON_CARD(asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));)
-    its[0] = sm;
+    return sm;
 }
-#endif
 
 // In a delay-injection build (ONEGRAPH_DELAY_SEED defined) one block in eight, another set at each
 // launch, sleeps `ns` here; put it before a kernel's stores. A correct step's bits do not change.
@@ -721,3 +712,7 @@ DEVICE void delay_block(uint32_t ns = 20000) {
 
 #undef ON_CARD
 #undef ON_HOST
+
+#ifdef STAMPS
+#include "stamps.cuh"
+#endif

@@ -183,6 +183,7 @@ pub fn headers() -> impl Iterator<Item = (&'static str, &'static str)> {
         "math.cuh",
         "norm.cuh",
         "sample.cuh",
+        "stamps.cuh",
         "state.cuh",
         "tile.cuh",
         "unit.cuh",
