@@ -19,8 +19,6 @@ from onegraph.graphs import (
     GraphProfile,
     GraphStats,
     GraphVerification,
-    KernelStamps,
-    Moment,
     StepCheck,
 )
 from onegraph.llm import LLM
@@ -46,9 +44,7 @@ __all__ = [
     "GraphStats",
     "GraphVerification",
     "InternalError",
-    "KernelStamps",
     "ModelError",
-    "Moment",
     "OutOfMemoryError",
     "Piece",
     "Places",

@@ -303,8 +303,7 @@ class LLM(Generates):
         take: medians of `repeats` measurements. Other requests wait meanwhile.
 
         position: where in its sequence each row's token stands; attention reads as many before it
-        dot: a file to write the graph to, in Graphviz' DOT language; a step in pieces is as many
-            files
+        dot: a file to write the graph to, in Graphviz' DOT language; several of a step in pieces
         stamps: run the step with kernels that note when their blocks came to which moment, too
 
         Raises `DeviceError` on a device without graphs, `ArgumentError` where steps of this size
@@ -322,15 +321,12 @@ class LLM(Generates):
         )
 
     def graph_stats(self) -> GraphStats | None:
-        """What was captured and how decode steps ran so far; None where there are no graphs, as on
-        the CPU.
-        """
+        """What was captured and how decode steps ran so far; None where there are no graphs."""
         text = self._engine.graph_stats()
         return None if text is None else GraphStats.from_json(text)
 
     def stats(self) -> Stats:
-        """What waits, runs and is taken right now, and what was done since the model was loaded. It
-        waits for nothing, so that it may be asked as often as one likes.
+        """What waits, runs and is taken right now, and what was done since loading; waits for nothing.
 
         Raises `ClosedError` after `close`.
         """

@@ -37,7 +37,7 @@ GROUPS = {
     "Text and tokens": ["Tokenizer", "StreamDecoder", "ChatTemplate", "Rendering"],
     "Graphs": [
         *["GraphStats", "CapturedStep", "GraphVerification", "StepCheck"],
-        *["GraphProfile", "GraphKernel", "KernelStamps", "Moment"],
+        *["GraphProfile", "GraphKernel"],
     ],
     "Errors": [
         *["Error", "ModelError", "ArgumentError", "ContextError", "OutOfMemoryError"],

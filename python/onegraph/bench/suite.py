@@ -208,12 +208,11 @@ def _run_once(llm: LLM, case: Case, seed: int) -> list[Timings]:
 def _repetition(case: Case, times: Sequence[Timings]) -> Repetition:
     """What was timed."""
     steps = case.n_gen * case.n_seq
-    # All sequences step together: the slowest one's time is that of all.
-    decode = max(t.decode_seconds for t in times)
-    plain = max(
-        case.n_gen / t.decode_tokens_per_second_without_sampling if case.n_gen else 0.0
-        for t in times
-    )
+    # All sequences step together. Those that began first waited between two steps for the prompts
+    # of the others: the one that began last saw steps alone, and of all sequences.
+    last = min(times, key=lambda t: t.decode_seconds)
+    decode = last.decode_seconds
+    plain = case.n_gen / last.decode_tokens_per_second_without_sampling if case.n_gen else 0.0
     if not case.n_prompt:
         return Repetition(steps, decode, plain)
     prompt = times[0].prefill_seconds

@@ -138,14 +138,7 @@ DEVICE uint32_t pack_f16x2(uint16_t low, uint16_t high) {
     return static_cast<uint32_t>(low) | (static_cast<uint32_t>(high) << 16);
 }
 DEVICE uint32_t f32x2_to_f16x2(float low, float high) {
-#if ARCH_AT_LEAST(800)
-    uint32_t d;
-    ON_HOST(d = pack_f16x2(f32_to_f16(low), f32_to_f16(high));)
-    ON_CARD(asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));)
-    return d;
-#else
     return pack_f16x2(f32_to_f16(low), f32_to_f16(high));
-#endif
 }
 DEVICE float f16x2_low(uint32_t v) { return f16_to_f32(static_cast<uint16_t>(v)); }
 DEVICE float f16x2_high(uint32_t v) { return f16_to_f32(static_cast<uint16_t>(v >> 16)); }

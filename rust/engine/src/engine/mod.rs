@@ -309,7 +309,7 @@ impl Engine {
         let tokens = self.check(request)?;
         let (out, items) = mpsc::channel();
         let work = Work::Generate {
-            request: request.clone(),
+            request: Box::new(request.clone()),
             out: Outlet::new(out, waker),
             save: None,
         };

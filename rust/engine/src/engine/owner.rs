@@ -320,7 +320,7 @@ impl Owner {
                 }
                 Task::Generate(Box::new(Generation {
                     text: TextStream::new(&request.stop),
-                    request,
+                    request: *request,
                     out,
                     first: None,
                     last: None,

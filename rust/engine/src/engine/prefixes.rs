@@ -201,7 +201,7 @@ impl Engine {
             .of_file(&self.loaded.path, SAVE, path)?;
         let ((out, items), (save, content)) = (mpsc::channel(), mpsc::channel());
         let work = Work::Generate {
-            request,
+            request: Box::new(request),
             out: Outlet::new(out, None),
             save: Some(save),
         };

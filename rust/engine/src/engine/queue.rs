@@ -63,7 +63,7 @@ pub type Look = Box<dyn FnOnce(Result<&mut dyn Backend>, &[usize], &AtomicBool) 
 /// The kinds of work.
 pub enum Work {
     Generate {
-        request: Request,
+        request: Box<Request>,
         out: Outlet,
         /// Who wants the keys and values of its prompt.
         save: Option<Sender<Result<Content>>>,

@@ -226,10 +226,10 @@ fn reads_early(l: &Lowering, op: &Op<'_>) -> bool {
     let before = op.number.checked_sub(1).and_then(|i| l.fused.get(i));
     match before {
         Some(Fused::Single(plan::Op::Attention { out: its, .. })) => its != out,
-        Some(Fused::MatVec { epilogue, .. }) => match epilogue {
-            Epilogue::SwiGlu { out: its } | Epilogue::GeGlu { out: its } => its != out,
-            _ => false,
-        },
+        Some(Fused::MatVec {
+            epilogue: Epilogue::SwiGlu { out: its } | Epilogue::GeGlu { out: its },
+            ..
+        }) => its != out,
         _ => false,
     }
 }
