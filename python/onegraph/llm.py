@@ -326,7 +326,7 @@ class LLM(Generates):
         return None if text is None else GraphStats.from_json(text)
 
     def stats(self) -> Stats:
-        """What waits, runs and is taken right now, and what was done since loading; waits for nothing.
+        """What waits, runs and is taken now, and what was done since loading; waits for nothing.
 
         Raises `ClosedError` after `close`.
         """
