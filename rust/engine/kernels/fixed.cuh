@@ -106,9 +106,9 @@ DEVICE void store_fragments(const Fixed& x, uint32_t lane, uint8_t* to_hi, uint8
     }
 }
 
-// The sum of X over the lane's sub-block of 8 LANES columns, the same in its lanes.
-template <uint32_t LANES = 4>
-DEVICE int32_t sub_block_sum(const Fixed& x) {
+// The sums of both limbs over the lane's 8 LANES columns, the same in its lanes.
+template <uint32_t LANES>
+DEVICE float2 sums_of_limbs(const Fixed& x) {
     float hi = 0.0f, lo = 0.0f;
 #pragma unroll
     for (int e = 0; e < 8; e++) {
@@ -120,22 +120,22 @@ DEVICE int32_t sub_block_sum(const Fixed& x) {
         hi = add_rn(hi, __shfl_xor_sync(FULL_WARP, hi, distance));
         lo = add_rn(lo, __shfl_xor_sync(FULL_WARP, lo, distance));
     }
-    return static_cast<int32_t>(hi) * 4096 + static_cast<int32_t>(lo);
+    return make_float2(hi, lo);
 }
 
-// Less the sums of both limbs over the lane's and its neighbour's columns, sixteen of them, in the units of
-// the products' sums.
+// The sum of X over the lane's sub-block of 8 LANES columns, the same in its lanes.
+template <uint32_t LANES = 4>
+DEVICE int32_t sub_block_sum(const Fixed& x) {
+    const float2 sums = sums_of_limbs<LANES>(x);
+    return static_cast<int32_t>(sums.x) * 4096 + static_cast<int32_t>(sums.y);
+}
+
+// Less the sums of both limbs over sixteen columns, the lane's and its neighbour's, in the units of the
+// products' sums.
 DEVICE float2 limb_sums(const Fixed& x) {
-    float hi = 0.0f, lo = 0.0f;
-#pragma unroll
-    for (int e = 0; e < 8; e++) {
-        hi = add_rn(hi, x.hi[e]);
-        lo = add_rn(lo, x.lo[e]);
-    }
-    hi = add_rn(hi, __shfl_xor_sync(FULL_WARP, hi, 1));
-    lo = add_rn(lo, __shfl_xor_sync(FULL_WARP, lo, 1));
     constexpr float UNIT = -1.0f / 16777216.0f;
-    return make_float2(mul_rn(hi, UNIT), mul_rn(lo, UNIT));
+    const float2 sums = sums_of_limbs<2>(x);
+    return make_float2(mul_rn(sums.x, UNIT), mul_rn(sums.y, UNIT));
 }
 
 // An integer up to 2^14 in size as 8 a + b, two halves: what minimums, as (8 m, m), are multiplied
