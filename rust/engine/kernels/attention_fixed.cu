@@ -134,7 +134,9 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
     const uint32_t split_units = units_of_split<MAX_SPLITS>(n - start * PAGE_TOKENS);
     const uint32_t units = (n + PAGE_TOKENS - 1) / PAGE_TOKENS;
     const uint32_t splits = (units - start + split_units - 1) / split_units;
-    const uint32_t block_splits = (splits + p.shares - 1) / p.shares;
+    // What the teams take at once is one block's: nothing is left to join.
+    const uint32_t shares_wanted = splits <= TEAMS ? 1 : p.shares;
+    const uint32_t block_splits = (splits + shares_wanted - 1) / shares_wanted;
     const uint32_t blocks = (splits + block_splits - 1) / block_splits;
     const uint32_t first_unit = start + number_of_share * block_splits * split_units;
     const bool is_idle = first_unit >= units;

@@ -21,12 +21,13 @@ static PROMPT: Source = source!(
     KvView
 );
 
-/// Threads of a team of attention_fixed.cu, which takes a unit at a time, and teams of a block: two of
-/// heads so narrow that a unit's reading takes less than its instructions, where rows have several
-/// blocks.
+/// Threads of a team of attention_fixed.cu, which takes a unit at a time, and teams of a block: two
+/// where rows have several blocks, of heads so narrow that a unit's reading takes less than its
+/// instructions, and of wider ones of a row alone, whose short texts need no joining then.
 const TEAM: usize = 128;
 const TEAMS: usize = 2;
 const TEAMS_DIM: usize = 64;
+const ALONE_TEAMS_DIM: usize = 128;
 
 /// Shared memory of a block that is not pages, of attention_fixed.cu and of prompt_attention_fixed.cu.
 const STATIC_BYTES: usize = 16 << 10;
@@ -37,6 +38,11 @@ const MOST_PARTS: usize = 6;
 
 /// Blocks of attention_fixed.cu that an SM holds.
 const BLOCKS_PER_SM: usize = 2;
+
+/// Of shared memory, in hundredths, what the one block an SM has of a row alone takes. A step of 8B on an
+/// H200 with 50, 60, 66 and 76: 1,833, 1,832, 1,818 and 1,808 us behind 100 tokens, 2,554, 2,554, 2,462
+/// and 2,448 behind 16,384 (`onegraph graph --position`).
+const ALONE_SHARED: usize = 76;
 
 /// Warps of a block of prompt_attention_fixed.cu, of 16 queries each, and widest heads it takes.
 const PROMPT_WARPS: usize = 8;
@@ -122,13 +128,18 @@ fn step_specs(l: &Lowering, op: &AttentionOp, pass: &Pass) -> Result<Vec<Spec>> 
     let rows = at_once.min(pass.rows);
     let group = op.n_head / n_head_kv;
     let (parts, heads) = parts(group, op.kv.head_dim);
-    let is_narrow = op.kv.head_dim <= TEAMS_DIM && group <= 8;
+    let widest = if rows == 1 { ALONE_TEAMS_DIM } else { TEAMS_DIM };
+    let is_narrow = op.kv.head_dim <= widest && group <= 8;
     let teams = match is_narrow && rows * n_head_kv < l.card.sm_count as usize {
         true => TEAMS,
         false => 1,
     };
     let part = teams * part_bytes(l, op.kv);
-    let room = (l.card.shared_bytes / BLOCKS_PER_SM).saturating_sub(STATIC_BYTES);
+    let room = match rows {
+        1 => l.card.shared_bytes * ALONE_SHARED / 100,
+        _ => l.card.shared_bytes / BLOCKS_PER_SM,
+    };
+    let room = room.saturating_sub(STATIC_BYTES);
     let ring = (room / part.max(1)).clamp(1, MOST_PARTS);
     // As many blocks a row as keep the card busy.
     let splits = op.most_splits(l.n_ctx);
@@ -229,7 +240,7 @@ mod tests {
         assert_eq!(entries(&alone)[..5], wanted);
         let params: AttentionFixed = alone[2].params().unwrap();
         assert_eq!((params.k, params.v), (at("k"), at("v")));
-        assert!(alone[2].shared as usize + STATIC_BYTES <= l.card.shared_bytes / BLOCKS_PER_SM);
+        assert!(alone[2].shared as usize + STATIC_BYTES <= l.card.shared_bytes * ALONE_SHARED / 100);
         // Rows of one sequence are stored first, for all of them may be seen.
         let several = Pass {
             inputs: Inputs {
