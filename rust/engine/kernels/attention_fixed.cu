@@ -374,6 +374,8 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
     };
     Sums split, total;
     split.is_empty = total.is_empty = true;
+    // Of the split at hand: its number among all, and how many of its units are still to come.
+    uint32_t split_number = number_of_share * block_splits, units_left = split_units;
     // Which row of a matrix this lane gives ldmatrix_x4 the address of.
     const uint32_t matrix_row = lane / 8 % 2 * 8 + lane % 8, second = lane / 16;
 
@@ -592,13 +594,15 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
             if (its >= end_unit) break;
             if (t > 0) next = handed[t - 1][thread];
             join_sums(split, next);
-            if ((its + 1 - start) % split_units != 0 && its + 1 != end_unit) continue;
+            units_left--;
+            if (units_left != 0 && its + 1 != end_unit) continue;
             if (blocks == 1) {
                 join_sums(total, split);
             } else {
-                leave(split, (its - start) / split_units);
+                leave(split, split_number);
             }
             split.is_empty = true;
+            split_number++, units_left = split_units;
         }
     }
 

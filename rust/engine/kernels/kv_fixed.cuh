@@ -222,9 +222,10 @@ DEVICE uint32_t units_of_split(uint32_t n) {
     return n <= TOKENS ? 1 : (n + TOKENS - 1) / TOKENS;
 }
 
-// 2^n, zero below 2^-126.
+// 2^n of an integer up to 0; zero below 2^-126, and of no number.
 DEVICE float fade(float n) {
-    return n < -126.0f ? 0.0f : u32_as_float(static_cast<uint32_t>(static_cast<int>(n) + 127) << 23);
+    // The sum's last bits are n + 127, which the shift leaves in the place of exponents.
+    return u32_as_float(float_as_u32(add_rn(fmaxf(n, -127.0f), 12583039.0f)) << 23);
 }
 
 // What is joined to sums: factors of both, step 5.

@@ -486,8 +486,8 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
                     *reinterpret_cast<float2*>(out + d * 8) = all;
                     o[d][2 * r] = is_last ? all.x : 0.0f, o[d][2 * r + 1] = is_last ? all.y : 0.0f;
                 }
-                // A sink is joined to all of them.
-                most[r] = HAS_SINKS && is_last ? all_most[r] : -infinity_f32();
+                // Pages behind the last, of longer rows, are joined to all of them with a share of 0.
+                most[r] = is_last ? all_most[r] : -infinity_f32();
                 weight[r] = is_last ? all_weight[r] : 0.0f;
             }
         }

@@ -63,14 +63,16 @@ pub fn specs(l: &Lowering, op: &AttentionOp, pass: &Pass) -> Result<Vec<Spec>> {
 /// # Errors
 /// [`Error::Argument`] with the numbers and another type.
 pub fn check(card: &DeviceInfo, kv_type: &QuantType, shapes: &[KvShape]) -> Result<()> {
-    if !kv_type.sums_kv_exactly() {
-        return Ok(());
-    }
-    let bytes = |kv: &KvShape| page_bytes(kv_type, kv.head_dim) + STATIC_BYTES;
-    let Some(kv) = shapes.iter().find(|kv| bytes(kv) > card.shared_bytes) else {
+    let bytes = |ty: &QuantType, kv: &KvShape| match ty.sums_kv_exactly() {
+        true => page_bytes(ty, kv.head_dim) + STATIC_BYTES,
+        false => 0,
+    };
+    let fits = |ty: &QuantType, kv: &KvShape| bytes(ty, kv) <= card.shared_bytes;
+    let Some(kv) = shapes.iter().find(|kv| !fits(kv_type, kv)) else {
         return Ok(());
     };
-    let able = |t: &&QuantType| t.keeps_kv_on_card(kv.head_dim) && !t.sums_kv_exactly();
+    let able =
+        |t: &&QuantType| t.keeps_kv_on_card(kv.head_dim) && shapes.iter().all(|kv| fits(t, kv));
     let able = quant::kv_types().filter(able);
     let able: Vec<_> = able.map(|t| t.name.to_lowercase()).collect();
     Err(Error::Argument {
@@ -80,7 +82,7 @@ pub fn check(card: &DeviceInfo, kv_type: &QuantType, shapes: &[KvShape]) -> Resu
             "heads of {} values take {} bytes of a block's shared memory, and this card has {}; \
              use one of {}",
             kv.head_dim,
-            bytes(kv),
+            bytes(kv_type, kv),
             card.shared_bytes,
             able.join(", ")
         ),
@@ -271,20 +273,23 @@ mod tests {
 
     #[test]
     fn heads_that_no_block_has_room_for_are_refused() {
-        for (arch, head_dim, fits) in [
-            ("sm_75", 256, true),
-            ("sm_75", 512, false),
-            ("sm_86", 512, true),
-            ("sm_86", 1024, false),
-            ("sm_90", 1024, true),
+        for (arch, kv_type, head_dim, fits) in [
+            ("sm_75", "I16", 256, true),
+            ("sm_75", "I16", 512, false),
+            ("sm_75", blocks(), 512, true),
+            ("sm_75", blocks(), 1024, false),
+            ("sm_86", "I16", 512, true),
+            ("sm_86", "I16", 1024, false),
+            ("sm_86", blocks(), 1024, true),
+            ("sm_90", "I16", 1024, true),
         ] {
             let card = DeviceInfo::of_arch(arch, 16).unwrap();
             let shapes = [64, head_dim].map(|head_dim| KvShape {
                 n_head_kv: 1,
                 head_dim,
             });
-            let found = check(&card, quant::kv_by_name("I16").unwrap(), &shapes);
-            assert_eq!(found.is_ok(), fits, "{arch} {head_dim}");
+            let found = check(&card, quant::kv_by_name(kv_type).unwrap(), &shapes);
+            assert_eq!(found.is_ok(), fits, "{arch} {kv_type} {head_dim}");
             if let Err(e) = found {
                 let text = e.to_string();
                 assert!(text.contains(&format!("{head_dim} values")), "{text}");
