@@ -267,62 +267,72 @@ def rows(title: str, ours: list[float], theirs: list[float], who: str) -> list[s
     ]
 
 
+#: In the order of the columns.
+MODELS = ["135M Q8_0", "1B", "1.5B", "3B", "8B", "8B Q8_0"]
+HEADS = f"| | {' | '.join(MODELS)} |\n|---|---|---|---|---|---|---|\n"
+
+
 def test_the_tables_of_models_are_the_records() -> None:
     made = record("models_h200.json")
-    order = ["135M Q8_0", "1B", "1.5B", "3B", "8B", "8B Q8_0"]
-    assert set(order) == set(made["models"])
-    heads = f"| | {' | '.join(order)} |\n|---|---|---|---|---|---|---|\n"
+    assert set(MODELS) == set(made["models"])
 
     def lines(test: str, title: str) -> str:
         found = [
-            [mean(made["models"][m][e][test]) for m in order] for e in ("onegraph", "llama.cpp")
+            [mean(made["models"][m][e][test]) for m in MODELS] for e in ("onegraph", "llama.cpp")
         ]
         return "\n".join(rows(title, *found, "llama.cpp")) + "\n"
 
-    decode = heads + lines("decode", "decode")
+    decode = HEADS + lines("decode", "decode")
     short, long = (lines(f"prompt of {n}", f"prompt of {n:,}") for n in (512, 2048))
-    assert decode + long in TEXTS["README"].read_text()
     speed = TEXTS["speed"].read_text()
     assert decode + short + long in speed
-    for text in [TEXTS["README"].read_text(), speed]:
-        assert "H200" in text and made["machine"]["driver"] in text
-        for command in made["commands"]:
-            assert command.removesuffix(" -o json") in text
+    assert "H200" in speed and made["machine"]["driver"] in speed
+    for command in made["commands"]:
+        assert command.removesuffix(" -o json") in speed
 
 
-def test_the_table_of_sequences_is_the_record() -> None:
-    made = record("batch_h200.json")["models"]
-    for name, of in made.items():
-        found = []
-        for engine in ("onegraph", "llama.cpp"):
-            decode = of[engine]["decode"]
-            found.append(
-                [mean(of[engine]["prompt"]), *(mean(decode[n]) for n in ("1", "8", "32", "64"))]
-            )
-        # A half is rounded as the table of its day was: up or down.
-        shown = TEXTS["speed"].read_text().partition("## Sequences at once")[2]
-        lines = [line.split(" | ") for line in shown.splitlines() if line.startswith(f"| {name}, ")]
-        figures = [line for line in lines if len(line) == 6]
-        for line, numbers in zip(figures, found, strict=True):
-            for cell, number in zip(line[1:], numbers, strict=True):
-                assert abs(float(cell.strip("| ").replace(",", "")) - number) <= 0.5
+def test_the_table_of_steps_is_the_record() -> None:
+    made = record("steps_h200.json")
+    found = [
+        [median(made["models"][m][e]["step behind 0"]) for m in MODELS]
+        for e in ("onegraph", "llama.cpp")
+    ]
+    table = HEADS + "\n".join(rows("decode", *found, "llama.cpp")) + "\n"
+    for text in [TEXTS["README"].read_text(), TEXTS["speed"].read_text()]:
+        assert table in text and "H200" in text and made["machine"]["driver"] in text
 
 
-def test_the_tables_at_depth_are_the_record() -> None:
-    models = record("depth_h200.json")["models"]
-    steps = [f"step behind {n}" for n in (0, 512, 2048, 16384)]
-    several = [*(f"{n} sequences" for n in (8, 32, 64)), "prompt behind 0"]
-    speed = TEXTS["speed"].read_text()
+@pytest.mark.parametrize(
+    ("name", "tests", "texts"),
+    [
+        (
+            "depth_h200.json",
+            [f"step behind {n}" for n in (0, 512, 2048, 16384, 32768)]
+            + [f"prompt behind {n}" for n in (0, 16384)],
+            ["README", "speed"],
+        ),
+        (
+            "batch_h200.json",
+            ["step behind 0", *(f"{n} sequences" for n in (8, 32, 64)), "prompt behind 0"],
+            ["README", "speed"],
+        ),
+        (
+            "q8_0_h200.json",
+            [*(f"step behind {n}" for n in (0, 2048, 32768)), "prompt behind 0"],
+            ["speed"],
+        ),
+    ],
+)
+def test_the_tables_at_depth_and_of_sequences_are_records(
+    name: str, tests: list[str], texts: list[str]
+) -> None:
+    models = record(name)["models"]
     assert list(models) == ["1B", "8B"]
-    for tests, texts in [(steps, [speed, TEXTS["README"].read_text()]), (several, [speed])]:
-        lines = []
-        for model, made in models.items():
-            for engine in ("onegraph", "llama.cpp"):
-                figures = (f"{median(made[engine][test]):,.0f}" for test in tests)
-                lines.append(f"| {model}, {engine} | {' | '.join(figures)} |")
-            pairs = ((median(made[e][test]) for e in ("onegraph", "llama.cpp")) for test in tests)
-            lines.append(f"| ratio | {' | '.join(f'{a / b:.2f}' for a, b in pairs)} |")
-        assert all("\n".join(lines) in text for text in texts)
+    lines = []
+    for model, made in models.items():
+        found = [[median(made[e][test]) for test in tests] for e in ("onegraph", "llama.cpp")]
+        lines += rows(model, *found, "llama.cpp")
+    assert all("\n".join(lines) in TEXTS[text].read_text() for text in texts)
 
 
 def test_the_table_of_families_is_the_record() -> None:

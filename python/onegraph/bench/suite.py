@@ -205,14 +205,31 @@ def _run_once(llm: LLM, case: Case, seed: int) -> list[Timings]:
     return times
 
 
+def _together(times: Sequence[Timings]) -> float:
+    """Seconds in which all sequences make their tokens, at the rate that they have while all run.
+
+    Those that begin first wait between two steps for the prompts of the others, and end before them.
+    So what counts is the span from where the last one begins to the end, and of each sequence the part
+    of its tokens that it made in there if it was as fast before as on average. It was slower: what
+    this gives is never too short.
+    """
+    begun = [t.queue_seconds + t.prefill_seconds for t in times]
+    ended = [begin + t.decode_seconds for begin, t in zip(begun, times, strict=True)]
+    span = max(ended) - max(begun)
+    made = [
+        max(0.0, end - max(begun)) / t.decode_seconds if t.decode_seconds else 1.0
+        for end, t in zip(ended, times, strict=True)
+    ]
+    return span * len(times) / sum(made)
+
+
 def _repetition(case: Case, times: Sequence[Timings]) -> Repetition:
     """What was timed."""
     steps = case.n_gen * case.n_seq
-    # All sequences step together. Those that began first waited between two steps for the prompts
-    # of the others: the one that began last saw steps alone, and of all sequences.
+    decode = _together(times)
     last = min(times, key=lambda t: t.decode_seconds)
-    decode = last.decode_seconds
-    plain = case.n_gen / last.decode_tokens_per_second_without_sampling if case.n_gen else 0.0
+    share = decode / last.decode_seconds if last.decode_seconds else 1.0
+    plain = case.n_gen / last.decode_tokens_per_second_without_sampling * share if steps else 0.0
     if not case.n_prompt:
         return Repetition(steps, decode, plain)
     prompt = times[0].prefill_seconds
