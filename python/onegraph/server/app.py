@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-from onegraph.server import dialects, openai, operations
+from onegraph.server import anthropic, dialects, ollama, openai, operations
 from onegraph.server.access import Access, Door
 from onegraph.server.log import Log
 from onegraph.server.service import Service
@@ -38,7 +38,12 @@ def build(
         )
     front += [Middleware(dialects.Failures), Middleware(Door, access=access)]
     app = Starlette(
-        routes=[*openai.routes(service), *operations.routes(service)],
+        routes=[
+            *openai.routes(service),
+            *anthropic.routes(service),
+            *ollama.routes(service),
+            *operations.routes(service),
+        ],
         middleware=front,
         exception_handlers={HTTPException: dialects.no_route},
     )

@@ -23,16 +23,26 @@ _SEEN |= {"document", "input_file", "video"}
 MOST_MESSAGES = 100_000
 
 
-def text_of(fields: Fields, name: str, kinds: tuple[str, ...] = ("text",)) -> str | None:
-    """A content: a string, or a list of parts of these kinds that have a `text`, joined."""
+def text_of(
+    fields: Fields,
+    name: str,
+    kinds: tuple[str, ...] = ("text",),
+    skipped: tuple[str, ...] = (),
+) -> str | None:
+    """A content: a string, or a list of parts of these kinds that have a `text`, joined; parts of
+    the kinds `skipped` are left out."""
     value = fields.get(name)
     if not isinstance(value, list):
         return fields.text(name)
     texts = []
     for part in fields.objects(name):
         kind = part.text("type")
+        if kind in skipped:
+            continue
         if kind in _SEEN:
             raise wrong(part.path("type"), kind, "models here read text, so send text alone")
+        if kind in ("tool_use", "tool_result"):
+            raise wrong(part.path("type"), kind, NO_TOOLS)
         if kind not in kinds:
             expected = f"must be one of {', '.join(kinds)}"
             raise wrong(part.path("type"), kind, expected)
@@ -65,11 +75,21 @@ def chat(
     return prepare
 
 
-def prompt(given: Any, options: dict[str, Any], *, echo: bool = False) -> Callable[[LLM], Job]:
-    """What `Asked.prepare` is for a prompt, or several."""
+def prompt(
+    given: Any, options: dict[str, Any], *, echo: bool = False, parse_special: bool = False
+) -> Callable[[LLM], Job]:
+    """What `Asked.prepare` is for a prompt, or several. `parse_special` lets their texts spell
+    control tokens."""
+
+    def special(llm: LLM, one: Any) -> Any:
+        return llm.tokenize(one, parse_special=True) if isinstance(one, str) else one
 
     def prepare(llm: LLM) -> Job:
-        return llm._prompts(given, options, None, echo)
+        asked = given
+        if parse_special:
+            many = isinstance(given, list)
+            asked = [special(llm, one) for one in given] if many else special(llm, given)
+        return llm._prompts(asked, options, None, echo)
 
     return prepare
 

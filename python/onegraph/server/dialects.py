@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from onegraph.server import openai
+from onegraph.server import anthropic, ollama, openai
 from onegraph.server.refusals import Refused, refusal
 
 __all__ = ["Failures", "no_route"]
@@ -27,7 +27,9 @@ def response(path: str, why: Refused) -> JSONResponse:
 
 
 def _written(path: str, why: Refused) -> dict[str, Any]:
-    return openai.failure(why)
+    if path.startswith("/v1/messages"):
+        return anthropic.failure(why)
+    return ollama.failure(why) if path.startswith("/api/") else openai.failure(why)
 
 
 async def no_route(request: Request, error: Exception) -> JSONResponse:

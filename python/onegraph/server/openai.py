@@ -199,7 +199,9 @@ def _completion(service: Service, fields: Fields) -> Asked:
     def document(outputs: list[list[Event]]) -> dict[str, Any]:
         return _document(head, outputs, _completion_choice)
 
-    prepare = conversation.prompt(given, chosen, echo=fields.flag("echo"))
+    prepare = conversation.prompt(
+        given, chosen, echo=fields.flag("echo"), parse_special=fields.flag("parse_special")
+    )
     return Asked(model, prepare, writer, document, spelled(fields, COMPLETION_NAMES))
 
 
