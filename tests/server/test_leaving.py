@@ -79,7 +79,7 @@ def test_a_client_may_leave_in_every_phase(sent: bytes, served: Served, llm: LLM
             connection.close()
     prompt(served)
     until(lambda: runs(llm) == 0)
-    assert served.app.state.service.models.find(None).line.inside == 0
+    until(lambda: served.app.state.service.models.find(None).line.inside == 0)
 
 
 def test_the_end_of_a_server_is_not_taken_for_that_of_a_client(served: Served, llm: LLM) -> None:

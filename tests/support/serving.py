@@ -24,6 +24,7 @@ class Served:
     """A server that runs."""
 
     app: Starlette
+    server: Server
     port: int
 
     @property
@@ -94,15 +95,18 @@ def prompt(served: Served) -> None:
 
 
 @contextlib.contextmanager
-def serving(app: Starlette) -> Iterator[Served]:
-    """Serves an app as `onegraph serve` does, in a thread."""
+def serving(app: Starlette, send_bytes: int | None = None) -> Iterator[Served]:
+    """Serves an app as `onegraph serve` does, in a thread. The system keeps `send_bytes` of what a
+    client does not read, where that is given."""
     listener = bind("127.0.0.1", 0)
+    if send_bytes is not None:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_bytes)
     server = Server(app, drain=5)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
     thread.start()
     try:
         until(lambda: server.started)
-        yield Served(app, listener.getsockname()[1])
+        yield Served(app, server, listener.getsockname()[1])
     finally:
         server.should_exit = True
         thread.join(60)

@@ -46,7 +46,7 @@ class Idle:
     def make_room(self, connections: int) -> None:
         """One more has come."""
         if connections > self.most and self._since:
-            next(iter(self._since)).transport.abort()
+            self._end(next(iter(self._since)))
 
     def sweep(self, connections: Iterable[Any]) -> None:
         """Ends those that have waited too long, and those whose clients do not take the end."""
@@ -54,12 +54,17 @@ class Idle:
         for connection, since in [*self._since.items()]:
             if now - since < IDLE_SECONDS:
                 break
-            connection.transport.abort()
+            self._end(connection)
         for connection in [*connections]:
             if isinstance(connection, Connection) and connection.transport.is_closing():
                 connection.closing = connection.closing or now
                 if now - connection.closing > LINGER_SECONDS:
                     connection.transport.abort()
+
+    def _end(self, connection: Connection) -> None:
+        # Now, not when the loop comes to it: several may come before then, and each ends one.
+        self.remove(connection)
+        connection.transport.abort()
 
 
 class Connection(HttpToolsProtocol):

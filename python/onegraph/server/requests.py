@@ -33,27 +33,29 @@ async def body(request: Request, limits: Limits) -> Fields:
 
 async def _read(request: Request, limits: Limits) -> bytes:
     most = limits.body_bytes
+    said = request.headers.get("content-length", "")
+    too_large = said.isdecimal() and int(said[:20]) > most
     found = bytearray()
     parts = request.stream()
     try:
         async with asyncio.timeout(limits.body_seconds):
-            async for part in parts:
-                found += part
-                if len(found) > most:
-                    break
-            else:
-                return bytes(found)
+            if not too_large:
+                async for part in parts:
+                    found += part
+                    if len(found) > most:
+                        break
+                else:
+                    return bytes(found)
     except TimeoutError:
         raise Refused(
             408, f"of the body {len(found)} bytes came in {limits.body_seconds:g} s; send it whole"
         ) from None
-    spilled = 0
+    # Who asks before it sends is not asked to.
+    spilled = SPILLED if "expect" in request.headers else 0
     with contextlib.suppress(TimeoutError, ClientDisconnect):
         async with asyncio.timeout(SPILLED_SECONDS):
-            async for part in parts:
+            while spilled < SPILLED and (part := await anext(parts, b"")):
                 spilled += len(part)
-                if spilled > SPILLED:
-                    break
     raise Refused(
         413, f"the body has more than {most} bytes, the most that this server takes (--max-body)"
     )

@@ -60,10 +60,10 @@ class Server(uvicorn.Server):
     """
 
     def __init__(self, app: Starlette, *, drain: float = 30.0) -> None:
-        self._idle = Idle(_most_connections())
+        self.idle = Idle(_most_connections())
         config = uvicorn.Config(
             app,
-            http=connection_class(self._idle),
+            http=connection_class(self.idle),
             ws="none",
             lifespan="off",
             access_log=False,
@@ -81,7 +81,7 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         if counter % 10 == 0:  # once a second
-            self._idle.sweep(self.server_state.connections)
+            self.idle.sweep(self.server_state.connections)
         return await super().on_tick(counter)
 
 
