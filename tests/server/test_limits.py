@@ -11,7 +11,7 @@ from onegraph import LLM
 from onegraph.server import asgi
 from onegraph.server.limits import Line
 from onegraph.server.refusals import Refused
-from support.serving import Served, events, http, rest, runs, serving, until
+from support.serving import Served, events, http, in_process, rest, runs, serving, until
 
 LONG: dict[str, Any] = {"prompt": "tea", "max_tokens": 400, "ignore_eos": True}
 
@@ -92,14 +92,37 @@ def test_more_tokens_than_allowed_are_not_made(llm: LLM) -> None:
 
 
 def test_an_answer_that_takes_too_long_ends(llm: LLM) -> None:
-    with serving(asgi(llm, timeout=0.05)) as served:
+    with serving(asgi(llm, timeout=0.02)) as served:
         status, body = served.post("/v1/completions", LONG)
         assert (status, body["error"]["type"]) == (504, "server_error")
-        status, raw = served.post("/v1/completions", {**LONG, "stream": True})
-        assert status == 200
-        *texts, last = events(raw)
-        assert texts and "--timeout" in last["error"]["message"] and "[DONE]" not in raw
         until(lambda: runs(llm) == 0)
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "said"),
+    [
+        ("/v1/completions", {"prompt": "tea"}, b'data: {"error":{"message":"the answer took'),
+        ("/v1/messages", {"max_tokens": 400}, b'event: error\ndata: {"type":"error","error":{"ty'),
+        ("/v1/responses", {"input": "tea"}, b"event: response.failed\n"),
+        ("/api/chat", {}, b'{"error":"the answer took'),
+    ],
+)
+def test_a_stream_that_takes_too_long_breaks_off_in_its_own_words(
+    path: str, asked: dict[str, Any], said: bytes, llm: LLM
+) -> None:
+    bodies: list[bytes] = []
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            bodies.append(message["body"])
+            if len(bodies) == 1:
+                await asyncio.sleep(5)
+
+    messages = [{"role": "user", "content": "tea"}]
+    asked = {"messages": messages, "stream": True, "ignore_eos": True, **asked}
+    in_process(asgi(llm, timeout=1.0), path, asked, send)
+    assert len(bodies) == 2 and bodies[1].startswith(said)
+    until(lambda: runs(llm) == 0)
 
 
 def test_a_body_that_is_too_large_is_refused_by_its_length_or_as_it_comes(llm: LLM) -> None:
@@ -141,35 +164,6 @@ def test_a_large_body_is_read_beside_the_loop(served: Served) -> None:
     assert status == 200 and body["usage"]["prompt_tokens"] < 5
 
 
-def in_process(app: Any, body: dict[str, Any], send: Any) -> None:
-    """A request to an app, without a server between."""
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": "/v1/completions",
-        "raw_path": b"/v1/completions",
-        "query_string": b"",
-        "headers": [(b"host", b"x")],
-        "scheme": "http",
-        "server": ("x", 80),
-        "client": ("x", 1),
-        "root_path": "",
-        "http_version": "1.1",
-    }
-
-    async def run() -> None:
-        requests = iter([{"type": "http.request", "body": json.dumps(body).encode()}])
-
-        async def receive() -> Any:
-            for each in requests:
-                return each
-            await asyncio.Event().wait()
-
-        await asyncio.wait_for(app(scope, receive, send), 60)
-
-    asyncio.run(run())
-
-
 def test_a_slow_reader_is_sent_joined_frames(llm: LLM) -> None:
     plain = llm.generate("tea", max_tokens=200, seed=1, ignore_eos=True)
     bodies: list[bytes] = []
@@ -186,7 +180,7 @@ def test_a_slow_reader_is_sent_joined_frames(llm: LLM) -> None:
 
     app = asgi(llm)
     asked = {"prompt": "tea", "max_tokens": 200, "seed": 1, "ignore_eos": True, "stream": True}
-    in_process(app, asked, send)
+    in_process(app, "/v1/completions", asked, send)
     assert len(bodies) <= 4
     found = events(b"".join(bodies).decode())
     assert "".join(each["choices"][0]["text"] for each in found) == plain.text
@@ -205,7 +199,8 @@ def test_a_client_that_waits_is_told_so(llm: LLM) -> None:
             for each in blocker:
                 each.close()
 
-    in_process(app, {"prompt": "tea", "max_tokens": 2, "stream": True, "ignore_eos": True}, send)
+    asked = {"prompt": "tea", "max_tokens": 2, "stream": True, "ignore_eos": True}
+    in_process(app, "/v1/completions", asked, send)
     assert messages[0]["status"] == 200
     bodies = [message["body"] for message in messages[1:]]
     assert bodies[:3] == [b": still waiting\n\n"] * 3

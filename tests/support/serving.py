@@ -113,6 +113,35 @@ def serving(app: Starlette, send_bytes: int | None = None) -> Iterator[Served]:
         assert not thread.is_alive()
 
 
+def in_process(app: Starlette, path: str, body: dict[str, Any], send: Any) -> None:
+    """A POST to an app without a server between: `send` takes its messages as fast as it will."""
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": [(b"host", b"x")],
+        "scheme": "http",
+        "server": ("x", 80),
+        "client": ("x", 1),
+        "root_path": "",
+        "http_version": "1.1",
+    }
+
+    async def run() -> None:
+        requests = iter([{"type": "http.request", "body": json.dumps(body).encode()}])
+
+        async def receive() -> Any:
+            for each in requests:
+                return each
+            await asyncio.Event().wait()
+
+        await asyncio.wait_for(app(scope, receive, send), 60)
+
+    asyncio.run(run())
+
+
 def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
     """Waits until something is so."""
     end = time.monotonic() + seconds

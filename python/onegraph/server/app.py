@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-from onegraph.server import anthropic, dialects, ollama, openai, operations
+from onegraph.server import anthropic, dialects, ollama, openai, operations, responses
 from onegraph.server.access import Access, Door
 from onegraph.server.log import Log
 from onegraph.server.service import Service
@@ -40,6 +40,7 @@ def build(
     app = Starlette(
         routes=[
             *openai.routes(service),
+            *responses.routes(service),
             *anthropic.routes(service),
             *ollama.routes(service),
             *operations.routes(service),
