@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["MISSING", "asgi"]
 
 #: What an error says where the extra is not installed.
-MISSING = "the server needs Starlette and uvicorn: pip install 'onegraph[server]'"
+MISSING = "the server needs more packages: run `pip install httptools starlette uvicorn`"
 
 
 def asgi(

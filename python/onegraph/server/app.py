@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-from onegraph.server import anthropic, dialects, ollama, openai, operations, responses
+from onegraph.server import anthropic, dialects, ollama, openai, operations, page, responses
 from onegraph.server.access import Access, Door
 from onegraph.server.log import Log
 from onegraph.server.service import Service
@@ -44,6 +44,7 @@ def build(
             *anthropic.routes(service),
             *ollama.routes(service),
             *operations.routes(service),
+            *page.routes(),
         ],
         middleware=front,
         exception_handlers={HTTPException: dialects.no_route},

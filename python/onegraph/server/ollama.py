@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from onegraph.results import Result
@@ -104,12 +104,7 @@ def routes(service: Service) -> list[Route]:
         Route("/api/chat", chat, methods=["POST"]),
         Route("/api/generate", generate, methods=["POST"]),
         *map(refused, INSTEAD),
-        Route("/", _root, methods=["GET"]),
     ]
-
-
-async def _root(request: Request) -> PlainTextResponse:
-    return PlainTextResponse(RUNNING)
 
 
 def failure(why: Refused) -> dict[str, Any]:
