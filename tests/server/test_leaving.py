@@ -1,13 +1,14 @@
 """Clients that leave: what they asked for ends within a step, in whichever phase they do."""
 
 import asyncio
+import contextlib
 import json
 import time
 from typing import Any
 
 import pytest
 from onegraph import LLM
-from support.serving import Served, http, prompt, runs, until
+from support.serving import Served, http, prompt, rest, runs, until
 
 LONG: dict[str, Any] = {"prompt": "tea", "max_tokens": 500, "ignore_eos": True}
 
@@ -80,6 +81,19 @@ def test_a_client_may_leave_in_every_phase(sent: bytes, served: Served, llm: LLM
     prompt(served)
     until(lambda: runs(llm) == 0)
     until(lambda: served.app.state.service.models.find(None).line.inside == 0)
+
+
+def test_a_client_that_asks_on_before_it_is_answered_is_let_go(served: Served, llm: LLM) -> None:
+    before = llm.stats().generated_tokens
+    with served.connect() as connection:
+        connection.sendall(http("/v1/completions", {**LONG, "stream": True}) * 2)
+        answer = b""
+        with contextlib.suppress(ConnectionResetError):
+            answer = rest(connection)
+    assert b"[DONE]" not in answer
+    until(lambda: runs(llm) == 0)
+    assert llm.stats().generated_tokens - before < 500
+    prompt(served)
 
 
 def test_the_end_of_a_server_is_not_taken_for_that_of_a_client(served: Served, llm: LLM) -> None:
