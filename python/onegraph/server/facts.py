@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import hashlib
 import json
 from dataclasses import dataclass
@@ -48,8 +47,18 @@ async def facts(model: Model) -> Facts | None:
         return None
 
 
-@functools.lru_cache(maxsize=1024)
+#: By path, size and time of the file.
+_known: dict[tuple[Path, int, int], Facts] = {}
+
+
 def _read(path: Path, size: int, changed: int) -> Facts:
+    key = path, size, changed
+    if key not in _known:
+        _known[key] = _described(*key)
+    return _known[key]
+
+
+def _described(path: Path, size: int, changed: int) -> Facts:
     found = json.loads(_native.model_info(path))
     most = max(found["quant_mix"], key=lambda row: row["params"], default=None)
     named = f"{path}\0{size}\0{changed}".encode()
