@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -211,3 +212,16 @@ def test_a_folder_without_models_is_said(cli: Any, tmp_path: Path) -> None:
 )
 def test_a_model_is_called_as_it_was_named(ref: str, name: str) -> None:
     assert name_of(ref) == name
+
+
+@pytest.mark.parametrize("missing", ["starlette", "uvicorn", "httptools"])
+def test_what_is_not_installed_is_said(missing: str) -> None:
+    code = f"import sys; sys.modules['{missing}'] = None\n"
+    code += "from onegraph.cli import main; sys.exit(main(['serve', 'smollm2']))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "pip install httptools starlette uvicorn" in done.stderr
+    if missing == "starlette":
+        code = code.replace("main(['serve', 'smollm2'])", "__import__('onegraph').asgi({'a': 1})")
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert "ImportError: the server needs more packages" in done.stderr
