@@ -36,7 +36,7 @@ class Bars:
         """The bars for a cache of this type: no bit for one whose attention has a stated sum, and
         of the others one that rounds may be twice as far as float32."""
         match kv_type.lower():
-            case "i16":
+            case "i16" | "q8_0":
                 return cls(kl=0.0, logit=0.0, top_1=1.0)
             case "f32":
                 return cls(kl=1e-6)

@@ -50,15 +50,15 @@ class LLM(Generates):
         that the model was trained for, at most 8192, and on a GPU at most what its memory holds,
         with a warning. More than it was trained for is an error
     max_batch: sequences that run together, 1 to 1024; further requests wait
-    kv_type: encoding of keys and values: "i16", whose attention has one stated sum, so that
-        logits have the same bits on the CPU and on every card, or "f16", "f32", "q8_0"
+    kv_type: encoding of keys and values: "i16" or, half as long and less exact, "q8_0", both with
+        logits of the same bits on the CPU and on every card, or "f16", "f32"
     prefix_cache: keep the keys and values of tokens that were read or generated, as long as nobody
         needs their room, so that a prompt that begins with the same tokens is read from where it
         goes on by itself; the output has the same bits with it and without. On a GPU with `kv_type`
-        "i16" only. Of layers that keep a state of their own, such as Qwen3.5's, the state is kept
-        at the end of each prompt and answer, at the last multiple of 64 tokens before a prompt's
-        end and every 2,048 tokens, and a prompt is read from the last of these. `Result.usage`
-        counts `cached_tokens`
+        "i16" or "q8_0" only. Of layers that keep a state of their own, such as Qwen3.5's, the state
+        is kept at the end of each prompt and answer, at the last multiple of 64 tokens before a
+        prompt's end and every 2,048 tokens, and a prompt is read from the last of these.
+        `Result.usage` counts `cached_tokens`
     prefix_host_bytes: bytes of the host's memory for what gave way on the device, and for states.
         None takes 8 GiB, but at most a quarter of what is available; without any, models with
         states read every prompt whole
@@ -247,9 +247,9 @@ class LLM(Generates):
     @property
     def saturated_sequences(self) -> int:
         """Sequences so far of whose keys or values some were larger than the cache's type holds:
-        65,504 for "f16", 1.1e15 for "i16". The largest that it holds stands in their place, so the
-        numbers stay finite, but they are no longer the model's; the first time is logged as a
-        warning.
+        65,504 for "f16", 1.1e15 for "i16", 8.3e6 for "q8_0". The largest that it holds stands in
+        their place, so the numbers stay finite, but they are no longer the model's; the first time
+        is logged as a warning.
         """
         return self._engine.saturated_sequences
 

@@ -47,8 +47,9 @@ with onegraph.LLM(path, prefix_cache=False, **load) as plain, onegraph.LLM(path,
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_conversations_read_only_what_is_new(on_card: Any, device: str) -> None:
-    found = on_card(TURNS, kv_type="i16", device=device)
+@pytest.mark.parametrize("kv_type", ["i16", "q8_0"])
+def test_conversations_read_only_what_is_new(on_card: Any, kv_type: str, device: str) -> None:
+    found = on_card(TURNS, kv_type=kv_type, device=device)
     # An answer but for its last token, an edited text up to the edit, all but the last token.
     assert found["cached"][:4] == [0, 81, 66, 89]
     assert all(found["same"]) and all(found["still"])
@@ -79,10 +80,10 @@ def shaped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 #: model; and what the next process finds in the folder.
 EVERYWHERE = """
 import os
-folder, device = given["folder"], given["device"]
+folder, device, kv_type = given["folder"], given["device"], given["kv_type"]
 rng = np.random.default_rng(1)
 words = lambda n: [int(i) for i in rng.integers(3, 250, n)]
-load = {"n_ctx": 256, "max_batch": 2, "kv_type": "i16", "device": device, "prefill_chunk": 64}
+load = {"n_ctx": 256, "max_batch": 2, "kv_type": kv_type, "device": device, "prefill_chunk": 64}
 options = {"max_tokens": 12, "temperature": 1.0, "seed": 3, "ignore_eos": True, "logprobs": 2}
 def ask(llm, prompt):
     found = llm.generate(prompt, **options)
@@ -125,11 +126,20 @@ out["same"] = same
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("shape", ["tiny-qwen35", "tiny-lfm2", "tiny-gemma3"])
+@pytest.mark.parametrize(
+    ("shape", "kv_type"),
+    [
+        ("tiny-qwen35", "i16"),
+        ("tiny-lfm2", "i16"),
+        ("tiny-gemma3", "i16"),
+        ("tiny-gemma3", "q8_0"),
+    ],
+)
 def test_what_gave_way_and_what_a_state_knows_is_not_read_again(
-    on_card: Any, shaped: dict[str, Path], tmp_path: Path, shape: str, device: str
+    on_card: Any, shaped: dict[str, Path], tmp_path: Path, shape: str, kv_type: str, device: str
 ) -> None:
-    found = on_card(EVERYWHERE, path=shaped[shape], folder=str(tmp_path), device=device)
+    given = {"folder": str(tmp_path), "device": device, "kv_type": kv_type}
+    found = on_card(EVERYWHERE, path=shaped[shape], **given)
     assert all(found["same"])
     assert found["saved"] == [114, 114] and found["loaded"] == 114
     assert found["turned off"] == 0

@@ -53,6 +53,8 @@ ORDERS = {
     # Keys and values of earlier steps, found by position, slot and page; then q.
     "attention_fixed": order([BULK], [WORD], [QUAD]),
     "attention": order([QUAD, PAIR], [WORD]),
+    # What the slot draws by, and its stop tokens; then logits.
+    "sample_adjust": order([WORD, PAIR], [], [QUAD]),
 }
 #: Variants of a kernel that are read, unless ONEGRAPH_THOROUGH asks for all.
 EACH = 8

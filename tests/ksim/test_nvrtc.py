@@ -74,8 +74,7 @@ KERNEL_BOUNDS(everything, P, 256, 1) {
     if (atomic_inc_acq_rel_wrap(p.w, gridDim.x - 1) == gridDim.x - 1) {
         store_release_sys_u64(p.r, global_timer());
     }
-    uint32_t seen = load_relaxed_u16((const uint16_t*)p.w) + load_relaxed_u64(p.r) +
-                    load_relaxed_u32x2(p.r).x + load_relaxed_u32(p.w);
+    uint32_t seen = load_relaxed_u64(p.r) + load_relaxed_u32x2(p.r).x + load_relaxed_u32(p.w);
     p.w[9] = seen;
     p.y[i] = d[0] + d[1] + d[2] + f16x2_low(hh) + f16x2_high(hh) + f16_to_f32(h) + a[0] +
              bf16_to_f32(h) + overflow + warp_sum_f32(v) + warp_max_f32(v) + infinity_f32() +

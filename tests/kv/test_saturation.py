@@ -16,7 +16,7 @@ LARGEST = {"F16": 65504.0, "Q8_0": 127 * 65504.0, "I16": 32767 * 2.0**35}
 ROUNDING = {"F16": 2.0**-11, "Q8_0": 1 / 250, "I16": 2.0**-15}
 #: How far the attention to one token may be from its value: half a step of an exact sum's weights,
 #: of which that of one token is 32767.5 or more.
-WEIGHTS = {"I16": 1 / 65534}
+WEIGHTS = {"I16": 1 / 65534, "Q8_0": 1 / 65534}
 N_SLOTS = 3
 
 over_types = pytest.mark.parametrize("kv_type", LARGEST)

@@ -1,5 +1,6 @@
-"""`attention` over an `I16` cache has one stated sum: the same bits as another program of it, and
-the same stored bytes, on every backend, however rows are cut into passes."""
+"""`attention` over a cache of integers, `I16` or `Q8_0`, has one stated sum: the same bits as
+another program of it, and the same stored bytes, on every backend, however rows are cut into
+passes."""
 
 import itertools
 from fractions import Fraction
@@ -16,22 +17,27 @@ from support.plans_attention import Rows, Shape, assert_same, assert_stored, che
 from support.plans_kv import lay
 
 LENGTHS = [1, 2, 63, 64, 65, 128, 129, 1000]
+#: Nearest to a test, so that of a few cases that stand for all some are of each.
+over_caches = pytest.mark.parametrize("kv_type", exact.KINDS)
 
 
 @pytest.mark.one_shape
 @over_backends
 @pytest.mark.parametrize("n", LENGTHS)
-def test_lengths(backend: Backend, n: int) -> None:
-    rows, wanted = sequence(Shape(), max(LENGTHS))
-    check(backend, Shape(), {name: x[:n] for name, x in rows.items()}, wanted[:n])
+@over_caches
+def test_lengths(backend: Backend, n: int, kv_type: str) -> None:
+    shape = Shape(kv_type=kv_type)
+    rows, wanted = sequence(shape, max(LENGTHS))
+    check(backend, shape, {name: x[:n] for name, x in rows.items()}, wanted[:n])
 
 
 @pytest.mark.one_shape
 @over_backends
 @pytest.mark.parametrize("n", [2048, 2049, 4100, 6200])
-def test_splits_of_several_units(backend: Backend, n: int) -> None:
+@over_caches
+def test_splits_of_several_units(backend: Backend, n: int, kv_type: str) -> None:
     """Rows of one pass have splits of one unit and of two, of two and of four."""
-    shape = Shape(2, 1, 64)
+    shape = Shape(2, 1, 64, kv_type=kv_type)
     rows = shape.rows(n)
     run = shape.run(backend, n)
     last = range(n - 70, n)
@@ -47,8 +53,9 @@ def test_splits_of_several_units(backend: Backend, n: int) -> None:
 
 @over_backends
 @pytest.mark.parametrize("head_dim", [80, 16, 32, 256, 512, 192, 64, 96, 128])
-def test_head_widths(backend: Backend, head_dim: int) -> None:
-    shape = Shape(3, 1, head_dim)
+@over_caches
+def test_head_widths(backend: Backend, head_dim: int, kv_type: str) -> None:
+    shape = Shape(3, 1, head_dim, kv_type=kv_type)
     check(backend, shape, shape.rows(130))
 
 
@@ -56,21 +63,28 @@ def test_head_widths(backend: Backend, head_dim: int) -> None:
 @pytest.mark.parametrize(
     ("group", "n_head_kv"), list(itertools.product(range(8, 0, -1), [3, 2, 1]))
 )
-def test_grouped_heads(backend: Backend, group: int, n_head_kv: int) -> None:
-    shape = Shape(group * n_head_kv, n_head_kv, 64)
+@over_caches
+def test_grouped_heads(backend: Backend, group: int, n_head_kv: int, kv_type: str) -> None:
+    shape = Shape(group * n_head_kv, n_head_kv, 64, kv_type=kv_type)
     check(backend, shape, shape.rows(70))
 
 
 @over_backends
 @pytest.mark.parametrize(
     ("group", "n_head_kv", "head_dim"),
-    [(71, 1, 32), (17, 2, 64), (5, 2, 512), (20, 1, 128), (9, 1, 256)],
+    [(20, 1, 128), (71, 1, 32), (17, 2, 64), (5, 2, 512), (9, 1, 256)],
 )
+@over_caches
 def test_groups_that_several_blocks_share(
-    backend: Backend, group: int, n_head_kv: int, head_dim: int
+    backend: Backend, group: int, n_head_kv: int, head_dim: int, kv_type: str
 ) -> None:
-    shape = Shape(group * n_head_kv, n_head_kv, head_dim)
-    check(backend, shape, shape.rows(200))
+    shape, n = Shape(group * n_head_kv, n_head_kv, head_dim, kv_type=kv_type), 200
+    rows = shape.rows(n)
+    check(backend, shape, rows)
+    # Blocks of a lone row share its splits as well.
+    run = shape.run(backend, n)
+    feed(run, rows, range(n - 1))
+    assert_same(feed(run, rows, range(n - 1, n)), shape.exact(rows, range(n - 1, n)))
 
 
 @pytest.mark.one_shape
@@ -88,8 +102,10 @@ def test_groups_that_several_blocks_share(
         (1e6, 1e6, 1e6),
     ],
 )
-def test_scales(backend: Backend, sizes: tuple[float, float, float]) -> None:
-    check(backend, Shape(), Shape().rows(130, sizes=sizes))
+@over_caches
+def test_scales(backend: Backend, sizes: tuple[float, float, float], kv_type: str) -> None:
+    shape = Shape(kv_type=kv_type)
+    check(backend, shape, shape.rows(130, sizes=sizes))
 
 
 def weighed(shape: Shape, powers: NDArray[np.float64]) -> Rows:
@@ -97,8 +113,9 @@ def weighed(shape: Shape, powers: NDArray[np.float64]) -> Rows:
     each dimension has values of every eighth of the others: what little they weigh is all."""
     n = len(powers)
     rows = shape.rows(n, sizes=(0.0, 0.0, 1.0))
-    rows["q"][:, :: shape.head_dim] = 1.0
-    keys = powers / (shape.scale * np.log2(np.e))
+    # So large that the keys are not.
+    rows["q"][:, :: shape.head_dim] = 1024.0
+    keys = powers / (shape.scale * np.log2(np.e) * 1024.0)
     rows["k"][:, :: shape.head_dim] = keys[:, None].astype(np.float32)
     rank = np.unique(-np.floor(powers), return_inverse=True)[1]
     dims = np.arange(shape.widths["v"])
@@ -127,7 +144,7 @@ def far_out(shape: Shape) -> Rows:
 def no_numbers(shape: Shape) -> Rows:
     """Keys and values that are no numbers, or larger than the cache holds."""
     rows = shape.rows(130)
-    largest = exact.LARGEST
+    largest = shape.kind.largest
     beyond = np.nextafter(largest, np.float32(np.inf))
     odd = [np.nan, np.inf, -np.inf, 3e38, -3e38, largest, -largest, beyond, -beyond, 1e-40]
     for name in "kv":
@@ -145,18 +162,20 @@ def no_numbers(shape: Shape) -> Rows:
 
 def ties(shape: Shape) -> Rows:
     """Keys, values and queries halfway between two integers."""
-    rows = shape.rows(130)
+    rows, kind = shape.rows(130), shape.kind
     for name, x in rows.items():
         half = np.arange(x.shape[1], dtype=np.float32) % 128 - 63.5
         # The largest of each block, so that a step is 1.
-        half[:: shape.head_dim] = 32767.0 if name != "q" else 32639.0
-        half[128 :: shape.head_dim] = -32767.0 if name != "q" else 1.5
+        for i, first in enumerate(range(0, shape.head_dim, kind.block)):
+            most = kind.most * (-1.0) ** i if name != "q" else 1.5 if i else exact.Q_MOST
+            half[first :: shape.head_dim] = most
         x[5:9] = half
         # Steps whose reciprocals are rounded.
         x[10:13] = half * np.float32([[1 + 2**-7], [1.5], [3 - 2**-6]])
     rows["q"][:] = rows["q"][5] * np.float32(2.0**-26)
     # Near the largest that has this step.
-    for i, most in [(7, 32767.002), (8, -32767.002), (9, 32766.5)]:
+    near = np.nextafter(np.float32(kind.most), np.float32(np.inf))
+    for i, most in [(7, near), (8, -near), (9, kind.most - 0.5)]:
         rows["v"][i, 0] = rows["k"][i, 128] = most
     return rows
 
@@ -193,19 +212,21 @@ def kinds(shape: Shape) -> dict[str, Rows]:
     }
 
 
-KINDS = kinds(Shape())
+KINDS = {kv_type: kinds(Shape(kv_type=kv_type)) for kv_type in exact.KINDS}
 
 
 @pytest.mark.one_shape
 @over_backends
-@pytest.mark.parametrize("kind", KINDS)
-def test_kinds(backend: Backend, kind: str) -> None:
-    check(backend, Shape(), KINDS[kind])
+@pytest.mark.parametrize("kind", KINDS["I16"])
+@over_caches
+def test_kinds(backend: Backend, kind: str, kv_type: str) -> None:
+    check(backend, Shape(kv_type=kv_type), KINDS[kv_type][kind])
 
 
 @over_backends
-def test_a_query_without_a_grid_makes_its_own_head_nan(backend: Backend) -> None:
-    shape, n = Shape(), 70
+@over_caches
+def test_a_query_without_a_grid_makes_its_own_head_nan(backend: Backend, kv_type: str) -> None:
+    shape, n = Shape(kv_type=kv_type), 70
     rows = shape.rows(n)
     # Of no weight for the largest query that has a grid, where it has no other.
     rows["k"][:, -1] = 0.0
@@ -236,23 +257,26 @@ def test_a_query_without_a_grid_makes_its_own_head_nan(backend: Backend) -> None
 
 
 @over_backends
-def test_a_cleared_page_holds_zeros(backend: Backend) -> None:
+@over_caches
+def test_a_cleared_page_holds_zeros(backend: Backend, kv_type: str) -> None:
     """Tokens that nobody wrote: keys and values of 0."""
-    shape, position = Shape(), 70
+    shape, position = Shape(kv_type=kv_type), 70
     rows = shape.rows(position + 1)
     run = shape.run(backend, PAGE * 2)
     lay(run, 0)
     found = feed(run, rows, range(position, position + 1))
-    k, v = (exact.encode_heads(rows[name], shape.n_head_kv) for name in "kv")
+    k, v = (shape.kind.encode_heads(rows[name], shape.n_head_kv) for name in "kv")
     k[:position] = v[:position] = 0
-    wanted = exact.attention_over(rows["q"], k, v, shape.n_head, shape.scale, [position])
+    fields = (shape.n_head, shape.scale, [position])
+    wanted = exact.attention_over(rows["q"], k, v, *fields, kind=shape.kind)
     assert_same(found, wanted)
 
 
 @over_backends
-def test_any_passes_give_the_same_bits(backend: Backend) -> None:
+@over_caches
+def test_any_passes_give_the_same_bits(backend: Backend, kv_type: str) -> None:
     """A row alone, in a batch of many sequences, and in a prompt in any chunks."""
-    n_slots, shape = 4, Shape()
+    n_slots, shape = 4, Shape(kv_type=kv_type)
     chunk = st.one_of(st.integers(0, 3), st.integers(0, 90))
     passes = st.lists(st.tuples(*[chunk] * n_slots), min_size=1, max_size=4)
 
@@ -291,13 +315,15 @@ def test_any_passes_give_the_same_bits(backend: Backend) -> None:
 
 
 @over_backends
-def test_near_float64(backend: Backend) -> None:
+@over_caches
+def test_near_float64(backend: Backend, kv_type: str) -> None:
     """Over what the cache holds: the rounding of keys and values is not counted."""
-    shape, n = Shape(), 300
+    shape, n = Shape(kv_type=kv_type), 300
     rows, _ = sequence(shape, max(LENGTHS))
     rows = {name: x[:n] for name, x in rows.items()}
     q, k, v = (rows[name] for name in "qkv")
-    wanted = exact.in_float64(q, k, v, shape.n_head, shape.n_head_kv, shape.scale)
+    fields = (shape.n_head, shape.n_head_kv, shape.scale, shape.kind)
+    wanted = exact.in_float64(q, k, v, *fields)
     assert nmse(feed(shape.run(backend, n), rows, range(n)), wanted) <= 2e-9
 
 

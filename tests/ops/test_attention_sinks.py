@@ -1,5 +1,5 @@
-"""`attention` with a score a head that has no value: over an `I16` cache the same bits however rows
-are cut into passes, over others near float64."""
+"""`attention` with a score a head that has no value: over a cache of integers the same bits however
+rows are cut into passes, over others near float64."""
 
 import numpy as np
 import pytest
@@ -9,18 +9,21 @@ from support.plans import nmse
 from support.plans_attention import Shape, assert_same, feed, in_float64, sequence
 
 N = 150
-KV = ["F32", "F16", "Q8_0"]
+KV = ["F32", "F16"]
+#: Nearest to a test, so that of a few cases that stand for all some are of each.
+over_exact = pytest.mark.parametrize("kv_type", exact.KINDS)
 
 
 @pytest.mark.one_shape
 @over_backends
 @pytest.mark.parametrize("window", [None, 70])
 @pytest.mark.parametrize("sink", [0.0, 30.0, -30.0, 90.0])
+@over_exact
 def test_a_prompt_and_its_steps_have_the_stated_bits(
-    backend: Backend, sink: float, window: int | None
+    backend: Backend, sink: float, window: int | None, kv_type: str
 ) -> None:
     """Sinks beside the other scores, above and below them, and so far above that little is left."""
-    shape = Shape(window=window, sink=sink)
+    shape = Shape(window=window, sink=sink, kv_type=kv_type)
     rows, wanted = sequence(shape, N)
     run = shape.run(backend, N)
     assert_same(feed(run, rows, range(N)), wanted)
@@ -30,9 +33,10 @@ def test_a_prompt_and_its_steps_have_the_stated_bits(
 
 @pytest.mark.one_shape
 @over_backends
-def test_splits_of_several_units(backend: Backend) -> None:
+@over_exact
+def test_splits_of_several_units(backend: Backend, kv_type: str) -> None:
     """A sink is joined behind the last split, whichever block has that one."""
-    shape, n = Shape(2, 1, 64, sink=2.0), 2200
+    shape, n = Shape(2, 1, 64, sink=2.0, kv_type=kv_type), 2200
     rows = shape.rows(n)
     run = shape.run(backend, n)
     run.kv = shape.pool(run, rows)
@@ -48,9 +52,9 @@ def test_splits_of_several_units(backend: Backend) -> None:
 def test_other_caches_are_near_float64(
     backend: Backend, kv_type: str, sink: float, window: int | None
 ) -> None:
-    shape = Shape(head_dim=64, window=window, sink=sink)
+    shape = Shape(head_dim=64, window=window, sink=sink, kv_type=kv_type)
     rows = shape.rows(N)
-    run = shape.run(backend, N, kv_type=kv_type)
+    run = shape.run(backend, N)
     fields = (shape.n_head, shape.n_head_kv, shape.scale, kv_type, window, shape.sinks)
     wanted = in_float64(*(rows[name] for name in "qkv"), *fields)
     assert nmse(feed(run, rows, range(N)), wanted) <= backend.nmse_f16
@@ -75,13 +79,14 @@ def test_a_sink_that_is_no_number_makes_its_heads_no_number(backend: Backend) ->
     assert np.isnan(found).all()
 
 
-def test_the_stated_sum_is_near_float64() -> None:
-    shape = Shape(sink=1.0)
+@over_exact
+def test_the_stated_sum_is_near_float64(kv_type: str) -> None:
+    shape = Shape(sink=1.0, kv_type=kv_type)
     rows, found = sequence(shape, N)
     plain = {name: rows[name] for name in "qkv"}
     for name in "kv":
         heads = plain[name].reshape(-1, shape.head_dim)
-        stored = exact.decode(exact.encode(heads), shape.head_dim)
+        stored = shape.kind.decode(shape.kind.encode(heads), shape.head_dim)
         plain[name] = stored.reshape(plain[name].shape)
     fields = (shape.n_head, shape.n_head_kv, shape.scale, "F32", None, shape.sinks)
     wanted = in_float64(*(plain[name] for name in "qkv"), *fields)

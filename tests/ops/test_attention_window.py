@@ -1,5 +1,6 @@
-"""`attention` whose rows see a window of the tokens before them: over an `I16` cache the same bits
-however rows are cut into passes, over others near float64, and in none a page behind the window."""
+"""`attention` whose rows see a window of the tokens before them: over a cache of integers the same
+bits however rows are cut into passes, over others near float64, and in none a page behind the
+window."""
 
 from dataclasses import replace
 
@@ -14,7 +15,9 @@ from support.plans_attention import Shape, assert_same, feed, in_float64, sequen
 N = 200
 #: One token, less than a page, pages, more, and all that there are.
 WINDOWS = [1, 100, 2, 63, 64, 65, 128, N, 1000]
-KV = ["F32", "F16", "Q8_0"]
+KV = ["F32", "F16"]
+#: Nearest to a test, so that of a few cases that stand for all some are of each.
+over_exact = pytest.mark.parametrize("kv_type", ["I16", "Q8_0"])
 
 
 def some(n: int) -> list[int]:
@@ -25,8 +28,11 @@ def some(n: int) -> list[int]:
 @pytest.mark.one_shape
 @over_backends
 @pytest.mark.parametrize("window", WINDOWS)
-def test_a_prompt_and_its_steps_have_the_stated_bits(backend: Backend, window: int) -> None:
-    shape = Shape(window=window)
+@over_exact
+def test_a_prompt_and_its_steps_have_the_stated_bits(
+    backend: Backend, window: int, kv_type: str
+) -> None:
+    shape = Shape(window=window, kv_type=kv_type)
     rows, wanted = sequence(shape, N)
     # Longer than any window: else it would be none.
     run = shape.run(backend, 1100)
@@ -38,8 +44,9 @@ def test_a_prompt_and_its_steps_have_the_stated_bits(backend: Backend, window: i
 @pytest.mark.one_shape
 @over_backends
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_head_widths(backend: Backend, head_dim: int) -> None:
-    shape = Shape(3, 1, head_dim, window=70)
+@over_exact
+def test_head_widths(backend: Backend, head_dim: int, kv_type: str) -> None:
+    shape = Shape(3, 1, head_dim, window=70, kv_type=kv_type)
     rows, wanted = sequence(shape, 150)
     run = shape.run(backend, 150)
     assert_same(feed(run, rows, range(150)), wanted)
@@ -49,9 +56,10 @@ def test_head_widths(backend: Backend, head_dim: int) -> None:
 @pytest.mark.one_shape
 @over_backends
 @pytest.mark.parametrize(("window", "n"), [(2100, 2300), (1985, 2200), (1986, 2200)])
-def test_splits_of_several_units(backend: Backend, window: int, n: int) -> None:
+@over_exact
+def test_splits_of_several_units(backend: Backend, window: int, n: int, kv_type: str) -> None:
     """Rows whose splits begin at the first unit in the window, odd or even, and are one or two."""
-    shape = Shape(2, 1, 64, window=window)
+    shape = Shape(2, 1, 64, window=window, kv_type=kv_type)
     rows = shape.rows(n)
     run = shape.run(backend, n)
     last = range(n - 70, n)
@@ -63,10 +71,10 @@ def test_splits_of_several_units(backend: Backend, window: int, n: int) -> None:
 
 
 @over_backends
-@pytest.mark.parametrize("kv_type", ["I16", *KV])
+@pytest.mark.parametrize("kv_type", ["I16", *KV, "Q8_0"])
 def test_what_lies_behind_the_window_is_not_read(backend: Backend, kv_type: str) -> None:
     """Neither pages that are mapped no more, nor entries of the window's first page."""
-    shape, n = Shape(head_dim=96, window=70), 260
+    shape, n = Shape(head_dim=96, window=70, kv_type=kv_type), 260
     rows = shape.rows(n)
     given = {name: x.copy() for name, x in rows.items()}
     first = n - 10
@@ -75,7 +83,7 @@ def test_what_lies_behind_the_window_is_not_read(backend: Backend, kv_type: str)
         given[name][:behind] = np.nan
     outs = []
     for values in (rows, given):
-        run = shape.run(backend, n, kv_type=kv_type)
+        run = shape.run(backend, n)
         feed(run, values, range(first))
         if values is given:
             run.map(0, [0] * (behind // PAGE))
@@ -90,9 +98,9 @@ def test_what_lies_behind_the_window_is_not_read(backend: Backend, kv_type: str)
 @pytest.mark.parametrize("kv_type", KV)
 @pytest.mark.parametrize("window", [1, 100, 65])
 def test_other_caches_are_near_float64(backend: Backend, kv_type: str, window: int) -> None:
-    shape = Shape(head_dim=64, window=window)
+    shape = Shape(head_dim=64, window=window, kv_type=kv_type)
     rows = shape.rows(N)
-    run = shape.run(backend, N, kv_type=kv_type)
+    run = shape.run(backend, N)
     fields = (shape.n_head, shape.n_head_kv, shape.scale, kv_type, window)
     wanted = in_float64(*(rows[name] for name in "qkv"), *fields)
     found = feed(run, rows, range(N))
@@ -104,10 +112,10 @@ def test_other_caches_are_near_float64(backend: Backend, kv_type: str, window: i
 @over_backends
 @pytest.mark.parametrize("kv_type", KV)
 def test_a_row_alone_has_the_bits_of_a_batch(backend: Backend, kv_type: str) -> None:
-    shape, n_slots = Shape(head_dim=64, window=70), 3
+    shape, n_slots = Shape(head_dim=64, window=70, kv_type=kv_type), 3
     sequences = [shape.rows(150, seed=slot) for slot in range(n_slots)]
     ends = [150, 64, 90]
-    together = shape.run(backend, 150, n_slots, kv_type=kv_type)
+    together = shape.run(backend, 150, n_slots)
     for slot, (rows, end) in enumerate(zip(sequences, ends, strict=True)):
         feed(together, rows, range(end - 1), slot)
     newest = {
@@ -117,14 +125,15 @@ def test_a_row_alone_has_the_bits_of_a_batch(backend: Backend, kv_type: str) -> 
     positions = [end - 1 for end in ends]
     found = together(newest, positions=positions, slots=list(range(n_slots)))["out"]
     for slot, (rows, end) in enumerate(zip(sequences, ends, strict=True)):
-        alone = shape.run(backend, 150, kv_type=kv_type)
+        alone = shape.run(backend, 150)
         feed(alone, rows, range(end - 1))
         wanted = feed(alone, rows, range(end - 1, end))
         assert np.array_equal(bits(found[slot]), bits(wanted[0])), slot
 
 
 @over_backends
-def test_any_passes_give_the_same_bits(backend: Backend) -> None:
+@over_exact
+def test_any_passes_give_the_same_bits(backend: Backend, kv_type: str) -> None:
     """Two sequences in chunks of any size, windows of any, beside one another."""
     n, chunk = 180, st.integers(0, 90)
     passes = st.lists(st.tuples(chunk, chunk), min_size=1, max_size=4)
@@ -132,7 +141,7 @@ def test_any_passes_give_the_same_bits(backend: Backend) -> None:
     @given(passes=passes, window=st.sampled_from([1, 50, 70, 129]), seed=st.integers(0, 9))
     @settings(max_examples=backend.examples(15), deadline=None, derandomize=True)
     def check(passes: list[tuple[int, int]], window: int, seed: int) -> None:
-        shape = Shape(window=window)
+        shape = Shape(window=window, kv_type=kv_type)
         sequences = [sequence(shape, n, slot) for slot in range(2)]
         run = shape.run(backend, n, 2)
         rng = np.random.default_rng(seed)

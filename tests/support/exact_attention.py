@@ -1,6 +1,6 @@
-"""A second program for attention over an `I16` cache (the doc comment of `Op::Attention`), and for
-how such a cache stores keys and values: integers by NumPy's int64, float32 operations by NumPy,
-each rounded once.
+"""A second program for attention over a cache of integers, `I16` or `Q8_0` (the doc comment of
+`Op::Attention`), and for how such caches store keys and values: integers by NumPy's int64, float32
+operations by NumPy, each rounded once.
 
 out = attention(q, k, v, n_head, n_head_kv, scale)                    # every row of a sequence
 last = attention(q, k, v, n_head, n_head_kv, scale, positions=[n - 1])    # q, k, v as above
@@ -19,17 +19,13 @@ Doubles = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 
-#: Dimensions of a head that share a unit.
-BLOCK = 128
 #: Tokens that are weighed together, and those of a page.
 TOKENS = 64
 #: More units of tokens than this are joined in splits of two or more.
 SPLITS = 32
-#: What a cache holds at most.
-LARGEST = np.float32(32767 * 2.0**35)
 
-#: The largest integer of a key or a value, of a query, and of a weight.
-KV_MOST, Q_MOST, W_MOST = 32767, 32639, 65535
+#: The largest integer of a query, and of a weight.
+Q_MOST, W_MOST = 32639, 65535
 
 _LOG2_E = 1.4426950408889634
 #: Of x^5 to x^0 in 2^x.
@@ -69,31 +65,11 @@ def _field(largest: Floats) -> Integers:
     return (np.ascontiguousarray(largest, np.float32).view(np.uint32) >> 23).astype(np.int64)
 
 
-def _in_blocks(heads: NDArray[np.generic]) -> NDArray[np.generic]:
-    """`[..., head_dim]` as `[..., blocks, 128]`, the last block filled up with zeros."""
-    more = -heads.shape[-1] % BLOCK
+def _in_blocks(heads: NDArray[np.generic], block: int) -> NDArray[np.generic]:
+    """`[..., head_dim]` as `[..., blocks, block]`, the last block filled up with zeros."""
+    more = -heads.shape[-1] % block
     filled = np.pad(heads, [(0, 0)] * (heads.ndim - 1) + [(0, more)])
-    return filled.reshape(*heads.shape[:-1], -1, BLOCK)
-
-
-def head_bytes(head_dim: int) -> int:
-    """Bytes of a key or a value."""
-    return 2 * head_dim + 2 * -(-head_dim // BLOCK)
-
-
-def encode(values: Floats) -> Bytes:
-    """`[n, head_dim]` keys or values as they are stored, `[n, head_bytes]`."""
-    x = np.where(np.isnan(values), np.float32(0), values).clip(-LARGEST, LARGEST)
-    parts = []
-    for first in range(0, x.shape[1], BLOCK):
-        block = x[:, first : first + BLOCK]
-        share = np.abs(block).max(axis=1) / np.float32(KV_MOST)
-        # The upper half of a float32, rounded up; the smallest is 2^-126.
-        halves = np.maximum((share.view(np.uint32) + 0xFFFF) >> 16, 0x80).astype("<u2")
-        steps = block.astype(np.float64) * (np.float32(1) / _of_halves(halves))[:, None]
-        integers = np.rint(steps).clip(-KV_MOST, KV_MOST).astype("<i2")
-        parts += [halves.view(np.uint8).reshape(-1, 2), integers.view(np.uint8)]
-    return np.concatenate(parts, axis=1)
+    return filled.reshape(*heads.shape[:-1], -1, block)
 
 
 def _of_halves(halves: NDArray[np.unsignedinteger]) -> Floats:
@@ -102,35 +78,105 @@ def _of_halves(halves: NDArray[np.unsignedinteger]) -> Floats:
 
 
 @dataclass(frozen=True)
+class Kind:
+    """How a cache keeps integers: for each block of a head 16 bits of a unit, then the integers."""
+
+    #: Dimensions of a head that share a unit.
+    block: int
+    integer: str
+    #: The largest integer.
+    most: int
+    #: What a cache holds at most.
+    largest: np.float32
+
+    def units(self, bits: NDArray[np.uint16]) -> Floats:
+        """What units of these bits are."""
+        if self.integer == "<i2":
+            return _of_halves(bits)
+        return bits.view(np.float16).astype(np.float32)
+
+    def head_bytes(self, head_dim: int) -> int:
+        """Bytes of a key or a value."""
+        return np.dtype(self.integer).itemsize * head_dim + 2 * -(-head_dim // self.block)
+
+    def _in_fixed_point(self, x: Floats) -> tuple[NDArray[np.uint16], Floats]:
+        """Of a block of each row: units as 16 bits, and integers."""
+        share = np.abs(x).max(axis=1) / np.float32(self.most)
+        if self.integer == "<i2":
+            # The upper half of a float32, rounded up; the smallest is 2^-126.
+            halves = np.maximum((share.view(np.uint32) + 0xFFFF) >> 16, 0x80).astype("<u2")
+            steps = x.astype(np.float64) * (np.float32(1) / _of_halves(halves))[:, None]
+            return halves, np.rint(steps)
+        with np.errstate(divide="ignore", over="ignore"):
+            steps = np.float32(1) / share
+        y = x * np.where(np.isfinite(steps), steps, np.float32(0))[:, None]
+        # To the nearest, halves away from zero.
+        halves = np.minimum(share, np.float32(65504)).astype("<f2").view("<u2")
+        return halves, np.trunc(y) + np.sign(y) * (np.abs(y - np.trunc(y)) >= 0.5)
+
+    def encode(self, values: Floats) -> Bytes:
+        """`[n, head_dim]` keys or values as they are stored, `[n, head_bytes]`."""
+        x = np.where(np.isnan(values), np.float32(0), values).clip(-self.largest, self.largest)
+        parts = []
+        for first in range(0, x.shape[1], self.block):
+            halves, steps = self._in_fixed_point(x[:, first : first + self.block])
+            integers = steps.clip(-self.most, self.most).astype(self.integer)
+            parts += [halves.view(np.uint8).reshape(-1, 2), integers.view(np.uint8)]
+        return np.concatenate(parts, axis=1)
+
+    def decode(self, stored: Bytes, head_dim: int) -> Floats:
+        """`[n, head_dim]`: what stored keys or values stand for, without rounding."""
+        fixed = Fixed.of(self, stored, head_dim)
+        values = fixed.integers.astype(np.float32) * fixed.units[:, :, None]
+        return values.reshape(len(stored), -1)[:, :head_dim]
+
+    def encode_heads(self, values: Floats, n_head_kv: int) -> Bytes:
+        """`[n, n_head_kv * head_dim]` keys or values as stored, `[n, n_head_kv, head_bytes]`."""
+        stored = self.encode(values.reshape(len(values) * n_head_kv, -1))
+        return stored.reshape(len(values), n_head_kv, -1)
+
+    def store(self, pool: Bytes, k: Floats, v: Floats, n_head_kv: int) -> None:
+        """Lays keys and values of a sequence, whose pages are those from 1 on, into the pool of a
+        cache of one layer."""
+        token = np.arange(len(k))
+        for part, values in enumerate((k, v)):
+            stored = self.encode_heads(values, n_head_kv)
+            pages = pool.reshape(-1, 2, n_head_kv, TOKENS, stored.shape[2])
+            pages[1 + token // TOKENS, part, :, token % TOKENS] = stored
+
+
+#: By the name of the type.
+KINDS = {
+    "I16": Kind(128, "<i2", 32767, np.float32(32767 * 2.0**35)),
+    "Q8_0": Kind(32, "<i1", 127, np.float32(127 * 65504.0)),
+}
+
+
+@dataclass(frozen=True)
 class Fixed:
     """Stored keys or values of one head, taken apart."""
 
     #: `[tokens, blocks]`.
     units: Floats
-    #: `[tokens, blocks, 128]`, the last block filled up with zeros.
+    #: `[tokens, blocks, dimensions of a block]`, the last block filled up with zeros.
     integers: Integers
 
     @staticmethod
-    def of(stored: Bytes, head_dim: int) -> Fixed:
+    def of(kind: Kind, stored: Bytes, head_dim: int) -> Fixed:
         """Of `[tokens, head_bytes]`."""
-        units, integers = [], []
-        for block, first in enumerate(range(0, head_dim, BLOCK)):
-            at, width = block * (2 + 2 * BLOCK), min(BLOCK, head_dim - first)
-            words = np.ascontiguousarray(stored[:, at : at + 2 + 2 * width])
-            units.append(_of_halves(words.view("<u2")[:, 0]))
-            integers.append(words.view("<i2")[:, 1:].astype(np.int64))
-        joined = _in_blocks(np.concatenate(integers, axis=1)).astype(np.int64)
+        units, integers, at = [], [], 0
+        for first in range(0, head_dim, kind.block):
+            width = min(kind.block, head_dim - first) * np.dtype(kind.integer).itemsize
+            block = np.ascontiguousarray(stored[:, at : at + 2 + width])
+            units.append(kind.units(np.ascontiguousarray(block[:, :2]).view("<u2")[:, 0]))
+            words = np.ascontiguousarray(block[:, 2:]).view(kind.integer)
+            integers.append(words.astype(np.int64))
+            at += 2 + width
+        joined = _in_blocks(np.concatenate(integers, axis=1), kind.block).astype(np.int64)
         return Fixed(np.stack(units, axis=1), joined)
 
 
-def decode(stored: Bytes, head_dim: int) -> Floats:
-    """`[n, head_dim]`: what stored keys or values stand for, without rounding."""
-    fixed = Fixed.of(stored, head_dim)
-    values = fixed.integers.astype(np.float32) * fixed.units[:, :, None]
-    return values.reshape(len(stored), -1)[:, :head_dim]
-
-
-def _query(q: Floats) -> tuple[Integers, Floats, NDArray[np.bool_]]:
+def _query(q: Floats, block: int) -> tuple[Integers, Floats, NDArray[np.bool_]]:
     """Heads `[rows, head_dim]` as integers in blocks, their largest, and which have none."""
     bad = _field(np.abs(q).max(axis=1)) > 176
     clean = np.where(bad[:, None], np.float32(0), q)
@@ -138,7 +184,7 @@ def _query(q: Floats) -> tuple[Integers, Floats, NDArray[np.bool_]]:
     scale = np.float32(Q_MOST) / most
     integers = np.rint(clean.astype(np.float64) * scale[:, None]).astype(np.int64)
     assert np.abs(integers).max() <= Q_MOST
-    return _in_blocks(integers).astype(np.int64), most, bad
+    return _in_blocks(integers, block).astype(np.int64), most, bad
 
 
 def _scores(q: Integers, keys: Fixed) -> Floats:
@@ -154,7 +200,7 @@ def _scores(q: Integers, keys: Fixed) -> Floats:
 
 @dataclass(frozen=True)
 class _Part:
-    """The sums of some tokens: `[rows]`, `[rows]`, `[rows, blocks * 128]`."""
+    """The sums of some tokens: `[rows]`, `[rows]`, `[rows, head_dim]` and zeros."""
 
     top: Floats
     weight: Floats
@@ -234,7 +280,7 @@ def _head(
     sink: np.float32 | None,
 ) -> Floats:
     """`[rows, head_dim]` of rows that look at the same units of tokens."""
-    integers, most, bad = _query(q)
+    integers, most, bad = _query(q, values.integers.shape[2])
     c = np.float32(float(np.float32(scale)) * _LOG2_E / (64 * Q_MOST))
     factor = c * most
     first = first_seen(positions, window)
@@ -273,10 +319,11 @@ def attention_over(
     positions: Sequence[int] | None = None,
     window: int | None = None,
     sinks: Floats | None = None,
+    kind: Kind = KINDS["I16"],
 ) -> Floats:
-    """Attention over what a cache holds, `[tokens, n_head_kv, head_bytes]`: rows of `positions`, or
-    of all tokens, `[len(positions), n_head * head_dim]`. Row `p` of q is the token of position `p`;
-    it sees `window` tokens up to itself, or all, and `sinks`, one of each head.
+    """Attention over what a cache of `kind` holds, `[tokens, n_head_kv, head_bytes]`: rows of
+    `positions`, or of all tokens, `[len(positions), n_head * head_dim]`. Row `p` of q is the token
+    of position `p`; it sees `window` tokens up to itself, or all, and `sinks`, one of each head.
     """
     chosen = np.arange(len(q)) if positions is None else np.asarray(positions, np.int64)
     n_head_kv, head_dim = keys.shape[1], q.shape[1] // n_head
@@ -284,7 +331,7 @@ def attention_over(
     heads = q.reshape(len(q), n_head, head_dim)
     out = np.empty((len(chosen), n_head, head_dim), np.float32)
     for kv in range(n_head_kv):
-        stored = [Fixed.of(part[:, kv], head_dim) for part in (keys, values)]
+        stored = [Fixed.of(kind, part[:, kv], head_dim) for part in (keys, values)]
         units = np.stack([first_seen(chosen, window), chosen], axis=1) // TOKENS
         for alike in np.unique(units, axis=0):
             rows = np.flatnonzero((units == alike).all(axis=1))
@@ -293,22 +340,6 @@ def attention_over(
                 sink = None if sinks is None else sinks[head]
                 out[rows, head] = _head(heads[at, head], *stored, scale, at, window, sink)
     return out.reshape(len(chosen), -1)
-
-
-def encode_heads(values: Floats, n_head_kv: int) -> Bytes:
-    """`[n, n_head_kv * head_dim]` keys or values as stored, `[n, n_head_kv, head_bytes]`."""
-    stored = encode(values.reshape(len(values) * n_head_kv, -1))
-    return stored.reshape(len(values), n_head_kv, -1)
-
-
-def store(pool: Bytes, k: Floats, v: Floats, n_head_kv: int) -> None:
-    """Lays keys and values of a sequence, whose pages are those from 1 on, into the pool of a cache
-    of one layer."""
-    token = np.arange(len(k))
-    for part, values in enumerate((k, v)):
-        stored = encode_heads(values, n_head_kv)
-        pages = pool.reshape(-1, 2, n_head_kv, TOKENS, stored.shape[2])
-        pages[1 + token // TOKENS, part, :, token % TOKENS] = stored
 
 
 def attention(
@@ -321,22 +352,29 @@ def attention(
     positions: Sequence[int] | None = None,
     window: int | None = None,
     sinks: Floats | None = None,
+    kind: Kind = KINDS["I16"],
 ) -> Floats:
     """Attention of a sequence, `[n, width]` each of q, k and v, in which a token sees those up to
     itself, at most `window`, and `sinks`: the rows of `positions`, or all of them,
     `[rows, n_head * head_dim]`.
     """
-    keys, values = encode_heads(k, n_head_kv), encode_heads(v, n_head_kv)
-    return attention_over(q, keys, values, n_head, scale, positions, window, sinks)
+    keys, values = (kind.encode_heads(x, n_head_kv) for x in (k, v))
+    return attention_over(q, keys, values, n_head, scale, positions, window, sinks, kind)
 
 
 def in_float64(
-    q: Floats, k: Floats, v: Floats, n_head: int, n_head_kv: int, scale: float
+    q: Floats,
+    k: Floats,
+    v: Floats,
+    n_head: int,
+    n_head_kv: int,
+    scale: float,
+    kind: Kind = KINDS["I16"],
 ) -> Doubles:
     """The same by the definition of attention, over keys and values as they are stored."""
     n, head_dim = len(q), q.shape[1] // n_head
     heads = q.astype(np.float64).reshape(n, n_head, head_dim)
-    stored = [decode(encode(x.reshape(-1, head_dim)), head_dim) for x in (k, v)]
+    stored = [kind.decode(kind.encode(x.reshape(-1, head_dim)), head_dim) for x in (k, v)]
     keys, values = (x.astype(np.float64).reshape(n, n_head_kv, head_dim) for x in stored)
     out = np.empty_like(heads)
     for head in range(n_head):

@@ -41,9 +41,10 @@ KV_TYPES = _native.kv_types(on_card=False)
 
 def head_bytes(kv_type: str, head_dim: int) -> int | None:
     """Bytes of a head of keys or values; none where the type holds none of that width."""
-    if kv_type == "I16":
-        # 16 bits each, and 16 for up to 128.
-        return 2 * head_dim - 2 * (head_dim // -128)
+    if kv_type in ("I16", "Q8_0"):
+        # Beside each block of up to 128 or 32 two bytes.
+        size, block = (2, 128) if kv_type == "I16" else (1, 32)
+        return size * head_dim - 2 * (head_dim // -block)
     elems, size = TYPES[kv_type]
     return head_dim // elems * size if head_dim % elems == 0 else None
 

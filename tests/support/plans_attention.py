@@ -32,6 +32,12 @@ class Shape:
     window: int | None = None
     #: The mean of scores that have no value, one of each head; none: there are none.
     sink: float | None = None
+    #: How the cache keeps keys and values.
+    kv_type: str = "I16"
+
+    @property
+    def kind(self) -> exact.Kind:
+        return exact.KINDS[self.kv_type]
 
     @property
     def sinks(self) -> Floats | None:
@@ -52,7 +58,6 @@ class Shape:
         n_ctx: int,
         n_slots: int = 1,
         threads: int = 2,
-        kv_type: str = "I16",
     ) -> Run:
         """A runner whose pool is full of canaries."""
         plan = Plan(n_head_kv=self.n_head_kv, head_dim=self.head_dim)
@@ -63,7 +68,8 @@ class Shape:
         fields = {"n_head": self.n_head, "scale": self.scale, "window": self.window, "sinks": sinks}
         plan.op("attention", q=buffers["q"], out=out, layer=0, **fields)
         n_ctx = -(-n_ctx // PAGE) * PAGE
-        run = Run(backend, plan, n_slots=n_slots, n_ctx=n_ctx, kv_type=kv_type, threads=threads)
+        sizes = {"n_slots": n_slots, "n_ctx": n_ctx, "threads": threads}
+        run = Run(backend, plan, kv_type=self.kv_type, **sizes)
         lay(run, CANARY)
         return run
 
@@ -78,12 +84,12 @@ class Shape:
     def exact(self, rows: Rows, positions: range | None = None) -> Floats:
         q, k, v = (rows[name] for name in "qkv")
         fields = (self.n_head, self.n_head_kv, self.scale, positions, self.window, self.sinks)
-        return exact.attention(q, k, v, *fields)
+        return exact.attention(q, k, v, *fields, self.kind)
 
     def pool(self, run: Run, rows: Rows) -> NDArray[np.uint8]:
         """The pool of `run`, of canaries, with the tokens of one sequence from page 1 on."""
         pool = np.full_like(run.kv, CANARY)
-        exact.store(pool, rows["k"], rows["v"], self.n_head_kv)
+        self.kind.store(pool, rows["k"], rows["v"], self.n_head_kv)
         return pool
 
 
@@ -117,7 +123,7 @@ def check(backend: Backend, shape: Shape, rows: Rows, wanted: Floats | None = No
 def assert_stored(run: Run, shape: Shape, rows: Rows) -> None:
     """The tokens lie in their entries, and nothing else was written but, maybe, page 0."""
     found, wanted = run.kv, shape.pool(run, rows)
-    page_0 = 2 * shape.n_head_kv * PAGE * exact.head_bytes(shape.head_dim)
+    page_0 = 2 * shape.n_head_kv * PAGE * shape.kind.head_bytes(shape.head_dim)
     assert np.array_equal(found[page_0:], wanted[page_0:])
 
 

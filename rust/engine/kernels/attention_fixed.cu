@@ -7,15 +7,16 @@
 // Keys and values come through a ring of parts, the keys or the values of a unit a team. Scores: a warp
 // has 16 tokens, rows of A; columns of B are the two bytes of Q of four heads, so that a lane has both
 // bytes' sums of two tokens and one head. Values: a warp has some tiles of 16 dimensions, rows of A, and
-// all tokens; columns of B are the two bytes of the weights.
+// all tokens; columns of B are the two bytes of the weights. Where a warp's dimensions are blocks that
+// hardly another has, it makes their weights by itself; else warps share them in shared memory.
 //
-// variant.cuh: N_HEAD, N_HEAD_KV, HEAD_DIM, WINDOW (tokens that a row sees, 0: all), HAS_SINKS, HEADS
+// variant.cuh: Kv, N_HEAD, N_HEAD_KV, HEAD_DIM, WINDOW (tokens that a row sees, 0: all), HAS_SINKS, HEADS
 // (of a block; a group's last may have fewer), TEAMS, MAX_SPLITS, RING (parts in shared memory).
 #include "kv_fixed.cuh"
 #include "math.cuh"
 #include "variant.cuh"
 
-using Cache = KvFixed<HEAD_DIM>;
+using Cache = Kv;
 constexpr uint32_t GROUP = N_HEAD / N_HEAD_KV;
 constexpr uint32_t PARTS = (GROUP + HEADS - 1) / HEADS;  // blocks that share a group's heads
 constexpr uint32_t HEAD_BLOCKS = N_HEAD_KV * PARTS;
@@ -27,7 +28,12 @@ constexpr uint32_t BLOCKS = Cache::BLOCKS;
 constexpr uint32_t CHUNKS = HEAD_DIM / 16;
 constexpr uint32_t STEPS = (CHUNKS + 1) / 2;  // of 32 dimensions
 constexpr uint32_t BLOCK_STEPS = Cache::GROUP / 32;
-constexpr uint32_t WARP_TILES = (CHUNKS + WARPS - 1) / WARPS;
+// Whether a warp makes the weights of its tiles by itself: then they are whole blocks side by side, where
+// it has more than one.
+constexpr bool OWN_WEIGHTS = Cache::GROUP == 32;
+constexpr uint32_t LEAST_TILES = (CHUNKS + WARPS - 1) / WARPS;
+constexpr uint32_t WARP_TILES = OWN_WEIGHTS && LEAST_TILES > 1 ? (LEAST_TILES + 1) / 2 * 2 : LEAST_TILES;
+constexpr uint32_t SHARED_BLOCKS = OWN_WEIGHTS ? 1 : BLOCKS;
 constexpr uint32_t STAGE = TEAMS * Cache::BYTES;
 // Pages that are known ahead, twice as many as are looked up at a time.
 constexpr uint32_t PAGES = 128;
@@ -61,6 +67,24 @@ struct Params {
     uint32_t shares;    // blocks that share the splits of a row and of its heads
 };
 
+// The tiles of 16 dimensions of a warp.
+DEVICE uint32_t tile_of(uint32_t warp, uint32_t i) {
+    return OWN_WEIGHTS ? warp * WARP_TILES + i : warp + WARPS * i;
+}
+
+// Adds the products of a row's bytes, of which the first are signed.
+template <bool IS_SIGNED>
+DEVICE void multiply(int32_t (&sums)[Cache::LIMBS][TILES][4], uint32_t tile,
+                     const uint32_t (&limbs)[Cache::LIMBS][4], const uint32_t (&column)[2]) {
+    int32_t(&first)[4] = sums[0][tile];
+    mma_m16n8k32_s32<true, IS_SIGNED>(first, limbs[0], column, first);
+#pragma unroll
+    for (uint32_t limb = 1; limb < Cache::LIMBS; limb++) {
+        int32_t(&next)[4] = sums[limb][tile];
+        mma_m16n8k32_s32<false, IS_SIGNED>(next, limbs[limb], column, next);
+    }
+}
+
 // Maximum, sum of weights and of values of some tokens; a lane has its head of each tile.
 struct Sums {
     float most[TILES], weight[TILES], values[WARP_TILES][TILES][2];
@@ -88,15 +112,61 @@ DEVICE void join_sums(Sums& all, const Sums& next) {
     }
 }
 
+// Weights of a block's values for four heads from its tokens' p, as products want B: bytes of what is for
+// the head of this lane's column. Lanes of a head have eight tokens each, of which they make both bytes,
+// and hand over the one that is for the neighbouring column. Returns what sums of this lane's own head
+// are multiplied with.
+DEVICE float block_weights(const float (&parts)[TILES * 4][PAGE_TOKENS + 8], const uint8_t* values,
+                           uint32_t block, uint32_t tile, uint32_t (&columns)[2][2]) {
+    const uint32_t lane = threadIdx.x % 32, g = lane / 4, quarter = lane % 4;
+    // Of each 32 tokens the first or the second half.
+    const bool is_second = g % 2;
+    const float* part = parts[tile * 4 + g / 2];
+    float v[2][4], most = 0.0f;
+#pragma unroll
+    for (uint32_t k = 0; k < 2; k++) {
+#pragma unroll
+        for (uint32_t two = 0; two < 2; two++) {
+            const uint32_t pair = (2 * k + is_second) * 8 + two * 4 + quarter;
+            const float2 p = *reinterpret_cast<const float2*>(part + 2 * pair);
+            const float2 units = Cache::units_at(values, pair, block);
+            // Where nothing is seen p is 0, and a unit may be no number.
+            v[k][2 * two] = fmaxf(mul_rn(p.x, units.x), 0.0f);
+            v[k][2 * two + 1] = fmaxf(mul_rn(p.y, units.y), 0.0f);
+            most = fmaxf(most, fmaxf(v[k][2 * two], v[k][2 * two + 1]));
+        }
+    }
+#pragma unroll
+    for (uint32_t mask = 1; mask < 8; mask *= 2) {
+        most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, mask));
+    }
+    const ValueScale scale = value_scale(most);
+#pragma unroll
+    for (uint32_t k = 0; k < 2; k++) {
+        uint32_t w[4], hi, lo;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            w[i] = float_as_u32(fma_rn(v[k][i], scale.to_integers, 8388608.0f));
+        }
+        split_bytes(w, hi, lo);
+        const uint32_t other = __shfl_xor_sync(FULL_WARP, is_second ? hi : lo, 4);
+        columns[k][0] = is_second ? other : hi;
+        columns[k][1] = is_second ? lo : other;
+    }
+    return __shfl_sync(FULL_WARP, scale.unit, quarter * 8);
+}
+
 KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
     // Words of four dimensions, of four tokens: rows begin in banks of their own.
     SHARED uint32_t query[COLUMNS][STEPS * 8 + 4];
-    SHARED uint32_t all_weights[TEAMS][BLOCKS][COLUMNS][PAGE_TOKENS / 4 + 4];
-    SHARED uint32_t newest[2][2][CHUNKS * 4];
+    SHARED uint32_t all_weights[TEAMS][SHARED_BLOCKS][COLUMNS][PAGE_TOKENS / 4 + 4];
+    SHARED float all_parts[TEAMS][TILES * 4][PAGE_TOKENS + 8];
+    SHARED uint32_t newest[2][Cache::LIMBS][CHUNKS * 4];
     SHARED uint16_t newest_units[2][BLOCKS];
     SHARED float factors[TILES * 4];
     SHARED uint32_t is_number[TILES * 4];
-    SHARED float all_tops[TEAMS][WARPS][TILES * 4], all_largest[TEAMS][WARPS][BLOCKS][TILES * 4];
+    SHARED float all_tops[TEAMS][WARPS][TILES * 4];
+    SHARED float all_largest[TEAMS][WARPS][SHARED_BLOCKS][TILES * 4];
     SHARED int all_shares[TEAMS][WARPS][TILES * 4];
     // What later teams hand the first, a thread to the one in its place.
     SHARED Sums handed[TEAMS > 1 ? TEAMS - 1 : 1][TEAMS > 1 ? TEAM : 1];
@@ -119,6 +189,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
     const uint32_t lane = threadIdx.x % 32, g = lane / 4, quarter = lane % 4;
     const uint32_t team = threadIdx.x / TEAM, thread = threadIdx.x % TEAM, warp = thread / 32;
     auto& weights = all_weights[team];
+    auto& parts = all_parts[team];
     auto& tops = all_tops[team];
     auto& largest = all_largest[team];
     auto& shares = all_shares[team];
@@ -134,7 +205,9 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
     const uint32_t split_units = units_of_split<MAX_SPLITS>(n - start * PAGE_TOKENS);
     const uint32_t units = (n + PAGE_TOKENS - 1) / PAGE_TOKENS;
     const uint32_t splits = (units - start + split_units - 1) / split_units;
-    const uint32_t block_splits = (splits + p.shares - 1) / p.shares;
+    // What the teams take at once is one block's: nothing is left to join.
+    const uint32_t shares_wanted = splits <= TEAMS ? 1 : p.shares;
+    const uint32_t block_splits = (splits + shares_wanted - 1) / shares_wanted;
     const uint32_t blocks = (splits + block_splits - 1) / block_splits;
     const uint32_t first_unit = start + number_of_share * block_splits * split_units;
     const bool is_idle = first_unit >= units;
@@ -208,11 +281,11 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
         kv_refuse(p.kv, slot, position);
     }
     for (uint32_t h = threadIdx.x / 32; h < TILES * 4; h += THREADS / 32) {
-        float x[BLOCKS][4];
+        float x[Cache::SPANS][4];
         uint32_t most = 0;
 #pragma unroll
-        for (uint32_t b = 0; b < BLOCKS; b++) {
-            const uint32_t dim = b * Cache::GROUP + lane * 4;
+        for (uint32_t b = 0; b < Cache::SPANS; b++) {
+            const uint32_t dim = b * Cache::SPAN + lane * 4;
             float4 four = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             if (h < heads && dim < HEAD_DIM) four = load_relaxed_f32x4(p.q + row + h * HEAD_DIM + dim);
             x[b][0] = four.x, x[b][1] = four.y, x[b][2] = four.z, x[b][3] = four.w;
@@ -224,8 +297,8 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
         }
         const QueryScale scale = query_scale(warp_max_u32(most), p.scale);
 #pragma unroll
-        for (uint32_t b = 0; b < BLOCKS; b++) {
-            const uint32_t word = b * (Cache::GROUP / 4) + lane;
+        for (uint32_t b = 0; b < Cache::SPANS; b++) {
+            const uint32_t word = b * (Cache::SPAN / 4) + lane;
 #pragma unroll
             for (int i = 0; i < 4; i++) x[b][i] = scale.is_number ? x[b][i] : 0.0f;
             uint32_t hi, lo;
@@ -238,23 +311,27 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
         const uint32_t page = kv_page(p.kv, slot, position);
         if (page == 0 && threadIdx.x == 0) kv_refuse(p.kv, slot, position);
         uint32_t saturated = 0;
-        for (uint32_t task = (THREADS - 1 - threadIdx.x) / 32; task < 2 * BLOCKS;
+        for (uint32_t task = (THREADS - 1 - threadIdx.x) / 32; task < 2 * Cache::SPANS;
              task += THREADS / 32) {
-            const uint32_t is_value = task % 2, block = task / 2;
-            const uint32_t dim = block * Cache::GROUP + lane * 4;
+            const uint32_t is_value = task % 2, dim = task / 2 * Cache::SPAN + lane * 4;
             const uint64_t from = (static_cast<uint64_t>(m) * N_HEAD_KV + head) * HEAD_DIM + dim;
             float4 four = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             if (dim < HEAD_DIM) four = load_relaxed_f32x4((is_value ? p.v : p.k) + from);
             float x[4] = {four.x, four.y, four.z, four.w};
-            uint32_t k[4], hi, lo;
-            const uint16_t unit = Cache::encode(x, k, saturated);
-            split_bytes(k, hi, lo);
-            if (lane == 0) newest_units[is_value][block] = unit;
-            if (dim < HEAD_DIM) newest[is_value][0][dim / 4] = hi, newest[is_value][1][dim / 4] = lo;
+            uint32_t limbs[Cache::LIMBS];
+            const uint16_t unit = Cache::encode(x, limbs, saturated);
+            if (dim >= HEAD_DIM) continue;
+            const uint32_t block = dim / Cache::GROUP;
+            const bool begins = dim % Cache::GROUP == 0;
+            if (begins) newest_units[is_value][block] = unit;
+#pragma unroll
+            for (uint32_t limb = 0; limb < Cache::LIMBS; limb++) {
+                newest[is_value][limb][dim / 4] = limbs[limb];
+            }
             if (page == 0 || first_head > 0) continue;
             uint8_t* to = Cache::head<N_HEAD_KV>(is_value ? p.kv.v : p.kv.k, page, head);
-            if (lane == 0) Cache::put_unit(to, position % PAGE_TOKENS, block, unit);
-            if (dim < HEAD_DIM) Cache::put(to, is_value, position % PAGE_TOKENS, dim, hi, lo);
+            if (begins) Cache::put_unit(to, position % PAGE_TOKENS, block, unit);
+            Cache::put(to, is_value, position % PAGE_TOKENS, dim, limbs);
         }
         if (saturated && page != 0 && first_head == 0) kv_saturate(p.kv, slot);
     }
@@ -286,7 +363,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
             }
 #pragma unroll
             for (uint32_t i = 0; i < WARP_TILES; i++) {
-                const uint32_t tile = warp + WARPS * i;
+                const uint32_t tile = tile_of(warp, i);
                 if (tile >= CHUNKS) break;
 #pragma unroll
                 for (uint32_t r = 0; r < 2; r++) {
@@ -299,6 +376,8 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
     };
     Sums split, total;
     split.is_empty = total.is_empty = true;
+    // Of the split at hand: its number among all, and how many of its units are still to come.
+    uint32_t split_number = number_of_share * block_splits, units_left = split_units;
     // Which row of a matrix this lane gives ldmatrix_x4 the address of.
     const uint32_t matrix_row = lane / 8 % 2 * 8 + lane % 8, second = lane / 16;
 
@@ -323,8 +402,10 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
             if (unit + 1 != units) return;
             const uint32_t token = position % PAGE_TOKENS;
             for (uint32_t i = thread; i < CHUNKS * 4; i += TEAM) {
-                Cache::put(page, is_value, token, i * 4, newest[is_value][0][i],
-                           newest[is_value][1][i]);
+                uint32_t limbs[Cache::LIMBS];
+#pragma unroll
+                for (uint32_t l = 0; l < Cache::LIMBS; l++) limbs[l] = newest[is_value][l][i];
+                Cache::put(page, is_value, token, i * 4, limbs);
             }
             if (thread < BLOCKS) {
                 Cache::put_unit(page, token, thread, newest_units[is_value][thread]);
@@ -338,31 +419,29 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
         const uint32_t token[2] = {warp * 16 + g, warp * 16 + g + 8};
 #pragma unroll
         for (uint32_t b = 0; b < BLOCKS; b++) {
-            int32_t upper[TILES][4] = {}, lower[TILES][4] = {};
+            int32_t sums[Cache::LIMBS][TILES][4] = {};
 #pragma unroll
             for (uint32_t k = b * BLOCK_STEPS; k < STEPS && k < (b + 1) * BLOCK_STEPS; k++) {
                 const bool whole = 2 * k + 1 < CHUNKS;
                 const uint32_t chunk = 2 * k + (whole ? second : 0);
                 const uint8_t* at = keys + (chunk * PAGE_TOKENS + warp * 16 + matrix_row) * 16;
-                uint32_t hi[4], lo[4];
-                ldmatrix_x4(hi, at);
-                ldmatrix_x4(lo, at + Cache::PLANE);
-                if (!whole) hi[2] = hi[3] = lo[2] = lo[3] = 0;
+                uint32_t limbs[Cache::LIMBS][4];
 #pragma unroll
-                for (uint32_t t = 0; t < TILES; t++) {
-                    mma_m16n8k32_s32<true, true>(upper[t], hi, columns[t][k], upper[t]);
-                    mma_m16n8k32_s32<false, true>(lower[t], lo, columns[t][k], lower[t]);
+                for (uint32_t l = 0; l < Cache::LIMBS; l++) {
+                    ldmatrix_x4(limbs[l], at + l * Cache::PLANE);
+                    if (!whole) limbs[l][2] = limbs[l][3] = 0;
                 }
+#pragma unroll
+                for (uint32_t t = 0; t < TILES; t++) multiply<true>(sums, t, limbs, columns[t][k]);
             }
 #pragma unroll
             for (uint32_t r = 0; r < 2; r++) {
                 const uint16_t* units_at =
                     reinterpret_cast<const uint16_t*>(keys + Cache::unit_at(token[r], b));
-                const float k_unit = bf16_to_f32(*units_at);
+                const float k_unit = Cache::unit(*units_at);
 #pragma unroll
                 for (uint32_t t = 0; t < TILES; t++) {
-                    const int32_t mid = upper[t][2 * r + 1] + lower[t][2 * r];
-                    const float sum = limbs_sum(upper[t][2 * r], mid, lower[t][2 * r + 1]);
+                    const float sum = row_sum(sums, t, r);
                     y[t][r] = b == 0 ? mul_rn(sum, k_unit) : fma_rn(sum, k_unit, y[t][r]);
                 }
             }
@@ -389,16 +468,16 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
             put_newest(values, 1);
             __syncthreads();
         }
-        float v_unit[BLOCKS][2];
+        float v_unit[SHARED_BLOCKS][2];
         Sums next;
         next.is_empty = false;
 #pragma unroll
-        for (uint32_t b = 0; b < BLOCKS; b++) {
+        for (uint32_t b = 0; b < SHARED_BLOCKS && !OWN_WEIGHTS; b++) {
 #pragma unroll
             for (uint32_t r = 0; r < 2; r++) {
                 const uint16_t* units_at =
                     reinterpret_cast<const uint16_t*>(values + Cache::unit_at(token[r], b));
-                v_unit[b][r] = sees(token[r]) ? bf16_to_f32(*units_at) : 0.0f;
+                v_unit[b][r] = sees(token[r]) ? Cache::unit(*units_at) : 0.0f;
             }
         }
 #pragma unroll
@@ -414,6 +493,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
             for (uint32_t r = 0; r < 2; r++) {
                 const float z = fma_sat(y[t][r], unit_most.factor, unit_most.bias);
                 y[t][r] = sees(token[r]) ? exp2_unit_f32(z) : 0.0f;
+                if (OWN_WEIGHTS) parts[h][token[r]] = y[t][r];
                 share += static_cast<int>(rint_product(y[t][r], 4194304.0f));
             }
 #pragma unroll
@@ -422,7 +502,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
             }
             if (g == 0) shares[warp][h] = share;
 #pragma unroll
-            for (uint32_t b = 0; b < BLOCKS; b++) {
+            for (uint32_t b = 0; b < SHARED_BLOCKS && !OWN_WEIGHTS; b++) {
                 float top_value =
                     fmaxf(mul_rn(y[t][0], v_unit[b][0]), mul_rn(y[t][1], v_unit[b][1]));
 #pragma unroll
@@ -433,7 +513,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
             }
         }
         __syncthreads();
-        float o_unit[BLOCKS][TILES];
+        float o_unit[SHARED_BLOCKS][TILES];
 #pragma unroll
         for (uint32_t t = 0; t < TILES; t++) {
             const uint32_t h = t * 4 + quarter;
@@ -442,7 +522,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
             for (uint32_t w = 1; w < WARPS; w++) share += shares[w][h];
             next.weight[t] = unit_weight(share, next.most[t]);
 #pragma unroll
-            for (uint32_t b = 0; b < BLOCKS; b++) {
+            for (uint32_t b = 0; b < SHARED_BLOCKS && !OWN_WEIGHTS; b++) {
                 float top = largest[0][b][h];
 #pragma unroll
                 for (uint32_t w = 1; w < WARPS; w++) top = fmaxf(top, largest[w][b][h]);
@@ -459,39 +539,49 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
                 }
             }
         }
-        __syncthreads();
+        if (!OWN_WEIGHTS) __syncthreads();
+        uint32_t own[TILES][2][2];
 #pragma unroll
         for (uint32_t i = 0; i < WARP_TILES; i++) {
-            const uint32_t tile = warp + WARPS * i, b = tile * 16 / Cache::GROUP;
+            const uint32_t tile = tile_of(warp, i), b = tile * 16 / Cache::GROUP;
             if (tile >= CHUNKS) break;
-            int32_t upper[TILES][4] = {}, lower[TILES][4] = {};
+            if (OWN_WEIGHTS && i % 2 == 0) {
+#pragma unroll
+                for (uint32_t t = 0; t < TILES; t++) {
+                    o_unit[0][t] = block_weights(parts, values, b, t, own[t]);
+                }
+            }
+            int32_t sums[Cache::LIMBS][TILES][4] = {};
 #pragma unroll
             for (uint32_t k = 0; k < 2; k++) {
                 const uint8_t* at =
                     values + ((2 * k + second) * HEAD_DIM + tile * 16 + matrix_row) * 16;
-                uint32_t hi[4], lo[4];
-                ldmatrix_x4(hi, at);
-                ldmatrix_x4(lo, at + Cache::PLANE);
+                uint32_t limbs[Cache::LIMBS][4];
+#pragma unroll
+                for (uint32_t l = 0; l < Cache::LIMBS; l++) {
+                    ldmatrix_x4(limbs[l], at + l * Cache::PLANE);
+                }
 #pragma unroll
                 for (uint32_t t = 0; t < TILES; t++) {
-                    const uint32_t* column = weights[b][t * 8 + g] + k * 8 + quarter;
-                    const uint32_t w[2] = {column[0], column[4]};
-                    mma_m16n8k32_s32<true, false>(upper[t], hi, w, upper[t]);
-                    mma_m16n8k32_s32<false, false>(lower[t], lo, w, lower[t]);
+                    if constexpr (OWN_WEIGHTS) {
+                        multiply<false>(sums, t, limbs, own[t][k]);
+                    } else {
+                        const uint32_t* column = weights[b][t * 8 + g] + k * 8 + quarter;
+                        const uint32_t w[2] = {column[0], column[4]};
+                        multiply<false>(sums, t, limbs, w);
+                    }
                 }
             }
 #pragma unroll
             for (uint32_t t = 0; t < TILES; t++) {
                 float of_unit = o_unit[0][t];
 #pragma unroll
-                for (uint32_t other = 1; other < BLOCKS; other++) {
+                for (uint32_t other = 1; other < SHARED_BLOCKS; other++) {
                     if (b == other) of_unit = o_unit[other][t];
                 }
 #pragma unroll
                 for (uint32_t r = 0; r < 2; r++) {
-                    const int32_t mid = upper[t][2 * r + 1] + lower[t][2 * r];
-                    const float sum = limbs_sum(upper[t][2 * r], mid, lower[t][2 * r + 1]);
-                    next.values[i][t][r] = mul_rn(sum, of_unit);
+                    next.values[i][t][r] = mul_rn(row_sum(sums, t, r), of_unit);
                 }
             }
         }
@@ -506,13 +596,15 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
             if (its >= end_unit) break;
             if (t > 0) next = handed[t - 1][thread];
             join_sums(split, next);
-            if ((its + 1 - start) % split_units != 0 && its + 1 != end_unit) continue;
+            units_left--;
+            if (units_left != 0 && its + 1 != end_unit) continue;
             if (blocks == 1) {
                 join_sums(total, split);
             } else {
-                leave(split, (its - start) / split_units);
+                leave(split, split_number);
             }
             split.is_empty = true;
+            split_number++, units_left = split_units;
         }
     }
 
@@ -534,7 +626,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
             }
 #pragma unroll
             for (uint32_t i = 0; i < WARP_TILES; i++) {
-                const uint32_t tile = warp + WARPS * i;
+                const uint32_t tile = tile_of(warp, i);
                 if (tile >= CHUNKS) break;
 #pragma unroll
                 for (uint32_t r = 0; r < 2; r++) {
@@ -587,7 +679,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
     }
     __syncthreads();
     // Elements a thread, and splits that are on their way at a time.
-    constexpr uint32_t ELEMENTS = HEADS * HEAD_DIM >= THREADS * 4 ? 4 : 2, AHEAD = 64 / ELEMENTS;
+    constexpr uint32_t ELEMENTS = HEADS * HEAD_DIM >= THREADS * 4 ? 4 : 2, AHEAD = (THREADS > 256 ? 16 : 64) / ELEMENTS;
     for (uint32_t i = threadIdx.x * ELEMENTS; i < heads * HEAD_DIM; i += THREADS * ELEMENTS) {
         const uint32_t h = i / HEAD_DIM;
         float sum[ELEMENTS], weight = 0.0f;

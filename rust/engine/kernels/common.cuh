@@ -204,14 +204,6 @@ DEVICE uint32_t load_relaxed_u32(const uint32_t* address) {
     return v;
 }
 
-DEVICE uint16_t load_relaxed_u16(const uint16_t* address) {
-    uint16_t v;
-    ON_HOST(v = sim::load<uint16_t>(address);)
-    ON_CARD(asm volatile("ld.relaxed.gpu.global.u16 %0, [%1];"
-                         : "=h"(v) : "l"(address) : "memory");)
-    return v;
-}
-
 DEVICE uint64_t load_relaxed_u64(const uint64_t* address) {
     uint64_t v;
     ON_HOST(v = sim::load<uint64_t>(address);)

@@ -1,6 +1,7 @@
-// A KV cache of 16-bit block fixed point: value = k u, with one unit u, a bfloat16, for up to 128
-// dimensions of a head of a token. A head's page has the upper bytes of all k, then the lower ones, as
-// tensor cores take them: keys [HEAD_DIM / 16][token][16], values [token / 16][HEAD_DIM][16]; then the
+// KV caches of integers: value = k u, with one unit u for consecutive dimensions of a head of a token, a
+// block. KvFixed, 16-bit block fixed point: k of two bytes, u a bfloat16 of up to 128 dimensions. KvBytes:
+// k of one byte, u a float16 of up to 32. A head's page has the upper bytes of all k, then the lower ones,
+// as tensor cores take them: keys [HEAD_DIM / 16][token][16], values [token / 16][HEAD_DIM][16]; then the
 // units [block][token]. Sixteen tokens of a value lie in the order that lets a thread take weights from
 // where products of tensor cores left them.
 #pragma once
@@ -28,14 +29,34 @@ DEVICE float limbs_sum(int32_t hh, int32_t mid, int32_t ll) {
     return fma_rn(static_cast<float>(hh + (rest >> 16) - 128), 65536.0f, lower);
 }
 
-template <int HEAD_DIM>
-struct KvFixed {
-    static constexpr uint32_t GROUP = 128;  // dimensions of a block
+// The same of one byte, of which there is no lower one: both are below 2^21.
+DEVICE float limbs_sum(int32_t hi, int32_t lo) { return static_cast<float>(hi * 256 + lo); }
+
+// The sum of a row's products with two bytes of a head: a lane has them in neighbouring columns, of the
+// upper bytes, and of the lower ones where there are two.
+template <uint32_t LIMBS, uint32_t TILES>
+DEVICE float row_sum(const int32_t (&sums)[LIMBS][TILES][4], uint32_t tile, uint32_t row) {
+    const int32_t* first = sums[0][tile] + 2 * row;
+    if constexpr (LIMBS == 1) {
+        return limbs_sum(first[0], first[1]);
+    } else {
+        const int32_t* last = sums[LIMBS - 1][tile] + 2 * row;
+        return limbs_sum(first[0], first[1] + last[0], last[1]);
+    }
+}
+
+// Where integers of LIMBS_ bytes lie in a head's page, and units of GROUP_ dimensions.
+template <int HEAD_DIM, uint32_t LIMBS_, uint32_t GROUP_>
+struct KvIntegers {
+    static constexpr uint32_t LIMBS = LIMBS_;
+    static constexpr uint32_t GROUP = GROUP_;  // dimensions of a block
     static constexpr uint32_t BLOCKS = (HEAD_DIM + GROUP - 1) / GROUP;
     static constexpr uint32_t PLANE = PAGE_TOKENS * HEAD_DIM;  // bytes of all upper, or lower, bytes
-    static constexpr uint32_t BYTES = 2 * PLANE + PAGE_TOKENS * BLOCKS * 2;
-    static constexpr float LARGEST = 32767.0f * 34359738368.0f;
-    static constexpr uint32_t LEAST_UNIT = 0x0080;  // 2^-126
+    static constexpr uint32_t BYTES = LIMBS * PLANE + PAGE_TOKENS * BLOCKS * 2;
+    // What a warp encodes at a time, four dimensions a lane: whole blocks.
+    static constexpr uint32_t SPAN = 128;
+    static constexpr uint32_t SPANS = (HEAD_DIM + SPAN - 1) / SPAN;
+    static_assert(SPAN % GROUP == 0, "whole blocks");
 
     // A head's page; 64 bits, caches are larger than 4 GiB.
     template <int N_HEAD_KV>
@@ -52,22 +73,55 @@ struct KvFixed {
         return (token / 16 * HEAD_DIM + dim) * 16 + place(token);
     }
     DEVICE uint32_t unit_at(uint32_t token, uint32_t block) {
-        return 2 * PLANE + (block * PAGE_TOKENS + token) * 2;
+        return LIMBS * PLANE + (block * PAGE_TOKENS + token) * 2;
     }
     // A token's place among its sixteen: a lane of a product has tokens 2t, 2t + 1, 2t + 8 and 2t + 9.
     DEVICE uint32_t place(uint32_t token) {
         return token % 8 / 2 * 4 + token / 8 % 2 * 2 + token % 2;
     }
 
+    // Puts four dimensions of a token, from `dim` on, where a page has them: a word of each byte.
+    DEVICE void put(uint8_t* page, bool is_value, uint32_t token, uint32_t dim,
+                    const uint32_t (&limbs)[LIMBS]) {
+        if (!is_value) {
+#pragma unroll
+            for (uint32_t limb = 0; limb < LIMBS; limb++) {
+                uint8_t* at = page + limb * PLANE + key_at(token, dim);
+                *reinterpret_cast<uint32_t*>(at) = limbs[limb];
+            }
+            return;
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            uint8_t* at = page + value_at(token, dim + i);
+#pragma unroll
+            for (uint32_t limb = 0; limb < LIMBS; limb++) {
+                at[limb * PLANE] = static_cast<uint8_t>(limbs[limb] >> 8 * i);
+            }
+        }
+    }
+    DEVICE void put_unit(uint8_t* page, uint32_t token, uint32_t block, uint16_t unit) {
+        *reinterpret_cast<uint16_t*>(page + unit_at(token, block)) = unit;
+    }
+};
+
+template <int HEAD_DIM>
+struct KvFixed : KvIntegers<HEAD_DIM, 2, 128> {
+    static constexpr float LARGEST = 32767.0f * 34359738368.0f;
+    static constexpr uint32_t LEAST_UNIT = 0x0080;  // 2^-126
+
+    DEVICE float unit(uint16_t bits) { return bf16_to_f32(bits); }
+
     // Units of tokens 2i and 2i + 1 of a block.
     DEVICE float2 units_at(const uint8_t* page, uint32_t pair, uint32_t block) {
-        const uint32_t two = *reinterpret_cast<const uint32_t*>(page + unit_at(2 * pair, block));
+        const uint32_t two =
+            *reinterpret_cast<const uint32_t*>(page + KvFixed::unit_at(2 * pair, block));
         return make_float2(u32_as_float(two << 16), u32_as_float(two & 0xffff0000u));
     }
 
     // Unit and integers of a block, a warp: a lane has four dimensions, zeros behind the last. What no
     // block holds, NaN too, raises `saturated`, which is sticky.
-    DEVICE uint16_t encode(float (&x)[4], uint32_t (&k)[4], uint32_t& saturated) {
+    DEVICE uint16_t encode(float (&x)[4], uint32_t (&limbs)[2], uint32_t& saturated) {
         uint32_t most = 0;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -80,31 +134,56 @@ struct KvFixed {
         uint32_t unit = (float_as_u32(exact) + 0xffffu) >> 16;
         unit = unit < LEAST_UNIT ? LEAST_UNIT : unit;
         const float scale = div_rn(1.0f, bf16_to_f32(static_cast<uint16_t>(unit)));
+        uint32_t k[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const float rounded = rint_product(x[i], scale);
             k[i] = static_cast<uint32_t>(static_cast<int>(fminf(fmaxf(rounded, -32767.0f), 32767.0f)));
         }
+        split_bytes(k, limbs[0], limbs[1]);
         return static_cast<uint16_t>(unit);
     }
+};
 
-    // Puts four dimensions of a token, from `dim` on, where a page has them.
-    DEVICE void put(uint8_t* page, bool is_value, uint32_t token, uint32_t dim, uint32_t hi,
-                    uint32_t lo) {
-        if (!is_value) {
-            *reinterpret_cast<uint32_t*>(page + key_at(token, dim)) = hi;
-            *reinterpret_cast<uint32_t*>(page + PLANE + key_at(token, dim)) = lo;
-            return;
+template <int HEAD_DIM>
+struct KvBytes : KvIntegers<HEAD_DIM, 1, 32> {
+    DEVICE float unit(uint16_t bits) { return f16_to_f32(bits); }
+
+    DEVICE float2 units_at(const uint8_t* page, uint32_t pair, uint32_t block) {
+        const uint32_t two =
+            *reinterpret_cast<const uint32_t*>(page + KvBytes::unit_at(2 * pair, block));
+        return make_float2(f16x2_low(two), f16x2_high(two));
+    }
+
+    // As KvFixed has it, of the blocks that a warp has: eight lanes each.
+    DEVICE uint16_t encode(float (&x)[4], uint32_t (&limbs)[1], uint32_t& saturated) {
+        constexpr float LARGEST = 127.0f * F16_MAX;
+        float most = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            saturated |= !(fabsf(x[i]) <= LARGEST);
+            x[i] = x[i] == x[i] ? fminf(fmaxf(x[i], -LARGEST), LARGEST) : 0.0f;
+            most = fmaxf(most, fabsf(x[i]));
         }
 #pragma unroll
-        for (uint32_t i = 0; i < 4; i++) {
-            uint8_t* at = page + value_at(token, dim + i);
-            at[0] = static_cast<uint8_t>(hi >> 8 * i);
-            at[PLANE] = static_cast<uint8_t>(lo >> 8 * i);
+        for (uint32_t mask = 1; mask < 8; mask *= 2) {
+            most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, mask));
         }
-    }
-    DEVICE void put_unit(uint8_t* page, uint32_t token, uint32_t block, uint16_t unit) {
-        *reinterpret_cast<uint16_t*>(page + unit_at(token, block)) = unit;
+        const float d = div_rn(most, 127.0f);
+        float steps = div_rn(1.0f, d);
+        if (!(steps < infinity_f32())) steps = 0.0f;
+        uint32_t q[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            // To the nearest, halves away from zero.
+            const float y = mul_rn(x[i], steps);
+            int k = static_cast<int>(y);
+            const float rest = sub_rn(y, static_cast<float>(k));
+            k += (rest >= 0.5f) - (rest <= -0.5f);
+            q[i] = static_cast<uint32_t>(k > 127 ? 127 : k < -128 ? -128 : k);
+        }
+        limbs[0] = prmt(prmt(q[0], q[1], 0x0040), prmt(q[2], q[3], 0x0040), 0x5410);
+        return f32_to_f16(d < F16_MAX ? d : F16_MAX);
     }
 };
 
@@ -143,9 +222,10 @@ DEVICE uint32_t units_of_split(uint32_t n) {
     return n <= TOKENS ? 1 : (n + TOKENS - 1) / TOKENS;
 }
 
-// 2^n, zero below 2^-126.
+// 2^n of an integer up to 0; zero below 2^-126, and of no number.
 DEVICE float fade(float n) {
-    return n < -126.0f ? 0.0f : u32_as_float(static_cast<uint32_t>(static_cast<int>(n) + 127) << 23);
+    // The sum's last bits are n + 127, which the shift leaves in the place of exponents.
+    return u32_as_float(float_as_u32(add_rn(fmaxf(n, -127.0f), 12583039.0f)) << 23);
 }
 
 // What is joined to sums: factors of both, step 5.

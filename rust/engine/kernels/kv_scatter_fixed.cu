@@ -1,9 +1,9 @@
-// Stores k[r] and v[r] as token positions[r] of the sequence slots[r], as 16-bit block fixed point: a warp
-// a block of up to 128 dimensions. A position outside the cache or a page that is not mapped writes
-// nothing and raises the error word; a number that is too large becomes the largest and raises the
-// slot's word. A block of threads a row.
+// Stores k[r] and v[r] as token positions[r] of the sequence slots[r], as integers with units: a warp up to
+// 128 dimensions. A position outside the cache or a page that is not mapped writes nothing and raises the
+// error word; a number that is too large becomes the largest and raises the slot's word. A block of
+// threads a row.
 //
-// variant.cuh: N_HEAD_KV, HEAD_DIM.
+// variant.cuh: N_HEAD_KV, HEAD_DIM, Kv.
 #include "kv_fixed.cuh"
 #include "variant.cuh"
 
@@ -16,8 +16,8 @@ struct Params {
 };
 
 KERNEL(kv_scatter_fixed, Params) {
-    using Cache = KvFixed<HEAD_DIM>;
-    constexpr uint32_t TASKS = N_HEAD_KV * Cache::BLOCKS * 2;
+    using Cache = Kv;
+    constexpr uint32_t TASKS = N_HEAD_KV * Cache::SPANS * 2;
     const uint32_t lane = threadIdx.x % 32;
     pdl_wait();
     pdl_trigger();
@@ -34,18 +34,18 @@ KERNEL(kv_scatter_fixed, Params) {
     delay_block();
     for (uint32_t task = threadIdx.x / 32; task < TASKS; task += blockDim.x / 32) {
         const bool is_value = task % 2;
-        const uint32_t head = task / 2 / Cache::BLOCKS, block = task / 2 % Cache::BLOCKS;
-        const uint32_t dim = block * Cache::GROUP + lane * 4;
+        const uint32_t head = task / 2 / Cache::SPANS, span = task / 2 % Cache::SPANS;
+        const uint32_t dim = span * Cache::SPAN + lane * 4;
         const uint64_t from = (static_cast<uint64_t>(m) * N_HEAD_KV + head) * HEAD_DIM + dim;
         float4 four = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         if (dim < HEAD_DIM) four = load_relaxed_f32x4((is_value ? p.v : p.k) + from);
         float x[4] = {four.x, four.y, four.z, four.w};
-        uint32_t k[4], hi, lo;
-        const uint16_t unit = Cache::encode(x, k, saturated);
-        split_bytes(k, hi, lo);
+        uint32_t limbs[Cache::LIMBS];
+        const uint16_t unit = Cache::encode(x, limbs, saturated);
+        if (dim >= HEAD_DIM) continue;
         uint8_t* to = Cache::head<N_HEAD_KV>(is_value ? p.kv.v : p.kv.k, page, head);
-        if (lane == 0) Cache::put_unit(to, token, block, unit);
-        if (dim < HEAD_DIM) Cache::put(to, is_value, token, dim, hi, lo);
+        if (dim % Cache::GROUP == 0) Cache::put_unit(to, token, dim / Cache::GROUP, unit);
+        Cache::put(to, is_value, token, dim, limbs);
     }
     if (saturated) kv_saturate(p.kv, slot);
 }

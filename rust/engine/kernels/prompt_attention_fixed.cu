@@ -7,17 +7,21 @@
 // `out` until all are. Where the card has bulk copies one thread fetches pages, and warps go each at its
 // own pace.
 //
-// variant.cuh: N_HEAD, N_HEAD_KV, HEAD_DIM (a multiple of 16, at most 128), WINDOW (tokens that a row
+// variant.cuh: Kv, N_HEAD, N_HEAD_KV, HEAD_DIM (a multiple of 16, at most 128), WINDOW (tokens that a row
 // sees, 0: all), HAS_SINKS, THREADS, ROWS (queries a block, 16 a warp), STAGES (pages in shared memory),
 // SHARED_BYTES, MAX_SPLITS.
 #include "kv_fixed.cuh"
 #include "math.cuh"
 #include "variant.cuh"
 
-using Cache = KvFixed<HEAD_DIM>;
+using Cache = Kv;
+constexpr uint32_t LIMBS = Cache::LIMBS;
 constexpr uint32_t GROUP = N_HEAD / N_HEAD_KV;
 constexpr uint32_t WARPS = THREADS / 32;
-static_assert(ROWS == WARPS * 16 && HEAD_DIM <= 128, "a warp has 16 queries, and one block of each");
+static_assert(ROWS == WARPS * 16 && HEAD_DIM <= 128, "a warp has 16 queries");
+// Blocks of 32 dimensions are steps of keys.
+static_assert(LIMBS == 1 ? Cache::GROUP == 32 : Cache::BLOCKS == 1, "a unit at hand");
+constexpr uint32_t BLOCK_DIMS = Cache::GROUP / 8;  // tiles of a block
 constexpr uint32_t CHUNKS = HEAD_DIM / 16;
 constexpr uint32_t STEPS = (CHUNKS + 1) / 2;      // of 32 dimensions
 constexpr uint32_t TOKENS = PAGE_TOKENS / 8;      // tiles of eight tokens
@@ -270,6 +274,27 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
                         const uint32_t chunk = 2 * step + (whole ? lane / 8 % 2 : 0);
                         uint32_t hi[4], lo[4];
                         query(step, hi, lo);
+                        if constexpr (LIMBS == 1) {
+                            uint32_t b[4];  // two chunks of eight tokens, and of the next
+                            ldmatrix_x4(b, keys + (chunk * PAGE_TOKENS + (two + lane / 16) * 8 +
+                                                   lane % 8) * 16);
+#pragma unroll
+                            for (uint32_t i = 0; i < 2; i++) {
+                                int32_t of_hi[4] = {}, of_lo[4] = {};
+                                mma_m16n8k32_s32<true, true>(of_hi, hi, b + 2 * i, of_hi);
+                                mma_m16n8k32_s32<true, true>(of_lo, lo, b + 2 * i, of_lo);
+                                const float2 units =
+                                    Cache::units_at(keys, (two + i) * 4 + quarter, step);
+#pragma unroll
+                                for (uint32_t e = 0; e < 4; e++) {
+                                    const float sum = limbs_sum(of_hi[e], of_lo[e]);
+                                    const float unit = e % 2 ? units.y : units.x;
+                                    float& score = s[two + i][e];
+                                    score = step == 0 ? mul_rn(sum, unit) : fma_rn(sum, unit, score);
+                                }
+                            }
+                            continue;
+                        }
 #pragma unroll
                         for (uint32_t i = 0; i < 2; i++) {
                             uint32_t b[4];  // upper bytes of two chunks, lower ones
@@ -284,11 +309,14 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
 #pragma unroll
                     for (uint32_t i = 0; i < 2; i++) {
                         const uint32_t n = two + i;
-                        const float2 units = Cache::units_at(keys, n * 4 + quarter, 0);
+                        float2 units;
+                        if constexpr (LIMBS == 2) units = Cache::units_at(keys, n * 4 + quarter, 0);
 #pragma unroll
                         for (uint32_t e = 0; e < 4; e++) {
-                            const float sum = limbs_sum(hh[i][e], mid[i][e], ll[i][e]);
-                            s[n][e] = mul_rn(sum, e % 2 ? units.y : units.x);
+                            if constexpr (LIMBS == 2) {
+                                const float sum = limbs_sum(hh[i][e], mid[i][e], ll[i][e]);
+                                s[n][e] = mul_rn(sum, e % 2 ? units.y : units.x);
+                            }
                             if (!sees(n, e)) s[n][e] = -infinity_f32();
                             top[e / 2] = fmaxf(top[e / 2], s[n][e]);
                         }
@@ -302,33 +330,24 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
                     tops[r] = unit_top(top[r], factor[r]);
                 }
                 int share[2] = {};
-                float largest[2] = {};
 #pragma unroll
                 for (uint32_t n = 0; n < TOKENS; n++) {
-                    const float2 units = Cache::units_at(values, n * 4 + quarter, 0);
 #pragma unroll
                     for (uint32_t e = 0; e < 4; e++) {
                         const UnitTop& its = tops[e / 2];
-                        const float weight_of = exp2_unit_f32(fma_sat(s[n][e], its.factor, its.bias));
+                        s[n][e] = exp2_unit_f32(fma_sat(s[n][e], its.factor, its.bias));
                         // Its bits are those of 2^23 and the integer.
                         share[e / 2] += static_cast<int>(
-                            sees(n, e) ? float_as_u32(fma_rn(weight_of, 4194304.0f, 8388608.0f))
+                            sees(n, e) ? float_as_u32(fma_rn(s[n][e], 4194304.0f, 8388608.0f))
                                        : 0x4b000000u);
-                        s[n][e] = mul_rn(weight_of, e % 2 ? units.y : units.x);
-                        if (!sees(n, e)) s[n][e] = 0.0f;
-                        largest[e / 2] = fmaxf(largest[e / 2], s[n][e]);
                     }
                 }
-                float grid[2], unit_of[2], old_share[2], new_share[2];
+                float old_share[2], new_share[2];
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
                     share[r] -= static_cast<int>(0x4b000000u * (2 * TOKENS));
                     share[r] += __shfl_xor_sync(FULL_WARP, share[r], 1);
                     share[r] += __shfl_xor_sync(FULL_WARP, share[r], 2);
-                    largest[r] = fmaxf(largest[r], __shfl_xor_sync(FULL_WARP, largest[r], 1));
-                    largest[r] = fmaxf(largest[r], __shfl_xor_sync(FULL_WARP, largest[r], 2));
-                    const ValueScale scale = value_scale(largest[r]);
-                    grid[r] = scale.to_integers, unit_of[r] = scale.unit;
                     const bool is_seen = !masked || looks(r);
                     const Join both = join(most[r], tops[r].most);
                     old_share[r] = both.old_share, new_share[r] = is_seen ? both.new_share : 0.0f;
@@ -337,22 +356,6 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
                     const float next = unit_weight(share[r], is_seen ? tops[r].most : 0.0f);
                     weight[r] = fma_rn(next, new_share[r], mul_rn(weight[r], old_share[r]));
                 }
-                // Bytes of the weights, as products want A.
-                uint32_t w_hi[2][4], w_lo[2][4];
-#pragma unroll
-                for (uint32_t step = 0; step < 2; step++) {
-#pragma unroll
-                    for (uint32_t part = 0; part < 4; part++) {
-                        const uint32_t r = part % 2, n = step * 4 + part / 2 * 2;
-                        uint32_t w[4];
-#pragma unroll
-                        for (uint32_t i = 0; i < 4; i++) {
-                            w[i] = float_as_u32(
-                                fma_rn(s[n + i / 2][2 * r + i % 2], grid[r], 8388608.0f));
-                        }
-                        split_bytes(w, w_hi[step][part], w_lo[step][part]);
-                    }
-                }
                 if (__any_sync(FULL_WARP, old_share[0] != 1.0f || old_share[1] != 1.0f)) {
 #pragma unroll
                     for (uint32_t d = 0; d < DIMS; d++) {
@@ -360,36 +363,89 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
                         for (uint32_t e = 0; e < 4; e++) o[d][e] = mul_rn(o[d][e], old_share[e / 2]);
                     }
                 }
-                // Both factors in one, where that is no smaller than any normal float.
-                float both_of[2];
-                bool small = false;
 #pragma unroll
-                for (int r = 0; r < 2; r++) {
-                    both_of[r] = mul_rn(unit_of[r], new_share[r]);
-                    small |= both_of[r] < 1.1754944e-38f && new_share[r] != 0.0f;
-                }
-                const bool apart = __any_sync(FULL_WARP, small);
+                for (uint32_t block = 0; block < Cache::BLOCKS; block++) {
+                    float v[TOKENS][4], largest[2] = {};
 #pragma unroll
-                for (uint32_t d = 0; d < DIMS; d++) {
-                    int32_t hh[4] = {}, mid[4] = {}, ll[4] = {};
+                    for (uint32_t n = 0; n < TOKENS; n++) {
+                        const float2 units = Cache::units_at(values, n * 4 + quarter, block);
+#pragma unroll
+                        for (uint32_t e = 0; e < 4; e++) {
+                            v[n][e] = mul_rn(s[n][e], e % 2 ? units.y : units.x);
+                            if (!sees(n, e)) v[n][e] = 0.0f;
+                            largest[e / 2] = fmaxf(largest[e / 2], v[n][e]);
+                        }
+                    }
+                    float grid[2], unit_of[2];
+#pragma unroll
+                    for (int r = 0; r < 2; r++) {
+                        largest[r] = fmaxf(largest[r], __shfl_xor_sync(FULL_WARP, largest[r], 1));
+                        largest[r] = fmaxf(largest[r], __shfl_xor_sync(FULL_WARP, largest[r], 2));
+                        const ValueScale scale = value_scale(largest[r]);
+                        grid[r] = scale.to_integers, unit_of[r] = scale.unit;
+                    }
+                    // Bytes of the weights, as products want A.
+                    uint32_t w_hi[2][4], w_lo[2][4];
 #pragma unroll
                     for (uint32_t step = 0; step < 2; step++) {
-                        uint32_t b[4];
-                        ldmatrix_x4(b, values + lane / 16 * Cache::PLANE +
-                                           ((2 * step + lane / 8 % 2) * HEAD_DIM + d * 8 + lane % 8) *
-                                               16);
-                        mma_m16n8k32_s32<false, true>(hh, w_hi[step], b, hh);
-                        mma_m16n8k32_s32<false, true>(mid, w_lo[step], b, mid);
-                        mma_m16n8k32_s32<false, false>(mid, w_hi[step], b + 2, mid);
-                        mma_m16n8k32_s32<false, false>(ll, w_lo[step], b + 2, ll);
-                    }
 #pragma unroll
-                    for (uint32_t e = 0; e < 4; e++) {
-                        const float sum = limbs_sum(hh[e], mid[e], ll[e]);
+                        for (uint32_t part = 0; part < 4; part++) {
+                            const uint32_t r = part % 2, n = step * 4 + part / 2 * 2;
+                            uint32_t w[4];
+#pragma unroll
+                            for (uint32_t i = 0; i < 4; i++) {
+                                w[i] = float_as_u32(
+                                    fma_rn(v[n + i / 2][2 * r + i % 2], grid[r], 8388608.0f));
+                            }
+                            split_bytes(w, w_hi[step][part], w_lo[step][part]);
+                        }
+                    }
+                    // Both factors in one, where that is no smaller than any normal float.
+                    float both_of[2];
+                    bool small = false;
+#pragma unroll
+                    for (int r = 0; r < 2; r++) {
+                        both_of[r] = mul_rn(unit_of[r], new_share[r]);
+                        small |= both_of[r] < 1.1754944e-38f && new_share[r] != 0.0f;
+                    }
+                    const bool apart = __any_sync(FULL_WARP, small);
+                    auto add = [&](uint32_t d, uint32_t e, float sum) {
                         if (apart) {
                             o[d][e] = fma_rn(mul_rn(sum, unit_of[e / 2]), new_share[e / 2], o[d][e]);
                         } else {
                             o[d][e] = fma_rn(sum, both_of[e / 2], o[d][e]);
+                        }
+                    };
+#pragma unroll
+                    for (uint32_t d = block * BLOCK_DIMS; d < DIMS && d < (block + 1) * BLOCK_DIMS;
+                         d++) {
+                        int32_t hh[4] = {}, mid[4] = {}, ll[4] = {};
+                        if constexpr (LIMBS == 1) {
+                            uint32_t b[4];  // of 32 tokens, and of the next
+                            ldmatrix_x4(b, values + (lane / 8 * HEAD_DIM + d * 8 + lane % 8) * 16);
+#pragma unroll
+                            for (uint32_t step = 0; step < 2; step++) {
+                                mma_m16n8k32_s32<false, true>(hh, w_hi[step], b + 2 * step, hh);
+                                mma_m16n8k32_s32<false, true>(ll, w_lo[step], b + 2 * step, ll);
+                            }
+#pragma unroll
+                            for (uint32_t e = 0; e < 4; e++) add(d, e, limbs_sum(hh[e], ll[e]));
+                            continue;
+                        }
+#pragma unroll
+                        for (uint32_t step = 0; step < 2; step++) {
+                            uint32_t b[4];
+                            ldmatrix_x4(b, values + lane / 16 * Cache::PLANE +
+                                               ((2 * step + lane / 8 % 2) * HEAD_DIM + d * 8 +
+                                                lane % 8) * 16);
+                            mma_m16n8k32_s32<false, true>(hh, w_hi[step], b, hh);
+                            mma_m16n8k32_s32<false, true>(mid, w_lo[step], b, mid);
+                            mma_m16n8k32_s32<false, false>(mid, w_hi[step], b + 2, mid);
+                            mma_m16n8k32_s32<false, false>(ll, w_lo[step], b + 2, ll);
+                        }
+#pragma unroll
+                        for (uint32_t e = 0; e < 4; e++) {
+                            add(d, e, limbs_sum(hh[e], mid[e], ll[e]));
                         }
                     }
                 }
@@ -430,8 +486,8 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
                     *reinterpret_cast<float2*>(out + d * 8) = all;
                     o[d][2 * r] = is_last ? all.x : 0.0f, o[d][2 * r + 1] = is_last ? all.y : 0.0f;
                 }
-                // A sink is joined to all of them.
-                most[r] = HAS_SINKS && is_last ? all_most[r] : -infinity_f32();
+                // Pages behind the last, of longer rows, are joined to all of them with a share of 0.
+                most[r] = is_last ? all_most[r] : -infinity_f32();
                 weight[r] = is_last ? all_weight[r] : 0.0f;
             }
         }

@@ -202,13 +202,8 @@ KERNEL_BOUNDS(sample_adjust, Params, THREADS, 4) {
     SHARED uint64_t scratch[WARPS];
     SHARED uint32_t ticket;
     STAMP(STAMP_BEGUN);
-    pdl_wait();
-    STAMP(STAMP_WAITED);
-    pdl_trigger();
     uint32_t row = blockIdx.y, t = threadIdx.x;
-    const float* logits = p.logits + static_cast<uint64_t>(row) * N_VOCAB;
-    float l[4];
-    load_logits(logits, blockIdx.x * TILE + 4 * t, l);
+    // All but the logits is of earlier steps, or of kernels whose ends the preceding one waited for.
     Row* r = p.rows + row;
     uint32_t slot = load_relaxed_u32(p.slots + row);
     uint32_t number = load_relaxed_u32(p.step) + 1;
@@ -223,6 +218,13 @@ KERNEL_BOUNDS(sample_adjust, Params, THREADS, 4) {
     float repeat = load_relaxed_f32(&s->repeat_penalty);
     float presence = load_relaxed_f32(&s->presence_penalty);
     float frequency = load_relaxed_f32(&s->frequency_penalty);
+    uint32_t stop_token = load_stop_token(before);
+    pdl_wait();
+    STAMP(STAMP_WAITED);
+    pdl_trigger();
+    const float* logits = p.logits + static_cast<uint64_t>(row) * N_VOCAB;
+    float l[4];
+    load_logits(logits, blockIdx.x * TILE + 4 * t, l);
     if (!live) {
         if (blockIdx.x == 0 && t == 0) {
             r->phase = DONE;
@@ -303,8 +305,6 @@ KERNEL_BOUNDS(sample_adjust, Params, THREADS, 4) {
                 make_float4(y[0], y[1], y[2], y[3]);
         }
     }
-    // Not earlier: its address has arrived by now.
-    uint32_t stop_token = load_stop_token(before);
     best = block_max_u64<WARPS>(best, scratch);
     uint64_t* partial = p.partial + static_cast<uint64_t>(row) * MAX_BLOCKS;
     if (t == 0) {

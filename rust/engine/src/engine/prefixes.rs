@@ -116,7 +116,7 @@ impl PrefixKeeping {
                     "the model as loaded keeps no prefixes (kv_type {:?})",
                     self.kv_type.to_lowercase()
                 ),
-                "load it with prefix_cache=True, and on a GPU with kv_type=\"i16\"",
+                "load it with prefix_cache=True, and on a GPU with kv_type=\"i16\" or \"q8_0\"",
             )
         })?;
         let sum = match self.model.get() {

@@ -24,7 +24,7 @@ const MAGIC: &[u8; 8] = b"OGPREFIX";
 
 /// Counts up with every change of what stands in a file, in a page or in a state, of the order of a
 /// sum included: bytes of another version are not read.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Bytes of the names of a type and a layout.
 const NAME: usize = 16;

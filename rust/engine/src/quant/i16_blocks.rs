@@ -2,10 +2,10 @@
 //! consecutive values of a head, in `2 + 2 n` bytes: the unit `u` as the upper half of a float32 (a
 //! bfloat16), then `n` signed 16-bit integers `k`; value = `k u`, without rounding. Zero bytes are zeros.
 
-use super::{saturated, KernelType, KvKernel, QuantType};
+use super::{saturated, KernelType, KvBlock, KvKernel, QuantType};
 
 /// Values that share a unit; those at the end of a head may be fewer.
-pub const GROUP: usize = 128;
+const GROUP: usize = 128;
 
 /// Bytes of a block of `n` values.
 const fn block_bytes(n: usize) -> usize {
@@ -36,7 +36,10 @@ pub static I16: QuantType = QuantType {
         header: "",
         text: "",
         unit_bytes: 0,
-        kv: Some(KvKernel::Fixed),
+        kv: Some(KvKernel::Integers {
+            name: "KvFixed",
+            bytes: 2,
+        }),
     },
 };
 
@@ -46,32 +49,33 @@ fn row_bytes(n: usize) -> Option<usize> {
         .checked_add(n.div_ceil(GROUP).checked_mul(2)?)
 }
 
-/// A block's unit and its integers, as the bytes lie.
-#[inline(always)]
-pub fn parts(block: &[u8]) -> (f32, &[[u8; 2]]) {
-    match block.split_first_chunk() {
-        Some((unit, rest)) => (of_bits(u16::from_le_bytes(*unit)), rest.as_chunks().0),
-        None => (0.0, &[]),
+/// The block format.
+pub struct I16Blocks;
+
+impl KvBlock for I16Blocks {
+    const GROUP: usize = GROUP;
+    const BYTES: usize = 2;
+
+    /// A bfloat16.
+    #[inline(always)]
+    fn unit(bits: u16) -> f32 {
+        f32::from_bits(u32::from(bits) << 16)
+    }
+
+    #[inline(always)]
+    fn integer(bytes: &[u8]) -> i16 {
+        match bytes.first_chunk() {
+            Some(bytes) => i16::from_le_bytes(*bytes),
+            None => 0,
+        }
     }
 }
 
-/// A bfloat16.
-#[inline(always)]
-fn of_bits(bits: u16) -> f32 {
-    f32::from_bits(u32::from(bits) << 16)
-}
-
-/// The blocks of a head.
-#[inline(always)]
-pub fn blocks(head: &[u8]) -> impl Iterator<Item = &[u8]> {
-    head.chunks(block_bytes(GROUP))
-}
-
 fn dequantize(src: &[u8], dst: &mut [f32]) {
-    for (block, out) in blocks(src).zip(dst.chunks_mut(GROUP)) {
-        let (unit, integers) = parts(block);
-        for (k, x) in integers.iter().zip(out) {
-            *x = f32::from(i16::from_le_bytes(*k)) * unit;
+    for (block, out) in I16Blocks::blocks(src).zip(dst.chunks_mut(GROUP)) {
+        let (unit, integers) = I16Blocks::parts(block);
+        for (k, x) in integers.chunks(2).zip(out) {
+            *x = f32::from(I16Blocks::integer(k)) * unit;
         }
     }
 }
@@ -85,7 +89,7 @@ fn quantize(src: &[f32], dst: &mut [u8]) {
         // Rounded up, so that the largest has no more than 32767 units.
         let bits = ((most / MOST).to_bits() + 0xffff) >> 16;
         let bits = bits.max(LEAST_UNIT) as u16;
-        let scale = f64::from(1.0 / of_bits(bits));
+        let scale = f64::from(1.0 / I16Blocks::unit(bits));
         let Some((unit, rest)) = block.split_first_chunk_mut() else {
             continue;
         };
@@ -106,7 +110,7 @@ mod tests {
         quantize(x, &mut bytes);
         let mut out = vec![f32::NAN; x.len()];
         dequantize(&bytes, &mut out);
-        (parts(&bytes).0, out)
+        (I16Blocks::parts(&bytes).0, out)
     }
 
     #[test]

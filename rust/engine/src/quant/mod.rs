@@ -26,6 +26,7 @@ mod iq3_s;
 mod iq3_xxs;
 mod iq4_nl;
 mod iq4_xs;
+pub mod kv;
 mod lattice;
 mod lone_scale;
 mod mxfp4;
@@ -41,6 +42,8 @@ mod q5_k;
 mod q6_k;
 mod q8_0;
 mod search;
+
+pub use kv::{KvBlock, KvKernel, KvVisitor, KV_HEAD_MULTIPLE};
 
 pub use integers::{
     four, Integers, Offsets, Scale, Sink, Words, BLOCKS, COLUMNS, LIMB, MINS, MIN_WORDS,
@@ -122,29 +125,18 @@ pub struct KernelType {
     pub kv: Option<KvKernel>,
 }
 
-/// How kernels keep keys and values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum KvKernel {
-    /// One by one: the struct of `kernels/kv.cuh` that does it, and whether tensor cores take them as
-    /// they are.
-    Values { name: &'static str, halves: bool },
-    /// In blocks of 32 with a scale: `kernels/kv_blocks.cuh`.
-    Blocks,
-    /// In blocks of 128 with a unit: `kernels/kv_fixed.cuh`.
-    Fixed,
-}
-
-impl KvKernel {
-    /// Whether numbers are kept in blocks, so that none can be written alone.
-    pub fn is_in_blocks(&self) -> bool {
-        !matches!(self, KvKernel::Values { .. })
-    }
-}
-
 impl KernelType {
     /// Whether keys and values are kept in blocks, so that none can be written alone.
     pub fn kv_in_blocks(&self) -> bool {
-        self.kv.is_some_and(|kv| kv.is_in_blocks())
+        matches!(self.kv, Some(KvKernel::Integers { .. }))
+    }
+
+    /// Bytes of a key's or a value's integers; 0 where they are none.
+    pub fn kv_bytes(&self) -> usize {
+        match self.kv {
+            Some(KvKernel::Integers { bytes, .. }) => bytes,
+            Some(KvKernel::Values { .. }) | None => 0,
+        }
     }
 
     /// Whether keys and values are float16.
@@ -156,7 +148,15 @@ impl KernelType {
     pub fn kv_struct(&self) -> &'static str {
         match self.kv {
             Some(KvKernel::Values { name, .. }) => name,
-            Some(KvKernel::Blocks | KvKernel::Fixed) | None => "KvF32",
+            Some(KvKernel::Integers { .. }) | None => "KvF32",
+        }
+    }
+
+    /// What tells a kernel for caches how this one keeps heads of `HEAD_DIM` keys or values.
+    pub fn kv_line(&self) -> String {
+        match self.kv {
+            Some(KvKernel::Integers { name, .. }) => format!("using Kv = {name}<HEAD_DIM>;\n"),
+            Some(KvKernel::Values { .. }) | None => format!("using Kv = {};\n", self.kv_struct()),
         }
     }
 }
@@ -164,6 +164,11 @@ impl KernelType {
 const fn kv(name: &'static str, halves: bool) -> Option<KvKernel> {
     Some(KvKernel::Values { name, halves })
 }
+
+const KV_BYTES: Option<KvKernel> = Some(KvKernel::Integers {
+    name: "KvBytes",
+    bytes: 1,
+});
 
 impl std::fmt::Debug for QuantType {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -215,27 +220,6 @@ impl QuantType {
             }
         }
         dispatch_sums(self, OfType)
-    }
-
-    /// Whether a cache may hold keys and values so: they are written as well as read.
-    pub fn holds_kv(&self) -> bool {
-        self.quantize.is_some()
-    }
-
-    /// Bytes of a head of `dim` keys or values; `None` where a cache cannot hold them so.
-    pub fn kv_head_bytes(&self, dim: usize) -> Option<usize> {
-        self.row_bytes(dim).filter(|_| self.holds_kv())
-    }
-
-    /// Whether attention over a cache of it is the stated sum of integers.
-    pub fn sums_kv_exactly(&self) -> bool {
-        self.kernel.kv == Some(KvKernel::Fixed)
-    }
-
-    /// Whether kernels keep heads of `dim` keys or values so.
-    pub fn keeps_kv_on_card(&self, dim: usize) -> bool {
-        let fits = dim.is_multiple_of(KV_HEAD_MULTIPLE) && self.kv_head_bytes(dim).is_some();
-        fits && self.kernel.kv.is_some()
     }
 }
 
@@ -399,7 +383,7 @@ table! {
     3 "Q4_1" q4_1::Q4_1, integers, "q4_1.cuh" 2560 None, Some(quantize_blocks::<q4_1::Q4_1>);
     6 "Q5_0" q5_0::Q5_0, integers, "q5_0.cuh" 2816 None, Some(quantize_blocks::<q5_0::Q5_0>);
     7 "Q5_1" q5_1::Q5_1, integers, "q5_1.cuh" 3072 None, Some(quantize_blocks::<q5_1::Q5_1>);
-    8 "Q8_0" q8_0::Q8_0, integers, "q8_0.cuh" 4352 Some(KvKernel::Blocks), Some(quantize_blocks::<q8_0::Q8_0>);
+    8 "Q8_0" q8_0::Q8_0, integers, "q8_0.cuh" 4352 KV_BYTES, Some(quantize_blocks::<q8_0::Q8_0>);
     10 "Q2_K" q2_k::Q2K, integers, "q2_k.cuh" 1344 None, Some(quantize_blocks::<q2_k::Q2K>);
     11 "Q3_K" q3_k::Q3K, integers, "q3_k.cuh" 1824 None, Some(quantize_blocks::<q3_k::Q3K>);
     12 "Q4_K" q4_k::Q4K, integers, "q4_k.cuh" 2368 None, Some(quantize_blocks::<q4_k::Q4K>);
@@ -418,9 +402,6 @@ table! {
     39 "MXFP4" mxfp4::Mxfp4, integers, "mxfp4.cuh" 2304 None, Some(quantize_blocks::<mxfp4::Mxfp4>);
     40 "NVFP4" nvfp4::Nvfp4, integers, "nvfp4.cuh" 2304 None, Some(quantize_blocks::<nvfp4::Nvfp4>);
 }
-
-/// Heads whose width is a multiple of this are what kernels keep.
-pub const KV_HEAD_MULTIPLE: usize = 16;
 
 /// The types that keys and values may have.
 pub fn kv_types() -> impl Iterator<Item = &'static QuantType> {

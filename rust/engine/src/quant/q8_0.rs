@@ -1,9 +1,9 @@
 //! Q8_0: 32 weights in 34 bytes. `f16 d`, then 32 signed bytes `q`; weight = q d.
 //! In sums: one sub-block, its integers `q`, its scale `d`.
 
-use super::half::{half_at, half_from_f32, HALF_MAX};
+use super::half::{half_at, half_from_f32, half_to_f32, HALF_MAX};
 use super::integers::across;
-use super::{arrays, saturate, Arithmetic, Block, Integers, Sink, Words, WORDS};
+use super::{arrays, saturate, Arithmetic, Block, Integers, KvBlock, Sink, Words, WORDS};
 
 /// The block format.
 pub struct Q8_0;
@@ -54,6 +54,24 @@ impl super::Quantizer for Q8_0 {
         block[..2].copy_from_slice(&half_from_f32(d).to_le_bytes());
         for (x, q) in x.iter().zip(&mut block[2..]) {
             *q = (x * steps).round() as i8 as u8;
+        }
+    }
+}
+
+impl KvBlock for Q8_0 {
+    const GROUP: usize = 32;
+    const BYTES: usize = 1;
+
+    #[inline(always)]
+    fn unit(bits: u16) -> f32 {
+        half_to_f32(bits)
+    }
+
+    #[inline(always)]
+    fn integer(bytes: &[u8]) -> i16 {
+        match bytes.first() {
+            Some(byte) => i16::from(*byte as i8),
+            None => 0,
         }
     }
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::exact_attention;
+use super::exact_attention::{self, Heads};
 use super::kv::{KvCache, Part};
 use super::memory::filled;
 use super::product;
@@ -12,6 +12,7 @@ use super::simd::{self, Isa, Level, Task};
 use crate::backend::{Batch, PAGE_TOKENS};
 use crate::error::Result;
 use crate::plan::KvShape;
+use crate::quant::kv::dispatch_kv;
 use crate::quant::{self, Block, QuantType, Visitor};
 use crate::sampler::math;
 
@@ -56,7 +57,7 @@ pub fn scratch_bytes(
     let sums = queries.saturating_mul(size_of::<f64>());
     ScratchBytes {
         per_thread: match ty.sums_kv_exactly() {
-            true => exact_attention::scratch_bytes(kv.head_dim, queries),
+            true => exact_attention::scratch_bytes(kv.head_dim, ty.block_elems, queries),
             false => scores.saturating_add(values).saturating_add(sums),
         },
         shared: rows
@@ -121,15 +122,6 @@ impl Attention<'_> {
         }
         let ty = self.kv.pages.ty;
         work.into_par_iter().try_for_each(|(first, head, out)| {
-            if ty.sums_kv_exactly() {
-                let heads = exact_attention::Heads {
-                    op: self,
-                    first,
-                    head,
-                    out,
-                };
-                return simd::run(level, heads);
-            }
             let heads = Heads {
                 op: self,
                 level,
@@ -137,34 +129,31 @@ impl Attention<'_> {
                 head,
                 out,
             };
-            quant::dispatch(ty, heads)
+            match dispatch_kv(ty, heads) {
+                Ok(result) => result,
+                Err(heads) => quant::dispatch(ty, FloatHeads(heads)),
+            }
         })
     }
 }
 
-/// The query heads of some rows of one sequence that share a KV head.
-struct Heads<'a> {
-    op: &'a Attention<'a>,
-    level: Level,
-    /// The first of the rows.
-    first: usize,
-    /// The KV head.
-    head: usize,
-    /// `[group * head_dim]` for each row.
-    out: Vec<&'a mut [f32]>,
-}
+/// The query heads of some rows of one sequence that share a KV head, of floats.
+struct FloatHeads<'a, 'b>(Heads<'a, 'b>);
 
-impl Visitor for Heads<'_> {
+impl Visitor for FloatHeads<'_, '_> {
     type Out = Result<()>;
 
     fn visit<B: Block>(self) -> Result<()> {
-        simd::run(self.level, TypedHeads::<B>(self, std::marker::PhantomData))
+        simd::run(
+            self.0.level,
+            TypedHeads::<B>(self.0, std::marker::PhantomData),
+        )
     }
 }
 
-struct TypedHeads<'a, B>(Heads<'a>, std::marker::PhantomData<B>);
+struct TypedHeads<'a, 'b, B>(Heads<'a, 'b>, std::marker::PhantomData<B>);
 
-impl<B: Block> Task for TypedHeads<'_, B> {
+impl<B: Block> Task for TypedHeads<'_, '_, B> {
     type Out = Result<()>;
 
     #[inline(always)]

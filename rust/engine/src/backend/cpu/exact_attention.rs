@@ -6,10 +6,10 @@ use std::ops::Range;
 use super::attention::Attention;
 use super::kv::Part;
 use super::memory::{filled, reserve};
-use super::simd::{pair, Isa, Task, Word, LANES};
+use super::simd::{self, pair, Isa, Level, Task, Word, LANES};
 use crate::backend::{KvLayer, PAGE_TOKENS};
 use crate::error::Result;
-use crate::quant::i16_blocks::{blocks, parts, GROUP};
+use crate::quant::kv::{KvBlock, KvVisitor};
 use crate::sampler::math;
 
 /// Tokens of a unit: a page.
@@ -207,9 +207,6 @@ struct State {
     total: Sums,
 }
 
-/// Pairs of a block's dimensions.
-const PAIRS: usize = GROUP / 2;
-
 /// In each lane the sum of its pairs, of every `step`-th group, times the pairs of integers
 /// `256 hi + lo`, rounded once. Sums of either limb are below 2^31.
 #[inline(always)]
@@ -239,6 +236,14 @@ fn dot<I: Isa>(groups: &[[Word; LANES]], step: usize, hi: &[Word], lo: &[Word]) 
     rounded
 }
 
+/// A word of two integers, or of the last one.
+#[inline(always)]
+fn words<B: KvBlock>(bytes: &[u8]) -> Word {
+    let mut integers = bytes.chunks(B::BYTES).map(B::integer).map(i32::from);
+    let first = integers.next().unwrap_or(0);
+    pair(first, integers.next().unwrap_or(0))
+}
+
 /// The keys and values of a unit of one KV head.
 struct Unit {
     /// `[pair of dimensions][64 tokens]`, words of two dimensions.
@@ -251,9 +256,9 @@ struct Unit {
 }
 
 impl Unit {
-    fn new(dim: usize) -> Result<Self> {
+    fn new<B: KvBlock>(dim: usize) -> Result<Self> {
         let what = "the keys and values of attention";
-        let n_blocks = dim.div_ceil(GROUP);
+        let n_blocks = dim.div_ceil(B::GROUP);
         let lanes = dim.div_ceil(LANES);
         Ok(Self {
             keys: filled(dim.div_ceil(2) * (UNIT / LANES), [0; LANES], what)?,
@@ -264,36 +269,38 @@ impl Unit {
     }
 
     #[inline(always)]
-    fn set_keys(&mut self, stored: &[u8], head_bytes: usize) {
+    fn set_keys<B: KvBlock>(&mut self, stored: &[u8], head_bytes: usize) {
         for (t, head) in stored.chunks_exact(head_bytes).enumerate() {
-            for (b, block) in blocks(head).enumerate() {
-                let (unit, integers) = parts(block);
+            for (b, block) in B::blocks(head).enumerate() {
+                let (unit, integers) = B::parts(block);
                 self.key_units[b][t] = unit;
-                let mut pairs = self.keys.chunks_exact_mut(UNIT / LANES).skip(b * PAIRS);
-                let (twos, last) = integers.as_chunks();
-                for ([[a, b], [c, d]], pair) in twos.iter().zip(&mut pairs) {
-                    pair[t / LANES][t % LANES] = u32::from_le_bytes([*a, *b, *c, *d]);
+                let of_block = self.keys.chunks_exact_mut(UNIT / LANES);
+                let mut pairs = of_block.skip(b * (B::GROUP / 2));
+                let twos = integers.chunks_exact(2 * B::BYTES);
+                let last = twos.remainder();
+                for (two, pair) in twos.zip(&mut pairs) {
+                    pair[t / LANES][t % LANES] = words::<B>(two);
                 }
-                for ([a, b], pair) in last.iter().zip(pairs) {
-                    pair[t / LANES][t % LANES] = u32::from_le_bytes([*a, *b, 0, 0]);
+                if let (false, Some(pair)) = (last.is_empty(), pairs.next()) {
+                    pair[t / LANES][t % LANES] = words::<B>(last);
                 }
             }
         }
     }
 
     #[inline(always)]
-    fn set_values(&mut self, stored: &[u8], head_bytes: usize) {
+    fn set_values<B: KvBlock>(&mut self, stored: &[u8], head_bytes: usize) {
         let lanes = self.values.len() / (UNIT / 2);
         for (t, head) in stored.chunks_exact(head_bytes).enumerate() {
             let shift = t % 2 * 16;
             let keep = 0xffff_0000u32 >> shift;
-            for (b, block) in blocks(head).enumerate() {
-                let (unit, integers) = parts(block);
+            for (b, block) in B::blocks(head).enumerate() {
+                let (unit, integers) = B::parts(block);
                 self.value_units[b][t] = unit;
-                for (i, some) in integers.chunks(LANES).enumerate() {
-                    let words = &mut self.values[t / 2 * lanes + b * (GROUP / LANES) + i];
-                    for (word, v) in words.iter_mut().zip(some) {
-                        *word = *word & keep | u32::from(u16::from_le_bytes(*v)) << shift;
+                for (i, some) in integers.chunks(LANES * B::BYTES).enumerate() {
+                    let words = &mut self.values[t / 2 * lanes + b * (B::GROUP / LANES) + i];
+                    for (word, v) in words.iter_mut().zip(some.chunks_exact(B::BYTES)) {
+                        *word = *word & keep | u32::from(B::integer(v) as u16) << shift;
                     }
                 }
             }
@@ -302,10 +309,11 @@ impl Unit {
 
     /// Step 2, for all tokens that were set.
     #[inline(always)]
-    fn scores<I: Isa>(&self, q: &Query) -> [f32; UNIT] {
+    fn scores<I: Isa, B: KvBlock>(&self, q: &Query) -> [f32; UNIT] {
+        let pairs = B::GROUP / 2;
         let mut s = [0.0f32; UNIT];
-        let limbs = q.hi.chunks(PAIRS).zip(q.lo.chunks(PAIRS));
-        let keys = self.keys.chunks(PAIRS * (UNIT / LANES));
+        let limbs = q.hi.chunks(pairs).zip(q.lo.chunks(pairs));
+        let keys = self.keys.chunks(pairs * (UNIT / LANES));
         for ((units, keys), (hi, lo)) in self.key_units.iter().zip(keys).zip(limbs) {
             let tokens = s.chunks_mut(LANES).zip(units.chunks(LANES));
             for (i, (s, units)) in tokens.enumerate() {
@@ -320,8 +328,8 @@ impl Unit {
 
     /// Steps 2 to 4 for these tokens. The others may hold anything, also what is no number.
     #[inline(always)]
-    fn sums<I: Isa>(&self, q: &Query, tokens: Range<usize>, out: &mut Sums) {
-        let scores = self.scores::<I>(q);
+    fn sums<I: Isa, B: KvBlock>(&self, q: &Query, tokens: Range<usize>, out: &mut Sums) {
+        let scores = self.scores::<I, B>(q);
         let seen: [bool; UNIT] = std::array::from_fn(|t| tokens.contains(&t));
         let mut of_seen = scores;
         for (s, is_seen) in of_seen.iter_mut().zip(seen) {
@@ -361,9 +369,9 @@ impl Unit {
                 *hi = two >> LIMB & 0x00ff_00ff;
                 *lo = two & 0x00ff_00ff;
             }
-            let dims = &mut out.values[b * GROUP..];
-            for (i, dims) in dims.chunks_mut(LANES).take(GROUP / LANES).enumerate() {
-                let values = &self.values[b * (GROUP / LANES) + i..];
+            let dims = &mut out.values[b * B::GROUP..];
+            for (i, dims) in dims.chunks_mut(LANES).take(B::GROUP / LANES).enumerate() {
+                let values = &self.values[b * (B::GROUP / LANES) + i..];
                 let pairs = tokens.end.div_ceil(2);
                 let sums = dot::<I>(values, lanes, &hi[..pairs], &lo[..pairs]);
                 for (o, sum) in dims.iter_mut().zip(sums) {
@@ -377,6 +385,7 @@ impl Unit {
 /// The query heads of some rows of one sequence that share a KV head.
 pub struct Heads<'a, 'b> {
     pub op: &'a Attention<'a>,
+    pub level: Level,
     /// The first of the rows.
     pub first: usize,
     /// The KV head.
@@ -385,10 +394,10 @@ pub struct Heads<'a, 'b> {
     pub out: Vec<&'b mut [f32]>,
 }
 
-/// Bytes of a job of [`Heads`] with so many queries.
-pub fn scratch_bytes(dim: usize, queries: usize) -> usize {
+/// Bytes of a job of [`Heads`] with so many queries over blocks of `block` dimensions.
+pub fn scratch_bytes(dim: usize, block: usize, queries: usize) -> usize {
     let group = size_of::<[Word; LANES]>();
-    let n_blocks = dim.div_ceil(GROUP);
+    let n_blocks = dim.div_ceil(block);
     let (n_pairs, lanes) = (dim.div_ceil(2), dim.div_ceil(LANES));
     let unit = (n_pairs * (UNIT / LANES) + UNIT / 2 * lanes) * group
         + 2 * n_blocks * size_of::<[f32; UNIT]>();
@@ -397,17 +406,28 @@ pub fn scratch_bytes(dim: usize, queries: usize) -> usize {
     unit.saturating_add(queries.saturating_mul(query.saturating_add(state)))
 }
 
-impl Task for Heads<'_, '_> {
+impl KvVisitor for Heads<'_, '_> {
+    type Out = Result<()>;
+
+    fn visit<B: KvBlock>(self) -> Result<()> {
+        simd::run(self.level, OfBlocks::<B>(self, std::marker::PhantomData))
+    }
+}
+
+struct OfBlocks<'a, 'b, B>(Heads<'a, 'b>, std::marker::PhantomData<B>);
+
+impl<B: KvBlock> Task for OfBlocks<'_, '_, B> {
     type Out = Result<()>;
 
     #[inline(always)]
     fn run<I: Isa>(self) -> Result<()> {
-        let Self {
+        let Heads {
             op,
             first,
             head,
             mut out,
-        } = self;
+            ..
+        } = self.0;
         let kv = op.kv;
         let KvLayer {
             shape, head_bytes, ..
@@ -434,15 +454,15 @@ impl Task for Heads<'_, '_> {
         }
         let seen = op.seen(first, out.len());
         let end = seen.iter().map(|tokens| tokens.end).max().unwrap_or(0);
-        let mut unit = Unit::new(dim)?;
+        let mut unit = Unit::new::<B>(dim)?;
         for page in Attention::pages(&seen) {
             let begin = page * UNIT;
             let stored = |part| kv.head_page(op.layer, slot, page, part, head, end - begin);
             let (Some(keys), Some(values)) = (stored(Part::K), stored(Part::V)) else {
                 continue;
             };
-            unit.set_keys(keys, head_bytes);
-            unit.set_values(values, head_bytes);
+            unit.set_keys::<B>(keys, head_bytes);
+            unit.set_values::<B>(values, head_bytes);
             for (tokens, queries) in seen.iter().zip(queries.chunks_exact_mut(group)) {
                 let (units, of_split) = split(tokens);
                 if !units.contains(&page) {
@@ -452,7 +472,7 @@ impl Task for Heads<'_, '_> {
                 let ends = (next - units.start).is_multiple_of(of_split) || next == units.end;
                 let at = |token: usize| token.saturating_sub(begin).min(UNIT);
                 for (q, state) in queries {
-                    unit.sums::<I>(q, at(tokens.start)..at(tokens.end), &mut state.unit);
+                    unit.sums::<I, B>(q, at(tokens.start)..at(tokens.end), &mut state.unit);
                     state.split.join(&mut state.unit);
                     if ends {
                         state.total.join(&mut state.split);

@@ -171,14 +171,12 @@ impl KvCache {
         let Some(page) = self.page(slot, position) else {
             return false;
         };
-        let Some(quantize) = self.pages.ty.quantize else {
-            return false;
-        };
         let KvLayer {
             shape, head_bytes, ..
         } = self.pages.layers[layer];
         let dim = shape.head_dim;
-        let largest = self.pages.ty.largest;
+        let ty = self.pages.ty;
+        let largest = ty.largest;
         let mut clamped = Vec::new();
         for (part, values) in [(Part::K, k), (Part::V, v)] {
             for (head, values) in values.chunks_exact(dim).enumerate() {
@@ -195,7 +193,7 @@ impl KvCache {
                         &clamped
                     }
                 };
-                quantize(values, &mut self.data[at..at + head_bytes]);
+                ty.store_kv(values, &mut self.data[at..at + head_bytes]);
             }
         }
         true

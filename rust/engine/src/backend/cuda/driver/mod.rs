@@ -14,6 +14,7 @@ mod ledger;
 pub mod module;
 pub mod nvrtc;
 pub mod program;
+pub mod ranges;
 pub mod source;
 pub mod spec;
 pub mod staging;

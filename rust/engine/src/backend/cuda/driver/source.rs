@@ -177,7 +177,6 @@ pub fn headers() -> impl Iterator<Item = (&'static str, &'static str)> {
         "experts.cuh",
         "fixed.cuh",
         "kv.cuh",
-        "kv_blocks.cuh",
         "kv_fixed.cuh",
         "lattice.cuh",
         "math.cuh",

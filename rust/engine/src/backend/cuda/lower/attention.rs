@@ -1,5 +1,5 @@
-//! Attention: one kernel for steps, another for prompts where the cache and the card take it, and for
-//! both over a cache in blocks of 32 one of its own. Over integers: `attention_fixed`.
+//! Attention: one kernel for steps, another for prompts where the cache and the card take it. Over
+//! integers: `attention_fixed`.
 
 use super::lowering::{constants, flag, sizes, Lowering, Pass, Path};
 use super::params::{Attention, KvView, PromptAttention, CONSTANTS};
@@ -10,7 +10,6 @@ use crate::error::Result;
 use crate::plan::{BufferId, KvShape, Plan, WeightId};
 
 static SOURCE: Source = source!("attention.cu", CONSTANTS, Attention, KvView);
-static BLOCKS: Source = source!("attention_blocks.cu", CONSTANTS, Attention, KvView);
 static PROMPT: Source = source!("prompt_attention.cu", CONSTANTS, PromptAttention, KvView);
 
 /// Splits of one row's attention; see attention.cu.
@@ -28,17 +27,13 @@ const BLOCK_SPLITS: usize = 4;
 const BLOCK_HEADS: usize = 16;
 const BLOCK_WIDTH: usize = 2048;
 
-/// Most numbers of the query heads of a block of attention_blocks.cu: 20 bytes of shared memory each.
-const BLOCKS_WIDTH: usize = 1536;
-
 /// Rows of one launch over a prompt of a kernel for steps: its partial sums take memory.
 pub const ATTENTION_ROWS: usize = 128;
 
 /// Positions that the shortest passes over a prompt are launched for; longer ones double it.
 const LEAST_SPAN: usize = 512;
 
-/// Threads of a block of attention_blocks.cu and of prompt_attention.cu.
-const BLOCKS_THREADS: u32 = 128;
+/// Threads of a block of prompt_attention.cu.
 const PROMPT_THREADS: u32 = 128;
 
 /// Query rows of a block of prompt_attention.cu.
@@ -108,7 +103,6 @@ impl MergeBytes {
                 parts(group, dim),
                 float_parts(group, dim, true),
                 float_parts(group, dim, false),
-                block_parts(group, dim),
             ] {
                 let split_floats = heads * (kv.head_dim + 2);
                 // A step's attention is one launch, whatever its rows.
@@ -137,14 +131,6 @@ fn float_parts(group: usize, head_dim: usize, in_halves: bool) -> (usize, usize)
         (_, false) => BLOCK_WIDTH / 4,
     };
     even_parts(group, (width / head_dim.max(1)).clamp(1, BLOCK_HEADS))
-}
-
-/// The same of attention_blocks.cu, whose shared memory has four sums of each head.
-fn block_parts(group: usize, head_dim: usize) -> (usize, usize) {
-    even_parts(
-        group,
-        (BLOCKS_WIDTH / head_dim.max(1)).clamp(1, BLOCK_HEADS),
-    )
 }
 
 /// As few parts as have at most `most` heads, and the heads of each but the last.
@@ -190,10 +176,9 @@ fn variant(
     source: &'static Source,
     more: &[(&str, usize)],
 ) -> Variant {
-    let kv_struct = l.kv_type.kernel.kv_struct();
     Variant::new(
         source,
-        op.constants(l.n_ctx) + &format!("using Kv = {kv_struct};\n") + &sizes(more),
+        op.constants(l.n_ctx) + &l.kv_type.kernel.kv_line() + &sizes(more),
     )
 }
 
@@ -247,12 +232,8 @@ fn split_specs(
     let at_once = span.map_or(pass.rows, |_| ATTENTION_ROWS);
     let tokens = span.unwrap_or(l.n_ctx);
     let splits = op.most_splits(tokens);
-    let in_blocks = l.kv_type.kernel.kv_in_blocks();
     let (group, head_dim) = (op.n_head / n_head_kv, op.kv.head_dim);
-    let (parts, heads) = match in_blocks {
-        true => block_parts(group, head_dim),
-        false => float_parts(group, head_dim, l.kv_type.kernel.kv_in_halves()),
-    };
+    let (parts, heads) = float_parts(group, head_dim, l.kv_type.kernel.kv_in_halves());
     let alone = match heads * head_dim <= 1024 {
         true => BLOCK_SPLITS,
         false => TEAMS,
@@ -278,16 +259,6 @@ fn split_specs(
             alone: u32::from(pass.are_alone()),
         };
         let count = (pass.rows - first).min(at_once) as u32;
-        if in_blocks {
-            let grid = [(n_head_kv * parts) as u32, splits as u32, count];
-            let more = [
-                ("HEADS", heads),
-                ("THREADS", BLOCKS_THREADS as usize),
-                ("MAX_SPLITS", MAX_SPLITS),
-            ];
-            let variant = variant(l, op, &BLOCKS, &more);
-            return Spec::new(variant, "attention_blocks", grid, BLOCKS_THREADS, &params);
-        }
         let grid = [(n_head_kv * parts) as u32, blocks as u32, count];
         let more = [
             ("HEADS", heads),
@@ -329,26 +300,10 @@ fn prompt_shared(l: &Lowering, n_head: usize, kv: KvShape) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::super::pass::specs;
-    use super::super::tests::{blocks, chunk, entries, halves, lowering, step, superblocks};
+    use super::super::tests::{blocks, chunk, halves, lowering, step, superblocks};
     use super::*;
     use crate::plan::fuse::Fused;
     use crate::plan::Op;
-
-    #[test]
-    fn a_cache_in_blocks_is_attended_to_as_such_and_written_whole() {
-        for (rows, is_step) in [(1, true), (3, true), (96, false)] {
-            let l = lowering("sm_90", superblocks(), blocks(), true);
-            let pass = match is_step {
-                true => step(rows),
-                false => chunk(rows, 1),
-            };
-            let list = specs(&l, &pass).unwrap();
-            assert!(entries(&list).contains(&"kv_scatter_blocks"));
-            let attentions = list.iter().filter(|s| s.kind == Kind::Attention);
-            let entries: Vec<&str> = attentions.map(|s| s.entry).collect();
-            assert_eq!(entries, ["attention_blocks"]);
-        }
-    }
 
     /// The attention of `pass` over a cache of `kv_type`, rows of which see so many tokens.
     fn attention(kv_type: &str, n_ctx: usize, window: usize, pass: &Pass) -> Spec {
@@ -366,9 +321,10 @@ mod tests {
 
     #[test]
     fn a_window_takes_blocks_for_its_own_pages_alone() {
-        for (window, splits) in [(1, 1), (64, 2), (65, 2), (66, 3), (512, 9)] {
-            let spec = attention(blocks(), 4096, window, &step(1));
-            assert_eq!(spec.grid, [1, splits, 1], "{window}");
+        // Splits of a page two to a block, or up to four in one.
+        for (window, blocks) in [(1, 1), (66, 1), (193, 1), (194, 3), (512, 5)] {
+            let spec = attention(halves(), 4096, window, &step(1));
+            assert_eq!(spec.grid, [1, blocks, 1], "{window}");
             let constant = format!("WINDOW = {window};");
             assert!(spec.variant.constants.contains(&constant), "{window}");
             assert_eq!(spec.traffic.total(4096), spec.traffic.total(window as u64));

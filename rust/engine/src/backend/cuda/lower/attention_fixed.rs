@@ -21,12 +21,15 @@ static PROMPT: Source = source!(
     KvView
 );
 
-/// Threads of a team of attention_fixed.cu, which takes a unit at a time, and teams of a block: two of
-/// heads so narrow that a unit's reading takes less than its instructions, where rows have several
-/// blocks.
+/// Threads of a team of attention_fixed.cu, which takes a unit at a time. Where rows have several blocks
+/// and pages are so short that their reading takes less than their instructions, a block has several
+/// teams: as many as have so many bytes of keys together, two of two bytes a number and four of one. A
+/// row alone has two up to this width: its short texts need no joining then.
 const TEAM: usize = 128;
-const TEAMS: usize = 2;
-const TEAMS_DIM: usize = 64;
+const TEAMS_BYTES: usize = 18 << 10;
+const TEAMS_WIDTH: usize = 4;
+const ALONE_TEAMS: usize = 2;
+const ALONE_TEAMS_DIM: usize = 128;
 
 /// Shared memory of a block that is not pages, of attention_fixed.cu and of prompt_attention_fixed.cu.
 const STATIC_BYTES: usize = 16 << 10;
@@ -38,11 +41,16 @@ const MOST_PARTS: usize = 6;
 /// Blocks of attention_fixed.cu that an SM holds.
 const BLOCKS_PER_SM: usize = 2;
 
+/// Of shared memory, in hundredths, what the one block an SM has of a row alone takes. A step of 8B on an
+/// H200 with 50, 60, 66 and 76: 1,833, 1,832, 1,818 and 1,808 us behind 100 tokens, 2,554, 2,554, 2,462
+/// and 2,448 behind 16,384 (`onegraph graph --position`).
+const ALONE_SHARED: usize = 76;
+
 /// Warps of a block of prompt_attention_fixed.cu, of 16 queries each, and widest heads it takes.
 const PROMPT_WARPS: usize = 8;
 const PROMPT_DIM: usize = 128;
 
-/// Most pages in its shared memory.
+/// Most pages in its shared memory, of two bytes a number; of one twice as many.
 const PROMPT_STAGES: usize = 3;
 
 /// The launches of one op; in one with `newest` rows are sequences of their own, and it stores their
@@ -63,14 +71,16 @@ pub fn specs(l: &Lowering, op: &AttentionOp, pass: &Pass) -> Result<Vec<Spec>> {
 /// # Errors
 /// [`Error::Argument`] with the numbers and another type.
 pub fn check(card: &DeviceInfo, kv_type: &QuantType, shapes: &[KvShape]) -> Result<()> {
-    if !kv_type.sums_kv_exactly() {
-        return Ok(());
-    }
-    let bytes = |kv: &KvShape| page_bytes(kv_type, kv.head_dim) + STATIC_BYTES;
-    let Some(kv) = shapes.iter().find(|kv| bytes(kv) > card.shared_bytes) else {
+    let bytes = |ty: &QuantType, kv: &KvShape| match ty.sums_kv_exactly() {
+        true => page_bytes(ty, kv.head_dim) + STATIC_BYTES,
+        false => 0,
+    };
+    let fits = |ty: &QuantType, kv: &KvShape| bytes(ty, kv) <= card.shared_bytes;
+    let Some(kv) = shapes.iter().find(|kv| !fits(kv_type, kv)) else {
         return Ok(());
     };
-    let able = |t: &&QuantType| t.keeps_kv_on_card(kv.head_dim) && !t.sums_kv_exactly();
+    let able =
+        |t: &&QuantType| t.keeps_kv_on_card(kv.head_dim) && shapes.iter().all(|kv| fits(t, kv));
     let able = quant::kv_types().filter(able);
     let able: Vec<_> = able.map(|t| t.name.to_lowercase()).collect();
     Err(Error::Argument {
@@ -80,7 +90,7 @@ pub fn check(card: &DeviceInfo, kv_type: &QuantType, shapes: &[KvShape]) -> Resu
             "heads of {} values take {} bytes of a block's shared memory, and this card has {}; \
              use one of {}",
             kv.head_dim,
-            bytes(kv),
+            bytes(kv_type, kv),
             card.shared_bytes,
             able.join(", ")
         ),
@@ -108,7 +118,8 @@ fn variant(
     more: &[(&str, usize)],
 ) -> Variant {
     let more = [more, &[("MAX_SPLITS", MAX_SPLITS)]].concat();
-    Variant::new(source, op.constants(l.n_ctx) + &sizes(&more))
+    let kv = l.kv_type.kernel.kv_line();
+    Variant::new(source, op.constants(l.n_ctx) + &kv + &sizes(&more))
 }
 
 fn step_specs(l: &Lowering, op: &AttentionOp, pass: &Pass) -> Result<Vec<Spec>> {
@@ -122,14 +133,22 @@ fn step_specs(l: &Lowering, op: &AttentionOp, pass: &Pass) -> Result<Vec<Spec>> 
     let rows = at_once.min(pass.rows);
     let group = op.n_head / n_head_kv;
     let (parts, heads) = parts(group, op.kv.head_dim);
-    let is_narrow = op.kv.head_dim <= TEAMS_DIM && group <= 8;
-    let teams = match is_narrow && rows * n_head_kv < l.card.sm_count as usize {
-        true => TEAMS,
+    let page = part_bytes(l, op.kv).max(1);
+    let least = match rows == 1 && op.kv.head_dim <= ALONE_TEAMS_DIM {
+        true => ALONE_TEAMS,
         false => 1,
     };
-    let part = teams * part_bytes(l, op.kv);
-    let room = (l.card.shared_bytes / BLOCKS_PER_SM).saturating_sub(STATIC_BYTES);
-    let ring = (room / part.max(1)).clamp(1, MOST_PARTS);
+    let teams = match group <= 8 && rows * n_head_kv < l.card.sm_count as usize {
+        true => teams(page, l.kv_type.kernel.kv_bytes()).max(least),
+        false => 1,
+    };
+    let part = teams * page;
+    let room = match rows {
+        1 => l.card.shared_bytes * ALONE_SHARED / 100,
+        _ => l.card.shared_bytes / BLOCKS_PER_SM,
+    };
+    let room = room.saturating_sub(STATIC_BYTES);
+    let ring = (room / part).clamp(1, MOST_PARTS);
     // As many blocks a row as keep the card busy.
     let splits = op.most_splits(l.n_ctx);
     let sms = l.card.sm_count as usize;
@@ -173,6 +192,13 @@ fn step_specs(l: &Lowering, op: &AttentionOp, pass: &Pass) -> Result<Vec<Spec>> 
     Ok((0..pass.rows).step_by(at_once).map(launch).collect())
 }
 
+/// Teams of a block for pages of so many bytes of keys, integers of so many.
+fn teams(page: usize, bytes: usize) -> usize {
+    let most = TEAMS_WIDTH / bytes.max(1);
+    let fit = (TEAMS_BYTES / page).clamp(1, most);
+    1 << fit.ilog2()
+}
+
 fn prompt_spec(l: &Lowering, op: &AttentionOp, pass: &Pass, stages: usize) -> Result<Spec> {
     let n_head_kv = op.kv.n_head_kv;
     let params = prompt_params(l, op, pass, scale(op))?;
@@ -209,7 +235,8 @@ fn prompt_stages(l: &Lowering, op: &AttentionOp) -> Option<usize> {
         .card
         .shared_bytes
         .saturating_sub(PROMPT_STATIC_BYTES + query_bytes(op.kv));
-    let stages = (room / page.max(1)).min(PROMPT_STAGES);
+    let most = PROMPT_STAGES * 2 / l.kv_type.kernel.kv_bytes().max(1);
+    let stages = (room / page.max(1)).min(most);
     let heads = op.n_head.is_multiple_of(op.kv.n_head_kv);
     (stages >= 2 && op.kv.head_dim <= PROMPT_DIM && heads).then_some(stages)
 }
@@ -218,52 +245,68 @@ fn prompt_stages(l: &Lowering, op: &AttentionOp) -> Option<usize> {
 mod tests {
     use super::super::lowering::Inputs;
     use super::super::pass::specs;
-    use super::super::tests::{at, chunk, entries, halves, lowering, step, superblocks};
+    use super::super::tests::{at, blocks, chunk, entries, halves, lowering, step, superblocks};
     use super::*;
 
     #[test]
     fn a_step_of_sequences_stores_the_newest_tokens_where_it_attends() {
-        let l = lowering("sm_90", superblocks(), "I16", true);
-        let alone = specs(&l, &step(1)).unwrap();
-        let wanted = ["embed", "matvec", "attention_fixed", "matvec", "matvec"];
-        assert_eq!(entries(&alone)[..5], wanted);
-        let params: AttentionFixed = alone[2].params().unwrap();
-        assert_eq!((params.k, params.v), (at("k"), at("v")));
-        assert!(alone[2].shared as usize + STATIC_BYTES <= l.card.shared_bytes / BLOCKS_PER_SM);
-        // Rows of one sequence are stored first, for all of them may be seen.
-        let several = Pass {
-            inputs: Inputs {
-                state: 0,
-                ..step(3).inputs
-            },
-            ..step(3)
+        for kv_type in [blocks(), "I16"] {
+            let l = lowering("sm_90", superblocks(), kv_type, true);
+            let alone = specs(&l, &step(1)).unwrap();
+            let wanted = ["embed", "matvec", "attention_fixed", "matvec", "matvec"];
+            assert_eq!(entries(&alone)[..5], wanted);
+            let params: AttentionFixed = alone[2].params().unwrap();
+            assert_eq!((params.k, params.v), (at("k"), at("v")));
+            let room = l.card.shared_bytes * ALONE_SHARED / 100;
+            assert!(alone[2].shared as usize + STATIC_BYTES <= room);
+            // Rows of one sequence are stored first, for all of them may be seen.
+            let several = Pass {
+                inputs: Inputs {
+                    state: 0,
+                    ..step(3).inputs
+                },
+                ..step(3)
+            };
+            let several = specs(&l, &several).unwrap();
+            let scatter = entries(&several)
+                .iter()
+                .position(|e| *e == "kv_scatter_fixed");
+            let scatter = scatter.expect("a scatter");
+            assert_eq!(entries(&several)[scatter + 1], "attention_fixed");
+            let params: AttentionFixed = several[scatter + 1].params().unwrap();
+            assert_eq!((params.k, params.v), (0, 0));
+        }
+    }
+
+    #[test]
+    fn short_pages_are_taken_by_several_teams() {
+        let found = |kv_type: &str| {
+            let ty = quant::kv_by_name(kv_type).unwrap();
+            [32, 64, 80, 128, 256].map(|dim| teams(page_bytes(ty, dim), ty.kernel.kv_bytes()))
         };
-        let several = specs(&l, &several).unwrap();
-        let scatter = entries(&several)
-            .iter()
-            .position(|e| *e == "kv_scatter_fixed");
-        let scatter = scatter.expect("a scatter");
-        assert_eq!(entries(&several)[scatter + 1], "attention_fixed");
-        let params: AttentionFixed = several[scatter + 1].params().unwrap();
-        assert_eq!((params.k, params.v), (0, 0));
+        assert_eq!(found("I16"), [2, 2, 1, 1, 1]);
+        assert_eq!(found(blocks()), [4, 4, 2, 2, 1]);
     }
 
     #[test]
     fn heads_that_no_block_has_room_for_are_refused() {
-        for (arch, head_dim, fits) in [
-            ("sm_75", 256, true),
-            ("sm_75", 512, false),
-            ("sm_86", 512, true),
-            ("sm_86", 1024, false),
-            ("sm_90", 1024, true),
+        for (arch, kv_type, head_dim, fits) in [
+            ("sm_75", "I16", 256, true),
+            ("sm_75", "I16", 512, false),
+            ("sm_75", blocks(), 512, true),
+            ("sm_75", blocks(), 1024, false),
+            ("sm_86", "I16", 512, true),
+            ("sm_86", "I16", 1024, false),
+            ("sm_86", blocks(), 1024, true),
+            ("sm_90", "I16", 1024, true),
         ] {
             let card = DeviceInfo::of_arch(arch, 16).unwrap();
             let shapes = [64, head_dim].map(|head_dim| KvShape {
                 n_head_kv: 1,
                 head_dim,
             });
-            let found = check(&card, quant::kv_by_name("I16").unwrap(), &shapes);
-            assert_eq!(found.is_ok(), fits, "{arch} {head_dim}");
+            let found = check(&card, quant::kv_by_name(kv_type).unwrap(), &shapes);
+            assert_eq!(found.is_ok(), fits, "{arch} {kv_type} {head_dim}");
             if let Err(e) = found {
                 let text = e.to_string();
                 assert!(text.contains(&format!("{head_dim} values")), "{text}");
@@ -275,8 +318,14 @@ mod tests {
 
     #[test]
     fn a_prompt_has_a_kernel_of_its_own_where_two_pages_fit() {
-        for (arch, stages) in [("sm_90", 3), ("sm_86", 2), ("sm_75", 0)] {
-            let l = lowering(arch, superblocks(), "I16", true);
+        for (arch, kv_type, stages) in [
+            ("sm_90", "I16", 3),
+            ("sm_86", "I16", 2),
+            ("sm_75", "I16", 0),
+            ("sm_90", blocks(), 6),
+            ("sm_75", blocks(), 0),
+        ] {
+            let l = lowering(arch, superblocks(), kv_type, true);
             let list = specs(&l, &chunk(512, 1)).unwrap();
             let its = list.iter().find(|s| s.entry.contains("attention_fixed"));
             let its = its.expect("a kernel");

@@ -279,7 +279,7 @@ shared! {
         pub kv: KvView,
     }
 
-    /// attention.cu and attention_blocks.cu
+    /// attention.cu
     pub struct Attention = "Params" {
         /// `[m][N_HEAD * HEAD_DIM]` f32.
         pub q: u64,

@@ -16,14 +16,12 @@ use crate::error::{Error, Result};
 use crate::plan::fuse::NormedHeads;
 use crate::plan::signature::{Operand, Role, Turn, Used};
 use crate::plan::{BufferId, Norm, Op, RopeStyle, WeightId};
-use crate::quant::KvKernel;
 
 static EMBED: Source = source!("embed.cu", CONSTANTS, Embed, SlotState);
 static RMS_NORM: Source = source!("rms_norm.cu", CONSTANTS, RmsNorm);
 static ROPE: Source = source!("rope.cu", CONSTANTS, Rope);
 static TURN_HEADS: Source = source!("turn_heads.cu", CONSTANTS, TurnHeads);
 static KV_SCATTER: Source = source!("kv_scatter.cu", CONSTANTS, KvScatter, KvView);
-static KV_SCATTER_BLOCKS: Source = source!("kv_scatter_blocks.cu", CONSTANTS, KvScatter, KvView);
 static KV_SCATTER_FIXED: Source = source!("kv_scatter_fixed.cu", CONSTANTS, KvScatter, KvView);
 static ELEMENTWISE: Source = source!(
     "elementwise.cu",
@@ -426,18 +424,13 @@ fn rope(l: &Lowering, x: BufferId, n_head: usize, turn: Turn, pass: &Pass) -> Sp
 }
 
 fn kv_scatter(l: &Lowering, k: BufferId, v: BufferId, layer: usize, pass: &Pass) -> Result<Spec> {
-    let (source, entry) = match l.kv_type.kernel.kv {
-        Some(KvKernel::Blocks) => (&KV_SCATTER_BLOCKS, "kv_scatter_blocks"),
-        Some(KvKernel::Fixed) => (&KV_SCATTER_FIXED, "kv_scatter_fixed"),
-        _ => (&KV_SCATTER, "kv_scatter"),
+    let (source, entry) = match l.kv_type.sums_kv_exactly() {
+        true => (&KV_SCATTER_FIXED, "kv_scatter_fixed"),
+        false => (&KV_SCATTER, "kv_scatter"),
     };
     let shape = l.plan.kv[layer];
     let shape = [("N_HEAD_KV", shape.n_head_kv), ("HEAD_DIM", shape.head_dim)];
-    let kv_struct = l.kv_type.kernel.kv_struct();
-    let variant = Variant::new(
-        source,
-        constants(&shape) + &format!("using Kv = {kv_struct};\n"),
-    );
+    let variant = Variant::new(source, constants(&shape) + &l.kv_type.kernel.kv_line());
     let params = KvScatter {
         k: l.address(k),
         v: l.address(v),

@@ -15,6 +15,7 @@ use crate::backend::cuda::driver::compile::Compiler;
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::launch::Launch;
 use crate::backend::cuda::driver::program::Programs;
+use crate::backend::cuda::driver::ranges::Range;
 use crate::backend::cuda::driver::source::Variant;
 use crate::backend::cuda::driver::spec::Spec;
 use crate::backend::cuda::driver::stream::Stream;
@@ -228,8 +229,10 @@ impl Card {
             return Ok(LoadTimes::default());
         }
         let begun = Instant::now();
+        let _range = Range::new(|| "load".into());
         std::thread::scope(|scope| {
             let compiling = scope.spawn(|| {
+                let _range = Range::new(|| "compile".into());
                 let compiled = self.programs.prepare(specs.iter().map(|s| &s.variant));
                 compiled.map(|()| begun.elapsed().as_secs_f64())
             });

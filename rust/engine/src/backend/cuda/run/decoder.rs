@@ -13,6 +13,7 @@ use super::rows::RowBuffers;
 use super::sampling::Sampling;
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::launch::{run_all, Launch};
+use crate::backend::cuda::driver::ranges::Range;
 use crate::backend::cuda::driver::spec::Spec;
 use crate::backend::cuda::lower::lowering::{Inputs, Pass, Path};
 use crate::backend::cuda::lower::sample::{Draw, SampleShape};
@@ -140,6 +141,7 @@ impl Decoder {
             return Ok(None);
         }
         let begun = Instant::now();
+        let _range = Range::new(|| format!("capture of {}", key.name()));
         let launches = self.card.launches(self.specs(key)?)?;
         if key.purpose != Purpose::Step || key.way == Way::Eager {
             self.lists.add_cold(key, launches, &self.card.stream)?;
@@ -168,6 +170,7 @@ impl Decoder {
     /// As [`Decoder::prepare`].
     pub fn run(&mut self, key: Key) -> Result<()> {
         self.prepare(key)?;
+        let _range = Range::new(|| key.name());
         if cfg!(debug_assertions) {
             self.check_unmoved(key)?;
         }

@@ -318,29 +318,22 @@ impl KvPool {
     fn for_each_value(&self, mut f: impl FnMut(usize, bool, usize, usize)) {
         for layer in &self.pages.layers {
             match self.pages.ty.kernel.kv {
-                Some(KvKernel::Fixed) => self.for_each_fixed(layer, &mut f),
-                _ => self.for_each_in_blocks(layer, &mut f),
+                Some(KvKernel::Integers { bytes, .. }) => {
+                    self.for_each_integer(layer, bytes, &mut f);
+                }
+                _ => self.for_each_alone(layer, &mut f),
             }
         }
     }
 
-    /// [`KvPool::for_each_value`] of a layer as kv.cuh and kv_blocks.cuh have it.
-    fn for_each_in_blocks(&self, layer: &KvLayer, f: &mut impl FnMut(usize, bool, usize, usize)) {
+    /// [`KvPool::for_each_value`] of a layer as kv.cuh has it.
+    fn for_each_alone(&self, layer: &KvLayer, f: &mut impl FnMut(usize, bool, usize, usize)) {
         let KvLayer {
             shape, head_bytes, ..
         } = *layer;
         let (n_head_kv, head_dim) = (shape.n_head_kv, shape.head_dim);
-        let (ty, start) = (self.pages.ty, self.layer_at(layer));
+        let (start, size) = (self.layer_at(layer), self.pages.ty.block_bytes);
         let page_bytes = PAGE_TOKENS * head_bytes;
-        // A block is its scale, then its values; one that is a lone value has no scale.
-        let elems = ty.block_elems;
-        let size = match elems {
-            1 => ty.block_bytes,
-            _ => 1,
-        };
-        let scale = ty.block_bytes - elems * size;
-        let blocks = head_dim / elems;
-        let scales = PAGE_TOKENS * head_dim * size;
         for page in 0..self.pages.n_pages {
             for (part, is_value) in [false, true].into_iter().enumerate() {
                 for h in 0..n_head_kv {
@@ -348,44 +341,33 @@ impl KvPool {
                     let canonical = 2 * start + ((page * 2 + part) * n_head_kv + h) * page_bytes;
                     for token in 0..PAGE_TOKENS {
                         let row = canonical + token * head_bytes;
-                        for block in (0..blocks).filter(|_| scale > 0) {
-                            let number = match is_value {
-                                true => token * blocks + block,
-                                false => block * PAGE_TOKENS + token,
-                            };
-                            let from = own + scales + number * scale;
-                            f(row + block * ty.block_bytes, is_value, from, scale);
-                        }
                         for eight in 0..head_dim / 8 {
                             let dim = eight * 8;
-                            let before = (dim / elems + 1) * scale;
                             let from = match is_value {
                                 true => token * head_dim + dim,
                                 false => (eight * PAGE_TOKENS + token) * 8,
                             };
-                            f(
-                                row + before + dim * size,
-                                is_value,
-                                own + from * size,
-                                8 * size,
-                            );
+                            f(row + dim * size, is_value, own + from * size, 8 * size);
                         }
                     }
                 }
             }
         }
     }
-}
 
-impl KvPool {
-    /// [`KvPool::for_each_value`] of a layer as kv_fixed.cuh has it.
-    fn for_each_fixed(&self, layer: &KvLayer, f: &mut impl FnMut(usize, bool, usize, usize)) {
+    /// [`KvPool::for_each_value`] of a layer as kv_fixed.cuh has it, integers of so many bytes.
+    fn for_each_integer(
+        &self,
+        layer: &KvLayer,
+        bytes: usize,
+        f: &mut impl FnMut(usize, bool, usize, usize),
+    ) {
         let KvLayer {
             shape, head_bytes, ..
         } = *layer;
         let (ty, start) = (self.pages.ty, self.layer_at(layer));
         let (dim, group) = (shape.head_dim, ty.block_elems);
-        let page_bytes = PAGE_TOKENS * head_bytes;
+        let (page_bytes, plane) = (PAGE_TOKENS * head_bytes, PAGE_TOKENS * dim);
         for head in 0..self.pages.n_pages * shape.n_head_kv {
             let (page, head) = (head / shape.n_head_kv, head % shape.n_head_kv);
             for (part, is_value) in [false, true].into_iter().enumerate() {
@@ -395,9 +377,8 @@ impl KvPool {
                 for (token, d) in (0..PAGE_TOKENS).flat_map(|t| (0..dim).map(move |d| (t, d))) {
                     let block = d / group;
                     let row = canonical + token * head_bytes + block * ty.block_bytes;
-                    let plane = PAGE_TOKENS * dim;
                     if d % group == 0 {
-                        let unit = 2 * plane + (block * PAGE_TOKENS + token) * 2;
+                        let unit = bytes * plane + (block * PAGE_TOKENS + token) * 2;
                         f(row, is_value, own + unit, 2);
                     }
                     let place = token % 8 / 2 * 4 + token / 8 % 2 * 2 + token % 2;
@@ -405,9 +386,12 @@ impl KvPool {
                         true => (token / 16 * dim + d) * 16 + place,
                         false => (d / 16 * PAGE_TOKENS + token) * 16 + d % 16,
                     };
-                    let integer = row + 2 + d % group * 2;
-                    f(integer, is_value, own + plane + at, 1);
-                    f(integer + 1, is_value, own + at, 1);
+                    let integer = row + 2 + d % group * bytes;
+                    for byte in 0..bytes {
+                        // The upper one first.
+                        let own = own + (bytes - 1 - byte) * plane + at;
+                        f(integer + byte, is_value, own, 1);
+                    }
                 }
             }
         }
@@ -442,7 +426,7 @@ mod tests {
     #[test]
     fn every_byte_has_one_place_in_either_order() {
         for ty in quant::kv_types().filter(|t| t.keeps_kv_on_card(96)) {
-            for head_dim in [32, 64, 96, 128] {
+            for head_dim in [16, 32, 64, 80, 96, 128, 144] {
                 let pool = pool(ty.name, head_dim).unwrap();
                 let bytes = pool.bytes();
                 let (mut canonical, mut own) = (vec![0; bytes], vec![0; bytes]);
@@ -458,9 +442,8 @@ mod tests {
 
     #[test]
     fn heads_that_a_type_cannot_hold_are_refused_with_those_that_can() {
-        let in_blocks = |t: &&QuantType| t.kernel.kv_in_blocks();
-        let blocks = quant::TYPES.iter().find(in_blocks).unwrap();
-        assert!(pool(blocks.name, 96).is_ok());
+        let is_in_files = |t: &&QuantType| t.block_elems == 32 && t.kernel.kv.is_none();
+        let blocks = quant::kv_types().find(is_in_files).unwrap();
         let text = pool(blocks.name, 80).unwrap_err().to_string();
         let able = format!(
             "heads of 80 values as one of {}",
@@ -470,7 +453,7 @@ mod tests {
             text.contains(&able) && text.contains(quant::DEFAULT_KV),
             "{text}"
         );
-        let text = pool(blocks.name, 20).unwrap_err().to_string();
+        let text = pool(quant::DEFAULT_KV, 20).unwrap_err().to_string();
         assert!(
             text.contains("a multiple of 16 values, here they have 20"),
             "{text}"
