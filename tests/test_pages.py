@@ -137,6 +137,10 @@ def test_a_command_that_is_none_is_found() -> None:
             parse(wrong.split())
 
 
+#: Commands that need a card or another program, change what is here, or do not end.
+NOT_CHEAP = ("check", "compare", "graph", "rm", "serve")
+
+
 def is_cheap(line: str) -> bool:
     """Whether a line needs no card, no other model, no minutes, and nobody who types."""
     found = list(typed(line))
@@ -144,7 +148,7 @@ def is_cheap(line: str) -> bool:
         return False
     for name, *rest in found:
         models = [word for word in rest if word == "smollm2" or word.endswith(".gguf")]
-        if models not in ([], ["smollm2"]) or name in ("check", "compare", "graph", "rm"):
+        if models not in ([], ["smollm2"]) or name in NOT_CHEAP:
             return False
         if name == "bench" and "-p 16" not in line:
             return False

@@ -24,6 +24,7 @@ from onegraph.graphs import (
 from onegraph.llm import LLM
 from onegraph.results import Piece, Result, Timings, TokenLogprob, TopLogprob, Usage
 from onegraph.sampling import Sampling, SamplingOptions
+from onegraph.server import asgi
 from onegraph.stats import Places, Stats
 from onegraph.streams import AsyncStream, Stream
 
@@ -62,4 +63,5 @@ __all__ = [
     "TopLogprob",
     "Usage",
     "__version__",
+    "asgi",
 ]

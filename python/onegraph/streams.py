@@ -155,6 +155,18 @@ def _piece(llm: Generates, ask: Ask, piece: _native.Generated, first: bool) -> P
     )
 
 
+def _joined(pieces: Sequence[Piece]) -> Piece:
+    if len(pieces) == 1:
+        return pieces[0]
+    logprobs = [each for piece in pieces for each in piece.logprobs or []]
+    return Piece(
+        text="".join(piece.text for piece in pieces),
+        token_ids=[token for piece in pieces for token in piece.token_ids],
+        finish_reason=pieces[-1].finish_reason,
+        logprobs=None if pieces[-1].logprobs is None else logprobs,
+    )
+
+
 class Stream(Iterator[Piece]):
     """Pieces of one generation as they come; leaving it early cancels the generation.
 
@@ -236,10 +248,14 @@ class AsyncStream(Coroutine[Any, Any, T], AsyncIterator[Piece], Generic[T]):
         llm: Generates,
         prepare: Callable[[], Awaitable[Job]],
         priority: int,
+        *,
+        joins: bool = False,
     ) -> None:
         self._llm = llm
         self._prepare = prepare
         self._priority = priority
+        #: Whether a piece has all that came since the last one, where whoever reads is slower.
+        self._joins = joins
         self._result: T | None = None
         self._whole: Coroutine[Any, Any, T] | None = None
         self._pieces: AsyncGenerator[Piece, None] | None = None
@@ -342,10 +358,15 @@ class AsyncStream(Coroutine[Any, Any, T], AsyncIterator[Piece], Generic[T]):
                     if piece is None:
                         await visitor.news.wait()
                         continue
-                    pieces.append(piece)
-                    if piece.finish_reason is not None:
+                    new = []
+                    while piece is not None:
+                        pieces.append(piece)
+                        new.append(_piece(self._llm, ask, piece, len(pieces) == 1))
+                        ended = piece.finish_reason is not None
+                        piece = generation.poll() if self._joins and not ended else None
+                    if new[-1].finish_reason is not None:
                         self._result = whole(self._llm, ask, generation.seed, pieces)  # type: ignore[assignment]
-                    yield _piece(self._llm, ask, piece, len(pieces) == 1)
+                    yield _joined(new)
             finally:
                 generation.cancel()
 

@@ -63,7 +63,7 @@ def test_an_option_that_follows_two_dashes_is_text(cli: Any) -> None:
         (["rnu", "smollm2"], "No such command 'rnu': did you mean `onegraph run`?"),
         (["Info"], "No such command 'Info': did you mean `onegraph info`?"),
         (["ls"], "No such command 'ls': say `onegraph list`"),
-        (["ps"], "No such command 'ps': no server is behind this"),
+        (["ps"], "No such command 'ps': `onegraph serve` serves what it was started with"),
         (["help", "spede"], "No page or command 'spede': did you mean `onegraph help speed`?"),
         (["smollm2", "Hi"], "`onegraph run MODEL` runs a model"),
         (["run", "--max-token", "3"], "Did you mean '--max-tokens'?"),

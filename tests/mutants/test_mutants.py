@@ -3,7 +3,8 @@
 A mutant is a row of a TOML file beside this one: what the `bug` is; the tests that must be `red`,
 each of pytest or a cargo command; and the `edits` that make it, text that stands once in its file
 and the text in its place. Mutants of the interpreter (`cpu.toml`) are judged by the CPU, those of
-kernels (`kernels.toml`) and of the card's host code (`card.toml`) by the simulator. Every run
+kernels (`kernels.toml`) and of the card's host code (`card.toml`) by the simulator, those of the
+server (`server.toml`) by its tests. Every run
 checks that the text is still there, and that the simulator finds some of the kernels' bugs: it
 compiles the changed sources, nothing is built. The rest builds the native module for each mutant,
 about half a minute, and so is asked for:
@@ -68,7 +69,7 @@ class Mutant:
     bug: str
     red: tuple[str, ...]
     edits: tuple[Edit, ...]
-    #: The backend whose tests must find it.
+    #: The backend whose tests must find it; empty where none is meant.
     judge: str
 
     @property
@@ -78,7 +79,7 @@ class Mutant:
 
 
 def read(table: Path) -> Iterator[Mutant]:
-    judge = "cpu" if table.stem == "cpu" else "simulated"
+    judge = {"cpu": "cpu", "server": ""}.get(table.stem, "simulated")
     for name, row in tomllib.loads(table.read_text()).items():
         edits = tuple(Edit(Path(e["file"]), e["old"], e["new"]) for e in row["edits"])
         yield Mutant(name, row["bug"], tuple(row["red"]), edits, judge)
@@ -154,7 +155,7 @@ def run(test: str, judge: str, env: dict[str, str]) -> subprocess.CompletedProce
     else:
         command, folder = [sys.executable, "-m", "pytest", "-xq", "-p", "no:cacheprovider"], ROOT
         command += [test, "-m", "not gpu", "--rootdir", str(ROOT), "--hypothesis-profile=find"]
-        if "/cuda/" not in test:
+        if judge and "/cuda/" not in test:
             command += ["-k", judge]
     return subprocess.run(
         command, cwd=folder, env=env, capture_output=True, text=True, timeout=1500

@@ -107,12 +107,11 @@ COMMANDS = {
     "remove": "say `onegraph rm`",
     "chat": "say `onegraph run MODEL`",
     "generate": "say `onegraph run MODEL PROMPT`",
-    "ps": "no server is behind this: a model goes with its command",
-    "stop": "no server is behind this: a model goes with its command",
+    "ps": "`onegraph serve` serves what it was started with; its /api/ps lists that",
+    "stop": "a model goes with its command; end `onegraph serve` by Ctrl-C or SIGTERM",
     "create": "give the path of a .gguf file as MODEL; options are given where it is run",
     "cp": "a name is given by no command here: a file is named by its path",
     "push": "onegraph publishes nothing",
-    "serve": "onegraph has no server: a program loads a model with `onegraph.LLM`",
     "version": "say `onegraph --version`",
 }
 

@@ -1,0 +1,110 @@
+"""Conversations as all dialects have them in the end, and what becomes of them and of prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from onegraph.llm import LLM
+from onegraph.sampling import resolve
+from onegraph.server.fields import Fields, wrong
+from onegraph.server.refusals import Refused
+from onegraph.streams import Job
+
+__all__ = ["NO_TOOLS", "chat", "messages", "prompt", "text_of", "tokens"]
+
+NO_TOOLS = "calls of tools are not made here; say in a message what the model may ask for"
+
+#: Parts of a content that a model which reads text cannot take.
+_SEEN = {"image", "image_url", "input_image", "input_audio", "audio", "video_url", "file"}
+_SEEN |= {"document", "input_file", "video"}
+
+#: A question and an answer take two; more than this many are no conversation.
+MOST_MESSAGES = 100_000
+
+
+def text_of(
+    fields: Fields,
+    name: str,
+    kinds: tuple[str, ...] = ("text",),
+    skipped: tuple[str, ...] = (),
+) -> str | None:
+    """A content: a string, or a list of parts of these kinds that have a `text`, joined; parts of
+    the kinds `skipped` are left out."""
+    value = fields.get(name)
+    if not isinstance(value, list):
+        return fields.text(name)
+    texts = []
+    for part in fields.objects(name):
+        kind = part.text("type")
+        if kind in skipped:
+            continue
+        if kind in _SEEN:
+            raise wrong(part.path("type"), kind, "models here read text, so send text alone")
+        if kind in ("tool_use", "tool_result"):
+            raise wrong(part.path("type"), kind, NO_TOOLS)
+        if kind not in kinds:
+            expected = f"must be one of {', '.join(kinds)}"
+            raise wrong(part.path("type"), kind, expected)
+        part.needed("text")
+        texts.append(part.text("text") or "")
+    return "".join(texts)
+
+
+def chat(
+    messages: list[dict[str, Any]],
+    options: dict[str, Any],
+    *,
+    continues: bool = False,
+    variables: dict[str, Any] | None = None,
+) -> Callable[[LLM], Job]:
+    """What `Asked.prepare` is for a conversation."""
+
+    def prepare(llm: LLM) -> Job:
+        return llm._conversations(
+            messages,
+            options,
+            None,
+            tools=None,
+            chat_template=None,
+            continues=continues,
+            template_kwargs=variables,
+            parse_special=False,
+        )
+
+    return prepare
+
+
+def prompt(
+    given: Any, options: dict[str, Any], *, echo: bool = False, parse_special: bool = False
+) -> Callable[[LLM], Job]:
+    """What `Asked.prepare` is for a prompt, or several. `parse_special` lets their texts spell
+    control tokens."""
+
+    def special(llm: LLM, one: Any) -> Any:
+        return llm.tokenize(one, parse_special=True) if isinstance(one, str) else one
+
+    def prepare(llm: LLM) -> Job:
+        asked = given
+        if parse_special:
+            many = isinstance(given, list)
+            asked = [special(llm, one) for one in given] if many else special(llm, given)
+        return llm._prompts(asked, options, None, echo)
+
+    return prepare
+
+
+def messages(fields: Fields) -> list[Fields]:
+    """The messages of a body."""
+    found = fields.objects("messages")
+    if len(found) > MOST_MESSAGES:
+        raise Refused(
+            400, f"messages: {len(found)} of them; send at most {MOST_MESSAGES}", field="messages"
+        )
+    return found
+
+
+def tokens(llm: LLM, given: list[dict[str, Any]], *, continues: bool = False) -> list[int]:
+    """The tokens that a conversation is to the model."""
+    asked = chat(given, resolve({}), continues=continues)(llm)
+    return asked.asks[0].ids

@@ -1,0 +1,141 @@
+"""The models that a server has, by name; those of a folder are loaded when they are asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import difflib
+import functools
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+
+from onegraph.errors import Error, OutOfMemoryError
+from onegraph.llm import LLM
+from onegraph.server.limits import Line
+from onegraph.server.refusals import Refused
+
+__all__ = ["Model", "Models"]
+
+logger = logging.getLogger("onegraph.server")
+
+#: What ollama's clients write behind a name that has no tag.
+LATEST = ":latest"
+
+
+class Model:
+    """A model with a name, loaded or to be loaded."""
+
+    def __init__(
+        self,
+        name: str,
+        llm: LLM | None,
+        max_queue: int,
+        load: Callable[[], LLM] | None = None,
+        path: Path | None = None,
+    ) -> None:
+        self.name = name
+        self.llm = llm
+        self.path = path if llm is None else llm.path
+        #: How to load it (again); None for one that is the caller's and stays.
+        self._load = load
+        self._max_queue = max_queue
+        self._loading = asyncio.Lock()
+        self.line = Line(llm.max_batch if llm else 1, max_queue)
+        self.users = 0
+        #: When it was last used: seconds of `time.monotonic`.
+        self.used = time.monotonic()
+        self.created = int(time.time())
+
+    @property
+    def may_go(self) -> bool:
+        """Whether it may be unloaded now."""
+        return self._load is not None and self.llm is not None and self.users == 0
+
+    async def loaded(self, make_room: Callable[[], Awaitable[bool]]) -> LLM:
+        """The model itself; loads it where it is not there, beside the event loop."""
+        async with self._loading:
+            while self.llm is None:
+                assert self._load is not None
+                loop = asyncio.get_running_loop()
+                try:
+                    self.llm = await loop.run_in_executor(None, self._load)
+                except OutOfMemoryError as e:
+                    if not await make_room():
+                        raise Refused(503, f"{self.name} cannot be loaded now: {e}") from e
+                except Error as e:
+                    raise Refused(503, f"{self.name} cannot be loaded: {e}") from e
+                else:
+                    self.line.slots = self.llm.max_batch
+            return self.llm
+
+    async def unload(self) -> None:
+        """Frees its memory; it is loaded again when it is asked for."""
+        llm, self.llm = self.llm, None
+        if llm is not None:
+            logger.info("unloading %s", self.name)
+            await asyncio.get_running_loop().run_in_executor(None, llm.close)
+
+
+class Models:
+    """All of a server's models. The first is meant where a request names none.
+
+    given: those that are loaded, by name; they stay
+    folder: of each `.gguf` file in it, its name and how to load it; those used least recently give
+        way where the memory does not suffice for one that is asked for
+    aliases: further names of the first
+    """
+
+    def __init__(
+        self,
+        given: Mapping[str, LLM],
+        *,
+        max_queue: int,
+        folder: Mapping[str, tuple[Path, Callable[[], LLM]]] | None = None,
+        aliases: tuple[str, ...] = (),
+    ) -> None:
+        self._models = {name: Model(name, llm, max_queue) for name, llm in given.items()}
+        for name, (path, load) in (folder or {}).items():
+            if name not in self._models:
+                self._models[name] = Model(name, None, max_queue, load, path)
+        self._aliases = aliases
+
+    def all(self) -> list[Model]:
+        """All of them, the first one first."""
+        return [*self._models.values()]
+
+    def find(self, name: str | None) -> Model:
+        """The model of that name; raises 404 where there is none."""
+        if name is None or name in self._aliases:
+            return next(iter(self._models.values()))
+        for spelled in (name, name.removesuffix(LATEST)):
+            if spelled in self._models:
+                return self._models[spelled]
+        near = difflib.get_close_matches(name, self._models, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise Refused(
+            404,
+            f"model = {name[:60]!r}: is not a model of this server, which has "
+            f"{', '.join(self._models)}{hint}",
+            field="model",
+            code="model_not_found",
+        )
+
+    @contextlib.asynccontextmanager
+    async def using(self, model: Model) -> AsyncIterator[LLM]:
+        """The model, which is not unloaded meanwhile."""
+        model.users += 1
+        try:
+            yield model.llm or await model.loaded(functools.partial(self._make_room, model))
+        finally:
+            model.users -= 1
+            model.used = time.monotonic()
+
+    async def _make_room(self, wanted: Model) -> bool:
+        """Unloads the one that was used least recently; False where none may go."""
+        idle = [m for m in self._models.values() if m.may_go and m is not wanted]
+        if not idle:
+            return False
+        await min(idle, key=lambda m: m.used).unload()
+        return True

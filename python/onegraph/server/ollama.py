@@ -1,0 +1,332 @@
+"""ollama's dialect: lines of JSON, times in nanoseconds. What ollama does with files is done here
+by commands, which the refusals name."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from onegraph.results import Result
+from onegraph.server import conversation, frames
+from onegraph.server.answers import Answer, Asked
+from onegraph.server.events import Event, Finish, Text
+from onegraph.server.facts import Facts, facts
+from onegraph.server.fields import Fields, wrong
+from onegraph.server.models import LATEST, Model
+from onegraph.server.refusals import Refused
+from onegraph.server.sampling import options, spelled
+from onegraph.server.service import Service
+from onegraph.streams import Job
+
+__all__ = ["RUNNING", "failure", "routes"]
+
+#: What the root of ollama's server answers, by which programs look for it.
+RUNNING = "Ollama is running"
+
+#: Of ollama, the version whose dialect this is: clients ask for at least one.
+API_VERSION = "0.12.0"
+
+#: Sampling keywords under `options`.
+NAMES = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repeat_penalty": "repeat_penalty",
+    "repeat_last_n": "repeat_last_n",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "stop": "stop",
+}
+
+#: What to do in place of what changes files.
+INSTEAD = {
+    "pull": "fetch it with `onegraph pull NAME` and start the server with it",
+    "create": "start the server with the path of a .gguf file; options are part of a request",
+    "push": "onegraph publishes nothing",
+    "copy": "start the server with --alias NAME",
+    "delete": "`onegraph rm NAME` removes what onegraph fetched",
+    "blobs/{digest}": "start the server with the path of a .gguf file",
+    "embed": "use a server of an embedding model",
+    "embeddings": "use a server of an embedding model",
+}
+
+
+def routes(service: Service) -> list[Route]:
+    """The endpoints."""
+
+    async def version(request: Request) -> JSONResponse:
+        return JSONResponse({"version": API_VERSION})
+
+    async def tags(request: Request) -> JSONResponse:
+        listed = [(model, await facts(model)) for model in service.models.all()]
+        return JSONResponse({"models": [_listed(*each) for each in listed if each[1]]})
+
+    async def ps(request: Request) -> JSONResponse:
+        listed = []
+        for model in service.models.all():
+            found = await facts(model) if model.llm is not None else None
+            if found is not None and model.llm is not None:
+                on_card = found.bytes if model.llm.device != "cpu" else 0
+                more = {"expires_at": _FOREVER, "size_vram": on_card}
+                listed.append(_listed(model, found) | more | {"context_length": model.llm.n_ctx})
+        return JSONResponse({"models": listed})
+
+    async def show(request: Request) -> JSONResponse:
+        fields = await service.read(request)
+        model = _model(service, fields)
+        found = await facts(model)
+        if found is None:
+            raise Refused(404, f"the file of {model.name} cannot be read", field="model")
+        return JSONResponse(_shown(model, found))
+
+    async def chat(request: Request) -> Response | Answer:
+        return _answer(service, _chat(service, await service.read(request)))
+
+    async def generate(request: Request) -> Response | Answer:
+        return _answer(service, _generate(service, await service.read(request)))
+
+    def refused(name: str) -> Route:
+        async def refuse(request: Request) -> JSONResponse:
+            raise Refused(501, f"/api/{name} is not served here: {INSTEAD[name]}")
+
+        return Route(f"/api/{name}", refuse, methods=["POST", "DELETE", "HEAD"])
+
+    return [
+        Route("/api/version", version, methods=["GET"]),
+        Route("/api/tags", tags, methods=["GET"]),
+        Route("/api/ps", ps, methods=["GET"]),
+        Route("/api/show", show, methods=["POST"]),
+        Route("/api/chat", chat, methods=["POST"]),
+        Route("/api/generate", generate, methods=["POST"]),
+        *map(refused, INSTEAD),
+    ]
+
+
+def failure(why: Refused) -> dict[str, Any]:
+    """A refusal as this dialect writes it."""
+    return {"error": why.message}
+
+
+#: When a model that stays goes.
+_FOREVER = "2318-01-01T00:00:00Z"
+
+
+def _time(of: datetime) -> str:
+    return of.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _model(service: Service, fields: Fields) -> Model:
+    """The model that a body names; `name` is what the field was called before."""
+    return service.models.find(fields.text("model") or fields.text("name"))
+
+
+def _tagged(name: str) -> str:
+    return name if ":" in name else name + LATEST
+
+
+def _details(found: Facts) -> dict[str, Any]:
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": found.architecture,
+        "families": [found.architecture],
+        "parameter_size": found.parameters,
+        "quantization_level": found.type,
+    }
+
+
+def _listed(model: Model, found: Facts | None) -> dict[str, Any]:
+    assert found is not None
+    return {
+        "name": _tagged(model.name),
+        "model": _tagged(model.name),
+        "modified_at": _time(found.modified),
+        "size": found.bytes,
+        "digest": found.digest,
+        "details": _details(found),
+    }
+
+
+def _shown(model: Model, found: Facts) -> dict[str, Any]:
+    template = None if model.llm is None else model.llm.chat_template
+    kind = found.architecture
+    names = {
+        "n_ctx_train": "context_length",
+        "n_embd": "embedding_length",
+        "n_layer": "block_count",
+        "n_ff": "feed_forward_length",
+        "n_head": "attention.head_count",
+        "n_head_kv": "attention.head_count_kv",
+    }
+    sizes = {f"{kind}.{theirs}": found.shape.get(ours) for ours, theirs in names.items()}
+    return {
+        "modelfile": f"FROM {model.path}\n",
+        "parameters": "",
+        "template": "" if template is None else template.source,
+        "details": _details(found),
+        "model_info": {
+            "general.architecture": kind,
+            "general.parameter_count": found.n_params,
+            **{name: size for name, size in sizes.items() if size is not None},
+        },
+        "capabilities": ["completion"],
+        "modified_at": _time(found.modified),
+    }
+
+
+def _answer(service: Service, asked: Asked | dict[str, Any]) -> Response | Answer:
+    return JSONResponse(asked) if isinstance(asked, dict) else service.answer(asked)
+
+
+def _chosen(service: Service, fields: Fields) -> tuple[dict[str, Any], Fields]:
+    """The sampling keywords, and the object they stand in."""
+    given = fields.object("options") or Fields({}, "options")
+    # Less than 0 is as many as there is room for, and a seed of its own for each.
+    tokens = given.integer("num_predict")
+    seed = given.integer("seed", -(2**63), 2**64 - 1)
+    further = {
+        "max_tokens": None if tokens is None or tokens < 0 else tokens,
+        "seed": None if seed is None or seed == -1 else seed % 2**64,
+    }
+    return options(given, NAMES, service.limits, **further), given
+
+
+def _only_text(fields: Fields) -> None:
+    fields.absent("images", "models here read text, so send text alone")
+    fields.absent("tools", conversation.NO_TOOLS)
+    fields.absent("format", "text of a given form is not made here")
+    fields.absent("template", "the model's own is used")
+    fields.absent("suffix", "what stands behind a gap is not read here")
+
+
+def _variables(fields: Fields) -> dict[str, Any] | None:
+    """What `think` is to a template that has such a switch."""
+    think = fields.get("think")
+    if think is None:
+        return None
+    if isinstance(think, bool):
+        return {"enable_thinking": think}
+    if isinstance(think, str) and think in ("low", "medium", "high"):
+        return {"enable_thinking": True, "reasoning_effort": think}
+    raise wrong("think", think, 'must be true, false, "low", "medium" or "high"')
+
+
+def _chat(service: Service, fields: Fields) -> Asked | dict[str, Any]:
+    model = _model(service, fields)
+    _only_text(fields)
+    head = _Head(model, "message")
+    messages = []
+    for message in conversation.messages(fields) if "messages" in fields else []:
+        message.needed("role")
+        message.absent("images", "models here read text, so send text alone")
+        kept = {**message.values, "role": message.text("role"), "content": message.text("content")}
+        if kept["content"] is None:
+            message.needed("content")
+        messages.append(kept)
+    chosen, given = _chosen(service, fields)
+    if not messages:  # asks for the model to be there
+        return head("", done=True, done_reason="load")
+    prepare = conversation.chat(messages, chosen, variables=_variables(fields))
+    return _asked(model, head, fields, prepare, given)
+
+
+def _generate(service: Service, fields: Fields) -> Asked | dict[str, Any]:
+    model = _model(service, fields)
+    _only_text(fields)
+    fields.absent("context", "send the conversation to /api/chat")
+    head = _Head(model, "response")
+    prompt, system = fields.text("prompt"), fields.text("system")
+    chosen, given = _chosen(service, fields)
+    if not prompt:
+        return head("", done=True, done_reason="load")
+    variables = _variables(fields)
+
+    def prepare(llm: Any) -> Job:
+        if fields.flag("raw") or llm.chat_template is None:
+            # It is whoever sent it that spells the template here, all of it.
+            return conversation.prompt(prompt, chosen, parse_special=True)(llm)
+        messages = [{"role": "system", "content": system}] if system else []
+        messages.append({"role": "user", "content": prompt})
+        return conversation.chat(messages, chosen, variables=variables)(llm)
+
+    fields.flag("raw")
+    return _asked(model, head, fields, prepare, given)
+
+
+def _asked(model: Model, head: _Head, fields: Fields, prepare: Any, given: Fields) -> Asked:
+    def document(outputs: list[list[Event]]) -> dict[str, Any]:
+        (events,) = outputs
+        text = "".join(event.text for event in events if isinstance(event, Text))
+        assert isinstance(events[-1], Finish)
+        return head(text, **_ending(events[-1].result))
+
+    writer = Writer(head) if fields.flag("stream", True) else None
+    named = spelled(given, {**NAMES, "num_predict": "max_tokens", "seed": "seed"})
+    return Asked(model, prepare, writer, document, named)
+
+
+class _Head:
+    """What every line of an answer repeats."""
+
+    def __init__(self, model: Model, kind: str) -> None:
+        self._model = _tagged(model.name)
+        self._kind = kind
+
+    def __call__(self, text: str, *, done: bool = False, **more: Any) -> dict[str, Any]:
+        said = {"role": "assistant", "content": text} if self._kind == "message" else text
+        return {
+            "model": self._model,
+            "created_at": _time(datetime.now(UTC)),
+            self._kind: said,
+            "done": done,
+            **more,
+        }
+
+
+def _ending(result: Result) -> dict[str, Any]:
+    timings, usage = result.timings, result.usage
+
+    def nanoseconds(seconds: float) -> int:
+        return round(seconds * 1e9)
+
+    working = timings.queue_seconds + timings.prefill_seconds + timings.decode_seconds
+    return {
+        "done": True,
+        "done_reason": result.finish_reason,
+        "total_duration": nanoseconds(working),
+        "load_duration": nanoseconds(timings.queue_seconds),
+        "prompt_eval_count": usage.prompt_tokens,
+        "prompt_eval_duration": nanoseconds(timings.prefill_seconds),
+        "eval_count": usage.completion_tokens,
+        "eval_duration": nanoseconds(timings.decode_seconds),
+    }
+
+
+class Writer:
+    """The stream of an answer."""
+
+    media_type = "application/x-ndjson"
+
+    def __init__(self, head: _Head) -> None:
+        self._head = head
+        # One time stands for all of an answer's pieces, so that they are made around their text.
+        self._before, self._behind = frames.around(frames.line(head(frames.MARK)))
+
+    def begin(self, job: Job) -> bytes:
+        return b""
+
+    def event(self, event: Event) -> bytes:
+        if isinstance(event, Text):
+            return self._before + frames.spelled(event.text) + self._behind
+        return frames.line(self._head("", **_ending(event.result)))
+
+    def idle(self) -> bytes:
+        return b""  # there is no line that says nothing
+
+    def failed(self, why: Refused) -> bytes:
+        return frames.line(failure(why))

@@ -1,0 +1,365 @@
+"""OpenAI's dialect: `/v1/chat/completions`, `/v1/completions`, `/v1/models`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from onegraph import __version__
+from onegraph.results import Result, TokenLogprob
+from onegraph.server import conversation, frames
+from onegraph.server.answers import Answer, Asked
+from onegraph.server.events import Event, Finish, Text
+from onegraph.server.fields import Fields, wrong
+from onegraph.server.models import Model
+from onegraph.server.refusals import Refused
+from onegraph.server.sampling import options, spelled
+from onegraph.server.service import Service
+from onegraph.streams import Job
+
+__all__ = ["failure", "listed", "routes", "usage"]
+
+FINGERPRINT = f"onegraph-{__version__}"
+
+#: Sampling keywords. Those that OpenAI has not are the ones that other servers added.
+NAMES = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "repetition_penalty": "repeat_penalty",
+    "repeat_penalty": "repeat_penalty",
+    "logit_bias": "logit_bias",
+    "seed": "seed",
+    "stop": "stop",
+    "stop_token_ids": "stop_token_ids",
+    "ignore_eos": "ignore_eos",
+    "max_tokens": "max_tokens",
+}
+CHAT_NAMES = {**NAMES, "max_completion_tokens": "max_tokens"}
+COMPLETION_NAMES = {**NAMES, "logprobs": "logprobs"}
+
+#: Tokens that a completion has where nobody says how many.
+COMPLETION_TOKENS = 16
+
+#: Log-probabilities that may be asked for beside that of the token.
+TOP_LOGPROBS = 20
+
+
+def routes(service: Service) -> list[Route]:
+    """The endpoints."""
+
+    async def chat(request: Request) -> Answer:
+        return service.answer(_chat(service, await service.read(request)))
+
+    async def completions(request: Request) -> Answer:
+        return service.answer(_completion(service, await service.read(request)))
+
+    async def models(request: Request) -> JSONResponse:
+        return JSONResponse({"object": "list", "data": [listed(m) for m in service.models.all()]})
+
+    async def model(request: Request) -> JSONResponse:
+        return JSONResponse(listed(service.models.find(request.path_params["name"])))
+
+    async def embeddings(request: Request) -> JSONResponse:
+        raise Refused(501, "embeddings are not made here; use a server of an embedding model")
+
+    return [
+        Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/embeddings", embeddings, methods=["POST"]),
+        Route("/v1/models", models, methods=["GET"]),
+        Route("/v1/models/{name:path}", model, methods=["GET"]),
+    ]
+
+
+def listed(model: Model) -> dict[str, Any]:
+    """A model in a list of them."""
+    entry = {"id": model.name, "object": "model", "created": model.created, "owned_by": "onegraph"}
+    if model.llm is not None:
+        entry["max_model_len"] = model.llm.n_ctx
+    return entry
+
+
+def failure(why: Refused) -> dict[str, Any]:
+    """A refusal as this dialect writes it."""
+    kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+    kinds[429] = "rate_limit_error"
+    kind = "server_error" if why.status >= 500 else "invalid_request_error"
+    return {
+        "error": {
+            "message": why.message,
+            "type": kinds.get(why.status, kind),
+            "param": why.field,
+            "code": why.code,
+        }
+    }
+
+
+def usage(results: list[Result]) -> dict[str, Any]:
+    """Counts of tokens."""
+    read = sum(result.usage.prompt_tokens for result in results)
+    made = sum(result.usage.completion_tokens for result in results)
+    cached = sum(result.usage.cached_tokens for result in results)
+    return {
+        "prompt_tokens": read,
+        "completion_tokens": made,
+        "total_tokens": read + made,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+def _only_text(fields: Fields) -> None:
+    """Refuses what would make another kind of answer."""
+    if fields.integer("n") not in (None, 1):
+        raise wrong("n", fields.get("n"), "one answer is made of a request; send several requests")
+    if fields.integer("best_of") not in (None, 1):
+        raise wrong("best_of", fields.get("best_of"), "one answer is made of a request")
+    for name in ("tools", "functions"):
+        fields.absent(name, conversation.NO_TOOLS)
+    choice = fields.get("tool_choice")
+    if choice not in (None, "none", "auto"):
+        raise wrong("tool_choice", choice, conversation.NO_TOOLS)
+    wanted = fields.object("response_format")
+    if wanted is not None and wanted.text("type") not in (None, "text"):
+        raise wrong("response_format.type", wanted.text("type"), 'only "text" is made here')
+    fields.absent("audio", "models here make text")
+    if any(kind != "text" for kind in fields.texts("modalities") or []):
+        raise wrong("modalities", fields.get("modalities"), 'only ["text"] is made here')
+
+
+def _stream_usage(fields: Fields) -> bool:
+    wanted = fields.object("stream_options")
+    return wanted is not None and wanted.flag("include_usage")
+
+
+def _messages(fields: Fields) -> list[dict[str, Any]]:
+    found = []
+    for message in conversation.messages(fields):
+        message.needed("role")
+        role = message.text("role")
+        kept = dict(message.values)
+        # What templates know the instructions of a program by.
+        kept["role"] = "system" if role == "developer" else role
+        kept["content"] = conversation.text_of(message, "content", ("text", "refusal"))
+        if kept["content"] is None:
+            if not kept.get("tool_calls"):
+                message.needed("content")
+            del kept["content"]
+        found.append(kept)
+    return found
+
+
+def _variables(fields: Fields) -> dict[str, Any] | None:
+    found = fields.object("chat_template_kwargs")
+    return None if found is None else dict(found.values)
+
+
+def _chat(service: Service, fields: Fields) -> Asked:
+    model = service.model(fields)
+    messages = _messages(fields)
+    _only_text(fields)
+    top = fields.integer("top_logprobs", 0, TOP_LOGPROBS)
+    if top and not fields.flag("logprobs"):
+        raise wrong("top_logprobs", top, "needs logprobs = true")
+    logprobs = (top or 0) if fields.flag("logprobs") else None
+    chosen = options(fields, CHAT_NAMES, service.limits, logprobs=logprobs)
+    head = _Head("chatcmpl-", "chat.completion", model.name)
+    with_usage = _stream_usage(fields)
+    writer = ChatWriter(head, with_usage) if fields.flag("stream") else None
+    continues = fields.flag("continue_final_message")
+
+    def document(outputs: list[list[Event]]) -> dict[str, Any]:
+        return _document(head, outputs, _chat_choice)
+
+    prepare = conversation.chat(messages, chosen, continues=continues, variables=_variables(fields))
+    return Asked(model, prepare, writer, document, spelled(fields, CHAT_NAMES))
+
+
+def _completion(service: Service, fields: Fields) -> Asked:
+    model = service.model(fields)
+    fields.needed("prompt")
+    given = fields.get("prompt")
+    if not isinstance(given, str | list):
+        raise wrong("prompt", given, "must be a string, tokens, or a list of either")
+    _only_text(fields)
+    fields.absent("suffix", "what stands behind a gap is not read here")
+    further = {} if "max_tokens" in fields else {"max_tokens": COMPLETION_TOKENS}
+    chosen = options(fields, COMPLETION_NAMES, service.limits, **further)
+    head = _Head("cmpl-", "text_completion", model.name)
+    with_usage = _stream_usage(fields)
+    writer = CompletionWriter(head, with_usage) if fields.flag("stream") else None
+
+    def document(outputs: list[list[Event]]) -> dict[str, Any]:
+        return _document(head, outputs, _completion_choice)
+
+    prepare = conversation.prompt(
+        given, chosen, echo=fields.flag("echo"), parse_special=fields.flag("parse_special")
+    )
+    return Asked(model, prepare, writer, document, spelled(fields, COMPLETION_NAMES))
+
+
+class _Head:
+    """What every frame of an answer repeats."""
+
+    def __init__(self, prefix: str, kind: str, model: str) -> None:
+        self.fields = {
+            "id": frames.identifier(prefix),
+            "object": kind,
+            "created": frames.now(),
+            "model": model,
+            "system_fingerprint": FINGERPRINT,
+        }
+
+    def __call__(self, choices: list[Any], *, chunk: bool = False, **more: Any) -> dict[str, Any]:
+        found: dict[str, Any] = {**self.fields, "choices": choices, **more}
+        if chunk and found["object"] == "chat.completion":
+            found["object"] = "chat.completion.chunk"
+        return found
+
+
+def _document(head: _Head, outputs: list[list[Event]], choice: Any) -> dict[str, Any]:
+    results = [events[-1].result for events in outputs if isinstance(events[-1], Finish)]
+    choices = [choice(i, events) for i, events in enumerate(outputs)]
+    return head(choices, usage=usage(results), timings=_timings(results[0]))
+
+
+def _timings(result: Result) -> dict[str, float]:
+    """Seconds and rates, which no other server has to say the same way."""
+    return {name: round(of, 6) for name, of in dataclasses.asdict(result.timings).items()}
+
+
+def _said(events: list[Event]) -> tuple[str, list[TokenLogprob] | None]:
+    texts = [event for event in events if isinstance(event, Text)]
+    logprobs = [each for text in texts for each in text.logprobs or []]
+    asked = any(text.logprobs is not None for text in texts)
+    return "".join(text.text for text in texts), logprobs if asked else None
+
+
+def _chat_choice(index: int, events: list[Event]) -> dict[str, Any]:
+    text, logprobs = _said(events)
+    return {
+        "index": index,
+        "message": {"role": "assistant", "content": text, "refusal": None},
+        "logprobs": _chat_logprobs(logprobs),
+        "finish_reason": _reason(events[-1]),
+    }
+
+
+def _completion_choice(index: int, events: list[Event]) -> dict[str, Any]:
+    text, logprobs = _said(events)
+    return {
+        "index": index,
+        "text": text,
+        "logprobs": _completion_logprobs(logprobs, 0),
+        "finish_reason": _reason(events[-1]),
+    }
+
+
+def _reason(event: Event) -> str:
+    assert isinstance(event, Finish)
+    return event.result.finish_reason
+
+
+def _chat_logprobs(logprobs: list[TokenLogprob] | None) -> dict[str, Any] | None:
+    if logprobs is None:
+        return None
+    return {"content": [each.to_openai() for each in logprobs], "refusal": None}
+
+
+def _completion_logprobs(logprobs: list[TokenLogprob] | None, at: int) -> dict[str, Any] | None:
+    if logprobs is None:
+        return None
+    offsets = []
+    for each in logprobs:
+        offsets.append(at)
+        at += len(each.text)
+    return {
+        "tokens": [each.text for each in logprobs],
+        "token_logprobs": [each.logprob for each in logprobs],
+        "top_logprobs": [{t.text: t.logprob for t in each.top} for each in logprobs],
+        "text_offset": offsets,
+    }
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+class _Stream:
+    """What both streams have in common."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, head: _Head, with_usage: bool) -> None:
+        self._head = head
+        # Where the last frame has the usage, all others say that it is still to come.
+        self._more: dict[str, Any] = {"usage": None} if with_usage else {}
+        self._before, self._behind = frames.around(self._frame(self._choice(frames.MARK)))
+
+    def _choice(self, text: str, logprobs: list[TokenLogprob] | None = None) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _frame(self, choice: dict[str, Any]) -> bytes:
+        return frames.data(self._head([choice], chunk=True, **self._more))
+
+    def event(self, event: Event) -> bytes:
+        if isinstance(event, Text):
+            if event.logprobs is None:
+                return self._before + frames.spelled(event.text) + self._behind
+            return self._frame(self._choice(event.text, event.logprobs))
+        last = self._frame(self._last(event))
+        if self._more:
+            told = {"usage": usage([event.result]), "timings": _timings(event.result)}
+            last += frames.data(self._head([], chunk=True, **told))
+        return last + DONE
+
+    def _last(self, event: Finish) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def idle(self) -> bytes:
+        return b": still waiting\n\n"
+
+    def failed(self, why: Refused) -> bytes:
+        return frames.data(failure(why))
+
+
+class ChatWriter(_Stream):
+    """The stream of a chat completion."""
+
+    def begin(self, job: Job) -> bytes:
+        delta = {"role": "assistant", "content": "", "refusal": None}
+        return self._frame({"index": 0, "delta": delta, "logprobs": None, "finish_reason": None})
+
+    def _choice(self, text: str, logprobs: list[TokenLogprob] | None = None) -> dict[str, Any]:
+        return {
+            "index": 0,
+            "delta": {"content": text},
+            "logprobs": _chat_logprobs(logprobs),
+            "finish_reason": None,
+        }
+
+    def _last(self, event: Finish) -> dict[str, Any]:
+        return {"index": 0, "delta": {}, "logprobs": None, "finish_reason": _reason(event)}
+
+
+class CompletionWriter(_Stream):
+    """The stream of a completion."""
+
+    _at = 0
+
+    def begin(self, job: Job) -> bytes:
+        return b""
+
+    def _choice(self, text: str, logprobs: list[TokenLogprob] | None = None) -> dict[str, Any]:
+        said = _completion_logprobs(logprobs, self._at)
+        self._at += sum(len(each.text) for each in logprobs or [])
+        return {"index": 0, "text": text, "logprobs": said, "finish_reason": None}
+
+    def _last(self, event: Finish) -> dict[str, Any]:
+        return {"index": 0, "text": "", "logprobs": None, "finish_reason": _reason(event)}

@@ -1,0 +1,71 @@
+"""What who runs a server asks it: is it alive, is it ready, what does it do; and text to tokens and
+back."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from onegraph.server import conversation
+from onegraph.server.fields import wrong
+from onegraph.server.refusals import Refused
+from onegraph.server.service import Service
+
+__all__ = ["routes"]
+
+
+def routes(service: Service) -> list[Route]:
+    """The endpoints."""
+
+    async def health(request: Request) -> JSONResponse:
+        return JSONResponse({"status": "ok"})
+
+    async def ready(request: Request) -> JSONResponse:
+        if service.draining:
+            return JSONResponse({"status": "draining"}, 503)
+        return JSONResponse({"status": "ready"})
+
+    async def metrics(request: Request) -> Response:
+        text = service.metrics.text(service.models.all())
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def tokenize(request: Request) -> JSONResponse:
+        fields = await service.read(request)
+        model = service.model(fields)
+        special = fields.flag("add_special", fields.flag("add_special_tokens", True))
+        chat = "messages" in fields
+        texts = [text for name in ("prompt", "content") if (text := fields.text(name)) is not None]
+        if len(texts) + chat != 1:
+            raise Refused(400, "prompt: send one of `prompt` (or `content`) and `messages`")
+        messages = [dict(each.values) for each in conversation.messages(fields)] if chat else []
+        async with service.models.using(model) as llm:
+
+            def tokens() -> list[int]:
+                if not chat:
+                    return llm.tokenize(texts[0], add_special=special)
+                return conversation.tokens(llm, messages)
+
+            ids = await asyncio.get_running_loop().run_in_executor(None, tokens)
+            return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": llm.n_ctx})
+
+    async def detokenize(request: Request) -> JSONResponse:
+        fields = await service.read(request)
+        ids = fields.items("tokens")
+        fields.needed("tokens")
+        for i, each in enumerate(ids or []):
+            if not isinstance(each, int) or isinstance(each, bool):
+                raise wrong(f"tokens[{i}]", each, "must be the id of a token")
+        async with service.models.using(service.model(fields)) as llm:
+            text = await asyncio.get_running_loop().run_in_executor(None, llm.detokenize, ids or [])
+            return JSONResponse({"prompt": text, "content": text})
+
+    return [
+        Route("/health", health, methods=["GET"]),
+        Route("/ready", ready, methods=["GET"]),
+        Route("/metrics", metrics, methods=["GET"]),
+        Route("/tokenize", tokenize, methods=["POST"]),
+        Route("/detokenize", detokenize, methods=["POST"]),
+    ]

@@ -1,0 +1,124 @@
+"""Runs the app by itself: a socket, signals, and an end at which what runs is finished."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from onegraph.errors import ArgumentError
+from onegraph.server.connections import Idle, connection_class
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+__all__ = ["PORTS", "Server", "bind", "run"]
+
+#: The port of ollama, whose clients then find this server, and the one where that is taken.
+PORTS = (11434, 8080)
+
+#: Connections where the system allows more files, and files that the rest of the process needs.
+MOST_CONNECTIONS, OTHER_FILES = 16_384, 128
+
+
+def bind(host: str, port: int | None) -> socket.socket:
+    """A socket that is bound, and does not listen yet: who connects before then is refused.
+
+    Raises `ArgumentError` where it cannot be had.
+    """
+    tried = []
+    for each in PORTS if port is None else (port,):
+        try:
+            (family, kind, protocol, _, address), *_ = socket.getaddrinfo(
+                host, each, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            found = socket.socket(family, kind, protocol)
+            try:
+                found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                found.bind(address)
+            except OSError:
+                found.close()
+                raise
+            return found
+        except (OSError, OverflowError) as e:
+            tried.append(f"{host}:{each}: {getattr(e, 'strerror', None) or e}")
+    raise ArgumentError(f"port = {port}: cannot listen on {'; '.join(tried)}; choose another")
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, which leaves signals to `run` and looks after its connections.
+
+    drain: seconds that what runs has to end, once `should_exit` is set
+    """
+
+    def __init__(self, app: Starlette, *, drain: float = 30.0) -> None:
+        self.idle = Idle(_most_connections())
+        config = uvicorn.Config(
+            app,
+            http=connection_class(self.idle),
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=max(1, round(drain)),
+        )
+        super().__init__(config)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % 10 == 0:  # once a second
+            self.idle.sweep(self.server_state.connections)
+        return await super().on_tick(counter)
+
+
+def run(
+    app: Starlette, listener: socket.socket, *, drain: float, started: Callable[[], None]
+) -> None:
+    """Serves until SIGTERM or SIGINT, then finishes what runs, for at most `drain` seconds; a
+    second signal ends it at once. `started` is called when it listens."""
+    server = Server(app, drain=drain)
+
+    def end() -> None:
+        app.state.service.draining = True
+        server.force_exit = server.should_exit
+        server.should_exit = True
+
+    async def serve() -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, end)
+        serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+        while not server.started and not serving.done():
+            await asyncio.sleep(0.001)
+        if server.started:
+            started()
+        await serving
+
+    asyncio.run(serve())
+
+
+def _most_connections() -> int:
+    """As many as the process may have files, which are raised to what it may ask for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_CONNECTIONS + OTHER_FILES
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    allowed = wanted if soft == resource.RLIM_INFINITY else min(wanted, soft)
+    return max(16, allowed - OTHER_FILES)

@@ -1,0 +1,82 @@
+"""How a dialect's names of sampling keywords become the engine's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from onegraph import _native
+from onegraph.sampling import resolve
+from onegraph.server.fields import Fields, wrong
+from onegraph.server.limits import Limits
+from onegraph.server.refusals import refusal
+
+__all__ = ["Names", "options", "spelled"]
+
+#: Of each of a dialect's names, the engine's.
+Names = Mapping[str, str]
+
+
+def _seed(fields: Fields, name: str) -> int | None:
+    """Any 64 bits; a negative number is the one that has the same."""
+    found = fields.integer(name, -(2**63), 2**64 - 1)
+    return None if found is None else found % 2**64
+
+
+def _bias(fields: Fields, name: str) -> dict[int, float] | None:
+    found = fields.object(name)
+    if found is None:
+        return None
+    bias = {}
+    for token in found.values:
+        if not token.isdecimal():
+            raise wrong(fields.path(name), token, "must have ids of tokens for keys")
+        bias[int(token[:20])] = float(found.number(token) or 0.0)
+    return bias
+
+
+def _ids(fields: Fields, name: str) -> list[int] | None:
+    found = fields.items(name)
+    for i, each in enumerate(found or []):
+        if not isinstance(each, int) or isinstance(each, bool):
+            raise wrong(f"{fields.path(name)}[{i}]", each, "must be the id of a token")
+    return found
+
+
+_READ: Mapping[str, Callable[[Fields, str], Any]] = {
+    "max_tokens": Fields.integer,
+    "top_k": Fields.integer,
+    "repeat_last_n": Fields.integer,
+    "logprobs": Fields.integer,
+    "seed": _seed,
+    "logit_bias": _bias,
+    "stop": Fields.texts,
+    "stop_token_ids": _ids,
+    "ignore_eos": Fields.flag,
+}
+
+
+def options(fields: Fields, names: Names, limits: Limits, **further: Any) -> dict[str, Any]:
+    """The keywords that a request gives, those that it does not give at their defaults, in the
+    form that the engine takes. `further` are keywords that are known already.
+
+    Raises `Refused` for what is wrong, by the dialect's name of it.
+    """
+    given: dict[str, Any] = {"max_tokens": None}
+    for theirs, ours in names.items():
+        found = _READ.get(ours, Fields.number)(fields, theirs)
+        if found is not None:
+            given[ours] = found
+    given |= further
+    given["max_tokens"] = limits.tokens(given["max_tokens"])
+    try:
+        resolved = resolve(given)
+        _native.check_sampling(resolved)
+    except Exception as e:
+        raise refusal(e, spelled(fields, names)) from e
+    return resolved
+
+
+def spelled(fields: Fields, names: Names) -> dict[str, str]:
+    """Of the engine's keywords that a request gives, the dialect's names."""
+    return {ours: fields.path(theirs) for theirs, ours in names.items() if theirs in fields}

@@ -1,0 +1,38 @@
+"""The script that measures the server, on a model of a test's size."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+SCRIPT = Path(__file__).resolve().parents[2] / "benches" / "serving.py"
+
+
+def run(*args: object) -> tuple[str, list[dict[str, Any]]]:
+    command = [sys.executable, str(SCRIPT), *map(str, args)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    record = Path(str(args[args.index("--record") + 1]))
+    rows: list[dict[str, Any]] = json.loads(record.read_text())["rows"]
+    return done.stdout, rows
+
+
+def test_what_is_served_is_compared_with_what_is_generated(tmp_path: Path) -> None:
+    model, record = tmp_path / "model.gguf", tmp_path / "record.json"
+    asked = ["--shape", "tiny-llama", "--mix", "Q8_0", "--device", "cpu", "--streams", "1,4"]
+    printed, rows = run(model, *asked, "-n", 20, "-r", 2, "--record", record)
+    assert [row["streams"] for row in rows] == [1, 4]
+    for row in rows:
+        assert len(row["ratios"]) == 2 and min(row["ratios"]) <= row["ratio"] <= max(row["ratios"])
+        assert row["generate"] > 0 and 0 < row["between_p50"] <= row["between_p99"]
+    assert len(printed.splitlines()) == 4
+
+
+def test_requests_that_arrive_at_random_are_all_answered(tmp_path: Path) -> None:
+    model, record = tmp_path / "model.gguf", tmp_path / "record.json"
+    asked = ["--shape", "tiny-llama", "--mix", "Q8_0", "--device", "cpu", "--rate", 20]
+    # Texts of a tiny vocabulary have more tokens than words, and a context of 512 holds few.
+    _, (row,) = run(model, *asked, "--words", 8, "--requests", 12, "--record", record)
+    assert row["requests"] == 12 and 0 <= row["good"] <= 1
+    assert 0 < row["first_p50"] <= row["first_p99"] and row["each_p50"] <= row["each_p99"]

@@ -1,0 +1,45 @@
+"""Servers: of the real model where text matters, of a tiny one where it does not."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import shapes
+import synth
+from onegraph import LLM
+from onegraph.server import asgi
+from support.serving import Served, serving
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model of 2 layers and 512 tokens, context 512."""
+    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    synth.write(path, shapes.find("tiny-llama"), "Q8_0", seed=1)
+    return path
+
+
+@pytest.fixture(scope="module")
+def llm(tiny: Path) -> Iterator[LLM]:
+    with LLM(tiny, device="cpu", max_batch=4) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def served(llm: LLM) -> Iterator[Served]:
+    """The tiny model."""
+    with serving(asgi({"tiny": llm})) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def smol(smollm2: Path) -> Iterator[LLM]:
+    with LLM(smollm2, device="cpu", n_ctx=1024, max_batch=4) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def smol_served(smol: LLM) -> Iterator[Served]:
+    """The real model."""
+    with serving(asgi({"smollm2": smol})) as served:
+        yield served

@@ -1,0 +1,71 @@
+"""Keys, pages of the web, and the names a server is called by."""
+
+import pytest
+from onegraph import LLM
+from onegraph.server import asgi
+from onegraph.server.app import build
+from onegraph.server.models import Models
+from onegraph.server.service import Service
+from support.serving import Served, serving
+
+KEYS = ["correct horse", "battery staple"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"authorization": "Bearer correct horse"}, 200),
+        ({"authorization": "bearer battery staple"}, 200),
+        ({"x_api_key": "battery staple"}, 200),
+        ({"authorization": "Bearer correct hors"}, 401),
+        ({"authorization": "Bearer correct horse2"}, 401),
+        ({"authorization": "Bearer "}, 401),
+        ({"authorization": "Basic correct horse"}, 401),
+        ({"authorization": "correct horse"}, 401),
+        ({"x_api_key": "wrong"}, 401),
+    ],
+)
+def test_a_key_is_asked_for(headers: dict[str, str], status: int, llm: LLM) -> None:
+    with serving(asgi(llm, api_keys=KEYS)) as served:
+        found, body = served.get("/v1/models", **headers)
+        assert found == status
+        if status == 401:
+            assert body["error"]["type"] == "authentication_error"
+            assert "correct horse" not in str(body)
+        assert served.post("/v1/completions", {"prompt": "tea", "max_tokens": 1}, **headers)[0] == (
+            status
+        )
+        assert served.get("/metrics", **headers)[0] == status
+        # Whether it is there, whoever starts and watches it may know.
+        assert served.get("/health")[0] == served.get("/ready")[0] == 200
+
+
+def test_pages_of_others_may_not_use_it(served: Served) -> None:
+    for origin in ("http://evil.example", "null", f"http://evil.example:{served.port}"):
+        status, body = served.get("/v1/models", origin=origin)
+        assert status == 403 and "--cors-origin" in body["error"]["message"]
+    assert served.get("/v1/models", origin=served.url)[0] == 200
+    status, _ = served.send("OPTIONS", "/v1/models", None, origin="http://evil.example")
+    assert status == 403
+
+
+def test_pages_that_are_named_may(llm: LLM) -> None:
+    with serving(asgi(llm, cors_origins=["https://chat.example"], api_keys=KEYS)) as served:
+        ask = {"origin": "https://chat.example", "access_control_request_method": "POST"}
+        # A browser asks without the key whether it may send one.
+        assert served.send("OPTIONS", "/v1/chat/completions", None, **ask)[0] == 200
+        key = {"x_api_key": KEYS[0]}
+        assert served.get("/v1/models", origin="https://chat.example", **key)[0] == 200
+        assert served.get("/v1/models", origin="https://other.example", **key)[0] == 403
+
+
+def test_a_name_that_is_not_this_machines_is_refused(llm: LLM) -> None:
+    """As a page does whose own name was pointed at this machine."""
+    service = Service(Models({"tiny": llm}, max_queue=1), asgi(llm).state.service.limits)
+    with serving(build(service, hosts=["localhost", "127.0.0.1", "[::1]"])) as served:
+        for host in ("localhost", f"localhost:{served.port}", "127.0.0.1:1", "[::1]:80", "[::1]"):
+            assert served.get("/v1/models", host=host)[0] == 200
+        for host in ("evil.example", "evil.example:80", "localhost.evil.example", ""):
+            status, body = served.get("/v1/models", host=host)
+            assert status == 403 and "--api-key" in body["error"]["message"]

@@ -1,0 +1,249 @@
+"""What hostile clients do: the next one is answered within a second, and memory stays as it was.
+Everything here is on the loopback, and bounded."""
+
+import contextlib
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+from onegraph import LLM
+from onegraph.server import asgi, connections, limits
+from support.serving import Served, http, prompt, rest, runs, serving, until
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
+LONG: dict[str, Any] = {"prompt": "tea", "max_tokens": 500, "ignore_eos": True, "stream": True}
+
+
+@contextlib.contextmanager
+def memory_stays(most: int) -> Iterator[None]:
+    """Resident memory grows by no more bytes than `most`."""
+    process = psutil.Process()
+    before = process.memory_info().rss
+    yield
+    grown = process.memory_info().rss - before
+    assert grown <= most, f"{grown / 2**20:.0f} MiB"
+
+
+def open_connections(served: Served) -> int:
+    return len(served.server.server_state.connections)
+
+
+def flood(connection: socket.socket, part: bytes, most: int) -> int:
+    """Sends until the other side has had enough; the bytes that went out, at most `most`."""
+    sent = 0
+    with contextlib.suppress(OSError):
+        while sent < most:
+            sent += connection.send(part)
+    return sent
+
+
+def test_half_open_connections_give_way_to_those_that_ask(llm: LLM) -> None:
+    with serving(asgi(llm)) as served:
+        served.server.idle.most = 100
+        with contextlib.ExitStack() as stack:
+            for i in range(400):
+                connection = stack.enter_context(served.connect())
+                connection.sendall([b"", b"POST", HEAD][i % 3])
+                if i % 50 == 0:
+                    prompt(served)
+            prompt(served)
+            assert open_connections(served) <= 101
+        until(lambda: open_connections(served) == 0)
+
+
+def test_one_that_is_served_does_not_give_way(llm: LLM) -> None:
+    with serving(asgi(llm)) as served:
+        served.server.idle.most = 20
+        running = served.connect()
+        asked = {**LONG, "stream": False, "max_tokens": 400, "seed": 5}
+        running.sendall(http("/v1/completions", asked, connection="close"))
+        until(lambda: runs(llm) == 1)
+        with contextlib.ExitStack() as stack:
+            for _ in range(100):
+                stack.enter_context(served.connect()).sendall(HEAD)
+            answer = rest(running)
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert b'"completion_tokens":400' in answer
+
+
+def test_connections_that_say_nothing_are_ended(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "IDLE_SECONDS", 0.3)
+    with serving(asgi(llm)) as served:
+        begun = [served.connect() for _ in range(30)]
+        for connection in begun[::2]:
+            connection.sendall(HEAD)
+        until(lambda: open_connections(served) == 0)
+        for connection in begun:
+            with contextlib.suppress(ConnectionResetError):
+                assert connection.recv(10) == b""
+            connection.close()
+        prompt(served)
+
+
+@pytest.mark.parametrize("part", [b"x: y\r\n" * 1000, b"x" * 6000, b"GET /" + b"a" * 5000])
+def test_a_flood_of_headers_is_cut(part: bytes, llm: LLM) -> None:
+    with serving(asgi(llm)) as served, memory_stays(32 << 20):
+        for _ in range(5):
+            connection = served.connect()
+            connection.sendall(HEAD)
+            # What the system keeps between the two counts too.
+            assert flood(connection, part, 64 << 20) < 32 << 20
+            connection.close()
+        prompt(served)
+
+
+@pytest.mark.parametrize("head", [b"content-length: 1000000000", b"transfer-encoding: chunked"])
+def test_a_huge_body_is_refused_and_not_kept(head: bytes, served: Served) -> None:
+    with memory_stays(48 << 20):
+        connection = served.connect()
+        connection.sendall(HEAD + head + b"\r\n\r\n")
+        part = bytes(1 << 20)
+        if b"chunked" in head:
+            part = b"100000\r\n" + part + b"\r\n"
+        assert flood(connection, part, 1_000_000_000) < 200 << 20
+        prompt(served)
+        connection.close()
+
+
+def test_a_large_body_is_told_that_it_is(served: Served) -> None:
+    """Where it ends at all, its client reads why it was refused; who asks first sends none."""
+    for size in (17 << 20, 60 << 20):
+        status, body = served.post("/v1/completions", bytes(size))
+        assert status == 413 and "--max-body" in body["error"]["message"]
+    with served.connect() as connection:
+        asks = b"content-length: 1000000000\r\nexpect: 100-continue\r\n\r\n"
+        connection.sendall(HEAD + asks)
+        assert connection.recv(4096).startswith(b"HTTP/1.1 413")
+
+
+def test_a_body_that_drips_is_refused(llm: LLM) -> None:
+    app = asgi(llm)
+    app.state.service.limits = limits.Limits(body_seconds=0.3)
+    with serving(app) as served:
+        connection = served.connect()
+        connection.sendall(HEAD + b"content-length: 1000\r\nconnection: close\r\n\r\n")
+        begun = time.monotonic()
+        with contextlib.suppress(OSError):
+            while time.monotonic() - begun < 5:
+                connection.sendall(b" ")
+                time.sleep(0.05)
+        assert time.monotonic() - begun < 3
+        answer = rest(connection)
+        assert answer.startswith(b"HTTP/1.1 408") and b"send it whole" in answer
+
+
+def test_who_never_reads_holds_nothing_for_long(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "LINGER_SECONDS", 0.5)
+    # Of an answer whose end the server itself still holds.
+    monkeypatch.setattr(connections, "IDLE_SECONDS", 1.0)
+    # Frames with log-probabilities are large: all that lies between is full at once.
+    asked = {**LONG, "logprobs": 100}
+    with serving(asgi(llm, timeout=5.0), send_bytes=4096) as served:
+        begun = []
+        for _ in range(llm.max_batch + 2):
+            connection = served.connect(receive_bytes=4096)
+            connection.sendall(http("/v1/completions", asked))
+            begun.append(connection)
+        prompt(served)
+        until(lambda: served.app.state.service.models.find(None).line.inside == 0)
+        until(lambda: open_connections(served) == 0)
+        assert runs(llm) == 0
+        prompt(served)
+        for connection in begun:
+            connection.close()
+
+
+def test_a_hundred_clients_that_leave_at_once(served: Served, llm: LLM) -> None:
+    with memory_stays(48 << 20):
+        for _ in range(3):
+            begun = []
+            for i in range(100):
+                connection = served.connect()
+                connection.sendall(http("/v1/completions", {**LONG, "seed": i}))
+                begun.append(connection)
+            for connection in begun:
+                connection.close()
+            prompt(served)
+        until(lambda: runs(llm) == 0)
+        until(lambda: served.app.state.service.models.find(None).line.inside == 0)
+
+
+def test_noise_is_no_request(served: Served) -> None:
+    random.seed(1)
+    for i in range(60):
+        with served.connect() as connection:
+            noise = random.randbytes(random.randrange(1, 3000))
+            connection.sendall(noise if i % 2 else HEAD + noise)
+            if i % 3 == 0:
+                connection.shutdown(socket.SHUT_WR)
+                with contextlib.suppress(ConnectionResetError):
+                    rest(connection)
+    prompt(served)
+
+
+def test_an_upgrade_is_not_made(served: Served) -> None:
+    with served.connect() as connection:
+        connection.sendall(
+            b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+            b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-version: 13\r\n\r\n"
+        )
+        assert not connection.recv(4096).startswith(b"HTTP/1.1 101")
+    prompt(served)
+
+
+def test_wrong_keys_open_nothing(llm: LLM) -> None:
+    with serving(asgi(llm, api_keys=["right"])) as served:
+        before = llm.stats().requests
+        for i in range(200):
+            key = ["righ", "rightt", "RIGHT", "", "r" * 5000, os.urandom(8).hex()][i % 6]
+            asked = {"prompt": "tea", "max_tokens": 1}
+            status, _ = served.post("/v1/completions", asked, authorization=f"Bearer {key}")
+            assert status == 401
+        assert llm.stats().requests == before
+        asked = {"prompt": "tea", "max_tokens": 1}
+        assert served.post("/v1/completions", asked, authorization="Bearer right")[0] == 200
+
+
+def test_no_client_sees_anothers_text(served: Served, llm: LLM) -> None:
+    prompts = [f"tea {i}" for i in range(24)]
+    plain = [llm.generate(p, max_tokens=30, seed=i).text for i, p in enumerate(prompts)]
+    found: dict[int, str] = {}
+
+    def ask(i: int) -> None:
+        asked = {"prompt": prompts[i], "max_tokens": 30, "seed": i}
+        found[i] = served.post("/v1/completions", asked)[1]["choices"][0]["text"]
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    for _ in range(20):  # others come and go meanwhile
+        with served.connect() as connection:
+            connection.sendall(http("/v1/completions", LONG))
+    for thread in threads:
+        thread.join(60)
+    assert [found[i] for i in range(len(prompts))] == plain
+
+
+def test_work_on_one_request_does_not_hold_up_another(served: Served) -> None:
+    """A prompt of a megabyte is tokenized, and a large body parsed, beside the loop."""
+    done = threading.Event()
+
+    def large() -> None:
+        served.post("/tokenize", {"content": "tea and toast " * 100_000})
+        done.set()
+
+    thread = threading.Thread(target=large)
+    thread.start()
+    slowest = 0.0
+    while not done.is_set():
+        began = time.monotonic()
+        assert served.get("/health")[0] == 200
+        slowest = max(slowest, time.monotonic() - began)
+    thread.join()
+    assert slowest < 1.0

@@ -1,0 +1,130 @@
+"""Clients that leave: what they asked for ends within a step, in whichever phase they do."""
+
+import asyncio
+import contextlib
+import json
+import time
+from typing import Any
+
+import pytest
+from onegraph import LLM
+from support.serving import Served, http, prompt, rest, runs, until
+
+LONG: dict[str, Any] = {"prompt": "tea", "max_tokens": 500, "ignore_eos": True}
+
+
+def test_a_client_that_leaves_a_stream_ends_it(served: Served, llm: LLM) -> None:
+    before = llm.stats().generated_tokens
+    connection = served.connect()
+    connection.sendall(http("/v1/completions", {**LONG, "stream": True}))
+    assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+    connection.close()
+    until(lambda: runs(llm) == 0)
+    made = llm.stats().generated_tokens - before
+    assert made < 300
+    prompt(served)
+
+
+def test_a_client_that_leaves_a_whole_answer_ends_it(served: Served, llm: LLM) -> None:
+    before = llm.stats().generated_tokens
+    connection = served.connect()
+    connection.sendall(http("/v1/completions", LONG))
+    until(lambda: llm.stats().generated_tokens > before)
+    connection.close()
+    until(lambda: runs(llm) == 0)
+    assert llm.stats().generated_tokens - before < 400
+    prompt(served)
+
+
+def test_clients_that_leave_the_queue_are_not_served(served: Served, llm: LLM) -> None:
+    running = []
+    for _ in range(llm.max_batch):
+        connection = served.connect()
+        connection.sendall(http("/v1/completions", {**LONG, "stream": True}))
+        connection.recv(4096)
+        running.append(connection)
+    before = llm.stats().requests
+    waiting = []
+    for _ in range(20):
+        connection = served.connect()
+        connection.sendall(http("/v1/completions", {**LONG, "stream": True}))
+        waiting.append(connection)
+    until(lambda: runs(llm) > llm.max_batch or llm.stats().requests > before)
+    for connection in [*waiting, *running]:
+        connection.close()
+    until(lambda: runs(llm) == 0)
+    prompt(served)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"POST /v1/comp",
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{",
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nff\r\n{",
+        http("/v1/completions", {**LONG, "stream": True}),
+        http("/v1/completions", LONG),
+        http("/v1/completions", {**LONG, "stream": True}) * 3,
+        http("/tokenize", {"content": "tea " * 1000}),
+    ],
+)
+def test_a_client_may_leave_in_every_phase(sent: bytes, served: Served, llm: LLM) -> None:
+    for wait in (0.0, 0.002, 0.02):
+        for _ in range(5):
+            connection = served.connect()
+            connection.sendall(sent)
+            time.sleep(wait)
+            connection.close()
+    prompt(served)
+    until(lambda: runs(llm) == 0)
+    until(lambda: served.app.state.service.models.find(None).line.inside == 0)
+
+
+def test_a_client_that_asks_on_before_it_is_answered_is_let_go(served: Served, llm: LLM) -> None:
+    before = llm.stats().generated_tokens
+    with served.connect() as connection:
+        connection.sendall(http("/v1/completions", {**LONG, "stream": True}) * 2)
+        answer = b""
+        with contextlib.suppress(ConnectionResetError):
+            answer = rest(connection)
+    assert b"[DONE]" not in answer
+    until(lambda: runs(llm) == 0)
+    assert llm.stats().generated_tokens - before < 500
+    prompt(served)
+
+
+def test_the_end_of_a_server_is_not_taken_for_that_of_a_client(served: Served, llm: LLM) -> None:
+    """A task that is cancelled from outside says so: whoever cancelled it waits for that."""
+
+    async def run() -> None:
+        async def receive() -> Any:
+            if sent:
+                return {"type": "http.request", "body": sent.pop()}
+            await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            begun.set()
+
+        sent = [json.dumps({**LONG, "stream": True}).encode()]
+        begun = asyncio.Event()
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/v1/completions",
+            "query_string": b"",
+            "headers": [],
+            "scheme": "http",
+            "server": ("x", 80),
+            "root_path": "",
+        }
+        task = asyncio.create_task(served.app(scope, receive, send))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(run())
+    until(lambda: runs(llm) == 0)

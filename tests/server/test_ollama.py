@@ -1,0 +1,165 @@
+"""ollama's dialect, spoken by its own client."""
+
+import json
+from typing import Any
+
+import ollama
+import pytest
+from onegraph import LLM
+from support.serving import Served
+
+SAID = [{"role": "user", "content": "Why is the sky blue?"}]
+GREEDY = {"temperature": 0.0, "num_predict": 12}
+
+
+@pytest.fixture(scope="module")
+def client(smol_served: Served) -> ollama.Client:
+    return ollama.Client(smol_served.url)
+
+
+def test_a_chat_is_what_the_model_says(client: ollama.Client, smol: LLM) -> None:
+    plain = smol.chat(SAID, temperature=0.0, max_tokens=12)
+    made = client.chat("smollm2", SAID, options=GREEDY)
+    assert made.message.content == plain.text and made.message.role == "assistant"
+    assert (made.done, made.done_reason) == (True, "length")
+    assert made.model == "smollm2:latest"
+    assert made.prompt_eval_count == plain.usage.prompt_tokens and made.eval_count == 12
+    assert made.total_duration and made.eval_duration and made.prompt_eval_duration
+    assert made.total_duration >= made.eval_duration > 1000 * 1000  # nanoseconds
+    *pieces, last = client.chat("smollm2:latest", SAID, options=GREEDY, stream=True)
+    assert "".join(piece.message.content or "" for piece in pieces) == plain.text
+    assert len(pieces) > 6 and not any(piece.done for piece in pieces)
+    assert last.done and last.eval_count == 12 and last.message.content == ""
+
+
+def test_generate_uses_the_template_or_not(client: ollama.Client, smol: LLM) -> None:
+    question = SAID[0]["content"]
+    plain = smol.chat(
+        [{"role": "system", "content": "Be brief."}, *SAID], temperature=0.0, max_tokens=12
+    )
+    made = client.generate("smollm2", question, system="Be brief.", options=GREEDY)
+    assert made.response == plain.text and made.done_reason == "length"
+    raw = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    ids = smol.tokenize(raw, parse_special=True)
+    spelled = smol.generate(ids, temperature=0.0, max_tokens=12)
+    made = client.generate("smollm2", raw, raw=True, options=GREEDY)
+    assert made.response == spelled.text and made.prompt_eval_count == len(ids)
+    pieces = list(client.generate("smollm2", raw, raw=True, options=GREEDY, stream=True))
+    assert "".join(piece.response for piece in pieces) == spelled.text
+
+
+def test_options_are_the_engines(client: ollama.Client, smol: LLM) -> None:
+    same: dict[str, Any] = {"temperature": 0.9, "top_k": 30, "top_p": 0.9, "min_p": 0.01}
+    same |= {"seed": 7, "repeat_penalty": 1.2, "repeat_last_n": 20, "presence_penalty": 0.1}
+    plain = smol.chat(SAID, max_tokens=12, **same)
+    made = client.chat("smollm2", SAID, options={**same, "num_predict": 12, "num_ctx": 4096})
+    assert made.message.content == plain.text
+    word = plain.text.split()[2]
+    made = client.chat("smollm2", SAID, options={**same, "num_predict": 12, "stop": [word]})
+    assert made.message.content == plain.text.partition(word)[0] and made.done_reason == "stop"
+    drawn = {client.chat("smollm2", SAID, options={"seed": -1, "num_predict": 8}).message.content}
+    for _ in range(5):
+        options = {"seed": -1, "num_predict": 8, "temperature": 2.0}
+        drawn.add(client.chat("smollm2", SAID, options=options).message.content)
+    assert len(drawn) > 1
+
+
+def test_models_are_listed_and_shown(client: ollama.Client, smol: LLM) -> None:
+    (model,) = client.list().models
+    assert model.model == "smollm2:latest" and model.size == smol.path.stat().st_size
+    assert model.details is not None and model.details.family == "llama"
+    assert model.details.quantization_level == "Q4_1"
+    assert model.details.parameter_size == "134.5M"
+    shown = client.show("smollm2")
+    assert shown.template == smol.chat_template.source  # type: ignore[union-attr]
+    assert shown.modelinfo is not None
+    assert shown.modelinfo["general.architecture"] == "llama"
+    assert shown.modelinfo["llama.context_length"] == 8192
+    assert shown.capabilities == ["completion"]
+    (running,) = client.ps().models
+    assert running.model == "smollm2:latest" and running.size_vram == 0
+    assert running.context_length == 1024
+
+
+def test_asking_for_a_model_to_be_there_is_answered(client: ollama.Client) -> None:
+    loaded = client.generate("smollm2", "")
+    assert (loaded.done, loaded.done_reason, loaded.response) == (True, "load", "")
+    assert client.chat("smollm2", []).done_reason == "load"
+
+
+def test_what_ollama_does_with_files_says_what_to_do_here(
+    client: ollama.Client, served: Served
+) -> None:
+    for call, said in [
+        (lambda: client.pull("x"), "onegraph pull"),
+        (lambda: client.create("x", from_="y"), "path of a .gguf file"),
+        (lambda: client.push("x"), "publishes nothing"),
+        (lambda: client.copy("x", "y"), "--alias"),
+        (lambda: client.delete("x"), "onegraph rm"),
+        (lambda: client.embed("x", "y"), "embedding model"),
+    ]:
+        with pytest.raises(ollama.ResponseError, match=said) as refused:
+            call()
+        assert refused.value.status_code == 501
+    assert served.post("/api/embeddings", {"model": "x", "prompt": "y"})[0] == 501
+    with pytest.raises(ollama.ResponseError, match="is not a model of this server") as missing:
+        client.chat("llama3", SAID)
+    assert missing.value.status_code == 404
+
+
+def test_it_is_found_by_programs_that_look_for_ollama(served: Served) -> None:
+    assert served.get("/") == (200, "Ollama is running")
+    assert served.send("HEAD", "/", None)[0] == 200
+    status, body = served.get("/api/version")
+    assert status == 200 and tuple(map(int, body["version"].split("."))) >= (0, 6, 4)
+
+
+ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "tea"}]}
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        ("options.temperature", {"temperature": "x"}),
+        ("options.temperature", {"temperature": 1000}),
+        ("options.num_predict", {"num_predict": 1.5}),
+        ("options.seed", {"seed": "x"}),
+        ("options.stop", {"stop": 5}),
+        ("options", []),
+        ("stream", "no"),
+        ("format", "json"),
+        ("format", {"type": "object"}),
+        ("tools", [{"type": "function"}]),
+        ("think", "hard"),
+        ("messages[0].images", [{"role": "user", "content": "x", "images": ["aGk="]}]),
+        ("messages[0].content", [{"role": "user"}]),
+        ("messages[0].content", [{"role": "user", "content": [1]}]),
+    ],
+)
+def test_a_wrong_field_is_named(field: str, wrong: Any, served: Served) -> None:
+    name = field.partition(".")[0].partition("[")[0]
+    status, body = served.post("/api/chat", {**ASKED, name: wrong})
+    assert status == 400 and list(body) == ["error"]
+    assert body["error"].startswith(field)
+
+
+@pytest.mark.parametrize("field", ["images", "context", "suffix", "template", "format"])
+def test_what_generate_does_not_do_is_named(field: str, served: Served) -> None:
+    status, body = served.post("/api/generate", {"prompt": "tea", field: ["x"]})
+    assert status == 400 and body["error"].startswith(f"{field}: ")
+
+
+def test_think_reaches_a_template_that_has_such_a_switch(served: Served) -> None:
+    for think in (True, False, "low"):
+        asked = {**ASKED, "think": think, "stream": False, "options": {"num_predict": 2}}
+        assert served.post("/api/chat", asked)[0] == 200
+
+
+def test_every_line_is_an_object(served: Served, llm: LLM) -> None:
+    asked = {"prompt": "tea", "options": {"num_predict": 30, "seed": 3, "temperature": 2.0}}
+    plain = llm.chat([{"role": "user", "content": "tea"}], max_tokens=30, seed=3, temperature=2.0)
+    status, raw = served.post("/api/generate", asked)
+    assert status == 200
+    lines = [json.loads(line) for line in raw.split("\n") if line]
+    assert "".join(line["response"] for line in lines) == plain.text
+    assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]

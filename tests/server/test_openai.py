@@ -1,0 +1,245 @@
+"""OpenAI's dialect, spoken by its own client, and what it refuses."""
+
+from typing import Any
+
+import openai
+import pytest
+from onegraph import LLM
+from support.serving import Served, events
+
+SAID: list[Any] = [{"role": "user", "content": "Why is the sky blue?"}]
+GREEDY: dict[str, Any] = {"model": "smollm2", "temperature": 0.0, "max_tokens": 12}
+
+
+@pytest.fixture(scope="module")
+def client(smol_served: Served) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{smol_served.url}/v1", api_key="any", max_retries=0)
+
+
+def test_a_chat_is_what_the_model_says(client: openai.OpenAI, smol: LLM) -> None:
+    made = client.chat.completions.create(messages=SAID, **GREEDY)
+    plain = smol.chat(SAID, temperature=0.0, max_tokens=12)
+    (choice,) = made.choices
+    assert choice.message.content == plain.text and choice.finish_reason == "length"
+    assert made.object == "chat.completion" and made.model == "smollm2"
+    assert made.usage is not None and made.usage.prompt_tokens_details is not None
+    assert made.usage.prompt_tokens == plain.usage.prompt_tokens
+    assert made.usage.completion_tokens == 12
+    assert made.usage.total_tokens == plain.usage.prompt_tokens + 12
+    again = client.chat.completions.create(messages=SAID, **GREEDY)
+    assert again.usage is not None and again.usage.prompt_tokens_details is not None
+    cached = again.usage.prompt_tokens_details.cached_tokens
+    assert cached is not None and 0 < cached < plain.usage.prompt_tokens
+
+
+def test_a_stream_is_the_same_in_pieces(client: openai.OpenAI, smol: LLM) -> None:
+    plain = smol.chat(SAID, temperature=0.0, max_tokens=12)
+    asked = {"stream": True, "stream_options": {"include_usage": True}}
+    chunks = list(client.chat.completions.create(messages=SAID, **GREEDY, **asked))
+    *told, last = chunks
+    deltas = [chunk.choices[0].delta for chunk in told]
+    assert deltas[0].role == "assistant" and len(deltas) > 6
+    assert "".join(delta.content or "" for delta in deltas) == plain.text
+    assert [c.choices[0].finish_reason for c in told] == [None] * (len(told) - 1) + ["length"]
+    assert all(chunk.usage is None for chunk in told)
+    assert last.choices == [] and last.usage is not None
+    assert last.usage.completion_tokens == 12
+    assert len({chunk.id for chunk in chunks}) == 1
+    without = client.chat.completions.create(messages=SAID, stream=True, **GREEDY)
+    assert all(chunk.choices for chunk in without)
+
+
+def test_stop_seed_and_sampling_are_the_engines(client: openai.OpenAI, smol: LLM) -> None:
+    asked: dict[str, Any] = {"temperature": 0.9, "top_p": 0.9, "max_tokens": 10, "seed": 7}
+    plain = smol.chat(SAID, **asked, presence_penalty=0.5, top_k=20)
+    made = client.chat.completions.create(
+        model="smollm2", messages=SAID, presence_penalty=0.5, extra_body={"top_k": 20}, **asked
+    )
+    assert made.choices[0].message.content == plain.text
+    word = plain.text.split()[2]
+    for stop in (word, ["nowhere at all", word]):
+        made = client.chat.completions.create(
+            model="smollm2",
+            messages=SAID,
+            presence_penalty=0.5,
+            stop=stop,
+            extra_body={"top_k": 20},
+            **asked,
+        )
+        assert made.choices[0].message.content == plain.text.partition(word)[0]
+        assert made.choices[0].finish_reason == "stop"
+
+
+def test_logprobs_are_the_engines(client: openai.OpenAI, smol: LLM) -> None:
+    plain = smol.chat(SAID, temperature=0.0, max_tokens=3, logprobs=2).to_openai()
+    asked: dict[str, Any] = {**GREEDY, "max_tokens": 3, "logprobs": True, "top_logprobs": 2}
+    made = client.chat.completions.create(messages=SAID, **asked)
+    assert made.choices[0].logprobs is not None
+    assert made.choices[0].logprobs.model_dump() == plain["choices"][0]["logprobs"]
+    streamed = client.chat.completions.create(messages=SAID, stream=True, **asked)
+    tokens = [
+        each.model_dump()
+        for chunk in streamed
+        if chunk.choices[0].logprobs
+        for each in chunk.choices[0].logprobs.content or []
+    ]
+    assert tokens == plain["choices"][0]["logprobs"]["content"]
+
+
+def test_completions_take_prompts_of_every_form(client: openai.OpenAI, smol: LLM) -> None:
+    text = "The capital of France is"
+    plain = smol.generate(text, temperature=0.0, max_tokens=5, logprobs=1)
+    asked: dict[str, Any] = {**GREEDY, "max_tokens": 5}
+    made = client.completions.create(prompt=text, logprobs=1, **asked)
+    assert made.choices[0].text == plain.text
+    logprobs = made.choices[0].logprobs
+    assert logprobs is not None and plain.logprobs is not None
+    assert logprobs.token_logprobs == [each.logprob for each in plain.logprobs]
+    assert logprobs.text_offset is not None and logprobs.text_offset[0] == 0
+    many = client.completions.create(prompt=[text, text], **asked)
+    assert [choice.text for choice in many.choices] == [plain.text] * 2
+    assert [choice.index for choice in many.choices] == [0, 1]
+    ids = client.completions.create(prompt=smol.tokenize(text), echo=True, **asked)
+    assert ids.choices[0].text == text + plain.text
+    chunks = client.completions.create(prompt=text, stream=True, **asked)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == plain.text
+    assert client.completions.create(model="smollm2", prompt=text).usage.completion_tokens <= 16  # type: ignore[union-attr]
+
+
+def test_models_are_listed_by_name(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["smollm2"]
+    assert client.models.retrieve("smollm2").owned_by == "onegraph"
+    with pytest.raises(openai.NotFoundError, match=r"model = 'smolm2'.*did you mean 'smollm2'"):
+        client.chat.completions.create(model="smolm2", messages=SAID)
+
+
+def test_a_message_goes_on_where_that_is_asked(client: openai.OpenAI, smol: LLM) -> None:
+    begun = [*SAID, {"role": "assistant", "content": "Because"}]
+    plain = smol.chat(begun, continue_final_message=True, temperature=0.0, max_tokens=12)
+    extra = {"continue_final_message": True}
+    made = client.chat.completions.create(messages=begun, extra_body=extra, **GREEDY)
+    assert made.choices[0].message.content == plain.text
+
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "tea"}], "max_tokens": 2}
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong", "said"),
+    [
+        ("temperature", 500, "must be"),
+        ("temperature", "hot", "must be a number"),
+        ("temperature", True, "must be a number"),
+        ("top_p", -1, "must be"),
+        ("top_k", 1.5, "must be an integer"),
+        ("max_tokens", "many", "must be an integer"),
+        ("max_completion_tokens", -5, "must be"),
+        ("repetition_penalty", 1000, "must be"),
+        ("seed", 2**70, "at most"),
+        ("stop", 5, "must be a string or a list of strings"),
+        ("stop[1]", ["a", 5], "must be a string"),
+        ("logit_bias", {"tea": 1}, "ids of tokens"),
+        ("logit_bias.5", {"5": "x"}, "must be a number"),
+        ("logit_bias", {"99999": 1}, "vocabulary"),
+        ("stop_token_ids[0]", ["x"], "id of a token"),
+        ("top_logprobs", 5, "needs logprobs"),
+        ("n", 2, "send several requests"),
+        ("stream", "yes", "must be true or false"),
+        ("stream_options", [], "must be an object"),
+        ("model", 5, "must be a string"),
+        ("tools", [{"type": "function"}], "tools are not made"),
+        ("tool_choice", "required", "tools are not made"),
+        ("response_format.type", {"type": "json_object"}, 'only "text"'),
+        ("modalities", ["audio"], 'only ["text"]'),
+        ("audio", {"voice": "x"}, "make text"),
+        ("messages", None, "is missing"),
+        ("messages", "tea", "must be a list"),
+        ("messages", [], "at least one"),
+        ("messages[0]", ["tea"], "must be an object"),
+        ("messages[0].role", [{"content": "tea"}], "is missing"),
+        ("messages[0].content", [{"role": "user"}], "is missing"),
+        ("messages[0].content", [{"role": "user", "content": 5}], "must be a string"),
+        ("messages[0].content", [{"role": "user", "content": "\ud800"}], "surrogate"),
+        (
+            "messages[0].content[0].type",
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+            "send text alone",
+        ),
+        (
+            "messages[0].content[1].text",
+            [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text"}]}],
+            "is missing",
+        ),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_wrong_field_is_named(
+    field: str, wrong: Any, said: str, stream: bool, served: Served
+) -> None:
+    name = field.partition(".")[0].partition("[")[0]
+    status, body = served.post("/v1/chat/completions", {**CHAT, "stream": stream, name: wrong})
+    assert status == 400
+    assert body["error"]["type"] == "invalid_request_error"
+    assert body["error"]["param"] == field
+    assert body["error"]["message"].startswith(field)
+    assert said in body["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        ("prompt", None),
+        ("prompt", {"a": 1}),
+        ("prompt", []),
+        ("prompt", ["a", 5]),
+        ("suffix", "end"),
+        ("best_of", 3),
+        ("logprobs", -1),
+    ],
+)
+def test_a_wrong_field_of_a_completion_is_named(field: str, wrong: Any, served: Served) -> None:
+    status, body = served.post("/v1/completions", {"prompt": "tea", field: wrong})
+    assert (status, body["error"]["param"]) == (400, field)
+
+
+def test_what_is_not_known_is_ignored_and_null_is_nothing(served: Served) -> None:
+    asked = {**CHAT, "seed": None, "stop": None, "user": "me", "metadata": {"a": 1}, "frob": [1]}
+    asked |= {"n": 1, "tools": [], "tool_choice": "none", "response_format": {"type": "text"}}
+    asked["messages"] = [{"role": "developer", "content": [{"type": "text", "text": "tea"}]}]
+    status, body = served.post("/v1/chat/completions", asked)
+    assert status == 200 and body["usage"]["completion_tokens"] <= 2
+
+
+def test_a_prompt_that_does_not_fit_says_both_numbers(served: Served) -> None:
+    long = {"messages": [{"role": "user", "content": "tea " * 600}]}
+    for stream in (False, True):
+        status, body = served.post("/v1/chat/completions", {**long, "stream": stream})
+        assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
+        assert "the context holds 512" in body["error"]["message"]
+
+
+def test_several_prompts_are_not_streamed(served: Served) -> None:
+    asked = {"prompt": ["tea", "toast"], "stream": True}
+    status, body = served.post("/v1/completions", asked)
+    assert (status, body["error"]["param"]) == (400, "prompt")
+
+
+def test_what_is_not_made_here_says_so(served: Served) -> None:
+    status, body = served.post("/v1/embeddings", {"input": "tea"})
+    assert status == 501 and "embeddings" in body["error"]["message"]
+    status, body = served.post("/v1/nothing", {})
+    assert status == 404 and "POST /v1/nothing" in body["error"]["message"]
+    status, body = served.get("/v1/chat/completions")
+    assert status == 405
+
+
+def test_every_text_comes_through_a_frame_as_it_is(served: Served, llm: LLM) -> None:
+    """The text of a random model is what no tokenizer of a real one would write."""
+    for seed in range(8):
+        asked = {"prompt": "tea", "max_tokens": 40, "seed": seed, "temperature": 2.0}
+        plain = llm.generate("tea", max_tokens=40, seed=seed, temperature=2.0)
+        status, raw = served.post("/v1/completions", {**asked, "stream": True})
+        assert status == 200
+        assert "".join(e["choices"][0]["text"] for e in events(raw)) == plain.text
+        status, body = served.post("/v1/completions", asked)
+        assert body["choices"][0]["text"] == plain.text

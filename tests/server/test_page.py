@@ -1,0 +1,160 @@
+"""The page at the root: what it is made of, and how it works in a real browser."""
+
+import contextlib
+import re
+import shutil
+from collections.abc import Iterator
+from importlib import resources
+from typing import Any
+
+import pytest
+from onegraph import LLM
+from onegraph.server import asgi
+from support.serving import Served, runs, serving, until
+
+BROWSER = shutil.which("chromium"), shutil.which("chromedriver")
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return resources.files("onegraph.server").joinpath("page.html").read_text(encoding="utf-8")
+
+
+def test_it_is_for_browsers_and_asks_nobody_else(served: Served, page: str) -> None:
+    browser = "text/html,application/xhtml+xml,*/*;q=0.8"
+    assert served.get("/", accept=browser) == (200, page)
+    assert served.get("/", accept="*/*") == (200, "Ollama is running")
+    assert not re.findall(r"(?:https?:)?//[\w.]+", re.sub(r"^ *//.*$", "", page, flags=re.M))
+    assert not re.findall(r"\b(?:src|href|style)=|innerHTML|insertAdjacent|\beval\b|\bon\w+=", page)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    if None in BROWSER:
+        pytest.skip("no chromium and chromedriver here: `apt-get install chromium-driver`")
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER[0]
+    for each in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage"):
+        options.add_argument(each)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options, webdriver.ChromeService(BROWSER[1]))
+    driver.set_window_size(1000, 800)
+    yield driver
+    driver.quit()
+
+
+class Page:
+    """What somebody at the page does and sees."""
+
+    def __init__(self, driver: Any, url: str) -> None:
+        self.driver = driver
+        driver.get(url)
+        self.run("localStorage.clear(); sessionStorage.clear()")
+        driver.refresh()
+
+    def run(self, code: str) -> Any:
+        return self.driver.execute_script(code)
+
+    def find(self, name: str) -> Any:
+        return self.driver.find_element("id", name)
+
+    def keys(self, *keys: str) -> None:
+        from selenium.webdriver import ActionChains
+
+        chain = ActionChains(self.driver)
+        *held, last = keys
+        for key in held:
+            chain.key_down(key)
+        chain.send_keys(last)
+        for key in held:
+            chain.key_up(key)
+        chain.perform()
+
+    def texts(self, role: str) -> list[str]:
+        found = f"[...document.querySelectorAll('[data-role={role}] div')]"
+        return list(self.run(f"return {found}.map((each) => each.textContent)"))
+
+    def notes(self) -> list[str]:
+        found = "[...document.querySelectorAll('[data-role=assistant] small')]"
+        return list(self.run(f"return {found}.map((each) => each.textContent)"))
+
+    def idle(self) -> bool:
+        return bool(self.run("return running === null && !document.getElementById('send').hidden"))
+
+
+def test_a_chat_in_a_browser(browser: Any, smol_served: Served, smol: LLM) -> None:
+    from selenium.webdriver import Keys
+
+    page = Page(browser, smol_served.url)
+    until(lambda: page.run("return document.getElementById('model').value") == "smollm2")
+    # It is used by the keyboard alone: the field has the focus from the beginning.
+    page.keys(Keys.ALT, "s")
+    for name, value in [("system", "Be brief."), ("temperature", "0"), ("max_tokens", "8")]:
+        page.find(name).send_keys(value)
+    page.keys(Keys.ALT, "s")
+    question = "Why is <b>the sky blue?"
+    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": question}]
+    page.driver.switch_to.active_element.send_keys(question, Keys.ENTER)
+    until(lambda: page.notes() != [] and page.idle())
+    plain = smol.chat(said, temperature=0.0, max_tokens=8)
+    assert page.texts("user") == [question]
+    assert page.texts("assistant") == [plain.text]
+    (note,) = page.notes()
+    assert re.search(r"^8 tokens, [\d.]+ a second, first after \d+ ms; \d+ tokens read, ", note)
+    assert "cut by max_tokens" in note
+    # Another turn, whose beginning is kept.
+    page.driver.switch_to.active_element.send_keys("And", Keys.SHIFT + Keys.ENTER)
+    page.driver.switch_to.active_element.send_keys("then?", Keys.ENTER)
+    until(lambda: len(page.notes()) == 2 and page.idle())
+    assert page.texts("user")[1] == "And\nthen?"
+    kept = re.search(r"tokens read, (\d+) kept", page.notes()[1])
+    assert kept and int(kept[1]) > 10
+    # Again: the same, as it is greedy.
+    before = page.texts("assistant")
+    page.keys(Keys.ALT, "r")
+    until(lambda: len(page.notes()) == 2 and page.notes()[1] != "" and page.idle())
+    assert page.texts("assistant") == before
+    # A reload keeps it; taking back and beginning anew do not.
+    page.driver.refresh()
+    assert page.texts("assistant") == before
+    page.keys(Keys.ALT, Keys.ARROW_UP)
+    assert page.find("ask").get_attribute("value") == "And\nthen?"
+    assert page.texts("assistant") == before[:1]
+    page.keys(Keys.ALT, "n")
+    assert page.texts("user") == []
+    was = page.run("return getComputedStyle(document.body).backgroundColor")
+    page.keys(Keys.ALT, "t")
+    assert page.run("return getComputedStyle(document.body).backgroundColor") != was
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
+def test_escape_stops_an_answer(browser: Any, smol_served: Served, smol: LLM) -> None:
+    from selenium.webdriver import Keys
+
+    page = Page(browser, smol_served.url)
+    page.find("ask").send_keys("Count from one to one thousand, in words.", Keys.ENTER)
+    until(lambda: page.texts("assistant") not in ([], [""]))
+    page.keys(Keys.ESCAPE)
+    until(lambda: runs(smol) == 0)
+    until(page.idle)
+    assert page.notes() == ["stopped"]
+
+
+def test_what_is_wrong_is_said_on_the_page(browser: Any, llm: LLM) -> None:
+    from selenium.webdriver import Keys
+
+    with serving(asgi({"tiny": llm}, api_keys=["sesame"])) as served:
+        page = Page(browser, served.url)
+        # Without a key the field for it is opened, and has the focus.
+        until(lambda: page.driver.switch_to.active_element.get_attribute("id") == "key")
+        page.driver.switch_to.active_element.send_keys("sesame", Keys.TAB)
+        until(lambda: page.run("return document.getElementById('model').value") == "tiny")
+        page.find("temperature").send_keys("hot")
+        page.find("ask").send_keys("tea", Keys.ENTER)
+        until(lambda: page.notes() != [""] and page.idle())
+        assert page.notes() == ["temperature = 'hot': must be a number"]
+        browser.get_log("browser")
+    with contextlib.suppress(Exception):
+        browser.get("about:blank")
