@@ -208,10 +208,10 @@ def _run_once(llm: LLM, case: Case, seed: int) -> list[Timings]:
 def _together(times: Sequence[Timings]) -> float:
     """Seconds in which all sequences make their tokens, at the rate that they have while all run.
 
-    Those that begin first wait between two steps for the prompts of the others, and end before them.
-    So what counts is the span from where the last one begins to the end, and of each sequence the part
-    of its tokens that it made in there if it was as fast before as on average. It was slower: what
-    this gives is never too short.
+    Those that begin first wait between two steps for the prompts of the others, and end before
+    them. So what counts is the span from where the last one begins to the end, and of each sequence
+    the part of its tokens that it made in there if it was as fast before as on average. It was
+    slower: what this gives is never too short.
     """
     begun = [t.queue_seconds + t.prefill_seconds for t in times]
     ended = [begin + t.decode_seconds for begin, t in zip(begun, times, strict=True)]
