@@ -220,10 +220,9 @@ impl Found {
     #[must_use]
     pub fn named(format: &'static Format, renderings: &[Result<Rendering>; 2]) -> Self {
         let [_, called] = renderings;
-        Self {
-            format,
-            writes: called.as_ref().is_ok_and(|r| behind(r).contains(NAME)),
-        }
+        // A template that takes no probe may take the conversation.
+        let writes = called.as_ref().map_or(true, |r| behind(r).contains(NAME));
+        Self { format, writes }
     }
 }
 
