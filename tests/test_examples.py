@@ -219,7 +219,7 @@ def test_an_agent_reads_the_notes_that_it_needs(
     model = scripted.write(tmp_path / "scripted.gguf", answers)
     done = example("agent.py", "--folder", tmp_path, "When is the harvest?", model=model)
     assert (done.returncode, done.stdout) == (0, "It begins in March.\n"), done.stderr
-    assert done.stderr.splitlines() == [
+    assert [line for line in done.stderr.splitlines() if "_note" in line] == [
         "list_notes {}",
         "read_note {'name': 'herbs.txt'}",
         "read_note {'name': 7}",
@@ -232,7 +232,7 @@ def test_an_agent_reads_the_notes_that_it_needs(
 def test_an_agent_says_that_a_model_has_no_place_for_tools(example: Callable[..., Done]) -> None:
     done = example("agent.py", "When?")
     assert done.returncode == 1
-    assert done.stderr.startswith("error: tools = 2 tools: the chat template has no place for them")
+    assert "error: tools = 2 tools: the chat template has no place for them" in done.stderr
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

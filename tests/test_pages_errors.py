@@ -147,7 +147,7 @@ PROVOKED: dict[str, Provoke] = {
     "n_ctx = 100000": lambda _, model: onegraph.LLM(model, n_ctx=100000),
     "messages = 'hi'": lambda llm, _: llm.chat("hi"),  # type: ignore[arg-type]
     "tools = 1 tools": lambda llm, _: llm.chat(HI, [{"name": "f"}]),
-    "tools = not readable": lambda llm, _: llm.chat(
+    "chat template: does not write calls": lambda llm, _: llm.chat(
         HI, [{"name": "f"}], chat_template="{{ tools | tojson }}{{ messages[0].content }}"
     ),
     "tools[0] when(day)": lambda llm, _: llm.chat(HI, [when]),

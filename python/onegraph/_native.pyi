@@ -179,7 +179,7 @@ class Reading:
     def with_tools(template: ChatTemplate, name: str | None) -> Reading:
         """Calls too: in the format of this name, or in the one that the template writes.
 
-        Raises `ArgumentError` where that is none that is known.
+        Raises `ModelError` where that is none that is known.
         """
 
     @property

@@ -67,6 +67,10 @@ class ToolCall:
         said = content(result)
         return {"role": "tool", "tool_call_id": self.id, "name": self.name, "content": said}
 
+    def __reduce__(self) -> tuple[type[ToolCall], tuple[str, str, dict[str, Any]]]:
+        # A function, which may be local, does not go to another process.
+        return ToolCall, (self.id, self.name, self.arguments)
+
     def to_openai(self) -> dict[str, Any]:
         """It as the OpenAI API gives it: the arguments as a text."""
         said = json.dumps(self.arguments, ensure_ascii=False)

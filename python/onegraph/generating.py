@@ -306,7 +306,7 @@ class Generates:
 
         tools: functions that the model may call, described by their annotations and docstrings, or
             ready descriptions as the OpenAI API has them. `Result.tool_calls` are the calls that it
-            asks for. An error where its template has no place for tools, or writes calls in no
+            asks for. An error where its template has no place for tools or writes calls in no
             format that is known; `onegraph help tools` has more
         tool_choice: "none" leaves the tools out of the prompt
         tool_format: the format of calls, where the template does not tell: one of those that the
@@ -608,7 +608,7 @@ class Generates:
         """What writes the calls of a conversation whose template leaves them out."""
         try:
             found = self._reading(template, True, tool_format)
-        except ArgumentError:
+        except ModelError:
             return None  # nobody knows the format
         return None if found.writes else found
 

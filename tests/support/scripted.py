@@ -43,11 +43,13 @@ def pieces(answer: str, taken: set[str], markers: Sequence[str]) -> list[str]:
         n = len(marker) if marker else min(3, room)
         while not marker and n < room and (answer[:n] in taken or room - n < 3):
             n += 1
-        piece = answer[:n]
+        piece, answer = answer[:n], answer[n:]
+        while piece in taken and cut and cut[-1] not in markers:
+            taken.discard(cut[-1])
+            piece = cut.pop() + piece
         assert piece not in taken, f"{piece!r} is there twice: change the script"
         taken.add(piece)
         cut.append(piece)
-        answer = answer[n:]
     return cut
 
 

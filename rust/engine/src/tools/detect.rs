@@ -176,7 +176,7 @@ impl Found {
     /// What the renderings of [`Probe::all`] tell of a template with this source.
     ///
     /// # Errors
-    /// [`Error::Argument`] where it is none of [`FORMATS`]: what the template writes, and what is
+    /// [`Error::Template`] where it is none of [`FORMATS`]: what the template writes, and what is
     /// known.
     pub fn read(source: &str, renderings: &[Result<Rendering>; 2]) -> Result<Self> {
         let thought = Thought::of_template(source);
@@ -201,18 +201,18 @@ impl Found {
             return Ok(Self { format, writes });
         }
         let said = match (called, call.contains(NAME)) {
-            (Err(e), _) => format!("cannot write a call ({e})"),
+            (Err(e), _) => format!("refuses a call ({e})"),
             (Ok(_), true) => format!("writes a call as {:?}", around(call)),
             (Ok(_), false) => "does not write calls".to_owned(),
         };
-        Err(Error::Argument {
-            name: "tools",
-            value: "not readable".to_owned(),
+        Err(Error::Template {
             reason: format!(
-                "the chat template {said}, so how the model calls a tool is not known; known are \
-                 {}; where the model writes one of these, name it with tool_format=",
+                "{said}, so how this model calls a tool is not known; known are {}",
                 known()
             ),
+            remedy: "where the model writes one of these, name it with tool_format=, else leave \
+                     tools out"
+                .to_owned(),
         })
     }
 

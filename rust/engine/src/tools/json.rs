@@ -1,7 +1,7 @@
 //! JSON that comes character by character.
 
-/// Deepest nesting of lists and objects.
-pub(super) const MAX_DEPTH: usize = 128;
+/// Deepest nesting of lists and objects: less than any reader of JSON takes.
+pub(super) const MAX_DEPTH: usize = 100;
 /// Longest spelling of a number. Larger ones have no use, and readers are slow or refuse them.
 const MAX_NUMBER: usize = 400;
 
@@ -166,7 +166,7 @@ impl Scanner {
         match c {
             '{' | '[' => {
                 if self.stack.len() >= MAX_DEPTH {
-                    return Step::Bad("nests more than 128 deep");
+                    return Step::Bad("nests more than 100 deep");
                 }
                 self.stack.push(c == '{');
                 self.go(match c {

@@ -141,7 +141,7 @@ impl Literal {
             }
             '{' | '[' | '(' if !self.is_key => {
                 if self.stack.len() >= MAX_DEPTH {
-                    return Step::Bad("nests more than 128 deep");
+                    return Step::Bad("nests more than 100 deep");
                 }
                 let (open, close, next) = match c {
                     '{' => ('{', '}', State::Key),
