@@ -28,8 +28,9 @@ logger = logging.getLogger("onegraph")
 Prompt = str | Sequence[int]
 Prompts = list[str] | tuple[str, ...] | Sequence[Sequence[int]]
 Messages = Sequence[Mapping[str, Any]]
-#: Functions, and descriptions of functions.
-Tools = Sequence[Mapping[str, Any] | Callable[..., Any]]
+#: Functions, and descriptions of functions. What type checkers make of a list of several functions is
+#: no list of callables.
+Tools = Sequence[Any]
 ToolChoice = Literal["auto", "none"]
 
 R = TypeVar("R")

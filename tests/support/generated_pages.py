@@ -1,6 +1,6 @@
-"""Writes what of the documentation is said by the code: `python/onegraph/pages/api.md`, `gpu.md` and
-`tools.md` behind their introductions, from docstrings and signatures; `command-line.md` behind its own,
-from the commands.
+"""Writes what of the documentation is said by the code: `python/onegraph/pages/api.md`, `gpu.md`
+and `tools.md` behind their introductions, from docstrings and signatures; `command-line.md` behind
+its own, from the commands.
 
     python tests/support/generated_pages.py
 
