@@ -28,10 +28,9 @@ logger = logging.getLogger("onegraph")
 Prompt = str | Sequence[int]
 Prompts = list[str] | tuple[str, ...] | Sequence[Sequence[int]]
 Messages = Sequence[Mapping[str, Any]]
-#: Functions, and descriptions of functions. What type checkers make of a list of several functions is
-#: no list of callables.
+#: Functions, and descriptions of functions. What type checkers make of a list of several functions
+#: is no list of callables.
 Tools = Sequence[Any]
-ToolChoice = Literal["auto", "none"]
 
 R = TypeVar("R")
 
@@ -193,7 +192,7 @@ class Generates:
         messages: Messages,
         tools: Tools | None = None,
         *,
-        tool_choice: ToolChoice = "auto",
+        tool_choice: Literal["auto", "none"] = "auto",
         tool_format: str | None = None,
         stream: Literal[False] = False,
         n: None = None,
@@ -212,7 +211,7 @@ class Generates:
         messages: Messages,
         tools: Tools | None = None,
         *,
-        tool_choice: ToolChoice = "auto",
+        tool_choice: Literal["auto", "none"] = "auto",
         tool_format: str | None = None,
         stream: Literal[False] = False,
         n: int,
@@ -231,7 +230,7 @@ class Generates:
         messages: Sequence[Messages],
         tools: Tools | None = None,
         *,
-        tool_choice: ToolChoice = "auto",
+        tool_choice: Literal["auto", "none"] = "auto",
         tool_format: str | None = None,
         stream: Literal[False] = False,
         n: None = None,
@@ -250,7 +249,7 @@ class Generates:
         messages: Sequence[Messages],
         tools: Tools | None = None,
         *,
-        tool_choice: ToolChoice = "auto",
+        tool_choice: Literal["auto", "none"] = "auto",
         tool_format: str | None = None,
         stream: Literal[False] = False,
         n: int,
@@ -269,7 +268,7 @@ class Generates:
         messages: Messages,
         tools: Tools | None = None,
         *,
-        tool_choice: ToolChoice = "auto",
+        tool_choice: Literal["auto", "none"] = "auto",
         tool_format: str | None = None,
         stream: Literal[True],
         chat_template: str | _native.ChatTemplate | None = None,
@@ -286,7 +285,7 @@ class Generates:
         messages: Messages | Sequence[Messages],
         tools: Tools | None = None,
         *,
-        tool_choice: ToolChoice = "auto",
+        tool_choice: Literal["auto", "none"] = "auto",
         tool_format: str | None = None,
         stream: bool = False,
         n: int | None = None,
@@ -412,7 +411,7 @@ class Generates:
         messages: Messages,
         tools: Tools | None = None,
         *,
-        tool_choice: ToolChoice = "auto",
+        tool_choice: Literal["auto", "none"] = "auto",
         tool_format: str | None = None,
         n: None = None,
         chat_template: str | _native.ChatTemplate | None = None,
@@ -429,7 +428,7 @@ class Generates:
         messages: Messages,
         tools: Tools | None = None,
         *,
-        tool_choice: ToolChoice = "auto",
+        tool_choice: Literal["auto", "none"] = "auto",
         tool_format: str | None = None,
         n: int,
         chat_template: str | _native.ChatTemplate | None = None,
@@ -446,7 +445,7 @@ class Generates:
         messages: Sequence[Messages],
         tools: Tools | None = None,
         *,
-        tool_choice: ToolChoice = "auto",
+        tool_choice: Literal["auto", "none"] = "auto",
         tool_format: str | None = None,
         n: None = None,
         chat_template: str | _native.ChatTemplate | None = None,
@@ -463,7 +462,7 @@ class Generates:
         messages: Sequence[Messages],
         tools: Tools | None = None,
         *,
-        tool_choice: ToolChoice = "auto",
+        tool_choice: Literal["auto", "none"] = "auto",
         tool_format: str | None = None,
         n: int,
         chat_template: str | _native.ChatTemplate | None = None,
@@ -480,7 +479,7 @@ class Generates:
         messages: Messages | Sequence[Messages],
         tools: Tools | None = None,
         *,
-        tool_choice: ToolChoice = "auto",
+        tool_choice: Literal["auto", "none"] = "auto",
         tool_format: str | None = None,
         n: int | None = None,
         chat_template: str | _native.ChatTemplate | None = None,
