@@ -175,6 +175,20 @@ def test_a_call_is_read_back_or_tools_are_refused(vectors: Path, name: str) -> N
             assert found == [("get_weather", arguments)], (name, arguments)
 
 
+def test_a_call_behind_words_of_another_format_is_of_none() -> None:
+    """As ByteDance-Seed-OSS has it."""
+    written = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}{% for c in m.tool_calls %}"
+        "BEGIN<tool_call><function={{ c.function.name }}>"
+        "{% for k, v in c.function.arguments.items() %}"
+        "<parameter={{ k }}>{{ v }}</parameter>{% endfor %}</function></tool_call>{% endfor %}"
+        "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    check_refused(onegraph.ChatTemplate(written))
+    plain = onegraph.ChatTemplate(written.replace("BEGIN", ""))
+    assert _native.Reading.with_tools(plain, None).format == "qwen_xml"
+
+
 def test_the_template_in_the_vocabulary_of_gemma_4(vectors: Path) -> None:
     fields = gguf.GGUFReader(published.vocabulary(vectors, "gemma-4")).fields
     template = onegraph.ChatTemplate(fields["tokenizer.chat_template"].contents())

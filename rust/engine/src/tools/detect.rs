@@ -231,7 +231,7 @@ fn around(call: &str) -> String {
     let call = call.trim_start();
     let short: String = call.chars().take(SHOWN).collect();
     match short.len() < call.len() {
-        true => format!("{short}…"),
+        true => format!("{short}..."),
         false => short,
     }
 }

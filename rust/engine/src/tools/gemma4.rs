@@ -12,7 +12,7 @@ const CLOSES: &[&str] = &["<tool_call|>"];
 
 pub(super) const FORMAT: Format = Format {
     name: "gemma4",
-    looks: "<|tool_call>call:f{…}<tool_call|>",
+    looks: "<|tool_call>call:f{...}<tool_call|>",
     markers: &["<|tool_call>", "<tool_call|>", QUOTE],
     hint: None,
     write,

@@ -13,7 +13,7 @@ use super::{Format, Grammar, Machine, Written};
 
 pub(super) const FORMAT: Format = Format {
     name: "harmony",
-    looks: "<|channel|>commentary to=functions.f<|message|>{…}<|call|>",
+    looks: "<|channel|>commentary to=functions.f<|message|>{...}<|call|>",
     markers: &[
         "<|start|>",
         "<|channel|>",

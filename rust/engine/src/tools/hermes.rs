@@ -9,7 +9,7 @@ const CLOSES: &[&str] = &["</tool_call>"];
 
 pub(super) const FORMAT: Format = Format {
     name: "hermes",
-    looks: r#"<tool_call>{"name": "f", "arguments": {…}}</tool_call>"#,
+    looks: r#"<tool_call>{"name": "f", "arguments": {...}}</tool_call>"#,
     markers: &["<tool_call>", "</tool_call>"],
     hint: None,
     write,

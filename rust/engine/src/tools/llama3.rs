@@ -8,7 +8,7 @@ use super::{json, Format, Grammar, Written};
 
 pub(super) const FORMAT: Format = Format {
     name: "llama3",
-    looks: r#"{"name": "f", "parameters": {…}}"#,
+    looks: r#"{"name": "f", "parameters": {...}}"#,
     markers: &["<|python_tag|>"],
     hint: None,
     write,

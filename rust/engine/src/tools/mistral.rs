@@ -11,7 +11,7 @@ use super::{json, Format, Grammar, Written};
 
 pub(super) const FORMAT: Format = Format {
     name: "mistral",
-    looks: "[TOOL_CALLS]f[ARGS]{…}",
+    looks: "[TOOL_CALLS]f[ARGS]{...}",
     markers: &["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"],
     hint: None,
     write,

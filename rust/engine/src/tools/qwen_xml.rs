@@ -12,7 +12,7 @@ use super::{json, Format, Grammar, Written};
 
 pub(super) const FORMAT: Format = Format {
     name: "qwen_xml",
-    looks: "<tool_call><function=f><parameter=x>…",
+    looks: "<tool_call><function=f><parameter=x>...",
     markers: &["<tool_call>", "</tool_call>"],
     hint: None,
     write,
