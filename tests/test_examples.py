@@ -9,6 +9,7 @@ from pathlib import Path
 
 import onegraph
 import pytest
+from support import scripted
 from support.terminal import Terminal
 
 FOLDER = Path(onegraph.__file__).parent / "pages" / "examples"
@@ -200,6 +201,40 @@ def test_async_requests_run_together_are_left_early_and_cancelled(
     assert cancelled == "cancelled after 0.5 s"
 
 
+def test_an_agent_reads_the_notes_that_it_needs(
+    example: Callable[..., Done], tmp_path: Path
+) -> None:
+    (tmp_path / "tea.txt").write_text("The harvest of tea begins in March.\nIt ends in May.")
+    (tmp_path / "rye.txt").write_text("Rye is sown in September.")
+
+    def call(name: str, arguments: str) -> str:
+        return f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>'
+
+    answers = [
+        call("list_notes", "{}"),
+        call("read_note", '{"name": "herbs.txt"}') + call("read_note", '{"name": 7}'),
+        call("read_note", '{"lines": 1, "name": "tea.txt"}'),
+        "It begins in March.",
+    ]
+    model = scripted.write(tmp_path / "scripted.gguf", answers)
+    done = example("agent.py", "--folder", tmp_path, "When is the harvest?", model=model)
+    assert (done.returncode, done.stdout) == (0, "It begins in March.\n"), done.stderr
+    assert [line for line in done.stderr.splitlines() if "_note" in line] == [
+        "list_notes {}",
+        "read_note {'name': 'herbs.txt'}",
+        "read_note {'name': 7}",
+        "read_note {'lines': 1, 'name': 'tea.txt'}",
+    ]
+    done = example("agent.py", "--turns", 2, "When is the harvest?", model=model)
+    assert done.stdout == "no answer after 2 turns\n"
+
+
+def test_an_agent_says_that_a_model_has_no_place_for_tools(example: Callable[..., Done]) -> None:
+    done = example("agent.py", "When?")
+    assert done.returncode == 1
+    assert "error: tools = 2 tools: the chat template has no place for them" in done.stderr
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_an_example_says_what_it_takes(name: str, example: Callable[..., Done]) -> None:
     done = example(name, "--help")
@@ -213,7 +248,12 @@ def test_an_example_says_an_error_in_one_line(
 ) -> None:
     text = tmp_path / "text.txt"
     text.write_text("What a word.")
-    needed = {"summaries.py": [text], "classify.py": ["word"], "rag.py": ["word", text]}
+    needed = {
+        "summaries.py": [text],
+        "classify.py": ["word"],
+        "rag.py": ["word", text],
+        "agent.py": ["word"],
+    }
     done = example(name, *needed.get(name, []), model=tmp_path / "absent.gguf")
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
@@ -228,6 +268,7 @@ def test_the_list_of_examples_has_each_with_a_command_that_runs_it() -> None:
         "classify.py",
         "rag.py",
         "async_many.py",
+        "agent.py",
     ]
     assert sorted(re.findall(r"^python (\w+\.py)", text, re.M)) == PROGRAMS
     (shown,) = re.findall(r'^python -c "(.*)"$', text, re.M)

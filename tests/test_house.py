@@ -31,9 +31,10 @@ MAY_IMPORT = {
     "sampler": ["error"],
     "tokenizer": ["gguf"],
     "template": ["gguf"],
+    "tools": ["template"],
     "backend": ["plan", "weights", "sampler"],
     "pages": ["backend"],
-    "engine": ["pages", "sampler", "tokenizer", "template", "arch"],
+    "engine": ["pages", "sampler", "tokenizer", "tools", "arch"],
     "info": ["engine"],
 }
 
@@ -64,7 +65,7 @@ FLOORS = ["driver", "lower", "run", "study"]
 DRIVER_DATA = {"driver/info.rs", "driver/source.rs", "driver/spec.rs"}
 
 #: Rooms that read bytes of strangers, and the lints they deny.
-HOSTILE_INPUT = ["gguf", "config", "weights", "tokenizer", "template"]
+HOSTILE_INPUT = ["gguf", "config", "weights", "tokenizer", "template", "tools"]
 DENIED = {"unwrap_used", "expect_used", "indexing_slicing", "arithmetic_side_effects", "panic"}
 
 

@@ -246,7 +246,7 @@ def generated() -> dict[str, str]:
     return made
 
 
-@pytest.mark.parametrize("name", ["api.md", "command-line.md"])
+@pytest.mark.parametrize("name", ["api.md", "command-line.md", "gpu.md", "tools.md"])
 def test_what_is_generated_is_current(name: str) -> None:
     behind = f"{name} is not what the code says: run `{generated_pages.COMMAND}`"
     assert (PAGES / name).read_text() == generated()[name], behind

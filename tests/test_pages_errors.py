@@ -1,5 +1,6 @@
 """The page of errors: it names every class, and shows messages as they are printed."""
 
+import datetime
 import os
 import re
 import resource
@@ -133,6 +134,10 @@ def out_of_memory(llm: onegraph.LLM, model: Path) -> None:
     raise getattr(onegraph, kind)(said)
 
 
+def when(day: datetime.date) -> None:
+    """A tool that cannot be described."""
+
+
 Provoke = Callable[[onegraph.LLM, Path], object]
 
 #: How each example of the page comes about, by how its message begins.
@@ -141,7 +146,16 @@ PROVOKED: dict[str, Provoke] = {
     "temperature = -1": lambda llm, _: llm.generate("x", temperature=-1),
     "n_ctx = 100000": lambda _, model: onegraph.LLM(model, n_ctx=100000),
     "messages = 'hi'": lambda llm, _: llm.chat("hi"),  # type: ignore[arg-type]
-    "tools = 1 tools": lambda llm, _: llm.chat(HI, [{"type": "function"}]),
+    "tools = 1 tools": lambda llm, _: llm.chat(HI, [{"name": "f"}]),
+    "chat template: does not write calls": lambda llm, _: llm.chat(
+        HI, [{"name": "f"}], chat_template="{{ tools | tojson }}{{ messages[0].content }}"
+    ),
+    "tools[0] when(day)": lambda llm, _: llm.chat(HI, [when]),
+    "tool_choice = 'required'": lambda llm, _: llm.chat(
+        HI,
+        [{"name": "f"}],
+        tool_choice="required",  # type: ignore[call-overload]
+    ),
     "no model is called 'smolm2'": lambda *_: onegraph.LLM("smolm2"),
     "prompt[1]: the prompt has 81": short,
     "the prompt has 9001 tokens": lambda llm, _: llm.generate("word " * 9000),

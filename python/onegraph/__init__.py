@@ -1,6 +1,16 @@
 """Runs quantized GGUF language models with the whole decode step captured as one CUDA graph."""
 
 from onegraph._native import ChatTemplate, Rendering, StreamDecoder, Tokenizer, __version__
+from onegraph.answers import (
+    InvalidToolCall,
+    ReasoningDelta,
+    TextDelta,
+    ToolCall,
+    ToolCallBegun,
+    ToolCallDelta,
+    ToolCallEnded,
+    ToolCallFailed,
+)
 from onegraph.errors import (
     ArgumentError,
     CancelledError,
@@ -45,10 +55,12 @@ __all__ = [
     "GraphStats",
     "GraphVerification",
     "InternalError",
+    "InvalidToolCall",
     "ModelError",
     "OutOfMemoryError",
     "Piece",
     "Places",
+    "ReasoningDelta",
     "Rendering",
     "Result",
     "Sampling",
@@ -57,9 +69,15 @@ __all__ = [
     "StepCheck",
     "Stream",
     "StreamDecoder",
+    "TextDelta",
     "Timings",
     "TokenLogprob",
     "Tokenizer",
+    "ToolCall",
+    "ToolCallBegun",
+    "ToolCallDelta",
+    "ToolCallEnded",
+    "ToolCallFailed",
     "TopLogprob",
     "Usage",
     "__version__",

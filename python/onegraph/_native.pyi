@@ -166,6 +166,41 @@ class StreamDecoder:
     def finish(self) -> str:
         """What was still waiting, as U+FFFD."""
 
+def tool_formats() -> list[tuple[str, str]]:
+    """Name of each wire format of calls, and what a call looks like in it."""
+
+@final
+class Reading:
+    """How to read the answers of a model with a chat template."""
+
+    @staticmethod
+    def without_tools(template: ChatTemplate) -> Reading: ...
+    @staticmethod
+    def with_tools(template: ChatTemplate, name: str | None) -> Reading:
+        """Calls too: in the format of this name, or in the one that the template writes.
+
+        Raises `ModelError` where that is none that is known.
+        """
+
+    @property
+    def format(self) -> str | None: ...
+    @property
+    def writes(self) -> bool:
+        """Whether the template writes the calls of a conversation."""
+
+    @property
+    def is_plain(self) -> bool: ...
+    def written(self, name: str, arguments: str) -> list[tuple[str, bool]]: ...
+    def shown(self, tokenizer: Tokenizer) -> list[int]: ...
+    def answer(self, prompt: Rendering, tools: str, *, continues: bool, seed: int) -> Answer: ...
+
+@final
+class Answer:
+    """An answer that is taken apart as it comes, into tuples that begin with their kind."""
+
+    def push(self, text: str) -> list[tuple[Any, ...]]: ...
+    def finish(self) -> list[tuple[Any, ...]]: ...
+
 def sampling_defaults() -> dict[str, Any]:
     """Defaults of the sampling keywords that are numbers."""
 
@@ -223,6 +258,7 @@ class Engine:
         *,
         priority: int = 0,
         timed_from: int = 0,
+        shown: Sequence[int] = ...,
     ) -> Generation: ...
     def offer(
         self,
@@ -234,6 +270,7 @@ class Engine:
         *,
         priority: int,
         waited: float,
+        shown: Sequence[int] = ...,
     ) -> Generation | None:
         """A request that rings `bell` as `number` whenever it has something new, or where `at_end`,
         once it has ended; None while the queue is full. It is in line for `waited` seconds already.
@@ -387,6 +424,11 @@ class Rendering:
     def given(self) -> list[tuple[int, int]]:
         """The parts of the text that came with the arguments and not from the template: start and
         stop of each, in characters, in order.
+        """
+
+    def with_parts(self, mark: str, parts: Sequence[tuple[str, bool]]) -> Rendering | None:
+        """With other text in the place of the last `mark` that came with the arguments: each part,
+        and whether it may spell no control token. None where it did not.
         """
 
     def before(self, mark: str) -> Rendering | None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onegraph import _native, arguments
+from onegraph.answers import ToolCall
 from onegraph.errors import ArgumentError, ModelError
 
-__all__ = ["batch", "conversation", "render"]
+__all__ = ["batch", "conversation", "has_calls", "render"]
 
 
 def batch(messages: Any) -> list[Any] | None:
@@ -47,6 +49,8 @@ def _message(name: str, message: Any) -> dict[str, Any]:
     if "role" not in found:
         raise ArgumentError(f'{name}: has no "role": say who speaks, such as "user"')
     arguments.text(f"{name} role", found["role"])
+    if arguments.is_sequence(found.get("tool_calls")):
+        found["tool_calls"] = [_call(call) for call in found["tool_calls"]]
     calls = found.get("tool_calls") or found.get("function_call")
     content = found.get("content")
     if content is None:
@@ -57,6 +61,48 @@ def _message(name: str, message: Any) -> dict[str, Any]:
     elif not isinstance(content, str):
         found["content"] = _joined(f"{name} content", content)
     return found
+
+
+def _call(call: Any) -> Any:
+    """A call with its arguments as a dict, as most templates want them: the OpenAI API has them as
+    a text."""
+    if isinstance(call, ToolCall):
+        function = {"name": call.name, "arguments": call.arguments}
+        return {"id": call.id, "type": "function", "function": function}
+    described = call.get("function") if isinstance(call, Mapping) else None
+    given = described.get("arguments") if isinstance(described, Mapping) else None
+    if described is None or not isinstance(given, str):
+        return call
+    try:
+        read = json.loads(given or "{}")
+    except (ValueError, RecursionError):
+        return call
+    if not isinstance(read, dict):
+        return call
+    return {**call, "function": {**described, "arguments": read}}
+
+
+def _with_texts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same with the arguments of calls as texts."""
+
+    def text(call: Any) -> Any:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), dict):
+            return call
+        said = json.dumps(function["arguments"], ensure_ascii=False)
+        return {**call, "function": {**function, "arguments": said}}
+
+    return [
+        {**message, "tool_calls": [text(call) for call in message["tool_calls"]]}
+        if has_calls([message])
+        else message
+        for message in messages
+    ]
+
+
+def has_calls(messages: list[dict[str, Any]]) -> bool:
+    """Whether tools were called."""
+    return any(isinstance(each.get("tool_calls"), list) and each["tool_calls"] for each in messages)
 
 
 def _joined(name: str, content: Any) -> str:
@@ -89,16 +135,33 @@ def render(
     *,
     name: str,
     continues: bool,
+    calls: _native.Reading | None = None,
 ) -> _native.Rendering:
     """The text of a conversation, open for an answer; where it `continues`, behind the last
-    message, which is the assistant's."""
+    message, which is the assistant's. Where `calls` are given, they are written by that, for the
+    template leaves them out."""
+    if calls is not None:
+        marks, messages = _marked(messages)
 
     def made(shown: Sequence[Mapping[str, Any]] | None) -> _native.Rendering:
         if continues:
             return _open(template, messages, shown, variables, name)
-        return template.rendering(messages, shown, True, **variables)
+        try:
+            return template.rendering(messages, shown, True, **variables)
+        except ModelError:
+            if not has_calls(messages):
+                raise
+            try:
+                return template.rendering(_with_texts(messages), shown, True, **variables)
+            except ModelError:
+                pass
+            raise
 
     rendering = made(tools)
+    if calls is not None:
+        for mark, asked in marks.items():
+            rendering = _written(rendering, mark, asked, calls, name)
+        return rendering
     # Asked anew for every conversation: whether a template shows tools may depend on its messages
     # and variables.
     if tools and rendering.text == made(None).text:
@@ -108,6 +171,47 @@ def render(
             "trained to call tools"
         )
     return rendering
+
+
+def _marked(
+    messages: list[dict[str, Any]],
+) -> tuple[dict[str, list[Any]], list[dict[str, Any]]]:
+    """The messages with a mark in the place of calls, and the calls of each mark."""
+    marks: dict[str, list[Any]] = {}
+    marked = []
+    for message in messages:
+        if has_calls([message]):
+            mark = os.urandom(16).hex()
+            marks[mark] = message["tool_calls"]
+            message = {**message, "content": message["content"] + mark}
+            del message["tool_calls"]
+        marked.append(message)
+    return marks, marked
+
+
+def _written(
+    rendering: _native.Rendering,
+    mark: str,
+    asked: list[Any],
+    calls: _native.Reading,
+    name: str,
+) -> _native.Rendering:
+    """The rendering with calls in the place of their mark."""
+    parts = []
+    for call in asked:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise arguments.refused(f"{name} tool_calls", call, 'must have a "function"')
+        given = function.get("arguments") or {}
+        said = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+        parts += calls.written(function["name"], said)
+    found = rendering.with_parts(mark, parts)
+    if found is None:
+        raise ModelError(
+            f"{name}: the chat template leaves out the calls of a message and its text too; give "
+            "the conversation without calls, or use another chat_template"
+        )
+    return found
 
 
 def _open(

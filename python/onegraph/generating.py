@@ -6,12 +6,15 @@ import functools
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Unpack, overload
 
 from onegraph import _native, arguments, conversations
 from onegraph import progress as progress_bar
+from onegraph.answers import Reader
 from onegraph.errors import ArgumentError, ModelError
+from onegraph.functions import Offered, offered
 from onegraph.progress import Told
 from onegraph.results import Result
 from onegraph.sampling import Sampling, SamplingOptions, resolve, takes_sampling
@@ -25,6 +28,9 @@ logger = logging.getLogger("onegraph")
 Prompt = str | Sequence[int]
 Prompts = list[str] | tuple[str, ...] | Sequence[Sequence[int]]
 Messages = Sequence[Mapping[str, Any]]
+#: Functions, and descriptions of functions. What type checkers make of a list of several functions
+#: is no list of callables.
+Tools = Sequence[Any]
 
 R = TypeVar("R")
 
@@ -33,6 +39,9 @@ SHORT_PROMPT = 1 << 14
 
 #: Outputs of one prompt.
 MAX_N = 1024
+
+#: Readings that are kept: one for each chat template, with tools and without.
+MAX_READINGS = 64
 
 #: Arguments of `ChatTemplate.render` that are no variables of the template.
 TEMPLATE_ARGUMENTS = ("messages", "tools", "add_generation_prompt")
@@ -181,8 +190,10 @@ class Generates:
     def chat(
         self,
         messages: Messages,
-        tools: Messages | None = None,
+        tools: Tools | None = None,
         *,
+        tool_choice: Literal["auto", "none"] = "auto",
+        tool_format: str | None = None,
         stream: Literal[False] = False,
         n: None = None,
         progress: bool | Told | None = None,
@@ -198,8 +209,10 @@ class Generates:
     def chat(
         self,
         messages: Messages,
-        tools: Messages | None = None,
+        tools: Tools | None = None,
         *,
+        tool_choice: Literal["auto", "none"] = "auto",
+        tool_format: str | None = None,
         stream: Literal[False] = False,
         n: int,
         progress: bool | Told | None = None,
@@ -215,8 +228,10 @@ class Generates:
     def chat(
         self,
         messages: Sequence[Messages],
-        tools: Messages | None = None,
+        tools: Tools | None = None,
         *,
+        tool_choice: Literal["auto", "none"] = "auto",
+        tool_format: str | None = None,
         stream: Literal[False] = False,
         n: None = None,
         progress: bool | Told | None = None,
@@ -232,8 +247,10 @@ class Generates:
     def chat(
         self,
         messages: Sequence[Messages],
-        tools: Messages | None = None,
+        tools: Tools | None = None,
         *,
+        tool_choice: Literal["auto", "none"] = "auto",
+        tool_format: str | None = None,
         stream: Literal[False] = False,
         n: int,
         progress: bool | Told | None = None,
@@ -249,8 +266,10 @@ class Generates:
     def chat(
         self,
         messages: Messages,
-        tools: Messages | None = None,
+        tools: Tools | None = None,
         *,
+        tool_choice: Literal["auto", "none"] = "auto",
+        tool_format: str | None = None,
         stream: Literal[True],
         chat_template: str | _native.ChatTemplate | None = None,
         continue_final_message: bool = False,
@@ -264,8 +283,10 @@ class Generates:
     def chat(
         self,
         messages: Messages | Sequence[Messages],
-        tools: Messages | None = None,
+        tools: Tools | None = None,
         *,
+        tool_choice: Literal["auto", "none"] = "auto",
+        tool_format: str | None = None,
         stream: bool = False,
         n: int | None = None,
         chat_template: str | _native.ChatTemplate | None = None,
@@ -283,8 +304,13 @@ class Generates:
 
         A content may be a list of text parts, as in the OpenAI API; they are joined.
 
-        tools: descriptions of functions that the model may call; an error where its template has
-            no place for them
+        tools: functions that the model may call, described by their annotations and docstrings, or
+            ready descriptions as the OpenAI API has them. `Result.tool_calls` are the calls that it
+            asks for. An error where its template has no place for tools or writes calls in no
+            format that is known; `onegraph help tools` has more
+        tool_choice: "none" leaves the tools out of the prompt
+        tool_format: the format of calls, where the template does not tell: one of those that the
+            error names
         chat_template: a template in place of the model's: an `onegraph.ChatTemplate`, or its source
         continue_final_message: go on with the last message, which is the assistant's, in place of a
             new answer
@@ -304,6 +330,8 @@ class Generates:
             resolved,
             n,
             tools=tools,
+            tool_choice=tool_choice,
+            tool_format=tool_format,
             chat_template=chat_template,
             continues=continue_final_message,
             template_kwargs=template_kwargs,
@@ -381,8 +409,10 @@ class Generates:
     def achat(
         self,
         messages: Messages,
-        tools: Messages | None = None,
+        tools: Tools | None = None,
         *,
+        tool_choice: Literal["auto", "none"] = "auto",
+        tool_format: str | None = None,
         n: None = None,
         chat_template: str | _native.ChatTemplate | None = None,
         continue_final_message: bool = False,
@@ -396,8 +426,10 @@ class Generates:
     def achat(
         self,
         messages: Messages,
-        tools: Messages | None = None,
+        tools: Tools | None = None,
         *,
+        tool_choice: Literal["auto", "none"] = "auto",
+        tool_format: str | None = None,
         n: int,
         chat_template: str | _native.ChatTemplate | None = None,
         continue_final_message: bool = False,
@@ -411,8 +443,10 @@ class Generates:
     def achat(
         self,
         messages: Sequence[Messages],
-        tools: Messages | None = None,
+        tools: Tools | None = None,
         *,
+        tool_choice: Literal["auto", "none"] = "auto",
+        tool_format: str | None = None,
         n: None = None,
         chat_template: str | _native.ChatTemplate | None = None,
         continue_final_message: bool = False,
@@ -426,8 +460,10 @@ class Generates:
     def achat(
         self,
         messages: Sequence[Messages],
-        tools: Messages | None = None,
+        tools: Tools | None = None,
         *,
+        tool_choice: Literal["auto", "none"] = "auto",
+        tool_format: str | None = None,
         n: int,
         chat_template: str | _native.ChatTemplate | None = None,
         continue_final_message: bool = False,
@@ -441,8 +477,10 @@ class Generates:
     def achat(
         self,
         messages: Messages | Sequence[Messages],
-        tools: Messages | None = None,
+        tools: Tools | None = None,
         *,
+        tool_choice: Literal["auto", "none"] = "auto",
+        tool_format: str | None = None,
         n: int | None = None,
         chat_template: str | _native.ChatTemplate | None = None,
         continue_final_message: bool = False,
@@ -463,6 +501,8 @@ class Generates:
                     resolved,
                     n,
                     tools=tools,
+                    tool_choice=tool_choice,
+                    tool_format=tool_format,
                     chat_template=chat_template,
                     continues=continue_final_message,
                     template_kwargs=template_kwargs,
@@ -498,6 +538,8 @@ class Generates:
         n: int | None,
         *,
         tools: Any,
+        tool_choice: Any,
+        tool_format: Any,
         chat_template: Any,
         continues: Any,
         template_kwargs: Any,
@@ -515,20 +557,64 @@ class Generates:
             else [(f"messages[{i}]", one) for i, one in enumerate(many)]
         )
         checked = [(name, conversations.conversation(name, one)) for name, one in named]
+        given = _offered(tools, tool_choice, tool_format)
         template = self._template_of(chat_template)
         asks = []
         for name, one in checked:
             with naming(name):
-                rendering = conversations.render(
-                    template, one, tools, variables, name=name, continues=continues
+                render = functools.partial(
+                    conversations.render,
+                    *(template, one, given.schemas or None, variables),
+                    name=name,
+                    continues=continues,
                 )
+                rendering = render()
+            reading = self._reading(template, bool(given.schemas), tool_format)
+            if conversations.has_calls(one) and (calls := self._writer(template, tool_format)):
+                with naming(name):
+                    rendering = render(calls=calls)
             # The template spells the special tokens, the first one included.
             if parse_special:
                 ids = self._tokenizer.encode(rendering.text, add_special=False, parse_special=True)
             else:
                 ids = self._tokenizer.encode_rendering(rendering)
-            asks += _repeated(Ask(ids, options, name, "", is_chat=True), count)
+            reader = None
+            if not reading.is_plain:
+                shown = reading.shown(self._tokenizer)
+                salt = hash(tuple(ids))
+                reader = Reader(reading, rendering, given, continues, shown, salt)
+            asks += _repeated(Ask(ids, options, name, "", is_chat=True, reader=reader), count)
         return Job(asks, many is not None, n)
+
+    def _reading(
+        self, template: _native.ChatTemplate, tools: bool, tool_format: str | None
+    ) -> _native.Reading:
+        """How answers are read that such a template opens; found out once."""
+        key = (template.source, tools, tool_format)
+        found = self._readings.get(key)
+        if found is None:
+            if tools:
+                found = _native.Reading.with_tools(template, tool_format)
+            else:
+                found = _native.Reading.without_tools(template)
+            if len(self._readings) >= MAX_READINGS:
+                self._readings.clear()
+            self._readings[key] = found
+        return found
+
+    def _writer(
+        self, template: _native.ChatTemplate, tool_format: str | None
+    ) -> _native.Reading | None:
+        """What writes the calls of a conversation whose template leaves them out."""
+        try:
+            found = self._reading(template, True, tool_format)
+        except ModelError:
+            return None  # nobody knows the format
+        return None if found.writes else found
+
+    @functools.cached_property
+    def _readings(self) -> dict[tuple[str, bool, str | None], _native.Reading]:
+        return {}
 
     def _template_of(self, given: Any) -> _native.ChatTemplate:
         if given is not None:
@@ -553,7 +639,7 @@ class Generates:
         """All of a job, or its stream."""
 
         def submit(ask: Ask) -> _native.Generation:
-            return self._engine.submit(ask.ids, ask.options, priority=priority)
+            return self._engine.submit(ask.ids, ask.options, priority=priority, shown=ask.shown)
 
         if arguments.flag("stream", stream):
             ask = job.only()
@@ -588,6 +674,25 @@ class Generates:
         return job.shape(results)
 
 
+def _offered(tools: Any, choice: Any, tool_format: Any) -> Offered:
+    """The tools that a model is shown."""
+    if tool_format is not None:
+        name = arguments.word("tool_format", tool_format)
+        known = [each for each, _ in _native.tool_formats()]
+        if name not in known:
+            raise arguments.refused("tool_format", name, f"must be one of {', '.join(known)}")
+    given = offered(tools)
+    if choice in ("auto", "none"):
+        return given if choice == "auto" else offered(None)
+    expected = 'must be "auto" or "none"'
+    if choice == "required" or isinstance(choice, Mapping):
+        expected += (
+            ": a call cannot be enforced, as output cannot be constrained yet; ask for it in a "
+            "message, and offer the one tool"
+        )
+    raise arguments.refused("tool_choice", choice, expected)
+
+
 def _outputs(n: int | None) -> int:
     """How many outputs of each prompt."""
     if n is None:
@@ -603,10 +708,7 @@ def _repeated(ask: Ask, count: int) -> list[Ask]:
     seed = ask.options["seed"]
     if count == 1 or seed is None:
         return [ask] * count
-    return [
-        Ask(ask.ids, {**ask.options, "seed": (seed + i) % 2**64}, ask.name, ask.echo, ask.is_chat)
-        for i in range(count)
-    ]
+    return [replace(ask, options={**ask.options, "seed": (seed + i) % 2**64}) for i in range(count)]
 
 
 def _preparing(prepare: Callable[[], R], given: Any) -> Callable[[], Awaitable[R]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
+
+from onegraph.answers import AnswerEvent, InvalidToolCall, ToolCall
 
 __all__ = ["Piece", "Result", "Timings", "TokenLogprob", "TopLogprob", "Usage"]
 
@@ -78,9 +80,13 @@ class Piece:
     text: str
     token_ids: list[int]
     #: Set on the last piece; see `Result`.
-    finish_reason: Literal["stop", "length", "cancelled"] | None
+    finish_reason: Literal["stop", "length", "cancelled", "tool_calls"] | None
     #: One for each of `token_ids` where `logprobs` was given.
     logprobs: list[TokenLogprob] | None
+    #: What is new of the reasoning.
+    reasoning: str = ""
+    #: All that is new of an answer to a conversation, text and reasoning too, in order.
+    events: list[AnswerEvent] = field(default_factory=list)
 
     def __str__(self) -> str:
         return self.text
@@ -95,8 +101,9 @@ class Result:
     #: The generated tokens, without the one that ended the text, and without the prompt's.
     token_ids: list[int]
     #: "stop": the model ended its text, or a stop string or stop token came up. "length":
-    #: `max_tokens`, or the context is full. "cancelled": the stream was cancelled.
-    finish_reason: Literal["stop", "length", "cancelled"]
+    #: `max_tokens`, or the context is full. "cancelled": the stream was cancelled. "tool_calls":
+    #: the model ended its text and calls tools.
+    finish_reason: Literal["stop", "length", "cancelled", "tool_calls"]
     #: Of "length", which of the two cut it.
     cut: Literal["max_tokens", "context"] | None
     #: Of "stop", the stop string, or the id of the token that ended it.
@@ -113,9 +120,29 @@ class Result:
     is_chat: bool
     #: When it ended: seconds since 1970.
     created: float
+    #: Of an answer to a conversation, what the model thought before it, where it shows that.
+    reasoning: str | None = None
+    #: The calls that it asks for.
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    #: Calls that went wrong, with the reason.
+    invalid_tool_calls: list[InvalidToolCall] = field(default_factory=list)
 
     def __str__(self) -> str:
         return self.text
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """It as the message of the assistant, to go on the end of the conversation that it answers:
+        text, calls and reasoning."""
+        said: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.reasoning is not None:
+            said["reasoning_content"] = self.reasoning
+            # The other name that templates have for it; where there are calls, in place of a text.
+            if not (self.text and self.tool_calls):
+                said["thinking"] = self.reasoning
+        if self.tool_calls:
+            said["tool_calls"] = [call.to_openai() for call in self.tool_calls]
+        return said
 
     def to_openai(self) -> dict[str, Any]:
         """It as the OpenAI API gives it: a `chat.completion` of an answer to a conversation, else a
@@ -131,7 +158,13 @@ class Result:
             "logprobs": self._openai_logprobs(),
         }
         if self.is_chat:
-            choice["message"] = {"role": "assistant", "content": self.text, "refusal": None}
+            said: dict[str, Any] = {"role": "assistant", "content": self.text, "refusal": None}
+            if self.reasoning is not None:
+                said["reasoning_content"] = self.reasoning
+            if self.tool_calls:
+                said["content"] = self.text or None
+                said["tool_calls"] = [call.to_openai() for call in self.tool_calls]
+            choice["message"] = said
         else:
             choice["text"] = self.text
         prompt, completion = self.usage.prompt_tokens, self.usage.completion_tokens

@@ -16,9 +16,10 @@ from collections.abc import (
 )
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
 from onegraph import _native
+from onegraph.answers import Answer, AnswerEvent, Reader, ReasoningDelta, TextDelta
 from onegraph.errors import ArgumentError, Error
 from onegraph.results import Piece, Result, Timings, TokenLogprob, TopLogprob, Usage
 
@@ -44,10 +45,20 @@ class Ask:
     #: Text that the output begins with.
     echo: str
     is_chat: bool
+    #: How the output is taken apart.
+    reader: Reader | None = None
 
     @property
     def logprobs(self) -> bool:
         return self.options["logprobs"] is not None
+
+    @property
+    def shown(self) -> list[int]:
+        """Control tokens whose spelling is part of the text."""
+        return self.reader.shown if self.reader else []
+
+    def answer(self, seed: int) -> Answer | None:
+        return self.reader.begin(seed) if self.reader else None
 
 
 @dataclass(frozen=True)
@@ -125,15 +136,24 @@ def _logprobs(llm: Generates, piece: _native.Generated) -> list[TokenLogprob]:
     ]
 
 
-def whole(llm: Generates, ask: Ask, seed: int, pieces: Sequence[_native.Generated]) -> Result:
-    """The pieces of a generation in one."""
+def whole(
+    llm: Generates,
+    ask: Ask,
+    seed: int,
+    pieces: Sequence[_native.Generated],
+    answer: Answer | None = None,
+) -> Result:
+    """The pieces of a generation in one; `answer` is given where it was taken apart already."""
     last = pieces[-1]
     assert last.finish_reason is not None
     llm._say_saturated()
+    text = "".join(p.text for p in pieces)
+    if answer is None and (answer := ask.answer(seed)):
+        answer.push(text, last=True)
     return Result(
-        text=ask.echo + "".join(p.text for p in pieces),
+        text=ask.echo + (answer.text if answer else text),
         token_ids=[t for p in pieces for t in p.token_ids],
-        finish_reason=last.finish_reason,
+        finish_reason=_finish_reason(last, answer) or "stop",
         cut=last.cut,
         stop_reason=last.stop_reason,
         usage=Usage(*last.usage),
@@ -143,15 +163,37 @@ def whole(llm: Generates, ask: Ask, seed: int, pieces: Sequence[_native.Generate
         model=str(llm.path),
         is_chat=ask.is_chat,
         created=time.time(),
+        reasoning=answer.reasoning if answer else None,
+        tool_calls=answer.calls if answer else [],
+        invalid_tool_calls=answer.invalid if answer else [],
     )
 
 
-def _piece(llm: Generates, ask: Ask, piece: _native.Generated, first: bool) -> Piece:
+def _finish_reason(
+    last: _native.Generated, answer: Answer | None
+) -> Literal["stop", "length", "cancelled", "tool_calls"] | None:
+    if last.finish_reason == "stop" and answer and answer.calls:
+        return "tool_calls"
+    return last.finish_reason
+
+
+def _piece(
+    llm: Generates, ask: Ask, piece: _native.Generated, first: bool, answer: Answer | None
+) -> Piece:
+    text = ask.echo + piece.text if first else piece.text
+    events: list[AnswerEvent] = [TextDelta(text)] if ask.is_chat and text else []
+    reasoning = ""
+    if answer:
+        events = answer.push(piece.text, last=piece.finish_reason is not None)
+        text = "".join(e.text for e in events if isinstance(e, TextDelta))
+        reasoning = "".join(e.text for e in events if isinstance(e, ReasoningDelta))
     return Piece(
-        text=ask.echo + piece.text if first else piece.text,
+        text=text,
         token_ids=piece.token_ids,
-        finish_reason=piece.finish_reason,
+        finish_reason=_finish_reason(piece, answer),
         logprobs=_logprobs(llm, piece) if ask.logprobs else None,
+        reasoning=reasoning,
+        events=events,
     )
 
 
@@ -164,6 +206,8 @@ def _joined(pieces: Sequence[Piece]) -> Piece:
         token_ids=[token for piece in pieces for token in piece.token_ids],
         finish_reason=pieces[-1].finish_reason,
         logprobs=None if pieces[-1].logprobs is None else logprobs,
+        reasoning="".join(piece.reasoning for piece in pieces),
+        events=[event for piece in pieces for event in piece.events],
     )
 
 
@@ -185,6 +229,7 @@ class Stream(Iterator[Piece]):
         self._ended = False
         self._result: Result | None = None
         self.seed = generation.seed
+        self._answer = ask.answer(self.seed)
 
     def __next__(self) -> Piece:
         with self._reading:
@@ -201,11 +246,12 @@ class Stream(Iterator[Piece]):
                 raise StopIteration
             first = not self._pieces
             self._pieces.append(piece)
+            made = _piece(self._llm, self._ask, piece, first, self._answer)
             if piece.finish_reason is not None:
                 self._ended = True
                 pieces, self._pieces = self._pieces, []
-                self._result = whole(self._llm, self._ask, self.seed, pieces)
-        return _piece(self._llm, self._ask, piece, first)
+                self._result = whole(self._llm, self._ask, self.seed, pieces, self._answer)
+        return made
 
     @property
     def result(self) -> Result | None:
@@ -351,6 +397,7 @@ class AsyncStream(Coroutine[Any, Any, T], AsyncIterator[Piece], Generic[T]):
         pieces: list[_native.Generated] = []
         with visiting() as visitor:
             generation = await self._offer(ask, visitor, at_end=False)
+            answer = ask.answer(generation.seed)
             try:
                 while not pieces or pieces[-1].finish_reason is None:
                     visitor.news.clear()  # before the look: what comes after it is not missed
@@ -361,11 +408,11 @@ class AsyncStream(Coroutine[Any, Any, T], AsyncIterator[Piece], Generic[T]):
                     new = []
                     while piece is not None:
                         pieces.append(piece)
-                        new.append(_piece(self._llm, ask, piece, len(pieces) == 1))
+                        new.append(_piece(self._llm, ask, piece, len(pieces) == 1, answer))
                         ended = piece.finish_reason is not None
                         piece = generation.poll() if self._joins and not ended else None
                     if new[-1].finish_reason is not None:
-                        self._result = whole(self._llm, ask, generation.seed, pieces)  # type: ignore[assignment]
+                        self._result = whole(self._llm, ask, generation.seed, pieces, answer)  # type: ignore[assignment]
                     yield _joined(new)
             finally:
                 generation.cancel()
@@ -385,6 +432,7 @@ class AsyncStream(Coroutine[Any, Any, T], AsyncIterator[Piece], Generic[T]):
                     at_end,
                     priority=self._priority,
                     waited=time.monotonic() - came,
+                    shown=ask.shown,
                 )
                 if generation is not None:
                     return generation

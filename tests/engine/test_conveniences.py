@@ -178,10 +178,14 @@ def test_tools_that_the_template_has_no_place_for_are_refused(llm: LLM) -> None:
     with pytest.raises(onegraph.ArgumentError, match="tools = 1 tools: the chat template has no"):
         llm.chat(SAID, tools, chat_template="{{ messages[0].content }}")
     knows = "{{ tools | tojson if tools }}{{ messages[0].content }}"
-    assert llm.chat(SAID, tools, chat_template=knows, **PLAIN).token_ids
+    # Such a template does not tell how calls are written.
+    with pytest.raises(onegraph.ModelError, match="does not write calls, so how this model calls"):
+        llm.chat(SAID, tools, chat_template=knows)
+    hermes: dict[str, Any] = {"tool_format": "hermes", **PLAIN}
+    assert llm.chat(SAID, tools, chat_template=knows, **hermes).token_ids
     assert llm.chat(SAID, [], chat_template="{{ messages[0].content }}", **PLAIN).token_ids
     # An answer that is begun already is no way around that.
-    begun: dict[str, Any] = {"tools": tools, "continue_final_message": True, **PLAIN}
+    begun: dict[str, Any] = {"tools": tools, "continue_final_message": True, **hermes}
     said = [*SAID, {"role": "assistant", "content": "It is"}]
     with pytest.raises(onegraph.ArgumentError, match="tools = 1 tools: the chat template has no"):
         llm.chat(said, chat_template="{{ messages[1].content }}", **begun)

@@ -1,5 +1,6 @@
-"""Writes what of the documentation is said by the code: `python/onegraph/pages/api.md` behind its
-introduction, from docstrings and signatures; `command-line.md` behind its own, from the commands.
+"""Writes what of the documentation is said by the code: `python/onegraph/pages/api.md`, `gpu.md`
+and `tools.md` behind their introductions, from docstrings and signatures; `command-line.md` behind
+its own, from the commands.
 
     python tests/support/generated_pages.py
 
@@ -35,6 +36,10 @@ GROUPS = {
     ],
     "What goes on": ["Stats", "Places"],
     "Text and tokens": ["Tokenizer", "StreamDecoder", "ChatTemplate", "Rendering"],
+    "Calls and events": [
+        *["ToolCall", "InvalidToolCall", "TextDelta", "ReasoningDelta"],
+        *["ToolCallBegun", "ToolCallDelta", "ToolCallEnded", "ToolCallFailed"],
+    ],
     "Graphs": [
         *["GraphStats", "CapturedStep", "GraphVerification", "StepCheck"],
         *["GraphProfile", "GraphKernel"],
@@ -46,7 +51,9 @@ GROUPS = {
 }
 
 #: What pages written by hand tell of: the server's.
-ELSEWHERE = {"asgi"}
+BY_HAND = {"asgi"}
+#: The groups that stand on a page of their subject; all others are on that of Python.
+ELSEWHERE = {"Calls and events": "tools.md", "Graphs": "gpu.md"}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -62,7 +69,8 @@ WIDTH = 76
 
 def written() -> dict[str, str]:
     """The pages as they should be, by file name."""
-    generated = {"api.md": api(), "command-line.md": command_line()}
+    generated = {name: api(name) for name in ("api.md", *ELSEWHERE.values())}
+    generated["command-line.md"] = command_line()
     return {
         name: introduction((PAGES / name).read_text()) + MARK + "\n\n" + text
         for name, text in generated.items()
@@ -77,14 +85,16 @@ def introduction(page: str) -> str:
     return before
 
 
-def api() -> str:
-    """Every public name with its signature and docstring."""
+def api(page: str) -> str:
+    """The public names of a page with signatures and docstrings."""
     named = [name for names in GROUPS.values() for name in names]
-    left = set(onegraph.__all__) - set(named) - {"__version__", *ELSEWHERE}
+    left = set(onegraph.__all__) - set(named) - {"__version__", *BY_HAND}
     if left or len(set(named)) != len(named):
         raise ValueError(f"GROUPS of {__name__}: {left} in none, or one in two")
     parts = []
     for group, names in GROUPS.items():
+        if ELSEWHERE.get(group, "api.md") != page:
+            continue
         parts.append(f"## {group}")
         items = {name: getattr(onegraph, name) for name in names}
         # An error is told by a line, but for the one that has more to it than its name.
@@ -94,7 +104,8 @@ def api() -> str:
                 parts += _class(name, item)
         if lines:
             parts.append("\n".join(lines))
-    parts.append("`onegraph.__version__` is the version, as text.")
+    if page == "api.md":
+        parts.append("`onegraph.__version__` is the version, as text.")
     return "\n\n".join(parts) + "\n"
 
 

@@ -17,12 +17,19 @@ __all__ = ["cut_by", "note_cut", "report", "show"]
 
 def show(stream: Stream, heard: list[str] | None = None) -> None:
     """Prints a stream as it comes, and ends the last line; `heard` collects the text, for when it
-    does not end."""
+    does not end. A terminal shows what the model thinks too, dimmed and above the text."""
     terminal = sys.stdout.isatty()
     last: str | None = None
+    thinking = False
     try:
         for piece in stream:
             last = piece.text or last or ""
+            if terminal and piece.reasoning:
+                sys.stdout.write(click.style(printable(piece.reasoning), dim=True))
+                thinking = True
+            if thinking and piece.text:
+                sys.stdout.write("\n\n")
+                thinking = False
             if heard is not None:
                 heard.append(piece.text)
             # What goes to a file or another program is the text, byte for byte.

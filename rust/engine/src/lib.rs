@@ -21,6 +21,7 @@ pub mod quant;
 pub mod sampler;
 pub mod template;
 pub mod tokenizer;
+pub mod tools;
 pub mod weights;
 
 pub use error::{Error, Result};

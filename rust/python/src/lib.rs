@@ -12,6 +12,7 @@ pub mod quant;
 mod runner;
 pub mod template;
 pub mod tokenizer;
+pub mod tools;
 
 #[pymodule]
 mod _native {
@@ -33,6 +34,8 @@ mod _native {
     use super::template::{ChatTemplate, Rendering};
     #[pymodule_export]
     use super::tokenizer::{StreamDecoder, Tokenizer};
+    #[pymodule_export]
+    use super::tools::{tool_formats, Answer, Reading};
 
     #[pymodule_init]
     fn init(m: &Bound<'_, PyModule>) -> PyResult<()> {

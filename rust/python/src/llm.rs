@@ -199,6 +199,7 @@ impl Sampling {
             timed_from: 0,
             priority: 0,
             asked: None,
+            shown_token_ids: Vec::new(),
         })
     }
 }
@@ -359,8 +360,8 @@ impl Engine {
     }
 
     /// Queues a request; blocks while the queue is full. The prompt's tokens before `timed_from` are
-    /// left out of the time for the prompt.
-    #[pyo3(signature = (prompt, options, *, priority = 0, timed_from = 0))]
+    /// left out of the time for the prompt; the spelling of control tokens that are `shown` is text.
+    #[pyo3(signature = (prompt, options, *, priority = 0, timed_from = 0, shown = Vec::new()))]
     fn submit(
         &self,
         py: Python<'_>,
@@ -368,8 +369,10 @@ impl Engine {
         options: Sampling,
         priority: i64,
         timed_from: usize,
+        shown: Vec<u32>,
     ) -> PyResult<Generation> {
         let mut request = options.request(&prompt).map_err(to_py)?;
+        request.shown_token_ids = shown;
         request.timed_from = timed_from;
         request.priority = nearest(priority);
         // It is in line from now on, also while there is no room in the queue.
@@ -384,7 +387,8 @@ impl Engine {
     /// Queues a request that rings `bell` as `number` whenever it has something new, or where
     /// `at_end`, once it has ended; None while the queue is full. It is in line for `waited` seconds
     /// already.
-    #[pyo3(signature = (prompt, options, bell, number, at_end, *, priority, waited))]
+    #[pyo3(signature = (prompt, options, bell, number, at_end, *, priority, waited,
+                        shown = Vec::new()))]
     #[allow(clippy::too_many_arguments)]
     fn offer(
         &self,
@@ -396,8 +400,10 @@ impl Engine {
         at_end: bool,
         priority: i64,
         waited: f64,
+        shown: Vec<u32>,
     ) -> PyResult<Option<Generation>> {
         let mut request = options.request(&prompt).map_err(to_py)?;
+        request.shown_token_ids = shown;
         request.priority = nearest(priority);
         let waited = Duration::try_from_secs_f64(waited).unwrap_or_default();
         request.asked = Instant::now().checked_sub(waited);

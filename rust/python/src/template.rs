@@ -110,10 +110,23 @@ pub fn finished<T: Send + 'static>(
     py: Python<'_>,
     start: impl FnOnce() -> onegraph::Result<Task<T>> + Send,
 ) -> PyResult<T> {
-    let mut task = detached(py, start)?;
+    tried(py, start)?.map_err(to_py)
+}
+
+/// [`finished`], with what the template says against it as the engine says it.
+pub fn tried<T: Send + 'static>(
+    py: Python<'_>,
+    start: impl FnOnce() -> onegraph::Result<Task<T>> + Send,
+) -> PyResult<onegraph::Result<T>> {
+    let mut task = match detached(py, || Ok(start()))? {
+        Ok(task) => task,
+        Err(e) => return Ok(Err(e)),
+    };
     loop {
-        if let Some(done) = detached(py, || task.wait(POLL))? {
-            return Ok(done);
+        match detached(py, || Ok(task.wait(POLL)))? {
+            Ok(Some(done)) => return Ok(Ok(done)),
+            Ok(None) => {}
+            Err(e) => return Ok(Err(e)),
         }
         if let Err(interrupt) = py.check_signals() {
             // Dropping waits for the thread.
@@ -242,6 +255,17 @@ impl Rendering {
     /// did not.
     fn before(&self, #[pyo3(from_py_with = named::mark)] mark: String) -> Option<Self> {
         let inner = self.inner.before(&mark)?;
+        Some(Self { inner })
+    }
+
+    /// With other text in the place of the last `mark` that came with the arguments: each part, and
+    /// whether it may spell no control token. None where it did not.
+    fn with_parts(
+        &self,
+        #[pyo3(from_py_with = named::mark)] mark: String,
+        parts: Vec<(String, bool)>,
+    ) -> Option<Self> {
+        let inner = self.inner.with(&mark, &parts)?;
         Some(Self { inner })
     }
 

@@ -5,6 +5,7 @@ pub mod fixture;
 pub mod gguf;
 pub mod template;
 pub mod tokenizer;
+pub mod tools;
 
 /// Ends a part; no byte of UTF-8.
 const PART: u8 = 0xff;

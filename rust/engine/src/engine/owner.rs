@@ -319,7 +319,7 @@ impl Owner {
                     return sequence.close(&mut *self.backend, &[]);
                 }
                 Task::Generate(Box::new(Generation {
-                    text: TextStream::new(&request.stop),
+                    text: TextStream::new(&request.stop, &request.shown_token_ids),
                     request: *request,
                     out,
                     first: None,

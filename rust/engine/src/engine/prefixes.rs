@@ -189,6 +189,7 @@ impl Engine {
             max_tokens: 1,
             stop: Vec::new(),
             stop_token_ids: Vec::new(),
+            shown_token_ids: Vec::new(),
             ignore_eos: true,
             timed_from: 0,
             priority: 0,

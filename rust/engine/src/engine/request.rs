@@ -27,6 +27,8 @@ pub struct Request {
     pub stop: Vec<String>,
     /// Tokens that end it, beside those that end a text; none of them is part of the result.
     pub stop_token_ids: Vec<u32>,
+    /// Control tokens whose spelling is part of the text: markers of calls and of reasoning.
+    pub shown_token_ids: Vec<u32>,
     /// Go on after tokens that end a text, for fixed lengths.
     pub ignore_eos: bool,
     /// Tokens of the prompt that are done before [`Timings::prefill`] begins: what comes behind a

@@ -79,16 +79,19 @@ pub fn check_stops(stops: &[String]) -> Result<()> {
 pub struct TextStream {
     decoder: Decoder,
     stops: Vec<Stop>,
+    /// Control tokens that are text here.
+    shown: Vec<u32>,
     /// Text that a stop string may begin in.
     held: String,
 }
 
 impl TextStream {
-    /// Text that follows a prompt.
-    pub fn new(stops: &[String]) -> Self {
+    /// Text that follows a prompt, with the spelling of the control tokens `shown` and no others.
+    pub fn new(stops: &[String], shown: &[u32]) -> Self {
         Self {
             decoder: Decoder::continuation(true),
             stops: stops.iter().map(|s| Stop::new(s)).collect(),
+            shown: shown.to_vec(),
             held: String::new(),
         }
     }
@@ -100,7 +103,10 @@ impl TextStream {
     /// # Errors
     /// [`Error::Argument`] where `token` is none of the vocabulary.
     pub fn push(&mut self, tokenizer: &Tokenizer, token: u32) -> Result<(String, Option<String>)> {
-        let text = self.decoder.push(tokenizer, token)?;
+        let text = match self.shown.contains(&token) {
+            true => self.decoder.push_spelled(tokenizer, token)?,
+            false => self.decoder.push(tokenizer, token)?,
+        };
         Ok(self.take(text))
     }
 
@@ -146,7 +152,7 @@ mod tests {
     /// Feeds `text` in the given pieces.
     fn run(stops: &[&str], pieces: &[&str]) -> (String, bool, Vec<String>) {
         let owned: Vec<String> = stops.iter().map(|s| (*s).to_owned()).collect();
-        let mut stream = TextStream::new(&owned);
+        let mut stream = TextStream::new(&owned, &[]);
         let mut given = Vec::new();
         for piece in pieces {
             let (text, stopped) = stream.take((*piece).to_owned());

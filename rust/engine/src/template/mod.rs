@@ -138,6 +138,42 @@ impl Rendering {
             given: parts.map(|r| r.start..r.end.min(stop)).collect(),
         })
     }
+
+    /// With other text in the place of `mark`, where that came with the arguments for the last
+    /// time: each part, and whether it counts as given. `None` where it did not.
+    #[must_use]
+    pub fn with(&self, mark: &str, parts: &[(String, bool)]) -> Option<Self> {
+        let mut made = self.before(mark)?;
+        let stop = made.text.len().saturating_add(mark.len());
+        for (text, given) in parts.iter().filter(|(text, _)| !text.is_empty()) {
+            let start = made.text.len();
+            made.text.push_str(text);
+            if *given {
+                made.given.push(start..made.text.len());
+            }
+        }
+        let now = made.text.len();
+        made.text.push_str(self.text.get(stop..)?);
+        let behind = self.given.iter().filter(|r| r.end > stop);
+        let moved = |at: usize| at.max(stop).saturating_sub(stop).saturating_add(now);
+        made.given
+            .extend(behind.map(|r| moved(r.start)..moved(r.end)));
+        Some(made)
+    }
+
+    /// What the template itself wrote behind all that came with the arguments.
+    #[must_use]
+    pub fn own_end(&self) -> &str {
+        let end = self.given.last().map_or(0, |range| range.end);
+        self.text.get(end..).unwrap_or("")
+    }
+
+    /// All from the last part on that came with the arguments.
+    #[must_use]
+    pub fn given_end(&self) -> &str {
+        let start = self.given.last().map_or(0, |range| range.start);
+        self.text.get(start..).unwrap_or("")
+    }
 }
 
 /// A chat template, checked.

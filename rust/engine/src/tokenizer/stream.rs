@@ -37,10 +37,18 @@ impl Decoder {
     /// # Errors
     /// [`crate::Error::Argument`] where `id` is no token.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String> {
-        let mut bytes = tokenizer.checked_piece(id)?;
         if self.skip_special && tokenizer.is_special(id) {
-            return Ok(String::new());
+            return tokenizer.checked_piece(id).map(|_| String::new());
         }
+        self.push_spelled(tokenizer, id)
+    }
+
+    /// [`Decoder::push`], by which a control token is text too.
+    ///
+    /// # Errors
+    /// [`crate::Error::Argument`] where `id` is no token.
+    pub fn push_spelled(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String> {
+        let mut bytes = tokenizer.checked_piece(id)?;
         if self.strip_space && !bytes.is_empty() {
             self.strip_space = false;
             bytes = bytes.strip_prefix(b" ").unwrap_or(bytes);

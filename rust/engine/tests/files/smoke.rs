@@ -1,5 +1,5 @@
 //! The targets of tests/fuzz on mutated seeds: what CI runs of them.
-use crate::fuzz::{gguf, template, tokenizer};
+use crate::fuzz::{gguf, template, tokenizer, tools};
 use crate::mutate::for_each;
 
 fn run(seeds: Vec<Vec<u8>>, cases: u32, target: fn(&[u8])) {
@@ -16,6 +16,11 @@ fn gguf_target() {
 #[test]
 fn tokenizer_target() {
     run(tokenizer::seeds(), 20_000, tokenizer::run);
+}
+
+#[test]
+fn tools_target() {
+    run(tools::seeds(), 20_000, tools::run);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Writes the seeds of every target where `cargo fuzz` looks for them.
 use std::path::Path;
 
-use onegraph_fuzz::{gguf, template, tokenizer};
+use onegraph_fuzz::{gguf, template, tokenizer, tools};
 
 fn main() -> std::io::Result<()> {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
@@ -9,6 +9,7 @@ fn main() -> std::io::Result<()> {
         ("gguf", gguf::seeds()),
         ("tokenizer", tokenizer::seeds()),
         ("template", template::seeds()),
+        ("tools", tools::seeds()),
     ] {
         let folder = corpus.join(target);
         std::fs::create_dir_all(&folder)?;

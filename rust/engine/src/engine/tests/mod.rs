@@ -309,6 +309,7 @@ fn request(text: &str, max_tokens: usize, seed: u64) -> Request {
         max_tokens,
         stop: Vec::new(),
         stop_token_ids: Vec::new(),
+        shown_token_ids: Vec::new(),
         ignore_eos: true,
         timed_from: 0,
         priority: 0,

@@ -60,6 +60,7 @@ fn requests() -> impl Strategy<Value = Asked> {
                     .then_some(stop_token)
                     .into_iter()
                     .collect(),
+                shown_token_ids: Vec::new(),
                 ignore_eos,
                 timed_from: 0,
                 priority: place.0,
