@@ -199,6 +199,7 @@ impl Sampling {
             timed_from: 0,
             priority: 0,
             asked: None,
+            prompt_lookup: 0,
         })
     }
 }

@@ -3,7 +3,7 @@ use std::collections::HashMap;
 use std::sync::Barrier;
 
 use super::*;
-use crate::backend::{Event, Finish, SlotRequest};
+use crate::backend::{Draft, Event, Finish, SlotRequest};
 use crate::gguf::{Array, Value};
 use crate::quant;
 use crate::sampler::{random, Params};
@@ -11,6 +11,7 @@ use crate::sampler::{random, Params};
 #[path = "../../../tests/files/fixture.rs"]
 mod fixture;
 mod lines;
+mod lookup;
 mod pages;
 mod prefixes;
 mod scheduling;
@@ -158,6 +159,17 @@ impl Faulty {
             assert!(!reads, "slot {slot} writes page {page} of slot {other}");
         }
     }
+
+    fn before_step(&mut self) -> Result<()> {
+        self.steps += 1;
+        std::thread::sleep(self.faults.delay);
+        self.faults.log.lock().unwrap().push(Did::Step);
+        assert!(self.faults.panic_at != Some(self.steps), "a planted panic");
+        match self.faults.error_at == Some(self.steps) {
+            true => Err(Error::Internal("a planted error".into())),
+            false => Ok(()),
+        }
+    }
 }
 
 impl Backend for Faulty {
@@ -203,14 +215,17 @@ impl Backend for Faulty {
     }
 
     fn decode(&mut self) -> Result<()> {
-        self.steps += 1;
-        std::thread::sleep(self.faults.delay);
-        self.faults.log.lock().unwrap().push(Did::Step);
-        assert!(self.faults.panic_at != Some(self.steps), "a planted panic");
-        if self.faults.error_at == Some(self.steps) {
-            return Err(Error::Internal("a planted error".into()));
-        }
+        self.before_step()?;
         self.inner.decode()
+    }
+
+    fn decode_drafted(&mut self, drafts: &[Draft]) -> Result<()> {
+        self.before_step()?;
+        self.inner.decode_drafted(drafts)
+    }
+
+    fn is_settled(&self) -> bool {
+        self.inner.is_settled()
     }
 
     fn drain(&mut self, wait: bool) -> Result<Vec<Event>> {
@@ -313,6 +328,7 @@ fn request(text: &str, max_tokens: usize, seed: u64) -> Request {
         timed_from: 0,
         priority: 0,
         asked: None,
+        prompt_lookup: 0,
     }
 }
 

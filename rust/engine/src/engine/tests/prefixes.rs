@@ -236,6 +236,14 @@ impl Backend for Writes {
         Ok(())
     }
 
+    fn decode_drafted(&mut self, _: &[crate::backend::Draft]) -> Result<()> {
+        Ok(())
+    }
+
+    fn is_settled(&self) -> bool {
+        true
+    }
+
     fn drain(&mut self, _: bool) -> Result<Vec<Event>> {
         Ok(Vec::new())
     }
