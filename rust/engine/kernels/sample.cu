@@ -203,6 +203,13 @@ DEVICE bool finish(const Params& p, uint32_t row, uint32_t number, const Before&
     return end != FINISH_NONE;
 }
 
+// By a whole block: the token of a row, the slot's at once, or with others for sample_accept.
+DEVICE void take_token(const Params& p, Row* r, uint32_t row, uint32_t number, const Before& b,
+                       uint32_t stop_token, uint32_t token) {
+    if (!VERIFIES) finish(p, row, number, b, stop_token, token);
+    if (VERIFIES && threadIdx.x == 0) r->drawn = token;
+}
+
 // Tokens of the draft before this row's: how far it stands behind the slot's position.
 DEVICE uint32_t drafted_before(const Params& p, uint32_t row, const Before& b) {
     return VERIFIES ? load_relaxed_u32(p.positions + row) - b.position : 0;
@@ -359,20 +366,12 @@ KERNEL_BOUNDS(sample_adjust, Params, THREADS, 4) {
             r->phase = DONE;
             uint32_t why = key == KEY_BAD ? id & RECORD_TOKEN : RECORD_BANNED;
             uint32_t record = RECORD_LIVE | FINISH_FAILED << RECORD_FINISH | why;
-            if (VERIFIES) {
-                r->drawn = record;
-            } else {
-                s->live = 0;
-                write_record(p, row, number, record);
-            }
+            if (VERIFIES) r->drawn = record;
+            if (!VERIFIES) s->live = 0, write_record(p, row, number, record);
         }
     } else if (greedy) {
         if (t == 0) r->phase = DONE;
-        if (VERIFIES) {
-            if (t == 0) r->drawn = id;
-        } else {
-            finish(p, row, number, before, stop_token, id);
-        }
+        take_token(p, r, row, number, before, stop_token, id);
     } else if (t == 0) {
         r->phase = filters ? FILTER : DRAW;
         r->number = number;
@@ -760,11 +759,7 @@ KERNEL_BOUNDS(sample_draw, Params, THREADS, 4) {
         best = larger(best, load_relaxed_u64(partial + i));
     }
     best = block_max_u64<WARPS>(best, scratch);
-    if (VERIFIES) {
-        if (t == 0) r->drawn = rank_id(best);
-    } else {
-        finish(p, row, number, before, stop_token, rank_id(best));
-    }
+    take_token(p, r, row, number, before, stop_token, rank_id(best));
     STAMP(STAMP_ENDED);
 }
 
@@ -777,28 +772,21 @@ KERNEL_BOUNDS(sample_accept, Params, THREADS, 1) {
     pdl_wait();
     STAMP(STAMP_WAITED);
     pdl_trigger();
-    uint32_t row = blockIdx.x;
-    uint32_t slot = load_relaxed_u32(p.slots + row);
+    uint32_t row = blockIdx.x, slot = load_relaxed_u32(p.slots + row);
     if (row != 0 && load_relaxed_u32(p.slots + row - 1) == slot) return;
     SlotState* s = p.state + slot;
-    uint32_t number = load_relaxed_u32(p.step);
+    uint32_t number = load_relaxed_u32(p.step);  // sample_draw has counted it
     bool is_drawn = load_relaxed_u32(&s->live) != 0;
     Before before = load_before(s, slot);
     uint32_t stop_token = load_stop_token(before);
     delay_block();
-    // Nobody writes the state that another thread has still to read.
-    __syncthreads();
+    __syncthreads();  // nobody writes the state that another thread has still to read
     for (; row < gridDim.x && load_relaxed_u32(p.slots + row) == slot; row++) {
-        if (!is_drawn) {
-            if (threadIdx.x == 0) write_record(p, row, number, 0);
-            continue;
-        }
+        if (!is_drawn && threadIdx.x == 0) write_record(p, row, number, 0);
+        if (!is_drawn) continue;
         uint32_t token = load_relaxed_u32(&p.rows[row].drawn);
         if (token & RECORD_LIVE) {
-            if (threadIdx.x == 0) {
-                s->live = 0;
-                write_record(p, row, number, token);
-            }
+            if (threadIdx.x == 0) s->live = 0, write_record(p, row, number, token);
             is_drawn = false;
             continue;
         }

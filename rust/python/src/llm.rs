@@ -167,6 +167,7 @@ from_dict! {
         stop_token_ids: Vec<i64>,
         logprobs: Option<i64>,
         ignore_eos: bool,
+        prompt_lookup_num_tokens: i64,
     }
 }
 
@@ -199,7 +200,7 @@ impl Sampling {
             timed_from: 0,
             priority: 0,
             asked: None,
-            prompt_lookup: 0,
+            prompt_lookup: count("prompt_lookup_num_tokens", self.prompt_lookup_num_tokens)?,
         })
     }
 }
@@ -693,8 +694,9 @@ pub struct Generated {
     cut: Option<&'static str>,
     /// The text or token that it stopped at.
     stop_reason: Option<StopReason>,
-    /// Prompt and completion tokens, and those of the prompt that were cached.
-    usage: (usize, usize, usize),
+    /// Prompt and completion tokens, those of the prompt that were cached, those that were drafted, and
+    /// those of these that were right.
+    usage: (usize, usize, usize, usize, usize),
     /// Seconds of load, queue, prefill, decode; tokens a second of prefill, decode, and decode
     /// without sampling.
     timings: (f64, f64, f64, f64, f64, f64, f64),
@@ -719,7 +721,13 @@ impl From<Piece> for Generated {
                 StoppedBy::Token(id) => StopReason::Token(id),
                 StoppedBy::Text(text) => StopReason::Text(text),
             }),
-            usage: (usage.prompt, usage.completion, usage.cached),
+            usage: (
+                usage.prompt,
+                usage.completion,
+                usage.cached,
+                usage.drafted,
+                usage.accepted,
+            ),
             timings: (
                 t.load,
                 t.queue,

@@ -369,6 +369,10 @@ pub trait Backend: Send {
     /// no vocabulary, too many rows, and a plan that keeps states, which do not go back.
     fn decode_drafted(&mut self, drafts: &[Draft]) -> Result<()>;
 
+    /// What a further row of a step takes, of the time of a step of one row. Nothing but the length of
+    /// drafts depends on it.
+    fn row_cost(&self) -> f32;
+
     /// Whether every step that was queued was drained: what was drawn last is known.
     fn is_settled(&self) -> bool;
 

@@ -22,6 +22,13 @@ const READ_AT_ONCE: usize = 16_384;
 /// Doublings of how long nothing is drafted while drafts are wrong.
 const MOST_DOUBLINGS: u32 = 6;
 
+/// What is taken for known of a text before the first draft: of so many tokens, so many were right.
+const FIRST_TRIED: f32 = 2.0;
+const FIRST_RIGHT: f32 = 1.6;
+
+/// What a round counts for the next, against that one: a text is one moment a copy and new the next.
+const FADE: f32 = 0.8;
+
 /// The tokens of a sequence.
 #[derive(Debug, Clone, Copy)]
 pub struct Text<'a> {
@@ -60,9 +67,54 @@ fn note<Run: Hash + Eq>(ends: &mut HashMap<Run, u32>, run: Option<Run>, end: usi
     }
 }
 
+/// How often drafts from runs of one length are right.
+#[derive(Debug, Clone, Copy)]
+struct Odds {
+    /// Tokens behind right ones, and those of them that were right, the last ones counting most.
+    tried: f32,
+    right: f32,
+    /// Drafts in a row that were all wrong.
+    misses: u32,
+    /// Where it is not worth a row, none is tried before the text has so many tokens.
+    rests_until: usize,
+}
+
+impl Odds {
+    const NEW: Self = Self {
+        tried: FIRST_TRIED,
+        right: FIRST_RIGHT,
+        misses: 0,
+        rests_until: 0,
+    };
+
+    /// Tokens of the next draft behind `tokens` of text, up to `most`: as long as the chance that all
+    /// are right is no less than a row's `cost`, or once in a while one, to see.
+    fn length(&self, cost: f32, most: usize, tokens: usize) -> usize {
+        let chance = self.right / self.tried;
+        let chances = std::iter::successors(Some(chance), |all| Some(all * chance));
+        let worth = chances.take(most).take_while(|all| *all >= cost).count();
+        match worth {
+            0 if tokens >= self.rests_until => most.min(1),
+            worth => worth,
+        }
+    }
+
+    /// Takes in what became of a draft; the text has `tokens` now.
+    fn note(&mut self, drafted: usize, accepted: usize, tokens: usize) {
+        self.tried = FADE * self.tried + drafted.min(accepted + 1) as f32;
+        self.right = FADE * self.right + accepted as f32;
+        self.misses = match accepted {
+            0 => (self.misses + 1).min(MOST_DOUBLINGS),
+            _ => 0,
+        };
+        self.rests_until = tokens + ((1 << self.misses) / 2usize).saturating_sub(1);
+    }
+}
+
 /// A draft under way.
 #[derive(Debug, Clone, Copy)]
 struct Round {
+    is_long: bool,
     drafted: usize,
     drawn: usize,
 }
@@ -70,13 +122,12 @@ struct Round {
 /// What drafts for one sequence.
 #[derive(Debug)]
 pub struct Lookup {
-    /// Most tokens of a draft, and of the next one: as many as are worth it.
+    /// Most tokens of a draft.
     most: usize,
-    length: usize,
-    /// Drafts in a row that were all wrong.
-    misses: u32,
-    /// Nothing is drafted before the text has so many tokens.
-    rests_until: usize,
+    /// What a row costs, of a step of one row.
+    row_cost: f32,
+    /// Of drafts from short runs and from long ones.
+    odds: [Odds; 2],
     round: Option<Round>,
     /// Tokens whose runs are in the index.
     read: usize,
@@ -85,13 +136,12 @@ pub struct Lookup {
 }
 
 impl Lookup {
-    /// For drafts of up to `most` tokens.
-    pub fn new(most: usize) -> Self {
+    /// For drafts of up to `most` tokens, each a row that costs so much of a step of one row.
+    pub fn new(most: usize, row_cost: f32) -> Self {
         Self {
             most,
-            length: most,
-            misses: 0,
-            rests_until: 0,
+            row_cost,
+            odds: [Odds::NEW; 2],
             round: None,
             read: 0,
             long: HashMap::new(),
@@ -99,21 +149,22 @@ impl Lookup {
         }
     }
 
-    /// What may follow `text`, up to `most` tokens; nothing where its end is new, or drafts were wrong of
-    /// late. One that `begins` a step is judged by what is drawn in it.
+    /// What may follow `text`, up to `most` tokens; nothing where its end is new, or no draft was worth it
+    /// of late. One that `begins` a step is judged by what is drawn in it.
     pub fn draft(&mut self, text: &Text<'_>, most: usize, begins: bool) -> Vec<u32> {
         if begins {
             self.judge(text.len());
         }
-        let most = most.min(self.length);
-        if !self.read(text) || most == 0 || text.len() < self.rests_until {
+        if !self.read(text) {
             return Vec::new();
         }
-        let Some(from) = self.find(text) else {
+        let Some((from, is_long)) = self.find(text) else {
             return Vec::new();
         };
-        let mut tokens: Vec<u32> = Vec::with_capacity(most);
-        for at in from..from + most {
+        let odds = &self.odds[usize::from(is_long)];
+        let length = odds.length(self.row_cost, most.min(self.most), text.len());
+        let mut tokens: Vec<u32> = Vec::with_capacity(length);
+        for at in from..from + length {
             // A text that repeats itself goes on in what is drafted.
             let drafted = || tokens.get(at - text.len()).copied();
             match text.get(at).or_else(drafted) {
@@ -121,9 +172,12 @@ impl Lookup {
                 None => break,
             }
         }
-        if begins {
-            let drafted = tokens.len();
-            self.round = Some(Round { drafted, drawn: 0 });
+        if begins && !tokens.is_empty() {
+            self.round = Some(Round {
+                is_long,
+                drafted: tokens.len(),
+                drawn: 0,
+            });
         }
         tokens
     }
@@ -138,12 +192,13 @@ impl Lookup {
         round.drawn > 1
     }
 
-    /// Where the end of `text` stood before, the longer run first.
-    fn find(&self, text: &Text<'_>) -> Option<usize> {
+    /// Where the end of `text` stood before, the longer run first, and whether it is that.
+    fn find(&self, text: &Text<'_>) -> Option<(usize, bool)> {
         let end = text.len();
         let long = text.before(end).and_then(|run| self.long.get(&run));
         let short = || text.before(end).and_then(|run| self.short.get(&run));
-        long.or_else(short).map(|end| *end as usize)
+        let is_long = long.is_some();
+        long.or_else(short).map(|end| (*end as usize, is_long))
     }
 
     /// Takes more of `text` into the index; says whether it has all of it.
@@ -158,23 +213,13 @@ impl Lookup {
         end == text.len()
     }
 
-    /// Lengthens drafts that were right, shortens those that were wrong at some token, and pauses, longer
-    /// each time, where none of it was right.
+    /// Learns from the round that is over.
     fn judge(&mut self, tokens: usize) {
-        let Some(Round { drafted, drawn }) = self.round.take() else {
-            return;
-        };
-        let accepted = drawn.saturating_sub(1).min(drafted);
-        let wanted = match accepted == drafted {
-            true => 2 * drafted,
-            false => accepted + 1,
-        };
-        self.length = wanted.clamp(1, self.most);
-        self.misses = match accepted {
-            0 => (self.misses + 1).min(MOST_DOUBLINGS),
-            _ => 0,
-        };
-        self.rests_until = tokens + ((1 << self.misses) / 2usize).saturating_sub(1);
+        if let Some(round) = self.round.take() {
+            let accepted = round.drawn.saturating_sub(1).min(round.drafted);
+            let odds = &mut self.odds[usize::from(round.is_long)];
+            odds.note(round.drafted, accepted, tokens);
+        }
     }
 }
 
@@ -190,7 +235,7 @@ mod tests {
 
     #[test]
     fn what_followed_the_end_of_the_text_is_drafted() {
-        let draft = |tokens: &[u32], most| Lookup::new(8).draft(&text(tokens), most, true);
+        let draft = |tokens: &[u32], most| Lookup::new(8, 0.1).draft(&text(tokens), most, true);
         let prompt = [1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4];
         assert_eq!(draft(&prompt, 3), [5, 6, 7]);
         // What follows the last place; of a short run where the long one is new.
@@ -208,7 +253,7 @@ mod tests {
 
     #[test]
     fn drafts_that_are_wrong_get_shorter_and_rarer_and_come_back() {
-        let mut lookup = Lookup::new(8);
+        let mut lookup = Lookup::new(8, 0.1);
         let mut tokens: Vec<u32> = (0..20).chain(0..10).collect();
         let mut lengths = Vec::new();
         // Always wrong: the text goes on as if the first 20 tokens were other ones.
@@ -221,7 +266,9 @@ mod tests {
         let tries = lengths.iter().filter(|n| **n > 0).count();
         assert!((5..20).contains(&tries), "{lengths:?}");
         assert_eq!(lengths[0], 8);
-        assert!(lengths[1..].iter().all(|n| *n <= 1), "{lengths:?}");
+        let tried: Vec<usize> = lengths.into_iter().filter(|n| *n > 0).collect();
+        assert!(tried.is_sorted_by(|a, b| a >= b), "{tried:?}");
+        assert_eq!(tried.last(), Some(&1));
         // Always right: as long as may be again, before long.
         let mut lengths = Vec::new();
         for _ in 0..40 {
@@ -235,9 +282,20 @@ mod tests {
     }
 
     #[test]
+    fn a_row_that_costs_more_is_drafted_where_it_is_likelier() {
+        let tokens: Vec<u32> = (0..20).chain(0..10).collect();
+        let lengths = [0.02, 0.1, 0.5, 0.7, 0.9].map(|cost| {
+            let mut lookup = Lookup::new(31, cost);
+            lookup.draft(&text(&tokens), 31, true).len()
+        });
+        // Of a text that nothing is known of four tokens in five are taken to be right.
+        assert_eq!(lengths, [17, 10, 3, 1, 1]);
+    }
+
+    #[test]
     fn a_long_text_is_read_in_parts() {
         let tokens: Vec<u32> = (0..40_000).map(|i| i % 30_000).collect();
-        let mut lookup = Lookup::new(4);
+        let mut lookup = Lookup::new(4, 0.1);
         let drafts = [0, 1, 2, 3].map(|_| lookup.draft(&text(&tokens), 4, true));
         assert_eq!(drafts[..2], [vec![], vec![]]);
         assert_eq!(drafts[2], [10_000, 10_001, 10_002, 10_003]);
@@ -252,7 +310,7 @@ mod tests {
             drawn in prop::collection::vec(0u32..4, 0..60),
             most in 1usize..9,
         ) {
-            let mut lookup = Lookup::new(most);
+            let mut lookup = Lookup::new(most, 0.1);
             for n in 0..=drawn.len() {
                 let text = Text { prompt: &prompt, drawn: &drawn[..n] };
                 let all = [&prompt[..], &drawn[..n]].concat();

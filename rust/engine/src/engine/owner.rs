@@ -320,7 +320,7 @@ impl Owner {
                 let mut ends = request.stop_token_ids.clone();
                 let lookup = match request.prompt_lookup {
                     0 => None,
-                    most => Some(Lookup::new(most)),
+                    most => Some(Lookup::new(most, self.backend.row_cost())),
                 };
                 if !request.ignore_eos {
                     ends.extend(self.tokenizer.vocab().end_of_text());

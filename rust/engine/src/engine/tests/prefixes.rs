@@ -240,6 +240,10 @@ impl Backend for Writes {
         Ok(())
     }
 
+    fn row_cost(&self) -> f32 {
+        1.0
+    }
+
     fn is_settled(&self) -> bool {
         true
     }

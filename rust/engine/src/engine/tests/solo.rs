@@ -120,6 +120,27 @@ fn solo() -> &'static Engine {
     })
 }
 
+#[test]
+fn a_sequence_in_a_batch_equals_its_solo_run() {
+    let engine = engine(3);
+    let alone: Vec<Piece> = six()
+        .iter()
+        .map(|r| finish(&submit(&engine, r)).unwrap())
+        .collect();
+    let tickets: Vec<_> = six().iter().map(|r| submit(&engine, r)).collect();
+    for (ticket, alone) in tickets.iter().zip(&alone) {
+        let together = finish(ticket).unwrap();
+        assert!(same(&together, alone), "{together:?} {alone:?}");
+        let end = together.finished.unwrap();
+        assert_eq!(end.reason, FinishReason::Length);
+        assert_eq!(end.usage.completion, together.token_ids.len());
+        assert_eq!(end.timings.decoded, together.token_ids.len() - 1);
+        assert!(end.timings.sampling <= end.timings.decode && end.timings.load > 0.0);
+    }
+    // Different seeds, different texts: the comparison above compared something.
+    assert_ne!(alone[0].token_ids[..20], alone[2].token_ids[..20]);
+}
+
 /// Nothing runs, waits or is held.
 fn is_empty(engine: &Engine) -> bool {
     let Stats {

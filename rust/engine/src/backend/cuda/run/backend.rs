@@ -421,6 +421,11 @@ impl Backend for CudaBackend {
         Ok(())
     }
 
+    fn row_cost(&self) -> f32 {
+        // Up to eight rows read the weights once; what is left is attention and the draw.
+        0.1
+    }
+
     fn is_settled(&self) -> bool {
         self.decoder.ring.is_empty() && !self.sequences.has_events()
     }
