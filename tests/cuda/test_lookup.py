@@ -14,8 +14,9 @@ prompt = [60, 61, 62, 60, 61, 62, 60, 61, 9, 60, 61]
 kinds = [
     {"temperature": 0.0},
     {"temperature": 1.5, "seed": 7, "logprobs": 2},
-    {"temperature": 1.0, "seed": 8, "repeat_penalty": 1.2, "frequency_penalty": 0.3},
-    {"temperature": 1.0, "seed": 9, "presence_penalty": 1.0, "repeat_last_n": 4},
+    # Whichever came least goes next, of all and of the last two.
+    {"temperature": 0.0, "repeat_penalty": 1.2, "frequency_penalty": 2.0},
+    {"temperature": 0.0, "frequency_penalty": 2.0, "repeat_last_n": 2},
     {"temperature": 0.0, "stop_token_ids": [62], "logit_bias": {60: 5.0, 61: 5.0, 62: 4.0}},
 ]
 options = {"max_tokens": 24, "logit_bias": few, "ignore_eos": True}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,24 @@ def test_a_batch_may_be_mixed(smol: LLM) -> None:
     ]
     found = ["".join(piece.text for piece in stream) for stream in streams]
     assert found == [result.text for result in alone]
+
+
+def test_ten_thousand_tokens_are_the_same(llm: LLM) -> None:
+    # Of three tokens, so that much repeats itself, and of all.
+    few = {token: math.inf for token in (5, 9, 60)}
+    accepted = equal = 0
+    for bias, n in ((few, 13), (None, 12)):
+        prompts = [[5, 9, 60 + i, 5, 9] for i in range(n)]
+        options: dict[str, Any] = {"max_tokens": 400, "seed": 6, "ignore_eos": True}
+        plain, drafted = (
+            llm.generate(prompts, logit_bias=bias, prompt_lookup_num_tokens=most, **options)
+            for most in (0, 7)
+        )
+        assert [one.text for one in plain] == [one.text for one in drafted]
+        for a, b in zip(plain, drafted, strict=True):
+            equal += sum(x == y for x, y in zip(a.token_ids, b.token_ids, strict=True))
+            accepted += b.usage.accepted_tokens
+    assert equal == 10_000 and accepted > 200, accepted
 
 
 def test_what_was_drafted_is_counted(smollm2: Path) -> None:
