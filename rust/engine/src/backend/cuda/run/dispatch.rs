@@ -234,6 +234,7 @@ impl Dispatch {
             (way, Some(_)) => way,
         };
         if way == Way::Eager {
+            // Of the conditions: there are no graphs, or none of this size.
             self.missed[if self.round_way == way { 0 } else { 3 }] += 1;
         }
         let key = Key {
