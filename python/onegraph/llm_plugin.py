@@ -55,6 +55,7 @@ class Options(llm.Model.Options):
     seed: int | None = _option("seed")
     stop: str | None = _option("stop")
     ignore_eos: bool | None = _option("ignore_eos")
+    prompt_lookup_num_tokens: int | None = _option("prompt_lookup_num_tokens")
     device: str | None = _option("device")
     n_ctx: int | None = _option("n_ctx")
     max_batch: int | None = _option("max_batch")

@@ -19,6 +19,9 @@ class Usage:
     completion_tokens: int
     #: Of the prompt, those whose keys and values were there: see `prefix_cache` of `onegraph.LLM`.
     cached_tokens: int
+    #: Tokens that `prompt_lookup_num_tokens` drafted, and those of them that were right.
+    drafted_tokens: int
+    accepted_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

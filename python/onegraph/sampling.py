@@ -14,7 +14,7 @@ __all__ = ["DEFAULTS", "Sampling", "SamplingOptions"]
 
 
 class SamplingOptions(TypedDict, total=False):
-    """Keywords of generating; their defaults are in `DEFAULTS`."""
+    """Keywords of generating, each as the field of `Sampling`; their defaults are in `DEFAULTS`."""
 
     max_tokens: int | None
     temperature: float
@@ -31,6 +31,7 @@ class SamplingOptions(TypedDict, total=False):
     stop_token_ids: Sequence[int] | None
     logprobs: int | None
     ignore_eos: bool
+    prompt_lookup_num_tokens: int
 
 
 #: The defaults. The engine states the numbers; `help(onegraph.LLM.generate)` shows them.
@@ -42,6 +43,7 @@ DEFAULTS: Mapping[str, Any] = {
     "stop_token_ids": None,
     "logprobs": None,
     "ignore_eos": False,
+    "prompt_lookup_num_tokens": 0,
 }
 
 FLOATS = [name for name, default in DEFAULTS.items() if isinstance(default, float)]
@@ -68,6 +70,9 @@ MEANING: Mapping[str, str] = {
     "part of it",
     "logprobs": "give the log-probability of each token and this many best ones, 0 to 100",
     "ignore_eos": "go on after tokens that end a text",
+    "prompt_lookup_num_tokens": "draft up to so many tokens a step, 0 to 31, from where the text's "
+    "last words stood before, and keep those that are right: the same result, sooner where it "
+    "repeats what was said; `onegraph help prompt-lookup` has more",
 }
 
 
@@ -95,6 +100,7 @@ class Sampling:
     stop_token_ids: Sequence[int] | None = None
     logprobs: int | None = None
     ignore_eos: bool = False
+    prompt_lookup_num_tokens: int = 0
 
     def __post_init__(self) -> None:
         _native.check_sampling(resolve(self.options()))
@@ -135,7 +141,7 @@ def resolve(given: Mapping[str, Any], base: Sampling | None = None) -> dict[str,
     merged: dict[str, Any] = {**(DEFAULTS if base is None else base.options()), **given}
     if merged["max_tokens"] is not None:
         merged["max_tokens"] = arguments.integer("max_tokens", merged["max_tokens"])
-    for name in ("top_k", "repeat_last_n"):
+    for name in ("top_k", "repeat_last_n", "prompt_lookup_num_tokens"):
         merged[name] = arguments.integer(name, merged[name])
     for name in FLOATS:
         merged[name] = arguments.number(name, merged[name])

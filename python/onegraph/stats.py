@@ -43,6 +43,9 @@ class Stats:
     prompt_tokens: int
     cached_tokens: int
     generated_tokens: int
+    #: Tokens that `prompt_lookup_num_tokens` drafted, and those of them that were right.
+    drafted_tokens: int
+    accepted_tokens: int
     #: Both together over the last ten seconds in which something ran.
     prompt_tokens_per_second: float
     generated_tokens_per_second: float

@@ -37,6 +37,7 @@ from onegraph.sampling import DEFAULTS, MEANING, Sampling, SamplingOptions
         ({"seed": -1}, r"seed = -1: must be from 0 to 2\*\*64 - 1"),
         ({"seed": 2**64}, r"seed = 18446744073709551616: must be from 0"),
         ({"logprobs": 101}, r"logprobs = 101: must be from 0 to 100"),
+        ({"prompt_lookup_num_tokens": 32}, r"prompt_lookup_num_tokens = 32: must be from 0 to 31"),
         ({"stop": ""}, r'stop = "": an empty string would stop at once'),
         ({"stop": ["x"] * 65}, r"stop = 65 strings: at most 64 are allowed"),
     ],

@@ -71,6 +71,7 @@ SAMPLING: dict[str, list[Any]] = {
     "stop_token_ids": [*NO_SIZES, [512], [0] * 1025],
     "logprobs": [*NO_INTEGERS, -1, 101],
     "ignore_eos": NO_FLAGS,
+    "prompt_lookup_num_tokens": [*NO_INTEGERS, None, -1, 32],
 }
 
 #: Keyword of loading -> values that it refuses.

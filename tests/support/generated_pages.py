@@ -10,6 +10,7 @@ A test says where a page is not what this writes.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib
 import inspect
 import re
@@ -123,7 +124,14 @@ def _class(name: str, item: type) -> Iterator[str]:
     bodies = list(_bodies(item))
     doc = ast.get_docstring(bodies[-1][0]) or ""
     if item is onegraph.Sampling:
-        fields = [(f"{each} = {default!r}", MEANING[each]) for each, default in DEFAULTS.items()]
+        kinds = {field.name: field.type for field in dataclasses.fields(item)}
+        fields = [
+            (f"{each}: {kinds[each]} = {default!r}", MEANING[each])
+            for each, default in DEFAULTS.items()
+        ]
+    elif item is onegraph.SamplingOptions:
+        # Those of `Sampling`.
+        fields = []
     else:
         fields = [field for body in bodies for field in _fields(*body)]
     functions = {each.name: each for body, _ in bodies for each in _functions(body)}

@@ -58,12 +58,15 @@ def report(result: Result) -> None:
     """How a generation went, on standard error."""
     used, took = result.usage, result.timings
     cached = f" ({used.cached_tokens} cached)" if used.cached_tokens else ""
+    drafted = ""
+    if used.drafted_tokens:
+        drafted = f", {used.accepted_tokens} of {used.drafted_tokens} drafted were right"
     for line in [
         f"prompt: {used.prompt_tokens} tokens{cached}, {took.prefill_seconds:.2f} s, "
         f"{took.prefill_tokens_per_second:.1f} tokens/s",
         f"output: {used.completion_tokens} tokens, {took.decode_seconds:.2f} s, "
         f"{took.decode_tokens_per_second:.1f} tokens/s "
-        f"({took.decode_tokens_per_second_without_sampling:.1f} without sampling)",
+        f"({took.decode_tokens_per_second_without_sampling:.1f} without sampling){drafted}",
         f"seed {result.seed}, finish reason {result.finish_reason}",
     ]:
         click.echo(line, err=True)

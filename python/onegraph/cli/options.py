@@ -86,6 +86,11 @@ SAMPLING: list[tuple[str, Any, str]] = [
     ("stop_token_ids", int, "End the output at this token id. May be repeated."),
     ("logprobs", int, "With --json, log-probabilities of the N best tokens at each step."),
     ("ignore_eos", bool, "Go on after tokens that end a text."),
+    (
+        "prompt_lookup_num_tokens",
+        int,
+        "Draft up to N tokens a step from the text so far: the same text, sooner; 0: none.",
+    ),
 ]
 
 

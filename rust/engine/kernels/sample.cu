@@ -7,10 +7,13 @@
 //   sample_bins    counts and masses of z by bins of equal width, where a filter needs them
 //   sample_cut     the lowest survivor of the filters: sorts the tokens of the few bins in question
 //   sample_draw    the noise, the draw
+// Where drafts are verified (VERIFIES) the rows of one slot are neighbours: the token drawn last, then
+// its draft. Each row draws as if all drafted before it were right, and changes nothing; a fifth kernel,
+//   sample_accept  takes a slot's rows in turn, as long as what a row drew is the next one's token.
 // A kernel's last block to arrive does what needs all of its row. Counts and masses are integers
 // and maxima have no order, so the bits depend neither on the grid nor on other rows.
 //
-// variant.cuh: N_VOCAB, N_CTX, TILE, MAX_BLOCKS, BINS, LIST, RING_STEPS.
+// variant.cuh: N_VOCAB, N_CTX, TILE, MAX_BLOCKS, BINS, LIST, RING_STEPS, VERIFIES.
 #include "sample.cuh"
 #include "state.cuh"
 #include "variant.cuh"
@@ -51,6 +54,7 @@ struct alignas(128) Row {
     uint32_t listed;
     uint32_t tickets[4];
     float most, temperature;
+    uint32_t drawn;  // where drafts are verified: the token, or with RECORD_LIVE why there is none
 };
 static_assert(sizeof(Row) == 128, "the host makes room for it");
 
@@ -68,6 +72,9 @@ struct Params {
     uint64_t* list;         // [rows][LIST]
     uint64_t* ring;         // [RING_STEPS][max_rows], mapped host memory
     uint32_t* step;         // steps done
+    // Where drafts are verified, of each row: its token and where that stands. [rows]
+    const uint32_t* tokens;
+    const uint32_t* positions;
     uint32_t max_rows;
     uint32_t unused;
 };
@@ -173,19 +180,19 @@ DEVICE void count(const Params& p, const Before& b, uint32_t position, uint32_t 
     counts[token] = load_relaxed_u32(counts + token) + 1;
 }
 
-// By a whole block.
-DEVICE void finish(const Params& p, uint32_t row, uint32_t number, const Before& b,
+// By a whole block; says whether the sequence has ended.
+DEVICE bool finish(const Params& p, uint32_t row, uint32_t number, const Before& b,
                    uint32_t stop_token, uint32_t token) {
     bool hit = stop_token == token;
     for (uint32_t i = threadIdx.x + THREADS; i < b.n_stop; i += THREADS) {
         hit |= load_relaxed_u32(b.stop + i) == token;
     }
     bool stopped = __syncthreads_or(hit) != 0;
-    if (threadIdx.x != 0) return;
     uint32_t position = b.position + 1, generated = b.generated + 1;
     uint32_t end = stopped ? FINISH_STOP
                    : generated >= b.max_tokens || position + 1 >= N_CTX ? FINISH_LENGTH
                                                                           : FINISH_NONE;
+    if (threadIdx.x != 0) return end != FINISH_NONE;
     SlotState* s = p.state + b.slot;
     s->token = token;
     s->position = position;
@@ -193,6 +200,38 @@ DEVICE void finish(const Params& p, uint32_t row, uint32_t number, const Before&
     if (end != FINISH_NONE) s->live = 0;
     if (b.window) count(p, b, position, token);
     write_record(p, row, number, RECORD_LIVE | end << RECORD_FINISH | token);
+    return end != FINISH_NONE;
+}
+
+// By a whole block: the token of a row, the slot's at once, or with others for sample_accept.
+DEVICE void take_token(const Params& p, Row* r, uint32_t row, uint32_t number, const Before& b,
+                       uint32_t stop_token, uint32_t token) {
+    if (!VERIFIES) finish(p, row, number, b, stop_token, token);
+    if (VERIFIES && threadIdx.x == 0) r->drawn = token;
+}
+
+// Tokens of the draft before this row's: how far it stands behind the slot's position.
+DEVICE uint32_t drafted_before(const Params& p, uint32_t row, const Before& b) {
+    return VERIFIES ? load_relaxed_u32(p.positions + row) - b.position : 0;
+}
+
+// The count of `id` that was `seen`, once the row's draft before it has moved the window on as `count`
+// does.
+DEVICE uint32_t seen_with_draft(const Params& p, uint32_t row, uint32_t drafted, const Before& b,
+                                uint32_t id, uint32_t seen) {
+    const uint32_t* draft = p.tokens + row - drafted;  // its first entry is the token drawn last
+    const uint32_t* history = p.history + static_cast<uint64_t>(b.slot) * N_CTX;
+    for (uint32_t i = 1; i <= drafted; i++) {
+        uint32_t position = b.position + i;
+        if (b.window < N_CTX && position >= b.window) {
+            uint32_t from = position - b.window;
+            uint32_t entry = from > b.position ? load_relaxed_u32(draft + (from - b.position))
+                                               : load_relaxed_u32(history + from);
+            if ((entry & ~IN_PROMPT) == id) seen = entry & IN_PROMPT ? seen & ~IN_PROMPT : seen - 1;
+        }
+        seen += load_relaxed_u32(draft + i) == id;
+    }
+    return seen;
 }
 
 // ---------------------------------------------------------------- bias, penalties, greedy
@@ -228,10 +267,11 @@ KERNEL_BOUNDS(sample_adjust, Params, THREADS, 4) {
     if (!live) {
         if (blockIdx.x == 0 && t == 0) {
             r->phase = DONE;
-            write_record(p, row, number, 0);
+            if (!VERIFIES) write_record(p, row, number, 0);
         }
         return;
     }
+    uint32_t drafted = drafted_before(p, row, before);
     bool greedy = temperature == 0.0f;
     bool filters = !greedy && (top_k != 0 || share >> 32 == 0);
     delay_block();
@@ -285,6 +325,7 @@ KERNEL_BOUNDS(sample_adjust, Params, THREADS, 4) {
 #pragma unroll
             for (uint32_t i = 0; i < 4; i++) {
                 uint32_t seen = first + i < N_VOCAB ? load_relaxed_u32(counts + first + i) : 0;
+                if (drafted) seen = seen_with_draft(p, row, drafted, before, first + i, seen);
                 if (seen) y[i] = y[i] > 0.0f ? div_rn(y[i], repeat) : mul_rn(y[i], repeat);
                 uint32_t drawn = seen & ~IN_PROMPT;
                 if (drawn) {
@@ -323,17 +364,18 @@ KERNEL_BOUNDS(sample_adjust, Params, THREADS, 4) {
     if (key == KEY_BAD || key == KEY_OF_MINUS_INFINITY) {
         if (t == 0) {
             r->phase = DONE;
-            s->live = 0;
             uint32_t why = key == KEY_BAD ? id & RECORD_TOKEN : RECORD_BANNED;
-            write_record(p, row, number, RECORD_LIVE | FINISH_FAILED << RECORD_FINISH | why);
+            uint32_t record = RECORD_LIVE | FINISH_FAILED << RECORD_FINISH | why;
+            if (VERIFIES) r->drawn = record;
+            if (!VERIFIES) s->live = 0, write_record(p, row, number, record);
         }
     } else if (greedy) {
         if (t == 0) r->phase = DONE;
-        finish(p, row, number, before, stop_token, id);
+        take_token(p, r, row, number, before, stop_token, id);
     } else if (t == 0) {
         r->phase = filters ? FILTER : DRAW;
         r->number = number;
-        r->index = before.generated;
+        r->index = before.generated + drafted;
         r->top_k = top_k;
         r->share = share;
         r->seed = load_relaxed_u64(&s->seed);
@@ -717,6 +759,42 @@ KERNEL_BOUNDS(sample_draw, Params, THREADS, 4) {
         best = larger(best, load_relaxed_u64(partial + i));
     }
     best = block_max_u64<WARPS>(best, scratch);
-    finish(p, row, number, before, stop_token, rank_id(best));
+    take_token(p, r, row, number, before, stop_token, rank_id(best));
+    STAMP(STAMP_ENDED);
+}
+
+// ---------------------------------------------------------------- drafts
+
+// A block a row, which has work where its slot's rows begin. A row whose token nobody drew is as if it
+// had never been.
+KERNEL_BOUNDS(sample_accept, Params, THREADS, 1) {
+    STAMP(STAMP_BEGUN);
+    pdl_wait();
+    STAMP(STAMP_WAITED);
+    pdl_trigger();
+    uint32_t row = blockIdx.x, slot = load_relaxed_u32(p.slots + row);
+    if (row != 0 && load_relaxed_u32(p.slots + row - 1) == slot) return;
+    SlotState* s = p.state + slot;
+    uint32_t number = load_relaxed_u32(p.step);  // sample_draw has counted it
+    bool is_drawn = load_relaxed_u32(&s->live) != 0;
+    Before before = load_before(s, slot);
+    uint32_t stop_token = load_stop_token(before);
+    delay_block();
+    __syncthreads();  // nobody writes the state that another thread has still to read
+    for (; row < gridDim.x && load_relaxed_u32(p.slots + row) == slot; row++) {
+        if (!is_drawn && threadIdx.x == 0) write_record(p, row, number, 0);
+        if (!is_drawn) continue;
+        uint32_t token = load_relaxed_u32(&p.rows[row].drawn);
+        if (token & RECORD_LIVE) {
+            if (threadIdx.x == 0) s->live = 0, write_record(p, row, number, token);
+            is_drawn = false;
+            continue;
+        }
+        bool has_ended = finish(p, row, number, before, stop_token, token);
+        before.position++;
+        before.generated++;
+        bool has_next = row + 1 < gridDim.x && load_relaxed_u32(p.slots + row + 1) == slot;
+        is_drawn = !has_ended && has_next && load_relaxed_u32(p.tokens + row + 1) == token;
+    }
     STAMP(STAMP_ENDED);
 }

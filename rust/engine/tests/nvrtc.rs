@@ -399,7 +399,7 @@ fn kernels(number: u32) -> HashSet<Variant> {
     of(Layer::plan(common, RopeStyle::Halves, true), f16, true);
     // What a load runs itself.
     kernels.extend(quant::TYPES.iter().map(repack_variant));
-    kernels.insert(sample::variant(151_936, 4096));
+    kernels.extend([false, true].map(|verifies| sample::variant(151_936, 4096, verifies)));
     kernels.insert(exact_sums::variant());
     kernels
 }

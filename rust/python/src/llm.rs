@@ -167,6 +167,7 @@ from_dict! {
         stop_token_ids: Vec<i64>,
         logprobs: Option<i64>,
         ignore_eos: bool,
+        prompt_lookup_num_tokens: i64,
     }
 }
 
@@ -200,6 +201,7 @@ impl Sampling {
             priority: 0,
             asked: None,
             shown_token_ids: Vec::new(),
+            prompt_lookup: count("prompt_lookup_num_tokens", self.prompt_lookup_num_tokens)?,
         })
     }
 }
@@ -698,8 +700,9 @@ pub struct Generated {
     cut: Option<&'static str>,
     /// The text or token that it stopped at.
     stop_reason: Option<StopReason>,
-    /// Prompt and completion tokens, and those of the prompt that were cached.
-    usage: (usize, usize, usize),
+    /// Prompt and completion tokens, those of the prompt that were cached, those that were drafted, and
+    /// those of these that were right.
+    usage: (usize, usize, usize, usize, usize),
     /// Seconds of load, queue, prefill, decode; tokens a second of prefill, decode, and decode
     /// without sampling.
     timings: (f64, f64, f64, f64, f64, f64, f64),
@@ -724,7 +727,13 @@ impl From<Piece> for Generated {
                 StoppedBy::Token(id) => StopReason::Token(id),
                 StoppedBy::Text(text) => StopReason::Text(text),
             }),
-            usage: (usage.prompt, usage.completion, usage.cached),
+            usage: (
+                usage.prompt,
+                usage.completion,
+                usage.cached,
+                usage.drafted,
+                usage.accepted,
+            ),
             timings: (
                 t.load,
                 t.queue,

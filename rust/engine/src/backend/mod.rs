@@ -115,6 +115,17 @@ pub enum Finish {
     Failed(Error),
 }
 
+/// Tokens that may come to follow the one drawn last in a slot. Whoever proposes them need not be right:
+/// a step verifies them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Draft {
+    pub slot: usize,
+    pub tokens: Vec<u32>,
+}
+
+/// Most rows of a step that verifies drafts, of all its sequences together.
+pub const ROUND_ROWS: usize = 64;
+
 /// One generated token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Event {
@@ -345,6 +356,25 @@ pub trait Backend: Send {
     /// Queues one decode step of every slot that decodes. An error is one of all slots; what ails
     /// one slot comes as its [`Finish::Failed`].
     fn decode(&mut self) -> Result<()>;
+
+    /// The same step where some slots have a draft, one each, all together of up to [`ROUND_ROWS`] rows:
+    /// the token drawn last and each drafted one is a row. The slot draws from its rows in turn, each with
+    /// the index, penalties and ends that steps of one token would have, for as long as what it drew is
+    /// the draft's next token. So its tokens are those that it would have drawn without; a step gives at
+    /// least one and at most one more than were drafted. Of what a wrong draft left in the cache nothing
+    /// is ever read.
+    ///
+    /// # Errors
+    /// As [`Backend::decode`]; [`Error::Internal`] where it is not [`Backend::is_settled`], for a token of
+    /// no vocabulary, too many rows, and a plan that keeps states, which do not go back.
+    fn decode_drafted(&mut self, drafts: &[Draft]) -> Result<()>;
+
+    /// What a further row of a step takes, of the time of a step of one row. Nothing but the length of
+    /// drafts depends on it.
+    fn row_cost(&self) -> f32;
+
+    /// Whether every step that was queued was drained: what was drawn last is known.
+    fn is_settled(&self) -> bool;
 
     /// The tokens drawn since the last call, in order. With `wait`, blocks until the oldest queued
     /// step is done; where nothing is queued it returns at once.

@@ -30,6 +30,7 @@ use crate::tokenizer::Tokenizer;
 use crate::weights::Model;
 
 pub mod device;
+mod lookup;
 pub(crate) mod memory;
 mod options;
 mod owner;
@@ -46,6 +47,7 @@ pub use crate::backend::{
     GraphCheck, GraphMode, GraphProfile, GraphQuestion, GraphStats, StepCheck,
 };
 pub use crate::pages::Places;
+pub use lookup::MOST_DRAFTED;
 pub use options::{GraphOptions, Options, DEFAULT_CTX, DEFAULT_DIR_BYTES, MAX_BATCH};
 pub use prefixes::PrefixKeeping;
 pub use queue::close_all;
@@ -342,6 +344,15 @@ impl Engine {
                 name: "timed_from",
                 value: request.timed_from.to_string(),
                 reason: format!("must be less than the {prompt} tokens of the prompt"),
+            });
+        }
+        if request.prompt_lookup > 0 && self.loaded.keeps_states {
+            return Err(Error::Argument {
+                name: "prompt_lookup_num_tokens",
+                value: request.prompt_lookup.to_string(),
+                reason: "layers of this model keep a state, which does not go back behind a token \
+                         that was drafted wrongly; use 0"
+                    .into(),
             });
         }
         Ok(prompt.saturating_add(request.max_tokens).min(n_ctx))

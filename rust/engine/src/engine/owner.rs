@@ -9,14 +9,17 @@ use std::sync::mpsc::Sender;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::lookup::{Lookup, Text};
 use super::queue::{Job, Look, Shared, Work, CLOSED};
 use super::request::{
     Cut, FinishReason, Finished, Outlet, Piece, Request, StoppedBy, Timings, Usage,
 };
 use super::stats::{Now, Rates};
 use super::text::TextStream;
-use super::turns::{self, worth_waiting, Pace, MIN_ROWS};
-use crate::backend::{Backend, Event, Finish, LogitsPath, SlotRequest, PAGE_TOKENS};
+use super::turns::{self, worth_waiting, Pace, MIN_ROWS, SHARED_SLICE};
+use crate::backend::{
+    Backend, Draft, Event, Finish, LogitsPath, SlotRequest, PAGE_TOKENS, ROUND_ROWS,
+};
 use crate::error::{Error, Result};
 use crate::pages::format::Content;
 use crate::pages::{Pool, Sequence};
@@ -90,6 +93,11 @@ struct Generation {
     last: Option<Mark>,
     drawn: Vec<u32>,
     given: usize,
+    /// Where drafts are asked for.
+    lookup: Option<Lookup>,
+    /// Tokens drafted so far, and those of them that were drawn.
+    drafted: usize,
+    accepted: usize,
     /// Who wants the keys and values of the prompt.
     save: Option<Sender<Result<Content>>>,
 }
@@ -131,6 +139,14 @@ impl Active {
         match &self.task {
             Task::Generate(g) => &g.request.prompt,
             Task::Logits { .. } => &[],
+        }
+    }
+
+    /// What drafts its next tokens, where that is asked for.
+    fn lookup(&self) -> Option<&Lookup> {
+        match &self.task {
+            Task::Generate(g) => g.lookup.as_ref(),
+            Task::Logits { .. } => None,
         }
     }
 
@@ -302,6 +318,10 @@ impl Owner {
             }
             Work::Generate { request, out, save } => {
                 let mut ends = request.stop_token_ids.clone();
+                let lookup = match request.prompt_lookup {
+                    0 => None,
+                    most => Some(Lookup::new(most, self.backend.row_cost())),
+                };
                 if !request.ignore_eos {
                     ends.extend(self.tokenizer.vocab().end_of_text());
                 }
@@ -326,6 +346,9 @@ impl Owner {
                     last: None,
                     drawn: Vec::new(),
                     given: 0,
+                    lookup,
+                    drafted: 0,
+                    accepted: 0,
                     save,
                 }))
             }
@@ -532,14 +555,72 @@ impl Owner {
             return Ok(());
         }
         let begun = Instant::now();
-        while self.backend.may_queue() {
-            if let Err(e) = self.backend.decode() {
+        let settled = self.backend.is_settled();
+        let drafts = self.drafts(settled);
+        if drafts.is_empty() {
+            while self.backend.may_queue() {
+                if let Err(e) = self.backend.decode() {
+                    return self.fail_decoding(&e);
+                }
+            }
+        } else if settled {
+            if let Err(e) = self.backend.decode_drafted(&drafts) {
                 return self.fail_decoding(&e);
             }
         }
+        // Else somebody has a draft behind tokens that are still to come.
         self.deliver(true)?;
         self.step_took = begun.elapsed();
         Ok(())
+    }
+
+    /// What the texts of sequences let expect of their next tokens; the step that is to verify it is begun
+    /// at once where all is `settled`.
+    fn drafts(&mut self, settled: bool) -> Vec<Draft> {
+        let decoding = || self.active.iter().flatten().filter(|a| a.decodes());
+        let running = decoding().count();
+        let mut askers = decoding().filter(|a| a.lookup().is_some()).count();
+        let mut drafts = Vec::new();
+        if askers == 0 {
+            return drafts;
+        }
+        let mut room = ROUND_ROWS.saturating_sub(running);
+        if running > 1 {
+            // The others wait for these rows too.
+            let rows = self.prefill_pace.rows(SHARED_SLICE).unwrap_or(MIN_ROWS);
+            room = room.min(rows.saturating_sub(running));
+        }
+        let n_ctx = self.backend.limits().n_ctx;
+        for (slot, active) in self.active.iter_mut().enumerate() {
+            let Some(active) = active.as_mut().filter(|a| a.decodes()) else {
+                continue;
+            };
+            let Task::Generate(g) = &mut active.task else {
+                continue;
+            };
+            let Some(lookup) = &mut g.lookup else {
+                continue;
+            };
+            let text = Text {
+                prompt: &g.request.prompt,
+                drawn: &g.drawn,
+            };
+            // The last row gives the last token that there is room for.
+            let left = g.request.max_tokens.saturating_sub(g.drawn.len() + 1);
+            let most = left.min(n_ctx.saturating_sub(text.len() + 1));
+            let tokens = lookup.draft(&text, most.min(room / askers), settled);
+            askers -= 1;
+            room -= tokens.len();
+            if tokens.is_empty() {
+                continue;
+            }
+            if settled {
+                g.drafted += tokens.len();
+                self.now.done.drafted_tokens += tokens.len() as u64;
+            }
+            drafts.push(Draft { slot, tokens });
+        }
+        drafts
     }
 
     fn fail_decoding(&mut self, error: &Error) -> Result<()> {
@@ -581,6 +662,10 @@ impl Owner {
         g.last = Some(mark);
         g.drawn.push(event.token);
         self.now.done.generated_tokens += 1;
+        if g.lookup.as_mut().is_some_and(Lookup::was_drafted) {
+            g.accepted += 1;
+            self.now.done.accepted_tokens += 1;
+        }
         let mut piece = Piece::default();
         let mut end = match event.finish {
             Some(Finish::Stop) => Some(End::Stop(StoppedBy::Token(event.token))),
@@ -658,6 +743,8 @@ impl Owner {
                 prompt: g.request.prompt.len(),
                 cached: active.sequence.cached(),
                 completion: g.given,
+                drafted: g.drafted,
+                accepted: g.accepted,
             },
             timings,
         });

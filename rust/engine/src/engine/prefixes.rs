@@ -194,6 +194,7 @@ impl Engine {
             timed_from: 0,
             priority: 0,
             asked: None,
+            prompt_lookup: 0,
         };
         let tokens = self.check(&request)?;
         let identity = self

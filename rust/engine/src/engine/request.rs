@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
+use super::lookup::MOST_DRAFTED;
 use super::queue::Shared;
 use super::text::check_stops;
 use super::turns::check_priority;
@@ -39,6 +40,9 @@ pub struct Request {
     pub priority: i32,
     /// When its caller first asked for it, if that was before now: a full queue may have refused it.
     pub asked: Option<Instant>,
+    /// Most tokens that are drafted from the sequence's own text for one step to verify; 0: none are. The
+    /// result is the same.
+    pub prompt_lookup: usize,
 }
 
 /// Most stop tokens of a request.
@@ -68,6 +72,14 @@ impl Request {
         if let Some(token) = stops.iter().find(|t| **t as usize >= n_vocab) {
             let reason = format!("the vocabulary has {n_vocab} tokens, from 0");
             return bad("stop_token_ids", format!("token {token}"), reason);
+        }
+        if self.prompt_lookup > MOST_DRAFTED {
+            let reason = format!("must be from 0 to {MOST_DRAFTED}; 0 drafts nothing");
+            return bad(
+                "prompt_lookup_num_tokens",
+                self.prompt_lookup.to_string(),
+                reason,
+            );
         }
         if self.max_tokens == 0 {
             return bad("max_tokens", "0".into(), "must be 1 or more".into());
@@ -132,6 +144,9 @@ pub struct Usage {
     pub cached: usize,
     /// Tokens of the result. The token that ended the text is not counted.
     pub completion: usize,
+    /// Tokens that were drafted, and those of them that were drawn then.
+    pub drafted: usize,
+    pub accepted: usize,
 }
 
 /// Seconds of wall clock.

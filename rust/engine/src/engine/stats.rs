@@ -35,6 +35,9 @@ pub struct Done {
     pub prompt_tokens: u64,
     pub cached_tokens: u64,
     pub generated_tokens: u64,
+    /// Tokens that were drafted, and those of them that were drawn then.
+    pub drafted_tokens: u64,
+    pub accepted_tokens: u64,
     /// Tokens a second over the last [`WINDOW`] in which something ran.
     pub prompt_rate: f64,
     pub generated_rate: f64,

@@ -3,7 +3,7 @@ use std::collections::HashMap;
 use std::sync::Barrier;
 
 use super::*;
-use crate::backend::{Event, Finish, SlotRequest};
+use crate::backend::{Draft, Event, Finish, SlotRequest};
 use crate::gguf::{Array, Value};
 use crate::quant;
 use crate::sampler::{random, Params};
@@ -11,6 +11,7 @@ use crate::sampler::{random, Params};
 #[path = "../../../tests/files/fixture.rs"]
 mod fixture;
 mod lines;
+mod lookup;
 mod pages;
 mod prefixes;
 mod scheduling;
@@ -158,6 +159,17 @@ impl Faulty {
             assert!(!reads, "slot {slot} writes page {page} of slot {other}");
         }
     }
+
+    fn before_step(&mut self) -> Result<()> {
+        self.steps += 1;
+        std::thread::sleep(self.faults.delay);
+        self.faults.log.lock().unwrap().push(Did::Step);
+        assert!(self.faults.panic_at != Some(self.steps), "a planted panic");
+        match self.faults.error_at == Some(self.steps) {
+            true => Err(Error::Internal("a planted error".into())),
+            false => Ok(()),
+        }
+    }
 }
 
 impl Backend for Faulty {
@@ -203,14 +215,21 @@ impl Backend for Faulty {
     }
 
     fn decode(&mut self) -> Result<()> {
-        self.steps += 1;
-        std::thread::sleep(self.faults.delay);
-        self.faults.log.lock().unwrap().push(Did::Step);
-        assert!(self.faults.panic_at != Some(self.steps), "a planted panic");
-        if self.faults.error_at == Some(self.steps) {
-            return Err(Error::Internal("a planted error".into()));
-        }
+        self.before_step()?;
         self.inner.decode()
+    }
+
+    fn decode_drafted(&mut self, drafts: &[Draft]) -> Result<()> {
+        self.before_step()?;
+        self.inner.decode_drafted(drafts)
+    }
+
+    fn row_cost(&self) -> f32 {
+        self.inner.row_cost()
+    }
+
+    fn is_settled(&self) -> bool {
+        self.inner.is_settled()
     }
 
     fn drain(&mut self, wait: bool) -> Result<Vec<Event>> {
@@ -314,6 +333,7 @@ fn request(text: &str, max_tokens: usize, seed: u64) -> Request {
         timed_from: 0,
         priority: 0,
         asked: None,
+        prompt_lookup: 0,
     }
 }
 
@@ -361,27 +381,6 @@ fn same(a: &Piece, b: &Piece) -> bool {
         p.logprobs.iter().map(all).collect()
     };
     a.text == b.text && a.token_ids == b.token_ids && bits(a) == bits(b)
-}
-
-#[test]
-fn a_sequence_in_a_batch_equals_its_solo_run() {
-    let engine = engine(3);
-    let alone: Vec<Piece> = six()
-        .iter()
-        .map(|r| finish(&submit(&engine, r)).unwrap())
-        .collect();
-    let tickets: Vec<_> = six().iter().map(|r| submit(&engine, r)).collect();
-    for (ticket, alone) in tickets.iter().zip(&alone) {
-        let together = finish(ticket).unwrap();
-        assert!(same(&together, alone), "{together:?} {alone:?}");
-        let end = together.finished.unwrap();
-        assert_eq!(end.reason, FinishReason::Length);
-        assert_eq!(end.usage.completion, together.token_ids.len());
-        assert_eq!(end.timings.decoded, together.token_ids.len() - 1);
-        assert!(end.timings.sampling <= end.timings.decode && end.timings.load > 0.0);
-    }
-    // Different seeds, different texts: the comparison above compared something.
-    assert_ne!(alone[0].token_ids[..20], alone[2].token_ids[..20]);
 }
 
 fn collect_logits(engine: &Engine, ids: &[u32], path: LogitsPath) -> Vec<f32> {

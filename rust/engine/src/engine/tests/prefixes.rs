@@ -236,6 +236,18 @@ impl Backend for Writes {
         Ok(())
     }
 
+    fn decode_drafted(&mut self, _: &[crate::backend::Draft]) -> Result<()> {
+        Ok(())
+    }
+
+    fn row_cost(&self) -> f32 {
+        1.0
+    }
+
+    fn is_settled(&self) -> bool {
+        true
+    }
+
     fn drain(&mut self, _: bool) -> Result<Vec<Event>> {
         Ok(Vec::new())
     }

@@ -1,4 +1,5 @@
 //! Whatever comes and goes: each sequence equals its solo run, and nothing of it stays.
+use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 use proptest::prelude::*;
@@ -27,13 +28,16 @@ fn prompts() -> impl Strategy<Value = Vec<u32>> {
 fn samplings() -> impl Strategy<Value = Params> {
     let temperature = prop_oneof![Just(0.0f32), 0.2f32..3.0];
     let penalty = prop_oneof![Just(1.0f32), 1.0f32..1.5];
-    (any::<u64>(), temperature, 0usize..40, 0.3f32..=1.0, penalty).prop_map(
-        |(seed, temperature, top_k, top_p, repeat_penalty)| Params {
+    let bias = prop_oneof![3 => Just(BTreeMap::new()), 1 => Just(lookup::few())];
+    let filters = (0usize..40, 0.3f32..=1.0);
+    (any::<u64>(), temperature, filters, penalty, bias).prop_map(
+        |(seed, temperature, (top_k, top_p), repeat_penalty, logit_bias)| Params {
             seed,
             temperature,
             top_k,
             top_p,
             repeat_penalty,
+            logit_bias,
             logprobs: seed.is_multiple_of(3).then_some(2),
             ..Params::default()
         },
@@ -48,7 +52,11 @@ fn requests() -> impl Strategy<Value = Asked> {
     ];
     let cancelled = prop_oneof![4 => Just(None), 1 => (0usize..20, any::<bool>()).prop_map(Some)];
     let ends = (1usize..40, any::<bool>(), 0u32..300);
-    let place = (-100i32..=100, 0u64..4);
+    let place = (
+        -100i32..=100,
+        0u64..4,
+        prop_oneof![Just(0usize), 1usize..=31],
+    );
     (prompts(), samplings(), stop, ends, cancelled, place).prop_map(
         |(prompt, sampling, stop, (max_tokens, ignore_eos, stop_token), cancelled, place)| Asked {
             request: Request {
@@ -65,6 +73,7 @@ fn requests() -> impl Strategy<Value = Asked> {
                 timed_from: 0,
                 priority: place.0,
                 asked: None,
+                prompt_lookup: place.2,
             },
             after: place.1,
             cancelled,
@@ -112,6 +121,27 @@ fn solo() -> &'static Engine {
     })
 }
 
+#[test]
+fn a_sequence_in_a_batch_equals_its_solo_run() {
+    let engine = engine(3);
+    let alone: Vec<Piece> = six()
+        .iter()
+        .map(|r| finish(&submit(&engine, r)).unwrap())
+        .collect();
+    let tickets: Vec<_> = six().iter().map(|r| submit(&engine, r)).collect();
+    for (ticket, alone) in tickets.iter().zip(&alone) {
+        let together = finish(ticket).unwrap();
+        assert!(same(&together, alone), "{together:?} {alone:?}");
+        let end = together.finished.unwrap();
+        assert_eq!(end.reason, FinishReason::Length);
+        assert_eq!(end.usage.completion, together.token_ids.len());
+        assert_eq!(end.timings.decoded, together.token_ids.len() - 1);
+        assert!(end.timings.sampling <= end.timings.decode && end.timings.load > 0.0);
+    }
+    // Different seeds, different texts: the comparison above compared something.
+    assert_ne!(alone[0].token_ids[..20], alone[2].token_ids[..20]);
+}
+
 /// Nothing runs, waits or is held.
 fn is_empty(engine: &Engine) -> bool {
     let Stats {
@@ -137,7 +167,11 @@ fn each_equals_its_solo_run(engine: &Engine, asked: &[Asked]) {
             let Some(found) = found.join().unwrap() else {
                 continue;
             };
-            let alone = finish(&submit(solo(), &one.request)).unwrap();
+            let plain = Request {
+                prompt_lookup: 0,
+                ..one.request.clone()
+            };
+            let alone = finish(&submit(solo(), &plain)).unwrap();
             let (end, fresh) = (
                 found.finished.clone().unwrap(),
                 alone.finished.clone().unwrap(),
@@ -174,4 +208,12 @@ fn random_requests_equal_their_solo_runs_and_leave_nothing() {
     });
     let [narrow, wide] = engines.map(|engine| engine.stats().unwrap().done);
     assert!(narrow.requests + wide.requests > 50 && narrow.prefix_hits + wide.prefix_hits > 10);
+    let (drafted, accepted) = (
+        narrow.drafted_tokens + wide.drafted_tokens,
+        narrow.accepted_tokens + wide.accepted_tokens,
+    );
+    assert!(
+        drafted > accepted && accepted > 10,
+        "{accepted} of {drafted}"
+    );
 }

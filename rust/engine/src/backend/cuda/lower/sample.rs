@@ -3,7 +3,7 @@
 
 use bytemuck::Zeroable;
 
-use super::lowering::sizes;
+use super::lowering::{flag, sizes};
 use super::params::{SlotState, CONSTANTS};
 use crate::backend::cuda::driver::source::{shared, Layout, Shared, Source, Variant};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
@@ -70,6 +70,10 @@ shared! {
         ring: u64,
         /// One u32: steps done.
         step: u64,
+        /// `[rows]` u32, where drafts are verified.
+        tokens: u64,
+        /// The same.
+        positions: u64,
         max_rows: u32,
         unused: u32,
     }
@@ -111,6 +115,16 @@ pub struct Draw {
     pub ring: u64,
     /// The u32 to which each draw adds one; 0 before the first.
     pub step: u64,
+    pub drafts: Option<Drafts>,
+}
+
+/// Rows of drafts to verify: those of a slot are neighbours, the token drawn last and its draft.
+#[derive(Debug, Clone, Copy)]
+pub struct Drafts {
+    /// `[rows]` u32.
+    pub tokens: u64,
+    /// `[rows]` u32.
+    pub positions: u64,
 }
 
 /// One word of the ring: what a step did to one row's slot.
@@ -169,10 +183,12 @@ pub fn specs(at: &SampleAddresses, shape: &SampleShape, draw: &Draw) -> Vec<Spec
         list: at.list,
         ring: draw.ring,
         step: draw.step,
+        tokens: draw.drafts.map_or(0, |drafts| drafts.tokens),
+        positions: draw.drafts.map_or(0, |drafts| drafts.positions),
         max_rows: shape.max_rows as u32,
         unused: 0,
     };
-    let variant = variant(shape.n_vocab, shape.n_ctx);
+    let variant = variant(shape.n_vocab, shape.n_ctx, draw.drafts.is_some());
     let tiles = shape.n_vocab.div_ceil(TILE).min(MAX_BLOCKS);
     let blocks = BLOCKS_WANTED.div_ceil(draw.rows.max(1)).min(tiles) as u32;
     let grid = [blocks, draw.rows as u32, 1];
@@ -180,7 +196,19 @@ pub fn specs(at: &SampleAddresses, shape: &SampleShape, draw: &Draw) -> Vec<Spec
     // them.
     let all = draw.rows * shape.n_vocab * 8;
     let row = draw.rows * ROW_BYTES;
-    [
+    let accept = draw.drafts.map(|_| {
+        let grid = [draw.rows as u32, 1, 1];
+        let mut spec = Spec::new(
+            variant.clone(),
+            "sample_accept",
+            grid,
+            THREADS as u32,
+            &arguments,
+        );
+        spec.traffic = Traffic::rows(row);
+        spec
+    });
+    let draws = [
         ("sample_adjust", all),
         ("sample_bins", row),
         ("sample_cut", row),
@@ -190,12 +218,12 @@ pub fn specs(at: &SampleAddresses, shape: &SampleShape, draw: &Draw) -> Vec<Spec
         let mut spec = Spec::new(variant.clone(), entry, grid, THREADS as u32, &arguments);
         spec.traffic = Traffic::rows(bytes);
         spec
-    })
-    .into()
+    });
+    draws.into_iter().chain(accept).collect()
 }
 
-/// The kernels for a vocabulary and a context.
-pub fn variant(n_vocab: usize, n_ctx: usize) -> Variant {
+/// The kernels for a vocabulary and a context, which draw at once or verify drafts.
+pub fn variant(n_vocab: usize, n_ctx: usize, verifies: bool) -> Variant {
     let constants = [
         ("N_VOCAB", n_vocab),
         ("N_CTX", n_ctx),
@@ -205,7 +233,7 @@ pub fn variant(n_vocab: usize, n_ctx: usize) -> Variant {
         ("LIST", LIST),
         ("RING_STEPS", RING_STEPS),
     ];
-    Variant::new(&SOURCE, sizes(&constants))
+    Variant::new(&SOURCE, sizes(&constants) + &flag("VERIFIES", verifies))
 }
 
 /// All of the state that sampling parameters decide.

@@ -12,15 +12,15 @@ use super::decoder::Decoder;
 use super::dispatch::{default_sizes, Dispatch};
 use super::prefill::{check_chunk, forced_step, logits_pass, Chunks};
 use super::ready::Way;
-use super::sequences::Sequences;
+use super::sequences::{Round, Sequences};
 use crate::backend::cuda::driver::buffer::PinnedBytes;
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::backend::cuda::driver::source::Variant;
 use crate::backend::cuda::driver::spec::Spec;
 use crate::backend::{
-    Backend, Event, GpuOptions, GraphMode, HostMemory, Inspect, Limits, LogitsPath, Needs,
-    RunnerOptions, SharedStats, SlotRequest, Storage, Weights,
+    Backend, Draft, Event, GpuOptions, GraphMode, HostMemory, Inspect, Limits, LogitsPath, Needs,
+    RunnerOptions, SharedStats, SlotRequest, Storage, Weights, ROUND_ROWS,
 };
 use crate::error::{Error, Result};
 use crate::plan::Plan;
@@ -29,7 +29,7 @@ use crate::plan::Plan;
 const QUEUE_DEPTH: usize = 2;
 
 /// Rows of one pass where all give logits, which take much memory.
-const LOGIT_ROWS: usize = 64;
+const LOGIT_ROWS: usize = ROUND_ROWS;
 
 /// For what no buffer holds: kernels, graphs, and what the driver keeps of both.
 const RESERVE: u64 = 64 << 20;
@@ -255,6 +255,25 @@ impl CudaBackend {
         decoder.card.kv.take_error().map_or(Ok(()), Err)
     }
 
+    /// Refuses drafts that no step can verify.
+    fn check_round(&self, drafts: &[Draft], rows: usize, sequences: usize) -> Result<()> {
+        let n_vocab = self.limits.n_vocab;
+        let mut tokens = drafts.iter().flat_map(|draft| &draft.tokens);
+        let wrong = if let Some(token) = tokens.find(|token| **token as usize >= n_vocab) {
+            format!("token {token} of {n_vocab} is drafted")
+        } else if !self.is_settled() || rows > ROUND_ROWS.max(sequences) {
+            format!(
+                "{rows} rows of drafts behind a step: {}",
+                !self.is_settled()
+            )
+        } else if !self.decoder.card.plan().states.is_empty() {
+            "a draft for a state, which keeps it".into()
+        } else {
+            return Ok(());
+        };
+        Err(Error::Internal(wrong))
+    }
+
     /// Reads every queued step: the host is about to use a buffer that they use.
     ///
     /// # Errors
@@ -351,7 +370,7 @@ impl Backend for CudaBackend {
         let draws = sample && !tokens.is_empty();
         if draws {
             self.decoder.ring.push(vec![(slot, epoch)], false);
-            self.sequences.set_live(slot)?;
+            self.sequences.set_live(slot, start + tokens.len())?;
         }
         let card = &self.decoder.card;
         card.settle()?;
@@ -381,6 +400,34 @@ impl Backend for CudaBackend {
         self.decoder.run(key)?;
         self.decoder.ring.push(live, true);
         Ok(())
+    }
+
+    fn decode_drafted(&mut self, drafts: &[Draft]) -> Result<()> {
+        let rounds = self.sequences.rounds(drafts);
+        let rows = rounds.iter().map(|round| round.tokens.len()).sum();
+        self.check_round(drafts, rows, rounds.len())?;
+        if rounds.is_empty() {
+            self.idle = true;
+            return Ok(());
+        }
+        let key = self.dispatch.choose_round(rows);
+        self.prepare(key)?;
+        self.decoder.set_rounds(&rounds, key.rows)?;
+        self.decoder.run(key)?;
+        let owner = |round: &Round| vec![(round.slot, round.epoch); round.tokens.len()];
+        self.decoder
+            .ring
+            .push(rounds.iter().flat_map(owner).collect(), true);
+        Ok(())
+    }
+
+    fn row_cost(&self) -> f32 {
+        // Up to eight rows read the weights once; what is left is attention and the draw.
+        0.1
+    }
+
+    fn is_settled(&self) -> bool {
+        self.decoder.ring.is_empty() && !self.sequences.has_events()
     }
 
     fn drain(&mut self, wait: bool) -> Result<Vec<Event>> {

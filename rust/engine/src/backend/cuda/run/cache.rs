@@ -21,6 +21,8 @@ pub const WARM_UPS: usize = 2;
 pub enum Purpose {
     /// A decode step, which draws.
     Step,
+    /// A decode step that verifies drafts: rows are the host's.
+    Round,
     /// A chunk of a prompt whose positions are below `span`; it draws from the `wanted` last rows.
     Chunk { wanted: usize, span: usize },
     /// A part of a prompt whose positions are below `span`, for the logits of all rows.
@@ -40,6 +42,13 @@ pub struct Key {
     pub rows: usize,
 }
 
+impl Purpose {
+    /// Whether it is a step, which padding alone does not change: of few sizes, captured at once and kept.
+    pub fn is_step(self) -> bool {
+        matches!(self, Self::Step | Self::Round)
+    }
+}
+
 impl Key {
     /// A decode step.
     pub fn step(way: Way, rows: usize) -> Self {
@@ -52,6 +61,7 @@ impl Key {
         let rows = self.rows;
         match self.purpose {
             Purpose::Step => format!("the decode step of {rows} rows"),
+            Purpose::Round => format!("the step of {rows} rows that verifies drafts"),
             Purpose::Chunk { .. } => format!("a prompt's chunk of {rows} rows"),
             Purpose::Logits { .. } => format!("a pass for the logits of {rows} rows"),
             Purpose::Forced => "the step that logits are forced through".into(),
@@ -164,7 +174,7 @@ impl Cache {
     }
 
     fn make_room(&mut self, key: Key) {
-        if key.purpose != Purpose::Step && self.used.len() >= self.most {
+        if !key.purpose.is_step() && self.used.len() >= self.most {
             if let Some(oldest) = self.used.pop_front() {
                 self.set_aside(oldest);
             }
@@ -172,9 +182,9 @@ impl Cache {
     }
 
     fn make(&mut self, key: Key, launches: Vec<Launch>, stream: &Stream) -> Result<&Ready> {
-        let spare = match (key.purpose, key.way) {
-            (Purpose::Step, _) | (_, Way::Eager | Way::Piecewise) => None,
-            (_, Way::Full) => self.spare.take(),
+        let spare = match (key.purpose.is_step(), key.way) {
+            (true, _) | (_, Way::Eager | Way::Piecewise) => None,
+            (false, Way::Full) => self.spare.take(),
         };
         let free = match key.way {
             Way::Eager => 0,
@@ -196,7 +206,7 @@ impl Cache {
     }
 
     fn insert(&mut self, key: Key, ready: Ready) -> &Ready {
-        if key.purpose != Purpose::Step && !self.used.contains(&key) {
+        if !key.purpose.is_step() && !self.used.contains(&key) {
             self.used.push_back(key);
         }
         let entry = Entry { ready, runs: 0 };

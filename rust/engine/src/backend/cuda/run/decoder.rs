@@ -11,12 +11,15 @@ use super::ready::{Ready, Way};
 use super::ring::Ring;
 use super::rows::RowBuffers;
 use super::sampling::Sampling;
+use super::sequences::Round;
+use crate::backend::cuda::driver::buffer::DeviceBuffer;
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::launch::{run_all, Launch};
 use crate::backend::cuda::driver::ranges::Range;
 use crate::backend::cuda::driver::spec::Spec;
 use crate::backend::cuda::lower::lowering::{Inputs, Pass, Path};
-use crate::backend::cuda::lower::sample::{Draw, SampleShape};
+use crate::backend::cuda::lower::params::PADDING_SLOT;
+use crate::backend::cuda::lower::sample::{Drafts, Draw, SampleShape};
 use crate::backend::{CapturedStep, RunnerOptions, Weights};
 use crate::error::{Error, Result};
 use crate::plan::Plan;
@@ -80,7 +83,7 @@ impl Decoder {
         self.n_vocab
     }
 
-    fn draw_specs(&self, rows: usize, slots: u64) -> Vec<Spec> {
+    fn draw_specs(&self, rows: usize, slots: u64, drafts: Option<Drafts>) -> Vec<Spec> {
         let (ring, step) = self.ring.addresses();
         self.sampling.specs(&Draw {
             rows,
@@ -88,6 +91,7 @@ impl Decoder {
             slots,
             ring,
             step,
+            drafts,
         })
     }
 
@@ -112,13 +116,22 @@ impl Decoder {
                     ..self.rows.inputs()
                 };
                 let mut specs = self.card.specs(&Pass::step(rows, inputs))?;
-                specs.extend(self.draw_specs(rows, inputs.state_slots));
+                specs.extend(self.draw_specs(rows, inputs.state_slots, None));
+                Ok(specs)
+            }
+            Purpose::Round => {
+                let mut specs = self.card.specs(&Pass::step(rows, given))?;
+                let drafts = Drafts {
+                    tokens: given.tokens,
+                    positions: given.positions,
+                };
+                specs.extend(self.draw_specs(rows, given.state_slots, Some(drafts)));
                 Ok(specs)
             }
             Purpose::Chunk { wanted, span } => {
                 let mut specs = self.card.specs(&prefill(wanted, span))?;
                 if wanted > 0 {
-                    specs.extend(self.draw_specs(wanted, given.state_slots));
+                    specs.extend(self.draw_specs(wanted, given.state_slots, None));
                 }
                 Ok(specs)
             }
@@ -143,12 +156,12 @@ impl Decoder {
         let begun = Instant::now();
         let _range = Range::new(|| format!("capture of {}", key.name()));
         let launches = self.card.launches(self.specs(key)?)?;
-        if key.purpose != Purpose::Step || key.way == Way::Eager {
+        if !key.purpose.is_step() || key.way == Way::Eager {
             self.lists.add_cold(key, launches, &self.card.stream)?;
             return Ok(None);
         }
         let free = self.card.context.memory()?.0;
-        self.warm_up(&launches, key.rows)
+        self.warm_up(&launches, key)
             .map_err(|e| capture_failure(e, &key.name(), free))?;
         let stream = &self.card.stream;
         let free = || stream.context.memory().map_or(0, |m| m.0);
@@ -196,8 +209,11 @@ impl Decoder {
     }
 
     /// Runs a step of padding alone, which changes nothing but the number of the step.
-    fn warm_up(&mut self, launches: &[Launch], rows: usize) -> Result<()> {
-        self.set_row_slots(Vec::new(), rows)?;
+    fn warm_up(&mut self, launches: &[Launch], key: Key) -> Result<()> {
+        match key.purpose {
+            Purpose::Round => self.set_rounds(&[], key.rows)?,
+            _ => self.set_row_slots(Vec::new(), key.rows)?,
+        }
         for _ in 0..WARM_UPS {
             run_all(launches, &self.card.stream)?;
             self.ring.pass_over(1);
@@ -219,6 +235,29 @@ impl Decoder {
             self.row_slots = slots;
         }
         Ok(())
+    }
+
+    /// Says what the rows of the next round are; the rest of `rows` is padding.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub fn set_rounds(&self, rounds: &[Round], rows: usize) -> Result<()> {
+        let (inputs, stream) = (&self.card.rows, &self.card.stream);
+        let write = |to: &DeviceBuffer, padding: u32, of: &dyn Fn(&Round, usize) -> u32| {
+            let values = rounds
+                .iter()
+                .flat_map(|round| (0..round.tokens.len()).map(|row| of(round, row)));
+            let mut values: Vec<u32> = values.collect();
+            values.resize(rows, padding);
+            to.write(0, &values, stream)
+        };
+        write(&inputs.tokens, 0, &|round, row| round.tokens[row])?;
+        write(&inputs.positions, 0, &|round, row| {
+            (round.position + row) as u32
+        })?;
+        write(&inputs.slots, PADDING_SLOT, &|round, _| round.slot as u32)?;
+        let no_slot = self.n_slots as u32;
+        write(&inputs.state_slots, no_slot, &|round, _| round.slot as u32)
     }
 
     /// Logits of the last pass from row `first` on, into `logits`, once they are there.

@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use super::cache::Key;
+use super::cache::{Key, Purpose};
 use super::ready::Way;
-use crate::backend::{CapturedStep, GraphMode, SharedStats};
+use crate::backend::{CapturedStep, GraphMode, SharedStats, ROUND_ROWS};
 use crate::error::{Error, Result};
 
 /// Most sizes that are captured: each takes device memory and time.
@@ -19,6 +19,15 @@ pub fn default_sizes(most: usize) -> Vec<usize> {
         .chain((80..=256).step_by(16));
     let mut sizes: Vec<usize> = all.take_while(|s| *s < most).collect();
     sizes.push(most);
+    sizes
+}
+
+/// Rows of a step that verifies drafts: up to eight cost what one does, and each is captured when it is
+/// first needed. `most` sequences at least have a row each.
+fn round_sizes(most: usize) -> Vec<usize> {
+    let largest = most.max(ROUND_ROWS);
+    let mut sizes = vec![2, 4, 8, 16, 32, ROUND_ROWS, largest];
+    sizes.dedup();
     sizes
 }
 
@@ -106,6 +115,9 @@ type Condition = fn(&Dispatch, usize) -> bool;
 pub struct Dispatch {
     full: Option<SizeTable>,
     pieces: Option<SizeTable>,
+    /// Of steps that verify drafts, and how they are run.
+    rounds: SizeTable,
+    round_way: Way,
     missed: [u64; CONDITIONS.len()],
     stats: Arc<SharedStats>,
 }
@@ -141,6 +153,12 @@ impl Dispatch {
         let dispatch = Self {
             full: mode.is_full().then(|| table(sizes)),
             pieces,
+            rounds: SizeTable::new(round_sizes(n_slots), padding),
+            round_way: match mode {
+                GraphMode::None => Way::Eager,
+                GraphMode::Piecewise => Way::Piecewise,
+                GraphMode::Full | GraphMode::FullAndPiecewise => Way::Full,
+            },
             missed: [0; CONDITIONS.len()],
             stats: Arc::default(),
         };
@@ -204,6 +222,31 @@ impl Dispatch {
             self.missed[condition] += 1;
         }
         let key = self.way(rows);
+        self.count(key);
+        key
+    }
+
+    /// As [`Dispatch::choose`], for a step of `rows` rows that verifies drafts.
+    pub fn choose_round(&mut self, rows: usize) -> Key {
+        let size = self.rounds.find(rows);
+        let way = match (self.round_way, size) {
+            (Way::Eager, _) | (_, None) => Way::Eager,
+            (way, Some(_)) => way,
+        };
+        if way == Way::Eager {
+            // Of the conditions: there are no graphs, or none of this size.
+            self.missed[if self.round_way == way { 0 } else { 3 }] += 1;
+        }
+        let key = Key {
+            purpose: Purpose::Round,
+            way,
+            rows: size.filter(|_| way != Way::Eager).unwrap_or(rows),
+        };
+        self.count(key);
+        key
+    }
+
+    fn count(&self, key: Key) {
         let mut stats = self.stats.lock();
         match key.way {
             Way::Full => stats.full += 1,
@@ -213,7 +256,6 @@ impl Dispatch {
                 stats.missed = self.missed();
             }
         }
-        key
     }
 
     /// Steps to capture at load: all of them, or the one that a lone sequence needs.

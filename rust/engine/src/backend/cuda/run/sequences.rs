@@ -2,7 +2,7 @@
 
 use super::ring::{Queued, Ring};
 use crate::backend::cuda::lower::sample::Record;
-use crate::backend::{Event, Finish};
+use crate::backend::{Draft, Event, Finish};
 use crate::error::{Error, Result};
 use crate::sampler;
 
@@ -14,7 +14,21 @@ struct Sequence {
     generated: usize,
     /// Whether the last record read left it decoding.
     live: bool,
+    /// Tokens of its prompt, and the one drawn last.
+    prompt: usize,
+    last: u32,
     logprobs: Option<usize>,
+}
+
+/// A sequence's rows of a step that verifies drafts.
+#[derive(Debug)]
+pub struct Round {
+    pub slot: usize,
+    pub epoch: u64,
+    /// Where its first row's token stands.
+    pub position: usize,
+    /// The token drawn last, and those drafted to follow it.
+    pub tokens: Vec<u32>,
 }
 
 /// The sequences by slot, and what became of them since the engine last asked.
@@ -46,6 +60,8 @@ impl Sequences {
             epoch: self.epoch,
             generated: 0,
             live: false,
+            prompt: 0,
+            last: 0,
             logprobs,
         });
         Ok(())
@@ -61,10 +77,31 @@ impl Sequences {
         Ok(self.get(slot)?.epoch)
     }
 
-    /// Says that `slot` decodes.
-    pub fn set_live(&mut self, slot: usize) -> Result<()> {
-        self.get(slot)?.live = true;
+    /// Says that `slot` decodes, behind a prompt of so many tokens.
+    pub fn set_live(&mut self, slot: usize, prompt: usize) -> Result<()> {
+        let sequence = self.get(slot)?;
+        (sequence.live, sequence.prompt) = (true, prompt);
         Ok(())
+    }
+
+    /// The rows of every sequence that decodes: the token drawn last, and its draft. What was drawn last
+    /// has to be known.
+    pub fn rounds(&self, drafts: &[Draft]) -> Vec<Round> {
+        let slots = self.slots.iter().enumerate();
+        let live = slots.filter_map(|(slot, s)| Some((slot, s.as_ref().filter(|s| s.live)?)));
+        live.map(|(slot, sequence)| {
+            let draft = drafts.iter().find(|draft| draft.slot == slot);
+            let mut tokens = vec![sequence.last];
+            tokens.extend(draft.iter().flat_map(|draft| &draft.tokens));
+            Round {
+                slot,
+                epoch: sequence.epoch,
+                // Its first token stands behind the prompt.
+                position: (sequence.prompt + sequence.generated).saturating_sub(1),
+                tokens,
+            }
+        })
+        .collect()
     }
 
     /// Slot and request of every sequence that decodes.
@@ -100,10 +137,16 @@ impl Sequences {
                 continue;
             };
             let current = self.slots.get_mut(*slot).and_then(Option::as_mut);
-            // A record of an earlier request, or of a step after the sequence had ended.
-            let Some(sequence) = current.filter(|s| s.epoch == *epoch && record.live) else {
+            // Of an earlier request.
+            let Some(sequence) = current.filter(|s| s.epoch == *epoch) else {
                 continue;
             };
+            // Of a step after the sequence had ended, or of a token that was drafted wrongly: whatever
+            // ailed that is nobody's.
+            if !record.live {
+                overflow(*slot);
+                continue;
+            }
             let Record { token, finish, .. } = record;
             let finish = finish.map(|finish| match finish {
                 Finish::Failed(error @ Error::Logits { .. }) => {
@@ -114,6 +157,7 @@ impl Sequences {
             let index = sequence.generated;
             sequence.generated += 1;
             sequence.live = finish.is_none();
+            sequence.last = token;
             let logprobs = match sequence.logprobs {
                 Some(n) if !matches!(finish, Some(Finish::Failed(_))) => {
                     Some(sampler::logprobs(&logits(row)?, token, n)?)

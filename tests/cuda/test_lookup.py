@@ -1,0 +1,58 @@
+"""Prompt lookup on a card: rounds are graphs, and draw what steps draw."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+#: Requests with lookup and without, alone and together; of few tokens, so that they repeat.
+ROUNDS = """
+kv_type = given["kv_type"]
+few = {token: float("inf") for token in range(60, 63)}
+prompt = [60, 61, 62, 60, 61, 62, 60, 61, 9, 60, 61]
+kinds = [
+    {"temperature": 0.0},
+    {"temperature": 1.5, "seed": 7, "logprobs": 2},
+    # Whichever came least goes next, of all and of the last two.
+    {"temperature": 0.0, "repeat_penalty": 1.2, "frequency_penalty": 2.0},
+    {"temperature": 0.0, "frequency_penalty": 2.0, "repeat_last_n": 2},
+    {"temperature": 0.0, "stop_token_ids": [62], "logit_bias": {60: 5.0, 61: 5.0, 62: 4.0}},
+]
+options = {"max_tokens": 24, "logit_bias": few, "ignore_eos": True}
+def numbers(found):
+    logprobs = [(t.token_id, t.logprob) for t in found.logprobs or []]
+    return found.token_ids, found.finish_reason, logprobs
+with onegraph.LLM(path, n_ctx=192, max_batch=3, kv_type=kv_type, device="cuda") as llm:
+    plain = [llm.generate(prompt, **{**options, **kind}) for kind in kinds]
+    with_lookup = {**options, "prompt_lookup_num_tokens": 7}
+    drafted = [llm.generate(prompt, **{**with_lookup, **kind}) for kind in kinds]
+    out["plain"] = [numbers(found) for found in plain]
+    out["drafted"] = [numbers(found) for found in drafted]
+    out["accepted"] = sum(found.usage.accepted_tokens for found in drafted)
+    out["tokens"] = sum(len(found.token_ids) for found in drafted)
+    streams = [
+        llm.generate(prompt, stream=True, **{**(with_lookup if i % 2 else options), **kind})
+        for i, kind in enumerate(kinds)
+    ]
+    out["together"] = [[t for piece in stream for t in piece.token_ids] for stream in streams]
+    stats = llm.graph_stats()
+    out["eager"] = stats.eager
+    out["graphs"] = len(stats.captured)
+    for _ in range(3):
+        again = [llm.generate(prompt, **{**with_lookup, **kind}).token_ids for kind in kinds]
+    out["again"] = again
+    out["more_graphs"] = len(llm.graph_stats().captured) - out["graphs"]
+"""
+
+
+@pytest.mark.parametrize("kv_type", ["i16", "f16"])
+def test_lookups_draw_what_steps_draw(on_card: Any, kv_type: str) -> None:
+    found = on_card(ROUNDS, kv_type=kv_type)
+    assert found["drafted"] == found["plain"]
+    tokens = [own[0] for own in found["plain"]]
+    assert found["together"] == found["again"] == tokens
+    assert found["accepted"] > found["tokens"] / 4
+    # Steps of 1 to 3 sequences, rounds of 2 to 32 rows; all of them replays, and no more come.
+    assert found["eager"] == 0 and found["graphs"] <= 8
+    assert found["more_graphs"] == 0
