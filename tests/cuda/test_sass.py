@@ -102,7 +102,7 @@ def kernels(
         pytest.skip("pip install 'nvidia-cuda-nvrtc-cu12>=12.9', or set ONEGRAPH_TEST_NVRTC")
     folder = tmp_path_factory.mktemp("sass")
     env = os.environ | {"ONEGRAPH_CACHE_DIR": str(folder), "ONEGRAPH_NVRTC": str(compiler)}
-    command = [sys.executable, "-c", COMPILE, str(tiny_llama), "i16", "f16"]
+    command = [sys.executable, "-c", COMPILE, str(tiny_llama), "i16", "q8_0", "f16"]
     subprocess.run(command, env=env, check=True, timeout=500)
     images = defaultdict(list)
     for entry in sorted(folder.rglob("*.cubin")):

@@ -329,6 +329,15 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
                     top[r] = fmaxf(top[r], __shfl_xor_sync(FULL_WARP, top[r], 2));
                     tops[r] = unit_top(top[r], factor[r]);
                 }
+                // Times the units of a block of values.
+                auto weigh = [&](const float (&from)[4], float (&to)[4], uint32_t n, uint32_t block) {
+                    const float2 units = Cache::units_at(values, n * 4 + quarter, block);
+#pragma unroll
+                    for (uint32_t e = 0; e < 4; e++) {
+                        to[e] = mul_rn(from[e], e % 2 ? units.y : units.x);
+                        if (!sees(n, e)) to[e] = 0.0f;
+                    }
+                };
                 int share[2] = {};
 #pragma unroll
                 for (uint32_t n = 0; n < TOKENS; n++) {
@@ -341,6 +350,7 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
                             sees(n, e) ? float_as_u32(fma_rn(s[n][e], 4194304.0f, 8388608.0f))
                                        : 0x4b000000u);
                     }
+                    if (Cache::BLOCKS == 1) weigh(s[n], s[n], n, 0);
                 }
                 float old_share[2], new_share[2];
 #pragma unroll
@@ -365,14 +375,13 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
                 }
 #pragma unroll
                 for (uint32_t block = 0; block < Cache::BLOCKS; block++) {
-                    float v[TOKENS][4], largest[2] = {};
+                    float of_block[TOKENS][4], largest[2] = {};
+                    auto& v = Cache::BLOCKS == 1 ? s : of_block;
 #pragma unroll
                     for (uint32_t n = 0; n < TOKENS; n++) {
-                        const float2 units = Cache::units_at(values, n * 4 + quarter, block);
+                        if (Cache::BLOCKS > 1) weigh(s[n], v[n], n, block);
 #pragma unroll
                         for (uint32_t e = 0; e < 4; e++) {
-                            v[n][e] = mul_rn(s[n][e], e % 2 ? units.y : units.x);
-                            if (!sees(n, e)) v[n][e] = 0.0f;
                             largest[e / 2] = fmaxf(largest[e / 2], v[n][e]);
                         }
                     }
