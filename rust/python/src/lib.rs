@@ -6,6 +6,7 @@ pub mod devices;
 pub mod doorbell;
 pub mod errors;
 mod exit;
+pub mod generation;
 pub mod info;
 pub mod llm;
 pub mod quant;
@@ -23,9 +24,11 @@ mod _native {
     #[pymodule_export]
     use super::doorbell::Doorbell;
     #[pymodule_export]
+    use super::generation::{Generated, Generation};
+    #[pymodule_export]
     use super::info::{model_info, model_plan};
     #[pymodule_export]
-    use super::llm::{check_sampling, sampling_defaults, Engine, Generated, Generation, Loading};
+    use super::llm::{check_sampling, sampling_defaults, Engine, Loading};
     #[pymodule_export]
     use super::quant::{dequantize, kv_types, quant_types, quantize};
     #[pymodule_export]

@@ -1,5 +1,4 @@
-//! `_native.Engine`: a loaded model; `_native.Generation`: a request on its way. `onegraph.llm` puts
-//! the public class around them.
+//! `_native.Engine`: a loaded model. `onegraph.llm` puts the public class around it.
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -9,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use onegraph::backend::LogitsPath;
 use onegraph::engine::{
-    self, Cut, GraphCheck, GraphMode, GraphOptions, GraphQuestion, Options, Piece, Request,
-    StoppedBy, Ticket, Wait, DEFAULT_MAX_TOKENS, POLL,
+    self, GraphCheck, GraphMode, GraphOptions, GraphQuestion, Options, Request, Ticket, Wait,
+    DEFAULT_MAX_TOKENS, POLL,
 };
 use onegraph::sampler::Params;
 use onegraph::template;
@@ -21,6 +20,7 @@ use pyo3::types::PyDict;
 
 use crate::doorbell::Doorbell;
 use crate::errors::{detached, to_py};
+use crate::generation::Generation;
 use crate::template::{finished, ChatTemplate};
 use crate::tokenizer::Tokenizer;
 
@@ -66,7 +66,7 @@ fn json(value: &impl serde::Serialize) -> PyResult<String> {
 }
 
 /// Waits for a ticket's next item, so that Ctrl-C is seen.
-fn wait<T: Send>(py: Python<'_>, ticket: &Ticket<T>) -> PyResult<Option<T>> {
+pub fn wait<T: Send>(py: Python<'_>, ticket: &Ticket<T>) -> PyResult<Option<T>> {
     loop {
         match detached(py, || ticket.next(POLL))? {
             Wait::Item(item) => return Ok(Some(item)),
@@ -668,135 +668,5 @@ impl Engine {
         let (bos, eos) = (text(vocab.bos), text(vocab.eos));
         let inner = finished(py, || template::ChatTemplate::reading(source, bos, eos))?;
         Ok(ChatTemplate { inner })
-    }
-}
-
-/// A request on its way; dropping it cancels it.
-#[pyclass(frozen, module = "onegraph._native")]
-pub struct Generation {
-    ticket: Ticket<Piece>,
-    #[pyo3(get)]
-    seed: u64,
-    /// What `ended` has found so far.
-    whole: Mutex<Piece>,
-}
-
-/// What a sequence stopped at: a token's id or a text.
-#[derive(Clone, IntoPyObject, IntoPyObjectRef)]
-pub enum StopReason {
-    Token(u32),
-    Text(String),
-}
-
-/// What came of a request since the last call.
-#[pyclass(frozen, get_all, module = "onegraph._native")]
-pub struct Generated {
-    text: String,
-    token_ids: Vec<u32>,
-    /// `(logprob, [(token, logprob), ...])` a token.
-    logprobs: Vec<(f32, Vec<(u32, f32)>)>,
-    finish_reason: Option<&'static str>,
-    /// What cut it short.
-    cut: Option<&'static str>,
-    /// The text or token that it stopped at.
-    stop_reason: Option<StopReason>,
-    /// Prompt and completion tokens, those of the prompt that were cached, those that were drafted, and
-    /// those of these that were right.
-    usage: (usize, usize, usize, usize, usize),
-    /// Seconds of load, queue, prefill, decode; tokens a second of prefill, decode, and decode
-    /// without sampling.
-    timings: (f64, f64, f64, f64, f64, f64, f64),
-}
-
-impl From<Piece> for Generated {
-    fn from(piece: Piece) -> Self {
-        let end = piece.finished;
-        let usage = end.as_ref().map(|f| f.usage).unwrap_or_default();
-        let t = end.as_ref().map(|f| f.timings).unwrap_or_default();
-        Self {
-            text: piece.text,
-            token_ids: piece.token_ids,
-            logprobs: piece
-                .logprobs
-                .into_iter()
-                .map(|l| (l.logprob, l.top))
-                .collect(),
-            finish_reason: end.as_ref().map(|f| f.reason.name()),
-            cut: end.as_ref().and_then(|f| f.cut).map(Cut::name),
-            stop_reason: end.and_then(|f| f.stopped_by).map(|by| match by {
-                StoppedBy::Token(id) => StopReason::Token(id),
-                StoppedBy::Text(text) => StopReason::Text(text),
-            }),
-            usage: (
-                usage.prompt,
-                usage.completion,
-                usage.cached,
-                usage.drafted,
-                usage.accepted,
-            ),
-            timings: (
-                t.load,
-                t.queue,
-                t.prefill,
-                t.decode,
-                t.prefill_rate(&usage),
-                t.decode_rate(),
-                t.decode_rate_without_sampling(),
-            ),
-        }
-    }
-}
-
-#[pymethods]
-impl Generation {
-    /// The next piece; None after the last.
-    fn next(&self, py: Python<'_>) -> PyResult<Option<Generated>> {
-        Ok(wait(py, &self.ticket)?.map(Into::into))
-    }
-
-    /// The next piece, where it is there; None where it is not.
-    fn poll(&self) -> PyResult<Option<Generated>> {
-        match self.ticket.next(Duration::ZERO).map_err(to_py)? {
-            Wait::Item(piece) => Ok(Some(piece.into())),
-            Wait::TimedOut => Ok(None),
-            Wait::End => Err(to_py(Error::Internal(
-                "a piece was asked for after the last".into(),
-            ))),
-        }
-    }
-
-    /// All of it in one piece, once it has ended; None before, and where it was given already.
-    fn ended(&self, py: Python<'_>) -> PyResult<Option<Generated>> {
-        detached(py, || {
-            let mut whole = self.whole.lock().unwrap_or_else(PoisonError::into_inner);
-            while let Wait::Item(piece) = self.ticket.next(Duration::ZERO)? {
-                whole.extend(piece);
-            }
-            Ok(whole
-                .finished
-                .is_some()
-                .then(|| std::mem::take(&mut *whole).into()))
-        })
-    }
-
-    /// All that is still to come, in one piece.
-    fn collect(&self, py: Python<'_>) -> PyResult<Generated> {
-        let mut whole = {
-            let mut found = self.whole.lock().unwrap_or_else(PoisonError::into_inner);
-            std::mem::take(&mut *found)
-        };
-        while whole.finished.is_none() {
-            detached(py, || self.ticket.collect(&mut whole, POLL))?;
-            if let Err(e) = py.check_signals() {
-                self.ticket.cancel();
-                return Err(e);
-            }
-        }
-        Ok(whole.into())
-    }
-
-    /// Ends the sequence soon; its last piece says so.
-    fn cancel(&self) {
-        self.ticket.cancel();
     }
 }
