@@ -53,6 +53,7 @@ MAY_BE_UNSAFE = {
     "backend/cuda/driver/launch.rs",
     "backend/cuda/driver/module.rs",
     "backend/cuda/driver/nvrtc.rs",
+    "backend/cuda/driver/ranges.rs",
     "backend/cuda/driver/staging.rs",
     "backend/cuda/driver/stream.rs",
 }
