@@ -243,9 +243,9 @@ mod tests {
         // The longer run goes first, though the shorter one stood later.
         assert_eq!(draft(&[1, 2, 3, 4, 5, 9, 3, 4, 6, 1, 2, 3, 4], 1), [5]);
         for nothing in [&[][..], &[1], &[1, 2], &[1, 2, 3, 4, 5], &[1, 1]] {
-            assert_eq!(draft(nothing, 4), [], "{nothing:?}");
+            assert!(draft(nothing, 4).is_empty(), "{nothing:?}");
         }
-        assert_eq!(draft(&prompt, 0), []);
+        assert!(draft(&prompt, 0).is_empty());
         // A text that repeats itself: beyond its end too.
         assert_eq!(draft(&[7, 8, 9, 7, 8, 9, 7, 8], 7), [9, 7, 8, 9, 7, 8, 9]);
         assert_eq!(draft(&[5, 5, 5], 4), [5; 4]);
@@ -297,7 +297,7 @@ mod tests {
         let tokens: Vec<u32> = (0..40_000).map(|i| i % 30_000).collect();
         let mut lookup = Lookup::new(4, 0.1);
         let drafts = [0, 1, 2, 3].map(|_| lookup.draft(&text(&tokens), 4, true));
-        assert_eq!(drafts[..2], [vec![], vec![]]);
+        assert!(drafts[..2].iter().all(Vec::is_empty));
         assert_eq!(drafts[2], [10_000, 10_001, 10_002, 10_003]);
     }
 
