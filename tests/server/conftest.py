@@ -8,6 +8,7 @@ import shapes
 import synth
 from onegraph import LLM
 from onegraph.server import asgi
+from support import calls, scripted
 from support.serving import Served, serving
 
 
@@ -43,3 +44,14 @@ def smol_served(smol: LLM) -> Iterator[Served]:
     """The real model."""
     with serving(asgi({"smollm2": smol})) as served:
         yield served
+
+
+@pytest.fixture(scope="module")
+def adder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[calls.Scripted]:
+    """A model that thinks, calls a function, and then says what it gave."""
+    path = tmp_path_factory.mktemp("scripted") / "adder.gguf"
+    scripted.write(path, calls.ANSWERS, template=calls.TEMPLATE)
+    with calls.Recorded(path, device="cpu", max_batch=4) as llm:
+        llm.prompts = []
+        with serving(asgi({"adder": llm})) as served:
+            yield calls.Scripted(llm, served)

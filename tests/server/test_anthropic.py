@@ -131,11 +131,24 @@ ASKED: dict[str, Any] = {"max_tokens": 2, "messages": [{"role": "user", "content
             [{"role": "user", "content": [{"type": "image", "source": {}}]}],
         ),
         (
+            "messages[0].content[0].tool_use_id",
+            [{"role": "user", "content": [{"type": "tool_result"}]}],
+        ),
+        (
             "messages[0].content[0].type",
-            [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}],
+            [{"role": "user", "content": [{"type": "tool_use", "id": "x", "name": "y"}]}],
+        ),
+        (
+            "messages[0].content[0].type",
+            [{"role": "assistant", "content": [{"type": "tool_result", "tool_use_id": "x"}]}],
         ),
         ("system[0].text", [{"type": "text"}]),
         ("tools", [{"name": "x", "input_schema": {}}]),
+        ("tools[0].input_schema", [{"name": "x"}]),
+        ("tools[0].type", [{"type": "web_search_20250305", "name": "web_search"}]),
+        ("tool_choice.type", {"type": "any"}),
+        ("tool_choice.type", {"type": "tool", "name": "x"}),
+        ("thinking.type", {"type": "deep"}),
         ("output_config.format", {"format": {"type": "json_schema", "schema": {}}}),
     ],
 )

@@ -91,7 +91,9 @@ def test_an_input_of_items_is_a_conversation(client: openai.OpenAI, smol: LLM) -
     [
         ("input", None),
         ("input", 5),
-        ("input[0].type", [{"type": "function_call", "name": "x"}]),
+        ("input[0].call_id", [{"type": "function_call", "name": "x"}]),
+        ("input[0].name", [{"type": "function_call", "call_id": "x"}]),
+        ("input[0].output", [{"type": "function_call_output", "call_id": "x"}]),
         ("input[0].type", [{"type": "item_reference", "id": "x"}]),
         ("input[0].role", [{"content": "x"}]),
         (
@@ -99,6 +101,9 @@ def test_an_input_of_items_is_a_conversation(client: openai.OpenAI, smol: LLM) -
             [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}],
         ),
         ("tools", [{"type": "function", "name": "x"}]),
+        ("tools[0].strict", [{"type": "function", "name": "x", "strict": True}]),
+        ("tools[0].type", [{"type": "web_search"}]),
+        ("tool_choice", "required"),
         ("text.format.type", {"format": {"type": "json_schema", "name": "x", "schema": {}}}),
         ("previous_response_id", "resp_1"),
         ("background", True),

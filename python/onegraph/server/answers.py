@@ -123,9 +123,7 @@ class Answer:
         results: list[Result] = made if isinstance(made, list) else [made]
         outputs = []
         for result in results:
-            reading = Reading()
-            piece = Piece(result.text, result.token_ids, result.finish_reason, result.logprobs)
-            outputs.append([*reading.push(piece), *reading.finish(result)])
+            outputs.append(list(Reading().whole(result)))
             timings = result.timings
             self._measure(scope, result, timings.queue_seconds + timings.prefill_seconds)
         body = frames.encoded(self._asked.document(outputs))

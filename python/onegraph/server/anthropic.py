@@ -9,14 +9,23 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from onegraph.answers import (
+    ReasoningDelta,
+    ToolCallBegun,
+    ToolCallDelta,
+    ToolCallEnded,
+    ToolCallFailed,
+)
 from onegraph.results import Result
 from onegraph.server import conversation, frames
 from onegraph.server.answers import Answer, Asked
-from onegraph.server.events import Event, Finish, Text
+from onegraph.server.events import Event, Text, said
 from onegraph.server.fields import Fields, wrong
+from onegraph.server.history import History, called
 from onegraph.server.refusals import Refused
 from onegraph.server.sampling import options, spelled
 from onegraph.server.service import Service
+from onegraph.server.tools import anthropic as tools_of
 from onegraph.streams import Job
 
 __all__ = ["failure", "routes"]
@@ -30,8 +39,9 @@ NAMES = {
     "stop_sequences": "stop",
 }
 
-#: Parts of a content that a model is not shown: what it thought before an earlier answer.
-SKIPPED = ("thinking", "redacted_thinking")
+#: Parts of a content that are no text, and are looked at apart from it; what was hidden of a
+#: reasoning cannot be shown to a model.
+APART = ("thinking", "redacted_thinking", "tool_use", "tool_result")
 
 KINDS = {
     401: "authentication_error",
@@ -53,10 +63,14 @@ def routes(service: Service) -> list[Route]:
     async def count(request: Request) -> JSONResponse:
         fields = await service.read(request)
         model = service.model(fields)
-        said, continues = _messages(fields)
+        messages, continues = _messages(fields)
+        tools, variables = tools_of(fields), _variables(fields)
         async with service.models.using(model) as llm:
             ids = await asyncio.get_running_loop().run_in_executor(
-                None, lambda: conversation.tokens(llm, said, continues=continues)
+                None,
+                lambda: conversation.tokens(
+                    llm, messages, tools=tools, continues=continues, variables=variables
+                ),
             )
         return JSONResponse({"input_tokens": len(ids)})
 
@@ -74,28 +88,77 @@ def failure(why: Refused) -> dict[str, Any]:
 
 def _messages(fields: Fields) -> tuple[list[dict[str, Any]], bool]:
     """The conversation, and whether its last message is to be gone on with."""
-    fields.absent("tools", conversation.NO_TOOLS)
-    found: list[dict[str, Any]] = []
+    history = History()
     if system := conversation.text_of(fields, "system"):
-        found.append({"role": "system", "content": system})
+        history.say("system", system)
+    last: str | None = None
     for message in conversation.messages(fields):
         role = message.text("role")
         if role not in ("user", "assistant"):
             raise wrong(message.path("role"), role, 'must be "user" or "assistant"')
         message.needed("content")
-        text = conversation.text_of(message, "content", skipped=SKIPPED)
-        if found[-1:] and found[-1]["role"] == role:
-            # Two turns of one side are one: templates expect the sides to take turns.
-            found[-1]["content"] += f"\n{text}"
+        parts = message.objects("content") if isinstance(message.get("content"), list) else []
+        text = conversation.text_of(message, "content", skipped=APART) or ""
+        # Two turns of one side are one: templates expect the sides to take turns.
+        joins = last == role
+        if role == "assistant":
+            _answer(history, parts, text, joins)
+            last = role
         else:
-            found.append({"role": role, "content": text})
-    return found, bool(found) and found[-1]["role"] == "assistant"
+            results = [part for part in parts if _part(part, "assistant") == "tool_result"]
+            for part in results:
+                _returned(history, part)
+            if text or not results:
+                history.say(role, text, joins=joins and not results)
+            last = role if text or not results else "tool"
+    return history.messages(), last == "assistant"
+
+
+def _part(part: Fields, elsewhere: str) -> str | None:
+    """The kind of a part, which is none that stands in messages of the other side alone."""
+    kind = part.text("type")
+    others = ("tool_use", "thinking") if elsewhere == "assistant" else ("tool_result",)
+    if kind in others:
+        raise wrong(part.path("type"), kind, f"stands in messages of the {elsewhere} alone")
+    return kind
+
+
+def _answer(history: History, parts: list[Fields], text: str, joins: bool) -> None:
+    """A message of the assistant."""
+    calls = []
+    for part in parts:
+        kind = _part(part, "user")
+        if kind == "thinking":
+            history.think(part.text("thinking") or "")
+        elif kind == "tool_use":
+            part.needed("id")
+            part.needed("name")
+            given = part.object("input")
+            arguments = {} if given is None else given.values
+            calls.append(called(part.text("id"), part.text("name"), arguments))
+    history.answer(text, calls, joins=joins)
+
+
+def _returned(history: History, part: Fields) -> None:
+    """What a call gave back; of a failure its text tells."""
+    part.needed("tool_use_id")
+    history.returned(part.text("tool_use_id"), conversation.text_of(part, "content"))
+
+
+def _variables(fields: Fields) -> dict[str, Any] | None:
+    """What `thinking` is to a template that has such a switch."""
+    thinking = fields.object("thinking")
+    kind = None if thinking is None else thinking.text("type")
+    if kind not in (None, "enabled", "disabled", "adaptive"):
+        raise wrong("thinking.type", kind, 'must be "enabled", "disabled" or "adaptive"')
+    return None if kind in (None, "adaptive") else {"enable_thinking": kind == "enabled"}
 
 
 def _asked(service: Service, fields: Fields) -> Asked:
     model = service.model(fields)
     fields.needed("max_tokens")
     messages, continues = _messages(fields)
+    tools = tools_of(fields)
     wanted = fields.object("output_config")
     if wanted is not None:
         wanted.absent("format", "text of a given form is not made here")
@@ -109,20 +172,30 @@ def _asked(service: Service, fields: Fields) -> Asked:
 
     def document(outputs: list[list[Event]]) -> dict[str, Any]:
         (events,) = outputs
-        text = "".join(event.text for event in events if isinstance(event, Text))
-        assert isinstance(events[-1], Finish)
-        result = events[-1].result
-        content = [{"type": "text", "text": text}] if text else []
+        whole = said(events)
+        content: list[dict[str, Any]] = []
+        if whole.reasoning:
+            content.append({"type": "thinking", "thinking": whole.reasoning, "signature": ""})
+        if whole.text:
+            content.append({"type": "text", "text": whole.text})
+        for call in whole.calls:
+            block = {"type": "tool_use", "id": call.id, "name": call.name}
+            content.append({**block, "input": call.arguments})
+        result = whole.result
         return {**head, "content": content, **_ending(result), "usage": _usage(result)}
 
     writer = Writer(head) if fields.flag("stream") else None
-    prepare = conversation.chat(messages, chosen, continues=continues)
+    prepare = conversation.chat(
+        messages, chosen, tools=tools, continues=continues, variables=_variables(fields)
+    )
     return Asked(model, prepare, writer, document, spelled(fields, NAMES))
 
 
 def _ending(result: Result) -> dict[str, Any]:
     if result.finish_reason == "length":
         return {"stop_reason": "max_tokens", "stop_sequence": None}
+    if result.finish_reason == "tool_calls":
+        return {"stop_reason": "tool_use", "stop_sequence": None}
     if isinstance(result.stop_reason, str):
         return {"stop_reason": "stop_sequence", "stop_sequence": result.stop_reason}
     return {"stop_reason": "end_turn", "stop_sequence": None}
@@ -139,6 +212,14 @@ def _usage(result: Result) -> dict[str, Any]:
     }
 
 
+#: What is added to a block of each kind, and the field that it is in.
+DELTAS = {
+    "text": ("text_delta", "text"),
+    "thinking": ("thinking_delta", "thinking"),
+    "tool_use": ("input_json_delta", "partial_json"),
+}
+
+
 class Writer:
     """The stream of an answer: blocks of content, each begun and ended."""
 
@@ -146,10 +227,11 @@ class Writer:
 
     def __init__(self, head: dict[str, Any]) -> None:
         self._head = head
-        self._open = False
-        delta = {"type": "text_delta", "text": frames.MARK}
-        frame = {"type": "content_block_delta", "index": 0, "delta": delta}
-        self._before, self._behind = frames.around(frames.event("content_block_delta", frame))
+        #: The kind of the block that is open, and the blocks that were begun.
+        self._open: str | None = None
+        self._begun = 0
+        # What stands around the text in frames of the block that is open.
+        self._before = self._behind = b""
 
     def begin(self, job: Job) -> bytes:
         # How much of it was kept is known once it was read: the last event says it.
@@ -170,27 +252,54 @@ class Writer:
 
     def event(self, event: Event) -> bytes:
         if isinstance(event, Text):
-            begun = b"" if self._open else self._begin()
-            return begun + self._before + frames.spelled(event.text) + self._behind
-        ended = b""
-        if self._open:
-            ended = frames.event("content_block_stop", {"type": "content_block_stop", "index": 0})
+            if not event.text:
+                return b""
+            begun = b"" if self._open == "text" else self._begin({"type": "text", "text": ""})
+            return begun + self._more(event.text)
+        if isinstance(event, ReasoningDelta):
+            block = {"type": "thinking", "thinking": "", "signature": ""}
+            begun = b"" if self._open == "thinking" else self._begin(block)
+            return begun + self._more(event.text)
+        if isinstance(event, ToolCallBegun):
+            block = {"type": "tool_use", "id": event.id, "name": event.name}
+            return self._begin({**block, "input": {}})
+        if isinstance(event, ToolCallDelta):
+            return self._more(event.arguments)
+        if isinstance(event, ToolCallEnded | ToolCallFailed):
+            return self._end()
         last = {
             "type": "message_delta",
             "delta": _ending(event.result),
             "usage": _usage(event.result),
         }
         return (
-            ended
+            self._end()
             + frames.event("message_delta", last)
             + frames.event("message_stop", {"type": "message_stop"})
         )
 
-    def _begin(self) -> bytes:
-        self._open = True
-        block = {"type": "text", "text": ""}
-        begun = {"type": "content_block_start", "index": 0, "content_block": block}
-        return frames.event("content_block_start", begun)
+    def _begin(self, block: dict[str, Any]) -> bytes:
+        ended = self._end()
+        kind = block["type"]
+        self._open = kind
+        self._begun += 1
+        at = self._begun - 1
+        delta_kind, field = DELTAS[kind]
+        delta = {"type": delta_kind, field: frames.MARK}
+        frame = {"type": "content_block_delta", "index": at, "delta": delta}
+        self._before, self._behind = frames.around(frames.event("content_block_delta", frame))
+        begun = {"type": "content_block_start", "index": at, "content_block": block}
+        return ended + frames.event("content_block_start", begun)
+
+    def _more(self, text: str) -> bytes:
+        return self._before + frames.spelled(text) + self._behind
+
+    def _end(self) -> bytes:
+        if self._open is None:
+            return b""
+        self._open = None
+        end = {"type": "content_block_stop", "index": self._begun - 1}
+        return frames.event("content_block_stop", end)
 
     def idle(self) -> bytes:
         return frames.event("ping", {"type": "ping"})

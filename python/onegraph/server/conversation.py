@@ -9,11 +9,10 @@ from onegraph.llm import LLM
 from onegraph.sampling import resolve
 from onegraph.server.fields import Fields, wrong
 from onegraph.server.refusals import Refused
+from onegraph.server.tools import NONE, Tools
 from onegraph.streams import Job
 
-__all__ = ["NO_TOOLS", "chat", "messages", "prompt", "text_of", "tokens"]
-
-NO_TOOLS = "calls of tools are not made here; say in a message what the model may ask for"
+__all__ = ["chat", "messages", "prompt", "text_of", "tokens"]
 
 #: Parts of a content that a model which reads text cannot take.
 _SEEN = {"image", "image_url", "input_image", "input_audio", "audio", "video_url", "file"}
@@ -41,8 +40,6 @@ def text_of(
             continue
         if kind in _SEEN:
             raise wrong(part.path("type"), kind, "models here read text, so send text alone")
-        if kind in ("tool_use", "tool_result"):
-            raise wrong(part.path("type"), kind, NO_TOOLS)
         if kind not in kinds:
             expected = f"must be one of {', '.join(kinds)}"
             raise wrong(part.path("type"), kind, expected)
@@ -55,6 +52,7 @@ def chat(
     messages: list[dict[str, Any]],
     options: dict[str, Any],
     *,
+    tools: Tools = NONE,
     continues: bool = False,
     variables: dict[str, Any] | None = None,
 ) -> Callable[[LLM], Job]:
@@ -65,7 +63,9 @@ def chat(
             messages,
             options,
             None,
-            tools=None,
+            tools=tools.offered or None,
+            tool_choice=tools.choice,
+            tool_format=None,
             chat_template=None,
             continues=continues,
             template_kwargs=variables,
@@ -104,7 +104,14 @@ def messages(fields: Fields) -> list[Fields]:
     return found
 
 
-def tokens(llm: LLM, given: list[dict[str, Any]], *, continues: bool = False) -> list[int]:
+def tokens(
+    llm: LLM,
+    given: list[dict[str, Any]],
+    *,
+    tools: Tools = NONE,
+    continues: bool = False,
+    variables: dict[str, Any] | None = None,
+) -> list[int]:
     """The tokens that a conversation is to the model."""
-    asked = chat(given, resolve({}), continues=continues)(llm)
-    return asked.asks[0].ids
+    prepare = chat(given, resolve({}), tools=tools, continues=continues, variables=variables)
+    return prepare(llm).asks[0].ids

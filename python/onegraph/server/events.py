@@ -1,17 +1,26 @@
 """What a dialect is told of an answer while it is made.
 
-`Reading` is the place where the text of the model is read for what it means: the engine's pieces go
-in, events come out, and every dialect writes events and nothing else.
+The engine's pieces go in, events come out, and every dialect writes events and nothing else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from onegraph.answers import (
+    AnswerEvent,
+    ReasoningDelta,
+    TextDelta,
+    ToolCall,
+    ToolCallBegun,
+    ToolCallDelta,
+    ToolCallEnded,
+    ToolCallFailed,
+)
 from onegraph.results import Piece, Result, TokenLogprob
 
-__all__ = ["Event", "Finish", "Reading", "Text"]
+__all__ = ["Event", "Finish", "Reading", "Said", "Text", "said"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +29,7 @@ class Text:
 
     text: str
     #: One for each token where they were asked for.
-    logprobs: list[TokenLogprob] | None
+    logprobs: list[TokenLogprob] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +39,90 @@ class Finish:
     result: Result
 
 
-Event = Text | Finish
+Event = (
+    Text | ReasoningDelta | ToolCallBegun | ToolCallDelta | ToolCallEnded | ToolCallFailed | Finish
+)
 
 
 class Reading:
-    """Reads one answer, piece by piece."""
+    """Reads one answer, piece by piece. No dialect has a word for a call that went wrong: what the
+    model wrote of it comes as text behind its end."""
 
     def push(self, piece: Piece) -> Iterator[Event]:
         """The events that a piece completes."""
-        if piece.text or piece.logprobs:
-            yield Text(piece.text, piece.logprobs)
+        logprobs = piece.logprobs or None
+        events = piece.events
+        if not events and (piece.text or logprobs):
+            events = [TextDelta(piece.text)]
+        if logprobs and not any(isinstance(event, TextDelta) for event in events):
+            yield Text("", logprobs)
+            logprobs = None
+        for event in _joined(events):
+            if isinstance(event, TextDelta):
+                yield Text(event.text, logprobs)
+                logprobs = None
+            else:
+                yield event
+            if isinstance(event, ToolCallFailed):
+                yield Text(event.call.text)
 
     def finish(self, result: Result) -> Iterator[Event]:
-        """What was held back, and the end."""
+        """The end."""
         yield Finish(result)
+
+    def whole(self, result: Result) -> Iterator[Event]:
+        """All events of an answer that is there: what it thought, said, and asks for."""
+        if result.reasoning:
+            yield ReasoningDelta(result.reasoning)
+        if result.text or result.logprobs:
+            yield Text(result.text, result.logprobs)
+        for index, call in enumerate(result.tool_calls):
+            yield ToolCallBegun(index, call.id, call.name)
+            yield ToolCallDelta(index, call.to_openai()["function"]["arguments"])
+            yield ToolCallEnded(index, call)
+        for invalid in result.invalid_tool_calls:
+            yield Text(invalid.text)
+        yield Finish(result)
+
+
+def _joined(events: list[AnswerEvent]) -> list[AnswerEvent]:
+    """The same with what belongs together in one: a client that is slow gets several at once."""
+    found: list[AnswerEvent] = []
+    for event in events:
+        last = found[-1] if found else None
+        if isinstance(event, TextDelta) and isinstance(last, TextDelta):
+            found[-1] = TextDelta(last.text + event.text)
+        elif isinstance(event, ReasoningDelta) and isinstance(last, ReasoningDelta):
+            found[-1] = ReasoningDelta(last.text + event.text)
+        elif isinstance(event, ToolCallDelta) and isinstance(last, ToolCallDelta):
+            found[-1] = replace(last, arguments=last.arguments + event.arguments)
+        else:
+            found.append(event)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """An answer as a whole."""
+
+    text: str
+    reasoning: str
+    calls: list[ToolCall]
+    logprobs: list[TokenLogprob] | None
+    result: Result
+
+
+def said(events: list[Event]) -> Said:
+    """What the events of an answer are together."""
+    texts = [event for event in events if isinstance(event, Text)]
+    asked = any(text.logprobs is not None for text in texts)
+    logprobs = [each for text in texts for each in text.logprobs or []]
+    last = events[-1]
+    assert isinstance(last, Finish)
+    return Said(
+        text="".join(text.text for text in texts),
+        reasoning="".join(event.text for event in events if isinstance(event, ReasoningDelta)),
+        calls=[event.call for event in events if isinstance(event, ToolCallEnded)],
+        logprobs=logprobs if asked else None,
+        result=last.result,
+    )

@@ -10,16 +10,19 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from onegraph.answers import ReasoningDelta, ToolCall, ToolCallEnded
 from onegraph.results import Result
 from onegraph.server import conversation, frames
 from onegraph.server.answers import Answer, Asked
-from onegraph.server.events import Event, Finish, Text
+from onegraph.server.events import Event, Finish, Text, said
 from onegraph.server.facts import Facts, facts
 from onegraph.server.fields import Fields, wrong
+from onegraph.server.history import called, with_reasoning
 from onegraph.server.models import LATEST, Model
 from onegraph.server.refusals import Refused
 from onegraph.server.sampling import options, spelled
 from onegraph.server.service import Service
+from onegraph.server.tools import nested
 from onegraph.streams import Job
 
 __all__ = ["RUNNING", "failure", "routes"]
@@ -198,7 +201,6 @@ def _chosen(service: Service, fields: Fields) -> tuple[dict[str, Any], Fields]:
 
 def _only_text(fields: Fields) -> None:
     fields.absent("images", "models here read text, so send text alone")
-    fields.absent("tools", conversation.NO_TOOLS)
     fields.absent("format", "text of a given form is not made here")
     fields.absent("template", "the model's own is used")
     fields.absent("suffix", "what stands behind a gap is not read here")
@@ -216,22 +218,59 @@ def _variables(fields: Fields) -> dict[str, Any] | None:
     raise wrong("think", think, 'must be true, false, "low", "medium" or "high"')
 
 
+def _messages(fields: Fields) -> list[dict[str, Any]]:
+    """The conversation. Its calls may have no ids, which templates ask for: results are then those
+    of the calls before them, in order or by the name of the function."""
+    found: list[dict[str, Any]] = []
+    unanswered: list[dict[str, Any]] = []
+    for message in conversation.messages(fields) if "messages" in fields else []:
+        message.needed("role")
+        message.absent("images", "models here read text, so send text alone")
+        kept: dict[str, Any] = {"role": message.text("role"), "content": message.text("content")}
+        if "tool_calls" in message:
+            given = enumerate(message.objects("tool_calls"))
+            calls = [_called(call, len(found), i) for i, call in given]
+            kept |= {"content": kept["content"] or "", "tool_calls": calls}
+            unanswered = list(calls)
+        if kept["content"] is None:
+            message.needed("content")
+        if kept["role"] == "tool":
+            kept |= _answered(message, unanswered)
+        found.append(with_reasoning(kept, message.text("thinking")))
+    return found
+
+
+def _called(call: Fields, turn: int, index: int) -> dict[str, Any]:
+    call.needed("function")
+    function = call.object("function")
+    assert function is not None
+    function.needed("name")
+    arguments = function.object("arguments")
+    id = call.text("id") or f"c{turn:05d}{index:03d}"  # nine characters, as some templates demand
+    return called(id, function.text("name"), {} if arguments is None else arguments.values)
+
+
+def _answered(message: Fields, unanswered: list[dict[str, Any]]) -> dict[str, Any]:
+    """Which call a result is of."""
+    id, name = message.text("tool_call_id"), message.text("tool_name") or message.text("name")
+    for call in unanswered:
+        called = call["function"]["name"]
+        if (id is None or id == call["id"]) and (name is None or name == called):
+            unanswered.remove(call)
+            return {"tool_call_id": call["id"], "name": called}
+    return {key: of for key, of in (("tool_call_id", id), ("name", name)) if of is not None}
+
+
 def _chat(service: Service, fields: Fields) -> Asked | dict[str, Any]:
     model = _model(service, fields)
     _only_text(fields)
     head = _Head(model, "message")
-    messages = []
-    for message in conversation.messages(fields) if "messages" in fields else []:
-        message.needed("role")
-        message.absent("images", "models here read text, so send text alone")
-        kept = {**message.values, "role": message.text("role"), "content": message.text("content")}
-        if kept["content"] is None:
-            message.needed("content")
-        messages.append(kept)
+    messages = _messages(fields)
+    tools = nested(fields, choice=False)
     chosen, given = _chosen(service, fields)
     if not messages:  # asks for the model to be there
         return head("", done=True, done_reason="load")
-    prepare = conversation.chat(messages, chosen, variables=_variables(fields))
+    prepare = conversation.chat(messages, chosen, tools=tools, variables=_variables(fields))
     return _asked(model, head, fields, prepare, given)
 
 
@@ -261,9 +300,13 @@ def _generate(service: Service, fields: Fields) -> Asked | dict[str, Any]:
 def _asked(model: Model, head: _Head, fields: Fields, prepare: Any, given: Fields) -> Asked:
     def document(outputs: list[list[Event]]) -> dict[str, Any]:
         (events,) = outputs
-        text = "".join(event.text for event in events if isinstance(event, Text))
-        assert isinstance(events[-1], Finish)
-        return head(text, **_ending(events[-1].result))
+        whole = said(events)
+        return head(
+            whole.text,
+            thinking=whole.reasoning,
+            calls=whole.calls,
+            **_ending(whole.result),
+        )
 
     writer = Writer(head) if fields.flag("stream", True) else None
     named = spelled(given, {**NAMES, "num_predict": "max_tokens", "seed": "seed"})
@@ -277,15 +320,33 @@ class _Head:
         self._model = _tagged(model.name)
         self._kind = kind
 
-    def __call__(self, text: str, *, done: bool = False, **more: Any) -> dict[str, Any]:
-        said = {"role": "assistant", "content": text} if self._kind == "message" else text
+    def __call__(
+        self,
+        text: str,
+        *,
+        thinking: str = "",
+        calls: list[ToolCall] | None = None,
+        done: bool = False,
+        **more: Any,
+    ) -> dict[str, Any]:
+        further: dict[str, Any] = {"thinking": thinking} if thinking else {}
+        if calls:
+            further["tool_calls"] = [_written(call) for call in calls]
+        if self._kind == "message":
+            said: dict[str, Any] = {"message": {"role": "assistant", "content": text, **further}}
+        else:
+            said = {"response": text, **further}
         return {
             "model": self._model,
             "created_at": _time(datetime.now(UTC)),
-            self._kind: said,
+            **said,
             "done": done,
             **more,
         }
+
+
+def _written(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def _ending(result: Result) -> dict[str, Any]:
@@ -297,7 +358,8 @@ def _ending(result: Result) -> dict[str, Any]:
     working = timings.queue_seconds + timings.prefill_seconds + timings.decode_seconds
     return {
         "done": True,
-        "done_reason": result.finish_reason,
+        # Of an answer that calls, too: there is no other word here.
+        "done_reason": "length" if result.finish_reason == "length" else "stop",
         "total_duration": nanoseconds(working),
         "load_duration": nanoseconds(timings.queue_seconds),
         "prompt_eval_count": usage.prompt_tokens,
@@ -323,7 +385,15 @@ class Writer:
     def event(self, event: Event) -> bytes:
         if isinstance(event, Text):
             return self._before + frames.spelled(event.text) + self._behind
-        return frames.line(self._head("", **_ending(event.result)))
+        if isinstance(event, ReasoningDelta):
+            return frames.line(self._head("", thinking=event.text))
+        if isinstance(event, ToolCallEnded):  # calls are whole here
+            return frames.line(self._head("", calls=[event.call]))
+        return (
+            frames.line(self._head("", **_ending(event.result)))
+            if isinstance(event, Finish)
+            else b""
+        )
 
     def idle(self) -> bytes:
         return b""  # there is no line that says nothing

@@ -10,15 +10,18 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from onegraph import __version__
+from onegraph.answers import ReasoningDelta, ToolCallBegun, ToolCallDelta
 from onegraph.results import Result, TokenLogprob
 from onegraph.server import conversation, frames
 from onegraph.server.answers import Answer, Asked
-from onegraph.server.events import Event, Finish, Text
+from onegraph.server.events import Event, Finish, Text, said
 from onegraph.server.fields import Fields, wrong
+from onegraph.server.history import with_reasoning
 from onegraph.server.models import Model
 from onegraph.server.refusals import Refused
 from onegraph.server.sampling import options, spelled
 from onegraph.server.service import Service
+from onegraph.server.tools import nested
 from onegraph.streams import Job
 
 __all__ = ["failure", "listed", "routes", "usage"]
@@ -121,11 +124,6 @@ def _only_text(fields: Fields) -> None:
         raise wrong("n", fields.get("n"), "one answer is made of a request; send several requests")
     if fields.integer("best_of") not in (None, 1):
         raise wrong("best_of", fields.get("best_of"), "one answer is made of a request")
-    for name in ("tools", "functions"):
-        fields.absent(name, conversation.NO_TOOLS)
-    choice = fields.get("tool_choice")
-    if choice not in (None, "none", "auto"):
-        raise wrong("tool_choice", choice, conversation.NO_TOOLS)
     wanted = fields.object("response_format")
     if wanted is not None and wanted.text("type") not in (None, "text"):
         raise wrong("response_format.type", wanted.text("type"), 'only "text" is made here')
@@ -152,7 +150,7 @@ def _messages(fields: Fields) -> list[dict[str, Any]]:
             if not kept.get("tool_calls"):
                 message.needed("content")
             del kept["content"]
-        found.append(kept)
+        found.append(with_reasoning(kept, message.text("reasoning_content")))
     return found
 
 
@@ -165,6 +163,7 @@ def _chat(service: Service, fields: Fields) -> Asked:
     model = service.model(fields)
     messages = _messages(fields)
     _only_text(fields)
+    tools = nested(fields)
     top = fields.integer("top_logprobs", 0, TOP_LOGPROBS)
     if top and not fields.flag("logprobs"):
         raise wrong("top_logprobs", top, "needs logprobs = true")
@@ -178,7 +177,9 @@ def _chat(service: Service, fields: Fields) -> Asked:
     def document(outputs: list[list[Event]]) -> dict[str, Any]:
         return _document(head, outputs, _chat_choice)
 
-    prepare = conversation.chat(messages, chosen, continues=continues, variables=_variables(fields))
+    prepare = conversation.chat(
+        messages, chosen, tools=tools, continues=continues, variables=_variables(fields)
+    )
     return Asked(model, prepare, writer, document, spelled(fields, CHAT_NAMES))
 
 
@@ -189,6 +190,7 @@ def _completion(service: Service, fields: Fields) -> Asked:
     if not isinstance(given, str | list):
         raise wrong("prompt", given, "must be a string, tokens, or a list of either")
     _only_text(fields)
+    fields.absent("tools", "send messages, to /v1/chat/completions")
     fields.absent("suffix", "what stands behind a gap is not read here")
     further = {} if "max_tokens" in fields else {"max_tokens": COMPLETION_TOKENS}
     chosen = options(fields, COMPLETION_NAMES, service.limits, **further)
@@ -235,36 +237,30 @@ def _timings(result: Result) -> dict[str, float]:
     return {name: round(of, 6) for name, of in dataclasses.asdict(result.timings).items()}
 
 
-def _said(events: list[Event]) -> tuple[str, list[TokenLogprob] | None]:
-    texts = [event for event in events if isinstance(event, Text)]
-    logprobs = [each for text in texts for each in text.logprobs or []]
-    asked = any(text.logprobs is not None for text in texts)
-    return "".join(text.text for text in texts), logprobs if asked else None
-
-
 def _chat_choice(index: int, events: list[Event]) -> dict[str, Any]:
-    text, logprobs = _said(events)
+    whole = said(events)
+    message: dict[str, Any] = {"role": "assistant", "content": whole.text, "refusal": None}
+    if whole.reasoning:
+        message["reasoning_content"] = whole.reasoning
+    if whole.calls:
+        message["content"] = whole.text or None
+        message["tool_calls"] = [call.to_openai() for call in whole.calls]
     return {
         "index": index,
-        "message": {"role": "assistant", "content": text, "refusal": None},
-        "logprobs": _chat_logprobs(logprobs),
-        "finish_reason": _reason(events[-1]),
+        "message": message,
+        "logprobs": _chat_logprobs(whole.logprobs),
+        "finish_reason": whole.result.finish_reason,
     }
 
 
 def _completion_choice(index: int, events: list[Event]) -> dict[str, Any]:
-    text, logprobs = _said(events)
+    whole = said(events)
     return {
         "index": index,
-        "text": text,
-        "logprobs": _completion_logprobs(logprobs, 0),
-        "finish_reason": _reason(events[-1]),
+        "text": whole.text,
+        "logprobs": _completion_logprobs(whole.logprobs, 0),
+        "finish_reason": whole.result.finish_reason,
     }
-
-
-def _reason(event: Event) -> str:
-    assert isinstance(event, Finish)
-    return event.result.finish_reason
 
 
 def _chat_logprobs(logprobs: list[TokenLogprob] | None) -> dict[str, Any] | None:
@@ -313,11 +309,17 @@ class _Stream:
             if event.logprobs is None:
                 return self._before + frames.spelled(event.text) + self._behind
             return self._frame(self._choice(event.text, event.logprobs))
+        if not isinstance(event, Finish):
+            return self._of_chat(event)
         last = self._frame(self._last(event))
         if self._more:
             told = {"usage": usage([event.result]), "timings": _timings(event.result)}
             last += frames.data(self._head([], chunk=True, **told))
         return last + DONE
+
+    def _of_chat(self, event: Event) -> bytes:
+        """What answers to conversations alone have."""
+        return b""
 
     def _last(self, event: Finish) -> dict[str, Any]:
         raise NotImplementedError
@@ -337,15 +339,38 @@ class ChatWriter(_Stream):
         return self._frame({"index": 0, "delta": delta, "logprobs": None, "finish_reason": None})
 
     def _choice(self, text: str, logprobs: list[TokenLogprob] | None = None) -> dict[str, Any]:
+        return self._delta({"content": text}, logprobs)
+
+    def _delta(
+        self, delta: dict[str, Any], logprobs: list[TokenLogprob] | None = None
+    ) -> dict[str, Any]:
         return {
             "index": 0,
-            "delta": {"content": text},
+            "delta": delta,
             "logprobs": _chat_logprobs(logprobs),
             "finish_reason": None,
         }
 
+    def _of_chat(self, event: Event) -> bytes:
+        if isinstance(event, ReasoningDelta):
+            return self._frame(self._delta({"reasoning_content": event.text}))
+        call: dict[str, Any]
+        if isinstance(event, ToolCallBegun):
+            function = {"name": event.name, "arguments": ""}
+            call = {"index": event.index, "id": event.id, "type": "function", "function": function}
+        elif isinstance(event, ToolCallDelta):
+            call = {"index": event.index, "function": {"arguments": event.arguments}}
+        else:
+            return b""  # the end of a call is not said
+        return self._frame(self._delta({"tool_calls": [call]}))
+
     def _last(self, event: Finish) -> dict[str, Any]:
-        return {"index": 0, "delta": {}, "logprobs": None, "finish_reason": _reason(event)}
+        return {
+            "index": 0,
+            "delta": {},
+            "logprobs": None,
+            "finish_reason": event.result.finish_reason,
+        }
 
 
 class CompletionWriter(_Stream):
@@ -362,4 +387,9 @@ class CompletionWriter(_Stream):
         return {"index": 0, "text": text, "logprobs": said, "finish_reason": None}
 
     def _last(self, event: Finish) -> dict[str, Any]:
-        return {"index": 0, "text": "", "logprobs": None, "finish_reason": _reason(event)}
+        return {
+            "index": 0,
+            "text": "",
+            "logprobs": None,
+            "finish_reason": event.result.finish_reason,
+        }

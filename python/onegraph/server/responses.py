@@ -11,11 +11,14 @@ from starlette.routing import Route
 from onegraph.results import Result
 from onegraph.server import conversation, frames
 from onegraph.server.answers import Answer, Asked
-from onegraph.server.events import Event, Finish, Text
+from onegraph.server.events import Event, Finish
 from onegraph.server.fields import Fields, wrong
+from onegraph.server.history import History, called
+from onegraph.server.items import Items
 from onegraph.server.refusals import Refused
 from onegraph.server.sampling import options, spelled
 from onegraph.server.service import Service
+from onegraph.server.tools import flat
 from onegraph.streams import Job
 
 __all__ = ["routes"]
@@ -32,9 +35,6 @@ NAMES = {
     "ignore_eos": "ignore_eos",
 }
 
-#: Items of an input that a model is not shown: what it thought before an earlier answer.
-SKIPPED = ("reasoning",)
-
 TEXTS = ("input_text", "output_text", "text", "refusal")
 
 
@@ -48,31 +48,41 @@ def routes(service: Service) -> list[Route]:
 
 
 def _messages(fields: Fields) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    history = History()
     if instructions := fields.text("instructions"):
-        found.append({"role": "system", "content": instructions})
+        history.say("system", instructions)
     fields.needed("input")
     if isinstance(fields.get("input"), str):
-        return [*found, {"role": "user", "content": fields.text("input")}]
+        history.say("user", fields.text("input"))
+        return history.messages()
     for item in fields.objects("input"):
         kind = item.text("type") or "message"
-        if kind in SKIPPED:
-            continue
-        if kind in ("function_call", "function_call_output"):
-            raise wrong(item.path("type"), kind, conversation.NO_TOOLS)
-        if kind != "message":
-            raise wrong(item.path("type"), kind, 'must be "message"')
-        item.needed("role")
-        item.needed("content")
-        role = item.text("role")
-        text = conversation.text_of(item, "content", TEXTS)
-        found.append({"role": "system" if role == "developer" else role, "content": text})
-    return found
+        if kind == "reasoning":
+            # One of another server may be hidden: nothing of it can be shown to a model.
+            history.think(conversation.text_of(item, "content", ("reasoning_text",)) or "")
+        elif kind == "function_call":
+            item.needed("call_id")
+            item.needed("name")
+            history.call(called(item.text("call_id"), item.text("name"), item.text("arguments")))
+        elif kind == "function_call_output":
+            item.needed("call_id")
+            item.needed("output")
+            text = conversation.text_of(item, "output", TEXTS)
+            history.returned(item.text("call_id"), text)
+        elif kind == "message":
+            item.needed("role")
+            item.needed("content")
+            role = item.text("role")
+            text = conversation.text_of(item, "content", TEXTS)
+            history.say("system" if role == "developer" else role, text)
+        else:
+            expected = "must be one of message, reasoning, function_call, function_call_output"
+            raise wrong(item.path("type"), kind, expected)
+    return history.messages()
 
 
 def _only_text(fields: Fields) -> None:
     """Refuses what would make another kind of answer."""
-    fields.absent("tools", conversation.NO_TOOLS)
     fields.absent("previous_response_id", "nothing is stored here; send the whole conversation")
     fields.absent("conversation", "nothing is stored here; send the whole conversation")
     fields.absent("prompt", "nothing is stored here; send `instructions` and `input`")
@@ -87,17 +97,21 @@ def _asked(service: Service, fields: Fields) -> Asked:
     model = service.model(fields)
     messages = _messages(fields)
     _only_text(fields)
+    tools = flat(fields)
     chosen = options(fields, NAMES, service.limits)
     head = _Head(model.name, fields)
 
     def document(outputs: list[list[Event]]) -> dict[str, Any]:
         (events,) = outputs
-        text = "".join(event.text for event in events if isinstance(event, Text))
-        assert isinstance(events[-1], Finish)
-        return head.ended(events[-1].result, text)
+        items = Items()
+        for event in events:
+            items.event(event)
+        last = events[-1]
+        assert isinstance(last, Finish)
+        return head.ended(last.result, items.done)
 
     writer = Writer(head) if fields.flag("stream") else None
-    prepare = conversation.chat(messages, chosen)
+    prepare = conversation.chat(messages, chosen, tools=tools)
     return Asked(model, prepare, writer, document, spelled(fields, NAMES))
 
 
@@ -105,7 +119,6 @@ class _Head:
     """The object of a response, before and after it is made."""
 
     def __init__(self, model: str, fields: Fields) -> None:
-        self.item = frames.identifier("msg_")
         metadata = fields.object("metadata")
         self._fields = {
             "id": frames.identifier("resp_"),
@@ -123,8 +136,8 @@ class _Head:
             "store": False,
             "temperature": fields.number("temperature"),
             "text": {"format": {"type": "text"}},
-            "tool_choice": "auto",
-            "tools": [],
+            "tool_choice": fields.get("tool_choice") or "auto",
+            "tools": fields.get("tools") or [],
             "top_p": fields.number("top_p"),
             "truncation": "disabled",
             "usage": None,
@@ -137,24 +150,14 @@ class _Head:
         error = {"code": "server_error", "message": why.message}
         return {**self._fields, "status": "failed", "error": error}
 
-    def message(self, text: str | None, status: str) -> dict[str, Any]:
-        content = [] if text is None else [part(text)]
-        return {
-            "id": self.item,
-            "type": "message",
-            "role": "assistant",
-            "status": status,
-            "content": content,
-        }
-
-    def ended(self, result: Result, text: str) -> dict[str, Any]:
+    def ended(self, result: Result, output: list[dict[str, Any]]) -> dict[str, Any]:
         cut = result.finish_reason == "length"
         usage = result.usage
         return {
             **self._fields,
             "status": "incomplete" if cut else "completed",
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-            "output": [self.message(text, "incomplete" if cut else "completed")],
+            "output": output,
             "usage": {
                 "input_tokens": usage.prompt_tokens,
                 "input_tokens_details": {"cached_tokens": usage.cached_tokens},
@@ -165,72 +168,33 @@ class _Head:
         }
 
 
-def part(text: str) -> dict[str, Any]:
-    """A part of a message."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-
-
 class Writer:
-    """The stream of a response: numbered events, in which each thing is added, filled and done."""
+    """The stream of a response: numbered events."""
 
     media_type = "text/event-stream"
 
     def __init__(self, head: _Head) -> None:
         self._head = head
+        self._items = Items()
         self._number = 0
-        self._texts: list[str] = []
-        self._at = {"output_index": 0, "content_index": 0}
-        delta = {
-            "type": "response.output_text.delta",
-            "item_id": head.item,
-            **self._at,
-            "logprobs": [],
-            "delta": frames.MARK,
-        }
-        self._before, _ = frames.around(frames.event("response.output_text.delta", delta))
 
-    def _event(self, kind: str, **more: Any) -> bytes:
+    def _event(self, kind: str, more: dict[str, Any]) -> bytes:
         number, self._number = self._number, self._number + 1
         return frames.event(kind, {"type": kind, **more, "sequence_number": number})
 
     def begin(self, job: Job) -> bytes:
-        begun, item = self._head.begun(), self._head.message(None, "in_progress")
-        return b"".join(
-            [
-                self._event("response.created", response=begun),
-                self._event("response.in_progress", response=begun),
-                self._event("response.output_item.added", output_index=0, item=item),
-                self._event(
-                    "response.content_part.added",
-                    item_id=self._head.item,
-                    **self._at,
-                    part=part(""),
-                ),
-            ]
-        )
+        begun = {"response": self._head.begun()}
+        return self._event("response.created", begun) + self._event("response.in_progress", begun)
 
     def event(self, event: Event) -> bytes:
-        if isinstance(event, Text):
-            self._texts.append(event.text)
-            number, self._number = self._number, self._number + 1
-            behind = b',"sequence_number":%d}\n\n' % number
-            return self._before + frames.spelled(event.text) + behind
-        text = "".join(self._texts)
-        response = self._head.ended(event.result, text)
-        here: dict[str, Any] = {"item_id": self._head.item, **self._at}
-        return b"".join(
-            [
-                self._event("response.output_text.done", **here, text=text, logprobs=[]),
-                self._event("response.content_part.done", **here, part=part(text)),
-                self._event(
-                    "response.output_item.done", output_index=0, item=response["output"][0]
-                ),
-                self._event(f"response.{response['status']}", response=response),
-            ]
-        )
+        said = b"".join(self._event(*each) for each in self._items.event(event))
+        if isinstance(event, Finish):
+            response = self._head.ended(event.result, self._items.done)
+            said += self._event(f"response.{response['status']}", {"response": response})
+        return said
 
     def idle(self) -> bytes:
         return b": still waiting\n\n"
 
     def failed(self, why: Refused) -> bytes:
-        return self._event("response.failed", response=self._head.failed(why))
+        return self._event("response.failed", {"response": self._head.failed(why)})

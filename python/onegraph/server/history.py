@@ -1,0 +1,81 @@
+"""Conversations in which tools were called, in the one form that templates know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+__all__ = ["History", "called", "with_reasoning"]
+
+
+def called(id: str | None, name: str | None, arguments: Any) -> dict[str, Any]:
+    """A call; the arguments as an object, or as its JSON."""
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def with_reasoning(message: dict[str, Any], reasoning: str | None) -> dict[str, Any]:
+    """The message of an assistant that thought before, as `Result.message` has it."""
+    if not reasoning:
+        return message
+    found = {**message, "reasoning_content": reasoning}
+    # The other name that templates have for it; where there are calls, in place of a text.
+    if not (found.get("content") and found.get("tool_calls")):
+        found["thinking"] = reasoning
+    return found
+
+
+class History:
+    """The messages of a conversation whose dialect has calls and results as parts of others."""
+
+    def __init__(self) -> None:
+        self._messages: list[dict[str, Any]] = []
+        #: Names of the functions that calls were of.
+        self._names: dict[str | None, str | None] = {}
+        #: What the assistant thought before what comes next.
+        self._thought = ""
+
+    def say(self, role: str | None, text: str | None, *, joins: bool = False) -> None:
+        """A message of text; one that `joins` is part of the one before."""
+        if joins:
+            self._messages[-1]["content"] += f"\n{text}"
+        else:
+            self._messages.append({"role": role, "content": text})
+        if role == "assistant":
+            self._reason()
+
+    def think(self, text: str) -> None:
+        """Reasoning that belongs to what the assistant does next."""
+        self._thought += text
+
+    def answer(
+        self, text: str, calls: Iterable[dict[str, Any]] = (), *, joins: bool = False
+    ) -> None:
+        """A message of the assistant."""
+        self.say("assistant", text, joins=joins)
+        for call in calls:
+            self.call(call)
+
+    def call(self, call: dict[str, Any]) -> None:
+        """A call, which belongs to the message before if that is the assistant's."""
+        if not self._messages or self._messages[-1]["role"] != "assistant":
+            self._messages.append({"role": "assistant", "content": ""})
+        self._reason()
+        self._messages[-1].setdefault("tool_calls", []).append(call)
+        self._names[call["id"]] = call["function"]["name"]
+
+    def _reason(self) -> None:
+        if self._thought:
+            before = self._messages[-1].get("reasoning_content", "")
+            self._messages[-1]["reasoning_content"] = before + self._thought
+            self._thought = ""
+
+    def returned(self, id: str | None, text: str | None) -> None:
+        """What a call gave back."""
+        message: dict[str, Any] = {"role": "tool", "tool_call_id": id, "content": text or ""}
+        if (name := self._names.get(id)) is not None:
+            message["name"] = name
+        self._messages.append(message)
+
+    def messages(self) -> list[dict[str, Any]]:
+        """All of it."""
+        return [with_reasoning(each, each.get("reasoning_content")) for each in self._messages]

@@ -1,0 +1,117 @@
+"""The items that a response of OpenAI's is made of: each thing is added, filled and done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from onegraph.answers import (
+    ReasoningDelta,
+    ToolCallBegun,
+    ToolCallDelta,
+    ToolCallEnded,
+    ToolCallFailed,
+)
+from onegraph.server import frames
+from onegraph.server.events import Event, Finish, Text
+
+__all__ = ["Items"]
+
+#: An event of a stream: its name and fields.
+Told = tuple[str, dict[str, Any]]
+
+#: The name of an item's events, of its kind, and the start of its id.
+NAMES = {"message": "output_text", "reasoning": "reasoning_text"}
+PREFIXES = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_"}
+
+
+class Items:
+    """The items of one response as its answer comes."""
+
+    def __init__(self) -> None:
+        self.done: list[dict[str, Any]] = []
+        self._item: dict[str, Any] | None = None
+        #: What the open item has so far.
+        self._texts: list[str] = []
+
+    def event(self, event: Event) -> Iterator[Told]:
+        """What is told of an event; all of it is to be taken."""
+        return iter(list(self._event(event)))
+
+    def _event(self, event: Event) -> Iterator[Told]:
+        if isinstance(event, Text):
+            if event.text:
+                yield from self._more("message", event.text)
+        elif isinstance(event, ReasoningDelta):
+            yield from self._more("reasoning", event.text)
+        elif isinstance(event, ToolCallBegun):
+            call = {"call_id": event.id, "name": event.name, "arguments": ""}
+            yield from self._begin("function_call", call)
+        elif isinstance(event, ToolCallDelta):
+            self._texts.append(event.arguments)
+            yield "response.function_call_arguments.delta", self._at(delta=event.arguments)
+        elif isinstance(event, ToolCallEnded):
+            yield from self._end("completed")
+        elif isinstance(event, ToolCallFailed):
+            yield from self._end("incomplete")
+        else:
+            yield from self._finish(event)
+
+    def _finish(self, event: Finish) -> Iterator[Told]:
+        if self._item is None and not self.done:
+            # An answer of nothing is an empty one.
+            yield from self._begin("message", {"role": "assistant", "content": []})
+        yield from self._end(
+            "incomplete" if event.result.finish_reason == "length" else "completed"
+        )
+
+    def _at(self, **more: Any) -> dict[str, Any]:
+        assert self._item is not None
+        return {"item_id": self._item["id"], "output_index": len(self.done), **more}
+
+    def _more(self, kind: str, text: str) -> Iterator[Told]:
+        if self._item is None or self._item["type"] != kind:
+            empty: dict[str, Any] = {"role": "assistant"} if kind == "message" else {"summary": []}
+            yield from self._begin(kind, {**empty, "content": []})
+        self._texts.append(text)
+        more: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
+        yield (
+            f"response.{NAMES[kind]}.delta",
+            self._at(content_index=0, delta=text, **more),
+        )
+
+    def _begin(self, kind: str, fields: dict[str, Any]) -> Iterator[Told]:
+        yield from self._end("completed")
+        id = frames.identifier(PREFIXES[kind])
+        self._item = {"id": id, "type": kind, "status": "in_progress", **fields}
+        added = {"output_index": len(self.done), "item": self._item}
+        yield "response.output_item.added", added
+        if kind in NAMES:
+            part = _part(kind, "")
+            yield "response.content_part.added", self._at(content_index=0, part=part)
+
+    def _end(self, status: str) -> Iterator[Told]:
+        if self._item is None:
+            return
+        kind, text = self._item["type"], "".join(self._texts)
+        item = {**self._item, "status": status}
+        if kind in NAMES:
+            part = _part(kind, text)
+            more: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
+            said = self._at(content_index=0, text=text, **more)
+            yield f"response.{NAMES[kind]}.done", said
+            yield "response.content_part.done", self._at(content_index=0, part=part)
+            item["content"] = [part]
+        else:
+            said = self._at(name=item["name"], arguments=text)
+            yield "response.function_call_arguments.done", said
+            item["arguments"] = text
+        yield "response.output_item.done", {"output_index": len(self.done), "item": item}
+        self.done.append(item)
+        self._item, self._texts = None, []
+
+
+def _part(kind: str, text: str) -> dict[str, Any]:
+    """A part of an item."""
+    more: dict[str, Any] = {"annotations": [], "logprobs": []} if kind == "message" else {}
+    return {"type": NAMES[kind], "text": text, **more}
