@@ -1,6 +1,7 @@
 """Programs that others build on, as they come."""
 
 import asyncio
+import json
 import os
 from typing import Any
 
@@ -11,6 +12,8 @@ import openai
 import pytest
 from onegraph import LLM
 from onegraph.server import asgi
+from support.calls import ADD, Scripted
+from support.calls import ASKED as SUM
 from support.serving import Served, serving
 
 # It would ask the net for prices.
@@ -114,3 +117,44 @@ def test_a_client_tries_again_when_it_is_told_to(llm: LLM) -> None:
         assert asyncio.run(ask()) in ("length", "stop")
         for stream in running:
             stream.close()
+
+
+@pytest.mark.parametrize("prefix", ["openai", "ollama_chat", "anthropic"])
+def test_litellm_calls_a_tool(prefix: str, adder: Scripted) -> None:
+    ask: dict[str, Any] = {
+        "model": f"{prefix}/adder",
+        "tools": [ADD],
+        "api_base": adder.served.url + ("/v1" if prefix == "openai" else ""),
+        "api_key": "any",
+        "max_tokens": 200,
+        "num_retries": 0,
+    }
+    made = litellm.completion(messages=SUM, **ask)
+    message = made.choices[0].message
+    assert made.choices[0].finish_reason == "tool_calls"
+    assert (message.content, message.reasoning_content) == ("I add.", "so")
+    (call,) = message.tool_calls
+    assert json.loads(call.function.arguments) == {"a": 31, "b": 8}
+    result = {"role": "tool", "tool_call_id": call.id, "name": "add", "content": "39"}
+    again = litellm.completion(messages=[*SUM, message.model_dump(), result], **ask)
+    assert again.choices[0].message.content == "31 plus 8 is 39."
+
+
+def test_an_agent_of_langchain_calls_a_tool_and_uses_its_answer(adder: Scripted) -> None:
+    def add(a: int, b: int) -> int:
+        """Adds two numbers."""
+        return a + b
+
+    model = langchain_openai.ChatOpenAI(
+        model="adder",
+        base_url=f"{adder.served.url}/v1",
+        api_key="any",  # type: ignore[arg-type]
+        max_retries=0,
+    ).bind_tools([add])
+    messages: list[Any] = [("user", SUM[0]["content"])]
+    while (made := model.invoke(messages)).tool_calls:
+        messages.append(made)
+        for call in made.tool_calls:
+            result = str(add(**call["args"]))
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
+    assert made.content == "31 plus 8 is 39." and len(messages) == 3

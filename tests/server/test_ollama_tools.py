@@ -82,3 +82,7 @@ def test_results_go_to_the_calls_that_they_name(adder: Scripted) -> None:
         {"role": "tool", "name": "multiply", "content": "?"},
     ]
     assert adder.llm.prompts[-1] == adder.expected([*ASKED, said, *named])
+
+
+def test_what_a_model_can_do_is_shown(client: ollama.Client) -> None:
+    assert client.show("adder").capabilities == ["completion", "tools", "thinking"]

@@ -3,6 +3,7 @@ by commands, which the refusals name."""
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from onegraph.answers import ReasoningDelta, ToolCall, ToolCallEnded
+from onegraph.errors import ModelError
 from onegraph.results import Result
 from onegraph.server import conversation, frames
 from onegraph.server.answers import Answer, Asked
@@ -85,7 +87,9 @@ def routes(service: Service) -> list[Route]:
         found = await facts(model)
         if found is None:
             raise Refused(404, f"the file of {model.name} cannot be read", field="model")
-        return JSONResponse(_shown(model, found))
+        loop = asyncio.get_running_loop()
+        able = await loop.run_in_executor(None, _capabilities, model)
+        return JSONResponse(_shown(model, found, able))
 
     async def chat(request: Request) -> Response | Answer:
         return _answer(service, _chat(service, await service.read(request)))
@@ -155,7 +159,24 @@ def _listed(model: Model, found: Facts | None) -> dict[str, Any]:
     }
 
 
-def _shown(model: Model, found: Facts) -> dict[str, Any]:
+def _capabilities(model: Model) -> list[str]:
+    """What the chat template lets the model do; of one that is not loaded nothing is known."""
+    llm = model.llm
+    template = None if llm is None else llm.chat_template
+    if llm is None or template is None:
+        return ["completion"]
+    found = ["completion"]
+    try:
+        llm._reading(template, True, None)
+        found.append("tools")
+    except ModelError:
+        pass
+    if not llm._reading(template, False, None).is_plain:
+        found.append("thinking")
+    return found
+
+
+def _shown(model: Model, found: Facts, capabilities: list[str]) -> dict[str, Any]:
     template = None if model.llm is None else model.llm.chat_template
     kind = found.architecture
     names = {
@@ -177,7 +198,7 @@ def _shown(model: Model, found: Facts) -> dict[str, Any]:
             "general.parameter_count": found.n_params,
             **{name: size for name, size in sizes.items() if size is not None},
         },
-        "capabilities": ["completion"],
+        "capabilities": capabilities,
         "modified_at": _time(found.modified),
     }
 
