@@ -14,6 +14,8 @@ from pathlib import Path
 import hypothesis
 import onegraph
 import pytest
+import shapes
+import synth
 from onegraph import hub
 from support import plans_kv
 from support.backends import CASES, THOROUGH, Backend
@@ -28,6 +30,20 @@ LOADS_DRIVER = {"backend", "card", "any_card"}
 
 #: Runs the command line as a process.
 Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model of 2 layers and 512 tokens, context 512."""
+    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    synth.write(path, shapes.find("tiny-llama"), "Q8_0", seed=1)
+    return path
+
+
+@pytest.fixture(scope="module")
+def llm(tiny: Path) -> Iterator[onegraph.LLM]:
+    with onegraph.LLM(tiny, device="cpu", max_batch=4) as llm:
+        yield llm
 
 
 @pytest.fixture(scope="session")

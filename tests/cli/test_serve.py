@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import shapes
-import synth
 from onegraph.cli.serve import name_of
 from support.serving import http, rest
 
@@ -46,13 +44,6 @@ class Process:
 
     def connect(self) -> socket.socket:
         return socket.create_connection((self.host.strip("[]"), self.port), timeout=60)
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
-    synth.write(path, shapes.find("tiny-llama"), "Q8_0", seed=1)
-    return path
 
 
 @pytest.fixture

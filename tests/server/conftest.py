@@ -4,26 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import shapes
-import synth
 from onegraph import LLM
 from onegraph.server import asgi
 from support import calls, scripted
 from support.serving import Served, serving
-
-
-@pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model of 2 layers and 512 tokens, context 512."""
-    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
-    synth.write(path, shapes.find("tiny-llama"), "Q8_0", seed=1)
-    return path
-
-
-@pytest.fixture(scope="module")
-def llm(tiny: Path) -> Iterator[LLM]:
-    with LLM(tiny, device="cpu", max_batch=4) as llm:
-        yield llm
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from onegraph.server.answers import Asked
 from onegraph.server.events import Event, Reading, said
 from onegraph.server.fields import Fields
 from support.calls import ADD, ADD_ANTHROPIC, ADD_FLAT, ANSWERS, ASKED, CALL, Scripted
+from support.scripted import asked
 
 BROKEN = '<tool_call>\n{"name": "add", "arguments": {"a": 31, b: 8}}\n</tool_call>'
 TEXTS = [
@@ -148,18 +149,7 @@ def result(adder: Scripted) -> Result:
 
 def events(adder: Scripted, result: Result, parts: list[str]) -> list[Event]:
     """The events of an answer that comes in these pieces."""
-    job = adder.llm._conversations(
-        ASKED,
-        {"seed": 1, "logprobs": None},
-        None,
-        tools=[ADD],
-        tool_choice="auto",
-        tool_format=None,
-        chat_template=None,
-        continues=False,
-        template_kwargs=None,
-        parse_special=False,
-    )
+    job = asked(adder.llm, ASKED, [ADD], {"seed": 1, "logprobs": None})
     answer = job.asks[0].answer(1)
     assert answer is not None
     reading = Reading()

@@ -10,6 +10,7 @@ from onegraph import LLM
 from onegraph.sampling import resolve
 
 from support import scripted
+from support.scripted import asked
 from support.serving import Served
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 31, "b": 8}}\n</tool_call>'
@@ -57,19 +58,7 @@ class Scripted:
 
     def expected(self, messages: list[dict[str, Any]], **more: Any) -> list[int]:
         """The prompt that the engine makes of a conversation in Python, with the tool."""
-        made = LLM._conversations(
-            self.llm,
-            messages,
-            resolve({}),
-            None,
-            tools=[ADD],
-            tool_choice="auto",
-            tool_format=None,
-            chat_template=None,
-            continues=False,
-            template_kwargs=more or None,
-            parse_special=False,
-        )
+        made = asked(self.llm, messages, [ADD], resolve({}), more or None)
         return made.asks[0].ids
 
 

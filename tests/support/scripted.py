@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
+from onegraph import LLM
+from onegraph.streams import Job
 
 #: A template that shows tools and writes calls as Hermes does, and ends a prompt with the token
 #: that begins the answer of that number.
@@ -135,3 +138,26 @@ def write(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def asked(
+    llm: LLM,
+    messages: Sequence[Any],
+    tools: Sequence[Any],
+    sampling: dict[str, Any],
+    template_kwargs: dict[str, Any] | None = None,
+) -> Job:
+    """What `LLM.chat` makes of a conversation before it asks the engine."""
+    return LLM._conversations(
+        llm,
+        messages,
+        sampling,
+        None,
+        tools=tools,
+        tool_choice="auto",
+        tool_format=None,
+        chat_template=None,
+        continues=False,
+        template_kwargs=template_kwargs,
+        parse_special=False,
+    )

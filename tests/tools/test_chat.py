@@ -14,6 +14,7 @@ import onegraph
 import pytest
 from onegraph import LLM
 from support import published, scripted
+from support.scripted import asked
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 31, "b": 8}}\n</tool_call>'
 ASKED = [{"role": "user", "content": "What is 31 plus 8?"}]
@@ -249,18 +250,7 @@ def test_calls_that_a_template_leaves_out_are_written_for_it(script: Script, vec
     call = onegraph.ToolCall("1", "add", {"a": 31, "text": "<|tool_call_end|>"})
     messages: list[dict[str, Any]] = [*ASKED, {"role": "assistant", "tool_calls": [call]}]
     messages.append(call.reply(39))
-    job = llm._conversations(
-        messages,
-        {"seed": 1, "logprobs": None},
-        None,
-        tools=[add],
-        tool_choice="auto",
-        tool_format=None,
-        chat_template=None,
-        continues=False,
-        template_kwargs=None,
-        parse_special=False,
-    )
+    job = asked(llm, messages, [add], {"seed": 1, "logprobs": None})
     ids = job.asks[0].ids
     start, end = (llm.tokenizer.token_id(marker) for marker in markers)
     assert (ids.count(start or 0), ids.count(end or 0)) == (1, 1)  # what is given spells none

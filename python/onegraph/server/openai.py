@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from typing import Any
 
 from starlette.requests import Request
@@ -287,7 +288,7 @@ def _completion_logprobs(logprobs: list[TokenLogprob] | None, at: int) -> dict[s
 DONE = b"data: [DONE]\n\n"
 
 
-class _Stream:
+class _Stream(ABC):
     """What both streams have in common."""
 
     media_type = "text/event-stream"
@@ -298,8 +299,9 @@ class _Stream:
         self._more: dict[str, Any] = {"usage": None} if with_usage else {}
         self._before, self._behind = frames.around(self._frame(self._choice(frames.MARK)))
 
+    @abstractmethod
     def _choice(self, text: str, logprobs: list[TokenLogprob] | None = None) -> dict[str, Any]:
-        raise NotImplementedError
+        """A choice that says more of the text."""
 
     def _frame(self, choice: dict[str, Any]) -> bytes:
         return frames.data(self._head([choice], chunk=True, **self._more))
@@ -321,8 +323,9 @@ class _Stream:
         """What answers to conversations alone have."""
         return b""
 
+    @abstractmethod
     def _last(self, event: Finish) -> dict[str, Any]:
-        raise NotImplementedError
+        """The choice that says how the answer ended."""
 
     def idle(self) -> bytes:
         return b": still waiting\n\n"

@@ -1,5 +1,7 @@
 //! What a parser says.
 
+use super::json;
+
 /// A part of an answer. Texts and arguments come in fragments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
@@ -74,6 +76,15 @@ impl Out {
         } else {
             self.events.push(Event::Reasoning(more.to_owned()));
         }
+    }
+
+    /// A key of the open call's arguments, and what stands before its value.
+    pub fn key(&mut self, key: &str, is_first: bool) {
+        if !is_first {
+            self.arguments(", ");
+        }
+        self.arguments(&json::quoted(key));
+        self.arguments(": ");
     }
 
     /// The number of the call that is open, or was last.

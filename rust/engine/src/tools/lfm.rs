@@ -2,7 +2,7 @@
 //! the objects of JSON that the models write when they are asked to.
 use super::calls::{Body, Flow, List, CUT};
 use super::event::Out;
-use super::json::{self, Step};
+use super::json::Step;
 use super::literal::Literal;
 use super::marked::Calls;
 use super::marker::{Choice, Chosen};
@@ -121,11 +121,7 @@ impl Calling {
         if key.is_empty() {
             return Flow::Broken("an argument must be given by its name");
         }
-        if !std::mem::take(&mut self.first) {
-            out.arguments(", ");
-        }
-        out.arguments(&json::quoted(key));
-        out.arguments(": ");
+        out.key(key, std::mem::take(&mut self.first));
         self.go(Place::Value(Box::new(Literal::new(false))))
     }
 }

@@ -119,11 +119,7 @@ impl Call {
         if key.is_empty() {
             return Flow::Broken("a parameter without a name");
         }
-        if !std::mem::take(&mut self.first) {
-            out.arguments(", ");
-        }
-        out.arguments(&json::quoted(key));
-        out.arguments(": ");
+        out.key(key, std::mem::take(&mut self.first));
         let types = self.tools.types(&self.name, key);
         if types.is_string() {
             out.arguments("\"");
