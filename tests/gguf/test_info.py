@@ -268,7 +268,7 @@ def test_arguments_out_of_range(tmp_path: Path) -> None:
     with pytest.raises(onegraph.ArgumentError, match='kv_type = "f17": must be one of f32, f16'):
         info(path, kv_type="f17")
     with pytest.raises(onegraph.ArgumentError, match="heads of 16 values cannot be stored"):
-        info(path, kv_type="q8_0")
+        info(path, kv_type="q4_0")
 
 
 def test_plan_as_text_and_as_json(tmp_path: Path) -> None:

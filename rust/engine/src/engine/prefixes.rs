@@ -16,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::pages::format::{self, Content, Identity, Refusal};
 use crate::pages::store::{write_whole, Store};
 use crate::pages::{Counts, Pool};
+use crate::quant;
 use crate::sampler::Params;
 use crate::weights::Model;
 
@@ -111,12 +112,17 @@ impl PrefixKeeping {
         };
         let sizes = self.sizes.get().filter(|sizes| sizes.shares);
         let sizes = sizes.ok_or_else(|| {
+            let exact = quant::kv_types().filter(|ty| ty.sums_kv_exactly());
+            let exact: Vec<_> = exact
+                .map(|ty| format!("kv_type={:?}", ty.name.to_lowercase()))
+                .collect();
+            let on_gpu = exact.join(" or ");
             refused(
                 format!(
                     "the model as loaded keeps no prefixes (kv_type {:?})",
                     self.kv_type.to_lowercase()
                 ),
-                "load it with prefix_cache=True, and on a GPU with kv_type=\"i16\" or \"q8_0\"",
+                &format!("load it with prefix_cache=True, and on a GPU with {on_gpu}"),
             )
         })?;
         let sum = match self.model.get() {

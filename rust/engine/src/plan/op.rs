@@ -161,15 +161,16 @@ pub enum Op {
     /// included, and no page is read of which it sees none, so that such pages need not be mapped.
     /// With `sinks`, a logit for each head, `sinks[h]` is one more score of the softmax, of value 0.
     ///
-    /// **Over a cache of integers** (`i16` and `q8_0`) by a stated sum, with operations as in
-    /// [`Op::MatVec`]. A key or value is an integer `K` or `V` times the unit `u` of its block,
+    /// **Over a cache of integers**
+    /// ([`sums_kv_exactly`](crate::quant::QuantType::sums_kv_exactly)) by a stated sum, with operations
+    /// as in [`Op::MatVec`]. A key or value is an integer `K` or `V` times the unit `u` of its block,
     /// consecutive dimensions of a head of a token; `u` is 0 in a cleared page. What a row does not see
     /// has weight 0, and no part in a maximum.
     ///
-    /// 0. *Storage* of `i16`: blocks of up to 128 dimensions, integers of at most 32767 in size. A NaN
+    /// 0. *Storage* in 16 bits: blocks of up to 128 dimensions, integers of at most 32767 in size. A NaN
     ///    becomes 0, what is above `32767 * 2^35` in size becomes that. `u` is `(max |x|) / 32767`,
     ///    rounded, then rounded up to the upper 16 bits of a float32, at least 2^-126; an integer is
-    ///    `rint(x * (1 / u))` of the exact product by the rounded reciprocal. Of `q8_0`: blocks of up to
+    ///    `rint(x * (1 / u))` of the exact product by the rounded reciprocal. In 8 bits: blocks of up to
     ///    32, integers from -128 to 127, `u` a float16. A NaN becomes 0, what is above `127 * 65504` in
     ///    size becomes that. With `d = (max |x|) / 127`, rounded, and `i = 1 / d`, rounded, or 0 where
     ///    that is not finite, an integer is `x i`, rounded, then to the nearest, halves away from zero;
@@ -199,7 +200,7 @@ pub enum Op {
     ///    `s = sinks[h] * float(log2(exp(1)) / 64)`, rounded, and `F` = 1 step 3 gives `M_1` and `l_1`,
     ///    and `(M, l, o)` becomes `(M', fma(l_1, f_1, l f), o f)`. Then `out = o / l`.
     ///
-    /// Every sum of integers is below 2^37, those of `q8_0` below 2^30. Cut into bytes, of which those of
+    /// Every sum of integers is below 2^37, those of 8 bits below 2^30. Cut into bytes, of which those of
     /// `Q` are all signed, the sums of products are below 2^23.
     ///
     /// Over other caches the order of sums is the backend's own.
