@@ -32,9 +32,10 @@ MAY_IMPORT = {
     "tokenizer": ["gguf"],
     "template": ["gguf"],
     "tools": ["template"],
+    "grammar": ["sampler", "tokenizer", "tools"],
     "backend": ["plan", "weights", "sampler"],
     "pages": ["backend"],
-    "engine": ["pages", "sampler", "tokenizer", "tools", "arch"],
+    "engine": ["pages", "sampler", "tokenizer", "tools", "grammar", "arch"],
     "info": ["engine"],
 }
 
@@ -66,7 +67,7 @@ FLOORS = ["driver", "lower", "run", "study"]
 DRIVER_DATA = {"driver/info.rs", "driver/source.rs", "driver/spec.rs"}
 
 #: Rooms that read bytes of strangers, and the lints they deny.
-HOSTILE_INPUT = ["gguf", "config", "weights", "tokenizer", "template", "tools"]
+HOSTILE_INPUT = ["gguf", "config", "weights", "tokenizer", "template", "tools", "grammar"]
 DENIED = {"unwrap_used", "expect_used", "indexing_slicing", "arithmetic_side_effects", "panic"}
 
 

@@ -151,11 +151,14 @@ PROVOKED: dict[str, Provoke] = {
         HI, [{"name": "f"}], chat_template="{{ tools | tojson }}{{ messages[0].content }}"
     ),
     "tools[0] when(day)": lambda llm, _: llm.chat(HI, [when]),
-    "tool_choice = 'required'": lambda llm, _: llm.chat(
+    "tool_choice = qwen_xml": lambda llm, _: llm.chat(
         HI,
         [{"name": "f"}],
-        tool_choice="required",  # type: ignore[call-overload]
+        tool_choice="required",
+        tool_format="qwen_xml",
+        chat_template="{{ tools | tojson }}{{ messages[0].content }}",
     ),
+    'schema = {"not": {}}': lambda llm, _: llm.generate("x", schema={"not": {}}),
     "no model is called 'smolm2'": lambda *_: onegraph.LLM("smolm2"),
     "prompt[1]: the prompt has 81": short,
     "the prompt has 9001 tokens": lambda llm, _: llm.generate("word " * 9000),

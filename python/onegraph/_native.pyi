@@ -192,6 +192,17 @@ class Reading:
     def is_plain(self) -> bool: ...
     def written(self, name: str, arguments: str) -> list[tuple[str, bool]]: ...
     def shown(self, tokenizer: Tokenizer) -> list[int]: ...
+    def constraint(
+        self,
+        tokenizer: Tokenizer,
+        prompt: Rendering,
+        *,
+        continues: bool,
+        text: tuple[str, list[str]] | None,
+        tools: list[tuple[str, str]],
+        several: bool,
+        needed: bool,
+    ) -> tuple[str, list[str]]: ...
     def answer(self, prompt: Rendering, tools: str, *, continues: bool, seed: int) -> Answer: ...
 
 @final

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from onegraph import arguments
 from onegraph.errors import ArgumentError
 
-__all__ = ["Offered", "call", "content", "described", "offered"]
+__all__ = ["Offered", "call", "content", "described", "offered", "schema_of", "value_of"]
 
 SCALARS: Mapping[Any, str] = {
     str: "string",
@@ -46,6 +46,12 @@ class Offered:
     """The tools of one call of `chat`."""
 
     def __init__(self, schemas: list[dict[str, Any]], functions: dict[str, Callable[..., Any]]):
+        #: Names of tools whose arguments are to be held to their schema.
+        self.strict = {
+            schema["function"]["name"]
+            for schema in schemas
+            if schema["function"].pop("strict", None) is True
+        }
         self.schemas = schemas
         #: Of the tools that are functions, by name.
         self.functions = functions
@@ -186,6 +192,18 @@ def _documented(doc: str, names: Collection[str]) -> tuple[str, dict[str, str]]:
     return "\n".join(summary).strip(), said
 
 
+def schema_of(kind: Any, where: str) -> dict[str, Any]:
+    """The JSON schema of a type.
+
+    Raises `ArgumentError` that names `where` for a type that has none.
+    """
+    try:
+        hash(kind)
+    except TypeError:
+        raise _indescribable(type(kind), where) from None
+    return _schema(kind, where, ())
+
+
 def _schema(kind: Any, where: str, around: tuple[Any, ...]) -> dict[str, Any]:
     """The JSON schema of a type."""
     kind = _resolved(kind)
@@ -311,6 +329,14 @@ def call(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
         for each, value in given.items()
     }
     return function(**made)
+
+
+def value_of(kind: Any, value: Any, where: str) -> Any:
+    """A value of a type, of what JSON has for it.
+
+    Raises `ArgumentError` that names `where` for one that does not fit.
+    """
+    return _value(kind, value, where)
 
 
 def _value(kind: Any, value: Any, where: str) -> Any:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Unpack, overload
 
-from onegraph import _native, arguments, conversations
+from onegraph import _native, arguments, conversations, structured
 from onegraph import progress as progress_bar
 from onegraph.answers import Reader
 from onegraph.errors import ArgumentError, ModelError
@@ -31,6 +31,8 @@ Messages = Sequence[Mapping[str, Any]]
 #: Functions, and descriptions of functions. What type checkers make of a list of several functions
 #: is no list of callables.
 Tools = Sequence[Any]
+#: Whether the model has to call a tool, and which.
+ToolChoice = Literal["auto", "none", "required"] | Mapping[str, Any]
 
 R = TypeVar("R")
 
@@ -192,7 +194,8 @@ class Generates:
         messages: Messages,
         tools: Tools | None = None,
         *,
-        tool_choice: Literal["auto", "none"] = "auto",
+        tool_choice: ToolChoice = "auto",
+        parallel_tool_calls: bool = True,
         tool_format: str | None = None,
         stream: Literal[False] = False,
         n: None = None,
@@ -211,7 +214,8 @@ class Generates:
         messages: Messages,
         tools: Tools | None = None,
         *,
-        tool_choice: Literal["auto", "none"] = "auto",
+        tool_choice: ToolChoice = "auto",
+        parallel_tool_calls: bool = True,
         tool_format: str | None = None,
         stream: Literal[False] = False,
         n: int,
@@ -230,7 +234,8 @@ class Generates:
         messages: Sequence[Messages],
         tools: Tools | None = None,
         *,
-        tool_choice: Literal["auto", "none"] = "auto",
+        tool_choice: ToolChoice = "auto",
+        parallel_tool_calls: bool = True,
         tool_format: str | None = None,
         stream: Literal[False] = False,
         n: None = None,
@@ -249,7 +254,8 @@ class Generates:
         messages: Sequence[Messages],
         tools: Tools | None = None,
         *,
-        tool_choice: Literal["auto", "none"] = "auto",
+        tool_choice: ToolChoice = "auto",
+        parallel_tool_calls: bool = True,
         tool_format: str | None = None,
         stream: Literal[False] = False,
         n: int,
@@ -268,7 +274,8 @@ class Generates:
         messages: Messages,
         tools: Tools | None = None,
         *,
-        tool_choice: Literal["auto", "none"] = "auto",
+        tool_choice: ToolChoice = "auto",
+        parallel_tool_calls: bool = True,
         tool_format: str | None = None,
         stream: Literal[True],
         chat_template: str | _native.ChatTemplate | None = None,
@@ -285,7 +292,8 @@ class Generates:
         messages: Messages | Sequence[Messages],
         tools: Tools | None = None,
         *,
-        tool_choice: Literal["auto", "none"] = "auto",
+        tool_choice: ToolChoice = "auto",
+        parallel_tool_calls: bool = True,
         tool_format: str | None = None,
         stream: bool = False,
         n: int | None = None,
@@ -308,7 +316,9 @@ class Generates:
             ready descriptions as the OpenAI API has them. `Result.tool_calls` are the calls that it
             asks for. An error where its template has no place for tools or writes calls in no
             format that is known; `onegraph help tools` has more
-        tool_choice: "none" leaves the tools out of the prompt
+        tool_choice: "none" leaves the tools out of the prompt, "required" has the answer call one,
+            {"type": "function", "function": {"name": ...}} has it call this one
+        parallel_tool_calls: False: an answer has one call at most
         tool_format: the format of calls, where the template does not tell: one of those that the
             error names
         chat_template: a template in place of the model's: an `onegraph.ChatTemplate`, or its source
@@ -331,6 +341,7 @@ class Generates:
             n,
             tools=tools,
             tool_choice=tool_choice,
+            parallel=parallel_tool_calls,
             tool_format=tool_format,
             chat_template=chat_template,
             continues=continue_final_message,
@@ -402,7 +413,13 @@ class Generates:
         urgency = arguments.integer("priority", priority)
         echoes = arguments.flag("echo", echo)
         return AsyncStream(
-            self, _preparing(lambda: self._prompts(prompt, resolved, n, echoes), prompt), urgency
+            self,
+            _preparing(
+                lambda: self._prompts(prompt, resolved, n, echoes),
+                prompt,
+                compiles=resolved["constraint"] is not None,
+            ),
+            urgency,
         )
 
     @overload
@@ -411,7 +428,8 @@ class Generates:
         messages: Messages,
         tools: Tools | None = None,
         *,
-        tool_choice: Literal["auto", "none"] = "auto",
+        tool_choice: ToolChoice = "auto",
+        parallel_tool_calls: bool = True,
         tool_format: str | None = None,
         n: None = None,
         chat_template: str | _native.ChatTemplate | None = None,
@@ -428,7 +446,8 @@ class Generates:
         messages: Messages,
         tools: Tools | None = None,
         *,
-        tool_choice: Literal["auto", "none"] = "auto",
+        tool_choice: ToolChoice = "auto",
+        parallel_tool_calls: bool = True,
         tool_format: str | None = None,
         n: int,
         chat_template: str | _native.ChatTemplate | None = None,
@@ -445,7 +464,8 @@ class Generates:
         messages: Sequence[Messages],
         tools: Tools | None = None,
         *,
-        tool_choice: Literal["auto", "none"] = "auto",
+        tool_choice: ToolChoice = "auto",
+        parallel_tool_calls: bool = True,
         tool_format: str | None = None,
         n: None = None,
         chat_template: str | _native.ChatTemplate | None = None,
@@ -462,7 +482,8 @@ class Generates:
         messages: Sequence[Messages],
         tools: Tools | None = None,
         *,
-        tool_choice: Literal["auto", "none"] = "auto",
+        tool_choice: ToolChoice = "auto",
+        parallel_tool_calls: bool = True,
         tool_format: str | None = None,
         n: int,
         chat_template: str | _native.ChatTemplate | None = None,
@@ -479,7 +500,8 @@ class Generates:
         messages: Messages | Sequence[Messages],
         tools: Tools | None = None,
         *,
-        tool_choice: Literal["auto", "none"] = "auto",
+        tool_choice: ToolChoice = "auto",
+        parallel_tool_calls: bool = True,
         tool_format: str | None = None,
         n: int | None = None,
         chat_template: str | _native.ChatTemplate | None = None,
@@ -502,6 +524,7 @@ class Generates:
                     n,
                     tools=tools,
                     tool_choice=tool_choice,
+                    parallel=parallel_tool_calls,
                     tool_format=tool_format,
                     chat_template=chat_template,
                     continues=continue_final_message,
@@ -509,6 +532,7 @@ class Generates:
                     parse_special=parse_special,
                 ),
                 messages,
+                compiles=resolved["constraint"] is not None or tools is not None,
             ),
             urgency,
         )
@@ -529,6 +553,11 @@ class Generates:
                 front = one if isinstance(one, str) else self._tokenizer.decode(ids)
             each = Ask(ids, options, name, front, is_chat=False)
             asks += _repeated(each, count)
+        if echo and options["constraint"]:
+            raise ArgumentError(
+                "echo = True: a text that is held to a form has no prompt in front of it"
+            )
+        self._compile(asks)
         return Job(asks, many is not None, n)
 
     def _conversations(
@@ -539,6 +568,7 @@ class Generates:
         *,
         tools: Any,
         tool_choice: Any,
+        parallel: Any,
         tool_format: Any,
         chat_template: Any,
         continues: Any,
@@ -558,6 +588,9 @@ class Generates:
         )
         checked = [(name, conversations.conversation(name, one)) for name, one in named]
         given = _offered(tools, tool_choice, tool_format)
+        asked = structured.Calls.asked(
+            given, tool_choice, arguments.flag("parallel_tool_calls", parallel)
+        )
         template = self._template_of(chat_template)
         asks = []
         for name, one in checked:
@@ -583,8 +616,17 @@ class Generates:
                 shown = reading.shown(self._tokenizer)
                 salt = hash(tuple(ids))
                 reader = Reader(reading, rendering, given, continues, shown, salt)
-            asks += _repeated(Ask(ids, options, name, "", is_chat=True, reader=reader), count)
+            held = asked.held(self._tokenizer, reading, rendering, continues, options)
+            asks += _repeated(Ask(ids, held, name, "", is_chat=True, reader=reader), count)
+        self._compile(asks)
         return Job(asks, many is not None, n)
+
+    def _compile(self, asks: Sequence[Ask]) -> None:
+        """Has the constraints ready: beside an event loop, where there is one."""
+        for i, ask in enumerate(asks):
+            given = ask.options["constraint"]
+            if given and (i == 0 or given != asks[i - 1].options["constraint"]):
+                self._engine.compile(given)
 
     def _reading(
         self, template: _native.ChatTemplate, tools: bool, tool_format: str | None
@@ -681,16 +723,7 @@ def _offered(tools: Any, choice: Any, tool_format: Any) -> Offered:
         known = [each for each, _ in _native.tool_formats()]
         if name not in known:
             raise arguments.refused("tool_format", name, f"must be one of {', '.join(known)}")
-    given = offered(tools)
-    if choice in ("auto", "none"):
-        return given if choice == "auto" else offered(None)
-    expected = 'must be "auto" or "none"'
-    if choice == "required" or isinstance(choice, Mapping):
-        expected += (
-            ": a call cannot be enforced, as output cannot be constrained yet; ask for it in a "
-            "message, and offer the one tool"
-        )
-    raise arguments.refused("tool_choice", choice, expected)
+    return offered(None if choice == "none" else tools)
 
 
 def _outputs(n: int | None) -> int:
@@ -711,14 +744,15 @@ def _repeated(ask: Ask, count: int) -> list[Ask]:
     return [replace(ask, options={**ask.options, "seed": (seed + i) % 2**64}) for i in range(count)]
 
 
-def _preparing(prepare: Callable[[], R], given: Any) -> Callable[[], Awaitable[R]]:
-    """Prepares a job, beside the event loop where it may take long."""
+def _preparing(prepare: Callable[[], R], given: Any, compiles: bool) -> Callable[[], Awaitable[R]]:
+    """Prepares a job, beside the event loop where it may take long: a long prompt, or a constraint
+    that is compiled."""
 
     async def prepared() -> R:
         # Most programs have no event loop, and this is half of their import.
         import asyncio
 
-        if _is_short(given):
+        if not compiles and _is_short(given):
             return prepare()
         return await asyncio.get_running_loop().run_in_executor(None, prepare)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from onegraph import structured
 from onegraph.answers import AnswerEvent, InvalidToolCall, ToolCall
 
 __all__ = ["Piece", "Result", "Timings", "TokenLogprob", "TopLogprob", "Usage"]
@@ -129,9 +130,22 @@ class Result:
     tool_calls: list[ToolCall] = field(default_factory=list)
     #: Calls that went wrong, with the reason.
     invalid_tool_calls: list[InvalidToolCall] = field(default_factory=list)
+    #: The `schema` that the text was held to.
+    schema: Any = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
         return self.text
+
+    @property
+    def parsed(self) -> Any:
+        """The value of a text that was held to a `schema`: of the type, where one was given, else
+        as JSON has it. None without a schema, and where the text was cut off, or calls tools.
+
+        Raises `ArgumentError` where the type refuses what its schema allows.
+        """
+        if self.schema is None or self.finish_reason != "stop":
+            return None
+        return structured.parsed(self.schema, self.text)
 
     @property
     def message(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypedDict, TypeVar
 
-from onegraph import _native, arguments
+from onegraph import _native, arguments, structured
 
 __all__ = ["DEFAULTS", "Sampling", "SamplingOptions"]
 
@@ -32,6 +32,10 @@ class SamplingOptions(TypedDict, total=False):
     logprobs: int | None
     ignore_eos: bool
     prompt_lookup_num_tokens: int
+    schema: Any
+    regex: str | None
+    grammar: str | None
+    choice: Sequence[str] | None
 
 
 #: The defaults. The engine states the numbers; `help(onegraph.LLM.generate)` shows them.
@@ -44,6 +48,10 @@ DEFAULTS: Mapping[str, Any] = {
     "logprobs": None,
     "ignore_eos": False,
     "prompt_lookup_num_tokens": 0,
+    "schema": None,
+    "regex": None,
+    "grammar": None,
+    "choice": None,
 }
 
 FLOATS = [name for name, default in DEFAULTS.items() if isinstance(default, float)]
@@ -73,6 +81,12 @@ MEANING: Mapping[str, str] = {
     "prompt_lookup_num_tokens": "draft up to so many tokens a step, 0 to 31, from where the text's "
     "last words stood before, and keep those that are right: the same result, sooner where it "
     "repeats what was said; `onegraph help prompt-lookup` has more",
+    "schema": "the text is JSON of this form: a type (a Pydantic model, a dataclass, `list[int]`), "
+    "or a JSON schema; `Result.parsed` is its value. One of this and the next three may be given; "
+    "`onegraph help structured` has more",
+    "regex": "the whole text matches this regular expression, in the syntax of Rust's regex",
+    "grammar": "the text is of this grammar: Lark as llguidance has it, or GBNF",
+    "choice": "the text is one of these",
 }
 
 
@@ -101,11 +115,16 @@ class Sampling:
     logprobs: int | None = None
     ignore_eos: bool = False
     prompt_lookup_num_tokens: int = 0
+    schema: Any = None
+    regex: str | None = None
+    grammar: str | None = None
+    choice: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         _native.check_sampling(resolve(self.options()))
         # What the caller changes afterwards was not checked.
-        for name, copy in [("logit_bias", dict), ("stop", tuple), ("stop_token_ids", tuple)]:
+        copies = {"logit_bias": dict, "stop": tuple, "stop_token_ids": tuple, "choice": tuple}
+        for name, copy in copies.items():
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 object.__setattr__(self, name, copy(value))
@@ -158,5 +177,6 @@ def resolve(given: Mapping[str, Any], base: Sampling | None = None) -> dict[str,
     merged["stop"] = [] if stop is None else arguments.texts("stop", stop)
     ids = merged["stop_token_ids"]
     merged["stop_token_ids"] = [] if ids is None else arguments.integers("stop_token_ids", ids)
+    merged["constraint"] = structured.constraint(merged)
     merged["ignore_eos"] = arguments.flag("ignore_eos", merged["ignore_eos"])
     return merged

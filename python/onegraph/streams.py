@@ -166,6 +166,7 @@ def whole(
         reasoning=answer.reasoning if answer else None,
         tool_calls=answer.calls if answer else [],
         invalid_tool_calls=answer.invalid if answer else [],
+        schema=ask.options["schema"],
     )
 
 

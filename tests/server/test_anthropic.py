@@ -146,10 +146,10 @@ ASKED: dict[str, Any] = {"max_tokens": 2, "messages": [{"role": "user", "content
         ("tools", [{"name": "x", "input_schema": {}}]),
         ("tools[0].input_schema", [{"name": "x"}]),
         ("tools[0].type", [{"type": "web_search_20250305", "name": "web_search"}]),
-        ("tool_choice.type", {"type": "any"}),
-        ("tool_choice.type", {"type": "tool", "name": "x"}),
+        ("tool_choice.type", {"type": "some"}),
+        ("tool_choice.name", {"type": "tool"}),
         ("thinking.type", {"type": "deep"}),
-        ("output_config.format", {"format": {"type": "json_schema", "schema": {}}}),
+        ("output_config.format.type", {"format": {"type": "xml", "schema": {}}}),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

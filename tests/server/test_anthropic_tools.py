@@ -88,10 +88,10 @@ def test_a_conversation_with_calls_reaches_the_template(
     assert adder.llm.prompts[-1] == adder.expected(plain)
 
 
-def test_one_call_alone_is_not_promised(client: anthropic.Anthropic) -> None:
-    with pytest.raises(anthropic.BadRequestError, match="disable_parallel_tool_use"):
-        client.messages.create(
-            messages=ASKED, tool_choice={"type": "auto", "disable_parallel_tool_use": True}, **ASK
-        )
+def test_one_call_alone_and_none(client: anthropic.Anthropic) -> None:
+    made = client.messages.create(
+        messages=ASKED, tool_choice={"type": "auto", "disable_parallel_tool_use": True}, **ASK
+    )
+    assert [block.type for block in made.content] == ["thinking", "text", "tool_use"]
     made = client.messages.create(messages=ASKED, tool_choice={"type": "none"}, **ASK)
     assert [block.type for block in made.content] == ["thinking", "text"]

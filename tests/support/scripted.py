@@ -155,6 +155,7 @@ def asked(
         None,
         tools=tools,
         tool_choice="auto",
+        parallel=True,
         tool_format=None,
         chat_template=None,
         continues=False,

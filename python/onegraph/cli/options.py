@@ -91,6 +91,9 @@ SAMPLING: list[tuple[str, Any, str]] = [
         int,
         "Draft up to N tokens a step from the text so far: the same text, sooner; 0: none.",
     ),
+    ("schema", str, "The text is JSON of this JSON schema."),
+    ("regex", str, "The text matches this regular expression as a whole."),
+    ("grammar", str, "The text is of this grammar: Lark or GBNF."),
 ]
 
 

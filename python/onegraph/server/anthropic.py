@@ -17,7 +17,7 @@ from onegraph.answers import (
     ToolCallFailed,
 )
 from onegraph.results import Result
-from onegraph.server import conversation, frames
+from onegraph.server import conversation, forms, frames
 from onegraph.server.answers import Answer, Asked
 from onegraph.server.events import Event, Text, said
 from onegraph.server.fields import Fields, wrong
@@ -159,10 +159,8 @@ def _asked(service: Service, fields: Fields) -> Asked:
     fields.needed("max_tokens")
     messages, continues = _messages(fields)
     tools = tools_of(fields)
-    wanted = fields.object("output_config")
-    if wanted is not None:
-        wanted.absent("format", "text of a given form is not made here")
-    chosen = options(fields, NAMES, service.limits)
+    form = forms.anthropic(fields)
+    chosen = options(fields, NAMES, service.limits, form)
     head = {
         "id": frames.identifier("msg_"),
         "type": "message",
@@ -188,7 +186,7 @@ def _asked(service: Service, fields: Fields) -> Asked:
     prepare = conversation.chat(
         messages, chosen, tools=tools, continues=continues, variables=_variables(fields)
     )
-    return Asked(model, prepare, writer, document, spelled(fields, NAMES))
+    return Asked(model, prepare, writer, document, spelled(fields, NAMES, form))
 
 
 def _ending(result: Result) -> dict[str, Any]:

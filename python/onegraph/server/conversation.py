@@ -65,6 +65,7 @@ def chat(
             None,
             tools=tools.offered or None,
             tool_choice=tools.choice,
+            parallel=tools.parallel,
             tool_format=None,
             chat_template=None,
             continues=continues,

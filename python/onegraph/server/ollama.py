@@ -14,7 +14,7 @@ from starlette.routing import Route
 from onegraph.answers import ReasoningDelta, ToolCall, ToolCallEnded
 from onegraph.errors import ModelError
 from onegraph.results import Result
-from onegraph.server import conversation, frames
+from onegraph.server import conversation, forms, frames
 from onegraph.server.answers import Answer, Asked
 from onegraph.server.events import Event, Finish, Text, said
 from onegraph.server.facts import Facts, facts
@@ -217,12 +217,11 @@ def _chosen(service: Service, fields: Fields) -> tuple[dict[str, Any], Fields]:
         "max_tokens": None if tokens is None or tokens < 0 else tokens,
         "seed": None if seed is None or seed == -1 else seed % 2**64,
     }
-    return options(given, NAMES, service.limits, **further), given
+    return options(given, NAMES, service.limits, forms.ollama(fields), **further), given
 
 
 def _only_text(fields: Fields) -> None:
     fields.absent("images", "models here read text, so send text alone")
-    fields.absent("format", "text of a given form is not made here")
     fields.absent("template", "the model's own is used")
     fields.absent("suffix", "what stands behind a gap is not read here")
 
@@ -330,7 +329,8 @@ def _asked(model: Model, head: _Head, fields: Fields, prepare: Any, given: Field
         )
 
     writer = Writer(head) if fields.flag("stream", True) else None
-    named = spelled(given, {**NAMES, "num_predict": "max_tokens", "seed": "seed"})
+    names = {**NAMES, "num_predict": "max_tokens", "seed": "seed"}
+    named = spelled(given, names, forms.ollama(fields))
     return Asked(model, prepare, writer, document, named)
 
 

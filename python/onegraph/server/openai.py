@@ -13,7 +13,7 @@ from starlette.routing import Route
 from onegraph import __version__
 from onegraph.answers import ReasoningDelta, ToolCallBegun, ToolCallDelta
 from onegraph.results import Result, TokenLogprob
-from onegraph.server import conversation, frames
+from onegraph.server import conversation, forms, frames
 from onegraph.server.answers import Answer, Asked
 from onegraph.server.events import Event, Finish, Text, said
 from onegraph.server.fields import Fields, wrong
@@ -125,9 +125,6 @@ def _only_text(fields: Fields) -> None:
         raise wrong("n", fields.get("n"), "one answer is made of a request; send several requests")
     if fields.integer("best_of") not in (None, 1):
         raise wrong("best_of", fields.get("best_of"), "one answer is made of a request")
-    wanted = fields.object("response_format")
-    if wanted is not None and wanted.text("type") not in (None, "text"):
-        raise wrong("response_format.type", wanted.text("type"), 'only "text" is made here')
     fields.absent("audio", "models here make text")
     if any(kind != "text" for kind in fields.texts("modalities") or []):
         raise wrong("modalities", fields.get("modalities"), 'only ["text"] is made here')
@@ -169,7 +166,8 @@ def _chat(service: Service, fields: Fields) -> Asked:
     if top and not fields.flag("logprobs"):
         raise wrong("top_logprobs", top, "needs logprobs = true")
     logprobs = (top or 0) if fields.flag("logprobs") else None
-    chosen = options(fields, CHAT_NAMES, service.limits, logprobs=logprobs)
+    form = forms.chat(fields)
+    chosen = options(fields, CHAT_NAMES, service.limits, form, logprobs=logprobs)
     head = _Head("chatcmpl-", "chat.completion", model.name)
     with_usage = _stream_usage(fields)
     writer = ChatWriter(head, with_usage) if fields.flag("stream") else None
@@ -181,7 +179,7 @@ def _chat(service: Service, fields: Fields) -> Asked:
     prepare = conversation.chat(
         messages, chosen, tools=tools, continues=continues, variables=_variables(fields)
     )
-    return Asked(model, prepare, writer, document, spelled(fields, CHAT_NAMES))
+    return Asked(model, prepare, writer, document, spelled(fields, CHAT_NAMES, form))
 
 
 def _completion(service: Service, fields: Fields) -> Asked:
@@ -193,8 +191,9 @@ def _completion(service: Service, fields: Fields) -> Asked:
     _only_text(fields)
     fields.absent("tools", "send messages, to /v1/chat/completions")
     fields.absent("suffix", "what stands behind a gap is not read here")
+    form = forms.chat(fields)
     further = {} if "max_tokens" in fields else {"max_tokens": COMPLETION_TOKENS}
-    chosen = options(fields, COMPLETION_NAMES, service.limits, **further)
+    chosen = options(fields, COMPLETION_NAMES, service.limits, form, **further)
     head = _Head("cmpl-", "text_completion", model.name)
     with_usage = _stream_usage(fields)
     writer = CompletionWriter(head, with_usage) if fields.flag("stream") else None
@@ -205,7 +204,7 @@ def _completion(service: Service, fields: Fields) -> Asked:
     prepare = conversation.prompt(
         given, chosen, echo=fields.flag("echo"), parse_special=fields.flag("parse_special")
     )
-    return Asked(model, prepare, writer, document, spelled(fields, COMPLETION_NAMES))
+    return Asked(model, prepare, writer, document, spelled(fields, COMPLETION_NAMES, form))
 
 
 class _Head:

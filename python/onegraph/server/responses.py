@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from onegraph.results import Result
-from onegraph.server import conversation, frames
+from onegraph.server import conversation, forms, frames
 from onegraph.server.answers import Answer, Asked
 from onegraph.server.events import Event, Finish
 from onegraph.server.fields import Fields, wrong
@@ -87,10 +87,6 @@ def _only_text(fields: Fields) -> None:
     fields.absent("conversation", "nothing is stored here; send the whole conversation")
     fields.absent("prompt", "nothing is stored here; send `instructions` and `input`")
     fields.absent("background", "nothing is stored here; wait for the answer, or stream it")
-    text = fields.object("text")
-    wanted = None if text is None else text.object("format")
-    if wanted is not None and wanted.text("type") not in (None, "text"):
-        raise wrong("text.format.type", wanted.text("type"), 'only "text" is made here')
 
 
 def _asked(service: Service, fields: Fields) -> Asked:
@@ -98,7 +94,8 @@ def _asked(service: Service, fields: Fields) -> Asked:
     messages = _messages(fields)
     _only_text(fields)
     tools = flat(fields)
-    chosen = options(fields, NAMES, service.limits)
+    form = forms.responses(fields)
+    chosen = options(fields, NAMES, service.limits, form)
     head = _Head(model.name, fields)
 
     def document(outputs: list[list[Event]]) -> dict[str, Any]:
@@ -112,7 +109,7 @@ def _asked(service: Service, fields: Fields) -> Asked:
 
     writer = Writer(head) if fields.flag("stream") else None
     prepare = conversation.chat(messages, chosen, tools=tools)
-    return Asked(model, prepare, writer, document, spelled(fields, NAMES))
+    return Asked(model, prepare, writer, document, spelled(fields, NAMES, form))
 
 
 class _Head:
@@ -131,11 +128,11 @@ class _Head:
             "max_output_tokens": fields.integer("max_output_tokens"),
             "metadata": {} if metadata is None else metadata.values,
             "output": [],
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": fields.flag("parallel_tool_calls", True),
             "previous_response_id": None,
             "store": False,
             "temperature": fields.number("temperature"),
-            "text": {"format": {"type": "text"}},
+            "text": fields.get("text") or {"format": {"type": "text"}},
             "tool_choice": fields.get("tool_choice") or "auto",
             "tools": fields.get("tools") or [],
             "top_p": fields.number("top_p"),

@@ -8,6 +8,7 @@ from typing import Any
 from onegraph import _native
 from onegraph.sampling import resolve
 from onegraph.server.fields import Fields, wrong
+from onegraph.server.forms import Form
 from onegraph.server.limits import Limits
 from onegraph.server.refusals import refusal
 
@@ -56,9 +57,11 @@ _READ: Mapping[str, Callable[[Fields, str], Any]] = {
 }
 
 
-def options(fields: Fields, names: Names, limits: Limits, **further: Any) -> dict[str, Any]:
-    """The keywords that a request gives, those that it does not give at their defaults, in the
-    form that the engine takes. `further` are keywords that are known already.
+def options(
+    fields: Fields, names: Names, limits: Limits, form: Form, **further: Any
+) -> dict[str, Any]:
+    """The keywords that a request gives, those that it does not give at their defaults, as the
+    engine takes them. `further` are keywords that are known already.
 
     Raises `Refused` for what is wrong, by the dialect's name of it.
     """
@@ -67,16 +70,17 @@ def options(fields: Fields, names: Names, limits: Limits, **further: Any) -> dic
         found = _READ.get(ours, Fields.number)(fields, theirs)
         if found is not None:
             given[ours] = found
-    given |= further
+    given |= further | form.keywords
     given["max_tokens"] = limits.tokens(given["max_tokens"])
     try:
         resolved = resolve(given)
         _native.check_sampling(resolved)
     except Exception as e:
-        raise refusal(e, spelled(fields, names)) from e
+        raise refusal(e, spelled(fields, names, form)) from e
     return resolved
 
 
-def spelled(fields: Fields, names: Names) -> dict[str, str]:
+def spelled(fields: Fields, names: Names, form: Form) -> dict[str, str]:
     """Of the engine's keywords that a request gives, the dialect's names."""
-    return {ours: fields.path(theirs) for theirs, ours in names.items() if theirs in fields}
+    found = {ours: fields.path(theirs) for theirs, ours in names.items() if theirs in fields}
+    return found | form.paths

@@ -6,14 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from onegraph.server.fields import Fields, wrong
-from onegraph.server.refusals import Refused
 
 __all__ = ["NONE", "Tools", "anthropic", "flat", "nested"]
-
-NOT_ENFORCED = (
-    "a call cannot be enforced, as output cannot be constrained yet; ask for it in a message, and "
-    "offer the one tool"
-)
 
 
 @dataclass(frozen=True)
@@ -22,11 +16,16 @@ class Tools:
 
     #: Descriptions as OpenAI's chat has them.
     offered: list[dict[str, Any]]
-    #: "auto" or "none".
-    choice: str = "auto"
+    #: As `LLM.chat` takes it.
+    choice: str | dict[str, Any] = "auto"
+    #: Whether an answer may have several calls.
+    parallel: bool = True
 
 
 NONE = Tools([])
+
+#: Anthropic's names of what a model may do with tools; "tool" is that one.
+ANTHROPIC_CHOICES = {"auto": "auto", "none": "none", "any": "required", "tool": ""}
 
 
 def nested(fields: Fields, *, choice: bool = True) -> Tools:
@@ -41,7 +40,7 @@ def nested(fields: Fields, *, choice: bool = True) -> Tools:
         assert function is not None
         _described(function)
         offered.append(dict(tool.values))
-    return Tools(offered, _choice(fields, offered) if choice else "auto")
+    return Tools(offered, *_choice(fields)) if choice else Tools(offered)
 
 
 def flat(fields: Fields) -> Tools:
@@ -50,9 +49,9 @@ def flat(fields: Fields) -> Tools:
     for tool in fields.objects("tools") if "tools" in fields else []:
         _is(tool, "function")
         _described(tool)
-        function = {k: v for k, v in tool.values.items() if k not in ("type", "strict")}
+        function = {k: v for k, v in tool.values.items() if k != "type"}
         offered.append({"type": "function", "function": function})
-    return Tools(offered, _choice(fields, offered))
+    return Tools(offered, *_choice(fields, flat=True))
 
 
 def anthropic(fields: Fields) -> Tools:
@@ -66,19 +65,21 @@ def anthropic(fields: Fields) -> Tools:
         schema = tool.object("input_schema")
         assert schema is not None
         function = {"name": tool.text("name"), "parameters": schema.values}
+        if tool.flag("strict"):
+            function["strict"] = True
         if (description := tool.text("description")) is not None:
             function["description"] = description
         offered.append({"type": "function", "function": function})
     choice = fields.object("tool_choice")
-    kind = None if choice is None else choice.text("type")
-    if kind not in (None, "auto", "none"):
-        expected = f'must be "auto" or "none": {NOT_ENFORCED}'
-        raise wrong("tool_choice.type", kind, expected)
-    alone = choice is not None and choice.flag("disable_parallel_tool_use")
-    if offered and alone and kind != "none":
-        expected = "must be false: one call alone cannot be enforced yet"
-        raise wrong("tool_choice.disable_parallel_tool_use", True, expected)
-    return Tools(offered, kind or "auto")
+    if choice is None:
+        return Tools(offered)
+    kind = choice.text("type")
+    if kind not in ANTHROPIC_CHOICES:
+        raise wrong(choice.path("type"), kind, f"must be one of {', '.join(ANTHROPIC_CHOICES)}")
+    if kind == "tool":
+        choice.needed("name")
+    wanted = _by_name(choice.text("name")) if kind == "tool" else ANTHROPIC_CHOICES[kind]
+    return Tools(offered, wanted, not choice.flag("disable_parallel_tool_use"))
 
 
 def _is(tool: Fields, kind: str) -> None:
@@ -93,21 +94,26 @@ def _described(function: Fields) -> None:
     function.text("name")
     function.text("description")
     function.object("parameters")
-    if function.flag("strict"):
-        path = function.path("strict")
-        raise Refused(
-            400,
-            f"{path} = True: must be false: arguments cannot be held to a schema yet, so check "
-            "them before use",
-            field=path,
-        )
+    function.flag("strict")
 
 
-def _choice(fields: Fields, offered: list[dict[str, Any]]) -> str:
-    choice = fields.get("tool_choice")
-    if choice not in (None, "auto", "none"):
-        raise wrong("tool_choice", choice, f'must be "auto" or "none": {NOT_ENFORCED}')
-    if offered and choice != "none" and not fields.flag("parallel_tool_calls", True):
-        expected = "must be true: one call alone cannot be enforced yet"
-        raise wrong("parallel_tool_calls", False, expected)
-    return choice or "auto"
+def _choice(fields: Fields, flat: bool = False) -> tuple[str | dict[str, Any], bool]:
+    """Whether a tool has to be called, and which, and whether several may be."""
+    parallel = fields.flag("parallel_tool_calls", True)
+    given = fields.get("tool_choice")
+    if given in (None, "auto", "none", "required"):
+        return given or "auto", parallel
+    choice = fields.object("tool_choice") if isinstance(given, dict) else None
+    if choice is None or choice.text("type") != "function":
+        expected = 'must be "auto", "none", "required", or an object that names a function'
+        raise wrong("tool_choice", given, expected)
+    if not flat:
+        choice.needed("function")
+    named = choice if flat else choice.object("function")
+    assert named is not None
+    named.needed("name")
+    return _by_name(named.text("name")), parallel
+
+
+def _by_name(name: str | None) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}

@@ -3,7 +3,7 @@
 //
 // Four kernels, a row of blocks for each row of logits; which of them have work for a row is known
 // on the card only, so the list of launches is the same for all requests:
-//   sample_adjust  y: bias and penalties; the greedy choice. A greedy row is done here.
+//   sample_adjust  y: bias, mask and penalties; the greedy choice. A greedy row is done here.
 //   sample_bins    counts and masses of z by bins of equal width, where a filter needs them
 //   sample_cut     the lowest survivor of the filters: sorts the tokens of the few bins in question
 //   sample_draw    the noise, the draw
@@ -24,6 +24,7 @@ static_assert(TILE == 4 * THREADS, "a thread has four neighbouring tokens");
 static_assert(BINS == 8 * THREADS, "a thread has eight neighbouring bins");
 constexpr uint32_t TILES = (N_VOCAB + TILE - 1) / TILE;
 constexpr uint32_t PADDED = (N_VOCAB + 3) / 4 * 4;
+constexpr uint32_t MASK_WORDS = (N_VOCAB + 63) / 64 * 2;
 
 enum Phase : uint32_t { DONE, DRAW, FILTER };
 enum Gather : uint32_t { GATHER_NONE, GATHER_LIST, GATHER_SCAN };
@@ -75,6 +76,8 @@ struct Params {
     // Where drafts are verified, of each row: its token and where that stands. [rows]
     const uint32_t* tokens;
     const uint32_t* positions;
+    // Of a constrained slot: bit id % 32 of word id / 32 is 1 for a token that may be chosen.
+    const uint32_t* masks;  // [rows][MASK_WORDS], mapped host memory
     uint32_t max_rows;
     uint32_t unused;
 };
@@ -234,7 +237,7 @@ DEVICE uint32_t seen_with_draft(const Params& p, uint32_t row, uint32_t drafted,
     return seen;
 }
 
-// ---------------------------------------------------------------- bias, penalties, greedy
+// ---------------------------------------------------------------- bias, mask, penalties, greedy
 
 KERNEL_BOUNDS(sample_adjust, Params, THREADS, 4) {
     alignas(16) SHARED float tile_y[TILE];
@@ -251,6 +254,7 @@ KERNEL_BOUNDS(sample_adjust, Params, THREADS, 4) {
     Before before = load_before(s, slot);
     const uint32_t* bias = load_pointer(&s->bias);
     uint32_t only_biased = load_relaxed_u32(&s->only_biased);
+    uint32_t constrained = load_relaxed_u32(&s->constrained);
     uint32_t top_k = load_relaxed_u32(&s->top_k);
     uint64_t share = load_relaxed_u64(&s->share);
     float temperature = load_relaxed_f32(&s->temperature);
@@ -319,6 +323,15 @@ KERNEL_BOUNDS(sample_adjust, Params, THREADS, 4) {
             __syncthreads();
 #pragma unroll
             for (uint32_t i = 0; i < 4; i++) y[i] = tile_y[4 * t + i];
+        }
+        if (constrained) {
+            const uint32_t* mask = p.masks + static_cast<uint64_t>(row) * MASK_WORDS;
+            uint32_t bits = first < N_VOCAB ? load_relaxed_u32(mask + first / 32) : 0;
+            bits >>= first % 32;  // four neighbours lie in one word
+#pragma unroll
+            for (uint32_t i = 0; i < 4; i++) {
+                if (!(bits >> i & 1)) y[i] = -infinity_f32();
+            }
         }
         if (before.window) {
             const uint32_t* counts = p.counts + static_cast<uint64_t>(slot) * N_VOCAB;

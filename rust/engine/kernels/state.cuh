@@ -22,4 +22,6 @@ struct SlotState {
     float repeat_penalty;
     float presence_penalty;
     float frequency_penalty;
+    uint32_t constrained;  // 1: a draw's row of masks says which tokens it may choose
+    uint32_t unused;
 };

@@ -139,6 +139,10 @@ pub enum Error {
         limit: usize,
     },
 
+    /// A constraint that cannot be held any longer.
+    #[error("constrained output: {reason}; make the schema or grammar simpler")]
+    Constraint { reason: String },
+
     /// The object was closed.
     #[error("{what} is closed; open it again")]
     Closed { what: &'static str },
@@ -186,7 +190,7 @@ impl Error {
             | Error::Logits { .. }
             | Error::Activations { .. }
             | Error::Template { .. } => Kind::Model,
-            Error::Argument { .. } => Kind::Argument,
+            Error::Argument { .. } | Error::Constraint { .. } => Kind::Argument,
             Error::Context { .. } => Kind::Context,
             Error::Memory { .. } => Kind::Memory,
             Error::Device { .. } | Error::Driver { .. } => Kind::Device,

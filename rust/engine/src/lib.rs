@@ -14,6 +14,7 @@ pub mod config;
 pub mod engine;
 pub mod error;
 pub mod gguf;
+pub mod grammar;
 pub mod info;
 pub mod pages;
 pub mod plan;

@@ -5,7 +5,8 @@
 //! For the generated token number `index` of a request with logits `l`:
 //!
 //! 1. **Bias.** `y = l + bias` where a token has one. A bias of -inf bans a token; biases of +inf
-//!    ban all tokens but theirs, which keep `y = l`.
+//!    ban all tokens but theirs, which keep `y = l`. Then `y = -inf` for every token that the draw may
+//!    not choose, where it is given a set of those that it may ([`Allowed`]).
 //! 2. **Penalties**, for tokens in the window: the last `repeat_last_n` tokens of the sequence, which
 //!    is the prompt and the tokens generated before this one; without that number, all of it. Repeat
 //!    (Keskar et al. 2019, section 4.1; tokens of the prompt and generated ones are alike):
@@ -32,8 +33,10 @@
 use std::collections::BTreeMap;
 
 use crate::error::{Error, Result};
+pub use allowed::Allowed;
 use seen::Seen;
 
+mod allowed;
 pub mod math;
 pub mod random;
 pub(crate) mod seen;
@@ -289,15 +292,30 @@ impl Sampler {
     /// token, [`Error::Memory`].
     #[inline(always)]
     pub fn sample(&mut self, logits: &[f32], index: u32) -> Result<u32> {
-        let id = self.choose(logits, index)?;
+        self.sample_among(logits, index, None)
+    }
+
+    /// [`Sampler::sample`] among the tokens `allowed` alone.
+    ///
+    /// # Errors
+    /// As [`Sampler::sample`].
+    #[inline(always)]
+    pub fn sample_among(
+        &mut self,
+        logits: &[f32],
+        index: u32,
+        allowed: Option<&Allowed>,
+    ) -> Result<u32> {
+        let id = self.choose(logits, index, allowed)?;
         self.seen.note(id)?;
         Ok(id)
     }
 
     #[inline(always)]
-    fn choose(&mut self, logits: &[f32], index: u32) -> Result<u32> {
+    fn choose(&mut self, logits: &[f32], index: u32, allowed: Option<&Allowed>) -> Result<u32> {
         check(logits)?;
         if self.params.temperature == 0.0
+            && allowed.is_none()
             && self.params.logit_bias.is_empty()
             && self.seen.is_empty()
         {
@@ -306,7 +324,7 @@ impl Sampler {
         if self.z.capacity() < logits.len() {
             self.z = room(logits.len())?;
         }
-        self.adjust(logits);
+        self.adjust(logits, allowed);
         check(&self.z)?;
         let most = best(&self.z).ok_or_else(nothing_left)?;
         let temperature = self.params.temperature;
@@ -323,7 +341,7 @@ impl Sampler {
 
     /// Steps 1 and 2: `self.z = y`.
     #[inline(always)]
-    fn adjust(&mut self, logits: &[f32]) {
+    fn adjust(&mut self, logits: &[f32], allowed: Option<&Allowed>) {
         let Self { params, seen, z } = self;
         z.clear();
         if params.logit_bias.values().any(|b| *b == f32::INFINITY) {
@@ -337,6 +355,13 @@ impl Sampler {
             z.extend_from_slice(logits);
             for (id, bias) in &params.logit_bias {
                 z[*id as usize] += bias;
+            }
+        }
+        if let Some(allowed) = allowed {
+            for (id, y) in (0u32..).zip(z.iter_mut()) {
+                if !allowed.contains(id) {
+                    *y = f32::NEG_INFINITY;
+                }
             }
         }
         for (id, count) in seen.iter() {

@@ -15,7 +15,7 @@ use onegraph::backend::cuda::driver::stream::Stream;
 use onegraph::backend::cuda::lower::sample::{variant, Draw, Record, SampleShape, RING_STEPS};
 use onegraph::backend::cuda::run::sampling::Sampling;
 use onegraph::backend::{Finish, SlotRequest};
-use onegraph::sampler::{Params, Sampler, MAX_VOCAB};
+use onegraph::sampler::{Allowed, Params, Sampler, MAX_VOCAB};
 use onegraph::Error;
 
 const INF: f32 = f32::INFINITY;
@@ -158,6 +158,7 @@ impl Card {
             slots: slots.address(),
             ring: ring.address(),
             step: step.address(),
+            masks: 0,
             drafts: None,
         });
         let image = compiler.image(&specs[0].variant).unwrap();
@@ -217,7 +218,21 @@ fn request(sampling: Params, prompt: Vec<u32>) -> SlotRequest {
         prompt,
         stop_tokens: Vec::new(),
         max_tokens: usize::MAX,
+        constrained: false,
     }
+}
+
+/// Tokens that a draw may choose: from one to all but a few.
+fn some(n_vocab: usize, noise: &mut Noise) -> Allowed {
+    let mut allowed = Allowed::from_words(vec![0; Allowed::words_of(n_vocab)]);
+    let one_of = [1, 2, 50, n_vocab][noise.below(4)];
+    allowed.insert(noise.below(n_vocab) as u32);
+    for id in 0..n_vocab as u32 {
+        if noise.below(one_of) == 0 {
+            allowed.insert(id);
+        }
+    }
+    allowed
 }
 
 /// Draws `steps` tokens of `cases` cases, `rows` side by side, and compares each with the reference.
@@ -231,20 +246,29 @@ fn compare(n_vocab: usize, rows: usize, cases: usize, steps: usize, seed: u64) {
         for slot in 0..rows {
             let params = params(group * rows + slot, n_vocab, &mut noise);
             let prompt = (0..9).map(|_| noise.below(n_vocab) as u32).collect();
-            let request = request(params.clone(), prompt);
+            let request = SlotRequest {
+                constrained: noise.below(3) == 0,
+                ..request(params.clone(), prompt)
+            };
             card.start(slot, &request);
             let reference = Sampler::new(params, n_vocab, &request.prompt).unwrap();
             references.push((request, Some(reference)));
         }
         for index in 0..steps {
             let kinds: Vec<usize> = (0..rows).map(|_| noise.below(9)).collect();
+            let constrained: Vec<bool> = references.iter().map(|(r, _)| r.constrained).collect();
             let expected: Vec<_> = references
                 .iter_mut()
                 .enumerate()
                 .map(|(row, (_, reference))| {
                     let logits = logits(kinds[row], n_vocab, &mut noise);
                     card.write(row, &logits);
-                    reference.as_mut().map(|r| r.sample(&logits, index as u32))
+                    let allowed = constrained[row].then(|| some(n_vocab, &mut noise));
+                    if let Some(allowed) = &allowed {
+                        card.sampling.allow(row, allowed).unwrap();
+                    }
+                    let reference = reference.as_mut();
+                    reference.map(|r| r.sample_among(&logits, index as u32, allowed.as_ref()))
                 })
                 .collect();
             for (row, (record, expected)) in card.step().iter().zip(expected).enumerate() {

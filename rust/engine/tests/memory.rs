@@ -316,6 +316,7 @@ fn what_a_model_takes_on_the_cpu_is_known_before() {
                 prompt: prompt.clone(),
                 stop_tokens: vec![],
                 max_tokens: 2,
+                constrained: false,
             };
             backend.start(slot, &request).unwrap();
             backend.prefill(slot, &prompt, 0, true).unwrap();

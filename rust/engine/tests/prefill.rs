@@ -61,6 +61,7 @@ fn with_kv(folder: &Folder, chunk: usize, capture: bool, kv_type: &str) -> CudaB
             prompt: vec![],
             stop_tokens: vec![],
             max_tokens: 100,
+            constrained: false,
         };
         backend.start(slot, &request).unwrap();
     }

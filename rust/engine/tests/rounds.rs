@@ -88,6 +88,7 @@ fn asked() -> Vec<SlotRequest> {
         prompt: (0..n).map(|i| (i * 7 + n) % N_VOCAB).collect(),
         stop_tokens: Vec::new(),
         max_tokens,
+        constrained: false,
     };
     let drawn = |seed| Params {
         seed,

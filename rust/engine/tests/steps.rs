@@ -78,6 +78,7 @@ fn generate(backend: &mut CudaBackend, schedule: Schedule) -> Vec<Vec<u32>> {
                 prompt: vec![],
                 stop_tokens: vec![],
                 max_tokens: length,
+                constrained: false,
             };
             backend.start(slot, &request).unwrap();
             let prompt = [3 + slot as u32, 9, 4];

@@ -11,6 +11,7 @@ use onegraph::engine::{
     self, GraphCheck, GraphMode, GraphOptions, GraphQuestion, Options, Request, Ticket, Wait,
     DEFAULT_MAX_TOKENS, POLL,
 };
+use onegraph::grammar::Constraint;
 use onegraph::sampler::Params;
 use onegraph::template;
 use onegraph::{Error, Result};
@@ -168,7 +169,20 @@ from_dict! {
         logprobs: Option<i64>,
         ignore_eos: bool,
         prompt_lookup_num_tokens: i64,
+        constraint: Option<(String, Vec<String>)>,
     }
+}
+
+/// What a text has to look like: which kind of constraint, and its text, or the texts of a choice.
+pub fn constraint(kind: &str, mut texts: Vec<String>) -> Result<Constraint> {
+    let make = match kind {
+        "choice" => return Ok(Constraint::Choice(texts)),
+        "schema" => Constraint::Schema,
+        "regex" => Constraint::Regex,
+        "grammar" => Constraint::Grammar,
+        _ => return Err(Error::Internal(format!("a constraint called {kind:?}"))),
+    };
+    Ok(make(texts.pop().unwrap_or_default()))
 }
 
 impl Sampling {
@@ -202,6 +216,10 @@ impl Sampling {
             asked: None,
             shown_token_ids: Vec::new(),
             prompt_lookup: count("prompt_lookup_num_tokens", self.prompt_lookup_num_tokens)?,
+            constraint: self
+                .constraint
+                .map(|(kind, texts)| constraint(&kind, texts))
+                .transpose()?,
         })
     }
 }
@@ -359,6 +377,14 @@ impl Engine {
         let options = options().map_err(to_py)?;
         let inner = Mutex::new(detached(py, || engine::Engine::begin(&path, &options))?);
         Ok(Loading { inner })
+    }
+
+    /// Compiles a constraint and keeps it: requests under it then begin at once.
+    fn compile(&self, py: Python<'_>, given: (String, Vec<String>)) -> PyResult<()> {
+        detached(py, || {
+            self.inner
+                .prepare_constraint(&constraint(&given.0, given.1.clone())?)
+        })
     }
 
     /// Queues a request; blocks while the queue is full. The prompt's tokens before `timed_from` are

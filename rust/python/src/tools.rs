@@ -2,12 +2,14 @@
 //! as it comes. `onegraph.answers` puts the public classes around what they give.
 use std::sync::{Mutex, PoisonError};
 
+use onegraph::grammar::{of_answer, Callable, Constraint, Held};
 use onegraph::tools::{
     self, Event, Format, Found, Parser, Probe, Thought, Tools, Written, FORMATS,
 };
 use pyo3::prelude::*;
 
 use crate::errors::to_py;
+use crate::llm::constraint;
 use crate::template::{tried, ChatTemplate, Rendering};
 use crate::tokenizer::Tokenizer;
 
@@ -107,6 +109,47 @@ impl Reading {
             tokenizer.inner.is_special(id).then_some(id)
         });
         ids.collect()
+    }
+
+    /// The constraint of a whole answer to a prompt: of its text (`kind` and `texts`), or of calls of
+    /// `tools`, names and schemas of arguments, which are `needed` or may be; `several` of them or one.
+    #[pyo3(signature = (tokenizer, prompt, *, continues, text, tools, several, needed))]
+    #[allow(clippy::too_many_arguments)]
+    fn constraint(
+        &self,
+        tokenizer: &Tokenizer,
+        prompt: &Rendering,
+        continues: bool,
+        text: Option<(String, Vec<String>)>,
+        tools: Vec<(String, String)>,
+        several: bool,
+        needed: bool,
+    ) -> PyResult<(&'static str, Vec<String>)> {
+        let opened = tools::opened(&prompt.inner, self.inner.thought, continues);
+        let held = || -> onegraph::Result<Constraint> {
+            let tools = tools
+                .into_iter()
+                .map(|(name, schema)| {
+                    let parameters = serde_json::from_str(&schema)
+                        .map_err(|e| onegraph::Error::Internal(format!("a schema: {e}")))?;
+                    Ok(Callable { name, parameters })
+                })
+                .collect::<onegraph::Result<Vec<_>>>()?;
+            let held = match (text, needed) {
+                (Some((kind, texts)), _) => Held::Text {
+                    constraint: constraint(&kind, texts)?,
+                    tools,
+                    several,
+                },
+                (None, true) => Held::Calls { tools, several },
+                (None, false) => Held::CallsIfAny { tools, several },
+            };
+            of_answer(self.inner, &tokenizer.inner, opened, &held)
+        };
+        match held().map_err(to_py)? {
+            Constraint::Grammar(text) => Ok(("grammar", vec![text])),
+            other => Err(to_py(onegraph::Error::Internal(format!("{other:?}")))),
+        }
     }
 
     /// Reads one answer to a prompt. `tools` is the list that was offered, as JSON; ids of calls

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::plan::{self, BufferId, Plan};
 use crate::quant::QuantType;
-use crate::sampler;
+use crate::sampler::{self, Allowed};
 use crate::weights::Model;
 
 pub mod cpu;
@@ -102,6 +102,8 @@ pub struct SlotRequest {
     pub stop_tokens: Vec<u32>,
     /// Most tokens to generate.
     pub max_tokens: usize,
+    /// Whether it draws among the tokens alone that [`Backend::allow`] names.
+    pub constrained: bool,
 }
 
 /// Why a slot stopped by itself.
@@ -342,6 +344,14 @@ pub trait Backend: Send {
     /// Makes `slot` ready for a new sequence.
     fn start(&mut self, slot: usize, request: &SlotRequest) -> Result<()>;
 
+    /// Says what a constrained `slot` may draw next: a set for the next draw, or where a step verifies a
+    /// draft of its, one for each of its rows. Every draw of a constrained slot needs one of its own,
+    /// before [`Backend::prefill`] draws, [`Backend::draw`], or [`Backend::decode_drafted`].
+    ///
+    /// # Errors
+    /// [`Error::Internal`] for a slot that is not constrained or sets of another vocabulary.
+    fn allow(&mut self, slot: usize, rows: Vec<Allowed>) -> Result<()>;
+
     /// Feeds tokens of the prompt, the first of them at position `start`. With `sample`, these are
     /// the last ones: the first token is drawn and the slot decodes from then on.
     fn prefill(&mut self, slot: usize, tokens: &[u32], start: usize, sample: bool) -> Result<()>;
@@ -354,8 +364,19 @@ pub trait Backend: Send {
     }
 
     /// Queues one decode step of every slot that decodes. An error is one of all slots; what ails
-    /// one slot comes as its [`Finish::Failed`].
+    /// one slot comes as its [`Finish::Failed`]. Where one of them is constrained the step stops before
+    /// its draw, which [`Backend::draw`] queues: the sets that it needs are made while it computes.
     fn decode(&mut self) -> Result<()>;
+
+    /// Whether a step stopped before its draw.
+    fn awaits_draw(&self) -> bool;
+
+    /// Queues the draw of the step that stopped before it.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] where a slot that may still draw has no set, or steps before it were not
+    /// drained.
+    fn draw(&mut self) -> Result<()>;
 
     /// The same step where some slots have a draft, one each, all together of up to [`ROUND_ROWS`] rows:
     /// the token drawn last and each drafted one is a row. The slot draws from its rows in turn, each with
@@ -369,11 +390,15 @@ pub trait Backend: Send {
     /// no vocabulary, too many rows, and a plan that keeps states, which do not go back.
     fn decode_drafted(&mut self, drafts: &[Draft]) -> Result<()>;
 
+    /// Whether there are steps that verify drafts: a state that a plan keeps does not go back.
+    fn verifies_drafts(&self) -> bool;
+
     /// What a further row of a step takes, of the time of a step of one row. Nothing but the length of
     /// drafts depends on it.
     fn row_cost(&self) -> f32;
 
-    /// Whether every step that was queued was drained: what was drawn last is known.
+    /// Whether every step that was queued was drained, and none awaits its draw: what was drawn last is
+    /// known.
     fn is_settled(&self) -> bool;
 
     /// The tokens drawn since the last call, in order. With `wait`, blocks until the oldest queued

@@ -9,21 +9,22 @@ use std::sync::mpsc::Sender;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::lookup::{Lookup, Text};
+use super::constrain::Constrained;
+use super::lookup::Lookup;
 use super::queue::{Job, Look, Shared, Work, CLOSED};
 use super::request::{
     Cut, FinishReason, Finished, Outlet, Piece, Request, StoppedBy, Timings, Usage,
 };
 use super::stats::{Now, Rates};
 use super::text::TextStream;
-use super::turns::{self, worth_waiting, Pace, MIN_ROWS, SHARED_SLICE};
-use crate::backend::{
-    Backend, Draft, Event, Finish, LogitsPath, SlotRequest, PAGE_TOKENS, ROUND_ROWS,
-};
+use super::turns::{self, worth_waiting, Pace, MIN_ROWS};
+use crate::backend::{Backend, Event, Finish, LogitsPath, SlotRequest, PAGE_TOKENS};
 use crate::error::{Error, Result};
 use crate::pages::format::Content;
 use crate::pages::{Pool, Sequence};
 use crate::tokenizer::Tokenizer;
+
+mod drafts;
 
 /// How long requests may be given slots while others decode; the rest have their turn after the next
 /// step.
@@ -95,6 +96,8 @@ struct Generation {
     given: usize,
     /// Where drafts are asked for.
     lookup: Option<Lookup>,
+    /// Where its text is constrained.
+    constrained: Option<Constrained>,
     /// Tokens drafted so far, and those of them that were drawn.
     drafted: usize,
     accepted: usize,
@@ -142,10 +145,19 @@ impl Active {
         }
     }
 
-    /// What drafts its next tokens, where that is asked for.
-    fn lookup(&self) -> Option<&Lookup> {
+    /// Whether its next tokens may be drafted.
+    fn drafts(&self) -> bool {
         match &self.task {
-            Task::Generate(g) => g.lookup.as_ref(),
+            Task::Generate(g) => g.lookup.is_some() || g.constrained.is_some(),
+            Task::Logits { .. } => false,
+        }
+    }
+
+    /// What follows it, where it decodes and is constrained.
+    fn constrained(&mut self) -> Option<&mut Constrained> {
+        let decodes = self.decodes();
+        match &mut self.task {
+            Task::Generate(g) => g.constrained.as_mut().filter(|_| decodes),
             Task::Logits { .. } => None,
         }
     }
@@ -316,7 +328,13 @@ impl Owner {
                 drop(out.send(loaded));
                 return closed;
             }
-            Work::Generate { request, out, save } => {
+            Work::Generate {
+                request,
+                out,
+                guide,
+                save,
+            } => {
+                let n_vocab = self.backend.limits().n_vocab;
                 let mut ends = request.stop_token_ids.clone();
                 let lookup = match request.prompt_lookup {
                     0 => None,
@@ -332,6 +350,7 @@ impl Owner {
                         prompt: request.prompt.clone(),
                         stop_tokens: ends,
                         max_tokens: request.max_tokens,
+                        constrained: guide.is_some(),
                     },
                 );
                 if let Err(e) = started {
@@ -347,6 +366,7 @@ impl Owner {
                     drawn: Vec::new(),
                     given: 0,
                     lookup,
+                    constrained: guide.map(|guide| Constrained::new(guide, n_vocab)),
                     drafted: 0,
                     accepted: 0,
                     save,
@@ -474,8 +494,9 @@ impl Owner {
             to_state = sequence.until_state(g.request.prompt.len());
         }
         let start = active.sequence.position;
-        let (done, fed) = match &active.task {
+        let (done, fed) = match &mut active.task {
             Task::Generate(g) => {
+                let g = &mut **g;
                 let rest = &g.request.prompt[start..];
                 // Of an unknown pace as few as there are, where others wait.
                 let rows = self.prefill_pace.rows(slice);
@@ -490,7 +511,12 @@ impl Owner {
                 let most = most.min(to_state);
                 let chunk = &rest[..self.backend.slice(most, rows).clamp(1, most)];
                 let last = chunk.len() == rest.len();
-                let fed = self.backend.prefill(slot, chunk, start, last);
+                let constrained = g.constrained.as_mut().filter(|_| last);
+                let said = match constrained.map(Constrained::allowed) {
+                    Some(allowed) => allowed.and_then(|set| self.backend.allow(slot, vec![set])),
+                    None => Ok(()),
+                };
+                let fed = said.and_then(|()| self.backend.prefill(slot, chunk, start, last));
                 self.prefill_pace.note(chunk.len(), begun.elapsed());
                 (last, fed.map(|()| chunk.len()))
             }
@@ -556,7 +582,7 @@ impl Owner {
         }
         let begun = Instant::now();
         let settled = self.backend.is_settled();
-        let drafts = self.drafts(settled);
+        let mut drafts = self.drafts(settled);
         if drafts.is_empty() {
             while self.backend.may_queue() {
                 if let Err(e) = self.backend.decode() {
@@ -564,63 +590,16 @@ impl Owner {
                 }
             }
         } else if settled {
+            self.constrain_round(&mut drafts)?;
             if let Err(e) = self.backend.decode_drafted(&drafts) {
                 return self.fail_decoding(&e);
             }
         }
         // Else somebody has a draft behind tokens that are still to come.
         self.deliver(true)?;
+        self.constrain()?;
         self.step_took = begun.elapsed();
         Ok(())
-    }
-
-    /// What the texts of sequences let expect of their next tokens; the step that is to verify it is begun
-    /// at once where all is `settled`.
-    fn drafts(&mut self, settled: bool) -> Vec<Draft> {
-        let decoding = || self.active.iter().flatten().filter(|a| a.decodes());
-        let running = decoding().count();
-        let mut askers = decoding().filter(|a| a.lookup().is_some()).count();
-        let mut drafts = Vec::new();
-        if askers == 0 {
-            return drafts;
-        }
-        let mut room = ROUND_ROWS.saturating_sub(running);
-        if running > 1 {
-            // The others wait for these rows too.
-            let rows = self.prefill_pace.rows(SHARED_SLICE).unwrap_or(MIN_ROWS);
-            room = room.min(rows.saturating_sub(running));
-        }
-        let n_ctx = self.backend.limits().n_ctx;
-        for (slot, active) in self.active.iter_mut().enumerate() {
-            let Some(active) = active.as_mut().filter(|a| a.decodes()) else {
-                continue;
-            };
-            let Task::Generate(g) = &mut active.task else {
-                continue;
-            };
-            let Some(lookup) = &mut g.lookup else {
-                continue;
-            };
-            let text = Text {
-                prompt: &g.request.prompt,
-                drawn: &g.drawn,
-            };
-            // The last row gives the last token that there is room for.
-            let left = g.request.max_tokens.saturating_sub(g.drawn.len() + 1);
-            let most = left.min(n_ctx.saturating_sub(text.len() + 1));
-            let tokens = lookup.draft(&text, most.min(room / askers), settled);
-            askers -= 1;
-            room -= tokens.len();
-            if tokens.is_empty() {
-                continue;
-            }
-            if settled {
-                g.drafted += tokens.len();
-                self.now.done.drafted_tokens += tokens.len() as u64;
-            }
-            drafts.push(Draft { slot, tokens });
-        }
-        drafts
     }
 
     fn fail_decoding(&mut self, error: &Error) -> Result<()> {
@@ -662,9 +641,16 @@ impl Owner {
         g.last = Some(mark);
         g.drawn.push(event.token);
         self.now.done.generated_tokens += 1;
+        let followed = match (&mut g.constrained, &event.finish) {
+            (Some(constrained), None) => constrained.take(event.token),
+            _ => Ok(()),
+        };
         if g.lookup.as_mut().is_some_and(Lookup::was_drafted) {
             g.accepted += 1;
             self.now.done.accepted_tokens += 1;
+        }
+        if let Err(e) = followed {
+            return active.fail(&mut *self.backend, e);
         }
         let mut piece = Piece::default();
         let mut end = match event.finish {

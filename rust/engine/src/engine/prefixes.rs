@@ -201,6 +201,7 @@ impl Engine {
             priority: 0,
             asked: None,
             prompt_lookup: 0,
+            constraint: None,
         };
         let tokens = self.check(&request)?;
         let identity = self
@@ -211,6 +212,7 @@ impl Engine {
         let work = Work::Generate {
             request: Box::new(request),
             out: Outlet::new(out, None),
+            guide: None,
             save: Some(save),
         };
         let ticket = self.push(work, tokens, items, 0, None, timeout)?;

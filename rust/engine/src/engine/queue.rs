@@ -13,6 +13,7 @@ use super::stats::Now;
 use super::turns;
 use crate::backend::{Backend, LogitsPath};
 use crate::error::{Error, Result};
+use crate::grammar::Guide;
 use crate::pages::format::Content;
 
 /// Jobs that may wait in front of another one; submitting that blocks. One of higher priority than they
@@ -65,6 +66,8 @@ pub enum Work {
     Generate {
         request: Box<Request>,
         out: Outlet,
+        /// Follows the text where it is constrained.
+        guide: Option<Box<Guide>>,
         /// Who wants the keys and values of its prompt.
         save: Option<Sender<Result<Content>>>,
     },

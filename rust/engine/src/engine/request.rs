@@ -12,6 +12,7 @@ use super::text::check_stops;
 use super::turns::check_priority;
 pub use super::turns::{MAX_PRIORITY, PRIORITY_STEP};
 use crate::error::{Error, Result};
+use crate::grammar::Constraint;
 use crate::sampler::{Logprobs, Params};
 
 /// Tokens to generate where a request does not say.
@@ -43,6 +44,8 @@ pub struct Request {
     /// Most tokens that are drafted from the sequence's own text for one step to verify; 0: none are. The
     /// result is the same.
     pub prompt_lookup: usize,
+    /// What the text has to look like.
+    pub constraint: Option<Constraint>,
 }
 
 /// Most stop tokens of a request.
@@ -80,6 +83,10 @@ impl Request {
                 self.prompt_lookup.to_string(),
                 reason,
             );
+        }
+        if self.ignore_eos && self.constraint.is_some() {
+            let reason = "a schema, regex, grammar or choice says where the text ends";
+            return bad("ignore_eos", "true".into(), reason.into());
         }
         if self.max_tokens == 0 {
             return bad("max_tokens", "0".into(), "must be 1 or more".into());

@@ -72,7 +72,7 @@ fn assert_follows(params: &Params, logits: &[f32], prompt: &[u32], before: &[u32
     before.iter().for_each(|id| start.seen.note(*id).unwrap());
     let mut counts = vec![0u32; logits.len()];
     for index in 0..DRAWS {
-        counts[start.choose(logits, index).unwrap() as usize] += 1;
+        counts[start.choose(logits, index, None).unwrap() as usize] += 1;
     }
     let mut chi2 = 0.0;
     let mut cells = 0.0;
@@ -318,7 +318,7 @@ fn survivors_are_exactly_those_of_a_sort_in_float64() {
             continue;
         }
         let mut sampler = Sampler::new(params.clone(), l.len(), &[]).unwrap();
-        sampler.choose(&l, 0).unwrap();
+        sampler.choose(&l, 0, None).unwrap();
         let cut = sampler.filter().unwrap();
         let ours: Vec<u32> = sampler.survivors(cut).collect();
         let expected: Vec<u32> = (0..n).filter(|i| expected[*i as usize] > 0.0).collect();
@@ -342,14 +342,14 @@ fn top_k_keeps_exactly_k_of_equals_and_the_lower_ids() {
     )
     .unwrap();
     sampler
-        .choose(&[1.0, 5.0, 1.0, 5.0, 5.0, 5.0, 5.0, 1.0], 0)
+        .choose(&[1.0, 5.0, 1.0, 5.0, 5.0, 5.0, 5.0, 1.0], 0, None)
         .unwrap();
     let kept: Vec<u32> = sampler.survivors(sampler.filter().unwrap()).collect();
     assert_eq!(kept, [1, 3, 4]);
     // More than there are: all of them.
     sampler.params.top_k = 7;
     sampler.params.logit_bias = [(0, f32::NEG_INFINITY), (1, f32::NEG_INFINITY)].into();
-    sampler.choose(&[1.0; 8], 0).unwrap();
+    sampler.choose(&[1.0; 8], 0, None).unwrap();
     let kept: Vec<u32> = sampler.survivors(sampler.filter().unwrap()).collect();
     assert_eq!(kept, [2, 3, 4, 5, 6, 7]);
 }

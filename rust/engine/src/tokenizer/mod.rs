@@ -225,12 +225,39 @@ impl Tokenizer {
         go_on: &mut dyn FnMut() -> bool,
     ) -> Option<Vec<u32>> {
         let mut out = Vec::new();
-        let mut merger = Merger::default();
         if add_special && self.add_bos {
             out.extend(self.vocab.bos);
         }
-        let mut after_special = true;
-        let flow = self.finder.split(
+        let flow = self.encode_to(text, trusted, true, go_on, &mut out);
+        if flow.is_break() {
+            return None;
+        }
+        if add_special && self.add_eos {
+            out.extend(self.vocab.eos);
+        }
+        Some(out)
+    }
+
+    /// Token ids of a text that goes on from another: nothing is put in front of it, and it spells no
+    /// control token.
+    pub fn encode_middle(&self, text: &str) -> Vec<u32> {
+        let mut out = Vec::new();
+        // It is never told to stop.
+        let _ = self.encode_to(text, &[], false, &mut || true, &mut out);
+        out
+    }
+
+    /// Appends the tokens of a text that may begin behind a special token.
+    fn encode_to(
+        &self,
+        text: &str,
+        trusted: &[Range<usize>],
+        mut after_special: bool,
+        go_on: &mut dyn FnMut() -> bool,
+        out: &mut Vec<u32>,
+    ) -> ControlFlow<()> {
+        let mut merger = Merger::default();
+        self.finder.split(
             text,
             trusted,
             &mut Meter::new(go_on),
@@ -239,20 +266,13 @@ impl Tokenizer {
                     Fragment::Token(id) => out.push(id),
                     Fragment::Text(text) => {
                         let space = self.add_space_prefix && after_special;
-                        self.encode_text(text, space, &mut merger, meter, &mut out)?;
+                        self.encode_text(text, space, &mut merger, meter, out)?;
                     }
                 }
                 after_special = matches!(fragment, Fragment::Token(_));
                 ControlFlow::Continue(())
             },
-        );
-        if flow.is_break() {
-            return None;
-        }
-        if add_special && self.add_eos {
-            out.extend(self.vocab.eos);
-        }
-        Some(out)
+        )
     }
 
     /// Appends the tokens of text without special tokens, of SentencePiece behind a `space`.

@@ -14,7 +14,7 @@ use crate::backend::{
 };
 use crate::error::{Error, Result};
 use crate::plan::Plan;
-use crate::sampler::{self, Logprobs, Sampler};
+use crate::sampler::{self, Allowed, Logprobs, Sampler};
 
 /// Decodes on the CPU. Every call does its work before it returns.
 pub struct CpuBackend {
@@ -23,6 +23,8 @@ pub struct CpuBackend {
     slots: Vec<Option<Sequence>>,
     events: Vec<Event>,
     queued: bool,
+    /// The rows of a step that stopped before its draw, and the slots of it that failed.
+    undrawn: Option<(Vec<Rows>, Vec<usize>)>,
     sampling: Duration,
 }
 
@@ -37,6 +39,8 @@ struct Sequence {
     generated: usize,
     /// Drawn, not yet fed; `None` before the first draw and after the last.
     next: Option<u32>,
+    /// Of a constrained sequence, what each row of its next draw may choose among.
+    allowed: Option<Vec<Allowed>>,
 }
 
 /// The rows of a sequence in a step: the token drawn last, and those drafted to follow it.
@@ -53,6 +57,7 @@ type Drawn = Result<(u32, Option<Logprobs>)>;
 struct Draw<'a> {
     sequence: &'a mut Sequence,
     logits: &'a [f32],
+    allowed: Option<&'a Allowed>,
 }
 
 impl Task for Draw<'_> {
@@ -66,7 +71,7 @@ impl Task for Draw<'_> {
             generated,
             ..
         } = self.sequence;
-        let token = sampler.sample(self.logits, *generated as u32)?;
+        let token = sampler.sample_among(self.logits, *generated as u32, self.allowed)?;
         let logprobs = logprobs
             .map(|n| sampler::logprobs(self.logits, token, n))
             .transpose()?;
@@ -112,6 +117,13 @@ impl Sequence {
     }
 }
 
+/// A draw of a constrained slot without a set, or a set for a slot that is not.
+fn unconstrained(slot: usize) -> Error {
+    Error::Internal(format!(
+        "the tokens that slot {slot} may draw are not said as it draws them"
+    ))
+}
+
 impl CpuBackend {
     /// Takes the memory for `options.n_slots` sequences; `n_vocab` is the width of the logits.
     ///
@@ -142,6 +154,7 @@ impl CpuBackend {
             limits,
             events: Vec::new(),
             queued: false,
+            undrawn: None,
             sampling: Duration::ZERO,
         })
     }
@@ -168,7 +181,7 @@ impl CpuBackend {
 
     /// Draws from the logits of the last pass, one row for each of `rows`' tokens in this order, but for
     /// slots that have `failed`. Slots ascend; the cache has the first token of each.
-    fn draw(&mut self, rows: &[Rows], failed: &[usize]) {
+    fn draw_rows(&mut self, rows: &[Rows], failed: &[usize]) {
         let started = Instant::now();
         let level = self.interpreter.level();
         let (n_vocab, n_ctx) = (self.limits.n_vocab.max(1), self.limits.n_ctx);
@@ -186,9 +199,21 @@ impl CpuBackend {
         }
         let run = |(own, sequence, logits): &mut (&Rows, &mut Sequence, &[f32])| {
             let mut events = Vec::with_capacity(1);
+            let allowed = sequence.allowed.as_mut().map(std::mem::take);
             for (row, logits) in logits.chunks_exact(n_vocab).enumerate() {
                 let sequence = &mut **sequence;
-                let drawn = simd::run(level, Draw { sequence, logits });
+                let drawn = match allowed.as_ref().map(|rows| rows.get(row)) {
+                    Some(None) => Err(unconstrained(own.slot)),
+                    allowed => {
+                        let allowed = allowed.flatten();
+                        let draw = Draw {
+                            sequence,
+                            logits,
+                            allowed,
+                        };
+                        simd::run(level, draw)
+                    }
+                };
                 let event = sequence.advance(own.slot, drawn, n_ctx);
                 // The next row is of this token only where it was drafted.
                 let goes_on =
@@ -229,11 +254,28 @@ impl CpuBackend {
         rows
     }
 
+    /// Whether a sequence that decodes is constrained.
+    fn is_constrained(&self, rows: &[Rows]) -> bool {
+        let constrained = |slot: usize| {
+            self.slots[slot]
+                .as_ref()
+                .is_some_and(|s| s.allowed.is_some())
+        };
+        rows.iter().any(|own| constrained(own.slot))
+    }
+
     /// Computes `rows` and draws from them. Returns the slots that failed with a draft: of nothing that
     /// was drawn for them is known whether it is the draft's fault, so that nothing was.
     fn decode_rows(&mut self, rows: &[Rows]) -> Result<Vec<usize>> {
+        let (failed, with_draft) = self.compute_rows(rows)?;
+        self.draw_rows(rows, &failed);
+        Ok(with_draft)
+    }
+
+    /// Computes `rows`; returns the slots that failed, and those of them that had a draft.
+    fn compute_rows(&mut self, rows: &[Rows]) -> Result<(Vec<usize>, Vec<usize>)> {
         if rows.is_empty() {
-            return Ok(Vec::new());
+            return Ok((Vec::new(), Vec::new()));
         }
         let (mut tokens, mut positions, mut slots) = (Vec::new(), Vec::new(), Vec::new());
         for own in rows {
@@ -268,14 +310,10 @@ impl CpuBackend {
         if !of_sequences || failed.is_empty() {
             done?;
         }
-        if failed.len() == rows.len() {
-            return Ok(undrawn);
-        }
         for own in rows.iter().filter(|own| !failed.contains(&own.slot)) {
             self.sequence(own.slot)?.position += 1;
         }
-        self.draw(rows, &failed);
-        Ok(undrawn)
+        Ok((failed, undrawn))
     }
 }
 
@@ -349,8 +387,21 @@ impl Backend for CpuBackend {
             position: 0,
             generated: 0,
             next: None,
+            allowed: request.constrained.then(Vec::new),
         });
         Ok(())
+    }
+
+    fn allow(&mut self, slot: usize, rows: Vec<Allowed>) -> Result<()> {
+        let words = Allowed::words_of(self.limits.n_vocab);
+        let fits = rows.iter().all(|allowed| allowed.words().len() == words);
+        match &mut self.sequence(slot)?.allowed {
+            Some(allowed) if fits => {
+                *allowed = rows;
+                Ok(())
+            }
+            _ => Err(unconstrained(slot)),
+        }
     }
 
     fn prefill(&mut self, slot: usize, tokens: &[u32], start: usize, sample: bool) -> Result<()> {
@@ -368,15 +419,32 @@ impl Backend for CpuBackend {
                 tokens: tokens[fed - 1..].to_vec(),
                 position: start + fed - 1,
             };
-            self.draw(&[row], &[]);
+            self.draw_rows(&[row], &[]);
         }
         Ok(())
     }
 
     fn decode(&mut self) -> Result<()> {
-        self.queued = true;
         let rows = self.rows(&[]);
+        if self.is_constrained(&rows) {
+            let (failed, _) = self.compute_rows(&rows)?;
+            self.undrawn = Some((rows, failed));
+            return Ok(());
+        }
+        self.queued = true;
         self.decode_rows(&rows).map(|_| ())
+    }
+
+    fn awaits_draw(&self) -> bool {
+        self.undrawn.is_some()
+    }
+
+    fn draw(&mut self) -> Result<()> {
+        if let Some((rows, failed)) = self.undrawn.take() {
+            self.queued = true;
+            self.draw_rows(&rows, &failed);
+        }
+        Ok(())
     }
 
     fn decode_drafted(&mut self, drafts: &[Draft]) -> Result<()> {
@@ -389,8 +457,8 @@ impl Backend for CpuBackend {
                 "token {token} of {n_vocab} is drafted"
             )));
         }
-        if self.queued || all > ROUND_ROWS.max(rows.len()) {
-            let what = format!("{all} rows of drafts behind a step: {}", self.queued);
+        if !self.is_settled() || all > ROUND_ROWS.max(rows.len()) {
+            let what = format!("{all} rows of drafts behind a step: {}", !self.is_settled());
             return Err(Error::Internal(what));
         }
         if !self.interpreter.plan().states.is_empty() {
@@ -408,13 +476,17 @@ impl Backend for CpuBackend {
         self.decode_rows(&rows).map(|_| ())
     }
 
+    fn verifies_drafts(&self) -> bool {
+        self.interpreter.plan().states.is_empty()
+    }
+
     fn row_cost(&self) -> f32 {
         // Measured: benches/prompt_lookup.py, 135M, two threads. Larger models' rows cost less.
         0.45
     }
 
     fn is_settled(&self) -> bool {
-        !self.queued
+        !self.queued && self.undrawn.is_none()
     }
 
     fn drain(&mut self, _wait: bool) -> Result<Vec<Event>> {
@@ -423,7 +495,7 @@ impl Backend for CpuBackend {
     }
 
     fn may_queue(&self) -> bool {
-        !self.queued
+        !self.queued && self.undrawn.is_none()
     }
 
     fn release(&mut self, slot: usize) -> Result<()> {

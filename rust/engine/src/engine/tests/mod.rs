@@ -6,8 +6,9 @@ use super::*;
 use crate::backend::{Draft, Event, Finish, SlotRequest};
 use crate::gguf::{Array, Value};
 use crate::quant;
-use crate::sampler::{random, Params};
+use crate::sampler::{random, Allowed, Params};
 
+mod constrain;
 #[path = "../../../tests/files/fixture.rs"]
 mod fixture;
 mod lines;
@@ -109,7 +110,7 @@ fn on(_: &Progress) -> ControlFlow<()> {
 }
 
 /// What goes wrong, and when.
-#[derive(Default, Clone)]
+#[derive(Clone)]
 struct Faults {
     /// Panic in decode step number ...
     panic_at: Option<usize>,
@@ -117,6 +118,8 @@ struct Faults {
     error_at: Option<usize>,
     /// Of this step, the first event's sequence fails.
     fail_one_at: Option<usize>,
+    /// Whether there are steps that verify drafts.
+    verifies_drafts: bool,
     /// Every step sleeps so long.
     delay: Duration,
     /// Every row of a prompt sleeps so long.
@@ -127,6 +130,22 @@ struct Faults {
     gate: Option<Arc<Barrier>>,
     /// Rows of logits that were computed before the first prompt was fed.
     rows_before: Arc<Mutex<(usize, bool)>>,
+}
+
+impl Default for Faults {
+    fn default() -> Self {
+        Self {
+            panic_at: None,
+            error_at: None,
+            fail_one_at: None,
+            verifies_drafts: true,
+            delay: Duration::ZERO,
+            row_delay: Duration::ZERO,
+            log: Arc::default(),
+            gate: None,
+            rows_before: Arc::default(),
+        }
+    }
 }
 
 /// What a backend was asked for.
@@ -204,6 +223,10 @@ impl Backend for Faulty {
         self.inner.start(slot, request)
     }
 
+    fn allow(&mut self, slot: usize, rows: Vec<Allowed>) -> Result<()> {
+        self.inner.allow(slot, rows)
+    }
+
     fn prefill(&mut self, slot: usize, tokens: &[u32], start: usize, sample: bool) -> Result<()> {
         let rows = tokens.len();
         std::thread::sleep(self.faults.delay + self.faults.row_delay * rows as u32);
@@ -217,6 +240,18 @@ impl Backend for Faulty {
     fn decode(&mut self) -> Result<()> {
         self.before_step()?;
         self.inner.decode()
+    }
+
+    fn awaits_draw(&self) -> bool {
+        self.inner.awaits_draw()
+    }
+
+    fn draw(&mut self) -> Result<()> {
+        self.inner.draw()
+    }
+
+    fn verifies_drafts(&self) -> bool {
+        self.faults.verifies_drafts
     }
 
     fn decode_drafted(&mut self, drafts: &[Draft]) -> Result<()> {
@@ -334,6 +369,7 @@ fn request(text: &str, max_tokens: usize, seed: u64) -> Request {
         priority: 0,
         asked: None,
         prompt_lookup: 0,
+        constraint: None,
     }
 }
 

@@ -55,6 +55,7 @@ fn a_slot_without_a_page_fails_alone() {
             prompt: r.prompt.clone(),
             stop_tokens: Vec::new(),
             max_tokens: 100,
+            constrained: false,
         };
         backend.start(slot, &request).unwrap();
         backend.prefill(slot, &r.prompt, 0, true).unwrap();

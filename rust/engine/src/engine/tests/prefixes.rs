@@ -228,12 +228,28 @@ impl Backend for Writes {
         self.inner.start(slot, request)
     }
 
+    fn allow(&mut self, slot: usize, rows: Vec<Allowed>) -> Result<()> {
+        self.inner.allow(slot, rows)
+    }
+
     fn prefill(&mut self, _: usize, _: &[u32], _: usize, _: bool) -> Result<()> {
         Ok(())
     }
 
     fn decode(&mut self) -> Result<()> {
         Ok(())
+    }
+
+    fn awaits_draw(&self) -> bool {
+        self.inner.awaits_draw()
+    }
+
+    fn draw(&mut self) -> Result<()> {
+        self.inner.draw()
+    }
+
+    fn verifies_drafts(&self) -> bool {
+        true
     }
 
     fn decode_drafted(&mut self, _: &[crate::backend::Draft]) -> Result<()> {

@@ -56,27 +56,35 @@ fn requests() -> impl Strategy<Value = Asked> {
         -100i32..=100,
         0u64..4,
         prop_oneof![Just(0usize), 1usize..=31],
+        prop_oneof![2 => Just(None), 1 => constrain::constraints().prop_map(Some)],
     );
     (prompts(), samplings(), stop, ends, cancelled, place).prop_map(
-        |(prompt, sampling, stop, (max_tokens, ignore_eos, stop_token), cancelled, place)| Asked {
-            request: Request {
-                prompt,
-                sampling,
-                max_tokens,
-                stop,
-                stop_token_ids: (stop_token < EOS)
-                    .then_some(stop_token)
-                    .into_iter()
-                    .collect(),
-                shown_token_ids: Vec::new(),
-                ignore_eos,
-                timed_from: 0,
-                priority: place.0,
-                asked: None,
-                prompt_lookup: place.2,
-            },
-            after: place.1,
-            cancelled,
+        |(prompt, sampling, stop, (max_tokens, ignore_eos, stop_token), cancelled, place)| {
+            // A bias may leave none of the tokens that are allowed.
+            let constraint = place
+                .3
+                .filter(|_| !ignore_eos && sampling.logit_bias.is_empty());
+            Asked {
+                request: Request {
+                    prompt,
+                    sampling,
+                    max_tokens,
+                    stop,
+                    stop_token_ids: (stop_token < EOS)
+                        .then_some(stop_token)
+                        .into_iter()
+                        .collect(),
+                    shown_token_ids: Vec::new(),
+                    ignore_eos,
+                    timed_from: 0,
+                    priority: place.0,
+                    asked: None,
+                    prompt_lookup: place.2,
+                    constraint,
+                },
+                after: place.1,
+                cancelled,
+            }
         },
     )
 }

@@ -496,5 +496,7 @@ shared! {
         pub repeat_penalty: f32,
         pub presence_penalty: f32,
         pub frequency_penalty: f32,
+        pub constrained: u32,
+        pub unused: u32,
     }
 }

@@ -74,6 +74,8 @@ shared! {
         tokens: u64,
         /// The same.
         positions: u64,
+        /// `[rows][mask_words]` u32 in host memory.
+        masks: u64,
         max_rows: u32,
         unused: u32,
     }
@@ -91,6 +93,8 @@ pub struct SampleAddresses {
     pub bin_counts: u64,
     pub bin_masses: u64,
     pub list: u64,
+    /// Of step and prompt: [`Draw::masks`] says which rows.
+    pub masks: u64,
 }
 
 /// For what the kernels are compiled and how many rows there is memory for.
@@ -115,6 +119,8 @@ pub struct Draw {
     pub ring: u64,
     /// The u32 to which each draw adds one; 0 before the first.
     pub step: u64,
+    /// The row of masks that its first row has.
+    pub masks: usize,
     pub drafts: Option<Drafts>,
 }
 
@@ -185,6 +191,7 @@ pub fn specs(at: &SampleAddresses, shape: &SampleShape, draw: &Draw) -> Vec<Spec
         step: draw.step,
         tokens: draw.drafts.map_or(0, |drafts| drafts.tokens),
         positions: draw.drafts.map_or(0, |drafts| drafts.positions),
+        masks: at.masks + (draw.masks * mask_words(shape.n_vocab) * 4) as u64,
         max_rows: shape.max_rows as u32,
         unused: 0,
     };
@@ -220,6 +227,11 @@ pub fn specs(at: &SampleAddresses, shape: &SampleShape, draw: &Draw) -> Vec<Spec
         spec
     });
     draws.into_iter().chain(accept).collect()
+}
+
+/// Words of a row of masks, of which the host writes two at once.
+pub fn mask_words(n_vocab: usize) -> usize {
+    n_vocab.div_ceil(64) * 2
 }
 
 /// The kernels for a vocabulary and a context, which draw at once or verify drafts.

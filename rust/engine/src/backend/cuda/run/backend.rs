@@ -24,6 +24,7 @@ use crate::backend::{
 };
 use crate::error::{Error, Result};
 use crate::plan::Plan;
+use crate::sampler::Allowed;
 
 /// Decode steps queued before their tokens are read: one runs, one waits.
 const QUEUE_DEPTH: usize = 2;
@@ -43,6 +44,8 @@ pub struct CudaBackend {
     sequences: Sequences,
     /// Whether the last step asked for had no sequence to decode.
     idle: bool,
+    /// A step that was queued up to its draw, and slot and request of its rows.
+    undrawn: Option<(Key, Vec<(usize, u64)>)>,
     load_times: LoadTimes,
 }
 
@@ -140,6 +143,7 @@ impl CudaBackend {
             },
             sequences: Sequences::new(n_slots),
             idle: false,
+            undrawn: None,
             load_times: LoadTimes::default(),
             decoder,
         };
@@ -255,6 +259,21 @@ impl CudaBackend {
         decoder.card.kv.take_error().map_or(Ok(()), Err)
     }
 
+    /// Queues a step, or its draw, of `live`, slots and requests.
+    fn queue(&mut self, key: Key, live: &[(usize, u64)]) -> Result<()> {
+        self.prepare(key)?;
+        let slots = live.iter().map(|(slot, _)| *slot as u32).collect();
+        self.decoder.set_row_slots(slots, key.rows)?;
+        self.decoder.run(key)
+    }
+
+    /// Says what `rows` rows from `first` on may draw, where `slot` is constrained.
+    fn allow_rows(&mut self, first: usize, slot: usize, epoch: u64, rows: usize) -> Result<()> {
+        let allowed = self.sequences.take_allowed(slot, epoch, rows)?;
+        let mut rows = (first..).zip(&allowed);
+        rows.try_for_each(|(row, allowed)| self.decoder.sampling.allow(row, allowed))
+    }
+
     /// Refuses drafts that no step can verify.
     fn check_round(&self, drafts: &[Draft], rows: usize, sequences: usize) -> Result<()> {
         let n_vocab = self.limits.n_vocab;
@@ -360,17 +379,26 @@ impl Backend for CudaBackend {
         }
         let Decoder { sampling, card, .. } = &mut self.decoder;
         sampling.start(slot, request, &card.stream)?;
-        self.sequences.start(slot, request.sampling.logprobs)
+        self.sequences.start(slot, request)
+    }
+
+    fn allow(&mut self, slot: usize, rows: Vec<Allowed>) -> Result<()> {
+        self.sequences.allow(slot, rows)
     }
 
     fn prefill(&mut self, slot: usize, tokens: &[u32], start: usize, sample: bool) -> Result<()> {
         let epoch = self.sequences.epoch(slot)?;
-        self.chunks
-            .feed(&mut self.decoder, slot, tokens, start, sample)?;
         let draws = sample && !tokens.is_empty();
         if draws {
-            self.decoder.ring.push(vec![(slot, epoch)], false);
+            // Steps ahead of it have rows of their own.
             self.sequences.set_live(slot, start + tokens.len())?;
+            let row = self.decoder.sampling.prompt_mask();
+            self.allow_rows(row, slot, epoch, 1)?;
+        }
+        self.chunks
+            .feed(&mut self.decoder, slot, tokens, start, sample)?;
+        if draws {
+            self.decoder.ring.push(vec![(slot, epoch)], false);
         }
         let card = &self.decoder.card;
         card.settle()?;
@@ -393,12 +421,39 @@ impl Backend for CudaBackend {
             self.idle = true;
             return Ok(());
         }
-        let key = self.dispatch.choose(live.len());
-        self.prepare(key)?;
-        let slots = live.iter().map(|(slot, _)| *slot as u32).collect();
-        self.decoder.set_row_slots(slots, key.rows)?;
-        self.decoder.run(key)?;
-        self.decoder.ring.push(live, true);
+        let mut key = self.dispatch.choose(live.len());
+        let constrained = self.sequences.are_constrained();
+        if constrained {
+            key.purpose = Purpose::Undrawn;
+        }
+        self.queue(key, &live)?;
+        match constrained {
+            true => self.undrawn = Some((key, live)),
+            false => self.decoder.ring.push(live, true),
+        }
+        Ok(())
+    }
+
+    fn awaits_draw(&self) -> bool {
+        self.undrawn.is_some()
+    }
+
+    fn draw(&mut self) -> Result<()> {
+        let Some((key, rows)) = self.undrawn.take() else {
+            return Ok(());
+        };
+        // The draw before it reads the same masks.
+        if !self.decoder.ring.is_empty() {
+            return Err(Error::Internal(
+                "a draw behind one that was not read".into(),
+            ));
+        }
+        for (row, (slot, epoch)) in rows.iter().enumerate() {
+            self.allow_rows(row, *slot, *epoch, 1)?;
+        }
+        let purpose = Purpose::Draw;
+        self.queue(Key { purpose, ..key }, &rows)?;
+        self.decoder.ring.push(rows, true);
         Ok(())
     }
 
@@ -409,6 +464,11 @@ impl Backend for CudaBackend {
         if rounds.is_empty() {
             self.idle = true;
             return Ok(());
+        }
+        let mut row = 0;
+        for round in &rounds {
+            self.allow_rows(row, round.slot, round.epoch, round.tokens.len())?;
+            row += round.tokens.len();
         }
         let key = self.dispatch.choose_round(rows);
         self.prepare(key)?;
@@ -421,13 +481,18 @@ impl Backend for CudaBackend {
         Ok(())
     }
 
+    fn verifies_drafts(&self) -> bool {
+        self.decoder.card.plan().states.is_empty()
+    }
+
     fn row_cost(&self) -> f32 {
         // Up to eight rows read the weights once; what is left is attention and the draw.
         0.1
     }
 
     fn is_settled(&self) -> bool {
-        self.decoder.ring.is_empty() && !self.sequences.has_events()
+        let nothing_queued = self.decoder.ring.is_empty() && self.undrawn.is_none();
+        nothing_queued && !self.sequences.has_events()
     }
 
     fn drain(&mut self, wait: bool) -> Result<Vec<Event>> {
@@ -442,7 +507,8 @@ impl Backend for CudaBackend {
             true => 1,
             false => QUEUE_DEPTH,
         };
-        !self.idle && self.decoder.ring.decode_steps() < most
+        let has_room = self.undrawn.is_none() && self.decoder.ring.decode_steps() < most;
+        !self.idle && has_room
     }
 
     fn release(&mut self, slot: usize) -> Result<()> {

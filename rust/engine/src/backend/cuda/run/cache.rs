@@ -21,6 +21,10 @@ pub const WARM_UPS: usize = 2;
 pub enum Purpose {
     /// A decode step, which draws.
     Step,
+    /// A decode step up to its draw, for which masks are still made.
+    Undrawn,
+    /// The draw of such a step.
+    Draw,
     /// A decode step that verifies drafts: rows are the host's.
     Round,
     /// A chunk of a prompt whose positions are below `span`; it draws from the `wanted` last rows.
@@ -45,7 +49,12 @@ pub struct Key {
 impl Purpose {
     /// Whether it is a step, which padding alone does not change: of few sizes, captured at once and kept.
     pub fn is_step(self) -> bool {
-        matches!(self, Self::Step | Self::Round)
+        matches!(self, Self::Step | Self::Undrawn | Self::Draw | Self::Round)
+    }
+
+    /// Whether its launches count a step.
+    pub fn counts(self) -> bool {
+        matches!(self, Self::Step | Self::Draw | Self::Round)
     }
 }
 
@@ -61,6 +70,8 @@ impl Key {
         let rows = self.rows;
         match self.purpose {
             Purpose::Step => format!("the decode step of {rows} rows"),
+            Purpose::Undrawn => format!("the decode step of {rows} rows before its draw"),
+            Purpose::Draw => format!("the draw of a decode step of {rows} rows"),
             Purpose::Round => format!("the step of {rows} rows that verifies drafts"),
             Purpose::Chunk { .. } => format!("a prompt's chunk of {rows} rows"),
             Purpose::Logits { .. } => format!("a pass for the logits of {rows} rows"),

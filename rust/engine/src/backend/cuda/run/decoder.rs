@@ -83,14 +83,20 @@ impl Decoder {
         self.n_vocab
     }
 
-    fn draw_specs(&self, rows: usize, slots: u64, drafts: Option<Drafts>) -> Vec<Spec> {
+    /// The draw of a step, or of a prompt's last row.
+    fn draw_specs(&self, key: Key, rows: usize, slots: u64, drafts: Option<Drafts>) -> Vec<Spec> {
         let (ring, step) = self.ring.addresses();
+        let masks = match key.purpose.is_step() {
+            true => 0,
+            false => self.sampling.prompt_mask(),
+        };
         self.sampling.specs(&Draw {
             rows,
             logits: self.card.buffer(self.card.plan().logits).address(),
             slots,
             ring,
             step,
+            masks,
             drafts,
         })
     }
@@ -110,13 +116,18 @@ impl Decoder {
             all: false,
         };
         match key.purpose {
-            Purpose::Step => {
+            Purpose::Step | Purpose::Undrawn | Purpose::Draw => {
                 let inputs = Inputs {
                     state: self.sampling.state_address(),
                     ..self.rows.inputs()
                 };
-                let mut specs = self.card.specs(&Pass::step(rows, inputs))?;
-                specs.extend(self.draw_specs(rows, inputs.state_slots, None));
+                let mut specs = match key.purpose {
+                    Purpose::Draw => Vec::new(),
+                    _ => self.card.specs(&Pass::step(rows, inputs))?,
+                };
+                if key.purpose != Purpose::Undrawn {
+                    specs.extend(self.draw_specs(key, rows, inputs.state_slots, None));
+                }
                 Ok(specs)
             }
             Purpose::Round => {
@@ -125,13 +136,13 @@ impl Decoder {
                     tokens: given.tokens,
                     positions: given.positions,
                 };
-                specs.extend(self.draw_specs(rows, given.state_slots, Some(drafts)));
+                specs.extend(self.draw_specs(key, rows, given.state_slots, Some(drafts)));
                 Ok(specs)
             }
             Purpose::Chunk { wanted, span } => {
                 let mut specs = self.card.specs(&prefill(wanted, span))?;
                 if wanted > 0 {
-                    specs.extend(self.draw_specs(wanted, given.state_slots, None));
+                    specs.extend(self.draw_specs(key, wanted, given.state_slots, None));
                 }
                 Ok(specs)
             }
@@ -216,7 +227,7 @@ impl Decoder {
         }
         for _ in 0..WARM_UPS {
             run_all(launches, &self.card.stream)?;
-            self.ring.pass_over(1);
+            self.ring.pass_over(usize::from(key.purpose.counts()));
         }
         // A kernel that fails is this step's.
         self.card.stream.synchronize()

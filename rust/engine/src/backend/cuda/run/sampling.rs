@@ -1,19 +1,21 @@
 //! What each slot draws by, on the card.
 
 use std::mem::offset_of;
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
-use crate::backend::cuda::driver::buffer::DeviceBuffer;
+use crate::backend::cuda::driver::buffer::{DeviceBuffer, HostBuffer};
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::spec::Spec;
 use crate::backend::cuda::driver::stream::Stream;
 use crate::backend::cuda::lower::params::SlotState;
 use crate::backend::cuda::lower::sample::{
-    self, bias_words, Draw, SampleAddresses, SampleShape, BINS, LIST, MAX_BLOCKS, ROW_BYTES,
+    self, bias_words, mask_words, Draw, SampleAddresses, SampleShape, BINS, LIST, MAX_BLOCKS,
+    ROW_BYTES,
 };
 use crate::backend::SlotRequest;
 use crate::error::{Error, Result};
-use crate::sampler::{self, seen};
+use crate::sampler::{self, seen, Allowed};
 
 /// What the slots of one model draw by.
 #[derive(Debug)]
@@ -35,6 +37,9 @@ pub struct Sampling {
     bin_counts: DeviceBuffer,
     bin_masses: DeviceBuffer,
     list: DeviceBuffer,
+    /// `[max_rows + 1][mask_words]` u32, of the rows of a step and of the one that a prompt draws from:
+    /// each is read where it lies, once a draw.
+    masks: HostBuffer,
 }
 
 impl Sampling {
@@ -76,6 +81,7 @@ impl Sampling {
             bin_counts: take(max_rows * BINS * 4)?,
             bin_masses: take(max_rows * BINS * 8)?,
             list: take(max_rows * LIST * 8)?,
+            masks: HostBuffer::new(context, (max_rows + 1) * mask_words(n_vocab) * 4)?,
         };
         sampling.state.fill(0, stream)?;
         // The tickets in there reset themselves from now on.
@@ -122,6 +128,7 @@ impl Sampling {
             bias,
             max_tokens: u32::try_from(request.max_tokens).unwrap_or(u32::MAX),
             n_stop: request.stop_tokens.len() as u32,
+            constrained: u32::from(request.constrained),
             ..sample::state(params, self.shape.n_vocab)
         };
         self.state
@@ -192,6 +199,32 @@ impl Sampling {
         self.state.write(at, &[0u32], stream)
     }
 
+    /// Says what the next draw from `row` may choose among, where its slot is constrained. No draw that
+    /// was queued may still be under way.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] for a row that there is none of.
+    pub fn allow(&self, row: usize, allowed: &Allowed) -> Result<()> {
+        let words = mask_words(self.shape.n_vocab) / 2;
+        let row = self.masks.words().get(row * words..(row + 1) * words);
+        let Some(row) = row.filter(|row| allowed.words().len().div_ceil(2) == row.len()) else {
+            return Err(Error::Internal("a mask without a row".into()));
+        };
+        for (to, pair) in row.iter().zip(allowed.words().chunks(2)) {
+            let high = pair.get(1).copied().unwrap_or(0);
+            to.store(
+                u64::from(high) << 32 | u64::from(pair[0]),
+                Ordering::Relaxed,
+            );
+        }
+        Ok(())
+    }
+
+    /// The row of masks that prompts draw by.
+    pub fn prompt_mask(&self) -> usize {
+        self.shape.max_rows
+    }
+
     /// Where in `state` the state of `slot` begins; the padding slot's is never written.
     fn state_offset(&self, slot: usize) -> Result<usize> {
         if slot >= self.n_slots {
@@ -212,6 +245,7 @@ impl Sampling {
             bin_counts: self.bin_counts.address(),
             bin_masses: self.bin_masses.address(),
             list: self.list.address(),
+            masks: self.masks.address(),
         };
         sample::specs(&at, &self.shape, draw)
     }

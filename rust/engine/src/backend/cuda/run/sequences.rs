@@ -2,9 +2,9 @@
 
 use super::ring::{Queued, Ring};
 use crate::backend::cuda::lower::sample::Record;
-use crate::backend::{Draft, Event, Finish};
+use crate::backend::{Draft, Event, Finish, SlotRequest};
 use crate::error::{Error, Result};
-use crate::sampler;
+use crate::sampler::{self, Allowed};
 
 /// A slot's sequence.
 #[derive(Debug)]
@@ -18,6 +18,8 @@ struct Sequence {
     prompt: usize,
     last: u32,
     logprobs: Option<usize>,
+    /// Of a constrained sequence, what each row of its next draw may choose among.
+    allowed: Option<Vec<Allowed>>,
 }
 
 /// A sequence's rows of a step that verifies drafts.
@@ -51,7 +53,7 @@ impl Sequences {
     }
 
     /// Puts a new sequence into `slot`, one that does not decode yet.
-    pub fn start(&mut self, slot: usize, logprobs: Option<usize>) -> Result<()> {
+    pub fn start(&mut self, slot: usize, request: &SlotRequest) -> Result<()> {
         let n_slots = self.slots.len();
         let place = self.slots.get_mut(slot);
         let place = place.ok_or_else(|| Error::Internal(format!("slot {slot} of {n_slots}")))?;
@@ -62,7 +64,8 @@ impl Sequences {
             live: false,
             prompt: 0,
             last: 0,
-            logprobs,
+            logprobs: request.sampling.logprobs,
+            allowed: request.constrained.then(Vec::new),
         });
         Ok(())
     }
@@ -82,6 +85,47 @@ impl Sequences {
         let sequence = self.get(slot)?;
         (sequence.live, sequence.prompt) = (true, prompt);
         Ok(())
+    }
+
+    /// Says what the rows of the next draw of `slot` may choose among.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] for a slot that is not constrained.
+    pub fn allow(&mut self, slot: usize, rows: Vec<Allowed>) -> Result<()> {
+        match &mut self.get(slot)?.allowed {
+            Some(allowed) => {
+                *allowed = rows;
+                Ok(())
+            }
+            None => Err(Error::Internal(format!("slot {slot} is not constrained"))),
+        }
+    }
+
+    /// Whether a sequence that decodes is constrained.
+    pub fn are_constrained(&self) -> bool {
+        let mut sequences = self.slots.iter().flatten();
+        sequences.any(|s| s.live && s.allowed.is_some())
+    }
+
+    /// What the `rows` rows of the next draw of a constrained sequence may choose among; none where it is
+    /// not constrained, or gone.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] where that was not said.
+    pub fn take_allowed(&mut self, slot: usize, epoch: u64, rows: usize) -> Result<Vec<Allowed>> {
+        let sequence = self.slots.get_mut(slot).and_then(Option::as_mut);
+        let sequence = sequence.filter(|s| s.epoch == epoch && s.live);
+        let Some(allowed) = sequence.and_then(|s| s.allowed.as_mut()) else {
+            return Ok(Vec::new());
+        };
+        let allowed = std::mem::take(allowed);
+        match allowed.len() == rows {
+            true => Ok(allowed),
+            false => Err(Error::Internal(format!(
+                "{} sets of tokens for {rows} rows of slot {slot}",
+                allowed.len()
+            ))),
+        }
     }
 
     /// The rows of every sequence that decodes: the token drawn last, and its draft. What was drawn last

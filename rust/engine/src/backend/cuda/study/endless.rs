@@ -16,6 +16,7 @@ pub fn start(decoder: &mut Decoder, slots: &[usize]) -> Result<()> {
         prompt: Vec::new(),
         stop_tokens: Vec::new(),
         max_tokens: usize::MAX,
+        constrained: false,
     };
     let Decoder { sampling, card, .. } = decoder;
     slots.iter().try_for_each(|slot| {
