@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
+import re
 import shutil
 import socket
 import tempfile
@@ -14,9 +16,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onegraph import LLM, ArgumentError, ContextError, ModelError
+import yaml
+from onegraph import ArgumentError, ContextError, ModelError
+from onegraph.cli.help import pages
 from onegraph.ray import Generate, app, plain
-from onegraph.server import asgi
 from support.serving import until
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 6}
@@ -216,6 +219,14 @@ def test_a_data_set_is_answered_by_a_model_that_is_loaded_once(
         assert (row["generated_text"], row["error"]) == (result.text, "")
 
 
+PAGE = pages()["deploying"].path.read_text()
+
+
+def snippets() -> list[str]:
+    """What the page shows of Python."""
+    return re.findall(r"^```python\n(.*?)^```$", PAGE, flags=re.M | re.S)
+
+
 @contextlib.contextmanager
 def served(serve: Any, application: Any) -> Iterator[str]:
     """The address of an application."""
@@ -266,16 +277,42 @@ def test_serve_answers_a_client_as_the_server_does(
         until(lambda: running() == 0, 5.0)
 
 
-def test_an_app_of_ones_own_is_an_ingress(ray: Any, smollm2: Path) -> None:
+def test_what_the_page_shows_of_a_data_set_runs(ray: Any, smollm2: Path, tmp_path: Path) -> None:
+    (code,) = [each for each in snippets() if "map_batches" in each]
+    code = code.replace("/models/my-model.gguf", str(smollm2))
+    code = code.replace('"load": {', '"load": {"device": "cpu", ').replace(
+        "num_gpus=1", "num_gpus=0"
+    )
+    code = code.replace("256", "4").replace("4096", "128").replace("max_size=8", "max_size=1")
+    questions = [{"question": "The capital of France is"}, {"question": "tea " * 300}]
+    ray.data.from_items(questions).write_parquet(str(tmp_path / "questions.parquet"))
+    for name in ("questions.parquet", "answers"):
+        code = code.replace(f'"{name}"', repr(str(tmp_path / name)))
+    exec(compile(code, "page", "exec"), {})
+    first, second = ray.data.read_parquet(str(tmp_path / "answers")).take_all()
+    assert "Paris" in first["generated_text"] and first["error"] == ""
+    assert second["generated_text"] == "" and "302 tokens" in second["error"]
+
+
+def test_the_app_that_the_page_shows_is_an_ingress(ray: Any, smollm2: Path) -> None:
     import httpx
     from ray import serve
 
-    path = str(smollm2)
-
-    def build() -> Any:
-        return asgi({"smol": LLM(path, device="cpu", n_ctx=128)}, max_tokens_limit=3)
-
-    application = serve.deployment(serve.ingress(build)()).bind()
-    with served(serve, application) as url:
-        made = httpx.post(f"{url}/v1/completions", json={"prompt": "tea", "temperature": 0})
+    (code,) = [each for each in snippets() if "serve.ingress" in each]
+    code = code.replace('"/models/my-model.gguf"', f'{str(smollm2)!r}, device="cpu", n_ctx=128')
+    scope: dict[str, Any] = {}
+    exec(compile(code.replace('"num_gpus": 1', '"num_gpus": 0'), "page", "exec"), scope)
+    with served(serve, scope["app"]) as url:
+        asked = {"model": "my-model", "prompt": "tea", "max_tokens": 3, "ignore_eos": True}
+        made = httpx.post(f"{url}/v1/completions", json=asked)
         assert made.json()["usage"]["completion_tokens"] == 3
+
+
+def test_the_file_that_the_page_shows_is_one_of_ray_serve() -> None:
+    schema = pytest.importorskip("ray.serve.schema")
+    found = re.findall(r"^```yaml\n(applications:.*?)^```$", PAGE, flags=re.M | re.S)
+    (application,) = schema.ServeDeploySchema.model_validate(yaml.safe_load(found[0])).applications
+    module, _, name = application.import_path.partition(":")
+    made = getattr(importlib.import_module(module), name)(application.args)
+    (deployment,) = application.deployments
+    assert made._bound_deployment.name == deployment.name

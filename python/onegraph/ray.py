@@ -192,10 +192,11 @@ def app(args: Mapping[str, Any]) -> Application:
     max_batch = arguments.integer("max_batch", given.get("max_batch", 8))
     name = arguments.text("name", given.pop("name", _name(model)))
     options = {
-        "num_replicas": given.pop("num_replicas", 1),
         "max_ongoing_requests": given.pop("max_ongoing_requests", 2 * max_batch),
         "ray_actor_options": {"num_gpus": given.pop("num_gpus", 0 if on_cpu else 1)},
     }
+    if "num_replicas" in given:
+        options["num_replicas"] = given.pop("num_replicas")
     for each in given:
         if each not in (*LOADING, *SERVING):
             known = ", ".join([*OF_RAY, *LOADING, *SERVING])
