@@ -34,5 +34,32 @@ def test_requests_that_arrive_at_random_are_all_answered(tmp_path: Path) -> None
     asked = ["--shape", "tiny-llama", "--mix", "Q8_0", "--device", "cpu", "--rate", 20]
     # Texts of a tiny vocabulary have more tokens than words, and a context of 512 holds few.
     _, (row,) = run(model, *asked, "--words", 8, "--requests", 12, "--record", record)
-    assert row["requests"] == 12 and 0 <= row["good"] <= 1
+    assert (row["requests"], row["failed"]) == (12, 0) and 0 <= row["good"] <= 1
     assert 0 < row["first_p50"] <= row["first_p99"] and row["each_p50"] <= row["each_p99"]
+
+
+def test_engines_get_the_same_requests_in_one_run(tmp_path: Path) -> None:
+    model, record = tmp_path / "model.gguf", tmp_path / "record.json"
+    asked = ["--device", "cpu", "--threads", 1, "--rate", "20,40", "--slots", 2]
+    more = ["--words", 4, "--requests", 6, "--against", "xllamacpp", "--record", record]
+    shape = ["--shape", "tiny-llama", "--mix", "Q8_0"]
+    printed, rows = run(model, *shape, *asked, *more)
+    names = [str(row["engine"]).split()[0] for row in rows]
+    assert names == ["onegraph", "onegraph", "xllamacpp", "xllamacpp"]
+    assert [row["rate"] for row in rows] == [20, 40, 20, 40]
+    assert all((row["requests"], row["failed"]) == (6, 0) for row in rows)
+    assert all(row["tokens_per_second"] > 0 and row["first_p50"] > 0 for row in rows)
+    assert len(printed.splitlines()) == 2 + 4
+
+
+def test_what_is_no_server_is_said(tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    for against, said in [
+        ("nobody", "no engine is called 'nobody'"),
+        ("llama-server=/nowhere/llama-server", "/nowhere/llama-server"),
+    ]:
+        asked = ["--shape", "tiny-llama", "--mix", "Q8_0", "--device", "cpu", "--words", "4"]
+        command = [sys.executable, str(SCRIPT), str(model), *asked, "--against", against]
+        command += ["--rate", "50", "--requests", "2"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 1 and said in done.stderr
