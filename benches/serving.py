@@ -1,7 +1,8 @@
-"""What is lost between the engine and a client of the server.
+"""What is lost between the engine and a client of the server, and what a server does under load.
 
     python benches/serving.py MODEL --device cuda --streams 1,8,64 -n 256 -r 5
     python benches/serving.py MODEL --rate 4 --requests 200 --device cuda
+    python benches/serving.py MODEL --rate 1 --against llama-server=PATH --against ollama --create
     python benches/serving.py --url http://127.0.0.1:8080 --rate 4 --requests 200
 
 Without `--rate`: so many streams at once against `LLM.generate` of as many prompts, in turn, by
@@ -10,115 +11,61 @@ whose spread is printed. The first token is that over HTTP less the engine's own
 Between two frames of a stream is what a client sees, over all, as a multiple of the mean step.
 
 With `--rate`: requests arrive at random (a Poisson process, so many a second on average) whether or
-not earlier ones were answered, with prompts and answers of mixed lengths: time to the first token,
-time for each further one, tokens a second, and how many requests met `--first` and `--each`,
-seconds. `--url` takes any server of OpenAI's completions that streams; its `usage` counts tokens.
+not earlier ones were answered, with prompts and answers of mixed lengths (onegraph.bench.arrivals):
+time from when a request was due to its first token, time for each further one, tokens a second, and
+how many requests met `--first` and `--each`, seconds: a part of all, and such requests a second
+(goodput). `--rate 1,2,4` goes through several.
 
-The client is a process of its own. MODEL is a file, made from `--shape` (models/shapes.toml) where
-there is none. Prompts are words, no two alike, so that nothing is kept.
+`--against` names engines of `onegraph compare` that serve (llama-server, also with the path of the
+program, xllamacpp, ollama, which needs a running server and `--create` for a file): each gets the
+same file, requests at the same times, the same context and `--slots` sequences, one engine after
+the other. How many run together in ollama its OLLAMA_NUM_PARALLEL says, and its answers may end
+before their last token, for it cannot be told otherwise. `--url` takes any server of OpenAI's
+completions that streams; its `usage` counts tokens.
+
+The client is a process of its own. MODEL is what `onegraph run` takes, or a file that is made from
+`--shape` (models/shapes.toml) where there is none. Prompts are words, no two alike, so that nothing
+is kept.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
 import json
+import os
 import random
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
-from urllib.parse import urlsplit
 
 import onegraph
-from onegraph.bench import machine
+from onegraph import hub
+from onegraph.bench import engines, machine
+from onegraph.bench.arrivals import Answer, Due, Target, arrivals, play, prompt, quantile, report
+from onegraph.bench.engines import llama_server, ollama
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-
-WORDS = ["tea", "and", "toast", "with", "jam", "every", "day", "in", "the", "rain"]
-
-#: Words of a prompt and tokens of an answer, of the mix of an open loop, each as likely.
-MIX = [(16, 32), (16, 128), (128, 64), (512, 32), (512, 128)]
 
 Record = dict[str, Any]
 
 
-def prompt(rng: random.Random, words: int) -> str:
-    return " ".join([f"{rng.getrandbits(64):x}", *rng.choices(WORDS, k=words)])
-
-
-async def ask(host: str, port: int, body: Record) -> Record:
-    """One stream: its tokens, and when each came, in seconds from the request."""
-    raw = json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
-    head += f"connection: close\r\ncontent-length: {len(raw)}\r\n\r\n"
-    began = time.perf_counter()
-    reader, writer = await asyncio.open_connection(host, port)
-    writer.write(head.encode() + raw)
-    times: list[float] = []
-    tail = b""
-    while part := await reader.read(1 << 16):
-        now = time.perf_counter() - began
-        times += [now] * part.count(b'"finish_reason":null')
-        tail = (tail + part)[-4096:]
-    writer.close()
-    if b'"completion_tokens":' not in tail:
-        return {"failed": tail[-300:].decode(errors="replace")}
-    told = tail.rpartition(b'"completion_tokens":')[2]
-    tokens = int(told[: told.index(b",")])
-    return {"tokens": tokens, "times": times, "ended": time.perf_counter() - began, "at": began}
-
-
-async def client(job: Record) -> Record:
-    """What the process of the client does: the requests at their times."""
-    began = time.perf_counter()
-
-    async def one(at: float, body: Record) -> Record:
-        await asyncio.sleep(max(0.0, at - (time.perf_counter() - began)))
-        return await ask(job["host"], job["port"], body)
-
-    made = await asyncio.gather(*(one(*each) for each in job["requests"]))
-    return {"answers": made, "seconds": time.perf_counter() - began}
-
-
-def requests(url: str, asked: Sequence[tuple[float, Record]]) -> Record:
-    """Runs the client."""
-    to = urlsplit(url)
-    job = {"host": to.hostname, "port": to.port, "requests": asked}
-    done = subprocess.run(
-        [sys.executable, __file__, "--client"],
-        input=json.dumps(job),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found: Record = json.loads(done.stdout)
-    if failed := [each["failed"] for each in found["answers"] if "failed" in each]:
+def answered(answers: list[Answer]) -> list[Answer]:
+    """All of them, where none failed."""
+    if failed := [each.failed for each in answers if each.failed is not None]:
         raise SystemExit(f"{len(failed)} requests failed, the first with: {failed[0]}")
-    return found
+    return answers
 
 
-def body(text: str, tokens: int, seed: int) -> Record:
-    options = {"max_tokens": tokens, "temperature": 0.8, "seed": seed, "ignore_eos": True}
-    streamed = {"stream": True, "stream_options": {"include_usage": True}}
-    return {"prompt": text, **options, **streamed}
-
-
-def quantile(values: Sequence[float], q: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
-
-
-def between(answers: list[Record]) -> list[float]:
-    """Seconds between each two tokens of a stream."""
-    return [
-        b - a for each in answers for a, b in zip(each["times"], each["times"][1:], strict=False)
-    ]
+def between(answers: list[Answer]) -> list[float]:
+    """Seconds between each two parts of a stream."""
+    return [b - a for each in answers for a, b in zip(each.parts, each.parts[1:], strict=False)]
 
 
 def closed(llm: onegraph.LLM, url: str, streams: int, args: argparse.Namespace) -> Record:
@@ -133,11 +80,10 @@ def closed(llm: onegraph.LLM, url: str, streams: int, args: argparse.Namespace) 
         )
         seconds = time.perf_counter() - began
         texts = [prompt(rng, 8) for _ in range(streams)]
-        served = requests(url, [(0.0, body(text, args.tokens, 1)) for text in texts])
-        answers = served["answers"]
-        tokens = sum(each["tokens"] for each in answers)
-        first_at = min(each["at"] for each in answers)
-        took = max(each["at"] + each["ended"] for each in answers) - first_at
+        due = [Due(0.0, text, args.tokens, 1) for text in texts]
+        answers = answered(play(Target(url), due))
+        tokens = sum(each.tokens for each in answers)
+        took = max(each.ended for each in answers)
         step = took / args.tokens
         engine = median(r.timings.queue_seconds + r.timings.prefill_seconds for r in plain)
         gaps = between(answers)
@@ -145,7 +91,7 @@ def closed(llm: onegraph.LLM, url: str, streams: int, args: argparse.Namespace) 
             {
                 "generate": tokens / seconds,
                 "served": tokens / took,
-                "first_more": median(each["times"][0] for each in answers) - engine,
+                "first_more": median(each.parts[0] for each in answers) - engine,
                 "between_p50": quantile(gaps, 0.5) / step,
                 "between_p99": quantile(gaps, 0.99) / step,
             }
@@ -157,35 +103,33 @@ def closed(llm: onegraph.LLM, url: str, streams: int, args: argparse.Namespace) 
     return {"streams": streams, **found, "ratio": median(ratios), "ratios": ratios}
 
 
-def opened(url: str, args: argparse.Namespace) -> Record:
-    """Arrivals at random."""
-    rng = random.Random(args.seed)
-    at, asked = 0.0, []
-    for i in range(args.requests):
-        at += rng.expovariate(args.rate)
-        words, tokens = rng.choice(MIX)
-        words = min(words, args.words)
-        asked.append((at, body(prompt(rng, words), tokens, i)))
-    served = requests(url, asked)
-    answers = served["answers"]
-    firsts = [each["times"][0] for each in answers]
-    each_more = [
-        (each["times"][-1] - each["times"][0]) / max(1, each["tokens"] - 1) for each in answers
-    ]
-    good = sum(
-        first <= args.first and more <= args.each
-        for first, more in zip(firsts, each_more, strict=True)
-    )
-    return {
-        "rate": args.rate,
-        "requests": args.requests,
-        "first_p50": quantile(firsts, 0.5),
-        "first_p99": quantile(firsts, 0.99),
-        "each_p50": quantile(each_more, 0.5),
-        "each_p99": quantile(each_more, 0.99),
-        "tokens_per_second": sum(each["tokens"] for each in answers) / served["seconds"],
-        "good": good / len(answers),
-    }
+def opened(target: Target, args: argparse.Namespace) -> list[Record]:
+    """Arrivals at random, for each rate."""
+    play(target, [Due(0.0, prompt(random.Random(0), 8), 4, 0)])  # warms up
+    rows = []
+    for rate in args.rates:
+        due = arrivals(rate, args.requests, seed=args.seed, most_words=args.words)
+        answers = play(target, due)
+        found = report(answers, first=args.first, each=args.each)
+        if found.failed == found.requests:
+            answered(answers)
+        rows.append({"rate": rate, **dataclasses.asdict(found)})
+    return rows
+
+
+@contextlib.contextmanager
+def peer(name: str, setup: engines.Setup) -> Iterator[tuple[Target, engines.Settings]]:
+    """Another engine's server with the model."""
+    engine, _, program = name.partition("=")
+    found = llama_server.LlamaServer(program) if program else engines.find(engine)
+    with found.start(setup) as running:
+        if isinstance(running, ollama.Running):
+            options = tuple(running.options.items())
+            yield Target(running.address, "ollama", running.model, options), running.settings
+        elif isinstance(running, llama_server.Running):
+            yield Target(running.address), running.settings
+        else:
+            raise SystemExit(f"--against {name}: it is no server that requests can be sent to")
 
 
 def serve(llm: onegraph.LLM) -> tuple[Any, threading.Thread, str]:
@@ -200,18 +144,20 @@ def serve(llm: onegraph.LLM) -> tuple[Any, threading.Thread, str]:
     return server, thread, f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
+def show_open(rows: list[Record]) -> None:
+    print("| | a second | first p50 | p99 | each p50 | p99 | tokens/s | in time | goodput |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for row in rows:
+        ms = [row[name] * 1e3 for name in ("first_p50", "first_p99", "each_p50", "each_p99")]
+        cells = " | ".join(f"{each:,.1f} ms" for each in ms)
+        failed = f" ({row['failed']} failed)" if row["failed"] else ""
+        print(
+            f"| {row['engine']} | {row['rate']:g} | {cells} | {row['tokens_per_second']:,.0f} | "
+            f"{row['good']:.0%}{failed} | {row['goodput']:.2f} |"
+        )
+
+
 def show(rows: list[Record]) -> None:
-    if "streams" not in rows[0]:
-        print("| a second | first token p50 | p99 | each further p50 | p99 | tokens/s | in time |")
-        print("|---|---|---|---|---|---|---|")
-        for row in rows:
-            ms = [row[name] * 1e3 for name in ("first_p50", "first_p99", "each_p50", "each_p99")]
-            cells = " | ".join(f"{each:.1f} ms" for each in ms)
-            print(
-                f"| {row['rate']:g} | {cells} | {row['tokens_per_second']:,.0f} | "
-                f"{row['good']:.0%} |"
-            )
-        return
     print("| streams | generate | served | ratio | first token | between p50 | p99 |")
     print("|---|---|---|---|---|---|---|")
     for row in rows:
@@ -234,7 +180,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--streams", default="1,8,64")
     parser.add_argument("-n", "--tokens", type=int, default=256, help="of each answer")
     parser.add_argument("-r", "--rounds", type=int, default=5)
-    parser.add_argument("--rate", type=float, help="requests a second, on average")
+    parser.add_argument("--rate", help="requests a second, on average; several by commas")
+    parser.add_argument("--slots", type=int, help="sequences that run together")
+    parser.add_argument("--n-ctx", type=int, help="tokens of a sequence")
+    parser.add_argument("--against", action="append", default=[], metavar="ENGINE")
+    parser.add_argument("--create", action="store_true", help="let ollama have a copy of MODEL")
     parser.add_argument("--requests", type=int, default=100)
     parser.add_argument("--words", type=int, default=512, help="most of a prompt")
     parser.add_argument("--first", type=float, default=0.5, help="seconds")
@@ -246,38 +196,66 @@ def parse() -> argparse.Namespace:
         parser.error("give MODEL or --url")
     if args.url and not args.rate:
         parser.error("--url needs --rate: there is no engine to compare with")
+    if args.against and not (args.rate and args.model):
+        parser.error("--against needs MODEL and --rate")
+    args.rates = [float(rate) for rate in args.rate.split(",")] if args.rate else []
     return args
 
 
-def main() -> None:
-    if sys.argv[1:] == ["--client"]:
-        print(json.dumps(asyncio.run(client(json.load(sys.stdin)))))
-        return
-    args = parse()
-    device = args.device
-    if args.url:
-        rows = [opened(args.url, args)]
-    else:
-        streams = [int(n) for n in args.streams.split(",")]
-        if not Path(args.model).exists():
-            sys.path.insert(0, str(REPOSITORY / "models"))
-            import shapes
-            import synth
+def found(args: argparse.Namespace) -> Path:
+    """The file of the model, which is made where there is none."""
+    if not args.model.endswith(".gguf"):
+        return hub.resolve(args.model)
+    path = Path(args.model)
+    if not path.exists():
+        sys.path.insert(0, str(REPOSITORY / "models"))
+        import shapes
+        import synth
 
-            synth.write(Path(args.model), shapes.find(args.shape), args.mix, seed=args.seed)
-        options: Record = {} if args.threads is None else {"threads": args.threads}
-        with onegraph.LLM(args.model, device=args.device, max_batch=max(streams), **options) as llm:
-            device = llm.device
-            server, thread, url = serve(llm)
-            try:
-                rows = [opened(url, args)] if args.rate else []
-                rows = rows or [closed(llm, url, n, args) for n in streams]
-            finally:
-                server.should_exit = True
-                thread.join()
-    show(rows)
+        synth.write(path, shapes.find(args.shape), args.mix, seed=args.seed)
+    return path
+
+
+def measured(args: argparse.Namespace) -> tuple[str, list[Record]]:
+    """Where it ran, and the rows of the table."""
+    if args.url:
+        return "cpu", [{"engine": args.url, **row} for row in opened(Target(args.url), args)]
+    streams = [int(n) for n in args.streams.split(",")]
+    slots = args.slots or (8 if args.rates else max(streams))
+    threads = args.threads or len(os.sched_getaffinity(0))
+    path = found(args)
+    rows: list[Record] = []
+    options: Record = {"threads": args.threads, "n_ctx": args.n_ctx, "max_batch": slots}
+    with onegraph.LLM(path, device=args.device, **options) as llm:
+        device, n_ctx = llm.device, llm.n_ctx
+        server, thread, url = serve(llm)
+        try:
+            if not args.rates:
+                return device, [closed(llm, url, n, args) for n in streams]
+            ours = {"engine": f"onegraph {onegraph.__version__}", "device": device}
+            rows += [{**ours, **row} for row in opened(Target(url), args)]
+        finally:
+            server.should_exit = True
+            thread.join()
+    setup = engines.Setup(path, args.model, device, n_ctx, threads, copy=args.create, slots=slots)
+    for name in args.against:
+        with peer(name, setup) as (target, settings):
+            for warning in settings.warnings:
+                print(f"WARNING: {warning}", file=sys.stderr)
+            theirs = {"engine": f"{settings.name} {settings.version}", "device": settings.device}
+            rows += [{**theirs, **row} for row in opened(target, args)]
+    return device, rows
+
+
+def main() -> None:
+    args = parse()
+    try:
+        device, rows = measured(args)
+    except (onegraph.Error, OSError) as e:
+        raise SystemExit(f"error: {e}") from e
+    (show_open if args.rates else show)(rows)
     if args.record:
-        on = machine.describe("cpu" if args.url else device)
+        on = machine.describe(device)
         told = {"machine": dataclasses.asdict(on), "options": vars(args), "rows": rows}
         args.record.write_text(json.dumps(told, indent=1, default=str) + "\n")
 

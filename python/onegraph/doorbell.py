@@ -1,7 +1,8 @@
 """How tasks of an event loop wait for the engine: no thread stands between them.
 
-The engine's own thread rings a bell that the loop watches, as it watches its sockets. A thread that
-waited in the engine for each request would have to be waited for when the program ends.
+The engine's own thread rings a bell that the loop watches, as it watches its sockets: once a step,
+for all that it gave the loop's tasks. A thread that waited in the engine for each request would
+have to be waited for when the program ends.
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
 """`agenerate` and `achat`: whole results and pieces for event loops."""
 
 import asyncio
+import select
 import threading
+from pathlib import Path
 from typing import Any
 
 import onegraph
 import pytest
-from onegraph import LLM, Result
+from onegraph import LLM, Result, _native
+from onegraph.sampling import resolve
 
 OPTIONS: dict[str, Any] = {"max_tokens": 12, "seed": 5, "ignore_eos": True}
 SAID = [{"role": "user", "content": "tea"}]
@@ -112,3 +115,40 @@ def test_one_is_for_the_whole_or_for_pieces(llm: LLM) -> None:
             await llm.agenerate("tea", top_p=2)
 
     asyncio.run(run())
+
+
+def test_one_wake_serves_all_that_a_step_gave(tiny: Path) -> None:
+    """A bell is rung once a step, however many streams it is for: whoever wakes at once finds news
+    of all of them."""
+    tokens, streams = 60, 8
+    with LLM(tiny, device="cpu", max_batch=streams) as llm:
+        bell = _native.Doorbell()
+        options = resolve({"max_tokens": tokens, "ignore_eos": True, "seed": 1})
+        prompt = llm.tokenize("tea")
+        asked = (prompt, options, bell)
+        made = [llm._engine.offer(*asked, i, False, priority=0, waited=0.0) for i in range(streams)]
+        news: list[list[int]] = []
+        left = set(range(streams))
+        while left:
+            assert select.select([bell.fileno()], [], [], 60)[0]
+            news.append(bell.answer())
+            for i in news[-1]:
+                generation = made[i]
+                assert generation is not None
+                while i in left and (piece := generation.poll()) is not None:
+                    if piece.finish_reason is not None:
+                        left.remove(i)
+
+    def runs(i: int) -> range:
+        """The wakes from its first to its last."""
+        of = [at for at, each in enumerate(news) if i in each]
+        return range(of[0], of[-1] + 1)
+
+    spans = [runs(i) for i in range(streams)]
+    # One that comes while others run has its first token, and that alone, out before their step.
+    partial = [
+        at
+        for at, each in enumerate(news)
+        if any(at in span and i not in each for i, span in enumerate(spans))
+    ]
+    assert len(partial) <= 2 * streams

@@ -2,12 +2,18 @@
 Everything here is on the loopback, and bounded."""
 
 import contextlib
+import json
 import os
 import random
+import resource
 import socket
+import subprocess
+import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -55,6 +61,76 @@ def test_half_open_connections_give_way_to_those_that_ask(llm: LLM) -> None:
             prompt(served)
             assert open_connections(served) <= 101
         until(lambda: open_connections(served) == 0)
+
+
+#: Opens argv[2] connections to the port argv[1], begins a request on most, says so, and holds them
+#: until its input ends.
+CROWD = """
+import resource, socket, sys
+port, n = map(int, sys.argv[1:])
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+held = []
+for i in range(n):
+    one = socket.create_connection(("127.0.0.1", port), timeout=60)
+    one.sendall([b"", b"POST /v1/comp", b"GET /health HTTP/1.1\\r\\nhost: x\\r\\n"][i % 3])
+    held.append(one)
+    if i % 1000 == 999:
+        print(i + 1, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_ten_thousand_connections_hold_up_nobody(command: list[str], tiny: Path) -> None:
+    """A server as it is started, and a client in a process of its own: each has its own files."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard != resource.RLIM_INFINITY and hard < 11_000:
+        pytest.skip(f"a process may have {hard} files here (`ulimit -Hn`), which are too few")
+    words = [*command, "serve", str(tiny), "--device", "cpu", "--port", "0", "--quiet"]
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(subprocess.Popen(words, stderr=subprocess.PIPE, text=True))
+        stack.callback(server.kill)
+        assert server.stderr is not None
+        port = int(server.stderr.readline().rpartition(":")[2])
+        process = psutil.Process(server.pid)
+
+        def ask() -> float:
+            """Seconds that an answer takes; the machine may be busy: the best of three."""
+            took = []
+            for _ in range(3):
+                began = time.monotonic()
+                body = json.dumps({"prompt": "tea", "max_tokens": 2}).encode()
+                to = f"http://127.0.0.1:{port}/v1/completions"
+                with urllib.request.urlopen(urllib.request.Request(to, body), timeout=30) as found:
+                    assert found.status == 200
+                took.append(time.monotonic() - began)
+            return min(took)
+
+        ask()
+        before = process.memory_info().rss
+        crowd = stack.enter_context(
+            subprocess.Popen(
+                [sys.executable, "-c", CROWD, str(port), "10000"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        )
+        stack.callback(crowd.kill)
+        assert crowd.stdout is not None and crowd.stdin is not None
+        for line in crowd.stdout:
+            assert ask() < 1.0
+            if line.strip() == "10000":
+                break
+        else:
+            raise AssertionError("the crowd did not come in")
+        grown = process.memory_info().rss - before
+        # Some kilobytes each.
+        assert grown < 200 << 20, f"{grown / 2**20:.0f} MiB"
+        crowd.stdin.close()
+        crowd.wait(30)
+        until(lambda: process.num_fds() < 200)
+        assert ask() < 1.0
 
 
 def test_one_that_is_served_does_not_give_way(llm: LLM) -> None:
@@ -247,3 +323,82 @@ def test_work_on_one_request_does_not_hold_up_another(served: Served) -> None:
         slowest = max(slowest, time.monotonic() - began)
     thread.join()
     assert slowest < 1.0
+
+
+SAID = [{"role": "user", "content": "tea"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/chat/completions", lambda deep: {"messages": [{"role": "user", "content": deep}]}),
+        ("/v1/chat/completions", lambda deep: {"messages": SAID, "chat_template_kwargs": deep}),
+        (
+            "/v1/chat/completions",
+            lambda deep: {"messages": [*SAID, {"role": "tool", "content": "x", "more": deep}]},
+        ),
+        (
+            "/v1/chat/completions",
+            lambda deep: {
+                "messages": SAID,
+                "tools": [{"type": "function", "function": {"name": "f", "parameters": deep}}],
+            },
+        ),
+        ("/v1/chat/completions", lambda deep: {"messages": SAID, "response_format": deep}),
+        ("/v1/chat/completions", lambda deep: {"messages": SAID, "logit_bias": deep}),
+        ("/v1/completions", lambda deep: {"prompt": deep}),
+        ("/v1/completions", lambda deep: {"prompt": "tea", "stop": deep}),
+        ("/v1/responses", lambda deep: {"input": deep}),
+        ("/v1/responses", lambda deep: {"input": [{"role": "user", "content": deep}]}),
+        (
+            "/v1/messages",
+            lambda deep: {"messages": SAID, "tools": [{"name": "f", "input_schema": deep}]},
+        ),
+        ("/api/chat", lambda deep: {"messages": SAID, "format": deep, "stream": False}),
+        ("/api/generate", lambda deep: {"prompt": "tea", "options": deep, "stream": False}),
+        ("/tokenize", lambda deep: {"messages": [{"role": "user", "content": deep}]}),
+    ],
+)
+def test_depth_in_a_field_breaks_nothing(path: str, asked: Any, served: Served) -> None:
+    """As deep as a body may be, wherever that is read: it is answered or refused, never a failure
+    of the server's own."""
+    for depth in (60, 400, 900, 3000, 30_000):
+        # Written by hand: Python's own writer does not go so deep.
+        body = json.dumps({"max_tokens": 1, **asked("DEEP")}).encode()
+        deep = b'{"a":' * depth + b"1" + b"}" * depth
+        status, found = served.post(path, body.replace(b'"DEEP"', deep))
+        assert status in (200, 400, 501), (depth, found)
+    prompt(served)
+
+
+def test_slow_readers_hold_up_nobody_and_get_all_of_their_own(llm: LLM) -> None:
+    asked = {**LONG, "max_tokens": 80, "logprobs": 20}
+    answers: dict[socket.socket, bytes] = {}
+
+    def read() -> None:
+        """A little of each in turn, until all have ended."""
+        left = [*answers]
+        while left:
+            for connection in [*left]:
+                part = connection.recv(120)
+                answers[connection] += part
+                if not part:
+                    left.remove(connection)
+            time.sleep(0.01)
+
+    with serving(asgi(llm), send_bytes=4096) as served, memory_stays(64 << 20):
+        for i in range(16):
+            connection = served.connect(receive_bytes=4096)
+            connection.sendall(http("/v1/completions", {**asked, "seed": i}, connection="close"))
+            answers[connection] = b""
+        reader = threading.Thread(target=read)
+        reader.start()
+        # The engine has long made all of it when the last of them has read it.
+        until(lambda: runs(llm) == 0)
+        made = time.monotonic()
+        prompt(served)
+        reader.join(60)
+        assert time.monotonic() - made > connections.LINGER_SECONDS
+        assert all(b"[DONE]" in answer for answer in answers.values())
+        for connection in answers:
+            connection.close()

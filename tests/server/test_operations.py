@@ -4,6 +4,7 @@ import json
 import logging
 import re
 import time
+from pathlib import Path
 
 import pytest
 from onegraph import LLM, ArgumentError
@@ -30,6 +31,17 @@ def test_health_and_readiness(served: Served) -> None:
     assert served.get("/ready") == (503, {"status": "draining"})
     assert served.get("/health")[0] == 200
     served.app.state.service.draining = False
+
+
+def test_a_model_whose_engine_has_ended_is_neither_healthy_nor_ready(
+    tiny: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with LLM(tiny, device="cpu") as ended, serving(asgi({"tiny": ended})) as served:
+        assert served.get("/health")[0] == served.get("/ready")[0] == 200
+        ended.close()
+        for path in ("/health", "/ready"):
+            assert served.get(path) == (503, {"status": "failed", "model": "tiny"})
+        assert "tiny answers no more: the model is closed" in caplog.text
 
 
 def test_metrics_count_what_was_done(llm: LLM) -> None:

@@ -1,15 +1,18 @@
 """The page at the root: what it is made of, and how it works in a real browser."""
 
 import contextlib
+import json
 import re
 import shutil
 from collections.abc import Iterator
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import pytest
 from onegraph import LLM
 from onegraph.server import asgi
+from support import calls, scripted
 from support.serving import Served, runs, serving, until
 
 BROWSER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -54,8 +57,8 @@ class Page:
         self.run("localStorage.clear(); sessionStorage.clear()")
         driver.refresh()
 
-    def run(self, code: str) -> Any:
-        return self.driver.execute_script(code)
+    def run(self, code: str, *given: Any) -> Any:
+        return self.driver.execute_script(code, *given)
 
     def find(self, name: str) -> Any:
         return self.driver.find_element("id", name)
@@ -75,6 +78,20 @@ class Page:
     def texts(self, role: str) -> list[str]:
         found = f"[...document.querySelectorAll('[data-role={role}] div')]"
         return list(self.run(f"return {found}.map((each) => each.textContent)"))
+
+    def seen(self, role: str, selector: str) -> list[str]:
+        """The texts of what is in messages of a role."""
+        found = f"[...document.querySelectorAll('[data-role={role}] {selector}')]"
+        return list(self.run(f"return {found}.map((each) => each.textContent)"))
+
+    def fill(self, name: str, text: str) -> None:
+        self.find(name).clear()
+        self.find(name).send_keys(text)
+
+    def say(self, text: str) -> None:
+        from selenium.webdriver import Keys
+
+        self.find("ask").send_keys(text, Keys.ENTER)
 
     def notes(self) -> list[str]:
         found = "[...document.querySelectorAll('[data-role=assistant] small')]"
@@ -156,5 +173,120 @@ def test_what_is_wrong_is_said_on_the_page(browser: Any, llm: LLM) -> None:
         until(lambda: page.notes() != [""] and page.idle())
         assert page.notes() == ["temperature = 'hot': must be a number"]
         browser.get_log("browser")
+    with contextlib.suppress(Exception):
+        browser.get("about:blank")
+
+
+def test_reasoning_folds_and_a_call_is_answered_at_the_page(
+    browser: Any, adder: calls.Scripted
+) -> None:
+    from selenium.webdriver import Keys
+
+    page = Page(browser, adder.served.url)
+    page.keys(Keys.ALT, "s")
+    page.fill("tools", json.dumps([calls.ADD]))
+    page.keys(Keys.ALT, "s")
+    page.say(calls.ASKED[0]["content"])
+    until(lambda: page.notes() != [] and page.idle())
+    assert page.texts("assistant") == ["I add."]
+    assert page.seen("assistant", ".calls h3") == ["calls add"]
+    assert page.seen("assistant", ".calls pre") == ['{\n  "a": 31,\n  "b": 8\n}']
+    # The reasoning is there for who opens it, by a key.
+    fold = page.driver.find_element("css selector", "[data-role=assistant] details")
+    shown = fold.find_element("tag name", "p")
+    assert not shown.is_displayed()
+    fold.find_element("tag name", "summary").send_keys(Keys.ENTER)
+    assert shown.is_displayed() and shown.text == "so"
+    # The field asks for what the call gives, and the model goes on from it; also after a reload.
+    page.driver.refresh()
+    assert page.find("ask").get_attribute("placeholder") == "Say what add gives"
+    until(lambda: page.run("return document.getElementById('model').value") == "adder")
+    page.say("39")
+    until(lambda: len(page.notes()) == 2 and page.idle())
+    assert page.texts("assistant") == ["I add.", "31 plus 8 is 39."]
+    assert page.find("ask").get_attribute("placeholder") == "Say something"
+    said = page.run("return said")
+    assert said[2] == {
+        "role": "tool",
+        "content": "39",
+        "tool_call_id": said[1]["tool_calls"][0]["id"],
+    }
+    messages = [{k: v for k, v in each.items() if k != "json"} for each in said[:3]]
+    assert adder.llm.prompts[-1] == adder.expected(messages)
+    # Again from the result; taken back, the whole turn is gone.
+    page.keys(Keys.ALT, "r")
+    until(lambda: len(page.notes()) == 2 and page.notes()[1] != "" and page.idle())
+    assert page.texts("assistant")[1] == "31 plus 8 is 39."
+    page.keys(Keys.ALT, Keys.ARROW_UP)
+    assert page.texts("assistant") == [] and page.texts("tool") == []
+    assert page.find("ask").get_attribute("value") == calls.ASKED[0]["content"]
+
+
+def test_what_a_setting_has_that_is_no_json_is_said_before_it_is_sent(
+    browser: Any, served: Served
+) -> None:
+    page = Page(browser, served.url)
+    for name in ("tools", "schema"):
+        page.run("document.getElementById('options').open = true")
+        page.fill(name, '{"a": ')
+        page.say("tea")
+        until(lambda: page.notes() != [] and page.idle())
+        assert re.match(f"{name}: .*JSON", page.notes()[-1])
+        page.fill(name, "")
+        page.find("new").click()
+
+
+#: Stands between the page and the server: notes what is asked for.
+WATCH = """
+const plain = window.fetch;
+window.asked = [];
+window.fetch = (path, given) => {
+  const body = given.body && JSON.parse(given.body);
+  if (body) {
+    window.asked.push(structuredClone(body));
+    delete body.response_format;
+  }
+  return plain(path, { ...given, body: body && JSON.stringify(body) });
+};
+"""
+
+
+def test_an_answer_in_a_form_is_shown_with_a_line_for_each_value(
+    browser: Any, tmp_path: Path
+) -> None:
+    # A number that a browser cannot hold, marks within texts, and nothing in brackets.
+    answer = '{"n":12345678901234567891,"s":"a, \\"b\\": {[]}","l":[1.50,true],"e":{ },"v":[]}'
+    schema = {"type": "object", "required": ["n"]}
+    scripted.write(tmp_path / "form.gguf", [answer])
+    with LLM(tmp_path / "form.gguf", device="cpu") as llm, serving(asgi({"form": llm})) as served:
+        page = Page(browser, served.url)
+        until(lambda: page.run("return document.getElementById('model').value") == "form")
+        page.run("document.getElementById('options').open = true")
+        page.fill("schema", json.dumps(schema))
+        page.run(WATCH)
+        page.say("a form")
+        until(lambda: page.notes() != [] and page.idle())
+        form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+        assert [body["response_format"] for body in page.run("return asked")] == [form]
+        lines = [
+            "{",
+            '  "n": 12345678901234567891,',
+            '  "s": "a, \\"b\\": {[]}",',
+            '  "l": [',
+            "    1.50,",
+            "    true",
+            "  ],",
+            '  "e": {},',
+            '  "v": []',
+            "}",
+        ]
+        assert page.seen("assistant", "pre") == ["\n".join(lines)]
+        page.driver.refresh()
+        assert page.seen("assistant", "pre") == ["\n".join(lines)]
+        # What was said is as the model said it.
+        assert page.run("return said[1].content") == answer
+        for part in ('{"a": "b', '{"a": "\\\\', "[1, [", "}}"):
+            made = page.run("return pretty(arguments[0])", part)
+            assert re.sub(r"\s", "", made) == re.sub(r"\s", "", part)
     with contextlib.suppress(Exception):
         browser.get("about:blank")

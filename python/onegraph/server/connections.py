@@ -16,8 +16,9 @@ __all__ = ["Connection", "Idle", "connection_class"]
 #: one that they may use again: none is closed under a request that is on its way.
 IDLE_SECONDS = 60.0
 
-#: Seconds after which what a client does not read is thrown away, once its answer has ended.
-LINGER_SECONDS = 5.0
+#: Once an answer has ended, seconds in which its client takes nothing of what is left after which
+#: that is thrown away, and seconds in which it must have taken all.
+LINGER_SECONDS, MOST_LINGER_SECONDS = 5.0, 120.0
 
 #: Bytes of a request's line and headers together.
 HEAD_BYTES = 64 << 10
@@ -57,9 +58,7 @@ class Idle:
             self._end(connection)
         for connection in [*connections]:
             if isinstance(connection, Connection) and connection.transport.is_closing():
-                connection.closing = connection.closing or now
-                if now - connection.closing > LINGER_SECONDS:
-                    connection.transport.abort()
+                connection.linger(now)
 
     def _end(self, connection: Connection) -> None:
         # Now, not when the loop comes to it: several may come before then, and each ends one.
@@ -71,8 +70,9 @@ class Connection(HttpToolsProtocol):
     """A connection that is watched."""
 
     idle: ClassVar[Idle]
-    #: When it was first seen closing.
-    closing = 0.0
+    #: When it was first seen closing, when its client last took something since, and what is left.
+    _closing = _taking = 0.0
+    _left = 0
     _head = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -90,6 +90,17 @@ class Connection(HttpToolsProtocol):
         super().data_received(data)
         if self in self.idle and self._head > HEAD_BYTES and not self.transport.is_closing():
             self.send_400_response(f"the head of a request has at most {HEAD_BYTES} bytes")
+
+    def linger(self, now: float) -> None:
+        """It has an end that its client has not read yet: it goes as long as the client reads."""
+        left = self.transport.get_write_buffer_size()
+        if not self._closing:
+            self._closing = self._taking = now
+        elif left < self._left:
+            self._taking = now
+        self._left = left
+        if now - self._taking > LINGER_SECONDS or now - self._closing > MOST_LINGER_SECONDS:
+            self.transport.abort()
 
     def on_message_begin(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:

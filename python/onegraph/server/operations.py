@@ -4,11 +4,13 @@ back."""
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from onegraph.errors import Error
 from onegraph.server import conversation
 from onegraph.server.fields import wrong
 from onegraph.server.refusals import Refused
@@ -16,17 +18,19 @@ from onegraph.server.service import Service
 
 __all__ = ["routes"]
 
+logger = logging.getLogger("onegraph.server")
+
 
 def routes(service: Service) -> list[Route]:
     """The endpoints."""
 
     async def health(request: Request) -> JSONResponse:
-        return JSONResponse({"status": "ok"})
+        return _failed(service) or JSONResponse({"status": "ok"})
 
     async def ready(request: Request) -> JSONResponse:
         if service.draining:
             return JSONResponse({"status": "draining"}, 503)
-        return JSONResponse({"status": "ready"})
+        return _failed(service) or JSONResponse({"status": "ready"})
 
     async def metrics(request: Request) -> Response:
         text = service.metrics.text(service.models.all())
@@ -69,3 +73,16 @@ def routes(service: Service) -> list[Route]:
         Route("/tokenize", tokenize, methods=["POST"]),
         Route("/detokenize", detokenize, methods=["POST"]),
     ]
+
+
+def _failed(service: Service) -> JSONResponse | None:
+    """503 where the engine of a model has ended, as after an error of its device: only another
+    process answers again."""
+    for model in service.models.all():
+        if model.llm is not None:
+            try:
+                model.llm.stats()
+            except Error as e:
+                logger.error("%s answers no more: %s", model.name, e)
+                return JSONResponse({"status": "failed", "model": model.name}, 503)
+    return None

@@ -5,14 +5,14 @@ use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Wake, Waker};
 
+use onegraph::engine::{Bell, Caller};
 use onegraph::{Error, Result};
 use pyo3::prelude::*;
 
 use crate::errors::to_py;
 
-struct Bell {
+struct Wire {
     inside: UnixStream,
     outside: UnixStream,
     /// Numbers of those who rang since somebody answered; the socket is readable while there are
@@ -20,7 +20,7 @@ struct Bell {
     rang: Mutex<BTreeSet<u64>>,
 }
 
-impl Bell {
+impl Wire {
     fn new() -> Result<Self> {
         let pair = || -> std::io::Result<_> {
             let (inside, outside) = UnixStream::pair()?;
@@ -44,15 +44,6 @@ impl Bell {
         self.rang.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ring(&self, number: u64) {
-        let mut rang = self.rang();
-        if rang.is_empty() {
-            // One byte at a time is in the socket: there is room for it.
-            drop((&self.outside).write(&[1]));
-        }
-        rang.insert(number);
-    }
-
     fn answer(&self) -> BTreeSet<u64> {
         let mut rang = self.rang();
         // Where nobody rang there is nothing to read, and nobody to name.
@@ -61,54 +52,32 @@ impl Bell {
     }
 }
 
-/// Rings as one of those who share a bell.
-struct Button {
-    bell: Arc<Bell>,
-    number: u64,
-}
-
-impl Wake for Button {
-    fn wake(self: Arc<Self>) {
-        self.bell.ring(self.number);
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        self.bell.ring(self.number);
-    }
-}
-
-/// Rings when it goes: a request lets go of it at its end.
-struct LastButton(Button);
-
-impl Wake for LastButton {
-    fn wake(self: Arc<Self>) {}
-
-    fn wake_by_ref(self: &Arc<Self>) {}
-}
-
-impl Drop for LastButton {
-    fn drop(&mut self) {
-        self.0.bell.ring(self.0.number);
+impl Bell for Wire {
+    fn ring(&self, numbers: &[u64]) {
+        let mut rang = self.rang();
+        let silent = rang.is_empty();
+        rang.extend(numbers);
+        if silent {
+            // One byte at a time is in the socket: there is room for it.
+            drop((&self.outside).write(&[1]));
+        }
     }
 }
 
 /// A file that is readable once a request that was given the bell has something new.
 #[pyclass(frozen, module = "onegraph._native")]
 pub struct Doorbell {
-    bell: Arc<Bell>,
+    bell: Arc<Wire>,
 }
 
 impl Doorbell {
-    /// What rings it as `number`.
-    pub fn button(&self, number: u64) -> Waker {
-        let bell = self.bell.clone();
-        Waker::from(Arc::new(Button { bell, number }))
-    }
-
-    /// What rings it as `number` once, when a request has ended.
-    pub fn button_of_the_end(&self, number: u64) -> Waker {
-        let bell = self.bell.clone();
-        Waker::from(Arc::new(LastButton(Button { bell, number })))
+    /// Who rings it as `number`: for each piece, or once, `at_end`.
+    pub fn caller(&self, number: u64, at_end: bool) -> Caller {
+        Caller {
+            bell: self.bell.clone(),
+            number,
+            at_end,
+        }
     }
 }
 
@@ -116,7 +85,7 @@ impl Doorbell {
 impl Doorbell {
     #[new]
     fn new() -> PyResult<Self> {
-        let bell = Arc::new(Bell::new().map_err(to_py)?);
+        let bell = Arc::new(Wire::new().map_err(to_py)?);
         Ok(Self { bell })
     }
 

@@ -435,13 +435,9 @@ impl Engine {
         request.priority = nearest(priority);
         let waited = Duration::try_from_secs_f64(waited).unwrap_or_default();
         request.asked = Instant::now().checked_sub(waited);
-        let button = Some(if at_end {
-            bell.button_of_the_end(number)
-        } else {
-            bell.button(number)
-        });
+        let caller = Some(bell.caller(number, at_end));
         let queued = detached(py, || {
-            self.inner.submit_waking(&request, button, Duration::ZERO)
+            self.inner.submit_waking(&request, caller, Duration::ZERO)
         })?;
         Ok(queued.map(|ticket| Generation {
             ticket,

@@ -51,6 +51,8 @@ class Setup:
     threads: int
     #: Whether an engine with a store of its own may copy the file there for the time of the race.
     copy: bool = False
+    #: Sequences that run together, for engines that are told so.
+    slots: int = 1
 
     @property
     def name(self) -> str:

@@ -154,7 +154,9 @@ class LlamaServer:
         port = free_port()
         options = [
             *("--model", str(setup.model), "--host", "127.0.0.1", "--port", str(port)),
-            *("--ctx-size", str(setup.n_ctx), "--parallel", "1", "--threads", str(setup.threads)),
+            # It shares its context out among the sequences.
+            *("--ctx-size", str(setup.n_ctx * setup.slots), "--parallel", str(setup.slots)),
+            *("--threads", str(setup.threads)),
             *("--n-gpu-layers", "999" if on_gpu else "0", "--flash-attn", "on"),
         ]
         log = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the server)

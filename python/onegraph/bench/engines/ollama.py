@@ -194,6 +194,21 @@ class Running(engines.Running):
             self.close()
             raise
 
+    @property
+    def address(self) -> str:
+        """Of the server."""
+        return self._server.address
+
+    @property
+    def model(self) -> str:
+        """What the server calls the model."""
+        return self._model
+
+    @property
+    def options(self) -> dict[str, object]:
+        """What it is told with each request."""
+        return dict(self._options)
+
     def _body(self, **more: object) -> dict[str, object]:
         return {"model": self._model, "options": self._options, "keep_alive": KEEP_SECONDS, **more}
 

@@ -17,8 +17,9 @@ __all__ = ["XLlamaCpp", "find"]
 
 NAME = "xllamacpp"
 
-#: Serves argv[1] with argv[2] threads, a context of argv[3] and argv[4] layers on a GPU until its
-#: standard input ends: a process of its own, so that it dies alone.
+#: Serves argv[1] with argv[2] threads, a context of argv[3], argv[4] layers on a GPU and argv[5]
+#: sequences that share the context, until its standard input ends: a process of its own, so that it
+#: dies alone.
 SERVE = """
 import sys, xllamacpp
 kinds = {str(device["type"]) for device in xllamacpp.get_device_info()}
@@ -28,7 +29,7 @@ params.model.path = sys.argv[1]
 params.cpuparams.n_threads = params.cpuparams_batch.n_threads = int(sys.argv[2])
 params.n_ctx = int(sys.argv[3])
 params.n_gpu_layers = int(sys.argv[4])
-params.n_parallel = 1
+params.n_parallel = int(sys.argv[5])
 params.port = 0
 server = xllamacpp.Server(params)
 print("ADDRESS", server.listening_address, flush=True)
@@ -43,7 +44,8 @@ class XLlamaCpp:
 
     def start(self, setup: Setup) -> Running:
         wants_gpu = setup.device != "cpu"
-        options = [setup.model, setup.threads, setup.n_ctx, 999 if wants_gpu else 0]
+        context = setup.n_ctx * setup.slots
+        options = [setup.model, setup.threads, context, 999 if wants_gpu else 0, setup.slots]
         log = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the server)
         process = subprocess.Popen(
             [sys.executable, "-c", SERVE, *map(str, options)],

@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::Waker;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -30,6 +29,7 @@ use crate::plan::Plan;
 use crate::tokenizer::Tokenizer;
 use crate::weights::Model;
 
+mod bell;
 mod constrain;
 pub mod device;
 mod lookup;
@@ -49,6 +49,7 @@ pub use crate::backend::{
     GraphCheck, GraphMode, GraphProfile, GraphQuestion, GraphStats, StepCheck,
 };
 pub use crate::pages::Places;
+pub use bell::{Bell, Caller};
 pub use lookup::MOST_DRAFTED;
 pub use options::{GraphOptions, Options, DEFAULT_CTX, DEFAULT_DIR_BYTES, MAX_BATCH};
 pub use prefixes::PrefixKeeping;
@@ -313,14 +314,15 @@ impl Engine {
         self.submit_waking(request, None, timeout)
     }
 
-    /// [`Engine::submit`]; `waker` is woken whenever the ticket has something new, its end included.
+    /// [`Engine::submit`]; `caller` is called whenever the ticket has something new, its end
+    /// included; for what one step gave several tickets, each bell is rung once.
     ///
     /// # Errors
     /// As [`Engine::submit`].
     pub fn submit_waking(
         &self,
         request: &Request,
-        waker: Option<Waker>,
+        caller: Option<Caller>,
         timeout: Duration,
     ) -> Result<Option<Ticket<Piece>>> {
         let tokens = self.check(request)?;
@@ -328,7 +330,7 @@ impl Engine {
         let constraint = request.constraint.as_ref();
         let work = Work::Generate {
             request: Box::new(request.clone()),
-            out: Outlet::new(out, waker),
+            out: Outlet::new(out, caller),
             guide: constraint
                 .map(|c| self.grammars.begin(c))
                 .transpose()?

@@ -9,6 +9,7 @@ use std::sync::mpsc::Sender;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::bell::Together;
 use super::constrain::Constrained;
 use super::lookup::Lookup;
 use super::queue::{Job, Look, Shared, Work, CLOSED};
@@ -616,6 +617,7 @@ impl Owner {
             Ok(events) => events,
             Err(e) => return self.fail_decoding(&e),
         };
+        let _together = Together::begin();
         for event in events {
             // A slot that ended earlier in this batch of events has no more to say.
             if let Some(active) = self.active[event.slot].take() {

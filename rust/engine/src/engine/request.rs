@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::Waker;
 use std::time::{Duration, Instant};
 
+use super::bell::{Called, Caller};
 use super::lookup::MOST_DRAFTED;
 use super::queue::Shared;
 use super::text::check_stops;
@@ -308,41 +308,24 @@ impl Ticket<Piece> {
 /// The way of a sequence's pieces to its [`Ticket`]. Whoever waits elsewhere is woken for each of
 /// them, and for their end.
 pub(super) struct Outlet {
-    // Goes before the bell does: whoever is woken by the end finds it.
+    // Goes before the last call does: whoever is woken by the end finds it.
     pieces: Sender<Result<Piece>>,
-    bell: Bell,
+    called: Called,
 }
 
 impl Outlet {
-    pub fn new(pieces: Sender<Result<Piece>>, waker: Option<Waker>) -> Self {
+    pub fn new(pieces: Sender<Result<Piece>>, caller: Option<Caller>) -> Self {
         Self {
             pieces,
-            bell: Bell(waker),
+            called: Called(caller),
         }
     }
 
     /// Sends a piece; says whether its ticket is still there.
     pub fn send(&self, piece: Result<Piece>) -> bool {
         let sent = self.pieces.send(piece).is_ok();
-        self.bell.ring();
+        self.called.news();
         sent
-    }
-}
-
-/// Rings once more when it goes.
-struct Bell(Option<Waker>);
-
-impl Bell {
-    fn ring(&self) {
-        if let Some(waker) = &self.0 {
-            waker.wake_by_ref();
-        }
-    }
-}
-
-impl Drop for Bell {
-    fn drop(&mut self) {
-        self.ring();
     }
 }
 
