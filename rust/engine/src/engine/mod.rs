@@ -22,7 +22,7 @@ use crate::backend::cuda::CudaBackend;
 use crate::backend::{
     none_on, pool_pages, Backend, Inspect, Limits, LogitsPath, RunnerOptions, SharedStats,
 };
-use crate::config::Config;
+use crate::config::{Config, PoolingType};
 use crate::error::{Error, Result};
 use crate::pages::Pool;
 use crate::plan::Plan;
@@ -30,6 +30,7 @@ use crate::tokenizer::Tokenizer;
 use crate::weights::Model;
 
 pub mod device;
+mod embedding;
 mod lookup;
 pub(crate) mod memory;
 mod options;
@@ -47,6 +48,7 @@ pub use crate::backend::{
     GraphCheck, GraphMode, GraphProfile, GraphQuestion, GraphStats, StepCheck,
 };
 pub use crate::pages::Places;
+pub use embedding::{EmbedRequest, Pooling};
 pub use lookup::MOST_DRAFTED;
 pub use options::{GraphOptions, Options, DEFAULT_CTX, DEFAULT_DIR_BYTES, MAX_BATCH};
 pub use prefixes::PrefixKeeping;
@@ -82,6 +84,10 @@ pub struct Loaded {
     pub limits: Limits,
     /// The context that the model was trained for.
     pub n_ctx_train: usize,
+    /// Numbers of a hidden state.
+    pub n_embd: usize,
+    /// How the file pools them, where it says so.
+    pub pooling: Option<PoolingType>,
     pub tokenizer: Arc<Tokenizer>,
     /// Why `auto` took the CPU; none where it did not.
     pub no_card: Option<&'static str>,
@@ -634,6 +640,8 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
         device: device.name(),
         limits: backend.limits().clone(),
         n_ctx_train: config.n_ctx_train,
+        n_embd: config.n_embd,
+        pooling: config.pooling,
         tokenizer,
         no_card: (options.device == "auto" && device == Device::Cpu).then(device::no_card),
         chat_template: model

@@ -9,6 +9,7 @@ use std::sync::mpsc::Sender;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::embedding::Embedding;
 use super::lookup::{Lookup, Text};
 use super::queue::{Job, Look, Shared, Work, CLOSED};
 use super::request::{
@@ -83,6 +84,7 @@ enum Task {
         path: LogitsPath,
         out: Sender<Result<Vec<f32>>>,
     },
+    Embed(Box<Embedding>),
 }
 
 struct Generation {
@@ -104,11 +106,12 @@ struct Generation {
 
 impl Active {
     fn fail(self, backend: &mut dyn Backend, error: Error) -> Result<()> {
-        match &self.task {
+        match self.task {
             Task::Generate(g) => {
                 g.out.send(Err(error));
             }
             Task::Logits { out, .. } => drop(out.send(Err(error))),
+            Task::Embed(text) => text.fail(error),
         }
         self.sequence.close(backend, &[])
     }
@@ -124,7 +127,7 @@ impl Active {
                 tokens.extend(fed);
                 tokens
             }
-            Task::Logits { .. } => Vec::new(),
+            Task::Logits { .. } | Task::Embed(_) => Vec::new(),
         }
     }
 
@@ -138,7 +141,7 @@ impl Active {
     fn prompt(&self) -> &[u32] {
         match &self.task {
             Task::Generate(g) => &g.request.prompt,
-            Task::Logits { .. } => &[],
+            Task::Logits { .. } | Task::Embed(_) => &[],
         }
     }
 
@@ -146,7 +149,7 @@ impl Active {
     fn lookup(&self) -> Option<&Lookup> {
         match &self.task {
             Task::Generate(g) => g.lookup.as_ref(),
-            Task::Logits { .. } => None,
+            Task::Logits { .. } | Task::Embed(_) => None,
         }
     }
 
@@ -154,7 +157,7 @@ impl Active {
     fn decodes(&self) -> bool {
         match &self.task {
             Task::Generate(g) => self.sequence.position == g.request.prompt.len(),
-            Task::Logits { .. } => false,
+            Task::Logits { .. } | Task::Embed(_) => false,
         }
     }
 }
@@ -302,6 +305,10 @@ impl Owner {
         let slot = sequence.slot();
         let task = match job.work {
             Work::Logits { ids, path, out } => Task::Logits { ids, path, out },
+            Work::Embed(text) => {
+                self.now.done.requests += 1;
+                Task::Embed(text)
+            }
             Work::Inspect { sequences, look } => {
                 return self.inspect(sequence, job.tokens, sequences, look, &job.cancelled)
             }
@@ -474,7 +481,7 @@ impl Owner {
             to_state = sequence.until_state(g.request.prompt.len());
         }
         let start = active.sequence.position;
-        let (done, fed) = match &active.task {
+        let (done, fed) = match &mut active.task {
             Task::Generate(g) => {
                 let rest = &g.request.prompt[start..];
                 // Of an unknown pace as few as there are, where others wait.
@@ -510,6 +517,21 @@ impl Owner {
                 });
                 (chunk.len() == rest.len(), fed)
             }
+            Task::Embed(text) => {
+                let rest = text.ids.len() - start;
+                let rows = self.prefill_pace.rows(slice);
+                let rows = rows.or(decodes.then_some(MIN_ROWS));
+                let n = self.backend.slice(rest, rows).clamp(1, rest);
+                let wanted = text.wanted(n, n == rest);
+                let chunk = &text.ids[start..][..n];
+                let states = self.backend.hidden(slot, chunk, start, wanted);
+                self.prefill_pace.note(n, begun.elapsed());
+                let fed = states.map(|states| {
+                    text.add(&states);
+                    n
+                });
+                (n == rest, fed)
+            }
         };
         match fed {
             Ok(n) => {
@@ -540,8 +562,13 @@ impl Owner {
         if done {
             self.feeding.retain(|other| *other != slot);
             if let Some(active) = self.active[slot].take_if(|a| !a.decodes()) {
-                // Logits: the sender's end tells the receiver that these were all.
-                active.close(&mut *self.backend)?;
+                // Of logits the sender's end tells the receiver that these were all.
+                let Active { sequence, task, .. } = active;
+                sequence.close(&mut *self.backend, &[])?;
+                self.say();
+                if let Task::Embed(text) = task {
+                    text.finish();
+                }
             }
         }
         Ok(())

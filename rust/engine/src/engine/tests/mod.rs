@@ -8,6 +8,7 @@ use crate::gguf::{Array, Value};
 use crate::quant;
 use crate::sampler::{random, Params};
 
+mod embedding;
 #[path = "../../../tests/files/fixture.rs"]
 mod fixture;
 mod lines;
@@ -278,6 +279,10 @@ impl Backend for Faulty {
             *rows += ids.len();
         }
         self.inner.logits(slot, ids, at, path)
+    }
+
+    fn hidden(&mut self, slot: usize, ids: &[u32], at: usize, n: usize) -> Result<Vec<f32>> {
+        self.inner.hidden(slot, ids, at, n)
     }
 }
 
