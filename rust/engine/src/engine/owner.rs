@@ -519,8 +519,8 @@ impl Owner {
             }
             Task::Embed(text) => {
                 let rest = text.ids.len() - start;
-                let rows = self.prefill_pace.rows(slice);
-                let rows = rows.or(decodes.then_some(MIN_ROWS));
+                let known = self.prefill_pace.rows(slice);
+                let rows = known.or(decodes.then_some(MIN_ROWS));
                 let n = self.backend.slice(rest, rows).clamp(1, rest);
                 let wanted = text.wanted(n, n == rest);
                 let chunk = &text.ids[start..][..n];
