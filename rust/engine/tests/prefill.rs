@@ -212,7 +212,7 @@ fn hidden_states_have_the_same_bits_on_the_cpu_and_however_a_text_is_cut() {
         let found = bits(&small.hidden(0, &tokens, 0, n).unwrap());
         assert!(wanted == found, "{n} tokens, chunks of 64");
         let cut = n / 3;
-        assert_eq!(large.hidden(0, &tokens[..cut], 0, 0).unwrap(), Vec::new());
+        assert!(large.hidden(0, &tokens[..cut], 0, 0).unwrap().is_empty());
         let last = bits(&large.hidden(0, &tokens[cut..], cut, 1).unwrap());
         assert!(wanted[(n - 1) * 64..] == last, "{n} tokens, the last");
     }
