@@ -30,6 +30,9 @@ class Shape:
     eps: float
     rope_base: float
     rope_scaling: dict[str, Any]
+    #: "last" or "mean" where the model makes embeddings: its texts end with a token of their own,
+    #: and it has no chat template.
+    pooling: str = ""
     tied: bool = False
     qkv_bias: bool = False
     qk_norm: bool = False

@@ -42,6 +42,9 @@ ROUTER = 2.0
 QUIET = 0.125
 
 
+#: Numbers of `pooling_type`.
+POOLING = {"mean": 1, "last": 3}
+
 #: Scales of blocks, in units of their root mean square: 512 sizes, then the same negative.
 _SIZES = np.linspace(0.5, 1.5, 512) / np.sqrt(np.mean(np.linspace(0.5, 1.5, 512) ** 2))
 SCALES = np.concatenate([_SIZES, -_SIZES])
@@ -285,6 +288,8 @@ def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
         out[f"{a}.shortconv.l_cache"] = gguf_io.u32(shape.conv)
     if shape.n_ff_shared:
         out[f"{a}.expert_shared_feed_forward_length"] = gguf_io.u32(shape.n_ff_shared)
+    if shape.pooling:
+        out[f"{a}.pooling_type"] = gguf_io.u32(POOLING[shape.pooling])
     if mix in mixes.FILE_TYPES:
         out["general.file_type"] = gguf_io.u32(mixes.FILE_TYPES[mix])
     if delta := shape.delta:
@@ -500,6 +505,8 @@ def _layout(
     """The tokenizer's keys, and the tensors with their places and kinds."""
     if vocab is None:
         tokenizer = vocabulary.made_up(shape.n_vocab, shape.pre)
+        if shape.pooling:
+            tokenizer = vocabulary.ended(tokenizer)
     else:
         tokenizer = vocabulary.copied(vocab, shape.n_vocab)
     names = {*KINDS, *mix.split("+")} - set(mixes.MIXES)

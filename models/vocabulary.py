@@ -43,6 +43,17 @@ def _merges() -> Iterator[tuple[str, str]]:
         shorter = longer
 
 
+def ended(tokenizer: dict[str, bytes]) -> dict[str, bytes]:
+    """The made-up tokenizer as models for embeddings have it: every text ends with
+    `<|endoftext|>`, and there is no chat template."""
+    kept = {k: v for k, v in tokenizer.items() if k != "tokenizer.chat_template"}
+    return kept | {
+        "tokenizer.ggml.eos_token_id": gguf_io.u32(0),
+        "tokenizer.ggml.eot_token_id": gguf_io.u32(EOS),
+        "tokenizer.ggml.add_eos_token": gguf_io.boolean(True),
+    }
+
+
 def made_up(n_vocab: int, pre: str) -> dict[str, bytes]:
     """A complete tokenizer of `n_vocab` tokens, at least 259."""
     least = len(SPECIAL) + 256

@@ -116,6 +116,11 @@ def short(llm: onegraph.LLM, model: Path) -> None:
         one.generate(["hi", "word " * 80])
 
 
+def long_text(llm: onegraph.LLM, model: Path) -> None:
+    with onegraph.LLM(model, device="cpu", n_ctx=64) as one:
+        one.embed(["hi", "word " * 80])
+
+
 def out_of_memory(llm: onegraph.LLM, model: Path) -> None:
     """In a process that may have 6 GB."""
     program = (
@@ -161,6 +166,7 @@ PROVOKED: dict[str, Provoke] = {
     'schema = {"not": {}}': lambda llm, _: llm.generate("x", schema={"not": {}}),
     "no model is called 'smolm2'": lambda *_: onegraph.LLM("smolm2"),
     "prompt[1]: the prompt has 81": short,
+    "text[1]: the text has 81": long_text,
     "the prompt has 9001 tokens": lambda llm, _: llm.generate("word " * 9000),
     "invalid GGUF: cut.gguf": cut,
     "invalid GGUF: text.gguf": no_model,

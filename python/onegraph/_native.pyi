@@ -300,6 +300,30 @@ class Engine:
 
     def check_ids(self, ids: Sequence[int]) -> None: ...
     def logits(self, ids: Sequence[int], path: str, out: Buffer | NDArray[Any]) -> None: ...
+    def embed(
+        self,
+        ids: Sequence[int],
+        *,
+        pooling: str | None,
+        dimensions: int | None,
+        normalize: bool,
+        priority: int,
+    ) -> Embedding: ...
+    def offer_embedding(
+        self,
+        ids: Sequence[int],
+        bell: Doorbell,
+        number: int,
+        *,
+        pooling: str | None,
+        dimensions: int | None,
+        normalize: bool,
+        priority: int,
+        waited: float,
+    ) -> Embedding | None:
+        """A text that rings `bell` as `number` at its end; None while the queue is full. It is in
+        line for `waited` seconds already."""
+
     def check_open(self) -> None: ...
     def verify_graph(
         self, ids: Sequence[int], *, batch_sizes: Sequence[int] | None, rtol: float, atol: float
@@ -326,6 +350,10 @@ class Engine:
     def n_ctx(self) -> int: ...
     @property
     def n_vocab(self) -> int: ...
+    @property
+    def n_embd(self) -> int: ...
+    @property
+    def pooling(self) -> str | None: ...
     @property
     def max_batch(self) -> int: ...
     @property
@@ -363,6 +391,18 @@ class Generation:
         """All of it in one piece, once it has ended; None before."""
 
     def collect(self) -> Generated: ...
+    def cancel(self) -> None: ...
+
+@final
+class Embedding:
+    """A text that is being embedded; dropping it cancels it."""
+
+    def poll(self, out: Buffer | NDArray[Any]) -> bool:
+        """Writes the vector into `out`, float32, once it is there; says whether it is."""
+
+    def collect(self, out: Buffer | NDArray[Any]) -> None:
+        """Waits for the vector and writes it into `out`, float32."""
+
     def cancel(self) -> None: ...
 
 @final

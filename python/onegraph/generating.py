@@ -20,7 +20,7 @@ from onegraph.results import Result
 from onegraph.sampling import Sampling, SamplingOptions, resolve, takes_sampling
 from onegraph.streams import Ask, AsyncStream, Job, Stream, naming, whole
 
-__all__ = ["Generates", "Prompt"]
+__all__ = ["Generates", "Prompt", "Prompts", "batch", "preparing"]
 
 logger = logging.getLogger("onegraph")
 
@@ -414,7 +414,7 @@ class Generates:
         echoes = arguments.flag("echo", echo)
         return AsyncStream(
             self,
-            _preparing(
+            preparing(
                 lambda: self._prompts(prompt, resolved, n, echoes),
                 prompt,
                 compiles=resolved["constraint"] is not None,
@@ -517,7 +517,7 @@ class Generates:
         urgency = arguments.integer("priority", priority)
         return AsyncStream(
             self,
-            _preparing(
+            preparing(
                 lambda: self._conversations(
                     messages,
                     resolved,
@@ -539,7 +539,7 @@ class Generates:
 
     def _prompts(self, prompt: Any, options: dict[str, Any], n: int | None, echo: bool) -> Job:
         """What `generate` asks for."""
-        many = _batch(prompt)
+        many = batch("prompt", prompt)
         count = _outputs(n)
         asks = []
         for i, one in enumerate([prompt] if many is None else many):
@@ -744,7 +744,9 @@ def _repeated(ask: Ask, count: int) -> list[Ask]:
     return [replace(ask, options={**ask.options, "seed": (seed + i) % 2**64}) for i in range(count)]
 
 
-def _preparing(prepare: Callable[[], R], given: Any, compiles: bool) -> Callable[[], Awaitable[R]]:
+def preparing(
+    prepare: Callable[[], R], given: Any, compiles: bool = False
+) -> Callable[[], Awaitable[R]]:
     """Prepares a job, beside the event loop where it may take long: a long prompt, or a constraint
     that is compiled."""
 
@@ -774,16 +776,18 @@ def _is_short(given: Any, most: int = SHORT_PROMPT) -> bool:
     return room >= 0
 
 
-def _batch(prompt: Any) -> list[Any] | None:
-    """The prompts of a batch; None where there is one prompt."""
-    if isinstance(prompt, str):
+def batch(name: str, given: Any) -> list[Any] | None:
+    """The texts of a batch, each a string or token ids; None where there is one."""
+    if isinstance(given, str):
         return None
-    parts = arguments.items("prompt", prompt, "token ids or prompts, or a str")
+    parts = arguments.items(name, given, f"token ids or {name}s, or a str")
     if not parts:
-        raise ArgumentError("prompt = []: give a text, token ids, or a list of such prompts")
-    is_prompt = [isinstance(part, str) or arguments.is_sequence(part) for part in parts]
-    if not any(is_prompt):
+        raise ArgumentError(f"{name} = []: give a text, token ids, or a list of such {name}s")
+    is_text = [isinstance(part, str) or arguments.is_sequence(part) for part in parts]
+    if not any(is_text):
         return None
-    if not all(is_prompt):
-        raise ArgumentError("prompt: tokens and prompts are mixed; give one or a list of the other")
+    if not all(is_text):
+        raise ArgumentError(
+            f"{name}: tokens and {name}s are mixed; give one or a list of the other"
+        )
     return parts

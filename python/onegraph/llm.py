@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from onegraph import _native, arguments, hub, nvrtc
 from onegraph import progress as progress_bar
+from onegraph.embedding import Embeds
 from onegraph.errors import OutOfMemoryError
 from onegraph.generating import Generates
 from onegraph.graphs import GraphProfile, GraphStats, GraphVerification, check_text
@@ -40,7 +41,7 @@ def _load(loading: _native.Loading, told: Told | None) -> _native.Engine:
         raise
 
 
-class LLM(Generates):
+class LLM(Generates, Embeds):
     """A model, loaded and ready. Any number of threads may use it at once.
 
     model: path of a GGUF file (of a split one, the first shard), a name of the manifest such as

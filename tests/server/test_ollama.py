@@ -96,12 +96,10 @@ def test_what_ollama_does_with_files_says_what_to_do_here(
         (lambda: client.push("x"), "publishes nothing"),
         (lambda: client.copy("x", "y"), "--alias"),
         (lambda: client.delete("x"), "onegraph rm"),
-        (lambda: client.embed("x", "y"), "embedding model"),
     ]:
         with pytest.raises(ollama.ResponseError, match=said) as refused:
             call()
         assert refused.value.status_code == 501
-    assert served.post("/api/embeddings", {"model": "x", "prompt": "y"})[0] == 501
     with pytest.raises(ollama.ResponseError, match="is not a model of this server") as missing:
         client.chat("llama3", SAID)
     assert missing.value.status_code == 404

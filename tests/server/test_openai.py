@@ -236,8 +236,6 @@ def test_several_prompts_are_not_streamed(served: Served) -> None:
 
 
 def test_what_is_not_made_here_says_so(served: Served) -> None:
-    status, body = served.post("/v1/embeddings", {"input": "tea"})
-    assert status == 501 and "embeddings" in body["error"]["message"]
     status, body = served.post("/v1/nothing", {})
     assert status == 404 and "POST /v1/nothing" in body["error"]["message"]
     status, body = served.get("/v1/chat/completions")

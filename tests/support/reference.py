@@ -110,6 +110,11 @@ class Reference:
         """Logits after each token of `ids`: float64 [len(ids), n_vocab]."""
         if self.arch == "gemma4":
             return gemma4.logits(self, ids)
+        head = "output" if "output.weight" in self._tensors else "token_embd"
+        return self.linear(self.hidden(ids), head) / self._granite("logit_scale", 1.0)
+
+    def hidden(self, ids: Sequence[int]) -> Array:
+        """What the head multiplies after each token: float64 [len(ids), n_embd]."""
         embedding = self.require("token_embd.weight")
         x = embedding[np.asarray(ids, dtype=np.int64)].astype(np.float64) * self._embedding_factor()
         residual = self._granite("residual_scale", 1.0)
@@ -125,9 +130,7 @@ class Reference:
             if self.arch == "gemma3":
                 delta = self.norm(delta, f"blk.{layer}.post_ffw_norm")
             x = x + residual * delta
-        x = self.norm(x, "token_embd_norm" if self.arch in LFM2 else "output_norm")
-        head = "output" if "output.weight" in self._tensors else "token_embd"
-        return self.linear(x, head) / self._granite("logit_scale", 1.0)
+        return self.norm(x, "token_embd_norm" if self.arch in LFM2 else "output_norm")
 
     def _mixer(self, layer: int) -> Callable[[int, Array], Array]:
         """What mixes the tokens in a layer."""

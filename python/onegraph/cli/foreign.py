@@ -73,7 +73,7 @@ OPTIONS = [
         "bind the whole command with taskset, or rank it with nice",
     ),
     Foreign(("-nopo", "--no-op-offload", "--no-host"), (), _WHOLE),
-    Foreign(("-embd", "--embeddings"), (), "onegraph does not have it"),
+    Foreign(("-embd", "--embeddings"), (), "llm.embed and `onegraph serve` make them"),
     Foreign(("-rpc", "--rpc"), (), "a model is on one machine as a whole"),
     Foreign(("--list-devices",), (), "nvidia-smi -L lists the cards"),
     Foreign(("-oe", "--output-err"), (), "standard error has no form of its own: redirect it"),

@@ -154,6 +154,8 @@ def _model_rows(info: Info) -> list[Row]:
         rows.append(("context", f"{context:,} tokens in training"))
     if rope := info["rope"]:
         rows.append(("rope", _rope(rope)))
+    if pooling := info["pooling"]:
+        rows.append(("embeddings", _pooling(pooling)))
     rows.append(("tokenizer", _tokenizer(info["tokenizer"])))
     template = info["chat_template"]
     said = f"{template['bytes']} bytes: {template['first_line']}" if template else "none"
@@ -213,6 +215,17 @@ def _rope(rope: Info) -> str:
     factors = ", with frequency factors" if rope["frequency_factors"] else ""
     style = f"{rope['style']}, " if rope["style"] else ""
     return f"{style}{rope['dim']} dimensions, base {rope['base']:,.0f}{scaled}{factors}"
+
+
+def _pooling(pooling: str) -> str:
+    said = {
+        "last": "the state behind the last token (last)",
+        "mean": "the mean of all states (mean)",
+        "none": "the file names no pooling (none); the state behind the last token is taken",
+        "cls": "the state of the first token (cls), which is not made here",
+        "rank": "a reranker's scores (rank), which are not made here",
+    }
+    return said[pooling]
 
 
 def _tokenizer(tokenizer: Info | None) -> str:

@@ -29,7 +29,7 @@ from onegraph.server.models import Model, Models
 from onegraph.server.refusals import Refused, refusal
 from onegraph.streams import AsyncStream, Job
 
-__all__ = ["Answer", "Asked", "Writer"]
+__all__ = ["Answer", "Asked", "Writer", "while_connected"]
 
 logger = logging.getLogger("onegraph.server")
 
@@ -83,7 +83,7 @@ class Answer:
         note(scope, model=model.name, stream=self._asked.writer is not None)
         model.line.enter()
         try:
-            await _while_connected(receive, self._within_time(scope, send))
+            await while_connected(receive, self._within_time(scope, send))
         finally:
             model.line.leave(time.monotonic() - self._began)
 
@@ -200,7 +200,7 @@ async def _send(send: Send, body: bytes, *, more: bool) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
-async def _while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
     """Does some work, but drops it once the client has gone."""
     task = asyncio.current_task()
     assert task is not None

@@ -16,6 +16,7 @@ from onegraph.errors import ModelError
 from onegraph.results import Result
 from onegraph.server import conversation, forms, frames
 from onegraph.server.answers import Answer, Asked
+from onegraph.server.embeddings import Vectors, of_ollama, of_ollama_before
 from onegraph.server.events import Event, Finish, Text, said
 from onegraph.server.facts import Facts, facts
 from onegraph.server.fields import Fields, wrong
@@ -56,8 +57,6 @@ INSTEAD = {
     "copy": "start the server with --alias NAME",
     "delete": "`onegraph rm NAME` removes what onegraph fetched",
     "blobs/{digest}": "start the server with the path of a .gguf file",
-    "embed": "use a server of an embedding model",
-    "embeddings": "use a server of an embedding model",
 }
 
 
@@ -97,6 +96,14 @@ def routes(service: Service) -> list[Route]:
     async def generate(request: Request) -> Response | Answer:
         return _answer(service, _generate(service, await service.read(request)))
 
+    async def embed(request: Request) -> Response | Vectors:
+        fields = await service.read(request)
+        return of_ollama(service, fields, _model(service, fields))
+
+    async def embeddings(request: Request) -> Response | Vectors:
+        fields = await service.read(request)
+        return of_ollama_before(service, fields, _model(service, fields))
+
     def refused(name: str) -> Route:
         async def refuse(request: Request) -> JSONResponse:
             raise Refused(501, f"/api/{name} is not served here: {INSTEAD[name]}")
@@ -110,6 +117,8 @@ def routes(service: Service) -> list[Route]:
         Route("/api/show", show, methods=["POST"]),
         Route("/api/chat", chat, methods=["POST"]),
         Route("/api/generate", generate, methods=["POST"]),
+        Route("/api/embed", embed, methods=["POST"]),
+        Route("/api/embeddings", embeddings, methods=["POST"]),
         *map(refused, INSTEAD),
     ]
 
@@ -162,6 +171,8 @@ def _listed(model: Model, found: Facts | None) -> dict[str, Any]:
 def _capabilities(model: Model) -> list[str]:
     """What the chat template lets the model do; of one that is not loaded nothing is known."""
     llm = model.llm
+    if llm is not None and llm.pooling is not None:
+        return ["embedding"]
     template = None if llm is None else llm.chat_template
     if llm is None or template is None:
         return ["completion"]

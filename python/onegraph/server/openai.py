@@ -1,4 +1,4 @@
-"""OpenAI's dialect: `/v1/chat/completions`, `/v1/completions`, `/v1/models`."""
+"""OpenAI's dialect: `/v1/chat/completions`, `/v1/completions`, `/v1/embeddings`, `/v1/models`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from onegraph.answers import ReasoningDelta, ToolCallBegun, ToolCallDelta
 from onegraph.results import Result, TokenLogprob
 from onegraph.server import conversation, forms, frames
 from onegraph.server.answers import Answer, Asked
+from onegraph.server.embeddings import Vectors, of_openai
 from onegraph.server.events import Event, Finish, Text, said
 from onegraph.server.fields import Fields, wrong
 from onegraph.server.history import with_reasoning
@@ -71,8 +72,8 @@ def routes(service: Service) -> list[Route]:
     async def model(request: Request) -> JSONResponse:
         return JSONResponse(listed(service.models.find(request.path_params["name"])))
 
-    async def embeddings(request: Request) -> JSONResponse:
-        raise Refused(501, "embeddings are not made here; use a server of an embedding model")
+    async def embeddings(request: Request) -> Vectors:
+        return of_openai(service, await service.read(request))
 
     return [
         Route("/v1/chat/completions", chat, methods=["POST"]),

@@ -144,6 +144,35 @@ pub struct Local {
     pub rope_dim: Option<usize>,
 }
 
+/// How the hidden states of a text become its embedding, as the format numbers it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PoolingType {
+    /// They do not.
+    None = 0,
+    Mean = 1,
+    /// The state of the first token.
+    Cls = 2,
+    Last = 3,
+    /// A score by a head of its own: the model is a reranker.
+    Rank = 4,
+}
+
+impl PoolingType {
+    /// By number.
+    const ALL: [Self; 5] = [Self::None, Self::Mean, Self::Cls, Self::Last, Self::Rank];
+
+    /// Its public name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Mean => "mean",
+            Self::Cls => "cls",
+            Self::Last => "last",
+            Self::Rank => "rank",
+        }
+    }
+}
+
 /// Everything about a model but its weights.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
@@ -195,6 +224,8 @@ pub struct Config {
     /// Logits `x` are `c tanh(x / c)`.
     pub logit_cap: Option<f32>,
     pub factors: Factors,
+    /// `None` where the file does not say.
+    pub pooling: Option<PoolingType>,
     /// Where the file has experts.
     pub experts: Option<Experts>,
     /// Every tensor of the file (of all shards).
@@ -536,6 +567,9 @@ impl Config {
                 attention: keys.multiplier("attention.scale")?,
                 logits: keys.multiplier("logit_scale")?,
             },
+            pooling: keys
+                .uint("pooling_type", 0..=4)?
+                .and_then(|n| PoolingType::ALL.get(n).copied()),
             experts,
             tensors,
         })

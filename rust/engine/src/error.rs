@@ -85,6 +85,10 @@ pub enum Error {
         value: String,
     },
 
+    /// The model computed a hidden state that is no number.
+    #[error("dimension {dimension} of the embedding is {value}; the model's numbers overflowed: its file is damaged, fetch it again, or use another quantization of it")]
+    Embedding { dimension: usize, value: String },
+
     /// The chat template cannot be used.
     #[error("chat template: {reason}; {remedy}")]
     Template { reason: String, remedy: String },
@@ -107,6 +111,19 @@ pub enum Error {
         prompt: usize,
         context: usize,
         /// The context that the model was trained for: no more can be loaded.
+        trained: usize,
+    },
+
+    /// A text to embed does not fit the context.
+    #[error(
+        "the text has {tokens} tokens and the context holds {context}; shorten it by {} tokens, \
+         use truncate=True{}",
+        tokens.saturating_sub(*context), context_of(*tokens, *trained)
+    )]
+    TextLength {
+        tokens: usize,
+        context: usize,
+        /// As of [`Error::Context`].
         trained: usize,
     },
 
@@ -168,6 +185,14 @@ fn longer_context(prompt: usize, trained: usize) -> String {
     }
 }
 
+/// What a longer context would do for a text of which nothing is generated.
+fn context_of(tokens: usize, trained: usize) -> String {
+    match tokens <= trained {
+        true => format!(", or load with n_ctx >= {tokens}"),
+        false => format!("; the model was trained for {trained}, and no n_ctx holds more"),
+    }
+}
+
 impl Error {
     /// An allocation of `bytes` that the system refused; `what` they are for.
     pub(crate) fn no_room(what: &str, bytes: usize) -> Self {
@@ -189,9 +214,10 @@ impl Error {
             | Error::Unsupported { .. }
             | Error::Logits { .. }
             | Error::Activations { .. }
+            | Error::Embedding { .. }
             | Error::Template { .. } => Kind::Model,
             Error::Argument { .. } | Error::Constraint { .. } => Kind::Argument,
-            Error::Context { .. } => Kind::Context,
+            Error::Context { .. } | Error::TextLength { .. } => Kind::Context,
             Error::Memory { .. } => Kind::Memory,
             Error::Device { .. } | Error::Driver { .. } => Kind::Device,
             Error::Closed { .. } | Error::Forked { .. } => Kind::Closed,

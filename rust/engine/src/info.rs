@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::arch;
 use crate::backend::{KvPages, Needs, PAGE_TOKENS};
-use crate::config::{Config, RopeScaling};
+use crate::config::{Config, PoolingType, RopeScaling};
 use crate::engine::device::{self, Device};
 use crate::engine::{self, memory, Options};
 use crate::error::{Error, Result};
@@ -41,6 +41,9 @@ pub struct ModelInfo {
     pub shape: Shape,
     /// Layers by kind, in the order of the first of each; empty where the model cannot run.
     pub layers: Vec<LayersInfo>,
+    /// How hidden states become an embedding, where the file says so: `none`, `mean`, `cls`, `last`
+    /// or `rank`. Known where the metadata is valid.
+    pub pooling: Option<&'static str>,
     /// Known where the metadata is valid.
     pub rope: Option<RopeInfo>,
     pub tokenizer: Option<TokenizerInfo>,
@@ -289,6 +292,7 @@ impl ModelInfo {
             quant_mix,
             shape: Shape::default(),
             layers: Vec::new(),
+            pooling: None,
             rope: None,
             tokenizer: TokenizerInfo::new(gguf),
             chat_template: ChatTemplateInfo::new(gguf),
@@ -300,6 +304,7 @@ impl ModelInfo {
 
     fn configured(&mut self, config: &Config) {
         self.shape = Shape::of(config);
+        self.pooling = config.pooling.map(PoolingType::name);
         self.rope = Some(RopeInfo {
             dim: config.rope_dim,
             base: config.rope_base,

@@ -358,14 +358,17 @@ fn add(kernels: &mut HashSet<Variant>, card: &Card) {
     let steps = [1, 8, 64].map(|n| (n, n, Path::Decode { bucket: n }));
     let prompt = (PROMPT, 1, Path::Prefill { span: PROMPT });
     for (rows, out, path) in steps.into_iter().chain([prompt]) {
-        let pass = Pass {
+        let pass = |hidden| Pass {
             rows,
             out,
             inputs: card.rows.inputs(),
             path,
             all: false,
+            hidden,
         };
-        kernels.extend(card.specs(&pass).unwrap().into_iter().map(|s| s.variant));
+        for pass in [false, true].map(pass) {
+            kernels.extend(card.specs(&pass).unwrap().into_iter().map(|s| s.variant));
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use onegraph::backend::cpu::CpuBackend;
 use onegraph::backend::cuda::driver::context::Context;
 use onegraph::backend::cuda::CudaBackend;
 use onegraph::backend::{Backend, GpuOptions, GraphMode, LogitsPath, RunnerOptions, SlotRequest};
@@ -176,6 +177,46 @@ fn the_first_token_is_drawn_from_the_last_row() {
     }
     assert_eq!(draws[..2], draws[2..4]);
     assert_eq!(draws[..2], draws[4..]);
+}
+
+#[test]
+fn hidden_states_have_the_same_bits_on_the_cpu_and_however_a_text_is_cut() {
+    if !has_card() {
+        return;
+    }
+    let folder = Folder::new();
+    let (model, plan) = card_model::open(&folder, "Q8_0", 32);
+    let n_ctx = card_model::N_CTX as usize;
+    let options = RunnerOptions {
+        n_slots: 1,
+        n_ctx,
+        n_pages: n_ctx / 64 + 1,
+        kv_type: quant::kv_by_name(quant::DEFAULT_KV).unwrap(),
+        threads: 1,
+        gpu: GpuOptions::default(),
+    };
+    let mut cpu = CpuBackend::new(plan, model, &options).unwrap();
+    let pages: Vec<u32> = (1..=16).collect();
+    cpu.map_pages(0, 0, &pages).unwrap();
+    let bits = |states: &[f32]| -> Vec<u32> { states.iter().map(|x| x.to_bits()).collect() };
+    let mut large = backend(&folder, 512, true);
+    let mut small = backend(&folder, 64, false);
+    for n in [1, 7, 64, 65, 200, 600] {
+        let tokens = prompt(n, n);
+        let wanted = bits(&cpu.hidden(0, &tokens, 0, n).unwrap());
+        assert_eq!(wanted.len(), n * 64);
+        // The third is a replay.
+        for _ in 0..3 {
+            let found = bits(&large.hidden(0, &tokens, 0, n).unwrap());
+            assert!(wanted == found, "{n} tokens, graphs");
+        }
+        let found = bits(&small.hidden(0, &tokens, 0, n).unwrap());
+        assert!(wanted == found, "{n} tokens, chunks of 64");
+        let cut = n / 3;
+        assert!(large.hidden(0, &tokens[..cut], 0, 0).unwrap().is_empty());
+        let last = bits(&large.hidden(0, &tokens[cut..], cut, 1).unwrap());
+        assert!(wanted[(n - 1) * 64..] == last, "{n} tokens, the last");
+    }
 }
 
 #[test]

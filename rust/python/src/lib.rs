@@ -4,6 +4,7 @@ use pyo3::prelude::*;
 mod arguments;
 pub mod devices;
 pub mod doorbell;
+pub mod embedding;
 pub mod errors;
 mod exit;
 pub mod generation;
@@ -23,6 +24,8 @@ mod _native {
     use super::devices::{check_sums, compile_kernels, cuda_devices, cuda_read_peak};
     #[pymodule_export]
     use super::doorbell::Doorbell;
+    #[pymodule_export]
+    use super::embedding::Embedding;
     #[pymodule_export]
     use super::generation::{Generated, Generation};
     #[pymodule_export]

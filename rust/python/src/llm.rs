@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use onegraph::backend::LogitsPath;
+use onegraph::config::PoolingType;
 use onegraph::engine::{
     self, GraphCheck, GraphMode, GraphOptions, GraphQuestion, Options, Request, Ticket, Wait,
     DEFAULT_MAX_TOKENS, POLL,
@@ -20,6 +21,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::doorbell::Doorbell;
+use crate::embedding::{self, Embedding};
 use crate::errors::{detached, to_py};
 use crate::generation::Generation;
 use crate::template::{finished, ChatTemplate};
@@ -39,7 +41,7 @@ pub fn count<T: TryFrom<i64>>(name: &'static str, value: i64) -> Result<T> {
 }
 
 /// A priority; one that is out of range stays so, whatever its size.
-fn nearest(priority: i64) -> i32 {
+pub fn nearest(priority: i64) -> i32 {
     priority.clamp(i32::MIN.into(), i32::MAX.into()) as i32
 }
 
@@ -58,7 +60,7 @@ fn most_tokens(given: Option<i64>) -> Result<usize> {
         })
 }
 
-fn counts<T: TryFrom<i64>>(name: &'static str, values: &[i64]) -> Result<Vec<T>> {
+pub fn counts<T: TryFrom<i64>>(name: &'static str, values: &[i64]) -> Result<Vec<T>> {
     values.iter().map(|v| count(name, *v)).collect()
 }
 
@@ -529,6 +531,49 @@ impl Engine {
         Ok(())
     }
 
+    /// Queues a text for its embedding; blocks while the queue is full.
+    #[pyo3(signature = (ids, *, pooling, dimensions, normalize, priority))]
+    fn embed(
+        &self,
+        py: Python<'_>,
+        ids: Vec<i64>,
+        pooling: Option<&str>,
+        dimensions: Option<i64>,
+        normalize: bool,
+        priority: i64,
+    ) -> PyResult<Embedding> {
+        let request = embedding::request(&ids, pooling, dimensions, normalize, priority);
+        let mut request = request.map_err(to_py)?;
+        request.asked = Some(Instant::now());
+        let ticket = submitted(py, || self.inner.embed(&request, None, POLL))?;
+        Ok(Embedding { ticket })
+    }
+
+    /// Queues a text that rings `bell` as `number` at its end; None while the queue is full. It is in
+    /// line for `waited` seconds already.
+    #[pyo3(signature = (ids, bell, number, *, pooling, dimensions, normalize, priority, waited))]
+    #[allow(clippy::too_many_arguments)]
+    fn offer_embedding(
+        &self,
+        py: Python<'_>,
+        ids: Vec<i64>,
+        bell: &Doorbell,
+        number: u64,
+        pooling: Option<&str>,
+        dimensions: Option<i64>,
+        normalize: bool,
+        priority: i64,
+        waited: f64,
+    ) -> PyResult<Option<Embedding>> {
+        let request = embedding::request(&ids, pooling, dimensions, normalize, priority);
+        let mut request = request.map_err(to_py)?;
+        let waited = Duration::try_from_secs_f64(waited).unwrap_or_default();
+        request.asked = Instant::now().checked_sub(waited);
+        let caller = Some(bell.caller(number, true));
+        let queued = detached(py, || self.inner.embed(&request, caller, Duration::ZERO))?;
+        Ok(queued.map(|ticket| Embedding { ticket }))
+    }
+
     /// Raises where requests are not taken.
     fn check_open(&self) -> PyResult<()> {
         self.inner.check_open().map_err(to_py)
@@ -565,6 +610,17 @@ impl Engine {
     #[getter]
     fn n_vocab(&self) -> usize {
         self.inner.loaded().limits.n_vocab
+    }
+
+    #[getter]
+    fn n_embd(&self) -> usize {
+        self.inner.loaded().n_embd
+    }
+
+    /// How the file says that an embedding is made: "none", "mean", "cls", "last" or "rank".
+    #[getter]
+    fn pooling(&self) -> Option<&'static str> {
+        self.inner.loaded().pooling.map(PoolingType::name)
     }
 
     #[getter]

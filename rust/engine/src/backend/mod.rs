@@ -433,4 +433,23 @@ pub trait Backend: Send {
         start: usize,
         path: LogitsPath,
     ) -> Result<Vec<f32>>;
+
+    /// Feeds tokens of a text, the first of them at position `start`, and gives the hidden states behind
+    /// the `wanted` last of them, `[wanted, n_embd]`: the rows under the model's last norm, by
+    /// [`Plan::hidden`]. The head is not computed. No bit depends on how a text is cut.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] of a plan without; else as [`Backend::prefill`].
+    fn hidden(
+        &mut self,
+        slot: usize,
+        tokens: &[u32],
+        start: usize,
+        wanted: usize,
+    ) -> Result<Vec<f32>>;
+}
+
+/// The error of a plan that has no hidden states.
+fn no_hidden() -> Error {
+    Error::Internal("a plan without a norm in front of its head".into())
 }

@@ -21,7 +21,7 @@ use crate::backend::cuda::CudaBackend;
 use crate::backend::{
     none_on, pool_pages, Backend, Inspect, Limits, LogitsPath, RunnerOptions, SharedStats,
 };
-use crate::config::Config;
+use crate::config::{Config, PoolingType};
 use crate::error::{Error, Result};
 use crate::grammar::{Constraint, Grammars};
 use crate::pages::Pool;
@@ -32,6 +32,7 @@ use crate::weights::Model;
 mod bell;
 mod constrain;
 pub mod device;
+mod embedding;
 mod lookup;
 pub(crate) mod memory;
 mod options;
@@ -50,6 +51,7 @@ pub use crate::backend::{
 };
 pub use crate::pages::Places;
 pub use bell::{Bell, Caller};
+pub use embedding::{EmbedRequest, Pooling};
 pub use lookup::MOST_DRAFTED;
 pub use options::{GraphOptions, Options, DEFAULT_CTX, DEFAULT_DIR_BYTES, MAX_BATCH};
 pub use prefixes::PrefixKeeping;
@@ -85,6 +87,10 @@ pub struct Loaded {
     pub limits: Limits,
     /// The context that the model was trained for.
     pub n_ctx_train: usize,
+    /// Numbers of a hidden state.
+    pub n_embd: usize,
+    /// How the file pools them, where it says so.
+    pub pooling: Option<PoolingType>,
     pub tokenizer: Arc<Tokenizer>,
     /// Why `auto` took the CPU; none where it did not.
     pub no_card: Option<&'static str>,
@@ -656,6 +662,8 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
         device: device.name(),
         limits: backend.limits().clone(),
         n_ctx_train: config.n_ctx_train,
+        n_embd: config.n_embd,
+        pooling: config.pooling,
         tokenizer,
         no_card: (options.device == "auto" && device == Device::Cpu).then(device::no_card),
         chat_template: model

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::bell::Together;
 use super::constrain::Constrained;
+use super::embedding::Embedding;
 use super::lookup::Lookup;
 use super::queue::{Job, Look, Shared, Work, CLOSED};
 use super::request::{
@@ -85,6 +86,7 @@ enum Task {
         path: LogitsPath,
         out: Sender<Result<Vec<f32>>>,
     },
+    Embed(Box<Embedding>),
 }
 
 struct Generation {
@@ -108,11 +110,12 @@ struct Generation {
 
 impl Active {
     fn fail(self, backend: &mut dyn Backend, error: Error) -> Result<()> {
-        match &self.task {
+        match self.task {
             Task::Generate(g) => {
                 g.out.send(Err(error));
             }
             Task::Logits { out, .. } => drop(out.send(Err(error))),
+            Task::Embed(text) => text.fail(error),
         }
         self.sequence.close(backend, &[])
     }
@@ -128,7 +131,7 @@ impl Active {
                 tokens.extend(fed);
                 tokens
             }
-            Task::Logits { .. } => Vec::new(),
+            Task::Logits { .. } | Task::Embed(_) => Vec::new(),
         }
     }
 
@@ -142,7 +145,7 @@ impl Active {
     fn prompt(&self) -> &[u32] {
         match &self.task {
             Task::Generate(g) => &g.request.prompt,
-            Task::Logits { .. } => &[],
+            Task::Logits { .. } | Task::Embed(_) => &[],
         }
     }
 
@@ -150,7 +153,7 @@ impl Active {
     fn drafts(&self) -> bool {
         match &self.task {
             Task::Generate(g) => g.lookup.is_some() || g.constrained.is_some(),
-            Task::Logits { .. } => false,
+            Task::Logits { .. } | Task::Embed(_) => false,
         }
     }
 
@@ -159,7 +162,7 @@ impl Active {
         let decodes = self.decodes();
         match &mut self.task {
             Task::Generate(g) => g.constrained.as_mut().filter(|_| decodes),
-            Task::Logits { .. } => None,
+            Task::Logits { .. } | Task::Embed(_) => None,
         }
     }
 
@@ -167,7 +170,7 @@ impl Active {
     fn decodes(&self) -> bool {
         match &self.task {
             Task::Generate(g) => self.sequence.position == g.request.prompt.len(),
-            Task::Logits { .. } => false,
+            Task::Logits { .. } | Task::Embed(_) => false,
         }
     }
 }
@@ -315,6 +318,10 @@ impl Owner {
         let slot = sequence.slot();
         let task = match job.work {
             Work::Logits { ids, path, out } => Task::Logits { ids, path, out },
+            Work::Embed(text) => {
+                self.now.done.requests += 1;
+                Task::Embed(text)
+            }
             Work::Inspect { sequences, look } => {
                 return self.inspect(sequence, job.tokens, sequences, look, &job.cancelled)
             }
@@ -537,6 +544,21 @@ impl Owner {
                 });
                 (chunk.len() == rest.len(), fed)
             }
+            Task::Embed(text) => {
+                let rest = text.ids.len() - start;
+                let known = self.prefill_pace.rows(slice);
+                let rows = known.or(decodes.then_some(MIN_ROWS));
+                let n = self.backend.slice(rest, rows).clamp(1, rest);
+                let wanted = text.wanted(n, n == rest);
+                let chunk = &text.ids[start..][..n];
+                let states = self.backend.hidden(slot, chunk, start, wanted);
+                self.prefill_pace.note(n, begun.elapsed());
+                let fed = states.map(|states| {
+                    text.add(&states);
+                    n
+                });
+                (n == rest, fed)
+            }
         };
         match fed {
             Ok(n) => {
@@ -567,8 +589,13 @@ impl Owner {
         if done {
             self.feeding.retain(|other| *other != slot);
             if let Some(active) = self.active[slot].take_if(|a| !a.decodes()) {
-                // Logits: the sender's end tells the receiver that these were all.
-                active.close(&mut *self.backend)?;
+                // Of logits the sender's end tells the receiver that these were all.
+                let Active { sequence, task, .. } = active;
+                sequence.close(&mut *self.backend, &[])?;
+                self.say();
+                if let Task::Embed(text) = task {
+                    text.finish();
+                }
             }
         }
         Ok(())

@@ -8,6 +8,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
+use super::embedding::Embedding;
 use super::request::{FinishReason, Finished, Outlet, Piece, Request, Timings, Usage};
 use super::stats::Now;
 use super::turns;
@@ -81,8 +82,12 @@ pub enum Work {
         path: LogitsPath,
         out: Sender<Result<Vec<f32>>>,
     },
+    Embed(Box<Embedding>),
     /// Done at once, between two steps.
-    Inspect { sequences: usize, look: Look },
+    Inspect {
+        sequences: usize,
+        look: Look,
+    },
 }
 
 impl Work {
@@ -91,7 +96,7 @@ impl Work {
         match self {
             Work::Generate { request, .. } => &request.prompt,
             Work::LoadPrefix { content, .. } => &content.tokens,
-            Work::Logits { .. } | Work::Inspect { .. } => &[],
+            Work::Logits { .. } | Work::Embed(_) | Work::Inspect { .. } => &[],
         }
     }
 
@@ -103,6 +108,7 @@ impl Work {
             }
             Work::LoadPrefix { out, .. } => drop(out.send(Err(error))),
             Work::Logits { out, .. } => drop(out.send(Err(error))),
+            Work::Embed(text) => text.fail(error),
             Work::Inspect { look, .. } => look(Err(error), &[], &AtomicBool::new(false)),
         }
     }

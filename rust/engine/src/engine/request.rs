@@ -307,14 +307,14 @@ impl Ticket<Piece> {
 
 /// The way of a sequence's pieces to its [`Ticket`]. Whoever waits elsewhere is woken for each of
 /// them, and for their end.
-pub(super) struct Outlet {
+pub(super) struct Outlet<T = Piece> {
     // Goes before the last call does: whoever is woken by the end finds it.
-    pieces: Sender<Result<Piece>>,
+    pieces: Sender<Result<T>>,
     called: Called,
 }
 
-impl Outlet {
-    pub fn new(pieces: Sender<Result<Piece>>, caller: Option<Caller>) -> Self {
+impl<T> Outlet<T> {
+    pub fn new(pieces: Sender<Result<T>>, caller: Option<Caller>) -> Self {
         Self {
             pieces,
             called: Called(caller),
@@ -322,7 +322,7 @@ impl Outlet {
     }
 
     /// Sends a piece; says whether its ticket is still there.
-    pub fn send(&self, piece: Result<Piece>) -> bool {
+    pub fn send(&self, piece: Result<T>) -> bool {
         let sent = self.pieces.send(piece).is_ok();
         self.called.news();
         sent

@@ -12,5 +12,6 @@ mod tests;
 
 pub use op::{Gating, Norm, Op, RopeStyle};
 pub use plan::{
-    Buffer, BufferId, KvShape, Plan, RopeTable, Rows, State, StateId, Temperature, Weight, WeightId,
+    Buffer, BufferId, Hidden, KvShape, Plan, RopeTable, Rows, State, StateId, Temperature, Weight,
+    WeightId,
 };

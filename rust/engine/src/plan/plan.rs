@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::Op;
+use super::{Norm, Op};
 use crate::error::{Error, Result};
 use crate::quant::{self, QuantType};
 
@@ -174,6 +174,30 @@ pub struct State {
     pub width: usize,
 }
 
+/// The end of a pass that gives hidden states: the norm that logits are computed under, of every row and
+/// in place, and no product with the head.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Hidden {
+    /// Ops of the plan before it; those behind are the head.
+    pub after: usize,
+    /// `[rows, n_embd]`: the hidden states, once the pass is over.
+    pub x: BufferId,
+    pub norm: Norm,
+}
+
+impl Hidden {
+    /// The op in the place of the head, of rows of `width` values.
+    pub fn op(&self, width: usize) -> Op {
+        Op::RmsNorm {
+            x: self.x,
+            weight: Some(self.norm.weight),
+            out: self.x,
+            group: width,
+            eps: self.norm.eps,
+        }
+    }
+}
+
 /// A model, or a piece of one.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
@@ -207,6 +231,22 @@ impl Plan {
             Some((op.attends()?, *self.kv.get(op.cache?.layer)?))
         };
         self.ops.iter().filter_map(attends)
+    }
+
+    /// How a pass ends that gives hidden states instead of logits; none of a plan that picks no rows for
+    /// a head with a norm.
+    pub fn hidden(&self) -> Option<Hidden> {
+        let picks = |op: &Op| match op {
+            Op::SelectRows { x, out } => Some((*x, *out)),
+            _ => None,
+        };
+        let after = self.ops.iter().position(|op| picks(op).is_some())?;
+        let (x, picked) = picks(self.ops.get(after)?)?;
+        let norm = self.ops[after..].iter().find_map(|op| match op {
+            Op::MatVec { x, norm, .. } if *x == picked => *norm,
+            _ => None,
+        })?;
+        Some(Hidden { after, x, norm })
     }
 
     /// Bytes of all tables of angles for `positions` positions.

@@ -535,4 +535,32 @@ impl Backend for CpuBackend {
         }
         Ok(logits)
     }
+
+    fn hidden(
+        &mut self,
+        slot: usize,
+        tokens: &[u32],
+        start: usize,
+        wanted: usize,
+    ) -> Result<Vec<f32>> {
+        let mut states = Vec::new();
+        let unwanted = tokens.len().saturating_sub(wanted);
+        for (i, chunk) in tokens.chunks(MAX_ROWS).enumerate() {
+            let first = i * MAX_ROWS;
+            let positions: Vec<u32> = (start + first..)
+                .map(|p| p as u32)
+                .take(chunk.len())
+                .collect();
+            let rows = self.interpreter.hidden(&Batch {
+                tokens: chunk,
+                positions: &positions,
+                slots: &vec![slot as u32; chunk.len()],
+                out_rows: &[],
+            })?;
+            let width = rows.len() / chunk.len();
+            let skipped = unwanted.saturating_sub(first).min(chunk.len());
+            states.extend_from_slice(&rows[skipped * width..]);
+        }
+        Ok(states)
+    }
 }

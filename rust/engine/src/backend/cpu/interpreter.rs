@@ -14,7 +14,7 @@ use super::memory::{filled, most_rows, reserve, vector};
 use super::recurrence::{Around, DeltaNet, ShortConv, States};
 use super::rowwise::{self, CosSin, Normed, RmsNorm};
 use super::simd::{self, Level};
-use crate::backend::{Batch, KvPages, Runner, RunnerOptions, Weights};
+use crate::backend::{no_hidden, Batch, KvPages, Runner, RunnerOptions, Weights};
 use crate::error::{Error, Result};
 use crate::plan::{BufferId, Op, Plan, RopeTable, WeightId};
 
@@ -40,6 +40,8 @@ pub struct Interpreter {
     gathered: Gathered,
     pub kv: KvCache,
     pub states: States,
+    /// What a pass for hidden states runs, and where they then are.
+    hidden: Option<(Arc<[Op]>, BufferId)>,
     /// By the plan's tables.
     angles: Vec<Angles>,
     /// Whether any op rotates.
@@ -96,6 +98,11 @@ impl Interpreter {
         }
         let level = Level::detect();
         let rotates = plan.ops.iter().any(|op| op.signature().turn.is_some());
+        let hidden = plan.hidden().map(|end| {
+            let norm = end.op(plan.buffer(end.x).width);
+            let ops = plan.ops[..end.after].iter().cloned().chain([norm]);
+            (ops.collect(), end.x)
+        });
         Ok(Self {
             plan,
             weights,
@@ -106,6 +113,7 @@ impl Interpreter {
             gathered: Gathered::default(),
             kv,
             states,
+            hidden,
             angles,
             rotates,
             failures: Vec::new(),
@@ -178,6 +186,21 @@ impl Interpreter {
     /// [`Interpreter::take_failures`]), [`Error::Argument`] for a token that does not exist,
     /// [`Error::Memory`].
     pub fn forward(&mut self, batch: &Batch<'_>) -> Result<()> {
+        let plan = self.plan.clone();
+        self.run(&plan.ops, batch)
+    }
+
+    /// Runs a pass for hidden states; gives those of all rows, `[rows, n_embd]`.
+    ///
+    /// # Errors
+    /// As [`Interpreter::forward`]; [`Error::Internal`] of a plan without.
+    pub fn hidden(&mut self, batch: &Batch<'_>) -> Result<&[f32]> {
+        let (ops, x) = self.hidden.clone().ok_or_else(no_hidden)?;
+        self.run(&ops, batch)?;
+        Ok(self.buffer(x))
+    }
+
+    fn run(&mut self, ops: &[Op], batch: &Batch<'_>) -> Result<()> {
         let rows = batch.tokens.len();
         if batch.positions.len() != rows || batch.slots.len() != rows {
             return Err(Error::Internal(format!(
@@ -200,10 +223,10 @@ impl Interpreter {
         // On a worker thread from end to end: the others look for work between the ops and need
         // not be woken for each.
         let pool = self.pool.clone();
-        pool.install(|| self.step(batch))
+        pool.install(|| self.step(ops, batch))
     }
 
-    fn step(&mut self, batch: &Batch<'_>) -> Result<()> {
+    fn step(&mut self, ops: &[Op], batch: &Batch<'_>) -> Result<()> {
         let plan = self.plan.clone();
         if self.rotates {
             for (a, table) in self.angles.iter_mut().zip(&plan.ropes) {
@@ -212,9 +235,9 @@ impl Interpreter {
         }
         self.failures.clear();
         let mut at = 0;
-        while let Some(op) = plan.ops.get(at) {
+        while let Some(op) = ops.get(at) {
             at += match op {
-                Op::MatVec { .. } => self.products(&plan.ops[at..], batch)?,
+                Op::MatVec { .. } => self.products(&ops[at..], batch)?,
                 Op::ExpertMatVec { .. } => {
                     self.expert_products(op, batch)?;
                     1

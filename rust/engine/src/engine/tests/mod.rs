@@ -9,6 +9,7 @@ use crate::quant;
 use crate::sampler::{random, Allowed, Params};
 
 mod constrain;
+mod embedding;
 #[path = "../../../tests/files/fixture.rs"]
 mod fixture;
 mod lines;
@@ -313,6 +314,10 @@ impl Backend for Faulty {
             *rows += ids.len();
         }
         self.inner.logits(slot, ids, at, path)
+    }
+
+    fn hidden(&mut self, slot: usize, ids: &[u32], at: usize, n: usize) -> Result<Vec<f32>> {
+        self.inner.hidden(slot, ids, at, n)
     }
 }
 

@@ -287,6 +287,10 @@ impl Backend for Writes {
     fn logits(&mut self, _: usize, _: &[u32], _: usize, _: LogitsPath) -> Result<Vec<f32>> {
         Ok(Vec::new())
     }
+
+    fn hidden(&mut self, _: usize, _: &[u32], _: usize, _: usize) -> Result<Vec<f32>> {
+        Ok(Vec::new())
+    }
 }
 
 /// A sequence under way: its tokens, and how many of them are the prompt's.

@@ -96,6 +96,8 @@ pub struct Pass {
     pub path: Path,
     /// Whether every row's logits are wanted, in order: then no row is picked.
     pub all: bool,
+    /// Whether hidden states are wanted in the place of logits, of all rows.
+    pub hidden: bool,
 }
 
 impl Pass {
@@ -107,6 +109,7 @@ impl Pass {
             inputs,
             path: Path::Decode { bucket: rows },
             all: true,
+            hidden: false,
         }
     }
 

@@ -6,6 +6,7 @@ use super::lowering::{Lowering, Pass, Path};
 use super::matmul::{self, ProductBytes};
 use super::{attention_fixed, matvec, matvec_floats, product, rowwise};
 use crate::backend::cuda::driver::spec::Spec;
+use crate::backend::no_hidden;
 use crate::error::{Error, Result};
 use crate::plan::fuse::Fused;
 use crate::plan::{BufferId, Norm, Op, Plan};
@@ -37,6 +38,17 @@ impl Scratch {
     }
 }
 
+/// How many fused ops come before the head of the model, which picks rows first, and the norm that stands
+/// in its place in a pass for hidden states.
+fn hidden(l: &Lowering) -> Result<(usize, Option<Fused>)> {
+    let picks = |op: &Fused| matches!(op, Fused::Single(Op::SelectRows { .. }));
+    let head = l.fused.iter().position(picks);
+    let found = head.zip(l.plan.hidden()).ok_or_else(no_hidden)?;
+    let (head, end) = found;
+    let norm = end.op(l.plan.buffer(end.x).width);
+    Ok((head, Some(Fused::Single(norm))))
+}
+
 /// The launches of one pass, in order.
 ///
 /// # Errors
@@ -49,7 +61,11 @@ pub fn specs(l: &Lowering, pass: &Pass) -> Result<Vec<Spec>> {
         )));
     }
     let mut list = Vec::new();
-    for (number, op) in l.fused.iter().enumerate() {
+    let (head, end) = match pass.hidden {
+        true => hidden(l)?,
+        false => (l.fused.len(), None),
+    };
+    for (number, op) in l.fused[..head].iter().chain(&end).enumerate() {
         let more = match op {
             Fused::MatVec {
                 x,

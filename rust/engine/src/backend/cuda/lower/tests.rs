@@ -7,7 +7,8 @@ use bytemuck::Zeroable;
 use super::layout::{wanted, Matrix, Order};
 use super::lowering::{Addresses, Inputs, Lowering, Pass, Path, ScratchAddresses};
 use super::params::{
-    Attention, Embed, KvView, MatMul, MatVec, MatVecFloats, PromptAttention, SelectRows, Split,
+    Attention, Embed, KvView, MatMul, MatVec, MatVecFloats, PromptAttention, RmsNorm, SelectRows,
+    Split,
 };
 use super::pass::{prompt_span, specs, Scratch};
 use crate::backend::cuda::driver::info::DeviceInfo;
@@ -231,6 +232,7 @@ pub fn chunk(rows: usize, out: usize) -> Pass {
         out,
         path: Path::Prefill { span: 1024 },
         all: false,
+        hidden: false,
         ..step(rows)
     }
 }
@@ -355,6 +357,18 @@ fn a_prompts_chunk_goes_to_tensor_cores_where_the_card_has_room() {
     assert_eq!(second.positions, inputs().positions + 128 * 4);
     assert_eq!(prompt_span(&small, 700), 1024);
     assert!(!entries(&list).contains(&"select_rows"), "no row is wanted");
+    // For hidden states the last norm stands in the place of the head.
+    let hidden = |hidden| Pass {
+        hidden,
+        ..chunk(512, 0)
+    };
+    let [states, logits] = [true, false].map(|h| specs(&l, &hidden(h)).unwrap());
+    assert_eq!(
+        entries(&states),
+        [entries(&logits), vec!["rms_norm"]].concat()
+    );
+    let norm: RmsNorm = states[states.len() - 1].params().unwrap();
+    assert_eq!((norm.x, norm.out, norm.groups), (at("x"), at("x"), 512));
 }
 
 #[test]

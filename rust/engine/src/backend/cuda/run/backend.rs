@@ -10,7 +10,7 @@ use super::cache::{Key, Purpose};
 use super::card::LoadTimes;
 use super::decoder::Decoder;
 use super::dispatch::{default_sizes, Dispatch};
-use super::prefill::{check_chunk, forced_step, logits_pass, Chunks};
+use super::prefill::{check_chunk, logits, Chunks, LOGIT_ROWS};
 use super::ready::Way;
 use super::sequences::{Round, Sequences};
 use crate::backend::cuda::driver::buffer::PinnedBytes;
@@ -28,9 +28,6 @@ use crate::sampler::Allowed;
 
 /// Decode steps queued before their tokens are read: one runs, one waits.
 const QUEUE_DEPTH: usize = 2;
-
-/// Rows of one pass where all give logits, which take much memory.
-const LOGIT_ROWS: usize = ROUND_ROWS;
 
 /// For what no buffer holds: kernels, graphs, and what the driver keeps of both.
 const RESERVE: u64 = 64 << 20;
@@ -539,24 +536,17 @@ impl Backend for CudaBackend {
         path: LogitsPath,
     ) -> Result<Vec<f32>> {
         self.finish_queued()?;
+        logits(&mut self.decoder, slot, tokens, start, path)
+    }
+
+    fn hidden(
+        &mut self,
+        slot: usize,
+        tokens: &[u32],
+        start: usize,
+        wanted: usize,
+    ) -> Result<Vec<f32>> {
         let decoder = &mut self.decoder;
-        let width = decoder.n_vocab();
-        let mut logits = vec![0.0f32; tokens.len() * width];
-        let rows = match path {
-            LogitsPath::Prefill => LOGIT_ROWS,
-            LogitsPath::Decode => 1,
-        };
-        let parts = tokens.chunks(rows).zip(logits.chunks_mut(rows * width));
-        for (i, (tokens, logits)) in parts.enumerate() {
-            let start = start + i * rows;
-            match path {
-                LogitsPath::Prefill => logits_pass(decoder, slot, tokens, start)?,
-                LogitsPath::Decode => forced_step(decoder, slot, tokens[0], start)?,
-            }
-            decoder.read_logits(0, logits)?;
-            decoder.card.settle()?;
-            decoder.card.take_overflow(slot).map_or(Ok(()), Err)?;
-        }
-        Ok(logits)
+        self.chunks.hidden(decoder, slot, tokens, start, wanted)
     }
 }

@@ -31,6 +31,8 @@ pub enum Purpose {
     Chunk { wanted: usize, span: usize },
     /// A part of a prompt whose positions are below `span`, for the logits of all rows.
     Logits { span: usize },
+    /// A chunk of a text whose positions are below `span`, for the hidden states of all rows.
+    Hidden { span: usize },
     /// A step through which a token is forced for its logits.
     Forced,
     /// A pass over rows that the caller gives, `out` of which give logits.
@@ -75,6 +77,7 @@ impl Key {
             Purpose::Round => format!("the step of {rows} rows that verifies drafts"),
             Purpose::Chunk { .. } => format!("a prompt's chunk of {rows} rows"),
             Purpose::Logits { .. } => format!("a pass for the logits of {rows} rows"),
+            Purpose::Hidden { .. } => format!("a text's chunk of {rows} rows for hidden states"),
             Purpose::Forced => "the step that logits are forced through".into(),
             Purpose::Rows { .. } => format!("a pass over {rows} rows"),
         }
@@ -166,12 +169,13 @@ impl Cache {
 
     /// The graph of the same kernels for another span.
     fn sibling(&self, key: Key) -> Option<Key> {
-        let Purpose::Chunk { wanted, .. } = key.purpose else {
-            return None;
-        };
         let mut graphs = self.known.iter().filter(|(other, entry)| {
             let alike = (other.rows, other.way) == (key.rows, key.way);
-            let chunk = matches!(other.purpose, Purpose::Chunk { wanted: w, .. } if w == wanted);
+            let chunk = match (other.purpose, key.purpose) {
+                (Purpose::Chunk { wanted: a, .. }, Purpose::Chunk { wanted: b, .. }) => a == b,
+                (Purpose::Hidden { .. }, Purpose::Hidden { .. }) => true,
+                _ => false,
+            };
             alike && chunk && matches!(entry.ready, Ready::Graph(_))
         });
         graphs.next().map(|(other, _)| *other)

@@ -20,7 +20,7 @@ use crate::backend::cuda::driver::spec::Spec;
 use crate::backend::cuda::lower::lowering::{Inputs, Pass, Path};
 use crate::backend::cuda::lower::params::PADDING_SLOT;
 use crate::backend::cuda::lower::sample::{Drafts, Draw, SampleShape};
-use crate::backend::{CapturedStep, RunnerOptions, Weights};
+use crate::backend::{no_hidden, CapturedStep, RunnerOptions, Weights};
 use crate::error::{Error, Result};
 use crate::plan::Plan;
 
@@ -114,6 +114,7 @@ impl Decoder {
             inputs: given,
             path: Path::Prefill { span },
             all: false,
+            hidden: false,
         };
         match key.purpose {
             Purpose::Step | Purpose::Undrawn | Purpose::Draw => {
@@ -147,6 +148,10 @@ impl Decoder {
                 Ok(specs)
             }
             Purpose::Logits { span } => self.card.specs(&prefill(rows, span)),
+            Purpose::Hidden { span } => self.card.specs(&Pass {
+                hidden: true,
+                ..prefill(0, span)
+            }),
             Purpose::Forced => self.card.specs(&Pass {
                 all: false,
                 ..Pass::step(rows, given)
@@ -269,6 +274,18 @@ impl Decoder {
         write(&inputs.slots, PADDING_SLOT, &|round, _| round.slot as u32)?;
         let no_slot = self.n_slots as u32;
         write(&inputs.state_slots, no_slot, &|round, _| round.slot as u32)
+    }
+
+    /// Hidden states of the last pass, which was for those, from row `first` on, into `states`, once they
+    /// are there.
+    ///
+    /// # Errors
+    /// [`Error::Device`]; [`Error::Internal`] of a plan without.
+    pub fn read_hidden(&self, first: usize, states: &mut [f32]) -> Result<()> {
+        let plan = self.card.plan();
+        let x = plan.hidden().ok_or_else(no_hidden)?.x;
+        let at = first * plan.buffer(x).width * size_of::<f32>();
+        self.card.buffer(x).read(at, states, &self.card.stream)
     }
 
     /// Logits of the last pass from row `first` on, into `logits`, once they are there.

@@ -10,6 +10,7 @@ use super::ready::Way;
 use crate::backend::cuda::driver::spec::Spec;
 use crate::backend::cuda::lower::lowering::{Pass, Path};
 use crate::backend::cuda::lower::params::PADDING_SLOT;
+use crate::backend::{LogitsPath, ROUND_ROWS};
 use crate::error::{Error, Result};
 
 /// Rows of the largest chunk where the caller names none: large enough that a chunk's products are
@@ -25,6 +26,9 @@ const LEAST_MOST: usize = 64;
 
 /// Rows of the smallest chunk.
 const LEAST_CHUNK: usize = 8;
+
+/// Rows of one pass where all give logits, which take much memory.
+pub const LOGIT_ROWS: usize = ROUND_ROWS;
 
 /// Checks the option `prefill_chunk`.
 ///
@@ -114,6 +118,49 @@ impl Chunks {
         Ok(())
     }
 
+    /// Feeds `tokens` of `slot` from position `start` on; the hidden states behind the `wanted` last.
+    ///
+    /// # Errors
+    /// As [`Chunks::feed`]; [`Error::Activations`].
+    pub fn hidden(
+        &self,
+        decoder: &mut Decoder,
+        slot: usize,
+        tokens: &[u32],
+        start: usize,
+        wanted: usize,
+    ) -> Result<Vec<f32>> {
+        let plan = decoder.card.plan();
+        let width = plan.hidden().map_or(0, |end| plan.buffer(end.x).width);
+        let unwanted = tokens.len().saturating_sub(wanted);
+        let mut states = Vec::new();
+        let mut fed = 0;
+        while fed < tokens.len() {
+            let (n, rows) = next_chunk(tokens.len() - fed, self.most);
+            let chunk = &tokens[fed..fed + n];
+            set_rows(decoder, slot, chunk, start + fed, rows, 0)?;
+            let span = decoder.card.prompt_span(start + fed + n);
+            let skipped = unwanted.saturating_sub(fed).min(n);
+            decoder.run(Key {
+                purpose: match skipped < n {
+                    true => Purpose::Hidden { span },
+                    false => Purpose::Chunk { wanted: 0, span },
+                },
+                way: self.way,
+                rows,
+            })?;
+            if skipped < n {
+                let known = states.len();
+                states.resize(known + (n - skipped) * width, 0.0f32);
+                decoder.read_hidden(skipped, &mut states[known..])?;
+            }
+            fed += n;
+        }
+        let card = &decoder.card;
+        card.settle()?;
+        card.take_overflow(slot).map_or(Ok(states), Err)
+    }
+
     /// Every pass over prompts of up to `n_ctx` tokens.
     ///
     /// # Errors
@@ -128,7 +175,7 @@ impl Chunks {
         Ok(specs)
     }
 
-    /// Every pass for the logits of prompts of up to `n_ctx` tokens.
+    /// Every pass for the logits, or the hidden states, of prompts of up to `n_ctx` tokens.
     ///
     /// # Errors
     /// [`Error::Internal`].
@@ -141,6 +188,14 @@ impl Chunks {
         for rows in sizes(self.most) {
             let out = rows.min(decoder.card.max_out());
             specs.extend(decoder.card.specs(&chunk(decoder, rows, out, n_ctx))?);
+        }
+        let hidden = decoder.card.plan().hidden();
+        for rows in self.sizes_for(n_ctx).filter(|_| hidden.is_some()) {
+            let hidden = Pass {
+                hidden: true,
+                ..chunk(decoder, rows, 0, n_ctx)
+            };
+            specs.extend(decoder.card.specs(&hidden)?);
         }
         Ok(specs)
     }
@@ -160,7 +215,39 @@ fn chunk(decoder: &Decoder, rows: usize, out: usize, n_ctx: usize) -> Pass {
         inputs: decoder.card.rows.inputs(),
         path: Path::Prefill { span: n_ctx },
         all: false,
+        hidden: false,
     }
+}
+
+/// The logits after each of `tokens` of `slot`, the first of them at position `start`.
+///
+/// # Errors
+/// As [`Chunks::feed`].
+pub fn logits(
+    decoder: &mut Decoder,
+    slot: usize,
+    tokens: &[u32],
+    start: usize,
+    path: LogitsPath,
+) -> Result<Vec<f32>> {
+    let width = decoder.n_vocab();
+    let mut logits = vec![0.0f32; tokens.len() * width];
+    let rows = match path {
+        LogitsPath::Prefill => LOGIT_ROWS,
+        LogitsPath::Decode => 1,
+    };
+    let parts = tokens.chunks(rows).zip(logits.chunks_mut(rows * width));
+    for (i, (tokens, logits)) in parts.enumerate() {
+        let start = start + i * rows;
+        match path {
+            LogitsPath::Prefill => logits_pass(decoder, slot, tokens, start)?,
+            LogitsPath::Decode => forced_step(decoder, slot, tokens[0], start)?,
+        }
+        decoder.read_logits(0, logits)?;
+        decoder.card.settle()?;
+        decoder.card.take_overflow(slot).map_or(Ok(()), Err)?;
+    }
+    Ok(logits)
 }
 
 /// Queues a pass over `tokens` of `slot` from position `start` on whose logits are all wanted.

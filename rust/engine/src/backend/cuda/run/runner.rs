@@ -79,6 +79,7 @@ impl CudaRunner {
                 false => Path::Decode { bucket: rows },
             },
             all: false,
+            hidden: false,
         })?)?;
         // There is no graph of nothing.
         let key = key(match self.capture && !launches.is_empty() {

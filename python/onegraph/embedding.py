@@ -1,0 +1,242 @@
+"""Texts as vectors: `embed` and `aembed` of `LLM`."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from onegraph import _native, arguments
+from onegraph import progress as progress_bar
+from onegraph.errors import OutOfMemoryError
+from onegraph.generating import Prompt, Prompts, batch, preparing
+from onegraph.progress import Told
+from onegraph.streams import QUEUE_POLL, naming
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["Embeds", "Texts"]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What one call embeds."""
+
+    #: Token ids of each text.
+    ids: list[list[int]]
+    #: What each is called in an error.
+    names: list[str]
+    #: Whether a list of texts was given.
+    many: bool
+    #: Keywords of the engine.
+    options: dict[str, Any]
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of all texts."""
+        return sum(map(len, self.ids))
+
+
+class Embeds:
+    """The part of an `LLM` that makes vectors of texts."""
+
+    _engine: _native.Engine
+    _tokenizer: _native.Tokenizer
+
+    @property
+    def n_embd(self) -> int:
+        """Width of a hidden state, and of an embedding."""
+        return self._engine.n_embd
+
+    @property
+    def pooling(self) -> str | None:
+        """How the model's file says that an embedding is made of the hidden states of a text:
+        "last", "mean", "none", or "cls" or "rank", which are not made here; None where it does not
+        say.
+        """
+        return self._engine.pooling
+
+    def embed(
+        self,
+        text: Prompt | Prompts,
+        *,
+        pooling: str | None = None,
+        dimensions: int | None = None,
+        normalize: bool = True,
+        truncate: bool = False,
+        progress: bool | Told | None = None,
+        priority: int = 0,
+    ) -> NDArray[np.float32]:
+        """A text as a vector, float32 [n_embd]; a list of texts as float32 [n_texts, n_embd]. A
+        text may be token ids, which are taken as they are. Alone and in a list it has the same
+        bits; `onegraph help embeddings` has more.
+
+        pooling: "last" takes the hidden state behind the last token, "mean" the mean of all; None
+            what the model's file says, and "last" where it says nothing
+        dimensions: the leading numbers of the vector alone, of models trained for that; None all
+        normalize: give it the length 1, after `dimensions`
+        truncate: leave the end of a text that is longer than the context out
+        progress, priority: as of `generate`
+
+        Raises `ContextError` for a text that is longer than the context, `ArgumentError` for a
+        pooling that is not made here and an argument out of range.
+        """
+        texts = self._texts(text, pooling, dimensions, normalize, truncate)
+        urgency = arguments.integer("priority", priority)
+        if progress is not None and not callable(progress):
+            progress = arguments.flag("progress", progress)
+        if progress is None and len(texts.ids) == 1:
+            progress = False
+        vectors = self._room(texts)
+        waiting: list[_native.Embedding] = []
+        done = 0
+        with progress_bar.shown(progress, counts=True) as told:
+            if told is not None:
+                told("embed", 0, len(texts.ids))
+            for name, ids in zip(texts.names, texts.ids, strict=True):
+                with naming(name):
+                    waiting.append(self._engine.embed(ids, priority=urgency, **texts.options))
+                # A list longer than the queue: what was done while there was no room in it.
+                done += self._take(texts, waiting, vectors, done, told)
+            while done < len(waiting):
+                with naming(texts.names[done]):
+                    waiting[done].collect(vectors[done])
+                done += 1
+                if told is not None:
+                    told("embed", done, len(waiting))
+        return vectors if texts.many else vectors[0]
+
+    def _take(
+        self,
+        texts: Texts,
+        waiting: list[_native.Embedding],
+        vectors: NDArray[np.float32],
+        done: int,
+        told: Told | None,
+    ) -> int:
+        """1 where the vector of the first text that waits is there, else 0."""
+        with naming(texts.names[done]):
+            if not waiting[done].poll(vectors[done]):
+                return 0
+        if told is not None:
+            told("embed", done + 1, len(texts.ids))
+        return 1
+
+    async def aembed(
+        self,
+        text: Prompt | Prompts,
+        *,
+        pooling: str | None = None,
+        dimensions: int | None = None,
+        normalize: bool = True,
+        truncate: bool = False,
+        priority: int = 0,
+    ) -> NDArray[np.float32]:
+        """`embed` for asyncio: the event loop runs on meanwhile, and no thread waits. Cancelling
+        the task cancels it.
+        """
+        urgency = arguments.integer("priority", priority)
+        prepare = preparing(
+            lambda: self._texts(text, pooling, dimensions, normalize, truncate), text
+        )
+        texts = await prepare()
+        return await self._embedded(texts, urgency)
+
+    async def _embedded(self, texts: Texts, priority: int) -> NDArray[np.float32]:
+        """The vectors of texts that are tokens already."""
+        from onegraph.doorbell import visiting
+
+        vectors = self._room(texts)
+        waiting: list[_native.Embedding] = []
+        try:
+            with visiting() as visitor:
+                # No more of them at a time than keep the engine busy: others want a turn.
+                ahead = 2 * self._engine.max_batch
+                for i in range(len(texts.ids) + ahead):
+                    if i < len(texts.ids):
+                        with naming(texts.names[i]):
+                            waiting.append(
+                                await self._line_up(texts.ids[i], texts, visitor, priority)
+                            )
+                    first = i - ahead
+                    while 0 <= first < len(texts.ids):
+                        visitor.news.clear()  # before the look: what comes after is not missed
+                        with naming(texts.names[first]):
+                            if waiting[first].poll(vectors[first]):
+                                break
+                        await visitor.news.wait()
+        finally:
+            for embedding in waiting:
+                embedding.cancel()
+        return vectors if texts.many else vectors[0]
+
+    async def _line_up(
+        self, ids: list[int], texts: Texts, visitor: Any, priority: int
+    ) -> _native.Embedding:
+        """Queues a text, in line with the others of its loop and priority."""
+        import asyncio  # half of the import of most programs, which have no event loop
+
+        came = time.monotonic()
+        async with visitor.line(priority):
+            while True:
+                embedding = self._engine.offer_embedding(
+                    ids,
+                    visitor.bell,
+                    visitor.number,
+                    priority=priority,
+                    waited=time.monotonic() - came,
+                    **texts.options,
+                )
+                if embedding is not None:
+                    return embedding
+                await asyncio.sleep(QUEUE_POLL)
+
+    def _texts(
+        self, text: Any, pooling: Any, dimensions: Any, normalize: Any, truncate: Any
+    ) -> Texts:
+        """What `embed` is asked for."""
+        options = {
+            "pooling": None if pooling is None else arguments.word("pooling", pooling),
+            "dimensions": (
+                None if dimensions is None else arguments.integer("dimensions", dimensions)
+            ),
+            "normalize": arguments.flag("normalize", normalize),
+        }
+        cut = arguments.flag("truncate", truncate)
+        many = batch("text", text)
+        found: list[list[int]] = []
+        names = []
+        for i, one in enumerate([text] if many is None else many):
+            name = "text" if many is None else f"text[{i}]"
+            if isinstance(one, str):
+                ids = self._tokenizer.encode(arguments.text(name, one))
+                found.append(self._cut(ids, self._tokenizer.add_eos) if cut else ids)
+            else:
+                ids = arguments.integers(name, one)
+                found.append(self._cut(ids, False) if cut else ids)
+            names.append(name)
+        return Texts(found, names, many is not None, options)
+
+    def _cut(self, ids: list[int], ends: bool) -> list[int]:
+        """As many of the first tokens as the context holds. The one that `ends` a text stays."""
+        most = self._engine.n_ctx
+        if len(ids) <= most:
+            return ids
+        return [*ids[: most - 1], ids[-1]] if ends else ids[:most]
+
+    def _room(self, texts: Texts) -> NDArray[np.float32]:
+        """Where the vectors go."""
+        import numpy as np  # `import onegraph` must be quick
+
+        self._engine.check_open()
+        width = texts.options["dimensions"]
+        if width is None or not 1 <= width <= self.n_embd:
+            width = self.n_embd  # one that is out of range is refused with the first text
+        try:
+            return np.empty((len(texts.ids), width), dtype=np.float32)
+        except MemoryError as e:
+            raise OutOfMemoryError(
+                f"vectors of {len(texts.ids)} texts: {e}; ask for fewer at a time"
+            ) from e
