@@ -264,6 +264,7 @@ impl Owner {
             self.told = told;
             (self.now.running, self.now.feeding) = (running, feeding);
             self.now.pages = self.pool.places();
+            self.now.window_pages = self.pool.windowed_places();
         }
         (self.now.done.prompt_rate, self.now.done.generated_rate) = self.rates.now();
         self.shared.say(self.now);
@@ -384,6 +385,9 @@ impl Owner {
                 None => break,
             }
         }
+        for sequence in &mut opened {
+            sequence.see_in_turn(&mut *self.backend)?;
+        }
         let slots: Vec<usize> = opened.iter().map(Sequence::slot).collect();
         look(Ok(&mut *self.backend), &slots, cancelled);
         let close = |sequence: Sequence| sequence.close(&mut *self.backend, &[]);
@@ -490,7 +494,10 @@ impl Owner {
                 let most = most.min(to_state);
                 let chunk = &rest[..self.backend.slice(most, rows).clamp(1, most)];
                 let last = chunk.len() == rest.len();
-                let fed = self.backend.prefill(slot, chunk, start, last);
+                let seen = active
+                    .sequence
+                    .see(&mut *self.backend, start, start + chunk.len());
+                let fed = seen.and_then(|()| self.backend.prefill(slot, chunk, start, last));
                 self.prefill_pace.note(chunk.len(), begun.elapsed());
                 (last, fed.map(|()| chunk.len()))
             }
@@ -502,7 +509,10 @@ impl Owner {
                 let rest = &ids[start..];
                 let rows = pace.rows(slice).unwrap_or(FIRST_LOGIT_ROWS);
                 let chunk = &rest[..rest.len().min(rows).min(MAX_LOGIT_ROWS)];
-                let logits = self.backend.logits(slot, chunk, start, *path);
+                let seen = active
+                    .sequence
+                    .see(&mut *self.backend, start, start + chunk.len());
+                let logits = seen.and_then(|()| self.backend.logits(slot, chunk, start, *path));
                 pace.note(chunk.len(), begun.elapsed());
                 let fed = logits.map(|logits| {
                     drop(out.send(Ok(logits)));
@@ -537,6 +547,10 @@ impl Owner {
             }
             active.sequence.share(&mut *self.backend, fed)?;
         }
+        let position = active.sequence.position;
+        active
+            .sequence
+            .see(&mut *self.backend, position, position)?;
         if done {
             self.feeding.retain(|other| *other != slot);
             if let Some(active) = self.active[slot].take_if(|a| !a.decodes()) {
@@ -556,6 +570,7 @@ impl Owner {
         }
         let begun = Instant::now();
         let settled = self.backend.is_settled();
+        self.see()?;
         let drafts = self.drafts(settled);
         if drafts.is_empty() {
             while self.backend.may_queue() {
@@ -571,6 +586,19 @@ impl Owner {
         // Else somebody has a draft behind tokens that are still to come.
         self.deliver(true)?;
         self.step_took = begun.elapsed();
+        Ok(())
+    }
+
+    /// Has the pages that layers with a window need for the steps that may be queued now.
+    fn see(&mut self) -> Result<()> {
+        for active in self.active.iter_mut().flatten().filter(|a| a.decodes()) {
+            if let Task::Generate(g) = &active.task {
+                // The token drawn last was not fed.
+                let next = (g.request.prompt.len() + g.drawn.len()).saturating_sub(1);
+                let sequence = &mut active.sequence;
+                sequence.see(&mut *self.backend, next, next + ROUND_ROWS)?;
+            }
+        }
         Ok(())
     }
 
