@@ -562,7 +562,9 @@ impl MemoryInfo {
             kv_pages: pages.n_pages as u64,
             kv_bytes: needs.kv,
             kv_bytes_per_sequence: pages.sequence_bytes(),
-            windows: pages.windows.map(|windows| WindowInfo::new(&windows, pages, plan)),
+            windows: pages
+                .windows
+                .map(|windows| WindowInfo::new(&windows, pages, plan)),
             state_bytes_per_sequence: plan.state_bytes() as u64,
             scratch_bytes: needs.working(),
             total_bytes,
