@@ -34,8 +34,7 @@ class Stats:
     slots: int
     #: Pages of keys and values, of 64 tokens each.
     pages: Places
-    #: Those of layers that see a window of a sequence where others see all of it; all zero where the
-    #: model has none.
+    #: Those of layers that see a window, where others see all; all zero where the model has none.
     window_pages: Places
     #: States that layers keep beside them, one a sequence; all zero where the model has none.
     states: Places
