@@ -9,8 +9,8 @@ use onegraph::backend::cpu::CpuBackend;
 use onegraph::backend::cuda::driver::context::Context;
 use onegraph::backend::cuda::CudaBackend;
 use onegraph::backend::{
-    pool_pages, Backend, Draft, Event, Finish, GpuOptions, GraphMode, RunnerOptions, SlotRequest,
-    ROUND_ROWS,
+    pool_pages, Backend, Draft, Event, Finish, GpuOptions, GraphMode, Kind, RunnerOptions,
+    SlotRequest, ROUND_ROWS,
 };
 use onegraph::plan::Plan;
 use onegraph::quant;
