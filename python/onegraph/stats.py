@@ -34,6 +34,8 @@ class Stats:
     slots: int
     #: Pages of keys and values, of 64 tokens each.
     pages: Places
+    #: Those of layers that see a window, where others see all; all zero where the model has none.
+    window_pages: Places
     #: States that layers keep beside them, one a sequence; all zero where the model has none.
     states: Places
     #: Requests that were begun, and those of them whose prompts began with tokens that were kept.
@@ -58,7 +60,7 @@ class Stats:
         figures = json.loads(text)
         done = figures.pop("done")
         graphs = figures.pop("graphs")
-        for place in ("pages", "states"):
+        for place in ("pages", "window_pages", "states"):
             figures[place] = Places(**figures[place])
         return cls(
             prompt_tokens_per_second=done.pop("prompt_rate"),

@@ -249,6 +249,7 @@ def _memory_rows(info: Info) -> list[Row]:
         ("memory needed", size(memory["total_bytes"])),
         ("  weights", size(memory["weights_bytes"])),
         ("  keys, values", f"{size(memory['kv_bytes'])} for {of}"),
+        *_window_rows(memory["windows"]),
         ("  scratch", size(memory["scratch_bytes"])),
     ]
     if state := memory["state_bytes_per_sequence"]:
@@ -266,13 +267,28 @@ def _memory_rows(info: Info) -> list[Row]:
     return rows
 
 
+def _window_rows(windows: Info | None) -> list[Row]:
+    """What layers that see a window have of the keys and values."""
+    if windows is None:
+        return []
+    said = (
+        f"{size(windows['bytes'])} of {windows['n_layer']} layers that see {windows['tokens']:,} "
+        f"tokens; all tokens would make it {size(windows['kv_bytes_without'])}"
+    )
+    return [("  of that, windows", said)]
+
+
 def _what_fits(info: Info, free: int) -> str:
     """Whether the asked-for context fits, and the longest that would."""
     memory = info["memory"]
     room = free - memory["weights_bytes"] - memory["scratch_bytes"]
     if room < 0:
         return "too little for the weights"
-    longest = room // max(info["decode"]["kv_bytes_per_position"], 1)
+    per_token = info["decode"]["kv_bytes_per_position"]
+    if windows := memory["windows"]:
+        room -= windows["bytes_alone"]
+        per_token -= windows["bytes_per_position"]
+    longest = max(room, 0) // max(per_token, 1)
     trained = info["shape"]["n_ctx_train"]
     one = f"one sequence of {min(longest, trained):,} tokens would fit"
     if memory["total_bytes"] <= free:

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::arch;
-use crate::backend::{KvPages, Needs, PAGE_TOKENS};
+use crate::backend::{Kind, KvPages, Needs, Windows, PAGE_TOKENS};
 use crate::config::{Config, PoolingType, RopeScaling};
 use crate::engine::device::{self, Device};
 use crate::engine::{self, memory, Options};
@@ -159,12 +159,31 @@ pub struct MemoryInfo {
     pub kv_bytes: u64,
     /// Of one sequence of `n_ctx` tokens.
     pub kv_bytes_per_sequence: u64,
+    /// Layers that see a window, where others see all.
+    pub windows: Option<WindowInfo>,
     /// What one sequence keeps beside its pages, however long it is.
     pub state_bytes_per_sequence: u64,
     /// All else: what a prompt and a step work on, and on a card what loading takes for a while,
     /// kernels and graphs.
     pub scratch_bytes: u64,
     pub total_bytes: u64,
+}
+
+/// Keys and values of layers that see a window: a sequence has pages for what its next tokens see.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct WindowInfo {
+    pub n_layer: usize,
+    /// Tokens that the one sees which sees most.
+    pub tokens: usize,
+    /// The reserved page included.
+    pub pages: u64,
+    /// Of these pages: a part of [`MemoryInfo::kv_bytes`].
+    pub bytes: u64,
+    /// What these would be for one sequence alone, and what one token is of them.
+    pub bytes_alone: u64,
+    pub bytes_per_position: u64,
+    /// What [`MemoryInfo::kv_bytes`] would be if these layers had pages for all tokens too.
+    pub kv_bytes_without: u64,
 }
 
 /// Bytes that one decoded token reads: `weight_bytes + kv_bytes_per_position * position`.
@@ -229,8 +248,9 @@ impl ModelInfo {
             .filter(|t| !used.contains(t.name.as_str()))
             .map(|t| printable(&t.name, 80))
             .collect();
-        let runner = engine::runner(options, options.context(config.n_ctx_train)?)?;
-        let pages = KvPages::new(&plan.kv, &runner)?;
+        let n_ctx = options.context(config.n_ctx_train)?;
+        let runner = engine::runner(options, &plan, n_ctx)?;
+        let pages = KvPages::new(&plan, &runner)?;
         info.decode = Some(DecodeInfo {
             weight_bytes: per_token(&plan, |w| w.expert_bytes(), |w| w.ty.row_bytes(w.n_in)),
             active_params: per_token(&plan, |w| w.n_in.checked_mul(w.n_out), |w| Some(w.n_in)),
@@ -513,6 +533,24 @@ fn per_token(
     all.chain(rows).fold(0, u64::saturating_add)
 }
 
+impl WindowInfo {
+    fn new(windows: &Windows, pages: &KvPages, plan: &Plan) -> Self {
+        let page = pages.page_bytes(Kind::Windowed) as u64;
+        let alone = Windows::of(plan, 1, pages.n_ctx, windows.chunk);
+        let cached = pages.of_kind(Kind::Windowed).map(|(_, layer)| layer.shape);
+        let all = (pages.n_pages * PAGE_TOKENS) as u64;
+        Self {
+            n_layer: cached.filter(|shape| shape.n_head_kv > 0).count(),
+            tokens: windows.tokens,
+            pages: windows.n_pages as u64,
+            bytes: pages.bytes_of_kind(Kind::Windowed) as u64,
+            bytes_alone: alone.map_or(0, |alone| alone.n_pages as u64) * page,
+            bytes_per_position: page / PAGE_TOKENS as u64,
+            kv_bytes_without: all.saturating_mul(pages.token_bytes()),
+        }
+    }
+}
+
 impl MemoryInfo {
     fn new(device: Device, needs: &Needs, pages: &KvPages, plan: &Plan) -> Result<Self> {
         // Sums that do not fit end there.
@@ -528,7 +566,10 @@ impl MemoryInfo {
             weights_bytes: needs.weights,
             kv_pages: pages.n_pages as u64,
             kv_bytes: needs.kv,
-            kv_bytes_per_sequence: (pages.per_slot() * PAGE_TOKENS) as u64 * pages.token_bytes(),
+            kv_bytes_per_sequence: pages.sequence_bytes(),
+            windows: pages
+                .windows
+                .map(|windows| WindowInfo::new(&windows, pages, plan)),
             state_bytes_per_sequence: plan.state_bytes() as u64,
             scratch_bytes: needs.working(),
             total_bytes,

@@ -7,6 +7,7 @@ pub mod format;
 mod host;
 mod prefixes;
 pub mod store;
+mod window;
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -14,12 +15,13 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use crate::backend::{pages_of, Backend, Limits, PAGE_TOKENS};
+use crate::backend::{pages_of, Backend, Kind, Limits, PAGE_TOKENS};
 use crate::error::{Error, Result};
 use format::Content;
 use host::{Bytes, Host};
 use prefixes::{Found, Kept, Prefixes, Source};
 use store::Store;
+use window::Window;
 
 /// Tokens of a prompt from one kept state to the next.
 const STATE_TOKENS: usize = 2048;
@@ -97,6 +99,7 @@ pub struct Pool {
     /// Whether pages are found again by their tokens.
     shares: bool,
     n_pages: usize,
+    n_windowed: usize,
 }
 
 impl Pool {
@@ -108,13 +111,14 @@ impl Pool {
         let free = Free {
             slots: (0..limits.n_slots as u32).rev().collect(),
             pages: (1..limits.n_pages as u32).rev().collect(),
-            prefixes: Prefixes::default(),
+            prefixes: Prefixes::new(limits.windows),
         };
         Self {
             free: Rc::new(RefCell::new(free)),
             saturated,
             shares,
             n_pages: limits.n_pages.saturating_sub(1),
+            n_windowed: limits.n_windowed().saturating_sub(1),
         }
     }
 
@@ -131,6 +135,21 @@ impl Pool {
             total,
             free: free.pages.len(),
             sequences: total.saturating_sub(free.pages.len() + prefixes),
+            prefixes,
+        }
+    }
+
+    /// Where the pages of layers that see a window are.
+    pub fn windowed_places(&self) -> Places {
+        let free = self.free.borrow();
+        let (free, prefixes) = (
+            free.prefixes.free_windowed.len(),
+            free.prefixes.evictable_windowed(),
+        );
+        Places {
+            total: self.n_windowed,
+            free,
+            sequences: self.n_windowed.saturating_sub(free + prefixes),
             prefixes,
         }
     }
@@ -226,8 +245,8 @@ impl Pool {
         };
         pages.extend(free.take(own));
         let saturated = whole.iter().any(|id| free.prefixes.saturated(*id));
-        // Where there are states, nothing of a prompt is there without one.
-        let known = match free.prefixes.stateful {
+        // Where there are states or windows, nothing of a prompt is there without them.
+        let known = match free.prefixes.needs_more() {
             true => 0,
             false => whole.len() * PAGE_TOKENS,
         };
@@ -239,12 +258,13 @@ impl Pool {
             saturated,
             shared: whole,
             pages,
+            window: Window::default(),
             fetched: Vec::new(),
             ready: false,
             states: Vec::new(),
             pool: self.clone(),
         };
-        backend.map_pages(sequence.slot, 0, &sequence.pages)?;
+        backend.map_pages(Kind::Whole, sequence.slot, 0, &sequence.pages)?;
         sequence.find_prefix(backend, prompt)?;
         Ok(Some(sequence))
     }
@@ -284,6 +304,8 @@ pub struct Sequence {
     /// Nodes of the first pages, which others may read too.
     shared: Vec<usize>,
     pages: Vec<u32>,
+    /// Those of layers that see a window.
+    window: Window,
     /// Tokens of the prompt that were fed, or were there.
     pub position: usize,
     /// Of these, tokens that were there.
@@ -327,7 +349,7 @@ impl Sequence {
     /// What the backend says.
     pub fn find_prefix(&mut self, backend: &mut dyn Backend, prompt: &[u32]) -> Result<()> {
         let mut free = self.pool.free.borrow_mut();
-        if self.position != self.cached || free.prefixes.stateful && self.ready {
+        if self.position != self.cached || free.prefixes.needs_more() && self.ready {
             return Ok(());
         }
         let found = self.pool.find(&free.prefixes, prompt);
@@ -343,10 +365,10 @@ impl Sequence {
             free.pages.extend(replaced);
             self.pages[had..have].copy_from_slice(pages);
             self.shared.clone_from(&whole);
-            backend.map_pages(self.slot, had, pages)?;
+            backend.map_pages(Kind::Whole, self.slot, had, pages)?;
         }
         self.saturated |= whole.iter().any(|node| free.prefixes.saturated(*node));
-        if free.prefixes.stateful {
+        if free.prefixes.needs_more() {
             return Ok(());
         }
         self.position = self.position.max(have * PAGE_TOKENS);
@@ -354,7 +376,7 @@ impl Sequence {
         if let (true, Some((node, tokens)), Some(own)) = (all, found.part, self.pages.get(have)) {
             let page = free.prefixes.page(node);
             if let Some(page) = page.filter(|_| found.tokens() > self.position) {
-                backend.copy_page(page, *own)?;
+                backend.copy_page(Kind::Whole, page, *own)?;
                 self.position = have * PAGE_TOKENS + tokens;
                 self.saturated |= free.prefixes.saturated(node);
             }
@@ -411,7 +433,10 @@ impl Sequence {
                 let Some(page) = self.pages.get(i) else {
                     return Ok(true);
                 };
-                match free.prefixes.fetch(*source, tokens, *page, storage)? {
+                match free
+                    .prefixes
+                    .fetch(Kind::Whole, *source, tokens, *page, storage)?
+                {
                     Some(saturated) => self.saturated |= saturated,
                     None => {
                         lost = true;
@@ -425,6 +450,9 @@ impl Sequence {
             }
             if !lost && free.prefixes.stateful {
                 lost = !free.prefixes.restore(&found, self.slot, storage)?;
+            }
+            if !lost {
+                lost = !self.find_window(&mut free, backend, &found, prompt)?;
             }
             if !lost {
                 self.position = found.tokens();
@@ -459,15 +487,17 @@ impl Sequence {
         self.pages[first..first + n].copy_from_slice(&own);
         self.shared.truncate(first);
         self.fetched.truncate(first);
-        backend.map_pages(self.slot, first, &own)?;
+        backend.map_pages(Kind::Whole, self.slot, first, &own)?;
         Ok(true)
     }
 
-    /// How many of a prompt's tokens to feed at most in one call, so that the state behind them can be
-    /// kept where it serves others: every [`STATE_TOKENS`], at the end of the last whole page, and at
-    /// the prompt's end.
+    /// How many of a prompt's tokens to feed at most in one call: as many as layers that see a window
+    /// have pages for; and so that the state behind them can be kept where it serves others: every
+    /// [`STATE_TOKENS`], at the end of the last whole page, and at the prompt's end.
     pub fn until_state(&self, prompt: usize) -> usize {
         let rest = prompt.saturating_sub(self.position);
+        let windows = self.pool.free.borrow().prefixes.windows;
+        let rest = windows.map_or(rest, |windows| rest.min(windows.chunk));
         if !self.pool.keeps_states() {
             return rest;
         }
@@ -515,7 +545,7 @@ impl Sequence {
         let saturated = self.saturated || backend.saturated(self.slot);
         let n_pages = pages_of(tokens.len()).min(self.pages.len());
         let storage = backend.storage().ok_or_else(nothing_to_copy)?;
-        let (page, state) = (storage.page_bytes(), storage.state_bytes());
+        let (page, state) = (storage.page_bytes(Kind::Whole), storage.state_bytes());
         let room = |n: usize| {
             let mut bytes = Vec::new();
             let reserved = bytes.try_reserve_exact(n);
@@ -526,12 +556,19 @@ impl Sequence {
         };
         let mut pages = room(n_pages.saturating_mul(page))?;
         for (number, to) in self.pages.iter().zip(pages.chunks_exact_mut(page.max(1))) {
-            storage.read_page(*number, to)?;
+            storage.read_page(Kind::Whole, *number, to)?;
+        }
+        let windows = self.window_at(tokens.len());
+        let window = storage.page_bytes(Kind::Windowed);
+        let mut bytes = room(windows.len().saturating_mul(window))?;
+        for (number, to) in windows.iter().zip(bytes.chunks_exact_mut(window.max(1))) {
+            storage.read_page(Kind::Windowed, *number, to)?;
         }
         let mut content = Content {
             saturated,
             tokens: tokens.to_vec(),
             pages,
+            windows: bytes,
             ..Content::default()
         };
         if state > 0 {
@@ -560,11 +597,15 @@ impl Sequence {
     /// What the backend says.
     pub fn load(&mut self, backend: &mut dyn Backend, content: &Content) -> Result<()> {
         let storage = backend.storage().ok_or_else(nothing_to_copy)?;
-        let size = storage.page_bytes().max(1);
+        let size = storage.page_bytes(Kind::Whole).max(1);
         let pages = self.pages.iter().zip(content.pages.chunks_exact(size));
         for (number, bytes) in pages.skip(self.shared.len()) {
-            storage.write_page(*number, bytes)?;
+            storage.write_page(Kind::Whole, *number, bytes)?;
         }
+        let size = storage.page_bytes(Kind::Windowed).max(1);
+        let windows: Vec<&[u8]> = content.windows.chunks_exact(size).collect();
+        self.load_window(backend, content.tokens.len(), &windows)?;
+        let storage = backend.storage().ok_or_else(nothing_to_copy)?;
         self.saturated |= content.saturated;
         self.position = content.tokens.len();
         let states = content.states.chunks_exact(storage.state_bytes().max(1));
@@ -587,11 +628,11 @@ impl Sequence {
         let (first, own) = (self.shared.len(), self.pages.clone());
         self.keep_whole(tokens, saturated);
         let pages = &self.pages[first..self.shared.len()];
-        match own[first..].starts_with(pages) {
-            true => Ok(()),
+        if !own[first..].starts_with(pages) {
             // Of those that were there already, theirs.
-            false => backend.map_pages(self.slot, first, pages),
+            backend.map_pages(Kind::Whole, self.slot, first, pages)?;
         }
+        self.share_window(backend)
     }
 
     fn keep_whole(&mut self, tokens: &[u32], saturated: bool) {
@@ -657,6 +698,10 @@ impl Sequence {
                 self.pages.remove(whole);
             }
         }
+        if let Some(page) = self.window.take(whole) {
+            let node = kept.node();
+            free.prefixes.keep_windowed(node, rest.len(), page, false);
+        }
         drop(free);
         self.remember(kept.node(), whole * PAGE_TOKENS, rest.len());
     }
@@ -671,11 +716,16 @@ impl Sequence {
         if saturated {
             self.pool.saturated.fetch_add(1, Ordering::Relaxed);
         }
-        let n_pages = self.pages.len();
+        let (n_pages, n_windowed) = (self.pages.len(), self.window.end());
         self.keep_whole(known, saturated);
+        self.keep_window();
         self.keep_rest(known, saturated);
         backend.release(self.slot)?;
-        backend.map_pages(self.slot, 0, &vec![0; n_pages])
+        let nothing = vec![0; n_pages.max(n_windowed)];
+        if n_windowed > 0 {
+            backend.map_pages(Kind::Windowed, self.slot, 0, &nothing)?;
+        }
+        backend.map_pages(Kind::Whole, self.slot, 0, &nothing[..n_pages])
     }
 }
 
@@ -686,6 +736,7 @@ impl Drop for Sequence {
         free.prefixes.let_go(&self.shared);
         let states = self.states.drain(..).map(|(_, state)| state);
         free.prefixes.host.give_all(states);
+        self.window.clear(&mut free.prefixes);
         free.pages
             .extend(self.pages.drain(..).skip(self.shared.len()).rev());
     }

@@ -44,6 +44,7 @@ fn options(n_slots: usize, n_ctx: usize, kv_type: &str) -> RunnerOptions {
         n_slots,
         n_ctx,
         n_pages: n_slots * n_ctx.div_ceil(64) + 1,
+        windows: None,
         kv_type: quant::kv_by_name(kv_type).unwrap(),
         threads: 1,
         gpu: GpuOptions {

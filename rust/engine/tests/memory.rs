@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use onegraph::backend::cpu::{self, CpuBackend};
-use onegraph::backend::{pool_pages, Backend, GpuOptions, RunnerOptions, SlotRequest};
+use onegraph::backend::{pool_pages, Backend, GpuOptions, Kind, RunnerOptions, SlotRequest};
 use onegraph::gguf::{Array, Gguf, Value};
 use onegraph::tokenizer::Tokenizer;
 use onegraph::{quant, sampler, Result};
@@ -292,6 +292,7 @@ fn what_a_model_takes_on_the_cpu_is_known_before() {
             n_slots,
             n_ctx,
             n_pages: pool_pages(n_slots, n_ctx),
+            windows: None,
             kv_type: quant::kv_by_name(kv_type).unwrap(),
             threads: 2,
             gpu: GpuOptions::default(),
@@ -306,7 +307,7 @@ fn what_a_model_takes_on_the_cpu_is_known_before() {
         for slot in 0..n_slots {
             let pages: Vec<u32> = (next..).take(n_ctx.div_ceil(64)).collect();
             next += pages.len() as u32;
-            backend.map_pages(slot, 0, &pages).unwrap();
+            backend.map_pages(Kind::Whole, slot, 0, &pages).unwrap();
             let request = SlotRequest {
                 sampling: sampler::Params {
                     repeat_penalty: 1.1,

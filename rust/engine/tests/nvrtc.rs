@@ -342,6 +342,7 @@ fn model(arch: &str, plan: Plan, kv: &'static QuantType, fuse: bool) -> Card {
         n_slots: 64,
         n_ctx: 64,
         n_pages: 65,
+        windows: None,
         kv_type: kv,
         threads: 1,
         gpu: GpuOptions {

@@ -6,7 +6,9 @@ use std::path::Path;
 use onegraph::backend::cpu::CpuBackend;
 use onegraph::backend::cuda::driver::context::Context;
 use onegraph::backend::cuda::CudaBackend;
-use onegraph::backend::{Backend, GpuOptions, GraphMode, LogitsPath, RunnerOptions, SlotRequest};
+use onegraph::backend::{
+    Backend, GpuOptions, GraphMode, Kind, LogitsPath, RunnerOptions, SlotRequest,
+};
 use onegraph::quant;
 use onegraph::sampler::Params;
 
@@ -41,6 +43,7 @@ fn with_kv(folder: &Folder, chunk: usize, capture: bool, kv_type: &str) -> CudaB
         n_slots: SLOTS,
         n_ctx,
         n_pages: SLOTS * n_ctx / 64 + 1,
+        windows: None,
         kv_type: quant::kv_by_name(kv_type).unwrap(),
         threads: 1,
         gpu: GpuOptions {
@@ -56,7 +59,7 @@ fn with_kv(folder: &Folder, chunk: usize, capture: bool, kv_type: &str) -> CudaB
     let mut backend = CudaBackend::new(0, plan, &*model, &options, &|_, _, _| Ok(())).unwrap();
     for slot in 0..SLOTS {
         let pages: Vec<u32> = (0..16).map(|p| 1 + (slot * 16 + p) as u32).collect();
-        backend.map_pages(slot, 0, &pages).unwrap();
+        backend.map_pages(Kind::Whole, slot, 0, &pages).unwrap();
         let request = SlotRequest {
             sampling: Params::default(),
             prompt: vec![],

@@ -9,8 +9,8 @@ use onegraph::backend::cpu::CpuBackend;
 use onegraph::backend::cuda::driver::context::Context;
 use onegraph::backend::cuda::CudaBackend;
 use onegraph::backend::{
-    pool_pages, Backend, Draft, Event, Finish, GpuOptions, GraphMode, RunnerOptions, SlotRequest,
-    ROUND_ROWS,
+    pool_pages, Backend, Draft, Event, Finish, GpuOptions, GraphMode, Kind, RunnerOptions,
+    SlotRequest, ROUND_ROWS,
 };
 use onegraph::plan::Plan;
 use onegraph::quant;
@@ -33,6 +33,7 @@ fn runner(kv_type: &str, gpu: GpuOptions) -> RunnerOptions {
         n_slots: SLOTS,
         n_ctx: N_CTX,
         n_pages: pool_pages(SLOTS, N_CTX),
+        windows: None,
         kv_type: quant::kv_by_name(kv_type).unwrap(),
         threads: 1,
         gpu,
@@ -123,7 +124,7 @@ fn asked() -> Vec<SlotRequest> {
 fn begin(backend: &mut dyn Backend, slot: usize, request: &SlotRequest) {
     let n = N_CTX.div_ceil(64);
     let pages: Vec<u32> = (0..n).map(|page| (1 + slot * n + page) as u32).collect();
-    backend.map_pages(slot, 0, &pages).unwrap();
+    backend.map_pages(Kind::Whole, slot, 0, &pages).unwrap();
     backend.start(slot, request).unwrap();
     backend.prefill(slot, &request.prompt, 0, true).unwrap();
 }
@@ -269,10 +270,11 @@ fn a_wrong_draft_leaves_nothing_behind() {
         let request = &asked()[3];
         let wanted = plain(backend, std::slice::from_ref(request)).remove(0);
         let fed = request.prompt.len() + wanted.len() - 1;
-        let page_bytes = backend.storage().unwrap().page_bytes();
+        let page_bytes = backend.storage().unwrap().page_bytes(Kind::Whole);
         let pages = |backend: &mut dyn Backend| {
             let mut bytes = vec![0u8; page_bytes];
-            backend.storage().unwrap().read_page(1, &mut bytes).unwrap();
+            let storage = backend.storage().unwrap();
+            storage.read_page(Kind::Whole, 1, &mut bytes).unwrap();
             bytes
         };
         assert!(fed >= 64, "a whole page");

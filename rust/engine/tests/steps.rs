@@ -16,7 +16,7 @@ use onegraph::backend::cuda::driver::stream::Stream;
 use onegraph::backend::cuda::lower::params::Add;
 use onegraph::backend::cuda::lower::rowwise::elementwise;
 use onegraph::backend::cuda::CudaBackend;
-use onegraph::backend::{Backend, GpuOptions, GraphMode, RunnerOptions, SlotRequest};
+use onegraph::backend::{Backend, GpuOptions, GraphMode, Kind, RunnerOptions, SlotRequest};
 use onegraph::quant;
 use onegraph::sampler::{random, Params};
 
@@ -49,6 +49,7 @@ fn backend(folder: &Folder, gpu: GpuOptions) -> CudaBackend {
         n_slots: SLOTS,
         n_ctx,
         n_pages: SLOTS * n_ctx / 64 + 1,
+        windows: None,
         kv_type: quant::kv_by_name(quant::DEFAULT_KV).unwrap(),
         threads: 1,
         gpu,
@@ -69,7 +70,7 @@ fn generate(backend: &mut CudaBackend, schedule: Schedule) -> Vec<Vec<u32>> {
                 continue;
             }
             let pages: Vec<u32> = (0..2).map(|p| 1 + (slot * 2 + p) as u32).collect();
-            backend.map_pages(slot, 0, &pages).unwrap();
+            backend.map_pages(Kind::Whole, slot, 0, &pages).unwrap();
             let request = SlotRequest {
                 sampling: Params {
                     seed: slot as u64,

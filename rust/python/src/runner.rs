@@ -92,6 +92,7 @@ impl PlanRunner {
             n_slots,
             n_ctx,
             n_pages,
+            windows: None,
             kv_type,
             threads,
             gpu: GpuOptions {

@@ -3,9 +3,9 @@
 
 use std::ops::Range;
 
-use super::{RunnerOptions, PAGE_TOKENS};
+use super::{Kind, RunnerOptions, Windows, PAGE_TOKENS};
 use crate::error::{Error, Result};
-use crate::plan::KvShape;
+use crate::plan::{KvShape, Plan};
 use crate::quant::QuantType;
 
 /// Bytes that a load takes of a device, its longest prompts included. Sums end at 2^64 - 1: no
@@ -14,8 +14,10 @@ use crate::quant::QuantType;
 pub struct Needs {
     /// As the device keeps them.
     pub weights: u64,
-    /// The pool of keys and values.
+    /// The pools of keys and values.
     pub kv: u64,
+    /// Of these, that of layers that see a window.
+    pub windows: u64,
     /// The plan's buffers, and what else is as long as their rows.
     pub activations: u64,
     /// All else.
@@ -52,15 +54,20 @@ pub struct KvLayer {
     pub shape: KvShape,
     /// Of one head of one token.
     pub head_bytes: usize,
-    /// Bytes that keys take in one page in all layers before.
-    pub before: usize,
+    /// Whose pages it is in.
+    pub kind: Kind,
+    /// Pages of that kind.
+    pub n_pages: usize,
+    /// Bytes that keys take in the pools of all layers before.
+    pub at: usize,
 }
 
 impl KvLayer {
-    /// Bytes that keys take in one page up to the end of this layer; `None` where they overflow.
+    /// Bytes that keys take in the pools up to the end of this layer; `None` where they overflow.
     fn end(&self) -> Option<usize> {
         let heads = self.shape.n_head_kv.checked_mul(PAGE_TOKENS)?;
-        self.before.checked_add(heads.checked_mul(self.head_bytes)?)
+        let page = heads.checked_mul(self.head_bytes)?;
+        self.at.checked_add(page.checked_mul(self.n_pages)?)
     }
 
     /// Bytes of its keys in one page.
@@ -69,14 +76,16 @@ impl KvLayer {
     }
 }
 
-/// The sizes of a pool of keys and values and of the table of its pages; where in the pool a token
-/// lies, each backend says for itself.
+/// The sizes of the pools of keys and values, a kind each, and of the tables of their pages; where in a
+/// pool a token lies, each backend says for itself.
 #[derive(Debug, Clone)]
 pub struct KvPages {
     pub layers: Vec<KvLayer>,
     pub ty: &'static QuantType,
     /// Pages in the pool, page 0 included.
     pub n_pages: usize,
+    /// The pool of layers that see a window, where they have one.
+    pub windows: Option<Windows>,
     /// Sequences in the table.
     pub n_slots: usize,
     /// Tokens a sequence may have.
@@ -84,16 +93,22 @@ pub struct KvPages {
 }
 
 impl KvPages {
-    /// The pages of a cache of these shapes, one a layer.
+    /// The pages of the caches of a plan.
     ///
     /// # Errors
     /// [`Error::Argument`] where heads of their width cannot be stored as the type asked for.
-    pub fn new(shapes: &[KvShape], options: &RunnerOptions) -> Result<Self> {
+    pub fn new(plan: &Plan, options: &RunnerOptions) -> Result<Self> {
         let ty = options.kv_type;
-        let mut layers: Vec<KvLayer> = Vec::with_capacity(shapes.len());
-        for shape in shapes {
+        let mut layers: Vec<KvLayer> = Vec::with_capacity(plan.kv.len());
+        for (shape, window) in plan.kv.iter().zip(plan.windows()) {
             let head_bytes = ty.kv_head_bytes(shape.head_dim);
-            let before = layers.last().map_or(Some(0), KvLayer::end);
+            let sees = |windows: &Windows| window.is_some_and(|tokens| tokens <= windows.tokens);
+            let windows = options.windows.filter(sees);
+            let (kind, n_pages) = match windows {
+                Some(windows) => (Kind::Windowed, windows.n_pages),
+                None => (Kind::Whole, options.n_pages),
+            };
+            let at = layers.last().map_or(Some(0), KvLayer::end);
             layers.push(KvLayer {
                 shape: *shape,
                 head_bytes: head_bytes.ok_or_else(|| Error::Argument {
@@ -104,28 +119,67 @@ impl KvPages {
                         shape.head_dim, ty.block_elems
                     ),
                 })?,
+                kind,
+                n_pages,
                 // Then there is no pool.
-                before: before.unwrap_or(usize::MAX),
+                at: at.unwrap_or(usize::MAX),
             });
         }
         Ok(Self {
             layers,
             ty,
             n_pages: options.n_pages,
+            windows: options.windows,
             n_slots: options.n_slots,
             n_ctx: options.n_ctx,
         })
     }
 
-    /// Bytes of a page in all layers, keys and values.
-    pub fn page_bytes(&self) -> usize {
-        self.layers.iter().map(|layer| 2 * layer.page_bytes()).sum()
+    /// The layers of a kind, by their number.
+    pub fn of_kind(&self, kind: Kind) -> impl Iterator<Item = (usize, &KvLayer)> {
+        let layers = self.layers.iter().enumerate();
+        layers.filter(move |(_, layer)| layer.kind == kind)
     }
 
-    /// Bytes of the pool; `None` where they overflow.
+    /// Bytes of a page in all layers of a kind, keys and values.
+    pub fn page_bytes(&self, kind: Kind) -> usize {
+        let bytes = |(_, layer): (usize, &KvLayer)| 2 * layer.page_bytes();
+        self.of_kind(kind).map(bytes).sum()
+    }
+
+    /// Pages of a kind, page 0 included; none where there are no such layers.
+    pub fn pages_of_kind(&self, kind: Kind) -> usize {
+        match kind {
+            Kind::Whole => self.n_pages,
+            Kind::Windowed => self.windows.map_or(0, |windows| windows.n_pages),
+        }
+    }
+
+    /// Bytes of all pools; `None` where they overflow.
     pub fn bytes(&self) -> Option<usize> {
-        let page = self.layers.last().map_or(Some(0), KvLayer::end)?;
-        page.checked_mul(2)?.checked_mul(self.n_pages)
+        self.layers
+            .last()
+            .map_or(Some(0), KvLayer::end)?
+            .checked_mul(2)
+    }
+
+    /// Bytes of the pool of a kind, where [`KvPages::bytes`] do not overflow.
+    pub fn bytes_of_kind(&self, kind: Kind) -> usize {
+        self.page_bytes(kind)
+            .saturating_mul(self.pages_of_kind(kind))
+    }
+
+    /// Most bytes that one sequence of the longest context has in the pools.
+    pub fn sequence_bytes(&self) -> u64 {
+        let pages = |kind| match (kind, self.windows) {
+            (Kind::Windowed, Some(windows)) => windows.per_slot(self.n_ctx),
+            _ => self.per_slot(),
+        };
+        let bytes = |kind| (self.page_bytes(kind) as u64).saturating_mul(pages(kind) as u64);
+        Kind::ALL
+            .map(bytes)
+            .into_iter()
+            .fold(0, u64::saturating_add)
     }
 
     /// [`KvPages::bytes`], as a part of [`Needs`].
@@ -137,10 +191,11 @@ impl KvPages {
     ///
     /// # Errors
     /// [`Error::Internal`].
-    pub fn check_page(&self, page: u32) -> Result<()> {
-        match (page as usize) < self.n_pages {
+    pub fn check_page(&self, kind: Kind, page: u32) -> Result<()> {
+        let n_pages = self.pages_of_kind(kind);
+        match (page as usize) < n_pages {
             true => Ok(()),
-            false => Err(Error::Internal(format!("page {page} of {}", self.n_pages))),
+            false => Err(Error::Internal(format!("page {page} of {n_pages}"))),
         }
     }
 
@@ -159,9 +214,13 @@ impl KvPages {
         let bytes = self.bytes();
         let bytes = bytes.map_or("more than 2^64".into(), |bytes| bytes.to_string());
         let free = free.map_or(String::new(), |free| format!(", {free} are free"));
+        let windows = self.windows.map_or(String::new(), |windows| {
+            let n = windows.n_pages;
+            format!(", and {n} of layers that see {} tokens,", windows.tokens)
+        });
         Error::Memory {
             need: format!(
-                "a KV cache of {} pages of {PAGE_TOKENS} tokens needs {bytes} bytes{free}",
+                "a KV cache of {} pages of {PAGE_TOKENS} tokens{windows} needs {bytes} bytes{free}",
                 self.n_pages
             ),
             remedy: "use a smaller n_ctx or max_batch".into(),
@@ -197,10 +256,17 @@ impl KvPages {
     ///
     /// # Errors
     /// As [`KvPages::entries_of`], and for a page that is not in the pool.
-    pub fn mapping(&self, slot: usize, first: usize, pages: &[u32]) -> Result<Range<usize>> {
+    pub fn mapping(
+        &self,
+        kind: Kind,
+        slot: usize,
+        first: usize,
+        pages: &[u32],
+    ) -> Result<Range<usize>> {
         let entries = self.entries_of(slot, first..first.saturating_add(pages.len()))?;
-        match pages.iter().find(|page| **page as usize >= self.n_pages) {
-            Some(page) => Err(not_below("page", *page as usize, self.n_pages)),
+        let n_pages = self.pages_of_kind(kind);
+        match pages.iter().find(|page| **page as usize >= n_pages) {
+            Some(page) => Err(not_below("page", *page as usize, n_pages)),
             None => Ok(entries),
         }
     }
@@ -245,11 +311,16 @@ mod tests {
             n_slots,
             n_ctx,
             n_pages: pool_pages(n_slots, n_ctx),
+            windows: None,
             kv_type: quant::kv_by_name(kv_type)?,
             threads: 1,
             gpu: GpuOptions::default(),
         };
-        KvPages::new(&[shape; 2], &options)
+        let plan = Plan {
+            kv: vec![shape; 2],
+            ..Plan::default()
+        };
+        KvPages::new(&plan, &options)
     }
 
     #[test]
@@ -263,7 +334,7 @@ mod tests {
         // 64 integers of 16 bits and their unit.
         let head = 64 * 2 + 2;
         assert_eq!(pages.token_bytes(), 2 * 2 * 3 * head as u64);
-        assert_eq!(pages.layers[1].before, 3 * 64 * head);
+        assert_eq!(pages.layers[1].at, 11 * 3 * 64 * head);
         assert_eq!(pages.layers[1].page_bytes(), 3 * 64 * head);
         let of_pages = 2 * 2 * 11 * pages.layers[1].page_bytes();
         assert_eq!(pages.bytes(), Some(of_pages));
@@ -283,10 +354,12 @@ mod tests {
     #[test]
     fn what_is_not_in_the_table_or_the_pool_is_not_mapped() {
         let pages = pages(64, quant::DEFAULT_KV, 5, 100).unwrap();
-        assert_eq!(pages.mapping(4, 0, &[9, 10]), Ok(8..10));
-        assert_eq!(pages.mapping(4, 2, &[]), Ok(10..10));
+        assert_eq!(pages.mapping(Kind::Whole, 4, 0, &[9, 10]), Ok(8..10));
+        assert_eq!(pages.mapping(Kind::Whole, 4, 2, &[]), Ok(10..10));
         let refused = |slot, first, numbers: &[u32]| {
-            let error = pages.mapping(slot, first, numbers).unwrap_err();
+            let error = pages
+                .mapping(Kind::Whole, slot, first, numbers)
+                .unwrap_err();
             assert!(matches!(error, Error::Argument { .. }));
             error.to_string()
         };

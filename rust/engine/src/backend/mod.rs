@@ -18,6 +18,7 @@ mod graphs;
 mod inspect;
 mod memory;
 mod storage;
+mod windows;
 
 pub use graphs::{
     none_on, CapturedStep, GoOn, GraphCheck, GraphKernel, GraphMode, GraphProfile, GraphQuestion,
@@ -26,6 +27,7 @@ pub use graphs::{
 pub use inspect::Inspect;
 pub use memory::{check_state, not_below, pages_of, pool_pages, KvLayer, KvPages, Needs};
 pub use storage::{HostMemory, Storage};
+pub use windows::{Kind, Windows};
 
 /// Tokens in a KV page. Page 0 is reserved: padding rows live there, no sequence does.
 pub const PAGE_TOKENS: usize = 64;
@@ -90,6 +92,15 @@ pub struct Limits {
     pub n_ctx: usize,
     /// Pages in the pool, the reserved page 0 included.
     pub n_pages: usize,
+    /// The pool of layers that see a window, where they have one.
+    pub windows: Option<Windows>,
+}
+
+impl Limits {
+    /// Pages of layers that see a window, page 0 included; none where they have no pool.
+    pub fn n_windowed(&self) -> usize {
+        self.windows.map_or(0, |windows| windows.n_pages)
+    }
 }
 
 /// What a slot needs to know about the sequence that it is to decode.
@@ -231,6 +242,8 @@ pub struct RunnerOptions {
     pub n_ctx: usize,
     /// Pages in the pool, page 0 included.
     pub n_pages: usize,
+    /// The pool of layers that see a window; none: their pages are those of all layers.
+    pub windows: Option<Windows>,
     /// Encoding of keys and values.
     pub kv_type: &'static QuantType,
     /// CPU threads.
@@ -323,14 +336,15 @@ pub trait Backend: Send {
     /// What it can hold.
     fn limits(&self) -> &Limits;
 
-    /// Gives pages to `slot`, from its page `first` on; each page that is written has one owner.
-    fn map_pages(&mut self, slot: usize, first: usize, pages: &[u32]) -> Result<()>;
+    /// Gives pages of a `kind` to `slot`, from its page `first` on; each page that is written has one
+    /// owner.
+    fn map_pages(&mut self, kind: Kind, slot: usize, first: usize, pages: &[u32]) -> Result<()>;
 
-    /// Queues a copy of what the page `from` holds in all layers to the page `to`.
+    /// Queues a copy of what the page `from` holds in all layers of the `kind` to the page `to`.
     ///
     /// # Errors
     /// [`Error::Internal`] for a page that does not exist.
-    fn copy_page(&mut self, from: u32, to: u32) -> Result<()>;
+    fn copy_page(&mut self, kind: Kind, from: u32, to: u32) -> Result<()>;
 
     /// Whether keys and values of a token, and the states behind it, have the same bits whatever pass
     /// computed them: then they serve every sequence that begins with these tokens.

@@ -1,6 +1,7 @@
 //! What of a sequence can be taken out of a backend and put back: pages of keys and values, and
 //! states.
 
+use super::Kind;
 use crate::error::{Error, Result};
 
 /// Bytes of the host's memory, of the kind that a device copies to and from fastest.
@@ -26,24 +27,24 @@ pub trait Storage {
     /// same layout, type of keys and values, and model may write.
     fn layout(&self) -> &'static str;
 
-    /// Bytes of a page in all layers.
-    fn page_bytes(&self) -> usize;
+    /// Bytes of a page in all layers of a kind; none where there are no such layers.
+    fn page_bytes(&self, kind: Kind) -> usize;
 
     /// Bytes of the states of one sequence; none where no layer keeps one.
     fn state_bytes(&self) -> usize;
 
-    /// Copies what a page holds in all layers.
+    /// Copies what a page holds in all layers of its kind.
     ///
     /// # Errors
     /// [`Error::Internal`] for a page that does not exist or another number of bytes,
     /// [`Error::Device`].
-    fn read_page(&mut self, page: u32, to: &mut [u8]) -> Result<()>;
+    fn read_page(&mut self, kind: Kind, page: u32, to: &mut [u8]) -> Result<()>;
 
     /// The reverse of [`Storage::read_page`].
     ///
     /// # Errors
     /// As there.
-    fn write_page(&mut self, page: u32, from: &[u8]) -> Result<()>;
+    fn write_page(&mut self, kind: Kind, page: u32, from: &[u8]) -> Result<()>;
 
     /// Copies the states of the sequence in `slot`.
     ///

@@ -168,9 +168,10 @@ fn check_kv(needs: &Needs, options: &RunnerOptions, room: &Room) -> Result<()> {
         return Ok(());
     };
     let (n_ctx, max_batch) = (options.n_ctx, options.n_slots);
-    let page = needs.kv / options.n_pages as u64;
-    // One page is nobody's.
-    let fit = (total / page.max(1)).saturating_sub(1);
+    let page = needs.kv.saturating_sub(needs.windows) / options.n_pages as u64;
+    // One page is nobody's. Of layers that see a window a shorter context takes no less.
+    let rest = total.saturating_sub(needs.windows);
+    let fit = (rest / page.max(1)).saturating_sub(1);
     let context = fit / max_batch as u64 * PAGE_TOKENS as u64;
     let batch = fit / pages_of(n_ctx) as u64;
     let mut remedies = Vec::new();
@@ -206,6 +207,7 @@ mod tests {
             n_slots: max_batch,
             n_ctx,
             n_pages: pool_pages(max_batch, n_ctx),
+            windows: None,
             kv_type: quant::kv_by_name(quant::DEFAULT_KV).unwrap(),
             threads: 2,
             gpu: GpuOptions::default(),
@@ -217,6 +219,7 @@ mod tests {
         let options = options(n_ctx, max_batch);
         let needs = Needs {
             weights: 0,
+            windows: 0,
             kv: (options.n_pages as u64) << 23,
             activations: GIB,
             scratch: GIB,
@@ -244,6 +247,7 @@ mod tests {
         assert!(text.contains("use a smaller n_ctx and max_batch"), "{text}");
         let needs = Needs {
             weights: 0,
+            windows: 0,
             kv: u64::MAX,
             activations: u64::MAX,
             scratch: u64::MAX,
@@ -255,6 +259,7 @@ mod tests {
     fn activations_beyond_what_is_available_are_foreseen() {
         let needs = Needs {
             weights: 0,
+            windows: 0,
             kv: 4 * GIB,
             activations: 2 * GIB,
             scratch: GIB / 20,

@@ -19,7 +19,7 @@ use crate::backend::cuda::study::exact_sums::{self, SumCheck};
 use crate::backend::cuda::study::{fit::fit, offline};
 use crate::backend::cuda::CudaBackend;
 use crate::backend::{
-    none_on, pool_pages, Backend, Inspect, Limits, LogitsPath, RunnerOptions, SharedStats,
+    none_on, pool_pages, Backend, Inspect, Limits, LogitsPath, RunnerOptions, SharedStats, Windows,
 };
 use crate::config::{Config, PoolingType};
 use crate::error::{Error, Result};
@@ -500,6 +500,7 @@ impl Engine {
             feeding: now.feeding,
             slots,
             pages: now.pages,
+            window_pages: now.window_pages,
             states,
             done: now.done,
             graphs: self.loaded.graphs.as_ref().map(|graphs| graphs.now()),
@@ -632,7 +633,7 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
     let n_ctx = options.context(config.n_ctx_train)?;
     reporter.at("tokenizer", 0, 0)?;
     let tokenizer = Arc::new(Tokenizer::from_gguf(&model.gguf)?);
-    let runner = runner(options, n_ctx)?;
+    let runner = runner(options, &plan, n_ctx)?;
     let keeps_states = !plan.states.is_empty();
     let (mut parts, mut unkept_kernels) = (Vec::new(), None);
     let mut backend: Box<dyn Backend> = match device {
@@ -698,7 +699,8 @@ pub fn compile_kernels(
     options.validate()?;
     let model = Model::open(path)?;
     let (config, plan) = plan_of(&model)?;
-    let runner = runner(options, options.context(config.n_ctx_train)?)?;
+    let n_ctx = options.context(config.n_ctx_train)?;
+    let runner = runner(options, &plan, n_ctx)?;
     let variants = offline::variants(arch, &plan, &model, &runner)?;
     let fresh = offline::compile(arch, &variants, &options.nvrtc_folders, progress)?;
     Ok((variants.len(), fresh))
@@ -734,12 +736,18 @@ fn plan_of(model: &Model) -> Result<(Config, Arc<Plan>)> {
     Ok((config, plan))
 }
 
-/// What backends are told for sequences of `n_ctx` tokens.
-pub(crate) fn runner(options: &Options, n_ctx: usize) -> Result<RunnerOptions> {
+/// Tokens of a prompt that layers with windows have pages for at once, at least: as many as a CPU is
+/// fed, whatever is chosen for a card.
+const LEAST_FED: usize = 512;
+
+/// What backends are told for sequences of `plan` and `n_ctx` tokens.
+pub(crate) fn runner(options: &Options, plan: &Plan, n_ctx: usize) -> Result<RunnerOptions> {
+    let chunk = options.prefill_chunk.max(LEAST_FED);
     Ok(RunnerOptions {
         n_slots: options.max_batch,
         n_ctx,
         n_pages: pool_pages(options.max_batch, n_ctx),
+        windows: Windows::of(plan, options.max_batch, n_ctx, chunk),
         kv_type: options.kv_type()?,
         threads: options.cpu_threads(),
         gpu: options.gpu()?,

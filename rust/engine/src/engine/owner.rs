@@ -280,6 +280,7 @@ impl Owner {
             self.told = told;
             (self.now.running, self.now.feeding) = (running, feeding);
             self.now.pages = self.pool.places();
+            self.now.window_pages = self.pool.windowed_places();
         }
         (self.now.done.prompt_rate, self.now.done.generated_rate) = self.rates.now();
         self.shared.say(self.now);
@@ -412,6 +413,9 @@ impl Owner {
                 None => break,
             }
         }
+        for sequence in &mut opened {
+            sequence.see_in_turn(&mut *self.backend)?;
+        }
         let slots: Vec<usize> = opened.iter().map(Sequence::slot).collect();
         look(Ok(&mut *self.backend), &slots, cancelled);
         let close = |sequence: Sequence| sequence.close(&mut *self.backend, &[]);
@@ -524,7 +528,9 @@ impl Owner {
                     Some(allowed) => allowed.and_then(|set| self.backend.allow(slot, vec![set])),
                     None => Ok(()),
                 };
-                let fed = said.and_then(|()| self.backend.prefill(slot, chunk, start, last));
+                let end = start + chunk.len();
+                let seen = said.and_then(|()| active.sequence.see(&mut *self.backend, start, end));
+                let fed = seen.and_then(|()| self.backend.prefill(slot, chunk, start, last));
                 self.prefill_pace.note(chunk.len(), begun.elapsed());
                 (last, fed.map(|()| chunk.len()))
             }
@@ -536,7 +542,10 @@ impl Owner {
                 let rest = &ids[start..];
                 let rows = pace.rows(slice).unwrap_or(FIRST_LOGIT_ROWS);
                 let chunk = &rest[..rest.len().min(rows).min(MAX_LOGIT_ROWS)];
-                let logits = self.backend.logits(slot, chunk, start, *path);
+                let seen = active
+                    .sequence
+                    .see(&mut *self.backend, start, start + chunk.len());
+                let logits = seen.and_then(|()| self.backend.logits(slot, chunk, start, *path));
                 pace.note(chunk.len(), begun.elapsed());
                 let fed = logits.map(|logits| {
                     drop(out.send(Ok(logits)));
@@ -551,7 +560,8 @@ impl Owner {
                 let n = self.backend.slice(rest, rows).clamp(1, rest);
                 let wanted = text.wanted(n, n == rest);
                 let chunk = &text.ids[start..][..n];
-                let states = self.backend.hidden(slot, chunk, start, wanted);
+                let seen = active.sequence.see(&mut *self.backend, start, start + n);
+                let states = seen.and_then(|()| self.backend.hidden(slot, chunk, start, wanted));
                 self.prefill_pace.note(n, begun.elapsed());
                 let fed = states.map(|states| {
                     text.add(&states);
@@ -586,6 +596,10 @@ impl Owner {
             }
             active.sequence.share(&mut *self.backend, fed)?;
         }
+        let position = active.sequence.position;
+        active
+            .sequence
+            .see(&mut *self.backend, position, position)?;
         if done {
             self.feeding.retain(|other| *other != slot);
             if let Some(active) = self.active[slot].take_if(|a| !a.decodes()) {
@@ -610,6 +624,7 @@ impl Owner {
         }
         let begun = Instant::now();
         let settled = self.backend.is_settled();
+        self.see()?;
         let mut drafts = self.drafts(settled);
         if drafts.is_empty() {
             while self.backend.may_queue() {

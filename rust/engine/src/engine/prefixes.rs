@@ -10,7 +10,7 @@ use super::options::Options;
 use super::queue::Work;
 use super::request::{Outlet, Piece, Request, Ticket, Wait};
 use super::{Engine, Reporter};
-use crate::backend::Backend;
+use crate::backend::{Backend, Kind};
 use crate::checksum::Sum;
 use crate::error::{Error, Result};
 use crate::pages::format::{self, Content, Identity, Refusal};
@@ -40,6 +40,7 @@ pub struct PrefixKeeping {
 struct Sizes {
     layout: &'static str,
     page_bytes: usize,
+    window_bytes: usize,
     state_bytes: usize,
     shares: bool,
 }
@@ -73,7 +74,8 @@ impl PrefixKeeping {
         };
         let sizes = Sizes {
             layout: storage.layout(),
-            page_bytes: storage.page_bytes(),
+            page_bytes: storage.page_bytes(Kind::Whole),
+            window_bytes: storage.page_bytes(Kind::Windowed),
             state_bytes: storage.state_bytes(),
             shares: shares && backend_shares,
         };
@@ -98,6 +100,7 @@ impl PrefixKeeping {
             kv_type: self.kv_type,
             layout: sizes.layout,
             page_bytes: sizes.page_bytes,
+            window_bytes: sizes.window_bytes,
             state_bytes: sizes.state_bytes,
         }
     }

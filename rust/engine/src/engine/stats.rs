@@ -17,6 +17,8 @@ pub struct Stats {
     pub slots: usize,
     /// Pages of keys and values.
     pub pages: Places,
+    /// Those of layers that see a window, where others see all; none where there are none.
+    pub window_pages: Places,
     /// States that layers keep beside them; none where the model has none.
     pub states: Places,
     pub done: Done,
@@ -49,6 +51,7 @@ pub struct Now {
     pub running: usize,
     pub feeding: usize,
     pub pages: Places,
+    pub window_pages: Places,
     pub done: Done,
 }
 

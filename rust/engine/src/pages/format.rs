@@ -24,12 +24,12 @@ const MAGIC: &[u8; 8] = b"OGPREFIX";
 
 /// Counts up with every change of what stands in a file, in a page or in a state, of the order of a
 /// sum included: bytes of another version are not read.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// Bytes of the names of a type and a layout.
 const NAME: usize = 16;
 
-const HEAD: usize = 8 + 4 + 4 + 8 + 8 + 8 + 32 + 32 + 2 * NAME;
+const HEAD: usize = 8 + 4 + 4 + 4 * 8 + 32 + 32 + 2 * NAME;
 
 /// What bytes of pages and states mean something to: the same model, type and layout.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,7 +38,9 @@ pub struct Identity {
     pub model: Sum,
     pub kv_type: &'static str,
     pub layout: &'static str,
+    /// Of a page in layers that see all of a sequence, and in those that see a window.
     pub page_bytes: usize,
+    pub window_bytes: usize,
     pub state_bytes: usize,
 }
 
@@ -68,6 +70,8 @@ pub struct Content {
     pub tokens: Vec<u32>,
     /// One after another.
     pub pages: Vec<u8>,
+    /// What layers that see a window hold of the last of these pages, one after another.
+    pub windows: Vec<u8>,
     /// Behind how many tokens there is a state, and the states one after another.
     pub state_ends: Vec<u32>,
     pub states: Vec<u8>,
@@ -116,9 +120,11 @@ pub fn write(to: &mut impl Write, identity: &Identity, content: &Content) -> std
     head.extend(VERSION.to_le_bytes());
     head.extend(u32::from(content.saturated).to_le_bytes());
     let n_pages = content.pages.len().checked_div(identity.page_bytes);
+    let n_windows = content.windows.len().checked_div(identity.window_bytes);
     for n in [
         content.tokens.len(),
         n_pages.unwrap_or(0),
+        n_windows.unwrap_or(0),
         content.state_ends.len(),
     ] {
         head.extend((n as u64).to_le_bytes());
@@ -129,7 +135,13 @@ pub fn write(to: &mut impl Write, identity: &Identity, content: &Content) -> std
     head.extend(padded(identity.layout));
     let numbers = content.tokens.iter().chain(&content.state_ends);
     let numbers: Vec<u8> = numbers.flat_map(|n| n.to_le_bytes()).collect();
-    let parts = [&head[..], &numbers, &content.pages, &content.states];
+    let parts = [
+        &head[..],
+        &numbers,
+        &content.pages,
+        &content.windows,
+        &content.states,
+    ];
     let sum = checksum::of(&parts);
     parts.iter().try_for_each(|part| to.write_all(part))?;
     to.write_all(&sum)
@@ -170,6 +182,7 @@ struct Sizes {
     /// Tokens, and behind how many of them states are.
     numbers: usize,
     pages: usize,
+    windows: usize,
     states: usize,
 }
 
@@ -180,6 +193,7 @@ impl Sizes {
             HEAD,
             self.numbers,
             self.pages,
+            self.windows,
             self.states,
             size_of::<Sum>(),
         ];
@@ -210,7 +224,8 @@ fn read_head(
         ));
     }
     let saturated = head.u32()? != 0;
-    let (n_tokens, n_pages, n_states) = (head.u64()?, head.u64()?, head.u64()?);
+    let (n_tokens, n_pages) = (head.u64()?, head.u64()?);
+    let (n_windows, n_states) = (head.u64()?, head.u64()?);
     let model: Sum = head.array()?;
     let key = head.array()?;
     let kv_type = head.take(NAME)?;
@@ -259,6 +274,13 @@ fn read_head(
     if n_pages != pages as u64 {
         return Err(damaged("pages", n_pages, pages));
     }
+    // One may stand alone too.
+    let most = match identity.window_bytes {
+        0 => 0,
+        _ => pages.max(1),
+    };
+    let windows = usize::try_from(n_windows).ok().filter(|n| *n <= most);
+    let windows = windows.ok_or_else(|| damaged("pages of windows", n_windows, most))?;
     let most = if identity.state_bytes > 0 {
         MOST_STATES
     } else {
@@ -273,6 +295,7 @@ fn read_head(
         n_tokens: tokens,
         numbers: times(numbers, size_of::<u32>())?,
         pages: times(pages, identity.page_bytes)?,
+        windows: times(windows, identity.window_bytes)?,
         states: times(states, identity.state_bytes)?,
     };
     let content = Content {
@@ -330,9 +353,10 @@ pub fn read(path: &Path, identity: &Identity, most_tokens: usize) -> Result<Cont
     };
     let numbers = part(sizes.numbers)?;
     let pages = part(sizes.pages)?;
+    let windows = part(sizes.windows)?;
     let states = part(sizes.states)?;
     let sum = part(size_of::<Sum>())?;
-    if checksum::of(&[&head[..], &numbers, &pages, &states]) != sum[..] {
+    if checksum::of(&[&head[..], &numbers, &pages, &windows, &states]) != sum[..] {
         return Err(refusal("its checksum does not fit its bytes", AGAIN));
     }
     let number = |bytes: &[u8]| bytes.try_into().map(u32::from_le_bytes).unwrap_or(u32::MAX);
@@ -342,6 +366,6 @@ pub fn read(path: &Path, identity: &Identity, most_tokens: usize) -> Result<Cont
     if !content.state_ends.iter().all(inside) {
         return Err(refusal("it has a state behind its last token", AGAIN));
     }
-    (content.pages, content.states) = (pages, states);
+    (content.pages, content.windows, content.states) = (pages, windows, states);
     Ok(content)
 }

@@ -5,6 +5,12 @@
 //! A page is on the device, or has given way and is in the host's memory; what lies before a page on
 //! the device is there too. Where layers keep a state, some tokens of a page have a snapshot of it,
 //! always in the host's memory: a sequence goes on from such a token alone.
+//!
+//! Layers that see a window have pages of their own, which a node has or has not: a sequence goes on
+//! where those of a window's tokens are all there. They give way before others where no sequence is
+//! likely to go on: where one has ended, where texts part, and now and then on the way, they stay.
+
+mod windowed;
 
 use std::collections::VecDeque;
 
@@ -12,7 +18,7 @@ use sha2::{Digest, Sha256};
 
 use super::host::{Bytes, Host};
 use super::store::Store;
-use crate::backend::{Storage, PAGE_TOKENS};
+use crate::backend::{Kind, Storage, Windows, PAGE_TOKENS};
 use crate::checksum::Sum;
 use crate::error::Result;
 
@@ -32,13 +38,26 @@ enum Place {
     Host(Bytes),
 }
 
+/// A node's keys and values in layers that see a window.
+#[derive(Debug)]
+struct Windowed {
+    place: Place,
+    /// Sequences whose window it is in: they read the node too.
+    users: usize,
+    used: u64,
+}
+
 /// A page in the tree.
 #[derive(Debug)]
 struct Node {
     parent: Option<usize>,
+    /// Pages before it.
+    depth: usize,
     /// A whole page, or less: then nothing follows it, and nobody reads it but to copy it.
     tokens: Box<[u32]>,
     place: Place,
+    /// Of the first tokens of the page, as many as it has.
+    windowed: Option<Windowed>,
     /// Sequences that read it. Who reads a page reads those before it too.
     users: usize,
     children: Vec<usize>,
@@ -54,6 +73,20 @@ struct Node {
 impl Node {
     fn page(&self) -> Option<u32> {
         match self.place {
+            Place::Device(page) => Some(page),
+            Place::Host(_) => None,
+        }
+    }
+
+    fn place(&self, kind: Kind) -> Option<&Place> {
+        match kind {
+            Kind::Whole => Some(&self.place),
+            Kind::Windowed => self.windowed.as_ref().map(|its| &its.place),
+        }
+    }
+
+    fn windowed_page(&self) -> Option<u32> {
+        match self.windowed.as_ref()?.place {
             Place::Device(page) => Some(page),
             Place::Host(_) => None,
         }
@@ -132,9 +165,32 @@ pub struct Prefixes {
     unstored: VecDeque<usize>,
     /// Whether sequences have states, so that pages serve with a snapshot alone.
     pub stateful: bool,
+    /// Where layers see a window: pages serve with those of a window alone.
+    pub windows: Option<Windows>,
+    /// Of their pages those that are nobody's.
+    pub free_windowed: Vec<u32>,
+}
+
+/// What is in the host's memory and may give way.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Given {
+    Windowed,
+    /// Behind so many tokens.
+    State(usize),
+    Page,
 }
 
 impl Prefixes {
+    /// Nothing kept, and all pages of layers that see a window free.
+    pub fn new(windows: Option<Windows>) -> Self {
+        let n_pages = windows.map_or(0, |windows| windows.n_pages);
+        Self {
+            windows,
+            free_windowed: (1..n_pages as u32).rev().collect(),
+            ..Self::default()
+        }
+    }
+
     fn node(&self, id: usize) -> Option<&Node> {
         self.nodes.get(id).and_then(Option::as_ref)
     }
@@ -182,7 +238,7 @@ impl Prefixes {
         if let Some(store) = &self.store {
             for page in rest.chunks_exact(PAGE_TOKENS) {
                 behind = key(&behind, page);
-                if !store.has_page(&behind) {
+                if !store.has_page(Kind::Whole, &behind) {
                     break;
                 }
                 found.whole.push(Source::Stored(behind));
@@ -192,7 +248,15 @@ impl Prefixes {
         if self.stateful {
             self.cut(&mut found, tokens);
         }
+        if let Some(windows) = self.windows {
+            self.cut_to_window(&mut found, &windows);
+        }
         found
+    }
+
+    /// Whether the pages of all layers that see everything are not enough to go on.
+    pub fn needs_more(&self) -> bool {
+        self.stateful || self.windows.is_some()
     }
 
     /// Leaves of what was found of `tokens` the part up to the last token whose state is kept.
@@ -284,13 +348,14 @@ impl Prefixes {
         }
     }
 
-    /// Copies a whole page of `tokens`, or the first tokens of one, to `page`. Says whether it was
-    /// there still, and whether something in it is beyond what the cache's type holds.
+    /// Copies a whole page of `tokens`, or the first tokens of one, to `page` of the `kind`. Says
+    /// whether it was there still, and whether something in it is beyond what the cache's type holds.
     ///
     /// # Errors
     /// What the backend says.
     pub fn fetch(
         &mut self,
+        kind: Kind,
         source: Source,
         tokens: &[u32],
         page: u32,
@@ -298,37 +363,38 @@ impl Prefixes {
     ) -> Result<Option<bool>> {
         self.clock += 1;
         let used = self.clock;
-        match source {
+        let size = storage.page_bytes(kind);
+        let key = match source {
+            Source::Stored(key) => key,
             Source::Node(id) => {
                 let Some(node) = self.node_mut(id).filter(|n| n.tokens.starts_with(tokens)) else {
                     return Ok(None);
                 };
                 node.used = used;
-                let saturated = node.saturated;
-                match &node.place {
-                    Place::Host(bytes) => storage.write_page(page, bytes.bytes())?,
-                    Place::Device(from) => {
-                        let from = *from;
-                        let mut bytes = vec![0; storage.page_bytes()];
-                        storage.read_page(from, &mut bytes)?;
-                        storage.write_page(page, &bytes)?;
+                match node.place(kind) {
+                    Some(Place::Host(bytes)) => {
+                        storage.write_page(kind, page, bytes.bytes())?;
+                        return Ok(Some(node.saturated));
                     }
+                    Some(Place::Device(from)) => {
+                        let mut bytes = vec![0; size];
+                        storage.read_page(kind, *from, &mut bytes)?;
+                        storage.write_page(kind, page, &bytes)?;
+                        return Ok(Some(node.saturated));
+                    }
+                    // Only whole pages are in the store.
+                    None if tokens.len() < PAGE_TOKENS => return Ok(None),
+                    None => node.key,
                 }
-                Ok(Some(saturated))
             }
-            Source::Stored(key) => {
-                let bytes = storage.page_bytes();
-                let read = self
-                    .store
-                    .as_mut()
-                    .and_then(|s| s.read_page(&key, tokens, bytes));
-                let Some((saturated, read)) = read else {
-                    return Ok(None);
-                };
-                storage.write_page(page, &read)?;
-                Ok(Some(saturated))
-            }
-        }
+        };
+        let store = self.store.as_mut();
+        let read = store.and_then(|s| s.read_page(kind, &key, tokens, size));
+        let Some((saturated, read)) = read else {
+            return Ok(None);
+        };
+        storage.write_page(kind, page, &read)?;
+        Ok(Some(saturated))
     }
 
     /// The page of a node that is on the device.
@@ -385,8 +451,11 @@ impl Prefixes {
                     if known && (node.page().is_some() || n < node.tokens.len()) {
                         return Kept::Known(id);
                     }
+                    // Of fewer tokens.
+                    let mut windowed = None;
                     if !known {
                         (node.tokens, node.key) = (tokens.into(), key);
+                        windowed = node.windowed.take();
                     }
                     node.saturated = saturated;
                     let whole = node.tokens.len() == PAGE_TOKENS;
@@ -394,6 +463,7 @@ impl Prefixes {
                     if whole && self.store.is_some() {
                         self.unstored.push_back(id);
                     }
+                    self.drop_windowed(windowed);
                     return match place {
                         Place::Device(free) => Kept::Instead { node: id, free },
                         Place::Host(bytes) => {
@@ -404,10 +474,13 @@ impl Prefixes {
                 }
             }
         }
+        let before = parent.and_then(|id| self.node(id));
         let node = Node {
             parent,
+            depth: before.map_or(0, |n| n.depth + 1),
             tokens: tokens.into(),
             place: Place::Device(page),
+            windowed: None,
             users: 0,
             children: Vec::new(),
             used,
@@ -494,9 +567,9 @@ impl Prefixes {
         };
         let mut moved = false;
         if let Some(storage) = storage {
-            let bytes = storage.page_bytes();
+            let bytes = storage.page_bytes(Kind::Whole);
             if let Some(mut piece) = self.piece(storage, bytes, used) {
-                if let Err(e) = storage.read_page(page, piece.bytes_mut()) {
+                if let Err(e) = storage.read_page(Kind::Whole, page, piece.bytes_mut()) {
                     self.host.give(piece);
                     return Err(e);
                 }
@@ -532,7 +605,7 @@ impl Prefixes {
     }
 
     /// Frees what was used longest ago of the host's memory, if that was before `used`: a page that
-    /// nothing follows, or a state.
+    /// nothing follows, one of layers that see a window, or a state.
     fn give_way(&mut self, used: u64) -> bool {
         let nodes = || {
             let nodes = self.nodes.iter().enumerate();
@@ -540,15 +613,23 @@ impl Prefixes {
         };
         let pages = nodes()
             .filter(|(_, n)| n.page().is_none() && n.children.is_empty())
-            .map(|(id, n)| (n.used, id, None));
+            .map(|(id, n)| (n.used, id, Given::Page));
         let states = nodes().flat_map(|(id, n)| {
             let all = n.snapshots.iter();
-            all.map(move |s| (s.used, id, Some(s.tokens)))
+            all.map(move |s| (s.used, id, Given::State(s.tokens)))
         });
-        let oldest = pages.chain(states).min();
+        let windowed = nodes().filter_map(|(id, n)| {
+            let its = n.windowed.as_ref()?;
+            matches!(its.place, Place::Host(_)).then_some((its.used, id, Given::Windowed))
+        });
+        let oldest = pages.chain(states).chain(windowed).min();
         match oldest.filter(|(at, _, _)| *at < used) {
-            Some((_, id, None)) => self.forget(id),
-            Some((_, id, Some(tokens))) => {
+            Some((_, id, Given::Page)) => self.forget(id),
+            Some((_, id, Given::Windowed)) => {
+                let its = self.node_mut(id).and_then(|node| node.windowed.take());
+                self.drop_windowed(its);
+            }
+            Some((_, id, Given::State(tokens))) => {
                 let node = self.nodes.get_mut(id).and_then(Option::as_mut);
                 let at = node.and_then(|node| {
                     let at = node.snapshots.iter().position(|s| s.tokens == tokens)?;
@@ -577,6 +658,7 @@ impl Prefixes {
             }
             let states = node.snapshots.into_iter().map(|s| s.state);
             self.host.give_all(states);
+            self.drop_windowed(node.windowed);
         }
     }
 
@@ -600,25 +682,32 @@ impl Prefixes {
     /// # Errors
     /// What the backend says.
     pub fn store_one(&mut self, storage: &mut dyn Storage) -> Result<bool> {
-        let Some(store) = &mut self.store else {
-            return Ok(false);
-        };
         while let Some(id) = self.unstored.front().copied() {
+            let rests = self.is_resting(id);
+            let Some(store) = &mut self.store else {
+                return Ok(false);
+            };
             let node = self.nodes.get(id).and_then(Option::as_ref);
             if let Some(node) = node.filter(|n| n.tokens.len() == PAGE_TOKENS) {
                 let state = node.snapshot(PAGE_TOKENS);
                 let state = state.filter(|_| !store.knows_state(&node.key));
-                let page = !store.knows_page(&node.key);
-                if (page || state.is_some()) && !store.is_ready() {
+                let kinds = Kind::ALL.into_iter().filter(|kind| {
+                    let wanted = *kind == Kind::Whole || rests;
+                    wanted && !store.knows_page(*kind, &node.key)
+                });
+                let page = kinds
+                    .filter_map(|kind| Some((kind, node.place(kind)?)))
+                    .next();
+                if (page.is_some() || state.is_some()) && !store.is_ready() {
                     return Ok(false);
                 }
-                if page {
-                    let mut bytes = vec![0; storage.page_bytes()];
-                    match &node.place {
+                if let Some((kind, place)) = page {
+                    let mut bytes = vec![0; storage.page_bytes(kind)];
+                    match place {
                         Place::Host(page) => bytes.copy_from_slice(page.bytes()),
-                        Place::Device(page) => storage.read_page(*page, &mut bytes)?,
+                        Place::Device(page) => storage.read_page(kind, *page, &mut bytes)?,
                     }
-                    store.write_page(node.key, &node.tokens, node.saturated, bytes);
+                    store.write_page(kind, node.key, &node.tokens, node.saturated, bytes);
                     return Ok(true);
                 }
                 if let Some(snapshot) = state {

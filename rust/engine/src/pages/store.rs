@@ -15,7 +15,7 @@ use std::time::{Duration, SystemTime};
 
 use super::format::{self, Content, Identity};
 use super::Counts;
-use crate::backend::PAGE_TOKENS;
+use crate::backend::{Kind, PAGE_TOKENS};
 use crate::checksum::Sum;
 use crate::error::{Error, Result};
 
@@ -197,7 +197,7 @@ impl Store {
                 let used = stat.modified().unwrap_or(SystemTime::UNIX_EPOCH);
                 let path = file.path();
                 match path.extension().and_then(|e| e.to_str()) {
-                    Some("page" | "state") if stat.is_file() => index.add(
+                    Some("page" | "window" | "state") if stat.is_file() => index.add(
                         path,
                         Entry {
                             bytes: stat.len(),
@@ -243,8 +243,12 @@ impl Store {
         self.root
     }
 
-    fn page_path(&self, key: &Sum) -> PathBuf {
-        self.folder.join(hex(key) + ".page")
+    fn page_path(&self, kind: Kind, key: &Sum) -> PathBuf {
+        let ending = match kind {
+            Kind::Whole => ".page",
+            Kind::Windowed => ".window",
+        };
+        self.folder.join(hex(key) + ending)
     }
 
     fn state_path(&self, key: &Sum) -> PathBuf {
@@ -261,8 +265,8 @@ impl Store {
     }
 
     /// Whether there is a page that can be read.
-    pub fn has_page(&self, key: &Sum) -> bool {
-        self.has(&self.page_path(key))
+    pub fn has_page(&self, kind: Kind, key: &Sum) -> bool {
+        self.has(&self.page_path(kind, key))
     }
 
     /// Whether there is a state that can be read.
@@ -271,8 +275,8 @@ impl Store {
     }
 
     /// Whether a page is there or about to be.
-    pub fn knows_page(&self, key: &Sum) -> bool {
-        self.knows(&self.page_path(key))
+    pub fn knows_page(&self, kind: Kind, key: &Sum) -> bool {
+        self.knows(&self.page_path(kind, key))
     }
 
     /// Whether a state is there or about to be.
@@ -302,18 +306,24 @@ impl Store {
     }
 
     /// A page of `tokens`, whether something in it is beyond what the cache's type holds, and what
-    /// it holds in all layers, `bytes` long.
+    /// it holds in all layers of the `kind`, `bytes` long.
     pub fn read_page(
         &mut self,
+        kind: Kind,
         key: &Sum,
         tokens: &[u32],
         bytes: usize,
     ) -> Option<(bool, Vec<u8>)> {
-        let path = self.page_path(key);
-        let content = self.read(&path, |c| {
-            c.key == *key && c.tokens == tokens && c.pages.len() == bytes
+        let path = self.page_path(kind, key);
+        let content = self.read(&path, |c| match kind {
+            Kind::Whole => c.key == *key && c.tokens == tokens && c.pages.len() == bytes,
+            // Its tokens are in the file of the other layers.
+            Kind::Windowed => c.key == *key && c.tokens.is_empty() && c.windows.len() == bytes,
         })?;
-        Some((content.saturated, content.pages))
+        Some(match kind {
+            Kind::Whole => (content.saturated, content.pages),
+            Kind::Windowed => (content.saturated, content.windows),
+        })
     }
 
     /// A state of `bytes` bytes.
@@ -336,9 +346,10 @@ impl Store {
     }
 
     fn hand(&mut self, path: PathBuf, content: Content) {
-        let bytes = content.pages.len().saturating_add(content.states.len());
+        let parts = [&content.pages, &content.windows, &content.states];
+        let bytes = parts.map(|part| part.len() as u64);
         let entry = Entry {
-            bytes: bytes as u64,
+            bytes: bytes.into_iter().fold(0, u64::saturating_add),
             used: SystemTime::now(),
             written: false,
         };
@@ -353,14 +364,26 @@ impl Store {
         }
     }
 
-    /// Has a page written.
-    pub fn write_page(&mut self, key: Sum, tokens: &[u32], saturated: bool, pages: Vec<u8>) {
-        let path = self.page_path(&key);
+    /// Has a page of a kind written.
+    pub fn write_page(
+        &mut self,
+        kind: Kind,
+        key: Sum,
+        tokens: &[u32],
+        saturated: bool,
+        bytes: Vec<u8>,
+    ) {
+        let path = self.page_path(kind, &key);
+        let (tokens, pages, windows) = match kind {
+            Kind::Whole => (tokens.to_vec(), bytes, Vec::new()),
+            Kind::Windowed => (Vec::new(), Vec::new(), bytes),
+        };
         let content = Content {
             key,
             saturated,
-            tokens: tokens.to_vec(),
+            tokens,
             pages,
+            windows,
             ..Content::default()
         };
         self.hand(path, content);

@@ -249,6 +249,19 @@ impl Plan {
         Some(Hidden { after, x, norm })
     }
 
+    /// By layer, how many tokens the ops see that attend to its cache, where none of them sees all.
+    pub fn windows(&self) -> Vec<Option<usize>> {
+        let mut seen = vec![Some(0); self.kv.len()];
+        for op in self.ops.iter().map(Op::signature) {
+            let layer = op.cache.filter(|_| op.attends().is_some());
+            if let Some(most) = layer.and_then(|cache| seen.get_mut(cache.layer)) {
+                *most = most.zip(op.window).map(|(a, b)| a.max(b));
+            }
+        }
+        let attended = |window: Option<usize>| window.filter(|tokens| *tokens > 0);
+        seen.into_iter().map(attended).collect()
+    }
+
     /// Bytes of all tables of angles for `positions` positions.
     pub fn rope_bytes(&self, positions: usize) -> usize {
         let tables = self.ropes.iter().map(|table| table.bytes(positions));

@@ -9,8 +9,8 @@ use super::interpreter::Interpreter;
 use super::memory::{self, MAX_ROWS};
 use super::simd::{self, Isa, Task};
 use crate::backend::{
-    Backend, Batch, Draft, Event, Finish, Limits, LogitsPath, RunnerOptions, SlotRequest, Storage,
-    Weights, ROUND_ROWS,
+    Backend, Batch, Draft, Event, Finish, Kind, Limits, LogitsPath, RunnerOptions, SlotRequest,
+    Storage, Weights, ROUND_ROWS,
 };
 use crate::error::{Error, Result};
 use crate::plan::Plan;
@@ -147,6 +147,7 @@ impl CpuBackend {
             n_slots: options.n_slots,
             n_ctx: options.n_ctx,
             n_pages: options.n_pages,
+            windows: options.windows,
         };
         Ok(Self {
             interpreter,
@@ -322,20 +323,20 @@ impl Storage for CpuBackend {
         "cpu"
     }
 
-    fn page_bytes(&self) -> usize {
-        self.interpreter.kv.pages.page_bytes()
+    fn page_bytes(&self, kind: Kind) -> usize {
+        self.interpreter.kv.pages.page_bytes(kind)
     }
 
     fn state_bytes(&self) -> usize {
         self.interpreter.plan().state_bytes()
     }
 
-    fn read_page(&mut self, page: u32, to: &mut [u8]) -> Result<()> {
-        self.interpreter.kv.read_page(page, to)
+    fn read_page(&mut self, kind: Kind, page: u32, to: &mut [u8]) -> Result<()> {
+        self.interpreter.kv.read_page(kind, page, to)
     }
 
-    fn write_page(&mut self, page: u32, from: &[u8]) -> Result<()> {
-        self.interpreter.kv.write_page(page, from)
+    fn write_page(&mut self, kind: Kind, page: u32, from: &[u8]) -> Result<()> {
+        self.interpreter.kv.write_page(kind, page, from)
     }
 
     fn read_state(&mut self, slot: usize, to: &mut [u8]) -> Result<()> {
@@ -352,12 +353,12 @@ impl Backend for CpuBackend {
         &self.limits
     }
 
-    fn map_pages(&mut self, slot: usize, first: usize, pages: &[u32]) -> Result<()> {
-        self.interpreter.kv.map_pages(slot, first, pages)
+    fn map_pages(&mut self, kind: Kind, slot: usize, first: usize, pages: &[u32]) -> Result<()> {
+        self.interpreter.kv.map_pages(kind, slot, first, pages)
     }
 
-    fn copy_page(&mut self, from: u32, to: u32) -> Result<()> {
-        self.interpreter.kv.copy_page(from, to)
+    fn copy_page(&mut self, kind: Kind, from: u32, to: u32) -> Result<()> {
+        self.interpreter.kv.copy_page(kind, from, to)
     }
 
     fn shares_pages(&self) -> bool {

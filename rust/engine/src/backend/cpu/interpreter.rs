@@ -14,7 +14,7 @@ use super::memory::{filled, most_rows, reserve, vector};
 use super::recurrence::{Around, DeltaNet, ShortConv, States};
 use super::rowwise::{self, CosSin, Normed, RmsNorm};
 use super::simd::{self, Level};
-use crate::backend::{no_hidden, Batch, KvPages, Runner, RunnerOptions, Weights};
+use crate::backend::{no_hidden, Batch, Kind, KvPages, Runner, RunnerOptions, Weights};
 use crate::error::{Error, Result};
 use crate::plan::{BufferId, Op, Plan, RopeTable, WeightId};
 
@@ -78,7 +78,7 @@ impl Interpreter {
             of_rows: CosSin::default(),
         };
         let angles = plan.ropes.iter().map(angles).collect();
-        let kv = KvCache::new(KvPages::new(&plan.kv, options)?)?;
+        let kv = KvCache::new(KvPages::new(&plan, options)?)?;
         let states = States::new(&plan.states, options.n_slots)?;
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(options.threads)
@@ -578,7 +578,7 @@ impl Runner for Interpreter {
     }
 
     fn map_pages(&mut self, slot: usize, first: usize, pages: &[u32]) -> Result<()> {
-        self.kv.map_pages(slot, first, pages)
+        self.kv.map_pages(Kind::Whole, slot, first, pages)
     }
 
     fn write(&mut self, id: BufferId, rows: &[f32]) -> Result<()> {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::memory::filled;
 use crate::backend::storage::check_bytes;
-use crate::backend::{KvLayer, KvPages, PAGE_TOKENS};
+use crate::backend::{Kind, KvLayer, KvPages, PAGE_TOKENS};
 use crate::error::Result;
 
 /// The first byte of one head of one token in a pool of `[layer][page][k|v][kv head][token]` heads.
@@ -20,20 +20,20 @@ fn address(
     let KvLayer {
         shape,
         head_bytes,
-        before,
+        at,
+        ..
     } = pages.layers[layer];
     let side = page * 2 + usize::from(part == Part::V);
-    before * 2 * pages.n_pages
-        + ((side * shape.n_head_kv + head) * PAGE_TOKENS + entry) * head_bytes
+    at * 2 + ((side * shape.n_head_kv + head) * PAGE_TOKENS + entry) * head_bytes
 }
 
-/// Keys and values of every layer, encoded in a quant type; and the page table,
+/// Keys and values of every layer, encoded in a quant type; and by kind the page table,
 /// `[slot][page of the sequence]`, where 0 means "not mapped".
 #[derive(Debug)]
 pub struct KvCache {
     pub pages: KvPages,
     data: Vec<u8>,
-    page_table: Vec<u32>,
+    page_tables: [Vec<u32>; 2],
     /// By slot: whether a key or value was beyond what the type holds.
     saturated: Vec<bool>,
 }
@@ -52,9 +52,13 @@ impl KvCache {
     /// [`crate::Error::Memory`] where its size overflows or cannot be had.
     pub fn new(pages: KvPages) -> Result<Self> {
         let data = pages.bytes().and_then(zeroed);
+        let table = |is_used| {
+            let entries = if is_used { pages.entries() } else { 0 };
+            filled(entries, 0, "the tables of pages")
+        };
         Ok(Self {
             data: data.ok_or_else(|| pages.no_room(None))?,
-            page_table: filled(pages.entries(), 0, "the tables of pages")?,
+            page_tables: [table(true)?, table(pages.windows.is_some())?],
             saturated: vec![false; pages.n_slots],
             pages,
         })
@@ -77,24 +81,32 @@ impl KvCache {
         self.pages.n_ctx
     }
 
-    /// Writes `pages` into the page table of `slot`, from entry `first` on.
+    /// Writes `pages` of a kind into the page table of `slot`, from entry `first` on.
     ///
     /// # Errors
     /// As [`KvPages::mapping`].
-    pub fn map_pages(&mut self, slot: usize, first: usize, pages: &[u32]) -> Result<()> {
-        let entries = self.pages.mapping(slot, first, pages)?;
-        self.page_table[entries].copy_from_slice(pages);
+    pub fn map_pages(
+        &mut self,
+        kind: Kind,
+        slot: usize,
+        first: usize,
+        pages: &[u32],
+    ) -> Result<()> {
+        let entries = self.pages.mapping(kind, slot, first, pages)?;
+        if let Some(entries) = self.page_tables[kind as usize].get_mut(entries) {
+            entries.copy_from_slice(pages);
+        }
         Ok(())
     }
 
-    /// Copies what the page `from` holds in all layers to the page `to`.
+    /// Copies what the page `from` holds in all layers of its kind to the page `to`.
     ///
     /// # Errors
     /// As [`KvPages::check_page`].
-    pub fn copy_page(&mut self, from: u32, to: u32) -> Result<()> {
-        self.pages.check_page(from)?;
-        self.pages.check_page(to)?;
-        for (layer, of) in self.pages.layers.iter().enumerate() {
+    pub fn copy_page(&mut self, kind: Kind, from: u32, to: u32) -> Result<()> {
+        self.pages.check_page(kind, from)?;
+        self.pages.check_page(kind, to)?;
+        for (layer, of) in self.pages.of_kind(kind) {
             let at = |page: u32| address(&self.pages, layer, page as usize, Part::K, 0, 0);
             let (from, to) = (at(from), at(to));
             // Keys, and behind them values.
@@ -103,13 +115,13 @@ impl KvCache {
         Ok(())
     }
 
-    /// What a page holds in all layers, each layer's keys and behind them its values.
+    /// What a page holds in all layers of its kind, each layer's keys and behind them its values.
     ///
     /// # Errors
     /// [`crate::Error::Internal`] for a page that does not exist or another number of bytes.
-    pub fn read_page(&self, page: u32, to: &mut [u8]) -> Result<()> {
+    pub fn read_page(&self, kind: Kind, page: u32, to: &mut [u8]) -> Result<()> {
         let mut rest = to;
-        for place in self.page_places(page, rest.len())? {
+        for place in self.page_places(kind, page, rest.len())? {
             let (part, more) = rest.split_at_mut(place.len());
             part.copy_from_slice(&self.data[place]);
             rest = more;
@@ -121,9 +133,9 @@ impl KvCache {
     ///
     /// # Errors
     /// As there.
-    pub fn write_page(&mut self, page: u32, from: &[u8]) -> Result<()> {
+    pub fn write_page(&mut self, kind: Kind, page: u32, from: &[u8]) -> Result<()> {
         let mut rest = from;
-        for place in self.page_places(page, from.len())? {
+        for place in self.page_places(kind, page, from.len())? {
             let (part, more) = rest.split_at(place.len());
             self.data[place].copy_from_slice(part);
             rest = more;
@@ -131,26 +143,26 @@ impl KvCache {
         Ok(())
     }
 
-    fn page_places(&self, page: u32, bytes: usize) -> Result<Vec<Range<usize>>> {
-        self.pages.check_page(page)?;
-        check_bytes("page", bytes, self.pages.page_bytes())?;
-        let layers = self.pages.layers.iter().enumerate();
+    fn page_places(&self, kind: Kind, page: u32, bytes: usize) -> Result<Vec<Range<usize>>> {
+        self.pages.check_page(kind, page)?;
+        check_bytes("page", bytes, self.pages.page_bytes(kind))?;
         let place = |(layer, of): (usize, &KvLayer)| {
             let at = address(&self.pages, layer, page as usize, Part::K, 0, 0);
             at..at + 2 * of.page_bytes()
         };
-        Ok(layers.map(place).collect())
+        Ok(self.pages.of_kind(kind).map(place).collect())
     }
 
-    /// The page that holds a position of a slot, or `None` past the limit or where none is mapped.
-    fn page(&self, slot: usize, position: usize) -> Option<usize> {
+    /// The page of a kind that holds a position of a slot, or `None` past the limit or where none is
+    /// mapped.
+    fn page(&self, kind: Kind, slot: usize, position: usize) -> Option<usize> {
         if position >= self.pages.n_ctx {
             return None;
         }
         let entry = slot
             .checked_mul(self.pages.per_slot())?
             .checked_add(position / PAGE_TOKENS)?;
-        self.page_table
+        self.page_tables[kind as usize]
             .get(entry)
             .map(|page| *page as usize)
             .filter(|page| *page != 0)
@@ -168,12 +180,15 @@ impl KvCache {
         k: &[f32],
         v: &[f32],
     ) -> bool {
-        let Some(page) = self.page(slot, position) else {
+        let KvLayer {
+            shape,
+            head_bytes,
+            kind,
+            ..
+        } = self.pages.layers[layer];
+        let Some(page) = self.page(kind, slot, position) else {
             return false;
         };
-        let KvLayer {
-            shape, head_bytes, ..
-        } = self.pages.layers[layer];
         let dim = shape.head_dim;
         let ty = self.pages.ty;
         let largest = ty.largest;
@@ -210,10 +225,11 @@ impl KvCache {
         head: usize,
         tokens: usize,
     ) -> Option<&[u8]> {
-        let page = self.page(slot, page_index * PAGE_TOKENS)?;
+        let of = self.pages.layers[layer];
+        let page = self.page(of.kind, slot, page_index * PAGE_TOKENS)?;
         let at = address(&self.pages, layer, page, part, head, 0);
         self.data
-            .get(at..at + tokens.min(PAGE_TOKENS) * self.pages.layers[layer].head_bytes)
+            .get(at..at + tokens.min(PAGE_TOKENS) * of.head_bytes)
     }
 
     /// The whole pool, for tests that look at every byte.
@@ -239,7 +255,7 @@ fn zeroed(bytes: usize) -> Option<Vec<u8>> {
 mod tests {
     use super::*;
     use crate::backend::{GpuOptions, RunnerOptions};
-    use crate::plan::KvShape;
+    use crate::plan::{KvShape, Plan};
     use crate::quant;
     use proptest::prelude::*;
 
@@ -257,11 +273,16 @@ mod tests {
             n_slots: 1,
             n_ctx: PAGE_TOKENS,
             n_pages,
+            windows: None,
             kv_type: quant::kv_types().next().expect("a type"),
             threads: 1,
             gpu: GpuOptions::default(),
         };
-        KvPages::new(&shapes, &options).expect("heads of any width")
+        let plan = Plan {
+            kv: shapes,
+            ..Plan::default()
+        };
+        KvPages::new(&plan, &options).expect("heads of any width")
     }
 
     /// Any cache whose pool a 64-bit machine could address, most of them far beyond 4 GiB; each

@@ -4,7 +4,7 @@
 use super::experts::Gathered;
 use super::rowwise::Normed;
 use super::{attention, matvec};
-use crate::backend::{KvPages, Needs, RunnerOptions};
+use crate::backend::{Kind, KvPages, Needs, RunnerOptions};
 use crate::error::{Error, Result};
 use crate::plan::signature::Role;
 use crate::plan::{self, Op, Plan, WeightId};
@@ -33,11 +33,12 @@ pub fn most_rows(options: &RunnerOptions) -> usize {
 /// # Errors
 /// As [`KvPages::new`].
 pub fn needs(plan: &Plan, options: &RunnerOptions) -> Result<Needs> {
-    let kv = KvPages::new(&plan.kv, options)?;
+    let kv = KvPages::new(plan, options)?;
     let file_bytes = |w: &plan::Weight| w.bytes().map_or(u64::MAX, |bytes| bytes as u64);
     Ok(Needs {
         weights: sum(plan.weights.iter().map(file_bytes)),
         kv: kv.needed(),
+        windows: kv.bytes_of_kind(Kind::Windowed) as u64,
         activations: activations(plan, options),
         scratch: sum([
             products(plan, options).max(by_experts(plan, options)),
@@ -46,6 +47,7 @@ pub fn needs(plan: &Plan, options: &RunnerOptions) -> Result<Needs> {
             sampling(plan, options),
             // A page's number in the table, and in the list of those that are free.
             product(&[options.n_pages, 2 * size_of::<u32>()]),
+            product(&[kv.pages_of_kind(Kind::Windowed), 2 * size_of::<u32>()]),
         ]),
     })
 }

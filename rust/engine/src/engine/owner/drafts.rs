@@ -1,5 +1,5 @@
 //! What a step is told of the tokens to come: drafts, which it verifies, and what constrained sequences
-//! may draw.
+//! may draw; and which pages it will need.
 
 use std::time::Instant;
 
@@ -11,6 +11,19 @@ use crate::engine::turns::{MIN_ROWS, SHARED_SLICE};
 use crate::error::Result;
 
 impl Owner {
+    /// Has the pages that layers with a window need for the steps that may be queued now.
+    pub(super) fn see(&mut self) -> Result<()> {
+        for active in self.active.iter_mut().flatten().filter(|a| a.decodes()) {
+            if let Task::Generate(g) = &active.task {
+                // The token drawn last was not fed.
+                let next = (g.request.prompt.len() + g.drawn.len()).saturating_sub(1);
+                let sequence = &mut active.sequence;
+                sequence.see(&mut *self.backend, next, next + ROUND_ROWS)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Has the step that stopped before its draw go on: what was drawn last is known by now.
     pub(super) fn constrain(&mut self) -> Result<()> {
         if !self.backend.awaits_draw() {

@@ -61,13 +61,16 @@ fn the_backend_may_be_fed_in_any_pieces() {
         n_slots: 1,
         n_ctx: 200,
         n_pages: pool_pages(1, 200),
+        windows: None,
         kv_type: options(1).kv_type().unwrap(),
         threads: 1,
         gpu: crate::backend::GpuOptions::default(),
     };
     let plan = Arc::new(arch::plan(&model.config().unwrap()).unwrap());
     let mut backend = CpuBackend::new(plan, model, &runner).unwrap();
-    backend.map_pages(0, 0, &[1, 2, 3, 4]).unwrap();
+    backend
+        .map_pages(crate::backend::Kind::Whole, 0, 0, &[1, 2, 3, 4])
+        .unwrap();
     let ids: Vec<u32> = (0..200).map(|i| i * 11 % 250).collect();
     let whole = backend.hidden(0, &ids, 0, 200).unwrap();
     let width = whole.len() / 200;

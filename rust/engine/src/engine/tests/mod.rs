@@ -3,7 +3,7 @@ use std::collections::HashMap;
 use std::sync::Barrier;
 
 use super::*;
-use crate::backend::{Draft, Event, Finish, SlotRequest};
+use crate::backend::{Draft, Event, Finish, Kind, SlotRequest};
 use crate::gguf::{Array, Value};
 use crate::quant;
 use crate::sampler::{random, Allowed, Params};
@@ -163,7 +163,8 @@ struct Faulty {
     faults: Faults,
     steps: usize,
     /// By slot its pages, and the tokens of its prompt.
-    tables: HashMap<usize, Vec<u32>>,
+    /// By slot, a kind each.
+    tables: [HashMap<usize, Vec<u32>>; 2],
     prompts: HashMap<usize, usize>,
     /// By slot the first token of its prompt.
     firsts: HashMap<usize, u32>,
@@ -172,11 +173,13 @@ struct Faulty {
 impl Faulty {
     /// Nobody else reads what is written.
     fn writes(&self, slot: usize, position: usize) {
-        let page = self.tables[&slot][position / crate::backend::PAGE_TOKENS];
-        assert!(page != 0, "position {position} of slot {slot} has no page");
-        for (other, pages) in &self.tables {
-            let reads = *other != slot && pages.contains(&page);
-            assert!(!reads, "slot {slot} writes page {page} of slot {other}");
+        for tables in self.tables.iter().filter(|tables| !tables.is_empty()) {
+            let page = tables[&slot][position / crate::backend::PAGE_TOKENS];
+            assert!(page != 0, "position {position} of slot {slot} has no page");
+            for (other, pages) in tables {
+                let reads = *other != slot && pages.contains(&page);
+                assert!(!reads, "slot {slot} writes page {page} of slot {other}");
+            }
         }
     }
 
@@ -197,17 +200,18 @@ impl Backend for Faulty {
         self.inner.limits()
     }
 
-    fn map_pages(&mut self, slot: usize, first: usize, pages: &[u32]) -> Result<()> {
-        let table = self.tables.entry(slot).or_default();
+    fn map_pages(&mut self, kind: Kind, slot: usize, first: usize, pages: &[u32]) -> Result<()> {
+        let table = self.tables[kind as usize].entry(slot).or_default();
         table.resize(table.len().max(first + pages.len()), 0);
         table[first..first + pages.len()].copy_from_slice(pages);
-        self.inner.map_pages(slot, first, pages)
+        self.inner.map_pages(kind, slot, first, pages)
     }
 
-    fn copy_page(&mut self, from: u32, to: u32) -> Result<()> {
-        let readers = self.tables.values().filter(|pages| pages.contains(&to));
+    fn copy_page(&mut self, kind: Kind, from: u32, to: u32) -> Result<()> {
+        let tables = self.tables[kind as usize].values();
+        let readers = tables.filter(|pages| pages.contains(&to));
         assert_eq!(readers.count(), 1, "page {to} is copied to");
-        self.inner.copy_page(from, to)
+        self.inner.copy_page(kind, from, to)
     }
 
     fn shares_pages(&self) -> bool {
@@ -333,6 +337,7 @@ fn engine_with(max_batch: usize, faults: Faults) -> Engine {
             n_slots: limits.n_slots,
             n_ctx: limits.n_ctx,
             n_pages: limits.n_pages,
+            windows: limits.windows,
             kv_type: options.kv_type()?,
             threads: 1,
             gpu: crate::backend::GpuOptions::default(),
@@ -342,7 +347,7 @@ fn engine_with(max_batch: usize, faults: Faults) -> Engine {
             inner: CpuBackend::new(plan, model, &runner)?,
             faults,
             steps: 0,
-            tables: HashMap::new(),
+            tables: Default::default(),
             prompts: HashMap::new(),
             firsts: HashMap::new(),
         });

@@ -11,6 +11,7 @@ pub fn backend(n_slots: usize, n_pages: usize) -> CpuBackend {
         n_slots,
         n_ctx: N_CTX as usize,
         n_pages,
+        windows: None,
         kv_type: quant::kv_by_name(quant::DEFAULT_KV).unwrap(),
         threads: 1,
         gpu: crate::backend::GpuOptions::default(),
@@ -60,8 +61,8 @@ fn a_slot_without_a_page_fails_alone() {
         backend.start(slot, &request).unwrap();
         backend.prefill(slot, &r.prompt, 0, true).unwrap();
     };
-    backend.map_pages(0, 0, &[1, 2]).unwrap();
-    backend.map_pages(1, 0, &[3]).unwrap();
+    backend.map_pages(Kind::Whole, 0, 0, &[1, 2]).unwrap();
+    backend.map_pages(Kind::Whole, 1, 0, &[3]).unwrap();
     start(&mut backend, 0);
     start(&mut backend, 1);
     let mut tokens = [0; 2];

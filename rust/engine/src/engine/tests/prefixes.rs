@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 use super::pages::backend;
 use super::*;
-use crate::backend::Storage;
+use crate::backend::{Kind, Storage, Windows};
 use crate::pages::{Pool, Sequence};
 
 /// As many tokens; two of the same `kind` begin alike for 50 tokens, and go on by `seed`.
@@ -120,8 +120,10 @@ pub type Held = HashMap<u32, Vec<u32>>;
 /// Does what the owner does, without a model: writes the tokens where they belong.
 pub struct Writes {
     pub inner: CpuBackend,
-    pub held: Held,
-    pub tables: HashMap<usize, Vec<u32>>,
+    limits: Limits,
+    /// By kind, and the tables by slot too.
+    pub held: [Held; 2],
+    pub tables: [HashMap<usize, Vec<u32>>; 2],
     /// By slot a number for the tokens that it has read.
     pub states: HashMap<usize, u64>,
     /// Bytes of a state.
@@ -137,24 +139,60 @@ pub fn read_on(state: u64, token: u32) -> u64 {
 
 impl Writes {
     pub fn new(n_slots: usize, n_pages: usize, state_bytes: usize) -> Self {
+        let inner = backend(n_slots, n_pages);
         Self {
-            inner: backend(n_slots, n_pages),
-            held: Held::new(),
-            tables: HashMap::new(),
+            limits: inner.limits().clone(),
+            inner,
+            held: Default::default(),
+            tables: Default::default(),
             states: HashMap::new(),
             state_bytes,
         }
     }
 
+    /// The same with layers that see `tokens` tokens, and pages for them for `chunk` at once.
+    pub fn seeing(mut self, tokens: usize, chunk: usize) -> Self {
+        let mut windows = Windows {
+            tokens,
+            chunk,
+            n_pages: 0,
+        };
+        let of_slots = self.limits.n_slots * windows.per_slot(self.limits.n_ctx);
+        windows.n_pages = 1 + of_slots + chunk.div_ceil(64);
+        self.limits.windows = Some(windows);
+        self
+    }
+
     pub fn tokens(&self, slot: usize, n: usize) -> Vec<u32> {
-        let pages = &self.tables[&slot];
-        let held = |i: usize| self.held[&pages[i / 64]][i % 64];
-        (0..n).map(held).collect()
+        self.held_by(Kind::Whole, slot, 0..n)
+    }
+
+    /// What a token at `at` sees before it of its own window.
+    pub fn seen(&self, slot: usize, at: usize) -> Vec<u32> {
+        let windows = self.limits.windows.unwrap();
+        let first = (at + 1).saturating_sub(windows.tokens);
+        self.held_by(Kind::Windowed, slot, first..at)
+    }
+
+    fn held_by(&self, kind: Kind, slot: usize, tokens: std::ops::Range<usize>) -> Vec<u32> {
+        let pages = self.tables[kind as usize].get(&slot);
+        let held = |i: usize| {
+            let page = pages.map_or(0, |pages| pages[i / 64]);
+            assert!(page != 0, "token {i} of slot {slot} has no page, {kind:?}");
+            self.held[kind as usize][&page][i % 64]
+        };
+        tokens.map(held).collect()
     }
 
     pub fn write(&mut self, slot: usize, at: usize, token: u32) {
-        let page = self.tables[&slot][at / 64];
-        self.held.entry(page).or_insert_with(|| vec![u32::MAX; 64])[at % 64] = token;
+        for (held, tables) in self.held.iter_mut().zip(&self.tables) {
+            let Some(table) = tables.get(&slot) else {
+                continue;
+            };
+            assert!(table[at / 64] != 0, "token {at} of slot {slot} has no page");
+            let page = held.entry(table[at / 64]);
+            page.or_insert_with(|| vec![u32::MAX; 64])[at % 64] = token;
+        }
         let state = self.states.entry(slot).or_default();
         if at == 0 {
             *state = 0;
@@ -168,22 +206,28 @@ impl Storage for Writes {
         "tokens"
     }
 
-    fn page_bytes(&self) -> usize {
-        256
+    fn page_bytes(&self, kind: Kind) -> usize {
+        match (kind, self.limits.windows) {
+            (Kind::Windowed, None) => 0,
+            _ => 256,
+        }
     }
 
     fn state_bytes(&self) -> usize {
         self.state_bytes
     }
 
-    fn read_page(&mut self, page: u32, to: &mut [u8]) -> Result<()> {
-        let held = self.held.entry(page).or_insert_with(|| vec![u32::MAX; 64]);
+    fn read_page(&mut self, kind: Kind, page: u32, to: &mut [u8]) -> Result<()> {
+        let held = self.held[kind as usize]
+            .entry(page)
+            .or_insert_with(|| vec![u32::MAX; 64]);
         to.copy_from_slice(bytemuck::cast_slice(held));
         Ok(())
     }
 
-    fn write_page(&mut self, page: u32, from: &[u8]) -> Result<()> {
-        self.held.insert(page, bytemuck::pod_collect_to_vec(from));
+    fn write_page(&mut self, kind: Kind, page: u32, from: &[u8]) -> Result<()> {
+        let held = &mut self.held[kind as usize];
+        held.insert(page, bytemuck::pod_collect_to_vec(from));
         Ok(())
     }
 
@@ -201,19 +245,23 @@ impl Storage for Writes {
 
 impl Backend for Writes {
     fn limits(&self) -> &Limits {
-        self.inner.limits()
+        &self.limits
     }
 
-    fn map_pages(&mut self, slot: usize, first: usize, pages: &[u32]) -> Result<()> {
-        let table = self.tables.entry(slot).or_default();
+    fn map_pages(&mut self, kind: Kind, slot: usize, first: usize, pages: &[u32]) -> Result<()> {
+        let table = self.tables[kind as usize].entry(slot).or_default();
         table.resize(table.len().max(first + pages.len()), 0);
         table[first..first + pages.len()].copy_from_slice(pages);
-        self.inner.map_pages(slot, first, pages)
+        match kind {
+            Kind::Whole => self.inner.map_pages(kind, slot, first, pages),
+            Kind::Windowed => Ok(()),
+        }
     }
 
-    fn copy_page(&mut self, from: u32, to: u32) -> Result<()> {
-        self.held.insert(to, self.held[&from].clone());
-        self.inner.copy_page(from, to)
+    fn copy_page(&mut self, kind: Kind, from: u32, to: u32) -> Result<()> {
+        let held = &mut self.held[kind as usize];
+        held.insert(to, held[&from].clone());
+        self.inner.copy_page(kind, from, to)
     }
 
     fn shares_pages(&self) -> bool {
@@ -356,10 +404,10 @@ proptest! {
                     prop_assert_eq!(backend.tokens(slot, from), &r.tokens[..from]);
                     let to = r.tokens.len().min(from + rows);
                     for at in from..to {
-                        let page = backend.tables[&slot][at / 64];
+                        let page = backend.tables[0][&slot][at / 64];
                         let others = running.iter().filter(|o| o.sequence.slot() != slot);
                         for other in others {
-                            prop_assert!(!backend.tables[&other.sequence.slot()].contains(&page));
+                            prop_assert!(!backend.tables[0][&other.sequence.slot()].contains(&page));
                         }
                         let token = running[which].tokens[at];
                         backend.write(slot, at, token);

@@ -3,6 +3,7 @@ use proptest::prelude::*;
 
 use super::prefixes::{prompt, read_on, Writes};
 use super::*;
+use crate::backend::{Kind, ROUND_ROWS};
 use crate::pages::format::{self, Content, Identity};
 use crate::pages::store::{write_whole, Store};
 use crate::pages::{Counts, Pool, Sequence};
@@ -66,6 +67,7 @@ fn identity(state_bytes: usize) -> Identity {
         kv_type: "i16",
         layout: "tokens",
         page_bytes: 256,
+        window_bytes: 256,
         state_bytes,
     }
 }
@@ -98,7 +100,15 @@ struct Machine {
 
 impl Machine {
     fn new(stores: bool, host_bytes: usize, state_bytes: usize) -> Self {
-        let backend = Writes::new(N_SLOTS, N_PAGES, state_bytes);
+        Self::of(
+            Writes::new(N_SLOTS, N_PAGES, state_bytes),
+            stores,
+            host_bytes,
+        )
+    }
+
+    fn of(backend: Writes, stores: bool, host_bytes: usize) -> Self {
+        let state_bytes = backend.state_bytes;
         let pool = Pool::new(backend.limits(), false, Arc::default());
         let mut machine = Self {
             folder: stores.then(Folder::new),
@@ -115,7 +125,7 @@ impl Machine {
     fn restart(&mut self) {
         // The one before goes first: it has files in its hands.
         self.pool = Pool::new(self.backend.limits(), true, Arc::default());
-        self.backend.held.clear();
+        self.backend.held = Default::default();
         self.counts = Arc::default();
         let store = self.folder.as_ref().map(|folder| {
             let identity = identity(self.state_bytes);
@@ -137,6 +147,10 @@ impl Machine {
             assert_eq!(self.backend.tokens(slot, n), &r.tokens[..n]);
             if self.state_bytes > 0 && n > 0 {
                 assert_eq!(self.backend.states[&slot], self.state(&r.tokens[..n]));
+            }
+            if let Some(windows) = self.backend.limits().windows {
+                let first = (n + 1).saturating_sub(windows.tokens);
+                assert_eq!(self.backend.seen(slot, n), &r.tokens[first..n]);
             }
         }
     }
@@ -164,14 +178,28 @@ impl Machine {
             0 => usize::MAX,
             n => n,
         };
+        // Steps have so many rows at most.
+        let to_state = match from < running[which].prompt {
+            true => to_state,
+            false => ROUND_ROWS,
+        };
         let to = running[which].tokens.len().min(from + rows.min(to_state));
+        let sequence = &mut running[which].sequence;
+        sequence.see(&mut self.backend, from, to).unwrap();
         for at in from..to {
-            let page = self.backend.tables[&slot][at / 64];
-            for other in running.iter().filter(|o| o.sequence.slot() != slot) {
-                let theirs = &self.backend.tables[&other.sequence.slot()];
-                assert!(!theirs.contains(&page), "page {page} is read and written");
+            for tables in self.backend.tables.iter().filter(|t| t.contains_key(&slot)) {
+                let page = tables[&slot][at / 64];
+                for other in running.iter().filter(|o| o.sequence.slot() != slot) {
+                    let theirs = tables.get(&other.sequence.slot());
+                    let reads = theirs.is_some_and(|theirs| theirs.contains(&page));
+                    assert!(!reads, "page {page} is read and written");
+                }
             }
             self.backend.write(slot, at, running[which].tokens[at]);
+            if self.backend.limits().windows.is_some() {
+                let seen = self.backend.seen(slot, at);
+                assert!(running[which].tokens[..at].ends_with(&seen));
+            }
         }
         let r = &mut running[which];
         r.sequence.position = to;
@@ -183,6 +211,7 @@ impl Machine {
             let prompt = &r.tokens[..r.prompt];
             r.sequence.share(&mut self.backend, prompt).unwrap();
         }
+        r.sequence.see(&mut self.backend, to, to).unwrap();
     }
 
     fn close(&mut self, mut r: Running, keeps: bool, settled: bool) {
@@ -232,10 +261,16 @@ proptest! {
     fn what_gave_way_comes_back_as_it_was(
         stores in any::<bool>(),
         has_states in any::<bool>(),
+        window in prop::option::of(1..150usize),
         host_pages in 0..12usize,
         steps in prop::collection::vec(step(), 1..70),
     ) {
-        let mut machine = Machine::new(stores, host_pages * 256, if has_states { 256 } else { 0 });
+        let writes = Writes::new(N_SLOTS, N_PAGES, if has_states { 256 } else { 0 });
+        let writes = match window {
+            Some(tokens) => writes.seeing(tokens, 64),
+            None => writes,
+        };
+        let mut machine = Machine::of(writes, stores, host_pages * 256);
         let mut running: Vec<Running> = Vec::new();
         for step in steps {
             match step {
@@ -270,6 +305,8 @@ proptest! {
         }
         running.drain(..).for_each(|r| machine.close(r, true, true));
         prop_assert_eq!(machine.pool.available(), (N_SLOTS, N_PAGES - 1));
+        let windowed = machine.pool.windowed_places();
+        prop_assert_eq!(windowed.free + windowed.prefixes, windowed.total);
         let all = [192, 256].map(|n| machine.pool.open(&mut machine.backend, n, &[]).unwrap());
         prop_assert!(all.iter().all(Option::is_some));
     }
@@ -287,6 +324,7 @@ proptest! {
             key: [3; 32],
             saturated: tokens[0] % 2 == 0,
             pages: (0..tokens.len().div_ceil(64) * 256).map(|i| i as u8).collect(),
+            windows: vec![7; tokens.len() % 2 * 256],
             state_ends: if has_states { vec![1, tokens.len() as u32] } else { Vec::new() },
             states: if has_states { vec![9; 48] } else { Vec::new() },
             tokens,
@@ -337,7 +375,8 @@ fn who_finds_the_state_gone_gives_up_the_pages_that_others_read() {
     open(&mut machine, &mut running, 0, 130);
     open(&mut machine, &mut running, 0, 130);
     open(&mut machine, &mut running, 1, 100);
-    let pages = |machine: &Machine, r: &Running| machine.backend.tables[&r.sequence.slot()].clone();
+    let pages =
+        |machine: &Machine, r: &Running| machine.backend.tables[0][&r.sequence.slot()].clone();
     let (first, second) = (pages(&machine, &running[0]), pages(&machine, &running[1]));
     assert_eq!(first[..2], second[..2]);
     read(&mut machine, &mut running, 2);
@@ -463,7 +502,7 @@ fn files_beyond_the_budget_give_way_the_oldest_first() {
         while !store.is_ready() {
             std::thread::sleep(Duration::from_millis(1));
         }
-        store.write_page(*key, &[5; 64], false, vec![key[0]; 256]);
+        store.write_page(Kind::Whole, *key, &[5; 64], false, vec![key[0]; 256]);
     }
     drop(store);
     let one = std::fs::metadata(&files(&folder.0)[0]).unwrap().len();
@@ -474,13 +513,16 @@ fn files_beyond_the_budget_give_way_the_oldest_first() {
         file.set_modified(past(i)).unwrap();
     }
     let mut store = open(4 * one);
-    let there: Vec<bool> = keys.iter().map(|key| store.has_page(key)).collect();
+    let there: Vec<bool> = keys
+        .iter()
+        .map(|key| store.has_page(Kind::Whole, key))
+        .collect();
     assert_eq!(there, [false, false, true, true, true, true]);
-    let page = store.read_page(&keys[2], &[5; 64], 256);
+    let page = store.read_page(Kind::Whole, &keys[2], &[5; 64], 256);
     assert_eq!(page, Some((false, vec![2; 256])));
     // Of other tokens or another length it is not that page.
-    assert_eq!(store.read_page(&keys[3], &[6; 64], 256), None);
-    assert!(!store.has_page(&keys[3]) && files(&folder.0).len() == 3);
+    assert_eq!(store.read_page(Kind::Whole, &keys[3], &[6; 64], 256), None);
+    assert!(!store.has_page(Kind::Whole, &keys[3]) && files(&folder.0).len() == 3);
 }
 
 #[test]
@@ -489,11 +531,11 @@ fn a_folder_that_takes_no_files_is_said_once_and_harms_nobody() {
     let counts: Arc<Counts> = Arc::default();
     let mut store = Store::open(&folder.0, 1 << 20, identity(0), counts.clone()).unwrap();
     std::fs::remove_dir_all(&folder.0).unwrap();
-    store.write_page([1; 32], &[5; 64], false, vec![0; 256]);
+    store.write_page(Kind::Whole, [1; 32], &[5; 64], false, vec![0; 256]);
     while store.writes() {
         std::thread::sleep(Duration::from_millis(1));
     }
-    assert!(!store.has_page(&[1; 32]) && !store.is_ready());
+    assert!(!store.has_page(Kind::Whole, &[1; 32]) && !store.is_ready());
     drop(store);
     let why = counts.why_not_stored().unwrap();
     assert!(why.contains(".page: No such file"), "{why}");

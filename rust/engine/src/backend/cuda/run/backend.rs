@@ -19,8 +19,8 @@ use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::backend::cuda::driver::source::Variant;
 use crate::backend::cuda::driver::spec::Spec;
 use crate::backend::{
-    Backend, Draft, Event, GpuOptions, GraphMode, HostMemory, Inspect, Limits, LogitsPath, Needs,
-    RunnerOptions, SharedStats, SlotRequest, Storage, Weights, ROUND_ROWS,
+    Backend, Draft, Event, GpuOptions, GraphMode, HostMemory, Inspect, Kind, Limits, LogitsPath,
+    Needs, RunnerOptions, SharedStats, SlotRequest, Storage, Weights, ROUND_ROWS,
 };
 use crate::error::{Error, Result};
 use crate::plan::Plan;
@@ -137,6 +137,7 @@ impl CudaBackend {
                 n_slots,
                 n_ctx: options.n_ctx,
                 n_pages: options.n_pages,
+                windows: options.windows,
             },
             sequences: Sequences::new(n_slots),
             idle: false,
@@ -191,6 +192,7 @@ impl CudaBackend {
         Needs {
             weights,
             kv,
+            windows: card.kv.pages.bytes_of_kind(Kind::Windowed) as u64,
             activations,
             scratch: all.saturating_sub(weights + kv + activations),
         }
@@ -307,22 +309,22 @@ impl Storage for CudaBackend {
         "cuda"
     }
 
-    fn page_bytes(&self) -> usize {
-        self.decoder.card.kv.pages.page_bytes()
+    fn page_bytes(&self, kind: Kind) -> usize {
+        self.decoder.card.kv.pages.page_bytes(kind)
     }
 
     fn state_bytes(&self) -> usize {
         self.decoder.card.states.slot_bytes()
     }
 
-    fn read_page(&mut self, page: u32, to: &mut [u8]) -> Result<()> {
+    fn read_page(&mut self, kind: Kind, page: u32, to: &mut [u8]) -> Result<()> {
         let card = &self.decoder.card;
-        card.kv.read_page(page, to, &card.stream)
+        card.kv.read_page(kind, page, to, &card.stream)
     }
 
-    fn write_page(&mut self, page: u32, from: &[u8]) -> Result<()> {
+    fn write_page(&mut self, kind: Kind, page: u32, from: &[u8]) -> Result<()> {
         let card = &self.decoder.card;
-        card.kv.write_page(page, from, &card.stream)
+        card.kv.write_page(kind, page, from, &card.stream)
     }
 
     fn read_state(&mut self, slot: usize, to: &mut [u8]) -> Result<()> {
@@ -348,14 +350,15 @@ impl Backend for CudaBackend {
         &self.limits
     }
 
-    fn map_pages(&mut self, slot: usize, first: usize, pages: &[u32]) -> Result<()> {
+    fn map_pages(&mut self, kind: Kind, slot: usize, first: usize, pages: &[u32]) -> Result<()> {
         let card = &mut self.decoder.card;
-        card.kv.map_pages(slot, first, pages, &card.stream)
+        let stream = &card.stream;
+        card.kv.map_pages(kind, slot, first, pages, stream)
     }
 
-    fn copy_page(&mut self, from: u32, to: u32) -> Result<()> {
+    fn copy_page(&mut self, kind: Kind, from: u32, to: u32) -> Result<()> {
         let card = &self.decoder.card;
-        card.kv.copy_page(from, to, &card.stream)
+        card.kv.copy_page(kind, from, to, &card.stream)
     }
 
     fn shares_pages(&self) -> bool {

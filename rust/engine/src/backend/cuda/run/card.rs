@@ -148,7 +148,7 @@ impl Card {
         let stream = Stream::new(context)?;
         let compiler = Compiler::new(context.info.number(), &options.gpu.nvrtc_folders);
         attention_fixed::check(&context.info, options.kv_type, &plan.kv)?;
-        let kv = KvPool::new(context, &stream, &plan.kv, options)?;
+        let kv = KvPool::new(context, &stream, &plan, options)?;
         let states = StatePool::new(context, &stream, &plan, options.n_slots)?;
         let sizes = plan.buffers.iter().map(|b| b.bytes(max_rows, max_out));
         let buffers = sizes.map(|bytes| poisoned(context, bytes, &stream));

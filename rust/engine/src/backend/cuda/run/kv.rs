@@ -8,24 +8,25 @@ use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::stream::Stream;
 use crate::backend::cuda::lower::params::KvView;
 use crate::backend::storage::check_bytes;
-use crate::backend::{KvLayer, KvPages, RunnerOptions, PAGE_TOKENS};
+use crate::backend::{Kind, KvLayer, KvPages, RunnerOptions, PAGE_TOKENS};
 use crate::error::{Error, Result};
-use crate::plan::KvShape;
+use crate::plan::Plan;
 use crate::quant::{self, KvKernel, KV_HEAD_MULTIPLE};
 
-/// Keys, values, page table and error word.
+/// Keys, values, page tables and error word.
 #[derive(Debug)]
 pub struct KvPool {
     pub pages: KvPages,
     k: DeviceBuffer,
     v: DeviceBuffer,
-    page_table: DeviceBuffer,
+    /// By kind.
+    page_tables: [DeviceBuffer; 2],
     /// What kernels tell the host of a refused token; see `kv_refuse` in kv.cuh.
     error: HostBuffer,
     /// A word a slot, not 0 where a key or value was beyond what the type holds; see `kv_saturate`.
     saturated: HostBuffer,
-    /// What the page table on the card holds.
-    mirror: Vec<u32>,
+    /// What the page tables on the card hold.
+    mirrors: [Vec<u32>; 2],
 }
 
 /// Why heads of `head_dim` values cannot be stored, and as what they can.
@@ -53,18 +54,18 @@ impl KvPool {
     pub fn new(
         context: &Arc<Context>,
         stream: &Stream,
-        shapes: &[KvShape],
+        plan: &Plan,
         options: &RunnerOptions,
     ) -> Result<Self> {
         let ty = options.kv_type;
-        if let Some(shape) = shapes.iter().find(|s| !ty.keeps_kv_on_card(s.head_dim)) {
+        if let Some(shape) = plan.kv.iter().find(|s| !ty.keeps_kv_on_card(s.head_dim)) {
             return Err(Error::Argument {
                 name: "kv_type",
                 value: ty.name.into(),
                 reason: refusal(shape.head_dim),
             });
         }
-        let pages = KvPages::new(shapes, options)?;
+        let pages = KvPages::new(plan, options)?;
         let both = pages.bytes().ok_or_else(|| pages.no_room(None))?;
         let part = || {
             DeviceBuffer::new(context, both / 2).map_err(|e| match e {
@@ -72,17 +73,23 @@ impl KvPool {
                 e => e,
             })
         };
-        let entries = pages.entries();
+        // One table where there is one kind.
+        let entries = match pages.windows {
+            Some(_) => [pages.entries(); 2],
+            None => [pages.entries(), 0],
+        };
+        let table = |entries| DeviceBuffer::new(context, entries * size_of::<u32>());
         let pool = Self {
             k: part()?,
             v: part()?,
-            page_table: DeviceBuffer::new(context, entries * size_of::<u32>())?,
+            page_tables: [table(entries[0])?, table(entries[1])?],
             error: HostBuffer::new(context, 8)?,
             saturated: HostBuffer::new(context, 8 * pages.n_slots)?,
-            mirror: vec![0; entries],
+            mirrors: entries.map(|entries| vec![0; entries]),
             pages,
         };
-        for buffer in [&pool.k, &pool.v, &pool.page_table] {
+        let [whole, windowed] = &pool.page_tables;
+        for buffer in [&pool.k, &pool.v, whole, windowed] {
             buffer.fill(0, stream)?;
         }
         stream.synchronize()?;
@@ -94,59 +101,59 @@ impl KvPool {
         self.pages.n_ctx
     }
 
-    /// Where a layer's keys, and its values, begin.
-    fn layer_at(&self, layer: &KvLayer) -> usize {
-        self.pages.n_pages * layer.before
-    }
-
-    /// Bytes of the whole pool.
+    /// Bytes of all pools.
     pub fn bytes(&self) -> usize {
         self.k.bytes() + self.v.bytes()
     }
 
     /// What kernels need to find the tokens of `layer`.
     pub fn view(&self, layer: usize) -> KvView {
-        let offset = self.layer_at(&self.pages.layers[layer]) as u64;
+        let layer = &self.pages.layers[layer];
+        let offset = layer.at as u64;
         KvView {
             k: self.k.address() + offset,
             v: self.v.address() + offset,
-            page_table: self.page_table.address(),
+            page_table: self.page_tables[layer.kind as usize].address(),
             error: self.error.address(),
             saturated: self.saturated.address(),
             pages_per_slot: self.pages.per_slot() as u32,
             n_slots: self.pages.n_slots as u32,
             n_ctx: self.pages.n_ctx as u32,
-            n_pages: self.pages.n_pages as u32,
+            n_pages: layer.n_pages as u32,
         }
     }
 
-    /// Writes `pages` into the page table of `slot`, from entry `first` on, in stream order.
+    /// Writes `pages` of a kind into the page table of `slot`, from entry `first` on, in stream order.
     ///
     /// # Errors
     /// As [`KvPages::mapping`].
     pub fn map_pages(
         &mut self,
+        kind: Kind,
         slot: usize,
         first: usize,
         pages: &[u32],
         stream: &Stream,
     ) -> Result<()> {
-        let entries = self.pages.mapping(slot, first, pages)?;
+        let entries = self.pages.mapping(kind, slot, first, pages)?;
         let at = entries.start * size_of::<u32>();
-        self.mirror[entries].copy_from_slice(pages);
-        self.page_table.write(at, pages, stream)
+        let Some(mirror) = self.mirrors[kind as usize].get_mut(entries) else {
+            return Ok(());
+        };
+        mirror.copy_from_slice(pages);
+        self.page_tables[kind as usize].write(at, pages, stream)
     }
 
-    /// Queues a copy of what the page `from` holds in all layers to the page `to`.
+    /// Queues a copy of what the page `from` holds in all layers of its kind to the page `to`.
     ///
     /// # Errors
     /// As [`KvPages::check_page`].
-    pub fn copy_page(&self, from: u32, to: u32, stream: &Stream) -> Result<()> {
-        self.pages.check_page(from)?;
-        self.pages.check_page(to)?;
-        for layer in &self.pages.layers {
+    pub fn copy_page(&self, kind: Kind, from: u32, to: u32, stream: &Stream) -> Result<()> {
+        self.pages.check_page(kind, from)?;
+        self.pages.check_page(kind, to)?;
+        for (_, layer) in self.pages.of_kind(kind) {
             let size = layer.page_bytes();
-            let at = |page: u32| self.layer_at(layer) + page as usize * size;
+            let at = |page: u32| layer.at + page as usize * size;
             for buffer in [&self.k, &self.v] {
                 buffer.copy_within(at(from), at(to), size, stream)?;
             }
@@ -154,16 +161,16 @@ impl KvPool {
         Ok(())
     }
 
-    /// What a page holds in all layers: each layer's keys and behind them its values.
+    /// What a page holds in all layers of its kind: each layer's keys and behind them its values.
     ///
     /// # Errors
     /// [`Error::Internal`] for a page that does not exist or another number of bytes,
     /// [`Error::Device`].
-    pub fn read_page(&self, page: u32, to: &mut [u8], stream: &Stream) -> Result<()> {
-        check_bytes("page", to.len(), self.pages.page_bytes())?;
+    pub fn read_page(&self, kind: Kind, page: u32, to: &mut [u8], stream: &Stream) -> Result<()> {
+        check_bytes("page", to.len(), self.pages.page_bytes(kind))?;
         let mut parts = Vec::new();
         let mut rest = to;
-        for (buffer, offset, size) in self.places_of(page)? {
+        for (buffer, offset, size) in self.places_of(kind, page)? {
             let (part, more) = rest.split_at_mut(size);
             parts.push((buffer, offset, part));
             rest = more;
@@ -175,11 +182,11 @@ impl KvPool {
     ///
     /// # Errors
     /// As there.
-    pub fn write_page(&self, page: u32, from: &[u8], stream: &Stream) -> Result<()> {
-        check_bytes("page", from.len(), self.pages.page_bytes())?;
+    pub fn write_page(&self, kind: Kind, page: u32, from: &[u8], stream: &Stream) -> Result<()> {
+        check_bytes("page", from.len(), self.pages.page_bytes(kind))?;
         let mut parts = Vec::new();
         let mut rest = from;
-        for (buffer, offset, size) in self.places_of(page)? {
+        for (buffer, offset, size) in self.places_of(kind, page)? {
             let (part, more) = rest.split_at(size);
             parts.push((buffer, offset, part));
             rest = more;
@@ -187,12 +194,12 @@ impl KvPool {
         DeviceBuffer::write_parts(&parts, stream)
     }
 
-    fn places_of(&self, page: u32) -> Result<Vec<(&DeviceBuffer, usize, usize)>> {
-        self.pages.check_page(page)?;
+    fn places_of(&self, kind: Kind, page: u32) -> Result<Vec<(&DeviceBuffer, usize, usize)>> {
+        self.pages.check_page(kind, page)?;
         let mut places = Vec::new();
-        for layer in &self.pages.layers {
+        for (_, layer) in self.pages.of_kind(kind) {
             let size = layer.page_bytes();
-            let at = self.layer_at(layer) + page as usize * size;
+            let at = layer.at + page as usize * size;
             places.extend([&self.k, &self.v].map(|buffer| (buffer, at, size)));
         }
         Ok(places)
@@ -267,12 +274,12 @@ impl KvPool {
         slot: usize,
         pages: std::ops::Range<usize>,
     ) -> Result<Vec<(&DeviceBuffer, usize, usize)>> {
-        let mapped = &self.mirror[self.pages.entries_of(slot, pages)?];
+        let entries = self.pages.entries_of(slot, pages)?;
         let mut places = Vec::new();
         for layer in &self.pages.layers {
             let size = layer.page_bytes();
-            for page in mapped {
-                let at = self.layer_at(layer) + *page as usize * size;
+            for page in &self.mirrors[layer.kind as usize][entries.clone()] {
+                let at = layer.at + *page as usize * size;
                 places.extend([&self.k, &self.v].map(|buffer| (buffer, at, size)));
             }
         }
@@ -332,9 +339,9 @@ impl KvPool {
             shape, head_bytes, ..
         } = *layer;
         let (n_head_kv, head_dim) = (shape.n_head_kv, shape.head_dim);
-        let (start, size) = (self.layer_at(layer), self.pages.ty.block_bytes);
+        let (start, size) = (layer.at, self.pages.ty.block_bytes);
         let page_bytes = PAGE_TOKENS * head_bytes;
-        for page in 0..self.pages.n_pages {
+        for page in 0..layer.n_pages {
             for (part, is_value) in [false, true].into_iter().enumerate() {
                 for h in 0..n_head_kv {
                     let own = start + (page * n_head_kv + h) * page_bytes;
@@ -365,10 +372,10 @@ impl KvPool {
         let KvLayer {
             shape, head_bytes, ..
         } = *layer;
-        let (ty, start) = (self.pages.ty, self.layer_at(layer));
+        let (ty, start) = (self.pages.ty, layer.at);
         let (dim, group) = (shape.head_dim, ty.block_elems);
         let (page_bytes, plane) = (PAGE_TOKENS * head_bytes, PAGE_TOKENS * dim);
-        for head in 0..self.pages.n_pages * shape.n_head_kv {
+        for head in 0..layer.n_pages * shape.n_head_kv {
             let (page, head) = (head / shape.n_head_kv, head % shape.n_head_kv);
             for (part, is_value) in [false, true].into_iter().enumerate() {
                 let own = start + (page * shape.n_head_kv + head) * page_bytes;
@@ -403,6 +410,7 @@ mod tests {
     use super::*;
     use crate::backend::cuda::driver::info::DeviceInfo;
     use crate::backend::GpuOptions;
+    use crate::plan::KvShape;
     use crate::quant::QuantType;
 
     fn pool(name: &str, head_dim: usize) -> Result<KvPool> {
@@ -416,11 +424,16 @@ mod tests {
             n_slots: 1,
             n_ctx: 100,
             n_pages: 4,
+            windows: None,
             kv_type: quant::kv_by_name(name)?,
             threads: 1,
             gpu: GpuOptions::default(),
         };
-        KvPool::new(&card, &Stream::new(&card)?, &shapes, &options)
+        let plan = Plan {
+            kv: shapes.to_vec(),
+            ..Plan::default()
+        };
+        KvPool::new(&card, &Stream::new(&card)?, &plan, &options)
     }
 
     #[test]

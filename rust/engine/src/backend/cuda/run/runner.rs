@@ -10,7 +10,7 @@ use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::timing::{launch_us, run_us};
 use crate::backend::cuda::lower::lowering::{Pass, Path};
 use crate::backend::{
-    Batch, GraphMode, GraphQuestion, KernelTime, Profile, Runner, RunnerOptions, Weights,
+    Batch, GraphMode, GraphQuestion, KernelTime, Kind, Profile, Runner, RunnerOptions, Weights,
 };
 use crate::error::{Error, Result};
 use crate::plan::signature::Role;
@@ -98,7 +98,8 @@ impl Runner for CudaRunner {
 
     fn map_pages(&mut self, slot: usize, first: usize, pages: &[u32]) -> Result<()> {
         let card = &mut self.card;
-        card.kv.map_pages(slot, first, pages, &card.stream)
+        let stream = &card.stream;
+        card.kv.map_pages(Kind::Whole, slot, first, pages, stream)
     }
 
     fn write(&mut self, id: BufferId, rows: &[f32]) -> Result<()> {

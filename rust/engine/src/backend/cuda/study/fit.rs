@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::backend::cuda::run::backend::CudaBackend;
-use crate::backend::{pool_pages, Needs, RunnerOptions, Weights, PAGE_TOKENS};
+use crate::backend::{pool_pages, Needs, RunnerOptions, Weights, Windows, PAGE_TOKENS};
 use crate::error::{Error, Result};
 use crate::plan::Plan;
 
@@ -44,11 +44,13 @@ fn grouped(n: usize) -> String {
 }
 
 /// `options` with a context of `n_ctx` for `n_slots` sequences.
-fn with(options: &RunnerOptions, n_ctx: usize, n_slots: usize) -> RunnerOptions {
+fn with(plan: &Plan, options: &RunnerOptions, n_ctx: usize, n_slots: usize) -> RunnerOptions {
+    let chunk = options.windows.map(|windows| windows.chunk);
     RunnerOptions {
         n_ctx,
         n_slots,
         n_pages: pool_pages(n_slots, n_ctx),
+        windows: chunk.and_then(|chunk| Windows::of(plan, n_slots, n_ctx, chunk)),
         ..options.clone()
     }
 }
@@ -95,15 +97,15 @@ pub fn fit(
     // In pages: a part of one takes as much as all of it.
     let pages = |slots: usize| {
         largest(1, n_ctx / PAGE_TOKENS, |n| {
-            Ok(needs(&with(options, n * PAGE_TOKENS, slots))?.total() <= free)
+            Ok(needs(&with(plan, options, n * PAGE_TOKENS, slots))?.total() <= free)
         })
     };
     let context = pages(n_slots)?.map(|n| n * PAGE_TOKENS);
     if let Some(context) = context.filter(|n| may_shrink && *n >= LEAST_CTX.min(n_ctx)) {
-        return Ok(with(options, context, n_slots));
+        return Ok(with(plan, options, context, n_slots));
     }
     let slots = largest(1, n_slots - 1, |n| {
-        Ok(needs(&with(options, n_ctx, n))?.total() <= free)
+        Ok(needs(&with(plan, options, n_ctx, n))?.total() <= free)
     })?;
     let alone = match (context, slots) {
         (None, None) => pages(1)?.map(|n| n * PAGE_TOKENS),
