@@ -19,9 +19,7 @@ use crate::backend::cuda::run::card::LoadTimes;
 use crate::backend::cuda::study::exact_sums::{self, SumCheck};
 use crate::backend::cuda::study::{fit::fit, offline};
 use crate::backend::cuda::CudaBackend;
-use crate::backend::{
-    none_on, pool_pages, Backend, Inspect, Limits, LogitsPath, RunnerOptions, SharedStats,
-};
+use crate::backend::{none_on, Backend, Inspect, Limits, LogitsPath, RunnerOptions, SharedStats};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::pages::Pool;
@@ -460,8 +458,8 @@ impl Engine {
         let states = match self.loaded.keeps_states {
             true => Places {
                 total: slots,
-                free: slots.saturating_sub(now.running),
-                sequences: now.running,
+                free: slots.saturating_sub(now.running + now.aside),
+                sequences: now.running + now.aside,
                 prefixes: 0,
             },
             false => Places::default(),
@@ -471,6 +469,8 @@ impl Engine {
             running: now.running,
             feeding: now.feeding,
             slots,
+            aside: now.aside,
+            pages_aside: now.pages_aside,
             pages: now.pages,
             states,
             done: now.done,
@@ -709,7 +709,7 @@ pub(crate) fn runner(options: &Options, n_ctx: usize) -> Result<RunnerOptions> {
     Ok(RunnerOptions {
         n_slots: options.max_batch,
         n_ctx,
-        n_pages: pool_pages(options.max_batch, n_ctx),
+        n_pages: options.pool_pages(n_ctx),
         kv_type: options.kv_type()?,
         threads: options.cpu_threads(),
         gpu: options.gpu()?,

@@ -2,6 +2,8 @@
 //! between decode steps, and sends out what is drawn. Requests meet only here, and what goes wrong
 //! with one of them ends that one alone.
 
+mod room;
+
 use std::ops::ControlFlow;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +11,7 @@ use std::sync::mpsc::Sender;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::lookup::{Lookup, Text};
+use super::lookup::{Lookup, Text, MOST_DRAFTED};
 use super::queue::{Job, Look, Shared, Work, CLOSED};
 use super::request::{
     Cut, FinishReason, Finished, Outlet, Piece, Request, StoppedBy, Timings, Usage,
@@ -18,11 +20,11 @@ use super::stats::{Now, Rates};
 use super::text::TextStream;
 use super::turns::{self, worth_waiting, Pace, MIN_ROWS, SHARED_SLICE};
 use crate::backend::{
-    Backend, Draft, Event, Finish, LogitsPath, SlotRequest, PAGE_TOKENS, ROUND_ROWS,
+    Backend, Draft, Event, Finish, LogitsPath, SlotRequest, PAGE_TOKENS, ROUND_ROWS, STEPS_AHEAD,
 };
 use crate::error::{Error, Result};
 use crate::pages::format::Content;
-use crate::pages::{Pool, Sequence};
+use crate::pages::{Pool, Sequence, Span};
 use crate::tokenizer::Tokenizer;
 
 /// How long requests may be given slots while others decode; the rest have their turn after the next
@@ -67,6 +69,10 @@ struct Active {
     cancelled: Arc<AtomicBool>,
     submitted: Instant,
     priority: i32,
+    /// How many were given a slot before it.
+    number: u64,
+    /// Whether it stepped aside: it keeps its slot and is left out of all that goes on.
+    aside: bool,
     /// When its prompt had its last turn; before the first, when it came.
     turn: Instant,
     /// When its first slice was begun.
@@ -150,12 +156,17 @@ impl Active {
         }
     }
 
-    /// Whether its whole prompt was fed, so that it decodes.
-    fn decodes(&self) -> bool {
+    /// Whether its whole prompt was fed.
+    fn is_fed(&self) -> bool {
         match &self.task {
             Task::Generate(g) => self.sequence.position == g.request.prompt.len(),
             Task::Logits { .. } => false,
         }
+    }
+
+    /// Whether it decodes.
+    fn decodes(&self) -> bool {
+        self.is_fed() && !self.aside
     }
 }
 
@@ -179,8 +190,10 @@ pub struct Owner {
     rates: Rates,
     /// Sequences that were given a slot so far.
     admitted: u64,
-    /// Sequences that ran, prompts that were fed, and `admitted`, when others were told last.
-    told: Option<(usize, usize, u64)>,
+    /// Pages that sequences were given as they grew, or that went aside or came back.
+    moved: u64,
+    /// Sequences that ran, prompts that were fed, `admitted` and `moved`, when others were told last.
+    told: Option<(usize, usize, u64, u64)>,
 }
 
 impl Owner {
@@ -207,6 +220,7 @@ impl Owner {
             now: Now::default(),
             rates: Rates::default(),
             admitted: 0,
+            moved: 0,
             told: None,
         };
         owner.say();
@@ -257,21 +271,29 @@ impl Owner {
     /// Lets others know what goes on. Where the pages are is looked up only when they may have moved,
     /// not in every step.
     fn say(&mut self) {
-        let running = self.active.iter().flatten().count();
+        let running = self.active.iter().flatten().filter(|a| !a.aside).count();
         let feeding = self.feeding.len();
-        let told = Some((running, feeding, self.admitted));
+        let told = Some((running, feeding, self.admitted, self.moved));
         if self.told != told {
             self.told = told;
             (self.now.running, self.now.feeding) = (running, feeding);
+            self.now.aside = self.active.iter().flatten().count() - running;
+            self.now.pages_aside = self.pool.aside();
             self.now.pages = self.pool.places();
         }
         (self.now.done.prompt_rate, self.now.done.generated_rate) = self.rates.now();
         self.shared.say(self.now);
     }
 
-    /// Moves waiting jobs to free slots; sleeps where there is nothing to do. Says whether to go
-    /// on.
+    /// Moves waiting jobs to free slots, and takes back who stepped aside; sleeps where there is nothing
+    /// to do. Says whether to go on.
     fn admit(&mut self) -> Result<bool> {
+        let goes_on = self.take_jobs()?;
+        self.come_back()?;
+        Ok(goes_on)
+    }
+
+    fn take_jobs(&mut self) -> Result<bool> {
         let decodes = self.decodes();
         let begun = Instant::now();
         loop {
@@ -284,10 +306,13 @@ impl Owner {
                 ControlFlow::Continue(None) => return Ok(true),
                 ControlFlow::Break(()) => return Ok(false),
             };
-            match self
-                .pool
-                .open(&mut *self.backend, job.tokens, job.work.prompt())
-            {
+            if self.is_behind_one_aside(&job) {
+                self.shared.put_back(job);
+                return Ok(true);
+            }
+            let (span, prompt) = (self.span(&job), job.work.prompt());
+            let margin = self.margin();
+            match self.pool.admit(&mut *self.backend, span, prompt, margin) {
                 Ok(Some(sequence)) => self.start(sequence, job)?,
                 Ok(None) => {
                     self.shared.put_back(job);
@@ -358,6 +383,8 @@ impl Owner {
             cancelled: job.cancelled,
             submitted: job.submitted,
             priority: job.priority,
+            number: self.admitted,
+            aside: false,
             turn: job.submitted,
             begun: None,
             timed: None,
@@ -411,7 +438,8 @@ impl Owner {
     fn turn(&self) -> Option<usize> {
         let feeding = || {
             let slots = self.feeding.iter();
-            slots.filter_map(|slot| Some((*slot, self.active.get(*slot)?.as_ref()?)))
+            let all = slots.filter_map(|slot| Some((*slot, self.active.get(*slot)?.as_ref()?)));
+            all.filter(|(_, active)| !active.aside)
         };
         let (slot, next) =
             feeding().min_by_key(|(_, active)| self.shared.due(active.turn, active.priority))?;
@@ -462,7 +490,7 @@ impl Owner {
             let sequence = &mut active.sequence;
             let is_new = !sequence.is_ready();
             if !sequence.fetch_prefix(&mut *self.backend, &g.request.prompt, until)? {
-                return Ok(());
+                return self.wait_for_pages(slot);
             }
             if is_new {
                 let cached = sequence.cached() as u64;
@@ -551,12 +579,13 @@ impl Owner {
     fn step(&mut self) -> Result<()> {
         // The last slice of a prompt draws a token too: it goes out before the next step.
         self.deliver(false)?;
+        self.make_room()?;
         if !self.decodes() {
             return Ok(());
         }
         let begun = Instant::now();
         let settled = self.backend.is_settled();
-        let drafts = self.drafts(settled);
+        let drafts = self.drafts(settled)?;
         if drafts.is_empty() {
             while self.backend.may_queue() {
                 if let Err(e) = self.backend.decode() {
@@ -576,13 +605,13 @@ impl Owner {
 
     /// What the texts of sequences let expect of their next tokens; the step that is to verify it is begun
     /// at once where all is `settled`.
-    fn drafts(&mut self, settled: bool) -> Vec<Draft> {
+    fn drafts(&mut self, settled: bool) -> Result<Vec<Draft>> {
         let decoding = || self.active.iter().flatten().filter(|a| a.decodes());
         let running = decoding().count();
         let mut askers = decoding().filter(|a| a.lookup().is_some()).count();
         let mut drafts = Vec::new();
         if askers == 0 {
-            return drafts;
+            return Ok(drafts);
         }
         let mut room = ROUND_ROWS.saturating_sub(running);
         if running > 1 {
@@ -608,6 +637,10 @@ impl Owner {
             // The last row gives the last token that there is room for.
             let left = g.request.max_tokens.saturating_sub(g.drawn.len() + 1);
             let most = left.min(n_ctx.saturating_sub(text.len() + 1));
+            // Nobody steps aside for what may be wrong.
+            let wanted = text.len() + most.min(MOST_DRAFTED);
+            active.sequence.grow(&mut *self.backend, wanted)?;
+            let most = most.min(active.sequence.capacity().saturating_sub(text.len()));
             let tokens = lookup.draft(&text, most.min(room / askers), settled);
             askers -= 1;
             room -= tokens.len();
@@ -620,7 +653,7 @@ impl Owner {
             }
             drafts.push(Draft { slot, tokens });
         }
-        drafts
+        Ok(drafts)
     }
 
     fn fail_decoding(&mut self, error: &Error) -> Result<()> {

@@ -37,6 +37,7 @@ struct Sequence {
     generated: usize,
     /// Drawn, not yet fed; `None` before the first draw and after the last.
     next: Option<u32>,
+    paused: bool,
 }
 
 /// The rows of a sequence in a step: the token drawn last, and those drafted to follow it.
@@ -215,7 +216,8 @@ impl CpuBackend {
     fn rows(&self, drafts: &[Draft]) -> Vec<Rows> {
         let mut rows = Vec::new();
         for (slot, sequence) in self.slots.iter().enumerate() {
-            if let Some((sequence, token)) = sequence.as_ref().and_then(|s| Some((s, s.next?))) {
+            let running = sequence.as_ref().filter(|s| !s.paused);
+            if let Some((sequence, token)) = running.and_then(|s| Some((s, s.next?))) {
                 let draft = drafts.iter().find(|draft| draft.slot == slot);
                 let mut tokens = vec![token];
                 tokens.extend(draft.iter().flat_map(|draft| &draft.tokens));
@@ -349,6 +351,7 @@ impl Backend for CpuBackend {
             position: 0,
             generated: 0,
             next: None,
+            paused: false,
         });
         Ok(())
     }
@@ -424,6 +427,12 @@ impl Backend for CpuBackend {
 
     fn may_queue(&self) -> bool {
         !self.queued
+    }
+
+    fn set_paused(&mut self, slot: usize, paused: bool) {
+        if let Some(Some(sequence)) = self.slots.get_mut(slot) {
+            sequence.paused = paused;
+        }
     }
 
     fn release(&mut self, slot: usize) -> Result<()> {

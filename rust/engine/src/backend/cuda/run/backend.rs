@@ -20,13 +20,10 @@ use crate::backend::cuda::driver::source::Variant;
 use crate::backend::cuda::driver::spec::Spec;
 use crate::backend::{
     Backend, Draft, Event, GpuOptions, GraphMode, HostMemory, Inspect, Limits, LogitsPath, Needs,
-    RunnerOptions, SharedStats, SlotRequest, Storage, Weights, ROUND_ROWS,
+    RunnerOptions, SharedStats, SlotRequest, Storage, Weights, ROUND_ROWS, STEPS_AHEAD,
 };
 use crate::error::{Error, Result};
 use crate::plan::Plan;
-
-/// Decode steps queued before their tokens are read: one runs, one waits.
-const QUEUE_DEPTH: usize = 2;
 
 /// Rows of one pass where all give logits, which take much memory.
 const LOGIT_ROWS: usize = ROUND_ROWS;
@@ -440,9 +437,14 @@ impl Backend for CudaBackend {
         // Log-probabilities are read from the logits, which the next step overwrites.
         let most = match self.sequences.wants_logprobs() {
             true => 1,
-            false => QUEUE_DEPTH,
+            // One runs, one waits.
+            false => STEPS_AHEAD,
         };
         !self.idle && self.decoder.ring.decode_steps() < most
+    }
+
+    fn set_paused(&mut self, slot: usize, paused: bool) {
+        self.sequences.set_paused(slot, paused);
     }
 
     fn release(&mut self, slot: usize) -> Result<()> {

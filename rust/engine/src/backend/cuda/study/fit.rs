@@ -48,7 +48,8 @@ fn with(options: &RunnerOptions, n_ctx: usize, n_slots: usize) -> RunnerOptions 
     RunnerOptions {
         n_ctx,
         n_slots,
-        n_pages: pool_pages(n_slots, n_ctx),
+        // Of a smaller pool that was asked for, no more.
+        n_pages: options.n_pages.min(pool_pages(n_slots, n_ctx)),
         ..options.clone()
     }
 }
