@@ -20,8 +20,8 @@ load = {"device": "cuda", "n_ctx": 192, "kv_type": given["kv_type"], "prefill_ch
 start = words(70)
 asked = []
 for i in range(6):
-    prompt = (start[: 10 * i] if i % 2 else []) + words(int(rng.integers(1, 30)))
-    asked.append((prompt, {"max_tokens": int(rng.integers(50, 110)), "seed": i,
+    prompt = (start[: 10 * i] if i % 2 else []) + words(int(rng.integers(20, 30)))
+    asked.append((prompt, {"max_tokens": int(rng.integers(90, 110)), "seed": i,
                            "temperature": 1.0, "ignore_eos": True,
                            "prompt_lookup_num_tokens": given["drafts"]}))
 with onegraph.LLM(path, kv_tokens=256, max_batch=4, **load) as llm:
