@@ -87,6 +87,8 @@ def broken_off(llm: onegraph.LLM, model: Path) -> None:
         n_ctx=None,
         max_batch=1,
         kv_type="f16",
+        kv_tokens=None,
+        kv_host_bytes=None,
         cuda_graph="full",
         graph_batch_sizes=None,
         graph_max_batch=None,
@@ -150,6 +152,7 @@ PROVOKED: dict[str, Provoke] = {
     "max_tokens = '5'": as_argument,
     "temperature = -1": lambda llm, _: llm.generate("x", temperature=-1),
     "n_ctx = 100000": lambda _, model: onegraph.LLM(model, n_ctx=100000),
+    "kv_tokens = 100": lambda _, model: onegraph.LLM(model, n_ctx=200, kv_tokens=100),
     "messages = 'hi'": lambda llm, _: llm.chat("hi"),  # type: ignore[arg-type]
     "tools = 1 tools": lambda llm, _: llm.chat(HI, [{"name": "f"}]),
     "chat template: does not write calls": lambda llm, _: llm.chat(

@@ -248,6 +248,8 @@ class Engine:
         n_ctx: int | None,
         max_batch: int,
         kv_type: str,
+        kv_tokens: int | None,
+        kv_host_bytes: int | None,
         cuda_graph: str,
         graph_batch_sizes: Sequence[int] | None,
         graph_max_batch: int | None,

@@ -53,6 +53,11 @@ class LLM(Generates, Embeds):
     max_batch: sequences that run together, 1 to 1024; further requests wait
     kv_type: encoding of keys and values: "i16" or, half as long and less exact, "q8_0", both with
         logits of the same bits on the CPU and on every card, or "f16", "f32"
+    kv_tokens: tokens whose keys and values there is memory for, of all sequences together; None
+        takes `max_batch` times `n_ctx`. With fewer, sequences share what there is, and where it
+        runs out the last of them steps aside until there is room: see `onegraph help cache`
+    kv_host_bytes: bytes of the host's memory for those that step aside; None takes 8 GiB, but at
+        most a quarter of what is available. Requests that could need more than both together wait
     prefix_cache: keep the keys and values of tokens that were read or generated, as long as nobody
         needs their room, so that a prompt that begins with the same tokens is read from where it
         goes on by itself; the output has the same bits with it and without. On a GPU with `kv_type`
@@ -99,6 +104,8 @@ class LLM(Generates, Embeds):
         n_ctx: int | None = None,
         max_batch: int = 8,
         kv_type: str = _native.DEFAULT_KV_TYPE,
+        kv_tokens: int | None = None,
+        kv_host_bytes: int | None = None,
         prefix_cache: bool = True,
         prefix_host_bytes: int | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
@@ -123,6 +130,8 @@ class LLM(Generates, Embeds):
             "n_ctx": optional("n_ctx", n_ctx),
             "max_batch": arguments.integer("max_batch", max_batch),
             "kv_type": arguments.word("kv_type", kv_type),
+            "kv_tokens": optional("kv_tokens", kv_tokens),
+            "kv_host_bytes": optional("kv_host_bytes", kv_host_bytes),
             "cuda_graph": arguments.word("cuda_graph", cuda_graph),
             "graph_batch_sizes": (
                 None if sizes is None else arguments.integers("graph_batch_sizes", sizes)

@@ -32,7 +32,11 @@ class Stats:
     running: int
     feeding: int
     slots: int
-    #: Pages of keys and values, of 64 tokens each.
+    #: Sequences that stepped aside, which keep their slots and wait for pages (`kv_tokens`), and
+    #: their pages in the host's memory.
+    aside: int
+    pages_aside: int
+    #: Pages of keys and values on the device, of 64 tokens each.
     pages: Places
     #: Those of layers that see a window, where others see all; all zero where the model has none.
     window_pages: Places
@@ -48,6 +52,8 @@ class Stats:
     #: Tokens that `prompt_lookup_num_tokens` drafted, and those of them that were right.
     drafted_tokens: int
     accepted_tokens: int
+    #: How often a sequence stepped aside since the pages had run out.
+    preemptions: int
     #: Both together over the last ten seconds in which something ran.
     prompt_tokens_per_second: float
     generated_tokens_per_second: float

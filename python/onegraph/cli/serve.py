@@ -55,6 +55,11 @@ _SHARD = re.compile(r"(.*)-(\d{5})-of-\d{5}")
     help="Sequences of a model that run together; further requests wait.  [default: 8]",
 )
 @click.option(
+    "--kv-tokens",
+    type=int,
+    help="Tokens that all sequences of a model may have together.  [default: all they may need]",
+)
+@click.option(
     "--max-queue",
     type=click.IntRange(0),
     default=128,
@@ -101,6 +106,7 @@ def command(
     no_auth: bool,
     cors_origin: tuple[str, ...],
     max_batch: int | None,
+    kv_tokens: int | None,
     drain: float,
     warmup: bool,
     quiet: bool,
@@ -141,6 +147,7 @@ def command(
     listener = bind(host, port)
     _log(quiet)
     chosen = given(MODEL, options) | ({} if max_batch is None else {"max_batch": max_batch})
+    chosen |= {} if kv_tokens is None else {"kv_tokens": kv_tokens}
     chosen["warmup"] = warmup
     loaded: dict[str, LLM] = {}
     try:

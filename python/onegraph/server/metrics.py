@@ -59,11 +59,14 @@ FIGURES = {
     "onegraph:sequences_feeding": ("gauge", "Sequences whose prompts are still read."),
     "onegraph:pages_free": ("gauge", "Free pages of keys and values."),
     "onegraph:pages_of_prefixes": ("gauge", "Pages that are kept for prompts to come."),
+    "onegraph:sequences_aside": ("gauge", "Sequences that wait for pages to come back."),
+    "onegraph:pages_aside": ("gauge", "Pages of those that are in the host's memory."),
     "onegraph:requests_total": ("counter", "Requests that the engine began."),
     "onegraph:prefix_hits_total": ("counter", "Of those, the ones that began with kept tokens."),
     "onegraph:prompt_tokens_total": ("counter", "Tokens of prompts that were read."),
     "onegraph:cached_tokens_total": ("counter", "Tokens of prompts that were kept."),
     "onegraph:generated_tokens_total": ("counter", "Tokens that were generated."),
+    "onegraph:preemptions_total": ("counter", "How often a sequence stepped aside."),
     "onegraph:generated_tokens_per_second": ("gauge", "Over the last ten seconds with work."),
     "onegraph:prompt_tokens_per_second": ("gauge", "Over the last ten seconds with work."),
 }
@@ -79,11 +82,14 @@ def _figures(stats: Stats) -> Iterator[float]:
     yield stats.feeding
     yield pages.free
     yield pages.prefixes
+    yield stats.aside
+    yield stats.pages_aside
     yield stats.requests
     yield stats.prefix_hits
     yield stats.prompt_tokens
     yield stats.cached_tokens
     yield stats.generated_tokens
+    yield stats.preemptions
     yield stats.generated_tokens_per_second
     yield stats.prompt_tokens_per_second
 

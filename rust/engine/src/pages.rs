@@ -3,6 +3,7 @@
 //! of them until their room is wanted; then they go to the host's memory, and to a directory where one
 //! was named. All others have one owner. Dropping a sequence frees what it has.
 
+mod aside;
 pub mod format;
 mod host;
 mod prefixes;
@@ -15,8 +16,10 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use crate::backend::{pages_of, Backend, Kind, Limits, PAGE_TOKENS};
+use crate::backend::{pages_of, pool_pages, Backend, Kind, Limits, PAGE_TOKENS};
 use crate::error::{Error, Result};
+use aside::Aside;
+pub use aside::Span;
 use format::Content;
 use host::{Bytes, Host};
 use prefixes::{Found, Kept, Prefixes, Source};
@@ -55,6 +58,11 @@ struct Free {
     slots: Vec<u32>,
     pages: Vec<u32>,
     prefixes: Prefixes,
+    aside: Aside,
+    /// Pages that sequences may come to have, all that they have included.
+    promised: usize,
+    /// Of these, pages that they have not on the device.
+    owed: usize,
 }
 
 impl Free {
@@ -100,6 +108,8 @@ pub struct Pool {
     shares: bool,
     n_pages: usize,
     n_windowed: usize,
+    /// Whether it is too small for every slot with a full context.
+    tight: bool,
 }
 
 impl Pool {
@@ -112,6 +122,9 @@ impl Pool {
             slots: (0..limits.n_slots as u32).rev().collect(),
             pages: (1..limits.n_pages as u32).rev().collect(),
             prefixes: Prefixes::new(limits.windows),
+            aside: Aside::default(),
+            promised: 0,
+            owed: 0,
         };
         Self {
             free: Rc::new(RefCell::new(free)),
@@ -119,6 +132,7 @@ impl Pool {
             shares,
             n_pages: limits.n_pages.saturating_sub(1),
             n_windowed: limits.n_windowed().saturating_sub(1),
+            tight: limits.n_pages < pool_pages(limits.n_slots, limits.n_ctx),
         }
     }
 
@@ -207,7 +221,7 @@ impl Pool {
         )
     }
 
-    /// A sequence of up to `tokens` tokens, its pages mapped; `None` while others hold what it
+    /// A sequence of up to `tokens` tokens, all its pages mapped; `None` while others hold what it
     /// needs. Of its `prompt` the first [`Sequence::position`] tokens need not be fed.
     ///
     /// # Errors
@@ -218,6 +232,23 @@ impl Pool {
         tokens: usize,
         prompt: &[u32],
     ) -> Result<Option<Sequence>> {
+        self.admit(backend, Span::whole(tokens), prompt, 0)
+    }
+
+    /// The same where only the pages of the first tokens are mapped, and [`Sequence::grow`] has those of
+    /// the others. Where all sequences together may come to need more than there are, the host's memory
+    /// is taken beforehand for what then has to step aside, and `margin` pages have to be left.
+    ///
+    /// # Errors
+    /// As [`Pool::open`].
+    pub fn admit(
+        &self,
+        backend: &mut dyn Backend,
+        span: Span,
+        prompt: &[u32],
+        margin: usize,
+    ) -> Result<Option<Sequence>> {
+        let tokens = span.most;
         let needed = pages_of(tokens).max(1);
         let most = backend.limits().n_pages.saturating_sub(1);
         if needed > most {
@@ -230,10 +261,11 @@ impl Pool {
         let found = self.find(&free.prefixes, prompt);
         let (whole, mut pages) = on_device(&free.prefixes, &found);
         free.prefixes.hold(&whole);
-        let own = needed.saturating_sub(whole.len());
+        let now = pages_of(span.now).clamp(1, needed).max(whole.len());
+        let own = now - whole.len();
         let room = match free.slots.is_empty() {
             true => Ok(false),
-            false => free.has_room(own, backend),
+            false => free.has_room_for(own, needed, needed - now, margin, backend),
         };
         let slot = match room {
             Ok(true) => free.slots.pop(),
@@ -250,8 +282,14 @@ impl Pool {
             true => 0,
             false => whole.len() * PAGE_TOKENS,
         };
+        free.promised += needed;
+        free.owed += needed - now;
         drop(free);
         let mut sequence = Sequence {
+            most: needed,
+            owed: needed - now,
+            aside: Vec::new(),
+            short: 0,
             slot: slot as usize,
             position: known,
             cached: known,
@@ -318,6 +356,14 @@ pub struct Sequence {
     ready: bool,
     /// States behind tokens, that are no prefix's yet.
     states: Vec<(usize, Bytes)>,
+    /// Pages that it may come to have, and those of them that are not on the device.
+    most: usize,
+    owed: usize,
+    /// Its pages behind those on the device while others need that room, the last one first; nothing
+    /// where nothing is in them.
+    aside: Vec<Option<Bytes>>,
+    /// Pages that it could not have for those that others read.
+    short: usize,
     pool: Pool,
 }
 
@@ -396,6 +442,7 @@ impl Sequence {
         prompt: &[u32],
         until: Instant,
     ) -> Result<bool> {
+        self.short = 0;
         self.ready = self.ready || self.fetch(backend, prompt, until)?;
         Ok(self.ready)
     }
@@ -479,6 +526,7 @@ impl Sequence {
         match free.has_room(n, backend) {
             Ok(true) => {}
             other => {
+                self.short = n;
                 free.prefixes.hold(&given);
                 return other;
             }
@@ -737,6 +785,9 @@ impl Drop for Sequence {
         let states = self.states.drain(..).map(|(_, state)| state);
         free.prefixes.host.give_all(states);
         self.window.clear(&mut free.prefixes);
+        free.promised -= self.most;
+        free.owed -= self.owed;
+        free.aside.give_all(self.aside.drain(..).flatten());
         free.pages
             .extend(self.pages.drain(..).skip(self.shared.len()).rev());
     }

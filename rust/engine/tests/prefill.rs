@@ -194,13 +194,14 @@ fn hidden_states_have_the_same_bits_on_the_cpu_and_however_a_text_is_cut() {
         n_slots: 1,
         n_ctx,
         n_pages: n_ctx / 64 + 1,
+        windows: None,
         kv_type: quant::kv_by_name(quant::DEFAULT_KV).unwrap(),
         threads: 1,
         gpu: GpuOptions::default(),
     };
     let mut cpu = CpuBackend::new(plan, model, &options).unwrap();
     let pages: Vec<u32> = (1..=16).collect();
-    cpu.map_pages(0, 0, &pages).unwrap();
+    cpu.map_pages(Kind::Whole, 0, 0, &pages).unwrap();
     let bits = |states: &[f32]| -> Vec<u32> { states.iter().map(|x| x.to_bits()).collect() };
     let mut large = backend(&folder, 512, true);
     let mut small = backend(&folder, 64, false);

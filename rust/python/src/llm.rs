@@ -321,8 +321,8 @@ pub struct Engine {
 impl Engine {
     /// Begins to load a file.
     #[staticmethod]
-    #[pyo3(signature = (path, *, device, n_ctx, max_batch, kv_type, cuda_graph, graph_batch_sizes,
-                        graph_max_batch, graph_padding, warmup, pdl, threads,
+    #[pyo3(signature = (path, *, device, n_ctx, max_batch, kv_type, kv_tokens, kv_host_bytes, cuda_graph,
+                        graph_batch_sizes, graph_max_batch, graph_padding, warmup, pdl, threads,
                         prefill_chunk, prefix_cache, prefix_host_bytes, cache_dir, cache_dir_bytes,
                         nvrtc_folders))]
     #[allow(clippy::too_many_arguments)]
@@ -333,6 +333,8 @@ impl Engine {
         n_ctx: Option<i64>,
         max_batch: i64,
         kv_type: String,
+        kv_tokens: Option<i64>,
+        kv_host_bytes: Option<i64>,
         cuda_graph: &str,
         graph_batch_sizes: Option<Vec<i64>>,
         graph_max_batch: Option<i64>,
@@ -353,6 +355,10 @@ impl Engine {
                 n_ctx: n_ctx.map(|n| count("n_ctx", n)).transpose()?,
                 max_batch: count("max_batch", max_batch)?,
                 kv_type,
+                kv_tokens: kv_tokens.map(|n| count("kv_tokens", n)).transpose()?,
+                kv_host_bytes: kv_host_bytes
+                    .map(|n| count("kv_host_bytes", n))
+                    .transpose()?,
                 threads: threads.map(|n| count("threads", n)).transpose()?,
                 prefill_chunk: count("prefill_chunk", prefill_chunk)?,
                 prefix_cache,

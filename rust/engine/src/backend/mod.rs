@@ -139,6 +139,9 @@ pub struct Draft {
 /// Most rows of a step that verifies drafts, of all its sequences together.
 pub const ROUND_ROWS: usize = 64;
 
+/// Steps of one token that are queued at most before their tokens are read.
+pub const STEPS_AHEAD: usize = 2;
+
 /// One generated token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Event {
@@ -421,6 +424,24 @@ pub trait Backend: Send {
 
     /// Whether another decode step may be queued before [`Backend::drain`].
     fn may_queue(&self) -> bool;
+
+    /// Leaves the sequence of `slot` out of the steps to come, or takes it in again: it stays as it is.
+    /// Does nothing where there is none.
+    fn set_paused(&mut self, slot: usize, paused: bool);
+
+    /// [`Backend::set_paused`]: the pages of `slot` may be given to another one until it goes on.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] where it is not [`Backend::is_settled`]: a step may still use the pages.
+    fn pause(&mut self, slot: usize) -> Result<()> {
+        if !self.is_settled() {
+            return Err(Error::Internal(format!(
+                "slot {slot} is paused behind a step"
+            )));
+        }
+        self.set_paused(slot, true);
+        Ok(())
+    }
 
     /// Ends the sequence of `slot`: tokens of steps still queued are dropped, its pages may be
     /// given to another slot.

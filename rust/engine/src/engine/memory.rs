@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::device::Device;
 use crate::backend::cuda::driver::device::info;
 use crate::backend::cuda::study::fit;
-use crate::backend::{cpu, pages_of, Needs, RunnerOptions, Weights, PAGE_TOKENS};
+use crate::backend::{cpu, pages_of, pool_pages, Needs, RunnerOptions, Weights, PAGE_TOKENS};
 use crate::error::{Error, Result};
 use crate::plan::Plan;
 
@@ -172,6 +172,21 @@ fn check_kv(needs: &Needs, options: &RunnerOptions, room: &Room) -> Result<()> {
     // One page is nobody's. Of layers that see a window a shorter context takes no less.
     let rest = total.saturating_sub(needs.windows);
     let fit = (rest / page.max(1)).saturating_sub(1);
+    if options.n_pages < pool_pages(max_batch, n_ctx) {
+        let tokens = |pages: u64| pages.saturating_mul(PAGE_TOKENS as u64);
+        return Err(Error::Memory {
+            need: format!(
+                "keys and values of {} tokens need {}, this machine has {}",
+                tokens(options.n_pages as u64 - 1),
+                gib(needs.kv),
+                gib(total)
+            ),
+            remedy: match fit >= pages_of(n_ctx) as u64 {
+                true => format!("kv_tokens={} would fit", tokens(fit)),
+                false => "use a smaller n_ctx and kv_tokens".into(),
+            },
+        });
+    }
     let context = fit / max_batch as u64 * PAGE_TOKENS as u64;
     let batch = fit / pages_of(n_ctx) as u64;
     let mut remedies = Vec::new();
@@ -197,7 +212,7 @@ fn check_kv(needs: &Needs, options: &RunnerOptions, room: &Room) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::{pool_pages, GpuOptions};
+    use crate::backend::GpuOptions;
     use crate::quant;
 
     const GIB: u64 = 1 << 30;
@@ -243,6 +258,33 @@ mod tests {
         ] {
             assert!(text.contains(part), "{text}");
         }
+        let shared = |n_ctx: usize, gib: u64| {
+            let options = RunnerOptions {
+                n_pages: pool_pages(1, 1 << 20),
+                ..options(n_ctx, 1024)
+            };
+            let needs = Needs {
+                weights: 0,
+                kv: (options.n_pages as u64) << 23,
+                activations: 0,
+                scratch: 0,
+                windows: 0,
+            };
+            let room = Room {
+                total: Some(gib << 30),
+                ..Room::default()
+            };
+            check(&needs, &options, &room).unwrap_err().to_string()
+        };
+        let text = shared(8192, 16);
+        for part in [
+            "of 1048576 tokens need 128.0 GiB",
+            "kv_tokens=131008 would fit",
+        ] {
+            assert!(text.contains(part), "{text}");
+        }
+        let text = shared(1 << 20, 16);
+        assert!(text.contains("use a smaller n_ctx and kv_tokens"), "{text}");
         let text = check_kv_on(1 << 20, 1024, 1).unwrap_err().to_string();
         assert!(text.contains("use a smaller n_ctx and max_batch"), "{text}");
         let needs = Needs {

@@ -19,7 +19,7 @@ use crate::backend::cuda::study::exact_sums::{self, SumCheck};
 use crate::backend::cuda::study::{fit::fit, offline};
 use crate::backend::cuda::CudaBackend;
 use crate::backend::{
-    none_on, pool_pages, Backend, Inspect, Limits, LogitsPath, RunnerOptions, SharedStats, Windows,
+    none_on, Backend, Inspect, Limits, LogitsPath, RunnerOptions, SharedStats, Windows,
 };
 use crate::config::{Config, PoolingType};
 use crate::error::{Error, Result};
@@ -488,8 +488,8 @@ impl Engine {
         let states = match self.loaded.keeps_states {
             true => Places {
                 total: slots,
-                free: slots.saturating_sub(now.running),
-                sequences: now.running,
+                free: slots.saturating_sub(now.running + now.aside),
+                sequences: now.running + now.aside,
                 prefixes: 0,
             },
             false => Places::default(),
@@ -499,6 +499,8 @@ impl Engine {
             running: now.running,
             feeding: now.feeding,
             slots,
+            aside: now.aside,
+            pages_aside: now.pages_aside,
             pages: now.pages,
             window_pages: now.window_pages,
             states,
@@ -746,7 +748,7 @@ pub(crate) fn runner(options: &Options, plan: &Plan, n_ctx: usize) -> Result<Run
     Ok(RunnerOptions {
         n_slots: options.max_batch,
         n_ctx,
-        n_pages: pool_pages(options.max_batch, n_ctx),
+        n_pages: options.pool_pages(n_ctx),
         windows: Windows::of(plan, options.max_batch, n_ctx, chunk),
         kv_type: options.kv_type()?,
         threads: options.cpu_threads(),

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::backend::cuda::run::dispatch::chosen_sizes;
 use crate::backend::cuda::run::prefill::{check_chunk, DEFAULT_CHUNK};
-use crate::backend::{GpuOptions, GraphMode};
+use crate::backend::{pool_pages, GpuOptions, GraphMode};
 use crate::error::{Error, Result};
 use crate::quant::{self, QuantType};
 
@@ -13,6 +13,9 @@ pub const DEFAULT_CTX: usize = 8192;
 
 /// Most sequences in flight.
 pub const MAX_BATCH: usize = 1024;
+
+/// Most tokens of all sequences together: their pages have numbers of 32 bits.
+pub const MOST_KV_TOKENS: usize = 1 << 32;
 
 /// Bytes of files with prefixes where no other number is asked for.
 pub const DEFAULT_DIR_BYTES: u64 = 32 << 30;
@@ -57,6 +60,12 @@ pub struct Options {
     pub max_batch: usize,
     /// Encoding of keys and values.
     pub kv_type: String,
+    /// Tokens whose keys and values there is memory for, of all sequences together; none: a whole context
+    /// of each.
+    pub kv_tokens: Option<usize>,
+    /// Bytes of the host's memory for sequences that step aside where there are fewer; none: 8 GiB, but at
+    /// most a quarter of what is available.
+    pub kv_host_bytes: Option<usize>,
     /// CPU threads; none: as many as the machine runs at once.
     pub threads: Option<usize>,
     /// On a GPU, most tokens of a prompt in one pass; a power of two.
@@ -82,6 +91,8 @@ impl Default for Options {
             n_ctx: None,
             max_batch: 8,
             kv_type: quant::DEFAULT_KV.into(),
+            kv_tokens: None,
+            kv_host_bytes: None,
             threads: None,
             prefill_chunk: DEFAULT_CHUNK,
             graph: GraphOptions::default(),
@@ -139,6 +150,9 @@ impl Options {
     /// [`Error::Argument`] names the option, its value and what is allowed.
     pub fn validate(&self) -> Result<()> {
         in_range("max_batch", self.max_batch, 1, MAX_BATCH)?;
+        if let Some(n) = self.kv_tokens {
+            in_range("kv_tokens", n, 2, MOST_KV_TOKENS)?;
+        }
         if let Some(n) = self.threads {
             in_range("threads", n, 1, 1024)?;
         }
@@ -165,13 +179,31 @@ impl Options {
     /// was trained for is noise. Room for one token of prompt and one of answer is the least.
     pub fn context(&self, trained: usize) -> Result<usize> {
         match self.n_ctx {
-            None => Ok(trained.clamp(2, DEFAULT_CTX)),
+            None => {
+                let most = self.kv_tokens.unwrap_or(DEFAULT_CTX).clamp(2, DEFAULT_CTX);
+                Ok(trained.clamp(2, most))
+            }
+            Some(n) if self.kv_tokens.is_some_and(|tokens| tokens < n) => Err(Error::Argument {
+                name: "kv_tokens",
+                value: self.kv_tokens.unwrap_or_default().to_string(),
+                reason: format!(
+                    "one sequence may have n_ctx = {n} tokens; use at least that, or a smaller n_ctx"
+                ),
+            }),
             Some(n) if n > trained && n >= 2 => Err(Error::Argument {
                 name: "n_ctx",
                 value: n.to_string(),
                 reason: format!("the model was trained for {trained} tokens; use at most that"),
             }),
             Some(n) => in_range("n_ctx", n, 2, trained.max(2)),
+        }
+    }
+
+    /// Pages of a pool for sequences of `n_ctx` tokens, the reserved page included.
+    pub fn pool_pages(&self, n_ctx: usize) -> usize {
+        match self.kv_tokens {
+            Some(tokens) => pool_pages(1, tokens.max(n_ctx)),
+            None => pool_pages(self.max_batch, n_ctx),
         }
     }
 

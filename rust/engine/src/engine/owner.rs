@@ -2,6 +2,8 @@
 //! between decode steps, and sends out what is drawn. Requests meet only here, and what goes wrong
 //! with one of them ends that one alone.
 
+mod room;
+
 use std::ops::ControlFlow;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,10 +22,10 @@ use super::request::{
 use super::stats::{Now, Rates};
 use super::text::TextStream;
 use super::turns::{self, worth_waiting, Pace, MIN_ROWS};
-use crate::backend::{Backend, Event, Finish, LogitsPath, SlotRequest, PAGE_TOKENS};
+use crate::backend::{Backend, Event, Finish, LogitsPath, SlotRequest, PAGE_TOKENS, STEPS_AHEAD};
 use crate::error::{Error, Result};
 use crate::pages::format::Content;
-use crate::pages::{Pool, Sequence};
+use crate::pages::{Pool, Sequence, Span};
 use crate::tokenizer::Tokenizer;
 
 mod drafts;
@@ -70,6 +72,10 @@ struct Active {
     cancelled: Arc<AtomicBool>,
     submitted: Instant,
     priority: i32,
+    /// How many were given a slot before it.
+    number: u64,
+    /// Whether it stepped aside: it keeps its slot and is left out of all that goes on.
+    aside: bool,
     /// When its prompt had its last turn; before the first, when it came.
     turn: Instant,
     /// When its first slice was begun.
@@ -166,12 +172,17 @@ impl Active {
         }
     }
 
-    /// Whether its whole prompt was fed, so that it decodes.
-    fn decodes(&self) -> bool {
+    /// Whether its whole prompt was fed.
+    fn is_fed(&self) -> bool {
         match &self.task {
             Task::Generate(g) => self.sequence.position == g.request.prompt.len(),
             Task::Logits { .. } | Task::Embed(_) => false,
         }
+    }
+
+    /// Whether it decodes.
+    fn decodes(&self) -> bool {
+        self.is_fed() && !self.aside
     }
 }
 
@@ -195,8 +206,10 @@ pub struct Owner {
     rates: Rates,
     /// Sequences that were given a slot so far.
     admitted: u64,
-    /// Sequences that ran, prompts that were fed, and `admitted`, when others were told last.
-    told: Option<(usize, usize, u64)>,
+    /// Pages that sequences were given as they grew, or that went aside or came back.
+    moved: u64,
+    /// Sequences that ran, prompts that were fed, `admitted` and `moved`, when others were told last.
+    told: Option<(usize, usize, u64, u64)>,
 }
 
 impl Owner {
@@ -223,6 +236,7 @@ impl Owner {
             now: Now::default(),
             rates: Rates::default(),
             admitted: 0,
+            moved: 0,
             told: None,
         };
         owner.say();
@@ -273,12 +287,14 @@ impl Owner {
     /// Lets others know what goes on. Where the pages are is looked up only when they may have moved,
     /// not in every step.
     fn say(&mut self) {
-        let running = self.active.iter().flatten().count();
+        let running = self.active.iter().flatten().filter(|a| !a.aside).count();
         let feeding = self.feeding.len();
-        let told = Some((running, feeding, self.admitted));
+        let told = Some((running, feeding, self.admitted, self.moved));
         if self.told != told {
             self.told = told;
             (self.now.running, self.now.feeding) = (running, feeding);
+            self.now.aside = self.active.iter().flatten().count() - running;
+            self.now.pages_aside = self.pool.aside();
             self.now.pages = self.pool.places();
             self.now.window_pages = self.pool.windowed_places();
         }
@@ -286,9 +302,15 @@ impl Owner {
         self.shared.say(self.now);
     }
 
-    /// Moves waiting jobs to free slots; sleeps where there is nothing to do. Says whether to go
-    /// on.
+    /// Moves waiting jobs to free slots, and takes back who stepped aside; sleeps where there is nothing
+    /// to do. Says whether to go on.
     fn admit(&mut self) -> Result<bool> {
+        let goes_on = self.take_jobs()?;
+        self.come_back()?;
+        Ok(goes_on)
+    }
+
+    fn take_jobs(&mut self) -> Result<bool> {
         let decodes = self.decodes();
         let begun = Instant::now();
         loop {
@@ -301,10 +323,13 @@ impl Owner {
                 ControlFlow::Continue(None) => return Ok(true),
                 ControlFlow::Break(()) => return Ok(false),
             };
-            match self
-                .pool
-                .open(&mut *self.backend, job.tokens, job.work.prompt())
-            {
+            if self.is_behind_one_aside(&job) {
+                self.shared.put_back(job);
+                return Ok(true);
+            }
+            let (span, prompt) = (self.span(&job), job.work.prompt());
+            let margin = self.margin();
+            match self.pool.admit(&mut *self.backend, span, prompt, margin) {
                 Ok(Some(sequence)) => self.start(sequence, job)?,
                 Ok(None) => {
                     self.shared.put_back(job);
@@ -387,6 +412,8 @@ impl Owner {
             cancelled: job.cancelled,
             submitted: job.submitted,
             priority: job.priority,
+            number: self.admitted,
+            aside: false,
             turn: job.submitted,
             begun: None,
             timed: None,
@@ -443,7 +470,8 @@ impl Owner {
     fn turn(&self) -> Option<usize> {
         let feeding = || {
             let slots = self.feeding.iter();
-            slots.filter_map(|slot| Some((*slot, self.active.get(*slot)?.as_ref()?)))
+            let all = slots.filter_map(|slot| Some((*slot, self.active.get(*slot)?.as_ref()?)));
+            all.filter(|(_, active)| !active.aside)
         };
         let (slot, next) =
             feeding().min_by_key(|(_, active)| self.shared.due(active.turn, active.priority))?;
@@ -494,7 +522,7 @@ impl Owner {
             let sequence = &mut active.sequence;
             let is_new = !sequence.is_ready();
             if !sequence.fetch_prefix(&mut *self.backend, &g.request.prompt, until)? {
-                return Ok(());
+                return self.wait_for_pages(slot);
             }
             if is_new {
                 let cached = sequence.cached() as u64;
@@ -619,13 +647,14 @@ impl Owner {
     fn step(&mut self) -> Result<()> {
         // The last slice of a prompt draws a token too: it goes out before the next step.
         self.deliver(false)?;
+        self.make_room()?;
         if !self.decodes() {
             return Ok(());
         }
         let begun = Instant::now();
         let settled = self.backend.is_settled();
         self.see()?;
-        let mut drafts = self.drafts(settled);
+        let mut drafts = self.drafts(settled)?;
         if drafts.is_empty() {
             while self.backend.may_queue() {
                 if let Err(e) = self.backend.decode() {

@@ -26,6 +26,8 @@ pub struct PrefixKeeping {
     pub counts: Arc<Counts>,
     /// Bytes of the host's memory.
     pub host_bytes: usize,
+    /// Bytes of it for sequences that step aside.
+    pub aside_bytes: usize,
     directory: Option<(PathBuf, u64)>,
     kv_type: &'static str,
     /// Of the model's files, and a checksum of them once that was needed.
@@ -54,10 +56,11 @@ impl PrefixKeeping {
             reporter.at("checksum", 0, 0)?;
             sum.get_or_init(|| model.checksum());
         }
-        let host = options.prefix_host_bytes;
+        let (host, aside) = (options.prefix_host_bytes, options.kv_host_bytes);
         Ok(Self {
             counts: Arc::default(),
             host_bytes: host.unwrap_or_else(|| Room::here().for_prefixes()),
+            aside_bytes: aside.unwrap_or_else(|| Room::here().for_prefixes()),
             directory: directory.map(|folder| (folder, options.cache_dir_bytes)),
             kv_type: options.kv_type()?.name,
             stamp: model.stamp(),
@@ -91,6 +94,7 @@ impl PrefixKeeping {
         };
         let host_bytes = if sizes.shares { self.host_bytes } else { 0 };
         let stateful = sizes.state_bytes > 0;
+        let pool = pool.stepping_aside(self.aside_bytes / sizes.page_bytes.max(1));
         Ok(pool.keeping(stateful, host_bytes, store, self.counts.clone()))
     }
 

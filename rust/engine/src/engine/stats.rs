@@ -15,6 +15,9 @@ pub struct Stats {
     pub running: usize,
     pub feeding: usize,
     pub slots: usize,
+    /// Sequences that stepped aside and wait for pages, and their pages in the host's memory.
+    pub aside: usize,
+    pub pages_aside: usize,
     /// Pages of keys and values.
     pub pages: Places,
     /// Those of layers that see a window, where others see all; none where there are none.
@@ -40,6 +43,8 @@ pub struct Done {
     /// Tokens that were drafted, and those of them that were drawn then.
     pub drafted_tokens: u64,
     pub accepted_tokens: u64,
+    /// How often a sequence stepped aside since the pages had run out.
+    pub preemptions: u64,
     /// Tokens a second over the last [`WINDOW`] in which something ran.
     pub prompt_rate: f64,
     pub generated_rate: f64,
@@ -50,6 +55,8 @@ pub struct Done {
 pub struct Now {
     pub running: usize,
     pub feeding: usize,
+    pub aside: usize,
+    pub pages_aside: usize,
     pub pages: Places,
     pub window_pages: Places,
     pub done: Done,

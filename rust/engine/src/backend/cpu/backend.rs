@@ -41,6 +41,7 @@ struct Sequence {
     next: Option<u32>,
     /// Of a constrained sequence, what each row of its next draw may choose among.
     allowed: Option<Vec<Allowed>>,
+    paused: bool,
 }
 
 /// The rows of a sequence in a step: the token drawn last, and those drafted to follow it.
@@ -241,7 +242,8 @@ impl CpuBackend {
     fn rows(&self, drafts: &[Draft]) -> Vec<Rows> {
         let mut rows = Vec::new();
         for (slot, sequence) in self.slots.iter().enumerate() {
-            if let Some((sequence, token)) = sequence.as_ref().and_then(|s| Some((s, s.next?))) {
+            let running = sequence.as_ref().filter(|s| !s.paused);
+            if let Some((sequence, token)) = running.and_then(|s| Some((s, s.next?))) {
                 let draft = drafts.iter().find(|draft| draft.slot == slot);
                 let mut tokens = vec![token];
                 tokens.extend(draft.iter().flat_map(|draft| &draft.tokens));
@@ -389,6 +391,7 @@ impl Backend for CpuBackend {
             generated: 0,
             next: None,
             allowed: request.constrained.then(Vec::new),
+            paused: false,
         });
         Ok(())
     }
@@ -497,6 +500,12 @@ impl Backend for CpuBackend {
 
     fn may_queue(&self) -> bool {
         !self.queued && self.undrawn.is_none()
+    }
+
+    fn set_paused(&mut self, slot: usize, paused: bool) {
+        if let Some(Some(sequence)) = self.slots.get_mut(slot) {
+            sequence.paused = paused;
+        }
     }
 
     fn release(&mut self, slot: usize) -> Result<()> {

@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::{Active, Owner, Task};
 use crate::backend::{Draft, ROUND_ROWS};
 use crate::engine::constrain::all_allowed;
-use crate::engine::lookup::Text;
+use crate::engine::lookup::{Text, MOST_DRAFTED};
 use crate::engine::turns::{MIN_ROWS, SHARED_SLICE};
 use crate::error::Result;
 
@@ -74,13 +74,13 @@ impl Owner {
 
     /// What the texts of sequences let expect of their next tokens; the step that is to verify it is begun
     /// at once where all is `settled`.
-    pub(super) fn drafts(&mut self, settled: bool) -> Vec<Draft> {
+    pub(super) fn drafts(&mut self, settled: bool) -> Result<Vec<Draft>> {
         let decoding = || self.active.iter().flatten().filter(|a| a.decodes());
         let running = decoding().count();
         let mut askers = decoding().filter(|a| a.drafts()).count();
         let mut drafts = Vec::new();
         if askers == 0 || !self.backend.verifies_drafts() {
-            return drafts;
+            return Ok(drafts);
         }
         let mut room = ROUND_ROWS.saturating_sub(running);
         if running > 1 {
@@ -106,6 +106,10 @@ impl Owner {
             // The last row gives the last token that there is room for.
             let left = g.request.max_tokens.saturating_sub(g.drawn.len() + 1);
             let most = left.min(n_ctx.saturating_sub(text.len() + 1));
+            // Nobody steps aside for what may be wrong.
+            let wanted = text.len() + most.min(MOST_DRAFTED);
+            active.sequence.grow(&mut *self.backend, wanted)?;
+            let most = most.min(active.sequence.capacity().saturating_sub(text.len()));
             let most = most.min(room / askers);
             let forced = g.constrained.as_mut().map(|c| c.forced(most, settled));
             let mut tokens = forced.unwrap_or_default();
@@ -129,6 +133,6 @@ impl Owner {
             }
             drafts.push(Draft { slot, tokens });
         }
-        drafts
+        Ok(drafts)
     }
 }

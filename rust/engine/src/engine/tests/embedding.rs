@@ -60,7 +60,7 @@ fn the_backend_may_be_fed_in_any_pieces() {
     let runner = RunnerOptions {
         n_slots: 1,
         n_ctx: 200,
-        n_pages: pool_pages(1, 200),
+        n_pages: crate::backend::pool_pages(1, 200),
         windows: None,
         kv_type: options(1).kv_type().unwrap(),
         threads: 1,

@@ -8,6 +8,7 @@ use crate::gguf::{Array, Value};
 use crate::quant;
 use crate::sampler::{random, Allowed, Params};
 
+mod aside;
 mod constrain;
 mod embedding;
 #[path = "../../../tests/files/fixture.rs"]
@@ -291,6 +292,10 @@ impl Backend for Faulty {
         self.inner.may_queue()
     }
 
+    fn set_paused(&mut self, slot: usize, paused: bool) {
+        self.inner.set_paused(slot, paused);
+    }
+
     fn release(&mut self, slot: usize) -> Result<()> {
         self.inner.release(slot)
     }
@@ -326,9 +331,12 @@ impl Backend for Faulty {
 }
 
 fn engine_with(max_batch: usize, faults: Faults) -> Engine {
+    engine_as(options(max_batch), faults)
+}
+
+fn engine_as(options: Options, faults: Faults) -> Engine {
     let folder = Folder::new();
     let path = folder.write("tiny.gguf", &model(|_, _| {}));
-    let options = options(max_batch);
     let build = move |reporter: &Reporter| {
         let (_, loaded) = load(&path, &options, reporter)?;
         let model = Arc::new(Model::open(&path)?);

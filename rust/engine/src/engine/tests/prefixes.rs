@@ -320,6 +320,10 @@ impl Backend for Writes {
         false
     }
 
+    fn set_paused(&mut self, slot: usize, paused: bool) {
+        self.inner.set_paused(slot, paused);
+    }
+
     fn release(&mut self, slot: usize) -> Result<()> {
         self.inner.release(slot)
     }

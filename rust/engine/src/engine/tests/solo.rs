@@ -8,8 +8,8 @@ use super::*;
 
 /// A request, and what becomes of it.
 #[derive(Debug, Clone)]
-struct Asked {
-    request: Request,
+pub struct Asked {
+    pub request: Request,
     /// Milliseconds after the one before.
     after: u64,
     /// Pieces after which it is cancelled, by its ticket or by dropping that.
@@ -44,7 +44,7 @@ fn samplings() -> impl Strategy<Value = Params> {
     )
 }
 
-fn requests() -> impl Strategy<Value = Asked> {
+pub fn requests() -> impl Strategy<Value = Asked> {
     let stop = prop_oneof![
         3 => Just(Vec::new()),
         // Many a text of bytes has one of these.
@@ -151,19 +151,22 @@ fn a_sequence_in_a_batch_equals_its_solo_run() {
 }
 
 /// Nothing runs, waits or is held.
-fn is_empty(engine: &Engine) -> bool {
+pub fn is_empty(engine: &Engine) -> bool {
     let Stats {
         queued,
         running,
         feeding,
+        aside,
+        pages_aside,
         pages,
         ..
     } = engine.stats().unwrap();
     (queued, running, feeding, pages.sequences) == (0, 0, 0, 0)
+        && (aside, pages_aside) == (0, 0)
         && pages.free + pages.prefixes == pages.total
 }
 
-fn each_equals_its_solo_run(engine: &Engine, asked: &[Asked]) {
+pub fn each_equals_its_solo_run(engine: &Engine, asked: &[Asked]) {
     std::thread::scope(|scope| {
         let mut running = Vec::new();
         for one in asked {

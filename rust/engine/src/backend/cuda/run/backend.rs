@@ -20,14 +20,11 @@ use crate::backend::cuda::driver::source::Variant;
 use crate::backend::cuda::driver::spec::Spec;
 use crate::backend::{
     Backend, Draft, Event, GpuOptions, GraphMode, HostMemory, Inspect, Kind, Limits, LogitsPath,
-    Needs, RunnerOptions, SharedStats, SlotRequest, Storage, Weights, ROUND_ROWS,
+    Needs, RunnerOptions, SharedStats, SlotRequest, Storage, Weights, ROUND_ROWS, STEPS_AHEAD,
 };
 use crate::error::{Error, Result};
 use crate::plan::Plan;
 use crate::sampler::Allowed;
-
-/// Decode steps queued before their tokens are read: one runs, one waits.
-const QUEUE_DEPTH: usize = 2;
 
 /// For what no buffer holds: kernels, graphs, and what the driver keeps of both.
 const RESERVE: u64 = 64 << 20;
@@ -505,10 +502,15 @@ impl Backend for CudaBackend {
         // Log-probabilities are read from the logits, which the next step overwrites.
         let most = match self.sequences.wants_logprobs() {
             true => 1,
-            false => QUEUE_DEPTH,
+            // One runs, one waits.
+            false => STEPS_AHEAD,
         };
         let has_room = self.undrawn.is_none() && self.decoder.ring.decode_steps() < most;
         !self.idle && has_room
+    }
+
+    fn set_paused(&mut self, slot: usize, paused: bool) {
+        self.sequences.set_paused(slot, paused);
     }
 
     fn release(&mut self, slot: usize) -> Result<()> {

@@ -14,6 +14,8 @@ struct Sequence {
     generated: usize,
     /// Whether the last record read left it decoding.
     live: bool,
+    /// Whether steps leave it out.
+    paused: bool,
     /// Tokens of its prompt, and the one drawn last.
     prompt: usize,
     last: u32,
@@ -62,6 +64,7 @@ impl Sequences {
             epoch: self.epoch,
             generated: 0,
             live: false,
+            paused: false,
             prompt: 0,
             last: 0,
             logprobs: request.sampling.logprobs,
@@ -103,8 +106,7 @@ impl Sequences {
 
     /// Whether a sequence that decodes is constrained.
     pub fn are_constrained(&self) -> bool {
-        let mut sequences = self.slots.iter().flatten();
-        sequences.any(|s| s.live && s.allowed.is_some())
+        self.running().any(|(_, s)| s.allowed.is_some())
     }
 
     /// What the `rows` rows of the next draw of a constrained sequence may choose among; none where it is
@@ -128,12 +130,24 @@ impl Sequences {
         }
     }
 
+    /// Says whether steps leave the sequence of `slot` out, if there is one.
+    pub fn set_paused(&mut self, slot: usize, paused: bool) {
+        if let Some(Some(sequence)) = self.slots.get_mut(slot) {
+            sequence.paused = paused;
+        }
+    }
+
+    /// Every sequence that steps are of, by its slot.
+    fn running(&self) -> impl Iterator<Item = (usize, &Sequence)> {
+        let slots = self.slots.iter().enumerate();
+        let found = slots.filter_map(|(slot, s)| Some((slot, s.as_ref()?)));
+        found.filter(|(_, s)| s.live && !s.paused)
+    }
+
     /// The rows of every sequence that decodes: the token drawn last, and its draft. What was drawn last
     /// has to be known.
     pub fn rounds(&self, drafts: &[Draft]) -> Vec<Round> {
-        let slots = self.slots.iter().enumerate();
-        let live = slots.filter_map(|(slot, s)| Some((slot, s.as_ref().filter(|s| s.live)?)));
-        live.map(|(slot, sequence)| {
+        let rounds = self.running().map(|(slot, sequence)| {
             let draft = drafts.iter().find(|draft| draft.slot == slot);
             let mut tokens = vec![sequence.last];
             tokens.extend(draft.iter().flat_map(|draft| &draft.tokens));
@@ -144,21 +158,18 @@ impl Sequences {
                 position: (sequence.prompt + sequence.generated).saturating_sub(1),
                 tokens,
             }
-        })
-        .collect()
+        });
+        rounds.collect()
     }
 
     /// Slot and request of every sequence that decodes.
     pub fn live(&self) -> Vec<(usize, u64)> {
-        let slots = self.slots.iter().enumerate();
-        let live = slots.filter_map(|(slot, s)| Some((slot, s.as_ref().filter(|s| s.live)?.epoch)));
-        live.collect()
+        self.running().map(|(slot, s)| (slot, s.epoch)).collect()
     }
 
     /// Whether a sequence that decodes wants log-probabilities.
     pub fn wants_logprobs(&self) -> bool {
-        let mut sequences = self.slots.iter().flatten();
-        sequences.any(|s| s.live && s.logprobs.is_some())
+        self.running().any(|(_, s)| s.logprobs.is_some())
     }
 
     /// Ends the sequence of `slot` and drops its events; says whether there was one.

@@ -49,7 +49,8 @@ fn with(plan: &Plan, options: &RunnerOptions, n_ctx: usize, n_slots: usize) -> R
     RunnerOptions {
         n_ctx,
         n_slots,
-        n_pages: pool_pages(n_slots, n_ctx),
+        // Of a smaller pool that was asked for, no more.
+        n_pages: options.n_pages.min(pool_pages(n_slots, n_ctx)),
         windows: chunk.and_then(|chunk| Windows::of(plan, n_slots, n_ctx, chunk)),
         ..options.clone()
     }

@@ -1,0 +1,75 @@
+"""Sequences that step aside on a card: the same graphs, the same bits, no eager step."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+#: At most four sequences at a time on the pages of one or two; one is given up, some begin alike.
+CROWD = """
+rng = np.random.default_rng(given["seed"])
+words = lambda n: [int(i) for i in rng.integers(3, 250, n)]
+load = {"device": "cuda", "n_ctx": 192, "kv_type": given["kv_type"], "prefill_chunk": 64,
+        "progress": False}
+start = words(70)
+asked = []
+for i in range(given["n"]):
+    prompt = (start[: 10 * i] if i % 2 else []) + words(int(rng.integers(20, 30)))
+    asked.append((prompt, {"max_tokens": int(rng.integers(90, 110)), "seed": i,
+                           "temperature": 1.0, "ignore_eos": True,
+                           "prompt_lookup_num_tokens": given["drafts"]}))
+with onegraph.LLM(path, kv_tokens=given["kv_tokens"], max_batch=4, **load) as llm:
+    streams = [llm.generate(p, stream=True, priority=i % 3, **o) for i, (p, o) in enumerate(asked)]
+    found = [[] for _ in streams]
+    def read(i):
+        for piece in streams[i]:
+            found[i] += piece.token_ids
+            if i == 4 and len(found[i]) > 20:
+                streams[i].close()
+                return
+    threads = [threading.Thread(target=read, args=(i,)) for i in range(len(streams))]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    late = time.monotonic() + 60
+    while (now := llm.stats()).running + now.aside + now.pages.sequences:
+        assert time.monotonic() < late, now
+    out["preemptions"], out["pages_aside"] = now.preemptions, now.pages_aside
+    out["eager"], out["graphs"] = now.graphs.eager, len(now.graphs.captured)
+    out["sizes"] = len(now.graphs.batch_sizes)
+with onegraph.LLM(path, max_batch=1, prefix_cache=False, **load) as alone:
+    out["same"] = []
+    for i, (prompt, options) in enumerate(asked):
+        fresh = alone.generate(prompt, **{**options, "prompt_lookup_num_tokens": 0}).token_ids
+        out["same"].append(found[i] == (list(fresh)[: len(found[i])] if i == 4 else list(fresh)))
+"""
+
+
+def crowd(on_card: Any, **given: Any) -> None:
+    found = on_card("import threading, time\n" + CROWD, **given)
+    assert all(found["same"]), found
+    assert found["preemptions"] > 0 and found["pages_aside"] == 0
+    assert found["eager"] == 0
+    if not given["drafts"]:
+        assert found["graphs"] <= found["sizes"]
+
+
+@pytest.mark.parametrize("kv_type", ["i16", "f16"])
+def test_sequences_step_aside_and_come_back(on_card: Any, kv_type: str) -> None:
+    crowd(on_card, kv_type=kv_type, seed=1, drafts=0, n=6, kv_tokens=256)
+
+
+def test_drafts_take_no_page_from_anybody(on_card: Any) -> None:
+    crowd(on_card, kv_type="i16", seed=7, drafts=8, n=6, kv_tokens=256)
+
+
+def test_states_stay_with_who_steps_aside(on_card: Any, tmp_path: Path) -> None:
+    path = tmp_path / "hybrid.gguf"
+    command = [sys.executable, "models/synth.py", "tiny-qwen35", "--mix", "Q4_K_M", "-o", str(path)]
+    subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
+    crowd(on_card, kv_type="i16", seed=3, drafts=0, n=2, kv_tokens=192, path=path)
