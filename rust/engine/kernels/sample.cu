@@ -119,15 +119,6 @@ DEVICE void load_z(const float* y, uint32_t first, float most, float temperature
 DEVICE uint32_t bin_of(float z) {
     return static_cast<uint32_t>(fminf(mul_rn(-z, 73.0f), static_cast<float>(BINS - 1)));
 }
-DEVICE float rank_z(uint64_t rank) { return key_value(rank_key(rank)); }
-
-// ceil(total * share / 2^32), at least 1.
-DEVICE uint64_t mass_wanted(uint64_t total, uint64_t share) {
-    uint64_t low = total * share, high = __umul64hi(total, share);
-    uint64_t wanted = (high << 32 | low >> 32) + ((low & 0xffffffffu) != 0);
-    return wanted ? wanted : 1;
-}
-
 // ---------------------------------------------------------------- the end of a row
 
 // What the end needs, loaded early: nobody changes it before.
@@ -135,11 +126,6 @@ struct Before {
     uint32_t slot, position, generated, max_tokens, window, n_stop;
     const uint32_t* stop;
 };
-
-DEVICE const uint32_t* load_pointer(const uint32_t* const* address) {
-    return reinterpret_cast<const uint32_t*>(
-        load_relaxed_u64(reinterpret_cast<const uint64_t*>(address)));
-}
 
 DEVICE Before load_before(const SlotState* s, uint32_t slot) {
     Before b;

@@ -60,6 +60,20 @@ DEVICE uint64_t rank_of(float value, uint32_t id) {
 DEVICE uint32_t rank_key(uint64_t rank) { return static_cast<uint32_t>(rank >> 32); }
 DEVICE uint32_t rank_id(uint64_t rank) { return ~static_cast<uint32_t>(rank); }
 
+DEVICE float rank_z(uint64_t rank) { return key_value(rank_key(rank)); }
+
+// ceil(total * share / 2^32), at least 1.
+DEVICE uint64_t mass_wanted(uint64_t total, uint64_t share) {
+    uint64_t low = total * share, high = __umul64hi(total, share);
+    uint64_t wanted = (high << 32 | low >> 32) + ((low & 0xffffffffu) != 0);
+    return wanted ? wanted : 1;
+}
+
+DEVICE const uint32_t* load_pointer(const uint32_t* const* address) {
+    return reinterpret_cast<const uint32_t*>(
+        load_relaxed_u64(reinterpret_cast<const uint64_t*>(address)));
+}
+
 DEVICE uint64_t larger(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
 // ---------------------------------------------------------------- reductions over integers

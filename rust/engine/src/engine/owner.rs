@@ -29,6 +29,7 @@ use crate::pages::{Pool, Sequence, Span};
 use crate::tokenizer::Tokenizer;
 
 mod drafts;
+mod inspect;
 
 /// How long requests may be given slots while others decode; the rest have their turn after the next
 /// step.
@@ -423,30 +424,6 @@ impl Owner {
         self.admitted += 1;
         self.say();
         Ok(())
-    }
-
-    fn inspect(
-        &mut self,
-        first: Sequence,
-        tokens: usize,
-        sequences: usize,
-        look: Look,
-        cancelled: &AtomicBool,
-    ) -> Result<()> {
-        let mut opened = vec![first];
-        while opened.len() < sequences {
-            match self.pool.open(&mut *self.backend, tokens, &[])? {
-                Some(sequence) => opened.push(sequence),
-                None => break,
-            }
-        }
-        for sequence in &mut opened {
-            sequence.see_in_turn(&mut *self.backend)?;
-        }
-        let slots: Vec<usize> = opened.iter().map(Sequence::slot).collect();
-        look(Ok(&mut *self.backend), &slots, cancelled);
-        let close = |sequence: Sequence| sequence.close(&mut *self.backend, &[]);
-        opened.into_iter().try_for_each(close)
     }
 
     fn drop_cancelled(&mut self) -> Result<()> {

@@ -13,14 +13,13 @@ use super::dispatch::{default_sizes, Dispatch};
 use super::prefill::{check_chunk, logits, Chunks, LOGIT_ROWS};
 use super::ready::Way;
 use super::sequences::{Round, Sequences};
-use crate::backend::cuda::driver::buffer::PinnedBytes;
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::backend::cuda::driver::source::Variant;
 use crate::backend::cuda::driver::spec::Spec;
 use crate::backend::{
-    Backend, Draft, Event, GpuOptions, GraphMode, HostMemory, Inspect, Kind, Limits, LogitsPath,
-    Needs, RunnerOptions, SharedStats, SlotRequest, Storage, Weights, ROUND_ROWS, STEPS_AHEAD,
+    Backend, Draft, Event, GpuOptions, GraphMode, Inspect, Kind, Limits, LogitsPath, Needs,
+    RunnerOptions, SharedStats, SlotRequest, Storage, Weights, ROUND_ROWS, STEPS_AHEAD,
 };
 use crate::error::{Error, Result};
 use crate::plan::Plan;
@@ -298,47 +297,6 @@ impl CudaBackend {
             self.read_ring(true)?;
         }
         Ok(())
-    }
-}
-
-impl Storage for CudaBackend {
-    fn layout(&self) -> &'static str {
-        "cuda"
-    }
-
-    fn page_bytes(&self, kind: Kind) -> usize {
-        self.decoder.card.kv.pages.page_bytes(kind)
-    }
-
-    fn state_bytes(&self) -> usize {
-        self.decoder.card.states.slot_bytes()
-    }
-
-    fn read_page(&mut self, kind: Kind, page: u32, to: &mut [u8]) -> Result<()> {
-        let card = &self.decoder.card;
-        card.kv.read_page(kind, page, to, &card.stream)
-    }
-
-    fn write_page(&mut self, kind: Kind, page: u32, from: &[u8]) -> Result<()> {
-        let card = &self.decoder.card;
-        card.kv.write_page(kind, page, from, &card.stream)
-    }
-
-    fn read_state(&mut self, slot: usize, to: &mut [u8]) -> Result<()> {
-        let card = &self.decoder.card;
-        card.states.read_bytes(slot, to, &card.stream)
-    }
-
-    fn write_state(&mut self, slot: usize, from: &[u8]) -> Result<()> {
-        let card = &self.decoder.card;
-        card.states.write_bytes(slot, from, &card.stream)
-    }
-
-    fn host_memory(&self, bytes: usize) -> Result<Box<dyn HostMemory>> {
-        Ok(Box::new(PinnedBytes::new(
-            &self.decoder.card.context,
-            bytes,
-        )?))
     }
 }
 

@@ -16,4 +16,5 @@ pub mod runner;
 pub mod sampling;
 mod sequences;
 mod states;
+mod storage;
 mod weights;

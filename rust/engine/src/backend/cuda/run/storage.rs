@@ -1,0 +1,47 @@
+//! Pages and states on the card, copied out and back.
+
+use super::backend::CudaBackend;
+use crate::backend::cuda::driver::buffer::PinnedBytes;
+use crate::backend::{HostMemory, Kind, Storage};
+use crate::error::Result;
+
+impl Storage for CudaBackend {
+    fn layout(&self) -> &'static str {
+        "cuda"
+    }
+
+    fn page_bytes(&self, kind: Kind) -> usize {
+        self.decoder.card.kv.pages.page_bytes(kind)
+    }
+
+    fn state_bytes(&self) -> usize {
+        self.decoder.card.states.slot_bytes()
+    }
+
+    fn read_page(&mut self, kind: Kind, page: u32, to: &mut [u8]) -> Result<()> {
+        let card = &self.decoder.card;
+        card.kv.read_page(kind, page, to, &card.stream)
+    }
+
+    fn write_page(&mut self, kind: Kind, page: u32, from: &[u8]) -> Result<()> {
+        let card = &self.decoder.card;
+        card.kv.write_page(kind, page, from, &card.stream)
+    }
+
+    fn read_state(&mut self, slot: usize, to: &mut [u8]) -> Result<()> {
+        let card = &self.decoder.card;
+        card.states.read_bytes(slot, to, &card.stream)
+    }
+
+    fn write_state(&mut self, slot: usize, from: &[u8]) -> Result<()> {
+        let card = &self.decoder.card;
+        card.states.write_bytes(slot, from, &card.stream)
+    }
+
+    fn host_memory(&self, bytes: usize) -> Result<Box<dyn HostMemory>> {
+        Ok(Box::new(PinnedBytes::new(
+            &self.decoder.card.context,
+            bytes,
+        )?))
+    }
+}
