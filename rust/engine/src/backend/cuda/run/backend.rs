@@ -19,7 +19,7 @@ use crate::backend::cuda::driver::source::Variant;
 use crate::backend::cuda::driver::spec::Spec;
 use crate::backend::{
     Backend, Draft, Event, GpuOptions, GraphMode, Inspect, Kind, Limits, LogitsPath, Needs,
-    RunnerOptions, SharedStats, SlotRequest, Storage, Weights, ROUND_ROWS, STEPS_AHEAD,
+    RunnerOptions, SharedStats, SlotRequest, Storage, Weights, STEPS_AHEAD,
 };
 use crate::error::{Error, Result};
 use crate::plan::Plan;
@@ -267,25 +267,6 @@ impl CudaBackend {
         let allowed = self.sequences.take_allowed(slot, epoch, rows)?;
         let mut rows = (first..).zip(&allowed);
         rows.try_for_each(|(row, allowed)| self.decoder.sampling.allow(row, allowed))
-    }
-
-    /// Refuses drafts that no step can verify.
-    fn check_round(&self, drafts: &[Draft], rows: usize, sequences: usize) -> Result<()> {
-        let n_vocab = self.limits.n_vocab;
-        let mut tokens = drafts.iter().flat_map(|draft| &draft.tokens);
-        let wrong = if let Some(token) = tokens.find(|token| **token as usize >= n_vocab) {
-            format!("token {token} of {n_vocab} is drafted")
-        } else if !self.is_settled() || rows > ROUND_ROWS.max(sequences) {
-            format!(
-                "{rows} rows of drafts behind a step: {}",
-                !self.is_settled()
-            )
-        } else if !self.decoder.card.plan().states.is_empty() {
-            "a draft for a state, which keeps it".into()
-        } else {
-            return Ok(());
-        };
-        Err(Error::Internal(wrong))
     }
 
     /// Reads every queued step: the host is about to use a buffer that they use.

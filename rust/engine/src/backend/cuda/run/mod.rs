@@ -11,6 +11,7 @@ mod kv;
 pub mod prefill;
 pub mod ready;
 mod ring;
+mod rounds;
 mod rows;
 pub mod runner;
 pub mod sampling;
