@@ -240,7 +240,7 @@ KERNEL_BOUNDS(sample_adjust, Params, THREADS, 4) {
     Before before = load_before(s, slot);
     const uint32_t* bias = load_pointer(&s->bias);
     uint32_t only_biased = load_relaxed_u32(&s->only_biased);
-    uint32_t constrained = load_relaxed_u32(&s->constrained);
+    uint64_t constrained = load_relaxed_u64(&s->constrained);
     uint32_t top_k = load_relaxed_u32(&s->top_k);
     uint64_t share = load_relaxed_u64(&s->share);
     float temperature = load_relaxed_f32(&s->temperature);

@@ -22,6 +22,5 @@ struct SlotState {
     float repeat_penalty;
     float presence_penalty;
     float frequency_penalty;
-    uint32_t constrained;  // 1: a draw's row of masks says which tokens it may choose
-    uint32_t unused;
+    uint64_t constrained;  // 1: a draw's row of masks says which tokens it may choose
 };

@@ -473,8 +473,7 @@ shared! {
         pub unused: u32,
     }
 
-    /// A slot's state: state.cuh. The graph reads and advances it; the host sets it when a request
-    /// starts.
+    /// A slot's state, which the graph advances and the host sets for a request: state.cuh.
     pub struct SlotState = "SlotState" {
         pub seed: u64,
         pub share: u64,
@@ -496,7 +495,6 @@ shared! {
         pub repeat_penalty: f32,
         pub presence_penalty: f32,
         pub frequency_penalty: f32,
-        pub constrained: u32,
-        pub unused: u32,
+        pub constrained: u64,
     }
 }

@@ -128,7 +128,7 @@ impl Sampling {
             bias,
             max_tokens: u32::try_from(request.max_tokens).unwrap_or(u32::MAX),
             n_stop: request.stop_tokens.len() as u32,
-            constrained: u32::from(request.constrained),
+            constrained: u64::from(request.constrained),
             ..sample::state(params, self.shape.n_vocab)
         };
         self.state
