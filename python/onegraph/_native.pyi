@@ -264,6 +264,9 @@ class Engine:
         cache_dir_bytes: int,
         nvrtc_folders: Sequence[str | os.PathLike[str]],
     ) -> Loading: ...
+    def compile(self, given: tuple[str, list[str]]) -> None:
+        """Compiles a constraint and keeps it: requests under it then begin at once."""
+
     def submit(
         self,
         prompt: Sequence[int],

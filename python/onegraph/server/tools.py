@@ -64,7 +64,7 @@ def anthropic(fields: Fields) -> Tools:
         tool.needed("input_schema")
         schema = tool.object("input_schema")
         assert schema is not None
-        function = {"name": tool.text("name"), "parameters": schema.values}
+        function: dict[str, Any] = {"name": tool.text("name"), "parameters": schema.values}
         if tool.flag("strict"):
             function["strict"] = True
         if (description := tool.text("description")) is not None:
