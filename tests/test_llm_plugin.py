@@ -80,10 +80,18 @@ def test_llm_lists_the_models_and_their_options(run_llm: Llm, tmp_path: Path) ->
     for option in ["max_tokens: int", "temperature: float", "seed: int", "stop: str", "n_ctx: int"]:
         assert option in options
     # Of what generate takes, all that can be written as one value.
-    several = {"logit_bias", "logprobs", "stop_token_ids"}
+    several = {"logit_bias", "logprobs", "stop_token_ids", "choice", "schema"}
     assert set(DEFAULTS) - several <= set(re.findall(r"(\w+): \w+\n", options))
     plugins = json.loads(run_llm("plugins").stdout)
     assert [plugin["name"] for plugin in plugins] == ["onegraph"]
+
+
+def test_llm_holds_an_answer_to_its_schema(run_llm: Llm) -> None:
+    schema = {"type": "object", "properties": {"legs": {"enum": [2, 4]}}, "required": ["legs"]}
+    schema["additionalProperties"] = False
+    options = ["-o", "max_tokens", "40", "-o", "temperature", "0", "-o", "device", "cpu"]
+    said = run_llm("-m", NAME, "--schema", json.dumps(schema), "A cat", *options).stdout
+    assert json.loads(said)["legs"] in (2, 4)
 
 
 def test_llm_answers_and_goes_on_with_the_conversation(run_llm: Llm, smollm2: Path) -> None:

@@ -56,6 +56,8 @@ class Options(llm.Model.Options):
     stop: str | None = _option("stop")
     ignore_eos: bool | None = _option("ignore_eos")
     prompt_lookup_num_tokens: int | None = _option("prompt_lookup_num_tokens")
+    regex: str | None = _option("regex")
+    grammar: str | None = _option("grammar")
     device: str | None = _option("device")
     n_ctx: int | None = _option("n_ctx")
     max_batch: int | None = _option("max_batch")
@@ -95,6 +97,8 @@ class Request:
                 f"llm {version} is older than 0.32, which onegraph's models need: run "
                 "`pip install -U llm` where it is installed"
             )
+        if prompt.schema is not None:
+            self.sampling["schema"] = prompt.schema
         messages = [_plain(message) for message in prompt.messages]
         self.model = loaded.get({k: v for k, v in given.items() if k in LOADING})
         self.ids = _ids(self.model, messages)
@@ -143,6 +147,7 @@ class Onegraph(llm.Model):
     """A model of onegraph's, for `llm`."""
 
     can_stream = True
+    supports_schema = True
     Options = Options
 
     def __init__(self, loaded: Loaded) -> None:
@@ -166,6 +171,7 @@ class AsyncOnegraph(llm.AsyncModel):
     """The same for `asyncio`."""
 
     can_stream = True
+    supports_schema = True
     Options = Options
 
     def __init__(self, loaded: Loaded) -> None:

@@ -103,7 +103,10 @@ class Calls:
         def arguments_of(function: Mapping[str, Any]) -> Any:
             # What is not strict is any object, unless a call is asked for.
             whole = needed or function["name"] in offered.strict
-            return function["parameters"] if whole else OBJECT
+            parameters = function["parameters"] if whole else OBJECT
+            # A function takes no more than it has.
+            closed = {"additionalProperties": False} if "properties" in parameters else {}
+            return {**closed, **parameters}
 
         tools = [(each["name"], json.dumps(arguments_of(each))) for each in functions]
         held = needed or (bool(functions) and (bool(offered.strict) or not several))

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import anthropic
 import ollama
 import openai
 import pytest
+from onegraph import LLM
+from onegraph.server import asgi
 from pydantic import BaseModel
+from support import calls, scripted
 from support.calls import ADD, ADD_ANTHROPIC, ADD_FLAT, ASKED, Scripted
-from support.serving import Served
+from support.serving import Served, serving
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:pydantic")
 
@@ -131,8 +135,18 @@ def test_a_form_that_is_none_is_refused_by_its_field(
     assert said in found["error"]["message"]
 
 
-def test_a_call_that_is_required_is_made(adder: Scripted) -> None:
-    client = openai.OpenAI(base_url=f"{adder.served.url}/v1", api_key="any", max_retries=0)
+@pytest.fixture(scope="module")
+def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A model that thinks; its markers are tokens, so that nothing of them is forced."""
+    path = tmp_path_factory.mktemp("caller") / "caller.gguf"
+    markers = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
+    scripted.write(path, ["<think>so</think>hm"], template=calls.TEMPLATE, markers=markers)
+    with LLM(path, device="cpu") as llm, serving(asgi({"adder": llm})) as served:
+        yield served
+
+
+def test_a_call_that_is_required_is_made(caller: Served) -> None:
+    client = openai.OpenAI(base_url=f"{caller.url}/v1", api_key="any", max_retries=0)
     for choice in ("required", {"type": "function", "function": {"name": "add"}}):
         made = client.chat.completions.create(
             model="adder",
@@ -157,7 +171,7 @@ def test_a_call_that_is_required_is_made(adder: Scripted) -> None:
         temperature=0.0,
     )
     assert [item.type for item in response.output][-1] == "function_call"
-    claude = anthropic.Anthropic(base_url=adder.served.url, api_key="any", max_retries=0)
+    claude = anthropic.Anthropic(base_url=caller.url, api_key="any", max_retries=0)
     message = claude.messages.create(
         model="adder",
         messages=ASKED,

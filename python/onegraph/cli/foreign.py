@@ -96,7 +96,8 @@ OPTIONS = [
     Foreign(("-np", "--parallel"), ("n_seq", "max_batch"), "one sequence runs at a time here"),
     Foreign(("--format",), ("as_json",), "the output has one form"),
     Foreign(("--keepalive",), (), "no server is behind this: the model goes with the command"),
-    Foreign(("--grammar", "--json-schema", "--lora"), (), "onegraph does not have it"),
+    Foreign(("--json-schema",), ("schema",), "nothing is generated here"),
+    Foreign(("--lora",), (), "onegraph does not have it"),
     Foreign(("--think", "--hidethinking"), (), "the model's chat template decides"),
     Foreign(("--insecure",), (), "what is fetched is held to its hash"),
 ]

@@ -94,6 +94,7 @@ SAMPLING: list[tuple[str, Any, str]] = [
     ("schema", str, "The text is JSON of this JSON schema."),
     ("regex", str, "The text matches this regular expression as a whole."),
     ("grammar", str, "The text is of this grammar: Lark or GBNF."),
+    ("choice", str, "The text is one of these. To be repeated."),
 ]
 
 
@@ -108,7 +109,7 @@ def _option(name: str, kind: Any, said: str, default: object) -> Callable[[Decor
     if default is not None:
         said += f"  [default: {default:g}]"
     metavar = {"logit_bias": "TOKEN=BIAS", "max_tokens": "INTEGER|none"}.get(name)
-    multiple = name in ("stop", "stop_token_ids", "logit_bias")
+    multiple = name in ("stop", "stop_token_ids", "logit_bias", "choice")
     return click.option(flag(name), name, type=kind, multiple=multiple, metavar=metavar, help=said)
 
 

@@ -4,7 +4,7 @@ use serde_json::{json, Map, Value};
 
 /// Where a schema says nothing of it: what may stand between the parts of a JSON text. A line break and
 /// what indents the next line; not as much as a model likes, or it need never end.
-const WHITESPACE: &str = r"[ \n]?|\n[ \t]{1,40}";
+const WHITESPACE: &str = r"[ \n]?|\n(?: {1,40}|\t{1,10})";
 
 /// A schema of an object with whitespace that ends.
 ///
