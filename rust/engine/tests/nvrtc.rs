@@ -367,7 +367,13 @@ fn add(kernels: &mut HashSet<Variant>, card: &Card) {
             all: false,
             hidden,
         };
-        for pass in [false, true].map(pass) {
+        // Not every plan here ends as a model does.
+        let has_hidden = card.plan().hidden().is_some();
+        for pass in [false, true]
+            .into_iter()
+            .filter(|hidden| !hidden || has_hidden)
+            .map(pass)
+        {
             kernels.extend(card.specs(&pass).unwrap().into_iter().map(|s| s.variant));
         }
     }
