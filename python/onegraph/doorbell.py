@@ -10,14 +10,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
+from typing import TypeVar
 
 from onegraph import _native
 
 __all__ = ["Visitor", "visiting"]
+
+T = TypeVar("T")
+
+#: Seconds between two looks of an event loop at a full queue.
+QUEUE_POLL = 0.02
 
 
 @dataclass
@@ -49,9 +56,14 @@ class Visitor:
     #: Set when the request may have something new.
     news: asyncio.Event
 
-    def line(self, priority: int) -> asyncio.Lock:
-        """What the tasks of this priority wait for before they ask for room."""
-        return self.lines[priority]
+    async def queued(self, priority: int, offer: Callable[[float], T | None]) -> T:
+        """What `offer` gives once the engine's queue has room. It is told the seconds since this
+        was called; of the tasks of one priority the first to come asks first."""
+        came = time.monotonic()
+        async with self.lines[priority]:
+            while (found := offer(time.monotonic() - came)) is None:
+                await asyncio.sleep(QUEUE_POLL)
+            return found
 
 
 #: The loops in which somebody waits.

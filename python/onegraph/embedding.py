@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +10,13 @@ from onegraph import progress as progress_bar
 from onegraph.errors import OutOfMemoryError
 from onegraph.generating import Prompt, Prompts, batch, preparing
 from onegraph.progress import Told
-from onegraph.streams import QUEUE_POLL, naming
+from onegraph.streams import naming
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from onegraph.doorbell import Visitor
 
 __all__ = ["Embeds", "Texts"]
 
@@ -173,25 +174,21 @@ class Embeds:
         return vectors if texts.many else vectors[0]
 
     async def _line_up(
-        self, ids: list[int], texts: Texts, visitor: Any, priority: int
+        self, ids: list[int], texts: Texts, visitor: Visitor, priority: int
     ) -> _native.Embedding:
         """Queues a text, in line with the others of its loop and priority."""
-        import asyncio  # half of the import of most programs, which have no event loop
 
-        came = time.monotonic()
-        async with visitor.line(priority):
-            while True:
-                embedding = self._engine.offer_embedding(
-                    ids,
-                    visitor.bell,
-                    visitor.number,
-                    priority=priority,
-                    waited=time.monotonic() - came,
-                    **texts.options,
-                )
-                if embedding is not None:
-                    return embedding
-                await asyncio.sleep(QUEUE_POLL)
+        def offer(waited: float) -> _native.Embedding | None:
+            return self._engine.offer_embedding(
+                ids,
+                visitor.bell,
+                visitor.number,
+                priority=priority,
+                waited=waited,
+                **texts.options,
+            )
+
+        return await visitor.queued(priority, offer)
 
     def _texts(
         self, text: Any, pooling: Any, dimensions: Any, normalize: Any, truncate: Any

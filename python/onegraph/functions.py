@@ -325,7 +325,7 @@ def call(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
         if parameter.default is parameter.empty and parameter.name not in given:
             raise ArgumentError(f"{name}: {parameter.name} is missing")
     made = {
-        each: _value(hints.get(each, Any), value, f"{name}({each})")
+        each: value_of(hints.get(each, Any), value, f"{name}({each})")
         for each, value in given.items()
     }
     return function(**made)
@@ -336,15 +336,10 @@ def value_of(kind: Any, value: Any, where: str) -> Any:
 
     Raises `ArgumentError` that names `where` for one that does not fit.
     """
-    return _value(kind, value, where)
-
-
-def _value(kind: Any, value: Any, where: str) -> Any:
-    """A value of a type, of what JSON has for it."""
     kind = _resolved(kind)
     origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        return _value(args[0], value, where)
+        return value_of(args[0], value, where)
     if kind is Any or kind is object:
         return value
     if origin is Union or origin is types.UnionType:
@@ -361,7 +356,7 @@ def _value(kind: Any, value: Any, where: str) -> Any:
     if listed in (dict, Mapping, typing.MutableMapping):
         of = args[1] if args else Any
         items = _mapping(value, where).items()
-        return {key: _value(of, each, f"{where}[{key!r}]") for key, each in items}
+        return {key: value_of(of, each, f"{where}[{key!r}]") for key, each in items}
     return _made(kind, value, where)
 
 
@@ -393,7 +388,7 @@ def _one_of(kinds: Sequence[Any], value: Any, where: str) -> Any:
         return value
     for kind in kinds:
         try:
-            return _value(kind, value, where)
+            return value_of(kind, value, where)
         except ArgumentError:
             continue
     names = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
@@ -407,12 +402,12 @@ def _listed(kind: Any, args: Sequence[Any], value: Any, where: str) -> Any:
         if len(value) != len(args):
             raise _unfit(where, value, f"a list of {len(args)}")
         each = [
-            _value(of, v, f"{where}[{i}]")
+            value_of(of, v, f"{where}[{i}]")
             for i, (of, v) in enumerate(zip(args, value, strict=True))
         ]
         return tuple(each)
     of = args[0] if args else Any
-    made = [_value(of, each, f"{where}[{i}]") for i, each in enumerate(value)]
+    made = [value_of(of, each, f"{where}[{i}]") for i, each in enumerate(value)]
     return tuple(made) if kind is tuple else LISTS[kind](made)
 
 
@@ -446,7 +441,7 @@ def _made(kind: Any, value: Any, where: str) -> Any:
             raise ArgumentError(f"{where}: {kind.__name__} has no {name!r}")
     if missing := sorted(required - fields.keys()):
         raise ArgumentError(f"{where}: {kind.__name__} lacks {', '.join(missing)}")
-    values = {name: _value(hints[name], each, f"{where}.{name}") for name, each in fields.items()}
+    values = {name: value_of(hints[name], each, f"{where}.{name}") for name, each in fields.items()}
     return kind(**values)
 
 

@@ -24,14 +24,12 @@ from onegraph.errors import ArgumentError, Error
 from onegraph.results import Piece, Result, Timings, TokenLogprob, TopLogprob, Usage
 
 if TYPE_CHECKING:
+    from onegraph.doorbell import Visitor
     from onegraph.generating import Generates
 
 __all__ = ["Ask", "AsyncStream", "Job", "Stream", "naming"]
 
 T = TypeVar("T")
-
-#: Seconds between two looks of an event loop at a full queue.
-QUEUE_POLL = 0.02
 
 
 @dataclass(frozen=True)
@@ -418,23 +416,19 @@ class AsyncStream(Coroutine[Any, Any, T], AsyncIterator[Piece], Generic[T]):
             finally:
                 generation.cancel()
 
-    async def _offer(self, ask: Ask, visitor: Any, *, at_end: bool) -> _native.Generation:
+    async def _offer(self, ask: Ask, visitor: Visitor, *, at_end: bool) -> _native.Generation:
         """Queues a request, in line with the others of its loop and priority."""
-        import asyncio
 
-        came = time.monotonic()
-        async with visitor.line(self._priority):
-            while True:
-                generation = self._llm._engine.offer(
-                    ask.ids,
-                    ask.options,
-                    visitor.bell,
-                    visitor.number,
-                    at_end,
-                    priority=self._priority,
-                    waited=time.monotonic() - came,
-                    shown=ask.shown,
-                )
-                if generation is not None:
-                    return generation
-                await asyncio.sleep(QUEUE_POLL)
+        def offer(waited: float) -> _native.Generation | None:
+            return self._llm._engine.offer(
+                ask.ids,
+                ask.options,
+                visitor.bell,
+                visitor.number,
+                at_end,
+                priority=self._priority,
+                waited=waited,
+                shown=ask.shown,
+            )
+
+        return await visitor.queued(self._priority, offer)

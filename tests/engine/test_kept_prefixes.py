@@ -18,15 +18,11 @@ import synth
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onegraph import LLM, ArgumentError, ContextError, FileError
+from support.prompts import words
 
 #: Of every load here.
 LOAD: dict[str, Any] = {"device": "cpu", "n_ctx": 448, "max_batch": 2, "progress": False}
 OPTIONS: dict[str, Any] = {"max_tokens": 6, "temperature": 1.0, "seed": 5, "ignore_eos": True}
-
-
-def words(n: int, seed: int = 0) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(3, 250) for _ in range(n)]
 
 
 def ask(llm: LLM, prompt: list[int]) -> tuple[int, list[int], list[float]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 from onegraph import LLM, ArgumentError
 from onegraph.server.metrics import Metrics
 from onegraph.server.models import Models
+from support.prompts import words
 
 #: One context of memory for six sequences.
 TIGHT: dict[str, Any] = {
@@ -26,11 +26,6 @@ TIGHT: dict[str, Any] = {
     "max_batch": 6,
     "progress": False,
 }
-
-
-def words(n: int, seed: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(3, 250) for _ in range(n)]
 
 
 @pytest.fixture(scope="module")

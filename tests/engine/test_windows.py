@@ -1,7 +1,6 @@
 """Layers that see a window: a sequence has pages for what its next tokens see, and no others."""
 
 import json
-import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,17 +12,13 @@ import synth
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onegraph import LLM, _native
+from support.prompts import words
 
 LOAD: dict[str, Any] = {"device": "cpu", "threads": 1, "progress": False}
 
 
 def info(path: Path, **options: Any) -> Any:
     return json.loads(_native.model_info(path, device="cpu", **options))
-
-
-def words(n: int, seed: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(3, 250) for _ in range(n)]
 
 
 @pytest.fixture(scope="module")

@@ -218,8 +218,8 @@ def _answer(service: Service, asked: Asked | dict[str, Any]) -> Response | Answe
     return JSONResponse(asked) if isinstance(asked, dict) else service.answer(asked)
 
 
-def _chosen(service: Service, fields: Fields) -> tuple[dict[str, Any], Fields]:
-    """The sampling keywords, and the object they stand in."""
+def _chosen(service: Service, fields: Fields) -> tuple[dict[str, Any], dict[str, str]]:
+    """The sampling keywords, and what they are called here."""
     given = fields.object("options") or Fields({}, "options")
     # Less than 0 is as many as there is room for, and a seed of its own for each.
     tokens = given.integer("num_predict")
@@ -228,7 +228,10 @@ def _chosen(service: Service, fields: Fields) -> tuple[dict[str, Any], Fields]:
         "max_tokens": None if tokens is None or tokens < 0 else tokens,
         "seed": None if seed is None or seed == -1 else seed % 2**64,
     }
-    return options(given, NAMES, service.limits, forms.ollama(fields), **further), given
+    form = forms.ollama(fields)
+    chosen = options(given, NAMES, service.limits, form, **further)
+    names = {**NAMES, "num_predict": "max_tokens", "seed": "seed"}
+    return chosen, spelled(given, names, form)
 
 
 def _only_text(fields: Fields) -> None:
@@ -298,11 +301,11 @@ def _chat(service: Service, fields: Fields) -> Asked | dict[str, Any]:
     head = _Head(model, "message")
     messages = _messages(fields)
     tools = nested(fields, choice=False)
-    chosen, given = _chosen(service, fields)
+    chosen, named = _chosen(service, fields)
     if not messages:  # asks for the model to be there
         return head("", done=True, done_reason="load")
     prepare = conversation.chat(messages, chosen, tools=tools, variables=_variables(fields))
-    return _asked(model, head, fields, prepare, given)
+    return _asked(model, head, fields, prepare, named)
 
 
 def _generate(service: Service, fields: Fields) -> Asked | dict[str, Any]:
@@ -311,7 +314,7 @@ def _generate(service: Service, fields: Fields) -> Asked | dict[str, Any]:
     fields.absent("context", "send the conversation to /api/chat")
     head = _Head(model, "response")
     prompt, system = fields.text("prompt"), fields.text("system")
-    chosen, given = _chosen(service, fields)
+    chosen, named = _chosen(service, fields)
     if not prompt:
         return head("", done=True, done_reason="load")
     variables = _variables(fields)
@@ -325,10 +328,10 @@ def _generate(service: Service, fields: Fields) -> Asked | dict[str, Any]:
         return conversation.chat(messages, chosen, variables=variables)(llm)
 
     fields.flag("raw")
-    return _asked(model, head, fields, prepare, given)
+    return _asked(model, head, fields, prepare, named)
 
 
-def _asked(model: Model, head: _Head, fields: Fields, prepare: Any, given: Fields) -> Asked:
+def _asked(model: Model, head: _Head, fields: Fields, prepare: Any, named: dict[str, str]) -> Asked:
     def document(outputs: list[list[Event]]) -> dict[str, Any]:
         (events,) = outputs
         whole = said(events)
@@ -340,8 +343,6 @@ def _asked(model: Model, head: _Head, fields: Fields, prepare: Any, given: Field
         )
 
     writer = Writer(head) if fields.flag("stream", True) else None
-    names = {**NAMES, "num_predict": "max_tokens", "seed": "seed"}
-    named = spelled(given, names, forms.ollama(fields))
     return Asked(model, prepare, writer, document, named)
 
 

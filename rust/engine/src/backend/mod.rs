@@ -407,6 +407,27 @@ pub trait Backend: Send {
     /// no vocabulary, too many rows, and a plan that keeps states, which do not go back.
     fn decode_drafted(&mut self, drafts: &[Draft]) -> Result<()>;
 
+    /// Refuses drafts that no step can verify: of `rows` rows together with the tokens drawn last of
+    /// so many `sequences`.
+    ///
+    /// # Errors
+    /// As [`Backend::decode_drafted`].
+    fn check_round(&self, drafts: &[Draft], rows: usize, sequences: usize) -> Result<()> {
+        let n_vocab = self.limits().n_vocab;
+        let mut tokens = drafts.iter().flat_map(|draft| &draft.tokens);
+        let wrong = if let Some(token) = tokens.find(|token| **token as usize >= n_vocab) {
+            format!("token {token} of {n_vocab} is drafted")
+        } else if !self.is_settled() || rows > ROUND_ROWS.max(sequences) {
+            let is_behind = !self.is_settled();
+            format!("{rows} rows of drafts behind a step: {is_behind}")
+        } else if !self.verifies_drafts() {
+            "a draft for a state, which keeps it".into()
+        } else {
+            return Ok(());
+        };
+        Err(Error::Internal(wrong))
+    }
+
     /// Whether there are steps that verify drafts: a state that a plan keeps does not go back.
     fn verifies_drafts(&self) -> bool;
 

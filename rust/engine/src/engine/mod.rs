@@ -308,7 +308,7 @@ impl Engine {
     /// [`Error::Argument`] says what is wrong with it; [`Error::Unsupported`] for a vocabulary that
     /// cannot be constrained.
     pub fn prepare_constraint(&self, constraint: &Constraint) -> Result<()> {
-        self.grammars.begin(constraint).map(|_| ())
+        self.grammars.prepare(constraint)
     }
 
     /// Queues a request; `None` where the queue stays full for `timeout`.

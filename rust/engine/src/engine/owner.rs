@@ -511,13 +511,13 @@ impl Owner {
             to_state = sequence.until_state(g.request.prompt.len());
         }
         let start = active.sequence.position;
+        // Of an unknown pace as few as there are, where others wait.
+        let rows = self.prefill_pace.rows(slice);
+        let rows = rows.or(decodes.then_some(MIN_ROWS));
         let (done, fed) = match &mut active.task {
             Task::Generate(g) => {
                 let g = &mut **g;
                 let rest = &g.request.prompt[start..];
-                // Of an unknown pace as few as there are, where others wait.
-                let rows = self.prefill_pace.rows(slice);
-                let rows = rows.or(decodes.then_some(MIN_ROWS));
                 let most = match g.request.timed_from.checked_sub(start) {
                     Some(untimed @ 1..) => untimed.min(rest.len()),
                     _ => {
@@ -560,8 +560,6 @@ impl Owner {
             }
             Task::Embed(text) => {
                 let rest = text.ids.len() - start;
-                let known = self.prefill_pace.rows(slice);
-                let rows = known.or(decodes.then_some(MIN_ROWS));
                 let n = self.backend.slice(rest, rows).clamp(1, rest);
                 let wanted = text.wanted(n, n == rest);
                 let chunk = &text.ids[start..][..n];

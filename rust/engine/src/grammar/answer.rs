@@ -69,7 +69,7 @@ pub fn of_answer(
             tools,
             several,
         } => {
-            let body = rules.text(constraint)?;
+            let body = constraint.expression()?;
             let before = match channels {
                 true => rules.own("<|channel|>final<|message|>"),
                 false => String::new(),
@@ -77,28 +77,25 @@ pub fn of_answer(
             match tools.is_empty() {
                 true => format!("{thought} {before} {body}"),
                 false => {
-                    let call = rules.call(reading.format, tools)?;
-                    let more = rules.more(reading, &call, *several);
-                    format!("{thought} ({before} {body} | {call} {more})")
+                    let calls = rules.calls(reading, tools, *several)?;
+                    format!("{thought} ({before} {body} | {calls})")
                 }
             }
         }
         Held::Calls { tools, several } => {
-            let call = rules.call(reading.format, tools)?;
-            let more = rules.more(reading, &call, *several);
-            format!("{thought} {call} {more}")
+            let calls = rules.calls(reading, tools, *several)?;
+            format!("{thought} {calls}")
         }
         Held::CallsIfAny { tools, several } => {
-            let (format, Some(open)) = (reading.format, open_of(reading.format)) else {
+            let Some(open) = open_of(reading.format) else {
                 return Err(unheld(reading.format));
             };
-            let call = rules.call(format, tools)?;
-            let more = rules.more(reading, &call, *several);
+            let calls = rules.calls(reading, tools, *several)?;
             let own = rules.own(open);
             let upto = rules.upto(open);
-            let behind = call.strip_prefix(&own).unwrap_or(&call).to_owned();
+            let behind = calls.strip_prefix(&own).unwrap_or(&calls);
             let without = rules.without(open);
-            format!("{thought} ({upto} {behind} {more} | {without})")
+            format!("{thought} ({upto} {behind} | {without})")
         }
     };
     Ok(Constraint::Grammar(format!(
@@ -203,32 +200,15 @@ impl Rules<'_> {
         }
     }
 
-    /// A text under a constraint.
-    fn text(&mut self, constraint: &Constraint) -> Result<String> {
-        match constraint {
-            Constraint::Schema(text) => Ok(format!("%json {}", constraint.schema(text)?)),
-            Constraint::Regex(pattern) => {
-                Ok(format!("/{}/", llguidance::regex_to_lark(pattern, "")))
-            }
-            Constraint::Grammar(_) => Ok(format!("%lark {{\n{}\n}}", constraint.lark()?)),
-            Constraint::Choice(_) => {
-                let lark = constraint.lark()?;
-                let choices = lark.trim_start_matches("start:").trim();
-                Ok(format!("({choices})"))
-            }
-        }
-    }
-
-    /// Further calls.
-    fn more(&mut self, reading: Reading, call: &str, several: bool) -> String {
+    /// A call of one of the tools, and further ones where there may be several.
+    fn calls(&mut self, reading: Reading, tools: &[Callable], several: bool) -> Result<String> {
+        let call = self.call(reading.format, tools)?;
         // A turn of Harmony's ends behind a call.
-        match several && reading.thought != Some(Thought::Channel) {
-            true => {
-                self.rule("call_again", call);
-                format!("({SPACE} call_again)*")
-            }
-            false => String::new(),
+        if !several || reading.thought == Some(Thought::Channel) {
+            return Ok(call);
         }
+        self.rule("call_again", &call);
+        Ok(format!("{call} ({SPACE} call_again)*"))
     }
 
     /// A call of one of the tools.

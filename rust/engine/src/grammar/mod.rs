@@ -82,8 +82,35 @@ impl Constraint {
     fn grammar(&self) -> Result<TopLevelGrammar> {
         match self {
             Self::Schema(text) => Ok(TopLevelGrammar::from_json_schema(self.schema(text)?)),
-            Self::Regex(pattern) => Ok(TopLevelGrammar::from_regex(pattern)),
-            Self::Grammar(_) | Self::Choice(_) => self.lark().map(TopLevelGrammar::from_lark),
+            Self::Grammar(text) => self.lark(text).map(TopLevelGrammar::from_lark),
+            Self::Regex(_) | Self::Choice(_) => {
+                let start = format!("start: {}", self.expression()?);
+                Ok(TopLevelGrammar::from_lark(start))
+            }
+        }
+    }
+
+    /// As a part of a rule of Lark.
+    fn expression(&self) -> Result<String> {
+        match self {
+            Self::Schema(text) => Ok(format!("%json {}", self.schema(text)?)),
+            Self::Regex(pattern) => Ok(format!("/{}/", llguidance::regex_to_lark(pattern, ""))),
+            Self::Grammar(text) => Ok(format!("%lark {{\n{}\n}}", self.lark(text)?)),
+            Self::Choice(texts) => {
+                if texts.is_empty()
+                    || texts.len() > MAX_CHOICES
+                    || texts.iter().any(String::is_empty)
+                {
+                    let reason =
+                        format!("must be from 1 to {MAX_CHOICES} texts, none of them empty");
+                    return Err(self.refused(reason));
+                }
+                let quoted = texts
+                    .iter()
+                    .map(|text| Value::from(text.as_str()).to_string());
+                let quoted: Vec<String> = quoted.collect();
+                Ok(format!("({})", quoted.join(" | ")))
+            }
         }
     }
 
@@ -94,26 +121,11 @@ impl Constraint {
         json::schema(schema).map_err(|reason| self.refused(reason))
     }
 
-    /// A grammar or a choice in Lark.
-    fn lark(&self) -> Result<String> {
-        match self {
-            Self::Grammar(text) if gbnf::is_gbnf(text) => {
-                gbnf::to_lark(text).map_err(|reason| self.refused(reason))
-            }
-            Self::Schema(text) | Self::Regex(text) | Self::Grammar(text) => Ok(text.clone()),
-            Self::Choice(texts) => {
-                if texts.is_empty()
-                    || texts.len() > MAX_CHOICES
-                    || texts.iter().any(String::is_empty)
-                {
-                    let reason =
-                        format!("must be from 1 to {MAX_CHOICES} texts, none of them empty");
-                    return Err(self.refused(reason));
-                }
-                let texts: Vec<Value> = texts.iter().map(|text| text.as_str().into()).collect();
-                let quoted: Vec<String> = texts.iter().map(Value::to_string).collect();
-                Ok(format!("start: {}", quoted.join(" | ")))
-            }
+    /// A grammar in Lark.
+    fn lark(&self, text: &str) -> Result<String> {
+        match gbnf::is_gbnf(text) {
+            true => gbnf::to_lark(text).map_err(|reason| self.refused(reason)),
+            false => Ok(text.into()),
         }
     }
 }
@@ -239,6 +251,24 @@ impl Grammars {
     /// [`Error::Argument`] says what is wrong with it; [`Error::Unsupported`] for a vocabulary
     /// that cannot be constrained.
     pub fn begin(&self, constraint: &Constraint) -> Result<Guide> {
+        // Of its own: texts beside each other wait for no lock.
+        let matcher = self.with_compiled(constraint, Matcher::deep_clone)?;
+        Ok(Guide {
+            matcher,
+            ends: self.tokenizer.vocab().end_of_text().to_vec(),
+        })
+    }
+
+    /// Compiles a constraint and keeps it; one that is kept already costs nothing.
+    ///
+    /// # Errors
+    /// As [`Grammars::begin`].
+    pub fn prepare(&self, constraint: &Constraint) -> Result<()> {
+        self.with_compiled(constraint, |_| ())
+    }
+
+    /// Does something with a constraint as it was compiled, now or before.
+    fn with_compiled<T>(&self, constraint: &Constraint, act: impl Fn(&Matcher) -> T) -> Result<T> {
         if constraint.bytes() > MAX_BYTES {
             let reason = format!(
                 "has {} bytes; at most {MAX_BYTES} are allowed",
@@ -246,39 +276,29 @@ impl Grammars {
             );
             return Err(constraint.refused(reason));
         }
-        let matcher = match self.known(constraint) {
-            Some(matcher) => matcher,
-            None => {
-                let factory = self.factory()?;
-                let parser = factory.create_parser(constraint.grammar()?);
-                let matcher = Matcher::new(parser);
-                if let Some(error) = matcher.get_error() {
-                    return Err(constraint.refused(said(&error)));
-                }
-                let copy = matcher.deep_clone();
-                let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-                kept.push_back((constraint.clone(), matcher));
-                while kept.len() > KEPT {
-                    kept.pop_front();
-                }
-                copy
-            }
-        };
-        Ok(Guide {
-            matcher,
-            ends: self.tokenizer.vocab().end_of_text().to_vec(),
-        })
+        if let Some(done) = self.with_kept(constraint, &act) {
+            return Ok(done);
+        }
+        let matcher = Matcher::new(self.factory()?.create_parser(constraint.grammar()?));
+        if let Some(error) = matcher.get_error() {
+            return Err(constraint.refused(said(&error)));
+        }
+        let done = act(&matcher);
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.push_back((constraint.clone(), matcher));
+        while kept.len() > KEPT {
+            kept.pop_front();
+        }
+        Ok(done)
     }
 
-    /// A copy of what was compiled before.
-    fn known(&self, constraint: &Constraint) -> Option<Matcher> {
+    fn with_kept<T>(&self, constraint: &Constraint, act: impl Fn(&Matcher) -> T) -> Option<T> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let at = kept.iter().position(|(known, _)| known == constraint)?;
         let entry = kept.remove(at)?;
-        // Of its own: texts beside each other wait for no lock.
-        let matcher = entry.1.deep_clone();
+        let done = act(&entry.1);
         kept.push_back(entry);
-        Some(matcher)
+        Some(done)
     }
 }
 

@@ -27,7 +27,8 @@ impl Window {
         self.pages.iter().map(|(page, _)| *page).collect()
     }
 
-    /// Gives up those before page `first`; how many they were.
+    /// Gives up those before page `first`, with which it begins anew where none is left; how many they
+    /// were.
     fn let_go(&mut self, first: usize, prefixes: &mut Prefixes) -> usize {
         let gone = first.saturating_sub(self.first).min(self.pages.len());
         for (page, node) in self.pages.drain(..gone) {
@@ -38,7 +39,7 @@ impl Window {
         }
         self.first += gone;
         if self.pages.is_empty() {
-            self.first = self.first.max(first);
+            self.first = first;
         }
         gone
     }

@@ -10,7 +10,7 @@ use super::memory::{self, MAX_ROWS};
 use super::simd::{self, Isa, Task};
 use crate::backend::{
     Backend, Batch, Draft, Event, Finish, Kind, Limits, LogitsPath, RunnerOptions, SlotRequest,
-    Storage, Weights, ROUND_ROWS,
+    Storage, Weights,
 };
 use crate::error::{Error, Result};
 use crate::plan::Plan;
@@ -454,22 +454,7 @@ impl Backend for CpuBackend {
     fn decode_drafted(&mut self, drafts: &[Draft]) -> Result<()> {
         let mut rows = self.rows(drafts);
         let all: usize = rows.iter().map(|own| own.tokens.len()).sum();
-        let n_vocab = self.limits.n_vocab;
-        let mut tokens = drafts.iter().flat_map(|draft| &draft.tokens);
-        if let Some(token) = tokens.find(|token| **token as usize >= n_vocab) {
-            return Err(Error::Internal(format!(
-                "token {token} of {n_vocab} is drafted"
-            )));
-        }
-        if !self.is_settled() || all > ROUND_ROWS.max(rows.len()) {
-            let what = format!("{all} rows of drafts behind a step: {}", !self.is_settled());
-            return Err(Error::Internal(what));
-        }
-        if !self.interpreter.plan().states.is_empty() {
-            return Err(Error::Internal(
-                "a draft for a state, which keeps it".into(),
-            ));
-        }
+        self.check_round(drafts, all, rows.len())?;
         self.queued = true;
         let undrawn = self.decode_rows(&rows)?;
         rows.retain_mut(|own| {

@@ -174,6 +174,14 @@ impl Interpreter {
             .all(|slot| self.has_failed(*slot as usize)))
     }
 
+    /// The reason that came first: what a later op says of the same sequence may only follow from it.
+    fn first_failure(&self) -> Result<()> {
+        match self.failures.first() {
+            Some((_, error)) => Err(error.clone()),
+            None => Ok(()),
+        }
+    }
+
     fn has_failed(&self, slot: usize) -> bool {
         self.failures.iter().any(|(its, _)| *its == slot)
     }
@@ -252,10 +260,7 @@ impl Interpreter {
                 }
             };
         }
-        match self.failures.first() {
-            Some((_, error)) => Err(error.clone()),
-            None => Ok(()),
-        }
+        self.first_failure()
     }
 
     fn vector(&self, id: WeightId) -> Result<&[f32]> {

@@ -63,12 +63,12 @@ impl Owner {
 
     /// Ends the sequence of a slot that something went wrong with.
     fn go_on_or_fail(&mut self, slot: usize, gone: Result<()>) -> Result<()> {
-        match (gone, self.active[slot].as_ref()) {
-            (Err(e), Some(_)) => match self.active[slot].take() {
-                Some(active) => active.fail(&mut *self.backend, e),
-                None => Ok(()),
-            },
-            _ => Ok(()),
+        let Err(e) = gone else {
+            return Ok(());
+        };
+        match self.active[slot].take() {
+            Some(active) => active.fail(&mut *self.backend, e),
+            None => Ok(()),
         }
     }
 
@@ -90,15 +90,12 @@ impl Owner {
         }
         let n_ctx = self.backend.limits().n_ctx;
         for (slot, active) in self.active.iter_mut().enumerate() {
-            let Some(active) = active.as_mut().filter(|a| a.decodes()) else {
+            let Some(active) = active.as_mut().filter(|a| a.decodes() && a.drafts()) else {
                 continue;
             };
             let Task::Generate(g) = &mut active.task else {
                 continue;
             };
-            if g.lookup.is_none() && g.constrained.is_none() {
-                continue;
-            }
             let text = Text {
                 prompt: &g.request.prompt,
                 drawn: &g.drawn,

@@ -227,6 +227,28 @@ impl Machine {
         r.sequence.close(&mut self.backend, &known).unwrap();
     }
 
+    /// Reads a prompt, has all of it written, and goes on as the next process. Gives how many of its
+    /// tokens were there.
+    fn read_and_restart(&mut self, tokens: Vec<u32>) -> usize {
+        let (pool, n) = (self.pool.clone(), tokens.len());
+        let opened = pool.open(&mut self.backend, n, &tokens).unwrap();
+        let mut running = vec![Running {
+            sequence: opened.unwrap(),
+            tokens,
+            prompt: n,
+            ready: false,
+        }];
+        while running[0].sequence.position < n {
+            self.feed(&mut running, 0, 200, true);
+        }
+        let cached = running[0].sequence.cached();
+        self.close(running.remove(0), true, false);
+        while pool.write_behind(&mut self.backend, 1).unwrap() {}
+        drop(pool);
+        self.restart();
+        cached
+    }
+
     fn damage(&self, which: usize, at: usize, how: u8) {
         let Some(folder) = &self.folder else { return };
         let files = files(&folder.0);
@@ -399,30 +421,35 @@ fn a_page_in_a_file_is_that_of_all_tokens_before_it() {
         let part = |(token, n): &(u32, usize)| vec![*token; *n];
         parts.iter().flat_map(part).collect()
     };
-    let mut read = |tokens: Vec<u32>| {
-        let pool = machine.pool.clone();
-        let n = tokens.len();
-        let opened = pool.open(&mut machine.backend, n, &tokens).unwrap();
-        let mut running = vec![Running {
-            sequence: opened.unwrap(),
-            tokens,
-            prompt: n,
-            ready: false,
-        }];
-        while running[0].sequence.position < n {
-            machine.feed(&mut running, 0, 200, true);
-        }
-        let cached = running[0].sequence.cached();
-        machine.close(running.remove(0), true, false);
-        while pool.write_behind(&mut machine.backend, 1).unwrap() {}
-        drop(pool);
-        machine.restart();
-        cached
-    };
+    let mut read = |tokens| machine.read_and_restart(tokens);
     assert_eq!(read(text(&[(1, 64), (3, 64), (9, 2)])), 0);
     assert_eq!(read(text(&[(2, 64), (9, 2)])), 0);
     assert_eq!(read(text(&[(2, 64), (3, 64), (9, 2)])), 64);
     assert_eq!(read(text(&[(1, 64), (3, 64), (9, 2)])), 128);
+}
+
+#[test]
+fn who_finds_its_window_gone_begins_anew() {
+    // A window of one page: behind two pages it is in the second and the third.
+    let writes = Writes::new(N_SLOTS, N_PAGES, 0).seeing(64, 64);
+    let mut machine = Machine::of(writes, true, 0);
+    let folder = machine.folder.as_ref().unwrap().0.clone();
+    let windows = || {
+        let of_windows = |path: &PathBuf| path.extension().is_some_and(|e| e == "window");
+        files(&folder).into_iter().filter(of_windows).collect()
+    };
+    assert_eq!(machine.read_and_restart(prompt(0, 0, 65)), 0);
+    let first: Vec<PathBuf> = windows();
+    assert_eq!(machine.read_and_restart(prompt(0, 0, 130)), 64);
+    assert_eq!(machine.read_and_restart(prompt(0, 0, 130)), 128);
+    // The first page's is known to be gone, the second's turns out to be damaged.
+    std::fs::remove_file(&first[0]).unwrap();
+    machine.restart();
+    let second: Vec<PathBuf> = windows();
+    std::fs::write(&second[0], b"damaged").unwrap();
+    assert_eq!((first.len(), second.len()), (1, 1));
+    assert_eq!(machine.read_and_restart(prompt(0, 0, 130)), 0);
+    assert_eq!(machine.read_and_restart(prompt(0, 0, 130)), 128);
 }
 
 #[test]

@@ -48,9 +48,9 @@ impl Interpreter {
     ) -> Result<R> {
         loop {
             match product(self) {
-                Err(e @ Error::Activations { .. }) => match self.fail(e.clone(), batch) {
-                    Ok(true) => self.clear_failed(x, batch),
-                    _ => return Err(e),
+                Err(e @ Error::Activations { .. }) => match self.fail(e, batch)? {
+                    true => self.clear_failed(x, batch),
+                    false => self.first_failure()?,
                 },
                 done => return done,
             }

@@ -11,7 +11,6 @@ mod kv;
 pub mod prefill;
 pub mod ready;
 mod ring;
-mod rounds;
 mod rows;
 pub mod runner;
 pub mod sampling;
