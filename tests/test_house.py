@@ -50,13 +50,16 @@ MAY_BE_UNSAFE = {
     "backend/cuda/driver/check.rs",
     "backend/cuda/driver/context.rs",
     "backend/cuda/driver/device.rs",
+    "backend/cuda/driver/event.rs",
     "backend/cuda/driver/graph.rs",
+    "backend/cuda/driver/host.rs",
     "backend/cuda/driver/launch.rs",
     "backend/cuda/driver/module.rs",
     "backend/cuda/driver/nvrtc.rs",
     "backend/cuda/driver/ranges.rs",
     "backend/cuda/driver/staging.rs",
     "backend/cuda/driver/stream.rs",
+    "backend/cuda/driver/uploads.rs",
 }
 
 #: The floors of the CUDA backend, the lowest first: a file imports its own and those below.

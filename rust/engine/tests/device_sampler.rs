@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
-use onegraph::backend::cuda::driver::buffer::{DeviceBuffer, HostBuffer};
+use onegraph::backend::cuda::driver::buffer::DeviceBuffer;
 use onegraph::backend::cuda::driver::compile::Compiler;
 use onegraph::backend::cuda::driver::context::Context;
 use onegraph::backend::cuda::driver::graph::Graph;
+use onegraph::backend::cuda::driver::host::HostBuffer;
 use onegraph::backend::cuda::driver::launch::Launch;
 use onegraph::backend::cuda::driver::module::Module;
 use onegraph::backend::cuda::driver::stream::Stream;

@@ -5,11 +5,12 @@ use std::path::PathBuf;
 use super::buffer::DeviceBuffer;
 use super::compile::Compiler;
 use super::context::Context;
+use super::event::Event;
 use super::launch::Launch;
 use super::module::Module;
 use super::source::{shared, source, Source, Variant};
 use super::spec::Spec;
-use super::stream::{Event, Stream};
+use super::stream::Stream;
 use crate::error::{Error, Result};
 
 static SOURCE: Source = source!("read.cu", &[], Read);
@@ -76,9 +77,9 @@ pub fn read_peak(
     let mut least = f64::INFINITY;
     // The first one warms up.
     for run in 0..=repeats.max(1) {
-        begin.record(&stream)?;
+        stream.record(&begin)?;
         launch.run(&stream)?;
-        end.record(&stream)?;
+        stream.record(&end)?;
         end.synchronize()?;
         if run > 0 {
             least = least.min(end.micros_since(&begin)?);

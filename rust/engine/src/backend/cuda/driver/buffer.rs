@@ -1,14 +1,13 @@
-//! Memory on the card, and memory of the host that the card sees. Each owner frees what it took.
+//! Memory on the card. Each owner frees what it took.
 
-use std::sync::atomic::AtomicU64;
 use std::sync::Arc;
 
 use cudarc::driver::sys;
 
 use super::check::check;
 use super::context::Context;
+use super::host::HostBuffer;
 use super::stream::Stream;
-use crate::backend::HostMemory;
 use crate::error::{Error, Result};
 
 /// Bytes on the card.
@@ -73,8 +72,8 @@ impl DeviceBuffer {
         })
     }
 
-    /// Copies `data` to byte `offset`, after everything queued on `stream`; returns when `data`
-    /// may be reused.
+    /// Copies `data` to byte `offset`, after everything queued on `stream`, and returns when `data` may
+    /// be reused: at once, unless it is large.
     pub fn write<T: bytemuck::Pod>(
         &self,
         offset: usize,
@@ -88,8 +87,11 @@ impl DeviceBuffer {
         }
         self.context.bind()?;
         let address = self.address + offset as u64;
-        // SAFETY: `within` has held the range to the buffer; the host bytes live until the wait
-        // below.
+        // SAFETY: `within` has held the range to the buffer; freeing it waits for the card.
+        if unsafe { stream.upload(address, bytes) }? {
+            return Ok(());
+        }
+        // SAFETY: as above; the host bytes live until the wait below.
         check("cuMemcpyHtoDAsync_v2", unsafe {
             sys::cuMemcpyHtoDAsync_v2(address, bytes.as_ptr().cast(), bytes.len(), stream.handle)
         })?;
@@ -244,137 +246,6 @@ impl Drop for DeviceBuffer {
         if self.context.takes_back() {
             // SAFETY: frees what `new` took, once; the driver waits for work that uses it.
             let _ = check("cuMemFree_v2", unsafe { sys::cuMemFree_v2(self.address) });
-        }
-    }
-}
-
-/// Pinned host memory that the card can read and write too.
-#[derive(Debug)]
-pub struct HostBuffer {
-    context: Arc<Context>,
-    pointer: *mut u8,
-    address: u64,
-    bytes: usize,
-}
-
-// SAFETY: the memory is owned, and reached through `&self` by atomics and through `&mut self`.
-unsafe impl Send for HostBuffer {}
-// SAFETY: as above.
-unsafe impl Sync for HostBuffer {}
-
-impl HostBuffer {
-    /// Takes `bytes`, zeroed.
-    ///
-    /// # Errors
-    /// [`Error::Memory`].
-    pub fn new(context: &Arc<Context>, bytes: usize) -> Result<Self> {
-        if context.is_described() {
-            return Ok(Self {
-                context: context.clone(),
-                pointer: std::ptr::NonNull::<u64>::dangling().as_ptr().cast(),
-                address: context.ledger.address(),
-                bytes: 0,
-            });
-        }
-        context.bind()?;
-        let mut pointer = std::ptr::null_mut();
-        let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
-        // SAFETY: the driver writes one pointer, here.
-        check("cuMemHostAlloc", unsafe {
-            sys::cuMemHostAlloc(&mut pointer, bytes, flags)
-        })?;
-        let mut buffer = Self {
-            context: context.clone(),
-            pointer: pointer.cast(),
-            address: 0,
-            bytes,
-        };
-        // SAFETY: the pointer was taken just above, mapped; the driver writes one address.
-        check("cuMemHostGetDevicePointer_v2", unsafe {
-            sys::cuMemHostGetDevicePointer_v2(&mut buffer.address, pointer, 0)
-        })?;
-        // SAFETY: it is new, so nothing queued on the card uses it.
-        unsafe { buffer.bytes_mut() }.fill(0);
-        Ok(buffer)
-    }
-
-    /// Where the card sees it.
-    pub fn address(&self) -> u64 {
-        self.address
-    }
-
-    /// The memory.
-    ///
-    /// # Safety
-    /// While the slice lives, nothing queued on the card reads or writes it.
-    pub unsafe fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the pointer is valid for `bytes` bytes while `self` lives; where there are none
-        // it is dangling and aligned. The caller keeps the card away.
-        unsafe { std::slice::from_raw_parts_mut(self.pointer, self.bytes) }
-    }
-
-    /// Queues zeroing one of its 64-bit words.
-    pub fn clear_word(&self, index: usize, stream: &Stream) -> Result<()> {
-        if self.context.is_described() {
-            return Ok(());
-        }
-        if index >= self.bytes / 8 {
-            return Err(Error::Internal(format!(
-                "word {index} of a host buffer of {} bytes",
-                self.bytes
-            )));
-        }
-        self.context.bind()?;
-        let at = self.address + 8 * index as u64;
-        // SAFETY: the bytes are inside the buffer, which is live; freeing it waits for the card.
-        check("cuMemsetD8Async", unsafe {
-            sys::cuMemsetD8Async(at, 0, 8, stream.handle)
-        })
-    }
-
-    /// The memory as 64-bit words that the card may be writing.
-    pub fn words(&self) -> &[AtomicU64] {
-        // SAFETY: as above, and pinned memory is page-aligned; atomics may change under a shared
-        // borrow.
-        unsafe { std::slice::from_raw_parts(self.pointer.cast(), self.bytes / 8) }
-    }
-}
-
-/// Pinned memory that the card is never asked to reach behind the host's back: copies to and from it
-/// are waited for.
-#[derive(Debug)]
-pub struct PinnedBytes(HostBuffer);
-
-impl PinnedBytes {
-    /// Takes `bytes`, zeroed.
-    ///
-    /// # Errors
-    /// [`Error::Memory`].
-    pub fn new(context: &Arc<Context>, bytes: usize) -> Result<Self> {
-        HostBuffer::new(context, bytes.max(1)).map(Self)
-    }
-}
-
-impl HostMemory for PinnedBytes {
-    fn bytes(&self) -> &[u8] {
-        // SAFETY: the pointer is valid for `bytes` bytes while `self` lives, and whoever copies to the
-        // memory on the card's side has it borrowed until the copy is over.
-        unsafe { std::slice::from_raw_parts(self.0.pointer, self.0.bytes) }
-    }
-
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above.
-        unsafe { self.0.bytes_mut() }
-    }
-}
-
-impl Drop for HostBuffer {
-    fn drop(&mut self) {
-        if self.context.takes_back() {
-            // SAFETY: frees what `new` took, once; the driver waits for work that uses it.
-            let _ = check("cuMemFreeHost", unsafe {
-                sys::cuMemFreeHost(self.pointer.cast())
-            });
         }
     }
 }

@@ -3,9 +3,11 @@
 
 use std::sync::Arc;
 
-use super::buffer::{DeviceBuffer, HostBuffer};
+use super::buffer::DeviceBuffer;
 use super::context::Context;
-use super::stream::{Event, Stream};
+use super::event::Event;
+use super::host::HostBuffer;
+use super::stream::Stream;
 use crate::error::{Error, Result};
 
 /// Bytes of a slab, where there are as many: a few milliseconds of a transfer.
@@ -97,7 +99,7 @@ impl Slab {
         let read = Event::new(&stream.context)?;
         // SAFETY: only this function writes to `host`, and its drop frees it: both wait for `read`.
         unsafe { self.device.write_pinned(0, &self.host, end, stream) }?;
-        let marked = read.record(stream);
+        let marked = stream.record(&read);
         if marked.is_err() {
             // Without the mark, all that is queued is waited for.
             stream.synchronize()?;

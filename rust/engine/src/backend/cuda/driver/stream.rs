@@ -1,18 +1,22 @@
-//! Streams of work, and marks in them.
+//! Streams of work.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys;
 
 use super::check::check;
 use super::context::Context;
-use crate::error::Result;
+use super::event::Event;
+use super::host::HostBuffer;
+use super::uploads::Uploads;
+use crate::error::{Error, Result};
 
 /// A queue of work on the card. Not the legacy default stream, which cannot be captured.
 #[derive(Debug)]
 pub struct Stream {
     pub(in crate::backend::cuda) context: Arc<Context>,
     pub(super) handle: sys::CUstream,
+    uploads: Mutex<Uploads>,
 }
 
 // SAFETY: stream handles may be used from any thread that has the context current.
@@ -25,10 +29,7 @@ impl Stream {
     pub fn new(context: &Arc<Context>) -> Result<Self> {
         let mut handle = std::ptr::null_mut();
         if context.is_described() {
-            return Ok(Self {
-                context: context.clone(),
-                handle,
-            });
+            return Ok(Self::of(context, handle));
         }
         context.bind()?;
         let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
@@ -36,9 +37,58 @@ impl Stream {
         check("cuStreamCreate", unsafe {
             sys::cuStreamCreate(&mut handle, flags)
         })?;
-        Ok(Self {
+        Ok(Self::of(context, handle))
+    }
+
+    fn of(context: &Arc<Context>, handle: sys::CUstream) -> Self {
+        Self {
             context: context.clone(),
             handle,
+            uploads: Mutex::default(),
+        }
+    }
+
+    /// [`Uploads::queue`] of this stream.
+    ///
+    /// # Safety
+    /// As there.
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) unsafe fn upload(&self, address: u64, bytes: &[u8]) -> Result<bool> {
+        let mut uploads = self.uploads.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the caller answers for the address; the stream is the one that owns them.
+        unsafe { uploads.queue(address, bytes, &self.context, self.handle) }
+    }
+
+    /// Marks the present end.
+    pub fn record(&self, event: &Event) -> Result<()> {
+        self.context.bind()?;
+        // SAFETY: both handles are live as long as their owners.
+        check("cuEventRecord", unsafe {
+            sys::cuEventRecord(event.handle, self.handle)
+        })
+    }
+
+    /// Queues zeroing a 64-bit word of host memory.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] for a word outside it, [`Error::Device`].
+    pub fn clear_word(&self, host: &HostBuffer, index: usize) -> Result<()> {
+        if self.context.is_described() {
+            return Ok(());
+        }
+        if index >= host.bytes / 8 {
+            return Err(Error::Internal(format!(
+                "word {index} of a host buffer of {} bytes",
+                host.bytes
+            )));
+        }
+        self.context.bind()?;
+        let at = host.address() + 8 * index as u64;
+        // SAFETY: the bytes are inside the buffer, which is live; freeing it waits for the card.
+        check("cuMemsetD8Async", unsafe {
+            sys::cuMemsetD8Async(at, 0, 8, self.handle)
         })
     }
 
@@ -78,73 +128,6 @@ impl Drop for Stream {
             // SAFETY: destroys what `new` created, once.
             let _ = check("cuStreamDestroy_v2", unsafe {
                 sys::cuStreamDestroy_v2(self.handle)
-            });
-        }
-    }
-}
-
-/// A mark in a stream, with a time.
-#[derive(Debug)]
-pub struct Event {
-    context: Arc<Context>,
-    handle: sys::CUevent,
-}
-
-// SAFETY: event handles may be used from any thread that has the context current.
-unsafe impl Send for Event {}
-// SAFETY: as above.
-unsafe impl Sync for Event {}
-
-impl Event {
-    /// A new event.
-    pub fn new(context: &Arc<Context>) -> Result<Self> {
-        context.bind()?;
-        let mut handle = std::ptr::null_mut();
-        // SAFETY: the driver writes one handle, here.
-        check("cuEventCreate", unsafe {
-            sys::cuEventCreate(&mut handle, 0)
-        })?;
-        Ok(Self {
-            context: context.clone(),
-            handle,
-        })
-    }
-
-    /// Marks the present end of `stream`.
-    pub fn record(&self, stream: &Stream) -> Result<()> {
-        self.context.bind()?;
-        // SAFETY: both handles are live as long as their owners.
-        check("cuEventRecord", unsafe {
-            sys::cuEventRecord(self.handle, stream.handle)
-        })
-    }
-
-    /// Waits until the mark is reached.
-    pub fn synchronize(&self) -> Result<()> {
-        self.context.bind()?;
-        // SAFETY: the handle is live as long as `self`.
-        check("cuEventSynchronize", unsafe {
-            sys::cuEventSynchronize(self.handle)
-        })
-    }
-
-    /// Microseconds from `earlier` to this mark; both are reached.
-    pub fn micros_since(&self, earlier: &Event) -> Result<f64> {
-        let mut ms = 0.0f32;
-        // SAFETY: both handles are live; the driver writes one number, here.
-        check("cuEventElapsedTime", unsafe {
-            sys::cuEventElapsedTime(&mut ms, earlier.handle, self.handle)
-        })?;
-        Ok(f64::from(ms) * 1e3)
-    }
-}
-
-impl Drop for Event {
-    fn drop(&mut self) {
-        if self.context.takes_back() {
-            // SAFETY: destroys what `new` created, once.
-            let _ = check("cuEventDestroy_v2", unsafe {
-                sys::cuEventDestroy_v2(self.handle)
             });
         }
     }

@@ -1,7 +1,8 @@
 //! How long launches take, by the card's clock.
 
+use super::event::Event;
 use super::launch::Launch;
-use super::stream::{Event, Stream};
+use super::stream::Stream;
 use crate::error::Result;
 
 fn median(mut times: Vec<f64>) -> f64 {
@@ -23,11 +24,11 @@ pub fn run_us(
     let mut times = Vec::new();
     for _ in 0..repeats.max(1) {
         prepare()?;
-        begin.record(stream)?;
+        stream.record(&begin)?;
         for _ in 0..in_a_row {
             run()?;
         }
-        end.record(stream)?;
+        stream.record(&end)?;
         end.synchronize()?;
         times.push(end.micros_since(&begin)? / in_a_row as f64);
     }
@@ -48,10 +49,10 @@ pub fn launch_us(
         .collect::<Result<_>>()?;
     for _ in 0..repeats.max(1) {
         prepare()?;
-        events[0].record(stream)?;
+        stream.record(&events[0])?;
         for (launch, event) in list.iter().zip(&events[1..]) {
             launch.run(stream)?;
-            event.record(stream)?;
+            stream.record(event)?;
         }
         stream.synchronize()?;
         for (i, times) in times.iter_mut().enumerate() {

@@ -10,9 +10,10 @@ use super::kv::KvPool;
 use super::rows::RowBuffers;
 use super::states::StatePool;
 use super::weights::DeviceWeights;
-use crate::backend::cuda::driver::buffer::{DeviceBuffer, HostBuffer};
+use crate::backend::cuda::driver::buffer::DeviceBuffer;
 use crate::backend::cuda::driver::compile::Compiler;
 use crate::backend::cuda::driver::context::Context;
+use crate::backend::cuda::driver::host::HostBuffer;
 use crate::backend::cuda::driver::launch::Launch;
 use crate::backend::cuda::driver::program::Programs;
 use crate::backend::cuda::driver::ranges::Range;
@@ -341,7 +342,7 @@ impl Card {
     /// [`Error::Device`].
     pub fn forget(&self, slot: usize) -> Result<()> {
         self.kv.forget_saturated(slot, &self.stream)?;
-        self.overflows.clear_word(slot, &self.stream)
+        self.stream.clear_word(&self.overflows, slot)
     }
 
     /// Waits for all that is queued; a refused token is an error.

@@ -3,8 +3,9 @@
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
-use crate::backend::cuda::driver::buffer::{DeviceBuffer, HostBuffer};
+use crate::backend::cuda::driver::buffer::DeviceBuffer;
 use crate::backend::cuda::driver::context::Context;
+use crate::backend::cuda::driver::host::HostBuffer;
 use crate::backend::cuda::driver::stream::Stream;
 use crate::backend::cuda::lower::params::KvView;
 use crate::backend::storage::check_bytes;
@@ -226,7 +227,7 @@ impl KvPool {
     /// Begins to look at `slot` anew, behind everything queued: steps that were launched ahead may
     /// still store for the sequence that has ended.
     pub fn forget_saturated(&self, slot: usize, stream: &Stream) -> Result<()> {
-        self.saturated.clear_word(slot, stream)
+        stream.clear_word(&self.saturated, slot)
     }
 
     /// Of `slot`, the bytes of its pages `first` to `end`, all layers, keys and values; in an order

@@ -6,8 +6,9 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::backend::cuda::driver::buffer::{DeviceBuffer, HostBuffer};
+use crate::backend::cuda::driver::buffer::DeviceBuffer;
 use crate::backend::cuda::driver::context::Context;
+use crate::backend::cuda::driver::host::HostBuffer;
 use crate::backend::cuda::driver::stream::Stream;
 use crate::backend::cuda::lower::sample::{Record, RING_STEPS};
 use crate::error::{Error, Result};

@@ -4,8 +4,9 @@ use std::mem::offset_of;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
-use crate::backend::cuda::driver::buffer::{DeviceBuffer, HostBuffer};
+use crate::backend::cuda::driver::buffer::DeviceBuffer;
 use crate::backend::cuda::driver::context::Context;
+use crate::backend::cuda::driver::host::HostBuffer;
 use crate::backend::cuda::driver::spec::Spec;
 use crate::backend::cuda::driver::stream::Stream;
 use crate::backend::cuda::lower::params::SlotState;

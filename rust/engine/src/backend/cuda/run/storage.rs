@@ -1,7 +1,7 @@
 //! Pages and states on the card, copied out and back.
 
 use super::backend::CudaBackend;
-use crate::backend::cuda::driver::buffer::PinnedBytes;
+use crate::backend::cuda::driver::host::PinnedBytes;
 use crate::backend::{HostMemory, Kind, Storage};
 use crate::error::Result;
 

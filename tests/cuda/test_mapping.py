@@ -1,0 +1,59 @@
+"""Pages are mapped in the order of the stream: nobody waits for what is queued."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+# Sequences that grow as they decode, or whose windows go on, take pages after pages. None is taken
+# from prefixes: what gives way is copied to the host, which is waited for.
+SCRIPT = """
+import sys
+import onegraph
+path, tokens, kv_tokens = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+load = {"device": "cuda", "n_ctx": 512, "max_batch": 2, "progress": False}
+options = {"temperature": 0.0, "ignore_eos": True}
+with onegraph.LLM(path, kv_tokens=kv_tokens or None, prefix_cache=False, **load) as llm:
+    # Whatever is captured on the way is there then.
+    llm.generate([[5, 6], [7, 8, 9]], max_tokens=tokens, **options)
+    print("MARK", file=sys.stderr, flush=True)
+    llm.generate([[15, 16], [17, 18, 19]], max_tokens=tokens, **options)
+    print("MARK", file=sys.stderr, flush=True)
+"""
+
+
+@pytest.mark.parametrize(("shape", "kv_tokens"), [("tiny-llama", 576), ("tiny-gemma3", 0)])
+def test_nobody_waits_for_pages(
+    shape: str,
+    kv_tokens: int,
+    ksim_env: dict[str, str],
+    kernel_cache: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "model.gguf"
+    command = [sys.executable, "models/synth.py", shape, "--mix", "Q8_0", "-o", str(path)]
+    subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
+
+    def calls(tokens: int) -> tuple[int, int]:
+        """Copies to the card, and waits for it, of so many tokens."""
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT, str(path), str(tokens), str(kv_tokens)],
+            env=ksim_env | kernel_cache | {"KSIM_VERBOSE": "1"},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        made = re.findall(r"^ksim: (\w+)$", done.stderr.split("MARK\n")[1], re.MULTILINE)
+        return made.count("cuMemcpyHtoDAsync_v2"), made.count("cuStreamSynchronize")
+
+    (few_copies, few_waits), (copies, waits) = calls(40), calls(240)
+    # Three pages more of each, in some of which another one is left.
+    assert copies >= few_copies + 6
+    assert waits == few_waits > 0
