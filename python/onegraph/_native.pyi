@@ -267,6 +267,9 @@ class Engine:
     def compile(self, given: tuple[str, list[str]]) -> None:
         """Compiles a constraint and keeps it: requests under it then begin at once."""
 
+    def fits(self, text: str, given: tuple[str, list[str]]) -> bool:
+        """Whether a text is one of a constraint's."""
+
     def submit(
         self,
         prompt: Sequence[int],

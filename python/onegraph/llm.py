@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from onegraph import _native, arguments, hub, nvrtc
+from onegraph import _native, arguments, hub, nvrtc, structured
 from onegraph import progress as progress_bar
 from onegraph.embedding import Embeds
-from onegraph.errors import OutOfMemoryError
+from onegraph.errors import ArgumentError, OutOfMemoryError
 from onegraph.generating import Generates
 from onegraph.graphs import GraphProfile, GraphStats, GraphVerification, check_text
 from onegraph.progress import Told
@@ -202,6 +202,27 @@ class LLM(Generates, Embeds):
         """Text of token ids. `skip_special` leaves control tokens out."""
         self._engine.check_open()
         return self._tokenizer.decode(ids, skip_special)
+
+    def fits(
+        self,
+        text: str,
+        *,
+        schema: Any = None,
+        regex: str | None = None,
+        grammar: str | None = None,
+        choice: Sequence[str] | None = None,
+    ) -> bool:
+        """Whether a text is of a form, whole, as `generate` would hold one to it: tries a form, or
+        a text that was written for one, without the model.
+
+        Raises `ArgumentError` for a form that is none, and where not exactly one is given.
+        """
+        form = {"schema": schema, "regex": regex, "grammar": grammar, "choice": choice}
+        constraint = structured.constraint(form)
+        if constraint is None:
+            raise ArgumentError(f"one of {', '.join(form)} is needed")
+        self._engine.check_open()
+        return self._engine.fits(arguments.text("text", text), constraint)
 
     def logits(
         self, ids: Sequence[int], path: Literal["prefill", "decode"] = "prefill"

@@ -119,60 +119,11 @@ async def _gathered(llm: LLM, kinds: list[dict[str, Any]]) -> list[str]:
     return [result.text for result in results]
 
 
-def random_schema(draw: random.Random, depth: int) -> dict[str, Any]:
-    """Of what JSON schemas are made of, with texts and lists that end."""
-    kinds = ["string", "integer", "number", "boolean", "null", "enum", "const"]
-    kind = draw.choice(kinds + ["array", "object", "anyOf"] * (depth > 0))
-    if kind == "string":
-        least = draw.randrange(3)
-        forms = [
-            {"minLength": least, "maxLength": least + draw.randrange(6)},
-            {"pattern": draw.choice(["^[a-f]{2,4}$", "^(ab|cd)$", r"^\d\d?$"])},
-            {"format": draw.choice(["date", "time", "uuid", "ipv4"])},
-        ]
-        return {"type": "string", **draw.choice(forms)}
-    if kind in ("integer", "number"):
-        least = draw.randrange(-50, 50)
-        return {"type": kind, "minimum": least, "maximum": least + draw.randrange(1, 400)}
-    if kind == "enum":
-        return {"enum": draw.sample(["a", "b c", 1, 2.5, None, True, "\u00e9"], 3)}
-    if kind == "const":
-        return {"const": draw.choice(["x", 3, False, {"a": [1]}])}
-    if kind == "array":
-        least = draw.randrange(2)
-        items = random_schema(draw, depth - 1)
-        return {"type": "array", "items": items, "minItems": least, "maxItems": least + 2}
-    if kind == "anyOf":
-        return {"anyOf": [random_schema(draw, depth - 1) for _ in range(2)]}
-    if kind == "object":
-        names = draw.sample(["a", "b", "name", "x y", "\u00fc", "d"], draw.randrange(1, 4))
-        return {
-            "type": "object",
-            "properties": {name: random_schema(draw, depth - 1) for name in names},
-            "required": names[: draw.randrange(len(names) + 1)],
-            "additionalProperties": False,
-        }
-    return {"type": kind}
-
-
-def test_answers_to_random_schemas_are_valid(llm: LLM) -> None:
-    draw = random.Random(11)
-    ended = 0
-    schemas = [random_schema(draw, 2) for _ in range(60)]
-    for i, schema in enumerate(schemas):
-        sampling = Sampling(schema=schema, max_tokens=300, temperature=1.0, seed=i, top_k=0)
-        for result in llm.generate("abc", n=4, sampling=sampling):
-            if result.finish_reason == "stop":
-                ended += 1
-                jsonschema.validate(result.parsed, schema)
-                assert json.loads(result.text) == result.parsed
-    assert ended > 0.95 * 4 * len(schemas)
-
-
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"schema": "{"}, "schema = {: is no JSON"),
     ({"schema": {"type": "tree"}}, 'schema = {"type": "tree"}: Invalid type: tree'),
     ({"schema": {"not": {}}}, r'Unimplemented keys: \["not"\]'),
+    ({"schema": {"oneOf": [{}, {"type": "null"}]}}, "more than one may fit; use anyOf"),
     ({"schema": {1, 2}}, "set cannot be described"),
     ({"schema": {"enum": [float("nan")]}}, "schema: is not JSON"),
     ({"regex": "("}, r"regex = \(: .*regex parse error"),
@@ -187,6 +138,23 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"regex": "a", "echo": True}, "no prompt in front"),
     ({"regex": "a" * (1 << 19)}, "has 524288 bytes; at most 262144 are allowed"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("form", "of_it", "not_of_it"),
+    [
+        ({"schema": Pet}, '{"name": "Rex", "kind": "dog", "age": null}', '{"name": "Rex"}'),
+        ({"regex": "a{3}"}, "aaa", "aaaa"),
+        ({"grammar": 'root ::= "é"+'}, "éé", ""),
+        ({"choice": ["yes", "yes, sir"]}, "yes, sir", "yes, "),
+    ],
+)
+def test_whether_a_text_is_of_a_form(
+    llm: LLM, form: dict[str, Any], of_it: str, not_of_it: str
+) -> None:
+    assert llm.fits(of_it, **form) is True and llm.fits(not_of_it, **form) is False
+    with pytest.raises(onegraph.ArgumentError, match="one of schema, regex, grammar, choice is"):
+        llm.fits(of_it)
 
 
 @pytest.mark.parametrize(("options", "expected"), REFUSED)

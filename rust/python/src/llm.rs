@@ -395,6 +395,14 @@ impl Engine {
         })
     }
 
+    /// Whether a text is one of a constraint's.
+    fn fits(&self, py: Python<'_>, text: &str, given: (String, Vec<String>)) -> PyResult<bool> {
+        detached(py, || {
+            let constraint = constraint(&given.0, given.1.clone())?;
+            self.inner.fits(&constraint, text)
+        })
+    }
+
     /// Queues a request; blocks while the queue is full. The prompt's tokens before `timed_from` are
     /// left out of the time for the prompt; the spelling of control tokens that are `shown` is text.
     #[pyo3(signature = (prompt, options, *, priority = 0, timed_from = 0, shown = Vec::new()))]

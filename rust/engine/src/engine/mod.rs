@@ -311,6 +311,14 @@ impl Engine {
         self.grammars.prepare(constraint)
     }
 
+    /// Whether a text is one of a constraint's, from its beginning to its end.
+    ///
+    /// # Errors
+    /// As [`Engine::prepare_constraint`]; [`Error::Constraint`] where that takes too long to find out.
+    pub fn fits(&self, constraint: &Constraint, text: &str) -> Result<bool> {
+        self.grammars.fits(constraint, text)
+    }
+
     /// Queues a request; `None` where the queue stays full for `timeout`.
     ///
     /// # Errors

@@ -142,6 +142,11 @@ fn cut(text: &str) -> String {
 /// The first lines of what llguidance says: behind them it repeats the grammar.
 fn said(text: &str) -> String {
     const LINES: usize = 3;
+    // An option of the library's; here what may not be approximated is refused.
+    let text = text.replace(
+        ". Enable 'coerce_one_of' option to approximate oneOf with anyOf",
+        " where more than one may fit; use anyOf",
+    );
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     cut(&lines.take(LINES).collect::<Vec<_>>().join("; "))
 }
@@ -267,6 +272,15 @@ impl Grammars {
         self.with_compiled(constraint, |_| ())
     }
 
+    /// Whether a text is one of a constraint's, from its beginning to its end.
+    ///
+    /// # Errors
+    /// As [`Grammars::begin`], and as [`Guide::allowed`].
+    pub fn fits(&self, constraint: &Constraint, text: &str) -> Result<bool> {
+        let mut guide = self.begin(constraint)?;
+        guide.is_of(&self.tokenizer.encode_middle(text))
+    }
+
     /// Does something with a constraint as it was compiled, now or before.
     fn with_compiled<T>(&self, constraint: &Constraint, act: impl Fn(&Matcher) -> T) -> Result<T> {
         if constraint.bytes() > MAX_BYTES {
@@ -325,6 +339,16 @@ impl Guide {
     /// Whether a token ends the text.
     pub fn is_end(&self, token: u32) -> bool {
         self.ends.binary_search(&token).is_ok()
+    }
+
+    /// Whether all of these tokens may come next, and the text may end behind them.
+    fn is_of(&mut self, tokens: &[u32]) -> Result<bool> {
+        let valid = self.matcher.validate_tokens(tokens).map_err(too_much)?;
+        if valid < tokens.len() {
+            return Ok(false);
+        }
+        self.matcher.consume_tokens(tokens).map_err(too_much)?;
+        self.matcher.is_accepting().map_err(too_much)
     }
 
     /// Tokens that are sure to come next: each is the only one allowed behind those before it.
