@@ -3,7 +3,7 @@
     python benches/agent_trace.py MODEL --write trace.json
     python benches/agent_trace.py MODEL --trace trace.json --device cuda --record out.json
     python benches/agent_trace.py MODEL --shape qwen3.5-35b-a3b --mix Q4_K_M --restart-at 20
-    python benches/agent_trace.py MODEL --llama-server PATH
+    python benches/agent_trace.py MODEL --against llama-server=PATH --against ollama
 
 A trace is two agents in turn that share a system prompt of 15,000 tokens: thirty turns, each of
 which adds a message or a tool's result and asks for an answer; one turn that branches off from an
@@ -15,6 +15,11 @@ read or answered before; no engine can read fewer. Printed are tokens read over 
 median and 99th percentile of the time to the first token, without the first turn, which has a
 column of its own. With `--restart-at N` the model is closed before turn N and loaded anew with the
 same `cache_dir`. MODEL is a file, made from `--shape` (models/shapes.toml) where there is none.
+
+`--against` plays the same trace on another engine's server, with its cache of prompts as it is by
+default: llama-server, also with the path of the program; xllamacpp; ollama, which runs already and
+is given a copy of the file for that time. Its prompts are texts, of which it does not say how much
+it read, and its answers may end early.
 """
 
 from __future__ import annotations
@@ -33,8 +38,8 @@ from pathlib import Path
 from typing import Any
 
 import onegraph
-from onegraph.bench import machine, stream
-from onegraph.bench.engines import Setup, llama_server
+from onegraph.bench import engines, machine, stream
+from onegraph.bench.engines import llama_server, ollama
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -43,8 +48,9 @@ WORDS = range(300, 500)
 
 Record = dict[str, Any]
 
-#: Answers a prompt: tokens, how many of the prompt were not read again, seconds to the first token.
-Ask = Callable[[list[int]], tuple[list[int], int, float]]
+#: Answers a prompt: tokens, how many of the prompt were not read again, where that is said, and
+#: seconds to the first token.
+Ask = Callable[[list[int]], tuple[list[int], int | None, float]]
 
 
 def trace(args: argparse.Namespace) -> Record:
@@ -110,7 +116,7 @@ def play(given: Record, ask: Ask, between: Callable[[int], None]) -> list[Record
             {
                 "prompt": len(prompt),
                 "new": len(prompt) - shared,
-                "read": len(prompt) - cached,
+                "read": None if cached is None else len(prompt) - cached,
                 "first_token_seconds": seconds,
             }
         )
@@ -147,27 +153,50 @@ def ours(args: argparse.Namespace, given: Record, n_ctx: int) -> tuple[str, list
             models.pop().close()
 
 
-def llama(args: argparse.Namespace, given: Record, n_ctx: int) -> list[Record]:
-    """The trace on llama-server, with its cache of prompts as it is by default."""
-    threads = os.cpu_count() or 1
-    path = Path(args.model)
-    setup = Setup(path, str(path), args.device, n_ctx, threads)
-    with llama_server.LlamaServer(args.llama_server).start(setup) as server:
+def theirs(args: argparse.Namespace, name: str, given: Record, n_ctx: int) -> list[Record]:
+    """The trace on another engine's server."""
+    engine, _, program = name.partition("=")
+    found = llama_server.LlamaServer(program) if program else engines.find(engine)
+    path, threads = Path(args.model), os.cpu_count() or 1
+    setup = engines.Setup(path, str(path), args.device, n_ctx, threads, copy=True)
+    with found.start(setup) as running:
+        if isinstance(running, ollama.Running):
+            # For its tokens alone.
+            with onegraph.LLM(path, device="cpu", n_ctx=64, progress=False) as llm:
+                return play(given, ollamas(running, llm, given["answer"]), lambda _: None)
+        if isinstance(running, llama_server.Running):
+            return play(given, llamas(running, given["answer"]), lambda _: None)
+    raise SystemExit(f"--against {name}: it is no server that requests can be sent to")
 
-        def ask(prompt: list[int]) -> tuple[list[int], int, float]:
-            body = {"prompt": prompt, "n_predict": given["answer"], "temperature": 0.0, "top_k": 1}
-            body |= {"cache_prompt": True, "ignore_eos": True, "return_tokens": True}
-            begun = time.perf_counter()
-            lines = stream.lines(
-                server.address, "/completion", body | {"stream": True}, llama_server.NAME
-            )
-            timed = list(lines)
-            found = llama_server.measurement(timed)
-            first = next(line.at for line in timed if line.text.startswith("data:")) - begun
-            tokens = list(found.tokens or prompt[: given["answer"]])
-            return tokens, found.n_cached, first
 
-        return play(given, ask, lambda _: None)
+def llamas(server: llama_server.Running, n: int) -> Ask:
+    """Asks llama.cpp's server for answers of `n` tokens."""
+
+    def ask(prompt: list[int]) -> tuple[list[int], int | None, float]:
+        body = {"prompt": prompt, "n_predict": n, "temperature": 0.0, "top_k": 1, "stream": True}
+        body |= {"cache_prompt": True, "ignore_eos": True, "return_tokens": True}
+        timed = list(stream.lines(server.address, "/completion", body, llama_server.NAME))
+        found = llama_server.measurement(timed)
+        first = next(line.at for line in timed if line.text.startswith("data:"))
+        return list(found.tokens or prompt[:n]), found.n_cached, first
+
+    return ask
+
+
+def ollamas(server: ollama.Running, llm: onegraph.LLM, n: int) -> Ask:
+    """Asks ollama for answers of up to `n` tokens."""
+
+    def ask(prompt: list[int]) -> tuple[list[int], int | None, float]:
+        body = {"model": server.model, "prompt": llm.detokenize(prompt), "raw": True}
+        body |= {"stream": True, "options": server.options | {"num_predict": n}}
+        lines = stream.lines(server.address, "/api/generate", body, "ollama")
+        said = [(line.at, stream.json_object(line.text, "ollama")) for line in lines]
+        if error := next((each["error"] for _, each in said if "error" in each), None):
+            raise SystemExit(f"ollama: {error}")
+        text = "".join(each.get("response", "") for _, each in said)
+        return llm.tokenize(text, add_special=False), None, said[0][0]
+
+    return ask
 
 
 def percentile(values: list[float], part: float) -> float:
@@ -179,9 +208,13 @@ def percentile(values: list[float], part: float) -> float:
 def row(name: str, played: list[Record]) -> str:
     """A line of the table."""
     later = [turn["first_token_seconds"] for turn in played[1:]] or [0.0]
-    read, new = (sum(turn[what] for turn in played) for what in ("read", "new"))
+    new = sum(turn["new"] for turn in played)
+    read, ratio = "", ""
+    if all(turn["read"] is not None for turn in played):
+        n = sum(turn["read"] for turn in played)
+        read, ratio = f"{n:,}", f"{n / max(new, 1):.3f}"
     return (
-        f"| {name} | {read:,} | {new:,} | {read / max(new, 1):.3f} "
+        f"| {name} | {read} | {new:,} | {ratio} "
         f"| {percentile(later, 0.5) * 1e3:.0f} | {percentile(later, 0.99) * 1e3:.0f} "
         f"| {played[0]['first_token_seconds'] * 1e3:.0f} |"
     )
@@ -203,7 +236,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--restart-at", type=int, metavar="TURN")
     parser.add_argument("--cache-dir", metavar="FOLDER", help="for --restart-at")
-    parser.add_argument("--llama-server", metavar="PROGRAM", help="run it on the same trace too")
+    parser.add_argument("--against", action="append", default=[], metavar="ENGINE")
     parser.add_argument("--record", metavar="FILE")
     return parser.parse_args()
 
@@ -222,8 +255,8 @@ def main() -> int:
     n_ctx = -(-longest // 64) * 64
     device, turns = ours(args, given, n_ctx)
     found = {"onegraph": turns}
-    if args.llama_server:
-        found["llama-server"] = llama(args, given, n_ctx)
+    for name in args.against:
+        found[name.partition("=")[0]] = theirs(args, name, given, n_ctx)
     if args.record:
         told = {"machine": dataclasses.asdict(machine.describe(device)), "options": vars(args)}
         Path(args.record).write_text(json.dumps(told | {"turns": found}, indent=1))

@@ -40,6 +40,19 @@ def test_turns_read_little_more_than_what_is_new(tmp_path: Path, shape: str) -> 
     assert header.startswith("| | read | new ") and f"| {read:,} | {new:,} |" in line
 
 
+def test_another_engine_plays_the_same_trace(tmp_path: Path, smollm2: Path) -> None:
+    pytest.importorskip("xllamacpp", reason="llama.cpp's server is compared with")
+    record = tmp_path / "record.json"
+    done = run(smollm2, *SMALL, "--against", "xllamacpp", "--record", record)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(record.read_text())["turns"]
+    ours, theirs = found["onegraph"], found["xllamacpp"]
+    assert [turn["prompt"] for turn in ours] == [turn["prompt"] for turn in theirs]
+    assert all(0 < turn["first_token_seconds"] < 60 for turn in ours + theirs)
+    assert all(turn["read"] >= turn["new"] for turn in theirs)
+    assert len(done.stdout.splitlines()) == 4
+
+
 def test_a_restart_costs_less_than_a_page_a_turn(tmp_path: Path) -> None:
     model, trace, record = (tmp_path / name for name in ("model.gguf", "trace", "record.json"))
     common = [model, "--shape", "tiny-llama", *SMALL]
