@@ -22,8 +22,10 @@ struct Half {
     memory: HostBuffer,
     /// Bytes that copies were given since the card has read all of it.
     used: usize,
-    /// Reached once the card has read what was put there before the other half was begun.
-    read: Option<Event>,
+    /// Reached once the card has read what was put there before the other half was begun, where it
+    /// was marked then.
+    read: Event,
+    is_marked: bool,
 }
 
 impl Half {
@@ -31,7 +33,8 @@ impl Half {
         Ok(Self {
             memory: HostBuffer::new(context, HALF_BYTES)?,
             used: 0,
-            read: None,
+            read: Event::new(context)?,
+            is_marked: false,
         })
     }
 }
@@ -72,17 +75,17 @@ impl Uploads {
             }
         };
         if halves[self.current].used + bytes.len() > HALF_BYTES {
-            let read = Event::new(context)?;
+            let full = &mut halves[self.current];
             // SAFETY: both handles are live.
             check("cuEventRecord", unsafe {
-                sys::cuEventRecord(read.handle, stream)
+                sys::cuEventRecord(full.read.handle, stream)
             })?;
-            halves[self.current].read = Some(read);
+            full.is_marked = true;
             let next = &mut halves[1 - self.current];
-            if let Some(read) = &next.read {
-                read.synchronize()?;
+            if next.is_marked {
+                next.read.synchronize()?;
             }
-            (next.used, next.read) = (0, None);
+            (next.used, next.is_marked) = (0, false);
             self.current = 1 - self.current;
         }
         let half = &mut halves[self.current];
