@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,12 @@ MARKERS = {
     "llama3": ["<|python_tag|>"],
     "mistral": ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"],
     "harmony": ["<|channel|>", "<|constrain|>", "<|message|>", "<|call|>", "<|end|>", "<|start|>"],
+    "qwen_xml": ["<tool_call>", "</tool_call>"],
+    "gemma4": ["<|tool_call>", "<tool_call|>", '<|"|>'],
+    "lfm": ["<|tool_call_start|>", "<|tool_call_end|>"],
 }
+#: Those whose arguments are no JSON.
+NOTATIONS = ["qwen_xml", "gemma4", "lfm"]
 #: Of these each is a text to the one model, and a control token to the other.
 SPELLED = [(name, special) for name in MARKERS for special in (False, True)]
 
@@ -122,10 +128,124 @@ def test_reasoning_comes_before_a_form(tmp_path: Path) -> None:
     assert result.parsed in ("yes", "no") and json.loads(result.text) == result.parsed
 
 
-@pytest.mark.parametrize("name", ["qwen_xml", "gemma4", "lfm"])
-def test_formats_whose_arguments_are_no_json_refuse(models: dict[bool, LLM], name: str) -> None:
-    with pytest.raises(onegraph.ArgumentError, match=f"tool_choice = {name}: calls in this format"):
-        models[False].chat(ASKED, tools=TOOLS, tool_format=name, tool_choice="required")
+def only(parameters: dict[str, Any], name: str = "f") -> list[dict[str, Any]]:
+    return [{"type": "function", "function": {"name": name, "parameters": parameters}}]
+
+
+def drawn(llm: LLM, name: str, parameters: dict[str, Any], seed: int) -> dict[str, Any] | None:
+    """Arguments of a call that is drawn as if all tokens were as likely; None if it was cut."""
+    options: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "min_p": 0.0, "top_p": 1.0}
+    result = llm.chat(
+        ASKED,
+        tools=only(parameters),
+        tool_format=name,
+        tool_choice="required",
+        parallel_tool_calls=False,
+        max_tokens=600,
+        seed=seed,
+        **options,
+    )
+    if result.finish_reason == "length":
+        return None
+    (call,) = result.tool_calls
+    assert (result.text, call.name) == ("", "f")
+    return call.arguments
+
+
+WORDS = ["a", "b c", "12", "true", "null", "[x", "</parameter>", '<|"|>', 'say "hi"\n', "é\\", ""]
+KEYS = ["one", "two_2", "drei", "Quatre", "null"]
+
+
+class Schemas:
+    """Schemas that can be held, at random."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+
+    def arguments(self) -> dict[str, Any]:
+        leaf = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}, "v": self.of(2)}}
+        tree = {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/leaf"}, self.of(2)]}
+        return {**self.object(0), "$defs": {"leaf": leaf, "node": tree}}
+
+    def of(self, depth: int) -> dict[str, Any]:
+        scalars = [self.text, self.number, self.constants, self.word, self.kinds]
+        several = [self.object, self.list, self.mapping, self.either, self.reference]
+        return self.random.choice(scalars if depth > 2 else scalars + several)(depth)
+
+    def text(self, _: int) -> dict[str, Any]:
+        some = [{}, {"maxLength": 3}, {"minLength": 2, "maxLength": 4}, {"pattern": "^[a-c]{1,3}$"}]
+        some += [{"pattern": "[0-9]", "maxLength": 3}, {"format": "date"}, {"format": "date-time"}]
+        return {"type": "string", **self.random.choice(some)}
+
+    def number(self, _: int) -> dict[str, Any]:
+        low, high = sorted(round(self.random.uniform(-30, 30), 2) for _ in range(2))
+        bounds = [{"minimum": low}, {"exclusiveMaximum": high}, {"minimum": low, "maximum": high}]
+        kind = self.random.choice(["integer", "number"])
+        if kind == "integer":
+            bounds = [{"exclusiveMinimum": int(low)}, {"minimum": int(low), "maximum": int(high)}]
+        return {"type": kind, **self.random.choice([{}, *bounds])}
+
+    def constants(self, _: int) -> dict[str, Any]:
+        some = [*WORDS, 1, -2.5, True, None, [1, "a", None], {"a b": True, "c": "</parameter>"}]
+        if self.random.random() < 0.3:
+            return {"const": self.random.choice([word for word in some if word != '<|"|>'])}
+        return {"enum": ["sure", *self.random.sample(some, 4)]}
+
+    def word(self, _: int) -> dict[str, Any]:
+        return self.random.choice([{"type": "boolean"}, {"type": "null"}, {}])
+
+    def kinds(self, _: int) -> dict[str, Any]:
+        names = ["string", "integer", "boolean", "null", "number", "array", "object"]
+        schema: dict[str, Any] = {"type": self.random.sample(names, self.random.randint(1, 3))}
+        return {**schema, "maxLength": 6, "maxItems": 2, "maximum": 99, "items": {"type": "boolean"}}
+
+    def object(self, depth: int) -> dict[str, Any]:
+        keys = self.random.sample(KEYS, self.random.randint(0, 4))
+        properties = {key: self.of(depth + 1) for key in keys}
+        required = [key for key in keys if self.random.random() < 0.6]
+        return {"type": "object", "properties": properties, "required": required}
+
+    def mapping(self, depth: int) -> dict[str, Any]:
+        return {"type": "object", "additionalProperties": self.of(depth + 1)}
+
+    def list(self, depth: int) -> dict[str, Any]:
+        schema: dict[str, Any] = {"type": "array"}
+        if self.random.random() < 0.4:
+            schema["prefixItems"] = [self.of(depth + 1) for _ in range(2)]
+            schema["minItems"] = self.random.randint(0, 2)
+        if self.random.random() < 0.7:
+            schema["items"] = self.of(depth + 1)
+            schema["maxItems"] = self.random.randint(2, 4)
+        return schema
+
+    def either(self, depth: int) -> dict[str, Any]:
+        if self.random.random() < 0.3:
+            return {"oneOf": [self.text(0), self.number(0), {"type": "boolean"}]}
+        return {"anyOf": [self.of(depth + 1) for _ in range(self.random.randint(1, 3))]}
+
+    def reference(self, _: int) -> dict[str, Any]:
+        return {"$ref": self.random.choice(["#/$defs/leaf", "#/$defs/node"])}
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("name", NOTATIONS)
+def test_what_is_drawn_is_read_as_arguments_that_fit(
+    models: dict[bool, LLM], name: str, special: bool
+) -> None:
+    whole = 0
+    for seed in range(60):
+        parameters = Schemas(seed).arguments()
+        for draw in range(2):
+            try:
+                found = drawn(models[special], name, parameters, draw)
+            except onegraph.ArgumentError as e:
+                # A property that has to be there and whose only text this format cannot write.
+                assert "nothing fits" in str(e)
+                break
+            if found is not None:
+                jsonschema.validate(found, parameters)
+                whole += 1
+    assert whole > 60
 
 
 def test_a_choice_that_is_none_is_refused(models: dict[bool, LLM]) -> None:
