@@ -84,7 +84,7 @@ pub fn of_answer(
         }
         Held::CallsIfAny { tools, several } => {
             let Some(open) = open_of(reading.format) else {
-                return Err(unheld(reading.format));
+                return Err(unmarked(reading.format));
             };
             let calls = rules.calls(reading, tools, *several)?;
             let own = rules.own(open);
@@ -117,6 +117,18 @@ fn unheld(format: Option<&'static Format>) -> Error {
             "calls in this format cannot be held to a schema; use tool_choice=\"auto\", and check \
                  arguments before they are used"
                 .into(),
+    }
+}
+
+fn unmarked(format: Option<&'static Format>) -> Error {
+    Error::Argument {
+        name: "tool_choice",
+        value: "auto".into(),
+        reason: format!(
+            "calls in the format {} begin with no marker, so that none can be told from a text; use \
+             tool_choice=\"required\", or leave out \"strict\" and parallel_tool_calls=False",
+            format.map_or("none", |format| format.name)
+        ),
     }
 }
 

@@ -59,7 +59,7 @@ pub(super) fn terminal_of(terms: &Terms) -> String {
 }
 
 /// Rules and terminals, each once.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Lines {
     pub text: String,
     /// Names by what they stand for.

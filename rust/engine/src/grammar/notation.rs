@@ -1,7 +1,7 @@
-//! Spelling of a call that are no JSON but are held to a JSON schema all the same: the schema becomes
-//! rules that spell its values as the format does ([`Spelling`]). What they allow, the reader of the
-//! format reads as a value that is valid; what cannot be held is refused by its keyword, so a schema
-//! is never held in part. Values that are hard to spell may be left out.
+//! Arguments of a call that are no JSON but are held to a JSON schema all the same: the schema
+//! becomes rules that spell its values as the format does ([`Spelling`]). What they allow, the
+//! reader of the format reads as a value that is valid; what cannot be held is refused by its
+//! keyword, so a schema is never held in part. Values that are hard to spell may be left out.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use super::bounds;
 use super::lark::{joined, literal, regex_of, terminal_of, Lines, Term, Terms};
-use super::schema::{self, Form, Forms};
+use super::schema::{self, Form, Forms, LARGE};
 use super::texts::Asked;
 use super::MAX_BYTES;
 use crate::error::{Error, Result};
@@ -50,7 +50,13 @@ pub(super) struct Notation<'a> {
 
 type Expression = std::result::Result<Option<String>, String>;
 
-/// What stands where a call in this notation has its arguments, without what is around all of them.
+/// How deep a constant is, at most: with [`DEEPEST`] less than any reader takes.
+const DEEP: usize = 64;
+
+/// How deep values go, at most: recursion ends sooner where its rules would be too many.
+const DEEPEST: [usize; 3] = [32, 16, 8];
+
+/// What stands where a call has its arguments, without what is around all of them.
 ///
 /// # Errors
 /// [`Error::Argument`] names the tool, the keyword that cannot be held and the remedy.
@@ -60,31 +66,37 @@ pub(super) fn arguments(
     quote: Option<u32>,
     (tool, parameters): (&str, &Value),
 ) -> Result<String> {
-    let mut notation = Notation {
-        lines,
-        forms: Forms::new(parameters),
-        spelling,
-        quote,
-        made: HashMap::new(),
-    };
-    let refused = |what: &str| {
-        Error::Argument {
+    let refused = |what: &str| Error::Argument {
         name: "tools",
         value: tool.into(),
         reason: format!(
-            "{what} in the schema of its arguments cannot be held in the format of this model; leave \
-             that out, or use tool_choice=\"auto\" without \"strict\" and check arguments before they \
-             are used"
+            "{what} in the format of this model; leave it out of the schema of its arguments, or \
+             use tool_choice=\"auto\" without \"strict\" and check arguments before they are used"
         ),
-    }
     };
-    match notation.whole(parameters) {
-        Ok(Some(found)) => Ok(found),
-        Ok(None) => Err(refused(
-            "that nothing fits, or nothing this format can write,",
-        )),
-        Err(what) => Err(refused(&what)),
+    let before = lines.clone();
+    for deepest in DEEPEST {
+        let mut notation = Notation {
+            lines,
+            forms: Forms::new(parameters, deepest),
+            spelling,
+            quote,
+            made: HashMap::new(),
+        };
+        match notation.whole(parameters) {
+            Ok(Some(_)) if lines.text.len() > MAX_BYTES => {}
+            Ok(Some(found)) => return Ok(found),
+            Ok(None) => {
+                return Err(refused(
+                    "what nothing fits, or nothing that can be written, cannot be held",
+                ))
+            }
+            Err(what) if what == LARGE => {}
+            Err(what) => return Err(refused(&format!("{what} cannot be held"))),
+        }
+        lines.clone_from(&before);
     }
+    Err(refused(&format!("{LARGE} cannot be held")))
 }
 
 impl<'a> Notation<'a> {
@@ -138,7 +150,7 @@ impl<'a> Notation<'a> {
                     return Ok(made.clone());
                 }
                 if self.lines.text.len() > MAX_BYTES {
-                    return Err("something as large as this, its references followed,".into());
+                    return Err(LARGE.into());
                 }
                 let inside = match object {
                     true => self.members(schema, depth, false)?,
@@ -177,7 +189,7 @@ impl<'a> Notation<'a> {
                 false => Some(self.between_quotes(&terms)),
             });
         }
-        // Where more is asked of a text, it is one without escapes: only then is it as it is written.
+        // Where more is asked of a text, it has no escapes: only then is it as it is written.
         let mut terms = match asked.terms.is_empty() {
             true => vec![Term::is(format!("(?:{BARE}|{ESCAPED}){}", asked.length))],
             false => asked.plain(),
@@ -219,7 +231,7 @@ impl<'a> Notation<'a> {
     /// One value; `None` where it cannot be written.
     fn constant(&mut self, value: &Value) -> Option<String> {
         let mut parts = Vec::new();
-        self.parts(value, &mut parts)?;
+        self.parts(value, DEEP, &mut parts)?;
         Some(self.spelled(&parts))
     }
 
@@ -240,8 +252,9 @@ impl<'a> Notation<'a> {
         joined(&found.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
-    /// Values are as deep as a reader of JSON takes them.
-    fn parts(&self, value: &Value, parts: &mut Vec<Part>) -> Option<()> {
+    /// Appends a value that is that deep at most.
+    fn parts(&self, value: &Value, deep: usize, parts: &mut Vec<Part>) -> Option<()> {
+        let below = deep.checked_sub(1)?;
         let gemma = self.spelling == Spelling::Gemma;
         let comma = if gemma { "," } else { ", " };
         let mut say = |text: &str| parts.push(Part::Text(text.into()));
@@ -258,7 +271,7 @@ impl<'a> Notation<'a> {
                 say("[");
                 for (i, item) in items.iter().enumerate() {
                     parts.extend((i > 0).then(|| Part::Text(comma.into())));
-                    self.parts(item, parts)?;
+                    self.parts(item, below, parts)?;
                 }
                 parts.push(Part::Text("]".into()));
             }
@@ -268,7 +281,7 @@ impl<'a> Notation<'a> {
                     parts.extend((i > 0).then(|| Part::Text(comma.into())));
                     self.key_parts(key, parts)?;
                     parts.extend((!gemma).then(|| Part::Text(" ".into())));
-                    self.parts(member, parts)?;
+                    self.parts(member, below, parts)?;
                 }
                 parts.push(Part::Text("}".into()));
             }

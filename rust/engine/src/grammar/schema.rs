@@ -5,8 +5,11 @@ use std::sync::LazyLock;
 
 use serde_json::{Map, Value};
 
-/// How deep a value goes, in schemas one within another: recursion ends here.
-const DEEPEST: usize = 32;
+/// Why a schema is refused whose rules are too many.
+pub(super) const LARGE: &str = "something as large as this";
+
+/// References that lead to one another.
+const CHAIN: usize = 32;
 
 /// Schemas that may be looked at, each as often as it is used.
 const MOST: usize = 50_000;
@@ -92,12 +95,19 @@ pub(super) enum Form<'a> {
 /// The forms of the schemas within one.
 pub(super) struct Forms<'a> {
     root: &'a Value,
+    /// How deep a value goes, in schemas one within another: recursion ends there.
+    deepest: usize,
     left: usize,
 }
 
 impl<'a> Forms<'a> {
-    pub fn new(root: &'a Value) -> Self {
-        Self { root, left: MOST }
+    pub fn new(root: &'a Value, deepest: usize) -> Self {
+        let left = MOST;
+        Self {
+            root,
+            deepest,
+            left,
+        }
     }
 
     pub fn root(&self) -> &'a Value {
@@ -120,11 +130,8 @@ impl<'a> Forms<'a> {
         depth: usize,
         found: &mut Vec<Form<'a>>,
     ) -> Result<(), String> {
-        self.left = self
-            .left
-            .checked_sub(1)
-            .ok_or("something as large as this")?;
-        if depth > DEEPEST {
+        self.left = self.left.checked_sub(1).ok_or(LARGE)?;
+        if depth > self.deepest {
             return Ok(());
         }
         let schema = match schema {
@@ -195,7 +202,7 @@ impl<'a> Forms<'a> {
 
     /// The schema that a chain of references ends at.
     fn resolved(&self, mut schema: &'a Value) -> Option<&'a Schema> {
-        for _ in 0..DEEPEST {
+        for _ in 0..CHAIN {
             match schema.get("$ref") {
                 Some(reference) => schema = self.target(reference)?,
                 None => return schema.as_object(),

@@ -82,7 +82,7 @@ impl Asked {
         }))
     }
 
-    /// Whether what is asked leaves nothing that is all of these. Lengths alone always leave something.
+    /// Whether what is asked leaves nothing that is all of these. Lengths alone leave something.
     ///
     /// # Errors
     /// What cannot be held.
@@ -116,7 +116,8 @@ fn class_of(letter: char) -> Option<&'static str> {
         'd' => Some("0-9"),
         'w' => Some("0-9A-Za-z_"),
         's' => Some(
-            r"\t-\r \x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}\x{FEFF}",
+            "\\t-\\r \\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}\\x{2029}\
+             \\x{202F}\\x{205F}\\x{3000}\\x{FEFF}",
         ),
         _ => None,
     }
@@ -192,6 +193,7 @@ fn escaped(c: char, class: bool, text: &mut String) -> Option<()> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::arithmetic_side_effects)]
 mod tests {
     use super::*;
     use llguidance::derivre::Regex;
