@@ -197,8 +197,9 @@ fn digits(text: &str) -> impl Iterator<Item = (&str, u32, usize)> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, clippy::arithmetic_side_effects)]
 mod tests {
+    #![allow(clippy::unwrap_used, clippy::arithmetic_side_effects)]
+
     use super::super::lark::Term;
     use super::*;
     use llguidance::derivre::Regex;

@@ -193,8 +193,9 @@ fn escaped(c: char, class: bool, text: &mut String) -> Option<()> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, clippy::arithmetic_side_effects)]
 mod tests {
+    #![allow(clippy::unwrap_used, clippy::arithmetic_side_effects)]
+
     use super::*;
     use llguidance::derivre::Regex;
     use serde_json::json;
