@@ -159,9 +159,9 @@ PROVOKED: dict[str, Provoke] = {
         HI, [{"name": "f"}], chat_template="{{ tools | tojson }}{{ messages[0].content }}"
     ),
     "tools[0] when(day)": lambda llm, _: llm.chat(HI, [when]),
-    "tool_choice = qwen_xml": lambda llm, _: llm.chat(
+    "tools = f: multipleOf": lambda llm, _: llm.chat(
         HI,
-        [{"name": "f"}],
+        [{"name": "f", "parameters": {"properties": {"n": {"multipleOf": 2}}}}],
         tool_choice="required",
         tool_format="qwen_xml",
         chat_template="{{ tools | tojson }}{{ messages[0].content }}",

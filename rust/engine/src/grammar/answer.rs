@@ -1,20 +1,16 @@
 //! The whole of an answer to a conversation under a constraint: reasoning first, where the model does
 //! that, then what the constraint is of, a text or calls of tools in the format that the model writes.
 
-use std::fmt::Write;
-
 use serde_json::Value;
 
-use super::{json, Constraint};
+use super::lark::{joined, literal, terminal_of, Lines, Term};
+use super::{json, notation, Constraint};
 use crate::error::{Error, Result};
 use crate::tokenizer::Tokenizer;
-use crate::tools::{Format, Reading, Thought, Written};
+use crate::tools::{Format, Reading, Spelling, Thought, Written, QUOTE};
 
 /// Stands for the arguments of a call, to see where a format writes them.
 const ARGUMENTS: &str = r#"{"the arguments":0}"#;
-
-/// Any text, of any lines.
-const ANY: &str = "(?s:.*)";
 
 /// Layout between reasoning, calls and text.
 const SPACE: &str = r"/[ \n]{0,4}/";
@@ -59,7 +55,7 @@ pub fn of_answer(
 ) -> Result<Constraint> {
     let mut rules = Rules {
         tokenizer,
-        text: String::new(),
+        lines: Lines::default(),
     };
     let thought = rules.thought(reading.thought, opened);
     let channels = reading.thought == Some(Thought::Channel);
@@ -88,19 +84,20 @@ pub fn of_answer(
         }
         Held::CallsIfAny { tools, several } => {
             let Some(open) = open_of(reading.format) else {
-                return Err(unheld(reading.format));
+                return Err(unmarked(reading.format));
             };
             let calls = rules.calls(reading, tools, *several)?;
             let own = rules.own(open);
-            let upto = rules.upto(open);
+            let opens = reading.format.map_or(&[][..], Format::opens);
+            let upto = rules.upto(open, opens);
             let behind = calls.strip_prefix(&own).unwrap_or(&calls);
-            let without = rules.without(open);
+            let without = rules.without(&[&[open], opens].concat());
             format!("{thought} ({upto} {behind} | {without})")
         }
     };
     Ok(Constraint::Grammar(format!(
         "start: {start}\n{}",
-        rules.text
+        rules.lines.text
     )))
 }
 
@@ -108,7 +105,7 @@ pub fn of_answer(
 fn open_of(format: Option<&'static Format>) -> Option<&'static str> {
     let format = format?;
     let first = *format.markers.first()?;
-    let written = format.written("f", ARGUMENTS);
+    let written = format.written("f", "{}");
     matches!(written.first(), Some(Written::Own(text)) if text.starts_with(first)).then_some(first)
 }
 
@@ -123,28 +120,41 @@ fn unheld(format: Option<&'static Format>) -> Error {
     }
 }
 
+fn unmarked(format: Option<&'static Format>) -> Error {
+    Error::Argument {
+        name: "tool_choice",
+        value: "auto".into(),
+        reason: format!(
+            "calls in the format {} begin with no marker, so that none can be told from a text; use \
+             tool_choice=\"required\", or leave out \"strict\" and parallel_tool_calls=False",
+            format.map_or("none", |format| format.name)
+        ),
+    }
+}
+
 /// Rules of a grammar, beside `start`.
 struct Rules<'a> {
     tokenizer: &'a Tokenizer,
-    text: String,
+    lines: Lines,
 }
 
 impl Rules<'_> {
     /// A text of the format's own, which may spell control tokens.
     fn own(&self, text: &str) -> String {
         let tokenizer = self.tokenizer;
-        let mut found = String::new();
+        let mut found = Vec::new();
         let mut plain = Vec::new();
         for id in tokenizer.encode(text, false, true) {
             if tokenizer.is_special(id) {
-                flush(&mut plain, &mut found);
-                let _ = write!(found, " <[{id}]>");
+                found.push(literal(&String::from_utf8_lossy(&plain)));
+                plain.clear();
+                found.push(format!("<[{id}]>"));
             } else {
                 plain.extend(tokenizer.piece(id).unwrap_or_default());
             }
         }
-        flush(&mut plain, &mut found);
-        found
+        found.push(literal(&String::from_utf8_lossy(&plain)));
+        joined(&found.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
     /// The id of a marker that is a control token.
@@ -153,32 +163,19 @@ impl Rules<'_> {
         self.tokenizer.is_special(id).then_some(id)
     }
 
-    fn rule(&mut self, name: &str, body: &str) {
-        let _ = writeln!(self.text, "{name}: {body}");
-    }
-
-    /// Any text up to a marker, and that.
-    fn upto(&mut self, marker: &str) -> String {
-        let name = format!("upto_{}", self.text.len());
+    /// Any text up to a marker, without any of others, and that.
+    fn upto(&mut self, marker: &str, others: &[&str]) -> String {
+        let without = terminal_without(&[&[marker], others].concat());
         match self.special(marker) {
-            Some(id) => self.rule(&name, &format!("/{ANY}/ <[{id}]>")),
-            None => {
-                let marker = regex_of(marker);
-                self.rule(&format!("{name}[lazy]"), &format!("/{ANY}{marker}/"));
-            }
+            Some(id) => joined(&[&self.lines.terminal(&without), &format!("<[{id}]>")]),
+            // One lexeme: where the text ends is known only behind the marker.
+            None => self.lines.terminal(&joined(&[&without, &literal(marker)])),
         }
-        name
     }
 
-    /// Any text without a marker.
-    fn without(&mut self, marker: &str) -> String {
-        if self.special(marker).is_some() {
-            return format!("/{ANY}/");
-        }
-        let name = format!("WITHOUT_{}", self.text.len());
-        let marker = regex_of(marker);
-        self.rule(&name, &format!("/{ANY}/ & ~/{ANY}{marker}{ANY}/"));
-        name
+    /// Any text without these markers, be they control tokens or spelled by others.
+    fn without(&mut self, markers: &[&str]) -> String {
+        self.lines.terminal(&terminal_without(markers))
     }
 
     /// Reasoning, with what stands between it and the answer.
@@ -186,7 +183,7 @@ impl Rules<'_> {
         match thought {
             None => String::new(),
             Some(Thought::Between(open, close)) => {
-                let upto = self.upto(close);
+                let upto = self.upto(close, &[]);
                 match opened {
                     true => format!("{upto} {SPACE}"),
                     false => format!("({} {upto} {SPACE})?", self.own(open)),
@@ -194,7 +191,7 @@ impl Rules<'_> {
             }
             Some(Thought::Channel) => {
                 let open = self.own("<|channel|>analysis<|message|>");
-                let upto = self.upto("<|end|>");
+                let upto = self.upto("<|end|>", &[]);
                 format!("({open} {upto} {})?", self.own("<|start|>assistant"))
             }
         }
@@ -207,8 +204,8 @@ impl Rules<'_> {
         if !several || reading.thought == Some(Thought::Channel) {
             return Ok(call);
         }
-        self.rule("call_again", &call);
-        Ok(format!("{call} ({SPACE} call_again)*"))
+        let again = self.lines.rule(&call);
+        Ok(format!("{call} ({SPACE} {again})*"))
     }
 
     /// A call of one of the tools.
@@ -238,58 +235,85 @@ impl Rules<'_> {
     }
 
     fn call_of(&mut self, format: &'static Format, tool: &Callable) -> Result<String> {
-        let schema = json::schema(tool.parameters.clone()).map_err(|reason| Error::Argument {
-            name: "tools",
-            value: tool.name.clone(),
-            reason,
-        })?;
+        let (given, place) = match format.spelling {
+            Spelling::Json => (ARGUMENTS, ARGUMENTS),
+            // A call without arguments has them before this.
+            Spelling::Xml => ("{}", "</function>"),
+            Spelling::Gemma => ("{}", "}"),
+            Spelling::Python => ("{}", ")"),
+        };
+        let arguments = self.arguments_of(format, tool)?;
         let open = open_of(Some(format));
-        let mut found = String::new();
+        let mut found = Vec::new();
         let mut places = 0usize;
-        for part in format.written(&tool.name, ARGUMENTS) {
-            match part {
-                // The marker by itself, as what comes before a call ends with it.
-                Written::Own(text) => {
-                    match open.and_then(|open| Some((open, text.strip_prefix(open)?))) {
-                        Some((open, rest)) => {
-                            found.push_str(&self.own(open));
-                            found.push_str(&self.own(rest));
-                        }
-                        None => found.push_str(&self.own(&text)),
-                    }
+        for part in format.written(&tool.name, given) {
+            let (text, own) = match &part {
+                Written::Own(text) => (&text[..], true),
+                Written::Given(text) => (&text[..], false),
+            };
+            let mut say = |text: &str| match own {
+                true => found.push(self.own(text)),
+                false => found.push(literal(text)),
+            };
+            match (text.split_once(place), open) {
+                (Some((before, behind)), _) => {
+                    places = places.saturating_add(1);
+                    say(before);
+                    found.push(arguments.clone());
+                    let kept = if place == ARGUMENTS { "" } else { place };
+                    let behind = format!("{kept}{behind}");
+                    found.push(match own {
+                        true => self.own(&behind),
+                        false => literal(&behind),
+                    });
                 }
-                Written::Given(text) => match text.split_once(ARGUMENTS) {
-                    Some((before, behind)) => {
-                        places = places.saturating_add(1);
-                        literal(before, &mut found);
-                        let _ = write!(found, " %json {schema}");
-                        literal(behind, &mut found);
-                    }
-                    None => literal(&text, &mut found),
-                },
+                // The marker by itself, as what comes before a call ends with it.
+                (None, Some(open)) if own && text.starts_with(open) => {
+                    say(open);
+                    say(text.strip_prefix(open).unwrap_or_default());
+                }
+                (None, _) => say(text),
             }
         }
         match places {
-            1 => Ok(found),
+            1 => Ok(joined(
+                &found.iter().map(String::as_str).collect::<Vec<_>>(),
+            )),
             _ => Err(unheld(Some(format))),
         }
     }
-}
 
-/// Appends a literal text.
-fn literal(text: &str, out: &mut String) {
-    if !text.is_empty() {
-        let _ = write!(out, " {}", Value::from(text));
+    /// The arguments of a call.
+    fn arguments_of(&mut self, format: &'static Format, tool: &Callable) -> Result<String> {
+        let refused = |reason: String| Error::Argument {
+            name: "tools",
+            value: tool.name.clone(),
+            reason,
+        };
+        let schema = json::schema(tool.parameters.clone()).map_err(refused)?;
+        if format.spelling == Spelling::Json {
+            return Ok(format!("%json {schema}"));
+        }
+        // Other letters are in no name that a reader of Python takes.
+        let plain = |c: char| c.is_alphanumeric() || "_-.:".contains(c);
+        if format.spelling == Spelling::Python && !tool.name.chars().all(plain) {
+            let reason =
+                "models of this format call tools by names of letters, digits and _-.: alone";
+            return Err(refused(reason.into()));
+        }
+        let quote = self.special(QUOTE);
+        notation::arguments(
+            &mut self.lines,
+            format.spelling,
+            quote,
+            (&tool.name, &schema),
+        )
     }
 }
 
-fn flush(plain: &mut Vec<u8>, out: &mut String) {
-    literal(&String::from_utf8_lossy(plain), out);
-    plain.clear();
-}
-
-/// A regular expression of one text.
-fn regex_of(text: &str) -> String {
-    let escaped = |c: char| format!(r"\x{{{:X}}}", u32::from(c));
-    text.chars().map(escaped).collect()
+fn terminal_without(markers: &[&str]) -> String {
+    let mut terms = vec![Term::is(super::lark::ANY)];
+    terms.extend(markers.iter().map(|marker| Term::without(marker)));
+    terms.dedup();
+    terminal_of(&terms)
 }

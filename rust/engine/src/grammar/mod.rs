@@ -17,8 +17,13 @@ use crate::sampler::Allowed;
 use crate::tokenizer::{TokenType, Tokenizer};
 
 mod answer;
+mod bounds;
 mod gbnf;
 mod json;
+mod lark;
+mod notation;
+mod schema;
+mod texts;
 
 pub use answer::{of_answer, Callable, Held};
 

@@ -6,7 +6,7 @@ use super::literal::{Literal, QUOTE};
 use super::marked::Calls;
 use super::marker::{Choice, Chosen};
 use super::schema::{is_name, Tools};
-use super::{Format, Grammar, Written};
+use super::{Format, Grammar, Spelling, Written};
 
 const CLOSES: &[&str] = &["<tool_call|>"];
 
@@ -16,6 +16,7 @@ pub(super) const FORMAT: Format = Format {
     markers: &["<|tool_call>", "<tool_call|>", QUOTE],
     hint: None,
     write,
+    spelling: Spelling::Gemma,
     grammar: Grammar::Marked(Calls {
         opens: &["<|tool_call>"],
         closes: CLOSES,

@@ -9,7 +9,7 @@ use super::event::Out;
 use super::json::{is_space, Scanner, Step};
 use super::marker::{Finder, Seen};
 use super::schema::is_name;
-use super::{Format, Grammar, Machine, Written};
+use super::{Format, Grammar, Machine, Spelling, Written};
 
 pub(super) const FORMAT: Format = Format {
     name: "harmony",
@@ -25,6 +25,7 @@ pub(super) const FORMAT: Format = Format {
     ],
     hint: None,
     write,
+    spelling: Spelling::Json,
     grammar: Grammar::Channels,
 };
 

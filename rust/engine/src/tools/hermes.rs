@@ -3,7 +3,7 @@
 use super::calls::{Body, List};
 use super::marked::Calls;
 use super::schema::Tools;
-use super::{json, Format, Grammar, Written};
+use super::{json, Format, Grammar, Spelling, Written};
 
 const CLOSES: &[&str] = &["</tool_call>"];
 
@@ -13,6 +13,7 @@ pub(super) const FORMAT: Format = Format {
     markers: &["<tool_call>", "</tool_call>"],
     hint: None,
     write,
+    spelling: Spelling::Json,
     grammar: Grammar::Marked(Calls {
         opens: &["<tool_call>"],
         closes: CLOSES,

@@ -7,7 +7,7 @@ use super::literal::Literal;
 use super::marked::Calls;
 use super::marker::{Choice, Chosen};
 use super::schema::{is_name, Tools};
-use super::{Format, Grammar, Written};
+use super::{Format, Grammar, Spelling, Written};
 
 const CLOSES: &[&str] = &["<|tool_call_end|>"];
 
@@ -17,6 +17,7 @@ pub(super) const FORMAT: Format = Format {
     markers: &["<|tool_call_start|>", "<|tool_call_end|>"],
     hint: Some("<|tool_list_start|>"),
     write,
+    spelling: Spelling::Python,
     grammar: Grammar::Marked(Calls {
         opens: &["<|tool_call_start|>"],
         closes: CLOSES,

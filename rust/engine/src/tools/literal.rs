@@ -4,7 +4,7 @@ use super::json::{self, Step, MAX_DEPTH};
 use super::marker::{Finder, Seen};
 
 /// Gemma 4's quote.
-pub(super) const QUOTE: &str = "<|\"|>";
+pub(crate) const QUOTE: &str = "<|\"|>";
 /// Longest bare word.
 const MAX_WORD: usize = 400;
 

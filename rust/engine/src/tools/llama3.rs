@@ -4,7 +4,7 @@
 use super::calls::{Body, List};
 use super::marked::Calls;
 use super::schema::Tools;
-use super::{json, Format, Grammar, Written};
+use super::{json, Format, Grammar, Spelling, Written};
 
 pub(super) const FORMAT: Format = Format {
     name: "llama3",
@@ -12,6 +12,7 @@ pub(super) const FORMAT: Format = Format {
     markers: &["<|python_tag|>"],
     hint: None,
     write,
+    spelling: Spelling::Json,
     grammar: Grammar::Marked(Calls {
         opens: &["<|python_tag|>"],
         closes: &[],

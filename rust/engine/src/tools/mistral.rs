@@ -7,7 +7,7 @@ use super::json::{is_space, Scanner, Step};
 use super::marked::Calls;
 use super::marker::{Finder, Seen};
 use super::schema::{is_name, Tools};
-use super::{json, Format, Grammar, Written};
+use super::{json, Format, Grammar, Spelling, Written};
 
 pub(super) const FORMAT: Format = Format {
     name: "mistral",
@@ -15,6 +15,7 @@ pub(super) const FORMAT: Format = Format {
     markers: &["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"],
     hint: None,
     write,
+    spelling: Spelling::Json,
     grammar: Grammar::Marked(Calls {
         opens: &["[TOOL_CALLS]"],
         closes: &[],

@@ -41,7 +41,10 @@ use event::Out;
 
 pub use detect::{opened, Found, Probe};
 pub use event::Event;
+pub(crate) use literal::QUOTE;
+pub(crate) use qwen_xml::{typed, VALUE_END};
 pub use schema::Tools;
+pub(crate) use schema::{types_of, Types};
 
 /// A wire format of calls.
 #[derive(Debug)]
@@ -59,7 +62,22 @@ pub struct Format {
     /// A call as the model would write it: text of its name and of its arguments, an object of
     /// JSON. What the template would have written goes first; see [`Written`].
     write: fn(&str, &str) -> Vec<Written>,
+    /// How the arguments of a call are written.
+    pub spelling: Spelling,
     grammar: Grammar,
+}
+
+/// A notation of the arguments of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Spelling {
+    /// An object of JSON.
+    Json,
+    /// An element of XML each: texts as they are, else JSON.
+    Xml,
+    /// Objects with bare keys, and texts between quotes of their own.
+    Gemma,
+    /// Keyword arguments of Python.
+    Python,
 }
 
 /// A part of a call that is written.
@@ -104,6 +122,15 @@ impl Format {
                 value: format!("{:?}", name.chars().take(40).collect::<String>()),
                 reason: format!("must be one of {}", known()),
             })
+    }
+
+    /// All that a reader takes for the beginning of a call, wherever it stands.
+    #[must_use]
+    pub fn opens(&self) -> &'static [&'static str] {
+        match &self.grammar {
+            Grammar::Marked(calls) => calls.opens,
+            Grammar::Channels => &[],
+        }
     }
 
     /// A call as a model writes it in this format.

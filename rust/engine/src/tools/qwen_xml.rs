@@ -8,7 +8,7 @@ use super::event::Out;
 use super::marked::Calls;
 use super::marker::{Choice, Chosen, Finder, Seen};
 use super::schema::{is_name, Tools, Types};
-use super::{json, Format, Grammar, Written};
+use super::{json, Format, Grammar, Spelling, Written};
 
 pub(super) const FORMAT: Format = Format {
     name: "qwen_xml",
@@ -16,6 +16,7 @@ pub(super) const FORMAT: Format = Format {
     markers: &["<tool_call>", "</tool_call>"],
     hint: None,
     write,
+    spelling: Spelling::Xml,
     grammar: Grammar::Marked(Calls {
         opens: &["<tool_call>", "<function="],
         closes: &["</tool_call>"],
@@ -89,6 +90,8 @@ struct Value {
     whole: String,
 }
 
+/// Behind a value.
+pub(crate) const VALUE_END: &str = "</parameter>";
 const INSIDE: &[&str] = &["<parameter=", "</function>"];
 const AFTER: &[&str] = &["</tool_call>", "<function="];
 
@@ -126,7 +129,7 @@ impl Call {
         }
         self.go(State::Value(Value {
             types,
-            finder: Finder::new(vec!["</parameter>"]),
+            finder: Finder::new(vec![VALUE_END]),
             fresh: true,
             feed: false,
             whole: String::new(),
@@ -168,7 +171,7 @@ impl Value {
 }
 
 /// A text as JSON, of the first of these types that it is one of.
-fn typed(text: &str, types: Types) -> String {
+pub(crate) fn typed(text: &str, types: Types) -> String {
     let trimmed = text.trim_matches(json::is_space);
     let any = types.any;
     // Templates write booleans and None as Python does.

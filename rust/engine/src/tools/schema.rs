@@ -23,7 +23,7 @@ struct Tool {
 
 /// Types that a value may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Types {
+pub(crate) struct Types {
     pub string: bool,
     pub number: bool,
     pub boolean: bool,
@@ -79,17 +79,21 @@ impl Tools {
 
     /// What a parameter may be.
     pub(super) fn types(&self, tool: &str, parameter: &str) -> Types {
-        let mut types = Types::default();
         let found = self.0.iter().find(|t| t.name == tool);
-        let root = found.map_or(&Value::Null, |t| &t.parameters);
-        let schema = root.get("properties").and_then(|p| p.get(parameter));
-        let mut looks = MAX_LOOKS;
-        match schema {
-            Some(schema) => types.add(schema, root, &mut looks),
-            None => types.any = true,
-        }
-        types
+        types_of(found.map_or(&Value::Null, |t| &t.parameters), parameter)
     }
+}
+
+/// What a parameter may be by a schema of all of them.
+pub(crate) fn types_of(root: &Value, parameter: &str) -> Types {
+    let mut types = Types::default();
+    let schema = root.get("properties").and_then(|p| p.get(parameter));
+    let mut looks = MAX_LOOKS;
+    match schema {
+        Some(schema) => types.add(schema, root, &mut looks),
+        None => types.any = true,
+    }
+    types
 }
 
 impl Types {

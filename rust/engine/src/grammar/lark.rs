@@ -1,0 +1,122 @@
+//! Rules and terminals of a grammar in llguidance's dialect of Lark, as they are written.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+
+use llguidance::derivre::{RegexAst, RegexBuilder};
+use serde_json::Value;
+
+/// Any text, of any lines.
+pub(super) const ANY: &str = "(?s:.*)";
+
+/// Work that it may take to see whether a regular expression matches anything.
+const FUEL: u64 = 20_000;
+
+/// What a terminal is: all of these.
+pub(super) type Terms = Vec<Term>;
+
+/// A regular expression, without an unescaped `/`, that a text matches as a whole, or does not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Term {
+    Is(String),
+    Not(String),
+}
+
+impl Term {
+    pub fn is(pattern: impl Into<String>) -> Self {
+        Self::Is(pattern.into())
+    }
+
+    /// Nowhere has a text this one in it.
+    pub fn without(text: &str) -> Self {
+        Self::Not(format!("{ANY}{}{ANY}", regex_of(text)))
+    }
+}
+
+/// Whether nothing is all of these; an error says what is wrong with one.
+pub(super) fn nothing_is(terms: &Terms) -> Result<bool, String> {
+    let each = terms.iter().map(|term| match term {
+        Term::Is(pattern) => RegexAst::Regex(pattern.clone()),
+        Term::Not(pattern) => RegexAst::Not(Box::new(RegexAst::Regex(pattern.clone()))),
+    });
+    let mut builder = RegexBuilder::new();
+    let all = builder.mk(&RegexAst::And(each.collect()));
+    let all = all.map_err(|e| e.to_string())?;
+    if builder.exprset().is_positive(all) {
+        return Ok(false);
+    }
+    let regex = builder.into_regex_limited(all, FUEL);
+    Ok(regex.map_err(|e| e.to_string())?.always_empty())
+}
+
+/// Terms as a part of a terminal.
+pub(super) fn terminal_of(terms: &Terms) -> String {
+    let each = terms.iter().map(|term| match term {
+        Term::Is(pattern) => format!("/{pattern}/"),
+        Term::Not(pattern) => format!("~/{pattern}/"),
+    });
+    format!("({})", each.collect::<Vec<_>>().join(" & "))
+}
+
+/// Rules and terminals, each once.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Lines {
+    pub text: String,
+    /// Names by what they stand for.
+    names: HashMap<String, String>,
+}
+
+impl Lines {
+    /// The name of a rule.
+    pub fn rule(&mut self, body: &str) -> String {
+        self.named("r", body)
+    }
+
+    /// The name of a terminal, which is one lexeme.
+    pub fn terminal(&mut self, body: &str) -> String {
+        self.named("T", body)
+    }
+
+    fn named(&mut self, kind: &str, body: &str) -> String {
+        let line = format!("{kind}: {body}");
+        if let Some(name) = self.names.get(&line) {
+            return name.clone();
+        }
+        let name = format!("{kind}{}", self.names.len());
+        let _ = writeln!(self.text, "{name}: {body}");
+        self.names.insert(line, name.clone());
+        name
+    }
+
+    /// One of these; `None` where there are none.
+    pub fn either(&mut self, mut each: Vec<String>) -> Option<String> {
+        each.dedup();
+        match &each[..] {
+            [] => None,
+            [one] => Some(one.clone()),
+            several => Some(self.rule(&several.join(" | "))),
+        }
+    }
+}
+
+/// A literal text; nothing for an empty one.
+pub(super) fn literal(text: &str) -> String {
+    match text.is_empty() {
+        true => String::new(),
+        // Lark takes no such character as it is, and JSON does not escape it.
+        false => format!(" {} ", Value::from(text)).replace('\x7f', r"\u007f"),
+    }
+}
+
+/// A regular expression of one text.
+pub(super) fn regex_of(text: &str) -> String {
+    let escaped = |c: char| format!(r"\x{{{:X}}}", u32::from(c));
+    text.chars().map(escaped).collect()
+}
+
+/// Where `text` has to be followed by something, or by nothing: both apart by a space.
+pub(super) fn joined(parts: &[&str]) -> String {
+    let parts = parts.iter().map(|part| part.trim());
+    let parts: Vec<&str> = parts.filter(|part| !part.is_empty()).collect();
+    parts.join(" ")
+}

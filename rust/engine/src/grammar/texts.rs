@@ -1,0 +1,277 @@
+//! Texts of a schema, as regular expressions: their lengths, patterns and formats.
+
+use serde_json::{Map, Value};
+
+use super::lark::{nothing_is, regex_of, Term, Terms, ANY};
+
+/// Longest text that is counted.
+const LONGEST: u64 = 1 << 16;
+
+/// Formats and texts of them, though not all.
+const FORMATS: [(&str, &[&str]); 7] = [
+    ("date", &[DATE]),
+    ("time", &[TIME]),
+    ("date-time", &[DATE, "T", TIME]),
+    ("uuid", &["[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"]),
+    ("ipv4", &[BYTE, r"(\.", BYTE, "){3}"]),
+    (
+        "email",
+        &[r"[0-9A-Za-z_+-]{1,32}(\.[0-9A-Za-z_+-]{1,16}){0,3}@", HOST],
+    ),
+    (
+        "uri",
+        &[
+            r"https?:\/\/",
+            HOST,
+            r"(\/[0-9A-Za-z._~-]{0,64}){0,16}(\?[0-9A-Za-z._~&=-]{0,256})?",
+        ],
+    ),
+];
+
+/// The last days of February are in no leap year.
+const DATE: &str = "[1-9][0-9]{3}-((0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])\
+                    |(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31)";
+const TIME: &str = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]{1,6})?\
+                    (Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])";
+const BYTE: &str = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])";
+const HOST: &str = r"([0-9a-z]{1,32}\.){1,4}[a-z]{2,12}";
+
+/// What is asked of a text.
+pub(super) struct Asked {
+    /// How many characters it has, as a repetition: `{0,5}`.
+    pub length: String,
+    /// What else it is.
+    pub terms: Terms,
+}
+
+impl Asked {
+    /// Of a schema of texts; `None` where none is so long and so short.
+    ///
+    /// # Errors
+    /// What cannot be held.
+    pub fn of(schema: &Map<String, Value>) -> Result<Option<Self>, String> {
+        let count = |keyword: &str| match schema.get(keyword) {
+            None => Ok(None),
+            Some(count) => count.as_u64().map(Some).ok_or(keyword.to_owned()),
+        };
+        let (least, most) = (count("minLength")?.unwrap_or(0), count("maxLength")?);
+        if least > LONGEST {
+            return Err("minLength".into());
+        }
+        if most.is_some_and(|most| most < least) {
+            return Ok(None);
+        }
+        let most = most.map_or(String::new(), |most| most.min(LONGEST).to_string());
+        let mut terms = Terms::new();
+        match schema.get("pattern") {
+            None => {}
+            Some(Value::String(pattern)) => match found(pattern) {
+                Some(pattern) => terms.push(Term::Is(pattern)),
+                None => return Err(format!("pattern {pattern:?}")),
+            },
+            Some(_) => return Err("pattern".into()),
+        }
+        if let Some(format) = schema.get("format") {
+            let known = FORMATS.iter().find(|(name, _)| format == name);
+            let (_, parts) = known.ok_or_else(|| format!("format {format}"))?;
+            terms.push(Term::is(parts.concat()));
+        }
+        Ok(Some(Self {
+            length: format!("{{{least},{most}}}"),
+            terms,
+        }))
+    }
+
+    /// Whether what is asked leaves nothing that is all of these. Lengths alone leave something.
+    ///
+    /// # Errors
+    /// What cannot be held.
+    pub fn excludes(&self, terms: &Terms) -> Result<bool, String> {
+        match self.terms.is_empty() {
+            true => Ok(false),
+            false => nothing_is(terms).map_err(|_| "pattern".into()),
+        }
+    }
+
+    /// As the text stands.
+    pub fn plain(&self) -> Terms {
+        let mut terms = vec![Term::is(format!("(?s:.{})", self.length))];
+        terms.extend(self.terms.iter().cloned());
+        terms
+    }
+}
+
+/// What one side of a `|` is.
+#[derive(Default)]
+struct Branch {
+    text: String,
+    /// Whether it holds at the beginning of a text alone, and at the end.
+    begin: bool,
+    end: bool,
+}
+
+/// What `\d`, `\w` and `\s` mean in ECMAScript, within brackets.
+fn class_of(letter: char) -> Option<&'static str> {
+    match letter {
+        'd' => Some("0-9"),
+        'w' => Some("0-9A-Za-z_"),
+        's' => Some(
+            "\\t-\\r \\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}\\x{2029}\
+             \\x{202F}\\x{205F}\\x{3000}\\x{FEFF}",
+        ),
+        _ => None,
+    }
+}
+
+/// Texts in which a pattern of ECMAScript is found; `None` where Rust's may mean something else.
+fn found(pattern: &str) -> Option<String> {
+    let mut branches = vec![Branch::default()];
+    let (mut depth, mut class) = (0usize, false);
+    let mut chars = pattern.chars().peekable();
+    while let Some(c) = chars.next() {
+        let next = chars.peek().copied();
+        let branch = branches.last_mut()?;
+        let text = &mut branch.text;
+        match (c, class) {
+            ('\\', _) => escaped(chars.next()?, class, text)?,
+            (']', true) => {
+                class = false;
+                text.push(c);
+            }
+            // Rust gives these a meaning within brackets.
+            ('[', true) => return None,
+            ('&' | '-' | '~', true) if next == Some(c) => return None,
+            ('[', false) if next != Some(']') => {
+                class = true;
+                text.push(c);
+            }
+            ('(', false) => {
+                depth = depth.checked_add(1)?;
+                text.push(c);
+                if next == Some('?') && chars.clone().nth(1) != Some(':') {
+                    return None;
+                }
+            }
+            (')', false) => {
+                depth = depth.checked_sub(1)?;
+                text.push(c);
+            }
+            ('|', false) if depth == 0 => branches.push(Branch::default()),
+            ('^', false) if depth == 0 && text.is_empty() && !branch.begin => branch.begin = true,
+            ('$', false) if depth == 0 && matches!(next, None | Some('|')) => branch.end = true,
+            ('^' | '$' | '[', false) => return None,
+            ('.', false) => text.push_str(r"[^\n\r\x{2028}\x{2029}]"),
+            ('/', _) => text.push_str(r"\/"),
+            (c, _) if c.is_control() => text.push_str(&regex_of(&c.to_string())),
+            (c, _) => text.push(c),
+        }
+    }
+    if class || depth > 0 {
+        return None;
+    }
+    let each = branches.iter().map(|branch| {
+        let open = |closed: bool| if closed { "" } else { ANY };
+        let (before, behind) = (open(branch.begin), open(branch.end));
+        format!("{before}(?:{}){behind}", branch.text)
+    });
+    Some(format!("(?:{})", each.collect::<Vec<_>>().join("|")))
+}
+
+/// Appends what stands behind a backslash.
+fn escaped(c: char, class: bool, text: &mut String) -> Option<()> {
+    let lower = c.to_ascii_lowercase();
+    match (class_of(lower), c) {
+        (Some(same), _) if lower != c => text.push_str(&format!("[^{same}]")),
+        (Some(same), _) if class => text.push_str(same),
+        (Some(same), _) => text.push_str(&format!("[{same}]")),
+        (None, 't' | 'n' | 'r' | 'f' | 'v') => text.extend(['\\', c]),
+        // As a number: Rust gives some of them a meaning, such as the beginning of a word.
+        (None, c) if c.is_ascii_punctuation() => text.push_str(&regex_of(&c.to_string())),
+        (None, _) => return None,
+    }
+    Some(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::arithmetic_side_effects)]
+
+    use super::*;
+    use llguidance::derivre::Regex;
+    use serde_json::json;
+
+    fn fits(schema: Value, text: &str) -> bool {
+        let asked = Asked::of(schema.as_object().unwrap()).unwrap().unwrap();
+        let each = asked.plain();
+        each.iter().all(|term| match term {
+            Term::Is(pattern) => Regex::new(pattern).unwrap().is_match(text),
+            Term::Not(pattern) => !Regex::new(pattern).unwrap().is_match(text),
+        })
+    }
+
+    #[test]
+    fn a_pattern_is_found_anywhere_but_for_its_anchors() {
+        for (pattern, text, expected) in [
+            ("b", "abc", true),
+            ("^b", "abc", false),
+            ("^a|c$", "xc", true),
+            ("^a|c$", "xcx", false),
+            ("^(a|b)+$", "abba", true),
+            ("^a.c$", "a\rc", false),
+            (r"^\d\w\s$", "1_\u{a0}", true),
+            (r"^[\s\S]\D$", "\nx", true),
+            (r"^\D$", "\u{661}", true),
+            (r"^\d$", "\u{661}", false),
+            ("^a/b$", "a/b", true),
+            (r"^a\/[/]$", "a//", true),
+            ("", "anything\n", true),
+            ("^$", "", true),
+        ] {
+            let schema = json!({ "pattern": pattern });
+            assert_eq!(fits(schema, text), expected, "{pattern} {text:?}");
+        }
+    }
+
+    #[test]
+    fn what_the_two_dialects_tell_apart_is_refused() {
+        for pattern in [
+            "(?i)a", "(?=a)", "a$b", "a^b", "(^a)", r"\bx", "[a&&b]", "[[a]", "[]", "(", ")", "[a",
+            r"\u0041", r"(a)\1", "\\",
+        ] {
+            let schema = json!({ "pattern": pattern });
+            let asked = Asked::of(schema.as_object().unwrap());
+            assert!(asked.is_err(), "{pattern}");
+        }
+    }
+
+    #[test]
+    fn lengths_are_of_characters() {
+        let schema = json!({"minLength": 2, "maxLength": 3});
+        for (text, expected) in [
+            ("é", false),
+            ("éé", true),
+            ("\n\n\n", true),
+            ("abcd", false),
+        ] {
+            assert_eq!(fits(schema.clone(), text), expected, "{text:?}");
+        }
+        let schema = json!({"minLength": 2, "maxLength": 1});
+        assert!(Asked::of(schema.as_object().unwrap()).unwrap().is_none());
+    }
+
+    #[test]
+    fn formats_have_texts_of_theirs() {
+        for (format, text) in [
+            ("date", "2024-02-28"),
+            ("time", "23:59:59Z"),
+            ("date-time", "1999-12-31T00:00:00.5+01:00"),
+            ("uuid", "01234567-89ab-cdef-0123-456789abcdef"),
+            ("ipv4", "192.168.0.255"),
+            ("email", "a.b@example.org"),
+            ("uri", "https://example.org/a/b?c=d"),
+        ] {
+            assert!(fits(json!({ "format": format }), text), "{format}");
+            assert!(!fits(json!({ "format": format }), "x y"), "{format}");
+        }
+    }
+}
