@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import random
 import re
 import time
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, Literal
 
-import jsonschema
 import onegraph
 import pytest
 from onegraph import LLM, Sampling
