@@ -107,8 +107,10 @@ def opened(target: Target, args: argparse.Namespace) -> list[Record]:
     """Arrivals at random, for each rate."""
     play(target, [Due(0.0, prompt(random.Random(0), 8), 4, 0)])  # warms up
     rows = []
-    for rate in args.rates:
-        due = arrivals(rate, args.requests, seed=args.seed, most_words=args.words)
+    for i, rate in enumerate(args.rates):
+        # No rate has the prompts of another: they would be known.
+        seed = args.seed + 1000 * i
+        due = arrivals(rate, args.requests, seed=seed, most_words=args.words)
         answers = play(target, due)
         found = report(answers, first=args.first, each=args.each)
         if found.failed == found.requests:
@@ -256,7 +258,8 @@ def main() -> None:
     (show_open if args.rates else show)(rows)
     if args.record:
         on = machine.describe(device)
-        told = {"machine": dataclasses.asdict(on), "options": vars(args), "rows": rows}
+        options = {name: value for name, value in vars(args).items() if name != "record"}
+        told = {"machine": dataclasses.asdict(on), "options": options, "rows": rows}
         args.record.write_text(json.dumps(told, indent=1, default=str) + "\n")
 
 
