@@ -155,11 +155,9 @@ def ours(args: argparse.Namespace, given: Record, n_ctx: int) -> tuple[str, list
 
 def theirs(args: argparse.Namespace, name: str, given: Record, n_ctx: int) -> list[Record]:
     """The trace on another engine's server."""
-    engine, _, program = name.partition("=")
-    found = llama_server.LlamaServer(program) if program else engines.find(engine)
     path, threads = Path(args.model), os.cpu_count() or 1
     setup = engines.Setup(path, str(path), args.device, n_ctx, threads, copy=True)
-    with found.start(setup) as running:
+    with engines.find_server(name).start(setup) as running:
         if isinstance(running, ollama.Running):
             # For its tokens alone.
             with onegraph.LLM(path, device="cpu", n_ctx=64, progress=False) as llm:
@@ -258,7 +256,8 @@ def main() -> int:
     for name in args.against:
         found[name.partition("=")[0]] = theirs(args, name, given, n_ctx)
     if args.record:
-        told = {"machine": dataclasses.asdict(machine.describe(device)), "options": vars(args)}
+        asked = {name: value for name, value in vars(args).items() if name != "record"}
+        told = {"machine": dataclasses.asdict(machine.describe(device)), "options": asked}
         Path(args.record).write_text(json.dumps(told | {"turns": found}, indent=1))
     print("| | read | new | read / new | first token p50, ms | p99, ms | first turn, ms |")
     print("|---|---|---|---|---|---|---|")

@@ -122,9 +122,7 @@ def opened(target: Target, args: argparse.Namespace) -> list[Record]:
 @contextlib.contextmanager
 def peer(name: str, setup: engines.Setup) -> Iterator[tuple[Target, engines.Settings]]:
     """Another engine's server with the model."""
-    engine, _, program = name.partition("=")
-    found = llama_server.LlamaServer(program) if program else engines.find(engine)
-    with found.start(setup) as running:
+    with engines.find_server(name).start(setup) as running:
         if isinstance(running, ollama.Running):
             options = tuple(running.options.items())
             yield Target(running.address, "ollama", running.model, options), running.settings

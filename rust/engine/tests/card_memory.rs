@@ -1,10 +1,8 @@
 //! What a load takes of a card is known before, to the byte; what does not fit is refused with what
 //! would. Runs where a CUDA driver is found, the simulated one included.
 
-use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use onegraph::backend::cuda::driver::context::Context;
 use onegraph::backend::cuda::driver::info::DeviceInfo;
 use onegraph::backend::cuda::study::fit::{fit, needs};
 use onegraph::backend::cuda::CudaBackend;
@@ -12,6 +10,8 @@ use onegraph::backend::{GpuOptions, RunnerOptions, Weights};
 use onegraph::plan::{KvShape, Plan};
 use onegraph::{quant, Error, Result};
 
+#[path = "files/card.rs"]
+mod card;
 #[path = "files/card_model.rs"]
 mod card_model;
 #[path = "files/fixture.rs"]
@@ -24,19 +24,6 @@ static TURN: Mutex<()> = Mutex::new(());
 /// One test at a time: they look at the memory of the whole card.
 fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn card() -> Option<Arc<Context>> {
-    // Kernels are compiled once a build, not once a run.
-    let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels");
-    std::env::set_var("ONEGRAPH_CACHE_DIR", cache);
-    match Context::new(0) {
-        Ok(context) => Some(context),
-        Err(error) => {
-            eprintln!("skipped: {error}; `.ci/run` shows how to simulate a card");
-            None
-        }
-    }
 }
 
 fn options(n_slots: usize, n_ctx: usize, kv_type: &str) -> RunnerOptions {
@@ -72,7 +59,7 @@ fn given_out() -> Option<(u64, u64)> {
 #[test]
 fn what_a_load_takes_is_known_before_to_the_byte() {
     let _turn = turn();
-    let Some(card) = card() else { return };
+    let Some(card) = card::context() else { return };
     let folder = Folder::new();
     let before = given_out().map_or(0, |g| g.0);
     for (ty, n_slots, n_ctx) in [("Q8_0", 2, 256), ("Q4_1", 5, 1000), ("F16", 1, 64)] {

@@ -19,6 +19,9 @@ use onegraph::backend::{Finish, SlotRequest};
 use onegraph::sampler::{Allowed, Params, Sampler, MAX_VOCAB};
 use onegraph::Error;
 
+#[path = "files/card.rs"]
+mod card;
+
 const INF: f32 = f32::INFINITY;
 
 /// Steps of numbers without a pattern (Steele et al. 2014, SplitMix64).
@@ -120,16 +123,6 @@ struct Card {
     n_vocab: usize,
     rows: usize,
     steps: usize,
-}
-
-fn context() -> Option<Arc<Context>> {
-    match Context::new(0) {
-        Ok(context) => Some(context),
-        Err(error) => {
-            eprintln!("skipped: {error}; `.ci/run` shows how to simulate a card");
-            None
-        }
-    }
 }
 
 fn shape(n_vocab: usize, n_ctx: usize, max_rows: usize) -> SampleShape {
@@ -238,7 +231,9 @@ fn some(n_vocab: usize, noise: &mut Noise) -> Allowed {
 
 /// Draws `steps` tokens of `cases` cases, `rows` side by side, and compares each with the reference.
 fn compare(n_vocab: usize, rows: usize, cases: usize, steps: usize, seed: u64) {
-    let Some(context) = context() else { return };
+    let Some(context) = card::context() else {
+        return;
+    };
     let mut card = Card::new(&context, n_vocab, 1 << 20, rows);
     let mut noise = Noise(seed);
     let (mut drawn, mut failed) = (0, 0);
@@ -322,7 +317,9 @@ fn draws_equal_the_reference_for_a_common_vocabulary() {
 /// More equal or nearly equal tokens than one block sorts.
 #[test]
 fn filters_may_end_among_any_number_of_ties() {
-    let Some(context) = context() else { return };
+    let Some(context) = card::context() else {
+        return;
+    };
     let n = 20_001;
     let mut card = Card::new(&context, n, 1 << 20, 4);
     let mut noise = Noise(6);
@@ -370,7 +367,9 @@ fn filters_may_end_among_any_number_of_ties() {
 
 #[test]
 fn a_logit_that_is_no_number_fails_its_own_row_only() {
-    let Some(context) = context() else { return };
+    let Some(context) = card::context() else {
+        return;
+    };
     for bad in [f32::NAN, -f32::NAN, INF] {
         let mut card = Card::new(&context, 3000, 100, 3);
         let mut good = vec![0.0f32; 3000];
@@ -406,7 +405,9 @@ fn a_logit_that_is_no_number_fails_its_own_row_only() {
 
 #[test]
 fn a_bias_that_bans_all_tokens_is_said() {
-    let Some(context) = context() else { return };
+    let Some(context) = card::context() else {
+        return;
+    };
     let mut card = Card::new(&context, 5, 100, 1);
     let sampling = Params {
         logit_bias: (0..5).map(|id| (id, -INF)).collect(),
@@ -423,7 +424,9 @@ fn a_bias_that_bans_all_tokens_is_said() {
 
 #[test]
 fn sequences_end_as_the_request_says() {
-    let Some(context) = context() else { return };
+    let Some(context) = card::context() else {
+        return;
+    };
     let mut card = Card::new(&context, 1000, 64, 5);
     let greedy = Params {
         temperature: 0.0,
@@ -493,7 +496,9 @@ fn sequences_end_as_the_request_says() {
 
 #[test]
 fn a_slot_serves_one_request_after_another() {
-    let Some(context) = context() else { return };
+    let Some(context) = card::context() else {
+        return;
+    };
     let mut card = Card::new(&context, 3000, 1 << 20, 2);
     let mut noise = Noise(9);
     // Longer and shorter lists of bias and stop tokens, counts that must not linger.
@@ -527,7 +532,9 @@ fn a_slot_serves_one_request_after_another() {
 /// among the prompt, behind it and never; slots that begin while others go on.
 #[test]
 fn each_slot_has_a_window_of_its_own() {
-    let Some(context) = context() else { return };
+    let Some(context) = card::context() else {
+        return;
+    };
     const N: usize = 7;
     let mut card = Card::new(&context, N, 400, 6);
     let mut noise = Noise(12);
@@ -582,7 +589,9 @@ fn each_slot_has_a_window_of_its_own() {
 
 #[test]
 fn a_row_is_drawn_alike_alone_and_in_a_batch() {
-    let Some(context) = context() else { return };
+    let Some(context) = card::context() else {
+        return;
+    };
     let mut noise = Noise(4);
     let rows: Vec<Vec<f32>> = (0..6).map(|k| logits(k, 9000, &mut noise)).collect();
     let params = Params {
@@ -617,7 +626,9 @@ fn a_row_is_drawn_alike_alone_and_in_a_batch() {
 
 #[test]
 fn what_no_slot_can_draw_by_is_refused() {
-    let Some(context) = context() else { return };
+    let Some(context) = card::context() else {
+        return;
+    };
     let stream = Stream::new(&context).unwrap();
     let error = Sampling::new(&context, &stream, 1, shape(MAX_VOCAB + 1, 64, 1)).unwrap_err();
     let Error::Unsupported {

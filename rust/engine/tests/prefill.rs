@@ -1,10 +1,7 @@
 //! Prompts on the card: however they are cut and padded, graph or list, the same bits. Runs where a
 //! CUDA driver is found, the simulated one included.
 
-use std::path::Path;
-
 use onegraph::backend::cpu::CpuBackend;
-use onegraph::backend::cuda::driver::context::Context;
 use onegraph::backend::cuda::CudaBackend;
 use onegraph::backend::{
     Backend, GpuOptions, GraphMode, Kind, LogitsPath, RunnerOptions, SlotRequest,
@@ -12,6 +9,8 @@ use onegraph::backend::{
 use onegraph::quant;
 use onegraph::sampler::Params;
 
+#[path = "files/card.rs"]
+mod card;
 #[path = "files/card_model.rs"]
 mod card_model;
 #[path = "files/fixture.rs"]
@@ -20,17 +19,6 @@ mod fixture;
 use fixture::Folder;
 
 const SLOTS: usize = 2;
-
-fn has_card() -> bool {
-    let found = Context::new(0);
-    if let Err(error) = &found {
-        eprintln!("skipped: {error}; `.ci/run` shows how to simulate a card");
-    }
-    // Kernels are compiled once a build, not once a run.
-    let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels");
-    std::env::set_var("ONEGRAPH_CACHE_DIR", cache);
-    found.is_ok()
-}
 
 fn backend(folder: &Folder, chunk: usize, capture: bool) -> CudaBackend {
     with_kv(folder, chunk, capture, quant::DEFAULT_KV)
@@ -86,7 +74,7 @@ fn after(backend: &mut CudaBackend, slot: usize, n: usize) -> Vec<u32> {
 
 #[test]
 fn a_prompt_gives_the_same_bits_however_it_is_cut_and_padded() {
-    if !has_card() {
+    if card::context().is_none() {
         return;
     }
     let folder = Folder::new();
@@ -139,7 +127,7 @@ fn a_prompt_gives_the_same_bits_however_it_is_cut_and_padded() {
 /// The kernels that no tensor core feeds, whose launches depend on how far a prompt reaches.
 #[test]
 fn so_does_a_cache_of_any_other_type() {
-    if !has_card() {
+    if card::context().is_none() {
         return;
     }
     let folder = Folder::new();
@@ -164,7 +152,7 @@ fn so_does_a_cache_of_any_other_type() {
 
 #[test]
 fn the_first_token_is_drawn_from_the_last_row() {
-    if !has_card() {
+    if card::context().is_none() {
         return;
     }
     let folder = Folder::new();
@@ -184,7 +172,7 @@ fn the_first_token_is_drawn_from_the_last_row() {
 
 #[test]
 fn hidden_states_have_the_same_bits_on_the_cpu_and_however_a_text_is_cut() {
-    if !has_card() {
+    if card::context().is_none() {
         return;
     }
     let folder = Folder::new();
@@ -225,7 +213,7 @@ fn hidden_states_have_the_same_bits_on_the_cpu_and_however_a_text_is_cut() {
 
 #[test]
 fn a_prompt_is_offered_in_whole_chunks() {
-    if !has_card() {
+    if card::context().is_none() {
         return;
     }
     let folder = Folder::new();

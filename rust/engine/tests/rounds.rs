@@ -2,11 +2,9 @@
 //! the bit of their log-probabilities. On the CPU, and where a CUDA driver is found, the simulated one
 //! included, on that card too.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use onegraph::backend::cpu::CpuBackend;
-use onegraph::backend::cuda::driver::context::Context;
 use onegraph::backend::cuda::CudaBackend;
 use onegraph::backend::{
     pool_pages, Backend, Draft, Event, Finish, GpuOptions, GraphMode, Kind, RunnerOptions,
@@ -17,6 +15,8 @@ use onegraph::quant;
 use onegraph::sampler::{random, Params};
 use onegraph::weights::Model;
 
+#[path = "files/card.rs"]
+mod card;
 #[path = "files/card_model.rs"]
 mod card_model;
 #[path = "files/fixture.rs"]
@@ -51,12 +51,7 @@ fn card(
     kv_type: &str,
     gpu: GpuOptions,
 ) -> Option<CudaBackend> {
-    let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels");
-    std::env::set_var("ONEGRAPH_CACHE_DIR", cache);
-    if let Err(error) = Context::new(0) {
-        eprintln!("skipped: {error}; `.ci/run` shows how to simulate a card");
-        return None;
-    }
+    card::context()?;
     let options = runner(kv_type, gpu);
     Some(CudaBackend::new(0, plan.clone(), &**model, &options, &|_, _, _| Ok(())).unwrap())
 }

@@ -2,12 +2,8 @@
 //! shrinks; and a graph becomes that of other launches. Runs where a CUDA driver is found, the
 //! simulated one included.
 
-use std::path::Path;
-use std::sync::Arc;
-
 use onegraph::backend::cuda::driver::buffer::DeviceBuffer;
 use onegraph::backend::cuda::driver::compile::Compiler;
-use onegraph::backend::cuda::driver::context::Context;
 use onegraph::backend::cuda::driver::graph::Graph;
 use onegraph::backend::cuda::driver::launch::Launch;
 use onegraph::backend::cuda::driver::module::{Function, Module};
@@ -20,6 +16,8 @@ use onegraph::backend::{Backend, GpuOptions, GraphMode, Kind, RunnerOptions, Slo
 use onegraph::quant;
 use onegraph::sampler::{random, Params};
 
+#[path = "files/card.rs"]
+mod card;
 #[path = "files/card_model.rs"]
 mod card_model;
 #[path = "files/fixture.rs"]
@@ -28,19 +26,6 @@ mod fixture;
 use fixture::Folder;
 
 const SLOTS: usize = 4;
-
-fn card() -> Option<Arc<Context>> {
-    // Kernels are compiled once a build, not once a run.
-    let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels");
-    std::env::set_var("ONEGRAPH_CACHE_DIR", cache);
-    match Context::new(0) {
-        Ok(context) => Some(context),
-        Err(error) => {
-            eprintln!("skipped: {error}; `.ci/run` shows how to simulate a card");
-            None
-        }
-    }
-}
 
 fn backend(folder: &Folder, gpu: GpuOptions) -> CudaBackend {
     let (model, plan) = card_model::open(folder, "Q8_0", 32);
@@ -111,7 +96,7 @@ fn solo(backend: &mut CudaBackend, schedule: Schedule) -> Vec<Vec<u32>> {
 
 #[test]
 fn every_way_of_running_steps_draws_the_same() {
-    if card().is_none() {
+    if card::context().is_none() {
         return;
     }
     let folder = Folder::new();
@@ -154,7 +139,7 @@ fn every_way_of_running_steps_draws_the_same() {
 
 #[test]
 fn a_sequence_is_what_it_is_alone_whatever_joins_and_ends() {
-    if card().is_none() {
+    if card::context().is_none() {
         return;
     }
     let folder = Folder::new();
@@ -196,7 +181,7 @@ impl Adder {
 
 #[test]
 fn a_graph_becomes_that_of_other_launches() {
-    let Some(context) = card() else {
+    let Some(context) = card::context() else {
         return;
     };
     let stream = Stream::new(&context).unwrap();

@@ -251,28 +251,23 @@ impl Rules<'_> {
                 Written::Own(text) => (&text[..], true),
                 Written::Given(text) => (&text[..], false),
             };
-            let mut say = |text: &str| match own {
-                true => found.push(self.own(text)),
-                false => found.push(literal(text)),
+            let spelled = |text: &str| match own {
+                true => self.own(text),
+                false => literal(text),
             };
             match (text.split_once(place), open) {
                 (Some((before, behind)), _) => {
                     places = places.saturating_add(1);
-                    say(before);
-                    found.push(arguments.clone());
                     let kept = if place == ARGUMENTS { "" } else { place };
-                    let behind = format!("{kept}{behind}");
-                    found.push(match own {
-                        true => self.own(&behind),
-                        false => literal(&behind),
-                    });
+                    let behind = spelled(&format!("{kept}{behind}"));
+                    found.extend([spelled(before), arguments.clone(), behind]);
                 }
                 // The marker by itself, as what comes before a call ends with it.
                 (None, Some(open)) if own && text.starts_with(open) => {
-                    say(open);
-                    say(text.strip_prefix(open).unwrap_or_default());
+                    let behind = text.strip_prefix(open).unwrap_or_default();
+                    found.extend([spelled(open), spelled(behind)]);
                 }
-                (None, _) => say(text),
+                (None, _) => found.push(spelled(text)),
             }
         }
         match places {

@@ -44,8 +44,9 @@ pub(super) struct Notation<'a> {
     spelling: Spelling,
     /// The quote that is a control token.
     quote: Option<u32>,
-    /// Rules of objects and lists, by the address of their schema and how deep they are.
-    made: HashMap<(usize, usize), Option<String>>,
+    /// Rules of objects and lists, by the address of their schema, whether it is the object, as a schema
+    /// that does not say is one of both, and how deep they are.
+    made: HashMap<(usize, bool, usize), Option<String>>,
 }
 
 type Expression = std::result::Result<Option<String>, String>;
@@ -139,13 +140,9 @@ impl<'a> Notation<'a> {
             })),
             Form::Constant(value) => Ok(self.constant(value)),
             Form::Array(schema) | Form::Object(schema) => {
-                let key = (
-                    std::ptr::from_ref::<Map<String, Value>>(schema) as usize,
-                    depth,
-                );
                 let object = matches!(form, Form::Object(_));
-                // A schema that does not say is one of both.
-                let key = (key.0.wrapping_add(usize::from(object)), depth);
+                let schema: &'a Map<String, Value> = schema;
+                let key = (std::ptr::from_ref(schema) as usize, object, depth);
                 if let Some(made) = self.made.get(&key) {
                     return Ok(made.clone());
                 }

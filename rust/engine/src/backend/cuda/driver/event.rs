@@ -12,7 +12,7 @@ use crate::error::Result;
 #[derive(Debug)]
 pub struct Event {
     context: Arc<Context>,
-    pub(super) handle: sys::CUevent,
+    handle: sys::CUevent,
 }
 
 // SAFETY: event handles may be used from any thread that has the context current.
@@ -32,6 +32,20 @@ impl Event {
         Ok(Self {
             context: context.clone(),
             handle,
+        })
+    }
+
+    /// Marks the present end of a stream.
+    ///
+    /// # Safety
+    /// The stream is live.
+    ///
+    /// # Errors
+    /// [`crate::error::Error::Device`].
+    pub(super) unsafe fn record(&self, stream: sys::CUstream) -> Result<()> {
+        // SAFETY: the handle is live as long as `self`, the stream by the caller's word.
+        check("cuEventRecord", unsafe {
+            sys::cuEventRecord(self.handle, stream)
         })
     }
 

@@ -64,10 +64,8 @@ impl Stream {
     /// Marks the present end.
     pub fn record(&self, event: &Event) -> Result<()> {
         self.context.bind()?;
-        // SAFETY: both handles are live as long as their owners.
-        check("cuEventRecord", unsafe {
-            sys::cuEventRecord(event.handle, self.handle)
-        })
+        // SAFETY: the handle is live as long as `self`.
+        unsafe { event.record(self.handle) }
     }
 
     /// Queues zeroing a 64-bit word of host memory.

@@ -76,10 +76,8 @@ impl Uploads {
         };
         if halves[self.current].used + bytes.len() > HALF_BYTES {
             let full = &mut halves[self.current];
-            // SAFETY: both handles are live.
-            check("cuEventRecord", unsafe {
-                sys::cuEventRecord(full.read.handle, stream)
-            })?;
+            // SAFETY: the caller answers for the stream.
+            unsafe { full.read.record(stream) }?;
             full.is_marked = true;
             let next = &mut halves[1 - self.current];
             if next.is_marked {
