@@ -40,6 +40,7 @@ from typing import Any
 import onegraph
 from onegraph.bench import engines, machine, stream
 from onegraph.bench.engines import llama_server, ollama
+from onegraph.bench.measurement import EngineError
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -254,7 +255,11 @@ def main() -> int:
     device, turns = ours(args, given, n_ctx)
     found = {"onegraph": turns}
     for name in args.against:
-        found[name.partition("=")[0]] = theirs(args, name, given, n_ctx)
+        try:
+            found[name.partition("=")[0]] = theirs(args, name, given, n_ctx)
+        except EngineError as e:
+            # What the others did is kept.
+            print(f"WARNING: {name}: {e}", file=sys.stderr)
     if args.record:
         asked = {name: value for name, value in vars(args).items() if name != "record"}
         told = {"machine": dataclasses.asdict(machine.describe(device)), "options": asked}

@@ -1,127 +1,19 @@
 // Experts: which of them rows go to, the grouping of rows by them, and the weighted sums of what they
 // give, as Op::Route and Op::MixExperts state them.
 //
-// variant.cuh: what experts.cuh needs, of route GATING, BIASED, RENORMALIZE, of mix ADDS.
+// variant.cuh: what experts.cuh, mix.cuh and route.cuh need.
 #include "math.cuh"
 #include "variant.cuh"
 #include "experts.cuh"
+#include "mix.cuh"
+#include "route.cuh"
 
-struct RouteParams {
-    const float* logits;  // [m][N_EXPERT]
-    const float* bias;    // [N_EXPERT], where BIASED
-    float* out;           // [m][2][RANKS]
-    float scale;
-    uint32_t m;
-};
-
-constexpr uint32_t LANE_EXPERTS = (N_EXPERT + 31) / 32;
-
-DEVICE bool is_nan(float x) { return x != x; }
-
-// Whether a is chosen before b, whose id is the higher one.
-DEVICE bool is_before(float a, uint32_t id_a, float b, uint32_t id_b) {
-    if (is_nan(a) != is_nan(b)) return is_nan(b);
-    if (is_nan(a) || a == b) return id_a < id_b;
-    return a > b;
-}
-
-// A warp a row; lane l has the experts l, l + 32, ....
+// A warp a row.
 KERNEL_BOUNDS(route, RouteParams, 256, 1) {
-    const uint32_t lane = threadIdx.x % 32;
     const uint32_t m = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     pdl_wait();
     pdl_trigger();
-    if (m >= p.m) return;
-    const float* logits = p.logits + static_cast<uint64_t>(m) * N_EXPERT;
-    float* out = p.out + static_cast<uint64_t>(m) * (2 * RANKS);
-    float logit[LANE_EXPERTS], score[LANE_EXPERTS];
-    float top = -infinity_f32();
-    bool nan = false;
-#pragma unroll
-    for (uint32_t i = 0; i < LANE_EXPERTS; i++) {
-        const uint32_t id = i * 32 + lane;
-        logit[i] = id < N_EXPERT ? load_relaxed_f32(logits + id) : -infinity_f32();
-        nan = nan || is_nan(logit[i]);
-        top = logit[i] > top ? logit[i] : top;
-    }
-#pragma unroll
-    for (uint32_t n = 16; n > 0; n /= 2) {
-        const float other = __shfl_xor_sync(FULL_WARP, top, n);
-        top = other > top ? other : top;
-    }
-    const bool bad = __ballot_sync(FULL_WARP, nan) != 0 || !(fabsf(top) < infinity_f32());
-    float sum = 0.0f;
-    if constexpr (GATING == GATING_SOFTMAX) {
-#pragma unroll
-        for (uint32_t i = 0; i < LANE_EXPERTS; i++) {
-            if (i * 32 + lane < N_EXPERT) sum = add_rn(sum, exp_down_f32(sub_rn(logit[i], top)));
-        }
-        sum = warp_sum_f32(sum);
-    }
-    auto gate = [&](float l) {
-        if constexpr (GATING == GATING_SOFTMAX) return div_rn(exp_down_f32(sub_rn(l, top)), sum);
-        if constexpr (GATING == GATING_SIGMOID) return sigmoid_f32(l);
-        return l;
-    };
-#pragma unroll
-    for (uint32_t i = 0; i < LANE_EXPERTS; i++) {
-        const uint32_t id = i * 32 + lane;
-        score[i] = logit[i];
-        if constexpr (BIASED) {
-            if (id < N_EXPERT) score[i] = add_rn(gate(logit[i]), p.bias[id]);
-        }
-    }
-    // A bit for each of the lane's experts that is taken, or is not there.
-    uint32_t taken = 0;
-    for (uint32_t i = 0; i < LANE_EXPERTS; i++) {
-        if (i * 32 + lane >= N_EXPERT) taken |= 1u << i;
-    }
-    for (uint32_t rank = 0; rank < RANKS; rank++) {
-        // The lane's best, of which the id is NO_EXPERT where it has none left.
-        float best = nan_f32(), of_best = 0.0f;
-        uint32_t id = NO_EXPERT;
-#pragma unroll
-        for (uint32_t i = 0; i < LANE_EXPERTS; i++) {
-            const uint32_t own = i * 32 + lane;
-            if (!(taken >> i & 1) && is_before(score[i], own, best, id)) {
-                best = score[i], of_best = logit[i], id = own;
-            }
-        }
-#pragma unroll
-        for (uint32_t n = 16; n > 0; n /= 2) {
-            const float its = __shfl_xor_sync(FULL_WARP, best, n);
-            const float of_its = __shfl_xor_sync(FULL_WARP, of_best, n);
-            const uint32_t its_id = __shfl_xor_sync(FULL_WARP, id, n);
-            if (is_before(its, its_id, best, id)) best = its, of_best = of_its, id = its_id;
-        }
-        if (id % 32 == lane) taken |= 1u << (id / 32);
-        if (lane == 0) {
-            out[rank] = static_cast<float>(id);
-            out[RANKS + rank] = gate(of_best);
-        }
-    }
-    if (lane != 0) return;
-    float* weights = out + RANKS;
-    auto sum_in_order = [&]() {
-        float all = weights[0];
-        for (uint32_t j = 1; j < RANKS; j++) all = add_rn(all, weights[j]);
-        return all;
-    };
-    if constexpr (GATING == GATING_SELECTED_SOFTMAX) {
-        float most = -infinity_f32();
-        for (uint32_t j = 0; j < RANKS; j++) most = weights[j] > most ? weights[j] : most;
-        for (uint32_t j = 0; j < RANKS; j++) weights[j] = exp_down_f32(sub_rn(weights[j], most));
-        const float all = sum_in_order();
-        for (uint32_t j = 0; j < RANKS; j++) weights[j] = div_rn(weights[j], all);
-    }
-    if constexpr (RENORMALIZE) {
-        const float all = sum_in_order();
-        const float divisor = all > 6.103515625e-5f ? all : 6.103515625e-5f;
-        for (uint32_t j = 0; j < RANKS; j++) weights[j] = div_rn(weights[j], divisor);
-    }
-    for (uint32_t j = 0; j < RANKS; j++) {
-        weights[j] = bad ? nan_f32() : mul_rn(weights[j], p.scale);
-    }
+    if (m < p.m) route_row(p, m, threadIdx.x % 32);
 }
 
 struct MixParams {
@@ -132,7 +24,7 @@ struct MixParams {
     uint32_t width;
 };
 
-// y = w_0 x_0, then fma(w_j, x_j, y); out = y or, where it ADDS, out += y. A thread a number.
+// A thread a number.
 KERNEL(mix, MixParams) {
     pdl_wait();
     pdl_trigger();
@@ -141,15 +33,9 @@ KERNEL(mix, MixParams) {
     const uint64_t stride = static_cast<uint64_t>(gridDim.x) * blockDim.x;
     for (uint64_t e = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; e < n;
          e += stride) {
-        const uint64_t row = e / p.width, at = e % p.width;
-        const float* weights = p.routes + row * (2 * RANKS) + RANKS;
-        const float* x = p.x + row * RANKS * p.width + at;
-        float y = mul_rn(load_relaxed_f32(weights), load_relaxed_f32(x));
-        for (uint32_t j = 1; j < RANKS; j++) {
-            const float of_rank = load_relaxed_f32(x + static_cast<uint64_t>(j) * p.width);
-            y = fma_rn(load_relaxed_f32(weights + j), of_rank, y);
-        }
-        p.out[e] = ADDS ? add_rn(load_relaxed_f32(p.out + e), y) : y;
+        const uint64_t row = e / p.width;
+        mix_column(p.routes + row * (2 * RANKS), p.x + row * RANKS * p.width,
+                   p.out + row * p.width, p.width, static_cast<uint32_t>(e % p.width));
     }
 }
 

@@ -10,15 +10,18 @@
 //
 // With NORM, x is first multiplied by the norm's weight and the result by 1/rms(x).
 //
-// By experts, gridDim.y is the pairs: each block has one of them, and its expert's weights alone.
+// By experts, gridDim.y is the pairs: each block has one of them, and its expert's weights alone. With
+// MIXES, of the blocks that have the same tiles the one that ends last sums up what all experts of the
+// row give, as Op::MixExperts states it.
 //
 // variant.cuh: WARPS_K (warps that share a row), WARPS_R (groups of these), RING (units in flight
 // a warp), AHEAD (those of them that are asked for before x), ROUND (tiles of a group between two
 // barriers), SETS (of sums: 2 where there are several rounds), MINIMUMS (sums of x for these, of a
-// superblock: 8, or 16 where a type has as many), SHARED_BYTES, NORM, EPILOGUE, ORDER, N_SEGMENTS,
-// Segment0.., and for the epilogue QKV: HEAD_DIM, N_HEAD_KV, Kv.
+// superblock: 8, or 16 where a type has as many), SHARED_BYTES, NORM, MIXES, ADDS, EPILOGUE, ORDER,
+// N_SEGMENTS, Segment0.., and for the epilogue QKV: HEAD_DIM, N_HEAD_KV, Kv.
 #include "epilogue.cuh"
 #include "fixed.cuh"
+#include "mix.cuh"
 #include "norm.cuh"
 
 constexpr uint32_t SB_WARP = (N_SB + WARPS_K - 1) / WARPS_K;
@@ -56,6 +59,8 @@ struct Params {
     Overflows overflows;
     Experts experts;
     KvTarget to;
+    float* mixed;       // [rows of the segment], where MIXES
+    uint32_t* tickets;  // [gridDim.x], zero between launches
 };
 
 // A superblock of x as a lane's share of B: b[step] of the sixteen, zero but for those of its own chain.
@@ -523,6 +528,24 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
                 finish_pair(p.to, segment, expert, number, own, at, pair, a, b, place, rotation,
                             before[j]);
             });
+        }
+    }
+    if constexpr (MIXES) {
+        SHARED uint32_t ticket;
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            ticket = atomic_inc_acq_rel_wrap(p.tickets + blockIdx.x, gridDim.y - 1);
+        }
+        __syncthreads();
+        if (ticket == gridDim.y - 1) {
+            const Segment& segment = p.segment[0];
+            for (uint32_t e = threadIdx.x; e < block_tiles * (WARPS_R * UNIT_ROWS); e += THREADS) {
+                const uint32_t group = e / UNIT_ROWS % WARPS_R, index = e / UNIT_ROWS / WARPS_R;
+                const uint32_t tile = first + group + index * groups;
+                const uint32_t row = tile * UNIT_ROWS + e % UNIT_ROWS;
+                if (index >= tiles_of(first + group) || row >= segment.rows) continue;
+                mix_column(p.experts.routes, segment.out, p.mixed, segment.rows, row);
+            }
         }
     }
     // A place that is free before the successor's blocks have theirs would take two of them.

@@ -4,12 +4,15 @@
 // a time, weights straight from memory. Where there are few rows of weights, COMPUTING warps of a block
 // multiply, so that more blocks have some, and all of them fetch x.
 //
-// With NORM, x is first multiplied by the norm's weight and the result by 1/rms(x).
+// With NORM, x is first multiplied by the norm's weight and the result by 1/rms(x). With ROUTES, the sums
+// are logits of experts: the block that ends last chooses each row's.
 //
 // variant.cuh: COMPUTING, MAX_M (rows of x a block, a power of two up to the number of warps), PAIRS (of
-// rows a warp: 1 to 8, a power of two), CHUNK, SHARED_BYTES, NORM, and what epilogue.cuh needs.
+// rows a warp: 1 to 8, a power of two), CHUNK, SHARED_BYTES, NORM, ROUTES, and what epilogue.cuh and
+// route.cuh need.
 #include "epilogue.cuh"
 #include "norm.cuh"
+#include "route.cuh"
 
 constexpr uint32_t WARPS = 8, THREADS = 32 * WARPS;
 static_assert(MAX_M <= WARPS && WARPS % MAX_M == 0, "warps stage a row of x");
@@ -24,6 +27,8 @@ struct Params {
     uint32_t m;
     Experts experts;
     KvTarget to;
+    RouteParams route;  // of all rows, where ROUTES
+    uint32_t* tickets;  // zero between launches
 };
 
 KERNEL_BOUNDS(matvec_floats, Params, THREADS, 1) {
@@ -131,34 +136,42 @@ KERNEL_BOUNDS(matvec_floats, Params, THREADS, 1) {
             }
         });
     }
-    if (tile >= total) return;
     delay_block();
-    // A lane ends pair and row number `lane`, and 32 further on.
+    if (tile < total) {
+        // A lane ends pair and row number `lane`, and 32 further on.
 #pragma unroll
-    for (uint32_t begin = 0; begin < PAIRS * MAX_M; begin += 32) {
-        float a = 0.0f, b = 0.0f;
+        for (uint32_t begin = 0; begin < PAIRS * MAX_M; begin += 32) {
+            float a = 0.0f, b = 0.0f;
 #pragma unroll
-        for (uint32_t i = 0; i < 32; i++) {
-            if (begin + i >= PAIRS * MAX_M) break;
-            const uint32_t pair = (begin + i) / MAX_M, n = (begin + i) % MAX_M;
-            const float first = warp_sum_f32(acc[pair][0][n]);
-            const float second = warp_sum_f32(acc[pair][1][n]);
-            if (lane == i) a = first, b = second;
+            for (uint32_t i = 0; i < 32; i++) {
+                if (begin + i >= PAIRS * MAX_M) break;
+                const uint32_t pair = (begin + i) / MAX_M, n = (begin + i) % MAX_M;
+                const float first = warp_sum_f32(acc[pair][0][n]);
+                const float second = warp_sum_f32(acc[pair][1][n]);
+                if (lane == i) a = first, b = second;
+            }
+            const uint32_t n = (begin + lane) % MAX_M, m = m0 + n;
+            const uint32_t at = first_pair + (begin + lane) / MAX_M;
+            if (begin + lane >= PAIRS * MAX_M || m >= p.m) continue;
+            const uint32_t pair = pair_of(p.experts, m);
+            if (RANKS > 0 && pair == NO_PAIR) continue;
+            if constexpr (NORM) {
+                const float factor = rms_factor<N_SB>(squares + n * N_SB, N_IN, p.eps);
+                a = mul_rn(a, factor);
+                b = mul_rn(b, factor);
+            }
+            with_segment(p, tile, [&](auto, const Segment& segment, int number, uint32_t own) {
+                const Place place = place_of(p.to, m);
+                const Rotation rotation = rotation_in(p.to, number, own, at, place.position);
+                finish_pair(p.to, segment, expert, number, own, at, pair, a, b, place, rotation);
+            });
         }
-        const uint32_t n = (begin + lane) % MAX_M, m = m0 + n;
-        const uint32_t at = first_pair + (begin + lane) / MAX_M;
-        if (begin + lane >= PAIRS * MAX_M || m >= p.m) continue;
-        const uint32_t pair = pair_of(p.experts, m);
-        if (RANKS > 0 && pair == NO_PAIR) continue;
-        if constexpr (NORM) {
-            const float factor = rms_factor<N_SB>(squares + n * N_SB, N_IN, p.eps);
-            a = mul_rn(a, factor);
-            b = mul_rn(b, factor);
-        }
-        with_segment(p, tile, [&](auto, const Segment& segment, int number, uint32_t own) {
-            const Place place = place_of(p.to, m);
-            const Rotation rotation = rotation_in(p.to, number, own, at, place.position);
-            finish_pair(p.to, segment, expert, number, own, at, pair, a, b, place, rotation);
-        });
+    }
+    if constexpr (ROUTES) {
+        SHARED uint32_t ticket;
+        __syncthreads();
+        if (threadIdx.x == 0) ticket = atomic_inc_acq_rel_wrap(p.tickets, gridDim.x - 1);
+        __syncthreads();
+        if (ticket == gridDim.x - 1 && warp < p.m) route_row(p.route, warp, lane);
     }
 }

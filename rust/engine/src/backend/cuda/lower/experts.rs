@@ -2,13 +2,37 @@
 //! what a product by experts is compiled for.
 
 use super::lowering::{constants, flag, sizes, Lowering, Pass};
-use super::params::{self, Group, Mix, Route, CONSTANTS};
+use super::params::{self, Route, CONSTANTS};
 use super::shape::MOST_BLOCK_X;
-use crate::backend::cuda::driver::source::{source, Source, Variant};
+use crate::backend::cuda::driver::source::{shared, source, Source, Variant};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::error::Result;
 use crate::plan::fuse::{Experts, Fused};
-use crate::plan::{BufferId, Gating, Plan, WeightId};
+use crate::plan::{BufferId, Gating, Op, Plan, WeightId};
+
+shared! {
+    pub struct Group = "GroupParams" {
+        /// `[m][2][ranks]` f32.
+        pub routes: u64,
+        /// `[blocks]` u32.
+        pub experts: u64,
+        /// `[blocks][rows]` u32.
+        pub pairs: u64,
+        pub m: u32,
+        pub blocks: u32,
+    }
+
+    pub struct Mix = "MixParams" {
+        /// `[m][ranks][width]` f32.
+        pub x: u64,
+        /// `[m][2][ranks]` f32.
+        pub routes: u64,
+        /// `[m][width]` f32.
+        pub out: u64,
+        pub m: u32,
+        pub width: u32,
+    }
+}
 
 static SOURCE: Source = source!("experts.cu", CONSTANTS, Route, Group, Mix);
 
@@ -119,8 +143,7 @@ impl Pairs {
             m: (self.count / self.ranks) as u32,
             blocks: self.blocks() as u32,
         };
-        let text = self.constants() + &flag("ADDS", false);
-        let variant = variant(text, Gating::Softmax, false, false);
+        let variant = variant(self.constants(), None, false);
         let threads = group_threads(self.n_expert);
         let mut spec = Spec::new(variant, "group", [1, 1, 1], threads, &params);
         spec.traffic = Traffic::rows(self.count * 8 + self.blocks() * self.rows * 4);
@@ -155,20 +178,28 @@ pub fn address_of(pairs: Option<&Pairs>) -> params::Experts {
     pairs.map_or_else(bytemuck::Zeroable::zeroed, |pairs| pairs.at)
 }
 
-fn variant(experts: String, gating: Gating, biased: bool, renormalize: bool) -> Variant {
-    let gating = match gating {
-        Gating::Softmax => 0,
-        Gating::Sigmoid => 1,
-        Gating::SelectedSoftmax => 2,
+fn variant(experts: String, route: Option<(&Plan, &RouteOp)>, adds: bool) -> Variant {
+    let text = experts + &route_constants(route) + &flag("ADDS", adds);
+    Variant::new(&SOURCE, text)
+}
+
+/// What route.cuh is compiled for, where experts are chosen and where none are.
+pub fn route_constants(route: Option<(&Plan, &RouteOp)>) -> String {
+    let gating = match route.map(|(_, op)| op.gating) {
+        None | Some(Gating::Softmax) => 0,
+        Some(Gating::Sigmoid) => 1,
+        Some(Gating::SelectedSoftmax) => 2,
     };
-    Variant::new(
-        &SOURCE,
-        String::from("enum { GATING_SOFTMAX, GATING_SIGMOID, GATING_SELECTED_SOFTMAX };\n")
-            + &constants(&[("GATING", gating)])
-            + &flag("BIASED", biased)
-            + &flag("RENORMALIZE", renormalize)
-            + &experts,
-    )
+    let of = |f: fn(&Plan, &RouteOp) -> usize| route.map_or(1, |(plan, op)| f(plan, op));
+    let is = |f: fn(&RouteOp) -> bool| route.is_some_and(|(_, op)| f(op));
+    String::from("enum { GATING_SOFTMAX, GATING_SIGMOID, GATING_SELECTED_SOFTMAX };\n")
+        + &constants(&[("GATING", gating)])
+        + &sizes(&[
+            ("ROUTE_EXPERTS", of(|plan, op| plan.buffer(op.logits).width)),
+            ("ROUTE_RANKS", of(|plan, op| ranks(plan, op.out))),
+        ])
+        + &flag("BIASED", is(|op| op.bias.is_some()))
+        + &flag("RENORMALIZE", is(|op| op.renormalize))
 }
 
 /// What the kernels beside products are compiled for.
@@ -182,6 +213,7 @@ fn experts(ranks: usize, n_expert: usize) -> String {
 }
 
 /// How a router's logits become routes.
+#[derive(Debug, Clone, Copy)]
 pub struct RouteOp {
     pub logits: BufferId,
     pub bias: Option<WeightId>,
@@ -191,19 +223,46 @@ pub struct RouteOp {
     pub scale: f32,
 }
 
+impl RouteOp {
+    /// Of an op that chooses experts.
+    pub fn of(op: &Op) -> Option<Self> {
+        match *op {
+            Op::Route {
+                logits,
+                bias,
+                out,
+                gating,
+                renormalize,
+                scale,
+            } => Some(Self {
+                logits,
+                bias,
+                out,
+                gating,
+                renormalize,
+                scale,
+            }),
+            _ => None,
+        }
+    }
+
+    /// For `m` rows.
+    pub fn params(&self, l: &Lowering, m: usize) -> Result<Route> {
+        Ok(Route {
+            logits: l.address(self.logits),
+            bias: l.vector(self.bias)?,
+            out: l.address(self.out),
+            scale: self.scale,
+            m: m as u32,
+        })
+    }
+}
+
 /// The launch that chooses experts.
 pub fn route(l: &Lowering, op: &RouteOp, pass: &Pass) -> Result<Spec> {
     let m = l.rows_of(op.logits, pass);
-    let n_expert = l.plan.buffer(op.logits).width;
-    let params = Route {
-        logits: l.address(op.logits),
-        bias: l.vector(op.bias)?,
-        out: l.address(op.out),
-        scale: op.scale,
-        m: m as u32,
-    };
-    let text = experts(ranks(&l.plan, op.out), n_expert) + &flag("ADDS", false);
-    let variant = variant(text, op.gating, op.bias.is_some(), op.renormalize);
+    let experts = experts(ranks(&l.plan, op.out), l.plan.buffer(op.logits).width);
+    let variant = variant(experts, Some((&l.plan, op)), false);
     // A warp a row; few rows still are blocks of their own.
     let warps = m.clamp(1, THREADS as usize / 32);
     let grid = [m.div_ceil(warps) as u32, 1, 1];
@@ -212,38 +271,58 @@ pub fn route(l: &Lowering, op: &RouteOp, pass: &Pass) -> Result<Spec> {
         "route",
         grid,
         32 * warps as u32,
-        &params,
+        &op.params(l, m)?,
     ))
 }
 
-/// The launch that sums up what experts give, and, where it adds, adds that to `out`.
-pub fn mix(
-    l: &Lowering,
-    x: BufferId,
-    routes: BufferId,
-    (out, adds): (BufferId, bool),
-    pass: &Pass,
-) -> Spec {
-    let (m, width) = (l.rows_of(out, pass), l.plan.buffer(out).width);
+/// How what experts give becomes a row.
+#[derive(Debug, Clone, Copy)]
+pub struct MixOp {
+    pub x: BufferId,
+    pub routes: BufferId,
+    pub out: BufferId,
+    /// Whether it is added to what is there.
+    pub adds: bool,
+}
+
+impl MixOp {
+    /// Of a fused op that sums up what experts give.
+    pub fn of(op: &Fused) -> Option<Self> {
+        let (x, routes, out, adds) = match *op {
+            Fused::MixAdd { x, routes, out } => (x, routes, out, true),
+            Fused::Single(Op::MixExperts { x, routes, out }) => (x, routes, out, false),
+            _ => return None,
+        };
+        Some(Self {
+            x,
+            routes,
+            out,
+            adds,
+        })
+    }
+
+    /// Floats of `m` rows that are read and written.
+    pub fn floats(&self, plan: &Plan, m: usize) -> usize {
+        let (ranks, width) = (ranks(plan, self.routes), plan.buffer(self.out).width);
+        m * (ranks * (width + 1) + width * (1 + usize::from(self.adds)))
+    }
+}
+
+/// The launch that sums up what experts give.
+pub fn mix(l: &Lowering, op: MixOp, pass: &Pass) -> Spec {
+    let (m, width) = (l.rows_of(op.out, pass), l.plan.buffer(op.out).width);
     let params = Mix {
-        x: l.address(x),
-        routes: l.address(routes),
-        out: l.address(out),
+        x: l.address(op.x),
+        routes: l.address(op.routes),
+        out: l.address(op.out),
         m: m as u32,
         width: width as u32,
     };
-    let ranks = ranks(&l.plan, routes);
-    let variant = variant(
-        experts(ranks, 1) + &flag("ADDS", adds),
-        Gating::Softmax,
-        false,
-        false,
-    );
+    let variant = variant(experts(ranks(&l.plan, op.routes), 1), None, op.adds);
     let n = (m * width) as u64;
     let blocks = n.div_ceil(u64::from(THREADS)).clamp(1, MOST_BLOCKS);
     let mut spec = Spec::new(variant, "mix", [blocks as u32, 1, 1], THREADS, &params);
-    let floats = m * (ranks * (width + 1) + width * (1 + usize::from(adds)));
-    spec.traffic = Traffic::rows(4 * floats);
+    spec.traffic = Traffic::rows(4 * op.floats(&l.plan, m));
     spec
 }
 

@@ -1,6 +1,6 @@
 //! One row of activations times weights that are small integers: the kernel that decode is made of.
 
-use super::experts::{address_of, constants_of, Pairs};
+use super::experts::{address_of, constants_of, MixOp, Pairs};
 use super::lowering::{constants, flag, sizes, Lowering, Pass};
 use super::overflow::overflows;
 use super::params::{Experts, KvTarget, KvView, MatVec, Overflows, Segment, CONSTANTS};
@@ -11,7 +11,7 @@ use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
 use crate::plan::{
     self,
-    fuse::{Epilogue, Fused},
+    fuse::{Epilogue, Fused, Part},
 };
 use crate::quant::QuantType;
 
@@ -64,6 +64,9 @@ const AHEAD: usize = 1;
 /// units in flight to a neighbour.
 const LONG_ROW: usize = 6144;
 const MANY_BYTES: usize = 128 << 20;
+
+/// Most blocks of one expert: as many counters as there are.
+pub const MOST_TICKETS: usize = 1024;
 
 /// Everything the kernel is compiled for but its epilogue. No bit of its sums depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -169,10 +172,11 @@ pub fn spec(
 ) -> Result<Option<Spec>> {
     let n_in = product.n_in;
     let tiles: usize = product.tiles.iter().sum();
+    let mix = pairs.and_then(|_| mix_behind(l, op));
     // Experts side by side share the card: blocks of one after another's would each ask for their first
     // weights when the one before has ended.
     let m = pairs.map_or(1, |pairs| pairs.count);
-    let sms = (l.card.sm_count as usize / m).max(1);
+    let sms = (l.card.sm_count as usize / m).clamp(1, MOST_TICKETS);
     let is_short = n_in < LONG_ROW && product.bytes < MANY_BYTES;
     let is_light = n_in < LONG_ROW && tiles * superblocks(n_in) <= LIGHT_UNITS * sms;
     let shape = |warps, per_cent| {
@@ -192,6 +196,8 @@ pub fn spec(
         &SOURCE,
         shape.constants()
             + &flag("NORM", op.norm.is_some())
+            + &flag("MIXES", mix.is_some())
+            + &flag("ADDS", mix.is_some_and(|mix| mix.adds))
             + &segments(&product.types)
             + &constants_of(pairs)
             + &product.constants,
@@ -207,6 +213,8 @@ pub fn spec(
         overflows: overflows(l, op, pass),
         experts: address_of(pairs),
         to: product.to,
+        mixed: mix.map_or(0, |mix| l.address(mix.out)),
+        tickets: l.at.scratch.tickets,
     };
     // One block an SM, idle ones too: what room there is beside it is one block's of the successor.
     let grid = sms;
@@ -214,7 +222,20 @@ pub fn spec(
     let mut spec = Spec::new(variant, "matvec", grid, shape.threads() as u32, &params);
     spec.shared = shape.shared_bytes() as u32;
     product.describe(&mut spec, "matvec", m, n_in);
+    if let Some(mix) = mix {
+        spec.label += " mix";
+        spec.traffic.rows += 4 * mix.floats(&l.plan, 1) as u64;
+    }
     Ok(Some(spec))
+}
+
+/// The sum of what the experts of one row give, behind a product by experts whose launch makes it too.
+pub fn mix_behind(l: &Lowering, op: &Op<'_>) -> Option<MixOp> {
+    let mix = MixOp::of(l.fused.get(op.number + 1)?)?;
+    let gives = |part: &Part| part.out == mix.x;
+    let routes = op.experts.map(|experts| experts.routes);
+    let is_whole = op.parts.len() == 1 && op.parts.iter().all(gives);
+    (is_whole && routes == Some(mix.routes) && *op.epilogue == Epilogue::Store).then_some(mix)
 }
 
 /// Whether what the sums of `op` are added to was there before the preceding kernel began: that kernel

@@ -1,13 +1,14 @@
 //! Rows of activations times weights that are floats.
 
-use super::experts::{address_of, constants_of, Pairs};
+use super::experts::{address_of, constants_of, route_constants, Pairs, RouteOp};
 use super::lowering::{constants, flag, sizes, Lowering, Pass};
-use super::params::{Experts, KvTarget, KvView, MatVecFloats, Segment, CONSTANTS};
+use super::params::{Experts, KvTarget, KvView, MatVecFloats, Route, Segment, CONSTANTS};
 use super::product::{Op, Product};
 use super::shape::{segments, superblocks, UNIT_COLS, UNIT_ROWS};
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
+use crate::plan::fuse::{Epilogue, Fused};
 
 static SOURCE: Source = source!(
     "matvec_floats.cu",
@@ -16,7 +17,8 @@ static SOURCE: Source = source!(
     Segment,
     KvView,
     KvTarget,
-    Experts
+    Experts,
+    Route
 );
 
 /// Warps of a block.
@@ -31,13 +33,25 @@ const MANY_ROWS: usize = 32;
 /// Bytes of x in shared memory.
 const X_BYTES: usize = 32 << 10;
 
-/// The launch of `product` with the `m` rows of `op.x`, or as many as `pairs` have.
+/// The choice of experts behind a product, where the launch of its `m` rows makes it too: they are one
+/// block's rows of x, so that one block ends last.
+pub fn route_behind(l: &Lowering, op: &Op<'_>, m: usize) -> Option<RouteOp> {
+    let Some(Fused::Single(next)) = l.fused.get(op.number + 1) else {
+        return None;
+    };
+    let route = RouteOp::of(next)?;
+    let gives = op.parts.iter().any(|part| part.out == route.logits);
+    (gives && m <= MOST_ROWS && *op.epilogue == Epilogue::Store).then_some(route)
+}
+
+/// The launch of `product` with the `m` rows of `op.x`, or as many as pairs have; with `route` it chooses
+/// each row's experts by what it gives.
 pub fn spec(
     l: &Lowering,
     op: &Op<'_>,
     product: &Product,
-    m: usize,
-    pairs: Option<&Pairs>,
+    (m, pairs): (usize, Option<&Pairs>),
+    route: Option<RouteOp>,
     pass: &Pass,
 ) -> Result<Spec> {
     let n_in = product.n_in;
@@ -60,10 +74,16 @@ pub fn spec(
                 ("SHARED_BYTES", shared),
             ])
             + &flag("NORM", op.norm.is_some())
+            + &flag("ROUTES", route.is_some())
+            + &route_constants(route.as_ref().map(|op| (&*l.plan, op)))
             + &segments(&product.types)
             + &constants_of(pairs)
             + &product.constants,
     );
+    let route_params = match &route {
+        Some(route) => route.params(l, m)?,
+        None => bytemuck::Zeroable::zeroed(),
+    };
     let params = MatVecFloats {
         segment: product.segment,
         x: l.source(op.x, pass),
@@ -72,6 +92,8 @@ pub fn spec(
         m: m as u32,
         experts: address_of(pairs),
         to: product.to,
+        route: route_params,
+        tickets: l.at.scratch.tickets,
     };
     let grid = [
         warps.div_ceil(computing) as u32,
@@ -81,5 +103,8 @@ pub fn spec(
     let mut spec = Spec::new(variant, "matvec_floats", grid, 32 * WARPS as u32, &params);
     spec.shared = shared as u32;
     product.describe(&mut spec, "matvec", m, n_in);
+    if route.is_some() {
+        spec.label += " route";
+    }
     Ok(spec)
 }

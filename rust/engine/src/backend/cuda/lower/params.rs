@@ -88,7 +88,7 @@ shared! {
         pub pairs: u64,
     }
 
-    /// experts.cu
+    /// How experts are chosen: route.cuh. Zeros where none are.
     pub struct Route = "RouteParams" {
         /// `[m][experts]` f32.
         pub logits: u64,
@@ -98,30 +98,6 @@ shared! {
         pub out: u64,
         pub scale: f32,
         pub m: u32,
-    }
-
-    /// experts.cu
-    pub struct Group = "GroupParams" {
-        /// `[m][2][ranks]` f32.
-        pub routes: u64,
-        /// `[blocks]` u32.
-        pub experts: u64,
-        /// `[blocks][rows]` u32.
-        pub pairs: u64,
-        pub m: u32,
-        pub blocks: u32,
-    }
-
-    /// experts.cu
-    pub struct Mix = "MixParams" {
-        /// `[m][ranks][width]` f32.
-        pub x: u64,
-        /// `[m][2][ranks]` f32.
-        pub routes: u64,
-        /// `[m][width]` f32.
-        pub out: u64,
-        pub m: u32,
-        pub width: u32,
     }
 
     /// matvec.cu
@@ -137,6 +113,10 @@ shared! {
         pub overflows: Overflows,
         pub experts: Experts,
         pub to: KvTarget,
+        /// `[rows of the segment]` f32, or 0.
+        pub mixed: u64,
+        /// `[blocks]` u32 that are zero between launches.
+        pub tickets: u64,
     }
 
     /// matvec_floats.cu
@@ -150,6 +130,9 @@ shared! {
         pub m: u32,
         pub experts: Experts,
         pub to: KvTarget,
+        pub route: Route,
+        /// One u32 that is zero between launches.
+        pub tickets: u64,
     }
 
     /// matmul.cu

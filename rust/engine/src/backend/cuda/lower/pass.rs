@@ -1,7 +1,7 @@
 //! One pass over rows, op by op.
 
 use super::attention::{self, AttentionOp, MergeBytes};
-use super::experts::{self, Pairs};
+use super::experts::{self, MixOp, Pairs, RouteOp};
 use super::lowering::{Lowering, Pass, Path};
 use super::matmul::{self, ProductBytes};
 use super::{attention_fixed, matvec, matvec_floats, product, rowwise};
@@ -34,7 +34,11 @@ impl Scratch {
 
     /// Of the counters that all kernels leave at zero.
     pub fn tickets(&self) -> usize {
-        self.merge.tickets.max(self.products.tickets)
+        let products = self
+            .products
+            .tickets
+            .max(matvec::MOST_TICKETS * size_of::<u32>());
+        self.merge.tickets.max(products)
     }
 }
 
@@ -65,7 +69,12 @@ pub fn specs(l: &Lowering, pass: &Pass) -> Result<Vec<Spec>> {
         true => hidden(l)?,
         false => (l.fused.len(), None),
     };
+    // Whether the launches of an op do the next one too.
+    let mut is_done = false;
     for (number, op) in l.fused[..head].iter().chain(&end).enumerate() {
+        if std::mem::take(&mut is_done) {
+            continue;
+        }
         let more = match op {
             Fused::MatVec {
                 x,
@@ -82,7 +91,9 @@ pub fn specs(l: &Lowering, pass: &Pass) -> Result<Vec<Spec>> {
                     parts,
                     epilogue,
                 };
-                products(l, &op, pass, list.len())?
+                let (specs, does_next) = products(l, &op, pass, list.len())?;
+                is_done = does_next;
+                specs
             }
             Fused::NormAdd {
                 x,
@@ -120,9 +131,15 @@ pub fn specs(l: &Lowering, pass: &Pass) -> Result<Vec<Spec>> {
                     pass,
                 )?]
             }
-            Fused::MixAdd { x, routes, out } => {
-                vec![experts::mix(l, *x, *routes, (*out, true), pass)]
-            }
+            Fused::MixAdd { .. } | Fused::Single(Op::MixExperts { .. }) => MixOp::of(op)
+                .map(|op| experts::mix(l, op, pass))
+                .into_iter()
+                .collect(),
+            Fused::Single(op @ Op::Route { .. }) => RouteOp::of(op)
+                .map(|op| experts::route(l, &op, pass))
+                .transpose()?
+                .into_iter()
+                .collect(),
             Fused::TurnedHeads {
                 queries,
                 keys,
@@ -189,12 +206,15 @@ fn newest_of(l: &Lowering, pass: &Pass, number: usize) -> Option<(BufferId, Buff
     }
 }
 
+/// Launches, and whether they do what the next op of the fused list asks for too.
+type Launches = (Vec<Spec>, bool);
+
 /// The launches of a fused product, behind `before` others. Which kernel computes it is a matter of
 /// time alone.
-fn products(l: &Lowering, op: &product::Op<'_>, pass: &Pass, before: usize) -> Result<Vec<Spec>> {
+fn products(l: &Lowering, op: &product::Op<'_>, pass: &Pass, before: usize) -> Result<Launches> {
     let m = l.rows_of(op.x, pass);
     if m == 0 {
-        return Ok(Vec::new());
+        return Ok((Vec::new(), false));
     }
     let product = product::product(l, op, pass)?;
     if let Some(experts) = op.experts {
@@ -202,14 +222,16 @@ fn products(l: &Lowering, op: &product::Op<'_>, pass: &Pass, before: usize) -> R
         return by_experts(l, op, &product, m, pairs, pass);
     }
     if !product.types.iter().all(|t| t.integers) {
-        return Ok(vec![matvec_floats::spec(l, op, &product, m, None, pass)?]);
+        let route = matvec_floats::route_behind(l, op, m);
+        let spec = matvec_floats::spec(l, op, &product, (m, None), route, pass)?;
+        return Ok((vec![spec], route.is_some()));
     }
     if m == 1 {
         if let Some(spec) = matvec::spec(l, op, &product, None, pass, before)? {
-            return Ok(vec![spec]);
+            return Ok((vec![spec], false));
         }
     }
-    matmul::specs(l, op, &product, m, None, pass)
+    Ok((matmul::specs(l, op, &product, m, None, pass)?, false))
 }
 
 /// The launches of a product by experts with `m` rows: one row's experts side by side; of several rows
@@ -221,22 +243,24 @@ fn by_experts(
     m: usize,
     pairs: Pairs,
     pass: &Pass,
-) -> Result<Vec<Spec>> {
+) -> Result<Launches> {
     let integers = product.types.iter().all(|t| t.integers);
     if m == 1 && !integers {
-        let spec = matvec_floats::spec(l, op, product, pairs.count, Some(&pairs), pass)?;
-        return Ok(vec![spec]);
+        let rows = (pairs.count, Some(&pairs));
+        let spec = matvec_floats::spec(l, op, product, rows, None, pass)?;
+        return Ok((vec![spec], false));
     }
     if m == 1 {
         if let Some(spec) = matvec::spec(l, op, product, Some(&pairs), pass, 0)? {
-            return Ok(vec![spec]);
+            return Ok((vec![spec], matvec::mix_behind(l, op).is_some()));
         }
     }
     if integers {
-        return matmul::specs(l, op, product, pairs.count, Some(pairs), pass);
+        let specs = matmul::specs(l, op, product, pairs.count, Some(pairs), pass)?;
+        return Ok((specs, false));
     }
     let pairs = pairs.grouped(l, matvec_floats::MOST_ROWS);
     let rows = pairs.blocks() * matvec_floats::MOST_ROWS;
-    let spec = matvec_floats::spec(l, op, product, rows, Some(&pairs), pass)?;
-    Ok(vec![pairs.group(), spec])
+    let spec = matvec_floats::spec(l, op, product, (rows, Some(&pairs)), None, pass)?;
+    Ok((vec![pairs.group(), spec], false))
 }

@@ -1,0 +1,107 @@
+"""What it costs that texts are held to a form.
+
+    python benches/constrained.py MODEL --device cuda --sequences 1,8,64 --record out.json
+
+So many sequences at once, free and held to a JSON schema in turn, each drawn with a temperature and
+a seed. The schema is a list of records that has no end before `--tokens` tokens, so that
+both make as many. Rates are tokens after the first, by the time from a sequence's first token to
+its last, of that sequence for which this took longest; the ratio is the median of the rounds'
+ratios, whose spread is printed. MODEL is what `onegraph run` takes, or a file that is made from
+`--shape` (models/shapes.toml) where there is none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import onegraph
+from onegraph import hub
+from onegraph.bench import machine
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+RECORD: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "kind": {"enum": ["tool", "person", "place"]},
+        "count": {"type": "integer"},
+        "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 4},
+    },
+    "required": ["name", "kind", "count", "tags"],
+    "additionalProperties": False,
+}
+#: A list that no answer comes to the end of.
+SCHEMA: dict[str, Any] = {"type": "array", "items": RECORD, "minItems": 100_000}
+
+Record = dict[str, Any]
+
+
+def rate(llm: onegraph.LLM, n: int, turn: int, args: argparse.Namespace, schema: Any) -> float:
+    """Tokens a second of `n` sequences."""
+    prompts = [[3 + turn % 100, *[3 + i] * 7] for i in range(n)]
+    options: Record = {"temperature": 0.8, "seed": turn, "ignore_eos": schema is None}
+    results = llm.generate(prompts, schema=schema, max_tokens=args.tokens, **options)
+    for i, result in enumerate(results):
+        if len(result.token_ids) != args.tokens:
+            raise SystemExit(
+                f"sequence {i} of {n} ended after {len(result.token_ids)} of {args.tokens} tokens "
+                f"({result.finish_reason}); nothing is compared"
+            )
+    return n * (args.tokens - 1) / max(r.timings.decode_seconds for r in results)
+
+
+def measured(llm: onegraph.LLM, n: int, args: argparse.Namespace) -> Record:
+    """Rates of each round, held and free in turn; a round before them warms up."""
+    rounds = []
+    for turn in range(args.rounds + 1):
+        ways: list[Any] = [None, SCHEMA] if turn % 2 else [SCHEMA, None]
+        rates = {"held" if way else "free": rate(llm, n, turn, args, way) for way in ways}
+        rounds.append(rates)
+    rounds = rounds[1:]
+    ratios = [each["held"] / each["free"] for each in rounds]
+    found = {name: median(each[name] for each in rounds) for name in ("free", "held")}
+    return {"sequences": n, **found, "ratio": median(ratios), "ratios": ratios}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("model")
+    parser.add_argument("--shape", help="of a file to write (models/shapes.toml)")
+    parser.add_argument("--mix", default="Q4_K_M")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--sequences", default="1,8,64", help="numbers of sequences, by commas")
+    parser.add_argument("-n", "--tokens", type=int, default=256, help="of each sequence")
+    parser.add_argument("-r", "--rounds", type=int, default=5)
+    parser.add_argument("--record", type=Path, help="write the figures as JSON")
+    args = parser.parse_args()
+    if args.shape and not Path(args.model).exists():
+        command = [sys.executable, str(REPOSITORY / "models" / "synth.py"), args.shape]
+        subprocess.run([*command, "--mix", args.mix, "-o", args.model], check=True)
+    sequences = sorted({int(n) for n in args.sequences.split(",")})
+    path = hub.resolve(args.model)
+    load: Record = {"n_ctx": args.tokens + 64, "max_batch": max(sequences), "progress": False}
+    print("| sequences | free, tok/s | held | held / free |\n|---|---|---|---|")
+    with onegraph.LLM(path, device=args.device, **load) as llm:
+        rows = []
+        for n in sequences:
+            rows.append(row := measured(llm, n, args))
+            spread = f"{min(row['ratios']):.3f} to {max(row['ratios']):.3f}"
+            rates = f"{row['free']:,.0f} | {row['held']:,.0f}"
+            print(f"| {n} | {rates} | {row['ratio']:.3f} ({spread}) |", flush=True)
+        on = machine.describe(llm.device)
+    if args.record:
+        asked = {name: value for name, value in vars(args).items() if name != "record"}
+        told = {"machine": dataclasses.asdict(on), "options": asked, "rows": rows}
+        args.record.write_text(json.dumps(told, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
