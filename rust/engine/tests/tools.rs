@@ -126,6 +126,7 @@ const CASES: &[(&str, bool, &str, &str)] = &[
     ("llama3", false, "{\"answer\": 42}", "{\"answer\": 42}"),
     ("llama3", false, "{\"name\": \"f\"}", "{\"name\": \"f\"}"),
     ("llama3", false, "See {\"name\": \"f\", \"parameters\": {}}", "See {\"name\": \"f\", \"parameters\": {}}"),
+    ("llama3", false, "<{\"name\": \"f\", \"parameters\": {}}", "<{\"name\": \"f\", \"parameters\": {}}"),
     ("mistral", false, "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {\"n\": 1}, \"id\": \"abcdef123\"}, {\"name\": \"g\", \"arguments\": {}}]", "f({\"n\": 1})g({})"),
     ("mistral", false, "[THINK]so[/THINK]Now:[TOOL_CALLS]f[CALL_ID]abcdef123[ARGS]{\"n\": 1}[TOOL_CALLS]g{\"x\": []} a[1]", "~so~Now:f({\"n\": 1})g({\"x\": []})a[1]"),
     ("mistral", false, "[TOOL_CALLS] f[ARGS]  3", "f( !f: \"[TOOL_CALLS] f[ARGS]  3\": the arguments of a call must be an object"),
