@@ -3,8 +3,8 @@
 A mutant is a row of a TOML file beside this one: what the `bug` is; the tests that must be `red`,
 each of pytest or a cargo command; and the `edits` that make it, text that stands once in its file
 and the text in its place. Mutants of the interpreter (`cpu.toml`) are judged by the CPU, those of
-kernels (`kernels.toml`) and of the card's host code (`card.toml`) by the simulator, those of the
-server (`server.toml`) by its tests. Every run
+kernels (`kernels.toml`) and of the card's host code (`card.toml`) by the simulator, those of what
+knows no backend (`AS_THEY_ARE`) by their tests as they are. Every run
 checks that the text is still there, and that the simulator finds some of the kernels' bugs: it
 compiles the changed sources, nothing is built. The rest builds the native module for each mutant,
 about half a minute, and so is asked for:
@@ -41,6 +41,9 @@ QUICK = {
     "kernel_scatter_adds",
     "kernel_store_overflows",
 }
+
+#: Tables whose tests have no backends to choose among.
+AS_THEY_ARE = ("server", "structured", "tools")
 
 ASKED = bool(os.environ.get("ONEGRAPH_MUTANTS"))
 asked_for = pytest.mark.skipif(
@@ -79,7 +82,7 @@ class Mutant:
 
 
 def read(table: Path) -> Iterator[Mutant]:
-    judge = {"cpu": "cpu", "server": ""}.get(table.stem, "simulated")
+    judge = {"cpu": "cpu", **dict.fromkeys(AS_THEY_ARE, "")}.get(table.stem, "simulated")
     for name, row in tomllib.loads(table.read_text()).items():
         edits = tuple(Edit(Path(e["file"]), e["old"], e["new"]) for e in row["edits"])
         yield Mutant(name, row["bug"], tuple(row["red"]), edits, judge)

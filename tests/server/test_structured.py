@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -181,6 +182,25 @@ def test_a_call_that_is_required_is_made(caller: Served) -> None:
         extra_body={"temperature": 0.0},
     )
     assert [block.type for block in message.content][-1] == "tool_use"
+
+
+def test_strict_alone_holds_calls_that_begin_without_a_marker(tmp_path: Path) -> None:
+    template = calls.TEMPLATE.replace("<tool_call>\n", "").replace("\n</tool_call>", "")
+    call = '{"name": "add", "parameters": {"a": "many", "b": []}}'
+    path = scripted.write(
+        tmp_path / "bare.gguf",
+        [call, "hm"],
+        template=template.replace('"arguments"', '"parameters"'),
+    )
+    with LLM(path, device="cpu") as llm, serving(asgi({"adder": llm})) as served:
+        options = {"tools": [{**ADD_FLAT, "strict": True}], "parallel_tool_calls": False}
+        options |= {"temperature": 0, "max_output_tokens": 1500}
+        turns = [ASKED, [*ASKED, {"role": "assistant", "content": "I add."}, *ASKED]]
+        made = [served.post("/v1/responses", {"input": turn, **options})[1] for turn in turns]
+    (called,), (said,) = (response["output"] for response in made)
+    given = json.loads(called["arguments"])
+    assert given.keys() == {"a", "b"} and all(type(n) is int for n in given.values())
+    assert [part["text"] for part in said["content"]] == ["hm"]
 
 
 @pytest.mark.parametrize(

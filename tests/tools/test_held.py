@@ -366,13 +366,43 @@ def test_schemas_that_are_meant_to_do_harm(models: dict[bool, LLM], name: str) -
             jsonschema.validate({} if found is None else found, parameters)
 
 
-@pytest.mark.parametrize("name", ["llama3", "harmony"])
-def test_calls_without_a_marker_are_held_only_where_one_is_asked_for(
-    models: dict[bool, LLM], name: str
+#: Of formats whose calls begin with no marker of their own, one whose arguments do not fit.
+BARE = {
+    "llama3": '{"name": "weather", "parameters": {"city": "Bern", "days": [5]}}',
+    "harmony": "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
+    '{"city": "Bern", "days": [5]}<|call|>',
+}
+
+
+@pytest.mark.parametrize(("name", "special"), [s for s in SPELLED if s[0] in BARE])
+def test_strict_leaves_a_text_as_it_is_without_a_marker(
+    models: dict[bool, LLM], name: str, special: bool
 ) -> None:
-    said = f"the format {name} begin with no marker.*; use tool_choice=.required"
-    with pytest.raises(onegraph.ArgumentError, match=said):
-        models[False].chat(ASKED, tools=STRICT, tool_format=name)
+    options: dict[str, Any] = {"tool_format": name, "temperature": 0.0, "max_tokens": 99}
+    for more in ({"tools": STRICT}, {"tools": TOOLS, "parallel_tool_calls": False}):
+        result = models[special].chat(ASKED, **more, **options)
+        assert (result.text, result.tool_calls, result.finish_reason) == ("hm", [], "stop")
+
+
+@pytest.mark.parametrize(("name", "special"), [s for s in SPELLED if s[0] in BARE])
+def test_strict_holds_a_call_that_begins_without_a_marker(
+    tmp_path: Path, name: str, special: bool
+) -> None:
+    options: dict[str, Any] = {"tool_format": name, "temperature": 0.0, "max_tokens": 1500}
+    markers = MARKERS[name] if special else []
+    path = scripted.write(tmp_path / "calls.gguf", [BARE[name]], markers=markers)
+    with LLM(path, device="cpu") as llm:
+        (free,) = llm.chat(ASKED, tools=TOOLS, **options).tool_calls
+        several = llm.chat(ASKED, tools=STRICT[:1], **options).tool_calls
+        one = llm.chat(ASKED, tools=STRICT[:1], parallel_tool_calls=False, **options)
+    assert free.arguments == {"city": "Bern", "days": [5]}
+    assert (one.text, one.invalid_tool_calls, one.finish_reason) == ("", [], "tool_calls")
+    assert len(one.tool_calls) == 1
+    # A turn of Harmony's ends behind a call.
+    assert (len(several) > 1) == (name == "llama3")
+    for call in [*one.tool_calls, *several]:
+        assert call.name == "weather"
+        valid(call)
 
 
 def test_a_choice_that_is_none_is_refused(models: dict[bool, LLM]) -> None:

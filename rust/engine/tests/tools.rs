@@ -126,6 +126,7 @@ const CASES: &[(&str, bool, &str, &str)] = &[
     ("llama3", false, "{\"answer\": 42}", "{\"answer\": 42}"),
     ("llama3", false, "{\"name\": \"f\"}", "{\"name\": \"f\"}"),
     ("llama3", false, "See {\"name\": \"f\", \"parameters\": {}}", "See {\"name\": \"f\", \"parameters\": {}}"),
+    ("llama3", false, "<{\"name\": \"f\", \"parameters\": {}}", "<{\"name\": \"f\", \"parameters\": {}}"),
     ("mistral", false, "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {\"n\": 1}, \"id\": \"abcdef123\"}, {\"name\": \"g\", \"arguments\": {}}]", "f({\"n\": 1})g({})"),
     ("mistral", false, "[THINK]so[/THINK]Now:[TOOL_CALLS]f[CALL_ID]abcdef123[ARGS]{\"n\": 1}[TOOL_CALLS]g{\"x\": []} a[1]", "~so~Now:f({\"n\": 1})g({\"x\": []})a[1]"),
     ("mistral", false, "[TOOL_CALLS] f[ARGS]  3", "f( !f: \"[TOOL_CALLS] f[ARGS]  3\": the arguments of a call must be an object"),
@@ -203,22 +204,23 @@ fn what_a_format_writes_it_reads() {
         r#"{"s": "a \"quoted\" {text}, it's", "n": -1.5, "b": true, "l": [1, {"k": null}]}"#;
     let expected: serde_json::Value = serde_json::from_str(arguments).expect("JSON");
     for format in &FORMATS {
-        let written = format.written("f", arguments);
-        let text: String = written
-            .iter()
-            .map(|part| match part {
-                Written::Own(text) | Written::Given(text) => text.as_str(),
-            })
-            .collect();
-        let found = events(parser(format.name, false), &[&text]);
-        let [Event::Begun { name, .. }, Event::Arguments { delta, .. }, Event::Ended { .. }] =
-            found.as_slice()
-        else {
-            panic!("{}: {found:?}", format.name)
-        };
-        assert_eq!(name, "f");
-        let read: serde_json::Value = serde_json::from_str(delta).expect(delta);
-        assert_eq!(read, expected, "{}: {text}", format.name);
+        for written in format.ways("f", arguments) {
+            let text: String = written
+                .iter()
+                .map(|part| match part {
+                    Written::Own(text) | Written::Given(text) => text.as_str(),
+                })
+                .collect();
+            let found = events(parser(format.name, false), &[&text]);
+            let [Event::Begun { name, .. }, Event::Arguments { delta, .. }, Event::Ended { .. }] =
+                found.as_slice()
+            else {
+                panic!("{}: {found:?}", format.name)
+            };
+            assert_eq!(name, "f");
+            let read: serde_json::Value = serde_json::from_str(delta).expect(delta);
+            assert_eq!(read, expected, "{}: {text}", format.name);
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use super::lark::{joined, literal, terminal_of, Lines, Term};
+use super::lark::{joined, literal, regex_of, terminal_of, Lines, Term, Terms, ANY};
 use super::{json, notation, Constraint};
 use crate::error::{Error, Result};
 use crate::tokenizer::Tokenizer;
@@ -57,19 +57,15 @@ pub fn of_answer(
         tokenizer,
         lines: Lines::default(),
     };
-    let thought = rules.thought(reading.thought, opened);
-    let channels = reading.thought == Some(Thought::Channel);
     let start = match held {
         Held::Text {
             constraint,
             tools,
             several,
         } => {
+            let thought = rules.thought(reading.thought, opened);
             let body = constraint.expression()?;
-            let before = match channels {
-                true => rules.own("<|channel|>final<|message|>"),
-                false => String::new(),
-            };
+            let before = rules.before_text(reading);
             match tools.is_empty() {
                 true => format!("{thought} {before} {body}"),
                 false => {
@@ -79,20 +75,19 @@ pub fn of_answer(
             }
         }
         Held::Calls { tools, several } => {
+            let thought = rules.thought(reading.thought, opened);
             let calls = rules.calls(reading, tools, *several)?;
             format!("{thought} {calls}")
         }
         Held::CallsIfAny { tools, several } => {
-            let Some(open) = open_of(reading.format) else {
-                return Err(unmarked(reading.format));
-            };
             let calls = rules.calls(reading, tools, *several)?;
-            let own = rules.own(open);
-            let opens = reading.format.map_or(&[][..], Format::opens);
-            let upto = rules.upto(open, opens);
-            let behind = calls.strip_prefix(&own).unwrap_or(&calls);
-            let without = rules.without(&[&[open], opens].concat());
-            format!("{thought} ({upto} {behind} | {without})")
+            match reading.has_channels() {
+                true => rules.messages(reading, &calls),
+                false => {
+                    let thought = rules.thought(reading.thought, opened);
+                    format!("{thought} ({})", rules.calls_or_text(reading, &calls)?)
+                }
+            }
         }
     };
     Ok(Constraint::Grammar(format!(
@@ -117,18 +112,6 @@ fn unheld(format: Option<&'static Format>) -> Error {
             "calls in this format cannot be held to a schema; use tool_choice=\"auto\", and check \
                  arguments before they are used"
                 .into(),
-    }
-}
-
-fn unmarked(format: Option<&'static Format>) -> Error {
-    Error::Argument {
-        name: "tool_choice",
-        value: "auto".into(),
-        reason: format!(
-            "calls in the format {} begin with no marker, so that none can be told from a text; use \
-             tool_choice=\"required\", or leave out \"strict\" and parallel_tool_calls=False",
-            format.map_or("none", |format| format.name)
-        ),
     }
 }
 
@@ -163,19 +146,76 @@ impl Rules<'_> {
         self.tokenizer.is_special(id).then_some(id)
     }
 
-    /// Any text up to a marker, without any of others, and that.
+    /// Any text up to a marker, without it and others.
     fn upto(&mut self, marker: &str, others: &[&str]) -> String {
-        let without = terminal_without(&[&[marker], others].concat());
+        self.ended(terms_without(&[&[marker], others].concat()), marker)
+    }
+
+    /// A text that these terms hold, which has no marker in it, and that marker.
+    fn ended(&mut self, text: Terms, marker: &str) -> String {
+        let text = terminal_of(&text);
         match self.special(marker) {
-            Some(id) => joined(&[&self.lines.terminal(&without), &format!("<[{id}]>")]),
+            Some(id) => joined(&[&self.lines.terminal(&text), &format!("<[{id}]>")]),
             // One lexeme: where the text ends is known only behind the marker.
-            None => self.lines.terminal(&joined(&[&without, &literal(marker)])),
+            None => self.lines.terminal(&joined(&[&text, &literal(marker)])),
         }
     }
 
-    /// Any text without these markers, be they control tokens or spelled by others.
-    fn without(&mut self, markers: &[&str]) -> String {
-        self.lines.terminal(&terminal_without(markers))
+    /// What a format writes in front of the text of an answer.
+    fn before_text(&self, reading: Reading) -> String {
+        match reading.has_channels() {
+            true => self.own("<|channel|>final<|message|>"),
+            false => String::new(),
+        }
+    }
+
+    /// A text or calls, behind reasoning, in a format whose calls are marked.
+    fn calls_or_text(&mut self, reading: Reading, calls: &str) -> Result<String> {
+        let format = reading.format;
+        let opens = format.map_or(&[][..], Format::opens);
+        let written = open_of(format);
+        let Some(open) = written.or(opens.first().copied()) else {
+            return Err(unheld(format));
+        };
+        let mut text = terms_without(&[&[open], opens].concat());
+        let bare = format.is_some_and(Format::is_bare);
+        if bare {
+            text.push(Term::Not(format!(r"\s*\{{{ANY}")));
+            // Behind more reasoning a `{` would begin a call again.
+            if let Some(Thought::Between(again, _)) = reading.thought {
+                text.push(Term::without(again));
+            }
+        }
+        let upto = self.ended(text.clone(), open);
+        let text = self.lines.terminal(&terminal_of(&text));
+        let own = self.own(open);
+        let behind = calls.strip_prefix(&own).unwrap_or(calls);
+        Ok(match bare {
+            true => {
+                let calls = self.lines.rule(calls);
+                format!("{upto} {calls} | {calls} | {text}")
+            }
+            false => format!("{upto} {behind} | {text}"),
+        })
+    }
+
+    /// A text or a call in messages with headers, behind reasoning and what is said before a call.
+    fn messages(&mut self, reading: Reading, call: &str) -> String {
+        let markers = Thought::Channel.markers();
+        let upto = self.upto("<|end|>", &markers);
+        let analysis = self.own("<|channel|>analysis<|message|>");
+        let said = self.own("<|channel|>commentary<|message|>");
+        let next = self.own("<|start|>assistant");
+        let before = self
+            .lines
+            .rule(&format!("({analysis} | {said}) {upto} {next}"));
+        let last = self.before_text(reading);
+        let mut text = terms_without(&markers);
+        let behind = self.lines.terminal(&terminal_of(&text));
+        // A text without a header stands at the front alone, where this begins one.
+        text.push(Term::Not(format!("{}{ANY}", regex_of(" to="))));
+        let alone = self.lines.terminal(&terminal_of(&text));
+        format!("{before}* (({last} | {said}) {behind} | {call}) | {alone}")
     }
 
     /// Reasoning, with what stands between it and the answer.
@@ -191,7 +231,7 @@ impl Rules<'_> {
             }
             Some(Thought::Channel) => {
                 let open = self.own("<|channel|>analysis<|message|>");
-                let upto = self.upto("<|end|>", &[]);
+                let upto = self.upto("<|end|>", &Thought::Channel.markers());
                 format!("({open} {upto} {})?", self.own("<|start|>assistant"))
             }
         }
@@ -201,7 +241,7 @@ impl Rules<'_> {
     fn calls(&mut self, reading: Reading, tools: &[Callable], several: bool) -> Result<String> {
         let call = self.call(reading.format, tools)?;
         // A turn of Harmony's ends behind a call.
-        if !several || reading.thought == Some(Thought::Channel) {
+        if !several || reading.has_channels() {
             return Ok(call);
         }
         let again = self.lines.rule(&call);
@@ -243,11 +283,28 @@ impl Rules<'_> {
             Spelling::Python => ("{}", ")"),
         };
         let arguments = self.arguments_of(format, tool)?;
+        let ways = format.ways(&tool.name, given).into_iter();
+        let ways = ways.map(|way| self.way_of(format, &way, place, &arguments));
+        let ways: Vec<String> = ways.collect::<Result<_>>()?;
+        match &ways[..] {
+            [one] => Ok(one.clone()),
+            several => Ok(format!("({})", several.join(" | "))),
+        }
+    }
+
+    /// A call as it is written, with `arguments` in their place.
+    fn way_of(
+        &self,
+        format: &'static Format,
+        way: &[Written],
+        place: &str,
+        arguments: &str,
+    ) -> Result<String> {
         let open = open_of(Some(format));
         let mut found = Vec::new();
         let mut places = 0usize;
-        for part in format.written(&tool.name, given) {
-            let (text, own) = match &part {
+        for part in way {
+            let (text, own) = match part {
                 Written::Own(text) => (&text[..], true),
                 Written::Given(text) => (&text[..], false),
             };
@@ -260,7 +317,7 @@ impl Rules<'_> {
                     places = places.saturating_add(1);
                     let kept = if place == ARGUMENTS { "" } else { place };
                     let behind = spelled(&format!("{kept}{behind}"));
-                    found.extend([spelled(before), arguments.clone(), behind]);
+                    found.extend([spelled(before), arguments.to_owned(), behind]);
                 }
                 // The marker by itself, as what comes before a call ends with it.
                 (None, Some(open)) if own && text.starts_with(open) => {
@@ -306,9 +363,10 @@ impl Rules<'_> {
     }
 }
 
-fn terminal_without(markers: &[&str]) -> String {
-    let mut terms = vec![Term::is(super::lark::ANY)];
-    terms.extend(markers.iter().map(|marker| Term::without(marker)));
-    terms.dedup();
-    terminal_of(&terms)
+/// Any text without these markers, be they control tokens or spelled by others. They are one term,
+/// as a lexer has far fewer states for it than for a term each.
+fn terms_without(markers: &[&str]) -> Terms {
+    let either: Vec<String> = markers.iter().map(|marker| regex_of(marker)).collect();
+    let found = format!("{ANY}({}){ANY}", either.join("|"));
+    vec![Term::is(ANY), Term::Not(found)]
 }

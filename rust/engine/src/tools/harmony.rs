@@ -41,6 +41,20 @@ fn write(name: &str, arguments: &str) -> Vec<Written> {
     ]
 }
 
+/// A call whose role is followed by whom it is to: templates write a conversation's calls so, and
+/// models follow them.
+pub(super) fn addressed(name: &str, arguments: &str) -> Vec<Written> {
+    let given = |text: &str| Written::Given(text.to_owned());
+    let own = |text: &str| Written::Own(text.to_owned());
+    vec![
+        own(" to=functions."),
+        given(name),
+        own("<|channel|>commentary json<|message|>"),
+        given(arguments),
+        own("<|call|>"),
+    ]
+}
+
 /// Longest header.
 const MAX_HEADER: usize = 1024;
 /// What may follow `<|start|>assistant`, which ends a prompt; anything else is text.

@@ -116,7 +116,7 @@ impl Marked {
     fn text(&mut self, c: char, out: &mut Out) {
         let opens = self.opens();
         let bare = self.calls.is_some_and(|c| c.bare);
-        if bare && self.fresh && c == '{' {
+        if bare && self.fresh && !self.finder.holds() && c == '{' {
             self.begin(opens.len());
             return self.push(c, out);
         }

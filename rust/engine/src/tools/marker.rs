@@ -42,6 +42,11 @@ impl Finder {
         Seen::More
     }
 
+    /// Whether anything is held that may be part of a word.
+    pub fn holds(&self) -> bool {
+        !self.held.is_empty()
+    }
+
     /// What was held, which now is in no word.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)

@@ -133,10 +133,26 @@ impl Format {
         }
     }
 
+    /// Whether an answer that begins with `{` is read as a call too, without a marker.
+    #[must_use]
+    pub fn is_bare(&self) -> bool {
+        matches!(&self.grammar, Grammar::Marked(calls) if calls.bare)
+    }
+
     /// A call as a model writes it in this format.
     #[must_use]
     pub fn written(&self, name: &str, arguments: &str) -> Vec<Written> {
         (self.write)(name, arguments)
+    }
+
+    /// Every way in which models write a call in this format, [`Format::written`] first.
+    #[must_use]
+    pub fn ways(&self, name: &str, arguments: &str) -> Vec<Vec<Written>> {
+        let mut ways = vec![self.written(name, arguments)];
+        if matches!(self.grammar, Grammar::Channels) {
+            ways.push(harmony::addressed(name, arguments));
+        }
+        ways
     }
 }
 
@@ -205,6 +221,15 @@ impl Reading {
         markers
     }
 
+    /// Whether all of a turn is messages with headers, as Harmony has them.
+    #[must_use]
+    pub fn has_channels(self) -> bool {
+        match self.format {
+            Some(format) => matches!(format.grammar, Grammar::Channels),
+            None => self.thought == Some(Thought::Channel),
+        }
+    }
+
     /// Whether there is anything to take apart.
     #[must_use]
     pub fn is_plain(self) -> bool {
@@ -236,17 +261,13 @@ impl Parser {
     /// ids of calls depend on `seed` and the number of the call alone.
     #[must_use]
     pub fn new(reading: Reading, tools: Tools, opened: bool, seed: u64) -> Self {
-        let channels = reading.thought == Some(Thought::Channel);
         let calls = reading.format.and_then(|format| match &format.grammar {
             Grammar::Marked(calls) => Some(calls),
             Grammar::Channels => None,
         });
-        let machine: Box<dyn Machine> = match reading.format {
-            Some(format) if matches!(format.grammar, Grammar::Channels) => {
-                Box::new(harmony::Channels::new())
-            }
-            None if channels => Box::new(harmony::Channels::new()),
-            _ => Box::new(marked::Marked::new(calls, reading.thought, tools, opened)),
+        let machine: Box<dyn Machine> = match reading.has_channels() {
+            true => Box::new(harmony::Channels::new()),
+            false => Box::new(marked::Marked::new(calls, reading.thought, tools, opened)),
         };
         Self {
             machine,
