@@ -5,7 +5,8 @@
 `--sequences` decode; then a prompt of `--prompt` tokens arrives. Printed are the median and the
 longest time between two tokens of theirs before it came and while it was read, and its time to the
 first token, with them and alone, medians of the rounds. Prompts are new each time. MODEL is what
-`onegraph run` takes, or a file that is made from `--shape` (models/shapes.toml) where there is none.
+`onegraph run` takes, or a file that is made from `--shape` (models/shapes.toml) where there is
+none.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import itertools
 import json
 import random
 import subprocess
@@ -52,7 +54,7 @@ async def decode(llm: onegraph.LLM, prompt: list[int], times: list[float]) -> No
 
 def gaps(times: list[float], since: float, until: float) -> list[float]:
     """Seconds between two tokens, of those that ended in that time."""
-    pairs = zip(times, times[1:], strict=False)
+    pairs = itertools.pairwise(times)
     return [b - a for a, b in pairs if since < b and a < until]
 
 

@@ -120,7 +120,12 @@ def items(name: str, value: Any, of: str) -> list[Any]:
 
 def integers(name: str, value: Any) -> list[int]:
     """Items of a sequence, each an int of 64 bits."""
-    return [integer(name, item) for item in items(name, value, "integers")]
+    found = items(name, value, "integers")
+    # Long prompts are many plain ones: looked at one by one they would take longer than their page
+    # of the cache.
+    if set(map(type, found)) == {int} and min(found) >= -(2**63) and max(found) < 2**63:
+        return found
+    return [integer(name, item) for item in found]
 
 
 def text(name: str, value: object) -> str:

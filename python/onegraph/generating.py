@@ -783,6 +783,9 @@ def batch(name: str, given: Any) -> list[Any] | None:
     parts = arguments.items(name, given, f"token ids or {name}s, or a str")
     if not parts:
         raise ArgumentError(f"{name} = []: give a text, token ids, or a list of such {name}s")
+    # Of a long prompt's ids one look at each is more than a few milliseconds.
+    if set(map(type, parts)) == {int}:
+        return None
     is_text = [isinstance(part, str) or arguments.is_sequence(part) for part in parts]
     if not any(is_text):
         return None

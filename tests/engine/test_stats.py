@@ -48,8 +48,8 @@ def test_it_says_what_waits_and_runs_while_it_does(tiny: Path) -> None:
         while (during := llm.stats()).running < 2:
             assert time.monotonic() < late
         assert (during.running, during.queued) == (2, 3)
-        # Of 401 tokens each.
-        assert during.pages.sequences == 14
+        # Of 401 tokens each in the end; pages come as they are needed.
+        assert 2 <= during.pages.sequences < 14
         for stream in streams:
             stream.close()
         while (now := llm.stats()).running or now.queued:

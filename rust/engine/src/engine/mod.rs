@@ -37,6 +37,7 @@ mod lookup;
 pub(crate) mod memory;
 mod options;
 mod owner;
+mod pace;
 mod prefixes;
 mod queue;
 mod request;

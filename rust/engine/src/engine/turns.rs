@@ -60,48 +60,6 @@ pub fn slice(step: Option<Duration>, feeding: usize) -> Duration {
     }
 }
 
-/// Bounds of the rows of a slice.
-pub const MIN_ROWS: usize = 8;
-const MAX_ROWS: usize = 4096;
-
-/// Of the time of a slice, what is planned for: no two are equally fast.
-const PLANNED: f64 = 0.9;
-
-/// Rows a second, to cut slices by; results do not depend on the cut.
-#[derive(Debug, Default)]
-pub struct Pace {
-    rows_per_second: Option<f64>,
-    /// Whether the first slice is over, in which kernels may have been compiled.
-    warm: bool,
-    /// The shortest slice so far: what none takes less than, however few its rows.
-    shortest: Option<Duration>,
-}
-
-impl Pace {
-    /// Rows that take so long, where that is known.
-    pub fn rows(&self, slice: Duration) -> Option<usize> {
-        let rows = self.rows_per_second? * slice.as_secs_f64() * PLANNED;
-        Some((rows as usize).clamp(MIN_ROWS, MAX_ROWS))
-    }
-
-    /// Whether a slice may be over in that time.
-    pub fn fits(&self, time: Duration) -> bool {
-        self.shortest.is_some_and(|shortest| shortest <= time)
-    }
-
-    /// One slow slice, in which a list was captured or a kernel compiled, does not make those behind
-    /// it so small that they are slow by themselves.
-    pub fn note(&mut self, rows: usize, took: Duration) {
-        if self.warm {
-            let now = rows as f64 / took.as_secs_f64().max(1e-6);
-            let least = self.rows_per_second.map_or(0.0, |before| before / 2.0);
-            self.rows_per_second = Some(now.max(least));
-            self.shortest = Some(self.shortest.map_or(took, |shortest| shortest.min(took)));
-        }
-        self.warm = true;
-    }
-}
-
 /// Whether a prompt of which nothing was fed does better to wait for another sequence, which has
 /// `computed` so many tokens of its own prompt: where that will have a `page` at least that both begin
 /// with, beyond the tokens `known` by now, and has not come so far yet.
@@ -137,22 +95,6 @@ mod tests {
         assert_eq!(slice(None, 1), ALONE_SLICE);
         assert_eq!(slice(None, 4), ALONE_SLICE / 4);
         assert_eq!(slice(None, 1000), SHARED_SLICE);
-    }
-
-    #[test]
-    fn one_slow_slice_halves_the_pace_at_most() {
-        let mut pace = Pace::default();
-        assert_eq!(pace.rows(MS(50)), None);
-        // In the first one kernels may have been compiled.
-        pace.note(100, Duration::from_secs(9));
-        assert_eq!((pace.rows(MS(50)), pace.fits(MS(50))), (None, false));
-        pace.note(100, MS(100));
-        assert!(pace.fits(MS(100)) && !pace.fits(MS(99)));
-        assert_eq!(pace.rows(MS(50)), Some(45));
-        pace.note(100, MS(10_000));
-        assert_eq!(pace.rows(MS(50)), Some(22));
-        pace.note(10_000, MS(1));
-        assert_eq!(pace.rows(MS(50)), Some(MAX_ROWS));
     }
 
     #[test]

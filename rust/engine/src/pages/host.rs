@@ -19,6 +19,8 @@ pub struct Host {
     taken: usize,
     /// Pieces that are not in use, by their size.
     free: HashMap<usize, Vec<Bytes>>,
+    /// Whether the system had no more.
+    is_out: bool,
     counts: Arc<Counts>,
 }
 
@@ -67,6 +69,24 @@ impl Host {
         };
         self.counts.host_bytes.fetch_add(bytes, Ordering::Relaxed);
         Some(piece)
+    }
+
+    /// Whether [`Host::prepare`] would take a piece, so that `most` of so many bytes are not in use.
+    pub fn is_unprepared(&self, bytes: usize, most: usize) -> bool {
+        let ready = self.free.get(&bytes).map_or(0, Vec::len);
+        let fits = self.taken.saturating_add(bytes) <= self.budget;
+        bytes > 0 && ready < most && fits && !self.is_out
+    }
+
+    /// Takes a piece ahead of its use: a card's driver takes far longer for that than for a copy there.
+    pub fn prepare(&mut self, storage: &dyn Storage, bytes: usize) {
+        match storage.host_memory(bytes) {
+            Ok(piece) => {
+                self.taken += bytes;
+                self.free.entry(bytes).or_default().push(piece);
+            }
+            Err(_) => self.is_out = true,
+        }
     }
 
     /// Takes a piece back.

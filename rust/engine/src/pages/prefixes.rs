@@ -47,6 +47,9 @@ struct Windowed {
     used: u64,
 }
 
+/// Pieces of the host's memory that are ready for states: a prompt leaves two.
+const STATES_AHEAD: usize = 4;
+
 /// A page in the tree.
 #[derive(Debug)]
 struct Node {
@@ -668,6 +671,20 @@ impl Prefixes {
         let nodes = self.nodes.iter().flatten();
         let free = nodes.filter(|node| node.users == 0 && node.page().is_some());
         free.count()
+    }
+
+    /// The size of a piece of the host's memory that will soon be wanted, where `free` pages of the device
+    /// are: for prefixes that give way once these are taken, and for states of the next prompt.
+    pub fn unprepared(&self, storage: &dyn Storage, free: usize) -> Option<usize> {
+        let pages = self.evictable().saturating_sub(free);
+        let states = if self.stateful { STATES_AHEAD } else { 0 };
+        let wanted = [
+            (storage.state_bytes(), states),
+            (storage.page_bytes(Kind::Whole), pages),
+        ];
+        let mut wanted = wanted.into_iter();
+        let found = wanted.find(|(bytes, most)| self.host.is_unprepared(*bytes, *most));
+        found.map(|(bytes, _)| bytes)
     }
 
     /// Whether there are nodes that the store may not know, and it writes.

@@ -7,7 +7,8 @@ use super::{Active, Owner, Task};
 use crate::backend::{Draft, ROUND_ROWS};
 use crate::engine::constrain::all_allowed;
 use crate::engine::lookup::{Text, MOST_DRAFTED};
-use crate::engine::turns::{MIN_ROWS, SHARED_SLICE};
+use crate::engine::pace::MIN_ROWS;
+use crate::engine::turns::SHARED_SLICE;
 use crate::error::Result;
 
 impl Owner {

@@ -67,7 +67,8 @@ impl Owner {
     /// The tokens that a job needs room for, now and in the end.
     pub(super) fn span(&self, job: &Job) -> Span {
         match &job.work {
-            Work::Generate { request, .. } if self.pool.is_tight() => Span {
+            // Else prefixes would give way to pages that it may never fill.
+            Work::Generate { request, .. } => Span {
                 now: (request.prompt.len() + STEPS_AHEAD).min(job.tokens),
                 most: job.tokens,
             },
@@ -83,9 +84,6 @@ impl Owner {
     /// Gives every sequence that decodes the pages of its next steps, the first in line first; whoever
     /// is left without steps aside.
     pub(super) fn make_room(&mut self) -> Result<()> {
-        if !self.pool.is_tight() {
-            return Ok(());
-        }
         while let Some((place, slot, tokens)) = self.next_lacking() {
             let Some(active) = self.active[slot].as_mut() else {
                 continue;

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 use super::pages::backend;
 use super::*;
-use crate::backend::{Kind, Storage, Windows};
+use crate::backend::{HostMemory, Kind, Storage, Windows};
 use crate::pages::{Pool, Sequence};
 
 /// As many tokens; two of the same `kind` begin alike for 50 tokens, and go on by `seed`.
@@ -128,6 +128,8 @@ pub struct Writes {
     pub states: HashMap<usize, u64>,
     /// Bytes of a state.
     pub state_bytes: usize,
+    /// Pieces of the host's memory that were taken.
+    pub pieces: std::cell::Cell<usize>,
 }
 
 /// The state behind one more token.
@@ -147,6 +149,7 @@ impl Writes {
             tables: Default::default(),
             states: HashMap::new(),
             state_bytes,
+            pieces: std::cell::Cell::new(0),
         }
     }
 
@@ -234,6 +237,11 @@ impl Storage for Writes {
     fn read_state(&mut self, slot: usize, to: &mut [u8]) -> Result<()> {
         to[..8].copy_from_slice(&self.states[&slot].to_le_bytes());
         Ok(())
+    }
+
+    fn host_memory(&self, bytes: usize) -> Result<Box<dyn HostMemory>> {
+        self.pieces.set(self.pieces.get() + 1);
+        Ok(Box::new(vec![0; bytes]))
     }
 
     fn write_state(&mut self, slot: usize, from: &[u8]) -> Result<()> {

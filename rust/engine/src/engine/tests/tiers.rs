@@ -553,6 +553,34 @@ fn files_beyond_the_budget_give_way_the_oldest_first() {
     assert!(!store.has_page(Kind::Whole, &keys[3]) && files(&folder.0).len() == 3);
 }
 
+/// Where nobody waits, and never for more than there is to move or may be taken.
+#[test]
+fn memory_of_the_host_is_taken_before_a_prefix_gives_way() {
+    for (budget, most) in [(1 << 20, 2), (256, 1), (0, 0)] {
+        let mut backend = Writes::new(2, 7, 0);
+        let pool = Pool::new(backend.limits(), true, Arc::default());
+        let pool = pool.keeping(false, budget, None, Arc::default());
+        let tokens: Vec<u32> = (0..256).collect();
+        assert!(!pool.prepare(&mut backend), "nothing is kept");
+        let mut sequence = pool.open(&mut backend, 256, &tokens).unwrap().unwrap();
+        for (at, token) in tokens.iter().enumerate() {
+            backend.write(sequence.slot(), at, *token);
+        }
+        sequence.position = tokens.len();
+        sequence.close(&mut backend, &tokens).unwrap();
+        // Of six pages four are kept: two have to go where all are wanted.
+        let mut prepared = 0;
+        while pool.prepare(&mut backend) {
+            prepared += 1;
+        }
+        assert_eq!((prepared, backend.pieces.get()), (most, most));
+        let other: Vec<u32> = (1000..1256).collect();
+        let sequence = pool.open(&mut backend, 256, &other).unwrap().unwrap();
+        assert_eq!(backend.pieces.get(), most, "a prefix that gave way waited");
+        drop(sequence);
+    }
+}
+
 #[test]
 fn a_folder_that_takes_no_files_is_said_once_and_harms_nobody() {
     let folder = Folder::new();
