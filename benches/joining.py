@@ -33,6 +33,9 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 #: Ids that every vocabulary has and that no tokenizer gives a meaning of its own.
 WORDS = range(300, 500)
 
+#: Tokens that there is room for beside the prompt: those that decode take as many at least.
+ROOM = 256
+
 Record = dict[str, Any]
 
 
@@ -80,6 +83,8 @@ async def joined(llm: onegraph.LLM, rng: random.Random, args: argparse.Namespace
     # The first tokens came while others' prompts were still read.
     before = [gap for own in times for gap in gaps(own[args.before // 2 :], 0.0, begun)]
     while_read = [gap for own in times for gap in gaps(own, begun, ended)]
+    if not while_read:
+        raise SystemExit("the sequences ended before the prompt came; give a longer --prompt")
     return {
         "alone": alone,
         "joined": first,
@@ -105,7 +110,7 @@ def main() -> None:
         command = [sys.executable, str(REPOSITORY / "models" / "synth.py"), args.shape]
         subprocess.run([*command, "--mix", args.mix, "-o", args.model], check=True)
     path, rng = hub.resolve(args.model), random.Random(args.seed)
-    load: Record = {"n_ctx": args.prompt + 64, "max_batch": args.sequences + 1, "warmup": True}
+    load: Record = {"n_ctx": args.prompt + ROOM, "max_batch": args.sequences + 1, "warmup": True}
     with onegraph.LLM(path, device=args.device, progress=False, **load) as llm:
         asyncio.run(joined(llm, rng, args))  # warms up
         rounds = [asyncio.run(joined(llm, rng, args)) for _ in range(args.rounds)]

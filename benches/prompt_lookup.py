@@ -227,7 +227,7 @@ def main(arguments: list[str] | None = None) -> int:
             "device": llm.device,
             "kv_type": llm.kv_type,
             **{name: getattr(args, name) for name in ("model", "draft", "length", "tokens")},
-            "machine": asdict(machine.describe(args.device)),
+            "machine": asdict(machine.describe(llm.device)),
             "when": machine.now(),
         }
         run(llm, 0, argparse.Namespace(**{**vars(args), "length": min(args.length, 32)}))

@@ -359,6 +359,51 @@ def test_what_capturing_gains_is_the_record() -> None:
     assert "{:.2f}, {:.2f} and {:.2f} times the rate".format(*gains) in TEXTS["speed"].read_text()
 
 
+def test_what_was_measured_of_many_sequences_is_the_records() -> None:
+    speed = TEXTS["speed"].read_text()
+    for name, of in record("experts_h100.json")["models"].items():
+        ours, theirs = (of[engine]["tg64"][0] for engine in ("onegraph", "llama.cpp"))
+        short = name.rpartition(" ")[0]
+        assert f"| {short} | {ours:,.0f} | {theirs:,.0f} | {ours / theirs:.2f} |" in speed
+    rows = record("graph_eager_batches_h100.json")["rows"]
+    for title, mode in (("one graph", "full"), ("eager", "none")):
+        rates = " | ".join(f"{row['median'][mode]:,.0f}" for row in rows)
+        assert f"| {title} | {rates} |" in speed
+    rounds = record("joining_h100.json")["rounds"]
+    first, alone = (median(r[name] for r in rounds) for name in ("joined", "alone"))
+    longest = max(r["while"][1] for r in rounds)
+    said = " ".join(speed.partition("## A long prompt")[2].partition("```")[0].split())
+    assert f"at most {longest * 1e3:.0f} ms" in said
+    assert f"after {first:.2f} s, {first / alone:.2f} times" in said
+    names = {"llama-3.1-8b": "8B", "gemma-3-4b": "Gemma 3 4B", "qwen3.5-0.8b": "Qwen3.5 0.8B"}
+    for shape, of in record("agent_trace_h100.json")["traces"].items():
+        for engine, turns in of["turns"].items():
+            read, new = (sum(turn[key] for turn in turns) for key in ("read", "new"))
+            later = sorted(turn["first_token_seconds"] * 1e3 for turn in turns[1:])
+            p50, p99 = (later[min(int(part * len(later)), len(later) - 1)] for part in (0.5, 0.99))
+            cells = [p50, p99, turns[0]["first_token_seconds"] * 1e3]
+            title = f"{names[shape.partition(' ')[0]]}, {engine.replace('-server', '.cpp')}"
+            shown = " | ".join(f"{ms:,.0f}" for ms in cells)
+            assert f"| {title} | {read / new:.3f} | {shown} |" in speed
+
+
+def test_what_forms_and_serving_cost_is_the_records() -> None:
+    for row in record("constrained_h100.json")["rows"]:
+        rates = f"{row['free']:,.0f} | {row['held']:,.0f} | {row['ratio']:.3f}"
+        assert f"| {row['sequences']} | {rates} |" in TEXTS["structured"].read_text()
+    for row in record("serving_h100.json")["rows"]:
+        rates = f"{row['generate']:,.0f} | {row['served']:,.0f} | {row['ratio']:.3f}"
+        more = f"+{row['first_more'] * 1e3:.1f} ms | {row['between_p99']:.1f} steps"
+        assert f"| {row['streams']} | {rates} | {more} |" in TEXTS["serving"].read_text()
+    tasks = record("prompt_lookup_h100.json")["tasks"]
+    right = sum(t["accepted"] for t in tasks) / sum(t["drafted"] for t in tasks)
+    ratio = median(t["rate"] / t["plain_rate"] for t in tasks)
+    lookup = " ".join(TEXTS["prompt-lookup"].read_text().split())
+    assert all(t["equal"] == t["tokens"] for t in tasks)
+    assert f"{right:.0%} of the drafted ones were right" in lookup
+    assert f"the rate was {ratio:.2f} times that without" in lookup
+
+
 def test_the_older_table_is_its_record() -> None:
     made = record("speed_h200.json")["models"]
     shown = TEXTS["speed"].read_text().partition("## Against ollama too")[2]

@@ -12,8 +12,9 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benches" / "graph_eager.py"
 
 
 def test_the_table_and_the_record(ksim_env: dict[str, str], tmp_path: Path) -> None:
-    record = tmp_path / "record.json"
+    record, chart = tmp_path / "record.json", tmp_path / "chart.svg"
     options = ["tiny-llama", "--tokens", "6", "--rounds", "2", "--record", record]
+    options += ["--sequences", "3,1", "--chart", chart]
     done = subprocess.run(
         [sys.executable, str(SCRIPT), *map(str, options)],
         env=ksim_env | {"ONEGRAPH_CACHE_DIR": str(tmp_path)},
@@ -24,14 +25,16 @@ def test_the_table_and_the_record(ksim_env: dict[str, str], tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     found = json.loads(record.read_text())
     assert found["card"].startswith("Simulated") and found["driver"] and found["tokens"] == 6
-    (row,) = found["rows"]
-    assert row["model"] == "tiny-llama" and row["mix"] == "Q4_K_M"
-    assert {mode: len(rates) for mode, rates in row["rates"].items()} == {
-        "full": 2,
-        "piecewise": 2,
-        "none": 2,
-    }
-    assert all(rate > 0 for rate in row["median"].values())
+    assert [row["sequences"] for row in found["rows"]] == [1, 3]
+    for row in found["rows"]:
+        assert row["model"] == "tiny-llama" and row["mix"] == "Q4_K_M"
+        assert {mode: len(rates) for mode, rates in row["rates"].items()} == {
+            "full": 2,
+            "piecewise": 2,
+            "none": 2,
+        }
+        assert all(rate > 0 for rate in row["median"].values())
     line = done.stdout.splitlines()[-1]
-    assert line.startswith("| tiny-llama Q4_K_M | ")
+    assert line.startswith("| tiny-llama Q4_K_M | 3 | ")
     assert float(line.split("|")[-2]) > 0
+    assert "<svg" in chart.read_text()

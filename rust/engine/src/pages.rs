@@ -207,20 +207,6 @@ impl Pool {
         Ok(free.prefixes.has_unstored())
     }
 
-    /// Takes a piece of the host's memory that will soon be wanted, where nobody waits. Says whether there
-    /// was one to take.
-    pub fn prepare(&self, backend: &mut dyn Backend) -> bool {
-        let free = &mut *self.free.borrow_mut();
-        let Some(storage) = backend.storage() else {
-            return false;
-        };
-        let wanted = free.prefixes.unprepared(storage, free.pages.len());
-        if let Some(bytes) = wanted {
-            free.prefixes.host.prepare(storage, bytes);
-        }
-        wanted.is_some()
-    }
-
     /// Whether there is something for [`Pool::write_behind`] to do.
     pub fn has_unwritten(&self) -> bool {
         self.free.borrow().prefixes.has_unstored()

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
-use super::Counts;
-use crate::backend::{HostMemory, Storage};
+use super::{Counts, Pool};
+use crate::backend::{Backend, HostMemory, Storage};
 
 /// A piece.
 pub type Bytes = Box<dyn HostMemory>;
@@ -99,5 +99,21 @@ impl Host {
     /// Takes many back.
     pub fn give_all(&mut self, pieces: impl IntoIterator<Item = Bytes>) {
         pieces.into_iter().for_each(|piece| self.give(piece));
+    }
+}
+
+impl Pool {
+    /// Takes a piece of the host's memory that will soon be wanted, where nobody waits. Says whether there
+    /// was one to take.
+    pub fn prepare(&self, backend: &mut dyn Backend) -> bool {
+        let free = &mut *self.free.borrow_mut();
+        let Some(storage) = backend.storage() else {
+            return false;
+        };
+        let wanted = free.prefixes.unprepared(storage, free.pages.len());
+        if let Some(bytes) = wanted {
+            free.prefixes.host.prepare(storage, bytes);
+        }
+        wanted.is_some()
     }
 }
