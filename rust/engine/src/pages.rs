@@ -68,7 +68,8 @@ struct Free {
 impl Free {
     /// Whether `n` pages are free, after as many prefixes have given way as that takes, if it does.
     fn has_room(&mut self, n: usize, backend: &mut dyn Backend) -> Result<bool> {
-        if self.pages.len() + self.prefixes.evictable() < n {
+        // The tree is looked at only where it has to give something up.
+        if self.pages.len() < n && self.pages.len() + self.prefixes.evictable() < n {
             return Ok(false);
         }
         while self.pages.len() < n {

@@ -36,6 +36,9 @@ mod inspect;
 /// step.
 const ADMITTING: Duration = Duration::from_millis(5);
 
+/// How often others are told of pages that sequences took, while the same ones run.
+const TELLING: Duration = Duration::from_millis(10);
+
 /// How long the thread sleeps where there is nothing to do but to wait for files to be written.
 const DISK_WAIT: Duration = Duration::from_micros(200);
 
@@ -206,10 +209,19 @@ pub struct Owner {
     unprepared: bool,
     /// Sequences that were given a slot so far.
     admitted: u64,
-    /// Pages that sequences were given as they grew, or that went aside or came back.
+    /// How often sequences were given pages as they grew.
+    grown: u64,
+    /// Pages that went aside or came back.
     moved: u64,
-    /// Sequences that ran, prompts that were fed, `admitted` and `moved`, when others were told last.
-    told: Option<(usize, usize, u64, u64)>,
+    told: Option<Told>,
+}
+
+/// When others were told last of where pages are.
+struct Told {
+    /// Sequences that ran, prompts that were fed, `admitted` and `moved` by then.
+    what: (usize, usize, u64, u64),
+    grown: u64,
+    at: Instant,
 }
 
 impl Owner {
@@ -237,6 +249,7 @@ impl Owner {
             rates: Rates::default(),
             unprepared: true,
             admitted: 0,
+            grown: 0,
             moved: 0,
             told: None,
         };
@@ -294,13 +307,20 @@ impl Owner {
     }
 
     /// Lets others know what goes on. Where the pages are is looked up only when they may have moved,
-    /// not in every step.
+    /// and not in every step of many sequences that grow.
     fn say(&mut self) {
         let running = self.active.iter().flatten().filter(|a| !a.aside).count();
         let feeding = self.feeding.len();
-        let told = Some((running, feeding, self.admitted, self.moved));
-        if self.told != told {
-            self.told = told;
+        let told = (running, feeding, self.admitted, self.moved);
+        let is_new = self.told.as_ref().is_none_or(|before| {
+            before.what != told || (before.grown != self.grown && before.at.elapsed() > TELLING)
+        });
+        if is_new {
+            self.told = Some(Told {
+                what: told,
+                grown: self.grown,
+                at: Instant::now(),
+            });
             (self.now.running, self.now.feeding) = (running, feeding);
             self.now.aside = self.active.iter().flatten().count() - running;
             self.now.pages_aside = self.pool.aside();

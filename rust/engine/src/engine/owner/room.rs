@@ -89,7 +89,7 @@ impl Owner {
                 continue;
             };
             if active.sequence.grow(&mut *self.backend, tokens)? {
-                self.moved += 1;
+                self.grown += 1;
             } else if !self.backend.is_settled() {
                 // Whoever has ended meanwhile leaves pages.
                 self.deliver(true)?;
