@@ -33,8 +33,8 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 #: Ids that every vocabulary has and that no tokenizer gives a meaning of its own.
 WORDS = range(300, 500)
 
-#: Tokens that there is room for beside the prompt: those that decode take as many at least.
-ROOM = 256
+#: Tokens that there is room for beside the prompt.
+ROOM = 64
 
 Record = dict[str, Any]
 
@@ -47,17 +47,27 @@ async def first_token(llm: onegraph.LLM, prompt: list[int]) -> float:
     return time.perf_counter() - begun
 
 
-async def decode(llm: onegraph.LLM, prompt: list[int], times: list[float]) -> None:
-    """Decodes until it is cancelled; when each token came."""
-    options: Record = {"max_tokens": 100_000, "temperature": 0.0, "ignore_eos": True}
+async def decode(llm: onegraph.LLM, prompt: list[int], runs: list[list[float]]) -> None:
+    """Decodes until it is cancelled, anew where there is no more room; when each token came."""
+    options: Record = {"temperature": 0.0, "ignore_eos": True}
     options["max_tokens"] = llm.n_ctx - len(prompt)
-    async for piece in llm.agenerate(prompt, **options):
-        times += [time.perf_counter()] * len(piece.token_ids)
+    while True:
+        times: list[float] = []
+        runs.append(times)
+        async for piece in llm.agenerate(prompt, **options):
+            times += [time.perf_counter()] * len(piece.token_ids)
 
 
-def gaps(times: list[float], since: float, until: float) -> list[float]:
-    """Seconds between two tokens, of those that ended in that time."""
-    pairs = itertools.pairwise(times)
+async def made(runs: list[list[list[float]]], n: int) -> float:
+    """Waits until each sequence has made so many tokens; when that was."""
+    while min(sum(map(len, own)) for own in runs) < n:
+        await asyncio.sleep(0.001)
+    return time.perf_counter()
+
+
+def gaps(runs: list[list[list[float]]], since: float, until: float) -> list[float]:
+    """Seconds between two tokens of a sequence, of those that were under way in that time."""
+    pairs = (pair for own in runs for times in own for pair in itertools.pairwise(times))
     return [b - a for a, b in pairs if since < b and a < until]
 
 
@@ -68,23 +78,24 @@ async def joined(llm: onegraph.LLM, rng: random.Random, args: argparse.Namespace
         return [rng.choice(WORDS) for _ in range(n)]
 
     alone = await first_token(llm, new(args.prompt))
-    times: list[list[float]] = [[] for _ in range(args.sequences)]
-    tasks = [asyncio.create_task(decode(llm, new(16), own)) for own in times]
-    while not all(len(own) >= args.before for own in times):
-        await asyncio.sleep(0.005)
-    begun = time.perf_counter()
+    runs: list[list[list[float]]] = [[] for _ in range(args.sequences)]
+    # Of several lengths, so that they are not all at their end at once.
+    prompts = [new(16 + i) for i in range(args.sequences)]
+    begin = zip(prompts, runs, strict=True)
+    tasks = [asyncio.create_task(decode(llm, prompt, own)) for prompt, own in begin]
+    # The first tokens came while others' prompts were still read.
+    settled = await made(runs, args.before // 2)
+    begun = await made(runs, args.before)
     first = await first_token(llm, new(args.prompt))
     ended = time.perf_counter()
+    # What was waited for then is known with the next tokens.
+    await made(runs, max(sum(map(len, own)) for own in runs) + 2)
     for task in tasks:
         task.cancel()
     for task in await asyncio.gather(*tasks, return_exceptions=True):
         if isinstance(task, Exception):
             raise task
-    # The first tokens came while others' prompts were still read.
-    before = [gap for own in times for gap in gaps(own[args.before // 2 :], 0.0, begun)]
-    while_read = [gap for own in times for gap in gaps(own, begun, ended)]
-    if not while_read:
-        raise SystemExit("the sequences ended before the prompt came; give a longer --prompt")
+    before, while_read = gaps(runs, settled, begun), gaps(runs, begun, ended)
     return {
         "alone": alone,
         "joined": first,
