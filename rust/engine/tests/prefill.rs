@@ -220,8 +220,8 @@ fn a_prompt_is_offered_in_whole_chunks() {
     let backend = backend(&folder, 512, true);
     assert_eq!(backend.slice(5000, None), 512);
     assert_eq!(backend.slice(5000, Some(4096)), 512);
-    assert_eq!(backend.slice(5000, Some(437)), 384);
-    assert_eq!(backend.slice(400, Some(437)), 384);
+    assert_eq!(backend.slice(5000, Some(437)), 256);
+    assert_eq!(backend.slice(400, Some(437)), 256);
     assert_eq!(backend.slice(400, Some(600)), 400);
     assert_eq!(backend.slice(3, Some(600)), 3);
 }

@@ -86,9 +86,9 @@ impl Chunks {
     /// one chunk.
     pub fn slice(&self, rest: usize, rows: Option<usize>) -> usize {
         let most = rows.unwrap_or(self.most).min(self.most);
-        match rest > most {
-            true => sizes(most).rfind(is_full).unwrap_or(LEAST_CHUNK),
-            false => next_chunk(rest, most).0,
+        match sizes(most).any(|rows| rows >= rest) {
+            true => rest,
+            false => sizes(most).rfind(is_full).unwrap_or(LEAST_CHUNK).min(rest),
         }
     }
 
@@ -375,6 +375,7 @@ mod tests {
         assert_eq!(limited, [8, 32, 96, 256, 256, 256, 768, 1024]);
         // What is left of a prompt goes at once where it fits.
         assert_eq!([of(300, Some(400)), of(9000, None)], [300, 1024]);
+        assert_eq!([of(400, Some(437)), of(3, Some(1))], [256, 3]);
     }
 
     #[test]
