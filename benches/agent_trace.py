@@ -25,11 +25,9 @@ it read, and its answers may end early.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import random
-import subprocess
 import sys
 import tempfile
 import time
@@ -38,9 +36,10 @@ from pathlib import Path
 from typing import Any
 
 import onegraph
-from onegraph.bench import engines, machine, stream
+from onegraph.bench import engines, stream
 from onegraph.bench.engines import llama_server, ollama
 from onegraph.bench.measurement import EngineError
+from runs import make_model, write_record
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -246,9 +245,7 @@ def main() -> int:
     if args.write:
         Path(args.write).write_text(json.dumps(given))
         return 0
-    if args.shape and not Path(args.model).exists():
-        command = [sys.executable, str(REPOSITORY / "models" / "synth.py"), args.shape]
-        subprocess.run([*command, "--mix", args.mix, "-o", args.model], check=True)
+    make_model(args)
     added = sum(len(turn["add"]) for turn in given["turns"])
     longest = len(given["system"]) + added + len(given["turns"]) * given["answer"]
     n_ctx = -(-longest // 64) * 64
@@ -260,10 +257,7 @@ def main() -> int:
         except EngineError as e:
             # What the others did is kept.
             print(f"WARNING: {name}: {e}", file=sys.stderr)
-    if args.record:
-        asked = {name: value for name, value in vars(args).items() if name != "record"}
-        told = {"machine": dataclasses.asdict(machine.describe(device)), "options": asked}
-        Path(args.record).write_text(json.dumps(told | {"turns": found}, indent=1))
+    write_record(args, device, turns=found)
     print("| | read | new | read / new | first token p50, ms | p99, ms | first turn, ms |")
     print("|---|---|---|---|---|---|---|")
     for name, played in found.items():

@@ -13,17 +13,13 @@ ratios, whose spread is printed. MODEL is what `onegraph run` takes, or a file t
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
-import subprocess
-import sys
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import onegraph
 from onegraph import hub
-from onegraph.bench import machine
+from runs import make_model, together, write_record
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -46,16 +42,15 @@ Record = dict[str, Any]
 
 def rate(llm: onegraph.LLM, n: int, turn: int, args: argparse.Namespace, schema: Any) -> float:
     """Tokens a second of `n` sequences."""
-    prompts = [[3 + turn % 100, *[3 + i] * 7] for i in range(n)]
     options: Record = {"temperature": 0.8, "seed": turn, "ignore_eos": schema is None}
-    results = llm.generate(prompts, schema=schema, max_tokens=args.tokens, **options)
+    found, results = together(llm, n, turn, args.tokens, schema=schema, **options)
     for i, result in enumerate(results):
         if len(result.token_ids) != args.tokens:
             raise SystemExit(
                 f"sequence {i} of {n} ended after {len(result.token_ids)} of {args.tokens} tokens "
                 f"({result.finish_reason}); nothing is compared"
             )
-    return n * (args.tokens - 1) / max(r.timings.decode_seconds for r in results)
+    return found
 
 
 def measured(llm: onegraph.LLM, n: int, args: argparse.Namespace) -> Record:
@@ -82,9 +77,7 @@ def main() -> None:
     parser.add_argument("-r", "--rounds", type=int, default=5)
     parser.add_argument("--record", type=Path, help="write the figures as JSON")
     args = parser.parse_args()
-    if args.shape and not Path(args.model).exists():
-        command = [sys.executable, str(REPOSITORY / "models" / "synth.py"), args.shape]
-        subprocess.run([*command, "--mix", args.mix, "-o", args.model], check=True)
+    make_model(args)
     sequences = sorted({int(n) for n in args.sequences.split(",")})
     path = hub.resolve(args.model)
     load: Record = {"n_ctx": args.tokens + 64, "max_batch": max(sequences), "progress": False}
@@ -96,11 +89,8 @@ def main() -> None:
             spread = f"{min(row['ratios']):.3f} to {max(row['ratios']):.3f}"
             rates = f"{row['free']:,.0f} | {row['held']:,.0f}"
             print(f"| {n} | {rates} | {row['ratio']:.3f} ({spread}) |", flush=True)
-        on = machine.describe(llm.device)
-    if args.record:
-        asked = {name: value for name, value in vars(args).items() if name != "record"}
-        told = {"machine": dataclasses.asdict(on), "options": asked, "rows": rows}
-        args.record.write_text(json.dumps(told, indent=1) + "\n")
+        device = llm.device
+    write_record(args, device, rows=rows)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from typing import Any
 
 import onegraph
 from onegraph import _native, nvrtc
+from runs import together
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MODES = ["full", "piecewise", "none"]
@@ -50,19 +51,16 @@ Measured = dict[int, tuple[list[float], list[list[int]]]]
 
 
 def measure(path: Path, mode: str, sequences: list[int], args: argparse.Namespace) -> Measured:
-    """The first round of each number compiles and captures. A rate is of the time from a sequence's
-    first token to its last, of that sequence for which this took longest."""
-    options = {"temperature": 0, "ignore_eos": True, "max_tokens": args.tokens}
+    """The first round of each number compiles and captures."""
+    options = {"temperature": 0, "ignore_eos": True}
     load: dict[str, Any] = {"n_ctx": args.tokens + 64, "max_batch": max(sequences)}
     found: Measured = {}
     with onegraph.LLM(path, device="cuda", cuda_graph=mode, progress=False, **load) as llm:
         for n in sequences:
             rates, tokens = [], []
             for turn in range(args.rounds + 1):
-                prompts = [[3 + turn, *[3 + i] * 7] for i in range(n)]
-                results = llm.generate(prompts, **options)
-                longest = max(r.timings.decode_seconds for r in results)
-                rates.append(n * (args.tokens - 1) / longest)
+                rate, results = together(llm, n, turn, args.tokens, **options)
+                rates.append(rate)
                 tokens += [r.token_ids for r in results]
             found[n] = rates[1:], tokens
         stats = llm.graph_stats()

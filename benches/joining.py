@@ -13,12 +13,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import dataclasses
 import itertools
-import json
 import random
-import subprocess
-import sys
 import time
 from pathlib import Path
 from statistics import median
@@ -26,7 +22,7 @@ from typing import Any
 
 import onegraph
 from onegraph import hub
-from onegraph.bench import machine
+from runs import make_model, write_record
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -117,15 +113,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--record", type=Path, help="write the figures as JSON")
     args = parser.parse_args()
-    if args.shape and not Path(args.model).exists():
-        command = [sys.executable, str(REPOSITORY / "models" / "synth.py"), args.shape]
-        subprocess.run([*command, "--mix", args.mix, "-o", args.model], check=True)
+    make_model(args)
     path, rng = hub.resolve(args.model), random.Random(args.seed)
     load: Record = {"n_ctx": args.prompt + ROOM, "max_batch": args.sequences + 1, "warmup": True}
     with onegraph.LLM(path, device=args.device, progress=False, **load) as llm:
         asyncio.run(joined(llm, rng, args))  # warms up
         rounds = [asyncio.run(joined(llm, rng, args)) for _ in range(args.rounds)]
-        on = machine.describe(llm.device)
+        device = llm.device
     alone, first = (median(each[name] for each in rounds) for name in ("alone", "joined"))
     print("| | between two tokens, median, ms | longest, ms |\n|---|---|---|")
     for name, title in (("before", "before"), ("while", f"while {args.prompt:,} are read")):
@@ -134,10 +128,7 @@ def main() -> None:
         print(f"| {title} | {middle * 1e3:.2f} | {longest * 1e3:.1f} |")
     ratio = f"{first / alone:.2f}"
     print(f"\nfirst token: {first * 1e3:,.0f} ms, alone {alone * 1e3:,.0f} ms: {ratio} times")
-    if args.record:
-        asked = {name: value for name, value in vars(args).items() if name != "record"}
-        told = {"machine": dataclasses.asdict(on), "options": asked, "rounds": rounds}
-        args.record.write_text(json.dumps(told, indent=1) + "\n")
+    write_record(args, device, rounds=rounds)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,6 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
-import json
 import os
 import random
 import sys
@@ -47,9 +46,10 @@ from typing import Any
 
 import onegraph
 from onegraph import hub
-from onegraph.bench import engines, machine
+from onegraph.bench import engines
 from onegraph.bench.arrivals import Answer, Due, Target, arrivals, play, prompt, quantile, report
 from onegraph.bench.engines import llama_server, ollama
+from runs import write_record
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -254,11 +254,7 @@ def main() -> None:
     except (onegraph.Error, OSError) as e:
         raise SystemExit(f"error: {e}") from e
     (show_open if args.rates else show)(rows)
-    if args.record:
-        on = machine.describe(device)
-        options = {name: value for name, value in vars(args).items() if name != "record"}
-        told = {"machine": dataclasses.asdict(on), "options": options, "rows": rows}
-        args.record.write_text(json.dumps(told, indent=1, default=str) + "\n")
+    write_record(args, device, rows=rows)
 
 
 if __name__ == "__main__":
