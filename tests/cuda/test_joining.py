@@ -7,6 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import pytest
 import shapes
 import synth
 
@@ -182,3 +183,41 @@ def test_random_requests_equal_their_solo_runs_and_leave_nothing(on_card: Any) -
     full, eager, captured = found["ways"]
     assert full > 0 and (eager, captured) == (0, 4)
     assert found["hits"] > 0
+
+
+BESIDE = """
+import asyncio
+
+async def joined(llm):
+    async def decode(prompt, begun):
+        pieces = []
+        async for piece in llm.agenerate(prompt, max_tokens=40, **PLAIN):
+            pieces += piece.token_ids
+            begun.set()
+        return pieces
+    events = [asyncio.Event() for _ in range(3)]
+    tasks = [asyncio.create_task(decode(prompt(5 + n, 7 + n), e)) for n, e in enumerate(events)]
+    for event in events:
+        await event.wait()
+    long = await llm.agenerate(prompt(110, 50), max_tokens=9, **PLAIN)
+    return [await task for task in tasks] + [long.token_ids]
+
+load = {"device": "cuda", "n_ctx": 128, "prefill_chunk": 64, "prefix_cache": False}
+with onegraph.LLM(path, max_batch=4, **load) as llm:
+    out["found"] = [asyncio.run(joined(llm)) for _ in range(3)]
+with onegraph.LLM(path, max_batch=1, **load) as llm:
+    asked = [(prompt(5 + n, 7 + n), 40) for n in range(3)] + [(prompt(110, 50), 9)]
+    out["alone"] = [llm.generate(ids, max_tokens=n, **PLAIN).token_ids for ids, n in asked]
+"""
+
+
+@pytest.mark.parametrize(
+    "shape", ["tiny-llama", "tiny-qwen35", "tiny-lfm2", "tiny-gemma3", "tiny-gpt-oss"]
+)
+def test_a_prompt_beside_those_that_decode_changes_none_of_them(
+    on_card: Any, tmp_path: Path, shape: str
+) -> None:
+    path = tmp_path / f"{shape}.gguf"
+    synth.write(path, shapes.find(shape), "Q8_0", seed=1)
+    found = on_card(COUNTING + BESIDE, path=path)
+    assert found["found"] == [found["alone"]] * 3

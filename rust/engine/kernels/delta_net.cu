@@ -1,6 +1,7 @@
 // The gated delta rule as Op::DeltaNet states it. A block takes COLUMNS columns of a head's state, which
-// its threads hold in registers over some rows in order: all of a prompt, or one each where rows are
-// sequences of their own. A warp has eight columns, and four chains of each: lane = chain * 8 + column.
+// its threads hold in registers over some rows in order: the first block those of prompts, each behind it
+// one that is a sequence of its own. A warp has eight columns, and four chains of each:
+// lane = chain * 8 + column.
 //
 // variant.cuh: N_HEAD, N_HEAD_K, HEAD_DIM, COLUMNS, ROOT (1 / sqrt(HEAD_DIM)).
 #include "kv.cuh"
@@ -27,8 +28,8 @@ struct Params {
     const uint32_t* slots;      // [m]
     float eps;
     uint32_t n_slots;
-    uint32_t m;
-    uint32_t rows;  // of a block
+    uint32_t first;  // rows of the first block
+    uint32_t unused;
 };
 
 // The sum of four chains, the same in all lanes of a column.
@@ -49,8 +50,8 @@ KERNEL_BOUNDS(delta_net, Params, WARPS * 32, 1) {
     pdl_wait();
     pdl_trigger();
     delay_block();
-    const uint32_t first = blockIdx.y * p.rows;
-    const uint32_t end = p.m - first < p.rows ? p.m : first + p.rows;
+    const uint32_t first = blockIdx.y == 0 ? 0 : p.first + blockIdx.y - 1;
+    const uint32_t end = blockIdx.y == 0 ? p.first : first + 1;
     uint32_t slot = PADDING_SLOT;
     float s[CHAIN];
     auto at = [&](uint32_t j) {

@@ -1,6 +1,6 @@
 // out[r][c] = sum over j of weight[c][j] * x_(r - TAPS + 1 + j)[c], over the tokens of r's sequence; what
-// came before the rows is in the state of its slot. A thread takes a channel, a block some rows in order:
-// all of a prompt, or one each where rows are sequences of their own.
+// came before the rows is in the state of its slot. A thread takes a channel, the first block some
+// rows in order, those of prompts, and each behind it one that is a sequence of its own.
 //
 // With gates x[r] has three parts, b, c and u: the convolution is of b * u, and out[r] is c times it.
 //
@@ -20,9 +20,7 @@ struct Params {
     const uint32_t* positions;  // [m]
     const uint32_t* slots;      // [m]
     uint32_t n_slots;
-    uint32_t m;
-    uint32_t rows;  // of a block
-    uint32_t unused;
+    uint32_t first;  // rows of the first block
 };
 
 KERNEL(short_conv, Params) {
@@ -34,8 +32,8 @@ KERNEL(short_conv, Params) {
     float weight[TAPS], last[TAPS];
 #pragma unroll
     for (uint32_t j = 0; j < TAPS; j++) weight[j] = p.weight[c * TAPS + j];
-    const uint32_t first = blockIdx.y * p.rows;
-    const uint32_t end = p.m - first < p.rows ? p.m : first + p.rows;
+    const uint32_t first = blockIdx.y == 0 ? 0 : p.first + blockIdx.y - 1;
+    const uint32_t end = blockIdx.y == 0 ? p.first : first + 1;
     uint32_t slot = PADDING_SLOT;
     auto at = [&](uint32_t j) {
         return p.state + (static_cast<uint64_t>(slot) * KEPT + j) * CHANNELS + c;

@@ -152,7 +152,6 @@ impl Card {
             slots: slots.address(),
             ring: ring.address(),
             step: step.address(),
-            masks: 0,
             drafts: None,
         });
         let image = compiler.image(&specs[0].variant).unwrap();

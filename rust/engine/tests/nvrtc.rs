@@ -357,7 +357,7 @@ fn model(arch: &str, plan: Plan, kv: &'static QuantType, fuse: bool) -> Card {
 
 fn add(kernels: &mut HashSet<Variant>, card: &Card) {
     let steps = [1, 8, 64].map(|n| (n, n, Path::Decode { bucket: n }));
-    let prompt = (PROMPT, 1, Path::Prefill { span: PROMPT });
+    let prompt = (PROMPT, 1, Path::prompt(PROMPT));
     for (rows, out, path) in steps.into_iter().chain([prompt]) {
         let pass = |hidden| Pass {
             rows,

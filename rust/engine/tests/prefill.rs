@@ -218,10 +218,10 @@ fn a_prompt_is_offered_in_whole_chunks() {
     }
     let folder = Folder::new();
     let backend = backend(&folder, 512, true);
-    assert_eq!(backend.slice(5000, None), 512);
-    assert_eq!(backend.slice(5000, Some(4096)), 512);
-    assert_eq!(backend.slice(5000, Some(437)), 256);
-    assert_eq!(backend.slice(400, Some(437)), 256);
-    assert_eq!(backend.slice(400, Some(600)), 400);
-    assert_eq!(backend.slice(3, Some(600)), 3);
+    assert_eq!(backend.slice(5000, None, 0), 512);
+    assert_eq!(backend.slice(5000, Some(4096), 0), 512);
+    assert_eq!(backend.slice(5000, Some(437), 0), 256);
+    assert_eq!(backend.slice(400, Some(437), 0), 256);
+    assert_eq!(backend.slice(400, Some(600), 0), 400);
+    assert_eq!(backend.slice(3, Some(600), 0), 3);
 }

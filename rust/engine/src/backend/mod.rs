@@ -17,6 +17,7 @@ pub mod cuda;
 mod graphs;
 mod inspect;
 mod memory;
+mod parts;
 mod storage;
 mod windows;
 
@@ -26,6 +27,7 @@ pub use graphs::{
 };
 pub use inspect::Inspect;
 pub use memory::{check_state, not_below, pages_of, pool_pages, KvLayer, KvPages, Needs};
+pub use parts::Part;
 pub use storage::{HostMemory, Storage};
 pub use windows::{Kind, Windows};
 
@@ -363,22 +365,45 @@ pub trait Backend: Send {
 
     /// Says what a constrained `slot` may draw next: a set for the next draw, or where a step verifies a
     /// draft of its, one for each of its rows. Every draw of a constrained slot needs one of its own,
-    /// before [`Backend::prefill`] draws, [`Backend::draw`], or [`Backend::decode_drafted`].
+    /// before [`Backend::feed`] draws, [`Backend::draw`], or [`Backend::decode_drafted`].
     ///
     /// # Errors
     /// [`Error::Internal`] for a slot that is not constrained or sets of another vocabulary.
     fn allow(&mut self, slot: usize, rows: Vec<Allowed>) -> Result<()>;
 
-    /// Feeds tokens of the prompt, the first of them at position `start`. With `sample`, these are
-    /// the last ones: the first token is drawn and the slot decodes from then on.
-    fn prefill(&mut self, slot: usize, tokens: &[u32], start: usize, sample: bool) -> Result<()>;
+    /// Feeds parts of prompts, each of a slot of its own, in as few passes as hold them. With `step` a
+    /// decode step of every slot that decodes is a part of the first. Gives the slots whose part could not
+    /// be fed, each with why; what ails one that decodes comes as its [`Finish::Failed`].
+    ///
+    /// # Errors
+    /// Of all slots; [`Error::Internal`] for a step where it is not [`Backend::is_settled`].
+    fn feed(&mut self, parts: &[Part<'_>], step: bool) -> Result<Vec<(usize, Error)>>;
 
-    /// How many of a prompt's `rest` tokens to feed in one call, which is not to take longer than
-    /// `rows` rows do, where the caller knows; between calls a request may be cancelled and others
-    /// decode.
-    fn slice(&self, rest: usize, rows: Option<usize>) -> usize {
-        rest.min(rows.unwrap_or(FIRST_SLICE)).min(MOST_SLICE)
+    /// Feeds one such part. With `last`, the first token is drawn and the slot decodes from then on.
+    ///
+    /// # Errors
+    /// As [`Backend::feed`], and that slot's own.
+    fn prefill(&mut self, slot: usize, tokens: &[u32], start: usize, last: bool) -> Result<()> {
+        let part = Part {
+            slot,
+            tokens,
+            start,
+            last,
+        };
+        let failed = self.feed(&[part], false)?;
+        failed.into_iter().next().map_or(Ok(()), |(_, e)| Err(e))
     }
+
+    /// How many of prompts' `rest` tokens to feed in one call, beside a step of `stepping` sequences, which
+    /// is not to take longer than `rows` rows do, where the caller knows; between calls a request may be
+    /// cancelled and others decode.
+    fn slice(&self, rest: usize, rows: Option<usize>, stepping: usize) -> usize {
+        let rows = rows.map_or(FIRST_SLICE, |rows| rows.saturating_sub(stepping).max(1));
+        rest.min(rows).min(MOST_SLICE)
+    }
+
+    /// Whether a step of so many sequences may be a part of [`Backend::feed`]: it has the same bits.
+    fn steps_beside_prompts(&self, sequences: usize) -> bool;
 
     /// Queues one decode step of every slot that decodes. An error is one of all slots; what ails
     /// one slot comes as its [`Finish::Failed`]. Where one of them is constrained the step stops before

@@ -1,5 +1,5 @@
 //! The thread that owns a backend: it admits requests to free slots, feeds prompts in slices
-//! between decode steps, and sends out what is drawn. Requests meet only here, and what goes wrong
+//! beside or between decode steps, and sends out what is drawn. Requests meet only here, and what goes wrong
 //! with one of them ends that one alone.
 
 mod room;
@@ -31,6 +31,7 @@ use crate::tokenizer::Tokenizer;
 mod drafts;
 mod feed;
 mod inspect;
+mod prompts;
 
 /// How long requests may be given slots while others decode; the rest have their turn after the next
 /// step.
@@ -272,8 +273,9 @@ impl Owner {
         while self.admit()? {
             let (begun, before) = (Instant::now(), self.now.done);
             self.drop_cancelled()?;
-            self.feed()?;
-            self.step()?;
+            if !self.feed()? {
+                self.step()?;
+            }
             let done = &self.now.done;
             self.rates.note(
                 begun.elapsed(),
@@ -467,7 +469,13 @@ impl Owner {
 
     /// Whether a sequence decodes.
     fn decodes(&self) -> bool {
-        self.active.iter().flatten().any(Active::decodes)
+        self.decoding() > 0
+    }
+
+    /// How many do.
+    fn decoding(&self) -> usize {
+        let running = self.active.iter().flatten();
+        running.filter(|active| active.decodes()).count()
     }
 
     /// One decode step of every slot that decodes, and what the steps before gave.

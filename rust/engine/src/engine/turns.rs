@@ -60,6 +60,12 @@ pub fn slice(step: Option<Duration>, feeding: usize) -> Duration {
     }
 }
 
+/// How long a pass over prompts may take that is a step too, of sequences whose last step took `step`: what
+/// one may wait for its next token, or a quarter more than the step by itself.
+pub fn beside(step: Duration) -> Duration {
+    SHARED_SLICE.max(step + step / 4)
+}
+
 /// Whether a prompt of which nothing was fed does better to wait for another sequence, which has
 /// `computed` so many tokens of its own prompt: where that will have a `page` at least that both begin
 /// with, beyond the tokens `known` by now, and has not come so far yet.
@@ -92,6 +98,7 @@ mod tests {
         }
         // Slow steps: a quarter more.
         assert_eq!(slice(Some(MS(400)), 1), MS(100));
+        assert_eq!((beside(MS(3)), beside(MS(400))), (SHARED_SLICE, MS(500)));
         assert_eq!(slice(None, 1), ALONE_SLICE);
         assert_eq!(slice(None, 4), ALONE_SLICE / 4);
         assert_eq!(slice(None, 1000), SHARED_SLICE);

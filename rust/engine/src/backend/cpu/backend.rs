@@ -8,6 +8,7 @@ use rayon::prelude::*;
 use super::interpreter::Interpreter;
 use super::memory::{self, MAX_ROWS};
 use super::simd::{self, Isa, Task};
+use crate::backend::parts::{known, no_step_beside, take, Part};
 use crate::backend::{
     Backend, Batch, Draft, Event, Finish, Kind, Limits, LogitsPath, RunnerOptions, SlotRequest,
     Storage, Weights,
@@ -26,6 +27,8 @@ pub struct CpuBackend {
     /// The rows of a step that stopped before its draw, and the slots of it that failed.
     undrawn: Option<(Vec<Rows>, Vec<usize>)>,
     sampling: Duration,
+    /// Of a pass.
+    most_rows: usize,
 }
 
 /// What a slot decodes.
@@ -44,11 +47,31 @@ struct Sequence {
     paused: bool,
 }
 
-/// The rows of a sequence in a step: the token drawn last, and those drafted to follow it.
+/// The rows of a sequence in a pass: of one that decodes the token drawn last, and those drafted to follow
+/// it; else of a prompt.
 struct Rows {
     slot: usize,
     tokens: Vec<u32>,
     position: usize,
+    /// How many of them, the last ones, are drawn from.
+    drawn: usize,
+}
+
+impl Rows {
+    /// Of a part of a prompt.
+    fn of(part: &Part<'_>) -> Self {
+        Self {
+            slot: part.slot,
+            tokens: part.tokens.to_vec(),
+            position: part.start,
+            drawn: usize::from(part.last),
+        }
+    }
+
+    /// The tokens of the rows that are drawn from.
+    fn drawn(&self) -> &[u32] {
+        &self.tokens[self.tokens.len() - self.drawn..]
+    }
 }
 
 /// What a row's logits gave.
@@ -158,6 +181,7 @@ impl CpuBackend {
             queued: false,
             undrawn: None,
             sampling: Duration::ZERO,
+            most_rows: memory::most_rows(options),
         })
     }
 
@@ -169,7 +193,7 @@ impl CpuBackend {
     }
 
     /// One pass of `tokens` of one slot, from position `start` on; logits of the `wanted` last.
-    fn feed(&mut self, slot: usize, tokens: &[u32], start: usize, wanted: usize) -> Result<()> {
+    fn pass_of(&mut self, slot: usize, tokens: &[u32], start: usize, wanted: usize) -> Result<()> {
         let n = tokens.len() as u32;
         let positions: Vec<u32> = (0..n).map(|i| start as u32 + i).collect();
         let out_rows: Vec<u32> = (n - wanted as u32..n).collect();
@@ -181,8 +205,8 @@ impl CpuBackend {
         })
     }
 
-    /// Draws from the logits of the last pass, one row for each of `rows`' tokens in this order, but for
-    /// slots that have `failed`. Slots ascend; the cache has the first token of each.
+    /// Draws from the logits of the last pass, in the order of `rows`, but for slots that have `failed`.
+    /// Slots ascend; the cache has the first token of each that is drawn from.
     fn draw_rows(&mut self, rows: &[Rows], failed: &[usize]) {
         let started = Instant::now();
         let level = self.interpreter.level();
@@ -191,7 +215,7 @@ impl CpuBackend {
         let mut sequences = self.slots.iter_mut().enumerate();
         let mut tasks = Vec::with_capacity(rows.len());
         for own in rows {
-            let (its, rest) = logits.split_at(logits.len().min(own.tokens.len() * n_vocab));
+            let (its, rest) = logits.split_at(logits.len().min(own.drawn * n_vocab));
             logits = rest;
             let found = sequences.find(|(slot, _)| *slot == own.slot);
             let sequence = found.and_then(|(_, sequence)| sequence.as_mut());
@@ -219,7 +243,7 @@ impl CpuBackend {
                 let event = sequence.advance(own.slot, drawn, n_ctx);
                 // The next row is of this token only where it was drafted.
                 let goes_on =
-                    event.finish.is_none() && own.tokens.get(row + 1) == Some(&event.token);
+                    event.finish.is_none() && own.drawn().get(row + 1) == Some(&event.token);
                 events.push(event);
                 if !goes_on {
                     break;
@@ -249,6 +273,7 @@ impl CpuBackend {
                 tokens.extend(draft.iter().flat_map(|draft| &draft.tokens));
                 rows.push(Rows {
                     slot,
+                    drawn: tokens.len(),
                     tokens,
                     position: sequence.position,
                 });
@@ -277,25 +302,8 @@ impl CpuBackend {
 
     /// Computes `rows`; returns the slots that failed, and those of them that had a draft.
     fn compute_rows(&mut self, rows: &[Rows]) -> Result<(Vec<usize>, Vec<usize>)> {
-        if rows.is_empty() {
-            return Ok((Vec::new(), Vec::new()));
-        }
-        let (mut tokens, mut positions, mut slots) = (Vec::new(), Vec::new(), Vec::new());
-        for own in rows {
-            let first = own.position as u32;
-            tokens.extend(&own.tokens);
-            positions.extend((first..).take(own.tokens.len()));
-            slots.extend(own.tokens.iter().map(|_| own.slot as u32));
-        }
-        let out_rows: Vec<u32> = (0..tokens.len() as u32).collect();
-        let done = self.interpreter.forward(&Batch {
-            tokens: &tokens,
-            positions: &positions,
-            slots: &slots,
-            out_rows: &out_rows,
-        });
         let (mut failed, mut undrawn) = (Vec::new(), Vec::new());
-        for (slot, error) in self.interpreter.take_failures() {
+        for (slot, error) in self.forward(rows)? {
             let drafted = |own: &Rows| own.slot == slot && own.tokens.len() > 1;
             if rows.iter().any(drafted) {
                 undrawn.push(slot);
@@ -305,7 +313,35 @@ impl CpuBackend {
             }
             failed.push(slot);
         }
-        // An error of some sequences is in their events; any other is one of all.
+        for own in rows.iter().filter(|own| !failed.contains(&own.slot)) {
+            self.sequence(own.slot)?.position += 1;
+        }
+        Ok((failed, undrawn))
+    }
+
+    /// One pass over `rows`; the sequences that could not go on, by slot, each with why.
+    fn forward(&mut self, rows: &[Rows]) -> Result<Vec<(usize, Error)>> {
+        if rows.is_empty() {
+            return Ok(Vec::new());
+        }
+        let (mut tokens, mut positions, mut slots) = (Vec::new(), Vec::new(), Vec::new());
+        let mut out_rows = Vec::new();
+        for own in rows {
+            let first = own.position as u32;
+            tokens.extend(&own.tokens);
+            positions.extend((first..).take(own.tokens.len()));
+            slots.extend(own.tokens.iter().map(|_| own.slot as u32));
+            let end = tokens.len() as u32;
+            out_rows.extend(end - own.drawn as u32..end);
+        }
+        let done = self.interpreter.forward(&Batch {
+            tokens: &tokens,
+            positions: &positions,
+            slots: &slots,
+            out_rows: &out_rows,
+        });
+        let failed = self.interpreter.take_failures();
+        // What some sequences met with is theirs; any other error is one of all.
         let of_sequences = matches!(
             done,
             Err(Error::Activations { .. } | Error::KvBounds { .. })
@@ -313,10 +349,30 @@ impl CpuBackend {
         if !of_sequences || failed.is_empty() {
             done?;
         }
-        for own in rows.iter().filter(|own| !failed.contains(&own.slot)) {
-            self.sequence(own.slot)?.position += 1;
+        Ok(failed)
+    }
+
+    /// A pass over parts of prompts and, beside them, a step's rows; the slots whose part failed.
+    fn feed_pass(&mut self, parts: &[Part<'_>], step: Vec<Rows>) -> Result<Vec<(usize, Error)>> {
+        let mut rows: Vec<Rows> = parts.iter().map(Rows::of).collect();
+        rows.extend(step);
+        rows.sort_unstable_by_key(|own| own.slot);
+        let is_fed = |slot: usize| parts.iter().any(|part| part.slot == slot);
+        let (mut failed, mut refused) = (Vec::new(), Vec::new());
+        for (slot, error) in self.forward(&rows)? {
+            failed.push(slot);
+            if is_fed(slot) {
+                refused.push((slot, error));
+            } else {
+                let event = self.sequence(slot)?.fail(slot, error);
+                self.events.push(event);
+            }
         }
-        Ok((failed, undrawn))
+        for own in rows.iter().filter(|own| !failed.contains(&own.slot)) {
+            self.sequence(own.slot)?.position = own.position + own.tokens.len();
+        }
+        self.draw_rows(&rows, &failed);
+        Ok(refused)
     }
 }
 
@@ -408,24 +464,30 @@ impl Backend for CpuBackend {
         }
     }
 
-    fn prefill(&mut self, slot: usize, tokens: &[u32], start: usize, sample: bool) -> Result<()> {
-        self.sequence(slot)?;
-        let mut fed = 0;
-        for chunk in tokens.chunks(MAX_ROWS) {
-            let last = sample && fed + chunk.len() == tokens.len();
-            self.feed(slot, chunk, start + fed, usize::from(last))?;
-            fed += chunk.len();
-            self.sequence(slot)?.position = start + fed;
+    fn feed(&mut self, parts: &[Part<'_>], step: bool) -> Result<Vec<(usize, Error)>> {
+        if step && !self.is_settled() {
+            return Err(no_step_beside(self.rows(&[]).len(), false));
         }
-        if sample && fed > 0 {
-            let row = Rows {
-                slot,
-                tokens: tokens[fed - 1..].to_vec(),
-                position: start + fed - 1,
-            };
-            self.draw_rows(&[row], &[]);
+        for part in parts {
+            self.sequence(part.slot)?;
         }
-        Ok(())
+        let (mut rest, mut failed) = known(parts, self.limits.n_vocab);
+        let mut rows = match step {
+            true => self.rows(&[]),
+            false => Vec::new(),
+        };
+        while !rest.is_empty() || !rows.is_empty() {
+            let taken = take(&mut rest, self.most_rows.saturating_sub(rows.len()));
+            let refused = self.feed_pass(&taken, std::mem::take(&mut rows))?;
+            rest.retain(|part| refused.iter().all(|(slot, _)| part.slot != *slot));
+            failed.extend(refused);
+        }
+        self.queued |= step;
+        Ok(failed)
+    }
+
+    fn steps_beside_prompts(&self, _sequences: usize) -> bool {
+        true
     }
 
     fn decode(&mut self) -> Result<()> {
@@ -525,7 +587,7 @@ impl Backend for CpuBackend {
         let n = tokens.len().saturating_mul(self.limits.n_vocab);
         memory::reserve(&mut logits, n, "the logits asked for")?;
         for (i, chunk) in tokens.chunks(rows).enumerate() {
-            self.feed(slot, chunk, start + i * rows, chunk.len())?;
+            self.pass_of(slot, chunk, start + i * rows, chunk.len())?;
             logits.extend_from_slice(self.interpreter.logits());
         }
         Ok(logits)

@@ -30,6 +30,15 @@ impl Owner {
         if !self.backend.awaits_draw() {
             return Ok(());
         }
+        self.allow_next()?;
+        match self.backend.draw() {
+            Ok(()) => Ok(()),
+            Err(e) => self.fail_decoding(&e),
+        }
+    }
+
+    /// Says what every constrained sequence that decodes may draw next.
+    pub(super) fn allow_next(&mut self) -> Result<()> {
         let begun = Instant::now();
         let active = self.active.iter_mut().enumerate();
         let due = active.filter_map(|(slot, a)| Some((slot, a.as_mut()?.constrained()?)));
@@ -38,10 +47,7 @@ impl Owner {
             self.go_on_or_fail(slot, said)?;
         }
         self.text_time += begun.elapsed();
-        match self.backend.draw() {
-            Ok(()) => Ok(()),
-            Err(e) => self.fail_decoding(&e),
-        }
+        Ok(())
     }
 
     /// Says what each row of a step that verifies drafts may draw, where a sequence is constrained.
@@ -63,7 +69,7 @@ impl Owner {
     }
 
     /// Ends the sequence of a slot that something went wrong with.
-    fn go_on_or_fail(&mut self, slot: usize, gone: Result<()>) -> Result<()> {
+    pub(super) fn go_on_or_fail(&mut self, slot: usize, gone: Result<()>) -> Result<()> {
         let Err(e) = gone else {
             return Ok(());
         };

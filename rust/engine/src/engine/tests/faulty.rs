@@ -12,12 +12,16 @@ pub struct Faults {
     pub fail_one_at: Option<usize>,
     /// Whether there are steps that verify drafts.
     pub verifies_drafts: bool,
+    /// Whether there are passes over prompts that are a step too.
+    pub steps_beside: bool,
     /// Every step sleeps so long.
     pub delay: Duration,
     /// Every row of a prompt sleeps so long.
     pub row_delay: Duration,
     /// What was done, in order.
     pub log: Arc<Mutex<Vec<Did>>>,
+    /// Of every pass over prompts how many it was over, and whether it was a step too.
+    pub passes: Arc<Mutex<Vec<(usize, bool)>>>,
     /// The first slice of logits waits until this is open.
     pub gate: Option<Arc<Barrier>>,
     /// Rows of logits that were computed before the first prompt was fed.
@@ -31,9 +35,11 @@ impl Default for Faults {
             error_at: None,
             fail_one_at: None,
             verifies_drafts: true,
+            steps_beside: true,
             delay: Duration::ZERO,
             row_delay: Duration::ZERO,
             log: Arc::default(),
+            passes: Arc::default(),
             gate: None,
             rows_before: Arc::default(),
         }
@@ -123,14 +129,29 @@ impl Backend for Faulty {
         self.inner.allow(slot, rows)
     }
 
-    fn prefill(&mut self, slot: usize, tokens: &[u32], start: usize, sample: bool) -> Result<()> {
-        let rows = tokens.len();
+    fn feed(
+        &mut self,
+        parts: &[crate::backend::Part<'_>],
+        step: bool,
+    ) -> Result<Vec<(usize, Error)>> {
+        let rows: usize = parts.iter().map(|part| part.tokens.len()).sum();
         std::thread::sleep(self.faults.delay + self.faults.row_delay * rows as u32);
-        let did = Did::Fed(self.firsts[&slot], rows);
-        self.faults.log.lock().unwrap().push(did);
+        for part in parts {
+            let did = Did::Fed(self.firsts[&part.slot], part.tokens.len());
+            self.faults.log.lock().unwrap().push(did);
+            let end = part.start + part.tokens.len();
+            (part.start..end).for_each(|position| self.writes(part.slot, position));
+        }
         self.faults.rows_before.lock().unwrap().1 = true;
-        (start..start + tokens.len()).for_each(|position| self.writes(slot, position));
-        self.inner.prefill(slot, tokens, start, sample)
+        self.faults.passes.lock().unwrap().push((parts.len(), step));
+        if step {
+            self.before_step()?;
+        }
+        self.inner.feed(parts, step)
+    }
+
+    fn steps_beside_prompts(&self, sequences: usize) -> bool {
+        self.faults.steps_beside && self.inner.steps_beside_prompts(sequences)
     }
 
     fn decode(&mut self) -> Result<()> {

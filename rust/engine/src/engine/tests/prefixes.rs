@@ -288,8 +288,12 @@ impl Backend for Writes {
         self.inner.allow(slot, rows)
     }
 
-    fn prefill(&mut self, _: usize, _: &[u32], _: usize, _: bool) -> Result<()> {
-        Ok(())
+    fn feed(&mut self, _: &[crate::backend::Part<'_>], _: bool) -> Result<Vec<(usize, Error)>> {
+        Ok(Vec::new())
+    }
+
+    fn steps_beside_prompts(&self, _: usize) -> bool {
+        false
     }
 
     fn decode(&mut self) -> Result<()> {

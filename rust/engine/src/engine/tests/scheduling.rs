@@ -56,11 +56,18 @@ fn is_step(did: &Did) -> bool {
 
 #[test]
 fn a_prompt_keeps_no_running_sequence_waiting_for_more_than_fifty_milliseconds() {
+    for steps_beside in [true, false] {
+        slices_keep_to_their_time(steps_beside);
+    }
+}
+
+fn slices_keep_to_their_time(steps_beside: bool) {
     // A row takes a millisecond; a step, and every call, five more. The machine may be slower than
     // that, never faster, so that slices can only be smaller than they have to be.
     let faults = Faults {
         delay: MS(5),
         row_delay: MS(1),
+        steps_beside,
         ..Faults::default()
     };
     let engine = engine_with(3, faults.clone());
@@ -89,6 +96,60 @@ fn a_prompt_keeps_no_running_sequence_waiting_for_more_than_fifty_milliseconds()
         "the first slice of an unknown pace: {first:?}"
     );
     assert!(most > 8, "slices of {most} rows: the time is not used");
+}
+
+#[test]
+fn a_prompt_and_a_step_are_one_pass() {
+    let faults = Faults {
+        delay: MS(1),
+        ..Faults::default()
+    };
+    let engine = engine_with(3, faults.clone());
+    let running = submit(&engine, &long(1, 1, 190));
+    until(&faults, |log| {
+        log.iter().filter(|did| is_step(did)).count() > 3
+    });
+    faults.passes.lock().unwrap().clear();
+    finish(&submit(&engine, &long(2, 190, 1))).unwrap();
+    running.cancel();
+    let passes = faults.passes.lock().unwrap().clone();
+    assert!(passes.len() > 2, "{passes:?}");
+    assert!(passes.iter().all(|pass| *pass == (1, true)), "{passes:?}");
+    // Between two parts of the prompt there is that one step.
+    let log = faults.log.lock().unwrap().clone();
+    let fed = |did: &Did| matches!(did, Did::Fed(2, _));
+    let first = log.iter().position(fed).unwrap();
+    let last = log.iter().rposition(fed).unwrap();
+    let steps = log[first..last].iter().filter(|did| is_step(did)).count();
+    assert_eq!(steps, passes.len() - 1, "{log:?}");
+}
+
+#[test]
+fn short_prompts_share_a_pass() {
+    // Alone, and beside one that decodes.
+    for beside in [false, true] {
+        let gate = Arc::new(Barrier::new(2));
+        let faults = Faults {
+            delay: MS(2),
+            gate: Some(gate.clone()),
+            ..Faults::default()
+        };
+        let engine = engine_with(8, faults.clone());
+        // While logits are computed the prompts come.
+        let logits = engine.logits(&[1, 2], LogitsPath::Prefill, POLL).unwrap();
+        let running = beside.then(|| submit(&engine, &long(1, 1, 190)));
+        let short: Vec<_> = (2..8).map(|i| submit(&engine, &long(i, 3, 5))).collect();
+        gate.wait();
+        let found: Vec<Piece> = short.iter().map(|ticket| finish(ticket).unwrap()).collect();
+        drop((logits, running));
+        let passes = faults.passes.lock().unwrap().clone();
+        let most = passes.iter().map(|(parts, _)| *parts).max();
+        assert!(most > Some(2), "{passes:?}");
+        for (i, piece) in (2..8).zip(&found) {
+            let alone = finish(&submit(&engine, &long(i, 3, 5))).unwrap();
+            assert!(same(piece, &alone), "{i}");
+        }
+    }
 }
 
 #[test]

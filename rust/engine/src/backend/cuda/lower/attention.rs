@@ -6,7 +6,7 @@ use super::params::{Attention, KvView, PromptAttention, CONSTANTS};
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::{Kind, Spec, Traffic};
 use crate::backend::PAGE_TOKENS;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::plan::{BufferId, KvShape, Plan, WeightId};
 
 static SOURCE: Source = source!("attention.cu", CONSTANTS, Attention, KvView);
@@ -143,7 +143,12 @@ fn even_parts(group: usize, most: usize) -> (usize, usize) {
 pub fn specs(l: &Lowering, op: &AttentionOp, pass: &Pass) -> Result<Vec<Spec>> {
     let span = match pass.path {
         Path::Decode { .. } => None,
-        Path::Prefill { span } => Some(span.min(l.n_ctx)),
+        Path::Prefill { steps: 1.., .. } => {
+            return Err(Error::Internal(
+                "a step beside a prompt over a cache whose sums depend on the pass".into(),
+            ))
+        }
+        Path::Prefill { span, .. } => Some(span.min(l.n_ctx)),
     };
     let mut specs = match span.and_then(|_| prompt_shared(l, op.n_head, op.kv)) {
         Some(shared) => vec![prompt_spec(l, op, pass, shared)?],

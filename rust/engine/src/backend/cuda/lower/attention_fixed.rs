@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::plan::KvShape;
 use crate::quant::{self, QuantType};
 use std::f64::consts::LOG2_E;
+use std::ops::Range;
 
 static STEP: Source = source!("attention_fixed.cu", CONSTANTS, AttentionFixed, KvView);
 static PROMPT: Source = source!(
@@ -46,9 +47,16 @@ const BLOCKS_PER_SM: usize = 2;
 /// and 2,448 behind 16,384 (`onegraph graph --position`).
 const ALONE_SHARED: usize = 76;
 
-/// Warps of a block of prompt_attention_fixed.cu, of 16 queries each, and widest heads it takes.
+/// Warps of a block of prompt_attention_fixed.cu, of 16 queries each: where blocks of the first would leave
+/// half the card idle, the second. And the widest heads it takes.
 const PROMPT_WARPS: usize = 8;
+const FEW_WARPS: usize = 4;
 const PROMPT_DIM: usize = 128;
+
+/// Rows of prompts that the kernel for steps takes: each reads the pages by itself, but all SMs do at once,
+/// where the other kernel has so few blocks that one after another they take the longer. (Behind 7,680
+/// tokens of an 8B model on an H100 that takes 0.45 ms a layer for 8 rows as for 64.)
+const FEW_ROWS: usize = 32;
 
 /// Most pages in its shared memory, of two bytes a number; of one twice as many.
 const PROMPT_STAGES: usize = 3;
@@ -56,10 +64,19 @@ const PROMPT_STAGES: usize = 3;
 /// The launches of one op; in one with `newest` rows are sequences of their own, and it stores their
 /// newest tokens.
 pub fn specs(l: &Lowering, op: &AttentionOp, pass: &Pass) -> Result<Vec<Spec>> {
-    let is_prompt = matches!(pass.path, Path::Prefill { .. });
-    let mut specs = match is_prompt.then(|| prompt_stages(l, op)).flatten() {
-        Some(stages) => vec![prompt_spec(l, op, pass, stages)?],
-        None => step_specs(l, op, pass)?,
+    let mut specs = match pass.path {
+        Path::Decode { .. } => step_specs(l, op, pass, 0..pass.rows, pass.rows)?,
+        Path::Prefill { .. } => {
+            let (prompt, rows) = (pass.together(), pass.rows);
+            let mut specs = match prompt_stages(l, op) {
+                Some(stages) if prompt > FEW_ROWS => {
+                    vec![prompt_spec(l, op, pass, prompt, stages)?]
+                }
+                _ => step_specs(l, op, pass, 0..prompt, ATTENTION_ROWS)?,
+            };
+            specs.extend(step_specs(l, op, pass, prompt..rows, rows - prompt)?);
+            specs
+        }
     };
     describe(l, op, pass, &mut specs);
     Ok(specs)
@@ -122,15 +139,21 @@ fn variant(
     Variant::new(source, op.constants(l.n_ctx) + &kv + &sizes(&more))
 }
 
-fn step_specs(l: &Lowering, op: &AttentionOp, pass: &Pass) -> Result<Vec<Spec>> {
+/// Some rows of a pass by the kernel for steps, up to `at_once` in a launch.
+fn step_specs(
+    l: &Lowering,
+    op: &AttentionOp,
+    pass: &Pass,
+    of: Range<usize>,
+    at_once: usize,
+) -> Result<Vec<Spec>> {
     let n_head_kv = op.kv.n_head_kv;
     let kv = l.kv(op.layer)?;
     let row_bytes = (l.plan.buffer(op.q).width * 4) as u64;
-    let at_once = match pass.path {
-        Path::Decode { .. } => pass.rows,
-        Path::Prefill { .. } => ATTENTION_ROWS,
-    };
-    let rows = at_once.min(pass.rows);
+    if of.is_empty() {
+        return Ok(Vec::new());
+    }
+    let rows = at_once.min(of.len());
     let group = op.n_head / n_head_kv;
     let (parts, heads) = parts(group, op.kv.head_dim);
     let page = part_bytes(l, op.kv).max(1);
@@ -180,7 +203,7 @@ fn step_specs(l: &Lowering, op: &AttentionOp, pass: &Pass) -> Result<Vec<Spec>> 
             scale: scale(op),
             shares: blocks as u32,
         };
-        let count = (pass.rows - first).min(at_once) as u32;
+        let count = (of.end - first).min(at_once) as u32;
         let more = [("HEADS", heads), ("TEAMS", teams), ("RING", ring)];
         let grid = [of_heads as u32, 1, count];
         let variant = variant(l, op, &STEP, &more);
@@ -189,7 +212,7 @@ fn step_specs(l: &Lowering, op: &AttentionOp, pass: &Pass) -> Result<Vec<Spec>> 
         spec.shared = (ring * part) as u32;
         spec
     };
-    Ok((0..pass.rows).step_by(at_once).map(launch).collect())
+    Ok(of.clone().step_by(at_once).map(launch).collect())
 }
 
 /// Teams of a block for pages of so many bytes of keys, integers of so many.
@@ -199,13 +222,26 @@ fn teams(page: usize, bytes: usize) -> usize {
     1 << fit.ilog2()
 }
 
-fn prompt_spec(l: &Lowering, op: &AttentionOp, pass: &Pass, stages: usize) -> Result<Spec> {
+/// The first `m` rows of a pass by the kernel for prompts.
+fn prompt_spec(
+    l: &Lowering,
+    op: &AttentionOp,
+    pass: &Pass,
+    m: usize,
+    stages: usize,
+) -> Result<Spec> {
     let n_head_kv = op.kv.n_head_kv;
-    let params = prompt_params(l, op, pass, scale(op))?;
-    let rows = PROMPT_WARPS * 16;
-    let blocks = (pass.rows * (op.n_head / n_head_kv)).div_ceil(rows);
-    let threads = PROMPT_WARPS as u32 * 32;
-    let shared = stages * 2 * part_bytes(l, op.kv) + query_bytes(op.kv);
+    let params = PromptAttention {
+        m: m as u32,
+        ..prompt_params(l, op, pass, scale(op))?
+    };
+    let queries = m * (op.n_head / n_head_kv);
+    let blocks_of = |warps: usize| queries.div_ceil(warps * 16);
+    let is_idle = 2 * n_head_kv * blocks_of(PROMPT_WARPS) <= l.card.sm_count as usize;
+    let warps = if is_idle { FEW_WARPS } else { PROMPT_WARPS };
+    let (rows, blocks) = (warps * 16, blocks_of(warps));
+    let threads = warps as u32 * 32;
+    let shared = stages * 2 * part_bytes(l, op.kv) + query_bytes(op.kv, warps);
     let more = [
         ("THREADS", threads as usize),
         ("ROWS", rows),
@@ -221,10 +257,10 @@ fn prompt_spec(l: &Lowering, op: &AttentionOp, pass: &Pass, stages: usize) -> Re
 
 /// Shared memory for the queries of a block of prompt_attention_fixed.cu, which keeps narrow ones in
 /// registers: two bytes a number, dimensions in whole steps of 32.
-fn query_bytes(kv: KvShape) -> usize {
+fn query_bytes(kv: KvShape, warps: usize) -> usize {
     match kv.head_dim {
         ..=64 => 0,
-        dim => PROMPT_WARPS * 16 * dim.next_multiple_of(32) * 2,
+        dim => warps * 16 * dim.next_multiple_of(32) * 2,
     }
 }
 
@@ -234,7 +270,7 @@ fn prompt_stages(l: &Lowering, op: &AttentionOp) -> Option<usize> {
     let room = l
         .card
         .shared_bytes
-        .saturating_sub(PROMPT_STATIC_BYTES + query_bytes(op.kv));
+        .saturating_sub(PROMPT_STATIC_BYTES + query_bytes(op.kv, PROMPT_WARPS));
     let most = PROMPT_STAGES * 2 / l.kv_type.kernel.kv_bytes().max(1);
     let stages = (room / page.max(1)).min(most);
     let heads = op.n_head.is_multiple_of(op.kv.n_head_kv);
@@ -325,7 +361,7 @@ mod tests {
             ("sm_90", blocks(), 6),
             ("sm_75", blocks(), 0),
         ] {
-            let l = lowering(arch, superblocks(), kv_type, true);
+            let mut l = lowering(arch, superblocks(), kv_type, true);
             let list = specs(&l, &chunk(512, 1)).unwrap();
             let its = list.iter().find(|s| s.entry.contains("attention_fixed"));
             let its = its.expect("a kernel");
@@ -335,12 +371,54 @@ mod tests {
                 continue;
             }
             assert_eq!(its.entry, "prompt_attention_fixed");
-            // 4 heads of 512 rows, 128 queries a block.
-            assert_eq!(its.grid, [1, 16, 1]);
-            let kv = l.plan.kv[0];
-            let pages = stages * 2 * part_bytes(&l, kv);
-            assert_eq!(its.shared as usize, pages + query_bytes(kv));
-            assert!(its.shared as usize + PROMPT_STATIC_BYTES <= l.card.shared_bytes);
+            // 4 heads of 512 rows, 128 queries a block, or 64 where that leaves half the SMs idle.
+            for (sms, warps, blocks) in [(31, PROMPT_WARPS, 16), (32, FEW_WARPS, 32)] {
+                l.card.sm_count = sms;
+                let list = specs(&l, &chunk(512, 1)).unwrap();
+                let its = list.iter().find(|s| s.entry == "prompt_attention_fixed");
+                let its = its.expect("a kernel");
+                assert_eq!((its.grid, its.block), ([1, blocks, 1], warps as u32 * 32));
+                let kv = l.plan.kv[0];
+                let pages = stages * 2 * part_bytes(&l, kv);
+                assert_eq!(its.shared as usize, pages + query_bytes(kv, warps));
+                assert!(its.shared as usize + PROMPT_STATIC_BYTES <= l.card.shared_bytes);
+            }
         }
+    }
+
+    #[test]
+    fn rows_of_a_step_beside_a_prompt_have_the_kernel_for_steps() {
+        let l = lowering("sm_90", superblocks(), "I16", true);
+        let path = Path::Prefill {
+            span: 1024,
+            steps: 8,
+        };
+        let pass = Pass {
+            path,
+            ..chunk(64, 9)
+        };
+        let list = specs(&l, &pass).unwrap();
+        let scatter = list.iter().position(|s| s.entry == "kv_scatter_fixed");
+        let scatter = scatter.expect("all rows are stored before any is looked at");
+        let [prompt, step] = &list[scatter + 1..scatter + 3] else {
+            panic!("{:?}", entries(&list))
+        };
+        assert_eq!(
+            (prompt.entry, step.entry),
+            ("prompt_attention_fixed", "attention_fixed")
+        );
+        let prompt: PromptAttention = prompt.params().unwrap();
+        assert_eq!((prompt.q, prompt.m), (at("q"), 56));
+        let its: AttentionFixed = step.params().unwrap();
+        let row_bytes = 512 * 4;
+        assert_eq!(its.q, at("q") + 56 * row_bytes);
+        assert_eq!(its.positions, pass.inputs.positions + 56 * 4);
+        assert_eq!((step.grid[2], its.k), (8, 0));
+        // Over other types a step's sums are not those of a prompt.
+        let l = lowering("sm_90", superblocks(), halves(), true);
+        assert!(specs(&l, &pass)
+            .unwrap_err()
+            .to_string()
+            .contains("a step beside a prompt"));
     }
 }

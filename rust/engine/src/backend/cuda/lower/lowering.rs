@@ -82,8 +82,16 @@ pub struct Inputs {
 pub enum Path {
     /// Steps, compiled for at least `bucket` rows.
     Decode { bucket: usize },
-    /// A part of a prompt, all of whose positions are below `span`.
-    Prefill { span: usize },
+    /// Parts of prompts, all of whose positions are below `span`. The last `steps` rows are those of a
+    /// step beside them, sequences of their own.
+    Prefill { span: usize, steps: usize },
+}
+
+impl Path {
+    /// A part of a prompt alone.
+    pub fn prompt(span: usize) -> Self {
+        Self::Prefill { span, steps: 0 }
+    }
 }
 
 /// One pass to lower.
@@ -116,6 +124,15 @@ impl Pass {
     /// Whether no two rows are of one sequence.
     pub fn are_alone(&self) -> bool {
         self.rows == 1 || self.inputs.state != 0
+    }
+
+    /// How many rows, from the first on, may be neighbours in a sequence: those behind are alone.
+    pub fn together(&self) -> usize {
+        match self.path {
+            _ if self.are_alone() => 0,
+            Path::Decode { .. } => self.rows,
+            Path::Prefill { steps, .. } => self.rows.saturating_sub(steps),
+        }
     }
 
     /// How many rows it has of a kind.

@@ -374,9 +374,7 @@ shared! {
         /// `[m]` u32.
         pub slots: u64,
         pub n_slots: u32,
-        pub m: u32,
-        pub rows: u32,
-        pub unused: u32,
+        pub first: u32,
     }
 
     /// delta_net.cu
@@ -401,8 +399,8 @@ shared! {
         pub slots: u64,
         pub eps: f32,
         pub n_slots: u32,
-        pub m: u32,
-        pub rows: u32,
+        pub first: u32,
+        pub unused: u32,
     }
 
     /// elementwise.cu

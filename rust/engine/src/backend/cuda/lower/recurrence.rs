@@ -1,5 +1,5 @@
 //! Ops that take a state from token to token. Rows of a step are sequences of their own, a block each;
-//! those of a prompt follow each other, so a block takes all of them.
+//! those of prompts follow each other, so a block takes all of them.
 
 use super::lowering::{constants, sizes, Lowering, Pass};
 use super::params::{DeltaNet, ShortConv, CONSTANTS};
@@ -21,12 +21,10 @@ const COLUMNS: usize = 32;
 const HEAD_MULTIPLE: usize = 16;
 const MOST_HEAD_DIM: usize = 256;
 
-/// How many rows a block takes, and how many blocks share the rows.
+/// How many rows the first block takes, each behind it one, and how many blocks share the rows.
 fn blocks(pass: &Pass) -> (u32, u32) {
-    match pass.are_alone() {
-        true => (1, pass.rows as u32),
-        false => (pass.rows as u32, 1),
-    }
+    let first = pass.together().max(1);
+    (first as u32, (1 + pass.rows - first) as u32)
 }
 
 /// The launch of one such op.
@@ -72,7 +70,7 @@ fn short_conv(
     around: [(&str, usize); 2],
     pass: &Pass,
 ) -> Spec {
-    let (rows, grid) = blocks(pass);
+    let (first, grid) = blocks(pass);
     let channels = l.plan.buffer(out).width;
     let params = ShortConv {
         x: l.address(x),
@@ -82,9 +80,7 @@ fn short_conv(
         positions: pass.inputs.positions,
         slots: pass.inputs.slots,
         n_slots: l.n_slots as u32,
-        m: pass.rows as u32,
-        rows,
-        unused: 0,
+        first,
     };
     let text = sizes(&[("CHANNELS", channels), ("TAPS", taps)]);
     let variant = Variant::new(&SHORT_CONV, text + &constants(&around));
@@ -95,9 +91,9 @@ fn short_conv(
 }
 
 fn delta_net(l: &Lowering, op: &Op, pass: &Pass) -> Result<Spec> {
-    let (rows, grid) = blocks(pass);
+    let (first, grid) = blocks(pass);
     let (positions, slots) = (pass.inputs.positions, pass.inputs.slots);
-    let (m, n_slots) = (pass.rows as u32, l.n_slots as u32);
+    let n_slots = l.n_slots as u32;
     match *op {
         Op::DeltaNet {
             qkv,
@@ -138,8 +134,8 @@ fn delta_net(l: &Lowering, op: &Op, pass: &Pass) -> Result<Spec> {
                 slots,
                 eps,
                 n_slots,
-                m,
-                rows,
+                first,
+                unused: 0,
             };
             let text = sizes(&[
                 ("N_HEAD", n_head),

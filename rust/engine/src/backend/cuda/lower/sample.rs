@@ -93,7 +93,7 @@ pub struct SampleAddresses {
     pub bin_counts: u64,
     pub bin_masses: u64,
     pub list: u64,
-    /// Of step and prompt: [`Draw::masks`] says which rows.
+    /// A row each that draws.
     pub masks: u64,
 }
 
@@ -119,8 +119,6 @@ pub struct Draw {
     pub ring: u64,
     /// The u32 to which each draw adds one; 0 before the first.
     pub step: u64,
-    /// The row of masks that its first row has.
-    pub masks: usize,
     pub drafts: Option<Drafts>,
 }
 
@@ -191,7 +189,7 @@ pub fn specs(at: &SampleAddresses, shape: &SampleShape, draw: &Draw) -> Vec<Spec
         step: draw.step,
         tokens: draw.drafts.map_or(0, |drafts| drafts.tokens),
         positions: draw.drafts.map_or(0, |drafts| drafts.positions),
-        masks: at.masks + (draw.masks * mask_words(shape.n_vocab) * 4) as u64,
+        masks: at.masks,
         max_rows: shape.max_rows as u32,
         unused: 0,
     };

@@ -230,7 +230,7 @@ pub fn step(rows: usize) -> Pass {
 pub fn chunk(rows: usize, out: usize) -> Pass {
     Pass {
         out,
-        path: Path::Prefill { span: 1024 },
+        path: Path::prompt(1024),
         all: false,
         hidden: false,
         ..step(rows)

@@ -3,6 +3,8 @@
 //! mapped host memory. The host queues steps ahead and reads the ring; it never waits between
 //! tokens.
 
+mod feed;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +20,7 @@ use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::backend::cuda::driver::source::Variant;
 use crate::backend::cuda::driver::spec::Spec;
 use crate::backend::{
-    Backend, Draft, Event, GpuOptions, GraphMode, Inspect, Kind, Limits, LogitsPath, Needs,
+    Backend, Draft, Event, GpuOptions, GraphMode, Inspect, Kind, Limits, LogitsPath, Needs, Part,
     RunnerOptions, SharedStats, SlotRequest, Storage, Weights, STEPS_AHEAD,
 };
 use crate::error::{Error, Result};
@@ -126,6 +128,7 @@ impl CudaBackend {
                     GraphMode::None => Way::Eager,
                     _ => Way::Full,
                 },
+                max_out,
             },
             limits: Limits {
                 device: context.info.device(),
@@ -322,32 +325,16 @@ impl Backend for CudaBackend {
         self.sequences.allow(slot, rows)
     }
 
-    fn prefill(&mut self, slot: usize, tokens: &[u32], start: usize, sample: bool) -> Result<()> {
-        let epoch = self.sequences.epoch(slot)?;
-        let draws = sample && !tokens.is_empty();
-        if draws {
-            // Steps ahead of it have rows of their own.
-            self.sequences.set_live(slot, start + tokens.len())?;
-            let row = self.decoder.sampling.prompt_mask();
-            self.allow_rows(row, slot, epoch, 1)?;
-        }
-        self.chunks
-            .feed(&mut self.decoder, slot, tokens, start, sample)?;
-        if draws {
-            self.decoder.ring.push(vec![(slot, epoch)], false);
-        }
-        let card = &self.decoder.card;
-        card.settle()?;
-        card.take_overflow(slot).map_or(Ok(()), Err)?;
-        // The first token decides whether there is anything to decode; its logits may be wanted.
-        match draws {
-            true => self.finish_queued(),
-            false => Ok(()),
-        }
+    fn feed(&mut self, parts: &[Part<'_>], step: bool) -> Result<Vec<(usize, Error)>> {
+        self.feed_parts(parts, step)
     }
 
-    fn slice(&self, rest: usize, rows: Option<usize>) -> usize {
-        self.chunks.slice(rest, rows)
+    fn slice(&self, rest: usize, rows: Option<usize>, stepping: usize) -> usize {
+        self.chunks.slice(rest, rows, stepping)
+    }
+
+    fn steps_beside_prompts(&self, sequences: usize) -> bool {
+        self.shares_pages() && self.chunks.have_room_beside(sequences)
     }
 
     fn decode(&mut self) -> Result<()> {

@@ -27,8 +27,13 @@ pub enum Purpose {
     Draw,
     /// A decode step that verifies drafts: rows are the host's.
     Round,
-    /// A chunk of a prompt whose positions are below `span`; it draws from the `wanted` last rows.
-    Chunk { wanted: usize, span: usize },
+    /// A chunk of prompts whose positions are below `span`, the last `steps` rows a step beside them; it
+    /// draws from `wanted` rows.
+    Chunk {
+        wanted: usize,
+        steps: usize,
+        span: usize,
+    },
     /// A part of a prompt whose positions are below `span`, for the logits of all rows.
     Logits { span: usize },
     /// A chunk of a text whose positions are below `span`, for the hidden states of all rows.
@@ -172,7 +177,14 @@ impl Cache {
         let mut graphs = self.known.iter().filter(|(other, entry)| {
             let alike = (other.rows, other.way) == (key.rows, key.way);
             let chunk = match (other.purpose, key.purpose) {
-                (Purpose::Chunk { wanted: a, .. }, Purpose::Chunk { wanted: b, .. }) => a == b,
+                (
+                    Purpose::Chunk { wanted, steps, .. },
+                    Purpose::Chunk {
+                        wanted: its,
+                        steps: beside,
+                        ..
+                    },
+                ) => (wanted, steps) == (its, beside),
                 (Purpose::Hidden { .. }, Purpose::Hidden { .. }) => true,
                 _ => false,
             };

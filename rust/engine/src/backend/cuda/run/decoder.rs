@@ -83,20 +83,15 @@ impl Decoder {
         self.n_vocab
     }
 
-    /// The draw of a step, or of a prompt's last row.
-    fn draw_specs(&self, key: Key, rows: usize, slots: u64, drafts: Option<Drafts>) -> Vec<Spec> {
+    /// The draw of a step, or of prompts' last rows.
+    fn draw_specs(&self, rows: usize, slots: u64, drafts: Option<Drafts>) -> Vec<Spec> {
         let (ring, step) = self.ring.addresses();
-        let masks = match key.purpose.is_step() {
-            true => 0,
-            false => self.sampling.prompt_mask(),
-        };
         self.sampling.specs(&Draw {
             rows,
             logits: self.card.buffer(self.card.plan().logits).address(),
             slots,
             ring,
             step,
-            masks,
             drafts,
         })
     }
@@ -108,11 +103,11 @@ impl Decoder {
     pub fn specs(&self, key: Key) -> Result<Vec<Spec>> {
         let rows = key.rows;
         let given = self.card.rows.inputs();
-        let prefill = |out, span| Pass {
+        let prefill = |out, steps, span| Pass {
             rows,
             out,
             inputs: given,
-            path: Path::Prefill { span },
+            path: Path::Prefill { span, steps },
             all: false,
             hidden: false,
         };
@@ -127,7 +122,7 @@ impl Decoder {
                     _ => self.card.specs(&Pass::step(rows, inputs))?,
                 };
                 if key.purpose != Purpose::Undrawn {
-                    specs.extend(self.draw_specs(key, rows, inputs.state_slots, None));
+                    specs.extend(self.draw_specs(rows, inputs.state_slots, None));
                 }
                 Ok(specs)
             }
@@ -137,20 +132,24 @@ impl Decoder {
                     tokens: given.tokens,
                     positions: given.positions,
                 };
-                specs.extend(self.draw_specs(key, rows, given.state_slots, Some(drafts)));
+                specs.extend(self.draw_specs(rows, given.state_slots, Some(drafts)));
                 Ok(specs)
             }
-            Purpose::Chunk { wanted, span } => {
-                let mut specs = self.card.specs(&prefill(wanted, span))?;
+            Purpose::Chunk {
+                wanted,
+                steps,
+                span,
+            } => {
+                let mut specs = self.card.specs(&prefill(wanted, steps, span))?;
                 if wanted > 0 {
-                    specs.extend(self.draw_specs(key, wanted, given.state_slots, None));
+                    specs.extend(self.draw_specs(wanted, given.state_slots, None));
                 }
                 Ok(specs)
             }
-            Purpose::Logits { span } => self.card.specs(&prefill(rows, span)),
+            Purpose::Logits { span } => self.card.specs(&prefill(rows, 0, span)),
             Purpose::Hidden { span } => self.card.specs(&Pass {
                 hidden: true,
-                ..prefill(0, span)
+                ..prefill(0, 0, span)
             }),
             Purpose::Forced => self.card.specs(&Pass {
                 all: false,

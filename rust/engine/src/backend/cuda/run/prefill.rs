@@ -7,9 +7,10 @@
 use super::cache::{Key, Purpose};
 use super::decoder::Decoder;
 use super::ready::Way;
+use super::rows::Rows;
 use crate::backend::cuda::driver::spec::Spec;
 use crate::backend::cuda::lower::lowering::{Pass, Path};
-use crate::backend::cuda::lower::params::PADDING_SLOT;
+use crate::backend::parts::{check_tokens, take, Part, Rest};
 use crate::backend::{LogitsPath, ROUND_ROWS};
 use crate::error::{Error, Result};
 
@@ -29,6 +30,9 @@ const FULL_BLOCK: usize = 256;
 
 /// Rows of the smallest chunk.
 const LEAST_CHUNK: usize = 8;
+
+/// Rows of steps beside prompts: few, for each goes with chunks of every size.
+const STEP_ROWS: [usize; 5] = [8, 32, 64, 128, 256];
 
 /// Rows of one pass where all give logits, which take much memory.
 pub const LOGIT_ROWS: usize = ROUND_ROWS;
@@ -79,62 +83,50 @@ pub struct Chunks {
     pub most: usize,
     /// As graphs, or launch by launch.
     pub way: Way,
+    /// Most rows that draw.
+    pub max_out: usize,
 }
 
 impl Chunks {
-    /// How many of a prompt's `rest` tokens to feed in one call, where the time allows `rows` rows:
-    /// one chunk.
-    pub fn slice(&self, rest: usize, rows: Option<usize>) -> usize {
-        let most = rows.unwrap_or(self.most).min(self.most);
-        match sizes(most).any(|rows| rows >= rest) {
-            true => rest,
-            false => sizes(most).rfind(is_full).unwrap_or(LEAST_CHUNK).min(rest),
+    /// Rows of a pass for a step of so many `sequences` beside prompts, and rows from which so many draw.
+    pub fn step_rows(&self, sequences: usize) -> usize {
+        match sequences {
+            0 => 0,
+            n => (STEP_ROWS.into_iter().find(|rows| *rows >= n))
+                .map_or(n, |rows| rows.min(self.max_out)),
         }
     }
 
-    /// Feeds `tokens` of `slot` from position `start` on, a chunk after another; with `sample` the
-    /// slot is live from then on, and its first token is drawn in the last chunk's pass.
-    ///
-    /// # Errors
-    /// [`Error::Argument`] for a token that is not in the vocabulary, [`Error::Device`].
-    pub fn feed(
-        &self,
-        decoder: &mut Decoder,
-        slot: usize,
-        tokens: &[u32],
-        start: usize,
-        sample: bool,
-    ) -> Result<()> {
-        let mut fed = 0;
-        while fed < tokens.len() {
-            let (n, rows) = next_chunk(tokens.len() - fed, self.most);
-            let last = sample && fed + n == tokens.len();
-            let wanted = usize::from(last);
-            let begin = start + fed;
-            set_rows(decoder, slot, &tokens[fed..fed + n], begin, rows, wanted)?;
-            let card = &decoder.card;
-            if last {
-                // Before the pass, which reads none of it: behind it the card would wait.
-                decoder.sampling.arm(slot, begin + n - 1, &card.stream)?;
-                let state_slots = &card.rows.state_slots;
-                state_slots.write(0, &[slot as u32], &card.stream)?;
+    /// Whether the largest chunk has room for a step of so many `sequences` and some of a prompt.
+    pub fn have_room_beside(&self, sequences: usize) -> bool {
+        self.step_rows(sequences) + LEAST_CHUNK <= self.most
+    }
+
+    /// How many of prompts' `rest` tokens to feed in one call, beside a step of so many `sequences`, where
+    /// the time allows `rows` rows: one chunk.
+    pub fn slice(&self, rest: usize, rows: Option<usize>, sequences: usize) -> usize {
+        let most = rows.unwrap_or(self.most).min(self.most);
+        let steps = self.step_rows(sequences);
+        match sizes(most).any(|rows| rows >= rest + steps) {
+            true => rest,
+            false => {
+                let rows = sizes(most).rfind(is_full).unwrap_or(LEAST_CHUNK);
+                rows.saturating_sub(steps).max(LEAST_CHUNK).min(rest)
             }
-            let span = card.prompt_span(begin + n);
-            let key = Key {
-                purpose: Purpose::Chunk { wanted, span },
-                way: self.way,
-                rows,
-            };
-            decoder.run(key)?;
-            fed += n;
         }
-        Ok(())
+    }
+
+    /// Takes the next chunk's tokens from the front of `rest`, beside `steps` rows; and its rows.
+    pub fn next<'a>(&self, rest: &mut Rest<'a>, steps: usize) -> (Vec<Part<'a>>, usize) {
+        let all: usize = rest.iter().map(|part| part.tokens.len()).sum();
+        let (n, rows) = next_chunk(all + steps, self.most);
+        (take(rest, n.saturating_sub(steps)), rows)
     }
 
     /// Feeds `tokens` of `slot` from position `start` on; the hidden states behind the `wanted` last.
     ///
     /// # Errors
-    /// As [`Chunks::feed`]; [`Error::Activations`].
+    /// [`Error::Argument`] for a token that is not in the vocabulary, [`Error::Device`]; [`Error::Activations`].
     pub fn hidden(
         &self,
         decoder: &mut Decoder,
@@ -157,7 +149,11 @@ impl Chunks {
             decoder.run(Key {
                 purpose: match skipped < n {
                     true => Purpose::Hidden { span },
-                    false => Purpose::Chunk { wanted: 0, span },
+                    false => Purpose::Chunk {
+                        wanted: 0,
+                        steps: 0,
+                        span,
+                    },
                 },
                 way: self.way,
                 rows,
@@ -183,6 +179,19 @@ impl Chunks {
         for rows in self.sizes_for(n_ctx) {
             for out in [0, 1] {
                 specs.extend(decoder.card.specs(&chunk(decoder, rows, out, n_ctx))?);
+            }
+        }
+        let beside = STEP_ROWS.map(|rows| rows.min(self.max_out));
+        let exact = decoder.card.kv.pages.ty.sums_kv_exactly();
+        for steps in beside
+            .into_iter()
+            .filter(|rows| exact && self.have_room_beside(*rows))
+        {
+            let (_, rows) = next_chunk(steps + LEAST_CHUNK, self.most);
+            let path = Path::Prefill { span: n_ctx, steps };
+            for out in [steps, self.step_rows((steps + 1).min(self.max_out))] {
+                let pass = chunk(decoder, rows, out, n_ctx);
+                specs.extend(decoder.card.specs(&Pass { path, ..pass })?);
             }
         }
         Ok(specs)
@@ -226,7 +235,7 @@ fn chunk(decoder: &Decoder, rows: usize, out: usize, n_ctx: usize) -> Pass {
         rows,
         out,
         inputs: decoder.card.rows.inputs(),
-        path: Path::Prefill { span: n_ctx },
+        path: Path::prompt(n_ctx),
         all: false,
         hidden: false,
     }
@@ -235,7 +244,7 @@ fn chunk(decoder: &Decoder, rows: usize, out: usize, n_ctx: usize) -> Pass {
 /// The logits after each of `tokens` of `slot`, the first of them at position `start`.
 ///
 /// # Errors
-/// As [`Chunks::feed`].
+/// [`Error::Argument`] for a token that is not in the vocabulary, [`Error::Device`].
 pub fn logits(
     decoder: &mut Decoder,
     slot: usize,
@@ -266,7 +275,7 @@ pub fn logits(
 /// Queues a pass over `tokens` of `slot` from position `start` on whose logits are all wanted.
 ///
 /// # Errors
-/// As [`Chunks::feed`].
+/// [`Error::Argument`] for a token that is not in the vocabulary, [`Error::Device`].
 pub fn logits_pass(decoder: &mut Decoder, slot: usize, tokens: &[u32], start: usize) -> Result<()> {
     let rows = tokens.len();
     set_rows(decoder, slot, tokens, start, rows, rows)?;
@@ -282,7 +291,7 @@ pub fn logits_pass(decoder: &mut Decoder, slot: usize, tokens: &[u32], start: us
 /// Queues `token` of `slot` at `position` as a step of one row, which draws nothing.
 ///
 /// # Errors
-/// As [`Chunks::feed`].
+/// [`Error::Argument`] for a token that is not in the vocabulary, [`Error::Device`].
 pub fn forced_step(decoder: &mut Decoder, slot: usize, token: u32, position: usize) -> Result<()> {
     set_rows(decoder, slot, &[token], position, 1, 1)?;
     decoder.run(Key {
@@ -302,29 +311,11 @@ fn set_rows(
     rows: usize,
     wanted: usize,
 ) -> Result<()> {
-    let n = tokens.len() as u32;
-    let n_vocab = decoder.n_vocab();
-    if let Some(token) = tokens.iter().find(|t| **t as usize >= n_vocab) {
-        return Err(Error::Argument {
-            name: "token",
-            value: token.to_string(),
-            reason: format!("the vocabulary has {n_vocab} tokens"),
-        });
-    }
-    let padded = |mut values: Vec<u32>, padding: u32| {
-        values.resize(rows, padding);
-        values
-    };
-    let (inputs, stream) = (&decoder.card.rows, &decoder.card.stream);
-    let positions = (0..n).map(|i| start as u32 + i).collect();
-    let slots = vec![slot as u32; tokens.len()];
-    let out_rows: Vec<u32> = (n - wanted as u32..n).collect();
-    let tokens = padded(tokens.to_vec(), 0);
-    inputs.tokens.write(0, &tokens, stream)?;
-    inputs.positions.write(0, &padded(positions, 0), stream)?;
-    let slots = padded(slots, PADDING_SLOT);
-    inputs.slots.write(0, &slots, stream)?;
-    inputs.out_rows.write(0, &out_rows, stream)
+    check_tokens(tokens, decoder.n_vocab())?;
+    let mut all = Rows::default();
+    all.push(slot, tokens, start, wanted);
+    all.pad(rows);
+    decoder.card.rows.write(&all, &decoder.card.stream)
 }
 
 #[cfg(test)]
@@ -369,13 +360,69 @@ mod tests {
         let chunks = Chunks {
             most: 1024,
             way: Way::Eager,
+            max_out: 64,
         };
-        let of = |rest, rows| chunks.slice(rest, rows);
+        let of = |rest, rows| chunks.slice(rest, rows, 0);
         let limited = [1, 40, 100, 300, 400, 511, 800, 5000].map(|rows| of(9000, Some(rows)));
         assert_eq!(limited, [8, 32, 96, 256, 256, 256, 768, 1024]);
         // What is left of a prompt goes at once where it fits.
         assert_eq!([of(300, Some(400)), of(9000, None)], [300, 1024]);
         assert_eq!([of(400, Some(437)), of(3, Some(1))], [256, 3]);
+        // Beside a step a chunk is as large, and holds the step's rows too.
+        let beside = [(1, 248), (8, 248), (9, 224), (64, 192)];
+        for (sequences, tokens) in beside {
+            assert_eq!(chunks.slice(9000, Some(300), sequences), tokens);
+        }
+        assert_eq!(chunks.slice(9000, Some(3), 8), 8);
+        assert_eq!(
+            [250, 248].map(|rest| chunks.slice(rest, Some(256), 8)),
+            [248; 2]
+        );
+        assert!(chunks.have_room_beside(64));
+        let small = Chunks { most: 64, ..chunks };
+        assert_eq!(
+            [33, 32, 1].map(|n| small.have_room_beside(n)),
+            [false, true, true]
+        );
+        // A row for each that there may be.
+        let few = Chunks {
+            max_out: 100,
+            ..chunks
+        };
+        assert_eq!(
+            [1, 64, 65, 100].map(|n| few.step_rows(n)),
+            [8, 64, 100, 100]
+        );
+    }
+
+    #[test]
+    fn a_pass_takes_what_fits_beside_a_step() {
+        let chunks = Chunks {
+            most: 64,
+            way: Way::Eager,
+            max_out: 64,
+        };
+        let tokens = [7; 100];
+        let part = |slot, n: usize| Part {
+            slot,
+            tokens: &tokens[..n],
+            start: 0,
+            last: true,
+        };
+        let mut rest: Rest<'_> = [part(0, 10), part(1, 70)].into_iter().collect();
+        let of = |parts: Vec<Part<'_>>| -> Vec<(usize, usize, bool)> {
+            let parts = parts.into_iter();
+            parts
+                .map(|part| (part.slot, part.tokens.len(), part.last))
+                .collect()
+        };
+        let (first, rows) = chunks.next(&mut rest, 8);
+        assert_eq!((of(first), rows), (vec![(0, 10, true), (1, 46, false)], 64));
+        let (second, rows) = chunks.next(&mut rest, 0);
+        assert_eq!((of(second), rows), (vec![(1, 24, true)], 32));
+        // A step alone.
+        let (none, rows) = chunks.next(&mut rest, 32);
+        assert_eq!((of(none), rows), (vec![], 32));
     }
 
     #[test]

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use crate::backend::cuda::driver::buffer::DeviceBuffer;
 use crate::backend::cuda::driver::context::Context;
+use crate::backend::cuda::driver::stream::Stream;
 use crate::backend::cuda::lower::lowering::Inputs;
+use crate::backend::cuda::lower::params::PADDING_SLOT;
 use crate::error::Result;
 
 /// Each `[rows]` of u32.
@@ -45,5 +47,49 @@ impl RowBuffers {
             state_slots: self.state_slots.address(),
             state: 0,
         }
+    }
+
+    /// Says what the rows of the next pass are.
+    ///
+    /// # Errors
+    /// [`crate::Error::Device`].
+    pub fn write(&self, rows: &Rows, stream: &Stream) -> Result<()> {
+        self.tokens.write(0, &rows.tokens, stream)?;
+        self.positions.write(0, &rows.positions, stream)?;
+        self.slots.write(0, &rows.slots, stream)?;
+        self.out_rows.write(0, &rows.wanted, stream)
+    }
+}
+
+/// What the rows of a pass are, on the host.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Rows {
+    tokens: Vec<u32>,
+    positions: Vec<u32>,
+    slots: Vec<u32>,
+    /// Those that give logits.
+    wanted: Vec<u32>,
+}
+
+impl Rows {
+    /// Adds tokens of `slot` from position `start` on, of which the `wanted` last give logits.
+    pub fn push(&mut self, slot: usize, tokens: &[u32], start: usize, wanted: usize) {
+        self.tokens.extend(tokens);
+        self.positions.extend((start as u32..).take(tokens.len()));
+        self.slots.resize(self.tokens.len(), slot as u32);
+        let end = self.tokens.len() as u32;
+        self.wanted.extend(end - wanted as u32..end);
+    }
+
+    /// Adds padding up to `rows` rows, which stores nothing and which nothing reads.
+    pub fn pad(&mut self, rows: usize) {
+        self.tokens.resize(rows, 0);
+        self.positions.resize(rows, 0);
+        self.slots.resize(rows, PADDING_SLOT);
+    }
+
+    /// Has `wanted` rows give logits: for those that nothing reads the first row does again.
+    pub fn pad_wanted(&mut self, wanted: usize) {
+        self.wanted.resize(wanted, 0);
     }
 }

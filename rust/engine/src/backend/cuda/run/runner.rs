@@ -73,9 +73,7 @@ impl CudaRunner {
             out,
             inputs: card.rows.inputs(),
             path: match rows > STEP_ROWS {
-                true => Path::Prefill {
-                    span: card.kv.n_ctx(),
-                },
+                true => Path::prompt(card.kv.n_ctx()),
                 false => Path::Decode { bucket: rows },
             },
             all: false,

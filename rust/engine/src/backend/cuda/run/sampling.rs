@@ -38,8 +38,7 @@ pub struct Sampling {
     bin_counts: DeviceBuffer,
     bin_masses: DeviceBuffer,
     list: DeviceBuffer,
-    /// `[max_rows + 1][mask_words]` u32, of the rows of a step and of the one that a prompt draws from:
-    /// each is read where it lies, once a draw.
+    /// `[max_rows][mask_words]` u32: each is read where it lies, once a draw.
     masks: HostBuffer,
 }
 
@@ -82,7 +81,7 @@ impl Sampling {
             bin_counts: take(max_rows * BINS * 4)?,
             bin_masses: take(max_rows * BINS * 8)?,
             list: take(max_rows * LIST * 8)?,
-            masks: HostBuffer::new(context, (max_rows + 1) * mask_words(n_vocab) * 4)?,
+            masks: HostBuffer::new(context, max_rows * mask_words(n_vocab) * 4)?,
         };
         sampling.state.fill(0, stream)?;
         // The tickets in there reset themselves from now on.
@@ -219,11 +218,6 @@ impl Sampling {
             );
         }
         Ok(())
-    }
-
-    /// The row of masks that prompts draw by.
-    pub fn prompt_mask(&self) -> usize {
-        self.shape.max_rows
     }
 
     /// Where in `state` the state of `slot` begins; the padding slot's is never written.
