@@ -4,6 +4,7 @@
 //! was named. All others have one owner. Dropping a sequence frees what it has.
 
 mod aside;
+mod content;
 pub mod format;
 mod host;
 mod prefixes;
@@ -20,7 +21,6 @@ use crate::backend::{pages_of, pool_pages, Backend, Kind, Limits, PAGE_TOKENS};
 use crate::error::{Error, Result};
 use aside::Aside;
 pub use aside::Span;
-use format::Content;
 use host::{Bytes, Host};
 use prefixes::{Found, Kept, Prefixes, Source};
 use store::Store;
@@ -301,6 +301,7 @@ impl Pool {
             fetched: Vec::new(),
             ready: false,
             states: Vec::new(),
+            prompt_end: None,
             pool: self.clone(),
         };
         backend.map_pages(Kind::Whole, sequence.slot, 0, &sequence.pages)?;
@@ -320,11 +321,6 @@ impl Pool {
             _ => Found::default(),
         }
     }
-}
-
-/// The error of a backend whose pages and states stay where they are.
-fn nothing_to_copy() -> Error {
-    Error::Internal("this backend copies no pages".into())
 }
 
 /// Of what was found the first nodes that are on the device, and their pages.
@@ -357,6 +353,8 @@ pub struct Sequence {
     ready: bool,
     /// States behind tokens, that are no prefix's yet.
     states: Vec<(usize, Bytes)>,
+    /// Tokens of its prompt, once all were fed: others may go on from there.
+    prompt_end: Option<usize>,
     /// Pages that it may come to have, and those of them that are not on the device.
     most: usize,
     owed: usize,
@@ -586,88 +584,6 @@ impl Sequence {
         Ok(())
     }
 
-    /// Copies out what the sequence has of `tokens`, which are what it has read.
-    ///
-    /// # Errors
-    /// [`Error::Memory`], and what the backend says.
-    pub fn save(&self, backend: &mut dyn Backend, tokens: &[u32]) -> Result<Content> {
-        let saturated = self.saturated || backend.saturated(self.slot);
-        let n_pages = pages_of(tokens.len()).min(self.pages.len());
-        let storage = backend.storage().ok_or_else(nothing_to_copy)?;
-        let (page, state) = (storage.page_bytes(Kind::Whole), storage.state_bytes());
-        let room = |n: usize| {
-            let mut bytes = Vec::new();
-            let reserved = bytes.try_reserve_exact(n);
-            let no_room = |_| Error::no_room("the keys and values of a prefix", n);
-            reserved.map_err(no_room)?;
-            bytes.resize(n, 0u8);
-            Ok::<_, Error>(bytes)
-        };
-        let mut pages = room(n_pages.saturating_mul(page))?;
-        for (number, to) in self.pages.iter().zip(pages.chunks_exact_mut(page.max(1))) {
-            storage.read_page(Kind::Whole, *number, to)?;
-        }
-        let windows = self.window_at(tokens.len());
-        let window = storage.page_bytes(Kind::Windowed);
-        let mut bytes = room(windows.len().saturating_mul(window))?;
-        for (number, to) in windows.iter().zip(bytes.chunks_exact_mut(window.max(1))) {
-            storage.read_page(Kind::Windowed, *number, to)?;
-        }
-        let mut content = Content {
-            saturated,
-            tokens: tokens.to_vec(),
-            pages,
-            windows: bytes,
-            ..Content::default()
-        };
-        if state > 0 {
-            let end = tokens.len();
-            let mut states = room(state)?;
-            storage.read_state(self.slot, &mut states)?;
-            content.state_ends.push(end as u32);
-            // Who goes on from a text may find its last tokens to be others.
-            let page_end = end.saturating_sub(1) / PAGE_TOKENS * PAGE_TOKENS;
-            let free = self.pool.free.borrow();
-            let own = self.states.iter().find(|(at, _)| *at == page_end);
-            let own = own.map(|(_, state)| state.bytes());
-            if let Some(state) = own.or_else(|| free.prefixes.state_of(&tokens[..page_end])) {
-                content.state_ends.push(page_end as u32);
-                states.extend_from_slice(state);
-            }
-            content.states = states;
-        }
-        Ok(content)
-    }
-
-    /// The reverse of [`Sequence::save`], for a sequence that has room for the tokens; what is kept of
-    /// them already is not written again.
-    ///
-    /// # Errors
-    /// What the backend says.
-    pub fn load(&mut self, backend: &mut dyn Backend, content: &Content) -> Result<()> {
-        let storage = backend.storage().ok_or_else(nothing_to_copy)?;
-        let size = storage.page_bytes(Kind::Whole).max(1);
-        let pages = self.pages.iter().zip(content.pages.chunks_exact(size));
-        for (number, bytes) in pages.skip(self.shared.len()) {
-            storage.write_page(Kind::Whole, *number, bytes)?;
-        }
-        let size = storage.page_bytes(Kind::Windowed).max(1);
-        let windows: Vec<&[u8]> = content.windows.chunks_exact(size).collect();
-        self.load_window(backend, content.tokens.len(), &windows)?;
-        let storage = backend.storage().ok_or_else(nothing_to_copy)?;
-        self.saturated |= content.saturated;
-        self.position = content.tokens.len();
-        let states = content.states.chunks_exact(storage.state_bytes().max(1));
-        for (end, state) in content.state_ends.iter().zip(states) {
-            let tokens = content.tokens.get(..*end as usize).unwrap_or_default();
-            if let Some(storage) = backend.storage() {
-                storage.write_state(self.slot, state)?;
-            }
-            self.keep_state(backend, tokens)?;
-        }
-        Ok(())
-    }
-
     /// Keeps the whole pages of `tokens`, the first that the sequence has, for others too.
     ///
     /// # Errors
@@ -726,16 +642,32 @@ impl Sequence {
         }
     }
 
-    /// Keeps what is left of `tokens` behind the whole pages.
-    fn keep_rest(&mut self, tokens: &[u32], saturated: bool) {
+    /// Says that the prompt ends where the sequence is.
+    pub fn end_prompt(&mut self) {
+        self.prompt_end = Some(self.position);
+    }
+
+    /// Marks where its `known` tokens and its prompt end, of which the last page is that of a node.
+    fn mark_ends(&self, known: usize, rest: Option<usize>) {
+        let prefixes = &mut self.pool.free.borrow_mut().prefixes;
+        for end in [Some(known), self.prompt_end].into_iter().flatten() {
+            let page = end.saturating_sub(1) / PAGE_TOKENS;
+            let is_last = page == self.shared.len();
+            let node = self.shared.get(page).copied();
+            if let Some(node) = node.or(rest.filter(|_| is_last)) {
+                prefixes.mark_end(node);
+            }
+        }
+    }
+
+    /// Keeps what is left of `tokens` behind the whole pages; the node that has it.
+    fn keep_rest(&mut self, tokens: &[u32], saturated: bool) -> Option<usize> {
         let rest = tokens.chunks_exact(PAGE_TOKENS).remainder();
         let whole = tokens.len() / PAGE_TOKENS;
         if !self.pool.shares || rest.is_empty() || self.shared.len() != whole {
-            return;
+            return None;
         }
-        let Some(page) = self.pages.get(whole).copied() else {
-            return;
-        };
+        let page = self.pages.get(whole).copied()?;
         let mut free = self.pool.free.borrow_mut();
         let parent = self.shared.last().copied();
         let kept = free.prefixes.keep(parent, rest, page, saturated);
@@ -753,6 +685,7 @@ impl Sequence {
         }
         drop(free);
         self.remember(kept.node(), whole * PAGE_TOKENS, rest.len());
+        Some(kept.node())
     }
 
     /// Ends the sequence in the backend, which then forgets the pages, and frees them, but for those
@@ -768,7 +701,8 @@ impl Sequence {
         let (n_pages, n_windowed) = (self.pages.len(), self.window.end());
         self.keep_whole(known, saturated);
         self.keep_window();
-        self.keep_rest(known, saturated);
+        let rest = self.keep_rest(known, saturated);
+        self.mark_ends(known.len(), rest);
         backend.release(self.slot)?;
         let nothing = vec![0; n_pages.max(n_windowed)];
         if n_windowed > 0 {

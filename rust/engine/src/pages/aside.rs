@@ -4,8 +4,9 @@
 //! pages that sequences may come to have, the host holds at most as many as the device cannot: that much
 //! of its memory is there before a sequence is let in, and none is ever turned away half way.
 
+use super::content::nothing_to_copy;
 use super::host::Bytes;
-use super::{nothing_to_copy, Free, Pool, Sequence};
+use super::{Free, Pool, Sequence};
 use crate::backend::{pages_of, Backend, Kind, Storage, PAGE_TOKENS};
 use crate::error::Result;
 

@@ -8,7 +8,8 @@
 //!
 //! Layers that see a window have pages of their own, which a node has or has not: a sequence goes on
 //! where those of a window's tokens are all there. They give way before others where no sequence is
-//! likely to go on: where one has ended, where texts part, and now and then on the way, they stay.
+//! likely to go on: where one has ended, or its prompt has, where texts part, and now and then on the way,
+//! they stay.
 
 mod windowed;
 
@@ -68,6 +69,8 @@ struct Node {
     used: u64,
     /// Whether a key or value in it was beyond what the cache's type holds.
     saturated: bool,
+    /// Whether a text or its prompt has ended in it: another one may go on from there.
+    is_end: bool,
     snapshots: Vec<Snapshot>,
     /// What its tokens and all before them are called in a [`Store`].
     key: Sum,
@@ -410,6 +413,13 @@ impl Prefixes {
         self.node(id).is_some_and(|n| n.saturated)
     }
 
+    /// Says that a text, or its prompt, has ended in a node.
+    pub fn mark_end(&mut self, id: usize) {
+        if let Some(node) = self.node_mut(id) {
+            node.is_end = true;
+        }
+    }
+
     /// Says that a sequence reads these nodes: they stay.
     pub fn hold(&mut self, ids: &[usize]) {
         self.clock += 1;
@@ -488,6 +498,7 @@ impl Prefixes {
             children: Vec::new(),
             used,
             saturated,
+            is_end: false,
             snapshots: Vec::new(),
             key,
         };
@@ -678,8 +689,10 @@ impl Prefixes {
     pub fn unprepared(&self, storage: &dyn Storage, free: usize) -> Option<usize> {
         let pages = self.evictable().saturating_sub(free);
         let states = if self.stateful { STATES_AHEAD } else { 0 };
+        let windowed = self.resting().saturating_sub(self.free_windowed.len());
         let wanted = [
             (storage.state_bytes(), states),
+            (storage.page_bytes(Kind::Windowed), windowed),
             (storage.page_bytes(Kind::Whole), pages),
         ];
         let mut wanted = wanted.into_iter();

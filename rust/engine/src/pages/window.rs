@@ -241,7 +241,9 @@ impl Sequence {
         self.window.first = first.max(windows.first_page(tokens));
         self.window.extend(end, &mut free.prefixes, backend)?;
         let numbers = self.window.numbers();
-        let storage = backend.storage().ok_or_else(super::nothing_to_copy)?;
+        let storage = backend
+            .storage()
+            .ok_or_else(super::content::nothing_to_copy)?;
         for (page, bytes) in numbers.iter().zip(&pages[self.window.first - first..]) {
             storage.write_page(Kind::Windowed, *page, bytes)?;
         }

@@ -274,6 +274,7 @@ impl Owner {
         sequence.share(&mut *self.backend, fed)?;
         sequence.see(&mut *self.backend, position, position)?;
         if part.last {
+            sequence.end_prompt();
             self.feeding.retain(|other| *other != part.slot);
         }
         Ok(())

@@ -605,3 +605,42 @@ fn a_folder_that_takes_no_files_is_said_once_and_harms_nobody() {
         "{error}"
     );
 }
+
+#[test]
+fn a_sequence_goes_on_where_a_text_or_its_prompt_has_ended() {
+    // All that are kept do not fit the pages of layers that see a window.
+    let writes = Writes::new(N_SLOTS, 40, 0).seeing(65, 64);
+    let mut machine = Machine::of(writes, false, 64 * 256);
+    let mut cached = |tokens: &[u32], n: usize| {
+        let pool = machine.pool.clone();
+        let opened = pool.open(&mut machine.backend, tokens.len(), &tokens[..n]);
+        let mut running = vec![Running {
+            sequence: opened.unwrap().unwrap(),
+            tokens: tokens.to_vec(),
+            prompt: n,
+            ready: false,
+        }];
+        while running[0].sequence.position < tokens.len() {
+            machine.feed(&mut running, 0, 200, true);
+            if running[0].sequence.position == n {
+                running[0].sequence.end_prompt();
+            }
+        }
+        let cached = running[0].sequence.cached();
+        machine.close(running.remove(0), true, false);
+        cached
+    };
+    let text = prompt(0, 0, 190);
+    assert_eq!(cached(&text[..90], 70), 0);
+    // The next turn.
+    assert_eq!(cached(&text, 180), 90);
+    for kind in 1..5 {
+        assert_eq!(cached(&prompt(kind, kind, 190), 185), 0);
+    }
+    // A turn back, another answer, and behind what is no end.
+    for (from, known) in [(90, 90), (70, 70)] {
+        let mut branch = text[..from].to_vec();
+        branch.extend([from as u32 % 26 + 65; 9]);
+        assert_eq!(cached(&branch, from + 5), known);
+    }
+}

@@ -167,8 +167,15 @@ impl Prefixes {
         self.readable_windowed().count()
     }
 
-    /// Whether a node is in the window of a token where a sequence is likely to go on: behind what
-    /// nothing or more than one text follows, and now and then on the way.
+    /// How many of them would go to the host's memory.
+    pub(super) fn resting(&self) -> usize {
+        let all = self.readable_windowed();
+        all.filter(|(id, _)| self.is_resting(*id)).count()
+    }
+
+    /// Whether a node is in the window of a token where a sequence is likely to go on: in a page in which
+    /// a text or its prompt has ended, behind what nothing or more than one text follows, and now and
+    /// then on the way.
     pub(super) fn is_resting(&self, id: usize) -> bool {
         let (Some(windows), Some(node)) = (self.windows, self.node(id)) else {
             return false;
@@ -176,7 +183,9 @@ impl Prefixes {
         let mut at = node;
         while windows.first_page((at.depth + 1) * PAGE_TOKENS) <= node.depth {
             let next = match at.children[..] {
-                [next] if !(at.depth + 1).is_multiple_of(RESTING_PAGES) => self.node(next),
+                [next] if !at.is_end && !(at.depth + 1).is_multiple_of(RESTING_PAGES) => {
+                    self.node(next)
+                }
                 _ => return true,
             };
             match next {
