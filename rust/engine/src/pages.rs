@@ -66,8 +66,14 @@ struct Free {
 }
 
 impl Free {
-    /// Whether `n` pages are free, after as many prefixes have given way as that takes, if it does.
-    fn has_room(&mut self, n: usize, backend: &mut dyn Backend) -> Result<bool> {
+    /// Whether `n` pages are free, after as many prefixes have given way as that takes, if it does. What
+    /// would take longer than `until` goes on with the next call.
+    fn has_room(
+        &mut self,
+        n: usize,
+        until: Option<Instant>,
+        backend: &mut dyn Backend,
+    ) -> Result<bool> {
         // The tree is looked at only where it has to give something up.
         if self.pages.len() < n && self.pages.len() + self.prefixes.evictable() < n {
             return Ok(false);
@@ -76,6 +82,10 @@ impl Free {
             match self.prefixes.evict(backend.storage())? {
                 Some(page) => self.pages.push(page),
                 None => return Ok(false),
+            }
+            let is_late = until.is_some_and(|until| Instant::now() >= until);
+            if is_late && self.pages.len() < n {
+                return Ok(false);
             }
         }
         Ok(true)
@@ -233,12 +243,13 @@ impl Pool {
         tokens: usize,
         prompt: &[u32],
     ) -> Result<Option<Sequence>> {
-        self.admit(backend, Span::whole(tokens), prompt, 0)
+        self.admit(backend, Span::whole(tokens), prompt, 0, None)
     }
 
     /// The same where only the pages of the first tokens are mapped, and [`Sequence::grow`] has those of
     /// the others. Where all sequences together may come to need more than there are, the host's memory
-    /// is taken beforehand for what then has to step aside, and `margin` pages have to be left.
+    /// is taken beforehand for what then has to step aside, and `margin` pages have to be left. `None` too
+    /// where prefixes that have to give way take longer than `until`: with the next call there are fewer.
     ///
     /// # Errors
     /// As [`Pool::open`].
@@ -248,6 +259,7 @@ impl Pool {
         span: Span,
         prompt: &[u32],
         margin: usize,
+        until: Option<Instant>,
     ) -> Result<Option<Sequence>> {
         let tokens = span.most;
         let needed = pages_of(tokens).max(1);
@@ -266,7 +278,7 @@ impl Pool {
         let own = now - whole.len();
         let room = match free.slots.is_empty() {
             true => Ok(false),
-            false => free.has_room_for(own, needed, needed - now, margin, backend),
+            false => free.has_room_for(own, needed, needed - now, margin, until, backend),
         };
         let slot = match room {
             Ok(true) => free.slots.pop(),
@@ -522,7 +534,7 @@ impl Sequence {
         }
         let given = self.shared[first..].to_vec();
         free.prefixes.let_go(&given);
-        match free.has_room(n, backend) {
+        match free.has_room(n, None, backend) {
             Ok(true) => {}
             other => {
                 self.short = n;

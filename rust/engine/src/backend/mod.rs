@@ -19,6 +19,7 @@ mod inspect;
 mod memory;
 mod parts;
 mod storage;
+mod touched;
 mod windows;
 
 pub use graphs::{
@@ -29,6 +30,7 @@ pub use inspect::Inspect;
 pub use memory::{check_state, not_below, pages_of, pool_pages, KvLayer, KvPages, Needs};
 pub use parts::Part;
 pub use storage::{HostMemory, Storage};
+pub use touched::Touched;
 pub use windows::{Kind, Windows};
 
 /// Tokens in a KV page. Page 0 is reserved: padding rows live there, no sequence does.

@@ -1,7 +1,7 @@
 //! What of a sequence can be taken out of a backend and put back: pages of keys and values, and
 //! states.
 
-use super::Kind;
+use super::{Kind, Touched};
 use crate::error::{Error, Result};
 
 /// Bytes of the host's memory, of the kind that a device copies to and from fastest.
@@ -9,16 +9,6 @@ pub trait HostMemory: std::fmt::Debug + Send + Sync {
     fn bytes(&self) -> &[u8];
 
     fn bytes_mut(&mut self) -> &mut [u8];
-}
-
-impl HostMemory for Vec<u8> {
-    fn bytes(&self) -> &[u8] {
-        self
-    }
-
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        self
-    }
 }
 
 /// Reads and writes of pages and states, each behind everything that was queued before.
@@ -59,16 +49,11 @@ pub trait Storage {
     /// As there.
     fn write_state(&mut self, slot: usize, from: &[u8]) -> Result<()>;
 
-    /// Takes memory of the host for a page or a state.
+    /// Has memory of the host ready for a page or a state: locked, where a device wants that.
     ///
     /// # Errors
     /// [`Error::Memory`].
-    fn host_memory(&self, bytes: usize) -> Result<Box<dyn HostMemory>> {
-        let mut memory = Vec::new();
-        memory
-            .try_reserve_exact(bytes)
-            .map_err(|_| Error::no_room("a kept prefix", bytes))?;
-        memory.resize(bytes, 0);
+    fn host_memory(&self, memory: Touched) -> Result<Box<dyn HostMemory>> {
         Ok(Box::new(memory))
     }
 }

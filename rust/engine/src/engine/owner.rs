@@ -360,7 +360,11 @@ impl Owner {
             }
             let (span, prompt) = (self.span(&job), job.work.prompt());
             let margin = self.margin();
-            match self.pool.admit(&mut *self.backend, span, prompt, margin) {
+            let until = decodes.then(|| begun + self.giving_way());
+            match self
+                .pool
+                .admit(&mut *self.backend, span, prompt, margin, until)
+            {
                 Ok(Some(sequence)) => self.start(sequence, job)?,
                 Ok(None) => {
                     self.shared.put_back(job);

@@ -4,10 +4,12 @@
 //! pages that sequences may come to have, the host holds at most as many as the device cannot: that much
 //! of its memory is there before a sequence is let in, and none is ever turned away half way.
 
+use std::time::Instant;
+
 use super::content::nothing_to_copy;
 use super::host::Bytes;
 use super::{Free, Pool, Sequence};
-use crate::backend::{pages_of, Backend, Kind, Storage, PAGE_TOKENS};
+use crate::backend::{pages_of, Backend, Kind, Storage, Touched, PAGE_TOKENS};
 use crate::error::Result;
 
 /// Tokens of a sequence.
@@ -29,6 +31,11 @@ impl Span {
     }
 }
 
+/// Memory of the host for a page.
+fn piece(storage: &dyn Storage) -> Result<Bytes> {
+    storage.host_memory(Touched::new(storage.page_bytes(Kind::Whole))?)
+}
+
 /// Memory of the host for pages of sequences that stepped aside.
 #[derive(Debug, Default)]
 pub struct Aside {
@@ -43,7 +50,7 @@ impl Aside {
     /// Takes memory for so many pages in all. Says whether it is there.
     fn reserve(&mut self, storage: &dyn Storage, pages: usize) -> bool {
         while self.spare.len() + self.used < pages {
-            match storage.host_memory(storage.page_bytes(Kind::Whole)) {
+            match piece(storage) {
                 Ok(piece) => self.spare.push(piece),
                 Err(_) => return false,
             }
@@ -54,7 +61,7 @@ impl Aside {
     fn take(&mut self, storage: &dyn Storage) -> Result<Bytes> {
         let piece = match self.spare.pop() {
             Some(piece) => piece,
-            None => storage.host_memory(storage.page_bytes(Kind::Whole))?,
+            None => piece(storage)?,
         };
         self.used += 1;
         Ok(piece)
@@ -77,6 +84,7 @@ impl Free {
         most: usize,
         owed: usize,
         margin: usize,
+        until: Option<Instant>,
         backend: &mut dyn Backend,
     ) -> Result<bool> {
         let total = backend.limits().n_pages.saturating_sub(1);
@@ -88,7 +96,7 @@ impl Free {
             false => own + owed + self.owed <= available,
         };
         if all_fit {
-            return self.has_room(own, backend);
+            return self.has_room(own, until, backend);
         }
         let held = (promised + 1).saturating_sub(total);
         if held > self.aside.most || own + margin > available {
@@ -98,7 +106,7 @@ impl Free {
         if !self.aside.reserve(storage, held) {
             return Ok(false);
         }
-        self.has_room(own, backend)
+        self.has_room(own, until, backend)
     }
 }
 
@@ -162,7 +170,7 @@ impl Sequence {
             return Ok(true);
         }
         let mut free = self.pool.free.borrow_mut();
-        if !free.has_room(n, backend)? {
+        if !free.has_room(n, None, backend)? {
             return Ok(false);
         }
         self.pages.extend(free.take(n));
@@ -218,7 +226,7 @@ impl Sequence {
     pub fn bring_back(&mut self, backend: &mut dyn Backend) -> Result<bool> {
         let pool = self.pool.clone();
         let mut free = pool.free.borrow_mut();
-        if !free.has_room(1, backend)? {
+        if !free.has_room(1, None, backend)? {
             return Ok(false);
         }
         let Some(piece) = self.aside.pop() else {

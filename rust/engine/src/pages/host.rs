@@ -3,13 +3,90 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::Arc;
 
 use super::{Counts, Pool};
-use crate::backend::{Backend, HostMemory, Storage};
+use crate::backend::{Backend, HostMemory, Storage, Touched};
+use crate::error::Result;
 
 /// A piece.
 pub type Bytes = Box<dyn HostMemory>;
+
+/// Pieces that another thread has ready, once one was wanted: what gives way for a long prompt is taken
+/// faster than memory is made.
+const AHEAD: usize = 32;
+
+/// A thread that makes memory, for as long as this lives.
+#[derive(Debug)]
+struct Maker {
+    wanted: Sender<usize>,
+    made: Receiver<Touched>,
+    /// By size those that are under way.
+    asked: HashMap<usize, usize>,
+    /// Those that came and were not taken.
+    ready: Vec<Touched>,
+}
+
+impl Maker {
+    fn new() -> Self {
+        let (wanted, orders) = channel();
+        let (out, made) = channel();
+        // Where there is no thread nothing comes, and pieces are made as they are wanted.
+        drop(
+            std::thread::Builder::new()
+                .name("onegraph-memory".into())
+                .spawn(move || {
+                    while let Ok(bytes) = orders.recv() {
+                        let Ok(memory) = Touched::new(bytes) else {
+                            return;
+                        };
+                        if out.send(memory).is_err() {
+                            return;
+                        }
+                    }
+                }),
+        );
+        Self {
+            wanted,
+            made,
+            asked: HashMap::new(),
+            ready: Vec::new(),
+        }
+    }
+
+    /// A piece that is there.
+    fn take(&mut self, bytes: usize) -> Option<Touched> {
+        while let Ok(memory) = self.made.try_recv() {
+            if let Some(asked) = self.asked.get_mut(&memory.bytes().len()) {
+                *asked -= 1;
+            }
+            self.ready.push(memory);
+        }
+        let found = |memory: &Touched| memory.bytes().len() == bytes;
+        let at = self.ready.iter().position(found)?;
+        Some(self.ready.swap_remove(at))
+    }
+
+    /// Bytes that are under way or there.
+    fn bytes(&self) -> usize {
+        let asked: usize = self.asked.iter().map(|(size, n)| size * n).sum();
+        let ready: usize = self.ready.iter().map(|memory| memory.bytes().len()).sum();
+        asked + ready
+    }
+
+    /// Has another piece made, where there are not as many as are wanted; says whether it did.
+    fn ask(&mut self, bytes: usize) -> bool {
+        let asked = self.asked.entry(bytes).or_default();
+        let ready = self
+            .ready
+            .iter()
+            .filter(|memory| memory.bytes().len() == bytes);
+        let wants = *asked + ready.count() < AHEAD && self.wanted.send(bytes).is_ok();
+        *asked += usize::from(wants);
+        wants
+    }
+}
 
 /// The budget and what is taken of it.
 #[derive(Debug, Default)]
@@ -21,6 +98,8 @@ pub struct Host {
     free: HashMap<usize, Vec<Bytes>>,
     /// Whether the system had no more.
     is_out: bool,
+    /// Once a piece was wanted that was not there.
+    maker: Option<Maker>,
     counts: Arc<Counts>,
 }
 
@@ -62,13 +141,26 @@ impl Host {
                     self.free.get_mut(&size).and_then(Vec::pop)?;
                     self.taken -= size;
                 }
-                let piece = storage.host_memory(bytes).ok()?;
+                let piece = storage.host_memory(self.touched(bytes).ok()?).ok()?;
                 self.taken += bytes;
+                self.look_ahead(bytes);
                 piece
             }
         };
         self.counts.host_bytes.fetch_add(bytes, Ordering::Relaxed);
         Some(piece)
+    }
+
+    /// Memory for a new piece, made ahead or now.
+    fn touched(&mut self, bytes: usize) -> Result<Touched> {
+        let made = self.maker.as_mut().and_then(|maker| maker.take(bytes));
+        made.map_or_else(|| Touched::new(bytes), Ok)
+    }
+
+    /// Has more made that are likely to be wanted next, within the budget.
+    fn look_ahead(&mut self, bytes: usize) {
+        let maker = self.maker.get_or_insert_with(Maker::new);
+        while self.taken + maker.bytes() + bytes <= self.budget && maker.ask(bytes) {}
     }
 
     /// Whether [`Host::prepare`] would take a piece, so that `most` of so many bytes are not in use.
@@ -80,7 +172,8 @@ impl Host {
 
     /// Takes a piece ahead of its use: a card's driver takes far longer for that than for a copy there.
     pub fn prepare(&mut self, storage: &dyn Storage, bytes: usize) {
-        match storage.host_memory(bytes) {
+        let memory = self.touched(bytes);
+        match memory.and_then(|memory| storage.host_memory(memory)) {
             Ok(piece) => {
                 self.taken += bytes;
                 self.free.entry(bytes).or_default().push(piece);

@@ -7,7 +7,10 @@
 //! behind it is let in before it has come back. So the first in line always goes on, and each is it
 //! once.
 
-use super::{Active, Job, Owner, Span, Task, Work, STEPS_AHEAD};
+use std::time::Duration;
+
+use super::{Active, Job, Owner, Span, Task, Work, ADMITTING, STEPS_AHEAD};
+use crate::engine::turns;
 use crate::error::{Error, Result};
 
 /// A place in line: when it is due, then who was let in first.
@@ -16,6 +19,9 @@ type Place = (i64, u64);
 /// Steps within which whoever comes back, or is let in, is not to step aside at once: as many running
 /// sequences take a page on average.
 const CALM: usize = 4;
+
+/// Of the time that a slice of a prompt may take, what prefixes that give way may.
+const GIVING_WAY: f64 = 0.7;
 
 impl Active {
     /// Tokens that its next steps need room for.
@@ -79,6 +85,15 @@ impl Owner {
     /// Pages that are left to those that run where another one joins them.
     pub(super) fn margin(&self) -> usize {
         self.in_line(false).count().div_ceil(CALM)
+    }
+
+    /// How long prefixes may give way to one that joins, where others decode: a part of what they may wait,
+    /// which belongs to prompts that are fed where there are some.
+    pub(super) fn giving_way(&self) -> Duration {
+        match self.feeding.is_empty() {
+            true => turns::slice(Some(self.step_took), 1).mul_f64(GIVING_WAY),
+            false => ADMITTING,
+        }
     }
 
     /// Gives every sequence that decodes the pages of its next steps, the first in line first; whoever

@@ -245,7 +245,7 @@ proptest! {
                     let most = (n + more).min(N_CTX as usize);
                     let tokens = prompt(kind, running.len(), most);
                     let span = Span { now: n, most };
-                    let opened = pool.admit(&mut backend, span, &tokens[..n], 0).unwrap();
+                    let opened = pool.admit(&mut backend, span, &tokens[..n], 0, None).unwrap();
                     if let Some(sequence) = opened {
                         let fed = sequence.position;
                         running.push(Running { sequence, tokens, fed });

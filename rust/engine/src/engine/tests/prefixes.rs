@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 use super::pages::backend;
 use super::*;
-use crate::backend::{HostMemory, Kind, Storage, Windows};
+use crate::backend::{HostMemory, Kind, Storage, Touched, Windows};
 use crate::pages::{Pool, Sequence};
 
 /// As many tokens; two of the same `kind` begin alike for 50 tokens, and go on by `seed`.
@@ -239,9 +239,9 @@ impl Storage for Writes {
         Ok(())
     }
 
-    fn host_memory(&self, bytes: usize) -> Result<Box<dyn HostMemory>> {
+    fn host_memory(&self, memory: Touched) -> Result<Box<dyn HostMemory>> {
         self.pieces.set(self.pieces.get() + 1);
-        Ok(Box::new(vec![0; bytes]))
+        Ok(Box::new(memory))
     }
 
     fn write_state(&mut self, slot: usize, from: &[u8]) -> Result<()> {

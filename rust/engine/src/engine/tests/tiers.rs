@@ -6,7 +6,7 @@ use super::*;
 use crate::backend::{Kind, ROUND_ROWS};
 use crate::pages::format::{self, Content, Identity};
 use crate::pages::store::{write_whole, Store};
-use crate::pages::{Counts, Pool, Sequence};
+use crate::pages::{Counts, Pool, Sequence, Span};
 
 const N_SLOTS: usize = 3;
 const N_PAGES: usize = 8;
@@ -643,4 +643,40 @@ fn a_sequence_goes_on_where_a_text_or_its_prompt_has_ended() {
         branch.extend([from as u32 % 26 + 65; 9]);
         assert_eq!(cached(&branch, from + 5), known);
     }
+}
+
+#[test]
+fn what_gives_way_to_a_prompt_does_so_page_by_page_where_others_wait() {
+    let mut machine = Machine::new(false, 64 * 256, 0);
+    let mut running = Vec::new();
+    let read = |machine: &mut Machine, running: &mut Vec<Running>, kind: usize| {
+        let tokens = prompt(kind, kind, 190);
+        let pool = machine.pool.clone();
+        let opened = pool.open(&mut machine.backend, 190, &tokens).unwrap();
+        running.push(Running {
+            sequence: opened.unwrap(),
+            tokens,
+            prompt: 190,
+            ready: false,
+        });
+        while running[0].sequence.position < 190 {
+            machine.feed(running, 0, 200, true);
+        }
+        machine.close(running.remove(0), true, false);
+    };
+    // Of seven pages six are kept.
+    (0..2).for_each(|kind| read(&mut machine, &mut running, kind));
+    assert_eq!(machine.pool.places().free, 1);
+    let tokens = prompt(2, 2, 190);
+    let pool = machine.pool.clone();
+    let mut asked = |until| {
+        let span = Span::whole(190);
+        pool.admit(&mut machine.backend, span, &tokens, 0, until)
+            .unwrap()
+    };
+    let now = Some(Instant::now());
+    assert!(asked(now).is_none(), "two have to give way");
+    let sequence = asked(now).expect("one of them has");
+    drop(sequence);
+    assert_eq!(machine.pool.places().free, 3);
 }

@@ -7,7 +7,7 @@ use cudarc::driver::sys;
 
 use super::check::check;
 use super::context::Context;
-use crate::backend::HostMemory;
+use crate::backend::{HostMemory, Touched};
 use crate::error::{Error, Result};
 
 /// Pinned host memory that the card can read and write too.
@@ -98,31 +98,56 @@ impl HostBuffer {
     }
 }
 
-/// Pinned memory that the card is never asked to reach behind the host's back: copies to and from it
-/// are waited for.
+/// Memory of the process, pinned, that the card is never asked to reach behind the host's back: copies to
+/// and from it are waited for.
 #[derive(Debug)]
-pub struct PinnedBytes(HostBuffer);
+pub struct PinnedBytes {
+    context: Arc<Context>,
+    memory: Touched,
+}
 
 impl PinnedBytes {
-    /// Takes `bytes`, zeroed.
+    /// Pins `memory`.
     ///
     /// # Errors
     /// [`Error::Memory`].
-    pub fn new(context: &Arc<Context>, bytes: usize) -> Result<Self> {
-        HostBuffer::new(context, bytes.max(1)).map(Self)
+    pub fn new(context: &Arc<Context>, mut memory: Touched) -> Result<Self> {
+        context.bind()?;
+        let bytes = memory.bytes_mut();
+        // SAFETY: the memory is there, and stays until `drop` has unpinned it.
+        check("cuMemHostRegister_v2", unsafe {
+            sys::cuMemHostRegister_v2(
+                bytes.as_mut_ptr().cast(),
+                bytes.len().max(1),
+                sys::CU_MEMHOSTREGISTER_PORTABLE,
+            )
+        })?;
+        Ok(Self {
+            context: context.clone(),
+            memory,
+        })
     }
 }
 
 impl HostMemory for PinnedBytes {
     fn bytes(&self) -> &[u8] {
-        // SAFETY: the pointer is valid for `bytes` bytes while `self` lives, and whoever copies to the
-        // memory on the card's side has it borrowed until the copy is over.
-        unsafe { std::slice::from_raw_parts(self.0.pointer, self.0.bytes) }
+        self.memory.bytes()
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above.
-        unsafe { self.0.bytes_mut() }
+        self.memory.bytes_mut()
+    }
+}
+
+impl Drop for PinnedBytes {
+    fn drop(&mut self) {
+        // Where the context is gone, so is the lock.
+        if self.context.takes_back() && self.context.bind().is_ok() {
+            // SAFETY: unpins what `new` pinned, once.
+            let _ = check("cuMemHostUnregister", unsafe {
+                sys::cuMemHostUnregister(self.memory.bytes_mut().as_mut_ptr().cast())
+            });
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::backend::CudaBackend;
 use crate::backend::cuda::driver::host::PinnedBytes;
-use crate::backend::{HostMemory, Kind, Storage};
+use crate::backend::{HostMemory, Kind, Storage, Touched};
 use crate::error::Result;
 
 impl Storage for CudaBackend {
@@ -38,10 +38,8 @@ impl Storage for CudaBackend {
         card.states.write_bytes(slot, from, &card.stream)
     }
 
-    fn host_memory(&self, bytes: usize) -> Result<Box<dyn HostMemory>> {
-        Ok(Box::new(PinnedBytes::new(
-            &self.decoder.card.context,
-            bytes,
-        )?))
+    fn host_memory(&self, memory: Touched) -> Result<Box<dyn HostMemory>> {
+        let context = &self.decoder.card.context;
+        Ok(Box::new(PinnedBytes::new(context, memory)?))
     }
 }
