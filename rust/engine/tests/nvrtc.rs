@@ -6,6 +6,7 @@ use std::collections::HashSet;
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 
+use onegraph::backend::cuda::driver::ahead::Ahead;
 use onegraph::backend::cuda::driver::compile::Compiler;
 use onegraph::backend::cuda::driver::context::Context;
 use onegraph::backend::cuda::driver::info::DeviceInfo;
@@ -655,5 +656,37 @@ fn a_kernel_whose_fields_changed_places_does_not_compile() {
             let text = error.unwrap_err().to_string();
             assert!(text.contains(named), "{}: {text}", path.display());
         }
+    }
+}
+
+#[test]
+fn kernels_are_compiled_on_the_side_while_others_wait_for_theirs() {
+    let simulated = std::env::var_os("ONEGRAPH_NVRTC").map(PathBuf::from);
+    let f16 = quant::by_name("F16").unwrap();
+    let mut kernels = HashSet::new();
+    let plan = Layer::plan(f16, RopeStyle::Halves, false);
+    add(&mut kernels, &model("sm_90", plan, f16, false));
+    let wanted: Vec<Variant> = kernels.into_iter().take(5).collect();
+    for path in real_nvrtc().into_iter().chain(simulated) {
+        let name = format!("onegraph-ahead-{}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        let compiler = Compiler::with(90, Nvrtc::open(&path).unwrap()).keeping(folder.clone());
+        let compiler = Arc::new(compiler);
+        let ahead = Ahead::new(&compiler, wanted.clone(), 2);
+        let image = compiler.image(&wanted[0]).unwrap();
+        ahead.finish();
+        assert!(wanted.iter().all(|variant| compiler.is_cached(variant)));
+        assert_eq!(compiler.image(&wanted[0]).unwrap().bytes(), image.bytes());
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), wanted.len());
+        // One that goes early ends what it has begun, and begins nothing more.
+        let none = folder.join("none");
+        let compiler = Compiler::with(90, Nvrtc::open(&path).unwrap()).keeping(none.clone());
+        let compiler = Arc::new(compiler);
+        let urgent = compiler.urge();
+        let ahead = Ahead::new(&compiler, wanted.clone(), 2);
+        drop(ahead);
+        assert!(!none.exists(), "compiled while others waited");
+        drop(urgent);
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -5,10 +5,12 @@
 //! depends on but NVRTC's own version, so that a cache filled elsewhere serves a machine without a
 //! compiler.
 
+use std::collections::HashSet;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 
 use sha2::{Digest, Sha256};
 
@@ -42,6 +44,34 @@ pub struct Compiler {
     cache: Option<PathBuf>,
     /// Why the first kernel that was compiled and not kept was not.
     unkept: OnceLock<String>,
+    /// Keys of what is being compiled: nobody compiles it again meanwhile.
+    begun: Mutex<HashSet<String>>,
+    ended: Condvar,
+    /// How many wait for kernels.
+    urgent: AtomicUsize,
+}
+
+/// One kernel that is being compiled.
+struct Begun<'a> {
+    compiler: &'a Compiler,
+    key: String,
+}
+
+impl Drop for Begun<'_> {
+    fn drop(&mut self) {
+        let mut begun = self.compiler.lock();
+        begun.remove(&self.key);
+        self.compiler.ended.notify_all();
+    }
+}
+
+/// Says, while it lives, that somebody waits for kernels.
+pub struct Urgent<'a>(&'a AtomicUsize);
+
+impl Drop for Urgent<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// Where compiled kernels are kept: `ONEGRAPH_CACHE_DIR`, where `~` is the home folder, else the
@@ -73,6 +103,9 @@ impl Compiler {
             arch,
             cache: cache_dir(),
             unkept: OnceLock::new(),
+            begun: Mutex::default(),
+            ended: Condvar::new(),
+            urgent: AtomicUsize::new(0),
         }
     }
 
@@ -84,6 +117,18 @@ impl Compiler {
             arch,
             cache: cache_dir(),
             unkept: OnceLock::new(),
+            begun: Mutex::default(),
+            ended: Condvar::new(),
+            urgent: AtomicUsize::new(0),
+        }
+    }
+
+    /// The same with kernels kept in this folder.
+    #[must_use]
+    pub fn keeping(self, folder: PathBuf) -> Self {
+        Self {
+            cache: Some(folder),
+            ..self
         }
     }
 
@@ -114,8 +159,13 @@ impl Compiler {
     pub fn image(&self, variant: &Variant) -> Result<Image> {
         let texts = Texts::new(variant);
         let entry = self.entry(&texts);
-        if let Some(image) = entry.as_deref().and_then(read_entry) {
-            return Ok(Image(image));
+        let known = || entry.as_deref().and_then(read_entry).map(Image);
+        if let Some(image) = known() {
+            return Ok(image);
+        }
+        let _begun = self.begin(self.key(&texts));
+        if let Some(image) = known() {
+            return Ok(image);
         }
         let nvrtc = self.nvrtc().map_err(Clone::clone)?;
         let name = variant.source.name;
@@ -132,6 +182,39 @@ impl Compiler {
             self.unkept.get_or_init(|| why);
         }
         Ok(Image(image))
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashSet<String>> {
+        self.begun.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until nobody compiles what has this key.
+    fn begin(&self, key: String) -> Begun<'_> {
+        let begun = self.lock();
+        let is_begun = |begun: &mut HashSet<String>| begun.contains(&key);
+        let waited = self.ended.wait_while(begun, is_begun);
+        let mut begun = waited.unwrap_or_else(PoisonError::into_inner);
+        begun.insert(key.clone());
+        Begun {
+            compiler: self,
+            key,
+        }
+    }
+
+    /// Says that somebody waits for kernels, for as long as what it gives lives.
+    pub fn urge(&self) -> Urgent<'_> {
+        self.urgent.fetch_add(1, Ordering::Relaxed);
+        Urgent(&self.urgent)
+    }
+
+    /// Whether somebody does.
+    pub fn is_urgent(&self) -> bool {
+        self.urgent.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether kernels are kept, as far as is known.
+    pub fn keeps(&self) -> bool {
+        self.cache.is_some() && self.unkept().is_none()
     }
 
     /// Why kernels that were compiled are not kept; none where all are.

@@ -1,6 +1,7 @@
 //! The floor on the driver: cards, memory, machine code, launches and graphs. It knows no plan, and
 //! all `unsafe` of this backend is here.
 
+pub mod ahead;
 pub mod bandwidth;
 pub mod buffer;
 pub mod check;

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rayon::prelude::*;
 
+use super::ahead::{threads, Ahead};
 use super::compile::Compiler;
 use super::context::Context;
 use super::launch::Launch;
@@ -17,7 +18,7 @@ use crate::error::{Error, Result};
 #[derive(Debug)]
 pub struct Programs {
     context: Arc<Context>,
-    compiler: Compiler,
+    compiler: Arc<Compiler>,
     modules: Mutex<HashMap<Variant, Arc<Module>>>,
 }
 
@@ -26,7 +27,7 @@ impl Programs {
     pub fn new(context: Arc<Context>, compiler: Compiler) -> Self {
         Self {
             context,
-            compiler,
+            compiler: Arc::new(compiler),
             modules: Mutex::default(),
         }
     }
@@ -55,6 +56,7 @@ impl Programs {
             let known = self.lock();
             variants.filter(|v| !known.contains_key(v)).collect()
         };
+        let _urgent = (!missing.is_empty()).then(|| self.compiler.urge());
         let image = |v: &Variant| Ok((v.clone(), self.compiler.image(v)?));
         // A lone one does not wait until the others of another thread have left a worker.
         let images: Vec<_> = match missing.len() {
@@ -66,6 +68,16 @@ impl Programs {
             self.lock().insert(variant, module);
         }
         Ok(())
+    }
+
+    /// Has what `specs` run compiled on the side, where cores can be spared.
+    pub fn compile_ahead(&self, specs: Vec<Spec>) -> Option<Ahead> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = threads(cores);
+        let mut seen = HashSet::new();
+        let variants = specs.into_iter().map(|spec| spec.variant);
+        let variants = variants.filter(|variant| seen.insert(variant.clone()));
+        (threads > 0).then(|| Ahead::new(&self.compiler, variants.collect(), threads))
     }
 
     /// As [`Compiler::unkept`].

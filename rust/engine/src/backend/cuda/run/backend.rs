@@ -15,6 +15,7 @@ use super::dispatch::{default_sizes, Dispatch};
 use super::prefill::{check_chunk, logits, Chunks, LOGIT_ROWS};
 use super::ready::Way;
 use super::sequences::{Round, Sequences};
+use crate::backend::cuda::driver::ahead::Ahead;
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::backend::cuda::driver::source::Variant;
@@ -42,6 +43,7 @@ pub struct CudaBackend {
     /// A step that was queued up to its draw, and slot and request of its rows.
     undrawn: Option<(Key, Vec<(usize, u64)>)>,
     load_times: LoadTimes,
+    _ahead: Option<Ahead>,
 }
 
 /// Is told what loading does, how much is done and how much there is; may break it off.
@@ -78,6 +80,11 @@ impl CudaBackend {
             let stage = format!("capture batch {}, {gib:.1} GiB free", key.rows);
             progress(stage, done, total)?;
             backend.prepare(key)?;
+        }
+        if !options.gpu.warmup {
+            // The first prompts find them compiled, or being compiled.
+            let serving = backend.serving()?;
+            backend._ahead = backend.decoder.card.compile_ahead(serving);
         }
         Ok(backend)
     }
@@ -142,6 +149,7 @@ impl CudaBackend {
             idle: false,
             undrawn: None,
             load_times: LoadTimes::default(),
+            _ahead: None,
             decoder,
         };
         if context.is_described() {

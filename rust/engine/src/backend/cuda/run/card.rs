@@ -10,6 +10,7 @@ use super::kv::KvPool;
 use super::rows::RowBuffers;
 use super::states::StatePool;
 use super::weights::DeviceWeights;
+use crate::backend::cuda::driver::ahead::Ahead;
 use crate::backend::cuda::driver::buffer::DeviceBuffer;
 use crate::backend::cuda::driver::compile::Compiler;
 use crate::backend::cuda::driver::context::Context;
@@ -257,6 +258,11 @@ impl Card {
                 compile: compile?,
             })
         })
+    }
+
+    /// As [`Programs::compile_ahead`].
+    pub fn compile_ahead(&self, specs: Vec<Spec>) -> Option<Ahead> {
+        self.programs.compile_ahead(specs)
     }
 
     /// The plan.
