@@ -372,7 +372,7 @@ def test_depth_in_a_field_breaks_nothing(path: str, asked: Any, served: Served) 
 
 
 def test_slow_readers_hold_up_nobody_and_get_all_of_their_own(llm: LLM) -> None:
-    asked = {**LONG, "max_tokens": 80, "logprobs": 20}
+    asked = {**LONG, "max_tokens": 110, "logprobs": 20}
     answers: dict[socket.socket, bytes] = {}
 
     def read() -> None:

@@ -98,7 +98,7 @@ pub struct Host {
     free: HashMap<usize, Vec<Bytes>>,
     /// Whether the system had no more.
     is_out: bool,
-    /// Once a piece was wanted that was not there.
+    /// Where anything may be kept.
     maker: Option<Maker>,
     counts: Arc<Counts>,
 }
@@ -109,6 +109,7 @@ impl Host {
         Self {
             budget,
             counts,
+            maker: (budget > 0).then(Maker::new),
             ..Self::default()
         }
     }
@@ -159,7 +160,9 @@ impl Host {
 
     /// Has more made that are likely to be wanted next, within the budget.
     fn look_ahead(&mut self, bytes: usize) {
-        let maker = self.maker.get_or_insert_with(Maker::new);
+        let Some(maker) = &mut self.maker else {
+            return;
+        };
         while self.taken + maker.bytes() + bytes <= self.budget && maker.ask(bytes) {}
     }
 

@@ -219,7 +219,9 @@ impl CpuBackend {
             logits = rest;
             let found = sequences.find(|(slot, _)| *slot == own.slot);
             let sequence = found.and_then(|(_, sequence)| sequence.as_mut());
-            if let Some(sequence) = sequence.filter(|_| !failed.contains(&own.slot)) {
+            // Of a prompt that is cut, only its last part takes what it may draw.
+            let draws = own.drawn > 0 && !failed.contains(&own.slot);
+            if let Some(sequence) = sequence.filter(|_| draws) {
                 tasks.push((own, sequence, its));
             }
         }

@@ -10,6 +10,9 @@ use crate::engine::pace::MIN_ROWS;
 use crate::engine::turns::{self, worth_waiting};
 use crate::error::{Error, Result};
 
+/// How long a pass waits for what is fetched of prompts behind its first one.
+const FETCHING: Duration = Duration::from_millis(2);
+
 /// A part of a prompt that is to be fed.
 #[derive(Debug)]
 pub(super) struct Chosen {
@@ -146,7 +149,12 @@ impl Owner {
         let mut taken = 0;
         let mut next = Some(first);
         while let Some(slot) = next {
-            let Some((rest, most)) = self.fetch(slot, until)? else {
+            // What is chosen does not wait for what has to be fetched of another one.
+            let fetching = match chosen.is_empty() {
+                true => until,
+                false => until.min(Instant::now() + FETCHING),
+            };
+            let Some((rest, most)) = self.fetch(slot, fetching)? else {
                 if chosen.is_empty() {
                     self.wait_for_pages(slot)?;
                 }
