@@ -381,7 +381,7 @@ def test_what_was_measured_of_many_sequences_is_the_records() -> None:
             new = sum(turn["new"] for turn in turns)
             # ollama says nothing of it.
             said = [turn["read"] for turn in turns if turn["read"] is not None]
-            over = f"{sum(said) / new:.3f}" if said else "–"
+            over = f"{sum(said) / new:.3f}" if said else "\u2013"
             later = sorted(turn["first_token_seconds"] * 1e3 for turn in turns[1:])
             p50, p99 = (later[min(int(part * len(later)), len(later) - 1)] for part in (0.5, 0.99))
             cells = [p50, p99, turns[0]["first_token_seconds"] * 1e3]

@@ -109,9 +109,9 @@ def test_prompts_warm_their_graphs_up_and_update_them_in_place(
     # Instances made, and replays, by each of four prompts.
     assert found["warmed"] == [[0, 0], [0, 0], [1, 1], [0, 1]]
     assert found["replays"] > 0
-    # Of four sizes with a token drawn behind them, and of one without, or of a few more where a busy
-    # machine cuts prompts into smaller pieces: spans need no instances of their own, or there would be
-    # ten at least.
+    # Of four sizes with a token drawn behind them, and of one without, or of a few more where a
+    # busy machine cuts prompts into smaller pieces: spans need no instances of their own, or there
+    # would be ten at least.
     assert 4 <= found["instances"] <= 9
 
 
