@@ -14,8 +14,13 @@ const LEAST_CORES: usize = 4;
 /// How often a thread looks whether those that wait for kernels have theirs.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// How many threads compile on a machine of so many cores.
-pub fn threads(cores: usize) -> usize {
+/// How many threads compile on this machine.
+pub fn spared() -> usize {
+    threads(std::thread::available_parallelism().map_or(1, usize::from))
+}
+
+/// The same of a machine of so many cores.
+fn threads(cores: usize) -> usize {
     if cores < LEAST_CORES {
         0
     } else {

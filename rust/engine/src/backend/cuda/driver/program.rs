@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rayon::prelude::*;
 
-use super::ahead::{threads, Ahead};
+use super::ahead::Ahead;
 use super::compile::Compiler;
 use super::context::Context;
 use super::launch::Launch;
@@ -70,14 +70,12 @@ impl Programs {
         Ok(())
     }
 
-    /// Has what `specs` run compiled on the side, where cores can be spared.
-    pub fn compile_ahead(&self, specs: Vec<Spec>) -> Option<Ahead> {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = threads(cores);
+    /// Has what `specs` run compiled on the side, by so many `threads`.
+    pub fn compile_ahead(&self, specs: Vec<Spec>, threads: usize) -> Ahead {
         let mut seen = HashSet::new();
         let variants = specs.into_iter().map(|spec| spec.variant);
         let variants = variants.filter(|variant| seen.insert(variant.clone()));
-        (threads > 0).then(|| Ahead::new(&self.compiler, variants.collect(), threads))
+        Ahead::new(&self.compiler, variants.collect(), threads)
     }
 
     /// As [`Compiler::unkept`].

@@ -15,7 +15,7 @@ use super::dispatch::{default_sizes, Dispatch};
 use super::prefill::{check_chunk, logits, Chunks, LOGIT_ROWS};
 use super::ready::Way;
 use super::sequences::{Round, Sequences};
-use crate::backend::cuda::driver::ahead::Ahead;
+use crate::backend::cuda::driver::ahead::{spared, Ahead};
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::backend::cuda::driver::source::Variant;
@@ -43,6 +43,7 @@ pub struct CudaBackend {
     /// A step that was queued up to its draw, and slot and request of its rows.
     undrawn: Option<(Key, Vec<(usize, u64)>)>,
     load_times: LoadTimes,
+    /// Compiles on the side for as long as this lives.
     _ahead: Option<Ahead>,
 }
 
@@ -81,10 +82,12 @@ impl CudaBackend {
             progress(stage, done, total)?;
             backend.prepare(key)?;
         }
-        if !options.gpu.warmup {
+        let spared = spared();
+        if !options.gpu.warmup && spared > 0 {
             // The first prompts find them compiled, or being compiled.
             let serving = backend.serving()?;
-            backend._ahead = backend.decoder.card.compile_ahead(serving);
+            let card = &backend.decoder.card;
+            backend._ahead = Some(card.compile_ahead(serving, spared));
         }
         Ok(backend)
     }

@@ -261,8 +261,8 @@ impl Card {
     }
 
     /// As [`Programs::compile_ahead`].
-    pub fn compile_ahead(&self, specs: Vec<Spec>) -> Option<Ahead> {
-        self.programs.compile_ahead(specs)
+    pub fn compile_ahead(&self, specs: Vec<Spec>, threads: usize) -> Ahead {
+        self.programs.compile_ahead(specs, threads)
     }
 
     /// The plan.
