@@ -2,7 +2,8 @@
 // GROUP query heads that share a KV head: the sum that Op::Attention states, on tensor cores. A block
 // takes HEADS of them and some splits of one row's tokens; its teams of four warps take neighbouring
 // units at a time, which the first team joins in order. Where heads of a row have several blocks the last
-// of them joins its splits. Where rows are sequences of their own it also stores the newest token.
+// of them joins its splits. Where rows are sequences of their own it also stores the newest token, and
+// where it is TURNED it normalizes and turns the heads of queries and of the newest keys before.
 //
 // Keys and values come through a ring of parts, the keys or the values of a unit a team. Scores: a warp
 // has 16 tokens, rows of A; columns of B are the two bytes of Q of four heads, so that a lane has both
@@ -11,10 +12,12 @@
 // hardly another has, it makes their weights by itself; else warps share them in shared memory.
 //
 // variant.cuh: Kv, N_HEAD, N_HEAD_KV, HEAD_DIM, WINDOW (tokens that a row sees, 0: all), HAS_SINKS, HEADS
-// (of a block; a group's last may have fewer), TEAMS, MAX_SPLITS, RING (parts in shared memory).
+// (of a block; a group's last may have fewer), TEAMS, MAX_SPLITS, RING (parts in shared memory), TURNED,
+// and what turn.cuh needs.
 #include "kv_fixed.cuh"
 #include "math.cuh"
 #include "variant.cuh"
+#include "turn.cuh"
 
 using Cache = Kv;
 constexpr uint32_t GROUP = N_HEAD / N_HEAD_KV;
@@ -40,6 +43,9 @@ constexpr uint32_t PAGES = 128;
 static_assert(PAGES <= THREADS && RING * TEAMS < PAGES / 2, "a thread a page");
 constexpr uint32_t SPLIT_FLOATS = HEADS * (HEAD_DIM + 2);
 static_assert(MAX_SPLITS <= 32, "a lane a split");
+static_assert(!TURNED || HEAD_DIM <= 256, "a warp has a head");
+// Words of four dimensions of a head that a lane has: one of each span, or two neighbours.
+constexpr uint32_t LANE_WORDS = TURNED ? 2 : Cache::SPANS;
 
 // How many parts may be missing behind those that are waited for.
 struct AfterKeys {
@@ -63,8 +69,14 @@ struct Params {
     float* partial;
     uint32_t* tickets;  // [m][N_HEAD_KV][PARTS], zero between launches
     const float* sinks; // [N_HEAD]: one more score each, of value 0; or null
+    // Where TURNED: [HEAD_DIM] each, [n_ctx][HALF][cos, sin].
+    const float* q_weight;
+    const float* k_weight;
+    const float* cos_sin;
+    float eps;
     float scale;        // times log2(e) / (64 * 32639)
     uint32_t shares;    // blocks that share the splits of a row and of its heads
+    uint32_t unused;
 };
 
 // The tiles of 16 dimensions of a warp.
@@ -214,6 +226,18 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
     uint32_t end_unit = first_unit + block_splits * split_units;
     end_unit = end_unit < units ? end_unit : units;
 
+    // Of the model and of earlier steps too; before the pages, behind which they would be late.
+    float q_weight[8] = {}, k_weight[8] = {};
+    Angles angles = {};
+    if constexpr (TURNED) {
+        if (lane * 8 < HEAD_DIM) {
+            load_norm(p.q_weight, lane, q_weight);
+            load_norm(p.k_weight, lane, k_weight);
+        }
+        const uint64_t known = position < p.kv.n_ctx ? position : 0;
+        angles = angles_of(p.cos_sin + known * (HALF * 2), lane);
+    }
+
     auto find_page = [&](uint32_t number) {
         const uint32_t unit = first_unit + number;
         pages[number % PAGES] = unit < end_unit ? kv_page(p.kv, slot, unit * PAGE_TOKENS) : 0;
@@ -281,14 +305,28 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
         kv_refuse(p.kv, slot, position);
     }
     for (uint32_t h = threadIdx.x / 32; h < TILES * 4; h += THREADS / 32) {
-        float x[Cache::SPANS][4];
+        float x[LANE_WORDS][4];
         uint32_t most = 0;
+        auto word_of = [&](uint32_t b) {
+            return TURNED ? lane * 2 + b : b * (Cache::SPAN / 4) + lane;
+        };
 #pragma unroll
-        for (uint32_t b = 0; b < Cache::SPANS; b++) {
-            const uint32_t dim = b * Cache::SPAN + lane * 4;
+        for (uint32_t b = 0; b < LANE_WORDS; b++) {
+            const uint32_t dim = word_of(b) * 4;
             float4 four = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             if (h < heads && dim < HEAD_DIM) four = load_relaxed_f32x4(p.q + row + h * HEAD_DIM + dim);
             x[b][0] = four.x, x[b][1] = four.y, x[b][2] = four.z, x[b][3] = four.w;
+        }
+        if (TURNED && h < heads) {
+            float v[8];
+#pragma unroll
+            for (uint32_t e = 0; e < 8; e++) v[e] = x[e / 4 % LANE_WORDS][e % 4];
+            norm_and_turn(v, q_weight, angles, HEAD_DIM, p.eps, lane);
+#pragma unroll
+            for (uint32_t e = 0; e < 8; e++) x[e / 4 % LANE_WORDS][e % 4] = v[e];
+        }
+#pragma unroll
+        for (uint32_t b = 0; b < LANE_WORDS; b++) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const uint32_t bits = float_as_u32(fabsf(x[b][i]));
@@ -297,8 +335,8 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
         }
         const QueryScale scale = query_scale(warp_max_u32(most), p.scale);
 #pragma unroll
-        for (uint32_t b = 0; b < Cache::SPANS; b++) {
-            const uint32_t word = b * (Cache::SPAN / 4) + lane;
+        for (uint32_t b = 0; b < LANE_WORDS; b++) {
+            const uint32_t word = word_of(b);
 #pragma unroll
             for (int i = 0; i < 4; i++) x[b][i] = scale.is_number ? x[b][i] : 0.0f;
             uint32_t hi, lo;
@@ -314,10 +352,30 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
         for (uint32_t task = (THREADS - 1 - threadIdx.x) / 32; task < 2 * Cache::SPANS;
              task += THREADS / 32) {
             const uint32_t is_value = task % 2, dim = task / 2 * Cache::SPAN + lane * 4;
-            const uint64_t from = (static_cast<uint64_t>(m) * N_HEAD_KV + head) * HEAD_DIM + dim;
-            float4 four = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            if (dim < HEAD_DIM) four = load_relaxed_f32x4((is_value ? p.v : p.k) + from);
-            float x[4] = {four.x, four.y, four.z, four.w};
+            const float* from = (is_value ? p.v : p.k) +
+                                (static_cast<uint64_t>(m) * N_HEAD_KV + head) * HEAD_DIM;
+            float x[4] = {};
+            if (TURNED && !is_value) {
+                float v[8] = {};
+#pragma unroll
+                for (uint32_t e = 0; e < 8; e += 4) {
+                    if (lane * 8 >= HEAD_DIM) break;
+                    const float4 four = load_relaxed_f32x4(from + lane * 8 + e);
+                    v[e] = four.x, v[e + 1] = four.y, v[e + 2] = four.z, v[e + 3] = four.w;
+                }
+                norm_and_turn(v, k_weight, angles, HEAD_DIM, p.eps, lane);
+                // To the lanes that encode them.
+                const int owner = static_cast<int>(dim / 8 % 32);
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const float first = __shfl_sync(FULL_WARP, v[i], owner);
+                    const float second = __shfl_sync(FULL_WARP, v[4 + i], owner);
+                    x[i] = dim >= HEAD_DIM ? 0.0f : lane % 2 ? second : first;
+                }
+            } else if (dim < HEAD_DIM) {
+                const float4 four = load_relaxed_f32x4(from + dim);
+                x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
+            }
             uint32_t limbs[Cache::LIMBS];
             const uint16_t unit = Cache::encode(x, limbs, saturated);
             if (dim >= HEAD_DIM) continue;

@@ -22,6 +22,9 @@ constexpr bool SAME<A, A> = true;
 constexpr uint32_t N_SB = (N_IN + UNIT_COLS - 1) / UNIT_COLS;
 constexpr uint32_t N_PARTS = N_SB < 8 ? N_SB : 8;
 
+constexpr bool IS_GATED = EPILOGUE == EPILOGUE_SWIGLU || EPILOGUE == EPILOGUE_GEGLU ||
+                          EPILOGUE == EPILOGUE_CLAMPED_SWIGLU;
+
 // 1, as a float32.
 constexpr uint32_t ONE_BITS = 0x3f800000u;
 
@@ -33,8 +36,9 @@ constexpr uint32_t LARGEST_UNIT =
 struct Segment {
     const uint8_t* units;   // [N_EXPERT][tiles][N_SB], or of one matrix
     float* out;             // [m][rows]
-    const float* bias;      // [N_EXPERT][rows], or of one matrix, or null
-    const float* scale[2];  // [N_EXPERT], or one, of the first and the second row of a pair, or null
+    // Of the first and the second row of a pair, or null.
+    const float* bias[2];   // [N_EXPERT][rows], or of one matrix
+    const float* scale[2];  // [N_EXPERT], or one
     uint32_t tiles;
     uint32_t rows;
 };
@@ -104,13 +108,16 @@ DEVICE Before before_of(const Segment& segment, uint32_t tile, uint32_t at, uint
 // Ends a pair of rows: places `at` and `at + 8` of a tile, `a` and `b` their sums.
 DEVICE void finish(const Segment& segment, uint32_t expert, uint32_t tile, uint32_t at, uint32_t m,
                    float a, float b, [[maybe_unused]] const Before& before) {
-    if constexpr (EPILOGUE == EPILOGUE_SWIGLU || EPILOGUE == EPILOGUE_GEGLU) {
+    if constexpr (IS_GATED) {
         // Places 0..7 are rows of the gate, 8..15 the same rows of up.
-        uint32_t row = tile * 8 + at;
-        if (row < segment.rows) {
-            segment.out[static_cast<uint64_t>(m) * segment.rows + row] =
-                EPILOGUE == EPILOGUE_GEGLU ? geglu_f32(a, b) : swiglu_f32(a, b);
-        }
+        const uint32_t row = tile * 8 + at;
+        if (row >= segment.rows) return;
+        if (segment.bias[0]) a = add_rn(a, segment.bias[0][expert * segment.rows + row]);
+        if (segment.bias[1]) b = add_rn(b, segment.bias[1][expert * segment.rows + row]);
+        segment.out[static_cast<uint64_t>(m) * segment.rows + row] =
+            EPILOGUE == EPILOGUE_GEGLU    ? geglu_f32(a, b)
+            : EPILOGUE == EPILOGUE_SWIGLU ? swiglu_f32(a, b)
+                                          : clamped_swiglu_f32(a, b);
         return;
     }
     uint32_t row[2] = {row_of<ORDER_NATURAL>(tile, at), row_of<ORDER_NATURAL>(tile, at + 8)};
@@ -118,7 +125,7 @@ DEVICE void finish(const Segment& segment, uint32_t expert, uint32_t tile, uint3
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         if (row[i] >= segment.rows) continue;
-        if (segment.bias) v[i] = add_rn(v[i], segment.bias[expert * segment.rows + row[i]]);
+        if (segment.bias[i]) v[i] = add_rn(v[i], segment.bias[i][expert * segment.rows + row[i]]);
         float* out = segment.out + static_cast<uint64_t>(m) * segment.rows + row[i];
         if (EPILOGUE == EPILOGUE_ADD && SCALE_BITS != ONE_BITS) {
             v[i] = mul_rn(v[i], u32_as_float(SCALE_BITS));
@@ -161,7 +168,7 @@ DEVICE void finish_qkv(const KvTarget& to, const Segment& segment, int index, ui
     float v[2] = {a, b};
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        if (segment.bias && row[i] < segment.rows) v[i] = add_rn(v[i], segment.bias[row[i]]);
+        if (segment.bias[i] && row[i] < segment.rows) v[i] = add_rn(v[i], segment.bias[i][row[i]]);
     }
     if constexpr (order != ORDER_NATURAL) {
         float r0 = fma_rn(v[0], rotation.cosine, -mul_rn(v[1], rotation.sine));

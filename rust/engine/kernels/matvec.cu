@@ -244,13 +244,7 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
     };
     const uint32_t my_tiles = tiles_of(first + wr), block_tiles = tiles_of(first);
 
-    // By experts, which weights there are to read is the preceding kernels' to say.
     const uint32_t pair = RANKS > 0 ? blockIdx.y : 0;
-    uint32_t expert = 0;
-    if constexpr (RANKS > 0) {
-        pdl_wait();
-        expert = expert_of(p.experts, pair);
-    }
 
     // Where the row is, asked for before the units: behind them it would arrive late.
     uint32_t position = 0;
@@ -274,6 +268,16 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
         }
     }
 
+    // x: all of the warp's superblocks are asked for before the first is used.
+    float raw[SB_WARP][8];
+    auto ask_x = [&]() {
+#pragma unroll
+        for (uint32_t s = 0; s < SB_WARP; s++) {
+            const uint32_t k = (wk + s * WARPS_K) * UNIT_COLS + lane * 8;
+            load_columns<N_IN>(p.x + static_cast<uint64_t>(row_of_x(pair)) * N_IN, k, raw[s]);
+        }
+    };
+
     // The ring: of each round the warp's superblocks, wk + s WARPS_K, one after another, each of all
     // tiles, so that a superblock of x is loaded once a round. A stage is asked for again as soon as it
     // was read, so one place serves both ends.
@@ -281,7 +285,7 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
     const SharedAddress ring_warp = to_shared_address(ring);
     SHARED uint64_t all_arrived[WARPS][RING];
     uint64_t* arrived = all_arrived[warp];
-    uint32_t next_round = 0, next_sb = 0, next_tile = 0;
+    uint32_t next_round = 0, next_sb = 0, next_tile = 0, expert = 0;
     auto issue = [&](uint32_t place) {
         if (next_round + next_tile < my_tiles) {
             const uint32_t tile = first + wr + (next_round + next_tile) * groups;
@@ -341,6 +345,13 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
         }
         __syncwarp();
     }
+    // By experts, which weights there are to read is the preceding kernels' to say: x is asked for
+    // together with that.
+    if constexpr (RANKS > 0) {
+        pdl_wait();
+        ask_x();
+        expert = expert_of(p.experts, pair);
+    }
 #pragma unroll 1
     for (uint32_t u = 0; u < AHEAD; u++) issue(u);
     STAMP(STAMP_ASKED);
@@ -371,13 +382,7 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
     // tokens per second on an H200, 3B 836 instead of 904, 1B 1825 instead of 1953.)
     pdl_trigger();
 
-    // x: all of the warp's superblocks are asked for before the first is used.
-    float raw[SB_WARP][8];
-#pragma unroll
-    for (uint32_t s = 0; s < SB_WARP; s++) {
-        const uint32_t k = (wk + s * WARPS_K) * UNIT_COLS + lane * 8;
-        load_columns<N_IN>(p.x + static_cast<uint64_t>(row_of_x(pair)) * N_IN, k, raw[s]);
-    }
+    if constexpr (RANKS == 0) ask_x();
     // What pairs of the first round are rotated by, a thread a pair: needed behind the sums, where it is in
     // shared memory, for registers are short.
     constexpr uint32_t FIRST_PAIRS =

@@ -1,13 +1,14 @@
 // out[m][row] = weight[row] . x[m] for weights that are floats: the sum that Op::MatVec states for
 // these, in float32. A lane of a warp has the chain of columns l, l + 32, ... of some rows, each for
 // MAX_M rows of x; at the end the chains are folded. x comes through shared memory, CHUNK superblocks at
-// a time, weights straight from memory. Where there are few rows of weights, COMPUTING warps of a block
-// multiply, so that more blocks have some, and all of them fetch x.
+// a time, weights straight from memory, or, where few of them are for one row of x, through shared memory
+// too: then they are there before the preceding kernel has ended. Where there are few rows of weights,
+// COMPUTING warps of a block multiply, so that more blocks have some, and all of them fetch x.
 //
 // With NORM, x is first multiplied by the norm's weight and the result by 1/rms(x). With ROUTES, the sums
 // are logits of experts: the block that ends last chooses each row's.
 //
-// variant.cuh: COMPUTING, MAX_M (rows of x a block, a power of two up to the number of warps), PAIRS (of
+// variant.cuh: COMPUTING, STAGED (bytes of weights of a warp in shared memory, or 0), MAX_M (rows of x a block, a power of two up to the number of warps), PAIRS (of
 // rows a warp: 1 to 8, a power of two), CHUNK, SHARED_BYTES, NORM, ROUTES, and what epilogue.cuh and
 // route.cuh need.
 #include "epilogue.cuh"
@@ -17,7 +18,9 @@
 constexpr uint32_t WARPS = 8, THREADS = 32 * WARPS;
 static_assert(MAX_M <= WARPS && WARPS % MAX_M == 0, "warps stage a row of x");
 static_assert(COMPUTING >= 1 && COMPUTING <= WARPS, "of all warps");
-static_assert(SHARED_BYTES == MAX_M * CHUNK * UNIT_COLS * 4, "x");
+constexpr uint32_t X_BYTES = MAX_M * CHUNK * UNIT_COLS * 4;
+static_assert(SHARED_BYTES == X_BYTES + COMPUTING * STAGED, "x, weights");
+static_assert(STAGED == 0 || (RANKS == 0 && PAIRS == 1 && MAX_M == 1), "two rows for one");
 
 struct Params {
     Segment segment[3];
@@ -42,8 +45,29 @@ KERNEL_BOUNDS(matvec_floats, Params, THREADS, 1) {
     const uint32_t tile = warp < COMPUTING ? item / 8 : total, first_pair = item % 8;
 
     float acc[PAIRS][2][MAX_M] = {};
+    uint8_t* staged = dynamic_shared<uint8_t>() + X_BYTES + warp * STAGED;  // of a computing warp
     // Weights are the model's; by experts, which of them is the preceding kernels' to say.
-    if constexpr (RANKS == 0 && PAIRS == 1 && MAX_M == 1) {
+    if constexpr (STAGED > 0) {
+        if (tile < total) {
+            with_segment(p, tile, [&](auto type, const Segment& segment, int, uint32_t own) {
+                using T = decltype(type);
+                constexpr uint32_t ROW = T::UNIT_BYTES / UNIT_ROWS;
+                const uint8_t* units =
+                    segment.units + static_cast<uint64_t>(own) * N_SB * T::UNIT_BYTES;
+                // A lane copies what it will read itself.
+#pragma unroll 4
+                for (uint32_t i = 0; i < N_SB * 2; i++) {
+                    const uint32_t row = first_pair + i % 2 * 8;
+                    const uint8_t* from = units + i / 2 * T::UNIT_BYTES + row * ROW;
+#pragma unroll
+                    for (uint32_t at = lane * 16; at < ROW; at += 512) {
+                        cp_async_16(staged + i * ROW + at, from + at);
+                    }
+                }
+            });
+        }
+        cp_async_commit();
+    } else if constexpr (RANKS == 0 && PAIRS == 1 && MAX_M == 1) {
         if (tile < total) {
             with_segment(p, tile, [&](auto type, const Segment& segment, int, uint32_t own) {
                 using T = decltype(type);
@@ -98,6 +122,7 @@ KERNEL_BOUNDS(matvec_floats, Params, THREADS, 1) {
             to[0] = make_float4(v[0], v[1], v[2], v[3]);
             to[1] = make_float4(v[4], v[5], v[6], v[7]);
         }
+        if constexpr (STAGED > 0) cp_async_wait<0>();
         __syncthreads();
         if (tile >= total) continue;
         with_segment(p, tile, [&](auto type, const Segment& segment, int, uint32_t own) {
@@ -113,8 +138,13 @@ KERNEL_BOUNDS(matvec_floats, Params, THREADS, 1) {
                 for (uint32_t pair = 0; pair < PAIRS; pair++) {
 #pragma unroll
                     for (uint32_t r = 0; r < 2; r++) {
-                        T::load(units + c * T::UNIT_BYTES, lane, first_pair + pair + 8 * r,
-                                w[pair][r]);
+                        if constexpr (STAGED > 0) {
+                            constexpr uint32_t ROW = T::UNIT_BYTES / UNIT_ROWS;
+                            T::load(staged + ((chunk + c) * 2 + r) * ROW, lane, 0, w[pair][r]);
+                        } else {
+                            T::load(units + c * T::UNIT_BYTES, lane, first_pair + pair + 8 * r,
+                                    w[pair][r]);
+                        }
                     }
                 }
 #pragma unroll

@@ -11,10 +11,8 @@ pub enum Epilogue {
     Store,
     /// `out += sum * scale`: a residual. A scale of 1 changes nothing.
     Add { out: BufferId, scale: f32 },
-    /// Two matrices of the same shape: `out = silu(first) * second`.
-    SwiGlu { out: BufferId },
-    /// The same with `gelu(first) * second`.
-    GeGlu { out: BufferId },
+    /// Two matrices of the same shape: `out` is what the gate lets through.
+    Gated { gate: Gate, out: BufferId },
     /// Three matrices: rotate q and k, store q, and k and v too, or scatter them into the cache of the
     /// layer `scatter`. Keys are turned as queries are, by a table of their own.
     Qkv {
@@ -23,6 +21,27 @@ pub enum Epilogue {
         key_table: usize,
         head_dim: usize,
     },
+}
+
+/// A gate as an op of its own states it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gate {
+    /// [`Op::SwiGlu`].
+    Swi,
+    /// [`Op::GeGlu`].
+    Ge,
+    /// [`Op::ClampedSwiGlu`].
+    ClampedSwi,
+}
+
+/// The gate that `op` is, of what it lets through which, and where that goes.
+fn gate(op: &Op) -> Option<(Gate, [BufferId; 3])> {
+    match *op {
+        Op::SwiGlu { gate, up, out } => Some((Gate::Swi, [gate, up, out])),
+        Op::GeGlu { gate, up, out } => Some((Gate::Ge, [gate, up, out])),
+        Op::ClampedSwiGlu { gate, up, out } => Some((Gate::ClampedSwi, [gate, up, out])),
+        _ => None,
+    }
 }
 
 /// One matrix of a fused mat-vec.
@@ -392,23 +411,24 @@ fn epilogue(
             let scale = *factor;
             (Epilogue::Add { out: *out, scale }, 2)
         }
-        ([a, b], [op @ (Op::SwiGlu { gate, up, out } | Op::GeGlu { gate, up, out }), ..])
-            if *gate == a.out
-                && *up == b.out
-                && *out != x
-                && plan.weight(a.weight).ty == plan.weight(b.weight).ty
-                && a.bias.is_none()
-                && b.bias.is_none()
-                && dead(&[*gate, *up], at + 1) =>
-        {
-            let out = *out;
-            match op {
-                Op::GeGlu { .. } => (Epilogue::GeGlu { out }, 1),
-                _ => (Epilogue::SwiGlu { out }, 1),
-            }
-        }
-        _ => qkv(plan, at, parts, rules).unwrap_or((Epilogue::Store, 0)),
+        _ => gated(plan, at, x, parts)
+            .or_else(|| qkv(plan, at, parts, rules))
+            .unwrap_or((Epilogue::Store, 0)),
     }
+}
+
+/// [`Epilogue::Gated`], where the op at `at` is it.
+fn gated(plan: &Plan, at: usize, x: BufferId, parts: &[Part]) -> Option<(Epilogue, usize)> {
+    let [a, b] = parts else {
+        return None;
+    };
+    let (gate, [of, up, out]) = gate(plan.ops.get(at)?)?;
+    let is_alone = [of, up].iter().all(|id| !read_later(plan, at + 1, *id));
+    let joins = (of, up) == (a.out, b.out)
+        && out != x
+        && plan.weight(a.weight).ty == plan.weight(b.weight).ty
+        && is_alone;
+    joins.then_some((Epilogue::Gated { gate, out }, 1))
 }
 
 /// [`Epilogue::Qkv`], where the ops from `at` on are its.
@@ -704,7 +724,11 @@ mod tests {
         for (out, is_joined) in [(SUM, true), (X, false)] {
             let products = [1, 2].map(|out| product(Some(NORM), out));
             let (gate, up) = (BufferId(1), BufferId(2));
-            for act in [Op::SwiGlu { gate, up, out }, Op::GeGlu { gate, up, out }] {
+            for act in [
+                Op::SwiGlu { gate, up, out },
+                Op::GeGlu { gate, up, out },
+                Op::ClampedSwiGlu { gate, up, out },
+            ] {
                 let ops = products.iter().cloned().chain([act]).collect();
                 assert_eq!(fuse(&plan(ops), RULES).len(), if is_joined { 1 } else { 2 });
             }

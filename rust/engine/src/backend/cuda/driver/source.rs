@@ -187,6 +187,7 @@ pub fn headers() -> impl Iterator<Item = (&'static str, &'static str)> {
         "stamps.cuh",
         "state.cuh",
         "tile.cuh",
+        "turn.cuh",
         "unit.cuh",
     ];
     let types = quant::TYPES.iter();

@@ -7,7 +7,8 @@ use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::{Kind, Spec, Traffic};
 use crate::backend::PAGE_TOKENS;
 use crate::error::{Error, Result};
-use crate::plan::{BufferId, KvShape, Plan, WeightId};
+use crate::plan::signature::Turn;
+use crate::plan::{BufferId, KvShape, Plan, RopeStyle, WeightId};
 
 static SOURCE: Source = source!("attention.cu", CONSTANTS, Attention, KvView);
 static PROMPT: Source = source!("prompt_attention.cu", CONSTANTS, PromptAttention, KvView);
@@ -55,6 +56,25 @@ pub struct AttentionOp {
     pub sinks: Option<WeightId>,
     /// Keys and values of the rows, where it stores them itself.
     pub newest: Option<(BufferId, BufferId)>,
+    /// What it does with the heads of queries and of those keys before.
+    pub turned: Option<Turned>,
+}
+
+/// How heads are normalized and turned: [`Fused::TurnedHeads`](crate::plan::fuse::Fused::TurnedHeads).
+#[derive(Debug, Clone, Copy)]
+pub struct Turned {
+    pub queries: WeightId,
+    pub keys: WeightId,
+    pub eps: f32,
+    pub turn: Turn,
+}
+
+impl Turned {
+    /// What turn.cuh is compiled for.
+    pub fn constants(plan: &Plan, turn: Turn) -> String {
+        sizes(&[("HALF", plan.ropes[turn.table].inv_freq.len())])
+            + &flag("INTERLEAVED", turn.style == RopeStyle::Interleaved)
+    }
 }
 
 impl AttentionOp {

@@ -1,8 +1,10 @@
 //! Attention over a cache of integers: the same sum whichever kernel computes it, so which one does is
 //! a matter of time alone.
 
-use super::attention::{describe, parts, prompt_params, AttentionOp, ATTENTION_ROWS, MAX_SPLITS};
-use super::lowering::{sizes, Lowering, Pass, Path};
+use super::attention::{
+    describe, parts, prompt_params, AttentionOp, Turned, ATTENTION_ROWS, MAX_SPLITS,
+};
+use super::lowering::{flag, sizes, Lowering, Pass, Path};
 use super::params::{AttentionFixed, KvView, PromptAttention, CONSTANTS};
 use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::backend::cuda::driver::source::{source, Source, Variant};
@@ -139,6 +141,13 @@ fn variant(
     Variant::new(source, op.constants(l.n_ctx) + &kv + &sizes(&more))
 }
 
+/// What attention_fixed.cu is compiled for where it turns heads, and where it does not.
+fn turn_constants(l: &Lowering, op: &AttentionOp) -> String {
+    let how = op.turned.map(|t| Turned::constants(&l.plan, t.turn));
+    let none = || sizes(&[("HALF", 8)]) + &flag("INTERLEAVED", false);
+    flag("TURNED", how.is_some()) + &how.unwrap_or_else(none)
+}
+
 /// Some rows of a pass by the kernel for steps, up to `at_once` in a launch.
 fn step_specs(
     l: &Lowering,
@@ -188,6 +197,9 @@ fn step_specs(
     };
     let inputs = &pass.inputs;
     let sinks = l.vector(op.sinks)?;
+    let turned = op.turned;
+    let [q_weight, k_weight] = [turned.map(|t| t.queries), turned.map(|t| t.keys)];
+    let [q_weight, k_weight] = [l.vector(q_weight)?, l.vector(k_weight)?];
     let launch = |first: usize| {
         let params = AttentionFixed {
             q: l.address(op.q) + first as u64 * row_bytes,
@@ -200,13 +212,19 @@ fn step_specs(
             partial: l.at.scratch.partial,
             tickets: l.at.scratch.tickets,
             sinks,
+            q_weight,
+            k_weight,
+            cos_sin: turned.map_or(0, |t| l.at.cos_sin[t.turn.table]),
+            eps: turned.map_or(0.0, |t| t.eps),
             scale: scale(op),
             shares: blocks as u32,
+            unused: 0,
         };
         let count = (of.end - first).min(at_once) as u32;
         let more = [("HEADS", heads), ("TEAMS", teams), ("RING", ring)];
         let grid = [of_heads as u32, 1, count];
-        let variant = variant(l, op, &STEP, &more);
+        let mut variant = variant(l, op, &STEP, &more);
+        variant.constants += &turn_constants(l, op);
         let threads = (teams * TEAM) as u32;
         let mut spec = Spec::new(variant, "attention_fixed", grid, threads, &params);
         spec.shared = (ring * part) as u32;

@@ -152,7 +152,7 @@ pub fn wanted(plan: &Plan, fused: &[Fused]) -> Result<Wanted> {
 pub fn arrangement(parts: &[Part], epilogue: &Epilogue) -> Vec<(Vec<WeightId>, Order)> {
     let alone = |(part, order): (&Part, Order)| (vec![part.weight], order);
     match epilogue {
-        Epilogue::SwiGlu { .. } | Epilogue::GeGlu { .. } => {
+        Epilogue::Gated { .. } => {
             vec![(parts.iter().map(|p| p.weight).collect(), Order::Joined)]
         }
         Epilogue::Qkv { turn, head_dim, .. } => {

@@ -248,7 +248,7 @@ fn reads_early(l: &Lowering, op: &Op<'_>) -> bool {
     match before {
         Some(Fused::Single(plan::Op::Attention { out: its, .. })) => its != out,
         Some(Fused::MatVec {
-            epilogue: Epilogue::SwiGlu { out: its } | Epilogue::GeGlu { out: its },
+            epilogue: Epilogue::Gated { out: its, .. },
             ..
         }) => its != out,
         _ => false,

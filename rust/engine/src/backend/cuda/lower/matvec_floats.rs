@@ -9,6 +9,7 @@ use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
 use crate::plan::fuse::{Epilogue, Fused};
+use crate::quant::QuantType;
 
 static SOURCE: Source = source!(
     "matvec_floats.cu",
@@ -30,8 +31,9 @@ pub const MOST_ROWS: usize = 8;
 /// Rows of x from which a warp takes half a tile at once, and reads x less often for it.
 const MANY_ROWS: usize = 32;
 
-/// Bytes of x in shared memory.
+/// Bytes of x in shared memory, and most of weights.
 const X_BYTES: usize = 32 << 10;
+const STAGED_BYTES: usize = 32 << 10;
 
 /// The choice of experts behind a product, where the launch of its `m` rows makes it too: they are one
 /// block's rows of x, so that one block ends last.
@@ -62,12 +64,20 @@ pub fn spec(
     let warps = (tiles * UNIT_ROWS / 2).div_ceil(w_pairs);
     let computing = warps.div_ceil(l.card.sm_count as usize).clamp(1, WARPS);
     let chunk = (X_BYTES / a_superblock).min(superblocks(n_in));
-    let shared = chunk * a_superblock;
+    let row_bytes = |ty: &&QuantType| ty.row_bytes(UNIT_COLS).unwrap_or(usize::MAX);
+    let row_bytes = product.types.iter().map(row_bytes).max().unwrap_or(0);
+    let staged = superblocks(n_in)
+        .saturating_mul(2)
+        .saturating_mul(row_bytes);
+    let is_staged = pairs.is_none() && m == 1 && staged.saturating_mul(computing) <= STAGED_BYTES;
+    let staged = if is_staged { staged } else { 0 };
+    let shared = chunk * a_superblock + computing * staged;
     let variant = Variant::new(
         &SOURCE,
         constants(&[("N_IN", n_in)])
             + &sizes(&[
                 ("COMPUTING", computing),
+                ("STAGED", staged),
                 ("MAX_M", max_m),
                 ("PAIRS", w_pairs),
                 ("CHUNK", chunk),

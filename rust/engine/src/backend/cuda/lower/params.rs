@@ -25,9 +25,9 @@ shared! {
         pub units: u64,
         /// `[m][rows]` f32.
         pub out: u64,
-        /// `[rows]` f32, of each expert where there are some, or 0.
-        pub bias: u64,
-        /// One f32, or one of each expert, for the first and the second row of a pair; or 0.
+        /// For the first and the second row of a pair, or 0: `[rows]` f32, and one f32, or as many of
+        /// each expert.
+        pub bias: [u64; 2],
         pub scale: [u64; 2],
         pub tiles: u32,
         pub rows: u32,
@@ -304,8 +304,15 @@ shared! {
         pub tickets: u64,
         /// `[N_HEAD]` f32, or 0.
         pub sinks: u64,
+        /// Where it turns heads: `[HEAD_DIM]` f32, both.
+        pub q_weight: u64,
+        pub k_weight: u64,
+        /// `[n_ctx][HALF][cos, sin]` f32.
+        pub cos_sin: u64,
+        pub eps: f32,
         pub scale: f32,
         pub shares: u32,
+        pub unused: u32,
     }
 
     /// prompt_attention.cu

@@ -1,6 +1,6 @@
 //! One pass over rows, op by op.
 
-use super::attention::{self, AttentionOp, MergeBytes};
+use super::attention::{self, AttentionOp, MergeBytes, Turned};
 use super::experts::{self, MixOp, Pairs, RouteOp};
 use super::lowering::{Lowering, Pass, Path};
 use super::matmul::{self, ProductBytes};
@@ -140,6 +140,7 @@ pub fn specs(l: &Lowering, pass: &Pass) -> Result<Vec<Spec>> {
                 .transpose()?
                 .into_iter()
                 .collect(),
+            Fused::TurnedHeads { .. } if turned_before(l, pass, number + 2).is_some() => Vec::new(),
             Fused::TurnedHeads {
                 queries,
                 keys,
@@ -173,6 +174,7 @@ pub fn specs(l: &Lowering, pass: &Pass) -> Result<Vec<Spec>> {
                     window: *window,
                     sinks: *sinks,
                     newest: newest_of(l, pass, number),
+                    turned: turned_before(l, pass, number),
                 };
                 match l.kv_type.sums_kv_exactly() {
                     true => attention_fixed::specs(l, &op, pass)?,
@@ -202,6 +204,33 @@ fn newest_of(l: &Lowering, pass: &Pass, number: usize) -> Option<(BufferId, Buff
             Some(Fused::Single(Op::KvScatter { k, v, layer })),
             Some(Fused::Single(Op::Attention { layer: its, .. })),
         ) if layer == its => Some((*k, *v)),
+        _ => None,
+    }
+}
+
+/// How the attention of that number in the fused list normalizes and turns heads itself: those of what
+/// it stores itself, where nothing stands between.
+fn turned_before(l: &Lowering, pass: &Pass, number: usize) -> Option<Turned> {
+    let (k, _) = newest_of(l, pass, number)?;
+    let heads = number.checked_sub(2).and_then(|i| l.fused.get(i));
+    match (heads, l.fused.get(number)) {
+        (
+            Some(Fused::TurnedHeads {
+                queries,
+                keys,
+                head_dim,
+                eps,
+                turn,
+            }),
+            Some(Fused::Single(Op::Attention { q, layer, .. })),
+        ) if queries.x == *q && keys.x == k && *head_dim == l.plan.kv[*layer].head_dim => {
+            Some(Turned {
+                queries: queries.weight,
+                keys: keys.weight,
+                eps: *eps,
+                turn: *turn,
+            })
+        }
         _ => None,
     }
 }
@@ -263,4 +292,62 @@ fn by_experts(
     let rows = pairs.blocks() * matvec_floats::MOST_ROWS;
     let spec = matvec_floats::spec(l, op, product, (rows, Some(&pairs)), None, pass)?;
     Ok((vec![pairs.group(), spec], false))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::params::AttentionFixed;
+    use super::super::tests::{chunk, entries, id, lowering, step, superblocks};
+    use super::*;
+    use crate::plan::fuse::{fuse, Rules};
+    use crate::plan::Weight;
+    use crate::quant;
+    use std::sync::Arc;
+
+    #[test]
+    fn heads_are_normalized_and_turned_where_a_step_attends() {
+        let mut l = lowering("sm_90", superblocks(), "I16", true);
+        let mut plan = Plan::clone(&l.plan);
+        let head_dim = plan.kv[0].head_dim;
+        let weight = |plan: &mut Plan, name: &str| {
+            plan.add_weight(Weight {
+                name: name.into(),
+                n_in: head_dim,
+                n_out: 1,
+                n_expert: 1,
+                ty: &quant::TYPES[0],
+            })
+        };
+        let first = plan.ops.iter().position(|op| matches!(op, Op::Rope { .. }));
+        for (name, address) in [("k", 1u64 << 60), ("q", 1 << 61)] {
+            let weight = weight(&mut plan, name);
+            l.at.vectors.insert(weight, address);
+            let x = id(name);
+            let norm = Op::RmsNorm {
+                x,
+                weight: Some(weight),
+                out: x,
+                group: head_dim,
+                eps: 1e-6,
+            };
+            plan.ops.insert(first.unwrap(), norm);
+        }
+        plan.check().unwrap();
+        let rules = Rules {
+            fuse: true,
+            scatter: false,
+        };
+        l.fused = fuse(&plan, rules);
+        l.plan = Arc::new(plan);
+        let alone = specs(&l, &step(2)).unwrap();
+        let its = |list: &[Spec], entry| list.iter().filter(|s| s.entry == entry).count();
+        assert_eq!(its(&alone, "turn_heads"), 0, "{:?}", entries(&alone));
+        let attention = alone.iter().find(|s| s.entry == "attention_fixed").unwrap();
+        let params: AttentionFixed = attention.params().unwrap();
+        assert_eq!((params.q_weight, params.k_weight), (1 << 61, 1 << 60));
+        assert_eq!((params.eps, params.cos_sin), (1e-6, l.at.cos_sin[0]));
+        // Rows of a prompt are stored before any is looked at: their heads are turned before that.
+        let prompt = specs(&l, &chunk(64, 1)).unwrap();
+        assert_eq!(its(&prompt, "turn_heads"), 1, "{:?}", entries(&prompt));
+    }
 }

@@ -8,7 +8,7 @@ use super::params::{KvTarget, Segment};
 use super::shape::UNIT_ROWS;
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
-use crate::plan::fuse::{Epilogue, Experts, Part};
+use crate::plan::fuse::{Epilogue, Experts, Gate, Part};
 use crate::plan::{BufferId, Norm};
 use crate::quant::QuantType;
 
@@ -91,18 +91,16 @@ pub fn product(l: &Lowering, op: &Op<'_>, pass: &Pass) -> Result<Product> {
     for (i, (ids, order)) in arrangement.iter().enumerate() {
         let matrix = Matrix::new(plan, ids, *order)?;
         let out = match epilogue {
-            Epilogue::Add { out, .. } | Epilogue::SwiGlu { out } | Epilogue::GeGlu { out } => *out,
+            Epilogue::Add { out, .. } | Epilogue::Gated { out, .. } => *out,
             Epilogue::Store | Epilogue::Qkv { .. } => parts[i].out,
         };
+        // Of joined matrices the second is part 1.
+        let last = &parts[i + ids.len() - 1];
         product.segment[i] = Segment {
             units: l.units(ids, *order)?,
             out: l.address(out),
-            bias: l.vector(parts[i].bias)?,
-            // Of joined matrices the second is part 1.
-            scale: [
-                l.vector(parts[i].scale)?,
-                l.vector(parts[i + ids.len() - 1].scale)?,
-            ],
+            bias: [l.vector(parts[i].bias)?, l.vector(last.bias)?],
+            scale: [l.vector(parts[i].scale)?, l.vector(last.scale)?],
             tiles: matrix.expert_tiles as u32,
             rows: matrix.n_out as u32,
         };
@@ -141,7 +139,7 @@ fn epilogue_constants(l: &Lowering, op: &Op<'_>, order: Order) -> String {
     };
     let text = format!(
         "enum {{ EPILOGUE_STORE, EPILOGUE_ADD, EPILOGUE_SWIGLU, EPILOGUE_GEGLU, \
-         EPILOGUE_QKV }};\n\
+         EPILOGUE_CLAMPED_SWIGLU, EPILOGUE_QKV }};\n\
          enum {{ ORDER_NATURAL, ORDER_NEIGHBOURS, ORDER_HALVES }};\n\
          constexpr int EPILOGUE = {};\nconstexpr int ORDER = {};\n\
          constexpr bool SCATTERS = {};\nusing Kv = {};\n\
@@ -149,8 +147,11 @@ fn epilogue_constants(l: &Lowering, op: &Op<'_>, order: Order) -> String {
         match epilogue {
             Epilogue::Store => "EPILOGUE_STORE",
             Epilogue::Add { .. } => "EPILOGUE_ADD",
-            Epilogue::SwiGlu { .. } => "EPILOGUE_SWIGLU",
-            Epilogue::GeGlu { .. } => "EPILOGUE_GEGLU",
+            Epilogue::Gated { gate, .. } => match gate {
+                Gate::Swi => "EPILOGUE_SWIGLU",
+                Gate::Ge => "EPILOGUE_GEGLU",
+                Gate::ClampedSwi => "EPILOGUE_CLAMPED_SWIGLU",
+            },
             Epilogue::Qkv { .. } => "EPILOGUE_QKV",
         },
         match order {

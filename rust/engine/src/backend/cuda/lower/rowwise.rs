@@ -1,6 +1,7 @@
 //! The ops that are a kernel by themselves, row by row: embedding, norm, rotation, scatter, and
 //! what goes element by element.
 
+use super::attention::Turned;
 use super::layout::Order;
 use super::lowering::{constants, flag, sizes, Lowering, Pass};
 use super::params::{
@@ -99,8 +100,7 @@ pub fn turn_heads(
     let variant = Variant::new(
         &TURN_HEADS,
         sizes(&[("N_HEAD", q), ("N_HEAD_KV", k), ("HEAD_DIM", head_dim)])
-            + &sizes(&[("HALF", l.plan.ropes[turn.table].inv_freq.len())])
-            + &flag("INTERLEAVED", turn.style == RopeStyle::Interleaved),
+            + &Turned::constants(&l.plan, turn),
     );
     let [queries, keys] = heads;
     let params = TurnHeads {

@@ -48,7 +48,7 @@ pub fn blocks() -> &'static str {
     named(|t| t.kernel.kv_in_blocks()).next().unwrap()
 }
 
-fn id(name: &str) -> BufferId {
+pub fn id(name: &str) -> BufferId {
     BufferId(NAMES.iter().position(|n| *n == name).unwrap())
 }
 
