@@ -8,28 +8,38 @@
 // shared memory, and after a barrier a thread takes each of a row's parts through its superblocks
 // in order (steps 4 and 5). Which warp computed what does not matter to any of it.
 //
-// With NORM, x is first multiplied by the norm's weight and the result by 1/rms(x).
+// With NORM, x is first multiplied by the norm's weight and the result by 1/rms(x). With a GATE, x is what
+// Op::SigmoidMul lets through, by ONE_GATE or GATE_EACH, or, for NORM_GATE, what Op::SwiGlu lets through of
+// groups that Op::RmsNorm has normalized.
 //
-// By experts, gridDim.y is the pairs: each block has one of them, and its expert's weights alone. With
-// MIXES, of the blocks that have the same tiles the one that ends last sums up what all experts of the
-// row give, as Op::MixExperts states it.
+// By experts, gridDim.y is the pairs: each block has one of them, and its expert's weights alone; where it
+// CHOOSES, it finds out by itself which expert that is, and the first block leaves the choice for others.
+// With MIXES it sums up what all experts of the row give, as Op::MixExperts states it: where they are
+// CHAINED, a block has its tiles of all of them, one rank's superblocks behind another's; else, of the
+// blocks that have the same tiles the one that ends last does it.
 //
 // variant.cuh: WARPS_K (warps that share a row), WARPS_R (groups of these), RING (units in flight
 // a warp), AHEAD (those of them that are asked for before x), ROUND (tiles of a group between two
 // barriers), SETS (of sums: 2 where there are several rounds), MINIMUMS (sums of x for these, of a
-// superblock: 8, or 16 where a type has as many), SHARED_BYTES, NORM, MIXES, ADDS, EPILOGUE, ORDER,
-// N_SEGMENTS, Segment0.., and for the epilogue QKV: HEAD_DIM, N_HEAD_KV, Kv.
+// superblock: 8, or 16 where a type has as many), SHARED_BYTES, NORM, GATE, GATE_GROUP, CHOOSES,
+// MIXES, CHAINED, ADDS, EPILOGUE, ORDER, N_SEGMENTS, Segment0.., for the epilogue QKV: HEAD_DIM, N_HEAD_KV, Kv, and what route.cuh
+// needs.
 #include "epilogue.cuh"
 #include "fixed.cuh"
 #include "mix.cuh"
 #include "norm.cuh"
+#include "route.cuh"
 
-constexpr uint32_t SB_WARP = (N_SB + WARPS_K - 1) / WARPS_K;
+// Superblocks of a tile that a block has.
+constexpr uint32_t ALL_SB = (CHAINED ? RANKS : 1) * N_SB;
+constexpr uint32_t SB_WARP = (ALL_SB + WARPS_K - 1) / WARPS_K;
 constexpr uint32_t WARPS = WARPS_K * WARPS_R;
 constexpr uint32_t THREADS = 32 * WARPS;
 
 constexpr uint32_t STAGE = LARGEST_UNIT;
-static_assert(WARPS_K <= N_SB, "every warp has a superblock");
+static_assert(WARPS_K <= ALL_SB, "every warp has a superblock");
+static_assert(!CHAINED || (RANKS > 0 && RANKS <= 32 && !NORM && N_SEGMENTS == 1), "a lane a rank");
+static_assert(!CHOOSES || (RANKS > 0 && RANKS <= 32 && !CHAINED), "a lane a rank");
 
 // A superblock of x: both limbs of a sub-block, padded so that the four that a warp reads at a time lie
 // in different banks; then the parts of its sums for minimums, MINIMUMS of them, [2][8] words for
@@ -44,10 +54,21 @@ constexpr uint32_t X_SB = X_LIMBS + 128;
 constexpr bool NEEDS_LIMBS = Segment0::ABOVE > 0 || Segment1::ABOVE > 0 || Segment2::ABOVE > 0;
 // p of a superblock: [4 chains][16 rows], padded.
 constexpr uint32_t P_SB = 4 * UNIT_ROWS + 4;
-constexpr uint32_t P_TILE = N_SB * P_SB;
-static_assert(SHARED_BYTES == WARPS * (RING * STAGE + SB_WARP * X_SB) + 2 * N_SB * 4 +
+constexpr uint32_t P_TILE = ALL_SB * P_SB;
+static_assert(SHARED_BYTES == WARPS * (RING * STAGE + SB_WARP * X_SB) + 2 * ALL_SB * 4 +
                                   SETS * WARPS_R * ROUND * P_TILE * 4,
               "rings, x, its factors and squares, p");
+
+// Lanes that have a group of x, or a warp's.
+constexpr uint32_t GROUP_LANES = GATE == NORM_GATE ? GATE_GROUP / 8 : 32;
+static_assert(GATE == UNGATED || (!NORM && RANKS == 0), "one way to x");
+
+struct Gated {
+    const float* by;      // [N_IN], or one number
+    const float* weight;  // [GATE_GROUP]
+    float eps;
+    uint32_t unused;
+};
 
 struct Params {
     Segment segment[3];
@@ -56,11 +77,13 @@ struct Params {
     float eps;
     uint16_t located;  // 1: positions and slots were there before the preceding kernel began
     uint16_t early;    // 1: so was what the sums are added to
+    Gated gated;
     Overflows overflows;
     Experts experts;
     KvTarget to;
-    float* mixed;       // [rows of the segment], where MIXES
-    uint32_t* tickets;  // [gridDim.x], zero between launches
+    RouteParams route;  // where it CHOOSES
+    float* mixed;       // [rows of the segment], where MIXES; where it ADDS, it adds to what is there
+    uint32_t* tickets;  // [gridDim.x], zero between launches, where MIXES without CHAINED
 };
 
 // A superblock of x as a lane's share of B: b[step] of the sixteen, zero but for those of its own chain.
@@ -191,6 +214,29 @@ DEVICE void multiply(const uint8_t* unit, uint32_t lane, const uint8_t* x_sb, co
     }
 }
 
+// What a lane's eight values of x become on the way, of the gates g and a weight of the norm.
+DEVICE void pass_gate([[maybe_unused]] float (&v)[8], [[maybe_unused]] const float (&g)[8],
+                      [[maybe_unused]] const float (&weight)[8], [[maybe_unused]] float eps) {
+    if constexpr (GATE == ONE_GATE || GATE == GATE_EACH) {
+        const float one = sigmoid_f32(g[0]);
+#pragma unroll
+        for (int e = 0; e < 8; e++) v[e] = mul_rn(v[e], GATE == ONE_GATE ? one : sigmoid_f32(g[e]));
+    }
+    if constexpr (GATE == NORM_GATE) {
+        float squares[1] = {0.0f};
+#pragma unroll
+        for (int e = 0; e < 8; e++) squares[0] = fma_rn(v[e], v[e], squares[0]);
+        // As over a whole warp whose other lanes have zeros.
+#pragma unroll
+        for (uint32_t distance = GROUP_LANES / 2; distance != 0; distance /= 2) {
+            squares[0] = add_rn(squares[0], __shfl_xor_sync(FULL_WARP, squares[0], distance));
+        }
+        const float factor = rms_factor<1>(squares, GATE_GROUP, eps);
+#pragma unroll
+        for (int e = 0; e < 8; e++) v[e] = swiglu_f32(g[e], mul_rn(mul_rn(v[e], factor), weight[e]));
+    }
+}
+
 // Calls f with the type of a tile; types that are alike share their code.
 template <typename F>
 DEVICE void with_type(const Params& p, uint32_t tile, F f) {
@@ -234,8 +280,8 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
     uint8_t* ring = base + warp * (RING * STAGE);
     uint8_t* x = base + WARPS * RING * STAGE + warp * (SB_WARP * X_SB);  // of this warp
     float* factors = reinterpret_cast<float*>(base + WARPS * (RING * STAGE + SB_WARP * X_SB));
-    float* squares = factors + N_SB;  // [N_SB], as factors
-    float* sums = squares + N_SB;     // [SETS][WARPS_R][ROUND][N_SB][P_SB]
+    float* squares = factors + ALL_SB;  // [ALL_SB], as factors
+    float* sums = squares + ALL_SB;     // [SETS][WARPS_R][ROUND][ALL_SB][P_SB]
 
     const uint32_t total = all_tiles(p);
     const uint32_t groups = gridDim.x * WARPS_R, first = blockIdx.x * WARPS_R;
@@ -244,7 +290,7 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
     };
     const uint32_t my_tiles = tiles_of(first + wr), block_tiles = tiles_of(first);
 
-    const uint32_t pair = RANKS > 0 ? blockIdx.y : 0;
+    const uint32_t pair = RANKS > 0 && !CHAINED ? blockIdx.y : 0;
 
     // Where the row is, asked for before the units: behind them it would arrive late.
     uint32_t position = 0;
@@ -270,22 +316,38 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
 
     // x: all of the warp's superblocks are asked for before the first is used.
     float raw[SB_WARP][8];
+    constexpr uint32_t GATES = GATE == GATE_EACH || GATE == NORM_GATE ? SB_WARP : 1;
+    float gates[GATES][8] = {};
     auto ask_x = [&]() {
 #pragma unroll
         for (uint32_t s = 0; s < SB_WARP; s++) {
-            const uint32_t k = (wk + s * WARPS_K) * UNIT_COLS + lane * 8;
-            load_columns<N_IN>(p.x + static_cast<uint64_t>(row_of_x(pair)) * N_IN, k, raw[s]);
+            const uint32_t sb = wk + s * WARPS_K, rank = CHAINED ? sb / N_SB : 0;
+            // What lies behind the row is not there.
+            const uint32_t k = sb < ALL_SB ? sb % N_SB * UNIT_COLS + lane * 8 : N_IN;
+            const uint32_t row = row_of_x(pair + (sb < ALL_SB ? rank : 0));
+            load_columns<N_IN>(p.x + static_cast<uint64_t>(row) * N_IN, k, raw[s]);
+            if constexpr (GATE == GATE_EACH || GATE == NORM_GATE) {
+                load_columns<N_IN>(p.gated.by, k, gates[s % GATES]);
+            }
         }
+        if constexpr (GATE == ONE_GATE) gates[0][0] = load_relaxed_f32(p.gated.by);
     };
+
+    float gate_weight[8] = {};
+    if constexpr (GATE == NORM_GATE) {
+#pragma unroll
+        for (uint32_t e = 0; e < 8; e++) gate_weight[e] = p.gated.weight[lane * 8 % GATE_GROUP + e];
+    }
 
     // The ring: of each round the warp's superblocks, wk + s WARPS_K, one after another, each of all
     // tiles, so that a superblock of x is loaded once a round. A stage is asked for again as soon as it
     // was read, so one place serves both ends.
-    const uint32_t n_sb = (N_SB - wk + WARPS_K - 1) / WARPS_K;
+    const uint32_t n_sb = (ALL_SB - wk + WARPS_K - 1) / WARPS_K;
     const SharedAddress ring_warp = to_shared_address(ring);
     SHARED uint64_t all_arrived[WARPS][RING];
     uint64_t* arrived = all_arrived[warp];
     uint32_t next_round = 0, next_sb = 0, next_tile = 0, expert = 0;
+    float share = 0.0f;  // of the sum, where it CHAINED
     auto issue = [&](uint32_t place) {
         if (next_round + next_tile < my_tiles) {
             const uint32_t tile = first + wr + (next_round + next_tile) * groups;
@@ -295,8 +357,9 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
             if constexpr (N_SEGMENTS == 1) {
                 constexpr uint32_t UNIT = Segment0::UNIT_BYTES;
                 vectors = UNIT / 16;
-                const uint64_t own = static_cast<uint64_t>(expert) * p.segment[0].tiles + tile;
-                unit = p.segment[0].units + (own * N_SB + sb) * UNIT;
+                const uint32_t its = CHAINED ? __shfl_sync(FULL_WARP, expert, sb / N_SB) : expert;
+                const uint64_t own = static_cast<uint64_t>(its) * p.segment[0].tiles + tile;
+                unit = p.segment[0].units + (own * N_SB + sb % N_SB) * UNIT;
             } else {
                 with_segment(p, tile, [&](auto type, const Segment& segment, int, uint32_t own) {
                     constexpr uint32_t UNIT = decltype(type)::UNIT_BYTES;
@@ -348,9 +411,26 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
     // By experts, which weights there are to read is the preceding kernels' to say: x is asked for
     // together with that.
     if constexpr (RANKS > 0) {
+        // Of a rank each lane, where all are the block's.
+        constexpr uint32_t KNOWN = CHAINED ? RANKS : 1;
+        SHARED uint32_t experts[KNOWN];
+        SHARED float shares[KNOWN];
         pdl_wait();
         ask_x();
-        expert = expert_of(p.experts, pair);
+        // One warp asks: all of them would wait for each other at one line of memory.
+        if (warp == 0) {
+            if constexpr (CHOOSES) {
+                const bool leaves = blockIdx.x == 0 && pair == 0;
+                const uint32_t chosen = route_row(p.route, 0, lane, leaves, pair);
+                if (lane == pair) experts[0] = chosen;
+            } else if (lane < KNOWN) {
+                experts[lane] = expert_of(p.experts, CHAINED ? lane : pair);
+                if (CHAINED) shares[lane] = load_relaxed_f32(p.experts.routes + RANKS + lane);
+            }
+        }
+        __syncthreads();
+        expert = experts[lane < KNOWN ? lane : 0];
+        share = shares[lane < KNOWN ? lane : 0];
     }
 #pragma unroll 1
     for (uint32_t u = 0; u < AHEAD; u++) issue(u);
@@ -360,14 +440,20 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
     constexpr uint32_t ENDS = (WARPS_R * ROUND * 8 * UNIT_ROWS + THREADS - 1) / THREADS;
     Before before[ENDS] = {};
     auto ask_before = [&](uint32_t round) {
-        if constexpr (EPILOGUE == EPILOGUE_ADD && RANKS == 0) {
+        if constexpr (CHAINED ? ADDS : EPILOGUE == EPILOGUE_ADD && RANKS == 0) {
 #pragma unroll
             for (uint32_t j = 0; j < ENDS; j++) {
                 const uint32_t e = threadIdx.x + j * THREADS;
                 const uint32_t i = e / 128 % ROUND, group = e / (128 * ROUND);
                 const uint32_t index = round * ROUND + i;
-                if (lane % 16 || group >= WARPS_R || index >= tiles_of(first + group)) continue;
+                if (lane % (CHAINED ? 8 : 16)) continue;
+                if (group >= WARPS_R || index >= tiles_of(first + group)) continue;
                 const uint32_t tile = first + group + index * groups;
+                if constexpr (CHAINED) {
+                    const uint32_t row = tile * UNIT_ROWS + e / 16 % 8 + e / 8 % 2 * 8;
+                    if (row < p.segment[0].rows) before[j].of[0] = load_relaxed_f32(p.mixed + row);
+                    continue;
+                }
                 with_segment(p, tile, [&](auto, const Segment& segment, int, uint32_t own) {
                     before[j] = before_of(segment, own, e / 16 % 8, pair);
                 });
@@ -407,7 +493,8 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
 #pragma unroll
     for (uint32_t s = 0; s < SB_WARP; s++) {
         const uint32_t sb = wk + s * WARPS_K;
-        if (sb >= N_SB) break;
+        if (sb >= ALL_SB) break;
+        if constexpr (GATE != UNGATED) pass_gate(raw[s], gates[s % GATES], gate_weight, p.gated.eps);
         if constexpr (NORM) {
             const float square = superblock_squares(raw[s]);
             if (lane == 0 && wr == 0) squares[sb] = square;
@@ -503,20 +590,46 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
             const uint32_t index = round * ROUND + i;
             if (index >= tiles_of(first + group)) continue;  // whole warps
             const float* of_row = set + (group * ROUND + i) * P_TILE + row;
-            float y = 0.0f;
-            if (part < N_PARTS) {
-                for (uint32_t sb = part * N_SB / N_PARTS; sb < (part + 1) * N_SB / N_PARTS; sb++) {
+            // Of the row, or of what the expert of a rank gives of it.
+            auto sum_of = [&](uint32_t rank) {
+                float y = 0.0f;
+                if (part < N_PARTS) {
+                    const uint32_t from = rank * N_SB;
+                    for (uint32_t sb = from + part * N_SB / N_PARTS;
+                         sb < from + (part + 1) * N_SB / N_PARTS; sb++) {
 #pragma unroll
-                    for (int t = 0; t < 4; t++) {
-                        y = fma_rn(factors[sb], of_row[sb * P_SB + t * UNIT_ROWS], y);
+                        for (int t = 0; t < 4; t++) {
+                            y = fma_rn(factors[sb], of_row[sb * P_SB + t * UNIT_ROWS], y);
+                        }
                     }
                 }
-            }
-            float a = __shfl_sync(FULL_WARP, y, lane & ~7u);
+                float sum = __shfl_sync(FULL_WARP, y, lane & ~7u);
 #pragma unroll
-            for (uint32_t k = 1; k < N_PARTS; k++) {
-                a = add_rn(a, __shfl_sync(FULL_WARP, y, (lane & ~7u) | k));
+                for (uint32_t k = 1; k < N_PARTS; k++) {
+                    sum = add_rn(sum, __shfl_sync(FULL_WARP, y, (lane & ~7u) | k));
+                }
+                return sum;
+            };
+            if constexpr (CHAINED) {
+                const Segment& segment = p.segment[0];
+                const uint32_t its = (first + group + index * groups) * UNIT_ROWS + row;
+                float mixed = 0.0f;
+#pragma unroll
+                for (uint32_t rank = 0; rank < RANKS; rank++) {
+                    float sum = sum_of(rank);
+                    const uint32_t of = __shfl_sync(FULL_WARP, expert, rank);
+                    if (SCALED && segment.scale[0]) sum = mul_rn(sum, segment.scale[0][of]);
+                    if (segment.bias[0] && its < segment.rows) {
+                        sum = add_rn(sum, segment.bias[0][of * segment.rows + its]);
+                    }
+                    const float weight = __shfl_sync(FULL_WARP, share, rank);
+                    mixed = rank == 0 ? mul_rn(weight, sum) : fma_rn(weight, sum, mixed);
+                }
+                if (lane % 8 || its >= segment.rows) continue;
+                p.mixed[its] = ADDS ? add_rn(before[j].of[0], mixed) : mixed;
+                continue;
             }
+            float a = sum_of(0);
             float b = __shfl_sync(FULL_WARP, a, lane | 8);
             if (lane % 16) continue;
             if constexpr (NORM) {
@@ -535,7 +648,7 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
             });
         }
     }
-    if constexpr (MIXES) {
+    if constexpr (MIXES && !CHAINED) {
         SHARED uint32_t ticket;
         __syncthreads();
         if (threadIdx.x == 0) {

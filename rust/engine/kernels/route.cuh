@@ -27,8 +27,10 @@ DEVICE uint32_t key_of(float score) {
     return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
-// Chooses for row m; by all lanes of a warp.
-DEVICE void route_row(const RouteParams& p, uint32_t m, uint32_t lane) {
+// Chooses for row m; by all lanes of a warp. Where it leaves nothing for others, only up to the rank
+// `last`. Returns the expert of rank `lane`.
+DEVICE uint32_t route_row(const RouteParams& p, uint32_t m, uint32_t lane, bool leaves = true,
+                          uint32_t last = 0) {
     const float* logits = p.logits + static_cast<uint64_t>(m) * ROUTE_EXPERTS;
     float* out = p.out + static_cast<uint64_t>(m) * (2 * ROUTE_RANKS);
     float logit[LANE_EXPERTS];
@@ -72,7 +74,8 @@ DEVICE void route_row(const RouteParams& p, uint32_t m, uint32_t lane) {
     float weight[LANE_RANKS] = {};
 #pragma unroll
     for (uint32_t slot = 0; slot < LANE_RANKS; slot++) {
-        const uint32_t ranks = ROUTE_RANKS - slot * 32 < 32 ? ROUTE_RANKS - slot * 32 : 32;
+        const uint32_t all = ROUTE_RANKS - slot * 32 < 32 ? ROUTE_RANKS - slot * 32 : 32;
+        const uint32_t ranks = leaves || last >= all ? all : last + 1;
 #pragma unroll 1
         for (uint32_t rank = 0; rank < ranks; rank++) {
             uint32_t best = NO_KEY, own = 0;
@@ -92,6 +95,7 @@ DEVICE void route_row(const RouteParams& p, uint32_t m, uint32_t lane) {
             if (lane == rank) chosen[slot] = id, weight[slot] = its;
         }
     }
+    if (!leaves) return chosen[0];
     // Calls f with each of the weights in order.
     auto each = [&](auto f) {
 #pragma unroll
@@ -132,4 +136,5 @@ DEVICE void route_row(const RouteParams& p, uint32_t m, uint32_t lane) {
         out[rank] = static_cast<float>(chosen[slot]);
         out[ROUTE_RANKS + rank] = bad ? nan_f32() : mul_rn(weight[slot], p.scale);
     }
+    return chosen[0];
 }

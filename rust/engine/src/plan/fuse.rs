@@ -63,6 +63,8 @@ pub enum Fused {
     MatVec {
         x: BufferId,
         norm: Option<Norm>,
+        /// Whether the op before is the gate that `x` comes from, and nothing else wants that.
+        gated: bool,
         /// Set where each part is a matrix for each expert.
         experts: Option<Experts>,
         parts: Vec<Part>,
@@ -87,11 +89,12 @@ pub enum Fused {
         gate: BufferId,
         out: BufferId,
     },
-    /// `out += ` what [`Op::MixExperts`] makes of `x`.
-    MixAdd {
+    /// `out = ` what [`Op::MixExperts`] makes of `x`, which nothing else wants; or `out += ` that.
+    Mix {
         x: BufferId,
         routes: BufferId,
         out: BufferId,
+        adds: bool,
     },
     /// Heads of queries and keys, in place: each normalized as [`Op::RmsNorm`] says, then turned.
     TurnedHeads {
@@ -139,9 +142,13 @@ pub fn fuse(plan: &Plan, rules: Rules) -> Vec<Fused> {
         let rest = &plan.ops[at..];
         let joined = || mat_vecs(plan, at, rules).or_else(|| between(plan, at));
         match rules.fuse.then(joined).flatten() {
-            Some((op, used)) => {
-                fused.push(op);
+            Some((mut op, used)) => {
                 at += used;
+                if let Fused::MatVec { x, gated, .. } = &mut op {
+                    *gated =
+                        fused.last().and_then(gate_out) == Some(*x) && !read_later(plan, at, *x);
+                }
+                fused.push(op);
             }
             None => {
                 fused.push(single(&rest[0]));
@@ -150,6 +157,14 @@ pub fn fuse(plan: &Plan, rules: Rules) -> Vec<Fused> {
         }
     }
     fused
+}
+
+/// Where the op leaves what a gate lets through, if it is one that a product's launch can be.
+fn gate_out(op: &Fused) -> Option<BufferId> {
+    match op {
+        Fused::Single(Op::SigmoidMul { out, .. }) | Fused::NormGate { out, .. } => Some(*out),
+        _ => None,
+    }
 }
 
 fn single(op: &Op) -> Fused {
@@ -172,6 +187,7 @@ impl Multiplied {
         Fused::MatVec {
             x: self.x,
             norm: self.norm,
+            gated: false,
             experts: self.experts,
             parts,
             epilogue,
@@ -261,22 +277,28 @@ fn mat_vecs(plan: &Plan, start: usize, rules: Rules) -> Option<(Fused, usize)> {
 fn between(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
     norm_add(plan, at)
         .or_else(|| norm_gate(plan, at))
-        .or_else(|| mix_add(plan, at))
+        .or_else(|| mix(plan, at))
         .or_else(|| turned_heads(plan, at))
 }
 
-/// The weighted sum of experts at `at` and the residual sum behind it.
-fn mix_add(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
-    let [Op::MixExperts {
-        x,
-        routes,
-        out: mixed,
-    }, Op::Add { x: sum, out }, ..] = plan.ops[at..]
-    else {
+/// The weighted sum of experts at `at`, with the residual sum behind it, if there is one.
+fn mix(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
+    let Op::MixExperts { x, routes, out } = plan.ops[at] else {
         return None;
     };
-    let is_alone = sum == mixed && out != x && out != routes && !read_later(plan, at + 2, mixed);
-    is_alone.then_some((Fused::MixAdd { x, routes, out }, 2))
+    let residual = match plan.ops.get(at + 1) {
+        Some(Op::Add { x: sum, out: to }) if *sum == out && *to != x && *to != routes => Some(*to),
+        _ => None,
+    };
+    let residual = residual.filter(|_| !read_later(plan, at + 2, out));
+    let used = 1 + usize::from(residual.is_some());
+    let fused = Fused::Mix {
+        x,
+        routes,
+        out: residual.unwrap_or(out),
+        adds: residual.is_some(),
+    };
+    (!read_later(plan, at + used, x)).then_some((fused, used))
 }
 
 /// The norms of queries' and keys' heads at `at` and their turns behind them, alike but for their

@@ -38,6 +38,9 @@ static SOURCE: Source = source!("experts.cu", CONSTANTS, Route, Group, Mix);
 
 const THREADS: u32 = 256;
 
+/// Most ranks that a product by experts chooses, or whose sums it sums up: a lane of a warp has each.
+pub const MOST_RANKS: usize = 32;
+
 /// Blocks that keep every card busy.
 const MOST_BLOCKS: u64 = 1024;
 
@@ -258,6 +261,26 @@ impl RouteOp {
     }
 }
 
+/// The choice of experts of number `number` of the fused list, where the product by experts behind it makes
+/// it, of `m` rows: of one row, whose blocks each find out theirs.
+pub fn choice_of_product(l: &Lowering, number: usize, m: usize) -> Option<RouteOp> {
+    let Fused::Single(op) = l.fused.get(number)? else {
+        return None;
+    };
+    let route = RouteOp::of(op)?;
+    let Fused::MatVec {
+        experts: Some(experts),
+        parts,
+        ..
+    } = l.fused.get(number + 1)?
+    else {
+        return None;
+    };
+    let integers = parts.iter().all(|p| l.plan.weight(p.weight).ty.integers);
+    let is_its = experts.routes == route.out && ranks(&l.plan, route.out) <= MOST_RANKS;
+    (m == 1 && integers && is_its).then_some(route)
+}
+
 /// The launch that chooses experts.
 pub fn route(l: &Lowering, op: &RouteOp, pass: &Pass) -> Result<Spec> {
     let m = l.rows_of(op.logits, pass);
@@ -289,7 +312,12 @@ impl MixOp {
     /// Of a fused op that sums up what experts give.
     pub fn of(op: &Fused) -> Option<Self> {
         let (x, routes, out, adds) = match *op {
-            Fused::MixAdd { x, routes, out } => (x, routes, out, true),
+            Fused::Mix {
+                x,
+                routes,
+                out,
+                adds,
+            } => (x, routes, out, adds),
             Fused::Single(Op::MixExperts { x, routes, out }) => (x, routes, out, false),
             _ => return None,
         };

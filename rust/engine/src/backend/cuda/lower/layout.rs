@@ -119,7 +119,7 @@ pub fn wanted(plan: &Plan, fused: &[Fused]) -> Result<Wanted> {
                 [Some(*weight), *factor].into_iter().flatten().collect(),
             ),
             Fused::NormGate { weight, .. } => (Vec::new(), vec![*weight]),
-            Fused::MixAdd { .. } => (Vec::new(), Vec::new()),
+            Fused::Mix { .. } => (Vec::new(), Vec::new()),
             Fused::TurnedHeads { queries, keys, .. } => {
                 (Vec::new(), vec![queries.weight, keys.weight])
             }

@@ -1,9 +1,12 @@
 //! One row of activations times weights that are small integers: the kernel that decode is made of.
 
-use super::experts::{address_of, constants_of, MixOp, Pairs};
+use super::experts::{
+    address_of, choice_of_product, constants_of, ranks, route_constants, MixOp, Pairs, MOST_RANKS,
+};
+use super::gate::Gate;
 use super::lowering::{constants, flag, sizes, Lowering, Pass};
 use super::overflow::overflows;
-use super::params::{Experts, KvTarget, KvView, MatVec, Overflows, Segment, CONSTANTS};
+use super::params::{self, KvTarget, KvView, MatVec, Overflows, Route, Segment, CONSTANTS};
 use super::product::{Op, Product};
 use super::shape::{largest_unit, minimums, segments, superblocks, UNIT_ROWS};
 use crate::backend::cuda::driver::source::{source, Source, Variant};
@@ -23,7 +26,9 @@ static SOURCE: Source = source!(
     KvView,
     KvTarget,
     Overflows,
-    Experts
+    params::Experts,
+    params::Gated,
+    Route
 );
 
 /// Bytes of a superblock of x in shared memory, as the kernel lays it out, with so many sums for
@@ -72,6 +77,8 @@ pub const MOST_TICKETS: usize = 1024;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Shape {
     n_in: usize,
+    /// Rows of x behind each other: of all experts, where a block sums up what they give.
+    chained: usize,
     /// Warps that share a row.
     warps_k: usize,
     /// Groups of `warps_k` warps in a block, each with tiles of its own.
@@ -93,20 +100,21 @@ impl Shape {
     /// A shape of at most `warps` warps for `tiles` tiles on `sms` SMs that fits `shared` bytes, where
     /// there is one.
     fn new(
-        n_in: usize,
+        (n_in, chained): (usize, usize),
         types: &[&QuantType],
         tiles: usize,
         sms: usize,
         warps: usize,
         shared: usize,
     ) -> Option<Self> {
-        let n_sb = superblocks(n_in);
+        let n_sb = superblocks(n_in) * chained;
         let shape = |warps: usize, round, ring| {
             let warps_k = n_sb.min(warps);
             // Tiles for a block each, where there are not more.
             let warps_r = if tiles <= sms { 1 } else { warps / warps_k };
             Self {
                 n_in,
+                chained,
                 warps_k,
                 warps_r,
                 ring,
@@ -139,7 +147,7 @@ impl Shape {
 
     /// Dynamic shared memory, as the kernel lays it out.
     fn shared_bytes(&self) -> usize {
-        let n_sb = superblocks(self.n_in);
+        let n_sb = superblocks(self.n_in) * self.chained;
         let x = n_sb.div_ceil(self.warps_k) * x_sb_bytes(self.minimums);
         let warps = self.warps_k * self.warps_r * (self.ring * self.stage + x);
         let sums = self.sets * self.warps_r * self.round * n_sb * P_SB_BYTES;
@@ -161,7 +169,8 @@ impl Shape {
 }
 
 /// The launch of `product` with the one row of `op.x`, behind `before` others of the pass; none where
-/// the row is too long for the shared memory of the card. With `pairs`, one launch has all of them.
+/// the row is too long for the shared memory of the card. With `pairs`, one launch has all of them. Also
+/// whether it makes the sum of what experts give too, where that is what comes next.
 pub fn spec(
     l: &Lowering,
     op: &Op<'_>,
@@ -169,19 +178,70 @@ pub fn spec(
     pairs: Option<&Pairs>,
     pass: &Pass,
     before: usize,
+) -> Result<Option<(Spec, bool)>> {
+    let mix = pairs.and_then(|_| mix_behind(l, op));
+    if let Some(its) = pairs.filter(|_| mix.is_some() && is_even(l, product)) {
+        let how = Experts {
+            pairs,
+            mix,
+            chained: its.count,
+        };
+        if let Some(spec) = launch(l, op, product, how, pass, before)? {
+            return Ok(Some((spec, true)));
+        }
+    }
+    let how = Experts {
+        pairs,
+        mix,
+        chained: 1,
+    };
+    let spec = launch(l, op, product, how, pass, before)?;
+    Ok(spec.map(|spec| (spec, mix.is_some())))
+}
+
+/// How a launch takes a product by experts, if it is one.
+#[derive(Clone, Copy)]
+struct Experts<'a> {
+    pairs: Option<&'a Pairs>,
+    mix: Option<MixOp>,
+    /// Experts whose tiles a block has behind each other.
+    chained: usize,
+}
+
+/// Whether SMs have hardly more or fewer of a product's tiles than others, each of them whole.
+fn is_even(l: &Lowering, product: &Product) -> bool {
+    let (tiles, sms) = (
+        product.tiles.iter().sum::<usize>(),
+        l.card.sm_count as usize,
+    );
+    4 * tiles.div_ceil(sms) * sms <= 5 * tiles
+}
+
+fn launch(
+    l: &Lowering,
+    op: &Op<'_>,
+    product: &Product,
+    Experts {
+        pairs,
+        mix,
+        chained,
+    }: Experts<'_>,
+    pass: &Pass,
+    before: usize,
 ) -> Result<Option<Spec>> {
     let n_in = product.n_in;
     let tiles: usize = product.tiles.iter().sum();
-    let mix = pairs.and_then(|_| mix_behind(l, op));
+    let count = pairs.map_or(1, |pairs| pairs.count);
     // Experts side by side share the card: blocks of one after another's would each ask for their first
     // weights when the one before has ended.
-    let m = pairs.map_or(1, |pairs| pairs.count);
+    let m = count / chained;
     let sms = (l.card.sm_count as usize / m).clamp(1, MOST_TICKETS);
-    let is_short = n_in < LONG_ROW && product.bytes < MANY_BYTES;
-    let is_light = n_in < LONG_ROW && tiles * superblocks(n_in) <= LIGHT_UNITS * sms;
+    let is_short = n_in * chained < LONG_ROW && product.bytes < MANY_BYTES;
+    let is_few = tiles * superblocks(n_in) <= LIGHT_UNITS * sms;
+    let is_light = pairs.is_none() && n_in < LONG_ROW && is_few;
     let shape = |warps, per_cent| {
         let shared = l.card.shared_bytes * per_cent / 100;
-        Shape::new(n_in, &product.types, tiles, sms, warps, shared)
+        Shape::new((n_in, chained), &product.types, tiles, sms, warps, shared)
     };
     let shape = match l.card.has_pdl() {
         false => shape(WARPS, 100),
@@ -192,27 +252,42 @@ pub fn spec(
     let Some(shape) = shape else {
         return Ok(None);
     };
+    let gate = match pairs {
+        Some(_) => None,
+        None => Gate::of_product(l, op.number, 1),
+    };
+    let route = pairs.and_then(|_| choice_of_product(l, op.number.checked_sub(1)?, 1));
     let variant = Variant::new(
         &SOURCE,
         shape.constants()
             + &flag("NORM", op.norm.is_some())
+            + &flag("CHOOSES", route.is_some())
             + &flag("MIXES", mix.is_some())
+            + &flag("CHAINED", chained > 1)
             + &flag("ADDS", mix.is_some_and(|mix| mix.adds))
             + &segments(&product.types)
             + &constants_of(pairs)
+            + &Gate::constants(gate.as_ref(), l)
+            + &route_constants(route.as_ref().map(|op| (&*l.plan, op)))
             + &product.constants,
     );
+    let route_params = match &route {
+        Some(route) => route.params(l, 1)?,
+        None => bytemuck::Zeroable::zeroed(),
+    };
     let params = MatVec {
         segment: product.segment,
-        x: l.source(op.x, pass),
+        x: l.source(gate.map_or(op.x, |gate| gate.x), pass),
         norm: l.vector(op.norm.map(|n| n.weight))?,
         eps: op.norm.map_or(0.0, |n| n.eps),
         // The first kernel of a pass may write the positions.
         located: u16::from(before >= 2),
         early: u16::from(before >= 2 && reads_early(l, op)),
+        gated: Gate::params(gate.as_ref(), l)?,
         overflows: overflows(l, op, pass),
         experts: address_of(pairs),
         to: product.to,
+        route: route_params,
         mixed: mix.map_or(0, |mix| l.address(mix.out)),
         tickets: l.at.scratch.tickets,
     };
@@ -221,7 +296,13 @@ pub fn spec(
     let grid = [grid as u32, m as u32, 1];
     let mut spec = Spec::new(variant, "matvec", grid, shape.threads() as u32, &params);
     spec.shared = shape.shared_bytes() as u32;
-    product.describe(&mut spec, "matvec", m, n_in);
+    product.describe(&mut spec, "matvec", count, n_in);
+    if gate.is_some() {
+        spec.label = spec.label.replacen("matvec", "gate matvec", 1);
+    }
+    if route.is_some() {
+        spec.label = spec.label.replacen("matvec", "route matvec", 1);
+    }
     if let Some(mix) = mix {
         spec.label += " mix";
         spec.traffic.rows += 4 * mix.floats(&l.plan, 1) as u64;
@@ -229,12 +310,15 @@ pub fn spec(
     Ok(Some(spec))
 }
 
-/// The sum of what the experts of one row give, behind a product by experts whose launch makes it too.
-pub fn mix_behind(l: &Lowering, op: &Op<'_>) -> Option<MixOp> {
-    let mix = MixOp::of(l.fused.get(op.number + 1)?)?;
+/// The sum of what the experts of one row give, behind a product by experts whose launch may make it too.
+fn mix_behind(l: &Lowering, op: &Op<'_>) -> Option<MixOp> {
+    let next = l.fused.get(op.number + 1)?;
+    // What the experts give is not kept.
+    let mix = MixOp::of(next).filter(|_| matches!(next, Fused::Mix { .. }))?;
     let gives = |part: &Part| part.out == mix.x;
     let routes = op.experts.map(|experts| experts.routes);
     let is_whole = op.parts.len() == 1 && op.parts.iter().all(gives);
+    let is_whole = is_whole && ranks(&l.plan, mix.routes) <= MOST_RANKS;
     (is_whole && routes == Some(mix.routes) && *op.epilogue == Epilogue::Store).then_some(mix)
 }
 
@@ -266,7 +350,7 @@ mod tests {
             for n_in in [32, 576, 896, 2048, 4096, 8960, 14336, 28672] {
                 for (sms, shared) in [(20, 64 << 10), (84, 100 << 10), (132, 159 << 10)] {
                     for tiles in [1, 36, 1024, 8016] {
-                        let shape = Shape::new(n_in, &[ty], tiles, sms, WARPS, shared);
+                        let shape = Shape::new((n_in, 1), &[ty], tiles, sms, WARPS, shared);
                         let Some(shape) = shape else {
                             assert!(n_in * 8 > shared, "{ty:?} {n_in} {shared}");
                             continue;

@@ -1,6 +1,8 @@
 //! Rows of activations times weights that are floats.
 
-use super::experts::{address_of, constants_of, route_constants, Pairs, RouteOp};
+use super::experts::{
+    address_of, choice_of_product, constants_of, route_constants, Pairs, RouteOp,
+};
 use super::lowering::{constants, flag, sizes, Lowering, Pass};
 use super::params::{Experts, KvTarget, KvView, MatVecFloats, Route, Segment, CONSTANTS};
 use super::product::{Op, Product};
@@ -41,6 +43,9 @@ pub fn route_behind(l: &Lowering, op: &Op<'_>, m: usize) -> Option<RouteOp> {
     let Some(Fused::Single(next)) = l.fused.get(op.number + 1) else {
         return None;
     };
+    if choice_of_product(l, op.number + 1, m).is_some() {
+        return None;
+    }
     let route = RouteOp::of(next)?;
     let gives = op.parts.iter().any(|part| part.out == route.logits);
     (gives && m <= MOST_ROWS && *op.epilogue == Epilogue::Store).then_some(route)

@@ -6,6 +6,7 @@
 mod attention;
 pub mod attention_fixed;
 mod experts;
+mod gate;
 pub mod layout;
 pub mod lowering;
 mod matmul;

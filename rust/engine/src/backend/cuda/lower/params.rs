@@ -88,6 +88,16 @@ shared! {
         pub pairs: u64,
     }
 
+    /// What x goes through before a product, and how it is normalized before that: matvec.cu.
+    pub struct Gated = "Gated" {
+        /// `[N_IN]` f32, or one, or 0.
+        pub by: u64,
+        /// `[GATE_GROUP]` f32, or 0.
+        pub weight: u64,
+        pub eps: f32,
+        pub unused: u32,
+    }
+
     /// How experts are chosen: route.cuh. Zeros where none are.
     pub struct Route = "RouteParams" {
         /// `[m][experts]` f32.
@@ -110,9 +120,11 @@ shared! {
         pub eps: f32,
         pub located: u16,
         pub early: u16,
+        pub gated: Gated,
         pub overflows: Overflows,
         pub experts: Experts,
         pub to: KvTarget,
+        pub route: Route,
         /// `[rows of the segment]` f32, or 0.
         pub mixed: u64,
         /// `[blocks]` u32 that are zero between launches.

@@ -2,6 +2,7 @@
 
 use super::attention::{self, AttentionOp, MergeBytes, Turned};
 use super::experts::{self, MixOp, Pairs, RouteOp};
+use super::gate::Gate;
 use super::lowering::{Lowering, Pass, Path};
 use super::matmul::{self, ProductBytes};
 use super::{attention_fixed, matvec, matvec_floats, product, rowwise};
@@ -82,6 +83,7 @@ pub fn specs(l: &Lowering, pass: &Pass) -> Result<Vec<Spec>> {
                 experts,
                 parts,
                 epilogue,
+                ..
             } => {
                 let op = product::Op {
                     number,
@@ -110,6 +112,11 @@ pub fn specs(l: &Lowering, pass: &Pass) -> Result<Vec<Spec>> {
                 let out = (*out, *factor);
                 vec![rowwise::norm_add(l, *x, norm, *group, out, pass)?]
             }
+            Fused::NormGate { out, .. } | Fused::Single(Op::SigmoidMul { out, .. })
+                if Gate::of_product(l, number + 1, l.rows_of(*out, pass)).is_some() =>
+            {
+                Vec::new()
+            }
             Fused::NormGate {
                 x,
                 weight,
@@ -131,10 +138,15 @@ pub fn specs(l: &Lowering, pass: &Pass) -> Result<Vec<Spec>> {
                     pass,
                 )?]
             }
-            Fused::MixAdd { .. } | Fused::Single(Op::MixExperts { .. }) => MixOp::of(op)
+            Fused::Mix { .. } | Fused::Single(Op::MixExperts { .. }) => MixOp::of(op)
                 .map(|op| experts::mix(l, op, pass))
                 .into_iter()
                 .collect(),
+            Fused::Single(Op::Route { logits, .. })
+                if experts::choice_of_product(l, number, l.rows_of(*logits, pass)).is_some() =>
+            {
+                Vec::new()
+            }
             Fused::Single(op @ Op::Route { .. }) => RouteOp::of(op)
                 .map(|op| experts::route(l, &op, pass))
                 .transpose()?
@@ -256,11 +268,15 @@ fn products(l: &Lowering, op: &product::Op<'_>, pass: &Pass, before: usize) -> R
         return Ok((vec![spec], route.is_some()));
     }
     if m == 1 {
-        if let Some(spec) = matvec::spec(l, op, &product, None, pass, before)? {
+        if let Some((spec, _)) = matvec::spec(l, op, &product, None, pass, before)? {
             return Ok((vec![spec], false));
         }
     }
-    Ok((matmul::specs(l, op, &product, m, None, pass)?, false))
+    // What a launch of one row would have been too, were there room for it.
+    let gate = Gate::of_product(l, op.number, m);
+    let gate = gate.map(|gate| gate.launch(l, op.x, pass)).transpose()?;
+    let products = matmul::specs(l, op, &product, m, None, pass)?;
+    Ok((gate.into_iter().chain(products).collect(), false))
 }
 
 /// The launches of a product by experts with `m` rows: one row's experts side by side; of several rows
@@ -280,13 +296,17 @@ fn by_experts(
         return Ok((vec![spec], false));
     }
     if m == 1 {
-        if let Some(spec) = matvec::spec(l, op, product, Some(&pairs), pass, 0)? {
-            return Ok((vec![spec], matvec::mix_behind(l, op).is_some()));
+        if let Some((spec, mixes)) = matvec::spec(l, op, product, Some(&pairs), pass, 0)? {
+            return Ok((vec![spec], mixes));
         }
     }
     if integers {
-        let specs = matmul::specs(l, op, product, pairs.count, Some(pairs), pass)?;
-        return Ok((specs, false));
+        // What a launch of one row would have chosen, were there room for it.
+        let route = op.number.checked_sub(1);
+        let route = route.and_then(|number| experts::choice_of_product(l, number, m));
+        let route = route.map(|op| experts::route(l, &op, pass)).transpose()?;
+        let products = matmul::specs(l, op, product, pairs.count, Some(pairs), pass)?;
+        return Ok((route.into_iter().chain(products).collect(), false));
     }
     let pairs = pairs.grouped(l, matvec_floats::MOST_ROWS);
     let rows = pairs.blocks() * matvec_floats::MOST_ROWS;
@@ -296,13 +316,74 @@ fn by_experts(
 
 #[cfg(test)]
 mod tests {
-    use super::super::params::AttentionFixed;
-    use super::super::tests::{chunk, entries, id, lowering, step, superblocks};
+    use super::super::layout::wanted;
+    use super::super::params::{AttentionFixed, MatVec};
+    use super::super::tests::{at, chunk, entries, id, lowering, step, superblocks};
     use super::*;
     use crate::plan::fuse::{fuse, Rules};
     use crate::plan::Weight;
     use crate::quant;
     use std::sync::Arc;
+
+    fn with(mut l: Lowering, plan: Plan) -> Lowering {
+        plan.check().unwrap();
+        let rules = Rules {
+            fuse: true,
+            scatter: false,
+        };
+        l.fused = fuse(&plan, rules);
+        let wanted = wanted(&plan, &l.fused).unwrap();
+        let places = (1u64..).zip(wanted.matrices);
+        l.at.matrices = places.map(|(i, m)| ((m.ids, m.order), i << 44)).collect();
+        l.plan = Arc::new(plan);
+        l
+    }
+
+    #[test]
+    fn one_row_goes_through_its_gate_on_the_way_to_a_product() {
+        let (heads, gated) = (id("heads"), id("q"));
+        let gate = Op::SigmoidMul {
+            x: heads,
+            gate: id("delta"),
+            out: gated,
+        };
+        for (reads_again, launches) in [(false, 0), (true, 1)] {
+            let l = lowering("sm_90", superblocks(), "I16", true);
+            let mut plan = Plan::clone(&l.plan);
+            let number = plan.ops.iter().position(|op| match op {
+                Op::MatVec { x, .. } => *x == heads,
+                _ => false,
+            });
+            let number = number.unwrap();
+            if let Op::MatVec { x, .. } = &mut plan.ops[number] {
+                *x = gated;
+            }
+            plan.ops.insert(number, gate.clone());
+            if reads_again {
+                let add = Op::Add {
+                    x: gated,
+                    out: id("x"),
+                };
+                plan.ops.insert(number + 3, add);
+            }
+            let l = with(l, plan);
+            let its = |rows: usize| {
+                let list = specs(&l, &step(rows)).unwrap();
+                list.iter().filter(|s| s.entry == "sigmoid_mul").count()
+            };
+            assert_eq!((its(1), its(8)), (launches, 1));
+            let list = specs(&l, &step(1)).unwrap();
+            let gated =
+                |s: &&Spec| s.entry == "matvec" && s.params::<MatVec>().unwrap().gated.by != 0;
+            let gated: Vec<_> = list.iter().filter(gated).collect();
+            assert_eq!(gated.len(), 1 - launches);
+            for spec in gated {
+                let params: MatVec = spec.params().unwrap();
+                assert_eq!((params.x, params.gated.by), (at("heads"), at("delta")));
+                assert!(spec.label.starts_with("gate matvec"), "{}", spec.label);
+            }
+        }
+    }
 
     #[test]
     fn heads_are_normalized_and_turned_where_a_step_attends() {
@@ -332,14 +413,8 @@ mod tests {
             };
             plan.ops.insert(first.unwrap(), norm);
         }
-        plan.check().unwrap();
-        let rules = Rules {
-            fuse: true,
-            scatter: false,
-        };
-        l.fused = fuse(&plan, rules);
-        l.plan = Arc::new(plan);
-        let alone = specs(&l, &step(2)).unwrap();
+        let l = with(l, plan);
+        let alone = specs(&l, &step(1)).unwrap();
         let its = |list: &[Spec], entry| list.iter().filter(|s| s.entry == entry).count();
         assert_eq!(its(&alone, "turn_heads"), 0, "{:?}", entries(&alone));
         let attention = alone.iter().find(|s| s.entry == "attention_fixed").unwrap();

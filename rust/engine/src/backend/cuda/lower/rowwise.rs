@@ -236,7 +236,7 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
             Spec::new(elementwise(), "soft_cap", grid(n), THREADS, &params)
         }
         Op::ClampedSwiGlu { gate, up, out } => glu(l, "clamped_swiglu", [gate, up, out], pass),
-        Op::SigmoidMul { x, gate, out } => glu(l, "sigmoid_mul", [gate, x, out], pass),
+        Op::SigmoidMul { x, gate, out } => sigmoid_mul(l, [gate, x, out], pass)?,
         Op::Slice {
             x,
             out,
@@ -280,6 +280,11 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
             return Err(Error::Internal(format!("{op:?} is no op of its own")))
         }
     }))
+}
+
+/// The launch of [`Op::SigmoidMul`], of the gate, x and where that goes.
+pub fn sigmoid_mul(l: &Lowering, ids: [BufferId; 3], pass: &Pass) -> Result<Spec> {
+    Ok(glu(l, "sigmoid_mul", ids, pass))
 }
 
 /// What becomes of normalized values.

@@ -1,0 +1,117 @@
+//! Gates before a product: launches of their own, but for one row, of which each block of the product lets
+//! x through its gate on the way.
+
+use super::lowering::{constants, sizes, Lowering, Pass};
+use super::params::Gated;
+use super::rowwise;
+use crate::backend::cuda::driver::spec::Spec;
+use crate::error::Result;
+use crate::plan::fuse::Fused;
+use crate::plan::{BufferId, Norm, Op, WeightId};
+
+/// Widest groups that are normalized on the way: a warp has 256 values at a time.
+const MOST_GROUP: usize = 256;
+
+/// The gate that an op of the fused list is, and what it lets through.
+#[derive(Debug, Clone, Copy)]
+pub struct Gate {
+    pub x: BufferId,
+    gate: BufferId,
+    /// Of groups of so many values, where these are normalized first.
+    norm: Option<(Norm, usize)>,
+}
+
+impl Gate {
+    /// The gate before the product of that number of the fused list, of `m` rows, where the product's own
+    /// launch is to be it.
+    pub fn of_product(l: &Lowering, product: usize, m: usize) -> Option<Self> {
+        let integers = |id: WeightId| l.plan.weight(id).ty.integers;
+        match l.fused.get(product)? {
+            Fused::MatVec {
+                x,
+                norm: None,
+                experts: None,
+                gated: true,
+                parts,
+                ..
+            } if m == 1 && parts.iter().all(|p| integers(p.weight)) => {
+                let width = l.plan.buffer(*x).width;
+                let before = l.fused.get(product.checked_sub(1)?)?;
+                Self::of(before).filter(|gate| gate.fits(l, width))
+            }
+            _ => None,
+        }
+    }
+
+    fn of(op: &Fused) -> Option<Self> {
+        match *op {
+            Fused::Single(Op::SigmoidMul { x, gate, .. }) => Some(Self {
+                x,
+                gate,
+                norm: None,
+            }),
+            Fused::NormGate {
+                x,
+                weight,
+                group,
+                eps,
+                gate,
+                ..
+            } => Some(Self {
+                x,
+                gate,
+                norm: Some((Norm { weight, eps }, group)),
+            }),
+            _ => None,
+        }
+    }
+
+    /// Whether a warp can let a row of `width` values through: a gate each, or one for all; and whole
+    /// groups that lanes share.
+    fn fits(&self, l: &Lowering, width: usize) -> bool {
+        let gates = l.plan.buffer(self.gate).width;
+        match self.norm {
+            None => gates == width || gates == 1,
+            Some((_, group)) => {
+                let lanes_share = (8..=MOST_GROUP).contains(&group) && group.is_power_of_two();
+                gates == width && lanes_share && width.is_multiple_of(group)
+            }
+        }
+    }
+
+    /// The launch that lets `out` of the pass through by itself.
+    pub fn launch(&self, l: &Lowering, out: BufferId, pass: &Pass) -> Result<Spec> {
+        let (x, gate) = (self.x, self.gate);
+        match self.norm {
+            Some((norm, group)) => rowwise::norm_gate(l, x, norm, group, (gate, out), pass),
+            None => rowwise::sigmoid_mul(l, [gate, x, out], pass),
+        }
+    }
+
+    /// What the product's launch is given.
+    pub fn params(this: Option<&Self>, l: &Lowering) -> Result<Gated> {
+        let norm = this.and_then(|gate| gate.norm);
+        Ok(Gated {
+            by: this.map_or(0, |gate| l.address(gate.gate)),
+            weight: l.vector(norm.map(|(norm, _)| norm.weight))?,
+            eps: norm.map_or(0.0, |(norm, _)| norm.eps),
+            unused: 0,
+        })
+    }
+
+    /// What it is compiled for.
+    pub fn constants(this: Option<&Self>, l: &Lowering) -> String {
+        let kind = match this {
+            None => 0,
+            Some(gate) if gate.norm.is_some() => 3,
+            Some(gate) if l.plan.buffer(gate.gate).width == 1 => 1,
+            Some(_) => 2,
+        };
+        let group = this
+            .and_then(|gate| gate.norm)
+            .map_or(1, |(_, group)| group);
+        String::from("enum { UNGATED, ONE_GATE, GATE_EACH, NORM_GATE };\n")
+            + &constants(&[("GATE", kind)])
+            + &sizes(&[("GATE_GROUP", group)])
+    }
+}
