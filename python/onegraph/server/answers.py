@@ -1,9 +1,10 @@
 """An answer on its way to a client: begun in line, sent as it is made, ended where the client has
 gone, and always within the time allowed.
 
-Templates and tokens are made by threads beside the event loop, text by the engine's own; what is
-left to the loop is to wrap it. One wake of the loop serves all answers that have something new. A
-client that reads slowly is sent what came meanwhile in one frame: nothing piles up but the text.
+Text is made by the engine's own thread, and templates and tokens that take long by others beside
+the event loop; what is left to the loop is to wrap it. One wake of the loop serves all answers that
+have something new. A client that reads slowly is sent what came meanwhile in one frame: nothing
+piles up but the text.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 from onegraph.llm import LLM
 from onegraph.results import Result
 from onegraph.server import frames
+from onegraph.server.conversation import Prepare
 from onegraph.server.events import Event, Reading, Text
 from onegraph.server.limits import Limits
 from onegraph.server.log import direct, note
@@ -56,8 +58,7 @@ class Asked:
     """A request that was understood."""
 
     model: Model
-    #: Renders and tokenizes; run beside the event loop.
-    prepare: Callable[[LLM], Job]
+    prepare: Prepare
     #: What writes it as a stream; None where it is asked for whole.
     writer: Writer | None
     #: The answer as one object, of the events of each output.
@@ -108,8 +109,10 @@ class Answer:
                 logger.error("an answer broke off", exc_info=e)
 
     async def _prepared(self, llm: LLM) -> Job:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(None, self._asked.prepare, llm)
+        prepare = self._asked.prepare
+        if prepare.is_quick:
+            return prepare.job(llm)
+        return await asyncio.get_running_loop().run_in_executor(None, prepare.job, llm)
 
     async def _whole(self, scope: Scope, llm: LLM, send: Send) -> None:
         stream: AsyncStream[Any] = AsyncStream(llm, lambda: self._prepared(llm), priority=0)
