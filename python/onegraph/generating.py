@@ -63,7 +63,7 @@ class Generates:
         """The tokenizer of the model."""
         return self._tokenizer
 
-    @property
+    @functools.cached_property
     def path(self) -> Path:
         """The file in use; of a split model, the first shard."""
         return self._engine.path

@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from onegraph import __version__
 from onegraph.answers import ReasoningDelta, ToolCallBegun, ToolCallDelta
-from onegraph.results import Result, TokenLogprob
+from onegraph.results import Result, Timings, TokenLogprob
 from onegraph.server import conversation, forms, frames
 from onegraph.server.answers import Answer, Asked
 from onegraph.server.embeddings import Vectors, of_openai
@@ -233,9 +233,12 @@ def _document(head: _Head, outputs: list[list[Event]], choice: Any) -> dict[str,
     return head(choices, usage=usage(results), timings=_timings(results[0]))
 
 
+TIMINGS = [field.name for field in dataclasses.fields(Timings)]
+
+
 def _timings(result: Result) -> dict[str, float]:
     """Seconds and rates, which no other server has to say the same way."""
-    return {name: round(of, 6) for name, of in dataclasses.asdict(result.timings).items()}
+    return {name: round(getattr(result.timings, name), 6) for name in TIMINGS}
 
 
 def _chat_choice(index: int, events: list[Event]) -> dict[str, Any]:
@@ -297,6 +300,8 @@ class _Stream(ABC):
         self._head = head
         # Where the last frame has the usage, all others say that it is still to come.
         self._more: dict[str, Any] = {"usage": None} if with_usage else {}
+        frame = frames.data(head([frames.MARK], chunk=True, **self._more))
+        self._opening, self._closing = frames.around(frame)
         self._before, self._behind = frames.around(self._frame(self._choice(frames.MARK)))
 
     @abstractmethod
@@ -304,7 +309,7 @@ class _Stream(ABC):
         """A choice that says more of the text."""
 
     def _frame(self, choice: dict[str, Any]) -> bytes:
-        return frames.data(self._head([choice], chunk=True, **self._more))
+        return self._opening + frames.encoded(choice) + self._closing
 
     def event(self, event: Event) -> bytes:
         if isinstance(event, Text):
