@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import resource
 import signal
 import socket
@@ -91,6 +92,10 @@ def run(
     """Serves until SIGTERM or SIGINT, then finishes what runs, for at most `drain` seconds; a
     second signal ends it at once. `started` is called when it listens."""
     server = Server(app, drain=drain)
+    # What is loaded stays: a collection that went through it would hold up all streams, for 14 ms
+    # and more. The process is this server's alone.
+    gc.collect()
+    gc.freeze()
 
     def end() -> None:
         app.state.service.draining = True
