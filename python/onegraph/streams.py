@@ -403,8 +403,8 @@ class Taken:
         self._more = True
         self._pieces: list[_native.Generated] = []
         self._answer = ask.answer(generation.seed)
-        #: Whether a piece is its text and no more.
-        self.is_plain = self._answer is None and not ask.logprobs and not ask.echo
+        #: Whether a piece but the last is what `said` gives, and no more.
+        self.is_plain = not ask.logprobs and not ask.echo
         #: The whole, once the last piece was asked for.
         self.result: Result | None = None
 
@@ -425,6 +425,13 @@ class Taken:
                     break
         self._pieces += found
         return found
+
+    def said(self, new: list[_native.Generated]) -> list[AnswerEvent]:
+        """What is new of the text, taken apart."""
+        text = new[0].text if len(new) == 1 else "".join([each.text for each in new])
+        if self._answer is not None:
+            return self._answer.push(text, last=False)
+        return [TextDelta(text)] if text else []
 
     def piece(self, new: list[_native.Generated]) -> Piece:
         """What is new, in one."""

@@ -22,7 +22,7 @@ from onegraph.llm import LLM
 from onegraph.results import Result
 from onegraph.server import frames
 from onegraph.server.conversation import Prepare
-from onegraph.server.events import Event, Reading, Text
+from onegraph.server.events import Event, Reading
 from onegraph.server.limits import Limits
 from onegraph.server.log import direct, note
 from onegraph.server.metrics import Metrics
@@ -140,10 +140,11 @@ class Answer:
                 send = direct(scope, send)
                 reading = Reading()
                 while new[-1].finish_reason is None:
-                    if not taken.is_plain:
-                        frame += b"".join(map(writer.event, reading.push(taken.piece(new))))
-                    elif text := "".join([each.text for each in new]):
-                        frame += writer.event(Text(text))
+                    if taken.is_plain:
+                        events = reading.more(taken.said(new))
+                    else:
+                        events = reading.push(taken.piece(new))
+                    frame += b"".join(map(writer.event, events))
                     if frame:
                         await _send(send, frame, more=True)
                     frame = b""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -342,6 +343,11 @@ class _Stream(ABC):
 class ChatWriter(_Stream):
     """The stream of a chat completion."""
 
+    @functools.cached_property
+    def _thought(self) -> tuple[bytes, bytes]:
+        """What stands around the text in a frame of reasoning."""
+        return frames.around(self._frame(self._delta({"reasoning_content": frames.MARK})))
+
     def begin(self, job: Job) -> bytes:
         delta = {"role": "assistant", "content": "", "refusal": None}
         return self._frame({"index": 0, "delta": delta, "logprobs": None, "finish_reason": None})
@@ -361,7 +367,8 @@ class ChatWriter(_Stream):
 
     def _of_chat(self, event: Event) -> bytes:
         if isinstance(event, ReasoningDelta):
-            return self._frame(self._delta({"reasoning_content": event.text}))
+            before, behind = self._thought
+            return before + frames.spelled(event.text) + behind
         call: dict[str, Any]
         if isinstance(event, ToolCallBegun):
             function = {"name": event.name, "arguments": ""}
