@@ -19,12 +19,36 @@ from typing import TypeVar
 
 from onegraph import _native
 
-__all__ = ["Visitor", "visiting"]
+__all__ = ["News", "Visitor", "visiting"]
 
 T = TypeVar("T")
 
 #: Seconds between two looks of an event loop at a full queue.
 QUEUE_POLL = 0.02
+
+
+class News:
+    """Whether a request may have something new. One task waits for it, once a token: what
+    `asyncio.Event` does for several would cost as much as the token's text."""
+
+    __slots__ = ("_there", "_waiting")
+
+    def __init__(self) -> None:
+        self._there = False
+        self._waiting: asyncio.Future[None] | None = None
+
+    def tell(self) -> None:
+        """There may be some."""
+        self._there = True
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    async def wait(self) -> None:
+        """Until there may be something that was not there when this was left before."""
+        if not self._there:
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
+        self._there = False
 
 
 @dataclass
@@ -37,13 +61,13 @@ class _Door:
     lines: defaultdict[int, asyncio.Lock] = field(
         default_factory=functools.partial(defaultdict, asyncio.Lock)
     )
-    visitors: dict[int, asyncio.Event] = field(default_factory=dict)
+    visitors: dict[int, News] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=count)
 
     def answer(self) -> None:
         for number in self.bell.answer():
             if news := self.visitors.get(number):  # else it has left already
-                news.set()
+                news.tell()
 
 
 @dataclass(frozen=True)
@@ -53,8 +77,7 @@ class Visitor:
     number: int
     bell: _native.Doorbell
     lines: defaultdict[int, asyncio.Lock]
-    #: Set when the request may have something new.
-    news: asyncio.Event
+    news: News
 
     async def queued(self, priority: int, offer: Callable[[float], T | None]) -> T:
         """What `offer` gives once the engine's queue has room. It is told the seconds since this
@@ -79,7 +102,7 @@ def visiting() -> Iterator[Visitor]:
         door = _Door()
         loop.add_reader(door.bell.fileno(), door.answer)
         _doors[loop] = door
-    visitor = Visitor(next(door.numbers), door.bell, door.lines, asyncio.Event())
+    visitor = Visitor(next(door.numbers), door.bell, door.lines, News())
     door.visitors[visitor.number] = visitor.news
     try:
         yield visitor

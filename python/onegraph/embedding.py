@@ -163,7 +163,6 @@ class Embeds:
                             )
                     first = i - ahead
                     while 0 <= first < len(texts.ids):
-                        visitor.news.clear()  # before the look: what comes after is not missed
                         with naming(texts.names[first]):
                             if waiting[first].poll(vectors[first]):
                                 break

@@ -20,7 +20,7 @@ from onegraph.results import Result
 from onegraph.sampling import Sampling, SamplingOptions, resolve, takes_sampling
 from onegraph.streams import Ask, AsyncStream, Job, Stream, naming, whole
 
-__all__ = ["Generates", "Prompt", "Prompts", "batch", "preparing"]
+__all__ = ["Generates", "Prompt", "Prompts", "batch", "is_short", "preparing"]
 
 logger = logging.getLogger("onegraph")
 
@@ -63,7 +63,7 @@ class Generates:
         """The tokenizer of the model."""
         return self._tokenizer
 
-    @property
+    @functools.cached_property
     def path(self) -> Path:
         """The file in use; of a split model, the first shard."""
         return self._engine.path
@@ -754,14 +754,14 @@ def preparing(
         # Most programs have no event loop, and this is half of their import.
         import asyncio
 
-        if not compiles and _is_short(given):
+        if not compiles and is_short(given):
             return prepare()
         return await asyncio.get_running_loop().run_in_executor(None, prepare)
 
     return prepared
 
 
-def _is_short(given: Any, most: int = SHORT_PROMPT) -> bool:
+def is_short(given: Any, most: int = SHORT_PROMPT) -> bool:
     """Whether the texts in it are short together, as far as a look says."""
     left, room = [given], most
     while left and room >= 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import (
@@ -24,10 +25,10 @@ from onegraph.errors import ArgumentError, Error
 from onegraph.results import Piece, Result, Timings, TokenLogprob, TopLogprob, Usage
 
 if TYPE_CHECKING:
-    from onegraph.doorbell import Visitor
+    from onegraph.doorbell import News, Visitor
     from onegraph.generating import Generates
 
-__all__ = ["Ask", "AsyncStream", "Job", "Stream", "naming"]
+__all__ = ["Ask", "AsyncStream", "Job", "Stream", "Taken", "naming", "taking"]
 
 T = TypeVar("T")
 
@@ -177,36 +178,29 @@ def _finish_reason(
 
 
 def _piece(
-    llm: Generates, ask: Ask, piece: _native.Generated, first: bool, answer: Answer | None
+    llm: Generates,
+    ask: Ask,
+    new: Sequence[_native.Generated],
+    first: bool,
+    answer: Answer | None,
 ) -> Piece:
-    text = ask.echo + piece.text if first else piece.text
+    """What came of a generation, in one."""
+    last = new[-1]
+    said = last.text if len(new) == 1 else "".join(each.text for each in new)
+    text = ask.echo + said if first else said
     events: list[AnswerEvent] = [TextDelta(text)] if ask.is_chat and text else []
     reasoning = ""
     if answer:
-        events = answer.push(piece.text, last=piece.finish_reason is not None)
+        events = answer.push(said, last=last.finish_reason is not None)
         text = "".join(e.text for e in events if isinstance(e, TextDelta))
         reasoning = "".join(e.text for e in events if isinstance(e, ReasoningDelta))
     return Piece(
         text=text,
-        token_ids=piece.token_ids,
-        finish_reason=_finish_reason(piece, answer),
-        logprobs=_logprobs(llm, piece) if ask.logprobs else None,
+        token_ids=[token for each in new for token in each.token_ids],
+        finish_reason=_finish_reason(last, answer),
+        logprobs=[lp for each in new for lp in _logprobs(llm, each)] if ask.logprobs else None,
         reasoning=reasoning,
         events=events,
-    )
-
-
-def _joined(pieces: Sequence[Piece]) -> Piece:
-    if len(pieces) == 1:
-        return pieces[0]
-    logprobs = [each for piece in pieces for each in piece.logprobs or []]
-    return Piece(
-        text="".join(piece.text for piece in pieces),
-        token_ids=[token for piece in pieces for token in piece.token_ids],
-        finish_reason=pieces[-1].finish_reason,
-        logprobs=None if pieces[-1].logprobs is None else logprobs,
-        reasoning="".join(piece.reasoning for piece in pieces),
-        events=[event for piece in pieces for event in piece.events],
     )
 
 
@@ -245,7 +239,7 @@ class Stream(Iterator[Piece]):
                 raise StopIteration
             first = not self._pieces
             self._pieces.append(piece)
-            made = _piece(self._llm, self._ask, piece, first, self._answer)
+            made = _piece(self._llm, self._ask, [piece], first, self._answer)
             if piece.finish_reason is not None:
                 self._ended = True
                 pieces, self._pieces = self._pieces, []
@@ -293,14 +287,10 @@ class AsyncStream(Coroutine[Any, Any, T], AsyncIterator[Piece], Generic[T]):
         llm: Generates,
         prepare: Callable[[], Awaitable[Job]],
         priority: int,
-        *,
-        joins: bool = False,
     ) -> None:
         self._llm = llm
         self._prepare = prepare
         self._priority = priority
-        #: Whether a piece has all that came since the last one, where whoever reads is slower.
-        self._joins = joins
         self._result: T | None = None
         self._whole: Coroutine[Any, Any, T] | None = None
         self._pieces: AsyncGenerator[Piece, None] | None = None
@@ -372,10 +362,11 @@ class AsyncStream(Coroutine[Any, Any, T], AsyncIterator[Piece], Generic[T]):
             with visiting() as visitor:
                 for ask in job.asks:
                     with naming(ask.name):
-                        generations.append(await self._offer(ask, visitor, at_end=True))
+                        generations.append(
+                            await _offered(self._llm, ask, visitor, self._priority, at_end=True)
+                        )
                 for ask, generation in zip(job.asks, generations, strict=True):
                     while True:
-                        visitor.news.clear()  # before the look: what comes after is not missed
                         with naming(ask.name):
                             made = generation.ended()
                         if made is not None:
@@ -390,45 +381,98 @@ class AsyncStream(Coroutine[Any, Any, T], AsyncIterator[Piece], Generic[T]):
         return shaped
 
     async def _stream(self) -> AsyncGenerator[Piece, None]:
-        from onegraph.doorbell import visiting
-
         ask = (await self._prepare()).only()
-        pieces: list[_native.Generated] = []
-        with visiting() as visitor:
-            generation = await self._offer(ask, visitor, at_end=False)
-            answer = ask.answer(generation.seed)
-            try:
-                while not pieces or pieces[-1].finish_reason is None:
-                    visitor.news.clear()  # before the look: what comes after it is not missed
-                    piece = generation.poll()
-                    if piece is None:
-                        await visitor.news.wait()
-                        continue
-                    new = []
-                    while piece is not None:
-                        pieces.append(piece)
-                        new.append(_piece(self._llm, ask, piece, len(pieces) == 1, answer))
-                        ended = piece.finish_reason is not None
-                        piece = generation.poll() if self._joins and not ended else None
-                    if new[-1].finish_reason is not None:
-                        self._result = whole(self._llm, ask, generation.seed, pieces, answer)  # type: ignore[assignment]
-                    yield _joined(new)
-            finally:
-                generation.cancel()
+        async with taking(self._llm, ask, self._priority) as taken:
+            while taken.result is None:
+                piece = taken.piece(await taken.new(1))
+                self._result = taken.result
+                yield piece
 
-    async def _offer(self, ask: Ask, visitor: Visitor, *, at_end: bool) -> _native.Generation:
-        """Queues a request, in line with the others of its loop and priority."""
 
-        def offer(waited: float) -> _native.Generation | None:
-            return self._llm._engine.offer(
-                ask.ids,
-                ask.options,
-                visitor.bell,
-                visitor.number,
-                at_end,
-                priority=self._priority,
-                waited=waited,
-                shown=ask.shown,
+class Taken:
+    """What a task has taken of a generation."""
+
+    def __init__(
+        self, llm: Generates, ask: Ask, generation: _native.Generation, news: News
+    ) -> None:
+        self._llm = llm
+        self._ask = ask
+        self._generation = generation
+        self._news = news
+        #: Whether more may be there without news of it.
+        self._more = True
+        self._pieces: list[_native.Generated] = []
+        self._answer = ask.answer(generation.seed)
+        #: Whether a piece but the last is what `said` gives, and no more.
+        self.is_plain = not ask.logprobs and not ask.echo
+        #: The whole, once the last piece was asked for.
+        self.result: Result | None = None
+
+    async def new(self, most: int | None = None) -> list[_native.Generated]:
+        """What came since the last call, `most` pieces of it: at least one."""
+        found: list[_native.Generated] = []
+        while not found:
+            if not self._more:
+                await self._news.wait()
+            self._more = True
+            while len(found) != most:
+                piece = self._generation.poll()
+                if piece is None:
+                    self._more = False
+                    break
+                found.append(piece)
+                if piece.finish_reason is not None:
+                    break
+        self._pieces += found
+        return found
+
+    def said(self, new: list[_native.Generated]) -> list[AnswerEvent]:
+        """What is new of the text, taken apart."""
+        text = new[0].text if len(new) == 1 else "".join([each.text for each in new])
+        if self._answer is not None:
+            return self._answer.push(text, last=False)
+        return [TextDelta(text)] if text else []
+
+    def piece(self, new: list[_native.Generated]) -> Piece:
+        """What is new, in one."""
+        last = new[-1]
+        first = len(new) == len(self._pieces)
+        made = _piece(self._llm, self._ask, new, first, self._answer)
+        if last.finish_reason is not None:
+            self.result = whole(
+                self._llm, self._ask, self._generation.seed, self._pieces, self._answer
             )
+        return made
 
-        return await visitor.queued(self._priority, offer)
+
+@contextlib.asynccontextmanager
+async def taking(llm: Generates, ask: Ask, priority: int) -> AsyncIterator[Taken]:
+    """A generation to take pieces of; leaving it cancels it."""
+    from onegraph.doorbell import visiting
+
+    with visiting() as visitor:
+        generation = await _offered(llm, ask, visitor, priority, at_end=False)
+        try:
+            yield Taken(llm, ask, generation, visitor.news)
+        finally:
+            generation.cancel()
+
+
+async def _offered(
+    llm: Generates, ask: Ask, visitor: Visitor, priority: int, *, at_end: bool
+) -> _native.Generation:
+    """Queues a request, in line with the others of its loop and priority."""
+
+    def offer(waited: float) -> _native.Generation | None:
+        return llm._engine.offer(
+            ask.ids,
+            ask.options,
+            visitor.bell,
+            visitor.number,
+            at_end,
+            priority=priority,
+            waited=waited,
+            shown=ask.shown,
+        )
+
+    return await visitor.queued(priority, offer)

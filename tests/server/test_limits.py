@@ -4,11 +4,12 @@ import asyncio
 import json
 import re
 import threading
+import time
 from typing import Any
 
 import pytest
 from onegraph import LLM
-from onegraph.server import asgi
+from onegraph.server import asgi, conversation
 from onegraph.server.limits import Line
 from onegraph.server.refusals import Refused
 from support.serving import Served, events, http, in_process, rest, runs, serving, until
@@ -205,3 +206,29 @@ def test_a_client_that_waits_is_told_so(llm: LLM) -> None:
     bodies = [message["body"] for message in messages[1:]]
     assert bodies[:3] == [b": still waiting\n\n"] * 3
     assert bodies[-1].endswith(b"data: [DONE]\n\n")
+
+
+def test_nothing_is_said_before_there_is_a_prompt(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokens of a long prompt may take longer than the patience: that is no failure."""
+    app = asgi(llm)
+    limits = app.state.service.limits
+    app.state.service.limits = type(limits)(patience=0.01)
+    prepare = llm._prompts
+
+    def slow(*given: Any) -> Any:
+        time.sleep(0.2)
+        return prepare(*given)
+
+    monkeypatch.setattr(llm, "_prompts", slow)
+    monkeypatch.setattr(conversation, "QUICK", 0)
+    messages: list[Any] = []
+
+    async def send(message: Any) -> None:
+        messages.append(message)
+
+    asked = {"prompt": "tea", "max_tokens": 2, "stream": True, "ignore_eos": True}
+    in_process(app, "/v1/completions", asked, send)
+    assert messages[0]["status"] == 200
+    assert messages[-1]["body"].endswith(b"data: [DONE]\n\n")

@@ -10,6 +10,8 @@ import pytest
 from onegraph import LLM, ArgumentError
 from onegraph.server import asgi
 from onegraph.server.metrics import Histogram
+from starlette.applications import Starlette
+from starlette.routing import Mount
 from support.serving import Served, serving, until
 
 
@@ -31,6 +33,15 @@ def test_health_and_readiness(served: Served) -> None:
     assert served.get("/ready") == (503, {"status": "draining"})
     assert served.get("/health")[0] == 200
     served.app.state.service.draining = False
+
+
+@pytest.mark.parametrize("where", ["/ai", "/v1", "/v1/chat"])
+def test_it_is_mounted_in_another_app(where: str, llm: LLM) -> None:
+    asked = {"prompt": "tea", "max_tokens": 2}
+    with serving(Starlette(routes=[Mount(where, asgi({"tiny": llm}))])) as served:
+        assert served.post(f"{where}/v1/completions", asked)[0] == 200
+        for path in ("/v1/completions", "/v1/chat/completions", "/completions"):
+            assert served.post(path, asked)[0] == 404
 
 
 def test_a_model_whose_engine_has_ended_is_neither_healthy_nor_ready(

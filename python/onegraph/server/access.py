@@ -34,27 +34,28 @@ class Access:
         self.origins = frozenset(origins)
         self._hosts = None if hosts is None else frozenset(hosts)
 
-    def check(self, connection: HTTPConnection) -> None:
+    def check(self, scope: Scope) -> None:
         """Raises where the request may not come in."""
-        headers = connection.headers
-        host = headers.get("host", "")
+        # Of a header that came twice the first counts.
+        headers = {name: value.decode("latin-1") for name, value in reversed(scope["headers"])}
+        host = headers.get(b"host", "")
         if self._hosts is not None and _name(host) not in self._hosts:
             raise Refused(
                 403,
                 f"host = {host[:60]!r}: without a key this server is called by "
                 f"{', '.join(sorted(self._hosts))} only; start it with --api-key",
             )
-        origin = headers.get("origin")
+        origin = headers.get(b"origin")
         if origin is not None and not self._takes(origin, host):
             raise Refused(
                 403,
                 f"origin = {origin[:60]!r}: pages from there may not use this server; "
                 "--cors-origin lets them",
             )
-        if not self._keys or connection.url.path in OPEN:
+        if not self._keys or HTTPConnection(scope).url.path in OPEN:
             return
-        given = headers.get("x-api-key") or ""
-        kind, _, rest = headers.get("authorization", "").partition(" ")
+        given = headers.get(b"x-api-key") or ""
+        kind, _, rest = headers.get(b"authorization", "").partition(" ")
         if kind.lower() == "bearer":
             given = rest.strip()
         if not given:
@@ -87,5 +88,5 @@ class Door:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            self._access.check(HTTPConnection(scope))
+            self._access.check(scope)
         await self._app(scope, receive, send)

@@ -1,33 +1,34 @@
 """An answer on its way to a client: begun in line, sent as it is made, ended where the client has
 gone, and always within the time allowed.
 
-Templates and tokens are made by threads beside the event loop, text by the engine's own; what is
-left to the loop is to wrap it. One wake of the loop serves all answers that have something new. A
-client that reads slowly is sent what came meanwhile in one frame: nothing piles up but the text.
+Text is made by the engine's own thread, and templates and tokens that take long by others beside
+the event loop; what is left to the loop is to wrap it. One wake of the loop serves all answers that
+have something new. A client that reads slowly is sent what came meanwhile in one frame: nothing
+piles up but the text.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from starlette.types import Receive, Scope, Send
 
 from onegraph.llm import LLM
-from onegraph.results import Piece, Result
+from onegraph.results import Result
 from onegraph.server import frames
+from onegraph.server.conversation import Prepare
 from onegraph.server.events import Event, Reading
 from onegraph.server.limits import Limits
-from onegraph.server.log import note
+from onegraph.server.log import direct, note
 from onegraph.server.metrics import Metrics
 from onegraph.server.models import Model, Models
 from onegraph.server.refusals import Refused, refusal
-from onegraph.streams import AsyncStream, Job
+from onegraph.streams import AsyncStream, Job, taking
 
 __all__ = ["Answer", "Asked", "Writer", "while_connected"]
 
@@ -57,8 +58,7 @@ class Asked:
     """A request that was understood."""
 
     model: Model
-    #: Renders and tokenizes; run beside the event loop.
-    prepare: Callable[[LLM], Job]
+    prepare: Prepare
     #: What writes it as a stream; None where it is asked for whole.
     writer: Writer | None
     #: The answer as one object, of the events of each output.
@@ -77,6 +77,7 @@ class Answer:
         self._metrics = metrics
         self._began = time.monotonic()
         self._started = False
+        self._job: Job | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         model = self._asked.model
@@ -91,12 +92,10 @@ class Answer:
         try:
             async with asyncio.timeout(self._limits.seconds):
                 async with self._models.using(self._asked.model) as llm:
-                    stream = AsyncStream[Any](llm, self._prepare(llm), priority=0, joins=True)
                     if self._asked.writer is None:
-                        await self._whole(scope, stream, send)
+                        await self._whole(scope, llm, send)
                     else:
-                        async with stream:
-                            await self._stream(scope, stream, self._asked.writer, send)
+                        await self._stream(scope, llm, self._asked.writer, send)
         except Exception as e:
             why = refusal(e, self._asked.named)
             note(scope, error=why.code or why.status)
@@ -109,16 +108,14 @@ class Answer:
             if why.status == 500:
                 logger.error("an answer broke off", exc_info=e)
 
-    def _prepare(self, llm: LLM) -> Callable[[], Awaitable[Job]]:
-        async def prepared() -> Job:
-            loop = asyncio.get_running_loop()
-            prepare = functools.partial(self._asked.prepare, llm)
-            self._job = await loop.run_in_executor(None, prepare)
-            return self._job
+    async def _prepared(self, llm: LLM) -> Job:
+        prepare = self._asked.prepare
+        if prepare.is_quick:
+            return prepare.job(llm)
+        return await asyncio.get_running_loop().run_in_executor(None, prepare.job, llm)
 
-        return prepared
-
-    async def _whole(self, scope: Scope, stream: AsyncStream[Any], send: Send) -> None:
+    async def _whole(self, scope: Scope, llm: LLM, send: Send) -> None:
+        stream: AsyncStream[Any] = AsyncStream(llm, lambda: self._prepared(llm), priority=0)
         made = await stream
         results: list[Result] = made if isinstance(made, list) else [made]
         outputs = []
@@ -130,48 +127,48 @@ class Answer:
         await _start(send, "application/json", len(body))
         await _send(send, body, more=False)
 
-    async def _stream(
-        self, scope: Scope, stream: AsyncStream[Any], writer: Writer, send: Send
-    ) -> None:
-        reading = Reading()
-        piece = await self._first(stream, writer, send)
-        first_at = time.monotonic()
-        # The head was not sent before now, so that what is wrong with a request is its status.
-        begun = b"" if self._started else await self._begin(writer, send)
-        while True:
-            frame = begun + b"".join(map(writer.event, reading.push(piece)))
-            begun = b""
-            if piece.finish_reason is not None:
-                result = stream.result
-                assert isinstance(result, Result)
+    async def _stream(self, scope: Scope, llm: LLM, writer: Writer, send: Send) -> None:
+        # The head was not sent before the first piece, so that what is wrong with a request is its
+        # status; who waits long for it is told so.
+        async with _Patience(self._limits.patience, lambda: self._idle(writer, send)) as patience:
+            self._job = await self._prepared(llm)
+            async with taking(llm, self._job.only(), priority=0) as taken:
+                new = await taken.new()
+                first_at = time.monotonic()
+                await patience.end()
+                frame = b"" if self._started else await self._begin(self._job, writer, send)
+                send = direct(scope, send)
+                reading = Reading()
+                while new[-1].finish_reason is None:
+                    if taken.is_plain:
+                        events = reading.more(taken.said(new))
+                    else:
+                        events = reading.push(taken.piece(new))
+                    frame += b"".join(map(writer.event, events))
+                    if frame:
+                        await _send(send, frame, more=True)
+                    frame = b""
+                    new = await taken.new()
+                frame += b"".join(map(writer.event, reading.push(taken.piece(new))))
+                result = taken.result
+                assert result is not None
                 if result.finish_reason == "cancelled":
                     raise Refused(503, "the answer was cancelled: the server ends")
                 frame += b"".join(map(writer.event, reading.finish(result)))
                 await _send(send, frame, more=False)
                 self._measure(scope, result, first_at - self._began)
-                return
-            if frame:
-                await _send(send, frame, more=True)
-            piece = await anext(stream)
 
-    async def _first(self, stream: AsyncStream[Any], writer: Writer, send: Send) -> Piece:
-        """The first piece; who waits long for it is told so."""
-        task = asyncio.ensure_future(anext(stream))
-        try:
-            while not (await asyncio.wait({task}, timeout=self._limits.patience))[0]:
-                said = b"" if self._started else await self._begin(writer, send)
-                if said := said + writer.idle():
-                    await _send(send, said, more=True)
-            return task.result()
-        finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.wait({task})
-
-    async def _begin(self, writer: Writer, send: Send) -> bytes:
+    async def _begin(self, job: Job, writer: Writer, send: Send) -> bytes:
         self._started = True
         await _start(send, writer.media_type, None)
-        return writer.begin(self._job)
+        return writer.begin(job)
+
+    async def _idle(self, writer: Writer, send: Send) -> None:
+        if self._job is None:
+            return
+        said = b"" if self._started else await self._begin(self._job, writer, send)
+        if said := said + writer.idle():
+            await _send(send, said, more=True)
 
     def _measure(self, scope: Scope, result: Result, first: float) -> None:
         usage = result.usage
@@ -200,28 +197,68 @@ async def _send(send: Send, body: bytes, *, more: bool) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
+class _Patience:
+    """Tells a client that it is not forgotten: each time that so many seconds are over, until it
+    has something to read."""
+
+    def __init__(self, seconds: float, tell: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._seconds = seconds
+        self._tell = tell
+        self._telling: asyncio.Task[None] | None = None
+        self._wait()
+
+    def _wait(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._seconds, self._over)
+
+    def _over(self) -> None:
+        async def telling() -> None:
+            await self._tell()
+            self._wait()
+
+        self._telling = asyncio.ensure_future(telling())
+
+    async def end(self) -> None:
+        """No more is told, and what is being told has been."""
+        if self._telling is not None:
+            await self._telling
+        self._timer.cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        self._timer.cancel()
+        if self._telling is not None:
+            self._telling.cancel()
+            await asyncio.gather(self._telling, return_exceptions=True)
+
+
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
     """Does some work, but drops it once the client has gone."""
-    task = asyncio.current_task()
-    assert task is not None
-    working = True
+    # In a task of its own: one that waits for a token is woken through all that it waits in.
+    working = asyncio.ensure_future(work)
     left = False
 
     async def watch() -> None:
         nonlocal left
         while (await receive())["type"] != "http.disconnect":
             pass
-        if working:
-            left = True
-            task.cancel()
+        left = working.cancel()
 
     watching = asyncio.ensure_future(watch())
     try:
-        await work
+        await working
     except asyncio.CancelledError:
         # The server's own end is passed on; that of the client is the end of this alone.
-        if not left or task.uncancel() > 0:
+        if not left or _is_cancelled():
             raise
     finally:
-        working = False
         watching.cancel()
+
+
+def _is_cancelled() -> bool:
+    """Whether the running task is to end."""
+    task = asyncio.current_task()
+    assert task is not None
+    return task.cancelling() > 0

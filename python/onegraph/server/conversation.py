@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+from onegraph.generating import is_short
 from onegraph.llm import LLM
 from onegraph.sampling import resolve
 from onegraph.server.fields import Fields, wrong
@@ -12,7 +14,7 @@ from onegraph.server.refusals import Refused
 from onegraph.server.tools import NONE, Tools
 from onegraph.streams import Job
 
-__all__ = ["chat", "messages", "prompt", "text_of", "tokens"]
+__all__ = ["Prepare", "chat", "messages", "prompt", "text_of", "tokens"]
 
 #: Parts of a content that a model which reads text cannot take.
 _SEEN = {"image", "image_url", "input_image", "input_audio", "audio", "video_url", "file"}
@@ -20,6 +22,20 @@ _SEEN |= {"document", "input_file", "video"}
 
 #: A question and an answer take two; more than this many are no conversation.
 MOST_MESSAGES = 100_000
+
+#: Characters of a prompt whose tokens the event loop makes itself, well within a millisecond: to
+#: have a thread make them costs it more.
+QUICK = 1 << 10
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """What a request is to the engine."""
+
+    #: Renders and tokenizes.
+    job: Callable[[LLM], Job]
+    #: Whether the event loop may wait for it.
+    is_quick: bool
 
 
 def text_of(
@@ -55,8 +71,8 @@ def chat(
     tools: Tools = NONE,
     continues: bool = False,
     variables: dict[str, Any] | None = None,
-) -> Callable[[LLM], Job]:
-    """What `Asked.prepare` is for a conversation."""
+) -> Prepare:
+    """Of a conversation."""
 
     def prepare(llm: LLM) -> Job:
         return llm._conversations(
@@ -73,14 +89,14 @@ def chat(
             parse_special=False,
         )
 
-    return prepare
+    # A template takes as long as it likes.
+    return Prepare(prepare, is_quick=False)
 
 
 def prompt(
     given: Any, options: dict[str, Any], *, echo: bool = False, parse_special: bool = False
-) -> Callable[[LLM], Job]:
-    """What `Asked.prepare` is for a prompt, or several. `parse_special` lets their texts spell
-    control tokens."""
+) -> Prepare:
+    """Of a prompt, or several. `parse_special` lets their texts spell control tokens."""
 
     def special(llm: LLM, one: Any) -> Any:
         return llm.tokenize(one, parse_special=True) if isinstance(one, str) else one
@@ -92,7 +108,7 @@ def prompt(
             asked = [special(llm, one) for one in given] if many else special(llm, given)
         return llm._prompts(asked, options, None, echo)
 
-    return prepare
+    return Prepare(prepare, options["constraint"] is None and is_short(given, QUICK))
 
 
 def messages(fields: Fields) -> list[Fields]:
@@ -115,4 +131,4 @@ def tokens(
 ) -> list[int]:
     """The tokens that a conversation is to the model."""
     prepare = chat(given, resolve({}), tools=tools, continues=continues, variables=variables)
-    return prepare(llm).asks[0].ids
+    return prepare.job(llm).asks[0].ids

@@ -57,7 +57,13 @@ class Reading:
         if logprobs and not any(isinstance(event, TextDelta) for event in events):
             yield Text("", logprobs)
             logprobs = None
-        for event in _joined(events):
+        yield from self.more(events, logprobs)
+
+    def more(
+        self, events: list[AnswerEvent], logprobs: list[TokenLogprob] | None = None
+    ) -> Iterator[Event]:
+        """The events that parts of an answer are; the first text has the tokens."""
+        for event in _joined(events) if len(events) > 1 else events:
             if isinstance(event, TextDelta):
                 yield Text(event.text, logprobs)
                 logprobs = None

@@ -7,19 +7,21 @@ left is to spell one string.
 from __future__ import annotations
 
 import json
+import secrets
 import time
-import uuid
 from json.encoder import encode_basestring
 from typing import Any
 
 __all__ = ["MARK", "around", "data", "encoded", "event", "identifier", "line", "now", "spelled"]
 
 
+_encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
 def encoded(value: Any) -> bytes:
     """A value as JSON."""
     # A text of the client's may hold half of a surrogate pair: it goes back as it came.
-    written = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return written.encode("utf-8", "backslashreplace")
+    return _encoder.encode(value).encode("utf-8", "backslashreplace")
 
 
 def spelled(text: str) -> bytes:
@@ -43,7 +45,7 @@ def line(value: Any) -> bytes:
 
 
 #: What stands for the text in a frame that is encoded ahead: no text that a client sends.
-MARK = f"\x00{uuid.uuid4().hex}"
+MARK = f"\x00{secrets.token_hex(16)}"
 
 
 def around(frame: bytes) -> tuple[bytes, bytes]:
@@ -54,7 +56,7 @@ def around(frame: bytes) -> tuple[bytes, bytes]:
 
 def identifier(prefix: str) -> str:
     """A name for an answer that no other has."""
-    return f"{prefix}{uuid.uuid4().hex}"
+    return f"{prefix}{secrets.token_hex(16)}"
 
 
 def now() -> int:

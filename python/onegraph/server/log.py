@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from onegraph.server.frames import identifier
 
-__all__ = ["Log", "note"]
+__all__ = ["Log", "direct", "note"]
 
 logger = logging.getLogger("onegraph.server")
 
@@ -23,6 +23,13 @@ SHOWN = 120
 def note(scope: Scope, **facts: Any) -> None:
     """Adds facts to the line of a request."""
     scope.get("onegraph.noted", {}).update(facts)
+
+
+def direct(scope: Scope, send: Send) -> Send:
+    """How the body of a response whose head was sent goes past all that looks at heads alone: a
+    stream sends once a token."""
+    found: Send = scope.get("onegraph.send", send)
+    return found
 
 
 class Log:
@@ -41,7 +48,7 @@ class Log:
         status = 0
         noted: dict[str, Any] = {}
         scope["onegraph.noted"] = noted
-        scope["onegraph.request"] = name
+        scope["onegraph.send"] = send
 
         async def named(message: Message) -> None:
             nonlocal status

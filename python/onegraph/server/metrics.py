@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 
 from onegraph.errors import ClosedError
@@ -100,7 +100,9 @@ class Metrics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._responses: Counter[tuple[str, int]] = Counter()
-        self._histograms: dict[str, dict[str, Histogram]] = {name: {} for name in HISTOGRAMS}
+        self._histograms: dict[str, defaultdict[str, Histogram]] = {
+            name: defaultdict(Histogram) for name in HISTOGRAMS
+        }
 
     def count(self, method: str, status: int) -> None:
         """A response; status 0 where the client was gone before there was one."""
@@ -122,7 +124,7 @@ class Metrics:
             figures["onegraph:time_per_output_token_seconds"] = timings.decode_seconds / further
         with self._lock:
             for name, figure in figures.items():
-                self._histograms[name].setdefault(model, Histogram()).observe(figure)
+                self._histograms[name][model].observe(figure)
 
     def text(self, models: Iterable[Model]) -> str:
         """All of it, in the format that Prometheus reads."""

@@ -13,6 +13,7 @@ from starlette.routing import Route
 
 from onegraph.answers import ReasoningDelta, ToolCall, ToolCallEnded
 from onegraph.errors import ModelError
+from onegraph.llm import LLM
 from onegraph.results import Result
 from onegraph.server import conversation, forms, frames
 from onegraph.server.answers import Answer, Asked
@@ -319,19 +320,27 @@ def _generate(service: Service, fields: Fields) -> Asked | dict[str, Any]:
         return head("", done=True, done_reason="load")
     variables = _variables(fields)
 
-    def prepare(llm: Any) -> Job:
-        if fields.flag("raw") or llm.chat_template is None:
-            # It is whoever sent it that spells the template here, all of it.
-            return conversation.prompt(prompt, chosen, parse_special=True)(llm)
-        messages = [{"role": "system", "content": system}] if system else []
-        messages.append({"role": "user", "content": prompt})
-        return conversation.chat(messages, chosen, variables=variables)(llm)
+    raw = fields.flag("raw")
+    # It is whoever sent it that spells the template here, all of it.
+    plain = conversation.prompt(prompt, chosen, parse_special=True)
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": prompt})
+    chat = conversation.chat(messages, chosen, variables=variables)
 
-    fields.flag("raw")
+    def job(llm: LLM) -> Job:
+        return (plain if raw or llm.chat_template is None else chat).job(llm)
+
+    prepare = conversation.Prepare(job, raw and plain.is_quick)
     return _asked(model, head, fields, prepare, named)
 
 
-def _asked(model: Model, head: _Head, fields: Fields, prepare: Any, named: dict[str, str]) -> Asked:
+def _asked(
+    model: Model,
+    head: _Head,
+    fields: Fields,
+    prepare: conversation.Prepare,
+    named: dict[str, str],
+) -> Asked:
     def document(outputs: list[list[Event]]) -> dict[str, Any]:
         (events,) = outputs
         whole = said(events)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -12,7 +13,7 @@ from starlette.routing import Route
 
 from onegraph import __version__
 from onegraph.answers import ReasoningDelta, ToolCallBegun, ToolCallDelta
-from onegraph.results import Result, TokenLogprob
+from onegraph.results import Result, Timings, TokenLogprob
 from onegraph.server import conversation, forms, frames
 from onegraph.server.answers import Answer, Asked
 from onegraph.server.embeddings import Vectors, of_openai
@@ -233,9 +234,12 @@ def _document(head: _Head, outputs: list[list[Event]], choice: Any) -> dict[str,
     return head(choices, usage=usage(results), timings=_timings(results[0]))
 
 
+TIMINGS = [field.name for field in dataclasses.fields(Timings)]
+
+
 def _timings(result: Result) -> dict[str, float]:
     """Seconds and rates, which no other server has to say the same way."""
-    return {name: round(of, 6) for name, of in dataclasses.asdict(result.timings).items()}
+    return {name: round(getattr(result.timings, name), 6) for name in TIMINGS}
 
 
 def _chat_choice(index: int, events: list[Event]) -> dict[str, Any]:
@@ -297,6 +301,8 @@ class _Stream(ABC):
         self._head = head
         # Where the last frame has the usage, all others say that it is still to come.
         self._more: dict[str, Any] = {"usage": None} if with_usage else {}
+        frame = frames.data(head([frames.MARK], chunk=True, **self._more))
+        self._opening, self._closing = frames.around(frame)
         self._before, self._behind = frames.around(self._frame(self._choice(frames.MARK)))
 
     @abstractmethod
@@ -304,7 +310,7 @@ class _Stream(ABC):
         """A choice that says more of the text."""
 
     def _frame(self, choice: dict[str, Any]) -> bytes:
-        return frames.data(self._head([choice], chunk=True, **self._more))
+        return self._opening + frames.encoded(choice) + self._closing
 
     def event(self, event: Event) -> bytes:
         if isinstance(event, Text):
@@ -337,6 +343,11 @@ class _Stream(ABC):
 class ChatWriter(_Stream):
     """The stream of a chat completion."""
 
+    @functools.cached_property
+    def _thought(self) -> tuple[bytes, bytes]:
+        """What stands around the text in a frame of reasoning."""
+        return frames.around(self._frame(self._delta({"reasoning_content": frames.MARK})))
+
     def begin(self, job: Job) -> bytes:
         delta = {"role": "assistant", "content": "", "refusal": None}
         return self._frame({"index": 0, "delta": delta, "logprobs": None, "finish_reason": None})
@@ -356,7 +367,8 @@ class ChatWriter(_Stream):
 
     def _of_chat(self, event: Event) -> bytes:
         if isinstance(event, ReasoningDelta):
-            return self._frame(self._delta({"reasoning_content": event.text}))
+            before, behind = self._thought
+            return before + frames.spelled(event.text) + behind
         call: dict[str, Any]
         if isinstance(event, ToolCallBegun):
             function = {"name": event.name, "arguments": ""}

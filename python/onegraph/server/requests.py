@@ -65,7 +65,7 @@ def _object(raw: bytes) -> Fields:
     if not raw.strip():
         raise Refused(400, "the body is empty; send a JSON object")
     try:
-        value: Any = json.loads(raw, parse_constant=_no_number)
+        value: Any = _decoder.decode(raw.decode(json.detect_encoding(raw), "surrogatepass"))
     except RecursionError:
         raise Refused(400, "the body is not JSON that is taken: it is nested too deeply") from None
     except ValueError as e:  # UnicodeDecodeError is one
@@ -77,3 +77,6 @@ def _object(raw: bytes) -> Fields:
 
 def _no_number(word: str) -> NoReturn:
     raise ValueError(f"{word} is no number of JSON")
+
+
+_decoder = json.JSONDecoder(parse_constant=_no_number)

@@ -66,7 +66,7 @@ def options(
     Raises `Refused` for what is wrong, by the dialect's name of it.
     """
     given: dict[str, Any] = {"max_tokens": None}
-    for theirs, ours in names.items():
+    for theirs, ours in _given(fields, names):
         found = _READ.get(ours, Fields.number)(fields, theirs)
         if found is not None:
             given[ours] = found
@@ -82,5 +82,14 @@ def options(
 
 def spelled(fields: Fields, names: Names, form: Form) -> dict[str, str]:
     """Of the engine's keywords that a request gives, the dialect's names."""
-    found = {ours: fields.path(theirs) for theirs, ours in names.items() if theirs in fields}
-    return found | form.paths
+    return {ours: fields.path(theirs) for theirs, ours in _given(fields, names)} | form.paths
+
+
+def _given(fields: Fields, names: Names) -> list[tuple[str, str]]:
+    """Those of the names that a request has, few of many, and the engine's of each."""
+    values = fields.values
+    return [
+        (theirs, ours)
+        for theirs, ours in names.items()
+        if theirs in values and values[theirs] is not None
+    ]
