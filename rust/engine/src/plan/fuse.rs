@@ -1,6 +1,8 @@
 //! The fusion pass: neighbouring ops that one kernel can do become one fused op. A backend that
 //! lowers a plan runs fused ops; the interpreter runs the plan itself and stays the oracle.
 
+mod norms;
+
 use super::signature::Turn;
 use super::{BufferId, Norm, Op, Plan, WeightId};
 
@@ -71,6 +73,17 @@ pub enum Fused {
     /// `out += x`, normalized as [`Op::RmsNorm`] says; then `out *= factor`, where there is one.
     NormAdd {
         x: BufferId,
+        weight: WeightId,
+        group: usize,
+        eps: f32,
+        out: BufferId,
+        /// A tensor of one number.
+        factor: Option<WeightId>,
+    },
+    /// `out += ` the sum of two rows, each normalized by its weight as [`Op::RmsNorm`] says, and that sum
+    /// normalized by `weight`; then `out *= factor`, where there is one.
+    NormPair {
+        pair: [(BufferId, WeightId); 2],
         weight: WeightId,
         group: usize,
         eps: f32,
@@ -259,8 +272,9 @@ fn mat_vecs(plan: &Plan, start: usize, rules: Rules) -> Option<(Fused, usize)> {
 
 /// What is joined at `at` where no product begins there.
 fn between(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
-    norm_add(plan, at)
-        .or_else(|| norm_gate(plan, at))
+    norms::norm_pair(plan, at)
+        .or_else(|| norms::norm_add(plan, at))
+        .or_else(|| norms::norm_gate(plan, at))
         .or_else(|| mix_add(plan, at))
         .or_else(|| turned_heads(plan, at))
 }
@@ -324,63 +338,6 @@ fn turned_heads(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
         turn,
     };
     Some((fused, 4))
-}
-
-/// The norm at `at` and the residual sum behind it, where nothing else wants what the norm gives: of
-/// models that normalize what a block gives before they add it.
-fn norm_add(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
-    let [Op::RmsNorm {
-        x,
-        weight: Some(weight),
-        out: normed,
-        group,
-        eps,
-    }, Op::Add { x: sum, out }, ..] = plan.ops[at..]
-    else {
-        return None;
-    };
-    if sum != normed || out == x || read_later(plan, at + 2, normed) {
-        return None;
-    }
-    let factor = match plan.ops.get(at + 2) {
-        Some(Op::ScaleBy { x, weight }) if *x == out => Some(*weight),
-        _ => None,
-    };
-    let fused = Fused::NormAdd {
-        x,
-        weight,
-        group,
-        eps,
-        out,
-        factor,
-    };
-    Some((fused, 2 + usize::from(factor.is_some())))
-}
-
-/// The norm at `at` and the gate behind it, where nothing else wants what the norm gives: of heads of
-/// the gated delta rule.
-fn norm_gate(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
-    let [Op::RmsNorm {
-        x,
-        weight,
-        out: normed,
-        group,
-        eps,
-    }, Op::SwiGlu { gate, up, out }, ..] = plan.ops[at..]
-    else {
-        return None;
-    };
-    let weight = weight?;
-    let is_alone = up == normed && gate != normed && out != x && !read_later(plan, at + 2, normed);
-    let fused = Fused::NormGate {
-        x,
-        weight,
-        group,
-        eps,
-        gate,
-        out,
-    };
-    is_alone.then_some((fused, 2))
 }
 
 /// The epilogue that the ops from `at` on allow behind products of `x`, and how many of them it
@@ -484,18 +441,18 @@ mod tests {
     use crate::quant;
 
     const X: BufferId = BufferId(0);
-    const SUM: BufferId = BufferId(4);
-    const NORM: Norm = Norm {
+    pub const SUM: BufferId = BufferId(4);
+    pub const NORM: Norm = Norm {
         weight: WeightId(0),
         eps: 1e-5,
     };
-    const RULES: Rules = Rules {
+    pub const RULES: Rules = Rules {
         fuse: true,
         scatter: true,
     };
 
     /// Rows of 64 values in five buffers, a vector and a matrix.
-    fn plan(ops: Vec<Op>) -> Plan {
+    pub fn plan(ops: Vec<Op>) -> Plan {
         let mut plan = Plan {
             ops,
             ropes: vec![RopeTable {
@@ -538,7 +495,7 @@ mod tests {
         }
     }
 
-    fn product_of(x: BufferId, out: usize) -> Op {
+    pub fn product_of(x: BufferId, out: usize) -> Op {
         Op::MatVec {
             x,
             norm: None,
@@ -613,37 +570,6 @@ mod tests {
     }
 
     #[test]
-    fn a_norm_is_joined_with_the_residual_alone() {
-        let norm = |x, out| Op::RmsNorm {
-            x,
-            weight: Some(NORM.weight),
-            out,
-            group: 64,
-            eps: NORM.eps,
-        };
-        let (a, b) = (BufferId(1), BufferId(2));
-        let add = |x, out| Op::Add { x, out };
-        let scale = |x| Op::ScaleBy {
-            x,
-            weight: WeightId(2),
-        };
-        for (ops, n) in [
-            (vec![norm(a, a), add(a, SUM)], 1),
-            (vec![norm(a, b), add(b, SUM)], 1),
-            // A factor of the sum is joined too, one of something else is not.
-            (vec![norm(a, a), add(a, SUM), scale(SUM)], 1),
-            (vec![norm(a, a), add(a, SUM), scale(b)], 2),
-            // What is normalized is what is added to.
-            (vec![norm(a, b), add(b, a)], 2),
-            // Another sum, and a norm that is read again.
-            (vec![norm(a, b), add(a, SUM)], 2),
-            (vec![norm(a, a), add(a, SUM), product_of(a, 2)], 3),
-        ] {
-            assert_eq!(fuse(&plan(ops.clone()), RULES).len(), n, "{ops:?}");
-        }
-    }
-
-    #[test]
     fn norms_and_turns_of_heads_are_joined_where_they_are_alike() {
         let (q, k) = (BufferId(1), BufferId(2));
         let norm = |x, out, eps| Op::RmsNorm {
@@ -692,30 +618,6 @@ mod tests {
         ];
         for ops in apart {
             assert_eq!(of(&ops).len(), ops.concat().len(), "{ops:?}");
-        }
-    }
-
-    #[test]
-    fn a_norm_is_joined_with_the_gate_behind_it_alone() {
-        let (a, b, c) = (BufferId(1), BufferId(2), BufferId(3));
-        let norm = |x, out| Op::RmsNorm {
-            x,
-            weight: Some(NORM.weight),
-            out,
-            group: 64,
-            eps: NORM.eps,
-        };
-        let gated = |gate, up, out| Op::SwiGlu { gate, up, out };
-        for (ops, n) in [
-            (vec![norm(a, a), gated(b, a, c)], 1),
-            (vec![norm(a, b), gated(c, b, SUM)], 1),
-            // The gate is what is normalized, or what was goes to another place.
-            (vec![norm(a, a), gated(a, b, c)], 2),
-            (vec![norm(a, b), gated(c, b, a)], 2),
-            // What the norm gives is read again.
-            (vec![norm(a, a), gated(b, a, c), product_of(a, 2)], 3),
-        ] {
-            assert_eq!(fuse(&plan(ops.clone()), RULES).len(), n, "{ops:?}");
         }
     }
 

@@ -118,6 +118,15 @@ pub fn wanted(plan: &Plan, fused: &[Fused]) -> Result<Wanted> {
                 Vec::new(),
                 [Some(*weight), *factor].into_iter().flatten().collect(),
             ),
+            Fused::NormPair {
+                pair: [a, b],
+                weight,
+                factor,
+                ..
+            } => {
+                let norms = [a.1, b.1, *weight].into_iter();
+                (Vec::new(), norms.chain(*factor).collect())
+            }
             Fused::NormGate { weight, .. } => (Vec::new(), vec![*weight]),
             Fused::MixAdd { .. } => (Vec::new(), Vec::new()),
             Fused::TurnedHeads { queries, keys, .. } => {

@@ -4,7 +4,7 @@ use super::attention::{self, AttentionOp, MergeBytes, Turned};
 use super::experts::{self, MixOp, Pairs, RouteOp};
 use super::lowering::{Lowering, Pass, Path};
 use super::matmul::{self, ProductBytes};
-use super::{attention_fixed, matvec, matvec_floats, product, rowwise};
+use super::{attention_fixed, matvec, matvec_floats, norm, product, rowwise};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::backend::no_hidden;
 use crate::error::{Error, Result};
@@ -103,12 +103,27 @@ pub fn specs(l: &Lowering, pass: &Pass) -> Result<Vec<Spec>> {
                 out,
                 factor,
             } => {
-                let norm = Norm {
+                let by = Norm {
                     weight: *weight,
                     eps: *eps,
                 };
                 let out = (*out, *factor);
-                vec![rowwise::norm_add(l, *x, norm, *group, out, pass)?]
+                vec![norm::norm_add(l, *x, by, *group, out, pass)?]
+            }
+            Fused::NormPair {
+                pair,
+                weight,
+                group,
+                eps,
+                out,
+                factor,
+            } => {
+                let by = Norm {
+                    weight: *weight,
+                    eps: *eps,
+                };
+                let out = (*out, *factor);
+                vec![norm::norm_pair(l, *pair, by, *group, out, pass)?]
             }
             Fused::NormGate {
                 x,
@@ -118,18 +133,12 @@ pub fn specs(l: &Lowering, pass: &Pass) -> Result<Vec<Spec>> {
                 gate,
                 out,
             } => {
-                let norm = Norm {
+                let by = Norm {
                     weight: *weight,
                     eps: *eps,
                 };
-                vec![rowwise::norm_gate(
-                    l,
-                    *x,
-                    norm,
-                    *group,
-                    (*gate, *out),
-                    pass,
-                )?]
+                let to = (*gate, *out);
+                vec![norm::norm_gate(l, *x, by, *group, to, pass)?]
             }
             Fused::MixAdd { .. } | Fused::Single(Op::MixExperts { .. }) => MixOp::of(op)
                 .map(|op| experts::mix(l, op, pass))

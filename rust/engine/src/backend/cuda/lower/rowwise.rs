@@ -4,9 +4,10 @@
 use super::attention::Turned;
 use super::layout::Order;
 use super::lowering::{constants, flag, sizes, Lowering, Pass};
+use super::norm;
 use super::params::{
-    Add, Embed, Glu, KvScatter, KvView, RmsNorm, Rope, Scale, ScaleBy, ScaleRanks, SelectRows,
-    Slice, SlotState, SoftCap, TurnHeads, CONSTANTS,
+    Add, Embed, Glu, KvScatter, KvView, Rope, Scale, ScaleBy, ScaleRanks, SelectRows, Slice,
+    SlotState, SoftCap, TurnHeads, CONSTANTS,
 };
 use super::recurrence;
 use super::shape::segments;
@@ -15,10 +16,9 @@ use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::error::{Error, Result};
 use crate::plan::fuse::NormedHeads;
 use crate::plan::signature::{Operand, Role, Turn, Used};
-use crate::plan::{BufferId, Norm, Op, RopeStyle, WeightId};
+use crate::plan::{BufferId, Op, RopeStyle, WeightId};
 
 static EMBED: Source = source!("embed.cu", CONSTANTS, Embed, SlotState);
-static RMS_NORM: Source = source!("rms_norm.cu", CONSTANTS, RmsNorm);
 static ROPE: Source = source!("rope.cu", CONSTANTS, Rope);
 static TURN_HEADS: Source = source!("turn_heads.cu", CONSTANTS, TurnHeads);
 static KV_SCATTER: Source = source!("kv_scatter.cu", CONSTANTS, KvScatter, KvView);
@@ -48,42 +48,6 @@ pub fn spec(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
     if let Some(spec) = &mut spec {
         spec.traffic = Traffic::rows(moved(l, op, pass));
     }
-    Ok(spec)
-}
-
-/// The launch of [`Fused::NormAdd`](crate::plan::fuse::Fused::NormAdd): `out += norm(x)`, then
-/// times the factor.
-pub fn norm_add(
-    l: &Lowering,
-    x: BufferId,
-    norm: Norm,
-    group: usize,
-    (out, factor): (BufferId, Option<WeightId>),
-    pass: &Pass,
-) -> Result<Spec> {
-    let by = (Some(norm.weight), norm.eps);
-    let mut spec = rms_norm(l, x, by, group, (out, NormEnd::Add(factor)), pass)?;
-    spec.label = format!("rms_norm add {}", l.plan.weight(norm.weight).name);
-    // x, and out twice.
-    let floats = 3 * elements(l, x, pass) as usize + group;
-    spec.traffic = Traffic::rows(4 * floats);
-    Ok(spec)
-}
-
-/// The launch of [`Fused::NormGate`](crate::plan::fuse::Fused::NormGate): `out = silu(gate) * norm(x)`.
-pub fn norm_gate(
-    l: &Lowering,
-    x: BufferId,
-    norm: Norm,
-    group: usize,
-    (gate, out): (BufferId, BufferId),
-    pass: &Pass,
-) -> Result<Spec> {
-    let by = (Some(norm.weight), norm.eps);
-    let mut spec = rms_norm(l, x, by, group, (out, NormEnd::Gate(gate)), pass)?;
-    spec.label = format!("rms_norm swiglu {}", l.plan.weight(norm.weight).name);
-    let floats = 3 * elements(l, x, pass) as usize + group;
-    spec.traffic = Traffic::rows(4 * floats);
     Ok(spec)
 }
 
@@ -182,7 +146,7 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
             out,
             group,
             eps,
-        } => rms_norm(l, x, (weight, eps), group, (out, NormEnd::Store), pass)?,
+        } => norm::rms_norm(l, x, (weight, eps), group, out, pass)?,
         Op::Rope {
             x,
             n_head,
@@ -282,53 +246,6 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
     }))
 }
 
-/// What becomes of normalized values.
-#[derive(Clone, Copy)]
-enum NormEnd {
-    Store,
-    /// Added to what is there, and the sum is multiplied by the factor, where there is one.
-    Add(Option<WeightId>),
-    /// Multiplied by `silu` of this.
-    Gate(BufferId),
-}
-
-/// `out = norm(x)`, or how else it ends, of groups of `group` values.
-fn rms_norm(
-    l: &Lowering,
-    x: BufferId,
-    (weight, eps): (Option<WeightId>, f32),
-    group: usize,
-    (out, end): (BufferId, NormEnd),
-    pass: &Pass,
-) -> Result<Spec> {
-    let (factor, gate) = match end {
-        NormEnd::Store => (None, None),
-        NormEnd::Add(factor) => (factor, None),
-        NormEnd::Gate(gate) => (None, Some(gate)),
-    };
-    let groups = elements(l, x, pass) / group as u64;
-    let params = RmsNorm {
-        x: l.source(x, pass),
-        out: l.address(out),
-        weight: l.vector(weight)?,
-        factor: l.vector(factor)?,
-        gate: gate.map_or(0, |gate| l.address(gate)),
-        eps,
-        groups: groups as u32,
-    };
-    let variant = Variant::new(
-        &RMS_NORM,
-        constants(&[("GROUP", group)])
-            + &sizes(&[("THREADS", THREADS as usize)])
-            + &flag("ADDS", matches!(end, NormEnd::Add(_)))
-            + &flag("GATED", gate.is_some())
-            + &flag("HAS_WEIGHT", weight.is_some())
-            + &flag("HAS_FACTOR", factor.is_some()),
-    );
-    let grid = [groups as u32, 1, 1];
-    Ok(Spec::new(variant, "rms_norm", grid, THREADS, &params))
-}
-
 /// The gate, up and the activation.
 fn glu(l: &Lowering, entry: &'static str, buffers: [BufferId; 3], pass: &Pass) -> Spec {
     let [gate, up, out] = buffers.map(|id| l.address(id));
@@ -355,7 +272,7 @@ pub fn nothing() -> Spec {
 }
 
 /// Floats of a buffer in `pass`.
-fn elements(l: &Lowering, id: BufferId, pass: &Pass) -> u64 {
+pub fn elements(l: &Lowering, id: BufferId, pass: &Pass) -> u64 {
     (l.rows_of(id, pass) * l.plan.buffer(id).width) as u64
 }
 
