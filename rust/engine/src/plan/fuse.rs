@@ -1,6 +1,7 @@
 //! The fusion pass: neighbouring ops that one kernel can do become one fused op. A backend that
 //! lowers a plan runs fused ops; the interpreter runs the plan itself and stays the oracle.
 
+mod experts;
 mod norms;
 
 use super::signature::Turn;
@@ -13,7 +14,7 @@ pub enum Epilogue {
     Store,
     /// `out += sum * scale`: a residual. A scale of 1 changes nothing.
     Add { out: BufferId, scale: f32 },
-    /// Two matrices of the same shape: `out` is what the gate lets through.
+    /// Two matrices of the same shape, or the halves of one's rows: `out` is what the gate lets through.
     Gated { gate: Gate, out: BufferId },
     /// Three matrices: rotate q and k, store q, and k and v too, or scatter them into the cache of the
     /// layer `scatter`. Keys are turned as queries are, by a table of their own.
@@ -99,6 +100,15 @@ pub enum Fused {
         eps: f32,
         gate: BufferId,
         out: BufferId,
+    },
+    /// What [`Op::Route`] chooses by logits that are first multiplied by the factor, where there is one.
+    /// Then each weight is multiplied by its expert's, where they have some.
+    Route {
+        factor: Option<f32>,
+        /// [`Op::Route`].
+        choice: Op,
+        /// A number of each expert.
+        scales: Option<WeightId>,
     },
     /// `out += ` what [`Op::MixExperts`] makes of `x`.
     MixAdd {
@@ -261,7 +271,9 @@ fn mat_vecs(plan: &Plan, start: usize, rules: Rules) -> Option<(Fused, usize)> {
     };
     let parts = ops.iter().map_while(|op| product(op).filter(joins));
     let parts: Vec<Part> = parts.map(|(_, part)| part).collect();
-    let (epilogue, used) = epilogue(plan, start + parts.len(), of.x, &parts, rules);
+    let at = start + parts.len();
+    let (epilogue, used) = experts::halves(plan, at, of.x, &parts)
+        .unwrap_or_else(|| epilogue(plan, at, of.x, &parts, rules));
     // Without an epilogue that joins them, a kernel takes up to three matrices.
     if epilogue == Epilogue::Store && parts.len() > 3 {
         return None;
@@ -294,6 +306,7 @@ fn mix_add(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
 }
 
 /// The norms of queries' and keys' heads at `at` and their turns behind them, alike but for their
+        .or_else(|| experts::route(plan, at))
 /// weights.
 fn turned_heads(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
     let [q_norm, k_norm, q_rope, k_rope] = plan.ops.get(at..at + 4)? else {
@@ -440,7 +453,7 @@ mod tests {
     use crate::plan::{KvShape, RopeStyle, RopeTable, Rows, Weight};
     use crate::quant;
 
-    const X: BufferId = BufferId(0);
+    pub const X: BufferId = BufferId(0);
     pub const SUM: BufferId = BufferId(4);
     pub const NORM: Norm = Norm {
         weight: WeightId(0),

@@ -94,6 +94,8 @@ shared! {
         pub logits: u64,
         /// `[experts]` f32, or 0.
         pub bias: u64,
+        /// The same.
+        pub scales: u64,
         /// `[m][2][ranks]` f32.
         pub out: u64,
         pub scale: f32,

@@ -144,7 +144,7 @@ pub fn specs(l: &Lowering, pass: &Pass) -> Result<Vec<Spec>> {
                 .map(|op| experts::mix(l, op, pass))
                 .into_iter()
                 .collect(),
-            Fused::Single(op @ Op::Route { .. }) => RouteOp::of(op)
+            Fused::Route { .. } | Fused::Single(Op::Route { .. }) => RouteOp::of(op)
                 .map(|op| experts::route(l, &op, pass))
                 .transpose()?
                 .into_iter()
