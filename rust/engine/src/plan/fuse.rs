@@ -5,7 +5,7 @@ mod experts;
 mod norms;
 
 use super::signature::Turn;
-use super::{BufferId, Norm, Op, Plan, WeightId};
+use super::{BufferId, Norm, Op, Plan, RopeStyle, WeightId};
 
 /// What a fused mat-vec does with its sums.
 #[derive(Debug, Clone, PartialEq)]
@@ -116,10 +116,12 @@ pub enum Fused {
         routes: BufferId,
         out: BufferId,
     },
-    /// Heads of queries and keys, in place: each normalized as [`Op::RmsNorm`] says, then turned.
+    /// Heads of queries and keys, in place: each normalized as [`Op::RmsNorm`] says, then turned. Before
+    /// them those of values, where there are some, normalized without a weight.
     TurnedHeads {
         queries: NormedHeads,
         keys: NormedHeads,
+        values: Option<Values>,
         head_dim: usize,
         eps: f32,
         turn: Turn,
@@ -133,9 +135,23 @@ pub struct NormedHeads {
     pub weight: WeightId,
 }
 
+/// Heads of values that are normalized beside queries and keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Values {
+    pub out: BufferId,
+    /// Whether they are the keys as they were before, else what is in `out`.
+    pub are_keys: bool,
+}
+
 /// Widest heads that one launch normalizes and turns, and what their halves are multiples of.
-const MOST_TURNED_DIM: usize = 256;
+const MOST_TURNED_DIM: usize = 512;
 const TURNED_MULTIPLE: usize = 8;
+
+/// Widest heads of which a lane has eight values. Of wider ones it has as many of a second 256, and
+/// finds partners in other lanes' first ones, up to this half, or in its own second ones.
+pub const MOST_NEAR_DIM: usize = 256;
+const MOST_NEAR_HALF: usize = 128;
+const FAR_HALF: usize = 256;
 
 /// Which experts a product's rows go to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -288,7 +304,9 @@ fn between(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
         .or_else(|| norms::norm_add(plan, at))
         .or_else(|| norms::norm_gate(plan, at))
         .or_else(|| mix_add(plan, at))
+        .or_else(|| turned_heads_and_values(plan, at))
         .or_else(|| turned_heads(plan, at))
+        .or_else(|| experts::route(plan, at))
 }
 
 /// The weighted sum of experts at `at` and the residual sum behind it.
@@ -306,7 +324,6 @@ fn mix_add(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
 }
 
 /// The norms of queries' and keys' heads at `at` and their turns behind them, alike but for their
-        .or_else(|| experts::route(plan, at))
 /// weights.
 fn turned_heads(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
     let [q_norm, k_norm, q_rope, k_rope] = plan.ops.get(at..at + 4)? else {
@@ -337,20 +354,55 @@ fn turned_heads(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
     };
     let turn = turned(queries.x, q_rope)?;
     let half = plan.ropes[turn.table].inv_freq.len();
+    let are_found = turn.style == RopeStyle::Halves && (half <= MOST_NEAR_HALF || half == FAR_HALF);
     let fits = head_dim <= MOST_TURNED_DIM
         && head_dim.is_multiple_of(TURNED_MULTIPLE)
-        && half.is_multiple_of(TURNED_MULTIPLE);
+        && half.is_multiple_of(TURNED_MULTIPLE)
+        && (head_dim <= MOST_NEAR_DIM || are_found);
     if turned(keys.0.x, k_rope) != Some(turn) || !fits {
         return None;
     }
     let fused = Fused::TurnedHeads {
         queries,
         keys: keys.0,
+        values: None,
         head_dim,
         eps,
         turn,
     };
     Some((fused, 4))
+}
+
+/// The norm of values' heads at `at` and those of queries and keys with their turns behind it, which are
+/// apart from it.
+fn turned_heads_and_values(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
+    let Op::RmsNorm {
+        x,
+        weight: None,
+        out,
+        group,
+        eps: own_eps,
+    } = plan.ops[at]
+    else {
+        return None;
+    };
+    let (mut fused, used) = turned_heads(plan, at + 1)?;
+    let Fused::TurnedHeads {
+        queries,
+        keys,
+        values,
+        head_dim,
+        eps,
+        ..
+    } = &mut fused
+    else {
+        return None;
+    };
+    let are_alike = (group, own_eps) == (*head_dim, *eps);
+    let are_keys = x == keys.x && plan.buffer(x).width == plan.buffer(out).width;
+    let are_apart = ![queries.x, keys.x].contains(&out) && (x == out || are_keys);
+    *values = Some(Values { out, are_keys });
+    (are_alike && are_apart).then_some((fused, 1 + used))
 }
 
 /// The epilogue that the ops from `at` on allow behind products of `x`, and how many of them it
@@ -450,7 +502,7 @@ fn turned_whole(plan: &Plan, id: BufferId, op: &Op) -> Option<(Turn, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{KvShape, RopeStyle, RopeTable, Rows, Weight};
+    use crate::plan::{KvShape, RopeTable, Rows, Weight};
     use crate::quant;
 
     pub const X: BufferId = BufferId(0);
@@ -610,6 +662,7 @@ mod tests {
                 x: k,
                 weight: NORM.weight,
             },
+            values: None,
             head_dim: 64,
             eps,
             turn: Turn {
@@ -618,7 +671,32 @@ mod tests {
             },
         };
         let of = |ops: &[&[Op]]| fuse(&plan(ops.concat()), RULES);
-        assert_eq!(of(&[&norms, &turns]), [joined]);
+        assert_eq!(of(&[&norms, &turns]), std::slice::from_ref(&joined));
+        // With values, of their own or those that keys are before.
+        let plain = |x, out, group| Op::RmsNorm {
+            x,
+            weight: None,
+            out,
+            group,
+            eps,
+        };
+        let v = BufferId(3);
+        for (x, are_keys) in [(v, false), (k, true)] {
+            let mut wanted = joined.clone();
+            if let Fused::TurnedHeads { values, .. } = &mut wanted {
+                *values = Some(Values { out: v, are_keys });
+            }
+            assert_eq!(of(&[&[plain(x, v, 64)], &norms, &turns]), [wanted]);
+        }
+        for other in [
+            plain(q, v, 64),
+            plain(k, k, 64),
+            plain(v, v, 32),
+            plain(SUM, v, 64),
+        ] {
+            let found = of(&[std::slice::from_ref(&other), &norms, &turns]);
+            assert_eq!(found, [Fused::Single(other), joined.clone()]);
+        }
         let apart: [[&[Op]; 2]; 5] = [
             [&norms, &[turns[0].clone()]],
             [&norms, &[turns[0].clone(), turns[0].clone()]],

@@ -238,6 +238,8 @@ shared! {
         pub q: u64,
         /// `[m][N_HEAD_KV][HEAD_DIM]` f32.
         pub k: u64,
+        /// The same, or 0.
+        pub v: u64,
         /// `[HEAD_DIM]` f32, both.
         pub q_weight: u64,
         pub k_weight: u64,

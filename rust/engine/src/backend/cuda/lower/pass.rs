@@ -8,7 +8,7 @@ use super::{attention_fixed, matvec, matvec_floats, norm, product, rowwise};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::backend::no_hidden;
 use crate::error::{Error, Result};
-use crate::plan::fuse::Fused;
+use crate::plan::fuse::{Fused, MOST_NEAR_DIM};
 use crate::plan::{BufferId, Norm, Op, Plan};
 
 pub use super::attention::prompt_span;
@@ -153,12 +153,13 @@ pub fn specs(l: &Lowering, pass: &Pass) -> Result<Vec<Spec>> {
             Fused::TurnedHeads {
                 queries,
                 keys,
+                values,
                 head_dim,
                 eps,
                 turn,
             } => vec![rowwise::turn_heads(
                 l,
-                [*queries, *keys],
+                ([*queries, *keys], *values),
                 *head_dim,
                 *eps,
                 *turn,
@@ -220,22 +221,29 @@ fn newest_of(l: &Lowering, pass: &Pass, number: usize) -> Option<(BufferId, Buff
 /// How the attention of that number in the fused list normalizes and turns heads itself: those of what
 /// it stores itself, where nothing stands between.
 fn turned_before(l: &Lowering, pass: &Pass, number: usize) -> Option<Turned> {
-    let (k, _) = newest_of(l, pass, number)?;
+    let (k, v) = newest_of(l, pass, number)?;
     let heads = number.checked_sub(2).and_then(|i| l.fused.get(i));
     match (heads, l.fused.get(number)) {
         (
             Some(Fused::TurnedHeads {
                 queries,
                 keys,
+                values,
                 head_dim,
                 eps,
                 turn,
             }),
             Some(Fused::Single(Op::Attention { q, layer, .. })),
-        ) if queries.x == *q && keys.x == k && *head_dim == l.plan.kv[*layer].head_dim => {
+        ) if queries.x == *q
+            && keys.x == k
+            && values.is_none_or(|values| values.out == v)
+            && *head_dim == l.plan.kv[*layer].head_dim
+            && *head_dim <= MOST_NEAR_DIM =>
+        {
             Some(Turned {
                 queries: queries.weight,
                 keys: keys.weight,
+                values: *values,
                 eps: *eps,
                 turn: *turn,
             })
@@ -341,6 +349,15 @@ mod tests {
             };
             plan.ops.insert(first.unwrap(), norm);
         }
+        // Values that are what keys are before that.
+        let norm = Op::RmsNorm {
+            x: id("k"),
+            weight: None,
+            out: id("v"),
+            group: head_dim,
+            eps: 1e-6,
+        };
+        plan.ops.insert(first.unwrap(), norm);
         plan.check().unwrap();
         let rules = Rules {
             fuse: true,
@@ -350,13 +367,18 @@ mod tests {
         l.plan = Arc::new(plan);
         let alone = specs(&l, &step(2)).unwrap();
         let its = |list: &[Spec], entry| list.iter().filter(|s| s.entry == entry).count();
-        assert_eq!(its(&alone, "turn_heads"), 0, "{:?}", entries(&alone));
+        for entry in ["turn_heads", "rms_norm"] {
+            assert_eq!(its(&alone, entry), 0, "{:?}", entries(&alone));
+        }
         let attention = alone.iter().find(|s| s.entry == "attention_fixed").unwrap();
         let params: AttentionFixed = attention.params().unwrap();
         assert_eq!((params.q_weight, params.k_weight), (1 << 61, 1 << 60));
         assert_eq!((params.eps, params.cos_sin), (1e-6, l.at.cos_sin[0]));
+        let says = |what: &str| attention.variant.constants.contains(what);
+        assert!(says("VALUES_NORMED = true;") && says("VALUES_ARE_KEYS = true;"));
         // Rows of a prompt are stored before any is looked at: their heads are turned before that.
         let prompt = specs(&l, &chunk(64, 1)).unwrap();
         assert_eq!(its(&prompt, "turn_heads"), 1, "{:?}", entries(&prompt));
+        assert_eq!(its(&prompt, "rms_norm"), 0, "{:?}", entries(&prompt));
     }
 }

@@ -14,7 +14,7 @@ use super::shape::segments;
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::error::{Error, Result};
-use crate::plan::fuse::NormedHeads;
+use crate::plan::fuse::{NormedHeads, Values};
 use crate::plan::signature::{Operand, Role, Turn, Used};
 use crate::plan::{BufferId, Op, RopeStyle, WeightId};
 
@@ -54,22 +54,30 @@ pub fn spec(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
 /// The launch of [`Fused::TurnedHeads`](crate::plan::fuse::Fused::TurnedHeads).
 pub fn turn_heads(
     l: &Lowering,
-    heads: [NormedHeads; 2],
+    (heads, values): ([NormedHeads; 2], Option<Values>),
     head_dim: usize,
     eps: f32,
     turn: Turn,
     pass: &Pass,
 ) -> Result<Spec> {
-    let [q, k] = heads.map(|heads| l.plan.buffer(heads.x).width / head_dim);
+    let heads_of = |id| l.plan.buffer(id).width / head_dim;
+    let [q, k] = heads.map(|heads| heads_of(heads.x));
+    let are_keys = values.is_some_and(|values| values.are_keys);
+    // Warps of their own, where they are no keys.
+    let own = values.filter(|values| !values.are_keys);
+    let v = own.map_or(0, |values| heads_of(values.out));
     let variant = Variant::new(
         &TURN_HEADS,
         sizes(&[("N_HEAD", q), ("N_HEAD_KV", k), ("HEAD_DIM", head_dim)])
+            + &sizes(&[("N_HEAD_V", v)])
+            + &flag("VALUES_ARE_KEYS", are_keys)
             + &Turned::constants(&l.plan, turn),
     );
     let [queries, keys] = heads;
     let params = TurnHeads {
         q: l.address(queries.x),
         k: l.address(keys.x),
+        v: values.map_or(0, |values| l.address(values.out)),
         q_weight: l.vector(Some(queries.weight))?,
         k_weight: l.vector(Some(keys.weight))?,
         cos_sin: l.at.cos_sin[turn.table],
@@ -79,10 +87,11 @@ pub fn turn_heads(
         m: pass.rows as u32,
         unused: 0,
     };
-    let warps = (pass.rows * (q + k)) as u32;
+    let warps = (pass.rows * (q + k + v)) as u32;
     let grid = [warps.div_ceil(THREADS / 32), 1, 1];
     let mut spec = Spec::new(variant, "turn_heads", grid, THREADS, &params);
-    spec.traffic = Traffic::rows(4 * (2 * pass.rows * (q + k) + 2) * head_dim);
+    let moved = 2 * (q + k + v) + if are_keys { k } else { 0 };
+    spec.traffic = Traffic::rows(4 * (pass.rows * moved + 2) * head_dim);
     Ok(spec)
 }
 
