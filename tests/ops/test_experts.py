@@ -95,6 +95,39 @@ def test_no_number_is_chosen_last_and_its_row_weighs_nothing(backend: Backend, g
     assert not np.isnan(found[4]).any()
 
 
+@over_cards
+@pytest.mark.parametrize("gating", GATINGS)
+@pytest.mark.parametrize(("n_expert", "k"), [(128, 8), (33, 1), (70, 40)])
+def test_factors_about_the_choice_have_the_interpreters_bits(
+    backend: Backend, gating: str, n_expert: int, k: int
+) -> None:
+    """One kernel does all three, behind a router's product and alone; rows of no number too."""
+    factor, fields = 2816.0**-0.5, {"gating": gating, "renormalize": True, "scale": 1.5}
+    for has_product in (False, True):
+        plan = Plan()
+        logits, routes = plan.buffer("logits", n_expert), plan.buffer("routes", 2 * k)
+        if has_product:
+            data = normal(n_expert, 64, seed=1, scale=20.0).astype("<f4").tobytes()
+            weight = plan.weight("router", "F32", data, 64, n_expert)
+            x = plan.buffer("x", 64)
+            plan.op("mat_vec", x=x, norm=None, weight=weight, bias=None, out=logits)
+        plan.op("scale", x=logits, factor=factor)
+        plan.op("route", logits=logits, bias=None, out=routes, **fields)
+        scales = plan.vector("scales", normal(n_expert, seed=4))
+        plan.op("scale_ranks", routes=routes, weight=scales)
+        for rows in (1, 5, 40):
+            values = normal(rows, 64 if has_product else n_expert, seed=rows, scale=30.0)
+            if not has_product:
+                values[0, 7] = np.nan
+            inputs = {"x" if has_product else "logits": values}
+            wanted = Run(INTERPRETER, plan)(inputs)["routes"]
+            for fuse in (True, False):
+                found = Run(backend, plan, fuse=fuse)(inputs)["routes"]
+                assert np.array_equal(np.isnan(found), np.isnan(wanted))
+                there = ~np.isnan(wanted)
+                assert np.array_equal(bits(found)[there], bits(wanted)[there]), (fuse, rows)
+
+
 def by_expert(
     ty: str, n_in: int, n_out: int, n_expert: int, k: int, *, ranked: bool, norm: bool = False
 ) -> Plan:
@@ -202,8 +235,8 @@ def test_mixing_is_a_chain_in_the_order_of_ranks(backend: Backend, k: int) -> No
         assert np.array_equal(bits(found), bits(same))
 
 
-def layer(n_expert: int, k: int, n_ff: int, ty: str) -> Plan:
-    """A whole layer of experts, as architectures write it."""
+def layer(n_expert: int, k: int, n_ff: int, ty: str, *, is_one: bool = False) -> Plan:
+    """A whole layer of experts, as architectures write it; gate and up may be one tensor."""
     n = 256
     plan = Plan()
     b = {
@@ -211,6 +244,7 @@ def layer(n_expert: int, k: int, n_ff: int, ty: str) -> Plan:
         for name, width in [
             ("x", n), ("router", n_expert), ("routes", 2 * k), ("gate", k * n_ff),
             ("up", k * n_ff), ("act", k * n_ff), ("down", k * n), ("delta", n),
+            ("both", 2 * k * n_ff),
         ]
     }  # fmt: skip
     norm = plan.norm("norm", 1 + 0.1 * normal(n), 1e-6)
@@ -227,9 +261,15 @@ def layer(n_expert: int, k: int, n_ff: int, ty: str) -> Plan:
         fields |= {"routes": b["routes"], "weight": weight, "bias": None, "out": b[name]}
         plan.op("expert_mat_vec", x=b[x], **fields)
 
-    product("gate", "x", n, n_ff, ranked=False, norm=norm)
-    product("up", "x", n, n_ff, ranked=False, norm=norm)
-    plan.op("swi_glu", gate=b["gate"], up=b["up"], out=b["act"])
+    if is_one:
+        product("both", "x", n, 2 * n_ff, ranked=False, norm=norm)
+        for name, first in (("gate", 0), ("up", n_ff)):
+            plan.op("slice", x=b["both"], out=b[name], n=k, first=first, of=2 * n_ff)
+        plan.op("ge_glu", gate=b["gate"], up=b["up"], out=b["act"])
+    else:
+        product("gate", "x", n, n_ff, ranked=False, norm=norm)
+        product("up", "x", n, n_ff, ranked=False, norm=norm)
+        plan.op("swi_glu", gate=b["gate"], up=b["up"], out=b["act"])
     product("down", "act", n_ff, n, ranked=True, norm=None)
     plan.op("mix_experts", x=b["down"], routes=b["routes"], out=b["delta"])
     plan.op("add", x=b["delta"], out=b["x"])
@@ -237,11 +277,12 @@ def layer(n_expert: int, k: int, n_ff: int, ty: str) -> Plan:
 
 
 @over_cards
+@pytest.mark.parametrize("is_one", [False, True])
 @pytest.mark.parametrize("ty", KINDS)
-def test_a_layer_has_the_interpreters_bits(backend: Backend, ty: str) -> None:
-    # 96 and 40 are no multiples of a tile: of two joined matrices, and of one.
-    n_ff = 512 if TYPES[ty][0] == 256 else 96
-    plan = layer(11, 3, n_ff, ty)
+def test_a_layer_has_the_interpreters_bits(backend: Backend, ty: str, is_one: bool) -> None:
+    # 96 is no multiple of a tile, 44 of half a one.
+    n_ff = {"F16": 44}.get(ty, 512 if TYPES[ty][0] == 256 else 96)
+    plan = layer(11, 3, n_ff, ty, is_one=is_one)
     for fuse, rows in [(True, 1), (True, 3), (True, 40), (False, 3)]:
         x = normal(rows, 256, seed=rows)
         wanted = Run(INTERPRETER, plan)({"x": x})["x"]

@@ -352,7 +352,9 @@ def of_both(backend: Backend, plan: Plan, out: str, rows: int, inputs: dict[str,
 @over_cards
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize(
-    ("width", "group"), [(7, 7), (33, 33), (576, 576), (2304, 2304), (192, 64), (400, 80)]
+    ("width", "group"),
+    # The last is of more superblocks than a block has warps.
+    [(7, 7), (33, 33), (576, 576), (2304, 2304), (192, 64), (400, 80), (8708, 8708)],
 )
 def test_rms_norm_has_the_interpreters_bits(
     backend: Backend, width: int, group: int, scale: float
@@ -387,24 +389,61 @@ def test_a_norm_and_the_sum_behind_it_have_the_interpreters_bits(
 
 
 @over_cards
-@pytest.mark.parametrize(("head_dim", "half"), [(128, 64), (64, 32), (256, 32), (16, 8), (80, 40)])
-def test_norms_and_turns_of_heads_have_the_interpreters_bits(
-    backend: Backend, head_dim: int, half: int
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("width", [33, 40, 2304, 8708])
+def test_norms_that_meet_have_the_interpreters_bits(
+    backend: Backend, width: int, scaled: bool
 ) -> None:
-    """One kernel does all four; also heads whose ends are not turned."""
+    """One kernel does all three, the sums between them and the factor behind them."""
+    plan = Plan()
+    a, b, y = (plan.buffer(name, width) for name in "aby")
+
+    def norm(x: int, seed: int) -> None:
+        weight = plan.vector(f"w{seed}", normal(width, seed=seed))
+        plan.op("rms_norm", x=x, weight=weight, out=x, group=width, eps=1e-6)
+
+    norm(a, 1)
+    norm(b, 2)
+    plan.op("add", x=b, out=a)
+    norm(a, 3)
+    plan.op("add", x=a, out=y)
+    if scaled:
+        factor = np.array([-0.37], np.float32)
+        plan.op("scale_by", x=y, weight=plan.vector("factor", factor))
+    for rows in (1, 5):
+        values = {name: normal(rows, width, seed=i) for i, name in enumerate("aby")}
+        of_both(backend, plan, "y", rows, values)
+
+
+@over_cards
+@pytest.mark.parametrize("values", ["none", "own", "keys"])
+@pytest.mark.parametrize(
+    ("head_dim", "half"),
+    [(128, 64), (64, 32), (256, 32), (16, 8), (80, 40), (512, 256), (512, 64), (384, 128)],
+)
+def test_norms_and_turns_of_heads_have_the_interpreters_bits(
+    backend: Backend, head_dim: int, half: int, values: str
+) -> None:
+    """One kernel does all four, and the norm of values; also heads whose ends are not turned."""
     n_head, n_head_kv = 5, 2
     for style in ("interleaved", "halves"):
         plan = Plan(inv_freq=(10000.0 ** (-np.arange(half) / half)).tolist(), rope_scale=1.3)
         heads = {"q": n_head, "k": n_head_kv}
         ids = {name: plan.buffer(name, n * head_dim) for name, n in heads.items()}
+        if values != "none":
+            v = plan.buffer("v", n_head_kv * head_dim)
+            of = v if values == "own" else ids["k"]
+            plan.op("rms_norm", x=of, weight=None, out=v, group=head_dim, eps=1e-6)
         for name, x in ids.items():
-            weight = plan.vector(f"w_{name}", normal(head_dim, seed=len(ids) + x))
+            weight = plan.vector(f"w_{name}", normal(head_dim, seed=2 + x))
             plan.op("rms_norm", x=x, weight=weight, out=x, group=head_dim, eps=1e-6)
         for name, x in ids.items():
             plan.op("rope", x=x, n_head=heads[name], style=style)
+        all_heads = heads if values == "none" else heads | {"v": n_head_kv}
         for rows in (1, 9):
-            x = {name: normal(rows, n * head_dim, seed=n) for name, n in heads.items()}
-            for name in heads:
+            x = {name: normal(rows, n * head_dim, seed=n) for name, n in all_heads.items()}
+            x["k"] *= 3.0
+            for name in all_heads:
                 of_both(backend, plan, name, rows, x)
 
 

@@ -13,7 +13,7 @@
 //
 // variant.cuh: Kv, N_HEAD, N_HEAD_KV, HEAD_DIM, WINDOW (tokens that a row sees, 0: all), HAS_SINKS, HEADS
 // (of a block; a group's last may have fewer), TEAMS, MAX_SPLITS, RING (parts in shared memory), TURNED,
-// and what turn.cuh needs.
+// VALUES_NORMED, VALUES_ARE_KEYS, and what turn.cuh needs.
 #include "kv_fixed.cuh"
 #include "math.cuh"
 #include "variant.cuh"
@@ -352,10 +352,10 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
         for (uint32_t task = (THREADS - 1 - threadIdx.x) / 32; task < 2 * Cache::SPANS;
              task += THREADS / 32) {
             const uint32_t is_value = task % 2, dim = task / 2 * Cache::SPAN + lane * 4;
-            const float* from = (is_value ? p.v : p.k) +
+            const float* from = (is_value && !VALUES_ARE_KEYS ? p.v : p.k) +
                                 (static_cast<uint64_t>(m) * N_HEAD_KV + head) * HEAD_DIM;
             float x[4] = {};
-            if (TURNED && !is_value) {
+            if (TURNED && (VALUES_NORMED || !is_value)) {
                 float v[8] = {};
 #pragma unroll
                 for (uint32_t e = 0; e < 8; e += 4) {
@@ -363,7 +363,11 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
                     const float4 four = load_relaxed_f32x4(from + lane * 8 + e);
                     v[e] = four.x, v[e + 1] = four.y, v[e + 2] = four.z, v[e + 3] = four.w;
                 }
-                norm_and_turn(v, k_weight, angles, HEAD_DIM, p.eps, lane);
+                if (is_value) {
+                    norm_head(v, HEAD_DIM, p.eps);
+                } else {
+                    norm_and_turn(v, k_weight, angles, HEAD_DIM, p.eps, lane);
+                }
                 // To the lanes that encode them.
                 const int owner = static_cast<int>(dim / 8 % 32);
 #pragma unroll

@@ -11,6 +11,7 @@
 // A warp a row.
 KERNEL_BOUNDS(route, RouteParams, 256, 1) {
     const uint32_t m = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    if (threadIdx.x < 32) expect_route(p, threadIdx.x);
     pdl_wait();
     pdl_trigger();
     if (m < p.m) route_row(p, m, threadIdx.x % 32);

@@ -415,6 +415,7 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
         constexpr uint32_t KNOWN = CHAINED ? RANKS : 1;
         SHARED uint32_t experts[KNOWN];
         SHARED float shares[KNOWN];
+        if (CHOOSES && warp == 0) expect_route(p.route, lane);
         pdl_wait();
         ask_x();
         // One warp asks: all of them would wait for each other at one line of memory.

@@ -81,6 +81,9 @@ KERNEL_BOUNDS(matvec_floats, Params, THREADS, 1) {
             });
         }
     }
+    if constexpr (ROUTES) {
+        if (blockIdx.x == 0 && warp == 0) expect_route(p.route, lane);
+    }
     pdl_wait();
     pdl_trigger();
     const uint32_t expert = expert_of(p.experts, blockIdx.y);

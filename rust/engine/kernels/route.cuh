@@ -1,12 +1,15 @@
-// The experts that a row goes to, as Op::Route states it.
+// The experts that a row goes to, as Op::Route states it, by logits that are first multiplied by a
+// factor; where RANKS_SCALED, each weight is then multiplied by its expert's own, as Op::ScaleRanks does.
 //
-// Include it behind variant.cuh: ROUTE_EXPERTS, ROUTE_RANKS, GATING, BIASED, RENORMALIZE.
+// Include it behind variant.cuh: ROUTE_EXPERTS, ROUTE_RANKS, GATING, BIASED, RENORMALIZE, RANKS_SCALED,
+// LOGIT_FACTOR_BITS (a float32).
 #pragma once
 #include "math.cuh"
 
 struct RouteParams {
     const float* logits;  // [m][ROUTE_EXPERTS]
     const float* bias;    // [ROUTE_EXPERTS], where BIASED
+    const float* scales;  // the same, where RANKS_SCALED
     float* out;           // [m][2][ROUTE_RANKS]
     float scale;
     uint32_t m;
@@ -19,12 +22,24 @@ constexpr uint32_t LANE_EXPERTS = (ROUTE_EXPERTS + 31) / 32, LANE_RANKS = (ROUTE
 // Below all, that which is not to be chosen.
 constexpr uint32_t NO_KEY = 0, NAN_KEY = 1;
 
+// 1, as a float32.
+constexpr uint32_t ONE = 0x3f800000u;
+
 DEVICE bool is_nan(float x) { return x != x; }
 
 DEVICE uint32_t key_of(float score) {
     if (is_nan(score)) return NAN_KEY;
     const uint32_t bits = float_as_u32(add_rn(score, 0.0f));
     return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+// Asks for what the choice reads of the model's, before the preceding kernels have ended; by a warp.
+DEVICE void expect_route([[maybe_unused]] const RouteParams& p, [[maybe_unused]] uint32_t lane) {
+    constexpr uint32_t LINE = 32;  // of floats
+    for (uint32_t i = lane * LINE; i < ROUTE_EXPERTS; i += 32 * LINE) {
+        if constexpr (BIASED) prefetch_l2(p.bias + i);
+        if constexpr (RANKS_SCALED) prefetch_l2(p.scales + i);
+    }
 }
 
 // Chooses for row m; by all lanes of a warp. Where it leaves nothing for others, only up to the rank
@@ -39,7 +54,11 @@ DEVICE uint32_t route_row(const RouteParams& p, uint32_t m, uint32_t lane, bool 
 #pragma unroll
     for (uint32_t i = 0; i < LANE_EXPERTS; i++) {
         const uint32_t id = i * 32 + lane;
-        logit[i] = id < ROUTE_EXPERTS ? load_relaxed_f32(logits + id) : -infinity_f32();
+        logit[i] = -infinity_f32();
+        if (id < ROUTE_EXPERTS) logit[i] = load_relaxed_f32(logits + id);
+        if (id < ROUTE_EXPERTS && LOGIT_FACTOR_BITS != ONE) {
+            logit[i] = mul_rn(logit[i], u32_as_float(LOGIT_FACTOR_BITS));
+        }
         nan = nan || is_nan(logit[i]);
         top = logit[i] > top ? logit[i] : top;
     }
@@ -96,6 +115,12 @@ DEVICE uint32_t route_row(const RouteParams& p, uint32_t m, uint32_t lane, bool 
         }
     }
     if (!leaves) return chosen[0];
+    // Of this lane's ranks: asked for here, as all that follows goes from lane to lane.
+    float scales[LANE_RANKS] = {};
+#pragma unroll
+    for (uint32_t slot = 0; slot < LANE_RANKS; slot++) {
+        if (RANKS_SCALED && slot * 32 + lane < ROUTE_RANKS) scales[slot] = p.scales[chosen[slot]];
+    }
     // Calls f with each of the weights in order.
     auto each = [&](auto f) {
 #pragma unroll
@@ -134,7 +159,9 @@ DEVICE uint32_t route_row(const RouteParams& p, uint32_t m, uint32_t lane, bool 
         const uint32_t rank = slot * 32 + lane;
         if (rank >= ROUTE_RANKS) break;
         out[rank] = static_cast<float>(chosen[slot]);
-        out[ROUTE_RANKS + rank] = bad ? nan_f32() : mul_rn(weight[slot], p.scale);
+        float w = bad ? nan_f32() : mul_rn(weight[slot], p.scale);
+        if constexpr (RANKS_SCALED) w = mul_rn(w, scales[slot]);
+        out[ROUTE_RANKS + rank] = w;
     }
     return chosen[0];
 }

@@ -1,5 +1,5 @@
 // A head normalized and turned by the angles of its position, as RMSNorm and Rope state it. A warp has
-// the head, up to 256 values, of which a lane has eight.
+// the head, up to 256 values, or the first of them, of which a lane has eight.
 //
 // Include it behind variant.cuh: HALF (pairs that are turned, a multiple of 8), INTERLEAVED (whether
 // partners are neighbours).
@@ -38,13 +38,8 @@ DEVICE void load_norm(const float* weight, uint32_t lane, float (&w)[8]) {
     }
 }
 
-// By all lanes of a warp; those behind the head have zeros.
-DEVICE void norm_and_turn(float (&v)[8], const float (&weight)[8], const Angles& angles, uint32_t dim,
-                          float eps, uint32_t lane) {
-    const float squares[1] = {superblock_squares(v)};
-    const float factor = rms_factor<1>(squares, dim, eps);
-#pragma unroll
-    for (uint32_t e = 0; e < 8; e++) v[e] = mul_rn(mul_rn(v[e], factor), weight[e]);
+// Turns the eight values of a lane, partners in other lanes; by all lanes of a warp.
+DEVICE void turn_head(float (&v)[8], const Angles& angles, uint32_t lane) {
     if constexpr (INTERLEAVED) {
         if (lane * LANE_PAIRS >= HALF) return;
 #pragma unroll
@@ -65,4 +60,20 @@ DEVICE void norm_and_turn(float (&v)[8], const float (&weight)[8], const Angles&
             v[e] = is_first ? fma_rn(v[e], c, -mul_rn(other, s)) : fma_rn(other, s, mul_rn(v[e], c));
         }
     }
+}
+
+// By all lanes of a warp; those behind the head have zeros.
+DEVICE void norm_head(float (&v)[8], uint32_t dim, float eps) {
+    const float squares[1] = {superblock_squares(v)};
+    const float factor = rms_factor<1>(squares, dim, eps);
+#pragma unroll
+    for (uint32_t e = 0; e < 8; e++) v[e] = mul_rn(v[e], factor);
+}
+
+DEVICE void norm_and_turn(float (&v)[8], const float (&weight)[8], const Angles& angles, uint32_t dim,
+                          float eps, uint32_t lane) {
+    norm_head(v, dim, eps);
+#pragma unroll
+    for (uint32_t e = 0; e < 8; e++) v[e] = mul_rn(v[e], weight[e]);
+    turn_head(v, angles, lane);
 }

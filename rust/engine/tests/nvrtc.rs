@@ -520,6 +520,107 @@ fn kernels_of_experts_compile_for_every_card_without_spills() {
     compile(&path, &jobs);
 }
 
+/// What stands between products where rows are normalized before they are added, experts are beside a
+/// feed-forward part, and values are normalized too.
+#[test]
+fn kernels_between_products_compile_for_every_card_without_spills() {
+    let Some(path) = real_nvrtc() else { return };
+    let f32 = quant::by_name("F32").unwrap();
+    let kv = quant::kv_by_name(quant::DEFAULT_KV).unwrap();
+    let mut jobs = Vec::new();
+    for arch in ARCHITECTURES {
+        let mut kernels = HashSet::new();
+        for (width, head_dim, are_keys) in [(2816, 256, false), (5376, 512, true)] {
+            let plan = between(f32, width, head_dim, are_keys);
+            let card = model(&format!("sm_{arch}"), plan, kv, true);
+            add(&mut kernels, &card);
+        }
+        jobs.extend(kernels.into_iter().map(|k| (arch, k)));
+    }
+    compile(&path, &jobs);
+}
+
+/// Of rows of `width` values, and heads of `head_dim`.
+fn between(ty: &'static QuantType, width: usize, head_dim: usize, are_keys: bool) -> Plan {
+    const RANKS: usize = 8;
+    let plan = Plan {
+        ropes: vec![RopeTable {
+            inv_freq: vec![1.0; head_dim / 2],
+            factors: None,
+            scale: 1.0,
+            temperature: None,
+        }],
+        ..Plan::default()
+    };
+    let mut layer = Layer { plan, ty };
+    let l = &mut layer;
+    let [a, b, c, x] = [(); 4].map(|()| l.buffer(width, Rows::Batch));
+    let [q, heads] = [(); 2].map(|()| l.buffer(N_HEAD * head_dim, Rows::Batch));
+    let [k, v] = [(); 2].map(|()| l.buffer(N_HEAD_KV * head_dim, Rows::Batch));
+    let (logits, routes) = (l.buffer(128, Rows::Batch), l.buffer(2 * RANKS, Rows::Batch));
+    let norm = |l: &mut Layer, x, out, group, is_weighted: bool| {
+        let weight = is_weighted.then(|| l.vector(group));
+        l.plan.ops.push(Op::RmsNorm {
+            x,
+            weight,
+            out,
+            group,
+            eps: 1e-6,
+        });
+    };
+    let from = if are_keys { k } else { v };
+    norm(l, from, v, head_dim, false);
+    norm(l, q, q, head_dim, true);
+    norm(l, k, k, head_dim, true);
+    l.rotate(q, k, RopeStyle::Halves);
+    // Wider ones are too wide for it on some cards.
+    if head_dim <= 256 {
+        l.plan.kv.push(KvShape {
+            n_head_kv: N_HEAD_KV,
+            head_dim,
+        });
+        l.plan.ops.push(Op::KvScatter { k, v, layer: 0 });
+        l.plan.ops.push(Op::Attention {
+            q,
+            out: heads,
+            layer: 0,
+            n_head: N_HEAD,
+            scale: 1.0,
+            window: None,
+            sinks: None,
+        });
+    }
+    norm(l, c, c, width, true);
+    l.plan.ops.push(Op::Add { x: c, out: x });
+    l.product(x, None, logits, false);
+    l.plan.ops.extend([
+        Op::Scale {
+            x: logits,
+            factor: 0.5,
+        },
+        Op::Route {
+            logits,
+            bias: None,
+            out: routes,
+            gating: Gating::Softmax,
+            renormalize: true,
+            scale: 1.0,
+        },
+    ]);
+    let weight = l.vector(128);
+    l.plan.ops.push(Op::ScaleRanks { routes, weight });
+    norm(l, a, a, width, true);
+    norm(l, b, b, width, true);
+    l.plan.ops.push(Op::Add { x: b, out: a });
+    norm(l, a, a, width, true);
+    let weight = l.vector(1);
+    l.plan
+        .ops
+        .extend([Op::Add { x: a, out: x }, Op::ScaleBy { x, weight }]);
+    l.plan.logits = logits;
+    layer.plan
+}
+
 /// Heads that several blocks share, or that are as wide as any model's.
 #[test]
 fn attention_of_wide_heads_compiles_for_every_card_without_spills() {

@@ -33,8 +33,8 @@ pub fn plan(config: &Config) -> Result<Plan> {
         let delta = b.geglu(layer, x, c.n_ff_of[layer])?;
         let router = format!("blk.{layer}.ffn_gate_inp.weight");
         if c.tensors.contains_key(&router) {
-            b.norm_delta(layer, delta, "post_ffw_norm_1")?;
             let mixed = experts(&mut b, layer, x)?;
+            b.norm_delta(layer, delta, "post_ffw_norm_1")?;
             b.norm_delta(layer, mixed, "post_ffw_norm_2")?;
             b.add(mixed, delta);
         }

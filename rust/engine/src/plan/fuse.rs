@@ -1,8 +1,11 @@
 //! The fusion pass: neighbouring ops that one kernel can do become one fused op. A backend that
 //! lowers a plan runs fused ops; the interpreter runs the plan itself and stays the oracle.
 
+mod experts;
+mod norms;
+
 use super::signature::Turn;
-use super::{BufferId, Norm, Op, Plan, WeightId};
+use super::{BufferId, Norm, Op, Plan, RopeStyle, WeightId};
 
 /// What a fused mat-vec does with its sums.
 #[derive(Debug, Clone, PartialEq)]
@@ -11,7 +14,7 @@ pub enum Epilogue {
     Store,
     /// `out += sum * scale`: a residual. A scale of 1 changes nothing.
     Add { out: BufferId, scale: f32 },
-    /// Two matrices of the same shape: `out` is what the gate lets through.
+    /// Two matrices of the same shape, or the halves of one's rows: `out` is what the gate lets through.
     Gated { gate: Gate, out: BufferId },
     /// Three matrices: rotate q and k, store q, and k and v too, or scatter them into the cache of the
     /// layer `scatter`. Keys are turned as queries are, by a table of their own.
@@ -80,6 +83,17 @@ pub enum Fused {
         /// A tensor of one number.
         factor: Option<WeightId>,
     },
+    /// `out += ` the sum of two rows, each normalized by its weight as [`Op::RmsNorm`] says, and that sum
+    /// normalized by `weight`; then `out *= factor`, where there is one.
+    NormPair {
+        pair: [(BufferId, WeightId); 2],
+        weight: WeightId,
+        group: usize,
+        eps: f32,
+        out: BufferId,
+        /// A tensor of one number.
+        factor: Option<WeightId>,
+    },
     /// `out = silu(gate) * x`, normalized as [`Op::RmsNorm`] says.
     NormGate {
         x: BufferId,
@@ -89,6 +103,15 @@ pub enum Fused {
         gate: BufferId,
         out: BufferId,
     },
+    /// What [`Op::Route`] chooses by logits that are first multiplied by the factor, where there is one.
+    /// Then each weight is multiplied by its expert's, where they have some.
+    Route {
+        factor: Option<f32>,
+        /// [`Op::Route`].
+        choice: Op,
+        /// A number of each expert.
+        scales: Option<WeightId>,
+    },
     /// `out = ` what [`Op::MixExperts`] makes of `x`, which nothing else wants; or `out += ` that.
     Mix {
         x: BufferId,
@@ -96,10 +119,12 @@ pub enum Fused {
         out: BufferId,
         adds: bool,
     },
-    /// Heads of queries and keys, in place: each normalized as [`Op::RmsNorm`] says, then turned.
+    /// Heads of queries and keys, in place: each normalized as [`Op::RmsNorm`] says, then turned. Before
+    /// them those of values, where there are some, normalized without a weight.
     TurnedHeads {
         queries: NormedHeads,
         keys: NormedHeads,
+        values: Option<Values>,
         head_dim: usize,
         eps: f32,
         turn: Turn,
@@ -113,9 +138,23 @@ pub struct NormedHeads {
     pub weight: WeightId,
 }
 
+/// Heads of values that are normalized beside queries and keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Values {
+    pub out: BufferId,
+    /// Whether they are the keys as they were before, else what is in `out`.
+    pub are_keys: bool,
+}
+
 /// Widest heads that one launch normalizes and turns, and what their halves are multiples of.
-const MOST_TURNED_DIM: usize = 256;
+const MOST_TURNED_DIM: usize = 512;
 const TURNED_MULTIPLE: usize = 8;
+
+/// Widest heads of which a lane has eight values. Of wider ones it has as many of a second 256, and
+/// finds partners in other lanes' first ones, up to this half, or in its own second ones.
+pub const MOST_NEAR_DIM: usize = 256;
+const MOST_NEAR_HALF: usize = 128;
+const FAR_HALF: usize = 256;
 
 /// Which experts a product's rows go to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -264,7 +303,9 @@ fn mat_vecs(plan: &Plan, start: usize, rules: Rules) -> Option<(Fused, usize)> {
     };
     let parts = ops.iter().map_while(|op| product(op).filter(joins));
     let parts: Vec<Part> = parts.map(|(_, part)| part).collect();
-    let (epilogue, used) = epilogue(plan, start + parts.len(), of.x, &parts, rules);
+    let at = start + parts.len();
+    let (epilogue, used) = experts::halves(plan, at, of.x, &parts)
+        .unwrap_or_else(|| epilogue(plan, at, of.x, &parts, rules));
     // Without an epilogue that joins them, a kernel takes up to three matrices.
     if epilogue == Epilogue::Store && parts.len() > 3 {
         return None;
@@ -275,10 +316,13 @@ fn mat_vecs(plan: &Plan, start: usize, rules: Rules) -> Option<(Fused, usize)> {
 
 /// What is joined at `at` where no product begins there.
 fn between(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
-    norm_add(plan, at)
-        .or_else(|| norm_gate(plan, at))
+    norms::norm_pair(plan, at)
+        .or_else(|| norms::norm_add(plan, at))
+        .or_else(|| norms::norm_gate(plan, at))
         .or_else(|| mix(plan, at))
+        .or_else(|| turned_heads_and_values(plan, at))
         .or_else(|| turned_heads(plan, at))
+        .or_else(|| experts::route(plan, at))
 }
 
 /// The weighted sum of experts at `at`, with the residual sum behind it, if there is one.
@@ -332,15 +376,18 @@ fn turned_heads(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
     };
     let turn = turned(queries.x, q_rope)?;
     let half = plan.ropes[turn.table].inv_freq.len();
+    let are_found = turn.style == RopeStyle::Halves && (half <= MOST_NEAR_HALF || half == FAR_HALF);
     let fits = head_dim <= MOST_TURNED_DIM
         && head_dim.is_multiple_of(TURNED_MULTIPLE)
-        && half.is_multiple_of(TURNED_MULTIPLE);
+        && half.is_multiple_of(TURNED_MULTIPLE)
+        && (head_dim <= MOST_NEAR_DIM || are_found);
     if turned(keys.0.x, k_rope) != Some(turn) || !fits {
         return None;
     }
     let fused = Fused::TurnedHeads {
         queries,
         keys: keys.0,
+        values: None,
         head_dim,
         eps,
         turn,
@@ -348,61 +395,36 @@ fn turned_heads(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
     Some((fused, 4))
 }
 
-/// The norm at `at` and the residual sum behind it, where nothing else wants what the norm gives: of
-/// models that normalize what a block gives before they add it.
-fn norm_add(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
-    let [Op::RmsNorm {
+/// The norm of values' heads at `at` and those of queries and keys with their turns behind it, which are
+/// apart from it.
+fn turned_heads_and_values(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
+    let Op::RmsNorm {
         x,
-        weight: Some(weight),
-        out: normed,
+        weight: None,
+        out,
         group,
-        eps,
-    }, Op::Add { x: sum, out }, ..] = plan.ops[at..]
+        eps: own_eps,
+    } = plan.ops[at]
     else {
         return None;
     };
-    if sum != normed || out == x || read_later(plan, at + 2, normed) {
-        return None;
-    }
-    let factor = match plan.ops.get(at + 2) {
-        Some(Op::ScaleBy { x, weight }) if *x == out => Some(*weight),
-        _ => None,
-    };
-    let fused = Fused::NormAdd {
-        x,
-        weight,
-        group,
+    let (mut fused, used) = turned_heads(plan, at + 1)?;
+    let Fused::TurnedHeads {
+        queries,
+        keys,
+        values,
+        head_dim,
         eps,
-        out,
-        factor,
-    };
-    Some((fused, 2 + usize::from(factor.is_some())))
-}
-
-/// The norm at `at` and the gate behind it, where nothing else wants what the norm gives: of heads of
-/// the gated delta rule.
-fn norm_gate(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
-    let [Op::RmsNorm {
-        x,
-        weight,
-        out: normed,
-        group,
-        eps,
-    }, Op::SwiGlu { gate, up, out }, ..] = plan.ops[at..]
+        ..
+    } = &mut fused
     else {
         return None;
     };
-    let weight = weight?;
-    let is_alone = up == normed && gate != normed && out != x && !read_later(plan, at + 2, normed);
-    let fused = Fused::NormGate {
-        x,
-        weight,
-        group,
-        eps,
-        gate,
-        out,
-    };
-    is_alone.then_some((fused, 2))
+    let are_alike = (group, own_eps) == (*head_dim, *eps);
+    let are_keys = x == keys.x && plan.buffer(x).width == plan.buffer(out).width;
+    let are_apart = ![queries.x, keys.x].contains(&out) && (x == out || are_keys);
+    *values = Some(Values { out, are_keys });
+    (are_alike && are_apart).then_some((fused, 1 + used))
 }
 
 /// The epilogue that the ops from `at` on allow behind products of `x`, and how many of them it
@@ -502,22 +524,22 @@ fn turned_whole(plan: &Plan, id: BufferId, op: &Op) -> Option<(Turn, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{KvShape, RopeStyle, RopeTable, Rows, Weight};
+    use crate::plan::{KvShape, RopeTable, Rows, Weight};
     use crate::quant;
 
-    const X: BufferId = BufferId(0);
-    const SUM: BufferId = BufferId(4);
-    const NORM: Norm = Norm {
+    pub const X: BufferId = BufferId(0);
+    pub const SUM: BufferId = BufferId(4);
+    pub const NORM: Norm = Norm {
         weight: WeightId(0),
         eps: 1e-5,
     };
-    const RULES: Rules = Rules {
+    pub const RULES: Rules = Rules {
         fuse: true,
         scatter: true,
     };
 
     /// Rows of 64 values in five buffers, a vector and a matrix.
-    fn plan(ops: Vec<Op>) -> Plan {
+    pub fn plan(ops: Vec<Op>) -> Plan {
         let mut plan = Plan {
             ops,
             ropes: vec![RopeTable {
@@ -560,7 +582,7 @@ mod tests {
         }
     }
 
-    fn product_of(x: BufferId, out: usize) -> Op {
+    pub fn product_of(x: BufferId, out: usize) -> Op {
         Op::MatVec {
             x,
             norm: None,
@@ -635,37 +657,6 @@ mod tests {
     }
 
     #[test]
-    fn a_norm_is_joined_with_the_residual_alone() {
-        let norm = |x, out| Op::RmsNorm {
-            x,
-            weight: Some(NORM.weight),
-            out,
-            group: 64,
-            eps: NORM.eps,
-        };
-        let (a, b) = (BufferId(1), BufferId(2));
-        let add = |x, out| Op::Add { x, out };
-        let scale = |x| Op::ScaleBy {
-            x,
-            weight: WeightId(2),
-        };
-        for (ops, n) in [
-            (vec![norm(a, a), add(a, SUM)], 1),
-            (vec![norm(a, b), add(b, SUM)], 1),
-            // A factor of the sum is joined too, one of something else is not.
-            (vec![norm(a, a), add(a, SUM), scale(SUM)], 1),
-            (vec![norm(a, a), add(a, SUM), scale(b)], 2),
-            // What is normalized is what is added to.
-            (vec![norm(a, b), add(b, a)], 2),
-            // Another sum, and a norm that is read again.
-            (vec![norm(a, b), add(a, SUM)], 2),
-            (vec![norm(a, a), add(a, SUM), product_of(a, 2)], 3),
-        ] {
-            assert_eq!(fuse(&plan(ops.clone()), RULES).len(), n, "{ops:?}");
-        }
-    }
-
-    #[test]
     fn norms_and_turns_of_heads_are_joined_where_they_are_alike() {
         let (q, k) = (BufferId(1), BufferId(2));
         let norm = |x, out, eps| Op::RmsNorm {
@@ -693,6 +684,7 @@ mod tests {
                 x: k,
                 weight: NORM.weight,
             },
+            values: None,
             head_dim: 64,
             eps,
             turn: Turn {
@@ -701,7 +693,32 @@ mod tests {
             },
         };
         let of = |ops: &[&[Op]]| fuse(&plan(ops.concat()), RULES);
-        assert_eq!(of(&[&norms, &turns]), [joined]);
+        assert_eq!(of(&[&norms, &turns]), std::slice::from_ref(&joined));
+        // With values, of their own or those that keys are before.
+        let plain = |x, out, group| Op::RmsNorm {
+            x,
+            weight: None,
+            out,
+            group,
+            eps,
+        };
+        let v = BufferId(3);
+        for (x, are_keys) in [(v, false), (k, true)] {
+            let mut wanted = joined.clone();
+            if let Fused::TurnedHeads { values, .. } = &mut wanted {
+                *values = Some(Values { out: v, are_keys });
+            }
+            assert_eq!(of(&[&[plain(x, v, 64)], &norms, &turns]), [wanted]);
+        }
+        for other in [
+            plain(q, v, 64),
+            plain(k, k, 64),
+            plain(v, v, 32),
+            plain(SUM, v, 64),
+        ] {
+            let found = of(&[std::slice::from_ref(&other), &norms, &turns]);
+            assert_eq!(found, [Fused::Single(other), joined.clone()]);
+        }
         let apart: [[&[Op]; 2]; 5] = [
             [&norms, &[turns[0].clone()]],
             [&norms, &[turns[0].clone(), turns[0].clone()]],
@@ -714,30 +731,6 @@ mod tests {
         ];
         for ops in apart {
             assert_eq!(of(&ops).len(), ops.concat().len(), "{ops:?}");
-        }
-    }
-
-    #[test]
-    fn a_norm_is_joined_with_the_gate_behind_it_alone() {
-        let (a, b, c) = (BufferId(1), BufferId(2), BufferId(3));
-        let norm = |x, out| Op::RmsNorm {
-            x,
-            weight: Some(NORM.weight),
-            out,
-            group: 64,
-            eps: NORM.eps,
-        };
-        let gated = |gate, up, out| Op::SwiGlu { gate, up, out };
-        for (ops, n) in [
-            (vec![norm(a, a), gated(b, a, c)], 1),
-            (vec![norm(a, b), gated(c, b, SUM)], 1),
-            // The gate is what is normalized, or what was goes to another place.
-            (vec![norm(a, a), gated(a, b, c)], 2),
-            (vec![norm(a, b), gated(c, b, a)], 2),
-            // What the norm gives is read again.
-            (vec![norm(a, a), gated(b, a, c), product_of(a, 2)], 3),
-        ] {
-            assert_eq!(fuse(&plan(ops.clone()), RULES).len(), n, "{ops:?}");
         }
     }
 

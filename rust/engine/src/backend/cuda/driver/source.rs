@@ -183,6 +183,7 @@ pub fn headers() -> impl Iterator<Item = (&'static str, &'static str)> {
         "mix.cuh",
         "norm.cuh",
         "route.cuh",
+        "row.cuh",
         "sample.cuh",
         "stamps.cuh",
         "state.cuh",

@@ -7,6 +7,7 @@ use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::{Kind, Spec, Traffic};
 use crate::backend::PAGE_TOKENS;
 use crate::error::{Error, Result};
+use crate::plan::fuse::Values;
 use crate::plan::signature::Turn;
 use crate::plan::{BufferId, KvShape, Plan, RopeStyle, WeightId};
 
@@ -65,6 +66,8 @@ pub struct AttentionOp {
 pub struct Turned {
     pub queries: WeightId,
     pub keys: WeightId,
+    /// What it does with the values that it stores.
+    pub values: Option<Values>,
     pub eps: f32,
     pub turn: Turn,
 }

@@ -145,7 +145,11 @@ fn variant(
 fn turn_constants(l: &Lowering, op: &AttentionOp) -> String {
     let how = op.turned.map(|t| Turned::constants(&l.plan, t.turn));
     let none = || sizes(&[("HALF", 8)]) + &flag("INTERLEAVED", false);
-    flag("TURNED", how.is_some()) + &how.unwrap_or_else(none)
+    let values = op.turned.and_then(|t| t.values);
+    flag("TURNED", how.is_some())
+        + &flag("VALUES_NORMED", values.is_some())
+        + &flag("VALUES_ARE_KEYS", values.is_some_and(|v| v.are_keys))
+        + &how.unwrap_or_else(none)
 }
 
 /// Some rows of a pass by the kernel for steps, up to `at_once` in a launch.

@@ -203,6 +203,11 @@ pub fn route_constants(route: Option<(&Plan, &RouteOp)>) -> String {
         ])
         + &flag("BIASED", is(|op| op.bias.is_some()))
         + &flag("RENORMALIZE", is(|op| op.renormalize))
+        + &flag("RANKS_SCALED", is(|op| op.scales.is_some()))
+        + &format!(
+            "constexpr uint32_t LOGIT_FACTOR_BITS = {}u;\n",
+            route.map_or(1.0, |(_, op)| op.factor).to_bits()
+        )
 }
 
 /// What the kernels beside products are compiled for.
@@ -224,12 +229,25 @@ pub struct RouteOp {
     pub gating: Gating,
     pub renormalize: bool,
     pub scale: f32,
+    /// Of the logits, before all else.
+    pub factor: f32,
+    /// A number of each expert that its weight is multiplied by at the end.
+    pub scales: Option<WeightId>,
 }
 
 impl RouteOp {
-    /// Of an op that chooses experts.
-    pub fn of(op: &Op) -> Option<Self> {
-        match *op {
+    /// Of a fused op that chooses experts.
+    pub fn of(op: &Fused) -> Option<Self> {
+        let (choice, factor, scales) = match op {
+            Fused::Single(choice) => (choice, None, None),
+            Fused::Route {
+                factor,
+                choice,
+                scales,
+            } => (choice, *factor, *scales),
+            _ => return None,
+        };
+        match *choice {
             Op::Route {
                 logits,
                 bias,
@@ -244,6 +262,9 @@ impl RouteOp {
                 gating,
                 renormalize,
                 scale,
+                // A factor of 1 changes nothing.
+                factor: factor.unwrap_or(1.0),
+                scales,
             }),
             _ => None,
         }
@@ -254,6 +275,7 @@ impl RouteOp {
         Ok(Route {
             logits: l.address(self.logits),
             bias: l.vector(self.bias)?,
+            scales: l.vector(self.scales)?,
             out: l.address(self.out),
             scale: self.scale,
             m: m as u32,
@@ -264,10 +286,7 @@ impl RouteOp {
 /// The choice of experts of number `number` of the fused list, where the product by experts behind it makes
 /// it, of `m` rows: of one row, whose blocks each find out theirs.
 pub fn choice_of_product(l: &Lowering, number: usize, m: usize) -> Option<RouteOp> {
-    let Fused::Single(op) = l.fused.get(number)? else {
-        return None;
-    };
-    let route = RouteOp::of(op)?;
+    let route = RouteOp::of(l.fused.get(number)?)?;
     let Fused::MatVec {
         experts: Some(experts),
         parts,

@@ -3,7 +3,7 @@
 
 use super::lowering::{constants, sizes, Lowering, Pass};
 use super::params::Gated;
-use super::rowwise;
+use super::{norm, rowwise};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
 use crate::plan::fuse::Fused;
@@ -83,7 +83,7 @@ impl Gate {
     pub fn launch(&self, l: &Lowering, out: BufferId, pass: &Pass) -> Result<Spec> {
         let (x, gate) = (self.x, self.gate);
         match self.norm {
-            Some((norm, group)) => rowwise::norm_gate(l, x, norm, group, (gate, out), pass),
+            Some((by, group)) => norm::norm_gate(l, x, by, group, (gate, out), pass),
             None => rowwise::sigmoid_mul(l, [gate, x, out], pass),
         }
     }

@@ -33,6 +33,10 @@ pub enum Order {
     },
     /// Row i of the first matrix at place p, of the second at p + 8.
     Joined,
+    /// The same of the two matrices that one's first and last `half` rows are.
+    Parted {
+        half: usize,
+    },
 }
 
 impl Order {
@@ -48,11 +52,22 @@ impl Order {
     fn tiles_together(self) -> usize {
         match self {
             Order::Halves { head_dim } => (head_dim / UNIT_ROWS).max(1),
+            Order::Parted { half } => half.div_ceil(UNIT_ROWS / 2),
             _ => 1,
         }
     }
 
-    /// Which matrix, and which row of it, stands at place `at` of `tile`.
+    /// Tiles of a matrix of `n_out` rows.
+    fn tiles(self, n_out: usize) -> usize {
+        match self {
+            // Each half is padded by itself.
+            Order::Parted { .. } => self.tiles_together(),
+            _ => n_out.div_ceil(self.rows_of_a_tile()),
+        }
+    }
+
+    /// Which matrix, and which row of it, stands at place `at` of `tile`; of a padded tile it may be a row
+    /// that there is not.
     fn row(self, tile: usize, at: usize) -> (usize, usize) {
         /// Pairs of a tile.
         const PAIRS: usize = UNIT_ROWS / 2;
@@ -65,6 +80,18 @@ impl Order {
                 (0, base + at / PAIRS * (head_dim / 2) + at % PAIRS)
             }
             Order::Joined => (at / PAIRS, tile * PAIRS + at % PAIRS),
+            Order::Parted { half } => {
+                let own = tile * PAIRS + at % PAIRS;
+                let is_there = own < half;
+                (
+                    0,
+                    if is_there {
+                        at / PAIRS * half + own
+                    } else {
+                        usize::MAX
+                    },
+                )
+            }
         }
     }
 }
@@ -78,6 +105,8 @@ pub struct Matrix {
     pub n_in: usize,
     /// Rows of each, or of each expert's.
     pub n_out: usize,
+    /// Rows of their sums, or where each is a gate of another, of what comes of both.
+    pub gives: usize,
     /// Matrices of each, one behind another.
     pub n_expert: usize,
     /// Bytes of a row in the file.
@@ -112,14 +141,27 @@ pub fn wanted(plan: &Plan, fused: &[Fused]) -> Result<Wanted> {
             } => {
                 let of_sums = parts.iter().flat_map(|p| [p.scale, p.bias]).flatten();
                 let vectors: Vec<_> = norm.map(|n| n.weight).into_iter().chain(of_sums).collect();
-                (arrangement(parts, epilogue), vectors)
+                (arrangement(plan, parts, epilogue), vectors)
             }
             Fused::NormAdd { weight, factor, .. } => (
                 Vec::new(),
                 [Some(*weight), *factor].into_iter().flatten().collect(),
             ),
+            Fused::NormPair {
+                pair: [a, b],
+                weight,
+                factor,
+                ..
+            } => {
+                let norms = [a.1, b.1, *weight].into_iter();
+                (Vec::new(), norms.chain(*factor).collect())
+            }
             Fused::NormGate { weight, .. } => (Vec::new(), vec![*weight]),
             Fused::Mix { .. } => (Vec::new(), Vec::new()),
+            Fused::Route { choice, scales, .. } => {
+                let used = choice.signature().weights.into_iter().map(|used| used.id);
+                (Vec::new(), used.chain(*scales).collect())
+            }
             Fused::TurnedHeads { queries, keys, .. } => {
                 (Vec::new(), vec![queries.weight, keys.weight])
             }
@@ -149,12 +191,20 @@ pub fn wanted(plan: &Plan, fused: &[Fused]) -> Result<Wanted> {
 }
 
 /// The matrices of a fused product, as it wants them.
-pub fn arrangement(parts: &[Part], epilogue: &Epilogue) -> Vec<(Vec<WeightId>, Order)> {
+pub fn arrangement(
+    plan: &Plan,
+    parts: &[Part],
+    epilogue: &Epilogue,
+) -> Vec<(Vec<WeightId>, Order)> {
     let alone = |(part, order): (&Part, Order)| (vec![part.weight], order);
     match epilogue {
-        Epilogue::Gated { .. } => {
-            vec![(parts.iter().map(|p| p.weight).collect(), Order::Joined)]
-        }
+        Epilogue::Gated { .. } => match parts {
+            [both] => {
+                let half = plan.weight(both.weight).n_out / 2;
+                vec![alone((both, Order::Parted { half }))]
+            }
+            _ => vec![(parts.iter().map(|p| p.weight).collect(), Order::Joined)],
+        },
         Epilogue::Qkv { turn, head_dim, .. } => {
             let order = match turn.style {
                 RopeStyle::Interleaved => Order::Neighbours,
@@ -185,13 +235,17 @@ impl Matrix {
     pub fn new(plan: &Plan, ids: &[WeightId], order: Order) -> Result<Self> {
         let first = plan.weight(ids[0]);
         let row_bytes = first.ty.row_bytes(first.n_in);
-        let expert_tiles = first.n_out.div_ceil(order.rows_of_a_tile());
+        let expert_tiles = order.tiles(first.n_out);
         Ok(Self {
             ids: ids.to_vec(),
             order,
             ty: first.ty,
             n_in: first.n_in,
             n_out: first.n_out,
+            gives: match order {
+                Order::Parted { half } => half,
+                _ => first.n_out,
+            },
             n_expert: first.n_expert,
             row_bytes: row_bytes
                 .ok_or_else(|| Error::Internal(format!("rows of {}", first.name)))?,
@@ -248,7 +302,8 @@ impl Matrix {
         for tile in first..first + tiles {
             for at in 0..UNIT_ROWS {
                 let (file, own) = self.order.row(tile % self.expert_tiles, at);
-                let row = tile / self.expert_tiles * self.n_out + own;
+                let row = tile / self.expert_tiles * self.n_out;
+                let row = row.saturating_add(own);
                 // 0 where a tile is padded.
                 let address = match own < self.n_out && (begin..end).contains(&row) {
                     true => base + (file * part + (row - begin) * self.row_bytes) as u64,
@@ -299,4 +354,51 @@ pub struct Portion {
     pub file: std::ops::Range<usize>,
     /// Where those of each matrix begin.
     pub offsets: Vec<usize>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::Weight;
+    use crate::quant;
+
+    /// Each row of both halves stands in one place, across from its partner, and expert by expert.
+    #[test]
+    fn halves_stand_across_from_each_other_and_what_is_padded_is_nowhere() {
+        let mut plan = Plan::default();
+        let id = plan.add_weight(Weight {
+            name: "both".into(),
+            n_in: 32,
+            n_out: 20,
+            n_expert: 3,
+            ty: quant::by_name("F32").unwrap(),
+        });
+        let matrix = Matrix::new(&plan, &[id], Order::Parted { half: 10 }).unwrap();
+        assert_eq!(
+            (matrix.gives, matrix.expert_tiles, matrix.tiles),
+            (10, 2, 6)
+        );
+        // A slab has all tiles of an expert, whatever its size.
+        assert_eq!(matrix.tiles_at_once(0), 2);
+        let list = |portion: &Portion| -> Vec<u64> {
+            let places = portion.list.chunks_exact(8);
+            places
+                .map(|b| u64::from_le_bytes(b.try_into().unwrap()))
+                .collect()
+        };
+        for (first, tiles) in [(0, 2), (2, 4)] {
+            let portion = matrix.portion(first, tiles, 0);
+            let expert = first / 2;
+            assert_eq!(portion.file.start, expert * 20 * 128);
+            assert_eq!(portion.file.len(), tiles * 10 * 128);
+            let base = portion.offsets[0] as u64;
+            for (i, address) in list(&portion).into_iter().enumerate() {
+                let (expert, tile, at) = (i / 32, i / 16 % 2, i % 16);
+                let own = tile * 8 + at % 8;
+                let row = (expert * 20 + at / 8 * 10 + own) as u64;
+                let wanted = if own < 10 { base + row * 128 } else { 0 };
+                assert_eq!(address, wanted, "{expert} {tile} {at}");
+            }
+        }
+    }
 }

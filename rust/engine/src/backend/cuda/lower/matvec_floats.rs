@@ -10,7 +10,7 @@ use super::shape::{segments, superblocks, UNIT_COLS, UNIT_ROWS};
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
-use crate::plan::fuse::{Epilogue, Fused};
+use crate::plan::fuse::Epilogue;
 use crate::quant::QuantType;
 
 static SOURCE: Source = source!(
@@ -40,13 +40,10 @@ const STAGED_BYTES: usize = 32 << 10;
 /// The choice of experts behind a product, where the launch of its `m` rows makes it too: they are one
 /// block's rows of x, so that one block ends last.
 pub fn route_behind(l: &Lowering, op: &Op<'_>, m: usize) -> Option<RouteOp> {
-    let Some(Fused::Single(next)) = l.fused.get(op.number + 1) else {
-        return None;
-    };
     if choice_of_product(l, op.number + 1, m).is_some() {
         return None;
     }
-    let route = RouteOp::of(next)?;
+    let route = RouteOp::of(l.fused.get(op.number + 1)?)?;
     let gives = op.parts.iter().any(|part| part.out == route.logits);
     (gives && m <= MOST_ROWS && *op.epilogue == Epilogue::Store).then_some(route)
 }

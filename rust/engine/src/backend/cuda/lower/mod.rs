@@ -12,6 +12,7 @@ pub mod lowering;
 mod matmul;
 mod matvec;
 mod matvec_floats;
+mod norm;
 pub mod overflow;
 pub mod params;
 pub mod pass;

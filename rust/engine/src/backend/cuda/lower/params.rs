@@ -104,6 +104,8 @@ shared! {
         pub logits: u64,
         /// `[experts]` f32, or 0.
         pub bias: u64,
+        /// The same.
+        pub scales: u64,
         /// `[m][2][ranks]` f32.
         pub out: u64,
         pub scale: f32,
@@ -248,6 +250,8 @@ shared! {
         pub q: u64,
         /// `[m][N_HEAD_KV][HEAD_DIM]` f32.
         pub k: u64,
+        /// The same, or 0.
+        pub v: u64,
         /// `[HEAD_DIM]` f32, both.
         pub q_weight: u64,
         pub k_weight: u64,

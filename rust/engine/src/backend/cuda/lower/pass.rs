@@ -5,11 +5,11 @@ use super::experts::{self, MixOp, Pairs, RouteOp};
 use super::gate::Gate;
 use super::lowering::{Lowering, Pass, Path};
 use super::matmul::{self, ProductBytes};
-use super::{attention_fixed, matvec, matvec_floats, product, rowwise};
+use super::{attention_fixed, matvec, matvec_floats, norm, product, rowwise};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::backend::no_hidden;
 use crate::error::{Error, Result};
-use crate::plan::fuse::Fused;
+use crate::plan::fuse::{Fused, MOST_NEAR_DIM};
 use crate::plan::{BufferId, Norm, Op, Plan};
 
 pub use super::attention::prompt_span;
@@ -105,12 +105,27 @@ pub fn specs(l: &Lowering, pass: &Pass) -> Result<Vec<Spec>> {
                 out,
                 factor,
             } => {
-                let norm = Norm {
+                let by = Norm {
                     weight: *weight,
                     eps: *eps,
                 };
                 let out = (*out, *factor);
-                vec![rowwise::norm_add(l, *x, norm, *group, out, pass)?]
+                vec![norm::norm_add(l, *x, by, *group, out, pass)?]
+            }
+            Fused::NormPair {
+                pair,
+                weight,
+                group,
+                eps,
+                out,
+                factor,
+            } => {
+                let by = Norm {
+                    weight: *weight,
+                    eps: *eps,
+                };
+                let out = (*out, *factor);
+                vec![norm::norm_pair(l, *pair, by, *group, out, pass)?]
             }
             Fused::NormGate { out, .. } | Fused::Single(Op::SigmoidMul { out, .. })
                 if Gate::of_product(l, number + 1, l.rows_of(*out, pass)).is_some() =>
@@ -125,29 +140,27 @@ pub fn specs(l: &Lowering, pass: &Pass) -> Result<Vec<Spec>> {
                 gate,
                 out,
             } => {
-                let norm = Norm {
+                let by = Norm {
                     weight: *weight,
                     eps: *eps,
                 };
-                vec![rowwise::norm_gate(
-                    l,
-                    *x,
-                    norm,
-                    *group,
-                    (*gate, *out),
-                    pass,
-                )?]
+                let to = (*gate, *out);
+                vec![norm::norm_gate(l, *x, by, *group, to, pass)?]
             }
             Fused::Mix { .. } | Fused::Single(Op::MixExperts { .. }) => MixOp::of(op)
                 .map(|op| experts::mix(l, op, pass))
                 .into_iter()
                 .collect(),
-            Fused::Single(Op::Route { logits, .. })
+            Fused::Route {
+                choice: Op::Route { logits, .. },
+                ..
+            }
+            | Fused::Single(Op::Route { logits, .. })
                 if experts::choice_of_product(l, number, l.rows_of(*logits, pass)).is_some() =>
             {
                 Vec::new()
             }
-            Fused::Single(op @ Op::Route { .. }) => RouteOp::of(op)
+            Fused::Route { .. } | Fused::Single(Op::Route { .. }) => RouteOp::of(op)
                 .map(|op| experts::route(l, &op, pass))
                 .transpose()?
                 .into_iter()
@@ -156,12 +169,13 @@ pub fn specs(l: &Lowering, pass: &Pass) -> Result<Vec<Spec>> {
             Fused::TurnedHeads {
                 queries,
                 keys,
+                values,
                 head_dim,
                 eps,
                 turn,
             } => vec![rowwise::turn_heads(
                 l,
-                [*queries, *keys],
+                ([*queries, *keys], *values),
                 *head_dim,
                 *eps,
                 *turn,
@@ -223,22 +237,29 @@ fn newest_of(l: &Lowering, pass: &Pass, number: usize) -> Option<(BufferId, Buff
 /// How the attention of that number in the fused list normalizes and turns heads itself: those of what
 /// it stores itself, where nothing stands between.
 fn turned_before(l: &Lowering, pass: &Pass, number: usize) -> Option<Turned> {
-    let (k, _) = newest_of(l, pass, number)?;
+    let (k, v) = newest_of(l, pass, number)?;
     let heads = number.checked_sub(2).and_then(|i| l.fused.get(i));
     match (heads, l.fused.get(number)) {
         (
             Some(Fused::TurnedHeads {
                 queries,
                 keys,
+                values,
                 head_dim,
                 eps,
                 turn,
             }),
             Some(Fused::Single(Op::Attention { q, layer, .. })),
-        ) if queries.x == *q && keys.x == k && *head_dim == l.plan.kv[*layer].head_dim => {
+        ) if queries.x == *q
+            && keys.x == k
+            && values.is_none_or(|values| values.out == v)
+            && *head_dim == l.plan.kv[*layer].head_dim
+            && *head_dim <= MOST_NEAR_DIM =>
+        {
             Some(Turned {
                 queries: queries.weight,
                 keys: keys.weight,
+                values: *values,
                 eps: *eps,
                 turn: *turn,
             })
@@ -413,16 +434,30 @@ mod tests {
             };
             plan.ops.insert(first.unwrap(), norm);
         }
+        // Values that are what keys are before that.
+        let norm = Op::RmsNorm {
+            x: id("k"),
+            weight: None,
+            out: id("v"),
+            group: head_dim,
+            eps: 1e-6,
+        };
+        plan.ops.insert(first.unwrap(), norm);
         let l = with(l, plan);
         let alone = specs(&l, &step(1)).unwrap();
         let its = |list: &[Spec], entry| list.iter().filter(|s| s.entry == entry).count();
-        assert_eq!(its(&alone, "turn_heads"), 0, "{:?}", entries(&alone));
+        for entry in ["turn_heads", "rms_norm"] {
+            assert_eq!(its(&alone, entry), 0, "{:?}", entries(&alone));
+        }
         let attention = alone.iter().find(|s| s.entry == "attention_fixed").unwrap();
         let params: AttentionFixed = attention.params().unwrap();
         assert_eq!((params.q_weight, params.k_weight), (1 << 61, 1 << 60));
         assert_eq!((params.eps, params.cos_sin), (1e-6, l.at.cos_sin[0]));
+        let says = |what: &str| attention.variant.constants.contains(what);
+        assert!(says("VALUES_NORMED = true;") && says("VALUES_ARE_KEYS = true;"));
         // Rows of a prompt are stored before any is looked at: their heads are turned before that.
         let prompt = specs(&l, &chunk(64, 1)).unwrap();
         assert_eq!(its(&prompt, "turn_heads"), 1, "{:?}", entries(&prompt));
+        assert_eq!(its(&prompt, "rms_norm"), 0, "{:?}", entries(&prompt));
     }
 }

@@ -61,7 +61,7 @@ pub fn product(l: &Lowering, op: &Op<'_>, pass: &Pass) -> Result<Product> {
         parts, epilogue, ..
     } = *op;
     let plan = &l.plan;
-    let arrangement = arrangement(parts, epilogue);
+    let arrangement = arrangement(plan, parts, epilogue);
     let mut product = Product {
         types: Vec::new(),
         n_in: plan.weight(parts[0].weight).n_in,
@@ -94,7 +94,7 @@ pub fn product(l: &Lowering, op: &Op<'_>, pass: &Pass) -> Result<Product> {
             Epilogue::Add { out, .. } | Epilogue::Gated { out, .. } => *out,
             Epilogue::Store | Epilogue::Qkv { .. } => parts[i].out,
         };
-        // Of joined matrices the second is part 1.
+        // Of joined matrices the second is part 1; of a parted one both are part 0.
         let last = &parts[i + ids.len() - 1];
         product.segment[i] = Segment {
             units: l.units(ids, *order)?,
@@ -102,7 +102,7 @@ pub fn product(l: &Lowering, op: &Op<'_>, pass: &Pass) -> Result<Product> {
             bias: [l.vector(parts[i].bias)?, l.vector(last.bias)?],
             scale: [l.vector(parts[i].scale)?, l.vector(last.scale)?],
             tiles: matrix.expert_tiles as u32,
-            rows: matrix.n_out as u32,
+            rows: matrix.gives as u32,
         };
         product.types.push(matrix.ty);
         product.tiles.push(matrix.expert_tiles);
@@ -112,7 +112,7 @@ pub fn product(l: &Lowering, op: &Op<'_>, pass: &Pass) -> Result<Product> {
             pairs.min(matrix.n_expert)
         });
         product.bytes += matrix.bytes() / matrix.n_expert * experts;
-        product.written += matrix.n_out;
+        product.written += matrix.gives;
         product.read_first += match epilogue {
             Epilogue::Add { .. } => matrix.n_out,
             _ => 0,
@@ -157,7 +157,7 @@ fn epilogue_constants(l: &Lowering, op: &Op<'_>, order: Order) -> String {
         match order {
             Order::Neighbours => "ORDER_NEIGHBOURS",
             Order::Halves { .. } => "ORDER_HALVES",
-            Order::Natural | Order::Joined => "ORDER_NATURAL",
+            Order::Natural | Order::Joined | Order::Parted { .. } => "ORDER_NATURAL",
         },
         matches!(
             epilogue,

@@ -4,21 +4,21 @@
 use super::attention::Turned;
 use super::layout::Order;
 use super::lowering::{constants, flag, sizes, Lowering, Pass};
+use super::norm;
 use super::params::{
-    Add, Embed, Glu, KvScatter, KvView, RmsNorm, Rope, Scale, ScaleBy, ScaleRanks, SelectRows,
-    Slice, SlotState, SoftCap, TurnHeads, CONSTANTS,
+    Add, Embed, Glu, KvScatter, KvView, Rope, Scale, ScaleBy, ScaleRanks, SelectRows, Slice,
+    SlotState, SoftCap, TurnHeads, CONSTANTS,
 };
 use super::recurrence;
 use super::shape::segments;
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::error::{Error, Result};
-use crate::plan::fuse::NormedHeads;
+use crate::plan::fuse::{NormedHeads, Values};
 use crate::plan::signature::{Operand, Role, Turn, Used};
-use crate::plan::{BufferId, Norm, Op, RopeStyle, WeightId};
+use crate::plan::{BufferId, Op, RopeStyle, WeightId};
 
 static EMBED: Source = source!("embed.cu", CONSTANTS, Embed, SlotState);
-static RMS_NORM: Source = source!("rms_norm.cu", CONSTANTS, RmsNorm);
 static ROPE: Source = source!("rope.cu", CONSTANTS, Rope);
 static TURN_HEADS: Source = source!("turn_heads.cu", CONSTANTS, TurnHeads);
 static KV_SCATTER: Source = source!("kv_scatter.cu", CONSTANTS, KvScatter, KvView);
@@ -51,61 +51,33 @@ pub fn spec(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
     Ok(spec)
 }
 
-/// The launch of [`Fused::NormAdd`](crate::plan::fuse::Fused::NormAdd): `out += norm(x)`, then
-/// times the factor.
-pub fn norm_add(
-    l: &Lowering,
-    x: BufferId,
-    norm: Norm,
-    group: usize,
-    (out, factor): (BufferId, Option<WeightId>),
-    pass: &Pass,
-) -> Result<Spec> {
-    let by = (Some(norm.weight), norm.eps);
-    let mut spec = rms_norm(l, x, by, group, (out, NormEnd::Add(factor)), pass)?;
-    spec.label = format!("rms_norm add {}", l.plan.weight(norm.weight).name);
-    // x, and out twice.
-    let floats = 3 * elements(l, x, pass) as usize + group;
-    spec.traffic = Traffic::rows(4 * floats);
-    Ok(spec)
-}
-
-/// The launch of [`Fused::NormGate`](crate::plan::fuse::Fused::NormGate): `out = silu(gate) * norm(x)`.
-pub fn norm_gate(
-    l: &Lowering,
-    x: BufferId,
-    norm: Norm,
-    group: usize,
-    (gate, out): (BufferId, BufferId),
-    pass: &Pass,
-) -> Result<Spec> {
-    let by = (Some(norm.weight), norm.eps);
-    let mut spec = rms_norm(l, x, by, group, (out, NormEnd::Gate(gate)), pass)?;
-    spec.label = format!("rms_norm swiglu {}", l.plan.weight(norm.weight).name);
-    let floats = 3 * elements(l, x, pass) as usize + group;
-    spec.traffic = Traffic::rows(4 * floats);
-    Ok(spec)
-}
-
 /// The launch of [`Fused::TurnedHeads`](crate::plan::fuse::Fused::TurnedHeads).
 pub fn turn_heads(
     l: &Lowering,
-    heads: [NormedHeads; 2],
+    (heads, values): ([NormedHeads; 2], Option<Values>),
     head_dim: usize,
     eps: f32,
     turn: Turn,
     pass: &Pass,
 ) -> Result<Spec> {
-    let [q, k] = heads.map(|heads| l.plan.buffer(heads.x).width / head_dim);
+    let heads_of = |id| l.plan.buffer(id).width / head_dim;
+    let [q, k] = heads.map(|heads| heads_of(heads.x));
+    let are_keys = values.is_some_and(|values| values.are_keys);
+    // Warps of their own, where they are no keys.
+    let own = values.filter(|values| !values.are_keys);
+    let v = own.map_or(0, |values| heads_of(values.out));
     let variant = Variant::new(
         &TURN_HEADS,
         sizes(&[("N_HEAD", q), ("N_HEAD_KV", k), ("HEAD_DIM", head_dim)])
+            + &sizes(&[("N_HEAD_V", v)])
+            + &flag("VALUES_ARE_KEYS", are_keys)
             + &Turned::constants(&l.plan, turn),
     );
     let [queries, keys] = heads;
     let params = TurnHeads {
         q: l.address(queries.x),
         k: l.address(keys.x),
+        v: values.map_or(0, |values| l.address(values.out)),
         q_weight: l.vector(Some(queries.weight))?,
         k_weight: l.vector(Some(keys.weight))?,
         cos_sin: l.at.cos_sin[turn.table],
@@ -115,10 +87,11 @@ pub fn turn_heads(
         m: pass.rows as u32,
         unused: 0,
     };
-    let warps = (pass.rows * (q + k)) as u32;
+    let warps = (pass.rows * (q + k + v)) as u32;
     let grid = [warps.div_ceil(THREADS / 32), 1, 1];
     let mut spec = Spec::new(variant, "turn_heads", grid, THREADS, &params);
-    spec.traffic = Traffic::rows(4 * (2 * pass.rows * (q + k) + 2) * head_dim);
+    let moved = 2 * (q + k + v) + if are_keys { k } else { 0 };
+    spec.traffic = Traffic::rows(4 * (pass.rows * moved + 2) * head_dim);
     Ok(spec)
 }
 
@@ -182,7 +155,7 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
             out,
             group,
             eps,
-        } => rms_norm(l, x, (weight, eps), group, (out, NormEnd::Store), pass)?,
+        } => norm::rms_norm(l, x, (weight, eps), group, out, pass)?,
         Op::Rope {
             x,
             n_head,
@@ -287,53 +260,6 @@ pub fn sigmoid_mul(l: &Lowering, ids: [BufferId; 3], pass: &Pass) -> Result<Spec
     Ok(glu(l, "sigmoid_mul", ids, pass))
 }
 
-/// What becomes of normalized values.
-#[derive(Clone, Copy)]
-enum NormEnd {
-    Store,
-    /// Added to what is there, and the sum is multiplied by the factor, where there is one.
-    Add(Option<WeightId>),
-    /// Multiplied by `silu` of this.
-    Gate(BufferId),
-}
-
-/// `out = norm(x)`, or how else it ends, of groups of `group` values.
-fn rms_norm(
-    l: &Lowering,
-    x: BufferId,
-    (weight, eps): (Option<WeightId>, f32),
-    group: usize,
-    (out, end): (BufferId, NormEnd),
-    pass: &Pass,
-) -> Result<Spec> {
-    let (factor, gate) = match end {
-        NormEnd::Store => (None, None),
-        NormEnd::Add(factor) => (factor, None),
-        NormEnd::Gate(gate) => (None, Some(gate)),
-    };
-    let groups = elements(l, x, pass) / group as u64;
-    let params = RmsNorm {
-        x: l.source(x, pass),
-        out: l.address(out),
-        weight: l.vector(weight)?,
-        factor: l.vector(factor)?,
-        gate: gate.map_or(0, |gate| l.address(gate)),
-        eps,
-        groups: groups as u32,
-    };
-    let variant = Variant::new(
-        &RMS_NORM,
-        constants(&[("GROUP", group)])
-            + &sizes(&[("THREADS", THREADS as usize)])
-            + &flag("ADDS", matches!(end, NormEnd::Add(_)))
-            + &flag("GATED", gate.is_some())
-            + &flag("HAS_WEIGHT", weight.is_some())
-            + &flag("HAS_FACTOR", factor.is_some()),
-    );
-    let grid = [groups as u32, 1, 1];
-    Ok(Spec::new(variant, "rms_norm", grid, THREADS, &params))
-}
-
 /// The gate, up and the activation.
 fn glu(l: &Lowering, entry: &'static str, buffers: [BufferId; 3], pass: &Pass) -> Spec {
     let [gate, up, out] = buffers.map(|id| l.address(id));
@@ -360,7 +286,7 @@ pub fn nothing() -> Spec {
 }
 
 /// Floats of a buffer in `pass`.
-fn elements(l: &Lowering, id: BufferId, pass: &Pass) -> u64 {
+pub fn elements(l: &Lowering, id: BufferId, pass: &Pass) -> u64 {
     (l.rows_of(id, pass) * l.plan.buffer(id).width) as u64
 }
 

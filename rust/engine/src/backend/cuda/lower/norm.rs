@@ -1,0 +1,196 @@
+//! Norms of rows, and what is done with normalized values in the same launch.
+
+use super::lowering::{constants, flag, sizes, Lowering, Pass};
+use super::params::{RmsNorm, CONSTANTS};
+use super::rowwise::elements;
+use super::shape::superblocks;
+use crate::backend::cuda::driver::source::{shared, source, Source, Variant};
+use crate::backend::cuda::driver::spec::{Spec, Traffic};
+use crate::error::Result;
+use crate::plan::{BufferId, Norm, WeightId};
+
+shared! {
+    /// rms_norm_pair.cu
+    pub struct RmsNormPair = "Params" {
+        /// `[rows][GROUP]` f32.
+        pub a: u64,
+        /// The same.
+        pub b: u64,
+        /// The same.
+        pub out: u64,
+        /// `[GROUP]` f32, as the two that follow.
+        pub a_weight: u64,
+        pub b_weight: u64,
+        pub weight: u64,
+        /// One f32, or 0.
+        pub factor: u64,
+        pub eps: f32,
+        pub rows: u32,
+    }
+}
+
+static RMS_NORM: Source = source!("rms_norm.cu", CONSTANTS, RmsNorm);
+static RMS_NORM_PAIR: Source = source!("rms_norm_pair.cu", CONSTANTS, RmsNormPair);
+
+/// Most warps of a block, and of one whose threads may have as many registers as there are.
+const MOST_WARPS: usize = 32;
+const FEW_WARPS: usize = 8;
+
+/// Registers of a processor, and those that a thread needs beside the values that it holds.
+const REGISTERS: usize = 65_536;
+const OTHER_REGISTERS: usize = 40;
+
+/// Threads of the block that has a row, of which it keeps `held` vectors in registers: a warp for each
+/// superblock, where so many have the registers. (A step's row is one block's, which waits for memory
+/// as often as a warp asks.)
+fn threads(group: usize, held: usize) -> usize {
+    let n_sb = superblocks(group);
+    let fit = (1..=n_sb).find_map(|each| {
+        let warps = n_sb.div_ceil(each);
+        let registers = 32 * warps * (8 * each * held + OTHER_REGISTERS);
+        (warps <= MOST_WARPS && registers <= REGISTERS).then_some(warps)
+    });
+    32 * fit.unwrap_or(FEW_WARPS.min(n_sb))
+}
+
+/// What becomes of normalized values.
+#[derive(Clone, Copy)]
+enum End {
+    Store,
+    /// Added to what is there, and the sum is multiplied by the factor, where there is one.
+    Add(Option<WeightId>),
+    /// Multiplied by `silu` of this.
+    Gate(BufferId),
+}
+
+/// The launch of [`Op::RmsNorm`](crate::plan::Op::RmsNorm), by a weight or none.
+pub fn rms_norm(
+    l: &Lowering,
+    x: BufferId,
+    by: (Option<WeightId>, f32),
+    group: usize,
+    out: BufferId,
+    pass: &Pass,
+) -> Result<Spec> {
+    launch(l, x, by, group, (out, End::Store), pass)
+}
+
+/// The launch of [`Fused::NormAdd`](crate::plan::fuse::Fused::NormAdd): `out += norm(x)`, then
+/// times the factor.
+pub fn norm_add(
+    l: &Lowering,
+    x: BufferId,
+    norm: Norm,
+    group: usize,
+    (out, factor): (BufferId, Option<WeightId>),
+    pass: &Pass,
+) -> Result<Spec> {
+    let by = (Some(norm.weight), norm.eps);
+    let mut spec = launch(l, x, by, group, (out, End::Add(factor)), pass)?;
+    spec.label = format!("rms_norm add {}", l.plan.weight(norm.weight).name);
+    // x, and out twice.
+    let floats = 3 * elements(l, x, pass) as usize + group;
+    spec.traffic = Traffic::rows(4 * floats);
+    Ok(spec)
+}
+
+/// The launch of [`Fused::NormGate`](crate::plan::fuse::Fused::NormGate): `out = silu(gate) * norm(x)`.
+pub fn norm_gate(
+    l: &Lowering,
+    x: BufferId,
+    norm: Norm,
+    group: usize,
+    (gate, out): (BufferId, BufferId),
+    pass: &Pass,
+) -> Result<Spec> {
+    let by = (Some(norm.weight), norm.eps);
+    let mut spec = launch(l, x, by, group, (out, End::Gate(gate)), pass)?;
+    spec.label = format!("rms_norm swiglu {}", l.plan.weight(norm.weight).name);
+    let floats = 3 * elements(l, x, pass) as usize + group;
+    spec.traffic = Traffic::rows(4 * floats);
+    Ok(spec)
+}
+
+/// The launch of [`Fused::NormPair`](crate::plan::fuse::Fused::NormPair): `out += norm(norm(a) +
+/// norm(b))`, then times the factor.
+pub fn norm_pair(
+    l: &Lowering,
+    [a, b]: [(BufferId, WeightId); 2],
+    norm: Norm,
+    group: usize,
+    (out, factor): (BufferId, Option<WeightId>),
+    pass: &Pass,
+) -> Result<Spec> {
+    let floats = elements(l, out, pass) as usize;
+    let rows = (floats / group) as u32;
+    let params = RmsNormPair {
+        a: l.address(a.0),
+        b: l.address(b.0),
+        out: l.address(out),
+        a_weight: l.vector(Some(a.1))?,
+        b_weight: l.vector(Some(b.1))?,
+        weight: l.vector(Some(norm.weight))?,
+        factor: l.vector(factor)?,
+        eps: norm.eps,
+        rows,
+    };
+    // a, b and out, and the weights.
+    let threads = threads(group, 6);
+    let text = shape(group, threads) + &flag("HAS_FACTOR", factor.is_some());
+    let variant = Variant::new(&RMS_NORM_PAIR, text);
+    let block = threads as u32;
+    let mut spec = Spec::new(variant, "rms_norm_pair", [rows, 1, 1], block, &params);
+    spec.label = format!("rms_norm pair {}", l.plan.weight(norm.weight).name);
+    // a, b, and out twice.
+    spec.traffic = Traffic::rows(4 * (4 * floats + 3 * group));
+    Ok(spec)
+}
+
+/// `out = norm(x)`, or how else it ends, of groups of `group` values.
+fn launch(
+    l: &Lowering,
+    x: BufferId,
+    (weight, eps): (Option<WeightId>, f32),
+    group: usize,
+    (out, end): (BufferId, End),
+    pass: &Pass,
+) -> Result<Spec> {
+    let (factor, gate) = match end {
+        End::Store => (None, None),
+        End::Add(factor) => (factor, None),
+        End::Gate(gate) => (None, Some(gate)),
+    };
+    let groups = (elements(l, x, pass) / group as u64) as u32;
+    let params = RmsNorm {
+        x: l.source(x, pass),
+        out: l.address(out),
+        weight: l.vector(weight)?,
+        factor: l.vector(factor)?,
+        gate: gate.map_or(0, |gate| l.address(gate)),
+        eps,
+        groups,
+    };
+    // x, its weight, and what it is added to or multiplied with.
+    let threads = threads(group, 3);
+    let variant = Variant::new(
+        &RMS_NORM,
+        shape(group, threads)
+            + &flag("ADDS", matches!(end, End::Add(_)))
+            + &flag("GATED", gate.is_some())
+            + &flag("HAS_WEIGHT", weight.is_some())
+            + &flag("HAS_FACTOR", factor.is_some()),
+    );
+    let block = threads as u32;
+    Ok(Spec::new(
+        variant,
+        "rms_norm",
+        [groups, 1, 1],
+        block,
+        &params,
+    ))
+}
+
+/// What row.cuh is compiled for.
+fn shape(group: usize, threads: usize) -> String {
+    constants(&[("GROUP", group)]) + &sizes(&[("THREADS", threads)])
+}
