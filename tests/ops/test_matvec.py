@@ -291,3 +291,29 @@ def outliers(rows: int, n_in: int) -> Floats:
     factors = np.where(pick > 0.99, 1000.0, np.where(pick < 0.05, 0.0, 1.0)).astype(np.float32)
     factors[-1] *= np.float32(1e-37 if rows > 1 else 1.0)
     return factors
+
+
+@over_cards
+@pytest.mark.parametrize("ty", ["Q4_K", "Q8_0", "F16"])
+@pytest.mark.parametrize("kind", ["one", "each", "normed"])
+def test_a_row_has_the_same_bits_whether_its_gate_is_passed_on_the_way_or_before(
+    backend: Backend, kind: str, ty: str
+) -> None:
+    """The launch of one row is the gate too; of several, and of floats, they are two."""
+    n_in, n_out, group = 1280, 33, 128
+    plan = Plan()
+    x, normed, gated = (plan.buffer(name, n_in) for name in ("x", "normed", "gated"))
+    gates = 1 if kind == "one" else n_in
+    gate = plan.buffer("gate", gates)
+    if kind == "normed":
+        weight = plan.vector("norm", 1 + 0.1 * normal(group))
+        plan.op("rms_norm", x=x, weight=weight, out=normed, group=group, eps=1e-6)
+        plan.op("swi_glu", gate=gate, up=normed, out=gated)
+    else:
+        plan.op("sigmoid_mul", x=x, gate=gate, out=gated)
+    weight = plan.weight("w", ty, encode(ty, normal(n_out, n_in, scale=0.1)), n_in, n_out)
+    plan.op("mat_vec", x=gated, weight=weight, bias=None, out=plan.buffer("y", n_out))
+    for rows in (1, 2, 9):
+        inputs = {"x": normal(rows, n_in, seed=rows), "gate": normal(rows, gates, seed=2, scale=3)}
+        wanted, found = (Run(b, plan)(inputs)["y"] for b in (INTERPRETER, backend))
+        assert np.array_equal(bits(found), bits(wanted)), rows
