@@ -36,8 +36,10 @@ static RMS_NORM_PAIR: Source = source!("rms_norm_pair.cu", CONSTANTS, RmsNormPai
 const MOST_WARPS: usize = 32;
 const FEW_WARPS: usize = 8;
 
-/// Registers of a processor, and those that a thread needs beside the values that it holds.
+/// Registers of a processor, which gives them to four warps at a time, and those that a thread needs
+/// beside the values that it holds.
 const REGISTERS: usize = 65_536;
+const WARPS_AT_ONCE: usize = 4;
 const OTHER_REGISTERS: usize = 40;
 
 /// Threads of the block that has a row, of which it keeps `held` vectors in registers: a warp for each
@@ -47,7 +49,8 @@ fn threads(group: usize, held: usize) -> usize {
     let n_sb = superblocks(group);
     let fit = (1..=n_sb).find_map(|each| {
         let warps = n_sb.div_ceil(each);
-        let registers = 32 * warps * (8 * each * held + OTHER_REGISTERS);
+        let served = 32 * warps.next_multiple_of(WARPS_AT_ONCE);
+        let registers = served * (8 * each * held + OTHER_REGISTERS);
         (warps <= MOST_WARPS && registers <= REGISTERS).then_some(warps)
     });
     32 * fit.unwrap_or(FEW_WARPS.min(n_sb))
