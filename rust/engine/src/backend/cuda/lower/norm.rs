@@ -2,7 +2,6 @@
 
 use super::lowering::{constants, flag, sizes, Lowering, Pass};
 use super::params::{RmsNorm, CONSTANTS};
-use super::rowwise::elements;
 use super::shape::superblocks;
 use crate::backend::cuda::driver::source::{shared, source, Source, Variant};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
@@ -92,7 +91,7 @@ pub fn norm_add(
     let mut spec = launch(l, x, by, group, (out, End::Add(factor)), pass)?;
     spec.label = format!("rms_norm add {}", l.plan.weight(norm.weight).name);
     // x, and out twice.
-    let floats = 3 * elements(l, x, pass) as usize + group;
+    let floats = 3 * l.elements(x, pass) as usize + group;
     spec.traffic = Traffic::rows(4 * floats);
     Ok(spec)
 }
@@ -109,7 +108,7 @@ pub fn norm_gate(
     let by = (Some(norm.weight), norm.eps);
     let mut spec = launch(l, x, by, group, (out, End::Gate(gate)), pass)?;
     spec.label = format!("rms_norm swiglu {}", l.plan.weight(norm.weight).name);
-    let floats = 3 * elements(l, x, pass) as usize + group;
+    let floats = 3 * l.elements(x, pass) as usize + group;
     spec.traffic = Traffic::rows(4 * floats);
     Ok(spec)
 }
@@ -124,7 +123,7 @@ pub fn norm_pair(
     (out, factor): (BufferId, Option<WeightId>),
     pass: &Pass,
 ) -> Result<Spec> {
-    let floats = elements(l, out, pass) as usize;
+    let floats = l.elements(out, pass) as usize;
     let rows = (floats / group) as u32;
     let params = RmsNormPair {
         a: l.address(a.0),
@@ -163,7 +162,7 @@ fn launch(
         End::Add(factor) => (factor, None),
         End::Gate(gate) => (None, Some(gate)),
     };
-    let groups = (elements(l, x, pass) / group as u64) as u32;
+    let groups = (l.elements(x, pass) / group as u64) as u32;
     let params = RmsNorm {
         x: l.source(x, pass),
         out: l.address(out),
