@@ -167,6 +167,11 @@ impl Lowering {
         pass.count(self.plan.buffer(id).rows)
     }
 
+    /// Floats of a buffer in `pass`.
+    pub fn elements(&self, id: BufferId, pass: &Pass) -> u64 {
+        (self.rows_of(id, pass) * self.plan.buffer(id).width) as u64
+    }
+
     /// Where the units of a matrix, or of two joined ones, lie.
     pub fn units(&self, ids: &[WeightId], order: Order) -> Result<u64> {
         let found = self.at.matrices.get(&(ids.to_vec(), order));

@@ -2,7 +2,6 @@
 
 use super::lowering::{constants, flag, sizes, Lowering, Pass};
 use super::params::{RmsNorm, CONSTANTS};
-use super::rowwise::elements;
 use super::shape::superblocks;
 use crate::backend::cuda::driver::source::{shared, source, Source, Variant};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
@@ -36,8 +35,10 @@ static RMS_NORM_PAIR: Source = source!("rms_norm_pair.cu", CONSTANTS, RmsNormPai
 const MOST_WARPS: usize = 32;
 const FEW_WARPS: usize = 8;
 
-/// Registers of a processor, and those that a thread needs beside the values that it holds.
+/// Registers of a processor, which gives them to four warps at a time, and those that a thread needs
+/// beside the values that it holds.
 const REGISTERS: usize = 65_536;
+const WARPS_AT_ONCE: usize = 4;
 const OTHER_REGISTERS: usize = 40;
 
 /// Threads of the block that has a row, of which it keeps `held` vectors in registers: a warp for each
@@ -47,7 +48,8 @@ fn threads(group: usize, held: usize) -> usize {
     let n_sb = superblocks(group);
     let fit = (1..=n_sb).find_map(|each| {
         let warps = n_sb.div_ceil(each);
-        let registers = 32 * warps * (8 * each * held + OTHER_REGISTERS);
+        let served = 32 * warps.next_multiple_of(WARPS_AT_ONCE);
+        let registers = served * (8 * each * held + OTHER_REGISTERS);
         (warps <= MOST_WARPS && registers <= REGISTERS).then_some(warps)
     });
     32 * fit.unwrap_or(FEW_WARPS.min(n_sb))
@@ -89,7 +91,7 @@ pub fn norm_add(
     let mut spec = launch(l, x, by, group, (out, End::Add(factor)), pass)?;
     spec.label = format!("rms_norm add {}", l.plan.weight(norm.weight).name);
     // x, and out twice.
-    let floats = 3 * elements(l, x, pass) as usize + group;
+    let floats = 3 * l.elements(x, pass) as usize + group;
     spec.traffic = Traffic::rows(4 * floats);
     Ok(spec)
 }
@@ -106,7 +108,7 @@ pub fn norm_gate(
     let by = (Some(norm.weight), norm.eps);
     let mut spec = launch(l, x, by, group, (out, End::Gate(gate)), pass)?;
     spec.label = format!("rms_norm swiglu {}", l.plan.weight(norm.weight).name);
-    let floats = 3 * elements(l, x, pass) as usize + group;
+    let floats = 3 * l.elements(x, pass) as usize + group;
     spec.traffic = Traffic::rows(4 * floats);
     Ok(spec)
 }
@@ -121,7 +123,7 @@ pub fn norm_pair(
     (out, factor): (BufferId, Option<WeightId>),
     pass: &Pass,
 ) -> Result<Spec> {
-    let floats = elements(l, out, pass) as usize;
+    let floats = l.elements(out, pass) as usize;
     let rows = (floats / group) as u32;
     let params = RmsNormPair {
         a: l.address(a.0),
@@ -160,7 +162,7 @@ fn launch(
         End::Add(factor) => (factor, None),
         End::Gate(gate) => (None, Some(gate)),
     };
-    let groups = (elements(l, x, pass) / group as u64) as u32;
+    let groups = (l.elements(x, pass) / group as u64) as u32;
     let params = RmsNorm {
         x: l.source(x, pass),
         out: l.address(out),

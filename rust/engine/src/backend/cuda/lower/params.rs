@@ -244,27 +244,6 @@ shared! {
         pub unused: u32,
     }
 
-    /// turn_heads.cu
-    pub struct TurnHeads = "Params" {
-        /// `[m][N_HEAD][HEAD_DIM]` f32.
-        pub q: u64,
-        /// `[m][N_HEAD_KV][HEAD_DIM]` f32.
-        pub k: u64,
-        /// The same, or 0.
-        pub v: u64,
-        /// `[HEAD_DIM]` f32, both.
-        pub q_weight: u64,
-        pub k_weight: u64,
-        /// `[n_ctx][HALF][cos, sin]` f32.
-        pub cos_sin: u64,
-        /// `[m]` u32.
-        pub positions: u64,
-        pub eps: f32,
-        pub n_ctx: u32,
-        pub m: u32,
-        pub unused: u32,
-    }
-
     /// kv_scatter.cu and kv_scatter_blocks.cu
     pub struct KvScatter = "Params" {
         /// `[m][N_HEAD_KV * HEAD_DIM]` f32.

@@ -7,16 +7,39 @@ use super::lowering::{constants, flag, sizes, Lowering, Pass};
 use super::norm;
 use super::params::{
     Add, Embed, Glu, KvScatter, KvView, Rope, Scale, ScaleBy, ScaleRanks, SelectRows, Slice,
-    SlotState, SoftCap, TurnHeads, CONSTANTS,
+    SlotState, SoftCap, CONSTANTS,
 };
 use super::recurrence;
 use super::shape::segments;
-use crate::backend::cuda::driver::source::{source, Source, Variant};
+use crate::backend::cuda::driver::source::{shared, source, Source, Variant};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::error::{Error, Result};
 use crate::plan::fuse::{NormedHeads, Values};
 use crate::plan::signature::{Operand, Role, Turn, Used};
 use crate::plan::{BufferId, Op, RopeStyle, WeightId};
+
+shared! {
+    /// turn_heads.cu
+    pub struct TurnHeads = "Params" {
+        /// `[m][N_HEAD][HEAD_DIM]` f32.
+        pub q: u64,
+        /// `[m][N_HEAD_KV][HEAD_DIM]` f32.
+        pub k: u64,
+        /// The same, or 0.
+        pub v: u64,
+        /// `[HEAD_DIM]` f32, both.
+        pub q_weight: u64,
+        pub k_weight: u64,
+        /// `[n_ctx][HALF][cos, sin]` f32.
+        pub cos_sin: u64,
+        /// `[m]` u32.
+        pub positions: u64,
+        pub eps: f32,
+        pub n_ctx: u32,
+        pub m: u32,
+        pub unused: u32,
+    }
+}
 
 static EMBED: Source = source!("embed.cu", CONSTANTS, Embed, SlotState);
 static ROPE: Source = source!("rope.cu", CONSTANTS, Rope);
@@ -164,14 +187,14 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
         } => rope(l, x, n_head, Turn { table, style }, pass),
         Op::KvScatter { k, v, layer } => kv_scatter(l, k, v, layer, pass)?,
         Op::Add { x, out } => {
-            let n = elements(l, out, pass);
+            let n = l.elements(out, pass);
             let (x, out) = (l.address(x), l.address(out));
             Spec::new(elementwise(), "add", grid(n), THREADS, &Add { x, out, n })
         }
         Op::SwiGlu { gate, up, out } => glu(l, "swiglu", [gate, up, out], pass),
         Op::GeGlu { gate, up, out } => glu(l, "geglu", [gate, up, out], pass),
         Op::Scale { x, factor } => {
-            let n = elements(l, x, pass);
+            let n = l.elements(x, pass);
             let params = Scale {
                 x: l.address(x),
                 n,
@@ -181,14 +204,14 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
             Spec::new(elementwise(), "scale", grid(n), THREADS, &params)
         }
         Op::ScaleBy { x, weight } => {
-            let n = elements(l, x, pass);
+            let n = l.elements(x, pass);
             let (x, factor) = (l.address(x), l.vector(Some(weight))?);
             let params = ScaleBy { x, n, factor };
             Spec::new(elementwise(), "scale_by", grid(n), THREADS, &params)
         }
         Op::ScaleRanks { routes, weight } => {
             let ranks = l.plan.buffer(routes).width / 2;
-            let n = elements(l, routes, pass) / 2;
+            let n = l.elements(routes, pass) / 2;
             let params = ScaleRanks {
                 routes: l.address(routes),
                 scales: l.vector(Some(weight))?,
@@ -199,7 +222,7 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
             Spec::new(elementwise(), "scale_ranks", grid(n), THREADS, &params)
         }
         Op::SoftCap { x, cap } => {
-            let n = elements(l, x, pass);
+            let n = l.elements(x, pass);
             let params = SoftCap {
                 x: l.address(x),
                 n,
@@ -217,7 +240,7 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
             first,
             of,
         } => {
-            let n = elements(l, out, pass);
+            let n = l.elements(out, pass);
             let params = Slice {
                 x: l.address(x),
                 out: l.address(out),
@@ -263,13 +286,13 @@ pub fn sigmoid_mul(l: &Lowering, ids: [BufferId; 3], pass: &Pass) -> Result<Spec
 /// The gate, up and the activation.
 fn glu(l: &Lowering, entry: &'static str, buffers: [BufferId; 3], pass: &Pass) -> Spec {
     let [gate, up, out] = buffers.map(|id| l.address(id));
-    let n = elements(l, buffers[2], pass);
+    let n = l.elements(buffers[2], pass);
     let params = Glu {
         gate,
         up,
         out,
         n,
-        share: n / elements(l, buffers[0], pass).max(1),
+        share: n / l.elements(buffers[0], pass).max(1),
     };
     Spec::new(elementwise(), entry, grid(n), THREADS, &params)
 }
@@ -283,11 +306,6 @@ pub fn elementwise() -> Variant {
 pub fn nothing() -> Spec {
     let nowhere = Add { x: 0, out: 0, n: 0 };
     Spec::new(elementwise(), "add", grid(0), THREADS, &nowhere)
-}
-
-/// Floats of a buffer in `pass`.
-pub fn elements(l: &Lowering, id: BufferId, pass: &Pass) -> u64 {
-    (l.rows_of(id, pass) * l.plan.buffer(id).width) as u64
 }
 
 /// Blocks for `n` elements.
