@@ -445,17 +445,34 @@ class Taken:
         return made
 
 
-@contextlib.asynccontextmanager
-async def taking(llm: Generates, ask: Ask, priority: int) -> AsyncIterator[Taken]:
+class taking:
     """A generation to take pieces of; leaving it cancels it."""
-    from onegraph.doorbell import visiting
 
-    with visiting() as visitor:
-        generation = await _offered(llm, ask, visitor, priority, at_end=False)
-        try:
-            yield Taken(llm, ask, generation, visitor.news)
-        finally:
-            generation.cancel()
+    # No generator: an event loop that ends would close it beside the one that it is used in.
+
+    def __init__(self, llm: Generates, ask: Ask, priority: int) -> None:
+        self._llm = llm
+        self._ask = ask
+        self._priority = priority
+
+    async def __aenter__(self) -> Taken:
+        from onegraph.doorbell import visiting
+
+        llm, ask = self._llm, self._ask
+        with contextlib.ExitStack() as stack:
+            visitor = stack.enter_context(visiting())
+            generation = await _offered(llm, ask, visitor, self._priority, at_end=False)
+            stack.callback(generation.cancel)
+            self._stack = stack.pop_all()
+        return Taken(llm, ask, generation, visitor.news)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
 
 
 async def _offered(

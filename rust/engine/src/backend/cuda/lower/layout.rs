@@ -371,7 +371,7 @@ mod tests {
             n_in: 32,
             n_out: 20,
             n_expert: 3,
-            ty: quant::by_name("F32").unwrap(),
+            ty: &quant::TYPES[0],
         });
         let matrix = Matrix::new(&plan, &[id], Order::Parted { half: 10 }).unwrap();
         assert_eq!(
