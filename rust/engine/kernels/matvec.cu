@@ -22,8 +22,8 @@
 // a warp), AHEAD (those of them that are asked for before x), ROUND (tiles of a group between two
 // barriers), SETS (of sums: 2 where there are several rounds), MINIMUMS (sums of x for these, of a
 // superblock: 8, or 16 where a type has as many), SHARED_BYTES, NORM, GATE, GATE_GROUP, CHOOSES,
-// MIXES, CHAINED, ADDS, EPILOGUE, ORDER, N_SEGMENTS, Segment0.., for the epilogue QKV: HEAD_DIM, N_HEAD_KV, Kv, and what route.cuh
-// needs.
+// MIXES, CHAINED, ADDS, EPILOGUE, ORDER, N_SEGMENTS, Segment0.., for the epilogue QKV: HEAD_DIM,
+// N_HEAD_KV, Kv, and what route.cuh needs.
 #include "epilogue.cuh"
 #include "fixed.cuh"
 #include "mix.cuh"
@@ -347,7 +347,7 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
     SHARED uint64_t all_arrived[WARPS][RING];
     uint64_t* arrived = all_arrived[warp];
     uint32_t next_round = 0, next_sb = 0, next_tile = 0, expert = 0;
-    float share = 0.0f;  // of the sum, where it CHAINED
+    float share = 0.0f;  // of the sum, of the rank that is this lane's, where they are CHAINED
     auto issue = [&](uint32_t place) {
         if (next_round + next_tile < my_tiles) {
             const uint32_t tile = first + wr + (next_round + next_tile) * groups;

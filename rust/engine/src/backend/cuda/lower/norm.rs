@@ -87,13 +87,7 @@ pub fn norm_add(
     (out, factor): (BufferId, Option<WeightId>),
     pass: &Pass,
 ) -> Result<Spec> {
-    let by = (Some(norm.weight), norm.eps);
-    let mut spec = launch(l, x, by, group, (out, End::Add(factor)), pass)?;
-    spec.label = format!("rms_norm add {}", l.plan.weight(norm.weight).name);
-    // x, and out twice.
-    let floats = 3 * l.elements(x, pass) as usize + group;
-    spec.traffic = Traffic::rows(4 * floats);
-    Ok(spec)
+    joined(l, x, norm, group, (out, End::Add(factor), "add"), pass)
 }
 
 /// The launch of [`Fused::NormGate`](crate::plan::fuse::Fused::NormGate): `out = silu(gate) * norm(x)`.
@@ -105,9 +99,22 @@ pub fn norm_gate(
     (gate, out): (BufferId, BufferId),
     pass: &Pass,
 ) -> Result<Spec> {
+    joined(l, x, norm, group, (out, End::Gate(gate), "swiglu"), pass)
+}
+
+/// A norm with what it ends in, said in one word.
+fn joined(
+    l: &Lowering,
+    x: BufferId,
+    norm: Norm,
+    group: usize,
+    (out, end, what): (BufferId, End, &str),
+    pass: &Pass,
+) -> Result<Spec> {
     let by = (Some(norm.weight), norm.eps);
-    let mut spec = launch(l, x, by, group, (out, End::Gate(gate)), pass)?;
-    spec.label = format!("rms_norm swiglu {}", l.plan.weight(norm.weight).name);
+    let mut spec = launch(l, x, by, group, (out, end), pass)?;
+    spec.label = format!("rms_norm {what} {}", l.plan.weight(norm.weight).name);
+    // x, and out twice or it and the gate.
     let floats = 3 * l.elements(x, pass) as usize + group;
     spec.traffic = Traffic::rows(4 * floats);
     Ok(spec)
