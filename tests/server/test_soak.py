@@ -83,5 +83,7 @@ def test_many_requests_leave_nothing_behind(tiny: Path) -> None:
         grown = process.memory_info().rss - before
         assert grown < 12 << 20, f"{grown / 2**20:.1f} MiB"
         until(lambda: process.num_fds() <= files + 2)
-        assert served.app.state.service.models.find(None).line.inside == 0
+        # An answer's last byte may be read before its request has left the line.
+        line = served.app.state.service.models.find(None).line
+        until(lambda: line.inside == 0)
         prompt(served)
