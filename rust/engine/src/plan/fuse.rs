@@ -76,20 +76,18 @@ pub enum Fused {
     /// `out += x`, normalized as [`Op::RmsNorm`] says; then `out *= factor`, where there is one.
     NormAdd {
         x: BufferId,
-        weight: WeightId,
+        norm: Norm,
         group: usize,
-        eps: f32,
         out: BufferId,
         /// A tensor of one number.
         factor: Option<WeightId>,
     },
     /// `out += ` the sum of two rows, each normalized by its weight as [`Op::RmsNorm`] says, and that sum
-    /// normalized by `weight`; then `out *= factor`, where there is one.
+    /// normalized by `norm`, of one eps; then `out *= factor`, where there is one.
     NormPair {
         pair: [(BufferId, WeightId); 2],
-        weight: WeightId,
+        norm: Norm,
         group: usize,
-        eps: f32,
         out: BufferId,
         /// A tensor of one number.
         factor: Option<WeightId>,
@@ -97,9 +95,8 @@ pub enum Fused {
     /// `out = silu(gate) * x`, normalized as [`Op::RmsNorm`] says.
     NormGate {
         x: BufferId,
-        weight: WeightId,
+        norm: Norm,
         group: usize,
-        eps: f32,
         gate: BufferId,
         out: BufferId,
     },

@@ -1,7 +1,7 @@
 //! Norms and what meets them: sums, gates and other norms of the same row.
 
 use super::{read_later, Fused};
-use crate::plan::{BufferId, Op, Plan, WeightId};
+use crate::plan::{BufferId, Norm, Op, Plan, WeightId};
 
 /// The factor of all of `out` at `at`, where there is one.
 fn factor(plan: &Plan, at: usize, out: BufferId) -> Option<WeightId> {
@@ -50,9 +50,8 @@ pub fn norm_pair(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
     let factor = factor(plan, at + 5, out);
     let fused = Fused::NormPair {
         pair: [(a, of_a), (b, of_b)],
-        weight,
+        norm: Norm { weight, eps },
         group,
-        eps,
         out,
         factor,
     };
@@ -78,9 +77,8 @@ pub fn norm_add(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
     let factor = factor(plan, at + 2, out);
     let fused = Fused::NormAdd {
         x,
-        weight,
+        norm: Norm { weight, eps },
         group,
-        eps,
         out,
         factor,
     };
@@ -104,9 +102,8 @@ pub fn norm_gate(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
     let is_alone = up == normed && gate != normed && out != x && !read_later(plan, at + 2, normed);
     let fused = Fused::NormGate {
         x,
-        weight,
+        norm: Norm { weight, eps },
         group,
-        eps,
         gate,
         out,
     };
@@ -165,9 +162,8 @@ mod tests {
     fn norms_that_meet_are_joined_where_nothing_else_wants_them() {
         let wanted = |factor| Fused::NormPair {
             pair: [(A, NORM.weight), (B, NORM.weight)],
-            weight: NORM.weight,
+            norm: NORM,
             group: 64,
-            eps: NORM.eps,
             out: SUM,
             factor,
         };

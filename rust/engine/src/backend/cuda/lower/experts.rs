@@ -283,23 +283,6 @@ impl RouteOp {
     }
 }
 
-/// The choice of experts of number `number` of the fused list, where the product by experts behind it makes
-/// it, of `m` rows: of one row, whose blocks each find out theirs.
-pub fn choice_of_product(l: &Lowering, number: usize, m: usize) -> Option<RouteOp> {
-    let route = RouteOp::of(l.fused.get(number)?)?;
-    let Fused::MatVec {
-        experts: Some(experts),
-        parts,
-        ..
-    } = l.fused.get(number + 1)?
-    else {
-        return None;
-    };
-    let integers = parts.iter().all(|p| l.plan.weight(p.weight).ty.integers);
-    let is_its = experts.routes == route.out && ranks(&l.plan, route.out) <= MOST_RANKS;
-    (m == 1 && integers && is_its).then_some(route)
-}
-
 /// The launch that chooses experts.
 pub fn route(l: &Lowering, op: &RouteOp, pass: &Pass) -> Result<Spec> {
     let m = l.rows_of(op.logits, pass);

@@ -7,7 +7,7 @@ use super::{norm, rowwise};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
 use crate::plan::fuse::Fused;
-use crate::plan::{BufferId, Norm, Op, WeightId};
+use crate::plan::{BufferId, Norm, Op};
 
 /// Widest groups that are normalized on the way: a warp has 256 values at a time.
 const MOST_GROUP: usize = 256;
@@ -22,28 +22,8 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// The gate before the product of that number of the fused list, of `m` rows, where the product's own
-    /// launch is to be it.
-    pub fn of_product(l: &Lowering, product: usize, m: usize) -> Option<Self> {
-        let integers = |id: WeightId| l.plan.weight(id).ty.integers;
-        match l.fused.get(product)? {
-            Fused::MatVec {
-                x,
-                norm: None,
-                experts: None,
-                gated: true,
-                parts,
-                ..
-            } if m == 1 && parts.iter().all(|p| integers(p.weight)) => {
-                let width = l.plan.buffer(*x).width;
-                let before = l.fused.get(product.checked_sub(1)?)?;
-                Self::of(before).filter(|gate| gate.fits(l, width))
-            }
-            _ => None,
-        }
-    }
-
-    fn of(op: &Fused) -> Option<Self> {
+    /// Of a fused op, if it is one.
+    pub fn of(op: &Fused) -> Option<Self> {
         match *op {
             Fused::Single(Op::SigmoidMul { x, gate, .. }) => Some(Self {
                 x,
@@ -52,15 +32,14 @@ impl Gate {
             }),
             Fused::NormGate {
                 x,
-                weight,
+                norm,
                 group,
-                eps,
                 gate,
                 ..
             } => Some(Self {
                 x,
                 gate,
-                norm: Some((Norm { weight, eps }, group)),
+                norm: Some((norm, group)),
             }),
             _ => None,
         }
@@ -68,7 +47,7 @@ impl Gate {
 
     /// Whether a warp can let a row of `width` values through: a gate each, or one for all; and whole
     /// groups that lanes share.
-    fn fits(&self, l: &Lowering, width: usize) -> bool {
+    pub fn fits(&self, l: &Lowering, width: usize) -> bool {
         let gates = l.plan.buffer(self.gate).width;
         match self.norm {
             None => gates == width || gates == 1,

@@ -143,20 +143,20 @@ pub fn wanted(plan: &Plan, fused: &[Fused]) -> Result<Wanted> {
                 let vectors: Vec<_> = norm.map(|n| n.weight).into_iter().chain(of_sums).collect();
                 (arrangement(plan, parts, epilogue), vectors)
             }
-            Fused::NormAdd { weight, factor, .. } => (
+            Fused::NormAdd { norm, factor, .. } => (
                 Vec::new(),
-                [Some(*weight), *factor].into_iter().flatten().collect(),
+                [Some(norm.weight), *factor].into_iter().flatten().collect(),
             ),
             Fused::NormPair {
                 pair: [a, b],
-                weight,
+                norm,
                 factor,
                 ..
             } => {
-                let norms = [a.1, b.1, *weight].into_iter();
+                let norms = [a.1, b.1, norm.weight].into_iter();
                 (Vec::new(), norms.chain(*factor).collect())
             }
-            Fused::NormGate { weight, .. } => (Vec::new(), vec![*weight]),
+            Fused::NormGate { norm, .. } => (Vec::new(), vec![norm.weight]),
             Fused::Mix { .. } => (Vec::new(), Vec::new()),
             Fused::Route { choice, scales, .. } => {
                 let used = choice.signature().weights.into_iter().map(|used| used.id);

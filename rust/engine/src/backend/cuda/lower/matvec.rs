@@ -1,9 +1,8 @@
 //! One row of activations times weights that are small integers: the kernel that decode is made of.
 
-use super::experts::{
-    address_of, choice_of_product, constants_of, ranks, route_constants, MixOp, Pairs, MOST_RANKS,
-};
+use super::experts::{address_of, constants_of, route_constants, Pairs};
 use super::gate::Gate;
+use super::joined::With;
 use super::lowering::{constants, flag, sizes, Lowering, Pass};
 use super::overflow::overflows;
 use super::params::{self, KvTarget, KvView, MatVec, Overflows, Route, Segment, CONSTANTS};
@@ -14,7 +13,7 @@ use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
 use crate::plan::{
     self,
-    fuse::{Epilogue, Fused, Part},
+    fuse::{Epilogue, Fused},
 };
 use crate::quant::QuantType;
 
@@ -169,8 +168,7 @@ impl Shape {
 }
 
 /// The launch of `product` with the one row of `op.x`, behind `before` others of the pass; none where
-/// the row is too long for the shared memory of the card. With `pairs`, one launch has all of them. Also
-/// whether it makes the sum of what experts give too, where that is what comes next.
+/// the row is too long for the shared memory of the card. With `pairs`, one launch has all of them.
 pub fn spec(
     l: &Lowering,
     op: &Op<'_>,
@@ -178,34 +176,14 @@ pub fn spec(
     pairs: Option<&Pairs>,
     pass: &Pass,
     before: usize,
-) -> Result<Option<(Spec, bool)>> {
-    let mix = pairs.and_then(|_| mix_behind(l, op));
-    if let Some(its) = pairs.filter(|_| mix.is_some() && is_even(l, product)) {
-        let how = Experts {
-            pairs,
-            mix,
-            chained: its.count,
-        };
-        if let Some(spec) = launch(l, op, product, how, pass, before)? {
-            return Ok(Some((spec, true)));
+) -> Result<Option<Spec>> {
+    let is_mixed = matches!(op.with, With::Mix(_));
+    if let Some(its) = pairs.filter(|_| is_mixed && is_even(l, product)) {
+        if let Some(spec) = launch(l, op, product, (pairs, its.count), pass, before)? {
+            return Ok(Some(spec));
         }
     }
-    let how = Experts {
-        pairs,
-        mix,
-        chained: 1,
-    };
-    let spec = launch(l, op, product, how, pass, before)?;
-    Ok(spec.map(|spec| (spec, mix.is_some())))
-}
-
-/// How a launch takes a product by experts, if it is one.
-#[derive(Clone, Copy)]
-struct Experts<'a> {
-    pairs: Option<&'a Pairs>,
-    mix: Option<MixOp>,
-    /// Experts whose tiles a block has behind each other.
-    chained: usize,
+    launch(l, op, product, (pairs, 1), pass, before)
 }
 
 /// Whether SMs have hardly more or fewer of a product's tiles than others, each of them whole.
@@ -217,15 +195,12 @@ fn is_even(l: &Lowering, product: &Product) -> bool {
     4 * tiles.div_ceil(sms) * sms <= 5 * tiles
 }
 
+/// With pairs, a block has the tiles of `chained` experts behind each other.
 fn launch(
     l: &Lowering,
     op: &Op<'_>,
     product: &Product,
-    Experts {
-        pairs,
-        mix,
-        chained,
-    }: Experts<'_>,
+    (pairs, chained): (Option<&Pairs>, usize),
     pass: &Pass,
     before: usize,
 ) -> Result<Option<Spec>> {
@@ -252,11 +227,12 @@ fn launch(
     let Some(shape) = shape else {
         return Ok(None);
     };
-    let gate = match pairs {
-        Some(_) => None,
-        None => Gate::of_product(l, op.number, 1),
+    let (gate, route, mix) = match op.with {
+        With::Gate(gate) => (Some(gate), None, None),
+        With::Choice(route) => (None, Some(route), None),
+        With::Mix(mix) => (None, None, Some(mix)),
+        With::Nothing | With::Route(_) | With::Stored { .. } => (None, None, None),
     };
-    let route = pairs.and_then(|_| choice_of_product(l, op.number.checked_sub(1)?, 1));
     let variant = Variant::new(
         &SOURCE,
         shape.constants()
@@ -308,18 +284,6 @@ fn launch(
         spec.traffic.rows += 4 * mix.floats(&l.plan, 1) as u64;
     }
     Ok(Some(spec))
-}
-
-/// The sum of what the experts of one row give, behind a product by experts whose launch may make it too.
-fn mix_behind(l: &Lowering, op: &Op<'_>) -> Option<MixOp> {
-    let next = l.fused.get(op.number + 1)?;
-    // What the experts give is not kept.
-    let mix = MixOp::of(next).filter(|_| matches!(next, Fused::Mix { .. }))?;
-    let gives = |part: &Part| part.out == mix.x;
-    let routes = op.experts.map(|experts| experts.routes);
-    let is_whole = op.parts.len() == 1 && op.parts.iter().all(gives);
-    let is_whole = is_whole && ranks(&l.plan, mix.routes) <= MOST_RANKS;
-    (is_whole && routes == Some(mix.routes) && *op.epilogue == Epilogue::Store).then_some(mix)
 }
 
 /// Whether what the sums of `op` are added to was there before the preceding kernel began: that kernel

@@ -1,8 +1,7 @@
 //! Rows of activations times weights that are floats.
 
-use super::experts::{
-    address_of, choice_of_product, constants_of, route_constants, Pairs, RouteOp,
-};
+use super::experts::{address_of, constants_of, route_constants, Pairs};
+use super::joined::With;
 use super::lowering::{constants, flag, sizes, Lowering, Pass};
 use super::params::{Experts, KvTarget, KvView, MatVecFloats, Route, Segment, CONSTANTS};
 use super::product::{Op, Product};
@@ -10,7 +9,6 @@ use super::shape::{segments, superblocks, UNIT_COLS, UNIT_ROWS};
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
-use crate::plan::fuse::Epilogue;
 use crate::quant::QuantType;
 
 static SOURCE: Source = source!(
@@ -37,27 +35,18 @@ const MANY_ROWS: usize = 32;
 const X_BYTES: usize = 32 << 10;
 const STAGED_BYTES: usize = 32 << 10;
 
-/// The choice of experts behind a product, where the launch of its `m` rows makes it too: they are one
-/// block's rows of x, so that one block ends last.
-pub fn route_behind(l: &Lowering, op: &Op<'_>, m: usize) -> Option<RouteOp> {
-    if choice_of_product(l, op.number + 1, m).is_some() {
-        return None;
-    }
-    let route = RouteOp::of(l.fused.get(op.number + 1)?)?;
-    let gives = op.parts.iter().any(|part| part.out == route.logits);
-    (gives && m <= MOST_ROWS && *op.epilogue == Epilogue::Store).then_some(route)
-}
-
-/// The launch of `product` with the `m` rows of `op.x`, or as many as pairs have; with `route` it chooses
-/// each row's experts by what it gives.
+/// The launch of `product` with the `m` rows of `op.x`, or as many as pairs have.
 pub fn spec(
     l: &Lowering,
     op: &Op<'_>,
     product: &Product,
     (m, pairs): (usize, Option<&Pairs>),
-    route: Option<RouteOp>,
     pass: &Pass,
 ) -> Result<Spec> {
+    let route = match op.with {
+        With::Route(route) => Some(route),
+        _ => None,
+    };
     let n_in = product.n_in;
     let max_m = pairs.map_or(m.next_power_of_two().min(MOST_ROWS), |pairs| pairs.rows);
     let w_pairs = if m >= MANY_ROWS { 4 } else { 1 };

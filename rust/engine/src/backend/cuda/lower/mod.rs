@@ -7,6 +7,7 @@ mod attention;
 pub mod attention_fixed;
 mod experts;
 mod gate;
+mod joined;
 pub mod layout;
 pub mod lowering;
 mod matmul;

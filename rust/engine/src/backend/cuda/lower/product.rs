@@ -2,6 +2,7 @@
 //! what order, and what becomes of its sums.
 
 use super::experts;
+use super::joined::With;
 use super::layout::{arrangement, Matrix, Order};
 use super::lowering::{constants, Lowering, Pass};
 use super::params::{KvTarget, Segment};
@@ -22,6 +23,8 @@ pub struct Op<'a> {
     pub experts: Option<Experts>,
     pub parts: &'a [Part],
     pub epilogue: &'a Epilogue,
+    /// What its launch makes too, where there is room for it.
+    pub with: With,
 }
 
 /// Its weights and what becomes of the sums.

@@ -1,0 +1,337 @@
+//! Neighbouring ops of the fused list that one launch makes. Which ones the rows of a pass decide, where
+//! the fused list is that of all passes.
+
+use super::attention::Turned;
+use super::experts::{self, ranks, MixOp, RouteOp, MOST_RANKS};
+use super::gate::Gate;
+use super::lowering::{Lowering, Pass, Path};
+use super::matvec_floats;
+use crate::backend::cuda::driver::spec::Spec;
+use crate::error::Result;
+use crate::plan::fuse::{Epilogue, Fused, Part, MOST_NEAR_DIM};
+use crate::plan::{BufferId, Op};
+
+/// An op of the fused list, and what its launch makes beside it.
+#[derive(Debug, Clone, Copy)]
+pub struct Joined<'a> {
+    pub op: &'a Fused,
+    /// Its place in the fused list.
+    pub number: usize,
+    pub with: With,
+    /// Ops of the list that this is.
+    pub count: usize,
+}
+
+/// What a launch makes beside its op.
+#[derive(Debug, Clone, Copy)]
+pub enum With {
+    Nothing,
+    /// Before a product, what lets its x through.
+    Gate(Gate),
+    /// Before a product by experts, the choice of these.
+    Choice(RouteOp),
+    /// Behind a product, the choice of experts by what it gives.
+    Route(RouteOp),
+    /// Behind a product by experts, the sum of what they give.
+    Mix(MixOp),
+    /// Before attention, storing these keys and values; and before that how their heads and those of
+    /// queries are normalized and turned.
+    Stored {
+        newest: (BufferId, BufferId),
+        turned: Option<Turned>,
+    },
+}
+
+impl<'a> Joined<'a> {
+    /// What begins at that number of the fused list, in a pass that has rows of it.
+    pub fn at(l: &'a Lowering, pass: &Pass, number: usize) -> Self {
+        let list = &l.fused[number..];
+        let before = stored(l, pass, list)
+            .or_else(|| gated(l, pass, list).map(|gate| (With::Gate(gate), 1)))
+            .or_else(|| chosen(l, pass, list).map(|route| (With::Choice(route), 1)));
+        let behind = || behind(l, pass, list).map(|with| (with, 0));
+        let (with, skipped) = before.or_else(behind).unwrap_or((With::Nothing, 0));
+        let is_behind = matches!(with, With::Route(_) | With::Mix(_));
+        Self {
+            op: &list[skipped],
+            number: number + skipped,
+            with,
+            count: skipped + 1 + usize::from(is_behind),
+        }
+    }
+}
+
+impl With {
+    /// The same in launches of its own, before that of a product of `x` and behind it.
+    pub fn apart(&self, l: &Lowering, x: BufferId, pass: &Pass) -> Result<[Option<Spec>; 2]> {
+        Ok(match self {
+            Self::Gate(gate) => [Some(gate.launch(l, x, pass)?), None],
+            Self::Choice(op) => [Some(experts::route(l, op, pass)?), None],
+            Self::Route(op) => [None, Some(experts::route(l, op, pass)?)],
+            Self::Mix(op) => [None, Some(experts::mix(l, *op, pass))],
+            Self::Nothing | Self::Stored { .. } => [None, None],
+        })
+    }
+}
+
+fn are_integers(l: &Lowering, parts: &[Part]) -> bool {
+    let mut types = parts.iter().map(|part| l.plan.weight(part.weight).ty);
+    types.all(|ty| ty.integers)
+}
+
+/// What attention stores, and how it turns heads first, where those ops come right before it; and how
+/// many they are. (Over integers, in a step whose rows are sequences of their own: rows of a prompt are
+/// stored before any is looked at.)
+fn stored(l: &Lowering, pass: &Pass, list: &[Fused]) -> Option<(With, usize)> {
+    let is_step = matches!(pass.path, Path::Decode { .. });
+    if !is_step || !pass.are_alone() || !l.kv_type.sums_kv_exactly() {
+        return None;
+    }
+    let (heads, skipped) = match list.first()? {
+        heads @ Fused::TurnedHeads { .. } => (Some(heads), 2),
+        _ => (None, 1),
+    };
+    let (scatter, attention) = (list.get(skipped - 1)?, list.get(skipped)?);
+    let (
+        Fused::Single(Op::KvScatter { k, v, layer }),
+        Fused::Single(Op::Attention { q, layer: its, .. }),
+    ) = (scatter, attention)
+    else {
+        return None;
+    };
+    if layer != its {
+        return None;
+    }
+    let turned = match heads {
+        Some(heads) => Some(turned(l, heads, [*q, *k, *v], *layer)?),
+        None => None,
+    };
+    let newest = (*k, *v);
+    Some((With::Stored { newest, turned }, skipped))
+}
+
+/// How heads are turned, where attention of that layer can do it.
+fn turned(l: &Lowering, heads: &Fused, [q, k, v]: [BufferId; 3], layer: usize) -> Option<Turned> {
+    match heads {
+        Fused::TurnedHeads {
+            queries,
+            keys,
+            values,
+            head_dim,
+            eps,
+            turn,
+        } if (queries.x, keys.x) == (q, k)
+            && values.is_none_or(|values| values.out == v)
+            && *head_dim == l.plan.kv[layer].head_dim
+            && *head_dim <= MOST_NEAR_DIM =>
+        {
+            Some(Turned {
+                queries: queries.weight,
+                keys: keys.weight,
+                values: *values,
+                eps: *eps,
+                turn: *turn,
+            })
+        }
+        _ => None,
+    }
+}
+
+/// The gate before a product of one row.
+fn gated(l: &Lowering, pass: &Pass, list: &[Fused]) -> Option<Gate> {
+    match list {
+        [before, Fused::MatVec {
+            x,
+            norm: None,
+            experts: None,
+            gated: true,
+            parts,
+            ..
+        }, ..]
+            if l.rows_of(*x, pass) == 1 && are_integers(l, parts) =>
+        {
+            let width = l.plan.buffer(*x).width;
+            Gate::of(before).filter(|gate| gate.fits(l, width))
+        }
+        _ => None,
+    }
+}
+
+/// The choice of experts before a product by them of one row, whose blocks each find out theirs.
+fn chosen(l: &Lowering, pass: &Pass, list: &[Fused]) -> Option<RouteOp> {
+    match list {
+        [before, Fused::MatVec {
+            x,
+            experts: Some(experts),
+            parts,
+            ..
+        }, ..]
+            if l.rows_of(*x, pass) == 1
+                && are_integers(l, parts)
+                && ranks(&l.plan, experts.routes) <= MOST_RANKS =>
+        {
+            RouteOp::of(before).filter(|route| route.out == experts.routes)
+        }
+        _ => None,
+    }
+}
+
+/// What a product's launch makes behind it: the sum of what the experts of one row give, which is not
+/// kept; or the choice by a router's logits, unless the product behind that makes it.
+fn behind(l: &Lowering, pass: &Pass, list: &[Fused]) -> Option<With> {
+    let [Fused::MatVec {
+        x,
+        experts,
+        parts,
+        epilogue: Epilogue::Store,
+        ..
+    }, next, ..] = list
+    else {
+        return None;
+    };
+    let m = l.rows_of(*x, pass);
+    match (experts, are_integers(l, parts)) {
+        (Some(experts), true) if m == 1 => {
+            let mix = MixOp::of(next).filter(|_| matches!(next, Fused::Mix { .. }))?;
+            let is_its = mix.routes == experts.routes && ranks(&l.plan, mix.routes) <= MOST_RANKS;
+            let is_whole = matches!(&parts[..], [part] if part.out == mix.x);
+            (is_its && is_whole).then_some(With::Mix(mix))
+        }
+        // Rows of one block, so that one block ends last.
+        (None, false) if (1..=matvec_floats::MOST_ROWS).contains(&m) => {
+            let route = RouteOp::of(next)?;
+            let gives = parts.iter().any(|part| part.out == route.logits);
+            let is_its = gives && chosen(l, pass, &list[1..]).is_none();
+            is_its.then_some(With::Route(route))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::layout::wanted;
+    use super::super::params::{AttentionFixed, MatVec};
+    use super::super::pass::specs;
+    use super::super::tests::{at, chunk, entries, id, lowering, step, superblocks};
+    use super::*;
+    use crate::plan::fuse::{fuse, Rules};
+    use crate::plan::{Plan, Weight};
+    use crate::quant;
+    use std::sync::Arc;
+
+    fn with(mut l: Lowering, plan: Plan) -> Lowering {
+        plan.check().unwrap();
+        let rules = Rules {
+            fuse: true,
+            scatter: false,
+        };
+        l.fused = fuse(&plan, rules);
+        let wanted = wanted(&plan, &l.fused).unwrap();
+        let places = (1u64..).zip(wanted.matrices);
+        l.at.matrices = places.map(|(i, m)| ((m.ids, m.order), i << 44)).collect();
+        l.plan = Arc::new(plan);
+        l
+    }
+
+    #[test]
+    fn one_row_goes_through_its_gate_on_the_way_to_a_product() {
+        let (heads, gated) = (id("heads"), id("q"));
+        let gate = Op::SigmoidMul {
+            x: heads,
+            gate: id("delta"),
+            out: gated,
+        };
+        for (reads_again, launches) in [(false, 0), (true, 1)] {
+            let l = lowering("sm_90", superblocks(), "I16", true);
+            let mut plan = Plan::clone(&l.plan);
+            let number = plan.ops.iter().position(|op| match op {
+                Op::MatVec { x, .. } => *x == heads,
+                _ => false,
+            });
+            let number = number.unwrap();
+            if let Op::MatVec { x, .. } = &mut plan.ops[number] {
+                *x = gated;
+            }
+            plan.ops.insert(number, gate.clone());
+            if reads_again {
+                let add = Op::Add {
+                    x: gated,
+                    out: id("x"),
+                };
+                plan.ops.insert(number + 3, add);
+            }
+            let l = with(l, plan);
+            let its = |rows: usize| {
+                let list = specs(&l, &step(rows)).unwrap();
+                list.iter().filter(|s| s.entry == "sigmoid_mul").count()
+            };
+            assert_eq!((its(1), its(8)), (launches, 1));
+            let list = specs(&l, &step(1)).unwrap();
+            let gated =
+                |s: &&Spec| s.entry == "matvec" && s.params::<MatVec>().unwrap().gated.by != 0;
+            let gated: Vec<_> = list.iter().filter(gated).collect();
+            assert_eq!(gated.len(), 1 - launches);
+            for spec in gated {
+                let params: MatVec = spec.params().unwrap();
+                assert_eq!((params.x, params.gated.by), (at("heads"), at("delta")));
+                assert!(spec.label.starts_with("gate matvec"), "{}", spec.label);
+            }
+        }
+    }
+
+    #[test]
+    fn heads_are_normalized_and_turned_where_a_step_attends() {
+        let mut l = lowering("sm_90", superblocks(), "I16", true);
+        let mut plan = Plan::clone(&l.plan);
+        let head_dim = plan.kv[0].head_dim;
+        let weight = |plan: &mut Plan, name: &str| {
+            plan.add_weight(Weight {
+                name: name.into(),
+                n_in: head_dim,
+                n_out: 1,
+                n_expert: 1,
+                ty: &quant::TYPES[0],
+            })
+        };
+        let first = plan.ops.iter().position(|op| matches!(op, Op::Rope { .. }));
+        for (name, address) in [("k", 1u64 << 60), ("q", 1 << 61)] {
+            let weight = weight(&mut plan, name);
+            l.at.vectors.insert(weight, address);
+            let x = id(name);
+            let norm = Op::RmsNorm {
+                x,
+                weight: Some(weight),
+                out: x,
+                group: head_dim,
+                eps: 1e-6,
+            };
+            plan.ops.insert(first.unwrap(), norm);
+        }
+        // Values that are what keys are before that.
+        let norm = Op::RmsNorm {
+            x: id("k"),
+            weight: None,
+            out: id("v"),
+            group: head_dim,
+            eps: 1e-6,
+        };
+        plan.ops.insert(first.unwrap(), norm);
+        let l = with(l, plan);
+        let alone = specs(&l, &step(1)).unwrap();
+        let its = |list: &[Spec], entry| list.iter().filter(|s| s.entry == entry).count();
+        for entry in ["turn_heads", "rms_norm"] {
+            assert_eq!(its(&alone, entry), 0, "{:?}", entries(&alone));
+        }
+        let attention = alone.iter().find(|s| s.entry == "attention_fixed").unwrap();
+        let params: AttentionFixed = attention.params().unwrap();
+        assert_eq!((params.q_weight, params.k_weight), (1 << 61, 1 << 60));
+        assert_eq!((params.eps, params.cos_sin), (1e-6, l.at.cos_sin[0]));
+        let says = |what: &str| attention.variant.constants.contains(what);
+        assert!(says("VALUES_NORMED = true;") && says("VALUES_ARE_KEYS = true;"));
+        // Rows of a prompt are stored before any is looked at: their heads are turned before that.
+        let prompt = specs(&l, &chunk(64, 1)).unwrap();
+        assert_eq!(its(&prompt, "turn_heads"), 1, "{:?}", entries(&prompt));
+        assert_eq!(its(&prompt, "rms_norm"), 0, "{:?}", entries(&prompt));
+    }
+}
