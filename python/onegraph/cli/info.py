@@ -32,7 +32,11 @@ Row = tuple[str, str]
 
 @click.command()
 @click.argument("model", required=False)
-@click.option("--n-ctx", type=int, help="Context in tokens.  [default: what it was trained for]")
+@click.option(
+    "--n-ctx",
+    type=int,
+    help="Context in tokens.  [default: what the model has, up to 8192]",
+)
 @click.option("--max-batch", type=int, default=8, show_default=True, help="Sequences at a time.")
 @click.option(
     "--kv-type",
