@@ -161,7 +161,7 @@ class LLM(Generates, Embeds):
         self._kv_type = kv_type
         self._unsaid_saturated = threading.Lock()  # taken once, with the first such sequence
         if (reason := self._engine.no_card) and _said_cpu.acquire(blocking=False):
-            logger.warning('running on the CPU: %s; device="cpu" asks for that', reason)
+            logger.warning('running on the CPU: %s; with device="cpu" this is not said', reason)
         logger.info(
             "loaded %s in %.2f s on %s",
             self.path.name,

@@ -23,7 +23,7 @@ from onegraph.cli import COMMANDS, foreign
         (["run", "smollm2", "-fa"], "-fa is no option here: there is one attention"),
         (["run", "smollm2", "-ctk", "q8_0"], "-ctk is no option here: use --kv-type"),
         (["run", "-m", "x.gguf", "-p", "Hi"], "-m is no option here: use MODEL by itself"),
-        (["run", "smollm2", "--format", "json"], "--format is no option here: use --json"),
+        (["run", "smollm2", "--format", "json"], "--format is no option here: use --schema"),
         (["run", "smollm2", "--keepalive", "5m"], "--keepalive is no option here"),
         (["info", "smollm2", "--ctx-size", "9"], "--ctx-size is no option here: use --n-ctx"),
         (["pull", "smollm2", "--insecure"], "--insecure is no option here"),

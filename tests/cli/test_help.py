@@ -52,7 +52,7 @@ def test_a_wrong_topic_is_told_which_are_right(cli: Any) -> None:
         ("Speed", "did you mean `onegraph help speed`?"),
         ("comand-line", "did you mean `onegraph help command-line`?"),
         ("bensh", "did you mean `onegraph help bench`?"),
-        ("zzzzzz", f"have {', '.join(TOPICS)}"),
+        ("zzzzzz", f"`onegraph help` says what each page is about: {', '.join(TOPICS)}"),
     ]:
         done = cli("help", typed)
         assert (done.returncode, done.stdout) == (2, "")

@@ -38,8 +38,24 @@ def test_a_missing_file_is_named_with_the_other_forms(name: str) -> None:
 
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(onegraph.FileError, match=r"is a folder; name the \.gguf file"):
+    with pytest.raises(onegraph.FileError, match=r"is a folder; onegraph reads GGUF .* -GGUF"):
         hub.resolve(tmp_path)
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(
+        onegraph.FileError, match=r"name the \.gguf file inside it, as .*model\.gguf"
+    ):
+        hub.resolve(tmp_path)
+
+
+def test_other_formats_are_told_from_models(tmp_path: Path) -> None:
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        with pytest.raises(onegraph.FileError, match=r"no file .*convert_hf_to_gguf\.py"):
+            hub.resolve(name)
+        (tmp_path / name).write_bytes(b"another")
+        with pytest.raises(onegraph.FileError, match=r"another format; .*convert_hf_to_gguf\.py"):
+            hub.resolve(tmp_path / name)
+    (tmp_path / "model.bin").write_bytes(b"GGUF")
+    assert hub.resolve(tmp_path / "model.bin") == tmp_path / "model.bin"
 
 
 def test_what_could_be_waited_for_is_refused(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ OPTIONS = [
     ),
     Foreign(("--warmup", "--no-warmup"), (), "leave it out"),
     Foreign(("-np", "--parallel"), ("n_seq", "max_batch"), "one sequence runs at a time here"),
-    Foreign(("--format",), ("as_json",), "the output has one form"),
+    Foreign(("--format",), ("schema", "as_json"), "the output has one form"),
     Foreign(("--keepalive",), (), "no server is behind this: the model goes with the command"),
     Foreign(("--json-schema",), ("schema",), "nothing is generated here"),
     Foreign(("--lora",), (), "onegraph does not have it"),

@@ -91,7 +91,8 @@ def command(ctx: click.Context, topic: str | None) -> None:
         named.make_context(topic, ["--help"], parent=root)  # ends here, as --help does
     else:
         near = difflib.get_close_matches(topic.lower(), [*known, *_commands(ctx)], n=1)
-        remedy = f"did you mean `onegraph help {near[0]}`?" if near else f"have {', '.join(known)}"
+        listed = f"`onegraph help` says what each page is about: {', '.join(known)}"
+        remedy = f"did you mean `onegraph help {near[0]}`?" if near else listed
         raise click.UsageError(f"No page or command {topic!r}: {remedy}", ctx)
 
 

@@ -88,7 +88,7 @@ def resolve(
         return _file(Path(ref), verify)
     if entry := known.get(ref):
         return fetch(entry, progress=progress, mend=mend, verify=verify)
-    meant_as_path = ref.endswith(".gguf") or "/" in ref or os.sep in ref
+    meant_as_path = ref.endswith((".gguf", *_OTHER_FORMATS)) or "/" in ref or os.sep in ref
     path = Path(ref).expanduser()
     if ref and (path.exists() or (meant_as_path and "://" not in ref)):
         return _file(path, verify)
@@ -100,21 +100,40 @@ def resolve(
     )
 
 
+#: What the names of other programs' weights end in.
+_OTHER_FORMATS = (".safetensors", ".bin", ".pth", ".pt", ".onnx")
+
+_NO_GGUF = (
+    "onegraph reads GGUF files: look for a repository whose name ends in -GGUF, or convert the "
+    "model with llama.cpp's convert_hf_to_gguf.py"
+)
+
+
+def _begins_as_gguf(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == b"GGUF"
+
+
 def _file(path: Path, verify: bool) -> Path:
+    is_other = path.name.endswith(_OTHER_FORMATS)
     try:
         mode = path.stat().st_mode
     except FileNotFoundError as e:
-        raise FileError(
-            f"there is no file {path}{file_hint(path, known_models())}; check the path, or name a "
-            f"model by one of {FORMS}"
-        ) from e
+        remedy = _NO_GGUF if is_other else f"check the path, or name a model by one of {FORMS}"
+        hint = file_hint(path, known_models())
+        raise FileError(f"there is no file {path}{hint}; {remedy}") from e
     except (OSError, ValueError) as e:  # ValueError: a null character
         reason = getattr(e, "strerror", None) or e
         raise FileError(f"cannot read {path}: {reason}; check the path and its permissions") from e
     if other := kind(mode):
         folder = stat.S_ISDIR(mode)
-        remedy = "name the .gguf file inside it" if folder else "save the model to a file first"
+        remedy = "save the model to a file first"
+        if folder:
+            holds = next(path.glob("*.gguf"), None)
+            remedy = f"name the .gguf file inside it, as {holds}" if holds else _NO_GGUF
         raise FileError(f"{path} is {other}; {remedy}")
+    if is_other and not _begins_as_gguf(path):
+        raise FileError(f"{path} is in another format; {_NO_GGUF}")
     if verify:
         raise ArgumentError(
             f"verify: nothing says what the file {path} should be; compare `sha256sum {path}` with "
