@@ -410,7 +410,9 @@ fn kernels(number: u32) -> HashSet<Variant> {
     of(Layer::plan(common, RopeStyle::Halves, true), f16, true);
     // What a load runs itself.
     kernels.extend(quant::TYPES.iter().map(repack_variant));
-    kernels.extend([false, true].map(|verifies| sample::variant(151_936, 4096, verifies)));
+    for (n_vocab, verifies) in [(32_003, false), (151_936, false), (151_936, true)] {
+        kernels.insert(sample::variant(n_vocab, 4096, verifies));
+    }
     kernels.insert(exact_sums::variant());
     kernels
 }

@@ -122,6 +122,9 @@ pub enum Fused {
         queries: NormedHeads,
         keys: NormedHeads,
         values: Option<Values>,
+        /// Whether nothing wants them behind the next two ops, those that store keys and values and
+        /// that attend.
+        attended: bool,
         head_dim: usize,
         eps: f32,
         turn: Turn,
@@ -180,9 +183,23 @@ pub fn fuse(plan: &Plan, rules: Rules) -> Vec<Fused> {
         match rules.fuse.then(joined).flatten() {
             Some((mut op, used)) => {
                 at += used;
-                if let Fused::MatVec { x, gated, .. } = &mut op {
-                    *gated =
-                        fused.last().and_then(gate_out) == Some(*x) && !read_later(plan, at, *x);
+                match &mut op {
+                    Fused::MatVec { x, gated, .. } => {
+                        let is_its = fused.last().and_then(gate_out) == Some(*x);
+                        *gated = is_its && !read_later(plan, at, *x);
+                    }
+                    Fused::TurnedHeads {
+                        queries,
+                        keys,
+                        values,
+                        attended,
+                        ..
+                    } => {
+                        let values = values.map(|values| values.out);
+                        let mut heads = [queries.x, keys.x].into_iter().chain(values);
+                        *attended = heads.all(|id| !read_later(plan, at + 2, id));
+                    }
+                    _ => {}
                 }
                 fused.push(op);
             }
@@ -276,7 +293,7 @@ fn product(op: &Op) -> Option<(Multiplied, Part)> {
 
 /// Whether any op from `from` on reads `id` before it is written again.
 fn read_later(plan: &Plan, from: usize, id: BufferId) -> bool {
-    for op in &plan.ops[from..] {
+    for op in plan.ops.iter().skip(from) {
         let op = op.signature();
         if op.inputs().any(|input| input == id) {
             return true;
@@ -385,6 +402,7 @@ fn turned_heads(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
         queries,
         keys: keys.0,
         values: None,
+        attended: false,
         head_dim,
         eps,
         turn,
@@ -682,6 +700,7 @@ mod tests {
                 weight: NORM.weight,
             },
             values: None,
+            attended: true,
             head_dim: 64,
             eps,
             turn: Turn {

@@ -59,7 +59,8 @@ impl Module {
         check("cuFuncSetAttribute", unsafe {
             sys::cuFuncSetAttribute(handle, carveout, 100)
         })?;
-        if shared > 48 << 10 {
+        // What a block has beside it counts too, so that less than 48 KiB may need to be asked for.
+        if shared > 0 {
             // SAFETY: the function is of a module that is live.
             check("cuFuncSetAttribute", unsafe {
                 sys::cuFuncSetAttribute(handle, attribute, shared as c_int)

@@ -58,6 +58,11 @@ impl Gate {
         }
     }
 
+    /// What it is made of, which a product reads where its launch is to be the gate.
+    pub fn reads(&self) -> [BufferId; 2] {
+        [self.x, self.gate]
+    }
+
     /// The launch that lets `out` of the pass through by itself.
     pub fn launch(&self, l: &Lowering, out: BufferId, pass: &Pass) -> Result<Spec> {
         let (x, gate) = (self.x, self.gate);

@@ -5,7 +5,7 @@ use super::attention::Turned;
 use super::experts::{self, ranks, MixOp, RouteOp, MOST_RANKS};
 use super::gate::Gate;
 use super::lowering::{Lowering, Pass, Path};
-use super::matvec_floats;
+use super::shape::MOST_FLOATS_X;
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
 use crate::plan::fuse::{Epilogue, Fused, Part, MOST_NEAR_DIM};
@@ -74,6 +74,16 @@ impl With {
     }
 }
 
+/// Whether a product writes none of these: its blocks may still be reading them, or what comes from them.
+fn leaves(parts: &[Part], epilogue: &Epilogue, read: &[BufferId]) -> bool {
+    match epilogue {
+        Epilogue::Add { out, .. } | Epilogue::Gated { out, .. } => !read.contains(out),
+        Epilogue::Store | Epilogue::Qkv { .. } => {
+            parts.iter().all(|part| !read.contains(&part.out))
+        }
+    }
+}
+
 fn are_integers(l: &Lowering, parts: &[Part]) -> bool {
     let mut types = parts.iter().map(|part| l.plan.weight(part.weight).ty);
     types.all(|ty| ty.integers)
@@ -117,10 +127,12 @@ fn turned(l: &Lowering, heads: &Fused, [q, k, v]: [BufferId; 3], layer: usize) -
             queries,
             keys,
             values,
+            attended: true,
             head_dim,
             eps,
             turn,
         } if (queries.x, keys.x) == (q, k)
+            && ![q, k].contains(&v)
             && values.is_none_or(|values| values.out == v)
             && *head_dim == l.plan.kv[layer].head_dim
             && *head_dim <= MOST_NEAR_DIM =>
@@ -146,12 +158,13 @@ fn gated(l: &Lowering, pass: &Pass, list: &[Fused]) -> Option<Gate> {
             experts: None,
             gated: true,
             parts,
-            ..
+            epilogue,
         }, ..]
             if l.rows_of(*x, pass) == 1 && are_integers(l, parts) =>
         {
             let width = l.plan.buffer(*x).width;
-            Gate::of(before).filter(|gate| gate.fits(l, width))
+            let fits = |gate: &Gate| gate.fits(l, width) && leaves(parts, epilogue, &gate.reads());
+            Gate::of(before).filter(fits)
         }
         _ => None,
     }
@@ -164,13 +177,17 @@ fn chosen(l: &Lowering, pass: &Pass, list: &[Fused]) -> Option<RouteOp> {
             x,
             experts: Some(experts),
             parts,
+            epilogue,
             ..
         }, ..]
             if l.rows_of(*x, pass) == 1
                 && are_integers(l, parts)
                 && ranks(&l.plan, experts.routes) <= MOST_RANKS =>
         {
-            RouteOp::of(before).filter(|route| route.out == experts.routes)
+            let fits = |route: &RouteOp| {
+                route.out == experts.routes && leaves(parts, epilogue, &[route.logits])
+            };
+            RouteOp::of(before).filter(fits)
         }
         _ => None,
     }
@@ -195,10 +212,11 @@ fn behind(l: &Lowering, pass: &Pass, list: &[Fused]) -> Option<With> {
             let mix = MixOp::of(next).filter(|_| matches!(next, Fused::Mix { .. }))?;
             let is_its = mix.routes == experts.routes && ranks(&l.plan, mix.routes) <= MOST_RANKS;
             let is_whole = matches!(&parts[..], [part] if part.out == mix.x);
-            (is_its && is_whole).then_some(With::Mix(mix))
+            // Other blocks may still be reading x.
+            (is_its && is_whole && mix.out != *x).then_some(With::Mix(mix))
         }
         // Rows of one block, so that one block ends last.
-        (None, false) if (1..=matvec_floats::MOST_ROWS).contains(&m) => {
+        (None, false) if (1..=MOST_FLOATS_X).contains(&m) => {
             let route = RouteOp::of(next)?;
             let gives = parts.iter().any(|part| part.out == route.logits);
             let is_its = gives && chosen(l, pass, &list[1..]).is_none();
@@ -237,12 +255,15 @@ mod tests {
     #[test]
     fn one_row_goes_through_its_gate_on_the_way_to_a_product() {
         let (heads, gated) = (id("heads"), id("q"));
-        let gate = Op::SigmoidMul {
-            x: heads,
-            gate: id("delta"),
-            out: gated,
-        };
-        for (reads_again, launches) in [(false, 0), (true, 1)] {
+        // The product adds to x: where that is the gate, other blocks may still be reading it.
+        for (by, reads_again, launches) in
+            [("delta", false, 0), ("delta", true, 1), ("x", false, 1)]
+        {
+            let gate = Op::SigmoidMul {
+                x: heads,
+                gate: id(by),
+                out: gated,
+            };
             let l = lowering("sm_90", superblocks(), "I16", true);
             let mut plan = Plan::clone(&l.plan);
             let number = plan.ops.iter().position(|op| match op {
@@ -253,7 +274,7 @@ mod tests {
             if let Op::MatVec { x, .. } = &mut plan.ops[number] {
                 *x = gated;
             }
-            plan.ops.insert(number, gate.clone());
+            plan.ops.insert(number, gate);
             if reads_again {
                 let add = Op::Add {
                     x: gated,
@@ -281,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_are_normalized_and_turned_where_a_step_attends() {
+    fn heads_are_normalized_and_turned_where_a_step_attends_and_nothing_else_wants_them() {
         let mut l = lowering("sm_90", superblocks(), "I16", true);
         let mut plan = Plan::clone(&l.plan);
         let head_dim = plan.kv[0].head_dim;
@@ -317,7 +338,7 @@ mod tests {
             eps: 1e-6,
         };
         plan.ops.insert(first.unwrap(), norm);
-        let l = with(l, plan);
+        let mut l = with(l, plan.clone());
         let alone = specs(&l, &step(1)).unwrap();
         let its = |list: &[Spec], entry| list.iter().filter(|s| s.entry == entry).count();
         for entry in ["turn_heads", "rms_norm"] {
@@ -333,5 +354,16 @@ mod tests {
         let prompt = specs(&l, &chunk(64, 1)).unwrap();
         assert_eq!(its(&prompt, "turn_heads"), 1, "{:?}", entries(&prompt));
         assert_eq!(its(&prompt, "rms_norm"), 0, "{:?}", entries(&prompt));
+        // Where attention turned them, what reads them behind it would have them as they came.
+        let attends = |op: &Op| matches!(op, Op::Attention { .. });
+        let attention = plan.ops.iter().position(attends).unwrap();
+        let add = Op::Add {
+            x: id("q"),
+            out: id("x"),
+        };
+        plan.ops.insert(attention + 1, add);
+        l = with(l, plan);
+        let again = specs(&l, &step(1)).unwrap();
+        assert_eq!(its(&again, "turn_heads"), 1, "{:?}", entries(&again));
     }
 }

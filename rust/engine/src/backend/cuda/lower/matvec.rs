@@ -1,6 +1,6 @@
 //! One row of activations times weights that are small integers: the kernel that decode is made of.
 
-use super::experts::{address_of, constants_of, route_constants, Pairs};
+use super::experts::{address_of, constants_of, route_constants, Pairs, MOST_RANKS};
 use super::gate::Gate;
 use super::joined::With;
 use super::lowering::{constants, flag, sizes, Lowering, Pass};
@@ -35,6 +35,10 @@ static SOURCE: Source = source!(
 const fn x_sb_bytes(minimums: usize) -> usize {
     8 * (2 * 64 + 16) + minimums / 8 * 64 + 32 + 128
 }
+
+/// Shared memory beside the dynamic and beside what its shape says: a place, a ticket, and the room to
+/// align all of it.
+const OTHER_STATIC_BYTES: usize = 128;
 
 /// Bytes of the sums of a superblock of a tile.
 const P_SB_BYTES: usize = (4 * UNIT_ROWS + 4) * 4;
@@ -96,15 +100,15 @@ struct Shape {
 }
 
 impl Shape {
-    /// A shape of at most `warps` warps for `tiles` tiles on `sms` SMs that fits `shared` bytes, where
-    /// there is one.
+    /// A shape of at most `warps` warps for `tiles` tiles on `sms` SMs that fits `shared` bytes, and with
+    /// what it has beside them all that a block may have, where there is one.
     fn new(
         (n_in, chained): (usize, usize),
         types: &[&QuantType],
         tiles: usize,
         sms: usize,
         warps: usize,
-        shared: usize,
+        (shared, all): (usize, usize),
     ) -> Option<Self> {
         let n_sb = superblocks(n_in) * chained;
         let shape = |warps: usize, round, ring| {
@@ -130,7 +134,9 @@ impl Shape {
             let most = tiles.div_ceil(sms * shape(warps, 1, 2).warps_r);
             for round in (1..=most.clamp(1, ROUND)).rev() {
                 let shapes = (2..=MOST_UNITS).rev().map(|ring| shape(warps, round, ring));
-                let fits = |s: &Self| s.shared_bytes() <= shared;
+                let fits = |s: &Self| {
+                    s.shared_bytes() <= shared && s.shared_bytes() + s.static_bytes() <= all
+                };
                 if let Some(found) = shapes.into_iter().find(fits) {
                     return Some(found);
                 }
@@ -151,6 +157,14 @@ impl Shape {
         let warps = self.warps_k * self.warps_r * (self.ring * self.stage + x);
         let sums = self.sets * self.warps_r * self.round * n_sb * P_SB_BYTES;
         warps + 2 * n_sb * 4 + sums
+    }
+
+    /// Shared memory beside the dynamic, at most: barriers, rotations of the first round, experts and
+    /// their shares, where the row is.
+    fn static_bytes(&self) -> usize {
+        let barriers = self.warps_k * self.warps_r * self.ring * 8;
+        let rotations = self.warps_r * self.round * (UNIT_ROWS / 2) * 8;
+        barriers + rotations + MOST_RANKS * 8 + OTHER_STATIC_BYTES
     }
 
     fn constants(&self) -> String {
@@ -178,7 +192,9 @@ pub fn spec(
     before: usize,
 ) -> Result<Option<Spec>> {
     let is_mixed = matches!(op.with, With::Mix(_));
-    if let Some(its) = pairs.filter(|_| is_mixed && is_even(l, product)) {
+    // What experts give is multiplied by the factor of a norm before it is summed up.
+    let is_chained = is_mixed && op.norm.is_none() && is_even(l, product);
+    if let Some(its) = pairs.filter(|_| is_chained) {
         if let Some(spec) = launch(l, op, product, (pairs, its.count), pass, before)? {
             return Ok(Some(spec));
         }
@@ -215,7 +231,8 @@ fn launch(
     let is_few = tiles * superblocks(n_in) <= LIGHT_UNITS * sms;
     let is_light = pairs.is_none() && n_in < LONG_ROW && is_few;
     let shape = |warps, per_cent| {
-        let shared = l.card.shared_bytes * per_cent / 100;
+        let all = l.card.shared_bytes;
+        let shared = (all * per_cent / 100, all);
         Shape::new((n_in, chained), &product.types, tiles, sms, warps, shared)
     };
     let shape = match l.card.has_pdl() {
@@ -314,7 +331,8 @@ mod tests {
             for n_in in [32, 576, 896, 2048, 4096, 8960, 14336, 28672] {
                 for (sms, shared) in [(20, 64 << 10), (84, 100 << 10), (132, 159 << 10)] {
                     for tiles in [1, 36, 1024, 8016] {
-                        let shape = Shape::new((n_in, 1), &[ty], tiles, sms, WARPS, shared);
+                        let room = (shared, shared);
+                        let shape = Shape::new((n_in, 1), &[ty], tiles, sms, WARPS, room);
                         let Some(shape) = shape else {
                             assert!(n_in * 8 > shared, "{ty:?} {n_in} {shared}");
                             continue;

@@ -5,7 +5,7 @@ use super::joined::With;
 use super::lowering::{constants, flag, sizes, Lowering, Pass};
 use super::params::{Experts, KvTarget, KvView, MatVecFloats, Route, Segment, CONSTANTS};
 use super::product::{Op, Product};
-use super::shape::{segments, superblocks, UNIT_COLS, UNIT_ROWS};
+use super::shape::{segments, superblocks, MOST_FLOATS_X, UNIT_COLS, UNIT_ROWS};
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
@@ -24,9 +24,6 @@ static SOURCE: Source = source!(
 
 /// Warps of a block.
 const WARPS: usize = 8;
-
-/// Rows of x a block at most.
-pub const MOST_ROWS: usize = 8;
 
 /// Rows of x from which a warp takes half a tile at once, and reads x less often for it.
 const MANY_ROWS: usize = 32;
@@ -48,7 +45,7 @@ pub fn spec(
         _ => None,
     };
     let n_in = product.n_in;
-    let max_m = pairs.map_or(m.next_power_of_two().min(MOST_ROWS), |pairs| pairs.rows);
+    let max_m = pairs.map_or(m.next_power_of_two().min(MOST_FLOATS_X), |pairs| pairs.rows);
     let w_pairs = if m >= MANY_ROWS { 4 } else { 1 };
     let a_superblock = max_m * UNIT_COLS * 4;
     let tiles: usize = product.tiles.iter().sum();

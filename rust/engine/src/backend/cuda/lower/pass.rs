@@ -6,6 +6,7 @@ use super::joined::{Joined, With};
 use super::lowering::{Lowering, Pass};
 use super::matmul::{self, ProductBytes};
 use super::product::{self, Product};
+use super::shape::MOST_FLOATS_X;
 use super::{attention_fixed, matvec, matvec_floats, norm, rowwise};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::backend::no_hidden;
@@ -75,7 +76,9 @@ pub fn specs(l: &Lowering, pass: &Pass) -> Result<Vec<Spec>> {
     while number < head {
         let joined = Joined::at(l, pass, number);
         number += joined.count;
-        list.extend(launches(l, &joined, pass, list.len())?);
+        let launches = launches(l, &joined, pass, list.len())?;
+        // Of no rows there is nothing to launch.
+        list.extend(launches.into_iter().filter(|spec| !spec.grid.contains(&0)));
     }
     if let Some(norm) = end {
         list.extend(rowwise::spec(l, &norm, pass)?);
@@ -146,6 +149,7 @@ fn launches(l: &Lowering, joined: &Joined<'_>, pass: &Pass, before: usize) -> Re
             queries,
             keys,
             values,
+            attended: _,
             head_dim,
             eps,
             turn,
@@ -232,8 +236,8 @@ fn floats(
             vec![matvec_floats::spec(l, op, product, rows, pass)?]
         }
         Some(pairs) => {
-            let pairs = pairs.grouped(l, matvec_floats::MOST_ROWS);
-            let rows = pairs.blocks() * matvec_floats::MOST_ROWS;
+            let pairs = pairs.grouped(l, MOST_FLOATS_X);
+            let rows = pairs.blocks() * MOST_FLOATS_X;
             let spec = matvec_floats::spec(l, op, product, (rows, Some(&pairs)), pass)?;
             vec![pairs.group(), spec]
         }

@@ -9,8 +9,9 @@ pub const UNIT_COLS: usize = 256;
 /// Rows of a unit.
 pub const UNIT_ROWS: usize = 16;
 
-/// Most rows of x of a block of any product.
+/// Most rows of x of a block of any product, and of one with weights that are floats.
 pub const MOST_BLOCK_X: usize = 64;
+pub const MOST_FLOATS_X: usize = 8;
 
 /// Units of a row of tiles.
 pub fn superblocks(n_in: usize) -> usize {
