@@ -46,9 +46,8 @@ with onegraph.LLM(path, device="cpu", **load_cpu) as c, \\
     ]
     out["again"] = g.generate(PROMPTS[0], max_tokens=6, **GREEDY).token_ids == solo[0][0]
     # A stop token ends the text at once, and the slot serves the next request.
-    stop = c.detokenize([solo[0][1][2]])
-    cut = g.generate(PROMPTS[1], max_tokens=6, stop=[stop], **GREEDY) if stop.strip() else None
-    out["stop"] = cut is None or cut.finish_reason == "stop"
+    cut = g.generate(PROMPTS[1], max_tokens=6, stop_token_ids=[solo[0][1][2]], **GREEDY)
+    out["stop"] = cut.finish_reason == "stop" and len(cut.token_ids) <= 3
     lp = g.generate(PROMPTS[0], max_tokens=4, logprobs=2, **GREEDY).logprobs
     out["logprobs"] = len(lp)
     ids = list(range(3, 76))

@@ -13,6 +13,7 @@ from onegraph.sampling import resolve
 
 OPTIONS: dict[str, Any] = {"max_tokens": 12, "seed": 5, "ignore_eos": True}
 SAID = [{"role": "user", "content": "tea"}]
+ASKED = [{"role": "user", "content": "toast"}]
 
 
 def same(a: Result, b: Result) -> bool:
@@ -29,13 +30,13 @@ def test_awaiting_gives_the_result_of_the_plain_call(llm: LLM) -> None:
         one = await llm.agenerate("tea", **OPTIONS)
         two = await llm.agenerate(["tea", "toast"], **OPTIONS)
         three = await llm.achat(SAID, **OPTIONS)
-        four = await llm.achat([SAID, SAID], **OPTIONS)
+        four = await llm.achat([SAID, ASKED], **OPTIONS)
         five = await llm.agenerate("tea", n=2, **OPTIONS)
         return [one, *two, three, *four, *five]
 
     found = asyncio.run(run())
     plain = [llm.generate("tea", **OPTIONS), *llm.generate(["tea", "toast"], **OPTIONS)]
-    plain += [llm.chat(SAID, **OPTIONS), *llm.chat([SAID, SAID], **OPTIONS)]
+    plain += [llm.chat(SAID, **OPTIONS), *llm.chat([SAID, ASKED], **OPTIONS)]
     plain += llm.generate("tea", n=2, **OPTIONS)
     assert all(same(a, b) for a, b in zip(found, plain, strict=True))
     assert found[0].usage.completion_tokens == 12 and found[0].timings.decode_seconds > 0
@@ -85,9 +86,12 @@ def test_a_result_takes_no_thread_and_runs_beside_others(llm: LLM) -> None:
 def test_a_cancelled_result_frees_its_slots(llm: LLM) -> None:
     async def run() -> Result:
         long: dict[str, Any] = {"max_tokens": None, "ignore_eos": True}
+        before = llm.stats().generated_tokens
         for _ in range(20):
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(llm.agenerate(["tea"] * 4, **long), 0.002)
+        # 40,000, had they gone on.
+        assert llm.stats().generated_tokens - before < 20_000
         return await llm.agenerate("toast", **OPTIONS)
 
     assert same(asyncio.run(run()), llm.generate("toast", **OPTIONS))

@@ -30,6 +30,7 @@ def endless(llm: LLM) -> onegraph.Stream:
 
 def test_a_stream_that_is_left_frees_its_slot(narrow: LLM) -> None:
     expected = narrow.generate("toast", max_tokens=5, seed=1).token_ids
+    before = narrow.stats().generated_tokens
 
     def others_turn() -> None:
         assert narrow.generate("toast", max_tokens=5, seed=1).token_ids == expected
@@ -45,6 +46,8 @@ def test_a_stream_that_is_left_frees_its_slot(narrow: LLM) -> None:
     never_read = endless(narrow)
     del never_read
     others_turn()
+    # Three of 500 each, had they gone on.
+    assert narrow.stats().generated_tokens - before < 1000
 
 
 def test_a_cancelled_stream_says_so(narrow: LLM) -> None:
@@ -115,13 +118,15 @@ def test_a_cancelled_task_frees_its_slot(narrow: LLM) -> None:
         async for _ in pieces:
             break
         await pieces.aclose()
-        # Were its thousands of tokens made all the same, others would wait for them.
+        before = narrow.stats().generated_tokens
         left = [narrow.agenerate("tea", max_tokens=500, ignore_eos=True) for _ in range(200)]
         for pieces in left:
             await anext(pieces)
             await pieces.aclose()
         result = await asyncio.to_thread(narrow.generate, "toast", max_tokens=3, ignore_eos=True)
         assert len(result.token_ids) == 3
+        # 100,000, had they gone on.
+        assert narrow.stats().generated_tokens - before < 40_000
 
     asyncio.run(run())
 

@@ -50,9 +50,12 @@ def test_clients_that_leave_the_queue_are_not_served(served: Served, llm: LLM) -
         connection.sendall(http("/v1/completions", {**LONG, "stream": True}))
         waiting.append(connection)
     until(lambda: runs(llm) > llm.max_batch or llm.stats().requests > before)
+    made = llm.stats().generated_tokens
     for connection in [*waiting, *running]:
         connection.close()
     until(lambda: runs(llm) == 0)
+    # Those that waited would have made 10,000.
+    assert llm.stats().generated_tokens - made < 4_000
     prompt(served)
 
 
@@ -72,6 +75,7 @@ def test_clients_that_leave_the_queue_are_not_served(served: Served, llm: LLM) -
     ],
 )
 def test_a_client_may_leave_in_every_phase(sent: bytes, served: Served, llm: LLM) -> None:
+    before = llm.stats().generated_tokens
     for wait in (0.0, 0.002, 0.02):
         for _ in range(5):
             connection = served.connect()
@@ -81,6 +85,8 @@ def test_a_client_may_leave_in_every_phase(sent: bytes, served: Served, llm: LLM
     prompt(served)
     until(lambda: runs(llm) == 0)
     until(lambda: served.app.state.service.models.find(None).line.inside == 0)
+    # 7,500, had they stayed.
+    assert llm.stats().generated_tokens - before < 4_000
 
 
 def test_a_client_that_asks_on_before_it_is_answered_is_let_go(served: Served, llm: LLM) -> None:
@@ -126,5 +132,7 @@ def test_the_end_of_a_server_is_not_taken_for_that_of_a_client(served: Served, l
         with pytest.raises(asyncio.CancelledError):
             await task
 
+    before = llm.stats().generated_tokens
     asyncio.run(run())
     until(lambda: runs(llm) == 0)
+    assert llm.stats().generated_tokens - before < 400
