@@ -121,8 +121,11 @@ impl Constraint {
 
     /// A schema as llguidance takes it.
     fn schema(&self, text: &str) -> Result<Value> {
-        let schema =
-            serde_json::from_str(text).map_err(|e| self.refused(format!("is no JSON: {e}; give the schema itself, not a file's name")))?;
+        let schema = serde_json::from_str(text).map_err(|e| {
+            self.refused(format!(
+                "is no JSON: {e}; give the schema itself, not a file's name"
+            ))
+        })?;
         json::schema(schema).map_err(|reason| self.refused(reason))
     }
 
