@@ -6,7 +6,9 @@ from onegraph.server import asgi
 from onegraph.server.app import build
 from onegraph.server.models import Models
 from onegraph.server.service import Service
-from support.serving import Served, serving
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from support.serving import Served, http, rest, serving
 
 KEYS = ["correct horse", "battery staple"]
 
@@ -39,6 +41,24 @@ def test_a_key_is_asked_for(headers: dict[str, str], status: int, llm: LLM) -> N
         assert served.get("/metrics", **headers)[0] == status
         # Whether it is there, whoever starts and watches it may know.
         assert served.get("/health")[0] == served.get("/ready")[0] == 200
+
+
+@pytest.mark.parametrize("host", ["x", "x/?", "x/health?", "x/health#", "x/ready?", ""])
+def test_no_host_opens_what_needs_a_key(host: str, llm: LLM) -> None:
+    """Starlette before 1.0.1 takes a URL's path from it."""
+    asked = http("/v1/completions", {"prompt": "tea"}, connection="close")
+    with serving(asgi(llm, api_keys=KEYS)) as served, served.connect() as connection:
+        connection.sendall(asked.replace(b"host: localhost", b"host: " + host.encode()))
+        assert rest(connection).startswith(b"HTTP/1.1 401")
+
+
+def test_where_it_is_mounted_does_not_change_what_needs_a_key(llm: LLM) -> None:
+    app = asgi(llm, api_keys=KEYS)
+    with serving(Starlette(routes=[Mount("/llm", app), Mount("/health", app)])) as served:
+        for path in ("/llm/health", "/llm/ready", "/llm/", "/health/health"):
+            assert served.get(path)[0] == 200
+        for path in ("/llm/v1/models", "/llm/metrics", "/llm/healthy", "/health/v1/models"):
+            assert served.get(path)[0] == 401
 
 
 def test_pages_of_others_may_not_use_it(served: Served) -> None:

@@ -44,6 +44,14 @@ def test_it_is_mounted_in_another_app(where: str, llm: LLM) -> None:
             assert served.post(path, asked)[0] == 404
 
 
+def test_where_it_is_mounted_refusals_keep_their_dialect(llm: LLM) -> None:
+    with serving(Starlette(routes=[Mount("/ai", asgi({"tiny": llm}))])) as served:
+        for refused in (served.get, lambda path: served.post(path, {"model": "none"})):
+            assert set(refused("/ai/v1/completions")[1]["error"]) > {"message", "type"}
+            assert set(refused("/ai/v1/messages")[1]) == {"type", "error"}
+            assert isinstance(refused("/ai/api/chat")[1]["error"], str)
+
+
 def test_a_model_whose_engine_has_ended_is_neither_healthy_nor_ready(
     tiny: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -6,15 +6,22 @@ import hashlib
 import hmac
 from collections.abc import Sequence
 
-from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from onegraph.server.refusals import Refused
 
-__all__ = ["Access", "Door"]
+__all__ = ["Access", "Door", "path_within"]
 
 #: What is answered without a key: whether the server is there, and the page that asks for one.
 OPEN = {"/health", "/ready", "/"}
+
+
+def path_within(scope: Scope) -> str:
+    """The path of a request without where the app is mounted: what the routes go by. A URL has it
+    from the header `host` in part, which the client chooses."""
+    path, root = str(scope["path"]), str(scope.get("root_path", ""))
+    rest = path.removeprefix(root)
+    return rest if rest[:1] in ("", "/") else path
 
 
 class Access:
@@ -52,7 +59,7 @@ class Access:
                 f"origin = {origin[:60]!r}: pages from there may not use this server; "
                 "--cors-origin lets them",
             )
-        if not self._keys or HTTPConnection(scope).url.path in OPEN:
+        if not self._keys or path_within(scope) in OPEN:
             return
         given = headers.get(b"x-api-key") or ""
         kind, _, rest = headers.get(b"authorization", "").partition(" ")

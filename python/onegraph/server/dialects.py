@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from onegraph.server import anthropic, ollama, openai
+from onegraph.server.access import path_within
 from onegraph.server.refusals import Refused, refusal
 
 __all__ = ["Failures", "no_route"]
@@ -21,9 +22,9 @@ SHOWN = 120
 logger = logging.getLogger("onegraph.server")
 
 
-def response(path: str, why: Refused) -> JSONResponse:
-    """A refusal in the dialect of a path."""
-    return JSONResponse(_written(path, why), why.status, why.headers())
+def response(scope: Scope, why: Refused) -> JSONResponse:
+    """A refusal in the dialect of a request's path."""
+    return JSONResponse(_written(path_within(scope), why), why.status, why.headers())
 
 
 def _written(path: str, why: Refused) -> dict[str, Any]:
@@ -35,9 +36,9 @@ def _written(path: str, why: Refused) -> dict[str, Any]:
 async def no_route(request: Request, error: Exception) -> JSONResponse:
     """Answers a request for a path that there is not, or not by this method."""
     assert isinstance(error, HTTPException)
-    path = request.url.path
-    said = f"{request.method} {path[:SHOWN]}: {error.detail}; `onegraph help serving` has the paths"
-    return response(path, Refused(error.status_code, said))
+    path = request.scope["path"][:SHOWN]
+    said = f"{request.method} {path}: {error.detail}; `onegraph help serving` has the paths"
+    return response(request.scope, Refused(error.status_code, said))
 
 
 class Failures:
@@ -64,4 +65,4 @@ class Failures:
             if why.status == 500:
                 logger.error("%s failed", scope["path"][:SHOWN], exc_info=e)
             if not started:
-                await response(scope["path"], why)(scope, receive, send)
+                await response(scope, why)(scope, receive, send)
