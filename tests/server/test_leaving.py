@@ -3,12 +3,14 @@
 import asyncio
 import contextlib
 import json
+import logging
 import time
 from typing import Any
 
 import pytest
 from onegraph import LLM
-from support.serving import Served, http, prompt, rest, runs, until
+from onegraph.server import asgi
+from support.serving import Served, http, prompt, rest, runs, serving, until
 
 LONG: dict[str, Any] = {"prompt": "tea", "max_tokens": 500, "ignore_eos": True}
 
@@ -136,3 +138,60 @@ def test_the_end_of_a_server_is_not_taken_for_that_of_a_client(served: Served, l
     asyncio.run(run())
     until(lambda: runs(llm) == 0)
     assert llm.stats().generated_tokens - before < 400
+
+
+SAID = [{"role": "user", "content": "tea"}]
+LOGGER = "onegraph.server"
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "refused", "broken_off"),
+    [
+        ("/v1/completions", LONG, b'{"error":{"message":"the', b'\ndata: {"error":{"message":"the'),
+        (
+            "/v1/messages",
+            {**LONG, "messages": SAID},
+            b'{"type":"error"',
+            b'\nevent: error\ndata: {"type":"error"',
+        ),
+        ("/v1/responses", {"input": "tea"}, b'{"error":{"mess', b"\nevent: response.failed\ndata"),
+        (
+            "/api/chat",
+            {"messages": SAID},
+            b'{"error":"the server ends',
+            b'{"error":"the server ends',
+        ),
+    ],
+)
+def test_what_the_end_of_a_server_cuts_says_so(
+    path: str,
+    asked: dict[str, Any],
+    refused: bytes,
+    broken_off: bytes,
+    llm: LLM,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    app = asgi(llm)
+    limits = app.state.service.limits
+    app.state.service.limits = type(limits)(patience=0.01)
+    with contextlib.ExitStack() as stack, caplog.at_level(logging.INFO, LOGGER):
+        # Those before it have all of the engine until the server has ended.
+        for _ in range(120):
+            before = llm.generate("tea", stream=True, max_tokens=480, ignore_eos=True)
+            stack.callback(before.close)
+        with serving(app) as served:
+            served.server.config.timeout_graceful_shutdown = 0  # type: ignore[assignment]
+            whole, stream = served.connect(), served.connect()
+            whole.sendall(http(path, {**asked, "stream": False}))
+            stream.sendall(http(path, {**asked, "stream": True}))
+            # Its head comes although it waits.
+            assert stream.recv(65536).startswith(b"HTTP/1.1 200")
+            served.server.should_exit = True
+            head, _, body = rest(whole).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 503") and b"retry-after: 1" in head
+            assert body.startswith(refused)
+            said = rest(stream)
+            assert broken_off in said and said.endswith(b"\r\n0\r\n\r\n")
+    lines = [json.loads(each.getMessage()) for each in caplog.records if each.name == LOGGER]
+    assert sorted((line["status"], line["error"]) for line in lines) == [(200, 503), (503, 503)]
+    until(lambda: runs(llm) == 0)

@@ -10,6 +10,7 @@ piles up but the text.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine
@@ -76,7 +77,7 @@ class Answer:
         self._limits = limits
         self._metrics = metrics
         self._began = time.monotonic()
-        self._started = False
+        self._started = self._ended = False
         self._job: Job | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -85,6 +86,13 @@ class Answer:
         model.line.enter()
         try:
             await while_connected(receive, self._within_time(scope, send))
+        except asyncio.CancelledError as e:
+            # The server ends.
+            note(scope, error=503)
+            if self._started and not self._ended:
+                with contextlib.suppress(TimeoutError):
+                    await self._break_off(refusal(e), send)
+            raise
         finally:
             model.line.leave(time.monotonic() - self._began)
 
@@ -101,12 +109,16 @@ class Answer:
             note(scope, error=why.code or why.status)
             if not self._started:
                 raise why from e
-            # Of a client that reads nothing any more not even this is waited for.
-            async with asyncio.timeout(1):
-                assert self._asked.writer is not None
-                await _send(send, self._asked.writer.failed(why), more=False)
+            await self._break_off(why, send)
             if why.status == 500:
                 logger.error("an answer broke off", exc_info=e)
+
+    async def _break_off(self, why: Refused, send: Send) -> None:
+        """Ends a stream that has begun."""
+        assert self._asked.writer is not None
+        # Of a client that reads nothing any more not even this is waited for.
+        async with asyncio.timeout(1):
+            await _send(send, self._asked.writer.failed(why), more=False)
 
     async def _prepared(self, llm: LLM) -> Job:
         prepare = self._asked.prepare
@@ -156,11 +168,12 @@ class Answer:
                     raise Refused(503, "the answer was cancelled: the server ends")
                 frame += b"".join(map(writer.event, reading.finish(result)))
                 await _send(send, frame, more=False)
+                self._ended = True
                 self._measure(scope, result, first_at - self._began)
 
     async def _begin(self, job: Job, writer: Writer, send: Send) -> bytes:
-        self._started = True
         await _start(send, writer.media_type, None)
+        self._started = True
         return writer.begin(job)
 
     async def _idle(self, writer: Writer, send: Send) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -60,9 +61,12 @@ class Failures:
 
         try:
             await self._app(scope, receive, noticed)
-        except Exception as e:
+        except (Exception, asyncio.CancelledError) as e:
             why = refusal(e)
             if why.status == 500:
                 logger.error("%s failed", scope["path"][:SHOWN], exc_info=e)
             if not started:
                 await response(scope, why)(scope, receive, send)
+            if isinstance(e, asyncio.CancelledError):
+                # Whoever ends the server waits for it.
+                raise
