@@ -7,9 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
-from onegraph import LLM, ArgumentError
+from onegraph import LLM, ArgumentError, DeviceError
 from onegraph.server import asgi
 from onegraph.server.metrics import Histogram
+from onegraph.stats import Stats
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from support.serving import Served, serving, until
@@ -61,6 +62,24 @@ def test_a_model_whose_engine_has_ended_is_neither_healthy_nor_ready(
         for path in ("/health", "/ready"):
             assert served.get(path) == (503, {"status": "failed", "model": "tiny"})
         assert "tiny answers no more: the model is closed" in caplog.text
+
+
+def test_an_engine_that_failed_hides_no_figures_of_others(
+    tiny: Path, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> Stats:
+        raise DeviceError("the card is gone")
+
+    with (
+        LLM(tiny, device="cpu") as failed,
+        serving(asgi({"failed": failed, "tiny": llm})) as served,
+    ):
+        monkeypatch.setattr(failed, "stats", fail)
+        assert served.get("/health")[0] == 503
+        status, text = served.get("/metrics")
+    assert status == 200
+    assert figures(text)['onegraph:slots{model_name="tiny"}'] == llm.max_batch
+    assert 'model_name="failed"' not in text
 
 
 def test_metrics_count_what_was_done(llm: LLM) -> None:

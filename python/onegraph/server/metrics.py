@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 
-from onegraph.errors import ClosedError
+from onegraph.errors import Error
 from onegraph.results import Result
 from onegraph.server.models import Model
 from onegraph.stats import Stats
@@ -136,7 +136,7 @@ class Metrics:
             if model.llm is not None:
                 try:
                     found[model.name] = model.llm.stats()
-                except ClosedError:  # unloaded between the look and the question
+                except Error:  # unloaded since the look, or ended: /health says so
                     continue
         rows = {name: list(_figures(stats)) for name, stats in found.items()}
         for i, (name, (kind, said)) in enumerate(FIGURES.items()):
