@@ -12,6 +12,8 @@ from onegraph import LLM
 from onegraph.server import asgi
 from support.serving import Served, http, prompt, rest, runs, serving, until
 
+LOGGER = "onegraph.server"
+
 LONG: dict[str, Any] = {"prompt": "tea", "max_tokens": 500, "ignore_eos": True}
 
 
@@ -91,6 +93,20 @@ def test_a_client_may_leave_in_every_phase(sent: bytes, served: Served, llm: LLM
     assert llm.stats().generated_tokens - before < 4_000
 
 
+def test_a_client_that_leaves_its_body_is_gone_and_no_failure(
+    llm: LLM, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = http("/v1/completions", LONG)
+    with serving(asgi(llm)) as served, caplog.at_level(logging.INFO, LOGGER):
+        with served.connect() as connection:
+            connection.sendall(whole[:-5])
+            time.sleep(0.1)
+        until(lambda: len(caplog.records) > 0)
+        assert 'method="POST",status="gone"} 1' in served.get("/metrics")[1]
+    first = caplog.records[0]
+    assert first.levelno == logging.INFO and json.loads(first.getMessage())["status"] is None
+
+
 def test_a_client_that_asks_on_before_it_is_answered_is_let_go(served: Served, llm: LLM) -> None:
     before = llm.stats().generated_tokens
     with served.connect() as connection:
@@ -141,7 +157,6 @@ def test_the_end_of_a_server_is_not_taken_for_that_of_a_client(served: Served, l
 
 
 SAID = [{"role": "user", "content": "tea"}]
-LOGGER = "onegraph.server"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -61,6 +61,8 @@ class Failures:
 
         try:
             await self._app(scope, receive, noticed)
+        except ClientDisconnect:
+            pass  # Nobody is there to be answered: it left while it sent its body.
         except (Exception, asyncio.CancelledError) as e:
             why = refusal(e)
             if why.status == 500:
