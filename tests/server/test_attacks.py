@@ -13,6 +13,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,51 @@ def test_a_large_body_is_told_that_it_is(served: Served) -> None:
         asks = b"content-length: 1000000000\r\nexpect: 100-continue\r\n\r\n"
         connection.sendall(HEAD + asks)
         assert connection.recv(4096).startswith(b"HTTP/1.1 413")
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/v1/completions", {}, 401),
+        ("/v1/completions", {"origin": "http://evil.example"}, 403),
+        ("/v1/nothing", {"x-api-key": "right"}, 404),
+        ("/v1/models", {"x-api-key": "right"}, 405),
+        ("/api/pull", {"x-api-key": "right"}, 501),
+        ("/v1/completions", {"x-api-key": "right"}, 413),
+    ],
+)
+def test_a_body_that_is_not_read_hides_no_answer(
+    path: str, headers: dict[str, str], status: int, llm: LLM
+) -> None:
+    with serving(asgi(llm, api_keys=["right"], max_body=1000)) as served:
+        connection = HTTPConnection("127.0.0.1", served.port, timeout=30)
+        for size in (2_000, 8_000_000):
+            connection.request("POST", path, bytes(size), headers)
+            answer = connection.getresponse()
+            assert answer.status == status and json.loads(answer.read())["error"]
+        # All of it was read, so that the next request is one.
+        connection.request("GET", "/health")
+        assert connection.getresponse().status == 200
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"content-length: 5000\r\nexpect: 100-continue", 413),
+        (b"content-length: 500\r\nexpect: 100-continue\r\nx-api-key: wrong", 401),
+        (b"content-length: 500", 408),
+    ],
+)
+def test_a_body_that_did_not_come_ends_the_connection(head: bytes, status: int, llm: LLM) -> None:
+    """What is sent next would be taken for it."""
+    app = asgi(llm, api_keys=["right"])
+    app.state.service.limits = limits.Limits(body_seconds=0.3, body_bytes=1000)
+    with serving(app) as served, served.connect() as connection:
+        connection.sendall(HEAD + head + b"\r\nx-api-key: right\r\n\r\n")
+        answer = rest(connection)
+        assert answer.startswith(b"HTTP/1.1 %d" % status)
+        assert b"\r\nconnection: close\r\n" in answer
 
 
 def test_a_body_that_drips_is_refused(llm: LLM) -> None:

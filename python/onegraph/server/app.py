@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from onegraph.server import anthropic, dialects, ollama, openai, operations, page, responses
 from onegraph.server.access import Access, Door
 from onegraph.server.log import Log
+from onegraph.server.requests import Unread
 from onegraph.server.service import Service
 
 __all__ = ["build"]
@@ -72,6 +73,7 @@ def build(
         *page.routes(),
     ]
     front += [
+        Middleware(Unread),
         Middleware(dialects.Failures),
         Middleware(Door, access=access),
         Middleware(Shortcut, routes=routes),

@@ -7,20 +7,24 @@ import contextlib
 import json
 from typing import Any, NoReturn
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from onegraph.server.fields import Fields
 from onegraph.server.limits import Limits
 from onegraph.server.refusals import Refused
 
-__all__ = ["body"]
+__all__ = ["Unread", "body"]
 
 #: Bytes of JSON up to which the event loop may wait for its parser: about a millisecond.
 SMALL = 1 << 17
 
-#: Of a body that is too large, what is read and thrown away so that its client reads the refusal:
-#: one whose connection is reset under its writing sees nothing else.
+#: Of a body that nobody reads, what is thrown away so that its client reads the answer: one whose
+#: connection is reset under its writing sees nothing else.
 SPILLED, SPILLED_SECONDS = 64 << 20, 5.0
+
+#: Answers that nothing is waited for any more: its client was too slow, or the server ends.
+AT_ONCE = (408, 503)
 
 
 async def body(request: Request, limits: Limits) -> Fields:
@@ -34,31 +38,67 @@ async def body(request: Request, limits: Limits) -> Fields:
 async def _read(request: Request, limits: Limits) -> bytes:
     most = limits.body_bytes
     said = request.headers.get("content-length", "")
-    too_large = said.isdecimal() and int(said[:20]) > most
+    if said.isdecimal() and int(said[:20]) > most:
+        raise _too_large(most)
     found = bytearray()
-    parts = request.stream()
     try:
         async with asyncio.timeout(limits.body_seconds):
-            if not too_large:
-                async for part in parts:
-                    found += part
-                    if len(found) > most:
-                        break
-                else:
-                    return bytes(found)
+            async for part in request.stream():
+                found += part
+                if len(found) > most:
+                    raise _too_large(most)
     except TimeoutError:
         raise Refused(
             408, f"of the body {len(found)} bytes came in {limits.body_seconds:g} s; send it whole"
         ) from None
-    # Who asks before it sends is not asked to.
-    spilled = SPILLED if "expect" in request.headers else 0
-    with contextlib.suppress(TimeoutError, ClientDisconnect):
-        async with asyncio.timeout(SPILLED_SECONDS):
-            while spilled < SPILLED and (part := await anext(parts, b"")):
-                spilled += len(part)
-    raise Refused(
+    return bytes(found)
+
+
+def _too_large(most: int) -> Refused:
+    return Refused(
         413, f"the body has more than {most} bytes, the most that this server takes (--max-body)"
     )
+
+
+class Unread:
+    """Looks after bodies that an app answers without reading them: what is left is thrown away
+    first, and where it is too much or was not asked for, the connection ends with the answer. What
+    comes on it could be the body or the next request."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        names = {name for name, _ in scope["headers"]} if scope["type"] == "http" else set()
+        if names.isdisjoint((b"content-length", b"transfer-encoding")):
+            await self._app(scope, receive, send)
+            return
+        # Who asks before it sends waits until the body is read.
+        is_sent, is_read = b"expect" not in names, False
+
+        async def reading() -> Message:
+            nonlocal is_sent, is_read
+            is_sent = True
+            message = await receive()
+            is_read = is_read or not message.get("more_body", False)
+            return message
+
+        async def spill() -> None:
+            spilled = 0
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SPILLED_SECONDS):
+                    while not is_read and spilled < SPILLED:
+                        spilled += len((await reading()).get("body", b""))
+
+        async def answering(message: Message) -> None:
+            if message["type"] == "http.response.start" and not is_read:
+                if is_sent and message["status"] not in AT_ONCE:
+                    await spill()
+                if not is_read and scope.get("http_version") != "2":
+                    message["headers"] = [*message.get("headers", []), (b"connection", b"close")]
+            await send(message)
+
+        await self._app(scope, reading, answering)
 
 
 def _object(raw: bytes) -> Fields:
