@@ -141,6 +141,7 @@ CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "tea"}], "max_t
         ("logit_bias", {"tea": 1}, "ids of tokens"),
         ("logit_bias.5", {"5": "x"}, "must be a number"),
         ("logit_bias", {"99999": 1}, "vocabulary"),
+        ("logit_bias.5", {"5": 10**400}, "out of range"),
         ("stop_token_ids[0]", ["x"], "id of a token"),
         ("top_logprobs", 5, "needs logprobs"),
         ("n", 2, "send several requests"),

@@ -3,7 +3,7 @@ that is `null` is one that is not there, and one that nobody looks at is ignored
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from onegraph import arguments
@@ -47,12 +47,15 @@ class Fields:
     def text(self, name: str) -> str | None:
         """A text that UTF-8 can spell."""
         found: str | None = self._found(name, str, "must be a string")
+        self._check(name, found, arguments.text)
+        return found
+
+    def _check(self, name: str, found: Any, check: Callable[[str, Any], object]) -> None:
         if found is not None:
             try:
-                arguments.text(self.path(name), found)
+                check(self.path(name), found)
             except ArgumentError as e:
                 raise Refused(400, str(e), field=self.path(name)) from e
-        return found
 
     def flag(self, name: str, default: bool = False) -> bool:
         """true or false."""
@@ -68,8 +71,9 @@ class Fields:
     def number(
         self, name: str, least: float | None = None, most: float | None = None
     ) -> float | None:
-        """A number within bounds."""
+        """A number within bounds, which a float can be."""
         found: float | None = self._found(name, (int, float), "must be a number")
+        self._check(name, found, arguments.number)
         self._bound(name, found, least, most)
         return found
 
