@@ -61,12 +61,19 @@ def test_what_went_wrong_with_a_call_is_text(client: openai.OpenAI) -> None:
     assert [item.type for item in made.output] == ["reasoning", "message"]
     assert made.status == "incomplete" and f"I add.{CALL}".startswith(made.output_text)
     with client.responses.stream(input=ASKED, max_output_tokens=24, **ASK) as stream:
-        last: Any = list(stream)[-1]
-    streamed = last.response
-    kinds = [(item.type, item.status) for item in streamed.output]
-    assert kinds[1:] == [
+        events: list[Any] = list(stream)
+    # Of the stream the call is a part that did not come to its end; of the answer it is none.
+    added = [each for each in events if each.type == "response.output_item.added"]
+    assert [(each.output_index, each.item.type) for each in added] == [
+        (0, "reasoning"),
+        (1, "message"),
+        (2, "function_call"),
+        (3, "message"),
+    ]
+    streamed = events[-1].response
+    assert [(item.type, item.status) for item in streamed.output] == [
+        ("reasoning", "completed"),
         ("message", "completed"),
-        ("function_call", "incomplete"),
         ("message", "incomplete"),
     ]
     assert streamed.output_text == made.output_text

@@ -29,8 +29,11 @@ class Items:
     """The items of one response as its answer comes."""
 
     def __init__(self) -> None:
+        #: Those that have ended, less calls that went wrong: what the model wrote of one is text.
         self.done: list[dict[str, Any]] = []
         self._item: dict[str, Any] | None = None
+        #: How many have ended, those calls too.
+        self._n_ended = 0
         #: What the open item has so far.
         self._texts: list[str] = []
 
@@ -54,6 +57,7 @@ class Items:
             yield from self._end("completed")
         elif isinstance(event, ToolCallFailed):
             yield from self._end("incomplete")
+            self.done.pop()
         else:
             yield from self._finish(event)
 
@@ -67,7 +71,7 @@ class Items:
 
     def _at(self, **more: Any) -> dict[str, Any]:
         assert self._item is not None
-        return {"item_id": self._item["id"], "output_index": len(self.done), **more}
+        return {"item_id": self._item["id"], "output_index": self._n_ended, **more}
 
     def _more(self, kind: str, text: str) -> Iterator[Told]:
         if self._item is None or self._item["type"] != kind:
@@ -84,7 +88,7 @@ class Items:
         yield from self._end("completed")
         id = frames.identifier(PREFIXES[kind])
         self._item = {"id": id, "type": kind, "status": "in_progress", **fields}
-        added = {"output_index": len(self.done), "item": self._item}
+        added = {"output_index": self._n_ended, "item": self._item}
         yield "response.output_item.added", added
         if kind in NAMES:
             part = _part(kind, "")
@@ -106,8 +110,9 @@ class Items:
             said = self._at(name=item["name"], arguments=text)
             yield "response.function_call_arguments.done", said
             item["arguments"] = text
-        yield "response.output_item.done", {"output_index": len(self.done), "item": item}
+        yield "response.output_item.done", {"output_index": self._n_ended, "item": item}
         self.done.append(item)
+        self._n_ended += 1
         self._item, self._texts = None, []
 
 
