@@ -175,6 +175,19 @@ def test_a_line_is_logged_of_each_request_and_nothing_of_what_it_says(
     assert len({line["request"] for line in lines}) == 5
 
 
+def test_the_line_of_several_prompts_has_all_of_them(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = {"prompt": ["tea and cake and more", "x"], "max_tokens": 3, "ignore_eos": True}
+    with caplog.at_level(logging.INFO, "onegraph.server"):
+        usage = served.post("/v1/completions", asked)[1]["usage"]
+        until(lambda: any("completion_tokens" in each.getMessage() for each in caplog.records))
+    line = json.loads(caplog.records[-1].getMessage())
+    for name in ("prompt_tokens", "completion_tokens"):
+        assert line[name] == usage[name]
+    assert line["completion_tokens"] == 6 and line["finish"] == "length"
+
+
 def test_several_models_are_told_apart(llm: LLM, smol: LLM) -> None:
     with serving(asgi({"tiny": llm, "smollm2": smol})) as served:
         said = {"prompt": "The capital of France is", "max_tokens": 3, "temperature": 0}

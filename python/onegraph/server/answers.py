@@ -130,11 +130,11 @@ class Answer:
         stream: AsyncStream[Any] = AsyncStream(llm, lambda: self._prepared(llm), priority=0)
         made = await stream
         results: list[Result] = made if isinstance(made, list) else [made]
-        outputs = []
-        for result in results:
-            outputs.append(list(Reading().whole(result)))
-            timings = result.timings
-            self._measure(scope, result, timings.queue_seconds + timings.prefill_seconds)
+        outputs = [list(Reading().whole(result)) for result in results]
+        timings = [result.timings for result in results]
+        self._measure(
+            scope, results, [each.queue_seconds + each.prefill_seconds for each in timings]
+        )
         body = frames.encoded(self._asked.document(outputs))
         await _start(send, "application/json", len(body))
         await _send(send, body, more=False)
@@ -169,7 +169,7 @@ class Answer:
                 frame += b"".join(map(writer.event, reading.finish(result)))
                 await _send(send, frame, more=False)
                 self._ended = True
-                self._measure(scope, result, first_at - self._began)
+                self._measure(scope, [result], [first_at - self._began])
 
     async def _begin(self, job: Job, writer: Writer, send: Send) -> bytes:
         await _start(send, writer.media_type, None)
@@ -183,17 +183,19 @@ class Answer:
         if said := said + writer.idle():
             await _send(send, said, more=True)
 
-    def _measure(self, scope: Scope, result: Result, first: float) -> None:
-        usage = result.usage
+    def _measure(self, scope: Scope, results: list[Result], firsts: list[float]) -> None:
+        """Several are of several prompts: the request's line has all of them together."""
+        usages = [result.usage for result in results]
         note(
             scope,
-            prompt_tokens=usage.prompt_tokens,
-            cached_tokens=usage.cached_tokens,
-            completion_tokens=usage.completion_tokens,
-            finish=result.finish_reason,
-            first_token_seconds=round(first, 6),
+            prompt_tokens=sum(usage.prompt_tokens for usage in usages),
+            cached_tokens=sum(usage.cached_tokens for usage in usages),
+            completion_tokens=sum(usage.completion_tokens for usage in usages),
+            finish=",".join(dict.fromkeys(result.finish_reason for result in results)),
+            first_token_seconds=round(min(firsts), 6),
         )
-        self._metrics.answered(self._asked.model.name, result, first)
+        for result, first in zip(results, firsts, strict=True):
+            self._metrics.answered(self._asked.model.name, result, first)
 
 
 async def _start(send: Send, media_type: str, length: int | None) -> None:
