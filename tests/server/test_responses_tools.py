@@ -85,3 +85,16 @@ def test_a_conversation_with_calls_reaches_the_template(
     made = client.responses.create(instructions="Be brief.", input=RESPONSES, **ASK)
     assert adder.llm.prompts[-1] == adder.expected(PLAIN)
     assert made.output_text == "31 plus 8 is 39."
+
+
+def test_all_that_is_said_to_the_model_before_is_one_message(
+    client: openai.OpenAI, adder: Scripted
+) -> None:
+    """Templates that have a place for one refuse two."""
+    before: list[Any] = [
+        {"role": "developer", "content": "Add."},
+        {"role": "system", "content": "Say so."},
+    ]
+    client.responses.create(instructions="Be brief.", input=before + ASKED, **ASK)
+    joined = {"role": "system", "content": "Be brief.\nAdd.\nSay so."}
+    assert adder.llm.prompts[-1] == adder.expected([joined, *ASKED])

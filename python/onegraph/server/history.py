@@ -34,6 +34,12 @@ class History:
         #: What the assistant thought before what comes next.
         self._thought = ""
 
+    def instruct(self, text: str | None) -> None:
+        """A message to the model from who set it up; what comes at once behind one is part of it:
+        many templates have a place for one, and refuse two."""
+        last = self._messages[-1]["role"] if self._messages else None
+        self.say("system", text, joins=last == "system")
+
     def say(self, role: str | None, text: str | None, *, joins: bool = False) -> None:
         """A message of text; one that `joins` is part of the one before."""
         if joins:

@@ -18,7 +18,7 @@ class Limits:
     max_queue: int = 128
     #: Most tokens of one answer, whatever is asked for; None: as many as the context has.
     max_tokens: int | None = None
-    #: Seconds that a request may take, from its head to the last byte of the answer.
+    #: Seconds that a request may take from when its body is there to the last byte of the answer.
     seconds: float = 600.0
     #: Bytes that the body of a request may have.
     body_bytes: int = 16 << 20

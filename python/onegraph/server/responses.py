@@ -50,7 +50,7 @@ def routes(service: Service) -> list[Route]:
 def _messages(fields: Fields) -> list[dict[str, Any]]:
     history = History()
     if instructions := fields.text("instructions"):
-        history.say("system", instructions)
+        history.instruct(instructions)
     fields.needed("input")
     if isinstance(fields.get("input"), str):
         history.say("user", fields.text("input"))
@@ -74,7 +74,10 @@ def _messages(fields: Fields) -> list[dict[str, Any]]:
             item.needed("content")
             role = item.text("role")
             text = conversation.text_of(item, "content", TEXTS)
-            history.say("system" if role == "developer" else role, text)
+            if role in ("developer", "system"):
+                history.instruct(text)
+            else:
+                history.say(role, text)
         else:
             expected = "must be one of message, reasoning, function_call, function_call_output"
             raise wrong(item.path("type"), kind, expected)
