@@ -463,8 +463,9 @@ class taking:
             visitor = stack.enter_context(visiting())
             generation = await _offered(llm, ask, visitor, self._priority, at_end=False)
             stack.callback(generation.cancel)
+            taken = Taken(llm, ask, generation, visitor.news)
             self._stack = stack.pop_all()
-        return Taken(llm, ask, generation, visitor.news)
+        return taken
 
     async def __aexit__(
         self,

@@ -13,7 +13,7 @@ from typing import Any
 import onegraph
 import psutil
 import pytest
-from onegraph import LLM, Piece, doorbell
+from onegraph import LLM, Piece, doorbell, streams
 
 SHORT: dict[str, Any] = {"max_tokens": 9, "ignore_eos": True}
 
@@ -191,6 +191,23 @@ def test_two_loops_may_ask_one_model(llm: LLM) -> None:
     with ThreadPoolExecutor(4) as threads:
         loops = [threads.submit(asyncio.run, many()) for _ in range(4)]
         assert [loop.result() for loop in loops] == [[9] * 30] * 4
+    assert doorbell._doors == {}
+
+
+def test_a_stream_that_cannot_begin_leaves_nothing(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*given: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(streams.Taken, "__init__", fail)
+
+    async def read() -> None:
+        async for _ in llm.agenerate("tea", max_tokens=500, ignore_eos=True):
+            pass
+
+    with pytest.raises(MemoryError):
+        asyncio.run(read())
     assert doorbell._doors == {}
 
 
