@@ -1,20 +1,23 @@
 """Models that are loaded when they are asked for, and give way to one another."""
 
 import asyncio
+import gc
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from onegraph import LLM, FileError, OutOfMemoryError
-from onegraph.server.models import Model, Models
+from onegraph.server.models import Model, Models, Turn
 from onegraph.server.refusals import Refused
 
 
 class Memory:
-    """A memory that holds so many models."""
+    """A memory that holds so many models, each of which takes so long to load."""
 
-    def __init__(self, path: Path, room: int) -> None:
+    def __init__(self, path: Path, room: int, seconds: float = 0.0) -> None:
         self.path = path
+        self.seconds = seconds
         self.room = room
         self.loads: list[str] = []
         self.models = Models(
@@ -23,6 +26,7 @@ class Memory:
 
     def load(self, name: str) -> Callable[[], LLM]:
         def load() -> LLM:
+            time.sleep(self.seconds)
             if len(self.there()) >= self.room:
                 raise OutOfMemoryError(f"{name} needs more than there is")
             self.loads.append(name)
@@ -49,7 +53,8 @@ def test_the_one_used_longest_ago_gives_way(tiny: Path) -> None:
         await memory.use("a")
         assert memory.there() == ["a", "c"] and memory.loads == ["a", "b", "c", "a"]
         for model in memory.models.all():
-            await model.unload()
+            await memory.models.unload(model)
+        assert memory.there() == []
 
     asyncio.run(run())
 
@@ -65,7 +70,7 @@ def test_one_that_is_used_stays(tiny: Path) -> None:
             assert llm.generate("tea", max_tokens=1)
         await memory.use("b")
         assert memory.there() == ["b"]
-        await memory.models.find("b").unload()
+        await memory.models.unload(memory.models.find("b"))
 
     asyncio.run(run())
 
@@ -77,7 +82,53 @@ def test_several_who_ask_for_one_load_it_once(tiny: Path) -> None:
         assert memory.loads == ["a"]
         model = memory.models.find("a")
         assert (model.users, model.line.slots) == (0, 2)
-        await model.unload()
+        await memory.models.unload(model)
+
+    asyncio.run(run())
+
+
+def test_a_load_goes_on_when_those_who_wait_for_it_leave(tiny: Path) -> None:
+    async def run() -> None:
+        memory = Memory(tiny, room=3, seconds=0.3)
+        model = memory.models.find("a")
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await memory.use("a")
+        assert model.users == 0
+        await memory.use("a")
+        assert memory.loads == ["a"] and memory.there() == ["a"] and model.line.slots == 2
+        await memory.models.unload(model)
+
+    asyncio.run(run())
+
+
+def test_a_load_that_fails_when_all_have_left_is_begun_anew(
+    tiny: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        memory = Memory(tiny, room=0, seconds=0.1)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await memory.use("a")
+        await asyncio.sleep(0.2)
+        memory.room = 1
+        await memory.use("a")
+        assert memory.loads == ["a"]
+        await memory.models.unload(memory.models.find("a"))
+
+    asyncio.run(run())
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
+def test_loads_at_once_do_not_take_each_others_room(tiny: Path) -> None:
+    async def run() -> None:
+        memory = Memory(tiny, room=1, seconds=0.05)
+        await memory.use("a")
+        await asyncio.gather(memory.use("b"), memory.use("c"))
+        assert memory.loads == ["a", "b", "c"] and memory.there() == ["c"]
+        await memory.models.unload(memory.models.find("c"))
 
     asyncio.run(run())
 
@@ -107,7 +158,7 @@ def test_a_file_that_is_gone_is_said_of_its_model_alone(tmp_path: Path) -> None:
             return False
 
         with pytest.raises(Refused, match=r"gone cannot be loaded: there is no file") as refused:
-            await model.loaded(nothing)
+            await model.loaded(Turn(), nothing)
         assert refused.value.status == 503 and isinstance(refused.value.__cause__, FileError)
 
     asyncio.run(run())

@@ -9,7 +9,9 @@ import functools
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 from onegraph.errors import Error, OutOfMemoryError
 from onegraph.llm import LLM
@@ -17,6 +19,8 @@ from onegraph.server.limits import Line
 from onegraph.server.refusals import Refused
 
 __all__ = ["Model", "Models"]
+
+T = TypeVar("T")
 
 logger = logging.getLogger("onegraph.server")
 
@@ -41,7 +45,7 @@ class Model:
         #: How to load it (again); None for one that is the caller's and stays.
         self._load = load
         self._max_queue = max_queue
-        self._loading = asyncio.Lock()
+        self._loading: asyncio.Task[LLM] | None = None
         self.line = Line(llm.max_batch if llm else 1, max_queue)
         self.users = 0
         #: When it was last used: seconds of `time.monotonic`.
@@ -53,14 +57,21 @@ class Model:
         """Whether it may be unloaded now."""
         return self._load is not None and self.llm is not None and self.users == 0
 
-    async def loaded(self, make_room: Callable[[], Awaitable[bool]]) -> LLM:
-        """The model itself; loads it where it is not there, beside the event loop."""
-        async with self._loading:
+    async def loaded(self, turn: Turn, make_room: Callable[[], Awaitable[bool]]) -> LLM:
+        """The model itself; loads it where it is not there, beside the event loop. A load goes on
+        when those who wait for it leave: no thread can be stopped, and the next to ask would begin
+        another one beside it."""
+        if self._loading is None or self._loading.done():
+            self._loading = asyncio.ensure_future(self._loads(turn, make_room))
+            self._loading.add_done_callback(self._ended)
+        return await asyncio.shield(self._loading)
+
+    async def _loads(self, turn: Turn, make_room: Callable[[], Awaitable[bool]]) -> LLM:
+        async with turn.lock:
             while self.llm is None:
                 assert self._load is not None
-                loop = asyncio.get_running_loop()
                 try:
-                    self.llm = await loop.run_in_executor(None, self._load)
+                    self.llm = await turn.run(self._load)
                 except OutOfMemoryError as e:
                     if not await make_room():
                         raise Refused(503, f"{self.name} cannot be loaded now: {e}") from e
@@ -70,12 +81,35 @@ class Model:
                     self.line.slots = self.llm.max_batch
             return self.llm
 
-    async def unload(self) -> None:
-        """Frees its memory; it is loaded again when it is asked for."""
+    def _ended(self, loading: asyncio.Task[LLM]) -> None:
+        if self._loading is loading:
+            self._loading = None
+        if not loading.cancelled():
+            loading.exception()  # all who would have been told of it may have left
+
+    async def unload(self, turn: Turn) -> None:
+        """Frees its memory; it is loaded again when it is asked for. `turn` is the caller's."""
         llm, self.llm = self.llm, None
         if llm is not None:
             logger.info("unloading %s", self.name)
-            await asyncio.get_running_loop().run_in_executor(None, llm.close)
+            await turn.run(llm.close)
+
+
+class Turn:
+    """What loads take one after the other: two at once would take each other's room."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        # A thread of their own: long texts that are made tokens do not hold them up.
+        self._thread = ThreadPoolExecutor(1, "onegraph-load")
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Has the thread do it."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def end(self) -> None:
+        """No more is begun; what is being done goes on."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 class Models:
@@ -100,6 +134,7 @@ class Models:
             if name not in self._models:
                 self._models[name] = Model(name, None, max_queue, load, path)
         self._aliases = aliases
+        self._turn = Turn()
 
     def all(self) -> list[Model]:
         """All of them, the first one first."""
@@ -127,15 +162,24 @@ class Models:
         """The model, which is not unloaded meanwhile."""
         model.users += 1
         try:
-            yield model.llm or await model.loaded(functools.partial(self._make_room, model))
+            yield model.llm or await self._loaded(model)
         finally:
             model.users -= 1
             model.used = time.monotonic()
+
+    async def unload(self, model: Model) -> None:
+        """Frees a model's memory, unless somebody uses it or it is the caller's."""
+        async with self._turn.lock:
+            if model.may_go:
+                await model.unload(self._turn)
+
+    async def _loaded(self, model: Model) -> LLM:
+        return await model.loaded(self._turn, functools.partial(self._make_room, model))
 
     async def _make_room(self, wanted: Model) -> bool:
         """Unloads the one that was used least recently; False where none may go."""
         idle = [m for m in self._models.values() if m.may_go and m is not wanted]
         if not idle:
             return False
-        await min(idle, key=lambda m: m.used).unload()
+        await min(idle, key=lambda m: m.used).unload(self._turn)
         return True
