@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from onegraph import _native
 
@@ -51,16 +50,17 @@ class News:
         self._there = False
 
 
+#: By engine and priority: held by the task that waits for room in the engine's queue, first come,
+#: first served. A line is there as long as somebody stands in it, and so is its engine.
+Lines = WeakValueDictionary[tuple[int, int], asyncio.Lock]
+
+
 @dataclass
 class _Door:
     """What the waiting tasks of one loop share."""
 
     bell: _native.Doorbell = field(default_factory=_native.Doorbell)
-    #: By priority: held by the task that waits for room in the engine's queue, first come, first
-    #: served.
-    lines: defaultdict[int, asyncio.Lock] = field(
-        default_factory=functools.partial(defaultdict, asyncio.Lock)
-    )
+    lines: Lines = field(default_factory=WeakValueDictionary)
     visitors: dict[int, News] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=count)
 
@@ -76,14 +76,16 @@ class Visitor:
 
     number: int
     bell: _native.Doorbell
-    lines: defaultdict[int, asyncio.Lock]
+    lines: Lines
     news: News
 
-    async def queued(self, priority: int, offer: Callable[[float], T | None]) -> T:
+    async def queued(
+        self, engine: _native.Engine, priority: int, offer: Callable[[float], T | None]
+    ) -> T:
         """What `offer` gives once the engine's queue has room. It is told the seconds since this
-        was called; of the tasks of one priority the first to come asks first."""
+        was called; of the tasks of one engine and priority the first to come asks first."""
         came = time.monotonic()
-        async with self.lines[priority]:
+        async with self.lines.setdefault((id(engine), priority), asyncio.Lock()):
             while (found := offer(time.monotonic() - came)) is None:
                 await asyncio.sleep(QUEUE_POLL)
             return found

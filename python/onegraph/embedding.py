@@ -187,7 +187,7 @@ class Embeds:
                 **texts.options,
             )
 
-        return await visitor.queued(priority, offer)
+        return await visitor.queued(self._engine, priority, offer)
 
     def _texts(
         self, text: Any, pooling: Any, dimensions: Any, normalize: Any, truncate: Any

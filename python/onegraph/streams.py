@@ -493,4 +493,4 @@ async def _offered(
             shown=ask.shown,
         )
 
-    return await visitor.queued(priority, offer)
+    return await visitor.queued(llm._engine, priority, offer)

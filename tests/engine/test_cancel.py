@@ -1,6 +1,7 @@
 """Requests that end early: streams left, tasks cancelled, Ctrl-C."""
 
 import asyncio
+import gc
 import json
 import os
 import subprocess
@@ -160,6 +161,32 @@ def test_more_agenerates_than_the_queue_holds_wait_in_line(llm: LLM) -> None:
         return await asyncio.gather(*(one() for _ in range(400)))
 
     assert asyncio.run(run()) == [9] * 400
+
+
+def test_the_full_queue_of_one_model_holds_up_no_other(narrow: LLM, llm: LLM) -> None:
+    async def hold() -> None:
+        await narrow.agenerate("tea", max_tokens=500, ignore_eos=True)
+
+    async def run() -> None:
+        held = [asyncio.create_task(hold()) for _ in range(300)]
+        while narrow.stats().queued < 256:
+            await asyncio.sleep(0.001)
+        door = doorbell._doors[asyncio.get_running_loop()]
+        async with asyncio.timeout(5):  # the line of the other takes three times as long
+            assert len((await llm.agenerate("tea", **SHORT)).token_ids) == 9
+        assert narrow.stats().queued >= 250 and len(door.lines) == 1
+        for task in held:
+            task.cancel()
+        await asyncio.gather(*held, return_exceptions=True)
+        # Nobody stands in it any more. What the tasks raised holds what they stood in, and the loop
+        # holds that until its next turn.
+        held.clear()
+        del task
+        await asyncio.sleep(0)
+        gc.collect()
+        assert len(door.lines) == 0
+
+    asyncio.run(run())
 
 
 def test_a_long_prompt_does_not_stop_the_loop(llm: LLM) -> None:
