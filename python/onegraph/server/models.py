@@ -173,6 +173,13 @@ class Models:
             if model.may_go:
                 await model.unload(self._turn)
 
+    def close(self) -> None:
+        """Closes all that are there, those of the caller too; the server has ended."""
+        self._turn.end()
+        for model in self._models.values():
+            if model.llm is not None:
+                model.llm.close()
+
     async def _loaded(self, model: Model) -> LLM:
         return await model.loaded(self._turn, functools.partial(self._make_room, model))
 

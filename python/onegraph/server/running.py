@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
+import os
 import resource
 import signal
 import socket
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -20,13 +25,23 @@ from onegraph.server.connections import Idle, connection_class
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
+    from onegraph.server.models import Models
+
 __all__ = ["PORTS", "Server", "bind", "run"]
+
+logger = logging.getLogger("onegraph.server")
 
 #: The port of ollama, whose clients then find this server, and the one where that is taken.
 PORTS = (11434, 8080)
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
 #: Connections where the system allows more files, and files that the rest of the process needs.
 MOST_CONNECTIONS, OTHER_FILES = 16_384, 128
+
+#: Once all has been served: seconds in which models are closed, and in which threads end what they
+#: have in hand, for which nobody waits any more.
+CLOSE_SECONDS, THREAD_SECONDS = 10.0, 0.5
 
 
 def bind(host: str, port: int | None) -> socket.socket:
@@ -87,11 +102,22 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
 
+class _Threads(ThreadPoolExecutor):
+    """Threads that do what would hold up the loop. The end of the loop does not wait for them."""
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        super().shutdown(wait=False, cancel_futures=True)
+
+
 def run(
     app: Starlette, listener: socket.socket, *, drain: float, started: Callable[[], None]
 ) -> None:
     """Serves until SIGTERM or SIGINT, then finishes what runs, for at most `drain` seconds; a
-    second signal ends it at once. `started` is called when it listens."""
+    second signal ends it at once. `started` is called when it listens.
+
+    All models are closed then. Where a thread works on, as one that loads a model does, the
+    process ends here: none can be stopped, and Python would wait for it.
+    """
     server = Server(app, drain=drain)
     # What is loaded stays: a collection that went through it would hold up all streams, for 14 ms
     # and more. The process is this server's alone.
@@ -108,7 +134,8 @@ def run(
 
     async def serve() -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        loop.set_default_executor(_Threads(thread_name_prefix="onegraph"))
+        for number in SIGNALS:
             loop.add_signal_handler(number, end)
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))
         while not server.started and not serving.done():
@@ -118,6 +145,31 @@ def run(
         await serving
 
     asyncio.run(serve())
+    # Nothing is left that a further signal could leave unfinished.
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    _leave(app.state.service.models)
+
+
+def _leave(models: Models) -> None:
+    """Closes the models; ends the process where something would hold up its end."""
+    # A daemon, which Python itself does not wait for: a device may never answer.
+    closing = threading.Thread(target=models.close, daemon=True)
+    closing.start()
+    closing.join(CLOSE_SECONDS)
+    late = time.monotonic() + THREAD_SECONDS
+    main = threading.main_thread()
+    left = [each for each in threading.enumerate() if not each.daemon and each is not main]
+    for each in left:
+        each.join(max(0.0, late - time.monotonic()))
+    working = [each.name for each in (closing, *left) if each.is_alive()]
+    if working:
+        logger.warning("ended while %s worked on", ", ".join(working))
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(0)
 
 
 def _most_connections() -> int:
