@@ -232,3 +232,88 @@ def test_nothing_is_said_before_there_is_a_prompt(
     in_process(app, "/v1/completions", asked, send)
     assert messages[0]["status"] == 200
     assert messages[-1]["body"].endswith(b"data: [DONE]\n\n")
+
+
+#: What is asked of a model without its engine, where that takes long.
+ASIDE = [
+    ("/tokenize", {"messages": [{"role": "user", "content": "tea"}]}),
+    ("/tokenize", {"content": "tea " * 1000}),
+    ("/detokenize", {"tokens": [5] * 2000}),
+    ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "tea"}]}),
+]
+
+
+@pytest.fixture
+def slowly(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Tokens take until this is set."""
+    done = threading.Event()
+
+    def slow(name: str) -> None:
+        does = getattr(llm, name)
+
+        def late(*given: Any, **more: Any) -> Any:
+            done.wait(10)
+            return does(*given, **more)
+
+        monkeypatch.setattr(llm, name, late)
+
+    for name in ("tokenize", "detokenize", "_conversations"):
+        slow(name)
+    return done
+
+
+@pytest.mark.parametrize(("path", "asked"), ASIDE)
+def test_tokens_too_are_made_in_time_and_in_line(
+    path: str, asked: dict[str, Any], llm: LLM, slowly: threading.Event
+) -> None:
+    with serving(asgi(llm, timeout=0.5)) as served:
+        began = time.monotonic()
+        status, body = served.post(path, asked)
+        assert status == 504 and "--timeout" in json.dumps(body)
+        assert time.monotonic() - began < 5
+        line = served.app.state.service.models.find(None).line
+        until(lambda: line.inside == 0)
+        line.inside = llm.max_batch + line.max_queue
+        assert served.post(path, asked)[0] == 429
+        line.inside = 0
+        slowly.set()
+        assert served.post(path, asked)[0] == 200
+
+
+def test_a_client_that_leaves_gives_up_its_place_in_line_for_tokens(
+    llm: LLM, slowly: threading.Event
+) -> None:
+    with serving(asgi(llm)) as served:
+        line = served.app.state.service.models.find(None).line
+        with served.connect() as connection:
+            connection.sendall(http(*ASIDE[0]))
+            until(lambda: line.inside == 1)
+        until(lambda: line.inside == 0, seconds=5)
+        slowly.set()
+
+
+def test_few_tokens_do_not_wait_for_many(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    long, done = "tea " * 1000, threading.Event()
+    tokenize = llm.tokenize
+
+    def slow(text: str, **more: Any) -> list[int]:
+        if text == long:
+            done.wait(10)
+        return tokenize(text, **more)
+
+    monkeypatch.setattr(llm, "tokenize", slow)
+    with serving(asgi(llm)) as served:
+        # More than there are threads.
+        held = [served.connect() for _ in range(40)]
+        for connection in held:
+            connection.sendall(http("/tokenize", {"content": long}))
+        line = served.app.state.service.models.find(None).line
+        until(lambda: line.inside == len(held))
+        began = time.monotonic()
+        assert served.post("/tokenize", {"content": "tea"})[1]["count"] >= 1
+        ids = served.post("/tokenize", {"content": "tea"})[1]["tokens"]
+        assert "tea" in served.post("/detokenize", {"tokens": ids})[1]["content"]
+        assert time.monotonic() - began < 5
+        done.set()
+        for connection in held:
+            connection.close()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from onegraph.answers import (
@@ -16,6 +14,7 @@ from onegraph.answers import (
     ToolCallEnded,
     ToolCallFailed,
 )
+from onegraph.llm import LLM
 from onegraph.results import Result
 from onegraph.server import conversation, forms, frames
 from onegraph.server.answers import Answer, Asked
@@ -24,7 +23,7 @@ from onegraph.server.fields import Fields, wrong
 from onegraph.server.history import History, called
 from onegraph.server.refusals import Refused
 from onegraph.server.sampling import options, spelled
-from onegraph.server.service import Service
+from onegraph.server.service import Reply, Service
 from onegraph.server.tools import anthropic as tools_of
 from onegraph.streams import Job
 
@@ -60,19 +59,19 @@ def routes(service: Service) -> list[Route]:
     async def messages(request: Request) -> Answer:
         return service.answer(_asked(service, await service.read(request)))
 
-    async def count(request: Request) -> JSONResponse:
+    async def count(request: Request) -> Reply:
         fields = await service.read(request)
         model = service.model(fields)
         messages, continues = _messages(fields)
         tools, variables = tools_of(fields), _variables(fields)
-        async with service.models.using(model) as llm:
-            ids = await asyncio.get_running_loop().run_in_executor(
-                None,
-                lambda: conversation.tokens(
-                    llm, messages, tools=tools, continues=continues, variables=variables
-                ),
+
+        def made(llm: LLM) -> dict[str, Any]:
+            ids = conversation.tokens(
+                llm, messages, tools=tools, continues=continues, variables=variables
             )
-        return JSONResponse({"input_tokens": len(ids)})
+            return {"input_tokens": len(ids)}
+
+        return service.reply(model, made)
 
     return [
         Route("/v1/messages", messages, methods=["POST"]),

@@ -3,18 +3,19 @@ back."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from onegraph.errors import Error
+from onegraph.llm import LLM
 from onegraph.server import conversation
 from onegraph.server.fields import wrong
 from onegraph.server.refusals import Refused
-from onegraph.server.service import Service
+from onegraph.server.service import Reply, Service
 
 __all__ = ["routes"]
 
@@ -36,7 +37,7 @@ def routes(service: Service) -> list[Route]:
         text = service.metrics.text(service.models.all())
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    async def tokenize(request: Request) -> JSONResponse:
+    async def tokenize(request: Request) -> Reply:
         fields = await service.read(request)
         model = service.model(fields)
         special = fields.flag("add_special", fields.flag("add_special_tokens", True))
@@ -45,26 +46,29 @@ def routes(service: Service) -> list[Route]:
         if len(texts) + chat != 1:
             raise Refused(400, "prompt: send one of `prompt` (or `content`) and `messages`")
         messages = [dict(each.values) for each in conversation.messages(fields)] if chat else []
-        async with service.models.using(model) as llm:
 
-            def tokens() -> list[int]:
-                if not chat:
-                    return llm.tokenize(texts[0], add_special=special)
-                return conversation.tokens(llm, messages)
+        def made(llm: LLM) -> dict[str, Any]:
+            if chat:
+                ids = conversation.tokens(llm, messages)
+            else:
+                ids = llm.tokenize(texts[0], add_special=special)
+            return {"tokens": ids, "count": len(ids), "max_model_len": llm.n_ctx}
 
-            ids = await asyncio.get_running_loop().run_in_executor(None, tokens)
-            return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": llm.n_ctx})
+        return service.reply(model, made, quick=not chat and len(texts[0]) <= conversation.QUICK)
 
-    async def detokenize(request: Request) -> JSONResponse:
+    async def detokenize(request: Request) -> Reply:
         fields = await service.read(request)
-        ids = fields.items("tokens")
+        ids = fields.items("tokens") or []
         fields.needed("tokens")
-        for i, each in enumerate(ids or []):
+        for i, each in enumerate(ids):
             if not isinstance(each, int) or isinstance(each, bool):
                 raise wrong(f"tokens[{i}]", each, "must be the id of a token")
-        async with service.models.using(service.model(fields)) as llm:
-            text = await asyncio.get_running_loop().run_in_executor(None, llm.detokenize, ids or [])
-            return JSONResponse({"prompt": text, "content": text})
+
+        def made(llm: LLM) -> dict[str, Any]:
+            text = llm.detokenize(ids)
+            return {"prompt": text, "content": text}
+
+        return service.reply(service.model(fields), made, quick=len(ids) <= conversation.QUICK)
 
     return [
         Route("/health", health, methods=["GET"]),

@@ -2,18 +2,67 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 
-from onegraph.server.answers import Answer, Asked
+from onegraph.llm import LLM
+from onegraph.server.answers import Answer, Asked, while_connected
 from onegraph.server.fields import Fields
 from onegraph.server.limits import Limits
+from onegraph.server.log import note
 from onegraph.server.metrics import Metrics
 from onegraph.server.models import Model, Models
+from onegraph.server.refusals import refusal
 from onegraph.server.requests import body
 
-__all__ = ["Service"]
+__all__ = ["Reply", "Service"]
+
+
+class Reply:
+    """The response to what a model is asked without its engine, as how many tokens a text has: an
+    ASGI app. It has a place in line and an end in time, as an answer has."""
+
+    def __init__(
+        self, service: Service, model: Model, made: Callable[[LLM], dict[str, Any]], *, quick: bool
+    ) -> None:
+        """`made` makes the body; the event loop may wait for one that is `quick`."""
+        self._service = service
+        self._model = model
+        self._made = made
+        self._quick = quick
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        note(scope, model=self._model.name, stream=False)
+        began = time.monotonic()
+        line = self._model.line
+        line.enter()
+        try:
+            await while_connected(receive, self._reply(scope, receive, send))
+        finally:
+            line.leave(time.monotonic() - began)
+
+    async def _reply(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with asyncio.timeout(self._service.limits.seconds):
+                body = await self._body()
+        except Exception as e:
+            why = refusal(e)
+            note(scope, error=why.code or why.status)
+            raise why from e
+        await JSONResponse(body)(scope, receive, send)
+
+    async def _body(self) -> dict[str, Any]:
+        async with self._service.models.using(self._model) as llm:
+            if self._quick:
+                return self._made(llm)
+            return await asyncio.get_running_loop().run_in_executor(None, self._made, llm)
 
 
 @dataclass
@@ -37,3 +86,9 @@ class Service:
     def answer(self, asked: Asked) -> Answer:
         """The response to a request that was understood."""
         return Answer(asked, self.models, self.limits, self.metrics)
+
+    def reply(
+        self, model: Model, made: Callable[[LLM], dict[str, Any]], *, quick: bool = False
+    ) -> Reply:
+        """The response to what needs no engine."""
+        return Reply(self, model, made, quick=quick)
