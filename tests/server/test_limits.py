@@ -234,6 +234,18 @@ def test_nothing_is_said_before_there_is_a_prompt(
     assert messages[-1]["body"].endswith(b"data: [DONE]\n\n")
 
 
+def test_more_prompts_than_go_together_are_refused(served: Served, llm: LLM) -> None:
+    before = llm.stats().requests
+    for many in (["a"] * 2049, [[5]] * 2049):
+        status, body = served.post("/v1/completions", {"prompt": many, "max_tokens": 1})
+        assert status == 400 and body["error"]["param"] == "prompt"
+        assert body["error"]["message"] == "prompt: 2049 prompts; at most 2048 go together"
+    # Tokens of one prompt are another matter.
+    status, body = served.post("/v1/completions", {"prompt": [5] * 2049, "max_tokens": 1})
+    assert status == 400 and body["error"]["code"] == "context_length_exceeded"
+    assert llm.stats().requests == before
+
+
 #: What is asked of a model without its engine, where that takes long.
 ASIDE = [
     ("/tokenize", {"messages": [{"role": "user", "content": "tea"}]}),

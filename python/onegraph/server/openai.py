@@ -16,7 +16,7 @@ from onegraph.answers import ReasoningDelta, ToolCallBegun, ToolCallDelta
 from onegraph.results import Result, Timings, TokenLogprob
 from onegraph.server import conversation, forms, frames
 from onegraph.server.answers import Answer, Asked
-from onegraph.server.embeddings import Vectors, of_openai
+from onegraph.server.embeddings import MOST_TEXTS, Vectors, of_openai
 from onegraph.server.events import Event, Finish, Text, said
 from onegraph.server.fields import Fields, wrong
 from onegraph.server.history import with_reasoning
@@ -190,6 +190,11 @@ def _completion(service: Service, fields: Fields) -> Asked:
     given = fields.get("prompt")
     if not isinstance(given, str | list):
         raise wrong("prompt", given, "must be a string, tokens, or a list of either")
+    # What begins with a number is one prompt, of tokens.
+    many = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
+    if many and len(given) > MOST_TEXTS:
+        found = f"{len(given)} prompts"
+        raise Refused(400, f"prompt: {found}; at most {MOST_TEXTS} go together", field="prompt")
     _only_text(fields)
     fields.absent("tools", "send messages, to /v1/chat/completions")
     fields.absent("suffix", "what stands behind a gap is not read here")
