@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import resource
 import socket
 import subprocess
@@ -279,6 +280,61 @@ def test_who_never_reads_holds_nothing_for_long(llm: LLM, monkeypatch: pytest.Mo
         prompt(served)
         for connection in begun:
             connection.close()
+
+
+def test_who_never_reads_and_asks_on_holds_nothing_for_long(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Short answers too, which have no time of their own, wait for a client that does not read."""
+    monkeypatch.setattr(connections, "IDLE_SECONDS", 2.0)
+    with serving(asgi(llm), send_bytes=4096) as served:
+        state = served.server.server_state
+        connection = served.connect(receive_bytes=4096)
+
+        def paused() -> bool:
+            return any(each.flow.write_paused for each in state.connections)
+
+        def ask() -> None:
+            ended = state.total_requests + 1
+            connection.sendall(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n")
+            until(lambda: paused() or state.total_requests == ended)
+
+        while not paused():
+            ask()
+        if not state.tasks:
+            ask()
+        until(lambda: len(state.tasks) == 1)
+        until(lambda: not state.tasks and not state.connections, seconds=10)
+        connection.close()
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_who_reads_slowly_gets_all_of_it(
+    keeps: bool, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "IDLE_SECONDS", 1.2)
+    monkeypatch.setattr(connections, "LINGER_SECONDS", 1.2)
+    asked = {**LONG, "stream": False, "max_tokens": 400, "logprobs": 20}
+    more = {} if keeps else {"connection": "close"}
+    with serving(asgi(llm), send_bytes=4096) as served:
+        with served.connect(receive_bytes=4096) as connection:
+            connection.sendall(http("/v1/completions", asked, **more))
+            found = connection.recv(1)
+            made = time.monotonic()
+            length = 1 << 20
+            while len(found) < length:
+                part = connection.recv(1024)
+                assert part, f"{len(found)} of {length} bytes"
+                found += part
+                if said := re.search(rb"content-length: (\d+)\r\n(?:.+\r\n)*\r\n", found):
+                    length = said.end() + int(said[1])
+                time.sleep(0.03)
+            assert time.monotonic() - made > 3
+            if keeps:  # it may ask on as long as others
+                time.sleep(0.2)
+                connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+                assert connection.recv(100).startswith(b"HTTP/1.1 200")
+        until(lambda: open_connections(served) == 0)
 
 
 def test_a_hundred_clients_that_leave_at_once(served: Served, llm: LLM) -> None:

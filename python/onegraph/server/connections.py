@@ -12,12 +12,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 __all__ = ["Connection", "Idle", "connection_class"]
 
-#: Seconds that a connection may be open without a whole head of a request. Longer than clients keep
-#: one that they may use again: none is closed under a request that is on its way.
+#: Seconds that a connection may be open without a whole head of a request, or with something to
+#: read of which its client takes nothing. Longer than clients keep one that they may use again:
+#: none is closed under a request that is on its way.
 IDLE_SECONDS = 60.0
 
-#: Once an answer has ended, seconds in which its client takes nothing of what is left after which
-#: that is thrown away, and seconds in which it must have taken all.
+#: Of one that is closing, seconds in which its client takes nothing of what is left after which
+#: that is thrown away; of each, seconds in which a client must have taken what is there for it.
 LINGER_SECONDS, MOST_LINGER_SECONDS = 5.0, 120.0
 
 #: Bytes of a request's line and headers together.
@@ -50,15 +51,17 @@ class Idle:
             self._end(next(iter(self._since)))
 
     def sweep(self, connections: Iterable[Any]) -> None:
-        """Ends those that have waited too long, and those whose clients do not take the end."""
+        """Ends those that have waited too long, and those whose clients do not take what is there
+        for them."""
         now = time.monotonic()
+        for connection in [*connections]:
+            if isinstance(connection, Connection) and connection.holds:
+                connection.look(now)
         for connection, since in [*self._since.items()]:
             if now - since < IDLE_SECONDS:
                 break
-            self._end(connection)
-        for connection in [*connections]:
-            if isinstance(connection, Connection) and connection.transport.is_closing():
-                connection.linger(now)
+            if not connection.holds:
+                self._end(connection)
 
     def _end(self, connection: Connection) -> None:
         # Now, not when the loop comes to it: several may come before then, and each ends one.
@@ -70,9 +73,10 @@ class Connection(HttpToolsProtocol):
     """A connection that is watched."""
 
     idle: ClassVar[Idle]
-    #: When it was first seen closing, when its client last took something since, and what is left.
-    _closing = _taking = 0.0
+    #: What its client has not taken, when it last took some, and since when there has been some.
     _left = 0
+    _taking = _since = 0.0
+    _closing = False
     _head = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -91,15 +95,34 @@ class Connection(HttpToolsProtocol):
         if self in self.idle and self._head > HEAD_BYTES and not self.transport.is_closing():
             self.send_400_response(f"the head of a request has at most {HEAD_BYTES} bytes")
 
-    def linger(self, now: float) -> None:
-        """It has an end that its client has not read yet: it goes as long as the client reads."""
-        left = self.transport.get_write_buffer_size()
-        if not self._closing:
-            self._closing = self._taking = now
-        elif left < self._left:
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._since = 0.0  # what comes now is another matter
+
+    @property
+    def holds(self) -> bool:
+        """Whether there is something that its client has not taken, or had not when last seen."""
+        return bool(self._left or self.transport.get_write_buffer_size() or self._since)
+
+    def look(self, now: float) -> None:
+        """Ends it where its client does not take what is there for it: it goes on as long as the
+        client reads."""
+        left, before = self.transport.get_write_buffer_size(), self._left
+        closing, was_closing = self.transport.is_closing(), self._closing
+        self._left, self._closing = left, closing
+        waits = self in self.idle
+        # Of an answer that is being made more may come meanwhile, unless it waits for its client.
+        if not closing and not (left and (waits or self.flow.write_paused)):
+            self._since = 0.0
+            if before and waits:
+                self.idle.add(self)  # who has read an answer only now may ask on as late as others
+            return
+        if not self._since or closing != was_closing:
+            self._since = self._taking = now
+        elif left < before:
             self._taking = now
-        self._left = left
-        if now - self._taking > LINGER_SECONDS or now - self._closing > MOST_LINGER_SECONDS:
+        patience = LINGER_SECONDS if closing else IDLE_SECONDS
+        if now - self._taking > patience or now - self._since > MOST_LINGER_SECONDS:
             self.transport.abort()
 
     def on_message_begin(self) -> None:
