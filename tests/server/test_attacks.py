@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import pytest
 from onegraph import LLM
-from onegraph.server import asgi, connections, limits
+from onegraph.server import asgi, connections, limits, requests
 from support.serving import Served, http, prompt, rest, runs, serving, until
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
@@ -259,6 +259,29 @@ def test_a_body_that_drips_is_refused(llm: LLM) -> None:
         assert time.monotonic() - begun < 3
         answer = rest(connection)
         assert answer.startswith(b"HTTP/1.1 408") and b"send it whole" in answer
+
+
+def test_bodies_that_are_held_have_a_bound_over_all_clients(llm: LLM) -> None:
+    most = 1 << 20
+    with serving(asgi(llm, max_body=most)) as served, contextlib.ExitStack() as stack:
+        whole = b'{"prompt": "tea", "max_tokens": 1, "user": "' + b"x" * (most - 100) + b'"}'
+        head = HEAD + b"content-length: %d\r\n\r\n" % len(whole)
+        bodies = served.app.state.service._bodies
+        bound = requests.MOST_BODIES * most
+        for _ in range(bound // (most - requests.SMALL)):
+            stack.enter_context(served.connect()).sendall(head + whole[:-10])
+        until(lambda: bodies.held > bound - most)
+        with served.connect() as connection:
+            connection.sendall(HEAD + b"connection: close\r\n" + head.removeprefix(HEAD) + whole)
+            refused = rest(connection)
+            assert refused.startswith(b"HTTP/1.1 429") and b"retry-after: 1\r\n" in refused
+            assert f"have {bound} bytes".encode() in refused
+        assert bodies.held <= bound
+        prompt(served)  # who sends little is not refused because of them
+        stack.close()
+        until(lambda: bodies.held == 0)
+        assert served.post("/v1/completions", whole)[0] == 200
+        assert bodies.held == 0
 
 
 def test_who_never_reads_holds_nothing_for_long(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

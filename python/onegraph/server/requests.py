@@ -14,7 +14,7 @@ from onegraph.server.fields import Fields
 from onegraph.server.limits import Limits
 from onegraph.server.refusals import Refused
 
-__all__ = ["Unread", "body"]
+__all__ = ["Bodies", "Unread", "body"]
 
 #: Bytes of JSON up to which the event loop may wait for its parser: about a millisecond.
 SMALL = 1 << 17
@@ -27,15 +27,53 @@ SPILLED, SPILLED_SECONDS = 64 << 20, 5.0
 AT_ONCE = (408, 503)
 
 
-async def body(request: Request, limits: Limits) -> Fields:
+#: Bodies of the largest size whose bytes all clients together may have the server hold. The first
+#: `SMALL` of each are free: who sends no more is not refused because of those who do.
+MOST_BODIES = 16
+
+
+class Bodies:
+    """The bodies that a server reads."""
+
+    def __init__(self) -> None:
+        #: Bytes of all of them, without those that are free.
+        self.held = 0
+
+
+class _Share:
+    """What one body has of the bytes that there may be."""
+
+    def __init__(self, bodies: Bodies, most: int) -> None:
+        self._bodies = bodies
+        self._most = most
+        self._taken = 0
+
+    def take(self, size: int) -> bool:
+        """It has grown to so many bytes; whether it may."""
+        more = max(0, size - SMALL) - self._taken
+        self._taken += more
+        self._bodies.held += more
+        return more == 0 or self._bodies.held <= self._most
+
+    def end(self) -> None:
+        """It is read, or thrown away. May be called again."""
+        self._bodies.held -= self._taken
+        self._taken = 0
+
+
+async def body(request: Request, limits: Limits, bodies: Bodies) -> Fields:
     """The object in a request's body; raises `Refused` where there is none, or too much of it."""
-    raw = await _read(request, limits)
-    if len(raw) <= SMALL:
-        return _object(raw)
-    return await asyncio.get_running_loop().run_in_executor(None, _object, raw)
+    share = _Share(bodies, MOST_BODIES * limits.body_bytes)
+    try:
+        raw = await _read(request, limits, share)
+        if len(raw) <= SMALL:
+            return _object(raw)
+        return await asyncio.get_running_loop().run_in_executor(None, _object, raw)
+    finally:
+        share.end()
 
 
-async def _read(request: Request, limits: Limits) -> bytes:
+async def _read(request: Request, limits: Limits, share: _Share) -> bytes:
     most = limits.body_bytes
     said = request.headers.get("content-length", "")
     if said.isdecimal() and int(said[:20]) > most:
@@ -47,11 +85,23 @@ async def _read(request: Request, limits: Limits) -> bytes:
                 found += part
                 if len(found) > most:
                     raise _too_large(most)
+                if not share.take(len(found)):
+                    found.clear()  # the error's traceback holds it
+                    raise _too_many(most)
     except TimeoutError:
         raise Refused(
             408, f"of the body {len(found)} bytes came in {limits.body_seconds:g} s; send it whole"
         ) from None
     return bytes(found)
+
+
+def _too_many(most: int) -> Refused:
+    return Refused(
+        429,
+        f"the bodies of all requests that are being read have {MOST_BODIES * most} bytes, the "
+        "most that this server takes at a time; send it again later",
+        retry_after=1,
+    )
 
 
 def _too_large(most: int) -> Refused:

@@ -20,7 +20,7 @@ from onegraph.server.log import note
 from onegraph.server.metrics import Metrics
 from onegraph.server.models import Model, Models
 from onegraph.server.refusals import refusal
-from onegraph.server.requests import body
+from onegraph.server.requests import Bodies, body
 
 __all__ = ["Reply", "Service"]
 
@@ -74,10 +74,11 @@ class Service:
     metrics: Metrics = field(default_factory=Metrics)
     #: Whether it ends: what runs is finished, and whoever balances sends no more.
     draining: bool = False
+    _bodies: Bodies = field(default_factory=Bodies)
 
     async def read(self, request: Request) -> Fields:
         """The body of a request."""
-        return await body(request, self.limits)
+        return await body(request, self.limits, self._bodies)
 
     def model(self, fields: Fields) -> Model:
         """The model that a body names."""
