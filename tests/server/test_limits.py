@@ -159,6 +159,22 @@ def test_a_body_that_is_no_object_is_refused(body: bytes, said: str, served: Ser
     assert status == 400 and said in found["error"]["message"]
 
 
+def test_a_body_of_more_values_than_any_needs_is_refused(served: Served) -> None:
+    """Python would read them without a break for others."""
+    for value in (b"[]", b"1", b'""', b'{"a":1}', b'"\\\\\\""'):
+        many = b'{"prompt": "tea", "user": [' + b",".join([value] * 2_100_000) + b"]}"
+        status, found = served.post("/v1/completions", many[: 16 << 20])
+        message = found["error"]["message"]
+        assert status == 400 and f"takes at most {1 << 21}" in message, message
+    # Signs in a text are no values, whatever is escaped before them.
+    text = '\\"' + '[{"a": 1}, "\\\\"],' * 400_000
+    asked = {"prompt": "tea", "max_tokens": 1, "user": text}
+    assert served.post("/v1/completions", asked)[0] == 200
+    ids = [[5] * (1 << 17)] * 8
+    status, found = served.post("/v1/completions", {"prompt": ids, "max_tokens": 1})
+    assert status == 400 and found["error"]["code"] == "context_length_exceeded"
+
+
 def test_a_large_body_is_read_beside_the_loop(served: Served) -> None:
     text = "x" * 300_000
     status, body = served.post("/v1/completions", {"prompt": "tea", "max_tokens": 1, "user": text})
