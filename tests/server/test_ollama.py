@@ -1,12 +1,17 @@
 """ollama's dialect, spoken by its own client."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import ollama
 import pytest
 from onegraph import LLM
-from support.serving import Served
+from onegraph.server.app import build
+from onegraph.server.limits import Limits
+from onegraph.server.models import Models
+from onegraph.server.service import Service
+from support.serving import Served, serving
 
 SAID = [{"role": "user", "content": "Why is the sky blue?"}]
 GREEDY = {"temperature": 0.0, "num_predict": 12}
@@ -85,6 +90,43 @@ def test_asking_for_a_model_to_be_there_is_answered(client: ollama.Client) -> No
     loaded = client.generate("smollm2", "")
     assert (loaded.done, loaded.done_reason, loaded.response) == (True, "load", "")
     assert client.chat("smollm2", []).done_reason == "load"
+
+
+def test_a_model_of_a_folder_comes_and_goes_when_it_is_asked_to(llm: LLM, tiny: Path) -> None:
+    loads = []
+
+    def load() -> LLM:
+        loads.append("more")
+        return LLM(tiny, device="cpu")
+
+    models = Models({"tiny": llm}, max_queue=8, folder={"more": (tiny, load)})
+    with serving(build(Service(models, Limits()))) as served:
+        client = ollama.Client(served.url)
+
+        def there() -> list[str | None]:
+            return [each.model for each in client.ps().models]
+
+        assert client.generate("more", keep_alive=0).done_reason == "unload" and loads == []
+        for asks in (client.generate, client.chat):
+            assert asks("more").done_reason == "load"
+            assert there() == ["tiny:latest", "more:latest"]
+            assert asks("more", keep_alive="5m").done_reason == "load"
+            for nothing in (0, "0", "0s", "-0h0.0m0s"):
+                assert asks("more", keep_alive=nothing).done_reason == "unload"
+                assert there() == ["tiny:latest"]
+        assert loads == ["more", "more"]
+        # One that was given stays, and so does one in use.
+        assert client.generate("tiny", keep_alive=0).done_reason == "unload"
+        client.generate("more")
+        models.find("more").users += 1
+        assert client.generate("more", keep_alive=0).done_reason == "unload"
+        assert there() == ["tiny:latest", "more:latest"]
+        models.find("more").users -= 1
+        status, body = served.post("/api/generate", {"model": "more", "keep_alive": []})
+        assert status == 400 and body["error"].startswith("keep_alive")
+        hostile = {"model": "more", "keep_alive": "0" * 100_000 + "x"}
+        assert served.post("/api/generate", hostile)[1]["done_reason"] == "load"
+        client.generate("more", keep_alive=0)
 
 
 def test_what_ollama_does_with_files_says_what_to_do_here(

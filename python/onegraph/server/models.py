@@ -169,9 +169,10 @@ class Models:
 
     async def unload(self, model: Model) -> None:
         """Frees a model's memory, unless somebody uses it or it is the caller's."""
-        async with self._turn.lock:
-            if model.may_go:
-                await model.unload(self._turn)
+        if model.may_go:  # else it need not wait for the load of another
+            async with self._turn.lock:
+                if model.may_go:
+                    await model.unload(self._turn)
 
     def close(self) -> None:
         """Closes all that are there, those of the caller too; the server has ended."""

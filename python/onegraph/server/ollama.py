@@ -4,19 +4,22 @@ by commands, which the refusals name."""
 from __future__ import annotations
 
 import asyncio
+import re
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from onegraph.answers import ReasoningDelta, ToolCall, ToolCallEnded
 from onegraph.errors import ModelError
 from onegraph.llm import LLM
 from onegraph.results import Result
 from onegraph.server import conversation, forms, frames
-from onegraph.server.answers import Answer, Asked
+from onegraph.server.answers import Asked
 from onegraph.server.embeddings import Vectors, of_ollama, of_ollama_before
 from onegraph.server.events import Event, Finish, Text, said
 from onegraph.server.facts import Facts, facts
@@ -91,11 +94,11 @@ def routes(service: Service) -> list[Route]:
         able = await loop.run_in_executor(None, _capabilities, model)
         return JSONResponse(_shown(model, found, able))
 
-    async def chat(request: Request) -> Response | Answer:
-        return _answer(service, _chat(service, await service.read(request)))
+    async def chat(request: Request) -> ASGIApp:
+        return await _answer(service, _chat(service, await service.read(request)))
 
-    async def generate(request: Request) -> Response | Answer:
-        return _answer(service, _generate(service, await service.read(request)))
+    async def generate(request: Request) -> ASGIApp:
+        return await _answer(service, _generate(service, await service.read(request)))
 
     async def embed(request: Request) -> Response | Vectors:
         fields = await service.read(request)
@@ -128,6 +131,9 @@ def failure(why: Refused) -> dict[str, Any]:
     """A refusal as this dialect writes it."""
     return {"error": why.message}
 
+
+#: A duration of no time: "0", "0s", "0h0m".
+_NOTHING = re.compile(r"[-+]?(0[0.]*|(0[0.]*(ns|us|µs|ms|s|m|h))+)")
 
 #: When a model that stays goes.
 _FOREVER = "2318-01-01T00:00:00Z"
@@ -215,8 +221,36 @@ def _shown(model: Model, found: Facts, capabilities: list[str]) -> dict[str, Any
     }
 
 
-def _answer(service: Service, asked: Asked | dict[str, Any]) -> Response | Answer:
-    return JSONResponse(asked) if isinstance(asked, dict) else service.answer(asked)
+@dataclass(frozen=True)
+class _Presence:
+    """A request without a text: asks for its model to be there, or no longer to be."""
+
+    model: Model
+    head: _Head
+    leaves: bool
+
+
+async def _answer(service: Service, asked: Asked | _Presence) -> ASGIApp:
+    if isinstance(asked, Asked):
+        return service.answer(asked)
+    head = asked.head
+    if asked.leaves:
+        # One that is in use stays, and so does one that is not of a folder: whoever asks is told
+        # the same, as by ollama.
+        async with asyncio.timeout(service.limits.seconds):
+            await service.models.unload(asked.model)
+        return JSONResponse(head("", done=True, done_reason="unload"))
+    there = head("", done=True, done_reason="load")
+    return service.reply(asked.model, lambda llm: there, quick=True)
+
+
+def _presence(model: Model, head: _Head, fields: Fields) -> _Presence:
+    given = fields.get("keep_alive")
+    # Seconds, or a number with a unit: "5m". For how long a model stays is the server's affair.
+    if isinstance(given, bool) or not isinstance(given, int | float | str | None):
+        raise wrong("keep_alive", given, 'must be seconds, or a duration such as "5m"')
+    leaves = given == 0 or (isinstance(given, str) and _NOTHING.fullmatch(given) is not None)
+    return _Presence(model, head, leaves)
 
 
 def _chosen(service: Service, fields: Fields) -> tuple[dict[str, Any], dict[str, str]]:
@@ -296,20 +330,20 @@ def _answered(message: Fields, unanswered: list[dict[str, Any]]) -> dict[str, An
     return {key: of for key, of in (("tool_call_id", id), ("name", name)) if of is not None}
 
 
-def _chat(service: Service, fields: Fields) -> Asked | dict[str, Any]:
+def _chat(service: Service, fields: Fields) -> Asked | _Presence:
     model = _model(service, fields)
     _only_text(fields)
     head = _Head(model, "message")
     messages = _messages(fields)
     tools = nested(fields, choice=False)
     chosen, named = _chosen(service, fields)
-    if not messages:  # asks for the model to be there
-        return head("", done=True, done_reason="load")
+    if not messages:
+        return _presence(model, head, fields)
     prepare = conversation.chat(messages, chosen, tools=tools, variables=_variables(fields))
     return _asked(model, head, fields, prepare, named)
 
 
-def _generate(service: Service, fields: Fields) -> Asked | dict[str, Any]:
+def _generate(service: Service, fields: Fields) -> Asked | _Presence:
     model = _model(service, fields)
     _only_text(fields)
     fields.absent("context", "send the conversation to /api/chat")
@@ -317,7 +351,7 @@ def _generate(service: Service, fields: Fields) -> Asked | dict[str, Any]:
     prompt, system = fields.text("prompt"), fields.text("system")
     chosen, named = _chosen(service, fields)
     if not prompt:
-        return head("", done=True, done_reason="load")
+        return _presence(model, head, fields)
     variables = _variables(fields)
 
     raw = fields.flag("raw")
