@@ -299,7 +299,7 @@ def test_who_never_reads_holds_nothing_for_long(llm: LLM, monkeypatch: pytest.Mo
         prompt(served)
         until(lambda: served.app.state.service.models.find(None).line.inside == 0)
         until(lambda: open_connections(served) == 0)
-        assert runs(llm) == 0
+        until(lambda: runs(llm) == 0)
         prompt(served)
         for connection in begun:
             connection.close()
@@ -509,7 +509,7 @@ def test_slow_readers_hold_up_nobody_and_get_all_of_their_own(llm: LLM) -> None:
                 answers[connection] += part
                 if not part:
                     left.remove(connection)
-            time.sleep(0.01)
+            time.sleep(0.015)
 
     with serving(asgi(llm), send_bytes=4096) as served, memory_stays(64 << 20):
         for i in range(16):
