@@ -18,7 +18,7 @@ FITS_NOT = [(ty, dim) for ty in KV_TYPES for dim in HEAD_DIMS if not head_bytes(
 
 #: The types a user may choose, and how far from a value its stored self may be, as a part of the
 #: largest value. The first and the last are what simulated cards run.
-ROUNDING = {"I16": 2.0**-15, "F32": 0.0, "F16": 2.0**-11, "Q8_0": 1 / 250}
+ROUNDING = {"I16": 2.0**-15, "F32": 0.0, "Q8_0": 1 / 250, "F16": 2.0**-11}
 
 #: Ends inside a page, so that a page has entries past the last position.
 CACHE = Cache()
