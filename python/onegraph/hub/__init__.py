@@ -110,8 +110,12 @@ _NO_GGUF = (
 
 
 def _begins_as_gguf(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(4) == b"GGUF"
+    """Or cannot be read, which whoever loads it says with the remedy."""
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"GGUF"
+    except OSError:
+        return True
 
 
 def _file(path: Path, verify: bool) -> Path:

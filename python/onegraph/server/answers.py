@@ -83,18 +83,16 @@ class Answer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         model = self._asked.model
         note(scope, model=model.name, stream=self._asked.writer is not None)
-        model.line.enter()
-        try:
-            await while_connected(receive, self._within_time(scope, send))
-        except asyncio.CancelledError as e:
-            # The server ends.
-            note(scope, error=503)
-            if self._started and not self._ended:
-                with contextlib.suppress(TimeoutError):
-                    await self._break_off(refusal(e), send)
-            raise
-        finally:
-            model.line.leave(time.monotonic() - self._began)
+        with model.line.place(self._began):
+            try:
+                await while_connected(receive, self._within_time(scope, send))
+            except asyncio.CancelledError as e:
+                # The server ends.
+                note(scope, error=503)
+                if self._started and not self._ended:
+                    with contextlib.suppress(TimeoutError):
+                        await self._break_off(refusal(e), send)
+                raise
 
     async def _within_time(self, scope: Scope, send: Send) -> None:
         try:

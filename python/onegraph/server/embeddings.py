@@ -70,12 +70,8 @@ class Vectors:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         note(scope, model=self._model.name, stream=False)
-        line = self._model.line
-        line.enter()
-        try:
+        with self._model.line.place(self._began):
             await while_connected(receive, self._answer(scope, receive, send))
-        finally:
-            line.leave(time.monotonic() - self._began)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from onegraph.server.refusals import Refused
@@ -42,6 +45,16 @@ class Line:
         self.inside = 0
         #: Seconds that a request takes, over the last ones.
         self._seconds = 1.0
+
+    @contextlib.contextmanager
+    def place(self, began: float) -> Iterator[None]:
+        """A place in it for what began at that second of `time.monotonic`; raises 429 where the
+        queue is full."""
+        self.enter()
+        try:
+            yield
+        finally:
+            self.leave(time.monotonic() - began)
 
     def enter(self) -> None:
         """Raises 429 where the queue is full."""

@@ -40,13 +40,8 @@ class Reply:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         note(scope, model=self._model.name, stream=False)
-        began = time.monotonic()
-        line = self._model.line
-        line.enter()
-        try:
+        with self._model.line.place(time.monotonic()):
             await while_connected(receive, self._reply(scope, receive, send))
-        finally:
-            line.leave(time.monotonic() - began)
 
     async def _reply(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
