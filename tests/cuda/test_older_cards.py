@@ -14,7 +14,6 @@ from support.card_process import OnCard
 BODY = """
 asked = {"temperature": 0, "ignore_eos": True, "max_tokens": 4}
 prompts = ["Hello world", "a b c"]
-found = {}
 for device in ("cpu", "cuda"):
     with onegraph.LLM(path, device=device, n_ctx=256, max_batch=2) as llm:
         alone = [llm.generate(p, **asked).token_ids for p in prompts]

@@ -90,9 +90,10 @@ def test_a_cancelled_result_frees_its_slots(llm: LLM) -> None:
         for _ in range(20):
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(llm.agenerate(["tea"] * 4, **long), 0.002)
-        # 40,000, had they gone on.
+        result = await llm.agenerate("toast", **OPTIONS)
+        # 40,000, had they gone on, before it.
         assert llm.stats().generated_tokens - before < 20_000
-        return await llm.agenerate("toast", **OPTIONS)
+        return result
 
     assert same(asyncio.run(run()), llm.generate("toast", **OPTIONS))
 

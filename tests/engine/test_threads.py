@@ -10,6 +10,7 @@ from pathlib import Path
 import onegraph
 import pytest
 from onegraph import LLM, Piece, Stream
+from support.turns import turns_beside
 
 
 def test_eight_threads_on_one_model_equal_their_own_calls(smol: LLM) -> None:
@@ -51,19 +52,10 @@ def test_threads_that_mix_everything(llm: LLM) -> None:
 
 
 def test_other_threads_run_while_one_waits(smol: LLM) -> None:
-    done = threading.Event()
-
     def work() -> None:
         smol.generate("Count to a hundred:", max_tokens=60, ignore_eos=True)
-        done.set()
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    turns = 0
-    while not done.wait(0.001):
-        turns += 1
-    thread.join()
-    assert turns > 50
+    assert turns_beside(work) > 50
 
 
 def test_two_models_side_by_side(tiny: Path, smol: LLM) -> None:

@@ -1,11 +1,11 @@
 """A tokenizer never changes, so threads share it; and it runs while other threads do."""
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import onegraph
 from support import strings
+from support.turns import turns_beside
 
 
 def test_threads_share_one(smollm2: Path) -> None:
@@ -22,12 +22,4 @@ def test_other_threads_run_meanwhile(smollm2: Path) -> None:
     loop = "{% for i in range(99999) %}{% if i in [] %}{% endif %}{% endfor %}"
     template = onegraph.ChatTemplate(loop)
     for slow in (lambda: tokenizer.encode("ab" * 2_000_000), lambda: template.render([])):
-        done = threading.Event()
-        thread = threading.Thread(target=lambda slow=slow, done=done: (slow(), done.set()))
-        thread.start()
-        # A call that held the interpreter's lock would give this thread no turn before its end.
-        turns = 0
-        while not done.wait(0.001):
-            turns += 1
-        thread.join()
-        assert turns > 20
+        assert turns_beside(slow) > 20
