@@ -275,17 +275,23 @@ class Card:
         shared: int = 0,
         stream: c.c_void_p | None = None,
         programmatic: bool = False,
+        cluster: int = 1,
     ) -> None:
         grid = (grid, 1, 1) if isinstance(grid, int) else grid
         block = (block, 1, 1) if isinstance(block, int) else block
-        attribute = LaunchAttribute(id=6, value=1)
+        attributes = (LaunchAttribute * 2)()
+        if programmatic:
+            attributes[0] = LaunchAttribute(id=6, value=1)
+        if cluster != 1:
+            sizes = (c.c_int * 15)(1, 1)
+            attributes[1] = LaunchAttribute(id=4, value=cluster, rest=sizes)
         config = LaunchConfig(
             (c.c_uint * 3)(*grid),
             (c.c_uint * 3)(*block),
             shared,
             stream,
-            c.pointer(attribute),
-            1 if programmatic else 0,
+            attributes,
+            len(attributes),
         )
         pointers = (c.c_void_p * 1)(c.addressof(parameters))
         self.call("cuLaunchKernelEx", c.byref(config), function, pointers, None)

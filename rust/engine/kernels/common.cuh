@@ -400,6 +400,47 @@ DEVICE void bulk_copy_once(SharedAddress shared, const void* global, uint32_t by
             : "memory");)
 }
 
+// ---------------------------------------------------------------- clusters
+
+// From compute capability 9.0 on blocks may be launched in clusters, which are in flight together and
+// write to each other's dynamic shared memory.
+constexpr bool HAS_CLUSTERS = ARCH_AT_LEAST(900);
+
+// The block's number in its cluster.
+DEVICE uint32_t cluster_rank() {
+    uint32_t rank;
+    ON_HOST(rank = sim::cluster_rank();)
+    ON_CARD(asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));)
+    return rank;
+}
+
+// The barrier of a cluster, for all of its threads: what was written before the one is there behind the
+// other. Whoever writes to another block waits for a first one, behind which that block has begun.
+DEVICE void cluster_arrive() {
+    ON_HOST(sim::cluster_arrive();)
+    ON_CARD(asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");)
+}
+
+DEVICE void cluster_wait() {
+    ON_HOST(sim::cluster_wait();)
+    ON_CARD(asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");)
+}
+
+// Writes to the place that `at`, in the block's dynamic shared memory, has in that of block `rank`.
+DEVICE void store_to_rank(void* at, uint32_t rank, float v) {
+    ON_HOST(*static_cast<float*>(sim::of_rank(at, rank, 4)) = v;)
+    ON_CARD(asm volatile(
+        "{ .reg .u32 to; mapa.shared::cluster.u32 to, %0, %1; st.shared::cluster.f32 [to], %2; }"
+        ::"r"(shared_address(at)), "r"(rank), "f"(v) : "memory");)
+}
+
+DEVICE void store_to_rank(void* at, uint32_t rank, float2 v) {
+    ON_HOST(memcpy(sim::of_rank(at, rank, 8), &v, 8);)
+    ON_CARD(asm volatile("{ .reg .u32 to; mapa.shared::cluster.u32 to, %0, %1; "
+                         "st.shared::cluster.v2.f32 [to], {%2, %3}; }"
+                         ::"r"(shared_address(at)), "r"(rank), "f"(v.x), "f"(v.y) : "memory");)
+}
+
 // ---------------------------------------------------------------- tensor cores
 
 // d = a*b + c for A [16][16] row-major, B [16][8] column-major, C and D [16][8] float32. With

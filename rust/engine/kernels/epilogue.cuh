@@ -237,6 +237,25 @@ DEVICE void with_segment(const P& p, uint32_t tile, F f) {
     f(Segment2{}, p.segment[2], 2, tile - p.segment[1].tiles);
 }
 
+// Calls f with the type of a tile; types that are alike share their code.
+template <typename P, typename F>
+DEVICE void with_type(const P& p, uint32_t tile, F f) {
+    const uint32_t first = p.segment[0].tiles;
+    if constexpr (N_SEGMENTS > 1 && !SAME<Segment0, Segment1>) {
+        if (tile >= first && (N_SEGMENTS == 2 || tile < first + p.segment[1].tiles)) {
+            f(Segment1{});
+            return;
+        }
+    }
+    if constexpr (N_SEGMENTS > 2 && !SAME<Segment0, Segment2>) {
+        if (tile >= first + p.segment[1].tiles) {
+            f(Segment2{});
+            return;
+        }
+    }
+    f(Segment0{});
+}
+
 // Tiles of all segments.
 template <typename P>
 DEVICE uint32_t all_tiles(const P& p) {

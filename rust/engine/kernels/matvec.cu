@@ -237,25 +237,6 @@ DEVICE void pass_gate([[maybe_unused]] float (&v)[8], [[maybe_unused]] const flo
     }
 }
 
-// Calls f with the type of a tile; types that are alike share their code.
-template <typename F>
-DEVICE void with_type(const Params& p, uint32_t tile, F f) {
-    const uint32_t first = p.segment[0].tiles;
-    if constexpr (N_SEGMENTS > 1 && !SAME<Segment0, Segment1>) {
-        if (tile >= first && (N_SEGMENTS == 2 || tile < first + p.segment[1].tiles)) {
-            f(Segment1{});
-            return;
-        }
-    }
-    if constexpr (N_SEGMENTS > 2 && !SAME<Segment0, Segment2>) {
-        if (tile >= first + p.segment[1].tiles) {
-            f(Segment2{});
-            return;
-        }
-    }
-    f(Segment0{});
-}
-
 // The rotation of a pair, wherever its tile is.
 DEVICE Rotation rotation_of(const Params& p, uint32_t tile, uint32_t at, uint32_t position) {
     Rotation rotation = {1.0f, 0.0f};

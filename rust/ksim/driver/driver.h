@@ -73,6 +73,7 @@ struct Work {
     unsigned grid[3] = {1, 1, 1};
     unsigned block[3] = {1, 1, 1};
     unsigned shared_bytes = 0;
+    unsigned cluster = 1;
     bool programmatic = false;
     std::vector<unsigned char> params;
     // Copy and Fill: `target` from `source` or from a pattern of `width` bytes.

@@ -206,7 +206,10 @@ std::unique_ptr<Flight> take_off(const Work& work, const void* owner, Context* c
     launch.message = flight->message;
     launch.message_bytes = sizeof flight->message;
     unsigned threads = work.block[0] * work.block[1] * work.block[2];
+    launch.cluster = work.cluster;
     launch.blocks = settings().early ? std::min(KSIM_BLOCKS, KSIM_STACKS / threads) : 1;
+    // Whole clusters.
+    launch.blocks = std::max(launch.blocks / work.cluster, 1u) * work.cluster;
     for (unsigned i = 0; i < launch.blocks; i++) {
         launch.dynamic_shared[i] = ground().shared_for(flight->place, i, work.shared_bytes);
     }
@@ -300,6 +303,17 @@ CUresult check_launch(Work& work, void** params, void** extra, const char* name)
                   function.name.c_str(), static_cast<unsigned long long>(threads),
                   function.kernel->max_threads);
         return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
+    }
+    // Eight blocks are what every card of 9.0 on has room for.
+    if (work.cluster == 0 || work.cluster > 8 || work.grid[0] % work.cluster) {
+        violation("%s of %s: clusters of %u blocks, of a grid of %u", name, function.name.c_str(),
+                  work.cluster, work.grid[0]);
+        return CUDA_ERROR_INVALID_CLUSTER_SIZE;
+    }
+    if (work.cluster * threads > KSIM_STACKS) {
+        violation("%s of %s: %u blocks of %llu threads are more than are simulated together", name,
+                  function.name.c_str(), work.cluster, static_cast<unsigned long long>(threads));
+        return CUDA_ERROR_NOT_SUPPORTED;
     }
     unsigned fixed = function.module->info->static_shared_bytes;
     unsigned granted = static_cast<unsigned>(function.max_dynamic_shared);
@@ -420,9 +434,17 @@ KSIM_API CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction func
                 break;
             case CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION: {
                 const unsigned* size = attribute.value.dimensions;
-                if (size[0] == 1 && size[1] == 1 && size[2] == 1) break;
-                violation("clusters are not simulated");
-                return CUDA_ERROR_NOT_SUPPORTED;
+                if (size[1] != 1 || size[2] != 1) {
+                    violation("clusters are simulated along x only");
+                    return CUDA_ERROR_NOT_SUPPORTED;
+                }
+                if (size[0] > 1 && settings().sm < 90) {
+                    violation("clusters need compute capability 9.0, this is %d.%d",
+                              settings().sm / 10, settings().sm % 10);
+                    return CUDA_ERROR_NOT_SUPPORTED;
+                }
+                work.cluster = size[0];
+                break;
             }
             case CU_LAUNCH_ATTRIBUTE_COOPERATIVE:
                 if (!attribute.value.flag) break;

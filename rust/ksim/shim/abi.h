@@ -3,7 +3,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define KSIM_ABI 2
+#define KSIM_ABI 3
 #define KSIM_MAX_THREADS 1024u
 // Grids in flight: one that has still to end, its successor and that one's successor.
 #define KSIM_DEPTH 3u
@@ -25,12 +25,15 @@ struct ksim_launch {
     const void* params;
     uint32_t grid[3];
     uint32_t block[3];
+    // Blocks of a cluster, side by side in x: in flight together, which may write to each other's dynamic
+    // shared memory.
+    uint32_t cluster;
     // Room for each block's dynamic shared memory: it ends at a guard page.
     char* dynamic_shared[KSIM_BLOCKS];
     uint32_t dynamic_shared_bytes;
     // Launched with programmatic stream serialization: every block has to wait.
     uint32_t programmatic;
-    // Most blocks in flight. 1: each runs to its end. More: the last ones stop where they trigger.
+    // Most blocks in flight, whole clusters. 1: each runs to its end. More: the last ones stop where they trigger.
     uint32_t blocks;
     // 0: blocks, warps and lanes in ascending order; else each run has an order of its own.
     uint64_t seed;

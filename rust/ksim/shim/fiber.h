@@ -54,10 +54,11 @@ extern "C" char __stop_ksim_shared[] __attribute__((weak, visibility("hidden")))
 
 namespace sim {
 
-enum State : uint8_t { READY, AT_WARP, AT_BARRIER, AT_PHASE, AT_PDL, DONE };
+enum State : uint8_t { READY, AT_WARP, AT_BARRIER, AT_PHASE, AT_PDL, AT_CLUSTER, DONE };
 
-// Of a block: none of it, some of it can run, it waits for the grid before, it stopped at its trigger.
-enum Stage : uint8_t { EMPTY, RUNNING, WAITING, STOPPED };
+// Of a block: none of it, it has yet to begin, some of it can run, it waits for the grid before or for
+// others of its cluster, it stopped at its trigger.
+enum Stage : uint8_t { EMPTY, STARTED, RUNNING, WAITING, MEETING, STOPPED };
 
 struct AsyncCopy;
 struct BulkCopy;
@@ -70,6 +71,9 @@ struct Fiber {
     uint32_t linear;
     State state;
     bool waited;
+    // Whether it has arrived at the cluster's barrier and has yet to wait there, and in which phase.
+    bool arrived;
+    uint32_t cluster_phase;
     int line;
     // The warp operation it waits at.
     uint32_t kind;
@@ -119,6 +123,8 @@ struct Block {
     uint32_t fresh_stack;
     Warp warp[KSIM_MAX_THREADS / 32];
     Barrier barrier;
+    // Lanes that wait for the cluster.
+    uint32_t meeting[KSIM_MAX_THREADS / 32];
     // Its bulk copies under way.
     BulkCopy* bulk;
     uint32_t bulk_count, bulk_room;
@@ -275,6 +281,7 @@ static void fault(int code) {
 }
 
 static void finish_copies(Fiber& fiber, uint32_t before_group);
+static void leave_cluster();
 
 [[noreturn]] static void fiber_main() {
     arrive(self);
@@ -283,6 +290,7 @@ static void finish_copies(Fiber& fiber, uint32_t before_group);
         finish_copies(*self, UINT32_MAX);
         self->state = DONE;
         block->live--;
+        leave_cluster();
         Warp& warp = block->warp[self->linear / 32];
         warp.live &= ~(1u << (self->linear % 32));
         // A thread that has not started yet can have this stack without a switch.

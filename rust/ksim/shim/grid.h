@@ -8,9 +8,18 @@
 // - A block of a grid whose predecessor has not ended runs as far as its threads go without it.
 // - What it reads meanwhile by the shim's loads and copies is kept, and compared when the
 //   predecessor has ended: who reads what another grid has yet to write is told of it.
+//
+// Blocks of a cluster start together. Each runs until it has to wait for others of them.
 #pragma once
 
 namespace sim {
+
+// The barrier of a cluster.
+struct Cluster {
+    uint32_t phase;
+    // Threads that have not ended, and those of them that have yet to arrive.
+    uint32_t live, missing;
+};
 
 // Of memory read before the wait; `bytes` of it follow.
 struct EarlyRead {
@@ -21,9 +30,11 @@ struct EarlyRead {
 
 struct Grid {
     const ksim_launch* launch;
-    // Null: in order.
+    // Of clusters. Null: in order.
     uint32_t* order;
     Block* block[KSIM_BLOCKS];
+    // By place of the first block.
+    Cluster cluster[KSIM_BLOCKS];
     uint32_t blocks, started, ended;
     // Blocks that have triggered or ended.
     uint32_t passed;
@@ -73,6 +84,80 @@ static __attribute__((noinline)) void keep_read(const void* address, uint32_t by
 // Of global memory, now or at any time until its copy is waited for.
 static inline void note_read(const void* address, uint32_t bytes) {
     if (__builtin_expect(!grid->released, 0)) keep_read(address, bytes);
+}
+
+// ---------------------------------------------------------------- clusters
+
+static inline uint32_t cluster_rank() { return block->slot % launch->cluster; }
+
+static inline uint32_t first_of_cluster() { return block->slot - cluster_rank(); }
+
+static inline Cluster& cluster() { return grid->cluster[first_of_cluster()]; }
+
+// Ends the phase where nobody is missing.
+static void try_to_end(Cluster& c) {
+    if (c.missing > 0) return;
+    c.phase++;
+    c.missing = c.live;
+    for (uint32_t rank = 0; rank < launch->cluster; rank++) {
+        Block* b = grid->block[first_of_cluster() + rank];
+        for (uint32_t w = 0; w < b->warps; w++) {
+            b->warp[w].ready |= b->meeting[w];
+            b->meeting[w] = 0;
+        }
+    }
+}
+
+static inline void cluster_arrive() {
+    Cluster& c = cluster();
+    if (self->arrived) {
+        fail(KSIM_LAUNCH_FAILED, "cluster_arrive(): a second time without cluster_wait()");
+    }
+    self->arrived = true;
+    self->cluster_phase = c.phase;
+    c.missing--;
+    try_to_end(c);
+}
+
+static inline void cluster_wait() {
+    if (!self->arrived) fail(KSIM_LAUNCH_FAILED, "cluster_wait() without cluster_arrive()");
+    self->arrived = false;
+    if (cluster().phase != self->cluster_phase) return;
+    block->meeting[self->linear / 32] |= 1u << (self->linear % 32);
+    wait_as(AT_CLUSTER);
+}
+
+// Who ends is not waited for.
+static void leave_cluster() {
+    if (launch->cluster == 1) return;
+    Cluster& c = cluster();
+    c.live--;
+    if (self->arrived && self->cluster_phase == c.phase) return;
+    c.missing--;
+    try_to_end(c);
+}
+
+// The place of `address`, of this block's dynamic shared memory, in that of block `rank` of the cluster.
+static inline void* of_rank(const void* address, uint32_t rank, size_t bytes) {
+    const char* own = launch->dynamic_shared[block->slot];
+    const size_t offset = static_cast<size_t>(static_cast<const char*>(address) - own);
+    if (offset > launch->dynamic_shared_bytes || launch->dynamic_shared_bytes - offset < bytes) {
+        fail(KSIM_ILLEGAL_ADDRESS, "%zu bytes at %p are not dynamic shared memory of this block",
+             bytes, address);
+    }
+    if (rank >= launch->cluster) {
+        fail(KSIM_ILLEGAL_ADDRESS, "block %u of a cluster of %u", rank, launch->cluster);
+    }
+    const Block* other = grid->block[first_of_cluster() + rank];
+    if (other->stage == STARTED) {
+        fail(KSIM_ILLEGAL_ADDRESS,
+             "shared memory of block %u of the cluster, which may not have begun: no barrier of the "
+             "cluster came before", rank);
+    }
+    if (other->stage == EMPTY) {
+        fail(KSIM_ILLEGAL_ADDRESS, "shared memory of block %u of the cluster, which has ended", rank);
+    }
+    return launch->dynamic_shared[other->slot] + offset;
 }
 
 // ---------------------------------------------------------------- blocks
@@ -139,10 +224,11 @@ static void select_block(Block* b) {
 
 // Makes `b` the grid's next block, its threads at their start, its memory poisoned.
 static void start_block(Block* b) {
-    uint32_t number = grid->started++;
-    b->linear = grid->order ? grid->order[number] : number;
+    const uint32_t number = grid->started++, size = launch->cluster;
+    b->linear = grid->order ? grid->order[number / size] * size + number % size : number;
     b->index = index_of(b->linear);
     b->live = b->threads;
+    b->stage = STARTED;
     b->stops = launch->blocks > 1 && number + launch->blocks >= grid->blocks;
     b->waited = b->triggered = false;
     b->descending = launch->seed && (mix(launch->seed + b->linear) & 1);
@@ -151,6 +237,7 @@ static void start_block(Block* b) {
     b->bulk_count = 0;
     select_block(b);
     memset(&b->barrier, 0, sizeof(b->barrier));
+    memset(b->meeting, 0, sizeof(b->meeting));
     if (static_shared_bytes()) memset(__start_ksim_shared, 0xff, static_shared_bytes());
     if (launch->dynamic_shared_bytes) {
         memset(launch->dynamic_shared[b->slot], 0xff, launch->dynamic_shared_bytes);
@@ -164,6 +251,7 @@ static void start_block(Block* b) {
         Fiber& fiber = b->fibers[i];
         fiber.state = READY;
         fiber.waited = false;
+        fiber.arrived = false;
         fiber.copy_count = 0;
         fiber.copy_group = 0;
         fiber.fake_stack = nullptr;
@@ -210,7 +298,7 @@ static void end_block() {
     block->stage = EMPTY;
 }
 
-// Runs the selected block until it stops, waits for the grid before or ends.
+// Runs the selected block until it stops, waits for the grid before or for its cluster, or ends.
 static void run_block() {
     if (grid->released && block->stage != EMPTY) {
         for (uint32_t i = 0; i < block->threads; i++) {
@@ -224,13 +312,37 @@ static void run_block() {
         end_block();
         return;
     }
-    bool at_pdl = false;
-    for (uint32_t i = 0; i < block->threads; i++) at_pdl |= block->fibers[i].state == AT_PDL;
+    bool at_pdl = false, at_cluster = false;
+    for (uint32_t i = 0; i < block->threads; i++) {
+        at_pdl |= block->fibers[i].state == AT_PDL;
+        at_cluster |= block->fibers[i].state == AT_CLUSTER;
+    }
     if (at_pdl && !grid->released) {
         block->stage = WAITING;
+    } else if (at_cluster) {
+        block->stage = MEETING;
     } else {
         report_deadlock();
     }
+}
+
+static bool has_ready(const Block* b) {
+    uint32_t ready = 0;
+    for (uint32_t w = 0; w < b->warps; w++) ready |= b->warp[w].ready;
+    return ready != 0;
+}
+
+// Starts the cluster whose first block has place `slot`, if that is empty and there is one left.
+static void start_cluster(Grid* g, uint32_t slot) {
+    const uint32_t size = launch->cluster;
+    if (slot % size || g->started == g->blocks) return;
+    for (uint32_t i = slot; i < slot + size; i++) {
+        if (!g->block[i]) g->block[i] = make_block(i);
+        if (g->block[i]->stage != EMPTY) return;
+    }
+    for (uint32_t i = slot; i < slot + size; i++) start_block(g->block[i]);
+    const uint32_t threads = size * g->block[slot]->threads;
+    g->cluster[slot] = {0, threads, threads};
 }
 
 // ---------------------------------------------------------------- for the driver
@@ -252,9 +364,10 @@ static void* open_grid(const ksim_launch* l) {
     g->launch = l;
     g->blocks = l->grid[0] * l->grid[1] * l->grid[2];
     if (!l->seed) return g;
-    g->order = static_cast<uint32_t*>(malloc(g->blocks * sizeof(uint32_t)));
-    for (uint32_t i = 0; i < g->blocks; i++) g->order[i] = i;
-    for (uint32_t i = g->blocks; i > 1; i--) {
+    const uint32_t clusters = g->blocks / l->cluster;
+    g->order = static_cast<uint32_t*>(malloc(clusters * sizeof(uint32_t)));
+    for (uint32_t i = 0; i < clusters; i++) g->order[i] = i;
+    for (uint32_t i = clusters; i > 1; i--) {
         uint32_t j = static_cast<uint32_t>(mix(l->seed ^ (i * 0x10001ull)) % i);
         uint32_t swapped = g->order[i - 1];
         g->order[i - 1] = g->order[j];
@@ -293,20 +406,22 @@ static ksim_progress advance_grid(void* handle, int to_end, int* code) {
     while (any && !error) {
         any = false;
         for (uint32_t i = 0; i < launch->blocks && !error; i++) {
-            if (!g->block[i] && g->started < g->blocks) g->block[i] = make_block(i);
+            start_cluster(g, i);
             Block* b = g->block[i];
             if (!b) break;
-            if (b->stage == EMPTY && g->started == g->blocks) continue;
+            if (b->stage == EMPTY) continue;
             if (b->stage == WAITING && !g->released) continue;
+            if (b->stage == MEETING && !has_ready(b)) continue;
             if (b->stage == STOPPED && !to_end) continue;
-            if (b->stage == EMPTY) {
-                start_block(b);
-            } else {
-                select_block(b);
-            }
+            select_block(b);
             run_block();
             any = true;
         }
+    }
+    for (uint32_t i = 0; i < launch->blocks && to_end && g->released && !error; i++) {
+        if (!g->block[i] || g->block[i]->stage != MEETING) continue;
+        select_block(g->block[i]);
+        report_deadlock();
     }
     *code = g->error = error;
     if (error) return KSIM_FAILED;

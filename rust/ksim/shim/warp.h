@@ -183,7 +183,7 @@ static inline float warp_max_f32(float v) {
 
 // Why no fiber of the selected block can go on.
 static void report_deadlock() {
-    uint32_t exited = 0, at_barrier = 0, exited_one = 0;
+    uint32_t exited = 0, at_barrier = 0, at_cluster = 0, exited_one = 0;
     const Fiber* barrier = nullptr;
     const Fiber* at_warp = nullptr;
     const Fiber* at_phase = nullptr;
@@ -191,6 +191,7 @@ static void report_deadlock() {
         const Fiber& fiber = block->fibers[i];
         if (fiber.state == DONE) exited++, exited_one = i;
         if (fiber.state == AT_BARRIER) at_barrier++, barrier = &fiber;
+        if (fiber.state == AT_CLUSTER) at_cluster++;
         if (fiber.state == AT_WARP) at_warp = &fiber;
         if (fiber.state == AT_PHASE) at_phase = &fiber;
     }
@@ -207,6 +208,10 @@ static void report_deadlock() {
         record(KSIM_LAUNCH_FAILED,
                "deadlock: thread %u waits for a phase of the barrier at %p that never ends",
                at_phase->linear, reinterpret_cast<void*>(at_phase->in));
+    } else if (at_cluster) {
+        record(KSIM_LAUNCH_FAILED,
+               "deadlock: %u of %u threads wait for their cluster, of which some never arrive",
+               at_cluster, block->threads);
     } else if (barrier && exited) {
         record(KSIM_LAUNCH_FAILED,
                "barrier divergence: %u of %u threads wait at a barrier%s, %u have exited (thread %u)",

@@ -19,6 +19,9 @@ const ARCHITECTURES: [(u32, u32, usize); 9] = [
     (12, 0, 99),
 ];
 
+/// Blocks of a cluster that every card which has clusters has room for.
+pub const MOST_CLUSTER: usize = 8;
+
 /// What a card is.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct DeviceInfo {
@@ -74,6 +77,12 @@ impl DeviceInfo {
     /// Whether it has wgmma, products of four warps that A's registers and shared memory feed.
     pub fn has_warpgroups(&self) -> bool {
         self.compute == (9, 0)
+    }
+
+    /// Whether blocks may be launched in clusters, up to [`MOST_CLUSTER`] of them, that write to each
+    /// other's shared memory.
+    pub fn has_clusters(&self) -> bool {
+        self.compute >= (9, 0)
     }
 
     /// Whether kernels are launched so where the caller asks for it, asks for none of it, or leaves

@@ -22,11 +22,21 @@ pub struct Launch {
 impl Launch {
     /// Queues it on `stream`.
     pub fn run(&self, stream: &Stream) -> Result<()> {
-        // SAFETY: an all-zero attribute is a valid one ("ignore").
-        let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
-        attribute.id =
-            sys::CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-        attribute.value.programmaticStreamSerializationAllowed = 1;
+        use sys::CUlaunchAttributeID_enum as Id;
+        // SAFETY: all-zero attributes are valid ("ignore").
+        let mut attributes: [sys::CUlaunchAttribute; 2] = unsafe { std::mem::zeroed() };
+        if self.pdl {
+            attributes[0].id = Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+            attributes[0].value.programmaticStreamSerializationAllowed = 1;
+        }
+        if self.spec.cluster > 1 {
+            attributes[1].id = Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+            attributes[1].value.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 {
+                x: self.spec.cluster,
+                y: 1,
+                z: 1,
+            };
+        }
         let config = sys::CUlaunchConfig {
             gridDimX: self.spec.grid[0],
             gridDimY: self.spec.grid[1],
@@ -36,11 +46,11 @@ impl Launch {
             blockDimZ: 1,
             sharedMemBytes: self.spec.shared,
             hStream: stream.handle,
-            attrs: &mut attribute,
-            numAttrs: u32::from(self.pdl),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: attributes.len() as u32,
         };
         let mut arguments = [self.spec.words().as_ptr().cast_mut().cast::<c_void>()];
-        // SAFETY: `config` and its attribute live through the call, which copies the parameters.
+        // SAFETY: `config` and its attributes live through the call, which copies the parameters.
         check("cuLaunchKernelEx", unsafe {
             sys::cuLaunchKernelEx(
                 &config,

@@ -187,6 +187,7 @@ pub fn headers() -> impl Iterator<Item = (&'static str, &'static str)> {
         "sample.cuh",
         "stamps.cuh",
         "state.cuh",
+        "superblock.cuh",
         "tile.cuh",
         "turn.cuh",
         "unit.cuh",

@@ -25,6 +25,8 @@ pub struct Spec {
     pub grid: [u32; 3],
     /// Threads a block.
     pub block: u32,
+    /// Blocks side by side in x that are in flight together; 1 without clusters.
+    pub cluster: u32,
     /// Bytes of dynamic shared memory.
     pub shared: u32,
     /// The parameter struct, in whole words so that it is aligned.
@@ -87,6 +89,7 @@ impl Spec {
             label,
             grid,
             block,
+            cluster: 1,
             shared: 0,
             params: words,
             traffic: Traffic::default(),

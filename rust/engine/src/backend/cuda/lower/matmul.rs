@@ -28,7 +28,7 @@ static SOURCE: Source = source!(
 );
 
 /// Rows of a tile of activations, and threads of the block that makes it.
-const TILE_ROWS: usize = 8;
+pub const TILE_ROWS: usize = 8;
 const SPLIT_THREADS: u32 = 256;
 
 /// Bytes of a superblock of a tile: fragments and factors; eight sums for minimums; sums as offsets.
@@ -118,7 +118,7 @@ fn most_pairs(plan: &Plan, experts: Experts, first: &Weight, rows: usize) -> usi
 
 /// What a tile of activations holds for these types of weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Tile {
+pub struct Tile {
     /// Sums of a superblock for minimums.
     sums: usize,
     offsets: bool,
@@ -127,7 +127,7 @@ struct Tile {
 }
 
 impl Tile {
-    fn new(types: &[&QuantType], warpgroups: bool) -> Self {
+    pub fn new(types: &[&QuantType], warpgroups: bool) -> Self {
         Self {
             sums: minimums(types),
             offsets: types.iter().any(|t| t.offsets() == Offsets::Own),
@@ -135,14 +135,14 @@ impl Tile {
         }
     }
 
-    fn bytes(self) -> usize {
+    pub fn bytes(self) -> usize {
         TILE_BYTES
             + usize::from(self.warpgroups) * HALVES_BYTES
             + self.sums / 8 * SUMS_BYTES
             + usize::from(self.offsets) * OFFSETS_BYTES
     }
 
-    fn constants(self) -> String {
+    pub fn constants(self) -> String {
         constants(&[("X_SUMS", self.sums)])
             + &flag("X_OFFSETS", self.offsets)
             + &flag("WARPGROUPS", self.warpgroups)

@@ -168,6 +168,19 @@ shared! {
         pub to: KvTarget,
     }
 
+    /// skinny.cu
+    pub struct Skinny = "Params" {
+        pub segment: [Segment; 3],
+        /// `[m][N_IN]` f32.
+        pub x: u64,
+        /// `[N_IN]` f32, or 0.
+        pub norm: u64,
+        pub eps: f32,
+        pub m: u32,
+        pub overflows: Overflows,
+        pub to: KvTarget,
+    }
+
     /// split.cu
     pub struct Split = "Params" {
         /// `[m][N_IN]` f32.

@@ -7,7 +7,7 @@ use super::lowering::{Lowering, Pass};
 use super::matmul::{self, ProductBytes};
 use super::product::{self, Product};
 use super::shape::MOST_FLOATS_X;
-use super::{attention_fixed, matvec, matvec_floats, norm, rowwise};
+use super::{attention_fixed, matvec, matvec_floats, norm, rowwise, skinny};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::backend::no_hidden;
 use crate::error::{Error, Result};
@@ -214,6 +214,11 @@ fn products(l: &Lowering, op: &product::Op<'_>, pass: &Pass, before: usize) -> R
         }
     }
     let [first, last] = op.with.apart(l, op.x, pass)?;
+    if pairs.is_none() && m <= skinny::MOST_ROWS {
+        if let Some(spec) = skinny::spec(l, op, &product, m, pass)? {
+            return Ok(first.into_iter().chain([spec]).chain(last).collect());
+        }
+    }
     let m = pairs.map_or(m, |pairs| pairs.count);
     let products = matmul::specs(l, op, &product, m, pairs, pass)?;
     Ok(first.into_iter().chain(products).chain(last).collect())

@@ -1,0 +1,223 @@
+// out[m][row] = weight[row] . x[m] for two to eight rows of activations and weights that are small
+// integers: the sum that Op::MatVec states, on tensor cores, for the steps of a small batch on cards with
+// clusters. Weights are units (unit.cuh), whose words are fragments of A as they are.
+//
+// A cluster has some tiles of sixteen rows of weights, and each of its blocks the columns of one part: it
+// makes integers of x there, which no other kernel or block then has to, and a warp takes a tile through
+// the superblocks of the part in order. The sums of the parts meet in shared memory: block i ends rows i
+// and i + 8 of every tile, so each warp writes its sums to the block that ends them, and behind a barrier
+// of the cluster a thread adds up the parts of such a pair, in order.
+//
+// Weights stream once from memory through a ring a warp in shared memory, which is filled before the wait
+// for the preceding kernel. With NORM, x is first multiplied by the norm's weight and the result by
+// 1/rms(x): of a row's squares each block tells the others its part.
+//
+// variant.cuh: WARPS, RING (units in flight a warp), ROUND (tiles a warp between two meetings of the
+// cluster), SETS (of sums: 2 where there are several rounds), MIN_BLOCKS, SHARED_BYTES, NORM, X_SUMS,
+// X_OFFSETS, WARPGROUPS (none), W_TILES and N_TILES (one) and what epilogue.cuh needs.
+#include "epilogue.cuh"
+#include "norm.cuh"
+#include "superblock.cuh"
+
+constexpr uint32_t THREADS = 32 * WARPS;
+constexpr uint32_t STAGE = LARGEST_UNIT;
+// Tiles of a cluster between two meetings.
+constexpr uint32_t BATCH = WARPS * ROUND;
+// Superblocks of the longest part.
+constexpr uint32_t PART_SB = (N_SB + N_PARTS - 1) / N_PARTS;
+// Rows of x of a superblock that a warp makes integers of.
+constexpr uint32_t ITEMS = (PART_SB * TILE_ROWS + WARPS - 1) / WARPS;
+// Sums of a tile: of a pair of its rows, [2][8 rows of x].
+constexpr uint32_t PAIR = 2 * TILE_ROWS;
+constexpr uint32_t SET = N_PARTS * BATCH * PAIR;
+
+static_assert(HAS_CLUSTERS && HAS_BULK_COPIES && !WARPGROUPS, "of 9.0 and above");
+static_assert(N_PARTS == UNIT_ROWS / 2, "a block ends a pair of every tile");
+static_assert(W_TILES == 1 && N_TILES == 1 && RANKS == 0, "a tile of each");
+static_assert(BATCH * TILE_ROWS <= THREADS, "a thread ends one pair a round");
+static_assert(SHARED_BYTES == WARPS * RING * STAGE + PART_SB * Tile::BYTES + N_SB * TILE_ROWS * 4 +
+                                  SETS * SET * 4,
+              "rings, x, squares, sums");
+
+struct Params {
+    Segment segment[3];
+    const float* x;     // [m][N_IN]
+    const float* norm;  // [N_IN]
+    float eps;
+    uint32_t m;
+    Overflows overflows;
+    KvTarget to;
+};
+
+KERNEL_BOUNDS(skinny, Params, THREADS, MIN_BLOCKS) {
+    STAMP(STAMP_BEGUN);
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, rank = cluster_rank();
+    uint8_t* base = dynamic_shared<uint8_t>();
+    uint8_t* ring = base + warp * (RING * STAGE);
+    uint8_t* x = base + WARPS * RING * STAGE;
+    float* squares = reinterpret_cast<float*>(x + PART_SB * Tile::BYTES);  // [N_SB][8 rows]
+    float* sums = squares + N_SB * TILE_ROWS;  // [SETS][N_PARTS][BATCH][2][8 rows]
+    // Behind this all blocks of the cluster have begun.
+    cluster_arrive();
+
+    const uint32_t clusters = gridDim.x / N_PARTS, first = blockIdx.x / N_PARTS;
+    const uint32_t total = all_tiles(p);
+    // Tile i of the cluster is tile first + i clusters; a warp has every WARPS-th of them.
+    const uint32_t tiles = first < total ? (total - 1 - first) / clusters + 1 : 0;
+    const uint32_t my_tiles = warp < tiles ? (tiles - 1 - warp) / WARPS + 1 : 0;
+    const uint32_t sb0 = first_sb(rank), n_sb = first_sb(rank + 1) - sb0;
+
+    alignas(8) SHARED uint64_t arrived_of[WARPS][RING];
+    uint64_t* arrived = arrived_of[warp];
+    if (lane == 0) {
+        for (uint32_t u = 0; u < RING; u++) barrier_init(arrived + u, 1);
+        barrier_init_fence();
+    }
+    __syncwarp();
+
+    // Asks for the next of the warp's units: its tiles in order, of each the superblocks of the part.
+    uint32_t next_tile = 0, next_sb = 0;
+    auto issue = [&](uint32_t place) {
+        if (next_tile >= my_tiles) return;
+        if (lane == 0) {
+            const uint32_t tile = first + (warp + next_tile * WARPS) * clusters;
+            with_segment(p, tile, [&](auto type, const Segment& segment, int, uint32_t own) {
+                constexpr uint32_t UNIT = decltype(type)::UNIT_BYTES;
+                const uint64_t unit = static_cast<uint64_t>(own) * N_SB + sb0 + next_sb;
+                barrier_expect(arrived + place, UNIT);
+                bulk_copy_once(to_shared_address(ring + place * STAGE), segment.units + unit * UNIT,
+                               UNIT, arrived + place);
+            });
+        }
+        if (++next_sb == n_sb) next_sb = 0, next_tile++;
+    };
+    // Weights are the model's: they are asked for before the wait, as is the norm's.
+#pragma unroll 1
+    for (uint32_t u = 0; u < RING; u++) issue(u);
+    STAMP(STAMP_ASKED);
+
+    // Superblock i / m of the part, of row i % m.
+    const uint32_t items = n_sb * p.m;
+    float norm[ITEMS][8];
+    if constexpr (NORM) {
+#pragma unroll
+        for (uint32_t j = 0; j < ITEMS; j++) {
+            const uint32_t i = warp + j * WARPS;
+            const uint32_t k = i < items ? (sb0 + i / p.m) * UNIT_COLS + lane * 8 : N_IN;
+#pragma unroll
+            for (uint32_t e = 0; e < 8; e += 4) {
+                float4 four = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                if (k + e < N_IN) four = *reinterpret_cast<const float4*>(p.norm + k + e);
+                norm[j][e] = four.x, norm[j][e + 1] = four.y;
+                norm[j][e + 2] = four.z, norm[j][e + 3] = four.w;
+            }
+        }
+    }
+    pdl_wait();
+    STAMP(STAMP_WAITED);
+    pdl_trigger();
+
+    float raw[ITEMS][8];
+#pragma unroll
+    for (uint32_t j = 0; j < ITEMS; j++) {
+        const uint32_t i = warp + j * WARPS, row = i < items ? i % p.m : 0;
+        const uint32_t k = i < items ? (sb0 + i / p.m) * UNIT_COLS + lane * 8 : N_IN;
+        load_columns<N_IN>(p.x + static_cast<uint64_t>(row) * N_IN, k, raw[j]);
+    }
+    // The pair that this thread ends of a round: tile `ended` of it, row `m`.
+    const uint32_t m = threadIdx.x % TILE_ROWS, ended = threadIdx.x / TILE_ROWS;
+    Place place = {};
+    if (m < p.m) place = place_of(p.to, m);
+    // Where it goes, what it is added to and rotated by: of the first round asked for before the sums.
+    Before before = {};
+    Rotation rotation = {1.0f, 0.0f};
+    auto ask = [&](uint32_t round) {
+        const uint32_t i = round * BATCH + ended;
+        if (ended >= BATCH || i >= tiles || m >= p.m) return;
+        const uint32_t tile = first + i * clusters;
+        with_segment(p, tile, [&](auto, const Segment& segment, int number, uint32_t own) {
+            before = before_of(segment, own, rank, m);
+            rotation = rotation_in(p.to, number, own, rank, place.position);
+        });
+    };
+    ask(0);
+
+#pragma unroll
+    for (uint32_t j = 0; j < ITEMS; j++) {
+        const uint32_t i = warp + j * WARPS;
+        if (i >= items) break;
+        const uint32_t row = i % p.m, sb = i / p.m;
+        if constexpr (NORM) {
+            const float square = superblock_squares(raw[j]);
+            // Of the cluster, a lane a block; all of them have begun.
+            if (j == 0) cluster_wait();
+            if (lane < N_PARTS) {
+                store_to_rank(squares + (sb0 + sb) * TILE_ROWS + row, lane, square);
+            }
+#pragma unroll
+            for (int e = 0; e < 8; e++) raw[j][e] = mul_rn(raw[j][e], norm[j][e]);
+        }
+        const Fixed fixed = fixed_point(raw[j]);
+        if (overflows(fixed) && lane == 0) report_overflow(p.overflows, row, fixed);
+        store_in_tile(x + sb * Tile::BYTES, row, lane, fixed);
+    }
+    // Whoever had no part of the norm.
+    if (!NORM || warp >= items) cluster_wait();
+    __syncthreads();
+    STAMP(STAMP_READY);
+
+    uint32_t stage = 0, phase = 0;
+    float factor = 1.0f;
+    const uint32_t g = lane / 4, q = lane % 4;
+#pragma unroll 1
+    for (uint32_t round = 0; round * BATCH < tiles; round++) {
+        float* set = sums + round % SETS * SET;
+        if (round > 0) ask(round);
+#pragma unroll 1
+        for (uint32_t j = round * ROUND; j < my_tiles && j < (round + 1) * ROUND; j++) {
+            const uint32_t tile = first + (warp + j * WARPS) * clusters;
+            Sums y = {};
+#pragma unroll 1
+            for (uint32_t s = 0; s < n_sb; s++) {
+                barrier_wait(arrived + stage, phase);
+                with_type(p, tile, [&](auto type) {
+                    add_superblock<decltype(type)>(ring + stage * STAGE, x + s * Tile::BYTES, lane, y);
+                });
+                __syncwarp();
+                issue(stage);
+                if (++stage == RING) stage = 0, phase ^= 1;
+            }
+            float* to = set + (rank * BATCH + warp + (j - round * ROUND) * WARPS) * PAIR + 2 * q;
+            store_to_rank(to, g, make_float2(y[0][0][0], y[0][0][1]));
+            store_to_rank(to + TILE_ROWS, g, make_float2(y[0][0][2], y[0][0][3]));
+        }
+        if ((round + 1) * BATCH >= tiles) STAMP(STAMP_SUMMED);
+        delay_block();
+        __syncwarp();
+        cluster_arrive();
+        cluster_wait();
+        if constexpr (NORM) {
+            if (round == 0) {
+                float of_row[N_SB];
+#pragma unroll
+                for (uint32_t sb = 0; sb < N_SB; sb++) of_row[sb] = squares[sb * TILE_ROWS + m];
+                factor = rms_factor<N_SB>(of_row, N_IN, p.eps);
+            }
+        }
+        const uint32_t i = round * BATCH + ended;
+        if (ended >= BATCH || i >= tiles || m >= p.m) continue;
+        float a, b;
+#pragma unroll
+        for (uint32_t part = 0; part < N_PARTS; part++) {
+            const float* of_pair = set + (part * BATCH + ended) * PAIR + m;
+            a = part == 0 ? of_pair[0] : add_rn(a, of_pair[0]);
+            b = part == 0 ? of_pair[TILE_ROWS] : add_rn(b, of_pair[TILE_ROWS]);
+        }
+        if constexpr (NORM) a = mul_rn(a, factor), b = mul_rn(b, factor);
+        const uint32_t tile = first + i * clusters;
+        with_segment(p, tile, [&](auto, const Segment& segment, int number, uint32_t own) {
+            finish_pair(p.to, segment, 0, number, own, rank, m, a, b, place, rotation, before);
+        });
+    }
+    STAMP(STAMP_ENDED);
+}

@@ -1,0 +1,155 @@
+//! A few rows of activations times weights that are small integers, on cards with clusters: what steps of a
+//! small batch are made of.
+
+use super::experts::constants_of;
+use super::lowering::{constants, flag, sizes, Lowering, Pass};
+use super::matmul::{Tile, TILE_ROWS};
+use super::overflow::overflows;
+use super::params;
+use super::params::{KvTarget, KvView, Overflows, Segment, Skinny, CONSTANTS};
+use super::product::{Op, Product};
+use super::shape::{largest_unit, segments, superblocks, UNIT_ROWS};
+use crate::backend::cuda::driver::info::{DeviceInfo, MOST_CLUSTER};
+use crate::backend::cuda::driver::source::{source, Source, Variant};
+use crate::backend::cuda::driver::spec::Spec;
+use crate::error::Result;
+use crate::plan::parts::{longest_part, MOST_PARTS};
+use crate::quant::QuantType;
+
+static SOURCE: Source = source!(
+    "skinny.cu",
+    CONSTANTS,
+    Skinny,
+    Segment,
+    KvView,
+    KvTarget,
+    Overflows,
+    params::Experts
+);
+
+/// Most rows of activations.
+pub const MOST_ROWS: usize = TILE_ROWS;
+
+/// Blocks of a cluster: one a part of a row, and one a pair of rows of a tile.
+const CLUSTER: usize = MOST_PARTS;
+const _: () = assert!(CLUSTER <= MOST_CLUSTER && CLUSTER == UNIT_ROWS / 2);
+
+/// Tiles a warp between two meetings of the cluster: a thread ends one pair of each.
+const MOST_ROUND: usize = 32 / TILE_ROWS;
+
+/// Most units in flight a warp.
+const MOST_UNITS: usize = 8;
+
+/// Warps of a block, and shared memory of it in per cent of what an SM can give to one: two blocks share
+/// an SM, so that one kernel's weights are on their way while another one ends.
+const WARPS: usize = 8;
+const SHARED: usize = 49;
+
+/// Everything the kernel is compiled for but its epilogue. No bit of its sums depends on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Shape {
+    n_in: usize,
+    warps: usize,
+    /// Units in flight a warp.
+    ring: usize,
+    /// Tiles a warp between two meetings.
+    round: usize,
+    /// Sets of sums: one is written while the other is read.
+    sets: usize,
+    /// Clusters of the grid.
+    clusters: usize,
+    /// Bytes of the largest unit.
+    stage: usize,
+    tile: Tile,
+}
+
+impl Shape {
+    /// For `tiles` tiles of weights; none where the card has no room for it.
+    fn new(n_in: usize, types: &[&QuantType], tiles: usize, card: &DeviceInfo) -> Option<Self> {
+        let clusters = card.sm_count as usize / CLUSTER;
+        if !card.has_clusters() || clusters == 0 || superblocks(n_in) < MOST_PARTS {
+            return None;
+        }
+        let shape = |round, ring| Self {
+            n_in,
+            warps: WARPS,
+            ring,
+            round,
+            sets: 1 + usize::from(round * WARPS * clusters < tiles),
+            clusters,
+            stage: largest_unit(types),
+            tile: Tile::new(types, false),
+        };
+        let shared = card.shared_bytes * SHARED / 100;
+        let most = tiles.div_ceil(clusters * WARPS).clamp(1, MOST_ROUND);
+        // As few meetings as can be, then as many units in flight.
+        let rounds = (1..=most).rev();
+        let mut shapes = rounds.flat_map(|round| (2..=MOST_UNITS).rev().map(move |n| (round, n)));
+        shapes.find_map(|(round, ring)| {
+            Some(shape(round, ring)).filter(|s| s.shared_bytes() <= shared)
+        })
+    }
+
+    fn threads(&self) -> usize {
+        32 * self.warps
+    }
+
+    /// Dynamic shared memory, as the kernel lays it out.
+    fn shared_bytes(&self) -> usize {
+        let n_sb = superblocks(self.n_in);
+        let x = longest_part(n_sb) * self.tile.bytes();
+        let squares = n_sb * TILE_ROWS * 4;
+        let sums = self.sets * MOST_PARTS * self.warps * self.round * 2 * TILE_ROWS * 4;
+        self.warps * self.ring * self.stage + x + squares + sums
+    }
+
+    fn constants(&self) -> String {
+        constants(&[("N_IN", self.n_in), ("W_TILES", 1), ("N_TILES", 1)])
+            + &sizes(&[
+                ("WARPS", self.warps),
+                ("RING", self.ring),
+                ("ROUND", self.round),
+                ("SETS", self.sets),
+                ("MIN_BLOCKS", 2),
+                ("SHARED_BYTES", self.shared_bytes()),
+            ])
+            + &self.tile.constants()
+    }
+}
+
+/// The launch of `product` with the `m` rows of `op.x`; none where there is no room for it.
+pub fn spec(
+    l: &Lowering,
+    op: &Op<'_>,
+    product: &Product,
+    m: usize,
+    pass: &Pass,
+) -> Result<Option<Spec>> {
+    let tiles = product.tiles.iter().sum();
+    let Some(shape) = Shape::new(product.n_in, &product.types, tiles, &l.card) else {
+        return Ok(None);
+    };
+    let variant = Variant::new(
+        &SOURCE,
+        shape.constants()
+            + &flag("NORM", op.norm.is_some())
+            + &segments(&product.types)
+            + &constants_of(None)
+            + &product.constants,
+    );
+    let params = Skinny {
+        segment: product.segment,
+        x: l.source(op.x, pass),
+        norm: l.vector(op.norm.map(|n| n.weight))?,
+        eps: op.norm.map_or(0.0, |n| n.eps),
+        m: m as u32,
+        overflows: overflows(l, op, pass),
+        to: product.to,
+    };
+    let grid = [(shape.clusters * CLUSTER) as u32, 1, 1];
+    let mut spec = Spec::new(variant, "skinny", grid, shape.threads() as u32, &params);
+    spec.cluster = CLUSTER as u32;
+    spec.shared = shape.shared_bytes() as u32;
+    product.describe(&mut spec, "skinny", m, product.n_in);
+    Ok(Some(spec))
+}
