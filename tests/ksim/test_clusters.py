@@ -1,5 +1,5 @@
-"""Clusters: their blocks meet, and write to each other's shared memory; what a card would answer with
-garbage or a hang is an error."""
+"""Clusters: their blocks meet, and store in each other's shared memory; what a card would answer
+with garbage or a hang is an error."""
 
 from __future__ import annotations
 
@@ -13,15 +13,22 @@ EXCHANGE = """
 struct P { float* sums; };
 KERNEL(k, P) {
     float* told = dynamic_shared<float>();
+    uint64_t* met = reinterpret_cast<uint64_t*>(told + 8);
     const uint32_t rank = cluster_rank();
-    cluster_arrive();
+    if (threadIdx.x == 0) {
+        barrier_init(met, 1);
+        barrier_init(met + 1, 1);
+        barrier_init_fence();
+    }
+    cluster_arrive_relaxed();
     cluster_wait();
     for (uint32_t round = 0; round < 2; round++) {
+        if (threadIdx.x == 0) barrier_expect(met + round, 16);
         if (threadIdx.x < 4) {
-            store_to_rank(told + 4 * round + rank, threadIdx.x, blockIdx.x + 100.0f * round);
+            const float told_it = blockIdx.x + 100.0f * round;
+            store_async(told + 4 * round + rank, threadIdx.x, told_it, met + round);
         }
-        cluster_arrive();
-        cluster_wait();
+        barrier_wait(met + round, 0);
         if (threadIdx.x == 0) {
             float sum = 0.0f;
             for (uint32_t i = 0; i < 4; i++) sum += told[4 * round + i];
@@ -29,6 +36,15 @@ KERNEL(k, P) {
         }
     }
 }
+"""
+
+#: The beginning of a kernel of a cluster of two whose blocks may store.
+BEGUN = """
+    float* told = dynamic_shared<float>();
+    uint64_t* met = reinterpret_cast<uint64_t*>(told + 4);
+    if (threadIdx.x == 0) barrier_init(met, 1);
+    cluster_arrive();
+    cluster_wait();
 """
 
 
@@ -53,7 +69,7 @@ def test_blocks_of_a_cluster_tell_each_other(card: Card) -> None:
 def test_clusters_overlap_as_blocks_do(seed: str, script: Script) -> None:
     """Of three grids in flight, in a graph."""
     source = EXCHANGE.replace(
-        "cluster_arrive();", "pdl_wait(); pdl_trigger(); cluster_arrive();", 1
+        "cluster_arrive_relaxed();", "pdl_wait(); pdl_trigger(); cluster_arrive_relaxed();", 1
     )
     done = script(
         f'''
@@ -79,21 +95,25 @@ print([each.read(np.float32).tolist() for each in sums])
     ("body", "words"),
     [
         (
-            "store_to_rank(dynamic_shared<float>(), 1, 1.0f);",
+            BEGUN.replace("cluster_arrive();", "").replace("cluster_wait();", "")
+            + "store_async(told, 1, 1.0f, met);",
             "block 1 of the cluster, which may not have begun",
         ),
         (
-            "cluster_arrive(); cluster_wait(); if (cluster_rank() == 0) "
-            "store_to_rank(dynamic_shared<float>(), 1, 1.0f);",
+            BEGUN + "if (cluster_rank() == 0) store_async(told, 1, 1.0f, met);",
             "block 1 of the cluster, which has ended",
         ),
+        (BEGUN + "store_async(told + 16, 1, 1.0f, met);", "4 bytes at"),
+        (BEGUN + "store_async(told, 2, 1.0f, met);", "block 2 of a cluster of 2"),
         (
-            "cluster_arrive(); cluster_wait(); store_to_rank(dynamic_shared<float>() + 16, 1, 1.0f);",
-            "4 bytes",
+            BEGUN
+            + "if (cluster_rank() == 1) { if (threadIdx.x == 0) store_async(told, 0, 1.0f, met); "
+            "cluster_arrive(); cluster_wait(); } else { cluster_arrive(); cluster_wait(); }",
+            "ended with 1 bulk copies that nobody waited for",
         ),
         (
-            "cluster_arrive(); cluster_wait(); store_to_rank(dynamic_shared<float>(), 2, 1.0f);",
-            "block 2 of a cluster of 2",
+            BEGUN + "if (threadIdx.x == 0) barrier_expect(met, 4); barrier_wait(met, 0);",
+            "waits for a phase of the barrier",
         ),
         ("cluster_arrive(); cluster_arrive();", "a second time without cluster_wait()"),
         ("cluster_wait();", "cluster_wait() without cluster_arrive()"),
@@ -111,6 +131,26 @@ def test_what_breaks_the_rules_is_told(body: str, words: str, card: Card) -> Non
     with pytest.raises(CudaError):
         card.synchronize()
     assert words in message
+
+
+def test_what_is_stored_is_there_behind_its_phase(card: Card) -> None:
+    kernel = card.kernel(f"""
+    struct P {{ float* seen; }};
+    KERNEL(k, P) {{
+        {BEGUN}
+        if (threadIdx.x == 0) store_async(told, 1 - cluster_rank(), 7.0f, met);
+        cluster_arrive();
+        cluster_wait();
+        if (threadIdx.x == 0) p.seen[2 * blockIdx.x] = told[0];
+        if (threadIdx.x == 0) barrier_expect(met, 4);
+        barrier_wait(met, 0);
+        if (threadIdx.x == 0) p.seen[2 * blockIdx.x + 1] = told[0];
+    }}""")
+    seen = card.alloc(16)
+    card.launch(kernel, 2, 64, params(seen=seen), shared=64, cluster=2)
+    card.synchronize()
+    before, behind = seen.read(np.float32).reshape(2, 2).T
+    assert np.isnan(before).all() and (behind == 7.0).all()
 
 
 def test_who_has_ended_is_not_waited_for(card: Card) -> None:

@@ -421,24 +421,40 @@ DEVICE void cluster_arrive() {
     ON_CARD(asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");)
 }
 
+// The same for who has written nothing that others read.
+DEVICE void cluster_arrive_relaxed() {
+    ON_HOST(sim::cluster_arrive();)
+    ON_CARD(asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");)
+}
+
 DEVICE void cluster_wait() {
     ON_HOST(sim::cluster_wait();)
     ON_CARD(asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");)
 }
 
-// Writes to the place that `at`, in the block's dynamic shared memory, has in that of block `rank`.
-DEVICE void store_to_rank(void* at, uint32_t rank, float v) {
-    ON_HOST(*static_cast<float*>(sim::of_rank(at, rank, 4)) = v;)
+// Writes to the place that `at`, in the block's dynamic shared memory, has in that of block `rank`, where
+// `barrier` has its place too and counts the bytes: there once the phase that expects them has ended.
+DEVICE void store_async([[maybe_unused]] void* at, [[maybe_unused]] uint32_t rank,
+                        [[maybe_unused]] float v, [[maybe_unused]] uint64_t* barrier) {
+    ON_HOST(sim::store_async(at, rank, &v, 4, barrier);)
+#if ARCH_AT_LEAST(900)
     ON_CARD(asm volatile(
-        "{ .reg .u32 to; mapa.shared::cluster.u32 to, %0, %1; st.shared::cluster.f32 [to], %2; }"
-        ::"r"(shared_address(at)), "r"(rank), "f"(v) : "memory");)
+        "{ .reg .u32 to, of; mapa.shared::cluster.u32 to, %0, %2; mapa.shared::cluster.u32 of, %1, %2; "
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [to], %3, [of]; }"
+        ::"r"(shared_address(at)), "r"(shared_address(barrier)), "r"(rank), "f"(v) : "memory");)
+#endif
 }
 
-DEVICE void store_to_rank(void* at, uint32_t rank, float2 v) {
-    ON_HOST(memcpy(sim::of_rank(at, rank, 8), &v, 8);)
-    ON_CARD(asm volatile("{ .reg .u32 to; mapa.shared::cluster.u32 to, %0, %1; "
-                         "st.shared::cluster.v2.f32 [to], {%2, %3}; }"
-                         ::"r"(shared_address(at)), "r"(rank), "f"(v.x), "f"(v.y) : "memory");)
+DEVICE void store_async([[maybe_unused]] void* at, [[maybe_unused]] uint32_t rank,
+                        [[maybe_unused]] float2 v, [[maybe_unused]] uint64_t* barrier) {
+    ON_HOST(sim::store_async(at, rank, &v, 8, barrier);)
+#if ARCH_AT_LEAST(900)
+    ON_CARD(asm volatile(
+        "{ .reg .u32 to, of; mapa.shared::cluster.u32 to, %0, %2; mapa.shared::cluster.u32 of, %1, %2; "
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [to], {%3, %4}, [of]; }"
+        ::"r"(shared_address(at)), "r"(shared_address(barrier)), "r"(rank), "f"(v.x), "f"(v.y)
+        : "memory");)
+#endif
 }
 
 // ---------------------------------------------------------------- tensor cores

@@ -5,15 +5,15 @@
 // A cluster has some tiles of sixteen rows of weights, and each of its blocks the columns of one part: it
 // makes integers of x there, which no other kernel or block then has to, and a warp takes a tile through
 // the superblocks of the part in order. The sums of the parts meet in shared memory: block i ends rows i
-// and i + 8 of every tile, so each warp writes its sums to the block that ends them, and behind a barrier
-// of the cluster a thread adds up the parts of such a pair, in order.
+// and i + 8 of every tile, so each warp writes its sums to the block that ends them, and when all are there
+// a thread adds up the parts of such a pair, in order.
 //
 // Weights stream once from memory through a ring a warp in shared memory, which is filled before the wait
 // for the preceding kernel. With NORM, x is first multiplied by the norm's weight and the result by
 // 1/rms(x): of a row's squares each block tells the others its part.
 //
 // variant.cuh: WARPS, RING (units in flight a warp), ROUND (tiles a warp between two meetings of the
-// cluster), SETS (of sums: 2 where there are several rounds), MIN_BLOCKS, SHARED_BYTES, NORM, X_SUMS,
+// blocks), SETS (of sums: 2 where there are several rounds), MIN_BLOCKS, SHARED_BYTES, NORM, X_SUMS,
 // X_OFFSETS, WARPGROUPS (none), W_TILES and N_TILES (one) and what epilogue.cuh needs.
 #include "epilogue.cuh"
 #include "norm.cuh"
@@ -36,8 +36,8 @@ static_assert(N_PARTS == UNIT_ROWS / 2, "a block ends a pair of every tile");
 static_assert(W_TILES == 1 && N_TILES == 1 && RANKS == 0, "a tile of each");
 static_assert(BATCH * TILE_ROWS <= THREADS, "a thread ends one pair a round");
 static_assert(SHARED_BYTES == WARPS * RING * STAGE + PART_SB * Tile::BYTES + N_SB * TILE_ROWS * 4 +
-                                  SETS * SET * 4,
-              "rings, x, squares, sums");
+                                  SETS * (SET * 4 + 8),
+              "rings, x, squares, sums and their barriers");
 
 struct Params {
     Segment segment[3];
@@ -57,8 +57,7 @@ KERNEL_BOUNDS(skinny, Params, THREADS, MIN_BLOCKS) {
     uint8_t* x = base + WARPS * RING * STAGE;
     float* squares = reinterpret_cast<float*>(x + PART_SB * Tile::BYTES);  // [N_SB][8 rows]
     float* sums = squares + N_SB * TILE_ROWS;  // [SETS][N_PARTS][BATCH][2][8 rows]
-    // Behind this all blocks of the cluster have begun.
-    cluster_arrive();
+    uint64_t* met = reinterpret_cast<uint64_t*>(sums + SETS * SET);  // [SETS]
 
     const uint32_t clusters = gridDim.x / N_PARTS, first = blockIdx.x / N_PARTS;
     const uint32_t total = all_tiles(p);
@@ -73,7 +72,13 @@ KERNEL_BOUNDS(skinny, Params, THREADS, MIN_BLOCKS) {
         for (uint32_t u = 0; u < RING; u++) barrier_init(arrived + u, 1);
         barrier_init_fence();
     }
+    if (threadIdx.x == 0) {
+        for (uint32_t i = 0; i < SETS; i++) barrier_init(met + i, 1);
+        barrier_init_fence();
+    }
     __syncwarp();
+    // Behind this barrier of the cluster all of its blocks have begun, and have theirs.
+    cluster_arrive_relaxed();
 
     // Asks for the next of the warp's units: its tiles in order, of each the superblocks of the part.
     uint32_t next_tile = 0, next_sb = 0;
@@ -126,21 +131,27 @@ KERNEL_BOUNDS(skinny, Params, THREADS, MIN_BLOCKS) {
     }
     // The pair that this thread ends of a round: tile `ended` of it, row `m`.
     const uint32_t m = threadIdx.x % TILE_ROWS, ended = threadIdx.x / TILE_ROWS;
+    // What it is added to or rotated by, of the first round asked for before the sums, and where it goes: in
+    // shared memory, for registers are short.
+    constexpr bool TURNS = EPILOGUE == EPILOGUE_QKV;
+    SHARED Rotation rotations[TURNS ? THREADS : 1];
+    SHARED Place places[TURNS ? TILE_ROWS : 1];
     Place place = {};
     if (m < p.m) place = place_of(p.to, m);
-    // Where it goes, what it is added to and rotated by: of the first round asked for before the sums.
+    if (TURNS && threadIdx.x < TILE_ROWS) places[m] = place;
     Before before = {};
-    Rotation rotation = {1.0f, 0.0f};
-    auto ask = [&](uint32_t round) {
+    auto ask = [&](uint32_t round, uint32_t position) {
         const uint32_t i = round * BATCH + ended;
         if (ended >= BATCH || i >= tiles || m >= p.m) return;
         const uint32_t tile = first + i * clusters;
         with_segment(p, tile, [&](auto, const Segment& segment, int number, uint32_t own) {
             before = before_of(segment, own, rank, m);
-            rotation = rotation_in(p.to, number, own, rank, place.position);
+            if constexpr (TURNS) {
+                rotations[threadIdx.x] = rotation_in(p.to, number, own, rank, position);
+            }
         });
     };
-    ask(0);
+    ask(0, place.position);
 
 #pragma unroll
     for (uint32_t j = 0; j < ITEMS; j++) {
@@ -152,7 +163,7 @@ KERNEL_BOUNDS(skinny, Params, THREADS, MIN_BLOCKS) {
             // Of the cluster, a lane a block; all of them have begun.
             if (j == 0) cluster_wait();
             if (lane < N_PARTS) {
-                store_to_rank(squares + (sb0 + sb) * TILE_ROWS + row, lane, square);
+                store_async(squares + (sb0 + sb) * TILE_ROWS + row, lane, square, met);
             }
 #pragma unroll
             for (int e = 0; e < 8; e++) raw[j][e] = mul_rn(raw[j][e], norm[j][e]);
@@ -172,7 +183,16 @@ KERNEL_BOUNDS(skinny, Params, THREADS, MIN_BLOCKS) {
 #pragma unroll 1
     for (uint32_t round = 0; round * BATCH < tiles; round++) {
         float* set = sums + round % SETS * SET;
-        if (round > 0) ask(round);
+        __syncwarp();
+        // Whoever arrived in the round before has ended the one before that, whose set this is.
+        if (round >= SETS) cluster_wait();
+        if (round > 0 && (round + 1) * BATCH < tiles) cluster_arrive();
+        if (threadIdx.x == 0) {
+            const uint32_t left = tiles - round * BATCH, its = left < BATCH ? left : BATCH;
+            const uint32_t of_norm = NORM && round == 0 ? N_SB * p.m * 4 : 0;
+            barrier_expect(met + round % SETS, its * (N_PARTS * PAIR * 4) + of_norm);
+        }
+        if (round > 0) ask(round, places[TURNS ? m : 0].position);
 #pragma unroll 1
         for (uint32_t j = round * ROUND; j < my_tiles && j < (round + 1) * ROUND; j++) {
             const uint32_t tile = first + (warp + j * WARPS) * clusters;
@@ -188,14 +208,13 @@ KERNEL_BOUNDS(skinny, Params, THREADS, MIN_BLOCKS) {
                 if (++stage == RING) stage = 0, phase ^= 1;
             }
             float* to = set + (rank * BATCH + warp + (j - round * ROUND) * WARPS) * PAIR + 2 * q;
-            store_to_rank(to, g, make_float2(y[0][0][0], y[0][0][1]));
-            store_to_rank(to + TILE_ROWS, g, make_float2(y[0][0][2], y[0][0][3]));
+            uint64_t* its = met + round % SETS;
+            store_async(to, g, make_float2(y[0][0][0], y[0][0][1]), its);
+            store_async(to + TILE_ROWS, g, make_float2(y[0][0][2], y[0][0][3]), its);
         }
         if ((round + 1) * BATCH >= tiles) STAMP(STAMP_SUMMED);
         delay_block();
-        __syncwarp();
-        cluster_arrive();
-        cluster_wait();
+        barrier_wait(met + round % SETS, round / SETS % 2);
         if constexpr (NORM) {
             if (round == 0) {
                 float of_row[N_SB];
@@ -215,6 +234,8 @@ KERNEL_BOUNDS(skinny, Params, THREADS, MIN_BLOCKS) {
         }
         if constexpr (NORM) a = mul_rn(a, factor), b = mul_rn(b, factor);
         const uint32_t tile = first + i * clusters;
+        const Rotation rotation = TURNS ? rotations[threadIdx.x] : Rotation{1.0f, 0.0f};
+        const Place place = TURNS ? places[m] : Place{};
         with_segment(p, tile, [&](auto, const Segment& segment, int number, uint32_t own) {
             finish_pair(p.to, segment, 0, number, own, rank, m, a, b, place, rotation, before);
         });

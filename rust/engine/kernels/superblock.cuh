@@ -14,8 +14,10 @@ constexpr int EIGHTS = X_SUMS ? X_SUMS / 8 : 1;
 using Sums = float[W_TILES][N_TILES][4];
 
 // Whether loads must stay in their chain: elsewhere the compiler moves so many of them ahead that
-// registers go to memory.
-[[maybe_unused]] constexpr bool LOADS_IN_ORDER = !ARCH_AT_LEAST(900) || ARCH_AT_LEAST(1000);
+// registers go to memory, as it does for one tile of each by several types.
+[[maybe_unused]] constexpr bool LOADS_IN_ORDER =
+    !ARCH_AT_LEAST(900) || ARCH_AT_LEAST(1000) ||
+    (W_TILES * N_TILES == 1 && !(SAME<Segment0, Segment1> && SAME<Segment0, Segment2>));
 
 // Adds a chain to y, and begins the next.
 DEVICE void end_chain(const uint8_t* x, uint32_t q, Sums& p, Sums& y) {

@@ -6,10 +6,15 @@ namespace sim {
 
 static inline void* dynamic_shared() { return launch->dynamic_shared[block->slot]; }
 
+static inline bool in_dynamic(const Block* b, const void* address, size_t bytes) {
+    const char* at = static_cast<const char*>(address);
+    const char* dynamic = launch->dynamic_shared[b->slot];
+    return at >= dynamic && at + bytes <= dynamic + launch->dynamic_shared_bytes;
+}
+
 static inline bool in_shared(const void* address, size_t bytes) {
     const char* at = static_cast<const char*>(address);
-    const char* dynamic = launch->dynamic_shared[block->slot];
-    return (at >= dynamic && at + bytes <= dynamic + launch->dynamic_shared_bytes) ||
+    return in_dynamic(block, address, bytes) ||
            (at >= __start_ksim_shared && at + bytes <= __stop_ksim_shared);
 }
 
@@ -115,8 +120,10 @@ static inline void cp_async_wait(uint32_t pending) {
 struct BulkCopy {
     uint64_t* barrier;
     void* shared;
+    // Null: what another block of the cluster stored, `value`.
     const void* global;
     uint32_t bytes;
+    unsigned char value[16];
 };
 
 // What the 64 bits of a barrier in shared memory mean here.
@@ -129,8 +136,8 @@ struct Phase {
     int64_t bytes : 32;     // promised, less those of copies that were asked for
 };
 
-static inline Phase phase_of(const uint64_t* barrier) {
-    check_shared("a barrier", barrier, 8);
+static inline Phase phase_of(const Block* b, const uint64_t* barrier) {
+    if (b == block || !in_dynamic(b, barrier, 8)) check_shared("a barrier", barrier, 8);
     Phase phase;
     memcpy(&phase, barrier, 8);
     if (!phase.made || phase.zero) {
@@ -147,25 +154,25 @@ static inline void barrier_init(uint64_t* barrier, uint32_t arrivals) {
 
 // Ends the phase where all has arrived and all copies were asked for, which happen now: whoever reads
 // their targets earlier reads poison.
-static void try_to_end(uint64_t* barrier, Phase phase) {
+static void try_to_end(Block* b, uint64_t* barrier, Phase phase) {
     if (phase.missing == 0 && phase.bytes == 0) {
         uint32_t left = 0;
-        for (uint32_t i = 0; i < block->bulk_count; i++) {
-            const BulkCopy& copy = block->bulk[i];
+        for (uint32_t i = 0; i < b->bulk_count; i++) {
+            const BulkCopy& copy = b->bulk[i];
             if (copy.barrier == barrier) {
-                memcpy(copy.shared, copy.global, copy.bytes);
+                memcpy(copy.shared, copy.global ? copy.global : copy.value, copy.bytes);
             } else {
-                block->bulk[left++] = copy;
+                b->bulk[left++] = copy;
             }
         }
-        block->bulk_count = left;
+        b->bulk_count = left;
         phase.number ^= 1;
         phase.missing = phase.arrivals;
-        for (uint32_t i = 0; i < block->threads; i++) {
-            Fiber& fiber = block->fibers[i];
+        for (uint32_t i = 0; i < b->threads; i++) {
+            Fiber& fiber = b->fibers[i];
             if (fiber.state == AT_PHASE && fiber.in == reinterpret_cast<uintptr_t>(barrier)) {
                 fiber.state = READY;
-                wake(fiber);
+                b->warp[i / 32].ready |= 1u << (i % 32);
             }
         }
     }
@@ -173,14 +180,27 @@ static void try_to_end(uint64_t* barrier, Phase phase) {
 }
 
 static void barrier_expect(uint64_t* barrier, uint32_t bytes) {
-    Phase phase = phase_of(barrier);
+    Phase phase = phase_of(block, barrier);
     if (phase.missing == 0) fail(KSIM_LAUNCH_FAILED, "more arrivals than a phase has");
     phase.bytes += bytes;
     phase.missing--;
-    try_to_end(barrier, phase);
+    try_to_end(block, barrier, phase);
 }
 
 static inline void barrier_arrive(uint64_t* barrier) { barrier_expect(barrier, 0); }
+
+// A copy into the shared memory of `b`, which happens when its barrier's phase ends.
+static void add_copy(Block* b, const BulkCopy& copy) {
+    if (b->bulk_count == b->bulk_room) {
+        b->bulk_room = b->bulk_room ? b->bulk_room * 2 : 16;
+        b->bulk = static_cast<BulkCopy*>(realloc(b->bulk, b->bulk_room * sizeof(BulkCopy)));
+    }
+    b->bulk[b->bulk_count++] = copy;
+    memset(copy.shared, 0xff, copy.bytes);
+    Phase phase = phase_of(b, copy.barrier);
+    phase.bytes -= copy.bytes;
+    try_to_end(b, copy.barrier, phase);
+}
 
 static void bulk_copy(void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {
     if ((reinterpret_cast<uintptr_t>(shared) | reinterpret_cast<uintptr_t>(global) | bytes) % 16) {
@@ -189,19 +209,21 @@ static void bulk_copy(void* shared, const void* global, uint32_t bytes, uint64_t
     check_shared("bulk_copy", shared, bytes);
     check_global("bulk_copy", global, 16);
     note_read(global, bytes);
-    if (block->bulk_count == block->bulk_room) {
-        block->bulk_room = block->bulk_room ? block->bulk_room * 2 : 16;
-        block->bulk = static_cast<BulkCopy*>(realloc(block->bulk, block->bulk_room * sizeof(BulkCopy)));
-    }
-    block->bulk[block->bulk_count++] = {barrier, shared, global, bytes};
-    memset(shared, 0xff, bytes);
-    Phase phase = phase_of(barrier);
-    phase.bytes -= bytes;
-    try_to_end(barrier, phase);
+    add_copy(block, {barrier, shared, global, bytes, {}});
+}
+
+// Stores `bytes` at the place that `at`, in this block's dynamic shared memory, has in that of block
+// `rank`, where `barrier` has its place too and counts them.
+static void store_async(void* at, uint32_t rank, const void* value, uint32_t bytes, uint64_t* barrier) {
+    Block* other = grid->block[first_of_cluster() + rank % launch->cluster];
+    BulkCopy copy = {static_cast<uint64_t*>(of_rank(barrier, rank, 8)), of_rank(at, rank, bytes),
+                     nullptr, bytes, {}};
+    memcpy(copy.value, value, bytes);
+    add_copy(other, copy);
 }
 
 static void barrier_wait(uint64_t* barrier, uint32_t number) {
-    if (phase_of(barrier).number != number) return;
+    if (phase_of(block, barrier).number != number) return;
     self->in = reinterpret_cast<uintptr_t>(barrier);
     wait_as(AT_PHASE);
 }

@@ -312,14 +312,16 @@ static void run_block() {
         end_block();
         return;
     }
-    bool at_pdl = false, at_cluster = false;
+    bool at_pdl = false, meets = false;
     for (uint32_t i = 0; i < block->threads; i++) {
-        at_pdl |= block->fibers[i].state == AT_PDL;
-        at_cluster |= block->fibers[i].state == AT_CLUSTER;
+        const State state = block->fibers[i].state;
+        at_pdl |= state == AT_PDL;
+        // A phase may end by what others of a cluster store.
+        meets |= state == AT_CLUSTER || (state == AT_PHASE && launch->cluster > 1);
     }
     if (at_pdl && !grid->released) {
         block->stage = WAITING;
-    } else if (at_cluster) {
+    } else if (meets) {
         block->stage = MEETING;
     } else {
         report_deadlock();

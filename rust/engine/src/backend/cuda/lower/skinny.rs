@@ -45,6 +45,8 @@ const MOST_UNITS: usize = 8;
 const WARPS: usize = 8;
 const SHARED: usize = 49;
 
+const BARRIER_BYTES: usize = 8;
+
 /// Everything the kernel is compiled for but its epilogue. No bit of its sums depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Shape {
@@ -99,8 +101,8 @@ impl Shape {
         let n_sb = superblocks(self.n_in);
         let x = longest_part(n_sb) * self.tile.bytes();
         let squares = n_sb * TILE_ROWS * 4;
-        let sums = self.sets * MOST_PARTS * self.warps * self.round * 2 * TILE_ROWS * 4;
-        self.warps * self.ring * self.stage + x + squares + sums
+        let sums = MOST_PARTS * self.warps * self.round * 2 * TILE_ROWS * 4;
+        self.warps * self.ring * self.stage + x + squares + self.sets * (sums + BARRIER_BYTES)
     }
 
     fn constants(&self) -> String {
