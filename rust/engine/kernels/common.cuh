@@ -457,6 +457,18 @@ DEVICE void store_async([[maybe_unused]] void* at, [[maybe_unused]] uint32_t ran
 #endif
 }
 
+DEVICE void store_async([[maybe_unused]] void* at, [[maybe_unused]] uint32_t rank,
+                        [[maybe_unused]] float4 v, [[maybe_unused]] uint64_t* barrier) {
+    ON_HOST(sim::store_async(at, rank, &v, 16, barrier);)
+#if ARCH_AT_LEAST(900)
+    ON_CARD(asm volatile(
+        "{ .reg .u32 to, of; mapa.shared::cluster.u32 to, %0, %2; mapa.shared::cluster.u32 of, %1, %2; "
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [to], {%3, %4, %5, %6}, [of]; }"
+        ::"r"(shared_address(at)), "r"(shared_address(barrier)), "r"(rank), "f"(v.x), "f"(v.y),
+          "f"(v.z), "f"(v.w) : "memory");)
+#endif
+}
+
 // ---------------------------------------------------------------- tensor cores
 
 // d = a*b + c for A [16][16] row-major, B [16][8] column-major, C and D [16][8] float32. With

@@ -1,4 +1,4 @@
-// out[m][row] = weight[row] . x[m] for two to eight rows of activations and weights that are small
+// out[m][row] = weight[row] . x[m] for up to eight rows of activations and weights that are small
 // integers: the sum that Op::MatVec states, on tensor cores, for the steps of a small batch on cards with
 // clusters. Weights are units (unit.cuh), whose words are fragments of A as they are.
 //
@@ -14,7 +14,8 @@
 //
 // variant.cuh: WARPS, RING (units in flight a warp), ROUND (tiles a warp between two meetings of the
 // blocks), SETS (of sums: 2 where there are several rounds), MIN_BLOCKS, SHARED_BYTES, NORM, X_SUMS,
-// X_OFFSETS, WARPGROUPS (none), W_TILES and N_TILES (one) and what epilogue.cuh needs.
+// X_OFFSETS, WARPGROUPS (none), PACKED (up to four rows), W_TILES and N_TILES (one) and what epilogue.cuh
+// needs.
 #include "epilogue.cuh"
 #include "norm.cuh"
 #include "superblock.cuh"
@@ -27,14 +28,14 @@ constexpr uint32_t BATCH = WARPS * ROUND;
 constexpr uint32_t PART_SB = (N_SB + N_PARTS - 1) / N_PARTS;
 // Rows of x of a superblock that a warp makes integers of.
 constexpr uint32_t ITEMS = (PART_SB * TILE_ROWS + WARPS - 1) / WARPS;
-// Sums of a tile: of a pair of its rows, [2][8 rows of x].
+// Sums of a pair of rows of a tile, [TILE_ROWS][2].
 constexpr uint32_t PAIR = 2 * TILE_ROWS;
 constexpr uint32_t SET = N_PARTS * BATCH * PAIR;
 
 static_assert(HAS_CLUSTERS && HAS_BULK_COPIES && !WARPGROUPS, "of 9.0 and above");
 static_assert(N_PARTS == UNIT_ROWS / 2, "a block ends a pair of every tile");
 static_assert(W_TILES == 1 && N_TILES == 1 && RANKS == 0, "a tile of each");
-static_assert(BATCH * TILE_ROWS <= THREADS, "a thread ends one pair a round");
+static_assert(BATCH * TILE_ROWS <= THREADS && THREADS % TILE_ROWS == 0, "a thread ends one pair a round");
 static_assert(SHARED_BYTES == WARPS * RING * STAGE + PART_SB * Tile::BYTES + N_SB * TILE_ROWS * 4 +
                                   SETS * (SET * 4 + 8),
               "rings, x, squares, sums and their barriers");
@@ -49,14 +50,115 @@ struct Params {
     KvTarget to;
 };
 
+// What a lane has of a tile's sums: those of add_superblock, or, where rows are packed, of row lane % 4
+// those of rows g and g + 8.
+template <bool packed>
+struct OwnOf {
+    using Type = Sums;
+};
+template <>
+struct OwnOf<true> {
+    using Type = float[2];
+};
+using Own = OwnOf<PACKED>::Type;
+
+// The same with both limbs of four rows as the columns of B.
+template <typename T>
+DEVICE void add_packed_superblock(const uint8_t* unit, const uint8_t* x, uint32_t lane, float (&y)[2]) {
+    constexpr int SUBS = 64 / T::SUB;   // sub-blocks of a chain
+    constexpr int STEPS = T::SUB / 16;  // of a sub-block
+    const uint32_t g = lane / 4, q = lane % 4;
+    const typename T::Row rows[2] = {T::row(unit, g), T::row(unit, g + 8)};
+    const float factor = reinterpret_cast<const float*>(x + Tile::FACTORS)[q];
+#pragma unroll
+    for (int t = 0; t < 4; t++) {
+        float p[2] = {};
+        if constexpr (T::OFFSETS == SHARED_OFFSETS) {
+            if (t == 0) {
+                float sum[4] = {};
+#pragma unroll
+                for (int k = 0; k < EIGHTS; k++) {
+                    uint32_t a[4];
+                    minimums<T, X_SUMS>(unit, g, q, k, a);
+                    const uint2 v = *reinterpret_cast<const uint2*>(x + PackedFragments::SUMS +
+                                                                    256 * k + lane * 8);
+                    const uint32_t b[2] = {v.x, v.y};
+                    mma_m16n8k16_f16_f32(sum, a, b, sum);
+                }
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    const float m = fma_rn(sum[2 * r], 16384.0f, sum[2 * r + 1]);
+                    p[r] = mul_rn(-T::dmin(unit, g + 8 * r), m);
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < SUBS; i++) {
+            if constexpr (LOADS_IN_ORDER) __syncwarp();
+            const int j = t + 4 * i;
+            const int sub = j * T::SUB / 32;  // of 32 columns
+            const auto quants = T::load(unit, lane, sub / 2);
+            const uint8_t* at = x + sub * (8 * LIMB_BYTES) + lane * 16;
+            uint32_t b[STEPS][2];
+            if constexpr (STEPS == 2) {
+                const uint4 v = *reinterpret_cast<const uint4*>(at);
+                b[0][0] = v.x, b[0][1] = v.y;
+                b[STEPS - 1][0] = v.z, b[STEPS - 1][1] = v.w;
+            } else {
+                const uint2 v = *reinterpret_cast<const uint2*>(at + j % 2 * 8);
+                b[0][0] = v.x, b[0][1] = v.y;
+            }
+            float sum[4] = {};
+#pragma unroll
+            for (int step = 0; step < STEPS; step++) {
+                uint32_t a[4];
+                T::fragment(quants, sub % 2, STEPS == 2 ? step : j % 2, a);
+                mma_m16n8k16_f16_f32(sum, a, b[step], sum);
+            }
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const auto chain = T::chain(rows[r], t);
+                p[r] = fma_rn(T::scale(chain, i), fma_rn(sum[2 * r], 4096.0f, sum[2 * r + 1]), p[r]);
+                if constexpr (T::OFFSETS == OWN_OFFSETS) {
+                    const float of_x =
+                        reinterpret_cast<const float*>(x + PackedFragments::offsets(j))[q];
+                    p[r] = fma_rn(T::offset(chain, i), of_x, p[r]);
+                }
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < 2; r++) y[r] = fma_rn(factor, p[r], y[r]);
+    }
+}
+
+// Stores them in block g, of those of m rows that this lane has.
+DEVICE void store_sums(float* to, uint32_t g, uint32_t q, uint32_t m, const float (&y)[2],
+                       uint64_t* barrier) {
+    if (q < m) store_async(to + 2 * q, g, make_float2(y[0], y[1]), barrier);
+}
+DEVICE void store_sums(float* to, uint32_t g, uint32_t q, uint32_t m, const Sums& y,
+                       uint64_t* barrier) {
+    const float4 both = make_float4(y[0][0][0], y[0][0][2], y[0][0][1], y[0][0][3]);
+    if (2 * q < m) store_async(to + 4 * q, g, both, barrier);
+}
+
+template <typename T>
+DEVICE void add(const uint8_t* unit, const uint8_t* x, uint32_t lane, Own& y) {
+    if constexpr (PACKED) {
+        add_packed_superblock<T>(unit, x, lane, y);
+    } else {
+        add_superblock<T>(unit, x, lane, y);
+    }
+}
+
 KERNEL_BOUNDS(skinny, Params, THREADS, MIN_BLOCKS) {
     STAMP(STAMP_BEGUN);
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, rank = cluster_rank();
     uint8_t* base = dynamic_shared<uint8_t>();
     uint8_t* ring = base + warp * (RING * STAGE);
     uint8_t* x = base + WARPS * RING * STAGE;
-    float* squares = reinterpret_cast<float*>(x + PART_SB * Tile::BYTES);  // [N_SB][8 rows]
-    float* sums = squares + N_SB * TILE_ROWS;  // [SETS][N_PARTS][BATCH][2][8 rows]
+    float* squares = reinterpret_cast<float*>(x + PART_SB * Tile::BYTES);  // [N_SB][TILE_ROWS]
+    float* sums = squares + N_SB * TILE_ROWS;  // [SETS][N_PARTS][BATCH][PAIR]
     uint64_t* met = reinterpret_cast<uint64_t*>(sums + SETS * SET);  // [SETS]
 
     const uint32_t clusters = gridDim.x / N_PARTS, first = blockIdx.x / N_PARTS;
@@ -190,27 +292,26 @@ KERNEL_BOUNDS(skinny, Params, THREADS, MIN_BLOCKS) {
         if (threadIdx.x == 0) {
             const uint32_t left = tiles - round * BATCH, its = left < BATCH ? left : BATCH;
             const uint32_t of_norm = NORM && round == 0 ? N_SB * p.m * 4 : 0;
-            barrier_expect(met + round % SETS, its * (N_PARTS * PAIR * 4) + of_norm);
+            barrier_expect(met + round % SETS, its * N_PARTS * (PACKED ? p.m : (p.m + 1) / 2 * 2) * 8 + of_norm);
         }
         if (round > 0) ask(round, places[TURNS ? m : 0].position);
 #pragma unroll 1
         for (uint32_t j = round * ROUND; j < my_tiles && j < (round + 1) * ROUND; j++) {
             const uint32_t tile = first + (warp + j * WARPS) * clusters;
-            Sums y = {};
+            Own y = {};
 #pragma unroll 1
             for (uint32_t s = 0; s < n_sb; s++) {
                 barrier_wait(arrived + stage, phase);
                 with_type(p, tile, [&](auto type) {
-                    add_superblock<decltype(type)>(ring + stage * STAGE, x + s * Tile::BYTES, lane, y);
+                    add<decltype(type)>(ring + stage * STAGE, x + s * Tile::BYTES, lane, y);
                 });
                 __syncwarp();
                 issue(stage);
                 if (++stage == RING) stage = 0, phase ^= 1;
             }
-            float* to = set + (rank * BATCH + warp + (j - round * ROUND) * WARPS) * PAIR + 2 * q;
+            float* to = set + (rank * BATCH + warp + (j - round * ROUND) * WARPS) * PAIR;
             uint64_t* its = met + round % SETS;
-            store_async(to, g, make_float2(y[0][0][0], y[0][0][1]), its);
-            store_async(to + TILE_ROWS, g, make_float2(y[0][0][2], y[0][0][3]), its);
+            store_sums(to, g, q, p.m, y, its);
         }
         if ((round + 1) * BATCH >= tiles) STAMP(STAMP_SUMMED);
         delay_block();
@@ -228,9 +329,10 @@ KERNEL_BOUNDS(skinny, Params, THREADS, MIN_BLOCKS) {
         float a, b;
 #pragma unroll
         for (uint32_t part = 0; part < N_PARTS; part++) {
-            const float* of_pair = set + (part * BATCH + ended) * PAIR + m;
-            a = part == 0 ? of_pair[0] : add_rn(a, of_pair[0]);
-            b = part == 0 ? of_pair[TILE_ROWS] : add_rn(b, of_pair[TILE_ROWS]);
+            const float* of_pair = set + (part * BATCH + ended) * PAIR + 2 * m;
+            const float2 its = *reinterpret_cast<const float2*>(of_pair);
+            a = part == 0 ? its.x : add_rn(a, its.x);
+            b = part == 0 ? its.y : add_rn(b, its.y);
         }
         if constexpr (NORM) a = mul_rn(a, factor), b = mul_rn(b, factor);
         const uint32_t tile = first + i * clusters;

@@ -1,11 +1,11 @@
-// How eight rows of x lie between split.cu and matmul.cu, superblock by superblock.
+// How eight rows of x, or four, lie for products by tensor cores, superblock by superblock.
 //
 // Include it behind variant.cuh: X_SUMS (for minimums, of a superblock: 0, 8 or 16), X_OFFSETS,
-// WARPGROUPS.
+// WARPGROUPS, PACKED.
 #pragma once
 #include "fixed.cuh"
 
-constexpr uint32_t TILE_ROWS = 8;
+constexpr uint32_t TILE_ROWS = PACKED ? 4 : 8;
 
 // For mma_m16n8k16: fragments of B [8 sub-blocks][hi, lo][8 rows][LIMB_BYTES], so that lane
 // 4 row + quarter of a warp has 16 bytes of 512; [8 rows] factors of the superblock; of every eight
@@ -54,15 +54,39 @@ struct CoreMatrices {
     DEVICE uint32_t offsets(uint32_t sub) { return sub / 4 * HALF + HALF_OFFSETS + sub % 4 * 32; }
 };
 
-template <bool warpgroups>
+// For mma_m16n8k16 whose columns are both limbs of four rows: fragments of B [8 sub-blocks][4 rows][hi, lo]
+// [LIMB_BYTES]; [4 rows] factors; of every eight X_SUMS their parts, [4 rows][upper, lower][4][sub-blocks t,
+// t + 4]; where X_OFFSETS, the sums [8 sub-blocks][4 rows]. So columns 2 q and 2 q + 1 of C are row q's.
+struct PackedFragments {
+    static constexpr uint32_t FACTORS = 8 * 4 * 2 * LIMB_BYTES;
+    static constexpr uint32_t SUMS = FACTORS + 4 * 4;
+    static constexpr uint32_t OFFSETS = SUMS + X_SUMS / 8 * 256;
+    static constexpr uint32_t BYTES = OFFSETS + (X_OFFSETS ? 128 : 0);
+
+    DEVICE void store(uint8_t* tile, uint32_t row, uint32_t lane, const Fixed& x) {
+        uint8_t* of_row = tile + (lane / 4 * 4 + row) * (2 * LIMB_BYTES);
+        store_fragments(x, lane, of_row, of_row + LIMB_BYTES);
+    }
+    static constexpr uint32_t SUMS_STRIDE = 32;
+    DEVICE uint8_t* sums(uint8_t* tile, uint32_t row, uint32_t sub) {
+        return tile + SUMS + sub / 8 * 256 + row * 64 + (sub % 4 * 2 + sub % 8 / 4) * 4;
+    }
+    DEVICE uint32_t offsets(uint32_t sub) { return OFFSETS + sub * 16; }
+};
+
+template <bool warpgroups, bool packed>
 struct TileOf {
     using Type = Fragments;
 };
 template <>
-struct TileOf<true> {
+struct TileOf<true, false> {
     using Type = CoreMatrices;
 };
-using Tile = TileOf<WARPGROUPS>::Type;
+template <>
+struct TileOf<false, true> {
+    using Type = PackedFragments;
+};
+using Tile = TileOf<WARPGROUPS, PACKED>::Type;
 
 // The parts of a sum for minimums.
 DEVICE void store_parts(uint8_t* to, int32_t sum) {

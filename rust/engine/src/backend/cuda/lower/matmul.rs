@@ -124,6 +124,8 @@ pub struct Tile {
     offsets: bool,
     /// Whether it is laid out for warpgroups.
     warpgroups: bool,
+    /// Whether it has four rows, both of whose limbs are columns of one product.
+    packed: bool,
 }
 
 impl Tile {
@@ -132,20 +134,35 @@ impl Tile {
             sums: minimums(types),
             offsets: types.iter().any(|t| t.offsets() == Offsets::Own),
             warpgroups,
+            packed: false,
         }
     }
 
+    /// Of up to four rows.
+    pub fn packed(types: &[&QuantType]) -> Self {
+        Self {
+            packed: true,
+            ..Self::new(types, false)
+        }
+    }
+
+    pub fn rows(self) -> usize {
+        TILE_ROWS >> usize::from(self.packed)
+    }
+
     pub fn bytes(self) -> usize {
-        TILE_BYTES
+        let bytes = TILE_BYTES
             + usize::from(self.warpgroups) * HALVES_BYTES
             + self.sums / 8 * SUMS_BYTES
-            + usize::from(self.offsets) * OFFSETS_BYTES
+            + usize::from(self.offsets) * OFFSETS_BYTES;
+        bytes >> usize::from(self.packed)
     }
 
     pub fn constants(self) -> String {
         constants(&[("X_SUMS", self.sums)])
             + &flag("X_OFFSETS", self.offsets)
             + &flag("WARPGROUPS", self.warpgroups)
+            + &flag("PACKED", self.packed)
     }
 }
 

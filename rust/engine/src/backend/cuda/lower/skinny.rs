@@ -34,8 +34,8 @@ pub const MOST_ROWS: usize = TILE_ROWS;
 const CLUSTER: usize = MOST_PARTS;
 const _: () = assert!(CLUSTER <= MOST_CLUSTER && CLUSTER == UNIT_ROWS / 2);
 
-/// Tiles a warp between two meetings of the cluster: a thread ends one pair of each.
-const MOST_ROUND: usize = 32 / TILE_ROWS;
+/// Rows both of whose limbs are columns of one product.
+const PACKED_ROWS: usize = TILE_ROWS / 2;
 
 /// Most units in flight a warp.
 const MOST_UNITS: usize = 8;
@@ -46,6 +46,20 @@ const WARPS: usize = 8;
 const SHARED: usize = 49;
 
 const BARRIER_BYTES: usize = 8;
+
+/// Shared memory of a block beside the dynamic: barriers of the rings, rotations and places.
+const STATIC_BYTES: usize = 6 << 10;
+
+/// EXPERIMENT: warps, per cent, blocks an SM, clusters, least rows.
+pub fn tuned() -> [usize; 5] {
+    let mut found = [WARPS, SHARED, 2, 0, 2];
+    if let Ok(text) = std::env::var("ONEGRAPH_SKINNY") {
+        for (to, from) in found.iter_mut().zip(text.split(',')) {
+            *to = from.parse().unwrap_or(*to);
+        }
+    }
+    found
+}
 
 /// Everything the kernel is compiled for but its epilogue. No bit of its sums depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,30 +80,48 @@ struct Shape {
 }
 
 impl Shape {
-    /// For `tiles` tiles of weights; none where the card has no room for it.
-    fn new(n_in: usize, types: &[&QuantType], tiles: usize, card: &DeviceInfo) -> Option<Self> {
-        let clusters = card.sm_count as usize / CLUSTER;
+    /// For `m` rows and `tiles` tiles of weights; none where the card has no room for it.
+    fn new(
+        m: usize,
+        n_in: usize,
+        types: &[&QuantType],
+        tiles: usize,
+        card: &DeviceInfo,
+    ) -> Option<Self> {
+        let [warps, shared, _, most_clusters, _] = tuned();
+        let mut clusters = card.sm_count as usize / CLUSTER;
+        if most_clusters > 0 {
+            clusters = clusters.min(most_clusters);
+        }
         if !card.has_clusters() || clusters == 0 || superblocks(n_in) < MOST_PARTS {
             return None;
         }
+        let tile = match m {
+            ..=PACKED_ROWS => Tile::packed(types),
+            _ => Tile::new(types, false),
+        };
         let shape = |round, ring| Self {
             n_in,
-            warps: WARPS,
+            warps,
             ring,
             round,
-            sets: 1 + usize::from(round * WARPS * clusters < tiles),
+            sets: 1 + usize::from(round * warps * clusters < tiles),
             clusters,
             stage: largest_unit(types),
-            tile: Tile::new(types, false),
+            tile,
         };
-        let shared = card.shared_bytes * SHARED / 100;
-        let most = tiles.div_ceil(clusters * WARPS).clamp(1, MOST_ROUND);
-        // As few meetings as can be, then as many units in flight.
-        let rounds = (1..=most).rev();
-        let mut shapes = rounds.flat_map(|round| (2..=MOST_UNITS).rev().map(move |n| (round, n)));
-        shapes.find_map(|(round, ring)| {
-            Some(shape(round, ring)).filter(|s| s.shared_bytes() <= shared)
-        })
+        let shared = card.shared_bytes * shared / 100;
+        let most = tiles.div_ceil(clusters * warps).clamp(1, 32 / tile.rows());
+        // As few meetings as can be, then as many units in flight; where two blocks do not fit an SM, one.
+        for shared in [shared, card.shared_bytes - STATIC_BYTES] {
+            for round in (1..=most).rev() {
+                let mut shapes = (2..=MOST_UNITS).rev().map(|ring| shape(round, ring));
+                if let Some(found) = shapes.find(|s| s.shared_bytes() <= shared) {
+                    return Some(found);
+                }
+            }
+        }
+        None
     }
 
     fn threads(&self) -> usize {
@@ -100,8 +132,8 @@ impl Shape {
     fn shared_bytes(&self) -> usize {
         let n_sb = superblocks(self.n_in);
         let x = longest_part(n_sb) * self.tile.bytes();
-        let squares = n_sb * TILE_ROWS * 4;
-        let sums = MOST_PARTS * self.warps * self.round * 2 * TILE_ROWS * 4;
+        let squares = n_sb * self.tile.rows() * 4;
+        let sums = MOST_PARTS * self.warps * self.round * 2 * self.tile.rows() * 4;
         self.warps * self.ring * self.stage + x + squares + self.sets * (sums + BARRIER_BYTES)
     }
 
@@ -112,7 +144,7 @@ impl Shape {
                 ("RING", self.ring),
                 ("ROUND", self.round),
                 ("SETS", self.sets),
-                ("MIN_BLOCKS", 2),
+                ("MIN_BLOCKS", tuned()[2]),
                 ("SHARED_BYTES", self.shared_bytes()),
             ])
             + &self.tile.constants()
@@ -128,7 +160,7 @@ pub fn spec(
     pass: &Pass,
 ) -> Result<Option<Spec>> {
     let tiles = product.tiles.iter().sum();
-    let Some(shape) = Shape::new(product.n_in, &product.types, tiles, &l.card) else {
+    let Some(shape) = Shape::new(m, product.n_in, &product.types, tiles, &l.card) else {
         return Ok(None);
     };
     let variant = Variant::new(
