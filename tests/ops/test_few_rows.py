@@ -25,7 +25,8 @@ def same(backend: Backend, plan: Plan, outs: list[str], inputs: dict[str, np.nda
 @pytest.mark.parametrize("ty", ["Q2_K", "Q8_0", "IQ4_NL", "Q6_K", "Q5_1", "Q4_K"])
 @pytest.mark.parametrize("n_in", WIDTHS)
 def test_products(backend: Backend, n_in: int, ty: str, normed: bool) -> None:
-    for n_out, rows in [(33, 2), (500, 5), (300, 8), (500, 3)]:
+    # One meeting of the blocks, and several.
+    for n_out, rows in [(33, 2), (500, 5), (300, 8), (3000, 3)]:
         plan = Plan()
         x = plan.buffer("x", n_in)
         norm = plan.norm("n", normal(n_in, seed=3), 1e-6) if normed else None

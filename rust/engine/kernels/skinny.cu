@@ -284,15 +284,15 @@ KERNEL_BOUNDS(skinny, Params, THREADS, MIN_BLOCKS) {
     const uint32_t g = lane / 4, q = lane % 4;
 #pragma unroll 1
     for (uint32_t round = 0; round * BATCH < tiles; round++) {
+        // A set that was read two rounds ago is free: the round between has ended here, for which every warp of
+        // every block has stored its tiles, behind what it read.
         float* set = sums + round % SETS * SET;
         __syncwarp();
-        // Whoever arrived in the round before has ended the one before that, whose set this is.
-        if (round >= SETS) cluster_wait();
-        if (round > 0 && (round + 1) * BATCH < tiles) cluster_arrive();
         if (threadIdx.x == 0) {
             const uint32_t left = tiles - round * BATCH, its = left < BATCH ? left : BATCH;
             const uint32_t of_norm = NORM && round == 0 ? N_SB * p.m * 4 : 0;
-            barrier_expect(met + round % SETS, its * N_PARTS * (PACKED ? p.m : (p.m + 1) / 2 * 2) * 8 + of_norm);
+            const uint32_t rows = PACKED ? p.m : (p.m + 1) / 2 * 2;
+            barrier_expect(met + round % SETS, its * N_PARTS * rows * 8 + of_norm);
         }
         if (round > 0) ask(round, places[TURNS ? m : 0].position);
 #pragma unroll 1
@@ -326,11 +326,12 @@ KERNEL_BOUNDS(skinny, Params, THREADS, MIN_BLOCKS) {
         }
         const uint32_t i = round * BATCH + ended;
         if (ended >= BATCH || i >= tiles || m >= p.m) continue;
+        const float* sums_of_pair = set + ended * PAIR + 2 * m;
         float a, b;
 #pragma unroll
         for (uint32_t part = 0; part < N_PARTS; part++) {
-            const float* of_pair = set + (part * BATCH + ended) * PAIR + 2 * m;
-            const float2 its = *reinterpret_cast<const float2*>(of_pair);
+            const float* at = sums_of_pair + part * BATCH * PAIR;
+            const float2 its = *reinterpret_cast<const float2*>(at);
             a = part == 0 ? its.x : add_rn(a, its.x);
             b = part == 0 ? its.y : add_rn(b, its.y);
         }

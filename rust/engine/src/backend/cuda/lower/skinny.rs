@@ -187,3 +187,36 @@ pub fn spec(
     product.describe(&mut spec, "skinny", m, product.n_in);
     Ok(Some(spec))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quant;
+
+    #[test]
+    fn shapes_fit_and_are_of_cards_with_clusters_and_rows_of_all_parts() {
+        for ty in quant::TYPES.iter().filter(|t| t.integers) {
+            for arch in ["sm_75", "sm_86", "sm_90", "sm_100", "sm_120"] {
+                let card = DeviceInfo::of_arch(arch, 132).unwrap();
+                for (m, tiles) in [(2, 1), (4, 36), (5, 128), (8, 8016)] {
+                    for n_in in [576, 1792, 2048, 3072, 4096, 14336] {
+                        let Some(shape) = Shape::new(m, n_in, &[ty], tiles, &card) else {
+                            let wide = n_in >= 1793 && card.shared_bytes > 99 << 10;
+                            assert!(!(card.has_clusters() && wide), "{ty:?} {arch} {n_in}");
+                            continue;
+                        };
+                        assert!(card.has_clusters() && n_in > 1792, "{shape:?}");
+                        assert!(shape.tile.rows() >= m, "{shape:?}");
+                        let bytes = shape.shared_bytes() + STATIC_BYTES;
+                        assert!(bytes <= card.shared_bytes, "{ty:?} {n_in}: {shape:?}");
+                        // A thread ends one pair a round.
+                        let pairs = shape.round * shape.warps * shape.tile.rows();
+                        assert!(pairs <= shape.threads(), "{shape:?}");
+                        let one = shape.round * shape.warps * shape.clusters >= tiles;
+                        assert_eq!(shape.sets, if one { 1 } else { 2 }, "{shape:?}");
+                    }
+                }
+            }
+        }
+    }
+}
