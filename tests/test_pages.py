@@ -365,6 +365,12 @@ def test_what_was_measured_of_many_sequences_is_the_records() -> None:
     for title, mode in (("one graph", "full"), ("eager", "none")):
         rates = " | ".join(f"{row['median'][mode]:,.0f}" for row in rows)
         assert f"| {title} | {rates} |" in speed
+    for name, of in record("few_rows_h100.json")["models"].items():
+        for when in ("before", "now"):
+            rates = [sum(samples) / len(samples) for samples in zip(*of[when], strict=True)]
+            steps = [n * rates[0] / rate for n, rate in zip(of["sequences"], rates, strict=True)]
+            cells = [f"{rate:,.0f}" for rate in rates] + [f"{step:.2f}" for step in steps[1:]]
+            assert f"| {name}, {when} | {' | '.join(cells)} |" in speed
     rounds = record("joining_h100.json")["rounds"]
     first, alone = (median(r[name] for r in rounds) for name in ("joined", "alone"))
     longest = max(r["while"][1] for r in rounds)

@@ -3,6 +3,7 @@ nvdisasm, neither of which needs a card."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import os
 import re
@@ -15,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import shapes
+import synth
 from support.backends import THOROUGH
 from support.card import real_nvrtc
 
@@ -49,6 +52,7 @@ ORDERS = {
     # Weights; the norm's, the position, and what the sums are added to; then x.
     "matvec": order([BULK], [CONSTANTS, WORD], [QUAD]),
     "matmul": order([BULK]),
+    "skinny": order([BULK], [CONSTANTS], [QUAD]),
     "split": order([], [CONSTANT], [QUAD]),
     # Keys and values of earlier steps, found by position, slot and page; then q.
     "attention_fixed": order([BULK], [WORD], [QUAD]),
@@ -64,8 +68,9 @@ APART = {"repack"}
 COMPILE = """
 import sys
 from onegraph import _native, nvrtc
-for kv_type in sys.argv[2:]:
-    _native.compile_kernels(sys.argv[1], "sm_90", n_ctx=256, max_batch=1, kv_type=kv_type,
+path, max_batch, *kv_types = sys.argv[1:]
+for kv_type in kv_types:
+    _native.compile_kernels(path, "sm_90", n_ctx=256, max_batch=int(max_batch), kv_type=kv_type,
                             prefill_chunk=64, nvrtc_folders=nvrtc.folders(), progress=None)
 """
 
@@ -96,14 +101,20 @@ def accesses(listing: str) -> dict[str, list[str]]:
 def kernels(
     tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path
 ) -> list[tuple[str, list[str]]]:
-    """Each kernel of a small model's steps and prompts with its accesses; of most kinds several."""
+    """Each kernel of small models' steps and prompts with its accesses; of most kinds several."""
     tool, compiler = nvdisasm(), real_nvrtc()
     if compiler is None:
         pytest.skip("pip install 'nvidia-cuda-nvrtc-cu12>=12.9', or set ONEGRAPH_TEST_NVRTC")
     folder = tmp_path_factory.mktemp("sass")
     env = os.environ | {"ONEGRAPH_CACHE_DIR": str(folder), "ONEGRAPH_NVRTC": str(compiler)}
-    command = [sys.executable, "-c", COMPILE, str(tiny_llama), "i16", "q8_0", "f16"]
-    subprocess.run(command, env=env, check=True, timeout=500)
+    # Rows wide enough for a step of two to have a kernel of its own.
+    wide = folder / "wide.gguf"
+    heads = {"n_head": 32, "n_head_kv": 4, "head_dim": 64}
+    shape = dataclasses.replace(shapes.find("tiny-llama"), n_layer=1, n_embd=2048, **heads)
+    synth.write(wide, shape, "Q4_K_M")
+    for model in ([str(tiny_llama), "1", "i16", "q8_0", "f16"], [str(wide), "2", "i16"]):
+        command = [sys.executable, "-c", COMPILE, *model]
+        subprocess.run(command, env=env, check=True, timeout=500)
     images = defaultdict(list)
     for entry in sorted(folder.rglob("*.cubin")):
         data = entry.read_bytes()
@@ -149,7 +160,7 @@ def test_weights_are_asked_for_before_the_wait_and_activations_after(
             check(name, found)
 
 
-@pytest.mark.parametrize("name", ["matvec", "matmul", "attention_fixed", "attention"])
+@pytest.mark.parametrize("name", ["matvec", "matmul", "skinny", "attention_fixed", "attention"])
 def test_a_wait_that_stands_elsewhere_is_seen(
     name: str, kernels: list[tuple[str, list[str]]]
 ) -> None:

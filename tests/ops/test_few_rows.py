@@ -8,7 +8,6 @@ import pytest
 from support.backends import INTERPRETER, Backend, over_cards
 from support.plans import Plan, Run, bits, encode, normal
 
-
 #: Widths of eight parts, even and uneven.
 WIDTHS = [2048, 2304, 4608]
 

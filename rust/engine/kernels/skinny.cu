@@ -12,10 +12,10 @@
 // for the preceding kernel. With NORM, x is first multiplied by the norm's weight and the result by
 // 1/rms(x): of a row's squares each block tells the others its part.
 //
-// variant.cuh: WARPS, RING (units in flight a warp), ROUND (tiles a warp between two meetings of the
-// blocks), SETS (of sums: 2 where there are several rounds), MIN_BLOCKS, SHARED_BYTES, NORM, X_SUMS,
-// X_OFFSETS, WARPGROUPS (none), PACKED (up to four rows), W_TILES and N_TILES (one) and what epilogue.cuh
-// needs.
+// variant.cuh: WARPS, RING (units in flight a warp), AHEAD (those of them that are asked for before x),
+// ROUND (tiles a warp between two meetings of the blocks), SETS (of sums: 2 where there are several
+// rounds), SHARED_BYTES, NORM, X_SUMS, X_OFFSETS, WARPGROUPS (none), PACKED (up to four rows), W_TILES and
+// N_TILES (one) and what epilogue.cuh needs.
 #include "epilogue.cuh"
 #include "norm.cuh"
 #include "superblock.cuh"
@@ -98,7 +98,7 @@ DEVICE void add_packed_superblock(const uint8_t* unit, const uint8_t* x, uint32_
             const int j = t + 4 * i;
             const int sub = j * T::SUB / 32;  // of 32 columns
             const auto quants = T::load(unit, lane, sub / 2);
-            const uint8_t* at = x + sub * (8 * LIMB_BYTES) + lane * 16;
+            const uint8_t* at = x + sub * PackedFragments::SUB_STRIDE + lane * 16;
             uint32_t b[STEPS][2];
             if constexpr (STEPS == 2) {
                 const uint4 v = *reinterpret_cast<const uint4*>(at);
@@ -151,7 +151,7 @@ DEVICE void add(const uint8_t* unit, const uint8_t* x, uint32_t lane, Own& y) {
     }
 }
 
-KERNEL_BOUNDS(skinny, Params, THREADS, MIN_BLOCKS) {
+KERNEL_BOUNDS(skinny, Params, THREADS, 1) {
     STAMP(STAMP_BEGUN);
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, rank = cluster_rank();
     uint8_t* base = dynamic_shared<uint8_t>();
@@ -200,7 +200,7 @@ KERNEL_BOUNDS(skinny, Params, THREADS, MIN_BLOCKS) {
     };
     // Weights are the model's: they are asked for before the wait, as is the norm's.
 #pragma unroll 1
-    for (uint32_t u = 0; u < RING; u++) issue(u);
+    for (uint32_t u = 0; u < AHEAD; u++) issue(u);
     STAMP(STAMP_ASKED);
 
     // Superblock i / m of the part, of row i % m.
@@ -231,6 +231,9 @@ KERNEL_BOUNDS(skinny, Params, THREADS, MIN_BLOCKS) {
         const uint32_t k = i < items ? (sb0 + i / p.m) * UNIT_COLS + lane * 8 : N_IN;
         load_columns<N_IN>(p.x + static_cast<uint64_t>(row) * N_IN, k, raw[j]);
     }
+    // The rest, behind x: what is asked for first arrives first.
+#pragma unroll 1
+    for (uint32_t u = AHEAD; u < RING; u++) issue(u);
     // The pair that this thread ends of a round: tile `ended` of it, row `m`.
     const uint32_t m = threadIdx.x % TILE_ROWS, ended = threadIdx.x / TILE_ROWS;
     // What it is added to or rotated by, of the first round asked for before the sums, and where it goes: in

@@ -105,7 +105,7 @@ DEVICE void add_superblock(const uint8_t* units, const uint8_t* x, uint32_t lane
             }
 #pragma unroll
             for (int n = 0; n < N_TILES; n++) {
-                const uint8_t* at = x + n * Tile::BYTES + sub * (2 * Fragments::LIMB) + lane * 16;
+                const uint8_t* at = x + n * Tile::BYTES + sub * Fragments::SUB_STRIDE + lane * 16;
                 uint32_t b[2][STEPS][2];
 #pragma unroll
                 for (int limb = 0; limb < 2; limb++) {

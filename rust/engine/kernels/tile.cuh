@@ -7,19 +7,23 @@
 
 constexpr uint32_t TILE_ROWS = PACKED ? 4 : 8;
 
-// For mma_m16n8k16: fragments of B [8 sub-blocks][hi, lo][8 rows][LIMB_BYTES], so that lane
+// Sub-blocks of fragments lie so far apart more, that what a warp stores goes to different banks.
+constexpr uint32_t PAD_BYTES = 16;
+
+// For mma_m16n8k16: fragments of B [8 sub-blocks][hi, lo][8 rows][LIMB_BYTES], padded, so that lane
 // 4 row + quarter of a warp has 16 bytes of 512; [8 rows] factors of the superblock; of every eight
 // X_SUMS the parts of its sums for minimums, [upper, lower][8 rows][4][sub-blocks t, t + 4]; where
 // X_OFFSETS, its sums [8 sub-blocks][8 rows].
 struct Fragments {
     static constexpr uint32_t LIMB = TILE_ROWS * LIMB_BYTES;  // of a sub-block
-    static constexpr uint32_t FACTORS = 8 * 2 * LIMB;
+    static constexpr uint32_t SUB_STRIDE = 2 * LIMB + PAD_BYTES;
+    static constexpr uint32_t FACTORS = 8 * SUB_STRIDE;
     static constexpr uint32_t SUMS = FACTORS + TILE_ROWS * 4;
     static constexpr uint32_t OFFSETS = SUMS + X_SUMS / 8 * 512;
     static constexpr uint32_t BYTES = OFFSETS + (X_OFFSETS ? 256 : 0);
 
     DEVICE void store(uint8_t* tile, uint32_t row, uint32_t lane, const Fixed& x) {
-        uint8_t* of_sub = tile + lane / 4 * (2 * LIMB) + row * LIMB_BYTES;
+        uint8_t* of_sub = tile + lane / 4 * SUB_STRIDE + row * LIMB_BYTES;
         store_fragments(x, lane, of_sub, of_sub + LIMB);
     }
     // Of sub-block `sub`: the upper part, the lower one SUMS_STRIDE behind.
@@ -55,16 +59,17 @@ struct CoreMatrices {
 };
 
 // For mma_m16n8k16 whose columns are both limbs of four rows: fragments of B [8 sub-blocks][4 rows][hi, lo]
-// [LIMB_BYTES]; [4 rows] factors; of every eight X_SUMS their parts, [4 rows][upper, lower][4][sub-blocks t,
+// [LIMB_BYTES], padded; [4 rows] factors; of every eight X_SUMS their parts, [4 rows][upper, lower][4][sub-blocks t,
 // t + 4]; where X_OFFSETS, the sums [8 sub-blocks][4 rows]. So columns 2 q and 2 q + 1 of C are row q's.
 struct PackedFragments {
-    static constexpr uint32_t FACTORS = 8 * 4 * 2 * LIMB_BYTES;
+    static constexpr uint32_t SUB_STRIDE = 4 * 2 * LIMB_BYTES + PAD_BYTES;
+    static constexpr uint32_t FACTORS = 8 * SUB_STRIDE;
     static constexpr uint32_t SUMS = FACTORS + 4 * 4;
     static constexpr uint32_t OFFSETS = SUMS + X_SUMS / 8 * 256;
     static constexpr uint32_t BYTES = OFFSETS + (X_OFFSETS ? 128 : 0);
 
     DEVICE void store(uint8_t* tile, uint32_t row, uint32_t lane, const Fixed& x) {
-        uint8_t* of_row = tile + (lane / 4 * 4 + row) * (2 * LIMB_BYTES);
+        uint8_t* of_row = tile + lane / 4 * SUB_STRIDE + row * (2 * LIMB_BYTES);
         store_fragments(x, lane, of_row, of_row + LIMB_BYTES);
     }
     static constexpr uint32_t SUMS_STRIDE = 32;

@@ -44,6 +44,10 @@ CUresult write_object(const unsigned char* bytes, size_t size, std::string& path
 
 CUresult load(CUmodule* out, const void* image) {
     if (!out || !image) return CUDA_ERROR_INVALID_VALUE;
+    // PTX is text.
+    if (*static_cast<const char*>(image) == '\n' || *static_cast<const char*>(image) == '.') {
+        return CUDA_ERROR_JIT_COMPILER_NOT_FOUND;
+    }
     ImageHeader header;
     memcpy(&header, image, sizeof header);
     const unsigned char* bytes = static_cast<const unsigned char*>(image) + sizeof header;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 
 use super::check::{check, device_error};
+use super::clusters::most_clusters;
 use super::device::info;
 use super::info::DeviceInfo;
 use super::ledger::Ledger;
@@ -60,13 +61,18 @@ impl Context {
         check("cuDevicePrimaryCtxRetain", unsafe {
             sys::cuDevicePrimaryCtxRetain(&mut handle, device)
         })?;
-        let context = Arc::new(Self {
+        let mut context = Self {
             info,
             card: Some(Card { device, handle }),
             ledger: Ledger::default(),
-        });
+        };
         context.bind()?;
-        Ok(context)
+        if context.info.clusters > 0 {
+            if let Some(most) = most_clusters(&context.info)? {
+                context.info.clusters = most;
+            }
+        }
+        Ok(Arc::new(context))
     }
 
     /// A card that is only described.

@@ -5,7 +5,7 @@ use std::ffi::{c_int, CStr};
 use cudarc::driver::sys;
 
 use super::check::{check, describe, device_error};
-use super::info::{DeviceInfo, MIN_DRIVER};
+use super::info::{likely_clusters, DeviceInfo, MIN_DRIVER};
 use crate::error::{Error, Result};
 
 /// Loads the driver.
@@ -116,14 +116,17 @@ pub fn info(ordinal: usize) -> Result<DeviceInfo> {
     check("cuDeviceTotalMem_v2", unsafe {
         sys::cuDeviceTotalMem_v2(&mut total_bytes, device)
     })?;
+    let compute = (
+        attribute(a::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+        attribute(a::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+    );
+    let sm_count = attribute(a::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
     Ok(DeviceInfo {
         ordinal,
         name,
-        compute: (
-            attribute(a::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
-            attribute(a::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
-        ),
-        sm_count: attribute(a::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        compute,
+        sm_count,
+        clusters: likely_clusters(compute, sm_count),
         l2_bytes: attribute(a::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)? as usize,
         shared_bytes: attribute(a::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize,
         total_bytes,

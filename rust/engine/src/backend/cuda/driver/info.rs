@@ -22,6 +22,14 @@ const ARCHITECTURES: [(u32, u32, usize); 9] = [
 /// Blocks of a cluster that every card which has clusters has room for.
 pub const MOST_CLUSTER: usize = 8;
 
+/// [`DeviceInfo::clusters`] of a card that cannot be asked: an H100 of 132 multiprocessors has 15.
+pub(super) fn likely_clusters(compute: (u32, u32), sm_count: u32) -> u32 {
+    match compute >= (9, 0) {
+        true => sm_count / MOST_CLUSTER as u32 - sm_count / (16 * MOST_CLUSTER as u32),
+        false => 0,
+    }
+}
+
 /// What a card is.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct DeviceInfo {
@@ -30,6 +38,9 @@ pub struct DeviceInfo {
     /// Compute capability, e.g. `(9, 0)`.
     pub compute: (u32, u32),
     pub sm_count: u32,
+    /// Clusters of [`MOST_CLUSTER`] blocks, a multiprocessor each, that it holds at once; 0 where it has
+    /// none. Of a card whose context is not there, as many as are likely.
+    pub clusters: u32,
     /// Bytes of level-2 cache.
     pub l2_bytes: usize,
     /// Most shared memory that one block may ask for.
@@ -61,6 +72,7 @@ impl DeviceInfo {
             name: name.into(),
             compute: (*major, *minor),
             sm_count,
+            clusters: likely_clusters((*major, *minor), sm_count),
             l2_bytes: 0,
             shared_bytes: shared_kib << 10,
             total_bytes: 0,
@@ -77,12 +89,6 @@ impl DeviceInfo {
     /// Whether it has wgmma, products of four warps that A's registers and shared memory feed.
     pub fn has_warpgroups(&self) -> bool {
         self.compute == (9, 0)
-    }
-
-    /// Whether blocks may be launched in clusters, up to [`MOST_CLUSTER`] of them, that write to each
-    /// other's shared memory.
-    pub fn has_clusters(&self) -> bool {
-        self.compute >= (9, 0)
     }
 
     /// Whether kernels are launched so where the caller asks for it, asks for none of it, or leaves

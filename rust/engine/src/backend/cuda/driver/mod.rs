@@ -5,6 +5,7 @@ pub mod ahead;
 pub mod bandwidth;
 pub mod buffer;
 pub mod check;
+mod clusters;
 pub mod compile;
 pub mod context;
 pub mod device;

@@ -33,6 +33,9 @@ const SPLIT_THREADS: u32 = 256;
 
 /// Bytes of a superblock of a tile: fragments and factors; eight sums for minimums; sums as offsets.
 const TILE_BYTES: usize = 8 * 2 * TILE_ROWS * 64 + TILE_ROWS * 4;
+/// What fragments of the eight sub-blocks have between them.
+const PADDING_BYTES: usize = 8 * 16;
+const _: () = assert!(HALVES_BYTES <= PADDING_BYTES);
 const SUMS_BYTES: usize = 512;
 const OFFSETS_BYTES: usize = 256;
 /// What one in halves for warpgroups has beside.
@@ -89,7 +92,7 @@ impl ProductBytes {
             let n_in = first.n_in;
             let rows = experts.map_or(rows, |experts| most_pairs(plan, experts, first, rows));
             let n_sb = superblocks(n_in);
-            let tile = TILE_BYTES + HALVES_BYTES + MOST_SUMS / 8 * SUMS_BYTES + OFFSETS_BYTES;
+            let tile = TILE_BYTES + PADDING_BYTES + MOST_SUMS / 8 * SUMS_BYTES + OFFSETS_BYTES;
             bytes.tiles = bytes.tiles.max(n_sb * (rows / TILE_ROWS) * tile);
             bytes.squares = bytes.squares.max(rows * n_sb * 4);
             let out = parts.iter().map(|part| plan.weight(part.weight).n_out);
@@ -151,11 +154,12 @@ impl Tile {
     }
 
     pub fn bytes(self) -> usize {
-        let bytes = TILE_BYTES
-            + usize::from(self.warpgroups) * HALVES_BYTES
-            + self.sums / 8 * SUMS_BYTES
-            + usize::from(self.offsets) * OFFSETS_BYTES;
-        bytes >> usize::from(self.packed)
+        let bytes =
+            TILE_BYTES + self.sums / 8 * SUMS_BYTES + usize::from(self.offsets) * OFFSETS_BYTES;
+        match (self.warpgroups, self.packed) {
+            (true, _) => bytes + HALVES_BYTES,
+            (false, packed) => (bytes >> usize::from(packed)) + PADDING_BYTES,
+        }
     }
 
     pub fn constants(self) -> String {

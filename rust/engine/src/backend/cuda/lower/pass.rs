@@ -208,19 +208,13 @@ fn products(l: &Lowering, op: &product::Op<'_>, pass: &Pass, before: usize) -> R
     if !product.types.iter().all(|t| t.integers) {
         return floats(l, op, &product, m, pairs, pass);
     }
-    let plain = matches!(op.with, With::Nothing);
-    if pairs.is_none() && plain && m == 1 && skinny::tuned()[4] == 1 {
-        if let Some(spec) = skinny::spec(l, op, &product, m, pass)? {
-            return Ok(vec![spec]);
-        }
-    }
     if m == 1 {
         if let Some(spec) = matvec::spec(l, op, &product, pairs.as_ref(), pass, before)? {
             return Ok(vec![spec]);
         }
     }
     let [first, last] = op.with.apart(l, op.x, pass)?;
-    if pairs.is_none() && m <= skinny::MOST_ROWS && m >= skinny::tuned()[4] {
+    if pairs.is_none() && (2..=skinny::MOST_ROWS).contains(&m) {
         if let Some(spec) = skinny::spec(l, op, &product, m, pass)? {
             return Ok(first.into_iter().chain([spec]).chain(last).collect());
         }
