@@ -23,6 +23,8 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+THREE = {"KSIM_MULTIPROCESSORS": "24"}
+
 TOGETHER = """
 prompts = [[5 + n, 6, 7 + 2 * n] for n in range(given["rows"])]
 options = {"temperature": 0.8, "seed": 3, "ignore_eos": True, "max_tokens": 4, "logprobs": 1}
@@ -38,11 +40,14 @@ with onegraph.LLM(path, device="cpu", n_ctx=64, max_batch=8, prefix_cache=False)
 """
 
 
-@pytest.mark.parametrize(("rows", "pdl"), [(3, ""), (7, "early")])
+# One cluster of eight blocks, and three.
+@pytest.mark.parametrize(
+    ("rows", "env"), [(3, {}), (7, {"KSIM_PDL": "early"}), (2, THREE), (8, THREE)]
+)
 def test_rows_together_are_what_each_is_alone(
-    simulated: Any, wide: Path, rows: int, pdl: str
+    simulated: Any, wide: Path, rows: int, env: dict[str, str]
 ) -> None:
-    found = simulated(TOGETHER, path=wide, rows=rows, env={"KSIM_PDL": pdl} if pdl else {})
+    found = simulated(TOGETHER, path=wide, rows=rows, env=env)
     assert len(found["together"]) == rows
     assert found["together"] == found["cpu"]
     assert found["together"][:1] == found["alone"]

@@ -192,6 +192,7 @@ mod tests {
                         };
                         assert!(card.clusters > 0 && n_in > 1792, "{shape:?}");
                         assert!(shape.tile.rows() >= m, "{shape:?}");
+                        assert!((1..=tiles).contains(&shape.clusters), "{shape:?}");
                         let bytes = shape.shared_bytes() + STATIC_BYTES;
                         assert!(bytes <= card.shared_bytes, "{ty:?} {n_in}: {shape:?}");
                         // A thread ends one pair a round.
