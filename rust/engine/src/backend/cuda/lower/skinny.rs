@@ -101,13 +101,15 @@ impl Shape {
             stage: largest_unit(types),
             tile,
         };
-        let shared = (card.shared_bytes * SHARED / 100).min(card.shared_bytes - STATIC_BYTES);
         let most = tiles.div_ceil(clusters * WARPS).clamp(1, 32 / tile.rows());
-        // As few meetings as can be, then as many units in flight.
-        for round in (1..=most).rev() {
-            let mut shapes = (2..=MOST_UNITS).rev().map(|ring| shape(round, ring));
-            if let Some(found) = shapes.find(|s| s.shared_bytes() <= shared) {
-                return Some(found);
+        // As few meetings as can be, then as many units in flight; where that is too little, all there is.
+        let all = card.shared_bytes - STATIC_BYTES;
+        for shared in [all.min(card.shared_bytes * SHARED / 100), all] {
+            for round in (1..=most).rev() {
+                let mut shapes = (2..=MOST_UNITS).rev().map(|ring| shape(round, ring));
+                if let Some(found) = shapes.find(|s| s.shared_bytes() <= shared) {
+                    return Some(found);
+                }
             }
         }
         None
