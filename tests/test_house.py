@@ -48,6 +48,7 @@ MAY_BE_UNSAFE = {
     "backend/cpu/simd/x86.rs",
     "backend/cuda/driver/buffer.rs",
     "backend/cuda/driver/check.rs",
+    "backend/cuda/driver/clusters.rs",
     "backend/cuda/driver/context.rs",
     "backend/cuda/driver/device.rs",
     "backend/cuda/driver/event.rs",

@@ -56,6 +56,15 @@ KERNEL_BOUNDS(everything, P, 256, 1) {
         }
         compiler_fence();
     }
+    if constexpr (HAS_CLUSTERS) {
+        cluster_arrive_relaxed();
+        cluster_wait();
+        store_async(s, cluster_rank(), v, &barrier);
+        store_async(s, 0, make_float2(v, v), &barrier);
+        store_async(s, 0, make_float4(v, v, v, v), &barrier);
+        cluster_arrive();
+        cluster_wait();
+    }
     if constexpr (HAS_WARPGROUPS) {
         float sums[4][4];
         const CoreMatrix b = core_matrix(to_shared_address(s), 256) + 16;

@@ -6,7 +6,8 @@ use super::lowering::{constants, flag, sizes, Lowering, Pass};
 use super::overflow::overflows;
 use super::params::{self, KvTarget, KvView, MatMul, Overflows, Segment, Split, CONSTANTS};
 use super::product::{Op, Product};
-use super::shape::{largest_unit, minimums, segments, superblocks, MOST_BLOCK_X, UNIT_ROWS};
+use super::shape::{largest_unit, segments, superblocks, MOST_BLOCK_X, UNIT_ROWS};
+use super::tile::{Tile, TILE_ROWS};
 use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
@@ -14,7 +15,7 @@ use crate::error::Result;
 use crate::plan::fuse::{Experts, Fused};
 use crate::plan::parts::{parts, MOST_PARTS};
 use crate::plan::{Plan, Weight};
-use crate::quant::{Offsets, QuantType, SUBS as MOST_SUMS};
+use crate::quant::QuantType;
 
 static SPLIT: Source = source!("split.cu", CONSTANTS, Split, Overflows, params::Experts);
 static SOURCE: Source = source!(
@@ -27,19 +28,8 @@ static SOURCE: Source = source!(
     params::Experts
 );
 
-/// Rows of a tile of activations, and threads of the block that makes it.
-pub const TILE_ROWS: usize = 8;
+/// Threads of the block that makes a tile of activations.
 const SPLIT_THREADS: u32 = 256;
-
-/// Bytes of a superblock of a tile: fragments and factors; eight sums for minimums; sums as offsets.
-const TILE_BYTES: usize = 8 * 2 * TILE_ROWS * 64 + TILE_ROWS * 4;
-/// What fragments of the eight sub-blocks have between them.
-const PADDING_BYTES: usize = 8 * 16;
-const _: () = assert!(HALVES_BYTES <= PADDING_BYTES);
-const SUMS_BYTES: usize = 512;
-const OFFSETS_BYTES: usize = 256;
-/// What one in halves for warpgroups has beside.
-const HALVES_BYTES: usize = TILE_ROWS * 4;
 
 /// Rows up to which a product's columns may be split over blocks, and rows of weights up to which they
 /// are: more fill a card anyway.
@@ -92,8 +82,9 @@ impl ProductBytes {
             let n_in = first.n_in;
             let rows = experts.map_or(rows, |experts| most_pairs(plan, experts, first, rows));
             let n_sb = superblocks(n_in);
-            let tile = TILE_BYTES + PADDING_BYTES + MOST_SUMS / 8 * SUMS_BYTES + OFFSETS_BYTES;
-            bytes.tiles = bytes.tiles.max(n_sb * (rows / TILE_ROWS) * tile);
+            bytes.tiles = bytes
+                .tiles
+                .max(n_sb * (rows / TILE_ROWS) * Tile::MOST_BYTES);
             bytes.squares = bytes.squares.max(rows * n_sb * 4);
             let out = parts.iter().map(|part| plan.weight(part.weight).n_out);
             if experts.is_none() && out.clone().sum::<usize>() <= MOST_SPLIT_OUT {
@@ -117,57 +108,6 @@ fn most_padded(n_out: usize) -> usize {
 fn most_pairs(plan: &Plan, experts: Experts, first: &Weight, rows: usize) -> usize {
     let pairs = rows * ranks(plan, experts.routes);
     pairs + first.n_expert.min(pairs) * MOST_BLOCK_X
-}
-
-/// What a tile of activations holds for these types of weights.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tile {
-    /// Sums of a superblock for minimums.
-    sums: usize,
-    offsets: bool,
-    /// Whether it is laid out for warpgroups.
-    warpgroups: bool,
-    /// Whether it has four rows, both of whose limbs are columns of one product.
-    packed: bool,
-}
-
-impl Tile {
-    pub fn new(types: &[&QuantType], warpgroups: bool) -> Self {
-        Self {
-            sums: minimums(types),
-            offsets: types.iter().any(|t| t.offsets() == Offsets::Own),
-            warpgroups,
-            packed: false,
-        }
-    }
-
-    /// Of up to four rows.
-    pub fn packed(types: &[&QuantType]) -> Self {
-        Self {
-            packed: true,
-            ..Self::new(types, false)
-        }
-    }
-
-    pub fn rows(self) -> usize {
-        TILE_ROWS >> usize::from(self.packed)
-    }
-
-    pub fn bytes(self) -> usize {
-        let bytes =
-            TILE_BYTES + self.sums / 8 * SUMS_BYTES + usize::from(self.offsets) * OFFSETS_BYTES;
-        match (self.warpgroups, self.packed) {
-            (true, _) => bytes + HALVES_BYTES,
-            (false, packed) => (bytes >> usize::from(packed)) + PADDING_BYTES,
-        }
-    }
-
-    pub fn constants(self) -> String {
-        constants(&[("X_SUMS", self.sums)])
-            + &flag("X_OFFSETS", self.offsets)
-            + &flag("WARPGROUPS", self.warpgroups)
-            + &flag("PACKED", self.packed)
-    }
 }
 
 /// What a shape is chosen for: matrices of these types, and the tiles of each.
@@ -448,7 +388,7 @@ mod tests {
                         assert!(shape.threads() * shape.blocks <= 1024, "{shape:?}");
                         assert!(shape.block_tiles() * UNIT_ROWS <= MOST_BLOCK_ROWS);
                         let by_warpgroups = arch == "sm_90" && m > TILE_ROWS;
-                        assert_eq!(shape.tile.warpgroups, by_warpgroups, "{arch} {m}");
+                        assert_eq!(shape.tile.is_for_warpgroups(), by_warpgroups, "{arch} {m}");
                     }
                 }
             }

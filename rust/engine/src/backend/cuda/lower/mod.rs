@@ -23,6 +23,7 @@ pub mod rowwise;
 pub mod sample;
 pub mod shape;
 mod skinny;
+mod tile;
 
 #[cfg(test)]
 mod tests;

@@ -3,12 +3,12 @@
 
 use super::experts::constants_of;
 use super::lowering::{constants, flag, sizes, Lowering, Pass};
-use super::matmul::{Tile, TILE_ROWS};
 use super::overflow::overflows;
 use super::params;
 use super::params::{KvTarget, KvView, Overflows, Segment, Skinny, CONSTANTS};
 use super::product::{Op, Product};
 use super::shape::{largest_unit, segments, superblocks, UNIT_ROWS};
+use super::tile::{Tile, TILE_ROWS};
 use crate::backend::cuda::driver::info::{DeviceInfo, MOST_CLUSTER};
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::Spec;
