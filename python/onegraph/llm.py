@@ -144,17 +144,20 @@ class LLM(Generates, Embeds):
             "prefill_chunk": arguments.integer("prefill_chunk", prefill_chunk),
             "prefix_cache": arguments.flag("prefix_cache", prefix_cache),
             "prefix_host_bytes": optional("prefix_host_bytes", prefix_host_bytes),
-            "cache_dir": None if cache_dir is None else arguments.path("cache_dir", cache_dir),
+            "cache_dir": (
+                None if cache_dir is None else os.fspath(arguments.path("cache_dir", cache_dir))
+            ),
             "cache_dir_bytes": arguments.integer("cache_dir_bytes", cache_dir_bytes),
         }
         model = arguments.path("model", model)
         if progress is not None and not callable(progress):
             progress = arguments.flag("progress", progress)
         with progress_bar.shown(progress) as told:
-            path = hub.resolve(model, progress=told)
-            self._engine = _load(
-                _native.Engine.load(path, nvrtc_folders=nvrtc.folders(), **options), told
-            )
+            # Words, not paths: a path's `__fspath__` is Python code, and where Python ends while
+            # it runs below a native call, the process aborts.
+            path = os.fspath(hub.resolve(model, progress=told))
+            options["nvrtc_folders"] = [os.fspath(folder) for folder in nvrtc.folders()]
+            self._engine = _load(_native.Engine.load(path, **options), told)
         self._tokenizer = self._engine.tokenizer
         if chat_template is not None:
             self._template = self._read_template(chat_template)
@@ -257,7 +260,7 @@ class LLM(Generates, Embeds):
             ids = self.tokenize(arguments.text("prompt", prompt))
         else:
             ids = arguments.integers("prompt", prompt)
-        return self._engine.save_prefix(ids, arguments.path("path", path))
+        return self._engine.save_prefix(ids, os.fspath(arguments.path("path", path)))
 
     def load_prefix(self, path: str | os.PathLike[str]) -> int:
         """Keeps what `save_prefix` saved as if it had just been read. The number of its tokens.
@@ -265,7 +268,7 @@ class LLM(Generates, Embeds):
         Raises `FileError` where the file is damaged or belongs to another model, `kv_type` or kind
         of device. A checksum finds damage, not malice: load only what you trust.
         """
-        return self._engine.load_prefix(arguments.path("path", path))
+        return self._engine.load_prefix(os.fspath(arguments.path("path", path)))
 
     @property
     def prefix_bytes(self) -> dict[str, int]:
