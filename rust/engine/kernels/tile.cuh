@@ -59,8 +59,9 @@ struct CoreMatrices {
 };
 
 // For mma_m16n8k16 whose columns are both limbs of four rows: fragments of B [8 sub-blocks][4 rows][hi, lo]
-// [LIMB_BYTES], padded; [4 rows] factors; of every eight X_SUMS their parts, [4 rows][upper, lower][4][sub-blocks t,
-// t + 4]; where X_OFFSETS, the sums [8 sub-blocks][4 rows]. So columns 2 q and 2 q + 1 of C are row q's.
+// [LIMB_BYTES], padded; [4 rows] factors; of every eight X_SUMS their parts, [4 rows][upper, lower][4]
+// [sub-blocks t, t + 4]; where X_OFFSETS, the sums [8 sub-blocks][4 rows]. So columns 2 q and 2 q + 1 of C
+// are row q's.
 struct PackedFragments {
     static constexpr uint32_t SUB_STRIDE = 4 * 2 * LIMB_BYTES + PAD_BYTES;
     static constexpr uint32_t FACTORS = 8 * SUB_STRIDE;
