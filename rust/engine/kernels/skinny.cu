@@ -94,7 +94,7 @@ DEVICE void add_packed_superblock(const uint8_t* unit, const uint8_t* x, uint32_
         }
 #pragma unroll
         for (int i = 0; i < SUBS; i++) {
-            if constexpr (LOADS_IN_ORDER) __syncwarp();
+            if constexpr (LOADS_IN_ORDER<T>) __syncwarp();
             const int j = t + 4 * i;
             const int sub = j * T::SUB / 32;  // of 32 columns
             const auto quants = T::load(unit, lane, sub / 2);

@@ -14,10 +14,14 @@ constexpr int EIGHTS = X_SUMS ? X_SUMS / 8 : 1;
 using Sums = float[W_TILES][N_TILES][4];
 
 // Whether loads must stay in their chain: elsewhere the compiler moves so many of them ahead that
-// registers go to memory, as it does for one tile of each by several types.
-[[maybe_unused]] constexpr bool LOADS_IN_ORDER =
+// registers go to memory, as it does for one tile of each by several types, and, of eight rows of x, by
+// one that has sixteen scales and quants of six words.
+template <typename T>
+constexpr bool LOADS_IN_ORDER =
     !ARCH_AT_LEAST(900) || ARCH_AT_LEAST(1000) ||
-    (W_TILES * N_TILES == 1 && !(SAME<Segment0, Segment1> && SAME<Segment0, Segment2>));
+    (W_TILES * N_TILES == 1 &&
+     (!(SAME<Segment0, Segment1> && SAME<Segment0, Segment2>) ||
+      (!PACKED && T::SUB == 16 && sizeof(decltype(T::load(nullptr, 0, 0))) > 16)));
 
 // Adds a chain to y, and begins the next.
 DEVICE void end_chain(const uint8_t* x, uint32_t q, Sums& p, Sums& y) {
@@ -83,7 +87,7 @@ DEVICE void add_superblock(const uint8_t* units, const uint8_t* x, uint32_t lane
         }
 #pragma unroll
         for (int i = 0; i < SUBS; i++) {
-            if constexpr (LOADS_IN_ORDER) __syncwarp();
+            if constexpr (LOADS_IN_ORDER<T>) __syncwarp();
             const int j = t + 4 * i;
             const int sub = j * T::SUB / 32;  // of 32 columns
             uint32_t a[W_TILES][STEPS][4];
