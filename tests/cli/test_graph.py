@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from onegraph import check
-from onegraph.cli.graph import across_layers
+from onegraph.cli.graph import _microseconds, across_layers
 from support.terminal import Terminal
 
 #: What a progress bar is drawn with.
@@ -206,6 +206,13 @@ def test_a_table_fits_a_terminal_of_80_columns(
         # No row goes over two lines: there are as many as where there is room for all.
         piped = cli(name, tiny, "--n-ctx", 64, *options, env=card).stdout.splitlines()
         assert len([line for line in lines if line]) == len([line for line in piped if line])
+
+
+@pytest.mark.parametrize("us", [0.004, 999.99, -999.99, 21036.25])
+def test_a_long_time_has_no_more_room_than_a_short_one(us: float) -> None:
+    """A simulated card beside a compiler takes milliseconds for a kernel."""
+    assert len(_microseconds(us, 2)) <= len("-999.99")
+    assert float(_microseconds(us, 2)) == pytest.approx(us, rel=1e-3, abs=0.005)
 
 
 def test_a_run_on_a_card_says_which_options_are_of_the_cpu(

@@ -126,7 +126,7 @@ def _show_kernels(profile: GraphProfile, each: bool) -> None:
 
     def line(label: str, n: int, us: float, moved: int, style: str = "") -> None:
         rate = moved / us / 1e3 if us else 0.0
-        numbers = [f"{n}", f"{us / n:.2f}", f"{us:.1f}"]
+        numbers = [f"{n}", _microseconds(us / n, 2), _microseconds(us, 1)]
         numbers.append(f"{100 * us / total:.1f}%" if total else "")
         # Three digits: the rows of one token are kilobytes.
         bytes_ = [f"{moved / 1e6:.3g}", f"{rate:.0f}", f"{100 * rate / profile.read_peak_gb_s:.0f}"]
@@ -150,6 +150,11 @@ def _show_kernels(profile: GraphProfile, each: bool) -> None:
     line("  overlapped by the replay", n, total - profile.replay_us, 0)
     line("replay", 1, profile.replay_us, sum(k.moved for k in profile.kernels), "bold")
     show_table(table)
+
+
+def _microseconds(us: float, digits: int) -> str:
+    """With digits behind the point below a millisecond alone: columns stay narrow."""
+    return f"{us:.{digits if abs(us) < 1000 else 0}f}"
 
 
 @dataclasses.dataclass(frozen=True)
