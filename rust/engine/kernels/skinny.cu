@@ -71,13 +71,15 @@ struct OwnOf<true> {
 };
 using Own = OwnOf<PACKED>::Type;
 
-// What a warp has of a chain; those of a unit take its place in shared memory.
+// What a warp has of a chain.
 constexpr uint32_t P_BYTES = 32 * sizeof(Own);
-// Whether warps share chains: not where the code for it leaves too few registers to the rest.
+// Whether the code that shares chains leaves enough registers to the rest: not with sixteen scales a
+// superblock that store q, k and v, nor from 10.0 on for eight rows.
 constexpr bool HAS_REGISTERS =
     PACKED ? Segment0::SUB == 32 || EPILOGUE != EPILOGUE_QKV : !ARCH_AT_LEAST(1000);
+// The chains of a unit need its place.
 constexpr bool SHARES = HAS_REGISTERS && CHAINS * P_BYTES <= STAGE;
-// Most units of which they do.
+// Most units whose chains the warps share.
 constexpr uint32_t MOST_SHARED = SHARES ? WARPS * (RING < 4 ? RING : 4) : 0;
 
 // add_chain with both limbs of four rows as the columns of B.
@@ -155,7 +157,7 @@ DEVICE void add(const uint8_t* unit, const uint8_t* x, uint32_t lane, Own& y) {
     if constexpr (PACKED) {
         const typename T::Row rows[2] = {T::row(unit, lane / 4), T::row(unit, lane / 4 + 8)};
 #pragma unroll
-        for (int t = 0; t < 4; t++) {
+        for (int t = 0; t < CHAINS; t++) {
             Own p = {};
             add_packed_chain<T>(unit, x, lane, rows, t, p);
             end_chain(x, lane % 4, p, y);
@@ -218,8 +220,7 @@ KERNEL_BOUNDS(skinny, Params, THREADS, 1) {
     const uint32_t total = all_tiles(p);
     // Tile i of the cluster is tile first + i clusters; a warp has every WARPS-th of them.
     const uint32_t tiles = first < total ? (total - 1 - first) / clusters + 1 : 0;
-    const uint32_t sb0 = first_sb(rank);
-    const uint32_t n_sb = first_sb(rank + 1) - sb0;
+    const uint32_t sb0 = first_sb(rank), n_sb = first_sb(rank + 1) - sb0;
     // Of the last tiles, where these are few, the warps share the chains of each unit.
     const uint32_t rest = tiles % WARPS, rest_units = rest * n_sb;
     const bool shares = SHARES && rest <= FEW_TILES && rest_units <= MOST_SHARED;
