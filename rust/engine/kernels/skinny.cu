@@ -8,9 +8,6 @@
 // and i + 8 of every tile, so each warp writes its sums to the block that ends them, and when all are there
 // a thread adds up the parts of such a pair, in order.
 //
-// Tiles that are too few for a tile a warp would keep the others waiting: of these, a warp has one chain of
-// each unit. What comes out lies in the unit's own place until a warp a tile takes it, in order.
-//
 // Weights stream once from memory through a ring a warp in shared memory, which is filled before the wait
 // for the preceding kernel. With NORM, x is first multiplied by the norm's weight and the result by
 // 1/rms(x): of a row's squares each block tells the others its part.
@@ -31,11 +28,6 @@ constexpr uint32_t BATCH = WARPS * ROUND;
 constexpr uint32_t PART_SB = (N_SB + N_PARTS - 1) / N_PARTS;
 // Rows of x of a superblock that a warp makes integers of.
 constexpr uint32_t ITEMS = (PART_SB * TILE_ROWS + WARPS - 1) / WARPS;
-constexpr uint32_t CHAINS = 4;
-// Most tiles whose chains the warps share: of more, a warp has one.
-constexpr uint32_t FEW_TILES = WARPS * 3 / 4;
-// Warps that share a unit are a team.
-constexpr uint32_t TEAMS = WARPS / CHAINS;
 // Sums of a pair of rows of a tile, [TILE_ROWS][2].
 constexpr uint32_t PAIR = 2 * TILE_ROWS;
 constexpr uint32_t SET = N_PARTS * BATCH * PAIR;
@@ -43,7 +35,6 @@ constexpr uint32_t SET = N_PARTS * BATCH * PAIR;
 static_assert(HAS_CLUSTERS && HAS_BULK_COPIES && !WARPGROUPS, "of 9.0 and above");
 static_assert(N_PARTS == UNIT_ROWS / 2, "a block ends a pair of every tile");
 static_assert(W_TILES == 1 && N_TILES == 1 && RANKS == 0, "a tile of each");
-static_assert(WARPS % CHAINS == 0, "a chain a warp");
 static_assert(BATCH * TILE_ROWS <= THREADS && THREADS % TILE_ROWS == 0, "a thread ends one pair a round");
 static_assert(SHARED_BYTES == WARPS * RING * STAGE + PART_SB * Tile::BYTES + N_SB * TILE_ROWS * 4 +
                                   SETS * (SET * 4 + 8),
@@ -71,128 +62,73 @@ struct OwnOf<true> {
 };
 using Own = OwnOf<PACKED>::Type;
 
-// What a warp has of a chain.
-constexpr uint32_t P_BYTES = 32 * sizeof(Own);
-// Whether the code that shares chains leaves enough registers to the rest: not with sixteen scales a
-// superblock that store q, k and v, nor from 10.0 on for eight rows.
-constexpr bool HAS_REGISTERS =
-    PACKED ? Segment0::SUB == 32 || EPILOGUE != EPILOGUE_QKV : !ARCH_AT_LEAST(1000);
-// The chains of a unit need its place.
-constexpr bool SHARES = HAS_REGISTERS && CHAINS * P_BYTES <= STAGE;
-// Most units whose chains the warps share.
-constexpr uint32_t MOST_SHARED = SHARES ? WARPS * (RING < 4 ? RING : 4) : 0;
-
-// add_chain with both limbs of four rows as the columns of B.
+// The same with both limbs of four rows as the columns of B.
 template <typename T>
-DEVICE void add_packed_chain(const uint8_t* unit, const uint8_t* x, uint32_t lane,
-                             const typename T::Row (&rows)[2], int t, float (&p)[2]) {
+DEVICE void add_packed_superblock(const uint8_t* unit, const uint8_t* x, uint32_t lane, float (&y)[2]) {
     constexpr int SUBS = 64 / T::SUB;   // sub-blocks of a chain
     constexpr int STEPS = T::SUB / 16;  // of a sub-block
     const uint32_t g = lane / 4, q = lane % 4;
-    if constexpr (T::OFFSETS == SHARED_OFFSETS) {
-        if (t == 0) {
+    const typename T::Row rows[2] = {T::row(unit, g), T::row(unit, g + 8)};
+    const float factor = reinterpret_cast<const float*>(x + Tile::FACTORS)[q];
+#pragma unroll
+    for (int t = 0; t < 4; t++) {
+        float p[2] = {};
+        if constexpr (T::OFFSETS == SHARED_OFFSETS) {
+            if (t == 0) {
+                float sum[4] = {};
+#pragma unroll
+                for (int k = 0; k < EIGHTS; k++) {
+                    uint32_t a[4];
+                    minimums<T, X_SUMS>(unit, g, q, k, a);
+                    const uint2 v = *reinterpret_cast<const uint2*>(x + PackedFragments::SUMS +
+                                                                    256 * k + lane * 8);
+                    const uint32_t b[2] = {v.x, v.y};
+                    mma_m16n8k16_f16_f32(sum, a, b, sum);
+                }
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    const float m = fma_rn(sum[2 * r], 16384.0f, sum[2 * r + 1]);
+                    p[r] = mul_rn(-T::dmin(unit, g + 8 * r), m);
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < SUBS; i++) {
+            if constexpr (LOADS_IN_ORDER<T>) __syncwarp();
+            const int j = t + 4 * i;
+            const int sub = j * T::SUB / 32;  // of 32 columns
+            const auto quants = T::load(unit, lane, sub / 2);
+            const uint8_t* at = x + sub * PackedFragments::SUB_STRIDE + lane * 16;
+            uint32_t b[STEPS][2];
+            if constexpr (STEPS == 2) {
+                const uint4 v = *reinterpret_cast<const uint4*>(at);
+                b[0][0] = v.x, b[0][1] = v.y;
+                b[STEPS - 1][0] = v.z, b[STEPS - 1][1] = v.w;
+            } else {
+                const uint2 v = *reinterpret_cast<const uint2*>(at + j % 2 * 8);
+                b[0][0] = v.x, b[0][1] = v.y;
+            }
             float sum[4] = {};
 #pragma unroll
-            for (int k = 0; k < EIGHTS; k++) {
+            for (int step = 0; step < STEPS; step++) {
                 uint32_t a[4];
-                minimums<T, X_SUMS>(unit, g, q, k, a);
-                const uint2 v = *reinterpret_cast<const uint2*>(x + PackedFragments::SUMS +
-                                                                256 * k + lane * 8);
-                const uint32_t b[2] = {v.x, v.y};
-                mma_m16n8k16_f16_f32(sum, a, b, sum);
+                T::fragment(quants, sub % 2, STEPS == 2 ? step : j % 2, a);
+                mma_m16n8k16_f16_f32(sum, a, b[step], sum);
             }
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                const float m = fma_rn(sum[2 * r], 16384.0f, sum[2 * r + 1]);
-                p[r] = mul_rn(-T::dmin(unit, g + 8 * r), m);
+                const auto chain = T::chain(rows[r], t);
+                p[r] = fma_rn(T::scale(chain, i), fma_rn(sum[2 * r], 4096.0f, sum[2 * r + 1]), p[r]);
+                if constexpr (T::OFFSETS == OWN_OFFSETS) {
+                    const float of_x =
+                        reinterpret_cast<const float*>(x + PackedFragments::offsets(j))[q];
+                    p[r] = fma_rn(T::offset(chain, i), of_x, p[r]);
+                }
             }
         }
+#pragma unroll
+        for (int r = 0; r < 2; r++) y[r] = fma_rn(factor, p[r], y[r]);
     }
-#pragma unroll
-    for (int i = 0; i < SUBS; i++) {
-        if constexpr (LOADS_IN_ORDER<T>) __syncwarp();
-        const int j = t + 4 * i;
-        const int sub = j * T::SUB / 32;  // of 32 columns
-        const auto quants = T::load(unit, lane, sub / 2);
-        const uint8_t* at = x + sub * PackedFragments::SUB_STRIDE + lane * 16;
-        uint32_t b[STEPS][2];
-        if constexpr (STEPS == 2) {
-            const uint4 v = *reinterpret_cast<const uint4*>(at);
-            b[0][0] = v.x, b[0][1] = v.y;
-            b[STEPS - 1][0] = v.z, b[STEPS - 1][1] = v.w;
-        } else {
-            const uint2 v = *reinterpret_cast<const uint2*>(at + j % 2 * 8);
-            b[0][0] = v.x, b[0][1] = v.y;
-        }
-        float sum[4] = {};
-#pragma unroll
-        for (int step = 0; step < STEPS; step++) {
-            uint32_t a[4];
-            T::fragment(quants, sub % 2, STEPS == 2 ? step : j % 2, a);
-            mma_m16n8k16_f16_f32(sum, a, b[step], sum);
-        }
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const auto chain = T::chain(rows[r], t);
-            p[r] = fma_rn(T::scale(chain, i), fma_rn(sum[2 * r], 4096.0f, sum[2 * r + 1]), p[r]);
-            if constexpr (T::OFFSETS == OWN_OFFSETS) {
-                const float of_x =
-                    reinterpret_cast<const float*>(x + PackedFragments::offsets(j))[q];
-                p[r] = fma_rn(T::offset(chain, i), of_x, p[r]);
-            }
-        }
-    }
-}
-
-// Adds such a chain to y.
-DEVICE void end_chain(const uint8_t* x, uint32_t q, const float (&p)[2], float (&y)[2]) {
-    const float factor = reinterpret_cast<const float*>(x + Tile::FACTORS)[q];
-#pragma unroll
-    for (int r = 0; r < 2; r++) y[r] = fma_rn(factor, p[r], y[r]);
-}
-
-// y of a superblock.
-template <typename T>
-DEVICE void add(const uint8_t* unit, const uint8_t* x, uint32_t lane, Own& y) {
-    if constexpr (PACKED) {
-        const typename T::Row rows[2] = {T::row(unit, lane / 4), T::row(unit, lane / 4 + 8)};
-#pragma unroll
-        for (int t = 0; t < CHAINS; t++) {
-            Own p = {};
-            add_packed_chain<T>(unit, x, lane, rows, t, p);
-            end_chain(x, lane % 4, p, y);
-        }
-    } else {
-        add_superblock<T>(unit, x, lane, y);
-    }
-}
-
-// p of one of its chains, of the same t in all lanes.
-template <typename T>
-DEVICE void add_one_chain(const uint8_t* unit, const uint8_t* x, uint32_t lane, int t, Own& p) {
-    const uint32_t g = lane / 4;
-#pragma unroll
-    for (int c = 0; c < CHAINS; c++) {
-        if (c != t) continue;
-        if constexpr (PACKED) {
-            const typename T::Row rows[2] = {T::row(unit, g), T::row(unit, g + 8)};
-            add_packed_chain<T>(unit, x, lane, rows, c, p);
-        } else {
-            const typename T::Row rows[1][2] = {{T::row(unit, g), T::row(unit, g + 8)}};
-            add_chain<T>(unit, x, lane, rows, c, p);
-        }
-    }
-}
-
-// What a lane has of chain t, in place of its unit.
-DEVICE Own& own_of(uint8_t* unit, uint32_t t, uint32_t lane) {
-    return reinterpret_cast<Own*>(unit + t * P_BYTES)[lane];
-}
-DEVICE void copy(const float (&from)[2], float (&to)[2]) {
-    *reinterpret_cast<float2*>(to) = *reinterpret_cast<const float2*>(from);
-}
-DEVICE void copy(const Sums& from, Sums& to) {
-    *reinterpret_cast<float4*>(to[0][0]) = *reinterpret_cast<const float4*>(from[0][0]);
 }
 
 // Stores them in block g, of those of m rows that this lane has.
@@ -204,6 +140,15 @@ DEVICE void store_sums(float* to, uint32_t g, uint32_t q, uint32_t m, const Sums
                        uint64_t* barrier) {
     const float4 both = make_float4(y[0][0][0], y[0][0][2], y[0][0][1], y[0][0][3]);
     if (2 * q < m) store_async(to + 4 * q, g, both, barrier);
+}
+
+template <typename T>
+DEVICE void add(const uint8_t* unit, const uint8_t* x, uint32_t lane, Own& y) {
+    if constexpr (PACKED) {
+        add_packed_superblock<T>(unit, x, lane, y);
+    } else {
+        add_superblock<T>(unit, x, lane, y);
+    }
 }
 
 KERNEL_BOUNDS(skinny, Params, THREADS, 1) {
@@ -220,23 +165,13 @@ KERNEL_BOUNDS(skinny, Params, THREADS, 1) {
     const uint32_t total = all_tiles(p);
     // Tile i of the cluster is tile first + i clusters; a warp has every WARPS-th of them.
     const uint32_t tiles = first < total ? (total - 1 - first) / clusters + 1 : 0;
+    const uint32_t my_tiles = warp < tiles ? (tiles - 1 - warp) / WARPS + 1 : 0;
     const uint32_t sb0 = first_sb(rank), n_sb = first_sb(rank + 1) - sb0;
-    // Of the last tiles, where these are few, the warps share the chains of each unit.
-    const uint32_t rest = tiles % WARPS, rest_units = rest * n_sb;
-    const bool shares = SHARES && rest <= FEW_TILES && rest_units <= MOST_SHARED;
-    const uint32_t shared_units = shares ? rest_units : 0;
-    const uint32_t whole = shared_units ? tiles - rest : tiles;
-    const uint32_t my_tiles = warp < whole ? (whole - 1 - warp) / WARPS + 1 : 0;
 
     alignas(8) SHARED uint64_t arrived_of[WARPS][RING];
-    // A barrier each: whoever waits for a place of another warp's ring cannot tell its phases apart.
-    alignas(8) SHARED uint64_t shared_arrived[MOST_SHARED ? MOST_SHARED : 1];
-    alignas(8) SHARED uint64_t read[TEAMS];
     uint64_t* arrived = arrived_of[warp];
     if (lane == 0) {
         for (uint32_t u = 0; u < RING; u++) barrier_init(arrived + u, 1);
-        for (uint32_t u = warp; u < shared_units; u += WARPS) barrier_init(shared_arrived + u, 1);
-        if (warp % CHAINS == 0) barrier_init(read + warp / CHAINS, CHAINS);
         barrier_init_fence();
     }
     if (threadIdx.x == 0) {
@@ -247,29 +182,20 @@ KERNEL_BOUNDS(skinny, Params, THREADS, 1) {
     // Behind this barrier of the cluster all of its blocks have begun, and have theirs.
     cluster_arrive_relaxed();
 
-    // Asks for the next of the warp's units: its tiles in order, of each the superblocks of the part, and then
-    // every WARPS-th of those that are shared.
+    // Asks for the next of the warp's units: its tiles in order, of each the superblocks of the part.
     uint32_t next_tile = 0, next_sb = 0;
-    auto ask_for = [&](uint32_t place, uint32_t i, uint32_t sb, uint64_t* barrier) {
-        if (lane != 0) return;
-        const uint32_t tile = first + i * clusters;
-        with_segment(p, tile, [&](auto type, const Segment& segment, int, uint32_t own) {
-            constexpr uint32_t UNIT = decltype(type)::UNIT_BYTES;
-            const uint64_t unit = static_cast<uint64_t>(own) * N_SB + sb0 + sb;
-            barrier_expect(barrier, UNIT);
-            bulk_copy_once(to_shared_address(ring + place * STAGE), segment.units + unit * UNIT, UNIT,
-                           barrier);
-        });
-    };
     auto issue = [&](uint32_t place) {
-        if (next_tile >= my_tiles) {
-            const uint32_t unit = warp + (next_tile - my_tiles) * WARPS;
-            if (unit >= shared_units) return;
-            ask_for(place, whole + unit / n_sb, unit % n_sb, shared_arrived + unit);
-            next_tile++;
-            return;
+        if (next_tile >= my_tiles) return;
+        if (lane == 0) {
+            const uint32_t tile = first + (warp + next_tile * WARPS) * clusters;
+            with_segment(p, tile, [&](auto type, const Segment& segment, int, uint32_t own) {
+                constexpr uint32_t UNIT = decltype(type)::UNIT_BYTES;
+                const uint64_t unit = static_cast<uint64_t>(own) * N_SB + sb0 + next_sb;
+                barrier_expect(arrived + place, UNIT);
+                bulk_copy_once(to_shared_address(ring + place * STAGE), segment.units + unit * UNIT,
+                               UNIT, arrived + place);
+            });
         }
-        ask_for(place, warp + next_tile * WARPS, next_sb, arrived + place);
         if (++next_sb == n_sb) next_sb = 0, next_tile++;
     };
     // Weights are the model's: they are asked for before the wait, as is the norm's.
@@ -387,44 +313,8 @@ KERNEL_BOUNDS(skinny, Params, THREADS, 1) {
                 if (++stage == RING) stage = 0, phase ^= 1;
             }
             float* to = set + (rank * BATCH + warp + (j - round * ROUND) * WARPS) * PAIR;
-            store_sums(to, g, q, p.m, y, met + round % SETS);
-        }
-        if (shared_units && (round + 1) * BATCH >= tiles) {
-            auto place_of = [&](uint32_t unit) {
-                const uint32_t place = (stage + unit / WARPS) % RING;  // of rings as far as this one
-                return base + (unit % WARPS * RING + place) * STAGE;
-            };
-            const uint32_t t = warp % CHAINS, team = warp / CHAINS;
-            uint32_t turn = 0;
-#pragma unroll 1
-            for (uint32_t unit = team; unit < shared_units; unit += TEAMS, turn ^= 1) {
-                const uint32_t tile = first + (whole + unit / n_sb) * clusters;
-                barrier_wait(shared_arrived + unit, 0);
-                Own chain = {};
-                with_type(p, tile, [&](auto type) {
-                    const uint8_t* of_x = x + unit % n_sb * Tile::BYTES;
-                    add_one_chain<decltype(type)>(place_of(unit), of_x, lane, t, chain);
-                });
-                __syncwarp();
-                if (lane == 0) barrier_arrive(read + team);
-                barrier_wait(read + team, turn);
-                copy(chain, own_of(place_of(unit), t, lane));
-            }
-            __syncthreads();
-            if (warp < rest) {
-                Own y = {};
-#pragma unroll 1
-                for (uint32_t s = 0; s < n_sb; s++) {
-#pragma unroll
-                    for (uint32_t c = 0; c < CHAINS; c++) {
-                        Own chain;
-                        copy(own_of(place_of(warp * n_sb + s), c, lane), chain);
-                        end_chain(x + s * Tile::BYTES, q, chain, y);
-                    }
-                }
-                float* to = set + (rank * BATCH + whole - round * BATCH + warp) * PAIR;
-                store_sums(to, g, q, p.m, y, met + round % SETS);
-            }
+            uint64_t* its = met + round % SETS;
+            store_sums(to, g, q, p.m, y, its);
         }
         if ((round + 1) * BATCH >= tiles) STAMP(STAMP_SUMMED);
         delay_block();

@@ -54,7 +54,7 @@ const AHEAD: usize = 2;
 
 const BARRIER_BYTES: usize = 8;
 
-/// Shared memory of a block beside the dynamic: barriers of the rings and of shared units, rotations, places.
+/// Shared memory of a block beside the dynamic: barriers of the rings, rotations and places.
 const STATIC_BYTES: usize = 6 << 10;
 
 /// Everything the kernel is compiled for but its epilogue. No bit of its sums depends on it.
