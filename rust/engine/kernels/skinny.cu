@@ -3,27 +3,28 @@
 // clusters. Weights are units (unit.cuh), whose words are fragments of A as they are.
 //
 // A cluster has some tiles of sixteen rows of weights, and each of its blocks the columns of one part: it
-// makes integers of x there, which no other kernel or block then has to, and a warp takes a tile through
-// the superblocks of the part in order. The sums of the parts meet in shared memory: block i ends rows i
-// and i + 8 of every tile, so each warp writes its sums to the block that ends them, and when all are there
-// a thread adds up the parts of such a pair, in order.
+// makes integers of x there, which no other kernel or block then has to, and a warp takes a tile, or a group
+// of two neighbours, through the superblocks of the part in order. The sums of the parts meet in shared
+// memory: block i ends rows i and i + 8 of every tile, so each warp writes its sums to the block that ends
+// them, and when all are there a thread adds up the parts of such a pair, in order.
 //
 // Weights stream once from memory through a ring a warp in shared memory, which is filled before the wait
 // for the preceding kernel. With NORM, x is first multiplied by the norm's weight and the result by
 // 1/rms(x): of a row's squares each block tells the others its part.
 //
-// variant.cuh: WARPS, RING (units in flight a warp), AHEAD (those of them that are asked for before x),
-// ROUND (tiles a warp between two meetings of the blocks), SETS (of sums: 2 where there are several
-// rounds), SHARED_BYTES, NORM, X_SUMS, X_OFFSETS, WARPGROUPS (none), PACKED (up to four rows), W_TILES and
-// N_TILES (one) and what epilogue.cuh needs.
+// variant.cuh: WARPS, W_TILES (tiles of a group; every matrix has whole groups), RING (superblocks of groups
+// in flight a warp), AHEAD (those of them that are asked for before x), ROUND (groups a warp between two
+// meetings of the blocks), SETS (of sums: 2 where there are several rounds), SHARED_BYTES, NORM, X_SUMS,
+// X_OFFSETS, WARPGROUPS (none), PACKED (up to four rows), N_TILES (one) and what epilogue.cuh needs.
 #include "epilogue.cuh"
 #include "norm.cuh"
 #include "superblock.cuh"
 
 constexpr uint32_t THREADS = 32 * WARPS;
-constexpr uint32_t STAGE = LARGEST_UNIT;
-// Tiles of a cluster between two meetings.
-constexpr uint32_t BATCH = WARPS * ROUND;
+constexpr uint32_t STAGE = W_TILES * LARGEST_UNIT;
+// Groups of tiles of a cluster between two meetings, and their tiles.
+constexpr uint32_t GROUPS = WARPS * ROUND;
+constexpr uint32_t BATCH = GROUPS * W_TILES;
 // Superblocks of the longest part.
 constexpr uint32_t PART_SB = (N_SB + N_PARTS - 1) / N_PARTS;
 // Rows of x of a superblock that a warp makes integers of.
@@ -34,7 +35,7 @@ constexpr uint32_t SET = N_PARTS * BATCH * PAIR;
 
 static_assert(HAS_CLUSTERS && HAS_BULK_COPIES && !WARPGROUPS, "of 9.0 and above");
 static_assert(N_PARTS == UNIT_ROWS / 2, "a block ends a pair of every tile");
-static_assert(W_TILES == 1 && N_TILES == 1 && RANKS == 0, "a tile of each");
+static_assert(N_TILES == 1 && RANKS == 0 && (W_TILES == 1 || !PACKED), "a tile of x");
 static_assert(BATCH * TILE_ROWS <= THREADS && THREADS % TILE_ROWS == 0, "a thread ends one pair a round");
 static_assert(SHARED_BYTES == WARPS * RING * STAGE + PART_SB * Tile::BYTES + N_SB * TILE_ROWS * 4 +
                                   SETS * (SET * 4 + 8),
@@ -138,8 +139,11 @@ DEVICE void store_sums(float* to, uint32_t g, uint32_t q, uint32_t m, const floa
 }
 DEVICE void store_sums(float* to, uint32_t g, uint32_t q, uint32_t m, const Sums& y,
                        uint64_t* barrier) {
-    const float4 both = make_float4(y[0][0][0], y[0][0][2], y[0][0][1], y[0][0][3]);
-    if (2 * q < m) store_async(to + 4 * q, g, both, barrier);
+#pragma unroll
+    for (int w = 0; w < W_TILES; w++) {
+        const float4 both = make_float4(y[w][0][0], y[w][0][2], y[w][0][1], y[w][0][3]);
+        if (2 * q < m) store_async(to + w * PAIR + 4 * q, g, both, barrier);
+    }
 }
 
 template <typename T>
@@ -162,10 +166,11 @@ KERNEL_BOUNDS(skinny, Params, THREADS, 1) {
     uint64_t* met = reinterpret_cast<uint64_t*>(sums + SETS * SET);  // [SETS]
 
     const uint32_t clusters = gridDim.x / N_PARTS, first = blockIdx.x / N_PARTS;
-    const uint32_t total = all_tiles(p);
-    // Tile i of the cluster is tile first + i clusters; a warp has every WARPS-th of them.
-    const uint32_t tiles = first < total ? (total - 1 - first) / clusters + 1 : 0;
-    const uint32_t my_tiles = warp < tiles ? (tiles - 1 - warp) / WARPS + 1 : 0;
+    const uint32_t total = all_tiles(p) / W_TILES;
+    // Group i of the cluster is group first + i clusters; a warp has every WARPS-th of them.
+    const uint32_t groups = first < total ? (total - 1 - first) / clusters + 1 : 0;
+    const uint32_t my_groups = warp < groups ? (groups - 1 - warp) / WARPS + 1 : 0;
+    const auto first_tile = [&](uint32_t i) { return (first + i * clusters) * W_TILES; };
     const uint32_t sb0 = first_sb(rank), n_sb = first_sb(rank + 1) - sb0;
 
     alignas(8) SHARED uint64_t arrived_of[WARPS][RING];
@@ -182,21 +187,24 @@ KERNEL_BOUNDS(skinny, Params, THREADS, 1) {
     // Behind this barrier of the cluster all of its blocks have begun, and have theirs.
     cluster_arrive_relaxed();
 
-    // Asks for the next of the warp's units: its tiles in order, of each the superblocks of the part.
-    uint32_t next_tile = 0, next_sb = 0;
+    // Asks for the next of the warp's units: its groups in order, of each the superblocks of the part.
+    uint32_t next_group = 0, next_sb = 0;
     auto issue = [&](uint32_t place) {
-        if (next_tile >= my_tiles) return;
+        if (next_group >= my_groups) return;
         if (lane == 0) {
-            const uint32_t tile = first + (warp + next_tile * WARPS) * clusters;
+            const uint32_t tile = first_tile(warp + next_group * WARPS);
             with_segment(p, tile, [&](auto type, const Segment& segment, int, uint32_t own) {
                 constexpr uint32_t UNIT = decltype(type)::UNIT_BYTES;
                 const uint64_t unit = static_cast<uint64_t>(own) * N_SB + sb0 + next_sb;
-                barrier_expect(arrived + place, UNIT);
-                bulk_copy_once(to_shared_address(ring + place * STAGE), segment.units + unit * UNIT,
-                               UNIT, arrived + place);
+                barrier_expect(arrived + place, W_TILES * UNIT);
+#pragma unroll
+                for (uint32_t w = 0; w < W_TILES; w++) {
+                    bulk_copy_once(to_shared_address(ring + place * STAGE + w * LARGEST_UNIT),
+                                   segment.units + (unit + w * N_SB) * UNIT, UNIT, arrived + place);
+                }
             });
         }
-        if (++next_sb == n_sb) next_sb = 0, next_tile++;
+        if (++next_sb == n_sb) next_sb = 0, next_group++;
     };
     // Weights are the model's: they are asked for before the wait, as is the norm's.
 #pragma unroll 1
@@ -246,9 +254,9 @@ KERNEL_BOUNDS(skinny, Params, THREADS, 1) {
     if (TURNS && threadIdx.x < TILE_ROWS) places[m] = place;
     Before before = {};
     auto ask = [&](uint32_t round, uint32_t position) {
-        const uint32_t i = round * BATCH + ended;
-        if (ended >= BATCH || i >= tiles || m >= p.m) return;
-        const uint32_t tile = first + i * clusters;
+        const uint32_t i = round * GROUPS + ended / W_TILES;
+        if (ended >= BATCH || i >= groups || m >= p.m) return;
+        const uint32_t tile = first_tile(i) + ended % W_TILES;
         with_segment(p, tile, [&](auto, const Segment& segment, int number, uint32_t own) {
             before = before_of(segment, own, rank, m);
             if constexpr (TURNS) {
@@ -286,21 +294,21 @@ KERNEL_BOUNDS(skinny, Params, THREADS, 1) {
     float factor = 1.0f;
     const uint32_t g = lane / 4, q = lane % 4;
 #pragma unroll 1
-    for (uint32_t round = 0; round * BATCH < tiles; round++) {
+    for (uint32_t round = 0; round * GROUPS < groups; round++) {
         // A set that was read two rounds ago is free: the round between has ended here, for which every warp of
         // every block has stored its tiles, behind what it read.
         float* set = sums + round % SETS * SET;
         __syncwarp();
         if (threadIdx.x == 0) {
-            const uint32_t left = tiles - round * BATCH, its = left < BATCH ? left : BATCH;
+            const uint32_t left = groups - round * GROUPS, its = left < GROUPS ? left : GROUPS;
             const uint32_t of_norm = NORM && round == 0 ? N_SB * p.m * 4 : 0;
             const uint32_t rows = PACKED ? p.m : (p.m + 1) / 2 * 2;
-            barrier_expect(met + round % SETS, its * N_PARTS * rows * 8 + of_norm);
+            barrier_expect(met + round % SETS, its * W_TILES * N_PARTS * rows * 8 + of_norm);
         }
         if (round > 0) ask(round, places[TURNS ? m : 0].position);
 #pragma unroll 1
-        for (uint32_t j = round * ROUND; j < my_tiles && j < (round + 1) * ROUND; j++) {
-            const uint32_t tile = first + (warp + j * WARPS) * clusters;
+        for (uint32_t j = round * ROUND; j < my_groups && j < (round + 1) * ROUND; j++) {
+            const uint32_t tile = first_tile(warp + j * WARPS);
             Own y = {};
 #pragma unroll 1
             for (uint32_t s = 0; s < n_sb; s++) {
@@ -312,11 +320,11 @@ KERNEL_BOUNDS(skinny, Params, THREADS, 1) {
                 issue(stage);
                 if (++stage == RING) stage = 0, phase ^= 1;
             }
-            float* to = set + (rank * BATCH + warp + (j - round * ROUND) * WARPS) * PAIR;
+            float* to = set + (rank * BATCH + (warp + (j - round * ROUND) * WARPS) * W_TILES) * PAIR;
             uint64_t* its = met + round % SETS;
             store_sums(to, g, q, p.m, y, its);
         }
-        if ((round + 1) * BATCH >= tiles) STAMP(STAMP_SUMMED);
+        if ((round + 1) * GROUPS >= groups) STAMP(STAMP_SUMMED);
         delay_block();
         barrier_wait(met + round % SETS, round / SETS % 2);
         if constexpr (NORM) {
@@ -327,8 +335,8 @@ KERNEL_BOUNDS(skinny, Params, THREADS, 1) {
                 factor = rms_factor<N_SB>(of_row, N_IN, p.eps);
             }
         }
-        const uint32_t i = round * BATCH + ended;
-        if (ended >= BATCH || i >= tiles || m >= p.m) continue;
+        const uint32_t i = round * GROUPS + ended / W_TILES;
+        if (ended >= BATCH || i >= groups || m >= p.m) continue;
         const float* sums_of_pair = set + ended * PAIR + 2 * m;
         float a, b;
 #pragma unroll
@@ -339,7 +347,7 @@ KERNEL_BOUNDS(skinny, Params, THREADS, 1) {
             b = part == 0 ? its.y : add_rn(b, its.y);
         }
         if constexpr (NORM) a = mul_rn(a, factor), b = mul_rn(b, factor);
-        const uint32_t tile = first + i * clusters;
+        const uint32_t tile = first_tile(i) + ended % W_TILES;
         const Rotation rotation = TURNS ? rotations[threadIdx.x] : Rotation{1.0f, 0.0f};
         const Place place = TURNS ? places[m] : Place{};
         with_segment(p, tile, [&](auto, const Segment& segment, int number, uint32_t own) {

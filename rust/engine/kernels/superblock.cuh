@@ -14,11 +14,12 @@ constexpr int EIGHTS = X_SUMS ? X_SUMS / 8 : 1;
 using Sums = float[W_TILES][N_TILES][4];
 
 // Whether loads must stay in their chain: elsewhere the compiler moves so many of them ahead that
-// registers go to memory, as it does for one tile of each by several types, and, of eight rows of x, by
-// one that has sixteen scales and quants of six words.
+// registers go to memory, as it does for two tiles of weights and one of x, for one of each by several types,
+// and, of eight rows of x, by one that has sixteen scales and quants of six words.
 template <typename T>
 constexpr bool LOADS_IN_ORDER =
     !ARCH_AT_LEAST(900) || ARCH_AT_LEAST(1000) ||
+    (W_TILES == 2 && N_TILES == 1) ||
     (W_TILES * N_TILES == 1 &&
      (!(SAME<Segment0, Segment1> && SAME<Segment0, Segment2>) ||
       (!PACKED && T::SUB == 16 && sizeof(decltype(T::load(nullptr, 0, 0))) > 16)));

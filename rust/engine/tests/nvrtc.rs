@@ -522,6 +522,72 @@ fn kernels_of_experts_compile_for_every_card_without_spills() {
     compile(&path, &jobs);
 }
 
+/// Products of a small batch, as wide as have clusters, of tiles so many that warps have two of them.
+#[test]
+fn kernels_of_few_rows_compile_for_cards_with_clusters_without_spills() {
+    let Some(path) = real_nvrtc() else { return };
+    let kv = quant::kv_by_name(quant::DEFAULT_KV).unwrap();
+    let mut jobs = Vec::new();
+    for arch in [90, 100] {
+        let mut kernels = HashSet::new();
+        for (i, ty) in quant::TYPES.iter().enumerate() {
+            if !ty.integers || !is_compiled(i, arch) {
+                continue;
+            }
+            let card = model(&format!("sm_{arch}"), few_rows(ty), kv, true);
+            for rows in [4, 8] {
+                let pass = Pass {
+                    rows,
+                    out: rows,
+                    inputs: card.rows.inputs(),
+                    path: Path::Decode { bucket: rows },
+                    all: false,
+                    hidden: false,
+                };
+                kernels.extend(card.specs(&pass).unwrap().into_iter().map(|s| s.variant));
+            }
+        }
+        let kernels = kernels.into_iter().filter(|k| k.source.name == "skinny.cu");
+        jobs.extend(kernels.map(|k| (arch, k)));
+    }
+    let pairs = |k: &Variant| k.constants.contains("W_TILES = 2;");
+    assert!(jobs.iter().any(|(_, k)| pairs(k)) && jobs.iter().any(|(_, k)| !pairs(k)));
+    compile(&path, &jobs);
+}
+
+/// The products of a layer of an 8B, values in another type than queries and keys.
+fn few_rows(ty: &'static QuantType) -> Plan {
+    const N_EMBD: usize = 4096;
+    const N_FF: usize = 14336;
+    let mut layer = Layer {
+        plan: Layer::plan(ty, RopeStyle::Interleaved, false),
+        ty,
+    };
+    layer.plan.ops.truncate(0);
+    let l = &mut layer;
+    let [x, q, last] = [(); 3].map(|()| l.buffer(N_EMBD, Rows::Batch));
+    let [k, v] = [(); 2].map(|()| l.buffer(N_HEAD_KV * HEAD_DIM, Rows::Batch));
+    let [gate, up, act] = [(); 3].map(|()| l.buffer(N_FF, Rows::Batch));
+    for out in [q, k, v] {
+        let weight = l.vector(N_EMBD);
+        l.ty = match out == v {
+            true => quant::by_name("Q6_K").unwrap(),
+            false => ty,
+        };
+        l.product(x, Some(Norm { weight, eps: 1e-5 }), out, false);
+    }
+    l.ty = ty;
+    l.plan.logits = x;
+    for out in [gate, up] {
+        let weight = l.vector(N_EMBD);
+        l.product(x, Some(Norm { weight, eps: 1e-5 }), out, false);
+    }
+    l.plan.ops.push(Op::SwiGlu { gate, up, out: act });
+    l.product(act, None, last, false);
+    l.plan.ops.push(Op::Add { x: last, out: x });
+    layer.plan
+}
+
 /// What stands between products where rows are normalized before they are added, experts are beside a
 /// feed-forward part, and values are normalized too.
 #[test]
