@@ -320,6 +320,7 @@ def test_the_table_of_steps_is_the_record() -> None:
             ["step behind 0", *(f"{n} sequences" for n in (8, 32, 64)), "prompt behind 0"],
             ["README", "speed"],
         ),
+        ("held_h200.json", ["64 sequences"], ["speed"]),
         (
             "q8_0_h200.json",
             [*(f"step behind {n}" for n in (0, 2048, 32768)), "prompt behind 0"],
@@ -340,7 +341,7 @@ def test_the_tables_at_depth_and_of_sequences_are_records(
 
 
 def test_the_table_of_families_is_the_record() -> None:
-    made = record("families_h100.json")
+    made = record("families_h200.json")
     speed = TEXTS["speed"].read_text()
     for name, of in made["models"].items():
         cells = []
@@ -365,12 +366,14 @@ def test_what_was_measured_of_many_sequences_is_the_records() -> None:
     for title, mode in (("one graph", "full"), ("eager", "none")):
         rates = " | ".join(f"{row['median'][mode]:,.0f}" for row in rows)
         assert f"| {title} | {rates} |" in speed
-    for name, of in record("few_rows_h100.json")["models"].items():
-        for when in ("before", "now"):
-            rates = [sum(samples) / len(samples) for samples in zip(*of[when], strict=True)]
-            steps = [n * rates[0] / rate for n, rate in zip(of["sequences"], rates, strict=True)]
-            cells = [f"{rate:,.0f}" for rate in rates] + [f"{step:.2f}" for step in steps[1:]]
-            assert f"| {name}, {when} | {' | '.join(cells)} |" in speed
+    for card, middle in (("h100", mean), ("h200", median)):
+        for name, of in record(f"few_rows_{card}.json")["models"].items():
+            sequences = of["sequences"]
+            for when in of.keys() - {"sequences"}:
+                rates = [middle(samples) for samples in zip(*of[when], strict=True)]
+                steps = [n * rates[0] / rate for n, rate in zip(sequences, rates, strict=True)]
+                cells = [f"{rate:,.0f}" for rate in rates] + [f"{step:.2f}" for step in steps[1:]]
+                assert f"| {name}, {when} | {' | '.join(cells)} |" in speed
     rounds = record("joining_h100.json")["rounds"]
     first, alone = (median(r[name] for r in rounds) for name in ("joined", "alone"))
     longest = max(r["while"][1] for r in rounds)
