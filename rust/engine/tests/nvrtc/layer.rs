@@ -1,0 +1,415 @@
+//! Plans of one layer, of each kind that kernels are made for.
+
+use onegraph::plan::{
+    BufferId, Gating, KvShape, Norm, Op, Plan, RopeStyle, RopeTable, Rows, Weight, WeightId,
+};
+use onegraph::quant::{self, QuantType};
+
+const HEAD_DIM: usize = 128;
+const N_HEAD: usize = 8;
+const N_HEAD_KV: usize = 2;
+const N_EMBD: usize = N_HEAD * HEAD_DIM;
+const N_FF_EXP: usize = 768;
+const N_FF: usize = 2 * N_EMBD;
+const N_VOCAB: usize = 512;
+
+/// A model of one layer whose matrices are of one type.
+pub struct Layer {
+    pub plan: Plan,
+    pub ty: &'static QuantType,
+}
+
+impl Layer {
+    fn weight(&mut self, ty: &'static QuantType, n_in: usize, n_out: usize) -> WeightId {
+        let name = format!("w{}", self.plan.weights.len());
+        self.plan.add_weight(Weight {
+            name,
+            n_in,
+            n_out,
+            n_expert: 1,
+            ty,
+        })
+    }
+
+    fn vector(&mut self, n: usize) -> WeightId {
+        self.weight(quant::by_name("F32").unwrap(), n, 1)
+    }
+
+    fn buffer(&mut self, width: usize, rows: Rows) -> BufferId {
+        let name = format!("b{}", self.plan.buffers.len());
+        self.plan.add_buffer(&name, width, rows)
+    }
+
+    fn norm(&mut self) -> Option<Norm> {
+        let weight = self.vector(N_EMBD);
+        Some(Norm { weight, eps: 1e-5 })
+    }
+
+    fn norm_heads(&mut self, x: BufferId) {
+        let weight = self.vector(HEAD_DIM);
+        self.plan.ops.push(Op::RmsNorm {
+            x,
+            weight: Some(weight),
+            out: x,
+            group: HEAD_DIM,
+            eps: 1e-5,
+        });
+    }
+
+    fn rotate(&mut self, q: BufferId, k: BufferId, style: RopeStyle) {
+        for (x, n_head) in [(q, N_HEAD), (k, N_HEAD_KV)] {
+            self.plan.ops.push(Op::Rope {
+                x,
+                n_head,
+                table: 0,
+                style,
+            });
+        }
+    }
+
+    fn product(&mut self, x: BufferId, norm: Option<Norm>, out: BufferId, bias: bool) {
+        let (n_in, n_out) = (self.plan.buffer(x).width, self.plan.buffer(out).width);
+        let weight = self.weight(self.ty, n_in, n_out);
+        let bias = bias.then(|| self.vector(n_out));
+        self.plan.ops.push(Op::MatVec {
+            x,
+            norm,
+            weight,
+            bias,
+            scale: None,
+            out,
+        });
+    }
+
+    /// Ops with states; of the widest heads there are, and of usual ones.
+    fn recur(&mut self) {
+        for (head_dim, n_head, n_head_k) in [(128, 4, 2), (256, 2, 1)] {
+            let channels = (2 * n_head_k + n_head) * head_dim;
+            let width = n_head * head_dim;
+            let (x, qkv) = (
+                self.buffer(channels, Rows::Batch),
+                self.buffer(channels, Rows::Batch),
+            );
+            let (alpha, beta) = (
+                self.buffer(n_head, Rows::Batch),
+                self.buffer(n_head, Rows::Batch),
+            );
+            let (out, gated) = (
+                self.buffer(width, Rows::Batch),
+                self.buffer(width, Rows::Batch),
+            );
+            let taps = 4;
+            let weight = self.vector(taps * channels);
+            let (a, dt) = (self.vector(n_head), self.vector(n_head));
+            let (norm, last) = (self.vector(head_dim), self.buffer(width, Rows::Batch));
+            let state = self.plan.add_state("conv".into(), (taps - 1) * channels);
+            let matrix = self.plan.add_state("delta".into(), width * head_dim);
+            self.plan.ops.extend([
+                Op::ShortConv {
+                    x,
+                    weight,
+                    state,
+                    out: qkv,
+                    taps,
+                    silu: true,
+                },
+                Op::DeltaNet {
+                    qkv,
+                    alpha,
+                    beta,
+                    a,
+                    dt,
+                    state: matrix,
+                    out,
+                    n_head,
+                    n_head_k,
+                    head_dim,
+                    eps: 1e-6,
+                },
+                Op::SigmoidMul {
+                    x: out,
+                    gate: out,
+                    out: gated,
+                },
+                Op::RmsNorm {
+                    x: out,
+                    weight: Some(norm),
+                    out,
+                    group: head_dim,
+                    eps: 1e-6,
+                },
+                Op::SwiGlu {
+                    gate: gated,
+                    up: out,
+                    out: last,
+                },
+            ]);
+        }
+        let (x, out) = (
+            self.buffer(3 * N_EMBD, Rows::Batch),
+            self.buffer(N_EMBD, Rows::Batch),
+        );
+        let taps = 3;
+        let weight = self.vector(taps * N_EMBD);
+        let state = self
+            .plan
+            .add_state("gated_conv".into(), (taps - 1) * N_EMBD);
+        self.plan.ops.push(Op::GatedConv {
+            x,
+            weight,
+            state,
+            out,
+            taps,
+        });
+    }
+
+    /// Four of 64 experts of x, added to it.
+    pub fn experts(&mut self, x: BufferId) {
+        const RANKS: usize = 4;
+        let logits = self.buffer(64, Rows::Batch);
+        let routes = self.buffer(2 * RANKS, Rows::Batch);
+        let [gate, up, act] = [(); 3].map(|()| self.buffer(RANKS * N_FF_EXP, Rows::Batch));
+        let (down, delta) = (
+            self.buffer(RANKS * N_EMBD, Rows::Batch),
+            self.buffer(N_EMBD, Rows::Batch),
+        );
+        let norm = self.norm();
+        self.product(x, norm, logits, false);
+        let bias = self.vector(64);
+        self.plan.ops.push(Op::Route {
+            logits,
+            bias: Some(bias),
+            out: routes,
+            gating: Gating::Softmax,
+            renormalize: true,
+            scale: 1.0,
+        });
+        for (x, norm, out, n_in, n_out) in [
+            (x, norm, gate, N_EMBD, N_FF_EXP),
+            (x, norm, up, N_EMBD, N_FF_EXP),
+            (act, None, down, N_FF_EXP, N_EMBD),
+        ] {
+            if out == down {
+                self.plan.ops.push(Op::SwiGlu { gate, up, out: act });
+            }
+            let weight = self.weight(self.ty, n_in, n_out);
+            self.plan.weights[weight.0].n_expert = 64;
+            // Products with a scale and without end in kernels apart.
+            let scale = (out == down).then(|| self.vector(1));
+            if let Some(scale) = scale {
+                self.plan.weights[scale.0].n_expert = 64;
+            }
+            self.plan.ops.push(Op::ExpertMatVec {
+                x,
+                ranked: out == down,
+                norm,
+                routes,
+                weight,
+                bias: None,
+                scale,
+                out,
+            });
+        }
+        self.plan.ops.push(Op::MixExperts {
+            x: down,
+            routes,
+            out: delta,
+        });
+        self.plan.ops.push(Op::Add { x: delta, out: x });
+    }
+
+    /// With gelu, what a block gives is normalized before it is added.
+    pub fn plan(ty: &'static QuantType, style: RopeStyle, gelu: bool) -> Plan {
+        let plan = Plan {
+            ropes: vec![RopeTable {
+                inv_freq: vec![1.0; HEAD_DIM / 2],
+                factors: None,
+                scale: 1.0,
+                temperature: None,
+            }],
+            kv: vec![KvShape {
+                n_head_kv: N_HEAD_KV,
+                head_dim: HEAD_DIM,
+            }],
+            logits: BufferId(0),
+            ..Plan::default()
+        };
+        let mut layer = Self { plan, ty };
+        let l = &mut layer;
+        let wide = |l: &mut Self| l.buffer(N_EMBD, Rows::Batch);
+        let (x, q, heads, delta) = (wide(l), wide(l), wide(l), wide(l));
+        let k = l.buffer(N_HEAD_KV * HEAD_DIM, Rows::Batch);
+        let v = l.buffer(N_HEAD_KV * HEAD_DIM, Rows::Batch);
+        let (gate, up) = (l.buffer(N_FF, Rows::Batch), l.buffer(N_FF, Rows::Batch));
+        let act = l.buffer(N_FF, Rows::Batch);
+        let last = l.buffer(N_EMBD, Rows::Out);
+        let logits = l.buffer(N_VOCAB, Rows::Out);
+        let weight = l.weight(ty, N_EMBD, N_VOCAB);
+        l.plan.ops.push(Op::Embed {
+            weight,
+            out: x,
+            scale: 1.0,
+        });
+        let norm = l.norm();
+        for out in [q, k, v] {
+            l.product(x, norm, out, true);
+        }
+        l.rotate(q, k, style);
+        l.recur();
+        l.norm_heads(q);
+        l.norm_heads(k);
+        l.rotate(q, k, style);
+        l.plan.ops.push(Op::KvScatter { k, v, layer: 0 });
+        l.plan.ops.push(Op::Attention {
+            q,
+            out: heads,
+            layer: 0,
+            n_head: N_HEAD,
+            scale: 0.1,
+            window: None,
+            sinks: None,
+        });
+        l.norm_heads(heads);
+        l.product(heads, None, delta, false);
+        l.plan.ops.push(Op::Add { x: delta, out: x });
+        let norm = l.norm();
+        l.product(x, norm, gate, false);
+        l.product(x, norm, up, false);
+        let out = act;
+        l.plan.ops.push(match gelu {
+            true => Op::GeGlu { gate, up, out },
+            false => Op::SwiGlu { gate, up, out },
+        });
+        l.product(act, None, delta, false);
+        if gelu {
+            let Norm { weight, eps } = l.norm().unwrap();
+            l.plan.ops.push(Op::RmsNorm {
+                x: delta,
+                weight: Some(weight),
+                out: delta,
+                group: N_EMBD,
+                eps,
+            });
+        }
+        l.plan.ops.push(Op::Add { x: delta, out: x });
+        l.plan.ops.push(Op::SelectRows { x, out: last });
+        let norm = l.norm();
+        l.product(last, norm, logits, false);
+        l.plan.logits = logits;
+        layer.plan
+    }
+}
+
+/// The products of a layer of an 8B, values in another type than queries and keys.
+pub fn few_rows(ty: &'static QuantType) -> Plan {
+    const N_EMBD: usize = 4096;
+    const N_FF: usize = 14336;
+    let mut layer = Layer {
+        plan: Layer::plan(ty, RopeStyle::Interleaved, false),
+        ty,
+    };
+    layer.plan.ops.truncate(0);
+    let l = &mut layer;
+    let [x, q, last] = [(); 3].map(|()| l.buffer(N_EMBD, Rows::Batch));
+    let [k, v] = [(); 2].map(|()| l.buffer(N_HEAD_KV * HEAD_DIM, Rows::Batch));
+    let [gate, up, act] = [(); 3].map(|()| l.buffer(N_FF, Rows::Batch));
+    for out in [q, k, v] {
+        let weight = l.vector(N_EMBD);
+        l.ty = match out == v {
+            true => quant::by_name("Q6_K").unwrap(),
+            false => ty,
+        };
+        l.product(x, Some(Norm { weight, eps: 1e-5 }), out, false);
+    }
+    l.ty = ty;
+    l.plan.logits = x;
+    for out in [gate, up] {
+        let weight = l.vector(N_EMBD);
+        l.product(x, Some(Norm { weight, eps: 1e-5 }), out, false);
+    }
+    l.plan.ops.push(Op::SwiGlu { gate, up, out: act });
+    l.product(act, None, last, false);
+    l.plan.ops.push(Op::Add { x: last, out: x });
+    layer.plan
+}
+
+/// Of rows of `width` values, and heads of `head_dim`.
+pub fn between(ty: &'static QuantType, width: usize, head_dim: usize, are_keys: bool) -> Plan {
+    const RANKS: usize = 8;
+    let plan = Plan {
+        ropes: vec![RopeTable {
+            inv_freq: vec![1.0; head_dim / 2],
+            factors: None,
+            scale: 1.0,
+            temperature: None,
+        }],
+        ..Plan::default()
+    };
+    let mut layer = Layer { plan, ty };
+    let l = &mut layer;
+    let [a, b, c, x] = [(); 4].map(|()| l.buffer(width, Rows::Batch));
+    let [q, heads] = [(); 2].map(|()| l.buffer(N_HEAD * head_dim, Rows::Batch));
+    let [k, v] = [(); 2].map(|()| l.buffer(N_HEAD_KV * head_dim, Rows::Batch));
+    let (logits, routes) = (l.buffer(128, Rows::Batch), l.buffer(2 * RANKS, Rows::Batch));
+    let norm = |l: &mut Layer, x, out, group, is_weighted: bool| {
+        let weight = is_weighted.then(|| l.vector(group));
+        l.plan.ops.push(Op::RmsNorm {
+            x,
+            weight,
+            out,
+            group,
+            eps: 1e-6,
+        });
+    };
+    let from = if are_keys { k } else { v };
+    norm(l, from, v, head_dim, false);
+    norm(l, q, q, head_dim, true);
+    norm(l, k, k, head_dim, true);
+    l.rotate(q, k, RopeStyle::Halves);
+    // Wider ones are too wide for it on some cards.
+    if head_dim <= 256 {
+        l.plan.kv.push(KvShape {
+            n_head_kv: N_HEAD_KV,
+            head_dim,
+        });
+        l.plan.ops.push(Op::KvScatter { k, v, layer: 0 });
+        l.plan.ops.push(Op::Attention {
+            q,
+            out: heads,
+            layer: 0,
+            n_head: N_HEAD,
+            scale: 1.0,
+            window: None,
+            sinks: None,
+        });
+    }
+    norm(l, c, c, width, true);
+    l.plan.ops.push(Op::Add { x: c, out: x });
+    l.product(x, None, logits, false);
+    l.plan.ops.extend([
+        Op::Scale {
+            x: logits,
+            factor: 0.5,
+        },
+        Op::Route {
+            logits,
+            bias: None,
+            out: routes,
+            gating: Gating::Softmax,
+            renormalize: true,
+            scale: 1.0,
+        },
+    ]);
+    let weight = l.vector(128);
+    l.plan.ops.push(Op::ScaleRanks { routes, weight });
+    norm(l, a, a, width, true);
+    norm(l, b, b, width, true);
+    l.plan.ops.push(Op::Add { x: b, out: a });
+    norm(l, a, a, width, true);
+    let weight = l.vector(1);
+    l.plan
+        .ops
+        .extend([Op::Add { x: a, out: x }, Op::ScaleBy { x, weight }]);
+    l.plan.logits = logits;
+    layer.plan
+}
