@@ -45,11 +45,13 @@ const MOST_UNITS: usize = 8;
 /// registers are too few for eight rows, as long.)
 const WARPS: usize = 16;
 
-/// Tiles of weights a warp for five to eight rows, where a cluster has more tiles than that many warps: they
-/// share what is read of x. Warps of a block then: three a scheduler, as many as have the registers. (Steps of eight rows of an 8B on an H200: Q4_K_M 2,795 -> 2,594 us, Q6_K 3,613 ->
-/// 3,388; with 8, 10 and 11 warps Q4_K_M took 2,711, 2,710 and 2,638.)
-const PAIR: usize = 2;
+/// Warps of a block where a warp's 128 registers of sixteen are too few: three a scheduler.
 const ROOMY_WARPS: usize = 12;
+
+/// Tiles of weights a warp for five to eight rows, where a cluster has more tiles than warps: what is read of
+/// x serves both. (Steps of eight rows of an 8B on an H200: Q4_K_M 2,795 -> 2,594 us, Q6_K 3,613 -> 3,388;
+/// with 8, 10 and 11 warps Q4_K_M took 2,711, 2,710 and 2,638.)
+const PAIR: usize = 2;
 
 /// A type that pairs make slower: eight rows of an 8B 2,968 -> 3,220 us.
 const UNPAIRED: &str = "Q3_K";
@@ -198,7 +200,8 @@ impl Shape {
     }
 }
 
-/// The launch of `product` with the `m` rows of `op.x`; none where there is no room for it.
+/// The launch of `product` with the `m` rows of `op.x`; none where there is no room for it, or matmul.cu is
+/// faster.
 pub fn spec(
     l: &Lowering,
     op: &Op<'_>,
