@@ -9,7 +9,8 @@ programs on it in turn: onegraph, llama-bench, llama-batched-bench, onegraph aga
 `--tokens` steps behind each depth, prompts of `--prompt` tokens behind each of `--prompt-depths`,
 and steps of several sequences that each have `--held` tokens behind them. The record has every
 sample, and is written anew after each program, so that a time limit costs what is left and no more.
-A program that fails is in the record with what it said.
+A program that fails is in the record with what it said. Sequences are timed while all of them run:
+those that begin first make tokens while others' prompts are read, so `--tokens` must be more.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ MODELS = {
     "8B": ("llama-3.1-8b", "Q4_K_M"),
     "8B Q8_0": ("llama-3.1-8b", "Q8_0"),
 }
+#: Tokens of a prompt that a pass on a card reads, unless `prefill_chunk` says otherwise.
+CHUNK = 512
 #: Tokens of one pass of llama-batched-bench's prompts, and what they leave in its cache.
 BATCHED_ROW = re.compile(r"^\|(?:\s*[\d.]+\s*\|)+$")
 
@@ -207,6 +210,10 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="where model files are written for a while")
     parser.add_argument("--seconds", type=float, default=1e9, help="start no model after this")
     args = parser.parse_args()
+    most = max(numbers(args.sequences), default=0)
+    # Each pass of a chunk of a prompt is a step of those that have begun.
+    if args.tokens < (least := 2 * most * args.held // CHUNK):
+        parser.error(f"--tokens {args.tokens}: {most} sequences of {args.held} tokens need {least}")
     if args.show:
         print(table(json.loads(args.show.read_text())))
         return 0

@@ -320,7 +320,6 @@ def test_the_table_of_steps_is_the_record() -> None:
             ["step behind 0", *(f"{n} sequences" for n in (8, 32, 64)), "prompt behind 0"],
             ["README", "speed"],
         ),
-        ("held_h200.json", ["64 sequences"], ["speed"]),
         (
             "q8_0_h200.json",
             [*(f"step behind {n}" for n in (0, 2048, 32768)), "prompt behind 0"],
