@@ -22,6 +22,7 @@ def test_a_sequence_alone_counts_from_its_first_token_to_its_last() -> None:
 def test_sequences_that_begin_together_count_as_one_step() -> None:
     found = _repetition(Case(0, 30, 0, 8), [timings(1.0, 2.0, 30)] * 8)
     assert found.rate == pytest.approx(8 * 30 / 2.0)
+    assert found.together == 1.0
 
 
 def test_what_was_made_before_the_last_one_began_does_not_count() -> None:
@@ -38,3 +39,4 @@ def test_what_was_made_before_the_last_one_began_does_not_count() -> None:
 def test_a_sequence_that_ended_before_the_last_one_began_counts_nothing() -> None:
     found = _repetition(Case(0, 4, 0, 2), [timings(0.0, 1.0, 4), timings(5.0, 1.0, 4)])
     assert found.rate == pytest.approx(4.0)
+    assert found.together == 0.5

@@ -103,6 +103,7 @@ def bench_record(outcome: Outcome, model: Record, machine: Machine, options: Rec
         "samples_ns": outcome.samples_ns,
         "samples_ts": outcome.rates,
         "n_seq": outcome.case.n_seq,
+        "together": outcome.together,
         "mode": outcome.mode,
         "n_ctx": outcome.settings["n_ctx"],
         "samples_ts_without_sampling": plain,

@@ -38,6 +38,8 @@ class Repetition:
     seconds: float
     #: The same without the time for choosing tokens and making text; None for a prompt alone.
     seconds_without_sampling: float | None
+    #: Part of the sequences that ran while they were timed, on average.
+    together: float = 1.0
 
     @property
     def rate(self) -> float:
@@ -75,6 +77,11 @@ class Outcome:
         if any(t is None for t in times):
             return None
         return [r.n_tokens / t for r, t in zip(self.repetitions, times, strict=True) if t]
+
+    @property
+    def together(self) -> float:
+        """Part of the sequences that ran while they were timed, in the repetition with least."""
+        return min(r.together for r in self.repetitions)
 
     @property
     def samples_ns(self) -> list[int]:
@@ -205,8 +212,9 @@ def _run_once(llm: LLM, case: Case, seed: int) -> list[Timings]:
     return times
 
 
-def _together(times: Sequence[Timings]) -> float:
-    """Seconds in which all sequences make their tokens, at the rate that they have while all run.
+def _together(times: Sequence[Timings]) -> tuple[float, float]:
+    """Seconds in which all sequences make their tokens, at the rate that they have while all run,
+    and how large a part of them did run then, on average.
 
     Those that begin first wait between two steps for the prompts of the others, and end before
     them. So what counts is the span from where the last one begins to the end, and of each sequence
@@ -216,22 +224,24 @@ def _together(times: Sequence[Timings]) -> float:
     begun = [t.queue_seconds + t.prefill_seconds for t in times]
     ended = [begin + t.decode_seconds for begin, t in zip(begun, times, strict=True)]
     span = max(ended) - max(begun)
+    inside = [max(0.0, end - max(begun)) for end in ended]
     made = [
-        max(0.0, end - max(begun)) / t.decode_seconds if t.decode_seconds else 1.0
-        for end, t in zip(ended, times, strict=True)
+        own / t.decode_seconds if t.decode_seconds else 1.0
+        for own, t in zip(inside, times, strict=True)
     ]
-    return span * len(times) / sum(made)
+    ran = sum(inside) / (span * len(times)) if span else 1.0
+    return span * len(times) / sum(made), ran
 
 
 def _repetition(case: Case, times: Sequence[Timings]) -> Repetition:
     """What was timed."""
     steps = case.n_gen * case.n_seq
-    decode = _together(times)
+    decode, together = _together(times)
     last = min(times, key=lambda t: t.decode_seconds)
     share = decode / last.decode_seconds if last.decode_seconds else 1.0
     plain = case.n_gen / last.decode_tokens_per_second_without_sampling * share if steps else 0.0
     if not case.n_prompt:
-        return Repetition(steps, decode, plain)
+        return Repetition(steps, decode, plain, together)
     prompt = times[0].prefill_seconds
     if not case.n_gen:
         return Repetition(case.n_prompt, prompt, None)
