@@ -97,7 +97,7 @@ def test_csv_json_lines_and_markdown_say_the_same(cli, tiny: Path) -> None:
 
 
 def test_a_prompt_behind_a_depth_is_timed_by_itself(cli, tiny: Path) -> None:
-    options = ["-p", "16", "-n", "0", "-d", "0,384", "-r", "5", "--device", "cpu"]
+    options = ["-p", "16", "-n", "0", "-d", "0,384", "-r", "25", "--device", "cpu"]
     done = cli("bench", tiny, *options, "--threads", 1, "-o", "json")
     assert done.returncode == 0, done.stderr
     # The least: what else runs on this machine only adds.

@@ -7,7 +7,7 @@ use super::overflow::overflows;
 use super::params;
 use super::params::{KvTarget, KvView, Overflows, Segment, Skinny, CONSTANTS};
 use super::product::{Op, Product};
-use super::shape::{largest_unit, segments, superblocks, UNIT_ROWS};
+use super::shape::{largest_unit, segments, superblocks, UNIT_COLS, UNIT_ROWS};
 use super::tile::{Tile, TILE_ROWS};
 use crate::backend::cuda::driver::info::{DeviceInfo, MOST_CLUSTER};
 use crate::backend::cuda::driver::source::{source, Source, Variant};
@@ -49,15 +49,16 @@ const WARPS: usize = 16;
 const ROOMY_WARPS: usize = 12;
 
 /// Tiles of weights a warp for five to eight rows, where a cluster has more tiles than warps: what is read of
-/// x serves both. (Steps of eight rows of an 8B on an H200: Q4_K_M 2,795 -> 2,594 us, Q6_K 3,613 -> 3,388;
-/// with 8, 10 and 11 warps Q4_K_M took 2,711, 2,710 and 2,638.)
+/// x serves both. (Steps of eight rows of an 8B on an H200: of mostly four bits 2,795 -> 2,594 us, of six 3,613
+/// -> 3,388; with 8, 10 and 11 warps the first took 2,711, 2,710 and 2,638.)
 const PAIR: usize = 2;
 
-/// A type that pairs make slower: eight rows of an 8B 2,968 -> 3,220 us.
-const UNPAIRED: &str = "Q3_K";
+/// Bytes of a unit from which pairs are worth it, those of four bits a weight. With fewer, unpacking takes the
+/// most: of three bits 2,968 -> 3,220 us, of two the same.
+const LEAST_PAIRED: usize = UNIT_ROWS * UNIT_COLS / 2;
 
 /// Superblocks of a part up to which one tile a warp is worth the while where pairs do not fit. Longer parts
-/// are matmul.cu's: of an 8B's `ffn_down` in Q6_K its step takes 40 us less.
+/// are matmul.cu's: with an 8B's `ffn_down` of six bits its step takes 40 us less.
 const MOST_UNPAIRED_SB: usize = 4;
 
 /// Shared memory of a block, in per cent of what an SM can give to one.
@@ -111,7 +112,7 @@ impl Shape {
         let are_many = m > PACKED_ROWS && all.div_ceil(clusters) > WARPS;
         // Tiles of a pair are neighbours in one matrix.
         let pair_up = tiles.iter().all(|tiles| tiles % PAIR == 0)
-            && types.iter().all(|ty| ty.name != UNPAIRED);
+            && types.iter().all(|ty| ty.kernel.unit_bytes >= LEAST_PAIRED);
         if !card.has_warpgroups() && m > PACKED_ROWS {
             // There the compiler takes more than the 128 registers of sixteen warps.
             return fit(ROOMY_WARPS, 1);
@@ -273,21 +274,26 @@ mod tests {
     #[test]
     fn warps_have_pairs_where_tiles_are_many_and_even_and_rows_more_than_four() {
         let card = DeviceInfo::of_arch("sm_90", 132).unwrap();
-        let shape = |ty, m, n_in, tiles: &[usize]| {
-            let ty = quant::by_name(ty).unwrap();
+        // Of a type whose units are the smallest from so many bytes on.
+        let shape = |bytes, m, n_in, tiles: &[usize]| {
+            let types = quant::TYPES.iter().filter(|t| t.integers);
+            let types = types.filter(|t| t.kernel.unit_bytes >= bytes);
+            let ty = types.min_by_key(|t| t.kernel.unit_bytes).unwrap();
             let shape = Shape::new(m, n_in, &[ty], tiles, &card);
             shape.map(|s| (s.warps, s.w_tiles))
         };
         let (pairs, ones) = (Some((ROOMY_WARPS, PAIR)), Some((WARPS, 1)));
-        assert_eq!(shape("Q4_K", 5, 4096, &[256, 64, 64]), pairs);
-        assert_eq!(shape("Q6_K", 8, 4096, &[8016]), pairs);
-        assert_eq!(shape("Q4_K", 4, 4096, &[256, 64, 64]), ones);
-        assert_eq!(shape("Q4_K", 8, 2048, &[128]), ones);
-        assert_eq!(shape("Q4_K", 8, 4096, &[257, 64, 64]), ones);
-        assert_eq!(shape("Q3_K", 8, 4096, &[1792]), ones);
+        let (four, six) = (LEAST_PAIRED, 3 * LEAST_PAIRED / 2 + 1);
+        let eight = 2 * LEAST_PAIRED;
+        assert_eq!(shape(four, 5, 4096, &[256, 64, 64]), pairs);
+        assert_eq!(shape(six, 8, 4096, &[8016]), pairs);
+        assert_eq!(shape(four, 4, 4096, &[256, 64, 64]), ones);
+        assert_eq!(shape(four, 8, 2048, &[128]), ones);
+        assert_eq!(shape(four, 8, 4096, &[257, 64, 64]), ones);
+        assert_eq!(shape(0, 8, 4096, &[1792]), ones);
         // Where its units leave no room, and where x does.
-        assert_eq!(shape("Q8_0", 8, 4096, &[1792]), ones);
-        assert_eq!(shape("Q6_K", 8, 14336, &[256]), None);
-        assert_eq!(shape("Q4_K", 8, 14336, &[256]), pairs);
+        assert_eq!(shape(eight, 8, 4096, &[1792]), ones);
+        assert_eq!(shape(six, 8, 14336, &[256]), None);
+        assert_eq!(shape(four, 8, 14336, &[256]), pairs);
     }
 }
