@@ -15,14 +15,15 @@ using Sums = float[W_TILES][N_TILES][4];
 
 // Whether loads must stay in their chain: elsewhere the compiler moves so many of them ahead that
 // registers go to memory, as it does for two tiles of weights and one of x, for one of each by several types,
-// and, of eight rows of x, by one that has sixteen scales and quants of six words.
+// and, of eight rows of x, by one that has sixteen scales and quants of six words, or turns what it makes.
 template <typename T>
 constexpr bool LOADS_IN_ORDER =
     !ARCH_AT_LEAST(900) || ARCH_AT_LEAST(1000) ||
     (W_TILES == 2 && N_TILES == 1) ||
     (W_TILES * N_TILES == 1 &&
      (!(SAME<Segment0, Segment1> && SAME<Segment0, Segment2>) ||
-      (!PACKED && T::SUB == 16 && sizeof(decltype(T::load(nullptr, 0, 0))) > 16)));
+      (!PACKED && T::SUB == 16 &&
+       (sizeof(decltype(T::load(nullptr, 0, 0))) > 16 || EPILOGUE == EPILOGUE_QKV))));
 
 // Adds a chain to y, and begins the next.
 DEVICE void end_chain(const uint8_t* x, uint32_t q, Sums& p, Sums& y) {

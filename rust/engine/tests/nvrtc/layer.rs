@@ -41,7 +41,11 @@ impl Layer {
     }
 
     fn norm(&mut self) -> Option<Norm> {
-        let weight = self.vector(N_EMBD);
+        self.norm_of(N_EMBD)
+    }
+
+    fn norm_of(&mut self, width: usize) -> Option<Norm> {
+        let weight = self.vector(width);
         Some(Norm { weight, eps: 1e-5 })
     }
 
@@ -57,10 +61,11 @@ impl Layer {
     }
 
     fn rotate(&mut self, q: BufferId, k: BufferId, style: RopeStyle) {
-        for (x, n_head) in [(q, N_HEAD), (k, N_HEAD_KV)] {
+        let head_dim = 2 * self.plan.ropes[0].inv_freq.len();
+        for x in [q, k] {
             self.plan.ops.push(Op::Rope {
                 x,
-                n_head,
+                n_head: self.plan.buffer(x).width / head_dim,
                 table: 0,
                 style,
             });
@@ -221,18 +226,11 @@ impl Layer {
     /// With gelu, what a block gives is normalized before it is added.
     pub fn plan(ty: &'static QuantType, style: RopeStyle, gelu: bool) -> Plan {
         let plan = Plan {
-            ropes: vec![RopeTable {
-                inv_freq: vec![1.0; HEAD_DIM / 2],
-                factors: None,
-                scale: 1.0,
-                temperature: None,
-            }],
             kv: vec![KvShape {
                 n_head_kv: N_HEAD_KV,
                 head_dim: HEAD_DIM,
             }],
-            logits: BufferId(0),
-            ..Plan::default()
+            ..with_rope(HEAD_DIM)
         };
         let mut layer = Self { plan, ty };
         let l = &mut layer;
@@ -300,51 +298,62 @@ impl Layer {
     }
 }
 
-/// The products of a layer of an 8B, values in another type than queries and keys.
-pub fn few_rows(ty: &'static QuantType) -> Plan {
-    const N_EMBD: usize = 4096;
-    const N_FF: usize = 14336;
-    let mut layer = Layer {
-        plan: Layer::plan(ty, RopeStyle::Interleaved, false),
-        ty,
-    };
-    layer.plan.ops.truncate(0);
-    let l = &mut layer;
-    let [x, q, last] = [(); 3].map(|()| l.buffer(N_EMBD, Rows::Batch));
-    let [k, v] = [(); 2].map(|()| l.buffer(N_HEAD_KV * HEAD_DIM, Rows::Batch));
-    let [gate, up, act] = [(); 3].map(|()| l.buffer(N_FF, Rows::Batch));
-    for out in [q, k, v] {
-        let weight = l.vector(N_EMBD);
-        l.ty = match out == v {
-            true => quant::by_name("Q6_K").unwrap(),
-            false => ty,
-        };
-        l.product(x, Some(Norm { weight, eps: 1e-5 }), out, false);
-    }
-    l.ty = ty;
-    l.plan.logits = x;
-    for out in [gate, up] {
-        let weight = l.vector(N_EMBD);
-        l.product(x, Some(Norm { weight, eps: 1e-5 }), out, false);
-    }
-    l.plan.ops.push(Op::SwiGlu { gate, up, out: act });
-    l.product(act, None, last, false);
-    l.plan.ops.push(Op::Add { x: last, out: x });
-    layer.plan
-}
-
-/// Of rows of `width` values, and heads of `head_dim`.
-pub fn between(ty: &'static QuantType, width: usize, head_dim: usize, are_keys: bool) -> Plan {
-    const RANKS: usize = 8;
-    let plan = Plan {
+/// A plan without ops that can turn heads.
+fn with_rope(head_dim: usize) -> Plan {
+    Plan {
         ropes: vec![RopeTable {
             inv_freq: vec![1.0; head_dim / 2],
             factors: None,
             scale: 1.0,
             temperature: None,
         }],
+        logits: BufferId(0),
         ..Plan::default()
+    }
+}
+
+/// The products of a layer of an 8B, values in a type of six bits where llama.cpp's mixes have them so.
+pub fn few_rows(ty: &'static QuantType) -> Plan {
+    const N_HEAD: usize = 32;
+    const N_HEAD_KV: usize = 8;
+    const N_EMBD: usize = N_HEAD * HEAD_DIM;
+    const N_FF: usize = 14336;
+    let plan = Plan {
+        kv: vec![KvShape {
+            n_head_kv: N_HEAD_KV,
+            head_dim: HEAD_DIM,
+        }],
+        ..with_rope(HEAD_DIM)
     };
+    let mut layer = Layer { plan, ty };
+    let l = &mut layer;
+    let [x, q] = [(); 2].map(|()| l.buffer(N_EMBD, Rows::Batch));
+    let [k, v] = [(); 2].map(|()| l.buffer(N_HEAD_KV * HEAD_DIM, Rows::Batch));
+    let [gate, up, act] = [(); 3].map(|()| l.buffer(N_FF, Rows::Batch));
+    let delta = l.buffer(N_EMBD, Rows::Batch);
+    let norm = l.norm_of(N_EMBD);
+    l.product(x, norm, q, false);
+    l.product(x, norm, k, false);
+    if ["Q4_K", "Q5_K"].contains(&ty.name) {
+        l.ty = quant::by_name("Q6_K").unwrap();
+    }
+    l.product(x, norm, v, false);
+    l.ty = ty;
+    l.rotate(q, k, RopeStyle::Interleaved);
+    l.plan.ops.push(Op::KvScatter { k, v, layer: 0 });
+    let norm = l.norm_of(N_EMBD);
+    l.product(x, norm, gate, false);
+    l.product(x, norm, up, false);
+    l.plan.ops.push(Op::SwiGlu { gate, up, out: act });
+    l.product(act, None, delta, false);
+    l.plan.ops.push(Op::Add { x: delta, out: x });
+    layer.plan
+}
+
+/// Of rows of `width` values, and heads of `head_dim`.
+pub fn between(ty: &'static QuantType, width: usize, head_dim: usize, are_keys: bool) -> Plan {
+    const RANKS: usize = 8;
+    let plan = with_rope(head_dim);
     let mut layer = Layer { plan, ty };
     let l = &mut layer;
     let [a, b, c, x] = [(); 4].map(|()| l.buffer(width, Rows::Batch));
