@@ -194,6 +194,14 @@ DEVICE uint32_t opaque_u32(uint32_t v) {
     return v;
 }
 
+// A pointer likewise: one to shared memory stays in a register, where the compiler would make it anew at
+// each use.
+template <typename T>
+DEVICE T* opaque_pointer(T* p) {
+    ON_CARD(asm volatile("" : "+l"(p));)
+    return p;
+}
+
 // Loads of what an earlier kernel or another block wrote: never cached in L1, never moved across
 // pdl_wait() or a barrier by the compiler.
 DEVICE uint32_t load_relaxed_u32(const uint32_t* address) {

@@ -21,9 +21,9 @@
 // variant.cuh: WARPS_K (warps that share a row), WARPS_R (groups of these), RING (units in flight
 // a warp), AHEAD (those of them that are asked for before x), ROUND (tiles of a group between two
 // barriers), SETS (of sums: 2 where there are several rounds), MINIMUMS (sums of x for these, of a
-// superblock: 8, or 16 where a type has as many), SHARED_BYTES, NORM, GATE, GATE_GROUP, CHOOSES,
-// MIXES, CHAINED, ADDS, EPILOGUE, ORDER, N_SEGMENTS, Segment0.., for the epilogue QKV: HEAD_DIM,
-// N_HEAD_KV, Kv, and what route.cuh needs.
+// superblock: 8, or 16 where a type has as many), HOLDS_COLUMNS (of x, in registers while a superblock's
+// tiles pass), SHARED_BYTES, NORM, GATE, GATE_GROUP, CHOOSES, MIXES, CHAINED, ADDS, EPILOGUE, ORDER,
+// N_SEGMENTS, Segment0.., for the epilogue QKV: HEAD_DIM, N_HEAD_KV, Kv, and what route.cuh needs.
 #include "epilogue.cuh"
 #include "fixed.cuh"
 #include "mix.cuh"
@@ -86,6 +86,11 @@ struct Params {
     uint32_t* tickets;  // [gridDim.x], zero between launches, where MIXES without CHAINED
 };
 
+// Whether a unit's place is asked for again as soon as the unit is in registers, before it is multiplied:
+// where a warp has several superblocks of a tile, and registers. (27B 6,792 -> 6,624 us a step on an H200.
+// Where it has one, loads that are spread over the products are worth more: 3B 1,067 -> 1,086 us.)
+constexpr bool READS_FIRST = HOLDS_COLUMNS && SB_WARP > 1;
+
 // A superblock of x as a lane's share of B: b[step] of the sixteen, zero but for those of its own chain.
 struct Columns {
     uint32_t b[16][2];
@@ -126,12 +131,33 @@ DEVICE Columns columns_of(const uint8_t* x_sb, uint32_t lane) {
     return x;
 }
 
-// p of the rows of a unit, [4 chains][16 rows].
-template <typename T>
+// Keeps them in registers: else the compiler chooses between x and zero anew for each unit, 32 of some 290
+// instructions.
+DEVICE void hold(Columns& x) {
+#pragma unroll
+    for (int n = 0; n < 16; n++) {
+        x.b[n][0] = opaque_u32(x.b[n][0]);
+        x.b[n][1] = opaque_u32(x.b[n][1]);
+    }
+}
+
+// p of the rows of a unit, [4 chains][16 rows]. Calls `was_read` when it needs the unit no more.
+template <typename T, typename Read>
 DEVICE void multiply(const uint8_t* unit, uint32_t lane, const uint8_t* x_sb, const Columns& x,
-                     float* p_sb) {
+                     float* p_sb, Read was_read) {
     constexpr int SUBS = 64 / T::SUB;            // sub-blocks of a chain
     const uint32_t g = lane / 4, t = lane % 4;
+    const typename T::Quants quants[4] = {T::load(unit, lane, 0), T::load(unit, lane, 1),
+                                          T::load(unit, lane, 2), T::load(unit, lane, 3)};
+    const typename T::Chain chains[2] = {T::chain(unit, g, t), T::chain(unit, g + 8, t)};
+    [[maybe_unused]] uint32_t least[MINIMUMS / 8][4];
+    [[maybe_unused]] float dmin[2];
+    if constexpr (T::OFFSETS == SHARED_OFFSETS) {
+#pragma unroll
+        for (int k = 0; k < MINIMUMS / 8; k++) minimums<T, MINIMUMS>(unit, g, t, k, least[k]);
+        dmin[0] = T::dmin(unit, g), dmin[1] = T::dmin(unit, g + 8);
+    }
+    if constexpr (READS_FIRST) was_read();
     // [v]: the sums of what vector v has of sub-blocks t + 4i, both limbs, rows g and g + 8: exact, so
     // that no product waits for more than three before it.
     float part[4][4] = {};
@@ -155,20 +181,19 @@ DEVICE void multiply(const uint8_t* unit, uint32_t lane, const uint8_t* x_sb, co
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         // Two vectors at a time.
-        const auto first = T::load(unit, lane, half), second = T::load(unit, lane, 2 + half);
-        const auto multiply_step = [&](const auto& quants, int v, int n) {
+        const auto multiply_step = [&](int v, int n) {
             uint32_t a[4];
             if constexpr (T::ABOVE > 0) {
-                T::stored_fragment(quants, n / 2, n % 2, a);
+                T::stored_fragment(quants[v], n / 2, n % 2, a);
             } else {
-                T::fragment(quants, n / 2, n % 2, a);
+                T::fragment(quants[v], n / 2, n % 2, a);
             }
             mma_m16n8k16_f16_f32(part[v], a, x.b[4 * v + n], part[v]);
         };
 #pragma unroll
         for (int n = 0; n < 4; n++) {
-            multiply_step(first, half, n);
-            multiply_step(second, 2 + half, n);
+            multiply_step(half, n);
+            multiply_step(2 + half, n);
         }
     }
     // [i]: the sums of sub-block t + 4i.
@@ -187,20 +212,18 @@ DEVICE void multiply(const uint8_t* unit, uint32_t lane, const uint8_t* x_sb, co
         float minimum[4] = {};
 #pragma unroll
         for (int k = 0; k < MINIMUMS / 8; k++) {
-            uint32_t a[4];
-            minimums<T, MINIMUMS>(unit, g, t, k, a);
             const uint32_t b[2] = {at[16 * k], at[16 * k + 4]};
-            mma_m16n8k16_f16_f32(minimum, a, b, minimum);
+            mma_m16n8k16_f16_f32(minimum, least[k], b, minimum);
         }
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const float m = fma_rn(minimum[2 * r], 16384.0f, minimum[2 * r + 1]);
-            p[r] = t == 0 ? mul_rn(-T::dmin(unit, g + 8 * r), m) : 0.0f;
+            p[r] = t == 0 ? mul_rn(-dmin[r], m) : 0.0f;
         }
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const auto chain = T::chain(unit, g + 8 * r, t);
+        const auto& chain = chains[r];
 #pragma unroll
         for (int i = 0; i < SUBS; i++) {
             const float sum = fma_rn(sums[i][2 * r], 4096.0f, sums[i][2 * r + 1]);
@@ -212,6 +235,7 @@ DEVICE void multiply(const uint8_t* unit, uint32_t lane, const uint8_t* x_sb, co
         }
         p_sb[t * UNIT_ROWS + g + 8 * r] = p[r];
     }
+    if constexpr (!READS_FIRST) was_read();
 }
 
 // What a lane's eight values of x become on the way, of the gates g and a weight of the norm.
@@ -326,7 +350,7 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
     const uint32_t n_sb = (ALL_SB - wk + WARPS_K - 1) / WARPS_K;
     const SharedAddress ring_warp = to_shared_address(ring);
     SHARED uint64_t all_arrived[WARPS][RING];
-    uint64_t* arrived = all_arrived[warp];
+    uint64_t* arrived = opaque_pointer(all_arrived[warp]);
     uint32_t next_round = 0, next_sb = 0, next_tile = 0, expert = 0;
     float share = 0.0f;  // of the sum, of the rank that is this lane's, where they are CHAINED
     auto issue = [&](uint32_t place) {
@@ -528,15 +552,18 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
         for (uint32_t s = 0; s < n_sb; s++) {
             const uint8_t* x_sb = x + s * X_SB;
             float* p_sb = set + wr * ROUND * P_TILE + (wk + s * WARPS_K) * P_SB;
+            auto was_read = [&]() {
+                __syncwarp();
+                issue(stage);
+            };
             auto tiles = [&](auto columns_type, auto multiply_tile) {
                 using T = decltype(columns_type);
-                const Columns columns = columns_of<T>(x_sb, lane);
+                Columns columns = columns_of<T>(x_sb, lane);
+                if constexpr (HOLDS_COLUMNS) hold(columns);
 #pragma unroll 1
                 for (uint32_t i = 0; i < in_round; i++) {
                     arrive(stage, phase);
                     multiply_tile(i, columns);
-                    __syncwarp();
-                    issue(stage);
                     if (++stage == RING) stage = 0, phase ^= 1;
                 }
             };
@@ -544,7 +571,7 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
                 tiles(Segment0{}, [&](uint32_t i, const Columns& columns) {
                     with_type(p, first + wr + (begin + i) * groups, [&](auto type) {
                         multiply<decltype(type)>(ring + stage * STAGE, lane, x_sb, columns,
-                                                 p_sb + i * P_TILE);
+                                                 p_sb + i * P_TILE, was_read);
                     });
                 });
             } else {
@@ -552,7 +579,7 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
                     with_type(p, first + wr + (begin + i) * groups, [&](auto type) {
                         using T = decltype(type);
                         multiply<T>(ring + stage * STAGE, lane, x_sb, columns_of<T>(x_sb, lane),
-                                    p_sb + i * P_TILE);
+                                    p_sb + i * P_TILE, was_read);
                     });
                 });
             }

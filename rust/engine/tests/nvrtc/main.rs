@@ -229,7 +229,8 @@ fn kernels_of_experts_compile_for_every_card_without_spills() {
     compile(&path, &jobs);
 }
 
-/// Products of a small batch, as wide as have clusters, of tiles so many that warps have two of them.
+/// Products of one row and of a small batch, so wide that none is light, as have clusters, of tiles so
+/// many that warps have two of them.
 #[test]
 fn kernels_of_few_rows_compile_for_cards_with_clusters_without_spills() {
     let Some(path) = real_nvrtc() else { return };
@@ -242,7 +243,7 @@ fn kernels_of_few_rows_compile_for_cards_with_clusters_without_spills() {
                 continue;
             }
             let card = model(&format!("sm_{arch}"), few_rows(ty), kv, true);
-            for rows in [4, 8] {
+            for rows in [1, 4, 8] {
                 let pass = Pass {
                     rows,
                     out: rows,
@@ -254,7 +255,10 @@ fn kernels_of_few_rows_compile_for_cards_with_clusters_without_spills() {
                 kernels.extend(card.specs(&pass).unwrap().into_iter().map(|s| s.variant));
             }
         }
-        let kernels = kernels.into_iter().filter(|k| k.source.name == "skinny.cu");
+        let names = ["matvec.cu", "skinny.cu"];
+        let kernels = kernels
+            .into_iter()
+            .filter(|k| names.contains(&k.source.name));
         jobs.extend(kernels.map(|k| (arch, k)));
     }
     let pairs = |k: &Variant| k.constants.contains("W_TILES = 2;");

@@ -47,13 +47,19 @@ const P_SB_BYTES: usize = (4 * UNIT_ROWS + 4) * 4;
 /// SM, 8B made 437 instead of 527 tokens per second on an H200, 1B 1,768 instead of 2,036.)
 const WARPS: usize = 16;
 
+/// Warps of a block at most, where a few more than `WARPS` have a superblock each. (27B, of twenty: 6,792 ->
+/// 6,556 us a step on an H200.)
+const MOST_WARPS: usize = 20;
+
 /// Tiles of a group of warps between two barriers, and most units in flight a warp.
 const ROUND: usize = 4;
 const MOST_UNITS: usize = 8;
 
 /// Shared memory of a block, in per cent of what an SM can give to one: short rows leave room for a
-/// light successor, long ones, whose activations take more, too. (49 and 62 made 494 instead of 527
-/// tokens per second at 8B on an H200, the same at 1B.)
+/// light successor, long ones, whose activations take more, too, where any is light. (49 and 62 made 494
+/// instead of 527 tokens per second at 8B on an H200, the same at 1B.) Where none is, short rows still
+/// leave some to attention unless it costs them warps, and long ones leave none: 8B 1,799 -> 1,757 us a
+/// step, 8B of eight bits 2,611 -> 2,251, 27B 7,528 -> 6,800; so much for short ones too 1,757 -> 1,773.
 const SHARED_SHORT: usize = 61;
 const SHARED_LONG: usize = 70;
 
@@ -67,6 +73,10 @@ const SHARED_LIGHT: usize = 30;
 /// first, and x is late behind a whole ring of them. (By time stamps on an H200, of gate and up at 1B: x
 /// after 2.1 us instead of 2.9.)
 const AHEAD: usize = 1;
+
+/// Threads of a block up to which columns of x in registers, some thirty each, leave a light neighbour
+/// its own. (16 warps of 1B with them: 494 -> 525 us a step; without, 8B 1,838 -> 1,872, 3B 1,067 -> 1,086.)
+const HOLDING_THREADS: usize = 384;
 
 /// Columns from which rows are long, and bytes of weights from which a kernel is long enough to prefer
 /// units in flight to a neighbour.
@@ -97,11 +107,14 @@ struct Shape {
     stage: usize,
     /// Sums of a superblock of x for minimums: there is room for eight where no type has any.
     minimums: usize,
+    /// Whether columns of x stay in registers from tile to tile.
+    holds_columns: bool,
 }
 
 impl Shape {
     /// A shape of at most `warps` warps for `tiles` tiles on `sms` SMs that fits `shared` bytes, and with
-    /// what it has beside them all that a block may have, where there is one.
+    /// what it has beside them all that a block may have, where there is one. One of `LIGHT_WARPS` asks
+    /// for all its units before x.
     fn new(
         (n_in, chained): (usize, usize),
         types: &[&QuantType],
@@ -111,6 +124,7 @@ impl Shape {
         (shared, all): (usize, usize),
     ) -> Option<Self> {
         let n_sb = superblocks(n_in) * chained;
+        let is_light = warps == LIGHT_WARPS;
         let shape = |warps: usize, round, ring| {
             let warps_k = n_sb.min(warps);
             // Tiles for a block each, where there are not more.
@@ -121,11 +135,12 @@ impl Shape {
                 warps_k,
                 warps_r,
                 ring,
-                ahead: if warps <= LIGHT_WARPS { ring } else { AHEAD },
+                ahead: if is_light { ring } else { AHEAD },
                 round,
                 sets: 1 + usize::from(round * sms * warps_r < tiles),
                 stage: largest_unit(types),
                 minimums: minimums(types).max(8),
+                holds_columns: !is_light,
             }
         };
         // As many warps as can be, then as few barriers, then as many units in flight.
@@ -141,7 +156,12 @@ impl Shape {
                     return Some(found);
                 }
             }
-            warps /= 2;
+            // Few are not halved but for less than a light block has.
+            warps = if warps > LIGHT_WARPS {
+                warps - 2
+            } else {
+                warps / 2
+            };
         }
         None
     }
@@ -178,6 +198,7 @@ impl Shape {
                 ("SETS", self.sets),
                 ("SHARED_BYTES", self.shared_bytes()),
             ])
+            + &flag("HOLDS_COLUMNS", self.holds_columns)
     }
 }
 
@@ -228,18 +249,37 @@ fn launch(
     let m = count / chained;
     let sms = (l.card.sm_count as usize / m).clamp(1, MOST_TICKETS);
     let is_short = n_in * chained < LONG_ROW && product.bytes < MANY_BYTES;
-    let is_few = tiles * superblocks(n_in) <= LIGHT_UNITS * sms;
-    let is_light = pairs.is_none() && n_in < LONG_ROW && is_few;
+    let is_few = |tiles: usize, n_in, sms| tiles * superblocks(n_in) <= LIGHT_UNITS * sms;
+    let is_light = pairs.is_none() && n_in < LONG_ROW && is_few(tiles, n_in, sms);
+    // Its neighbours in a step are as wide as the narrower side of this one.
+    let width = n_in.min(tiles * UNIT_ROWS);
+    let is_beside_light =
+        pairs.is_some() || is_few(width / UNIT_ROWS, width, l.card.sm_count as usize);
+    let n_sb = superblocks(n_in);
+    let most = match n_sb > WARPS && n_sb <= MOST_WARPS && !is_beside_light {
+        true => n_sb,
+        false => WARPS,
+    };
     let shape = |warps, per_cent| {
         let all = l.card.shared_bytes;
         let shared = (all * per_cent / 100, all);
         Shape::new((n_in, chained), &product.types, tiles, sms, warps, shared)
     };
-    let shape = match l.card.has_pdl() {
-        false => shape(WARPS, 100),
-        true if is_light => shape(LIGHT_WARPS, SHARED_LIGHT),
-        true if is_short => shape(WARPS, SHARED_SHORT),
-        true => shape(WARPS, SHARED_LONG),
+    let shape = match (l.card.has_pdl(), is_short) {
+        (false, _) => shape(WARPS, 100),
+        (true, _) if is_light => shape(LIGHT_WARPS, SHARED_LIGHT),
+        (true, true) if is_beside_light => beside_light(shape(WARPS, SHARED_SHORT)),
+        (true, false) if is_beside_light => beside_light(shape(WARPS, SHARED_LONG)),
+        (true, true) => {
+            let threads = |s: &Option<Shape>| s.map(|s| s.threads());
+            let (some, all) = (shape(most, SHARED_SHORT), shape(most, 100));
+            if threads(&some) < threads(&all) {
+                all
+            } else {
+                some
+            }
+        }
+        (true, false) => shape(most, 100),
     };
     let Some(shape) = shape else {
         return Ok(None);
@@ -301,6 +341,14 @@ fn launch(
         spec.traffic.rows += 4 * mix.floats(&l.plan, 1) as u64;
     }
     Ok(Some(spec))
+}
+
+/// `shape` with no more registers than leave a light neighbour its own.
+fn beside_light(shape: Option<Shape>) -> Option<Shape> {
+    shape.map(|s| Shape {
+        holds_columns: s.threads() <= HOLDING_THREADS,
+        ..s
+    })
 }
 
 /// Whether what the sums of `op` are added to was there before the preceding kernel began: that kernel
