@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,21 @@ GRAPHS = {"full": "graph", "none": "eager"}
 
 #: Called with what is going on, repetitions done and repetitions in all.
 Told = Callable[[str, int, int | None], None]
+
+
+#: Part of the sequences that run on average, below which their clocks do not tell the rate of all.
+ALL_TOGETHER = 0.95
+
+#: Steps of all sequences that tell it.
+LEAST_STEPS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What several sequences made, from where all had begun to where the first one ended."""
+
+    n_tokens: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,12 +197,12 @@ def run(
 
 def measure(llm: LLM, case: Case, seed: int) -> Repetition:
     """One repetition, from an empty cache but for the tokens of the depth."""
-    return _repetition(case, _run_once(llm, case, seed))
+    return _repetition(case, *_run_once(llm, case, seed))
 
 
-def _run_once(llm: LLM, case: Case, seed: int) -> list[Timings]:
-    """Timings of a test's sequences. That of a prompt begins behind the tokens of the depth, which
-    the same sequence holds."""
+def _run_once(llm: LLM, case: Case, seed: int) -> tuple[list[Timings], Window | None]:
+    """Timings of a test's sequences, and what several made while all ran. That of a prompt begins
+    behind the tokens of the depth, which the same sequence holds."""
     first = llm.tokenizer.bos_id if llm.tokenizer.add_bos else None
     length = case.n_depth + (case.n_prompt or (0 if case.n_depth else 1))
     # The prompt's pass yields a token itself: one more than the steps that are timed.
@@ -202,14 +218,40 @@ def _run_once(llm: LLM, case: Case, seed: int) -> list[Timings]:
         )
         for row in range(case.n_seq)
     ]
+    ended: dict[int, _native.Generated] = {}
+    window = None
+    if case.n_seq > 1 and case.n_gen:
+        # They begin and end in the order in which they came, or several at once.
+        generations[-1].next()
+        for number, generation in enumerate(generations[:-1]):
+            if not _given(generation, number, ended):
+                generation.next()
+        begin = time.perf_counter()
+        if not ended:
+            ended[0] = generations[0].collect()
+            seconds = time.perf_counter() - begin
+            made = len(ended[0].token_ids)
+            for number, generation in enumerate(generations[1:], 1):
+                made += _given(generation, number, ended)
+            window = Window(made, seconds)
     times = []
-    for generation in generations:
-        whole = generation.collect()
+    for number, generation in enumerate(generations):
+        whole = ended.get(number) or generation.collect()
         made = whole.usage[1]
         if made != n:
             raise InternalError(f"{case.name} generated {made} of {n} tokens")
         times.append(Timings(*whole.timings))
-    return times
+    return times, window
+
+
+def _given(generation: _native.Generation, number: int, ended: dict[int, _native.Generated]) -> int:
+    """How many tokens it has made since it was last asked; its last piece goes to `ended`."""
+    made = 0
+    while number not in ended and (part := generation.poll()):
+        made += len(part.token_ids)
+        if part.finish_reason:
+            ended[number] = part
+    return made
 
 
 def _together(times: Sequence[Timings]) -> tuple[float, float]:
@@ -233,10 +275,14 @@ def _together(times: Sequence[Timings]) -> tuple[float, float]:
     return span * len(times) / sum(made), ran
 
 
-def _repetition(case: Case, times: Sequence[Timings]) -> Repetition:
-    """What was timed."""
+def _repetition(case: Case, times: Sequence[Timings], window: Window | None = None) -> Repetition:
+    """What was timed. Where sequences begin one after another, those that began first are as slow
+    as the prompts of the others made them, so what is counted while all ran is the rate, if that
+    is `LEAST_STEPS` steps; it is known to one step, which for fewer is less than the clocks say."""
     steps = case.n_gen * case.n_seq
     decode, together = _together(times)
+    if window and together < ALL_TOGETHER and window.n_tokens >= LEAST_STEPS * case.n_seq:
+        decode, together = steps * window.seconds / window.n_tokens, 1.0
     last = min(times, key=lambda t: t.decode_seconds)
     share = decode / last.decode_seconds if last.decode_seconds else 1.0
     plain = case.n_gen / last.decode_tokens_per_second_without_sampling * share if steps else 0.0
