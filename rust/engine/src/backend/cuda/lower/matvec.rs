@@ -394,4 +394,32 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn long_rows_that_leave_memory_for_few_warps_are_not_light() {
+        // As of an 8B's `ffn_down`, alone on an SM and beside a light neighbour.
+        let all = 227 << 10;
+        for ty in quant::TYPES.iter().filter(|t| t.integers) {
+            for per_cent in [SHARED_LONG, 100] {
+                let room = (all * per_cent / 100, all);
+                let shape = Shape::new((14336, 1), &[ty], 256, 132, WARPS, room).unwrap();
+                assert_eq!(shape.ahead, AHEAD, "{ty:?} {per_cent}: {shape:?}");
+                assert!(
+                    shape.ring > AHEAD && shape.holds_columns,
+                    "{ty:?}: {shape:?}"
+                );
+                if per_cent == 100 {
+                    assert!(shape.warps_k > LIGHT_WARPS, "{ty:?}: {shape:?}");
+                }
+            }
+        }
+        let room = (all * SHARED_LIGHT / 100, all);
+        for ty in quant::TYPES.iter().filter(|t| t.integers) {
+            let shape = Shape::new((2048, 1), &[ty], 128, 132, LIGHT_WARPS, room).unwrap();
+            assert!(
+                shape.ahead == shape.ring && !shape.holds_columns,
+                "{shape:?}"
+            );
+        }
+    }
 }
