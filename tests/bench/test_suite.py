@@ -60,12 +60,12 @@ def test_sequences_that_began_apart_are_counted_while_all_ran() -> None:
 
 
 def test_tokens_are_counted_from_where_all_have_begun_to_where_the_first_ends(tiny: Path) -> None:
-    case = Case(0, 40, 100, 4)
-    with LLM(tiny, device="cpu", n_ctx=256, max_batch=4, prefix_cache=False) as llm:
+    case = Case(0, 400, 100, 4)
+    with LLM(tiny, device="cpu", n_ctx=512, max_batch=4, prefix_cache=False) as llm:
         times, window = _run_once(llm, case, seed=1)
-        alone = _run_once(llm, Case(0, 40, 100, 1), seed=1)
+        alone = _run_once(llm, Case(0, 400, 100, 1), seed=1)
     assert len(times) == 4 and alone[1] is None
     assert window is not None
-    # All of them, 40 after each one's first, less what was made before the last one began.
+    # All of them, 400 after each one's first, less what was made before the last one began.
     assert 0 < window.n_tokens <= 4 * case.n_gen
     assert 0 < window.seconds <= max(t.decode_seconds for t in times)

@@ -221,13 +221,14 @@ def _run_once(llm: LLM, case: Case, seed: int) -> tuple[list[Timings], Window | 
     ended: dict[int, _native.Generated] = {}
     window = None
     if case.n_seq > 1 and case.n_gen:
-        # They begin and end in the order in which they came, or several at once.
-        generations[-1].next()
+        for number, generation in enumerate(generations):
+            _given(generation, number, ended, waits=True)
+        # The last one may have waited: what the others made meanwhile does not count.
         for number, generation in enumerate(generations[:-1]):
-            if not _given(generation, number, ended):
-                generation.next()
+            _given(generation, number, ended)
         begin = time.perf_counter()
         if not ended:
+            # They end in the order in which they came, or several at once.
             ended[0] = generations[0].collect()
             seconds = time.perf_counter() - begin
             made = len(ended[0].token_ids)
@@ -244,10 +245,19 @@ def _run_once(llm: LLM, case: Case, seed: int) -> tuple[list[Timings], Window | 
     return times, window
 
 
-def _given(generation: _native.Generation, number: int, ended: dict[int, _native.Generated]) -> int:
-    """How many tokens it has made since it was last asked; its last piece goes to `ended`."""
+def _given(
+    generation: _native.Generation,
+    number: int,
+    ended: dict[int, _native.Generated],
+    waits: bool = False,
+) -> int:
+    """How many tokens it has made since it was last asked, one at least if this `waits`; its last
+    piece goes to `ended`."""
     made = 0
-    while number not in ended and (part := generation.poll()):
+    while number not in ended:
+        part = generation.next() if waits and not made else generation.poll()
+        if part is None:
+            break
         made += len(part.token_ids)
         if part.finish_reason:
             ended[number] = part
