@@ -111,9 +111,20 @@ def ksim_env(ksim_library_dir: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Lets pytest-xdist hand files out in the order that they were collected in."""
-    if config.pluginmanager.hasplugin("xdist"):
-        config.option.loadscopereorder = False
+    """Lets pytest-xdist hand files out in the order that they were collected in, to workers that
+    have cores of their own: threads that wait for one which has no core wait spinning."""
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
+    config.option.loadscopereorder = False
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    if not worker:
+        # NumPy's threads are made where it is imported, which workers do before they come here.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    elif hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        first = int(worker.removeprefix("gw")) % len(cores)
+        count = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        os.sched_setaffinity(0, cores[first::count])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

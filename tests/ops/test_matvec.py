@@ -137,7 +137,7 @@ def test_products_of_one_input_are_independent(backend: Backend) -> None:
         parts[f"y{i}"] = (decode(ty, data).reshape(n_out, n_in).astype(np.float64), offset)
     for rows in (1, 3, 16):
         values = normal(rows, n_in, seed=rows)
-        for threads in (1, 3):
+        for threads in (1, 3) if backend.device == "cpu" else (1,):
             run = Run(backend, plan, threads=threads)({"x": values})
             for name, (weight, offset) in parts.items():
                 assert nmse(run[name], values @ weight.T + offset) <= backend.nmse, name
