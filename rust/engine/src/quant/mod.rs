@@ -144,11 +144,11 @@ impl KernelType {
         matches!(self.kv, Some(KvKernel::Values { halves: true, .. }))
     }
 
-    /// The struct for a kernel that writes keys and values one by one; any, for one that does not.
+    /// The struct for a kernel that writes keys and values one by one; any, where none can.
     pub fn kv_struct(&self) -> &'static str {
         match self.kv {
             Some(KvKernel::Values { name, .. }) => name,
-            Some(KvKernel::Integers { .. }) | None => "KvF32",
+            Some(KvKernel::Integers { .. }) | None => NO_KV,
         }
     }
 
@@ -408,6 +408,9 @@ pub fn kv_types() -> impl Iterator<Item = &'static QuantType> {
     let weights = TYPES.iter().filter(|t| t.holds_kv());
     weights.chain(std::iter::once(&i16_blocks::I16))
 }
+
+/// The struct for a kernel that writes no keys and values: any.
+pub const NO_KV: &str = "KvF32";
 
 /// Encoding of keys and values where none is asked for: attention over it has one stated sum.
 pub const DEFAULT_KV: &str = "i16";

@@ -11,7 +11,7 @@ use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
 use crate::plan::fuse::{Epilogue, Experts, Gate, Part};
 use crate::plan::{BufferId, Norm};
-use crate::quant::QuantType;
+use crate::quant::{self, QuantType};
 
 /// A fused product to lower.
 #[derive(Debug, Clone, Copy)]
@@ -140,12 +140,24 @@ fn epilogue_constants(l: &Lowering, op: &Op<'_>, order: Order) -> String {
         }
         _ => (UNIT_ROWS, 1),
     };
+    let scatters = matches!(
+        epilogue,
+        Epilogue::Qkv {
+            scatter: Some(_),
+            ..
+        }
+    );
+    // A product that stores no keys is the same kernel whatever the cache.
+    let kv = match scatters {
+        true => l.kv_type.kernel.kv_struct(),
+        false => quant::NO_KV,
+    };
     let text = format!(
         "enum {{ EPILOGUE_STORE, EPILOGUE_ADD, EPILOGUE_SWIGLU, EPILOGUE_GEGLU, \
          EPILOGUE_CLAMPED_SWIGLU, EPILOGUE_QKV }};\n\
          enum {{ ORDER_NATURAL, ORDER_NEIGHBOURS, ORDER_HALVES }};\n\
          constexpr int EPILOGUE = {};\nconstexpr int ORDER = {};\n\
-         constexpr bool SCATTERS = {};\nusing Kv = {};\n\
+         constexpr bool SCATTERS = {scatters};\nusing Kv = {kv};\n\
          constexpr uint32_t SCALE_BITS = {}u;\nconstexpr bool SCALED = {};\n",
         match epilogue {
             Epilogue::Store => "EPILOGUE_STORE",
@@ -162,14 +174,6 @@ fn epilogue_constants(l: &Lowering, op: &Op<'_>, order: Order) -> String {
             Order::Halves { .. } => "ORDER_HALVES",
             Order::Natural | Order::Joined | Order::Parted { .. } => "ORDER_NATURAL",
         },
-        matches!(
-            epilogue,
-            Epilogue::Qkv {
-                scatter: Some(_),
-                ..
-            }
-        ),
-        l.kv_type.kernel.kv_struct(),
         match epilogue {
             Epilogue::Add { scale, .. } => scale.to_bits(),
             _ => 1.0f32.to_bits(),
@@ -177,4 +181,33 @@ fn epilogue_constants(l: &Lowering, op: &Op<'_>, order: Order) -> String {
         op.parts.iter().any(|part| part.scale.is_some()),
     );
     text + &constants(&[("HEAD_DIM", head_dim), ("N_HEAD_KV", n_head_kv)])
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::super::pass::specs;
+    use super::super::tests::{chunk, halves, lowering, named, step, superblocks};
+
+    #[test]
+    fn only_products_that_store_keys_depend_on_the_cache() {
+        let words = named(|t| t.block_elems == 1 && t.holds_kv() && !t.kernel.kv_in_halves());
+        let words = words.last().unwrap();
+        for pass in [step(1), step(8), chunk(200, 1)] {
+            let [of_words, of_halves] = [words, halves()].map(|kv_type| {
+                let l = lowering("sm_90", superblocks(), kv_type, true);
+                let specs = specs(&l, &pass).unwrap();
+                let constants = specs.into_iter().map(|s| s.variant.constants);
+                constants.filter(|c| c.contains("SCATTERS")).collect()
+            });
+            let (of_words, of_halves): (HashSet<String>, HashSet<String>) = (of_words, of_halves);
+            let stores = |c: &&String| c.contains("SCATTERS = true");
+            let mut differ = of_words.difference(&of_halves);
+            assert!(differ.all(|c| stores(&c)));
+            assert!(of_words.intersection(&of_halves).count() > 1);
+            let storing = of_words.iter().find(stores);
+            assert!(storing.is_none_or(|c| !of_halves.contains(c)));
+        }
+    }
 }

@@ -30,7 +30,7 @@ const NAMES: [&str; 11] = [
     "x", "q", "k", "v", "heads", "delta", "gate", "up", "act", "last", "logits",
 ];
 
-fn named(fits: impl Fn(&&'static QuantType) -> bool) -> impl Iterator<Item = &'static str> {
+pub fn named(fits: impl Fn(&&'static QuantType) -> bool) -> impl Iterator<Item = &'static str> {
     quant::TYPES.iter().filter(fits).map(|t| t.name)
 }
 
