@@ -87,9 +87,9 @@ fn add(kernels: &mut HashSet<Variant>, card: &Card) {
     }
 }
 
-/// Whether kernels of the type of this number, of weights or of a cache, are compiled for a card: for the
-/// one that most were made for, all; of the six others each takes every sixth, so that each is compiled
-/// for two cards. With `ONEGRAPH_THOROUGH=1` all for all cards, several times as long.
+/// Whether kernels of the type of this number are compiled for a card: for the one that most were made
+/// for, all; of the six others each takes every sixth type, so that each type is compiled for two cards.
+/// With `ONEGRAPH_THOROUGH=1` all types for all cards, several times as long.
 fn is_compiled(number: usize, arch: u32) -> bool {
     const MOST_USED: u32 = 90;
     let mut others = ARCHITECTURES.iter().filter(|a| **a != MOST_USED);
@@ -97,13 +97,8 @@ fn is_compiled(number: usize, arch: u32) -> bool {
     std::env::var_os("ONEGRAPH_THOROUGH").is_some() || arch == MOST_USED || is_dealt
 }
 
-/// The types of keys and values that a card has attention for.
-fn caches() -> impl Iterator<Item = &'static QuantType> {
-    quant::kv_types().filter(|t| t.kernel.kv.is_some())
-}
-
-/// Every kernel that the backend lowers layers to on a card of this compute capability; all types and
-/// caches that are dealt to it, both rotations, fused and not.
+/// Every kernel that the backend lowers layers to on a card of this compute capability; all types, all
+/// caches, both rotations, fused and not.
 fn kernels(number: u32) -> HashSet<Variant> {
     let mut kernels = HashSet::new();
     let f16 = quant::by_name("F16").unwrap();
@@ -115,18 +110,13 @@ fn kernels(number: u32) -> HashSet<Variant> {
             of(Layer::plan(ty, RopeStyle::Halves, false), f16, true);
         }
     }
-    for (i, kv) in caches().enumerate() {
-        let is_default = kv.name == quant::kv_by_name(quant::DEFAULT_KV).unwrap().name;
-        if is_default || is_compiled(i, number) {
-            of(Layer::plan(common, RopeStyle::Interleaved, false), kv, true);
-        }
+    for kv in quant::kv_types().filter(|t| t.kernel.kv.is_some()) {
+        of(Layer::plan(common, RopeStyle::Interleaved, false), kv, true);
     }
     of(Layer::plan(common, RopeStyle::Halves, false), f16, false);
     of(Layer::plan(common, RopeStyle::Halves, true), f16, true);
     // What a load runs itself.
-    let dealt = quant::TYPES.iter().enumerate();
-    let dealt = dealt.filter(|(i, _)| is_compiled(*i, number));
-    kernels.extend(dealt.map(|(_, ty)| repack_variant(ty)));
+    kernels.extend(quant::TYPES.iter().map(repack_variant));
     for (n_vocab, verifies) in [(32_003, false), (151_936, false), (151_936, true)] {
         kernels.insert(sample::variant(n_vocab, 4096, verifies));
     }
@@ -303,15 +293,10 @@ fn attention_of_wide_heads_compiles_for_every_card_without_spills() {
     let mut jobs = Vec::new();
     for arch in ARCHITECTURES {
         let mut kernels = HashSet::new();
-        for (i, kv_type) in caches().enumerate() {
-            let heads = [(8, 1, 256), (12, 1, 512), (1, 1, 512)];
-            for (j, (n_head, n_head_kv, head_dim)) in heads.into_iter().enumerate() {
+        for kv_type in quant::kv_types().filter(|t| t.kernel.kv.is_some()) {
+            for (n_head, n_head_kv, head_dim) in [(8, 1, 256), (12, 1, 512), (1, 1, 512)] {
                 // Their pages do not fit its shared memory.
                 if arch == 75 && kv_type.kernel.kv_bytes() == 2 && head_dim == 512 {
-                    continue;
-                }
-                // Of two widths for each card.
-                if !is_compiled(i + 2 * j, arch) {
                     continue;
                 }
                 let card = wide_heads(arch, kv_type, n_head, n_head_kv, head_dim);
