@@ -25,6 +25,9 @@ hypothesis.settings.register_profile(
     "find", phases=[hypothesis.Phase.explicit, hypothesis.Phase.reuse, hypothesis.Phase.generate]
 )
 
+#: What this process may use before a worker of pytest-xdist keeps to its own.
+ALL_CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+
 #: Fixtures that load the simulated driver into the process of the test.
 LOADS_DRIVER = {"backend", "card", "any_card"}
 
@@ -120,8 +123,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if not worker:
         # NumPy's threads are made where it is imported, which workers do before they come here.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    elif hasattr(os, "sched_setaffinity"):
-        cores = sorted(os.sched_getaffinity(0))
+    elif ALL_CORES:
+        cores = sorted(ALL_CORES)
         first = int(worker.removeprefix("gw")) % len(cores)
         count = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
         os.sched_setaffinity(0, cores[first::count])
@@ -186,6 +189,18 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     # What it left on the card goes before another test looks.
     plans_kv.forget()
     gc.collect()
+
+
+@pytest.fixture(scope="module")
+def all_cores() -> Iterator[None]:
+    """For threads that are to meet: those of a worker with one core take turns."""
+    if not ALL_CORES:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, ALL_CORES)
+    yield
+    os.sched_setaffinity(0, before)
 
 
 @pytest.fixture

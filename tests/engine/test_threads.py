@@ -12,6 +12,8 @@ import pytest
 from onegraph import LLM, Piece, Stream
 from support.turns import turns_beside
 
+pytestmark = pytest.mark.usefixtures("all_cores")
+
 
 def test_eight_threads_on_one_model_equal_their_own_calls(smol: LLM) -> None:
     jobs = [(f"Thread {i} says", 100 + i) for i in range(16)]

@@ -4,8 +4,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import onegraph
+import pytest
 from support import strings
 from support.turns import turns_beside
+
+pytestmark = pytest.mark.usefixtures("all_cores")
 
 
 def test_threads_share_one(smollm2: Path) -> None:
