@@ -194,6 +194,7 @@ mod tests {
     fn only_products_that_store_keys_depend_on_the_cache() {
         let words = named(|t| t.block_elems == 1 && t.holds_kv() && !t.kernel.kv_in_halves());
         let words = words.last().unwrap();
+        let mut stored = 0;
         for pass in [step(1), step(8), chunk(200, 1)] {
             let [of_words, of_halves] = [words, halves()].map(|kv_type| {
                 let l = lowering("sm_90", superblocks(), kv_type, true);
@@ -202,12 +203,12 @@ mod tests {
                 constants.filter(|c| c.contains("SCATTERS")).collect()
             });
             let (of_words, of_halves): (HashSet<String>, HashSet<String>) = (of_words, of_halves);
-            let stores = |c: &&String| c.contains("SCATTERS = true");
-            let mut differ = of_words.difference(&of_halves);
-            assert!(differ.all(|c| stores(&c)));
+            for constants in of_words.difference(&of_halves) {
+                assert!(constants.contains("SCATTERS = true"), "{constants}");
+                stored += 1;
+            }
             assert!(of_words.intersection(&of_halves).count() > 1);
-            let storing = of_words.iter().find(stores);
-            assert!(storing.is_none_or(|c| !of_halves.contains(c)));
         }
+        assert!(stored > 0);
     }
 }
