@@ -332,6 +332,79 @@ KERNEL(k, P) {
 """
 
 
+#: C [64][N] of A [64][64] and of B of bytes, [4][N][16]: 16 rows of B, then the next, columns one
+#: behind another, as a prompt's attention finds keys and values.
+WARPGROUP = """
+#include "warpgroup.cuh"
+constexpr uint32_t N = COLUMNS;
+struct P { const uint8_t* a; const uint8_t* b; int32_t* c; };
+KERNEL_BOUNDS(k, P, 128, 1) {
+    if constexpr (HAS_WARPGROUPS) {
+        SHARED uint64_t arrived;
+        uint8_t* shared = dynamic_shared<uint8_t>();
+        if (threadIdx.x == 0) {
+            barrier_init(&arrived, 1);
+            barrier_init_fence();
+            barrier_expect(&arrived, N * 64);
+            bulk_copy(to_shared_address(shared), p.b, N * 64, &arrived);
+        }
+        __syncthreads();
+        barrier_wait(&arrived, 0);
+        const uint32_t g = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+        const CoreMatrix b = core_matrix(to_shared_address(shared), 128, N * 16);
+        int32_t sums[N / 8][4];
+        uint32_t a[2][4];
+#pragma unroll
+        for (uint32_t step = 0; step < 2; step++) {
+#pragma unroll
+            for (uint32_t i = 0; i < 4; i++) {
+                a[step][i] = *reinterpret_cast<const uint32_t*>(
+                    p.a + (g + i % 2 * 8) * 64 + step * 32 + i / 2 * 16 + t * 4);
+            }
+        }
+        wgmma_fence();
+#pragma unroll
+        for (uint32_t step = 0; step < 2; step++) {
+            wgmma_k32_s32<A_SIGNED, B_SIGNED>(sums, a[step], b + step * 2 * N * 16, step > 0);
+        }
+        wgmma_commit();
+        wgmma_wait<0>();
+        settle_registers(sums);
+#pragma unroll
+        for (uint32_t n = 0; n < N / 8; n++) {
+#pragma unroll
+            for (uint32_t e = 0; e < 4; e++) {
+                p.c[(g + e / 2 * 8) * N + n * 8 + 2 * t + e % 2] = sums[n][e];
+            }
+        }
+    }
+}
+"""
+
+
+@pytest.mark.parametrize("columns", [16, 32, 64])
+@pytest.mark.parametrize("signed", [(True, True), (True, False), (False, True), (False, False)])
+def test_products_of_warpgroups_are_exact(
+    card: Card, signed: tuple[bool, bool], columns: int
+) -> None:
+    if card.arch() != "sm_90":
+        pytest.skip("wgmma is of compute capability 9.0 alone")
+    text = WARPGROUP.replace("A_SIGNED", str(signed[0]).lower())
+    text = text.replace("B_SIGNED", str(signed[1]).lower()).replace("COLUMNS", str(columns))
+    types = [np.int8 if s else np.uint8 for s in signed]
+    a = rng(6).integers(0, 256, (64, 64), np.uint8).view(types[0])
+    b = rng(7).integers(0, 256, (columns, 64), np.uint8).view(types[1])
+    planes = np.ascontiguousarray(b.reshape(columns, 4, 16).transpose(1, 0, 2))
+    c = card.alloc(4 * 64 * columns)
+    kernel = card.function(card.load(card.compile(text, arch="sm_90a")), "k")
+    card.launch(
+        kernel, 1, 128, params(a=card.upload(a), b=card.upload(planes), c=c), shared=64 * columns
+    )
+    card.synchronize()
+    expected = a.astype(np.int32) @ b.astype(np.int32).T
+    assert (c.read(np.int32).reshape(64, columns) == expected).all()
+
+
 @pytest.mark.parametrize("chunks", [1, 2, 3, 8])
 def test_a_ring_of_asynchronous_copies(card: Card, chunks: int) -> None:
     x = rng(8).standard_normal((4, chunks * 128)).astype(np.float32)

@@ -1,18 +1,18 @@
-"""common.cuh through the real compiler, which needs no card, and where the simulator is known."""
+"""Primitives through the real compiler, which needs no card, and where the simulator is known."""
 
 import ctypes as c
 import re
 from pathlib import Path
 
 import pytest
-from support.card import COMMON, Card, real_nvrtc
+from support.card import PRIMITIVES, Card, real_nvrtc
 
 ROOT = Path(__file__).resolve().parents[2]
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 
 # Every primitive once.
 EVERYTHING = """
-#include "common.cuh"
+#include "warpgroup.cuh"
 struct P { const float* x; float* y; uint32_t* w; uint64_t* r; uint32_t n; };
 KERNEL_BOUNDS(everything, P, 256, 1) {
     SHARED uint64_t barrier;
@@ -73,7 +73,16 @@ KERNEL_BOUNDS(everything, P, 256, 1) {
         wgmma_commit();
         wgmma_wait<0>();
         settle_registers(sums);
-        d[opaque_u32(2) % 4] += sums[3][3];
+        int32_t whole[4][4];
+        wgmma_fence();
+        wgmma_k32_s32<true, true>(whole, a, b, false);
+        wgmma_k32_s32<true, false>(whole, a, b, true);
+        wgmma_k32_s32<false, true>(whole, a, b, true);
+        wgmma_k32_s32<false, false>(whole, a, b, true);
+        wgmma_commit();
+        wgmma_wait<0>();
+        settle_registers(whole);
+        d[opaque_u32(2) % 4] += sums[3][3] + whole[3][3];
     }
     ldmatrix_x4(a, s + (threadIdx.x % 32) * 16);
     d[1] += a[1];
@@ -103,8 +112,10 @@ class Nvrtc:
 
     def compile(self, source: str, *options: str) -> tuple[int, str]:
         program = c.c_void_p()
-        body, name = (c.c_char_p * 1)(COMMON.encode()), (c.c_char_p * 1)(b"common.cuh")
-        self.lib.nvrtcCreateProgram(c.byref(program), source.encode(), b"test.cu", 1, body, name)
+        n = len(PRIMITIVES)
+        bodies = (c.c_char_p * n)(*[text.encode() for text in PRIMITIVES.values()])
+        names = (c.c_char_p * n)(*[name.encode() for name in PRIMITIVES])
+        self.lib.nvrtcCreateProgram(c.byref(program), source.encode(), b"test.cu", n, bodies, names)
         words = (c.c_char_p * len(options))(*[o.encode() for o in options])
         code = self.lib.nvrtcCompileProgram(program, len(options), words)
         size = c.c_size_t()
@@ -116,7 +127,8 @@ class Nvrtc:
 
 
 def test_every_primitive_is_here() -> None:
-    primitives = re.findall(r"^DEVICE [\w<> ]+[ *](\w+)\(", COMMON, re.MULTILINE)
+    text = "".join(PRIMITIVES.values())
+    primitives = re.findall(r"^DEVICE [\w<> ]+[ *](\w+)\(", text, re.MULTILINE)
     assert len(primitives) > 40
     halves = {"shared_address"}  # the card's of another
     assert halves < set(primitives)
@@ -141,8 +153,8 @@ def test_every_primitive_has_its_twin(card: Card, arch: int) -> None:
     assert len(image) > 1000
 
 
-def test_only_the_common_header_and_the_shim_know_the_simulator() -> None:
-    found = []
+def test_only_the_primitives_and_the_shim_know_the_simulator() -> None:
+    found = set()
     for folder in ("rust/engine", "rust/python", "python"):
         for path in (ROOT / folder).rglob("*"):
             # The engine's own tests may ask the simulated card what it counted; the engine may not.
@@ -150,8 +162,8 @@ def test_only_the_common_header_and_the_shim_know_the_simulator() -> None:
             if path.suffix in {".cu", ".cuh", ".rs", ".py", ".h"} and path.is_file() and not tests:
                 text = path.read_text()
                 if re.search(r"\bONEGRAPH_SIM\b|\bsim::|\bksim", text):
-                    found.append(str(path.relative_to(ROOT)))
-    assert found == ["rust/engine/kernels/common.cuh"]
+                    found.add(str(path.relative_to(ROOT)))
+    assert found == {f"rust/engine/kernels/{name}" for name in PRIMITIVES}
 
 
 def test_kernels_hold_no_assembly_and_no_bare_qualifiers() -> None:
@@ -159,7 +171,7 @@ def test_kernels_hold_no_assembly_and_no_bare_qualifiers() -> None:
     kernels = sorted((ROOT / "rust" / "engine").rglob("*.cu*"))
     assert kernels
     for path in kernels:
-        if path.name == "common.cuh":
+        if path.name in PRIMITIVES:
             continue
         text = re.sub(r"//[^\n]*", "", path.read_text())
         bare = re.findall(r"\basm\b|\b__shared__\b|\b__global__\b|\b__CUDA_ARCH__\b", text)

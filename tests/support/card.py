@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 KERNELS = Path(__file__).resolve().parents[2] / "rust" / "engine" / "kernels"
-COMMON = (KERNELS / "common.cuh").read_text()
+# The headers of primitives, which alone know the card's own instructions and the simulator.
+PRIMITIVES = {name: (KERNELS / name).read_text() for name in ("common.cuh", "warpgroup.cuh")}
 
 STATS = [
     "allocations",
@@ -214,7 +215,7 @@ class Card:
         arch: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> bytes:
-        headers = {"common.cuh": COMMON} if headers is None else headers
+        headers = PRIMITIVES if headers is None else headers
         arch = arch or self.arch()
         program = c.c_void_p()
         bodies = (c.c_char_p * max(len(headers), 1))(*[h.encode() for h in headers.values()])

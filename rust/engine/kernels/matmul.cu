@@ -11,11 +11,12 @@
 // that none has leave at once.
 //
 // variant.cuh: WARPGROUPS, WARPS_R x WARPS_N warps, of W_TILES tiles of weights and N_TILES of x each,
-// RING, SPLITS, COPY_WEIGHTS (threads), MIN_BLOCKS, SHARED_BYTES, NORM, X_SUMS, X_OFFSETS and what
-// epilogue.cuh needs.
+// RING, SPLITS, KEEPS_TOTAL (in registers), COPY_WEIGHTS (threads), MIN_BLOCKS, SHARED_BYTES, NORM, X_SUMS,
+// X_OFFSETS and what epilogue.cuh needs.
 #include "epilogue.cuh"
 #include "norm.cuh"
 #include "superblock.cuh"
+#include "warpgroup.cuh"
 
 constexpr uint32_t THREADS = 32 * WARPS_R * WARPS_N;
 constexpr uint32_t BLOCK_TILES = WARPS_R * W_TILES;
@@ -25,8 +26,8 @@ constexpr uint32_t ROWS = BLOCK_X * TILE_ROWS;
 constexpr uint32_t X_STAGE = BLOCK_X * Tile::BYTES;
 constexpr uint32_t STAGE = BLOCK_TILES * LARGEST_UNIT + X_STAGE;
 // Sums of the parts that have ended, where one block has them all: touched once a part, they would only
-// keep registers from the loop.
-constexpr uint32_t TOTAL_BYTES = SPLITS > 1 ? 0 : THREADS * W_TILES * N_TILES * 16;
+// keep registers from the loop, but where shared memory has no room for them.
+constexpr uint32_t TOTAL_BYTES = SPLITS > 1 || KEEPS_TOTAL ? 0 : THREADS * W_TILES * N_TILES * 16;
 static_assert(SHARED_BYTES == RING * STAGE + TOTAL_BYTES, "stages of weights and x, and sums");
 static_assert(RING >= 2, "one is copied while another is read");
 static_assert(!WARPGROUPS || (HAS_WARPGROUPS && W_TILES == 1 && WARPS_R % 4 == 0),
@@ -57,20 +58,20 @@ DEVICE float4 add_rn(const float4& a, const float4& b) {
 
 // Sets of sums of a sub-block: where registers are for two, the next sub-block is multiplied while one
 // is drained; elsewhere other warpgroups are.
-[[maybe_unused]] constexpr int SUM_SETS = THREADS * MIN_BLOCKS > 384 || N_TILES > 4 ? 1 : 2;
+[[maybe_unused]] constexpr int SUM_SETS =
+    THREADS * MIN_BLOCKS > 384 || (KEEPS_TOTAL && N_TILES > 4) ? 1 : 2;
 
 // The same with wgmma, for one tile of weights a warp: products one after another, of the minimums,
 // then of sub-blocks in the order of chains.
 template <typename T>
-DEVICE void add_superblock_by_warpgroup(const uint8_t* unit, const uint8_t* x, uint32_t lane,
-                                        Sums& y) {
+DEVICE void add_superblock_by_warpgroup(const uint8_t* unit, const uint8_t* x, SharedAddress x_at,
+                                        uint32_t lane, Sums& y) {
     constexpr int STEPS = T::SUB / 16;  // of a sub-block
     constexpr int SUBS = 64 / T::SUB;   // of a chain
     constexpr int MINIMUMS = T::OFFSETS == SHARED_OFFSETS ? 1 : 0;
     constexpr int PRODUCTS = MINIMUMS + 4 * SUBS;
     const uint32_t g = lane / 4, q = lane % 4;
-    const CoreMatrix matrices =
-        core_matrix(to_shared_address(const_cast<uint8_t*>(x)), CoreMatrices::HALF);
+    const CoreMatrix matrices = core_matrix(x_at, CoreMatrices::HALF);
     __syncwarp();
     const typename T::Row rows[2] = {T::row(unit, g), T::row(unit, g + 8)};
     // [tile of x: with hi, with lo]
@@ -189,12 +190,14 @@ struct Turn {
     Turn last() const { return stage == 0 ? Turn{RING - 1, phase ^ 1} : Turn{stage - 1, phase}; }
 };
 
-// What a block computes of one segment: its parts' sums, in memory, or those of all in shared memory.
+// What a block computes of one segment: its parts' sums, in memory, or those of all, in shared memory or
+// in `total`.
 template <typename T>
 DEVICE void multiply(const Params& p, const Segment& segment, [[maybe_unused]] uint32_t expert,
-                     uint32_t first, float* partial, float* norm_factors, uint64_t* filled, uint64_t* emptied) {
+                     uint32_t first, float* partial, float* norm_factors, uint64_t* filled,
+                     uint64_t* emptied, [[maybe_unused]] Sums& total) {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const uint32_t warp_r = warp % WARPS_R, warp_n = warp / WARPS_R;
+    const uint32_t warp_r = warp % WARPS_R, warp_n = WARPS_N > 1 ? warp / WARPS_R : 0;
     uint8_t* base = dynamic_shared<uint8_t>();
     constexpr uint32_t VECTORS = T::UNIT_BYTES / 16;
     const uint32_t part0 = blockIdx.z * N_PARTS / SPLITS, part1 = (blockIdx.z + 1) * N_PARTS / SPLITS;
@@ -316,7 +319,9 @@ DEVICE void multiply(const Params& p, const Segment& segment, [[maybe_unused]] u
             const uint8_t* units = at + warp_r * W_TILES * LARGEST_UNIT;
             const uint8_t* x = at + BLOCK_TILES * LARGEST_UNIT + warp_n * N_TILES * Tile::BYTES;
             if constexpr (WARPGROUPS) {
-                add_superblock_by_warpgroup<T>(units, x, lane, y);
+                const SharedAddress x_at = to_shared_address(base) + turn.stage * STAGE +
+                                           BLOCK_TILES * LARGEST_UNIT + warp_n * N_TILES * Tile::BYTES;
+                add_superblock_by_warpgroup<T>(units, x, x_at, lane, y);
             } else {
                 add_superblock<T>(units, x, lane, y);
             }
@@ -332,6 +337,13 @@ DEVICE void multiply(const Params& p, const Segment& segment, [[maybe_unused]] u
         for (int w = 0; w < W_TILES; w++) {
 #pragma unroll
             for (int n = 0; n < N_TILES; n++) {
+                if constexpr (KEEPS_TOTAL) {
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        total[w][n][e] = part > 0 ? add_rn(total[w][n][e], y[w][n][e]) : y[w][n][e];
+                    }
+                    continue;
+                }
                 const uint32_t own = (w * N_TILES + n) * THREADS + threadIdx.x;
                 float4 sum = make_float4(y[w][n][0], y[w][n][1], y[w][n][2], y[w][n][3]);
                 if constexpr (SPLITS > 1) {
@@ -374,18 +386,19 @@ KERNEL_BOUNDS(matmul, Params, THREADS, MIN_BLOCKS) {
     const uint32_t block = blockIdx.x * gridDim.y + blockIdx.y;
     float* partial = p.partial + static_cast<uint64_t>(block) * THREADS * (sizeof(Sums) / 4);
 
+    Sums total = {};
     auto other = [&](auto type, uint32_t which) {
         using T = decltype(type);
         if constexpr (!SAME<T, Segment0>) {
             if (number == which) {
-                multiply<T>(p, segment, expert, first, partial, norm_factors, filled, emptied);
+                multiply<T>(p, segment, expert, first, partial, norm_factors, filled, emptied, total);
                 return true;
             }
         }
         return false;
     };
     if (!other(Segment1{}, 1) && !other(Segment2{}, 2)) {
-        multiply<Segment0>(p, segment, expert, first, partial, norm_factors, filled, emptied);
+        multiply<Segment0>(p, segment, expert, first, partial, norm_factors, filled, emptied, total);
     }
     delay_block();
     __syncthreads();
@@ -396,11 +409,11 @@ KERNEL_BOUNDS(matmul, Params, THREADS, MIN_BLOCKS) {
         __syncthreads();
         if (!last) return;
     }
-    Sums total;
 #pragma unroll
     for (int w = 0; w < W_TILES; w++) {
 #pragma unroll
         for (int n = 0; n < N_TILES; n++) {
+            if (KEEPS_TOTAL) continue;
             const uint32_t own = (w * N_TILES + n) * THREADS + threadIdx.x;
             float4 sum;
             if constexpr (SPLITS > 1) {
@@ -420,29 +433,59 @@ KERNEL_BOUNDS(matmul, Params, THREADS, MIN_BLOCKS) {
         }
     }
 
-    const uint32_t warp_r = warp % WARPS_R, warp_n = warp / WARPS_R;
+    const uint32_t warp_r = warp % WARPS_R, warp_n = warp / WARPS_R, at = lane / 4;
+    // Pairs of rows of weights that a lane ends, and of each tile of x the two rows that it has. What they
+    // need from memory is asked for together, of so many tiles of x as leave registers: a wait each was a
+    // third of what a block took for a matrix of 4,096 rows.
+    constexpr uint32_t AT_ONCE = W_TILES * N_TILES <= 4 ? N_TILES : 4 / W_TILES;
+    static_assert(N_TILES % AT_ONCE == 0, "all tiles");
 #pragma unroll
-    for (uint32_t n = 0; n < N_TILES; n++) {
+    for (uint32_t begin = 0; begin < N_TILES; begin += AT_ONCE) {
+        uint32_t pairs[AT_ONCE][2];
+        Place places[AT_ONCE][2];
+        Before before[AT_ONCE][2][W_TILES];
+        Rotation rotations[AT_ONCE][2][W_TILES];
+        auto each = [&](auto f) {
 #pragma unroll
-        for (uint32_t e = 0; e < 2; e++) {
-            const uint32_t own = (warp_n * N_TILES + n) * TILE_ROWS + lane % 4 * 2 + e;
-            const uint32_t m = blockIdx.x * ROWS + own;
-            if (m >= p.m) continue;
-            const uint32_t pair = pair_of(p.experts, m);
-            if (RANKS > 0 && pair == NO_PAIR) continue;
-            const float factor = NORM ? norm_factors[own] : 1.0f;
-            // Not all rows' places at once: they would not fit the registers.
-            compiler_fence();
-            const Place place = place_of(p.to, m);
+            for (uint32_t i = 0; i < AT_ONCE; i++) {
+#pragma unroll
+                for (uint32_t e = 0; e < 2; e++) {
+                    f(i, e, (warp_n * N_TILES + begin + i) * TILE_ROWS + lane % 4 * 2 + e);
+                }
+            }
+        };
+        auto each_tile = [&](auto f) {
 #pragma unroll
             for (uint32_t w = 0; w < W_TILES; w++) {
-                const uint32_t tile = first + warp_r * W_TILES + w, at = lane / 4;
-                if (tile >= segment.tiles) continue;
-                float a = total[w][n][e], b = total[w][n][e + 2];
-                if constexpr (NORM) a = mul_rn(a, factor), b = mul_rn(b, factor);
-                const Rotation rotation = rotation_in(p.to, number, tile, at, place.position);
-                finish_pair(p.to, segment, expert, number, tile, at, pair, a, b, place, rotation);
+                const uint32_t tile = first + warp_r * W_TILES + w;
+                if (tile < segment.tiles) f(w, tile);
             }
-        }
+        };
+        // Not all tiles' at once: they would not fit the registers.
+        compiler_fence();
+        each([&](uint32_t i, uint32_t e, uint32_t own) {
+            // Rows that are none ask for what the first one has.
+            const uint32_t m = blockIdx.x * ROWS + own;
+            pairs[i][e] = m < p.m ? pair_of(p.experts, m) : NO_PAIR;
+            places[i][e] = place_of(p.to, m < p.m ? m : 0);
+        });
+        each([&](uint32_t i, uint32_t e, uint32_t) {
+            each_tile([&](uint32_t w, uint32_t tile) {
+                const uint32_t pair = pairs[i][e] == NO_PAIR ? 0 : pairs[i][e];
+                before[i][e][w] = before_of(segment, tile, at, pair);
+                rotations[i][e][w] = rotation_in(p.to, number, tile, at, places[i][e].position);
+            });
+        });
+        compiler_fence();
+        each([&](uint32_t i, uint32_t e, uint32_t own) {
+            if (pairs[i][e] == NO_PAIR) return;
+            const float factor = NORM ? norm_factors[own] : 1.0f;
+            each_tile([&](uint32_t w, uint32_t tile) {
+                float a = total[w][begin + i][e], b = total[w][begin + i][e + 2];
+                if constexpr (NORM) a = mul_rn(a, factor), b = mul_rn(b, factor);
+                finish_pair(p.to, segment, expert, number, tile, at, pairs[i][e], a, b, places[i][e],
+                            rotations[i][e][w], before[i][e][w]);
+            });
+        });
     }
 }

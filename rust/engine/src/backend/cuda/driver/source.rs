@@ -191,6 +191,7 @@ pub fn headers() -> impl Iterator<Item = (&'static str, &'static str)> {
         "tile.cuh",
         "turn.cuh",
         "unit.cuh",
+        "warpgroup.cuh",
     ];
     let types = quant::TYPES.iter();
     own.into_iter()

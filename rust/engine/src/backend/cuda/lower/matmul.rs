@@ -46,6 +46,13 @@ const SMALLEST: (usize, usize, usize, usize, usize) = (2, 1, 1, 1, 1);
 /// Shared memory of a block beside the dynamic: factors of the norm, barriers.
 const STATIC_BYTES: usize = 1 << 10;
 
+/// As these, of warpgroups for 64 rows at once. Of up to so many rows only where a block goes through more
+/// superblocks than these: it takes longer to begin and to end than one of 32 rows. (us of 64 rows on an
+/// H200, 32 at once and 64: an 8B's gate and up 96 and 91, down 61 and 53, q, k and v 40 and 42, output 24
+/// and 27, head 503 and 434.)
+const ROWS_64: (usize, usize, usize, usize, usize) = (8, 1, 1, 8, 1);
+const FEW_SUPERBLOCKS: usize = 4;
+
 /// Stages of the ring at most.
 const MOST_STAGES: usize = 4;
 
@@ -133,6 +140,8 @@ struct Shape {
     ring: usize,
     /// Over how many blocks the columns are split.
     splits: usize,
+    /// Whether sums of a row's parts are in registers, and not in shared memory.
+    keeps_total: bool,
     unit: usize,
     tile: Tile,
 }
@@ -151,6 +160,7 @@ impl Shape {
                 blocks,
                 ring: 2,
                 splits: 1,
+                keeps_total: false,
                 unit: largest_unit(of.types),
                 tile: Tile::new(of.types, warpgroups),
             };
@@ -162,12 +172,14 @@ impl Shape {
         };
         let fits = |s: &Self| (s.shared_bytes() + STATIC_BYTES) * s.blocks <= card.shared_bytes;
         // The fastest on an H200 (whole steps of a 1B and an 8B, prompts of 512).
+        let is_long = || superblocks(n_in) > FEW_SUPERBLOCKS * shape(true, ROWS_64).splits;
         let by_warpgroups: &[_] = match m {
             _ if !card.has_warpgroups() => &[],
             0..=8 => &[],
             9..=16 => &[(8, 1, 1, 2, 2)],
-            17..=64 => &[(16, 1, 1, 4, 1), (12, 1, 1, 4, 1), (8, 1, 1, 4, 1)],
-            _ => &[(8, 1, 1, 8, 1), (16, 1, 1, 4, 1), (8, 1, 1, 4, 1)],
+            17..=32 => &[(16, 1, 1, 4, 1), (12, 1, 1, 4, 1), (8, 1, 1, 4, 1)],
+            33..=64 if !is_long() => &[(16, 1, 1, 4, 1), (12, 1, 1, 4, 1), (8, 1, 1, 4, 1)],
+            _ => &[ROWS_64, (16, 1, 1, 4, 1), (8, 1, 1, 4, 1)],
         };
         let by_warps = match m {
             0..=8 => (8, 1, 1, 1, 2),
@@ -178,7 +190,13 @@ impl Shape {
         };
         // The 128 registers of 16 warps are too few to add up parts from memory.
         let roomy = |s: &Self| s.threads() < 512 || s.splits == 1;
-        let by_warpgroups = by_warpgroups.iter().map(|s| shape(true, *s)).filter(roomy);
+        // Eight warps have registers for what does not fit.
+        let keeps = |s: Self| Self {
+            keeps_total: s.threads() <= 256 && s.splits == 1 && !fits(&s),
+            ..s
+        };
+        let by_warpgroups = by_warpgroups.iter().map(|s| keeps(shape(true, *s)));
+        let by_warpgroups = by_warpgroups.filter(roomy);
         let best = by_warpgroups
             .filter(fits)
             .min_by_key(|s| s.work_of_busiest(m, of.tiles, sms));
@@ -257,7 +275,8 @@ impl Shape {
     fn shared_bytes(&self) -> usize {
         let sums = self.threads() * self.w_tiles * self.n_tiles * 16;
         let stage = self.block_tiles() * self.unit + self.block_x() * self.tile.bytes();
-        self.ring * stage + if self.splits == 1 { sums } else { 0 }
+        let in_shared = self.splits == 1 && !self.keeps_total;
+        self.ring * stage + if in_shared { sums } else { 0 }
     }
 
     /// Threads that copy weights; the others copy x.
@@ -275,14 +294,15 @@ impl Shape {
             ("W_TILES", self.w_tiles),
             ("N_TILES", self.n_tiles),
             ("RING", self.ring),
-        ]) + &sizes(&[
-            ("WARPS_R", self.warps_r),
-            ("WARPS_N", self.warps_n),
-            ("SPLITS", self.splits),
-            ("COPY_WEIGHTS", self.copy_weights()),
-            ("MIN_BLOCKS", self.blocks),
-            ("SHARED_BYTES", self.shared_bytes()),
-        ])
+        ]) + &flag("KEEPS_TOTAL", self.keeps_total)
+            + &sizes(&[
+                ("WARPS_R", self.warps_r),
+                ("WARPS_N", self.warps_n),
+                ("SPLITS", self.splits),
+                ("COPY_WEIGHTS", self.copy_weights()),
+                ("MIN_BLOCKS", self.blocks),
+                ("SHARED_BYTES", self.shared_bytes()),
+            ])
     }
 }
 
