@@ -3,6 +3,9 @@ bulk copies. They have the CPU's bits all the same."""
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,3 +43,17 @@ def test_a_wide_layer_runs_on(sm: int, processors: int, wide: Path, simulated: O
     card = {"KSIM_SM": str(sm), "KSIM_MULTIPROCESSORS": str(processors)}
     out = simulated(BODY, path=wide, env=card)
     assert out["cuda"] == out["cpu"]
+
+
+def test_prompts_attend_without_warpgroups(ksim_env: dict[str, str]) -> None:
+    """The tests of one sum, of 9.0 where they run by themselves."""
+    tests = Path(__file__).parents[1] / "ops" / "test_attention_exact.py"
+    picked = "simulated and (head_widths or different_pages)"
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, "-k", picked, str(tests)],
+        env=ksim_env | {"KSIM_SM": "86"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:]
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed and int(passed[1]) >= 4, done.stdout[-4000:]

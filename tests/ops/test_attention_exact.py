@@ -52,6 +52,18 @@ def test_splits_of_several_units(backend: Backend, n: int, kv_type: str) -> None
 
 
 @over_backends
+@over_caches
+def test_rows_of_a_pass_that_end_in_different_pages(backend: Backend, kv_type: str) -> None:
+    """A page ends behind the first of a prompt's rows that are multiplied together."""
+    shape = Shape(4, 1, 64, kv_type=kv_type)
+    rows = shape.rows(130)
+    run = shape.run(backend, 130)
+    feed(run, rows, range(56))
+    last = range(56, 130)
+    assert_same(feed(run, rows, last), shape.exact(rows, last))
+
+
+@over_backends
 @pytest.mark.parametrize("head_dim", [80, 16, 32, 256, 512, 192, 64, 96, 128])
 @over_caches
 def test_head_widths(backend: Backend, head_dim: int, kv_type: str) -> None:

@@ -5,14 +5,15 @@
 //
 // A row whose splits are longer than a unit joins a split where it ends to those before, which are in
 // `out` until all are. Where the card has bulk copies one thread fetches pages, and warps go each at its
-// own pace.
+// own pace, or WARPGROUPS, whose products are those of four warps.
 //
-// variant.cuh: Kv, N_HEAD, N_HEAD_KV, HEAD_DIM (a multiple of 16, at most 128), WINDOW (tokens that a row
-// sees, 0: all), HAS_SINKS, THREADS, ROWS (queries a block, 16 a warp), STAGES (pages in shared memory),
-// SHARED_BYTES, MAX_SPLITS.
+// variant.cuh: WARPGROUPS, Kv, N_HEAD, N_HEAD_KV, HEAD_DIM (a multiple of 16, at most 128), WINDOW (tokens
+// that a row sees, 0: all), HAS_SINKS, THREADS, ROWS (queries a block, 16 a warp), STAGES (pages in shared
+// memory), SHARED_BYTES, MAX_SPLITS.
 #include "kv_fixed.cuh"
 #include "math.cuh"
 #include "variant.cuh"
+#include "warpgroup.cuh"
 
 using Cache = Kv;
 constexpr uint32_t LIMBS = Cache::LIMBS;
@@ -31,6 +32,66 @@ constexpr uint32_t STAGE = 2 * Cache::BYTES;
 // [warp][step][upper, lower bytes][lane] of 16 bytes.
 constexpr bool KEEPS_QUERIES = HEAD_DIM <= 64;
 static_assert(SHARED_BYTES == STAGES * STAGE + (KEEPS_QUERIES ? 0 : ROWS * STEPS * 64), "both");
+
+static_assert(!WARPGROUPS || (HAS_WARPGROUPS && LIMBS == 2 && WARPS % 4 == 0), "two bytes a number");
+// Tiles of tokens, and then of dimensions, that a warpgroup multiplies at once.
+constexpr uint32_t TOKENS_AT_ONCE = 4;
+constexpr uint32_t DIMS_AT_ONCE = DIMS % 4 == 0 ? 4 : 2;
+
+// Products of some tiles: of the upper bytes, of upper ones with lower ones, and of the lower ones.
+template <uint32_t TILES>
+struct ByteSums {
+    int32_t hh[TILES][4], mid[TILES][4], ll[TILES][4];
+};
+
+// Products of a warpgroup: A's numbers have the bytes hi and lo, STEPS times 32 of them; B's upper bytes are
+// in core matrices `b`, those of the next step `step_bytes` on, the lower ones PLANE behind. The sums of
+// AT_ONCE tiles of TILES are made one, and go to `done` with the first one's number, while the next are
+// multiplied.
+template <bool a_signed, uint32_t TILES, uint32_t AT_ONCE, uint32_t STEPS, typename Done>
+DEVICE void multiply_bytes(const uint32_t (&hi)[STEPS][4], const uint32_t (&lo)[STEPS][4], CoreMatrix b,
+                           uint32_t step_bytes, Done done) {
+    constexpr uint32_t ROUNDS = TILES / AT_ONCE;
+    static_assert(TILES % AT_ONCE == 0, "all tiles");
+    ByteSums<AT_ONCE> sets[2];
+    auto begin = [&](uint32_t round) {
+        auto& sums = sets[round % 2];
+        wgmma_fence();
+#pragma unroll
+        for (uint32_t step = 0; step < STEPS; step++) {
+            const CoreMatrix upper = b + (round * AT_ONCE * 128 + step * step_bytes);
+            const CoreMatrix lower = upper + Cache::PLANE;
+            wgmma_k32_s32<a_signed, true>(sums.hh, hi[step], upper, step > 0);
+            wgmma_k32_s32<a_signed, true>(sums.mid, lo[step], upper, step > 0);
+            wgmma_k32_s32<a_signed, false>(sums.mid, hi[step], lower, true);
+            wgmma_k32_s32<a_signed, false>(sums.ll, lo[step], lower, step > 0);
+        }
+        wgmma_commit();
+    };
+    begin(0);
+#pragma unroll
+    for (uint32_t round = 0; round < ROUNDS; round++) {
+        if (round + 1 < ROUNDS) {
+            begin(round + 1);
+            wgmma_wait<1>();
+        } else {
+            wgmma_wait<0>();
+        }
+        auto& sums = sets[round % 2];
+        settle_registers(sums.hh);
+        settle_registers(sums.mid);
+        settle_registers(sums.ll);
+        float whole[AT_ONCE][4];
+#pragma unroll
+        for (uint32_t i = 0; i < AT_ONCE; i++) {
+#pragma unroll
+            for (uint32_t e = 0; e < 4; e++) {
+                whole[i][e] = limbs_sum(sums.hh[i][e], sums.mid[i][e], sums.ll[i][e]);
+            }
+        }
+        done(round * AT_ONCE, whole);
+    }
+}
 
 // Whether no row looks at more units than there may be splits.
 constexpr bool SHORT = WINDOW != 0 && WINDOW <= (MAX_SPLITS - 1) * PAGE_TOKENS + 1;
@@ -57,6 +118,8 @@ struct Masked {
 KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
     SHARED uint32_t row_slot[ROWS], row_length[ROWS];
     SHARED uint64_t arrived[STAGES], used[STAGES];
+    // Of each warp's rows, of a sequence and of the one before it.
+    [[maybe_unused]] SHARED uint32_t warp_longest[2][WARPS], warp_shortest[2][WARPS];
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, quarter = lane % 4;
     const uint32_t head = blockIdx.x, first_row = blockIdx.y * ROWS;
     const uint32_t rows = p.m * GROUP - first_row < ROWS ? p.m * GROUP - first_row : ROWS;
@@ -165,6 +228,7 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
     __syncthreads();
 
     uint32_t fetched = 0, done = 0;  // pages, of all sequences
+    [[maybe_unused]] uint32_t parity = 0;
     // Neighbouring rows of one sequence go through its pages together.
 #pragma unroll 1
     for (uint32_t begin = 0; begin < rows;) {
@@ -177,13 +241,14 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
             end += GROUP - (first_row + end) % GROUP;
         }
         // Tokens that a row sees, none outside this sequence, its first unit and units of its splits.
-        uint32_t length[2], split_units[2];
+        uint32_t length[2], split_units[2], left[2];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const bool here = mine[r] >= begin && mine[r] < end && mine[r] < rows;
             length[r] = here ? row_length[mine[r] % ROWS] : 0;
             const uint32_t start = first_seen<WINDOW>(length[r]) / PAGE_TOKENS;
             split_units[r] = SHORT ? 1 : units_of_split<MAX_SPLITS>(length[r] - start * PAGE_TOKENS);
+            left[r] = split_units[r];  // units of a split that are still to come
         }
         // Registers are scarce: they are made from the lengths again.
         auto seen_from = [&](int r) { return first_seen<WINDOW>(length[r]); };
@@ -199,7 +264,24 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
         for (uint32_t i = first_page + threadIdx.x; i < pages; i += THREADS) {
             unmapped |= kv_page(p.kv, slot, i * PAGE_TOKENS) == 0;
         }
+        if constexpr (WARPGROUPS) {
+            const uint32_t own = warp_max_u32(length[0] < length[1] ? length[1] : length[0]);
+            const uint32_t least = ~warp_max_u32(~shorter);
+            if (lane == 0) warp_longest[parity][warp] = own, warp_shortest[parity][warp] = least;
+        }
         const bool has_gaps = __syncthreads_or(unmapped);
+        // Of the four warps that multiply together.
+        [[maybe_unused]] uint32_t group_longest = 0, group_shortest = ~0u;
+        if constexpr (WARPGROUPS) {
+#pragma unroll
+            for (uint32_t i = 0; i < 4; i++) {
+                const uint32_t l = warp_longest[parity][warp / 4 * 4 + i];
+                const uint32_t s = warp_shortest[parity][warp / 4 * 4 + i];
+                group_longest = l > group_longest ? l : group_longest;
+                group_shortest = s < group_shortest ? s : group_shortest;
+            }
+            parity ^= 1;
+        }
         // Others fetched pages that are not there.
         if (!HAS_BULK_COPIES) fetched = done;
         const uint32_t before = fetched;
@@ -253,6 +335,9 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
             done++;
             const uint8_t* keys = stages + place * STAGE;
             const uint8_t* values = keys + Cache::BYTES;
+            // Of one lane, for the compiler to know that it is all lanes': a descriptor is the warp's.
+            [[maybe_unused]] const SharedAddress its_stage =
+                to_shared_address(stages) + __shfl_sync(FULL_WARP, place, 0) * STAGE;
             auto looks = [&](int r) {
                 return length[r] > first && (WINDOW == 0 || start(r) <= number);
             };
@@ -265,60 +350,87 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
                 };
                 // Scores, then weights, of eight tokens a tile.
                 float s[TOKENS][4], top[2] = {-infinity_f32(), -infinity_f32()};
+                auto see = [&](uint32_t n) {
 #pragma unroll
-                for (uint32_t two = 0; two < TOKENS; two += 2) {
-                    int32_t hh[2][4] = {}, mid[2][4] = {}, ll[2][4] = {};
+                    for (uint32_t e = 0; e < 4; e++) {
+                        if (!sees(n, e)) s[n][e] = -infinity_f32();
+                        top[e / 2] = fmaxf(top[e / 2], s[n][e]);
+                    }
+                };
+                // Of keys with a unit each.
+                [[maybe_unused]] auto scale = [&](uint32_t n, const float (&sums)[4]) {
+                    const float2 units = Cache::units_at(keys, n * 4 + quarter, 0);
 #pragma unroll
-                    for (uint32_t step = 0; step < STEPS; step++) {
-                        const bool whole = 2 * step + 1 < CHUNKS;
-                        const uint32_t chunk = 2 * step + (whole ? lane / 8 % 2 : 0);
-                        uint32_t hi[4], lo[4];
-                        query(step, hi, lo);
-                        if constexpr (LIMBS == 1) {
-                            uint32_t b[4];  // two chunks of eight tokens, and of the next
-                            ldmatrix_x4(b, keys + (chunk * PAGE_TOKENS + (two + lane / 16) * 8 +
-                                                   lane % 8) * 16);
+                    for (uint32_t e = 0; e < 4; e++) {
+                        s[n][e] = mul_rn(sums[e], e % 2 ? units.y : units.x);
+                    }
+                    see(n);
+                };
+                if constexpr (WARPGROUPS) {
+                    // Dimensions behind the last are zeros of the query's, whatever lies there.
+                    uint32_t hi[STEPS][4], lo[STEPS][4];
+#pragma unroll
+                    for (uint32_t step = 0; step < STEPS; step++) query(step, hi[step], lo[step]);
+                    multiply_bytes<true, TOKENS, TOKENS_AT_ONCE>(
+                        hi, lo, core_matrix(its_stage, 128, PAGE_TOKENS * 16), 2 * PAGE_TOKENS * 16,
+                        [&](uint32_t from, const float (&sums)[TOKENS_AT_ONCE][4]) {
+#pragma unroll
+                            for (uint32_t i = 0; i < TOKENS_AT_ONCE; i++) scale(from + i, sums[i]);
+                        });
+                } else {
+#pragma unroll
+                    for (uint32_t two = 0; two < TOKENS; two += 2) {
+                        int32_t hh[2][4] = {}, mid[2][4] = {}, ll[2][4] = {};
+#pragma unroll
+                        for (uint32_t step = 0; step < STEPS; step++) {
+                            const bool whole = 2 * step + 1 < CHUNKS;
+                            const uint32_t chunk = 2 * step + (whole ? lane / 8 % 2 : 0);
+                            uint32_t hi[4], lo[4];
+                            query(step, hi, lo);
+                            if constexpr (LIMBS == 1) {
+                                uint32_t b[4];  // two chunks of eight tokens, and of the next
+                                ldmatrix_x4(b, keys + (chunk * PAGE_TOKENS + (two + lane / 16) * 8 +
+                                                       lane % 8) * 16);
+#pragma unroll
+                                for (uint32_t i = 0; i < 2; i++) {
+                                    int32_t of_hi[4] = {}, of_lo[4] = {};
+                                    mma_m16n8k32_s32<true, true>(of_hi, hi, b + 2 * i, of_hi);
+                                    mma_m16n8k32_s32<true, true>(of_lo, lo, b + 2 * i, of_lo);
+                                    const float2 units =
+                                        Cache::units_at(keys, (two + i) * 4 + quarter, step);
+#pragma unroll
+                                    for (uint32_t e = 0; e < 4; e++) {
+                                        const float sum = limbs_sum(of_hi[e], of_lo[e]);
+                                        const float unit = e % 2 ? units.y : units.x;
+                                        float& score = s[two + i][e];
+                                        score = step == 0 ? mul_rn(sum, unit) : fma_rn(sum, unit, score);
+                                    }
+                                }
+                                continue;
+                            }
 #pragma unroll
                             for (uint32_t i = 0; i < 2; i++) {
-                                int32_t of_hi[4] = {}, of_lo[4] = {};
-                                mma_m16n8k32_s32<true, true>(of_hi, hi, b + 2 * i, of_hi);
-                                mma_m16n8k32_s32<true, true>(of_lo, lo, b + 2 * i, of_lo);
-                                const float2 units =
-                                    Cache::units_at(keys, (two + i) * 4 + quarter, step);
-#pragma unroll
-                                for (uint32_t e = 0; e < 4; e++) {
-                                    const float sum = limbs_sum(of_hi[e], of_lo[e]);
-                                    const float unit = e % 2 ? units.y : units.x;
-                                    float& score = s[two + i][e];
-                                    score = step == 0 ? mul_rn(sum, unit) : fma_rn(sum, unit, score);
-                                }
+                                uint32_t b[4];  // upper bytes of two chunks, lower ones
+                                ldmatrix_x4(b, keys + lane / 16 * Cache::PLANE +
+                                                   (chunk * PAGE_TOKENS + (two + i) * 8 + lane % 8) * 16);
+                                mma_m16n8k32_s32<true, true>(hh[i], hi, b, hh[i]);
+                                mma_m16n8k32_s32<true, true>(mid[i], lo, b, mid[i]);
+                                mma_m16n8k32_s32<true, false>(mid[i], hi, b + 2, mid[i]);
+                                mma_m16n8k32_s32<true, false>(ll[i], lo, b + 2, ll[i]);
                             }
-                            continue;
                         }
 #pragma unroll
                         for (uint32_t i = 0; i < 2; i++) {
-                            uint32_t b[4];  // upper bytes of two chunks, lower ones
-                            ldmatrix_x4(b, keys + lane / 16 * Cache::PLANE +
-                                               (chunk * PAGE_TOKENS + (two + i) * 8 + lane % 8) * 16);
-                            mma_m16n8k32_s32<true, true>(hh[i], hi, b, hh[i]);
-                            mma_m16n8k32_s32<true, true>(mid[i], lo, b, mid[i]);
-                            mma_m16n8k32_s32<true, false>(mid[i], hi, b + 2, mid[i]);
-                            mma_m16n8k32_s32<true, false>(ll[i], lo, b + 2, ll[i]);
-                        }
-                    }
-#pragma unroll
-                    for (uint32_t i = 0; i < 2; i++) {
-                        const uint32_t n = two + i;
-                        float2 units;
-                        if constexpr (LIMBS == 2) units = Cache::units_at(keys, n * 4 + quarter, 0);
-#pragma unroll
-                        for (uint32_t e = 0; e < 4; e++) {
-                            if constexpr (LIMBS == 2) {
-                                const float sum = limbs_sum(hh[i][e], mid[i][e], ll[i][e]);
-                                s[n][e] = mul_rn(sum, e % 2 ? units.y : units.x);
+                            if constexpr (LIMBS == 1) {
+                                see(two + i);
+                                continue;
                             }
-                            if (!sees(n, e)) s[n][e] = -infinity_f32();
-                            top[e / 2] = fmaxf(top[e / 2], s[n][e]);
+                            float sums[4];
+#pragma unroll
+                            for (uint32_t e = 0; e < 4; e++) {
+                                sums[e] = limbs_sum(hh[i][e], mid[i][e], ll[i][e]);
+                            }
+                            scale(two + i, sums);
                         }
                     }
                 }
@@ -418,50 +530,76 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
                         small |= both_of[r] < 1.1754944e-38f && new_share[r] != 0.0f;
                     }
                     const bool apart = __any_sync(FULL_WARP, small);
-                    auto add = [&](uint32_t d, uint32_t e, float sum) {
+                    // Of the dimensions from d on.
+                    auto add = [&](uint32_t d, const auto& sums) {
+                        constexpr uint32_t TILES = sizeof(sums) / sizeof(sums[0]);
                         if (apart) {
-                            o[d][e] = fma_rn(mul_rn(sum, unit_of[e / 2]), new_share[e / 2], o[d][e]);
-                        } else {
-                            o[d][e] = fma_rn(sum, both_of[e / 2], o[d][e]);
+#pragma unroll
+                            for (uint32_t i = 0; i < 4 * TILES; i++) {
+                                const uint32_t e = i % 4;
+                                float& its = o[d + i / 4][e];
+                                its = fma_rn(mul_rn(sums[i / 4][e], unit_of[e / 2]), new_share[e / 2], its);
+                            }
+                            return;
+                        }
+#pragma unroll
+                        for (uint32_t i = 0; i < 4 * TILES; i++) {
+                            float& its = o[d + i / 4][i % 4];
+                            its = fma_rn(sums[i / 4][i % 4], both_of[i % 4 / 2], its);
                         }
                     };
+                    if constexpr (WARPGROUPS) {
+                        multiply_bytes<false, DIMS, DIMS_AT_ONCE>(
+                            w_hi, w_lo, core_matrix(its_stage + Cache::BYTES, 128, HEAD_DIM * 16),
+                            2 * HEAD_DIM * 16, add);
+                    } else {
 #pragma unroll
-                    for (uint32_t d = block * BLOCK_DIMS; d < DIMS && d < (block + 1) * BLOCK_DIMS;
-                         d++) {
-                        int32_t hh[4] = {}, mid[4] = {}, ll[4] = {};
-                        if constexpr (LIMBS == 1) {
-                            uint32_t b[4];  // of 32 tokens, and of the next
-                            ldmatrix_x4(b, values + (lane / 8 * HEAD_DIM + d * 8 + lane % 8) * 16);
+                        for (uint32_t d = block * BLOCK_DIMS;
+                             d < DIMS && d < (block + 1) * BLOCK_DIMS; d++) {
+                            int32_t hh[4] = {}, mid[4] = {}, ll[4] = {};
+                            float of_tokens[1][4];
+                            if constexpr (LIMBS == 1) {
+                                uint32_t b[4];  // of 32 tokens, and of the next
+                                ldmatrix_x4(b, values + (lane / 8 * HEAD_DIM + d * 8 + lane % 8) * 16);
 #pragma unroll
-                            for (uint32_t step = 0; step < 2; step++) {
-                                mma_m16n8k32_s32<false, true>(hh, w_hi[step], b + 2 * step, hh);
-                                mma_m16n8k32_s32<false, true>(ll, w_lo[step], b + 2 * step, ll);
+                                for (uint32_t step = 0; step < 2; step++) {
+                                    mma_m16n8k32_s32<false, true>(hh, w_hi[step], b + 2 * step, hh);
+                                    mma_m16n8k32_s32<false, true>(ll, w_lo[step], b + 2 * step, ll);
+                                }
+#pragma unroll
+                                for (uint32_t e = 0; e < 4; e++) of_tokens[0][e] = limbs_sum(hh[e], ll[e]);
+                                add(d, of_tokens);
+                                continue;
                             }
 #pragma unroll
-                            for (uint32_t e = 0; e < 4; e++) add(d, e, limbs_sum(hh[e], ll[e]));
-                            continue;
-                        }
+                            for (uint32_t step = 0; step < 2; step++) {
+                                uint32_t b[4];
+                                ldmatrix_x4(b, values + lane / 16 * Cache::PLANE +
+                                                   ((2 * step + lane / 8 % 2) * HEAD_DIM + d * 8 +
+                                                    lane % 8) * 16);
+                                mma_m16n8k32_s32<false, true>(hh, w_hi[step], b, hh);
+                                mma_m16n8k32_s32<false, true>(mid, w_lo[step], b, mid);
+                                mma_m16n8k32_s32<false, false>(mid, w_hi[step], b + 2, mid);
+                                mma_m16n8k32_s32<false, false>(ll, w_lo[step], b + 2, ll);
+                            }
 #pragma unroll
-                        for (uint32_t step = 0; step < 2; step++) {
-                            uint32_t b[4];
-                            ldmatrix_x4(b, values + lane / 16 * Cache::PLANE +
-                                               ((2 * step + lane / 8 % 2) * HEAD_DIM + d * 8 +
-                                                lane % 8) * 16);
-                            mma_m16n8k32_s32<false, true>(hh, w_hi[step], b, hh);
-                            mma_m16n8k32_s32<false, true>(mid, w_lo[step], b, mid);
-                            mma_m16n8k32_s32<false, false>(mid, w_hi[step], b + 2, mid);
-                            mma_m16n8k32_s32<false, false>(ll, w_lo[step], b + 2, ll);
-                        }
-#pragma unroll
-                        for (uint32_t e = 0; e < 4; e++) {
-                            add(d, e, limbs_sum(hh[e], mid[e], ll[e]));
+                            for (uint32_t e = 0; e < 4; e++) {
+                                of_tokens[0][e] = limbs_sum(hh[e], mid[e], ll[e]);
+                            }
+                            add(d, of_tokens);
                         }
                     }
                 }
             };
             const bool is_mapped = !has_gaps || kv_page(p.kv, slot, first) != 0;
-            if (is_mapped && __any_sync(FULL_WARP, looks(0) || looks(1))) {
-                if (__any_sync(FULL_WARP, shorter < first + PAGE_TOKENS || latest > first)) {
+            // Of all rows that multiply together: no warp leaves the others.
+            const bool are_here = WARPGROUPS ? first < group_longest
+                                             : __any_sync(FULL_WARP, looks(0) || looks(1));
+            if (is_mapped && are_here) {
+                const bool is_partly_seen = WARPGROUPS
+                    ? group_shortest < first + PAGE_TOKENS || first_seen<WINDOW>(group_longest) > first
+                    : __any_sync(FULL_WARP, shorter < first + PAGE_TOKENS || latest > first);
+                if (is_partly_seen) {
                     unit(Masked());
                 } else {
                     unit(Whole());
@@ -471,9 +609,10 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
             // Splits that end here, of rows whose splits are not units.
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                const bool is_last = length[r] > first && length[r] <= first + PAGE_TOKENS;
-                const bool ends = (number + 1 - start(r)) % split_units[r] == 0 || is_last;
-                if (split_units[r] == 1 || !ends || !looks(r)) continue;
+                if (split_units[r] == 1 || !looks(r)) continue;
+                const bool is_last = length[r] <= first + PAGE_TOKENS;
+                if (--left[r] > 0 && !is_last) continue;
+                left[r] = split_units[r];
                 const Join both = join(all_most[r], most[r]);
                 all_weight[r] = fma_rn(weight[r], both.new_share, mul_rn(all_weight[r], both.old_share));
                 const bool is_first = number - start(r) < split_units[r];

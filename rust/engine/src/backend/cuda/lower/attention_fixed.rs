@@ -271,7 +271,9 @@ fn prompt_spec(
         ("SHARED_BYTES", shared),
     ];
     let grid = [n_head_kv as u32, blocks as u32, 1];
-    let variant = variant(l, op, &PROMPT, &more);
+    let mut variant = variant(l, op, &PROMPT, &more);
+    let by_warpgroups = l.card.has_warpgroups() && l.kv_type.kernel.kv_bytes() == 2;
+    variant.constants += &flag("WARPGROUPS", by_warpgroups);
     let mut spec = Spec::new(variant, "prompt_attention_fixed", grid, threads, &params);
     spec.shared = shared as u32;
     Ok(spec)
