@@ -325,6 +325,7 @@ def test_the_table_of_steps_is_the_record() -> None:
             [*(f"step behind {n}" for n in (0, 2048, 32768)), "prompt behind 0"],
             ["speed"],
         ),
+        ("held_h200.json", ["64 sequences"], ["speed"]),
     ],
 )
 def test_the_tables_at_depth_and_of_sequences_are_records(
