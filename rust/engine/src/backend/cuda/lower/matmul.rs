@@ -46,10 +46,9 @@ const SMALLEST: (usize, usize, usize, usize, usize) = (2, 1, 1, 1, 1);
 /// Shared memory of a block beside the dynamic: factors of the norm, barriers.
 const STATIC_BYTES: usize = 1 << 10;
 
-/// As these, of warpgroups for 64 rows at once. Of up to so many rows only where a block goes through more
-/// superblocks than these: it takes longer to begin and to end than one of 32 rows. (us of 64 rows on an
-/// H200, 32 at once and 64: an 8B's gate and up 96 and 91, down 61 and 53, q, k and v 40 and 42, output 24
-/// and 27, head 503 and 434.)
+/// As these, of warpgroups for 64 rows at once. Of up to 64 rows only where a block goes through more
+/// superblocks than these. (us of 64 rows on an H200, by 32 and by 64: an 8B's gate and up 96 and 91, down
+/// 61 and 53, q, k and v 40 and 42, output 24 and 27, head 503 and 434.)
 const ROWS_64: (usize, usize, usize, usize, usize) = (8, 1, 1, 8, 1);
 const FEW_SUPERBLOCKS: usize = 4;
 
@@ -177,8 +176,9 @@ impl Shape {
             _ if !card.has_warpgroups() => &[],
             0..=8 => &[],
             9..=16 => &[(8, 1, 1, 2, 2)],
-            17..=32 => &[(16, 1, 1, 4, 1), (12, 1, 1, 4, 1), (8, 1, 1, 4, 1)],
-            33..=64 if !is_long() => &[(16, 1, 1, 4, 1), (12, 1, 1, 4, 1), (8, 1, 1, 4, 1)],
+            17..=64 if m <= 32 || !is_long() => {
+                &[(16, 1, 1, 4, 1), (12, 1, 1, 4, 1), (8, 1, 1, 4, 1)]
+            }
             _ => &[ROWS_64, (16, 1, 1, 4, 1), (8, 1, 1, 4, 1)],
         };
         let by_warps = match m {
@@ -196,9 +196,8 @@ impl Shape {
             ..s
         };
         let by_warpgroups = by_warpgroups.iter().map(|s| keeps(shape(true, *s)));
-        let by_warpgroups = by_warpgroups.filter(roomy);
         let best = by_warpgroups
-            .filter(fits)
+            .filter(|s| roomy(s) && fits(s))
             .min_by_key(|s| s.work_of_busiest(m, of.tiles, sms));
         let mut best = best.unwrap_or_else(|| {
             // Where the first does not fit: the others read x or weights more often.
@@ -413,6 +412,29 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn warpgroups_take_64_rows_at_once_where_blocks_are_long() {
+        let shape = |m, n_in, tiles, ty| {
+            let weights = Weights {
+                types: &[ty],
+                tiles: &[tiles],
+                may_split: true,
+            };
+            Shape::new(m, n_in, &weights, &card("sm_90"))
+        };
+        let integers = quant::TYPES.iter().filter(|t| t.integers);
+        let narrow = integers.clone().min_by_key(|t| largest_unit(&[t])).unwrap();
+        let rows = |m, n_in, tiles| shape(m, n_in, tiles, narrow).block_x() * TILE_ROWS;
+        // An 8B's gate and up, down and output.
+        assert_eq!([32, 33, 64].map(|m| rows(m, 4096, 1792)), [32, 64, 64]);
+        assert_eq!([14336, 4096].map(|n_in| rows(64, n_in, 256)), [64, 32]);
+        // Where shared memory is short, sums of parts are in registers.
+        let wide = integers.max_by_key(|t| largest_unit(&[t])).unwrap();
+        let of = |ty| shape(512, 4096, 1792, ty);
+        assert_eq!([narrow, wide].map(|ty| of(ty).keeps_total), [false, true]);
+        assert_eq!([narrow, wide].map(|ty| of(ty).block_x()), [8, 8]);
     }
 
     /// Matrices whose rows are no whole blocks of some size, on cards of some numbers of SMs.
