@@ -29,6 +29,7 @@ constexpr uint32_t STAGE = BLOCK_TILES * LARGEST_UNIT + X_STAGE;
 // keep registers from the loop, but where shared memory has no room for them.
 constexpr uint32_t TOTAL_BYTES = SPLITS > 1 || KEEPS_TOTAL ? 0 : THREADS * W_TILES * N_TILES * 16;
 static_assert(SHARED_BYTES == RING * STAGE + TOTAL_BYTES, "stages of weights and x, and sums");
+static_assert(!KEEPS_TOTAL || SPLITS == 1, "one block has all parts");
 static_assert(RING >= 2, "one is copied while another is read");
 static_assert(!WARPGROUPS || (HAS_WARPGROUPS && W_TILES == 1 && WARPS_R % 4 == 0),
               "four warps have the same x");

@@ -118,8 +118,6 @@ struct Masked {
 KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
     SHARED uint32_t row_slot[ROWS], row_length[ROWS];
     SHARED uint64_t arrived[STAGES], used[STAGES];
-    // Of each warp's rows, of a sequence and of the one before it.
-    [[maybe_unused]] SHARED uint32_t warp_longest[2][WARPS], warp_shortest[2][WARPS];
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, quarter = lane % 4;
     const uint32_t head = blockIdx.x, first_row = blockIdx.y * ROWS;
     const uint32_t rows = p.m * GROUP - first_row < ROWS ? p.m * GROUP - first_row : ROWS;
@@ -228,7 +226,6 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
     __syncthreads();
 
     uint32_t fetched = 0, done = 0;  // pages, of all sequences
-    [[maybe_unused]] uint32_t parity = 0;
     // Neighbouring rows of one sequence go through its pages together.
 #pragma unroll 1
     for (uint32_t begin = 0; begin < rows;) {
@@ -241,11 +238,14 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
             end += GROUP - (first_row + end) % GROUP;
         }
         // Tokens that a row sees, none outside this sequence, its first unit and units of its splits.
+        auto length_of = [&, begin](uint32_t row) {
+            const bool here = row >= begin && row < end && row < rows;
+            return here ? row_length[row % ROWS] : 0;
+        };
         uint32_t length[2], split_units[2], left[2];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            const bool here = mine[r] >= begin && mine[r] < end && mine[r] < rows;
-            length[r] = here ? row_length[mine[r] % ROWS] : 0;
+            length[r] = length_of(mine[r]);
             const uint32_t start = first_seen<WINDOW>(length[r]) / PAGE_TOKENS;
             split_units[r] = SHORT ? 1 : units_of_split<MAX_SPLITS>(length[r] - start * PAGE_TOKENS);
             left[r] = split_units[r];  // units of a split that are still to come
@@ -264,23 +264,14 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
         for (uint32_t i = first_page + threadIdx.x; i < pages; i += THREADS) {
             unmapped |= kv_page(p.kv, slot, i * PAGE_TOKENS) == 0;
         }
-        if constexpr (WARPGROUPS) {
-            const uint32_t own = warp_max_u32(length[0] < length[1] ? length[1] : length[0]);
-            const uint32_t least = ~warp_max_u32(~shorter);
-            if (lane == 0) warp_longest[parity][warp] = own, warp_shortest[parity][warp] = least;
-        }
         const bool has_gaps = __syncthreads_or(unmapped);
-        // Of the four warps that multiply together.
-        [[maybe_unused]] uint32_t group_longest = 0, group_shortest = ~0u;
+        // Of the 64 rows that multiply together, two a lane.
+        [[maybe_unused]] uint32_t group_longest = 0, group_shortest = 0;
         if constexpr (WARPGROUPS) {
-#pragma unroll
-            for (uint32_t i = 0; i < 4; i++) {
-                const uint32_t l = warp_longest[parity][warp / 4 * 4 + i];
-                const uint32_t s = warp_shortest[parity][warp / 4 * 4 + i];
-                group_longest = l > group_longest ? l : group_longest;
-                group_shortest = s < group_shortest ? s : group_shortest;
-            }
-            parity ^= 1;
+            const uint32_t row = warp / 4 * 64 + lane;
+            const uint32_t a = length_of(row), b = length_of(row + 32);
+            group_longest = warp_max_u32(a < b ? b : a);
+            group_shortest = ~warp_max_u32(~(a < b ? a : b));
         }
         // Others fetched pages that are not there.
         if (!HAS_BULK_COPIES) fetched = done;

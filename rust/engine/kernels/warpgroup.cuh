@@ -118,6 +118,14 @@ DEVICE void settle_registers([[maybe_unused]] int32_t (&d)[CHUNKS][4]) {
 struct CoreMatrix {
     const uint8_t* at;
     uint32_t column_stride, row_stride;
+
+    // What a lane has of columns 8j.., as a product of its warp takes it.
+    void fragment(int j, uint32_t (&words)[2]) const {
+        const uint32_t lane = threadIdx.x % 32;
+        const uint8_t* own = at + j * column_stride + lane / 4 * 16 + lane % 4 * 4;
+        words[0] = *reinterpret_cast<const uint32_t*>(own);
+        words[1] = *reinterpret_cast<const uint32_t*>(own + row_stride);
+    }
 };
 
 DEVICE CoreMatrix core_matrix(SharedAddress at, uint32_t column_stride, uint32_t row_stride = 128) {
@@ -149,13 +157,11 @@ DEVICE CoreMatrix operator+(CoreMatrix b, uint32_t bytes) {
 template <int CHUNKS>
 DEVICE void wgmma_k16_f16_f32(float (&d)[CHUNKS][4], const uint32_t (&a)[4], CoreMatrix b, bool adds) {
 #ifdef ONEGRAPH_SIM
-    const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     for (int j = 0; j < CHUNKS; j++) {
-        const uint8_t* at = b.at + j * b.column_stride + g * 16 + t * 4;
-        const uint32_t two[2] = {*reinterpret_cast<const uint32_t*>(at),
-                                 *reinterpret_cast<const uint32_t*>(at + b.row_stride)};
+        uint32_t words[2];
+        b.fragment(j, words);
         if (!adds) d[j][0] = d[j][1] = d[j][2] = d[j][3] = 0.0f;
-        sim::mma_m16n8k16(d[j], a, two, d[j]);
+        sim::mma_m16n8k16(d[j], a, words, d[j]);
     }
 #elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
     wgmma_registers(d, a, b.descriptor, adds);
@@ -166,13 +172,11 @@ DEVICE void wgmma_k16_f16_f32(float (&d)[CHUNKS][4], const uint32_t (&a)[4], Cor
 template <bool a_signed, bool b_signed, int CHUNKS>
 DEVICE void wgmma_k32_s32(int32_t (&d)[CHUNKS][4], const uint32_t (&a)[4], CoreMatrix b, bool adds) {
 #ifdef ONEGRAPH_SIM
-    const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     for (int j = 0; j < CHUNKS; j++) {
-        const uint8_t* at = b.at + j * b.column_stride + g * 16 + t * 4;
-        const uint32_t two[2] = {*reinterpret_cast<const uint32_t*>(at),
-                                 *reinterpret_cast<const uint32_t*>(at + b.row_stride)};
+        uint32_t words[2];
+        b.fragment(j, words);
         if (!adds) d[j][0] = d[j][1] = d[j][2] = d[j][3] = 0;
-        sim::mma_m16n8k32(d[j], a, two, d[j], a_signed, b_signed);
+        sim::mma_m16n8k32(d[j], a, words, d[j], a_signed, b_signed);
     }
 #elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
     if constexpr (a_signed && b_signed) {
