@@ -41,9 +41,14 @@ const PACKED_ROWS: usize = TILE_ROWS / 2;
 const MOST_UNITS: usize = 8;
 
 /// Warps of a block: four a scheduler hide each other's latencies. (With 8, of which the card put two blocks
-/// on some SMs and none on others, steps of two rows took 1.2 times as long on an H100; with 20, whose 96
-/// registers are too few for eight rows, as long.)
+/// on some SMs and none on others, steps of two rows took 1.2 times as long on an H100.)
 const WARPS: usize = 16;
+
+/// The same for up to four rows, for which 96 registers are enough: an 8B has 17 or 18 tiles of its narrow
+/// matrices a cluster, of which sixteen warps took one or two behind the others. (Steps of two rows on an
+/// H200: 8B 2,128 -> 2,050 us, 1B 612 -> 603; with 18 warps 2,097 and 620, with 19, 21, 22 and 24 more than
+/// with 20.)
+const PACKED_WARPS: usize = 20;
 
 /// Warps of a block for five to eight rows on cards without wgmma: the compiler takes more registers there
 /// than sixteen warps leave each, and for some types side by side more than twelve do.
@@ -66,8 +71,9 @@ const MOST_UNPAIRED_SB: usize = 4;
 /// Shared memory of a block, in per cent of what an SM can give to one.
 const SHARED: usize = 90;
 
-/// Units a warp that are asked for before x: what is asked for first arrives first.
-const AHEAD: usize = 2;
+/// Units a warp that are asked for before x: what is asked for first arrives first. (One instead of two, steps
+/// of two rows on an H200: 8B 2,050 -> 2,027 us, 1B 603 -> 588; of eight: 1B 749 -> 739, 8B as long.)
+const AHEAD: usize = 1;
 
 const BARRIER_BYTES: usize = 8;
 
@@ -112,7 +118,7 @@ impl Shape {
         }
         let fit = |warps, w_tiles| Self::fit(m, n_in, types, all, clusters, (warps, w_tiles), card);
         if m <= PACKED_ROWS {
-            return fit(WARPS, 1);
+            return fit(PACKED_WARPS, 1);
         }
         if !card.has_warpgroups() {
             return fit(FEW_WARPS, 1);
@@ -295,7 +301,7 @@ mod tests {
         let eight = 2 * LEAST_PAIRED;
         assert_eq!(shape(four, 5, 4096, &[256, 64, 64]), pairs);
         assert_eq!(shape(six, 8, 4096, &[8016]), pairs);
-        assert_eq!(shape(four, 4, 4096, &[256, 64, 64]), ones);
+        assert_eq!(shape(four, 4, 4096, &[256, 64, 64]), Some((PACKED_WARPS, 1)));
         assert_eq!(shape(four, 8, 2048, &[128]), ones);
         assert_eq!(shape(four, 8, 4096, &[257, 64, 64]), ones);
         assert_eq!(shape(0, 8, 4096, &[1792]), ones);
