@@ -7,9 +7,10 @@
 #define KSIM_MAX_THREADS 1024u
 // Grids in flight: one that has still to end, its successor and that one's successor.
 #define KSIM_DEPTH 3u
-// Blocks of one grid in flight, and the stacks that all their threads have.
+// Blocks of one grid in flight, and the stacks that all their threads have: enough for a cluster of eight
+// blocks of 640 threads.
 #define KSIM_BLOCKS 16u
-#define KSIM_STACKS 4096u
+#define KSIM_STACKS 5120u
 
 // Exported by every kernel as NAME_ksim.
 struct ksim_kernel {
