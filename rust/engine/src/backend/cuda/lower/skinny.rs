@@ -44,10 +44,10 @@ const MOST_UNITS: usize = 8;
 /// on some SMs and none on others, steps of two rows took 1.2 times as long on an H100.)
 const WARPS: usize = 16;
 
-/// The same for up to four rows, for which 96 registers are enough: an 8B has 17 or 18 tiles of its narrow
-/// matrices a cluster, of which sixteen warps took one or two behind the others. (Steps of two rows on an
-/// H200: 8B 2,128 -> 2,050 us, 1B 612 -> 603; with 18 warps 2,097 and 620, with 19, 21, 22 and 24 more than
-/// with 20.)
+/// The same for up to four rows on cards with wgmma, for which 96 registers are enough: an 8B has 17 or 18 tiles
+/// of its narrow matrices a cluster, of which sixteen warps took one or two behind the others. (Steps of two
+/// rows on an H200: 8B 2,128 -> 2,050 us, 1B 612 -> 603; with 18 warps 2,097 and 620, with 19, 21, 22 and 24
+/// more than with 20.)
 const PACKED_WARPS: usize = 20;
 
 /// Warps of a block for five to eight rows on cards without wgmma: the compiler takes more registers there
@@ -71,9 +71,16 @@ const MOST_UNPAIRED_SB: usize = 4;
 /// Shared memory of a block, in per cent of what an SM can give to one.
 const SHARED: usize = 90;
 
-/// Units a warp that are asked for before x: what is asked for first arrives first. (One instead of two, steps
-/// of two rows on an H200: 8B 2,050 -> 2,027 us, 1B 603 -> 588; of eight: 1B 749 -> 739, 8B as long.)
-const AHEAD: usize = 1;
+/// Bytes of a unit, of each of several matrices, from which 96 registers are too few: those of six bits a
+/// weight.
+const LEAST_WIDE: usize = UNIT_ROWS * UNIT_COLS * 3 / 4;
+
+/// Units a warp that are asked for before x: what is asked for first arrives first.
+const AHEAD: usize = 2;
+
+/// The same where warps are `PACKED_WARPS`. (Two instead, steps of two rows on an H200: 8B 2,027 -> 2,050 us,
+/// 1B 588 -> 603. One for eight rows too: 1B 749 -> 739, 8B as long, and registers spill.)
+const PACKED_AHEAD: usize = 1;
 
 const BARRIER_BYTES: usize = 8;
 
@@ -118,7 +125,12 @@ impl Shape {
         }
         let fit = |warps, w_tiles| Self::fit(m, n_in, types, all, clusters, (warps, w_tiles), card);
         if m <= PACKED_ROWS {
-            return fit(PACKED_WARPS, 1);
+            let are_wide =
+                types.len() > 1 && types.iter().all(|ty| ty.kernel.unit_bytes >= LEAST_WIDE);
+            return match card.has_warpgroups() && !are_wide {
+                true => fit(PACKED_WARPS, 1),
+                false => fit(WARPS, 1),
+            };
         }
         if !card.has_warpgroups() {
             return fit(FEW_WARPS, 1);
@@ -182,6 +194,14 @@ impl Shape {
         32 * self.warps
     }
 
+    /// Units a warp that are asked for before x.
+    fn ahead(&self) -> usize {
+        match self.warps {
+            PACKED_WARPS => PACKED_AHEAD,
+            _ => AHEAD,
+        }
+    }
+
     /// Dynamic shared memory, as the kernel lays it out.
     fn shared_bytes(&self) -> usize {
         let n_sb = superblocks(self.n_in);
@@ -205,7 +225,7 @@ impl Shape {
             ("WARPS", self.warps),
             ("RING", self.ring),
             ("SETS", self.sets),
-            ("AHEAD", AHEAD),
+            ("AHEAD", self.ahead()),
             ("ROUND", self.round),
             ("SHARED_BYTES", self.shared_bytes()),
         ]) + &self.tile.constants()
@@ -278,7 +298,10 @@ mod tests {
                         assert!(bytes <= card.shared_bytes, "{ty:?} {n_in}: {shape:?}");
                         // A thread ends one pair of rows a round.
                         let pairs = shape.round_tiles() * shape.tile.rows();
-                        assert!(pairs <= shape.threads() && shape.ring >= AHEAD, "{shape:?}");
+                        assert!(
+                            pairs <= shape.threads() && shape.ring >= shape.ahead(),
+                            "{shape:?}"
+                        );
                     }
                 }
             }
@@ -301,7 +324,9 @@ mod tests {
         let eight = 2 * LEAST_PAIRED;
         assert_eq!(shape(four, 5, 4096, &[256, 64, 64]), pairs);
         assert_eq!(shape(six, 8, 4096, &[8016]), pairs);
-        assert_eq!(shape(four, 4, 4096, &[256, 64, 64]), Some((PACKED_WARPS, 1)));
+        let packed = Some((PACKED_WARPS, 1));
+        assert_eq!(shape(four, 4, 4096, &[256, 64, 64]), packed);
+        assert_eq!(shape(eight, 4, 4096, &[256]), packed);
         assert_eq!(shape(four, 8, 2048, &[128]), ones);
         assert_eq!(shape(four, 8, 4096, &[257, 64, 64]), ones);
         assert_eq!(shape(0, 8, 4096, &[1792]), ones);
