@@ -44,10 +44,10 @@ const MOST_UNITS: usize = 8;
 /// on some SMs and none on others, steps of two rows took 1.2 times as long on an H100.)
 const WARPS: usize = 16;
 
-/// The same for up to four rows on cards with wgmma, for which 96 registers are enough: an 8B has 17 or 18 tiles
-/// of its narrow matrices a cluster, of which sixteen warps took one or two behind the others. (Steps of two
-/// rows on an H200: 8B 2,128 -> 2,050 us, 1B 612 -> 603; with 18 warps 2,097 and 620, with 19, 21, 22 and 24
-/// more than with 20.)
+/// The same for up to four rows on cards with wgmma, for which 96 registers are enough: an 8B has 17 or 18
+/// tiles of its narrow matrices a cluster, of which sixteen warps took one or two behind the others. (Steps of
+/// two rows on an H200: 8B 2,128 -> 2,050 us, 1B 612 -> 603; with 18 warps 2,097 and 620, with 19, 21, 22 and
+/// 24 more than with 20.)
 const PACKED_WARPS: usize = 20;
 
 /// Warps of a block for five to eight rows on cards without wgmma: the compiler takes more registers there
@@ -127,10 +127,10 @@ impl Shape {
         if m <= PACKED_ROWS {
             let are_wide =
                 types.len() > 1 && types.iter().all(|ty| ty.kernel.unit_bytes >= LEAST_WIDE);
-            return match card.has_warpgroups() && !are_wide {
-                true => fit(PACKED_WARPS, 1),
-                false => fit(WARPS, 1),
-            };
+            let has_more = card.has_warpgroups() && !are_wide;
+            // Rows so long that shared memory is too little for more have fewer.
+            let more = has_more.then(|| fit(PACKED_WARPS, 1)).flatten();
+            return more.or_else(|| fit(WARPS, 1));
         }
         if !card.has_warpgroups() {
             return fit(FEW_WARPS, 1);
@@ -324,9 +324,10 @@ mod tests {
         let eight = 2 * LEAST_PAIRED;
         assert_eq!(shape(four, 5, 4096, &[256, 64, 64]), pairs);
         assert_eq!(shape(six, 8, 4096, &[8016]), pairs);
-        let packed = Some((PACKED_WARPS, 1));
-        assert_eq!(shape(four, 4, 4096, &[256, 64, 64]), packed);
-        assert_eq!(shape(eight, 4, 4096, &[256]), packed);
+        assert_eq!(
+            shape(four, 4, 4096, &[256, 64, 64]),
+            Some((PACKED_WARPS, 1))
+        );
         assert_eq!(shape(four, 8, 2048, &[128]), ones);
         assert_eq!(shape(four, 8, 4096, &[257, 64, 64]), ones);
         assert_eq!(shape(0, 8, 4096, &[1792]), ones);
@@ -334,5 +335,28 @@ mod tests {
         assert_eq!(shape(eight, 8, 4096, &[1792]), ones);
         assert_eq!(shape(six, 8, 14336, &[256]), None);
         assert_eq!(shape(four, 8, 14336, &[256]), pairs);
+    }
+
+    #[test]
+    fn up_to_four_rows_have_more_warps_where_registers_and_shared_memory_are_enough() {
+        let warps = |arch, n_in, bytes: &[usize]| {
+            let card = DeviceInfo::of_arch(arch, 132).unwrap();
+            let types = bytes.iter().map(|bytes| {
+                let types = quant::TYPES.iter().filter(|t| t.integers);
+                let types = types.filter(|t| t.kernel.unit_bytes >= *bytes);
+                types.min_by_key(|t| t.kernel.unit_bytes).unwrap()
+            });
+            let types: Vec<_> = types.collect();
+            let tiles = vec![256; types.len()];
+            Shape::new(4, n_in, &types, &tiles, &card).map(|s| (s.warps, s.ahead()))
+        };
+        let (more, fewer) = (Some((PACKED_WARPS, PACKED_AHEAD)), Some((WARPS, AHEAD)));
+        let (four, six, eight) = (LEAST_PAIRED, LEAST_WIDE, 2 * LEAST_PAIRED);
+        assert_eq!(warps("sm_90", 4096, &[four, four, six]), more);
+        assert_eq!(warps("sm_90", 4096, &[six]), more);
+        assert_eq!(warps("sm_90", 14336, &[eight]), more);
+        assert_eq!(warps("sm_90", 4096, &[six, six, six]), fewer);
+        assert_eq!(warps("sm_90", 28672, &[eight]), fewer);
+        assert_eq!(warps("sm_100", 4096, &[four]), fewer);
     }
 }
