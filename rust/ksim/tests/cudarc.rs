@@ -9,7 +9,7 @@ use cudarc::driver::sys;
 use cudarc::nvrtc::sys as nvrtc;
 
 const SOURCE: &str = r#"
-struct P { float* x; unsigned n; };
+struct P { float* x; unsigned n, unused; };
 KSIM_KERNEL(scale, P, 256, 1) {
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     sim::pdl_wait();
@@ -17,10 +17,13 @@ KSIM_KERNEL(scale, P, 256, 1) {
 }
 "#;
 
+/// All of its bytes are fields: the driver looks at each word for addresses of the host, and bytes that pad
+/// a struct may hold any.
 #[repr(C)]
 struct Params {
     x: u64,
     n: u32,
+    unused: u32,
 }
 
 fn ok(code: sys::CUresult) {
@@ -131,7 +134,11 @@ fn compiles_captures_and_replays() {
             attrs: &mut attribute,
             numAttrs: 1,
         };
-        let mut params = Params { x, n: 300 };
+        let mut params = Params {
+            x,
+            n: 300,
+            unused: 0,
+        };
         let mut pointers = [(&raw mut params).cast::<c_void>()];
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
         ok(sys::cuStreamBeginCapture_v2(stream, mode));
