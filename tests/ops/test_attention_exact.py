@@ -16,6 +16,8 @@ from support.plans import PAGE, bits, nmse
 from support.plans_attention import Rows, Shape, assert_same, assert_stored, check, feed, sequence
 from support.plans_kv import lay
 
+#: A context of which rust/engine/src/backend/cuda/lower/attention_fixed.rs expects long texts.
+LONG = 8192
 LENGTHS = [1, 2, 63, 64, 65, 128, 129, 1000]
 #: Nearest to a test, so that of a few cases that stand for all some are of each.
 over_caches = pytest.mark.parametrize("kv_type", exact.KINDS)
@@ -48,6 +50,19 @@ def test_splits_of_several_units(backend: Backend, n: int, kv_type: str) -> None
     wanted = shape.exact(rows, last)
     assert_same(feed(run, rows, last), wanted)
     assert_same(feed(run, rows, range(n - 1, n)), wanted[-1:])
+    assert_stored(run, shape, rows)
+
+
+@over_backends
+@pytest.mark.parametrize("n", [2100, 2, 64, 130, 257])
+@over_caches
+def test_a_row_alone_whose_text_may_be_long(backend: Backend, n: int, kv_type: str) -> None:
+    """Blocks of long contexts have more teams, whatever there is of the text."""
+    shape = Shape(4, 1, 64, kv_type=kv_type)
+    rows = shape.rows(n)
+    run = shape.run(backend, LONG)
+    run.kv = shape.pool(run, {name: x[: n - 1] for name, x in rows.items()})
+    assert_same(feed(run, rows, range(n - 1, n)), shape.exact(rows, range(n - 1, n)))
     assert_stored(run, shape, rows)
 
 

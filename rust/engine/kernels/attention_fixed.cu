@@ -12,8 +12,8 @@
 // hardly another has, it makes their weights by itself; else warps share them in shared memory.
 //
 // variant.cuh: Kv, N_HEAD, N_HEAD_KV, HEAD_DIM, WINDOW (tokens that a row sees, 0: all), HAS_SINKS, HEADS
-// (of a block; a group's last may have fewer), TEAMS, MAX_SPLITS, RING (parts in shared memory), TURNED,
-// VALUES_NORMED, VALUES_ARE_KEYS, and what turn.cuh needs.
+// (of a block; a group's last may have fewer), TEAMS, MAX_SPLITS, RING (parts in shared memory), ALONE (there
+// is one row), TURNED, VALUES_NORMED, VALUES_ARE_KEYS, and what turn.cuh needs.
 #include "kv_fixed.cuh"
 #include "math.cuh"
 #include "variant.cuh"
@@ -41,6 +41,11 @@ constexpr uint32_t STAGE = TEAMS * Cache::BYTES;
 // Pages that are known ahead, twice as many as are looked up at a time.
 constexpr uint32_t PAGES = 128;
 static_assert(PAGES <= THREADS && RING * TEAMS < PAGES / 2, "a thread a page");
+static_assert(RING * TEAMS <= 32, "a lane a team's share of a part");
+// A row alone has one block an SM, which may have more threads than two would leave registers.
+constexpr bool MANY_THREADS = ALONE && THREADS > 256;
+// Of the last team, which has the least of the joining.
+constexpr uint32_t ASKING_WARP = THREADS / 32 - 1;
 constexpr uint32_t SPLIT_FLOATS = HEADS * (HEAD_DIM + 2);
 static_assert(MAX_SPLITS <= 32, "a lane a split");
 static_assert(!TURNED || HEAD_DIM <= 256, "a warp has a head");
@@ -124,51 +129,7 @@ DEVICE void join_sums(Sums& all, const Sums& next) {
     }
 }
 
-// Weights of a block's values for four heads from its tokens' p, as products want B: bytes of what is for
-// the head of this lane's column. Lanes of a head have eight tokens each, of which they make both bytes,
-// and hand over the one that is for the neighbouring column. Returns what sums of this lane's own head
-// are multiplied with.
-DEVICE float block_weights(const float (&parts)[TILES * 4][PAGE_TOKENS + 8], const uint8_t* values,
-                           uint32_t block, uint32_t tile, uint32_t (&columns)[2][2]) {
-    const uint32_t lane = threadIdx.x % 32, g = lane / 4, quarter = lane % 4;
-    // Of each 32 tokens the first or the second half.
-    const bool is_second = g % 2;
-    const float* part = parts[tile * 4 + g / 2];
-    float v[2][4], most = 0.0f;
-#pragma unroll
-    for (uint32_t k = 0; k < 2; k++) {
-#pragma unroll
-        for (uint32_t two = 0; two < 2; two++) {
-            const uint32_t pair = (2 * k + is_second) * 8 + two * 4 + quarter;
-            const float2 p = *reinterpret_cast<const float2*>(part + 2 * pair);
-            const float2 units = Cache::units_at(values, pair, block);
-            // Where nothing is seen p is 0, and a unit may be no number.
-            v[k][2 * two] = fmaxf(mul_rn(p.x, units.x), 0.0f);
-            v[k][2 * two + 1] = fmaxf(mul_rn(p.y, units.y), 0.0f);
-            most = fmaxf(most, fmaxf(v[k][2 * two], v[k][2 * two + 1]));
-        }
-    }
-#pragma unroll
-    for (uint32_t mask = 1; mask < 8; mask *= 2) {
-        most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, mask));
-    }
-    const ValueScale scale = value_scale(most);
-#pragma unroll
-    for (uint32_t k = 0; k < 2; k++) {
-        uint32_t w[4], hi, lo;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            w[i] = float_as_u32(fma_rn(v[k][i], scale.to_integers, 8388608.0f));
-        }
-        split_bytes(w, hi, lo);
-        const uint32_t other = __shfl_xor_sync(FULL_WARP, is_second ? hi : lo, 4);
-        columns[k][0] = is_second ? other : hi;
-        columns[k][1] = is_second ? lo : other;
-    }
-    return __shfl_sync(FULL_WARP, scale.unit, quarter * 8);
-}
-
-KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
+KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
     // Words of four dimensions, of four tokens: rows begin in banks of their own.
     SHARED uint32_t query[COLUMNS][STEPS * 8 + 4];
     SHARED uint32_t all_weights[TEAMS][SHARED_BLOCKS][COLUMNS][PAGE_TOKENS / 4 + 4];
@@ -242,34 +203,43 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
         const uint32_t unit = first_unit + number;
         pages[number % PAGES] = unit < end_unit ? kv_page(p.kv, slot, unit * PAGE_TOKENS) : 0;
     };
-    // Keys are even parts, values odd ones.
-    auto copy = [&](uint32_t part) {
-        uint64_t* barrier = arrived + part % RING;
-        uint32_t of_team[TEAMS], mapped = 0;
-#pragma unroll
-        for (uint32_t t = 0; t < TEAMS; t++) {
-            const uint32_t number = part / 2 * TEAMS + t;
-            of_team[t] = first_unit + number < end_unit ? pages[number % PAGES] : 0;
-            mapped += of_team[t] != 0;
-        }
-        if (HAS_BULK_COPIES && threadIdx.x == 0) barrier_expect(barrier, mapped * Cache::BYTES);
-#pragma unroll
-        for (uint32_t t = 0; t < TEAMS; t++) {
-            if (of_team[t] == 0) continue;
-            uint8_t* to = ring + part % RING * STAGE + t * Cache::BYTES;
-            const uint8_t* from =
-                Cache::head<N_HEAD_KV>(part % 2 ? p.kv.v : p.kv.k, of_team[t], head);
-            if constexpr (HAS_BULK_COPIES) {
-                if (threadIdx.x != 0) continue;
-                bulk_copy(to_shared_address(to), from, Cache::BYTES, barrier);
-            } else {
-                for (uint32_t i = threadIdx.x * 16; i < Cache::BYTES; i += THREADS * 16) {
-                    cp_async_16(to + i, from + i);
+    // A team's page of a part, of which keys are even and values odd ones; where it comes from and lies.
+    auto page_of = [&](uint32_t part, uint32_t t) {
+        const uint32_t number = part / 2 * TEAMS + t;
+        return first_unit + number < end_unit ? pages[number % PAGES] : 0;
+    };
+    auto source_of = [&](uint32_t part, uint32_t page) {
+        return Cache::head<N_HEAD_KV>(part % 2 ? p.kv.v : p.kv.k, page, head);
+    };
+    auto stage_of = [&](uint32_t part, uint32_t t) {
+        return ring + part % RING * STAGE + t * Cache::BYTES;
+    };
+    // Asks for some parts. By bulk copies a lane of one warp asks for a team's share of one: what all
+    // threads did was a fifth of their instructions.
+    auto ask = [&](uint32_t first, uint32_t n) {
+        if constexpr (HAS_BULK_COPIES) {
+            if (threadIdx.x / 32 != ASKING_WARP) return;
+            const uint32_t part = first + lane / TEAMS, t = lane % TEAMS;
+            const uint32_t page = lane < n * TEAMS ? page_of(part, t) : 0;
+            const uint32_t mapped = __ballot_sync(FULL_WARP, page != 0) >> (lane - t) & ((1u << TEAMS) - 1);
+            uint64_t* barrier = arrived + part % RING;
+            if (lane < n * TEAMS && t == 0) {
+                barrier_expect(barrier, static_cast<uint32_t>(__popc(mapped)) * Cache::BYTES);
+            }
+            __syncwarp();
+            if (page == 0) return;
+            bulk_copy(to_shared_address(stage_of(part, t)), source_of(part, page), Cache::BYTES, barrier);
+        } else {
+#pragma unroll 1
+            for (uint32_t i = 0; i < n * TEAMS; i++) {
+                const uint32_t part = first + i / TEAMS, t = i % TEAMS, page = page_of(part, t);
+                for (uint32_t at = threadIdx.x * 16; page && at < Cache::BYTES; at += THREADS * 16) {
+                    cp_async_16(stage_of(part, t) + at, source_of(part, page) + at);
                 }
+                // One a part, also where there is nothing: they are counted.
+                if (t + 1 == TEAMS) cp_async_commit();
             }
         }
-        // One a part, also where there is nothing: they are counted.
-        if (!HAS_BULK_COPIES) cp_async_commit();
     };
     // A part that may be read behind it by the whole block, where `pending` later ones may be missing.
     auto arrive = [&](uint32_t part, auto pending) {
@@ -287,8 +257,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
     }
     if (threadIdx.x < PAGES) find_page(threadIdx.x);
     __syncthreads();
-#pragma unroll 1
-    for (uint32_t i = 0; i < RING; i++) copy(i);
+    ask(0, RING);
     STAMP(STAMP_ASKED);
     if (stores) pdl_wait();
     STAMP(STAMP_WAITED);
@@ -446,8 +415,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
 #pragma unroll 1
     for (uint32_t step = 0; first_unit + step * TEAMS < end_unit; step++) {
         const uint32_t number = step * TEAMS, part = 2 * step, unit = first_unit + number + team;
-        uint8_t* keys = ring + part % RING * STAGE + team * Cache::BYTES;
-        uint8_t* values = ring + (part + 1) % RING * STAGE + team * Cache::BYTES;
+        uint8_t *keys = stage_of(part, team), *values = stage_of(part + 1, team);
         const uint32_t seen = unit < end_unit ? n - unit * PAGE_TOKENS : 0;
         const uint32_t live = seen < PAGE_TOKENS ? seen : PAGE_TOKENS;
         auto sees = [&](uint32_t at) {
@@ -523,8 +491,8 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
         }
         __syncthreads();
         // Nobody reads these keys any more, nor the values before.
-        if (RING > 1 && number > 0) copy(part - 1 + RING);
-        copy(part + RING);
+        const bool both = RING > 1 && number > 0;
+        ask(part + RING - both, 1 + both);
         arrive(part + 1, AfterValues());
         if (patches) {
             put_newest(values, 1);
@@ -610,7 +578,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
             if (OWN_WEIGHTS && i % 2 == 0) {
 #pragma unroll
                 for (uint32_t t = 0; t < TILES; t++) {
-                    o_unit[0][t] = block_weights(parts, values, b, t, own[t]);
+                    o_unit[0][t] = block_weights<Cache>(parts, values, b, t, own[t]);
                 }
             }
             int32_t sums[Cache::LIMBS][TILES][4] = {};
@@ -650,7 +618,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
         next.is_empty = !is_mapped;
         if (TEAMS > 1 && team > 0) handed[team - 1][thread] = next;
         if (TEAMS > 1 || RING == 1) __syncthreads();
-        if (RING == 1) copy(part + 2);
+        if (RING == 1) ask(part + 2, 1);
         if (team > 0) continue;
 #pragma unroll 1
         for (uint32_t t = 0; t < TEAMS; t++) {
@@ -741,7 +709,8 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, 2) {
     }
     __syncthreads();
     // Elements a thread, and splits that are on their way at a time.
-    constexpr uint32_t ELEMENTS = HEADS * HEAD_DIM >= THREADS * 4 ? 4 : 2, AHEAD = (THREADS > 256 ? 16 : 64) / ELEMENTS;
+    constexpr uint32_t ELEMENTS = HEADS * HEAD_DIM >= THREADS * 4 ? 4 : 2;
+    constexpr uint32_t AHEAD = (THREADS > 256 ? 16 : 64) / ELEMENTS;
     for (uint32_t i = threadIdx.x * ELEMENTS; i < heads * HEAD_DIM; i += THREADS * ELEMENTS) {
         const uint32_t h = i / HEAD_DIM;
         float sum[ELEMENTS], weight = 0.0f;

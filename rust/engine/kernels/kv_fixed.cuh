@@ -287,3 +287,48 @@ DEVICE ValueScale value_scale(float largest) {
     // 65535 2^-E and 2^(E - 16), E = field - 126.
     return {mul_rn(65535.0f, u32_as_float((253 - field) << 23)), u32_as_float((field - 15) << 23)};
 }
+
+// Weights of a block's values for four heads from its tokens' p, as products want B: bytes of what is for
+// the head of this lane's column. Lanes of a head have eight tokens each, of which they make both bytes,
+// and hand over the one that is for the neighbouring column. Returns what sums of this lane's own head
+// are multiplied with.
+template <typename Cache, uint32_t N>
+DEVICE float block_weights(const float (&parts)[N][PAGE_TOKENS + 8], const uint8_t* values,
+                           uint32_t block, uint32_t tile, uint32_t (&columns)[2][2]) {
+    const uint32_t lane = threadIdx.x % 32, g = lane / 4, quarter = lane % 4;
+    // Of each 32 tokens the first or the second half.
+    const bool is_second = g % 2;
+    const float* part = parts[tile * 4 + g / 2];
+    float v[2][4], most = 0.0f;
+#pragma unroll
+    for (uint32_t k = 0; k < 2; k++) {
+#pragma unroll
+        for (uint32_t two = 0; two < 2; two++) {
+            const uint32_t pair = (2 * k + is_second) * 8 + two * 4 + quarter;
+            const float2 p = *reinterpret_cast<const float2*>(part + 2 * pair);
+            const float2 units = Cache::units_at(values, pair, block);
+            // Where nothing is seen p is 0, and a unit may be no number.
+            v[k][2 * two] = fmaxf(mul_rn(p.x, units.x), 0.0f);
+            v[k][2 * two + 1] = fmaxf(mul_rn(p.y, units.y), 0.0f);
+            most = fmaxf(most, fmaxf(v[k][2 * two], v[k][2 * two + 1]));
+        }
+    }
+#pragma unroll
+    for (uint32_t mask = 1; mask < 8; mask *= 2) {
+        most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, mask));
+    }
+    const ValueScale scale = value_scale(most);
+#pragma unroll
+    for (uint32_t k = 0; k < 2; k++) {
+        uint32_t w[4], hi, lo;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            w[i] = float_as_u32(fma_rn(v[k][i], scale.to_integers, 8388608.0f));
+        }
+        split_bytes(w, hi, lo);
+        const uint32_t other = __shfl_xor_sync(FULL_WARP, is_second ? hi : lo, 4);
+        columns[k][0] = is_second ? other : hi;
+        columns[k][1] = is_second ? lo : other;
+    }
+    return __shfl_sync(FULL_WARP, scale.unit, quarter * 8);
+}

@@ -42,14 +42,24 @@ impl Weights for Zeros {
 }
 
 fn model(arch: &str, plan: Plan, kv: &'static QuantType, fuse: bool) -> Card {
+    model_of_context(arch, plan, kv, fuse, 64)
+}
+
+fn model_of_context(
+    arch: &str,
+    plan: Plan,
+    kv: &'static QuantType,
+    fuse: bool,
+    n_ctx: usize,
+) -> Card {
     let plan = Arc::new(plan);
     plan.check().unwrap();
     let bytes = |w: &Weight| w.bytes().unwrap();
     let zeros = vec![0; plan.weights.iter().map(bytes).max().unwrap_or(0)];
     let options = RunnerOptions {
         n_slots: 64,
-        n_ctx: 64,
-        n_pages: 65,
+        n_ctx,
+        n_pages: n_ctx + 1,
         windows: None,
         kv_type: kv,
         threads: 1,
@@ -286,20 +296,28 @@ fn kernels_between_products_compile_for_every_card_without_spills() {
     compile(&path, &jobs);
 }
 
-/// Heads that several blocks share, or that are as wide as any model's.
+/// Heads that several blocks share, or that are as wide as any model's, and rows alone of long texts.
 #[test]
-fn attention_of_wide_heads_compiles_for_every_card_without_spills() {
+fn attention_by_itself_compiles_for_every_card_without_spills() {
     let Some(path) = real_nvrtc() else { return };
     let mut jobs = Vec::new();
     for arch in ARCHITECTURES {
         let mut kernels = HashSet::new();
         for kv_type in quant::kv_types().filter(|t| t.kernel.kv.is_some()) {
-            for (n_head, n_head_kv, head_dim) in [(8, 1, 256), (12, 1, 512), (1, 1, 512)] {
+            for (n_head, n_head_kv, head_dim, n_ctx) in [
+                (8, 1, 256, 64),
+                (12, 1, 512, 64),
+                (1, 1, 512, 64),
+                (4, 1, 64, 8192),
+                (8, 1, 64, 8192),
+                (8, 1, 128, 8192),
+            ] {
                 // Their pages do not fit its shared memory.
                 if arch == 75 && kv_type.kernel.kv_bytes() == 2 && head_dim == 512 {
                     continue;
                 }
-                let card = wide_heads(arch, kv_type, n_head, n_head_kv, head_dim);
+                let heads = (n_head, n_head_kv, head_dim);
+                let card = attention_alone(arch, kv_type, heads, n_ctx);
                 add(&mut kernels, &card);
             }
         }
@@ -309,12 +327,11 @@ fn attention_of_wide_heads_compiles_for_every_card_without_spills() {
 }
 
 /// Attention alone, over a cache of this type.
-fn wide_heads(
+fn attention_alone(
     arch: u32,
     kv_type: &'static QuantType,
-    n_head: usize,
-    n_head_kv: usize,
-    head_dim: usize,
+    (n_head, n_head_kv, head_dim): (usize, usize, usize),
+    n_ctx: usize,
 ) -> Card {
     let mut plan = Plan {
         kv: vec![KvShape {
@@ -337,7 +354,7 @@ fn wide_heads(
         window: None,
         sinks: None,
     });
-    model(&format!("sm_{arch}"), plan, kv_type, true)
+    model_of_context(&format!("sm_{arch}"), plan, kv_type, true, n_ctx)
 }
 
 /// Compiles all of them; fails where one does not, or spills more than it may.

@@ -34,6 +34,18 @@ const TEAMS_WIDTH: usize = 4;
 const ALONE_TEAMS: usize = 2;
 const ALONE_TEAMS_DIM: usize = 128;
 
+/// Teams of a block at most where there are several rows and more heads than four, two tiles of them: two
+/// blocks on an SM leave more of them too few registers a thread.
+const WIDE_TEAMS: usize = 2;
+
+/// Teams of a row alone from this context on, where so many parts of theirs have room: the more tokens are
+/// at work on an SM, the less each waits for the others, but of short texts most have none. (1B on an H200
+/// behind 64, 128, 512, 2,048, 16,384 and 32,000 tokens: two teams 470, 491, 497, 533, 750 and 943 us a step,
+/// four 479, 482, 507, 527, 718 and 843.)
+const MANY_TEAMS_CONTEXT: usize = 8192;
+const MANY_TEAMS: usize = 4;
+const MANY_PARTS: usize = 4;
+
 /// Shared memory of a block that is not pages, of attention_fixed.cu and of prompt_attention_fixed.cu.
 const STATIC_BYTES: usize = 16 << 10;
 const PROMPT_STATIC_BYTES: usize = 2 << 10;
@@ -178,12 +190,19 @@ fn step_specs(
         true => teams(page, l.kv_type.kernel.kv_bytes()).max(least),
         false => 1,
     };
-    let part = teams * page;
     let room = match rows {
         1 => l.card.shared_bytes * ALONE_SHARED / 100,
         _ => l.card.shared_bytes / BLOCKS_PER_SM,
     };
     let room = room.saturating_sub(STATIC_BYTES);
+    let is_long = rows == 1 && l.n_ctx >= MANY_TEAMS_CONTEXT;
+    let has_many = is_long && group <= 8 && room >= MANY_PARTS * MANY_TEAMS * page;
+    let teams = match (has_many, rows > 1 && heads > 4) {
+        (true, _) => MANY_TEAMS,
+        (_, true) => teams.min(WIDE_TEAMS),
+        _ => teams,
+    };
+    let part = teams * page;
     let ring = (room / part).clamp(1, MOST_PARTS);
     // As many blocks a row as keep the card busy.
     let splits = op.most_splits(l.n_ctx);
@@ -229,6 +248,7 @@ fn step_specs(
         let grid = [of_heads as u32, 1, count];
         let mut variant = variant(l, op, &STEP, &more);
         variant.constants += &turn_constants(l, op);
+        variant.constants += &flag("ALONE", rows == 1);
         let threads = (teams * TEAM) as u32;
         let mut spec = Spec::new(variant, "attention_fixed", grid, threads, &params);
         spec.shared = (ring * part) as u32;
@@ -346,6 +366,36 @@ mod tests {
         };
         assert_eq!(found("I16"), [2, 2, 1, 1, 1]);
         assert_eq!(found(blocks()), [4, 4, 2, 2, 1]);
+    }
+
+    #[test]
+    fn a_row_alone_of_long_texts_has_many_teams_where_their_parts_have_room() {
+        // A page's keys of a head: 16.5 KiB of two bytes a number, half of one.
+        for (arch, n_ctx, kv_type, teams) in [
+            ("sm_90", 8192, "I16", ALONE_TEAMS),
+            ("sm_90", 8192, blocks(), MANY_TEAMS),
+            ("sm_90", 8191, blocks(), 2),
+            ("sm_86", 8192, blocks(), 2),
+        ] {
+            let mut l = lowering(arch, superblocks(), kv_type, true);
+            l.n_ctx = n_ctx;
+            let of_rows = |rows| {
+                let list = specs(&l, &step(rows)).unwrap();
+                let its = list.into_iter().find(|s| s.entry == "attention_fixed");
+                its.expect("a kernel")
+            };
+            let alone = of_rows(1);
+            assert_eq!(
+                alone.block as usize,
+                teams * TEAM,
+                "{arch} {n_ctx} {kv_type}"
+            );
+            assert!(alone.variant.constants.contains("ALONE = true"));
+            let two = of_rows(2);
+            assert!(
+                two.block as usize <= 2 * TEAM && two.variant.constants.contains("ALONE = false")
+            );
+        }
     }
 
     #[test]
