@@ -386,6 +386,16 @@ DEVICE void barrier_wait(uint64_t* barrier, uint32_t phase) {
         } while (!ended);)
 }
 
+// Whether `barrier_wait` would return at once: asked early, so that the answer is there when it is needed.
+DEVICE bool barrier_ended(uint64_t* barrier, uint32_t phase) {
+    uint32_t ended;
+    ON_HOST(ended = sim::barrier_ended(barrier, phase);)
+    ON_CARD(asm volatile(
+        "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+        : "=r"(ended) : "r"(shared_address(barrier)), "r"(phase) : "memory");)
+    return ended;
+}
+
 // Addresses and `bytes` are multiples of 16.
 DEVICE void bulk_copy(SharedAddress shared, const void* global, uint32_t bytes, uint64_t* barrier) {
     ON_HOST(sim::bulk_copy(shared, global, bytes, barrier);)

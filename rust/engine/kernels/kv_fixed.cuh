@@ -21,12 +21,16 @@ DEVICE float rint_product(float x, float scale) {
     return sub_rn(fma_rn(x, scale, 12582912.0f), 12582912.0f);
 }
 
-// 65536 hh + 256 mid + ll, rounded once: |hh| is below 2^22, the rest below 2^31.
-DEVICE float limbs_sum(int32_t hh, int32_t mid, int32_t ll) {
+constexpr uint32_t TWO_TO_23 = 0x4b000000;  // 2^23f
+
+// 65536 hh + 256 mid + ll, rounded once: |hh| is below 2^22, the rest below 2^31. In a loop `exponent` is a
+// register that the compiler does not make anew each time.
+DEVICE float limbs_sum(int32_t hh, int32_t mid, int32_t ll, uint32_t exponent = TWO_TO_23) {
     const int32_t rest = mid * 256 + ll;
-    // 2^23 and what is not above: taken back as 128 times 65536.
-    const float lower = u32_as_float((static_cast<uint32_t>(rest) & 0xffffu) | 0x4b000000u);
-    return fma_rn(static_cast<float>(hh + (rest >> 16) - 128), 65536.0f, lower);
+    // 2^23 and what is not above: taken back as 128 times 65536. By floats where these can: a card has half
+    // as many units for integers.
+    const float lower = u32_as_float(prmt(static_cast<uint32_t>(rest), exponent, 0x7610));
+    return fma_rn(sub_rn(static_cast<float>(hh + (rest >> 16)), 128.0f), 65536.0f, lower);
 }
 
 // The same of one byte, of which there is no lower one: both are below 2^21.
@@ -255,6 +259,20 @@ DEVICE UnitTop unit_top(float top, float factor) {
     const float whole = u32_as_float((278 - (field < 24 ? 24 : field)) << 23);
     const float below = u32_as_float(top > 0.0f ? bits - 1 : bits + 1);
     return {most, whole, -mul_rn(below, whole)};
+}
+
+// Of two rows: as a rule both are alike, and one branch is enough.
+DEVICE void unit_tops(const float (&top)[2], const float (&factor)[2], UnitTop (&tops)[2]) {
+    float most[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) most[r] = ceilf(mul_rn(mul_rn(top[r], factor[r]), 64.0f));
+    if (fmaxf(fabsf(most[0]), fabsf(most[1])) < 8388608.0f && most[0] == most[0] && most[1] == most[1]) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) tops[r] = {most[r], factor[r], fma_rn(most[r], -0.015625f, 1.0f)};
+        return;
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) tops[r] = unit_top(top[r], factor[r]);
 }
 
 // A unit's sum of weights, from that of rint(p 2^22).

@@ -4,8 +4,8 @@
 // dimensions, so that weights stay in the registers of the lanes that scores are in.
 //
 // A row whose splits are longer than a unit joins a split where it ends to those before, which are in
-// `out` until all are. Where the card has bulk copies one thread fetches pages, and warps go each at its
-// own pace, or WARPGROUPS, whose products are those of four warps.
+// `out` until all are. Where the card has bulk copies a thread fetches pages, and warps go each at its own
+// pace, or WARPGROUPS, whose products are those of four warps.
 //
 // variant.cuh: WARPGROUPS, Kv, N_HEAD, N_HEAD_KV, HEAD_DIM (a multiple of 16, at most 128), WINDOW (tokens
 // that a row sees, 0: all), HAS_SINKS, THREADS, ROWS (queries a block, 16 a warp), STAGES (pages in shared
@@ -34,6 +34,9 @@ constexpr bool KEEPS_QUERIES = HEAD_DIM <= 64;
 static_assert(SHARED_BYTES == STAGES * STAGE + (KEEPS_QUERIES ? 0 : ROWS * STEPS * 64), "both");
 
 static_assert(!WARPGROUPS || (HAS_WARPGROUPS && LIMBS == 2 && WARPS % 4 == 0), "two bytes a number");
+// Pages that are asked for before the first is there: of four one less than there is room for, so that the
+// thread that asks does not wait for the last warp of those before.
+constexpr uint32_t AHEAD = HAS_BULK_COPIES && STAGES > 3 ? STAGES - 2 : STAGES - 1;
 // Tiles of tokens, and then of dimensions, that a warpgroup multiplies at once.
 constexpr uint32_t TOKENS_AT_ONCE = 4;
 constexpr uint32_t DIMS_AT_ONCE = DIMS % 4 == 0 ? 4 : 2;
@@ -50,7 +53,7 @@ struct ByteSums {
 // multiplied.
 template <bool a_signed, uint32_t TILES, uint32_t AT_ONCE, uint32_t STEPS, typename Done>
 DEVICE void multiply_bytes(const uint32_t (&hi)[STEPS][4], const uint32_t (&lo)[STEPS][4], CoreMatrix b,
-                           uint32_t step_bytes, Done done) {
+                           uint32_t step_bytes, uint32_t exponent, Done done) {
     constexpr uint32_t ROUNDS = TILES / AT_ONCE;
     static_assert(TILES % AT_ONCE == 0, "all tiles");
     ByteSums<AT_ONCE> sets[2];
@@ -86,7 +89,7 @@ DEVICE void multiply_bytes(const uint32_t (&hi)[STEPS][4], const uint32_t (&lo)[
         for (uint32_t i = 0; i < AT_ONCE; i++) {
 #pragma unroll
             for (uint32_t e = 0; e < 4; e++) {
-                whole[i][e] = limbs_sum(sums.hh[i][e], sums.mid[i][e], sums.ll[i][e]);
+                whole[i][e] = limbs_sum(sums.hh[i][e], sums.mid[i][e], sums.ll[i][e], exponent);
             }
         }
         done(round * AT_ONCE, whole);
@@ -115,6 +118,15 @@ struct Masked {
     static constexpr bool masked = true;
 };
 
+// Of both rows of a lane the largest of the four lanes that have them.
+DEVICE void largest_of_quarters(float (&of)[2]) {
+#pragma unroll
+    for (uint32_t mask = 1; mask < 4; mask *= 2) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) of[r] = fmaxf(of[r], __shfl_xor_sync(FULL_WARP, of[r], mask));
+    }
+}
+
 KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
     SHARED uint32_t row_slot[ROWS], row_length[ROWS];
     SHARED uint64_t arrived[STAGES], used[STAGES];
@@ -125,7 +137,7 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
     if (HAS_BULK_COPIES && threadIdx.x == 0) {
         for (uint32_t i = 0; i < STAGES; i++) {
             barrier_init(arrived + i, 1);
-            barrier_init(used + i, THREADS);
+            barrier_init(used + i, WARPS);
         }
         barrier_init_fence();
     }
@@ -225,7 +237,10 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
     float all_most[2] = {-infinity_f32(), -infinity_f32()}, all_weight[2] = {};
     __syncthreads();
 
+    // Rows are fewer than 2^31, which the compiler does not know: else it would make this again and again.
+    [[maybe_unused]] const uint32_t exponent = TWO_TO_23 | p.m >> 31;
     uint32_t fetched = 0, done = 0;  // pages, of all sequences
+    bool is_next_here = false;
     // Neighbouring rows of one sequence go through its pages together.
 #pragma unroll 1
     for (uint32_t begin = 0; begin < rows;) {
@@ -276,7 +291,11 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
         // Others fetched pages that are not there.
         if (!HAS_BULK_COPIES) fetched = done;
         const uint32_t before = fetched;
-        // An entry of the page table is asked for a page ahead, and looked at when it is needed.
+        // Where the card has bulk copies one thread fetches pages, or a lane of each warp by turns: no
+        // warpgroup has all of the work then, and the other waits for it. (Registers for the first alone are
+        // fewer.) An entry of the page table is asked for when the thread fetches its page before that, and
+        // looked at when it is needed.
+        constexpr uint32_t TURNS = WARPGROUPS ? WARPS : 1;
         uint32_t entry = 0;
         auto look_up = [&](uint32_t number) {
             if (number >= pages || slot >= p.kv.n_slots) return;
@@ -285,10 +304,11 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
         };
         auto fetch = [&]() {
             const uint32_t number = first_page + fetched - before, place = fetched % STAGES;
-            if (HAS_BULK_COPIES && (threadIdx.x != 0 || number >= pages)) return;
+            if (HAS_BULK_COPIES && number >= pages) return;
+            const uint32_t turn = fetched++ % TURNS;
+            if (HAS_BULK_COPIES && (lane != 0 || turn != warp)) return;
             const uint32_t page = number < pages && entry < p.kv.n_pages ? entry : 0;
-            fetched++;
-            look_up(number + 1);
+            look_up(number + TURNS);
             uint8_t* stage = stages + place * STAGE;
             const uint8_t* keys = Cache::head<N_HEAD_KV>(p.kv.k, page, head);
             const uint8_t* values = Cache::head<N_HEAD_KV>(p.kv.v, page, head);
@@ -308,22 +328,28 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
                 cp_async_commit();
             }
         };
-        if (!HAS_BULK_COPIES || threadIdx.x == 0) look_up(first_page);
+        if (!HAS_BULK_COPIES || (lane == 0 && warp < TURNS)) look_up(first_page + (warp - before) % TURNS);
 #pragma unroll 1
-        for (uint32_t i = 0; i + 1 < STAGES; i++) fetch();
+        for (uint32_t i = 0; i < AHEAD; i++) fetch();
 #pragma unroll 1
         for (uint32_t number = first_page; number < pages; number++) {
             const uint32_t place = done % STAGES, phase = done / STAGES % 2;
             const uint32_t first = number * PAGE_TOKENS;
             if constexpr (HAS_BULK_COPIES) {
                 fetch();
-                barrier_wait(arrived + place, phase);
+                if (!is_next_here) barrier_wait(arrived + place, phase);
             } else {
                 cp_async_wait<STAGES - 2>();
                 __syncthreads();
                 fetch();
             }
             done++;
+            auto look_for_next = [&]() {
+                if constexpr (WARPGROUPS) {
+                    is_next_here = barrier_ended(arrived + done % STAGES, done / STAGES % 2);
+                }
+            };
+            is_next_here = false;
             const uint8_t* keys = stages + place * STAGE;
             const uint8_t* values = keys + Cache::BYTES;
             // Of one lane, for the compiler to know that it is all lanes': a descriptor is the warp's.
@@ -345,8 +371,9 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
 #pragma unroll
                     for (uint32_t e = 0; e < 4; e++) {
                         if (!sees(n, e)) s[n][e] = -infinity_f32();
-                        top[e / 2] = fmaxf(top[e / 2], s[n][e]);
                     }
+#pragma unroll
+                    for (int r = 0; r < 2; r++) top[r] = fmaxf(top[r], fmaxf(s[n][2 * r], s[n][2 * r + 1]));
                 };
                 // Of keys with a unit each.
                 [[maybe_unused]] auto scale = [&](uint32_t n, const float (&sums)[4]) {
@@ -363,7 +390,7 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
 #pragma unroll
                     for (uint32_t step = 0; step < STEPS; step++) query(step, hi[step], lo[step]);
                     multiply_bytes<true, TOKENS, TOKENS_AT_ONCE>(
-                        hi, lo, core_matrix(its_stage, 128, PAGE_TOKENS * 16), 2 * PAGE_TOKENS * 16,
+                        hi, lo, core_matrix(its_stage, 128, PAGE_TOKENS * 16), 2 * PAGE_TOKENS * 16, exponent,
                         [&](uint32_t from, const float (&sums)[TOKENS_AT_ONCE][4]) {
 #pragma unroll
                             for (uint32_t i = 0; i < TOKENS_AT_ONCE; i++) scale(from + i, sums[i]);
@@ -419,19 +446,15 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
                             float sums[4];
 #pragma unroll
                             for (uint32_t e = 0; e < 4; e++) {
-                                sums[e] = limbs_sum(hh[i][e], mid[i][e], ll[i][e]);
+                                sums[e] = limbs_sum(hh[i][e], mid[i][e], ll[i][e], exponent);
                             }
                             scale(two + i, sums);
                         }
                     }
                 }
+                largest_of_quarters(top);
                 UnitTop tops[2];
-#pragma unroll
-                for (int r = 0; r < 2; r++) {
-                    top[r] = fmaxf(top[r], __shfl_xor_sync(FULL_WARP, top[r], 1));
-                    top[r] = fmaxf(top[r], __shfl_xor_sync(FULL_WARP, top[r], 2));
-                    tops[r] = unit_top(top[r], factor[r]);
-                }
+                unit_tops(top, factor, tops);
                 // Times the units of a block of values.
                 auto weigh = [&](const float (&from)[4], float (&to)[4], uint32_t n, uint32_t block) {
                     const float2 units = Cache::units_at(values, n * 4 + quarter, block);
@@ -445,22 +468,29 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
 #pragma unroll
                 for (uint32_t n = 0; n < TOKENS; n++) {
 #pragma unroll
-                    for (uint32_t e = 0; e < 4; e++) {
-                        const UnitTop& its = tops[e / 2];
-                        s[n][e] = exp2_unit_f32(fma_sat(s[n][e], its.factor, its.bias));
-                        // Its bits are those of 2^23 and the integer.
-                        share[e / 2] += static_cast<int>(
-                            sees(n, e) ? float_as_u32(fma_rn(s[n][e], 4194304.0f, 8388608.0f))
-                                       : 0x4b000000u);
+                    for (int r = 0; r < 2; r++) {
+                        uint32_t two[2];
+#pragma unroll
+                        for (uint32_t i = 0; i < 2; i++) {
+                            float& its = s[n][2 * r + i];
+                            its = exp2_unit_f32(fma_sat(its, tops[r].factor, tops[r].bias));
+                            // Its bits are those of 2^23 and the integer.
+                            two[i] = sees(n, 2 * r + i) ? float_as_u32(fma_rn(its, 4194304.0f, 8388608.0f))
+                                                        : TWO_TO_23;
+                        }
+                        share[r] += static_cast<int>(two[0] + two[1]);
                     }
                     if (Cache::BLOCKS == 1) weigh(s[n], s[n], n, 0);
                 }
                 float old_share[2], new_share[2];
 #pragma unroll
+                for (uint32_t mask = 1; mask < 4; mask *= 2) {
+#pragma unroll
+                    for (int r = 0; r < 2; r++) share[r] += __shfl_xor_sync(FULL_WARP, share[r], mask);
+                }
+#pragma unroll
                 for (int r = 0; r < 2; r++) {
-                    share[r] -= static_cast<int>(0x4b000000u * (2 * TOKENS));
-                    share[r] += __shfl_xor_sync(FULL_WARP, share[r], 1);
-                    share[r] += __shfl_xor_sync(FULL_WARP, share[r], 2);
+                    share[r] -= static_cast<int>(TWO_TO_23 * (8 * TOKENS));
                     const bool is_seen = !masked || looks(r);
                     const Join both = join(most[r], tops[r].most);
                     old_share[r] = both.old_share, new_share[r] = is_seen ? both.new_share : 0.0f;
@@ -484,15 +514,14 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
                     for (uint32_t n = 0; n < TOKENS; n++) {
                         if (Cache::BLOCKS > 1) weigh(s[n], v[n], n, block);
 #pragma unroll
-                        for (uint32_t e = 0; e < 4; e++) {
-                            largest[e / 2] = fmaxf(largest[e / 2], v[n][e]);
+                        for (int r = 0; r < 2; r++) {
+                            largest[r] = fmaxf(largest[r], fmaxf(v[n][2 * r], v[n][2 * r + 1]));
                         }
                     }
+                    largest_of_quarters(largest);
                     float grid[2], unit_of[2];
 #pragma unroll
                     for (int r = 0; r < 2; r++) {
-                        largest[r] = fmaxf(largest[r], __shfl_xor_sync(FULL_WARP, largest[r], 1));
-                        largest[r] = fmaxf(largest[r], __shfl_xor_sync(FULL_WARP, largest[r], 2));
                         const ValueScale scale = value_scale(largest[r]);
                         grid[r] = scale.to_integers, unit_of[r] = scale.unit;
                     }
@@ -521,6 +550,7 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
                         small |= both_of[r] < 1.1754944e-38f && new_share[r] != 0.0f;
                     }
                     const bool apart = __any_sync(FULL_WARP, small);
+                    if (block == 0) look_for_next();
                     // Of the dimensions from d on.
                     auto add = [&](uint32_t d, const auto& sums) {
                         constexpr uint32_t TILES = sizeof(sums) / sizeof(sums[0]);
@@ -542,7 +572,7 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
                     if constexpr (WARPGROUPS) {
                         multiply_bytes<false, DIMS, DIMS_AT_ONCE>(
                             w_hi, w_lo, core_matrix(its_stage + Cache::BYTES, 128, HEAD_DIM * 16),
-                            2 * HEAD_DIM * 16, add);
+                            2 * HEAD_DIM * 16, exponent, add);
                     } else {
 #pragma unroll
                         for (uint32_t d = block * BLOCK_DIMS;
@@ -575,7 +605,7 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
                             }
 #pragma unroll
                             for (uint32_t e = 0; e < 4; e++) {
-                                of_tokens[0][e] = limbs_sum(hh[e], mid[e], ll[e]);
+                                of_tokens[0][e] = limbs_sum(hh[e], mid[e], ll[e], exponent);
                             }
                             add(d, of_tokens);
                         }
@@ -596,38 +626,58 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
                     unit(Whole());
                 }
             }
-            if constexpr (HAS_BULK_COPIES) barrier_arrive(used + place);
+            if constexpr (HAS_BULK_COPIES) {
+                __syncwarp();
+                if (lane == 0) barrier_arrive(used + place);
+            }
             // Splits that end here, of rows whose splits are not units.
+            bool ends[2], is_first[2];
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                if (split_units[r] == 1 || !looks(r)) continue;
-                const bool is_last = length[r] <= first + PAGE_TOKENS;
-                if (--left[r] > 0 && !is_last) continue;
-                left[r] = split_units[r];
-                const Join both = join(all_most[r], most[r]);
-                all_weight[r] = fma_rn(weight[r], both.new_share, mul_rn(all_weight[r], both.old_share));
-                const bool is_first = number - start(r) < split_units[r];
-                float* out = p.out + address(mine[r]) + quarter * 2;
-                // All of them at once: one wait.
-                float2 old[DIMS];
+                ends[r] = split_units[r] != 1 && looks(r) &&
+                          (--left[r] == 0 || length[r] <= first + PAGE_TOKENS);
+                is_first[r] = number - start(r) < split_units[r];
+            }
+            // What there is of rows is asked for at once, as of many as there are registers for: one wait.
+            constexpr int ROWS_AT_ONCE = WARPGROUPS ? 2 : 1;
 #pragma unroll
-                for (uint32_t d = 0; d < DIMS; d++) {
-                    old[d] = make_float2(0.0f, 0.0f);
-                    if (!is_first) old[d] = *reinterpret_cast<const float2*>(out + d * 8);
-                }
+            for (int from = 0; from < 2; from += ROWS_AT_ONCE) {
+                if (!ends[from] && !ends[from + ROWS_AT_ONCE - 1]) continue;
+                float2 old[ROWS_AT_ONCE][DIMS];
 #pragma unroll
-                for (uint32_t d = 0; d < DIMS; d++) {
-                    float2 all = make_float2(o[d][2 * r], o[d][2 * r + 1]);
-                    if (!is_first) {
-                        all.x = fma_rn(all.x, both.new_share, mul_rn(old[d].x, both.old_share));
-                        all.y = fma_rn(all.y, both.new_share, mul_rn(old[d].y, both.old_share));
+                for (int i = 0; i < ROWS_AT_ONCE; i++) {
+                    const float* out = p.out + address(mine[from + i]) + quarter * 2;
+#pragma unroll
+                    for (uint32_t d = 0; d < DIMS; d++) {
+                        old[i][d] = make_float2(0.0f, 0.0f);
+                        if (ends[from + i] && !is_first[from + i]) {
+                            old[i][d] = *reinterpret_cast<const float2*>(out + d * 8);
+                        }
                     }
-                    *reinterpret_cast<float2*>(out + d * 8) = all;
-                    o[d][2 * r] = is_last ? all.x : 0.0f, o[d][2 * r + 1] = is_last ? all.y : 0.0f;
                 }
-                // Pages behind the last, of longer rows, are joined to all of them with a share of 0.
-                most[r] = is_last ? all_most[r] : -infinity_f32();
-                weight[r] = is_last ? all_weight[r] : 0.0f;
+#pragma unroll
+                for (int i = 0; i < ROWS_AT_ONCE; i++) {
+                    const int r = from + i;
+                    if (!ends[r]) continue;
+                    const bool is_last = length[r] <= first + PAGE_TOKENS;
+                    left[r] = split_units[r];
+                    const Join both = join(all_most[r], most[r]);
+                    all_weight[r] = fma_rn(weight[r], both.new_share, mul_rn(all_weight[r], both.old_share));
+                    float* out = p.out + address(mine[r]) + quarter * 2;
+#pragma unroll
+                    for (uint32_t d = 0; d < DIMS; d++) {
+                        float2 all = make_float2(o[d][2 * r], o[d][2 * r + 1]);
+                        if (!is_first[r]) {
+                            all.x = fma_rn(all.x, both.new_share, mul_rn(old[i][d].x, both.old_share));
+                            all.y = fma_rn(all.y, both.new_share, mul_rn(old[i][d].y, both.old_share));
+                        }
+                        *reinterpret_cast<float2*>(out + d * 8) = all;
+                        o[d][2 * r] = is_last ? all.x : 0.0f, o[d][2 * r + 1] = is_last ? all.y : 0.0f;
+                    }
+                    // Pages behind the last, of longer rows, are joined to all of them with a share of 0.
+                    most[r] = is_last ? all_most[r] : -infinity_f32();
+                    weight[r] = is_last ? all_weight[r] : 0.0f;
+                }
             }
         }
         if constexpr (!HAS_BULK_COPIES) __syncthreads();

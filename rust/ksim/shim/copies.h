@@ -222,8 +222,12 @@ static void store_async(void* at, uint32_t rank, const void* value, uint32_t byt
     add_copy(other, copy);
 }
 
+static inline bool barrier_ended(uint64_t* barrier, uint32_t number) {
+    return phase_of(block, barrier).number != number;
+}
+
 static void barrier_wait(uint64_t* barrier, uint32_t number) {
-    if (phase_of(block, barrier).number != number) return;
+    if (barrier_ended(barrier, number)) return;
     self->in = reinterpret_cast<uintptr_t>(barrier);
     wait_as(AT_PHASE);
 }

@@ -72,8 +72,8 @@ const PROMPT_DIM: usize = 128;
 /// tokens of an 8B model on an H100 that takes 0.45 ms a layer for 8 rows as for 64.)
 const FEW_ROWS: usize = 32;
 
-/// Most pages in its shared memory, of two bytes a number; of one twice as many.
-const PROMPT_STAGES: usize = 3;
+/// Most pages in its shared memory, of one byte a number and of two.
+const PROMPT_STAGES: [usize; 2] = [6, 4];
 
 /// The launches of one op; in one with `newest` rows are sequences of their own, and it stores their
 /// newest tokens.
@@ -315,7 +315,7 @@ fn prompt_stages(l: &Lowering, op: &AttentionOp) -> Option<usize> {
         .card
         .shared_bytes
         .saturating_sub(PROMPT_STATIC_BYTES + query_bytes(op.kv, PROMPT_WARPS));
-    let most = PROMPT_STAGES * 2 / l.kv_type.kernel.kv_bytes().max(1);
+    let most = PROMPT_STAGES[usize::from(l.kv_type.kernel.kv_bytes() == 2)];
     let stages = (room / page.max(1)).min(most);
     let heads = op.n_head.is_multiple_of(op.kv.n_head_kv);
     (stages >= 2 && op.kv.head_dim <= PROMPT_DIM && heads).then_some(stages)
@@ -429,7 +429,7 @@ mod tests {
     #[test]
     fn a_prompt_has_a_kernel_of_its_own_where_two_pages_fit() {
         for (arch, kv_type, stages) in [
-            ("sm_90", "I16", 3),
+            ("sm_90", "I16", 4),
             ("sm_86", "I16", 2),
             ("sm_75", "I16", 0),
             ("sm_90", blocks(), 6),
