@@ -413,6 +413,30 @@ def test_a_ring_of_asynchronous_copies(card: Card, chunks: int) -> None:
     assert np.allclose(y.read(np.float32), x.astype(np.float64).sum(1), atol=1e-4)
 
 
+def test_whether_a_barriers_phase_has_ended_is_told_without_a_wait(card: Card) -> None:
+    if int(card.arch().removeprefix("sm_")) < 90:
+        pytest.skip("bulk copies are of compute capability 9.0 on")
+    kernel = card.kernel("""
+    struct P { const uint32_t* from; uint32_t* out; };
+    KERNEL(k, P) {
+        SHARED uint64_t arrived;
+        alignas(16) SHARED uint32_t box[4];
+        barrier_init(&arrived, 1);
+        barrier_init_fence();
+        p.out[0] = barrier_ended(&arrived, 0);
+        barrier_expect(&arrived, 16);
+        bulk_copy(to_shared_address(box), p.from, 16, &arrived);
+        while (!barrier_ended(&arrived, 0)) {}
+        p.out[1] = box[3];
+        p.out[2] = barrier_ended(&arrived, 1);
+    }""")
+    out = card.alloc(12)
+    values = np.arange(40, 44, dtype=np.uint32)
+    card.launch(kernel, 1, 1, params(**{"from": card.upload(values)}, out=out))
+    card.synchronize()
+    assert out.read(np.uint32).tolist() == [0, 43, 0]
+
+
 def test_ldmatrix(card: Card) -> None:
     kernel = card.kernel("""
     struct P { uint32_t* out; };

@@ -52,7 +52,7 @@ KERNEL_BOUNDS(everything, P, 256, 1) {
             bulk_copy(to_shared_address(s + 4096), p.x, 32, &barrier);
             bulk_copy_once(to_shared_address(s + 4128), p.x, 32, &barrier);
             barrier_arrive(&barrier);
-            barrier_wait(&barrier, 0);
+            if (!barrier_ended(&barrier, 0)) barrier_wait(&barrier, 0);
         }
         compiler_fence();
     }
