@@ -304,9 +304,11 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
         };
         auto fetch = [&]() {
             const uint32_t number = first_page + fetched - before, place = fetched % STAGES;
-            if (HAS_BULK_COPIES && number >= pages) return;
+            // Where one thread fetches, it alone counts: others need no register for that.
+            const bool is_another = HAS_BULK_COPIES && TURNS == 1 && threadIdx.x != 0;
+            if (is_another || (HAS_BULK_COPIES && number >= pages)) return;
             const uint32_t turn = fetched++ % TURNS;
-            if (HAS_BULK_COPIES && (lane != 0 || turn != warp)) return;
+            if (TURNS > 1 && (lane != 0 || turn != warp)) return;
             const uint32_t page = number < pages && entry < p.kv.n_pages ? entry : 0;
             look_up(number + TURNS);
             uint8_t* stage = stages + place * STAGE;
@@ -454,7 +456,13 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
                 }
                 largest_of_quarters(top);
                 UnitTop tops[2];
-                unit_tops(top, factor, tops);
+                if constexpr (WARPGROUPS) {
+                    unit_tops(top, factor, tops);
+                } else {
+                    // With fewer registers at a time.
+#pragma unroll
+                    for (int r = 0; r < 2; r++) tops[r] = unit_top(top[r], factor[r]);
+                }
                 // Times the units of a block of values.
                 auto weigh = [&](const float (&from)[4], float (&to)[4], uint32_t n, uint32_t block) {
                     const float2 units = Cache::units_at(values, n * 4 + quarter, block);
