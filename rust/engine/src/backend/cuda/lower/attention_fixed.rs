@@ -180,7 +180,6 @@ fn step_specs(
     }
     let rows = at_once.min(of.len());
     let group = op.n_head / n_head_kv;
-    let (parts, heads) = parts(group, op.kv.head_dim);
     let page = part_bytes(l, op.kv).max(1);
     let least = match rows == 1 && op.kv.head_dim <= ALONE_TEAMS_DIM {
         true => ALONE_TEAMS,
@@ -197,6 +196,7 @@ fn step_specs(
     let room = room.saturating_sub(STATIC_BYTES);
     let is_long = rows == 1 && l.n_ctx >= MANY_TEAMS_CONTEXT;
     let has_many = is_long && group <= 8 && room >= MANY_PARTS * MANY_TEAMS * page;
+    let (parts, heads) = parts(group, op.kv.head_dim, rows == 1 && !has_many);
     let teams = match (has_many, rows > 1 && heads > 4) {
         (true, _) => MANY_TEAMS,
         (_, true) => teams.min(WIDE_TEAMS),
