@@ -244,8 +244,17 @@ def test_mixing_is_a_chain_in_the_order_of_ranks(backend: Backend, k: int) -> No
         assert np.array_equal(bits(found), bits(same))
 
 
-def layer(n_expert: int, k: int, n_ff: int, ty: str, *, is_one: bool = False) -> Plan:
-    """A whole layer of experts, as architectures write it; gate and up may be one tensor."""
+def layer(
+    n_expert: int,
+    k: int,
+    n_ff: int,
+    ty: str,
+    *,
+    is_one: bool = False,
+    shared: tuple[str, int] | None = None,
+) -> Plan:
+    """A whole layer of experts, as architectures write it; gate and up may be one tensor, and every
+    row may go to one expert more, of a type and a width of its own."""
     n = 256
     plan = Plan()
     b = {
@@ -257,6 +266,22 @@ def layer(n_expert: int, k: int, n_ff: int, ty: str, *, is_one: bool = False) ->
         ]
     }  # fmt: skip
     norm = plan.norm("norm", 1 + 0.1 * normal(n), 1e-6)
+    of_shared, n_shared = shared or ("F32", 1)
+    for name in ("gate_shared", "up_shared", "act_shared", "gated_shared"):
+        b[name] = plan.buffer(name, n_shared)
+    b |= {name: plan.buffer(name, width) for name, width in [("share", 1), ("last", n)]}
+
+    def to_all(name: str, x: str, n_in: int, ty: str, width: int, **fields: Any) -> None:
+        values = normal(width, n_in, seed=sum(name.encode()), scale=n_in**-0.5)
+        weight = plan.weight(f"w_{name}", ty, encode(ty, values), n_in, width)
+        plan.op("mat_vec", x=b[x], weight=weight, bias=None, out=b[name], **fields)
+
+    if shared:
+        to_all("gate_shared", "x", n, of_shared, n_shared, norm=norm)
+        to_all("up_shared", "x", n, of_shared, n_shared, norm=norm)
+        activation = "ge_glu" if is_one else "swi_glu"
+        plan.op(activation, gate=b["gate_shared"], up=b["up_shared"], out=b["act_shared"])
+        to_all("share", "x", n, "F32", 1, norm=norm)
     data = normal(n_expert, n, seed=1, scale=0.05).astype("<f4").tobytes()
     weight = plan.weight("router", "F32", data, n, n_expert)
     plan.op("mat_vec", x=b["x"], norm=norm, weight=weight, bias=None, out=b["router"])
@@ -282,6 +307,11 @@ def layer(n_expert: int, k: int, n_ff: int, ty: str, *, is_one: bool = False) ->
     product("down", "act", n_ff, n, ranked=True, norm=None)
     plan.op("mix_experts", x=b["down"], routes=b["routes"], out=b["delta"])
     plan.op("add", x=b["delta"], out=b["x"])
+    if shared:
+        let_through = {"x": b["act_shared"], "gate": b["share"], "out": b["gated_shared"]}
+        plan.op("sigmoid_mul", **let_through)
+        to_all("last", "gated_shared", n_shared, of_shared, n)
+        plan.op("add", x=b["last"], out=b["x"])
     return plan
 
 
@@ -300,6 +330,49 @@ def test_a_layer_has_the_interpreters_bits(backend: Backend, ty: str, is_one: bo
         wanted = run["x"]
         found = Run(backend, plan, fuse=fuse)({"x": x})["x"]
         assert np.array_equal(bits(found), bits(wanted)), (fuse, rows)
+
+
+@over_cards
+@pytest.mark.parametrize(
+    ("ty", "of_shared"),
+    [
+        ("Q4_K", "Q8_0"),
+        ("Q8_0", "Q8_0"),
+        ("Q4_1", "Q4_K"),
+        ("F16", "F16"),
+        ("F16", "Q8_0"),
+        ("Q8_0", "F16"),
+        ("Q4_K", "Q4_K"),
+    ],
+)
+def test_an_expert_of_every_row_has_the_interpreters_bits(
+    backend: Backend, ty: str, of_shared: str
+) -> None:
+    n_ff = 512 if 256 in (TYPES[ty][0], TYPES[of_shared][0]) else 96
+    # As wide as the others, and wider; behind a matrix of both halves too.
+    for n_shared, is_one in [(n_ff, False), (n_ff, True), (n_ff + 256, False)]:
+        plan = layer(11, 3, n_ff, ty, is_one=is_one, shared=(of_shared, n_shared))
+        runs = [Run(b, plan) for b in (INTERPRETER, backend)]
+        for rows in (1, 1, 3, 40):
+            x = normal(rows, 256, seed=100 + rows)
+            wanted, found = (run({"x": x})["x"] for run in runs)
+            assert np.array_equal(bits(found), bits(wanted)), (n_shared, is_one, rows)
+
+
+@over_cards
+def test_an_expert_of_every_row_that_overflows_is_named(backend: Backend) -> None:
+    plan = layer(11, 3, 96, "Q8_0", shared=("Q8_0", 96))
+    runs = [Run(b, plan) for b in (INTERPRETER, backend)]
+    x = normal(1, 256, seed=101)
+    nan = np.where(np.arange(256) == 3, np.float32(np.nan), x)
+    # The others give nothing; of this one, the product of its gate and up is too large.
+    plan.weights["w_gate"] = bytes(len(plan.weights["w_gate"]))
+    plan.weights["norm"] = np.full(256, 1e19, "<f4").tobytes()
+    runs_of_large = [Run(b, plan) for b in (INTERPRETER, backend)]
+    for tensor, of, row in [("w_gate_shared", runs, nan), ("w_last", runs_of_large, x)]:
+        for run in of:
+            with pytest.raises(onegraph.ModelError, match=f"product with {tensor} at position 0"):
+                run({"x": row})
 
 
 @over_backends

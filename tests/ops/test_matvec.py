@@ -143,6 +143,61 @@ def test_products_of_one_input_are_independent(backend: Backend) -> None:
                 assert nmse(run[name], values @ weight.T + offset) <= backend.nmse, name
 
 
+@over_cards
+@pytest.mark.parametrize(
+    "types",
+    [
+        ["Q4_K", "Q6_K", "Q5_K", "Q8_0"],
+        ["Q4_K"] * 4,
+        ["Q8_0", "Q4_K", "Q4_K", "IQ4_XS"],
+        ["F16", "F32", "F16", "BF16"],
+    ],
+    ids="-".join,
+)
+def test_four_products_of_one_input_have_the_interpreters_bits(
+    backend: Backend, types: list[str]
+) -> None:
+    n_in = 768
+    plan = Plan()
+    x, norm = plan.buffer("x", n_in), plan.norm("n", normal(n_in, seed=3), 1e-6)
+    # Of several tiles, of one, of less than one.
+    for i, (ty, n_out) in enumerate(zip(types, [140, 16, 7, 53], strict=True)):
+        data = encode(ty, normal(n_out, n_in, seed=i))
+        weight = plan.weight(f"w{i}", ty, data, n_in, n_out)
+        bias = plan.vector(f"b{i}", normal(n_out, seed=50 + i)) if i % 2 else None
+        out = plan.buffer(f"y{i}", n_out)
+        plan.op("mat_vec", x=x, norm=norm, weight=weight, bias=bias, out=out)
+    runs = [Run(b, plan) for b in (INTERPRETER, backend)]
+    for rows in (1, 3, 40):
+        wanted, found = (run({"x": normal(rows, n_in, seed=rows)}) for run in runs)
+        for i in range(4):
+            assert np.array_equal(bits(found[f"y{i}"]), bits(wanted[f"y{i}"])), (i, rows)
+
+
+@over_cards
+@pytest.mark.parametrize("ty", ["Q4_K", "Q8_0", "F16"])
+def test_sums_that_are_taken_apart_have_the_interpreters_bits(backend: Backend, ty: str) -> None:
+    """As queries and their gates, head by head, are the rows of one matrix."""
+    n_in, n = 256, 3
+    for first, second in [(64, 64), (16, 64), (24, 8)]:
+        plan = Plan()
+        of = first + second
+        x = plan.buffer("x", n_in)
+        both, k = plan.buffer("both", n * of), plan.buffer("k", 33)
+        for out, width in [(both, n * of), (k, 33)]:
+            data = encode(ty, normal(width, n_in, seed=width))
+            weight = plan.weight(f"w{out}", ty, data, n_in, width)
+            plan.op("mat_vec", x=x, weight=weight, bias=None, out=out)
+        for name, begin, width in [("q", 0, first), ("gate", first, second)]:
+            out = plan.buffer(name, n * width)
+            plan.op("slice", x=both, out=out, n=n, first=begin, of=of)
+        runs = [Run(b, plan) for b in (INTERPRETER, backend)]
+        for rows in (1, 3, 40):
+            wanted, found = (run({"x": normal(rows, n_in, seed=rows)}) for run in runs)
+            for name in ("q", "gate", "k"):
+                assert np.array_equal(bits(found[name]), bits(wanted[name])), (name, rows, of)
+
+
 @over_backends
 @over_types
 @pytest.mark.parametrize("scale", SCALES)

@@ -28,17 +28,23 @@ class Convolution:
 
     def plan(self) -> Plan:
         plan = Plan()
+        self.add(plan, "out")
+        return plan
+
+    def add(self, plan: Plan, name: str) -> int:
+        """The op, with what it reads, and where its output of this name goes."""
         weight = normal(self.channels, self.taps, seed=7)
+        x, out = plan.buffer("x", self.width), plan.buffer(name, self.channels)
         plan.op(
             "gated_conv" if self.gates else "short_conv",
-            x=plan.buffer("x", self.width),
+            x=x,
             weight=plan.vector("w", weight.reshape(-1)),
             state=plan.state("conv", (self.taps - 1) * self.channels),
-            out=plan.buffer("out", self.channels),
+            out=out,
             taps=self.taps,
             **({} if self.gates else {"silu": self.silu}),
         )
-        return plan
+        return out
 
     def inputs(self, n: int, seed: int = 1) -> dict[str, Floats]:
         return {"x": normal(n, self.width, seed=seed)}
@@ -66,9 +72,13 @@ class DeltaNet:
     def plan(self) -> Plan:
         plan = Plan()
         heads = 2 * self.n_head_k + self.n_head
+        self.add(plan, plan.buffer("qkv", heads * self.head_dim))
+        return plan
+
+    def add(self, plan: Plan, qkv: int) -> None:
         plan.op(
             "delta_net",
-            qkv=plan.buffer("qkv", heads * self.head_dim),
+            qkv=qkv,
             alpha=plan.buffer("alpha", self.n_head),
             beta=plan.buffer("beta", self.n_head),
             **{name: plan.vector(name, values) for name, values in self.gates.items()},
@@ -79,7 +89,6 @@ class DeltaNet:
             head_dim=self.head_dim,
             eps=1e-6,
         )
-        return plan
 
     def inputs(self, n: int, seed: int = 1) -> dict[str, Floats]:
         heads = 2 * self.n_head_k + self.n_head
@@ -98,7 +107,33 @@ class DeltaNet:
         return out.reshape(len(out), -1)
 
 
-Op = Convolution | DeltaNet
+@dataclass(frozen=True)
+class ConvolvedRule:
+    """The rule over queries, keys and values that a convolution gives, as layers have both."""
+
+    rule: DeltaNet
+    taps: int
+
+    @property
+    def convolution(self) -> Convolution:
+        heads = 2 * self.rule.n_head_k + self.rule.n_head
+        return Convolution(heads * self.rule.head_dim, self.taps, silu=True)
+
+    def plan(self) -> Plan:
+        plan = Plan()
+        self.rule.add(plan, self.convolution.add(plan, "qkv"))
+        return plan
+
+    def inputs(self, n: int, seed: int = 1) -> dict[str, Floats]:
+        inputs = self.rule.inputs(n, seed)
+        return {"x": inputs.pop("qkv"), **inputs}
+
+    def exact(self, inputs: dict[str, Floats]) -> np.ndarray:
+        qkv = self.convolution.exact({"x": inputs["x"]})
+        return self.rule.exact({**inputs, "qkv": qkv})
+
+
+Op = Convolution | DeltaNet | ConvolvedRule
 
 OPS: list[Op] = [
     Convolution(512, 4, gates=True),
@@ -110,7 +145,11 @@ OPS: list[Op] = [
     Convolution(520, 3, silu=True),
     Convolution(40, 2, gates=True),
     DeltaNet(1, 1, 16),
+    ConvolvedRule(DeltaNet(2, 1, 256), 4),
+    ConvolvedRule(DeltaNet(3, 1, 48), 3),
     DeltaNet(2, 1, 256),
+    ConvolvedRule(DeltaNet(6, 2, 16), 2),
+    ConvolvedRule(DeltaNet(4, 2, 64), 4),
 ]
 over_ops = pytest.mark.parametrize("op", OPS, ids=str)
 
@@ -264,7 +303,7 @@ def test_gates_at_their_ends(backend: Backend) -> None:
 
 @over_backends
 def test_a_sequence_that_was_no_number_leaves_nothing_to_the_next(backend: Backend) -> None:
-    for op in OPS[:2]:
+    for op in (*OPS[:2], OPS[-1]):
         run = Run(backend, op.plan())
         inputs = op.inputs(6)
         fresh = cut(run, inputs, [6])

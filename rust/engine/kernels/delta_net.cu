@@ -3,7 +3,11 @@
 // one that is a sequence of its own. A warp has eight columns, and four chains of each:
 // lane = chain * 8 + column.
 //
-// variant.cuh: N_HEAD, N_HEAD_K, HEAD_DIM, COLUMNS, ROOT (1 / sqrt(HEAD_DIM)).
+// Where it CONVOLVES, queries, keys and values are what Op::ShortConv makes of a row that is a sequence of
+// its own: each block finds out those that it has. What the convolution keeps of values is the block's to
+// bring up to date, of queries and keys that of the block that has read them last.
+//
+// variant.cuh: N_HEAD, N_HEAD_K, HEAD_DIM, COLUMNS, ROOT (1 / sqrt(HEAD_DIM)), CONVOLVES, TAPS.
 #include "kv.cuh"
 #include "math.cuh"
 #include "norm.cuh"
@@ -13,11 +17,26 @@ constexpr uint32_t CHAINS = 4;
 constexpr uint32_t CHAIN = HEAD_DIM / CHAINS;
 constexpr uint32_t WARPS = COLUMNS / 8;
 constexpr uint32_t HEADS = 2 * N_HEAD_K + N_HEAD;
+constexpr uint32_t CHANNELS = HEADS * HEAD_DIM;
+constexpr uint32_t KEPT = TAPS - 1;
+// Of queries and keys that a thread convolves, neighbours.
+constexpr int OWN = (2 * HEAD_DIM + WARPS * 32 - 1) / (WARPS * 32);
+static_assert(HEAD_DIM % OWN == 0, "of one of them");
+constexpr uint32_t PARTS = HEAD_DIM / COLUMNS;
+// Blocks of the heads that share a head of queries and keys.
+constexpr uint32_t SHARERS = N_HEAD / N_HEAD_K * PARTS;
 static_assert(HEAD_DIM % COLUMNS == 0 && HEAD_DIM % 16 == 0 && HEAD_DIM <= 256, "lanes of a head");
 static_assert(WARPS >= 2, "a warp for queries, one for keys");
 
+// The convolution before, where it CONVOLVES.
+struct Convolution {
+    const float* weight;  // [CHANNELS][TAPS]
+    float* state;         // [n_slots][KEPT][CHANNELS], the oldest first
+    uint32_t* tickets;    // [m][N_HEAD_K], zero between launches
+};
+
 struct Params {
-    const float* qkv;    // [m][HEADS][HEAD_DIM]: queries, keys, values
+    const float* qkv;    // [m][HEADS][HEAD_DIM]: queries, keys, values; or what they are convolved of
     const float* alpha;  // [m][N_HEAD]
     const float* beta;   // the same
     const float* a;      // [N_HEAD]
@@ -30,7 +49,64 @@ struct Params {
     uint32_t n_slots;
     uint32_t first;  // rows of the first block
     uint32_t unused;
+    Convolution conv;
 };
+
+// Channels of the convolution, N neighbours: what is kept of each, then the newest.
+template <int N>
+struct Window {
+    float weight[N][TAPS], last[N][TAPS];
+};
+
+template <int N>
+DEVICE void ask_weights(Window<N>& w, const Convolution& conv, uint32_t channel) {
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+#pragma unroll
+        for (uint32_t j = 0; j < TAPS; j++) w.weight[n][j] = conv.weight[(channel + n) * TAPS + j];
+    }
+}
+
+// `begins`: nothing came before.
+template <int N>
+DEVICE void ask_window(Window<N>& w, const float* state, const float* row, uint32_t channel, bool begins) {
+#pragma unroll
+    for (uint32_t j = 0; j < TAPS; j++) {
+        const float* from = (j < KEPT ? state + j * CHANNELS : row) + channel;
+        const bool is_zero = j < KEPT && begins;
+        if constexpr (N % 2 == 0) {
+#pragma unroll
+            for (int n = 0; n < N; n += 2) {
+                uint2 f = make_uint2(0, 0);
+                if (!is_zero) f = load_relaxed_u32x2(from + n);
+                w.last[n][j] = u32_as_float(f.x), w.last[n + 1][j] = u32_as_float(f.y);
+            }
+        } else {
+#pragma unroll
+            for (int n = 0; n < N; n++) w.last[n][j] = is_zero ? 0.0f : load_relaxed_f32(from + n);
+        }
+    }
+}
+
+template <int N>
+DEVICE void convolve(const Window<N>& w, float (&y)[N]) {
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        float sum = 0.0f;
+#pragma unroll
+        for (uint32_t j = 0; j < TAPS; j++) sum = fma_rn(w.weight[n][j], w.last[n][j], sum);
+        y[n] = mul_rn(sum, sigmoid_f32(sum));
+    }
+}
+
+template <int N>
+DEVICE void leave_window(const Window<N>& w, float* state, uint32_t channel) {
+#pragma unroll
+    for (uint32_t j = 0; j < KEPT; j++) {
+#pragma unroll
+        for (int n = 0; n < N; n++) state[j * CHANNELS + channel + n] = w.last[n][j + 1];
+    }
+}
 
 // The sum of four chains, the same in all lanes of a column.
 DEVICE float chains_sum(float y) {
@@ -43,16 +119,29 @@ KERNEL_BOUNDS(delta_net, Params, WARPS * 32, 1) {
     SHARED float directions[2][2][HEAD_DIM];
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint32_t chain = lane / 8;
-    constexpr uint32_t PARTS = HEAD_DIM / COLUMNS;
     const uint32_t head = blockIdx.x / PARTS, key = head % N_HEAD_K;
     const uint32_t column = blockIdx.x % PARTS * COLUMNS + warp * 8 + lane % 8;
     const float a = p.a[head], dt = p.dt[head];
+    // Of queries, of keys, a warp each; and of values, which all lanes of a column have.
+    const bool has_direction = warp < 2 && lane * 8 < HEAD_DIM;
+    const uint32_t direction_at = (warp * N_HEAD_K + key) * HEAD_DIM + lane * 8;
+    const uint32_t value_at = (2 * N_HEAD_K + head) * HEAD_DIM + column;
+    alignas(16) SHARED float convolved[CONVOLVES ? 2 * HEAD_DIM : 1];
+    [[maybe_unused]] Window<OWN> of_direction;
+    [[maybe_unused]] Window<1> of_value;
+    const uint32_t own = threadIdx.x * OWN;
+    const uint32_t own_at = (own / HEAD_DIM * N_HEAD_K + key) * HEAD_DIM + own % HEAD_DIM;
+    if constexpr (CONVOLVES) {
+        if (own < 2 * HEAD_DIM) ask_weights(of_direction, p.conv, own_at);
+        ask_weights(of_value, p.conv, value_at);
+    }
     pdl_wait();
     pdl_trigger();
     delay_block();
     const uint32_t first = blockIdx.y == 0 ? 0 : p.first + blockIdx.y - 1;
     const uint32_t end = blockIdx.y == 0 ? p.first : first + 1;
     uint32_t slot = PADDING_SLOT;
+    [[maybe_unused]] uint32_t ticket = 0;
     float s[CHAIN];
     auto at = [&](uint32_t j) {
         const uint64_t matrix = static_cast<uint64_t>(slot) * N_HEAD + head;
@@ -69,18 +158,34 @@ KERNEL_BOUNDS(delta_net, Params, WARPS * 32, 1) {
             leave();
             slot = its;
             const bool begins = slot >= p.n_slots || load_relaxed_u32(p.positions + m) == 0;
+            if constexpr (CONVOLVES) {
+                const float* state = p.conv.state + static_cast<uint64_t>(slot) * (KEPT * CHANNELS);
+                const float* row = p.qkv + static_cast<uint64_t>(m) * CHANNELS;
+                if (own < 2 * HEAD_DIM) ask_window(of_direction, state, row, own_at, begins);
+                ask_window(of_value, state, row, value_at, begins);
+            }
 #pragma unroll
             for (uint32_t j = 0; j < CHAIN; j++) s[j] = begins ? 0.0f : load_relaxed_f32(at(j));
         }
-        const uint64_t row = static_cast<uint64_t>(m) * HEADS * HEAD_DIM;
+        const float* row = p.qkv + static_cast<uint64_t>(m) * CHANNELS;
         auto& direction = directions[(m - first) % 2];
+        if constexpr (CONVOLVES) {
+            if (own < 2 * HEAD_DIM) {
+                float y[OWN];
+                convolve(of_direction, y);
+#pragma unroll
+                for (int n = 0; n < OWN; n++) convolved[own + n] = y[n];
+            }
+            __syncthreads();
+        }
         if (warp < 2) {
-            const float* from = p.qkv + row + (warp * N_HEAD_K + key) * HEAD_DIM;
             float v[8] = {};
 #pragma unroll
             for (uint32_t e = 0; e < 8; e += 4) {
-                if (lane * 8 + e >= HEAD_DIM) break;
-                const float4 f = load_relaxed_f32x4(from + lane * 8 + e);
+                if (!has_direction) break;
+                const float* from = convolved + warp * HEAD_DIM + lane * 8 + e;
+                const float4 f = CONVOLVES ? *reinterpret_cast<const float4*>(from)
+                                           : load_relaxed_f32x4(row + direction_at + e);
                 v[e] = f.x, v[e + 1] = f.y, v[e + 2] = f.z, v[e + 3] = f.w;
             }
             const float sum = superblock_squares(v);
@@ -88,20 +193,28 @@ KERNEL_BOUNDS(delta_net, Params, WARPS * 32, 1) {
             const float factor = mul_rn(f, warp == 0 ? ROOT : 1.0f);
 #pragma unroll
             for (uint32_t e = 0; e < 8; e++) {
-                if (lane * 8 + e < HEAD_DIM) direction[warp][lane * 8 + e] = mul_rn(v[e], factor);
+                if (has_direction) direction[warp][lane * 8 + e] = mul_rn(v[e], factor);
             }
         }
         // Of the row before last all have read by now: they met at the row before.
         __syncthreads();
+        if (CONVOLVES && threadIdx.x == 0) {
+            ticket = atomic_inc_acq_rel_wrap(p.conv.tickets + m * N_HEAD_K + key, SHARERS - 1);
+        }
         const uint64_t number = static_cast<uint64_t>(m) * N_HEAD + head;
         const float g =
             decay_f32(a, add_rn(load_relaxed_f32(p.alpha + number), dt));
         const float b = sigmoid_f32(load_relaxed_f32(p.beta + number));
-        const float v = load_relaxed_f32(p.qkv + row + (2 * N_HEAD_K + head) * HEAD_DIM + column);
+        float v[1];
+        if constexpr (CONVOLVES) {
+            convolve(of_value, v);
+        } else {
+            v[0] = load_relaxed_f32(row + value_at);
+        }
         float u = 0.0f;
 #pragma unroll
         for (uint32_t j = 0; j < CHAIN; j++) u = fma_rn(s[j], direction[1][j * CHAINS + chain], u);
-        const float w = mul_rn(fma_rn(-g, chains_sum(u), v), b);
+        const float w = mul_rn(fma_rn(-g, chains_sum(u), v[0]), b);
         float y = 0.0f;
 #pragma unroll
         for (uint32_t j = 0; j < CHAIN; j++) {
@@ -112,4 +225,14 @@ KERNEL_BOUNDS(delta_net, Params, WARPS * 32, 1) {
         if (chain == 0) p.out[number * HEAD_DIM + column] = slot < p.n_slots ? y : 0.0f;
     }
     leave();
+    if constexpr (CONVOLVES) {
+        SHARED bool is_last;
+        if (threadIdx.x == 0) is_last = ticket == SHARERS - 1;
+        __syncthreads();
+        if (slot >= p.n_slots) return;
+        float* state = p.conv.state + static_cast<uint64_t>(slot) * (KEPT * CHANNELS);
+        // All lanes of a column have read it: they have met since, over its sums.
+        if (chain == 0) leave_window(of_value, state, value_at);
+        if (is_last && own < 2 * HEAD_DIM) leave_window(of_direction, state, own_at);
+    }
 }

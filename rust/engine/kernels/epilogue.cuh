@@ -28,10 +28,14 @@ constexpr bool IS_GATED = EPILOGUE == EPILOGUE_SWIGLU || EPILOGUE == EPILOGUE_GE
 // 1, as a float32.
 constexpr uint32_t ONE_BITS = 0x3f800000u;
 
+constexpr bool ONE_TYPE =
+    SAME<Segment0, Segment1> && SAME<Segment0, Segment2> && SAME<Segment0, Segment3>;
+
 constexpr uint32_t max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
 // Bytes of a unit of any of the types.
 constexpr uint32_t LARGEST_UNIT =
-    max_u32(Segment0::UNIT_BYTES, max_u32(Segment1::UNIT_BYTES, Segment2::UNIT_BYTES));
+    max_u32(max_u32(Segment0::UNIT_BYTES, Segment1::UNIT_BYTES),
+            max_u32(Segment2::UNIT_BYTES, Segment3::UNIT_BYTES));
 
 struct Segment {
     const uint8_t* units;   // [N_EXPERT][tiles][N_SB], or of one matrix
@@ -234,22 +238,33 @@ DEVICE void with_segment(const P& p, uint32_t tile, F f) {
         f(Segment1{}, p.segment[1], 1, tile);
         return;
     }
-    f(Segment2{}, p.segment[2], 2, tile - p.segment[1].tiles);
+    tile -= p.segment[1].tiles;
+    if (N_SEGMENTS == 3 || tile < p.segment[2].tiles) {
+        f(Segment2{}, p.segment[2], 2, tile);
+        return;
+    }
+    f(Segment3{}, p.segment[3], 3, tile - p.segment[2].tiles);
 }
 
 // Calls f with the type of a tile; types that are alike share their code.
 template <typename P, typename F>
 DEVICE void with_type(const P& p, uint32_t tile, F f) {
-    const uint32_t first = p.segment[0].tiles;
+    const uint32_t second = p.segment[0].tiles, third = second + p.segment[1].tiles;
     if constexpr (N_SEGMENTS > 1 && !SAME<Segment0, Segment1>) {
-        if (tile >= first && (N_SEGMENTS == 2 || tile < first + p.segment[1].tiles)) {
+        if (tile >= second && (N_SEGMENTS == 2 || tile < third)) {
             f(Segment1{});
             return;
         }
     }
     if constexpr (N_SEGMENTS > 2 && !SAME<Segment0, Segment2>) {
-        if (tile >= first + p.segment[1].tiles) {
+        if (tile >= third && (N_SEGMENTS == 3 || tile < third + p.segment[2].tiles)) {
             f(Segment2{});
+            return;
+        }
+    }
+    if constexpr (N_SEGMENTS > 3 && !SAME<Segment0, Segment3>) {
+        if (tile >= third + p.segment[2].tiles) {
+            f(Segment3{});
             return;
         }
     }
@@ -262,5 +277,6 @@ DEVICE uint32_t all_tiles(const P& p) {
     uint32_t tiles = p.segment[0].tiles;
     if (N_SEGMENTS > 1) tiles += p.segment[1].tiles;
     if (N_SEGMENTS > 2) tiles += p.segment[2].tiles;
+    if (N_SEGMENTS > 3) tiles += p.segment[3].tiles;
     return tiles;
 }

@@ -35,7 +35,7 @@ static_assert(!WARPGROUPS || (HAS_WARPGROUPS && W_TILES == 1 && WARPS_R % 4 == 0
               "four warps have the same x");
 
 struct Params {
-    Segment segment[3];
+    Segment segment[MOST_SEGMENTS];
     const uint8_t* tiles;  // [N_SB][n_tiles], n_tiles a multiple of BLOCK_X
     const float* squares;  // [m][N_SB]
     float* partial;        // [N_PARTS] sums of all blocks, where SPLITS > 1
@@ -398,7 +398,7 @@ KERNEL_BOUNDS(matmul, Params, THREADS, MIN_BLOCKS) {
         }
         return false;
     };
-    if (!other(Segment1{}, 1) && !other(Segment2{}, 2)) {
+    if (!other(Segment1{}, 1) && !other(Segment2{}, 2) && !other(Segment3{}, 3)) {
         multiply<Segment0>(p, segment, expert, first, partial, norm_factors, filled, emptied, total);
     }
     delay_block();

@@ -18,11 +18,15 @@
 // CHAINED, a block has its tiles of all of them, one rank's superblocks behind another's; else, of the
 // blocks that have the same tiles the one that ends last does it.
 //
+// Where it SHARES, one rank more, the last, is of an expert that every row goes to: its weights are
+// segment 1, and what it gives goes where that segment says, or, where they are CHAINED, is added behind
+// the mix; its x there is a row of its own, let through by one gate.
+//
 // variant.cuh: WARPS_K (warps that share a row), WARPS_R (groups of these), RING (units in flight
 // a warp), AHEAD (those of them that are asked for before x), ROUND (tiles of a group between two
 // barriers), SETS (of sums: 2 where there are several rounds), MINIMUMS (sums of x for these, of a
 // superblock: 8, or 16 where a type has as many), HOLDS_COLUMNS (of x, in registers while a superblock's
-// tiles pass), SHARED_BYTES, NORM, GATE, GATE_GROUP, CHOOSES, MIXES, CHAINED, ADDS, EPILOGUE, ORDER,
+// tiles pass), SHARED_BYTES, NORM, GATE, GATE_GROUP, CHOOSES, MIXES, CHAINED, SHARES, ADDS, EPILOGUE, ORDER,
 // N_SEGMENTS, Segment0.., for the epilogue QKV: HEAD_DIM, N_HEAD_KV, Kv, and what route.cuh needs.
 #include "epilogue.cuh"
 #include "fixed.cuh"
@@ -30,15 +34,20 @@
 #include "norm.cuh"
 #include "route.cuh"
 
+// Ranks, with the expert that every row goes to.
+constexpr uint32_t ALL_RANKS = RANKS + SHARES;
 // Superblocks of a tile that a block has.
-constexpr uint32_t ALL_SB = (CHAINED ? RANKS : 1) * N_SB;
+constexpr uint32_t ALL_SB = (CHAINED ? ALL_RANKS : 1) * N_SB;
 constexpr uint32_t SB_WARP = (ALL_SB + WARPS_K - 1) / WARPS_K;
 constexpr uint32_t WARPS = WARPS_K * WARPS_R;
 constexpr uint32_t THREADS = 32 * WARPS;
 
 constexpr uint32_t STAGE = LARGEST_UNIT;
 static_assert(WARPS_K <= ALL_SB, "every warp has a superblock");
-static_assert(!CHAINED || (RANKS > 0 && RANKS <= 32 && !NORM && N_SEGMENTS == 1), "a lane a rank");
+static_assert(!CHAINED || (RANKS > 0 && ALL_RANKS <= 32 && !NORM), "a lane a rank");
+static_assert(!SHARES || RANKS > 0, "beside experts");
+static_assert(!(CHAINED || SHARES) || N_SEGMENTS == 1 + SHARES, "a segment of its own");
+static_assert(!MIXES || CHAINED || !SHARES, "added behind a mix in order");
 static_assert(!CHOOSES || (RANKS > 0 && RANKS <= 32 && !CHAINED), "a lane a rank");
 
 // A superblock of x: both limbs of a sub-block, padded so that the four that a warp reads at a time lie
@@ -51,7 +60,8 @@ constexpr uint32_t X_OFFSETS = X_SUMS + MINIMUMS / 8 * 64;
 // stored above what they are give their sums without a subtraction each.
 constexpr uint32_t X_LIMBS = X_OFFSETS + 32;
 constexpr uint32_t X_SB = X_LIMBS + 128;
-constexpr bool NEEDS_LIMBS = Segment0::ABOVE > 0 || Segment1::ABOVE > 0 || Segment2::ABOVE > 0;
+constexpr bool NEEDS_LIMBS =
+    Segment0::ABOVE > 0 || Segment1::ABOVE > 0 || Segment2::ABOVE > 0 || Segment3::ABOVE > 0;
 // p of a superblock: [4 chains][16 rows], padded.
 constexpr uint32_t P_SB = 4 * UNIT_ROWS + 4;
 constexpr uint32_t P_TILE = ALL_SB * P_SB;
@@ -70,8 +80,16 @@ struct Gated {
     uint32_t unused;
 };
 
+// Of the expert that every row goes to, where they are CHAINED.
+struct SharedExpert {
+    const float* x;     // [N_IN]
+    const float* gate;  // one number
+    uint32_t product;   // its number in the pass
+    uint32_t unused;
+};
+
 struct Params {
-    Segment segment[3];
+    Segment segment[MOST_SEGMENTS];
     const float* x;     // [N_IN]
     const float* norm;  // [N_IN]
     float eps;
@@ -80,6 +98,7 @@ struct Params {
     Gated gated;
     Overflows overflows;
     Experts experts;
+    SharedExpert shared;
     KvTarget to;
     RouteParams route;  // where it CHOOSES
     float* mixed;       // [rows of the segment], where MIXES; where it ADDS, it adds to what is there
@@ -270,8 +289,19 @@ DEVICE Rotation rotation_of(const Params& p, uint32_t tile, uint32_t at, uint32_
     return rotation;
 }
 
+// Calls f with the type and the segment of a rank's weights.
+template <typename F>
+DEVICE void with_rank(const Params& p, uint32_t rank, F f) {
+    if (SHARES && rank == RANKS) {
+        f(Segment1{}, p.segment[1]);
+        return;
+    }
+    f(Segment0{}, p.segment[0]);
+}
+
 // Whether the columns of a superblock are the same registers for all segments.
-constexpr bool ONE_KIND = Segment0::SUB == Segment1::SUB && Segment0::SUB == Segment2::SUB;
+constexpr bool ONE_KIND = Segment0::SUB == Segment1::SUB && Segment0::SUB == Segment2::SUB &&
+                          Segment0::SUB == Segment3::SUB;
 
 // Small blocks leave room for one of the successor's. Light ones, which ask for all their units before x,
 // begin beside a predecessor of 512 threads: 80 registers each let both in.
@@ -288,14 +318,20 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
     float* squares = factors + ALL_SB;  // [ALL_SB], as factors
     float* sums = squares + ALL_SB;     // [SETS][WARPS_R][ROUND][ALL_SB][P_SB]
 
-    const uint32_t total = all_tiles(p);
+    // Whether all of the block's tiles are those of the expert that every row goes to, which lie behind the
+    // others'; and whether a superblock is of it.
+    const bool has_shared = SHARES && !CHAINED && blockIdx.y == RANKS;
+    const uint32_t skipped = has_shared ? p.segment[0].tiles : 0;
+    auto is_shared = [&](uint32_t sb) { return CHAINED && SHARES && sb / N_SB == RANKS; };
+
+    const uint32_t total = !SHARES ? all_tiles(p) : has_shared ? p.segment[1].tiles : p.segment[0].tiles;
     const uint32_t groups = gridDim.x * WARPS_R, first = blockIdx.x * WARPS_R;
     auto tiles_of = [&](uint32_t group) {
         return group < total ? (total - 1 - group) / groups + 1 : 0;
     };
     const uint32_t my_tiles = tiles_of(first + wr), block_tiles = tiles_of(first);
 
-    const uint32_t pair = RANKS > 0 && !CHAINED ? blockIdx.y : 0;
+    const uint32_t pair = RANKS > 0 && !CHAINED && !has_shared ? blockIdx.y : 0;
 
     // Where the row is, asked for before the units: behind them it would arrive late.
     uint32_t position = 0;
@@ -323,6 +359,7 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
     float raw[SB_WARP][8];
     constexpr uint32_t GATES = GATE == GATE_EACH || GATE == NORM_GATE ? SB_WARP : 1;
     float gates[GATES][8] = {};
+    [[maybe_unused]] float shared_gate = 0.0f;
     auto ask_x = [&]() {
 #pragma unroll
         for (uint32_t s = 0; s < SB_WARP; s++) {
@@ -330,7 +367,12 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
             // What lies behind the row is not there.
             const uint32_t k = sb < ALL_SB ? sb % N_SB * UNIT_COLS + lane * 8 : N_IN;
             const uint32_t row = row_of_x(pair + (sb < ALL_SB ? rank : 0));
-            load_columns<N_IN>(p.x + static_cast<uint64_t>(row) * N_IN, k, raw[s]);
+            const float* from = p.x + static_cast<uint64_t>(row) * N_IN;
+            if (is_shared(sb)) {
+                from = p.shared.x;
+                shared_gate = load_relaxed_f32(p.shared.gate);
+            }
+            load_columns<N_IN>(from, k, raw[s]);
             if constexpr (GATE == GATE_EACH || GATE == NORM_GATE) {
                 load_columns<N_IN>(p.gated.by, k, gates[s % GATES]);
             }
@@ -355,22 +397,24 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
     float share = 0.0f;  // of the sum, of the rank that is this lane's, where they are CHAINED
     auto issue = [&](uint32_t place) {
         if (next_round + next_tile < my_tiles) {
-            const uint32_t tile = first + wr + (next_round + next_tile) * groups;
+            const uint32_t tile = skipped + first + wr + (next_round + next_tile) * groups;
             const uint32_t sb = wk + next_sb * WARPS_K;
             const uint8_t* unit;
             uint32_t vectors;
-            if constexpr (N_SEGMENTS == 1) {
-                constexpr uint32_t UNIT = Segment0::UNIT_BYTES;
+            const auto find = [&](auto type, const Segment& segment, uint32_t its, uint32_t own) {
+                constexpr uint32_t UNIT = decltype(type)::UNIT_BYTES;
                 vectors = UNIT / 16;
-                const uint32_t its = CHAINED ? __shfl_sync(FULL_WARP, expert, sb / N_SB) : expert;
-                const uint64_t own = static_cast<uint64_t>(its) * p.segment[0].tiles + tile;
-                unit = p.segment[0].units + (own * N_SB + sb % N_SB) * UNIT;
+                const uint64_t whole = static_cast<uint64_t>(its) * segment.tiles + own;
+                unit = segment.units + (whole * N_SB + (CHAINED ? sb % N_SB : sb)) * UNIT;
+            };
+            if constexpr (CHAINED) {
+                const uint32_t its = __shfl_sync(FULL_WARP, expert, sb / N_SB);
+                with_rank(p, sb / N_SB, [&](auto type, const Segment& segment) {
+                    find(type, segment, its, tile);
+                });
             } else {
                 with_segment(p, tile, [&](auto type, const Segment& segment, int, uint32_t own) {
-                    constexpr uint32_t UNIT = decltype(type)::UNIT_BYTES;
-                    vectors = UNIT / 16;
-                    const uint64_t whole = static_cast<uint64_t>(expert) * segment.tiles + own;
-                    unit = segment.units + (whole * N_SB + sb) * UNIT;
+                    find(type, segment, expert, own);
                 });
             }
             if constexpr (HAS_BULK_COPIES) {
@@ -417,7 +461,7 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
     // together with that.
     if constexpr (RANKS > 0) {
         // Of a rank each lane, where all are the block's.
-        constexpr uint32_t KNOWN = CHAINED ? RANKS : 1;
+        constexpr uint32_t KNOWN = CHAINED ? ALL_RANKS : 1;
         SHARED uint32_t experts[KNOWN];
         SHARED float shares[KNOWN];
         if (CHOOSES && warp == 0) expect_route(p.route, lane);
@@ -425,13 +469,18 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
         ask_x();
         // One warp asks: all of them would wait for each other at one line of memory.
         if (warp == 0) {
-            if constexpr (CHOOSES) {
+            if (has_shared) {
+                if (lane == 0) experts[0] = 0;
+            } else if constexpr (CHOOSES) {
                 const bool leaves = blockIdx.x == 0 && pair == 0;
                 const uint32_t chosen = route_row(p.route, 0, lane, leaves, pair);
                 if (lane == pair) experts[0] = chosen;
             } else if (lane < KNOWN) {
-                experts[lane] = expert_of(p.experts, CHAINED ? lane : pair);
-                if (CHAINED) shares[lane] = load_relaxed_f32(p.experts.routes + RANKS + lane);
+                const bool is_chosen = !CHAINED || lane < RANKS;
+                experts[lane] = is_chosen ? expert_of(p.experts, CHAINED ? lane : pair) : 0;
+                if (CHAINED && is_chosen) {
+                    shares[lane] = load_relaxed_f32(p.experts.routes + RANKS + lane);
+                }
             }
         }
         __syncthreads();
@@ -501,6 +550,11 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
         const uint32_t sb = wk + s * WARPS_K;
         if (sb >= ALL_SB) break;
         if constexpr (GATE != UNGATED) pass_gate(raw[s], gates[s % GATES], gate_weight, p.gated.eps);
+        if (is_shared(sb)) {
+            const float one = sigmoid_f32(shared_gate);
+#pragma unroll
+            for (int e = 0; e < 8; e++) raw[s][e] = mul_rn(raw[s][e], one);
+        }
         if constexpr (NORM) {
             const float square = superblock_squares(raw[s]);
             if (lane == 0 && wr == 0) squares[sb] = square;
@@ -508,7 +562,11 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
             for (int e = 0; e < 8; e++) raw[s][e] = mul_rn(raw[s][e], norm[s][e]);
         }
         const Fixed fixed = fixed_point(raw[s]);
-        if (overflows(fixed) && lane == 0) report_overflow(p.overflows, row_of_batch(pair), fixed);
+        if (overflows(fixed) && lane == 0) {
+            Overflows to = p.overflows;
+            if (is_shared(sb)) to.product = p.shared.product;
+            report_overflow(to, row_of_batch(pair), fixed);
+        }
         uint8_t* x_sb = x + s * X_SB;
         uint8_t* of_sub = x_sb + lane / 4 * X_SUB;
         store_fragments(fixed, lane, of_sub, of_sub + LIMB_BYTES);
@@ -551,7 +609,9 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
 #pragma unroll 1
         for (uint32_t s = 0; s < n_sb; s++) {
             const uint8_t* x_sb = x + s * X_SB;
-            float* p_sb = set + wr * ROUND * P_TILE + (wk + s * WARPS_K) * P_SB;
+            const uint32_t sb = wk + s * WARPS_K;
+            float* p_sb = set + wr * ROUND * P_TILE + sb * P_SB;
+            const uint32_t from = first + wr + (is_shared(sb) ? p.segment[0].tiles : skipped);
             auto was_read = [&]() {
                 __syncwarp();
                 issue(stage);
@@ -569,14 +629,14 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
             };
             if constexpr (ONE_KIND) {
                 tiles(Segment0{}, [&](uint32_t i, const Columns& columns) {
-                    with_type(p, first + wr + (begin + i) * groups, [&](auto type) {
+                    with_type(p, from + (begin + i) * groups, [&](auto type) {
                         multiply<decltype(type)>(ring + stage * STAGE, lane, x_sb, columns,
                                                  p_sb + i * P_TILE, was_read);
                     });
                 });
             } else {
                 tiles(Segment0{}, [&](uint32_t i, const Columns&) {
-                    with_type(p, first + wr + (begin + i) * groups, [&](auto type) {
+                    with_type(p, from + (begin + i) * groups, [&](auto type) {
                         using T = decltype(type);
                         multiply<T>(ring + stage * STAGE, lane, x_sb, columns_of<T>(x_sb, lane),
                                     p_sb + i * P_TILE, was_read);
@@ -620,22 +680,29 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
                 return sum;
             };
             if constexpr (CHAINED) {
-                const Segment& segment = p.segment[0];
                 const uint32_t its = (first + group + index * groups) * UNIT_ROWS + row;
+                auto given = [&](uint32_t rank) {
+                    float sum = sum_of(rank);
+                    const uint32_t of = __shfl_sync(FULL_WARP, expert, rank);
+                    with_rank(p, rank, [&](auto, const Segment& segment) {
+                        if (SCALED && segment.scale[0]) sum = mul_rn(sum, segment.scale[0][of]);
+                        if (segment.bias[0] && its < segment.rows) {
+                            sum = add_rn(sum, segment.bias[0][of * segment.rows + its]);
+                        }
+                    });
+                    return sum;
+                };
                 float mixed = 0.0f;
 #pragma unroll
                 for (uint32_t rank = 0; rank < RANKS; rank++) {
-                    float sum = sum_of(rank);
-                    const uint32_t of = __shfl_sync(FULL_WARP, expert, rank);
-                    if (SCALED && segment.scale[0]) sum = mul_rn(sum, segment.scale[0][of]);
-                    if (segment.bias[0] && its < segment.rows) {
-                        sum = add_rn(sum, segment.bias[0][of * segment.rows + its]);
-                    }
+                    const float sum = given(rank);
                     const float weight = __shfl_sync(FULL_WARP, share, rank);
                     mixed = rank == 0 ? mul_rn(weight, sum) : fma_rn(weight, sum, mixed);
                 }
-                if (lane % 8 || its >= segment.rows) continue;
-                p.mixed[its] = ADDS ? add_rn(before[j].of[0], mixed) : mixed;
+                if constexpr (ADDS) mixed = add_rn(before[j].of[0], mixed);
+                if constexpr (SHARES) mixed = add_rn(mixed, given(RANKS));
+                if (lane % 8 || its >= p.segment[0].rows) continue;
+                p.mixed[its] = mixed;
                 continue;
             }
             float a = sum_of(0);
@@ -645,7 +712,7 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
                 a = mul_rn(a, factor);
                 b = mul_rn(b, factor);
             }
-            const uint32_t tile = first + group + index * groups;
+            const uint32_t tile = skipped + first + group + index * groups;
             with_segment(p, tile, [&](auto, const Segment& segment, int number, uint32_t own) {
                 Rotation rotation = {};
                 if constexpr (EPILOGUE == EPILOGUE_QKV) {

@@ -23,7 +23,7 @@ static_assert(SHARED_BYTES == X_BYTES + COMPUTING * STAGED, "x, weights");
 static_assert(STAGED == 0 || (RANKS == 0 && PAIRS == 1 && MAX_M == 1), "two rows for one");
 
 struct Params {
-    Segment segment[3];
+    Segment segment[MOST_SEGMENTS];
     const float* x;     // [m][N_IN]
     const float* norm;  // [N_IN]
     float eps;

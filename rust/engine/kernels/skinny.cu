@@ -42,7 +42,7 @@ static_assert(SHARED_BYTES == WARPS * RING * STAGE + PART_SB * Tile::BYTES + N_S
               "rings, x, squares, sums and their barriers");
 
 struct Params {
-    Segment segment[3];
+    Segment segment[MOST_SEGMENTS];
     const float* x;     // [m][N_IN]
     const float* norm;  // [N_IN]
     float eps;

@@ -21,7 +21,7 @@ constexpr bool LOADS_IN_ORDER =
     !ARCH_AT_LEAST(900) || ARCH_AT_LEAST(1000) ||
     (W_TILES == 2 && N_TILES == 1) ||
     (W_TILES * N_TILES == 1 &&
-     (!(SAME<Segment0, Segment1> && SAME<Segment0, Segment2>) ||
+     (!ONE_TYPE ||
       (!PACKED && T::SUB == 16 &&
        (sizeof(decltype(T::load(nullptr, 0, 0))) > 16 || EPILOGUE == EPILOGUE_QKV))));
 

@@ -3,6 +3,10 @@
 
 mod experts;
 mod norms;
+mod rules;
+mod slices;
+
+pub use slices::Cut;
 
 use super::signature::Turn;
 use super::{BufferId, Norm, Op, Plan, RopeStyle, WeightId};
@@ -47,6 +51,9 @@ fn gate(op: &Op) -> Option<(Gate, [BufferId; 3])> {
     }
 }
 
+/// Most matrices of a fused mat-vec.
+pub const MOST_PARTS: usize = 4;
+
 /// One matrix of a fused mat-vec.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Part {
@@ -55,6 +62,8 @@ pub struct Part {
     pub bias: Option<WeightId>,
     /// Where its sums go; not written where the epilogue takes them elsewhere.
     pub out: BufferId,
+    /// Which of its rows they are, where that is not all.
+    pub cut: Option<Cut>,
 }
 
 /// An op of the fused list.
@@ -116,6 +125,9 @@ pub enum Fused {
         out: BufferId,
         adds: bool,
     },
+    /// [`Op::ShortConv`] through silu and the [`Op::DeltaNet`] behind it, the only one that wants what it
+    /// gives.
+    ConvolvedRule { conv: Op, rule: Op },
     /// Heads of queries and keys, in place: each normalized as [`Op::RmsNorm`] says, then turned. Before
     /// them those of values, where there are some, normalized without a weight.
     TurnedHeads {
@@ -265,6 +277,7 @@ fn product(op: &Op) -> Option<(Multiplied, Part)> {
                 scale,
                 bias,
                 out,
+                cut: None,
             };
             Some((Multiplied { x, norm, experts }, part))
         }
@@ -284,6 +297,7 @@ fn product(op: &Op) -> Option<(Multiplied, Part)> {
                 scale,
                 bias,
                 out,
+                cut: None,
             };
             Some((Multiplied { x, norm, experts }, part))
         }
@@ -317,15 +331,18 @@ fn mat_vecs(plan: &Plan, start: usize, rules: Rules) -> Option<(Fused, usize)> {
     };
     let parts = ops.iter().map_while(|op| product(op).filter(joins));
     let parts: Vec<Part> = parts.map(|(_, part)| part).collect();
-    let at = start + parts.len();
+    let count = parts.len();
+    let at = start + count;
     let (epilogue, used) = experts::halves(plan, at, of.x, &parts)
         .unwrap_or_else(|| epilogue(plan, at, of.x, &parts, rules));
-    // Without an epilogue that joins them, a kernel takes up to three matrices.
-    if epilogue == Epilogue::Store && parts.len() > 3 {
+    let (parts, used) = match epilogue {
+        Epilogue::Store => slices::slices(plan, at, &of, &parts).unwrap_or((parts, used)),
+        _ => (parts, used),
+    };
+    if epilogue == Epilogue::Store && parts.len() > MOST_PARTS {
         return None;
     }
-    let used = parts.len() + used;
-    Some((of.fused(parts, epilogue), used))
+    Some((of.fused(parts, epilogue), count + used))
 }
 
 /// What is joined at `at` where no product begins there.
@@ -333,30 +350,11 @@ fn between(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
     norms::norm_pair(plan, at)
         .or_else(|| norms::norm_add(plan, at))
         .or_else(|| norms::norm_gate(plan, at))
-        .or_else(|| mix(plan, at))
+        .or_else(|| experts::mix(plan, at))
+        .or_else(|| rules::convolved(plan, at))
         .or_else(|| turned_heads_and_values(plan, at))
         .or_else(|| turned_heads(plan, at))
         .or_else(|| experts::route(plan, at))
-}
-
-/// The weighted sum of experts at `at`, with the residual sum behind it, if there is one.
-fn mix(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
-    let Op::MixExperts { x, routes, out } = plan.ops[at] else {
-        return None;
-    };
-    let residual = match plan.ops.get(at + 1) {
-        Some(Op::Add { x: sum, out: to }) if *sum == out && *to != x && *to != routes => Some(*to),
-        _ => None,
-    };
-    let residual = residual.filter(|_| !read_later(plan, at + 2, out));
-    let used = 1 + usize::from(residual.is_some());
-    let fused = Fused::Mix {
-        x,
-        routes,
-        out: residual.unwrap_or(out),
-        adds: residual.is_some(),
-    };
-    (!read_later(plan, at + used, x)).then_some((fused, used))
 }
 
 /// The norms of queries' and keys' heads at `at` and their turns behind them, alike but for their

@@ -350,6 +350,97 @@ pub fn few_rows(ty: &'static QuantType) -> Plan {
     layer.plan
 }
 
+/// As of a Qwen3.5-35B-A3B: products of one x of four parts, two of them rows of one matrix; and experts beside
+/// one that every row goes to, of a type of its own.
+pub fn shared_expert(ty: &'static QuantType, shared: &'static QuantType) -> Plan {
+    const WIDTH: usize = 2048;
+    const N_FF: usize = 512;
+    const N_EXPERT: usize = 64;
+    const RANKS: usize = 8;
+    let mut layer = Layer {
+        plan: with_rope(HEAD_DIM),
+        ty,
+    };
+    let l = &mut layer;
+    let [x, delta] = [(); 2].map(|()| l.buffer(WIDTH, Rows::Batch));
+    let [q, gates] = [(); 2].map(|()| l.buffer(4 * HEAD_DIM, Rows::Batch));
+    let both = l.buffer(8 * HEAD_DIM, Rows::Batch);
+    let [k, v] = [(); 2].map(|()| l.buffer(2 * HEAD_DIM, Rows::Batch));
+    let norm = l.norm_of(WIDTH);
+    l.product(x, norm, both, false);
+    l.product(x, norm, k, false);
+    l.product(x, norm, v, false);
+    l.ty = shared;
+    for (out, first) in [(q, 0), (gates, HEAD_DIM)] {
+        l.plan.ops.push(Op::Slice {
+            x: both,
+            out,
+            n: 4,
+            first,
+            of: 2 * HEAD_DIM,
+        });
+    }
+    let (share, logits) = (l.buffer(1, Rows::Batch), l.buffer(N_EXPERT, Rows::Batch));
+    let routes = l.buffer(2 * RANKS, Rows::Batch);
+    let [gate, up, act, gated] = [(); 4].map(|()| l.buffer(N_FF, Rows::Batch));
+    l.product(x, norm, gate, false);
+    l.product(x, norm, up, false);
+    l.plan.ops.push(Op::SwiGlu { gate, up, out: act });
+    l.ty = quant::by_name("F32").unwrap();
+    l.product(x, norm, share, false);
+    l.product(x, norm, logits, false);
+    l.ty = ty;
+    l.plan.ops.push(Op::Route {
+        logits,
+        bias: None,
+        out: routes,
+        gating: Gating::Softmax,
+        renormalize: true,
+        scale: 1.0,
+    });
+    let [gates, ups, acts] = [(); 3].map(|()| l.buffer(RANKS * N_FF, Rows::Batch));
+    let downs = l.buffer(RANKS * WIDTH, Rows::Batch);
+    for (x, norm, out) in [(x, norm, gates), (x, norm, ups), (acts, None, downs)] {
+        if out == downs {
+            let (gate, up, out) = (gates, ups, acts);
+            l.plan.ops.push(Op::SwiGlu { gate, up, out });
+        }
+        let (n_in, n_out) = match out == downs {
+            true => (N_FF, WIDTH),
+            false => (WIDTH, N_FF),
+        };
+        let weight = l.weight(ty, n_in, n_out);
+        l.plan.weights[weight.0].n_expert = N_EXPERT;
+        l.plan.ops.push(Op::ExpertMatVec {
+            x,
+            ranked: out == downs,
+            norm,
+            routes,
+            weight,
+            bias: None,
+            scale: None,
+            out,
+        });
+    }
+    l.plan.ops.extend([
+        Op::MixExperts {
+            x: downs,
+            routes,
+            out: delta,
+        },
+        Op::Add { x: delta, out: x },
+        Op::SigmoidMul {
+            x: act,
+            gate: share,
+            out: gated,
+        },
+    ]);
+    l.ty = shared;
+    l.product(gated, None, delta, false);
+    l.plan.ops.push(Op::Add { x: delta, out: x });
+    layer.plan
+}
+
 /// Of rows of `width` values, and heads of `head_dim`.
 pub fn between(ty: &'static QuantType, width: usize, head_dim: usize, are_keys: bool) -> Plan {
     const RANKS: usize = 8;

@@ -25,7 +25,7 @@ use onegraph::quant::{self, QuantType};
 use onegraph::Result;
 use rayon::prelude::*;
 
-use layer::{between, few_rows, Layer};
+use layer::{between, few_rows, shared_expert, Layer};
 
 const ARCHITECTURES: [u32; 7] = [75, 80, 86, 89, 90, 100, 120];
 
@@ -236,6 +236,31 @@ fn kernels_of_experts_compile_for_every_card_without_spills() {
         }
         jobs.extend(kernels.into_iter().map(|k| (arch, k)));
     }
+    let ways = |of: &str| jobs.iter().any(|(_, k)| k.constants.contains(of));
+    assert!(!ways("SHARES = true"));
+    let mut shared = Vec::new();
+    for arch in ARCHITECTURES {
+        let mut kernels = HashSet::new();
+        for (ty, other) in [("Q4_K", "Q4_K"), ("Q4_K", "Q8_0"), ("Q6_K", "Q5_0")] {
+            let [ty, other] = [ty, other].map(|ty| quant::by_name(ty).unwrap());
+            let plan = shared_expert(ty, other);
+            add(&mut kernels, &model(&format!("sm_{arch}"), plan, f16, true));
+        }
+        shared.extend(kernels.into_iter().map(|k| (arch, k)));
+    }
+    for (what, count) in [
+        ("CHOOSES = true", 3),
+        ("CHAINED = true", 3),
+        ("N_SEGMENTS = 4", 1),
+    ] {
+        let its = shared.iter().filter(|(arch, k)| {
+            let is_its = k.constants.contains(what) && k.source.name == "matvec.cu";
+            let shares = k.constants.contains("SHARES = true") || what.ends_with('4');
+            *arch == 90 && is_its && shares
+        });
+        assert!(its.count() >= count, "{what}");
+    }
+    jobs.extend(shared);
     compile(&path, &jobs);
 }
 

@@ -1,4 +1,4 @@
-//! What is joined of a layer's experts, beside their products and sums.
+//! What is joined of a layer's experts, beside their products.
 
 use super::{gate, read_later, Epilogue, Fused, Part};
 use crate::plan::{BufferId, Op, Plan};
@@ -84,6 +84,26 @@ pub fn route(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
         scales,
     };
     Some((fused, end - at))
+}
+
+/// The weighted sum of experts at `at`, with the residual sum behind it, if there is one.
+pub fn mix(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
+    let Op::MixExperts { x, routes, out } = plan.ops[at] else {
+        return None;
+    };
+    let residual = match plan.ops.get(at + 1) {
+        Some(Op::Add { x: sum, out: to }) if *sum == out && *to != x && *to != routes => Some(*to),
+        _ => None,
+    };
+    let residual = residual.filter(|_| !read_later(plan, at + 2, out));
+    let used = 1 + usize::from(residual.is_some());
+    let fused = Fused::Mix {
+        x,
+        routes,
+        out: residual.unwrap_or(out),
+        adds: residual.is_some(),
+    };
+    (!read_later(plan, at + used, x)).then_some((fused, used))
 }
 
 #[cfg(test)]

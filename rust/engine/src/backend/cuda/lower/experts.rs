@@ -1,7 +1,7 @@
 //! Experts: the launches that choose them, that group rows by them and that sum up what they give; and
 //! what a product by experts is compiled for.
 
-use super::lowering::{constants, flag, sizes, Lowering, Pass};
+use super::lowering::{constants, flag, leaves, sizes, Lowering, Pass};
 use super::params::{self, Route, CONSTANTS};
 use super::shape::MOST_BLOCK_X;
 use crate::backend::cuda::driver::source::{shared, source, Source, Variant};
@@ -298,6 +298,29 @@ pub fn route(l: &Lowering, op: &RouteOp, pass: &Pass) -> Result<Spec> {
         32 * warps as u32,
         &op.params(l, m)?,
     ))
+}
+
+/// The choice of experts before a product by them of one row, whose blocks each find out theirs.
+pub fn chosen(l: &Lowering, pass: &Pass, list: &[Fused]) -> Option<RouteOp> {
+    match list {
+        [before, Fused::MatVec {
+            x,
+            experts: Some(experts),
+            parts,
+            epilogue,
+            ..
+        }, ..]
+            if l.rows_of(*x, pass) == 1
+                && l.are_integers(parts)
+                && ranks(&l.plan, experts.routes) <= MOST_RANKS =>
+        {
+            let fits = |route: &RouteOp| {
+                route.out == experts.routes && leaves(parts, epilogue, &[route.logits])
+            };
+            RouteOp::of(before).filter(fits)
+        }
+        _ => None,
+    }
 }
 
 /// How what experts give becomes a row.

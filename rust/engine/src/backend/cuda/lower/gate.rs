@@ -58,6 +58,16 @@ impl Gate {
         }
     }
 
+    /// Whether it is one number for all values, as they are.
+    pub fn is_one(&self, l: &Lowering) -> bool {
+        self.norm.is_none() && l.plan.buffer(self.gate).width == 1
+    }
+
+    /// What lets x through.
+    pub fn by(&self) -> BufferId {
+        self.gate
+    }
+
     /// What it is made of, which a product reads where its launch is to be the gate.
     pub fn reads(&self) -> [BufferId; 2] {
         [self.x, self.gate]
@@ -88,7 +98,7 @@ impl Gate {
         let kind = match this {
             None => 0,
             Some(gate) if gate.norm.is_some() => 3,
-            Some(gate) if l.plan.buffer(gate.gate).width == 1 => 1,
+            Some(gate) if gate.is_one(l) => 1,
             Some(_) => 2,
         };
         let group = this

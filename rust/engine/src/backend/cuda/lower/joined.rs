@@ -2,13 +2,14 @@
 //! the fused list is that of all passes.
 
 use super::attention::Turned;
-use super::experts::{self, ranks, MixOp, RouteOp, MOST_RANKS};
+use super::experts::{self, chosen, ranks, MixOp, RouteOp, MOST_RANKS};
 use super::gate::Gate;
-use super::lowering::{Lowering, Pass, Path};
+use super::lowering::{leaves, Lowering, Pass, Path};
 use super::shape::MOST_FLOATS_X;
+use super::shared_expert::{added, waiting, SharedOp};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
-use crate::plan::fuse::{Epilogue, Fused, Part, MOST_NEAR_DIM};
+use crate::plan::fuse::{Epilogue, Fused, MOST_NEAR_DIM};
 use crate::plan::{BufferId, Op};
 
 /// An op of the fused list, and what its launch makes beside it.
@@ -28,12 +29,14 @@ pub enum With {
     Nothing,
     /// Before a product, what lets its x through.
     Gate(Gate),
-    /// Before a product by experts, the choice of these.
-    Choice(RouteOp),
+    /// Before a product by experts, the choice of these; and beside them the same product of an expert
+    /// that every row goes to.
+    Choice(RouteOp, Option<SharedOp>),
     /// Behind a product, the choice of experts by what it gives.
     Route(RouteOp),
-    /// Behind a product by experts, the sum of what they give.
-    Mix(MixOp),
+    /// Behind a product by experts, the sum of what they give; and behind that what an expert that every
+    /// row goes to adds to it.
+    Mix(MixOp, Option<SharedOp>),
     /// Before attention, storing these keys and values; and before that how their heads and those of
     /// queries are normalized and turned.
     Stored {
@@ -43,50 +46,74 @@ pub enum With {
 }
 
 impl<'a> Joined<'a> {
+    /// A product of an expert that every row goes to, as launches of its own.
+    pub fn of_shared(l: &'a Lowering, shared: &SharedOp) -> Self {
+        Self {
+            op: &l.fused[shared.number],
+            number: shared.number,
+            with: shared.gate.map_or(With::Nothing, With::Gate),
+            count: 1,
+        }
+    }
+
     /// What begins at that number of the fused list, in a pass that has rows of it.
     pub fn at(l: &'a Lowering, pass: &Pass, number: usize) -> Self {
+        // The product of an expert that waits for the choice of others is made there.
+        let late = usize::from(waiting(l, pass, number).is_some());
+        let number = number + late;
         let list = &l.fused[number..];
         let before = stored(l, pass, list)
             .or_else(|| gated(l, pass, list).map(|gate| (With::Gate(gate), 1)))
-            .or_else(|| chosen(l, pass, list).map(|route| (With::Choice(route), 1)));
-        let behind = || behind(l, pass, list).map(|with| (with, 0));
+            .or_else(|| {
+                let route = chosen(l, pass, list)?;
+                let shared = number.checked_sub(2).and_then(|at| waiting(l, pass, at));
+                Some((With::Choice(route, shared), 1))
+            });
+        let behind = || behind(l, pass, number).map(|with| (with, 0));
         let (with, skipped) = before.or_else(behind).unwrap_or((With::Nothing, 0));
-        let is_behind = matches!(with, With::Route(_) | With::Mix(_));
+        let count_behind = match with {
+            With::Route(_) | With::Mix(_, None) => 1,
+            // The mix, the gate and the product.
+            With::Mix(_, Some(_)) => 3,
+            _ => 0,
+        };
         Self {
             op: &list[skipped],
             number: number + skipped,
             with,
-            count: skipped + 1 + usize::from(is_behind),
+            count: late + skipped + 1 + count_behind,
         }
     }
 }
 
 impl With {
-    /// The same in launches of its own, before that of a product of `x` and behind it.
+    /// The expert that every row goes to, if the launch has a product of it.
+    pub fn shared(&self) -> Option<SharedOp> {
+        match self {
+            Self::Choice(_, shared) | Self::Mix(_, shared) => *shared,
+            _ => None,
+        }
+    }
+
+    /// All else of it.
+    pub fn without_shared(self) -> Self {
+        match self {
+            Self::Choice(route, _) => Self::Choice(route, None),
+            Self::Mix(mix, _) => Self::Mix(mix, None),
+            other => other,
+        }
+    }
+
+    /// All but the shared expert in launches of its own, before that of a product of `x` and behind it.
     pub fn apart(&self, l: &Lowering, x: BufferId, pass: &Pass) -> Result<[Option<Spec>; 2]> {
         Ok(match self {
             Self::Gate(gate) => [Some(gate.launch(l, x, pass)?), None],
-            Self::Choice(op) => [Some(experts::route(l, op, pass)?), None],
+            Self::Choice(op, _) => [Some(experts::route(l, op, pass)?), None],
             Self::Route(op) => [None, Some(experts::route(l, op, pass)?)],
-            Self::Mix(op) => [None, Some(experts::mix(l, *op, pass))],
+            Self::Mix(op, _) => [None, Some(experts::mix(l, *op, pass))],
             Self::Nothing | Self::Stored { .. } => [None, None],
         })
     }
-}
-
-/// Whether a product writes none of these: its blocks may still be reading them, or what comes from them.
-fn leaves(parts: &[Part], epilogue: &Epilogue, read: &[BufferId]) -> bool {
-    match epilogue {
-        Epilogue::Add { out, .. } | Epilogue::Gated { out, .. } => !read.contains(out),
-        Epilogue::Store | Epilogue::Qkv { .. } => {
-            parts.iter().all(|part| !read.contains(&part.out))
-        }
-    }
-}
-
-fn are_integers(l: &Lowering, parts: &[Part]) -> bool {
-    let mut types = parts.iter().map(|part| l.plan.weight(part.weight).ty);
-    types.all(|ty| ty.integers)
 }
 
 /// What attention stores, and how it turns heads first, where those ops come right before it; and how
@@ -160,7 +187,7 @@ fn gated(l: &Lowering, pass: &Pass, list: &[Fused]) -> Option<Gate> {
             parts,
             epilogue,
         }, ..]
-            if l.rows_of(*x, pass) == 1 && are_integers(l, parts) =>
+            if l.rows_of(*x, pass) == 1 && l.are_integers(parts) =>
         {
             let width = l.plan.buffer(*x).width;
             let fits = |gate: &Gate| gate.fits(l, width) && leaves(parts, epilogue, &gate.reads());
@@ -170,34 +197,13 @@ fn gated(l: &Lowering, pass: &Pass, list: &[Fused]) -> Option<Gate> {
     }
 }
 
-/// The choice of experts before a product by them of one row, whose blocks each find out theirs.
-fn chosen(l: &Lowering, pass: &Pass, list: &[Fused]) -> Option<RouteOp> {
-    match list {
-        [before, Fused::MatVec {
-            x,
-            experts: Some(experts),
-            parts,
-            epilogue,
-            ..
-        }, ..]
-            if l.rows_of(*x, pass) == 1
-                && are_integers(l, parts)
-                && ranks(&l.plan, experts.routes) <= MOST_RANKS =>
-        {
-            let fits = |route: &RouteOp| {
-                route.out == experts.routes && leaves(parts, epilogue, &[route.logits])
-            };
-            RouteOp::of(before).filter(fits)
-        }
-        _ => None,
-    }
-}
-
 /// What a product's launch makes behind it: the sum of what the experts of one row give, which is not
 /// kept; or the choice by a router's logits, unless the product behind that makes it.
-fn behind(l: &Lowering, pass: &Pass, list: &[Fused]) -> Option<With> {
+fn behind(l: &Lowering, pass: &Pass, number: usize) -> Option<With> {
+    let list = &l.fused[number..];
     let [Fused::MatVec {
         x,
+        norm,
         experts,
         parts,
         epilogue: Epilogue::Store,
@@ -207,13 +213,17 @@ fn behind(l: &Lowering, pass: &Pass, list: &[Fused]) -> Option<With> {
         return None;
     };
     let m = l.rows_of(*x, pass);
-    match (experts, are_integers(l, parts)) {
+    match (experts, l.are_integers(parts)) {
         (Some(experts), true) if m == 1 => {
             let mix = MixOp::of(next).filter(|_| matches!(next, Fused::Mix { .. }))?;
             let is_its = mix.routes == experts.routes && ranks(&l.plan, mix.routes) <= MOST_RANKS;
             let is_whole = matches!(&parts[..], [part] if part.out == mix.x);
+            let chains = norm.is_none()
+                && ranks(&l.plan, mix.routes) < MOST_RANKS
+                && l.is_even(l.plan.weight(parts[0].weight).n_out);
+            let shared = added(l, number + 2, &mix, parts).filter(|_| chains);
             // Other blocks may still be reading x.
-            (is_its && is_whole && mix.out != *x).then_some(With::Mix(mix))
+            (is_its && is_whole && mix.out != *x).then_some(With::Mix(mix, shared))
         }
         // Rows of one block, so that one block ends last.
         (None, false) if (1..=MOST_FLOATS_X).contains(&m) => {
@@ -228,29 +238,12 @@ fn behind(l: &Lowering, pass: &Pass, list: &[Fused]) -> Option<With> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::layout::wanted;
     use super::super::params::{AttentionFixed, MatVec};
     use super::super::pass::specs;
-    use super::super::tests::{at, chunk, entries, id, lowering, step, superblocks};
+    use super::super::tests::{at, chunk, entries, id, lowering, step, superblocks, with};
     use super::*;
-    use crate::plan::fuse::{fuse, Rules};
     use crate::plan::{Plan, Weight};
     use crate::quant;
-    use std::sync::Arc;
-
-    fn with(mut l: Lowering, plan: Plan) -> Lowering {
-        plan.check().unwrap();
-        let rules = Rules {
-            fuse: true,
-            scatter: false,
-        };
-        l.fused = fuse(&plan, rules);
-        let wanted = wanted(&plan, &l.fused).unwrap();
-        let places = (1u64..).zip(wanted.matrices);
-        l.at.matrices = places.map(|(i, m)| ((m.ids, m.order), i << 44)).collect();
-        l.plan = Arc::new(plan);
-        l
-    }
 
     #[test]
     fn one_row_goes_through_its_gate_on_the_way_to_a_product() {

@@ -8,7 +8,7 @@ use super::shape::{segments, superblocks, UNIT_ROWS};
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::{Error, Result};
-use crate::plan::fuse::{Epilogue, Fused, Part};
+use crate::plan::fuse::{Cut, Epilogue, Fused, Part};
 use crate::plan::signature::Used;
 use crate::plan::{Plan, RopeStyle, WeightId};
 use crate::quant::QuantType;
@@ -37,13 +37,16 @@ pub enum Order {
     Parted {
         half: usize,
     },
+    /// Some rows of each so many.
+    Cut(Cut),
 }
 
 impl Order {
-    /// Rows of each matrix in a tile.
+    /// Rows of each matrix in a tile, with those that are left out.
     fn rows_of_a_tile(self) -> usize {
         match self {
             Order::Joined => UNIT_ROWS / 2,
+            Order::Cut(Cut { len, of, .. }) => UNIT_ROWS * of / len,
             _ => UNIT_ROWS,
         }
     }
@@ -53,6 +56,7 @@ impl Order {
         match self {
             Order::Halves { head_dim } => (head_dim / UNIT_ROWS).max(1),
             Order::Parted { half } => half.div_ceil(UNIT_ROWS / 2),
+            Order::Cut(Cut { len, .. }) => len / UNIT_ROWS,
             _ => 1,
         }
     }
@@ -80,6 +84,11 @@ impl Order {
                 (0, base + at / PAIRS * (head_dim / 2) + at % PAIRS)
             }
             Order::Joined => (at / PAIRS, tile * PAIRS + at % PAIRS),
+            Order::Cut(Cut { first, len, of }) => {
+                let per_cut = len / UNIT_ROWS;
+                let own = first + tile % per_cut * UNIT_ROWS + at;
+                (0, tile / per_cut * of + own)
+            }
             Order::Parted { half } => {
                 let own = tile * PAIRS + at % PAIRS;
                 let is_there = own < half;
@@ -158,6 +167,13 @@ pub fn wanted(plan: &Plan, fused: &[Fused]) -> Result<Wanted> {
             }
             Fused::NormGate { norm, .. } => (Vec::new(), vec![norm.weight]),
             Fused::Mix { .. } => (Vec::new(), Vec::new()),
+            Fused::ConvolvedRule { conv, rule } => {
+                let used = [conv, rule].map(|op| op.signature().weights);
+                (
+                    Vec::new(),
+                    used.into_iter().flatten().map(|used| used.id).collect(),
+                )
+            }
             Fused::Route { choice, scales, .. } => {
                 let used = choice.signature().weights.into_iter().map(|used| used.id);
                 (Vec::new(), used.chain(*scales).collect())
@@ -217,7 +233,7 @@ pub fn arrangement(
         }
         Epilogue::Store | Epilogue::Add { .. } => parts
             .iter()
-            .map(|part| alone((part, Order::Natural)))
+            .map(|part| alone((part, part.cut.map_or(Order::Natural, Order::Cut))))
             .collect(),
     }
 }
@@ -244,6 +260,7 @@ impl Matrix {
             n_out: first.n_out,
             gives: match order {
                 Order::Parted { half } => half,
+                Order::Cut(Cut { len, of, .. }) => first.n_out / of * len,
                 _ => first.n_out,
             },
             n_expert: first.n_expert,
@@ -400,5 +417,44 @@ mod tests {
                 assert_eq!(address, wanted, "{expert} {tile} {at}");
             }
         }
+    }
+
+    #[test]
+    fn cuts_of_a_matrix_have_all_of_its_rows_once() {
+        let mut plan = Plan::default();
+        let id = plan.add_weight(Weight {
+            name: "both".into(),
+            n_in: 32,
+            n_out: 3 * 80,
+            n_expert: 1,
+            ty: &quant::TYPES[0],
+        });
+        // Of 80 rows 16 and 64.
+        let cuts = [(0, 16), (16, 64)].map(|(first, len)| Cut { first, len, of: 80 });
+        let mut seen = vec![0; 3 * 80];
+        for cut in cuts {
+            let matrix = Matrix::new(&plan, &[id], Order::Cut(cut)).unwrap();
+            assert_eq!(
+                (matrix.gives, matrix.tiles),
+                (3 * cut.len, 3 * cut.len / 16)
+            );
+            // Two portions: one repetition, then two.
+            let together = cut.len / 16;
+            assert_eq!(matrix.tiles_at_once(0), together);
+            for (first, tiles) in [(0, together), (together, 2 * together)] {
+                let portion = matrix.portion(first, tiles, 0);
+                let row = first / together * 80;
+                assert_eq!(portion.file, row * 128..(row + tiles / together * 80) * 128);
+                for (i, b) in portion.list.chunks_exact(8).enumerate() {
+                    let address = u64::from_le_bytes(b.try_into().unwrap()) as usize;
+                    let found = row + (address - portion.offsets[0]) / 128;
+                    let place = first * 16 + i;
+                    let wanted = place / cut.len * 80 + cut.first + place % cut.len;
+                    assert_eq!(found, wanted, "{cut:?} {place}");
+                    seen[found] += 1;
+                }
+            }
+        }
+        assert_eq!(seen, vec![1; 3 * 80]);
     }
 }

@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use super::layout::Order;
 use super::params::KvView;
+use super::shape::UNIT_ROWS;
 use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::error::{Error, Result};
-use crate::plan::fuse::Fused;
+use crate::plan::fuse::{Epilogue, Fused, Part};
 use crate::plan::signature::Over;
 use crate::plan::{BufferId, Op, Plan, Rows, WeightId};
 use crate::quant::QuantType;
@@ -189,12 +190,35 @@ impl Lowering {
             .ok_or_else(|| Error::Internal(format!("vector {} has no place", id.0)))
     }
 
+    /// Whether products are of integers.
+    pub fn are_integers(&self, parts: &[Part]) -> bool {
+        let mut types = parts.iter().map(|part| self.plan.weight(part.weight).ty);
+        types.all(|ty| ty.integers)
+    }
+
+    /// Whether SMs have hardly more or fewer tiles of so many rows of weights than others, each of them
+    /// whole.
+    pub fn is_even(&self, rows: usize) -> bool {
+        let (tiles, sms) = (rows.div_ceil(UNIT_ROWS), self.card.sm_count as usize);
+        4 * tiles.div_ceil(sms) * sms <= 5 * tiles
+    }
+
     /// What kernels need to find the tokens of `layer`.
     pub fn kv(&self, layer: usize) -> Result<KvView> {
         let found = self.at.kv.get(layer);
         found
             .copied()
             .ok_or_else(|| Error::Internal(format!("layer {layer} has no cache")))
+    }
+}
+
+/// Whether a product writes none of these: its blocks may still be reading them, or what comes from them.
+pub fn leaves(parts: &[Part], epilogue: &Epilogue, read: &[BufferId]) -> bool {
+    match epilogue {
+        Epilogue::Add { out, .. } | Epilogue::Gated { out, .. } => !read.contains(out),
+        Epilogue::Store | Epilogue::Qkv { .. } => {
+            parts.iter().all(|part| !read.contains(&part.out))
+        }
     }
 }
 

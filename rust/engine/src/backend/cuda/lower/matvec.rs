@@ -7,7 +7,7 @@ use super::lowering::{constants, flag, sizes, Lowering, Pass};
 use super::overflow::overflows;
 use super::params::{self, KvTarget, KvView, MatVec, Overflows, Route, Segment, CONSTANTS};
 use super::product::{Op, Product};
-use super::shape::{largest_unit, minimums, segments, superblocks, UNIT_ROWS};
+use super::shape::{largest_unit, minimums, segments, superblocks, MOST_TICKETS, UNIT_ROWS};
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
@@ -26,6 +26,7 @@ static SOURCE: Source = source!(
     KvTarget,
     Overflows,
     params::Experts,
+    params::SharedExpert,
     params::Gated,
     Route
 );
@@ -82,9 +83,6 @@ const HOLDING_THREADS: usize = 384;
 /// units in flight to a neighbour.
 const LONG_ROW: usize = 6144;
 const MANY_BYTES: usize = 128 << 20;
-
-/// Most blocks of one expert: as many counters as there are.
-pub const MOST_TICKETS: usize = 1024;
 
 /// Everything the kernel is compiled for but its epilogue. No bit of its sums depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -212,24 +210,22 @@ pub fn spec(
     pass: &Pass,
     before: usize,
 ) -> Result<Option<Spec>> {
-    let is_mixed = matches!(op.with, With::Mix(_));
+    let is_mixed = matches!(op.with, With::Mix(..));
     // What experts give is multiplied by the factor of a norm before it is summed up.
-    let is_chained = is_mixed && op.norm.is_none() && is_even(l, product);
+    let rows: usize = product.tiles.iter().map(|tiles| tiles * UNIT_ROWS).sum();
+    let is_chained = is_mixed && op.norm.is_none() && l.is_even(rows);
+    let is_shared = op.with.shared().is_some();
     if let Some(its) = pairs.filter(|_| is_chained) {
-        if let Some(spec) = launch(l, op, product, (pairs, its.count), pass, before)? {
+        let chained = its.count + usize::from(is_shared);
+        if let Some(spec) = launch(l, op, product, (pairs, chained), pass, before)? {
             return Ok(Some(spec));
         }
     }
+    // An expert that every row goes to adds to the sum in its turn.
+    if is_mixed && is_shared {
+        return Ok(None);
+    }
     launch(l, op, product, (pairs, 1), pass, before)
-}
-
-/// Whether SMs have hardly more or fewer of a product's tiles than others, each of them whole.
-fn is_even(l: &Lowering, product: &Product) -> bool {
-    let (tiles, sms) = (
-        product.tiles.iter().sum::<usize>(),
-        l.card.sm_count as usize,
-    );
-    4 * tiles.div_ceil(sms) * sms <= 5 * tiles
 }
 
 /// With pairs, a block has the tiles of `chained` experts behind each other.
@@ -242,8 +238,13 @@ fn launch(
     before: usize,
 ) -> Result<Option<Spec>> {
     let n_in = product.n_in;
-    let tiles: usize = product.tiles.iter().sum();
-    let count = pairs.map_or(1, |pairs| pairs.count);
+    let tiles = product
+        .tiles
+        .iter()
+        .sum::<usize>()
+        .max(product.shared_tiles);
+    let is_shared = op.with.shared().is_some();
+    let count = pairs.map_or(1, |pairs| pairs.count + usize::from(is_shared));
     // Experts side by side share the card: blocks of one after another's would each ask for their first
     // weights when the one before has ended.
     let m = count / chained;
@@ -255,8 +256,9 @@ fn launch(
     let width = n_in.min(tiles * UNIT_ROWS);
     let is_beside_light =
         pairs.is_some() || is_few(width / UNIT_ROWS, width, l.card.sm_count as usize);
-    let n_sb = superblocks(n_in);
-    let most = match n_sb > WARPS && n_sb <= MOST_WARPS && !is_beside_light {
+    let n_sb = superblocks(n_in) * chained;
+    let has_room = chained > 1 || !is_beside_light;
+    let most = match n_sb > WARPS && n_sb <= MOST_WARPS && has_room {
         true => n_sb,
         false => WARPS,
     };
@@ -268,8 +270,8 @@ fn launch(
     let shape = match (l.card.has_pdl(), is_short) {
         (false, _) => shape(WARPS, 100),
         (true, _) if is_light => shape(LIGHT_WARPS, SHARED_LIGHT),
-        (true, true) if is_beside_light => beside_light(shape(WARPS, SHARED_SHORT)),
-        (true, false) if is_beside_light => beside_light(shape(WARPS, SHARED_LONG)),
+        (true, true) if is_beside_light => beside_light(shape(most, SHARED_SHORT)),
+        (true, false) if is_beside_light => beside_light(shape(most, SHARED_LONG)),
         (true, true) => {
             let threads = |s: &Option<Shape>| s.map(|s| s.threads());
             let (some, all) = (shape(most, SHARED_SHORT), shape(most, 100));
@@ -286,8 +288,8 @@ fn launch(
     };
     let (gate, route, mix) = match op.with {
         With::Gate(gate) => (Some(gate), None, None),
-        With::Choice(route) => (None, Some(route), None),
-        With::Mix(mix) => (None, None, Some(mix)),
+        With::Choice(route, _) => (None, Some(route), None),
+        With::Mix(mix, _) => (None, None, Some(mix)),
         With::Nothing | With::Route(_) | With::Stored { .. } => (None, None, None),
     };
     let variant = Variant::new(
@@ -297,6 +299,7 @@ fn launch(
             + &flag("CHOOSES", route.is_some())
             + &flag("MIXES", mix.is_some())
             + &flag("CHAINED", chained > 1)
+            + &flag("SHARES", is_shared)
             + &flag("ADDS", mix.is_some_and(|mix| mix.adds))
             + &segments(&product.types)
             + &constants_of(pairs)
@@ -319,6 +322,7 @@ fn launch(
         gated: Gate::params(gate.as_ref(), l)?,
         overflows: overflows(l, op, pass),
         experts: address_of(pairs),
+        shared: product.shared,
         to: product.to,
         route: route_params,
         mixed: mix.map_or(0, |mix| l.address(mix.out)),

@@ -106,3 +106,25 @@ pub fn spec(
     }
     Ok(spec)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::pass::specs;
+    use super::super::tests::{at, chunk, entries, lowering, step};
+    use super::*;
+    use crate::quant;
+
+    #[test]
+    fn floats_are_multiplied_by_a_kernel_of_their_own() {
+        let l = lowering("sm_90", quant::TYPES[0].name, quant::DEFAULT_KV, true);
+        for pass in [step(1), step(3), chunk(100, 1)] {
+            let list = specs(&l, &pass).unwrap();
+            let integers = ["split", "matvec", "matmul"];
+            assert!(entries(&list).iter().all(|e| !integers.contains(e)));
+            let down = list.iter().find(|s| s.label == "matvec down").unwrap();
+            let params: MatVecFloats = down.params().unwrap();
+            assert_eq!(down.grid[1] as usize, pass.rows.div_ceil(8));
+            assert_eq!((params.x, params.m as usize), (at("act"), pass.rows));
+        }
+    }
+}

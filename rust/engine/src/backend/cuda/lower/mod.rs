@@ -22,6 +22,7 @@ pub mod recurrence;
 pub mod rowwise;
 pub mod sample;
 pub mod shape;
+mod shared_expert;
 mod skinny;
 mod tile;
 

@@ -1,6 +1,7 @@
 //! Rows of activations that have no block fixed point: where products report them, and how the host
 //! reads that.
 
+use super::joined::With;
 use super::lowering::{Lowering, Pass};
 use super::params::Overflows;
 use super::product::Op;
@@ -10,6 +11,11 @@ use crate::plan::{Plan, Rows};
 
 /// Where `op` reports rows of its x in `pass`.
 pub fn overflows(l: &Lowering, op: &Op<'_>, pass: &Pass) -> Overflows {
+    // Of several products of a row the first.
+    let first = match op.with {
+        With::Choice(_, Some(shared)) => shared.number,
+        _ => op.number,
+    };
     let is_picked = l.plan.buffer(op.x).rows == Rows::Out && !pass.all;
     Overflows {
         words: l.at.overflows,
@@ -17,7 +23,7 @@ pub fn overflows(l: &Lowering, op: &Op<'_>, pass: &Pass) -> Overflows {
         slots: pass.inputs.slots,
         rows: if is_picked { pass.inputs.out_rows } else { 0 },
         n_slots: l.n_slots as u32,
-        product: op.number as u32,
+        product: first as u32,
     }
 }
 

@@ -4,6 +4,7 @@
 use super::shape::{UNIT_COLS, UNIT_ROWS};
 use crate::backend::cuda::driver::source::shared;
 use crate::backend::PAGE_TOKENS;
+use crate::plan::fuse::MOST_PARTS as MOST_SEGMENTS;
 
 /// Slot of rows that only fill a batch up: nothing of them is stored.
 pub const PADDING_SLOT: u32 = u32::MAX;
@@ -16,6 +17,7 @@ pub const CONSTANTS: &[(&str, u32)] = &[
     ("NO_PAIR", u32::MAX),
     ("UNIT_ROWS", UNIT_ROWS as u32),
     ("UNIT_COLS", UNIT_COLS as u32),
+    ("MOST_SEGMENTS", MOST_SEGMENTS as u32),
 ];
 
 shared! {
@@ -98,6 +100,17 @@ shared! {
         pub unused: u32,
     }
 
+    /// The last product of an expert that every row goes to: matvec.cu. Zeros where it has none.
+    pub struct SharedExpert = "SharedExpert" {
+        /// `[N_IN]` f32.
+        pub x: u64,
+        /// One f32.
+        pub gate: u64,
+        /// Its number in the pass.
+        pub product: u32,
+        pub unused: u32,
+    }
+
     /// How experts are chosen: route.cuh. Zeros where none are.
     pub struct Route = "RouteParams" {
         /// `[m][experts]` f32.
@@ -114,7 +127,7 @@ shared! {
 
     /// matvec.cu
     pub struct MatVec = "Params" {
-        pub segment: [Segment; 3],
+        pub segment: [Segment; MOST_SEGMENTS],
         /// `[N_IN]` f32.
         pub x: u64,
         /// `[N_IN]` f32, or 0.
@@ -125,6 +138,7 @@ shared! {
         pub gated: Gated,
         pub overflows: Overflows,
         pub experts: Experts,
+        pub shared: SharedExpert,
         pub to: KvTarget,
         pub route: Route,
         /// `[rows of the segment]` f32, or 0.
@@ -135,7 +149,7 @@ shared! {
 
     /// matvec_floats.cu
     pub struct MatVecFloats = "Params" {
-        pub segment: [Segment; 3],
+        pub segment: [Segment; MOST_SEGMENTS],
         /// `[m][N_IN]` f32.
         pub x: u64,
         /// `[N_IN]` f32, or 0.
@@ -151,7 +165,7 @@ shared! {
 
     /// matmul.cu
     pub struct MatMul = "Params" {
-        pub segment: [Segment; 3],
+        pub segment: [Segment; MOST_SEGMENTS],
         /// `[superblocks][n_tiles]` tiles of eight rows of x.
         pub tiles: u64,
         /// `[m][superblocks]` f32.
@@ -170,7 +184,7 @@ shared! {
 
     /// skinny.cu
     pub struct Skinny = "Params" {
-        pub segment: [Segment; 3],
+        pub segment: [Segment; MOST_SEGMENTS],
         /// `[m][N_IN]` f32.
         pub x: u64,
         /// `[N_IN]` f32, or 0.
@@ -371,50 +385,6 @@ shared! {
         pub width: u32,
         pub first: u32,
         pub of: u32,
-        pub unused: u32,
-    }
-
-    /// short_conv.cu
-    pub struct ShortConv = "Params" {
-        /// `[m][CHANNELS]` f32, with gates `[m][3][CHANNELS]`.
-        pub x: u64,
-        /// `[CHANNELS][TAPS]` f32.
-        pub weight: u64,
-        /// `[n_slots][TAPS - 1][CHANNELS]` f32.
-        pub state: u64,
-        /// `[m][CHANNELS]` f32.
-        pub out: u64,
-        /// `[m]` u32.
-        pub positions: u64,
-        /// `[m]` u32.
-        pub slots: u64,
-        pub n_slots: u32,
-        pub first: u32,
-    }
-
-    /// delta_net.cu
-    pub struct DeltaNet = "Params" {
-        /// `[m][2 * N_HEAD_K + N_HEAD][HEAD_DIM]` f32.
-        pub qkv: u64,
-        /// `[m][N_HEAD]` f32.
-        pub alpha: u64,
-        /// The same.
-        pub beta: u64,
-        /// `[N_HEAD]` f32.
-        pub a: u64,
-        /// The same.
-        pub dt: u64,
-        /// `[n_slots][N_HEAD][HEAD_DIM][HEAD_DIM]` f32.
-        pub state: u64,
-        /// `[m][N_HEAD][HEAD_DIM]` f32.
-        pub out: u64,
-        /// `[m]` u32.
-        pub positions: u64,
-        /// `[m]` u32.
-        pub slots: u64,
-        pub eps: f32,
-        pub n_slots: u32,
-        pub first: u32,
         pub unused: u32,
     }
 

@@ -6,7 +6,7 @@ use super::joined::{Joined, With};
 use super::lowering::{Lowering, Pass};
 use super::matmul::{self, ProductBytes};
 use super::product::{self, Product};
-use super::shape::MOST_FLOATS_X;
+use super::shape::{MOST_FLOATS_X, MOST_TICKETS};
 use super::{attention_fixed, matvec, matvec_floats, norm, rowwise, skinny};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::backend::no_hidden;
@@ -37,10 +37,7 @@ impl Scratch {
 
     /// Of the counters that all kernels leave at zero.
     pub fn tickets(&self) -> usize {
-        let products = self
-            .products
-            .tickets
-            .max(matvec::MOST_TICKETS * size_of::<u32>());
+        let products = self.products.tickets.max(MOST_TICKETS * size_of::<u32>());
         self.merge.tickets.max(products)
     }
 }
@@ -89,25 +86,10 @@ pub fn specs(l: &Lowering, pass: &Pass) -> Result<Vec<Spec>> {
 /// The launches of an op with what is joined to it, behind `before` others.
 fn launches(l: &Lowering, joined: &Joined<'_>, pass: &Pass, before: usize) -> Result<Vec<Spec>> {
     Ok(match joined.op {
-        Fused::MatVec {
-            x,
-            norm,
-            experts,
-            parts,
-            epilogue,
-            ..
-        } => {
-            let op = product::Op {
-                number: joined.number,
-                x: *x,
-                norm: *norm,
-                experts: *experts,
-                parts,
-                epilogue,
-                with: joined.with,
-            };
-            products(l, &op, pass, before)?
-        }
+        op @ Fused::MatVec { .. } => product::Op::of(op, joined.number, joined.with)
+            .map(|op| products(l, &op, pass, before))
+            .transpose()?
+            .unwrap_or_default(),
         Fused::NormAdd {
             x,
             norm,
@@ -136,6 +118,7 @@ fn launches(l: &Lowering, joined: &Joined<'_>, pass: &Pass, before: usize) -> Re
             gate,
             out,
         } => vec![norm::norm_gate(l, *x, *norm, *group, (*gate, *out), pass)?],
+        Fused::ConvolvedRule { conv, rule } => rowwise::convolved_rule(l, conv, rule, pass)?,
         op @ (Fused::Mix { .. } | Fused::Single(Op::MixExperts { .. })) => MixOp::of(op)
             .map(|op| experts::mix(l, op, pass))
             .into_iter()
@@ -212,6 +195,19 @@ fn products(l: &Lowering, op: &product::Op<'_>, pass: &Pass, before: usize) -> R
         if let Some(spec) = matvec::spec(l, op, &product, pairs.as_ref(), pass, before)? {
             return Ok(vec![spec]);
         }
+    }
+    if let Some(shared) = op.with.shared() {
+        let own = product::Op {
+            with: op.with.without_shared(),
+            ..*op
+        };
+        let own = products(l, &own, pass, before)?;
+        let shared = launches(l, &Joined::of_shared(l, &shared), pass, before)?;
+        let lists = match op.with {
+            With::Choice(..) => [shared, own],
+            _ => [own, shared],
+        };
+        return Ok(lists.concat());
     }
     let [first, last] = op.with.apart(l, op.x, pass)?;
     if pairs.is_none() && (2..=skinny::MOST_ROWS).contains(&m) {

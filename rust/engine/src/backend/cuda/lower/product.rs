@@ -5,11 +5,12 @@ use super::experts;
 use super::joined::With;
 use super::layout::{arrangement, Matrix, Order};
 use super::lowering::{constants, Lowering, Pass};
-use super::params::{KvTarget, Segment};
+use super::params::{KvTarget, Segment, SharedExpert};
 use super::shape::UNIT_ROWS;
+use super::shared_expert::SharedOp;
 use crate::backend::cuda::driver::spec::Spec;
-use crate::error::Result;
-use crate::plan::fuse::{Epilogue, Experts, Gate, Part};
+use crate::error::{Error, Result};
+use crate::plan::fuse::{Epilogue, Experts, Fused, Gate, Part, MOST_PARTS};
 use crate::plan::{BufferId, Norm};
 use crate::quant::{self, QuantType};
 
@@ -27,14 +28,40 @@ pub struct Op<'a> {
     pub with: With,
 }
 
+impl<'a> Op<'a> {
+    /// Of an op of the fused list, if it is a product.
+    pub fn of(fused: &'a Fused, number: usize, with: With) -> Option<Self> {
+        match fused {
+            Fused::MatVec {
+                x,
+                norm,
+                experts,
+                parts,
+                epilogue,
+                ..
+            } => Some(Self {
+                number,
+                x: *x,
+                norm: *norm,
+                experts: *experts,
+                parts,
+                epilogue,
+                with,
+            }),
+            _ => None,
+        }
+    }
+}
+
 /// Its weights and what becomes of the sums.
 #[derive(Debug)]
 pub struct Product {
     pub types: Vec<&'static QuantType>,
     /// Columns.
     pub n_in: usize,
-    pub segment: [Segment; 3],
-    /// Of each segment.
+    /// That of an expert that its launch has too comes behind its own.
+    pub segment: [Segment; MOST_PARTS],
+    /// Of each segment of its own.
     pub tiles: Vec<usize>,
     /// Of weights.
     pub bytes: usize,
@@ -42,6 +69,10 @@ pub struct Product {
     pub constants: String,
     /// Where the epilogue leaves keys and values, if it does.
     pub to: KvTarget,
+    /// The last product of an expert that every row goes to, where the launch makes it.
+    pub shared: SharedExpert,
+    /// The tiles of an expert that every row goes to.
+    pub shared_tiles: usize,
     /// Floats of a row that are written, and of those that are read before.
     written: usize,
     read_first: usize,
@@ -56,6 +87,29 @@ impl Product {
         spec.traffic.weights = self.bytes as u64;
         spec.traffic.rows = (m * (n_in + self.written + self.read_first) * 4) as u64;
     }
+
+    /// The same with the product of an expert that every row goes to.
+    fn beside(mut self, l: &Lowering, shared: &SharedOp, pass: &Pass) -> Result<Self> {
+        let number = shared.number;
+        let op = Op::of(&l.fused[number], number, With::Nothing);
+        let op = op.ok_or_else(|| Error::Internal(format!("{number} is no product")))?;
+        let its = product(l, &op, pass)?;
+        self.segment[self.types.len()] = its.segment[0];
+        self.types.extend(its.types);
+        self.shared_tiles = its.tiles[0];
+        self.bytes += its.bytes;
+        self.names = format!("{} {}", self.names, its.names);
+        self.shared = match shared.gate {
+            Some(gate) => SharedExpert {
+                x: l.address(gate.x),
+                gate: l.address(gate.by()),
+                product: number as u32,
+                unused: 0,
+            },
+            None => bytemuck::Zeroable::zeroed(),
+        };
+        Ok(self)
+    }
 }
 
 /// Weights and epilogue of `op`.
@@ -68,7 +122,7 @@ pub fn product(l: &Lowering, op: &Op<'_>, pass: &Pass) -> Result<Product> {
     let mut product = Product {
         types: Vec::new(),
         n_in: plan.weight(parts[0].weight).n_in,
-        segment: [<Segment as bytemuck::Zeroable>::zeroed(); 3],
+        segment: [<Segment as bytemuck::Zeroable>::zeroed(); MOST_PARTS],
         tiles: Vec::new(),
         bytes: 0,
         constants: epilogue_constants(l, op, arrangement[0].1),
@@ -87,6 +141,8 @@ pub fn product(l: &Lowering, op: &Op<'_>, pass: &Pass) -> Result<Product> {
             },
             _ => bytemuck::Zeroable::zeroed(),
         },
+        shared: bytemuck::Zeroable::zeroed(),
+        shared_tiles: 0,
         written: 0,
         read_first: 0,
         names: String::new(),
@@ -121,13 +177,18 @@ pub fn product(l: &Lowering, op: &Op<'_>, pass: &Pass) -> Result<Product> {
             _ => 0,
         };
     }
-    let names: Vec<_> = arrangement
+    let mut names: Vec<_> = arrangement
         .iter()
         .flat_map(|a| &a.0)
         .map(|id| plan.weight(*id).name.as_str())
         .collect();
+    // Of one that is cut into several.
+    names.dedup();
     product.names = names.join(" ");
-    Ok(product)
+    match op.with.shared() {
+        Some(shared) => product.beside(l, &shared, pass),
+        None => Ok(product),
+    }
 }
 
 /// What epilogue.cuh is compiled for.
@@ -172,7 +233,9 @@ fn epilogue_constants(l: &Lowering, op: &Op<'_>, order: Order) -> String {
         match order {
             Order::Neighbours => "ORDER_NEIGHBOURS",
             Order::Halves { .. } => "ORDER_HALVES",
-            Order::Natural | Order::Joined | Order::Parted { .. } => "ORDER_NATURAL",
+            Order::Natural | Order::Joined | Order::Parted { .. } | Order::Cut(_) => {
+                "ORDER_NATURAL"
+            }
         },
         match epilogue {
             Epilogue::Add { scale, .. } => scale.to_bits(),

@@ -1,15 +1,73 @@
 //! Ops that take a state from token to token. Rows of a step are sequences of their own, a block each;
 //! those of prompts follow each other, so a block takes all of them.
 
-use super::lowering::{constants, sizes, Lowering, Pass};
-use super::params::{DeltaNet, ShortConv, CONSTANTS};
-use crate::backend::cuda::driver::source::{source, Source, Variant};
+use super::lowering::{constants, flag, sizes, Lowering, Pass};
+use super::params::CONSTANTS;
+use super::shape::MOST_TICKETS;
+use crate::backend::cuda::driver::source::{shared, source, Source, Variant};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::{Error, Result};
 use crate::plan::{BufferId, Op, StateId};
 
+shared! {
+    /// short_conv.cu
+    pub struct ShortConv = "Params" {
+        /// `[m][CHANNELS]` f32, with gates `[m][3][CHANNELS]`.
+        pub x: u64,
+        /// `[CHANNELS][TAPS]` f32.
+        pub weight: u64,
+        /// `[n_slots][TAPS - 1][CHANNELS]` f32.
+        pub state: u64,
+        /// `[m][CHANNELS]` f32.
+        pub out: u64,
+        /// `[m]` u32.
+        pub positions: u64,
+        /// `[m]` u32.
+        pub slots: u64,
+        pub n_slots: u32,
+        pub first: u32,
+    }
+
+    /// The convolution before the rule: delta_net.cu. Zeros where it makes none.
+    pub struct Convolution = "Convolution" {
+        /// `[CHANNELS][TAPS]` f32.
+        pub weight: u64,
+        /// `[n_slots][TAPS - 1][CHANNELS]` f32.
+        pub state: u64,
+        /// `[m][N_HEAD_K]` u32, zero between launches.
+        pub tickets: u64,
+    }
+
+    /// delta_net.cu
+    pub struct DeltaNet = "Params" {
+        /// `[m][2 * N_HEAD_K + N_HEAD][HEAD_DIM]` f32.
+        pub qkv: u64,
+        /// `[m][N_HEAD]` f32.
+        pub alpha: u64,
+        /// The same.
+        pub beta: u64,
+        /// `[N_HEAD]` f32.
+        pub a: u64,
+        /// The same.
+        pub dt: u64,
+        /// `[n_slots][N_HEAD][HEAD_DIM][HEAD_DIM]` f32.
+        pub state: u64,
+        /// `[m][N_HEAD][HEAD_DIM]` f32.
+        pub out: u64,
+        /// `[m]` u32.
+        pub positions: u64,
+        /// `[m]` u32.
+        pub slots: u64,
+        pub eps: f32,
+        pub n_slots: u32,
+        pub first: u32,
+        pub unused: u32,
+        pub conv: Convolution,
+    }
+}
+
 static SHORT_CONV: Source = source!("short_conv.cu", CONSTANTS, ShortConv);
-static DELTA_NET: Source = source!("delta_net.cu", CONSTANTS, DeltaNet);
+static DELTA_NET: Source = source!("delta_net.cu", CONSTANTS, Convolution, DeltaNet);
 
 /// Threads of a block of short_conv.cu.
 const THREADS: u32 = 256;
@@ -56,9 +114,25 @@ pub fn spec(l: &Lowering, op: &Op, pass: &Pass) -> Result<Spec> {
             let around = [("SILU", 0), ("GATES", 1)];
             Ok(short_conv(l, [x, out], (weight, taps), state, around, pass))
         }
-        Op::DeltaNet { .. } => delta_net(l, op, pass),
+        Op::DeltaNet { .. } => delta_net(l, None, op, pass),
         _ => Err(Error::Internal(format!("{op:?} has no state"))),
     }
+}
+
+/// The one launch of a rule and of the convolution before it, where there is one: of rows that are sequences
+/// of their own, and so few that there is a counter for each head of keys of each.
+///
+/// # Errors
+/// As of the rule alone.
+pub fn convolved(l: &Lowering, conv: &Op, rule: &Op, pass: &Pass) -> Result<Option<Spec>> {
+    let counters = match rule {
+        Op::DeltaNet { n_head_k, .. } => pass.rows * n_head_k,
+        _ => return Ok(None),
+    };
+    let has_counters = pass.are_alone() && counters <= MOST_TICKETS;
+    has_counters
+        .then(|| delta_net(l, Some(conv), rule, pass))
+        .transpose()
 }
 
 /// A convolution by `taps` factors a channel at the address `weight`.
@@ -90,7 +164,30 @@ fn short_conv(
     spec
 }
 
-fn delta_net(l: &Lowering, op: &Op, pass: &Pass) -> Result<Spec> {
+/// The convolution that a rule's launch makes first: what it reads, in how many taps, and where its kernel
+/// finds the rest.
+fn convolution(l: &Lowering, conv: &Op) -> Result<(BufferId, usize, Convolution)> {
+    match *conv {
+        Op::ShortConv {
+            x,
+            weight,
+            state,
+            taps,
+            silu: true,
+            ..
+        } => {
+            let its = Convolution {
+                weight: l.vector(Some(weight))?,
+                state: l.at.states[state.0],
+                tickets: l.at.scratch.tickets,
+            };
+            Ok((x, taps, its))
+        }
+        _ => Err(Error::Internal(format!("{conv:?} before a rule"))),
+    }
+}
+
+fn delta_net(l: &Lowering, conv: Option<&Op>, op: &Op, pass: &Pass) -> Result<Spec> {
     let (first, grid) = blocks(pass);
     let (positions, slots) = (pass.inputs.positions, pass.inputs.slots);
     let n_slots = l.n_slots as u32;
@@ -122,8 +219,12 @@ fn delta_net(l: &Lowering, op: &Op, pass: &Pass) -> Result<Spec> {
                 true => COLUMNS,
                 false => HEAD_MULTIPLE,
             };
+            let (x, taps, its) = match conv {
+                Some(conv) => convolution(l, conv)?,
+                None => (qkv, 1, bytemuck::Zeroable::zeroed()),
+            };
             let params = DeltaNet {
-                qkv: l.address(qkv),
+                qkv: l.address(x),
                 alpha: l.address(alpha),
                 beta: l.address(beta),
                 a: l.vector(Some(a))?,
@@ -136,13 +237,15 @@ fn delta_net(l: &Lowering, op: &Op, pass: &Pass) -> Result<Spec> {
                 n_slots,
                 first,
                 unused: 0,
+                conv: its,
             };
             let text = sizes(&[
                 ("N_HEAD", n_head),
                 ("N_HEAD_K", n_head_k),
                 ("HEAD_DIM", head_dim),
                 ("COLUMNS", columns),
-            ]);
+                ("TAPS", taps),
+            ]) + &flag("CONVOLVES", conv.is_some());
             let root = (1.0 / (head_dim as f64).sqrt()) as f32;
             let variant = Variant::new(
                 &DELTA_NET,
@@ -151,7 +254,8 @@ fn delta_net(l: &Lowering, op: &Op, pass: &Pass) -> Result<Spec> {
             let across = (n_head * (head_dim / columns)) as u32;
             let threads = (columns / 8 * 32) as u32;
             let mut spec = Spec::new(variant, "delta_net", [across, grid, 1], threads, &params);
-            spec.label = format!("delta_net {}", l.plan.states[state.0].name);
+            let before = if conv.is_some() { "conv " } else { "" };
+            spec.label = format!("{before}delta_net {}", l.plan.states[state.0].name);
             Ok(spec)
         }
         _ => Err(Error::Internal(format!("{op:?} is no delta rule"))),

@@ -74,6 +74,25 @@ pub fn spec(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
     Ok(spec)
 }
 
+/// The launches of [`Fused::ConvolvedRule`](crate::plan::fuse::Fused::ConvolvedRule): one where rows are
+/// sequences of their own.
+pub fn convolved_rule(l: &Lowering, conv: &Op, rule: &Op, pass: &Pass) -> Result<Vec<Spec>> {
+    match recurrence::convolved(l, conv, rule, pass)? {
+        Some(mut both) => {
+            // What one leaves for the other is neither written nor read.
+            let conv_op = conv.signature();
+            let between = conv_op.outputs().map(|id| l.plan.buffer(id).width);
+            let between = 2 * 4 * pass.rows * between.sum::<usize>();
+            both.traffic = Traffic::rows(moved(l, conv, pass) + moved(l, rule, pass) - between);
+            Ok(vec![both])
+        }
+        None => {
+            let both = [spec(l, conv, pass)?, spec(l, rule, pass)?];
+            Ok(both.into_iter().flatten().collect())
+        }
+    }
+}
+
 /// The launch of [`Fused::TurnedHeads`](crate::plan::fuse::Fused::TurnedHeads).
 pub fn turn_heads(
     l: &Lowering,

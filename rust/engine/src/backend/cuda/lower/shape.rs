@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use crate::plan::fuse::MOST_PARTS;
 use crate::quant::QuantType;
 
 /// Columns of a unit.
@@ -12,6 +13,10 @@ pub const UNIT_ROWS: usize = 16;
 /// Most rows of x of a block of any product, and of one with weights that are floats.
 pub const MOST_BLOCK_X: usize = 64;
 pub const MOST_FLOATS_X: usize = 8;
+
+/// Counters of kernels whose blocks count themselves, beside what products of several rows have: as many
+/// blocks of one expert, and heads of a rule's keys, there are at most.
+pub const MOST_TICKETS: usize = 1024;
 
 /// Units of a row of tiles.
 pub fn superblocks(n_in: usize) -> usize {
@@ -24,11 +29,11 @@ pub fn largest_unit(types: &[&QuantType]) -> usize {
     bytes.max().unwrap_or(0)
 }
 
-/// `Segment0` to `Segment2` and how many there are, for `variant.cuh`, and a check that both sides
+/// `Segment0` to `Segment3` and how many there are, for `variant.cuh`, and a check that both sides
 /// agree on their size.
 pub fn segments(types: &[&QuantType]) -> String {
     let mut text = format!("constexpr int N_SEGMENTS = {};\n", types.len());
-    for i in 0..3 {
+    for i in 0..MOST_PARTS {
         let ty = types[i.min(types.len() - 1)];
         let _ = writeln!(text, "#include \"{}\"", ty.kernel.header);
         let _ = writeln!(text, "using Segment{i} = {};", ty.name);

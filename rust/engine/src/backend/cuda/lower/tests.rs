@@ -7,8 +7,7 @@ use bytemuck::Zeroable;
 use super::layout::{wanted, Matrix, Order};
 use super::lowering::{Addresses, Inputs, Lowering, Pass, Path, ScratchAddresses};
 use super::params::{
-    Attention, Embed, KvView, MatMul, MatVec, MatVecFloats, PromptAttention, RmsNorm, SelectRows,
-    Split,
+    Attention, Embed, KvView, MatMul, MatVec, PromptAttention, RmsNorm, SelectRows, Split,
 };
 use super::pass::{prompt_span, specs, Scratch};
 use crate::backend::cuda::driver::info::DeviceInfo;
@@ -211,6 +210,21 @@ pub fn lowering(arch: &str, ty: &str, kv_type: &str, is_fused: bool) -> Lowering
     }
 }
 
+/// The same of another plan.
+pub fn with(mut l: Lowering, plan: Plan) -> Lowering {
+    plan.check().unwrap();
+    let rules = Rules {
+        fuse: true,
+        scatter: false,
+    };
+    l.fused = fuse(&plan, rules);
+    let wanted = wanted(&plan, &l.fused).unwrap();
+    let places = (1u64..).zip(wanted.matrices);
+    l.at.matrices = places.map(|(i, m)| ((m.ids, m.order), i << 44)).collect();
+    l.plan = Arc::new(plan);
+    l
+}
+
 /// Of rows that the host gives.
 fn inputs() -> Inputs {
     Inputs {
@@ -293,7 +307,7 @@ fn launches_name_the_buffers_of_their_ops() {
         (qkv.to.kv.k, qkv.to.kv.v, qkv.to.cos_sin),
         (1 << 50, 1 << 51, l.at.cos_sin[0])
     );
-    assert_eq!(qkv.segment.map(|s| s.rows), [512, 128, 128]);
+    assert_eq!(qkv.segment.map(|s| s.rows), [512, 128, 128, 0]);
 
     let attention: Attention = list[2].params().unwrap();
     assert_eq!((attention.q, attention.out), (at("q"), at("heads")));
@@ -389,20 +403,6 @@ fn rows_of_a_step_share_the_weights_and_where_few_blocks_do_split_the_columns() 
         let products = list.iter().filter(|s| s.entry == "matmul");
         let seen: Vec<_> = products.map(|s| (s.grid[0], s.grid[2])).collect();
         assert_eq!(seen, [(512 / of_prompt, 1); 4]);
-    }
-}
-
-#[test]
-fn floats_are_multiplied_by_a_kernel_of_their_own() {
-    let l = lowering("sm_90", quant::TYPES[0].name, quant::DEFAULT_KV, true);
-    for pass in [step(1), step(3), chunk(100, 1)] {
-        let list = specs(&l, &pass).unwrap();
-        let integers = ["split", "matvec", "matmul"];
-        assert!(entries(&list).iter().all(|e| !integers.contains(e)));
-        let down = list.iter().find(|s| s.label == "matvec down").unwrap();
-        let params: MatVecFloats = down.params().unwrap();
-        assert_eq!(down.grid[1] as usize, pass.rows.div_ceil(8));
-        assert_eq!((params.x, params.m as usize), (at("act"), pass.rows));
     }
 }
 
