@@ -149,6 +149,11 @@ OPS: list[Op] = [
     ConvolvedRule(DeltaNet(3, 1, 48), 3),
     DeltaNet(2, 1, 256),
     ConvolvedRule(DeltaNet(6, 2, 16), 2),
+    # Widths of which no power of two is a block's share, and heads that do not share alike.
+    ConvolvedRule(DeltaNet(2, 1, 80), 4),
+    ConvolvedRule(DeltaNet(1, 1, 160), 3),
+    ConvolvedRule(DeltaNet(3, 2, 32), 4),
+    ConvolvedRule(DeltaNet(2, 3, 64), 4),
     ConvolvedRule(DeltaNet(4, 2, 64), 4),
 ]
 over_ops = pytest.mark.parametrize("op", OPS, ids=str)

@@ -19,9 +19,12 @@ constexpr uint32_t WARPS = COLUMNS / 8;
 constexpr uint32_t HEADS = 2 * N_HEAD_K + N_HEAD;
 constexpr uint32_t CHANNELS = HEADS * HEAD_DIM;
 constexpr uint32_t KEPT = TAPS - 1;
-// Of queries and keys that a thread convolves, neighbours.
-constexpr int OWN = (2 * HEAD_DIM + WARPS * 32 - 1) / (WARPS * 32);
-static_assert(HEAD_DIM % OWN == 0, "of one of them");
+// The power of two from n on.
+constexpr int power_from(uint32_t n) { return n > 1 ? 2 * power_from((n + 1) / 2) : 1; }
+// Of queries and keys that a thread convolves, neighbours: a power of two divides a head.
+constexpr int OWN = power_from((2 * HEAD_DIM + WARPS * 32 - 1) / (WARPS * 32));
+static_assert(HEAD_DIM % OWN == 0 && OWN * WARPS * 32 >= 2 * HEAD_DIM, "all of both, apart");
+static_assert(!CONVOLVES || N_HEAD % N_HEAD_K == 0, "as many blocks for each head of keys");
 constexpr uint32_t PARTS = HEAD_DIM / COLUMNS;
 // Blocks of the heads that share a head of queries and keys.
 constexpr uint32_t SHARERS = N_HEAD / N_HEAD_K * PARTS;

@@ -120,17 +120,21 @@ pub fn spec(l: &Lowering, op: &Op, pass: &Pass) -> Result<Spec> {
 }
 
 /// The one launch of a rule and of the convolution before it, where there is one: of rows that are sequences
-/// of their own, and so few that there is a counter for each head of keys of each.
+/// of their own, so few that there is a counter for each head of keys of each, which as many heads share.
 ///
 /// # Errors
 /// As of the rule alone.
 pub fn convolved(l: &Lowering, conv: &Op, rule: &Op, pass: &Pass) -> Result<Option<Spec>> {
-    let counters = match rule {
-        Op::DeltaNet { n_head_k, .. } => pass.rows * n_head_k,
-        _ => return Ok(None),
+    let Op::DeltaNet {
+        n_head, n_head_k, ..
+    } = rule
+    else {
+        return Ok(None);
     };
-    let has_counters = pass.are_alone() && counters <= MOST_TICKETS;
-    has_counters
+    let counters = pass.rows * n_head_k;
+    // As many blocks count for each.
+    let are_even = n_head.is_multiple_of(*n_head_k);
+    (pass.are_alone() && are_even && counters <= MOST_TICKETS)
         .then(|| delta_net(l, Some(conv), rule, pass))
         .transpose()
 }
