@@ -6,7 +6,7 @@ mod norms;
 mod rules;
 mod slices;
 
-pub use slices::Cut;
+pub use slices::{Cut, TILE_ROWS};
 
 use super::signature::Turn;
 use super::{BufferId, Norm, Op, Plan, RopeStyle, WeightId};

@@ -168,6 +168,40 @@ impl Layer {
         });
     }
 
+    fn route(&mut self, logits: BufferId, bias: Option<WeightId>, out: BufferId) {
+        self.plan.ops.push(Op::Route {
+            logits,
+            bias,
+            out,
+            gating: Gating::Softmax,
+            renormalize: true,
+            scale: 1.0,
+        });
+    }
+
+    /// By a matrix for each expert; without a norm x has a row for each rank.
+    fn by_experts(
+        &mut self,
+        (x, norm): (BufferId, Option<Norm>),
+        routes: BufferId,
+        [n_in, n_out, n_expert]: [usize; 3],
+        scale: Option<WeightId>,
+        out: BufferId,
+    ) {
+        let weight = self.weight(self.ty, n_in, n_out);
+        self.plan.weights[weight.0].n_expert = n_expert;
+        self.plan.ops.push(Op::ExpertMatVec {
+            x,
+            ranked: norm.is_none(),
+            norm,
+            routes,
+            weight,
+            bias: None,
+            scale,
+            out,
+        });
+    }
+
     /// Four of 64 experts of x, added to it.
     pub fn experts(&mut self, x: BufferId) {
         const RANKS: usize = 4;
@@ -181,14 +215,7 @@ impl Layer {
         let norm = self.norm();
         self.product(x, norm, logits, false);
         let bias = self.vector(64);
-        self.plan.ops.push(Op::Route {
-            logits,
-            bias: Some(bias),
-            out: routes,
-            gating: Gating::Softmax,
-            renormalize: true,
-            scale: 1.0,
-        });
+        self.route(logits, Some(bias), routes);
         for (x, norm, out, n_in, n_out) in [
             (x, norm, gate, N_EMBD, N_FF_EXP),
             (x, norm, up, N_EMBD, N_FF_EXP),
@@ -197,23 +224,12 @@ impl Layer {
             if out == down {
                 self.plan.ops.push(Op::SwiGlu { gate, up, out: act });
             }
-            let weight = self.weight(self.ty, n_in, n_out);
-            self.plan.weights[weight.0].n_expert = 64;
             // Products with a scale and without end in kernels apart.
             let scale = (out == down).then(|| self.vector(1));
             if let Some(scale) = scale {
                 self.plan.weights[scale.0].n_expert = 64;
             }
-            self.plan.ops.push(Op::ExpertMatVec {
-                x,
-                ranked: out == down,
-                norm,
-                routes,
-                weight,
-                bias: None,
-                scale,
-                out,
-            });
+            self.by_experts((x, norm), routes, [n_in, n_out, 64], scale, out);
         }
         self.plan.ops.push(Op::MixExperts {
             x: down,
@@ -390,14 +406,7 @@ pub fn shared_expert(ty: &'static QuantType, shared: &'static QuantType) -> Plan
     l.product(x, norm, share, false);
     l.product(x, norm, logits, false);
     l.ty = ty;
-    l.plan.ops.push(Op::Route {
-        logits,
-        bias: None,
-        out: routes,
-        gating: Gating::Softmax,
-        renormalize: true,
-        scale: 1.0,
-    });
+    l.route(logits, None, routes);
     let [gates, ups, acts] = [(); 3].map(|()| l.buffer(RANKS * N_FF, Rows::Batch));
     let downs = l.buffer(RANKS * WIDTH, Rows::Batch);
     for (x, norm, out) in [(x, norm, gates), (x, norm, ups), (acts, None, downs)] {
@@ -409,18 +418,7 @@ pub fn shared_expert(ty: &'static QuantType, shared: &'static QuantType) -> Plan
             true => (N_FF, WIDTH),
             false => (WIDTH, N_FF),
         };
-        let weight = l.weight(ty, n_in, n_out);
-        l.plan.weights[weight.0].n_expert = N_EXPERT;
-        l.plan.ops.push(Op::ExpertMatVec {
-            x,
-            ranked: out == downs,
-            norm,
-            routes,
-            weight,
-            bias: None,
-            scale: None,
-            out,
-        });
+        l.by_experts((x, norm), routes, [n_in, n_out, N_EXPERT], None, out);
     }
     l.plan.ops.extend([
         Op::MixExperts {
@@ -486,20 +484,11 @@ pub fn between(ty: &'static QuantType, width: usize, head_dim: usize, are_keys: 
     norm(l, c, c, width, true);
     l.plan.ops.push(Op::Add { x: c, out: x });
     l.product(x, None, logits, false);
-    l.plan.ops.extend([
-        Op::Scale {
-            x: logits,
-            factor: 0.5,
-        },
-        Op::Route {
-            logits,
-            bias: None,
-            out: routes,
-            gating: Gating::Softmax,
-            renormalize: true,
-            scale: 1.0,
-        },
-    ]);
+    l.plan.ops.push(Op::Scale {
+        x: logits,
+        factor: 0.5,
+    });
+    l.route(logits, None, routes);
     let weight = l.vector(128);
     l.plan.ops.push(Op::ScaleRanks { routes, weight });
     norm(l, a, a, width, true);

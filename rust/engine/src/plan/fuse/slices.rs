@@ -11,6 +11,9 @@ pub struct Cut {
     pub of: usize,
 }
 
+/// Rows of a tile of weights: a cut has whole ones, and as many rows of the matrix fall to each.
+pub const TILE_ROWS: usize = 16;
+
 /// `parts`, the sums of the first of which the two ops at `at` take apart, as products of their own with
 /// its rows; and how many ops that are.
 pub fn slices(
@@ -36,8 +39,8 @@ pub fn slices(
                 cut: Some(cut),
                 ..*whole
             };
-            // Whole tiles of units, of as many rows each.
-            (len.is_multiple_of(16) && (16 * of).is_multiple_of(len)).then_some((part, cut))
+            let is_whole = len.is_multiple_of(TILE_ROWS) && (TILE_ROWS * of).is_multiple_of(len);
+            is_whole.then_some((part, cut))
         }
         _ => None,
     };

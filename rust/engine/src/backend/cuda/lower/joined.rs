@@ -218,9 +218,8 @@ fn behind(l: &Lowering, pass: &Pass, number: usize) -> Option<With> {
             let mix = MixOp::of(next).filter(|_| matches!(next, Fused::Mix { .. }))?;
             let is_its = mix.routes == experts.routes && ranks(&l.plan, mix.routes) <= MOST_RANKS;
             let is_whole = matches!(&parts[..], [part] if part.out == mix.x);
-            let chains = norm.is_none()
-                && ranks(&l.plan, mix.routes) < MOST_RANKS
-                && l.is_even(l.plan.weight(parts[0].weight).n_out);
+            let rows = l.plan.weight(parts[0].weight).n_out;
+            let chains = l.chains(*norm, rows) && ranks(&l.plan, mix.routes) < MOST_RANKS;
             let shared = added(l, number + 2, &mix, parts).filter(|_| chains);
             // Other blocks may still be reading x.
             (is_its && is_whole && mix.out != *x).then_some(With::Mix(mix, shared))

@@ -8,7 +8,7 @@ use super::shape::{segments, superblocks, UNIT_ROWS};
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::{Error, Result};
-use crate::plan::fuse::{Cut, Epilogue, Fused, Part};
+use crate::plan::fuse::{Cut, Epilogue, Fused, Part, TILE_ROWS};
 use crate::plan::signature::Used;
 use crate::plan::{Plan, RopeStyle, WeightId};
 use crate::quant::QuantType;
@@ -20,6 +20,9 @@ const REPACK_WARPS: u32 = 8;
 
 /// Bytes of the address of a row in a list of them.
 const ADDRESS: usize = 8;
+
+/// Cuts are of whole tiles as they are here.
+const _: () = assert!(TILE_ROWS == UNIT_ROWS);
 
 /// Which rows stand together in a tile; see `row_of` in epilogue.cuh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -168,11 +171,10 @@ pub fn wanted(plan: &Plan, fused: &[Fused]) -> Result<Wanted> {
             Fused::NormGate { norm, .. } => (Vec::new(), vec![norm.weight]),
             Fused::Mix { .. } => (Vec::new(), Vec::new()),
             Fused::ConvolvedRule { conv, rule } => {
-                let used = [conv, rule].map(|op| op.signature().weights);
-                (
-                    Vec::new(),
-                    used.into_iter().flatten().map(|used| used.id).collect(),
-                )
+                let used = [conv, rule]
+                    .into_iter()
+                    .flat_map(|op| op.signature().weights);
+                (Vec::new(), used.map(|used| used.id).collect())
             }
             Fused::Route { choice, scales, .. } => {
                 let used = choice.signature().weights.into_iter().map(|used| used.id);

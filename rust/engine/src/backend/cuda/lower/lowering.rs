@@ -11,7 +11,7 @@ use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::error::{Error, Result};
 use crate::plan::fuse::{Epilogue, Fused, Part};
 use crate::plan::signature::Over;
-use crate::plan::{BufferId, Op, Plan, Rows, WeightId};
+use crate::plan::{BufferId, Norm, Op, Plan, Rows, WeightId};
 use crate::quant::QuantType;
 
 /// A plan, what it runs on, and where everything lies.
@@ -196,11 +196,12 @@ impl Lowering {
         types.all(|ty| ty.integers)
     }
 
-    /// Whether SMs have hardly more or fewer tiles of so many rows of weights than others, each of them
-    /// whole.
-    pub fn is_even(&self, rows: usize) -> bool {
+    /// Whether blocks that sum up what experts give have their tiles, of so many rows of weights, of all of
+    /// these: where no factor of a norm comes before the sum, and SMs have hardly more or fewer tiles than
+    /// others, each of them whole.
+    pub fn chains(&self, norm: Option<Norm>, rows: usize) -> bool {
         let (tiles, sms) = (rows.div_ceil(UNIT_ROWS), self.card.sm_count as usize);
-        4 * tiles.div_ceil(sms) * sms <= 5 * tiles
+        norm.is_none() && 4 * tiles.div_ceil(sms) * sms <= 5 * tiles
     }
 
     /// What kernels need to find the tokens of `layer`.

@@ -211,9 +211,8 @@ pub fn spec(
     before: usize,
 ) -> Result<Option<Spec>> {
     let is_mixed = matches!(op.with, With::Mix(..));
-    // What experts give is multiplied by the factor of a norm before it is summed up.
-    let rows: usize = product.tiles.iter().map(|tiles| tiles * UNIT_ROWS).sum();
-    let is_chained = is_mixed && op.norm.is_none() && l.is_even(rows);
+    let rows = product.tiles.iter().sum::<usize>() * UNIT_ROWS;
+    let is_chained = is_mixed && l.chains(op.norm, rows);
     let is_shared = op.with.shared().is_some();
     if let Some(its) = pairs.filter(|_| is_chained) {
         let chained = its.count + usize::from(is_shared);
