@@ -150,6 +150,7 @@ def test_products_of_one_input_are_independent(backend: Backend) -> None:
         ["Q4_K", "Q6_K", "Q5_K", "Q8_0"],
         ["Q4_K"] * 4,
         ["Q8_0", "Q4_K", "Q4_K", "IQ4_XS"],
+        ["IQ4_XS", "Q6_K", "IQ4_NL", "Q5_0"],
         ["F16", "F32", "F16", "BF16"],
     ],
     ids="-".join,

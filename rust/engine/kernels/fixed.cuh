@@ -106,6 +106,31 @@ DEVICE void store_fragments(const Fixed& x, uint32_t lane, uint8_t* to_hi, uint8
     }
 }
 
+// Stores a lane's integers as signed bytes, hi = 64 a + b and lo likewise, where the four lanes of a fragment
+// of mma.m16n8k32 read 16 bytes each, hi and lo, k below 16 and from 16 on (unit.cuh): those of a, then
+// those of b. `to` is that of the lane's sub-block.
+DEVICE void store_bytes(const Fixed& x, uint32_t lane, uint8_t* to) {
+    uint8_t* own = to + lane % 4 / 2 * 4 + lane % 2 * 2;
+    const auto store = [&](const float (&limb)[8], uint8_t* at) {
+        // Integers in the last places of floats whose last place is 1.
+        uint32_t a[8], b[8];
+#pragma unroll
+        for (int e = 0; e < 8; e++) {
+            const float upper = fma_rn(limb[e], 0.015625f, 12582912.0f);
+            const float rest = fma_rn(sub_rn(upper, 12582912.0f), -64.0f, limb[e]);
+            a[e] = float_as_u32(upper), b[e] = float_as_u32(add_rn(rest, 12582912.0f));
+        }
+#pragma unroll
+        for (int q = 0; q < 4; q++) {
+            uint16_t* pair = reinterpret_cast<uint16_t*>(at + q * 16);
+            pair[0] = static_cast<uint16_t>(prmt(a[2 * q], a[2 * q + 1], 0x0040));
+            pair[LIMB_BYTES / 2] = static_cast<uint16_t>(prmt(b[2 * q], b[2 * q + 1], 0x0040));
+        }
+    };
+    store(x.hi, own);
+    store(x.lo, own + 8);
+}
+
 // The sums of both limbs over the lane's 8 LANES columns, the same in its lanes.
 template <uint32_t LANES>
 DEVICE float2 sums_of_limbs(const Fixed& x) {

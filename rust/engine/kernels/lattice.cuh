@@ -13,6 +13,7 @@ template <uint32_t FIRST, uint32_t SECOND>
 struct Magnitudes {
     static constexpr bool INTEGERS = true;
     static constexpr int ABOVE = 0;
+    static constexpr int BYTE_TERMS = 0;
     static constexpr uint32_t QUANT_BYTES = 2048;
 
     struct Quants {

@@ -2,11 +2,9 @@
 // that Op::MatVec states, on tensor cores. Weights stream once from memory, as units (unit.cuh),
 // through a ring in shared memory that is filled before the wait for the preceding kernel.
 //
-// An mma has eight columns of B and one row of x two limbs, so B is block-diagonal: column pair t has
-// the limbs of the columns of chain t's sub-block and zeros elsewhere. Sixteen mma then leave lane
-// quarter t the exact sums of chain t (step 2), which it folds into p (steps 3 and 4). These go to
-// shared memory, and after a barrier a thread takes each of a row's parts through its superblocks
-// in order (steps 4 and 5). Which warp computed what does not matter to any of it.
+// A warp's sums of a superblock (row_superblock.cuh) go to shared memory, and after a barrier a thread
+// takes each of a row's parts through its superblocks in order (steps 4 and 5). Which warp computed what
+// does not matter to any of it.
 //
 // With NORM, x is first multiplied by the norm's weight and the result by 1/rms(x). With a GATE, x is what
 // Op::SigmoidMul lets through, by ONE_GATE or GATE_EACH, or, for NORM_GATE, what Op::SwiGlu lets through of
@@ -33,6 +31,7 @@
 #include "mix.cuh"
 #include "norm.cuh"
 #include "route.cuh"
+#include "row_superblock.cuh"
 
 // Ranks, with the expert that every row goes to.
 constexpr uint32_t ALL_RANKS = RANKS + SHARES;
@@ -50,18 +49,6 @@ static_assert(!(CHAINED || SHARES) || N_SEGMENTS == 1 + SHARES, "a segment of it
 static_assert(!MIXES || CHAINED || !SHARES, "added behind a mix in order");
 static_assert(!CHOOSES || (RANKS > 0 && RANKS <= 32 && !CHAINED), "a lane a rank");
 
-// A superblock of x: both limbs of a sub-block, padded so that the four that a warp reads at a time lie
-// in different banks; then the parts of its sums for minimums, MINIMUMS of them, [2][8] words for
-// eight, and as offsets, [8] floats.
-constexpr uint32_t X_SUB = 2 * LIMB_BYTES + 16;
-constexpr uint32_t X_SUMS = 8 * X_SUB;
-constexpr uint32_t X_OFFSETS = X_SUMS + MINIMUMS / 8 * 64;
-// Behind these the sums of both limbs over sixteen columns, [16][2] floats, with which integers that are
-// stored above what they are give their sums without a subtraction each.
-constexpr uint32_t X_LIMBS = X_OFFSETS + 32;
-constexpr uint32_t X_SB = X_LIMBS + 128;
-constexpr bool NEEDS_LIMBS =
-    Segment0::ABOVE > 0 || Segment1::ABOVE > 0 || Segment2::ABOVE > 0 || Segment3::ABOVE > 0;
 // p of a superblock: [4 chains][16 rows], padded.
 constexpr uint32_t P_SB = 4 * UNIT_ROWS + 4;
 constexpr uint32_t P_TILE = ALL_SB * P_SB;
@@ -110,153 +97,6 @@ struct Params {
 // Where it has one, loads that are spread over the products are worth more: 3B 1,067 -> 1,086 us.)
 constexpr bool READS_FIRST = HOLDS_COLUMNS && SB_WARP > 1;
 
-// A superblock of x as a lane's share of B: b[step] of the sixteen, zero but for those of its own chain.
-struct Columns {
-    uint32_t b[16][2];
-};
-
-template <typename T>
-DEVICE Columns columns_of(const uint8_t* x_sb, uint32_t lane) {
-    Columns x;
-    const uint32_t own = lane / 8;
-    const uint8_t* from = x_sb + lane % 8 * 16;  // limb and quarter
-    if constexpr (T::SUB == 32) {
-        // Sub-blocks own and own + 4, two steps each.
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const uint4 v = *reinterpret_cast<const uint4*>(from + (own + 4 * i) * X_SUB);
-#pragma unroll
-            for (int t = 0; t < 4; t++) {
-                const bool mine = own == t;
-                x.b[8 * i + 2 * t][0] = mine ? v.x : 0;
-                x.b[8 * i + 2 * t][1] = mine ? v.y : 0;
-                x.b[8 * i + 2 * t + 1][0] = mine ? v.z : 0;
-                x.b[8 * i + 2 * t + 1][1] = mine ? v.w : 0;
-            }
-        }
-    } else {
-        // Steps own, own + 4, ..., a sub-block of 16 each.
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const uint2 v = *reinterpret_cast<const uint2*>(from + (own / 2 + 2 * i) * X_SUB +
-                                                            own % 2 * 8);
-#pragma unroll
-            for (int t = 0; t < 4; t++) {
-                x.b[4 * i + t][0] = own == t ? v.x : 0;
-                x.b[4 * i + t][1] = own == t ? v.y : 0;
-            }
-        }
-    }
-    return x;
-}
-
-// Keeps them in registers: else the compiler chooses between x and zero anew for each unit, 32 of some 290
-// instructions.
-DEVICE void hold(Columns& x) {
-#pragma unroll
-    for (int n = 0; n < 16; n++) {
-        x.b[n][0] = opaque_u32(x.b[n][0]);
-        x.b[n][1] = opaque_u32(x.b[n][1]);
-    }
-}
-
-// p of the rows of a unit, [4 chains][16 rows]. Calls `was_read` when it needs the unit no more.
-template <typename T, typename Read>
-DEVICE void multiply(const uint8_t* unit, uint32_t lane, const uint8_t* x_sb, const Columns& x,
-                     float* p_sb, Read was_read) {
-    constexpr int SUBS = 64 / T::SUB;            // sub-blocks of a chain
-    const uint32_t g = lane / 4, t = lane % 4;
-    const typename T::Quants quants[4] = {T::load(unit, lane, 0), T::load(unit, lane, 1),
-                                          T::load(unit, lane, 2), T::load(unit, lane, 3)};
-    const typename T::Chain chains[2] = {T::chain(unit, g, t), T::chain(unit, g + 8, t)};
-    [[maybe_unused]] uint32_t least[MINIMUMS / 8][4];
-    [[maybe_unused]] float dmin[2];
-    if constexpr (T::OFFSETS == SHARED_OFFSETS) {
-#pragma unroll
-        for (int k = 0; k < MINIMUMS / 8; k++) minimums<T, MINIMUMS>(unit, g, t, k, least[k]);
-        dmin[0] = T::dmin(unit, g), dmin[1] = T::dmin(unit, g + 8);
-    }
-    if constexpr (READS_FIRST) was_read();
-    // [v]: the sums of what vector v has of sub-blocks t + 4i, both limbs, rows g and g + 8: exact, so
-    // that no product waits for more than three before it.
-    float part[4][4] = {};
-    if constexpr (T::ABOVE > 0) {
-        static_assert((2 * T::ABOVE + 64) * T::SUB * 2048 < 1 << 24, "exact");
-        const float2* limbs = reinterpret_cast<const float2*>(x_sb + X_LIMBS);
-#pragma unroll
-        for (int i = 0; i < SUBS; i++) {
-            float2 sum;
-            if constexpr (T::SUB == 16) {
-                sum = limbs[t + 4 * i];
-            } else {
-                const float2 a = limbs[2 * (t + 4 * i)], b = limbs[2 * (t + 4 * i) + 1];
-                sum = make_float2(add_rn(a.x, b.x), add_rn(a.y, b.y));
-            }
-            constexpr int STRIDE = 4 / SUBS;
-            part[STRIDE * i][0] = part[STRIDE * i][2] = mul_rn(sum.x, static_cast<float>(T::ABOVE));
-            part[STRIDE * i][1] = part[STRIDE * i][3] = mul_rn(sum.y, static_cast<float>(T::ABOVE));
-        }
-    }
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        // Two vectors at a time.
-        const auto multiply_step = [&](int v, int n) {
-            uint32_t a[4];
-            if constexpr (T::ABOVE > 0) {
-                T::stored_fragment(quants[v], n / 2, n % 2, a);
-            } else {
-                T::fragment(quants[v], n / 2, n % 2, a);
-            }
-            mma_m16n8k16_f16_f32(part[v], a, x.b[4 * v + n], part[v]);
-        };
-#pragma unroll
-        for (int n = 0; n < 4; n++) {
-            multiply_step(half, n);
-            multiply_step(2 + half, n);
-        }
-    }
-    // [i]: the sums of sub-block t + 4i.
-    float sums[SUBS][4];
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
-#pragma unroll
-        for (int i = 0; i < SUBS; i++) {
-            sums[i][e] = SUBS == 4 ? part[i][e] : add_rn(part[2 * i][e], part[2 * i + 1][e]);
-        }
-    }
-    float p[2] = {};
-    if constexpr (T::OFFSETS == SHARED_OFFSETS) {
-        // Columns 0 and 1 of one more mma are the sums of minimums with the parts of the sums of x.
-        const uint32_t* at = reinterpret_cast<const uint32_t*>(x_sb + X_SUMS) + g % 2 * 8 + t;
-        float minimum[4] = {};
-#pragma unroll
-        for (int k = 0; k < MINIMUMS / 8; k++) {
-            const uint32_t b[2] = {at[16 * k], at[16 * k + 4]};
-            mma_m16n8k16_f16_f32(minimum, least[k], b, minimum);
-        }
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const float m = fma_rn(minimum[2 * r], 16384.0f, minimum[2 * r + 1]);
-            p[r] = t == 0 ? mul_rn(-dmin[r], m) : 0.0f;
-        }
-    }
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        const auto& chain = chains[r];
-#pragma unroll
-        for (int i = 0; i < SUBS; i++) {
-            const float sum = fma_rn(sums[i][2 * r], 4096.0f, sums[i][2 * r + 1]);
-            p[r] = fma_rn(T::scale(chain, i), sum, p[r]);
-            if constexpr (T::OFFSETS == OWN_OFFSETS) {
-                const float* offsets = reinterpret_cast<const float*>(x_sb + X_OFFSETS);
-                p[r] = fma_rn(T::offset(chain, i), offsets[t + 4 * i], p[r]);
-            }
-        }
-        p_sb[t * UNIT_ROWS + g + 8 * r] = p[r];
-    }
-    if constexpr (!READS_FIRST) was_read();
-}
-
 // What a lane's eight values of x become on the way, of the gates g and a weight of the norm.
 DEVICE void pass_gate([[maybe_unused]] float (&v)[8], [[maybe_unused]] const float (&g)[8],
                       [[maybe_unused]] const float (&weight)[8], [[maybe_unused]] float eps) {
@@ -301,13 +141,19 @@ DEVICE void with_rank(const Params& p, uint32_t rank, F f) {
 
 // Whether the columns of a superblock are the same registers for all segments.
 constexpr bool ONE_KIND = Segment0::SUB == Segment1::SUB && Segment0::SUB == Segment2::SUB &&
-                          Segment0::SUB == Segment3::SUB;
+                          Segment0::SUB == Segment3::SUB && !(NEEDS_HALVES && NEEDS_BYTES);
 
 // Small blocks leave room for one of the successor's. Light ones, which ask for all their units before x,
 // begin beside a predecessor of 512 threads: 80 registers each let both in.
 constexpr int MIN_BLOCKS = THREADS > 256 ? 1 : AHEAD == RING ? 3 : 2;
 
-KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
+// Threads that registers are counted for: where columns are not held, those of a light block of 256 threads
+// of 80 registers beside it too, whose share is 5 of 16. (1B 499 -> 469 us a step on an H200. By experts some
+// products need more: 30B 1,605 -> 1,550 without.)
+constexpr bool LEAVES_REGISTERS = !HOLDS_COLUMNS && MIN_BLOCKS == 1 && RANKS == 0;
+constexpr uint32_t BOUND = LEAVES_REGISTERS ? THREADS * 16 / 11 / 32 * 32 : THREADS;
+
+KERNEL_BOUNDS(matvec, Params, BOUND, MIN_BLOCKS) {
     STAMP(STAMP_BEGUN);
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint32_t wk = warp % WARPS_K, wr = warp / WARPS_K;
@@ -457,6 +303,7 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
         }
         __syncwarp();
     }
+    [[maybe_unused]] Choice choice;
     // By experts, which weights there are to read is the preceding kernels' to say: x is asked for
     // together with that.
     if constexpr (RANKS > 0) {
@@ -472,9 +319,9 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
             if (has_shared) {
                 if (lane == 0) experts[0] = 0;
             } else if constexpr (CHOOSES) {
-                const bool leaves = blockIdx.x == 0 && pair == 0;
-                const uint32_t chosen = route_row(p.route, 0, lane, leaves, pair);
-                if (lane == pair) experts[0] = chosen;
+                choice = choice_of(p.route, 0, lane);
+                choose(choice, lane, 0, pair + 1);
+                if (lane == pair) experts[0] = choice.chosen[0];
             } else if (lane < KNOWN) {
                 const bool is_chosen = !CHAINED || lane < RANKS;
                 experts[lane] = is_chosen ? expert_of(p.experts, CHAINED ? lane : pair) : 0;
@@ -490,6 +337,11 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
 #pragma unroll 1
     for (uint32_t u = 0; u < AHEAD; u++) issue(u);
     STAMP(STAMP_ASKED);
+    // While what it asked for is on its way; and it has asked before the blocks of other ranks.
+    if (CHOOSES && blockIdx.x == 0 && blockIdx.y == 0 && warp == 0) {
+        choose(choice, lane, 1, ROUTE_RANKS);
+        leave_choice(p.route, 0, lane, choice);
+    }
 
     // What the sums of a round are added to, of the pairs that this thread ends.
     constexpr uint32_t ENDS = (WARPS_R * ROUND * 8 * UNIT_ROWS + THREADS - 1) / THREADS;
@@ -568,8 +420,7 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
             report_overflow(to, row_of_batch(pair), fixed);
         }
         uint8_t* x_sb = x + s * X_SB;
-        uint8_t* of_sub = x_sb + lane / 4 * X_SUB;
-        store_fragments(fixed, lane, of_sub, of_sub + LIMB_BYTES);
+        store_columns(fixed, lane, x_sb);
         const int32_t sum = sub_block_sum(fixed);
         const auto store_parts = [&](uint32_t sub, int32_t sum) {
             uint32_t* parts = reinterpret_cast<uint32_t*>(x_sb + X_SUMS) + sub / 8 * 16 + sub % 8;
@@ -598,6 +449,7 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
     STAMP(STAMP_READY);
 
     uint32_t stage = 0, phase = 0;
+    float factor = 1.0f;
 #pragma unroll 1
     for (uint32_t round = 0; round * ROUND < block_tiles; round++) {
         // Two sets of sums: the next round is written while this one is read.
@@ -616,39 +468,35 @@ KERNEL_BOUNDS(matvec, Params, THREADS, MIN_BLOCKS) {
                 __syncwarp();
                 issue(stage);
             };
-            auto tiles = [&](auto columns_type, auto multiply_tile) {
-                using T = decltype(columns_type);
-                Columns columns = columns_of<T>(x_sb, lane);
-                if constexpr (HOLDS_COLUMNS) hold(columns);
+            auto tiles = [&](auto multiply_tile) {
 #pragma unroll 1
                 for (uint32_t i = 0; i < in_round; i++) {
                     arrive(stage, phase);
-                    multiply_tile(i, columns);
+                    with_type(p, from + (begin + i) * groups,
+                              [&](auto type) { multiply_tile(type, p_sb + i * P_TILE); });
                     if (++stage == RING) stage = 0, phase ^= 1;
                 }
             };
-            if constexpr (ONE_KIND) {
-                tiles(Segment0{}, [&](uint32_t i, const Columns& columns) {
-                    with_type(p, from + (begin + i) * groups, [&](auto type) {
-                        multiply<decltype(type)>(ring + stage * STAGE, lane, x_sb, columns,
-                                                 p_sb + i * P_TILE, was_read);
-                    });
+            if constexpr (HOLDS_COLUMNS && ONE_KIND) {
+                const Columns columns = columns_of<Segment0>(x_sb, lane);
+                tiles([&](auto type, float* to) {
+                    using T = decltype(type);
+                    multiply<T, READS_FIRST>(ring + stage * STAGE, lane, x_sb, columns, to, was_read);
                 });
             } else {
-                tiles(Segment0{}, [&](uint32_t i, const Columns&) {
-                    with_type(p, from + (begin + i) * groups, [&](auto type) {
-                        using T = decltype(type);
-                        multiply<T>(ring + stage * STAGE, lane, x_sb, columns_of<T>(x_sb, lane),
-                                    p_sb + i * P_TILE, was_read);
-                    });
+                tiles([&](auto type, float* to) {
+                    using T = decltype(type);
+                    const ColumnsAt columns = columns_at<T>(x_sb, lane);
+                    multiply<T, READS_FIRST>(ring + stage * STAGE, lane, x_sb, columns, to, was_read);
                 });
             }
         }
         if ((round + 1) * ROUND >= block_tiles) STAMP(STAMP_SUMMED);
         __syncthreads();
         delay_block();
-        float factor = 1.0f;
-        if constexpr (NORM) factor = rms_factor<N_SB>(squares, N_IN, p.eps);
+        if constexpr (NORM) {
+            if (round == 0) factor = rms_factor<N_SB>(squares, N_IN, p.eps);
+        }
         // A lane has one part of one row; those of rows i and i + 8 are neighbours of eight.
 #pragma unroll
         for (uint32_t j = 0; j < ENDS; j++) {

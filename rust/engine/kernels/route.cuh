@@ -42,84 +42,143 @@ DEVICE void expect_route([[maybe_unused]] const RouteParams& p, [[maybe_unused]]
     }
 }
 
-// Chooses for row m; by all lanes of a warp. Where it leaves nothing for others, only up to the rank
-// `last`. Returns the expert of rank `lane`.
-DEVICE uint32_t route_row(const RouteParams& p, uint32_t m, uint32_t lane, bool leaves = true,
-                          uint32_t last = 0) {
-    const float* logits = p.logits + static_cast<uint64_t>(m) * ROUTE_EXPERTS;
-    float* out = p.out + static_cast<uint64_t>(m) * (2 * ROUTE_RANKS);
-    float logit[LANE_EXPERTS];
-    float top = -infinity_f32();
-    bool nan = false;
+// A lane's share of a row's logits, -infinity behind the last.
+struct Logits {
+    float of[LANE_EXPERTS];
+};
+
+DEVICE Logits logits_of(const RouteParams& p, uint32_t m, uint32_t lane) {
+    Logits logits;
 #pragma unroll
     for (uint32_t i = 0; i < LANE_EXPERTS; i++) {
         const uint32_t id = i * 32 + lane;
-        logit[i] = -infinity_f32();
-        if (id < ROUTE_EXPERTS) logit[i] = load_relaxed_f32(logits + id);
-        if (id < ROUTE_EXPERTS && LOGIT_FACTOR_BITS != ONE) {
-            logit[i] = mul_rn(logit[i], u32_as_float(LOGIT_FACTOR_BITS));
-        }
-        nan = nan || is_nan(logit[i]);
-        top = logit[i] > top ? logit[i] : top;
+        logits.of[i] = -infinity_f32();
+        if (id >= ROUTE_EXPERTS) continue;
+        logits.of[i] = load_relaxed_f32(p.logits + static_cast<uint64_t>(m) * ROUTE_EXPERTS + id);
+        if (LOGIT_FACTOR_BITS != ONE) logits.of[i] = mul_rn(logits.of[i], u32_as_float(LOGIT_FACTOR_BITS));
     }
-    top = warp_max_f32(top);
-    const bool bad = __ballot_sync(FULL_WARP, nan) != 0 || !(fabsf(top) < infinity_f32());
-    float sum = 0.0f;
+    return logits;
+}
+
+// What a logit's gate is made with, and whether the row has none.
+struct Gates {
+    float top, sum;
+    bool bad;
+};
+
+DEVICE Gates gates_of(const Logits& logits, uint32_t lane) {
+    Gates gates = {-infinity_f32(), 0.0f, false};
+    bool nan = false;
+#pragma unroll
+    for (uint32_t i = 0; i < LANE_EXPERTS; i++) {
+        nan = nan || is_nan(logits.of[i]);
+        gates.top = logits.of[i] > gates.top ? logits.of[i] : gates.top;
+    }
+    gates.top = warp_max_f32(gates.top);
+    gates.bad = __ballot_sync(FULL_WARP, nan) != 0 || !(fabsf(gates.top) < infinity_f32());
     if constexpr (GATING == GATING_SOFTMAX) {
 #pragma unroll
         for (uint32_t i = 0; i < LANE_EXPERTS; i++) {
             if (i * 32 + lane >= ROUTE_EXPERTS) break;
-            sum = add_rn(sum, exp_down_f32(sub_rn(logit[i], top)));
+            gates.sum = add_rn(gates.sum, exp_down_f32(sub_rn(logits.of[i], gates.top)));
         }
-        sum = warp_sum_f32(sum);
+        gates.sum = warp_sum_f32(gates.sum);
     }
-    auto gate = [&](float l) {
-        if constexpr (GATING == GATING_SOFTMAX) return div_rn(exp_down_f32(sub_rn(l, top)), sum);
-        if constexpr (GATING == GATING_SIGMOID) return sigmoid_f32(l);
-        return l;
-    };
-    uint32_t key[LANE_EXPERTS];
+    return gates;
+}
+
+DEVICE float gate_of(const Gates& gates, float logit) {
+    if constexpr (GATING == GATING_SOFTMAX) {
+        return div_rn(exp_down_f32(sub_rn(logit, gates.top)), gates.sum);
+    }
+    if constexpr (GATING == GATING_SIGMOID) return sigmoid_f32(logit);
+    return logit;
+}
+
+// A choice for a row, as far as it is made: a lane's experts, the one to choose next in front, of those that
+// are alike the one with the lower number; and what is chosen, the expert of rank `lane` in a lane.
+struct Choice {
+    Logits logits;
+    Gates gates;  // where BIASED
+    uint32_t key[LANE_EXPERTS], id[LANE_EXPERTS];
+    uint32_t chosen[LANE_RANKS];
+};
+
+// Of row m, nothing chosen; by all lanes of a warp, as what follows.
+DEVICE Choice choice_of(const RouteParams& p, uint32_t m, uint32_t lane) {
+    Choice of = {};
+    of.logits = logits_of(p, m, lane);
+    if constexpr (BIASED) of.gates = gates_of(of.logits, lane);
 #pragma unroll
     for (uint32_t i = 0; i < LANE_EXPERTS; i++) {
         const uint32_t id = i * 32 + lane;
-        key[i] = NO_KEY;
-        if (id >= ROUTE_EXPERTS) break;
-        float score = logit[i];
-        if constexpr (BIASED) score = add_rn(gate(score), p.bias[id]);
-        key[i] = key_of(score);
+        of.id[i] = id;
+        of.key[i] = NO_KEY;
+        if (id >= ROUTE_EXPERTS) continue;
+        float score = of.logits.of[i];
+        if constexpr (BIASED) score = add_rn(gate_of(of.gates, score), p.bias[id]);
+        of.key[i] = key_of(score);
     }
-    // Of this lane's ranks: the expert, and its logit, then its weight.
-    uint32_t chosen[LANE_RANKS] = {};
+    // Batcher's odd-even mergesort.
+#pragma unroll
+    for (uint32_t size = 1; size < LANE_EXPERTS; size *= 2) {
+#pragma unroll
+        for (uint32_t apart = size; apart > 0; apart /= 2) {
+#pragma unroll
+            for (uint32_t a = 0; a + apart < LANE_EXPERTS; a++) {
+                const uint32_t b = a + apart;
+                const bool is_pair = a >= apart % size && (a - apart % size) / apart % 2 == 0 &&
+                                     a / (2 * size) == b / (2 * size);
+                if (!is_pair) continue;
+                const uint32_t key_a = of.key[a], key_b = of.key[b], id_a = of.id[a], id_b = of.id[b];
+                const bool swaps = key_b > key_a || (key_b == key_a && id_b < id_a);
+                of.key[a] = swaps ? key_b : key_a, of.id[a] = swaps ? id_b : id_a;
+                of.key[b] = swaps ? key_a : key_b, of.id[b] = swaps ? id_a : id_b;
+            }
+        }
+    }
+    return of;
+}
+
+// Chooses the experts of ranks from `first` on, those before being chosen, up to `end`.
+DEVICE void choose(Choice& of, uint32_t lane, uint32_t first, uint32_t end) {
+#pragma unroll
+    for (uint32_t slot = 0; slot < LANE_RANKS; slot++) {
+#pragma unroll 1
+        for (; first < end && first < 32 * (slot + 1); first++) {
+            const uint32_t most = warp_max_u32(of.key[0]);
+            const uint32_t id = ~warp_max_u32(of.key[0] == most ? ~of.id[0] : 0u);
+            const bool is_own = of.id[0] == id;
+#pragma unroll
+            for (uint32_t i = 0; i + 1 < LANE_EXPERTS; i++) {
+                of.key[i] = is_own ? of.key[i + 1] : of.key[i];
+                of.id[i] = is_own ? of.id[i + 1] : of.id[i];
+            }
+            if (is_own) of.key[LANE_EXPERTS - 1] = NO_KEY;
+            if (lane == first % 32) of.chosen[slot] = id;
+        }
+    }
+}
+
+// Leaves for others a choice of all ranks.
+DEVICE void leave_choice(const RouteParams& p, uint32_t m, uint32_t lane, const Choice& of) {
+    float* out = p.out + static_cast<uint64_t>(m) * (2 * ROUTE_RANKS);
+    const Gates gates = BIASED ? of.gates : gates_of(of.logits, lane);
+    // Of this lane's ranks: the expert's logit, then its weight.
     float weight[LANE_RANKS] = {};
 #pragma unroll
     for (uint32_t slot = 0; slot < LANE_RANKS; slot++) {
-        const uint32_t all = ROUTE_RANKS - slot * 32 < 32 ? ROUTE_RANKS - slot * 32 : 32;
-        const uint32_t ranks = leaves || last >= all ? all : last + 1;
-#pragma unroll 1
-        for (uint32_t rank = 0; rank < ranks; rank++) {
-            uint32_t best = NO_KEY, own = 0;
-            float of_best = 0.0f;
 #pragma unroll
-            for (uint32_t i = 0; i < LANE_EXPERTS; i++) {
-                if (key[i] > best) best = key[i], own = i * 32 + lane, of_best = logit[i];
-            }
-            // Of those that are alike the one with the lowest id.
-            const uint32_t most = warp_max_u32(best);
-            const uint32_t id = ~warp_max_u32(best == most ? ~own : 0u);
-#pragma unroll
-            for (uint32_t i = 0; i < LANE_EXPERTS; i++) {
-                if (i * 32 + lane == id) key[i] = NO_KEY;
-            }
-            const float its = __shfl_sync(FULL_WARP, of_best, id % 32);
-            if (lane == rank) chosen[slot] = id, weight[slot] = its;
+        for (uint32_t i = 0; i < LANE_EXPERTS; i++) {
+            const float logit = __shfl_sync(FULL_WARP, of.logits.of[i], of.chosen[slot] % 32);
+            if (of.chosen[slot] / 32 == i) weight[slot] = logit;
         }
     }
-    if (!leaves) return chosen[0];
     // Of this lane's ranks: asked for here, as all that follows goes from lane to lane.
     float scales[LANE_RANKS] = {};
 #pragma unroll
     for (uint32_t slot = 0; slot < LANE_RANKS; slot++) {
-        if (RANKS_SCALED && slot * 32 + lane < ROUTE_RANKS) scales[slot] = p.scales[chosen[slot]];
+        if (RANKS_SCALED && slot * 32 + lane < ROUTE_RANKS) scales[slot] = p.scales[of.chosen[slot]];
     }
     // Calls f with each of the weights in order.
     auto each = [&](auto f) {
@@ -147,7 +206,7 @@ DEVICE uint32_t route_row(const RouteParams& p, uint32_t m, uint32_t lane, bool 
         const float all = sum_in_order();
         for (float& w : weight) w = div_rn(w, all);
     } else {
-        for (float& w : weight) w = gate(w);
+        for (float& w : weight) w = gate_of(gates, w);
     }
     if constexpr (RENORMALIZE) {
         const float all = sum_in_order();
@@ -158,10 +217,16 @@ DEVICE uint32_t route_row(const RouteParams& p, uint32_t m, uint32_t lane, bool 
     for (uint32_t slot = 0; slot < LANE_RANKS; slot++) {
         const uint32_t rank = slot * 32 + lane;
         if (rank >= ROUTE_RANKS) break;
-        out[rank] = static_cast<float>(chosen[slot]);
-        float w = bad ? nan_f32() : mul_rn(weight[slot], p.scale);
+        out[rank] = static_cast<float>(of.chosen[slot]);
+        float w = gates.bad ? nan_f32() : mul_rn(weight[slot], p.scale);
         if constexpr (RANKS_SCALED) w = mul_rn(w, scales[slot]);
         out[ROUTE_RANKS + rank] = w;
     }
-    return chosen[0];
+}
+
+// Chooses for row m, and leaves that for others.
+DEVICE void route_row(const RouteParams& p, uint32_t m, uint32_t lane) {
+    Choice choice = choice_of(p, m, lane);
+    choose(choice, lane, 0, ROUTE_RANKS);
+    leave_choice(p, m, lane, choice);
 }

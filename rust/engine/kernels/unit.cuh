@@ -14,6 +14,10 @@
 //   OFFSETS                    what sub-blocks have beside their scales
 //   Quants, load(unit, lane, v)     the lane's columns of sub-blocks of 32 number 2v and 2v + 1
 //   fragment(quants, s, h, a)       A of columns 16h.. of sub-block s (0 or 1) of these
+//   BYTE_TERMS                      0, or of how many signed bytes an integer is the sum
+//   byte_terms(quants, s, a)        then, of each of these, A of an mma.m16n8k32 of sub-block s, whose k
+//                                   from 4q on are columns 2q, 2q + 1, 2q + 8, 2q + 9, and from 16 + 4q
+//                                   on those sixteen further
 //   Row, row(unit, r)               what a row has beside its integers
 //   Chain, chain(row, t), chain(unit, r, t)   the scales of sub-blocks t, t + 4, ...: the t-th chain
 //                                   of Op::MatVec, from a row that was read or by itself
@@ -61,6 +65,7 @@ struct Planes {
     static_assert(LOW == 4 || LOW == 2, "a word has one step or two");
     static constexpr bool INTEGERS = true;
     static constexpr int ABOVE = BIAS;
+    static constexpr int BYTE_TERMS = 0;
     static constexpr uint32_t LOW_BYTES = 512 * LOW;
     static constexpr uint32_t QUANT_BYTES = LOW_BYTES + 512 * HIGH;
     static constexpr int PER_WORD = 4 / LOW;  // steps
@@ -179,6 +184,7 @@ DEVICE uint32_t signed_upper(uint32_t bytes, uint32_t selector) {
 struct Bytes {
     static constexpr bool INTEGERS = true;
     static constexpr int ABOVE = 0;
+    static constexpr int BYTE_TERMS = 0;
     static constexpr uint32_t QUANT_BYTES = 4096;
 
     struct Quants {

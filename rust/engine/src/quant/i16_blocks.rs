@@ -36,6 +36,7 @@ pub static I16: QuantType = QuantType {
         header: "",
         text: "",
         unit_bytes: 0,
+        in_bytes: false,
         kv: Some(KvKernel::Integers {
             name: "KvFixed",
             bytes: 2,

@@ -5,7 +5,7 @@
 #include "codes.cuh"
 
 // Codes whose top bit is a sign, the others of the magnitudes 0, 1, 2, 3, 4, 6, 8, 12.
-struct E2M1Codes : Codes {
+struct E2M1Codes : Codes<COLUMN_HALVES> {
     // A's halves are these magnitudes as subnormals, below the sign.
     DEVICE void fragment(const Quants& quants, int s, int h, uint32_t (&a)[4]) {
         const uint32_t w = quants.w[2 * s + h];

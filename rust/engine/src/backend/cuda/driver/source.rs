@@ -184,6 +184,7 @@ pub fn headers() -> impl Iterator<Item = (&'static str, &'static str)> {
         "norm.cuh",
         "route.cuh",
         "row.cuh",
+        "row_superblock.cuh",
         "sample.cuh",
         "stamps.cuh",
         "state.cuh",

@@ -31,10 +31,16 @@ static SOURCE: Source = source!(
     Route
 );
 
-/// Bytes of a superblock of x in shared memory, as the kernel lays it out, with so many sums for
-/// minimums.
-const fn x_sb_bytes(minimums: usize) -> usize {
-    8 * (2 * 64 + 16) + minimums / 8 * 64 + 32 + 128
+/// Bytes of a superblock of x in shared memory, as the kernel lays it out, in so many forms and with so many
+/// sums for minimums.
+const fn x_sb_bytes(forms: usize, minimums: usize) -> usize {
+    forms * 8 * (2 * 64 + 16) + minimums / 8 * 64 + 32 + 128
+}
+
+/// Forms of x that these types are multiplied with: float16, bytes.
+fn forms(types: &[&QuantType]) -> usize {
+    let any = |in_bytes| types.iter().any(|t| t.kernel.in_bytes == in_bytes);
+    usize::from(any(false)) + usize::from(any(true))
 }
 
 /// Shared memory beside the dynamic and beside what its shape says: a place, a ticket, and the room to
@@ -103,6 +109,8 @@ struct Shape {
     sets: usize,
     /// Bytes of the largest unit.
     stage: usize,
+    /// Forms of x.
+    forms: usize,
     /// Sums of a superblock of x for minimums: there is room for eight where no type has any.
     minimums: usize,
     /// Whether columns of x stay in registers from tile to tile.
@@ -137,6 +145,7 @@ impl Shape {
                 round,
                 sets: 1 + usize::from(round * sms * warps_r < tiles),
                 stage: largest_unit(types),
+                forms: forms(types),
                 minimums: minimums(types).max(8),
                 holds_columns: !is_light,
             }
@@ -171,7 +180,7 @@ impl Shape {
     /// Dynamic shared memory, as the kernel lays it out.
     fn shared_bytes(&self) -> usize {
         let n_sb = superblocks(self.n_in) * self.chained;
-        let x = n_sb.div_ceil(self.warps_k) * x_sb_bytes(self.minimums);
+        let x = n_sb.div_ceil(self.warps_k) * x_sb_bytes(self.forms, self.minimums);
         let warps = self.warps_k * self.warps_r * (self.ring * self.stage + x);
         let sums = self.sets * self.warps_r * self.round * n_sb * P_SB_BYTES;
         warps + 2 * n_sb * 4 + sums
