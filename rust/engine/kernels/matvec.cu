@@ -149,8 +149,9 @@ constexpr int MIN_BLOCKS = THREADS > 256 ? 1 : AHEAD == RING ? 3 : 2;
 
 // Threads that registers are counted for: where columns are not held, those of a light block of 256 threads
 // of 80 registers beside it too, whose share is 5 of 16. (1B 499 -> 469 us a step on an H200. By experts some
-// products need more: 30B 1,605 -> 1,550 without.)
-constexpr bool LEAVES_REGISTERS = !HOLDS_COLUMNS && MIN_BLOCKS == 1 && RANKS == 0;
+// products need more: 30B 1,605 -> 1,550 without. More threads would keep too few.)
+constexpr bool LEAVES_REGISTERS =
+    !HOLDS_COLUMNS && THREADS > 256 && THREADS <= 512 && RANKS == 0;
 constexpr uint32_t BOUND = LEAVES_REGISTERS ? THREADS * 16 / 11 / 32 * 32 : THREADS;
 
 KERNEL_BOUNDS(matvec, Params, BOUND, MIN_BLOCKS) {
