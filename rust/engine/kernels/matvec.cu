@@ -478,18 +478,22 @@ KERNEL_BOUNDS(matvec, Params, BOUND, MIN_BLOCKS) {
                     if (++stage == RING) stage = 0, phase ^= 1;
                 }
             };
-            if constexpr (HOLDS_COLUMNS && ONE_KIND) {
-                const Columns columns = columns_of<Segment0>(x_sb, lane);
+            const auto multiply_by = [&](const auto& columns) {
                 tiles([&](auto type, float* to) {
                     using T = decltype(type);
                     multiply<T, READS_FIRST>(ring + stage * STAGE, lane, x_sb, columns, to, was_read);
                 });
+            };
+            if constexpr (!ONE_KIND) {
+                tiles([&](auto type, float* to) {
+                    using T = decltype(type);
+                    const auto columns = columns_of<T>(x_sb, lane);
+                    multiply<T, READS_FIRST>(ring + stage * STAGE, lane, x_sb, columns, to, was_read);
+                });
+            } else if constexpr (HOLDS_COLUMNS) {
+                multiply_by(held(columns_of<Segment0>(x_sb, lane)));
             } else {
-                tiles([&](auto type, float* to) {
-                    using T = decltype(type);
-                    const ColumnsAt columns = columns_at<T>(x_sb, lane);
-                    multiply<T, READS_FIRST>(ring + stage * STAGE, lane, x_sb, columns, to, was_read);
-                });
+                multiply_by(columns_of<Segment0>(x_sb, lane));
             }
         }
         if ((round + 1) * ROUND >= block_tiles) STAMP(STAMP_SUMMED);

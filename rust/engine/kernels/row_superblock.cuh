@@ -50,59 +50,63 @@ struct Columns {
 
 // ... or where those of a chain's first sub-block lie, of each chain: its own, or zeros. (Instead of a choice
 // in registers between x and zero, 35 of 290 instructions a unit: 8B 1,689 -> 1,673 us a step on an H200,
-// 1B 475 -> 469.)
+// 1B 475 -> 469. Of sub-blocks of 16, where it would be sixteen loads: 8B of Q6_K 496 -> 481 tokens/s.)
 struct ColumnsAt {
     const uint8_t* of[4];
 };
 
 template <typename T>
-DEVICE ColumnsAt columns_at(const uint8_t* x_sb, uint32_t lane) {
-    constexpr int PER_SUB = 32 / T::SUB;
-    ColumnsAt x;
-#pragma unroll
-    for (uint32_t t = 0; t < 4; t++) {
-        const uint32_t own = lane % 8 * 16 + t % PER_SUB * 8;  // limb and quarter
-        x.of[t] = x_sb + (IN_BYTES<T> ? X_BYTES : 0) + t / PER_SUB * X_SUB +
-                  (lane / 8 == t ? own : X_ZEROS);
-    }
-    return x;
-}
-
-template <typename T>
-DEVICE void step_of(const ColumnsAt& x, int n, uint32_t (&b)[2]) {
+DEVICE auto columns_of(const uint8_t* x_sb, uint32_t lane) {
+    const uint32_t own = lane / 8, at = lane % 8 * 16;  // its chain; limb and quarter
     if constexpr (T::SUB == 32) {
-        // Two steps a sub-block, or, as bytes, both limbs.
-        const int j = n / 2;
-        const uint4 v = *reinterpret_cast<const uint4*>(x.of[j % 4] + j / 4 * (4 * X_SUB));
-        b[0] = n % 2 ? v.z : v.x, b[1] = n % 2 ? v.w : v.y;
+        ColumnsAt x;
+#pragma unroll
+        for (uint32_t t = 0; t < 4; t++) {
+            x.of[t] = x_sb + (IN_BYTES<T> ? X_BYTES : 0) + t * X_SUB + (own == t ? at : X_ZEROS);
+        }
+        return x;
     } else {
-        const uint2 v = *reinterpret_cast<const uint2*>(x.of[n % 4] + n / 4 * (2 * X_SUB));
-        b[0] = v.x, b[1] = v.y;
+        Columns x;
+        // Steps own, own + 4, ..., a sub-block each.
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            const uint8_t* from = x_sb + at + (own / 2 + 2 * i) * X_SUB + own % 2 * 8;
+            const uint2 v = *reinterpret_cast<const uint2*>(from);
+#pragma unroll
+            for (uint32_t t = 0; t < 4; t++) {
+                x.b[4 * i + t][0] = own == t ? v.x : 0;
+                x.b[4 * i + t][1] = own == t ? v.y : 0;
+            }
+        }
+        return x;
     }
 }
 
-template <typename T>
-DEVICE void step_of(const Columns& x, int n, uint32_t (&b)[2]) {
-    b[0] = x.b[n][0], b[1] = x.b[n][1];
+DEVICE void step_of(const Columns& x, int n, uint32_t (&b)[2]) { b[0] = x.b[n][0], b[1] = x.b[n][1]; }
+
+// Two steps a sub-block, or, as bytes, both limbs.
+DEVICE void step_of(const ColumnsAt& x, int n, uint32_t (&b)[2]) {
+    const uint8_t* of_sub = x.of[n / 2 % 4] + n / 8 * (4 * X_SUB);
+    const uint4 v = *reinterpret_cast<const uint4*>(of_sub);
+    b[0] = n % 2 ? v.z : v.x, b[1] = n % 2 ? v.w : v.y;
 }
 
-// Keeps them in registers: else the compiler loads them anew for each unit.
-template <typename T>
-DEVICE Columns columns_of(const uint8_t* x_sb, uint32_t lane) {
-    const ColumnsAt at = columns_at<T>(x_sb, lane);
-    Columns x;
+// Keeps them in registers: else the compiler loads or chooses them anew for each unit.
+template <typename X>
+DEVICE Columns held(const X& x) {
+    Columns columns;
 #pragma unroll
     for (int n = 0; n < 16; n++) {
         uint32_t b[2];
-        step_of<T>(at, n, b);
-        x.b[n][0] = opaque_u32(b[0]), x.b[n][1] = opaque_u32(b[1]);
+        step_of(x, n, b);
+        columns.b[n][0] = opaque_u32(b[0]), columns.b[n][1] = opaque_u32(b[1]);
     }
-    return x;
+    return columns;
 }
 
-// Types that have offsets of their own need the most registers. What they need late is loaded late: scales and
-// offsets, and in light blocks the second half of the columns. Else the compiler asks for all at once, and some
-// go to memory.
+// Types that have offsets of their own need the most registers. What they need late is loaded late: scales
+// and offsets, and in light blocks the second half of the columns. Else the compiler asks for all at once, and
+// some go to memory.
 template <typename T>
 constexpr bool LOADS_LATE = T::OFFSETS == OWN_OFFSETS;
 
@@ -141,7 +145,7 @@ DEVICE void sums_of_halves(const typename T::Quants (&quants)[4], uint32_t t, co
                 T::fragment(quants[v], n / 2, n % 2, a);
             }
             uint32_t b[2];
-            step_of<T>(x, 4 * v + n, b);
+            step_of(x, 4 * v + n, b);
             mma_m16n8k16_f16_f32(part[v], a, b, part[v]);
         };
         if (half && LOADS_LATE<T> && !HOLDS_COLUMNS && AHEAD == RING) __syncwarp();
@@ -180,7 +184,7 @@ DEVICE void sums_of_bytes(const typename T::Quants (&quants)[4], const X& x,
 #pragma unroll
             for (int limb = 0; limb < 2; limb++) {
                 uint32_t b[2];
-                step_of<T>(x, 8 * i + 2 * n + limb, b);
+                step_of(x, 8 * i + 2 * n + limb, b);
 #pragma unroll
                 for (int term = 0; term < T::BYTE_TERMS; term++) {
                     mma_m16n8k32_s32<true, true>(part[limb], a[term], b, part[limb]);
