@@ -27,11 +27,16 @@ DEVICE void load_columns(const float* row, uint32_t k, float (&v)[8]) {
     }
 }
 
+// 1.5 2^23: the last place of a sum of it and a small number is 1, and so its last bits are an integer's.
+constexpr float LAST_PLACE_ONE = 12582912.0f;
+
 // x power rounded to an integer, of a power of two.
 DEVICE float rint_small(float x, float power) {
-    // 1.5 2^23: the last place of the sum is 1.
-    return sub_rn(fma_rn(x, power, 12582912.0f), 12582912.0f);
+    return sub_rn(fma_rn(x, power, LAST_PLACE_ONE), LAST_PLACE_ONE);
 }
+
+// What sums of products are in: integers of weights come as 2^-24 as large (unit.cuh).
+constexpr float UNIT_OF_SUMS = 1.0f / 16777216.0f;
 
 DEVICE Fixed fixed_point(const float (&v)[8]) {
     Fixed x;
@@ -112,13 +117,12 @@ DEVICE void store_fragments(const Fixed& x, uint32_t lane, uint8_t* to_hi, uint8
 DEVICE void store_bytes(const Fixed& x, uint32_t lane, uint8_t* to) {
     uint8_t* own = to + lane % 4 / 2 * 4 + lane % 2 * 2;
     const auto store = [&](const float (&limb)[8], uint8_t* at) {
-        // Integers in the last places of floats whose last place is 1.
         uint32_t a[8], b[8];
 #pragma unroll
         for (int e = 0; e < 8; e++) {
-            const float upper = fma_rn(limb[e], 0.015625f, 12582912.0f);
-            const float rest = fma_rn(sub_rn(upper, 12582912.0f), -64.0f, limb[e]);
-            a[e] = float_as_u32(upper), b[e] = float_as_u32(add_rn(rest, 12582912.0f));
+            const float upper = fma_rn(limb[e], 1.0f / 64.0f, LAST_PLACE_ONE);
+            const float rest = fma_rn(sub_rn(upper, LAST_PLACE_ONE), -64.0f, limb[e]);
+            a[e] = float_as_u32(upper), b[e] = float_as_u32(add_rn(rest, LAST_PLACE_ONE));
         }
 #pragma unroll
         for (int q = 0; q < 4; q++) {
@@ -158,9 +162,8 @@ DEVICE int32_t sub_block_sum(const Fixed& x) {
 // Less the sums of both limbs over sixteen columns, the lane's and its neighbour's, in the units of the
 // products' sums.
 DEVICE float2 limb_sums(const Fixed& x) {
-    constexpr float UNIT = -1.0f / 16777216.0f;
     const float2 sums = sums_of_limbs<2>(x);
-    return make_float2(mul_rn(sums.x, UNIT), mul_rn(sums.y, UNIT));
+    return make_float2(mul_rn(sums.x, -UNIT_OF_SUMS), mul_rn(sums.y, -UNIT_OF_SUMS));
 }
 
 // An integer up to 2^14 in size as 8 a + b, two halves: what minimums, as (8 m, m), are multiplied
@@ -176,5 +179,5 @@ DEVICE int32_t lower_part(int32_t sum) { return sum - (upper_part(sum) << 14); }
 
 // float(sum) in the units of the products' sums.
 DEVICE float offset_sum(int32_t sum) {
-    return mul_rn(static_cast<float>(sum), 1.0f / 16777216.0f);
+    return mul_rn(static_cast<float>(sum), UNIT_OF_SUMS);
 }

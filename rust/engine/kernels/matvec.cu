@@ -469,31 +469,28 @@ KERNEL_BOUNDS(matvec, Params, BOUND, MIN_BLOCKS) {
                 __syncwarp();
                 issue(stage);
             };
-            auto tiles = [&](auto multiply_tile) {
+            // By x as `columns_for` has it for a type.
+            auto multiply_tiles = [&](auto columns_for) {
 #pragma unroll 1
                 for (uint32_t i = 0; i < in_round; i++) {
                     arrive(stage, phase);
-                    with_type(p, from + (begin + i) * groups,
-                              [&](auto type) { multiply_tile(type, p_sb + i * P_TILE); });
+                    with_type(p, from + (begin + i) * groups, [&](auto type) {
+                        using T = decltype(type);
+                        const auto& columns = columns_for(type);
+                        multiply<T, READS_FIRST>(ring + stage * STAGE, lane, x_sb, columns,
+                                                 p_sb + i * P_TILE, was_read);
+                    });
                     if (++stage == RING) stage = 0, phase ^= 1;
                 }
             };
-            const auto multiply_by = [&](const auto& columns) {
-                tiles([&](auto type, float* to) {
-                    using T = decltype(type);
-                    multiply<T, READS_FIRST>(ring + stage * STAGE, lane, x_sb, columns, to, was_read);
-                });
-            };
             if constexpr (!ONE_KIND) {
-                tiles([&](auto type, float* to) {
-                    using T = decltype(type);
-                    const auto columns = columns_of<T>(x_sb, lane);
-                    multiply<T, READS_FIRST>(ring + stage * STAGE, lane, x_sb, columns, to, was_read);
-                });
+                multiply_tiles([&](auto type) { return columns_of<decltype(type)>(x_sb, lane); });
             } else if constexpr (HOLDS_COLUMNS) {
-                multiply_by(held(columns_of<Segment0>(x_sb, lane)));
+                const Columns columns = held(columns_of<Segment0>(x_sb, lane));
+                multiply_tiles([&](auto) -> const auto& { return columns; });
             } else {
-                multiply_by(columns_of<Segment0>(x_sb, lane));
+                const auto columns = columns_of<Segment0>(x_sb, lane);
+                multiply_tiles([&](auto) -> const auto& { return columns; });
             }
         }
         if ((round + 1) * ROUND >= block_tiles) STAMP(STAMP_SUMMED);

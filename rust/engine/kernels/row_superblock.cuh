@@ -105,8 +105,8 @@ DEVICE Columns held(const X& x) {
 }
 
 // Types that have offsets of their own need the most registers. What they need late is loaded late: scales
-// and offsets, and in light blocks the second half of the columns. Else the compiler asks for all at once, and
-// some go to memory.
+// and offsets, and in light blocks the second half of the columns. Else the compiler asks for all at once,
+// and some go to memory.
 template <typename T>
 constexpr bool LOADS_LATE = T::OFFSETS == OWN_OFFSETS;
 
@@ -197,7 +197,7 @@ DEVICE void sums_of_bytes(const typename T::Quants (&quants)[4], const X& x,
                 return static_cast<float>(limb[2 * r] * 64 + limb[2 * r + 1]);
             };
             const float sum = fma_rn(sum_of(part[0]), 4096.0f, sum_of(part[1]));
-            sums[i][r] = mul_rn(sum, 1.0f / 16777216.0f);
+            sums[i][r] = mul_rn(sum, UNIT_OF_SUMS);
         }
     }
 }

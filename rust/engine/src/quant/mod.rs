@@ -239,13 +239,6 @@ pub trait SumsVisitor {
     type Out;
     /// Called with a format of small integers: sums are exact inside a sub-block.
     fn integers<B: Integers>(self) -> Self::Out;
-    /// The same of one whose integers kernels have as bytes.
-    fn bytes<B: Integers>(self) -> Self::Out
-    where
-        Self: Sized,
-    {
-        self.integers::<B>()
-    }
     /// Called with a format of floats: sums are of float32.
     fn floats<B: Block>(self) -> Self::Out;
 }
@@ -338,25 +331,25 @@ fn quantize_blocks<B: Quantizer>(src: &[f32], dst: &mut [u8]) {
 }
 
 macro_rules! is_integers {
+    (integers) => {
+        true
+    };
     (floats) => {
         false
     };
-    ($other:ident) => {
-        true
-    };
 }
 
-macro_rules! is_bytes {
+macro_rules! in_bytes {
     (bytes) => {
         true
     };
-    ($other:ident) => {
+    () => {
         false
     };
 }
 
 macro_rules! table {
-    ($($id:literal $name:literal $ty:ty, $sums:ident, $header:literal $unit_bytes:literal $kv:expr, $quantize:expr;)*) => {
+    ($($id:literal $name:literal $ty:ty, $sums:ident $(in $form:ident)?, $header:literal $unit_bytes:literal $kv:expr, $quantize:expr;)*) => {
         /// Every type that weights may have.
         pub static TYPES: &[QuantType] = &[$(QuantType {
             id: $id,
@@ -372,7 +365,7 @@ macro_rules! table {
                 header: $header,
                 text: include_str!($header),
                 unit_bytes: $unit_bytes,
-                in_bytes: is_bytes!($sums),
+                in_bytes: in_bytes!($($form)?),
                 kv: $kv,
             },
         }),*];
@@ -412,10 +405,10 @@ table! {
     17 "IQ2_XS" iq2_xs::Iq2Xs, integers, "iq2_xs.cuh" 2336 None, None;
     18 "IQ3_XXS" iq3_xxs::Iq3Xxs, integers, "iq3_xxs.cuh" 2208 None, None;
     19 "IQ1_S" iq1_s::Iq1S, integers, "iq1_s.cuh" 2208 None, None;
-    20 "IQ4_NL" iq4_nl::Iq4Nl, bytes, "iq4_nl.cuh" 2304 None, Some(quantize_blocks::<iq4_nl::Iq4Nl>);
+    20 "IQ4_NL" iq4_nl::Iq4Nl, integers in bytes, "iq4_nl.cuh" 2304 None, Some(quantize_blocks::<iq4_nl::Iq4Nl>);
     21 "IQ3_S" iq3_s::Iq3S, integers, "iq3_s.cuh" 2208 None, None;
     22 "IQ2_S" iq2_s::Iq2S, integers, "iq2_s.cuh" 2336 None, None;
-    23 "IQ4_XS" iq4_xs::Iq4Xs, bytes, "iq4_xs.cuh" 2208 None, Some(quantize_blocks::<iq4_xs::Iq4Xs>);
+    23 "IQ4_XS" iq4_xs::Iq4Xs, integers in bytes, "iq4_xs.cuh" 2208 None, Some(quantize_blocks::<iq4_xs::Iq4Xs>);
     29 "IQ1_M" iq1_m::Iq1M, integers, "iq1_m.cuh" 2336 None, None;
     30 "BF16" bf16::BF16, floats, "bf16.cuh" 8192 None, Some(quantize_blocks::<bf16::BF16>);
     39 "MXFP4" mxfp4::Mxfp4, integers, "mxfp4.cuh" 2304 None, Some(quantize_blocks::<mxfp4::Mxfp4>);

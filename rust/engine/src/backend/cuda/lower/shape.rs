@@ -29,8 +29,8 @@ pub fn largest_unit(types: &[&QuantType]) -> usize {
     bytes.max().unwrap_or(0)
 }
 
-/// `Segment0` to `Segment3` and how many there are, for `variant.cuh`, and a check that both sides
-/// agree on their size.
+/// `Segment0` to `Segment3` and how many there are, for `variant.cuh`, and checks that both sides
+/// agree on their size and form.
 pub fn segments(types: &[&QuantType]) -> String {
     let mut text = format!("constexpr int N_SEGMENTS = {};\n", types.len());
     for i in 0..MOST_PARTS {
@@ -42,6 +42,13 @@ pub fn segments(types: &[&QuantType]) -> String {
             "static_assert(Segment{i}::UNIT_BYTES == {}, \"unit\");",
             ty.kernel.unit_bytes
         );
+        if ty.integers {
+            let of_bytes = if ty.kernel.in_bytes { "!=" } else { "==" };
+            let _ = writeln!(
+                text,
+                "static_assert(Segment{i}::BYTE_TERMS {of_bytes} 0, \"form\");"
+            );
+        }
     }
     text
 }
