@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -17,7 +17,7 @@ import pytest
 import shapes
 import synth
 from onegraph import hub
-from support import plans_kv
+from support import card_lock, plans_kv
 from support.backends import CASES, THOROUGH, Backend
 
 # Finds a failing example and leaves it as it is: making it small can take minutes.
@@ -162,6 +162,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if not THOROUGH and item not in (kept or cases):
                 reason = f"one of {len(cases)} cases; ONEGRAPH_THOROUGH=1 runs all of them"
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Has a test that measures a card's memory wait until no other worker's test uses the card."""
+    if not item.get_closest_marker("gpu") or "PYTEST_XDIST_WORKER" not in os.environ:
+        return (yield)
+    factory: pytest.TempPathFactory = item.config._tmp_path_factory  # type: ignore[attr-defined]
+    alone = item.get_closest_marker("card_alone") is not None
+    with card_lock.held(factory.getbasetemp().parent, alone=alone):
+        return (yield)
 
 
 @pytest.fixture(scope="module")

@@ -87,6 +87,7 @@ out["tokens"] = tokens
 """
 
 
+@pytest.mark.card_alone
 def test_nothing_grows_with_tokens(on_card: Any) -> None:
     """Neither the graphs nor the card's memory; and every launch is a node."""
     found = on_card(CONSTANT)
