@@ -57,6 +57,12 @@ SHIM_FILE(grid, KSIM_SHIM "/grid.h")
 SHIM_FILE(numerics, KSIM_SHIM "/numerics.h")
 SHIM_FILE(copies, KSIM_SHIM "/copies.h")
 SHIM_FILE(builtins, KSIM_SHIM "/builtins.h")
+SHIM_FILE(runtime, KSIM_SHIM "/runtime.cpp")
+SHIM_FILE(fiber_code, KSIM_SHIM "/fiber.cpp")
+SHIM_FILE(warp_code, KSIM_SHIM "/warp.cpp")
+SHIM_FILE(grid_code, KSIM_SHIM "/grid.cpp")
+SHIM_FILE(copies_code, KSIM_SHIM "/copies.cpp")
+SHIM_FILE(fragments, KSIM_SHIM "/fragments.cpp")
 
 const struct {
     const char* name;
@@ -65,7 +71,10 @@ const struct {
     {"ksim.h", shim_ksim},       {"abi.h", shim_abi},           {"types.h", shim_types},
     {"fiber.h", shim_fiber},     {"warp.h", shim_warp},         {"grid.h", shim_grid},
     {"numerics.h", shim_numerics}, {"copies.h", shim_copies},
-    {"builtins.h", shim_builtins},
+    {"builtins.h", shim_builtins}, {"runtime.cpp", shim_runtime},
+    {"fiber.cpp", shim_fiber_code}, {"warp.cpp", shim_warp_code},
+    {"grid.cpp", shim_grid_code},   {"copies.cpp", shim_copies_code},
+    {"fragments.cpp", shim_fragments},
 };
 
 const int ARCHITECTURES[] = {75, 80, 86, 87, 89, 90, 100, 120};
@@ -255,19 +264,75 @@ std::string image_of(const std::string& object, const Options& options) {
     return std::string(reinterpret_cast<char*>(&header), sizeof header) + object;
 }
 
-// Where the same program's object is kept between processes, if KSIM_CACHE names a folder.
-std::string cache_path(const Program& program, const std::vector<std::string>& command) {
+// The name of a file that depends on all of `text`.
+std::string name_of(const std::string& text) {
+    char name[64];
+    snprintf(name, sizeof name, "/%016llx%016llx",
+             static_cast<unsigned long long>(image_hash(text.data(), text.size())),
+             static_cast<unsigned long long>(image_hash(text.data(), text.size(), 0x2545f491)));
+    return name;
+}
+
+// Where what is compiled is kept between processes, if KSIM_CACHE says so.
+std::string cache_folder() {
     const char* folder = getenv("KSIM_CACHE");
-    if (!folder || !*folder) return "";
-    std::string all = program.source;
-    for (const auto& header : program.headers) all += '\0' + header.first + '\0' + header.second;
+    return folder ? folder : "";
+}
+
+std::string text_of(const std::vector<std::string>& command) {
+    std::string all;
     for (const std::string& word : command) all += '\0' + word;
     for (const auto& file : shim) all += std::string("\0", 1) + file.text;
-    char name[64];
-    snprintf(name, sizeof name, "/%016llx%016llx.so",
-             static_cast<unsigned long long>(image_hash(all.data(), all.size())),
-             static_cast<unsigned long long>(image_hash(all.data(), all.size(), 0x2545f491)));
-    return folder + std::string(name);
+    return all;
+}
+
+// Where the same program's object is kept between processes, if it is.
+std::string cache_path(const Program& program, const std::vector<std::string>& command) {
+    if (cache_folder().empty()) return "";
+    std::string all = program.source;
+    for (const auto& header : program.headers) all += '\0' + header.first + '\0' + header.second;
+    return cache_folder() + name_of(all + text_of(command)) + ".so";
+}
+
+// The folder with the shim, its header compiled ahead and its runtime an object, both by `flags`, and
+// with what the compiler said of them in `log`: made once a process, or once where there is a cache.
+// Empty where it cannot be made; `status` is then the compiler's.
+std::string shim_folder(const std::vector<std::string>& flags, std::string& log, int& status) {
+    static std::mutex lock;
+    static Folder own;
+    std::lock_guard<std::mutex> guard(lock);
+    const std::string parent = cache_folder().empty() ? own.path : cache_folder();
+    const std::string folder = parent + name_of(text_of(flags));
+    status = 0;
+    if (parent.empty() || std::filesystem::exists(folder)) return parent.empty() ? "" : folder;
+    // Others look for the folder by its name, which it gets once all is in it.
+    const std::string partial = folder + "." + std::to_string(getpid());
+    bool written = true;
+    for (const auto& file : shim) written &= write_file(partial + "/" + file.name, file.text);
+    std::vector<std::string> ahead = flags, runtime = flags;
+    for (const std::string& word : {"-x", "c++-header", "-o"}) ahead.push_back(word);
+    ahead.push_back(partial + "/ksim.h.gch");
+    ahead.push_back(partial + "/ksim.h");
+    // Compiled once, and run by every kernel.
+    for (const std::string& word : {"-O2", "-x", "c++", "-c", "-o"}) runtime.push_back(word);
+    runtime.push_back(partial + "/runtime.o");
+    runtime.push_back(partial + "/runtime.cpp");
+    // In this order: the runtime is compiled by other options than the header.
+    for (const auto& command : {runtime, ahead}) {
+        if (!written || status) break;
+        status = run(command, partial + "/log");
+    }
+    log = read_file(partial + "/log");
+    std::error_code failed;
+    if (written && !status) {
+        std::filesystem::rename(partial, folder, failed);
+        if (!failed || std::filesystem::exists(folder)) {
+            std::filesystem::remove_all(partial, failed);
+            return folder;
+        }
+    }
+    std::filesystem::remove_all(partial, failed);
+    return "";
 }
 
 nvrtcResult compile(Program& program, const std::vector<std::string>& given) {
@@ -284,18 +349,20 @@ nvrtcResult compile(Program& program, const std::vector<std::string>& given) {
     const char* compiler = getenv("KSIM_CXX");
     // Most kernels run for less time than they are compiled for, and -O2 compiles for twice as long.
     std::vector<std::string> flags = {compiler && *compiler ? compiler : "g++",
-        "-x", "c++", "-std=c++17", "-O1", "-g1", "-fPIC", "-shared", "-fvisibility=hidden",
+        "-std=c++17", "-O1", "-g1", "-fPIC", "-fvisibility=hidden",
         "-mavx2", "-mfma", "-mf16c", "-ffp-contract=off", "-fno-math-errno", "-fno-exceptions",
         "-fno-rtti", "-fno-strict-aliasing", "-fno-threadsafe-statics", "-fno-gnu-unique",
-        "-nostdinc++", "-w", "-Wl,-Bsymbolic", "-D__CUDACC__", "-D__CUDACC_RTC__",
-        "-D__CUDA_ARCH__=" + std::to_string(options.sm * 10)};
-    flags.insert(flags.end(), options.pass.begin(), options.pass.end());
+        "-nostdinc++", "-w", "-D__CUDACC__", "-D__CUDACC_RTC__"};
     if (const char* more = getenv("KSIM_CXXFLAGS")) {
         std::istringstream words(more);
         for (std::string word; words >> word;) flags.push_back(word);
     }
     program.is_cubin = options.is_cubin;
-    std::string cached = cache_path(program, flags);
+    std::vector<std::string> command = flags;
+    command.insert(command.end(), {"-shared", "-Wl,-Bsymbolic",
+                                   "-D__CUDA_ARCH__=" + std::to_string(options.sm * 10)});
+    command.insert(command.end(), options.pass.begin(), options.pass.end());
+    std::string cached = cache_path(program, command);
     if (!cached.empty()) {
         std::string object = read_file(cached);
         if (!object.empty()) {
@@ -316,19 +383,23 @@ nvrtcResult compile(Program& program, const std::vector<std::string>& given) {
         if (header.first.find("..") != std::string::npos) return NVRTC_ERROR_INVALID_INPUT;
         written &= write_file(folder.path + "/include/" + header.first, header.second);
     }
-    for (const auto& file : shim) {
-        written &= write_file(folder.path + "/shim/" + file.name, file.text);
-    }
     if (!written) {
         program.log = "ksim: cannot write to " + folder.path + "\n";
         return NVRTC_ERROR_INTERNAL_ERROR;
     }
-    std::vector<std::string> command = flags;
-    const std::string rest[] = {"-include", folder.path + "/shim/ksim.h",
-                                "-I" + folder.path + "/include", "-o", folder.path + "/object.so",
-                                folder.path + "/" + source, "-lm"};
-    command.insert(command.end(), std::begin(rest), std::end(rest));
-    int status = run(command, folder.path + "/log");
+    int status = 0;
+    const std::string shim_path = shim_folder(flags, program.log, status);
+    if (!shim_path.empty()) {
+        command.insert(command.end(),
+                       {"-include", shim_path + "/ksim.h", "-I" + folder.path + "/include", "-o",
+                        folder.path + "/object.so", "-x", "c++", folder.path + "/" + source, "-x",
+                        "none", shim_path + "/runtime.o", "-lm"});
+        status = run(command, folder.path + "/log");
+        program.log = read_file(folder.path + "/log");
+    } else if (status == 0) {
+        program.log = "ksim: no folder for what all kernels share\n";
+        return NVRTC_ERROR_INTERNAL_ERROR;
+    }
     {
         std::lock_guard<std::recursive_mutex> guard(driver_lock);
         stats.compiles++;
@@ -338,7 +409,6 @@ nvrtcResult compile(Program& program, const std::vector<std::string>& given) {
                       ", which is not on PATH: install it or set KSIM_CXX\n";
         return NVRTC_ERROR_BUILTIN_OPERATION_FAILURE;
     }
-    program.log = read_file(folder.path + "/log");
     replace_all(program.log, folder.path + "/include/", "");
     replace_all(program.log, folder.path + "/", "");
     if (status != 0) return NVRTC_ERROR_COMPILATION;

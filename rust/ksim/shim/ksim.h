@@ -1,6 +1,7 @@
 // Force-included before every kernel source: CUDA C++ for g++. Thread blocks are fibers of one OS
-// thread (fiber.h), grids start, wait for each other and end (grid.h), warp operations are meetings of fibers (warp.h), device arithmetic is host
-// arithmetic without contraction (numerics.h).
+// thread (fiber.h), grids start, wait for each other and end (grid.h), warp operations are meetings
+// of fibers (warp.h), device arithmetic is host arithmetic without contraction (numerics.h). What is
+// declared here and no inline function is in runtime.cpp.
 #pragma once
 #define ONEGRAPH_SIM 1
 
@@ -12,6 +13,8 @@
 #include <time.h>
 
 #include "abi.h"
+// Every object has a runtime of its own.
+#pragma GCC visibility push(hidden)
 #include "types.h"
 #include "fiber.h"
 #include "warp.h"
@@ -19,6 +22,7 @@
 #include "numerics.h"
 #include "copies.h"
 #include "builtins.h"
+#pragma GCC visibility pop
 
 #define KSIM_EXPORT extern "C" __attribute__((visibility("default")))
 #define TABLE [[maybe_unused]] static const
@@ -39,8 +43,3 @@
 // that are in flight together.
 #define SHARED static __attribute__((section("ksim_shared")))
 
-KSIM_EXPORT ksim_object ksim_object_info = {
-    KSIM_ABI, 0, sim::open_grid, sim::release_grid, sim::advance_grid, sim::close_grid, sim::fault};
-__attribute__((constructor)) static void ksim_fill_object() {
-    ksim_object_info.static_shared_bytes = static_cast<uint32_t>(sim::static_shared_bytes());
-}

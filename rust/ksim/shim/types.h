@@ -46,10 +46,10 @@ KSIM_VECTOR4(float4, float, 16)
 typedef uint3 dim3;
 
 // Of the fiber that runs, of the block that runs, of the grid.
-static uint3 threadIdx;
-static uint3 blockIdx;
-static uint3 blockDim;
-static uint3 gridDim;
+extern uint3 threadIdx;
+extern uint3 blockIdx;
+extern uint3 blockDim;
+extern uint3 gridDim;
 static const int warpSize = 32;
 
 // CUresult values that a running kernel may end with.
