@@ -17,12 +17,14 @@ fn compile(
 ) -> Result<Child, Box<dyn Error>> {
     let mut command = Command::new(compiler);
     command
-        .args(["-std=c++17", "-O2", "-g1", "-fPIC", "-Wall", "-Wextra"])
+        .args(["-std=c++17", "-g1", "-fPIC", "-Wall", "-Wextra"])
         .args(["-fvisibility=hidden", "-fno-strict-aliasing", "-c"])
         .arg(format!("-DKSIM_SHIM=\"{}\"", root.join("shim").display()));
-    if let Ok(sanitize) = env::var("KSIM_SANITIZE") {
-        command.arg(format!("-fsanitize={sanitize}"));
-    }
+    // It is compiled for longer than it runs.
+    match env::var("KSIM_SANITIZE") {
+        Ok(sanitize) => command.args(["-O0", &format!("-fsanitize={sanitize}")]),
+        Err(_) => command.arg("-O1"),
+    };
     command.arg("-o").arg(object).arg(source);
     command
         .spawn()

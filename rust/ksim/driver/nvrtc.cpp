@@ -310,13 +310,11 @@ std::string shim_folder(const std::vector<std::string>& flags, std::string& log,
     bool written = true;
     for (const auto& file : shim) written &= write_file(partial + "/" + file.name, file.text);
     std::vector<std::string> ahead = flags, runtime = flags;
-    for (const std::string& word : {"-x", "c++-header", "-o"}) ahead.push_back(word);
-    ahead.push_back(partial + "/ksim.h.gch");
-    ahead.push_back(partial + "/ksim.h");
+    ahead.insert(ahead.end(), {"-x", "c++-header", "-o", partial + "/ksim.h.gch",
+                               partial + "/ksim.h"});
     // Compiled once, and run by every kernel.
-    for (const std::string& word : {"-O2", "-x", "c++", "-c", "-o"}) runtime.push_back(word);
-    runtime.push_back(partial + "/runtime.o");
-    runtime.push_back(partial + "/runtime.cpp");
+    runtime.insert(runtime.end(), {"-O2", "-x", "c++", "-c", "-o", partial + "/runtime.o",
+                                   partial + "/runtime.cpp"});
     // In this order: the runtime is compiled by other options than the header.
     for (const auto& command : {runtime, ahead}) {
         if (!written || status) break;
