@@ -11,7 +11,7 @@ from onegraph import _native, arguments
 from onegraph.answers import ToolCall
 from onegraph.errors import ArgumentError, ModelError
 
-__all__ = ["batch", "conversation", "has_calls", "render"]
+__all__ = ["batch", "conversation", "has_calls", "needs_content", "render"]
 
 
 def batch(messages: Any) -> list[Any] | None:
@@ -49,18 +49,32 @@ def _message(name: str, message: Any) -> dict[str, Any]:
     if "role" not in found:
         raise ArgumentError(f'{name}: has no "role": say who speaks, such as "user"')
     arguments.text(f"{name} role", found["role"])
-    if arguments.is_sequence(found.get("tool_calls")):
-        found["tool_calls"] = [_call(call) for call in found["tool_calls"]]
-    calls = found.get("tool_calls") or found.get("function_call")
+    if found.get("images"):
+        raise ArgumentError(f"{name} images: models here read text, so send text alone")
     content = found.get("content")
     if content is None:
-        if not calls:
+        if needs_content(found):
             raise ArgumentError(f'{name}: has no "content": give a str')
         # A template joins it to other text.
         found["content"] = ""
     elif not isinstance(content, str):
         found["content"] = _joined(f"{name} content", content)
-    return found
+    if arguments.is_sequence(found.get("tool_calls")):
+        found["tool_calls"] = [_call(call) for call in found["tool_calls"]]
+    # No calls are none: templates ask whether there is a list.
+    return {key: value for key, value in found.items() if value or key not in CALLS}
+
+
+#: What calls of tools are under, and reasoning.
+CALLS = ("tool_calls", "function_call")
+REASONING = ("reasoning_content", "reasoning", "thinking")
+
+
+def needs_content(message: Mapping[str, Any]) -> bool:
+    """Whether a message must have a content: it has no place for calls, which may be none, and no
+    reasoning, which the assistant's may be all of."""
+    is_thought = message.get("role") == "assistant" and any(message.get(key) for key in REASONING)
+    return not is_thought and all(key not in message for key in CALLS)
 
 
 def _call(call: Any) -> Any:

@@ -106,9 +106,9 @@ class Result:
     token_ids: list[int]
     #: "stop": the model ended its text, or a stop string or stop token came up. "length":
     #: `max_tokens`, or the context is full. "cancelled": the stream was cancelled. "tool_calls":
-    #: the model ended its text and calls tools.
+    #: the model calls tools; what came behind a whole call may be cut.
     finish_reason: Literal["stop", "length", "cancelled", "tool_calls"]
-    #: Of "length", which of the two cut it.
+    #: Of "length", which of the two cut it; of "tool_calls", what cut the text behind the calls.
     cut: Literal["max_tokens", "context"] | None
     #: Of "stop", the stop string, or the id of the token that ended it.
     stop_reason: str | int | None

@@ -172,7 +172,8 @@ def whole(
 def _finish_reason(
     last: _native.Generated, answer: Answer | None
 ) -> Literal["stop", "length", "cancelled", "tool_calls"] | None:
-    if last.finish_reason == "stop" and answer and answer.calls:
+    # Whatever was cut behind a whole call: the call is to be run.
+    if last.finish_reason in ("stop", "length") and answer and answer.calls:
         return "tool_calls"
     return last.finish_reason
 

@@ -15,6 +15,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from onegraph.answers import ReasoningDelta, ToolCall, ToolCallEnded
+from onegraph.conversations import needs_content
 from onegraph.errors import ModelError
 from onegraph.llm import LLM
 from onegraph.results import Result
@@ -299,10 +300,12 @@ def _messages(fields: Fields) -> list[dict[str, Any]]:
         if "tool_calls" in message:
             given = enumerate(message.objects("tool_calls"))
             calls = [_called(call, len(found), i) for i, call in given]
-            kept |= {"content": kept["content"] or "", "tool_calls": calls}
+            kept["tool_calls"] = calls
             unanswered = list(calls)
         if kept["content"] is None:
-            message.needed("content")
+            if needs_content(message.values):
+                message.needed("content")
+            kept["content"] = ""
         if kept["role"] == "tool":
             kept |= _answered(message, unanswered)
         found.append(with_reasoning(kept, message.text("thinking")))

@@ -13,6 +13,7 @@ from starlette.routing import Route
 
 from onegraph import __version__
 from onegraph.answers import ReasoningDelta, ToolCallBegun, ToolCallDelta
+from onegraph.conversations import needs_content
 from onegraph.results import Result, Timings, TokenLogprob
 from onegraph.server import conversation, forms, frames
 from onegraph.server.answers import Answer, Asked
@@ -147,7 +148,7 @@ def _messages(fields: Fields) -> list[dict[str, Any]]:
         kept["role"] = "system" if role == "developer" else role
         kept["content"] = conversation.text_of(message, "content", ("text", "refusal"))
         if kept["content"] is None:
-            if not kept.get("tool_calls"):
+            if needs_content(kept):
                 message.needed("content")
             del kept["content"]
         found.append(with_reasoning(kept, message.text("reasoning_content")))
@@ -208,8 +209,16 @@ def _completion(service: Service, fields: Fields) -> Asked:
     def document(outputs: list[list[Event]]) -> dict[str, Any]:
         return _document(head, outputs, _completion_choice)
 
+    echo = fields.flag("echo")
+    if echo and chosen["logprobs"] is not None:
+        raise wrong(
+            "echo",
+            True,
+            "with logprobs those of the prompt's tokens are asked for too, and none are made; send "
+            "one of the two",
+        )
     prepare = conversation.prompt(
-        given, chosen, echo=fields.flag("echo"), parse_special=fields.flag("parse_special")
+        given, chosen, echo=echo, parse_special=fields.flag("parse_special")
     )
     return Asked(model, prepare, writer, document, spelled(fields, COMPLETION_NAMES, form))
 

@@ -29,7 +29,13 @@ impl Term {
 
     /// Nowhere has a text this one in it.
     pub fn without(text: &str) -> Self {
-        Self::Not(format!("{ANY}{}{ANY}", regex_of(text)))
+        Self::without_any(&[text])
+    }
+
+    /// Nowhere has a text one of these in it.
+    pub fn without_any(texts: &[&str]) -> Self {
+        let each: Vec<String> = texts.iter().map(|text| regex_of(text)).collect();
+        Self::Not(format!("{ANY}({}){ANY}", each.join("|")))
     }
 }
 

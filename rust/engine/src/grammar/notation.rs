@@ -13,7 +13,7 @@ use super::schema::{self, Form, Forms, LARGE};
 use super::texts::Asked;
 use super::MAX_BYTES;
 use crate::error::{Error, Result};
-use crate::tools::{typed, types_of, Spelling, Types, QUOTE, VALUE_END};
+use crate::tools::{typed, types_of, Spelling, Types, QUOTE, VALUE_END, VALUE_TAGS};
 
 /// Most items of a list that is bounded, and all that have to be there.
 const MOST_ITEMS: u64 = 1 << 12;
@@ -27,8 +27,8 @@ const NAME: &str = "[A-Za-z_][A-Za-z0-9_]{0,63}";
 /// A character between double quotes that stands for itself.
 const BARE: &str = r#"[^"\\\x00-\x1F\x7F]"#;
 
-/// One that is escaped.
-const ESCAPED: &str = r#"\\["\\\/bfnrt]"#;
+/// One that is escaped, as JSON and Python do.
+const ESCAPED: &str = r#"\\["\\bfnrt]"#;
 
 /// A part of a constant.
 enum Part {
@@ -219,7 +219,7 @@ impl<'a> Notation<'a> {
     /// Within JSON in XML nothing may look like the end of its element.
     fn end_apart(&self, terms: &mut Terms) {
         if self.spelling == Spelling::Xml {
-            terms.push(Term::without(VALUE_END));
+            terms.push(Term::without_any(&VALUE_TAGS));
         }
     }
 
@@ -535,7 +535,7 @@ impl<'a> Notation<'a> {
                         continue;
                     };
                     let mut terms = asked.plain();
-                    terms.push(Term::without(VALUE_END));
+                    terms.push(Term::without_any(&VALUE_TAGS));
                     terms.extend(other(types));
                     if !asked.excludes(&terms)? {
                         scalars.push(terminal_of(&terms));
@@ -550,7 +550,8 @@ impl<'a> Notation<'a> {
                 Form::Boolean => scalars.push("/true|false/".into()),
                 Form::Null => scalars.push(literal("null")),
                 Form::Constant(Value::String(text)) => {
-                    let fits = !text.contains(VALUE_END) && typed(text, types).starts_with('"');
+                    let fits = !VALUE_TAGS.iter().any(|tag| text.contains(tag))
+                        && typed(text, types).starts_with('"');
                     scalars.extend(fits.then(|| match text.is_empty() {
                         true => r#""""#.into(),
                         false => literal(text),
@@ -611,10 +612,12 @@ fn other(types: Types) -> Terms {
     terms
 }
 
-/// A text as JSON spells it, without what would end an element of XML.
+/// A text as JSON spells it, and Python too, without what would end an element of XML.
 fn in_json(text: &str) -> String {
-    let end = VALUE_END.replace('/', r"\/");
-    Value::from(text).to_string().replace(VALUE_END, &end)
+    let escaped = |text: String, tag: &&str| text.replace(tag, &tag.replace('<', r"\u003c"));
+    VALUE_TAGS
+        .iter()
+        .fold(Value::from(text).to_string(), escaped)
 }
 
 fn repeated(item: &str, least: u64, most: Option<u64>) -> String {

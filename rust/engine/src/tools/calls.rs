@@ -16,14 +16,24 @@ pub(super) enum Flow {
     Broken(&'static str),
 }
 
+/// Whether an object that was closed too soon may go on so.
+pub(super) fn goes_on(c: char) -> bool {
+    matches!(c, ',' | ':' | '"' | ']')
+}
+
 /// Reads what stands behind the marker of a call.
 pub(super) trait Body: Send {
     fn push(&mut self, c: char, out: &mut Out) -> Flow;
     /// The text has ended; [`Flow::Done`] where no more was needed.
     fn finish(&mut self, out: &mut Out) -> Flow;
+    /// Where it is done: what it has read and is none of its own.
+    fn left(&mut self) -> String {
+        String::new()
+    }
 }
 
 pub(super) const CUT: &str = "the text ended within the call";
+pub(super) const BEHIND: &str = "something else than the end behind a call";
 
 /// A call on its way through an object.
 #[derive(Debug)]
@@ -109,9 +119,9 @@ impl Object {
                     "name" | "arguments" | "parameters" => {
                         return Flow::Broken("a call has a name and arguments but once")
                     }
-                    "type" | "id" | "function" => State::Value(Value::Other),
-                    _ if self.only.is_some() => return Flow::Broken("a key that no call has"),
-                    _ => State::Value(Value::Other),
+                    "type" | "id" => State::Value(Value::Other),
+                    // An argument may have been meant.
+                    _ => return Flow::Broken("a key that no call has"),
                 };
                 self.go(value)
             }
@@ -232,12 +242,13 @@ impl Object {
             self.early.push_str("{}");
         }
         self.begin(out);
-        out.end();
+        out.whole(0);
         Flow::Done
     }
 }
 
 /// One object or several, with commas or semicolons between them or without, in brackets or not.
+/// A brace too many behind one is left out.
 #[derive(Debug)]
 pub(super) struct List {
     only: Option<Tools>,
@@ -275,12 +286,14 @@ impl List {
 
     fn close(&mut self, c: char) -> Flow {
         match &mut self.close {
+            close if c == '}' && close.as_ref().is_none_or(Choice::is_fresh) => Flow::More,
             None if is_space(c) => Flow::More,
+            None if self.bracketed || goes_on(c) => Flow::Broken(BEHIND),
             None => Flow::DoneBefore,
             Some(close) => match close.push(c) {
                 Chosen::More => Flow::More,
                 Chosen::Word(_) => Flow::Done,
-                Chosen::Other => Flow::Broken("something else than the end behind a call"),
+                Chosen::Other => Flow::Broken(BEHIND),
             },
         }
     }

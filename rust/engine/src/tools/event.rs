@@ -1,5 +1,7 @@
 //! What a parser says.
 
+use std::collections::HashSet;
+
 use super::json;
 
 /// A part of an answer. Texts and arguments come in fragments.
@@ -39,7 +41,20 @@ pub(super) struct Out {
     seed: u64,
     /// Calls that have begun.
     begun: usize,
-    open: bool,
+    open: Open,
+    /// Keys of the open call's arguments.
+    keys: HashSet<String>,
+}
+
+/// What there is of the last call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Open {
+    /// It has ended, or there is none.
+    No,
+    Partly,
+    /// Nothing is missing. It ends where what follows is what may follow a call. So many bytes of
+    /// that had come when it was known.
+    Whole(usize),
 }
 
 impl Out {
@@ -48,7 +63,8 @@ impl Out {
             events: Vec::new(),
             seed,
             begun: 0,
-            open: false,
+            open: Open::No,
+            keys: HashSet::new(),
         }
     }
 
@@ -78,13 +94,19 @@ impl Out {
         }
     }
 
-    /// A key of the open call's arguments, and what stands before its value.
-    pub fn key(&mut self, key: &str, is_first: bool) {
+    /// A key of the open call's arguments, and what stands before its value; false where it was
+    /// there before.
+    pub fn key(&mut self, key: &str) -> bool {
+        let is_first = self.keys.is_empty();
+        if !self.keys.insert(key.to_owned()) {
+            return false;
+        }
         if !is_first {
             self.arguments(", ");
         }
         self.arguments(&json::quoted(key));
         self.arguments(": ");
+        true
     }
 
     /// The number of the call that is open, or was last.
@@ -99,13 +121,29 @@ impl Out {
 
     /// Whether a call has begun and not ended.
     pub fn is_open(&self) -> bool {
-        self.open
+        self.open != Open::No
     }
 
+    /// Whether a call has all that it needs, and has not ended.
+    pub fn is_whole(&self) -> bool {
+        self.behind().is_some()
+    }
+
+    /// Of a call that is whole, how much of what was read is behind it.
+    pub fn behind(&self) -> Option<usize> {
+        match self.open {
+            Open::Whole(behind) => Some(behind),
+            Open::No | Open::Partly => None,
+        }
+    }
+
+    /// A call begins; one that was whole has ended.
     pub fn begin(&mut self, name: &str) {
+        self.end();
+        self.keys.clear();
         let index = self.begun;
         self.begun = self.begun.saturating_add(1);
-        self.open = true;
+        self.open = Open::Partly;
         self.events.push(Event::Begun {
             index,
             id: call_id(self.seed, index),
@@ -126,14 +164,22 @@ impl Out {
         self.events.push(Event::Arguments { index, delta });
     }
 
+    /// The open call needs no more; so many bytes were read behind it.
+    pub fn whole(&mut self, behind: usize) {
+        self.open = Open::Whole(behind);
+    }
+
+    /// The call that is whole, if there is one, ends.
     pub fn end(&mut self) {
-        self.open = false;
-        let index = self.index();
-        self.events.push(Event::Ended { index });
+        if self.is_whole() {
+            self.open = Open::No;
+            let index = self.index();
+            self.events.push(Event::Ended { index });
+        }
     }
 
     pub fn fail(&mut self, text: String, reason: &str) {
-        self.open = false;
+        self.open = Open::No;
         self.events.push(Event::Failed {
             index: self.index(),
             text,

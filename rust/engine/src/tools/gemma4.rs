@@ -1,5 +1,5 @@
 //! Gemma 4: `<|tool_call>call:f{x:1,s:<|"|>text<|"|>}<tool_call|>`, a pair of markers each call.
-use super::calls::{Body, Flow, CUT};
+use super::calls::{Body, Flow, BEHIND, CUT};
 use super::event::Out;
 use super::json::Step;
 use super::literal::{Literal, QUOTE};
@@ -106,7 +106,7 @@ impl Body for Call {
                     return Flow::Broken("the name of a call must be a word");
                 }
                 out.begin(name);
-                *self = Self::Arguments(Box::new(Literal::new(true)));
+                *self = Self::Arguments(Box::new(Literal::new()));
                 self.push(c, out)
             }
             Self::Name(name) => {
@@ -124,16 +124,18 @@ impl Body for Call {
                     Step::Bad(reason) => Flow::Broken(reason),
                     Step::More | Step::DoneBefore => Flow::More,
                     Step::Done => {
-                        out.end();
+                        out.whole(0);
                         *self = Self::After(Choice::new(CLOSES));
                         Flow::More
                     }
                 }
             }
+            // A brace too many is left out.
+            Self::After(choice) if c == '}' && choice.is_fresh() => Flow::More,
             Self::After(choice) => match choice.push(c) {
                 Chosen::More => Flow::More,
                 Chosen::Word(_) => Flow::Done,
-                Chosen::Other => Flow::Broken("something else than the end behind a call"),
+                Chosen::Other => Flow::Broken(BEHIND),
             },
         }
     }

@@ -4,7 +4,7 @@
 //! calls a tool; `<|start|>assistant<|channel|>final<|message|>…` is the text, and so is commentary to
 //! nobody. What is to anyone else than `functions.f`, such as `python`, is a call of that name.
 //! Headers and markers are the format's own words and left out.
-use super::calls::CUT;
+use super::calls::{BEHIND, CUT};
 use super::event::Out;
 use super::json::{is_space, Scanner, Step};
 use super::marker::{Finder, Seen};
@@ -82,7 +82,6 @@ enum State {
 
 enum Arguments {
     Coming(Scanner, bool),
-    /// They are whole, and the call has ended.
     Whole,
     Broken(&'static str),
 }
@@ -122,8 +121,9 @@ impl Channels {
     /// More of the arguments of a call.
     fn arguments(arguments: &mut Arguments, c: char, out: &mut Out) {
         match arguments {
-            Arguments::Whole if is_space(c) => {}
-            Arguments::Whole => out.text(c.encode_utf8(&mut [0; 4])),
+            // A brace too many is left out.
+            Arguments::Whole if is_space(c) || c == '}' => {}
+            Arguments::Whole => *arguments = Arguments::Broken(BEHIND),
             Arguments::Broken(_) => {}
             Arguments::Coming(_, false) if is_space(c) => {}
             Arguments::Coming(scanner, begun) => {
@@ -139,7 +139,7 @@ impl Channels {
                 }
                 out.arguments(c.encode_utf8(&mut [0; 4]));
                 if step == Step::Done {
-                    out.end();
+                    out.whole(0);
                     *arguments = Arguments::Whole;
                 }
             }
@@ -149,9 +149,10 @@ impl Channels {
     /// A call is over.
     fn called(&mut self, arguments: &Arguments, cut: bool, out: &mut Out) {
         match arguments {
-            Arguments::Whole => {}
+            Arguments::Whole => out.end(),
             Arguments::Coming(_, false) if !cut => {
                 out.arguments("{}");
+                out.whole(0);
                 out.end();
             }
             Arguments::Coming(..) => out.fail(std::mem::take(&mut self.read), CUT),

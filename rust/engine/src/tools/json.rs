@@ -40,7 +40,7 @@ enum State {
 
 /// Reads one value, strictly (RFC 8259), but for numbers that no double holds and halves of
 /// surrogate pairs, which are refused.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Scanner {
     /// Of each list or object around: whether it is an object.
     stack: Vec<bool>,

@@ -1,11 +1,11 @@
 //! LFM: `<|tool_call_start|>[f(x=1, s="text"), g()]<|tool_call_end|>`, calls as Python writes them, or
 //! the objects of JSON that the models write when they are asked to.
-use super::calls::{Body, Flow, List, CUT};
+use super::calls::{Body, Flow, List, BEHIND, CUT};
 use super::event::Out;
 use super::json::Step;
-use super::literal::Literal;
 use super::marked::Calls;
 use super::marker::{Choice, Chosen};
+use super::python::Literal;
 use super::schema::{is_name, Tools};
 use super::{Format, Grammar, Spelling, Written};
 
@@ -30,7 +30,6 @@ fn body(_: usize, _: &Tools) -> Box<dyn Body> {
     Box::new(Calling {
         bracketed: false,
         word: String::new(),
-        first: true,
         place: Place::Start,
     })
 }
@@ -53,8 +52,6 @@ struct Calling {
     bracketed: bool,
     /// The name of a function or an argument so far.
     word: String,
-    /// No argument came before.
-    first: bool,
     place: Place,
 }
 
@@ -81,7 +78,7 @@ impl Calling {
 
     fn end(&mut self, out: &mut Out) -> Flow {
         out.arguments("}");
-        out.end();
+        out.whole(0);
         self.go(Place::Between)
     }
 
@@ -91,6 +88,8 @@ impl Calling {
                 self.bracketed = true;
                 Flow::More
             }
+            // Behind a comma that is no more than that.
+            ']' if self.bracketed && out.is_whole() => self.go(Place::Close(Choice::new(CLOSES))),
             '{' => {
                 let mut list = List::new(Some(CLOSES), None);
                 if self.bracketed {
@@ -122,8 +121,10 @@ impl Calling {
         if key.is_empty() {
             return Flow::Broken("an argument must be given by its name");
         }
-        out.key(key, std::mem::take(&mut self.first));
-        self.go(Place::Value(Box::new(Literal::new(false))))
+        match out.key(key) {
+            true => self.go(Place::Value(Box::new(Literal::new()))),
+            false => Flow::Broken("an argument that is given twice"),
+        }
     }
 }
 
@@ -134,7 +135,7 @@ impl Body for Calling {
             Place::Close(choice) => match choice.push(c) {
                 Chosen::More => Flow::More,
                 Chosen::Word(_) => Flow::Done,
-                Chosen::Other => Flow::Broken("something else than the end behind a call"),
+                Chosen::Other => Flow::Broken(BEHIND),
             },
             Place::Value(literal) => {
                 let mut json = String::new();
@@ -160,7 +161,6 @@ impl Body for Calling {
                 }
                 out.begin(name.trim());
                 out.arguments("{");
-                self.first = true;
                 self.go(Place::Key)
             }
             Place::Name => {

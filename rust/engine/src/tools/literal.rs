@@ -1,6 +1,7 @@
-//! Values that are written nearly as in JSON: as Gemma 4 writes them, with bare keys and texts
-//! between `<|"|>`, and as Python does. They come character by character and go out as JSON.
-use super::json::{self, Step, MAX_DEPTH};
+//! Values as Gemma 4 writes them: nearly JSON, with bare keys, texts between `<|"|>`, and a text of
+//! JSON between double quotes where a model writes one. They come character by character and go out
+//! as JSON.
+use super::json::{self, Scanner, Step, MAX_DEPTH};
 use super::marker::{Finder, Seen};
 
 /// Gemma 4's quote.
@@ -20,22 +21,14 @@ enum State {
     Opening,
     /// Between two of them.
     Raw,
-    /// Between two of these quotes.
-    Quoted(char),
-    Escape(char),
-    /// Hexadecimal digits of an escape to come.
-    Hex(char, u8),
-    /// Behind a quote, and white space: an end where a delimiter follows, else a part of the text.
-    Closing(char, String),
+    /// Between double quotes.
+    Quoted(Scanner),
     Word,
 }
 
-/// Reads one value. Where Python's quotes are not escaped, as templates leave them, a quote ends a
-/// text only if a delimiter follows.
+/// Reads one value.
 #[derive(Debug)]
 pub(super) struct Literal {
-    /// Whether texts stand between Gemma's quotes too.
-    gemma: bool,
     /// The closing bracket of each list or mapping around.
     stack: Vec<char>,
     state: State,
@@ -47,9 +40,8 @@ pub(super) struct Literal {
 }
 
 impl Literal {
-    pub fn new(gemma: bool) -> Self {
+    pub fn new() -> Self {
         Self {
-            gemma,
             stack: Vec::new(),
             state: State::Value,
             is_key: false,
@@ -61,7 +53,7 @@ impl Literal {
 
     /// Takes a character and appends what it makes certain to `json`.
     pub fn push(&mut self, c: char, json: &mut String) -> Step {
-        match self.state {
+        match &mut self.state {
             State::Value | State::ValueOrEnd | State::Key | State::Colon | State::After
                 if c.is_whitespace() =>
             {
@@ -103,20 +95,16 @@ impl Literal {
                     Seen::Word(_) => self.end_text(json),
                 }
             }
-            State::Quoted(quote) => {
-                match c {
-                    '\\' => self.state = State::Escape(quote),
-                    c if c == quote => self.state = State::Closing(quote, String::new()),
-                    c => json::escape(c, json),
+            State::Quoted(scanner) => {
+                let step = scanner.push(c);
+                if !matches!(step, Step::Bad(_)) {
+                    json.push(c);
                 }
-                Step::More
+                match step {
+                    Step::Done => self.ended(),
+                    step => step,
+                }
             }
-            State::Escape(quote) => {
-                self.escape(quote, c, json);
-                Step::More
-            }
-            State::Hex(quote, left) => self.hex(quote, left, c, json),
-            State::Closing(..) => self.closing(c, json),
             State::Word => self.word(c, json),
         }
     }
@@ -131,28 +119,29 @@ impl Literal {
             json.push_str(", ");
         }
         match c {
-            '<' if self.gemma => {
+            '<' => {
                 self.word = String::from(c);
                 self.go(State::Opening)
             }
-            '"' | '\'' => {
-                json.push('"');
-                self.go(State::Quoted(c))
+            '"' => {
+                let mut scanner = Scanner::default();
+                scanner.push(c);
+                json.push(c);
+                self.go(State::Quoted(scanner))
             }
-            '{' | '[' | '(' if !self.is_key => {
+            '{' | '[' if !self.is_key => {
                 if self.stack.len() >= MAX_DEPTH {
                     return Step::Bad("nests more than 100 deep");
                 }
-                let (open, close, next) = match c {
-                    '{' => ('{', '}', State::Key),
-                    '[' => ('[', ']', State::ValueOrEnd),
-                    _ => ('[', ')', State::ValueOrEnd),
+                let (close, next) = match c {
+                    '{' => ('}', State::Key),
+                    _ => (']', State::ValueOrEnd),
                 };
-                json.push(open);
+                json.push(c);
                 self.stack.push(close);
                 self.go(next)
             }
-            ',' | ':' | '}' | ']' | ')' | '=' => Step::Bad("a delimiter where a value is due"),
+            ',' | ':' | '{' | '}' | '[' | ']' => Step::Bad("a delimiter where a value is due"),
             c => {
                 self.word = String::from(c);
                 self.go(State::Word)
@@ -162,10 +151,7 @@ impl Literal {
 
     fn close(&mut self, json: &mut String) -> Step {
         self.comma = false;
-        match self.stack.pop() {
-            Some('}') => json.push('}'),
-            _ => json.push(']'),
-        }
+        json.extend(self.stack.pop());
         self.ended()
     }
 
@@ -205,67 +191,12 @@ impl Literal {
         }
     }
 
-    fn escape(&mut self, quote: char, c: char, json: &mut String) {
-        self.state = State::Quoted(quote);
-        match c {
-            'n' | 't' | 'r' | 'b' | 'f' | '"' | '\\' => {
-                json.push('\\');
-                json.push(c);
-            }
-            '\'' | '/' => json.push(c),
-            'u' | 'x' => {
-                self.word.clear();
-                self.state = State::Hex(quote, if c == 'u' { 4 } else { 2 });
-            }
-            c => {
-                json.push_str("\\\\");
-                json::escape(c, json);
-            }
-        }
-    }
-
-    fn hex(&mut self, quote: char, left: u8, c: char, json: &mut String) -> Step {
-        if !c.is_ascii_hexdigit() {
-            return Step::Bad("an escape must have hexadecimal digits");
-        }
-        self.word.push(c);
-        if left > 1 {
-            return self.go(State::Hex(quote, left.saturating_sub(1)));
-        }
-        let unit = u32::from_str_radix(&self.word, 16).unwrap_or(0);
-        let Some(c) = char::from_u32(unit) else {
-            return Step::Bad("half of a surrogate pair");
-        };
-        json::escape(c, json);
-        self.go(State::Quoted(quote))
-    }
-
-    fn closing(&mut self, c: char, json: &mut String) -> Step {
-        let State::Closing(quote, spaces) = &mut self.state else {
-            return Step::More;
-        };
-        if c.is_whitespace() {
-            spaces.push(c);
-            return Step::More;
-        }
-        let delimiter = match self.is_key {
-            true => c == ':',
-            false => matches!(c, ',' | ')' | ']' | '}'),
-        };
-        if delimiter {
-            let step = self.end_text(json);
-            return self.before(step, c, json);
-        }
-        let (quote, spaces) = (*quote, std::mem::take(spaces));
-        json::escape(quote, json);
-        spaces.chars().for_each(|c| json::escape(c, json));
-        self.state = State::Quoted(quote);
-        self.push(c, json)
-    }
-
     fn word(&mut self, c: char, json: &mut String) -> Step {
-        let ends = c.is_whitespace() || matches!(c, ',' | ':' | ')' | ']' | '}');
+        let ends = c.is_whitespace() || matches!(c, ',' | ':' | ']' | '}');
         if !ends {
+            if matches!(c, '{' | '[' | '<' | '"') {
+                return Step::Bad("a word that is no value");
+            }
             self.word.push(c);
             return match self.word.len() > MAX_WORD {
                 true => Step::Bad("a word that is too long"),

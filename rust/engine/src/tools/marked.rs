@@ -37,10 +37,26 @@ pub(super) struct Marked {
 enum State {
     Text,
     Thought(Finder),
-    /// Behind the marker of a call, with all that was read since, the marker included.
-    Call(Box<dyn Body>, String),
+    /// Behind the marker of a call.
+    Call(Box<dyn Body>, Read),
     /// Behind what went wrong in a call: why, and all of it.
     Broken(Finder, &'static str, String),
+}
+
+/// What was read since the marker of a call, which is included, or since the last that ended.
+#[derive(Default)]
+struct Read {
+    text: String,
+    /// Where the call that is whole has its end.
+    whole: Option<usize>,
+}
+
+impl Read {
+    /// Leaves out the call that was whole.
+    fn ended(&mut self) {
+        let end = self.whole.take().unwrap_or(0);
+        self.text.drain(..end);
+    }
 }
 
 impl Marked {
@@ -109,7 +125,11 @@ impl Marked {
         if let Some(calls) = self.calls {
             let body = (calls.body)(number, &self.tools);
             let marker = self.opens().get(number).copied().unwrap_or("");
-            self.state = State::Call(body, marker.to_owned());
+            let read = Read {
+                text: marker.to_owned(),
+                whole: None,
+            };
+            self.state = State::Call(body, read);
         }
     }
 
@@ -132,34 +152,38 @@ impl Marked {
         }
     }
 
-    /// The end of what stood between markers.
-    fn done(&mut self) {
+    /// The end of what stood between markers, where the last call is whole.
+    fn done(&mut self, left: &str, out: &mut Out) {
+        out.end();
         self.fresh = true;
         self.mark(State::Text);
+        for c in left.chars() {
+            self.push(c, out);
+        }
     }
 
-    fn call(&mut self, mut body: Box<dyn Body>, mut read: String, c: char, out: &mut Out) {
-        let (begun, open) = (out.begun(), out.is_open());
-        read.push(c);
+    fn call(&mut self, mut body: Box<dyn Body>, mut read: Read, c: char, out: &mut Out) {
+        let begun = out.begun();
+        read.text.push(c);
         let flow = body.push(c, out);
-        let begins = out.begun() > begun;
-        if begins {
+        if out.begun() > begun {
             self.spaces.clear();
             self.layout = true;
+            read.ended();
         }
-        if !out.is_open() && (open || begins) {
-            read.clear();
+        if let (Some(behind), None) = (out.behind(), read.whole) {
+            read.whole = read.text.len().checked_sub(behind);
         }
         match flow {
             Flow::More => self.state = State::Call(body, read),
-            Flow::Done => self.done(),
+            Flow::Done => self.done(&body.left(), out),
             Flow::DoneBefore => {
-                self.done();
+                self.done("", out);
                 self.push(c, out);
             }
             Flow::Broken(reason) => {
-                read.pop();
-                self.broken(reason, read, out);
+                read.text.pop();
+                self.broken(reason, read.text, out);
                 self.push(c, out);
             }
         }
@@ -187,7 +211,7 @@ impl Machine for Marked {
                 self.say(&free, out, true);
                 match seen {
                     Seen::More => self.state = State::Thought(finder),
-                    Seen::Word(_) => self.done(),
+                    Seen::Word(_) => self.done("", out),
                 }
             }
             State::Call(body, read) => self.call(body, read, c, out),
@@ -200,7 +224,7 @@ impl Machine for Marked {
                         let close = closes.get(number).copied();
                         read.push_str(close.unwrap_or(""));
                         out.fail(read, reason);
-                        self.done();
+                        self.done("", out);
                         if close.is_none() {
                             self.begin(number.saturating_sub(closes.len()));
                         }
@@ -221,10 +245,20 @@ impl Machine for Marked {
                 thought = true;
                 self.say(&finder.finish(), out, true);
             }
-            State::Call(mut body, read) => match body.finish(out) {
-                Flow::Broken(reason) if out.is_open() => out.fail(read, reason),
-                Flow::Broken(_) => self.say(&read, out, false),
-                Flow::More | Flow::Done | Flow::DoneBefore => self.layout = true,
+            State::Call(mut body, mut read) => match body.finish(out) {
+                Flow::Broken(reason) if out.is_open() && !out.is_whole() => {
+                    out.fail(read.text, reason);
+                }
+                // A call that was cut before it began, behind one that is whole.
+                Flow::Broken(_) => {
+                    out.end();
+                    read.ended();
+                    self.say(&read.text, out, false);
+                }
+                Flow::More | Flow::Done | Flow::DoneBefore => {
+                    self.done(&body.left(), out);
+                    return self.finish(out);
+                }
             },
             State::Broken(mut finder, reason, mut read) => {
                 read.push_str(&finder.finish());

@@ -77,6 +77,11 @@ impl Choice {
         }
     }
 
+    /// Whether nothing but white space has come.
+    pub fn is_fresh(&self) -> bool {
+        self.held.is_empty()
+    }
+
     pub fn push(&mut self, c: char) -> Chosen {
         if self.held.is_empty() && c.is_whitespace() {
             return Chosen::More;

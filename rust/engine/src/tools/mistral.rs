@@ -1,7 +1,7 @@
 //! Mistral: `[TOOL_CALLS][{"name": "f", "arguments": {"x": 1}, "id": "…"}]` up to Nemo, and
 //! `[TOOL_CALLS]f[CALL_ID]…[ARGS]{"x": 1}` since Small 3.2, once for each call. The id that the model
 //! makes up is left out: a call has one of ours.
-use super::calls::{Body, Flow, List, CUT};
+use super::calls::{goes_on, Body, Flow, List, BEHIND, CUT};
 use super::event::Out;
 use super::json::{is_space, Scanner, Step};
 use super::marked::Calls;
@@ -45,6 +45,7 @@ enum Call {
     Id(String, Finder),
     /// The arguments, once they have begun.
     Arguments(Scanner, bool),
+    Behind,
 }
 
 impl Call {
@@ -121,18 +122,23 @@ impl Body for Call {
                     Step::More | Step::DoneBefore => out.arguments(c.encode_utf8(&mut [0; 4])),
                     Step::Done => {
                         out.arguments(c.encode_utf8(&mut [0; 4]));
-                        out.end();
-                        return Flow::Done;
+                        out.whole(0);
+                        *self = Self::Behind;
                     }
                 }
                 Flow::More
             }
+            // A brace too many is left out.
+            Self::Behind if is_space(c) || c == '}' => Flow::More,
+            Self::Behind if goes_on(c) => Flow::Broken(BEHIND),
+            Self::Behind => Flow::DoneBefore,
         }
     }
 
     fn finish(&mut self, out: &mut Out) -> Flow {
         match self {
             Self::List(list) => list.finish(out),
+            Self::Behind => Flow::Done,
             _ => Flow::Broken(CUT),
         }
     }

@@ -8,10 +8,13 @@
 //! - No event but [`Event::Failed`] has a part of a marker in it: what may become one waits.
 //! - The fragments of a call's arguments are, joined, one JSON object, whatever the format writes.
 //! - No character is lost. White space around markers is layout and belongs to them; so do the
-//!   words of a format around a call, such as the id that Mistral's models give it.
+//!   words of a format around a call, such as the id that Mistral's models give it, and a closing
+//!   brace too many behind a call of JSON.
 //! - What is no call is text, its marker included: `<tool_call>` with anything but an object
 //!   behind it. A call that goes wrong once it has begun, for its arguments are no JSON or the
 //!   text ends, is [`Event::Failed`], with its text as the model wrote it and the reason.
+//! - A call is what was written or none. It ends where what follows it has come, be it the end of
+//!   the text: `{"name": "f", "arguments": {}}, "n": 1}` is none.
 //! - A name that no offered tool has makes a call all the same: whoever runs it says so to the
 //!   model. Only formats without a marker, where it may as well be an answer in JSON, go by names.
 //!
@@ -33,6 +36,7 @@ mod llama3;
 mod marked;
 mod marker;
 mod mistral;
+mod python;
 mod qwen_xml;
 mod schema;
 
@@ -42,7 +46,7 @@ use event::Out;
 pub use detect::{opened, Found, Probe};
 pub use event::Event;
 pub(crate) use literal::QUOTE;
-pub(crate) use qwen_xml::{typed, VALUE_END};
+pub(crate) use qwen_xml::{typed, VALUE_END, VALUE_TAGS};
 pub use schema::Tools;
 pub(crate) use schema::{types_of, Types};
 

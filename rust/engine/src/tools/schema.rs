@@ -77,6 +77,14 @@ impl Tools {
         self.0.iter().any(|tool| tool.name == name)
     }
 
+    /// Whether a tool has a parameter of this name among its properties; `None` where it is not
+    /// offered or names none.
+    pub(super) fn declares(&self, tool: &str, parameter: &str) -> Option<bool> {
+        let found = self.0.iter().find(|t| t.name == tool)?;
+        let properties = found.parameters.get("properties")?.as_object()?;
+        (!properties.is_empty()).then(|| properties.contains_key(parameter))
+    }
+
     /// What a parameter may be.
     pub(super) fn types(&self, tool: &str, parameter: &str) -> Types {
         let found = self.0.iter().find(|t| t.name == tool);
