@@ -277,6 +277,7 @@ class Engine:
         *,
         priority: int = 0,
         timed_from: int = 0,
+        together: int = 0,
         shown: Sequence[int] = ...,
     ) -> Generation: ...
     def offer(

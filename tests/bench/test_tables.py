@@ -137,12 +137,3 @@ def test_repetitions_that_disagree_are_said() -> None:
     )
     records = [bench_record(), bench_record(samples_ts=[9.001, 12.1], n_gen=8)]
     assert bench_doubts(records) == [f"tg8: {said}"]
-
-
-def test_sequences_that_hardly_ran_together_are_said() -> None:
-    apart = {"n_seq": 64, "n_depth": 2048, "n_gen": 64}
-    few = bench_record(**apart, together=0.19)
-    assert bench_doubts([bench_record(**apart, together=0.5), few]) == [
-        "tg64 @ d2048 x 64: on average 12 of 64 sequences ran while they were timed, for the first "
-        "had ended before the last began: give more tokens by -n"
-    ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ from onegraph.bench.load import Load, Watch
 from onegraph.bench.memory import Peak, read_peak
 from onegraph.bench.prompts import random_tokens
 from onegraph.bench.statistics import mean, sample_stddev
-from onegraph.errors import InternalError
+from onegraph.errors import InternalError, OutOfMemoryError
 from onegraph.llm import LLM
 from onegraph.results import Timings
 from onegraph.sampling import resolve
@@ -28,21 +27,6 @@ GRAPHS = {"full": "graph", "none": "eager"}
 
 #: Called with what is going on, repetitions done and repetitions in all.
 Told = Callable[[str, int, int | None], None]
-
-
-#: Part of the sequences that run on average, below which their clocks do not tell the rate of all.
-ALL_TOGETHER = 0.95
-
-#: Steps of all sequences that tell it.
-LEAST_STEPS = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """What several sequences made, from where all had begun to where the first one ended."""
-
-    n_tokens: int
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,106 +180,69 @@ def run(
 
 
 def measure(llm: LLM, case: Case, seed: int) -> Repetition:
-    """One repetition, from an empty cache but for the tokens of the depth."""
-    return _repetition(case, *_run_once(llm, case, seed))
+    """One repetition, from an empty cache but for the tokens of the depth.
+
+    Raises `OutOfMemoryError` where the sequences do not all fit in the cache together.
+    """
+    return _repetition(case, _run_once(llm, case, seed))
 
 
-def _run_once(llm: LLM, case: Case, seed: int) -> tuple[list[Timings], Window | None]:
-    """Timings of a test's sequences, and what several made while all ran. That of a prompt begins
-    behind the tokens of the depth, which the same sequence holds."""
+def _run_once(llm: LLM, case: Case, seed: int) -> list[Timings]:
+    """Timings of a test's sequences, of which none takes a step before all have begun. That of a
+    prompt begins behind the tokens of the depth, which the same sequence holds."""
     first = llm.tokenizer.bos_id if llm.tokenizer.add_bos else None
     length = case.n_depth + (case.n_prompt or (0 if case.n_depth else 1))
     # The prompt's pass yields a token itself: one more than the steps that are timed.
     n = case.n_gen + 1
     options = resolve({"max_tokens": n, "temperature": 0, "ignore_eos": True})
     timed_from = case.n_depth if case.n_prompt else 0
+    before = llm.stats().preemptions
     generations = [
         # Another seed for each sequence: equal prompts would share their keys and values.
         llm._engine.submit(
             random_tokens(length, llm.n_vocab, seed * 1_000_003 + row, first),
             options,
             timed_from=timed_from,
+            together=case.n_seq if case.n_seq > 1 else 0,
         )
         for row in range(case.n_seq)
     ]
-    ended: dict[int, _native.Generated] = {}
-    window = None
-    if case.n_seq > 1 and case.n_gen:
-        for number, generation in enumerate(generations):
-            _given(generation, number, ended, waits=True)
-        # The last one may have waited: what the others made meanwhile does not count.
-        for number, generation in enumerate(generations[:-1]):
-            _given(generation, number, ended)
-        begin = time.perf_counter()
-        if not ended:
-            # They end in the order in which they came, or several at once.
-            ended[0] = generations[0].collect()
-            seconds = time.perf_counter() - begin
-            made = len(ended[0].token_ids)
-            for number, generation in enumerate(generations[1:], 1):
-                made += _given(generation, number, ended)
-            window = Window(made, seconds)
     times = []
-    for number, generation in enumerate(generations):
-        whole = ended.get(number) or generation.collect()
-        made = whole.usage[1]
-        if made != n:
-            raise InternalError(f"{case.name} generated {made} of {n} tokens")
-        times.append(Timings(*whole.timings))
-    return times, window
+    try:
+        for generation in generations:
+            whole = generation.collect()
+            made = whole.usage[1]
+            if made != n:
+                raise InternalError(f"{case.name} generated {made} of {n} tokens")
+            times.append(Timings(*whole.timings))
+    except OutOfMemoryError as e:
+        raise _too_many(case, str(e.args[0])) from e
+    finally:
+        for generation in generations:
+            generation.cancel()
+    if stepped := llm.stats().preemptions - before:
+        raise _too_many(case, f"{stepped} times one stepped aside, as the pages had run out")
+    return times
 
 
-def _given(
-    generation: _native.Generation,
-    number: int,
-    ended: dict[int, _native.Generated],
-    waits: bool = False,
-) -> int:
-    """How many tokens it has made since it was last asked, one at least if this `waits`; its last
-    piece goes to `ended`."""
-    made = 0
-    while number not in ended:
-        part = generation.next() if waits and not made else generation.poll()
-        if part is None:
-            break
-        made += len(part.token_ids)
-        if part.finish_reason:
-            ended[number] = part
-    return made
+def _too_many(case: Case, why: str) -> OutOfMemoryError:
+    """That the sequences of a test cannot all run all the time: there is no rate of them."""
+    tokens = case.n_ctx - (case.n_depth > 0)
+    return OutOfMemoryError(
+        f"{case.name}: {case.n_seq} sequences of {tokens} tokens do not all run "
+        f"together ({why.removeprefix('out of memory: ')}): their rate would be one of fewer; give "
+        "fewer by -npl, fewer tokens by -n or -d, or a smaller --kv-type"
+    )
 
 
-def _together(times: Sequence[Timings]) -> tuple[float, float]:
-    """Seconds in which all sequences make their tokens, at the rate that they have while all run,
-    and how large a part of them did run then, on average.
-
-    Those that begin first wait between two steps for the prompts of the others, and end before
-    them. So what counts is the span from where the last one begins to the end, and of each sequence
-    the part of its tokens that it made in there if it was as fast before as on average. It was
-    slower: what this gives is never too short.
-    """
-    begun = [t.queue_seconds + t.prefill_seconds for t in times]
-    ended = [begin + t.decode_seconds for begin, t in zip(begun, times, strict=True)]
-    span = max(ended) - max(begun)
-    inside = [max(0.0, end - max(begun)) for end in ended]
-    made = [
-        own / t.decode_seconds if t.decode_seconds else 1.0
-        for own, t in zip(inside, times, strict=True)
-    ]
-    ran = sum(inside) / (span * len(times)) if span else 1.0
-    return span * len(times) / sum(made), ran
-
-
-def _repetition(case: Case, times: Sequence[Timings], window: Window | None = None) -> Repetition:
-    """What was timed. Where sequences begin one after another, those that began first are as slow
-    as the prompts of the others made them, so what is counted while all ran is the rate, if that
-    is `LEAST_STEPS` steps; it is known to one step, which for fewer is less than the clocks say."""
+def _repetition(case: Case, times: Sequence[Timings]) -> Repetition:
+    """What was timed: sequences take their first step together, and their last, so that all run
+    all the time. Some may be told late of the token before it."""
     steps = case.n_gen * case.n_seq
-    decode, together = _together(times)
-    if window and together < ALL_TOGETHER and window.n_tokens >= LEAST_STEPS * case.n_seq:
-        decode, together = steps * window.seconds / window.n_tokens, 1.0
-    last = min(times, key=lambda t: t.decode_seconds)
-    share = decode / last.decode_seconds if last.decode_seconds else 1.0
-    plain = case.n_gen / last.decode_tokens_per_second_without_sampling * share if steps else 0.0
+    longest = max(times, key=lambda t: t.decode_seconds)
+    decode = longest.decode_seconds
+    together = sum(t.decode_seconds for t in times) / (decode * len(times) or 1.0)
+    plain = case.n_gen / longest.decode_tokens_per_second_without_sampling if steps else 0.0
     if not case.n_prompt:
         return Repetition(steps, decode, plain, together)
     prompt = times[0].prefill_seconds

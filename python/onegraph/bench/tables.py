@@ -25,8 +25,6 @@ __all__ = [
 
 #: Columns of a terminal where nobody says how many there are.
 WIDTH = 80
-#: Part of its sequences that a test's rate stands for at least.
-LEAST_TOGETHER = 0.5
 
 Record = dict[str, Any]
 
@@ -143,22 +141,9 @@ def bench_foot(records: Sequence[Record]) -> list[str]:
 
 
 def bench_doubts(records: Sequence[Record]) -> list[str]:
-    """Of each test whose repetitions disagree, by how much; whose sequences ran apart, how far."""
-    found = []
-    for r in records:
-        doubts = [doubt(r["samples_ts"], "repetitions"), _apart(r)]
-        found += [f"{_test_name(r)}: {why}" for why in doubts if why]
-    return found
-
-
-def _apart(r: Record) -> str | None:
-    """Why the rate of several sequences is one of fewer."""
-    if r["together"] >= LEAST_TOGETHER:
-        return None
-    return (
-        f"on average {r['together'] * r['n_seq']:.0f} of {r['n_seq']} sequences ran while they "
-        "were timed, for the first had ended before the last began: give more tokens by -n"
-    )
+    """Of each test whose repetitions disagree, by how much."""
+    said = [(r, doubt(r["samples_ts"], "repetitions")) for r in records]
+    return [f"{_test_name(r)}: {why}" for r, why in said if why]
 
 
 def _test_name(record: Record) -> str:

@@ -214,6 +214,7 @@ impl Sampling {
             stop_token_ids: counts("stop_token_ids", &self.stop_token_ids)?,
             ignore_eos: self.ignore_eos,
             timed_from: 0,
+            together: 0,
             priority: 0,
             asked: None,
             shown_token_ids: Vec::new(),
@@ -405,7 +406,10 @@ impl Engine {
 
     /// Queues a request; blocks while the queue is full. The prompt's tokens before `timed_from` are
     /// left out of the time for the prompt; the spelling of control tokens that are `shown` is text.
-    #[pyo3(signature = (prompt, options, *, priority = 0, timed_from = 0, shown = Vec::new()))]
+    /// Where so many are asked for `together`, none takes its first step before all have begun.
+    #[pyo3(signature = (prompt, options, *, priority = 0, timed_from = 0, together = 0,
+                        shown = Vec::new()))]
+    #[allow(clippy::too_many_arguments)]
     fn submit(
         &self,
         py: Python<'_>,
@@ -413,11 +417,12 @@ impl Engine {
         options: Sampling,
         priority: i64,
         timed_from: usize,
+        together: usize,
         shown: Vec<u32>,
     ) -> PyResult<Generation> {
         let mut request = options.request(&prompt).map_err(to_py)?;
         request.shown_token_ids = shown;
-        request.timed_from = timed_from;
+        (request.timed_from, request.together) = (timed_from, together);
         request.priority = nearest(priority);
         // It is in line from now on, also while there is no room in the queue.
         request.asked = Some(Instant::now());

@@ -174,6 +174,14 @@ impl Active {
         }
     }
 
+    /// How many sequences are to take their first step with it, of which it waits for some.
+    fn together(&self) -> usize {
+        match &self.task {
+            Task::Generate(g) => g.request.together,
+            Task::Logits { .. } | Task::Embed(_) => 0,
+        }
+    }
+
     /// Whether its whole prompt was fed.
     fn is_fed(&self) -> bool {
         match &self.task {
@@ -273,6 +281,7 @@ impl Owner {
         while self.admit()? {
             let (begun, before) = (Instant::now(), self.now.done);
             self.drop_cancelled()?;
+            self.release();
             if !self.feed()? {
                 self.step()?;
             }
@@ -366,6 +375,9 @@ impl Owner {
                 .admit(&mut *self.backend, span, prompt, margin, until)
             {
                 Ok(Some(sequence)) => self.start(sequence, job)?,
+                Ok(None) if job.work.together() > 0 && self.gathers() => {
+                    job.work.refuse(self.scatter()?);
+                }
                 Ok(None) => {
                     self.shared.put_back(job);
                     return Ok(true);
@@ -476,8 +488,62 @@ impl Owner {
         self.decoding() > 0
     }
 
+    /// Whether sequences that are to begin together wait for others of them.
+    fn gathers(&self) -> bool {
+        self.active.iter().flatten().any(|a| a.together() > 0)
+    }
+
+    /// Ends sequences that wait for others of which there is no room: they would wait for ever. What
+    /// they are told.
+    fn scatter(&mut self) -> Result<Error> {
+        let waits = |a: &Active| a.together() > 0;
+        let told = Error::Memory {
+            need: format!(
+                "the pages of the cache hold {} of the sequences that are to begin together",
+                self.active.iter().flatten().filter(|a| waits(a)).count()
+            ),
+            remedy: "ask for fewer, or for fewer tokens of each".into(),
+        };
+        for slot in 0..self.active.len() {
+            if let Some(active) = self.active[slot].take_if(|a| waits(a)) {
+                active.fail(&mut *self.backend, told.clone())?;
+            }
+        }
+        self.feeding.retain(|slot| self.active[*slot].is_some());
+        Ok(told)
+    }
+
+    /// Lets sequences that are to begin together take their first step once all have come so far.
+    fn release(&mut self) {
+        let running = self.active.iter().flatten();
+        let wanted = running.clone().map(Active::together).max().unwrap_or(0);
+        let wanted = wanted.min(self.active.len());
+        if wanted == 0 {
+            return;
+        }
+        let ready = running.filter(|a| a.together() > 0 && a.decodes()).count();
+        if ready < wanted {
+            if self.feeding.is_empty() {
+                std::thread::sleep(DISK_WAIT);
+            }
+            return;
+        }
+        let now = Instant::now();
+        for active in self.active.iter_mut().flatten() {
+            if let Task::Generate(g) = &mut active.task {
+                if std::mem::take(&mut g.request.together) > 0 {
+                    // That they waited is no part of their steps.
+                    g.first = g.first.map(|first| Mark { at: now, ..first });
+                }
+            }
+        }
+    }
+
     /// How many do.
     fn decoding(&self) -> usize {
+        if self.gathers() {
+            return 0;
+        }
         let running = self.active.iter().flatten();
         running.filter(|active| active.decodes()).count()
     }
@@ -486,6 +552,9 @@ impl Owner {
     fn step(&mut self) -> Result<()> {
         // The last slice of a prompt draws a token too: it goes out before the next step.
         self.deliver(false)?;
+        if self.gathers() {
+            return Ok(());
+        }
         self.make_room()?;
         if !self.decodes() {
             return Ok(());

@@ -205,6 +205,7 @@ impl Engine {
             shown_token_ids: Vec::new(),
             ignore_eos: true,
             timed_from: 0,
+            together: 0,
             priority: 0,
             asked: None,
             prompt_lookup: 0,

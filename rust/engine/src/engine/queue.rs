@@ -100,6 +100,14 @@ impl Work {
         }
     }
 
+    /// How many sequences are to take their first step together.
+    pub fn together(&self) -> usize {
+        match self {
+            Work::Generate { request, .. } => request.together,
+            _ => 0,
+        }
+    }
+
     pub fn refuse(self, error: Error) {
         // A receiver that is gone wants no answer.
         match self {

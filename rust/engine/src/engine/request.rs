@@ -36,6 +36,9 @@ pub struct Request {
     /// Tokens of the prompt that are done before [`Timings::prefill`] begins: what comes behind a
     /// long text is timed by itself.
     pub timed_from: usize,
+    /// How many sequences take their first step together, this one among them, or as many as there are
+    /// slots; 0: none waits. All of them have to be asked for.
+    pub together: usize,
     /// Who goes first where there is not room for all: the higher, from -[`MAX_PRIORITY`] to
     /// [`MAX_PRIORITY`]. It counts as if the request had waited [`PRIORITY_STEP`] longer for each step.
     pub priority: i32,

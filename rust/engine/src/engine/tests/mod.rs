@@ -167,6 +167,7 @@ fn request(text: &str, max_tokens: usize, seed: u64) -> Request {
         shown_token_ids: Vec::new(),
         ignore_eos: true,
         timed_from: 0,
+        together: 0,
         priority: 0,
         asked: None,
         prompt_lookup: 0,

@@ -77,6 +77,7 @@ pub fn requests() -> impl Strategy<Value = Asked> {
                     shown_token_ids: Vec::new(),
                     ignore_eos,
                     timed_from: 0,
+                    together: 0,
                     priority: place.0,
                     asked: None,
                     prompt_lookup: place.2,
