@@ -57,6 +57,45 @@ def test_files_split_by_the_gguf_package(tmp_path: Path) -> None:
         _native.model_plan(first)
 
 
+def test_a_link_to_the_first_shard_leads_to_the_others(tmp_path: Path) -> None:
+    (tmp_path / "split").mkdir()
+    first = tiny.write(tmp_path / "split" / "tiny.gguf", split_max_tensors=5)
+    plan = _native.model_plan(first)
+    shards = sorted(first.parent.iterdir())
+    (links := tmp_path / "links").mkdir()
+
+    def link(name: str, target: Path | str) -> Path:
+        (links / name).symlink_to(target)
+        return links / name
+
+    # Its name may say what it likes, and it may lead there by another, or from beside itself.
+    named = link("model.gguf", first)
+    assert _native.model_plan(named) == plan
+    assert _native.model_plan(link("again.gguf", "model.gguf")) == plan
+    assert _native.model_plan(link(first.name, Path("..") / "split" / first.name)) == plan
+    assert _native.model_plan(link("folder", first.parent) / first.name) == plan
+    files = json.loads(_native.model_info(named))["files"]
+    assert [Path(f["path"]).name for f in files[1:]] == [shard.name for shard in shards[1:]]
+    # As a cache lays them out: links with the names of shards to files with none.
+    (blobs := tmp_path / "blobs").mkdir()
+    (snapshot := tmp_path / "snapshot").mkdir()
+    for i, shard in enumerate(shards):
+        shard.rename(blobs / str(i))
+        (snapshot / shard.name).symlink_to(blobs / str(i))
+    assert _native.model_plan(snapshot / first.name) == plan
+    assert _native.model_plan(link("cached.gguf", snapshot / first.name)) == plan
+    # Beside the link they come first.
+    for shard in shards[1:]:
+        link(shard.name, blobs / "0")
+    (links / first.name).unlink()
+    with pytest.raises(onegraph.ModelError, match=r"split.no"):
+        _native.model_plan(link(first.name, snapshot / first.name))
+    with pytest.raises(onegraph.FileError, match="its name does not lead to the others"):
+        _native.model_plan(blobs / "0")
+    with pytest.raises(onegraph.FileError, match=r"shard 2 of .*, not the first; open .*00001-of"):
+        _native.model_plan(link("second.gguf", snapshot / shards[1].name))
+
+
 def test_missing_tensors_and_wrong_shapes(tmp_path: Path) -> None:
     def with_tensors(tensors: list[tuple[str, tuple[int, ...]]]) -> Path:
         path = tmp_path / "model.gguf"

@@ -42,6 +42,9 @@ struct Shard {
 /// Largest `split.count`: every shard holds a file handle, and no model comes near.
 const MAX_SHARDS: usize = 512;
 
+/// Longest chain of symbolic links, as Linux has it.
+const MAX_LINKS: usize = 40;
+
 fn io_error(action: &'static str, path: &Path, reason: impl ToString, remedy: &str) -> Error {
     Error::Io {
         action,
@@ -175,6 +178,20 @@ impl ShardName {
     }
 }
 
+/// A path and those that it links to, one after the other: shards lie beside one of them.
+fn with_links(path: &Path) -> Vec<PathBuf> {
+    let mut found = vec![path.to_owned()];
+    while let Some(link) = found.last().filter(|_| found.len() <= MAX_LINKS) {
+        let Ok(target) = std::fs::read_link(link) else {
+            break;
+        };
+        // An absolute one stands for itself.
+        let target = link.parent().unwrap_or(Path::new("")).join(target);
+        found.push(target);
+    }
+    found
+}
+
 /// `split.no`, `split.count` and `split.tensors.count` of one file; `None` for an unsplit one.
 struct Split {
     number: u64,
@@ -204,7 +221,8 @@ impl Split {
 }
 
 impl Model {
-    /// Opens, maps and validates a GGUF file; of a split model, all shards (`path` is the first).
+    /// Opens, maps and validates a GGUF file; of a split model, all shards: `path` is the first, or a
+    /// link to it, and the others lie beside the one or the other.
     ///
     /// # Errors
     /// [`Error::Io`] where a file cannot be read, is none, or a shard is missing (it names the
@@ -229,9 +247,10 @@ impl Model {
     }
 
     fn open_rest(&mut self, path: &Path, split: &Split) -> Result<()> {
-        let name = ShardName::of(path);
+        let paths = with_links(path);
+        let mut names = paths.iter().filter_map(|path| ShardName::of(path));
         if split.number != 0 {
-            let first = name.map_or_else(
+            let first = names.next().map_or_else(
                 || "the first shard".into(),
                 |n| n.path(1).display().to_string(),
             );
@@ -247,8 +266,10 @@ impl Model {
             ));
         }
         if split.count > 1 {
-            let name = name.filter(|n| n.number == 1 && n.count as u64 == split.count);
-            let name = name.ok_or_else(|| {
+            let leads = |n: &ShardName| n.number == 1 && n.count as u64 == split.count;
+            let names: Vec<ShardName> = names.filter(leads).collect();
+            let whole = names.iter().find(|n| n.path(2).exists());
+            let name = whole.or(names.first()).ok_or_else(|| {
                 let expected = format!("NAME-00001-of-{:05}.gguf", split.count);
                 io_error(
                     "open",
@@ -261,7 +282,7 @@ impl Model {
                 )
             })?;
             for number in 2..=name.count {
-                self.open_next(&name, number)?;
+                self.open_next(name, number)?;
             }
         }
         let found = self.tensors.len();
