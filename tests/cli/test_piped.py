@@ -62,6 +62,35 @@ def test_a_file_and_a_socket_are_read_as_a_pipe_is(cli: Any, smollm2: Path, tmp_
     assert prompt_tokens(cli(*ask, stdin=far)) == piped
 
 
+def test_a_byte_order_mark_is_no_part_of_the_text(cli: Any, smollm2: Path, tmp_path: Path) -> None:
+    said = "apples are räd\n"
+    marked = tmp_path / "marked"
+    marked.write_text(said, encoding="utf-8-sig")
+    for ask in (["Hi"], ["-"], []):
+        run = ["run", smollm2, *ask, *GREEDY, "--json"]
+        plain = prompt_tokens(cli(*run, input=said))
+        assert prompt_tokens(cli(*run, input="\ufeff" + said)) == plain
+        with marked.open() as file:
+            assert prompt_tokens(cli(*run, stdin=file)) == plain
+    # A second one is a character like any other.
+    assert prompt_tokens(cli(*run, input="\ufeff\ufeff" + said)) > plain
+    empty = cli("run", smollm2, "-", input="\ufeff")
+    assert (empty.returncode, empty.stdout) == (2, "")
+    assert "standard input is empty" in empty.stderr
+
+
+@pytest.mark.parametrize("encoding", ["UTF-16", "UTF-16-BE", "UTF-32", "UTF-32-BE"])
+def test_a_mark_of_another_encoding_is_said(encoding: str, cli: Any, tmp_path: Path) -> None:
+    marked = tmp_path / "marked"
+    marked.write_bytes(("\ufeff" * encoding.endswith("BE") + "apples").encode(encoding))
+    with marked.open() as file:
+        done = cli("run", "no-such-model", "Hi", stdin=file)
+    assert (done.returncode, done.stdout) == (2, "")
+    name = encoding[:6]
+    said = " ".join(done.stderr.split())
+    assert f"standard input is {name}" in said and f"iconv -f {name} -t UTF-8" in said
+
+
 @pytest.mark.parametrize("redirection", ["</dev/null", "<&-", "</dev/zero", "0>/dev/null"])
 def test_a_prompt_needs_no_standard_input(redirection: str, line: str) -> None:
     alone = prompt_tokens(bash(f"{line} Hi --device cpu --max-tokens 1 --json </dev/null"))

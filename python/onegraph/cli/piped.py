@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import select
 import stat
@@ -11,6 +12,14 @@ import threading
 import click
 
 __all__ = ["joined", "needed"]
+
+#: What text of other encodings begins with.
+MARKS = [
+    ("UTF-32", codecs.BOM_UTF32_LE),
+    ("UTF-32", codecs.BOM_UTF32_BE),
+    ("UTF-16", codecs.BOM_UTF16_LE),
+    ("UTF-16", codecs.BOM_UTF16_BE),
+]
 
 #: Seconds after which somebody who gave a PROMPT is told what is waited for.
 PATIENCE = 2.0
@@ -70,6 +79,15 @@ def _read() -> str:
         raise click.UsageError(
             f"cannot read standard input: {e.strerror}; `< /dev/null` leaves it out"
         ) from e
+    # The longer first: one mark begins with another.
+    for encoding, mark in MARKS:
+        if raw.startswith(mark):
+            raise click.UsageError(
+                f"standard input is {encoding}, by the mark that it begins with, and UTF-8 is "
+                f"read: convert it, as in `iconv -f {encoding} -t UTF-8 FILE | onegraph run ...`"
+            )
+    # A mark of UTF-8 is no text.
+    raw = raw.removeprefix(codecs.BOM_UTF8)
     try:
         text = raw.decode()
     except UnicodeDecodeError as e:
