@@ -1,5 +1,6 @@
 """Runs quantized GGUF language models with the whole decode step captured as one CUDA graph."""
 
+from onegraph import _interpreter as _interpreter  # before anything of the process's is touched
 from onegraph._native import ChatTemplate, Rendering, StreamDecoder, Tokenizer, __version__
 from onegraph.answers import (
     InvalidToolCall,
