@@ -12,7 +12,7 @@ import pytest
 from onegraph.cli import COMMANDS, foreign, slash
 from onegraph.cli import cli as commands
 from onegraph.cli.run import command as RUN
-from onegraph.sampling import DEFAULTS
+from onegraph.sampling import DEFAULTS, resolve
 
 PAGE = Path(onegraph.__file__).parent / "pages" / "coming-from.md"
 
@@ -148,6 +148,54 @@ def test_each_command_of_ollama_is_ours_or_is_refused() -> None:
     ]
     assert {"run", "ls", "create", "serve"} <= set(typed)
     assert [name for name in typed if name not in {*COMMANDS, *foreign.COMMANDS}] == []
+
+
+def elsewhere() -> Iterator[tuple[str, str]]:
+    """Each name of other programs in Python, and what is said of it."""
+    for head, rows in tables():
+        if head[1] == "onegraph":
+            for row in rows:
+                yield from ((name, row[1]) for name in re.findall(r"`([^`]+)`", row[0]))
+
+
+def test_a_keyword_from_elsewhere_is_told_what_the_page_says() -> None:
+    names: dict[str, set[str]] = {}
+    for written, said in elsewhere():
+        for found in re.findall(r"(\w+)=|^(\w+)$", written):
+            names.setdefault("".join(found), set()).add(f"is {said} here")
+    assert {"model_path", "n_gpu_layers", "num_predict", "tensor_parallel_size"} <= set(names)
+    for name, said in names.items():
+        if name not in LOADED:
+            with pytest.raises(TypeError, match="onegraph help coming-from") as caught:
+                onegraph.LLM("no-such-model", **{name: 1})
+            assert repr(name) in str(caught.value)
+            assert any(text in str(caught.value) for text in said)
+        if name not in CALLED:
+            with pytest.raises(TypeError, match="onegraph help coming-from") as caught:
+                resolve({name: 1})
+            assert any(text in str(caught.value) for text in said)
+    with pytest.raises(TypeError, match=r"`Llama\(model_path=FILE\)` is `LLM\(FILE\)` here"):
+        onegraph.LLM(model_path="tiny.gguf")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'n_layers'$"):
+        onegraph.LLM("no-such-model", n_layers=1)  # type: ignore[call-arg]
+
+
+def test_a_method_from_elsewhere_is_told_what_the_page_says(smollm2: Path) -> None:
+    with onegraph.LLM(smollm2, device="cpu", n_ctx=64) as llm:
+        for name in ("create_completion", "create_chat_completion", "create_embedding", "scores"):
+            (said,) = {s for written, s in elsewhere() if re.search(rf"\b{name}$", written)}
+            for of in (llm, onegraph.LLM):
+                with pytest.raises(AttributeError, match=re.escape(f"is {said} here")):
+                    getattr(of, name)
+                assert not hasattr(of, name)
+        with pytest.raises(AttributeError, match=r"from_pretrained.* is `LLM\(\"hf:REPO/FILE"):
+            onegraph.LLM.from_pretrained  # noqa: B018
+        with pytest.raises(AttributeError, match=r"^LLM has no attribute 'no_such'$"):
+            llm.no_such  # noqa: B018
+        with pytest.raises(TypeError, match=r"not called itself: llm\.generate"):
+            llm("Hi")
+        # Types know nothing of this: they refuse what is not there.
+        assert set(dir(llm)) >= {"generate", "chat"} and "scores" not in dir(llm)
 
 
 def test_the_defaults_of_llama_cpp_are_those_of_its_package() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from onegraph import _native, arguments, hub, nvrtc, structured
+from onegraph import _native, arguments, foreign, hub, nvrtc, structured
 from onegraph import progress as progress_bar
 from onegraph.embedding import Embeds
 from onegraph.errors import ArgumentError, OutOfMemoryError
@@ -41,7 +41,7 @@ def _load(loading: _native.Loading, told: Told | None) -> _native.Engine:
         raise
 
 
-class LLM(Generates, Embeds):
+class LLM(Generates, Embeds, metaclass=foreign.Answering):
     """A model, loaded and ready. Any number of threads may use it at once.
 
     model: path of a GGUF file (of a split one, the first shard), a name of the manifest such as
@@ -96,6 +96,7 @@ class LLM(Generates, Embeds):
     the device is missing or cannot be used: there is no silent fallback.
     """
 
+    @foreign.keywords
     def __init__(
         self,
         model: str | os.PathLike[str],
@@ -396,6 +397,17 @@ class LLM(Generates, Embeds):
         `ClosedError`; closing it again does nothing.
         """
         self._engine.close()
+
+    if not TYPE_CHECKING:  # a type checker knows what there is
+
+        def __getattr__(self, name):
+            raise foreign.unknown(self, type(self), name)
+
+        def __call__(self, *_args, **_given):
+            raise TypeError(
+                "an LLM is not called itself: llm.generate goes on from a prompt, llm.chat answers "
+                "a conversation"
+            )
 
     def __enter__(self) -> Self:
         return self

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypedDict, TypeVar
 
-from onegraph import _native, arguments, structured
+from onegraph import _native, arguments, foreign, structured
 
 __all__ = ["DEFAULTS", "Sampling", "SamplingOptions"]
 
@@ -153,8 +153,13 @@ def resolve(given: Mapping[str, Any], base: Sampling | None = None) -> dict[str,
     """
     for name in given:
         if name not in DEFAULTS:
+            said = foreign.answer(name, is_keyword=True)
             names = ", ".join(DEFAULTS)
-            raise TypeError(f"unexpected keyword argument {name!r}; sampling takes {names}")
+            raise TypeError(
+                f"unexpected keyword argument {name!r}"
+                + (f": {said}" if said else "")
+                + f"; sampling takes {names}"
+            )
     if base is not None and not isinstance(base, Sampling):
         raise arguments.refused("sampling", base, "must be an onegraph.Sampling")
     merged: dict[str, Any] = {**(DEFAULTS if base is None else base.options()), **given}

@@ -26,6 +26,8 @@ from onegraph.cli import COMMANDS, foreign
         (["run", "smollm2", "--format", "json"], "--format is no option here: use --schema"),
         (["run", "smollm2", "--keepalive", "5m"], "--keepalive is no option here"),
         (["info", "smollm2", "--ctx-size", "9"], "--ctx-size is no option here: use --n-ctx"),
+        (["run", "smollm2", "Hi", "--image", "cat.png"], "--image is no option here: models here"),
+        (["serve", "smollm2", "--mmproj=a.gguf"], "--mmproj is no option here: models here read"),
         (["pull", "smollm2", "--insecure"], "--insecure is no option here"),
     ],
 )

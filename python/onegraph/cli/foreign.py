@@ -98,6 +98,9 @@ OPTIONS = [
     Foreign(("--keepalive",), (), "no server is behind this: the model goes with the command"),
     Foreign(("--json-schema",), ("schema",), "nothing is generated here"),
     Foreign(("--lora",), (), "onegraph does not have it"),
+    Foreign(
+        ("--image", "--mmproj", "-mm", "--audio"), (), "models here read text, so send text alone"
+    ),
     Foreign(("--think", "--hidethinking"), (), "the model's chat template decides"),
     Foreign(("--insecure",), (), "what is fetched is held to its hash"),
 ]

@@ -1,0 +1,68 @@
+"""Names of other programs that are none here: what the page for those who come from there says."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from abc import ABCMeta
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+__all__ = ["Answering", "answer", "keywords", "unknown"]
+
+PAGE = Path(__file__).parent / "pages" / "coming-from.md"
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def answer(name: str, *, is_keyword: bool) -> str | None:
+    """What the tables of the page say of a keyword, or of a function or an attribute; None where
+    they do not have it."""
+    name = re.escape(name)
+    found = rf"\b{name}=|^{name}$" if is_keyword else rf"(?:^|\.){name}(?:\(|$)"
+    for program, theirs, ours in _rows():
+        for written in re.findall(r"`([^`]+)`", theirs):
+            if re.search(found, written):
+                return f"{program}'s `{written}` is {ours} here, see `onegraph help coming-from`"
+    return None
+
+
+def _rows() -> Iterator[tuple[str, str, str]]:
+    """Of each table that says what is what in Python: the program, its words, and ours."""
+    for table in re.findall(r"(?:^\|.*\n)+", PAGE.read_text(encoding="utf-8"), re.MULTILINE):
+        head, _, *rows = [[cell.strip() for cell in line.split("|")] for line in table.splitlines()]
+        if head[2] == "onegraph":
+            yield from ((head[1], row[1], row[2]) for row in rows)
+
+
+def keywords(function: Callable[P, T]) -> Callable[P, T]:
+    """Lets a function answer for keywords of other programs, in its `TypeError`."""
+    known = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def called(*args: P.args, **given: P.kwargs) -> T:
+        for name in given:
+            if name not in known and (said := answer(name, is_keyword=True)):
+                raise TypeError(f"unexpected keyword argument {name!r}: {said}")
+        return function(*args, **given)
+
+    return called
+
+
+class Answering(ABCMeta):
+    """Lets a class answer for attributes of other programs, in its `AttributeError`."""
+
+    if not TYPE_CHECKING:  # a type checker knows what there is
+
+        def __getattr__(cls, name):
+            raise unknown(cls, cls, name)
+
+
+def unknown(of: object, owner: type, name: str) -> AttributeError:
+    """The error for an attribute that is none."""
+    said = None if name.startswith("_") else answer(name, is_keyword=False)
+    text = f"{owner.__name__} has no attribute {name!r}" + (f": {said}" if said else "")
+    return AttributeError(text, name=name, obj=of)
