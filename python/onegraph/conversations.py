@@ -62,7 +62,7 @@ def _message(name: str, message: Any) -> dict[str, Any]:
     if arguments.is_sequence(found.get("tool_calls")):
         found["tool_calls"] = [_call(call) for call in found["tool_calls"]]
     # No calls are none: templates ask whether there is a list.
-    return {key: value for key, value in found.items() if value or key not in CALLS}
+    return {key: of for key, of in found.items() if of or key not in (*CALLS, "images")}
 
 
 #: What calls of tools are under, and reasoning.

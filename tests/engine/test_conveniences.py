@@ -202,7 +202,11 @@ def test_contents_in_parts_are_joined_and_other_parts_refused_by_name(llm: LLM) 
         ([{"role": "user", "content": [image]}], r"messages\[0\] content\[0\] type = 'image_url'"),
         ([{"role": "user", "content": 5}], r"messages\[0\] content = 5: must be a str, or a list"),
         ([{"role": "user", "content": [5]}], r"messages\[0\] content\[0\] = 5: must be a part"),
+        ([{**SAID[0], "images": ["aGk="]}], r"messages\[0\] images: models here read text"),
         ([{"role": "user"}], r'messages\[0\]: has no "content"'),
+        ([{"role": "user", "content": None}], r'messages\[0\]: has no "content"'),
+        ([{"role": "assistant", "content": None}], r'messages\[0\]: has no "content"'),
+        ([{"role": "user", "thinking": "hm"}], r'messages\[0\]: has no "content"'),
         ([{"content": "tea"}], r'messages\[0\]: has no "role"'),
         ([{"role": 5, "content": "tea"}], r"messages\[0\] role = 5: must be a str"),
         ([], r"messages = \[\]: give at least one message"),
@@ -215,6 +219,30 @@ def test_contents_in_parts_are_joined_and_other_parts_refused_by_name(llm: LLM) 
     for messages, said in refused:
         with pytest.raises(onegraph.ArgumentError, match=said):
             llm.chat(messages)
+
+
+@pytest.mark.parametrize("calls", [[], None])
+def test_no_calls_are_none_and_reasoning_may_be_all(llm: LLM, calls: Any) -> None:
+    """As other programs hand the assistant's messages back."""
+    shown = (
+        "{% for m in messages %}{{ m.role }}{{ m.tool_calls is defined }}{{ m.images }}"
+        "{{ m.content }}{{ m.thinking }}{% endfor %}"
+    )
+    options: dict[str, Any] = {"chat_template": shown, **PLAIN}
+    plain: dict[str, Any] = {"role": "assistant", "content": ""}
+    empty = {"role": "assistant", "content": None}
+    for given, meant in (
+        ({**empty, "tool_calls": calls}, plain),
+        ({"role": "assistant", "tool_calls": calls}, plain),
+        ({**empty, "tool_calls": calls, "function_call": None}, plain),
+        ({**empty, "thinking": "hm"}, {**plain, "thinking": "hm"}),
+        ({**empty, "thinking": "hm", "tool_calls": calls}, {**plain, "thinking": "hm"}),
+        ({**SAID[0], "images": calls}, SAID[0]),
+    ):
+        expected = llm.chat([*SAID, meant, *SAID], **options)
+        found = llm.chat([*SAID, given, *SAID], **options)
+        assert found.usage.prompt_tokens == expected.usage.prompt_tokens
+        assert found.token_ids == expected.token_ids
 
 
 def test_progress_of_a_list_is_told(llm: LLM) -> None:
