@@ -31,7 +31,9 @@ def read(format: str, text: str, tools: Sequence[dict[str, Any]] = (), *, every:
         PROMPT, json.dumps(list(tools)), continues=False, seed=0
     )
     size = every or len(text) or 1
-    events = [event for at in range(0, len(text), size) for event in answer.push(text[at : at + size])]
+    events = [
+        event for at in range(0, len(text), size) for event in answer.push(text[at : at + size])
+    ]
     events += answer.finish()
     said, invalid = "", []
     calls: list[tuple[str, dict[str, Any]]] = []

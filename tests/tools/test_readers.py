@@ -88,7 +88,9 @@ ESCAPES = [
     *("\\ud83d", "\\N{BULLET}", "\\x4", "\\u12", "\\U00110000"),
 ]
 INSIDE = st.lists(
-    st.one_of(st.sampled_from([*ESCAPES, "'", '"', "a", " ", "\n", "#", "é", "{x}"]), st.text(max_size=2)),
+    st.one_of(
+        st.sampled_from([*ESCAPES, "'", '"', "a", " ", "\n", "#", "é", "{x}"]), st.text(max_size=2)
+    ),
     max_size=6,
 ).map("".join)
 TEXTS = st.builds(
@@ -103,9 +105,15 @@ NUMBERS = st.one_of(
     st.integers(0, 2**40).map(oct),
     st.integers(0, 2**40).map(bin),
     st.floats().map(repr),
-    st.sampled_from(["1_000", "0_0", "00", "012", "1__0", "1_", "0x_f", "0xF_F", "0b2", "0o8", "1.", ".5"]),
-    st.sampled_from(["1.e5", "09.5", "0_9e1_0", "1e+5", "1E-5", "1e", "1j", "1.5J", "-1", "+1", "- 1"]),
-    st.sampled_from(["--1", "-0", "-0.0", "1+2j", "1 + 1", "1e999", "-1e999", "~1", ".", "...", "1..2", "0xe+1"]),
+    st.sampled_from(
+        ["1_000", "0_0", "00", "012", "1__0", "1_", "0x_f", "0xF_F", "0b2", "0o8", "1.", ".5"]
+    ),
+    st.sampled_from(
+        ["1.e5", "09.5", "0_9e1_0", "1e+5", "1E-5", "1e", "1j", "1.5J", "-1", "+1", "- 1"]
+    ),
+    st.sampled_from(
+        ["--1", "-0", "-0.0", "1+2j", "1 + 1", "1e999", "-1e999", "~1", ".", "...", "1..2", "0xe+1"]
+    ),
 )
 SPACE = st.sampled_from(["", " ", "\n", "\t", " # so\n", "\\\n", "\r\n", "\x0c", "\xa0"])
 PLAIN = st.one_of(
@@ -170,7 +178,13 @@ def test_a_literal_with_a_character_more_or_less_too(literal: str, at: int, more
         *("'a' 'b'", "u'a'", "r'\\d+'", "R'\\''", '"""a"b\nc"""', "'\\x41\\101\\u00e9\\U0001f600'"),
         *("'a\\\nb'", "'\\q'", "'a' # so\n \"b\"", "0x1F", "0o17", "0b11", "1_000", "1_0.5_0e1_0"),
         *(".5", "1.", "1e5", "00", "- 1", "+2", "-0", "(1)", "()", "(1,)", "[1, 2,]", "{'a': {}}"),
-        *("[ # so\n1, \\\n2]", "{'a' 'b': (('c'))}", "'' ''", "''''''", "[True, None, false, null]"),
+        *(
+            "[ # so\n1, \\\n2]",
+            "{'a' 'b': (('c'))}",
+            "'' ''",
+            "''''''",
+            "[True, None, false, null]",
+        ),
     ],
 )
 def test_literals_that_json_has_a_value_for_are_taken(literal: str) -> None:
