@@ -1,10 +1,13 @@
 """Keys and values that are larger than the cache's type holds: they become the largest that it
-holds and the slot says so, instead of an infinity that makes every later token of its sequence
-NaN."""
+holds and the slot says so. Those that are not finite end their sequence."""
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import numpy as np
+import onegraph
 import pytest
 from support.backends import Backend, over_backends
 from support.plans import Floats, Plan, Run, bits, encode
@@ -47,7 +50,7 @@ def said(run: Run) -> list[int]:
 @over_backends
 @over_types
 @pytest.mark.one_shape
-@pytest.mark.parametrize("beyond", [1.0001, 1e6, np.inf], ids=["just", "far", "infinite"])
+@pytest.mark.parametrize("beyond", [1.0001, 1e6], ids=["just", "far"])
 @pytest.mark.parametrize("sign", [1, -1], ids=["positive", "negative"])
 def test_a_value_beyond_the_type_becomes_the_largest(
     backend: Backend, kv_type: str, beyond: float, sign: int
@@ -70,7 +73,8 @@ def test_one_key_beyond_the_type_does_not_poison_the_tokens_that_follow(
     cache = one_head(kv_type)
     run = cache.run(backend, mapped=True)
     for position in range(10):
-        planted = {"k": np.inf, "v": -np.inf} if position == 3 else {}
+        most = LARGEST[kv_type]
+        planted = {"k": 8 * most, "v": -8 * most} if position == 3 else {}
         out = cache.outs(run(row(cache, position, **planted), positions=[position], slots=[1]))
         assert np.isfinite(out).all(), position
         assert said(run) == ([1] if position >= 3 else [])
@@ -113,19 +117,76 @@ def test_a_refused_token_says_nothing_of_its_size(backend: Backend, kv_type: str
         pytest.skip("padding rows are what cards have")
     cache = one_head(kv_type)
     run = cache.run(backend, mapped=True)
-    run(row(cache, 1, k=2 * LARGEST[kv_type]), positions=[0], slots=[backend.padding_slot])
-    assert said(run) == []
+    for value in (2 * LARGEST[kv_type], np.nan):
+        run(row(cache, 1, k=value), positions=[0], slots=[backend.padding_slot])
+        assert said(run) == []
+
+
+def refusal(run: Run, inputs: dict[str, Floats], **batch: Any) -> str:
+    with pytest.raises(onegraph.ModelError) as caught:
+        run(inputs, **batch)
+    return str(caught.value)
+
+
+def places(error: str) -> tuple[int, int, int, float]:
+    """Layer, position, slot and magnitude of a message."""
+    found = NOT_FINITE.fullmatch(error)
+    assert found, error
+    return int(found[1]), int(found[2]), int(found[3]), abs(float(found[4]))
+
+
+NOT_FINITE = re.compile(
+    r"KV scatter of layer (\d+): a key or value at position (\d+) of sequence slot (\d+) is (\S+), "
+    r"and all must be finite; .*"
+)
 
 
 @over_backends
+@pytest.mark.parametrize("kv_type", ["F32", *LARGEST])
 @pytest.mark.one_shape
-def test_what_is_no_number_stays_none_and_says_so(backend: Backend) -> None:
-    """Its logits are then an error of their own, which a made-up number would hide."""
-    cache = one_head("F16")
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf], ids=["nan", "infinity", "negative"])
+def test_a_key_or_value_that_is_not_finite_ends_its_sequence_alone(
+    backend: Backend, kv_type: str, value: float
+) -> None:
+    cache = one_head(kv_type)
     run = cache.run(backend, mapped=True)
-    out = cache.outs(run(row(cache, 1, v=np.nan), positions=[0]))
-    assert np.isnan(out[0, cache.head_dim // 2])
-    assert said(run) == [0]
+    lay(run, 0)
+    for planted in ("k", "v"):
+        rows = [row(cache, 1), row(cache, 2, **{planted: value}), row(cache, 3)]
+        together = {name: np.concatenate([r[name] for r in rows]) for name in rows[0]}
+        error = refusal(run, together, positions=[0, 0, 0], slots=[0, 2, 1])
+        layer, position, slot, size = places(error)
+        assert (layer, position, slot) == (0, 0, 2)
+        assert size == abs(value) or np.isnan([size, value]).all()
+        # It is none of the numbers that were too large.
+        assert said(run) == []
+        # The neighbours have the bits that they have without it, and go on.
+        out = cache.outs(run)
+        for i in (0, 2):
+            alone = cache.outs(cache.run(backend, mapped=True)(rows[i], positions=[0]))
+            assert np.array_equal(bits(out[i : i + 1]), bits(alone))
+        run(row(cache, 4), positions=[1], slots=[0])
+
+
+@over_backends
+@pytest.mark.parametrize("kv_type", ["F32", *LARGEST])
+@pytest.mark.one_shape
+def test_of_rows_that_are_not_finite_each_ends_its_own_sequence_at_its_first(
+    backend: Backend, kv_type: str
+) -> None:
+    """One of three is told of, the others of the same pass are not forgotten: nor told of later."""
+    cache = one_head(kv_type)
+    run = cache.run(backend, mapped=True)
+    rows = [
+        row(cache, 1),
+        row(cache, 2, k=np.nan),
+        row(cache, 3, v=np.inf),
+        row(cache, 4, v=np.nan),
+    ]
+    together = {name: np.concatenate([r[name] for r in rows]) for name in rows[0]}
+    error = refusal(run, together, positions=[0, 1, 2, 0], slots=[0, 0, 0, 1])
+    assert places(error)[:3] == (0, 1, 0)
+    run(row(cache, 5), positions=[0], slots=[1])
 
 
 @over_backends
@@ -141,11 +202,10 @@ def test_a_float32_cache_holds_what_a_float16_cache_does_not(backend: Backend) -
 N_HEAD, HEAD_DIM, N_EMBD = 2, 64, 256
 
 
-def projected(
-    backend: Backend, kv_type: str, rows: int, slot: int, planted: str, *, fuse: bool
-) -> Run:
-    """A pass of attention as models have it: q, k and v are products with biases, q and k are
-    rotated. All numbers are 1 but one of `planted`, which is far too large in each row."""
+def attending(backend: Backend, kv_type: str, planted: str, scale: float, *, fuse: bool) -> Run:
+    """Attention as models have it: q, k and v are products with biases, q and k are rotated. All
+    numbers are 1 but one of `planted`: far too large where `scale`, which is that of weights that
+    are zero, is finite, else NaN."""
     width = N_HEAD * HEAD_DIM
     plan = Plan(n_head_kv=N_HEAD, head_dim=HEAD_DIM, inv_freq=[0.5] * (HEAD_DIM // 2))
     h = plan.buffer("h", N_EMBD)
@@ -154,14 +214,24 @@ def projected(
     for name in ("q", "k", "v"):
         values = np.ones(width, np.float32)
         if name == planted:
-            values[PLANTED] = -16 * LARGEST[kv_type]
-        weight = plan.weight(f"w{name}", "Q8_0", zeros, N_EMBD, width)
+            values[PLANTED] = -16 * LARGEST.get(kv_type, 0.0)
+        blocks = np.frombuffer(zeros, np.uint8).reshape(width, -1, 34).copy()
+        if name == planted:
+            blocks[PLANTED, :, :2] = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
+        weight = plan.weight(f"w{name}", "Q8_0", blocks.tobytes(), N_EMBD, width)
         plan.op("mat_vec", x=h, weight=weight, bias=plan.vector(f"b{name}", values), out=b[name])
     for name in ("q", "k"):
         plan.op("rope", x=b[name], n_head=N_HEAD, style="halves")
     plan.op("kv_scatter", k=b["k"], v=b["v"], layer=0)
     plan.op("attention", q=b["q"], out=b["out"], layer=0, n_head=N_HEAD, scale=HEAD_DIM**-0.5)
-    run = Run(backend, plan, n_slots=N_SLOTS, n_ctx=128, kv_type=kv_type, fuse=fuse)
+    return Run(backend, plan, n_slots=N_SLOTS, n_ctx=128, kv_type=kv_type, fuse=fuse)
+
+
+def projected(
+    backend: Backend, kv_type: str, rows: int, slot: int, planted: str, *, fuse: bool
+) -> Run:
+    """A pass of it, in which all that is planted is finite."""
+    run = attending(backend, kv_type, planted, 0.0, fuse=fuse)
     inputs = {"h": np.ones((rows, N_EMBD), np.float32)}
     return run(inputs, positions=range(rows), slots=[slot] * rows)
 
@@ -196,3 +266,20 @@ def test_prompts_saturate_as_steps_do(backend: Backend, fuse: bool) -> None:
     run = projected(backend, "F16", rows, 2, "v", fuse=fuse)
     assert np.allclose(run["out"][:, PLANTED], -LARGEST["F16"], rtol=1e-6)
     assert said(run) == [2]
+
+
+@over_backends
+@pytest.mark.parametrize("kv_type", ["F32", *LARGEST])
+@over_fusion
+@pytest.mark.one_shape
+@pytest.mark.parametrize("planted", ["k", "v"], ids=["key", "value"])
+def test_products_that_store_what_is_not_finite_say_so_in_steps_and_prompts(
+    backend: Backend, kv_type: str, fuse: bool, planted: str
+) -> None:
+    for rows in (1, 1 + (backend.step_rows or 64)):
+        run = attending(backend, kv_type, planted, np.inf, fuse=fuse)
+        inputs = {"h": np.ones((rows, N_EMBD), np.float32)}
+        error = refusal(run, inputs, positions=range(rows), slots=[1] * rows)
+        layer, position, slot, size = places(error)
+        assert (layer, position, slot) == (0, 0, 1) and np.isnan(size)
+        assert said(run) == []

@@ -168,19 +168,19 @@ def far_out(shape: Shape) -> Rows:
     return weighed(shape, np.linspace(-1.02, 1.02, 2 * PAGE) * 2.0**23)
 
 
-def no_numbers(shape: Shape) -> Rows:
-    """Keys and values that are no numbers, or larger than the cache holds."""
+def too_large(shape: Shape) -> Rows:
+    """Keys and values that are larger than the cache holds, and the largest that it does."""
     rows = shape.rows(130)
     largest = shape.kind.largest
     beyond = np.nextafter(largest, np.float32(np.inf))
-    odd = [np.nan, np.inf, -np.inf, 3e38, -3e38, largest, -largest, beyond, -beyond, 1e-40]
+    odd = [3e38, -3e38, largest, -largest, beyond, -beyond, 1e-40]
     for name in "kv":
         for i, value in enumerate(odd):
             # In both blocks, each beside others and in a block that is 0 otherwise.
             rows[name][i, 15 * i] = value
             rows[name][20 + i, : shape.head_dim] = 0.0
             rows[name][20 + i, 130] = value
-        rows[name][40, :] = np.nan
+        rows[name][40, :] = 3e38
         rows[name][41, : len(odd)] = odd
     # A head that minds no such key: scores that large have no weights.
     rows["q"][:, [*range(len(odd)), *range(0, 15 * len(odd), 15), 130]] = 0.0
@@ -234,7 +234,7 @@ def kinds(shape: Shape) -> dict[str, Rows]:
         "far apart": far_apart(shape),
         "large and light": large_and_light(shape),
         "far out": far_out(shape),
-        "no numbers": no_numbers(shape),
+        "too large": too_large(shape),
         "ties": ties(shape),
     }
 

@@ -2,6 +2,7 @@
 rows are cut into passes, over others near float64."""
 
 import numpy as np
+import onegraph
 import pytest
 from support import exact_attention as exact
 from support.backends import Backend, over_backends
@@ -73,10 +74,38 @@ def test_a_sink_above_all_leaves_nothing(backend: Backend, sink: float) -> None:
 
 
 @over_backends
-def test_a_sink_that_is_no_number_makes_its_heads_no_number(backend: Backend) -> None:
-    shape = Shape(sink=float("nan"))
-    found = feed(shape.run(backend, 70), shape.rows(70), range(70))
-    assert np.isnan(found).all()
+@pytest.mark.parametrize("sink", [float("nan"), float("inf"), float("-inf")])
+def test_a_sink_that_is_not_finite_is_refused_with_its_name(backend: Backend, sink: float) -> None:
+    """One of -inf would be as none, and the answer another model's."""
+    with pytest.raises(onegraph.ModelError, match=r"sinks: found (NaN|-?inf) as number 0 of"):
+        Shape(sink=sink).run(backend, 70)
+
+
+@over_backends
+@pytest.mark.parametrize("kv_type", [*KV, *exact.KINDS])
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_a_query_that_is_not_finite_is_not_hidden_by_a_sink(
+    backend: Backend, kv_type: str, value: float
+) -> None:
+    """Where all its scores are -infinity the sink has all the weight: nothing would be a number."""
+    shape = Shape(n_head=2, n_head_kv=1, head_dim=64, sink=1.0, kv_type=kv_type)
+    rows = shape.rows(70)
+    # Positive, so that scores with an infinity in the query are all of one sign.
+    rows["k"] = np.abs(rows["k"])
+    clean = feed(shape.run(backend, 70), rows, range(70))
+    rows["q"][66:, 5] = value
+    run = shape.run(backend, 70)
+    # As steps, and as a prompt.
+    for found in (
+        feed(run, rows, range(70)),
+        *(feed(run, rows, range(p, p + 1)) for p in (66, 69)),
+    ):
+        heads = found.reshape(len(found), 2, 64)
+        first = 66 if len(found) == 70 else 0
+        assert np.isnan(heads[first:, 0]).all()
+        if len(found) == 70:
+            assert_same(heads[:first], clean.reshape(70, 2, 64)[:first])
+            assert_same(heads[first:, 1], clean.reshape(70, 2, 64)[first:, 1])
 
 
 @over_exact

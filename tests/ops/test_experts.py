@@ -65,7 +65,7 @@ def test_ties_go_to_the_lower_id(backend: Backend, gating: str) -> None:
     logits = np.zeros((4, n), np.float32)
     logits[0, ::2] = -0.0
     logits[1, [69, 3, 40, 7, 35, 11, 60]] = 2.0
-    logits[2] = -np.inf
+    logits[2] = -3e38
     logits[2, [50, 20]] = 1.0
     logits[3] = np.arange(n) // 4
     found = Run(backend, router(n, k, gating=gating))({"logits": logits})["routes"]
@@ -80,19 +80,21 @@ def test_ties_go_to_the_lower_id(backend: Backend, gating: str) -> None:
 @pytest.mark.parametrize("gating", GATINGS)
 def test_no_number_is_chosen_last_and_its_row_weighs_nothing(backend: Backend, gating: str) -> None:
     n, k = 40, 3
-    logits = normal(5, n)
+    logits = normal(6, n)
     logits[0, 7] = np.nan
     logits[1] = np.nan
     logits[2, 30] = np.inf
     logits[3] = -np.inf
+    # The weight of an expert that overflowed would be 0, or it not chosen.
+    logits[4, 5] = -np.inf
     found = Run(backend, router(n, k, gating=gating))({"logits": logits})["routes"]
     clean = np.where(np.isnan(logits[0]), -np.inf, logits[0])
     assert found[0, :k].tolist() == np.argsort(-clean, kind="stable")[:k].tolist()
     assert found[1, :k].tolist() == [0, 1, 2]
     assert found[2, 0] == 30
     assert found[3, :k].tolist() == [0, 1, 2]
-    assert (bits(found[:4, k:]) == 0x7FC00000).all()
-    assert not np.isnan(found[4]).any()
+    assert (bits(found[:5, k:]) == 0x7FC00000).all()
+    assert not np.isnan(found[5]).any()
 
 
 @over_cards

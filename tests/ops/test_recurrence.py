@@ -307,6 +307,23 @@ def test_gates_at_their_ends(backend: Backend) -> None:
 
 
 @over_backends
+@pytest.mark.parametrize("name", ["alpha", "beta"])
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_gates_that_are_not_finite_make_their_head_no_number(
+    backend: Backend, name: str, value: float
+) -> None:
+    """A state that stays whole, is forgotten, or takes nothing would hide them."""
+    op = DeltaNet(2, 1, 16)
+    inputs = op.inputs(6)
+    clean = cut(Run(backend, op.plan()), inputs, [6])
+    inputs[name][3, 1] = value
+    found = cut(Run(backend, op.plan()), inputs, [6])
+    assert np.isnan(found[3:, 16:]).all()
+    assert np.array_equal(bits(found[:3]), bits(clean[:3]))
+    assert np.array_equal(bits(found[:, :16]), bits(clean[:, :16]))
+
+
+@over_backends
 def test_a_sequence_that_was_no_number_leaves_nothing_to_the_next(backend: Backend) -> None:
     for op in (*OPS[:2], OPS[-1]):
         run = Run(backend, op.plan())

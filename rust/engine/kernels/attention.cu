@@ -299,6 +299,7 @@ KERNEL_BOUNDS(attention, Params, THREADS, MIN_BLOCKS) {
             float top = most[0][g], all = 0.0f, sum = 0.0f;
 #pragma unroll 1
             for (uint32_t s = 1; s < splits; s++) top = fmaxf(top, most[s][g]);
+            [[maybe_unused]] const float of_scores = top;
             if constexpr (HAS_SINKS) top = fmaxf(top, sink(g));
 #pragma unroll 1
             for (uint32_t s = 0; s < splits; s++) {
@@ -306,7 +307,7 @@ KERNEL_BOUNDS(attention, Params, THREADS, MIN_BLOCKS) {
                 all = fma_rn(weight[s][g], e, all);
                 sum = fma_rn(result[s][g][d], e, sum);
             }
-            if constexpr (HAS_SINKS) all = add_rn(all, expf(add_rn(sink(g), -top)));
+            if constexpr (HAS_SINKS) all = add_rn(all, sink_share(sink(g), top, of_scores));
             out[i] = div_rn(sum, all);
         }
         return;
@@ -338,6 +339,7 @@ KERNEL_BOUNDS(attention, Params, THREADS, MIN_BLOCKS) {
             sum = load_relaxed_f32(at + 1);
         }
         float all = warp_max_f32(top);
+        [[maybe_unused]] const float of_scores = all;
         if constexpr (HAS_SINKS) all = fmaxf(all, sink(g));
         const float e = lane < splits ? expf(add_rn(top, -all)) : 0.0f;
         share[g][lane] = e;
@@ -347,7 +349,7 @@ KERNEL_BOUNDS(attention, Params, THREADS, MIN_BLOCKS) {
             weights = fma_rn(__shfl_sync(FULL_WARP, sum, s), __shfl_sync(FULL_WARP, e, s), weights);
         }
         if constexpr (HAS_SINKS) {
-            weights = add_rn(weights, expf(add_rn(sink(g), -all)));
+            weights = add_rn(weights, sink_share(sink(g), all, of_scores));
         }
         if (lane == 0) total[g] = weights;
     }

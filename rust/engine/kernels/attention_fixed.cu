@@ -317,7 +317,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
     if (has_newest) {
         const uint32_t page = kv_page(p.kv, slot, position);
         if (page == 0 && threadIdx.x == 0) kv_refuse(p.kv, slot, position);
-        uint32_t saturated = 0;
+        uint32_t most = 0;
         for (uint32_t task = (THREADS - 1 - threadIdx.x) / 32; task < 2 * Cache::SPANS;
              task += THREADS / 32) {
             const uint32_t is_value = task % 2, dim = task / 2 * Cache::SPAN + lane * 4;
@@ -350,7 +350,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
                 x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
             }
             uint32_t limbs[Cache::LIMBS];
-            const uint16_t unit = Cache::encode(x, limbs, saturated);
+            const uint16_t unit = Cache::encode(x, limbs, most);
             if (dim >= HEAD_DIM) continue;
             const uint32_t block = dim / Cache::GROUP;
             const bool begins = dim % Cache::GROUP == 0;
@@ -364,7 +364,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
             if (begins) Cache::put_unit(to, position % PAGE_TOKENS, block, unit);
             Cache::put(to, is_value, position % PAGE_TOKENS, dim, limbs);
         }
-        if (saturated && page != 0 && first_head == 0) kv_saturate(p.kv, slot);
+        if (page != 0 && first_head == 0) kv_tell<Cache>(p.kv, slot, position, most);
     }
     __syncthreads();
     STAMP(STAMP_READY);

@@ -127,10 +127,8 @@ DEVICE float f16_to_f32(uint16_t h) {
     return x;
 }
 
-// As f32_to_f16, but what is beyond the largest finite float16, infinities too, becomes that value
-// and raises `saturated`, which is sticky: it is never cleared here. NaN raises it and stays NaN.
-DEVICE uint16_t f32_to_f16_sat(float x, uint32_t& saturated) {
-    saturated |= !(fabsf(x) <= F16_MAX);
+// As f32_to_f16, but what is beyond the largest finite float16, infinities too, becomes that value.
+DEVICE uint16_t f32_to_f16_sat(float x) {
     return f32_to_f16(fabsf(x) > F16_MAX ? copysignf(F16_MAX, x) : x);
 }
 
@@ -262,6 +260,23 @@ DEVICE void store_release_sys_u64(uint64_t* address, uint64_t value) {
     ON_HOST(sim::store_release<uint64_t>(address, value);)
     ON_CARD(asm volatile("st.release.sys.global.u64 [%0], %1;"
                          ::"l"(address), "l"(value) : "memory");)
+}
+
+// The larger of what stands there and `value`, for the host too: it reads it behind what a later kernel
+// tells it, and takes it out when none that may write it runs.
+DEVICE void raise_to_u64(uint64_t* address, uint64_t value) {
+    ON_HOST(sim::atomic_max(address, value);)
+    ON_CARD(asm volatile("red.relaxed.gpu.global.max.u64 [%0], %1;"
+                         ::"l"(address), "l"(value) : "memory");)
+}
+
+// Tells the host of a number of `most`, the bits of its magnitude, at a position of a sequence whose word
+// this is; `is_input`: of the input of the op `number`, else of what it stores. Of several reports the
+// first position's stays, of these the first op's, of these its input's.
+DEVICE void report(uint64_t* word, uint32_t position, uint32_t number, bool is_input, uint32_t most) {
+    const uint32_t op = (0xffffu - number) << 16 | (is_input ? 0x8000u : 0) | most >> 16;
+    const uint64_t value = static_cast<uint64_t>(~position) << 32 | op;
+    if (load_relaxed_u64(word) < value) raise_to_u64(word, value);
 }
 
 // Takes a ticket and returns its number: 0..last, then 0 again, so the counter resets itself. The

@@ -192,7 +192,7 @@ KERNEL_BOUNDS(delta_net, Params, WARPS * 32, 1) {
                 v[e] = f.x, v[e + 1] = f.y, v[e + 2] = f.z, v[e + 3] = f.w;
             }
             const float sum = superblock_squares(v);
-            const float f = div_rn(1.0f, sqrt_rn(add_rn(sum, p.eps)));
+            const float f = root_factor(add_rn(sum, p.eps));
             const float factor = mul_rn(f, warp == 0 ? ROOT : 1.0f);
 #pragma unroll
             for (uint32_t e = 0; e < 8; e++) {
@@ -207,7 +207,7 @@ KERNEL_BOUNDS(delta_net, Params, WARPS * 32, 1) {
         const uint64_t number = static_cast<uint64_t>(m) * N_HEAD + head;
         const float g =
             decay_f32(a, add_rn(load_relaxed_f32(p.alpha + number), dt));
-        const float b = sigmoid_f32(load_relaxed_f32(p.beta + number));
+        const float b = finite_sigmoid_f32(load_relaxed_f32(p.beta + number));
         float v[1];
         if constexpr (CONVOLVES) {
             convolve(of_value, v);

@@ -60,7 +60,7 @@ KERNEL(clamped_swiglu, GluParams) {
 KERNEL(sigmoid_mul, GluParams) {
     each(p.n, [&](uint64_t i) {
         const float gate = load_relaxed_f32(p.gate + (p.share == 1 ? i : i / p.share));
-        p.out[i] = mul_rn(load_relaxed_f32(p.up + i), sigmoid_f32(gate));
+        p.out[i] = mul_rn(load_relaxed_f32(p.up + i), finite_sigmoid_f32(gate));
     });
 }
 

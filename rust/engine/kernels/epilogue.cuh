@@ -191,7 +191,7 @@ DEVICE void finish_qkv(const KvTarget& to, const Segment& segment, int index, ui
         kv_refuse(to.kv, place.slot, place.position);
         return;
     }
-    uint32_t token = place.position % PAGE_TOKENS, saturated = 0;
+    uint32_t token = place.position % PAGE_TOKENS, most = 0;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         uint32_t head = row[i] / HEAD_DIM, dim = row[i] % HEAD_DIM;
@@ -199,9 +199,9 @@ DEVICE void finish_qkv(const KvTarget& to, const Segment& segment, int index, ui
         auto* pool = static_cast<typename Kv::Element*>(index == 1 ? to.kv.k : to.kv.v);
         uint32_t in_page = index == 1 ? kv_key_at<HEAD_DIM>(token, dim)
                                       : kv_value_at<HEAD_DIM>(token, dim);
-        pool[base + in_page] = Kv::store(v[i], saturated);
+        pool[base + in_page] = Kv::store(v[i], most);
     }
-    if (saturated) kv_saturate(to.kv, place.slot);
+    kv_tell<Kv>(to.kv, place.slot, place.position, most);
 }
 
 // The end of a pair of rows of segment `number`, or of an expert's matrix there, whatever the epilogue

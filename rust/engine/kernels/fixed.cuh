@@ -70,16 +70,13 @@ struct Overflows {
     uint32_t product;           // its number in the pass
 };
 
-// Tells the host that row m of x overflows: of each sequence the first product where one does. One
-// 8-byte store: reports do not mix. For one lane of a warp.
+// Tells the host that row m of x overflows. For one lane of a warp.
 DEVICE void report_overflow(const Overflows& to, uint32_t m, const Fixed& x) {
     const uint32_t row = to.rows ? load_relaxed_u32(to.rows + m) : m;
     const uint32_t slot = load_relaxed_u32(to.slots + row);
     // Padding has none.
-    if (slot >= to.n_slots || load_relaxed_u64(to.words + slot) != 0) return;
-    const uint32_t position = load_relaxed_u32(to.positions + row);
-    store_release_sys_u64(to.words + slot, (static_cast<uint64_t>(position) << 32) |
-                                               (to.product << 16) | (x.most >> 16));
+    if (slot >= to.n_slots) return;
+    report(to.words + slot, load_relaxed_u32(to.positions + row), to.product, true, x.most);
 }
 
 // Bytes of fragments of B, of one limb and sub-block of 32 columns and one row of x: for each lane

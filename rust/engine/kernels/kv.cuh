@@ -7,11 +7,23 @@
 // stored, and that is no error.
 #include "host.cuh"
 
-// How keys and values are stored.
+// Takes note of the bits of |x| where they are the largest: those of NaN are larger than infinity's.
+DEVICE void note_size(float x, uint32_t& most) {
+    const uint32_t bits = float_as_u32(fabsf(x));
+    most = most > bits ? most : bits;
+}
+
+// How keys and values are stored: up to LARGEST in size, of which `store` takes note. What is beyond
+// becomes that, and NaN 0: its sequence ends, but rows before it, which have weights of 0 for it, would be
+// NaN too, and the first of them be told of.
 struct KvF32 {
+    static constexpr float LARGEST = 3.4028235e38f;
     using Element = float;
     DEVICE float load(float v) { return v; }
-    DEVICE float store(float v, uint32_t&) { return v; }
+    DEVICE float store(float v, uint32_t& most) {
+        note_size(v, most);
+        return v == v ? fminf(fmaxf(v, -LARGEST), LARGEST) : 0.0f;
+    }
     // Eight or four consecutive elements, as loaded and as numbers.
     struct Eight {
         float4 a, b;
@@ -31,9 +43,13 @@ struct KvF32 {
 };
 
 struct KvF16 {
+    static constexpr float LARGEST = F16_MAX;
     using Element = uint16_t;
     DEVICE float load(uint16_t v) { return f16_to_f32(v); }
-    DEVICE uint16_t store(float v, uint32_t& saturated) { return f32_to_f16_sat(v, saturated); }
+    DEVICE uint16_t store(float v, uint32_t& most) {
+        note_size(v, most);
+        return f32_to_f16_sat(v == v ? v : 0.0f);
+    }
     using Eight = uint4;
     DEVICE Eight load8(const uint16_t* at) { return load_relaxed_u32x4(at); }
     DEVICE void expand8(const Eight& e, float (&v)[8]) {
@@ -59,11 +75,20 @@ struct KvView {
     const uint32_t* page_table;  // [slot][pages_per_slot], 0 where nothing is mapped
     uint64_t* error;             // in host memory: 1 + position << 32 | slot of a refused token
     uint64_t* saturated;         // [n_slots], in host memory: not 0 where a number was too large
+    uint64_t* reports;           // [n_slots], in host memory: see report
     uint32_t pages_per_slot;
     uint32_t n_slots;
     uint32_t n_ctx;
     uint32_t n_pages;
+    uint32_t number;             // of the op that stores, in the pass
+    uint32_t unused;
 };
+
+// exp(sink - top), of a sink beside the scores of a cache of floats, whose largest is given. NaN where that
+// is -infinity, as queries that are infinite have it: the sink would have all the weight, and hide it.
+DEVICE float sink_share(float sink, float top, float of_scores) {
+    return of_scores > -infinity_f32() ? expf(add_rn(sink, -top)) : nan_f32();
+}
 
 // The page of a position, or 0 where the position is outside the cache or not mapped.
 DEVICE uint32_t kv_page(const KvView& kv, uint32_t slot, uint32_t position) {
@@ -86,10 +111,17 @@ DEVICE void kv_refuse(const KvView& kv, uint32_t slot, uint32_t position) {
     store_release_sys_u64(kv.error, ((static_cast<uint64_t>(position) << 32) | slot) + 1);
 }
 
-// Tells the host that a key or value of the sequence was stored as less than it is. Sticky: the
-// host clears it when the sequence has ended.
-DEVICE void kv_saturate(const KvView& kv, uint32_t slot) {
-    store_release_sys_u64(kv.saturated + slot, 1);
+// Tells the host of keys or values of a token, where they are no numbers that the cache holds; `most` is
+// the bits of the largest. Finite ones were stored as less than they are, which is sticky: the host
+// clears it when the sequence has ended.
+template <typename Kv>
+DEVICE void kv_tell(const KvView& kv, uint32_t slot, uint32_t position, uint32_t most) {
+    if (most <= float_as_u32(Kv::LARGEST)) return;
+    if (most < float_as_u32(infinity_f32())) {
+        store_release_sys_u64(kv.saturated + slot, 1);
+    } else {
+        report(kv.reports + slot, position, kv.number, false, most);
+    }
 }
 
 // Index of the first element of a page's head; 64 bits, caches are larger than 4 GiB.

@@ -124,15 +124,14 @@ struct KvFixed : KvIntegers<HEAD_DIM, 2, 128> {
     }
 
     // Unit and integers of a block, a warp: a lane has four dimensions, zeros behind the last. What no
-    // block holds, NaN too, raises `saturated`, which is sticky.
-    DEVICE uint16_t encode(float (&x)[4], uint32_t (&limbs)[2], uint32_t& saturated) {
+    // block holds becomes the largest, NaN 0; `given` is noted for kv_tell.
+    DEVICE uint16_t encode(float (&x)[4], uint32_t (&limbs)[2], uint32_t& given) {
         uint32_t most = 0;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            saturated |= !(fabsf(x[i]) <= LARGEST);
+            note_size(x[i], given);
             x[i] = x[i] == x[i] ? fminf(fmaxf(x[i], -LARGEST), LARGEST) : 0.0f;
-            const uint32_t bits = float_as_u32(fabsf(x[i]));
-            most = most > bits ? most : bits;
+            note_size(x[i], most);
         }
         const float exact = div_rn(u32_as_float(warp_max_u32(most)), 32767.0f);
         uint32_t unit = (float_as_u32(exact) + 0xffffu) >> 16;
@@ -151,6 +150,8 @@ struct KvFixed : KvIntegers<HEAD_DIM, 2, 128> {
 
 template <int HEAD_DIM>
 struct KvBytes : KvIntegers<HEAD_DIM, 1, 32> {
+    static constexpr float LARGEST = 127.0f * F16_MAX;
+
     DEVICE float unit(uint16_t bits) { return f16_to_f32(bits); }
 
     DEVICE float2 units_at(const uint8_t* page, uint32_t pair, uint32_t block) {
@@ -160,12 +161,11 @@ struct KvBytes : KvIntegers<HEAD_DIM, 1, 32> {
     }
 
     // As KvFixed has it, of the blocks that a warp has: eight lanes each.
-    DEVICE uint16_t encode(float (&x)[4], uint32_t (&limbs)[1], uint32_t& saturated) {
-        constexpr float LARGEST = 127.0f * F16_MAX;
+    DEVICE uint16_t encode(float (&x)[4], uint32_t (&limbs)[1], uint32_t& given) {
         float most = 0.0f;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            saturated |= !(fabsf(x[i]) <= LARGEST);
+            note_size(x[i], given);
             x[i] = x[i] == x[i] ? fminf(fmaxf(x[i], -LARGEST), LARGEST) : 0.0f;
             most = fmaxf(most, fabsf(x[i]));
         }

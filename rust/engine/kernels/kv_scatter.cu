@@ -1,6 +1,6 @@
 // Stores k[r] and v[r] as token positions[r] of the sequence slots[r]. A position outside the cache
 // or a page that is not mapped writes nothing and raises the error word; a number that is too large
-// for the cache becomes the largest and raises the slot's word. A block a row.
+// for the cache becomes the largest, and the host is told. A block a row.
 //
 // variant.cuh: N_HEAD_KV, HEAD_DIM, Kv.
 #include "kv.cuh"
@@ -28,15 +28,15 @@ KERNEL(kv_scatter, Params) {
     auto* keys = static_cast<Kv::Element*>(p.kv.k);
     auto* values = static_cast<Kv::Element*>(p.kv.v);
     uint32_t token = position % PAGE_TOKENS;
-    uint32_t saturated = 0;
+    uint32_t most = 0;
     delay_block();
     for (uint32_t i = threadIdx.x; i < WIDTH; i += blockDim.x) {
         uint32_t head = i / HEAD_DIM, dim = i % HEAD_DIM;
         uint64_t base = kv_head_at<N_HEAD_KV, HEAD_DIM>(page, head);
         uint64_t from = static_cast<uint64_t>(m) * WIDTH + i;
         const float k = load_relaxed_f32(p.k + from), v = load_relaxed_f32(p.v + from);
-        keys[base + kv_key_at<HEAD_DIM>(token, dim)] = Kv::store(k, saturated);
-        values[base + kv_value_at<HEAD_DIM>(token, dim)] = Kv::store(v, saturated);
+        keys[base + kv_key_at<HEAD_DIM>(token, dim)] = Kv::store(k, most);
+        values[base + kv_value_at<HEAD_DIM>(token, dim)] = Kv::store(v, most);
     }
-    if (saturated) kv_saturate(p.kv, slot);
+    kv_tell<Kv>(p.kv, slot, position, most);
 }

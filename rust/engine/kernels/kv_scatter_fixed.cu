@@ -1,7 +1,7 @@
 // Stores k[r] and v[r] as token positions[r] of the sequence slots[r], as integers with units: a warp up to
 // 128 dimensions. A position outside the cache or a page that is not mapped writes nothing and raises the
-// error word; a number that is too large becomes the largest and raises the slot's word. A block of
-// threads a row.
+// error word; a number that is too large becomes the largest, and the host is told. A block of threads a
+// row.
 //
 // variant.cuh: N_HEAD_KV, HEAD_DIM, Kv.
 #include "kv_fixed.cuh"
@@ -30,7 +30,7 @@ KERNEL(kv_scatter_fixed, Params) {
         return;
     }
     const uint32_t token = position % PAGE_TOKENS;
-    uint32_t saturated = 0;
+    uint32_t most = 0;
     delay_block();
     for (uint32_t task = threadIdx.x / 32; task < TASKS; task += blockDim.x / 32) {
         const bool is_value = task % 2;
@@ -41,11 +41,11 @@ KERNEL(kv_scatter_fixed, Params) {
         if (dim < HEAD_DIM) four = load_relaxed_f32x4((is_value ? p.v : p.k) + from);
         float x[4] = {four.x, four.y, four.z, four.w};
         uint32_t limbs[Cache::LIMBS];
-        const uint16_t unit = Cache::encode(x, limbs, saturated);
+        const uint16_t unit = Cache::encode(x, limbs, most);
         if (dim >= HEAD_DIM) continue;
         uint8_t* to = Cache::head<N_HEAD_KV>(is_value ? p.kv.v : p.kv.k, page, head);
         if (dim % Cache::GROUP == 0) Cache::put_unit(to, token, dim / Cache::GROUP, unit);
         Cache::put(to, is_value, token, dim, limbs);
     }
-    if (saturated) kv_saturate(p.kv, slot);
+    kv_tell<Cache>(p.kv, slot, position, most);
 }

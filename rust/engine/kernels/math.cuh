@@ -55,6 +55,9 @@ DEVICE float sigmoid_f32(float z) {
     return div_rn(top, add_rn(1.0f, e));
 }
 
+// The same of finite z, and NaN of infinite ones: 0 or 1 would hide them.
+DEVICE float finite_sigmoid_f32(float z) { return add_rn(sigmoid_f32(z), sub_rn(z, z)); }
+
 // gate / (1 + exp(-gate)) * up.
 DEVICE float swiglu_f32(float gate, float up) {
     return mul_rn(mul_rn(gate, sigmoid_f32(gate)), up);
@@ -68,25 +71,26 @@ DEVICE float geglu_f32(float gate, float up) {
     return mul_rn(mul_rn(gate, sigmoid_f32(z)), up);
 }
 
-// g sigmoid(1.702 g) (u + 1), of a gate of at most 7 and u from -7 to 7.
+// g sigmoid(1.702 g) (u + 1), of a gate of at most 7 and u from -7 to 7; NaN where one is not finite.
 DEVICE float clamped_swiglu_f32(float gate, float up) {
     const float g = gate > 7.0f ? 7.0f : gate;
     const float u = up > 7.0f ? 7.0f : up < -7.0f ? -7.0f : up;
-    return mul_rn(mul_rn(g, sigmoid_f32(mul_rn(1.702f, g))), add_rn(u, 1.0f));
+    const float nothing = add_rn(sub_rn(gate, gate), sub_rn(up, up));
+    return mul_rn(mul_rn(g, sigmoid_f32(mul_rn(1.702f, g))), add_rn(add_rn(u, nothing), 1.0f));
 }
 
-// cap tanh(x / cap), with a rate of 2 / cap.
+// cap tanh(x / cap), with a rate of 2 / cap; NaN of what is infinite.
 DEVICE float soft_cap_f32(float x, float cap, float rate) {
     const float e = exp_down_f32(-mul_rn(fabsf(x), rate));
-    const float y = mul_rn(cap, div_rn(sub_rn(1.0f, e), add_rn(1.0f, e)));
+    const float y = add_rn(mul_rn(cap, div_rn(sub_rn(1.0f, e), add_rn(1.0f, e))), sub_rn(x, x));
     return x < 0.0f ? -y : y;
 }
 
-// exp(a ln(1 + exp(z))), where that is at most 1: how much of a state stays.
+// exp(a ln(1 + exp(z))), where that is at most 1: how much of a state stays. NaN of an infinite z.
 DEVICE float decay_f32(float a, float z) {
     const float e = exp_down_f32(-fabsf(z));
     const float log = e < 0.4f ? ln_1p_reduced(e) : ln_f32(add_rn(1.0f, e));
-    const float exponent = mul_rn(a, add_rn(z > 0.0f ? z : 0.0f, log));
+    const float exponent = mul_rn(a, add_rn(add_rn(z > 0.0f ? z : 0.0f, log), sub_rn(z, z)));
     return exponent > 0.0f ? 1.0f : exp_down_f32(exponent);
 }
 

@@ -101,9 +101,9 @@ constexpr bool READS_FIRST = HOLDS_COLUMNS && SB_WARP > 1;
 DEVICE void pass_gate([[maybe_unused]] float (&v)[8], [[maybe_unused]] const float (&g)[8],
                       [[maybe_unused]] const float (&weight)[8], [[maybe_unused]] float eps) {
     if constexpr (GATE == ONE_GATE || GATE == GATE_EACH) {
-        const float one = sigmoid_f32(g[0]);
+        const float one = finite_sigmoid_f32(g[0]);
 #pragma unroll
-        for (int e = 0; e < 8; e++) v[e] = mul_rn(v[e], GATE == ONE_GATE ? one : sigmoid_f32(g[e]));
+        for (int e = 0; e < 8; e++) v[e] = mul_rn(v[e], GATE == ONE_GATE ? one : finite_sigmoid_f32(g[e]));
     }
     if constexpr (GATE == NORM_GATE) {
         float squares[1] = {0.0f};
@@ -404,7 +404,7 @@ KERNEL_BOUNDS(matvec, Params, BOUND, MIN_BLOCKS) {
         if (sb >= ALL_SB) break;
         if constexpr (GATE != UNGATED) pass_gate(raw[s], gates[s % GATES], gate_weight, p.gated.eps);
         if (is_shared(sb)) {
-            const float one = sigmoid_f32(shared_gate);
+            const float one = finite_sigmoid_f32(shared_gate);
 #pragma unroll
             for (int e = 0; e < 8; e++) raw[s][e] = mul_rn(raw[s][e], one);
         }

@@ -266,7 +266,7 @@ KERNEL_BOUNDS(prompt_attention, Params, THREADS, 2) {
         if constexpr (HAS_SINKS) {
             const float sink = p.sinks[head * GROUP + (first_row + mine[r]) % GROUP];
             const float top = fmaxf(most[r], sink), shrink = expf(add_rn(most[r], -top));
-            weight = fma_rn(weight, shrink, mul_rn(expf(add_rn(sink, -top)), MOST_WEIGHT));
+            weight = fma_rn(weight, shrink, mul_rn(sink_share(sink, top, most[r]), MOST_WEIGHT));
 #pragma unroll
             for (uint32_t d = 0; d < VECTORS; d++) {
 #pragma unroll

@@ -60,7 +60,7 @@ DEVICE Logits logits_of(const RouteParams& p, uint32_t m, uint32_t lane) {
     return logits;
 }
 
-// What a logit's gate is made with, and whether the row has none.
+// What a logit's gate is made with, and whether the row has none: where a logit is not finite.
 struct Gates {
     float top, sum;
     bool bad;
@@ -68,14 +68,15 @@ struct Gates {
 
 DEVICE Gates gates_of(const Logits& logits, uint32_t lane) {
     Gates gates = {-infinity_f32(), 0.0f, false};
-    bool nan = false;
+    bool bad = false;
 #pragma unroll
     for (uint32_t i = 0; i < LANE_EXPERTS; i++) {
-        nan = nan || is_nan(logits.of[i]);
+        // Behind the last is -infinity.
+        bad = bad || (!(fabsf(logits.of[i]) < infinity_f32()) && i * 32 + lane < ROUTE_EXPERTS);
         gates.top = logits.of[i] > gates.top ? logits.of[i] : gates.top;
     }
     gates.top = warp_max_f32(gates.top);
-    gates.bad = __ballot_sync(FULL_WARP, nan) != 0 || !(fabsf(gates.top) < infinity_f32());
+    gates.bad = __ballot_sync(FULL_WARP, bad) != 0;
     if constexpr (GATING == GATING_SOFTMAX) {
 #pragma unroll
         for (uint32_t i = 0; i < LANE_EXPERTS; i++) {

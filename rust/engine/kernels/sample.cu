@@ -280,8 +280,8 @@ KERNEL_BOUNDS(sample_adjust, Params, THREADS, 4) {
         float y[4];
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++) {
-            // False for NaN and +inf.
-            if (!(l[i] < infinity_f32())) {
+            // False for NaN and what is infinite, which there is behind the vocabulary.
+            if (!(fabsf(l[i]) < infinity_f32()) && first + i < N_VOCAB) {
                 best = larger(best, static_cast<uint64_t>(KEY_BAD) << 32 | ~(first + i));
             }
             y[i] = l[i];

@@ -72,7 +72,7 @@ pub enum Error {
         supported: String,
     },
 
-    /// The model computed a logit that has no place in an order.
+    /// The model computed a logit that is not finite.
     #[error("the logit of token {token} is {value}; the model's numbers overflowed: its file is damaged, fetch it again, or use another quantization of it")]
     Logits { token: u32, value: String },
 
@@ -80,6 +80,15 @@ pub enum Error {
     #[error("the product with {tensor} at position {position} of sequence slot {slot} has an input of {value}, and none may reach 2^119; the model's numbers overflowed: its file is damaged, fetch it again, or use another quantization of it")]
     Activations {
         tensor: String,
+        slot: usize,
+        position: u64,
+        value: String,
+    },
+
+    /// A key or value that is no finite number: every later token of its sequence would be made of it.
+    #[error("KV scatter of layer {layer}: a key or value at position {position} of sequence slot {slot} is {value}, and all must be finite; the model's numbers overflowed: its file is damaged, fetch it again, or use another quantization of it")]
+    KvValues {
+        layer: usize,
         slot: usize,
         position: u64,
         value: String,
@@ -204,6 +213,16 @@ impl Error {
         }
     }
 
+    /// The slot of the one sequence that it is about, where those beside it go on.
+    pub(crate) fn slot(&self) -> Option<usize> {
+        match self {
+            Error::KvBounds { slot, .. }
+            | Error::KvValues { slot, .. }
+            | Error::Activations { slot, .. } => Some(*slot),
+            _ => None,
+        }
+    }
+
     /// The class of this error.
     pub fn kind(&self) -> Kind {
         match self {
@@ -214,6 +233,7 @@ impl Error {
             | Error::Unsupported { .. }
             | Error::Logits { .. }
             | Error::Activations { .. }
+            | Error::KvValues { .. }
             | Error::Embedding { .. }
             | Error::Template { .. } => Kind::Model,
             Error::Argument { .. } | Error::Constraint { .. } => Kind::Argument,

@@ -288,7 +288,7 @@ impl Sampler {
     /// Draws generated token number `index` from its logits, `[n_vocab]`.
     ///
     /// # Errors
-    /// [`Error::Logits`] where a logit is NaN or +inf, [`Error::Argument`] where the bias leaves no
+    /// [`Error::Logits`] where a logit is infinite or NaN, [`Error::Argument`] where the bias leaves no
     /// token, [`Error::Memory`].
     #[inline(always)]
     pub fn sample(&mut self, logits: &[f32], index: u32) -> Result<u32> {
@@ -325,7 +325,7 @@ impl Sampler {
             self.z = room(logits.len())?;
         }
         self.adjust(logits, allowed);
-        check(&self.z)?;
+        check_adjusted(&self.z)?;
         let most = best(&self.z).ok_or_else(nothing_left)?;
         let temperature = self.params.temperature;
         if temperature == 0.0 {
@@ -451,17 +451,34 @@ fn best(values: &[f32]) -> Option<u32> {
     (most != f32::NEG_INFINITY).then_some(at as u32)
 }
 
-/// Refuses what no sampler can order.
+/// Refuses rows of logits that a model made of numbers that overflowed.
+///
+/// # Errors
+/// [`Error::Logits`] where one is infinite or NaN.
+pub fn check_rows(logits: &[f32], n_vocab: usize) -> Result<()> {
+    logits.chunks(n_vocab.max(1)).try_for_each(check)
+}
+
+/// Of a row.
 #[inline(always)]
 fn check(logits: &[f32]) -> Result<()> {
-    // `<` is false for NaN and +inf; no early exit, so that this is a few wide compares.
-    let ordered = logits.iter().fold(true, |ok, l| ok & (*l < f32::INFINITY));
-    if ordered {
+    check_all(logits, |l| l.abs() < f32::INFINITY)
+}
+
+/// Refuses what no sampler can order: what a bias bans is -inf.
+#[inline(always)]
+fn check_adjusted(logits: &[f32]) -> Result<()> {
+    check_all(logits, |l| l < f32::INFINITY)
+}
+
+/// `holds` is false for NaN.
+#[inline(always)]
+fn check_all(logits: &[f32], holds: impl Fn(f32) -> bool) -> Result<()> {
+    // No early exit, so that this is a few wide compares.
+    if logits.iter().fold(true, |ok, l| ok & holds(*l)) {
         return Ok(());
     }
-    let bad = (0u32..)
-        .zip(logits)
-        .find(|(_, l)| l.is_nan() || **l == f32::INFINITY);
+    let bad = (0u32..).zip(logits).find(|(_, l)| !holds(**l));
     let (token, value) = bad.map_or((0, 0.0), |(token, l)| (token, *l));
     Err(Error::Logits {
         token,
@@ -481,7 +498,7 @@ pub(crate) fn nothing_left() -> Error {
 /// of the integer masses of `l - max`; and the `n` most probable tokens.
 ///
 /// # Errors
-/// [`Error::Logits`] where a logit is NaN or +inf, [`Error::Memory`].
+/// [`Error::Logits`] where a logit is infinite or NaN, [`Error::Memory`].
 #[inline(always)]
 pub fn logprobs(logits: &[f32], token: u32, n: usize) -> Result<Logprobs> {
     check(logits)?;

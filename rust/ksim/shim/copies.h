@@ -69,6 +69,11 @@ static inline uint32_t atomic_inc_wrap(uint32_t* address, uint32_t last) {
     return old;
 }
 
+static inline void atomic_max(uint64_t* address, uint64_t value) {
+    check_global("an atomic maximum", address, 8);
+    if (*address < value) __atomic_store_n(address, value, __ATOMIC_RELEASE);
+}
+
 // ---------------------------------------------------------------- cp.async
 
 void cp_async(void* shared, const void* global, uint32_t bytes, uint32_t read);

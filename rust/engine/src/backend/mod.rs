@@ -64,6 +64,24 @@ pub trait Weights: Send + Sync {
         }
         Ok(bytes)
     }
+
+    /// The numbers of a plan's tensor of one row.
+    ///
+    /// # Errors
+    /// As [`Weights::of`]; [`crate::Error::Tensor`] where one of them is infinite or NaN: what ops do
+    /// with vectors can hide that, such as a sink or an expert's bias of -inf.
+    fn vector(&self, w: &plan::Weight, to: &mut [f32]) -> Result<()> {
+        (w.ty.dequantize)(self.of(w)?, to);
+        match to.iter().position(|x| !x.is_finite()) {
+            None => Ok(()),
+            Some(at) => Err(Error::Tensor {
+                name: w.name.clone(),
+                found: format!("{} as number {at} of {}", to[at], to.len()),
+                expected: "finite numbers".into(),
+                remedy: "the file is damaged: fetch it again".into(),
+            }),
+        }
+    }
 }
 
 impl Weights for Model {

@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 
-use crate::error::{Error, Result};
+use super::{Event, Finish};
+use crate::error::{Error, Kind, Result};
 
 /// A part of a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,6 +70,20 @@ pub(super) fn known<'a>(parts: &[Part<'a>], n_vocab: usize) -> (Rest<'a>, Vec<(u
         }
     }
     (rest, refused)
+}
+
+/// Takes out why the model's numbers ended sequences of `slots` at the first token behind their prompts:
+/// said of the prompt, nothing of it is kept for others.
+pub(super) fn take_failed(events: &mut Vec<Event>, slots: &[usize]) -> Vec<(usize, Error)> {
+    let mut failed = Vec::new();
+    events.retain(|event| match &event.finish {
+        Some(Finish::Failed(e)) if e.kind() == Kind::Model && slots.contains(&event.slot) => {
+            failed.push((event.slot, e.clone()));
+            false
+        }
+        _ => true,
+    });
+    failed
 }
 
 /// The error of a step that was to be a part of a pass over prompts and may not be one.

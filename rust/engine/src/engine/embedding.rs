@@ -141,6 +141,13 @@ impl Embedding {
 /// # Errors
 /// [`Error::Embedding`] where the model's numbers overflowed.
 fn vector(sum: &mut [f64], n: usize, dimensions: usize, normalize: bool) -> Result<Vec<f32>> {
+    // Of all: what overflowed in one dimension has made the others what they are.
+    if let Some(dimension) = sum.iter().position(|x| !x.is_finite()) {
+        return Err(Error::Embedding {
+            dimension,
+            value: sum[dimension].to_string(),
+        });
+    }
     let vector = sum.get_mut(..dimensions).unwrap_or_default();
     vector.iter_mut().for_each(|x| *x /= n as f64);
     if normalize {
@@ -150,14 +157,7 @@ fn vector(sum: &mut [f64], n: usize, dimensions: usize, normalize: bool) -> Resu
             vector.iter_mut().for_each(|x| *x /= length);
         }
     }
-    let rounded: Vec<f32> = vector.iter().map(|x| *x as f32).collect();
-    match rounded.iter().position(|x| !x.is_finite()) {
-        None => Ok(rounded),
-        Some(dimension) => Err(Error::Embedding {
-            dimension,
-            value: vector[dimension].to_string(),
-        }),
-    }
+    Ok(vector.iter().map(|x| *x as f32).collect())
 }
 
 impl Engine {
@@ -257,7 +257,8 @@ mod tests {
             text.contains("dimension 1") && text.contains("NaN"),
             "{text}"
         );
-        let text = vector(&mut [1.0, f64::INFINITY], 1, 2, false)
+        // Also of a dimension that is not asked for.
+        let text = vector(&mut [1.0, f64::INFINITY], 1, 1, false)
             .unwrap_err()
             .to_string();
         assert!(

@@ -69,7 +69,8 @@ pub enum Op {
     /// consecutive values; `weight` has `group` values, all 1 where there is none. The sum of the squares: of every 256 values
     /// in turn, the last ones padded with zeros, 32 chains of 8 consecutive values, each by fused
     /// multiply-adds from zero; the chains folded in halves, 16, 8, 4, 2, 1; then these sums in
-    /// order. Then `f = 1 / sqrt(sum / group + eps)` and `(x * f) * weight`, each step rounded.
+    /// order. Then `f = 1 / sqrt(sum / group + eps)`, NaN where the sum is infinite, and
+    /// `(x * f) * weight`, each step rounded.
     RmsNorm {
         x: BufferId,
         weight: Option<WeightId>,
@@ -160,6 +161,8 @@ pub enum Op {
     /// `window`, at least 1, `t` is above `positions[r] - window`: a row sees that many tokens, its own
     /// included, and no page is read of which it sees none, so that such pages need not be mapped.
     /// With `sinks`, a logit for each head, `sinks[h]` is one more score of the softmax, of value 0.
+    /// NaN where no score but that is above -infinity. Keys and values are finite: those that are not end
+    /// their sequence ([`crate::Error::KvValues`]).
     ///
     /// **Over a cache of integers**
     /// ([`sums_kv_exactly`](crate::quant::QuantType::sums_kv_exactly)) by a stated sum, with operations
@@ -167,12 +170,12 @@ pub enum Op {
     /// consecutive dimensions of a head of a token; `u` is 0 in a cleared page. What a row does not see
     /// has weight 0, and no part in a maximum.
     ///
-    /// 0. *Storage* in 16 bits: blocks of up to 128 dimensions, integers of at most 32767 in size. A NaN
-    ///    becomes 0, what is above `32767 * 2^35` in size becomes that. `u` is `(max |x|) / 32767`,
+    /// 0. *Storage* in 16 bits: blocks of up to 128 dimensions, integers of at most 32767 in size. What is
+    ///    above `32767 * 2^35` in size becomes that, a NaN, whose sequence ends, 0. `u` is `(max |x|) / 32767`,
     ///    rounded, then rounded up to the upper 16 bits of a float32, at least 2^-126; an integer is
     ///    `rint(x * (1 / u))` of the exact product by the rounded reciprocal. In 8 bits: blocks of up to
-    ///    32, integers from -128 to 127, `u` a float16. A NaN becomes 0, what is above `127 * 65504` in
-    ///    size becomes that. With `d = (max |x|) / 127`, rounded, and `i = 1 / d`, rounded, or 0 where
+    ///    32, integers from -128 to 127, `u` a float16. What is above `127 * 65504` in size becomes that,
+    ///    a NaN, whose sequence ends, 0. With `d = (max |x|) / 127`, rounded, and `i = 1 / d`, rounded, or 0 where
     ///    that is not finite, an integer is `x i`, rounded, then to the nearest, halves away from zero;
     ///    `u` is `min(d, 65504)`, rounded to a float16.
     /// 1. *q as fixed point*, for each head: from `max |q|` of 2^50 on, or of no number, all of
@@ -225,7 +228,7 @@ pub enum Op {
     /// `out[r] = x[r] * t / (1 + e)` of `gate[r]`: times its logistic function, `e` and `t` as in
     /// [`Op::SwiGlu`]; the quotient rounded, then the product. Where there are fewer numbers in `gate[r]`
     /// than in `x[r]`, a divisor of theirs, each counts for as many consecutive values:
-    /// `gate[r][c / (width of x / width of gate)]`.
+    /// `gate[r][c / (width of x / width of gate)]`. NaN where the gate is infinite, which 0 or 1 would hide.
     SigmoidMul {
         x: BufferId,
         gate: BufferId,
@@ -278,8 +281,8 @@ pub enum Op {
     ///    [`Op::RmsNorm`]; `Q = q * (f * float(1 / sqrt(d)))`, `K = k * f`, each step rounded.
     /// 2. *Gates*: `z = alpha + dt[h]`; `s = max(z, 0) + ln(1 + e)`, `e` the `exp` of `-|z|`, and the
     ///    logarithm `ln_1p_reduced(e)` of `sampler/math.rs` for `e` below 0.4, else `ln(1 + e)`;
-    ///    `g = exp(a[h] * s)`, 1 where `a s` is above 0, zero below -87. `b = t / (1 + e)` of `beta`, as in
-    ///    [`Op::SigmoidMul`].
+    ///    `g = exp(a[h] * s)`, 1 where `a s` is above 0, zero below -87, NaN where `z` is infinite.
+    ///    `b = t / (1 + e)` of `beta`, as in [`Op::SigmoidMul`].
     /// 3. *Recurrence*, for each column `c`: `u = sum_i S[i][c] K[i]`;
     ///    `w = fma(-g, u, v[c]) * b`; `S[i][c] = fma(K[i], w, g * S[i][c])`;
     ///    `out[r][h][c] = sum_i S[i][c] Q[i]`. A sum is four chains, chain `t` from +0 by
@@ -309,7 +312,7 @@ pub enum Op {
     },
     /// `out[r] = (g logistic(1.702 g)) (u + 1)` of `g = gate[r]`, at most 7, and `u = up[r]`, from -7 to
     /// 7: as `(g (t / (1 + e))) (u + 1)`, `e` and `t` as in [`Op::SwiGlu`], with `float(1.702) g` for the
-    /// gate.
+    /// gate. NaN where one of the two is infinite.
     ClampedSwiGlu {
         gate: BufferId,
         up: BufferId,
@@ -321,7 +324,7 @@ pub enum Op {
     ScaleBy { x: BufferId, weight: WeightId },
     /// `x[r] = cap tanh(x[r] / cap)`, in place: with `e` the `exp` of [`Op::SwiGlu`], zero below -87, of
     /// `-(|x| k)`, `k = float(2 / cap)` computed in float64, it is `cap ((1 - e) / (1 + e))`, each step
-    /// rounded, negative for `x` below 0.
+    /// rounded, negative for `x` below 0. NaN of what is infinite.
     SoftCap { x: BufferId, cap: f32 },
     /// `out[i] = x[out_rows[i]]`: the rows whose logits are wanted.
     SelectRows { x: BufferId, out: BufferId },
@@ -339,8 +342,7 @@ pub enum Op {
     ///    selected `g_j = exp(logits_j - m)`, `m` the largest of theirs, and `w_j = g_j / ((g_0 + g_1) +
     ///    ...)`. With `renormalize` `w_j = w_j / max((w_0 + w_1) + ..., 2^-14)`. Then `w_j * scale`.
     ///
-    /// Where a logit is not a number, or the largest is infinite, all weights of the row are NaN
-    /// (0x7fc00000): the ids still are of experts that there are, and what is made of them is not a
+    /// Where a logit is infinite or not a number, all weights of the row are NaN (0x7fc00000): the ids still are of experts that there are, and what is made of them is not a
     /// number, which whoever reads it next reports.
     Route {
         logits: BufferId,

@@ -279,7 +279,7 @@ pub trait Quantizer: Block {
 }
 
 /// A number of a block: NaN as 0, and nothing beyond `limit`.
-fn saturated(x: f32, limit: f32) -> f32 {
+pub fn saturated(x: f32, limit: f32) -> f32 {
     if x.is_nan() {
         0.0
     } else {

@@ -215,17 +215,20 @@ impl<B: Block> Task for TypedHeads<'_, '_, B> {
             let tokens = &seen[i / group];
             let scores = &mut scores[tokens.start - base..tokens.end - base];
             let sink = op.sink(head, group, i % group);
-            let mut top = sink.unwrap_or(f32::NEG_INFINITY);
-            for s in &*scores {
-                top = top.max(*s);
-            }
+            let most = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let top = sink.map_or(most, |logit| logit.max(most));
             for s in &mut *scores {
                 *s = exp_down(*s - top);
             }
             for p in scores {
                 *sum += f64::from(*p);
             }
-            *sum += sink.map_or(0.0, |logit| f64::from(exp_down(logit - top)));
+            // Beside an infinite query a sink would have all the weight, and hide it.
+            *sum += match sink {
+                None => 0.0,
+                Some(_) if most == f32::NEG_INFINITY => f64::NAN,
+                Some(logit) => f64::from(exp_down(logit - top)),
+            };
         }
         for out in &mut out {
             out.fill(0.0);

@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use super::interpreter::Interpreter;
 use super::memory::{self, MAX_ROWS};
 use super::simd::{self, Isa, Task};
-use crate::backend::parts::{known, no_step_beside, take, Part};
+use crate::backend::parts::{known, no_step_beside, take, take_failed, Part};
 use crate::backend::{
     Backend, Batch, Draft, Event, Finish, Kind, Limits, LogitsPath, RunnerOptions, SlotRequest,
     Storage, Weights,
@@ -344,11 +344,8 @@ impl CpuBackend {
         });
         let failed = self.interpreter.take_failures();
         // What some sequences met with is theirs; any other error is one of all.
-        let of_sequences = matches!(
-            done,
-            Err(Error::Activations { .. } | Error::KvBounds { .. })
-        );
-        if !of_sequences || failed.is_empty() {
+        let of_sequence = |e: &Error| e.slot().is_some();
+        if failed.is_empty() || !done.as_ref().is_err_and(of_sequence) {
             done?;
         }
         Ok(failed)
@@ -484,6 +481,8 @@ impl Backend for CpuBackend {
             rest.retain(|part| refused.iter().all(|(slot, _)| part.slot != *slot));
             failed.extend(refused);
         }
+        let fed: Vec<usize> = parts.iter().map(|part| part.slot).collect();
+        failed.extend(take_failed(&mut self.events, &fed));
         self.queued |= step;
         Ok(failed)
     }

@@ -101,7 +101,7 @@ impl Route<'_> {
             weights.iter_mut().for_each(|w| *w /= sum);
         }
         weights.iter_mut().for_each(|w| *w *= self.scale);
-        if !top.is_finite() || logits.iter().any(|l| l.is_nan()) {
+        if logits.iter().any(|l| !l.is_finite()) {
             weights.fill(f32::from_bits(0x7fc0_0000));
         }
     }

@@ -45,6 +45,8 @@ impl Gate for ClampedSwiGlu {
         let g = if gate > MOST { MOST } else { gate };
         let u = if up > MOST { MOST } else { up };
         let u = if u < -MOST { -MOST } else { u };
+        // Nor does what is infinite become one.
+        let u = u + (nothing(gate) + nothing(up));
         g * sigmoid(1.702 * g) * (u + 1.0)
     }
 }
@@ -55,7 +57,7 @@ pub struct Sigmoid;
 impl Gate for Sigmoid {
     #[inline(always)]
     fn of(gate: f32, x: f32) -> f32 {
-        x * sigmoid(gate)
+        x * finite_sigmoid(gate)
     }
 }
 
@@ -66,6 +68,18 @@ pub fn sigmoid(z: f32) -> f32 {
     let e = exp_down(-z.abs());
     let top = if z < 0.0 { e } else { 1.0 };
     top / (1.0 + e)
+}
+
+/// A zero, and NaN where `x` is infinite or NaN: what it is added to hides neither.
+#[inline(always)]
+pub fn nothing(x: f32) -> f32 {
+    x * 0.0
+}
+
+/// The same of finite `z`, and NaN of infinite ones: 0 or 1 would hide them.
+#[inline(always)]
+pub fn finite_sigmoid(z: f32) -> f32 {
+    sigmoid(z) + nothing(z)
 }
 
 /// `cap tanh(x / cap)`, as [`crate::plan::Op::SoftCap`] states it, in place.
@@ -89,7 +103,8 @@ impl Task for SoftCap<'_> {
         let rate = Self::rate(self.cap);
         for x in self.values {
             let e = exp_down(-(x.abs() * rate));
-            let y = self.cap * ((1.0 - e) / (1.0 + e));
+            // NaN of what is infinite.
+            let y = self.cap * ((1.0 - e) / (1.0 + e)) + nothing(*x);
             *x = if *x < 0.0 { -y } else { y };
         }
     }

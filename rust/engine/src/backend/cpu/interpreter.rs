@@ -64,10 +64,10 @@ impl Interpreter {
     ) -> Result<Self> {
         let mut vectors = Vec::with_capacity(plan.weights.len());
         for w in &plan.weights {
-            let bytes = weights.of(w)?;
+            weights.of(w)?;
             vectors.push(if w.n_out == 1 {
                 let mut v = filled(w.vector_len(), 0.0, "the norms and biases")?;
-                (w.ty.dequantize)(bytes, &mut v);
+                weights.vector(w, &mut v)?;
                 Some(v)
             } else {
                 None
@@ -161,9 +161,8 @@ impl Interpreter {
     /// Keeps why the sequence of `error` cannot go on, where it is about one; says whether any of the
     /// batch can.
     fn fail(&mut self, error: Error, batch: &Batch<'_>) -> Result<bool> {
-        let slot = match &error {
-            Error::KvBounds { slot, .. } | Error::Activations { slot, .. } => *slot,
-            _ => return Err(error),
+        let Some(slot) = error.slot() else {
+            return Err(error);
         };
         if !self.has_failed(slot) {
             self.failures.push((slot, error));
@@ -189,10 +188,10 @@ impl Interpreter {
     /// Runs every op on the rows of `batch`.
     ///
     /// # Errors
-    /// [`Error::KvBounds`] where a position is outside the cache, [`Error::Activations`] where a product
-    /// has no such rows (the other sequences' rows are computed and stored, see
-    /// [`Interpreter::take_failures`]), [`Error::Argument`] for a token that does not exist,
-    /// [`Error::Memory`].
+    /// [`Error::KvBounds`] where a position is outside the cache, [`Error::KvValues`] where a key or value
+    /// is not finite, [`Error::Activations`] where a product has no such rows (the other sequences' rows
+    /// are computed and stored, see [`Interpreter::take_failures`]), [`Error::Argument`] for a token that
+    /// does not exist, [`Error::Memory`].
     pub fn forward(&mut self, batch: &Batch<'_>) -> Result<()> {
         let plan = self.plan.clone();
         self.run(&plan.ops, batch)
@@ -559,21 +558,25 @@ impl Interpreter {
         batch: &Batch<'_>,
     ) -> Result<()> {
         let width = self.plan.buffer(k).width;
-        let (k, v) = (&self.buffers[k.0], &self.buffers[v.0]);
-        let mut result = Ok(());
-        for (row, (position, slot)) in batch.positions.iter().zip(batch.slots).enumerate() {
-            let (k, v) = (&k[row * width..][..width], &v[row * width..][..width]);
+        let keys = self.take(k);
+        // Of some layers the same.
+        let values = (v != k).then(|| self.take(v));
+        let rows = keys.chunks_exact(width);
+        let rows = rows.zip(values.as_ref().unwrap_or(&keys).chunks_exact(width));
+        let places = batch.positions.iter().zip(batch.slots);
+        let done = rows.zip(places).try_for_each(|((k, v), (position, slot))| {
             let (position, slot) = (*position as usize, *slot as usize);
-            if !self.kv.scatter(layer, slot, position, k, v) && result.is_ok() {
-                let limit = self.kv.n_ctx();
-                result = Err(Error::KvBounds {
-                    position: position as u64,
-                    slot,
-                    limit,
-                });
+            match self.kv.scatter(layer, slot, position, k, v) {
+                Ok(()) => Ok(()),
+                // Every sequence has its own.
+                Err(e) => self.fail(e, batch).map(drop),
             }
+        });
+        self.buffers[k.0] = keys;
+        if let Some(values) = values {
+            self.buffers[v.0] = values;
         }
-        result
+        done
     }
 }
 

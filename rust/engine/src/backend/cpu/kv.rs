@@ -5,7 +5,8 @@ use std::ops::Range;
 use super::memory::filled;
 use crate::backend::storage::check_bytes;
 use crate::backend::{Kind, KvLayer, KvPages, PAGE_TOKENS};
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::quant::saturated;
 
 /// The first byte of one head of one token in a pool of `[layer][page][k|v][kv head][token]` heads.
 /// No product here exceeds [`KvPages::bytes`].
@@ -34,7 +35,7 @@ pub struct KvCache {
     pub pages: KvPages,
     data: Vec<u8>,
     page_tables: [Vec<u32>; 2],
-    /// By slot: whether a key or value was beyond what the type holds.
+    /// By slot: whether a finite key or value was beyond what the type holds.
     saturated: Vec<bool>,
 }
 
@@ -64,7 +65,7 @@ impl KvCache {
         })
     }
 
-    /// Whether a key or value of `slot` was no number that the type holds, since it was forgotten.
+    /// Whether a finite key or value of `slot` was beyond what the type holds, since it was forgotten.
     pub fn saturated(&self, slot: usize) -> bool {
         self.saturated.get(slot).is_some_and(|s| *s)
     }
@@ -168,10 +169,12 @@ impl KvCache {
             .filter(|page| *page != 0)
     }
 
-    /// Stores keys and values, `[n_head_kv * head_dim]` each, of one token; what is beyond the
-    /// type's largest magnitude becomes that, and [`KvCache::saturated`] says so. Says whether the
-    /// position was inside the cache; if not, nothing was written.
-    #[must_use]
+    /// Stores keys and values, `[n_head_kv * head_dim]` each, of one token; what is finite and beyond
+    /// the type's largest magnitude becomes that, and [`KvCache::saturated`] says so.
+    ///
+    /// # Errors
+    /// [`Error::KvBounds`] for a position outside the cache, of which nothing is written;
+    /// [`Error::KvValues`] where one of them is infinite or NaN.
     pub fn scatter(
         &mut self,
         layer: usize,
@@ -179,7 +182,7 @@ impl KvCache {
         position: usize,
         k: &[f32],
         v: &[f32],
-    ) -> bool {
+    ) -> Result<()> {
         let KvLayer {
             shape,
             head_bytes,
@@ -187,31 +190,45 @@ impl KvCache {
             ..
         } = self.pages.layers[layer];
         let Some(page) = self.page(kind, slot, position) else {
-            return false;
+            return Err(Error::KvBounds {
+                position: position as u64,
+                slot,
+                limit: self.pages.n_ctx,
+            });
         };
+        // NaN is the largest here.
+        let size = |x: &f32| x.abs().to_bits();
+        let worst = k.iter().chain(v).copied().max_by_key(size).unwrap_or(0.0);
         let dim = shape.head_dim;
         let ty = self.pages.ty;
-        let largest = ty.largest;
+        let largest = ty.largest.min(f32::MAX);
         let mut clamped = Vec::new();
         for (part, values) in [(Part::K, k), (Part::V, v)] {
             for (head, values) in values.chunks_exact(dim).enumerate() {
                 let entry = position % PAGE_TOKENS;
                 let at = address(&self.pages, layer, page, part, head, entry);
                 let held = |x: &f32| x.abs() <= largest;
-                let values = match largest.is_infinite() || values.iter().all(held) {
+                let values = match values.iter().all(held) {
                     true => values,
                     false => {
-                        self.saturated[slot] = true;
+                        self.saturated[slot] |= worst.is_finite();
                         clamped.clear();
-                        // NaN stays NaN: formats of lone numbers have it, and its logits are refused.
-                        clamped.extend(values.iter().map(|x| x.clamp(-largest, largest)));
+                        clamped.extend(values.iter().map(|x| saturated(*x, largest)));
                         &clamped
                     }
                 };
                 ty.store_kv(values, &mut self.data[at..at + head_bytes]);
             }
         }
-        true
+        match worst.is_finite() {
+            true => Ok(()),
+            false => Err(Error::KvValues {
+                layer,
+                slot,
+                position: position as u64,
+                value: worst.to_string(),
+            }),
+        }
     }
 
     /// The stored tokens of one head in the page of position `page_index * 64`: at most `tokens`

@@ -4,9 +4,9 @@
 use rayon::prelude::*;
 
 use super::attention::exp_down;
-use super::gates::sigmoid;
+use super::gates::{finite_sigmoid, nothing, sigmoid};
 use super::memory::filled;
-use super::rowwise::sum_of_squares;
+use super::rowwise::{root_factor, sum_of_squares};
 use super::simd::{self, Isa, Level, Task};
 use crate::backend::storage::check_bytes;
 use crate::backend::{check_state, not_below, Batch};
@@ -329,14 +329,15 @@ impl DeltaNet<'_> {
         } else {
             math::ln(1.0 + e)
         };
-        let s = if z > 0.0 { z } else { 0.0 } + log;
+        // Of an infinite z none: a state that stays whole, or not at all, would hide it.
+        let s = if z > 0.0 { z } else { 0.0 } + log + nothing(z);
         let exponent = self.a[head] * s;
         let g = if exponent > 0.0 {
             1.0
         } else {
             exp_down(exponent)
         };
-        (g, sigmoid(self.beta[at]))
+        (g, finite_sigmoid(self.beta[at]))
     }
 }
 
@@ -361,7 +362,7 @@ fn weighted_rows(state: &[f32], dim: usize, x: &[f32], out: &mut [f32; MOST_HEAD
 /// `x` times `factor / sqrt(sum of squares + eps)`.
 #[inline(always)]
 fn direction(x: &[f32], eps: f32, factor: f32, out: &mut [f32; MOST_HEAD_DIM]) {
-    let f = 1.0 / (sum_of_squares(x) + eps).sqrt();
+    let f = root_factor(sum_of_squares(x) + eps);
     let f = f * factor;
     for (y, x) in out.iter_mut().zip(x) {
         *y = x * f;

@@ -51,7 +51,18 @@ impl Task for RmsNorm<'_> {
 #[inline(always)]
 fn factor(values: &[f32], eps: f32) -> f32 {
     let mean = sum_of_squares(values) / values.len() as f32;
-    1.0 / (mean + eps).sqrt()
+    root_factor(mean + eps)
+}
+
+/// `1 / sqrt(x)`, and NaN where `x` is infinite: a zero would hide numbers whose squares are too large.
+#[inline(always)]
+pub fn root_factor(x: f32) -> f32 {
+    let factor = 1.0 / x.sqrt();
+    if factor > 0.0 {
+        factor
+    } else {
+        f32::NAN
+    }
 }
 
 /// In the order that [`crate::plan::Op::RmsNorm`] states.

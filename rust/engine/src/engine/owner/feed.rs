@@ -7,6 +7,7 @@ use crate::backend::LogitsPath;
 use crate::engine::pace::MIN_ROWS;
 use crate::engine::turns;
 use crate::error::{Error, Result};
+use crate::sampler;
 
 /// Of a slice whose logits are all kept: they take much memory.
 const MAX_LOGIT_ROWS: usize = 512;
@@ -80,9 +81,11 @@ impl Owner {
                     .see(&mut *self.backend, start, start + chunk.len());
                 let logits = seen.and_then(|()| self.backend.logits(slot, chunk, start, *path));
                 pace.note(chunk.len(), begun.elapsed());
-                let fed = logits.map(|logits| {
+                let n_vocab = self.backend.limits().n_vocab;
+                let fed = logits.and_then(|logits| {
+                    sampler::check_rows(&logits, n_vocab)?;
                     drop(out.send(Ok(logits)));
-                    chunk.len()
+                    Ok(chunk.len())
                 });
                 (chunk.len() == rest.len(), fed)
             }

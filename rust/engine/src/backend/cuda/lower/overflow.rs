@@ -1,16 +1,16 @@
-//! Rows of activations that have no block fixed point: where products report them, and how the host
-//! reads that.
+//! Numbers that end their sequence: rows of activations that have no block fixed point, keys and values
+//! that are not finite. Where kernels report them, and how the host reads that.
 
 use super::joined::With;
 use super::lowering::{Lowering, Pass};
 use super::params::Overflows;
-use super::product::Op;
+use super::product;
 use crate::error::Error;
-use crate::plan::fuse::Fused;
-use crate::plan::{Plan, Rows};
+use crate::plan::fuse::{Epilogue, Fused};
+use crate::plan::{Op, Plan, Rows};
 
 /// Where `op` reports rows of its x in `pass`.
-pub fn overflows(l: &Lowering, op: &Op<'_>, pass: &Pass) -> Overflows {
+pub fn overflows(l: &Lowering, op: &product::Op<'_>, pass: &Pass) -> Overflows {
     // Of several products of a row the first.
     let first = match op.with {
         With::Choice(_, Some(shared)) => shared.number,
@@ -27,20 +27,52 @@ pub fn overflows(l: &Lowering, op: &Op<'_>, pass: &Pass) -> Overflows {
     }
 }
 
-/// The error of a word that a product left for `slot`: its row's position in the high half, then 16
-/// bits of the product's number and the upper 16 of the value. None for the word of no report.
-pub fn error(word: u64, slot: usize, plan: &Plan, fused: &[Fused]) -> Option<Error> {
-    if word == 0 {
-        return None;
+/// The number in the pass of the op that stores the keys and values of `layer`.
+pub fn storing(fused: &[Fused], layer: usize) -> usize {
+    let stores = |op: &Fused| stored_layer(op) == Some(layer);
+    fused.iter().position(stores).unwrap_or(0)
+}
+
+/// The layer whose keys and values an op stores.
+fn stored_layer(op: &Fused) -> Option<usize> {
+    match op {
+        Fused::Single(Op::KvScatter { layer, .. }) => Some(*layer),
+        Fused::MatVec {
+            epilogue: Epilogue::Qkv { scatter, .. },
+            ..
+        } => *scatter,
+        _ => None,
     }
-    let tensor = match fused.get(word as usize >> 16 & 0xffff) {
+}
+
+/// The position that the report of a word is of; none for the word of no report.
+pub fn position(word: u64) -> Option<u64> {
+    (word != 0).then_some(!word >> 32)
+}
+
+/// The error of a word that a kernel left for `slot`, see `report` in common.cuh: the complement of the
+/// position in the high half, then 16 bits of that of the op's number, one that says whether it is about
+/// the op's input, and the upper 15 of the magnitude. None for the word of no report.
+pub fn error(word: u64, slot: usize, plan: &Plan, fused: &[Fused]) -> Option<Error> {
+    let position = position(word)?;
+    let op = fused.get(!(word >> 16) as usize & 0xffff);
+    let value = f32::from_bits((word as u32 & 0x7fff) << 16).to_string();
+    if word & 0x8000 == 0 {
+        return Some(Error::KvValues {
+            layer: op.and_then(stored_layer).unwrap_or(0),
+            slot,
+            position,
+            value,
+        });
+    }
+    let tensor = match op {
         Some(Fused::MatVec { parts, .. }) => plan.weight(parts[0].weight).name.clone(),
         _ => "a tensor".into(),
     };
     Some(Error::Activations {
         tensor,
         slot,
-        position: word >> 32,
-        value: f32::from_bits((word as u32) << 16).to_string(),
+        position,
+        value,
     })
 }

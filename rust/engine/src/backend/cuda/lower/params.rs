@@ -37,7 +37,7 @@ shared! {
 
     /// Where a product tells the host of rows that overflow: fixed.cuh.
     pub struct Overflows = "Overflows" {
-        /// `[n_slots]` u64 in host memory: see [`super::overflow::Overflow`].
+        /// `[n_slots]` u64 in host memory: see [`super::overflow`].
         pub words: u64,
         /// `[rows of the pass]` u32.
         pub positions: u64,
@@ -61,10 +61,15 @@ shared! {
         pub error: u64,
         /// `[n_slots]` u64 in host memory.
         pub saturated: u64,
+        /// The same: see [`super::overflow`].
+        pub reports: u64,
         pub pages_per_slot: u32,
         pub n_slots: u32,
         pub n_ctx: u32,
         pub n_pages: u32,
+        /// Of the op that stores, in the pass.
+        pub number: u32,
+        pub unused: u32,
     }
 
     /// Where the epilogue QKV leaves keys and values: epilogue.cuh.

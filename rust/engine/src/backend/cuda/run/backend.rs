@@ -262,7 +262,7 @@ impl CudaBackend {
                 decoder.read_logits(row, &mut logits)?;
                 Ok(logits)
             };
-            let overflow = |slot| decoder.card.take_overflow(slot);
+            let overflow = |slot, until| decoder.card.take_overflow(slot, until);
             sequences.collect(&step, &decoder.ring, logits, overflow)?;
         }
         decoder.card.kv.take_error().map_or(Ok(()), Err)

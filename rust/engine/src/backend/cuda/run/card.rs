@@ -119,7 +119,7 @@ fn cos_sin(
     if let Some(id) = table.factors {
         let w = plan.weight(id);
         let values = factors.insert(vec![0.0f32; w.n_in]);
-        (w.ty.dequantize)(weights.of(w)?, values);
+        weights.vector(w, values)?;
     }
     let inv_freq = table.frequencies(factors.as_deref());
     let pairs = (0..n_ctx).into_par_iter().flat_map_iter(|position| {
@@ -174,7 +174,9 @@ impl Card {
         let weights = DeviceWeights::new(context, &plan, wanted(&plan, &fused)?)?;
         let mut at = Addresses {
             buffers: buffers.iter().map(DeviceBuffer::address).collect(),
-            kv: (0..plan.kv.len()).map(|layer| kv.view(layer)).collect(),
+            kv: (0..plan.kv.len())
+                .map(|layer| kv.view(layer, overflow::storing(&fused, layer), overflows.address()))
+                .collect(),
             cos_sin: angles.iter().map(DeviceBuffer::address).collect(),
             states: states.addresses(),
             overflows: overflows.address(),
@@ -335,9 +337,12 @@ impl Card {
         Ok(list)
     }
 
-    /// The error of activations of `slot` that overflowed, if any did since the last call.
-    pub fn take_overflow(&self, slot: usize) -> Option<Error> {
-        let word = self.overflows.words().get(slot)?.swap(0, Ordering::AcqRel);
+    /// The error of numbers of `slot` up to this position that have no place, if there were any since the
+    /// last call; what is behind it is of a step that was launched ahead.
+    pub fn take_overflow(&self, slot: usize, until: u64) -> Option<Error> {
+        let word = self.overflows.words().get(slot)?;
+        overflow::position(word.load(Ordering::Acquire)).filter(|at| *at <= until)?;
+        let word = word.swap(0, Ordering::AcqRel);
         overflow::error(word, slot, self.plan(), &self.lowering.fused)
     }
 

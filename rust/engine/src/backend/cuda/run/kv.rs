@@ -24,7 +24,7 @@ pub struct KvPool {
     page_tables: [DeviceBuffer; 2],
     /// What kernels tell the host of a refused token; see `kv_refuse` in kv.cuh.
     error: HostBuffer,
-    /// A word a slot, not 0 where a key or value was beyond what the type holds; see `kv_saturate`.
+    /// A word a slot, not 0 where a finite key or value was beyond what the type holds; see `kv_tell`.
     saturated: HostBuffer,
     /// What the page tables on the card hold.
     mirrors: [Vec<u32>; 2],
@@ -107,8 +107,8 @@ impl KvPool {
         self.k.bytes() + self.v.bytes()
     }
 
-    /// What kernels need to find the tokens of `layer`.
-    pub fn view(&self, layer: usize) -> KvView {
+    /// What kernels need to find the tokens of `layer`, and to report what the op of this number stores.
+    pub fn view(&self, layer: usize, number: usize, reports: u64) -> KvView {
         let layer = &self.pages.layers[layer];
         let offset = layer.at as u64;
         KvView {
@@ -117,10 +117,13 @@ impl KvPool {
             page_table: self.page_tables[layer.kind as usize].address(),
             error: self.error.address(),
             saturated: self.saturated.address(),
+            reports,
             pages_per_slot: self.pages.per_slot() as u32,
             n_slots: self.pages.n_slots as u32,
             n_ctx: self.pages.n_ctx as u32,
             n_pages: layer.n_pages as u32,
+            number: number as u32,
+            unused: 0,
         }
     }
 
@@ -218,7 +221,7 @@ impl KvPool {
         })
     }
 
-    /// Whether a key or value of `slot` was beyond what the type holds, of what has run so far.
+    /// Whether a finite key or value of `slot` was beyond what the type holds, of what has run so far.
     pub fn saturated(&self, slot: usize) -> bool {
         let word = self.saturated.words().get(slot);
         word.is_some_and(|word| word.load(Ordering::Acquire) != 0)

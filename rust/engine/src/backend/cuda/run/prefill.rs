@@ -126,7 +126,8 @@ impl Chunks {
     /// Feeds `tokens` of `slot` from position `start` on; the hidden states behind the `wanted` last.
     ///
     /// # Errors
-    /// [`Error::Argument`] for a token that is not in the vocabulary, [`Error::Device`]; [`Error::Activations`].
+    /// [`Error::Argument`] for a token that is not in the vocabulary, [`Error::Device`]; [`Error::Activations`],
+    /// [`Error::KvValues`].
     pub fn hidden(
         &self,
         decoder: &mut Decoder,
@@ -167,7 +168,7 @@ impl Chunks {
         }
         let card = &decoder.card;
         card.settle()?;
-        card.take_overflow(slot).map_or(Ok(states), Err)
+        card.take_overflow(slot, u64::MAX).map_or(Ok(states), Err)
     }
 
     /// Every pass over prompts of up to `n_ctx` tokens.
@@ -267,7 +268,8 @@ pub fn logits(
         }
         decoder.read_logits(0, logits)?;
         decoder.card.settle()?;
-        decoder.card.take_overflow(slot).map_or(Ok(()), Err)?;
+        let failed = decoder.card.take_overflow(slot, u64::MAX);
+        failed.map_or(Ok(()), Err)?;
     }
     Ok(logits)
 }

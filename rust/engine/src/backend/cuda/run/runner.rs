@@ -129,7 +129,7 @@ impl Runner for CudaRunner {
         let slots = batch.slots.iter().map(|slot| *slot as usize);
         // Of all, or what is left would be the next pass's.
         let errors: Vec<_> = slots
-            .filter_map(|slot| self.card.take_overflow(slot))
+            .filter_map(|slot| self.card.take_overflow(slot, u64::MAX))
             .collect();
         errors.into_iter().next().map_or(Ok(()), Err)
     }

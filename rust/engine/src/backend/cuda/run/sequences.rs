@@ -2,6 +2,7 @@
 
 use super::ring::{Queued, Ring};
 use crate::backend::cuda::lower::sample::Record;
+use crate::backend::parts::take_failed;
 use crate::backend::{Draft, Event, Finish, SlotRequest};
 use crate::error::{Error, Result};
 use crate::sampler::{self, Allowed};
@@ -178,14 +179,14 @@ impl Sequences {
         self.slots.get_mut(slot).and_then(Option::take).is_some()
     }
 
-    /// Turns the records of a finished step into events; `logits` reads those of a row, `overflow`
-    /// is why those of a slot are no numbers, where a product knows.
+    /// Turns the records of a finished step into events; `logits` reads those of a row, `overflow` is why
+    /// a slot's sequence cannot go on behind this position, where a kernel has found that.
     pub fn collect(
         &mut self,
         step: &Queued,
         ring: &Ring,
         logits: impl Fn(usize) -> Result<Vec<f32>>,
-        overflow: impl Fn(usize) -> Option<Error>,
+        overflow: impl Fn(usize, u64) -> Option<Error>,
     ) -> Result<()> {
         for (row, (slot, epoch)) in step.rows.iter().enumerate() {
             let Some(record) = ring.record(step, row) else {
@@ -196,19 +197,18 @@ impl Sequences {
             let Some(sequence) = current.filter(|s| s.epoch == *epoch) else {
                 continue;
             };
-            // Of a step after the sequence had ended, or of a token that was drafted wrongly: whatever
+            // Of a step after the sequence had ended, here or on the card, or of a token that was drafted wrongly: whatever
             // ailed that is nobody's.
-            if !record.live {
-                overflow(*slot);
+            if !(record.live && sequence.live) {
+                overflow(*slot, u64::MAX);
                 continue;
             }
             let Record { token, finish, .. } = record;
-            let finish = finish.map(|finish| match finish {
-                Finish::Failed(error @ Error::Logits { .. }) => {
-                    Finish::Failed(overflow(*slot).unwrap_or(error))
-                }
-                finish => finish,
-            });
+            // Whatever was drawn: a cache of integers has numbers in the place of what is none.
+            let position = (sequence.prompt + sequence.generated).saturating_sub(1);
+            let finish = overflow(*slot, position as u64)
+                .map(Finish::Failed)
+                .or(finish);
             let index = sequence.generated;
             sequence.generated += 1;
             sequence.live = finish.is_none();
@@ -228,6 +228,11 @@ impl Sequences {
             });
         }
         Ok(())
+    }
+
+    /// As [`take_failed`].
+    pub fn take_failed(&mut self, slots: &[usize]) -> Vec<(usize, Error)> {
+        take_failed(&mut self.events, slots)
     }
 
     /// Whether something waits for the engine.

@@ -77,7 +77,7 @@ impl DeviceWeights {
         for (id, buffer) in &self.vectors {
             let w = plan.weight(*id);
             let mut values = vec![0.0f32; w.vector_len()];
-            (w.ty.dequantize)(weights.of(w)?, &mut values);
+            weights.vector(w, &mut values)?;
             buffer.write(0, &values, stream)?;
         }
         let total = self.matrices.iter().map(|(m, _)| m.file_bytes()).sum();

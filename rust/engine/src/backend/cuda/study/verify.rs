@@ -10,6 +10,7 @@ use crate::backend::cuda::run::decoder::Decoder;
 use crate::backend::cuda::run::ready::Way;
 use crate::backend::{GoOn, GraphCheck, StepCheck, PAGE_TOKENS};
 use crate::error::{Error, Result};
+use crate::sampler;
 
 /// Eager logits that are kept until the replays of the same tokens are compared.
 const KEPT_BYTES: usize = 64 << 20;
@@ -184,6 +185,14 @@ fn forced(
     decoder.card.settle()?;
     let mut logits = vec![0.0; slots.len() * decoder.n_vocab()];
     decoder.read_logits(0, &mut logits)?;
+    // What a replay makes of a buffer that it was to write is counted.
+    if let By::Launches(_) = by {
+        let mut failed = slots
+            .iter()
+            .filter_map(|slot| decoder.card.take_overflow(*slot, u64::MAX));
+        failed.next().map_or(Ok(()), Err)?;
+        sampler::check_rows(&logits, decoder.n_vocab())?;
+    }
     let state = |slot: &usize| decoder.sampling.progress(*slot, &decoder.card.stream);
     Ok(Outcome {
         logits,

@@ -33,9 +33,10 @@ impl CudaBackend {
         }
         let card = &self.decoder.card;
         card.settle()?;
+        failed.extend(self.sequences.take_failed(&fed));
         failed.extend(
             fed.into_iter()
-                .filter_map(|slot| Some((slot, card.take_overflow(slot)?))),
+                .filter_map(|slot| Some((slot, card.take_overflow(slot, u64::MAX)?))),
         );
         Ok(failed)
     }
