@@ -4,11 +4,14 @@ import datetime
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import gguf
+import numpy as np
 import onegraph
 import pytest
 from onegraph import _native, errors, nvrtc
@@ -77,6 +80,16 @@ def of_another_architecture(llm: onegraph.LLM, model: Path) -> None:
     assert raw.count(length + b"llama") >= 1
     Path("arch.gguf").write_bytes(raw.replace(length + b"llama", length + b"mamba", 1))
     onegraph.LLM("arch.gguf")
+
+
+def of_no_numbers(llm: onegraph.LLM, model: Path) -> None:
+    shutil.copyfile(model, "nan.gguf")
+    (norm,) = (
+        t for t in gguf.GGUFReader("nan.gguf", "r+").tensors if t.name == "blk.0.attn_norm.weight"
+    )
+    norm.data[7] = np.nan
+    norm.data.base.flush()
+    onegraph.LLM("nan.gguf", device="cpu")
 
 
 def broken_off(llm: onegraph.LLM, model: Path) -> None:
@@ -149,6 +162,7 @@ Provoke = Callable[[onegraph.LLM, Path], object]
 
 #: How each example of the page comes about, by how its message begins.
 PROVOKED: dict[str, Provoke] = {
+    "tensor blk.0.attn_norm.weight": of_no_numbers,
     "max_tokens = '5'": as_argument,
     "temperature = -1": lambda llm, _: llm.generate("x", temperature=-1),
     "n_ctx = 100000": lambda _, model: onegraph.LLM(model, n_ctx=100000),

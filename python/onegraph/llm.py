@@ -281,10 +281,10 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
 
     @property
     def saturated_sequences(self) -> int:
-        """Sequences so far of whose keys or values some were larger than the cache's type holds:
-        65,504 for "f16", 1.1e15 for "i16", 8.3e6 for "q8_0". The largest that it holds stands in
-        their place, so the numbers stay finite, but they are no longer the model's; the first time
-        is logged as a warning.
+        """Sequences so far of whose keys or values some were finite and larger than the cache's
+        type holds: 65,504 for "f16", 1.1e15 for "i16", 8.3e6 for "q8_0". The largest that it holds
+        stands in their place, so that they are no longer the model's; the first time is logged as a
+        warning.
         """
         return self._engine.saturated_sequences
 
