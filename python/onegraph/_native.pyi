@@ -9,6 +9,7 @@ from typing_extensions import Buffer
 __version__: str
 #: Encoding of keys and values where none is asked for.
 DEFAULT_KV_TYPE: str
+MAX_SALT_BYTES: int
 DEFAULT_CACHE_DIR_BYTES: int
 
 def quant_types() -> list[tuple[str, int, int, int, bool]]: ...
@@ -115,6 +116,9 @@ class Tokenizer:
         """Token ids of a rendered conversation. Only the template's own parts spell control tokens;
         in what came with the arguments, their spelling is plain text.
         """
+
+    def _fewest(self, text: str) -> int:
+        """The least number of tokens that a text can be, known without making them."""
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """Text of `ids`; invalid UTF-8 is U+FFFD. `skip_special` leaves control tokens out."""
@@ -237,6 +241,19 @@ class Loading:
     def cancel(self) -> None: ...
 
 @final
+class Stop:
+    """Ends what a thread does within it: entered by the thread, told by another one."""
+
+    def __new__(cls) -> Self: ...
+    def tell(self) -> None:
+        """Ends it soon, or before it begins."""
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, kind: object, value: object, trace: object) -> None: ...
+
+def go_on() -> None:
+    """Raises `CancelledError` where the work of this thread is not wanted any more."""
+
 class Engine:
     """A loaded model; `onegraph.LLM` is its public face."""
 
@@ -270,6 +287,26 @@ class Engine:
     def fits(self, text: str, given: tuple[str, list[str]]) -> bool:
         """Whether a text is one of a constraint's."""
 
+    def encode(
+        self,
+        prompt: str | Rendering,
+        *,
+        add_special: bool = True,
+        parse_special: bool = False,
+        most: int | None = None,
+    ) -> list[int]:
+        """Token ids of a prompt: of a text, to which `add_special` adds what the model expects
+        around it, or of a rendering, which has all of that. One that leaves no room in the context
+        is refused, before it is made tokens where that is certain; or where `most` says so, one of
+        more tokens than that."""
+
+    def encode_text(self, text: str, cut: bool) -> list[int]:
+        """Token ids of a text to embed: as many of the first as the context holds where it is to
+        be cut, of which a last one that ends a text stays; else one of more is refused."""
+
+    def check_room(self, tokens: int) -> None:
+        """Raises where a prompt of so many tokens leaves no room in the context."""
+
     def submit(
         self,
         prompt: Sequence[int],
@@ -296,11 +333,13 @@ class Engine:
         once it has ended; None while the queue is full. It is in line for `waited` seconds already.
         """
 
-    def save_prefix(self, prompt: Sequence[int], path: str | os.PathLike[str]) -> int:
+    def save_prefix(
+        self, prompt: Sequence[int], path: str | os.PathLike[str], salt: str | None
+    ) -> int:
         """Saves the keys and values of a prompt, and the states behind it; the number of its
         tokens."""
 
-    def load_prefix(self, path: str | os.PathLike[str]) -> int:
+    def load_prefix(self, path: str | os.PathLike[str], salt: str | None) -> int:
         """Takes what `save_prefix` saved; the number of its tokens."""
 
     def prefix_bytes(self) -> tuple[int, int, int, str | None]:
@@ -486,9 +525,11 @@ class Rendering:
         stop of each, in characters, in order.
         """
 
-    def with_parts(self, mark: str, parts: Sequence[tuple[str, bool]]) -> Rendering | None:
-        """With other text in the place of the last `mark` that came with the arguments: each part,
-        and whether it may spell no control token. None where it did not.
+    def with_parts(
+        self, mark: str, texts: Sequence[Sequence[tuple[str, bool]]]
+    ) -> Rendering | None:
+        """With other text in the places of `mark` and a number of eight digits each: by number its
+        parts, and whether each may spell no control token. None where one did not come.
         """
 
     def before(self, mark: str) -> Rendering | None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ __all__ = [
     "number",
     "path",
     "refused",
+    "several",
+    "shown",
     "text",
     "texts",
     "unsigned",
@@ -46,11 +49,20 @@ def shown(value: object) -> str:
     """A number or text as it is written, where that is short; else what it is."""
     if isinstance(value, int) and value.bit_length() > 200:
         return f"an integer of {value.bit_length()} bits"  # Python may refuse to write it
-    if value is None or isinstance(value, int | float | str):
+    is_short = not isinstance(value, str) or len(value) <= SHOWN
+    if value is None or (isinstance(value, int | float | str) and is_short):
         written = repr(value)
         if len(written) <= SHOWN:
             return written
     return f"a value of type {type(value).__name__}"
+
+
+def several(names: Iterable[str]) -> str:
+    """The first of some names, and how many there are beside them."""
+    rest = iter(names)
+    found = [name if len(name) <= SHOWN else f"{name[:SHOWN]}..." for name in islice(rest, 8)]
+    more = sum(1 for _ in rest)
+    return ", ".join(found) + (f" and {more} more" if more else "")
 
 
 def flag(name: str, value: object) -> bool:

@@ -38,7 +38,11 @@ def conversation(name: str, messages: Any) -> list[dict[str, Any]]:
         raise ArgumentError(
             f'{name} = []: give at least one message, such as {{"role": "user", "content": "Hi"}}'
         )
-    return [_message(f"{name}[{i}]", message) for i, message in enumerate(messages)]
+    found = []
+    for i, message in enumerate(messages):
+        _native.go_on()
+        found.append(_message(f"{name}[{i}]", message))
+    return found
 
 
 def _message(name: str, message: Any) -> dict[str, Any]:
@@ -155,7 +159,7 @@ def render(
     message, which is the assistant's. Where `calls` are given, they are written by that, for the
     template leaves them out."""
     if calls is not None:
-        marks, messages = _marked(messages)
+        mark, marked, messages = _marked(messages)
 
     def made(shown: Sequence[Mapping[str, Any]] | None) -> _native.Rendering:
         if continues:
@@ -173,9 +177,7 @@ def render(
 
     rendering = made(tools)
     if calls is not None:
-        for mark, asked in marks.items():
-            rendering = _written(rendering, mark, asked, calls, name)
-        return rendering
+        return _written(rendering, mark, marked, calls, name)
     # Asked anew for every conversation: whether a template shows tools may depend on its messages
     # and variables.
     if tools and rendering.text == made(None).text:
@@ -189,28 +191,41 @@ def render(
 
 def _marked(
     messages: list[dict[str, Any]],
-) -> tuple[dict[str, list[Any]], list[dict[str, Any]]]:
-    """The messages with a mark in the place of calls, and the calls of each mark."""
-    marks: dict[str, list[Any]] = {}
-    marked = []
+) -> tuple[str, list[list[Any]], list[dict[str, Any]]]:
+    """A mark; the calls of each message that has some; and the messages with the mark and their
+    number in the place of those."""
+    mark = os.urandom(16).hex()
+    marked: list[list[Any]] = []
+    found = []
     for message in messages:
         if has_calls([message]):
-            mark = os.urandom(16).hex()
-            marks[mark] = message["tool_calls"]
-            message = {**message, "content": message["content"] + mark}
+            number = f"{len(marked):08d}"
+            marked.append(message["tool_calls"])
+            message = {**message, "content": message["content"] + mark + number}
             del message["tool_calls"]
-        marked.append(message)
-    return marks, marked
+        found.append(message)
+    return mark, marked, found
 
 
 def _written(
     rendering: _native.Rendering,
     mark: str,
-    asked: list[Any],
+    marked: list[list[Any]],
     calls: _native.Reading,
     name: str,
 ) -> _native.Rendering:
-    """The rendering with calls in the place of their mark."""
+    """The rendering with calls in the places of their marks."""
+    found = rendering.with_parts(mark, [_parts(asked, calls, name) for asked in marked])
+    if found is None:
+        raise ModelError(
+            f"{name}: the chat template leaves out the calls of a message and its text too; give "
+            "the conversation without calls, or use another chat_template"
+        )
+    return found
+
+
+def _parts(asked: list[Any], calls: _native.Reading, name: str) -> list[tuple[str, bool]]:
+    """The calls of a message as the model writes them."""
     parts = []
     for call in asked:
         function = call.get("function") if isinstance(call, Mapping) else None
@@ -219,13 +234,7 @@ def _written(
         given = function.get("arguments") or {}
         said = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
         parts += calls.written(function["name"], said)
-    found = rendering.with_parts(mark, parts)
-    if found is None:
-        raise ModelError(
-            f"{name}: the chat template leaves out the calls of a message and its text too; give "
-            "the conversation without calls, or use another chat_template"
-        )
-    return found
+    return parts
 
 
 def _open(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from onegraph import _native, arguments
 from onegraph import progress as progress_bar
 from onegraph.errors import OutOfMemoryError
-from onegraph.generating import Prompt, Prompts, batch, preparing
 from onegraph.progress import Told
+from onegraph.prompts import Prompt, Prompts, batch, preparing
 from onegraph.streams import naming
 
 if TYPE_CHECKING:
@@ -207,20 +207,13 @@ class Embeds:
         for i, one in enumerate([text] if many is None else many):
             name = "text" if many is None else f"text[{i}]"
             if isinstance(one, str):
-                ids = self._tokenizer.encode(arguments.text(name, one))
-                found.append(self._cut(ids, self._tokenizer.add_eos) if cut else ids)
+                with naming(name):
+                    found.append(self._engine.encode_text(arguments.text(name, one), cut))
             else:
                 ids = arguments.integers(name, one)
-                found.append(self._cut(ids, False) if cut else ids)
+                found.append(ids[: self._engine.n_ctx] if cut else ids)
             names.append(name)
         return Texts(found, names, many is not None, options)
-
-    def _cut(self, ids: list[int], ends: bool) -> list[int]:
-        """As many of the first tokens as the context holds. The one that `ends` a text stays."""
-        most = self._engine.n_ctx
-        if len(ids) <= most:
-            return ids
-        return [*ids[: most - 1], ids[-1]] if ends else ids[:most]
 
     def _room(self, texts: Texts) -> NDArray[np.float32]:
         """Where the vectors go."""

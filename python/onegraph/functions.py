@@ -9,13 +9,23 @@ import json
 import re
 import types
 import typing
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from onegraph import arguments
 from onegraph.errors import ArgumentError
 
-__all__ = ["Offered", "call", "content", "described", "offered", "schema_of", "value_of"]
+__all__ = [
+    "MOST_TOOLS",
+    "Offered",
+    "call",
+    "content",
+    "described",
+    "offered",
+    "schema_of",
+    "value_of",
+]
 
 SCALARS: Mapping[Any, str] = {
     str: "string",
@@ -25,6 +35,10 @@ SCALARS: Mapping[Any, str] = {
     None: "null",
     type(None): "null",
 }
+
+#: Tools of one call. All of them stand in the prompt; models are trained with a few, and those who
+#: sell answers take 128.
+MOST_TOOLS = 512
 
 #: Kinds of list: what they are in Python, and how they are called there.
 LISTS: Mapping[Any, Callable[[Iterable[Any]], Any]] = {
@@ -67,6 +81,11 @@ def offered(tools: Any) -> Offered:
         return Offered([], {})
     if callable(tools) or not arguments.is_sequence(tools):
         raise arguments.refused("tools", tools, "must be a list of functions or of dicts")
+    if len(tools) > MOST_TOOLS:
+        raise ArgumentError(
+            f"tools: {len(tools)} of them; at most {MOST_TOOLS} are taken: leave those out that "
+            "the conversation does not need"
+        )
     schemas, functions = [], {}
     for i, tool in enumerate(tools):
         name = f"tools[{i}]"
@@ -78,10 +97,10 @@ def offered(tools: Any) -> Offered:
         else:
             expected = 'must be a function or a dict such as {"type": "function", "function": ...}'
             raise arguments.refused(name, tool, expected)
-    names = [schema["function"]["name"] for schema in schemas]
-    for each in names:
-        if names.count(each) > 1:
-            raise ArgumentError(f"tools: {names.count(each)} of them are called {each!r}")
+    called = Counter(schema["function"]["name"] for schema in schemas)
+    for each, times in called.items():
+        if times > 1:
+            raise ArgumentError(f"tools: {times} of them are called {arguments.shown(each)}")
     return Offered(schemas, functions)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
 from onegraph import _native, arguments, conversations, structured
 from onegraph import progress as progress_bar
@@ -16,28 +16,21 @@ from onegraph.answers import Reader
 from onegraph.errors import ArgumentError, ModelError
 from onegraph.functions import Offered, offered
 from onegraph.progress import Told
+from onegraph.prompts import Prompt, Prompts, batch, preparing
 from onegraph.results import Result
 from onegraph.sampling import Sampling, SamplingOptions, resolve, takes_sampling
 from onegraph.streams import Ask, AsyncStream, Job, Stream, naming, whole
 
-__all__ = ["Generates", "Prompt", "Prompts", "batch", "is_short", "preparing"]
+__all__ = ["Generates"]
 
 logger = logging.getLogger("onegraph")
 
-#: A text, or token ids.
-Prompt = str | Sequence[int]
-Prompts = list[str] | tuple[str, ...] | Sequence[Sequence[int]]
 Messages = Sequence[Mapping[str, Any]]
 #: Functions, and descriptions of functions. What type checkers make of a list of several functions
 #: is no list of callables.
 Tools = Sequence[Any]
 #: Whether the model has to call a tool, and which.
 ToolChoice = Literal["auto", "none", "required"] | Mapping[str, Any]
-
-R = TypeVar("R")
-
-#: Characters of a prompt up to which an event loop may wait for its tokens: some milliseconds.
-SHORT_PROMPT = 1 << 14
 
 #: Outputs of one prompt.
 MAX_N = 1024
@@ -537,17 +530,27 @@ class Generates:
             urgency,
         )
 
-    def _prompts(self, prompt: Any, options: dict[str, Any], n: int | None, echo: bool) -> Job:
-        """What `generate` asks for."""
+    def _prompts(
+        self,
+        prompt: Any,
+        options: dict[str, Any],
+        n: int | None,
+        echo: bool,
+        parse_special: bool = False,
+    ) -> Job:
+        """What `generate` asks for. `parse_special` lets texts spell control tokens."""
         many = batch("prompt", prompt)
         count = _outputs(n)
         asks = []
         for i, one in enumerate([prompt] if many is None else many):
             name = "prompt" if many is None else f"prompt[{i}]"
-            if isinstance(one, str):
-                ids = self._tokenizer.encode(arguments.text(name, one))
-            else:
-                ids = arguments.integers(name, one)
+            with naming(name):
+                if isinstance(one, str):
+                    text = arguments.text(name, one)
+                    ids = self._engine.encode(text, parse_special=parse_special)
+                else:
+                    ids = arguments.integers(name, one)
+                    self._engine.check_room(len(ids))
             front = ""
             if echo:
                 front = one if isinstance(one, str) else self._tokenizer.decode(ids)
@@ -574,8 +577,10 @@ class Generates:
         continues: Any,
         template_kwargs: Any,
         parse_special: Any,
+        most: int | None = None,
     ) -> Job:
-        """What `chat` asks for."""
+        """What `chat` asks for; prompts have at most so many tokens where that is said, else as
+        many as leave room in the context."""
         parse_special = arguments.flag("parse_special", parse_special)
         continues = arguments.flag("continue_final_message", continues)
         variables = arguments.variables("template_kwargs", template_kwargs, TEMPLATE_ARGUMENTS)
@@ -607,10 +612,8 @@ class Generates:
                 with naming(name):
                     rendering = render(calls=calls)
             # The template spells the special tokens, the first one included.
-            if parse_special:
-                ids = self._tokenizer.encode(rendering.text, add_special=False, parse_special=True)
-            else:
-                ids = self._tokenizer.encode_rendering(rendering)
+            with naming(name):
+                ids = self._engine.encode(rendering, parse_special=parse_special, most=most)
             reader = None
             if not reading.is_plain:
                 shown = reading.shown(self._tokenizer)
@@ -621,10 +624,16 @@ class Generates:
         self._compile(asks)
         return Job(asks, many is not None, n)
 
+    def _tokens(self, text: str, add_special: bool, most: int) -> list[int]:
+        """`tokenize`, of a text that has at most so many tokens."""
+        self._engine.check_open()
+        return self._engine.encode(text, add_special=add_special, most=most)
+
     def _compile(self, asks: Sequence[Ask]) -> None:
         """Has the constraints ready: beside an event loop, where there is one."""
         for i, ask in enumerate(asks):
             given = ask.options["constraint"]
+            _native.go_on()
             if given and (i == 0 or given != asks[i - 1].options["constraint"]):
                 self._engine.compile(given)
 
@@ -742,55 +751,3 @@ def _repeated(ask: Ask, count: int) -> list[Ask]:
     if count == 1 or seed is None:
         return [ask] * count
     return [replace(ask, options={**ask.options, "seed": (seed + i) % 2**64}) for i in range(count)]
-
-
-def preparing(
-    prepare: Callable[[], R], given: Any, compiles: bool = False
-) -> Callable[[], Awaitable[R]]:
-    """Prepares a job, beside the event loop where it may take long: a long prompt, or a constraint
-    that is compiled."""
-
-    async def prepared() -> R:
-        # Most programs have no event loop, and this is half of their import.
-        import asyncio
-
-        if not compiles and is_short(given):
-            return prepare()
-        return await asyncio.get_running_loop().run_in_executor(None, prepare)
-
-    return prepared
-
-
-def is_short(given: Any, most: int = SHORT_PROMPT) -> bool:
-    """Whether the texts in it are short together, as far as a look says."""
-    left, room = [given], most
-    while left and room >= 0:
-        one = left.pop()
-        if isinstance(one, str):
-            room -= len(one)
-        elif isinstance(one, Mapping):
-            left += one.values()
-        elif isinstance(one, list | tuple):
-            room -= len(one)
-            left += one
-    return room >= 0
-
-
-def batch(name: str, given: Any) -> list[Any] | None:
-    """The texts of a batch, each a string or token ids; None where there is one."""
-    if isinstance(given, str):
-        return None
-    parts = arguments.items(name, given, f"token ids or {name}s, or a str")
-    if not parts:
-        raise ArgumentError(f"{name} = []: give a text, token ids, or a list of such {name}s")
-    # Of a long prompt's ids one look at each is more than a few milliseconds.
-    if set(map(type, parts)) == {int}:
-        return None
-    is_text = [isinstance(part, str) or arguments.is_sequence(part) for part in parts]
-    if not any(is_text):
-        return None
-    if not all(is_text):
-        raise ArgumentError(
-            f"{name}: tokens and {name}s are mixed; give one or a list of the other"
-        )
-    return parts

@@ -251,9 +251,16 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
         self._say_saturated()
         return out
 
-    def save_prefix(self, prompt: str | Sequence[int], path: str | os.PathLike[str]) -> int:
+    def save_prefix(
+        self,
+        prompt: str | Sequence[int],
+        path: str | os.PathLike[str],
+        *,
+        cache_salt: str | None = None,
+    ) -> int:
         """Reads a prompt and saves its keys, values and states to a file, for `load_prefix` in a
-        process with the same model file, `kv_type` and kind of device. The number of its tokens.
+        process with the same model file, `kv_type` and kind of device; its salt is not in it. The
+        number of its tokens.
 
         Raises `FileError` where the file cannot be written or the model keeps no prefixes.
         """
@@ -261,15 +268,17 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
             ids = self.tokenize(arguments.text("prompt", prompt))
         else:
             ids = arguments.integers("prompt", prompt)
-        return self._engine.save_prefix(ids, os.fspath(arguments.path("path", path)))
+        salt = None if cache_salt is None else arguments.text("cache_salt", cache_salt)
+        return self._engine.save_prefix(ids, os.fspath(arguments.path("path", path)), salt)
 
-    def load_prefix(self, path: str | os.PathLike[str]) -> int:
-        """Keeps what `save_prefix` saved as if it had just been read. The number of its tokens.
+    def load_prefix(self, path: str | os.PathLike[str], *, cache_salt: str | None = None) -> int:
+        """Keeps what `save_prefix` saved, under a `cache_salt`. The number of its tokens.
 
         Raises `FileError` where the file is damaged or belongs to another model, `kv_type` or kind
         of device. A checksum finds damage, not malice: load only what you trust.
         """
-        return self._engine.load_prefix(os.fspath(arguments.path("path", path)))
+        salt = None if cache_salt is None else arguments.text("cache_salt", cache_salt)
+        return self._engine.load_prefix(os.fspath(arguments.path("path", path)), salt)
 
     @property
     def prefix_bytes(self) -> dict[str, int]:

@@ -36,6 +36,7 @@ class SamplingOptions(TypedDict, total=False):
     regex: str | None
     grammar: str | None
     choice: Sequence[str] | None
+    cache_salt: str | None
 
 
 #: The defaults. The engine states the numbers; `help(onegraph.LLM.generate)` shows them.
@@ -52,6 +53,7 @@ DEFAULTS: Mapping[str, Any] = {
     "regex": None,
     "grammar": None,
     "choice": None,
+    "cache_salt": None,
 }
 
 FLOATS = [name for name, default in DEFAULTS.items() if isinstance(default, float)]
@@ -87,6 +89,8 @@ MEANING: Mapping[str, str] = {
     "regex": "the whole text matches this regular expression, in the syntax of Rust's regex",
     "grammar": "the text is of this grammar: Lark as llguidance has it, or GBNF",
     "choice": "the text is one of these",
+    "cache_salt": "keys and values that were kept are found again under the same word alone, of at "
+    "most 1,024 bytes; None and the empty one are what all share who give none",
 }
 
 
@@ -119,6 +123,7 @@ class Sampling:
     regex: str | None = None
     grammar: str | None = None
     choice: Sequence[str] | None = None
+    cache_salt: str | None = None
 
     def __post_init__(self) -> None:
         _native.check_sampling(resolve(self.options()))
@@ -183,5 +188,7 @@ def resolve(given: Mapping[str, Any], base: Sampling | None = None) -> dict[str,
     ids = merged["stop_token_ids"]
     merged["stop_token_ids"] = [] if ids is None else arguments.integers("stop_token_ids", ids)
     merged["constraint"] = structured.constraint(merged)
+    salt = merged["cache_salt"]
+    merged["cache_salt"] = None if salt is None else arguments.text("cache_salt", salt)
     merged["ignore_eos"] = arguments.flag("ignore_eos", merged["ignore_eos"])
     return merged

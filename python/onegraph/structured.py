@@ -97,8 +97,10 @@ class Calls:
                 raise arguments.refused("tool_choice", choice, "no tools are offered")
             functions = [each for each in functions if name in (None, each["name"])]
             if not functions:
-                names = ", ".join(schema["function"]["name"] for schema in offered.schemas)
-                raise ArgumentError(f"tool_choice: no tool is called {name!r}; offered: {names}")
+                raise ArgumentError(
+                    f"tool_choice: no tool is called {arguments.shown(name)}; offered: "
+                    f"{arguments.several(each['function']['name'] for each in offered.schemas)}"
+                )
 
         def arguments_of(function: Mapping[str, Any]) -> Any:
             # What is not strict is any object, unless a call is asked for.

@@ -95,6 +95,7 @@ SAMPLING: list[tuple[str, Any, str]] = [
     ("regex", str, "The text matches this regular expression as a whole."),
     ("grammar", str, "The text is of this grammar: Lark or GBNF."),
     ("choice", str, "The text is one of these. To be repeated."),
+    ("cache_salt", str, "What was read is found again under the same word alone."),
 ]
 
 

@@ -112,12 +112,15 @@ pub enum Error {
 
     /// The prompt does not fit the context.
     #[error(
-        "the prompt has {prompt} tokens and the context holds {context}; shorten the prompt by {} \
+        "the prompt has {}{prompt} tokens and the context holds {context}; shorten the prompt by {} \
          tokens{}",
+        if *at_least { "at least " } else { "" },
         prompt.saturating_sub(*context).saturating_add(1), longer_context(*prompt, *trained)
     )]
     Context {
         prompt: usize,
+        /// Whether it was not counted: so many it has for certain.
+        at_least: bool,
         context: usize,
         /// The context that the model was trained for: no more can be loaded.
         trained: usize,
@@ -125,12 +128,15 @@ pub enum Error {
 
     /// A text to embed does not fit the context.
     #[error(
-        "the text has {tokens} tokens and the context holds {context}; shorten it by {} tokens, \
+        "the text has {}{tokens} tokens and the context holds {context}; shorten it by {} tokens, \
          use truncate=True{}",
+        if *at_least { "at least " } else { "" },
         tokens.saturating_sub(*context), context_of(*tokens, *trained)
     )]
     TextLength {
         tokens: usize,
+        /// As of [`Error::Context`].
+        at_least: bool,
         context: usize,
         /// As of [`Error::Context`].
         trained: usize,

@@ -8,6 +8,7 @@ mod content;
 pub mod format;
 mod host;
 mod prefixes;
+mod salt;
 pub mod store;
 mod window;
 
@@ -22,7 +23,8 @@ use crate::error::{Error, Result};
 use aside::Aside;
 pub use aside::Span;
 use host::{Bytes, Host};
-use prefixes::{Found, Kept, Prefixes, Source};
+use prefixes::{Behind, Found, Kept, Prefixes, Source};
+pub use salt::{Salt, MAX_SALT_BYTES};
 use store::Store;
 use window::Window;
 
@@ -121,6 +123,8 @@ pub struct Pool {
     n_windowed: usize,
     /// Whether it is too small for every slot with a full context.
     tight: bool,
+    /// Under which the pages of a sequence are found and kept.
+    salt: Salt,
 }
 
 impl Pool {
@@ -144,6 +148,16 @@ impl Pool {
             n_pages: limits.n_pages.saturating_sub(1),
             n_windowed: limits.n_windowed().saturating_sub(1),
             tight: limits.n_pages < pool_pages(limits.n_slots, limits.n_ctx),
+            salt: Salt::default(),
+        }
+    }
+
+    /// The same for sequences under a salt.
+    #[must_use]
+    pub fn under(&self, salt: Salt) -> Self {
+        Self {
+            salt,
+            ..self.clone()
         }
     }
 
@@ -329,7 +343,7 @@ impl Pool {
     /// What is kept of a prompt but its last token, whose logits are wanted.
     fn find(&self, prefixes: &Prefixes, prompt: &[u32]) -> Found {
         match (self.shares, prompt.split_last()) {
-            (true, Some((_, before))) => prefixes.find(before),
+            (true, Some((_, before))) => prefixes.find(self.salt, before),
             _ => Found::default(),
         }
     }
@@ -382,6 +396,11 @@ impl Sequence {
     /// The backend's slot.
     pub fn slot(&self) -> usize {
         self.slot
+    }
+
+    /// Under which its pages are found and kept.
+    pub fn salt(&self) -> Salt {
+        self.pool.salt
     }
 
     /// Whether [`Sequence::fetch_prefix`] is done.
@@ -580,7 +599,7 @@ impl Sequence {
         };
         let mut free = self.pool.free.borrow_mut();
         let taken = self.states.iter().any(|(at, _)| *at == tokens.len());
-        if taken || free.prefixes.state_of(tokens).is_some() {
+        if taken || free.prefixes.state_of(self.salt(), tokens).is_some() {
             return Ok(());
         }
         let Some(mut state) = free.prefixes.state_piece(storage) else {
@@ -622,7 +641,7 @@ impl Sequence {
             let Some(page) = self.pages.get_mut(i) else {
                 break;
             };
-            let parent = self.shared.last().copied();
+            let parent = Behind::last(self.pool.salt, &self.shared);
             let node = match free.prefixes.keep(parent, tokens, *page, saturated) {
                 Kept::New(node) => node,
                 Kept::Known(node) => {
@@ -681,7 +700,7 @@ impl Sequence {
         }
         let page = self.pages.get(whole).copied()?;
         let mut free = self.pool.free.borrow_mut();
-        let parent = self.shared.last().copied();
+        let parent = Behind::last(self.pool.salt, &self.shared);
         let kept = free.prefixes.keep(parent, rest, page, saturated);
         match kept {
             Kept::Known(_) => {}

@@ -12,6 +12,8 @@ pub mod info;
 pub mod llm;
 pub mod quant;
 mod runner;
+pub mod sampling;
+pub mod stop;
 pub mod template;
 pub mod tokenizer;
 pub mod tools;
@@ -31,11 +33,15 @@ mod _native {
     #[pymodule_export]
     use super::info::{model_info, model_plan};
     #[pymodule_export]
-    use super::llm::{check_sampling, sampling_defaults, Engine, Loading};
+    use super::llm::{Engine, Loading};
     #[pymodule_export]
     use super::quant::{dequantize, kv_types, quant_types, quantize};
     #[pymodule_export]
     use super::runner::PlanRunner;
+    #[pymodule_export]
+    use super::sampling::{check_sampling, sampling_defaults};
+    #[pymodule_export]
+    use super::stop::{go_on, Stop};
     #[pymodule_export]
     use super::template::{ChatTemplate, Rendering};
     #[pymodule_export]
@@ -46,6 +52,7 @@ mod _native {
     #[pymodule_init]
     fn init(m: &Bound<'_, PyModule>) -> PyResult<()> {
         m.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        m.add("MAX_SALT_BYTES", ::onegraph::engine::MAX_SALT_BYTES)?;
         m.add("DEFAULT_KV_TYPE", ::onegraph::quant::DEFAULT_KV)?;
         m.add(
             "DEFAULT_CACHE_DIR_BYTES",

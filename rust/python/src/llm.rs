@@ -1,5 +1,4 @@
 //! `_native.Engine`: a loaded model. `onegraph.llm` puts the public class around it.
-use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
@@ -9,23 +8,22 @@ use std::time::{Duration, Instant};
 use onegraph::backend::LogitsPath;
 use onegraph::config::PoolingType;
 use onegraph::engine::{
-    self, GraphCheck, GraphMode, GraphOptions, GraphQuestion, Options, Request, Ticket, Wait,
-    DEFAULT_MAX_TOKENS, POLL,
+    self, GraphCheck, GraphMode, GraphOptions, GraphQuestion, Options, Salt, Ticket, Wait, POLL,
 };
-use onegraph::grammar::Constraint;
-use onegraph::sampler::Params;
 use onegraph::template;
 use onegraph::{Error, Result};
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
 
+use crate::arguments;
 use crate::doorbell::Doorbell;
 use crate::embedding::{self, Embedding};
 use crate::errors::{detached, to_py};
 use crate::generation::Generation;
-use crate::template::{finished, ChatTemplate};
-use crate::tokenizer::Tokenizer;
+use crate::sampling::{constraint, Sampling};
+use crate::stop;
+use crate::template::{finished, ChatTemplate, Rendering};
+use crate::tokenizer::{interruptible, Tokenizer};
 
 /// A number that the engine counts with.
 pub fn count<T: TryFrom<i64>>(name: &'static str, value: i64) -> Result<T> {
@@ -45,21 +43,6 @@ pub fn nearest(priority: i64) -> i32 {
     priority.clamp(i32::MIN.into(), i32::MAX.into()) as i32
 }
 
-/// Tokens that an output may have; without a number as many as the context holds.
-fn most_tokens(given: Option<i64>) -> Result<usize> {
-    let Some(n) = given else {
-        return Ok(usize::MAX);
-    };
-    usize::try_from(n)
-        .ok()
-        .filter(|n| *n > 0)
-        .ok_or_else(|| Error::Argument {
-            name: "max_tokens",
-            value: n.to_string(),
-            reason: "must be 1 or more; max_tokens=None sets no limit but the context".into(),
-        })
-}
-
 pub fn counts<T: TryFrom<i64>>(name: &'static str, values: &[i64]) -> Result<Vec<T>> {
     values.iter().map(|v| count(name, *v)).collect()
 }
@@ -74,7 +57,7 @@ pub fn wait<T: Send>(py: Python<'_>, ticket: &Ticket<T>) -> PyResult<Option<T>> 
         match detached(py, || ticket.next(POLL))? {
             Wait::Item(item) => return Ok(Some(item)),
             Wait::End => return Ok(None),
-            Wait::TimedOut => py.check_signals()?,
+            Wait::TimedOut => stop::check(py)?,
         }
     }
 }
@@ -93,7 +76,7 @@ fn until_some<T: Send>(py: Python<'_>, ask: impl Fn() -> Result<Option<T>> + Syn
         if let Some(answer) = detached(py, &ask)? {
             return Ok(answer);
         }
-        py.check_signals()?;
+        stop::check(py)?;
     }
 }
 
@@ -103,169 +86,6 @@ fn submitted<T: Send>(
     submit: impl Fn() -> Result<Option<Ticket<T>>> + Sync,
 ) -> PyResult<Ticket<T>> {
     until_some(py, submit)
-}
-
-/// The defaults of all sampling parameters, by their public names.
-#[pyfunction]
-pub fn sampling_defaults(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
-    let Params {
-        temperature,
-        top_k,
-        top_p,
-        min_p,
-        repeat_penalty,
-        presence_penalty,
-        frequency_penalty,
-        repeat_last_n,
-        ..
-    } = Params::default();
-    // The shortest decimal that is this float32: 0.8, not 0.800000011920929.
-    let float = |x: f32| x.to_string().parse::<f64>().unwrap_or(f64::from(x));
-    let defaults = PyDict::new(py);
-    defaults.set_item("max_tokens", DEFAULT_MAX_TOKENS)?;
-    defaults.set_item("temperature", float(temperature))?;
-    defaults.set_item("top_k", top_k)?;
-    defaults.set_item("top_p", float(top_p))?;
-    defaults.set_item("min_p", float(min_p))?;
-    defaults.set_item("repeat_penalty", float(repeat_penalty))?;
-    defaults.set_item("presence_penalty", float(presence_penalty))?;
-    defaults.set_item("frequency_penalty", float(frequency_penalty))?;
-    let last_n = repeat_last_n.map_or(Ok(WHOLE_SEQUENCE), i64::try_from)?;
-    defaults.set_item("repeat_last_n", last_n)?;
-    Ok(defaults)
-}
-
-/// A struct of a dict's items. PyO3's derive would keep each key in a cell whose first use lets go of
-/// the interpreter (see `exit`).
-macro_rules! from_dict {
-    ($(#[$doc:meta])* struct $name:ident { $($field:ident: $type:ty,)* }) => {
-        $(#[$doc])*
-        pub struct $name { $($field: $type,)* }
-
-        impl<'a, 'py> FromPyObject<'a, 'py> for $name {
-            type Error = PyErr;
-
-            fn extract(items: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
-                Ok(Self { $($field: items.get_item(stringify!($field))?.extract()?,)* })
-            }
-        }
-    };
-}
-
-from_dict! {
-    /// The sampling keywords of a request, as `onegraph.sampling.resolve` gives them.
-    struct Sampling {
-        max_tokens: Option<i64>,
-        temperature: f64,
-        top_k: i64,
-        top_p: f64,
-        min_p: f64,
-        repeat_penalty: f64,
-        presence_penalty: f64,
-        frequency_penalty: f64,
-        repeat_last_n: i64,
-        logit_bias: Vec<(i64, f64)>,
-        seed: Option<u64>,
-        stop: Vec<String>,
-        stop_token_ids: Vec<i64>,
-        logprobs: Option<i64>,
-        ignore_eos: bool,
-        prompt_lookup_num_tokens: i64,
-        constraint: Option<(String, Vec<String>)>,
-    }
-}
-
-/// What a text has to look like: which kind of constraint, and its text, or the texts of a choice.
-pub fn constraint(kind: &str, mut texts: Vec<String>) -> Result<Constraint> {
-    let make = match kind {
-        "choice" => return Ok(Constraint::Choice(texts)),
-        "schema" => Constraint::Schema,
-        "regex" => Constraint::Regex,
-        "grammar" => Constraint::Grammar,
-        _ => return Err(Error::Internal(format!("a constraint called {kind:?}"))),
-    };
-    Ok(make(texts.pop().unwrap_or_default()))
-}
-
-impl Sampling {
-    fn request(self, prompt: &[i64]) -> Result<Request> {
-        let bias = |(id, bias): &(i64, f64)| Ok((count("logit_bias", *id)?, single(*id, *bias)?));
-        Ok(Request {
-            prompt: counts("prompt", prompt)?,
-            sampling: Params {
-                temperature: self.temperature as f32,
-                top_k: count("top_k", self.top_k)?,
-                top_p: self.top_p as f32,
-                min_p: self.min_p as f32,
-                repeat_penalty: self.repeat_penalty as f32,
-                presence_penalty: self.presence_penalty as f32,
-                frequency_penalty: self.frequency_penalty as f32,
-                repeat_last_n: window(self.repeat_last_n)?,
-                logit_bias: self
-                    .logit_bias
-                    .iter()
-                    .map(bias)
-                    .collect::<Result<BTreeMap<_, _>>>()?,
-                seed: self.seed.unwrap_or_else(engine::Engine::draw_seed),
-                logprobs: self.logprobs.map(|n| count("logprobs", n)).transpose()?,
-            },
-            max_tokens: most_tokens(self.max_tokens)?,
-            stop: self.stop,
-            stop_token_ids: counts("stop_token_ids", &self.stop_token_ids)?,
-            ignore_eos: self.ignore_eos,
-            timed_from: 0,
-            together: 0,
-            priority: 0,
-            asked: None,
-            shown_token_ids: Vec::new(),
-            prompt_lookup: count("prompt_lookup_num_tokens", self.prompt_lookup_num_tokens)?,
-            constraint: self
-                .constraint
-                .map(|(kind, texts)| constraint(&kind, texts))
-                .transpose()?,
-        })
-    }
-}
-
-/// `repeat_last_n` of a window that is the whole sequence.
-const WHOLE_SEQUENCE: i64 = -1;
-
-/// How many tokens penalties look back at; `None`: all.
-fn window(last_n: i64) -> Result<Option<usize>> {
-    if last_n == WHOLE_SEQUENCE {
-        return Ok(None);
-    }
-    usize::try_from(last_n)
-        .map(Some)
-        .map_err(|_| Error::Argument {
-            name: "repeat_last_n",
-            value: last_n.to_string(),
-            reason: "must be a number of tokens, 0 for none of them or -1 for all".into(),
-        })
-}
-
-/// A bias in the precision of logits: a large number must not become the infinite one that forces a
-/// token.
-fn single(id: i64, bias: f64) -> Result<f32> {
-    let single = bias as f32;
-    if single.is_infinite() && bias.is_finite() {
-        return Err(Error::Argument {
-            name: "logit_bias",
-            value: format!("{bias:e} for token {id}"),
-            reason: format!(
-                "finite ones go up to {:e}; inf forces a token, -inf bans it",
-                f32::MAX
-            ),
-        });
-    }
-    Ok(single)
-}
-
-/// Raises where sampling keywords are out of range, whatever the model.
-#[pyfunction]
-pub fn check_sampling(options: Sampling) -> PyResult<()> {
-    let check = || options.request(&[])?.validate(usize::MAX);
-    check().map_err(to_py)
 }
 
 /// How far a load has come, or the model.
@@ -404,6 +224,97 @@ impl Engine {
         })
     }
 
+    /// Token ids of a prompt: of a text, to which `add_special` adds what the model expects around
+    /// it, or of a rendering, which has all of that. One that leaves no room in the context is
+    /// refused, before it is made tokens where that is certain; or where `most` says so, one of more
+    /// tokens than that.
+    #[pyo3(signature = (prompt, *, add_special = true, parse_special = false, most = None))]
+    fn encode(
+        &self,
+        py: Python<'_>,
+        prompt: &Bound<'_, PyAny>,
+        add_special: bool,
+        parse_special: bool,
+        most: Option<usize>,
+    ) -> PyResult<Vec<u32>> {
+        let written;
+        let (text, given, add_special) = match prompt.cast::<Rendering>() {
+            Ok(rendering) => {
+                let rendering = &rendering.get().inner;
+                (&rendering.text, Some(&rendering.given), false)
+            }
+            Err(_) => {
+                written = arguments::text("prompt", prompt)?;
+                (&written, None, add_special)
+            }
+        };
+        let loaded = self.inner.loaded();
+        let check = |tokens: usize, at_least: bool| match most {
+            None => self.inner.check_room(tokens, at_least),
+            Some(most) if tokens <= most => Ok(()),
+            Some(most) => Err(Error::Argument {
+                name: "text",
+                value: format!("{}{tokens} tokens", if at_least { "at least " } else { "" }),
+                reason: format!("at most {most} are made of one"),
+            }),
+        };
+        let whole = 0..text.len();
+        let ids = detached(py, || check(loaded.tokenizer.fewest(text), true)).and_then(|()| {
+            interruptible(py, |go_on| match (given, parse_special) {
+                (Some(given), false) => {
+                    loaded
+                        .tokenizer
+                        .encode_given(text, add_special, given, go_on)
+                }
+                (_, special) => {
+                    let trusted = if special {
+                        std::slice::from_ref(&whole)
+                    } else {
+                        &[]
+                    };
+                    loaded
+                        .tokenizer
+                        .encode_while(text, add_special, trusted, go_on)
+                }
+            })
+        })?;
+        check(ids.len(), false).map_err(to_py)?;
+        Ok(ids)
+    }
+
+    /// Token ids of a text to embed: as many of the first as the context holds where it is to be cut,
+    /// of which a last one that ends a text stays; else one of more is refused.
+    fn encode_text(&self, py: Python<'_>, text: &str, cut: bool) -> PyResult<Vec<u32>> {
+        let loaded = self.inner.loaded();
+        if !cut {
+            let fewest = || {
+                self.inner
+                    .check_embedded(loaded.tokenizer.fewest(text), true)
+            };
+            detached(py, fewest)?;
+        }
+        let mut ids = interruptible(py, |go_on| {
+            loaded.tokenizer.encode_while(text, true, &[], go_on)
+        })?;
+        let context = loaded.limits.n_ctx;
+        if !cut {
+            let length = self.inner.check_embedded(ids.len(), false);
+            length.map_err(to_py)?;
+        } else if ids.len() > context {
+            let end = ids.last().copied().filter(|_| loaded.tokenizer.add_eos());
+            ids.truncate(context);
+            if let (Some(last), Some(end)) = (ids.last_mut(), end) {
+                *last = end;
+            }
+        }
+        Ok(ids)
+    }
+
+    /// Raises where a prompt of so many tokens leaves no room in the context.
+    fn check_room(&self, tokens: usize) -> PyResult<()> {
+        self.inner.check_room(tokens, false).map_err(to_py)
+    }
+
     /// Queues a request; blocks while the queue is full. The prompt's tokens before `timed_from` are
     /// left out of the time for the prompt; the spelling of control tokens that are `shown` is text.
     /// Where so many are asked for `together`, none takes its first step before all have begun.
@@ -468,16 +379,24 @@ impl Engine {
     }
 
     /// Saves the keys and values of a prompt, and the states behind it; the number of its tokens.
-    fn save_prefix(&self, py: Python<'_>, prompt: Vec<i64>, path: PathBuf) -> PyResult<usize> {
+    fn save_prefix(
+        &self,
+        py: Python<'_>,
+        prompt: Vec<i64>,
+        path: PathBuf,
+        salt: Option<&str>,
+    ) -> PyResult<usize> {
         let prompt: Vec<u32> = counts("prompt", &prompt).map_err(to_py)?;
-        let saving = until_some(py, || self.inner.save_prefix(&prompt, &path, POLL))?;
+        let salt = Salt::new(salt).map_err(to_py)?;
+        let saving = until_some(py, || self.inner.save_prefix(&prompt, salt, &path, POLL))?;
         until_some(py, || saving.next(POLL))
     }
 
     /// Takes what `save_prefix` saved; the number of its tokens.
-    fn load_prefix(&self, py: Python<'_>, path: PathBuf) -> PyResult<usize> {
+    fn load_prefix(&self, py: Python<'_>, path: PathBuf, salt: Option<&str>) -> PyResult<usize> {
+        let salt = Salt::new(salt).map_err(to_py)?;
         let content = detached(py, || self.inner.read_prefix(&path))?;
-        let ticket = submitted(py, || self.inner.load_prefix(&content, POLL))?;
+        let ticket = submitted(py, || self.inner.load_prefix(&content, salt, POLL))?;
         match wait(py, &ticket)? {
             Some(()) => Ok(content.tokens.len()),
             None => Err(to_py(Error::Internal("a prefix without an answer".into()))),

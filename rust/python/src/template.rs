@@ -7,9 +7,13 @@ use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 
 use crate::arguments::{self, named};
 use crate::errors::{detached, to_py};
+use crate::stop;
 
 /// Deeper arguments are refused by the engine; here the bound stops a list that holds itself.
 const MAX_DEPTH: usize = 200;
+
+/// Items of a list behind which other threads have a turn.
+const TURN: usize = 256;
 
 fn refuse(name: &'static str, obj: &Bound<'_, PyAny>, reason: String) -> PyErr {
     let value = obj
@@ -45,9 +49,14 @@ fn convert(name: &'static str, obj: &Bound<'_, PyAny>, depth: usize) -> PyResult
         ));
     }
     let sequence = |items: &mut dyn Iterator<Item = Bound<'_, PyAny>>| {
-        let items: PyResult<Vec<Value>> =
-            items.map(|item| convert(name, &item, depth + 1)).collect();
-        template::list(items?).map_err(to_py)
+        let converted = items.enumerate().map(|(i, item)| {
+            if i % TURN == TURN - 1 {
+                stop::go_on()?;
+                detached(obj.py(), || Ok(()))?;
+            }
+            convert(name, &item, depth + 1)
+        });
+        template::list(converted.collect::<PyResult<_>>()?).map_err(to_py)
     };
     if obj.is_none() {
         Ok(Value::from(()))
@@ -128,7 +137,7 @@ pub fn tried<T: Send + 'static>(
             Ok(None) => {}
             Err(e) => return Ok(Err(e)),
         }
-        if let Err(interrupt) = py.check_signals() {
+        if let Err(interrupt) = stop::check(py) {
             // Dropping waits for the thread.
             detached(py, || {
                 drop(task);
@@ -258,14 +267,15 @@ impl Rendering {
         Some(Self { inner })
     }
 
-    /// With other text in the place of the last `mark` that came with the arguments: each part, and
-    /// whether it may spell no control token. None where it did not.
+    /// With other text in the places of the marks, each `mark` and a number of eight digits, that
+    /// came with the arguments last: by number the parts of the text, and whether each may spell no
+    /// control token. None where one did not come.
     fn with_parts(
         &self,
         #[pyo3(from_py_with = named::mark)] mark: String,
-        parts: Vec<(String, bool)>,
+        texts: Vec<Vec<(String, bool)>>,
     ) -> Option<Self> {
-        let inner = self.inner.with(&mark, &parts)?;
+        let inner = self.inner.with(&mark, &texts).ok()?;
         Some(Self { inner })
     }
 

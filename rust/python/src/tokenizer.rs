@@ -12,6 +12,7 @@ use pyo3::types::PyBytes;
 
 use crate::arguments::{self, named};
 use crate::errors::{attached, detached, to_py};
+use crate::stop;
 use crate::template::Rendering;
 
 /// Text to token ids and back, from the metadata of a GGUF file (whole or vocabulary-only).
@@ -23,14 +24,17 @@ pub struct Tokenizer {
     pub inner: Arc<tokenizer::Tokenizer>,
 }
 
-/// Runs `encode` without the GIL; a signal ends it.
-fn interruptible(
+/// Runs `encode` without the GIL; a signal ends it, and so does a [`Stop`](stop::Stop).
+pub fn interruptible(
     py: Python<'_>,
     encode: impl FnOnce(&mut dyn FnMut() -> bool) -> Option<Vec<u32>> + Send,
 ) -> PyResult<Vec<u32>> {
     let mut raised = None;
     let ids = detached(py, || {
         let ids = encode(&mut || {
+            if stop::is_told() {
+                return false;
+            }
             raised = attached(|py| py.check_signals()).err();
             raised.is_none()
         });
@@ -95,6 +99,12 @@ impl Tokenizer {
         interruptible(py, |go_on| {
             self.inner.encode_given(text, add_special, given, go_on)
         })
+    }
+
+    /// The least number of tokens that a text can be, known without making them.
+    #[pyo3(name = "_fewest")]
+    fn fewest(&self, #[pyo3(from_py_with = named::text)] text: String) -> usize {
+        self.inner.fewest(&text)
     }
 
     /// Text of `ids`; invalid UTF-8 is U+FFFD. `skip_special` leaves control tokens out.

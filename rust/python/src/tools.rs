@@ -9,7 +9,7 @@ use onegraph::tools::{
 use pyo3::prelude::*;
 
 use crate::errors::to_py;
-use crate::llm::constraint;
+use crate::sampling::constraint;
 use crate::template::{tried, ChatTemplate, Rendering};
 use crate::tokenizer::Tokenizer;
 

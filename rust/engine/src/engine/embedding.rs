@@ -183,14 +183,8 @@ impl Engine {
         let dimensions = request.dimensions.unwrap_or(loaded.n_embd);
         in_range("dimensions", dimensions, 1, loaded.n_embd)?;
         self.check_tokens("text", &request.ids)?;
-        let (tokens, context) = (request.ids.len(), loaded.limits.n_ctx);
-        if tokens > context {
-            return Err(Error::TextLength {
-                tokens,
-                context,
-                trained: loaded.n_ctx_train,
-            });
-        }
+        let tokens = request.ids.len();
+        self.check_embedded(tokens, false)?;
         let (out, items) = mpsc::channel();
         let work = Work::Embed(Box::new(Embedding {
             ids: request.ids.clone(),

@@ -30,6 +30,7 @@ use crate::tokenizer::Tokenizer;
 use crate::weights::Model;
 
 mod bell;
+mod checks;
 mod constrain;
 pub mod device;
 mod embedding;
@@ -50,7 +51,7 @@ mod turns;
 pub use crate::backend::{
     GraphCheck, GraphMode, GraphProfile, GraphQuestion, GraphStats, StepCheck,
 };
-pub use crate::pages::Places;
+pub use crate::pages::{Places, Salt, MAX_SALT_BYTES};
 pub use bell::{Bell, Caller};
 pub use embedding::{EmbedRequest, Pooling};
 pub use lookup::MOST_DRAFTED;
@@ -362,39 +363,6 @@ impl Engine {
         )
     }
 
-    /// What [`Engine::submit`] asks of a request; the tokens that it needs room for.
-    fn check(&self, request: &Request) -> Result<usize> {
-        self.shared.check_open()?;
-        let Limits { n_vocab, n_ctx, .. } = self.loaded.limits;
-        request.validate(n_vocab)?;
-        self.check_tokens("prompt", &request.prompt)?;
-        let prompt = request.prompt.len();
-        if prompt >= n_ctx {
-            return Err(Error::Context {
-                prompt,
-                context: n_ctx,
-                trained: self.loaded.n_ctx_train,
-            });
-        }
-        if request.timed_from >= prompt {
-            return Err(Error::Argument {
-                name: "timed_from",
-                value: request.timed_from.to_string(),
-                reason: format!("must be less than the {prompt} tokens of the prompt"),
-            });
-        }
-        if request.prompt_lookup > 0 && self.loaded.keeps_states {
-            return Err(Error::Argument {
-                name: "prompt_lookup_num_tokens",
-                value: request.prompt_lookup.to_string(),
-                reason: "layers of this model keep a state, which does not go back behind a token \
-                         that was drafted wrongly; use 0"
-                    .into(),
-            });
-        }
-        Ok(prompt.saturating_add(request.max_tokens).min(n_ctx))
-    }
-
     /// The logits after each of `ids`, in order, `[any number of rows, n_vocab]` at a time; `None`
     /// where the queue stays full for `timeout`.
     ///
@@ -542,56 +510,6 @@ impl Engine {
             over: AtomicBool::new(false),
             shared: self.shared.clone(),
         }))
-    }
-
-    /// What [`Engine::logits`] asks of its tokens.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn check_ids(&self, ids: &[u32]) -> Result<()> {
-        self.shared.check_open()?;
-        self.check_tokens("ids", ids)?;
-        self.check_length(ids)
-    }
-
-    fn check_length(&self, ids: &[u32]) -> Result<()> {
-        let n_ctx = self.loaded.limits.n_ctx;
-        if ids.len() <= n_ctx {
-            return Ok(());
-        }
-        Err(Error::Argument {
-            name: "ids",
-            value: format!("{} tokens", ids.len()),
-            reason: match ids.len() <= self.loaded.n_ctx_train {
-                true => {
-                    format!("the context holds {n_ctx}; shorten them or load with a larger n_ctx")
-                }
-                false => format!(
-                    "the context holds {n_ctx}; shorten them: the model was trained for {} tokens, \
-                     and no n_ctx holds more",
-                    self.loaded.n_ctx_train
-                ),
-            },
-        })
-    }
-
-    fn check_tokens(&self, name: &'static str, tokens: &[u32]) -> Result<()> {
-        let n_vocab = self.loaded.limits.n_vocab;
-        if tokens.is_empty() {
-            return Err(Error::Argument {
-                name,
-                value: "no token".into(),
-                reason: "the model goes on from at least one token; give some text".into(),
-            });
-        }
-        match tokens.iter().find(|t| **t as usize >= n_vocab) {
-            None => Ok(()),
-            Some(token) => Err(Error::Argument {
-                name,
-                value: format!("token {token}"),
-                reason: format!("the vocabulary has {n_vocab} tokens, from 0"),
-            }),
-        }
     }
 
     /// A seed for a request that has none.

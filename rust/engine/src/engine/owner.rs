@@ -370,10 +370,8 @@ impl Owner {
             let (span, prompt) = (self.span(&job), job.work.prompt());
             let margin = self.margin();
             let until = decodes.then(|| begun + self.giving_way());
-            match self
-                .pool
-                .admit(&mut *self.backend, span, prompt, margin, until)
-            {
+            let pool = self.pool.under(job.work.salt());
+            match pool.admit(&mut *self.backend, span, prompt, margin, until) {
                 Ok(Some(sequence)) => self.start(sequence, job)?,
                 Ok(None) if job.work.together() > 0 && self.gathers() => {
                     job.work.refuse(self.scatter()?);
@@ -398,7 +396,7 @@ impl Owner {
             Work::Inspect { sequences, look } => {
                 return self.inspect(sequence, job.tokens, sequences, look, &job.cancelled)
             }
-            Work::LoadPrefix { content, out } => {
+            Work::LoadPrefix { content, out, .. } => {
                 let mut sequence = sequence;
                 let loaded = sequence.load(&mut *self.backend, &content);
                 let known = match loaded {

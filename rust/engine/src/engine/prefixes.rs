@@ -15,7 +15,7 @@ use crate::checksum::Sum;
 use crate::error::{Error, Result};
 use crate::pages::format::{self, Content, Identity, Refusal};
 use crate::pages::store::{write_whole, Store};
-use crate::pages::{Counts, Pool};
+use crate::pages::{Counts, Pool, Salt};
 use crate::quant;
 use crate::sampler::Params;
 use crate::weights::Model;
@@ -193,6 +193,7 @@ impl Engine {
     pub fn save_prefix(
         &self,
         prompt: &[u32],
+        salt: Salt,
         path: &Path,
         timeout: Duration,
     ) -> Result<Option<Saving>> {
@@ -210,6 +211,7 @@ impl Engine {
             asked: None,
             prompt_lookup: 0,
             constraint: None,
+            salt,
         };
         let tokens = self.check(&request)?;
         let identity = self
@@ -255,15 +257,21 @@ impl Engine {
         Ok(content)
     }
 
-    /// Gives what [`Engine::read_prefix`] read to the model; `None` where the queue stays full for
-    /// `timeout`.
+    /// Gives what [`Engine::read_prefix`] read to the model, which keeps it under a salt; `None` where
+    /// the queue stays full for `timeout`.
     ///
     /// # Errors
     /// [`Error::Closed`], [`Error::Forked`].
-    pub fn load_prefix(&self, content: &Content, timeout: Duration) -> Result<Option<Ticket<()>>> {
+    pub fn load_prefix(
+        &self,
+        content: &Content,
+        salt: Salt,
+        timeout: Duration,
+    ) -> Result<Option<Ticket<()>>> {
         let (out, items) = mpsc::channel();
         let work = Work::LoadPrefix {
             content: Box::new(content.clone()),
+            salt,
             out,
         };
         self.push(work, content.tokens.len(), items, 0, None, timeout)

@@ -16,6 +16,7 @@ use crate::backend::{Backend, LogitsPath};
 use crate::error::{Error, Result};
 use crate::grammar::Guide;
 use crate::pages::format::Content;
+use crate::pages::Salt;
 
 /// Jobs that may wait in front of another one; submitting that blocks. One of higher priority than they
 /// have is let in.
@@ -75,6 +76,7 @@ pub enum Work {
     /// Tokens whose keys and values are there.
     LoadPrefix {
         content: Box<Content>,
+        salt: Salt,
         out: Sender<Result<()>>,
     },
     Logits {
@@ -105,6 +107,15 @@ impl Work {
         match self {
             Work::Generate { request, .. } => request.together,
             _ => 0,
+        }
+    }
+
+    /// Under which its prompt is looked for.
+    pub fn salt(&self) -> Salt {
+        match self {
+            Work::Generate { request, .. } => request.salt,
+            Work::LoadPrefix { salt, .. } => *salt,
+            Work::Logits { .. } | Work::Embed(_) | Work::Inspect { .. } => Salt::default(),
         }
     }
 

@@ -13,6 +13,7 @@ use super::turns::check_priority;
 pub use super::turns::{MAX_PRIORITY, PRIORITY_STEP};
 use crate::error::{Error, Result};
 use crate::grammar::Constraint;
+use crate::pages::Salt;
 use crate::sampler::{Logprobs, Params};
 
 /// Tokens to generate where a request does not say.
@@ -49,6 +50,8 @@ pub struct Request {
     pub prompt_lookup: usize,
     /// What the text has to look like.
     pub constraint: Option<Constraint>,
+    /// Under which its keys and values are found and kept: those of another salt tell it nothing.
+    pub salt: Salt,
 }
 
 /// Most stop tokens of a request.

@@ -55,7 +55,9 @@ impl Sequence {
             let free = self.pool.free.borrow();
             let own = self.states.iter().find(|(at, _)| *at == page_end);
             let own = own.map(|(_, state)| state.bytes());
-            if let Some(state) = own.or_else(|| free.prefixes.state_of(&tokens[..page_end])) {
+            if let Some(state) =
+                own.or_else(|| free.prefixes.state_of(self.salt(), &tokens[..page_end]))
+            {
                 content.state_ends.push(page_end as u32);
                 states.extend_from_slice(state);
             }

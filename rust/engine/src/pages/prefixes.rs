@@ -6,6 +6,9 @@
 //! the device is there too. Where layers keep a state, some tokens of a page have a snapshot of it,
 //! always in the host's memory: a sequence goes on from such a token alone.
 //!
+//! What is kept under a salt is found under the same one alone: it is part of what the first page is
+//! called, and so of all behind it, in the tree and in a store.
+//!
 //! Layers that see a window have pages of their own, which a node has or has not: a sequence goes on
 //! where those of a window's tokens are all there. They give way before others where no sequence is
 //! likely to go on: where one has ended, or its prompt has, where texts part, and now and then on the way,
@@ -13,12 +16,13 @@
 
 mod windowed;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 use sha2::{Digest, Sha256};
 
 use super::host::{Bytes, Host};
 use super::store::Store;
+use super::Salt;
 use crate::backend::{Kind, Storage, Windows, PAGE_TOKENS};
 use crate::checksum::Sum;
 use crate::error::Result;
@@ -51,10 +55,32 @@ struct Windowed {
 /// Pieces of the host's memory that are ready for states: a prompt leaves two.
 const STATES_AHEAD: usize = 4;
 
+/// What a page stands behind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Behind {
+    /// Nothing: it is the first of those that are found under this salt.
+    Root(Salt),
+    Node(usize),
+}
+
+impl Behind {
+    /// Behind the last of several nodes, or none of them.
+    pub fn last(salt: Salt, nodes: &[usize]) -> Self {
+        nodes.last().map_or(Self::Root(salt), |id| Self::Node(*id))
+    }
+
+    fn node(self) -> Option<usize> {
+        match self {
+            Self::Root(_) => None,
+            Self::Node(id) => Some(id),
+        }
+    }
+}
+
 /// A page in the tree.
 #[derive(Debug)]
 struct Node {
-    parent: Option<usize>,
+    parent: Behind,
     /// Pages before it.
     depth: usize,
     /// A whole page, or less: then nothing follows it, and nobody reads it but to copy it.
@@ -162,7 +188,8 @@ pub struct Prefixes {
     nodes: Vec<Option<Node>>,
     /// Numbers that no node has.
     free: Vec<usize>,
-    roots: Vec<usize>,
+    /// By salt: nothing leads from one's tokens to another's.
+    roots: HashMap<Salt, Vec<usize>>,
     clock: u64,
     pub host: Host,
     /// Where pages survive the process.
@@ -205,15 +232,15 @@ impl Prefixes {
         self.nodes.get_mut(id).and_then(Option::as_mut)
     }
 
-    fn children(&self, of: Option<usize>) -> &[usize] {
+    fn children(&self, of: Behind) -> &[usize] {
         match of {
-            None => &self.roots,
-            Some(id) => self.node(id).map_or(&[], |n| &n.children),
+            Behind::Root(salt) => self.roots.get(&salt).map_or(&[], Vec::as_slice),
+            Behind::Node(id) => self.node(id).map_or(&[], |n| &n.children),
         }
     }
 
     /// The child that has the most of `tokens` at its front, and how many.
-    fn best(&self, of: Option<usize>, tokens: &[u32]) -> Option<(usize, usize)> {
+    fn best(&self, of: Behind, tokens: &[u32]) -> Option<(usize, usize)> {
         let common = |id: &usize| {
             let theirs = self.node(*id)?.tokens.iter();
             let n = theirs.zip(tokens).take_while(|(a, b)| a == b).count();
@@ -223,22 +250,23 @@ impl Prefixes {
         all.max_by_key(|(_, n)| *n).filter(|(_, n)| *n > 0)
     }
 
-    fn root(&self) -> Sum {
-        self.store.as_ref().map_or([0; 32], Store::root)
+    /// What a sequence without tokens is called.
+    fn root(&self, salt: Salt) -> Sum {
+        salt.root(self.store.as_ref().map_or([0; 32], Store::root))
     }
 
-    /// What is kept of `tokens`, as far as a sequence could go on from it.
-    pub fn find(&self, tokens: &[u32]) -> Found {
+    /// What is kept of `tokens` under a salt, as far as a sequence could go on from it.
+    pub fn find(&self, salt: Salt, tokens: &[u32]) -> Found {
         let mut found = Found::default();
         let mut rest = tokens;
-        let (mut last, mut behind) = (None, self.root());
+        let (mut last, mut behind) = (Behind::Root(salt), self.root(salt));
         while let Some((id, n)) = self.best(last, rest) {
             if n < PAGE_TOKENS {
                 found.part = Some((id, n));
                 break;
             }
             found.whole.push(Source::Node(id));
-            (last, rest) = (Some(id), &rest[n..]);
+            (last, rest) = (Behind::Node(id), &rest[n..]);
             behind = self.node(id).map_or(behind, |n| n.key);
         }
         if let Some(store) = &self.store {
@@ -252,7 +280,7 @@ impl Prefixes {
             }
         }
         if self.stateful {
-            self.cut(&mut found, tokens);
+            self.cut(&mut found, salt, tokens);
         }
         if let Some(windows) = self.windows {
             self.cut_to_window(&mut found, &windows);
@@ -266,12 +294,12 @@ impl Prefixes {
     }
 
     /// Leaves of what was found of `tokens` the part up to the last token whose state is kept.
-    fn cut(&self, found: &mut Found, tokens: &[u32]) {
+    fn cut(&self, found: &mut Found, salt: Salt, tokens: &[u32]) {
         found.part = None;
         loop {
             let parent = match found.whole.last() {
-                None => Some(None),
-                Some(Source::Node(id)) => Some(Some(*id)),
+                None => Some(Behind::Root(salt)),
+                Some(Source::Node(id)) => Some(Behind::Node(*id)),
                 Some(Source::Stored(_)) => None,
             };
             let rest = &tokens[found.whole.len() * PAGE_TOKENS..];
@@ -445,17 +473,15 @@ impl Prefixes {
     }
 
     /// Keeps `page`, whose first entries hold `tokens`, at most a page of them, behind `parent`.
-    pub fn keep(
-        &mut self,
-        parent: Option<usize>,
-        tokens: &[u32],
-        page: u32,
-        saturated: bool,
-    ) -> Kept {
+    pub fn keep(&mut self, parent: Behind, tokens: &[u32], page: u32, saturated: bool) -> Kept {
         self.clock += 1;
         let used = self.clock;
-        let before = parent.and_then(|id| self.node(id)).map(|n| n.key);
-        let key = key(&before.unwrap_or_else(|| self.root()), tokens);
+        let before = match parent {
+            Behind::Root(salt) => self.root(salt),
+            // A node that is read stays; without it, nothing finds what is behind it.
+            Behind::Node(id) => self.node(id).map_or([0; 32], |n| n.key),
+        };
+        let key = key(&before, tokens);
         if let Some((id, n)) = self.best(parent, tokens) {
             if let Some(node) = self.nodes.get_mut(id).and_then(Option::as_mut) {
                 if n == tokens.len() || n == node.tokens.len() {
@@ -487,7 +513,7 @@ impl Prefixes {
                 }
             }
         }
-        let before = parent.and_then(|id| self.node(id));
+        let before = parent.node().and_then(|id| self.node(id));
         let node = Node {
             parent,
             depth: before.map_or(0, |n| n.depth + 1),
@@ -512,7 +538,9 @@ impl Prefixes {
                 self.nodes.len() - 1
             }
         };
-        self.siblings(parent).push(id);
+        if let Some(siblings) = self.siblings(parent) {
+            siblings.push(id);
+        }
         if tokens.len() == PAGE_TOKENS && self.store.is_some() {
             self.unstored.push_back(id);
         }
@@ -539,9 +567,9 @@ impl Prefixes {
         }
     }
 
-    /// The state behind `tokens`, where it is in memory.
-    pub fn state_of(&self, tokens: &[u32]) -> Option<&[u8]> {
-        let (mut last, mut rest) = (None, tokens);
+    /// The state behind `tokens` under a salt, where it is in memory.
+    pub fn state_of(&self, salt: Salt, tokens: &[u32]) -> Option<&[u8]> {
+        let (mut last, mut rest) = (Behind::Root(salt), tokens);
         while let Some((id, n)) = self.best(last, rest) {
             if n == rest.len() {
                 return Some(self.node(id)?.snapshot(n)?.state.bytes());
@@ -549,15 +577,15 @@ impl Prefixes {
             if n < PAGE_TOKENS {
                 return None;
             }
-            (last, rest) = (Some(id), &rest[n..]);
+            (last, rest) = (Behind::Node(id), &rest[n..]);
         }
         None
     }
 
-    fn siblings(&mut self, parent: Option<usize>) -> &mut Vec<usize> {
-        match parent.and_then(|id| self.nodes.get_mut(id)) {
-            Some(Some(node)) => &mut node.children,
-            _ => &mut self.roots,
+    fn siblings(&mut self, parent: Behind) -> Option<&mut Vec<usize>> {
+        match parent {
+            Behind::Root(salt) => Some(self.roots.entry(salt).or_default()),
+            Behind::Node(id) => self.node_mut(id).map(|node| &mut node.children),
         }
     }
 
@@ -658,8 +686,14 @@ impl Prefixes {
 
     /// Forgets a node that nobody reads and what follows it, none of which is on the device.
     fn forget(&mut self, id: usize) {
-        let parent = self.node(id).and_then(|n| n.parent);
-        self.siblings(parent).retain(|child| *child != id);
+        if let Some(parent) = self.node(id).map(|n| n.parent) {
+            if let Some(siblings) = self.siblings(parent) {
+                siblings.retain(|child| *child != id);
+                if let (true, Behind::Root(salt)) = (siblings.is_empty(), parent) {
+                    self.roots.remove(&salt);
+                }
+            }
+        }
         let mut below = vec![id];
         while let Some(id) = below.pop() {
             let Some(node) = self.nodes.get_mut(id).and_then(Option::take) else {

@@ -112,8 +112,11 @@ fn bad_argument(e: &minijinja::Error) -> Error {
     }
 }
 
+/// Digits of a mark's number.
+const DIGITS: usize = 8;
+
 /// The text of a conversation.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rendering {
     pub text: String,
     /// The bytes of the text that came with the arguments and not from the template: whole
@@ -139,26 +142,46 @@ impl Rendering {
         })
     }
 
-    /// With other text in the place of `mark`, where that came with the arguments for the last
-    /// time: each part, and whether it counts as given. `None` where it did not.
-    #[must_use]
-    pub fn with(&self, mark: &str, parts: &[(String, bool)]) -> Option<Self> {
-        let mut made = self.before(mark)?;
-        let stop = made.text.len().saturating_add(mark.len());
-        for (text, given) in parts.iter().filter(|(text, _)| !text.is_empty()) {
-            let start = made.text.len();
-            made.text.push_str(text);
-            if *given {
-                made.given.push(start..made.text.len());
+    /// With other text in the places of marks, each `mark` and a number of [`DIGITS`] digits, where
+    /// those came with the arguments for the last time: by number the parts of the text, and whether
+    /// each counts as given. The number of the first mark that did not come, where one did not.
+    ///
+    /// # Errors
+    /// That number.
+    pub fn with(
+        &self,
+        mark: &str,
+        texts: &[Vec<(String, bool)>],
+    ) -> std::result::Result<Self, usize> {
+        let mut places = vec![None; texts.len()];
+        for (at, _) in self.text.match_indices(mark) {
+            let digits = at.saturating_add(mark.len());
+            let end = digits.saturating_add(DIGITS);
+            let number = self.text.get(digits..end).and_then(|n| n.parse().ok());
+            let Some(place) = number.and_then(|n: usize| places.get_mut(n)) else {
+                continue;
+            };
+            let first = self.given.partition_point(|r| r.end < end);
+            if self.given.get(first).is_some_and(|r| r.start <= at) {
+                *place = Some((at, end));
             }
         }
-        let now = made.text.len();
-        made.text.push_str(self.text.get(stop..)?);
-        let behind = self.given.iter().filter(|r| r.end > stop);
-        let moved = |at: usize| at.max(stop).saturating_sub(stop).saturating_add(now);
-        made.given
-            .extend(behind.map(|r| moved(r.start)..moved(r.end)));
-        Some(made)
+        let mut found = Vec::with_capacity(texts.len());
+        for (number, (place, parts)) in places.into_iter().zip(texts).enumerate() {
+            let (at, end) = place.ok_or(number)?;
+            found.push((at, end, parts));
+        }
+        found.sort_unstable_by_key(|(at, ..)| *at);
+        let mut made = Made::default();
+        for (at, end, parts) in found {
+            made.copy(self, at);
+            for (text, given) in parts {
+                made.push(text, *given);
+            }
+            made.done = end;
+        }
+        made.copy(self, self.text.len());
+        Ok(made.rendering)
     }
 
     /// What the template itself wrote behind all that came with the arguments.
@@ -173,6 +196,48 @@ impl Rendering {
     pub fn given_end(&self) -> &str {
         let start = self.given.last().map_or(0, |range| range.start);
         self.text.get(start..).unwrap_or("")
+    }
+}
+
+/// A rendering that is made of another one.
+#[derive(Default)]
+struct Made {
+    rendering: Rendering,
+    /// Bytes of the other one that are in it, or replaced.
+    done: usize,
+    /// Ranges of the other one that end there.
+    passed: usize,
+}
+
+impl Made {
+    fn push(&mut self, text: &str, given: bool) {
+        let start = self.rendering.text.len();
+        self.rendering.text.push_str(text);
+        if given && !text.is_empty() {
+            self.rendering.given.push(start..self.rendering.text.len());
+        }
+    }
+
+    /// Goes on with what the other one has up to `to`.
+    fn copy(&mut self, of: &Rendering, to: usize) {
+        while self.done < to {
+            let range = loop {
+                match of.given.get(self.passed) {
+                    Some(range) if range.end <= self.done => {
+                        self.passed = self.passed.saturating_add(1);
+                    }
+                    other => break other,
+                }
+            };
+            let (end, given) = match range {
+                Some(range) if range.start <= self.done => (range.end, true),
+                Some(range) => (range.start, false),
+                None => (to, false),
+            };
+            let end = end.min(to);
+            self.push(of.text.get(self.done..end).unwrap_or_default(), given);
+            self.done = end;
+        }
     }
 }
 

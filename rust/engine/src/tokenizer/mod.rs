@@ -65,6 +65,7 @@ pub struct Tokenizer {
     vocab: Vocab,
     model: Model,
     pieces: Pieces,
+    span: Span,
     finder: Finder,
     add_bos: bool,
     add_eos: bool,
@@ -76,6 +77,46 @@ pub struct Tokenizer {
 struct Pieces {
     bytes: Vec<u8>,
     ends: Vec<usize>,
+}
+
+/// How much of a text one token can be.
+#[derive(Debug, Clone)]
+struct Span {
+    /// Bytes of a text that one token stands for at most; `None`: as many as there are.
+    longest: Option<usize>,
+    /// Bytes that may be no part of any token.
+    dropped: [bool; 256],
+}
+
+impl Span {
+    fn new(vocab: &Vocab, model: &Model, pieces: &Pieces, finder: &Finder) -> Self {
+        let mut dropped = [false; 256];
+        let mut drop = |byte: u8| {
+            if let Some(is) = dropped.get_mut(usize::from(byte)) {
+                *is = true;
+            }
+        };
+        if finder.strips() {
+            (0..=u8::MAX)
+                .filter(u8::is_ascii_whitespace)
+                .for_each(&mut drop);
+        }
+        let of_pieces = (0..vocab.len() as u32).filter_map(|id| Some(pieces.get(id)?.len()));
+        // As it stands in the file a space has three bytes, and a text may spell it so.
+        let of_texts = vocab.texts().map(|(_, text)| text.len());
+        let longest = match model {
+            Model::Bpe(bpe, _) if !bpe.is_of_characters() => {
+                bpe.missing_bytes().into_iter().for_each(&mut drop);
+                of_pieces.max()
+            }
+            Model::Spm(spm) if spm.joins_unknown() => None,
+            _ => of_pieces.chain(of_texts).max(),
+        };
+        Self {
+            longest: longest.filter(|longest| *longest > 0),
+            dropped,
+        }
+    }
 }
 
 impl Pieces {
@@ -157,6 +198,7 @@ impl Tokenizer {
         };
         // Files of Gemma 4 were published that say they have none; the model was trained with it.
         let gemma4 = matches!(&model, Model::Bpe(bpe, _) if bpe.is_of_characters());
+        let (finder, pieces) = (finder(gguf, &vocab)?, pieces(&vocab, &model));
         Ok(Tokenizer {
             add_bos: flag("bos", add_bos, vocab.bos)? || gemma4 && vocab.bos.is_some(),
             add_eos: flag("eos", false, vocab.eos)?,
@@ -164,8 +206,9 @@ impl Tokenizer {
                 .get_bool("tokenizer.ggml.add_space_prefix")?
                 .unwrap_or(add_space_prefix)
                 && matches!(model, Model::Spm(_)),
-            finder: finder(gguf, &vocab)?,
-            pieces: pieces(&vocab, &model),
+            span: Span::new(&vocab, &model, &pieces, &finder),
+            finder,
+            pieces,
             vocab,
             model,
         })
@@ -186,6 +229,20 @@ impl Tokenizer {
         // It is never told to stop.
         self.encode_while(text, add_special, trusted, &mut || true)
             .unwrap_or_default()
+    }
+
+    /// The least number of tokens that a text can be, whatever may spell control tokens in it: its
+    /// bytes, without those that may become no token, in tokens as long as the longest there is.
+    pub fn fewest(&self, text: &str) -> usize {
+        let Some(longest) = self.span.longest else {
+            return 0;
+        };
+        let dropped = |byte: &u8| self.span.dropped.get(usize::from(*byte)) == Some(&true);
+        let lost = match self.span.dropped.contains(&true) {
+            true => text.as_bytes().iter().filter(|byte| dropped(byte)).count(),
+            false => 0,
+        };
+        text.len().saturating_sub(lost).div_ceil(longest)
     }
 
     /// Token ids of a text that may spell control tokens but for the bytes that were `given`: ranges

@@ -125,6 +125,11 @@ impl Finder {
         Ok(finder)
     }
 
+    /// Whether one of them takes the white space behind it along.
+    pub fn strips(&self) -> bool {
+        self.specials.iter().any(|special| special.rstrip)
+    }
+
     /// Lays the trie of the sorted texts level by level, links included: what a node's links lead
     /// to is nearer to the root, and so is there already.
     fn build<'a>(&mut self, text: &dyn Fn(u32) -> &'a str) {

@@ -112,6 +112,11 @@ impl Spm {
         })
     }
 
+    /// Whether a run of characters that no token covers is one token, however long.
+    pub fn joins_unknown(&self) -> bool {
+        self.bytes.is_none()
+    }
+
     /// Appends the tokens of a text whose spaces are [`SPACE`] already.
     pub fn encode(
         &self,

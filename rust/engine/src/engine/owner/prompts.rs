@@ -51,7 +51,7 @@ impl Owner {
         if next.begun.is_some() || !self.pool.shares() {
             return None;
         }
-        let known = next.sequence.position;
+        let (known, salt) = (next.sequence.position, next.sequence.salt());
         let mut others = self.feeding.iter().filter(|other| **other != slot);
         let ahead = others.find(|other| {
             let other = self.active[**other].as_ref();
@@ -59,6 +59,7 @@ impl Owner {
                 let computed = other.sequence.position;
                 !other.aside
                     && other.begun.is_some()
+                    && other.sequence.salt() == salt
                     && worth_waiting(next.prompt(), known, other.prompt(), computed, PAGE_TOKENS)
             })
         });

@@ -5,6 +5,7 @@ use std::sync::Barrier;
 use super::*;
 use crate::backend::{Draft, Event, Finish, Kind, SlotRequest};
 use crate::gguf::{Array, Value};
+use crate::pages::Salt;
 use crate::quant;
 use crate::sampler::{random, Allowed, Params};
 
@@ -168,6 +169,7 @@ fn request(text: &str, max_tokens: usize, seed: u64) -> Request {
         ignore_eos: true,
         timed_from: 0,
         together: 0,
+        salt: Salt::default(),
         priority: 0,
         asked: None,
         prompt_lookup: 0,
@@ -418,6 +420,7 @@ fn the_context_can_be_filled_to_the_last_token() {
         error,
         Error::Context {
             prompt: n_ctx,
+            at_least: false,
             context: n_ctx,
             trained: engine.loaded().n_ctx_train,
         }

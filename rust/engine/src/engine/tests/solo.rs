@@ -78,6 +78,7 @@ pub fn requests() -> impl Strategy<Value = Asked> {
                     ignore_eos,
                     timed_from: 0,
                     together: 0,
+                    salt: Salt::default(),
                     priority: place.0,
                     asked: None,
                     prompt_lookup: place.2,

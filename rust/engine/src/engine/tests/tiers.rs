@@ -6,7 +6,7 @@ use super::*;
 use crate::backend::{Kind, ROUND_ROWS};
 use crate::pages::format::{self, Content, Identity};
 use crate::pages::store::{write_whole, Store};
-use crate::pages::{Counts, Pool, Sequence, Span};
+use crate::pages::{Counts, Pool, Salt, Sequence, Span};
 
 const N_SLOTS: usize = 3;
 const N_PAGES: usize = 8;
@@ -227,10 +227,9 @@ impl Machine {
         r.sequence.close(&mut self.backend, &known).unwrap();
     }
 
-    /// Reads a prompt, has all of it written, and goes on as the next process. Gives how many of its
-    /// tokens were there.
-    fn read_and_restart(&mut self, tokens: Vec<u32>) -> usize {
-        let (pool, n) = (self.pool.clone(), tokens.len());
+    /// Reads a prompt under a salt. Gives how many of its tokens were there.
+    fn read(&mut self, salt: Salt, tokens: Vec<u32>) -> usize {
+        let (pool, n) = (self.pool.under(salt), tokens.len());
         let opened = pool.open(&mut self.backend, n, &tokens).unwrap();
         let mut running = vec![Running {
             sequence: opened.unwrap(),
@@ -243,9 +242,21 @@ impl Machine {
         }
         let cached = running[0].sequence.cached();
         self.close(running.remove(0), true, false);
+        cached
+    }
+
+    /// Has all that was read written, and goes on as the next process.
+    fn write_and_restart(&mut self) {
+        let pool = self.pool.clone();
         while pool.write_behind(&mut self.backend, 1).unwrap() {}
         drop(pool);
         self.restart();
+    }
+
+    /// Both. Gives how many of a prompt's tokens were there.
+    fn read_and_restart(&mut self, tokens: Vec<u32>) -> usize {
+        let cached = self.read(Salt::default(), tokens);
+        self.write_and_restart();
         cached
     }
 
@@ -366,6 +377,36 @@ proptest! {
         bytes.push(0);
         let longer = folder.write("longer", &bytes);
         prop_assert!(format::read(&longer, &identity, 200).is_err());
+    }
+}
+
+/// On the device, in the host's memory, and in the files of the process before.
+#[test]
+fn what_was_read_under_a_salt_is_found_under_the_same_alone() {
+    let salt = |word| Salt::new(word).unwrap();
+    let salts = [None, Some("own"), Some("another")].map(salt);
+    let tokens = prompt(0, 0, 130);
+    for (own, state_bytes) in salts.into_iter().flat_map(|salt| [(salt, 0), (salt, 256)]) {
+        for (gives_way, restarts) in [(false, false), (true, false), (false, true)] {
+            let mut machine = Machine::new(true, 1 << 14, state_bytes);
+            assert_eq!(machine.read(own, tokens.clone()), 0);
+            if gives_way {
+                // Two that take more than all of the device's pages.
+                assert_eq!(machine.read(own, prompt(1, 1, 256)), 0);
+                assert_eq!(machine.read(own, prompt(2, 1, 256)), 0);
+            }
+            if restarts {
+                machine.write_and_restart();
+            }
+            for other in salts.into_iter().filter(|other| *other != own) {
+                assert_eq!(machine.read(other, tokens.clone()), 0, "{own:?} {other:?}");
+            }
+            assert!(machine.read(own, tokens.clone()) >= 128);
+            // Whatever has given way meanwhile, each finds its own.
+            for each in salts {
+                assert!(machine.read(each, tokens.clone()) >= 128);
+            }
+        }
     }
 }
 
