@@ -43,6 +43,27 @@ def test_a_key_is_asked_for(headers: dict[str, str], status: int, llm: LLM) -> N
         assert served.get("/health")[0] == served.get("/ready")[0] == 200
 
 
+@pytest.mark.parametrize(
+    "kind", ["x-api-key: ", "Authorization: Bearer ", "AUTHORIZATION: BEARER "]
+)
+def test_a_key_is_taken_in_utf_8(kind: str, llm: LLM) -> None:
+    keys = ["schlüssel", "ключ 鍵", "Ã¼"]
+    # Python's own client and others spell a header in Latin-1 where that can.
+    sent = [(key, key.encode()) for key in keys] + [("schlüssel", "schlüssel".encode("latin-1"))]
+    wrong = ["schlüsse", "ключ 鍵".encode("utf-16-le"), b"\xff\xfe", "klюч", "ü", "Ã"]
+    with serving(asgi(llm, api_keys=keys)) as served:
+        for key in [*sent, *wrong]:
+            given = key[1] if isinstance(key, tuple) else key
+            raw = given.encode() if isinstance(given, str) else given
+            if b"\0" in raw:
+                continue
+            head = b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+            with served.connect() as connection:
+                connection.sendall(head + kind.encode() + raw + b"\r\n\r\n")
+                expected = b"200" if isinstance(key, tuple) else b"401"
+                assert rest(connection).startswith(b"HTTP/1.1 " + expected), key
+
+
 @pytest.mark.parametrize("host", ["x", "x/?", "x/health?", "x/health#", "x/ready?", ""])
 def test_no_host_opens_what_needs_a_key(host: str, llm: LLM) -> None:
     """Starlette before 1.0.1 takes a URL's path from it."""
@@ -66,17 +87,21 @@ def test_pages_of_others_may_not_use_it(served: Served) -> None:
         status, body = served.get("/v1/models", origin=origin)
         assert status == 403 and "--cors-origin" in body["error"]["message"]
     assert served.get("/v1/models", origin=served.url)[0] == 200
+    assert served.get("/v1/models", origin=served.url.upper())[0] == 200
+    named = {"origin": "http://Tea.example", "host": "tea.EXAMPLE"}
+    assert served.get("/v1/models", **named)[0] == 200
     status, _ = served.send("OPTIONS", "/v1/models", None, origin="http://evil.example")
     assert status == 403
 
 
 def test_pages_that_are_named_may(llm: LLM) -> None:
-    with serving(asgi(llm, cors_origins=["https://chat.example"], api_keys=KEYS)) as served:
+    with serving(asgi(llm, cors_origins=["https://Chat.example"], api_keys=KEYS)) as served:
         ask = {"origin": "https://chat.example", "access_control_request_method": "POST"}
         # A browser asks without the key whether it may send one.
         assert served.send("OPTIONS", "/v1/chat/completions", None, **ask)[0] == 200
         key = {"x_api_key": KEYS[0]}
         assert served.get("/v1/models", origin="https://chat.example", **key)[0] == 200
+        assert served.get("/v1/models", origin="HTTPS://Chat.Example", **key)[0] == 200
         assert served.get("/v1/models", origin="https://other.example", **key)[0] == 403
 
 
@@ -85,7 +110,8 @@ def test_a_name_that_is_not_this_machines_is_refused(llm: LLM) -> None:
     service = Service(Models({"tiny": llm}, max_queue=1), asgi(llm).state.service.limits)
     with serving(build(service, hosts=["localhost", "127.0.0.1", "[::1]"])) as served:
         for host in ("localhost", f"localhost:{served.port}", "127.0.0.1:1", "[::1]:80", "[::1]"):
-            assert served.get("/v1/models", host=host)[0] == 200
+            for spelled in (host, host.upper(), host.title()):
+                assert served.get("/v1/models", host=spelled)[0] == 200
         for host in ("evil.example", "evil.example:80", "localhost.evil.example", ""):
             status, body = served.get("/v1/models", host=host)
             assert status == 403 and "--api-key" in body["error"]["message"]

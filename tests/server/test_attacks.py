@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import pytest
 from onegraph import LLM
-from onegraph.server import asgi, connections, limits, requests
+from onegraph.server import asgi, connections, limits, work
 from support.serving import Served, http, prompt, rest, runs, serving, until
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
@@ -267,8 +267,8 @@ def test_bodies_that_are_held_have_a_bound_over_all_clients(llm: LLM) -> None:
         whole = b'{"prompt": "tea", "max_tokens": 1, "user": "' + b"x" * (most - 100) + b'"}'
         head = HEAD + b"content-length: %d\r\n\r\n" % len(whole)
         bodies = served.app.state.service._bodies
-        bound = requests.MOST_BODIES * most
-        for _ in range(bound // (most - requests.SMALL)):
+        bound = work.MOST_BODIES * most
+        for _ in range(bound // (most - work.FREE)):
             stack.enter_context(served.connect()).sendall(head + whole[:-10])
         until(lambda: bodies.held > bound - most)
         with served.connect() as connection:

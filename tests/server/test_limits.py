@@ -285,7 +285,7 @@ def slowly(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
         monkeypatch.setattr(llm, name, late)
 
-    for name in ("tokenize", "detokenize", "_conversations"):
+    for name in ("_tokens", "detokenize", "_conversations"):
         slow(name)
     return done
 
@@ -322,14 +322,14 @@ def test_a_client_that_leaves_gives_up_its_place_in_line_for_tokens(
 
 def test_few_tokens_do_not_wait_for_many(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     long, done = "tea " * 1000, threading.Event()
-    tokenize = llm.tokenize
+    tokens = llm._tokens
 
-    def slow(text: str, **more: Any) -> list[int]:
+    def slow(text: str, add_special: bool, most: int) -> list[int]:
         if text == long:
             done.wait(10)
-        return tokenize(text, **more)
+        return tokens(text, add_special, most)
 
-    monkeypatch.setattr(llm, "tokenize", slow)
+    monkeypatch.setattr(llm, "_tokens", slow)
     with serving(asgi(llm)) as served:
         # More than there are threads.
         held = [served.connect() for _ in range(40)]

@@ -42,6 +42,11 @@ _SHARD = re.compile(r"(.*)-(\d{5})-of-\d{5}")
     envvar="ONEGRAPH_API_KEY",
     help="Key that requests must send. May be repeated; $ONEGRAPH_API_KEY has them too.",
 )
+@click.option(
+    "--share-prefixes",
+    is_flag=True,
+    help="Let what was read for one of several keys serve the others, who may then find it out.",
+)
 @click.option("--no-auth", is_flag=True, help="Listen beyond this machine without a key.")
 @click.option(
     "--cors-origin",
@@ -103,6 +108,7 @@ def command(
     host: str,
     port: int | None,
     api_key: tuple[str, ...],
+    share_prefixes: bool,
     no_auth: bool,
     cors_origin: tuple[str, ...],
     max_batch: int | None,
@@ -168,6 +174,7 @@ def command(
             origins=cors_origin,
             # A page whose name was pointed at this machine is not of this machine.
             hosts=["localhost", "127.0.0.1", "[::1]", host] if here and not api_key else None,
+            shares_prefixes=share_prefixes,
         )
         run(app, listener, drain=drain, started=lambda: _say_where(listener, service.models.all()))
     finally:
@@ -197,7 +204,7 @@ def _folder(folder: Path, chosen: dict[str, Any]) -> dict[str, tuple[Path, Calla
 
 
 def _is_loopback(host: str) -> bool:
-    if host == "localhost":
+    if host.lower() == "localhost":
         return True
     try:
         return ipaddress.ip_address(host).is_loopback

@@ -32,6 +32,7 @@ def asgi(
     max_tokens_limit: int | None = None,
     timeout: float = 600.0,
     max_body: int = 16 << 20,
+    share_prefixes: bool = False,
 ) -> Starlette:
     """An ASGI app that serves models in the dialects of OpenAI, Anthropic and ollama. The models
     stay the caller's, who closes them.
@@ -45,6 +46,8 @@ def asgi(
     max_tokens_limit: most tokens of an answer, whatever is asked for
     timeout: seconds that a request may take
     max_body: bytes that a request may have
+    share_prefixes: let what was read for one of several keys serve the others. Whoever has a key
+        may then find out what others said: `cached_tokens` and the time to the first token tell
 
     Raises `ArgumentError` for an option out of range, `ImportError` where Starlette is missing.
     """
@@ -72,6 +75,7 @@ def asgi(
         service,
         keys=arguments.texts("api_keys", api_keys),
         origins=arguments.texts("cors_origins", cors_origins),
+        shares_prefixes=arguments.flag("share_prefixes", share_prefixes),
     )
 
 

@@ -16,6 +16,10 @@ __all__ = ["Access", "Door", "path_within"]
 OPEN = {"/health", "/ready", "/"}
 
 
+#: What the name of a key's prefixes is made of beside the key: it is no other hash of the key.
+OWNER = b"onegraph prefixes of a key\0"
+
+
 def path_within(scope: Scope) -> str:
     """The path of a request without where the app is mounted: what the routes go by. A URL has it
     from the header `host` in part, which the client chooses."""
@@ -31,28 +35,36 @@ class Access:
     origins: pages of these origins may use the server from a browser ("*": of all)
     hosts: names by which the server may be called; None: by any. A page whose own name was pointed
         at this machine calls by that name
+    shares_prefixes: whether what was read for one key is found by the others
     """
 
     def __init__(
-        self, keys: Sequence[str], origins: Sequence[str], hosts: Sequence[str] | None
+        self,
+        keys: Sequence[str],
+        origins: Sequence[str],
+        hosts: Sequence[str] | None,
+        shares_prefixes: bool = False,
     ) -> None:
         # Of the same length whatever the keys, so that a comparison tells nothing about that.
-        self._keys = [_digest(key) for key in keys]
-        self.origins = frozenset(origins)
-        self._hosts = None if hosts is None else frozenset(hosts)
+        self._keys = [_digest(_spelled(key)) for key in keys]
+        # Of a page's name, as of this server's, no letter is small or large.
+        self.origins = frozenset(map(str.lower, origins))
+        self._hosts = None if hosts is None else frozenset(map(str.lower, hosts))
+        self._is_apart = len(set(keys)) > 1 and not shares_prefixes
 
     def check(self, scope: Scope) -> None:
         """Raises where the request may not come in."""
         # Of a header that came twice the first counts.
-        headers = {name: value.decode("latin-1") for name, value in reversed(scope["headers"])}
-        host = headers.get(b"host", "")
+        headers = dict(reversed(scope["headers"]))
+        host = headers.get(b"host", b"").decode("latin-1").lower()
         if self._hosts is not None and _name(host) not in self._hosts:
             raise Refused(
                 403,
                 f"host = {host[:60]!r}: without a key this server is called by "
                 f"{', '.join(sorted(self._hosts))} only; start it with --api-key",
             )
-        origin = headers.get(b"origin")
+        page = headers.get(b"origin")
+        origin = None if page is None else page.decode("latin-1").lower()
         if origin is not None and not self._takes(origin, host):
             raise Refused(
                 403,
@@ -61,24 +73,39 @@ class Access:
             )
         if not self._keys or path_within(scope) in OPEN:
             return
-        given = headers.get(b"x-api-key") or ""
-        kind, _, rest = headers.get(b"authorization", "").partition(" ")
-        if kind.lower() == "bearer":
+        given = headers.get(b"x-api-key") or b""
+        kind, _, rest = headers.get(b"authorization", b"").partition(b" ")
+        if kind.lower() == b"bearer":
             given = rest.strip()
         if not given:
             raise Refused(401, "no key was sent: send `Authorization: Bearer KEY`", code="no_key")
-        digest = _digest(given)
+        digest = _digest(_in_utf8(given))
         # All are compared, so that the time says nothing about which came near.
         if not any([hmac.compare_digest(digest, key) for key in self._keys]):
             raise Refused(401, "the key that was sent is not one of this server's", code="bad_key")
+        if self._is_apart:
+            scope["onegraph.owner"] = hashlib.sha256(OWNER + digest).hexdigest()
 
     def _takes(self, origin: str, host: str) -> bool:
         same = host and origin.partition("://")[2] == host
         return bool(same) or origin in self.origins or "*" in self.origins
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+def _spelled(key: str) -> bytes:
+    return key.encode("utf-8", "surrogateescape")
+
+
+def _in_utf8(given: bytes) -> bytes:
+    """A key as it came, in UTF-8 too where its client spells headers in Latin-1."""
+    try:
+        given.decode()
+    except UnicodeDecodeError:
+        return given.decode("latin-1").encode()
+    return given
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
 
 
 def _name(host: str) -> str:

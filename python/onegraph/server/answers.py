@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Callable, Coroutine
@@ -21,11 +22,11 @@ from starlette.types import Receive, Scope, Send
 
 from onegraph.llm import LLM
 from onegraph.results import Result
-from onegraph.server import frames
+from onegraph.server import frames, work
 from onegraph.server.conversation import Prepare
 from onegraph.server.events import Event, Reading
 from onegraph.server.limits import Limits
-from onegraph.server.log import direct, note
+from onegraph.server.log import direct, note, noted
 from onegraph.server.metrics import Metrics
 from onegraph.server.models import Model, Models
 from onegraph.server.refusals import Refused, refusal
@@ -34,6 +35,9 @@ from onegraph.streams import AsyncStream, Job, taking
 __all__ = ["Answer", "Asked", "Writer", "while_connected"]
 
 logger = logging.getLogger("onegraph.server")
+
+#: Tokens of an answer up to which the event loop writes it as one object itself.
+WRITTEN = 1 << 11
 
 
 class Writer(Protocol):
@@ -72,7 +76,12 @@ class Answer:
     """The response to a request that was understood: an ASGI app."""
 
     def __init__(self, asked: Asked, models: Models, limits: Limits, metrics: Metrics) -> None:
-        self._asked = asked
+        self._model = asked.model
+        self._writer = asked.writer
+        self._document = asked.document
+        self._named = asked.named
+        #: None once it is prepared: it holds all that the request said.
+        self._prepare: Prepare | None = asked.prepare
         self._models = models
         self._limits = limits
         self._metrics = metrics
@@ -81,9 +90,8 @@ class Answer:
         self._job: Job | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        model = self._asked.model
-        note(scope, model=model.name, stream=self._asked.writer is not None)
-        with model.line.place(self._began):
+        note(scope, model=self._model.name, stream=self._writer is not None)
+        with self._model.line.place(self._began):
             try:
                 await while_connected(receive, self._within_time(scope, send))
             except asyncio.CancelledError as e:
@@ -96,44 +104,59 @@ class Answer:
 
     async def _within_time(self, scope: Scope, send: Send) -> None:
         try:
-            async with asyncio.timeout(self._limits.seconds):
-                async with self._models.using(self._asked.model) as llm:
-                    if self._asked.writer is None:
+            async with asyncio.timeout_at(work.of(scope).until):
+                async with self._models.using(self._model) as llm:
+                    if self._writer is None:
                         await self._whole(scope, llm, send)
                     else:
-                        await self._stream(scope, llm, self._asked.writer, send)
+                        await self._stream(scope, llm, self._writer, send)
         except Exception as e:
-            why = refusal(e, self._asked.named)
-            note(scope, error=why.code or why.status)
-            if not self._started:
-                raise why from e
-            await self._break_off(why, send)
+            why = noted(scope, refusal(e, self._named))
+            if self._started:
+                await self._break_off(why, send)
+                if why.status == 500:
+                    logger.error("an answer broke off", exc_info=e)
+                return
             if why.status == 500:
-                logger.error("an answer broke off", exc_info=e)
+                raise why from e
+        else:
+            return
+        # Without the error: what it was raised in holds all of the request.
+        raise why
 
     async def _break_off(self, why: Refused, send: Send) -> None:
         """Ends a stream that has begun."""
-        assert self._asked.writer is not None
+        assert self._writer is not None
         # Of a client that reads nothing any more not even this is waited for.
         async with asyncio.timeout(1):
-            await _send(send, self._asked.writer.failed(why), more=False)
+            await _send(send, self._writer.failed(why), more=False)
 
-    async def _prepared(self, llm: LLM) -> Job:
-        prepare = self._asked.prepare
+    async def _prepared(self, scope: Scope, llm: LLM) -> Job:
+        prepare, self._prepare = self._prepare, None
+        assert prepare is not None
         if prepare.is_quick:
             return prepare.job(llm)
-        return await asyncio.get_running_loop().run_in_executor(None, prepare.job, llm)
+        made = functools.partial(prepare.job, llm)
+        job = await work.of(scope).run(made, compiles=prepare.compiles)
+        del prepare, made
+        work.of(scope).end()
+        return job
 
     async def _whole(self, scope: Scope, llm: LLM, send: Send) -> None:
-        stream: AsyncStream[Any] = AsyncStream(llm, lambda: self._prepared(llm), priority=0)
+        stream: AsyncStream[Any] = AsyncStream(llm, lambda: self._prepared(scope, llm), priority=0)
         made = await stream
         results: list[Result] = made if isinstance(made, list) else [made]
-        outputs = [list(Reading().whole(result)) for result in results]
         timings = [result.timings for result in results]
         self._measure(
             scope, results, [each.queue_seconds + each.prefill_seconds for each in timings]
         )
-        body = frames.encoded(self._asked.document(outputs))
+
+        def written() -> bytes:
+            outputs = [list(Reading().whole(result)) for result in results]
+            return frames.encoded(self._document(outputs))
+
+        n = sum(result.usage.completion_tokens for result in results)
+        body = written() if n <= WRITTEN else await work.of(scope).run(written)
         await _start(send, "application/json", len(body))
         await _send(send, body, more=False)
 
@@ -141,7 +164,7 @@ class Answer:
         # The head was not sent before the first piece, so that what is wrong with a request is its
         # status; who waits long for it is told so.
         async with _Patience(self._limits.patience, lambda: self._idle(writer, send)) as patience:
-            self._job = await self._prepared(llm)
+            self._job = await self._prepared(scope, llm)
             async with taking(llm, self._job.only(), priority=0) as taken:
                 new = await taken.new()
                 first_at = time.monotonic()
@@ -193,7 +216,7 @@ class Answer:
             first_token_seconds=round(min(firsts), 6),
         )
         for result, first in zip(results, firsts, strict=True):
-            self._metrics.answered(self._asked.model.name, result, first)
+            self._metrics.answered(self._model.name, result, first)
 
 
 async def _start(send: Send, media_type: str, length: int | None) -> None:
@@ -247,19 +270,19 @@ class _Patience:
             await asyncio.gather(self._telling, return_exceptions=True)
 
 
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Does some work, but drops it once the client has gone."""
+async def while_connected(receive: Receive, wanted: Coroutine[Any, Any, None]) -> None:
+    """Does what is wanted, but drops it once the client has gone."""
     # In a task of its own: one that waits for a token is woken through all that it waits in.
-    working = asyncio.ensure_future(work)
+    working = asyncio.ensure_future(wanted)
     left = False
 
-    async def watch() -> None:
+    async def watch(working: asyncio.Future[None]) -> None:
         nonlocal left
         while (await receive())["type"] != "http.disconnect":
             pass
         left = working.cancel()
 
-    watching = asyncio.ensure_future(watch())
+    watching = asyncio.ensure_future(watch(working))
     try:
         await working
     except asyncio.CancelledError:
@@ -268,6 +291,8 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> 
             raise
     finally:
         watching.cancel()
+        # Its error was raised here: each would hold the other, and all that the request said.
+        del working
 
 
 def _is_cancelled() -> bool:

@@ -22,7 +22,7 @@ from onegraph.server.events import Event, Text, said
 from onegraph.server.fields import Fields, wrong
 from onegraph.server.history import History, called
 from onegraph.server.refusals import Refused
-from onegraph.server.sampling import options, spelled
+from onegraph.server.sampling import options, salt_of, spelled
 from onegraph.server.service import Reply, Service
 from onegraph.server.tools import anthropic as tools_of
 from onegraph.streams import Job
@@ -57,26 +57,29 @@ def routes(service: Service) -> list[Route]:
     """The endpoints."""
 
     async def messages(request: Request) -> Answer:
-        return service.answer(_asked(service, await service.read(request)))
+        return service.answer(await service.read(request, _asked))
 
     async def count(request: Request) -> Reply:
-        fields = await service.read(request)
-        model = service.model(fields)
-        messages, continues = _messages(fields)
-        tools, variables = tools_of(fields), _variables(fields)
-
-        def made(llm: LLM) -> dict[str, Any]:
-            ids = conversation.tokens(
-                llm, messages, tools=tools, continues=continues, variables=variables
-            )
-            return {"input_tokens": len(ids)}
-
-        return service.reply(model, made)
+        return await service.read(request, _counted)
 
     return [
         Route("/v1/messages", messages, methods=["POST"]),
         Route("/v1/messages/count_tokens", count, methods=["POST"]),
     ]
+
+
+def _counted(service: Service, fields: Fields) -> Reply:
+    model = service.model(fields)
+    messages, continues = _messages(fields)
+    tools, variables = tools_of(fields), _variables(fields)
+
+    def made(llm: LLM) -> dict[str, Any]:
+        ids = conversation.tokens(
+            llm, messages, tools=tools, continues=continues, variables=variables
+        )
+        return {"input_tokens": len(ids)}
+
+    return service.reply(model, made)
 
 
 def failure(why: Refused) -> dict[str, Any]:
@@ -159,7 +162,7 @@ def _asked(service: Service, fields: Fields) -> Asked:
     messages, continues = _messages(fields)
     tools = tools_of(fields)
     form = forms.anthropic(fields)
-    chosen = options(fields, NAMES, service.limits, form)
+    chosen = options(fields, NAMES, service.limits, form, cache_salt=salt_of(fields))
     head = {
         "id": frames.identifier("msg_"),
         "type": "message",

@@ -51,15 +51,16 @@ def build(
     keys: Sequence[str] = (),
     origins: Sequence[str] = (),
     hosts: Sequence[str] | None = None,
+    shares_prefixes: bool = False,
 ) -> Starlette:
     """The app of a service; see `Access` for who may use it."""
-    access = Access(keys, origins, hosts)
+    access = Access(keys, origins, hosts, shares_prefixes)
     front = [Middleware(Log, count=service.metrics.count)]
     if origins:
         front.append(
             Middleware(
                 CORSMiddleware,
-                allow_origins=[*origins],
+                allow_origins=[*access.origins],
                 allow_methods=["*"],
                 allow_headers=["*"],
             )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from onegraph.generating import is_short
+from onegraph import _native
 from onegraph.llm import LLM
+from onegraph.prompts import is_short
 from onegraph.sampling import resolve
 from onegraph.server.fields import Fields, wrong
 from onegraph.server.refusals import Refused
+from onegraph.server.requests import MOST_VALUES
 from onegraph.server.tools import NONE, Tools
 from onegraph.streams import Job
 
@@ -36,6 +38,8 @@ class Prepare:
     job: Callable[[LLM], Job]
     #: Whether the event loop may wait for it.
     is_quick: bool
+    #: Whether a form is compiled for it.
+    compiles: bool = False
 
 
 def text_of(
@@ -71,8 +75,10 @@ def chat(
     tools: Tools = NONE,
     continues: bool = False,
     variables: dict[str, Any] | None = None,
+    most: int | None = None,
 ) -> Prepare:
-    """Of a conversation."""
+    """Of a conversation; of at most so many tokens where that is said, else as many as leave room
+    in the context."""
 
     def prepare(llm: LLM) -> Job:
         return llm._conversations(
@@ -87,10 +93,12 @@ def chat(
             continues=continues,
             template_kwargs=variables,
             parse_special=False,
+            most=most,
         )
 
     # A template takes as long as it likes.
-    return Prepare(prepare, is_quick=False)
+    compiles = options["constraint"] is not None or bool(tools.offered)
+    return Prepare(prepare, is_quick=False, compiles=compiles)
 
 
 def prompt(
@@ -98,27 +106,23 @@ def prompt(
 ) -> Prepare:
     """Of a prompt, or several. `parse_special` lets their texts spell control tokens."""
 
-    def special(llm: LLM, one: Any) -> Any:
-        return llm.tokenize(one, parse_special=True) if isinstance(one, str) else one
-
     def prepare(llm: LLM) -> Job:
-        asked = given
-        if parse_special:
-            many = isinstance(given, list)
-            asked = [special(llm, one) for one in given] if many else special(llm, given)
-        return llm._prompts(asked, options, None, echo)
+        return llm._prompts(given, options, None, echo, parse_special)
 
-    return Prepare(prepare, options["constraint"] is None and is_short(given, QUICK))
+    compiles = options["constraint"] is not None
+    return Prepare(prepare, not compiles and is_short(given, QUICK), compiles)
 
 
-def messages(fields: Fields) -> list[Fields]:
-    """The messages of a body."""
-    found = fields.objects("messages")
-    if len(found) > MOST_MESSAGES:
+def messages(fields: Fields, name: str = "messages") -> Iterator[Fields]:
+    """The messages of a body, as long as somebody wants them."""
+    given = fields.items(name) or ()
+    if len(given) > MOST_MESSAGES:
         raise Refused(
-            400, f"messages: {len(found)} of them; send at most {MOST_MESSAGES}", field="messages"
+            400, f"{name}: {len(given)} of them; send at most {MOST_MESSAGES}", field=name
         )
-    return found
+    for message in fields.objects(name):
+        _native.go_on()
+        yield message
 
 
 def tokens(
@@ -129,6 +133,13 @@ def tokens(
     continues: bool = False,
     variables: dict[str, Any] | None = None,
 ) -> list[int]:
-    """The tokens that a conversation is to the model."""
-    prepare = chat(given, resolve({}), tools=tools, continues=continues, variables=variables)
+    """The tokens that a conversation is to the model, at most as many as a body has values."""
+    prepare = chat(
+        given,
+        resolve({}),
+        tools=tools,
+        continues=continues,
+        variables=variables,
+        most=MOST_VALUES,
+    )
     return prepare.job(llm).asks[0].ids

@@ -67,6 +67,8 @@ class Failures:
             why = refusal(e)
             if why.status == 500:
                 logger.error("%s failed", scope["path"][:SHOWN], exc_info=e)
+            # What it was raised in holds all of the request, and is held by it.
+            why.__traceback__ = None
             if not started:
                 await response(scope, why)(scope, receive, send)
             if isinstance(e, asyncio.CancelledError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import functools
 import re
 import time
 from collections.abc import Callable
@@ -16,10 +17,10 @@ from starlette.types import Receive, Scope, Send
 from onegraph.embedding import Texts
 from onegraph.errors import ContextError
 from onegraph.llm import LLM
-from onegraph.server import frames
+from onegraph.server import frames, work
 from onegraph.server.answers import while_connected
 from onegraph.server.fields import Fields, wrong
-from onegraph.server.log import note
+from onegraph.server.log import note, noted
 from onegraph.server.models import Model
 from onegraph.server.refusals import Refused, refusal
 from onegraph.server.service import Service
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Vectors", "of_ollama", "of_ollama_before", "of_openai"]
+__all__ = ["Vectors", "named", "of_ollama", "of_ollama_before", "of_openai"]
 
 #: Texts of one request: as many as OpenAI takes.
 MOST_TEXTS = 2048
@@ -63,7 +64,8 @@ class Vectors:
         what the dialect calls the texts."""
         self._service = service
         self._model = model
-        self._prepare = prepare
+        #: None once they are tokens.
+        self._prepare: Callable[[LLM], Texts] | None = prepare
         self._written = written
         self._field = field
         self._began = time.monotonic()
@@ -75,24 +77,25 @@ class Vectors:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async with asyncio.timeout(self._service.limits.seconds):
+            async with asyncio.timeout_at(work.of(scope).until):
                 body = await self._body(scope)
         except Exception as e:
-            why = self._refusal(e)
-            note(scope, error=why.code or why.status)
-            raise why from e
+            raise noted(scope, self._refusal(e)) from None
         await Response(body, media_type="application/json")(scope, receive, send)
 
     async def _body(self, scope: Scope) -> bytes:
-        loop = asyncio.get_running_loop()
+        prepare, self._prepare = self._prepare, None
+        assert prepare is not None
         async with self._service.models.using(self._model) as llm:
             load = time.monotonic() - self._began
-            texts = await loop.run_in_executor(None, self._prepare, llm)
+            texts = await work.of(scope).run(functools.partial(prepare, llm))
+            del prepare
+            work.of(scope).end()
             note(scope, prompt_tokens=texts.n_tokens)
             vectors = await llm._embedded(texts, 0)
         vectors = vectors.reshape(len(texts.ids), -1)  # of one text a row too
         made = Made(vectors, texts.n_tokens, time.monotonic() - self._began, load)
-        return await loop.run_in_executor(None, self._written, made)
+        return await work.of(scope).run(lambda: self._written(made))
 
     def _refusal(self, raised: Exception) -> Refused:
         """What an error is to a client, to whom texts have another name."""
@@ -134,8 +137,14 @@ def of_openai(service: Service, fields: Fields) -> Vectors:
     return Vectors(service, model, prepare, written, "input")
 
 
-def of_ollama(service: Service, fields: Fields, model: Model) -> Vectors | Response:
+def named(service: Service, fields: Fields) -> Model:
+    """The model that a body of ollama's names; `name` is what the field was called before."""
+    return service.models.find(fields.text("model") or fields.text("name"))
+
+
+def of_ollama(service: Service, fields: Fields) -> Vectors | Response:
     """ollama's: texts, cut to the context unless they are not to be; durations in nanoseconds."""
+    model = named(service, fields)
     name = fields.text("model") or model.name
     if fields.get("input") in (None, "", []):
         return JSONResponse({"model": name, "embeddings": []})
@@ -161,8 +170,9 @@ def of_ollama(service: Service, fields: Fields, model: Model) -> Vectors | Respo
     return Vectors(service, model, prepare, written, "input")
 
 
-def of_ollama_before(service: Service, fields: Fields, model: Model) -> Vectors | Response:
+def of_ollama_before(service: Service, fields: Fields) -> Vectors | Response:
     """What ollama had before: one text, and a vector of any length."""
+    model = named(service, fields)
     text = fields.text("prompt")
     if not text:
         return JSONResponse({"embedding": []})
@@ -197,7 +207,7 @@ def _texts(fields: Fields, name: str) -> Any:
 
 def _are_ids(given: list[Any]) -> bool:
     # A truth value is a number to Python.
-    return all(isinstance(each, int) and not isinstance(each, bool) for each in given)
+    return set(map(type, given)) <= {int}
 
 
 def _numbers(vector: NDArray[np.float32]) -> str:

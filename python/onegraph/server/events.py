@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from onegraph.answers import (
     AnswerEvent,
@@ -94,16 +95,19 @@ class Reading:
 def _joined(events: list[AnswerEvent]) -> list[AnswerEvent]:
     """The same with what belongs together in one: a client that is slow gets several at once."""
     found: list[AnswerEvent] = []
-    for event in events:
-        last = found[-1] if found else None
-        if isinstance(event, TextDelta) and isinstance(last, TextDelta):
-            found[-1] = TextDelta(last.text + event.text)
-        elif isinstance(event, ReasoningDelta) and isinstance(last, ReasoningDelta):
-            found[-1] = ReasoningDelta(last.text + event.text)
-        elif isinstance(event, ToolCallDelta) and isinstance(last, ToolCallDelta):
-            found[-1] = replace(last, arguments=last.arguments + event.arguments)
+    for _, several in groupby(events, type):
+        run = [*several]
+        first = run[0]
+        if isinstance(first, TextDelta):
+            found.append(TextDelta("".join([e.text for e in run if isinstance(e, TextDelta)])))
+        elif isinstance(first, ReasoningDelta):
+            texts = [e.text for e in run if isinstance(e, ReasoningDelta)]
+            found.append(ReasoningDelta("".join(texts)))
+        elif isinstance(first, ToolCallDelta):
+            texts = [e.arguments for e in run if isinstance(e, ToolCallDelta)]
+            found.append(replace(first, arguments="".join(texts)))
         else:
-            found.append(event)
+            found += run
     return found
 
 

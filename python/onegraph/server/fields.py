@@ -19,11 +19,13 @@ def wrong(field: str, value: object, expected: str, status: int = 400) -> Refuse
 
 
 class Fields:
-    """An object of a body; `within` is where in the body it stands."""
+    """An object of a body; `within` is where in the body it stands. `owner` names whose prefixes
+    the body may find, where not all share them."""
 
-    def __init__(self, values: Mapping[str, Any], within: str = "") -> None:
+    def __init__(self, values: Mapping[str, Any], within: str = "", owner: str = "") -> None:
         self.values = values
         self.within = within
+        self.owner = owner
 
     def __contains__(self, name: str) -> bool:
         return self.values.get(name) is not None
@@ -90,6 +92,15 @@ class Fields:
     def items(self, name: str) -> list[Any] | None:
         """A list."""
         found: list[Any] | None = self._found(name, list, "must be a list")
+        return found
+
+    def integers(self, name: str, expected: str) -> list[int] | None:
+        """A list of whole numbers."""
+        found = self.items(name)
+        # A truth value is a number to Python. Long lists are of plain ones: one look for all.
+        if found and set(map(type, found)) != {int}:
+            at = next(i for i, each in enumerate(found) if type(each) is not int)
+            raise wrong(f"{self.path(name)}[{at}]", found[at], expected)
         return found
 
     def texts(self, name: str) -> list[str] | None:

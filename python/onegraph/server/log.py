@@ -11,8 +11,9 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from onegraph.server.frames import identifier
+from onegraph.server.refusals import Refused
 
-__all__ = ["Log", "direct", "note"]
+__all__ = ["Log", "direct", "note", "noted"]
 
 logger = logging.getLogger("onegraph.server")
 
@@ -23,6 +24,12 @@ SHOWN = 120
 def note(scope: Scope, **facts: Any) -> None:
     """Adds facts to the line of a request."""
     scope.get("onegraph.noted", {}).update(facts)
+
+
+def noted(scope: Scope, why: Refused) -> Refused:
+    """The same refusal, of which the line of its request tells."""
+    note(scope, error=why.code or why.status)
+    return why
 
 
 def direct(scope: Scope, send: Send) -> Send:

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+from onegraph.arguments import several
 from onegraph.errors import Error, OutOfMemoryError
 from onegraph.llm import LLM
 from onegraph.server.limits import Line
@@ -147,12 +148,14 @@ class Models:
         for spelled in (name, name.removesuffix(LATEST)):
             if spelled in self._models:
                 return self._models[spelled]
-        near = difflib.get_close_matches(name, self._models, n=1)
+        # A name that is longer than any is near to none: to look at it takes as long as it is.
+        longest = 2 * max(map(len, self._models))
+        near = difflib.get_close_matches(name, self._models, n=1) if len(name) <= longest else []
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise Refused(
             404,
             f"model = {name[:60]!r}: is not a model of this server, which has "
-            f"{', '.join(self._models)}{hint}",
+            f"{several(self._models)}{hint}",
             field="model",
             code="model_not_found",
         )

@@ -21,14 +21,14 @@ from onegraph.llm import LLM
 from onegraph.results import Result
 from onegraph.server import conversation, forms, frames
 from onegraph.server.answers import Asked
-from onegraph.server.embeddings import Vectors, of_ollama, of_ollama_before
+from onegraph.server.embeddings import Vectors, named, of_ollama, of_ollama_before
 from onegraph.server.events import Event, Finish, Text, said
 from onegraph.server.facts import Facts, facts
 from onegraph.server.fields import Fields, wrong
-from onegraph.server.history import called, with_reasoning
+from onegraph.server.history import Unanswered, called, with_reasoning
 from onegraph.server.models import LATEST, Model
 from onegraph.server.refusals import Refused
-from onegraph.server.sampling import options, spelled
+from onegraph.server.sampling import options, salt_of, spelled
 from onegraph.server.service import Service
 from onegraph.server.tools import nested
 from onegraph.streams import Job
@@ -86,8 +86,7 @@ def routes(service: Service) -> list[Route]:
         return JSONResponse({"models": listed})
 
     async def show(request: Request) -> JSONResponse:
-        fields = await service.read(request)
-        model = _model(service, fields)
+        model = await service.read(request, named)
         found = await facts(model)
         if found is None:
             raise Refused(404, f"the file of {model.name} cannot be read", field="model")
@@ -96,18 +95,16 @@ def routes(service: Service) -> list[Route]:
         return JSONResponse(_shown(model, found, able))
 
     async def chat(request: Request) -> ASGIApp:
-        return await _answer(service, _chat(service, await service.read(request)))
+        return await _answer(service, await service.read(request, _chat))
 
     async def generate(request: Request) -> ASGIApp:
-        return await _answer(service, _generate(service, await service.read(request)))
+        return await _answer(service, await service.read(request, _generate))
 
     async def embed(request: Request) -> Response | Vectors:
-        fields = await service.read(request)
-        return of_ollama(service, fields, _model(service, fields))
+        return await service.read(request, of_ollama)
 
     async def embeddings(request: Request) -> Response | Vectors:
-        fields = await service.read(request)
-        return of_ollama_before(service, fields, _model(service, fields))
+        return await service.read(request, of_ollama_before)
 
     def refused(name: str) -> Route:
         async def refuse(request: Request) -> JSONResponse:
@@ -136,17 +133,15 @@ def failure(why: Refused) -> dict[str, Any]:
 #: A duration of no time: "0", "0s", "0h0m".
 _NOTHING = re.compile(r"[-+]?(0[0.]*|(0[0.]*(ns|us|µs|ms|s|m|h))+)")
 
+#: Characters of a duration.
+LONGEST_TIME = 64
+
 #: When a model that stays goes.
 _FOREVER = "2318-01-01T00:00:00Z"
 
 
 def _time(of: datetime) -> str:
     return of.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
-def _model(service: Service, fields: Fields) -> Model:
-    """The model that a body names; `name` is what the field was called before."""
-    return service.models.find(fields.text("model") or fields.text("name"))
 
 
 def _tagged(name: str) -> str:
@@ -250,7 +245,9 @@ def _presence(model: Model, head: _Head, fields: Fields) -> _Presence:
     # Seconds, or a number with a unit: "5m". For how long a model stays is the server's affair.
     if isinstance(given, bool) or not isinstance(given, int | float | str | None):
         raise wrong("keep_alive", given, 'must be seconds, or a duration such as "5m"')
-    leaves = given == 0 or (isinstance(given, str) and _NOTHING.fullmatch(given) is not None)
+    # Of a longer one no look is taken: a time of nothing is short.
+    said = given if isinstance(given, str) and len(given) <= LONGEST_TIME else ""
+    leaves = given == 0 or _NOTHING.fullmatch(said) is not None
     return _Presence(model, head, leaves)
 
 
@@ -263,6 +260,7 @@ def _chosen(service: Service, fields: Fields) -> tuple[dict[str, Any], dict[str,
     further = {
         "max_tokens": None if tokens is None or tokens < 0 else tokens,
         "seed": None if seed is None or seed == -1 else seed % 2**64,
+        "cache_salt": salt_of(fields),
     }
     form = forms.ollama(fields)
     chosen = options(given, NAMES, service.limits, form, **further)
@@ -292,7 +290,7 @@ def _messages(fields: Fields) -> list[dict[str, Any]]:
     """The conversation. Its calls may have no ids, which templates ask for: results are then those
     of the calls before them, in order or by the name of the function."""
     found: list[dict[str, Any]] = []
-    unanswered: list[dict[str, Any]] = []
+    unanswered = Unanswered([])
     for message in conversation.messages(fields) if "messages" in fields else []:
         message.needed("role")
         message.absent("images", "models here read text, so send text alone")
@@ -301,7 +299,7 @@ def _messages(fields: Fields) -> list[dict[str, Any]]:
             given = enumerate(message.objects("tool_calls"))
             calls = [_called(call, len(found), i) for i, call in given]
             kept["tool_calls"] = calls
-            unanswered = list(calls)
+            unanswered = Unanswered(calls)
         if kept["content"] is None:
             if needs_content(message.values):
                 message.needed("content")
@@ -322,37 +320,35 @@ def _called(call: Fields, turn: int, index: int) -> dict[str, Any]:
     return called(id, function.text("name"), {} if arguments is None else arguments.values)
 
 
-def _answered(message: Fields, unanswered: list[dict[str, Any]]) -> dict[str, Any]:
+def _answered(message: Fields, unanswered: Unanswered) -> dict[str, Any]:
     """Which call a result is of."""
     id, name = message.text("tool_call_id"), message.text("tool_name") or message.text("name")
-    for call in unanswered:
-        called = call["function"]["name"]
-        if (id is None or id == call["id"]) and (name is None or name == called):
-            unanswered.remove(call)
-            return {"tool_call_id": call["id"], "name": called}
+    call = unanswered.take(id, name)
+    if call is not None:
+        return {"tool_call_id": call["id"], "name": call["function"]["name"]}
     return {key: of for key, of in (("tool_call_id", id), ("name", name)) if of is not None}
 
 
 def _chat(service: Service, fields: Fields) -> Asked | _Presence:
-    model = _model(service, fields)
+    model = named(service, fields)
     _only_text(fields)
     head = _Head(model, "message")
     messages = _messages(fields)
     tools = nested(fields, choice=False)
-    chosen, named = _chosen(service, fields)
+    chosen, names = _chosen(service, fields)
     if not messages:
         return _presence(model, head, fields)
     prepare = conversation.chat(messages, chosen, tools=tools, variables=_variables(fields))
-    return _asked(model, head, fields, prepare, named)
+    return _asked(model, head, fields, prepare, names)
 
 
 def _generate(service: Service, fields: Fields) -> Asked | _Presence:
-    model = _model(service, fields)
+    model = named(service, fields)
     _only_text(fields)
     fields.absent("context", "send the conversation to /api/chat")
     head = _Head(model, "response")
     prompt, system = fields.text("prompt"), fields.text("system")
-    chosen, named = _chosen(service, fields)
+    chosen, names = _chosen(service, fields)
     if not prompt:
         return _presence(model, head, fields)
     variables = _variables(fields)
@@ -367,8 +363,8 @@ def _generate(service: Service, fields: Fields) -> Asked | _Presence:
     def job(llm: LLM) -> Job:
         return (plain if raw or llm.chat_template is None else chat).job(llm)
 
-    prepare = conversation.Prepare(job, raw and plain.is_quick)
-    return _asked(model, head, fields, prepare, named)
+    prepare = conversation.Prepare(job, raw and plain.is_quick, plain.compiles)
+    return _asked(model, head, fields, prepare, names)
 
 
 def _asked(
@@ -376,7 +372,7 @@ def _asked(
     head: _Head,
     fields: Fields,
     prepare: conversation.Prepare,
-    named: dict[str, str],
+    names: dict[str, str],
 ) -> Asked:
     def document(outputs: list[list[Event]]) -> dict[str, Any]:
         (events,) = outputs
@@ -389,7 +385,7 @@ def _asked(
         )
 
     writer = Writer(head) if fields.flag("stream", True) else None
-    return Asked(model, prepare, writer, document, named)
+    return Asked(model, prepare, writer, document, names)
 
 
 class _Head:

@@ -23,7 +23,7 @@ from onegraph.server.fields import Fields, wrong
 from onegraph.server.history import with_reasoning
 from onegraph.server.models import Model
 from onegraph.server.refusals import Refused
-from onegraph.server.sampling import options, spelled
+from onegraph.server.sampling import options, salt_of, spelled
 from onegraph.server.service import Service
 from onegraph.server.tools import nested
 from onegraph.streams import Job
@@ -63,10 +63,10 @@ def routes(service: Service) -> list[Route]:
     """The endpoints."""
 
     async def chat(request: Request) -> Answer:
-        return service.answer(_chat(service, await service.read(request)))
+        return service.answer(await service.read(request, _chat))
 
     async def completions(request: Request) -> Answer:
-        return service.answer(_completion(service, await service.read(request)))
+        return service.answer(await service.read(request, _completion))
 
     async def models(request: Request) -> JSONResponse:
         return JSONResponse({"object": "list", "data": [listed(m) for m in service.models.all()]})
@@ -75,7 +75,7 @@ def routes(service: Service) -> list[Route]:
         return JSONResponse(listed(service.models.find(request.path_params["name"])))
 
     async def embeddings(request: Request) -> Vectors:
-        return of_openai(service, await service.read(request))
+        return await service.read(request, of_openai)
 
     return [
         Route("/v1/chat/completions", chat, methods=["POST"]),
@@ -170,7 +170,8 @@ def _chat(service: Service, fields: Fields) -> Asked:
         raise wrong("top_logprobs", top, "needs logprobs = true")
     logprobs = (top or 0) if fields.flag("logprobs") else None
     form = forms.chat(fields)
-    chosen = options(fields, CHAT_NAMES, service.limits, form, logprobs=logprobs)
+    salt = salt_of(fields)
+    chosen = options(fields, CHAT_NAMES, service.limits, form, logprobs=logprobs, cache_salt=salt)
     head = _Head("chatcmpl-", "chat.completion", model.name)
     with_usage = _stream_usage(fields)
     writer = ChatWriter(head, with_usage) if fields.flag("stream") else None
@@ -200,7 +201,9 @@ def _completion(service: Service, fields: Fields) -> Asked:
     fields.absent("tools", "send messages, to /v1/chat/completions")
     fields.absent("suffix", "what stands behind a gap is not read here")
     form = forms.chat(fields)
-    further = {} if "max_tokens" in fields else {"max_tokens": COMPLETION_TOKENS}
+    further: dict[str, Any] = {"cache_salt": salt_of(fields)}
+    if "max_tokens" not in fields:
+        further["max_tokens"] = COMPLETION_TOKENS
     chosen = options(fields, COMPLETION_NAMES, service.limits, form, **further)
     head = _Head("cmpl-", "text_completion", model.name)
     with_usage = _stream_usage(fields)

@@ -13,8 +13,9 @@ from starlette.routing import Route
 from onegraph.errors import Error
 from onegraph.llm import LLM
 from onegraph.server import conversation
-from onegraph.server.fields import wrong
+from onegraph.server.fields import Fields
 from onegraph.server.refusals import Refused
+from onegraph.server.requests import MOST_VALUES
 from onegraph.server.service import Reply, Service
 
 __all__ = ["routes"]
@@ -38,37 +39,10 @@ def routes(service: Service) -> list[Route]:
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def tokenize(request: Request) -> Reply:
-        fields = await service.read(request)
-        model = service.model(fields)
-        special = fields.flag("add_special", fields.flag("add_special_tokens", True))
-        chat = "messages" in fields
-        texts = [text for name in ("prompt", "content") if (text := fields.text(name)) is not None]
-        if len(texts) + chat != 1:
-            raise Refused(400, "prompt: send one of `prompt` (or `content`) and `messages`")
-        messages = [dict(each.values) for each in conversation.messages(fields)] if chat else []
-
-        def made(llm: LLM) -> dict[str, Any]:
-            if chat:
-                ids = conversation.tokens(llm, messages)
-            else:
-                ids = llm.tokenize(texts[0], add_special=special)
-            return {"tokens": ids, "count": len(ids), "max_model_len": llm.n_ctx}
-
-        return service.reply(model, made, quick=not chat and len(texts[0]) <= conversation.QUICK)
+        return await service.read(request, _tokenized)
 
     async def detokenize(request: Request) -> Reply:
-        fields = await service.read(request)
-        ids = fields.items("tokens") or []
-        fields.needed("tokens")
-        for i, each in enumerate(ids):
-            if not isinstance(each, int) or isinstance(each, bool):
-                raise wrong(f"tokens[{i}]", each, "must be the id of a token")
-
-        def made(llm: LLM) -> dict[str, Any]:
-            text = llm.detokenize(ids)
-            return {"prompt": text, "content": text}
-
-        return service.reply(service.model(fields), made, quick=len(ids) <= conversation.QUICK)
+        return await service.read(request, _detokenized)
 
     return [
         Route("/health", health, methods=["GET"]),
@@ -77,6 +51,36 @@ def routes(service: Service) -> list[Route]:
         Route("/tokenize", tokenize, methods=["POST"]),
         Route("/detokenize", detokenize, methods=["POST"]),
     ]
+
+
+def _tokenized(service: Service, fields: Fields) -> Reply:
+    model = service.model(fields)
+    special = fields.flag("add_special", fields.flag("add_special_tokens", True))
+    chat = "messages" in fields
+    texts = [text for name in ("prompt", "content") if (text := fields.text(name)) is not None]
+    if len(texts) + chat != 1:
+        raise Refused(400, "prompt: send one of `prompt` (or `content`) and `messages`")
+    messages = [dict(each.values) for each in conversation.messages(fields)] if chat else []
+
+    def made(llm: LLM) -> dict[str, Any]:
+        if chat:
+            ids = conversation.tokens(llm, messages)
+        else:
+            ids = llm._tokens(texts[0], special, MOST_VALUES)
+        return {"tokens": ids, "count": len(ids), "max_model_len": llm.n_ctx}
+
+    return service.reply(model, made, quick=not chat and len(texts[0]) <= conversation.QUICK)
+
+
+def _detokenized(service: Service, fields: Fields) -> Reply:
+    fields.needed("tokens")
+    ids = fields.integers("tokens", "must be the id of a token") or []
+
+    def made(llm: LLM) -> dict[str, Any]:
+        text = llm.detokenize(ids)
+        return {"prompt": text, "content": text}
+
+    return service.reply(service.model(fields), made, quick=len(ids) <= conversation.QUICK)
 
 
 def _failed(service: Service) -> JSONResponse | None:

@@ -14,6 +14,10 @@ __all__ = ["Refused", "refusal"]
 _NAMED = re.compile(r"(?P<field>[a-z_]+[\w\[\] ]*?)(?: = |: )")
 
 
+#: Characters of a reason.
+MOST_SAID = 2000
+
+
 class Refused(Exception):
     """A request that gets no answer, or none to its end: its HTTP status and the reason."""
 
@@ -26,9 +30,12 @@ class Refused(Exception):
         code: str | None = None,
         retry_after: int | None = None,
     ) -> None:
-        super().__init__(message)
         self.status = status
+        # It may repeat what a client sent.
+        if len(message) > MOST_SAID:
+            message = f"{message[:MOST_SAID]}... ({len(message)} characters)"
         self.message = printable(message)
+        super().__init__(self.message)
         #: The field of the body that is wrong, such as `messages[0].content`.
         self.field = field
         #: A word for machines, such as `model_not_found`.
@@ -55,7 +62,7 @@ def refusal(raised: BaseException, named: dict[str, str] | None = None) -> Refus
     if isinstance(raised, errors.ContextError):
         return Refused(400, said, field="messages", code="context_length_exceeded")
     if isinstance(raised, errors.ArgumentError):
-        found = _NAMED.match(said)
+        found = _NAMED.match(said[:MOST_SAID])
         if found is None:
             return Refused(400, said)
         field = found["field"]

@@ -14,11 +14,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from onegraph.server.fields import Fields
 from onegraph.server.limits import Limits
 from onegraph.server.refusals import Refused
+from onegraph.server.work import MOST_BODIES, Work
 
-__all__ = ["Bodies", "Unread", "body"]
-
-#: Bytes of JSON up to which the event loop may wait for its parser: about a millisecond.
-SMALL = 1 << 17
+__all__ = ["MOST_VALUES", "Unread", "body", "fields_of"]
 
 #: Of a body that nobody reads, what is thrown away so that its client reads the answer: one whose
 #: connection is reset under its writing sees nothing else.
@@ -27,59 +25,14 @@ SPILLED, SPILLED_SECONDS = 64 << 20, 5.0
 #: Answers that nothing is waited for any more: its client was too slow, or the server ends.
 AT_ONCE = (408, 503)
 
-
-#: Bodies of the largest size whose bytes all clients together may have the server hold. The first
-#: `SMALL` of each are free: who sends no more is not refused because of those who do.
-MOST_BODIES = 16
-
-
 #: Values that a body may have. Python reads them without a break for others, these within a tenth
 #: of a second, or a few where each is a list. Eight lists of 128 thousand tokens are half of it.
 MOST_VALUES = 1 << 21
 
 
-class Bodies:
-    """The bodies that a server reads."""
-
-    def __init__(self) -> None:
-        #: Bytes of all of them, without those that are free.
-        self.held = 0
-
-
-class _Share:
-    """What one body has of the bytes that there may be."""
-
-    def __init__(self, bodies: Bodies, most: int) -> None:
-        self._bodies = bodies
-        self._most = most
-        self._taken = 0
-
-    def take(self, size: int) -> bool:
-        """It has grown to so many bytes; whether it may."""
-        more = max(0, size - SMALL) - self._taken
-        self._taken += more
-        self._bodies.held += more
-        return more == 0 or self._bodies.held <= self._most
-
-    def end(self) -> None:
-        """It is read, or thrown away. May be called again."""
-        self._bodies.held -= self._taken
-        self._taken = 0
-
-
-async def body(request: Request, limits: Limits, bodies: Bodies) -> Fields:
-    """The object in a request's body; raises `Refused` where there is none, or too much of it."""
-    share = _Share(bodies, MOST_BODIES * limits.body_bytes)
-    try:
-        raw = await _read(request, limits, share)
-        if len(raw) <= SMALL:
-            return _object(raw)
-        return await asyncio.get_running_loop().run_in_executor(None, _object, raw)
-    finally:
-        share.end()
-
-
-async def _read(request: Request, limits: Limits, share: _Share) -> bytes:
+async def body(request: Request, limits: Limits, work: Work) -> bytes | bytearray:
+    """The body of a request; raises `Refused` where it is too large or too slow, or there are too
+    many."""
     most = limits.body_bytes
     said = request.headers.get("content-length", "")
     if said.isdecimal() and int(said[:20]) > most:
@@ -91,14 +44,14 @@ async def _read(request: Request, limits: Limits, share: _Share) -> bytes:
                 found += part
                 if len(found) > most:
                     raise _too_large(most)
-                if not share.take(len(found)):
+                if not work.take(len(found)):
                     found.clear()  # the error's traceback holds it
                     raise _too_many(most)
     except TimeoutError:
         raise Refused(
             408, f"of the body {len(found)} bytes came in {limits.body_seconds:g} s; send it whole"
         ) from None
-    return bytes(found)
+    return found
 
 
 def _too_many(most: int) -> Refused:
@@ -106,6 +59,7 @@ def _too_many(most: int) -> Refused:
         429,
         f"the bodies of all requests that are being read have {MOST_BODIES * most} bytes, the "
         "most that this server takes at a time; send it again later",
+        code="bodies_full",
         retry_after=1,
     )
 
@@ -125,6 +79,13 @@ class Unread:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._answered(scope, receive, send)
+        finally:
+            if (work := scope.get("onegraph.work")) is not None:
+                work.end()
+
+    async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
         names = {name for name, _ in scope["headers"]} if scope["type"] == "http" else set()
         if names.isdisjoint((b"content-length", b"transfer-encoding")):
             await self._app(scope, receive, send)
@@ -157,7 +118,9 @@ class Unread:
         await self._app(scope, reading, answering)
 
 
-def _object(raw: bytes) -> Fields:
+def fields_of(raw: bytes | bytearray, owner: str = "") -> Fields:
+    """The object of JSON in a body, which is `owner`'s; raises `Refused` where there is none, or
+    too much of it."""
     if not raw.strip():
         raise Refused(400, "the body is empty; send a JSON object")
     if (values := _values(raw)) > MOST_VALUES:
@@ -174,10 +137,10 @@ def _object(raw: bytes) -> Fields:
         raise Refused(400, f"the body is not JSON: {e}") from None
     if not isinstance(value, dict):
         raise Refused(400, "the body is JSON, but no object: send {...}")
-    return Fields(value)
+    return Fields(value, owner=owner)
 
 
-def _values(raw: bytes) -> int:
+def _values(raw: bytes | bytearray) -> int:
     """About how many values a body has, without a look at each: a list counts twice."""
     found = _signs(raw)
     if found <= MOST_VALUES:
@@ -188,7 +151,7 @@ def _values(raw: bytes) -> int:
     return texts if texts > MOST_VALUES else _signs(_TEXTS.sub(b"", bare))
 
 
-def _signs(raw: bytes) -> int:
+def _signs(raw: bytes | bytearray) -> int:
     return len(raw) - len(raw.translate(None, b",:[{"))
 
 

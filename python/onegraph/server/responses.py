@@ -16,7 +16,7 @@ from onegraph.server.fields import Fields, wrong
 from onegraph.server.history import History, called
 from onegraph.server.items import Items
 from onegraph.server.refusals import Refused
-from onegraph.server.sampling import options, spelled
+from onegraph.server.sampling import options, salt_of, spelled
 from onegraph.server.service import Service
 from onegraph.server.tools import flat
 from onegraph.streams import Job
@@ -42,7 +42,7 @@ def routes(service: Service) -> list[Route]:
     """The endpoints."""
 
     async def responses(request: Request) -> Answer:
-        return service.answer(_asked(service, await service.read(request)))
+        return service.answer(await service.read(request, _asked))
 
     return [Route("/v1/responses", responses, methods=["POST"])]
 
@@ -55,7 +55,7 @@ def _messages(fields: Fields) -> list[dict[str, Any]]:
     if isinstance(fields.get("input"), str):
         history.say("user", fields.text("input"))
         return history.messages()
-    for item in fields.objects("input"):
+    for item in conversation.messages(fields, "input"):
         kind = item.text("type") or "message"
         if kind == "reasoning":
             # One of another server may be hidden: nothing of it can be shown to a model.
@@ -98,7 +98,7 @@ def _asked(service: Service, fields: Fields) -> Asked:
     _only_text(fields)
     tools = flat(fields)
     form = forms.responses(fields)
-    chosen = options(fields, NAMES, service.limits, form)
+    chosen = options(fields, NAMES, service.limits, form, cache_salt=salt_of(fields))
     head = _Head(model.name, fields)
 
     def document(outputs: list[list[Event]]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from onegraph.server.connections import Idle, connection_class
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-    from onegraph.server.models import Models
+    from onegraph.server.service import Service
 
 __all__ = ["PORTS", "Server", "bind", "run"]
 
@@ -148,13 +148,13 @@ def run(
     # Nothing is left that a further signal could leave unfinished.
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
-    _leave(app.state.service.models)
+    _leave(app.state.service)
 
 
-def _leave(models: Models) -> None:
-    """Closes the models; ends the process where something would hold up its end."""
+def _leave(service: Service) -> None:
+    """Ends the service; ends the process where something would hold up its end."""
     # A daemon, which Python itself does not wait for: a device may never answer.
-    closing = threading.Thread(target=models.close, daemon=True)
+    closing = threading.Thread(target=service.end, daemon=True)
     closing.start()
     closing.join(CLOSE_SECONDS)
     late = time.monotonic() + THREAD_SECONDS

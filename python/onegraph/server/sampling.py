@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,9 +11,12 @@ from onegraph.sampling import resolve
 from onegraph.server.fields import Fields, wrong
 from onegraph.server.forms import Form
 from onegraph.server.limits import Limits
-from onegraph.server.refusals import refusal
+from onegraph.server.refusals import Refused, refusal
 
-__all__ = ["Names", "options", "spelled"]
+__all__ = ["Names", "options", "salt_of", "spelled"]
+
+#: Tokens with a bias: more than any vocabulary has.
+MOST_BIASES = 1 << 19
 
 #: Of each of a dialect's names, the engine's.
 Names = Mapping[str, str]
@@ -28,6 +32,9 @@ def _bias(fields: Fields, name: str) -> dict[int, float] | None:
     found = fields.object(name)
     if found is None:
         return None
+    if len(found.values) > MOST_BIASES:
+        what = f"{len(found.values)} tokens; at most {MOST_BIASES} are taken"
+        raise Refused(400, f"{fields.path(name)}: {what}", field=fields.path(name))
     bias = {}
     for token in found.values:
         if not token.isdecimal():
@@ -36,12 +43,20 @@ def _bias(fields: Fields, name: str) -> dict[int, float] | None:
     return bias
 
 
+def salt_of(body: Fields) -> str | None:
+    """Under which a body's prefixes are found: what it says itself, and who sent it."""
+    said = body.text("cache_salt") or ""
+    size = len(said.encode())
+    if size > _native.MAX_SALT_BYTES:
+        expected = f"at most {_native.MAX_SALT_BYTES} bytes are allowed; send a hash of it"
+        raise Refused(400, f"cache_salt = a text of {size} bytes: {expected}", field="cache_salt")
+    if not body.owner:
+        return said or None
+    return hashlib.sha256(f"{body.owner}{said}".encode()).hexdigest()
+
+
 def _ids(fields: Fields, name: str) -> list[int] | None:
-    found = fields.items(name)
-    for i, each in enumerate(found or []):
-        if not isinstance(each, int) or isinstance(each, bool):
-            raise wrong(f"{fields.path(name)}[{i}]", each, "must be the id of a token")
-    return found
+    return fields.integers(name, "must be the id of a token")
 
 
 _READ: Mapping[str, Callable[[Fields, str], Any]] = {

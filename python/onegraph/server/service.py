@@ -6,23 +6,27 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from onegraph.llm import LLM
+from onegraph.server import frames, work
 from onegraph.server.answers import Answer, Asked, while_connected
 from onegraph.server.fields import Fields
 from onegraph.server.limits import Limits
-from onegraph.server.log import note
+from onegraph.server.log import note, noted
 from onegraph.server.metrics import Metrics
 from onegraph.server.models import Model, Models
 from onegraph.server.refusals import refusal
-from onegraph.server.requests import Bodies, body
+from onegraph.server.requests import body, fields_of
+from onegraph.server.work import MOST_BODIES, Bodies, Lanes, Work
 
 __all__ = ["Reply", "Service"]
+
+T = TypeVar("T")
 
 
 class Reply:
@@ -45,19 +49,17 @@ class Reply:
 
     async def _reply(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async with asyncio.timeout(self._service.limits.seconds):
-                body = await self._body()
+            async with asyncio.timeout_at(work.of(scope).until):
+                body = await self._body(work.of(scope))
         except Exception as e:
-            why = refusal(e)
-            note(scope, error=why.code or why.status)
-            raise why from e
-        await JSONResponse(body)(scope, receive, send)
+            raise noted(scope, refusal(e)) from None
+        await Response(body, media_type="application/json")(scope, receive, send)
 
-    async def _body(self) -> dict[str, Any]:
+    async def _body(self, work: Work) -> bytes:
         async with self._service.models.using(self._model) as llm:
             if self._quick:
-                return self._made(llm)
-            return await asyncio.get_running_loop().run_in_executor(None, self._made, llm)
+                return frames.encoded(self._made(llm))
+            return await work.run(lambda: frames.encoded(self._made(llm)))
 
 
 @dataclass
@@ -70,10 +72,35 @@ class Service:
     #: Whether it ends: what runs is finished, and whoever balances sends no more.
     draining: bool = False
     _bodies: Bodies = field(default_factory=Bodies)
+    _lanes: Lanes = field(default_factory=Lanes)
 
-    async def read(self, request: Request) -> Fields:
-        """The body of a request."""
-        return await body(request, self.limits, self._bodies)
+    async def read(self, request: Request, made: Callable[[Service, Fields], T]) -> T:
+        """What is `made` of the body of a request; that of a larger one beside the event loop, as
+        long as its client is there."""
+        limits, scope = self.limits, request.scope
+        most = MOST_BODIES * limits.body_bytes
+        work = scope["onegraph.work"] = Work(self._lanes, self._bodies, most, limits.seconds)
+        raw = await body(request, limits, work)
+        work.begin()
+        owner = scope.get("onegraph.owner", "")
+        if work.is_small:
+            return made(self, fields_of(raw, owner))
+        found: list[T] = []
+
+        async def reading() -> None:
+            async with asyncio.timeout_at(work.until):
+                found.append(await work.run(lambda: made(self, fields_of(raw, owner))))
+
+        await while_connected(request.receive, reading())
+        if not found:
+            raise ClientDisconnect
+        return found[0]
+
+    def end(self) -> None:
+        """The server has ended: its threads end with what they have in hand, and its models are
+        closed."""
+        self._lanes.end()
+        self.models.close()
 
     def model(self, fields: Fields) -> Model:
         """The model that a body names."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from onegraph.functions import MOST_TOOLS
 from onegraph.server.fields import Fields, wrong
+from onegraph.server.refusals import Refused
 
 __all__ = ["NONE", "Tools", "anthropic", "flat", "nested"]
 
@@ -33,7 +35,7 @@ def nested(fields: Fields, *, choice: bool = True) -> Tools:
     no `choice`."""
     fields.absent("functions", "send them as `tools`")
     offered = []
-    for tool in fields.objects("tools") if "tools" in fields else []:
+    for tool in _given(fields):
         _is(tool, "function")
         tool.needed("function")
         function = tool.object("function")
@@ -46,7 +48,7 @@ def nested(fields: Fields, *, choice: bool = True) -> Tools:
 def flat(fields: Fields) -> Tools:
     """Those of OpenAI's responses: `{"type": "function", "name": ...}`."""
     offered = []
-    for tool in fields.objects("tools") if "tools" in fields else []:
+    for tool in _given(fields):
         _is(tool, "function")
         _described(tool)
         function = {k: v for k, v in tool.values.items() if k != "type"}
@@ -57,7 +59,7 @@ def flat(fields: Fields) -> Tools:
 def anthropic(fields: Fields) -> Tools:
     """Those of Anthropic: `{"name": ..., "input_schema": {...}}`."""
     offered = []
-    for tool in fields.objects("tools") if "tools" in fields else []:
+    for tool in _given(fields):
         if tool.text("type") is not None:
             _is(tool, "custom")
         _described(tool)
@@ -80,6 +82,14 @@ def anthropic(fields: Fields) -> Tools:
         choice.needed("name")
     wanted = _by_name(choice.text("name")) if kind == "tool" else ANTHROPIC_CHOICES[kind]
     return Tools(offered, wanted, not choice.flag("disable_parallel_tool_use"))
+
+
+def _given(fields: Fields) -> list[Fields]:
+    given = fields.items("tools") or []
+    if len(given) > MOST_TOOLS:
+        said = f"tools: {len(given)} of them; at most {MOST_TOOLS} are taken"
+        raise Refused(400, said, field="tools")
+    return fields.objects("tools") if given else []
 
 
 def _is(tool: Fields, kind: str) -> None:
