@@ -107,19 +107,6 @@ def test_a_client_that_leaves_its_body_is_gone_and_no_failure(
     assert first.levelno == logging.INFO and json.loads(first.getMessage())["status"] is None
 
 
-def test_a_client_that_asks_on_before_it_is_answered_is_let_go(served: Served, llm: LLM) -> None:
-    before = llm.stats().generated_tokens
-    with served.connect() as connection:
-        connection.sendall(http("/v1/completions", {**LONG, "stream": True}) * 2)
-        answer = b""
-        with contextlib.suppress(ConnectionResetError):
-            answer = rest(connection)
-    assert b"[DONE]" not in answer
-    until(lambda: runs(llm) == 0)
-    assert llm.stats().generated_tokens - before < 500
-    prompt(served)
-
-
 def test_the_end_of_a_server_is_not_taken_for_that_of_a_client(served: Served, llm: LLM) -> None:
     """A task that is cancelled from outside says so: whoever cancelled it waits for that."""
 
