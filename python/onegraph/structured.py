@@ -44,10 +44,16 @@ def _schema_text(given: Any) -> str:
     if isinstance(given, str):
         return arguments.text("schema", given)
     schema = dict(given) if isinstance(given, Mapping) else _closed(schema_of(given, "schema"))
+    return _json_text("schema", schema)
+
+
+def _json_text(name: str, given: Any) -> str:
+    """JSON of an argument of this name: integers as they are, floats as the shortest decimals that
+    are read as them."""
     try:
-        return json.dumps(schema, allow_nan=False)
+        return json.dumps(given, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as e:
-        raise ArgumentError(f"schema: is not JSON: {e}") from e
+        raise ArgumentError(f"{name}: is not JSON: {e}") from e
 
 
 def _closed(schema: Any) -> Any:
@@ -102,15 +108,12 @@ class Calls:
                     f"{arguments.several(each['function']['name'] for each in offered.schemas)}"
                 )
 
-        def arguments_of(function: Mapping[str, Any]) -> Any:
+        def arguments_of(function: Mapping[str, Any]) -> str:
             # What is not strict is any object, unless a call is asked for.
             whole = needed or function["name"] in offered.strict
-            parameters = function["parameters"] if whole else OBJECT
-            # A function takes no more than it has.
-            closed = {"additionalProperties": False} if "properties" in parameters else {}
-            return {**closed, **parameters}
+            return _json_text("tools", function["parameters"] if whole else OBJECT)
 
-        tools = [(each["name"], json.dumps(arguments_of(each))) for each in functions]
+        tools = [(each["name"], arguments_of(each)) for each in functions]
         held = needed or (bool(functions) and (bool(offered.strict) or not several))
         return cls(tools, several and name is None, needed, held)
 

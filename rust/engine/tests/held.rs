@@ -66,9 +66,9 @@ fn reading(format: &'static Format) -> Reading {
 }
 
 fn tools() -> Vec<Callable> {
-    let callable = |name: &str, parameters| Callable {
+    let callable = |name: &str, parameters: serde_json::Value| Callable {
         name: name.into(),
-        parameters,
+        parameters: parameters.to_string(),
     };
     let parameters = serde_json::json!({
         "type": "object",

@@ -129,12 +129,8 @@ impl Reading {
         let held = || -> onegraph::Result<Constraint> {
             let tools = tools
                 .into_iter()
-                .map(|(name, schema)| {
-                    let parameters = serde_json::from_str(&schema)
-                        .map_err(|e| onegraph::Error::Internal(format!("a schema: {e}")))?;
-                    Ok(Callable { name, parameters })
-                })
-                .collect::<onegraph::Result<Vec<_>>>()?;
+                .map(|(name, parameters)| Callable { name, parameters })
+                .collect();
             let held = match (text, needed) {
                 (Some((kind, texts)), _) => Held::Text {
                     constraint: constraint(&kind, texts)?,

@@ -1,10 +1,8 @@
 //! The whole of an answer to a conversation under a constraint: reasoning first, where the model does
 //! that, then what the constraint is of, a text or calls of tools in the format that the model writes.
 
-use serde_json::Value;
-
 use super::lark::{joined, literal, regex_of, terminal_of, Lines, Term, Terms, ANY};
-use super::{json, notation, Constraint};
+use super::{json, keys, notation, on_a_stack, Constraint};
 use crate::error::{Error, Result};
 use crate::tokenizer::Tokenizer;
 use crate::tools::{Format, Reading, Spelling, Thought, Written, QUOTE};
@@ -19,8 +17,8 @@ const SPACE: &str = r"/[ \n]{0,4}/";
 #[derive(Debug, Clone, PartialEq)]
 pub struct Callable {
     pub name: String,
-    /// The JSON schema of its arguments.
-    pub parameters: Value,
+    /// The JSON schema of its arguments, as JSON.
+    pub parameters: String,
 }
 
 /// What of an answer is held to a form.
@@ -53,6 +51,15 @@ pub fn of_answer(
     opened: bool,
     held: &Held,
 ) -> Result<Constraint> {
+    on_a_stack(|| answer(reading, tokenizer, opened, held))
+}
+
+fn answer(
+    reading: Reading,
+    tokenizer: &Tokenizer,
+    opened: bool,
+    held: &Held,
+) -> Result<Constraint> {
     let mut rules = Rules {
         tokenizer,
         lines: Lines::default(),
@@ -64,7 +71,7 @@ pub fn of_answer(
             several,
         } => {
             let thought = rules.thought(reading.thought, opened);
-            let body = constraint.expression()?;
+            let body = constraint.expression(&mut rules.lines)?;
             let before = rules.before_text(reading);
             match tools.is_empty() {
                 true => format!("{thought} {before} {body}"),
@@ -91,9 +98,44 @@ pub fn of_answer(
         }
     };
     Ok(Constraint::Grammar(format!(
-        "start: {start}\n{}",
+        "{}start: {start}\n{}",
+        keys_of(reading, held),
         rules.lines.text
     )))
+}
+
+/// Says in front of a grammar where its texts have JSON.
+fn keys_of(reading: Reading, held: &Held) -> String {
+    let json = |tools: &[Callable]| {
+        let spelled = reading
+            .format
+            .is_none_or(|format| format.spelling == Spelling::Json);
+        tools.is_empty() || spelled
+    };
+    let (is_json, tools, may_be_text) = match held {
+        Held::Text {
+            constraint, tools, ..
+        } => (matches!(constraint, Constraint::Schema(_)), tools, false),
+        Held::Calls { tools, .. } => (true, tools, false),
+        Held::CallsIfAny { tools, .. } => (true, tools, true),
+    };
+    if !(is_json && json(tools)) {
+        return String::new();
+    }
+    let mut markers = match (tools.is_empty(), reading.format) {
+        (false, Some(format)) => format.opens().to_vec(),
+        _ => Vec::new(),
+    };
+    match reading.thought {
+        Some(Thought::Between(_, close)) if !may_be_text => markers.push(close),
+        // What stands in messages before the last begins as JSON does.
+        Some(Thought::Channel) => return String::new(),
+        _ => {}
+    }
+    match markers.is_empty() && may_be_text {
+        true => String::new(),
+        false => keys::head(&markers),
+    }
 }
 
 /// The marker that every call of a format begins with.
@@ -342,10 +384,7 @@ impl Rules<'_> {
             value: tool.name.clone(),
             reason,
         };
-        let schema = json::schema(tool.parameters.clone()).map_err(refused)?;
-        if format.spelling == Spelling::Json {
-            return Ok(format!("%json {schema}"));
-        }
+        let schema = json::read(&tool.parameters).map_err(refused)?;
         // Other letters are in no name that a reader of Python takes.
         let plain = |c: char| c.is_alphanumeric() || "_-.:".contains(c);
         if format.spelling == Spelling::Python && !tool.name.chars().all(plain) {
@@ -354,12 +393,13 @@ impl Rules<'_> {
             return Err(refused(reason.into()));
         }
         let quote = self.special(QUOTE);
-        notation::arguments(
-            &mut self.lines,
-            format.spelling,
-            quote,
-            (&tool.name, &schema),
-        )
+        let spelling = format.spelling;
+        let tool = (&tool.name[..], &schema);
+        let found = notation::arguments(&mut self.lines, spelling, quote, tool)?;
+        Ok(match found.contains('|') {
+            true => format!("({found})"),
+            false => found,
+        })
     }
 }
 

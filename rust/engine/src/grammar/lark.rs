@@ -70,6 +70,7 @@ pub(super) struct Lines {
     pub text: String,
     /// Names by what they stand for.
     names: HashMap<String, String>,
+    reserved: usize,
 }
 
 impl Lines {
@@ -81,6 +82,18 @@ impl Lines {
     /// The name of a terminal, which is one lexeme.
     pub fn terminal(&mut self, body: &str) -> String {
         self.named("T", body)
+    }
+
+    /// A name of a rule that is defined later: it may lead to itself.
+    pub fn reserve(&mut self) -> String {
+        let name = format!("n{}", self.reserved);
+        self.reserved = self.reserved.saturating_add(1);
+        name
+    }
+
+    /// Defines the rule of a reserved name; `name::_` has a parameter.
+    pub fn define(&mut self, name: &str, body: &str) {
+        let _ = writeln!(self.text, "{name}: {body}");
     }
 
     fn named(&mut self, kind: &str, body: &str) -> String {

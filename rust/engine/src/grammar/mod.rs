@@ -4,13 +4,13 @@
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 #![deny(clippy::arithmetic_side_effects, clippy::panic)]
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{TokEnv, TokRxInfo, TokTrie, TokenizerEnv};
 use llguidance::{Matcher, ParserFactory};
-use serde_json::Value;
 
 use crate::error::{Error, Result};
 use crate::sampler::Allowed;
@@ -18,14 +18,29 @@ use crate::tokenizer::{TokenType, Tokenizer};
 
 mod answer;
 mod bounds;
+mod element;
 mod gbnf;
 mod json;
+mod judge;
+mod keys;
 mod lark;
+mod links;
+mod members;
 mod notation;
+mod quote;
+mod references;
+mod said;
 mod schema;
 mod texts;
 
 pub use answer::{of_answer, Callable, Held};
+use keys::Keys;
+use lark::{literal, Lines};
+use said::said;
+
+/// Stack of a thread that compiles a constraint: what recurses there goes as deep as [`links::LONGEST`]
+/// and a grammar within another, each level of less than 64 KiB.
+const STACK: usize = 256 << 20;
 
 /// Most bytes of a constraint's text.
 pub const MAX_BYTES: usize = 256 << 10;
@@ -83,22 +98,27 @@ impl Constraint {
         }
     }
 
-    /// As llguidance takes it.
-    fn grammar(&self) -> Result<TopLevelGrammar> {
-        match self {
-            Self::Schema(text) => Ok(TopLevelGrammar::from_json_schema(self.schema(text)?)),
-            Self::Grammar(text) => self.lark(text).map(TopLevelGrammar::from_lark),
-            Self::Regex(_) | Self::Choice(_) => {
-                let start = format!("start: {}", self.expression()?);
-                Ok(TopLevelGrammar::from_lark(start))
-            }
+    /// In llguidance's dialect of Lark.
+    fn grammar(&self) -> Result<String> {
+        if let Self::Grammar(text) = self {
+            return self.lark(text);
         }
+        let mut lines = Lines::default();
+        let start = self.expression(&mut lines)?;
+        Ok(format!("start: {start}\n{}", lines.text))
     }
 
-    /// As a part of a rule of Lark.
-    fn expression(&self) -> Result<String> {
+    /// As a part of a rule of Lark, with further rules.
+    fn expression(&self, lines: &mut Lines) -> Result<String> {
         match self {
-            Self::Schema(text) => Ok(format!("%json {}", self.schema(text)?)),
+            Self::Schema(text) => {
+                let schema = json::read(text);
+                let found = schema.and_then(|schema| notation::value(lines, &schema));
+                Ok(format!(
+                    "({})",
+                    found.map_err(|reason| self.refused(reason))?
+                ))
+            }
             Self::Regex(pattern) => Ok(format!("/{}/", llguidance::regex_to_lark(pattern, ""))),
             Self::Grammar(text) => Ok(format!("%lark {{\n{}\n}}", self.lark(text)?)),
             Self::Choice(texts) => {
@@ -110,30 +130,19 @@ impl Constraint {
                         format!("must be from 1 to {MAX_CHOICES} texts, none of them empty");
                     return Err(self.refused(reason));
                 }
-                let quoted = texts
-                    .iter()
-                    .map(|text| Value::from(text.as_str()).to_string());
+                let quoted = texts.iter().map(|text| literal(text).trim().to_owned());
                 let quoted: Vec<String> = quoted.collect();
-                Ok(format!("({})", quoted.join(" | ")))
+                // One lexeme, however many there are.
+                Ok(lines.terminal(&quoted.join(" | ")))
             }
         }
-    }
-
-    /// A schema as llguidance takes it.
-    fn schema(&self, text: &str) -> Result<Value> {
-        let schema = serde_json::from_str(text).map_err(|e| {
-            self.refused(format!(
-                "is no JSON: {e}; give the schema itself, not a file's name"
-            ))
-        })?;
-        json::schema(schema).map_err(|reason| self.refused(reason))
     }
 
     /// A grammar in Lark.
     fn lark(&self, text: &str) -> Result<String> {
         match gbnf::is_gbnf(text) {
             true => gbnf::to_lark(text).map_err(|reason| self.refused(reason)),
-            false => Ok(text.into()),
+            false => links::with_schemas(text).map_err(|reason| self.refused(reason)),
         }
     }
 }
@@ -145,18 +154,6 @@ fn cut(text: &str) -> String {
         Some((at, _)) => format!("{}...", text.get(..at).unwrap_or_default()),
         None => text.into(),
     }
-}
-
-/// The first lines of what llguidance says: behind them it repeats the grammar.
-fn said(text: &str) -> String {
-    const LINES: usize = 3;
-    // An option of the library's; here what may not be approximated is refused.
-    let text = text.replace(
-        ". Enable 'coerce_one_of' option to approximate oneOf with anyOf",
-        " where more than one may fit; use anyOf",
-    );
-    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
-    cut(&lines.take(LINES).collect::<Vec<_>>().join("; "))
 }
 
 /// A vocabulary as llguidance sees it.
@@ -231,6 +228,8 @@ impl TokenizerEnv for Vocabulary {
 pub struct Grammars {
     tokenizer: Arc<Tokenizer>,
     factory: OnceLock<Result<ParserFactory>>,
+    /// Tokens with quotes in them, and how many.
+    quotes: OnceLock<Arc<[(u32, usize)]>>,
     /// The one used last is the last.
     kept: Mutex<VecDeque<(Constraint, Matcher)>>,
 }
@@ -241,6 +240,7 @@ impl Grammars {
         Self {
             tokenizer,
             factory: OnceLock::new(),
+            quotes: OnceLock::new(),
             kept: Mutex::default(),
         }
     }
@@ -266,9 +266,17 @@ impl Grammars {
     pub fn begin(&self, constraint: &Constraint) -> Result<Guide> {
         // Of its own: texts beside each other wait for no lock.
         let matcher = self.with_compiled(constraint, Matcher::deep_clone)?;
+        let quotes = || keys::with_quotes(&self.tokenizer).into();
         Ok(Guide {
             matcher,
             ends: self.tokenizer.vocab().end_of_text().to_vec(),
+            keys: match constraint {
+                Constraint::Schema(_) => Some(Keys::of_json()),
+                Constraint::Grammar(text) => Keys::of_grammar(text),
+                _ => None,
+            },
+            quotes: self.quotes.get_or_init(quotes).clone(),
+            tokenizer: self.tokenizer.clone(),
         })
     }
 
@@ -280,13 +288,18 @@ impl Grammars {
         self.with_compiled(constraint, |_| ())
     }
 
-    /// Whether a text is one of a constraint's, from its beginning to its end.
+    /// Whether a text is one of a constraint's, from its beginning to its end. Keys of JSON are what they
+    /// are read as, however they are escaped.
     ///
     /// # Errors
     /// As [`Grammars::begin`], and as [`Guide::allowed`].
     pub fn fits(&self, constraint: &Constraint, text: &str) -> Result<bool> {
         let mut guide = self.begin(constraint)?;
-        guide.is_of(&self.tokenizer.encode_middle(text))
+        let text: Cow<'_, str> = match constraint {
+            Constraint::Schema(_) => keys::respelled(text).into(),
+            _ => text.into(),
+        };
+        guide.is_of(&self.tokenizer.encode_middle(&text))
     }
 
     /// Does something with a constraint as it was compiled, now or before.
@@ -301,10 +314,8 @@ impl Grammars {
         if let Some(done) = self.with_kept(constraint, &act) {
             return Ok(done);
         }
-        let matcher = Matcher::new(self.factory()?.create_parser(constraint.grammar()?));
-        if let Some(error) = matcher.get_error() {
-            return Err(constraint.refused(said(&error)));
-        }
+        let factory = self.factory()?;
+        let matcher = on_a_stack(|| compiled(factory, constraint))?;
         let done = act(&matcher);
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.push_back((constraint.clone(), matcher));
@@ -324,11 +335,52 @@ impl Grammars {
     }
 }
 
+/// Does something that recurses, on a stack that is deep enough for it.
+///
+/// # Errors
+/// Its own, and [`Error::Internal`] where no such stack is to be had.
+pub(crate) fn on_a_stack<T: Send>(act: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("grammar".into());
+        let thread = thread.stack_size(STACK).spawn_scoped(scope, act);
+        let thread = thread.map_err(|e| Error::Internal(format!("a thread for a grammar: {e}")))?;
+        match thread.join() {
+            Ok(done) => done,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    })
+}
+
+/// A constraint, compiled.
+fn compiled(factory: &ParserFactory, constraint: &Constraint) -> Result<Matcher> {
+    let text = constraint.grammar()?;
+    links::check(&text).map_err(|reason| constraint.refused(reason))?;
+    let parser = factory.create_parser(TopLevelGrammar::from_lark(text));
+    let matcher = Matcher::new(parser);
+    if let Some(error) = matcher.get_error() {
+        return Err(constraint.refused(said(&error)));
+    }
+    // What it allows first is known then, and not when the first token is due.
+    let nothing = matcher
+        .deep_clone()
+        .compute_mask_or_eos()
+        .map(|mask| mask.is_zero());
+    match nothing {
+        Ok(false) => Ok(matcher),
+        Ok(true) => Err(constraint.refused("allows nothing: no text is of it")),
+        Err(e) => Err(constraint.refused(said(&e.to_string()))),
+    }
+}
+
 /// Follows one text token by token.
 pub struct Guide {
     matcher: Matcher,
     /// Tokens that end a text, ascending.
     ends: Vec<u32>,
+    /// What the text has of keys, where it is JSON.
+    keys: Option<Keys>,
+    quotes: Arc<[(u32, usize)]>,
+    tokenizer: Arc<Tokenizer>,
 }
 
 impl Guide {
@@ -340,6 +392,9 @@ impl Guide {
     pub fn allowed(&mut self, n_vocab: usize) -> Result<Allowed> {
         let mask = self.matcher.compute_mask_or_eos().map_err(too_much)?;
         let mut words = mask.as_slice().to_vec();
+        if let Some(keys) = &self.keys {
+            keys.restrict(&mut words, &self.tokenizer, &self.quotes);
+        }
         words.resize(Allowed::words_of(n_vocab), 0);
         Ok(Allowed::from_words(words))
     }
@@ -351,6 +406,11 @@ impl Guide {
 
     /// Whether all of these tokens may come next, and the text may end behind them.
     fn is_of(&mut self, tokens: &[u32]) -> Result<bool> {
+        let texts = tokens.iter().flat_map(|token| self.text(*token));
+        let text: Vec<u8> = texts.copied().collect();
+        if self.keys.as_ref().is_some_and(|keys| !keys.fits(&text)) {
+            return Ok(false);
+        }
         let valid = self.matcher.validate_tokens(tokens).map_err(too_much)?;
         if valid < tokens.len() {
             return Ok(false);
@@ -361,7 +421,25 @@ impl Guide {
 
     /// Tokens that are sure to come next: each is the only one allowed behind those before it.
     pub fn forced(&mut self) -> Vec<u32> {
-        self.matcher.compute_ff_tokens()
+        let mut forced = self.matcher.compute_ff_tokens();
+        if let Some(keys) = &self.keys {
+            let mut ahead = keys.clone();
+            let fits = forced
+                .iter()
+                .take_while(|token| ahead.take(self.text(**token)))
+                .count();
+            forced.truncate(fits);
+        }
+        forced
+    }
+
+    /// What a token writes; of a control token, how it is spelled.
+    fn text(&self, token: u32) -> &[u8] {
+        let spelled = || self.tokenizer.vocab().text(token).as_bytes();
+        match self.tokenizer.is_special(token) {
+            true => spelled(),
+            false => self.tokenizer.piece(token).unwrap_or_default(),
+        }
     }
 
     /// Goes on by one token that was allowed.
@@ -369,7 +447,12 @@ impl Guide {
     /// # Errors
     /// As [`Guide::allowed`].
     pub fn take(&mut self, token: u32) -> Result<()> {
-        self.matcher.consume_token(token).map_err(too_much)
+        self.matcher.consume_token(token).map_err(too_much)?;
+        if let Some(mut keys) = self.keys.take() {
+            keys.take(self.text(token));
+            self.keys = Some(keys);
+        }
+        Ok(())
     }
 
     /// Goes back by `tokens` tokens.
@@ -378,6 +461,11 @@ impl Guide {
     /// [`Error::Internal`] for more than were taken.
     pub fn back(&mut self, tokens: usize) -> Result<()> {
         let gone = self.matcher.rollback(tokens);
+        if self.keys.as_mut().is_some_and(|keys| !keys.back(tokens)) {
+            return Err(Error::Internal(format!(
+                "{tokens} tokens back in a text's keys"
+            )));
+        }
         gone.map_err(|e| Error::Internal(format!("llguidance: {}", said(&e.to_string()))))
     }
 }

@@ -1,19 +1,22 @@
-//! Arguments of a call that are no JSON but are held to a JSON schema all the same: the schema
-//! becomes rules that spell its values as the format does ([`Spelling`]). What they allow, the
-//! reader of the format reads as a value that is valid; what cannot be held is refused by its
-//! keyword, so a schema is never held in part. Values that are hard to spell may be left out.
+//! JSON schemas as rules: the values of each node of a [`Graph`] as a [`Spelling`] writes them, JSON or
+//! the arguments of a call that are no JSON. What the rules allow is read as a value that is valid; what
+//! cannot be held is refused by its keyword, so a schema is never held in part. Values that are hard to
+//! spell may be left out.
 
-use std::collections::HashMap;
+use std::fmt::Display;
+use std::rc::Rc;
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
-use super::bounds;
+use super::bounds::{self, Numbers};
+use super::json::SPACE;
 use super::lark::{joined, literal, regex_of, terminal_of, Lines, Term, Terms};
-use super::schema::{self, Form, Forms, LARGE};
+use super::quote;
+use super::schema::{Graph, Leaves, List, Manner, Shape, LARGE};
 use super::texts::Asked;
 use super::MAX_BYTES;
 use crate::error::{Error, Result};
-use crate::tools::{typed, types_of, Spelling, Types, QUOTE, VALUE_END, VALUE_TAGS};
+use crate::tools::{Spelling, QUOTE, VALUE_TAGS};
 
 /// Most items of a list that is bounded, and all that have to be there.
 const MOST_ITEMS: u64 = 1 << 12;
@@ -21,14 +24,24 @@ const MOST_ITEMS: u64 = 1 << 12;
 /// Most values at the front of a list that have schemas of their own.
 const MOST_FIRST: usize = 64;
 
-/// A name that any notation can write without quotes.
-const NAME: &str = "[A-Za-z_][A-Za-z0-9_]{0,63}";
+/// How deep a constant is, at most: with [`DEEPEST`] less than any reader takes.
+const DEEP: usize = 64;
 
-/// A character between double quotes that stands for itself.
+/// How deep values go, at most, where they are no JSON: recursion ends sooner where its rules would be
+/// too many.
+const DEEPEST: [usize; 3] = [32, 16, 8];
+
+/// Bytes of rules that one schema becomes.
+const MOST_TEXT: usize = 8 * MAX_BYTES;
+
+/// A character between double quotes that stands for itself, where texts are no JSON.
 const BARE: &str = r#"[^"\\\x00-\x1F\x7F]"#;
 
 /// One that is escaped, as JSON and Python do.
 const ESCAPED: &str = r#"\\["\\bfnrt]"#;
+
+/// Why a schema is refused.
+const NOTHING: &str = "what nothing fits, or nothing that can be written,";
 
 /// A part of a constant.
 enum Part {
@@ -37,27 +50,40 @@ enum Part {
     Quote,
 }
 
-/// Makes rules of the arguments of one tool.
-pub(super) struct Notation<'a> {
-    lines: &'a mut Lines,
-    forms: Forms<'a>,
-    spelling: Spelling,
-    /// The quote that is a control token.
-    quote: Option<u32>,
-    /// Rules of objects and lists, by the address of their schema, whether it is the object, as a schema
-    /// that does not say is one of both, and how deep they are.
-    made: HashMap<(usize, bool, usize), Option<String>>,
+/// What a shape is as a part of a rule.
+#[derive(Clone)]
+pub(super) enum Written {
+    /// As a part of a terminal.
+    Scalar(String),
+    Rule(String),
+    /// A list or an object, the rules of which are made when they are used.
+    Deep,
+    Nothing,
 }
 
-type Expression = std::result::Result<Option<String>, String>;
+/// Makes rules of one schema.
+pub(super) struct Notation<'l, 'a> {
+    pub(super) lines: &'l mut Lines,
+    pub(super) root: &'a Value,
+    /// The shapes of each node, the first of which is the whole.
+    pub(super) nodes: Rc<Vec<Vec<Shape<'a>>>>,
+    pub(super) spelling: Spelling,
+    /// The quote that is a control token.
+    quote: Option<u32>,
+    /// Of each node, each shape.
+    written: Vec<Vec<Written>>,
+    /// Whether anything fits a node that can be written.
+    fits: Vec<bool>,
+    /// Rules of nodes.
+    names: Vec<Option<String>>,
+    /// Nodes whose rules are named and not made.
+    due: Vec<usize>,
+}
 
-/// How deep a constant is, at most: with [`DEEPEST`] less than any reader takes.
-const DEEP: usize = 64;
+pub(super) type Expression = std::result::Result<Option<String>, String>;
 
-/// How deep values go, at most: recursion ends sooner where its rules would be too many.
-const DEEPEST: [usize; 3] = [32, 16, 8];
-
-/// What stands where a call has its arguments, without what is around all of them.
+/// What stands where a call has its arguments, which are an object: in JSON all of it, else without
+/// what is around it.
 ///
 /// # Errors
 /// [`Error::Argument`] names the tool, the keyword that cannot be held and the remedy.
@@ -71,153 +97,371 @@ pub(super) fn arguments(
         name: "tools",
         value: tool.into(),
         reason: format!(
-            "{what} in the format of this model; leave it out of the schema of its arguments, or \
-             use tool_choice=\"auto\" without \"strict\" and check arguments before they are used"
+            "{what} cannot be held in the format of this model; leave it out of the schema of its \
+             arguments, or use tool_choice=\"auto\" without \"strict\" and check arguments before \
+             they are used"
         ),
     };
+    let json = spelling == Spelling::Json;
     let before = lines.clone();
-    for deepest in DEEPEST {
-        let mut notation = Notation {
-            lines,
-            forms: Forms::new(parameters, deepest),
-            spelling,
-            quote,
-            made: HashMap::new(),
+    let tries: Vec<Option<usize>> = match json {
+        true => vec![None],
+        false => DEEPEST.into_iter().map(Some).collect(),
+    };
+    for deepest in tries {
+        let manner = Manner {
+            deepest,
+            closed: !json,
+            closed_outside: true,
         };
-        match notation.whole(parameters) {
-            Ok(Some(_)) if lines.text.len() > MAX_BYTES => {}
+        match rules(lines, (spelling, quote), parameters, manner, true) {
             Ok(Some(found)) => return Ok(found),
-            Ok(None) => {
-                return Err(refused(
-                    "what nothing fits, or nothing that can be written, cannot be held",
-                ))
-            }
+            Ok(None) => return Err(refused(NOTHING)),
             Err(what) if what == LARGE => {}
-            Err(what) => return Err(refused(&format!("{what} cannot be held"))),
+            Err(what) => return Err(refused(&what)),
         }
         lines.clone_from(&before);
     }
-    Err(refused(&format!("{LARGE} cannot be held")))
+    Err(refused(LARGE))
 }
 
-impl<'a> Notation<'a> {
+/// What stands where a value is written as JSON.
+///
+/// # Errors
+/// What cannot be held.
+pub(super) fn value(lines: &mut Lines, schema: &Value) -> std::result::Result<String, String> {
+    let manner = Manner {
+        deepest: None,
+        closed: false,
+        closed_outside: false,
+    };
+    let found = rules(lines, (Spelling::Json, None), schema, manner, false);
+    let refused = |what: &str| format!("{what} cannot be held; leave it out or say it otherwise");
+    match found.map_err(|what| refused(&what))? {
+        Some(found) => Ok(found),
+        None => Err(refused(NOTHING)),
+    }
+}
+
+fn rules(
+    lines: &mut Lines,
+    (spelling, quote): (Spelling, Option<u32>),
+    schema: &Value,
+    manner: Manner,
+    arguments: bool,
+) -> Expression {
+    let mut notation = Notation {
+        lines,
+        root: schema,
+        nodes: Rc::new(Graph::new(schema, manner)?.nodes),
+        spelling,
+        quote,
+        written: Vec::new(),
+        fits: Vec::new(),
+        names: Vec::new(),
+        due: Vec::new(),
+    };
+    notation.write_scalars()?;
+    notation.find_what_fits();
+    let found = match arguments {
+        true => notation.whole()?,
+        false => notation.name(0)?,
+    };
+    while let Some(node) = notation.due.pop() {
+        let body = notation.either(node, false)?.unwrap_or_default();
+        if let Some(Some(name)) = notation.names.get(node) {
+            notation.lines.define(name, &body);
+        }
+        if notation.lines.text.len() > MOST_TEXT {
+            return Err(LARGE.into());
+        }
+    }
+    Ok(found)
+}
+
+impl<'a> Notation<'_, 'a> {
+    fn is_json(&self) -> bool {
+        self.spelling == Spelling::Json
+    }
+
+    /// Writes all shapes but lists and objects.
+    fn write_scalars(&mut self) -> std::result::Result<(), String> {
+        let nodes = self.nodes.clone();
+        for shapes in nodes.iter() {
+            let each = shapes.iter().map(|shape| self.scalar(shape));
+            let each = each.collect::<std::result::Result<Vec<_>, _>>()?;
+            self.fits.push(
+                each.iter()
+                    .any(|w| matches!(w, Written::Scalar(_) | Written::Rule(_))),
+            );
+            self.written.push(each);
+            self.names.push(None);
+        }
+        Ok(())
+    }
+
+    /// Finds which nodes something fits that ends: first those of scalars, then what is made of them.
+    fn find_what_fits(&mut self) {
+        loop {
+            let mut more = false;
+            for node in (0..self.fits.len()).rev() {
+                let shapes = self.nodes.get(node).map_or(&[][..], |shapes| shapes);
+                if self.has(node) || !shapes.iter().any(|shape| self.can_end(shape)) {
+                    continue;
+                }
+                if let Some(fits) = self.fits.get_mut(node) {
+                    *fits = true;
+                    more = true;
+                }
+            }
+            if !more {
+                return;
+            }
+        }
+    }
+
+    /// Whether something fits a node, as far as is known.
+    pub(super) fn has(&self, node: usize) -> bool {
+        self.fits.get(node) == Some(&true)
+    }
+
+    pub(super) fn can_end(&self, shape: &Shape<'a>) -> bool {
+        match shape {
+            Shape::List(list) => {
+                let least = usize::try_from(list.least).unwrap_or(usize::MAX);
+                let first = list.first.iter().take(least).all(|node| self.has(*node));
+                first && (least <= list.first.len() || list.rest.is_some_and(|node| self.has(node)))
+            }
+            Shape::Object(object) => {
+                let named = object.named.iter();
+                named
+                    .clone()
+                    .all(|(_, node, required)| !required || self.has(*node))
+                    && (object.least <= named.filter(|(_, node, _)| self.has(*node)).count() as u64
+                        || object.others.is_some_and(|node| self.has(node))
+                        || object.kinds.iter().any(|(_, node)| self.has(*node)))
+            }
+            _ => false,
+        }
+    }
+
     /// All arguments.
-    fn whole(&mut self, parameters: &'a Value) -> Expression {
+    fn whole(&mut self) -> Expression {
+        if self.is_json() {
+            return self.either(0, true);
+        }
+        let nodes = self.nodes.clone();
         let mut either = Vec::new();
-        for form in self.forms.of(parameters, 0)? {
-            match form {
-                Form::Object(schema) => either.extend(self.members(schema, 0, true)?),
-                Form::Constant(_) => return Err("an object that is a constant".into()),
+        for shape in nodes.first().map_or(&[][..], |shapes| shapes) {
+            match shape {
+                Shape::Object(object) if self.can_end(shape) => {
+                    either.extend(self.members(object, true)?);
+                }
+                Shape::Constant(Value::Object(_)) => {
+                    return Err("an object that is a constant".into());
+                }
                 _ => {}
             }
         }
         Ok(self.lines.either(either))
     }
 
-    /// A value that a schema allows.
-    fn value(&mut self, schema: &'a Value, depth: usize) -> Expression {
-        let mut either = Vec::new();
-        for form in self.forms.of(schema, depth)? {
-            either.extend(self.form(&form, depth)?);
+    /// The rule or terminal of a node; `None` where nothing fits it.
+    pub(super) fn name(&mut self, node: usize) -> Expression {
+        if !self.has(node) {
+            return Ok(None);
         }
-        Ok(self.lines.either(either))
+        if let Some(Some(name)) = self.names.get(node) {
+            return Ok(Some(name.clone()));
+        }
+        let alone = self.written.get(node).is_some_and(|each| {
+            !each
+                .iter()
+                .any(|written| matches!(written, Written::Deep | Written::Rule(_)))
+        });
+        let name = match alone {
+            true => self.either(node, false)?.unwrap_or_default(),
+            false => {
+                self.due.push(node);
+                self.lines.reserve()
+            }
+        };
+        if let Some(place) = self.names.get_mut(node) {
+            *place = Some(name.clone());
+        }
+        Ok(Some(name))
     }
 
-    fn form(&mut self, form: &Form<'a>, depth: usize) -> Expression {
-        match form {
-            Form::Text(schema) => self.text(schema),
-            Form::Number(schema, integer) => {
-                let terms = bounds::number(schema, *integer)?;
-                Ok(terms.map(|terms| self.lines.terminal(&terminal_of(&terms))))
+    /// The values of a node, of which all scalars are one lexeme; of objects alone where they have to be.
+    fn either(&mut self, node: usize, objects: bool) -> Expression {
+        let nodes = self.nodes.clone();
+        let written = self.written.get(node).cloned().unwrap_or_default();
+        let mut scalars = Vec::new();
+        let mut either = Vec::new();
+        let shapes = nodes.get(node).map_or(&[][..], |shapes| shapes);
+        for (shape, written) in shapes.iter().zip(written) {
+            let object = matches!(shape, Shape::Object(_) | Shape::Constant(Value::Object(_)));
+            if objects && !object {
+                continue;
             }
-            Form::Boolean => Ok(Some(match self.spelling {
-                Spelling::Python => self.lines.terminal("/True|False|true|false/"),
-                _ => self.lines.terminal("/true|false/"),
-            })),
-            Form::Null => Ok(Some(match self.spelling {
-                Spelling::Python => self.lines.terminal("/None|null/"),
-                _ => literal("null"),
-            })),
-            Form::Constant(value) => Ok(self.constant(value)),
-            Form::Array(schema) | Form::Object(schema) => {
-                let object = matches!(form, Form::Object(_));
-                let schema: &'a Map<String, Value> = schema;
-                let key = (std::ptr::from_ref(schema) as usize, object, depth);
-                if let Some(made) = self.made.get(&key) {
-                    return Ok(made.clone());
-                }
-                if self.lines.text.len() > MAX_BYTES {
-                    return Err(LARGE.into());
-                }
-                let inside = match object {
-                    true => self.members(schema, depth, false)?,
-                    false => self.items(schema, depth)?,
-                };
-                let (open, close) = if object { ("{", "}") } else { ("[", "]") };
-                let made = inside.map(|inside| {
-                    let body = joined(&[&literal(open), &inside, &literal(close)]);
-                    self.lines.rule(&body)
-                });
-                self.made.insert(key, made.clone());
-                Ok(made)
+            match written {
+                Written::Scalar(text) => scalars.push(text),
+                Written::Rule(text) => either.push(text),
+                Written::Deep if self.can_end(shape) => either.extend(self.deep(shape)?),
+                Written::Deep | Written::Nothing => {}
             }
+        }
+        if !scalars.is_empty() {
+            scalars.dedup();
+            either.push(self.lines.terminal(&scalars.join(" | ")));
+        }
+        Ok(match &either[..] {
+            [] => None,
+            _ => Some(either.join(" | ")),
+        })
+    }
+
+    pub(super) fn scalar(&mut self, shape: &Shape<'a>) -> std::result::Result<Written, String> {
+        let known = |text: &str| Ok(Written::Scalar(text.into()));
+        match shape {
+            Shape::Text(leaves) => self.text(leaves),
+            Shape::Number(leaves, integer) => self.number(leaves, *integer),
+            Shape::Boolean if self.spelling == Spelling::Python => known("/True|False|true|false/"),
+            Shape::Boolean => known("/true|false/"),
+            Shape::Null if self.spelling == Spelling::Python => known("/None|null/"),
+            Shape::Null => known(r#""null""#),
+            Shape::Constant(value) if self.is_json() => Ok(match json_constant(value, DEEP) {
+                Some(regex) => Written::Scalar(format!("/{regex}/")),
+                None => Written::Nothing,
+            }),
+            Shape::Constant(value) => Ok(match self.constant(value) {
+                Some(text) if self.quote.is_some() => Written::Rule(text),
+                Some(text) => Written::Scalar(text),
+                None => Written::Nothing,
+            }),
+            Shape::List(_) | Shape::Object(_) => Ok(Written::Deep),
+        }
+    }
+
+    pub(super) fn deep(&mut self, shape: &Shape<'a>) -> Expression {
+        let (inside, open, close) = match shape {
+            Shape::List(list) => (self.items(list)?, '[', ']'),
+            Shape::Object(object) if self.is_json() => return self.json_members(object),
+            Shape::Object(object) => (self.members(object, false)?, '{', '}'),
+            _ => return Ok(None),
+        };
+        let (open, close) = (self.open(open), self.close(close));
+        Ok(inside.map(|inside| joined(&[&open, &inside, &close])))
+    }
+
+    // What is around values and between them.
+
+    pub(super) fn open(&mut self, mark: char) -> String {
+        match self.is_json() {
+            true => self.lines.terminal(&format!(r"/\{mark}{SPACE}/")),
+            false => literal(&mark.to_string()),
+        }
+    }
+
+    pub(super) fn close(&mut self, mark: char) -> String {
+        match self.is_json() {
+            true => self.lines.terminal(&format!(r"/{SPACE}\{mark}/")),
+            false => literal(&mark.to_string()),
         }
     }
 
     /// What keeps two values apart.
-    fn comma(&mut self) -> String {
+    pub(super) fn comma(&mut self) -> String {
         match self.spelling {
             Spelling::Gemma => literal(","),
+            Spelling::Json => self.lines.terminal(&format!("/{SPACE},{SPACE}/")),
             _ => self.lines.terminal("/, ?/"),
         }
     }
 
-    // Texts.
+    // Numbers and texts.
 
-    fn text(&mut self, schema: &Map<String, Value>) -> Expression {
-        let Some(asked) = Asked::of(schema)? else {
-            return Ok(None);
+    fn number(
+        &mut self,
+        leaves: &Leaves<'a>,
+        integer: bool,
+    ) -> std::result::Result<Written, String> {
+        Ok(match bounds::number(leaves, integer)? {
+            None => Written::Nothing,
+            Some(Numbers::Terms(terms)) => Written::Scalar(terminal_of(&terms)),
+            // A regular expression of them is known to the library alone.
+            Some(Numbers::Multiples { of, least, most }) if self.is_json() => {
+                Written::Rule(format!("%json {}", multiples(of, least, most)))
+            }
+            Some(Numbers::Multiples { .. }) => return Err("multipleOf".into()),
+        })
+    }
+
+    fn text(&mut self, leaves: &Leaves<'a>) -> std::result::Result<Written, String> {
+        let Some(asked) = Asked::of(leaves, true)? else {
+            return Ok(Written::Nothing);
         };
-        if self.spelling == Spelling::Gemma {
-            let mut terms = asked.plain();
-            terms.push(Term::without(QUOTE));
-            return Ok(match asked.excludes(&terms)? {
-                true => None,
-                false => Some(self.between_quotes(&terms)),
-            });
+        let scalar = |body: &str| Ok(Written::Scalar(body.into()));
+        match self.spelling {
+            Spelling::Json => {
+                if asked.excludes(&asked.plain())? {
+                    return Ok(Written::Nothing);
+                }
+                let mut terms = vec![Term::is(format!("{}{}", quote::any(), asked.length()))];
+                terms.extend(quoted(&asked.terms).ok_or("pattern")?);
+                scalar(&joined(&[r#""\"""#, &terminal_of(&terms), r#""\"""#]))
+            }
+            Spelling::Gemma => {
+                let mut terms = asked.plain();
+                terms.push(Term::without(QUOTE));
+                Ok(match asked.excludes(&terms)? {
+                    true => Written::Nothing,
+                    false => self.between_quotes(&terms),
+                })
+            }
+            Spelling::Xml | Spelling::Python => {
+                // Where more is asked of a text, it has no escapes: only then is it as it is written.
+                let mut terms = match asked.terms.is_empty() {
+                    true => vec![Term::is(format!("(?:{BARE}|{ESCAPED}){}", asked.length()))],
+                    false => asked.plain(),
+                };
+                terms.extend((!asked.terms.is_empty()).then(|| Term::is(format!("{BARE}*"))));
+                self.end_apart(&mut terms);
+                if asked.excludes(&terms)? {
+                    return Ok(Written::Nothing);
+                }
+                scalar(&joined(&[r#""\"""#, &terminal_of(&terms), r#""\"""#]))
+            }
         }
-        // Where more is asked of a text, it has no escapes: only then is it as it is written.
-        let mut terms = match asked.terms.is_empty() {
-            true => vec![Term::is(format!("(?:{BARE}|{ESCAPED}){}", asked.length))],
-            false => asked.plain(),
-        };
-        terms.extend((!asked.terms.is_empty()).then(|| Term::is(format!("{BARE}*"))));
-        self.end_apart(&mut terms);
-        if asked.excludes(&terms)? {
-            return Ok(None);
-        }
-        let body = joined(&[r#""\"""#, &terminal_of(&terms), r#""\"""#]);
-        Ok(Some(self.lines.terminal(&body)))
     }
 
     /// A text between the quotes of the format.
-    fn between_quotes(&mut self, terms: &Terms) -> String {
+    fn between_quotes(&mut self, terms: &Terms) -> Written {
         let inside = terminal_of(terms);
         match self.quote {
             Some(id) => {
                 let inside = self.lines.terminal(&inside);
-                format!("<[{id}]> {inside} <[{id}]>")
+                Written::Rule(format!("<[{id}]> {inside} <[{id}]>"))
             }
             // One lexeme, which ends at the first quote.
             None => {
                 let quote = literal(QUOTE);
-                self.lines.terminal(&joined(&[&quote, &inside, &quote]))
+                Written::Scalar(joined(&[&quote, &inside, &quote]))
             }
         }
     }
 
+    /// The same as a part of a rule.
+    pub(super) fn quoted_rule(&mut self, terms: &Terms) -> String {
+        match self.between_quotes(terms) {
+            Written::Scalar(text) => self.lines.terminal(&text),
+            Written::Rule(text) => text,
+            Written::Deep | Written::Nothing => String::new(),
+        }
+    }
+
     /// Within JSON in XML nothing may look like the end of its element.
-    fn end_apart(&self, terms: &mut Terms) {
+    pub(super) fn end_apart(&self, terms: &mut Terms) {
         if self.spelling == Spelling::Xml {
             terms.push(Term::without_any(&VALUE_TAGS));
         }
@@ -315,51 +559,9 @@ impl<'a> Notation<'a> {
         Some(())
     }
 
-    // Objects.
-
-    /// The members of an object, or all arguments (`whole`), with what is between them.
-    fn members(&mut self, schema: &'a Map<String, Value>, depth: usize, whole: bool) -> Expression {
-        let known = schema::members(schema)?;
-        let below = depth.saturating_add(1);
-        let mut items = Vec::new();
-        for (key, of, required) in known.named {
-            let value = match (of, whole) {
-                (None, _) => None,
-                (Some(of), true) if self.spelling == Spelling::Xml => {
-                    self.element(of, key, below)?
-                }
-                (Some(of), _) => self.value(of, below)?,
-            };
-            match value {
-                Some(value) => items.push((joined(&[&self.key(key, whole)?, &value]), required)),
-                None if required => return Ok(None),
-                None => {}
-            }
-        }
-        let comma = match (self.spelling, whole) {
-            (Spelling::Xml, true) => String::new(),
-            _ => self.comma(),
-        };
-        if let Some(of) = known.others {
-            let value = match (self.spelling, whole) {
-                // A key that no property has.
-                (Spelling::Xml, true) => self.element(of, "", below)?,
-                _ => self.value(of, below)?,
-            };
-            return Ok(Some(match value {
-                None => String::new(),
-                Some(value) => {
-                    let item = joined(&[&self.any_key(whole), &value]);
-                    let item = self.lines.rule(&item);
-                    format!("({item} ({})*)?", joined(&[&comma, &item]))
-                }
-            }));
-        }
-        Ok(Some(self.sequence(&items, &comma)))
-    }
-
-    /// A key that is known, with what is behind it.
-    fn key(&mut self, key: &str, whole: bool) -> std::result::Result<String, String> {
+    /// A key that is known, with what is behind it; in the outermost object of a call (`whole`) as the
+    /// format writes it there.
+    pub(super) fn key(&mut self, key: &str, whole: bool) -> std::result::Result<String, String> {
         let unwritable = || format!("a property called {key:?}");
         match (self.spelling, whole) {
             (Spelling::Xml, true) => {
@@ -378,6 +580,10 @@ impl<'a> Notation<'a> {
                     false => Err(unwritable()),
                 }
             }
+            (Spelling::Json, _) => {
+                let key = quote::literal(key);
+                Ok(self.lines.terminal(&format!("/{key}{SPACE}:{SPACE}/")))
+            }
             _ => {
                 let mut parts = Vec::new();
                 self.key_parts(key, &mut parts).ok_or_else(unwritable)?;
@@ -392,82 +598,22 @@ impl<'a> Notation<'a> {
         }
     }
 
-    /// Any key, with what is behind it.
-    fn any_key(&mut self, whole: bool) -> String {
-        match (self.spelling, whole) {
-            (Spelling::Xml, true) => self.lines.terminal(&format!(r"/<parameter={NAME}>\n/")),
-            (Spelling::Python, true) => self.lines.terminal(&format!("/{NAME}=/")),
-            (Spelling::Gemma, _) => {
-                let bare = self.lines.terminal(&format!("/{NAME}:/"));
-                let key = vec![Term::is("(?s:.{1,256})"), Term::without(QUOTE)];
-                let quoted = self.between_quotes(&key);
-                self.lines
-                    .rule(&format!("{bare} | {quoted} {}", literal(":")))
-            }
-            _ => {
-                let mut terms = vec![Term::is(format!(r#""(?:{BARE}|{ESCAPED}){{1,256}}": ?"#))];
-                self.end_apart(&mut terms);
-                self.lines.terminal(&terminal_of(&terms))
-            }
-        }
-    }
-
-    /// Items in their order, some of which may be left out.
-    fn sequence(&mut self, items: &[(String, bool)], comma: &str) -> String {
-        match self.first_of(items, comma) {
-            None => String::new(),
-            Some(found) if items.iter().any(|(_, required)| *required) => found,
-            Some(found) => format!("({found})?"),
-        }
-    }
-
-    /// These items, at least one of them, where none is before. By halves, for the depth of rules.
-    fn first_of(&mut self, items: &[(String, bool)], comma: &str) -> Option<String> {
-        let (front, back) = match items {
-            [] => return None,
-            [(one, _)] => return Some(one.clone()),
-            _ => items.split_at_checked(items.len() / 2)?,
-        };
-        let first = self.first_of(front, comma)?;
-        let mut either = vec![joined(&[&first, &self.further(back, comma)])];
-        if !front.iter().any(|(_, required)| *required) {
-            either.extend(self.first_of(back, comma));
-        }
-        self.lines.either(either)
-    }
-
-    /// These items where others are before.
-    fn further(&mut self, items: &[(String, bool)], comma: &str) -> String {
-        match items {
-            [] => String::new(),
-            [(one, true)] => joined(&[comma, one]),
-            [(one, false)] => format!("({})?", joined(&[comma, one])),
-            _ => {
-                let (front, back) = items.split_at(items.len() / 2);
-                let (front, back) = (self.further(front, comma), self.further(back, comma));
-                self.lines.rule(&joined(&[&front, &back]))
-            }
-        }
-    }
-
     // Lists.
 
     /// The items of a list, with what is between them.
-    fn items(&mut self, schema: &'a Map<String, Value>, depth: usize) -> Expression {
-        let known = schema::items(schema)?;
-        let below = depth.saturating_add(1);
+    fn items(&mut self, list: &List) -> Expression {
         let comma = self.comma();
-        let least = known.least;
-        let mut most = known.most.map(|most| most.min(MOST_ITEMS));
+        let least = list.least;
+        let mut most = list.most.map(|most| most.min(MOST_ITEMS));
         if least > MOST_ITEMS {
             return Err("minItems".into());
         }
-        if known.first.len() > MOST_FIRST {
+        if list.first.len() > MOST_FIRST {
             return Err("prefixItems".into());
         }
         let mut first = Vec::new();
-        for of in known.first {
-            match self.value(of, below)? {
+        for node in &list.first {
+            match self.name(*node)? {
                 Some(item) => first.push(item),
                 None => {
                     // None is behind one that cannot be.
@@ -479,10 +625,8 @@ impl<'a> Notation<'a> {
         if most.is_some_and(|most| most < least) {
             return Ok(None);
         }
-        let rest = match known.rest {
-            Some(of) if most.is_none_or(|most| most > first.len() as u64) => {
-                self.value(of, below)?
-            }
+        let rest = match list.rest {
+            Some(node) if most.is_none_or(|most| most > first.len() as u64) => self.name(node)?,
             _ => None,
         };
         first.truncate(
@@ -517,99 +661,75 @@ impl<'a> Notation<'a> {
         }
         Ok(Some(found))
     }
+}
 
-    // Elements of XML.
+/// Terms of a text as JSON spells it; `None` where one cannot be.
+pub(super) fn quoted(terms: &Terms) -> Option<Terms> {
+    let each = terms.iter().map(|term| match term {
+        Term::Is(pattern) => quote::quoted(pattern).map(Term::Is),
+        Term::Not(pattern) => quote::quoted(pattern).map(Term::Not),
+    });
+    each.collect()
+}
 
-    /// The text of a parameter, and its end. Its reader goes by the types of the schema.
-    fn element(&mut self, schema: &'a Value, key: &str, depth: usize) -> Expression {
-        let types = types_of(self.forms.root(), key);
-        let mut scalars = Vec::new();
-        let mut either = Vec::new();
-        for form in self.forms.of(schema, depth)? {
-            if !read_as(&form, types) {
-                continue;
-            }
-            match &form {
-                Form::Text(schema) => {
-                    let Some(asked) = Asked::of(schema)? else {
-                        continue;
-                    };
-                    let mut terms = asked.plain();
-                    terms.push(Term::without_any(&VALUE_TAGS));
-                    terms.extend(other(types));
-                    if !asked.excludes(&terms)? {
-                        scalars.push(terminal_of(&terms));
-                    }
-                }
-                Form::Number(schema, integer) => {
-                    let terms = bounds::number(schema, *integer)?;
-                    scalars.extend(terms.map(|terms| terminal_of(&terms)));
-                }
-                // Templates write them as Python does.
-                Form::Boolean if !types.string => scalars.push("/[Tt]rue|[Ff]alse/".into()),
-                Form::Boolean => scalars.push("/true|false/".into()),
-                Form::Null => scalars.push(literal("null")),
-                Form::Constant(Value::String(text)) => {
-                    let fits = !VALUE_TAGS.iter().any(|tag| text.contains(tag))
-                        && typed(text, types).starts_with('"');
-                    scalars.extend(fits.then(|| match text.is_empty() {
-                        true => r#""""#.into(),
-                        false => literal(text),
-                    }));
-                }
-                Form::Constant(value) if !(value.is_object() || value.is_array()) => {
-                    scalars.push(literal(&value.to_string()));
-                }
-                Form::Constant(_) | Form::Array(_) | Form::Object(_) => {
-                    either.extend(self.form(&form, depth)?);
-                }
+/// A regular expression of a constant in JSON, with layout; `None` where it is too deep.
+fn json_constant(value: &Value, deep: usize) -> Option<String> {
+    let below = deep.checked_sub(1)?;
+    let comma = format!("{SPACE},{SPACE}");
+    Some(match value {
+        Value::String(text) => quote::literal(text),
+        Value::Array(each) => {
+            let each = each.iter().map(|item| json_constant(item, below));
+            let each = each.collect::<Option<Vec<_>>>()?.join(&comma);
+            format!(r"\[{SPACE}{each}{SPACE}\]")
+        }
+        Value::Object(each) => {
+            let member = |(key, member): (&String, &Value)| {
+                let member = json_constant(member, below)?;
+                Some(format!("{}{SPACE}:{SPACE}{member}", quote::literal(key)))
+            };
+            let each = each.iter().map(member);
+            let each = each.collect::<Option<Vec<_>>>()?.join(&comma);
+            format!(r"\{{{SPACE}{each}{SPACE}\}}")
+        }
+        Value::Number(number) => {
+            let text = number.to_string();
+            let whole = text.strip_suffix(".0").unwrap_or(&text);
+            let short = whole.len() < 16 && whole.chars().all(|c| c.is_ascii_digit() || c == '-');
+            match short {
+                // A reader takes both for the same.
+                true => format!(r"{whole}(?:\.0)?"),
+                false => regex_of(&text),
             }
         }
-        let end = literal(&format!("\n{VALUE_END}\n"));
-        for value in &mut either {
-            *value = joined(&[value, &end]);
+        scalar => regex_of(&scalar.to_string()),
+    })
+}
+
+/// Whether a value of `%json` is one that rules of this room write: multiples of a number.
+pub(super) fn is_own(value: &str) -> bool {
+    let value: Option<Value> = serde_json::from_str(value).ok();
+    let integer = |key: &str| value.as_ref()?.get(key)?.as_i64();
+    let (of, least, most) = (
+        integer("multipleOf"),
+        integer("minimum"),
+        integer("maximum"),
+    );
+    match (of, least, most) {
+        (Some(of), Some(least), Some(most)) => {
+            let own = serde_json::from_str(&multiples(of, least, most)).ok();
+            value == own
         }
-        if !scalars.is_empty() {
-            // With their end one lexeme, as a text is known to have ended only there.
-            let body = format!("({}) {end}", scalars.join(" | "));
-            either.push(self.lines.terminal(&body));
-        }
-        Ok(self.lines.either(either))
+        _ => false,
     }
 }
 
-/// Whether what a form writes may be read as what it is.
-fn read_as(form: &Form<'_>, types: Types) -> bool {
-    types.any
-        || match form {
-            Form::Text(_) | Form::Constant(Value::String(_)) => types.string,
-            Form::Number(..) | Form::Constant(Value::Number(_)) => types.number,
-            Form::Boolean | Form::Constant(Value::Bool(_)) => types.boolean,
-            Form::Null | Form::Constant(Value::Null) => types.null,
-            Form::Array(_) | Form::Constant(Value::Array(_)) => types.array,
-            Form::Object(_) | Form::Constant(Value::Object(_)) => types.object,
-        }
-}
-
-/// What a text must not be, or it is read as something else.
-fn other(types: Types) -> Terms {
-    const SPACE: &str = r"[ \t\r\n]*";
-    let Types { any, .. } = types;
-    let mut terms = Terms::new();
-    let mut not = |there: bool, pattern: &str| {
-        if any || there {
-            terms.push(Term::Not(format!("{SPACE}{pattern}")));
-        }
-    };
-    not(types.boolean, &format!("([Tt]rue|[Ff]alse){SPACE}"));
-    not(types.null, &format!("(null|None){SPACE}"));
-    not(
-        types.number,
-        &format!(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?{SPACE}"),
-    );
-    not(types.object, r"\{(?s:.*)");
-    not(types.array, r"\[(?s:.*)");
-    terms
+/// Multiples of a number between two.
+fn multiples(of: impl Display, least: impl Display, most: impl Display) -> String {
+    format!(
+        "{{\"type\": \"integer\", \"multipleOf\": {of}, \"minimum\": {least}, \"maximum\": {most}, \
+         \"x-guidance\": {{\"whitespace_flexible\": false}}}}"
+    )
 }
 
 /// A text as JSON spells it, and Python too, without what would end an element of XML.

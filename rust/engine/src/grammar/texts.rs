@@ -1,18 +1,31 @@
 //! Texts of a schema, as regular expressions: their lengths, patterns and formats.
 
+use std::iter::Peekable;
+use std::str::Chars;
+
 use serde_json::{Map, Value};
 
 use super::lark::{nothing_is, regex_of, Term, Terms, ANY};
+use super::schema::counts;
 
 /// Longest text that is counted.
 const LONGEST: u64 = 1 << 16;
 
 /// Formats and texts of them, though not all.
-const FORMATS: [(&str, &[&str]); 7] = [
+const FORMATS: [(&str, &[&str]); 10] = [
     ("date", &[DATE]),
     ("time", &[TIME]),
     ("date-time", &[DATE, "T", TIME]),
     ("uuid", &["[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"]),
+    (
+        "duration",
+        &["P([0-9]{1,4}D(T[0-9]{1,4}[HMS])?|T[0-9]{1,4}[HMS]|[0-9]{1,4}W|[0-9]{1,4}Y)"],
+    ),
+    ("hostname", &[HOST]),
+    (
+        "ipv6",
+        &["([0-9a-f]{1,4}:){7}[0-9a-f]{1,4}|::|::[0-9a-f]{1,4}"],
+    ),
     ("ipv4", &[BYTE, r"(\.", BYTE, "){3}"]),
     (
         "email",
@@ -38,48 +51,61 @@ const HOST: &str = r"([0-9a-z]{1,32}\.){1,4}[a-z]{2,12}";
 
 /// What is asked of a text.
 pub(super) struct Asked {
-    /// How many characters it has, as a repetition: `{0,5}`.
-    pub length: String,
+    /// How many characters it has.
+    least: u64,
+    most: Option<u64>,
     /// What else it is.
     pub terms: Terms,
 }
 
 impl Asked {
-    /// Of a schema of texts; `None` where none is so long and so short.
+    /// By all of these; `None` where none is so long and so short. A format is one that is known: others
+    /// are notes.
     ///
     /// # Errors
     /// What cannot be held.
-    pub fn of(schema: &Map<String, Value>) -> Result<Option<Self>, String> {
-        let count = |keyword: &str| match schema.get(keyword) {
-            None => Ok(None),
-            Some(count) => count.as_u64().map(Some).ok_or(keyword.to_owned()),
-        };
-        let (least, most) = (count("minLength")?.unwrap_or(0), count("maxLength")?);
+    pub fn of(leaves: &[&Map<String, Value>], formats: bool) -> Result<Option<Self>, String> {
+        let (least, most) = counts(leaves, "minLength", "maxLength")?;
         if least > LONGEST {
             return Err("minLength".into());
         }
         if most.is_some_and(|most| most < least) {
             return Ok(None);
         }
-        let most = most.map_or(String::new(), |most| most.min(LONGEST).to_string());
         let mut terms = Terms::new();
-        match schema.get("pattern") {
-            None => {}
-            Some(Value::String(pattern)) => match found(pattern) {
-                Some(pattern) => terms.push(Term::Is(pattern)),
-                None => return Err(format!("pattern {pattern:?}")),
-            },
-            Some(_) => return Err("pattern".into()),
+        for schema in leaves {
+            match schema.get("pattern") {
+                None => {}
+                Some(Value::String(pattern)) => match found(pattern) {
+                    Some(pattern) => terms.push(Term::Is(pattern)),
+                    None => return Err(format!("pattern {pattern:?}")),
+                },
+                Some(_) => return Err("pattern".into()),
+            }
+            match schema.get("format") {
+                None => {}
+                Some(Value::String(format)) => {
+                    let known = FORMATS.iter().find(|(name, _)| format == name);
+                    let known = known.filter(|_| formats);
+                    terms.extend(known.map(|(_, parts)| Term::is(parts.concat())));
+                }
+                Some(_) => return Err("format".into()),
+            }
         }
-        if let Some(format) = schema.get("format") {
-            let known = FORMATS.iter().find(|(name, _)| format == name);
-            let (_, parts) = known.ok_or_else(|| format!("format {format}"))?;
-            terms.push(Term::is(parts.concat()));
-        }
-        Ok(Some(Self {
-            length: format!("{{{least},{most}}}"),
-            terms,
-        }))
+        Ok(Some(Self { least, most, terms }))
+    }
+
+    /// How many characters it has, as a repetition: `{0,5}`.
+    pub fn length(&self) -> String {
+        let most = self
+            .most
+            .map_or(String::new(), |most| most.min(LONGEST).to_string());
+        format!("{{{},{most}}}", self.least)
+    }
+
+    /// Whether it is certain that no text is so.
+    pub fn is_nothing(&self) -> bool {
+        self.excludes(&self.plain()) == Ok(true)
     }
 
     /// Whether what is asked leaves nothing that is all of these. Lengths alone leave something.
@@ -95,7 +121,7 @@ impl Asked {
 
     /// As the text stands.
     pub fn plain(&self) -> Terms {
-        let mut terms = vec![Term::is(format!("(?s:.{})", self.length))];
+        let mut terms = vec![Term::is(format!("(?s:.{})", self.length()))];
         terms.extend(self.terms.iter().cloned());
         terms
     }
@@ -110,63 +136,78 @@ struct Branch {
     end: bool,
 }
 
-/// What `\d`, `\w` and `\s` mean in ECMAScript, within brackets.
-fn class_of(letter: char) -> Option<&'static str> {
-    match letter {
-        'd' => Some("0-9"),
-        'w' => Some("0-9A-Za-z_"),
-        's' => Some(
+/// What `\d`, `\w` and `\s` mean, within brackets: in ECMAScript and in Python too, whose validators
+/// know more digits, letters and spaces. Where others are meant, those of neither are.
+fn class_of(letter: char, others: bool) -> Option<&'static str> {
+    match (letter, others) {
+        ('d', false) => Some("0-9"),
+        ('d', true) => Some(r"\d"),
+        ('w', false) => Some("0-9A-Za-z_"),
+        ('w', true) => Some(r"\w\p{N}"),
+        ('s', false) => Some(
             "\\t-\\r \\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}\\x{2029}\
-             \\x{202F}\\x{205F}\\x{3000}\\x{FEFF}",
+             \\x{202F}\\x{205F}\\x{3000}",
         ),
+        ('s', true) => Some(r"\s\x{1C}-\x{1F}\x{FEFF}"),
         _ => None,
     }
 }
 
 /// Texts in which a pattern of ECMAScript is found; `None` where Rust's may mean something else.
-fn found(pattern: &str) -> Option<String> {
+pub(super) fn found(pattern: &str) -> Option<String> {
     let mut branches = vec![Branch::default()];
-    let (mut depth, mut class) = (0usize, false);
+    // Within brackets: whether others are meant.
+    let (mut depth, mut class) = (0usize, None::<bool>);
     let mut chars = pattern.chars().peekable();
     while let Some(c) = chars.next() {
         let next = chars.peek().copied();
         let branch = branches.last_mut()?;
         let text = &mut branch.text;
         match (c, class) {
-            ('\\', _) => escaped(chars.next()?, class, text)?,
-            (']', true) => {
-                class = false;
+            ('\\', _) => escaped(&mut chars, class, text)?,
+            (']', Some(_)) => {
+                class = None;
                 text.push(c);
             }
             // Rust gives these a meaning within brackets.
-            ('[', true) => return None,
-            ('&' | '-' | '~', true) if next == Some(c) => return None,
-            ('[', false) if next != Some(']') => {
-                class = true;
+            ('[', Some(_)) => return None,
+            ('&' | '-' | '~', Some(_)) if next == Some(c) => return None,
+            ('[', None) if next != Some(']') => {
+                class = Some(next == Some('^'));
                 text.push(c);
             }
-            ('(', false) => {
+            ('(', None) => {
                 depth = depth.checked_add(1)?;
                 text.push(c);
-                if next == Some('?') && chars.clone().nth(1) != Some(':') {
-                    return None;
+                if next == Some('?') {
+                    chars.next();
+                    match chars.next()? {
+                        ':' => text.push_str("?:"),
+                        // A group with a name.
+                        '<' if chars.peek().is_some_and(|c| c.is_alphabetic()) => {
+                            while chars.next()? != '>' {}
+                        }
+                        _ => return None,
+                    }
                 }
             }
-            (')', false) => {
+            (')', None) => {
                 depth = depth.checked_sub(1)?;
                 text.push(c);
             }
-            ('|', false) if depth == 0 => branches.push(Branch::default()),
-            ('^', false) if depth == 0 && text.is_empty() && !branch.begin => branch.begin = true,
-            ('$', false) if depth == 0 && matches!(next, None | Some('|')) => branch.end = true,
-            ('^' | '$' | '[', false) => return None,
-            ('.', false) => text.push_str(r"[^\n\r\x{2028}\x{2029}]"),
+            ('|', None) if depth == 0 => branches.push(Branch::default()),
+            ('^', None) if depth == 0 && text.is_empty() && !branch.begin => branch.begin = true,
+            ('$', None) if depth == 0 && matches!(next, None | Some('|')) => branch.end = true,
+            ('^' | '$' | '[', None) => return None,
+            ('.', None) => text.push_str(r"[^\n\r\x{2028}\x{2029}]"),
+            // A brace that counts nothing stands for itself.
+            ('{', None) if !counts_times(chars.clone()) => text.push_str(r"\{"),
             ('/', _) => text.push_str(r"\/"),
             (c, _) if c.is_control() => text.push_str(&regex_of(&c.to_string())),
             (c, _) => text.push(c),
         }
     }
-    if class || depth > 0 {
+    if class.is_some() || depth > 0 {
         return None;
     }
     let each = branches.iter().map(|branch| {
@@ -177,14 +218,47 @@ fn found(pattern: &str) -> Option<String> {
     Some(format!("(?:{})", each.collect::<Vec<_>>().join("|")))
 }
 
+/// Whether `3}`, `3,}` or `3,4}` comes.
+fn counts_times(chars: impl Iterator<Item = char>) -> bool {
+    let inside: String = chars
+        .take_while(|c| c.is_ascii_digit() || ",}".contains(*c))
+        .collect();
+    let inside = inside.split_once('}').map(|(inside, _)| inside);
+    inside.is_some_and(|inside| inside.starts_with(|c: char| c.is_ascii_digit()))
+}
+
 /// Appends what stands behind a backslash.
-fn escaped(c: char, class: bool, text: &mut String) -> Option<()> {
+fn escaped(chars: &mut Peekable<Chars<'_>>, class: Option<bool>, text: &mut String) -> Option<()> {
+    let c = chars.next()?;
     let lower = c.to_ascii_lowercase();
-    match (class_of(lower), c) {
-        (Some(same), _) if lower != c => text.push_str(&format!("[^{same}]")),
-        (Some(same), _) if class => text.push_str(same),
+    let others = lower != c;
+    match (class_of(lower, others || class == Some(true)), c) {
+        (Some(same), _) if others => text.push_str(&format!("[^{same}]")),
+        (Some(same), _) if class.is_some() => text.push_str(same),
         (Some(same), _) => text.push_str(&format!("[{same}]")),
         (None, 't' | 'n' | 'r' | 'f' | 'v') => text.extend(['\\', c]),
+        (None, 'x' | 'u') => {
+            let mut code = 0u32;
+            for _ in 0..if c == 'x' { 2 } else { 4 } {
+                code = code
+                    .checked_mul(16)?
+                    .checked_add(chars.next()?.to_digit(16)?)?;
+            }
+            text.push_str(&regex_of(&char::from_u32(code)?.to_string()));
+        }
+        // A property of characters: `\p{L}`.
+        (None, 'p' | 'P') if chars.next()? == '{' => {
+            text.extend(['\\', c, '{']);
+            loop {
+                let c = chars.next()?;
+                text.push(c);
+                match c {
+                    '}' => break,
+                    c if c.is_ascii_alphanumeric() || "_=".contains(c) => {}
+                    _ => return None,
+                }
+            }
+        }
         // As a number: Rust gives some of them a meaning, such as the beginning of a word.
         (None, c) if c.is_ascii_punctuation() => text.push_str(&regex_of(&c.to_string())),
         (None, _) => return None,
@@ -201,7 +275,9 @@ mod tests {
     use serde_json::json;
 
     fn fits(schema: Value, text: &str) -> bool {
-        let asked = Asked::of(schema.as_object().unwrap()).unwrap().unwrap();
+        let asked = Asked::of(&[schema.as_object().unwrap()], true)
+            .unwrap()
+            .unwrap();
         let each = asked.plain();
         each.iter().all(|term| match term {
             Term::Is(pattern) => Regex::new(pattern).unwrap().is_match(text),
@@ -220,7 +296,10 @@ mod tests {
             ("^a.c$", "a\rc", false),
             (r"^\d\w\s$", "1_\u{a0}", true),
             (r"^[\s\S]\D$", "\nx", true),
-            (r"^\D$", "\u{661}", true),
+            (r"^\D$", "\u{661}", false),
+            (r"^[^\d]$", "\u{661}", false),
+            (r"^\W\S$", "é\u{1c}", false),
+            (r"^\u00e9\x41\p{L}(?<name>b){2}{$", "éAébb{", true),
             (r"^\d$", "\u{661}", false),
             ("^a/b$", "a/b", true),
             (r"^a\/[/]$", "a//", true),
@@ -236,10 +315,10 @@ mod tests {
     fn what_the_two_dialects_tell_apart_is_refused() {
         for pattern in [
             "(?i)a", "(?=a)", "a$b", "a^b", "(^a)", r"\bx", "[a&&b]", "[[a]", "[]", "(", ")", "[a",
-            r"\u0041", r"(a)\1", "\\",
+            r"\u004", r"\ud800", r"(a)\1", "\\",
         ] {
             let schema = json!({ "pattern": pattern });
-            let asked = Asked::of(schema.as_object().unwrap());
+            let asked = Asked::of(&[schema.as_object().unwrap()], true);
             assert!(asked.is_err(), "{pattern}");
         }
     }
@@ -256,7 +335,9 @@ mod tests {
             assert_eq!(fits(schema.clone(), text), expected, "{text:?}");
         }
         let schema = json!({"minLength": 2, "maxLength": 1});
-        assert!(Asked::of(schema.as_object().unwrap()).unwrap().is_none());
+        assert!(Asked::of(&[schema.as_object().unwrap()], true)
+            .unwrap()
+            .is_none());
     }
 
     #[test]
