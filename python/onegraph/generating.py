@@ -539,6 +539,7 @@ class Generates:
         parse_special: bool = False,
     ) -> Job:
         """What `generate` asks for. `parse_special` lets texts spell control tokens."""
+        _native.check_sampling(options)  # said before anything is made tokens
         many = batch("prompt", prompt)
         count = _outputs(n)
         asks = []
@@ -581,6 +582,7 @@ class Generates:
     ) -> Job:
         """What `chat` asks for; prompts have at most so many tokens where that is said, else as
         many as leave room in the context."""
+        _native.check_sampling(options)  # said before anything is made tokens
         parse_special = arguments.flag("parse_special", parse_special)
         continues = arguments.flag("continue_final_message", continues)
         variables = arguments.variables("template_kwargs", template_kwargs, TEMPLATE_ARGUMENTS)
@@ -611,6 +613,7 @@ class Generates:
             if conversations.has_calls(one) and (calls := self._writer(template, tool_format)):
                 with naming(name):
                     rendering = render(calls=calls)
+            held = asked.held(self._tokenizer, reading, rendering, continues, options)
             # The template spells the special tokens, the first one included.
             with naming(name):
                 ids = self._engine.encode(rendering, parse_special=parse_special, most=most)
@@ -619,7 +622,6 @@ class Generates:
                 shown = reading.shown(self._tokenizer)
                 salt = hash(tuple(ids))
                 reader = Reader(reading, rendering, given, continues, shown, salt)
-            held = asked.held(self._tokenizer, reading, rendering, continues, options)
             asks += _repeated(Ask(ids, held, name, "", is_chat=True, reader=reader), count)
         self._compile(asks)
         return Job(asks, many is not None, n)
