@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::tools::{Spelling, QUOTE, VALUE_TAGS};
 
 /// Most items of a list that is bounded, and all that have to be there.
-const MOST_ITEMS: u64 = 1 << 12;
+const MOST_ITEMS: u64 = 1 << 17;
 
 /// Most values at the front of a list that have schemas of their own.
 const MOST_FIRST: usize = 64;
