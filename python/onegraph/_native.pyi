@@ -254,6 +254,7 @@ class Stop:
 def go_on() -> None:
     """Raises `CancelledError` where the work of this thread is not wanted any more."""
 
+@final
 class Engine:
     """A loaded model; `onegraph.LLM` is its public face."""
 

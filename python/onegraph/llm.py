@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from onegraph import _native, arguments, foreign, hub, nvrtc, structured
 from onegraph import progress as progress_bar
@@ -412,11 +412,11 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
         def __getattr__(self, name):
             raise foreign.unknown(self, type(self), name)
 
-        def __call__(self, *_args, **_given):
-            raise TypeError(
-                "an LLM is not called itself: llm.generate goes on from a prompt, llm.chat answers "
-                "a conversation"
-            )
+    def __call__(self, *_args: Any, **_given: Any) -> NoReturn:
+        raise TypeError(
+            "an LLM is not called itself: llm.generate goes on from a prompt, llm.chat answers "
+            "a conversation"
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -16,7 +16,6 @@ import onegraph
 import pytest
 import shapes
 import synth
-import xllamacpp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -95,6 +94,7 @@ def test_agrees_with_llama_cpp(tmp_path: Path, mix: str, far: float, pooling: st
     what they multiply to halves, and to 8 bits with Q8_0."""
     path = write(tmp_path, EMBEDDING, mix, pooling)
     texts: list[Any] = ["tea", "The sky is blue\nwhy?", "\N{SNOWMAN} né", *IDS]
+    xllamacpp = pytest.importorskip("xllamacpp", reason="llama.cpp, of the extra [test]")
     params = xllamacpp.CommonParams()
     params.model.path = str(path)
     params.n_ctx = 512

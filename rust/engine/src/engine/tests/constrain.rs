@@ -125,11 +125,11 @@ fn a_constraint_that_is_none_is_refused_before_it_waits() {
         ),
         (
             Constraint::Schema("false".into()),
-            "nothing fits the schema false",
+            "schema = false: what nothing fits",
         ),
         (
             Constraint::Schema(r#"{"type": "tree"}"#.into()),
-            "Invalid type: tree",
+            "type \"tree\" cannot be held",
         ),
         (Constraint::Regex("(".into()), "regex = (: "),
         (

@@ -529,12 +529,21 @@ fn long_requests_for_logits_take_turns_with_prompts() {
 #[test]
 fn a_model_whose_numbers_overflow_says_so() {
     let folder = Folder::new();
-    let nan = |name: &str, values: &mut Vec<f32>| {
-        if name == "output_norm.weight" {
-            values[0] = f32::NAN;
+    let nan_in = |poisoned: &'static str| {
+        move |name: &str, values: &mut Vec<f32>| {
+            if name == poisoned {
+                values[0] = f32::NAN;
+            }
         }
     };
-    let path = folder.write("nan.gguf", &model(nan));
+    let path = folder.write("norm.gguf", &model(nan_in("output_norm.weight")));
+    let refused = Engine::load(path, &options(1), on).map(|_| ());
+    assert!(
+        matches!(&refused, Err(Error::Tensor { name, .. }) if name == "output_norm.weight"),
+        "{refused:?}"
+    );
+    // The first row of the vocabulary's matrix: the logit of token 0.
+    let path = folder.write("nan.gguf", &model(nan_in("token_embd.weight")));
     let engine = Engine::load(path, &options(1), on).unwrap();
     let error = finish(&submit(&engine, &request("a", 3, 0))).unwrap_err();
     assert!(
