@@ -154,8 +154,7 @@ def result(adder: Scripted) -> Result:
 
 def events(adder: Scripted, result: Result, parts: list[str]) -> list[Event]:
     """The events of an answer that comes in these pieces."""
-    options = {"seed": 1, "logprobs": None, "constraint": None, "schema": None}
-    job = asked(adder.llm, ASKED, [ADD], options)
+    job = asked(adder.llm, ASKED, [ADD])
     answer = job.asks[0].answer(1)
     assert answer is not None
     reading = Reading()

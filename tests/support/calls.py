@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from onegraph import LLM
-from onegraph.sampling import resolve
 
 from support import scripted
 from support.scripted import asked
@@ -58,7 +57,7 @@ class Scripted:
 
     def expected(self, messages: list[dict[str, Any]], **more: Any) -> list[int]:
         """The prompt that the engine makes of a conversation in Python, with the tool."""
-        made = asked(self.llm, messages, [ADD], resolve({}), more or None)
+        made = asked(self.llm, messages, [ADD], more or None)
         return made.asks[0].ids
 
 

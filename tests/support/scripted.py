@@ -10,6 +10,7 @@ from typing import Any
 import gguf
 import numpy as np
 from onegraph import LLM
+from onegraph.sampling import resolve
 from onegraph.streams import Job
 
 #: A template that shows tools and writes calls as Hermes does, and ends a prompt with the token
@@ -144,14 +145,13 @@ def asked(
     llm: LLM,
     messages: Sequence[Any],
     tools: Sequence[Any],
-    sampling: dict[str, Any],
     template_kwargs: dict[str, Any] | None = None,
 ) -> Job:
     """What `LLM.chat` makes of a conversation before it asks the engine."""
     return LLM._conversations(
         llm,
         messages,
-        sampling,
+        resolve({"seed": 1}),
         None,
         tools=tools,
         tool_choice="auto",

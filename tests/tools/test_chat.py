@@ -250,8 +250,7 @@ def test_calls_that_a_template_leaves_out_are_written_for_it(script: Script, vec
     call = onegraph.ToolCall("1", "add", {"a": 31, "text": "<|tool_call_end|>"})
     messages: list[dict[str, Any]] = [*ASKED, {"role": "assistant", "tool_calls": [call]}]
     messages.append(call.reply(39))
-    options = {"seed": 1, "logprobs": None, "constraint": None, "schema": None}
-    job = asked(llm, messages, [add], options)
+    job = asked(llm, messages, [add])
     ids = job.asks[0].ids
     start, end = (llm.tokenizer.token_id(marker) for marker in markers)
     assert (ids.count(start or 0), ids.count(end or 0)) == (1, 1)  # what is given spells none
