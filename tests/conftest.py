@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -18,7 +19,7 @@ import shapes
 import synth
 from onegraph import hub
 from support import card_lock, plans_kv
-from support.backends import CASES, THOROUGH, Backend
+from support.backends import CASES, HAS_CARD, THOROUGH, Backend
 
 # Finds a failing example and leaves it as it is: making it small can take minutes.
 hypothesis.settings.register_profile(
@@ -130,24 +131,31 @@ def pytest_configure(config: pytest.Config) -> None:
         os.sched_setaffinity(0, cores[first::count])
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_report_header() -> list[str]:
+    """What this run leaves out, and what runs it."""
+    lines = ["tests marked thorough run by `pytest -m thorough`"]
+    if not HAS_CARD:
+        lines.append("no NVIDIA card here: `pytest -m gpu` on a machine with one runs tests of it")
+    return lines
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Puts the files that load the simulated driver into their own process behind all others: for
     a process that has it, this is a machine with a card. Leaves out what a backend does not have,
     and of a card's cases all but a few: each shape is a kernel that is compiled for a second or
-    two."""
+    two. Tests of a card go where there is none."""
     loading = {i.path for i in items if LOADS_DRIVER.intersection(getattr(i, "fixturenames", ()))}
     items.sort(key=lambda item: item.path in loading)
+    left_out = set() if HAS_CARD else {i for i in items if i.get_closest_marker("gpu")}
     of_cards = defaultdict(list)
     for item in items:
         params = item.callspec.params if hasattr(item, "callspec") else {}
         backend = params.get("backend")
         if not isinstance(backend, Backend):
             continue
-        kv_type, head_dim = params.get("kv_type", "F32"), params.get("head_dim", 64)
-        if not backend.stores(kv_type, head_dim):
-            reason = f"no {kv_type} cache for heads of {head_dim} values on {backend.device}"
-            item.add_marker(pytest.mark.skip(reason=reason))
-        elif backend.device != "cpu":
+        if not backend.stores(params.get("kv_type", "F32"), params.get("head_dim", 64)):
+            left_out.add(item)
+        elif backend.device != "cpu" and not THOROUGH:
             of_cards[item.path, item.originalname, backend.name].append(item)
     for cases in of_cards.values():
         marked = cases[0].get_closest_marker("simulated_types")
@@ -158,10 +166,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         else:
             # The first and the last differ in every parameter.
             kept = [cases[i * (len(cases) - 1) // (CASES - 1)] for i in range(CASES)]
-        for item in cases:
-            if not THOROUGH and item not in (kept or cases):
-                reason = f"one of {len(cases)} cases; ONEGRAPH_THOROUGH=1 runs all of them"
-                item.add_marker(pytest.mark.skip(reason=reason))
+        left_out.update(set(cases).difference(kept or cases))
+    if left_out:
+        config.hook.pytest_deselected(items=[*left_out])
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -173,6 +181,22 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     alone = item.get_closest_marker("card_alone") is not None
     with card_lock.held(factory.getbasetemp().parent, alone=alone):
         return (yield)
+
+
+def cpu_seconds() -> float:
+    """Of this process and those of its children that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Puts down what a test costs, for `.ci/budget`: this does not depend on what else runs."""
+    before = cpu_seconds()
+    try:
+        return (yield)
+    finally:
+        item.user_properties.append(("cpu_seconds", round(cpu_seconds() - before, 3)))
 
 
 @pytest.fixture(scope="module")
@@ -191,11 +215,8 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
             # Whoever opens a library of these names from now on gets these.
             for name in ("libcuda.so", "libnvrtc.so"):
                 ctypes.CDLL(str(library_dir / name))
-        elif found.name == "card":
-            if not Path("/dev/nvidia0").exists():
-                pytest.skip("no NVIDIA card; `pytest -m gpu` on a machine with one runs this")
-            if hasattr(ctypes.CDLL("libcuda.so.1"), "ksimStats"):
-                pytest.skip("this process has the simulated driver; `pytest -m gpu` runs this")
+        elif found.name == "card" and hasattr(ctypes.CDLL("libcuda.so.1"), "ksimStats"):
+            pytest.skip("this process has the simulated driver; `pytest -m gpu` runs this")
         yield found
     # What it left on the card goes before another test looks.
     plans_kv.forget()

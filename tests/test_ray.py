@@ -22,6 +22,8 @@ from onegraph.cli.help import pages
 from onegraph.ray import Generate, app, plain
 from support.serving import until
 
+pytestmark = pytest.mark.thorough
+
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 6}
 CPU: dict[str, Any] = {"device": "cpu", "n_ctx": 256, "max_batch": 8}
 

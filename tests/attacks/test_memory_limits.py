@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 HERE = Path(__file__).parent
 
 #: In a process of its own: a limit on addresses holds for all of one.

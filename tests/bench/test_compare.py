@@ -27,6 +27,8 @@ from onegraph.bench.measurement import EngineError
 from onegraph.bench.prompts import exact
 from support.backends import THOROUGH
 
+pytestmark = pytest.mark.thorough
+
 SMALL = ["-p", "24", "-n", "8", "-r", "2", "--device", "cpu", "--threads", "1"]
 
 

@@ -17,6 +17,8 @@ from onegraph.bench import load, machine, nvidia_smi
 from onegraph.bench.load import Watch
 from onegraph.bench.nvidia_smi import Card, Process
 
+pytestmark = pytest.mark.thorough
+
 RECORDED = Path(__file__).parent / "recorded"
 SMALL = ["-p", "8", "-n", "4", "-r", "2", "--device", "cpu", "--threads", "1"]
 

@@ -23,6 +23,8 @@ from onegraph.bench.prompts import FIXED, random_tokens
 from onegraph.results import Timings
 from onegraph.sampling import resolve
 
+pytestmark = pytest.mark.thorough
+
 CPU = ["--device", "cpu", "--threads", "1"]
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 SCRIPT = Path(__file__).resolve().parents[2] / "benches" / "agent_trace.py"
 SMALL = ["--system", "96", "--turns", "7", "--message", "16", "--answer", "5", "--device", "cpu"]
 

@@ -5,6 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.thorough
+
 SCRIPT = Path(__file__).resolve().parents[2] / "benches" / "depth_table.py"
 SMALL = ["--device", "cpu", "--models", "tiny-llama:Q4_K_M", "-p", "16", "-n", "8", "-r", "2"]
 SMALL += ["--depths", "0,16", "--prompt-depths", "16", "--sequences", "2", "--held", "8"]

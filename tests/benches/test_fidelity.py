@@ -5,6 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.thorough
+
 BENCH = Path(__file__).resolve().parents[2] / "benches" / "fidelity.py"
 
 

@@ -12,6 +12,8 @@ from onegraph import LLM
 from onegraph.server import asgi
 from support.serving import serving
 
+pytestmark = pytest.mark.thorough
+
 SCRIPT = Path(__file__).resolve().parents[2] / "benches" / "serving.py"
 
 

@@ -16,6 +16,8 @@ from onegraph import check
 from onegraph.cli.graph import _microseconds, across_layers
 from support.terminal import Terminal
 
+pytestmark = pytest.mark.thorough
+
 #: What a progress bar is drawn with.
 BAR = re.compile("[\u2501\u2578\u257a]|bytes$|KiB$")
 #: Of a block, in their order.

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.card_process import OnCard, require_card, run_on
+from support.backends import ON_CARD
+from support.card_process import OnCard, run_on
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -43,7 +44,6 @@ def simulated(ksim_env: dict[str, str], kernel_cache: dict[str, str], tiny_llama
 @pytest.fixture
 def real_card(tiny_llama: Path) -> OnCard:
     """Runs lines on a real card."""
-    require_card()
 
     def run(body: str, *, path: Path = tiny_llama, **given: Any) -> dict[str, Any]:
         return run_on(path, dict(os.environ), body, real=True, **given)
@@ -51,7 +51,7 @@ def real_card(tiny_llama: Path) -> OnCard:
     return run
 
 
-@pytest.fixture(params=["simulated", pytest.param("card", marks=pytest.mark.gpu)])
+@pytest.fixture(params=["simulated", *ON_CARD])
 def on_card(request: pytest.FixtureRequest) -> OnCard:
     """Runs lines on the simulated card, and on a real one; `given["real"]` says which."""
     if request.param == "simulated":

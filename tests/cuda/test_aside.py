@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 #: At most four sequences at a time on the pages of one or two; one is given up, some begin alike.

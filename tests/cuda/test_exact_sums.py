@@ -7,6 +7,8 @@ import pytest
 from onegraph import check
 from support.card_process import OnCard
 
+pytestmark = pytest.mark.thorough
+
 TYPES = {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"}
 TYPES |= {"IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ3_S", "IQ2_S", "IQ1_M"}
 TYPES |= {"IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4"}

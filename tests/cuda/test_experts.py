@@ -10,6 +10,8 @@ import shapes
 import synth
 from support.card_process import OnCard
 
+pytestmark = pytest.mark.thorough
+
 #: Logits of a prompt as one pass and as steps, and sequences together and alone.
 BODY = """
 ids = [int(i) for i in np.random.default_rng(1).integers(3, 290, 40)]

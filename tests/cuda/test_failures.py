@@ -13,6 +13,8 @@ import synth
 from support.backends import THOROUGH
 from support.card_process import OnCard
 
+pytestmark = pytest.mark.thorough
+
 #: Values of N in every run; `ONEGRAPH_THOROUGH=1` takes all.
 SAMPLE = 40
 

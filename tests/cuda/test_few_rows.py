@@ -11,6 +11,8 @@ import pytest
 import shapes
 import synth
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -11,6 +11,8 @@ import pytest
 import shapes
 import synth
 
+pytestmark = pytest.mark.thorough
+
 COUNTING = """
 import ctypes
 driver = ctypes.CDLL("libcuda.so")

@@ -15,6 +15,8 @@ import shapes
 import synth
 from onegraph import nvrtc
 
+pytestmark = pytest.mark.thorough
+
 PULL = [sys.executable, "-m", "onegraph", "pull"]
 #: As few kernels as serve one sequence.
 OPTIONS = ["--max-batch", "1", "--n-ctx", "256"]

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from support.card_process import OnCard
+
+pytestmark = pytest.mark.thorough
 
 BODY = """
 from dataclasses import replace

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 #: Requests with lookup and without, alone and together; of few tokens, so that they repeat.
 ROUNDS = """
 kv_type = given["kv_type"]

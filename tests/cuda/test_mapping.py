@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 # Sequences that grow as they decode, or whose windows go on, take pages after pages. None is taken

@@ -14,6 +14,8 @@ import shapes
 import synth
 from support.card_process import OnCard
 
+pytestmark = pytest.mark.thorough
+
 BODY = """
 asked = {"temperature": 0, "ignore_eos": True, "max_tokens": 4}
 prompts = ["Hello world", "a b c"]

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+pytestmark = pytest.mark.thorough
+
 # Filters take all four kernels of the sampler, each of which reads what those before it wrote.
 DRAW = """
 def draw(options):

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from support.backends import THOROUGH, Backend, on_simulator
 from support.card import Card, real_nvrtc
-from support.card_process import require_card
 from support.plans import bits
 from support.plans_kv import Cache
+
+pytestmark = pytest.mark.thorough
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -104,7 +105,6 @@ def test_options_reach_the_compiler(
 
 @pytest.mark.gpu
 def test_two_hundred_runs_and_every_way_to_run_are_one(tmp_path: Path) -> None:
-    require_card()
     env = dict(os.environ)
     found = digest(env, "card", times=200)
     assert len(found) == 64, "200 replays differ"
@@ -118,7 +118,6 @@ def test_late_blocks_change_no_bit(
     seed: int, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     """One block in eight sleeps before its stores."""
-    require_card()
     nvrtc = real_nvrtc()
     if nvrtc is None:
         pytest.skip("pip install 'nvidia-cuda-nvrtc-cu12>=12.9', or set ONEGRAPH_TEST_NVRTC")

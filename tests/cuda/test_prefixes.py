@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 #: Turns of a conversation, an edited one, an answer that is read again, and many at once.

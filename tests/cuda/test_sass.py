@@ -21,6 +21,8 @@ import synth
 from support.backends import THOROUGH
 from support.card import real_nvrtc
 
+pytestmark = pytest.mark.thorough
+
 # griddepcontrol.wait and griddepcontrol.launch_dependents.
 WAIT, TRIGGER = "ACQBULK", "PREEXIT"
 # cp.async.bulk.

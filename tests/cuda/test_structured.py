@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 #: Constrained and free sequences, alone and together, of every way to draw.
 HELD = """
 schema = {

@@ -43,10 +43,6 @@ ROWS = [2, 8, 16, 24, 40, 64, 100, 200]
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(
-    not Path("/dev/nvidia0").exists(),
-    reason="no NVIDIA card, and simulated it takes hours; `pytest -m gpu` where one is runs this",
-)
 @pytest.mark.parametrize(("name", "mix", "n_layer"), FAMILIES, ids=[f[0] for f in FAMILIES])
 def test_a_card_has_the_cpus_bits(tmp_path: Path, name: str, mix: str, n_layer: int) -> None:
     shape = dataclasses.replace(shapes.find(name), n_layer=n_layer, n_vocab=8192)

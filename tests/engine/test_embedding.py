@@ -23,6 +23,8 @@ from onegraph import LLM
 from support.card_process import run_on
 from support.reference import Reference
 
+pytestmark = pytest.mark.thorough
+
 Vectors = NDArray[Any]
 
 EMBEDDING = "tiny-qwen3-embedding"

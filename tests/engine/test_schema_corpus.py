@@ -13,6 +13,8 @@ import onegraph
 import pytest
 from onegraph import LLM
 
+pytestmark = pytest.mark.thorough
+
 #: All tokens that are allowed are about as likely: weights are random, and small beside this.
 UNIFORM: dict[str, Any] = {"temperature": 50.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 

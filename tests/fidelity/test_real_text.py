@@ -17,6 +17,8 @@ from onegraph.graphs import check_text
 from support.backends import THOROUGH
 from support.reference import Array, Reference, kl
 
+pytestmark = pytest.mark.thorough
+
 #: Of the text's 1,213 tokens: both prose and code.
 TOKENS = 560
 
@@ -153,8 +155,6 @@ def test_card(
     case: Case, kv_type: str | None, path: str, record_property: Callable[[str, object], None]
 ) -> None:
     """The same on a card: prompts by chunks, and one-token steps that are replays."""
-    if not Path("/dev/nvidia0").exists():
-        pytest.skip("no NVIDIA card; `pytest -m gpu` on a machine with one runs this")
     found = logits(case, kv_type, path, "cuda")
     m = measured(case, found, record_property)
     said = f"KL {m.kl:.3g}, logits differ by {m.differences.max():.3g}, lost {m.lost_gaps}"

@@ -16,6 +16,8 @@ import onegraph
 import pytest
 from onegraph.hub import hugging_face, pins
 
+pytestmark = pytest.mark.thorough
+
 REPO = "user/Tiny-GGUF"
 FILE = "Tiny-Q4_K_M.gguf"
 REF = f"hf:{REPO}/{FILE}"

@@ -11,6 +11,8 @@ import synth
 import widen
 from support.reference import Array, Reference, mean_kl
 
+pytestmark = pytest.mark.thorough
+
 #: Of the families that it widens: those that are Llama's block.
 ODD = [
     name

@@ -160,6 +160,7 @@ def run(test: str, judge: str, env: dict[str, str]) -> subprocess.CompletedProce
         command += [test, "-m", "not gpu", "--rootdir", str(ROOT), "--hypothesis-profile=find"]
         if judge and "/cuda/" not in test:
             command += ["-k", judge]
+    env = {name: value for name, value in env.items() if name != "PYTEST_ADDOPTS"}
     return subprocess.run(
         command, cwd=folder, env=env, capture_output=True, text=True, timeout=1500
     )

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 from onegraph import LLM
 from onegraph.server import asgi
 from support.backends import THOROUGH
 from support.serving import Served, http, prompt, serving, until
+
+pytestmark = pytest.mark.thorough
 
 REQUESTS = 50_000 if THOROUGH else 2_000
 

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from onegraph import _native
@@ -9,6 +10,11 @@ from onegraph import _native
 #: Whether cards, simulated or real, run every case, minutes, or of each test a few.
 THOROUGH = bool(os.environ.get("ONEGRAPH_THOROUGH"))
 CASES = 2
+
+#: Whether there is a card here. Cases on one are made where there is.
+HAS_CARD = Path("/dev/nvidia0").exists()
+#: What a fixture of cards takes beside "simulated".
+ON_CARD = [pytest.param("card", marks=pytest.mark.gpu)] if HAS_CARD else []
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,7 @@ BACKENDS = [
 PARAMS = [
     pytest.param(b, id=b.name, marks=[pytest.mark.gpu] if b.name == "card" else [])
     for b in BACKENDS
+    if b.name != "card" or HAS_CARD
 ]
 over_backends = pytest.mark.parametrize("backend", PARAMS, indirect=True)
 #: Whose bits the others are compared with, where an op's float32 operations are all stated.

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 #: Runs lines of Python with `onegraph`, `path` and `given`; what they put into `out` comes back.
 OnCard = Callable[..., dict[str, Any]]
 
@@ -24,12 +22,6 @@ import numpy as np
 import onegraph
 path, given, out = sys.argv[1], json.loads(sys.argv[2]), {}
 """
-
-
-def require_card() -> None:
-    """Skips where there is no card."""
-    if not Path("/dev/nvidia0").exists():
-        pytest.skip("no NVIDIA card; `pytest -m gpu tests/cuda` on a machine with one runs this")
 
 
 def run_on(path: Path, environment: dict[str, str], body: str, **given: Any) -> dict[str, Any]:

@@ -6,6 +6,8 @@ import pytest
 from support import oracles
 from support.oracles import characters, sentencepiece
 
+pytestmark = pytest.mark.thorough
+
 MEGABYTE = 1_000_000
 UNITS = {
     "letter": "a",

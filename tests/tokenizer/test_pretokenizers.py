@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from support import oracles
 from support.oracles import HuggingFace, LlamaCpp
 
+pytestmark = pytest.mark.thorough
+
 PRE = [
     *("gpt-2", "smollm", "llama-bpe", "qwen2", "qwen35", "gpt-4o", "tekken", "deepseek-llm"),
     *("deepseek-coder", "falcon", "default"),

@@ -14,6 +14,8 @@ import pytest
 from onegraph import LLM
 from support import scripted
 
+pytestmark = pytest.mark.thorough
+
 MARKERS = {
     "hermes": ["<tool_call>", "</tool_call>"],
     "llama3": ["<|python_tag|>"],
