@@ -15,6 +15,8 @@ from onegraph.cli.completion import SHELLS
 from onegraph.cli.options import KV_TYPES
 from support.terminal import Terminal
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -9,6 +9,8 @@ import click
 import pytest
 from onegraph.cli import COMMANDS, foreign
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.mark.parametrize(
     ("args", "said"),

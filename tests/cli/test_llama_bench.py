@@ -10,6 +10,8 @@ import pytest
 import shapes
 import synth
 
+pytestmark = pytest.mark.thorough
+
 SMALL = ["-p", "8", "-n", "0", "-r", "1"]
 
 

@@ -16,6 +16,8 @@ import synth
 from onegraph.bench.formats import FORMATS
 from support.terminal import Terminal, drained
 
+pytestmark = pytest.mark.thorough
+
 SMALL = ["-p", "8", "-n", "4", "-r", "2", "--threads", "1"]
 
 

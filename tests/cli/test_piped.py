@@ -14,6 +14,8 @@ from typing import Any
 import onegraph
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 ASK = "Which fruit does the input name?"
 GREEDY = ["--device", "cpu", "--temperature", "0", "--max-tokens", "4"]
 

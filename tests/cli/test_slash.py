@@ -15,6 +15,8 @@ from onegraph.cli.conversation import Conversation, load, place, save
 from onegraph.errors import ArgumentError, FileError
 from support.terminal import Terminal
 
+pytestmark = pytest.mark.thorough
+
 PROMPT = ">>> "
 QUICK = ["--device", "cpu", "--temperature", 0, "--max-tokens", 3, "--n-ctx", 512]
 

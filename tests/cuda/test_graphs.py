@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 FREE_RUNNING = """
 tokens = given["tokens"]
 settings = [{"temperature": 0}, {"seed": 7, "temperature": 1.0, "repeat_penalty": 1.2}]

@@ -15,6 +15,8 @@ import shapes
 import synth
 from support.card_process import OnCard
 
+pytestmark = pytest.mark.thorough
+
 #: The token whose embedding is too large.
 BAD = 40
 

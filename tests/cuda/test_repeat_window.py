@@ -5,6 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+pytestmark = pytest.mark.thorough
+
 #: `i16` has the same logits on every device. Few tokens, so that one leaves the window while others
 #: of its kind stay; a window of 64 loses the 3 and the 9, which the long prompt has but once.
 WINDOWS = """

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from support.card_process import OnCard
 
+pytestmark = pytest.mark.thorough
+
 BODY = """
 import logging
 said = []

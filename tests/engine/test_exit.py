@@ -11,6 +11,8 @@ import onegraph
 import pytest
 from support.backends import THOROUGH
 
+pytestmark = pytest.mark.thorough
+
 #: Times that each scenario runs: it meets the end of the program at another moment each time.
 TIMES = 40 if THOROUGH else 2
 

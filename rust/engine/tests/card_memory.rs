@@ -10,11 +10,11 @@ use onegraph::backend::{GpuOptions, RunnerOptions, Weights};
 use onegraph::plan::{KvShape, Plan};
 use onegraph::{quant, Error, Result};
 
-#[path = "files/card.rs"]
+#[path = "card/card.rs"]
 mod card;
-#[path = "files/card_model.rs"]
+#[path = "card/card_model.rs"]
 mod card_model;
-#[path = "files/fixture.rs"]
+#[path = "host/fixture.rs"]
 mod fixture;
 
 use fixture::Folder;

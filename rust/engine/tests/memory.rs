@@ -11,11 +11,11 @@ use onegraph::gguf::{Array, Gguf, Value};
 use onegraph::tokenizer::Tokenizer;
 use onegraph::{quant, sampler, Result};
 
-#[path = "files/card_model.rs"]
+#[path = "card/card_model.rs"]
 mod card_model;
-#[path = "files/fixture.rs"]
+#[path = "host/fixture.rs"]
 mod fixture;
-#[path = "files/load.rs"]
+#[path = "host/load.rs"]
 mod load;
 
 use fixture::{tiny, Folder, Writer};

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from support.terminal import drained
 
+pytestmark = pytest.mark.thorough
+
 HERE = Path(__file__)
 SCRIPTS = sorted(set(HERE.parent.glob("*.py")) - {HERE, HERE.with_name("command_lines.py")})
 

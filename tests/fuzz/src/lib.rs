@@ -1,6 +1,6 @@
 //! The doors for strangers' bytes. Each has `run`, which must neither panic nor take long whatever
 //! the bytes are, and `seeds` to start from. Fuzz targets and the smoke test in CI share them.
-#[path = "../../../rust/engine/tests/files/fixture.rs"]
+#[path = "../../../rust/engine/tests/host/fixture.rs"]
 pub mod fixture;
 pub mod gguf;
 pub mod template;

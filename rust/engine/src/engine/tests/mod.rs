@@ -13,7 +13,7 @@ mod aside;
 mod constrain;
 mod embedding;
 mod faulty;
-#[path = "../../../tests/files/fixture.rs"]
+#[path = "../../../tests/host/fixture.rs"]
 mod fixture;
 mod lines;
 mod lookup;

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
+use crate::card;
 use onegraph::backend::cuda::driver::buffer::DeviceBuffer;
 use onegraph::backend::cuda::driver::compile::Compiler;
 use onegraph::backend::cuda::driver::context::Context;
@@ -18,9 +19,6 @@ use onegraph::backend::cuda::run::sampling::Sampling;
 use onegraph::backend::{Finish, SlotRequest};
 use onegraph::sampler::{Allowed, Params, Sampler, MAX_VOCAB};
 use onegraph::Error;
-
-#[path = "files/card.rs"]
-mod card;
 
 const INF: f32 = f32::INFINITY;
 

@@ -9,14 +9,8 @@ use onegraph::backend::{
 use onegraph::quant;
 use onegraph::sampler::Params;
 
-#[path = "files/card.rs"]
-mod card;
-#[path = "files/card_model.rs"]
-mod card_model;
-#[path = "files/fixture.rs"]
-mod fixture;
-
-use fixture::Folder;
+use crate::fixture::Folder;
+use crate::{card, card_model};
 
 const SLOTS: usize = 2;
 

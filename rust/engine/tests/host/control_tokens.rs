@@ -5,10 +5,7 @@ use onegraph::gguf::{Array, Gguf, Value};
 use onegraph::tokenizer::Tokenizer;
 use proptest::prelude::*;
 
-#[path = "files/fixture.rs"]
-mod fixture;
-
-use fixture::Writer;
+use crate::fixture::Writer;
 
 /// The characters of all texts here; each is a token of its own, by its place. The last stands for
 /// what no token spells.

@@ -10,10 +10,7 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 
-#[path = "files/fixture.rs"]
-mod fixture;
-
-use fixture::Writer;
+use crate::fixture::Writer;
 
 const END: &str = "<eos>";
 const THINK: Thought = Thought::Between("<think>", "</think>");

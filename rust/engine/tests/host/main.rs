@@ -1,15 +1,19 @@
-//! Model files: what a good one holds, and what a damaged or hostile one does to us.
+//! What needs no card. Model files: what a good one holds, and what a damaged or hostile one does to us;
+//! tokens, and calls of tools.
 mod config;
+mod control_tokens;
 mod damage;
 mod families;
 #[path = "../../../../tests/fuzz/src/lib.rs"]
 mod fuzz;
+mod held;
 mod hostile;
 mod info;
 mod load;
 mod mutate;
 mod open;
 mod smoke;
+mod tools;
 mod valid;
 
 use fuzz::fixture;
