@@ -12,6 +12,8 @@ import pytest
 from support import scripted
 from support.terminal import Terminal
 
+pytestmark = pytest.mark.thorough
+
 FOLDER = Path(onegraph.__file__).parent / "pages" / "examples"
 PROGRAMS = sorted(path.name for path in FOLDER.glob("*.py"))
 

@@ -22,7 +22,15 @@ HERE = Path(__file__).parent
 SCRIPTS = sorted({*HERE.glob("*.py")} - {*HERE.glob("test_*.py"), HERE / "hostile_gguf.py"})
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda p: p.stem)
+#: Those that take seconds.
+SLOW = {"chat_template", "special_tokens", "tokenizer_blow_up"}
+
+
+@pytest.mark.parametrize(
+    "script",
+    [pytest.param(p, marks=[pytest.mark.thorough] if p.stem in SLOW else []) for p in SCRIPTS],
+    ids=lambda p: p.stem,
+)
 def test_attack(script: Path, tmp_path: Path) -> None:
     subprocess.run([sys.executable, script, tmp_path], check=True, stdout=subprocess.DEVNULL)
     rows = json.loads((tmp_path / "attacks.json").read_text())

@@ -71,6 +71,7 @@ def test_json_has_llama_benchs_fields_and_its_arithmetic(cli, tiny: Path) -> Non
     assert records[0]["bytes_per_step"] is None and records[0]["avg_ts_without_sampling"] is None
 
 
+@pytest.mark.thorough
 def test_csv_json_lines_and_markdown_say_the_same(cli, tiny: Path) -> None:
     lines = cli("bench", tiny, *SMALL, "-o", "jsonl").stdout.splitlines()
     records = [json.loads(line) for line in lines]
@@ -96,6 +97,7 @@ def test_csv_json_lines_and_markdown_say_the_same(cli, tiny: Path) -> None:
     assert "output: KL " in foot and "steps against a prompt, 32 tokens; first choice" in foot
 
 
+@pytest.mark.thorough
 def test_a_prompt_behind_a_depth_is_timed_by_itself(cli, tiny: Path) -> None:
     options = ["-p", "16", "-n", "0", "-d", "0,384", "-r", "25", "--device", "cpu"]
     done = cli("bench", tiny, *options, "--threads", 1, "-o", "json")
@@ -145,6 +147,7 @@ def test_a_chart_needs_a_folder(cli, tiny: Path, tmp_path: Path) -> None:
     assert f"there is no folder {tmp_path}/none; make it" in done.stderr
 
 
+@pytest.mark.thorough
 def test_the_chart_is_drawn(cli, tiny: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     chart = tmp_path / "chart.svg"

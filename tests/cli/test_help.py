@@ -34,6 +34,7 @@ def test_a_line_of_the_list_fits_a_terminal(terminal: Any) -> None:
     assert shell.wait() == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("topic", TOPICS)
 def test_a_pipe_gets_the_page_byte_for_byte(topic: str, cli: Any) -> None:
     done = cli("help", topic, text=False, encoding=None)

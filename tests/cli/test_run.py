@@ -32,6 +32,7 @@ def answer(llm: onegraph.LLM) -> str:
     return text
 
 
+@pytest.mark.thorough
 def test_the_readmes_command_answers(cli, smollm2: Path) -> None:
     readme = (Path(__file__).resolve().parents[2] / "README.md").read_text()
     (line,) = re.findall(r"^## Run it\n+```sh\n(.*)\n```$", readme, flags=re.M)
@@ -45,6 +46,7 @@ def test_the_readmes_command_answers(cli, smollm2: Path) -> None:
     assert len(done.stdout.split()) > 5
 
 
+@pytest.mark.thorough
 def test_a_cut_that_nobody_asked_for_is_said(cli, smollm2: Path) -> None:
     ask = ["run", smollm2, QUESTION, "--device", "cpu", "--ignore-eos"]
     asked = cli(*ask, "--max-tokens", 9)
@@ -117,6 +119,7 @@ def test_json_is_the_result(cli, smollm2: Path, answer: str) -> None:
     assert made["timings"]["decode_tokens_per_second"] > 0
 
 
+@pytest.mark.thorough
 def test_sampling_options_reach_the_sampler(cli, smollm2: Path, answer: str) -> None:
     def run(*more: object) -> str:
         done = cli("run", smollm2, QUESTION, "--max-tokens", 12, *more)

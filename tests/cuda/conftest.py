@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -11,6 +12,11 @@ from typing import Any
 import pytest
 from support.backends import ON_CARD
 from support.card_process import OnCard, run_on
+
+COMPILED = """
+with onegraph.LLM(path, device="cuda", n_ctx=256, max_batch=4, kv_type=given["kv_type"]) as llm:
+    llm.generate([[3, 4], list(range(3, 76))], max_tokens=2, ignore_eos=True, logprobs=1)
+"""
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -29,14 +35,26 @@ def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {"ONEGRAPH_CACHE_DIR": str(tmp_path_factory.mktemp("kernels"))}
 
 
+@pytest.fixture(scope="session")
+def simulator(ksim_env: dict[str, str], tiny_llama: Path, tmp_path_factory: Any) -> dict[str, str]:
+    """The environment of the simulated card, for which most kernels of `tiny_llama` are compiled:
+    once for all workers of a run, and before the first test that would wait for it."""
+    env = ksim_env | {"ONEGRAPH_CACHE_DIR": str(tmp_path_factory.mktemp("kernels"))}
+    with (Path(env["KSIM_CACHE"]) / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for kv_type in ("i16", "q8_0"):
+            run_on(tiny_llama, env, COMPILED, kv_type=kv_type)
+    return env
+
+
 @pytest.fixture
-def simulated(ksim_env: dict[str, str], kernel_cache: dict[str, str], tiny_llama: Path) -> OnCard:
+def simulated(simulator: dict[str, str], tiny_llama: Path) -> OnCard:
     """Runs lines on the simulated card; `env` adds to its environment."""
 
     def run(
         body: str, *, path: Path = tiny_llama, env: dict[str, str] | None = None, **given: Any
     ) -> dict[str, Any]:
-        return run_on(path, ksim_env | kernel_cache | (env or {}), body, **given)
+        return run_on(path, simulator | (env or {}), body, **given)
 
     return run
 

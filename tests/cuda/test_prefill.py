@@ -69,6 +69,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_a_prompt_between_chunks(tiny: Path, ksim_env: dict[str, str]) -> None:
     done = subprocess.run(

@@ -31,6 +31,7 @@ CASES = [
 ]
 
 
+@pytest.mark.thorough
 def test_replays_equal_eager_steps(on_card: Any) -> None:
     found = on_card(VERIFY, cases=CASES)["found"]
     for (options, sizes, tokens), each in zip(CASES, found, strict=True):
@@ -44,6 +45,7 @@ def test_replays_equal_eager_steps(on_card: Any) -> None:
         assert [step[name] for name in wrong] == [0, 0, 0, 0]
 
 
+@pytest.mark.thorough
 def test_padding_changes_nothing_and_the_default_is_a_fixed_text(simulated: Any) -> None:
     found = simulated(
         """

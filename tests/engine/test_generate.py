@@ -32,6 +32,7 @@ def test_greedy_takes_the_argmax_of_the_logits(smol: LLM) -> None:
     assert same(result, smol.generate("The capital of France is", max_tokens=24, **GREEDY))
 
 
+@pytest.mark.thorough
 def test_a_batch_equals_its_single_calls(smol: LLM) -> None:
     prompts = [
         "The sea",
@@ -191,6 +192,7 @@ def test_a_smaller_context_gives_the_same_bits(tiny: Path, llm: LLM) -> None:
         assert np.array_equal(small.logits([5, 6, 7]), llm.logits([5, 6, 7]))
 
 
+@pytest.mark.thorough
 def test_logits_by_both_ways_have_the_same_bits(smol: LLM) -> None:
     ids = smol.tokenize(
         "The order of every sum is fixed by shape and type, never by the batch. " * 9

@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 from onegraph import LLM, ArgumentError, ContextError, FileError
 from support.prompts import words
 
+pytestmark = pytest.mark.thorough
+
 #: Of every load here.
 LOAD: dict[str, Any] = {"device": "cpu", "n_ctx": 448, "max_batch": 2, "progress": False}
 OPTIONS: dict[str, Any] = {"max_tokens": 6, "temperature": 1.0, "seed": 5, "ignore_eos": True}

@@ -12,6 +12,8 @@ import shapes
 import synth
 from onegraph import LLM, Result
 
+pytestmark = pytest.mark.thorough
+
 CODE = """\
 def mean(values):
     return sum(values) / len(values)

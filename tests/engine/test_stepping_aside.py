@@ -18,6 +18,8 @@ from onegraph.server.metrics import Metrics
 from onegraph.server.models import Models
 from support.prompts import words
 
+pytestmark = pytest.mark.thorough
+
 #: One context of memory for six sequences.
 TIGHT: dict[str, Any] = {
     "device": "cpu",

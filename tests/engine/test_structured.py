@@ -95,6 +95,7 @@ def test_texts_of_every_form(llm: LLM, form: dict[str, Any], pattern: str, seed:
     assert result.text.count("(") == result.text.count(")")
 
 
+@pytest.mark.thorough
 def test_a_batch_mixes_forms_and_none_and_each_equals_its_own_run(smol: LLM) -> None:
     kinds: list[dict[str, Any]] = [
         {"schema": Pet},

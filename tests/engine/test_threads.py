@@ -15,6 +15,7 @@ from support.turns import turns_beside
 pytestmark = pytest.mark.usefixtures("all_cores")
 
 
+@pytest.mark.thorough
 def test_eight_threads_on_one_model_equal_their_own_calls(smol: LLM) -> None:
     jobs = [(f"Thread {i} says", 100 + i) for i in range(16)]
 

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from onegraph import LLM, _native
 from support.prompts import words
 
+pytestmark = pytest.mark.thorough
+
 LOAD: dict[str, Any] = {"device": "cpu", "threads": 1, "progress": False}
 
 

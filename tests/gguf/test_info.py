@@ -39,6 +39,7 @@ def check_sizes(found: dict[str, Any], path: Path) -> None:
     assert found["files"] == [{"path": str(path), "bytes": path.stat().st_size}]
 
 
+@pytest.mark.thorough
 def test_smollm2(smollm2: Path) -> None:
     found = info(smollm2, n_ctx=2048, max_batch=4)
     check_sizes(found, smollm2)

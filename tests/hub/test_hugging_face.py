@@ -10,6 +10,8 @@ import onegraph
 import pytest
 from onegraph import hub
 
+pytestmark = pytest.mark.thorough
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILES = [
     "README.md",

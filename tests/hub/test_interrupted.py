@@ -18,6 +18,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 CONTENT = os.urandom(3 << 20)
 KEPT = f"tiny-{hashlib.sha256(CONTENT).hexdigest()[:8]}.gguf"
 LIBRARY = """

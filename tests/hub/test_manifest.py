@@ -16,6 +16,8 @@ import pytest
 from onegraph import hub
 from onegraph.hub import fingerprint
 
+pytestmark = pytest.mark.thorough
+
 CONTENT = os.urandom(3 << 20)
 
 

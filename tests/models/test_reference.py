@@ -18,6 +18,8 @@ import shapes
 import synth
 from support.reference import Reference, kl, log_softmax, mean_kl
 
+pytestmark = pytest.mark.thorough
+
 SMALL = [name for name in shapes.load() if name.startswith(("tiny-", "odd-"))]
 
 

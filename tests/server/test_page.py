@@ -15,6 +15,8 @@ from onegraph.server import asgi
 from support import calls, scripted
 from support.serving import Served, runs, serving, until
 
+pytestmark = pytest.mark.thorough
+
 BROWSER = shutil.which("chromium"), shutil.which("chromedriver")
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import onegraph
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 MIB = 1 << 20
 #: Each must end in a ModelError. `xs` is a list of 100 messages of 1,000 characters.
 HOSTILE = {
