@@ -20,6 +20,8 @@ from llm.parts import Message, ToolResultPart
 from onegraph import LLM, ArgumentError, llm_plugin
 from onegraph.sampling import DEFAULTS
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).resolve().parents[1]
 NAME = "onegraph/smollm2"
 

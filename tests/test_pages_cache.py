@@ -12,6 +12,8 @@ import pytest
 from onegraph import hub
 from support.backends import THOROUGH
 
+pytestmark = pytest.mark.thorough
+
 PAGE = Path(onegraph.__file__).parent / "pages" / "cache.md"
 
 Done = subprocess.CompletedProcess[str]

@@ -32,6 +32,8 @@ from onegraph.server import asgi
 from starlette.routing import Route
 from support.serving import http, rest, until
 
+pytestmark = pytest.mark.thorough
+
 PAGE = pages()["deploying"].path.read_text()
 
 

@@ -23,6 +23,7 @@ LENGTHS = [1, 2, 63, 64, 65, 128, 129, 1000]
 over_caches = pytest.mark.parametrize("kv_type", exact.KINDS)
 
 
+@pytest.mark.thorough
 @pytest.mark.one_shape
 @over_backends
 @pytest.mark.parametrize("n", LENGTHS)
@@ -96,6 +97,7 @@ def test_grouped_heads(backend: Backend, group: int, n_head_kv: int, kv_type: st
     check(backend, shape, shape.rows(70))
 
 
+@pytest.mark.thorough
 @over_backends
 @pytest.mark.parametrize(
     ("group", "n_head_kv", "head_dim"),
@@ -299,6 +301,7 @@ def test_a_cleared_page_holds_zeros(backend: Backend, kv_type: str) -> None:
     assert_same(found, wanted)
 
 
+@pytest.mark.thorough
 @over_backends
 @over_caches
 def test_any_passes_give_the_same_bits(backend: Backend, kv_type: str) -> None:

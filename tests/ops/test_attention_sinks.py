@@ -9,6 +9,8 @@ from support.backends import Backend, over_backends
 from support.plans import nmse
 from support.plans_attention import Shape, assert_same, feed, in_float64, sequence
 
+pytestmark = pytest.mark.thorough
+
 N = 150
 KV = ["F32", "F16"]
 #: Nearest to a test, so that of a few cases that stand for all some are of each.

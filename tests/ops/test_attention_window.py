@@ -12,6 +12,8 @@ from support.backends import Backend, over_backends
 from support.plans import PAGE, bits, nmse
 from support.plans_attention import Shape, assert_same, feed, in_float64, sequence
 
+pytestmark = pytest.mark.thorough
+
 N = 200
 #: One token, less than a page, pages, more, and all that there are.
 WINDOWS = [1, 100, 2, 63, 64, 65, 128, N, 1000]

@@ -64,6 +64,7 @@ def test_steps_equal_the_chunk(backend: Backend, ty: str) -> None:
     assert np.array_equal(bits(np.concatenate(steps)), bits(whole(backend, ty, 70, 0)))
 
 
+@pytest.mark.thorough
 @over_backends
 def test_any_chunks_equal_the_whole(backend: Backend) -> None:
     @given(
@@ -81,6 +82,7 @@ def test_any_chunks_equal_the_whole(backend: Backend) -> None:
     check()
 
 
+@pytest.mark.thorough
 @over_backends
 @over_types
 def test_any_chunks_of_a_prompt_equal_the_whole(backend: Backend, ty: str) -> None:
@@ -138,6 +140,7 @@ def test_the_model_says_something(backend: Backend) -> None:
         assert len(np.unique(bits(rows))) > rows.size // 2
 
 
+@pytest.mark.thorough
 def test_instruction_sets() -> None:
     """Plain code, AVX2 and AVX-512 with and without VNNI, what the processor has of it, give the
     same bits."""

@@ -9,6 +9,8 @@ import pytest
 from support.backends import INTERPRETER, Backend, over_backends, over_cards
 from support.plans import TYPES, Floats, Plan, Run, bits, encode, nmse, normal
 
+pytestmark = pytest.mark.thorough
+
 Array = np.ndarray
 GATINGS = ["softmax", "sigmoid", "selected_softmax"]
 #: Types of integers of each kind, and floats.

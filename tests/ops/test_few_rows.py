@@ -9,6 +9,8 @@ import pytest
 from support.backends import INTERPRETER, Backend, over_cards
 from support.plans import Plan, Run, bits, encode, normal
 
+pytestmark = pytest.mark.thorough
+
 #: Widths of eight parts, even and uneven.
 WIDTHS = [2048, 2304, 4608]
 #: Columns of one row for a superblock a warp, for a few more than there are warps, and for several

@@ -7,6 +7,8 @@ import pytest
 from support.backends import Backend, over_backends
 from support.plans import PAGE, Floats, Plan, Run, head_bytes, normal
 
+pytestmark = pytest.mark.thorough
+
 #: Tokens of the sequence.
 N = 70
 

@@ -9,6 +9,8 @@ import pytest
 from support.backends import INTERPRETER, Backend, over_backends, over_cards
 from support.plans import TYPES, Floats, Plan, Run, bits, encode, normal
 
+pytestmark = pytest.mark.thorough
+
 KINDS = [ty for ty in ("NVFP4", "F16", "Q4_K") if ty in TYPES]
 N = 256
 

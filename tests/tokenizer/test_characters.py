@@ -13,6 +13,7 @@ def read(tmp_path: Path, data: oracles.Metadata, *, model: bool = False) -> oneg
     return onegraph.Tokenizer(oracles.write(tmp_path / "model.gguf", data, model=model))
 
 
+@pytest.mark.thorough
 def test_as_both_oracles(tmp_path: Path) -> None:
     data = characters()
     ours = read(tmp_path, data, model=True)

@@ -8,6 +8,8 @@ import pytest
 from support import oracles, published, strings
 from support.oracles import HuggingFace, LlamaCpp, Metadata
 
+pytestmark = pytest.mark.thorough
+
 #: The real model's vocabulary as it is, and split as other families split theirs.
 PRE = ["smollm", "gpt-2", "llama-bpe", "qwen2", "gpt-4o", "tekken", "default"]
 PUBLISHED = [

@@ -14,6 +14,8 @@ from support.oracles import (
     sentencepiece,
 )
 
+pytestmark = pytest.mark.thorough
+
 
 def read(tmp_path: Path, data: oracles.Metadata, *, model: bool = False) -> onegraph.Tokenizer:
     return onegraph.Tokenizer(oracles.write(tmp_path / "model.gguf", data, model=model))
