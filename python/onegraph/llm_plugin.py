@@ -58,6 +58,7 @@ class Options(llm.Model.Options):
     prompt_lookup_num_tokens: int | None = _option("prompt_lookup_num_tokens")
     regex: str | None = _option("regex")
     grammar: str | None = _option("grammar")
+    cache_salt: str | None = _option("cache_salt")
     device: str | None = _option("device")
     n_ctx: int | None = _option("n_ctx")
     max_batch: int | None = _option("max_batch")
