@@ -61,7 +61,7 @@ pub fn slices(
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{plan, product_of, RULES, SUM, X};
+    use super::super::tests::{plan, product_of, SUM, X};
     use super::super::{fuse, Epilogue, Fused};
     use super::*;
     use crate::plan::{BufferId, Rows, WeightId};
@@ -87,7 +87,7 @@ mod tests {
         }
         plan.ops = ops;
         plan.check().unwrap();
-        fuse(&plan, RULES)
+        fuse(&plan)
     }
 
     fn whole() -> Op {

@@ -1,18 +1,17 @@
 //! Attention over a cache of integers: the same sum whichever kernel computes it, so which one does is
 //! a matter of time alone.
 
-use super::attention::{
-    describe, parts, prompt_params, AttentionOp, Turned, ATTENTION_ROWS, MAX_SPLITS,
-};
+use super::attention::{describe, parts, AttentionOp, Turned, ATTENTION_ROWS, MAX_SPLITS};
 use super::lowering::{flag, sizes, Lowering, Pass, Path};
 use super::params::{AttentionFixed, KvView, PromptAttention, CONSTANTS};
 use crate::backend::cuda::driver::info::DeviceInfo;
+use crate::backend::cuda::driver::launch::Launch;
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::backend::PAGE_TOKENS;
 use crate::error::{Error, Result};
 use crate::plan::KvShape;
-use crate::quant::{self, QuantType};
+use crate::quant::{self, QuantType, KV_HEAD_MULTIPLE};
 use std::f64::consts::LOG2_E;
 use std::ops::Range;
 
@@ -75,20 +74,21 @@ const FEW_ROWS: usize = 32;
 /// Most pages in its shared memory, of one byte a number and of two.
 const PROMPT_STAGES: [usize; 2] = [6, 4];
 
-/// The launches of one op; in one with `newest` rows are sequences of their own, and it stores their
-/// newest tokens.
-pub fn specs(l: &Lowering, op: &AttentionOp, pass: &Pass) -> Result<Vec<Spec>> {
+/// The launches of one op, behind `before` others of the pass; in one with `newest` rows are sequences of
+/// their own, and it stores their newest tokens.
+pub fn specs(l: &Lowering, op: &AttentionOp, pass: &Pass, before: usize) -> Result<Vec<Spec>> {
+    let step_specs = |of, at_once| step_specs(l, op, pass, of, at_once, before);
     let mut specs = match pass.path {
-        Path::Decode { .. } => step_specs(l, op, pass, 0..pass.rows, pass.rows)?,
+        Path::Decode => step_specs(0..pass.rows, pass.rows)?,
         Path::Prefill { .. } => {
             let (prompt, rows) = (pass.together(), pass.rows);
             let mut specs = match prompt_stages(l, op) {
                 Some(stages) if prompt > FEW_ROWS => {
                     vec![prompt_spec(l, op, pass, prompt, stages)?]
                 }
-                _ => step_specs(l, op, pass, 0..prompt, ATTENTION_ROWS)?,
+                _ => step_specs(0..prompt, ATTENTION_ROWS)?,
             };
-            specs.extend(step_specs(l, op, pass, prompt..rows, rows - prompt)?);
+            specs.extend(step_specs(prompt..rows, rows - prompt)?);
             specs
         }
     };
@@ -96,22 +96,31 @@ pub fn specs(l: &Lowering, op: &AttentionOp, pass: &Pass) -> Result<Vec<Spec>> {
     Ok(specs)
 }
 
-/// Whether a card's shared memory has room for a page's keys of each of these heads, where they are summed
-/// here.
+/// Whether a card keeps keys and values of these heads in `kv_type`, a page's keys of which its shared
+/// memory has room for.
 ///
 /// # Errors
-/// [`Error::Argument`] with the numbers and another type.
+/// [`Error::Argument`] with the numbers, and another type or device.
 pub fn check(card: &DeviceInfo, kv_type: &QuantType, shapes: &[KvShape]) -> Result<()> {
-    let bytes = |ty: &QuantType, kv: &KvShape| match ty.sums_kv_exactly() {
-        true => page_bytes(ty, kv.head_dim) + STATIC_BYTES,
-        false => 0,
-    };
+    quant::check_kv_on_card(kv_type)?;
+    let is_odd = |kv: &&KvShape| !kv.head_dim.is_multiple_of(KV_HEAD_MULTIPLE);
+    if let Some(kv) = shapes.iter().find(is_odd) {
+        return Err(Error::Argument {
+            name: "device",
+            value: "cuda".into(),
+            reason: format!(
+                "a card keeps heads of a multiple of {KV_HEAD_MULTIPLE} values, here they have {}; \
+                 use device=\"cpu\"",
+                kv.head_dim
+            ),
+        });
+    }
+    let bytes = |ty: &QuantType, kv: &KvShape| page_bytes(ty, kv.head_dim) + STATIC_BYTES;
     let fits = |ty: &QuantType, kv: &KvShape| bytes(ty, kv) <= card.shared_bytes;
     let Some(kv) = shapes.iter().find(|kv| !fits(kv_type, kv)) else {
         return Ok(());
     };
-    let able =
-        |t: &&QuantType| t.keeps_kv_on_card(kv.head_dim) && shapes.iter().all(|kv| fits(t, kv));
+    let able = |t: &&QuantType| t.sums_kv_exactly() && shapes.iter().all(|kv| fits(t, kv));
     let able = quant::kv_types().filter(able);
     let able: Vec<_> = able.map(|t| t.name.to_lowercase()).collect();
     Err(Error::Argument {
@@ -171,6 +180,7 @@ fn step_specs(
     pass: &Pass,
     of: Range<usize>,
     at_once: usize,
+    before: usize,
 ) -> Result<Vec<Spec>> {
     let n_head_kv = op.kv.n_head_kv;
     let kv = l.kv(op.layer)?;
@@ -241,7 +251,7 @@ fn step_specs(
             eps: turned.map_or(0.0, |t| t.eps),
             scale: scale(op),
             shares: blocks as u32,
-            unused: 0,
+            located: u32::from(op.newest.is_some() && Launch::reads_before_wait(before)),
         };
         let count = (of.end - first).min(at_once) as u32;
         let more = [("HEADS", heads), ("TEAMS", teams), ("RING", ring)];
@@ -274,8 +284,14 @@ fn prompt_spec(
 ) -> Result<Spec> {
     let n_head_kv = op.kv.n_head_kv;
     let params = PromptAttention {
+        q: l.address(op.q),
+        out: l.address(op.out),
+        kv: l.kv(op.layer)?,
+        positions: pass.inputs.positions,
+        slots: pass.inputs.slots,
+        sinks: l.vector(op.sinks)?,
+        scale: scale(op),
         m: m as u32,
-        ..prompt_params(l, op, pass, scale(op))?
     };
     let queries = m * (op.n_head / n_head_kv);
     let blocks_of = |warps: usize| queries.div_ceil(warps * 16);
@@ -325,8 +341,11 @@ fn prompt_stages(l: &Lowering, op: &AttentionOp) -> Option<usize> {
 mod tests {
     use super::super::lowering::Inputs;
     use super::super::pass::specs;
-    use super::super::tests::{at, blocks, chunk, entries, halves, lowering, step, superblocks};
+    use super::super::tests::{at, blocks, chunk, entries, lowering, step, superblocks, with};
     use super::*;
+    use crate::backend::cuda::driver::spec::Kind;
+    use crate::plan::fuse::Fused;
+    use crate::plan::{Op, Plan};
 
     #[test]
     fn a_step_of_sequences_stores_the_newest_tokens_where_it_attends() {
@@ -420,10 +439,44 @@ mod tests {
             if let Err(e) = found {
                 let text = e.to_string();
                 assert!(text.contains(&format!("{head_dim} values")), "{text}");
-                assert!(text.contains(&halves().to_lowercase()), "{text}");
+                let able = head_dim == 512 || arch != "sm_75";
+                assert_eq!(text.contains(&blocks().to_lowercase()), able, "{text}");
             }
-            assert!(check(&card, quant::kv_by_name(halves()).unwrap(), &shapes).is_ok());
         }
+    }
+
+    #[test]
+    fn what_no_card_keeps_is_refused_with_what_it_does() {
+        let card = DeviceInfo::of_arch("sm_90", 16).unwrap();
+        let check = |ty: &QuantType, head_dim| {
+            let shape = KvShape {
+                n_head_kv: 1,
+                head_dim,
+            };
+            check(&card, ty, &[shape]).map_err(|e| e.to_string())
+        };
+        let mut refused = 0;
+        for ty in quant::kv_types() {
+            match check(ty, 64) {
+                Ok(()) => assert!(ty.sums_kv_exactly()),
+                Err(text) => {
+                    let value = format!("kv_type = {}:", ty.name.to_lowercase());
+                    assert!(text.contains(&value), "{text}");
+                    assert!(
+                        text.contains("use i16 (16.1 bits) or q8_0 (8.5 bits)"),
+                        "{text}"
+                    );
+                    refused += 1;
+                }
+            }
+        }
+        assert_eq!(refused, quant::kv_types().count() - 2);
+        let text = check(quant::kv_by_name("i16").unwrap(), 20).unwrap_err();
+        assert!(
+            text.contains("a multiple of 16 values, here they have 20"),
+            "{text}"
+        );
+        assert!(text.contains("device=\"cpu\""), "{text}");
     }
 
     #[test]
@@ -463,10 +516,7 @@ mod tests {
     #[test]
     fn rows_of_a_step_beside_a_prompt_have_the_kernel_for_steps() {
         let l = lowering("sm_90", superblocks(), "I16", true);
-        let path = Path::Prefill {
-            span: 1024,
-            steps: 8,
-        };
+        let path = Path::Prefill { steps: 8 };
         let pass = Pass {
             path,
             ..chunk(64, 9)
@@ -488,11 +538,55 @@ mod tests {
         assert_eq!(its.q, at("q") + 56 * row_bytes);
         assert_eq!(its.positions, pass.inputs.positions + 56 * 4);
         assert_eq!((step.grid[2], its.k), (8, 0));
-        // Over other types a step's sums are not those of a prompt.
-        let l = lowering("sm_90", superblocks(), halves(), true);
-        assert!(specs(&l, &pass)
-            .unwrap_err()
-            .to_string()
-            .contains("a step beside a prompt"));
+    }
+
+    #[test]
+    fn what_the_first_launch_writes_is_read_before_the_wait_behind_two_alone() {
+        let mut l = lowering("sm_90", superblocks(), "I16", true);
+        let mut plan = Plan::clone(&l.plan);
+        let attends = |op: &Op| matches!(op, Op::KvScatter { .. } | Op::Attention { .. });
+        let its: Vec<Op> = plan.ops.iter().filter(|op| attends(op)).cloned().collect();
+        let of = |l: &Lowering| {
+            let list = specs(l, &step(1)).unwrap();
+            let at = list
+                .iter()
+                .position(|s| s.entry == "attention_fixed")
+                .unwrap();
+            (at, list[at].params::<AttentionFixed>().unwrap().located)
+        };
+        assert_eq!(of(&l), (2, 1));
+        // Right behind the kernel that writes positions and slots.
+        plan.ops.retain(|op| !attends(op));
+        plan.ops.splice(1..1, its);
+        l = with(l, plan);
+        assert_eq!(of(&l), (1, 0));
+    }
+
+    #[test]
+    fn a_window_ends_the_splits_of_a_row() {
+        let attention = |window: usize, pass: &Pass| {
+            let mut l = lowering("sm_90", superblocks(), "I16", false);
+            for op in &mut l.fused {
+                if let Fused::Single(Op::Attention { window: its, .. }) = op {
+                    *its = Some(window);
+                }
+            }
+            let list = specs(&l, pass).unwrap();
+            let its = list.into_iter().find(|s| s.kind == Kind::Attention);
+            its.expect("a kernel")
+        };
+        for (window, shares) in [(1, 1), (66, 3), (193, 4), (194, 5), (512, 9)] {
+            let spec = attention(window, &step(1));
+            let params: AttentionFixed = spec.params().unwrap();
+            assert_eq!(params.shares, shares, "{window}");
+            let constant = format!("WINDOW = {window};");
+            assert!(spec.variant.constants.contains(&constant), "{window}");
+            assert_eq!(spec.traffic.total(4096), spec.traffic.total(window as u64));
+        }
+        // One that no row is longer than is none.
+        for pass in [step(1), chunk(512, 1)] {
+            let spec = attention(4096, &pass);
+            assert!(spec.variant.constants.contains("WINDOW = 0;"));
+        }
     }
 }
