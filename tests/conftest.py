@@ -143,7 +143,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         backend = params.get("backend")
         if not isinstance(backend, Backend):
             continue
-        kv_type, head_dim = params.get("kv_type", "F32"), params.get("head_dim", 64)
+        kv_type, head_dim = params.get("kv_type", "I16"), params.get("head_dim", 64)
         if not backend.stores(kv_type, head_dim):
             reason = f"no {kv_type} cache for heads of {head_dim} values on {backend.device}"
             item.add_marker(pytest.mark.skip(reason=reason))

@@ -52,11 +52,9 @@ with onegraph.LLM(path, device="cpu", **load_cpu) as c, \\
     out["logprobs"] = len(lp)
     ids = list(range(3, 76))
     prefill, decode, exact = g.logits(ids), g.logits(ids, path="decode"), c.logits(ids)
-    # Steps and prompts add in different orders; a prompt does not, however it is cut.
-    out["bits"] = bool(np.array_equal(prefill[:7], g.logits(ids[:7])))
-    scale = (exact.astype(np.float64) ** 2).sum()
-    errors = [((logits.astype(np.float64) - exact) ** 2).sum() for logits in (prefill, decode)]
-    out["nmse"] = float(max(errors) / scale)
+    # Also of a prompt that is cut.
+    found = (prefill, decode), (prefill[:7], g.logits(ids[:7])), (prefill, exact)
+    out["bits"] = [bool(np.array_equal(a, b)) for a, b in found]
     for piece in g.generate("x", max_tokens=50, stream=True, ignore_eos=True):
         break
     out["after_cancel"] = g.generate(PROMPTS[0], max_tokens=6, **GREEDY).token_ids == solo[0][0]
@@ -78,15 +76,15 @@ def run(path: Path, env: dict[str, str], **options: Any) -> dict[str, Any]:
     return found
 
 
-def check(found: dict[str, Any], nmse: float) -> None:
+def check(found: dict[str, Any]) -> None:
+    """Every sum of a card is stated: the same bits."""
     assert found["device"].startswith("cuda:0")
     assert found["equal"], "the card draws other tokens than the CPU"
     assert found["batch"], "a sequence in a batch differs from the same one alone"
     assert found["again"] and found["after_cancel"]
     assert found["stop"]
     assert found["logprobs"] == 4
-    assert found["bits"], "a prompt cut short differs from the whole"
-    assert found["nmse"] <= nmse
+    assert found["bits"] == [True] * 3, "steps, a prompt cut short or the CPU differ"
 
 
 SHAPES = (
@@ -119,69 +117,51 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-#: The card stores keys and values in half precision after rounding its own float32 sums.
-F16_NMSE = 1e-6
-
 CASES = [
-    # Every sum of it is stated: the same bits.
-    ("tiny-llama", {"kv_type": "i16"}, 0.0),
-    ("tiny-llama", {"kv_type": "q8_0"}, 0.0),
-    ("tiny-llama", {"kv_type": "f32"}, 1e-10),
-    ("tiny-qwen35", {}, 0.0),
-    ("tiny-qwen35moe", {}, 0.0),
-    ("tiny-gpt-oss", {}, 0.0),
-    ("tiny-qwen2", {}, F16_NMSE),
-    ("tiny-qwen3", {"cuda_graph": "none", "kv_type": "q8_0"}, 0.0),
+    ("tiny-llama", {"kv_type": "i16"}),
+    ("tiny-llama", {"kv_type": "q8_0"}),
+    ("tiny-qwen35", {}),
+    ("tiny-qwen35moe", {}),
+    ("tiny-gpt-oss", {}),
+    ("tiny-qwen2", {}),
+    ("tiny-qwen3", {"cuda_graph": "none", "kv_type": "q8_0"}),
     # Prompts go past its window.
-    ("tiny-gemma3", {"kv_type": "i16"}, 0.0),
-    ("tiny-gemma4", {"kv_type": "i16"}, 0.0),
-    ("tiny-gemma4-e", {"kv_type": "i16"}, 0.0),
-    ("tiny-gemma4-moe", {}, 0.0),
-    ("odd-gemma4-512", {"kv_type": "i16"}, 0.0),
-    ("odd-gemma4-512", {"kv_type": "f16"}, F16_NMSE),
-    ("odd-gemma4-512", {"kv_type": "q8_0"}, 0.0),
-    ("tiny-granite", {"kv_type": "i16"}, 0.0),
-    ("tiny-lfm2", {"kv_type": "i16"}, 0.0),
-    ("tiny-lfm2moe", {"kv_type": "i16"}, 0.0),
-    # Its queries are turned by a table of their own; a cache of floats takes keys value by value.
-    ("tiny-mistral3", {"kv_type": "i16"}, 0.0),
-    ("tiny-mistral3", {"kv_type": "f16"}, F16_NMSE),
+    ("tiny-gemma3", {"kv_type": "i16"}),
+    ("tiny-gemma4", {"kv_type": "i16"}),
+    ("tiny-gemma4-e", {"kv_type": "i16"}),
+    ("tiny-gemma4-moe", {}),
+    ("odd-gemma4-512", {"kv_type": "i16"}),
+    ("odd-gemma4-512", {"kv_type": "q8_0"}),
+    ("tiny-granite", {"kv_type": "i16"}),
+    ("tiny-lfm2", {"kv_type": "i16"}),
+    ("tiny-lfm2moe", {"kv_type": "i16"}),
+    # Its queries are turned by a table of their own.
+    ("tiny-mistral3", {"kv_type": "i16"}),
 ]
 
 
-@pytest.mark.parametrize(("shape", "options", "nmse"), CASES, ids=lambda v: str(v))
+@pytest.mark.parametrize(("shape", "options"), CASES, ids=lambda v: str(v))
 def test_simulated_card_equals_cpu(
-    shape: str,
-    options: dict[str, Any],
-    nmse: float,
-    shapes: dict[str, Path],
-    ksim_env: dict[str, str],
+    shape: str, options: dict[str, Any], shapes: dict[str, Path], ksim_env: dict[str, str]
 ) -> None:
-    check(run(shapes[shape], ksim_env, **options), nmse)
+    check(run(shapes[shape], ksim_env, **options))
 
 
 @pytest.mark.parametrize(
-    ("shape", "kv_type", "nmse"),
-    [
-        ("tiny-llama", "f16", F16_NMSE),
-        ("tiny-llama", "i16", 0.0),
-        ("tiny-llama", "q8_0", 0.0),
-        ("tiny-qwen35", "i16", 0.0),
-    ],
+    ("shape", "kv_type"),
+    [("tiny-llama", "i16"), ("tiny-llama", "q8_0"), ("tiny-qwen35", "i16")],
 )
 def test_early_successors_change_nothing(
-    shape: str, kv_type: str, nmse: float, shapes: dict[str, Path], ksim_env: dict[str, str]
+    shape: str, kv_type: str, shapes: dict[str, Path], ksim_env: dict[str, str]
 ) -> None:
     """Every kernel starts before its predecessor has run, as programmatic launches may."""
     env = ksim_env | {"KSIM_PDL": "early"}
-    check(run(shapes[shape], env, pdl=True, kv_type=kv_type), nmse)
+    check(run(shapes[shape], env, pdl=True, kv_type=kv_type))
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("shape", "options", "nmse"), CASES, ids=lambda v: str(v))
-def test_card_equals_cpu(
-    shape: str, options: dict[str, Any], nmse: float, shapes: dict[str, Path]
-) -> None:
+@pytest.mark.parametrize(("shape", "options"), CASES, ids=lambda v: str(v))
+def test_card_equals_cpu(shape: str, options: dict[str, Any], shapes: dict[str, Path]) -> None:
     if not Path("/dev/nvidia0").exists():
         pytest.skip("no NVIDIA card; `pytest -m gpu` on a machine with one runs this")
-    check(run(shapes[shape], dict(os.environ), **options), nmse)
+    check(run(shapes[shape], dict(os.environ), **options))

@@ -31,7 +31,7 @@ class Cache:
     n_head: int = 4
     n_head_kv: int = 2
     head_dim: int = 32
-    kv_type: str = "F16"
+    kv_type: str = "I16"
     n_slots: int = 3
     n_ctx: int = 130
     n_pages: int = 7
