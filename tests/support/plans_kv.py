@@ -19,8 +19,9 @@ from support.plans import PAGE, Floats, Plan, Run, head_bytes
 
 Bytes = NDArray[np.uint8]
 
-#: Two fillings with no byte in common: what is written differs from one of them at least.
-CANARIES = (0x5A, 0xA5)
+#: Two fillings with no byte in common: what is written differs from one of them at least. As units
+#: of blocks they are positive, as all that are stored.
+CANARIES = (0x5A, 0x25)
 
 
 @dataclass(frozen=True)
