@@ -60,10 +60,10 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
         most a quarter of what is available. Requests that could need more than both together wait
     prefix_cache: keep the keys and values of tokens that were read or generated, as long as nobody
         needs their room, so that a prompt that begins with the same tokens is read from where it
-        goes on by itself; the output has the same bits with it and without. Of layers that keep a state of their own, such as
-        Qwen3.5's, the state is kept at the end of each prompt and answer, at the last multiple of
-        64 tokens before a prompt's end and every 2,048 tokens, and a prompt is read from the last
-        of these. `Result.usage` counts `cached_tokens`
+        goes on by itself; the output has the same bits with it and without. Of layers that keep a
+        state of their own, such as Qwen3.5's, the state is kept at the end of each prompt and
+        answer, at the last multiple of 64 tokens before a prompt's end and every 2,048 tokens, and
+        a prompt is read from the last of these. `Result.usage` counts `cached_tokens`
     prefix_host_bytes: bytes of the host's memory for what gave way on the device, and for states.
         None takes 8 GiB, but at most a quarter of what is available; without any, models with
         states read every prompt whole

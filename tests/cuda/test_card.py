@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.card_process import OnCard
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -157,6 +158,27 @@ def test_early_successors_change_nothing(
     """Every kernel starts before its predecessor has run, as programmatic launches may."""
     env = ksim_env | {"KSIM_PDL": "early"}
     check(run(shapes[shape], env, pdl=True, kv_type=kv_type))
+
+
+REFUSALS = """
+missing = path + ".missing"
+for kv_type in ("f16", "f32", "q4_0"):
+    try:
+        onegraph.LLM(missing, device="cuda", kv_type=kv_type)
+    except onegraph.ArgumentError as e:
+        out[kv_type] = str(e)
+"""
+
+
+def test_keys_and_values_of_the_cpu_alone_are_refused_before_a_file_is_opened(
+    simulated: OnCard,
+) -> None:
+    found = simulated(REFUSALS)
+    assert list(found) == ["f16", "f32", "q4_0"]
+    for kv_type, bits in [("f16", 16), ("f32", 32), ("q4_0", 4.5)]:
+        assert f"kv_type = {kv_type}: " in found[kv_type]
+        assert f"of {bits:.1f} bits a value" in found[kv_type]
+        assert "on a card use i16 (16.1 bits) or q8_0 (8.5 bits)" in found[kv_type]
 
 
 @pytest.mark.gpu

@@ -1,5 +1,5 @@
-"""A whole model whose keys are larger than blocks of bytes hold: said, counted by sequence, and forgotten
-with the sequence, though steps are launched ahead of its end."""
+"""A whole model whose keys are larger than blocks of bytes hold: said, counted by sequence,
+and forgotten with the sequence, though steps are launched ahead of its end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ out["said"] = said
 
 @pytest.fixture(scope="module")
 def large_keys(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`tiny_llama` with a norm before its second layer that is a thousand million times as large."""
+    """`tiny_llama` with a norm before its second layer that is 1e9 times as large."""
     path = tmp_path_factory.mktemp("large") / "large-keys.gguf"
     shutil.copyfile(tiny_llama, path)
     for tensor in gguf.GGUFReader(path, "r+").tensors:

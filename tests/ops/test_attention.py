@@ -86,7 +86,7 @@ def test_scores_beyond_the_exponential(backend: Backend, kv_type: str) -> None:
     k = np.zeros((n, dim), np.float32)
     k[:, 0] = np.random.default_rng(1).permutation(n)
     v = normal(n, dim, seed=2)
-    # Queries of integers have a grid up to a size below 1e30.
+    # Queries have a grid below 2^50 where keys are integers.
     most = 1e30 if kv_type == "F32" else 1e12
     for size in (1e3, most, -1e3, -most):
         q = np.zeros((n, dim), np.float32)

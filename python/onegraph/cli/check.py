@@ -96,9 +96,7 @@ def command(
         raise click.exceptions.Exit(1)
 
 
-def _show(
-    exact: list[SumCheck], graphs: GraphVerification, distances: dict[str, Distance]
-) -> None:
+def _show(exact: list[SumCheck], graphs: GraphVerification, distances: dict[str, Distance]) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")

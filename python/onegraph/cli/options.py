@@ -61,7 +61,8 @@ MODEL: list[tuple[str, Any, str]] = [
     (
         "kv_type",
         str,
-        f"Encoding of keys and values: i16, q8_0, on the CPU f32 too.  [default: {DEFAULT_KV_TYPE}]",
+        "Encoding of keys and values: i16, q8_0, on the CPU f32 too.  "
+        f"[default: {DEFAULT_KV_TYPE}]",
     ),
 ]
 

@@ -321,7 +321,7 @@ shared! {
         pub located: u32,
     }
 
-    /// prompt_attention.cu
+    /// prompt_attention_fixed.cu
     pub struct PromptAttention = "Params" {
         /// `[m][N_HEAD * HEAD_DIM]` f32.
         pub q: u64,
