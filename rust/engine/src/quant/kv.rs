@@ -8,9 +8,9 @@ use super::QuantType;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvKernel {
     /// See [`KvBlock::KERNEL`].
-    name: &'static str,
+    pub(super) name: &'static str,
     /// Bytes of an integer.
-    bytes: usize,
+    pub(super) bytes: usize,
 }
 
 impl KvKernel {
@@ -20,16 +20,6 @@ impl KvKernel {
             name: B::KERNEL,
             bytes: B::BYTES,
         }
-    }
-
-    /// Bytes of a key's or a value's integers.
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    /// What tells a kernel how heads of `HEAD_DIM` keys or values are kept.
-    pub fn line(&self) -> String {
-        format!("using Kv = {}<HEAD_DIM>;\n", self.name)
     }
 }
 

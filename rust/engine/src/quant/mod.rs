@@ -131,12 +131,13 @@ pub struct KernelType {
 impl KernelType {
     /// Bytes of a key's or a value's integers; 0 where a cache on a card keeps none so.
     pub fn kv_bytes(&self) -> usize {
-        self.kv.map_or(0, |kv| kv.bytes())
+        self.kv.map_or(0, |kv| kv.bytes)
     }
 
     /// What tells a kernel for caches how this one keeps heads of `HEAD_DIM` keys or values.
     pub fn kv_line(&self) -> String {
-        self.kv.map_or_else(String::new, |kv| kv.line())
+        let line = |kv: KvKernel| format!("using Kv = {}<HEAD_DIM>;\n", kv.name);
+        self.kv.map_or_else(String::new, line)
     }
 }
 
