@@ -20,13 +20,6 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// Whether a launch behind `before` others of a pass may read before its wait what the first of them
-    /// wrote, and what was there before the pass. Every kernel lets its successor start only behind its own
-    /// wait, so all but the preceding one have ended, and the first is no programmatic dependent launch.
-    pub fn reads_before_wait(before: usize) -> bool {
-        before >= 2
-    }
-
     /// Queues it on `stream`.
     pub fn run(&self, stream: &Stream) -> Result<()> {
         use sys::CUlaunchAttributeID_enum as Id;

@@ -1,11 +1,14 @@
-//! An attention op: its shape, and the memory that its blocks merge through.
+//! An attention op: its shape, the memory that its blocks merge through, and whether a card has room for it.
 
 use super::lowering::{constants, flag, sizes, Lowering, Pass};
+use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::backend::cuda::driver::spec::{Kind, Spec, Traffic};
 use crate::backend::PAGE_TOKENS;
+use crate::error::{Error, Result};
 use crate::plan::fuse::Values;
 use crate::plan::signature::Turn;
 use crate::plan::{BufferId, KvShape, Plan, RopeStyle, WeightId};
+use crate::quant::{self, QuantType, KV_HEAD_MULTIPLE};
 
 /// Splits of one row's attention; see attention_fixed.cu.
 pub const MAX_SPLITS: usize = 32;
@@ -23,6 +26,9 @@ const ALONE_HEADS: usize = 4;
 
 /// Rows of one launch over a prompt of a kernel for steps: its partial sums take memory.
 pub const ATTENTION_ROWS: usize = 128;
+
+/// Shared memory of a block of attention_fixed.cu that is not pages.
+pub const STATIC_BYTES: usize = 16 << 10;
 
 /// An attention op of a plan.
 #[derive(Debug, Clone, Copy)]
@@ -142,5 +148,125 @@ pub fn describe(l: &Lowering, op: &AttentionOp, pass: &Pass, specs: &mut [Spec])
             ..Traffic::rows(rows)
         };
         spec.label = format!("{} {}", spec.entry, op.layer);
+    }
+}
+
+/// Whether a card keeps keys and values of these heads in `kv_type`, a page's keys of which its shared
+/// memory has room for.
+///
+/// # Errors
+/// [`Error::Argument`] with the numbers, and another type or device.
+pub fn check(card: &DeviceInfo, kv_type: &QuantType, shapes: &[KvShape]) -> Result<()> {
+    quant::check_kv_on_card(kv_type)?;
+    let is_odd = |kv: &&KvShape| !kv.head_dim.is_multiple_of(KV_HEAD_MULTIPLE);
+    if let Some(kv) = shapes.iter().find(is_odd) {
+        return Err(Error::Argument {
+            name: "device",
+            value: "cuda".into(),
+            reason: format!(
+                "a card keeps heads of a multiple of {KV_HEAD_MULTIPLE} values, here they have {}; \
+                 use device=\"cpu\"",
+                kv.head_dim
+            ),
+        });
+    }
+    let bytes = |ty: &QuantType, kv: &KvShape| page_bytes(ty, kv.head_dim) + STATIC_BYTES;
+    let fits = |ty: &QuantType, kv: &KvShape| bytes(ty, kv) <= card.shared_bytes;
+    let Some(kv) = shapes.iter().find(|kv| !fits(kv_type, kv)) else {
+        return Ok(());
+    };
+    let able = |t: &&QuantType| t.sums_kv_exactly() && shapes.iter().all(|kv| fits(t, kv));
+    let able = quant::kv_types().filter(able);
+    let able: Vec<_> = able.map(|t| t.name.to_lowercase()).collect();
+    let remedy = match able.is_empty() {
+        true => "device=\"cpu\"".into(),
+        false => able.join(" or "),
+    };
+    Err(Error::Argument {
+        name: "kv_type",
+        value: kv_type.name.to_lowercase(),
+        reason: format!(
+            "heads of {} values take {} bytes of a block's shared memory, and this card has {}; \
+             use {remedy}",
+            kv.head_dim,
+            bytes(kv_type, kv),
+            card.shared_bytes
+        ),
+    })
+}
+
+/// Bytes of a page's keys of one head.
+pub fn page_bytes(kv_type: &QuantType, head_dim: usize) -> usize {
+    kv_type.kv_head_bytes(head_dim).unwrap_or(0) * PAGE_TOKENS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::blocks;
+    use super::*;
+
+    #[test]
+    fn heads_that_no_block_has_room_for_are_refused() {
+        for (arch, kv_type, head_dim, fits) in [
+            ("sm_75", "I16", 256, true),
+            ("sm_75", "I16", 512, false),
+            ("sm_75", blocks(), 512, true),
+            ("sm_75", blocks(), 1024, false),
+            ("sm_86", "I16", 512, true),
+            ("sm_86", "I16", 1024, false),
+            ("sm_86", blocks(), 1024, true),
+            ("sm_90", "I16", 1024, true),
+        ] {
+            let card = DeviceInfo::of_arch(arch, 16).unwrap();
+            let shapes = [64, head_dim].map(|head_dim| KvShape {
+                n_head_kv: 1,
+                head_dim,
+            });
+            let found = check(&card, quant::kv_by_name(kv_type).unwrap(), &shapes);
+            assert_eq!(found.is_ok(), fits, "{arch} {kv_type} {head_dim}");
+            if let Err(e) = found {
+                let text = e.to_string();
+                assert!(text.contains(&format!("{head_dim} values")), "{text}");
+                let remedy = match (arch, head_dim) {
+                    ("sm_75", 1024) => "device=\"cpu\"".into(),
+                    _ => blocks().to_lowercase(),
+                };
+                assert!(text.ends_with(&format!("; use {remedy}")), "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_no_card_keeps_is_refused_with_what_it_does() {
+        let card = DeviceInfo::of_arch("sm_90", 16).unwrap();
+        let check = |ty: &QuantType, head_dim| {
+            let shape = KvShape {
+                n_head_kv: 1,
+                head_dim,
+            };
+            check(&card, ty, &[shape]).map_err(|e| e.to_string())
+        };
+        let mut refused = 0;
+        for ty in quant::kv_types() {
+            match check(ty, 64) {
+                Ok(()) => assert!(ty.sums_kv_exactly()),
+                Err(text) => {
+                    let value = format!("kv_type = {}:", ty.name.to_lowercase());
+                    assert!(text.contains(&value), "{text}");
+                    assert!(
+                        text.contains("use i16 (16.1 bits) or q8_0 (8.5 bits)"),
+                        "{text}"
+                    );
+                    refused += 1;
+                }
+            }
+        }
+        assert_eq!(refused, quant::kv_types().count() - 2);
+        let text = check(quant::kv_by_name("i16").unwrap(), 20).unwrap_err();
+        assert!(
+            text.contains("a multiple of 16 values, here they have 20"),
+            "{text}"
+        );
+        assert!(text.contains("device=\"cpu\""), "{text}");
     }
 }

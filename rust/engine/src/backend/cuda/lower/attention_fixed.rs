@@ -1,17 +1,15 @@
 //! Attention over a cache of integers: the same sum whichever kernel computes it, so which one does is
 //! a matter of time alone.
 
-use super::attention::{describe, parts, AttentionOp, Turned, ATTENTION_ROWS, MAX_SPLITS};
+use super::attention::{
+    describe, page_bytes, parts, AttentionOp, Turned, ATTENTION_ROWS, MAX_SPLITS, STATIC_BYTES,
+};
 use super::lowering::{flag, sizes, Lowering, Pass, Path};
 use super::params::{AttentionFixed, KvView, PromptAttention, CONSTANTS};
-use crate::backend::cuda::driver::info::DeviceInfo;
-use crate::backend::cuda::driver::launch::Launch;
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::Spec;
-use crate::backend::PAGE_TOKENS;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::plan::KvShape;
-use crate::quant::{self, QuantType, KV_HEAD_MULTIPLE};
 use std::f64::consts::LOG2_E;
 use std::ops::Range;
 
@@ -45,8 +43,7 @@ const MANY_TEAMS_CONTEXT: usize = 8192;
 const MANY_TEAMS: usize = 4;
 const MANY_PARTS: usize = 4;
 
-/// Shared memory of a block that is not pages, of attention_fixed.cu and of prompt_attention_fixed.cu.
-const STATIC_BYTES: usize = 16 << 10;
+/// Shared memory of a block of prompt_attention_fixed.cu that is not pages.
 const PROMPT_STATIC_BYTES: usize = 2 << 10;
 
 /// Most parts, a page's keys or its values, in a block's shared memory: more gain nothing.
@@ -96,57 +93,9 @@ pub fn specs(l: &Lowering, op: &AttentionOp, pass: &Pass, before: usize) -> Resu
     Ok(specs)
 }
 
-/// Whether a card keeps keys and values of these heads in `kv_type`, a page's keys of which its shared
-/// memory has room for.
-///
-/// # Errors
-/// [`Error::Argument`] with the numbers, and another type or device.
-pub fn check(card: &DeviceInfo, kv_type: &QuantType, shapes: &[KvShape]) -> Result<()> {
-    quant::check_kv_on_card(kv_type)?;
-    let is_odd = |kv: &&KvShape| !kv.head_dim.is_multiple_of(KV_HEAD_MULTIPLE);
-    if let Some(kv) = shapes.iter().find(is_odd) {
-        return Err(Error::Argument {
-            name: "device",
-            value: "cuda".into(),
-            reason: format!(
-                "a card keeps heads of a multiple of {KV_HEAD_MULTIPLE} values, here they have {}; \
-                 use device=\"cpu\"",
-                kv.head_dim
-            ),
-        });
-    }
-    let bytes = |ty: &QuantType, kv: &KvShape| page_bytes(ty, kv.head_dim) + STATIC_BYTES;
-    let fits = |ty: &QuantType, kv: &KvShape| bytes(ty, kv) <= card.shared_bytes;
-    let Some(kv) = shapes.iter().find(|kv| !fits(kv_type, kv)) else {
-        return Ok(());
-    };
-    let able = |t: &&QuantType| t.sums_kv_exactly() && shapes.iter().all(|kv| fits(t, kv));
-    let able = quant::kv_types().filter(able);
-    let able: Vec<_> = able.map(|t| t.name.to_lowercase()).collect();
-    let remedy = match able.is_empty() {
-        true => "device=\"cpu\"".into(),
-        false => able.join(" or "),
-    };
-    Err(Error::Argument {
-        name: "kv_type",
-        value: kv_type.name.to_lowercase(),
-        reason: format!(
-            "heads of {} values take {} bytes of a block's shared memory, and this card has {}; \
-             use {remedy}",
-            kv.head_dim,
-            bytes(kv_type, kv),
-            card.shared_bytes
-        ),
-    })
-}
-
 /// Bytes of a page's keys of one head.
 fn part_bytes(l: &Lowering, kv: KvShape) -> usize {
     page_bytes(l.kv_type, kv.head_dim)
-}
-
-fn page_bytes(kv_type: &QuantType, head_dim: usize) -> usize {
-    kv_type.kv_head_bytes(head_dim).unwrap_or(0) * PAGE_TOKENS
 }
 
 /// What scores are multiplied with, of a largest query of 1: weights are powers of 2^64.
@@ -254,7 +203,7 @@ fn step_specs(
             eps: turned.map_or(0.0, |t| t.eps),
             scale: scale(op),
             shares: blocks as u32,
-            located: u32::from(op.newest.is_some() && Launch::reads_before_wait(before)),
+            located: u32::from(op.newest.is_some() && Spec::reads_before_wait(before)),
         };
         let count = (of.end - first).min(at_once) as u32;
         let more = [("HEADS", heads), ("TEAMS", teams), ("RING", ring)];
@@ -349,6 +298,7 @@ mod tests {
     use crate::backend::cuda::driver::spec::Kind;
     use crate::plan::fuse::Fused;
     use crate::plan::{Op, Plan};
+    use crate::quant;
 
     #[test]
     fn a_step_of_sequences_stores_the_newest_tokens_where_it_attends() {
@@ -418,71 +368,6 @@ mod tests {
                 two.block as usize <= 2 * TEAM && two.variant.constants.contains("ALONE = false")
             );
         }
-    }
-
-    #[test]
-    fn heads_that_no_block_has_room_for_are_refused() {
-        for (arch, kv_type, head_dim, fits) in [
-            ("sm_75", "I16", 256, true),
-            ("sm_75", "I16", 512, false),
-            ("sm_75", blocks(), 512, true),
-            ("sm_75", blocks(), 1024, false),
-            ("sm_86", "I16", 512, true),
-            ("sm_86", "I16", 1024, false),
-            ("sm_86", blocks(), 1024, true),
-            ("sm_90", "I16", 1024, true),
-        ] {
-            let card = DeviceInfo::of_arch(arch, 16).unwrap();
-            let shapes = [64, head_dim].map(|head_dim| KvShape {
-                n_head_kv: 1,
-                head_dim,
-            });
-            let found = check(&card, quant::kv_by_name(kv_type).unwrap(), &shapes);
-            assert_eq!(found.is_ok(), fits, "{arch} {kv_type} {head_dim}");
-            if let Err(e) = found {
-                let text = e.to_string();
-                assert!(text.contains(&format!("{head_dim} values")), "{text}");
-                let remedy = match (arch, head_dim) {
-                    ("sm_75", 1024) => "device=\"cpu\"".into(),
-                    _ => blocks().to_lowercase(),
-                };
-                assert!(text.ends_with(&format!("; use {remedy}")), "{text}");
-            }
-        }
-    }
-
-    #[test]
-    fn what_no_card_keeps_is_refused_with_what_it_does() {
-        let card = DeviceInfo::of_arch("sm_90", 16).unwrap();
-        let check = |ty: &QuantType, head_dim| {
-            let shape = KvShape {
-                n_head_kv: 1,
-                head_dim,
-            };
-            check(&card, ty, &[shape]).map_err(|e| e.to_string())
-        };
-        let mut refused = 0;
-        for ty in quant::kv_types() {
-            match check(ty, 64) {
-                Ok(()) => assert!(ty.sums_kv_exactly()),
-                Err(text) => {
-                    let value = format!("kv_type = {}:", ty.name.to_lowercase());
-                    assert!(text.contains(&value), "{text}");
-                    assert!(
-                        text.contains("use i16 (16.1 bits) or q8_0 (8.5 bits)"),
-                        "{text}"
-                    );
-                    refused += 1;
-                }
-            }
-        }
-        assert_eq!(refused, quant::kv_types().count() - 2);
-        let text = check(quant::kv_by_name("i16").unwrap(), 20).unwrap_err();
-        assert!(
-            text.contains("a multiple of 16 values, here they have 20"),
-            "{text}"
-        );
-        assert!(text.contains("device=\"cpu\""), "{text}");
     }
 
     #[test]

@@ -8,7 +8,6 @@ use super::overflow::overflows;
 use super::params::{self, MatVec, Overflows, QkvTurn, Route, Segment, CONSTANTS};
 use super::product::{Op, Product};
 use super::shape::{largest_unit, minimums, segments, superblocks, MOST_TICKETS, UNIT_ROWS};
-use crate::backend::cuda::driver::launch::Launch;
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
@@ -325,8 +324,8 @@ fn launch(
         norm: l.vector(op.norm.map(|n| n.weight))?,
         eps: op.norm.map_or(0.0, |n| n.eps),
         // The first kernel of a pass may write the positions.
-        located: u16::from(Launch::reads_before_wait(before)),
-        early: u16::from(Launch::reads_before_wait(before) && reads_early(l, op)),
+        located: u16::from(Spec::reads_before_wait(before)),
+        early: u16::from(Spec::reads_before_wait(before) && reads_early(l, op)),
         gated: Gate::params(gate.as_ref(), l)?,
         overflows: overflows(l, op, pass),
         experts: address_of(pairs),

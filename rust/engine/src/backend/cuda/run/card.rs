@@ -21,7 +21,7 @@ use crate::backend::cuda::driver::ranges::Range;
 use crate::backend::cuda::driver::source::Variant;
 use crate::backend::cuda::driver::spec::Spec;
 use crate::backend::cuda::driver::stream::Stream;
-use crate::backend::cuda::lower::attention_fixed;
+use crate::backend::cuda::lower::attention;
 use crate::backend::cuda::lower::layout::wanted;
 use crate::backend::cuda::lower::lowering::{Addresses, Lowering, Pass, ScratchAddresses};
 use crate::backend::cuda::lower::overflow;
@@ -149,7 +149,7 @@ impl Card {
         let n_ctx = options.n_ctx;
         let stream = Stream::new(context)?;
         let compiler = Compiler::new(context.info.number(), &options.gpu.nvrtc_folders);
-        attention_fixed::check(&context.info, options.kv_type, &plan.kv)?;
+        attention::check(&context.info, options.kv_type, &plan.kv)?;
         let kv = KvPool::new(context, &stream, &plan, options)?;
         let states = StatePool::new(context, &stream, &plan, options.n_slots)?;
         let sizes = plan.buffers.iter().map(|b| b.bytes(max_rows, max_out));
