@@ -86,6 +86,7 @@ mod tests {
             plan.add_buffer(name, width, Rows::Batch);
         }
         plan.ops = ops;
+        plan.logits = SECOND;
         plan.check().unwrap();
         fuse(&plan)
     }
