@@ -153,7 +153,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         backend = params.get("backend")
         if not isinstance(backend, Backend):
             continue
-        if not backend.stores(params.get("kv_type", "F32"), params.get("head_dim", 64)):
+        if not backend.stores(params.get("kv_type", "I16"), params.get("head_dim", 64)):
             left_out.add(item)
         elif backend.device != "cpu" and not THOROUGH:
             of_cards[item.path, item.originalname, backend.name].append(item)

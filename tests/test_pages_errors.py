@@ -99,7 +99,7 @@ def broken_off(llm: onegraph.LLM, model: Path) -> None:
         device="cpu",
         n_ctx=None,
         max_batch=1,
-        kv_type="f16",
+        kv_type="i16",
         kv_tokens=None,
         kv_host_bytes=None,
         cuda_graph="full",

@@ -14,34 +14,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Bars", "Distance", "SumCheck", "check_sums", "measure"]
+__all__ = ["Distance", "SumCheck", "check_sums", "measure"]
 
 #: Sums that a check compares: under a second on any card.
 SUMS = 10_000_000
-
-
-@dataclass(frozen=True)
-class Bars:
-    """The most that two ways of computing the same may differ."""
-
-    #: Mean KL divergence, in nats.
-    kl: float
-    #: Largest difference of a logit.
-    logit: float = 0.05
-    #: Least share of tokens with the same best next token.
-    top_1: float = 0.999
-
-    @classmethod
-    def of(cls, kv_type: str) -> Bars:
-        """The bars for a cache of this type: no bit for one whose attention has a stated sum, and
-        of the others one that rounds may be twice as far as float32."""
-        match kv_type.lower():
-            case "i16" | "q8_0":
-                return cls(kl=0.0, logit=0.0, top_1=1.0)
-            case "f32":
-                return cls(kl=1e-6)
-            case _:
-                return cls(kl=2e-6)
 
 
 @dataclass(frozen=True)
@@ -85,9 +61,10 @@ class Distance:
         """Share of tokens with the same best next token."""
         return self.same_best / self.tokens if self.tokens else math.nan
 
-    def meets(self, bars: Bars) -> bool:
-        """Whether no bar is missed."""
-        return self.kl <= bars.kl and self.max_logit <= bars.logit and self.top_1 >= bars.top_1
+    @property
+    def is_none(self) -> bool:
+        """Whether every logit is the same: every sum of a card is stated."""
+        return self.max_logit == 0
 
     def add(self, exact: NDArray[np.float32], found: NDArray[np.float32]) -> None:
         """Takes in more rows: float32 [tokens, n_vocab] each. What is not a number is infinitely

@@ -75,7 +75,8 @@ class Generates:
         if self._engine.saturated_sequences and self._unsaid_saturated.acquire(blocking=False):
             logger.warning(
                 "keys or values of a sequence are larger than a cache of %s holds; the largest "
-                'that it holds stands in their place. kv_type="f32" holds all of them; '
+                'that it holds stands in their place. kv_type="i16" holds up to 1.1e15, and on the '
+                'CPU "f32" all of them; '
                 "LLM.saturated_sequences counts such sequences",
                 self._kv_type,
             )

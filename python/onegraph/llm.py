@@ -52,7 +52,7 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
         with a warning. More than it was trained for is an error
     max_batch: sequences that run together, 1 to 1024; further requests wait
     kv_type: encoding of keys and values: "i16" or, half as long and less exact, "q8_0", both with
-        logits of the same bits on the CPU and on every card, or "f16", "f32"
+        logits of the same bits on the CPU and on every card; or, on the CPU alone, "f32"
     kv_tokens: tokens whose keys and values there is memory for, of all sequences together; None
         takes `max_batch` times `n_ctx`. With fewer, sequences share what there is, and where it
         runs out the last of them steps aside until there is room: see `onegraph help cache`
@@ -60,11 +60,10 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
         most a quarter of what is available. Requests that could need more than both together wait
     prefix_cache: keep the keys and values of tokens that were read or generated, as long as nobody
         needs their room, so that a prompt that begins with the same tokens is read from where it
-        goes on by itself; the output has the same bits with it and without. On the CPU with every
-        `kv_type`; on a GPU with "i16" and "q8_0". Of layers that keep a state of their own, such as
-        Qwen3.5's, the state is kept at the end of each prompt and answer, at the last multiple of
-        64 tokens before a prompt's end and every 2,048 tokens, and a prompt is read from the last
-        of these. `Result.usage` counts `cached_tokens`
+        goes on by itself; the output has the same bits with it and without. Of layers that keep a
+        state of their own, such as Qwen3.5's, the state is kept at the end of each prompt and
+        answer, at the last multiple of 64 tokens before a prompt's end and every 2,048 tokens, and
+        a prompt is read from the last of these. `Result.usage` counts `cached_tokens`
     prefix_host_bytes: bytes of the host's memory for what gave way on the device, and for states.
         None takes 8 GiB, but at most a quarter of what is available; without any, models with
         states read every prompt whole
@@ -291,7 +290,7 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
     @property
     def saturated_sequences(self) -> int:
         """Sequences so far of whose keys or values some were finite and larger than the cache's
-        type holds: 65,504 for "f16", 1.1e15 for "i16", 8.3e6 for "q8_0". The largest that it holds
+        type holds: 1.1e15 for "i16", 8.3e6 for "q8_0". The largest that it holds
         stands in their place, so that they are no longer the model's; the first time is logged as a
         warning.
         """
@@ -383,7 +382,7 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
 
     @property
     def kv_type(self) -> str:
-        """Encoding of keys and values: "f16", "f32", "i16" or "q8_0"."""
+        """Encoding of keys and values: "i16", "q8_0", or on the CPU "f32"."""
         return self._kv_type
 
     @property

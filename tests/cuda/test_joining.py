@@ -73,7 +73,7 @@ def test_a_step_of_256_sequences_is_one_graph(simulated: Any) -> None:
 PROMPTS = (
     COUNTING
     + """
-load = {"device": "cuda", "n_ctx": 1024, "max_batch": 1, "prefill_chunk": 64, "kv_type": "f32",
+load = {"device": "cuda", "n_ctx": 1024, "max_batch": 1, "prefill_chunk": 64,
         "prefix_cache": False}
 options = {"max_tokens": 1, "logprobs": 1, **PLAIN}
 with onegraph.LLM(path, **load) as llm:
@@ -86,8 +86,7 @@ with onegraph.LLM(path, **load) as llm:
     # One chunk each: two warm the list up, the third captures it.
     short = [run(20) for _ in range(4)]
     out["warmed"] = [seen for seen, _ in short]
-    # Last chunks of every size, captured with few tokens before them; then with so many that their
-    # attention is launched for more.
+    # Last chunks of every size, captured with few tokens before them; then with many.
     runs = {n: [run(n) for _ in range(3)] for n in (8, 16, 64)} | {20: short}
     runs |= {n: [run(n) for _ in range(3)] for n in (520, 528, 544, 576)}
     out["instances"] = counts()["execs"] - loaded["execs"]
@@ -100,9 +99,7 @@ out["wrong"] = [n for n, made in runs.items()
 )
 
 
-def test_prompts_warm_their_graphs_up_and_update_them_in_place(
-    simulated: Any, tmp_path: Path
-) -> None:
+def test_prompts_warm_their_graphs_up(simulated: Any, tmp_path: Path) -> None:
     path = tmp_path / "long.gguf"
     shape = dataclasses.replace(shapes.find("tiny-llama"), n_ctx=1024)
     synth.write(path, shape, "Q4_K_M", seed=1)
@@ -112,8 +109,8 @@ def test_prompts_warm_their_graphs_up_and_update_them_in_place(
     assert found["warmed"] == [[0, 0], [0, 0], [1, 1], [0, 1]]
     assert found["replays"] > 0
     # Of four sizes with a token drawn behind them, and of one without, or of a few more where a
-    # busy machine cuts prompts into smaller pieces: spans need no instances of their own, or there
-    # would be ten at least.
+    # busy machine cuts prompts into smaller pieces: positions need no instances of their own, or
+    # there would be ten at least.
     assert 4 <= found["instances"] <= 9
 
 

@@ -97,8 +97,8 @@ def place(message: str) -> tuple[str, int, float]:
 #: Products of floats have no grid: there the first that tells is what stores keys and values, which
 #: a cache of integers would keep as numbers.
 CASES = [
-    ("Q8_0", math.inf, 1.0, "f16", "full", "blk.0.attn_q.weight"),
-    ("Q8_0", 6e4, 1e31, "f16", "full", "blk.0.attn_q.weight"),
+    ("Q8_0", math.inf, 1.0, "i16", "full", "blk.0.attn_q.weight"),
+    ("Q8_0", 6e4, 1e31, "q8_0", "full", "blk.0.attn_q.weight"),
     ("F32", math.nan, 1.0, "i16", "full", "0"),
     ("F32", math.inf, 1.0, "q8_0", "none", "0"),
 ]

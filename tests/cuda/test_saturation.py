@@ -1,5 +1,5 @@
-"""A whole model whose keys are larger than float16 holds: said, counted by sequence, and forgotten
-with the sequence, though steps are launched ahead of its end."""
+"""A whole model whose keys are larger than blocks of bytes hold: said, counted by sequence,
+and forgotten with the sequence, though steps are launched ahead of its end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ handler = logging.Handler(logging.WARNING)
 handler.emit = lambda record: said.append(record.getMessage())
 logging.getLogger("onegraph").addHandler(handler)
 options = dict(max_tokens=6, ignore_eos=True, seed=1)
-for kv_type in ("f16", "f32"):
+for kv_type in ("q8_0", "i16"):
     with onegraph.LLM(path, device=given["device"], kv_type=kv_type, n_ctx=256, max_batch=2,
                       prefill_chunk=64) as llm:
         # Counted when its sequence has ended, which is after its last row has come.
@@ -37,21 +37,21 @@ out["said"] = said
 
 @pytest.fixture(scope="module")
 def large_keys(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`tiny_llama` with a norm before its second layer that is a million times as large."""
+    """`tiny_llama` with a norm before its second layer that is 1e9 times as large."""
     path = tmp_path_factory.mktemp("large") / "large-keys.gguf"
     shutil.copyfile(tiny_llama, path)
     for tensor in gguf.GGUFReader(path, "r+").tensors:
         if tensor.name == "blk.1.attn_norm.weight":
-            tensor.data[:] = np.float32(1e6) * np.sign(tensor.data)
+            tensor.data[:] = np.float32(1e9) * np.sign(tensor.data)
     return path
 
 
 def check(out: dict[str, object]) -> None:
     # The first is the request for logits.
-    assert out["f16"] == [[2, 3, 5], True]
-    assert out["f32"] == [[0, 0, 0], True]
+    assert out["q8_0"] == [[2, 3, 5], True]
+    assert out["i16"] == [[0, 0, 0], True]
     (said,) = out["said"]  # type: ignore[misc]
-    assert "a cache of f16" in said and 'kv_type="f32"' in said
+    assert "a cache of q8_0" in said and 'kv_type="i16" holds' in said
 
 
 def test_on_the_cpu(large_keys: Path, simulated: OnCard) -> None:

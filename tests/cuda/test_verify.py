@@ -26,7 +26,7 @@ for options, sizes, tokens in given["cases"]:
 # Across a page of the cache, alone; a few steps of a batch, and in pieces.
 CASES = [
     ({"cuda_graph": "full"}, [1], 66),
-    ({"cuda_graph": "full", "kv_type": "f32"}, [4], 6),
+    ({"cuda_graph": "full", "kv_type": "q8_0"}, [4], 6),
     ({"cuda_graph": "piecewise"}, [2], 6),
 ]
 

@@ -133,39 +133,22 @@ def test_default_cache(case: Case, record_property: Callable[[str, object], None
     assert np.array_equal(steps.view(np.uint32), found.view(np.uint32))
 
 
-def in_halves(m: Measured) -> None:
+def test_cache_of_halves(case: Case, record_property: Callable[[str, object], None]) -> None:
     """Keys rounded to half precision leave a long tail: of 1,213 tokens in five models one was
     0.066 off, all others below 0.05, and of the best token two were lost to one that exactly
     follows it within 0.02."""
+    m = measured(case, logits(case, "f16", "prefill"), record_property)
+    assert m.kl <= MAX_KL
     assert np.quantile(m.differences, 0.998) <= MAX_DIFFERENCE
     assert m.differences.max() <= 2 * MAX_DIFFERENCE
     assert len(m.lost_gaps) <= 2 and (m.lost_gaps <= MAX_DIFFERENCE).all()
 
 
-def test_cache_of_halves(case: Case, record_property: Callable[[str, object], None]) -> None:
-    m = measured(case, logits(case, "f16", "prefill"), record_property)
-    assert m.kl <= MAX_KL
-    in_halves(m)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("path", ["prefill", "decode"])
-@pytest.mark.parametrize("kv_type", ["f32", "f16", None], ids=["f32", "f16", "default"])
-def test_card(
-    case: Case, kv_type: str | None, path: str, record_property: Callable[[str, object], None]
-) -> None:
-    """The same on a card: prompts by chunks, and one-token steps that are replays."""
+@pytest.mark.parametrize("kv_type", ["i16", "q8_0"])
+def test_card(case: Case, kv_type: str, path: str) -> None:
+    """The same bits on a card: prompts by chunks, and one-token steps that are replays."""
     found = logits(case, kv_type, path, "cuda")
-    m = measured(case, found, record_property)
-    said = f"KL {m.kl:.3g}, logits differ by {m.differences.max():.3g}, lost {m.lost_gaps}"
-    match kv_type:
-        case None:
-            on_cpu = logits(case, None, "prefill")
-            assert np.array_equal(found.view(np.uint32), on_cpu.view(np.uint32)), said
-        case "f32":
-            assert m.kl <= MAX_KL and m.differences.max() <= MAX_DIFFERENCE, said
-            assert (m.lost_gaps <= 1e-3).all(), said
-        case _:
-            # A card's attention rounds sums of its own before it stores the next layer's.
-            assert m.kl <= 2 * MAX_KL, said
-            in_halves(m)
+    on_cpu = logits(case, kv_type, "prefill")
+    assert np.array_equal(found.view(np.uint32), on_cpu.view(np.uint32))

@@ -237,21 +237,6 @@ def test_half_arithmetic_is_correctly_rounded(card: Card) -> None:
         assert same.all(), (i, bits[~same.all(axis=1)][0])
 
 
-def test_conversions_saturate(card: Card) -> None:
-    kernel = card.kernel("""
-    struct P { const float* x; uint32_t* out; };
-    KERNEL(k, P) { p.out[threadIdx.x] = f32_to_f16_sat(p.x[threadIdx.x]); }""")
-    x = np.array(
-        [0, -0.0, 1, 65504, 65519, 65520, -1e9, np.inf, -np.inf, np.nan, 6e-8, 1e-9], np.float32
-    )
-    out = card.alloc(4 * 12)
-    card.launch(kernel, 1, 12, params(x=card.upload(x), out=out))
-    halves = out.read(np.uint32).astype(np.uint16).view(np.float16)
-    assert halves[:9].tolist() == [0, 0, 1, 65504, 65504, 65504, -65504, 65504, -65504]
-    assert np.isnan(halves[9])
-    assert halves[10:].tolist() == [np.float16(6e-8), 0]
-
-
 def test_prmt_replicates_signs(card: Card) -> None:
     kernel = card.kernel("""
     struct P { uint32_t* out; };
@@ -441,18 +426,15 @@ def test_ldmatrix(card: Card) -> None:
         __syncwarp();
         uint32_t d[4];
         ldmatrix_x4(d, m[threadIdx.x]);
-        for (int i = 0; i < 4; i++) p.out[threadIdx.x * 8 + i] = d[i];
-        ldmatrix_x4_transposed(d, m[threadIdx.x]);
-        for (int i = 0; i < 4; i++) p.out[threadIdx.x * 8 + 4 + i] = d[i];
+        for (int i = 0; i < 4; i++) p.out[threadIdx.x * 4 + i] = d[i];
     }""")
-    out = card.alloc(4 * 8 * 32)
+    out = card.alloc(4 * 4 * 32)
     card.launch(kernel, 1, 32, params(out=out))
-    got = out.read(np.uint16).reshape(32, 8, 2)
+    got = out.read(np.uint16).reshape(32, 4, 2)
     matrix = np.arange(256).reshape(4, 8, 8)
     for lane in range(32):
         g, t = lane // 4, lane % 4
-        assert (got[lane, :4] == matrix[:, g, 2 * t : 2 * t + 2]).all()
-        assert (got[lane, 4:] == matrix[:, 2 * t : 2 * t + 2, g]).all()
+        assert (got[lane] == matrix[:, g, 2 * t : 2 * t + 2]).all()
 
 
 TICKETS = """

@@ -24,7 +24,7 @@ KERNEL_BOUNDS(everything, P, 256, 1) {
     v = warp_sum_f32(v);
     v += load_relaxed_u32x4(p.x).x + warp_max_u32(i);
     v = sub_rn(div_rn(sqrt_rn(v), mul_rn(v, 3.0f)), add_rn(fma_rn(v, v, v), 1.0f));
-    uint16_t h = f32_to_f16_sat(v);
+    uint16_t h = f32_to_f16(v);
     uint32_t hh = add_f16x2(add_f16x2(h, h), prmt(h, h, 0x1032));
     hh = fma_f16x2(hh, hh, f32_to_f16(v));
     hh ^= f32x2_to_f16x2(v, v + 1) ^ pack_f16x2(h, h) ^ float_as_u32(v);
@@ -39,7 +39,6 @@ KERNEL_BOUNDS(everything, P, 256, 1) {
     d[2] += fma_sat(v, sums[0] + sums[3], d[3]);
     uint8_t* s = dynamic_shared<uint8_t>();
     cp_async_16(s + 1024, p.x);
-    cp_async_16_zero_fill(s + 2048, p.x, 7);
     prefetch_l2(p.x);
     cp_async_commit();
     cp_async_wait<0>();
@@ -85,7 +84,6 @@ KERNEL_BOUNDS(everything, P, 256, 1) {
     }
     ldmatrix_x4(a, s + (threadIdx.x % 32) * 16);
     d[1] += a[1];
-    ldmatrix_x4_transposed(a, s + (threadIdx.x % 32) * 16);
     delay_block();
     linger(PLACING_NS + sm_id());
     if (atomic_inc_acq_rel_wrap(p.w, gridDim.x - 1) == gridDim.x - 1) {

@@ -17,8 +17,8 @@ FITS = [(ty, dim) for ty in KV_TYPES for dim in HEAD_DIMS if head_bytes(ty, dim)
 FITS_NOT = [(ty, dim) for ty in KV_TYPES for dim in HEAD_DIMS if not head_bytes(ty, dim)]
 
 #: The types a user may choose, and how far from a value its stored self may be, as a part of the
-#: largest value. The first and the last are what simulated cards run.
-ROUNDING = {"I16": 2.0**-15, "F32": 0.0, "Q8_0": 1 / 250, "F16": 2.0**-11}
+#: largest value.
+ROUNDING = {"I16": 2.0**-15, "F32": 0.0, "Q8_0": 1 / 250}
 
 #: Ends inside a page, so that a page has entries past the last position.
 CACHE = Cache()

@@ -38,7 +38,6 @@ QUICK = {
     "kernel_bound_off_by_one",
     "kernel_padding_takes_live_slot_0",
     "kernel_refusal_is_silent",
-    "kernel_scatter_adds",
     "kernel_store_overflows",
 }
 

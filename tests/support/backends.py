@@ -25,12 +25,10 @@ class Backend:
     device: str
     #: Most normalized mean square error of one op.
     nmse: float
-    #: Of one op that stores something as float16 on its way.
-    nmse_f16: float = 1e-12
     #: What tests are called that run on it.
     name: str = "cpu"
-    #: Rows of one pass up to which sums are those of a one-row step. A longer pass is a prompt's,
-    #: whose sums differ in their last bits; none: all passes have one order.
+    #: Rows of one pass up to which it is a step's. A longer one is a prompt's, of other kernels and
+    #: the same bits; none: there is no other.
     step_rows: int | None = None
     #: Most rows of one pass.
     max_rows: int | None = None
@@ -56,7 +54,7 @@ class Backend:
         return -(-most // 5) if self.few else most
 
     def pieces(self, rows: int, most: int | None = None) -> list[range]:
-        """`rows` rows cut for passes that all have the sums of steps."""
+        """`rows` rows cut for passes that all are steps."""
         most = most or self.step_rows or max(rows, 1)
         return [range(i, min(i + most, rows)) for i in range(0, rows, most)]
 
@@ -66,7 +64,6 @@ def on_card(name: str) -> Backend:
     return Backend(
         "cuda",
         nmse=1e-10,
-        nmse_f16=1e-6,
         name=name,
         step_rows=64,
         max_rows=512,

@@ -139,7 +139,7 @@ class Run:
         n_slots: int = 1,
         n_ctx: int = PAGE,
         n_pages: int | None = None,
-        kv_type: str = "F32",
+        kv_type: str = "I16",
         threads: int = 1,
         mapped: bool = True,
         **options: Any,

@@ -19,8 +19,9 @@ from support.plans import PAGE, Floats, Plan, Run, head_bytes
 
 Bytes = NDArray[np.uint8]
 
-#: Two fillings with no byte in common: what is written differs from one of them at least.
-CANARIES = (0x5A, 0xA5)
+#: Two fillings with no byte in common: what is written differs from one of them at least. As units
+#: of blocks they are positive, as all that are stored.
+CANARIES = (0x5A, 0x25)
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Cache:
     n_head: int = 4
     n_head_kv: int = 2
     head_dim: int = 32
-    kv_type: str = "F16"
+    kv_type: str = "I16"
     n_slots: int = 3
     n_ctx: int = 130
     n_pages: int = 7

@@ -145,7 +145,6 @@ def runner(
         n_slots=n_slots,
         n_ctx=n_ctx,
         n_pages=n_slots * -(-n_ctx // PAGE) + 1,
-        kv_type="F16",
         threads=threads,
         **options,
     )

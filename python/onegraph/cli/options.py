@@ -50,8 +50,8 @@ def _bias(text: str) -> tuple[int, float]:
         ) from None
 
 
-#: Encodings of keys and values that every device takes for heads of the common widths.
-KV_TYPES = ("i16", "f16", "f32", "q8_0")
+#: Encodings of keys and values: of every device, and of the CPU alone.
+KV_TYPES = ("i16", "q8_0", "f32")
 
 #: Arguments of `onegraph.LLM`: name, type, help.
 MODEL: list[tuple[str, Any, str]] = [
@@ -61,7 +61,8 @@ MODEL: list[tuple[str, Any, str]] = [
     (
         "kv_type",
         str,
-        f"Encoding of keys and values: {', '.join(KV_TYPES)}.  [default: {DEFAULT_KV_TYPE}]",
+        "Encoding of keys and values: i16, q8_0, on the CPU f32 too.  "
+        f"[default: {DEFAULT_KV_TYPE}]",
     ),
 ]
 

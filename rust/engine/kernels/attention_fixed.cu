@@ -81,7 +81,7 @@ struct Params {
     float eps;
     float scale;        // times log2(e) / (64 * 32639)
     uint32_t shares;    // blocks that share the splits of a row and of its heads
-    uint32_t unused;
+    uint32_t located;   // 1: positions and slots were there before the preceding kernel began
 };
 
 // The tiles of 16 dimensions of a warp.
@@ -168,7 +168,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
     auto& shares = all_shares[team];
     // Where each row is a sequence of its own, all but q and the newest token is from earlier steps.
     const bool stores = p.k != nullptr;
-    if (!stores) pdl_wait();
+    if (!p.located) pdl_wait();
     const uint32_t slot = load_relaxed_u32(p.slots + m);
     const uint32_t position = load_relaxed_u32(p.positions + m);
     // A position outside the cache is reported; here it must only not be read.
@@ -259,7 +259,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
     __syncthreads();
     ask(0, RING);
     STAMP(STAMP_ASKED);
-    if (stores) pdl_wait();
+    if (p.located) pdl_wait();
     STAMP(STAMP_WAITED);
     pdl_trigger();
     if (is_idle) {

@@ -127,11 +127,6 @@ DEVICE float f16_to_f32(uint16_t h) {
     return x;
 }
 
-// As f32_to_f16, but what is beyond the largest finite float16, infinities too, becomes that value.
-DEVICE uint16_t f32_to_f16_sat(float x) {
-    return f32_to_f16(fabsf(x) > F16_MAX ? copysignf(F16_MAX, x) : x);
-}
-
 DEVICE uint32_t pack_f16x2(uint16_t low, uint16_t high) {
     return static_cast<uint32_t>(low) | (static_cast<uint32_t>(high) << 16);
 }
@@ -322,21 +317,6 @@ DEVICE void cp_async_16(SharedAddress shared, const void* global) {
 }
 DEVICE void cp_async_16(void* shared, const void* global) {
     cp_async_16(to_shared_address(shared), global);
-}
-
-// As cp_async_16, but only the first `bytes` (0..16) are read; the rest becomes zero.
-DEVICE void cp_async_16_zero_fill(void* shared, const void* global, uint32_t bytes) {
-    ON_HOST(sim::cp_async(shared, global, 16, bytes);)
-#if ARCH_AT_LEAST(800)
-    ON_CARD(asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                         ::"r"(shared_address(shared)), "l"(global), "r"(bytes) : "memory");)
-#else
-    ON_CARD(
-        for (uint32_t i = 0; i < 16; i++) {
-            static_cast<uint8_t*>(shared)[i] =
-                i < bytes ? static_cast<const volatile uint8_t*>(global)[i] : 0;
-        })
-#endif
 }
 
 // Asks for the 128 bytes around `at` to be near by the time that they are read.
@@ -586,14 +566,6 @@ DEVICE void mma_m16n8k32_s32(int32_t d[4], const uint32_t a[4], const uint32_t b
 DEVICE void ldmatrix_x4(uint32_t d[4], const void* shared_row) {
     ON_HOST(sim::ldmatrix_x4(d, shared_row, false);)
     ON_CARD(asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                         : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-                         : "r"(shared_address(shared_row)) : "memory");)
-}
-
-// The same with each matrix transposed.
-DEVICE void ldmatrix_x4_transposed(uint32_t d[4], const void* shared_row) {
-    ON_HOST(sim::ldmatrix_x4(d, shared_row, true);)
-    ON_CARD(asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                          : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
                          : "r"(shared_address(shared_row)) : "memory");)
 }

@@ -4,11 +4,9 @@
 //
 // variant.cuh: EPILOGUE, ORDER, N_SEGMENTS, Segment0.., SCALED (whether products have a scale of their
 // own), for the epilogue ADD: SCALE_BITS (the factor of what is added, a float32), and for the epilogue
-// QKV: HEAD_DIM, N_HEAD_KV, Kv, SCATTERS (whether it writes to the cache). And N_IN and what experts.cuh
-// needs, for all products.
+// QKV: HEAD_DIM. And N_IN and what experts.cuh needs, for all products.
 #pragma once
 #include "unit.cuh"
-#include "kv.cuh"
 #include "math.cuh"
 #include "variant.cuh"
 #include "experts.cuh"
@@ -47,30 +45,19 @@ struct Segment {
     uint32_t rows;
 };
 
-// Where the epilogue QKV leaves keys and values.
-struct KvTarget {
-    KvView kv;
+// By what the epilogue QKV turns heads.
+struct QkvTurn {
     const float* cos_sin;       // [n_ctx][HEAD_DIM / 2][cos, sin], of queries
     const float* key_cos_sin;   // the same of keys
     const uint32_t* positions;  // [m]
-    const uint32_t* slots;      // [m]
+    uint32_t n_ctx;
+    uint32_t unused;
 };
 
-// The place of row m's there.
-struct Place {
-    uint32_t position, slot, page;
-};
-
-DEVICE Place place_of([[maybe_unused]] const KvTarget& to, [[maybe_unused]] uint32_t m) {
-    Place place = {};
-    if constexpr (EPILOGUE == EPILOGUE_QKV) {
-        place.position = load_relaxed_u32(to.positions + m);
-        if constexpr (SCATTERS) {
-            place.slot = load_relaxed_u32(to.slots + m);
-            place.page = kv_page(to.kv, place.slot, place.position);
-        }
-    }
-    return place;
+// The position of row m, where the epilogue needs it.
+DEVICE uint32_t position_of([[maybe_unused]] const QkvTurn& turn, [[maybe_unused]] uint32_t m) {
+    if constexpr (EPILOGUE == EPILOGUE_QKV) return load_relaxed_u32(turn.positions + m);
+    return 0;
 }
 
 // Which row of the matrix stands at place `at` of a tile: the epilogue combines places i and i + 8.
@@ -147,15 +134,15 @@ struct Rotation {
 };
 
 // The rotation that a pair of segment `number` needs; v's rows are not rotated.
-DEVICE Rotation rotation_in([[maybe_unused]] const KvTarget& to, int number,
+DEVICE Rotation rotation_in([[maybe_unused]] const QkvTurn& turn, int number,
                             [[maybe_unused]] uint32_t tile, [[maybe_unused]] uint32_t at,
                             [[maybe_unused]] uint32_t position) {
     Rotation rotation = {1.0f, 0.0f};
     if (EPILOGUE == EPILOGUE_QKV && number < 2) {
         uint32_t head_row = row_of<ORDER>(tile, at) % HEAD_DIM;
         uint32_t pair = ORDER == ORDER_HALVES ? head_row : head_row / 2;
-        uint32_t known = position < to.kv.n_ctx ? position : 0;
-        const float* cos_sin = (number == 0 ? to.cos_sin : to.key_cos_sin) +
+        uint32_t known = position < turn.n_ctx ? position : 0;
+        const float* cos_sin = (number == 0 ? turn.cos_sin : turn.key_cos_sin) +
                                (static_cast<uint64_t>(known) * (HEAD_DIM / 2) + pair) * 2;
         rotation.cosine = cos_sin[0];
         rotation.sine = cos_sin[1];
@@ -163,10 +150,9 @@ DEVICE Rotation rotation_in([[maybe_unused]] const KvTarget& to, int number,
     return rotation;
 }
 
-// As finish, for the fused q, k and v: rotates, stores q, stores or scatters k and v.
+// As finish, for the fused q, k and v: turns q and k, stores all three.
 template <int order>
-DEVICE void finish_qkv(const KvTarget& to, const Segment& segment, int index, uint32_t tile,
-                       uint32_t at, uint32_t m, float a, float b, const Place& place,
+DEVICE void finish_qkv(const Segment& segment, uint32_t tile, uint32_t at, uint32_t m, float a, float b,
                        const Rotation& rotation) {
     uint32_t row[2] = {row_of<order>(tile, at), row_of<order>(tile, at + 8)};
     float v[2] = {a, b};
@@ -179,37 +165,18 @@ DEVICE void finish_qkv(const KvTarget& to, const Segment& segment, int index, ui
         float r1 = fma_rn(v[0], rotation.sine, mul_rn(v[1], rotation.cosine));
         v[0] = r0, v[1] = r1;
     }
-    if (index == 0 || !SCATTERS) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            if (row[i] >= segment.rows) continue;
-            segment.out[static_cast<uint64_t>(m) * segment.rows + row[i]] = v[i];
-        }
-        return;
-    }
-    if (place.page == 0) {
-        kv_refuse(to.kv, place.slot, place.position);
-        return;
-    }
-    uint32_t token = place.position % PAGE_TOKENS, most = 0;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        uint32_t head = row[i] / HEAD_DIM, dim = row[i] % HEAD_DIM;
-        uint64_t base = kv_head_at<N_HEAD_KV, HEAD_DIM>(place.page, head);
-        auto* pool = static_cast<typename Kv::Element*>(index == 1 ? to.kv.k : to.kv.v);
-        uint32_t in_page = index == 1 ? kv_key_at<HEAD_DIM>(token, dim)
-                                      : kv_value_at<HEAD_DIM>(token, dim);
-        pool[base + in_page] = Kv::store(v[i], most);
+        if (row[i] >= segment.rows) continue;
+        segment.out[static_cast<uint64_t>(m) * segment.rows + row[i]] = v[i];
     }
-    kv_tell<Kv>(to.kv, place.slot, place.position, most);
 }
 
 // The end of a pair of rows of segment `number`, or of an expert's matrix there, whatever the epilogue
 // is.
-DEVICE void finish_pair([[maybe_unused]] const KvTarget& to, const Segment& segment,
-                        [[maybe_unused]] uint32_t expert, [[maybe_unused]] int number, uint32_t tile, uint32_t at, uint32_t m,
-                        float a, float b, [[maybe_unused]] const Place& place,
-                        [[maybe_unused]] const Rotation& rotation,
+DEVICE void finish_pair(const Segment& segment, [[maybe_unused]] uint32_t expert,
+                        [[maybe_unused]] int number, uint32_t tile, uint32_t at, uint32_t m, float a,
+                        float b, [[maybe_unused]] const Rotation& rotation,
                         [[maybe_unused]] const Before& before = {}) {
     if constexpr (SCALED) {
         if (segment.scale[0]) a = mul_rn(a, segment.scale[0][expert]);
@@ -217,9 +184,9 @@ DEVICE void finish_pair([[maybe_unused]] const KvTarget& to, const Segment& segm
     }
     if constexpr (EPILOGUE == EPILOGUE_QKV) {
         if (number == 2) {
-            finish_qkv<ORDER_NATURAL>(to, segment, number, tile, at, m, a, b, place, rotation);
+            finish_qkv<ORDER_NATURAL>(segment, tile, at, m, a, b, rotation);
         } else {
-            finish_qkv<ORDER>(to, segment, number, tile, at, m, a, b, place, rotation);
+            finish_qkv<ORDER>(segment, tile, at, m, a, b, rotation);
         }
     } else {
         finish(segment, expert, tile, at, m, a, b, before);

@@ -45,7 +45,7 @@ struct Params {
     uint32_t n_tiles;
     uint32_t unused;
     Experts experts;
-    KvTarget to;
+    QkvTurn turn;
 };
 
 // Floats of one part's sums of all blocks.
@@ -443,7 +443,7 @@ KERNEL_BOUNDS(matmul, Params, THREADS, MIN_BLOCKS) {
 #pragma unroll
     for (uint32_t begin = 0; begin < N_TILES; begin += AT_ONCE) {
         uint32_t pairs[AT_ONCE][2];
-        Place places[AT_ONCE][2];
+        uint32_t positions[AT_ONCE][2];
         Before before[AT_ONCE][2][W_TILES];
         Rotation rotations[AT_ONCE][2][W_TILES];
         auto each = [&](auto f) {
@@ -468,13 +468,13 @@ KERNEL_BOUNDS(matmul, Params, THREADS, MIN_BLOCKS) {
             // Rows that are none ask for what the first one has.
             const uint32_t m = blockIdx.x * ROWS + own;
             pairs[i][e] = m < p.m ? pair_of(p.experts, m) : NO_PAIR;
-            places[i][e] = place_of(p.to, m < p.m ? m : 0);
+            positions[i][e] = position_of(p.turn, m < p.m ? m : 0);
         });
         each([&](uint32_t i, uint32_t e, uint32_t) {
             each_tile([&](uint32_t w, uint32_t tile) {
                 const uint32_t pair = pairs[i][e] == NO_PAIR ? 0 : pairs[i][e];
                 before[i][e][w] = before_of(segment, tile, at, pair);
-                rotations[i][e][w] = rotation_in(p.to, number, tile, at, places[i][e].position);
+                rotations[i][e][w] = rotation_in(p.turn, number, tile, at, positions[i][e]);
             });
         });
         compiler_fence();
@@ -484,8 +484,8 @@ KERNEL_BOUNDS(matmul, Params, THREADS, MIN_BLOCKS) {
             each_tile([&](uint32_t w, uint32_t tile) {
                 float a = total[w][begin + i][e], b = total[w][begin + i][e + 2];
                 if constexpr (NORM) a = mul_rn(a, factor), b = mul_rn(b, factor);
-                finish_pair(p.to, segment, expert, number, tile, at, pairs[i][e], a, b, places[i][e],
-                            rotations[i][e][w], before[i][e][w]);
+                finish_pair(segment, expert, number, tile, at, pairs[i][e], a, b, rotations[i][e][w],
+                            before[i][e][w]);
             });
         });
     }

@@ -25,7 +25,7 @@
 // barriers), SETS (of sums: 2 where there are several rounds), MINIMUMS (sums of x for these, of a
 // superblock: 8, or 16 where a type has as many), HOLDS_COLUMNS (of x, in registers while a superblock's
 // tiles pass), SHARED_BYTES, NORM, GATE, GATE_GROUP, CHOOSES, MIXES, CHAINED, SHARES, ADDS, EPILOGUE, ORDER,
-// N_SEGMENTS, Segment0.., for the epilogue QKV: HEAD_DIM, N_HEAD_KV, Kv, and what route.cuh needs.
+// N_SEGMENTS, Segment0.., for the epilogue QKV: HEAD_DIM, and what route.cuh needs.
 #include "epilogue.cuh"
 #include "fixed.cuh"
 #include "mix.cuh"
@@ -86,7 +86,7 @@ struct Params {
     Overflows overflows;
     Experts experts;
     SharedExpert shared;
-    KvTarget to;
+    QkvTurn turn;
     RouteParams route;  // where it CHOOSES
     float* mixed;       // [rows of the segment], where MIXES; where it ADDS, it adds to what is there
     uint32_t* tickets;  // [gridDim.x], zero between launches, where MIXES without CHAINED
@@ -124,7 +124,7 @@ DEVICE void pass_gate([[maybe_unused]] float (&v)[8], [[maybe_unused]] const flo
 DEVICE Rotation rotation_of(const Params& p, uint32_t tile, uint32_t at, uint32_t position) {
     Rotation rotation = {1.0f, 0.0f};
     with_segment(p, tile, [&](auto, const Segment&, int number, uint32_t own) {
-        rotation = rotation_in(p.to, number, own, at, position);
+        rotation = rotation_in(p.turn, number, own, at, position);
     });
     return rotation;
 }
@@ -183,7 +183,7 @@ KERNEL_BOUNDS(matvec, Params, BOUND, MIN_BLOCKS) {
     // Where the row is, asked for before the units: behind them it would arrive late.
     uint32_t position = 0;
     if constexpr (EPILOGUE == EPILOGUE_QKV) {
-        if (p.located) position = load_relaxed_u32(p.to.positions);
+        if (p.located) position = position_of(p.turn, 0);
     }
 
     // The norm's weight is of the model too.
@@ -383,17 +383,15 @@ KERNEL_BOUNDS(matvec, Params, BOUND, MIN_BLOCKS) {
         EPILOGUE == EPILOGUE_QKV ? WARPS_R * ROUND * (UNIT_ROWS / 2) : 1;
     static_assert(FIRST_PAIRS <= THREADS, "a thread a pair");
     SHARED Rotation first_rotation[FIRST_PAIRS];
-    SHARED Place place;
+    SHARED uint32_t row_position;
     Rotation rotation = {};
-    Place found = {};
     if constexpr (EPILOGUE == EPILOGUE_QKV) {
-        if (!p.located) position = load_relaxed_u32(p.to.positions);
+        if (!p.located) position = position_of(p.turn, 0);
         const uint32_t at = threadIdx.x % 8, i = threadIdx.x / 8 % ROUND;
         const uint32_t group = threadIdx.x / (8 * ROUND);
         if (threadIdx.x < FIRST_PAIRS && i < tiles_of(first + group)) {
             rotation = rotation_of(p, first + group + i * groups, at, position);
         }
-        if (threadIdx.x == 0) found = place_of(p.to, 0);
     }
     // Behind x, which would wait for them.
 #pragma unroll 1
@@ -444,7 +442,7 @@ KERNEL_BOUNDS(matvec, Params, BOUND, MIN_BLOCKS) {
     }
     if constexpr (EPILOGUE == EPILOGUE_QKV) {
         if (threadIdx.x < FIRST_PAIRS) first_rotation[threadIdx.x] = rotation;
-        if (threadIdx.x == 0) place = found;
+        if (threadIdx.x == 0) row_position = position;
     }
     __syncwarp();
     STAMP(STAMP_READY);
@@ -566,11 +564,10 @@ KERNEL_BOUNDS(matvec, Params, BOUND, MIN_BLOCKS) {
             with_segment(p, tile, [&](auto, const Segment& segment, int number, uint32_t own) {
                 Rotation rotation = {};
                 if constexpr (EPILOGUE == EPILOGUE_QKV) {
-                    rotation = round > 0 ? rotation_of(p, tile, at, place.position)
+                    rotation = round > 0 ? rotation_of(p, tile, at, row_position)
                                          : first_rotation[(group * ROUND + i) * 8 + at];
                 }
-                finish_pair(p.to, segment, expert, number, own, at, pair, a, b, place, rotation,
-                            before[j]);
+                finish_pair(segment, expert, number, own, at, pair, a, b, rotation, before[j]);
             });
         }
     }

@@ -29,7 +29,7 @@ struct Params {
     float eps;
     uint32_t m;
     Experts experts;
-    KvTarget to;
+    QkvTurn turn;
     RouteParams route;  // of all rows, where ROUTES
     uint32_t* tickets;  // zero between launches
 };
@@ -194,9 +194,8 @@ KERNEL_BOUNDS(matvec_floats, Params, THREADS, 1) {
                 b = mul_rn(b, factor);
             }
             with_segment(p, tile, [&](auto, const Segment& segment, int number, uint32_t own) {
-                const Place place = place_of(p.to, m);
-                const Rotation rotation = rotation_in(p.to, number, own, at, place.position);
-                finish_pair(p.to, segment, expert, number, own, at, pair, a, b, place, rotation);
+                const Rotation rotation = rotation_in(p.turn, number, own, at, position_of(p.turn, m));
+                finish_pair(segment, expert, number, own, at, pair, a, b, rotation);
             });
         }
     }

@@ -48,7 +48,7 @@ struct Params {
     float eps;
     uint32_t m;
     Overflows overflows;
-    KvTarget to;
+    QkvTurn turn;
 };
 
 // What a lane has of a tile's sums: those of add_superblock, or, where rows are packed, of row lane % 4
@@ -248,10 +248,9 @@ KERNEL_BOUNDS(skinny, Params, THREADS, 1) {
     // shared memory, for registers are short.
     constexpr bool TURNS = EPILOGUE == EPILOGUE_QKV;
     SHARED Rotation rotations[TURNS ? THREADS : 1];
-    SHARED Place places[TURNS ? TILE_ROWS : 1];
-    Place place = {};
-    if (m < p.m) place = place_of(p.to, m);
-    if (TURNS && threadIdx.x < TILE_ROWS) places[m] = place;
+    SHARED uint32_t positions[TURNS ? TILE_ROWS : 1];
+    const uint32_t row_position = m < p.m ? position_of(p.turn, m) : 0;
+    if (TURNS && threadIdx.x < TILE_ROWS) positions[m] = row_position;
     Before before = {};
     auto ask = [&](uint32_t round, uint32_t position) {
         const uint32_t i = round * GROUPS + ended / W_TILES;
@@ -260,11 +259,11 @@ KERNEL_BOUNDS(skinny, Params, THREADS, 1) {
         with_segment(p, tile, [&](auto, const Segment& segment, int number, uint32_t own) {
             before = before_of(segment, own, rank, m);
             if constexpr (TURNS) {
-                rotations[threadIdx.x] = rotation_in(p.to, number, own, rank, position);
+                rotations[threadIdx.x] = rotation_in(p.turn, number, own, rank, position);
             }
         });
     };
-    ask(0, place.position);
+    ask(0, row_position);
 
 #pragma unroll
     for (uint32_t j = 0; j < ITEMS; j++) {
@@ -305,7 +304,7 @@ KERNEL_BOUNDS(skinny, Params, THREADS, 1) {
             const uint32_t rows = PACKED ? p.m : (p.m + 1) / 2 * 2;
             barrier_expect(met + round % SETS, its * W_TILES * N_PARTS * rows * 8 + of_norm);
         }
-        if (round > 0) ask(round, places[TURNS ? m : 0].position);
+        if (round > 0) ask(round, positions[TURNS ? m : 0]);
 #pragma unroll 1
         for (uint32_t j = round * ROUND; j < my_groups && j < (round + 1) * ROUND; j++) {
             const uint32_t tile = first_tile(warp + j * WARPS);
@@ -349,9 +348,8 @@ KERNEL_BOUNDS(skinny, Params, THREADS, 1) {
         if constexpr (NORM) a = mul_rn(a, factor), b = mul_rn(b, factor);
         const uint32_t tile = first_tile(i) + ended % W_TILES;
         const Rotation rotation = TURNS ? rotations[threadIdx.x] : Rotation{1.0f, 0.0f};
-        const Place place = TURNS ? places[m] : Place{};
         with_segment(p, tile, [&](auto, const Segment& segment, int number, uint32_t own) {
-            finish_pair(p.to, segment, 0, number, own, rank, m, a, b, place, rotation, before);
+            finish_pair(segment, 0, number, own, rank, m, a, b, rotation, before);
         });
     }
     STAMP(STAMP_ENDED);

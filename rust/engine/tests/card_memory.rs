@@ -64,7 +64,7 @@ fn what_a_load_takes_is_known_before_to_the_byte() {
     let before = given_out().map_or(0, |g| g.0);
     for (ty, n_slots, n_ctx) in [("Q8_0", 2, 256), ("Q4_1", 5, 1000), ("F16", 1, 64)] {
         let (model, plan) = card_model::open(&folder, ty, 32);
-        let options = options(n_slots, n_ctx, "f16");
+        let options = options(n_slots, n_ctx, "i16");
         let needs = needs(&card.info, &plan, &*model, &options).unwrap();
         let described = CudaBackend::described(card.info.clone(), plan.clone(), &*model, &options);
         let foreseen = described.unwrap().taken().1 as u64;
@@ -81,7 +81,8 @@ fn what_a_load_takes_is_known_before_to_the_byte() {
         }
         assert_eq!(backend.needs(), needs, "{ty}");
         let pages = n_slots * n_ctx.div_ceil(64) + 1;
-        let kv_bytes = 2 * 2 * pages * 64 * 32 * 2;
+        // Heads of 32 integers of two bytes, and a unit.
+        let kv_bytes = 2 * 2 * pages * 64 * (32 * 2 + 2);
         assert_eq!(needs.kv, kv_bytes as u64, "{ty}");
         assert!(needs.weights > 0 && needs.total() > foreseen);
     }
@@ -124,7 +125,7 @@ fn fitted(n_slots: usize, n_ctx: usize, may_shrink: bool, free_mib: u64) -> Resu
             fuse: false,
             ..GpuOptions::default()
         },
-        ..options(n_slots, n_ctx, "f16")
+        ..options(n_slots, n_ctx, "i16")
     };
     fit(
         &info,

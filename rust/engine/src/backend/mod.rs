@@ -356,7 +356,8 @@ const FIRST_SLICE: usize = 32;
 /// Rows of a slice of a prompt from which on more would not make a CPU faster.
 const MOST_SLICE: usize = 512;
 
-/// A device that decodes.
+/// A device that decodes. Keys and values of a token, and the states behind it, have the same bits whatever
+/// pass computed them: they serve every sequence that begins with these tokens.
 pub trait Backend: Send {
     /// What it can hold.
     fn limits(&self) -> &Limits;
@@ -370,10 +371,6 @@ pub trait Backend: Send {
     /// # Errors
     /// [`Error::Internal`] for a page that does not exist.
     fn copy_page(&mut self, kind: Kind, from: u32, to: u32) -> Result<()>;
-
-    /// Whether keys and values of a token, and the states behind it, have the same bits whatever pass
-    /// computed them: then they serve every sequence that begins with these tokens.
-    fn shares_pages(&self) -> bool;
 
     /// Pages and states, to be copied out and back; none where that is not offered.
     fn storage(&mut self) -> Option<&mut dyn Storage> {
@@ -422,7 +419,7 @@ pub trait Backend: Send {
         rest.min(rows).min(MOST_SLICE)
     }
 
-    /// Whether a step of so many sequences may be a part of [`Backend::feed`]: it has the same bits.
+    /// Whether [`Backend::feed`] has room for a step of so many sequences.
     fn steps_beside_prompts(&self, sequences: usize) -> bool;
 
     /// Queues one decode step of every slot that decodes. An error is one of all slots; what ails

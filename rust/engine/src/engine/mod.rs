@@ -26,6 +26,7 @@ use crate::error::{Error, Result};
 use crate::grammar::{Constraint, Grammars};
 use crate::pages::Pool;
 use crate::plan::Plan;
+use crate::quant;
 use crate::tokenizer::Tokenizer;
 use crate::weights::Model;
 
@@ -186,9 +187,8 @@ impl Loading {
             let tokenizer = loaded.tokenizer.clone();
             let saturated = loaded.saturated.clone();
             let seconds = loaded.load_seconds;
-            let shares = prefix_cache && backend.shares_pages();
-            let pool = Pool::new(backend.limits(), shares, saturated);
-            let pool = match loaded.prefixes.keep(pool, shares, &mut *backend) {
+            let pool = Pool::new(backend.limits(), prefix_cache, saturated);
+            let pool = match loaded.prefixes.keep(pool, prefix_cache, &mut *backend) {
                 Ok(pool) => pool,
                 Err(e) => return drop(reporter.to.send(News::Done(Err(e)))),
             };
@@ -555,6 +555,9 @@ impl Drop for Engine {
 
 fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
     let device = device::resolve(&options.device)?;
+    if let Device::Cuda(_) = device {
+        quant::check_kv_on_card(options.kv_type()?)?;
+    }
     reporter.at("open", 0, 0)?;
     let model = Arc::new(Model::open(path)?);
     let (config, plan) = plan_of(&model)?;

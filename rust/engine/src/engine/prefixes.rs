@@ -16,7 +16,6 @@ use crate::error::{Error, Result};
 use crate::pages::format::{self, Content, Identity, Refusal};
 use crate::pages::store::{write_whole, Store};
 use crate::pages::{Counts, Pool, Salt};
-use crate::quant;
 use crate::sampler::Params;
 use crate::weights::Model;
 
@@ -71,7 +70,6 @@ impl PrefixKeeping {
 
     /// Tells a pool where to keep what gives way.
     pub(super) fn keep(&self, pool: Pool, shares: bool, backend: &mut dyn Backend) -> Result<Pool> {
-        let backend_shares = backend.shares_pages();
         let Some(storage) = backend.storage() else {
             return Ok(pool);
         };
@@ -80,7 +78,7 @@ impl PrefixKeeping {
             page_bytes: storage.page_bytes(Kind::Whole),
             window_bytes: storage.page_bytes(Kind::Windowed),
             state_bytes: storage.state_bytes(),
-            shares: shares && backend_shares,
+            shares,
         };
         let sizes = *self.sizes.get_or_init(|| sizes);
         let store = match (&self.directory, self.model.get()) {
@@ -119,17 +117,9 @@ impl PrefixKeeping {
         };
         let sizes = self.sizes.get().filter(|sizes| sizes.shares);
         let sizes = sizes.ok_or_else(|| {
-            let exact = quant::kv_types().filter(|ty| ty.sums_kv_exactly());
-            let exact: Vec<_> = exact
-                .map(|ty| format!("kv_type={:?}", ty.name.to_lowercase()))
-                .collect();
-            let on_gpu = exact.join(" or ");
             refused(
-                format!(
-                    "the model as loaded keeps no prefixes (kv_type {:?})",
-                    self.kv_type.to_lowercase()
-                ),
-                &format!("load it with prefix_cache=True, and on a GPU with {on_gpu}"),
+                "the model as loaded keeps no prefixes".into(),
+                "load it with prefix_cache=True",
             )
         })?;
         let sum = match self.model.get() {

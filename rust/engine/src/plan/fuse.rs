@@ -20,10 +20,8 @@ pub enum Epilogue {
     Add { out: BufferId, scale: f32 },
     /// Two matrices of the same shape, or the halves of one's rows: `out` is what the gate lets through.
     Gated { gate: Gate, out: BufferId },
-    /// Three matrices: rotate q and k, store q, and k and v too, or scatter them into the cache of the
-    /// layer `scatter`. Keys are turned as queries are, by a table of their own.
+    /// Three matrices: rotate q and k. Keys are turned as queries are, by a table of their own.
     Qkv {
-        scatter: Option<usize>,
         turn: Turn,
         key_table: usize,
         head_dim: usize,
@@ -176,23 +174,17 @@ pub struct Experts {
     pub ranked: bool,
 }
 
-/// What the backend can fuse.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rules {
-    /// Off: every op stays single.
-    pub fuse: bool,
-    /// Whether the cache can be written value by value.
-    pub scatter: bool,
+/// `plan.ops`, each as it is.
+pub fn singles(plan: &Plan) -> Vec<Fused> {
+    plan.ops.iter().map(single).collect()
 }
 
 /// Fuses `plan.ops`.
-pub fn fuse(plan: &Plan, rules: Rules) -> Vec<Fused> {
+pub fn fuse(plan: &Plan) -> Vec<Fused> {
     let mut fused = Vec::new();
     let mut at = 0;
     while at < plan.ops.len() {
-        let rest = &plan.ops[at..];
-        let joined = || mat_vecs(plan, at, rules).or_else(|| between(plan, at));
-        match rules.fuse.then(joined).flatten() {
+        match mat_vecs(plan, at).or_else(|| between(plan, at)) {
             Some((mut op, used)) => {
                 at += used;
                 match &mut op {
@@ -216,7 +208,7 @@ pub fn fuse(plan: &Plan, rules: Rules) -> Vec<Fused> {
                 fused.push(op);
             }
             None => {
-                fused.push(single(&rest[0]));
+                fused.push(single(&plan.ops[at]));
                 at += 1;
             }
         }
@@ -305,7 +297,7 @@ fn product(op: &Op) -> Option<(Multiplied, Part)> {
     }
 }
 
-/// Whether any op from `from` on reads `id` before it is written again.
+/// Whether any op from `from` on reads `id` before it is written again, or who asked for the logits.
 fn read_later(plan: &Plan, from: usize, id: BufferId) -> bool {
     for op in plan.ops.iter().skip(from) {
         let op = op.signature();
@@ -316,12 +308,12 @@ fn read_later(plan: &Plan, from: usize, id: BufferId) -> bool {
             return false;
         }
     }
-    false
+    id == plan.logits
 }
 
 /// The mat-vecs from `start` on of one x and one norm, with what follows them; and how many ops that
 /// are.
-fn mat_vecs(plan: &Plan, start: usize, rules: Rules) -> Option<(Fused, usize)> {
+fn mat_vecs(plan: &Plan, start: usize) -> Option<(Fused, usize)> {
     let ops = &plan.ops[start..];
     let (of, first) = product(ops.first()?)?;
     // Products of integers and of floats are kernels apart.
@@ -333,8 +325,8 @@ fn mat_vecs(plan: &Plan, start: usize, rules: Rules) -> Option<(Fused, usize)> {
     let parts: Vec<Part> = parts.map(|(_, part)| part).collect();
     let count = parts.len();
     let at = start + count;
-    let (epilogue, used) = experts::halves(plan, at, of.x, &parts)
-        .unwrap_or_else(|| epilogue(plan, at, of.x, &parts, rules));
+    let (epilogue, used) =
+        experts::halves(plan, at, of.x, &parts).unwrap_or_else(|| epilogue(plan, at, of.x, &parts));
     let (parts, used) = match epilogue {
         Epilogue::Store => slices::slices(plan, at, &of, &parts).unwrap_or((parts, used)),
         _ => (parts, used),
@@ -442,13 +434,7 @@ fn turned_heads_and_values(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
 
 /// The epilogue that the ops from `at` on allow behind products of `x`, and how many of them it
 /// stands for. None writes to `x`, of which other blocks of the kernel may still be reading.
-fn epilogue(
-    plan: &Plan,
-    at: usize,
-    x: BufferId,
-    parts: &[Part],
-    rules: Rules,
-) -> (Epilogue, usize) {
+fn epilogue(plan: &Plan, at: usize, x: BufferId, parts: &[Part]) -> (Epilogue, usize) {
     let dead = |ids: &[BufferId], from: usize| ids.iter().all(|id| !read_later(plan, from, *id));
     match (parts, &plan.ops[at..]) {
         ([part], [Op::Add { x: sum, out }, ..])
@@ -469,7 +455,7 @@ fn epilogue(
             (Epilogue::Add { out: *out, scale }, 2)
         }
         _ => gated(plan, at, x, parts)
-            .or_else(|| qkv(plan, at, parts, rules))
+            .or_else(|| qkv(plan, at, parts))
             .unwrap_or((Epilogue::Store, 0)),
     }
 }
@@ -489,8 +475,8 @@ fn gated(plan: &Plan, at: usize, x: BufferId, parts: &[Part]) -> Option<(Epilogu
 }
 
 /// [`Epilogue::Qkv`], where the ops from `at` on are its.
-fn qkv(plan: &Plan, at: usize, parts: &[Part], rules: Rules) -> Option<(Epilogue, usize)> {
-    let ([q, k, v], [q_rope, k_rope, rest @ ..]) = (parts, &plan.ops[at..]) else {
+fn qkv(plan: &Plan, at: usize, parts: &[Part]) -> Option<(Epilogue, usize)> {
+    let ([q, k, _], [q_rope, k_rope, ..]) = (parts, &plan.ops[at..]) else {
         return None;
     };
     let (turn, head_dim) = turned_whole(plan, q.out, q_rope)?;
@@ -498,24 +484,12 @@ fn qkv(plan: &Plan, at: usize, parts: &[Part], rules: Rules) -> Option<(Epilogue
     if (key_turn.style, key_dim) != (turn.style, head_dim) || head_dim % 16 != 0 {
         return None;
     }
-    let dead = |id| !read_later(plan, at + 3, id);
-    let scatter = match rest.first() {
-        Some(Op::KvScatter {
-            k: k_in,
-            v: v_in,
-            layer,
-        }) if rules.scatter && (*k_in, *v_in) == (k.out, v.out) && dead(k.out) && dead(v.out) => {
-            Some(*layer)
-        }
-        _ => None,
-    };
     let epilogue = Epilogue::Qkv {
-        scatter,
         turn,
         key_table: key_turn.table,
         head_dim,
     };
-    Some((epilogue, 2 + usize::from(scatter.is_some())))
+    Some((epilogue, 2))
 }
 
 /// How `op` turns the heads of `id`, all of each, and how wide they are.
@@ -545,10 +519,6 @@ mod tests {
     pub const NORM: Norm = Norm {
         weight: WeightId(0),
         eps: 1e-5,
-    };
-    pub const RULES: Rules = Rules {
-        fuse: true,
-        scatter: true,
     };
 
     /// Rows of 64 values in five buffers, a vector and a matrix.
@@ -607,23 +577,19 @@ mod tests {
     }
 
     /// The norm and the number of matrices of each fused product.
-    fn products(ops: Vec<Op>, rules: Rules) -> Vec<(Option<Norm>, usize)> {
+    fn products(ops: Vec<Op>) -> Vec<(Option<Norm>, usize)> {
         let of = |op| match op {
             Fused::MatVec { norm, parts, .. } => Some((norm, parts.len())),
             _ => None,
         };
-        fuse(&plan(ops), rules).into_iter().filter_map(of).collect()
+        fuse(&plan(ops)).into_iter().filter_map(of).collect()
     }
 
     #[test]
     fn products_of_one_input_and_norm_are_joined() {
-        let normed = || (1..4).map(|out| product(Some(NORM), out)).collect();
-        assert_eq!(products(normed(), RULES), [(Some(NORM), 3)]);
-        let single = Rules {
-            fuse: false,
-            ..RULES
-        };
-        assert_eq!(products(normed(), single), [(Some(NORM), 1); 3]);
+        let normed = || -> Vec<Op> { (1..4).map(|out| product(Some(NORM), out)).collect() };
+        assert_eq!(products(normed()), [(Some(NORM), 3)]);
+        assert_eq!(singles(&plan(normed())).len(), 3);
     }
 
     #[test]
@@ -632,7 +598,7 @@ mod tests {
         let ops = [None, Some(NORM), Some(other)];
         let ops = ops.into_iter().zip(1..).map(|(n, out)| product(n, out));
         let wanted = [(None, 1), (Some(NORM), 1), (Some(other), 1)];
-        assert_eq!(products(ops.collect(), RULES), wanted);
+        assert_eq!(products(ops.collect()), wanted);
     }
 
     #[test]
@@ -642,7 +608,20 @@ mod tests {
                 x: BufferId(1),
                 out,
             };
-            let fused = fuse(&plan(vec![product(Some(NORM), 1), add]), RULES);
+            let fused = fuse(&plan(vec![product(Some(NORM), 1), add]));
+            assert_eq!(fused.len(), if is_joined { 1 } else { 2 });
+        }
+    }
+
+    #[test]
+    fn logits_are_stored_although_no_op_reads_them() {
+        let [logits, other] = [SUM, BufferId(1)];
+        for (sum, is_joined) in [(logits, false), (other, true)] {
+            let add = Op::Add {
+                x: sum,
+                out: BufferId(2),
+            };
+            let fused = fuse(&plan(vec![product_of(X, sum.0), add]));
             assert_eq!(fused.len(), if is_joined { 1 } else { 2 });
         }
     }
@@ -658,7 +637,7 @@ mod tests {
             out: SUM,
         };
         let ops = vec![product(None, 1), scale.clone(), add.clone()];
-        let fused = fuse(&plan(ops), RULES);
+        let fused = fuse(&plan(ops));
         let wanted = Epilogue::Add {
             out: SUM,
             scale: 0.25,
@@ -666,7 +645,7 @@ mod tests {
         assert!(matches!(&fused[..], [Fused::MatVec { epilogue, .. }] if *epilogue == wanted));
         // Not where what is scaled is wanted by itself.
         let ops = vec![product(None, 1), scale, add, product_of(BufferId(1), 2)];
-        assert_eq!(fuse(&plan(ops), RULES).len(), 4);
+        assert_eq!(fuse(&plan(ops)).len(), 4);
     }
 
     #[test]
@@ -706,7 +685,7 @@ mod tests {
                 style: halves,
             },
         };
-        let of = |ops: &[&[Op]]| fuse(&plan(ops.concat()), RULES);
+        let of = |ops: &[&[Op]]| fuse(&plan(ops.concat()));
         assert_eq!(of(&[&norms, &turns]), std::slice::from_ref(&joined));
         // With values, of their own or those that keys are before.
         let plain = |x, out, group| Op::RmsNorm {
@@ -759,7 +738,7 @@ mod tests {
                 Op::ClampedSwiGlu { gate, up, out },
             ] {
                 let ops = products.iter().cloned().chain([act]).collect();
-                assert_eq!(fuse(&plan(ops), RULES).len(), if is_joined { 1 } else { 2 });
+                assert_eq!(fuse(&plan(ops)).len(), if is_joined { 1 } else { 2 });
             }
         }
     }
@@ -774,7 +753,7 @@ mod tests {
             group: 64,
             eps: NORM.eps,
         };
-        let fused = fuse(&plan(vec![norm.clone(), product(None, 1)]), RULES);
+        let fused = fuse(&plan(vec![norm.clone(), product(None, 1)]));
         assert_eq!(fused.len(), 2);
         assert_eq!(fused[0], Fused::Single(norm));
     }

@@ -206,7 +206,7 @@ pub enum Op {
     /// Every sum of integers is below 2^37, those of 8 bits below 2^30. Cut into bytes, of which those of
     /// `Q` are all signed, the sums of products are below 2^23.
     ///
-    /// Over other caches the order of sums is the backend's own.
+    /// Over other caches, which the CPU alone has, the order of sums is its own.
     Attention {
         q: BufferId,
         out: BufferId,

@@ -21,9 +21,12 @@ const LEAST_UNIT: u32 = 0x0080;
 /// The largest unit's largest value.
 const LARGEST: f32 = MOST * (1u64 << 35) as f32;
 
-/// The row of what the table of weights has not. Its number is none that a file could name.
+/// Its number is none that a file could name.
+pub const I16_ID: u32 = u32::MAX;
+
+/// The row of what the table of weights has not.
 pub static I16: QuantType = QuantType {
-    id: u32::MAX,
+    id: I16_ID,
     name: "I16",
     block_elems: GROUP,
     block_bytes: block_bytes(GROUP),
@@ -37,10 +40,7 @@ pub static I16: QuantType = QuantType {
         text: "",
         unit_bytes: 0,
         in_bytes: false,
-        kv: Some(KvKernel::Integers {
-            name: "KvFixed",
-            bytes: 2,
-        }),
+        kv: Some(KvKernel::of::<I16Blocks>()),
     },
 };
 
@@ -56,6 +56,7 @@ pub struct I16Blocks;
 impl KvBlock for I16Blocks {
     const GROUP: usize = GROUP;
     const BYTES: usize = 2;
+    const KERNEL: &'static str = "KvFixed";
 
     /// A bfloat16.
     #[inline(always)]

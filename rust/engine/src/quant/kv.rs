@@ -2,19 +2,25 @@
 //! last one maybe shorter: a unit of 16 bits, then the integers; value = integer times unit, without
 //! rounding. Zero bytes are zeros.
 
-use super::i16_blocks::I16Blocks;
-use super::q8_0::Q8_0;
 use super::QuantType;
 
-/// How kernels keep keys and values.
+/// How kernels keep keys and values, as integers with units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum KvKernel {
-    /// One by one: the struct of `kernels/kv.cuh` that does it, and whether tensor cores take them as
-    /// they are.
-    Values { name: &'static str, halves: bool },
-    /// As integers with units, [`KvBlock`]: the struct of `kernels/kv_fixed.cuh` or
-    /// `kernels/kv_bytes.cuh` that does it, and the bytes of an integer.
-    Integers { name: &'static str, bytes: usize },
+pub struct KvKernel {
+    /// See [`KvBlock::KERNEL`].
+    pub(super) name: &'static str,
+    /// Bytes of an integer.
+    pub(super) bytes: usize,
+}
+
+impl KvKernel {
+    /// Of a format.
+    pub const fn of<B: KvBlock>() -> Self {
+        Self {
+            name: B::KERNEL,
+            bytes: B::BYTES,
+        }
+    }
 }
 
 /// A format of keys and values as integers with a unit a block: attention over it is a stated sum.
@@ -23,6 +29,8 @@ pub trait KvBlock: 'static {
     const GROUP: usize;
     /// Bytes of an integer, at most two.
     const BYTES: usize;
+    /// The struct of `kernels/kv_fixed.cuh` that keeps them.
+    const KERNEL: &'static str;
 
     /// The unit of these bits.
     fn unit(bits: u16) -> f32;
@@ -54,18 +62,6 @@ pub trait KvVisitor {
     fn visit<B: KvBlock>(self) -> Self::Out;
 }
 
-/// Calls `visitor` with the format of a type that [`QuantType::sums_kv_exactly`]; else gives it back.
-///
-/// # Errors
-/// The visitor, of another type.
-pub fn dispatch_kv<V: KvVisitor>(ty: &QuantType, visitor: V) -> Result<V::Out, V> {
-    match ty.kernel.kv {
-        Some(KvKernel::Integers { bytes: 1, .. }) => Ok(visitor.visit::<Q8_0>()),
-        Some(KvKernel::Integers { .. }) => Ok(visitor.visit::<I16Blocks>()),
-        Some(KvKernel::Values { .. }) | None => Err(visitor),
-    }
-}
-
 impl QuantType {
     /// Whether a cache may hold keys and values so: they are written as well as read.
     pub fn holds_kv(&self) -> bool {
@@ -75,11 +71,11 @@ impl QuantType {
     /// Bytes of a head of `dim` keys or values; `None` where a cache cannot hold them so.
     pub fn kv_head_bytes(&self, dim: usize) -> Option<usize> {
         match self.kernel.kv {
-            Some(KvKernel::Integers { bytes, .. }) => {
+            Some(KvKernel { bytes, .. }) => {
                 let units = dim.div_ceil(self.block_elems).checked_mul(2)?;
                 dim.checked_mul(bytes)?.checked_add(units)
             }
-            _ => self.row_bytes(dim).filter(|_| self.holds_kv()),
+            None => self.row_bytes(dim).filter(|_| self.holds_kv()),
         }
     }
 
@@ -102,15 +98,9 @@ impl QuantType {
         }
     }
 
-    /// Whether attention over a cache of it is the stated sum of integers.
+    /// Whether attention over a cache of it is the stated sum of integers; a card keeps no other.
     pub fn sums_kv_exactly(&self) -> bool {
-        matches!(self.kernel.kv, Some(KvKernel::Integers { .. }))
-    }
-
-    /// Whether kernels keep heads of `dim` keys or values so.
-    pub fn keeps_kv_on_card(&self, dim: usize) -> bool {
-        let fits = dim.is_multiple_of(KV_HEAD_MULTIPLE) && self.kv_head_bytes(dim).is_some();
-        fits && self.kernel.kv.is_some()
+        self.kernel.kv.is_some()
     }
 }
 
@@ -119,7 +109,7 @@ pub const KV_HEAD_MULTIPLE: usize = 16;
 
 #[cfg(test)]
 mod tests {
-    use super::super::{by_name, kv_types};
+    use super::super::{by_name, dispatch_kv, kv_types};
     use super::*;
 
     struct Decoded<'a>(&'a [u8]);
@@ -163,6 +153,14 @@ mod tests {
             assert_eq!(ty.kv_head_bytes(usize::MAX), None);
         }
         assert_eq!(count, 2);
+    }
+
+    #[test]
+    fn a_type_is_decoded_by_what_it_is_and_not_by_its_size() {
+        for known in kv_types().filter(|t| t.sums_kv_exactly()) {
+            let other = QuantType { id: 7000, ..*known };
+            assert!(dispatch_kv(&other, Decoded(&[])).is_err(), "{known:?}");
+        }
     }
 
     #[test]

@@ -43,6 +43,7 @@ mod q6_k;
 mod q8_0;
 mod search;
 
+use i16_blocks::{I16Blocks, I16_ID};
 pub use kv::{KvBlock, KvKernel, KvVisitor, KV_HEAD_MULTIPLE};
 
 pub use integers::{
@@ -128,49 +129,17 @@ pub struct KernelType {
 }
 
 impl KernelType {
-    /// Whether keys and values are kept in blocks, so that none can be written alone.
-    pub fn kv_in_blocks(&self) -> bool {
-        matches!(self.kv, Some(KvKernel::Integers { .. }))
-    }
-
-    /// Bytes of a key's or a value's integers; 0 where they are none.
+    /// Bytes of a key's or a value's integers; 0 where a cache on a card keeps none so.
     pub fn kv_bytes(&self) -> usize {
-        match self.kv {
-            Some(KvKernel::Integers { bytes, .. }) => bytes,
-            Some(KvKernel::Values { .. }) | None => 0,
-        }
-    }
-
-    /// Whether keys and values are float16.
-    pub fn kv_in_halves(&self) -> bool {
-        matches!(self.kv, Some(KvKernel::Values { halves: true, .. }))
-    }
-
-    /// The struct for a kernel that writes keys and values one by one; any, where none can.
-    pub fn kv_struct(&self) -> &'static str {
-        match self.kv {
-            Some(KvKernel::Values { name, .. }) => name,
-            Some(KvKernel::Integers { .. }) | None => NO_KV,
-        }
+        self.kv.map_or(0, |kv| kv.bytes)
     }
 
     /// What tells a kernel for caches how this one keeps heads of `HEAD_DIM` keys or values.
     pub fn kv_line(&self) -> String {
-        match self.kv {
-            Some(KvKernel::Integers { name, .. }) => format!("using Kv = {name}<HEAD_DIM>;\n"),
-            Some(KvKernel::Values { .. }) | None => format!("using Kv = {};\n", self.kv_struct()),
-        }
+        let line = |kv: KvKernel| format!("using Kv = {}<HEAD_DIM>;\n", kv.name);
+        self.kv.map_or_else(String::new, line)
     }
 }
-
-const fn kv(name: &'static str, halves: bool) -> Option<KvKernel> {
-    Some(KvKernel::Values { name, halves })
-}
-
-const KV_BYTES: Option<KvKernel> = Some(KvKernel::Integers {
-    name: "KvBytes",
-    bytes: 1,
-});
 
 impl std::fmt::Debug for QuantType {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -348,8 +317,26 @@ macro_rules! in_bytes {
     };
 }
 
+macro_rules! kv_kernel {
+    ($ty:ty, kv) => {
+        Some(KvKernel::of::<$ty>())
+    };
+    ($ty:ty,) => {
+        None
+    };
+}
+
+macro_rules! visit_kv {
+    ($visitor:ident, $ty:ty, kv) => {
+        Ok($visitor.visit::<$ty>())
+    };
+    ($visitor:ident, $ty:ty,) => {
+        Err($visitor)
+    };
+}
+
 macro_rules! table {
-    ($($id:literal $name:literal $ty:ty, $sums:ident $(in $form:ident)?, $header:literal $unit_bytes:literal $kv:expr, $quantize:expr;)*) => {
+    ($($id:literal $name:literal $ty:ty, $sums:ident $(in $form:ident)?, $header:literal $unit_bytes:literal $($kv:ident)?, $quantize:expr;)*) => {
         /// Every type that weights may have.
         pub static TYPES: &[QuantType] = &[$(QuantType {
             id: $id,
@@ -366,7 +353,7 @@ macro_rules! table {
                 text: include_str!($header),
                 unit_bytes: $unit_bytes,
                 in_bytes: in_bytes!($($form)?),
-                kv: $kv,
+                kv: kv_kernel!($ty, $($kv)?),
             },
         }),*];
 
@@ -385,34 +372,47 @@ macro_rules! table {
                 _ => unreachable!("a QuantType comes from TYPES only"),
             }
         }
+
+        /// Calls `visitor` with the format of keys and values of a type that
+        /// [`QuantType::sums_kv_exactly`]; else gives it back.
+        ///
+        /// # Errors
+        /// The visitor, of another type.
+        pub fn dispatch_kv<V: KvVisitor>(ty: &QuantType, visitor: V) -> Result<V::Out, V> {
+            match ty.id {
+                $($id => visit_kv!(visitor, $ty, $($kv)?),)*
+                I16_ID => Ok(visitor.visit::<I16Blocks>()),
+                _ => Err(visitor),
+            }
+        }
     };
 }
 
 table! {
-    0 "F32" f32::F32, floats, "f32.cuh" 16384 kv("KvF32", false), Some(quantize_blocks::<f32::F32>);
-    1 "F16" f16::F16, floats, "f16.cuh" 8192 kv("KvF16", true), Some(quantize_blocks::<f16::F16>);
-    2 "Q4_0" q4_0::Q4_0, integers, "q4_0.cuh" 2304 None, Some(quantize_blocks::<q4_0::Q4_0>);
-    3 "Q4_1" q4_1::Q4_1, integers, "q4_1.cuh" 2560 None, Some(quantize_blocks::<q4_1::Q4_1>);
-    6 "Q5_0" q5_0::Q5_0, integers, "q5_0.cuh" 2816 None, Some(quantize_blocks::<q5_0::Q5_0>);
-    7 "Q5_1" q5_1::Q5_1, integers, "q5_1.cuh" 3072 None, Some(quantize_blocks::<q5_1::Q5_1>);
-    8 "Q8_0" q8_0::Q8_0, integers, "q8_0.cuh" 4352 KV_BYTES, Some(quantize_blocks::<q8_0::Q8_0>);
-    10 "Q2_K" q2_k::Q2K, integers, "q2_k.cuh" 1344 None, Some(quantize_blocks::<q2_k::Q2K>);
-    11 "Q3_K" q3_k::Q3K, integers, "q3_k.cuh" 1824 None, Some(quantize_blocks::<q3_k::Q3K>);
-    12 "Q4_K" q4_k::Q4K, integers, "q4_k.cuh" 2368 None, Some(quantize_blocks::<q4_k::Q4K>);
-    13 "Q5_K" q5_k::Q5K, integers, "q5_k.cuh" 2880 None, Some(quantize_blocks::<q5_k::Q5K>);
-    14 "Q6_K" q6_k::Q6K, integers, "q6_k.cuh" 3360 None, Some(quantize_blocks::<q6_k::Q6K>);
-    16 "IQ2_XXS" iq2_xxs::Iq2Xxs, integers, "iq2_xxs.cuh" 2208 None, None;
-    17 "IQ2_XS" iq2_xs::Iq2Xs, integers, "iq2_xs.cuh" 2336 None, None;
-    18 "IQ3_XXS" iq3_xxs::Iq3Xxs, integers, "iq3_xxs.cuh" 2208 None, None;
-    19 "IQ1_S" iq1_s::Iq1S, integers, "iq1_s.cuh" 2208 None, None;
-    20 "IQ4_NL" iq4_nl::Iq4Nl, integers in bytes, "iq4_nl.cuh" 2304 None, Some(quantize_blocks::<iq4_nl::Iq4Nl>);
-    21 "IQ3_S" iq3_s::Iq3S, integers, "iq3_s.cuh" 2208 None, None;
-    22 "IQ2_S" iq2_s::Iq2S, integers, "iq2_s.cuh" 2336 None, None;
-    23 "IQ4_XS" iq4_xs::Iq4Xs, integers in bytes, "iq4_xs.cuh" 2208 None, Some(quantize_blocks::<iq4_xs::Iq4Xs>);
-    29 "IQ1_M" iq1_m::Iq1M, integers, "iq1_m.cuh" 2336 None, None;
-    30 "BF16" bf16::BF16, floats, "bf16.cuh" 8192 None, Some(quantize_blocks::<bf16::BF16>);
-    39 "MXFP4" mxfp4::Mxfp4, integers, "mxfp4.cuh" 2304 None, Some(quantize_blocks::<mxfp4::Mxfp4>);
-    40 "NVFP4" nvfp4::Nvfp4, integers, "nvfp4.cuh" 2304 None, Some(quantize_blocks::<nvfp4::Nvfp4>);
+    0 "F32" f32::F32, floats, "f32.cuh" 16384, Some(quantize_blocks::<f32::F32>);
+    1 "F16" f16::F16, floats, "f16.cuh" 8192, Some(quantize_blocks::<f16::F16>);
+    2 "Q4_0" q4_0::Q4_0, integers, "q4_0.cuh" 2304, Some(quantize_blocks::<q4_0::Q4_0>);
+    3 "Q4_1" q4_1::Q4_1, integers, "q4_1.cuh" 2560, Some(quantize_blocks::<q4_1::Q4_1>);
+    6 "Q5_0" q5_0::Q5_0, integers, "q5_0.cuh" 2816, Some(quantize_blocks::<q5_0::Q5_0>);
+    7 "Q5_1" q5_1::Q5_1, integers, "q5_1.cuh" 3072, Some(quantize_blocks::<q5_1::Q5_1>);
+    8 "Q8_0" q8_0::Q8_0, integers, "q8_0.cuh" 4352 kv, Some(quantize_blocks::<q8_0::Q8_0>);
+    10 "Q2_K" q2_k::Q2K, integers, "q2_k.cuh" 1344, Some(quantize_blocks::<q2_k::Q2K>);
+    11 "Q3_K" q3_k::Q3K, integers, "q3_k.cuh" 1824, Some(quantize_blocks::<q3_k::Q3K>);
+    12 "Q4_K" q4_k::Q4K, integers, "q4_k.cuh" 2368, Some(quantize_blocks::<q4_k::Q4K>);
+    13 "Q5_K" q5_k::Q5K, integers, "q5_k.cuh" 2880, Some(quantize_blocks::<q5_k::Q5K>);
+    14 "Q6_K" q6_k::Q6K, integers, "q6_k.cuh" 3360, Some(quantize_blocks::<q6_k::Q6K>);
+    16 "IQ2_XXS" iq2_xxs::Iq2Xxs, integers, "iq2_xxs.cuh" 2208, None;
+    17 "IQ2_XS" iq2_xs::Iq2Xs, integers, "iq2_xs.cuh" 2336, None;
+    18 "IQ3_XXS" iq3_xxs::Iq3Xxs, integers, "iq3_xxs.cuh" 2208, None;
+    19 "IQ1_S" iq1_s::Iq1S, integers, "iq1_s.cuh" 2208, None;
+    20 "IQ4_NL" iq4_nl::Iq4Nl, integers in bytes, "iq4_nl.cuh" 2304, Some(quantize_blocks::<iq4_nl::Iq4Nl>);
+    21 "IQ3_S" iq3_s::Iq3S, integers, "iq3_s.cuh" 2208, None;
+    22 "IQ2_S" iq2_s::Iq2S, integers, "iq2_s.cuh" 2336, None;
+    23 "IQ4_XS" iq4_xs::Iq4Xs, integers in bytes, "iq4_xs.cuh" 2208, Some(quantize_blocks::<iq4_xs::Iq4Xs>);
+    29 "IQ1_M" iq1_m::Iq1M, integers, "iq1_m.cuh" 2336, None;
+    30 "BF16" bf16::BF16, floats, "bf16.cuh" 8192, Some(quantize_blocks::<bf16::BF16>);
+    39 "MXFP4" mxfp4::Mxfp4, integers, "mxfp4.cuh" 2304, Some(quantize_blocks::<mxfp4::Mxfp4>);
+    40 "NVFP4" nvfp4::Nvfp4, integers, "nvfp4.cuh" 2304, Some(quantize_blocks::<nvfp4::Nvfp4>);
 }
 
 /// The types that keys and values may have.
@@ -420,9 +420,6 @@ pub fn kv_types() -> impl Iterator<Item = &'static QuantType> {
     let weights = TYPES.iter().filter(|t| t.holds_kv());
     weights.chain(std::iter::once(&i16_blocks::I16))
 }
-
-/// The struct for a kernel that writes no keys and values: any.
-pub const NO_KV: &str = "KvF32";
 
 /// Encoding of keys and values where none is asked for: attention over it has one stated sum.
 pub const DEFAULT_KV: &str = "i16";
@@ -458,6 +455,33 @@ pub fn kv_by_name(name: &str) -> Result<&'static QuantType> {
                 reason: format!("must be one of {}", names.join(", ")),
             }
         })
+}
+
+/// Checks that a card keeps keys and values in `ty`.
+///
+/// # Errors
+/// [`Error::Argument`] names the types that it does, and what they take.
+pub fn check_kv_on_card(ty: &QuantType) -> Result<()> {
+    if ty.sums_kv_exactly() {
+        return Ok(());
+    }
+    let bits = |t: &QuantType| (8 * t.block_bytes) as f32 / t.block_elems as f32;
+    let able = kv_types().filter(|t| t.sums_kv_exactly());
+    let mut able: Vec<_> = able.map(|t| (t.name.to_lowercase(), bits(t))).collect();
+    able.sort_by_key(|(name, _)| name != DEFAULT_KV);
+    let able = able
+        .iter()
+        .map(|(name, bits)| format!("{name} ({bits:.1} bits)"));
+    Err(Error::Argument {
+        name: "kv_type",
+        value: ty.name.to_lowercase(),
+        reason: format!(
+            "the CPU alone keeps keys and values as floats or such blocks, of {:.1} bits a value; \
+             on a card use {}",
+            bits(ty),
+            able.collect::<Vec<_>>().join(" or ")
+        ),
+    })
 }
 
 fn unsupported(name: String) -> Error {

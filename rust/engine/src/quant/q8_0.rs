@@ -61,6 +61,7 @@ impl super::Quantizer for Q8_0 {
 impl KvBlock for Q8_0 {
     const GROUP: usize = 32;
     const BYTES: usize = 1;
+    const KERNEL: &'static str = "KvBytes";
 
     #[inline(always)]
     fn unit(bits: u16) -> f32 {

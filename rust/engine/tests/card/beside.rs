@@ -38,7 +38,7 @@ fn each_backend(kv_types: &[&str], test: impl Fn(&str, &mut dyn Backend)) {
         let full = options(GraphMode::Full);
         let mut cpu = CpuBackend::new(plan.clone(), model.clone(), &full).unwrap();
         test(&format!("cpu, {kv_type}"), &mut cpu);
-        if card::context().is_none() {
+        if card::context().is_none() || quant::check_kv_on_card(full.kv_type).is_err() {
             continue;
         }
         for mode in [GraphMode::Full, GraphMode::None] {
@@ -175,16 +175,13 @@ fn together(backend: &mut dyn Backend, requests: &[SlotRequest], seed: u32) -> V
         }
     }
     assert!(shared > 3, "{shared} passes of several prompts");
-    assert!(
-        beside > 3 || !backend.steps_beside_prompts(1),
-        "{beside} steps beside prompts"
-    );
+    assert!(beside > 3, "{beside} steps beside prompts");
     done
 }
 
 #[test]
 fn however_prompts_and_steps_share_passes_each_sequence_has_its_own_tokens() {
-    each_backend(&["i16", "q8_0", "f16"], |name, backend| {
+    each_backend(&["i16", "q8_0", "f32"], |name, backend| {
         let lengths = [1, 3, 170, 64, 20, 65, 9, 130, 2, 40, 128, 7];
         let requests: Vec<SlotRequest> = (1..).zip(lengths).map(|(i, n)| request(n, i)).collect();
         let wanted: Vec<Vec<Event>> = requests.iter().map(|r| alone(backend, r)).collect();

@@ -74,8 +74,8 @@ fn model_of_context(
 }
 
 fn add(kernels: &mut HashSet<Variant>, card: &Card) {
-    let steps = [1, 8, 64].map(|n| (n, n, Path::Decode { bucket: n }));
-    let prompt = (PROMPT, 1, Path::prompt(PROMPT));
+    let steps = [1, 8, 64].map(|n| (n, n, Path::Decode));
+    let prompt = (PROMPT, 1, Path::Prefill { steps: 0 });
     for (rows, out, path) in steps.into_iter().chain([prompt]) {
         let pass = |hidden| Pass {
             rows,
@@ -111,20 +111,24 @@ fn is_compiled(number: usize, arch: u32) -> bool {
 /// caches, both rotations, fused and not.
 fn kernels(number: u32) -> HashSet<Variant> {
     let mut kernels = HashSet::new();
-    let f16 = quant::by_name("F16").unwrap();
+    let default = quant::kv_by_name(quant::DEFAULT_KV).unwrap();
     let common = quant::by_name("Q4_K").unwrap();
     let arch = format!("sm_{number}");
     let mut of = |plan, kv, fuse| add(&mut kernels, &model(&arch, plan, kv, fuse));
     for (i, ty) in quant::TYPES.iter().enumerate() {
         if is_compiled(i, number) {
-            of(Layer::plan(ty, RopeStyle::Halves, false), f16, true);
+            of(Layer::plan(ty, RopeStyle::Halves, false), default, true);
         }
     }
-    for kv in quant::kv_types().filter(|t| t.kernel.kv.is_some()) {
+    for kv in quant::kv_types().filter(|t| t.sums_kv_exactly()) {
         of(Layer::plan(common, RopeStyle::Interleaved, false), kv, true);
     }
-    of(Layer::plan(common, RopeStyle::Halves, false), f16, false);
-    of(Layer::plan(common, RopeStyle::Halves, true), f16, true);
+    of(
+        Layer::plan(common, RopeStyle::Halves, false),
+        default,
+        false,
+    );
+    of(Layer::plan(common, RopeStyle::Halves, true), default, true);
     // What a load runs itself.
     kernels.extend(quant::TYPES.iter().map(repack_variant));
     for (n_vocab, verifies) in [(32_003, false), (151_936, false), (151_936, true)] {
@@ -213,7 +217,7 @@ fn every_kernel_compiles_for_every_card_without_spills() {
 #[test]
 fn kernels_of_experts_compile_for_every_card_without_spills() {
     let Some(path) = real_nvrtc() else { return };
-    let f16 = quant::by_name("F16").unwrap();
+    let kv = quant::kv_by_name(quant::DEFAULT_KV).unwrap();
     let mut jobs = Vec::new();
     for arch in ARCHITECTURES {
         let mut kernels = HashSet::new();
@@ -231,7 +235,7 @@ fn kernels_of_experts_compile_for_every_card_without_spills() {
             layer.plan.ops.drain(..before);
             add(
                 &mut kernels,
-                &model(&format!("sm_{arch}"), layer.plan, f16, true),
+                &model(&format!("sm_{arch}"), layer.plan, kv, true),
             );
         }
         jobs.extend(kernels.into_iter().map(|k| (arch, k)));
@@ -244,7 +248,7 @@ fn kernels_of_experts_compile_for_every_card_without_spills() {
         for (ty, other) in [("Q4_K", "Q4_K"), ("Q4_K", "Q8_0"), ("Q6_K", "Q5_0")] {
             let [ty, other] = [ty, other].map(|ty| quant::by_name(ty).unwrap());
             let plan = shared_expert(ty, other);
-            add(&mut kernels, &model(&format!("sm_{arch}"), plan, f16, true));
+            add(&mut kernels, &model(&format!("sm_{arch}"), plan, kv, true));
         }
         shared.extend(kernels.into_iter().map(|k| (arch, k)));
     }
@@ -283,7 +287,7 @@ fn kernels_of_few_rows_compile_for_cards_with_clusters_without_spills() {
                     rows,
                     out: rows,
                     inputs: card.rows.inputs(),
-                    path: Path::Decode { bucket: rows },
+                    path: Path::Decode,
                     all: false,
                     hidden: false,
                 };
@@ -328,7 +332,7 @@ fn attention_by_itself_compiles_for_every_card_without_spills() {
     let mut jobs = Vec::new();
     for arch in ARCHITECTURES {
         let mut kernels = HashSet::new();
-        for kv_type in quant::kv_types().filter(|t| t.kernel.kv.is_some()) {
+        for kv_type in quant::kv_types().filter(|t| t.sums_kv_exactly()) {
             for (n_head, n_head_kv, head_dim, n_ctx) in [
                 (8, 1, 256, 64),
                 (12, 1, 512, 64),
@@ -426,13 +430,14 @@ fn edited(variant: &Variant, old: &str, new: &str) -> Variant {
 fn a_kernel_whose_fields_changed_places_does_not_compile() {
     let simulated = std::env::var_os("ONEGRAPH_NVRTC").map(PathBuf::from);
     let f16 = quant::by_name("F16").unwrap();
+    let kv = quant::kv_by_name(quant::DEFAULT_KV).unwrap();
     let mut kernels = HashSet::new();
     add(
         &mut kernels,
         &model(
             "sm_90",
             Layer::plan(f16, RopeStyle::Halves, false),
-            f16,
+            kv,
             false,
         ),
     );
@@ -441,7 +446,7 @@ fn a_kernel_whose_fields_changed_places_does_not_compile() {
         let compiler = Compiler::with(90, Nvrtc::open(&path).unwrap());
         for (name, fields, swapped, named) in [
             (
-                "attention.cu",
+                "kv_scatter_fixed.cu",
                 "const uint32_t* positions;  // [m]\n    const uint32_t* slots;",
                 "const uint32_t* slots;  // [m]\n    const uint32_t* positions;",
                 "Params::positions has 8 bytes at",
@@ -472,8 +477,9 @@ fn kernels_are_compiled_on_the_side_while_others_wait_for_theirs() {
     let simulated = std::env::var_os("ONEGRAPH_NVRTC").map(PathBuf::from);
     let f16 = quant::by_name("F16").unwrap();
     let mut kernels = HashSet::new();
+    let kv = quant::kv_by_name(quant::DEFAULT_KV).unwrap();
     let plan = Layer::plan(f16, RopeStyle::Halves, false);
-    add(&mut kernels, &model("sm_90", plan, f16, false));
+    add(&mut kernels, &model("sm_90", plan, kv, false));
     let wanted: Vec<Variant> = kernels.into_iter().take(5).collect();
     for path in real_nvrtc().into_iter().chain(simulated) {
         let name = format!("onegraph-ahead-{}", std::process::id());

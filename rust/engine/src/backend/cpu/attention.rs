@@ -12,7 +12,7 @@ use super::simd::{self, Isa, Level, Task};
 use crate::backend::{Batch, PAGE_TOKENS};
 use crate::error::Result;
 use crate::plan::KvShape;
-use crate::quant::kv::dispatch_kv;
+use crate::quant::dispatch_kv;
 use crate::quant::{self, Block, QuantType, Visitor};
 use crate::sampler::math;
 

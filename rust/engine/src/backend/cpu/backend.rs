@@ -418,10 +418,6 @@ impl Backend for CpuBackend {
         self.interpreter.kv.copy_page(kind, from, to)
     }
 
-    fn shares_pages(&self) -> bool {
-        true
-    }
-
     fn storage(&mut self) -> Option<&mut dyn Storage> {
         Some(self)
     }

@@ -111,10 +111,6 @@ impl Backend for Faulty {
         self.inner.copy_page(kind, from, to)
     }
 
-    fn shares_pages(&self) -> bool {
-        self.inner.shares_pages()
-    }
-
     fn storage(&mut self) -> Option<&mut dyn crate::backend::Storage> {
         self.inner.storage()
     }

@@ -272,10 +272,6 @@ impl Backend for Writes {
         self.inner.copy_page(kind, from, to)
     }
 
-    fn shares_pages(&self) -> bool {
-        true
-    }
-
     fn storage(&mut self) -> Option<&mut dyn Storage> {
         Some(self)
     }

@@ -108,7 +108,7 @@ pub fn mix(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{plan, product_of, RULES, SUM, X};
+    use super::super::tests::{plan, product_of, SUM, X};
     use super::super::{fuse, Fused, Gate};
     use super::*;
     use crate::plan::{Gating, Rows, Weight, WeightId};
@@ -135,7 +135,7 @@ mod tests {
         }
         plan.ops = ops(both, routes);
         plan.check().unwrap();
-        fuse(&plan, RULES)
+        fuse(&plan)
     }
 
     const GATE: BufferId = BufferId(7);

@@ -37,7 +37,7 @@ pub fn convolved(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
 #[cfg(test)]
 mod tests {
     use super::super::fuse;
-    use super::super::tests::{plan, RULES};
+    use super::super::tests::plan;
     use super::*;
     use crate::plan::{BufferId, Rows, Weight};
     use crate::quant;
@@ -88,7 +88,7 @@ mod tests {
         ];
         plan.ops.extend(behind(outs[0]));
         plan.check().unwrap();
-        let found = fuse(&plan, RULES);
+        let found = fuse(&plan);
         found
             .iter()
             .any(|op| matches!(op, Fused::ConvolvedRule { .. }))

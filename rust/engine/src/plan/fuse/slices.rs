@@ -61,7 +61,7 @@ pub fn slices(
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{plan, product_of, RULES, SUM, X};
+    use super::super::tests::{plan, product_of, SUM, X};
     use super::super::{fuse, Epilogue, Fused};
     use super::*;
     use crate::plan::{BufferId, Rows, WeightId};
@@ -86,8 +86,9 @@ mod tests {
             plan.add_buffer(name, width, Rows::Batch);
         }
         plan.ops = ops;
+        plan.logits = SECOND;
         plan.check().unwrap();
-        fuse(&plan, RULES)
+        fuse(&plan)
     }
 
     fn whole() -> Op {

@@ -22,11 +22,9 @@ pub struct Graph {
     launches: Vec<Launch>,
 }
 
-// SAFETY: graph handles may be used from any thread that has the context current, one at a time;
-// launching takes `&self`, and the driver serializes launches of one exec.
+// SAFETY: graph handles may be used from any thread that has the context current, one at a time. They are
+// not synchronized: no two threads may have one.
 unsafe impl Send for Graph {}
-// SAFETY: as above.
-unsafe impl Sync for Graph {}
 
 /// What a captured graph consists of.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

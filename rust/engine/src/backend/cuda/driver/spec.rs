@@ -96,6 +96,13 @@ impl Spec {
         }
     }
 
+    /// Whether a launch behind `before` others of a pass may read before its wait what the first of them
+    /// wrote, and what was there before the pass. Every kernel lets its successor start only behind its own
+    /// wait, so all but the preceding one have ended, and the first is no programmatic dependent launch.
+    pub fn reads_before_wait(before: usize) -> bool {
+        before >= 2
+    }
+
     /// The same with stamps, which its blocks write to `address`: [`stamps::WORDS`] each.
     pub fn stamped(mut self, address: u64) -> Self {
         self.variant.stamps = true;

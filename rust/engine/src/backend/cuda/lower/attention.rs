@@ -1,28 +1,17 @@
-//! Attention: one kernel for steps, another for prompts where the cache and the card take it. Over
-//! integers: `attention_fixed`.
+//! An attention op: its shape, the memory that its blocks merge through, and whether a card has room for it.
 
-use super::lowering::{constants, flag, sizes, Lowering, Pass, Path};
-use super::params::{Attention, KvView, PromptAttention, CONSTANTS};
-use crate::backend::cuda::driver::source::{source, Source, Variant};
+use super::lowering::{constants, flag, sizes, Lowering, Pass};
+use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::backend::cuda::driver::spec::{Kind, Spec, Traffic};
 use crate::backend::PAGE_TOKENS;
 use crate::error::{Error, Result};
 use crate::plan::fuse::Values;
 use crate::plan::signature::Turn;
 use crate::plan::{BufferId, KvShape, Plan, RopeStyle, WeightId};
+use crate::quant::{self, QuantType, KV_HEAD_MULTIPLE};
 
-static SOURCE: Source = source!("attention.cu", CONSTANTS, Attention, KvView);
-static PROMPT: Source = source!("prompt_attention.cu", CONSTANTS, PromptAttention, KvView);
-
-/// Splits of one row's attention; see attention.cu.
+/// Splits of one row's attention; see attention_fixed.cu.
 pub const MAX_SPLITS: usize = 32;
-
-/// Threads of a block of attention.cu, in two teams that take a split each.
-const THREADS: u32 = 256;
-const TEAMS: usize = 2;
-
-/// Splits of a row that one block of attention.cu takes by itself.
-const BLOCK_SPLITS: usize = 4;
 
 /// Most query heads of a block of attention_fixed.cu, and most numbers that they have together: more do
 /// not fit the registers.
@@ -38,14 +27,8 @@ const ALONE_HEADS: usize = 4;
 /// Rows of one launch over a prompt of a kernel for steps: its partial sums take memory.
 pub const ATTENTION_ROWS: usize = 128;
 
-/// Positions that the shortest passes over a prompt are launched for; longer ones double it.
-const LEAST_SPAN: usize = 512;
-
-/// Threads of a block of prompt_attention.cu.
-const PROMPT_THREADS: u32 = 128;
-
-/// Query rows of a block of prompt_attention.cu.
-const PROMPT_QUERIES: usize = 64;
+/// Shared memory of a block of attention_fixed.cu that is not pages.
+pub const STATIC_BYTES: usize = 16 << 10;
 
 /// An attention op of a plan.
 #[derive(Debug, Clone, Copy)]
@@ -126,14 +109,8 @@ impl MergeBytes {
         };
         for (n_head, kv) in plan.attentions() {
             let group = n_head / kv.n_head_kv.max(1);
-            // Which of the kernels it is depends on the cache, of which this is not told.
-            let dim = kv.head_dim;
-            for (parts, heads) in [
-                parts(group, dim, false),
-                parts(group, dim, true),
-                float_parts(group, dim, true),
-                float_parts(group, dim, false),
-            ] {
+            for alone in [false, true] {
+                let (parts, heads) = parts(group, kv.head_dim, alone);
                 let split_floats = heads * (kv.head_dim + 2);
                 // A step's attention is one launch, whatever its rows.
                 let blocks = out.max(ATTENTION_ROWS).min(rows) * kv.n_head_kv * parts;
@@ -152,43 +129,9 @@ pub fn parts(group: usize, head_dim: usize, alone: bool) -> (usize, usize) {
         true => ALONE_HEADS,
         false => (BLOCK_WIDTH / head_dim.max(1) / 4 * 4).clamp(4, BLOCK_HEADS),
     };
-    even_parts(group, most)
-}
-
-/// The same of attention.cu, whose lanes have fewer heads' sums the more numbers each has, and of keys and
-/// values of float32, which take twice the registers of float16.
-fn float_parts(group: usize, head_dim: usize, in_halves: bool) -> (usize, usize) {
-    let width = match (head_dim, in_halves) {
-        (0..=128, _) | (129..=256, true) => BLOCK_WIDTH,
-        (129..=256, false) | (_, true) => BLOCK_WIDTH / 2,
-        (_, false) => BLOCK_WIDTH / 4,
-    };
-    even_parts(group, (width / head_dim.max(1)).clamp(1, BLOCK_HEADS))
-}
-
-/// As few parts as have at most `most` heads, and the heads of each but the last.
-fn even_parts(group: usize, most: usize) -> (usize, usize) {
+    // As few as have at most so many.
     let parts = group.div_ceil(most).max(1);
     (parts, group.div_ceil(parts))
-}
-
-/// The launches of one op.
-pub fn specs(l: &Lowering, op: &AttentionOp, pass: &Pass) -> Result<Vec<Spec>> {
-    let span = match pass.path {
-        Path::Decode { .. } => None,
-        Path::Prefill { steps: 1.., .. } => {
-            return Err(Error::Internal(
-                "a step beside a prompt over a cache whose sums depend on the pass".into(),
-            ))
-        }
-        Path::Prefill { span, .. } => Some(span.min(l.n_ctx)),
-    };
-    let mut specs = match span.and_then(|_| prompt_shared(l, op.n_head, op.kv)) {
-        Some(shared) => vec![prompt_spec(l, op, pass, shared)?],
-        None => split_specs(l, op, pass, span)?,
-    };
-    describe(l, op, pass, &mut specs);
-    Ok(specs)
 }
 
 /// What the launches of an op say of themselves.
@@ -208,171 +151,122 @@ pub fn describe(l: &Lowering, op: &AttentionOp, pass: &Pass, specs: &mut [Spec])
     }
 }
 
-fn variant(
-    l: &Lowering,
-    op: &AttentionOp,
-    source: &'static Source,
-    more: &[(&str, usize)],
-) -> Variant {
-    Variant::new(
-        source,
-        op.constants(l.n_ctx) + &l.kv_type.kernel.kv_line() + &sizes(more),
-    )
-}
-
-/// What the kernels for prompts are told; scores are multiplied with `scale`.
-pub fn prompt_params(
-    l: &Lowering,
-    op: &AttentionOp,
-    pass: &Pass,
-    scale: f32,
-) -> Result<PromptAttention> {
-    Ok(PromptAttention {
-        q: l.address(op.q),
-        out: l.address(op.out),
-        kv: l.kv(op.layer)?,
-        positions: pass.inputs.positions,
-        slots: pass.inputs.slots,
-        sinks: l.vector(op.sinks)?,
-        scale,
-        m: pass.rows as u32,
+/// Whether a card keeps keys and values of these heads in `kv_type`, a page's keys of which its shared
+/// memory has room for.
+///
+/// # Errors
+/// [`Error::Argument`] with the numbers, and another type or device.
+pub fn check(card: &DeviceInfo, kv_type: &QuantType, shapes: &[KvShape]) -> Result<()> {
+    quant::check_kv_on_card(kv_type)?;
+    let is_odd = |kv: &&KvShape| !kv.head_dim.is_multiple_of(KV_HEAD_MULTIPLE);
+    if let Some(kv) = shapes.iter().find(is_odd) {
+        return Err(Error::Argument {
+            name: "device",
+            value: "cuda".into(),
+            reason: format!(
+                "a card keeps heads of a multiple of {KV_HEAD_MULTIPLE} values, here they have {}; \
+                 use device=\"cpu\"",
+                kv.head_dim
+            ),
+        });
+    }
+    let bytes = |ty: &QuantType, kv: &KvShape| page_bytes(ty, kv.head_dim) + STATIC_BYTES;
+    let fits = |ty: &QuantType, kv: &KvShape| bytes(ty, kv) <= card.shared_bytes;
+    let Some(kv) = shapes.iter().find(|kv| !fits(kv_type, kv)) else {
+        return Ok(());
+    };
+    let able = |t: &&QuantType| t.sums_kv_exactly() && shapes.iter().all(|kv| fits(t, kv));
+    let able = quant::kv_types().filter(able);
+    let able: Vec<_> = able.map(|t| t.name.to_lowercase()).collect();
+    let remedy = match able.is_empty() {
+        true => "device=\"cpu\"".into(),
+        false => able.join(" or "),
+    };
+    Err(Error::Argument {
+        name: "kv_type",
+        value: kv_type.name.to_lowercase(),
+        reason: format!(
+            "heads of {} values take {} bytes of a block's shared memory, and this card has {}; \
+             use {remedy}",
+            kv.head_dim,
+            bytes(kv_type, kv),
+            card.shared_bytes
+        ),
     })
 }
 
-/// A prompt's rows on tensor cores.
-fn prompt_spec(l: &Lowering, op: &AttentionOp, pass: &Pass, shared: u32) -> Result<Spec> {
-    let n_head_kv = op.kv.n_head_kv;
-    let params = prompt_params(l, op, pass, op.scale)?;
-    let queries = pass.rows * (op.n_head / n_head_kv);
-    let blocks = queries.div_ceil(PROMPT_QUERIES) as u32;
-    let grid = [n_head_kv as u32, blocks, 1];
-    let more = [
-        ("THREADS", PROMPT_THREADS as usize),
-        ("ROWS", PROMPT_QUERIES),
-        ("SHARED_BYTES", shared as usize),
-    ];
-    let variant = variant(l, op, &PROMPT, &more);
-    let mut spec = Spec::new(variant, "prompt_attention", grid, PROMPT_THREADS, &params);
-    spec.shared = shared;
-    Ok(spec)
-}
-
-/// Rows whose tokens are cut into splits, of a step or of a prompt with positions below `span`.
-fn split_specs(
-    l: &Lowering,
-    op: &AttentionOp,
-    pass: &Pass,
-    span: Option<usize>,
-) -> Result<Vec<Spec>> {
-    let n_head_kv = op.kv.n_head_kv;
-    let kv = l.kv(op.layer)?;
-    let width = l.plan.buffer(op.q).width;
-    let at_once = span.map_or(pass.rows, |_| ATTENTION_ROWS);
-    let tokens = span.unwrap_or(l.n_ctx);
-    let splits = op.most_splits(tokens);
-    let (group, head_dim) = (op.n_head / n_head_kv, op.kv.head_dim);
-    let (parts, heads) = float_parts(group, head_dim, l.kv_type.kernel.kv_in_halves());
-    let alone = match heads * head_dim <= 1024 {
-        true => BLOCK_SPLITS,
-        false => TEAMS,
-    };
-    let blocks = match splits <= alone {
-        true => 1,
-        false => splits.div_ceil(TEAMS),
-    };
-    let row_bytes = (width * 4) as u64;
-    let inputs = &pass.inputs;
-    let sinks = l.vector(op.sinks)?;
-    let part = |first: usize| {
-        let params = Attention {
-            q: l.address(op.q) + first as u64 * row_bytes,
-            out: l.address(op.out) + first as u64 * row_bytes,
-            kv,
-            positions: inputs.positions + (first * 4) as u64,
-            slots: inputs.slots + (first * 4) as u64,
-            partial: l.at.scratch.partial,
-            tickets: l.at.scratch.tickets,
-            sinks,
-            scale: op.scale,
-            alone: u32::from(pass.are_alone()),
-        };
-        let count = (pass.rows - first).min(at_once) as u32;
-        let grid = [(n_head_kv * parts) as u32, blocks as u32, count];
-        let more = [
-            ("HEADS", heads),
-            ("THREADS", THREADS as usize),
-            ("TEAMS", TEAMS),
-            ("MAX_SPLITS", MAX_SPLITS),
-            ("BLOCK_SPLITS", alone),
-        ];
-        let variant = variant(l, op, &SOURCE, &more);
-        Spec::new(variant, "attention", grid, THREADS, &params)
-    };
-    Ok((0..pass.rows).step_by(at_once).map(part).collect())
-}
-
-/// What the attention of a prompt's pass is launched for whose positions end before `end`: kernels for
-/// prompts and those over integers look by themselves, the others have blocks for every split of that
-/// many.
-pub fn prompt_span(l: &Lowering, end: usize) -> usize {
-    let exactly = l.kv_type.sums_kv_exactly();
-    let looks_itself = |(n_head, kv)| exactly || prompt_shared(l, n_head, kv).is_some();
-    if l.plan.attentions().all(looks_itself) {
-        return l.n_ctx;
-    }
-    end.next_power_of_two().max(LEAST_SPAN)
-}
-
-/// Shared memory of a prompt's attention, where this cache and card take that kernel: keys and
-/// values as float16, and two pages of them fit beside the queries.
-fn prompt_shared(l: &Lowering, n_head: usize, kv: KvShape) -> Option<u32> {
-    let (dim, page) = (kv.head_dim, PAGE_TOKENS);
-    let shared = 2 * page * (dim * 4 + 16) + PROMPT_QUERIES * dim * 4;
-    // Its static part, in whole kilobytes.
-    let fits = shared + 1024 <= l.card.shared_bytes;
-    let halves = l.kv_type.kernel.kv_in_halves();
-    let heads = n_head.is_multiple_of(kv.n_head_kv);
-    (fits && halves && heads && dim.is_multiple_of(16) && dim <= 128).then_some(shared as u32)
+/// Bytes of a page's keys of one head.
+pub fn page_bytes(kv_type: &QuantType, head_dim: usize) -> usize {
+    kv_type.kv_head_bytes(head_dim).unwrap_or(0) * PAGE_TOKENS
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::pass::specs;
-    use super::super::tests::{blocks, chunk, halves, lowering, step, superblocks};
+    use super::super::tests::blocks;
     use super::*;
-    use crate::plan::fuse::Fused;
-    use crate::plan::Op;
 
-    /// The attention of `pass` over a cache of `kv_type`, rows of which see so many tokens.
-    fn attention(kv_type: &str, n_ctx: usize, window: usize, pass: &Pass) -> Spec {
-        let mut l = lowering("sm_90", superblocks(), kv_type, false);
-        for op in &mut l.fused {
-            if let Fused::Single(Op::Attention { window: its, .. }) = op {
-                *its = Some(window);
+    #[test]
+    fn heads_that_no_block_has_room_for_are_refused() {
+        for (arch, kv_type, head_dim, fits) in [
+            ("sm_75", "I16", 256, true),
+            ("sm_75", "I16", 512, false),
+            ("sm_75", blocks(), 512, true),
+            ("sm_75", blocks(), 1024, false),
+            ("sm_86", "I16", 512, true),
+            ("sm_86", "I16", 1024, false),
+            ("sm_86", blocks(), 1024, true),
+            ("sm_90", "I16", 1024, true),
+        ] {
+            let card = DeviceInfo::of_arch(arch, 16).unwrap();
+            let shapes = [64, head_dim].map(|head_dim| KvShape {
+                n_head_kv: 1,
+                head_dim,
+            });
+            let found = check(&card, quant::kv_by_name(kv_type).unwrap(), &shapes);
+            assert_eq!(found.is_ok(), fits, "{arch} {kv_type} {head_dim}");
+            if let Err(e) = found {
+                let text = e.to_string();
+                assert!(text.contains(&format!("{head_dim} values")), "{text}");
+                let remedy = match (arch, head_dim) {
+                    ("sm_75", 1024) => "device=\"cpu\"".into(),
+                    _ => blocks().to_lowercase(),
+                };
+                assert!(text.ends_with(&format!("; use {remedy}")), "{text}");
             }
         }
-        l.n_ctx = n_ctx;
-        let list = specs(&l, pass).unwrap();
-        let its = list.into_iter().find(|s| s.kind == Kind::Attention);
-        its.expect("a kernel")
     }
 
     #[test]
-    fn a_window_takes_blocks_for_its_own_pages_alone() {
-        // Splits of a page two to a block, or up to four in one.
-        for (window, blocks) in [(1, 1), (66, 1), (193, 1), (194, 3), (512, 5)] {
-            let spec = attention(halves(), 4096, window, &step(1));
-            assert_eq!(spec.grid, [1, blocks, 1], "{window}");
-            let constant = format!("WINDOW = {window};");
-            assert!(spec.variant.constants.contains(&constant), "{window}");
-            assert_eq!(spec.traffic.total(4096), spec.traffic.total(window as u64));
-        }
-        // One that no row is longer than is none.
-        for pass in [step(1), chunk(512, 1)] {
-            for kv_type in [halves(), blocks(), "I16"] {
-                let spec = attention(kv_type, 4096, 4096, &pass);
-                assert!(spec.variant.constants.contains("WINDOW = 0;"), "{kv_type}");
+    fn what_no_card_keeps_is_refused_with_what_it_does() {
+        let card = DeviceInfo::of_arch("sm_90", 16).unwrap();
+        let check = |ty: &QuantType, head_dim| {
+            let shape = KvShape {
+                n_head_kv: 1,
+                head_dim,
+            };
+            check(&card, ty, &[shape]).map_err(|e| e.to_string())
+        };
+        let mut refused = 0;
+        for ty in quant::kv_types() {
+            match check(ty, 64) {
+                Ok(()) => assert!(ty.sums_kv_exactly()),
+                Err(text) => {
+                    let value = format!("kv_type = {}:", ty.name.to_lowercase());
+                    assert!(text.contains(&value), "{text}");
+                    assert!(
+                        text.contains("use i16 (16.1 bits) or q8_0 (8.5 bits)"),
+                        "{text}"
+                    );
+                    refused += 1;
+                }
             }
         }
+        assert_eq!(refused, quant::kv_types().count() - 2);
+        let text = check(quant::kv_by_name("i16").unwrap(), 20).unwrap_err();
+        assert!(
+            text.contains("a multiple of 16 values, here they have 20"),
+            "{text}"
+        );
+        assert!(text.contains("device=\"cpu\""), "{text}");
     }
 }

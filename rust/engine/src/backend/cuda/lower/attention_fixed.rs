@@ -2,17 +2,14 @@
 //! a matter of time alone.
 
 use super::attention::{
-    describe, parts, prompt_params, AttentionOp, Turned, ATTENTION_ROWS, MAX_SPLITS,
+    describe, page_bytes, parts, AttentionOp, Turned, ATTENTION_ROWS, MAX_SPLITS, STATIC_BYTES,
 };
 use super::lowering::{flag, sizes, Lowering, Pass, Path};
 use super::params::{AttentionFixed, KvView, PromptAttention, CONSTANTS};
-use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::Spec;
-use crate::backend::PAGE_TOKENS;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::plan::KvShape;
-use crate::quant::{self, QuantType};
 use std::f64::consts::LOG2_E;
 use std::ops::Range;
 
@@ -46,8 +43,7 @@ const MANY_TEAMS_CONTEXT: usize = 8192;
 const MANY_TEAMS: usize = 4;
 const MANY_PARTS: usize = 4;
 
-/// Shared memory of a block that is not pages, of attention_fixed.cu and of prompt_attention_fixed.cu.
-const STATIC_BYTES: usize = 16 << 10;
+/// Shared memory of a block of prompt_attention_fixed.cu that is not pages.
 const PROMPT_STATIC_BYTES: usize = 2 << 10;
 
 /// Most parts, a page's keys or its values, in a block's shared memory: more gain nothing.
@@ -75,20 +71,21 @@ const FEW_ROWS: usize = 32;
 /// Most pages in its shared memory, of one byte a number and of two.
 const PROMPT_STAGES: [usize; 2] = [6, 4];
 
-/// The launches of one op; in one with `newest` rows are sequences of their own, and it stores their
-/// newest tokens.
-pub fn specs(l: &Lowering, op: &AttentionOp, pass: &Pass) -> Result<Vec<Spec>> {
+/// The launches of one op, behind `before` others of the pass; in one with `newest` rows are sequences of
+/// their own, and it stores their newest tokens.
+pub fn specs(l: &Lowering, op: &AttentionOp, pass: &Pass, before: usize) -> Result<Vec<Spec>> {
+    let step_specs = |of, at_once| step_specs(l, op, pass, of, at_once, before);
     let mut specs = match pass.path {
-        Path::Decode { .. } => step_specs(l, op, pass, 0..pass.rows, pass.rows)?,
+        Path::Decode => step_specs(0..pass.rows, pass.rows)?,
         Path::Prefill { .. } => {
             let (prompt, rows) = (pass.together(), pass.rows);
             let mut specs = match prompt_stages(l, op) {
                 Some(stages) if prompt > FEW_ROWS => {
                     vec![prompt_spec(l, op, pass, prompt, stages)?]
                 }
-                _ => step_specs(l, op, pass, 0..prompt, ATTENTION_ROWS)?,
+                _ => step_specs(0..prompt, ATTENTION_ROWS)?,
             };
-            specs.extend(step_specs(l, op, pass, prompt..rows, rows - prompt)?);
+            specs.extend(step_specs(prompt..rows, rows - prompt)?);
             specs
         }
     };
@@ -96,45 +93,9 @@ pub fn specs(l: &Lowering, op: &AttentionOp, pass: &Pass) -> Result<Vec<Spec>> {
     Ok(specs)
 }
 
-/// Whether a card's shared memory has room for a page's keys of each of these heads, where they are summed
-/// here.
-///
-/// # Errors
-/// [`Error::Argument`] with the numbers and another type.
-pub fn check(card: &DeviceInfo, kv_type: &QuantType, shapes: &[KvShape]) -> Result<()> {
-    let bytes = |ty: &QuantType, kv: &KvShape| match ty.sums_kv_exactly() {
-        true => page_bytes(ty, kv.head_dim) + STATIC_BYTES,
-        false => 0,
-    };
-    let fits = |ty: &QuantType, kv: &KvShape| bytes(ty, kv) <= card.shared_bytes;
-    let Some(kv) = shapes.iter().find(|kv| !fits(kv_type, kv)) else {
-        return Ok(());
-    };
-    let able =
-        |t: &&QuantType| t.keeps_kv_on_card(kv.head_dim) && shapes.iter().all(|kv| fits(t, kv));
-    let able = quant::kv_types().filter(able);
-    let able: Vec<_> = able.map(|t| t.name.to_lowercase()).collect();
-    Err(Error::Argument {
-        name: "kv_type",
-        value: kv_type.name.to_lowercase(),
-        reason: format!(
-            "heads of {} values take {} bytes of a block's shared memory, and this card has {}; \
-             use one of {}",
-            kv.head_dim,
-            bytes(kv_type, kv),
-            card.shared_bytes,
-            able.join(", ")
-        ),
-    })
-}
-
 /// Bytes of a page's keys of one head.
 fn part_bytes(l: &Lowering, kv: KvShape) -> usize {
     page_bytes(l.kv_type, kv.head_dim)
-}
-
-fn page_bytes(kv_type: &QuantType, head_dim: usize) -> usize {
-    kv_type.kv_head_bytes(head_dim).unwrap_or(0) * PAGE_TOKENS
 }
 
 /// What scores are multiplied with, of a largest query of 1: weights are powers of 2^64.
@@ -171,6 +132,7 @@ fn step_specs(
     pass: &Pass,
     of: Range<usize>,
     at_once: usize,
+    before: usize,
 ) -> Result<Vec<Spec>> {
     let n_head_kv = op.kv.n_head_kv;
     let kv = l.kv(op.layer)?;
@@ -241,7 +203,7 @@ fn step_specs(
             eps: turned.map_or(0.0, |t| t.eps),
             scale: scale(op),
             shares: blocks as u32,
-            unused: 0,
+            located: u32::from(op.newest.is_some() && Spec::reads_before_wait(before)),
         };
         let count = (of.end - first).min(at_once) as u32;
         let more = [("HEADS", heads), ("TEAMS", teams), ("RING", ring)];
@@ -274,8 +236,14 @@ fn prompt_spec(
 ) -> Result<Spec> {
     let n_head_kv = op.kv.n_head_kv;
     let params = PromptAttention {
+        q: l.address(op.q),
+        out: l.address(op.out),
+        kv: l.kv(op.layer)?,
+        positions: pass.inputs.positions,
+        slots: pass.inputs.slots,
+        sinks: l.vector(op.sinks)?,
+        scale: scale(op),
         m: m as u32,
-        ..prompt_params(l, op, pass, scale(op))?
     };
     let queries = m * (op.n_head / n_head_kv);
     let blocks_of = |warps: usize| queries.div_ceil(warps * 16);
@@ -325,8 +293,12 @@ fn prompt_stages(l: &Lowering, op: &AttentionOp) -> Option<usize> {
 mod tests {
     use super::super::lowering::Inputs;
     use super::super::pass::specs;
-    use super::super::tests::{at, blocks, chunk, entries, halves, lowering, step, superblocks};
+    use super::super::tests::{at, blocks, chunk, entries, lowering, step, superblocks, with};
     use super::*;
+    use crate::backend::cuda::driver::spec::Kind;
+    use crate::plan::fuse::Fused;
+    use crate::plan::{Op, Plan};
+    use crate::quant;
 
     #[test]
     fn a_step_of_sequences_stores_the_newest_tokens_where_it_attends() {
@@ -399,34 +371,6 @@ mod tests {
     }
 
     #[test]
-    fn heads_that_no_block_has_room_for_are_refused() {
-        for (arch, kv_type, head_dim, fits) in [
-            ("sm_75", "I16", 256, true),
-            ("sm_75", "I16", 512, false),
-            ("sm_75", blocks(), 512, true),
-            ("sm_75", blocks(), 1024, false),
-            ("sm_86", "I16", 512, true),
-            ("sm_86", "I16", 1024, false),
-            ("sm_86", blocks(), 1024, true),
-            ("sm_90", "I16", 1024, true),
-        ] {
-            let card = DeviceInfo::of_arch(arch, 16).unwrap();
-            let shapes = [64, head_dim].map(|head_dim| KvShape {
-                n_head_kv: 1,
-                head_dim,
-            });
-            let found = check(&card, quant::kv_by_name(kv_type).unwrap(), &shapes);
-            assert_eq!(found.is_ok(), fits, "{arch} {kv_type} {head_dim}");
-            if let Err(e) = found {
-                let text = e.to_string();
-                assert!(text.contains(&format!("{head_dim} values")), "{text}");
-                assert!(text.contains(&halves().to_lowercase()), "{text}");
-            }
-            assert!(check(&card, quant::kv_by_name(halves()).unwrap(), &shapes).is_ok());
-        }
-    }
-
-    #[test]
     fn a_prompt_has_a_kernel_of_its_own_where_two_pages_fit() {
         for (arch, kv_type, stages) in [
             ("sm_90", "I16", 4),
@@ -463,10 +407,7 @@ mod tests {
     #[test]
     fn rows_of_a_step_beside_a_prompt_have_the_kernel_for_steps() {
         let l = lowering("sm_90", superblocks(), "I16", true);
-        let path = Path::Prefill {
-            span: 1024,
-            steps: 8,
-        };
+        let path = Path::Prefill { steps: 8 };
         let pass = Pass {
             path,
             ..chunk(64, 9)
@@ -488,11 +429,55 @@ mod tests {
         assert_eq!(its.q, at("q") + 56 * row_bytes);
         assert_eq!(its.positions, pass.inputs.positions + 56 * 4);
         assert_eq!((step.grid[2], its.k), (8, 0));
-        // Over other types a step's sums are not those of a prompt.
-        let l = lowering("sm_90", superblocks(), halves(), true);
-        assert!(specs(&l, &pass)
-            .unwrap_err()
-            .to_string()
-            .contains("a step beside a prompt"));
+    }
+
+    #[test]
+    fn what_the_first_launch_writes_is_read_before_the_wait_behind_two_alone() {
+        let mut l = lowering("sm_90", superblocks(), "I16", true);
+        let mut plan = Plan::clone(&l.plan);
+        let attends = |op: &Op| matches!(op, Op::KvScatter { .. } | Op::Attention { .. });
+        let its: Vec<Op> = plan.ops.iter().filter(|op| attends(op)).cloned().collect();
+        let of = |l: &Lowering| {
+            let list = specs(l, &step(1)).unwrap();
+            let at = list
+                .iter()
+                .position(|s| s.entry == "attention_fixed")
+                .unwrap();
+            (at, list[at].params::<AttentionFixed>().unwrap().located)
+        };
+        assert_eq!(of(&l), (2, 1));
+        // Right behind the kernel that writes positions and slots.
+        plan.ops.retain(|op| !attends(op));
+        plan.ops.splice(1..1, its);
+        l = with(l, plan);
+        assert_eq!(of(&l), (1, 0));
+    }
+
+    #[test]
+    fn a_window_ends_the_splits_of_a_row() {
+        let attention = |window: usize, pass: &Pass| {
+            let mut l = lowering("sm_90", superblocks(), "I16", false);
+            for op in &mut l.fused {
+                if let Fused::Single(Op::Attention { window: its, .. }) = op {
+                    *its = Some(window);
+                }
+            }
+            let list = specs(&l, pass).unwrap();
+            let its = list.into_iter().find(|s| s.kind == Kind::Attention);
+            its.expect("a kernel")
+        };
+        for (window, shares) in [(1, 1), (66, 3), (193, 4), (194, 5), (512, 9)] {
+            let spec = attention(window, &step(1));
+            let params: AttentionFixed = spec.params().unwrap();
+            assert_eq!(params.shares, shares, "{window}");
+            let constant = format!("WINDOW = {window};");
+            assert!(spec.variant.constants.contains(&constant), "{window}");
+            assert_eq!(spec.traffic.total(4096), spec.traffic.total(window as u64));
+        }
+        // One that no row is longer than is none.
+        for pass in [step(1), chunk(512, 1)] {
+            let spec = attention(4096, &pass);
+            assert!(spec.variant.constants.contains("WINDOW = 0;"));
+        }
     }
 }

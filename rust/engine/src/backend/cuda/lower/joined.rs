@@ -117,11 +117,10 @@ impl With {
 }
 
 /// What attention stores, and how it turns heads first, where those ops come right before it; and how
-/// many they are. (Over integers, in a step whose rows are sequences of their own: rows of a prompt are
+/// many they are. (In a step whose rows are sequences of their own: rows of a prompt are
 /// stored before any is looked at.)
 fn stored(l: &Lowering, pass: &Pass, list: &[Fused]) -> Option<(With, usize)> {
-    let is_step = matches!(pass.path, Path::Decode { .. });
-    if !is_step || !pass.are_alone() || !l.kv_type.sums_kv_exactly() {
+    if pass.path != Path::Decode || !pass.are_alone() {
         return None;
     }
     let (heads, skipped) = match list.first()? {

@@ -77,22 +77,13 @@ pub struct Inputs {
     pub state: u64,
 }
 
-/// Which attention a pass uses. Their sums differ in the last bits, so it is the caller who says
-/// which, never the number of rows. (Products are the same bits whatever computes them.)
+/// What the rows of a pass are: a matter of launches, never of bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Path {
-    /// Steps, compiled for at least `bucket` rows.
-    Decode { bucket: usize },
-    /// Parts of prompts, all of whose positions are below `span`. The last `steps` rows are those of a
-    /// step beside them, sequences of their own.
-    Prefill { span: usize, steps: usize },
-}
-
-impl Path {
-    /// A part of a prompt alone.
-    pub fn prompt(span: usize) -> Self {
-        Self::Prefill { span, steps: 0 }
-    }
+    /// Steps.
+    Decode,
+    /// Parts of prompts. The last `steps` rows are those of a step beside them, sequences of their own.
+    Prefill { steps: usize },
 }
 
 /// One pass to lower.
@@ -116,7 +107,7 @@ impl Pass {
             rows,
             out: rows,
             inputs,
-            path: Path::Decode { bucket: rows },
+            path: Path::Decode,
             all: true,
             hidden: false,
         }
@@ -131,8 +122,8 @@ impl Pass {
     pub fn together(&self) -> usize {
         match self.path {
             _ if self.are_alone() => 0,
-            Path::Decode { .. } => self.rows,
-            Path::Prefill { steps, .. } => self.rows.saturating_sub(steps),
+            Path::Decode => self.rows,
+            Path::Prefill { steps } => self.rows.saturating_sub(steps),
         }
     }
 

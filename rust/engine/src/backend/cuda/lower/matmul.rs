@@ -4,7 +4,7 @@
 use super::experts::{address_of, constants_of, ranks, Pairs};
 use super::lowering::{constants, flag, sizes, Lowering, Pass};
 use super::overflow::overflows;
-use super::params::{self, KvTarget, KvView, MatMul, Overflows, Segment, Split, CONSTANTS};
+use super::params::{self, MatMul, Overflows, QkvTurn, Segment, Split, CONSTANTS};
 use super::product::{Op, Product};
 use super::shape::{largest_unit, segments, superblocks, MOST_BLOCK_X, UNIT_ROWS};
 use super::tile::{Tile, TILE_ROWS};
@@ -23,8 +23,7 @@ static SOURCE: Source = source!(
     CONSTANTS,
     MatMul,
     Segment,
-    KvView,
-    KvTarget,
+    QkvTurn,
     params::Experts
 );
 
@@ -364,7 +363,7 @@ pub fn specs(
         n_tiles: n_tiles as u32,
         unused: 0,
         experts: split.experts,
-        to: product.to,
+        turn: product.turn,
     };
     let grid = [
         x_blocks as u32,

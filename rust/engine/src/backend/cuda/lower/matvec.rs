@@ -5,7 +5,7 @@ use super::gate::Gate;
 use super::joined::With;
 use super::lowering::{constants, flag, sizes, Lowering, Pass};
 use super::overflow::overflows;
-use super::params::{self, KvTarget, KvView, MatVec, Overflows, Route, Segment, CONSTANTS};
+use super::params::{self, MatVec, Overflows, QkvTurn, Route, Segment, CONSTANTS};
 use super::product::{Op, Product};
 use super::shape::{largest_unit, minimums, segments, superblocks, MOST_TICKETS, UNIT_ROWS};
 use crate::backend::cuda::driver::source::{source, Source, Variant};
@@ -22,8 +22,7 @@ static SOURCE: Source = source!(
     CONSTANTS,
     MatVec,
     Segment,
-    KvView,
-    KvTarget,
+    QkvTurn,
     Overflows,
     params::Experts,
     params::SharedExpert,
@@ -325,13 +324,13 @@ fn launch(
         norm: l.vector(op.norm.map(|n| n.weight))?,
         eps: op.norm.map_or(0.0, |n| n.eps),
         // The first kernel of a pass may write the positions.
-        located: u16::from(before >= 2),
-        early: u16::from(before >= 2 && reads_early(l, op)),
+        located: u16::from(Spec::reads_before_wait(before)),
+        early: u16::from(Spec::reads_before_wait(before) && reads_early(l, op)),
         gated: Gate::params(gate.as_ref(), l)?,
         overflows: overflows(l, op, pass),
         experts: address_of(pairs),
         shared: product.shared,
-        to: product.to,
+        turn: product.turn,
         route: route_params,
         mixed: mix.map_or(0, |mix| l.address(mix.out)),
         tickets: l.at.scratch.tickets,

@@ -3,7 +3,7 @@
 use super::experts::{address_of, constants_of, route_constants, Pairs};
 use super::joined::With;
 use super::lowering::{constants, flag, sizes, Lowering, Pass};
-use super::params::{Experts, KvTarget, KvView, MatVecFloats, Route, Segment, CONSTANTS};
+use super::params::{Experts, MatVecFloats, QkvTurn, Route, Segment, CONSTANTS};
 use super::product::{Op, Product};
 use super::shape::{segments, superblocks, MOST_FLOATS_X, UNIT_COLS, UNIT_ROWS};
 use crate::backend::cuda::driver::source::{source, Source, Variant};
@@ -16,8 +16,7 @@ static SOURCE: Source = source!(
     CONSTANTS,
     MatVecFloats,
     Segment,
-    KvView,
-    KvTarget,
+    QkvTurn,
     Experts,
     Route
 );
@@ -89,7 +88,7 @@ pub fn spec(
         eps: op.norm.map_or(0.0, |n| n.eps),
         m: m as u32,
         experts: address_of(pairs),
-        to: product.to,
+        turn: product.turn,
         route: route_params,
         tickets: l.at.scratch.tickets,
     };

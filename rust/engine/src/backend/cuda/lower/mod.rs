@@ -3,8 +3,8 @@
 //!
 //! [`Spec`]: super::driver::spec::Spec
 
-mod attention;
-pub mod attention_fixed;
+pub mod attention;
+mod attention_fixed;
 mod experts;
 mod gate;
 mod joined;

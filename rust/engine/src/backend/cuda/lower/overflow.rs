@@ -6,7 +6,7 @@ use super::lowering::{Lowering, Pass};
 use super::params::Overflows;
 use super::product;
 use crate::error::Error;
-use crate::plan::fuse::{Epilogue, Fused};
+use crate::plan::fuse::Fused;
 use crate::plan::{Op, Plan, Rows};
 
 /// Where `op` reports rows of its x in `pass`.
@@ -37,10 +37,6 @@ pub fn storing(fused: &[Fused], layer: usize) -> usize {
 fn stored_layer(op: &Fused) -> Option<usize> {
     match op {
         Fused::Single(Op::KvScatter { layer, .. }) => Some(*layer),
-        Fused::MatVec {
-            epilogue: Epilogue::Qkv { scatter, .. },
-            ..
-        } => *scatter,
         _ => None,
     }
 }

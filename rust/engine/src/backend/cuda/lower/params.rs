@@ -72,17 +72,16 @@ shared! {
         pub unused: u32,
     }
 
-    /// Where the epilogue QKV leaves keys and values: epilogue.cuh.
-    pub struct KvTarget = "KvTarget" {
-        pub kv: KvView,
+    /// By what the epilogue QKV turns heads: epilogue.cuh. Zeros where there is another.
+    pub struct QkvTurn = "QkvTurn" {
         /// `[n_ctx][HEAD_DIM / 2][cos, sin]` f32, of queries.
         pub cos_sin: u64,
         /// The same of keys.
         pub key_cos_sin: u64,
         /// `[m]` u32.
         pub positions: u64,
-        /// `[m]` u32.
-        pub slots: u64,
+        pub n_ctx: u32,
+        pub unused: u32,
     }
 
     /// Which experts the rows of a product go to: experts.cuh. Zeros where there are none.
@@ -144,7 +143,7 @@ shared! {
         pub overflows: Overflows,
         pub experts: Experts,
         pub shared: SharedExpert,
-        pub to: KvTarget,
+        pub turn: QkvTurn,
         pub route: Route,
         /// `[rows of the segment]` f32, or 0.
         pub mixed: u64,
@@ -162,7 +161,7 @@ shared! {
         pub eps: f32,
         pub m: u32,
         pub experts: Experts,
-        pub to: KvTarget,
+        pub turn: QkvTurn,
         pub route: Route,
         /// One u32 that is zero between launches.
         pub tickets: u64,
@@ -184,7 +183,7 @@ shared! {
         pub n_tiles: u32,
         pub unused: u32,
         pub experts: Experts,
-        pub to: KvTarget,
+        pub turn: QkvTurn,
     }
 
     /// skinny.cu
@@ -197,7 +196,7 @@ shared! {
         pub eps: f32,
         pub m: u32,
         pub overflows: Overflows,
-        pub to: KvTarget,
+        pub turn: QkvTurn,
     }
 
     /// split.cu
@@ -276,7 +275,7 @@ shared! {
         pub unused: u32,
     }
 
-    /// kv_scatter.cu and kv_scatter_blocks.cu
+    /// kv_scatter_fixed.cu
     pub struct KvScatter = "Params" {
         /// `[m][N_HEAD_KV * HEAD_DIM]` f32.
         pub k: u64,
@@ -287,27 +286,6 @@ shared! {
         /// `[m]` u32.
         pub slots: u64,
         pub kv: KvView,
-    }
-
-    /// attention.cu
-    pub struct Attention = "Params" {
-        /// `[m][N_HEAD * HEAD_DIM]` f32.
-        pub q: u64,
-        /// The same.
-        pub out: u64,
-        pub kv: KvView,
-        /// `[m]` u32.
-        pub positions: u64,
-        /// `[m]` u32.
-        pub slots: u64,
-        /// `[m][N_HEAD_KV][SHARERS][MAX_SPLITS][HEADS][HEAD_DIM + 2]` f32.
-        pub partial: u64,
-        /// `[m][N_HEAD_KV][SHARERS]` u32, zero between launches.
-        pub tickets: u64,
-        /// `[N_HEAD]` f32, or 0.
-        pub sinks: u64,
-        pub scale: f32,
-        pub alone: u32,
     }
 
     /// attention_fixed.cu
@@ -339,10 +317,11 @@ shared! {
         pub eps: f32,
         pub scale: f32,
         pub shares: u32,
-        pub unused: u32,
+        /// 1: positions and slots were there before the preceding kernel began.
+        pub located: u32,
     }
 
-    /// prompt_attention.cu
+    /// prompt_attention_fixed.cu
     pub struct PromptAttention = "Params" {
         /// `[m][N_HEAD * HEAD_DIM]` f32.
         pub q: u64,

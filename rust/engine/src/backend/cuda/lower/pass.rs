@@ -1,6 +1,6 @@
 //! One pass over rows, op by op.
 
-use super::attention::{self, AttentionOp, MergeBytes};
+use super::attention::{AttentionOp, MergeBytes};
 use super::experts::{self, MixOp, Pairs, RouteOp};
 use super::joined::{Joined, With};
 use super::lowering::{Lowering, Pass};
@@ -13,8 +13,6 @@ use crate::backend::no_hidden;
 use crate::error::{Error, Result};
 use crate::plan::fuse::Fused;
 use crate::plan::{Op, Plan};
-
-pub use super::attention::prompt_span;
 
 /// Memory that kernels share beside the buffers of the plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -169,10 +167,7 @@ fn launches(l: &Lowering, joined: &Joined<'_>, pass: &Pass, before: usize) -> Re
                 newest,
                 turned,
             };
-            match l.kv_type.sums_kv_exactly() {
-                true => attention_fixed::specs(l, &op, pass)?,
-                false => attention::specs(l, &op, pass)?,
-            }
+            attention_fixed::specs(l, &op, pass, before)?
         }
         Fused::Single(op) => rowwise::spec(l, op, pass)?.into_iter().collect(),
     })

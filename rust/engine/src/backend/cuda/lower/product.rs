@@ -5,14 +5,14 @@ use super::experts;
 use super::joined::With;
 use super::layout::{arrangement, Matrix, Order};
 use super::lowering::{constants, Lowering, Pass};
-use super::params::{KvTarget, Segment, SharedExpert};
+use super::params::{QkvTurn, Segment, SharedExpert};
 use super::shape::UNIT_ROWS;
 use super::shared_expert::SharedOp;
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::{Error, Result};
 use crate::plan::fuse::{Epilogue, Experts, Fused, Gate, Part, MOST_PARTS};
 use crate::plan::{BufferId, Norm};
-use crate::quant::{self, QuantType};
+use crate::quant::QuantType;
 
 /// A fused product to lower.
 #[derive(Debug, Clone, Copy)]
@@ -67,8 +67,8 @@ pub struct Product {
     pub bytes: usize,
     /// The epilogue's constants.
     pub constants: String,
-    /// Where the epilogue leaves keys and values, if it does.
-    pub to: KvTarget,
+    /// By what the epilogue turns heads, if it does.
+    pub turn: QkvTurn,
     /// The last product of an expert that every row goes to, where the launch makes it.
     pub shared: SharedExpert,
     /// The tiles of an expert that every row goes to.
@@ -125,19 +125,16 @@ pub fn product(l: &Lowering, op: &Op<'_>, pass: &Pass) -> Result<Product> {
         segment: [<Segment as bytemuck::Zeroable>::zeroed(); MOST_PARTS],
         tiles: Vec::new(),
         bytes: 0,
-        constants: epilogue_constants(l, op, arrangement[0].1),
-        to: match epilogue {
+        constants: epilogue_constants(op, arrangement[0].1),
+        turn: match epilogue {
             Epilogue::Qkv {
-                scatter,
-                turn,
-                key_table,
-                ..
-            } => KvTarget {
-                kv: l.kv(scatter.unwrap_or(0))?,
+                turn, key_table, ..
+            } => QkvTurn {
                 cos_sin: l.at.cos_sin[turn.table],
                 key_cos_sin: l.at.cos_sin[*key_table],
                 positions: pass.inputs.positions,
-                slots: pass.inputs.slots,
+                n_ctx: l.n_ctx as u32,
+                unused: 0,
             },
             _ => bytemuck::Zeroable::zeroed(),
         },
@@ -192,33 +189,18 @@ pub fn product(l: &Lowering, op: &Op<'_>, pass: &Pass) -> Result<Product> {
 }
 
 /// What epilogue.cuh is compiled for.
-fn epilogue_constants(l: &Lowering, op: &Op<'_>, order: Order) -> String {
+fn epilogue_constants(op: &Op<'_>, order: Order) -> String {
     let epilogue = op.epilogue;
-    // Of keys and values; without any, the least that there are.
-    let (head_dim, n_head_kv) = match epilogue {
-        Epilogue::Qkv { head_dim, .. } => {
-            (*head_dim, l.plan.buffer(op.parts[1].out).width / head_dim)
-        }
-        _ => (UNIT_ROWS, 1),
-    };
-    let scatters = matches!(
-        epilogue,
-        Epilogue::Qkv {
-            scatter: Some(_),
-            ..
-        }
-    );
-    // A product that stores no keys is the same kernel whatever the cache.
-    let kv = match scatters {
-        true => l.kv_type.kernel.kv_struct(),
-        false => quant::NO_KV,
+    // Without heads, the least that there are.
+    let head_dim = match epilogue {
+        Epilogue::Qkv { head_dim, .. } => *head_dim,
+        _ => UNIT_ROWS,
     };
     let text = format!(
         "enum {{ EPILOGUE_STORE, EPILOGUE_ADD, EPILOGUE_SWIGLU, EPILOGUE_GEGLU, \
          EPILOGUE_CLAMPED_SWIGLU, EPILOGUE_QKV }};\n\
          enum {{ ORDER_NATURAL, ORDER_NEIGHBOURS, ORDER_HALVES }};\n\
          constexpr int EPILOGUE = {};\nconstexpr int ORDER = {};\n\
-         constexpr bool SCATTERS = {scatters};\nusing Kv = {kv};\n\
          constexpr uint32_t SCALE_BITS = {}u;\nconstexpr bool SCALED = {};\n",
         match epilogue {
             Epilogue::Store => "EPILOGUE_STORE",
@@ -243,35 +225,5 @@ fn epilogue_constants(l: &Lowering, op: &Op<'_>, order: Order) -> String {
         },
         op.parts.iter().any(|part| part.scale.is_some()),
     );
-    text + &constants(&[("HEAD_DIM", head_dim), ("N_HEAD_KV", n_head_kv)])
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::HashSet;
-
-    use super::super::pass::specs;
-    use super::super::tests::{chunk, halves, lowering, named, step, superblocks};
-
-    #[test]
-    fn only_products_that_store_keys_depend_on_the_cache() {
-        let words = named(|t| t.block_elems == 1 && t.holds_kv() && !t.kernel.kv_in_halves());
-        let words = words.last().unwrap();
-        let mut stored = 0;
-        for pass in [step(1), step(8), chunk(200, 1)] {
-            let [of_words, of_halves] = [words, halves()].map(|kv_type| {
-                let l = lowering("sm_90", superblocks(), kv_type, true);
-                let specs = specs(&l, &pass).unwrap();
-                let constants = specs.into_iter().map(|s| s.variant.constants);
-                constants.filter(|c| c.contains("SCATTERS")).collect()
-            });
-            let (of_words, of_halves): (HashSet<String>, HashSet<String>) = (of_words, of_halves);
-            for constants in of_words.difference(&of_halves) {
-                assert!(constants.contains("SCATTERS = true"), "{constants}");
-                stored += 1;
-            }
-            assert!(of_words.intersection(&of_halves).count() > 1);
-        }
-        assert!(stored > 0);
-    }
+    text + &constants(&[("HEAD_DIM", head_dim)])
 }

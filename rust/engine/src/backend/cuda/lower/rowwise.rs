@@ -44,8 +44,7 @@ shared! {
 static EMBED: Source = source!("embed.cu", CONSTANTS, Embed, SlotState);
 static ROPE: Source = source!("rope.cu", CONSTANTS, Rope);
 static TURN_HEADS: Source = source!("turn_heads.cu", CONSTANTS, TurnHeads);
-static KV_SCATTER: Source = source!("kv_scatter.cu", CONSTANTS, KvScatter, KvView);
-static KV_SCATTER_FIXED: Source = source!("kv_scatter_fixed.cu", CONSTANTS, KvScatter, KvView);
+static KV_SCATTER: Source = source!("kv_scatter_fixed.cu", CONSTANTS, KvScatter, KvView);
 static ELEMENTWISE: Source = source!(
     "elementwise.cu",
     CONSTANTS,
@@ -376,13 +375,10 @@ fn rope(l: &Lowering, x: BufferId, n_head: usize, turn: Turn, pass: &Pass) -> Sp
 }
 
 fn kv_scatter(l: &Lowering, k: BufferId, v: BufferId, layer: usize, pass: &Pass) -> Result<Spec> {
-    let (source, entry) = match l.kv_type.sums_kv_exactly() {
-        true => (&KV_SCATTER_FIXED, "kv_scatter_fixed"),
-        false => (&KV_SCATTER, "kv_scatter"),
-    };
+    let entry = "kv_scatter_fixed";
     let shape = l.plan.kv[layer];
     let shape = [("N_HEAD_KV", shape.n_head_kv), ("HEAD_DIM", shape.head_dim)];
-    let variant = Variant::new(source, constants(&shape) + &l.kv_type.kernel.kv_line());
+    let variant = Variant::new(&KV_SCATTER, constants(&shape) + &l.kv_type.kernel.kv_line());
     let params = KvScatter {
         k: l.address(k),
         v: l.address(v),

@@ -96,7 +96,7 @@ pub fn added(l: &Lowering, number: usize, mix: &MixOp, parts: &[Part]) -> Option
 mod tests {
     use super::super::params::MatVec;
     use super::super::pass::specs;
-    use super::super::tests::{at, halves, id, lowering, step, superblocks, with};
+    use super::super::tests::{at, id, lowering, step, superblocks, with};
     use super::*;
     use crate::backend::cuda::driver::spec::Spec;
     use crate::plan::{BufferId, Gating, Norm, Op, Plan, Rows, Weight, WeightId};
@@ -110,7 +110,7 @@ mod tests {
     /// The small plan with a layer of experts behind, the shared one `n_ff` wide and behind a gate of
     /// `gates` numbers.
     fn experts(n_ff: usize, gates: usize) -> Lowering {
-        let mut l = lowering("sm_90", superblocks(), halves(), true);
+        let mut l = lowering("sm_90", superblocks(), "I16", true);
         let mut plan = Plan::clone(&l.plan);
         let width = plan.buffer(id("x")).width;
         // As many multiprocessors as tiles, so that ranks are chained.

@@ -5,7 +5,7 @@ use super::experts::constants_of;
 use super::lowering::{constants, flag, sizes, Lowering, Pass};
 use super::overflow::overflows;
 use super::params;
-use super::params::{KvTarget, KvView, Overflows, Segment, Skinny, CONSTANTS};
+use super::params::{Overflows, QkvTurn, Segment, Skinny, CONSTANTS};
 use super::product::{Op, Product};
 use super::shape::{largest_unit, segments, superblocks, UNIT_COLS, UNIT_ROWS};
 use super::tile::{Tile, TILE_ROWS};
@@ -21,8 +21,7 @@ static SOURCE: Source = source!(
     CONSTANTS,
     Skinny,
     Segment,
-    KvView,
-    KvTarget,
+    QkvTurn,
     Overflows,
     params::Experts
 );
@@ -260,7 +259,7 @@ pub fn spec(
         eps: op.norm.map_or(0.0, |n| n.eps),
         m: m as u32,
         overflows: overflows(l, op, pass),
-        to: product.to,
+        turn: product.turn,
     };
     let grid = [(shape.clusters * CLUSTER) as u32, 1, 1];
     let mut spec = Spec::new(variant, "skinny", grid, shape.threads() as u32, &params);

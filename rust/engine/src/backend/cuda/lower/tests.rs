@@ -7,12 +7,12 @@ use bytemuck::Zeroable;
 use super::layout::{wanted, Matrix, Order};
 use super::lowering::{Addresses, Inputs, Lowering, Pass, Path, ScratchAddresses};
 use super::params::{
-    Attention, Embed, KvView, MatMul, MatVec, PromptAttention, RmsNorm, SelectRows, Split,
+    AttentionFixed, Embed, KvView, MatMul, MatVec, PromptAttention, RmsNorm, SelectRows, Split,
 };
-use super::pass::{prompt_span, specs, Scratch};
+use super::pass::{specs, Scratch};
 use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::backend::cuda::driver::spec::{Kind, Spec};
-use crate::plan::fuse::{fuse, Fused, Rules};
+use crate::plan::fuse::{fuse, singles, Fused};
 use crate::plan::{
     BufferId, KvShape, Norm, Op, Plan, RopeStyle, RopeTable, Rows, Weight, WeightId,
 };
@@ -38,13 +38,9 @@ pub fn superblocks() -> &'static str {
     named(|t| t.block_elems == 256).next().unwrap()
 }
 
-pub fn halves() -> &'static str {
-    named(|t| t.kernel.kv_in_halves()).next().unwrap()
-}
-
 /// The type of blocks that a cache may have too.
 pub fn blocks() -> &'static str {
-    named(|t| t.kernel.kv_in_blocks()).next().unwrap()
+    named(|t| t.sums_kv_exactly()).next().unwrap()
 }
 
 pub fn id(name: &str) -> BufferId {
@@ -170,11 +166,10 @@ const WEIGHTS: u64 = 1 << 44;
 pub fn lowering(arch: &str, ty: &str, kv_type: &str, is_fused: bool) -> Lowering {
     let plan = Arc::new(plan(ty));
     let kv_type = quant::kv_by_name(kv_type).unwrap();
-    let rules = Rules {
-        fuse: is_fused,
-        scatter: !kv_type.kernel.kv_in_blocks(),
+    let fused = match is_fused {
+        true => fuse(&plan),
+        false => singles(&plan),
     };
-    let fused = fuse(&plan, rules);
     let wanted = wanted(&plan, &fused).unwrap();
     let matrix = |(i, m): (u64, &Matrix)| ((m.ids.clone(), m.order), WEIGHTS + (i << 32));
     let vector = |(i, id): (u64, &WeightId)| (*id, 2 * WEIGHTS + (i << 32));
@@ -213,11 +208,7 @@ pub fn lowering(arch: &str, ty: &str, kv_type: &str, is_fused: bool) -> Lowering
 /// The same of another plan.
 pub fn with(mut l: Lowering, plan: Plan) -> Lowering {
     plan.check().unwrap();
-    let rules = Rules {
-        fuse: true,
-        scatter: false,
-    };
-    l.fused = fuse(&plan, rules);
+    l.fused = fuse(&plan);
     let wanted = wanted(&plan, &l.fused).unwrap();
     let places = (1u64..).zip(wanted.matrices);
     l.at.matrices = places.map(|(i, m)| ((m.ids, m.order), i << 44)).collect();
@@ -244,7 +235,7 @@ pub fn step(rows: usize) -> Pass {
 pub fn chunk(rows: usize, out: usize) -> Pass {
     Pass {
         out,
-        path: Path::prompt(1024),
+        path: Path::Prefill { steps: 0 },
         all: false,
         hidden: false,
         ..step(rows)
@@ -258,15 +249,15 @@ pub fn entries(specs: &[Spec]) -> Vec<&str> {
 #[test]
 fn a_fused_step_is_a_kernel_a_product_and_attention_between() {
     for arch in ["sm_75", "sm_90"] {
-        let l = lowering(arch, superblocks(), halves(), true);
+        let l = lowering(arch, superblocks(), quant::DEFAULT_KV, true);
         let list = specs(&l, &step(1)).unwrap();
-        let wanted = [&["embed", "matvec", "attention"][..], &["matvec"; 4]].concat();
+        let wanted = [&["embed", "matvec", "attention_fixed"][..], &["matvec"; 4]].concat();
         assert_eq!(entries(&list), wanted, "{arch}");
         let kinds = list.iter().filter(|s| s.kind == Kind::Attention);
         assert_eq!(kinds.count(), 1);
         assert_eq!(list[0].grid, [1, 1, 1]);
-        // A KV head, its splits two to a block, a row.
-        assert_eq!(list[2].grid, [1, 16, 1]);
+        // A block an SM, the most that a row alone has.
+        assert_eq!(list[2].grid, [100, 1, 1]);
         // No more than a block an SM.
         assert!(list.iter().all(|s| s.entry != "matvec" || s.grid[0] <= 100));
     }
@@ -293,7 +284,7 @@ fn every_launch_fits_the_shared_memory_of_its_card() {
 
 #[test]
 fn launches_name_the_buffers_of_their_ops() {
-    let l = lowering("sm_90", blocks(), halves(), true);
+    let l = lowering("sm_90", blocks(), blocks(), true);
     let list = specs(&l, &step(1)).unwrap();
     let embed: Embed = list[0].params().unwrap();
     assert_eq!((embed.out, embed.tokens), (at("x"), inputs().tokens));
@@ -304,15 +295,15 @@ fn launches_name_the_buffers_of_their_ops() {
     assert_eq!((qkv.x, qkv.segment[0].out), (at("x"), at("q")));
     assert_eq!(qkv.norm, l.vector(Some(WeightId(0))).unwrap());
     assert_eq!(
-        (qkv.to.kv.k, qkv.to.kv.v, qkv.to.cos_sin),
-        (1 << 50, 1 << 51, l.at.cos_sin[0])
+        (qkv.turn.cos_sin, qkv.turn.positions, qkv.turn.n_ctx),
+        (l.at.cos_sin[0], inputs().positions, 4096)
     );
     assert_eq!(qkv.segment.map(|s| s.rows), [512, 128, 128, 0]);
 
-    let attention: Attention = list[2].params().unwrap();
+    let attention: AttentionFixed = list[2].params().unwrap();
     assert_eq!((attention.q, attention.out), (at("q"), at("heads")));
+    assert_eq!((attention.kv.k, attention.kv.v), (1 << 50, 1 << 51));
     assert_eq!(attention.partial, l.at.scratch.partial);
-    assert_eq!(attention.alone, 1);
 
     let residual: MatVec = list[3].params().unwrap();
     assert_eq!(
@@ -332,44 +323,40 @@ fn launches_name_the_buffers_of_their_ops() {
 
 #[test]
 fn a_prompts_chunk_goes_to_tensor_cores_where_the_card_has_room() {
-    let l = lowering("sm_90", superblocks(), halves(), true);
+    let l = lowering("sm_90", superblocks(), quant::DEFAULT_KV, true);
     let list = specs(&l, &chunk(512, 1)).unwrap();
     let product = ["split", "matmul"];
     let mut wanted = vec!["embed"];
     wanted.extend(product);
-    wanted.push("prompt_attention");
+    wanted.extend(["kv_scatter_fixed", "prompt_attention_fixed"]);
     wanted.extend([product, product, product].concat());
     wanted.extend(["select_rows", "matvec"]);
     assert_eq!(entries(&list), wanted);
     // 4 heads of 512 rows, 64 queries a block.
-    assert_eq!(list[3].grid, [1, 32, 1]);
-    assert_eq!(list[3].kind, Kind::Attention);
-    let attention: PromptAttention = list[3].params().unwrap();
+    assert_eq!(list[4].grid, [1, 32, 1]);
+    assert_eq!(list[4].kind, Kind::Attention);
+    let attention: PromptAttention = list[4].params().unwrap();
     assert_eq!((attention.q, attention.m), (at("q"), 512));
     let split: Split = list[1].params().unwrap();
     let matmul: MatMul = list[2].params().unwrap();
     assert_eq!((split.x, split.tiles), (at("x"), matmul.tiles));
     assert_eq!((split.m, matmul.m, matmul.n_tiles), (512, 512, 64));
     assert_eq!(split.squares, matmul.squares);
-    let picked: SelectRows = list[10].params().unwrap();
+    let picked: SelectRows = list[11].params().unwrap();
     assert_eq!((picked.x, picked.out), (at("x"), at("last")));
     assert_eq!(picked.rows, inputs().out_rows);
-    let head: MatVec = list[11].params().unwrap();
+    let head: MatVec = list[12].params().unwrap();
     assert_eq!((head.x, head.segment[0].out), (at("last"), at("logits")));
-    assert_eq!(prompt_span(&l, 700), l.n_ctx, "it looks by itself");
 
-    // Two pages of keys and values do not fit beside the queries: split by split, 128 rows at a
-    // time, for as many positions as the chunk spans.
-    let small = lowering("sm_75", superblocks(), halves(), true);
+    // Two pages of keys and values do not fit beside the queries: the kernel for steps, 128 rows at a time.
+    let small = lowering("sm_75", superblocks(), quant::DEFAULT_KV, true);
     let list = specs(&small, &chunk(300, 0)).unwrap();
     let attentions: Vec<&Spec> = list.iter().filter(|s| s.kind == Kind::Attention).collect();
-    let grids: Vec<_> = attentions.iter().map(|s| (s.entry, s.grid)).collect();
-    let part = |rows| ("attention", [1, 8, rows]);
-    assert_eq!(grids, [part(128), part(128), part(44)]);
-    let second: Attention = attentions[1].params().unwrap();
+    let rows: Vec<_> = attentions.iter().map(|s| (s.entry, s.grid[2])).collect();
+    assert_eq!(rows, [128, 128, 44].map(|rows| ("attention_fixed", rows)));
+    let second: AttentionFixed = attentions[1].params().unwrap();
     assert_eq!(second.q, at("q") + 128 * 4 * WIDTH as u64);
     assert_eq!(second.positions, inputs().positions + 128 * 4);
-    assert_eq!(prompt_span(&small, 700), 1024);
     assert!(!entries(&list).contains(&"select_rows"), "no row is wanted");
     // For hidden states the last norm stands in the place of the head.
     let hidden = |hidden| Pass {
@@ -408,7 +395,7 @@ fn rows_of_a_step_share_the_weights_and_where_few_blocks_do_split_the_columns() 
 
 #[test]
 fn without_fusion_every_op_is_a_kernel() {
-    let l = lowering("sm_90", superblocks(), halves(), false);
+    let l = lowering("sm_90", superblocks(), quant::DEFAULT_KV, false);
     let list = specs(&l, &step(1)).unwrap();
     let wanted = [
         "embed",
@@ -417,8 +404,7 @@ fn without_fusion_every_op_is_a_kernel() {
         "matvec",
         "rope",
         "rope",
-        "kv_scatter",
-        "attention",
+        "attention_fixed",
         "matvec",
         "add",
         "matvec",
@@ -431,7 +417,7 @@ fn without_fusion_every_op_is_a_kernel() {
     assert_eq!(entries(&list), wanted);
     let labels: Vec<&str> = list.iter().map(|s| s.label.as_str()).collect();
     assert_eq!(labels[1], "matvec wq");
-    assert_eq!(labels[7], "attention 0");
+    assert_eq!(labels[6], "attention_fixed 0");
 }
 
 #[test]
@@ -466,7 +452,7 @@ fn scratch_grows_with_rows_and_the_widest_product() {
 #[test]
 fn the_host_checks_the_parameters_of_every_kernel() {
     let mut checked = Vec::new();
-    for (ty, kv) in [(superblocks(), quant::DEFAULT_KV), (blocks(), halves())] {
+    for (ty, kv) in [(superblocks(), quant::DEFAULT_KV), (blocks(), blocks())] {
         for is_fused in [true, false] {
             let mut l = lowering("sm_90", ty, kv, is_fused);
             // Not of this model: a norm that is no part of a product.
@@ -496,5 +482,5 @@ fn the_host_checks_the_parameters_of_every_kernel() {
     let mut names: Vec<&str> = checked.iter().map(|s| s.variant.source.name).collect();
     names.sort_unstable();
     names.dedup();
-    assert_eq!(names.len(), 13, "{names:?}");
+    assert_eq!(names.len(), 10, "{names:?}");
 }

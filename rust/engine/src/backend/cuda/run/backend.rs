@@ -311,12 +311,6 @@ impl Backend for CudaBackend {
         card.kv.copy_page(kind, from, to, &card.stream)
     }
 
-    fn shares_pages(&self) -> bool {
-        let card = &self.decoder.card;
-        // Other types' attention has sums in another order for prompts than for steps.
-        card.kv.pages.ty.sums_kv_exactly()
-    }
-
     fn storage(&mut self) -> Option<&mut dyn Storage> {
         Some(self)
     }
@@ -345,7 +339,7 @@ impl Backend for CudaBackend {
     }
 
     fn steps_beside_prompts(&self, sequences: usize) -> bool {
-        self.shares_pages() && self.chunks.have_room_beside(sequences)
+        self.chunks.have_room_beside(sequences)
     }
 
     fn decode(&mut self) -> Result<()> {

@@ -10,7 +10,7 @@ use crate::backend::cuda::driver::stream::Stream;
 use crate::error::Result;
 
 /// Lists that are kept beside decode steps, whose sizes are bounded: those of prompts may be of any
-/// number of rows and depend on the span too.
+/// number of rows.
 pub const MOST_LISTS: usize = 64;
 
 /// Runs of a list before it is captured: what a first launch sets up is no part of a capture.
@@ -27,17 +27,12 @@ pub enum Purpose {
     Draw,
     /// A decode step that verifies drafts: rows are the host's.
     Round,
-    /// A chunk of prompts whose positions are below `span`, the last `steps` rows a step beside them; it
-    /// draws from `wanted` rows.
-    Chunk {
-        wanted: usize,
-        steps: usize,
-        span: usize,
-    },
-    /// A part of a prompt whose positions are below `span`, for the logits of all rows.
-    Logits { span: usize },
-    /// A chunk of a text whose positions are below `span`, for the hidden states of all rows.
-    Hidden { span: usize },
+    /// A chunk of prompts, the last `steps` rows a step beside them; it draws from `wanted` rows.
+    Chunk { wanted: usize, steps: usize },
+    /// A part of a prompt, for the logits of all rows.
+    Logits,
+    /// A chunk of a text, for the hidden states of all rows.
+    Hidden,
     /// A step through which a token is forced for its logits.
     Forced,
     /// A pass over rows that the caller gives, `out` of which give logits.
@@ -81,8 +76,8 @@ impl Key {
             Purpose::Draw => format!("the draw of a decode step of {rows} rows"),
             Purpose::Round => format!("the step of {rows} rows that verifies drafts"),
             Purpose::Chunk { .. } => format!("a prompt's chunk of {rows} rows"),
-            Purpose::Logits { .. } => format!("a pass for the logits of {rows} rows"),
-            Purpose::Hidden { .. } => format!("a text's chunk of {rows} rows for hidden states"),
+            Purpose::Logits => format!("a pass for the logits of {rows} rows"),
+            Purpose::Hidden => format!("a text's chunk of {rows} rows for hidden states"),
             Purpose::Forced => "the step that logits are forced through".into(),
             Purpose::Rows { .. } => format!("a pass over {rows} rows"),
         }
@@ -141,20 +136,10 @@ impl Cache {
 
     /// Makes a list ready of which a run changes more than the number of a step, so that a capture's
     /// warm-up has to be work that is to be done: `launches` run as they are until
-    /// [`Cache::capture_warm`] captures them. A graph of the same kernels for another span becomes
-    /// theirs at once, in place.
-    ///
-    /// # Errors
-    /// As [`Cache::add`].
-    pub fn add_cold(&mut self, key: Key, launches: Vec<Launch>, stream: &Stream) -> Result<()> {
-        if let Some(sibling) = self.sibling(key) {
-            self.used.retain(|used| *used != sibling);
-            self.set_aside(sibling);
-            return self.make(key, launches, stream).map(|_| ());
-        }
+    /// [`Cache::capture_warm`] captures them.
+    pub fn add_cold(&mut self, key: Key, launches: Vec<Launch>) {
         self.make_room(key);
         self.insert(key, Ready::List(launches));
-        Ok(())
     }
 
     /// Captures a list that is to be a graph and has run often enough as it is; says whether it did.
@@ -170,27 +155,6 @@ impl Cache {
             _ => return Ok(false),
         };
         self.make(key, launches, stream).map(|_| true)
-    }
-
-    /// The graph of the same kernels for another span.
-    fn sibling(&self, key: Key) -> Option<Key> {
-        let mut graphs = self.known.iter().filter(|(other, entry)| {
-            let alike = (other.rows, other.way) == (key.rows, key.way);
-            let chunk = match (other.purpose, key.purpose) {
-                (
-                    Purpose::Chunk { wanted, steps, .. },
-                    Purpose::Chunk {
-                        wanted: its,
-                        steps: beside,
-                        ..
-                    },
-                ) => (wanted, steps) == (its, beside),
-                (Purpose::Hidden { .. }, Purpose::Hidden { .. }) => true,
-                _ => false,
-            };
-            alike && chunk && matches!(entry.ready, Ready::Graph(_))
-        });
-        graphs.next().map(|(other, _)| *other)
     }
 
     /// Takes a list away; its graph, where it is one, is the next capture's.

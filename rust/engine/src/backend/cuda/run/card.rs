@@ -21,14 +21,14 @@ use crate::backend::cuda::driver::ranges::Range;
 use crate::backend::cuda::driver::source::Variant;
 use crate::backend::cuda::driver::spec::Spec;
 use crate::backend::cuda::driver::stream::Stream;
-use crate::backend::cuda::lower::attention_fixed;
+use crate::backend::cuda::lower::attention;
 use crate::backend::cuda::lower::layout::wanted;
 use crate::backend::cuda::lower::lowering::{Addresses, Lowering, Pass, ScratchAddresses};
 use crate::backend::cuda::lower::overflow;
 use crate::backend::cuda::lower::pass::{self, Scratch};
 use crate::backend::{RunnerOptions, Weights};
 use crate::error::{Error, Result};
-use crate::plan::fuse::{fuse, Rules};
+use crate::plan::fuse::{fuse, singles};
 use crate::plan::{BufferId, Plan, RopeTable};
 
 /// A plan on a card.
@@ -149,7 +149,7 @@ impl Card {
         let n_ctx = options.n_ctx;
         let stream = Stream::new(context)?;
         let compiler = Compiler::new(context.info.number(), &options.gpu.nvrtc_folders);
-        attention_fixed::check(&context.info, options.kv_type, &plan.kv)?;
+        attention::check(&context.info, options.kv_type, &plan.kv)?;
         let kv = KvPool::new(context, &stream, &plan, options)?;
         let states = StatePool::new(context, &stream, &plan, options.n_slots)?;
         let sizes = plan.buffers.iter().map(|b| b.bytes(max_rows, max_out));
@@ -164,11 +164,10 @@ impl Card {
             angles.push(buffer);
         }
         let overflows = HostBuffer::new(context, 8 * options.n_slots)?;
-        let rules = Rules {
-            fuse: options.gpu.fuse,
-            scatter: !options.kv_type.kernel.kv_in_blocks(),
+        let fused = match options.gpu.fuse {
+            true => fuse(&plan),
+            false => singles(&plan),
         };
-        let fused = fuse(&plan, rules);
         let bytes = Scratch::new(&plan, &fused, max_rows, max_out);
         let scratch = ScratchBuffers::new(context, &bytes, &stream)?;
         let weights = DeviceWeights::new(context, &plan, wanted(&plan, &fused)?)?;
@@ -317,11 +316,6 @@ impl Card {
     /// [`Error::Internal`] for more rows than there is memory for.
     pub fn specs(&self, pass: &Pass) -> Result<Vec<Spec>> {
         pass::specs(&self.lowering, pass)
-    }
-
-    /// What the attention of a prompt's pass is launched for whose positions end before `end`.
-    pub fn prompt_span(&self, end: usize) -> usize {
-        pass::prompt_span(&self.lowering, end)
     }
 
     /// Launches of `specs`, with [`Launch::pdl`] where that is used.

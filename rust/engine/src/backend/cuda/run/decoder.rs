@@ -103,11 +103,11 @@ impl Decoder {
     pub fn specs(&self, key: Key) -> Result<Vec<Spec>> {
         let rows = key.rows;
         let given = self.card.rows.inputs();
-        let prefill = |out, steps, span| Pass {
+        let prefill = |out, steps| Pass {
             rows,
             out,
             inputs: given,
-            path: Path::Prefill { span, steps },
+            path: Path::Prefill { steps },
             all: false,
             hidden: false,
         };
@@ -135,21 +135,17 @@ impl Decoder {
                 specs.extend(self.draw_specs(rows, given.state_slots, Some(drafts)));
                 Ok(specs)
             }
-            Purpose::Chunk {
-                wanted,
-                steps,
-                span,
-            } => {
-                let mut specs = self.card.specs(&prefill(wanted, steps, span))?;
+            Purpose::Chunk { wanted, steps } => {
+                let mut specs = self.card.specs(&prefill(wanted, steps))?;
                 if wanted > 0 {
                     specs.extend(self.draw_specs(wanted, given.state_slots, None));
                 }
                 Ok(specs)
             }
-            Purpose::Logits { span } => self.card.specs(&prefill(rows, 0, span)),
-            Purpose::Hidden { span } => self.card.specs(&Pass {
+            Purpose::Logits => self.card.specs(&prefill(rows, 0)),
+            Purpose::Hidden => self.card.specs(&Pass {
                 hidden: true,
-                ..prefill(0, 0, span)
+                ..prefill(0, 0)
             }),
             Purpose::Forced => self.card.specs(&Pass {
                 all: false,
@@ -172,7 +168,7 @@ impl Decoder {
         let _range = Range::new(|| format!("capture of {}", key.name()));
         let launches = self.card.launches(self.specs(key)?)?;
         if !key.purpose.is_step() || key.way == Way::Eager {
-            self.lists.add_cold(key, launches, &self.card.stream)?;
+            self.lists.add_cold(key, launches);
             return Ok(None);
         }
         let free = self.card.context.memory()?.0;

@@ -12,7 +12,6 @@ use crate::backend::storage::check_bytes;
 use crate::backend::{Kind, KvLayer, KvPages, RunnerOptions, PAGE_TOKENS};
 use crate::error::{Error, Result};
 use crate::plan::Plan;
-use crate::quant::{self, KvKernel, KV_HEAD_MULTIPLE};
 
 /// Keys, values, page tables and error word.
 #[derive(Debug)]
@@ -30,27 +29,10 @@ pub struct KvPool {
     mirrors: [Vec<u32>; 2],
 }
 
-/// Why heads of `head_dim` values cannot be stored, and as what they can.
-fn refusal(head_dim: usize) -> String {
-    let able = quant::kv_types().filter(|t| t.keeps_kv_on_card(head_dim));
-    let able: Vec<_> = able.map(|t| t.name.to_lowercase()).collect();
-    match able.is_empty() {
-        true => format!(
-            "the CUDA backend stores heads of a multiple of {KV_HEAD_MULTIPLE} values, here they \
-             have {head_dim}; use device=\"cpu\""
-        ),
-        false => format!(
-            "the CUDA backend stores heads of {head_dim} values as one of {}",
-            able.join(", ")
-        ),
-    }
-}
-
 impl KvPool {
     /// A cleared pool.
     ///
     /// # Errors
-    /// [`Error::Argument`] for a type that keys and values are not stored in on the card,
     /// [`Error::Memory`].
     pub fn new(
         context: &Arc<Context>,
@@ -58,14 +40,6 @@ impl KvPool {
         plan: &Plan,
         options: &RunnerOptions,
     ) -> Result<Self> {
-        let ty = options.kv_type;
-        if let Some(shape) = plan.kv.iter().find(|s| !ty.keeps_kv_on_card(s.head_dim)) {
-            return Err(Error::Argument {
-                name: "kv_type",
-                value: ty.name.into(),
-                reason: refusal(shape.head_dim),
-            });
-        }
         let pages = KvPages::new(plan, options)?;
         let both = pages.bytes().ok_or_else(|| pages.no_room(None))?;
         let part = || {
@@ -328,41 +302,7 @@ impl KvPool {
     /// size)` for every run of bytes that both orders keep together.
     fn for_each_value(&self, mut f: impl FnMut(usize, bool, usize, usize)) {
         for layer in &self.pages.layers {
-            match self.pages.ty.kernel.kv {
-                Some(KvKernel::Integers { bytes, .. }) => {
-                    self.for_each_integer(layer, bytes, &mut f);
-                }
-                _ => self.for_each_alone(layer, &mut f),
-            }
-        }
-    }
-
-    /// [`KvPool::for_each_value`] of a layer as kv.cuh has it.
-    fn for_each_alone(&self, layer: &KvLayer, f: &mut impl FnMut(usize, bool, usize, usize)) {
-        let KvLayer {
-            shape, head_bytes, ..
-        } = *layer;
-        let (n_head_kv, head_dim) = (shape.n_head_kv, shape.head_dim);
-        let (start, size) = (layer.at, self.pages.ty.block_bytes);
-        let page_bytes = PAGE_TOKENS * head_bytes;
-        for page in 0..layer.n_pages {
-            for (part, is_value) in [false, true].into_iter().enumerate() {
-                for h in 0..n_head_kv {
-                    let own = start + (page * n_head_kv + h) * page_bytes;
-                    let canonical = 2 * start + ((page * 2 + part) * n_head_kv + h) * page_bytes;
-                    for token in 0..PAGE_TOKENS {
-                        let row = canonical + token * head_bytes;
-                        for eight in 0..head_dim / 8 {
-                            let dim = eight * 8;
-                            let from = match is_value {
-                                true => token * head_dim + dim,
-                                false => (eight * PAGE_TOKENS + token) * 8,
-                            };
-                            f(row + dim * size, is_value, own + from * size, 8 * size);
-                        }
-                    }
-                }
-            }
+            self.for_each_integer(layer, self.pages.ty.kernel.kv_bytes(), &mut f);
         }
     }
 
@@ -415,7 +355,7 @@ mod tests {
     use crate::backend::cuda::driver::info::DeviceInfo;
     use crate::backend::GpuOptions;
     use crate::plan::KvShape;
-    use crate::quant::QuantType;
+    use crate::quant;
 
     fn pool(name: &str, head_dim: usize) -> Result<KvPool> {
         let card = Context::described(DeviceInfo::of_arch("sm_90", 132)?);
@@ -442,7 +382,7 @@ mod tests {
 
     #[test]
     fn every_byte_has_one_place_in_either_order() {
-        for ty in quant::kv_types().filter(|t| t.keeps_kv_on_card(96)) {
+        for ty in quant::kv_types().filter(|t| t.sums_kv_exactly()) {
             for head_dim in [16, 32, 64, 80, 96, 128, 144] {
                 let pool = pool(ty.name, head_dim).unwrap();
                 let bytes = pool.bytes();
@@ -455,26 +395,5 @@ mod tests {
                 assert!(canonical.iter().chain(&own).all(|n| *n == 1), "{ty:?}");
             }
         }
-    }
-
-    #[test]
-    fn heads_that_a_type_cannot_hold_are_refused_with_those_that_can() {
-        let is_in_files = |t: &&QuantType| t.block_elems == 32 && t.kernel.kv.is_none();
-        let blocks = quant::kv_types().find(is_in_files).unwrap();
-        let text = pool(blocks.name, 80).unwrap_err().to_string();
-        let able = format!(
-            "heads of 80 values as one of {}",
-            quant::TYPES[0].name.to_lowercase()
-        );
-        assert!(
-            text.contains(&able) && text.contains(quant::DEFAULT_KV),
-            "{text}"
-        );
-        let text = pool(quant::DEFAULT_KV, 20).unwrap_err().to_string();
-        assert!(
-            text.contains("a multiple of 16 values, here they have 20"),
-            "{text}"
-        );
-        assert!(text.contains("device=\"cpu\""), "{text}");
     }
 }

@@ -145,15 +145,13 @@ impl Chunks {
             let (n, rows) = next_chunk(tokens.len() - fed, self.most);
             let chunk = &tokens[fed..fed + n];
             set_rows(decoder, slot, chunk, start + fed, rows, 0)?;
-            let span = decoder.card.prompt_span(start + fed + n);
             let skipped = unwanted.saturating_sub(fed).min(n);
             decoder.run(Key {
                 purpose: match skipped < n {
-                    true => Purpose::Hidden { span },
+                    true => Purpose::Hidden,
                     false => Purpose::Chunk {
                         wanted: 0,
                         steps: 0,
-                        span,
                     },
                 },
                 way: self.way,
@@ -179,19 +177,18 @@ impl Chunks {
         let mut specs = Vec::new();
         for rows in self.sizes_for(n_ctx) {
             for out in [0, 1] {
-                specs.extend(decoder.card.specs(&chunk(decoder, rows, out, n_ctx))?);
+                specs.extend(decoder.card.specs(&chunk(decoder, rows, out))?);
             }
         }
         let beside = STEP_ROWS.map(|rows| rows.min(self.max_out));
-        let exact = decoder.card.kv.pages.ty.sums_kv_exactly();
         for steps in beside
             .into_iter()
-            .filter(|rows| exact && self.have_room_beside(*rows))
+            .filter(|rows| self.have_room_beside(*rows))
         {
             let (_, rows) = next_chunk(steps + LEAST_CHUNK, self.most);
-            let path = Path::Prefill { span: n_ctx, steps };
+            let path = Path::Prefill { steps };
             for out in [steps, self.step_rows((steps + 1).min(self.max_out))] {
-                let pass = chunk(decoder, rows, out, n_ctx);
+                let pass = chunk(decoder, rows, out);
                 specs.extend(decoder.card.specs(&Pass { path, ..pass })?);
             }
         }
@@ -210,13 +207,13 @@ impl Chunks {
         let mut specs = decoder.card.specs(&forced)?;
         for rows in sizes(self.most) {
             let out = rows.min(decoder.card.max_out());
-            specs.extend(decoder.card.specs(&chunk(decoder, rows, out, n_ctx))?);
+            specs.extend(decoder.card.specs(&chunk(decoder, rows, out))?);
         }
         let hidden = decoder.card.plan().hidden();
         for rows in self.sizes_for(n_ctx).filter(|_| hidden.is_some()) {
             let hidden = Pass {
                 hidden: true,
-                ..chunk(decoder, rows, 0, n_ctx)
+                ..chunk(decoder, rows, 0)
             };
             specs.extend(decoder.card.specs(&hidden)?);
         }
@@ -230,13 +227,13 @@ impl Chunks {
     }
 }
 
-/// A pass over a chunk of a prompt of `n_ctx` tokens, of which the last `out` give logits.
-fn chunk(decoder: &Decoder, rows: usize, out: usize, n_ctx: usize) -> Pass {
+/// A pass over a chunk of a prompt, of which the last `out` rows give logits.
+fn chunk(decoder: &Decoder, rows: usize, out: usize) -> Pass {
     Pass {
         rows,
         out,
         inputs: decoder.card.rows.inputs(),
-        path: Path::prompt(n_ctx),
+        path: Path::Prefill { steps: 0 },
         all: false,
         hidden: false,
     }
@@ -281,9 +278,8 @@ pub fn logits(
 pub fn logits_pass(decoder: &mut Decoder, slot: usize, tokens: &[u32], start: usize) -> Result<()> {
     let rows = tokens.len();
     set_rows(decoder, slot, tokens, start, rows, rows)?;
-    let span = decoder.card.prompt_span(start + rows);
     decoder.run(Key {
-        purpose: Purpose::Logits { span },
+        purpose: Purpose::Logits,
         // Of any length, once each: not worth a graph.
         way: Way::Eager,
         rows,

@@ -73,8 +73,8 @@ impl CudaRunner {
             out,
             inputs: card.rows.inputs(),
             path: match rows > STEP_ROWS {
-                true => Path::prompt(card.kv.n_ctx()),
-                false => Path::Decode { bucket: rows },
+                true => Path::Prefill { steps: 0 },
+                false => Path::Decode,
             },
             all: false,
             hidden: false,

@@ -46,10 +46,8 @@ impl CudaBackend {
         let steps = self.chunks.step_rows(rounds.len());
         let mut all = Rows::default();
         let mut draws = Vec::new();
-        let mut end = 0;
         for part in parts {
             let until = part.start + part.tokens.len();
-            end = end.max(until);
             all.push(part.slot, part.tokens, part.start, usize::from(part.last));
             let epoch = self.sequences.epoch(part.slot)?;
             if part.last {
@@ -62,7 +60,6 @@ impl CudaBackend {
         }
         all.pad(rows - steps);
         for round in rounds {
-            end = end.max(round.position + round.tokens.len());
             all.push(round.slot, &round.tokens, round.position, 1);
             draws.push((round.slot, round.epoch));
         }
@@ -81,13 +78,8 @@ impl CudaBackend {
         let mut slots: Vec<u32> = draws.iter().map(|(slot, _)| *slot as u32).collect();
         slots.resize(wanted, self.limits.n_slots as u32);
         card.rows.state_slots.write(0, &slots, &card.stream)?;
-        let span = card.prompt_span(end);
         self.decoder.run(Key {
-            purpose: Purpose::Chunk {
-                wanted,
-                steps,
-                span,
-            },
+            purpose: Purpose::Chunk { wanted, steps },
             way: self.chunks.way,
             rows,
         })?;
