@@ -349,3 +349,93 @@ def test_a_damaged_image_is_refused(card: Card) -> None:
     with pytest.raises(CudaError, match="an image for sm_100 on a device of sm_90") as caught:
         card.load(card.compile("__device__ int x;", arch="sm_100"))
     assert caught.value.code == 209
+
+
+#: Two products of ones in a group, one more in the next; `fault` says what is wrong.
+PRODUCTS = """
+#include "warpgroup.cuh"
+struct P { const uint8_t* b; float* out; uint32_t fault; };
+KERNEL_BOUNDS(k, P, 128, 1) {
+    if constexpr (HAS_WARPGROUPS) {
+        SHARED uint64_t arrived;
+        uint8_t* shared = dynamic_shared<uint8_t>();
+        const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        auto is = [&](uint32_t fault) { return p.fault == fault; };
+        if (threadIdx.x == 0) {
+            barrier_init(&arrived, 1);
+            barrier_init_fence();
+            bulk_copy(to_shared_address(shared), p.b, 2048, &arrived);
+            if (!is(DATA_ARRIVES_LATE)) barrier_expect(&arrived, 2048);
+        }
+        __syncthreads();
+        if (!is(DATA_ARRIVES_LATE)) barrier_wait(&arrived, 0);
+        CoreMatrix b = core_matrix(to_shared_address(shared), 256);
+        float first[4][4], second[4][4];
+        uint32_t a[4] = {ONES, ONES, ONES, ONES};
+        auto put = [&](uint32_t to, float x) { p.out[to * 128 + threadIdx.x] = x; };
+        if (!is(NO_FENCE)) wgmma_fence();
+        wgmma_k16_f16_f32(first, a, b, false);
+        if (is(C_IS_WRITTEN)) first[0][0] = 1.0f;
+        wgmma_k16_f16_f32(first, a, b, true);
+        if (!is(NO_COMMIT)) wgmma_commit();
+        if (is(ANOTHER_WARP) && warp == 3) b = b + 1024;
+        if (is(ANOTHER_LANE) && lane == 3) b = b + 1024;
+        wgmma_fence();
+        wgmma_k16_f16_f32(second, a, b, false);
+        if (!is(NO_LAST_COMMIT)) wgmma_commit();
+        if (is(DATA_ARRIVES_LATE) && threadIdx.x == 0) barrier_expect(&arrived, 2048);
+        if (is(B_IS_OVERWRITTEN) && warp == 3) shared[lane] = 0;
+        if (is(A_IS_OVERWRITTEN)) a[2] = 0;
+        wgmma_wait<1>();
+        settle_registers(first);
+        put(0, first[3][3]);
+        put(1, second[0][0]);
+        if (!is(NO_WAIT)) wgmma_wait<0>();
+        settle_registers(second);
+        put(2, second[0][0]);
+    }
+}
+"""
+CHANGED = "changed under a product: it was not there yet when the product was issued, or was over"
+WRITTEN = "of a product under way were written before its wgmma_wait()"
+FAULTS = {
+    "NO_FENCE": "wgmma of a group that has no wgmma_fence()",
+    "NO_LAST_COMMIT": "the thread ended with 1 products under way: no wgmma_commit()",
+    "NO_WAIT": "the thread ended with 1 products under way: no wgmma_wait() for their group",
+    "DATA_ARRIVES_LATE": CHANGED,
+    "B_IS_OVERWRITTEN": CHANGED,
+    "A_IS_OVERWRITTEN": f"registers of A {WRITTEN}",
+    "C_IS_WRITTEN": f"registers {WRITTEN}",
+    "ANOTHER_LANE": "where other lanes have",
+    "ANOTHER_WARP": "warp 3 issued other products of wgmma than the others of its warpgroup",
+    "NO_COMMIT": "",
+}
+
+
+def products(card: Card, fault: int) -> Buffer:
+    """By thread, a sum of the first group once it had ended, one of the second then, and one of the
+    second when that had ended too."""
+    numbers = "".join(f"constexpr uint32_t {name} = {i};\n" for i, name in enumerate(FAULTS, 1))
+    text = f"#include <stdint.h>\nconstexpr uint32_t ONES = 0x3c003c00;\n{numbers}{PRODUCTS}"
+    out = card.alloc(4 * 3 * 128)
+    kernel = card.function(card.load(card.compile(text, arch="sm_90a")), "k")
+    ones = card.upload(np.ones(1024, np.float16))
+    card.launch(kernel, 1, 128, params(b=ones, out=out, fault=fault), shared=2048)
+    return out
+
+
+@pytest.mark.parametrize("fault", [name for name, message in FAULTS.items() if message])
+def test_a_product_of_a_warpgroup_that_a_card_may_get_wrong(card: Card, fault: str) -> None:
+    products(card, 1 + list(FAULTS).index(fault))
+    expect(card, 719, FAULTS[fault])
+
+
+def test_a_product_is_poison_until_its_group_was_waited_for(card: Card) -> None:
+    first, early, second = products(card, 0).read(np.float32).reshape(3, 128)
+    assert (first == 32).all() and np.isnan(early).all() and (second == 16).all()
+
+
+def test_products_that_were_not_committed_belong_to_the_next_group(card: Card) -> None:
+    without = products(card, 1 + list(FAULTS).index("NO_COMMIT"))
+    first, early, second = without.read(np.float32).reshape(3, 128)
+    assert np.isnan(first).all() and np.isnan(early).all() and (second == 16).all()

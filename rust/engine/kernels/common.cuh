@@ -1,6 +1,6 @@
 // Device primitives. Each is one named inline function: PTX on a card, an exact host twin in the
-// simulated driver (rust/ksim), which compiles the same kernels with g++. Only this file and the
-// simulator's shim know which of the two they are in; a test greps the rest.
+// simulated driver (rust/ksim), which compiles the same kernels with g++. Only this file, warpgroup.cuh
+// and the simulator's shim know which of the two they are in; a test greps the rest.
 //
 // A kernel is `KERNEL(name, Params) { ... p.field ... }`: one plain-data parameter struct, so that
 // one description of a launch serves eager mode, capture, exec updates and the simulator.

@@ -4,9 +4,9 @@
 // eight columns of B of 16 bytes each, [8 columns][8 rows of float16 or 16 of bytes]: 128 bytes that begin
 // at a multiple of 16.
 //
-// They run behind their issue: `wgmma_fence` before the first of several and after registers of any
-// have changed, `wgmma_commit` behind the last of a group, `wgmma_wait<n>` until at most n groups run,
-// then `settle_registers` before d is read. A and B are theirs until then.
+// They run behind their issue: `wgmma_fence` before the first of a group and behind all changes of its
+// registers, `wgmma_commit` behind its last, `wgmma_wait<n>` until at most n groups run, then
+// `settle_registers` before d is read. A, B and d are theirs until then, which the simulator holds.
 #pragma once
 #include "common.cuh"
 
@@ -73,20 +73,26 @@ constexpr bool HAS_WARPGROUPS = false;
 #endif
 
 DEVICE void wgmma_fence() {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#ifdef ONEGRAPH_SIM
+    sim::wgmma_fence();
+#elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #endif
 }
 
 DEVICE void wgmma_commit() {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#ifdef ONEGRAPH_SIM
+    sim::wgmma_commit();
+#elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 #endif
 }
 
 template <int pending>
 DEVICE void wgmma_wait() {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#ifdef ONEGRAPH_SIM
+    sim::wgmma_wait(pending);
+#elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 #endif
 }
@@ -118,14 +124,6 @@ DEVICE void settle_registers([[maybe_unused]] int32_t (&d)[CHUNKS][4]) {
 struct CoreMatrix {
     const uint8_t* at;
     uint32_t column_stride, row_stride;
-
-    // What a lane has of columns 8j.., as a product of its warp takes it.
-    void fragment(int j, uint32_t (&words)[2]) const {
-        const uint32_t lane = threadIdx.x % 32;
-        const uint8_t* own = at + j * column_stride + lane / 4 * 16 + lane % 4 * 4;
-        words[0] = *reinterpret_cast<const uint32_t*>(own);
-        words[1] = *reinterpret_cast<const uint32_t*>(own + row_stride);
-    }
 };
 
 DEVICE CoreMatrix core_matrix(SharedAddress at, uint32_t column_stride, uint32_t row_stride = 128) {
@@ -157,12 +155,7 @@ DEVICE CoreMatrix operator+(CoreMatrix b, uint32_t bytes) {
 template <int CHUNKS>
 DEVICE void wgmma_k16_f16_f32(float (&d)[CHUNKS][4], const uint32_t (&a)[4], CoreMatrix b, bool adds) {
 #ifdef ONEGRAPH_SIM
-    for (int j = 0; j < CHUNKS; j++) {
-        uint32_t words[2];
-        b.fragment(j, words);
-        if (!adds) d[j][0] = d[j][1] = d[j][2] = d[j][3] = 0.0f;
-        sim::mma_m16n8k16(d[j], a, words, d[j]);
-    }
+    sim::wgmma(d, a, {b.at, b.column_stride, b.row_stride, CHUNKS, sim::HALVES, adds, 0});
 #elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
     wgmma_registers(d, a, b.descriptor, adds);
 #endif
@@ -172,12 +165,8 @@ DEVICE void wgmma_k16_f16_f32(float (&d)[CHUNKS][4], const uint32_t (&a)[4], Cor
 template <bool a_signed, bool b_signed, int CHUNKS>
 DEVICE void wgmma_k32_s32(int32_t (&d)[CHUNKS][4], const uint32_t (&a)[4], CoreMatrix b, bool adds) {
 #ifdef ONEGRAPH_SIM
-    for (int j = 0; j < CHUNKS; j++) {
-        uint32_t words[2];
-        b.fragment(j, words);
-        if (!adds) d[j][0] = d[j][1] = d[j][2] = d[j][3] = 0;
-        sim::mma_m16n8k32(d[j], a, words, d[j], a_signed, b_signed);
-    }
+    const uint32_t type = sim::bytes_of(a_signed, b_signed);
+    sim::wgmma(d, a, {b.at, b.column_stride, b.row_stride, CHUNKS, type, adds, 0});
 #elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
     if constexpr (a_signed && b_signed) {
         wgmma_s8_s8(d, a, b.descriptor, adds);

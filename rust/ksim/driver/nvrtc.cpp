@@ -56,6 +56,7 @@ SHIM_FILE(warp, KSIM_SHIM "/warp.h")
 SHIM_FILE(grid, KSIM_SHIM "/grid.h")
 SHIM_FILE(numerics, KSIM_SHIM "/numerics.h")
 SHIM_FILE(copies, KSIM_SHIM "/copies.h")
+SHIM_FILE(products, KSIM_SHIM "/products.h")
 SHIM_FILE(builtins, KSIM_SHIM "/builtins.h")
 SHIM_FILE(runtime, KSIM_SHIM "/runtime.cpp")
 SHIM_FILE(fiber_code, KSIM_SHIM "/fiber.cpp")
@@ -63,6 +64,7 @@ SHIM_FILE(warp_code, KSIM_SHIM "/warp.cpp")
 SHIM_FILE(grid_code, KSIM_SHIM "/grid.cpp")
 SHIM_FILE(copies_code, KSIM_SHIM "/copies.cpp")
 SHIM_FILE(fragments, KSIM_SHIM "/fragments.cpp")
+SHIM_FILE(products_code, KSIM_SHIM "/products.cpp")
 
 const struct {
     const char* name;
@@ -74,7 +76,8 @@ const struct {
     {"builtins.h", shim_builtins}, {"runtime.cpp", shim_runtime},
     {"fiber.cpp", shim_fiber_code}, {"warp.cpp", shim_warp_code},
     {"grid.cpp", shim_grid_code},   {"copies.cpp", shim_copies_code},
-    {"fragments.cpp", shim_fragments},
+    {"fragments.cpp", shim_fragments}, {"products.h", shim_products},
+    {"products.cpp", shim_products_code},
 };
 
 const int ARCHITECTURES[] = {75, 80, 86, 87, 89, 90, 100, 120};

@@ -42,6 +42,7 @@ static size_t scheduler_bytes;
 
 
 static void finish_copies(Fiber& fiber, uint32_t before_group);
+static void leave_products();
 static void leave_cluster();
 [[noreturn]] static void fiber_main();
 
@@ -190,6 +191,7 @@ static void fault(int code) {
     while (true) {
         launch->kernel->run(launch->params);
         finish_copies(*self, UINT32_MAX);
+        leave_products();
         self->state = DONE;
         block->live--;
         leave_cluster();

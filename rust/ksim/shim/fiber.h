@@ -29,7 +29,7 @@ extern "C" char __stop_ksim_shared[] __attribute__((weak, visibility("hidden")))
 
 namespace sim {
 
-enum State : uint8_t { READY, AT_WARP, AT_BARRIER, AT_PHASE, AT_PDL, AT_CLUSTER, DONE };
+enum State : uint8_t { READY, AT_WARP, AT_BARRIER, AT_PHASE, AT_PDL, AT_CLUSTER, AT_PRODUCTS, DONE };
 
 // Of a block: none of it, it has yet to begin, some of it can run, it waits for the grid before or for
 // others of its cluster, it stopped at its trigger.
@@ -37,6 +37,7 @@ enum Stage : uint8_t { EMPTY, STARTED, RUNNING, WAITING, MEETING, STOPPED };
 
 struct AsyncCopy;
 struct BulkCopy;
+struct Product;
 
 struct Fiber {
     // Null until it has started, which is when it gets a stack.
@@ -59,6 +60,10 @@ struct Fiber {
     // Its cp.async copies, oldest first; those of group g are complete once `group - g` allows.
     AsyncCopy* copies;
     uint32_t copy_count, copy_room, copy_group;
+    // Products of its warpgroup that it has issued, groups that it has committed, and whether a fence came
+    // before the group under way.
+    uint32_t product_count, product_group;
+    bool fenced;
     void* fake_stack;
 };
 
@@ -66,6 +71,18 @@ struct Warp {
     uint32_t ready;
     uint32_t live;
     uint32_t waiting;
+};
+
+// A warp's products that are under way, oldest first.
+struct Products {
+    Product** queue;
+    uint32_t count, room;
+    // Those before them.
+    uint32_t ended;
+    // Lanes at wgmma_wait().
+    uint32_t waiting;
+    // A sum of all that were issued, the same for the warps of a warpgroup.
+    uint64_t issued;
 };
 
 struct Barrier {
@@ -97,6 +114,7 @@ struct Block {
     uint32_t free_stacks;
     uint32_t fresh_stack;
     Warp warp[KSIM_MAX_THREADS / 32];
+    Products products[KSIM_MAX_THREADS / 32];
     Barrier barrier;
     // Lanes that wait for the cluster.
     uint32_t meeting[KSIM_MAX_THREADS / 32];

@@ -1,19 +1,23 @@
 // What tensor cores do with the registers of a warp.
 namespace sim {
 
-// The lanes' registers as matrices, multiplied in float32: for each element c, then the products
-// in ascending k, each addition rounded to nearest.
-static void multiply_fragments(Fiber* lanes) {
-    uint32_t a[16][8], b[8][8];
-    float c[16][8];
-    for (uint32_t lane = 0; lane < 32; lane++) {
-        const Fragments& f = *reinterpret_cast<const Fragments*>(lanes[lane].in);
-        uint32_t g = lane / 4, t = lane % 4;
-        a[g][t] = f.a[0], a[g + 8][t] = f.a[1], a[g][t + 4] = f.a[2], a[g + 8][t + 4] = f.a[3];
-        b[g][t] = f.b[0], b[g][t + 4] = f.b[1];
-        c[g][2 * t] = f.c[0], c[g][2 * t + 1] = f.c[1];
-        c[g + 8][2 * t] = f.c[2], c[g + 8][2 * t + 1] = f.c[3];
-    }
+typedef short H16 __attribute__((vector_size(32)));
+typedef uint32_t U8 __attribute__((vector_size(32)));
+
+// A lane's words of A, 16 rows of 32 bytes.
+static inline void put_a(uint32_t (*a)[8], uint32_t lane, const uint32_t* words) {
+    const uint32_t g = lane / 4, t = lane % 4;
+    a[g][t] = words[0], a[g + 8][t] = words[1], a[g][t + 4] = words[2], a[g + 8][t + 4] = words[3];
+}
+
+// The lane's number `e` of C, 16 rows of eight or more.
+static inline uint32_t& at_c(uint32_t* c, uint32_t stride, uint32_t lane, uint32_t e) {
+    return c[(lane / 4 + e / 2 * 8) * stride + lane % 4 * 2 + e % 2];
+}
+
+// A and B, eight columns of 32 bytes, as matrices of halves, multiplied in float32: for each element c,
+// then the products in ascending k, each addition rounded to nearest.
+static void multiply_halves(const uint32_t (*a)[8], const uint32_t (*b)[8], uint32_t* c, uint32_t stride) {
     float columns[16][8];
     for (int n = 0; n < 8; n++) {
         for (int half = 0; half < 2; half++) {
@@ -27,56 +31,71 @@ static void multiply_fragments(Fiber* lanes) {
     memcpy(column, columns, sizeof column);
     for (int row = 0; row < 16; row++) {
         F8 sum;
-        memcpy(&sum, c[row], 32);
+        memcpy(&sum, c + row * stride, 32);
         for (int half = 0; half < 2; half++) {
             H8 packed;
             memcpy(&packed, &a[row][4 * half], 16);
             F8 values = __builtin_ia32_vcvtph2ps256(packed);
             for (int k = 0; k < 8; k++) sum += values[k] * column[8 * half + k];
         }
-        memcpy(c[row], &sum, 32);
+        memcpy(c + row * stride, &sum, 32);
     }
+}
+
+// Two bytes of each word as two numbers of 16 bits.
+static inline uint32_t widen(uint32_t two, bool is_signed) {
+    const uint32_t low = is_signed ? static_cast<uint16_t>(static_cast<int8_t>(two)) : two & 0xff;
+    const uint32_t high = is_signed ? static_cast<uint16_t>(static_cast<int8_t>(two >> 8)) : two >> 8 & 0xff;
+    return low | high << 16;
+}
+
+// The same as matrices of bytes, multiplied exactly; sums wrap around.
+static void multiply_bytes(const uint32_t (*a)[8], const uint32_t (*b)[8], uint32_t type, uint32_t* c,
+                           uint32_t stride) {
+    uint32_t pairs[16][8];
+    for (int n = 0; n < 8; n++) {
+        for (int k = 0; k < 16; k++) pairs[k][n] = widen(b[n][k / 2] >> 16 * (k % 2), type & B_SIGNED);
+    }
+    U8 column[16];
+    memcpy(column, pairs, sizeof column);
+    for (int row = 0; row < 16; row++) {
+        U8 sum;
+        memcpy(&sum, c + row * stride, 32);
+        for (int k = 0; k < 16; k++) {
+            const U8 pair = U8{} + widen(a[row][k / 2] >> 16 * (k % 2), type & A_SIGNED);
+            sum += reinterpret_cast<U8>(__builtin_ia32_pmaddwd256(reinterpret_cast<H16>(pair),
+                                                                  reinterpret_cast<H16>(column[k])));
+        }
+        memcpy(c + row * stride, &sum, 32);
+    }
+}
+
+static void multiply(const uint32_t (*a)[8], const uint32_t (*b)[8], uint32_t type, uint32_t* c,
+                     uint32_t stride) {
+    if (type == HALVES) {
+        multiply_halves(a, b, c, stride);
+    } else {
+        multiply_bytes(a, b, type, c, stride);
+    }
+}
+
+// The lanes' registers as matrices.
+static void multiply_fragments(Fiber* lanes) {
+    uint32_t a[16][8], b[8][8], c[16][8];
     for (uint32_t lane = 0; lane < 32; lane++) {
         const Fragments& f = *reinterpret_cast<const Fragments*>(lanes[lane].in);
-        uint32_t g = lane / 4, t = lane % 4;
-        f.d[0] = c[g][2 * t], f.d[1] = c[g][2 * t + 1];
-        f.d[2] = c[g + 8][2 * t], f.d[3] = c[g + 8][2 * t + 1];
-    }
-}
-
-// Bytes of rows of 32, as numbers.
-static void widen(const uint32_t (*rows)[8], int count, bool is_signed, int32_t (*out)[32]) {
-    for (int row = 0; row < count; row++) {
-        uint8_t bytes[32];
-        memcpy(bytes, rows[row], 32);
-        for (int k = 0; k < 32; k++) {
-            out[row][k] = is_signed ? static_cast<int8_t>(bytes[k]) : bytes[k];
+        put_a(a, lane, f.a);
+        b[lane / 4][lane % 4] = f.b[0], b[lane / 4][lane % 4 + 4] = f.b[1];
+        for (uint32_t e = 0; e < 4; e++) {
+            at_c(*c, 8, lane, e) = static_cast<const uint32_t*>(f.c)[e];
         }
     }
-}
-
-// The lanes' registers as matrices of bytes, multiplied exactly; sums wrap around.
-static void multiply_bytes(Fiber* lanes) {
-    uint32_t a[16][8], b[8][8];
-    int32_t x[16][32], y[8][32];
+    multiply(a, b, static_cast<uint32_t>(lanes[0].operand), *c, 8);
     for (uint32_t lane = 0; lane < 32; lane++) {
-        const auto& f = *reinterpret_cast<const ByteFragments*>(lanes[lane].in);
-        uint32_t g = lane / 4, t = lane % 4;
-        a[g][t] = f.a[0], a[g + 8][t] = f.a[1], a[g][t + 4] = f.a[2], a[g + 8][t + 4] = f.a[3];
-        b[g][t] = f.b[0], b[g][t + 4] = f.b[1];
-    }
-    widen(a, 16, lanes[0].operand & 1, x);
-    widen(b, 8, lanes[0].operand & 2, y);
-    for (uint32_t lane = 0; lane < 32; lane++) {
-        const auto& f = *reinterpret_cast<const ByteFragments*>(lanes[lane].in);
-        uint32_t g = lane / 4, t = lane % 4;
-        int32_t sums[4];
-        for (uint32_t i = 0; i < 4; i++) {
-            int32_t dot = 0;
-            for (int k = 0; k < 32; k++) dot += x[g + i / 2 * 8][k] * y[2 * t + i % 2][k];
-            sums[i] = static_cast<int32_t>(static_cast<uint32_t>(f.c[i]) + static_cast<uint32_t>(dot));
+        const Fragments& f = *reinterpret_cast<const Fragments*>(lanes[lane].in);
+        for (uint32_t e = 0; e < 4; e++) {
+            static_cast<uint32_t*>(f.d)[e] = at_c(*c, 8, lane, e);
         }
-        memcpy(f.d, sums, sizeof sums);
     }
 }
 

@@ -150,6 +150,7 @@ static void free_block(Block* b) {
     for (uint32_t i = 0; i < b->threads; i++) free(b->fibers[i].copies);
     free(b->fibers);
     free(b->bulk);
+    for (Products& of : b->products) free_products(of);
     free(b->static_shared);
     free(b);
 }
@@ -189,6 +190,8 @@ static void start_block(Block* b) {
         uint32_t lanes = b->threads - w * 32;
         uint32_t all = lanes >= 32 ? 0xffffffffu : (1u << lanes) - 1;
         b->warp[w] = {all, all, 0};
+        Products& of = b->products[w];
+        of.count = of.ended = of.waiting = of.issued = 0;
     }
     for (uint32_t i = 0; i < b->threads; i++) {
         Fiber& fiber = b->fibers[i];
@@ -197,6 +200,8 @@ static void start_block(Block* b) {
         fiber.arrived = false;
         fiber.copy_count = 0;
         fiber.copy_group = 0;
+        fiber.product_count = fiber.product_group = 0;
+        fiber.fenced = false;
         fiber.fake_stack = nullptr;
         fiber.sp = nullptr;
     }
@@ -223,7 +228,9 @@ static void run_ready() {
                 any = true;
             }
         }
-    } while (any);
+        // As late as it may be.
+        if (!any) any = run_products();
+    } while (any && !error);
 }
 
 static void end_block() {
@@ -231,6 +238,7 @@ static void end_block() {
         record(KSIM_LAUNCH_FAILED, "the block ended with %u bulk copies that nobody waited for",
                block->bulk_count);
     }
+    compare_products();
     if (launch->programmatic && !block->waited) {
         record(KSIM_LAUNCH_FAILED,
                "launched programmatically, but no thread of the block called pdl_wait(): the grid "

@@ -21,6 +21,7 @@
 #include "grid.h"
 #include "numerics.h"
 #include "copies.h"
+#include "products.h"
 #include "builtins.h"
 #pragma GCC visibility pop
 

@@ -57,31 +57,31 @@ static inline uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector) {
 
 // ---------------------------------------------------------------- tensor cores
 
+// Of a product: HALVES, or bytes, unsigned but for these.
+enum Operands : uint32_t { HALVES = 0, BYTES = 1, A_SIGNED = 2, B_SIGNED = 4 };
+
+static inline uint32_t bytes_of(bool a_signed, bool b_signed) {
+    return BYTES + (a_signed ? A_SIGNED : 0) + (b_signed ? B_SIGNED : 0);
+}
+
 struct Fragments {
-    float* d;
+    void* d;
     const uint32_t* a;
     const uint32_t* b;
-    const float* c;
+    const void* c;
 };
 
 static inline void mma_m16n8k16(float d[4], const uint32_t a[4], const uint32_t b[2],
                                 const float c[4]) {
     Fragments fragments = {d, a, b, c};
-    warp_operation(MMA, 0xffffffffu, reinterpret_cast<uint64_t>(&fragments), 0);
+    warp_operation(MMA, 0xffffffffu, reinterpret_cast<uint64_t>(&fragments), HALVES);
 }
-
-struct ByteFragments {
-    int32_t* d;
-    const uint32_t* a;
-    const uint32_t* b;
-    const int32_t* c;
-};
 
 static inline void mma_m16n8k32(int32_t d[4], const uint32_t a[4], const uint32_t b[2],
                                 const int32_t c[4], bool a_signed, bool b_signed) {
-    ByteFragments fragments = {d, a, b, c};
+    Fragments fragments = {d, a, b, c};
     warp_operation(MMA_BYTES, 0xffffffffu, reinterpret_cast<uint64_t>(&fragments),
-                   (a_signed ? 1 : 0) + (b_signed ? 2 : 0));
+                   bytes_of(a_signed, b_signed));
 }
 
 static inline void ldmatrix_x4(uint32_t d[4], const void* row, bool transposed) {

@@ -11,9 +11,10 @@ uint3 gridDim;
 
 #include "fiber.cpp"
 #include "warp.cpp"
+#include "fragments.cpp"
+#include "products.cpp"
 #include "grid.cpp"
 #include "copies.cpp"
-#include "fragments.cpp"
 
 KSIM_EXPORT ksim_object ksim_object_info = {
     KSIM_ABI, 0, sim::open_grid, sim::release_grid, sim::advance_grid, sim::close_grid, sim::fault};

@@ -2,7 +2,6 @@
 namespace sim {
 
 static void multiply_fragments(Fiber* lanes);
-static void multiply_bytes(Fiber* lanes);
 static void load_matrices(Fiber* lanes, bool transposed);
 
 const char* name_of(uint32_t kind) {
@@ -104,8 +103,8 @@ static __attribute__((noinline)) void complete(uint32_t kind, uint32_t mask, Fib
             break;
         case SUM_F32: all = float_to_bits(butterfly(lanes, true)); break;
         case MAX_F32: all = float_to_bits(butterfly(lanes, false)); break;
-        case MMA: multiply_fragments(lanes); return;
-        case MMA_BYTES: multiply_bytes(lanes); return;
+        case MMA:
+        case MMA_BYTES: multiply_fragments(lanes); return;
         case LDMATRIX: load_matrices(lanes, false); return;
         case LDMATRIX_TRANSPOSED: load_matrices(lanes, true); return;
         default:
@@ -159,6 +158,7 @@ static void report_deadlock() {
     const Fiber* barrier = nullptr;
     const Fiber* at_warp = nullptr;
     const Fiber* at_phase = nullptr;
+    const Fiber* at_products = nullptr;
     for (uint32_t i = 0; i < block->threads; i++) {
         const Fiber& fiber = block->fibers[i];
         if (fiber.state == DONE) exited++, exited_one = i;
@@ -166,6 +166,7 @@ static void report_deadlock() {
         if (fiber.state == AT_CLUSTER) at_cluster++;
         if (fiber.state == AT_WARP) at_warp = &fiber;
         if (fiber.state == AT_PHASE) at_phase = &fiber;
+        if (fiber.state == AT_PRODUCTS) at_products = &fiber;
     }
     char where[64] = "";
     if (barrier && barrier->line) snprintf(where, sizeof where, " (line %d)", barrier->line);
@@ -176,6 +177,9 @@ static void report_deadlock() {
                "barrier%s, %u have exited",
                at_warp->linear, name_of(at_warp->kind), at_warp->mask & ~here, at_warp->mask,
                at_barrier, where, exited);
+    } else if (at_products) {
+        record(KSIM_LAUNCH_FAILED, "deadlock: thread %u waits at wgmma_wait for lanes %08x of its warp",
+               at_products->linear, ~block->products[at_products->linear / 32].waiting);
     } else if (at_phase) {
         record(KSIM_LAUNCH_FAILED,
                "deadlock: thread %u waits for a phase of the barrier at %p that never ends",

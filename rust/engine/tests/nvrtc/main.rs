@@ -1,10 +1,13 @@
-//! Every kernel, for every type and row bucket, through the real NVRTC for every supported
-//! architecture: it compiles, and from sm_80 up no register is spilled. The variants are those that
-//! the backend lowers a layer to on such a card; none of it takes one.
+//! Every kernel, for every type and row bucket, through the real NVRTC for supported architectures, of
+//! which a run has two: it compiles, and from sm_80 up no register is spilled. The variants are those that
+//! the backend lowers a layer to on such a card; none of it takes one. What the compiler reported is kept
+//! in `target/nvrtc`, so that only kernels whose text has changed are compiled again.
 
 mod layer;
 
 use std::collections::HashSet;
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 
@@ -28,6 +31,7 @@ use rayon::prelude::*;
 use layer::{between, few_rows, shared_expert, Layer};
 
 const ARCHITECTURES: [u32; 7] = [75, 80, 86, 89, 90, 100, 120];
+const MOST_USED: u32 = 90;
 
 /// Rows of a prompt's chunk.
 const PROMPT: usize = 512;
@@ -97,11 +101,31 @@ fn add(kernels: &mut HashSet<Variant>, card: &Card) {
     }
 }
 
+/// The most used card, and one other, which the texts of the kernels deal: each change of them may deal
+/// another. With `ONEGRAPH_ALL_CARDS=1` all of them, several times as long.
+fn cards() -> Vec<u32> {
+    if std::env::var_os("ONEGRAPH_ALL_CARDS").is_some() {
+        return ARCHITECTURES.to_vec();
+    }
+    let kernels = FilePath::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
+    let entries = fs::read_dir(kernels).unwrap();
+    let mut paths: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    let mut hasher = DefaultHasher::new();
+    for path in paths {
+        fs::read_to_string(path).unwrap().hash(&mut hasher);
+    }
+    let others: Vec<_> = ARCHITECTURES
+        .into_iter()
+        .filter(|a| *a != MOST_USED)
+        .collect();
+    vec![others[hasher.finish() as usize % others.len()], MOST_USED]
+}
+
 /// Whether kernels of the type of this number are compiled for a card: for the one that most were made
 /// for, all; of the six others each takes every sixth type, so that each type is compiled for two cards.
 /// With `ONEGRAPH_THOROUGH=1` all types for all cards, several times as long.
 fn is_compiled(number: usize, arch: u32) -> bool {
-    const MOST_USED: u32 = 90;
     let mut others = ARCHITECTURES.iter().filter(|a| **a != MOST_USED);
     let is_dealt = others.position(|a| *a == arch) == Some(number % 6);
     std::env::var_os("ONEGRAPH_THOROUGH").is_some() || arch == MOST_USED || is_dealt
@@ -198,14 +222,14 @@ fn allowed(kernel: &Variant, arch: u32) -> u32 {
 }
 
 #[test]
-fn every_kernel_compiles_for_every_card_without_spills() {
+fn every_kernel_compiles_without_spills() {
     let Some(path) = real_nvrtc() else {
         eprintln!(
             "skipped: pip install 'nvidia-cuda-nvrtc-cu12>=12.9', or set ONEGRAPH_TEST_NVRTC"
         );
         return;
     };
-    let jobs: Vec<(u32, Variant)> = ARCHITECTURES
+    let jobs: Vec<(u32, Variant)> = cards()
         .into_iter()
         .flat_map(|arch| kernels(arch).into_iter().map(move |k| (arch, k)))
         .collect();
@@ -215,11 +239,11 @@ fn every_kernel_compiles_for_every_card_without_spills() {
 }
 
 #[test]
-fn kernels_of_experts_compile_for_every_card_without_spills() {
+fn kernels_of_experts_compile_without_spills() {
     let Some(path) = real_nvrtc() else { return };
     let kv = quant::kv_by_name(quant::DEFAULT_KV).unwrap();
     let mut jobs = Vec::new();
-    for arch in ARCHITECTURES {
+    for arch in cards() {
         let mut kernels = HashSet::new();
         let types = ["Q4_K", "Q6_K", "F16"].map(|ty| quant::by_name(ty).unwrap());
         for (i, ty) in types.into_iter().enumerate() {
@@ -243,7 +267,7 @@ fn kernels_of_experts_compile_for_every_card_without_spills() {
     let shares = |k: &Variant| k.constants.contains("SHARES = true");
     assert!(!jobs.iter().any(|(_, k)| shares(k)));
     let mut shared = Vec::new();
-    for arch in ARCHITECTURES {
+    for arch in cards() {
         let mut kernels = HashSet::new();
         for (ty, other) in [("Q4_K", "Q4_K"), ("Q4_K", "Q8_0"), ("Q6_K", "Q5_0")] {
             let [ty, other] = [ty, other].map(|ty| quant::by_name(ty).unwrap());
@@ -275,7 +299,7 @@ fn kernels_of_few_rows_compile_for_cards_with_clusters_without_spills() {
     let Some(path) = real_nvrtc() else { return };
     let kv = quant::kv_by_name(quant::DEFAULT_KV).unwrap();
     let mut jobs = Vec::new();
-    for arch in [90, 100] {
+    for arch in cards().into_iter().filter(|arch| [90, 100].contains(arch)) {
         let mut kernels = HashSet::new();
         for (i, ty) in quant::TYPES.iter().enumerate() {
             if !ty.integers || !is_compiled(i, arch) {
@@ -308,12 +332,12 @@ fn kernels_of_few_rows_compile_for_cards_with_clusters_without_spills() {
 /// What stands between products where rows are normalized before they are added, experts are beside a
 /// feed-forward part, and values are normalized too.
 #[test]
-fn kernels_between_products_compile_for_every_card_without_spills() {
+fn kernels_between_products_compile_without_spills() {
     let Some(path) = real_nvrtc() else { return };
     let f32 = quant::by_name("F32").unwrap();
     let kv = quant::kv_by_name(quant::DEFAULT_KV).unwrap();
     let mut jobs = Vec::new();
-    for arch in ARCHITECTURES {
+    for arch in cards() {
         let mut kernels = HashSet::new();
         for (width, head_dim, are_keys) in [(2816, 256, false), (5376, 512, true)] {
             let plan = between(f32, width, head_dim, are_keys);
@@ -327,10 +351,10 @@ fn kernels_between_products_compile_for_every_card_without_spills() {
 
 /// Heads that several blocks share, or that are as wide as any model's, and rows alone of long texts.
 #[test]
-fn attention_by_itself_compiles_for_every_card_without_spills() {
+fn attention_by_itself_compiles_without_spills() {
     let Some(path) = real_nvrtc() else { return };
     let mut jobs = Vec::new();
-    for arch in ARCHITECTURES {
+    for arch in cards() {
         let mut kernels = HashSet::new();
         for kv_type in quant::kv_types().filter(|t| t.sums_kv_exactly()) {
             for (n_head, n_head_kv, head_dim, n_ctx) in [
@@ -386,14 +410,64 @@ fn attention_alone(
     model_of_context(&format!("sm_{arch}"), plan, kv_type, true, n_ctx)
 }
 
+/// What the compiler says of a kernel, registers and spills, from `folder` where the same compiler has
+/// said it of the same texts.
+fn report(folder: &FilePath, compiler: &Compiler, kernel: &Variant) -> Result<String> {
+    let kept = folder.join(compiler.key_of(kernel));
+    let text = fs::read_to_string(&kept).unwrap_or_default();
+    if text.contains("spill") {
+        return Ok(text);
+    }
+    let log = compiler.log(kernel)?;
+    // Tests beside each other have kernels in common.
+    let thread = std::thread::current().id();
+    let partial = kept.with_extension(format!("{}-{thread:?}", std::process::id()));
+    fs::create_dir_all(folder).unwrap();
+    fs::write(&partial, &log).unwrap();
+    fs::rename(&partial, &kept).unwrap();
+    Ok(log)
+}
+
+/// Where the reports of the compiler at `path` are kept between runs.
+fn reports(path: &FilePath) -> PathBuf {
+    let (major, minor) = Nvrtc::open(path).unwrap().version();
+    let bytes = fs::metadata(path).unwrap().len();
+    let target = FilePath::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
+    target.join(format!("nvrtc/{major}.{minor}-{bytes}"))
+}
+
+#[test]
+fn a_report_is_kept_for_the_texts_that_it_is_of() {
+    let Some(path) = real_nvrtc() else { return };
+    let folder = FilePath::new(env!("CARGO_TARGET_TMPDIR")).join("a_report_is_kept");
+    let _ = fs::remove_dir_all(&folder);
+    let compiler = Compiler::with(90, Nvrtc::open(&path).unwrap());
+    let kernel = repack_variant(quant::by_name("Q8_0").unwrap());
+    let of = |compiler: &Compiler, kernel: &Variant| report(&folder, compiler, kernel).unwrap();
+    assert_eq!(spilled(&of(&compiler, &kernel)), 0);
+    let kept = folder.join(compiler.key_of(&kernel));
+    fs::write(&kept, "2 bytes spill stores").unwrap();
+    assert_eq!(spilled(&of(&compiler, &kernel)), 2);
+    // One that was cut short is made again; those of other texts, or for another card, are others.
+    fs::write(&kept, "2 bytes").unwrap();
+    assert_eq!(spilled(&of(&compiler, &kernel)), 0);
+    of(
+        &compiler,
+        &edited(&kernel, "#include \"unit.cuh\"", "#include \"unit.cuh\"\n"),
+    );
+    of(&Compiler::with(80, Nvrtc::open(&path).unwrap()), &kernel);
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 3);
+}
+
 /// Compiles all of them; fails where one does not, or spills more than it may.
 fn compile(path: &FilePath, jobs: &[(u32, Variant)]) {
+    let folder = reports(path);
     let failed: Vec<String> = jobs
         .par_iter()
         .filter_map(|(arch, kernel)| {
             let source = kernel.source.name;
             let compiler = Compiler::with(*arch, Nvrtc::open(path).unwrap());
-            let log = match compiler.log(kernel) {
+            let log = match report(&folder, &compiler, kernel) {
                 Ok(log) => log,
                 Err(error) => return Some(format!("{source} for sm_{arch}: {error}")),
             };

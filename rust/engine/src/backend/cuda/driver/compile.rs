@@ -234,6 +234,11 @@ impl Compiler {
         Ok(compiled.1)
     }
 
+    /// A name for the machine code of `variant`, of all that it depends on but the compiler's version.
+    pub fn key_of(&self, variant: &Variant) -> String {
+        self.key(&Texts::new(variant))
+    }
+
     fn key(&self, texts: &Texts) -> String {
         let mut hash = Sha256::new();
         let mut add = |bytes: &[u8]| {
@@ -263,26 +268,43 @@ struct Texts {
 }
 
 impl Texts {
+    /// The compiler gets no header but those that the source includes, itself or by way of another, so
+    /// that others may change and the key stays.
     fn new(variant: &Variant) -> Self {
+        let mut source = variant.source.checked();
+        if variant.stamps {
+            source.insert_str(0, "#define STAMPS\n");
+        }
         let fixed = headers().map(|(name, text)| (name, text.to_owned()));
         let own = [
             ("host.cuh", variant.source.host()),
             ("variant.cuh", variant.constants.clone()),
         ];
-        let source = variant.source.checked();
-        Self {
-            source: match variant.stamps {
-                true => format!("#define STAMPS\n{source}"),
-                false => source,
-            },
-            headers: fixed.chain(own).collect(),
+        let mut left: Vec<_> = fixed.chain(own).collect();
+        let mut headers: Vec<(&'static str, String)> = Vec::new();
+        let mut wanted = included(&source);
+        while let Some(name) = wanted.pop() {
+            if let Some(at) = left.iter().position(|(n, _)| *n == name) {
+                let header = left.swap_remove(at);
+                wanted.extend(included(&header.1));
+                headers.push(header);
+            }
         }
+        Self { source, headers }
     }
 
     fn headers(&self) -> Vec<(&str, &str)> {
         let headers = self.headers.iter();
         headers.map(|(name, text)| (*name, text.as_str())).collect()
     }
+}
+
+/// The names in a text's `#include` lines, those too that the preprocessor will leave out. A header that
+/// is included in another way is not found by the compiler.
+fn included(text: &str) -> Vec<String> {
+    let lines = text.lines();
+    let names = lines.filter_map(|line| line.strip_prefix("#include \"")?.strip_suffix('"'));
+    names.map(String::from).collect()
 }
 
 /// `None` where there is no entry or it is damaged; a damaged one is compiled anew.
@@ -316,4 +338,38 @@ fn write_entry(path: &Path, image: &[u8]) -> std::io::Result<()> {
         let _ = fs::remove_file(&temporary);
     }
     written
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::source::Source;
+    use super::*;
+
+    #[test]
+    fn a_kernel_is_compiled_with_the_headers_that_it_includes_and_no_others() {
+        static KERNEL: Source = Source {
+            name: "kernel.cu",
+            text: "#include \"math.cuh\"\n#include \"variant.cuh\"\n",
+            constants: &[],
+            layouts: &[],
+        };
+        let names = |constants: &str| {
+            let texts = Texts::new(&Variant::new(&KERNEL, constants.into()));
+            let mut names: Vec<_> = texts.headers.iter().map(|(name, _)| *name).collect();
+            names.sort_unstable();
+            names
+        };
+        let its = [
+            "common.cuh",
+            "host.cuh",
+            "math.cuh",
+            "stamps.cuh",
+            "variant.cuh",
+        ];
+        assert_eq!(names("constexpr int N = 1;\n"), its);
+        // A type's by way of the variant, and what that needs.
+        let mut more = names("#include \"q5_k.cuh\"\n");
+        more.retain(|name| !its.contains(name));
+        assert_eq!(more, ["q4_k.cuh", "q5_k.cuh", "unit.cuh"]);
+    }
 }
