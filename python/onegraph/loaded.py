@@ -12,7 +12,7 @@ from onegraph import _native
 
 __all__ = ["KvType", "Loaded"]
 
-#: Encodings of keys and values.
+#: Encodings of keys and values that every device takes.
 KvType = Literal["i16", "f16", "f32", "q8_0"]
 
 logger = logging.getLogger("onegraph")
