@@ -157,7 +157,7 @@ def theirs(args: argparse.Namespace, name: str, given: Record, n_ctx: int) -> li
     """The trace on another engine's server."""
     path, threads = Path(args.model), os.cpu_count() or 1
     setup = engines.Setup(path, str(path), args.device, n_ctx, threads, copy=True)
-    with engines.find_server(name).start(setup) as running:
+    with llama_server.find_server(name).start(setup) as running:
         if isinstance(running, ollama.Running):
             # For its tokens alone.
             with onegraph.LLM(path, device="cpu", n_ctx=64, progress=False) as llm:

@@ -4,9 +4,9 @@
     python benches/graph_eager.py llama-3.2-1b --sequences 1,8,32,64,128,256 --chart graph_eager.svg
 
 writes synthetic files of the named shapes (models/shapes.toml), loads each as `full`, `piecewise`
-and `none` (`cuda_graph`), and prints medians of the decode rate of greedy generation, sampling and
-text included, of so many sequences together. Every way must give the same tokens, or nothing is
-printed. A row is printed, and recorded, as soon as it is measured.
+and `none`, and prints medians of the decode rate of greedy generation, sampling and text included,
+of so many sequences together. Every way must give the same tokens, or nothing is printed. A row is
+printed, and recorded, as soon as it is measured.
 """
 
 from __future__ import annotations
@@ -50,12 +50,13 @@ def machine() -> dict[str, Any]:
 Measured = dict[int, tuple[list[float], list[list[int]]]]
 
 
-def measure(path: Path, mode: str, sequences: list[int], args: argparse.Namespace) -> Measured:
+def measure(path: Path, mode: Any, sequences: list[int], args: argparse.Namespace) -> Measured:
     """The first round of each number compiles and captures."""
     options = {"temperature": 0, "ignore_eos": True}
     load: dict[str, Any] = {"n_ctx": args.tokens + 64, "max_batch": max(sequences)}
     found: Measured = {}
-    with onegraph.LLM(path, device="cuda", cuda_graph=mode, progress=False, **load) as llm:
+    graph = onegraph.GraphOptions(mode=mode)
+    with onegraph.LLM(path, device="cuda", graph=graph, progress=False, **load) as llm:
         for n in sequences:
             rates, tokens = [], []
             for turn in range(args.rounds + 1):

@@ -122,7 +122,7 @@ def opened(target: Target, args: argparse.Namespace) -> list[Record]:
 @contextlib.contextmanager
 def peer(name: str, setup: engines.Setup) -> Iterator[tuple[Target, engines.Settings]]:
     """Another engine's server with the model."""
-    with engines.find_server(name).start(setup) as running:
+    with llama_server.find_server(name).start(setup) as running:
         if isinstance(running, ollama.Running):
             options = tuple(running.options.items())
             yield Target(running.address, "ollama", running.model, options), running.settings

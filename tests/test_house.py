@@ -1,5 +1,6 @@
 """The rules of the house that a reader of the source can check."""
 
+import ast
 import importlib.metadata
 import inspect
 import re
@@ -187,12 +188,54 @@ def test_the_floors_of_the_cuda_backend_import_only_what_lies_below() -> None:
     assert [path for path in pure if "cudarc" in path.read_text()] == []
 
 
+def in_circles(imports: dict[str, set[str]]) -> set[str]:
+    """The files that come back to themselves, by way of those that they import."""
+    found = set()
+    for name in imports:
+        seen, ahead = set(), {name}
+        while ahead:
+            seen |= (ahead := {b for a in ahead for b in imports.get(a, set())} - seen)
+        found |= {name} & seen
+    return found
+
+
 def test_no_files_of_the_cuda_backend_import_each_other_in_a_circle() -> None:
-    imports = cuda_imports()
-    left = dict(imports)
-    while free := [name for name, of in left.items() if not of & left.keys()]:
-        left = {name: of for name, of in left.items() if name not in free}
-    assert left == {}
+    assert in_circles(cuda_imports()) == set()
+
+
+def python_imports(package: Path) -> dict[str, set[str]]:
+    """The modules of a package and, of each, those others that it imports: at its top, for a type
+    checker, or in a function."""
+    paths = {}
+    for path in files(".py", under=package):
+        parts = path.relative_to(package.parent).with_suffix("").parts
+        paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    found: dict[str, set[str]] = {}
+    for name, path in paths.items():
+        found[name] = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found[name] |= {each.name for each in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                inside = {f"{node.module}.{each.name}" for each in node.names}
+                native = f"{package.name}._native"
+                # Names of a package, where they are no modules, are made by its own file.
+                named = {each if each in paths else node.module for each in inside - {native}}
+                found[name] |= named
+        found[name] = (found[name] & paths.keys()) - {name}
+    return found
+
+
+def test_no_files_of_the_python_package_import_each_other_in_a_circle() -> None:
+    imports = python_imports(ROOT / "python" / "onegraph")
+    assert "onegraph.streams" in imports["onegraph.generating"]
+    assert in_circles(imports) == set()
+
+
+def test_a_circle_of_two_files_is_found() -> None:
+    imports = python_imports(ROOT / "python" / "onegraph")
+    imports["onegraph.hub.wheel"] |= {"onegraph.hub.named"}
+    assert in_circles(imports) == {"onegraph.hub.named", "onegraph.hub.wheel"}
 
 
 def test_every_primitive_of_the_kernels_is_used_by_one() -> None:
@@ -324,8 +367,13 @@ TOP_TEXTS = [
 
 def test_the_public_interface_is_documented() -> None:
     missing = []
-    for name in onegraph.__all__:
-        item = getattr(onegraph, name)
+    named = [(onegraph, name) for name in onegraph.__all__]
+    for module in (onegraph.graphs, onegraph.results, onegraph.stats):
+        named += [
+            (module, name) for name in module.__all__ if inspect.isclass(getattr(module, name))
+        ]
+    for module, name in named:
+        item = getattr(module, name)
         if name.startswith("__"):
             continue
         if not item.__doc__:

@@ -27,6 +27,8 @@ pytestmark = pytest.mark.thorough
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 6}
 CPU: dict[str, Any] = {"device": "cpu", "n_ctx": 256, "max_batch": 8}
 
+pytest.importorskip("ray", reason="no ray: `pip install .[thorough]` brings it")
+
 
 @pytest.fixture(scope="module")
 def generate(smollm2: Path) -> Iterator[Generate]:

@@ -1,5 +1,7 @@
 """Runs quantized GGUF language models with the whole decode step captured as one CUDA graph."""
 
+from typing import TYPE_CHECKING
+
 from onegraph import _interpreter as _interpreter  # before anything of the process's is touched
 from onegraph._native import ChatTemplate, Rendering, StreamDecoder, Tokenizer, __version__
 from onegraph.answers import (
@@ -24,19 +26,12 @@ from onegraph.errors import (
     ModelError,
     OutOfMemoryError,
 )
-from onegraph.graphs import (
-    CapturedStep,
-    GraphKernel,
-    GraphProfile,
-    GraphStats,
-    GraphVerification,
-    StepCheck,
-)
+from onegraph.graphs import GraphOptions
 from onegraph.llm import LLM
-from onegraph.results import Piece, Result, Timings, TokenLogprob, TopLogprob, Usage
+from onegraph.results import Piece, Result
 from onegraph.sampling import Sampling, SamplingOptions
 from onegraph.server import asgi
-from onegraph.stats import Places, Stats
+from onegraph.stats import Stats
 from onegraph.streams import AsyncStream, Stream
 
 __all__ = [
@@ -44,43 +39,42 @@ __all__ = [
     "ArgumentError",
     "AsyncStream",
     "CancelledError",
-    "CapturedStep",
     "ChatTemplate",
     "ClosedError",
     "ContextError",
     "DeviceError",
     "Error",
     "FileError",
-    "GraphKernel",
-    "GraphProfile",
-    "GraphStats",
-    "GraphVerification",
+    "GraphOptions",
     "InternalError",
     "InvalidToolCall",
     "ModelError",
     "OutOfMemoryError",
     "Piece",
-    "Places",
     "ReasoningDelta",
     "Rendering",
     "Result",
     "Sampling",
     "SamplingOptions",
     "Stats",
-    "StepCheck",
     "Stream",
     "StreamDecoder",
     "TextDelta",
-    "Timings",
-    "TokenLogprob",
     "Tokenizer",
     "ToolCall",
     "ToolCallBegun",
     "ToolCallDelta",
     "ToolCallEnded",
     "ToolCallFailed",
-    "TopLogprob",
-    "Usage",
     "__version__",
     "asgi",
 ]
+
+if not TYPE_CHECKING:  # a type checker knows what there is
+
+    def __getattr__(name):
+        said = ""
+        for module in ("graphs", "results", "stats"):
+            if name in globals()[module].__all__:
+                said = f": it is onegraph.{module}.{name}"
+        raise AttributeError(f"module 'onegraph' has no attribute {name!r}{said}", name=name)

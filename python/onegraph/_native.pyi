@@ -8,7 +8,7 @@ from typing_extensions import Buffer
 
 __version__: str
 #: Encoding of keys and values where none is asked for.
-DEFAULT_KV_TYPE: str
+DEFAULT_KV_TYPE: Literal["i16", "q8_0", "f32"]
 MAX_SALT_BYTES: int
 DEFAULT_CACHE_DIR_BYTES: int
 
@@ -402,7 +402,7 @@ class Engine:
     @property
     def n_embd(self) -> int: ...
     @property
-    def pooling(self) -> str | None: ...
+    def pooling(self) -> Literal["last", "mean", "none", "cls", "rank"] | None: ...
     @property
     def max_batch(self) -> int: ...
     @property

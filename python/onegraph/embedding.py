@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from onegraph import _native, arguments
 from onegraph import progress as progress_bar
 from onegraph.errors import OutOfMemoryError
+from onegraph.loaded import Loaded
 from onegraph.progress import Told
 from onegraph.prompts import Prompt, Prompts, batch, preparing
 from onegraph.streams import naming
@@ -40,11 +41,8 @@ class Texts:
         return sum(map(len, self.ids))
 
 
-class Embeds:
+class Embeds(Loaded):
     """The part of an `LLM` that makes vectors of texts."""
-
-    _engine: _native.Engine
-    _tokenizer: _native.Tokenizer
 
     @property
     def n_embd(self) -> int:
@@ -52,7 +50,7 @@ class Embeds:
         return self._engine.n_embd
 
     @property
-    def pooling(self) -> str | None:
+    def pooling(self) -> Literal["last", "mean", "none", "cls", "rank"] | None:
         """How the model's file says that an embedding is made of the hidden states of a text:
         "last", "mean", "none", or "cls" or "rank", which are not made here; None where it does not
         say.
@@ -63,7 +61,7 @@ class Embeds:
         self,
         text: Prompt | Prompts,
         *,
-        pooling: str | None = None,
+        pooling: Literal["last", "mean"] | None = None,
         dimensions: int | None = None,
         normalize: bool = True,
         truncate: bool = False,
@@ -129,7 +127,7 @@ class Embeds:
         self,
         text: Prompt | Prompts,
         *,
-        pooling: str | None = None,
+        pooling: Literal["last", "mean"] | None = None,
         dimensions: int | None = None,
         normalize: bool = True,
         truncate: bool = False,

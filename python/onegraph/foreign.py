@@ -1,4 +1,5 @@
-"""Names of other programs that are none here: what the page for those who come from there says."""
+"""Names that are none here. Of those of other programs, the page for those who come from there says
+what to take; of those of earlier versions, `MOVED` does."""
 
 from __future__ import annotations
 
@@ -13,6 +14,15 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 __all__ = ["Answering", "answer", "keywords", "unknown"]
 
 PAGE = Path(__file__).parent / "pages" / "coming-from.md"
+
+#: Keywords that `LLM` had, and what they are now.
+MOVED = {
+    "cuda_graph": "graph=GraphOptions(mode=...)",
+    "graph_batch_sizes": "graph=GraphOptions(batch_sizes=...)",
+    "graph_max_batch": "graph=GraphOptions(max_batch=...)",
+    "graph_padding": "graph=GraphOptions(padding=...)",
+    "pdl": "graph=GraphOptions(pdl=...)",
+}
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -39,12 +49,14 @@ def _rows() -> Iterator[tuple[str, str, str]]:
 
 
 def keywords(function: Callable[P, T]) -> Callable[P, T]:
-    """Lets a function answer for keywords of other programs, in its `TypeError`."""
+    """Lets a function answer for keywords that it has not, in its `TypeError`."""
     known = inspect.signature(function).parameters
 
     @functools.wraps(function)
     def called(*args: P.args, **given: P.kwargs) -> T:
         for name in given:
+            if now := MOVED.get(name):
+                raise TypeError(f"unexpected keyword argument {name!r}: it is {now} now")
             if name not in known and (said := answer(name, is_keyword=True)):
                 raise TypeError(f"unexpected keyword argument {name!r}: {said}")
         return function(*args, **given)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import functools
-import logging
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Literal, Unpack, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 from onegraph import _native, arguments, conversations, structured
 from onegraph import progress as progress_bar
 from onegraph.answers import Reader
 from onegraph.errors import ArgumentError, ModelError
 from onegraph.functions import Offered, offered
+from onegraph.loaded import Loaded
 from onegraph.progress import Told
 from onegraph.prompts import Prompt, Prompts, batch, preparing
 from onegraph.results import Result
@@ -22,8 +20,6 @@ from onegraph.sampling import Sampling, SamplingOptions, resolve, takes_sampling
 from onegraph.streams import Ask, AsyncStream, Job, Stream, naming, whole
 
 __all__ = ["Generates"]
-
-logger = logging.getLogger("onegraph")
 
 Messages = Sequence[Mapping[str, Any]]
 #: Functions, and descriptions of functions. What type checkers make of a list of several functions
@@ -42,24 +38,48 @@ MAX_READINGS = 64
 TEMPLATE_ARGUMENTS = ("messages", "tools", "add_generation_prompt")
 
 
-class Generates:
+class Asking(SamplingOptions, total=False):
+    """Keywords of every request; `generate` and `chat` say what they mean."""
+
+    priority: int
+    sampling: Sampling | None
+
+
+class Prompting(Asking, total=False):
+    """Keywords of `generate` and `agenerate`, but for what the type of the result depends on."""
+
+    echo: bool
+
+
+class Chatting(Asking, total=False):
+    """Keywords of `chat` and `achat`, but for what the type of the result depends on."""
+
+    tool_choice: ToolChoice
+    parallel_tool_calls: bool
+    tool_format: str | None
+    chat_template: str | _native.ChatTemplate | None
+    continue_final_message: bool
+    template_kwargs: Mapping[str, Any] | None
+    parse_special: bool
+
+
+class Whole(TypedDict, total=False):
+    """Keywords of calls that wait for all of their output."""
+
+    stream: Literal[False]
+    progress: bool | Told | None
+
+
+class PromptingWhole(Prompting, Whole, total=False): ...
+
+
+class ChattingWhole(Chatting, Whole, total=False): ...
+
+
+class Generates(Loaded):
     """The part of an `LLM` that takes requests."""
 
-    _engine: _native.Engine
-    _tokenizer: _native.Tokenizer
     _template: _native.ChatTemplate | None = None
-    _kv_type: str
-    _unsaid_saturated: threading.Lock
-
-    @property
-    def tokenizer(self) -> _native.Tokenizer:
-        """The tokenizer of the model."""
-        return self._tokenizer
-
-    @functools.cached_property
-    def path(self) -> Path:
-        """The file in use; of a split model, the first shard."""
-        return self._engine.path
 
     @functools.cached_property
     def chat_template(self) -> _native.ChatTemplate | None:
@@ -70,79 +90,25 @@ class Generates:
         """
         return self._template or self._engine.chat_template
 
-    def _say_saturated(self) -> None:
-        """Once a model: that keys or values were too large for its cache."""
-        if self._engine.saturated_sequences and self._unsaid_saturated.acquire(blocking=False):
-            logger.warning(
-                "keys or values of a sequence are larger than a cache of %s holds; the largest "
-                'that it holds stands in their place. kv_type="i16" holds up to 1.1e15, and on the '
-                'CPU "f32" all of them; '
-                "LLM.saturated_sequences counts such sequences",
-                self._kv_type,
-            )
-
     @overload
     def generate(
-        self,
-        prompt: str | Sequence[int],
-        *,
-        stream: Literal[False] = False,
-        n: None = None,
-        progress: bool | Told | None = None,
-        echo: bool = False,
-        priority: int = 0,
-        sampling: Sampling | None = None,
-        **options: Unpack[SamplingOptions],
+        self, prompt: Prompt, *, n: None = None, **options: Unpack[PromptingWhole]
     ) -> Result: ...
     @overload
     def generate(
-        self,
-        prompt: str | Sequence[int],
-        *,
-        stream: Literal[False] = False,
-        n: int,
-        progress: bool | Told | None = None,
-        echo: bool = False,
-        priority: int = 0,
-        sampling: Sampling | None = None,
-        **options: Unpack[SamplingOptions],
+        self, prompt: Prompt, *, n: int, **options: Unpack[PromptingWhole]
     ) -> list[Result]: ...
     @overload
     def generate(
-        self,
-        prompt: Prompts,
-        *,
-        stream: Literal[False] = False,
-        n: None = None,
-        progress: bool | Told | None = None,
-        echo: bool = False,
-        priority: int = 0,
-        sampling: Sampling | None = None,
-        **options: Unpack[SamplingOptions],
+        self, prompt: Prompts, *, n: None = None, **options: Unpack[PromptingWhole]
     ) -> list[Result]: ...
     @overload
     def generate(
-        self,
-        prompt: Prompts,
-        *,
-        stream: Literal[False] = False,
-        n: int,
-        progress: bool | Told | None = None,
-        echo: bool = False,
-        priority: int = 0,
-        sampling: Sampling | None = None,
-        **options: Unpack[SamplingOptions],
+        self, prompt: Prompts, *, n: int, **options: Unpack[PromptingWhole]
     ) -> list[list[Result]]: ...
     @overload
     def generate(
-        self,
-        prompt: Prompt,
-        *,
-        stream: Literal[True],
-        echo: bool = False,
-        priority: int = 0,
-        sampling: Sampling | None = None,
-        **options: Unpack[SamplingOptions],
+        self, prompt: Prompt, *, stream: Literal[True], **options: Unpack[Prompting]
     ) -> Stream: ...
     @takes_sampling
     def generate(
@@ -188,19 +154,8 @@ class Generates:
         messages: Messages,
         tools: Tools | None = None,
         *,
-        tool_choice: ToolChoice = "auto",
-        parallel_tool_calls: bool = True,
-        tool_format: str | None = None,
-        stream: Literal[False] = False,
         n: None = None,
-        progress: bool | Told | None = None,
-        chat_template: str | _native.ChatTemplate | None = None,
-        continue_final_message: bool = False,
-        template_kwargs: Mapping[str, Any] | None = None,
-        parse_special: bool = False,
-        priority: int = 0,
-        sampling: Sampling | None = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[ChattingWhole],
     ) -> Result: ...
     @overload
     def chat(
@@ -208,19 +163,8 @@ class Generates:
         messages: Messages,
         tools: Tools | None = None,
         *,
-        tool_choice: ToolChoice = "auto",
-        parallel_tool_calls: bool = True,
-        tool_format: str | None = None,
-        stream: Literal[False] = False,
         n: int,
-        progress: bool | Told | None = None,
-        chat_template: str | _native.ChatTemplate | None = None,
-        continue_final_message: bool = False,
-        template_kwargs: Mapping[str, Any] | None = None,
-        parse_special: bool = False,
-        priority: int = 0,
-        sampling: Sampling | None = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[ChattingWhole],
     ) -> list[Result]: ...
     @overload
     def chat(
@@ -228,19 +172,8 @@ class Generates:
         messages: Sequence[Messages],
         tools: Tools | None = None,
         *,
-        tool_choice: ToolChoice = "auto",
-        parallel_tool_calls: bool = True,
-        tool_format: str | None = None,
-        stream: Literal[False] = False,
         n: None = None,
-        progress: bool | Told | None = None,
-        chat_template: str | _native.ChatTemplate | None = None,
-        continue_final_message: bool = False,
-        template_kwargs: Mapping[str, Any] | None = None,
-        parse_special: bool = False,
-        priority: int = 0,
-        sampling: Sampling | None = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[ChattingWhole],
     ) -> list[Result]: ...
     @overload
     def chat(
@@ -248,19 +181,8 @@ class Generates:
         messages: Sequence[Messages],
         tools: Tools | None = None,
         *,
-        tool_choice: ToolChoice = "auto",
-        parallel_tool_calls: bool = True,
-        tool_format: str | None = None,
-        stream: Literal[False] = False,
         n: int,
-        progress: bool | Told | None = None,
-        chat_template: str | _native.ChatTemplate | None = None,
-        continue_final_message: bool = False,
-        template_kwargs: Mapping[str, Any] | None = None,
-        parse_special: bool = False,
-        priority: int = 0,
-        sampling: Sampling | None = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[ChattingWhole],
     ) -> list[list[Result]]: ...
     @overload
     def chat(
@@ -268,17 +190,8 @@ class Generates:
         messages: Messages,
         tools: Tools | None = None,
         *,
-        tool_choice: ToolChoice = "auto",
-        parallel_tool_calls: bool = True,
-        tool_format: str | None = None,
         stream: Literal[True],
-        chat_template: str | _native.ChatTemplate | None = None,
-        continue_final_message: bool = False,
-        template_kwargs: Mapping[str, Any] | None = None,
-        parse_special: bool = False,
-        priority: int = 0,
-        sampling: Sampling | None = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[Chatting],
     ) -> Stream: ...
     @takes_sampling
     def chat(
@@ -346,47 +259,19 @@ class Generates:
 
     @overload
     def agenerate(
-        self,
-        prompt: str | Sequence[int],
-        *,
-        n: None = None,
-        echo: bool = False,
-        priority: int = 0,
-        sampling: Sampling | None = None,
-        **options: Unpack[SamplingOptions],
+        self, prompt: Prompt, *, n: None = None, **options: Unpack[Prompting]
     ) -> AsyncStream[Result]: ...
     @overload
     def agenerate(
-        self,
-        prompt: str | Sequence[int],
-        *,
-        n: int,
-        echo: bool = False,
-        priority: int = 0,
-        sampling: Sampling | None = None,
-        **options: Unpack[SamplingOptions],
+        self, prompt: Prompt, *, n: int, **options: Unpack[Prompting]
     ) -> AsyncStream[list[Result]]: ...
     @overload
     def agenerate(
-        self,
-        prompt: Prompts,
-        *,
-        n: None = None,
-        echo: bool = False,
-        priority: int = 0,
-        sampling: Sampling | None = None,
-        **options: Unpack[SamplingOptions],
+        self, prompt: Prompts, *, n: None = None, **options: Unpack[Prompting]
     ) -> AsyncStream[list[Result]]: ...
     @overload
     def agenerate(
-        self,
-        prompt: Prompts,
-        *,
-        n: int,
-        echo: bool = False,
-        priority: int = 0,
-        sampling: Sampling | None = None,
-        **options: Unpack[SamplingOptions],
+        self, prompt: Prompts, *, n: int, **options: Unpack[Prompting]
     ) -> AsyncStream[list[list[Result]]]: ...
     @takes_sampling
     def agenerate(
@@ -422,35 +307,12 @@ class Generates:
         messages: Messages,
         tools: Tools | None = None,
         *,
-        tool_choice: ToolChoice = "auto",
-        parallel_tool_calls: bool = True,
-        tool_format: str | None = None,
         n: None = None,
-        chat_template: str | _native.ChatTemplate | None = None,
-        continue_final_message: bool = False,
-        template_kwargs: Mapping[str, Any] | None = None,
-        parse_special: bool = False,
-        priority: int = 0,
-        sampling: Sampling | None = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[Chatting],
     ) -> AsyncStream[Result]: ...
     @overload
     def achat(
-        self,
-        messages: Messages,
-        tools: Tools | None = None,
-        *,
-        tool_choice: ToolChoice = "auto",
-        parallel_tool_calls: bool = True,
-        tool_format: str | None = None,
-        n: int,
-        chat_template: str | _native.ChatTemplate | None = None,
-        continue_final_message: bool = False,
-        template_kwargs: Mapping[str, Any] | None = None,
-        parse_special: bool = False,
-        priority: int = 0,
-        sampling: Sampling | None = None,
-        **options: Unpack[SamplingOptions],
+        self, messages: Messages, tools: Tools | None = None, *, n: int, **options: Unpack[Chatting]
     ) -> AsyncStream[list[Result]]: ...
     @overload
     def achat(
@@ -458,17 +320,8 @@ class Generates:
         messages: Sequence[Messages],
         tools: Tools | None = None,
         *,
-        tool_choice: ToolChoice = "auto",
-        parallel_tool_calls: bool = True,
-        tool_format: str | None = None,
         n: None = None,
-        chat_template: str | _native.ChatTemplate | None = None,
-        continue_final_message: bool = False,
-        template_kwargs: Mapping[str, Any] | None = None,
-        parse_special: bool = False,
-        priority: int = 0,
-        sampling: Sampling | None = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[Chatting],
     ) -> AsyncStream[list[Result]]: ...
     @overload
     def achat(
@@ -476,17 +329,8 @@ class Generates:
         messages: Sequence[Messages],
         tools: Tools | None = None,
         *,
-        tool_choice: ToolChoice = "auto",
-        parallel_tool_calls: bool = True,
-        tool_format: str | None = None,
         n: int,
-        chat_template: str | _native.ChatTemplate | None = None,
-        continue_final_message: bool = False,
-        template_kwargs: Mapping[str, Any] | None = None,
-        parse_special: bool = False,
-        priority: int = 0,
-        sampling: Sampling | None = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[Chatting],
     ) -> AsyncStream[list[list[Result]]]: ...
     @takes_sampling
     def achat(

@@ -1,16 +1,21 @@
-"""What an `LLM` says of its CUDA graphs."""
+"""CUDA graphs of an `LLM`: what is captured, and what it says of them."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Literal
 
+from onegraph import arguments
+
 __all__ = [
     "CapturedStep",
     "GraphKernel",
+    "GraphMode",
+    "GraphOptions",
     "GraphProfile",
     "GraphStats",
     "GraphVerification",
@@ -18,10 +23,47 @@ __all__ = [
     "check_text",
 ]
 
+#: What of a decode step is captured: see `GraphOptions`.
+GraphMode = Literal["full", "piecewise", "full_and_piecewise", "none"]
+
 
 def check_text() -> str:
     """The fixed text that models are checked on: prose and code, some 1,200 tokens."""
     return resources.files("onegraph").joinpath("check.txt").read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphOptions:
+    """Which decode steps are captured, and how they run: the `graph` of `LLM`. Without effect on
+    the CPU.
+
+    Raises `ArgumentError` for a value of the wrong form; ranges are checked at loading.
+    """
+
+    #: "full" captures a decode step as one graph; "piecewise" as graphs between its attentions,
+    #: which are launched by themselves; "full_and_piecewise" as one graph up to the largest size
+    #: and in pieces above it; "none" launches every kernel by itself.
+    mode: GraphMode = "full"
+    #: Batch sizes to capture; None takes powers of two, then steps.
+    batch_sizes: Sequence[int] | None = None
+    #: The largest size to capture; None takes the `max_batch` of the model.
+    max_batch: int | None = None
+    #: Round a batch up to a captured size by rows that change nothing; without, a batch of another
+    #: size is launched kernel by kernel.
+    padding: bool = True
+    #: Programmatic dependent launch; None uses it where the card has it.
+    pdl: bool | None = None
+
+    def __post_init__(self) -> None:
+        arguments.word("graph.mode", self.mode)
+        arguments.flag("graph.padding", self.padding)
+        if self.batch_sizes is not None:  # a copy: what the caller changes later is not checked
+            sizes = tuple(arguments.integers("graph.batch_sizes", self.batch_sizes))
+            object.__setattr__(self, "batch_sizes", sizes)
+        if self.max_batch is not None:
+            arguments.integer("graph.max_batch", self.max_batch)
+        if self.pdl is not None:
+            arguments.flag("graph.pdl", self.pdl)
 
 
 @dataclass(frozen=True)
@@ -44,8 +86,8 @@ class CapturedStep:
 class GraphStats:
     """What was captured, and how decode steps ran so far."""
 
-    #: The `cuda_graph` of the model.
-    mode: str
+    #: The `GraphOptions.mode` of the model.
+    mode: GraphMode
     #: Sizes that a batch is rounded up to.
     batch_sizes: list[int]
     #: In the order of capture.

@@ -14,7 +14,14 @@ from onegraph import progress as progress_bar
 from onegraph.embedding import Embeds
 from onegraph.errors import ArgumentError, OutOfMemoryError
 from onegraph.generating import Generates
-from onegraph.graphs import GraphProfile, GraphStats, GraphVerification, check_text
+from onegraph.graphs import (
+    GraphOptions,
+    GraphProfile,
+    GraphStats,
+    GraphVerification,
+    check_text,
+)
+from onegraph.loaded import KvType
 from onegraph.progress import Told
 from onegraph.stats import Stats
 
@@ -77,16 +84,9 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
 
     On a GPU, and without effect on the CPU:
 
-    cuda_graph: "full" captures a decode step as one graph; "piecewise" as graphs between its
-        attentions, which are launched by themselves; "full_and_piecewise" as one graph up to the
-        largest size and in pieces above it; "none" launches every kernel by itself
-    graph_batch_sizes: batch sizes to capture; None takes powers of two, then steps
-    graph_max_batch: the largest size to capture; None takes `max_batch`
-    graph_padding: round a batch up to a captured size by rows that change nothing; without, a batch
-        of another size is launched kernel by kernel
+    graph: an `onegraph.GraphOptions`: which decode steps are captured, and how they run
     warmup: capture all sizes and compile all that prompts and steps need while loading, not at
         first need, so that nobody who runs waits for it when others join
-    pdl: programmatic dependent launch; None uses it where the card has it
     prefill_chunk: most tokens of a prompt in one pass, a power of two from 64 to 4096; larger
         ones take more memory
 
@@ -103,19 +103,15 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
         device: str = "auto",
         n_ctx: int | None = None,
         max_batch: int = 8,
-        kv_type: str = _native.DEFAULT_KV_TYPE,
+        kv_type: KvType = _native.DEFAULT_KV_TYPE,
         kv_tokens: int | None = None,
         kv_host_bytes: int | None = None,
         prefix_cache: bool = True,
         prefix_host_bytes: int | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         cache_dir_bytes: int = _native.DEFAULT_CACHE_DIR_BYTES,
-        cuda_graph: str = "full",
-        graph_batch_sizes: Sequence[int] | None = None,
-        graph_max_batch: int | None = None,
-        graph_padding: bool = True,
+        graph: GraphOptions | None = None,
         warmup: bool = False,
-        pdl: bool | None = None,
         threads: int | None = None,
         prefill_chunk: int = 512,
         progress: bool | Callable[[str, int, int | None], None] | None = None,
@@ -124,7 +120,9 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
         def optional(name: str, value: int | None) -> int | None:
             return None if value is None else arguments.integer(name, value)
 
-        sizes = graph_batch_sizes
+        graphs = GraphOptions() if graph is None else graph
+        if not isinstance(graphs, GraphOptions):
+            raise arguments.refused("graph", graphs, "must be an onegraph.GraphOptions")
         options: dict[str, Any] = {
             "device": arguments.word("device", device),
             "n_ctx": optional("n_ctx", n_ctx),
@@ -132,14 +130,12 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
             "kv_type": arguments.word("kv_type", kv_type),
             "kv_tokens": optional("kv_tokens", kv_tokens),
             "kv_host_bytes": optional("kv_host_bytes", kv_host_bytes),
-            "cuda_graph": arguments.word("cuda_graph", cuda_graph),
-            "graph_batch_sizes": (
-                None if sizes is None else arguments.integers("graph_batch_sizes", sizes)
-            ),
-            "graph_max_batch": optional("graph_max_batch", graph_max_batch),
-            "graph_padding": arguments.flag("graph_padding", graph_padding),
+            "cuda_graph": graphs.mode,
+            "graph_batch_sizes": graphs.batch_sizes,
+            "graph_max_batch": graphs.max_batch,
+            "graph_padding": graphs.padding,
+            "pdl": graphs.pdl,
             "warmup": arguments.flag("warmup", warmup),
-            "pdl": None if pdl is None else arguments.flag("pdl", pdl),
             "threads": optional("threads", threads),
             "prefill_chunk": arguments.integer("prefill_chunk", prefill_chunk),
             "prefix_cache": arguments.flag("prefix_cache", prefix_cache),
@@ -171,12 +167,12 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
             self._engine.load_seconds,
             self._engine.device_description,
         )
-        if (graphs := self.graph_stats()) and graphs.captured:
+        if (stats := self.graph_stats()) and stats.captured:
             logger.info(
                 "captured decode steps of %s rows in %.2f s, %.1f MiB",
-                ", ".join(str(step.batch_size) for step in graphs.captured),
-                sum(step.seconds for step in graphs.captured),
-                sum(step.bytes for step in graphs.captured) / 2**20,
+                ", ".join(str(step.batch_size) for step in stats.captured),
+                sum(step.seconds for step in stats.captured),
+                sum(step.bytes for step in stats.captured) / 2**20,
             )
         for part, seconds in self._engine.load_parts:
             logger.debug("load, side by side: %s %.2f s", part, seconds)
@@ -381,7 +377,7 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
         return self._engine.device
 
     @property
-    def kv_type(self) -> str:
+    def kv_type(self) -> KvType:
         """Encoding of keys and values: "i16", "q8_0", or on the CPU "f32"."""
         return self._kv_type
 

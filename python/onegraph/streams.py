@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 from onegraph import _native
 from onegraph.answers import Answer, AnswerEvent, Reader, ReasoningDelta, TextDelta
 from onegraph.errors import ArgumentError, Error
+from onegraph.loaded import Loaded
 from onegraph.results import Piece, Result, Timings, TokenLogprob, TopLogprob, Usage
 
 if TYPE_CHECKING:
     from onegraph.doorbell import News, Visitor
-    from onegraph.generating import Generates
 
 __all__ = ["Ask", "AsyncStream", "Job", "Stream", "Taken", "naming", "taking"]
 
@@ -123,7 +123,7 @@ def token_text(tokenizer: _native.Tokenizer, token_id: int) -> str:
     return tokenizer.token_bytes(token_id).decode(errors="replace")
 
 
-def _logprobs(llm: Generates, piece: _native.Generated) -> list[TokenLogprob]:
+def _logprobs(llm: Loaded, piece: _native.Generated) -> list[TokenLogprob]:
     def text(token: int) -> str:
         return token_text(llm.tokenizer, token)
 
@@ -136,7 +136,7 @@ def _logprobs(llm: Generates, piece: _native.Generated) -> list[TokenLogprob]:
 
 
 def whole(
-    llm: Generates,
+    llm: Loaded,
     ask: Ask,
     seed: int,
     pieces: Sequence[_native.Generated],
@@ -179,7 +179,7 @@ def _finish_reason(
 
 
 def _piece(
-    llm: Generates,
+    llm: Loaded,
     ask: Ask,
     new: Sequence[_native.Generated],
     first: bool,
@@ -212,7 +212,7 @@ class Stream(Iterator[Piece]):
     Threads may share one: each piece goes to one of them.
     """
 
-    def __init__(self, llm: Generates, ask: Ask, generation: _native.Generation) -> None:
+    def __init__(self, llm: Loaded, ask: Ask, generation: _native.Generation) -> None:
         self._llm = llm  # a model does not go away under a running stream
         self._ask = ask
         self._generation = generation
@@ -285,7 +285,7 @@ class AsyncStream(Coroutine[Any, Any, T], AsyncIterator[Piece], Generic[T]):
 
     def __init__(
         self,
-        llm: Generates,
+        llm: Loaded,
         prepare: Callable[[], Awaitable[Job]],
         priority: int,
     ) -> None:
@@ -393,9 +393,7 @@ class AsyncStream(Coroutine[Any, Any, T], AsyncIterator[Piece], Generic[T]):
 class Taken:
     """What a task has taken of a generation."""
 
-    def __init__(
-        self, llm: Generates, ask: Ask, generation: _native.Generation, news: News
-    ) -> None:
+    def __init__(self, llm: Loaded, ask: Ask, generation: _native.Generation, news: News) -> None:
         self._llm = llm
         self._ask = ask
         self._generation = generation
@@ -451,7 +449,7 @@ class taking:
 
     # No generator: an event loop that ends would close it beside the one that it is used in.
 
-    def __init__(self, llm: Generates, ask: Ask, priority: int) -> None:
+    def __init__(self, llm: Loaded, ask: Ask, priority: int) -> None:
         self._llm = llm
         self._ask = ask
         self._priority = priority
@@ -478,7 +476,7 @@ class taking:
 
 
 async def _offered(
-    llm: Generates, ask: Ask, visitor: Visitor, priority: int, *, at_end: bool
+    llm: Loaded, ask: Ask, visitor: Visitor, priority: int, *, at_end: bool
 ) -> _native.Generation:
     """Queues a request, in line with the others of its loop and priority."""
 

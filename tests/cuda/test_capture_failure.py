@@ -17,7 +17,8 @@ SCRIPT = """
 import ctypes, json, sys
 import onegraph
 path, fail_after, code = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-load = {"device": "cuda", "n_ctx": 64, "max_batch": 2, "graph_batch_sizes": [1, 2]}
+load = {"device": "cuda", "n_ctx": 64, "max_batch": 2,
+        "graph": onegraph.GraphOptions(batch_sizes=[1, 2])}
 with onegraph.LLM(path, **load) as llm:
     assert llm.verify_graph([1], batch_sizes=[2]).ok
 llm = onegraph.LLM(path, **load)
@@ -67,7 +68,7 @@ CASES = [
         ("cuStreamBeginCapture_v2", "cuGraphInstantiateWithFlags"),
         OUT_OF_MEMORY,
         "OutOfMemoryError",
-        ["MiB were free before it", "2. capture less", "graph_max_batch", "4. load with"],
+        ["MiB were free before it", "2. capture less", "graph.max_batch", "4. load with"],
     ),
     (
         ("cuStreamBeginCapture_v2", "cuLaunchKernelEx"),
@@ -109,7 +110,7 @@ def test_a_failed_capture_names_its_cause(
     assert found["error"][0] == kind, found
     said = found["error"][1]
     assert "capturing the decode step of 2 rows" in said
-    assert all(word in said for word in [*words, 'cuda_graph="none"']), said
+    assert all(word in said for word in [*words, 'graph=GraphOptions(mode="none")']), said
     assert found["captured"] == [1], "what failed is not counted as captured"
     if code != ILLEGAL_ADDRESS:
         assert (found["alone"], found["again"], found["eager"]) == (3, True, 0)

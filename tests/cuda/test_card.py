@@ -34,9 +34,9 @@ SETTINGS = [
 ]
 out = {}
 load = {"n_ctx": 256, "max_batch": 4, **options}
-load_cpu = {k: v for k, v in load.items() if k != "cuda_graph"}
-with onegraph.LLM(path, device="cpu", **load_cpu) as c, \\
-        onegraph.LLM(path, device="cuda", **load) as g:
+graph = onegraph.GraphOptions(**load.pop("graph", {}))
+with onegraph.LLM(path, device="cpu", **load) as c, \\
+        onegraph.LLM(path, device="cuda", graph=graph, **load) as g:
     out["device"] = g.device
     solo = [[g.generate(p, max_tokens=4, **s).token_ids for p in PROMPTS] for s in SETTINGS]
     out["equal"] = solo == [
@@ -125,7 +125,7 @@ CASES = [
     ("tiny-qwen35moe", {}),
     ("tiny-gpt-oss", {}),
     ("tiny-qwen2", {}),
-    ("tiny-qwen3", {"cuda_graph": "none", "kv_type": "q8_0"}),
+    ("tiny-qwen3", {"graph": {"mode": "none"}, "kv_type": "q8_0"}),
     # Prompts go past its window.
     ("tiny-gemma3", {"kv_type": "i16"}),
     ("tiny-gemma4", {"kv_type": "i16"}),
@@ -165,7 +165,7 @@ def test_early_successors_change_nothing(
 ) -> None:
     """Every kernel starts before its predecessor has run, as programmatic launches may."""
     env = simulator | {"KSIM_PDL": "early"}
-    check(run(shapes[shape], env, pdl=True, kv_type=kv_type))
+    check(run(shapes[shape], env, graph={"pdl": True}, kv_type=kv_type))
 
 
 REFUSALS = """

@@ -11,8 +11,10 @@ GENERATE = """
 PROMPTS = [[3, 4, 5], [6, 7], [8, 9, 10, 11]]
 LENGTHS = [8, 9, 10]
 def generate(options):
-    stages = []
-    with onegraph.LLM(path, device="cuda", n_ctx=64, max_batch=4, **options,
+    stages, options = [], dict(options)
+    warmup = options.pop("warmup", False)
+    graph = onegraph.GraphOptions(**options)
+    with onegraph.LLM(path, device="cuda", n_ctx=64, max_batch=4, graph=graph, warmup=warmup,
                       progress=lambda what, done, total: stages.append([what, done, total])) as llm:
         streams = [
             llm.generate(p, max_tokens=n, temperature=0, ignore_eos=True, stream=True)
@@ -32,13 +34,13 @@ def generate(options):
 out["runs"] = [generate(options) for options in given["modes"]]
 """
 
-EAGER = {"cuda_graph": "none"}
+EAGER = {"mode": "none"}
 MODES = [
-    {"cuda_graph": "full", "warmup": True},
-    {"cuda_graph": "piecewise"},
-    {"cuda_graph": "full_and_piecewise", "graph_max_batch": 2, "warmup": True},
-    {"cuda_graph": "full", "graph_batch_sizes": [2, 1, 2]},
-    {"cuda_graph": "full", "graph_batch_sizes": [2, 4], "graph_padding": False},
+    {"mode": "full", "warmup": True},
+    {"mode": "piecewise"},
+    {"mode": "full_and_piecewise", "max_batch": 2, "warmup": True},
+    {"mode": "full", "batch_sizes": [2, 1, 2]},
+    {"mode": "full", "batch_sizes": [2, 4], "padding": False},
 ]
 
 
@@ -50,26 +52,26 @@ def test_every_mode_gives_the_same_tokens(simulated: Any) -> None:
     assert [len(text) for text in eager["texts"]] == [8, 9, 10]
     for options, found in zip(MODES, runs, strict=True):
         assert found["texts"] == eager["texts"], options
-        assert found["mode"] == options["cuda_graph"]
+        assert found["mode"] == options["mode"]
         full, piecewise, stepwise = found["ways"]
         assert full + piecewise + stepwise >= max(len(t) for t in eager["texts"]) - 1
         captured = [tuple(step[:2]) for step in found["captured"]]
         graphs = {
             kind: {step[2] for step in found["captured"] if step[0] == kind} for kind, _ in captured
         }
-        if options["cuda_graph"] == "piecewise":
+        if options["mode"] == "piecewise":
             assert full == stepwise == 0
             # Two layers, each cut at its attention.
             assert graphs == {"piecewise": {3}}
-        elif options["cuda_graph"] == "full_and_piecewise":
+        elif options["mode"] == "full_and_piecewise":
             # Above the largest whole step, pieces; those first, the largest first.
             assert captured == [("piecewise", 4), ("full", 2), ("full", 1)]
             assert full > 0 and piecewise > 0 and stepwise == 0
-        elif options.get("graph_padding") is False:
+        elif options.get("padding") is False:
             assert found["sizes"] == [2, 4]
             assert found["missed"] == {"a graph of this very size, or padding": stepwise}
             assert stepwise > 0
-        elif "graph_batch_sizes" in options:
+        elif "batch_sizes" in options:
             assert found["sizes"] == [1, 2]
             assert {size for _, size in captured} <= {1, 2}
             if stepwise:
@@ -87,7 +89,7 @@ def test_every_mode_gives_the_same_tokens(simulated: Any) -> None:
 def test_pieces_wait_for_each_other(simulated: Any) -> None:
     """Where kernels may start early, the first of a piece must not: what it follows is no kernel of
     its graph."""
-    modes = [EAGER | {"pdl": False}, {"cuda_graph": "piecewise", "pdl": True}]
+    modes = [EAGER | {"pdl": False}, {"mode": "piecewise", "pdl": True}]
     alone, early = simulated(GENERATE, modes=modes, env={"KSIM_PDL": "early"})["runs"]
     assert early["ways"][1] > 0
     assert early["texts"] == alone["texts"]
@@ -96,15 +98,15 @@ def test_pieces_wait_for_each_other(simulated: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"graph_batch_sizes": []}, ["graph_batch_sizes = []", "at least one"]),
-        ({"graph_batch_sizes": [1, 5]}, ["graph_batch_sizes = 5", "1 to 4", "max_batch = 4"]),
-        ({"graph_batch_sizes": [0]}, ["graph_batch_sizes = 0", "1 to 4"]),
+        ({"batch_sizes": []}, ["graph.batch_sizes = []", "at least one"]),
+        ({"batch_sizes": [1, 5]}, ["graph.batch_sizes = 5", "1 to 4", "max_batch = 4"]),
+        ({"batch_sizes": [0]}, ["graph.batch_sizes = 0", "1 to 4"]),
         (
-            {"graph_batch_sizes": [1, 4], "graph_max_batch": 2},
-            ["graph_batch_sizes = 4", "1 to 2", "graph_max_batch = 2"],
+            {"batch_sizes": [1, 4], "max_batch": 2},
+            ["graph.batch_sizes = 4", "1 to 2", "graph.max_batch = 2"],
         ),
-        ({"graph_max_batch": 5}, ["graph_max_batch = 5", "1 to 4"]),
-        ({"cuda_graph": "half"}, ['cuda_graph = "half"', "piecewise, full_and_piecewise, none"]),
+        ({"max_batch": 5}, ["graph.max_batch = 5", "1 to 4"]),
+        ({"mode": "half"}, ['graph.mode = "half"', "piecewise, full_and_piecewise, none"]),
     ],
 )
 def test_nonsense_is_refused_with_its_numbers(
@@ -113,5 +115,6 @@ def test_nonsense_is_refused_with_its_numbers(
     import onegraph
 
     with pytest.raises(onegraph.ArgumentError) as error:
-        onegraph.LLM(tiny_llama, device="cpu", max_batch=4, **options)
+        graph = onegraph.GraphOptions(**options)
+        onegraph.LLM(tiny_llama, device="cpu", max_batch=4, graph=graph)
     assert all(word in str(error.value) for word in words)

@@ -19,7 +19,7 @@ settings = [{"temperature": 0}, {"seed": 7, "temperature": 1.0, "repeat_penalty"
 load = {"device": "cuda", "n_ctx": 64, "max_batch": 2}
 texts = []
 for mode in ["none", "full"]:
-    with onegraph.LLM(path, cuda_graph=mode, **load) as llm:
+    with onegraph.LLM(path, graph=onegraph.GraphOptions(mode=mode), **load) as llm:
         texts.append([
             llm.generate([3, 4, 5], max_tokens=tokens, ignore_eos=True, **s).token_ids
             for s in settings
@@ -110,7 +110,8 @@ with onegraph.LLM(path, device="cuda", n_ctx=1024, max_batch=4, warmup=True) as 
     prompts = [ids[i : i + 12 + i % 9] for i in range(0, 800, 40)]
     greedy_texts = [r.token_ids for r in llm.generate(
         prompts, max_tokens=256, temperature=0, ignore_eos=True)]
-with onegraph.LLM(path, device="cuda", n_ctx=1024, max_batch=1, cuda_graph="none") as llm:
+eager = onegraph.GraphOptions(mode="none")
+with onegraph.LLM(path, device="cuda", n_ctx=1024, max_batch=1, graph=eager) as llm:
     out["free_running"] = greedy(llm) == replayed
 # The CPU's logits of a prompt and of steps have the same bits: fed the card's text, its best token
 # is what it would have drawn, until the two part.

@@ -55,7 +55,8 @@ def test_nobody_who_joins_a_warm_engine_waits_for_a_compiler(simulated: Any) -> 
 
 
 LARGE = """
-with onegraph.LLM(path, device="cuda", n_ctx=64, max_batch=256, graph_batch_sizes=[1, 240, 256],
+graph = onegraph.GraphOptions(batch_sizes=[1, 240, 256])
+with onegraph.LLM(path, device="cuda", n_ctx=64, max_batch=256, graph=graph,
                   prefill_chunk=64) as llm:
     out["sizes"] = llm.graph_stats().batch_sizes
     ids = [3, 4]
@@ -91,7 +92,7 @@ with onegraph.LLM(path, **load) as llm:
     runs |= {n: [run(n) for _ in range(3)] for n in (520, 528, 544, 576)}
     out["instances"] = counts()["execs"] - loaded["execs"]
     out["replays"] = runs[576][2][0][1]
-with onegraph.LLM(path, cuda_graph="none", **load) as llm:
+with onegraph.LLM(path, graph=onegraph.GraphOptions(mode="none"), **load) as llm:
     eager = {n: llm.generate(prompt(n), **options).logprobs for n in (8, 20, 64, 520, 576)}
 out["wrong"] = [n for n, made in runs.items()
                 if any(logprobs != eager.get(n, made[0][1]) for _, logprobs in made)]

@@ -29,7 +29,7 @@ def refused(call):
     except onegraph.ModelError as error:
         return str(error)
 with onegraph.LLM(path, device=given["device"], kv_type=given["kv_type"], n_ctx=128, max_batch=2,
-                  prefill_chunk=64, cuda_graph=given["mode"]) as llm:
+                  prefill_chunk=64, graph=onegraph.GraphOptions(mode=given["mode"])) as llm:
     options = dict(max_tokens=40, ignore_eos=True, seed=1)
     def good():
         return llm.generate([5, 6, 7], logit_bias={BAD: -1e4}, **options).token_ids

@@ -11,14 +11,15 @@ pytestmark = pytest.mark.thorough
 # Filters take all four kernels of the sampler, each of which reads what those before it wrote.
 DRAW = """
 def draw(options):
-    with onegraph.LLM(path, device="cuda", n_ctx=64, max_batch=2, **options) as llm:
+    graph = onegraph.GraphOptions(**options)
+    with onegraph.LLM(path, device="cuda", n_ctx=64, max_batch=2, graph=graph) as llm:
         prompts = [[3, 4, 5, 6, 7, 8, 9, 10, 11], [12]]
         found = llm.generate(prompts, max_tokens=5, temperature=1.0, top_k=20, top_p=0.9, seed=7,
                              ignore_eos=True)
         return [r.token_ids for r in found]
 out["tokens"] = [draw(options) for options in given["modes"]]
 """
-GRAPH, QUEUED = {"cuda_graph": "full"}, {"cuda_graph": "none"}
+GRAPH, QUEUED = {"mode": "full"}, {"mode": "none"}
 
 
 def test_overlapping_kernels_draw_the_same_tokens(simulated: Any) -> None:

@@ -39,7 +39,7 @@ def run(device, **more):
         more = llm.graph_stats() if device == "cuda" else None
         return alone, together, again, stats, more
 cpu = run("cpu")
-card = run("cuda", **given["more"])
+card = run("cuda", graph=onegraph.GraphOptions(mode=given["mode"]))
 out["cpu"], out["card"] = [list(each) for each in (cpu[:3], card[:3])]
 out["eager"] = card[4].eager
 out["more_graphs"] = len(card[4].captured) - len(card[3].captured)
@@ -48,7 +48,7 @@ out["more_graphs"] = len(card[4].captured) - len(card[3].captured)
 
 @pytest.mark.parametrize("mode", ["full", "none"])
 def test_forms_on_a_card_are_those_of_the_cpu(on_card: Any, mode: str) -> None:
-    found = on_card(HELD, more={"cuda_graph": mode})
+    found = on_card(HELD, mode=mode)
     assert found["card"] == found["cpu"]
     alone, together, again = found["card"]
     assert together == [tokens for _, tokens, _, _ in alone]

@@ -13,8 +13,9 @@ VERIFY = """
 import dataclasses
 load = {"device": "cuda", "n_ctx": 256, "max_batch": 4}
 out["found"] = []
-for options, sizes, tokens in given["cases"]:
-    with onegraph.LLM(path, **load, **options) as llm:
+for mode, kv_type, sizes, tokens in given["cases"]:
+    graph = onegraph.GraphOptions(mode=mode)
+    with onegraph.LLM(path, **load, graph=graph, kv_type=kv_type) as llm:
         before = llm.generate([5, 6, 7], max_tokens=5, temperature=0, ignore_eos=True).token_ids
         ids = [3 + 7 * i % 400 for i in range(tokens)]
         found = llm.verify_graph(ids, batch_sizes=sizes)
@@ -25,19 +26,19 @@ for options, sizes, tokens in given["cases"]:
 
 # Across a page of the cache, alone; a few steps of a batch, and in pieces.
 CASES = [
-    ({"cuda_graph": "full"}, [1], 66),
-    ({"cuda_graph": "full", "kv_type": "q8_0"}, [4], 6),
-    ({"cuda_graph": "piecewise"}, [2], 6),
+    ("full", "i16", [1], 66),
+    ("full", "q8_0", [4], 6),
+    ("piecewise", "i16", [2], 6),
 ]
 
 
 @pytest.mark.thorough
 def test_replays_equal_eager_steps(on_card: Any) -> None:
     found = on_card(VERIFY, cases=CASES)["found"]
-    for (options, sizes, tokens), each in zip(CASES, found, strict=True):
+    for (mode, _, sizes, tokens), each in zip(CASES, found, strict=True):
         assert each["ok"] and each["same"]
         (step,) = each["steps"]
-        assert (step["kind"], step["batch_size"]) == (options["cuda_graph"], sizes[0])
+        assert (step["kind"], step["batch_size"]) == (mode, sizes[0])
         assert (step["sequences"], step["steps"]) == (sizes[0], tokens)
         assert step["logits"] == tokens * 512 * sizes[0]
         assert step["kv_bytes"] > 0
@@ -49,7 +50,8 @@ def test_replays_equal_eager_steps(on_card: Any) -> None:
 def test_padding_changes_nothing_and_the_default_is_a_fixed_text(simulated: Any) -> None:
     found = simulated(
         """
-        llm = onegraph.LLM(path, device="cuda", n_ctx=64, max_batch=2, graph_batch_sizes=[2])
+        graph = onegraph.GraphOptions(batch_sizes=[2])
+        llm = onegraph.LLM(path, device="cuda", n_ctx=64, max_batch=2, graph=graph)
         stream = llm.generate([5, 6, 7], max_tokens=50, stream=True, ignore_eos=True)
         next(stream)
         # One of the two slots is taken: the other row is padding.
@@ -70,9 +72,12 @@ def test_what_cannot_be_verified_is_an_error(simulated: Any) -> None:
                 call()
             except onegraph.Error as e:
                 return f"{type(e).__name__}: {e}"
-        with onegraph.LLM(path, device="cuda", n_ctx=64, max_batch=2, cuda_graph="none") as llm:
+        load = {"device": "cuda", "n_ctx": 64}
+        graph = onegraph.GraphOptions(mode="none")
+        with onegraph.LLM(path, max_batch=2, graph=graph, **load) as llm:
             out["none"] = refused(llm.verify_graph)
-        with onegraph.LLM(path, device="cuda", n_ctx=64, max_batch=4, graph_max_batch=2) as llm:
+        graph = onegraph.GraphOptions(max_batch=2)
+        with onegraph.LLM(path, max_batch=4, graph=graph, **load) as llm:
             out["size"] = refused(lambda: llm.verify_graph([1], batch_sizes=[3]))
             out["rtol"] = refused(lambda: llm.verify_graph([1], rtol=-1.0))
             out["ids"] = refused(lambda: llm.verify_graph([1] * 65))
@@ -82,7 +87,7 @@ def test_what_cannot_be_verified_is_an_error(simulated: Any) -> None:
         """
     )
     said = {
-        "none": 'ArgumentError: cuda_graph = "none": nothing is captured',
+        "none": 'ArgumentError: graph.mode = "none": nothing is captured',
         "size": "ArgumentError: batch_sizes = 3: steps of this size are not captured; those of "
         "[1, 2] are",
         "rtol": "ArgumentError: rtol = -1: must be a finite number, 0 or more",

@@ -5,14 +5,17 @@ import inspect
 import logging
 import math
 import pydoc
+import re
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import onegraph
 import pytest
-from onegraph import LLM
+from onegraph import LLM, GraphOptions, foreign
 from onegraph import llm as llm_module
+from onegraph.graphs import GraphMode
+from onegraph.loaded import KvType
 from onegraph.sampling import DEFAULTS, MEANING, Sampling, SamplingOptions
 
 
@@ -92,6 +95,10 @@ def test_prompts_that_are_none(llm: LLM) -> None:
         llm.detokenize([512])
 
 
+def graph(**options: Any) -> dict[str, Any]:
+    return {"graph": GraphOptions(**options)}
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -102,10 +109,11 @@ def test_prompts_that_are_none(llm: LLM) -> None:
         ({"max_batch": 0}, r"max_batch = 0: must be from 1 to 1024"),
         ({"threads": 0}, r"threads = 0: must be from 1 to 1024"),
         ({"kv_type": "f64"}, r'kv_type = "f64": must be one of .*f16.*q8_0'),
-        ({"cuda_graph": "half"}, r'cuda_graph = "half": must be one of full, piecewise, '),
-        ({"graph_batch_sizes": []}, r"graph_batch_sizes = \[\]: name at least one size"),
-        ({"graph_batch_sizes": [1, 9]}, r"graph_batch_sizes = 9: must be from 1 to 8"),
-        ({"graph_max_batch": 9}, r"graph_max_batch = 9: must be from 1 to 8"),
+        (graph(mode="half"), r'graph.mode = "half": must be one of full, piecewise, '),
+        (graph(batch_sizes=[]), r"graph.batch_sizes = \[\]: name at least one size"),
+        (graph(batch_sizes=[1, 9]), r"graph.batch_sizes = 9: must be from 1 to 8"),
+        (graph(max_batch=9), r"graph.max_batch = 9: must be from 1 to 8"),
+        ({"graph": {"mode": "none"}}, r"graph = .*: must be an onegraph.GraphOptions"),
         ({"prefill_chunk": 100}, r"prefill_chunk = 100: must be a power of two from 64 to 4096"),
     ],
 )
@@ -114,15 +122,44 @@ def test_load_options_out_of_range(tiny: Path, options: dict[str, Any], message:
         LLM(tiny, **{"device": "cpu", **options})
 
 
+@pytest.mark.parametrize("name", foreign.MOVED)
+def test_a_load_option_that_moved_says_where_it_is_now(name: str) -> None:
+    field = re.escape(foreign.MOVED[name])
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}': it is {field} now"):
+        LLM("none.gguf", **{name: None})  # type: ignore[arg-type]
+
+
+def test_words_of_the_types_are_those_that_the_engine_takes(tiny: Path) -> None:
+    with pytest.raises(onegraph.ArgumentError) as error:
+        LLM(tiny, **graph(mode="half"))
+    assert set(str(error.value).rpartition("one of ")[2].split(", ")) == {*get_args(GraphMode)}
+    with pytest.raises(onegraph.ArgumentError) as error:
+        LLM(tiny, kv_type="f64")  # type: ignore[arg-type]
+    # The CPU takes more, which no page names.
+    assert {*get_args(KvType)} <= set(str(error.value).rpartition("one of ")[2].split(", "))
+
+
+def test_a_name_that_left_the_top_says_where_it_is_now() -> None:
+    for module, names in {
+        "graphs": ["CapturedStep", "GraphKernel", "GraphProfile", "GraphStats", "StepCheck"],
+        "results": ["Timings", "TokenLogprob", "TopLogprob", "Usage"],
+        "stats": ["Places"],
+    }.items():
+        for name in names:
+            assert hasattr(getattr(onegraph, module), name)
+            said = f"has no attribute '{name}': it is onegraph.{module}.{name}$"
+            with pytest.raises(AttributeError, match=said):
+                getattr(onegraph, name)
+    with pytest.raises(AttributeError, match=r"has no attribute 'Graph'$"):
+        getattr(onegraph, "Graph")  # noqa: B009
+
+
 def test_graph_options_have_no_effect_on_the_cpu(tiny: Path, llm: LLM) -> None:
     with LLM(
         tiny,
         device="cpu",
-        cuda_graph="none",
-        graph_batch_sizes=[4, 1, 4],
-        graph_max_batch=4,
+        graph=GraphOptions(mode="none", batch_sizes=[4, 1, 4], max_batch=4, pdl=False),
         warmup=True,
-        pdl=False,
     ) as other:
         a, b = (m.generate("tea", max_tokens=9, seed=1) for m in (llm, other))
         assert a.token_ids == b.token_ids

@@ -80,15 +80,20 @@ LOADING: dict[str, list[Any]] = {
     "n_ctx": [*NO_INTEGERS, -1, 0, 1, 513],
     "max_batch": [*NO_INTEGERS, None, -1, 0, 1025],
     "kv_type": [*NO_TEXTS, None, "", "f64", "f16\0", "x" * 5000],
-    "cuda_graph": [*NO_TEXTS, None, "", "half"],
-    "graph_batch_sizes": [*NO_SIZES, [], [0], [9]],
-    "graph_max_batch": [*NO_INTEGERS, -1, 0],
-    "graph_padding": NO_FLAGS,
+    "graph": ["full", {}, True, 7, object(), onegraph.GraphOptions],
     "warmup": NO_FLAGS,
-    "pdl": [v for v in NO_FLAGS if v is not None],
     "threads": [*NO_INTEGERS, -1, 0, 1025],
     "prefill_chunk": [*NO_INTEGERS, None, -1, 0, 100, 2**20],
     "progress": [7, "yes", object(), []],
+}
+
+#: Field of `GraphOptions` -> values that it, or loading with it, refuses.
+GRAPH: dict[str, list[Any]] = {
+    "mode": [*NO_TEXTS, None, "", "half"],
+    "batch_sizes": [*NO_SIZES, [], [0], [9]],
+    "max_batch": [*NO_INTEGERS, -1, 0],
+    "padding": NO_FLAGS,
+    "pdl": [v for v in NO_FLAGS if v is not None],
 }
 
 
@@ -202,6 +207,14 @@ def test_logits_and_graphs(llm: LLM) -> None:
 @pytest.mark.parametrize("name", LOADING)
 def test_loading(tiny: Path, name: str) -> None:
     refuses(name, LOADING[name], lambda v: LLM(tiny, **{"device": "cpu", name: v}))
+
+
+@pytest.mark.parametrize("name", GRAPH)
+def test_options_of_graphs(tiny: Path, name: str) -> None:
+    def load(value: Any) -> None:
+        LLM(tiny, device="cpu", graph=onegraph.GraphOptions(**{name: value}))
+
+    refuses(f"graph.{name}", GRAPH[name], load)
 
 
 @pytest.mark.parametrize("enter", [LLM, Tokenizer])

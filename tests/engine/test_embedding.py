@@ -171,7 +171,7 @@ def test_one_thread_and_several_give_the_same_bits(path: Path, embedder: LLM) ->
 ON_CARD = """
 for chunk, graph in given["ways"]:
     with onegraph.LLM(path, device=given["device"], n_ctx=256, max_batch=2, prefill_chunk=chunk,
-                      cuda_graph=graph) as llm:
+                      graph=onegraph.GraphOptions(mode=graph)) as llm:
         for pooling in ("last", "mean"):
             for ids in given["ids"]:
                 made = llm.embed(ids, pooling=pooling)

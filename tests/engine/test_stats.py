@@ -18,8 +18,10 @@ def test_what_was_done_is_counted(tiny: Path) -> None:
     with LLM(tiny, device="cpu", max_batch=2, kv_type="i16") as llm:
         pages = (llm.n_ctx + 63) // 64 * 2
         fresh = llm.stats()
-        assert fresh.pages == onegraph.Places(total=pages, free=pages, sequences=0, prefixes=0)
-        assert fresh.states == onegraph.Places(total=0, free=0, sequences=0, prefixes=0)
+        assert fresh.pages == onegraph.stats.Places(
+            total=pages, free=pages, sequences=0, prefixes=0
+        )
+        assert fresh.states == onegraph.stats.Places(total=0, free=0, sequences=0, prefixes=0)
         assert (fresh.queued, fresh.running, fresh.feeding, fresh.slots) == (0, 0, 0, 2)
         assert fresh.requests == fresh.generated_tokens == fresh.prompt_tokens == 0
         assert fresh.generated_tokens_per_second == fresh.prompt_tokens_per_second == 0

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jupyter_client.manager import KernelManager
 
 #: Runs code in the kernel; gives the messages that a notebook's page would get, each its type and
 #: its content.
@@ -17,6 +16,10 @@ Cell = Callable[[str], list[tuple[str, dict[str, Any]]]]
 
 @pytest.fixture
 def cell(tmp_path: Path) -> Iterator[Cell]:
+    brings = "no ipykernel: `pip install .[thorough]` brings it"
+    pytest.importorskip("ipykernel", reason=brings)
+    from jupyter_client.manager import KernelManager
+
     if importlib.util.find_spec("ipywidgets"):
         pytest.skip("ipywidgets is installed: nothing would warn that it lacks")
     manager = KernelManager()

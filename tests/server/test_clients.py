@@ -6,7 +6,6 @@ import os
 from typing import Any
 
 import anthropic
-import langchain_openai
 import ollama
 import openai
 import pytest
@@ -18,9 +17,14 @@ from support.serving import Served, serving
 
 # It would ask the net for prices.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
-import litellm
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:pydantic")
+
+
+def thorough(name: str) -> Any:
+    """A package that only these tests need."""
+    return pytest.importorskip(name, reason=f"no {name}: `pip install .[thorough]` brings it")
+
 
 SAID: list[Any] = [{"role": "user", "content": "Why is the sky blue?"}]
 
@@ -32,6 +36,7 @@ def text(smol: LLM) -> str:
 
 @pytest.mark.parametrize("prefix", ["openai", "ollama_chat", "anthropic"])
 def test_litellm(prefix: str, smol_served: Served, text: str) -> None:
+    litellm = thorough("litellm")
     base = smol_served.url + ("/v1" if prefix == "openai" else "")
     ask: dict[str, Any] = {
         "model": f"{prefix}/smollm2",
@@ -50,6 +55,7 @@ def test_litellm(prefix: str, smol_served: Served, text: str) -> None:
 
 
 def test_langchain(smol_served: Served, text: str) -> None:
+    langchain_openai = thorough("langchain_openai")
     model = langchain_openai.ChatOpenAI(
         model="smollm2",
         base_url=f"{smol_served.url}/v1",
@@ -121,6 +127,7 @@ def test_a_client_tries_again_when_it_is_told_to(llm: LLM) -> None:
 
 @pytest.mark.parametrize("prefix", ["openai", "ollama_chat", "anthropic"])
 def test_litellm_calls_a_tool(prefix: str, adder: Scripted) -> None:
+    litellm = thorough("litellm")
     ask: dict[str, Any] = {
         "model": f"{prefix}/adder",
         "tools": [ADD],
@@ -141,6 +148,8 @@ def test_litellm_calls_a_tool(prefix: str, adder: Scripted) -> None:
 
 
 def test_an_agent_of_langchain_calls_a_tool_and_uses_its_answer(adder: Scripted) -> None:
+    langchain_openai = thorough("langchain_openai")
+
     def add(a: int, b: int) -> int:
         """Adds two numbers."""
         return a + b

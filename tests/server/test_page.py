@@ -37,6 +37,7 @@ def test_it_is_for_browsers_and_asks_nobody_else(served: Served, page: str) -> N
 def browser() -> Iterator[Any]:
     if None in BROWSER:
         pytest.skip("no chromium and chromedriver here: `apt-get install chromium-driver`")
+    pytest.importorskip("selenium", reason="no selenium: `pip install .[thorough]` brings it")
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()

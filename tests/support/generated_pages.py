@@ -13,6 +13,7 @@ import ast
 import dataclasses
 import importlib
 import inspect
+import operator
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,23 +28,25 @@ from onegraph.sampling import DEFAULTS, MEANING
 COMMAND = "python tests/support/generated_pages.py"
 MARK = f"<!-- From here on written by `{COMMAND}`. -->"
 
-#: The public names, in the order of a reader; an error where one is in no group.
+#: The public names below `onegraph`, in the order of a reader; an error where one at the top is in
+#: no group.
 GROUPS = {
     "The model": ["LLM"],
     "Sampling": ["Sampling", "SamplingOptions"],
     "What comes back": [
-        *["Result", "Piece", "Usage", "Timings", "TokenLogprob", "TopLogprob"],
+        *["Result", "Piece", "results.Usage", "results.Timings"],
+        *["results.TokenLogprob", "results.TopLogprob"],
         *["Stream", "AsyncStream"],
     ],
-    "What goes on": ["Stats", "Places"],
+    "What goes on": ["Stats", "stats.Places"],
     "Text and tokens": ["Tokenizer", "StreamDecoder", "ChatTemplate", "Rendering"],
     "Calls and events": [
         *["ToolCall", "InvalidToolCall", "TextDelta", "ReasoningDelta"],
         *["ToolCallBegun", "ToolCallDelta", "ToolCallEnded", "ToolCallFailed"],
     ],
     "Graphs": [
-        *["GraphStats", "CapturedStep", "GraphVerification", "StepCheck"],
-        *["GraphProfile", "GraphKernel"],
+        *["GraphOptions", "graphs.GraphStats", "graphs.CapturedStep", "graphs.GraphVerification"],
+        *["graphs.StepCheck", "graphs.GraphProfile", "graphs.GraphKernel"],
     ],
     "Errors": [
         *["Error", "ModelError", "ArgumentError", "ContextError", "OutOfMemoryError"],
@@ -97,7 +100,7 @@ def api(page: str) -> str:
         if ELSEWHERE.get(group, "api.md") != page:
             continue
         parts.append(f"## {group}")
-        items = {name: getattr(onegraph, name) for name in names}
+        items = {name: operator.attrgetter(name)(onegraph) for name in names}
         # An error is told by a line, but for the one that has more to it than its name.
         lines = [_error(name, item) for name, item in items.items() if _is_plain(item)]
         for name, item in items.items():

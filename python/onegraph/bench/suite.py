@@ -16,13 +16,14 @@ from onegraph.bench.memory import Peak, read_peak
 from onegraph.bench.prompts import random_tokens
 from onegraph.bench.statistics import mean, sample_stddev
 from onegraph.errors import InternalError, OutOfMemoryError
+from onegraph.graphs import GraphMode, GraphOptions
 from onegraph.llm import LLM
 from onegraph.results import Timings
 from onegraph.sampling import resolve
 
 __all__ = ["GRAPHS", "Outcome", "Repetition", "measure", "run"]
 
-#: What `cuda_graph` is called in tables.
+#: What a `GraphOptions.mode` is called in tables.
 GRAPHS = {"full": "graph", "none": "eager"}
 
 #: Called with what is going on, repetitions done and repetitions in all.
@@ -121,14 +122,14 @@ def run(
     cases: Sequence[Case],
     *,
     repetitions: int,
-    modes: Sequence[str],
+    modes: Sequence[GraphMode],
     options: dict[str, Any],
     started: Callable[[], str],
     watch: Watch,
     warm_up: bool = True,
     told: Told | None = None,
 ) -> Iterator[Outcome]:
-    """Runs every case in every mode ("full" and "none" of `cuda_graph`), each as soon as asked for.
+    """Runs every case in every mode of graphs ("full" and "none"), each as soon as asked for.
 
     `options` are further arguments of `LLM`. One mode is loaded at a time, checked, and then timed:
     an untimed repetition first unless `warm_up` is false, then `repetitions`, each with fresh
@@ -144,7 +145,7 @@ def run(
         arguments = options | {"n_ctx": n_ctx, "max_batch": max(c.n_seq for c in cases)}
         # What is timed is computed, each time.
         arguments["prefix_cache"] = False
-        with LLM(model, cuda_graph=graph, progress=told, **arguments) as llm:
+        with LLM(model, graph=GraphOptions(mode=graph), progress=told, **arguments) as llm:
             mode = "cpu" if llm.device == "cpu" else GRAPHS[graph]
             checked = check(llm)
             if peak is None:

@@ -25,6 +25,7 @@ from onegraph.cli.measuring import (
 )
 from onegraph.cli.options import MODEL, given, model_options
 from onegraph.cli.terminal import debug_option, say
+from onegraph.graphs import GraphMode
 
 
 @click.command()
@@ -81,7 +82,8 @@ def command(
     model = llama_bench.model_of(model, models)
     options["kv_type"] = llama_bench.kv_type(options["kv_type"], type_k, type_v)
     chosen = given(MODEL, {"n_ctx": None, **options})
-    modes = [name for name, on in (("full", graph or not eager), ("none", eager)) if on]
+    both: dict[GraphMode, bool] = {"full": graph or not eager, "none": eager}
+    modes = [mode for mode, on in both.items() if on]
     out = Output(output, plot)
     where = device(options["device"])
     if graph and eager and where == "cpu":
@@ -122,7 +124,7 @@ def _records(
     model: dict[str, Any],
     todo: Sequence[Any],
     repetitions: int,
-    modes: Sequence[str],
+    modes: Sequence[GraphMode],
     options: dict[str, Any],
     where: str,
     warm_up: bool,

@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
-from onegraph import LLM, ArgumentError, GraphVerification, _native
+from onegraph import LLM, ArgumentError, _native
 from onegraph.check import SUMS, Distance, SumCheck, check_sums, measure
 from onegraph.cli.card import card_only
 from onegraph.cli.options import MODEL, given, model_options
 from onegraph.cli.terminal import debug_option, json_option, progress, say, show_table
-from onegraph.graphs import check_text
+from onegraph.graphs import GraphVerification, check_text
 from onegraph.progress import shown
 
 #: Tokens of one sequence: logits of all of them are kept at a time.

@@ -12,10 +12,11 @@ from typing import Any, TypeVar
 
 import click
 
-from onegraph import LLM, ArgumentError, GraphKernel, GraphProfile
+from onegraph import LLM, ArgumentError, GraphOptions
 from onegraph.cli.card import card_only
 from onegraph.cli.options import MODEL, given, model_options
 from onegraph.cli.terminal import debug_option, json_option, progress, say, show_table
+from onegraph.graphs import GraphKernel, GraphMode, GraphProfile
 from onegraph.printable import printable
 
 #: Tokens before the step that is timed, where the context has them.
@@ -46,7 +47,7 @@ def command(
     batch_size: int,
     position: int | None,
     repeats: int,
-    cuda_graph: str,
+    cuda_graph: GraphMode,
     each: bool,
     stamps: bool,
     dot: Path | None,
@@ -73,7 +74,7 @@ def command(
             model,
             device=device,
             max_batch=batch_size,
-            cuda_graph=cuda_graph,
+            graph=GraphOptions(mode=cuda_graph),
             progress=progress(),
             **chosen,
         ) as llm,

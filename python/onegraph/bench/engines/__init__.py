@@ -27,7 +27,6 @@ __all__ = [
     "Settings",
     "Setup",
     "find",
-    "find_server",
     "names",
 ]
 
@@ -176,19 +175,6 @@ def names() -> list[str]:
     """What `find` takes."""
     families = {row.family for row in ENGINES.values() if row.family}
     return sorted({*ENGINES, *families})
-
-
-def find_server(name: str) -> Adapter:
-    """The engine of that name, or with `llama-server=PATH` llama.cpp's server in that program.
-
-    Raises as `find`.
-    """
-    engine, _, program = name.partition("=")
-    if not program:
-        return find(engine)
-    from onegraph.bench.engines.llama_server import LlamaServer  # stands on this file
-
-    return LlamaServer(program)
 
 
 def find(name: str) -> Adapter:

@@ -19,11 +19,20 @@ from onegraph.bench import engines, stream
 from onegraph.bench.engines import MissingError, Prompt, Settings, Setup
 from onegraph.bench.measurement import EngineError, Measurement
 
-__all__ = ["LlamaServer", "Running", "find", "measurement"]
+__all__ = ["LlamaServer", "Running", "find", "find_server", "measurement"]
 
 NAME = "llama-server"
 #: Longest wait for a model to be loaded, in seconds.
 PATIENCE = 600.0
+
+
+def find_server(name: str) -> engines.Adapter:
+    """The engine of that name, or with `llama-server=PATH` llama.cpp's server in that program.
+
+    Raises as `engines.find`.
+    """
+    engine, _, program = name.partition("=")
+    return LlamaServer(program) if program else engines.find(engine)
 
 
 def measurement(lines: Iterable[stream.Line], who: str = NAME) -> Measurement:

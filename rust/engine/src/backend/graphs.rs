@@ -33,7 +33,7 @@ impl GraphMode {
     pub fn from_name(name: &str) -> Result<Self> {
         let found = Self::NAMES.iter().find(|(n, _)| *n == name);
         found.map(|(_, mode)| *mode).ok_or_else(|| Error::Argument {
-            name: "cuda_graph",
+            name: "graph.mode",
             value: format!("{name:?}"),
             reason: format!("must be one of {}", Self::NAMES.map(|(n, _)| n).join(", ")),
         })

@@ -137,7 +137,7 @@ impl Options {
 
     fn graph_sizes(&self) -> Result<Option<Vec<usize>>> {
         let (most, limit) = match self.graph.max_batch {
-            Some(n) => (n, format!("graph_max_batch = {n}")),
+            Some(n) => (n, format!("graph.max_batch = {n}")),
             None => (self.max_batch, format!("max_batch = {}", self.max_batch)),
         };
         let sizes = self.graph.batch_sizes.as_ref();
@@ -158,7 +158,7 @@ impl Options {
         }
         check_chunk(self.prefill_chunk)?;
         if let Some(n) = self.graph.max_batch {
-            in_range("graph_max_batch", n, 1, self.max_batch)?;
+            in_range("graph.max_batch", n, 1, self.max_batch)?;
         }
         self.graph_sizes()?;
         self.kv_type().map(|_| ())
@@ -267,17 +267,17 @@ mod tests {
             ..base()
         };
         let text = refused(&graph(&[], None));
-        assert!(text.contains("graph_batch_sizes = []"), "{text}");
+        assert!(text.contains("graph.batch_sizes = []"), "{text}");
         let text = refused(&graph(&[1, 9], None));
         assert!(
-            text.contains("graph_batch_sizes = 9") && text.contains("1 to 8"),
+            text.contains("graph.batch_sizes = 9") && text.contains("1 to 8"),
             "{text}"
         );
         let text = refused(&graph(&[4, 1, 4], Some(0)));
-        assert!(text.contains("graph_max_batch = 0"), "{text}");
+        assert!(text.contains("graph.max_batch = 0"), "{text}");
         let text = refused(&graph(&[4, 1, 6], Some(5)));
         assert!(
-            text.contains("graph_batch_sizes = 6") && text.contains("graph_max_batch = 5"),
+            text.contains("graph.batch_sizes = 6") && text.contains("graph.max_batch = 5"),
             "{text}"
         );
         let sizes = graph(&[4, 1, 4], Some(4)).gpu().map(|gpu| gpu.batch_sizes);
@@ -285,7 +285,7 @@ mod tests {
         assert_eq!(graph(&[4, 1, 4], Some(8)).validate(), Ok(()));
         let text = GraphMode::from_name("half").unwrap_err().to_string();
         assert!(
-            text.contains("cuda_graph") && text.contains("full_and_piecewise"),
+            text.contains("graph.mode") && text.contains("full_and_piecewise"),
             "{text}"
         );
         assert_eq!(GraphMode::from_name("none"), Ok(GraphMode::None));

@@ -81,8 +81,8 @@ impl Fault {
     fn remedy(self) -> &'static str {
         match self {
             Self::InCapture => {
-                "a call that a capture forbids was made inside one: load with cuda_graph=\"none\" \
-                 and report this"
+                "a call that a capture forbids was made inside one: load with \
+                 graph=GraphOptions(mode=\"none\") and report this"
             }
             Self::Lost => {
                 "a kernel failed and the CUDA context is lost: restart the process and report this"

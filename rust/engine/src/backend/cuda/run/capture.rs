@@ -6,14 +6,15 @@ use crate::error::Error;
 /// What a failed capture of `what` comes from, and what to do, in the order worth trying.
 pub fn capture_failure(error: Error, what: &str, free: usize) -> Error {
     let what = format!("capturing {what}");
-    let without = "load with cuda_graph=\"none\", which launches every kernel by itself";
+    let without =
+        "load with graph=GraphOptions(mode=\"none\"), which launches every kernel by itself";
     let free = free as f64 / f64::from(1 << 20);
     match error {
         Error::Memory { need, .. } => Error::Memory {
             need: format!("{what}: {need}; {free:.1} MiB were free before it"),
             remedy: format!(
-                "1. free memory on the card; 2. capture less: smaller graph_batch_sizes or \
-                 graph_max_batch; 3. use a smaller n_ctx or max_batch; 4. {without}"
+                "1. free memory on the card; 2. capture less: smaller graph.batch_sizes or \
+                 graph.max_batch; 3. use a smaller n_ctx or max_batch; 4. {without}"
             ),
         },
         Error::Driver {
@@ -89,7 +90,8 @@ mod tests {
                 "{text}"
             );
             assert!(
-                text.contains("1. ") && text.contains("3. load with cuda_graph=\"none\""),
+                text.contains("1. ")
+                    && text.contains("3. load with graph=GraphOptions(mode=\"none\")"),
                 "{text}"
             );
         }

@@ -38,12 +38,12 @@ fn round_sizes(most: usize) -> Vec<usize> {
 /// what `limit` allows.
 pub fn chosen_sizes(wanted: &[usize], most: usize, limit: &str) -> Result<Vec<usize>> {
     let refused = |value: String, reason: String| Error::Argument {
-        name: "graph_batch_sizes",
+        name: "graph.batch_sizes",
         value,
         reason,
     };
     if wanted.is_empty() {
-        let reason = "name at least one size, or use cuda_graph=\"none\"".into();
+        let reason = "name at least one size, or use mode=\"none\"".into();
         return Err(refused("[]".into(), reason));
     }
     if let Some(size) = wanted.iter().find(|s| !(1..=most).contains(*s)) {
@@ -315,7 +315,7 @@ mod tests {
     fn chosen_sizes_are_sorted_and_nonsense_is_refused_with_its_numbers() {
         assert_eq!(chosen_sizes(&[4, 1, 4], 8, "max_batch = 8"), Ok(vec![1, 4]));
         let refused = |wanted: &[usize], most| {
-            let error = chosen_sizes(wanted, most, "graph_max_batch = 6").unwrap_err();
+            let error = chosen_sizes(wanted, most, "graph.max_batch = 6").unwrap_err();
             error.to_string()
         };
         let text = refused(&[], 6);
@@ -325,9 +325,9 @@ mod tests {
         );
         for wrong in [0, 7] {
             let text = refused(&[1, wrong], 6);
-            let said = format!("graph_batch_sizes = {wrong}: must be from 1 to 6");
+            let said = format!("graph.batch_sizes = {wrong}: must be from 1 to 6");
             assert!(
-                text.contains(&said) && text.contains("graph_max_batch"),
+                text.contains(&said) && text.contains("graph.max_batch"),
                 "{text}"
             );
         }

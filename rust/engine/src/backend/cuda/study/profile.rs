@@ -28,8 +28,8 @@ pub fn profile(
             name: "batch_size",
             value: question.batch_size.to_string(),
             reason: format!(
-                "with cuda_graph=\"{}\" steps of {:?} rows are captured; choose one of them, or \
-                 load with graph_batch_sizes that has it",
+                "with graph.mode = \"{}\" steps of {:?} rows are captured; choose one of them, or \
+                 load with graph.batch_sizes that have it",
                 stats.mode, stats.batch_sizes
             ),
         });

@@ -55,10 +55,10 @@ pub fn verify(
     };
     if keys.is_empty() {
         return Err(Error::Argument {
-            name: "cuda_graph",
+            name: "graph.mode",
             value: "\"none\"".into(),
             reason: "nothing is captured, so there is nothing to compare; load with \
-                     cuda_graph=\"full\""
+                     graph=GraphOptions(mode=\"full\")"
                 .into(),
         });
     }

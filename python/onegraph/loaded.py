@@ -1,0 +1,48 @@
+"""What every part of an `LLM` stands on."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from pathlib import Path
+from typing import Literal
+
+from onegraph import _native
+
+__all__ = ["KvType", "Loaded"]
+
+#: Encodings of keys and values: of every device, and of the CPU alone.
+KvType = Literal["i16", "q8_0", "f32"]
+
+logger = logging.getLogger("onegraph")
+
+
+class Loaded:
+    """A model in memory."""
+
+    _engine: _native.Engine
+    _tokenizer: _native.Tokenizer
+    _kv_type: KvType
+    _unsaid_saturated: threading.Lock
+
+    @property
+    def tokenizer(self) -> _native.Tokenizer:
+        """The tokenizer of the model."""
+        return self._tokenizer
+
+    @functools.cached_property
+    def path(self) -> Path:
+        """The file in use; of a split model, the first shard."""
+        return self._engine.path
+
+    def _say_saturated(self) -> None:
+        """Once a model: that keys or values were too large for its cache."""
+        if self._engine.saturated_sequences and self._unsaid_saturated.acquire(blocking=False):
+            logger.warning(
+                "keys or values of a sequence are larger than a cache of %s holds; the largest "
+                'that it holds stands in their place. kv_type="i16" holds up to 1.1e15, and on the '
+                'CPU "f32" all of them; '
+                "LLM.saturated_sequences counts such sequences",
+                self._kv_type,
+            )
