@@ -23,6 +23,7 @@ def test_the_cpus_peak_says_how_it_was_read(threads: int) -> None:
     assert peak.by == f"numpy.max of a buffer, {threads} threads"
 
 
+@pytest.mark.thorough
 def test_a_card_reads_every_byte(ksim_env: dict[str, str]) -> None:
     """The kernel's sums say whether it did; a size that is no multiple of its stride, too."""
     for size in [1 << 20, (1 << 20) + 4112]:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 OUT_OF_MEMORY, INVALID_HANDLE, INVALIDATED, ILLEGAL_ADDRESS = 2, 400, 901, 700
 
 # The first model leaves every kernel in the cache; from then on the same calls come each time.

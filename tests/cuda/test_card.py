@@ -169,10 +169,12 @@ def test_early_successors_change_nothing(
 
 
 REFUSALS = """
-missing = path + ".missing"
+damaged = path + ".damaged"
+with open(damaged, "w") as file:
+    file.write("no model")
 for kv_type in ("f16", "f32", "q4_0"):
     try:
-        onegraph.LLM(missing, device="cuda", kv_type=kv_type)
+        onegraph.LLM(damaged, device="cuda", kv_type=kv_type)
     except onegraph.ArgumentError as e:
         out[kv_type] = str(e)
 """

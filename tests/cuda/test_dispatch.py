@@ -44,6 +44,7 @@ MODES = [
 ]
 
 
+@pytest.mark.thorough
 def test_every_mode_gives_the_same_tokens(simulated: Any) -> None:
     eager, *runs = simulated(GENERATE, modes=[EAGER, *MODES])["runs"]
     assert eager["mode"] == "none"

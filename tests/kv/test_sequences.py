@@ -20,6 +20,8 @@ from support.backends import Backend, over_backends
 from support.plans import PAGE, Floats, bits
 from support.plans_kv import CANARIES, Cache, Run, changed, lay
 
+pytestmark = pytest.mark.thorough
+
 CACHE = Cache(n_slots=4, n_pages=10)
 
 

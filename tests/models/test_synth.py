@@ -25,6 +25,7 @@ def greedy(model: Reference, ids: list[int], count: int) -> list[int]:
     return ids
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", SMALL)
 def test_a_forward_pass_is_finite_and_its_logits_are_spread(name: str, tmp_path: Path) -> None:
     shape = shapes.find(name)

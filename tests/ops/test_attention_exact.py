@@ -244,6 +244,7 @@ def kinds(shape: Shape) -> dict[str, Rows]:
 KINDS = {kv_type: kinds(Shape(kv_type=kv_type)) for kv_type in exact.KINDS}
 
 
+@pytest.mark.thorough
 @pytest.mark.one_shape
 @over_backends
 @pytest.mark.parametrize("kind", KINDS["I16"])
@@ -344,6 +345,7 @@ def test_any_passes_give_the_same_bits(backend: Backend, kv_type: str) -> None:
     check()
 
 
+@pytest.mark.thorough
 @over_backends
 @over_caches
 def test_near_float64(backend: Backend, kv_type: str) -> None:

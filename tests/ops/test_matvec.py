@@ -120,6 +120,7 @@ def test_a_row_of_nan_stays_alone(backend: Backend, ty: str) -> None:
     assert np.array_equal(bits(found[others]), bits(clean[others]))
 
 
+@pytest.mark.thorough
 @over_backends
 def test_products_of_one_input_are_independent(backend: Backend) -> None:
     """Several mat-vecs in a row that read the same x, of several types: q, k and v of a layer."""
@@ -143,6 +144,7 @@ def test_products_of_one_input_are_independent(backend: Backend) -> None:
                 assert nmse(run[name], values @ weight.T + offset) <= backend.nmse, name
 
 
+@pytest.mark.thorough
 @over_cards
 @pytest.mark.parametrize(
     "types",
@@ -199,6 +201,7 @@ def test_sums_that_are_taken_apart_have_the_interpreters_bits(backend: Backend, 
                 assert np.array_equal(bits(found[name]), bits(wanted[name])), (name, rows, of)
 
 
+@pytest.mark.thorough
 @over_backends
 @over_types
 @pytest.mark.parametrize("scale", SCALES)
@@ -330,6 +333,7 @@ def test_products_have_the_interpreters_bits(
         of_both(backend, plan, ["y0", "y1"], normal(rows, n_in, seed=rows) * outliers(rows, n_in))
 
 
+@pytest.mark.thorough
 @over_cards
 def test_products_of_blocks_of_any_bits(backend: Backend) -> None:
     """Scales of every size, of no number too: the same bits as on the CPU."""
@@ -352,6 +356,7 @@ def outliers(rows: int, n_in: int) -> Floats:
     return factors
 
 
+@pytest.mark.thorough
 @over_cards
 # The gate before floats is a launch of its own.
 @pytest.mark.parametrize("ty", ["Q4_K", "F16", "Q8_0"])

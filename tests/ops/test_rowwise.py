@@ -75,6 +75,7 @@ def rotated(
     return out.reshape(len(x), -1)
 
 
+@pytest.mark.thorough
 @over_backends
 @pytest.mark.parametrize("style", ["interleaved", "halves"])
 @pytest.mark.parametrize(
@@ -115,6 +116,7 @@ def test_rope_turns_nothing_at_position_0(backend: Backend) -> None:
     assert np.array_equal(Run(backend, plan)({"x": x})["x"], x)
 
 
+@pytest.mark.thorough
 @over_backends
 @pytest.mark.parametrize("style", ["interleaved", "halves"])
 def test_queries_that_grow_with_their_position(backend: Backend, style: str) -> None:

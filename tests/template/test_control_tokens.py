@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from support import oracles
 from support.conversations import CONVERSATIONS, NAMES
 
+pytestmark = pytest.mark.thorough
+
 #: A letter that no template has: where it is not given, given text passed for the template's.
 TAG = "ж"
 #: What looks like a control token to one model or another.
