@@ -1,84 +1,17 @@
-//! Embeddings: the hidden states of a text pooled into one vector.
-//!
-//! Every sum has a stated order, so that a vector has the same bits alone and among others, on every
-//! device, and however its text is cut into passes:
-//! - **last**: the state behind the last token.
-//! - **mean**: of each dimension the sum of the states of all tokens in their order, from +0, divided by
-//!   their number; all of it in float64.
-//! - **length 1**: of the dimensions that are wanted the sum of squares, in their order, from +0; each is
-//!   divided by the root of it; all of it in float64. A vector of zeros stays one.
-//! - At the end each number is rounded to float32, once.
+//! What is asked of an engine that embeds texts.
 
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use super::bell::Caller;
 use super::options::in_range;
+use super::pooling::{Embedding, Pooling};
 use super::queue::Work;
-use super::request::{Outlet, Ticket};
+use super::request::Outlet;
+use super::ticket::Ticket;
 use super::turns::check_priority;
 use super::Engine;
-use crate::config::PoolingType;
-use crate::error::{Error, Result};
-
-/// How the states of a text become one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pooling {
-    Last,
-    Mean,
-}
-
-impl Pooling {
-    /// The one of this public name.
-    ///
-    /// # Errors
-    /// [`Error::Argument`].
-    pub fn from_name(name: &str) -> Result<Self> {
-        match name {
-            "last" => Ok(Self::Last),
-            "mean" => Ok(Self::Mean),
-            _ => Err(Error::Argument {
-                name: "pooling",
-                value: format!("{name:?}"),
-                reason: "must be last or mean".into(),
-            }),
-        }
-    }
-
-    /// What a file asks for. The state behind the last token is the one that has seen the whole text, so
-    /// it is meant where the file names none.
-    ///
-    /// # Errors
-    /// [`Error::Argument`] for one that needs a head of its own, or a model that looks ahead.
-    pub fn of_file(said: Option<PoolingType>) -> Result<Self> {
-        let why = match said {
-            None | Some(PoolingType::None | PoolingType::Last) => return Ok(Self::Last),
-            Some(PoolingType::Mean) => return Ok(Self::Mean),
-            Some(PoolingType::Cls) => {
-                "the model's file asks for the state of its first token, which has seen no other here"
-            }
-            Some(PoolingType::Rank) => {
-                "the model's file is a reranker's, whose head for scores is not read here"
-            }
-        };
-        Err(Error::Argument {
-            name: "pooling",
-            value: said.map_or("", PoolingType::name).into(),
-            reason: format!(
-                "{why}; pooling=\"last\" or \"mean\" makes vectors that the model was not trained for"
-            ),
-        })
-    }
-
-    /// How many of the last states of a piece of `n` tokens are needed, where it is the `last` of a text
-    /// or not.
-    fn wanted(self, n: usize, last: bool) -> usize {
-        match self {
-            Self::Mean => n,
-            Self::Last => usize::from(last),
-        }
-    }
-}
+use crate::error::Result;
 
 /// A text to embed.
 #[derive(Debug, Clone, PartialEq)]
@@ -94,70 +27,6 @@ pub struct EmbedRequest {
     pub priority: i32,
     /// As [`super::Request::asked`].
     pub asked: Option<Instant>,
-}
-
-/// A text that is being embedded.
-pub struct Embedding {
-    pub ids: Vec<u32>,
-    pooling: Pooling,
-    dimensions: usize,
-    normalize: bool,
-    /// `[n_embd]`, of the states so far.
-    sum: Vec<f64>,
-    /// States in the sum.
-    n: usize,
-    out: Outlet<Vec<f32>>,
-}
-
-impl Embedding {
-    /// How many of the last states of a piece of `n` tokens are needed, which may be the `last` piece.
-    pub fn wanted(&self, n: usize, last: bool) -> usize {
-        self.pooling.wanted(n, last)
-    }
-
-    /// Takes the states of a piece that were wanted, `[wanted, n_embd]`.
-    pub fn add(&mut self, states: &[f32]) {
-        for state in states.chunks_exact(self.sum.len()) {
-            self.n += 1;
-            let sums = self.sum.iter_mut().zip(state);
-            sums.for_each(|(sum, x)| *sum += f64::from(*x));
-        }
-    }
-
-    /// Sends the vector.
-    pub fn finish(mut self) {
-        let made = vector(&mut self.sum, self.n, self.dimensions, self.normalize);
-        self.out.send(made);
-    }
-
-    /// Says why there will be none.
-    pub fn fail(self, error: Error) {
-        self.out.send(Err(error));
-    }
-}
-
-/// The leading `dimensions` of the sum of `n` states as a vector.
-///
-/// # Errors
-/// [`Error::Embedding`] where the model's numbers overflowed.
-fn vector(sum: &mut [f64], n: usize, dimensions: usize, normalize: bool) -> Result<Vec<f32>> {
-    // Of all: what overflowed in one dimension has made the others what they are.
-    if let Some(dimension) = sum.iter().position(|x| !x.is_finite()) {
-        return Err(Error::Embedding {
-            dimension,
-            value: sum[dimension].to_string(),
-        });
-    }
-    let vector = sum.get_mut(..dimensions).unwrap_or_default();
-    vector.iter_mut().for_each(|x| *x /= n as f64);
-    if normalize {
-        let squares = vector.iter().fold(0.0f64, |sum, x| sum + *x * *x);
-        if squares > 0.0 {
-            let length = squares.sqrt();
-            vector.iter_mut().for_each(|x| *x /= length);
-        }
-    }
-    Ok(vector.iter().map(|x| *x as f32).collect())
 }
 
 impl Engine {
@@ -186,90 +55,14 @@ impl Engine {
         let tokens = request.ids.len();
         self.check_embedded(tokens, false)?;
         let (out, items) = mpsc::channel();
-        let work = Work::Embed(Box::new(Embedding {
-            ids: request.ids.clone(),
+        let work = Work::Embed(Box::new(Embedding::new(
+            request.ids.clone(),
             pooling,
-            dimensions,
-            normalize: request.normalize,
-            sum: vec![0.0; loaded.n_embd],
-            n: 0,
-            out: Outlet::new(out, caller),
-        }));
+            [loaded.n_embd, dimensions],
+            request.normalize,
+            Outlet::new(out, caller),
+        )));
         let (priority, asked) = (request.priority, request.asked);
         self.push(work, tokens, items, priority, asked, timeout)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_mean_has_the_same_bits_however_its_text_is_cut() {
-        let states: Vec<f32> = (0..40).map(|i| (i as f32 * 0.7).sin() * 1e3).collect();
-        let pooled = |pieces: &[usize]| {
-            let (out, items) = mpsc::channel();
-            let mut text = Embedding {
-                ids: vec![0; 10],
-                pooling: Pooling::Mean,
-                dimensions: 4,
-                normalize: true,
-                sum: vec![0.0; 4],
-                n: 0,
-                out: Outlet::new(out, None),
-            };
-            let mut rest = &states[..];
-            for n in pieces {
-                assert_eq!(text.wanted(*n, false), *n);
-                text.add(&rest[..n * 4]);
-                rest = &rest[n * 4..];
-            }
-            text.finish();
-            items.recv().unwrap().unwrap()
-        };
-        let whole = pooled(&[10]);
-        assert_eq!(whole, pooled(&[1, 2, 7]));
-        assert_eq!(whole, pooled(&[1; 10]));
-        let length: f64 = whole.iter().map(|x| f64::from(*x).powi(2)).sum();
-        assert!((length - 1.0).abs() < 1e-6, "{length}");
-    }
-
-    #[test]
-    fn vectors_are_as_their_definition_says() {
-        let sum = || vec![3.0, -4.0, 12.0];
-        assert_eq!(vector(&mut sum(), 1, 2, true), Ok(vec![0.6, -0.8]));
-        assert_eq!(vector(&mut sum(), 2, 3, false), Ok(vec![1.5, -2.0, 6.0]));
-        assert_eq!(vector(&mut [0.0; 2], 1, 2, true), Ok(vec![0.0; 2]));
-    }
-
-    #[test]
-    fn numbers_that_overflowed_are_an_error_that_says_where() {
-        let text = vector(&mut [1.0, f64::NAN], 1, 2, true)
-            .unwrap_err()
-            .to_string();
-        assert!(
-            text.contains("dimension 1") && text.contains("NaN"),
-            "{text}"
-        );
-        // Also of a dimension that is not asked for.
-        let text = vector(&mut [1.0, f64::INFINITY], 1, 1, false)
-            .unwrap_err()
-            .to_string();
-        assert!(
-            text.contains("dimension 1") && text.contains("inf"),
-            "{text}"
-        );
-    }
-
-    #[test]
-    fn a_file_may_ask_for_what_is_not_made() {
-        for (said, named) in [(PoolingType::Cls, "cls"), (PoolingType::Rank, "rank")] {
-            let text = Pooling::of_file(Some(said)).unwrap_err().to_string();
-            assert!(text.starts_with(&format!("pooling = {named}: ")), "{text}");
-            assert!(text.contains("pooling=\"last\""), "{text}");
-        }
-        assert_eq!(Pooling::of_file(None), Ok(Pooling::Last));
-        assert_eq!(Pooling::of_file(Some(PoolingType::None)), Ok(Pooling::Last));
-        assert_eq!(Pooling::of_file(Some(PoolingType::Mean)), Ok(Pooling::Mean));
     }
 }

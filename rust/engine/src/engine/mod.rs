@@ -40,6 +40,7 @@ pub(crate) mod memory;
 mod options;
 mod owner;
 mod pace;
+mod pooling;
 mod prefixes;
 mod queue;
 mod request;
@@ -47,6 +48,7 @@ mod stats;
 #[cfg(test)]
 mod tests;
 pub mod text;
+mod ticket;
 mod turns;
 
 pub use crate::backend::{
@@ -54,16 +56,18 @@ pub use crate::backend::{
 };
 pub use crate::pages::{Places, Salt, MAX_SALT_BYTES};
 pub use bell::{Bell, Caller};
-pub use embedding::{EmbedRequest, Pooling};
+pub use embedding::EmbedRequest;
 pub use lookup::MOST_DRAFTED;
 pub use options::{GraphOptions, Options, DEFAULT_CTX, DEFAULT_DIR_BYTES, MAX_BATCH};
+pub use pooling::Pooling;
 pub use prefixes::PrefixKeeping;
 pub use queue::close_all;
 pub use request::{
-    Cut, FinishReason, Finished, Piece, Request, StoppedBy, Ticket, Timings, Usage, Wait,
-    DEFAULT_MAX_TOKENS, MAX_PRIORITY, POLL, PRIORITY_STEP,
+    Cut, FinishReason, Finished, Piece, Request, StoppedBy, Timings, Usage, DEFAULT_MAX_TOKENS,
+    MAX_PRIORITY, PRIORITY_STEP,
 };
 pub use stats::{Done, Stats};
+pub use ticket::{Ticket, Wait, POLL};
 
 use device::Device;
 use options::in_range;

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 use super::bell::Together;
 use super::constrain::Constrained;
-use super::embedding::Embedding;
 use super::lookup::Lookup;
 use super::pace::Pace;
+use super::pooling::Embedding;
 use super::queue::{Job, Look, Shared, Work, CLOSED};
 use super::request::{
     Cut, FinishReason, Finished, Outlet, Piece, Request, StoppedBy, Timings, Usage,

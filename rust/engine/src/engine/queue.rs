@@ -8,7 +8,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
-use super::embedding::Embedding;
+use super::pooling::Embedding;
 use super::request::{FinishReason, Finished, Outlet, Piece, Request, Timings, Usage};
 use super::stats::Now;
 use super::turns;
