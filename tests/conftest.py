@@ -19,7 +19,7 @@ import shapes
 import synth
 from onegraph import hub
 from support import card_lock, plans_kv
-from support.backends import CASES, HAS_CARD, THOROUGH, Backend
+from support.backends import CASES, EXHAUSTIVE, HAS_CARD, Backend
 
 # Finds a failing example and leaves it as it is: making it small can take minutes.
 hypothesis.settings.register_profile(
@@ -133,7 +133,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header() -> list[str]:
     """What this run leaves out, and what runs it."""
-    lines = ["tests marked thorough run by `pytest -m thorough`"]
+    lines = ["tests marked thorough run by `pytest -m thorough`, and where their files are named"]
     if not HAS_CARD:
         lines.append("no NVIDIA card here: `pytest -m gpu` on a machine with one runs tests of it")
     return lines
@@ -143,10 +143,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Puts the files that load the simulated driver into their own process behind all others: for
     a process that has it, this is a machine with a card. Leaves out what a backend does not have,
     and of a card's cases all but a few: each shape is a kernel that is compiled for a second or
-    two. Tests of a card go where there is none."""
+    two. Tests of a card go where there is none, thorough ones where all tests are meant and
+    no marker is."""
     loading = {i.path for i in items if LOADS_DRIVER.intersection(getattr(i, "fixturenames", ()))}
     items.sort(key=lambda item: item.path in loading)
     left_out = set() if HAS_CARD else {i for i in items if i.get_closest_marker("gpu")}
+    named = {Path(arg).resolve() for arg in config.args}
+    if not config.option.markexpr and named == {Path(__file__).parent}:
+        left_out |= {i for i in items if i.get_closest_marker("thorough")}
     of_cards = defaultdict(list)
     for item in items:
         params = item.callspec.params if hasattr(item, "callspec") else {}
@@ -155,7 +159,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             continue
         if not backend.stores(params.get("kv_type", "I16"), params.get("head_dim", 64)):
             left_out.add(item)
-        elif backend.device != "cpu" and not THOROUGH:
+        elif backend.device != "cpu" and not EXHAUSTIVE:
             of_cards[item.path, item.originalname, backend.name].append(item)
     for cases in of_cards.values():
         marked = cases[0].get_closest_marker("simulated_types")

@@ -10,7 +10,7 @@ from pathlib import Path
 import onegraph
 import pytest
 from onegraph import hub
-from support.backends import THOROUGH
+from support.backends import EXHAUSTIVE
 
 pytestmark = pytest.mark.thorough
 
@@ -79,7 +79,7 @@ def shown(begin: str) -> str:
 
 @pytest.mark.parametrize("line", commands())
 def test_a_command_of_the_page_runs(line: str, home: Home) -> None:
-    if "--compile" in line and not THOROUGH:
+    if "--compile" in line and not EXHAUSTIVE:
         line = re.sub(r"--compile \S+", "--verify", line)  # compiling takes a minute
     (home.cache / "kernels").mkdir()
     home.keep(home.folder / "carried")

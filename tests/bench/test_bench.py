@@ -10,7 +10,7 @@ import onegraph
 import pytest
 import shapes
 import synth
-from support.backends import THOROUGH
+from support.backends import EXHAUSTIVE
 
 #: What a script that reads llama-bench's JSON looks for.
 LLAMA_BENCH_FIELDS = [
@@ -156,7 +156,7 @@ def test_the_chart_is_drawn(cli, tiny: Path, tmp_path: Path) -> None:
     assert "<svg" in chart.read_text()
 
 
-@pytest.mark.skipif(not THOROUGH, reason="ONEGRAPH_THOROUGH=1 runs it on the simulated card")
+@pytest.mark.skipif(not EXHAUSTIVE, reason="ONEGRAPH_EXHAUSTIVE=1 runs it on the simulated card")
 def test_graph_and_eager_have_rows_of_their_own(cli, tiny: Path, ksim_env) -> None:
     options = ["-p", "8", "-n", "2", "-r", "1", "--graph", "--eager", "--device", "cuda"]
     done = cli("bench", tiny, *options, "-o", "json", env=ksim_env)

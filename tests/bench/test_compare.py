@@ -25,7 +25,7 @@ from onegraph.bench.engines.xllamacpp import XLlamaCpp
 from onegraph.bench.fidelity import agreement
 from onegraph.bench.measurement import EngineError
 from onegraph.bench.prompts import exact
-from support.backends import THOROUGH
+from support.backends import EXHAUSTIVE
 
 pytestmark = pytest.mark.thorough
 
@@ -227,7 +227,7 @@ def test_a_completions_server_is_timed_by_the_caller(smollm2: Path, monkeypatch)
             running.generate(exact(onegraph.Tokenizer(smollm2), 20, seed=1), 6)
 
 
-@pytest.mark.skipif(not THOROUGH, reason="ONEGRAPH_THOROUGH=1 races on the simulated card")
+@pytest.mark.skipif(not EXHAUSTIVE, reason="ONEGRAPH_EXHAUSTIVE=1 races on the simulated card")
 def test_a_card_is_raced_and_a_rival_on_the_cpu_is_marked(cli, tmp_path, ksim_env) -> None:
     pytest.importorskip("xllamacpp")
     model = tmp_path / "tiny.gguf"

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import shapes
 import synth
-from support.backends import THOROUGH
+from support.backends import EXHAUSTIVE
 from support.card_process import OnCard
 
 pytestmark = pytest.mark.thorough
 
-#: Values of N in every run; `ONEGRAPH_THOROUGH=1` takes all.
+#: Values of N in every run; `ONEGRAPH_EXHAUSTIVE=1` takes all.
 SAMPLE = 40
 
 BODY = """
@@ -90,7 +90,7 @@ def test_every_failing_call_is_survived(
     given: dict[str, Any] = {
         "tests": str(Path(__file__).parents[1]),
         "library_dir": str(ksim_library_dir),
-        "sample": None if THOROUGH else SAMPLE,
+        "sample": None if EXHAUSTIVE else SAMPLE,
         "code": code,
     }
     found = simulated(BODY, path=one_layer, **given)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.backends import THOROUGH, Backend, on_simulator
+from support.backends import EXHAUSTIVE, Backend, on_simulator
 from support.card import Card, real_nvrtc
 from support.plans import bits
 from support.plans_kv import Cache
@@ -66,7 +66,7 @@ def test_eager_equals_the_replay(
     assert digest(ksim_env | kernel_cache, "simulated", options='{"capture": false}') == in_order
 
 
-@pytest.mark.parametrize("seed", range(1, 20 if THOROUGH else 3))
+@pytest.mark.parametrize("seed", range(1, 20 if EXHAUSTIVE else 3))
 def test_any_order_of_blocks_and_warps_gives_the_same_bits(
     seed: int, in_order: str, ksim_env: dict[str, str], kernel_cache: dict[str, str]
 ) -> None:
@@ -134,7 +134,7 @@ def test_late_blocks_change_no_bit(
 @on_simulator
 def test_tokens_take_no_memory(backend: Backend, request: pytest.FixtureRequest) -> None:
     """Graphs and memory are as many after thousands of tokens as after the first."""
-    n = 10_000 if THOROUGH else 1_000
+    n = 10_000 if EXHAUSTIVE else 1_000
     cache = Cache(n_layer=1, n_slots=1, n_ctx=n, n_pages=-(-n // 64) + 1)
     run = cache.run(backend, mapped=True)
     card = Card(request.getfixturevalue("ksim_library_dir"))

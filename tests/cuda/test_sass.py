@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 import shapes
 import synth
-from support.backends import THOROUGH
+from support.backends import EXHAUSTIVE
 from support.card import real_nvrtc
 
 pytestmark = pytest.mark.thorough
@@ -62,7 +62,7 @@ ORDERS = {
     # What the slot draws by, and its stop tokens; then logits.
     "sample_adjust": order([WORD, PAIR], [], [QUAD]),
 }
-#: Variants of a kernel that are read, unless ONEGRAPH_THOROUGH asks for all.
+#: Variants of a kernel that are read, unless ONEGRAPH_EXHAUSTIVE asks for all.
 EACH = 8
 #: At load, not in a step: launched by itself.
 APART = {"repack"}
@@ -115,7 +115,7 @@ def kernels(
     shape = dataclasses.replace(shapes.find("tiny-llama"), n_layer=1, n_embd=2048, **heads)
     synth.write(wide, shape, "Q4_K_M")
     models = [[str(wide), "2", "i16", "q8_0"]]
-    if THOROUGH:
+    if EXHAUSTIVE:
         models.append([str(tiny_llama), "1", "i16", "q8_0"])
     for model in models:
         command = [sys.executable, "-c", COMPILE, *model]
@@ -127,7 +127,7 @@ def kernels(
         images[frozenset(re.findall(rb"\.text\.(\w+)", image))].append(image)
     found = []
     for of_one_kind in images.values():
-        for image in of_one_kind[:: 1 if THOROUGH else -(-len(of_one_kind) // EACH)]:
+        for image in of_one_kind[:: 1 if EXHAUSTIVE else -(-len(of_one_kind) // EACH)]:
             path = folder / "image.elf"
             path.write_bytes(image)
             done = subprocess.run([tool, "-c", path], capture_output=True, text=True, check=True)

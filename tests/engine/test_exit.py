@@ -9,12 +9,12 @@ from pathlib import Path
 
 import onegraph
 import pytest
-from support.backends import THOROUGH
+from support.backends import EXHAUSTIVE
 
 pytestmark = pytest.mark.thorough
 
 #: Times that each scenario runs: it meets the end of the program at another moment each time.
-TIMES = 40 if THOROUGH else 2
+TIMES = 40 if EXHAUSTIVE else 2
 
 #: The interpreters to run on: `ONEGRAPH_TEST_PYTHONS` names more, joined by colons. They need
 #: nothing but Python: the package is taken from here, and NumPy is not touched.

@@ -14,7 +14,7 @@ import pytest
 import widen
 from onegraph import LLM
 from onegraph.graphs import check_text
-from support.backends import THOROUGH
+from support.backends import EXHAUSTIVE
 from support.reference import Array, Reference, kl
 
 pytestmark = pytest.mark.thorough
@@ -48,8 +48,8 @@ def exact_logits(path: Path, name: str, ids: list[int]) -> Array:
     return found
 
 
-#: Types that the model is widened to; ONEGRAPH_THOROUGH=1 takes all of them.
-WIDENED = ["Q4_K", "Q5_K", "Q6_K", "Q8_0"] if THOROUGH else ["Q4_K"]
+#: Types that the model is widened to; ONEGRAPH_EXHAUSTIVE=1 takes all of them.
+WIDENED = ["Q4_K", "Q5_K", "Q6_K", "Q8_0"] if EXHAUSTIVE else ["Q4_K"]
 
 
 @pytest.fixture(scope="module", params=["as it is", *WIDENED])

@@ -7,7 +7,7 @@ import pytest
 import shapes
 import synth
 from onegraph import LLM, _native
-from support.backends import THOROUGH
+from support.backends import EXHAUSTIVE
 from support.reference import Reference, mean_kl
 
 SHAPES = shapes.load()
@@ -48,12 +48,12 @@ ALL_CASES = {
     ]
     for at, name in enumerate(SMALL)
 }
-#: Of each shape every third of its types, so that each type is met by some; ONEGRAPH_THOROUGH=1
+#: Of each shape every third of its types, so that each type is met by some; ONEGRAPH_EXHAUSTIVE=1
 #: takes all of them.
 CASES = [
     case
     for at, cases in enumerate(ALL_CASES.values())
-    for case in (cases if THOROUGH else cases[at % min(3, len(cases) or 1) :: 3])
+    for case in (cases if EXHAUSTIVE else cases[at % min(3, len(cases) or 1) :: 3])
 ]
 
 

@@ -183,7 +183,7 @@ def simulator(tmp_path: Path, ksim_env: dict[str, str], ksim_library_dir: Path) 
         "KSIM_LIBRARY_DIR": str(ksim_library_dir),
         "KSIM_CACHE": ksim_env["KSIM_CACHE"],
     }
-    return os.environ | names | ({"ONEGRAPH_THOROUGH": "1"} if ASKED else {})
+    return os.environ | names | ({"ONEGRAPH_EXHAUSTIVE": "1"} if ASKED else {})
 
 
 @pytest.mark.thorough

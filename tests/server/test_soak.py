@@ -1,6 +1,6 @@
 """Many requests of every kind, some wrong and some left: nothing is lost, and nothing stays.
 
-ONEGRAPH_THOROUGH=1 sends 50,000."""
+ONEGRAPH_EXHAUSTIVE=1 sends 50,000."""
 
 import asyncio
 import random
@@ -12,12 +12,12 @@ import psutil
 import pytest
 from onegraph import LLM
 from onegraph.server import asgi
-from support.backends import THOROUGH
+from support.backends import EXHAUSTIVE
 from support.serving import Served, http, prompt, serving, until
 
 pytestmark = pytest.mark.thorough
 
-REQUESTS = 50_000 if THOROUGH else 2_000
+REQUESTS = 50_000 if EXHAUSTIVE else 2_000
 
 SAID = [{"role": "user", "content": "tea and toast"}]
 

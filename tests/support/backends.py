@@ -8,7 +8,7 @@ import pytest
 from onegraph import _native
 
 #: Whether cards, simulated or real, run every case, minutes, or of each test a few.
-THOROUGH = bool(os.environ.get("ONEGRAPH_THOROUGH"))
+EXHAUSTIVE = bool(os.environ.get("ONEGRAPH_EXHAUSTIVE"))
 CASES = 2
 
 #: Whether there is a card here. Cases on one are made where there is.
@@ -47,7 +47,7 @@ class Backend:
     @property
     def few(self) -> bool:
         """Whether each shape and type costs so much that some stand for all."""
-        return self.device != "cpu" and not THOROUGH
+        return self.device != "cpu" and not EXHAUSTIVE
 
     def examples(self, most: int) -> int:
         """How many examples of a property are worth it."""

@@ -124,11 +124,11 @@ fn cards() -> Vec<u32> {
 
 /// Whether kernels of the type of this number are compiled for a card: for the one that most were made
 /// for, all; of the six others each takes every sixth type, so that each type is compiled for two cards.
-/// With `ONEGRAPH_THOROUGH=1` all types for all cards, several times as long.
+/// With `ONEGRAPH_EXHAUSTIVE=1` all types for all cards, several times as long.
 fn is_compiled(number: usize, arch: u32) -> bool {
     let mut others = ARCHITECTURES.iter().filter(|a| **a != MOST_USED);
     let is_dealt = others.position(|a| *a == arch) == Some(number % 6);
-    std::env::var_os("ONEGRAPH_THOROUGH").is_some() || arch == MOST_USED || is_dealt
+    std::env::var_os("ONEGRAPH_EXHAUSTIVE").is_some() || arch == MOST_USED || is_dealt
 }
 
 /// Every kernel that the backend lowers layers to on a card of this compute capability; all types, all
