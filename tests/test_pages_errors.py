@@ -216,7 +216,15 @@ def llm(smollm2: Path) -> Iterator[onegraph.LLM]:
 
 
 @pytest.mark.usefixtures("here")
-@pytest.mark.parametrize(("kind", "shown"), examples(), ids=lambda text: text[:30])
+@pytest.mark.parametrize(
+    ("kind", "shown"),
+    [
+        # Copies a model and reads it by another program.
+        pytest.param(*each, marks=[pytest.mark.thorough] if each[1].startswith("tensor ") else [])
+        for each in examples()
+    ],
+    ids=lambda text: text[:30],
+)
 def test_an_example_of_the_page_is_what_is_raised(
     kind: str, shown: str, llm: onegraph.LLM, smollm2: Path
 ) -> None:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).resolve().parents[2] / "benches" / "speed_table.py"
 SMALL = ["--device", "cpu", "--threads", "1", "-p", "16", "-n", "8", "-r", "2", "--n-ctx", "128"]
 
@@ -20,6 +22,7 @@ def run(*args: object, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.thorough
 def test_the_record_outlives_what_fails(tmp_path: Path) -> None:
     record, absent = tmp_path / "speed.json", tmp_path / "llama-bench"
     options = [*SMALL, "--record", record, "--llama-bench", absent, "--folder", tmp_path]

@@ -15,7 +15,10 @@ from support.card_process import OnCard, run_on
 
 COMPILED = """
 with onegraph.LLM(path, device="cuda", n_ctx=256, max_batch=4, kv_type=given["kv_type"]) as llm:
-    llm.generate([[3, 4], list(range(3, 76))], max_tokens=2, ignore_eos=True, logprobs=1)
+    for n in (1, 2, 4, 8, 24):
+        llm.generate([3] * n, max_tokens=2, ignore_eos=True, temperature=0)
+    llm.generate([[3] * n for n in (2, 4, 8)], max_tokens=2, ignore_eos=True, logprobs=1)
+    llm.logits(list(range(3, 76)))
 """
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -8,7 +8,7 @@ import onegraph
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.backends import INTERPRETER, Backend, over_backends
+from support.backends import INTERPRETER, Backend, over_backends, over_backends_slowly
 from support.plans import KV_TYPES, PAGE, TYPES, bits, head_bytes
 from support.plans_kv import CANARIES, Cache, changed, lay
 
@@ -81,7 +81,7 @@ def test_values_come_back(backend: Backend, kv_type: str, n_head_kv: int, head_d
     assert np.abs(out - values).max() <= ROUNDING[kv_type] * np.abs(values).max()
 
 
-@over_backends
+@over_backends_slowly
 @given(
     n_prompt=st.integers(1, 130),
     cuts=st.lists(st.integers(1, 70), max_size=4),
@@ -93,7 +93,7 @@ def test_values_come_back(backend: Backend, kv_type: str, n_head_kv: int, head_d
 def test_a_prompt_and_its_decode_write_their_own_tokens(
     backend: Backend, n_prompt: int, cuts: list[int], pages: list[int], canary: int, slot: int
 ) -> None:
-    n = min(CACHE.n_ctx, n_prompt + 6) if backend.few else CACHE.n_ctx
+    n = CACHE.n_ctx
     run = CACHE.run(backend)
     run.map(slot, pages[:3])
     lay(run, canary)
@@ -197,8 +197,7 @@ def test_pages_that_are_not_mapped_are_not_written(backend: Backend, canary: int
         assert changed(before, run.kv) == set(), (slot, position)
 
 
-@pytest.mark.thorough
-@over_backends
+@over_backends_slowly
 @given(
     rows=st.lists(st.booleans(), min_size=1, max_size=16),
     seed=st.integers(0, 1000),
@@ -254,8 +253,7 @@ def test_the_same_position_twice_gives_the_same_cache(backend: Backend, kv_type:
     assert np.array_equal(pool, run.kv)
 
 
-@pytest.mark.thorough
-@over_backends
+@over_backends_slowly
 @over_types
 @given(pages=st.permutations(range(1, 7)), length=st.integers(1, 130))
 @quickly

@@ -314,6 +314,7 @@ def of_both(backend: Backend, plan: Plan, outs: list[str], x: Floats) -> None:
 BATCHES = [1, 2, 8, 9, 17, 40, 64, 70, 130]
 
 
+@pytest.mark.thorough
 @over_cards
 @pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
 @pytest.mark.parametrize(("ty", "n_in"), CASES)

@@ -83,6 +83,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.thorough
 def test_ten_thousand_connections_hold_up_nobody(command: list[str], tiny: Path) -> None:
     """A server as it is started, and a client in a process of its own: each has its own files."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

@@ -15,12 +15,10 @@ from support.calls import ADD, Scripted
 from support.calls import ASKED as SUM
 from support.serving import Served, serving
 
-pytestmark = pytest.mark.thorough
-
 # It would ask the net for prices.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:pydantic")
+pytestmark = [pytest.mark.thorough, pytest.mark.filterwarnings("ignore::UserWarning:pydantic")]
 
 
 def thorough(name: str) -> Any:

@@ -87,6 +87,19 @@ PARAMS = [
     if b.name != "card" or HAS_CARD
 ]
 over_backends = pytest.mark.parametrize("backend", PARAMS, indirect=True)
+#: Where the simulated card takes long: there it is thorough.
+over_backends_slowly = pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param(
+            *p.values,
+            id=p.id,
+            marks=[*p.marks] if p.id == "cpu" else [*p.marks, pytest.mark.thorough],
+        )
+        for p in PARAMS
+    ],
+    indirect=True,
+)
 #: Whose bits the others are compared with, where an op's float32 operations are all stated.
 INTERPRETER = BACKENDS[0]
 over_cards = pytest.mark.parametrize("backend", PARAMS[1:], indirect=True)
