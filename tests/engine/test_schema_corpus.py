@@ -253,3 +253,51 @@ def test_what_is_nested_deep_is_refused(llm: LLM, form: dict[str, Any], said: st
 def test_a_schema_within_a_grammar_is_held_as_one_alone(llm: LLM) -> None:
     grammar = 'start: "n = " %json {"type": "number", "exclusiveMinimum": 10, "maximum": 10.5}'
     assert llm.fits("n = 10.5", grammar=grammar) and not llm.fits("n = 10", grammar=grammar)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r'{"\x":1}',
+        r'{"\u12":1}',
+        '{"a\nb":1}',
+        '{"a\x00b":1}',
+        r'{"\ud800":1}',
+        r'{"\ud800":1,"\uD800":2}',
+    ],
+)
+def test_keys_that_are_none_of_json_do_not_fit(llm: LLM, text: str) -> None:
+    assert not llm.fits(text, schema={})
+    assert not llm.fits(text, schema={"type": "object"})
+
+
+@pytest.mark.parametrize("pattern", ["^$", "^()$", "^(?:)$", "^a{0}$", "^.{0}$"])
+def test_a_pattern_of_the_empty_text_alone_is_held(llm: LLM, pattern: str) -> None:
+    schema = {"type": "string", "pattern": pattern}
+    assert llm.fits('""', schema=schema) and not llm.fits('"a"', schema=schema)
+
+
+@pytest.mark.parametrize("bound", ["1e19", "1e21", "1e22"])
+def test_a_long_bound_that_is_excluded_is_not_taken(llm: LLM, bound: str) -> None:
+    digits = format(int(float(bound)), "d")
+    for name, sign in [("exclusiveMaximum", ""), ("exclusiveMinimum", "-")]:
+        schema = f'{{"type": "number", "{name}": {sign}{bound}}}'
+        assert not llm.fits(sign + digits, schema=schema)
+        assert llm.fits("7", schema=schema)
+
+
+def test_patterns_that_are_held_together_are_few(llm: LLM) -> None:
+    """What many have in common takes time that doubles with each."""
+    each = [{"pattern": f"(a|b)*a(a|b){{{n}}}c"} for n in range(13)]
+    assert llm.fits('"aac"', schema={"type": "string", "allOf": each[:2]})
+    with pytest.raises(onegraph.ArgumentError, match="13 patterns of one text"):
+        llm.fits('""', schema={"type": "string", "allOf": each})
+    terms = " & ".join(f"/(a|b)*a(a|b){{{n}}}/" for n in range(14))
+    with pytest.raises(onegraph.ArgumentError, match="has 13 of `&`"):
+        llm.fits("", grammar=f"start: X\nX: {terms}")
+
+
+def test_no_comment_of_a_grammar_makes_it_another(llm: LLM) -> None:
+    twice = '{"a":1,"a":2}'
+    quoted = json.dumps(twice)
+    assert llm.fits(twice, grammar=f"# keys: []\nstart: {quoted}")

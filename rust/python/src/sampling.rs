@@ -104,6 +104,7 @@ pub fn constraint(kind: &str, mut texts: Vec<String>) -> Result<Constraint> {
         "schema" => Constraint::Schema,
         "regex" => Constraint::Regex,
         "grammar" => Constraint::Grammar,
+        "answer" => Constraint::Answer,
         _ => return Err(Error::Internal(format!("a constraint called {kind:?}"))),
     };
     Ok(make(texts.pop().unwrap_or_default()))

@@ -117,6 +117,7 @@ impl Reading {
     #[allow(clippy::too_many_arguments)]
     fn constraint(
         &self,
+        py: Python<'_>,
         tokenizer: &Tokenizer,
         prompt: &Rendering,
         continues: bool,
@@ -142,8 +143,9 @@ impl Reading {
             };
             of_answer(self.inner, &tokenizer.inner, opened, &held)
         };
-        match held().map_err(to_py)? {
-            Constraint::Grammar(text) => Ok(("grammar", vec![text])),
+        // Others go on: large schemas take a while.
+        match py.detach(held).map_err(to_py)? {
+            Constraint::Answer(text) => Ok(("answer", vec![text])),
             other => Err(to_py(onegraph::Error::Internal(format!("{other:?}")))),
         }
     }

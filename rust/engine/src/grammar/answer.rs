@@ -2,7 +2,7 @@
 //! that, then what the constraint is of, a text or calls of tools in the format that the model writes.
 
 use super::lark::{joined, literal, regex_of, terminal_of, Lines, Term, Terms, ANY};
-use super::{json, keys, notation, on_a_stack, Constraint};
+use super::{json, keys, notation, on_a_stack, Constraint, MAX_BYTES};
 use crate::error::{Error, Result};
 use crate::tokenizer::Tokenizer;
 use crate::tools::{Format, Reading, Spelling, Thought, Written, QUOTE};
@@ -97,7 +97,7 @@ fn answer(
             }
         }
     };
-    Ok(Constraint::Grammar(format!(
+    Ok(Constraint::Answer(format!(
         "{}start: {start}\n{}",
         keys_of(reading, held),
         rules.lines.text
@@ -296,6 +296,14 @@ impl Rules<'_> {
             return Err(unheld(format));
         };
         let mut either: Vec<String> = Vec::new();
+        let bytes: usize = tools.iter().map(|tool| tool.parameters.len()).sum();
+        if bytes > MAX_BYTES {
+            return Err(Error::Argument {
+                name: "tools",
+                value: format!("parameters of {bytes} bytes"),
+                reason: format!("at most {MAX_BYTES} can be held; offer fewer, or smaller ones"),
+            });
+        }
         for tool in tools {
             either.push(self.call_of(format, tool)?);
         }

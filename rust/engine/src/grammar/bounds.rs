@@ -358,8 +358,10 @@ fn number_of(
                     SMALLEST.saturating_sub(DIGITS)
                 ),
             ];
-            for (bound, _) in [&least, &most].into_iter().flatten() {
-                shapes.push(bound.text().replace('.', r"\."));
+            for (bound, inclusive) in [&least, &most].into_iter().flatten() {
+                if *inclusive {
+                    shapes.push(bound.text().replace('.', r"\."));
+                }
             }
             vec![
                 Term::is(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?"),

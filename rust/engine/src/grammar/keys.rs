@@ -222,9 +222,11 @@ pub(super) fn respelled(text: &str) -> String {
                 let key = out
                     .get(begun..out.len().saturating_sub(1))
                     .unwrap_or_default();
-                let key = String::from_utf8(read(key)).unwrap_or_default();
-                out.truncate(begun.saturating_sub(1));
-                out.extend(serde_json::Value::from(key).to_string().bytes());
+                // One that is none, such as a line break as it stands, is left for the grammar to refuse.
+                if let Some(key) = decoded(key) {
+                    out.truncate(begun.saturating_sub(1));
+                    out.extend(serde_json::Value::from(key).to_string().bytes());
+                }
             }
             _ => {}
         }
@@ -237,11 +239,12 @@ fn read(key: &[u8]) -> Vec<u8> {
     if !key.contains(&b'\\') {
         return key.to_vec();
     }
-    let quoted = [b"\"", key, b"\""].concat();
-    match serde_json::from_slice::<String>(&quoted) {
-        Ok(text) => text.into_bytes(),
-        Err(_) => key.to_vec(),
-    }
+    decoded(key).map_or_else(|| key.to_vec(), String::into_bytes)
+}
+
+/// The text of a key, if it is one of JSON.
+fn decoded(key: &[u8]) -> Option<String> {
+    serde_json::from_slice(&[b"\"", key, b"\""].concat()).ok()
 }
 
 #[cfg(test)]
@@ -274,6 +277,9 @@ mod tests {
                 r#"{"a\"": "\u0061", "b": [{"é": 1}]}"#,
             ),
             (r#"["\u0061", "x": {"a"#, r#"["\u0061", "x": {"a"#),
+            // What is no key stays as it is: no grammar has it.
+            ("{\"a\nb\": 1}", "{\"a\nb\": 1}"),
+            (r#"{"\x": 1, "\ud800": 2}"#, r#"{"\x": 1, "\ud800": 2}"#),
         ] {
             assert_eq!(respelled(text), expected);
         }

@@ -58,6 +58,8 @@ pub(super) fn nothing_is(terms: &Terms) -> Result<bool, String> {
 /// Terms as a part of a terminal.
 pub(super) fn terminal_of(terms: &Terms) -> String {
     let each = terms.iter().map(|term| match term {
+        // Two slashes would begin a comment.
+        Term::Is(pattern) if pattern.is_empty() => "/(?:)/".into(),
         Term::Is(pattern) => format!("/{pattern}/"),
         Term::Not(pattern) => format!("~/{pattern}/"),
     });

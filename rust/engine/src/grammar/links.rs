@@ -11,6 +11,10 @@ use super::notation;
 /// another. What compiles them recurses; its stack is sized for this many ([`super::STACK`]).
 pub const LONGEST: usize = 400;
 
+/// Most expressions that are held together, all of which a text has to be: what they have in common can take
+/// time and memory that grow as the product of their lengths.
+pub const MOST_TERMS: usize = 4;
+
 /// A part of a grammar.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Token<'a> {
@@ -204,6 +208,22 @@ pub fn with_schemas(text: &str) -> Result<String, String> {
     }
     found.push_str(text.get(copied..).unwrap_or_default());
     Ok(found)
+}
+
+/// Whether few enough terms are held together.
+///
+/// # Errors
+/// How many there are.
+pub fn check_terms(text: &str) -> Result<(), String> {
+    let mut reader = Reader { text, at: 0 };
+    let marks = std::iter::from_fn(|| reader.next());
+    let together = marks.filter(|token| *token == Token::Mark('&')).count();
+    if together > MOST_TERMS {
+        return Err(format!(
+            "has {together} of `&`: up to {MOST_TERMS} can be, for each makes all the others longer"
+        ));
+    }
+    Ok(())
 }
 
 /// Whether a grammar can be compiled, and ends somewhere.

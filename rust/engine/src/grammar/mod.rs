@@ -68,6 +68,8 @@ pub enum Constraint {
     Grammar(String),
     /// One of several texts.
     Choice(Vec<String>),
+    /// A grammar of our own for a whole answer, as [`of_answer`] makes it.
+    Answer(String),
 }
 
 impl Constraint {
@@ -78,12 +80,15 @@ impl Constraint {
             Self::Regex(text) => ("regex", cut(text)),
             Self::Grammar(text) => ("grammar", cut(text)),
             Self::Choice(texts) => ("choice", format!("{} texts", texts.len())),
+            Self::Answer(text) => ("tools", format!("a form of {} bytes", text.len())),
         }
     }
 
     fn bytes(&self) -> usize {
         match self {
-            Self::Schema(text) | Self::Regex(text) | Self::Grammar(text) => text.len(),
+            Self::Schema(text) | Self::Regex(text) | Self::Grammar(text) | Self::Answer(text) => {
+                text.len()
+            }
             Self::Choice(texts) => texts.iter().map(String::len).sum(),
         }
     }
@@ -100,8 +105,10 @@ impl Constraint {
 
     /// In llguidance's dialect of Lark.
     fn grammar(&self) -> Result<String> {
-        if let Self::Grammar(text) = self {
-            return self.lark(text);
+        match self {
+            Self::Grammar(text) => return self.lark(text),
+            Self::Answer(text) => return Ok(text.clone()),
+            _ => {}
         }
         let mut lines = Lines::default();
         let start = self.expression(&mut lines)?;
@@ -121,6 +128,7 @@ impl Constraint {
             }
             Self::Regex(pattern) => Ok(format!("/{}/", llguidance::regex_to_lark(pattern, ""))),
             Self::Grammar(text) => Ok(format!("%lark {{\n{}\n}}", self.lark(text)?)),
+            Self::Answer(text) => Ok(format!("%lark {{\n{text}\n}}")),
             Self::Choice(texts) => {
                 if texts.is_empty()
                     || texts.len() > MAX_CHOICES
@@ -142,7 +150,9 @@ impl Constraint {
     fn lark(&self, text: &str) -> Result<String> {
         match gbnf::is_gbnf(text) {
             true => gbnf::to_lark(text).map_err(|reason| self.refused(reason)),
-            false => links::with_schemas(text).map_err(|reason| self.refused(reason)),
+            false => links::check_terms(text)
+                .and_then(|()| links::with_schemas(text))
+                .map_err(|reason| self.refused(reason)),
         }
     }
 }
@@ -272,7 +282,7 @@ impl Grammars {
             ends: self.tokenizer.vocab().end_of_text().to_vec(),
             keys: match constraint {
                 Constraint::Schema(_) => Some(Keys::of_json()),
-                Constraint::Grammar(text) => Keys::of_grammar(text),
+                Constraint::Answer(text) => Keys::of_grammar(text),
                 _ => None,
             },
             quotes: self.quotes.get_or_init(quotes).clone(),

@@ -6,6 +6,7 @@ use std::str::Chars;
 use serde_json::{Map, Value};
 
 use super::lark::{nothing_is, regex_of, Term, Terms, ANY};
+use super::links::MOST_TERMS;
 use super::schema::counts;
 
 /// Longest text that is counted.
@@ -91,6 +92,12 @@ impl Asked {
                 }
                 Some(_) => return Err("format".into()),
             }
+        }
+        if terms.len() > MOST_TERMS {
+            let together = terms.len();
+            return Err(format!(
+                "{together} patterns of one text (up to {MOST_TERMS} can be)"
+            ));
         }
         Ok(Some(Self { least, most, terms }))
     }

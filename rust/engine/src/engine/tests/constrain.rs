@@ -65,6 +65,7 @@ fn fits(constraint: &Constraint, text: &str) -> bool {
                 })
         }
         Constraint::Choice(texts) => texts.iter().any(|each| each == text),
+        Constraint::Answer(_) => unreachable!("none is asked for here"),
     }
 }
 
