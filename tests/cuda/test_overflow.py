@@ -82,6 +82,9 @@ def write(path: Path, mix: str, scale: float, norm: float) -> Path:
         blocks = table.reshape(len(table), -1, 34)
         blocks[BAD, :, :2] = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
     tensors["blk.0.attn_norm.weight"].data[:] *= np.float32(norm)
+    if norm > 1:
+        # Queries that are nearly too large have no grid to be multiplied on.
+        tensors["blk.0.attn_q.weight"].data[:] = 0
     table.base.flush()
     return path
 
@@ -93,7 +96,6 @@ def place(message: str) -> tuple[str, int, float]:
     return found[0][1], int(found[0][2]), abs(float(found[0][3]))
 
 
-#: Keys of float16 are so small that their scores with queries as large as the second's are numbers.
 #: Products of floats have no grid: there the first that tells is what stores keys and values, which
 #: a cache of integers would keep as numbers.
 CASES = [

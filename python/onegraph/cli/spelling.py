@@ -55,7 +55,7 @@ def _replaced(said: str, name: str, option: str) -> str:
     said = re.sub(rf"^{name} = (?P<value>{_VALUE})", with_value, said)
     said = re.sub(rf"^{name} = ", f"{option} ", said)
     said = re.sub(rf"{_BEFORE}{name}=(?P<value>{_VALUE})", with_value, said)
-    if "_" in name:
+    if "_" in name or "." in name:
         said = re.sub(rf"{_BEFORE}{name} (?:=|>=) (?P<value>{_VALUE})", with_value, said)
         said = re.sub(rf"{_BEFORE}{name}{_AFTER}", option, said)
     return said
