@@ -8,7 +8,7 @@ use onegraph::tools::{
 };
 use pyo3::prelude::*;
 
-use crate::errors::to_py;
+use crate::errors::{detached, to_py};
 use crate::sampling::constraint;
 use crate::template::{tried, ChatTemplate, Rendering};
 use crate::tokenizer::Tokenizer;
@@ -144,7 +144,7 @@ impl Reading {
             of_answer(self.inner, &tokenizer.inner, opened, &held)
         };
         // Others go on: large schemas take a while.
-        match py.detach(held).map_err(to_py)? {
+        match detached(py, held)? {
             Constraint::Answer(text) => Ok(("answer", vec![text])),
             other => Err(to_py(onegraph::Error::Internal(format!("{other:?}")))),
         }

@@ -39,6 +39,10 @@ impl Term {
     }
 }
 
+/// Most expressions that are held together, all of which a text has to be: what they have in common can take
+/// time and memory that grow as the product of their lengths.
+pub(super) const MOST_TERMS: usize = 4;
+
 /// Whether nothing is all of these; an error says what is wrong with one.
 pub(super) fn nothing_is(terms: &Terms) -> Result<bool, String> {
     let each = terms.iter().map(|term| match term {

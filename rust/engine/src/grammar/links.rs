@@ -4,16 +4,12 @@
 use std::collections::HashMap;
 
 use super::json;
-use super::lark::Lines;
+use super::lark::{Lines, MOST_TERMS};
 use super::notation;
 
 /// Longest chain of rules and terminals, each of which names the next, and of parentheses one within
 /// another. What compiles them recurses; its stack is sized for this many ([`super::STACK`]).
 pub const LONGEST: usize = 400;
-
-/// Most expressions that are held together, all of which a text has to be: what they have in common can take
-/// time and memory that grow as the product of their lengths.
-pub const MOST_TERMS: usize = 4;
 
 /// A part of a grammar.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -5,8 +5,7 @@ use std::str::Chars;
 
 use serde_json::{Map, Value};
 
-use super::lark::{nothing_is, regex_of, Term, Terms, ANY};
-use super::links::MOST_TERMS;
+use super::lark::{nothing_is, regex_of, Term, Terms, ANY, MOST_TERMS};
 use super::schema::counts;
 
 /// Longest text that is counted.
