@@ -237,7 +237,7 @@ impl Piece {
     }
 }
 
-/// The way of a sequence's pieces to its [`super::Ticket`]. Whoever waits elsewhere is woken for each of
+/// The sending half of a [`super::Ticket`]. A caller that waits elsewhere is woken for each of
 /// them, and for their end.
 pub(super) struct Outlet<T = Piece> {
     // Goes before the last call does: whoever is woken by the end finds it.

@@ -1,4 +1,4 @@
-//! The way back from a job: whoever asked for it waits here, and may cancel it.
+//! The handle of a queued job: its caller waits for results here, and may cancel it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -22,7 +22,7 @@ pub enum Wait<T> {
     End,
 }
 
-/// The way back from a job to whoever asked for it. Dropping it cancels the job.
+/// The handle of a queued job. Dropping it cancels the job.
 pub struct Ticket<T> {
     pub(super) items: Mutex<Receiver<Result<T>>>,
     pub(super) cancelled: Arc<AtomicBool>,

@@ -4,9 +4,7 @@
 
 use onegraph::backend::cpu::CpuBackend;
 use onegraph::backend::cuda::CudaBackend;
-use onegraph::backend::{
-    pool_pages, Backend, Event, GpuOptions, GraphMode, Kind, Part, RunnerOptions, SlotRequest,
-};
+use onegraph::backend::{Backend, Event, GpuOptions, GraphMode, Kind, Part, SlotRequest};
 use onegraph::quant;
 use onegraph::sampler::{random, Params};
 
@@ -22,18 +20,13 @@ fn each_backend(kv_types: &[&str], test: impl Fn(&str, &mut dyn Backend)) {
     let folder = Folder::new();
     let (model, plan) = card_model::open(&folder, "Q8_0", 32);
     for kv_type in kv_types {
-        let options = |mode| RunnerOptions {
-            n_slots: SLOTS,
-            n_ctx: N_CTX,
-            n_pages: pool_pages(SLOTS, N_CTX),
-            windows: None,
-            kv_type: quant::kv_by_name(kv_type).unwrap(),
-            threads: 1,
-            gpu: GpuOptions {
+        let options = |mode| {
+            let gpu = GpuOptions {
                 mode,
                 prefill_chunk: 64,
                 ..GpuOptions::default()
-            },
+            };
+            card_model::options(SLOTS, N_CTX, kv_type, gpu)
         };
         let full = options(GraphMode::Full);
         let mut cpu = CpuBackend::new(plan.clone(), model.clone(), &full).unwrap();

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use onegraph::arch;
+use onegraph::backend::{pool_pages, GpuOptions, RunnerOptions};
 use onegraph::gguf::{Array, Value};
 use onegraph::plan::Plan;
 use onegraph::quant;
@@ -86,4 +87,17 @@ pub fn open(folder: &Folder, ty: &str, head_dim: u64) -> (Arc<Model>, Arc<Plan>)
     let config = model.config().expect("a valid model");
     let plan = arch::plan(&config).expect("a plan");
     (Arc::new(model), Arc::new(plan))
+}
+
+/// Options of a runner on one CPU thread, with pages for all its slots.
+pub fn options(n_slots: usize, n_ctx: usize, kv_type: &str, gpu: GpuOptions) -> RunnerOptions {
+    RunnerOptions {
+        n_slots,
+        n_ctx,
+        n_pages: pool_pages(n_slots, n_ctx),
+        windows: None,
+        kv_type: quant::kv_by_name(kv_type).unwrap(),
+        threads: 1,
+        gpu,
+    }
 }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use onegraph::backend::cpu::CpuBackend;
 use onegraph::backend::cuda::CudaBackend;
 use onegraph::backend::{
-    pool_pages, Backend, Draft, Event, Finish, GpuOptions, GraphMode, Kind, RunnerOptions,
-    SlotRequest, ROUND_ROWS,
+    Backend, Draft, Event, Finish, GpuOptions, GraphMode, Kind, RunnerOptions, SlotRequest,
+    ROUND_ROWS,
 };
 use onegraph::plan::Plan;
 use onegraph::quant;
@@ -23,15 +23,7 @@ const N_CTX: usize = 130;
 const N_VOCAB: u32 = card_model::N_VOCAB as u32;
 
 fn runner(kv_type: &str, gpu: GpuOptions) -> RunnerOptions {
-    RunnerOptions {
-        n_slots: SLOTS,
-        n_ctx: N_CTX,
-        n_pages: pool_pages(SLOTS, N_CTX),
-        windows: None,
-        kv_type: quant::kv_by_name(kv_type).unwrap(),
-        threads: 1,
-        gpu,
-    }
+    card_model::options(SLOTS, N_CTX, kv_type, gpu)
 }
 
 fn cpu(model: &Arc<Model>, plan: &Arc<Plan>, kv_type: &str) -> Box<dyn Backend> {
