@@ -39,10 +39,12 @@ def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def simulator(ksim_env: dict[str, str], tiny_llama: Path, tmp_path_factory: Any) -> dict[str, str]:
+def simulator(
+    ksim_env: dict[str, str], kernel_cache: dict[str, str], tiny_llama: Path
+) -> dict[str, str]:
     """The environment of the simulated card, for which most kernels of `tiny_llama` are compiled:
     once for all workers of a run, and before the first test that would wait for it."""
-    env = ksim_env | {"ONEGRAPH_CACHE_DIR": str(tmp_path_factory.mktemp("kernels"))}
+    env = ksim_env | kernel_cache
     with (Path(env["KSIM_CACHE"]) / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for kv_type in ("i16", "q8_0"):
