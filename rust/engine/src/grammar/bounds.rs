@@ -333,7 +333,11 @@ fn number_of(
     let whole = format!("-?(0|[1-9][0-9]{{0,{}}})", digits.saturating_sub(1));
     let bounded = least.is_some() || most.is_some();
     let mut terms = match (integer, bits, bounded) {
-        (true, ..) => vec![Term::is(whole)],
+        // Not -0: readers of unsigned integers refuse it.
+        (true, ..) => vec![Term::is(format!(
+            "(0|-?[1-9][0-9]{{0,{}}})",
+            digits.saturating_sub(1)
+        ))],
         (false, Some(bits), _) => {
             let mut parts = vec![r"\.0".to_owned()];
             let steps = 1u64.wrapping_shl(bits);
@@ -657,7 +661,16 @@ mod tests {
 
     #[test]
     fn integers_have_no_point_and_no_leading_zeros() {
-        for text in ["01", "1.0", "1e2", "+1", "-", "", "10000000000000000000"] {
+        for text in [
+            "01",
+            "1.0",
+            "1e2",
+            "+1",
+            "-",
+            "-0",
+            "",
+            "10000000000000000000",
+        ] {
             assert!(!fits(&json!({}), true)(text), "{text}");
         }
         for text in ["0", "-7", "9223372036854775807"] {
