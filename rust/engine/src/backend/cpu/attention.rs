@@ -12,8 +12,7 @@ use super::simd::{self, Isa, Level, Task};
 use crate::backend::{Batch, PAGE_TOKENS};
 use crate::error::Result;
 use crate::plan::KvShape;
-use crate::quant::dispatch_kv;
-use crate::quant::{self, Block, QuantType, Visitor};
+use crate::quant::{dispatch_kv, QuantType};
 use crate::sampler::math;
 
 /// Rows of one sequence that share an expanded page.
@@ -131,39 +130,27 @@ impl Attention<'_> {
             };
             match dispatch_kv(ty, heads) {
                 Ok(result) => result,
-                Err(heads) => quant::dispatch(ty, FloatHeads(heads)),
+                Err(heads) => simd::run(level, FloatHeads(heads)),
             }
         })
     }
 }
 
-/// The query heads of some rows of one sequence that share a KV head, of floats.
+/// The query heads of some rows of one sequence that share a KV head, in floats: keys and values of
+/// a page are expanded before they are used, so this is compiled once for all their types.
 struct FloatHeads<'a, 'b>(Heads<'a, 'b>);
 
-impl Visitor for FloatHeads<'_, '_> {
-    type Out = Result<()>;
-
-    fn visit<B: Block>(self) -> Result<()> {
-        simd::run(
-            self.0.level,
-            TypedHeads::<B>(self.0, std::marker::PhantomData),
-        )
-    }
-}
-
-struct TypedHeads<'a, 'b, B>(Heads<'a, 'b>, std::marker::PhantomData<B>);
-
-impl<B: Block> Task for TypedHeads<'_, '_, B> {
+impl Task for FloatHeads<'_, '_> {
     type Out = Result<()>;
 
     #[inline(always)]
     fn run<I: Isa>(self) -> Result<()> {
         let Heads {
             op,
+            level,
             first,
             head,
             mut out,
-            ..
         } = self.0;
         let kv = op.kv;
         let KvShape {
@@ -195,7 +182,7 @@ impl<B: Block> Task for TypedHeads<'_, '_, B> {
             let n = in_page(&(0..end), page).end;
             let stored = kv.head_page(op.layer, slot, page, Part::K, head, n);
             let Some(stored) = stored else { continue };
-            product::expand_row::<I, B>(stored, &mut values);
+            product::expand(kv.pages.ty, level, stored, &mut values);
             for (row, tokens) in seen.iter().enumerate() {
                 let entries = in_page(tokens, page);
                 let first = page * PAGE_TOKENS - base + entries.start;
@@ -237,7 +224,7 @@ impl<B: Block> Task for TypedHeads<'_, '_, B> {
             let n = in_page(&(0..end), page).end;
             let stored = kv.head_page(op.layer, slot, page, Part::V, head, n);
             let Some(stored) = stored else { continue };
-            product::expand_row::<I, B>(stored, &mut values);
+            product::expand(kv.pages.ty, level, stored, &mut values);
             for (row, (tokens, out)) in seen.iter().zip(&mut out).enumerate() {
                 let entries = in_page(tokens, page);
                 let first = page * PAGE_TOKENS - base + entries.start;

@@ -5,8 +5,10 @@
 //! products at `j, j + 32, …` in order, each with one fused multiply-add; then the lanes are folded
 //! in halves, 16, 8, 4, 2, 1.
 
-use super::simd::{Group, Isa, LANES};
-use crate::quant::Block;
+use std::marker::PhantomData;
+
+use super::simd::{self, Group, Isa, Level, Task, LANES};
+use crate::quant::{self, Block, QuantType, Visitor};
 
 /// The longest block of any type.
 const MAX_BLOCK: usize = 256;
@@ -103,9 +105,30 @@ fn expand_blocks<I: Isa, B: Block>(blocks: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Expands whole blocks.
-#[inline(always)]
-pub fn expand_row<I: Isa, B: Block>(row: &[u8], out: &mut [f32]) {
+/// Expands whole blocks of `ty`, with the instructions of `level`.
+pub fn expand(ty: &QuantType, level: Level, blocks: &[u8], out: &mut [f32]) {
+    /// With the type known and the instructions not yet.
+    struct Typed<'a, B>(&'a [u8], &'a mut [f32], PhantomData<B>);
+
+    impl<B: Block> Task for Typed<'_, B> {
+        type Out = ();
+
+        #[inline(always)]
+        fn run<I: Isa>(self) {
+            for_weights::<I, B>(self.0, &mut Copy(self.1));
+        }
+    }
+
+    struct Untyped<'a>(Level, &'a [u8], &'a mut [f32]);
+
+    impl Visitor for Untyped<'_> {
+        type Out = ();
+
+        fn visit<B: Block>(self) {
+            simd::run(self.0, Typed::<B>(self.1, self.2, PhantomData));
+        }
+    }
+
     struct Copy<'a>(&'a mut [f32]);
 
     impl<I: Isa> Sink<I> for Copy<'_> {
@@ -115,7 +138,7 @@ pub fn expand_row<I: Isa, B: Block>(row: &[u8], out: &mut [f32]) {
         }
     }
 
-    for_weights::<I, B>(row, &mut Copy(out));
+    quant::dispatch(ty, Untyped(level, blocks, out));
 }
 
 /// `out[i][c] = rows[i] · x[c]`: each weight is expanded once, in registers, for a few rows of x.
@@ -283,7 +306,7 @@ fn weighted_groups<I: Isa, const N: usize>(
 pub(super) mod tests {
     use super::super::simd::{self, Level, Task};
     use super::*;
-    use crate::quant::{self, QuantType, Visitor};
+    use crate::quant;
     use proptest::prelude::*;
 
     struct Dot<'a>(&'a [f32], &'a [f32]);
@@ -313,27 +336,6 @@ pub(super) mod tests {
                 interleave(self.1[i], i, &mut x);
             }
             tile::<I, 3>(&panel, &x)
-        }
-    }
-
-    struct Expand<'a>(&'static QuantType, &'a [u8]);
-
-    impl Task for Expand<'_> {
-        type Out = Vec<f32>;
-
-        #[inline(always)]
-        fn run<I: Isa>(self) -> Vec<f32> {
-            struct Row<'a, I>(&'a [u8], std::marker::PhantomData<I>);
-            impl<I: Isa> Visitor for Row<'_, I> {
-                type Out = Vec<f32>;
-
-                fn visit<B: Block>(self) -> Vec<f32> {
-                    let mut out = vec![0.0; self.0.len() / B::BYTES * B::ELEMS];
-                    expand_row::<I, B>(self.0, &mut out);
-                    out
-                }
-            }
-            quant::dispatch(self.0, Row::<I>(self.1, std::marker::PhantomData))
         }
     }
 
@@ -410,7 +412,8 @@ pub(super) mod tests {
                 let mut wanted = vec![0.0; blocks.len() / ty.block_bytes * ty.block_elems];
                 (ty.dequantize)(blocks, &mut wanted);
                 for level in Level::all() {
-                    let found = simd::run(level, Expand(ty, blocks));
+                    let mut found = vec![0.0; wanted.len()];
+                    expand(ty, level, blocks, &mut found);
                     for (found, wanted) in found.iter().zip(&wanted) {
                         let same = found.to_bits() == wanted.to_bits();
                         prop_assert!(same || found.is_nan() && wanted.is_nan(), "{ty:?}");
