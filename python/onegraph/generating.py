@@ -447,17 +447,12 @@ class Generates(Loaded):
         asks = []
         for name, one in checked:
             with naming(name):
-                render = functools.partial(
-                    conversations.render,
-                    *(template, one, given.schemas or None, variables),
+                rendering = self._rendering(
+                    *(template, one, given.schemas, variables, tool_format),
                     name=name,
                     continues=continues,
                 )
-                rendering = render()
             reading = self._reading(template, bool(given.schemas), tool_format)
-            if conversations.has_calls(one) and (calls := self._writer(template, tool_format)):
-                with naming(name):
-                    rendering = render(calls=calls)
             held = asked.held(self._tokenizer, reading, rendering, continues, options)
             # The template spells the special tokens, the first one included.
             with naming(name):
@@ -470,6 +465,41 @@ class Generates(Loaded):
             asks += _repeated(Ask(ids, held, name, "", is_chat=True, reader=reader), count)
         self._compile(asks)
         return Job(asks, many is not None, n)
+
+    def _rendering(
+        self,
+        template: _native.ChatTemplate,
+        messages: list[dict[str, Any]],
+        schemas: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        tool_format: Any,
+        *,
+        name: str,
+        continues: bool,
+    ) -> _native.Rendering:
+        """The text of a conversation, open for an answer."""
+        render = functools.partial(
+            conversations.render,
+            *(template, messages, schemas or None, variables),
+            name=name,
+            continues=continues,
+        )
+        rendering = render()
+        if conversations.has_calls(messages) and (calls := self._writer(template, tool_format)):
+            rendering = render(calls=calls)
+        return rendering
+
+    def _rendered(self, messages: Any, tools: Any, continues: bool, variables: Any) -> str:
+        """What `chat` makes tokens of."""
+        name = "messages"
+        one = conversations.conversation(name, messages)
+        given = _offered(tools, None, None)
+        variables = arguments.variables("template_kwargs", variables, TEMPLATE_ARGUMENTS)
+        return self._rendering(
+            *(self._template_of(None), one, given.schemas, variables, None),
+            name=name,
+            continues=continues,
+        ).text
 
     def _tokens(self, text: str, add_special: bool, most: int) -> list[int]:
         """`tokenize`, of a text that has at most so many tokens."""

@@ -383,9 +383,11 @@ class AsyncStream(Coroutine[Any, Any, T], AsyncIterator[Piece], Generic[T]):
 
     async def _stream(self) -> AsyncGenerator[Piece, None]:
         ask = (await self._prepare()).only()
-        async with taking(self._llm, ask, self._priority) as taken:
+        async with taking(self._llm, [ask], self._priority) as ((taken,), news):
             while taken.result is None:
-                piece = taken.piece(await taken.new(1))
+                while not (new := taken.poll(1)):
+                    await news.wait()
+                piece = taken.piece(new)
                 self._result = taken.result
                 yield piece
 
@@ -393,13 +395,10 @@ class AsyncStream(Coroutine[Any, Any, T], AsyncIterator[Piece], Generic[T]):
 class Taken:
     """What a task has taken of a generation."""
 
-    def __init__(self, llm: Loaded, ask: Ask, generation: _native.Generation, news: News) -> None:
+    def __init__(self, llm: Loaded, ask: Ask, generation: _native.Generation) -> None:
         self._llm = llm
         self._ask = ask
         self._generation = generation
-        self._news = news
-        #: Whether more may be there without news of it.
-        self._more = True
         self._pieces: list[_native.Generated] = []
         self._answer = ask.answer(generation.seed)
         #: Whether a piece but the last is what `said` gives, and no more.
@@ -407,21 +406,16 @@ class Taken:
         #: The whole, once the last piece was asked for.
         self.result: Result | None = None
 
-    async def new(self, most: int | None = None) -> list[_native.Generated]:
-        """What came since the last call, `most` pieces of it: at least one."""
+    def poll(self, most: int | None = None) -> list[_native.Generated]:
+        """What is there that was not taken before, `most` pieces of it."""
         found: list[_native.Generated] = []
-        while not found:
-            if not self._more:
-                await self._news.wait()
-            self._more = True
-            while len(found) != most:
-                piece = self._generation.poll()
-                if piece is None:
-                    self._more = False
-                    break
-                found.append(piece)
-                if piece.finish_reason is not None:
-                    break
+        while len(found) != most:
+            piece = self._generation.poll()
+            if piece is None:
+                break
+            found.append(piece)
+            if piece.finish_reason is not None:
+                break
         self._pieces += found
         return found
 
@@ -445,26 +439,29 @@ class Taken:
 
 
 class taking:
-    """A generation to take pieces of; leaving it cancels it."""
+    """Generations to take pieces of; leaving them cancels them."""
 
     # No generator: an event loop that ends would close it beside the one that it is used in.
 
-    def __init__(self, llm: Loaded, ask: Ask, priority: int) -> None:
+    def __init__(self, llm: Loaded, asks: Sequence[Ask], priority: int) -> None:
         self._llm = llm
-        self._ask = ask
+        self._asks = asks
         self._priority = priority
 
-    async def __aenter__(self) -> Taken:
+    async def __aenter__(self) -> tuple[list[Taken], News]:
+        """What is taken of each, and the news that there may be more of one."""
         from onegraph.doorbell import visiting
 
-        llm, ask = self._llm, self._ask
+        llm, taken = self._llm, []
         with contextlib.ExitStack() as stack:
             visitor = stack.enter_context(visiting())
-            generation = await _offered(llm, ask, visitor, self._priority, at_end=False)
-            stack.callback(generation.cancel)
-            taken = Taken(llm, ask, generation, visitor.news)
+            for ask in self._asks:
+                with naming(ask.name):
+                    made = await _offered(llm, ask, visitor, self._priority, at_end=False)
+                stack.callback(made.cancel)
+                taken.append(Taken(llm, ask, made))
             self._stack = stack.pop_all()
-        return taken
+        return taken, visitor.news
 
     async def __aexit__(
         self,

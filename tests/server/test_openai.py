@@ -144,7 +144,7 @@ CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "tea"}], "max_t
         ("logit_bias.5", {"5": 10**400}, "out of range"),
         ("stop_token_ids[0]", ["x"], "id of a token"),
         ("top_logprobs", 5, "needs logprobs"),
-        ("n", 2, "send several requests"),
+        ("n", 129, "at most 128"),
         ("stream", "yes", "must be true or false"),
         ("stream_options", [], "must be an object"),
         ("model", 5, "must be a string"),
@@ -230,10 +230,55 @@ def test_a_prompt_that_does_not_fit_says_both_numbers(served: Served) -> None:
         assert "the context holds 512" in body["error"]["message"]
 
 
-def test_several_prompts_are_not_streamed(served: Served) -> None:
-    asked = {"prompt": ["tea", "toast"], "stream": True}
+def test_several_outputs_are_the_engines(client: openai.OpenAI, smol: LLM) -> None:
+    asked: dict[str, Any] = {"temperature": 0.9, "max_tokens": 6, "seed": 3}
+    plain = [result.text for result in smol.chat(SAID, n=3, **asked)]
+    assert len(set(plain)) > 1
+    made = client.chat.completions.create(model="smollm2", messages=SAID, n=3, **asked)
+    assert [choice.message.content for choice in made.choices] == plain
+    assert [choice.index for choice in made.choices] == [0, 1, 2]
+    usage = made.usage
+    assert usage is not None and usage.completion_tokens == 18
+    assert usage.prompt_tokens == smol.chat(SAID, **GREEDY_TOKEN).usage.prompt_tokens
+    counted: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+    texts, ends, roles = [""] * 3, [], []
+    *told, last = client.chat.completions.create(
+        model="smollm2", messages=SAID, n=3, **asked, **counted
+    )
+    for chunk in told:
+        (choice,) = chunk.choices
+        texts[choice.index] += choice.delta.content or ""
+        roles += [choice.index] if choice.delta.role else []
+        ends += [choice.index] if choice.finish_reason else []
+    assert texts == plain and roles == [0, 1, 2] and sorted(ends) == [0, 1, 2]
+    assert last.usage is not None and last.choices == []
+    assert last.usage.model_dump() == usage.model_dump() | {
+        "prompt_tokens_details": last.usage.model_dump()["prompt_tokens_details"]
+    }
+
+
+GREEDY_TOKEN: dict[str, Any] = {"temperature": 0.0, "max_tokens": 1}
+
+
+def test_several_prompts_are_streamed_by_index(client: openai.OpenAI, smol: LLM) -> None:
+    prompts = ["Tea is", "Toast is"]
+    asked: dict[str, Any] = {"temperature": 0.8, "max_tokens": 4, "seed": 1}
+    plain = [each.text for of in smol.generate(prompts, n=2, **asked) for each in of]
+    made = client.completions.create(model="smollm2", prompt=prompts, n=2, **asked)
+    assert [choice.text for choice in made.choices] == plain
+    texts = [""] * 4
+    for chunk in client.completions.create(
+        model="smollm2", prompt=prompts, n=2, stream=True, **asked
+    ):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == plain
+
+
+def test_outputs_of_all_prompts_together_are_bounded(served: Served) -> None:
+    asked = {"prompt": ["tea"] * 100, "n": 128}
     status, body = served.post("/v1/completions", asked)
-    assert (status, body["error"]["param"]) == (400, "prompt")
+    assert (status, body["error"]["param"]) == (400, "n")
+    assert "makes 12800 outputs" in body["error"]["message"]
 
 
 def test_what_is_not_made_here_says_so(served: Served) -> None:

@@ -14,7 +14,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -30,7 +30,7 @@ from onegraph.server.log import direct, note, noted
 from onegraph.server.metrics import Metrics
 from onegraph.server.models import Model, Models
 from onegraph.server.refusals import Refused, refusal
-from onegraph.streams import AsyncStream, Job, taking
+from onegraph.streams import AsyncStream, Job, Taken, taking
 
 __all__ = ["Answer", "Asked", "Writer", "while_connected"]
 
@@ -64,8 +64,8 @@ class Asked:
 
     model: Model
     prepare: Prepare
-    #: What writes it as a stream; None where it is asked for whole.
-    writer: Writer | None
+    #: What writes each output of it as a stream; none where it is asked for whole.
+    writers: Sequence[Writer]
     #: The answer as one object, of the events of each output.
     document: Callable[[list[list[Event]]], dict[str, Any]]
     #: The dialect's names of the engine's keywords, for errors.
@@ -77,7 +77,7 @@ class Answer:
 
     def __init__(self, asked: Asked, models: Models, limits: Limits, metrics: Metrics) -> None:
         self._model = asked.model
-        self._writer = asked.writer
+        self._writers = asked.writers
         self._document = asked.document
         self._named = asked.named
         #: None once it is prepared: it holds all that the request said.
@@ -90,7 +90,7 @@ class Answer:
         self._job: Job | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        note(scope, model=self._model.name, stream=self._writer is not None)
+        note(scope, model=self._model.name, stream=bool(self._writers))
         with self._model.line.place(self._began):
             try:
                 await while_connected(receive, self._within_time(scope, send))
@@ -106,10 +106,10 @@ class Answer:
         try:
             async with asyncio.timeout_at(work.of(scope).until):
                 async with self._models.using(self._model) as llm:
-                    if self._writer is None:
-                        await self._whole(scope, llm, send)
+                    if self._writers:
+                        await self._stream(scope, llm, send)
                     else:
-                        await self._stream(scope, llm, self._writer, send)
+                        await self._whole(scope, llm, send)
         except Exception as e:
             why = noted(scope, refusal(e, self._named))
             if self._started:
@@ -126,10 +126,9 @@ class Answer:
 
     async def _break_off(self, why: Refused, send: Send) -> None:
         """Ends a stream that has begun."""
-        assert self._writer is not None
         # Of a client that reads nothing any more not even this is waited for.
         async with asyncio.timeout(1):
-            await _send(send, self._writer.failed(why), more=False)
+            await _send(send, self._writers[0].failed(why), more=False)
 
     async def _prepared(self, scope: Scope, llm: LLM) -> Job:
         prepare, self._prepare = self._prepare, None
@@ -144,8 +143,7 @@ class Answer:
 
     async def _whole(self, scope: Scope, llm: LLM, send: Send) -> None:
         stream: AsyncStream[Any] = AsyncStream(llm, lambda: self._prepared(scope, llm), priority=0)
-        made = await stream
-        results: list[Result] = made if isinstance(made, list) else [made]
+        results = [*_flat(await stream)]
         timings = [result.timings for result in results]
         self._measure(
             scope, results, [each.queue_seconds + each.prefill_seconds for each in timings]
@@ -160,48 +158,45 @@ class Answer:
         await _start(send, "application/json", len(body))
         await _send(send, body, more=False)
 
-    async def _stream(self, scope: Scope, llm: LLM, writer: Writer, send: Send) -> None:
+    async def _stream(self, scope: Scope, llm: LLM, send: Send) -> None:
         # The head was not sent before the first piece, so that what is wrong with a request is its
         # status; who waits long for it is told so.
-        async with _Patience(self._limits.patience, lambda: self._idle(writer, send)) as patience:
-            self._job = await self._prepared(scope, llm)
-            async with taking(llm, self._job.only(), priority=0) as taken:
-                new = await taken.new()
-                first_at = time.monotonic()
-                await patience.end()
-                frame = b"" if self._started else await self._begin(self._job, writer, send)
-                send = direct(scope, send)
-                reading = Reading()
-                while new[-1].finish_reason is None:
-                    if taken.is_plain:
-                        events = reading.more(taken.said(new))
-                    else:
-                        events = reading.push(taken.piece(new))
-                    frame += b"".join(map(writer.event, events))
-                    if frame:
+        async with _Patience(self._limits.patience, lambda: self._idle(send)) as patience:
+            job = self._job = await self._prepared(scope, llm)
+            asks = job.asks if len(job.asks) == len(self._writers) else [job.only()]
+            async with taking(llm, asks, priority=0) as (taken, news):
+                outputs = [*map(_Output, taken, self._writers)]
+                running, frame, told = outputs, b"", False
+                while running:
+                    parts = [each.frame() for each in running]
+                    if not any(each.is_new for each in running):
+                        await news.wait()
+                        continue
+                    if not told:
+                        told = True
+                        await patience.end()
+                        frame = b"" if self._started else await self._begin(job, send)
+                        send = direct(scope, send)
+                    frame += b"".join(parts)
+                    running = [each for each in running if each.result is None]
+                    if frame and running:
                         await _send(send, frame, more=True)
-                    frame = b""
-                    new = await taken.new()
-                frame += b"".join(map(writer.event, reading.push(taken.piece(new))))
-                result = taken.result
-                assert result is not None
-                if result.finish_reason == "cancelled":
-                    raise Refused(503, "the answer was cancelled: the server ends")
-                frame += b"".join(map(writer.event, reading.finish(result)))
+                        frame = b""
                 await _send(send, frame, more=False)
                 self._ended = True
-                self._measure(scope, [result], [first_at - self._began])
+                results = [each.result for each in outputs if each.result is not None]
+                self._measure(scope, results, [each.first_at - self._began for each in outputs])
 
-    async def _begin(self, job: Job, writer: Writer, send: Send) -> bytes:
-        await _start(send, writer.media_type, None)
+    async def _begin(self, job: Job, send: Send) -> bytes:
+        await _start(send, self._writers[0].media_type, None)
         self._started = True
-        return writer.begin(job)
+        return b"".join([writer.begin(job) for writer in self._writers])
 
-    async def _idle(self, writer: Writer, send: Send) -> None:
+    async def _idle(self, send: Send) -> None:
         if self._job is None:
             return
-        said = b"" if self._started else await self._begin(self._job, writer, send)
-        if said := said + writer.idle():
+        said = b"" if self._started else await self._begin(self._job, send)
+        if said := said + self._writers[0].idle():
             await _send(send, said, more=True)
 
     def _measure(self, scope: Scope, results: list[Result], firsts: list[float]) -> None:
@@ -217,6 +212,52 @@ class Answer:
         )
         for result, first in zip(results, firsts, strict=True):
             self._metrics.answered(self._model.name, result, first)
+
+
+def _flat(made: Any) -> Iterator[Result]:
+    """The results of a job in order, of however many prompts and outputs of each."""
+    if isinstance(made, Result):
+        yield made
+    else:
+        for each in made:
+            yield from _flat(each)
+
+
+class _Output:
+    """One output of a stream."""
+
+    def __init__(self, taken: Taken, writer: Writer) -> None:
+        self._taken = taken
+        self._writer = writer
+        self._reading = Reading()
+        #: Whether the last look found more of it.
+        self.is_new = False
+        #: When it began: seconds of `time.monotonic`.
+        self.first_at = 0.0
+        #: The whole, at its end.
+        self.result: Result | None = None
+
+    def frame(self) -> bytes:
+        """What there is of it that was not there before."""
+        taken, reading = self._taken, self._reading
+        new = taken.poll()
+        self.is_new = bool(new)
+        if not new:
+            return b""
+        self.first_at = self.first_at or time.monotonic()
+        is_last = new[-1].finish_reason is not None
+        if taken.is_plain and not is_last:
+            events = reading.more(taken.said(new))
+        else:
+            events = reading.push(taken.piece(new))
+        frame = b"".join(map(self._writer.event, events))
+        if is_last:
+            self.result = result = taken.result
+            assert result is not None
+            if result.finish_reason == "cancelled":
+                raise Refused(503, "the answer was cancelled: the server ends")
+            frame += b"".join(map(self._writer.event, reading.finish(result)))
+        return frame
 
 
 async def _start(send: Send, media_type: str, length: int | None) -> None:

@@ -184,11 +184,11 @@ def _asked(service: Service, fields: Fields) -> Asked:
         result = whole.result
         return {**head, "content": content, **_ending(result), "usage": _usage(result)}
 
-    writer = Writer(head) if fields.flag("stream") else None
+    writers = [Writer(head)] if fields.flag("stream") else []
     prepare = conversation.chat(
         messages, chosen, tools=tools, continues=continues, variables=_variables(fields)
     )
-    return Asked(model, prepare, writer, document, spelled(fields, NAMES, form))
+    return Asked(model, prepare, writers, document, spelled(fields, NAMES, form))
 
 
 def _ending(result: Result) -> dict[str, Any]:

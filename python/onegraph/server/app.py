@@ -12,7 +12,16 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from onegraph.server import anthropic, dialects, ollama, openai, operations, page, responses
+from onegraph.server import (
+    anthropic,
+    dialects,
+    llama_server,
+    ollama,
+    openai,
+    operations,
+    page,
+    responses,
+)
 from onegraph.server.access import Access, Door
 from onegraph.server.log import Log
 from onegraph.server.requests import Unread
@@ -67,6 +76,7 @@ def build(
         )
     routes = [
         *openai.routes(service),
+        *llama_server.routes(service),
         *responses.routes(service),
         *anthropic.routes(service),
         *ollama.routes(service),

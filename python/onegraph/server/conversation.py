@@ -72,19 +72,20 @@ def chat(
     messages: list[dict[str, Any]],
     options: dict[str, Any],
     *,
+    n: int | None = None,
     tools: Tools = NONE,
     continues: bool = False,
     variables: dict[str, Any] | None = None,
     most: int | None = None,
 ) -> Prepare:
-    """Of a conversation; of at most so many tokens where that is said, else as many as leave room
-    in the context."""
+    """Of a conversation, `n` outputs; of at most so many tokens where that is said, else as many as
+    leave room in the context."""
 
     def prepare(llm: LLM) -> Job:
         return llm._conversations(
             messages,
             options,
-            None,
+            n,
             tools=tools.offered or None,
             tool_choice=tools.choice,
             parallel=tools.parallel,
@@ -102,12 +103,18 @@ def chat(
 
 
 def prompt(
-    given: Any, options: dict[str, Any], *, echo: bool = False, parse_special: bool = False
+    given: Any,
+    options: dict[str, Any],
+    *,
+    n: int | None = None,
+    echo: bool = False,
+    parse_special: bool = False,
 ) -> Prepare:
-    """Of a prompt, or several. `parse_special` lets their texts spell control tokens."""
+    """Of a prompt, or several, `n` outputs each. `parse_special` lets their texts spell control
+    tokens."""
 
     def prepare(llm: LLM) -> Job:
-        return llm._prompts(given, options, None, echo, parse_special)
+        return llm._prompts(given, options, n, echo, parse_special)
 
     compiles = options["constraint"] is not None
     return Prepare(prepare, not compiles and is_short(given, QUICK), compiles)

@@ -33,7 +33,7 @@ from onegraph.server.service import Service
 from onegraph.server.tools import nested
 from onegraph.streams import Job
 
-__all__ = ["RUNNING", "failure", "routes"]
+__all__ = ["RUNNING", "capabilities", "failure", "routes"]
 
 #: What the root of ollama's server answers, by which programs look for it.
 RUNNING = "Ollama is running"
@@ -91,7 +91,7 @@ def routes(service: Service) -> list[Route]:
         if found is None:
             raise Refused(404, f"the file of {model.name} cannot be read", field="model")
         loop = asyncio.get_running_loop()
-        able = await loop.run_in_executor(None, _capabilities, model)
+        able = await loop.run_in_executor(None, capabilities, model)
         return JSONResponse(_shown(model, found, able))
 
     async def chat(request: Request) -> ASGIApp:
@@ -171,7 +171,7 @@ def _listed(model: Model, found: Facts | None) -> dict[str, Any]:
     }
 
 
-def _capabilities(model: Model) -> list[str]:
+def capabilities(model: Model) -> list[str]:
     """What the chat template lets the model do; of one that is not loaded nothing is known."""
     llm = model.llm
     if llm is not None and llm.pooling is not None:
@@ -384,8 +384,8 @@ def _asked(
             **_ending(whole.result),
         )
 
-    writer = Writer(head) if fields.flag("stream", True) else None
-    return Asked(model, prepare, writer, document, names)
+    writers = [Writer(head)] if fields.flag("stream", True) else []
+    return Asked(model, prepare, writers, document, names)
 
 
 class _Head:

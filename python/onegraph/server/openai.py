@@ -28,9 +28,12 @@ from onegraph.server.service import Service
 from onegraph.server.tools import nested
 from onegraph.streams import Job
 
-__all__ = ["failure", "listed", "routes", "usage"]
+__all__ = ["failure", "listed", "messages", "routes", "usage", "variables"]
 
 FINGERPRINT = f"onegraph-{__version__}"
+
+#: In front of the paths.
+AT = ("/v1", "")
 
 #: Sampling keywords. Those that OpenAI has not are the ones that other servers added.
 NAMES = {
@@ -55,6 +58,9 @@ COMPLETION_NAMES = {**NAMES, "logprobs": "logprobs"}
 #: Tokens that a completion has where nobody says how many.
 COMPLETION_TOKENS = 16
 
+#: Outputs of one prompt: as many as OpenAI makes.
+MOST_OUTPUTS = 128
+
 #: Log-probabilities that may be asked for beside that of the token.
 TOP_LOGPROBS = 20
 
@@ -77,11 +83,11 @@ def routes(service: Service) -> list[Route]:
     async def embeddings(request: Request) -> Vectors:
         return await service.read(request, of_openai)
 
+    posted = {"chat/completions": chat, "completions": completions, "embeddings": embeddings}
     return [
-        Route("/v1/chat/completions", chat, methods=["POST"]),
-        Route("/v1/completions", completions, methods=["POST"]),
-        Route("/v1/embeddings", embeddings, methods=["POST"]),
-        Route("/v1/models", models, methods=["GET"]),
+        # As llama.cpp's server has them too.
+        *(Route(f"{at}/{name}", posted[name], methods=["POST"]) for at in AT for name in posted),
+        *(Route(f"{at}/models", models, methods=["GET"]) for at in AT),
         Route("/v1/models/{name:path}", model, methods=["GET"]),
     ]
 
@@ -109,11 +115,12 @@ def failure(why: Refused) -> dict[str, Any]:
     }
 
 
-def usage(results: list[Result]) -> dict[str, Any]:
-    """Counts of tokens."""
-    read = sum(result.usage.prompt_tokens for result in results)
+def usage(results: list[Result], n: int = 1) -> dict[str, Any]:
+    """Counts of tokens; of `n` outputs the prompt counts once."""
+    prompts = results[::n]
+    read = sum(result.usage.prompt_tokens for result in prompts)
     made = sum(result.usage.completion_tokens for result in results)
-    cached = sum(result.usage.cached_tokens for result in results)
+    cached = sum(result.usage.cached_tokens for result in prompts)
     return {
         "prompt_tokens": read,
         "completion_tokens": made,
@@ -124,13 +131,15 @@ def usage(results: list[Result]) -> dict[str, Any]:
 
 def _only_text(fields: Fields) -> None:
     """Refuses what would make another kind of answer."""
-    if fields.integer("n") not in (None, 1):
-        raise wrong("n", fields.get("n"), "one answer is made of a request; send several requests")
     if fields.integer("best_of") not in (None, 1):
-        raise wrong("best_of", fields.get("best_of"), "one answer is made of a request")
+        raise wrong("best_of", fields.get("best_of"), "none is chosen here; send n and choose")
     fields.absent("audio", "models here make text")
     if any(kind != "text" for kind in fields.texts("modalities") or []):
         raise wrong("modalities", fields.get("modalities"), 'only ["text"] is made here')
+
+
+def _outputs(fields: Fields) -> int:
+    return fields.integer("n", 1, MOST_OUTPUTS) or 1
 
 
 def _stream_usage(fields: Fields) -> bool:
@@ -138,7 +147,8 @@ def _stream_usage(fields: Fields) -> bool:
     return wanted is not None and wanted.flag("include_usage")
 
 
-def _messages(fields: Fields) -> list[dict[str, Any]]:
+def messages(fields: Fields) -> list[dict[str, Any]]:
+    """The conversation of a request."""
     found = []
     for message in conversation.messages(fields):
         message.needed("role")
@@ -155,14 +165,15 @@ def _messages(fields: Fields) -> list[dict[str, Any]]:
     return found
 
 
-def _variables(fields: Fields) -> dict[str, Any] | None:
+def variables(fields: Fields) -> dict[str, Any] | None:
+    """Further variables of the template."""
     found = fields.object("chat_template_kwargs")
     return None if found is None else dict(found.values)
 
 
 def _chat(service: Service, fields: Fields) -> Asked:
     model = service.model(fields)
-    messages = _messages(fields)
+    said = messages(fields)
     _only_text(fields)
     tools = nested(fields)
     top = fields.integer("top_logprobs", 0, TOP_LOGPROBS)
@@ -173,17 +184,18 @@ def _chat(service: Service, fields: Fields) -> Asked:
     salt = salt_of(fields)
     chosen = options(fields, CHAT_NAMES, service.limits, form, logprobs=logprobs, cache_salt=salt)
     head = _Head("chatcmpl-", "chat.completion", model.name)
-    with_usage = _stream_usage(fields)
-    writer = ChatWriter(head, with_usage) if fields.flag("stream") else None
+    n = _outputs(fields)
+    stream = _Stream(head, n, n, _stream_usage(fields))
+    writers = [ChatWriter(stream, i) for i in range(n)] if fields.flag("stream") else []
     continues = fields.flag("continue_final_message")
 
     def document(outputs: list[list[Event]]) -> dict[str, Any]:
-        return _document(head, outputs, _chat_choice)
+        return _document(head, outputs, n, _chat_choice)
 
     prepare = conversation.chat(
-        messages, chosen, tools=tools, continues=continues, variables=_variables(fields)
+        said, chosen, n=n, tools=tools, continues=continues, variables=variables(fields)
     )
-    return Asked(model, prepare, writer, document, spelled(fields, CHAT_NAMES, form))
+    return Asked(model, prepare, writers, document, spelled(fields, CHAT_NAMES, form))
 
 
 def _completion(service: Service, fields: Fields) -> Asked:
@@ -206,11 +218,17 @@ def _completion(service: Service, fields: Fields) -> Asked:
         further["max_tokens"] = COMPLETION_TOKENS
     chosen = options(fields, COMPLETION_NAMES, service.limits, form, **further)
     head = _Head("cmpl-", "text_completion", model.name)
-    with_usage = _stream_usage(fields)
-    writer = CompletionWriter(head, with_usage) if fields.flag("stream") else None
+    n = _outputs(fields)
+    all = n * (len(given) if many else 1)
+    if all > MOST_TEXTS:
+        raise wrong(
+            "n", n, f"makes {all} outputs of these prompts; at most {MOST_TEXTS} go together"
+        )
+    stream = _Stream(head, all, n, _stream_usage(fields))
+    writers = [CompletionWriter(stream, i) for i in range(all)] if fields.flag("stream") else []
 
     def document(outputs: list[list[Event]]) -> dict[str, Any]:
-        return _document(head, outputs, _completion_choice)
+        return _document(head, outputs, n, _completion_choice)
 
     echo = fields.flag("echo")
     if echo and chosen["logprobs"] is not None:
@@ -221,9 +239,9 @@ def _completion(service: Service, fields: Fields) -> Asked:
             "one of the two",
         )
     prepare = conversation.prompt(
-        given, chosen, echo=echo, parse_special=fields.flag("parse_special")
+        given, chosen, n=n, echo=echo, parse_special=fields.flag("parse_special")
     )
-    return Asked(model, prepare, writer, document, spelled(fields, COMPLETION_NAMES, form))
+    return Asked(model, prepare, writers, document, spelled(fields, COMPLETION_NAMES, form))
 
 
 class _Head:
@@ -245,10 +263,10 @@ class _Head:
         return found
 
 
-def _document(head: _Head, outputs: list[list[Event]], choice: Any) -> dict[str, Any]:
+def _document(head: _Head, outputs: list[list[Event]], n: int, choice: Any) -> dict[str, Any]:
     results = [events[-1].result for events in outputs if isinstance(events[-1], Finish)]
     choices = [choice(i, events) for i, events in enumerate(outputs)]
-    return head(choices, usage=usage(results), timings=_timings(results[0]))
+    return head(choices, usage=usage(results, n), timings=_timings(results[0]))
 
 
 TIMINGS = [field.name for field in dataclasses.fields(Timings)]
@@ -309,25 +327,49 @@ def _completion_logprobs(logprobs: list[TokenLogprob] | None, at: int) -> dict[s
 DONE = b"data: [DONE]\n\n"
 
 
-class _Stream(ABC):
-    """What both streams have in common."""
+class _Stream:
+    """What the writers of a stream share: what stands around each frame, and behind the last."""
 
-    media_type = "text/event-stream"
-
-    def __init__(self, head: _Head, with_usage: bool) -> None:
+    def __init__(self, head: _Head, outputs: int, n: int, with_usage: bool) -> None:
+        """`n` of the outputs are of one prompt."""
         self._head = head
+        self._n = n
+        self._results: list[Result | None] = [None] * outputs
         # Where the last frame has the usage, all others say that it is still to come.
         self._more: dict[str, Any] = {"usage": None} if with_usage else {}
         frame = frames.data(head([frames.MARK], chunk=True, **self._more))
         self._opening, self._closing = frames.around(frame)
+
+    def frame(self, choice: dict[str, Any]) -> bytes:
+        """A frame of one choice."""
+        return self._opening + frames.encoded(choice) + self._closing
+
+    def ended(self, index: int, result: Result) -> bytes:
+        """What stands behind the last frame of an output: nothing where others are still made."""
+        self._results[index] = result
+        results = [each for each in self._results if each is not None]
+        if len(results) < len(self._results):
+            return b""
+        if not self._more:
+            return DONE
+        told = {"usage": usage(results, self._n), "timings": _timings(results[0])}
+        return frames.data(self._head([], chunk=True, **told)) + DONE
+
+
+class _Writer(ABC):
+    """What the writers of both streams have in common; each writes one output."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, stream: _Stream, index: int) -> None:
+        self._stream = stream
+        self._index = index
+        self._frame = stream.frame
         self._before, self._behind = frames.around(self._frame(self._choice(frames.MARK)))
 
     @abstractmethod
     def _choice(self, text: str, logprobs: list[TokenLogprob] | None = None) -> dict[str, Any]:
         """A choice that says more of the text."""
-
-    def _frame(self, choice: dict[str, Any]) -> bytes:
-        return self._opening + frames.encoded(choice) + self._closing
 
     def event(self, event: Event) -> bytes:
         if isinstance(event, Text):
@@ -336,11 +378,7 @@ class _Stream(ABC):
             return self._frame(self._choice(event.text, event.logprobs))
         if not isinstance(event, Finish):
             return self._of_chat(event)
-        last = self._frame(self._last(event))
-        if self._more:
-            told = {"usage": usage([event.result]), "timings": _timings(event.result)}
-            last += frames.data(self._head([], chunk=True, **told))
-        return last + DONE
+        return self._frame(self._last(event)) + self._stream.ended(self._index, event.result)
 
     def _of_chat(self, event: Event) -> bytes:
         """What answers to conversations alone have."""
@@ -357,7 +395,7 @@ class _Stream(ABC):
         return frames.data(failure(why))
 
 
-class ChatWriter(_Stream):
+class ChatWriter(_Writer):
     """The stream of a chat completion."""
 
     @functools.cached_property
@@ -367,7 +405,7 @@ class ChatWriter(_Stream):
 
     def begin(self, job: Job) -> bytes:
         delta = {"role": "assistant", "content": "", "refusal": None}
-        return self._frame({"index": 0, "delta": delta, "logprobs": None, "finish_reason": None})
+        return self._frame(self._delta(delta))
 
     def _choice(self, text: str, logprobs: list[TokenLogprob] | None = None) -> dict[str, Any]:
         return self._delta({"content": text}, logprobs)
@@ -376,7 +414,7 @@ class ChatWriter(_Stream):
         self, delta: dict[str, Any], logprobs: list[TokenLogprob] | None = None
     ) -> dict[str, Any]:
         return {
-            "index": 0,
+            "index": self._index,
             "delta": delta,
             "logprobs": _chat_logprobs(logprobs),
             "finish_reason": None,
@@ -398,14 +436,14 @@ class ChatWriter(_Stream):
 
     def _last(self, event: Finish) -> dict[str, Any]:
         return {
-            "index": 0,
+            "index": self._index,
             "delta": {},
             "logprobs": None,
             "finish_reason": event.result.finish_reason,
         }
 
 
-class CompletionWriter(_Stream):
+class CompletionWriter(_Writer):
     """The stream of a completion."""
 
     _at = 0
@@ -416,11 +454,11 @@ class CompletionWriter(_Stream):
     def _choice(self, text: str, logprobs: list[TokenLogprob] | None = None) -> dict[str, Any]:
         said = _completion_logprobs(logprobs, self._at)
         self._at += sum(len(each.text) for each in logprobs or [])
-        return {"index": 0, "text": text, "logprobs": said, "finish_reason": None}
+        return {"index": self._index, "text": text, "logprobs": said, "finish_reason": None}
 
     def _last(self, event: Finish) -> dict[str, Any]:
         return {
-            "index": 0,
+            "index": self._index,
             "text": "",
             "logprobs": None,
             "finish_reason": event.result.finish_reason,

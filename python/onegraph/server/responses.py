@@ -110,9 +110,9 @@ def _asked(service: Service, fields: Fields) -> Asked:
         assert isinstance(last, Finish)
         return head.ended(last.result, items.done)
 
-    writer = Writer(head) if fields.flag("stream") else None
+    writers = [Writer(head)] if fields.flag("stream") else []
     prepare = conversation.chat(messages, chosen, tools=tools)
-    return Asked(model, prepare, writer, document, spelled(fields, NAMES, form))
+    return Asked(model, prepare, writers, document, spelled(fields, NAMES, form))
 
 
 class _Head:
