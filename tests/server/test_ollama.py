@@ -11,7 +11,7 @@ from onegraph.server.app import build
 from onegraph.server.limits import Limits
 from onegraph.server.models import Models
 from onegraph.server.service import Service
-from support.serving import Served, serving
+from support.serving import Served, serving, until
 
 SAID = [{"role": "user", "content": "Why is the sky blue?"}]
 GREEDY = {"temperature": 0.0, "num_predict": 12}
@@ -79,7 +79,9 @@ def test_models_are_listed_and_shown(client: ollama.Client, smol: LLM) -> None:
     assert shown.template == smol.chat_template.source  # type: ignore[union-attr]
     assert shown.modelinfo is not None
     assert shown.modelinfo["general.architecture"] == "llama"
-    assert shown.modelinfo["llama.context_length"] == 8192
+    # The file says 8192; there is room for fewer.
+    assert shown.modelinfo["llama.context_length"] == 1024
+    assert shown.parameters == "num_ctx 1024"
     assert shown.capabilities == ["completion"]
     (running,) = client.ps().models
     assert running.model == "smollm2:latest" and running.size_vram == 0
@@ -125,8 +127,47 @@ def test_a_model_of_a_folder_comes_and_goes_when_it_is_asked_to(llm: LLM, tiny: 
         status, body = served.post("/api/generate", {"model": "more", "keep_alive": []})
         assert status == 400 and body["error"].startswith("keep_alive")
         hostile = {"model": "more", "keep_alive": "0" * 100_000 + "x"}
-        assert served.post("/api/generate", hostile)[1]["done_reason"] == "load"
+        status, body = served.post("/api/generate", hostile)
+        assert status == 400 and len(body["error"]) < 200
         client.generate("more", keep_alive=0)
+
+
+def test_a_model_goes_when_nobody_has_used_it_for_so_long(llm: LLM, tiny: Path) -> None:
+    def load() -> LLM:
+        return LLM(tiny, device="cpu")
+
+    models = Models({"tiny": llm}, max_queue=8, folder={"more": (tiny, load)})
+    with serving(build(Service(models, Limits()))) as served:
+        more = models.find("more")
+
+        def asked(**kept: Any) -> None:
+            options = {"num_predict": 1}
+            body = {"model": "more", "prompt": "tea", "options": options, "stream": False, **kept}
+            assert served.post("/api/generate", body)[1]["done"]
+
+        def expires() -> str:
+            (listed,) = (
+                m for m in served.get("/api/ps")[1]["models"] if m["name"] == "more:latest"
+            )
+            return str(listed["expires_at"])
+
+        for stays in ({}, {"keep_alive": -1}, {"keep_alive": "-1m"}):
+            asked(**stays)
+            assert more.keep is None and expires() == "2318-01-01T00:00:00Z"
+        asked(keep_alive="1h30m")
+        assert more.keep == 5400 and more.llm is not None and expires() < "2318"
+        asked(keep_alive="1.5s")
+        assert more.keep == 1.5
+        asked(keep_alive=0.01)
+        until(lambda: more.llm is None)
+        # It is there again for the next to ask, and stays, as nothing is said of it.
+        asked()
+        assert more.llm is not None and more.keep is None
+        asked(keep_alive=0)
+        until(lambda: more.llm is None)
+        for wrong in ("5 minutes", "m", "--1s", "1x", "1.2.3", "", "inf", True):
+            status, body = served.post("/api/generate", {"model": "more", "keep_alive": wrong})
+            assert status == 400 and body["error"].startswith("keep_alive")
 
 
 def test_what_ollama_does_with_files_says_what_to_do_here(
@@ -191,10 +232,55 @@ def test_what_generate_does_not_do_is_named(field: str, served: Served) -> None:
     assert status == 400 and body["error"].startswith(f"{field}: ")
 
 
-def test_think_reaches_a_template_that_has_such_a_switch(served: Served) -> None:
-    for think in (True, False, "low"):
-        asked = {**ASKED, "think": think, "stream": False, "options": {"num_predict": 2}}
-        assert served.post("/api/chat", asked)[0] == 200
+def test_a_model_without_thinking_is_not_asked_to_think(served: Served) -> None:
+    for think in (True, "low"):
+        for stream in (True, False):
+            asked = {**ASKED, "think": think, "stream": stream, "options": {"num_predict": 2}}
+            assert served.post("/api/chat", asked) == (
+                400,
+                {"error": '"tiny" does not support thinking'},
+            )
+    asked = {**ASKED, "think": False, "stream": False, "options": {"num_predict": 2}}
+    assert served.post("/api/chat", asked)[0] == 200
+
+
+def test_numbers_are_read_as_ollama_reads_them(client: ollama.Client, smol: LLM) -> None:
+    plain = smol.chat(SAID, temperature=0.0, max_tokens=2).text
+    options: Any = {"temperature": 0, "num_predict": 2.0, "top_k": -1, "seed": 3.0}
+    assert client.chat("smollm2", SAID, options=options).message.content == plain
+    stop = plain.split()[-1]
+    # 0 tokens are as many as there is room for.
+    made = client.chat(
+        "smollm2", SAID, options={"temperature": 0, "num_predict": 0, "stop": [stop]}
+    )
+    assert made.done_reason == "stop" and made.message.content == plain.partition(stop)[0]
+    room = made.prompt_eval_count + 1
+    made = client.chat("smollm2", SAID, options={"temperature": 0, "num_ctx": room})
+    assert (made.eval_count, made.done_reason) == (1, "length")
+    with pytest.raises(
+        ollama.ResponseError, match=rf"options.num_ctx = {room - 1}: the prompt has"
+    ):
+        client.chat("smollm2", SAID, options={"num_ctx": room - 1})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_are_the_engines(client: ollama.Client, smol: LLM, stream: bool) -> None:
+    plain = smol.chat(SAID, temperature=0.0, max_tokens=3, logprobs=2)
+    assert plain.logprobs is not None
+    asked: Any = {"options": {**GREEDY, "num_predict": 3}, "logprobs": True, "top_logprobs": 2}
+    made = client.chat("smollm2", SAID, stream=stream, **asked)
+    parts = [*made] if stream else [made]
+    found = [each for part in parts for each in part.logprobs or []]
+    assert [each.logprob for each in found] == [each.logprob for each in plain.logprobs]
+    assert [each.token for each in found] == [each.text for each in plain.logprobs]
+    assert [[t.token for t in each.top_logprobs or []] for each in found] == [
+        [t.text for t in each.top] for each in plain.logprobs
+    ]
+
+
+def test_nobody_is_signed_in(served: Served) -> None:
+    status, body = served.post("/api/me", {})
+    assert status == 401 and "no accounts" in body["error"]
 
 
 def test_every_line_is_an_object(served: Served, llm: LLM) -> None:

@@ -142,6 +142,7 @@ CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "tea"}], "max_t
         ("logit_bias.5", {"5": "x"}, "must be a number"),
         ("logit_bias", {"99999": 1}, "vocabulary"),
         ("logit_bias.5", {"5": 10**400}, "out of range"),
+        ("logit_bias[1]", [[5, 1], [5]], "must be the id of a token and a number"),
         ("stop_token_ids[0]", ["x"], "id of a token"),
         ("top_logprobs", 5, "needs logprobs"),
         ("n", 129, "at most 128"),
@@ -228,6 +229,21 @@ def test_a_prompt_that_does_not_fit_says_both_numbers(served: Served) -> None:
         status, body = served.post("/v1/chat/completions", {**long, "stream": stream})
         assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
         assert "the context holds 512" in body["error"]["message"]
+
+
+def test_what_clients_of_other_servers_write_is_read(client: openai.OpenAI, smol: LLM) -> None:
+    plain = smol.chat(SAID, temperature=0.0, max_tokens=3)
+    first = plain.token_ids[0]
+    for biases in ([[first, False]], [[first, -100.0]], {str(first): -100}):
+        made = client.chat.completions.create(
+            messages=SAID, extra_body={"logit_bias": biases, "top_k": -1}, **GREEDY
+        )
+        assert made.choices[0].message.content != plain.text
+    stop = plain.text.split()[-1]
+    whole = client.chat.completions.create(
+        model="smollm2", messages=SAID, temperature=0.0, max_tokens=-1, stop=stop
+    )
+    assert whole.choices[0].message.content == plain.text.partition(stop)[0]
 
 
 def test_several_outputs_are_the_engines(client: openai.OpenAI, smol: LLM) -> None:

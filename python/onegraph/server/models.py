@@ -8,10 +8,10 @@ import difflib
 import functools
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from onegraph.arguments import several
 from onegraph.errors import Error, OutOfMemoryError
@@ -49,9 +49,25 @@ class Model:
         self._loading: asyncio.Task[LLM] | None = None
         self.line = Line(llm.max_batch if llm else 1, max_queue)
         self.users = 0
+        #: Seconds after its last use at which it is unloaded; None: it stays.
+        self.keep: float | None = None
+        self._leaving: asyncio.TimerHandle | None = None
         #: When it was last used: seconds of `time.monotonic`.
         self.used = time.monotonic()
         self.created = int(time.time())
+
+    def stay(self) -> None:
+        """It is used: it does not go meanwhile."""
+        if self._leaving is not None:
+            self._leaving.cancel()
+            self._leaving = None
+
+    def leave_later(self, unload: Callable[[Model], Coroutine[Any, Any, None]]) -> None:
+        """Nobody uses it any more: has it unloaded `keep` seconds from now."""
+        self.stay()
+        if self.keep is not None and self.may_go:
+            loop = asyncio.get_running_loop()
+            self._leaving = loop.call_later(self.keep, lambda: loop.create_task(unload(self)))
 
     @property
     def may_go(self) -> bool:
@@ -164,11 +180,13 @@ class Models:
     async def using(self, model: Model) -> AsyncIterator[LLM]:
         """The model, which is not unloaded meanwhile."""
         model.users += 1
+        model.stay()
         try:
             yield model.llm or await self._loaded(model)
         finally:
             model.users -= 1
             model.used = time.monotonic()
+            model.leave_later(self.unload)
 
     async def unload(self, model: Model) -> None:
         """Frees a model's memory, unless somebody uses it or it is the caller's."""
@@ -181,6 +199,7 @@ class Models:
         """Closes all that are there, those of the caller too; the server has ended."""
         self._turn.end()
         for model in self._models.values():
+            model.stay()
             if model.llm is not None:
                 model.llm.close()
 

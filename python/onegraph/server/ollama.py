@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from dataclasses import dataclass
-from datetime import UTC, datetime
+import time
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from starlette.requests import Request
@@ -18,8 +19,8 @@ from onegraph.answers import ReasoningDelta, ToolCall, ToolCallEnded
 from onegraph.conversations import needs_content
 from onegraph.errors import ModelError
 from onegraph.llm import LLM
-from onegraph.results import Result
-from onegraph.server import conversation, forms, frames
+from onegraph.results import Result, TokenLogprob
+from onegraph.server import conversation, forms, frames, openai
 from onegraph.server.answers import Asked
 from onegraph.server.embeddings import Vectors, named, of_ollama, of_ollama_before
 from onegraph.server.events import Event, Finish, Text, said
@@ -68,6 +69,9 @@ INSTEAD = {
 def routes(service: Service) -> list[Route]:
     """The endpoints."""
 
+    async def me(request: Request) -> JSONResponse:
+        raise Refused(401, "nobody is signed in: there are no accounts here")
+
     async def version(request: Request) -> JSONResponse:
         return JSONResponse({"version": API_VERSION})
 
@@ -81,7 +85,7 @@ def routes(service: Service) -> list[Route]:
             found = await facts(model) if model.llm is not None else None
             if found is not None and model.llm is not None:
                 on_card = found.bytes if model.llm.device != "cpu" else 0
-                more = {"expires_at": _FOREVER, "size_vram": on_card}
+                more = {"expires_at": _expires(model), "size_vram": on_card}
                 listed.append(_listed(model, found) | more | {"context_length": model.llm.n_ctx})
         return JSONResponse({"models": listed})
 
@@ -114,6 +118,7 @@ def routes(service: Service) -> list[Route]:
 
     return [
         Route("/api/version", version, methods=["GET"]),
+        Route("/api/me", me, methods=["POST"]),
         Route("/api/tags", tags, methods=["GET"]),
         Route("/api/ps", ps, methods=["GET"]),
         Route("/api/show", show, methods=["POST"]),
@@ -130,14 +135,28 @@ def failure(why: Refused) -> dict[str, Any]:
     return {"error": why.message}
 
 
-#: A duration of no time: "0", "0s", "0h0m".
-_NOTHING = re.compile(r"[-+]?(0[0.]*|(0[0.]*(ns|us|µs|ms|s|m|h))+)")
+#: A duration as Go writes it, "1h30m", or a number of seconds.
+_DURATION = re.compile(r"([-+]?)((?:[0-9.]+(?:ns|us|µs|ms|s|m|h))+|[0-9.]+)")
+_PART = re.compile(r"([0-9.]+)([a-zµ]*)")
+
+#: Seconds of its units.
+_UNITS = {"": 1.0, "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 #: Characters of a duration.
 LONGEST_TIME = 64
 
+#: Seconds beyond which a model stays: a hundred years.
+_ALWAYS = 100 * 365 * 86_400.0
+
 #: When a model that stays goes.
 _FOREVER = "2318-01-01T00:00:00Z"
+
+
+def _expires(model: Model) -> str:
+    if model.keep is None:
+        return _FOREVER
+    left = model.keep - (0.0 if model.users else time.monotonic() - model.used)
+    return _time(datetime.now(UTC) + timedelta(seconds=max(left, 0.0)))
 
 
 def _time(of: datetime) -> str:
@@ -185,9 +204,14 @@ def capabilities(model: Model) -> list[str]:
         found.append("tools")
     except ModelError:
         pass
-    if not llm._reading(template, False, None).is_plain:
+    if _thinks(llm):
         found.append("thinking")
     return found
+
+
+def _thinks(llm: LLM) -> bool:
+    template = llm.chat_template
+    return template is not None and not llm._reading(template, False, None).is_plain
 
 
 def _shown(model: Model, found: Facts, capabilities: list[str]) -> dict[str, Any]:
@@ -202,9 +226,14 @@ def _shown(model: Model, found: Facts, capabilities: list[str]) -> dict[str, Any
         "n_head_kv": "attention.head_count_kv",
     }
     sizes = {f"{kind}.{theirs}": found.shape.get(ours) for ours, theirs in names.items()}
+    parameters = ""
+    if model.llm is not None:
+        # Programs send no more than this: what the server has room for, not what the file says.
+        sizes[f"{kind}.context_length"] = model.llm.n_ctx
+        parameters = f"num_ctx {model.llm.n_ctx}"
     return {
         "modelfile": f"FROM {model.path}\n",
-        "parameters": "",
+        "parameters": parameters,
         "template": "" if template is None else template.source,
         "details": _details(found),
         "model_info": {
@@ -241,31 +270,64 @@ async def _answer(service: Service, asked: Asked | _Presence) -> ASGIApp:
 
 
 def _presence(model: Model, head: _Head, fields: Fields) -> _Presence:
+    return _Presence(model, head, leaves=_keep(fields) == 0)
+
+
+def _keep(fields: Fields) -> float | None:
+    """Seconds that a model stays without being used: less than none for ever. None where nothing is
+    said of it."""
     given = fields.get("keep_alive")
-    # Seconds, or a number with a unit: "5m". For how long a model stays is the server's affair.
+    expected = 'must be seconds, or a duration such as "5m"'
     if isinstance(given, bool) or not isinstance(given, int | float | str | None):
-        raise wrong("keep_alive", given, 'must be seconds, or a duration such as "5m"')
-    # Of a longer one no look is taken: a time of nothing is short.
-    said = given if isinstance(given, str) and len(given) <= LONGEST_TIME else ""
-    leaves = given == 0 or _NOTHING.fullmatch(said) is not None
-    return _Presence(model, head, leaves)
+        raise wrong("keep_alive", given, expected)
+    if not isinstance(given, str):
+        return None if given is None else max(-1.0, min(float(given), _ALWAYS))
+    found = _DURATION.fullmatch(given) if len(given) <= LONGEST_TIME else None
+    try:
+        parts = [] if found is None else _PART.findall(found[2])
+        seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    except ValueError:  # such as 1.2.3
+        found = None
+    if found is None:
+        raise wrong("keep_alive", given[:LONGEST_TIME], expected)
+    return max(-1.0, min(-seconds if found[1] == "-" else seconds, _ALWAYS))
+
+
+def _kept(model: Model, fields: Fields) -> Model:
+    """The model, which stays as long as a request says."""
+    keep = _keep(fields)
+    model.keep = keep if keep is not None and 0 <= keep < _ALWAYS else None
+    return model
 
 
 def _chosen(service: Service, fields: Fields) -> tuple[dict[str, Any], dict[str, str]]:
     """The sampling keywords, and what they are called here."""
-    given = fields.object("options") or Fields({}, "options")
-    # Less than 0 is as many as there is room for, and a seed of its own for each.
+    given = _whole(fields.object("options"))
+    # None or less is as many as there is room for; a seed of less, one of its own for each.
     tokens = given.integer("num_predict")
     seed = given.integer("seed", -(2**63), 2**64 - 1)
     further = {
-        "max_tokens": None if tokens is None or tokens < 0 else tokens,
+        "max_tokens": None if tokens is None or tokens <= 0 else tokens,
         "seed": None if seed is None or seed == -1 else seed % 2**64,
         "cache_salt": salt_of(fields),
+        "logprobs": openai.logprobs(fields),
     }
     form = forms.ollama(fields)
     chosen = options(given, NAMES, service.limits, form, **further)
     names = {**NAMES, "num_predict": "max_tokens", "seed": "seed"}
     return chosen, spelled(given, names, form)
+
+
+def _whole(given: Fields | None) -> Fields:
+    """Options with numbers as ollama reads them, by Go: 2.0 is 2."""
+    values = {} if given is None else given.values
+    return Fields(
+        {
+            name: int(value) if isinstance(value, float) and value.is_integer() else value
+            for name, value in values.items()
+        },
+        "options",
+    )
 
 
 def _only_text(fields: Fields) -> None:
@@ -330,7 +392,7 @@ def _answered(message: Fields, unanswered: Unanswered) -> dict[str, Any]:
 
 
 def _chat(service: Service, fields: Fields) -> Asked | _Presence:
-    model = named(service, fields)
+    model = _kept(named(service, fields), fields)
     _only_text(fields)
     head = _Head(model, "message")
     messages = _messages(fields)
@@ -343,7 +405,7 @@ def _chat(service: Service, fields: Fields) -> Asked | _Presence:
 
 
 def _generate(service: Service, fields: Fields) -> Asked | _Presence:
-    model = named(service, fields)
+    model = _kept(named(service, fields), fields)
     _only_text(fields)
     fields.absent("context", "send the conversation to /api/chat")
     head = _Head(model, "response")
@@ -374,6 +436,14 @@ def _asked(
     prepare: conversation.Prepare,
     names: dict[str, str],
 ) -> Asked:
+    think, n_ctx = fields.get("think"), _whole(fields.object("options")).integer("num_ctx", 1)
+
+    def job(llm: LLM) -> Job:
+        if think and not _thinks(llm):
+            raise Refused(400, f'"{model.name}" does not support thinking', field="think")
+        made = prepare.job(llm)
+        return made if n_ctx is None else _within(made, n_ctx)
+
     def document(outputs: list[list[Event]]) -> dict[str, Any]:
         (events,) = outputs
         whole = said(events)
@@ -381,11 +451,27 @@ def _asked(
             whole.text,
             thinking=whole.reasoning,
             calls=whole.calls,
+            logprobs=whole.logprobs,
             **_ending(whole.result),
         )
 
     writers = [Writer(head)] if fields.flag("stream", True) else []
-    return Asked(model, prepare, writers, document, names)
+    prepare_within = conversation.Prepare(job, prepare.is_quick, prepare.compiles)
+    return Asked(model, prepare_within, writers, document, names)
+
+
+def _within(job: Job, n_ctx: int) -> Job:
+    """Held to a context of so many tokens; the server's is never larger than its own."""
+    asks = []
+    for ask in job.asks:
+        left = n_ctx - len(ask.ids)
+        if left < 1:
+            what = f"the prompt has {len(ask.ids)} tokens, and the text needs room for one more"
+            raise wrong("options.num_ctx", n_ctx, what)
+        most = ask.options["max_tokens"]
+        options = {**ask.options, "max_tokens": left if most is None else min(most, left)}
+        asks.append(replace(ask, options=options))
+    return replace(job, asks=asks)
 
 
 class _Head:
@@ -401,6 +487,7 @@ class _Head:
         *,
         thinking: str = "",
         calls: list[ToolCall] | None = None,
+        logprobs: list[TokenLogprob] | None = None,
         done: bool = False,
         **more: Any,
     ) -> dict[str, Any]:
@@ -411,6 +498,8 @@ class _Head:
             said: dict[str, Any] = {"message": {"role": "assistant", "content": text, **further}}
         else:
             said = {"response": text, **further}
+        if logprobs is not None:
+            said["logprobs"] = [each.to_openai() for each in logprobs]
         return {
             "model": self._model,
             "created_at": _time(datetime.now(UTC)),
@@ -459,6 +548,8 @@ class Writer:
 
     def event(self, event: Event) -> bytes:
         if isinstance(event, Text):
+            if event.logprobs is not None:
+                return frames.line(self._head(event.text, logprobs=event.logprobs))
             return self._before + frames.spelled(event.text) + self._behind
         if isinstance(event, ReasoningDelta):
             return frames.line(self._head("", thinking=event.text))

@@ -28,7 +28,7 @@ from onegraph.server.service import Service
 from onegraph.server.tools import nested
 from onegraph.streams import Job
 
-__all__ = ["failure", "listed", "messages", "routes", "usage", "variables"]
+__all__ = ["failure", "listed", "logprobs", "messages", "routes", "usage", "variables"]
 
 FINGERPRINT = f"onegraph-{__version__}"
 
@@ -165,6 +165,15 @@ def messages(fields: Fields) -> list[dict[str, Any]]:
     return found
 
 
+def logprobs(fields: Fields) -> int | None:
+    """How many log-probabilities of tokens a conversation asks for beside that of its own; None
+    where it asks for none."""
+    top = fields.integer("top_logprobs", 0, TOP_LOGPROBS)
+    if top and not fields.flag("logprobs"):
+        raise wrong("top_logprobs", top, "needs logprobs = true")
+    return (top or 0) if fields.flag("logprobs") else None
+
+
 def variables(fields: Fields) -> dict[str, Any] | None:
     """Further variables of the template."""
     found = fields.object("chat_template_kwargs")
@@ -176,13 +185,9 @@ def _chat(service: Service, fields: Fields) -> Asked:
     said = messages(fields)
     _only_text(fields)
     tools = nested(fields)
-    top = fields.integer("top_logprobs", 0, TOP_LOGPROBS)
-    if top and not fields.flag("logprobs"):
-        raise wrong("top_logprobs", top, "needs logprobs = true")
-    logprobs = (top or 0) if fields.flag("logprobs") else None
     form = forms.chat(fields)
-    salt = salt_of(fields)
-    chosen = options(fields, CHAT_NAMES, service.limits, form, logprobs=logprobs, cache_salt=salt)
+    further = {"logprobs": logprobs(fields), "cache_salt": salt_of(fields)}
+    chosen = options(fields, CHAT_NAMES, service.limits, form, **further)
     head = _Head("chatcmpl-", "chat.completion", model.name)
     n = _outputs(fields)
     stream = _Stream(head, n, n, _stream_usage(fields))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,7 +29,21 @@ def _seed(fields: Fields, name: str) -> int | None:
     return None if found is None else found % 2**64
 
 
+def _max_tokens(fields: Fields, name: str) -> int | None:
+    """-1 is as many as there is room for, as llama.cpp has it."""
+    found = fields.integer(name)
+    return None if found == -1 else found
+
+
+def _top_k(fields: Fields, name: str) -> int | None:
+    """-1 keeps all, as vLLM has it."""
+    found = fields.integer(name)
+    return 0 if found == -1 else found
+
+
 def _bias(fields: Fields, name: str) -> dict[int, float] | None:
+    if isinstance(fields.get(name), list):
+        fields = _by_token(fields, name)
     found = fields.object(name)
     if found is None:
         return None
@@ -41,6 +56,17 @@ def _bias(fields: Fields, name: str) -> dict[int, float] | None:
             raise wrong(fields.path(name), token, "must have ids of tokens for keys")
         bias[int(token[:20])] = float(found.number(token) or 0.0)
     return bias
+
+
+def _by_token(fields: Fields, name: str) -> Fields:
+    """Biases that are a list of pairs, as llama.cpp has them; false is never."""
+    found: dict[str, Any] = {}
+    for i, pair in enumerate((fields.items(name) or [])[: MOST_BIASES + 1]):
+        path = f"{name}[{i}]"
+        if not isinstance(pair, list) or len(pair) != 2 or type(pair[0]) is not int:
+            raise wrong(fields.path(path), pair, "must be the id of a token and a number")
+        found[str(pair[0])] = -math.inf if pair[1] is False else pair[1]
+    return Fields({name: found}, fields.within)
 
 
 def salt_of(body: Fields) -> str | None:
@@ -60,8 +86,8 @@ def _ids(fields: Fields, name: str) -> list[int] | None:
 
 
 _READ: Mapping[str, Callable[[Fields, str], Any]] = {
-    "max_tokens": Fields.integer,
-    "top_k": Fields.integer,
+    "max_tokens": _max_tokens,
+    "top_k": _top_k,
     "repeat_last_n": Fields.integer,
     "logprobs": Fields.integer,
     "seed": _seed,
