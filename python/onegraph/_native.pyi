@@ -349,6 +349,9 @@ class Engine:
 
     def check_ids(self, ids: Sequence[int]) -> None: ...
     def logits(self, ids: Sequence[int], path: str, out: Buffer | NDArray[Any]) -> None: ...
+    def scores(
+        self, ids: Sequence[int], top: int
+    ) -> list[tuple[float, int, list[tuple[int, float]]]]: ...
     def embed(
         self,
         ids: Sequence[int],

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, overload
 
 from onegraph import _native, arguments, foreign, hub, nvrtc, structured
 from onegraph import progress as progress_bar
@@ -23,7 +23,10 @@ from onegraph.graphs import (
 )
 from onegraph.loaded import KvType
 from onegraph.progress import Told
+from onegraph.prompts import Prompt, Prompts, batch
+from onegraph.results import Scored, TopLogprob
 from onegraph.stats import Stats
+from onegraph.streams import naming, token_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -245,6 +248,45 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
         self._engine.logits(tokens, by, out.reshape(-1))
         self._say_saturated()
         return out
+
+    @overload
+    def score(self, text: Prompt, *, top: int = 0) -> list[Scored]: ...
+    @overload
+    def score(self, text: Prompts, *, top: int = 0) -> list[list[Scored]]: ...
+    def score(self, text: Any, *, top: int = 0) -> Any:
+        """How probable a text is to the model: of each of its tokens the natural logarithm of its
+        probability behind those before it, the bits that `generate` gives with `logprobs`. The
+        first one has none.
+
+        text: a text, its tokens, or a list of either: then a list for each. To a text the tokens
+            are added that a prompt has
+        top: of each place, so many of the most probable tokens, 0 to 100
+
+        Raises `ContextError` for a text that does not fit the context, `ArgumentError` for tokens
+        and a `top` out of range.
+        """
+        many = batch("text", text)
+        found = []
+        for i, one in enumerate([text] if many is None else many):
+            name = "text" if many is None else f"text[{i}]"
+            with naming(name):
+                if isinstance(one, str):
+                    ids = self._engine.encode(arguments.text(name, one), parse_special=False)
+                else:
+                    ids = arguments.integers(name, one)
+            found.append(self._scored(ids, arguments.integer("top", top)))
+        return found if many is not None else found[0]
+
+    def _scored(self, ids: list[int], top: int) -> list[Scored]:
+        def text(token: int) -> str:
+            return token_text(self._tokenizer, token)
+
+        found = [Scored(token, None, None, (), text(token)) for token in ids[:1]]
+        scores = self._engine.scores(ids, top)
+        for token, (logprob, better, best) in zip(ids[1:], scores, strict=True):
+            shown = tuple(TopLogprob(t, lp, text(t)) for t, lp in best)
+            found.append(Scored(token, logprob, better + 1, shown, text(token)))
+        return found
 
     def save_prefix(
         self,

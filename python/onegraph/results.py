@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from onegraph import structured
 from onegraph.answers import AnswerEvent, InvalidToolCall, ToolCall
 
-__all__ = ["Piece", "Result", "Timings", "TokenLogprob", "TopLogprob", "Usage"]
+__all__ = ["Piece", "Result", "Scored", "Timings", "TokenLogprob", "TopLogprob", "Usage"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,22 @@ class TokenLogprob:
         return {**_openai_token(self.token_id, self.logprob, self.text), "top_logprobs": top}
 
 
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A token of a text that was there, from `LLM.score`. Of the first one nothing more is known:
+    no place stands before it."""
+
+    token_id: int
+    #: Natural logarithm of its probability behind the tokens before it.
+    logprob: float | None
+    #: Its place among all tokens by probability, the most probable one at 1.
+    rank: int | None
+    #: The most probable tokens and their log-probabilities, best first.
+    top: tuple[TopLogprob, ...]
+    #: As `TokenLogprob.text`.
+    text: str
+
+
 def _openai_token(token_id: int, logprob: float, text: str) -> dict[str, Any]:
     whole = "\ufffd" not in text
     return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None}
@@ -130,6 +146,8 @@ class Result:
     tool_calls: list[ToolCall] = field(default_factory=list)
     #: Calls that went wrong, with the reason.
     invalid_tool_calls: list[InvalidToolCall] = field(default_factory=list)
+    #: Of the prompt's tokens, as `LLM.score` gives them, where a server was asked for them.
+    prompt_logprobs: list[Scored] | None = field(default=None, repr=False)
     #: The `schema` that the text was held to.
     schema: Any = field(default=None, repr=False, compare=False)
 

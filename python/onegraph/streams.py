@@ -23,12 +23,12 @@ from onegraph import _native
 from onegraph.answers import Answer, AnswerEvent, Reader, ReasoningDelta, TextDelta
 from onegraph.errors import ArgumentError, Error
 from onegraph.loaded import Loaded
-from onegraph.results import Piece, Result, Timings, TokenLogprob, TopLogprob, Usage
+from onegraph.results import Piece, Result, Scored, Timings, TokenLogprob, TopLogprob, Usage
 
 if TYPE_CHECKING:
     from onegraph.doorbell import News, Visitor
 
-__all__ = ["Ask", "AsyncStream", "Job", "Stream", "Taken", "naming", "taking"]
+__all__ = ["Ask", "AsyncStream", "Job", "Stream", "Taken", "naming", "read", "taking"]
 
 T = TypeVar("T")
 
@@ -46,6 +46,8 @@ class Ask:
     is_chat: bool
     #: How the output is taken apart.
     reader: Reader | None = None
+    #: How probable the prompt's tokens are, where that was asked for.
+    scored: list[Scored] | None = None
 
     @property
     def logprobs(self) -> bool:
@@ -165,7 +167,27 @@ def whole(
         reasoning=answer.reasoning if answer else None,
         tool_calls=answer.calls if answer else [],
         invalid_tool_calls=answer.invalid if answer else [],
+        prompt_logprobs=ask.scored,
         schema=ask.options["schema"],
+    )
+
+
+def read(llm: Loaded, ask: Ask) -> Result:
+    """What a prompt is of which nothing is made."""
+    return Result(
+        text=ask.echo,
+        token_ids=[],
+        finish_reason="length",
+        cut="max_tokens",
+        stop_reason=None,
+        usage=Usage(len(ask.ids), 0, 0, 0, 0),
+        timings=Timings(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
+        logprobs=[] if ask.logprobs else None,
+        seed=0,
+        model=str(llm.path),
+        is_chat=ask.is_chat,
+        created=time.time(),
+        prompt_logprobs=ask.scored,
     )
 
 

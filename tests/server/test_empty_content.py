@@ -88,15 +88,12 @@ def test_a_message_that_is_none(
     assert status == 400 and why in str(said)
 
 
-@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("logprobs", [0, 2])
-def test_no_log_probabilities_are_made_of_a_prompt(
-    logprobs: int, stream: bool, adder: Scripted
-) -> None:
-    body = {"model": "adder", "prompt": "tea", "max_tokens": 1, "stream": stream}
-    both = {**body, "echo": True, "logprobs": logprobs}
-    status, said = adder.served.post("/v1/completions", both)
-    assert status == 400 and said["error"]["param"] == "echo"
-    assert "none are made; send one of the two" in said["error"]["message"]
-    for one in ({"echo": True}, {"logprobs": logprobs}, {"echo": True, "logprobs": None}):
-        assert adder.served.post("/v1/completions", {**body, **one})[0] == 200
+def test_echoed_prompts_have_log_probabilities(logprobs: int, adder: Scripted) -> None:
+    body = {"model": "adder", "prompt": "tea", "max_tokens": 1, "echo": True, "logprobs": logprobs}
+    status, said = adder.served.post("/v1/completions", body)
+    assert status == 200 and len(said["choices"][0]["logprobs"]["tokens"]) > 1
+    status, said = adder.served.post("/v1/completions", {**body, "stream": True})
+    assert status == 400 and said["error"]["param"] == "stream"
+    for one in ({"logprobs": None}, {"echo": False}):
+        assert adder.served.post("/v1/completions", {**body, **one, "stream": True})[0] == 200

@@ -290,6 +290,58 @@ def test_several_prompts_are_streamed_by_index(client: openai.OpenAI, smol: LLM)
     assert texts == plain
 
 
+def test_prompts_are_scored(client: openai.OpenAI, smol: LLM) -> None:
+    text = "The capital of France is Paris"
+    scored = smol.score(text, top=1)
+    # As lm-eval asks: a token is made, and those of the prompt stand before it.
+    asked: dict[str, Any] = {"model": "smollm2", "temperature": 0.0, "echo": True}
+    made = client.completions.create(prompt=[text, text], max_tokens=1, logprobs=1, **asked)
+    plain = smol.generate(text, max_tokens=1, temperature=0.0, logprobs=1)
+    assert plain.logprobs is not None
+    for choice in made.choices:
+        assert choice.text == text + plain.text and choice.logprobs is not None
+        found = choice.logprobs
+        expected = [each.logprob for each in [*scored, *plain.logprobs]]
+        assert found.token_logprobs == expected and expected[0] is None
+        assert found.tokens == [each.text for each in [*scored, *plain.logprobs]]
+        assert found.top_logprobs is not None and found.text_offset is not None
+        assert found.top_logprobs[1] == {scored[1].top[0].text: scored[1].top[0].logprob}
+        for token, at in zip(found.tokens or [], found.text_offset, strict=True):
+            assert choice.text[at : at + len(token)] == token
+    ids = smol.tokenize(text)
+    none = client.completions.create(prompt=ids, max_tokens=0, logprobs=0, **asked)
+    assert none.choices[0].text == text and none.usage is not None
+    assert none.usage.completion_tokens == 0 and none.choices[0].finish_reason == "length"
+    assert none.choices[0].logprobs is not None
+    assert none.choices[0].logprobs.token_logprobs == [each.logprob for each in scored]
+
+
+def test_prompts_are_scored_as_vllm_has_it(smol_served: Served, smol: LLM) -> None:
+    text = "The capital of France is Paris"
+    scored = smol.score(text, top=2)
+    asked = {"prompt": text, "max_tokens": 0, "prompt_logprobs": 2}
+    status, body = smol_served.post("/v1/completions", asked)
+    first, *others = body["choices"][0]["prompt_logprobs"]
+    assert status == 200 and first is None and body["choices"][0]["text"] == ""
+    for found, expected in zip(others, scored[1:], strict=True):
+        own = found[str(expected.token_id)]
+        assert own["logprob"] == expected.logprob and own["rank"] == expected.rank
+        assert own["decoded_token"] == expected.text
+        assert [found[str(t.token_id)]["rank"] for t in expected.top] == [1, 2]
+    asked = {"messages": SAID, "max_tokens": 1, "prompt_logprobs": 0}
+    status, body = smol_served.post("/v1/chat/completions", asked)
+    assert status == 200 and len(body["prompt_logprobs"]) == body["usage"]["prompt_tokens"]
+    for path, more in (
+        ("chat/completions", {"messages": SAID}),
+        ("completions", {"prompt": "tea"}),
+    ):
+        asked = {**more, "prompt_logprobs": 1, "stream": True}
+        status, body = smol_served.post(f"/v1/{path}", asked)
+        assert (status, body["error"]["param"]) == (400, "stream")
+    status, body = smol_served.post("/v1/completions", {"prompt": "tea", "max_tokens": 0})
+    assert (status, body["error"]["param"]) == (400, "max_tokens")
+
+
 def test_outputs_of_all_prompts_together_are_bounded(served: Served) -> None:
     asked = {"prompt": ["tea"] * 100, "n": 128}
     status, body = served.post("/v1/completions", asked)

@@ -15,7 +15,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
 from starlette.types import Receive, Scope, Send
@@ -30,7 +30,7 @@ from onegraph.server.log import direct, note, noted
 from onegraph.server.metrics import Metrics
 from onegraph.server.models import Model, Models
 from onegraph.server.refusals import Refused, refusal
-from onegraph.streams import AsyncStream, Job, Taken, taking
+from onegraph.streams import Ask, AsyncStream, Job, Taken, naming, read, taking
 
 __all__ = ["Answer", "Asked", "Writer", "while_connected"]
 
@@ -70,6 +70,11 @@ class Asked:
     document: Callable[[list[list[Event]]], dict[str, Any]]
     #: The dialect's names of the engine's keywords, for errors.
     named: dict[str, str]
+    #: Of each place of the prompt, how many of the most probable tokens are asked for beside that
+    #: which stands there; None where it is not said how probable it is.
+    scores: int | None = None
+    #: Whether nothing is made: what was read is all that is asked for.
+    reads_only: bool = False
 
 
 class Answer:
@@ -80,6 +85,8 @@ class Answer:
         self._writers = asked.writers
         self._document = asked.document
         self._named = asked.named
+        self._scores = asked.scores
+        self._reads_only = asked.reads_only
         #: None once it is prepared: it holds all that the request said.
         self._prepare: Prepare | None = asked.prepare
         self._models = models
@@ -133,17 +140,21 @@ class Answer:
     async def _prepared(self, scope: Scope, llm: LLM) -> Job:
         prepare, self._prepare = self._prepare, None
         assert prepare is not None
-        if prepare.is_quick:
+        if prepare.is_quick and self._scores is None:
             return prepare.job(llm)
         made = functools.partial(prepare.job, llm)
         job = await work.of(scope).run(made, compiles=prepare.compiles)
         del prepare, made
         work.of(scope).end()
-        return job
+        return job if self._scores is None else await _scored(llm, job, self._scores)
 
     async def _whole(self, scope: Scope, llm: LLM, send: Send) -> None:
-        stream: AsyncStream[Any] = AsyncStream(llm, lambda: self._prepared(scope, llm), priority=0)
-        results = [*_flat(await stream)]
+        if self._reads_only:
+            results = [read(llm, ask) for ask in (await self._prepared(scope, llm)).asks]
+        else:
+            prepared = functools.partial(self._prepared, scope, llm)
+            stream: AsyncStream[Any] = AsyncStream(llm, prepared, priority=0)
+            results = [*_flat(await stream)]
         timings = [result.timings for result in results]
         self._measure(
             scope, results, [each.queue_seconds + each.prefill_seconds for each in timings]
@@ -212,6 +223,18 @@ class Answer:
         )
         for result, first in zip(results, firsts, strict=True):
             self._metrics.answered(self._model.name, result, first)
+
+
+async def _scored(llm: LLM, job: Job, top: int) -> Job:
+    """A job whose prompts are read for how probable they are, each once."""
+    loop, n = asyncio.get_running_loop(), job.n or 1
+    asks: list[Ask] = []
+    for i in range(0, len(job.asks), n):
+        same = job.asks[i : i + n]
+        with naming(same[0].name):
+            scored = await loop.run_in_executor(None, llm._scored, same[0].ids, top)
+        asks += [replace(ask, scored=scored) for ask in same]
+    return replace(job, asks=asks)
 
 
 def _flat(made: Any) -> Iterator[Result]:

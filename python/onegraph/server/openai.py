@@ -14,7 +14,7 @@ from starlette.routing import Route
 from onegraph._native import __version__
 from onegraph.answers import ReasoningDelta, ToolCallBegun, ToolCallDelta
 from onegraph.conversations import needs_content
-from onegraph.results import Result, Timings, TokenLogprob
+from onegraph.results import Result, Scored, Timings, TokenLogprob
 from onegraph.server import conversation, forms, frames
 from onegraph.server.answers import Answer, Asked
 from onegraph.server.embeddings import MOST_TEXTS, Vectors, of_openai
@@ -182,7 +182,7 @@ def variables(fields: Fields) -> dict[str, Any] | None:
 
 def _chat(service: Service, fields: Fields) -> Asked:
     model = service.model(fields)
-    said = messages(fields)
+    given = messages(fields)
     _only_text(fields)
     tools = nested(fields)
     form = forms.chat(fields)
@@ -194,13 +194,21 @@ def _chat(service: Service, fields: Fields) -> Asked:
     writers = [ChatWriter(stream, i) for i in range(n)] if fields.flag("stream") else []
     continues = fields.flag("continue_final_message")
 
+    scores = _scores(fields)
+    if writers and scores is not None:
+        raise wrong("stream", True, "what is said of the prompt comes whole: leave `stream` out")
+
     def document(outputs: list[list[Event]]) -> dict[str, Any]:
-        return _document(head, outputs, n, _chat_choice)
+        found = _document(head, outputs, n, _chat_choice)
+        if scores is not None:
+            found["prompt_logprobs"] = _by_id(said(outputs[0]).result.prompt_logprobs)
+        return found
 
     prepare = conversation.chat(
-        said, chosen, n=n, tools=tools, continues=continues, variables=variables(fields)
+        given, chosen, n=n, tools=tools, continues=continues, variables=variables(fields)
     )
-    return Asked(model, prepare, writers, document, spelled(fields, CHAT_NAMES, form))
+    named = spelled(fields, CHAT_NAMES, form)
+    return Asked(model, prepare, writers, document, named, scores)
 
 
 def _completion(service: Service, fields: Fields) -> Asked:
@@ -221,6 +229,14 @@ def _completion(service: Service, fields: Fields) -> Asked:
     further: dict[str, Any] = {"cache_salt": salt_of(fields)}
     if "max_tokens" not in fields:
         further["max_tokens"] = COMPLETION_TOKENS
+    echo = fields.flag("echo")
+    scores = _scores(fields)
+    if echo and scores is None:
+        scores = fields.integer("logprobs")
+    is_read_only = fields.get("max_tokens") == 0 and (echo or scores is not None)
+    if is_read_only:
+        further["max_tokens"] = 1
+        fields = Fields({**fields.values, "max_tokens": None}, fields.within, fields.owner)
     chosen = options(fields, COMPLETION_NAMES, service.limits, form, **further)
     head = _Head("cmpl-", "text_completion", model.name)
     n = _outputs(fields)
@@ -233,20 +249,21 @@ def _completion(service: Service, fields: Fields) -> Asked:
     writers = [CompletionWriter(stream, i) for i in range(all)] if fields.flag("stream") else []
 
     def document(outputs: list[list[Event]]) -> dict[str, Any]:
-        return _document(head, outputs, n, _completion_choice)
+        choice = functools.partial(_completion_choice, echo=echo)
+        return _document(head, outputs, n, choice)
 
-    echo = fields.flag("echo")
-    if echo and chosen["logprobs"] is not None:
-        raise wrong(
-            "echo",
-            True,
-            "with logprobs those of the prompt's tokens are asked for too, and none are made; send "
-            "one of the two",
-        )
+    if writers and (is_read_only or scores is not None):
+        raise wrong("stream", True, "what is said of the prompt comes whole: leave `stream` out")
     prepare = conversation.prompt(
         given, chosen, n=n, echo=echo, parse_special=fields.flag("parse_special")
     )
-    return Asked(model, prepare, writers, document, spelled(fields, COMPLETION_NAMES, form))
+    named = spelled(fields, COMPLETION_NAMES, form)
+    return Asked(model, prepare, writers, document, named, scores, is_read_only)
+
+
+def _scores(fields: Fields) -> int | None:
+    """vLLM's field for how probable the tokens of a prompt are."""
+    return fields.integer("prompt_logprobs", 0, TOP_LOGPROBS)
 
 
 class _Head:
@@ -298,14 +315,35 @@ def _chat_choice(index: int, events: list[Event]) -> dict[str, Any]:
     }
 
 
-def _completion_choice(index: int, events: list[Event]) -> dict[str, Any]:
+def _completion_choice(index: int, events: list[Event], *, echo: bool) -> dict[str, Any]:
     whole = said(events)
-    return {
+    read = whole.result.prompt_logprobs
+    found = {
         "index": index,
         "text": whole.text,
-        "logprobs": _completion_logprobs(whole.logprobs, 0),
+        "logprobs": _completion_logprobs(whole.logprobs, 0, read if echo else None),
         "finish_reason": whole.result.finish_reason,
     }
+    if read is not None and not echo:
+        found["prompt_logprobs"] = _by_id(read)
+    return found
+
+
+def _by_id(read: list[Scored] | None) -> list[dict[str, Any] | None]:
+    """The tokens of a prompt as vLLM writes them: of each place that which stands there and the
+    most probable ones, by id."""
+    found: list[dict[str, Any] | None] = []
+    for each in read or []:
+        best = enumerate(each.top, start=1)
+        places = {t.token_id: (t.logprob, rank, t.text) for rank, t in best}
+        if each.logprob is not None and each.rank is not None:
+            places[each.token_id] = (each.logprob, each.rank, each.text)
+        of = {
+            str(id): {"logprob": logprob, "rank": rank, "decoded_token": text}
+            for id, (logprob, rank, text) in places.items()
+        }
+        found.append(of or None)
+    return found
 
 
 def _chat_logprobs(logprobs: list[TokenLogprob] | None) -> dict[str, Any] | None:
@@ -314,17 +352,25 @@ def _chat_logprobs(logprobs: list[TokenLogprob] | None) -> dict[str, Any] | None
     return {"content": [each.to_openai() for each in logprobs], "refusal": None}
 
 
-def _completion_logprobs(logprobs: list[TokenLogprob] | None, at: int) -> dict[str, Any] | None:
-    if logprobs is None:
+def _completion_logprobs(
+    made: list[TokenLogprob] | None, at: int, read: list[Scored] | None = None
+) -> dict[str, Any] | None:
+    """Of the tokens that were `made`, behind those that were `read`; the first begins at character
+    `at`."""
+    if made is None:
         return None
+    tokens: list[Scored | TokenLogprob] = [*(read or []), *made]
     offsets = []
-    for each in logprobs:
+    for each in tokens:
         offsets.append(at)
         at += len(each.text)
     return {
-        "tokens": [each.text for each in logprobs],
-        "token_logprobs": [each.logprob for each in logprobs],
-        "top_logprobs": [{t.text: t.logprob for t in each.top} for each in logprobs],
+        "tokens": [each.text for each in tokens],
+        "token_logprobs": [each.logprob for each in tokens],
+        "top_logprobs": [
+            None if each.logprob is None else {t.text: t.logprob for t in each.top}
+            for each in tokens
+        ],
         "text_offset": offsets,
     }
 

@@ -10,6 +10,7 @@ use onegraph::config::PoolingType;
 use onegraph::engine::{
     self, GraphCheck, GraphMode, GraphOptions, GraphQuestion, Options, Salt, Ticket, Wait, POLL,
 };
+use onegraph::sampler::{logprobs, MAX_LOGPROBS};
 use onegraph::template;
 use onegraph::{Error, Result};
 use pyo3::buffer::PyBuffer;
@@ -87,6 +88,9 @@ fn submitted<T: Send>(
 ) -> PyResult<Ticket<T>> {
     until_some(py, submit)
 }
+
+/// The log-probability of a token, how many are more probable, and the most probable ones.
+type Score = (f32, usize, Vec<(u32, f32)>);
 
 /// How far a load has come, or the model.
 #[derive(IntoPyObject)]
@@ -467,6 +471,50 @@ impl Engine {
             py.check_signals()?;
         }
         Ok(())
+    }
+
+    /// Of each of `ids` but the first: its log-probability behind those before it, how many tokens
+    /// are more probable, and the `top` most probable ones with theirs.
+    fn scores(&self, py: Python<'_>, ids: Vec<i64>, top: i64) -> PyResult<Vec<Score>> {
+        let ids: Vec<u32> = counts("ids", &ids).map_err(to_py)?;
+        let top = usize::try_from(top).unwrap_or(usize::MAX);
+        if top > MAX_LOGPROBS {
+            return Err(to_py(Error::Argument {
+                name: "top",
+                value: top.to_string(),
+                reason: format!("must be from 0 to {MAX_LOGPROBS}"),
+            }));
+        }
+        self.inner.check_ids(&ids).map_err(to_py)?;
+        let n_vocab = self.inner.loaded().limits.n_vocab;
+        let (Some((_, scored)), Some((_, read))) = (ids.split_first(), ids.split_last()) else {
+            return Ok(Vec::new());
+        };
+        let mut found = Vec::with_capacity(scored.len());
+        if read.is_empty() {
+            return Ok(found);
+        }
+        let ticket = submitted(py, || self.inner.logits(read, LogitsPath::Prefill, POLL))?;
+        while found.len() < scored.len() {
+            let Some(rows) = wait(py, &ticket)? else {
+                return Err(to_py(Error::Internal(format!(
+                    "logits behind {} of {} tokens came",
+                    found.len(),
+                    read.len()
+                ))));
+            };
+            detached(py, || {
+                for (logits, token) in rows.chunks_exact(n_vocab).zip(&scored[found.len()..]) {
+                    let of = logprobs(logits, *token, top)?;
+                    let own = logits[*token as usize];
+                    let better = logits.iter().filter(|logit| **logit > own).count();
+                    found.push((of.logprob, better, of.top));
+                }
+                Ok(())
+            })?;
+            py.check_signals()?;
+        }
+        Ok(found)
     }
 
     /// Queues a text for its embedding; blocks while the queue is full.
