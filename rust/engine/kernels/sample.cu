@@ -43,7 +43,7 @@ constexpr uint32_t BAD_ADJUSTED = 1u << 31;  // it became so by bias or penaltie
 
 // What the kernels of one step tell each other about a row.
 struct alignas(128) Row {
-    uint64_t cut;         // the lowest rank that survives
+    uint64_t threshold;         // the lowest rank that survives
     uint64_t seed, share;
     uint64_t mass_k;      // mass of the bins above bin_k, or all of it
     uint64_t mass_first;  // mass of the bins above `first`
@@ -381,7 +381,7 @@ KERNEL_BOUNDS(sample_adjust, Params, THREADS, 4) {
         r->most = key_value(key);
         r->temperature = temperature;
         r->listed = 0;
-        r->cut = static_cast<uint64_t>(load_relaxed_u32(&s->least_key)) << 32;
+        r->threshold = static_cast<uint64_t>(load_relaxed_u32(&s->least_key)) << 32;
     }
     STAMP(STAMP_ENDED);
 }
@@ -628,7 +628,7 @@ KERNEL_BOUNDS(sample_cut, Params, THREADS, 1) {
     Scan scan = {p.y + static_cast<uint64_t>(row) * PADDED, load_relaxed_f32(&r->most),
                  load_relaxed_f32(&r->temperature)};
     uint64_t share = load_relaxed_u64(&r->share);
-    uint64_t cut = load_relaxed_u64(&r->cut);
+    uint64_t threshold = load_relaxed_u64(&r->threshold);
     bool top_p = share >> 32 == 0;
     delay_block();
     if (gather == GATHER_SCAN) {
@@ -640,7 +640,7 @@ KERNEL_BOUNDS(sample_cut, Params, THREADS, 1) {
             uint64_t wanted = mass_wanted(scan_mass(scan, low, scratch), share);
             low = larger(low, scan_front<true>(scan, low, wanted, scratch));
         }
-        if (t == 0) r->cut = larger(cut, low);
+        if (t == 0) r->threshold = larger(threshold, low);
         return;
     }
     uint32_t bin_k = load_relaxed_u32(&r->bin_k);
@@ -699,7 +699,7 @@ KERNEL_BOUNDS(sample_cut, Params, THREADS, 1) {
         __syncthreads();
         low = larger(low, end);
     }
-    if (t == 0) r->cut = larger(cut, low);
+    if (t == 0) r->threshold = larger(threshold, low);
     STAMP(STAMP_ENDED);
 }
 
@@ -718,7 +718,7 @@ KERNEL_BOUNDS(sample_draw, Params, THREADS, 4) {
     Row* r = p.rows + row;
     uint32_t slot = load_relaxed_u32(p.slots + row);
     if (load_relaxed_u32(&r->phase) == DONE) return;
-    uint64_t cut = load_relaxed_u64(&r->cut), seed = load_relaxed_u64(&r->seed);
+    uint64_t threshold = load_relaxed_u64(&r->threshold), seed = load_relaxed_u64(&r->seed);
     uint32_t index = load_relaxed_u32(&r->index), number = load_relaxed_u32(&r->number);
     float most = load_relaxed_f32(&r->most), temperature = load_relaxed_f32(&r->temperature);
     Before before = load_before(p.state + slot, slot);
@@ -731,7 +731,7 @@ KERNEL_BOUNDS(sample_draw, Params, THREADS, 4) {
         bool survives[4], any = false;
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++) {
-            survives[i] = rank_of(z[i], first + i) >= cut;
+            survives[i] = rank_of(z[i], first + i) >= threshold;
             any |= survives[i];
         }
         if (!any) continue;
