@@ -18,8 +18,8 @@ mod graphs;
 mod inspect;
 mod memory;
 mod parts;
+mod prefaulted;
 mod storage;
-mod touched;
 mod windows;
 
 pub use graphs::{
@@ -29,8 +29,8 @@ pub use graphs::{
 pub use inspect::Inspect;
 pub use memory::{check_state, not_below, pages_of, pool_pages, KvLayer, KvPages, Needs};
 pub use parts::Part;
+pub use prefaulted::Prefaulted;
 pub use storage::{HostMemory, Storage};
-pub use touched::Touched;
 pub use windows::{Kind, Windows};
 
 /// Tokens in a KV page. Page 0 is reserved: padding rows live there, no sequence does.
