@@ -331,7 +331,7 @@ mod tests {
             (pages.n_pages, pages.per_slot(), pages.entries()),
             (11, 2, 10)
         );
-        // 64 integers of 16 bits and their unit.
+        // 64 integers of 16 bits and their scale.
         let head = 64 * 2 + 2;
         assert_eq!(pages.token_bytes(), 2 * 2 * 3 * head as u64);
         assert_eq!(pages.layers[1].at, 11 * 3 * 64 * head);

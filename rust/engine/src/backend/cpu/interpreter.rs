@@ -21,7 +21,7 @@ use crate::plan::{BufferId, Op, Plan, RopeTable, WeightId};
 /// What the plan's buffers hold, in messages.
 const ACTIVATIONS: &str = "the activations of the rows";
 
-/// What heads are turned by.
+/// What heads are rotated by.
 struct Angles {
     inv_freq: Vec<f64>,
     /// Of the rows of the pass.
@@ -97,7 +97,7 @@ impl Interpreter {
             reserve(values, n.saturating_mul(buffer.width), ACTIVATIONS)?;
         }
         let level = Level::detect();
-        let rotates = plan.ops.iter().any(|op| op.signature().turn.is_some());
+        let rotates = plan.ops.iter().any(|op| op.signature().rotation.is_some());
         let hidden = plan.hidden().map(|end| {
             let norm = end.op(plan.buffer(end.x).width);
             let ops = plan.ops[..end.after].iter().cloned().chain([norm]);

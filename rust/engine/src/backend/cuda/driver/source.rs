@@ -189,9 +189,9 @@ pub fn headers() -> impl Iterator<Item = (&'static str, &'static str)> {
         "stamps.cuh",
         "state.cuh",
         "superblock.cuh",
-        "tile.cuh",
-        "turn.cuh",
-        "unit.cuh",
+        "x_tile.cuh",
+        "rotate.cuh",
+        "weight_tile.cuh",
         "warpgroup.cuh",
     ];
     let types = quant::TYPES.iter();

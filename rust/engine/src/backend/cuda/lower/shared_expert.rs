@@ -315,6 +315,6 @@ mod tests {
         };
         let number = l.fused.iter().position(number).unwrap();
         assert_eq!(shared.product as usize, number);
-        assert!(params.segment[1].units != params.segment[0].units);
+        assert!(params.segment[1].weights != params.segment[0].weights);
     }
 }

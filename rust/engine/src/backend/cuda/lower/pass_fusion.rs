@@ -1,7 +1,7 @@
 //! Neighbouring ops of the fused list that one launch makes. Which ones the rows of a pass decide, where
 //! the fused list is that of all passes.
 
-use super::attention::Turned;
+use super::attention::NormRope;
 use super::experts::{self, chosen, ranks, MixOp, RouteOp, MOST_RANKS};
 use super::gate::Gate;
 use super::lowering::{leaves, Lowering, Pass, Path};
@@ -14,18 +14,18 @@ use crate::plan::{BufferId, Op};
 
 /// An op of the fused list, and what its launch makes beside it.
 #[derive(Debug, Clone, Copy)]
-pub struct Joined<'a> {
+pub struct FusedOp<'a> {
     pub op: &'a Fused,
     /// Its place in the fused list.
     pub number: usize,
-    pub with: With,
+    pub fusion: PassFusion,
     /// Ops of the list that this is.
     pub count: usize,
 }
 
 /// What a launch makes beside its op.
 #[derive(Debug, Clone, Copy)]
-pub enum With {
+pub enum PassFusion {
     Nothing,
     /// Before a product, what lets its x through.
     Gate(Gate),
@@ -38,20 +38,20 @@ pub enum With {
     /// row goes to adds to it.
     Mix(MixOp, Option<SharedOp>),
     /// Before attention, storing these keys and values; and before that how their heads and those of
-    /// queries are normalized and turned.
+    /// queries are normalized and rotated.
     Stored {
         newest: (BufferId, BufferId),
-        turned: Option<Turned>,
+        norm_rope: Option<NormRope>,
     },
 }
 
-impl<'a> Joined<'a> {
+impl<'a> FusedOp<'a> {
     /// A product of an expert that every row goes to, as launches of its own.
     pub fn of_shared(l: &'a Lowering, shared: &SharedOp) -> Self {
         Self {
             op: &l.fused[shared.number],
             number: shared.number,
-            with: shared.gate.map_or(With::Nothing, With::Gate),
+            fusion: shared.gate.map_or(PassFusion::Nothing, PassFusion::Gate),
             count: 1,
         }
     }
@@ -63,30 +63,30 @@ impl<'a> Joined<'a> {
         let number = number + late;
         let list = &l.fused[number..];
         let before = stored(l, pass, list)
-            .or_else(|| gated(l, pass, list).map(|gate| (With::Gate(gate), 1)))
+            .or_else(|| gated(l, pass, list).map(|gate| (PassFusion::Gate(gate), 1)))
             .or_else(|| {
                 let route = chosen(l, pass, list)?;
                 let shared = number.checked_sub(2).and_then(|at| waiting(l, pass, at));
-                Some((With::Choice(route, shared), 1))
+                Some((PassFusion::Choice(route, shared), 1))
             });
-        let behind = || behind(l, pass, number).map(|with| (with, 0));
-        let (with, skipped) = before.or_else(behind).unwrap_or((With::Nothing, 0));
-        let count_behind = match with {
-            With::Route(_) | With::Mix(_, None) => 1,
+        let behind = || behind(l, pass, number).map(|fusion| (fusion, 0));
+        let (fusion, skipped) = before.or_else(behind).unwrap_or((PassFusion::Nothing, 0));
+        let count_behind = match fusion {
+            PassFusion::Route(_) | PassFusion::Mix(_, None) => 1,
             // The mix, the gate and the product.
-            With::Mix(_, Some(_)) => 3,
+            PassFusion::Mix(_, Some(_)) => 3,
             _ => 0,
         };
         Self {
             op: &list[skipped],
             number: number + skipped,
-            with,
+            fusion,
             count: late + skipped + 1 + count_behind,
         }
     }
 }
 
-impl With {
+impl PassFusion {
     /// The expert that every row goes to, if the launch has a product of it.
     pub fn shared(&self) -> Option<SharedOp> {
         match self {
@@ -116,15 +116,15 @@ impl With {
     }
 }
 
-/// What attention stores, and how it turns heads first, where those ops come right before it; and how
+/// What attention stores, and how it rotates heads first, where those ops come right before it; and how
 /// many they are. (In a step whose rows are sequences of their own: rows of a prompt are
 /// stored before any is looked at.)
-fn stored(l: &Lowering, pass: &Pass, list: &[Fused]) -> Option<(With, usize)> {
-    if pass.path != Path::Decode || !pass.are_alone() {
+fn stored(l: &Lowering, pass: &Pass, list: &[Fused]) -> Option<(PassFusion, usize)> {
+    if pass.path != Path::Decode || !pass.one_row_per_sequence() {
         return None;
     }
     let (heads, skipped) = match list.first()? {
-        heads @ Fused::TurnedHeads { .. } => (Some(heads), 2),
+        heads @ Fused::QkNormRope { .. } => (Some(heads), 2),
         _ => (None, 1),
     };
     let (scatter, attention) = (list.get(skipped - 1)?, list.get(skipped)?);
@@ -138,37 +138,42 @@ fn stored(l: &Lowering, pass: &Pass, list: &[Fused]) -> Option<(With, usize)> {
     if layer != its {
         return None;
     }
-    let turned = match heads {
-        Some(heads) => Some(turned(l, heads, [*q, *k, *v], *layer)?),
+    let norm_rope = match heads {
+        Some(heads) => Some(norm_rope(l, heads, [*q, *k, *v], *layer)?),
         None => None,
     };
     let newest = (*k, *v);
-    Some((With::Stored { newest, turned }, skipped))
+    Some((PassFusion::Stored { newest, norm_rope }, skipped))
 }
 
-/// How heads are turned, where attention of that layer can do it.
-fn turned(l: &Lowering, heads: &Fused, [q, k, v]: [BufferId; 3], layer: usize) -> Option<Turned> {
+/// How heads are rotated, where attention of that layer can do it.
+fn norm_rope(
+    l: &Lowering,
+    heads: &Fused,
+    [q, k, v]: [BufferId; 3],
+    layer: usize,
+) -> Option<NormRope> {
     match heads {
-        Fused::TurnedHeads {
+        Fused::QkNormRope {
             queries,
             keys,
             values,
             attended: true,
             head_dim,
             eps,
-            turn,
+            rotation,
         } if (queries.x, keys.x) == (q, k)
             && ![q, k].contains(&v)
             && values.is_none_or(|values| values.out == v)
             && *head_dim == l.plan.kv[layer].head_dim
             && *head_dim <= MOST_NEAR_DIM =>
         {
-            Some(Turned {
+            Some(NormRope {
                 queries: queries.weight,
                 keys: keys.weight,
                 values: *values,
                 eps: *eps,
-                turn: *turn,
+                rotation: *rotation,
             })
         }
         _ => None,
@@ -198,7 +203,7 @@ fn gated(l: &Lowering, pass: &Pass, list: &[Fused]) -> Option<Gate> {
 
 /// What a product's launch makes behind it: the sum of what the experts of one row give, which is not
 /// kept; or the choice by a router's logits, unless the product behind that makes it.
-fn behind(l: &Lowering, pass: &Pass, number: usize) -> Option<With> {
+fn behind(l: &Lowering, pass: &Pass, number: usize) -> Option<PassFusion> {
     let list = &l.fused[number..];
     let [Fused::MatVec {
         x,
@@ -221,14 +226,14 @@ fn behind(l: &Lowering, pass: &Pass, number: usize) -> Option<With> {
             let chains = l.chains(*norm, rows) && ranks(&l.plan, mix.routes) < MOST_RANKS;
             let shared = added(l, number + 2, &mix, parts).filter(|_| chains);
             // Other blocks may still be reading x.
-            (is_its && is_whole && mix.out != *x).then_some(With::Mix(mix, shared))
+            (is_its && is_whole && mix.out != *x).then_some(PassFusion::Mix(mix, shared))
         }
         // Rows of one block, so that one block ends last.
         (None, false) if (1..=MOST_FLOATS_X).contains(&m) => {
             let route = RouteOp::of(next)?;
             let gives = parts.iter().any(|part| part.out == route.logits);
             let is_its = gives && chosen(l, pass, &list[1..]).is_none();
-            is_its.then_some(With::Route(route))
+            is_its.then_some(PassFusion::Route(route))
         }
         _ => None,
     }
@@ -293,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_are_normalized_and_turned_where_a_step_attends_and_nothing_else_wants_them() {
+    fn heads_are_normalized_and_rotated_where_a_step_attends_and_nothing_else_wants_them() {
         let mut l = lowering("sm_90", superblocks(), "I16", true);
         let mut plan = Plan::clone(&l.plan);
         let head_dim = plan.kv[0].head_dim;
@@ -330,22 +335,25 @@ mod tests {
         };
         plan.ops.insert(first.unwrap(), norm);
         let mut l = with(l, plan.clone());
-        let alone = specs(&l, &step(1)).unwrap();
+        let single = specs(&l, &step(1)).unwrap();
         let its = |list: &[Spec], entry| list.iter().filter(|s| s.entry == entry).count();
-        for entry in ["turn_heads", "rms_norm"] {
-            assert_eq!(its(&alone, entry), 0, "{:?}", entries(&alone));
+        for entry in ["qk_norm_rope", "rms_norm"] {
+            assert_eq!(its(&single, entry), 0, "{:?}", entries(&single));
         }
-        let attention = alone.iter().find(|s| s.entry == "attention_fixed").unwrap();
+        let attention = single
+            .iter()
+            .find(|s| s.entry == "attention_fixed")
+            .unwrap();
         let params: AttentionFixed = attention.params().unwrap();
         assert_eq!((params.q_weight, params.k_weight), (1 << 61, 1 << 60));
         assert_eq!((params.eps, params.cos_sin), (1e-6, l.at.cos_sin[0]));
         let says = |what: &str| attention.variant.constants.contains(what);
         assert!(says("VALUES_NORMED = true;") && says("VALUES_ARE_KEYS = true;"));
-        // Rows of a prompt are stored before any is looked at: their heads are turned before that.
+        // Rows of a prompt are stored before any is looked at: their heads are rotated before that.
         let prompt = specs(&l, &chunk(64, 1)).unwrap();
-        assert_eq!(its(&prompt, "turn_heads"), 1, "{:?}", entries(&prompt));
+        assert_eq!(its(&prompt, "qk_norm_rope"), 1, "{:?}", entries(&prompt));
         assert_eq!(its(&prompt, "rms_norm"), 0, "{:?}", entries(&prompt));
-        // Where attention turned them, what reads them behind it would have them as they came.
+        // Where attention rotated them, what reads them behind it would have them as they came.
         let attends = |op: &Op| matches!(op, Op::Attention { .. });
         let attention = plan.ops.iter().position(attends).unwrap();
         let add = Op::Add {
@@ -355,6 +363,6 @@ mod tests {
         plan.ops.insert(attention + 1, add);
         l = with(l, plan);
         let again = specs(&l, &step(1)).unwrap();
-        assert_eq!(its(&again, "turn_heads"), 1, "{:?}", entries(&again));
+        assert_eq!(its(&again, "qk_norm_rope"), 1, "{:?}", entries(&again));
     }
 }
