@@ -47,7 +47,7 @@ typedef unsigned long uint64_t;
 #define ARCH_AT_LEAST(cc) 0
 #endif
 
-// In a build with STAMPS each block tells when it came to which moment: see stamps.cuh. The place for that
+// In a build with STAMPS each block records time stamps: see stamps.cuh. The place for that
 // comes behind the parameters.
 #ifdef STAMPS
 #define STAMPED(name, Params)                                   \
@@ -340,7 +340,7 @@ DEVICE void cp_async_wait() {
 #endif
 }
 
-// Bulk copies, from compute capability 9.0 on: one thread copies kilobytes, and whoever waits for them
+// Bulk copies, from compute capability 9.0 on: one thread copies kilobytes, and those that wait for them
 // waits at a barrier in shared memory, `uint64_t`, which counts arrivals and bytes. A barrier's phases
 // are numbered 0, 1, 0, ... `barrier_wait` returns once the phase of that number has ended.
 constexpr bool HAS_BULK_COPIES = ARCH_AT_LEAST(900);
@@ -399,7 +399,7 @@ DEVICE void bulk_copy(SharedAddress shared, const void* global, uint32_t bytes, 
         ::"r"(shared), "l"(global), "r"(bytes), "r"(shared_address(barrier)) : "memory");)
 }
 
-// The same of what nobody reads again soon: the L2 cache lets go of it first, and keeps what is read again.
+// The same of data that is not read again soon: L2 evicts it first and keeps what is read again.
 DEVICE void bulk_copy_once(SharedAddress shared, const void* global, uint32_t bytes,
                            uint64_t* barrier) {
     ON_HOST(sim::bulk_copy(shared, global, bytes, barrier);)
@@ -434,7 +434,7 @@ DEVICE void cluster_arrive() {
     ON_CARD(asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");)
 }
 
-// The same for who has written nothing that others read.
+// The same for a thread that has written nothing for others.
 DEVICE void cluster_arrive_relaxed() {
     ON_HOST(sim::cluster_arrive();)
     ON_CARD(asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");)

@@ -60,7 +60,7 @@ DEVICE Fixed fixed_point(const float (&v)[8]) {
     return x;
 }
 
-// Where a product tells the host of rows that have no block fixed point.
+// Where a product reports rows that have no block fixed point to the host.
 struct Overflows {
     uint64_t* words;            // [n_slots], in host memory
     const uint32_t* positions;  // of the rows of a pass

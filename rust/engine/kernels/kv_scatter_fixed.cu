@@ -1,6 +1,6 @@
 // Stores k[r] and v[r] as token positions[r] of the sequence slots[r], as integers with scales: a warp up to
 // 128 dimensions. A position outside the cache or a page that is not mapped writes nothing and raises the
-// error word; a number that is too large becomes the largest, and the host is told. A block of threads a
+// error word; a number that is too large becomes the largest, and is reported to the host. A block of threads a
 // row.
 //
 // variant.cuh: N_HEAD_KV, HEAD_DIM, Kv.

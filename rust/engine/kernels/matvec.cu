@@ -305,7 +305,7 @@ KERNEL_BOUNDS(matvec, Params, BOUND, MIN_BLOCKS) {
         __syncwarp();
     }
     [[maybe_unused]] Choice choice;
-    // By experts, which weights there are to read is the preceding kernels' to say: x is asked for
+    // By experts, preceding kernels choose the weights: x is asked for
     // together with that.
     if constexpr (RANKS > 0) {
         // Of a rank each lane, where all are the block's.

@@ -46,7 +46,7 @@ KERNEL_BOUNDS(matvec_floats, Params, THREADS, 1) {
 
     float acc[PAIRS][2][MAX_M] = {};
     uint8_t* staged = dynamic_shared<uint8_t>() + X_BYTES + warp * STAGED;  // of a computing warp
-    // Weights are the model's; by experts, which of them is the preceding kernels' to say.
+    // Weights are constant; by experts, preceding kernels choose which of them.
     if constexpr (STAGED > 0) {
         if (tile < total) {
             with_segment(p, tile, [&](auto type, const Segment& segment, int, uint32_t own) {

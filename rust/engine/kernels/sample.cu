@@ -1,5 +1,5 @@
 // Logits → the next token of each row's slot, and what follows from it: the slot's new state and a
-// record for the host. rust/engine/src/sampler.rs says what is computed, in which arithmetic.
+// record for the host. rust/engine/src/sampler.rs specifies it, arithmetic included.
 //
 // Four kernels, a row of blocks for each row of logits; which of them have work for a row is known
 // on the card only, so the list of launches is the same for all requests:
@@ -41,7 +41,7 @@ constexpr uint32_t IN_PROMPT = 1u << 31;
 constexpr uint32_t KEY_BAD = 0xffffffffu;
 constexpr uint32_t BAD_ADJUSTED = 1u << 31;  // it became so by bias or penalties
 
-// What the kernels of one step tell each other about a row.
+// What the kernels of one step pass on about a row.
 struct alignas(128) Row {
     uint64_t threshold;         // the lowest rank that survives
     uint64_t seed, share;
@@ -121,7 +121,7 @@ DEVICE uint32_t bin_of(float z) {
 }
 // ---------------------------------------------------------------- the end of a row
 
-// What the end needs, loaded early: nobody changes it before.
+// What the end needs, loaded early: it does not change before.
 struct Before {
     uint32_t slot, position, generated, max_tokens, window, n_stop;
     const uint32_t* stop;
@@ -169,7 +169,7 @@ DEVICE void count(const Params& p, const Before& b, uint32_t position, uint32_t 
     counts[token] = load_relaxed_u32(counts + token) + 1;
 }
 
-// By a whole block; says whether the sequence has ended.
+// By a whole block; returns whether the sequence has ended.
 DEVICE bool finish(const Params& p, uint32_t row, uint32_t number, const Before& b,
                    uint32_t stop_token, uint32_t token) {
     bool hit = stop_token == token;
@@ -764,7 +764,7 @@ KERNEL_BOUNDS(sample_draw, Params, THREADS, 4) {
 
 // ---------------------------------------------------------------- drafts
 
-// A block a row, which has work where its slot's rows begin. A row whose token nobody drew is as if it
+// A block a row, which has work where its slot's rows begin. A row without a drawn token is as if it
 // had never been.
 KERNEL_BOUNDS(sample_accept, Params, THREADS, 1) {
     STAMP(STAMP_BEGUN);

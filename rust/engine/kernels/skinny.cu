@@ -10,7 +10,7 @@
 //
 // Weights stream once from memory through a ring a warp in shared memory, which is filled before the wait
 // for the preceding kernel. With NORM, x is first multiplied by the norm's weight and the result by
-// 1/rms(x): of a row's squares each block tells the others its part.
+// 1/rms(x): each block sends its part of a row's squares to the others.
 //
 // variant.cuh: WARPS, W_TILES (tiles of a group; every matrix has whole groups), RING (superblocks of groups
 // in flight a warp), AHEAD (those of them that are asked for before x), ROUND (groups a warp between two
@@ -22,7 +22,7 @@
 
 constexpr uint32_t THREADS = 32 * WARPS;
 constexpr uint32_t STAGE = W_TILES * LARGEST_TILE;
-// Groups of tiles of a cluster between two meetings, and their tiles.
+// Groups of tiles of a cluster between two cluster barriers, and their tiles.
 constexpr uint32_t GROUPS = WARPS * ROUND;
 constexpr uint32_t BATCH = GROUPS * W_TILES;
 // Superblocks of the longest part.

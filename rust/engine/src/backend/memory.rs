@@ -325,7 +325,7 @@ mod tests {
 
     #[test]
     fn a_pool_is_its_pages_and_a_page_its_tokens() {
-        // 100 tokens take two pages; page 0 is nobody's.
+        // 100 tokens take two pages; page 0 is never allocated.
         let pages = pages(64, quant::DEFAULT_KV, 5, 100).unwrap();
         assert_eq!(
             (pages.n_pages, pages.per_slot(), pages.entries()),

@@ -67,7 +67,7 @@ pub struct Part {
 /// An op of the fused list.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Fused {
-    /// An op as it is.
+    /// An op that is not fused.
     Single(Op),
     /// Mat-vecs of one `x` with one norm, and what follows them.
     MatVec {
@@ -174,7 +174,7 @@ pub struct Experts {
     pub ranked: bool,
 }
 
-/// `plan.ops`, each as it is.
+/// `plan.ops`, without any fusion.
 pub fn singles(plan: &Plan) -> Vec<Fused> {
     plan.ops.iter().map(single).collect()
 }
@@ -297,7 +297,7 @@ fn product(op: &Op) -> Option<(Multiplied, Part)> {
     }
 }
 
-/// Whether any op from `from` on reads `id` before it is written again, or who asked for the logits.
+/// Whether `id` is live: an op from `from` on reads it before it is written again, or it is the logits.
 fn read_later(plan: &Plan, from: usize, id: BufferId) -> bool {
     for op in plan.ops.iter().skip(from) {
         let op = op.signature();
@@ -316,7 +316,7 @@ fn read_later(plan: &Plan, from: usize, id: BufferId) -> bool {
 fn mat_vecs(plan: &Plan, start: usize) -> Option<(Fused, usize)> {
     let ops = &plan.ops[start..];
     let (of, first) = product(ops.first()?)?;
-    // Products of integers and of floats are kernels apart.
+    // Products of integers and of floats have different kernels.
     let integers = |id| plan.weight(id).ty.integers;
     let joins = |(its, part): &(Multiplied, Part)| {
         *its == of && integers(part.weight) == integers(first.weight)
@@ -477,7 +477,7 @@ fn gated(plan: &Plan, at: usize, x: BufferId, parts: &[Part]) -> Option<(Epilogu
     joins.then_some((Epilogue::Gated { gate, out }, 1))
 }
 
-/// [`Epilogue::Qkv`], where the ops from `at` on are its.
+/// [`Epilogue::Qkv`], where the ops from `at` on are RoPE of q and of k.
 fn qkv(plan: &Plan, at: usize, parts: &[Part]) -> Option<(Epilogue, usize)> {
     let ([q, k, _], [q_rope, k_rope, ..]) = (parts, &plan.ops[at..]) else {
         return None;

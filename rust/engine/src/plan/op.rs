@@ -37,7 +37,7 @@ pub struct Norm {
     pub eps: f32,
 }
 
-/// What changes nothing, for plans that do not say.
+/// The default of factors: 1 changes nothing.
 fn one() -> f32 {
     1.0
 }
@@ -343,8 +343,8 @@ pub enum Op {
     ///    selected `g_j = exp(logits_j - m)`, `m` the largest of theirs, and `w_j = g_j / ((g_0 + g_1) +
     ///    ...)`. With `renormalize` `w_j = w_j / max((w_0 + w_1) + ..., 2^-14)`. Then `w_j * scale`.
     ///
-    /// Where a logit is infinite or not a number, all weights of the row are NaN (0x7fc00000): the ids still are of experts that there are, and what is made of them is not a
-    /// number, which whoever reads it next reports.
+    /// Where a logit is infinite or not a number, all weights of the row are NaN (0x7fc00000): the ids are
+    /// still valid, and the outputs are NaN, which the next product reports.
     Route {
         logits: BufferId,
         bias: Option<WeightId>,

@@ -1,5 +1,5 @@
 //! What is to be said of an op beside how it is computed: [`Op::signature`](super::Op::signature)
-//! says it once, and the checks of a plan, fusion, memory, traffic and listings go by it.
+//! says it once; the checks of a plan, fusion, memory, traffic and listings use it.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use super::{BufferId, Plan, RopeStyle, Rows, StateId, Weight, WeightId};
 /// among them.
 pub const MOST_EXPERTS: usize = 1024;
 
-/// One op, for whoever need not know which it is.
+/// One op, for code that need not know which it is.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Signature {
     /// In listings.

@@ -1,4 +1,4 @@
-//! Products whose sums are taken apart, as products with some of the rows each.
+//! Products whose outputs are sliced, as one product for each slice of the rows.
 
 use super::{read_later, Multiplied, Part, MOST_PARTS};
 use crate::plan::{Op, Plan};

@@ -1,5 +1,5 @@
-//! Attention over a cache of integers: the same sum whichever kernel computes it, so which one does is
-//! a matter of time alone.
+//! Attention over a cache of integers. Its kernels compute the same sum, so the choice between them is one
+//! of time alone.
 
 use super::attention::{
     describe, page_bytes, parts, AttentionOp, NormRope, ATTENTION_ROWS, MAX_SPLITS, STATIC_BYTES,

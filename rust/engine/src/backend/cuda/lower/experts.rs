@@ -1,5 +1,5 @@
-//! Experts: the launches that choose them, that group rows by them and that sum up what they give; and
-//! what a product by experts is compiled for.
+//! Mixture of experts: the launches that route, that group rows by expert and that sum up their outputs;
+//! and the constants of a product by experts.
 
 use super::lowering::{constants, flag, leaves, sizes, Lowering, Pass};
 use super::params::{self, Route, CONSTANTS};

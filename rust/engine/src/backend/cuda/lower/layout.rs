@@ -1,5 +1,5 @@
-//! How weights lie on the card: in which order rows stand in tiles, how many tiles that makes, and
-//! the launches that rewrite a file's rows so.
+//! The layout of weights on the card: the order of rows in tiles, how many tiles there are, and the
+//! launches that repack a file's rows.
 
 use std::collections::HashSet;
 
@@ -21,7 +21,7 @@ const REPACK_WARPS: u32 = 8;
 /// Bytes of the address of a row in a list of them.
 const ADDRESS: usize = 8;
 
-/// Which rows stand together in a tile; see `row_of` in epilogue.cuh.
+/// The order of rows in a tile; see `row_of` in epilogue.cuh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Order {
     Natural,
@@ -37,7 +37,7 @@ pub enum Order {
     Parted {
         half: usize,
     },
-    /// Some rows of each so many.
+    /// A slice of the rows.
     Slice(RowSlice),
 }
 
@@ -51,7 +51,7 @@ impl Order {
         }
     }
 
-    /// Tiles whose rows stand together in the file.
+    /// Tiles whose rows are contiguous in the file.
     fn tiles_together(self) -> usize {
         match self {
             Order::Halves { head_dim } => (head_dim / TILE_ROWS).max(1),
@@ -70,8 +70,7 @@ impl Order {
         }
     }
 
-    /// Which matrix, and which row of it, stands at place `at` of `tile`; of a padded tile it may be a row
-    /// that there is not.
+    /// The matrix, and its row, at place `at` of `tile`. In a padded tile the row may lie past the end.
     fn row(self, tile: usize, at: usize) -> (usize, usize) {
         /// Pairs of a tile.
         const PAIRS: usize = TILE_ROWS / 2;

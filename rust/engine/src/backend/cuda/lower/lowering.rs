@@ -1,4 +1,4 @@
-//! What a pass is lowered from.
+//! The inputs of lowering: plan, card, addresses, and the pass.
 
 use std::collections::HashMap;
 use std::fmt::Write;

@@ -35,7 +35,7 @@ shared! {
         pub rows: u32,
     }
 
-    /// Where a product tells the host of rows that overflow: fixed.cuh.
+    /// Where a product reports rows that overflow: fixed.cuh.
     pub struct Overflows = "Overflows" {
         /// `[n_slots]` u64 in host memory: see [`super::overflow`].
         pub words: u64,

@@ -1,4 +1,4 @@
-//! One pass over rows, op by op.
+//! Lowers one pass over rows, op by op, to its launches.
 
 use super::attention::{AttentionOp, MergeBytes};
 use super::experts::{self, MixOp, Pairs, RouteOp};
@@ -72,7 +72,7 @@ pub fn specs(l: &Lowering, pass: &Pass) -> Result<Vec<Spec>> {
         let fused = FusedOp::at(l, pass, number);
         number += fused.count;
         let launches = launches(l, &fused, pass, list.len())?;
-        // Of no rows there is nothing to launch.
+        // A pass without rows of a kind has no launch for them.
         list.extend(launches.into_iter().filter(|spec| !spec.grid.contains(&0)));
     }
     if let Some(norm) = end {
@@ -173,8 +173,8 @@ fn launches(l: &Lowering, fused: &FusedOp<'_>, pass: &Pass, before: usize) -> Re
     })
 }
 
-/// The launches of a fused product, behind `before` others. Which kernel computes it is a matter of
-/// time alone.
+/// The launches of a fused product, behind `before` others. The choice of the kernel changes its time, no
+/// bit.
 fn products(l: &Lowering, op: &product::Op<'_>, pass: &Pass, before: usize) -> Result<Vec<Spec>> {
     let m = l.rows_of(op.x, pass);
     if m == 0 {
@@ -204,7 +204,7 @@ fn products(l: &Lowering, op: &product::Op<'_>, pass: &Pass, before: usize) -> R
         };
         return Ok(lists.concat());
     }
-    let [first, last] = op.fusion.apart(l, op.x, pass)?;
+    let [first, last] = op.fusion.separate_launches(l, op.x, pass)?;
     if pairs.is_none() && (2..=skinny::MOST_ROWS).contains(&m) {
         if let Some(spec) = skinny::spec(l, op, &product, m, pass)? {
             return Ok(first.into_iter().chain([spec]).chain(last).collect());

@@ -1,5 +1,5 @@
-//! Neighbouring ops of the fused list that one launch makes. Which ones the rows of a pass decide, where
-//! the fused list is that of all passes.
+//! Fusions that depend on the rows of a pass: neighbouring ops of the fused list, which is the same for
+//! all passes, in one launch.
 
 use super::attention::NormRope;
 use super::experts::{self, chosen, ranks, MixOp, RouteOp, MOST_RANKS};
@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::plan::fuse::{Epilogue, Fused, MOST_NEAR_DIM};
 use crate::plan::{BufferId, Op};
 
-/// An op of the fused list, and what its launch makes beside it.
+/// An op of the fused list, and what is fused into its launch.
 #[derive(Debug, Clone, Copy)]
 pub struct FusedOp<'a> {
     pub op: &'a Fused,
@@ -23,22 +23,19 @@ pub struct FusedOp<'a> {
     pub count: usize,
 }
 
-/// What a launch makes beside its op.
+/// What is fused into the launch of an op.
 #[derive(Debug, Clone, Copy)]
 pub enum PassFusion {
     Nothing,
-    /// Before a product, what lets its x through.
+    /// Before a product: the gate of its x.
     Gate(Gate),
-    /// Before a product by experts, the choice of these; and beside them the same product of an expert
-    /// that every row goes to.
+    /// Before a product by experts: their routing; beside them, the same product of the shared expert.
     Choice(RouteOp, Option<SharedOp>),
-    /// Behind a product, the choice of experts by what it gives.
+    /// Behind a router's product: the routing by its logits.
     Route(RouteOp),
-    /// Behind a product by experts, the sum of what they give; and behind that what an expert that every
-    /// row goes to adds to it.
+    /// Behind a product by experts: their weighted sum; behind that, what the shared expert adds to it.
     Mix(MixOp, Option<SharedOp>),
-    /// Before attention, storing these keys and values; and before that how their heads and those of
-    /// queries are normalized and rotated.
+    /// Before attention: storing the newest keys and values; before that, QK norm and RoPE.
     Stored {
         newest: (BufferId, BufferId),
         norm_rope: Option<NormRope>,
@@ -46,7 +43,7 @@ pub enum PassFusion {
 }
 
 impl<'a> FusedOp<'a> {
-    /// A product of an expert that every row goes to, as launches of its own.
+    /// A product of the shared expert in launches of its own.
     pub fn of_shared(l: &'a Lowering, shared: &SharedOp) -> Self {
         Self {
             op: &l.fused[shared.number],
@@ -56,9 +53,9 @@ impl<'a> FusedOp<'a> {
         }
     }
 
-    /// What begins at that number of the fused list, in a pass that has rows of it.
+    /// The op that begins at that number of the fused list, with what this pass fuses into it.
     pub fn at(l: &'a Lowering, pass: &Pass, number: usize) -> Self {
-        // The product of an expert that waits for the choice of others is made there.
+        // A product of the shared expert that is fused with those of routed experts is launched there.
         let late = usize::from(waiting(l, pass, number).is_some());
         let number = number + late;
         let list = &l.fused[number..];
@@ -87,7 +84,7 @@ impl<'a> FusedOp<'a> {
 }
 
 impl PassFusion {
-    /// The expert that every row goes to, if the launch has a product of it.
+    /// The shared expert, if a product of it is fused.
     pub fn shared(&self) -> Option<SharedOp> {
         match self {
             Self::Choice(_, shared) | Self::Mix(_, shared) => *shared,
@@ -95,7 +92,7 @@ impl PassFusion {
         }
     }
 
-    /// All else of it.
+    /// The same without the shared expert.
     pub fn without_shared(self) -> Self {
         match self {
             Self::Choice(route, _) => Self::Choice(route, None),
@@ -104,8 +101,13 @@ impl PassFusion {
         }
     }
 
-    /// All but the shared expert in launches of its own, before that of a product of `x` and behind it.
-    pub fn apart(&self, l: &Lowering, x: BufferId, pass: &Pass) -> Result<[Option<Spec>; 2]> {
+    /// What is fused, but the shared expert, as launches before and behind a product of `x`.
+    pub fn separate_launches(
+        &self,
+        l: &Lowering,
+        x: BufferId,
+        pass: &Pass,
+    ) -> Result<[Option<Spec>; 2]> {
         Ok(match self {
             Self::Gate(gate) => [Some(gate.launch(l, x, pass)?), None],
             Self::Choice(op, _) => [Some(experts::route(l, op, pass)?), None],
@@ -116,9 +118,9 @@ impl PassFusion {
     }
 }
 
-/// What attention stores, and how it rotates heads first, where those ops come right before it; and how
-/// many they are. (In a step whose rows are sequences of their own: rows of a prompt are
-/// stored before any is looked at.)
+/// The KV store, QK norm and RoPE right before attention that its launch takes over, and how many ops
+/// they are. Only with one row for each sequence: attention of a prompt reads rows of its own pass, so
+/// all of them are stored first.
 fn stored(l: &Lowering, pass: &Pass, list: &[Fused]) -> Option<(PassFusion, usize)> {
     if pass.path != Path::Decode || !pass.one_row_per_sequence() {
         return None;
@@ -146,7 +148,7 @@ fn stored(l: &Lowering, pass: &Pass, list: &[Fused]) -> Option<(PassFusion, usiz
     Some((PassFusion::Stored { newest, norm_rope }, skipped))
 }
 
-/// How heads are rotated, where attention of that layer can do it.
+/// QK norm and RoPE, where the attention kernel of that layer can do them.
 fn norm_rope(
     l: &Lowering,
     heads: &Fused,
@@ -201,8 +203,8 @@ fn gated(l: &Lowering, pass: &Pass, list: &[Fused]) -> Option<Gate> {
     }
 }
 
-/// What a product's launch makes behind it: the sum of what the experts of one row give, which is not
-/// kept; or the choice by a router's logits, unless the product behind that makes it.
+/// What is fused behind a product: the weighted sum of one row's experts, whose outputs are not kept; or
+/// the routing by a router's logits, unless the next product takes that over.
 fn behind(l: &Lowering, pass: &Pass, number: usize) -> Option<PassFusion> {
     let list = &l.fused[number..];
     let [Fused::MatVec {

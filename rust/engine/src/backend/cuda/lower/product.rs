@@ -81,7 +81,7 @@ pub struct Product {
 }
 
 impl Product {
-    /// What the launch of `kernel` with `m` rows of `n_in` columns says of itself.
+    /// What the launch of `kernel` with `m` rows of `n_in` columns reports: label and traffic.
     pub fn describe(&self, spec: &mut Spec, kernel: &str, m: usize, n_in: usize) {
         spec.label = format!("{kernel} {}", self.names);
         spec.traffic.weights = self.bytes as u64;

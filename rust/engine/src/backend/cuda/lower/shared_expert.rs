@@ -1,12 +1,12 @@
-//! The expert that every row goes to, in the launches of one row's products by those it is routed to: one
-//! rank more of the first, and a term more of the last.
+//! The shared expert, to which every row goes, fused into one row's products by routed experts: one rank
+//! more of the first product, one term more of the last.
 
 use super::experts::{chosen, MixOp};
 use super::gate::Gate;
 use super::lowering::{leaves, Lowering, Pass};
 use crate::plan::fuse::{Epilogue, Fused, Part};
 
-/// A product of an expert that every row goes to, in the launch of that of the others.
+/// A product of the shared expert, fused into that of the routed ones.
 #[derive(Debug, Clone, Copy)]
 pub struct SharedOp {
     /// Its place in the fused list.

@@ -95,7 +95,7 @@ struct Shape {
     w_tiles: usize,
     /// Groups in flight a warp, a tile of each of their tiles.
     ring: usize,
-    /// Groups a warp between two meetings.
+    /// Groups of a warp between two cluster barriers.
     round: usize,
     /// Sets of sums: one is written while the other is read.
     sets: usize,
@@ -176,7 +176,7 @@ impl Shape {
         let most = tiles
             .div_ceil(at_once)
             .clamp(1, 32 / (tile.rows() * w_tiles));
-        // As few meetings as can be, then as many tiles in flight; where that is too little, all there is.
+        // As few cluster barriers as can be, then as many tiles in flight; where that is too little, all there is.
         let all = card.shared_bytes - STATIC_BYTES;
         for shared in [all.min(card.shared_bytes * SHARED / 100), all] {
             for round in (1..=most).rev() {
@@ -210,7 +210,7 @@ impl Shape {
         self.warps * self.ring * self.stage + x + squares + self.sets * (sums + BARRIER_BYTES)
     }
 
-    /// Tiles of a cluster between two meetings.
+    /// Tiles of a cluster between two barriers.
     fn round_tiles(&self) -> usize {
         self.warps * self.round * self.w_tiles
     }

@@ -47,7 +47,7 @@ pub struct CudaBackend {
     _ahead: Option<Ahead>,
 }
 
-/// Is told what loading does, how much is done and how much there is; may break it off.
+/// Receives the phase of a load, how much is done and of how much; may cancel it.
 pub type Progress<'a> = &'a dyn Fn(String, u64, u64) -> Result<()>;
 
 impl CudaBackend {
@@ -70,7 +70,7 @@ impl CudaBackend {
             specs.extend(backend.decoder.specs(*key)?);
         }
         if options.gpu.warmup {
-            // Nobody who runs waits for a compiler when others join.
+            // So no running request waits for a compiler when others join.
             specs.extend(backend.serving_specs()?);
         }
         let told = |done, total| progress("weights".into(), done, total);

@@ -1,4 +1,4 @@
-//! Prompts on the card. A prompt is fed in chunks of a few sizes, each a list of its own that runs
+//! Prompts on the card: chunked prefill. A prompt is fed in chunks of a few sizes, each a list of its own that runs
 //! launch by launch at first, which is its warm-up, and is captured then; rows that a chunk does not need are padding, which stores nothing and
 //! which nothing reads. The last row alone goes through the head of the model.
 //!
