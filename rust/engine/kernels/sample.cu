@@ -223,6 +223,26 @@ DEVICE uint32_t seen_with_draft(const Params& p, uint32_t row, uint32_t drafted,
     return seen;
 }
 
+// By all blocks of a row: `best` becomes the largest of all of them in the block that arrives last; returns
+// whether this is it.
+DEVICE bool row_max(const Params& p, uint32_t row, uint32_t* arrivals, uint32_t& ticket, uint64_t* scratch,
+                    uint64_t& best) {
+    best = block_max_u64<WARPS>(best, scratch);
+    uint64_t* partial = p.partial + static_cast<uint64_t>(row) * MAX_BLOCKS;
+    if (threadIdx.x == 0) {
+        partial[blockIdx.x] = best;
+        ticket = atomic_inc_acq_rel_wrap(arrivals, gridDim.x - 1);
+    }
+    __syncthreads();
+    if (ticket != gridDim.x - 1) return false;
+    best = 0;
+    for (uint32_t i = threadIdx.x; i < gridDim.x; i += THREADS) {
+        best = larger(best, load_relaxed_u64(partial + i));
+    }
+    best = block_max_u64<WARPS>(best, scratch);
+    return true;
+}
+
 // ---------------------------------------------------------------- bias, mask, penalties, greedy
 
 KERNEL_BOUNDS(sample_adjust, Params, THREADS, 4) {
@@ -345,20 +365,9 @@ KERNEL_BOUNDS(sample_adjust, Params, THREADS, 4) {
                 make_float4(y[0], y[1], y[2], y[3]);
         }
     }
-    best = block_max_u64<WARPS>(best, scratch);
-    uint64_t* partial = p.partial + static_cast<uint64_t>(row) * MAX_BLOCKS;
-    if (t == 0) {
-        partial[blockIdx.x] = best;
-        ticket = atomic_inc_acq_rel_wrap(&r->tickets[0], gridDim.x - 1);
-    }
-    __syncthreads();
+    const bool is_last = row_max(p, row, &r->tickets[0], ticket, scratch, best);
     STAMP(STAMP_ENDED);
-    if (ticket != gridDim.x - 1) return;
-    best = 0;
-    for (uint32_t i = t; i < gridDim.x; i += THREADS) {
-        best = larger(best, load_relaxed_u64(partial + i));
-    }
-    best = block_max_u64<WARPS>(best, scratch);
+    if (!is_last) return;
     uint32_t key = rank_key(best), id = rank_id(best);
     if (key == KEY_BAD || key == KEY_OF_MINUS_INFINITY) {
         if (t == 0) {
@@ -744,20 +753,9 @@ KERNEL_BOUNDS(sample_draw, Params, THREADS, 4) {
         }
     }
     uint32_t stop_token = load_stop_token(before);
-    best = block_max_u64<WARPS>(best, scratch);
-    uint64_t* partial = p.partial + static_cast<uint64_t>(row) * MAX_BLOCKS;
-    if (t == 0) {
-        partial[blockIdx.x] = best;
-        ticket = atomic_inc_acq_rel_wrap(&r->tickets[3], gridDim.x - 1);
-    }
-    __syncthreads();
+    const bool is_last = row_max(p, row, &r->tickets[3], ticket, scratch, best);
     STAMP(STAMP_ENDED);
-    if (ticket != gridDim.x - 1) return;
-    best = 0;
-    for (uint32_t i = t; i < gridDim.x; i += THREADS) {
-        best = larger(best, load_relaxed_u64(partial + i));
-    }
-    best = block_max_u64<WARPS>(best, scratch);
+    if (!is_last) return;
     take_token(p, r, row, number, before, stop_token, rank_id(best));
     STAMP(STAMP_ENDED);
 }
