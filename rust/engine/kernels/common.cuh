@@ -539,23 +539,20 @@ DEVICE void ldmatrix_x4(uint32_t d[4], const void* shared_row) {
 
 // ---------------------------------------------------------------- reductions
 
+#define ACROSS_WARP(...) \
+    _Pragma("unroll") for (uint32_t distance = 16; distance != 0; distance /= 2) { __VA_ARGS__ }
+
 // Sum over the warp in every lane. The order is part of the definition: lanes at distance 16 are
 // added first, then 8, 4, 2, 1; addition commutes, so all lanes hold the same bits.
 DEVICE float warp_sum_f32(float v) {
     ON_HOST(v = sim::warp_sum_f32(v);)
-    ON_CARD(
-        _Pragma("unroll") for (uint32_t distance = 16; distance != 0; distance /= 2) {
-            v = __fadd_rn(v, __shfl_xor_sync(FULL_WARP, v, distance));
-        })
+    ON_CARD(ACROSS_WARP(v = __fadd_rn(v, __shfl_xor_sync(FULL_WARP, v, distance));))
     return v;
 }
 
 DEVICE float warp_max_f32(float v) {
     ON_HOST(v = sim::warp_max_f32(v);)
-    ON_CARD(
-        _Pragma("unroll") for (uint32_t distance = 16; distance != 0; distance /= 2) {
-            v = fmaxf(v, __shfl_xor_sync(FULL_WARP, v, distance));
-        })
+    ON_CARD(ACROSS_WARP(v = fmaxf(v, __shfl_xor_sync(FULL_WARP, v, distance));))
     return v;
 }
 
@@ -565,11 +562,8 @@ DEVICE uint32_t warp_max_u32(uint32_t v) {
 #if ARCH_AT_LEAST(800)
     ON_CARD(v = __reduce_max_sync(FULL_WARP, v);)
 #else
-    ON_CARD(
-        _Pragma("unroll") for (uint32_t distance = 16; distance != 0; distance /= 2) {
-            const uint32_t other = __shfl_xor_sync(FULL_WARP, v, distance);
-            v = v > other ? v : other;
-        })
+    ON_CARD(ACROSS_WARP(const uint32_t other = __shfl_xor_sync(FULL_WARP, v, distance);
+                        v = v > other ? v : other;))
 #endif
     return v;
 }
@@ -622,6 +616,7 @@ DEVICE void delay_block([[maybe_unused]] uint32_t ns = 20000) {
 #endif
 }
 
+#undef ACROSS_WARP
 #undef ON_CARD
 #undef ON_HOST
 
