@@ -1,11 +1,11 @@
 // out[r][h] = sum over t of softmax_t(scale * q[r][h] . K[t]) * V[t] over a cache of integers, for the
-// GROUP query heads that share a KV head: the sum that Op::Attention states, on tensor cores. A block
-// takes HEADS of them and some splits of one row's tokens; its teams of four warps take neighbouring
-// token blocks at a time, which the first team joins in order. Where heads of a row have several blocks the last
-// of them joins its splits. Where rows are sequences of their own it also stores the newest token, and
-// with NORM_ROPE it normalizes and rotates the heads of queries and of the newest keys before.
+// GROUP query heads that share a KV head (GQA): the sum that Op::Attention states, on tensor cores. A block
+// takes HEADS of them and some splits of one row's tokens (split-KV, as in flash-decoding); its teams of four
+// warps take neighbouring token blocks at a time, which the first team joins in order (online softmax). Where
+// several blocks share the heads of a row, the last to arrive joins their splits. With one row for each
+// sequence it also stores the newest token, with NORM_ROPE after QK norm and RoPE.
 //
-// Keys and values come through a ring of parts, the keys or the values of a token block a team. Scores: a warp
+// Keys and values stream through a ring of parts, the keys or the values of a token block a team. Scores: a warp
 // has 16 tokens, rows of A; columns of B are the two bytes of Q of four heads, so that a lane has both
 // bytes' sums of two tokens and one head. Values: a warp has some tiles of 16 dimensions, rows of A, and
 // all tokens; columns of B are the two bytes of the weights. Where a warp's dimensions are blocks that
@@ -490,7 +490,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
             if (g == 0) tops[warp][t * 4 + quarter] = top;
         }
         __syncthreads();
-        // Nobody reads these keys any more, nor the values before.
+        // These keys, and the values before them, are not read any more.
         const bool both = RING > 1 && number > 0;
         ask(part + RING - both, 1 + both);
         arrive(part + 1, AfterValues());

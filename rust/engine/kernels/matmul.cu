@@ -3,9 +3,9 @@
 // Weights are tiles (weight_tile.cuh), whose words are fragments of A as they are; x comes from split.cu.
 //
 // A block has BLOCK_TILES tiles of weights and BLOCK_X tiles of eight rows of x, and of the columns
-// all or, where SPLITS > 1, some parts: then the parts' sums go to memory, and of the blocks of
-// one output the last to arrive adds them in order. Superblocks of both stream through a ring of
-// RING stages.
+// all or, where SPLITS > 1, some parts (split-K): then the parts' sums go to memory, and of the blocks
+// of one output the last to arrive adds them in order. Superblocks of both stream through a ring of
+// RING stages (a multistage pipeline; two are a double buffer).
 //
 // By experts, rows are pairs that experts.cu has put in order: a block of rows has one expert, and those
 // that none has leave at once.
@@ -302,7 +302,7 @@ DEVICE void multiply(const Params& p, const Segment& segment, [[maybe_unused]] u
                 // The superblock before this one was read by all: its stage is free for a later one.
                 const RingSlot last = slot.last();
                 if (i > 0 && i - 1 + RING < n_sb) {
-                    // Whoever copies into it.
+                    // The thread that copies into it.
                     if (lane == 0 && (WARPS_N > 1 ? warp_n == 0 : warp == 0)) {
                         barrier_wait(emptied + last.stage, last.phase);
                     }

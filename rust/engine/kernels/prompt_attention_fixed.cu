@@ -3,9 +3,9 @@
 // goes through the pages of their sequence; a warp has 16 of them, all tokens of a page and all
 // dimensions, so that weights stay in the registers of the lanes that scores are in.
 //
-// A row whose splits are longer than a token block joins a split where it ends to those before, which are in
-// `out` until all are. Where the card has bulk copies a thread fetches pages, and warps go each at its own
-// pace, or WARPGROUPS, whose products are those of four warps.
+// Token blocks are joined as in FlashAttention (online softmax), by splits: a row whose splits are longer than
+// a token block joins each to those before, which are in `out` until all are. With bulk copies one thread
+// fetches pages and warps proceed independently, or by WARPGROUPS, whose products are those of four warps.
 //
 // variant.cuh: WARPGROUPS, Kv, N_HEAD, N_HEAD_KV, HEAD_DIM (a multiple of 16, at most 128), WINDOW (tokens
 // that a row sees, 0: all), HAS_SINKS, THREADS, ROWS (queries a block, 16 a warp), STAGES (pages in shared

@@ -4,8 +4,8 @@
 //
 // A cluster has some tiles of sixteen rows of weights, and each of its blocks the columns of one part: it
 // makes integers of x there, which no other kernel or block then has to, and a warp takes a tile, or a group
-// of two neighbours, through the superblocks of the part in order. The sums of the parts meet in shared
-// memory: block i ends rows i and i + 8 of every tile, so each warp writes its sums to the block that ends
+// of two neighbours, through the superblocks of the part in order (split-K). The sums of the parts meet in
+// distributed shared memory: block i ends rows i and i + 8 of every tile, so each warp writes its sums to the block that ends
 // them, and when all are there a thread adds up the parts of such a pair, in order.
 //
 // Weights stream once from memory through a ring a warp in shared memory, which is filled before the wait
@@ -14,7 +14,7 @@
 //
 // variant.cuh: WARPS, W_TILES (tiles of a group; every matrix has whole groups), RING (superblocks of groups
 // in flight a warp), AHEAD (those of them that are asked for before x), ROUND (groups a warp between two
-// meetings of the blocks), SETS (of sums: 2 where there are several rounds), SHARED_BYTES, NORM, X_SUMS,
+// cluster barriers), SETS (of sums: 2 where there are several rounds), SHARED_BYTES, NORM, X_SUMS,
 // X_OFFSETS, WARPGROUPS (none), PACKED (up to four rows), N_TILES (one) and what epilogue.cuh needs.
 #include "epilogue.cuh"
 #include "norm.cuh"
@@ -284,7 +284,7 @@ KERNEL_BOUNDS(skinny, Params, THREADS, 1) {
         if (overflows(fixed) && lane == 0) report_overflow(p.overflows, row, fixed);
         store_in_tile(x + sb * XTile::BYTES, row, lane, fixed);
     }
-    // Whoever had no part of the norm.
+    // Warps without a part of the norm.
     if (!NORM || warp >= items) cluster_wait();
     __syncthreads();
     STAMP(STAMP_READY);

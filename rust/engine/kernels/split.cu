@@ -1,6 +1,6 @@
 // Rows of activations as integers in the order of matmul.cu: a block a superblock of eight rows, a
 // warp a row. With NORM, x is multiplied by the norm's weight, and the sums of its squares are left for
-// whoever ends the product.
+// the end of the product.
 //
 // By experts, a row is the one of its pair, and blocks of rows that no expert has are left as they are.
 //

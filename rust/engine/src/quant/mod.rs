@@ -134,7 +134,7 @@ impl KernelType {
         self.kv.map_or(0, |kv| kv.bytes)
     }
 
-    /// What tells a kernel for caches how this one keeps heads of `HEAD_DIM` keys or values.
+    /// Constants of kernels for the layout of heads of `HEAD_DIM` keys or values.
     pub fn kv_line(&self) -> String {
         let line = |kv: KvKernel| format!("using Kv = {}<HEAD_DIM>;\n", kv.name);
         self.kv.map_or_else(String::new, line)
