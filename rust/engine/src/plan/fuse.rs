@@ -190,7 +190,7 @@ pub fn fuse(plan: &Plan) -> Vec<Fused> {
                 match &mut op {
                     Fused::MatVec { x, gated, .. } => {
                         let is_its = fused.last().and_then(gate_out) == Some(*x);
-                        *gated = is_its && !read_later(plan, at, *x);
+                        *gated = is_its && !is_live(plan, at, *x);
                     }
                     Fused::QkNormRope {
                         queries,
@@ -201,7 +201,7 @@ pub fn fuse(plan: &Plan) -> Vec<Fused> {
                     } => {
                         let values = values.map(|values| values.out);
                         let mut heads = [queries.x, keys.x].into_iter().chain(values);
-                        *attended = heads.all(|id| !read_later(plan, at + 2, id));
+                        *attended = heads.all(|id| !is_live(plan, at + 2, id));
                     }
                     _ => {}
                 }
@@ -298,7 +298,7 @@ fn product(op: &Op) -> Option<(Multiplied, Part)> {
 }
 
 /// Whether `id` is live: an op from `from` on reads it before it is written again, or it is the logits.
-fn read_later(plan: &Plan, from: usize, id: BufferId) -> bool {
+fn is_live(plan: &Plan, from: usize, id: BufferId) -> bool {
     for op in plan.ops.iter().skip(from) {
         let op = op.signature();
         if op.inputs().any(|input| input == id) {
@@ -438,7 +438,7 @@ fn qkv_norm_rope(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
 /// The epilogue that the ops from `at` on allow behind products of `x`, and how many of them it
 /// stands for. None writes to `x`, of which other blocks of the kernel may still be reading.
 fn epilogue(plan: &Plan, at: usize, x: BufferId, parts: &[Part]) -> (Epilogue, usize) {
-    let dead = |ids: &[BufferId], from: usize| ids.iter().all(|id| !read_later(plan, from, *id));
+    let dead = |ids: &[BufferId], from: usize| ids.iter().all(|id| !is_live(plan, from, *id));
     match (parts, &plan.ops[at..]) {
         ([part], [Op::Add { x: sum, out }, ..])
             if *sum == part.out && *out != x && dead(&[*sum], at + 1) =>
@@ -469,7 +469,7 @@ fn gated(plan: &Plan, at: usize, x: BufferId, parts: &[Part]) -> Option<(Epilogu
         return None;
     };
     let (gate, [of, up, out]) = gate(plan.ops.get(at)?)?;
-    let is_alone = [of, up].iter().all(|id| !read_later(plan, at + 1, *id));
+    let is_alone = [of, up].iter().all(|id| !is_live(plan, at + 1, *id));
     let joins = (of, up) == (a.out, b.out)
         && out != x
         && plan.weight(a.weight).ty == plan.weight(b.weight).ty

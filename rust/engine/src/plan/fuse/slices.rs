@@ -1,6 +1,6 @@
 //! Products whose outputs are sliced, as one product for each slice of the rows.
 
-use super::{read_later, Multiplied, Part, MOST_PARTS};
+use super::{is_live, Multiplied, Part, MOST_PARTS};
 use crate::plan::{Op, Plan};
 
 /// Of each `of` rows of a matrix `len` from `first` on.
@@ -52,7 +52,7 @@ pub fn slices(
     let is_taken = |id| id == of.x || others.iter().any(|part| part.out == id);
     let are_apart = first.out != second.out && !is_taken(first.out) && !is_taken(second.out);
     let is_plain = of.experts.is_none() && whole.bias.is_none();
-    let is_dead = !read_later(plan, at + 2, whole.out);
+    let is_dead = !is_live(plan, at + 2, whole.out);
     let parts = [first, second].into_iter().chain(others.iter().copied());
     let parts: Vec<_> = parts.collect();
     let is_sliced = are_all && are_apart && is_plain && is_dead && parts.len() <= MOST_PARTS;

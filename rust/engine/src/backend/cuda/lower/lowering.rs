@@ -205,7 +205,7 @@ impl Lowering {
 }
 
 /// Whether a product writes none of these: its blocks may still be reading them, or what comes from them.
-pub fn leaves(parts: &[Part], epilogue: &Epilogue, read: &[BufferId]) -> bool {
+pub fn writes_none_of(parts: &[Part], epilogue: &Epilogue, read: &[BufferId]) -> bool {
     match epilogue {
         Epilogue::Add { out, .. } | Epilogue::Gated { out, .. } => !read.contains(out),
         Epilogue::Store | Epilogue::Qkv { .. } => {

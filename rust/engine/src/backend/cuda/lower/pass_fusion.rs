@@ -4,9 +4,9 @@
 use super::attention::NormRope;
 use super::experts::{self, chosen, ranks, MixOp, RouteOp, MOST_RANKS};
 use super::gate::Gate;
-use super::lowering::{leaves, Lowering, Pass, Path};
+use super::lowering::{writes_none_of, Lowering, Pass, Path};
 use super::shape::MOST_FLOATS_X;
-use super::shared_expert::{added, waiting, SharedOp};
+use super::shared_expert::{shared_down, shared_up, SharedOp};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
 use crate::plan::fuse::{Epilogue, Fused, MOST_NEAR_DIM};
@@ -56,14 +56,14 @@ impl<'a> FusedOp<'a> {
     /// The op that begins at that number of the fused list, with what this pass fuses into it.
     pub fn at(l: &'a Lowering, pass: &Pass, number: usize) -> Self {
         // A product of the shared expert that is fused with those of routed experts is launched there.
-        let late = usize::from(waiting(l, pass, number).is_some());
+        let late = usize::from(shared_up(l, pass, number).is_some());
         let number = number + late;
         let list = &l.fused[number..];
         let before = stored(l, pass, list)
             .or_else(|| gated(l, pass, list).map(|gate| (PassFusion::Gate(gate), 1)))
             .or_else(|| {
                 let route = chosen(l, pass, list)?;
-                let shared = number.checked_sub(2).and_then(|at| waiting(l, pass, at));
+                let shared = number.checked_sub(2).and_then(|at| shared_up(l, pass, at));
                 Some((PassFusion::Choice(route, shared), 1))
             });
         let behind = || behind(l, pass, number).map(|fusion| (fusion, 0));
@@ -196,7 +196,8 @@ fn gated(l: &Lowering, pass: &Pass, list: &[Fused]) -> Option<Gate> {
             if l.rows_of(*x, pass) == 1 && l.are_integers(parts) =>
         {
             let width = l.plan.buffer(*x).width;
-            let fits = |gate: &Gate| gate.fits(l, width) && leaves(parts, epilogue, &gate.reads());
+            let fits =
+                |gate: &Gate| gate.fits(l, width) && writes_none_of(parts, epilogue, &gate.reads());
             Gate::of(before).filter(fits)
         }
         _ => None,
@@ -226,7 +227,7 @@ fn behind(l: &Lowering, pass: &Pass, number: usize) -> Option<PassFusion> {
             let is_whole = matches!(&parts[..], [part] if part.out == mix.x);
             let rows = l.plan.weight(parts[0].weight).n_out;
             let chains = l.chains(*norm, rows) && ranks(&l.plan, mix.routes) < MOST_RANKS;
-            let shared = added(l, number + 2, &mix, parts).filter(|_| chains);
+            let shared = shared_down(l, number + 2, &mix, parts).filter(|_| chains);
             // Other blocks may still be reading x.
             (is_its && is_whole && mix.out != *x).then_some(PassFusion::Mix(mix, shared))
         }
