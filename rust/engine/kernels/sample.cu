@@ -138,9 +138,10 @@ KERNEL_BOUNDS(sample_adjust, Params, THREADS, 4) {
                 make_float4(y[0], y[1], y[2], y[3]);
         }
     }
-    const bool is_last = row_max(p, row, &r->tickets[0], ticket, scratch, best);
+    const bool is_last = arrives_last(p, row, &r->tickets[0], ticket, scratch, best);
     STAMP(STAMP_ENDED);
     if (!is_last) return;
+    best = row_max(p, row, scratch);
     uint32_t key = rank_key(best), id = rank_id(best);
     if (key == KEY_BAD || key == KEY_OF_MINUS_INFINITY) {
         if (t == 0) {
@@ -526,9 +527,10 @@ KERNEL_BOUNDS(sample_draw, Params, THREADS, 4) {
         }
     }
     uint32_t stop_token = load_stop_token(before);
-    const bool is_last = row_max(p, row, &r->tickets[3], ticket, scratch, best);
+    const bool is_last = arrives_last(p, row, &r->tickets[3], ticket, scratch, best);
     STAMP(STAMP_ENDED);
     if (!is_last) return;
+    best = row_max(p, row, scratch);
     take_token(p, r, row, number, before, stop_token, rank_id(best));
     STAMP(STAMP_ENDED);
 }

@@ -106,7 +106,6 @@ DEVICE void load_z(const float* y, uint32_t first, float most, float temperature
 DEVICE uint32_t bin_of(float z) {
     return static_cast<uint32_t>(fminf(mul_rn(-z, 73.0f), static_cast<float>(BINS - 1)));
 }
-
 // ---------------------------------------------------------------- the end of a row
 
 // What the end needs, loaded early: it does not change before.
@@ -211,22 +210,22 @@ DEVICE uint32_t seen_with_draft(const Params& p, uint32_t row, uint32_t drafted,
     return seen;
 }
 
-// By all blocks of a row: `best` becomes the largest of all of them in the block that arrives last; returns
-// whether this is it.
-DEVICE bool row_max(const Params& p, uint32_t row, uint32_t* arrivals, uint32_t& ticket, uint64_t* scratch,
-                    uint64_t& best) {
+// By all blocks of a row, each with the largest of its own: whether this block is the last to arrive, and then
+// the largest of all of them.
+DEVICE bool arrives_last(const Params& p, uint32_t row, uint32_t* arrivals, uint32_t& ticket,
+                         uint64_t* scratch, uint64_t best) {
     best = block_max_u64<WARPS>(best, scratch);
-    uint64_t* partial = p.partial + static_cast<uint64_t>(row) * MAX_BLOCKS;
     if (threadIdx.x == 0) {
-        partial[blockIdx.x] = best;
+        p.partial[static_cast<uint64_t>(row) * MAX_BLOCKS + blockIdx.x] = best;
         ticket = atomic_inc_acq_rel_wrap(arrivals, gridDim.x - 1);
     }
     __syncthreads();
-    if (ticket != gridDim.x - 1) return false;
-    best = 0;
+    return ticket == gridDim.x - 1;
+}
+DEVICE uint64_t row_max(const Params& p, uint32_t row, uint64_t* scratch) {
+    uint64_t best = 0;
     for (uint32_t i = threadIdx.x; i < gridDim.x; i += THREADS) {
-        best = larger(best, load_relaxed_u64(partial + i));
+        best = larger(best, load_relaxed_u64(p.partial + static_cast<uint64_t>(row) * MAX_BLOCKS + i));
     }
-    best = block_max_u64<WARPS>(best, scratch);
-    return true;
+    return block_max_u64<WARPS>(best, scratch);
 }
