@@ -431,3 +431,34 @@ def test_the_tables_of_exactness_agree() -> None:
     for kind, figure in figures:
         of_kind = re.compile(rf"^\| `{kind}` \| .*{re.escape(figure)} nats from exact", re.M)
         assert of_kind.search(TEXTS["exactness"].read_text())
+
+
+def glossary_places(page: str) -> dict[str, list[tuple[str, list[str]]]]:
+    """The last column of each table: of a term the paths, and the names that belong behind each."""
+    found: dict[str, list[tuple[str, list[str]]]] = {}
+    for line in page.splitlines():
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        if len(cells) != 3 or cells[0] in ("term", "---"):
+            continue
+        places: list[tuple[str, list[str]]] = []
+        for word in re.findall(r"`([^`]+)`", cells[2]):
+            if any(Path(ROOT, root, word).exists() for root in ROOTS):
+                places.append((word, []))
+            else:
+                assert places, f"{cells[0]}: {word} is no path"
+                places[-1][1].append(word)
+        found[cells[0]] = places
+    return found
+
+
+def test_the_glossary_names_what_is_there() -> None:
+    places = glossary_places(TEXTS["glossary"].read_text())
+    assert {"preemption", "split-K", "GQA, MQA", "eviction (LRU)"} <= places.keys()
+    missing = []
+    for term, named in places.items():
+        for path, names in named:
+            (at,) = {p for root in ROOTS if (p := Path(ROOT, root, path)).exists()}
+            sources = [at] if at.is_file() else [*at.rglob("*.rs")]
+            text = "".join(source.read_text() for source in sources)
+            missing += [f"{term}: {n} in {path}" for n in names if not re.search(rf"\b{n}\b", text)]
+    assert missing == []

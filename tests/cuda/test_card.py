@@ -135,7 +135,7 @@ CASES = [
     ("tiny-granite", {"kv_type": "i16"}),
     ("tiny-lfm2", {"kv_type": "i16"}),
     ("tiny-lfm2moe", {"kv_type": "i16"}),
-    # Its queries are turned by a table of their own.
+    # Its queries are rotated by a table of their own.
     ("tiny-mistral3", {"kv_type": "i16"}),
 ]
 

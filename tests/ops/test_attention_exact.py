@@ -38,8 +38,8 @@ def test_lengths(backend: Backend, n: int, kv_type: str) -> None:
 @over_backends
 @pytest.mark.parametrize("n", [2048, 2049, 4100, 6200])
 @over_caches
-def test_splits_of_several_units(backend: Backend, n: int, kv_type: str) -> None:
-    """Rows of one pass have splits of one unit and of two, of two and of four."""
+def test_splits_of_several_token_blocks(backend: Backend, n: int, kv_type: str) -> None:
+    """Rows of one pass have splits of one token block and of two, of two and of four."""
     shape = Shape(2, 1, 64, kv_type=kv_type)
     rows = shape.rows(n)
     run = shape.run(backend, n)
@@ -154,13 +154,13 @@ def weighed(shape: Shape, powers: NDArray[np.float64]) -> Rows:
 
 
 def far_apart(shape: Shape) -> Rows:
-    """Units of tokens around where the factors that join them become zero."""
+    """Token blocks around where the factors that join them become zero."""
     powers = [-126, 0, -125, -126, -127, -140, -60, -5, -119]
     return weighed(shape, np.repeat(powers, PAGE) - 0.5)
 
 
 def large_and_light(shape: Shape) -> Rows:
-    """Weights in one unit of tokens around the least that there are, of the largest values."""
+    """Weights in one token block around the least that there are, of the largest values."""
     rows = weighed(shape, np.concatenate([[-0.5], -62 - np.arange(63) / 16]))
     return rows | {"v": rows["v"] * np.float32(2.0**47)}
 

@@ -36,7 +36,7 @@ def test_a_prompt_and_its_steps_have_the_stated_bits(
 @pytest.mark.one_shape
 @over_backends
 @over_exact
-def test_splits_of_several_units(backend: Backend, kv_type: str) -> None:
+def test_splits_of_several_token_blocks(backend: Backend, kv_type: str) -> None:
     """A sink is joined behind the last split, whichever block has that one."""
     shape, n = Shape(2, 1, 64, sink=2.0, kv_type=kv_type), 2200
     rows = shape.rows(n)

@@ -58,8 +58,10 @@ def test_head_widths(backend: Backend, head_dim: int, kv_type: str) -> None:
 @over_backends
 @pytest.mark.parametrize(("window", "n"), [(2100, 2300), (1985, 2200), (1986, 2200)])
 @over_exact
-def test_splits_of_several_units(backend: Backend, window: int, n: int, kv_type: str) -> None:
-    """Rows whose splits begin at the first unit in the window, odd or even, and are one or two."""
+def test_splits_of_several_token_blocks(
+    backend: Backend, window: int, n: int, kv_type: str
+) -> None:
+    """Rows whose splits of one or two token blocks begin at the window's first, odd or even."""
     shape = Shape(2, 1, 64, window=window, kv_type=kv_type)
     rows = shape.rows(n)
     run = shape.run(backend, n)

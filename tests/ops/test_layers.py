@@ -22,7 +22,7 @@ class Layer:
     inv_freq: tuple[float, ...]
 
     def append(self, plan: Plan, name: str, cache: int, table: int, *, stores: bool = True) -> None:
-        """Turns q and k, stores k and v, and attends into `out`, all of them of that `name`."""
+        """Rotates q and k, stores k and v, and attends into `out`, all of them of that `name`."""
         q = plan.buffer(f"q{name}", self.n_head * self.head_dim)
         k, v = (plan.buffer(f"{x}{name}", self.n_head_kv * self.head_dim) for x in "kv")
         out = plan.buffer(f"out{name}", self.n_head * self.head_dim)
@@ -44,7 +44,7 @@ class Layer:
 LAYERS = [
     Layer(4, 2, 64, tuple(0.5**i for i in range(32))),
     Layer(6, 3, 32, tuple(0.7**i for i in range(16))),
-    # Part of each head is turned.
+    # Part of each head is rotated.
     Layer(8, 1, 128, tuple(0.9**i for i in range(8))),
 ]
 

@@ -460,7 +460,7 @@ def test_norms_that_meet_have_the_interpreters_bits(
 def test_norms_and_turns_of_heads_have_the_interpreters_bits(
     backend: Backend, head_dim: int, half: int, values: str
 ) -> None:
-    """One kernel does all four, and the norm of values; also heads whose ends are not turned."""
+    """One kernel does all four, and the norm of values; also heads whose ends are not rotated."""
     n_head, n_head_kv = 5, 2
     for style in ("interleaved", "halves"):
         plan = Plan(inv_freq=(10000.0 ** (-np.arange(half) / half)).tolist(), rope_scale=1.3)

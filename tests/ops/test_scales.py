@@ -78,7 +78,7 @@ def test_each_expert_has_a_scale(backend: Backend, ty: str) -> None:
         assert np.array_equal(bits(found["scaled"]), bits(wanted)), rows
 
 
-def layer(ty: str, turned: bool) -> Plan:
+def layer(ty: str, rotated: bool) -> Plan:
     """Products that end in each way: rotated, added, multiplied with each other, of experts too."""
     plan = Plan(inv_freq=(10000.0 ** (-np.arange(16) / 16)).tolist())
     k, n_ff = 2, 96 if TYPES[ty][0] <= 32 else 256
@@ -104,11 +104,11 @@ def layer(ty: str, turned: bool) -> Plan:
     product("q", "x", N, norm=norm)
     product("k", "x", N, norm=norm, scaled=False)
     product("v", "x", N, norm=norm)
-    if turned:
+    if rotated:
         plan.op("rope", x=b["q"], n_head=2, style="halves")
         plan.op("rope", x=b["k"], n_head=1, style="halves")
     product("gate", "x", N, norm=norm)
-    product("up", "x", N, norm=norm, scaled=turned)
+    product("up", "x", N, norm=norm, scaled=rotated)
     plan.op("swi_glu", gate=b["gate"], up=b["up"], out=b["act"])
     experts("gates", "x", N, ranked=False, norm=norm)
     experts("ups", "x", N, ranked=False, norm=norm)
@@ -123,8 +123,8 @@ def layer(ty: str, turned: bool) -> Plan:
 @over_cards
 @pytest.mark.parametrize("ty", KINDS)
 def test_every_end_of_a_product_has_the_interpreters_bits(backend: Backend, ty: str) -> None:
-    for turned in (True, False):
-        plan = layer(ty, turned)
+    for rotated in (True, False):
+        plan = layer(ty, rotated)
         runs = [Run(b, plan) for b in (INTERPRETER, backend)]
         for rows in (1, 40):
             weights = np.random.default_rng(rows).random((rows, 2))
@@ -133,7 +133,7 @@ def test_every_end_of_a_product_has_the_interpreters_bits(backend: Backend, ty: 
             positions = [(5 * i) % 64 for i in range(rows)]
             wanted, found = (run(inputs, positions=positions) for run in runs)
             for name in ("q", "k", "v", "act", "mix", "x"):
-                assert np.array_equal(bits(found[name]), bits(wanted[name])), (name, rows, turned)
+                assert np.array_equal(bits(found[name]), bits(wanted[name])), (name, rows, rotated)
 
 
 @pytest.mark.parametrize("values", [[1.0, 2.0], []])

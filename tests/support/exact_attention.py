@@ -21,7 +21,7 @@ Bytes = NDArray[np.uint8]
 
 #: Tokens that are weighed together, and those of a page.
 TOKENS = 64
-#: More units of tokens than this are joined in splits of two or more.
+#: More token blocks than this are joined in splits of two or more.
 SPLITS = 32
 
 #: The largest integer of a query, and of a weight.
@@ -79,9 +79,9 @@ def _of_halves(halves: NDArray[np.unsignedinteger]) -> Floats:
 
 @dataclass(frozen=True)
 class Kind:
-    """How a cache keeps integers: for each block of a head 16 bits of a unit, then the integers."""
+    """How a cache keeps integers: for each block of a head a scale of 16 bits, then integers."""
 
-    #: Dimensions of a head that share a unit.
+    #: Dimensions of a head that share a scale.
     block: int
     integer: str
     #: The largest integer.
@@ -89,8 +89,8 @@ class Kind:
     #: What a cache holds at most.
     largest: np.float32
 
-    def units(self, bits: NDArray[np.uint16]) -> Floats:
-        """What units of these bits are."""
+    def scales(self, bits: NDArray[np.uint16]) -> Floats:
+        """What scales of these bits are."""
         if self.integer == "<i2":
             return _of_halves(bits)
         return bits.view(np.float16).astype(np.float32)
@@ -100,7 +100,7 @@ class Kind:
         return np.dtype(self.integer).itemsize * head_dim + 2 * -(-head_dim // self.block)
 
     def _in_fixed_point(self, x: Floats) -> tuple[NDArray[np.uint16], Floats]:
-        """Of a block of each row: units as 16 bits, and integers."""
+        """Of a block of each row: scales as 16 bits, and integers."""
         share = np.abs(x).max(axis=1) / np.float32(self.most)
         if self.integer == "<i2":
             # The upper half of a float32, rounded up; the smallest is 2^-126.
@@ -127,7 +127,7 @@ class Kind:
     def decode(self, stored: Bytes, head_dim: int) -> Floats:
         """`[n, head_dim]`: what stored keys or values stand for, without rounding."""
         fixed = Fixed.of(self, stored, head_dim)
-        values = fixed.integers.astype(np.float32) * fixed.units[:, :, None]
+        values = fixed.integers.astype(np.float32) * fixed.scales[:, :, None]
         return values.reshape(len(stored), -1)[:, :head_dim]
 
     def encode_heads(self, values: Floats, n_head_kv: int) -> Bytes:
@@ -157,23 +157,23 @@ class Fixed:
     """Stored keys or values of one head, taken apart."""
 
     #: `[tokens, blocks]`.
-    units: Floats
+    scales: Floats
     #: `[tokens, blocks, dimensions of a block]`, the last block filled up with zeros.
     integers: Integers
 
     @staticmethod
     def of(kind: Kind, stored: Bytes, head_dim: int) -> Fixed:
         """Of `[tokens, head_bytes]`."""
-        units, integers, at = [], [], 0
+        scales, integers, at = [], [], 0
         for first in range(0, head_dim, kind.block):
             width = min(kind.block, head_dim - first) * np.dtype(kind.integer).itemsize
             block = np.ascontiguousarray(stored[:, at : at + 2 + width])
-            units.append(kind.units(np.ascontiguousarray(block[:, :2]).view("<u2")[:, 0]))
+            scales.append(kind.scales(np.ascontiguousarray(block[:, :2]).view("<u2")[:, 0]))
             words = np.ascontiguousarray(block[:, 2:]).view(kind.integer)
             integers.append(words.astype(np.int64))
             at += 2 + width
         joined = _in_blocks(np.concatenate(integers, axis=1), kind.block).astype(np.int64)
-        return Fixed(np.stack(units, axis=1), joined)
+        return Fixed(np.stack(scales, axis=1), joined)
 
 
 def _query(q: Floats, block: int) -> tuple[Integers, Floats, NDArray[np.bool_]]:
@@ -192,8 +192,8 @@ def _scores(q: Integers, keys: Fixed) -> Floats:
     score = None
     for block in range(q.shape[1]):
         sums = (q[:, block] @ keys.integers[:, block].T).astype(np.float32)
-        units = np.broadcast_to(keys.units[:, block], sums.shape)
-        score = sums * units if score is None else fma(sums, units, score)
+        scales = np.broadcast_to(keys.scales[:, block], sums.shape)
+        score = sums * scales if score is None else fma(sums, scales, score)
     assert score is not None
     return score
 
@@ -250,8 +250,8 @@ def _unit(s: Floats, factor: Floats, values: Fixed) -> _Part:
     weight = integers.sum(axis=1).astype(np.float32) * np.float32(W_MOST * 2.0**-38)
     weight = np.where(np.isfinite(top), weight, np.float32(np.nan))
     outs = []
-    for block in range(values.units.shape[1]):
-        v = p * values.units[:, block]
+    for block in range(values.scales.shape[1]):
+        v = p * values.scales[:, block]
         e = np.maximum(_field(v.max(axis=1)), 24) - 126
         w = np.rint(v.astype(np.float64) * np.ldexp(float(W_MOST), -e)[:, None]).astype(np.int64)
         assert w.max() <= W_MOST
@@ -260,8 +260,8 @@ def _unit(s: Floats, factor: Floats, values: Fixed) -> _Part:
     return _Part(top, weight, np.concatenate(outs, axis=1))
 
 
-def units_of_a_split(n: int) -> int:
-    """How many units in a row are joined first, for a row that looks at units of `n` tokens."""
+def token_blocks_of_a_split(n: int) -> int:
+    """How many token blocks a split has, for a row that sees token blocks of `n` tokens."""
     return -(-n // (SPLITS * TOKENS))
 
 
@@ -279,25 +279,25 @@ def _head(
     window: int | None,
     sink: np.float32 | None,
 ) -> Floats:
-    """`[rows, head_dim]` of rows that look at the same units of tokens."""
+    """`[rows, head_dim]` of rows that look at the same token blocks."""
     integers, most, bad = _query(q, values.integers.shape[2])
     c = np.float32(float(np.float32(scale)) * _LOG2_E / (64 * Q_MOST))
     factor = c * most
     first = first_seen(positions, window)
     base = int(first[0]) // TOKENS * TOKENS
     looked_at = slice(base, int(positions.max()) + 1)
-    keys, values = (Fixed(x.units[looked_at], x.integers[looked_at]) for x in (keys, values))
+    keys, values = (Fixed(x.scales[looked_at], x.integers[looked_at]) for x in (keys, values))
     s = _scores(integers, keys)
     n = s.shape[1]
     token = base + np.arange(n)
     s[(token > positions[:, None]) | (token < first[:, None])] = -np.inf
-    run = units_of_a_split(n) * TOKENS
+    run = token_blocks_of_a_split(n) * TOKENS
     whole: _Part | None = None
     for begin in range(0, n, run):
         split: _Part | None = None
         for start in range(begin, min(begin + run, n), TOKENS):
             tokens = slice(start, min(start + TOKENS, n))
-            of_tokens = Fixed(values.units[tokens], values.integers[tokens])
+            of_tokens = Fixed(values.scales[tokens], values.integers[tokens])
             part = _unit(s[:, tokens], factor, of_tokens)
             split = part if split is None else split.join(part)
         assert split is not None
@@ -332,9 +332,9 @@ def attention_over(
     out = np.empty((len(chosen), n_head, head_dim), np.float32)
     for kv in range(n_head_kv):
         stored = [Fixed.of(kind, part[:, kv], head_dim) for part in (keys, values)]
-        units = np.stack([first_seen(chosen, window), chosen], axis=1) // TOKENS
-        for alike in np.unique(units, axis=0):
-            rows = np.flatnonzero((units == alike).all(axis=1))
+        token_blocks = np.stack([first_seen(chosen, window), chosen], axis=1) // TOKENS
+        for alike in np.unique(token_blocks, axis=0):
+            rows = np.flatnonzero((token_blocks == alike).all(axis=1))
             for head in range(kv * group, (kv + 1) * group):
                 at = chosen[rows]
                 sink = None if sinks is None else sinks[head]

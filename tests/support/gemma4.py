@@ -48,7 +48,7 @@ class _Pass:
         self.n_head_kv = heads if isinstance(heads, list) else [int(heads)] * n_layer
         self.first_shared = n_layer - int(self._key("attention.shared_kv_layers", 0))
         self.window = int(self._key("attention.sliding_window"))
-        #: Of each layer that stores them, turned keys, and values: [n, heads, head_dim].
+        #: Of each layer that stores them, rotated keys, and values: [n, heads, head_dim].
         self.stored: dict[int, tuple[Array, Array]] = {}
 
     def _key(self, key: str, default: Any = None) -> Any:
@@ -92,15 +92,15 @@ class _Pass:
         m, n, block = self.model, len(x), f"blk.{layer}"
         local, n_kv = self.is_local[layer], self.n_head_kv[layer]
         d = int(self._key("attention.key_length_swa" if local else "attention.key_length"))
-        turn = self._turn(n, local)
+        rotate = self._rotation(n, local)
         q = m.linear(x, f"{block}.attn_q").reshape(n, m.n_head, d)
-        q = turn(m.norm(q, f"{block}.attn_q_norm"))
+        q = rotate(m.norm(q, f"{block}.attn_q_norm"))
         if layer < self.first_shared:
             k = m.linear(x, f"{block}.attn_k").reshape(n, n_kv, d)
             v = k
             if m.weight(f"{block}.attn_v.weight") is not None:
                 v = m.linear(x, f"{block}.attn_v").reshape(n, n_kv, d)
-            k = turn(m.norm(k, f"{block}.attn_k_norm"))
+            k = rotate(m.norm(k, f"{block}.attn_k_norm"))
             self.stored[layer] = m.rounded(k), m.rounded(unit(v, m.eps))
         else:
             # The last that stores, of the same kind.
@@ -119,7 +119,7 @@ class _Pass:
             out[:, head] = scores / scores.sum(axis=1, keepdims=True) @ v[:, its]
         return m.linear(out.reshape(n, -1), f"{block}.attn_output")
 
-    def _turn(self, n: int, local: bool) -> Any:
+    def _rotation(self, n: int, local: bool) -> Any:
         """The rotation of layers of a kind, of heads [n, heads, head_dim]."""
         dims = int(self._key("rope.dimension_count_swa" if local else "rope.dimension_count"))
         base = float(
@@ -134,13 +134,13 @@ class _Pass:
         angle = np.arange(n)[:, None, None] * inv_freq
         cos, sin = np.cos(angle), np.sin(angle)
 
-        def turn(x: Array) -> Array:
+        def rotate(x: Array) -> Array:
             out = x.copy()
             a, b = x[..., :half], x[..., half:dims]
             out[..., :half], out[..., half:dims] = a * cos - b * sin, a * sin + b * cos
             return out
 
-        return turn
+        return rotate
 
     def _feed_forward(self, layer: int, x: Array) -> Array:
         m, block = self.model, f"blk.{layer}"

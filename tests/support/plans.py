@@ -118,7 +118,7 @@ class Plan:
         self._plan["ropes"][0]["factors"] = self.vector("rope_factors", values)
 
     def op(self, name: str, **fields: Any) -> None:
-        """Appends an op; one that turns heads does so by the first table, unless told otherwise."""
+        """Appends an op; one that rotates heads has the first table by default."""
         if name == "rope":
             fields = {"table": 0, **fields}
         self._plan["ops"].append({"op": name, **fields})

@@ -14,7 +14,7 @@ from support.backends import Backend
 from support.plans import PAGE, Floats, Plan, Run, bits, normal, rounded
 from support.plans_kv import lay
 
-#: Units of blocks that are no numbers.
+#: Scales of blocks that are no numbers.
 CANARY = 0xFF
 
 Rows = dict[str, Floats]

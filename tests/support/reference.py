@@ -28,7 +28,7 @@ from support.delta_rule import causal_convolution, delta_rule, logistic
 
 Array = NDArray[np.float64]
 
-#: Architectures whose rotary embedding turns neighbours (2i, 2i+1); the others turn (i, i + d/2).
+#: Architectures whose RoPE rotates neighbours (2i, 2i+1); the others rotate (i, i + d/2).
 INTERLEAVED = {"llama", "granite", "mistral3"}
 NEOX = {"qwen2", "qwen3", "qwen3moe", "qwen35", "qwen35moe", "gpt-oss", "gemma3", "gemma4"}
 NEOX |= (LFM2 := {"lfm2", "lfm2moe"})

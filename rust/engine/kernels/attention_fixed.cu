@@ -1,23 +1,23 @@
 // out[r][h] = sum over t of softmax_t(scale * q[r][h] . K[t]) * V[t] over a cache of integers, for the
-// GROUP query heads that share a KV head: the sum that Op::Attention states, on tensor cores. A block
-// takes HEADS of them and some splits of one row's tokens; its teams of four warps take neighbouring
-// units at a time, which the first team joins in order. Where heads of a row have several blocks the last
-// of them joins its splits. Where rows are sequences of their own it also stores the newest token, and
-// where it is TURNED it normalizes and turns the heads of queries and of the newest keys before.
+// GROUP query heads that share a KV head (GQA): the sum that Op::Attention states, on tensor cores. A block
+// takes HEADS of them and some splits of one row's tokens (split-KV, as in flash-decoding); its teams of four
+// warps take neighbouring token blocks at a time, which the first team joins in order (online softmax). Where
+// several blocks share the heads of a row, the last to arrive joins their splits. With one row for each
+// sequence it also stores the newest token, with NORM_ROPE after QK norm and RoPE.
 //
-// Keys and values come through a ring of parts, the keys or the values of a unit a team. Scores: a warp
+// Keys and values stream through a ring of parts, the keys or the values of a token block a team. Scores: a warp
 // has 16 tokens, rows of A; columns of B are the two bytes of Q of four heads, so that a lane has both
 // bytes' sums of two tokens and one head. Values: a warp has some tiles of 16 dimensions, rows of A, and
 // all tokens; columns of B are the two bytes of the weights. Where a warp's dimensions are blocks that
 // hardly another has, it makes their weights by itself; else warps share them in shared memory.
 //
 // variant.cuh: Kv, N_HEAD, N_HEAD_KV, HEAD_DIM, WINDOW (tokens that a row sees, 0: all), HAS_SINKS, HEADS
-// (of a block; a group's last may have fewer), TEAMS, MAX_SPLITS, RING (parts in shared memory), ALONE (there
-// is one row), TURNED, VALUES_NORMED, VALUES_ARE_KEYS, and what turn.cuh needs.
+// (of a block; a group's last may have fewer), TEAMS, MAX_SPLITS, RING (parts in shared memory), SINGLE_ROW (there
+// is one row), NORM_ROPE, VALUES_NORMED, VALUES_ARE_KEYS, and what rotate.cuh needs.
 #include "kv_fixed.cuh"
 #include "math.cuh"
 #include "variant.cuh"
-#include "turn.cuh"
+#include "rotate.cuh"
 
 using Cache = Kv;
 constexpr uint32_t GROUP = N_HEAD / N_HEAD_KV;
@@ -42,15 +42,15 @@ constexpr uint32_t STAGE = TEAMS * Cache::BYTES;
 constexpr uint32_t PAGES = 128;
 static_assert(PAGES <= THREADS && RING * TEAMS < PAGES / 2, "a thread a page");
 static_assert(RING * TEAMS <= 32, "a lane a team's share of a part");
-// A row alone has one block an SM, which may have more threads than two would leave registers.
-constexpr bool MANY_THREADS = ALONE && THREADS > 256;
+// A single row has one block an SM, which may have more threads than two would leave registers.
+constexpr bool MANY_THREADS = SINGLE_ROW && THREADS > 256;
 // Of the last team, which has the least of the joining.
 constexpr uint32_t ASKING_WARP = THREADS / 32 - 1;
 constexpr uint32_t SPLIT_FLOATS = HEADS * (HEAD_DIM + 2);
 static_assert(MAX_SPLITS <= 32, "a lane a split");
-static_assert(!TURNED || HEAD_DIM <= 256, "a warp has a head");
+static_assert(!NORM_ROPE || HEAD_DIM <= 256, "a warp has a head");
 // Words of four dimensions of a head that a lane has: one of each span, or two neighbours.
-constexpr uint32_t LANE_WORDS = TURNED ? 2 : Cache::SPANS;
+constexpr uint32_t LANE_WORDS = NORM_ROPE ? 2 : Cache::SPANS;
 
 // How many parts may be missing behind those that are waited for.
 struct AfterKeys {
@@ -74,7 +74,7 @@ struct Params {
     float* partial;
     uint32_t* tickets;  // [m][N_HEAD_KV][PARTS], zero between launches
     const float* sinks; // [N_HEAD]: one more score each, of value 0; or null
-    // Where TURNED: [HEAD_DIM] each, [n_ctx][HALF][cos, sin].
+    // With NORM_ROPE: [HEAD_DIM] each, [n_ctx][HALF][cos, sin].
     const float* q_weight;
     const float* k_weight;
     const float* cos_sin;
@@ -135,7 +135,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
     SHARED uint32_t all_weights[TEAMS][SHARED_BLOCKS][COLUMNS][PAGE_TOKENS / 4 + 4];
     SHARED float all_parts[TEAMS][TILES * 4][PAGE_TOKENS + 8];
     SHARED uint32_t newest[2][Cache::LIMBS][CHUNKS * 4];
-    SHARED uint16_t newest_units[2][BLOCKS];
+    SHARED uint16_t newest_scales[2][BLOCKS];
     SHARED float factors[TILES * 4];
     SHARED uint32_t is_number[TILES * 4];
     SHARED float all_tops[TEAMS][WARPS][TILES * 4];
@@ -174,23 +174,23 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
     // A position outside the cache is reported; here it must only not be read.
     const uint32_t n = position < p.kv.n_ctx ? position + 1 : p.kv.n_ctx;
     const uint32_t seen_from = first_seen<WINDOW>(n), start = seen_from / PAGE_TOKENS;
-    // Units, to the last, and splits of those from the first that has a token in the window.
-    const uint32_t split_units = units_of_split<MAX_SPLITS>(n - start * PAGE_TOKENS);
-    const uint32_t units = (n + PAGE_TOKENS - 1) / PAGE_TOKENS;
-    const uint32_t splits = (units - start + split_units - 1) / split_units;
+    // Token blocks, to the last, and splits of those from the first that has a token in the window.
+    const uint32_t split_token_blocks = token_blocks_of_split<MAX_SPLITS>(n - start * PAGE_TOKENS);
+    const uint32_t token_blocks = (n + PAGE_TOKENS - 1) / PAGE_TOKENS;
+    const uint32_t splits = (token_blocks - start + split_token_blocks - 1) / split_token_blocks;
     // What the teams take at once is one block's: nothing is left to join.
     const uint32_t shares_wanted = splits <= TEAMS ? 1 : p.shares;
     const uint32_t block_splits = (splits + shares_wanted - 1) / shares_wanted;
     const uint32_t blocks = (splits + block_splits - 1) / block_splits;
-    const uint32_t first_unit = start + number_of_share * block_splits * split_units;
-    const bool is_idle = first_unit >= units;
-    uint32_t end_unit = first_unit + block_splits * split_units;
-    end_unit = end_unit < units ? end_unit : units;
+    const uint32_t first_token_block = start + number_of_share * block_splits * split_token_blocks;
+    const bool is_idle = first_token_block >= token_blocks;
+    uint32_t end_token_block = first_token_block + block_splits * split_token_blocks;
+    end_token_block = end_token_block < token_blocks ? end_token_block : token_blocks;
 
     // Of the model and of earlier steps too; before the pages, behind which they would be late.
     float q_weight[8] = {}, k_weight[8] = {};
     Angles angles = {};
-    if constexpr (TURNED) {
+    if constexpr (NORM_ROPE) {
         if (lane * 8 < HEAD_DIM) {
             load_norm(p.q_weight, lane, q_weight);
             load_norm(p.k_weight, lane, k_weight);
@@ -200,13 +200,13 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
     }
 
     auto find_page = [&](uint32_t number) {
-        const uint32_t unit = first_unit + number;
-        pages[number % PAGES] = unit < end_unit ? kv_page(p.kv, slot, unit * PAGE_TOKENS) : 0;
+        const uint32_t token_block = first_token_block + number;
+        pages[number % PAGES] = token_block < end_token_block ? kv_page(p.kv, slot, token_block * PAGE_TOKENS) : 0;
     };
     // A team's page of a part, of which keys are even and values odd ones; where it comes from and lies.
     auto page_of = [&](uint32_t part, uint32_t t) {
         const uint32_t number = part / 2 * TEAMS + t;
-        return first_unit + number < end_unit ? pages[number % PAGES] : 0;
+        return first_token_block + number < end_token_block ? pages[number % PAGES] : 0;
     };
     auto source_of = [&](uint32_t part, uint32_t page) {
         return Cache::head<N_HEAD_KV>(part % 2 ? p.kv.v : p.kv.k, page, head);
@@ -269,15 +269,15 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
     }
 
     const uint64_t row = (static_cast<uint64_t>(m) * N_HEAD + head * GROUP + first_head) * HEAD_DIM;
-    const bool has_newest = stores && end_unit == units && position < p.kv.n_ctx;
-    if (stores && end_unit == units && !has_newest && threadIdx.x == 0) {
+    const bool has_newest = stores && end_token_block == token_blocks && position < p.kv.n_ctx;
+    if (stores && end_token_block == token_blocks && !has_newest && threadIdx.x == 0) {
         kv_refuse(p.kv, slot, position);
     }
     for (uint32_t h = threadIdx.x / 32; h < TILES * 4; h += THREADS / 32) {
         float x[LANE_WORDS][4];
         uint32_t most = 0;
         auto word_of = [&](uint32_t b) {
-            return TURNED ? lane * 2 + b : b * (Cache::SPAN / 4) + lane;
+            return NORM_ROPE ? lane * 2 + b : b * (Cache::SPAN / 4) + lane;
         };
 #pragma unroll
         for (uint32_t b = 0; b < LANE_WORDS; b++) {
@@ -286,11 +286,11 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
             if (h < heads && dim < HEAD_DIM) four = load_relaxed_f32x4(p.q + row + h * HEAD_DIM + dim);
             x[b][0] = four.x, x[b][1] = four.y, x[b][2] = four.z, x[b][3] = four.w;
         }
-        if (TURNED && h < heads) {
+        if (NORM_ROPE && h < heads) {
             float v[8];
 #pragma unroll
             for (uint32_t e = 0; e < 8; e++) v[e] = x[e / 4 % LANE_WORDS][e % 4];
-            norm_and_turn(v, q_weight, angles, HEAD_DIM, p.eps, lane);
+            norm_and_rotate(v, q_weight, angles, HEAD_DIM, p.eps, lane);
 #pragma unroll
             for (uint32_t e = 0; e < 8; e++) x[e / 4 % LANE_WORDS][e % 4] = v[e];
         }
@@ -324,7 +324,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
             const float* from = (is_value && !VALUES_ARE_KEYS ? p.v : p.k) +
                                 (static_cast<uint64_t>(m) * N_HEAD_KV + head) * HEAD_DIM;
             float x[4] = {};
-            if (TURNED && (VALUES_NORMED || !is_value)) {
+            if (NORM_ROPE && (VALUES_NORMED || !is_value)) {
                 float v[8] = {};
 #pragma unroll
                 for (uint32_t e = 0; e < 8; e += 4) {
@@ -335,7 +335,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
                 if (is_value) {
                     norm_head(v, HEAD_DIM, p.eps);
                 } else {
-                    norm_and_turn(v, k_weight, angles, HEAD_DIM, p.eps, lane);
+                    norm_and_rotate(v, k_weight, angles, HEAD_DIM, p.eps, lane);
                 }
                 // To the lanes that encode them.
                 const int owner = static_cast<int>(dim / 8 % 32);
@@ -350,18 +350,18 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
                 x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
             }
             uint32_t limbs[Cache::LIMBS];
-            const uint16_t unit = Cache::encode(x, limbs, most);
+            const uint16_t scale = Cache::encode(x, limbs, most);
             if (dim >= HEAD_DIM) continue;
             const uint32_t block = dim / Cache::GROUP;
             const bool begins = dim % Cache::GROUP == 0;
-            if (begins) newest_units[is_value][block] = unit;
+            if (begins) newest_scales[is_value][block] = scale;
 #pragma unroll
             for (uint32_t limb = 0; limb < Cache::LIMBS; limb++) {
                 newest[is_value][limb][dim / 4] = limbs[limb];
             }
             if (page == 0 || first_head > 0) continue;
             uint8_t* to = Cache::head<N_HEAD_KV>(is_value ? p.kv.v : p.kv.k, page, head);
-            if (begins) Cache::put_unit(to, position % PAGE_TOKENS, block, unit);
+            if (begins) Cache::put_scale(to, position % PAGE_TOKENS, block, scale);
             Cache::put(to, is_value, position % PAGE_TOKENS, dim, limbs);
         }
         if (page != 0 && first_head == 0) kv_tell<Cache>(p.kv, slot, position, most);
@@ -407,29 +407,29 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
     };
     Sums split, total;
     split.is_empty = total.is_empty = true;
-    // Of the split at hand: its number among all, and how many of its units are still to come.
-    uint32_t split_number = number_of_share * block_splits, units_left = split_units;
+    // Of the split at hand: its number among all, and how many of its token blocks are still to come.
+    uint32_t split_number = number_of_share * block_splits, token_blocks_left = split_token_blocks;
     // Which row of a matrix this lane gives ldmatrix_x4 the address of.
     const uint32_t matrix_row = lane / 8 % 2 * 8 + lane % 8, second = lane / 16;
 
 #pragma unroll 1
-    for (uint32_t step = 0; first_unit + step * TEAMS < end_unit; step++) {
-        const uint32_t number = step * TEAMS, part = 2 * step, unit = first_unit + number + team;
+    for (uint32_t step = 0; first_token_block + step * TEAMS < end_token_block; step++) {
+        const uint32_t number = step * TEAMS, part = 2 * step, token_block = first_token_block + number + team;
         uint8_t *keys = stage_of(part, team), *values = stage_of(part + 1, team);
-        const uint32_t seen = unit < end_unit ? n - unit * PAGE_TOKENS : 0;
+        const uint32_t seen = token_block < end_token_block ? n - token_block * PAGE_TOKENS : 0;
         const uint32_t live = seen < PAGE_TOKENS ? seen : PAGE_TOKENS;
         auto sees = [&](uint32_t at) {
-            return at < live && (WINDOW == 0 || unit * PAGE_TOKENS + at >= seen_from);
+            return at < live && (WINDOW == 0 || token_block * PAGE_TOKENS + at >= seen_from);
         };
         if (number % (PAGES / 2) == 0 && number > 0 && threadIdx.x < PAGES / 2) {
             find_page(number + PAGES / 2 + threadIdx.x);
         }
         arrive(part, AfterKeys());
-        const bool is_mapped = unit < end_unit && pages[(number + team) % PAGES] != 0;
+        const bool is_mapped = token_block < end_token_block && pages[(number + team) % PAGES] != 0;
         // The copy began before the newest token was there.
-        const bool patches = has_newest && first_unit + number + TEAMS >= units;
+        const bool patches = has_newest && first_token_block + number + TEAMS >= token_blocks;
         auto put_newest = [&](uint8_t* page, uint32_t is_value) {
-            if (unit + 1 != units) return;
+            if (token_block + 1 != token_blocks) return;
             const uint32_t token = position % PAGE_TOKENS;
             for (uint32_t i = thread; i < CHUNKS * 4; i += TEAM) {
                 uint32_t limbs[Cache::LIMBS];
@@ -438,7 +438,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
                 Cache::put(page, is_value, token, i * 4, limbs);
             }
             if (thread < BLOCKS) {
-                Cache::put_unit(page, token, thread, newest_units[is_value][thread]);
+                Cache::put_scale(page, token, thread, newest_scales[is_value][thread]);
             }
         };
         if (patches) {
@@ -466,13 +466,13 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
             }
 #pragma unroll
             for (uint32_t r = 0; r < 2; r++) {
-                const uint16_t* units_at =
-                    reinterpret_cast<const uint16_t*>(keys + Cache::unit_at(token[r], b));
-                const float k_unit = Cache::unit(*units_at);
+                const uint16_t* scales_at =
+                    reinterpret_cast<const uint16_t*>(keys + Cache::scale_at(token[r], b));
+                const float k_scale = Cache::scale(*scales_at);
 #pragma unroll
                 for (uint32_t t = 0; t < TILES; t++) {
                     const float sum = row_sum(sums, t, r);
-                    y[t][r] = b == 0 ? mul_rn(sum, k_unit) : fma_rn(sum, k_unit, y[t][r]);
+                    y[t][r] = b == 0 ? mul_rn(sum, k_scale) : fma_rn(sum, k_scale, y[t][r]);
                 }
             }
         }
@@ -490,7 +490,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
             if (g == 0) tops[warp][t * 4 + quarter] = top;
         }
         __syncthreads();
-        // Nobody reads these keys any more, nor the values before.
+        // These keys, and the values before them, are not read any more.
         const bool both = RING > 1 && number > 0;
         ask(part + RING - both, 1 + both);
         arrive(part + 1, AfterValues());
@@ -498,16 +498,16 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
             put_newest(values, 1);
             __syncthreads();
         }
-        float v_unit[SHARED_BLOCKS][2];
+        float v_scale[SHARED_BLOCKS][2];
         Sums next;
         next.is_empty = false;
 #pragma unroll
         for (uint32_t b = 0; b < SHARED_BLOCKS && !OWN_WEIGHTS; b++) {
 #pragma unroll
             for (uint32_t r = 0; r < 2; r++) {
-                const uint16_t* units_at =
-                    reinterpret_cast<const uint16_t*>(values + Cache::unit_at(token[r], b));
-                v_unit[b][r] = sees(token[r]) ? Cache::unit(*units_at) : 0.0f;
+                const uint16_t* scales_at =
+                    reinterpret_cast<const uint16_t*>(values + Cache::scale_at(token[r], b));
+                v_scale[b][r] = sees(token[r]) ? Cache::scale(*scales_at) : 0.0f;
             }
         }
 #pragma unroll
@@ -516,12 +516,12 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
             float top = tops[0][h];
 #pragma unroll
             for (uint32_t w = 1; w < WARPS; w++) top = fmaxf(top, tops[w][h]);
-            const UnitTop unit_most = unit_top(top, factors[h]);
-            next.most[t] = unit_most.most;
+            const TokenBlockTop block_top = token_block_top(top, factors[h]);
+            next.most[t] = block_top.most;
             int share = 0;
 #pragma unroll
             for (uint32_t r = 0; r < 2; r++) {
-                const float z = fma_sat(y[t][r], unit_most.factor, unit_most.bias);
+                const float z = fma_sat(y[t][r], block_top.factor, block_top.bias);
                 y[t][r] = sees(token[r]) ? exp2_unit_f32(z) : 0.0f;
                 if (OWN_WEIGHTS) parts[h][token[r]] = y[t][r];
                 share += static_cast<int>(rint_product(y[t][r], 4194304.0f));
@@ -534,7 +534,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
 #pragma unroll
             for (uint32_t b = 0; b < SHARED_BLOCKS && !OWN_WEIGHTS; b++) {
                 float top_value =
-                    fmaxf(mul_rn(y[t][0], v_unit[b][0]), mul_rn(y[t][1], v_unit[b][1]));
+                    fmaxf(mul_rn(y[t][0], v_scale[b][0]), mul_rn(y[t][1], v_scale[b][1]));
 #pragma unroll
                 for (uint32_t mask = 4; mask < 32; mask *= 2) {
                     top_value = fmaxf(top_value, __shfl_xor_sync(FULL_WARP, top_value, mask));
@@ -543,24 +543,24 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
             }
         }
         __syncthreads();
-        float o_unit[SHARED_BLOCKS][TILES];
+        float o_scale[SHARED_BLOCKS][TILES];
 #pragma unroll
         for (uint32_t t = 0; t < TILES; t++) {
             const uint32_t h = t * 4 + quarter;
             int share = shares[0][h];
 #pragma unroll
             for (uint32_t w = 1; w < WARPS; w++) share += shares[w][h];
-            next.weight[t] = unit_weight(share, next.most[t]);
+            next.weight[t] = token_block_weight(share, next.most[t]);
 #pragma unroll
             for (uint32_t b = 0; b < SHARED_BLOCKS && !OWN_WEIGHTS; b++) {
                 float top = largest[0][b][h];
 #pragma unroll
                 for (uint32_t w = 1; w < WARPS; w++) top = fmaxf(top, largest[w][b][h]);
                 const ValueScale scale = value_scale(top);
-                o_unit[b][t] = scale.unit;
+                o_scale[b][t] = scale.step;
 #pragma unroll
                 for (uint32_t r = 0; r < 2; r++) {
-                    const float value = mul_rn(y[t][r], v_unit[b][r]);
+                    const float value = mul_rn(y[t][r], v_scale[b][r]);
                     const uint32_t w =
                         static_cast<uint32_t>(static_cast<int>(rint_product(value, scale.to_integers)));
                     const uint32_t at = warp * 16 + Cache::place(token[r]);
@@ -578,7 +578,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
             if (OWN_WEIGHTS && i % 2 == 0) {
 #pragma unroll
                 for (uint32_t t = 0; t < TILES; t++) {
-                    o_unit[0][t] = block_weights<Cache>(parts, values, b, t, own[t]);
+                    o_scale[0][t] = block_weights<Cache>(parts, values, b, t, own[t]);
                 }
             }
             int32_t sums[Cache::LIMBS][TILES][4] = {};
@@ -604,14 +604,14 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
             }
 #pragma unroll
             for (uint32_t t = 0; t < TILES; t++) {
-                float of_unit = o_unit[0][t];
+                float of_scale = o_scale[0][t];
 #pragma unroll
                 for (uint32_t other = 1; other < SHARED_BLOCKS; other++) {
-                    if (b == other) of_unit = o_unit[other][t];
+                    if (b == other) of_scale = o_scale[other][t];
                 }
 #pragma unroll
                 for (uint32_t r = 0; r < 2; r++) {
-                    next.values[i][t][r] = mul_rn(row_sum(sums, t, r), of_unit);
+                    next.values[i][t][r] = mul_rn(row_sum(sums, t, r), of_scale);
                 }
             }
         }
@@ -622,19 +622,19 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
         if (team > 0) continue;
 #pragma unroll 1
         for (uint32_t t = 0; t < TEAMS; t++) {
-            const uint32_t its = first_unit + number + t;
-            if (its >= end_unit) break;
+            const uint32_t its = first_token_block + number + t;
+            if (its >= end_token_block) break;
             if (t > 0) next = handed[t - 1][thread];
             join_sums(split, next);
-            units_left--;
-            if (units_left != 0 && its + 1 != end_unit) continue;
+            token_blocks_left--;
+            if (token_blocks_left != 0 && its + 1 != end_token_block) continue;
             if (blocks == 1) {
                 join_sums(total, split);
             } else {
                 leave(split, split_number);
             }
             split.is_empty = true;
-            split_number++, units_left = split_units;
+            split_number++, token_blocks_left = split_token_blocks;
         }
     }
 

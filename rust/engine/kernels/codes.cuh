@@ -6,7 +6,7 @@
 //
 // Quants [4 vectors][32 lanes][16 bytes].
 #pragma once
-#include "unit.cuh"
+#include "weight_tile.cuh"
 
 enum CodeOrder { ROW_HALVES, COLUMN_HALVES };
 
@@ -21,14 +21,14 @@ struct Codes {
         uint32_t w[4];
     };
 
-    DEVICE Quants load(const uint8_t* unit, uint32_t lane, uint32_t v) {
-        const uint4 x = *reinterpret_cast<const uint4*>(unit + v * 512 + lane * 16);
+    DEVICE Quants load(const uint8_t* tile, uint32_t lane, uint32_t v) {
+        const uint4 x = *reinterpret_cast<const uint4*>(tile + v * 512 + lane * 16);
         return {{x.x, x.y, x.z, x.w}};
     }
 
-    // Stores code(r, c), that of row r and column c of the unit.
+    // Stores code(r, c), that of row r and column c of the tile.
     template <typename F>
-    DEVICE void pack(uint8_t* unit, uint32_t lane, F code) {
+    DEVICE void pack(uint8_t* tile, uint32_t lane, F code) {
         const uint32_t g = lane / 4, q = lane % 4;
         for (uint32_t v = 0; v < 4; v++) {
             for (uint32_t n = 0; n < 4; n++) {
@@ -41,7 +41,7 @@ struct Codes {
                         word |= code(g + 8 * r, column) << (4 * nibble);
                     }
                 }
-                reinterpret_cast<uint32_t*>(unit + v * 512 + lane * 16)[n] = word;
+                reinterpret_cast<uint32_t*>(tile + v * 512 + lane * 16)[n] = word;
             }
         }
     }

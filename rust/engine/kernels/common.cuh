@@ -47,7 +47,7 @@ typedef unsigned long uint64_t;
 #define ARCH_AT_LEAST(cc) 0
 #endif
 
-// In a build with STAMPS each block tells when it came to which moment: see stamps.cuh. The place for that
+// In a build with STAMPS each block records time stamps: see stamps.cuh. The place for that
 // comes behind the parameters.
 #ifdef STAMPS
 #define STAMPED(name, Params)                                   \
@@ -197,41 +197,22 @@ DEVICE T* opaque_pointer(T* p) {
 
 // Loads of what an earlier kernel or another block wrote: never cached in L1, never moved across
 // pdl_wait() or a barrier by the compiler.
-DEVICE uint32_t load_relaxed_u32(const uint32_t* address) {
-    uint32_t v;
-    ON_HOST(v = sim::load<uint32_t>(address);)
-    ON_CARD(asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];"
-                         : "=r"(v) : "l"(address) : "memory");)
-    return v;
-}
-
-DEVICE uint64_t load_relaxed_u64(const uint64_t* address) {
-    uint64_t v;
-    ON_HOST(v = sim::load<uint64_t>(address);)
-    ON_CARD(asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];"
-                         : "=l"(v) : "l"(address) : "memory");)
-    return v;
-}
+#define LOAD_RELAXED(Value, name, Address, PTX, ...)                                              \
+    DEVICE Value name(Address address) {                                                          \
+        Value v;                                                                                  \
+        ON_HOST(v = sim::load<Value>(address);)                                                   \
+        ON_CARD(asm volatile("ld.relaxed.gpu.global" PTX : __VA_ARGS__ : "l"(address) : "memory");) \
+        return v;                                                                                 \
+    }
+LOAD_RELAXED(uint32_t, load_relaxed_u32, const uint32_t*, ".u32 %0, [%1];", "=r"(v))
+LOAD_RELAXED(uint64_t, load_relaxed_u64, const uint64_t*, ".u64 %0, [%1];", "=l"(v))
+LOAD_RELAXED(uint2, load_relaxed_u32x2, const void*, ".v2.u32 {%0, %1}, [%2];", "=r"(v.x), "=r"(v.y))
+LOAD_RELAXED(uint4, load_relaxed_u32x4, const void*, ".v4.u32 {%0, %1, %2, %3}, [%4];", "=r"(v.x),
+             "=r"(v.y), "=r"(v.z), "=r"(v.w))
+#undef LOAD_RELAXED
 
 DEVICE float load_relaxed_f32(const float* address) {
     return __uint_as_float(load_relaxed_u32(reinterpret_cast<const uint32_t*>(address)));
-}
-
-DEVICE uint2 load_relaxed_u32x2(const void* address) {
-    uint2 v;
-    ON_HOST(v = sim::load<uint2>(address);)
-    ON_CARD(asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];"
-                         : "=r"(v.x), "=r"(v.y) : "l"(address) : "memory");)
-    return v;
-}
-
-DEVICE uint4 load_relaxed_u32x4(const void* address) {
-    uint4 v;
-    ON_HOST(v = sim::load<uint4>(address);)
-    ON_CARD(asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                         : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                         : "l"(address) : "memory");)
-    return v;
 }
 
 DEVICE float4 load_relaxed_f32x4(const void* address) {
@@ -257,15 +238,15 @@ DEVICE void store_release_sys_u64(uint64_t* address, uint64_t value) {
                          ::"l"(address), "l"(value) : "memory");)
 }
 
-// The larger of what stands there and `value`, for the host too: it reads it behind what a later kernel
-// tells it, and takes it out when none that may write it runs.
+// Raises the word to `value` if that is larger. The host reads it after a later kernel has reported, and
+// clears it when no kernel that may write it runs.
 DEVICE void raise_to_u64(uint64_t* address, uint64_t value) {
     ON_HOST(sim::atomic_max(address, value);)
     ON_CARD(asm volatile("red.relaxed.gpu.global.max.u64 [%0], %1;"
                          ::"l"(address), "l"(value) : "memory");)
 }
 
-// Tells the host of a number of `most`, the bits of its magnitude, at a position of a sequence whose word
+// Reports to the host a number of `most`, the bits of its magnitude, at a position of a sequence whose word
 // this is; `is_input`: of the input of the op `number`, else of what it stores. Of several reports the
 // first position's stays, of these the first op's, of these its input's.
 DEVICE void report(uint64_t* word, uint32_t position, uint32_t number, bool is_input, uint32_t most) {
@@ -288,11 +269,9 @@ DEVICE uint32_t atomic_inc_acq_rel_wrap(uint32_t* address, uint32_t last) {
 // ---------------------------------------------------------------- asynchronous copies to shared
 
 // Address of shared memory as the PTX instructions want it.
-#ifndef ONEGRAPH_SIM
-DEVICE uint32_t shared_address(const void* pointer) {
+ON_CARD(DEVICE uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
-#endif
+})
 
 // An address in shared memory that arithmetic stays cheap on.
 ON_CARD(using SharedAddress = uint32_t;)
@@ -340,8 +319,8 @@ DEVICE void cp_async_wait() {
 #endif
 }
 
-// Bulk copies, from compute capability 9.0 on: one thread copies kilobytes, and whoever waits for them
-// waits at a barrier in shared memory, `uint64_t`, which counts arrivals and bytes. A barrier's phases
+// Bulk copies, from compute capability 9.0 on: one thread copies kilobytes, and others wait for them at a
+// barrier in shared memory, `uint64_t`, which counts arrivals and bytes. A barrier's phases
 // are numbered 0, 1, 0, ... `barrier_wait` returns once the phase of that number has ended.
 constexpr bool HAS_BULK_COPIES = ARCH_AT_LEAST(900);
 
@@ -399,7 +378,7 @@ DEVICE void bulk_copy(SharedAddress shared, const void* global, uint32_t bytes, 
         ::"r"(shared), "l"(global), "r"(bytes), "r"(shared_address(barrier)) : "memory");)
 }
 
-// The same of what nobody reads again soon: the L2 cache lets go of it first, and keeps what is read again.
+// The same of data that is not read again soon: L2 evicts it first and keeps what is read again.
 DEVICE void bulk_copy_once(SharedAddress shared, const void* global, uint32_t bytes,
                            uint64_t* barrier) {
     ON_HOST(sim::bulk_copy(shared, global, bytes, barrier);)
@@ -428,13 +407,14 @@ DEVICE uint32_t cluster_rank() {
 }
 
 // The barrier of a cluster, for all of its threads: what was written before the one is there behind the
-// other. Whoever writes to another block waits for a first one, behind which that block has begun.
+// other. Before it writes to another block a thread waits for a first one,
+// behind which that block has begun.
 DEVICE void cluster_arrive() {
     ON_HOST(sim::cluster_arrive();)
     ON_CARD(asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");)
 }
 
-// The same for who has written nothing that others read.
+// The same for a thread that has written nothing for others.
 DEVICE void cluster_arrive_relaxed() {
     ON_HOST(sim::cluster_arrive();)
     ON_CARD(asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");)
@@ -447,40 +427,27 @@ DEVICE void cluster_wait() {
 
 // Writes to the place that `at`, in the block's dynamic shared memory, has in that of block `rank`, where
 // `barrier` has its place too and counts the bytes: there once the phase that expects them has ended.
-DEVICE void store_async([[maybe_unused]] void* at, [[maybe_unused]] uint32_t rank,
-                        [[maybe_unused]] float v, [[maybe_unused]] uint64_t* barrier) {
-    ON_HOST(sim::store_async(at, rank, &v, 4, barrier);)
 #if ARCH_AT_LEAST(900)
-    ON_CARD(asm volatile(
-        "{ .reg .u32 to, of; mapa.shared::cluster.u32 to, %0, %2; mapa.shared::cluster.u32 of, %1, %2; "
-        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [to], %3, [of]; }"
-        ::"r"(shared_address(at)), "r"(shared_address(barrier)), "r"(rank), "f"(v) : "memory");)
+#define ON_CLUSTERS(...) ON_CARD(__VA_ARGS__)
+#else
+#define ON_CLUSTERS(...)
 #endif
-}
-
-DEVICE void store_async([[maybe_unused]] void* at, [[maybe_unused]] uint32_t rank,
-                        [[maybe_unused]] float2 v, [[maybe_unused]] uint64_t* barrier) {
-    ON_HOST(sim::store_async(at, rank, &v, 8, barrier);)
-#if ARCH_AT_LEAST(900)
-    ON_CARD(asm volatile(
-        "{ .reg .u32 to, of; mapa.shared::cluster.u32 to, %0, %2; mapa.shared::cluster.u32 of, %1, %2; "
-        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [to], {%3, %4}, [of]; }"
-        ::"r"(shared_address(at)), "r"(shared_address(barrier)), "r"(rank), "f"(v.x), "f"(v.y)
-        : "memory");)
-#endif
-}
-
-DEVICE void store_async([[maybe_unused]] void* at, [[maybe_unused]] uint32_t rank,
-                        [[maybe_unused]] float4 v, [[maybe_unused]] uint64_t* barrier) {
-    ON_HOST(sim::store_async(at, rank, &v, 16, barrier);)
-#if ARCH_AT_LEAST(900)
-    ON_CARD(asm volatile(
-        "{ .reg .u32 to, of; mapa.shared::cluster.u32 to, %0, %2; mapa.shared::cluster.u32 of, %1, %2; "
-        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [to], {%3, %4, %5, %6}, [of]; }"
-        ::"r"(shared_address(at)), "r"(shared_address(barrier)), "r"(rank), "f"(v.x), "f"(v.y),
-          "f"(v.z), "f"(v.w) : "memory");)
-#endif
-}
+#define STORE_ASYNC(Value, PTX, ...)                                                              \
+    DEVICE void store_async([[maybe_unused]] void* at, [[maybe_unused]] uint32_t rank,            \
+                            [[maybe_unused]] Value v, [[maybe_unused]] uint64_t* barrier) {       \
+        ON_HOST(sim::store_async(at, rank, &v, sizeof(v), barrier);)                              \
+        ON_CLUSTERS(asm volatile(                                                                 \
+            "{ .reg .u32 to, of; mapa.shared::cluster.u32 to, %0, %2; "                           \
+            "mapa.shared::cluster.u32 of, %1, %2; "                                               \
+            "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes" PTX ", [of]; }"          \
+            ::"r"(shared_address(at)), "r"(shared_address(barrier)), "r"(rank), __VA_ARGS__       \
+            : "memory");)                                                                         \
+    }
+STORE_ASYNC(float, ".f32 [to], %3", "f"(v))
+STORE_ASYNC(float2, ".v2.f32 [to], {%3, %4}", "f"(v.x), "f"(v.y))
+STORE_ASYNC(float4, ".v4.f32 [to], {%3, %4, %5, %6}", "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w))
+#undef STORE_ASYNC
+#undef ON_CLUSTERS
 
 // ---------------------------------------------------------------- tensor cores
 
@@ -564,7 +531,7 @@ DEVICE void mma_m16n8k32_s32(int32_t d[4], const uint32_t a[4], const uint32_t b
 // Four 8x8 matrices of 16-bit values from shared memory: lane 8j+i gives the address of row i of
 // matrix j (16 aligned bytes); d[j] receives row lane/4, columns 2*(lane%4) and +1 of matrix j.
 DEVICE void ldmatrix_x4(uint32_t d[4], const void* shared_row) {
-    ON_HOST(sim::ldmatrix_x4(d, shared_row, false);)
+    ON_HOST(sim::ldmatrix_x4(d, shared_row);)
     ON_CARD(asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                          : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
                          : "r"(shared_address(shared_row)) : "memory");)
@@ -572,23 +539,20 @@ DEVICE void ldmatrix_x4(uint32_t d[4], const void* shared_row) {
 
 // ---------------------------------------------------------------- reductions
 
+#define ACROSS_WARP(...) \
+    _Pragma("unroll") for (uint32_t distance = 16; distance != 0; distance /= 2) { __VA_ARGS__ }
+
 // Sum over the warp in every lane. The order is part of the definition: lanes at distance 16 are
 // added first, then 8, 4, 2, 1; addition commutes, so all lanes hold the same bits.
 DEVICE float warp_sum_f32(float v) {
     ON_HOST(v = sim::warp_sum_f32(v);)
-    ON_CARD(
-        _Pragma("unroll") for (uint32_t distance = 16; distance != 0; distance /= 2) {
-            v = __fadd_rn(v, __shfl_xor_sync(FULL_WARP, v, distance));
-        })
+    ON_CARD(ACROSS_WARP(v = __fadd_rn(v, __shfl_xor_sync(FULL_WARP, v, distance));))
     return v;
 }
 
 DEVICE float warp_max_f32(float v) {
     ON_HOST(v = sim::warp_max_f32(v);)
-    ON_CARD(
-        _Pragma("unroll") for (uint32_t distance = 16; distance != 0; distance /= 2) {
-            v = fmaxf(v, __shfl_xor_sync(FULL_WARP, v, distance));
-        })
+    ON_CARD(ACROSS_WARP(v = fmaxf(v, __shfl_xor_sync(FULL_WARP, v, distance));))
     return v;
 }
 
@@ -598,11 +562,8 @@ DEVICE uint32_t warp_max_u32(uint32_t v) {
 #if ARCH_AT_LEAST(800)
     ON_CARD(v = __reduce_max_sync(FULL_WARP, v);)
 #else
-    ON_CARD(
-        _Pragma("unroll") for (uint32_t distance = 16; distance != 0; distance /= 2) {
-            const uint32_t other = __shfl_xor_sync(FULL_WARP, v, distance);
-            v = v > other ? v : other;
-        })
+    ON_CARD(ACROSS_WARP(const uint32_t other = __shfl_xor_sync(FULL_WARP, v, distance);
+                        v = v > other ? v : other;))
 #endif
     return v;
 }
@@ -646,18 +607,16 @@ DEVICE uint32_t sm_id() {
 
 // In a delay-injection build (ONEGRAPH_DELAY_SEED defined) one block in eight, another set at each
 // launch, sleeps `ns` here; put it before a kernel's stores. A correct step's bits do not change.
-DEVICE void delay_block(uint32_t ns = 20000) {
+DEVICE void delay_block([[maybe_unused]] uint32_t ns = 20000) {
 #ifdef ONEGRAPH_DELAY_SEED
     uint64_t start = global_timer();
     uint32_t block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
     uint32_t hash = (block + ONEGRAPH_DELAY_SEED + static_cast<uint32_t>(start >> 12)) * 2654435761u;
-    if ((hash >> 29) == 0) {
-        ON_CARD(while (global_timer() - start < ns) {})
-    }
+    if ((hash >> 29) == 0) { ON_CARD(while (global_timer() - start < ns) {}) }
 #endif
-    (void)ns;
 }
 
+#undef ACROSS_WARP
 #undef ON_CARD
 #undef ON_HOST
 

@@ -35,26 +35,17 @@ struct GluParams {
     uint64_t share;
 };
 
-// out = gate / (1 + exp(-gate)) * up.
-KERNEL(swiglu, GluParams) {
-    each(p.n, [&](uint64_t i) {
-        p.out[i] = swiglu_f32(load_relaxed_f32(p.gate + i), load_relaxed_f32(p.up + i));
-    });
-}
-
-// out = gelu(gate) * up.
-KERNEL(geglu, GluParams) {
-    each(p.n, [&](uint64_t i) {
-        p.out[i] = geglu_f32(load_relaxed_f32(p.gate + i), load_relaxed_f32(p.up + i));
-    });
-}
-
-// out = gate sigmoid(1.702 gate) (up + 1), of clamped numbers.
-KERNEL(clamped_swiglu, GluParams) {
-    each(p.n, [&](uint64_t i) {
-        p.out[i] = clamped_swiglu_f32(load_relaxed_f32(p.gate + i), load_relaxed_f32(p.up + i));
-    });
-}
+// out = gate / (1 + exp(-gate)) * up; gelu(gate) * up; gate sigmoid(1.702 gate) (up + 1), of clamped
+// numbers.
+#define GLU(name, f)                                                                   \
+    KERNEL(name, GluParams) {                                                          \
+        each(p.n, [&](uint64_t i) {                                                    \
+            p.out[i] = f(load_relaxed_f32(p.gate + i), load_relaxed_f32(p.up + i));    \
+        });                                                                            \
+    }
+GLU(swiglu, swiglu_f32)
+GLU(geglu, geglu_f32)
+GLU(clamped_swiglu, clamped_swiglu_f32)
 
 // out = up / (1 + exp(-gate)), a number of the gate for `share` values each.
 KERNEL(sigmoid_mul, GluParams) {

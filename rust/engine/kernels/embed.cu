@@ -1,17 +1,17 @@
-// out[r] = weight[tokens[r]] * scale, from the units that the LM head reads too. A block a row.
+// out[r] = weight[tokens[r]] * scale, from the tiles that the LM head reads too. A block a row.
 //
 // With `state`, the row is a sequence that decodes: its token and position come from there, and
 // position and slot go to where the step's other kernels read them. A sequence that has ended is a
 // padding row: nothing of it is stored.
 //
 // variant.cuh: N_IN, Segment0.
-#include "unit.cuh"
+#include "weight_tile.cuh"
 #include "kv.cuh"
 #include "state.cuh"
 #include "variant.cuh"
 
 struct Params {
-    const uint8_t* units;
+    const uint8_t* weights;
     float* out;  // [m][N_IN]
     uint32_t* tokens;
     uint32_t* positions;
@@ -22,36 +22,36 @@ struct Params {
     float scale;
 };
 
-constexpr uint32_t N_SB = (N_IN + UNIT_COLS - 1) / UNIT_COLS;
+constexpr uint32_t N_SB = (N_IN + TILE_COLS - 1) / TILE_COLS;
 
-// Row r of the units of one tile, integers: four lanes for every 64 columns.
+// Row r of a row of tiles, integers: four lanes for every 64 columns.
 template <typename T>
-DEVICE void expand_integers(const uint8_t* units, uint32_t r, float factor, float* out) {
+DEVICE void expand_integers(const uint8_t* weights, uint32_t r, float factor, float* out) {
     for (uint32_t i = threadIdx.x; i < N_SB * 16; i += blockDim.x) {
         const uint32_t sb = i / 16, v = i / 4 % 4, q = i % 4;
-        const uint8_t* unit = units + sb * T::UNIT_BYTES;
-        const auto quants = T::load(unit, r % 8 * 4 + q, v);
+        const uint8_t* tile = weights + sb * T::TILE_BYTES;
+        const auto quants = T::load(tile, r % 8 * 4 + q, v);
 #pragma unroll
         for (int n = 0; n < 4; n++) {
             const uint32_t sub = 2 * v + n / 2, h = n % 2;
             uint32_t a[4];
             T::fragment(quants, n / 2, n % 2, a);
             const uint32_t j = T::SUB == 16 ? 2 * sub + h : sub;
-            const auto chain = T::chain(unit, r, j % 4);
+            const auto chain = T::chain(tile, r, j % 4);
             const float scale = T::scale(chain, j / 4);
             float offset = 0.0f;
             if constexpr (T::OFFSETS == OWN_OFFSETS) offset = T::offset(chain, j / 4);
             if constexpr (T::OFFSETS == SHARED_OFFSETS) {
-                const float m = byte_f32(T::mins(unit, r, j % 4), j / 4);
-                offset = -mul_rn(T::dmin(unit, r), m);
+                const float m = byte_f32(T::mins(tile, r, j % 4), j / 4);
+                offset = -mul_rn(T::dmin(tile, r), m);
             }
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                // A's halves are subnormals: unit.cuh.
+                // A's halves are subnormals: weight_tile.cuh.
                 const uint32_t pair = r < 8 ? a[e / 2 * 2] : a[e / 2 * 2 + 1];
                 const float integer =
                     mul_rn(half_of(pair, e % 2), e < 2 ? 16777216.0f : 1048576.0f);
-                const uint32_t k = sb * UNIT_COLS + sub * 32 + column_of(h, q, e);
+                const uint32_t k = sb * TILE_COLS + sub * 32 + column_of(h, q, e);
                 if (k >= N_IN) continue;
                 // A sum with 0 would lose the sign of a zero.
                 const bool alone = T::OFFSETS == NO_OFFSETS;
@@ -63,14 +63,14 @@ DEVICE void expand_integers(const uint8_t* units, uint32_t r, float factor, floa
 }
 
 template <typename T>
-DEVICE void expand_floats(const uint8_t* units, uint32_t r, float factor, float* out) {
+DEVICE void expand_floats(const uint8_t* weights, uint32_t r, float factor, float* out) {
     const uint32_t lane = threadIdx.x % 32;
     for (uint32_t sb = threadIdx.x / 32; sb < N_SB; sb += blockDim.x / 32) {
         float w[8];
-        T::load(units + sb * T::UNIT_BYTES, lane, r, w);
+        T::load(weights + sb * T::TILE_BYTES, lane, r, w);
 #pragma unroll
         for (uint32_t i = 0; i < 8; i++) {
-            const uint32_t k = sb * UNIT_COLS + lane + 32 * i;
+            const uint32_t k = sb * TILE_COLS + lane + 32 * i;
             if (k < N_IN) out[k] = mul_rn(w[i], factor);
         }
     }
@@ -97,13 +97,13 @@ KERNEL(embed, Params) {
         token = load_relaxed_u32(p.tokens + m);
     }
     if (token >= p.n_rows) token = 0;  // the host refuses such tokens
-    const uint64_t tile = token / UNIT_ROWS;
-    const uint8_t* units = p.units + tile * N_SB * T::UNIT_BYTES;
+    const uint64_t tile = token / TILE_ROWS;
+    const uint8_t* weights = p.weights + tile * N_SB * T::TILE_BYTES;
     float* out = p.out + static_cast<uint64_t>(m) * N_IN;
     if constexpr (T::INTEGERS) {
-        expand_integers<T>(units, token % UNIT_ROWS, p.scale, out);
+        expand_integers<T>(weights, token % TILE_ROWS, p.scale, out);
     } else {
-        expand_floats<T>(units, token % UNIT_ROWS, p.scale, out);
+        expand_floats<T>(weights, token % TILE_ROWS, p.scale, out);
     }
     STAMP(STAMP_ENDED);
 }

@@ -1,12 +1,12 @@
 // What a product with weights does with its sums: where they go and what is added, multiplied or
-// rotated on the way. Units hold rows in the order that lets one thread have both rows that belong
+// rotated on the way. Tiles hold rows in the order that lets one thread have both rows that belong
 // together, at places i and i + 8 of a tile.
 //
 // variant.cuh: EPILOGUE, ORDER, N_SEGMENTS, Segment0.., SCALED (whether products have a scale of their
 // own), for the epilogue ADD: SCALE_BITS (the factor of what is added, a float32), and for the epilogue
 // QKV: HEAD_DIM. And N_IN and what experts.cuh needs, for all products.
 #pragma once
-#include "unit.cuh"
+#include "weight_tile.cuh"
 #include "math.cuh"
 #include "variant.cuh"
 #include "experts.cuh"
@@ -17,7 +17,7 @@ constexpr bool SAME = false;
 template <typename A>
 constexpr bool SAME<A, A> = true;
 
-constexpr uint32_t N_SB = (N_IN + UNIT_COLS - 1) / UNIT_COLS;
+constexpr uint32_t N_SB = (N_IN + TILE_COLS - 1) / TILE_COLS;
 constexpr uint32_t N_PARTS = N_SB < 8 ? N_SB : 8;
 
 constexpr bool IS_GATED = EPILOGUE == EPILOGUE_SWIGLU || EPILOGUE == EPILOGUE_GEGLU ||
@@ -30,13 +30,13 @@ constexpr bool ONE_TYPE =
     SAME<Segment0, Segment1> && SAME<Segment0, Segment2> && SAME<Segment0, Segment3>;
 
 constexpr uint32_t max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
-// Bytes of a unit of any of the types.
-constexpr uint32_t LARGEST_UNIT =
-    max_u32(max_u32(Segment0::UNIT_BYTES, Segment1::UNIT_BYTES),
-            max_u32(Segment2::UNIT_BYTES, Segment3::UNIT_BYTES));
+// Bytes of a tile of any of the types.
+constexpr uint32_t LARGEST_TILE =
+    max_u32(max_u32(Segment0::TILE_BYTES, Segment1::TILE_BYTES),
+            max_u32(Segment2::TILE_BYTES, Segment3::TILE_BYTES));
 
 struct Segment {
-    const uint8_t* units;   // [N_EXPERT][tiles][N_SB], or of one matrix
+    const uint8_t* weights;   // [N_EXPERT][tiles][N_SB], or of one matrix
     float* out;             // [m][rows]
     // Of the first and the second row of a pair, or null.
     const float* bias[2];   // [N_EXPERT][rows], or of one matrix
@@ -45,8 +45,8 @@ struct Segment {
     uint32_t rows;
 };
 
-// By what the epilogue QKV turns heads.
-struct QkvTurn {
+// By what the epilogue QKV rotates heads.
+struct QkvRotation {
     const float* cos_sin;       // [n_ctx][HEAD_DIM / 2][cos, sin], of queries
     const float* key_cos_sin;   // the same of keys
     const uint32_t* positions;  // [m]
@@ -55,24 +55,24 @@ struct QkvTurn {
 };
 
 // The position of row m, where the epilogue needs it.
-DEVICE uint32_t position_of([[maybe_unused]] const QkvTurn& turn, [[maybe_unused]] uint32_t m) {
-    if constexpr (EPILOGUE == EPILOGUE_QKV) return load_relaxed_u32(turn.positions + m);
+DEVICE uint32_t position_of([[maybe_unused]] const QkvRotation& by, [[maybe_unused]] uint32_t m) {
+    if constexpr (EPILOGUE == EPILOGUE_QKV) return load_relaxed_u32(by.positions + m);
     return 0;
 }
 
 // Which row of the matrix stands at place `at` of a tile: the epilogue combines places i and i + 8.
 template <int order>
 DEVICE uint32_t row_of(uint32_t tile, uint32_t at) {
-    constexpr uint32_t PAIRS = UNIT_ROWS / 2;
+    constexpr uint32_t PAIRS = TILE_ROWS / 2;
     if constexpr (order == ORDER_NEIGHBOURS) {
-        return tile * UNIT_ROWS + 2 * (at % PAIRS) + at / PAIRS;
+        return tile * TILE_ROWS + 2 * (at % PAIRS) + at / PAIRS;
     }
     if constexpr (order == ORDER_HALVES) {
-        constexpr uint32_t tiles = HEAD_DIM / UNIT_ROWS;
+        constexpr uint32_t tiles = HEAD_DIM / TILE_ROWS;
         return tile / tiles * HEAD_DIM + at / PAIRS * (HEAD_DIM / 2) + tile % tiles * PAIRS +
                at % PAIRS;
     }
-    return tile * UNIT_ROWS + at;
+    return tile * TILE_ROWS + at;
 }
 
 // What two rows of a pair are added to, where that was read before.
@@ -134,15 +134,15 @@ struct Rotation {
 };
 
 // The rotation that a pair of segment `number` needs; v's rows are not rotated.
-DEVICE Rotation rotation_in([[maybe_unused]] const QkvTurn& turn, int number,
+DEVICE Rotation rotation_in([[maybe_unused]] const QkvRotation& by, int number,
                             [[maybe_unused]] uint32_t tile, [[maybe_unused]] uint32_t at,
                             [[maybe_unused]] uint32_t position) {
     Rotation rotation = {1.0f, 0.0f};
     if (EPILOGUE == EPILOGUE_QKV && number < 2) {
         uint32_t head_row = row_of<ORDER>(tile, at) % HEAD_DIM;
         uint32_t pair = ORDER == ORDER_HALVES ? head_row : head_row / 2;
-        uint32_t known = position < turn.n_ctx ? position : 0;
-        const float* cos_sin = (number == 0 ? turn.cos_sin : turn.key_cos_sin) +
+        uint32_t known = position < by.n_ctx ? position : 0;
+        const float* cos_sin = (number == 0 ? by.cos_sin : by.key_cos_sin) +
                                (static_cast<uint64_t>(known) * (HEAD_DIM / 2) + pair) * 2;
         rotation.cosine = cos_sin[0];
         rotation.sine = cos_sin[1];
@@ -150,7 +150,7 @@ DEVICE Rotation rotation_in([[maybe_unused]] const QkvTurn& turn, int number,
     return rotation;
 }
 
-// As finish, for the fused q, k and v: turns q and k, stores all three.
+// As finish, for the fused q, k and v: rotates q and k, stores all three.
 template <int order>
 DEVICE void finish_qkv(const Segment& segment, uint32_t tile, uint32_t at, uint32_t m, float a, float b,
                        const Rotation& rotation) {

@@ -1,12 +1,12 @@
 // Whether a card's tensor cores sum the products of a sub-block exactly, which all products with
-// weights that are small integers stand on (steps 2 and 3 of Op::MatVec): random units of each type and
+// weights that are small integers stand on (steps 2 and 3 of Op::MatVec): random tiles of each type and
 // random x, as the fragments that products multiply, against sums of integers.
 //
-// A warp takes one unit at a time, for eight rows of x; a block has the units of the type
+// A warp takes one tile at a time, for eight rows of x; a block has the tiles of the type
 // blockIdx.y. variant.cuh: the types' headers, and with_type(number, f).
 #include "fixed.cuh"
 #include "sample.cuh"
-#include "unit.cuh"
+#include "weight_tile.cuh"
 #include "variant.cuh"
 
 constexpr uint32_t WARPS = 2;
@@ -15,23 +15,23 @@ constexpr uint32_t MOST_QUANT_BYTES = 4096;
 
 struct ExactSumsParams {
     uint64_t* found;  // [types] sums, and how many of them are not exact
-    uint32_t units;   // of each type
+    uint32_t tiles;   // of each type
     uint32_t seed;
 };
 
-// What a warp multiplies: a unit, x, and the integers of 32 columns of the unit.
+// What a warp multiplies: a tile, x, and the integers of 32 columns of the tile.
 struct Work {
-    uint8_t unit[MOST_QUANT_BYTES];
-    int16_t x[2][X_ROWS][UNIT_COLS];  // hi, lo
-    int16_t q[UNIT_ROWS][32];
+    uint8_t tile[MOST_QUANT_BYTES];
+    int16_t x[2][X_ROWS][TILE_COLS];  // hi, lo
+    int16_t q[TILE_ROWS][32];
 };
 
-// Of every four units one has all bits set and one has none: the largest integers of either sign.
-DEVICE uint32_t unit_word(uint32_t number, uint32_t random) {
+// Of every four tiles one has all bits set and one has none: the largest integers of either sign.
+DEVICE uint32_t tile_word(uint32_t number, uint32_t random) {
     return number % 4 == 2 ? 0xffffffffu : number % 4 == 3 ? 0 : random;
 }
 
-// A limb of x: of every sixteen units, in four any, in the others the largest, of both signs or of one.
+// A limb of x: of every sixteen tiles, in four any, in the others the largest, of both signs or of one.
 DEVICE int16_t limb(uint32_t number, uint32_t random) {
     const int32_t any = static_cast<int32_t>(random % 4097) - 2048;
     const int32_t largest = random & 1 ? 2048 : -2048;
@@ -41,9 +41,9 @@ DEVICE int16_t limb(uint32_t number, uint32_t random) {
 
 DEVICE void fill(Work& work, uint32_t number, uint32_t seed) {
     const uint32_t lane = threadIdx.x % 32;
-    uint32_t* words = reinterpret_cast<uint32_t*>(work.unit);
+    uint32_t* words = reinterpret_cast<uint32_t*>(work.tile);
     int16_t* limbs = reinterpret_cast<int16_t*>(work.x);
-    constexpr uint32_t WORDS = MOST_QUANT_BYTES / 4, LIMBS = 2 * X_ROWS * UNIT_COLS;
+    constexpr uint32_t WORDS = MOST_QUANT_BYTES / 4, LIMBS = 2 * X_ROWS * TILE_COLS;
 #pragma unroll 1
     for (uint32_t i = lane; i < (WORDS + LIMBS) / 4; i += 32) {
         const uint4 random = random_words(seed, number, i);
@@ -52,7 +52,7 @@ DEVICE void fill(Work& work, uint32_t number, uint32_t seed) {
         for (uint32_t e = 0; e < 4; e++) {
             const uint32_t at = 4 * i + e;
             if (at < WORDS) {
-                words[at] = unit_word(number, word[e]);
+                words[at] = tile_word(number, word[e]);
             } else {
                 limbs[at - WORDS] = limb(number, word[e]);
             }
@@ -74,7 +74,7 @@ DEVICE uint32_t wrong_sums(Work& work) {
     uint32_t wrong = 0;
 #pragma unroll 1
     for (uint32_t v = 0; v < 4; v++) {
-        const auto quants = T::load(work.unit, lane, v);
+        const auto quants = T::load(work.tile, lane, v);
 #pragma unroll
         for (int s = 0; s < 2; s++) {
             const uint32_t first = (2 * v + s) * 32;
@@ -84,7 +84,7 @@ DEVICE uint32_t wrong_sums(Work& work) {
                 T::fragment(quants, s, h, a[h]);
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                    // Columns of k below 8 hold q 2^-24, those from 8 on q 2^-20: unit.cuh.
+                    // Columns of k below 8 hold q 2^-24, those from 8 on q 2^-20: weight_tile.cuh.
                     const float to_q = i < 2 ? 16777216.0f : 1048576.0f;
                     int16_t* q = &work.q[g + i % 2 * 8][16 * h + i / 2 * 8 + 2 * t];
                     q[0] = static_cast<int16_t>(mul_rn(f16x2_low(a[h][i]), to_q));
@@ -138,12 +138,12 @@ KERNEL_BOUNDS(exact_sums, ExactSumsParams, 32 * WARPS, 1) {
     Work& work = all[warp];
     uint32_t sums = 0, wrong = 0;
 #pragma unroll 1
-    for (uint32_t n = blockIdx.x * WARPS + warp; n < p.units; n += gridDim.x * WARPS) {
+    for (uint32_t n = blockIdx.x * WARPS + warp; n < p.tiles; n += gridDim.x * WARPS) {
         fill(work, n, p.seed + type);
         __syncwarp();
         with_type(type, [&](auto example) {
             using T = decltype(example);
-            sums += UNIT_COLS / T::SUB * 4;
+            sums += TILE_COLS / T::SUB * 4;
             wrong += wrong_sums<T>(work);
         });
     }

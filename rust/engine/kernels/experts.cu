@@ -1,5 +1,5 @@
-// Experts: which of them rows go to, the grouping of rows by them, and the weighted sums of what they
-// give, as Op::Route and Op::MixExperts state them.
+// Mixture of experts: routing (top-k gating), grouping of rows by expert, and the weighted sums of the
+// experts' outputs, as Op::Route and Op::MixExperts state them.
 //
 // variant.cuh: what experts.cuh, mix.cuh and route.cuh need.
 #include "math.cuh"

@@ -27,7 +27,7 @@ DEVICE uint32_t id_of_pair(const float* routes, uint32_t pair) {
     return id_of(load_relaxed_f32(routes + pair / ranks * (2 * ranks) + pair % ranks));
 }
 
-// The expert of a block of rows; its matrix is this many units' tiles from the first. To be asked
+// The expert of a block of rows; its matrix is this many tiles' tiles from the first. To be asked
 // behind the wait for the preceding kernels.
 DEVICE uint32_t expert_of([[maybe_unused]] const Experts& experts, [[maybe_unused]] uint32_t block) {
     if constexpr (RANKS == 0) return 0;

@@ -10,7 +10,7 @@ struct Fixed {
     // bits(max |x|).
     uint32_t most;
     // 2^(e - 23) 2^24: what the sums of a superblock are multiplied with, whose integers are 2^-24 as
-    // large (unit.cuh). NaN where x has no block fixed point, and so is every sum then.
+    // large (weight_tile.cuh). NaN where x has no block fixed point, and so is every sum then.
     float factor;
 };
 
@@ -35,8 +35,8 @@ DEVICE float rint_small(float x, float power) {
     return sub_rn(fma_rn(x, power, LAST_PLACE_ONE), LAST_PLACE_ONE);
 }
 
-// What sums of products are in: integers of weights come as 2^-24 as large (unit.cuh).
-constexpr float UNIT_OF_SUMS = 1.0f / 16777216.0f;
+// What sums of products are in: integers of weights come as 2^-24 as large (weight_tile.cuh).
+constexpr float SCALE_OF_SUMS = 1.0f / 16777216.0f;
 
 DEVICE Fixed fixed_point(const float (&v)[8]) {
     Fixed x;
@@ -60,7 +60,7 @@ DEVICE Fixed fixed_point(const float (&v)[8]) {
     return x;
 }
 
-// Where a product tells the host of rows that have no block fixed point.
+// Where a product reports rows that have no block fixed point to the host.
 struct Overflows {
     uint64_t* words;            // [n_slots], in host memory
     const uint32_t* positions;  // of the rows of a pass
@@ -85,7 +85,7 @@ constexpr uint32_t LIMB_BYTES = 64;
 
 // A lane's eight integers of one limb, as float16.
 DEVICE uint4 small_halves(const float (&x)[8], uint32_t lane) {
-    // Columns of k from 8 on: unit.cuh.
+    // Columns of k from 8 on: weight_tile.cuh.
     const uint32_t small = lane % 2 ? 0x2c002c00u : 0x3c003c00u;  // 1 / 16, 1
     uint32_t w[4];
 #pragma unroll
@@ -109,7 +109,7 @@ DEVICE void store_fragments(const Fixed& x, uint32_t lane, uint8_t* to_hi, uint8
 }
 
 // Stores a lane's integers as signed bytes, hi = 64 a + b and lo likewise, where the four lanes of a fragment
-// of mma.m16n8k32 read 16 bytes each, hi and lo, k below 16 and from 16 on (unit.cuh): those of a, then
+// of mma.m16n8k32 read 16 bytes each, hi and lo, k below 16 and from 16 on (weight_tile.cuh): those of a, then
 // those of b. `to` is that of the lane's sub-block.
 DEVICE void store_bytes(const Fixed& x, uint32_t lane, uint8_t* to) {
     uint8_t* own = to + lane % 4 / 2 * 4 + lane % 2 * 2;
@@ -160,7 +160,7 @@ DEVICE int32_t sub_block_sum(const Fixed& x) {
 // products' sums.
 DEVICE float2 limb_sums(const Fixed& x) {
     const float2 sums = sums_of_limbs<2>(x);
-    return make_float2(mul_rn(sums.x, -UNIT_OF_SUMS), mul_rn(sums.y, -UNIT_OF_SUMS));
+    return make_float2(mul_rn(sums.x, -SCALE_OF_SUMS), mul_rn(sums.y, -SCALE_OF_SUMS));
 }
 
 // An integer up to 2^14 in size as 8 a + b, two halves: what minimums, as (8 m, m), are multiplied
@@ -176,5 +176,5 @@ DEVICE int32_t lower_part(int32_t sum) { return sum - (upper_part(sum) << 14); }
 
 // float(sum) in the units of the products' sums.
 DEVICE float offset_sum(int32_t sum) {
-    return mul_rn(static_cast<float>(sum), UNIT_OF_SUMS);
+    return mul_rn(static_cast<float>(sum), SCALE_OF_SUMS);
 }

@@ -1,5 +1,5 @@
 // The KV cache on the card: pages of 64 tokens x one KV head, found through the page table at every
-// step. Page 0 is nobody's. How a page keeps them: kv_fixed.cuh.
+// step. Page 0 is never allocated. How a page keeps them: kv_fixed.cuh.
 #pragma once
 #include "common.cuh"
 // PAGE_TOKENS, and PADDING_SLOT, the slot of rows that only fill a batch up: nothing of them is

@@ -1,8 +1,8 @@
-// KV caches of integers: value = k u, with one unit u for consecutive dimensions of a head of a token, a
+// KV caches of integers: value = k u, with one scale u for consecutive dimensions of a head of a token, a
 // block. KvFixed, 16-bit block fixed point: k of two bytes, u a bfloat16 of up to 128 dimensions. KvBytes:
 // k of one byte, u a float16 of up to 32. A head's page has the upper bytes of all k, then the lower ones,
 // as tensor cores take them: keys [HEAD_DIM / 16][token][16], values [token / 16][HEAD_DIM][16]; then the
-// units [block][token]. Sixteen tokens of a value lie in the order that lets a thread take weights from
+// scales [block][token]. Sixteen tokens of a value lie in the order that lets a thread take weights from
 // where products of tensor cores left them.
 #pragma once
 #include "common.cuh"
@@ -28,7 +28,7 @@ constexpr uint32_t TWO_TO_23 = 0x4b000000;  // 2^23f
 DEVICE float limbs_sum(int32_t hh, int32_t mid, int32_t ll, uint32_t exponent = TWO_TO_23) {
     const int32_t rest = mid * 256 + ll;
     // 2^23 and what is not above: taken back as 128 times 65536. By floats where these can: a card has half
-    // as many units for integers.
+    // as many scales for integers.
     const float lower = u32_as_float(prmt(static_cast<uint32_t>(rest), exponent, 0x7610));
     return fma_rn(sub_rn(static_cast<float>(hh + (rest >> 16)), 128.0f), 65536.0f, lower);
 }
@@ -49,7 +49,7 @@ DEVICE float row_sum(const int32_t (&sums)[LIMBS][TILES][4], uint32_t tile, uint
     }
 }
 
-// Where integers of LIMBS_ bytes lie in a head's page, and units of GROUP_ dimensions.
+// Where integers of LIMBS_ bytes lie in a head's page, and scales of GROUP_ dimensions.
 template <int HEAD_DIM, uint32_t LIMBS_, uint32_t GROUP_>
 struct KvIntegers {
     static constexpr uint32_t LIMBS = LIMBS_;
@@ -76,7 +76,7 @@ struct KvIntegers {
     DEVICE uint32_t value_at(uint32_t token, uint32_t dim) {
         return (token / 16 * HEAD_DIM + dim) * 16 + place(token);
     }
-    DEVICE uint32_t unit_at(uint32_t token, uint32_t block) {
+    DEVICE uint32_t scale_at(uint32_t token, uint32_t block) {
         return LIMBS * PLANE + (block * PAGE_TOKENS + token) * 2;
     }
     // A token's place among its sixteen: a lane of a product has tokens 2t, 2t + 1, 2t + 8 and 2t + 9.
@@ -104,26 +104,26 @@ struct KvIntegers {
             }
         }
     }
-    DEVICE void put_unit(uint8_t* page, uint32_t token, uint32_t block, uint16_t unit) {
-        *reinterpret_cast<uint16_t*>(page + unit_at(token, block)) = unit;
+    DEVICE void put_scale(uint8_t* page, uint32_t token, uint32_t block, uint16_t scale) {
+        *reinterpret_cast<uint16_t*>(page + scale_at(token, block)) = scale;
     }
 };
 
 template <int HEAD_DIM>
 struct KvFixed : KvIntegers<HEAD_DIM, 2, 128> {
     static constexpr float LARGEST = 32767.0f * 34359738368.0f;
-    static constexpr uint32_t LEAST_UNIT = 0x0080;  // 2^-126
+    static constexpr uint32_t LEAST_SCALE = 0x0080;  // 2^-126
 
-    DEVICE float unit(uint16_t bits) { return bf16_to_f32(bits); }
+    DEVICE float scale(uint16_t bits) { return bf16_to_f32(bits); }
 
-    // Units of tokens 2i and 2i + 1 of a block.
-    DEVICE float2 units_at(const uint8_t* page, uint32_t pair, uint32_t block) {
+    // Scales of tokens 2i and 2i + 1 of a block.
+    DEVICE float2 scales_at(const uint8_t* page, uint32_t pair, uint32_t block) {
         const uint32_t two =
-            *reinterpret_cast<const uint32_t*>(page + KvFixed::unit_at(2 * pair, block));
+            *reinterpret_cast<const uint32_t*>(page + KvFixed::scale_at(2 * pair, block));
         return make_float2(u32_as_float(two << 16), u32_as_float(two & 0xffff0000u));
     }
 
-    // Unit and integers of a block, a warp: a lane has four dimensions, zeros behind the last. What no
+    // Scale and integers of a block, a warp: a lane has four dimensions, zeros behind the last. What no
     // block holds becomes the largest, NaN 0; `given` is noted for kv_tell.
     DEVICE uint16_t encode(float (&x)[4], uint32_t (&limbs)[2], uint32_t& given) {
         uint32_t most = 0;
@@ -134,9 +134,9 @@ struct KvFixed : KvIntegers<HEAD_DIM, 2, 128> {
             note_size(x[i], most);
         }
         const float exact = div_rn(u32_as_float(warp_max_u32(most)), 32767.0f);
-        uint32_t unit = (float_as_u32(exact) + 0xffffu) >> 16;
-        unit = unit < LEAST_UNIT ? LEAST_UNIT : unit;
-        const float scale = div_rn(1.0f, bf16_to_f32(static_cast<uint16_t>(unit)));
+        uint32_t scale = (float_as_u32(exact) + 0xffffu) >> 16;
+        scale = scale < LEAST_SCALE ? LEAST_SCALE : scale;
+        const float inverse = div_rn(1.0f, bf16_to_f32(static_cast<uint16_t>(scale)));
         uint32_t k[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -144,7 +144,7 @@ struct KvFixed : KvIntegers<HEAD_DIM, 2, 128> {
             k[i] = static_cast<uint32_t>(static_cast<int>(fminf(fmaxf(rounded, -32767.0f), 32767.0f)));
         }
         split_bytes(k, limbs[0], limbs[1]);
-        return static_cast<uint16_t>(unit);
+        return static_cast<uint16_t>(scale);
     }
 };
 
@@ -152,11 +152,11 @@ template <int HEAD_DIM>
 struct KvBytes : KvIntegers<HEAD_DIM, 1, 32> {
     static constexpr float LARGEST = 127.0f * F16_MAX;
 
-    DEVICE float unit(uint16_t bits) { return f16_to_f32(bits); }
+    DEVICE float scale(uint16_t bits) { return f16_to_f32(bits); }
 
-    DEVICE float2 units_at(const uint8_t* page, uint32_t pair, uint32_t block) {
+    DEVICE float2 scales_at(const uint8_t* page, uint32_t pair, uint32_t block) {
         const uint32_t two =
-            *reinterpret_cast<const uint32_t*>(page + KvBytes::unit_at(2 * pair, block));
+            *reinterpret_cast<const uint32_t*>(page + KvBytes::scale_at(2 * pair, block));
         return make_float2(f16x2_low(two), f16x2_high(two));
     }
 
@@ -212,16 +212,16 @@ DEVICE void query_limbs(const float (&q)[4], float to_integers, uint32_t& hi, ui
     uint32_t w[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        // 128 more than its lower byte is not negative; the byte less 128 has that bit turned.
+        // 128 more than its lower byte is not negative; the byte less 128 has that bit flipped.
         w[i] = static_cast<uint32_t>(static_cast<int>(rint_product(q[i], to_integers)) + 128);
     }
     split_bytes(w, hi, lo);
     lo ^= 0x80808080u;
 }
 
-// Units of tokens that a split of n tokens has, step 5.
+// Token blocks that a split of n tokens has, step 5.
 template <uint32_t SPLITS>
-DEVICE uint32_t units_of_split(uint32_t n) {
+DEVICE uint32_t token_blocks_of_split(uint32_t n) {
     constexpr uint32_t TOKENS = PAGE_TOKENS * SPLITS;
     return n <= TOKENS ? 1 : (n + TOKENS - 1) / TOKENS;
 }
@@ -244,13 +244,13 @@ DEVICE Join join(float& most, float next) {
     return factors;
 }
 
-// The scores of a unit of tokens against their largest, step 3: p = exp2_unit_f32(fma_sat(s, factor,
+// The scores of a token block against their largest, step 3: p = exp2_unit_f32(fma_sat(s, factor,
 // bias)).
-struct UnitTop {
+struct TokenBlockTop {
     float most, factor, bias;
 };
 
-DEVICE UnitTop unit_top(float top, float factor) {
+DEVICE TokenBlockTop token_block_top(float top, float factor) {
     const float most = ceilf(mul_rn(mul_rn(top, factor), 64.0f));
     if (fabsf(most) < 8388608.0f) return {most, factor, fma_rn(most, -0.015625f, 1.0f)};
     // One for the largest, zero for all below: a power of two that makes them integers, of which the
@@ -262,7 +262,7 @@ DEVICE UnitTop unit_top(float top, float factor) {
 }
 
 // Of two rows: as a rule both are alike, and one branch is enough.
-DEVICE void unit_tops(const float (&top)[2], const float (&factor)[2], UnitTop (&tops)[2]) {
+DEVICE void token_block_tops(const float (&top)[2], const float (&factor)[2], TokenBlockTop (&tops)[2]) {
     float most[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) most[r] = ceilf(mul_rn(mul_rn(top[r], factor[r]), 64.0f));
@@ -272,11 +272,11 @@ DEVICE void unit_tops(const float (&top)[2], const float (&factor)[2], UnitTop (
         return;
     }
 #pragma unroll
-    for (int r = 0; r < 2; r++) tops[r] = unit_top(top[r], factor[r]);
+    for (int r = 0; r < 2; r++) tops[r] = token_block_top(top[r], factor[r]);
 }
 
-// A unit's sum of weights, from that of rint(p 2^22).
-DEVICE float unit_weight(int share, float most) {
+// A token block's sum of weights, from that of rint(p 2^22).
+DEVICE float token_block_weight(int share, float most) {
     // 65535 2^-38: weights of values are 65535ths.
     constexpr float PART = 65535.0f / 274877906944.0f;
     return fabsf(most) < infinity_f32() ? mul_rn(static_cast<float>(share), PART) : nan_f32();
@@ -289,14 +289,14 @@ struct Sink {
 
 DEVICE Sink sink_of(float logit) {
     const float s = mul_rn(logit, 0.022542110f);  // log2(e) / 64
-    const UnitTop top = unit_top(s, 1.0f);
+    const TokenBlockTop top = token_block_top(s, 1.0f);
     const float p = exp2_unit_f32(fma_sat(s, top.factor, top.bias));
-    return {top.most, unit_weight(static_cast<int>(rint_product(p, 4194304.0f)), top.most)};
+    return {top.most, token_block_weight(static_cast<int>(rint_product(p, 4194304.0f)), top.most)};
 }
 
-// The grid of a unit's weighted values, step 4, from the largest p u: w = rint(p u to_integers).
+// The grid of a token block's weighted values, step 4, from the largest p u: w = rint(p u to_integers).
 struct ValueScale {
-    float to_integers, unit;
+    float to_integers, step;
 };
 
 DEVICE ValueScale value_scale(float largest) {
@@ -324,10 +324,10 @@ DEVICE float block_weights(const float (&parts)[N][PAGE_TOKENS + 8], const uint8
         for (uint32_t two = 0; two < 2; two++) {
             const uint32_t pair = (2 * k + is_second) * 8 + two * 4 + quarter;
             const float2 p = *reinterpret_cast<const float2*>(part + 2 * pair);
-            const float2 units = Cache::units_at(values, pair, block);
-            // Where nothing is seen p is 0, and a unit may be no number.
-            v[k][2 * two] = fmaxf(mul_rn(p.x, units.x), 0.0f);
-            v[k][2 * two + 1] = fmaxf(mul_rn(p.y, units.y), 0.0f);
+            const float2 scales = Cache::scales_at(values, pair, block);
+            // Where nothing is seen p is 0, and a scale may be no number.
+            v[k][2 * two] = fmaxf(mul_rn(p.x, scales.x), 0.0f);
+            v[k][2 * two + 1] = fmaxf(mul_rn(p.y, scales.y), 0.0f);
             most = fmaxf(most, fmaxf(v[k][2 * two], v[k][2 * two + 1]));
         }
     }
@@ -348,5 +348,5 @@ DEVICE float block_weights(const float (&parts)[N][PAGE_TOKENS + 8], const uint8
         columns[k][0] = is_second ? other : hi;
         columns[k][1] = is_second ? lo : other;
     }
-    return __shfl_sync(FULL_WARP, scale.unit, quarter * 8);
+    return __shfl_sync(FULL_WARP, scale.step, quarter * 8);
 }

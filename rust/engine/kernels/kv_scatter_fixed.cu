@@ -1,6 +1,6 @@
-// Stores k[r] and v[r] as token positions[r] of the sequence slots[r], as integers with units: a warp up to
+// Stores k[r] and v[r] as token positions[r] of the sequence slots[r], as integers with scales: a warp up to
 // 128 dimensions. A position outside the cache or a page that is not mapped writes nothing and raises the
-// error word; a number that is too large becomes the largest, and the host is told. A block of threads a
+// error word; a number that is too large becomes the largest, and is reported to the host. A block of threads a
 // row.
 //
 // variant.cuh: N_HEAD_KV, HEAD_DIM, Kv.
@@ -41,10 +41,10 @@ KERNEL(kv_scatter_fixed, Params) {
         if (dim < HEAD_DIM) four = load_relaxed_f32x4((is_value ? p.v : p.k) + from);
         float x[4] = {four.x, four.y, four.z, four.w};
         uint32_t limbs[Cache::LIMBS];
-        const uint16_t unit = Cache::encode(x, limbs, most);
+        const uint16_t scale = Cache::encode(x, limbs, most);
         if (dim >= HEAD_DIM) continue;
         uint8_t* to = Cache::head<N_HEAD_KV>(is_value ? p.kv.v : p.kv.k, page, head);
-        if (dim % Cache::GROUP == 0) Cache::put_unit(to, token, dim / Cache::GROUP, unit);
+        if (dim % Cache::GROUP == 0) Cache::put_scale(to, token, dim / Cache::GROUP, scale);
         Cache::put(to, is_value, token, dim, limbs);
     }
     kv_tell<Cache>(p.kv, slot, position, most);

@@ -1,8 +1,8 @@
 // Weights that are points of a lattice: a sign and one of eight magnitudes each, below 64, and an odd
-// scale for every 16 or 32. The file has numbers of points of a grid; a unit has the points themselves,
+// scale for every 16 or 32. The file has numbers of points of a grid; a tile has the points themselves,
 // four bits a weight.
 #pragma once
-#include "unit.cuh"
+#include "weight_tile.cuh"
 
 // Magnitudes are the bytes of FIRST, then of SECOND. A word a step: the code of a magnitude in three
 // bits of every four, row g in the lower half and row g + 8 in the upper one, columns 2q, 2q + 1,
@@ -20,8 +20,8 @@ struct Magnitudes {
         uint32_t w[4];
     };
 
-    DEVICE Quants load(const uint8_t* unit, uint32_t lane, uint32_t v) {
-        const uint4 x = *reinterpret_cast<const uint4*>(unit + v * 512 + lane * 16);
+    DEVICE Quants load(const uint8_t* tile, uint32_t lane, uint32_t v) {
+        const uint4 x = *reinterpret_cast<const uint4*>(tile + v * 512 + lane * 16);
         return {{x.x, x.y, x.z, x.w}};
     }
 
@@ -40,9 +40,9 @@ struct Magnitudes {
         }
     }
 
-    // Stores stored(r, c), the code of row r and column c of the unit and, in bit 3, its sign.
+    // Stores stored(r, c), the code of row r and column c of the tile and, in bit 3, its sign.
     template <typename F>
-    DEVICE void pack(uint8_t* unit, uint32_t lane, F stored) {
+    DEVICE void pack(uint8_t* tile, uint32_t lane, F stored) {
         const uint32_t g = lane / 4, q = lane % 4;
         for (uint32_t v = 0; v < 4; v++) {
             for (int n = 0; n < 4; n++) {
@@ -55,20 +55,20 @@ struct Magnitudes {
                         word |= x >> 3 << sign_bit(r, e);
                     }
                 }
-                reinterpret_cast<uint32_t*>(unit + v * 512 + lane * 16)[n] = word;
+                reinterpret_cast<uint32_t*>(tile + v * 512 + lane * 16)[n] = word;
             }
         }
     }
 };
 
-// Scales of COLUMNS each at AT, d / DIVISOR their unit: bytes [16 rows][4 chains][those of a chain], then
+// Scales of COLUMNS each at AT, d / DIVISOR their scale: bytes [16 rows][4 chains][those of a chain], then
 // d of each row.
 template <uint32_t AT, int COLUMNS, int DIVISOR>
 struct OddScales {
     static constexpr int SUB = COLUMNS;
     static constexpr Offsets OFFSETS = NO_OFFSETS;
     static constexpr uint32_t EACH = 64 / COLUMNS;  // of a chain
-    static constexpr uint32_t SCALE_BYTES = UNIT_ROWS * (4 * EACH + 2);
+    static constexpr uint32_t SCALE_BYTES = TILE_ROWS * (4 * EACH + 2);
 
     struct Chain {
         uint32_t s;
@@ -79,13 +79,13 @@ struct OddScales {
         float d;
     };
 
-    DEVICE float factor(const uint8_t* unit, uint32_t r) {
-        const uint8_t* at = unit + AT + UNIT_ROWS * 4 * EACH + r * 2;
+    DEVICE float factor(const uint8_t* tile, uint32_t r) {
+        const uint8_t* at = tile + AT + TILE_ROWS * 4 * EACH + r * 2;
         return mul_rn(f16_to_f32(*reinterpret_cast<const uint16_t*>(at)), 1.0f / DIVISOR);
     }
-    DEVICE Row row(const uint8_t* unit, uint32_t r) {
+    DEVICE Row row(const uint8_t* tile, uint32_t r) {
         Row row = {};
-        const uint8_t* at = unit + AT + r * (4 * EACH);
+        const uint8_t* at = tile + AT + r * (4 * EACH);
         if constexpr (EACH == 4) {
             const uint4 s = *reinterpret_cast<const uint4*>(at);
             row.s[0] = s.x, row.s[1] = s.y, row.s[2] = s.z, row.s[3] = s.w;
@@ -93,35 +93,35 @@ struct OddScales {
             const uint2 s = *reinterpret_cast<const uint2*>(at);
             row.s[0] = s.x, row.s[1] = s.y;
         }
-        row.d = factor(unit, r);
+        row.d = factor(tile, r);
         return row;
     }
     DEVICE Chain chain(const Row& row, int t) {
         return {EACH == 4 ? row.s[t] : row.s[t / 2] >> (t % 2 * 16), row.d};
     }
-    DEVICE Chain chain(const uint8_t* unit, uint32_t r, uint32_t t) {
-        const uint8_t* at = unit + AT + (r * 4 + t) * EACH;
+    DEVICE Chain chain(const uint8_t* tile, uint32_t r, uint32_t t) {
+        const uint8_t* at = tile + AT + (r * 4 + t) * EACH;
         uint32_t s;
         if constexpr (EACH == 4) {
             s = *reinterpret_cast<const uint32_t*>(at);
         } else {
             s = *reinterpret_cast<const uint16_t*>(at);
         }
-        return {s, factor(unit, r)};
+        return {s, factor(tile, r)};
     }
     DEVICE float scale(const Chain& chain, int i) { return mul_rn(chain.d, byte_f32(chain.s, i)); }
 
     // `block(r)` is the superblock of row r in the file, or null; d(block) are the bits of its float16,
     // and s(block, j) the number of its scale j.
     template <typename Block, typename D, typename S>
-    DEVICE void pack_scales(uint8_t* unit, uint32_t lane, Block block, D d, S s) {
-        if (lane >= UNIT_ROWS) return;
+    DEVICE void pack_scales(uint8_t* tile, uint32_t lane, Block block, D d, S s) {
+        if (lane >= TILE_ROWS) return;
         const uint8_t* from = block(lane);
         for (uint32_t j = 0; j < 4 * EACH; j++) {
-            unit[AT + (lane * 4 + j % 4) * EACH + j / 4] =
+            tile[AT + (lane * 4 + j % 4) * EACH + j / 4] =
                 static_cast<uint8_t>(from ? 2 * s(from, j) + 1 : 0);
         }
-        *reinterpret_cast<uint16_t*>(unit + AT + UNIT_ROWS * 4 * EACH + lane * 2) =
+        *reinterpret_cast<uint16_t*>(tile + AT + TILE_ROWS * 4 * EACH + lane * 2) =
             static_cast<uint16_t>(from ? d(from) : 0);
     }
 };

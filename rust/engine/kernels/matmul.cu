@@ -1,11 +1,11 @@
 // out[m][row] = weight[row] . x[m] for several rows of activations and weights that are small
 // integers: the sum that Op::MatVec states, on tensor cores, for a batch's step and for a prompt.
-// Weights are units (unit.cuh), whose words are fragments of A as they are; x comes from split.cu.
+// Weights are tiles (weight_tile.cuh), whose words are fragments of A as they are; x comes from split.cu.
 //
 // A block has BLOCK_TILES tiles of weights and BLOCK_X tiles of eight rows of x, and of the columns
-// all or, where SPLITS > 1, some parts: then the parts' sums go to memory, and of the blocks of
-// one output the last to arrive adds them in order. Superblocks of both stream through a ring of
-// RING stages.
+// all or, where SPLITS > 1, some parts (split-K): then the parts' sums go to memory, and of the blocks
+// of one output the last to arrive adds them in order. Superblocks of both stream through a ring of
+// RING stages (a multistage pipeline; two are a double buffer).
 //
 // By experts, rows are pairs that experts.cu has put in order: a block of rows has one expert, and those
 // that none has leave at once.
@@ -21,10 +21,10 @@
 constexpr uint32_t THREADS = 32 * WARPS_R * WARPS_N;
 constexpr uint32_t BLOCK_TILES = WARPS_R * W_TILES;
 constexpr uint32_t BLOCK_X = WARPS_N * N_TILES;
-constexpr uint32_t ROWS = BLOCK_X * TILE_ROWS;
+constexpr uint32_t ROWS = BLOCK_X * X_TILE_ROWS;
 
-constexpr uint32_t X_STAGE = BLOCK_X * Tile::BYTES;
-constexpr uint32_t STAGE = BLOCK_TILES * LARGEST_UNIT + X_STAGE;
+constexpr uint32_t X_STAGE = BLOCK_X * XTile::BYTES;
+constexpr uint32_t STAGE = BLOCK_TILES * LARGEST_TILE + X_STAGE;
 // Sums of the parts that have ended, where one block has them all: touched once a part, they would only
 // keep registers from the loop, but where shared memory has no room for them.
 constexpr uint32_t TOTAL_BYTES = SPLITS > 1 || KEEPS_TOTAL ? 0 : THREADS * W_TILES * N_TILES * 16;
@@ -45,7 +45,7 @@ struct Params {
     uint32_t n_tiles;
     uint32_t unused;
     Experts experts;
-    QkvTurn turn;
+    QkvRotation rotation;
 };
 
 // Floats of one part's sums of all blocks.
@@ -65,7 +65,7 @@ DEVICE float4 add_rn(const float4& a, const float4& b) {
 // The same with wgmma, for one tile of weights a warp: products one after another, of the minimums,
 // then of sub-blocks in the order of chains.
 template <typename T>
-DEVICE void add_superblock_by_warpgroup(const uint8_t* unit, const uint8_t* x, SharedAddress x_at,
+DEVICE void add_superblock_by_warpgroup(const uint8_t* tile, const uint8_t* x, SharedAddress x_at,
                                         uint32_t lane, Sums& y) {
     constexpr int STEPS = T::SUB / 16;  // of a sub-block
     constexpr int SUBS = 64 / T::SUB;   // of a chain
@@ -74,7 +74,7 @@ DEVICE void add_superblock_by_warpgroup(const uint8_t* unit, const uint8_t* x, S
     const uint32_t g = lane / 4, q = lane % 4;
     const CoreMatrix matrices = core_matrix(x_at, CoreMatrices::HALF);
     __syncwarp();
-    const typename T::Row rows[2] = {T::row(unit, g), T::row(unit, g + 8)};
+    const typename T::Row rows[2] = {T::row(tile, g), T::row(tile, g + 8)};
     // [tile of x: with hi, with lo]
     using Limbs = float[2 * N_TILES][4];
     Limbs sums[SUM_SETS];
@@ -85,7 +85,7 @@ DEVICE void add_superblock_by_warpgroup(const uint8_t* unit, const uint8_t* x, S
     auto fragments = [&](int s) {
         if (s >= 4 * SUBS) return;
         const int j = number_of(s);
-        const auto quants = T::load(unit, lane, j * T::SUB / 64);
+        const auto quants = T::load(tile, lane, j * T::SUB / 64);
 #pragma unroll
         for (int step = 0; step < STEPS; step++) {
             const int h = STEPS == 2 ? step : j % 2;
@@ -114,7 +114,7 @@ DEVICE void add_superblock_by_warpgroup(const uint8_t* unit, const uint8_t* x, S
     };
     auto begin_chains = [&](const Limbs& sum) {
         if constexpr (MINIMUMS > 0) {
-            const float dmin[2] = {T::dmin(unit, g), T::dmin(unit, g + 8)};
+            const float dmin[2] = {T::dmin(tile, g), T::dmin(tile, g + 8)};
 #pragma unroll
             for (int n = 0; n < N_TILES; n++) {
 #pragma unroll
@@ -140,7 +140,7 @@ DEVICE void add_superblock_by_warpgroup(const uint8_t* unit, const uint8_t* x, S
             [[maybe_unused]] float2 of_x;
             if constexpr (T::OFFSETS == OWN_OFFSETS) {
                 of_x = *reinterpret_cast<const float2*>(
-                    x + n * Tile::BYTES + CoreMatrices::offsets(number_of(s)) + q * 8);
+                    x + n * XTile::BYTES + CoreMatrices::offsets(number_of(s)) + q * 8);
             }
 #pragma unroll
             for (int e = 0; e < 4; e++) {
@@ -155,7 +155,7 @@ DEVICE void add_superblock_by_warpgroup(const uint8_t* unit, const uint8_t* x, S
     };
     if constexpr (MINIMUMS > 0) {
 #pragma unroll
-        for (int k = 0; k < EIGHTS; k++) minimums<T, X_SUMS>(unit, g, q, k, minimum[k]);
+        for (int k = 0; k < EIGHTS; k++) minimums<T, X_SUMS>(tile, g, q, k, minimum[k]);
     }
     for (int s = 0; s < SUM_SETS; s++) fragments(s);
     multiply_next(0);
@@ -182,13 +182,13 @@ DEVICE void add_superblock_by_warpgroup(const uint8_t* unit, const uint8_t* x, S
 }
 
 // A superblock's place in the ring, and the phase of its barriers.
-struct Turn {
+struct RingSlot {
     uint32_t stage, phase;
 
-    Turn next() const {
-        return stage + 1 == RING ? Turn{0, phase ^ 1} : Turn{stage + 1, phase};
+    RingSlot next() const {
+        return stage + 1 == RING ? RingSlot{0, phase ^ 1} : RingSlot{stage + 1, phase};
     }
-    Turn last() const { return stage == 0 ? Turn{RING - 1, phase ^ 1} : Turn{stage - 1, phase}; }
+    RingSlot last() const { return stage == 0 ? RingSlot{RING - 1, phase ^ 1} : RingSlot{stage - 1, phase}; }
 };
 
 // What a block computes of one segment: its parts' sums, in memory, or those of all, in shared memory or
@@ -200,48 +200,48 @@ DEVICE void multiply(const Params& p, const Segment& segment, [[maybe_unused]] u
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint32_t warp_r = warp % WARPS_R, warp_n = WARPS_N > 1 ? warp / WARPS_R : 0;
     uint8_t* base = dynamic_shared<uint8_t>();
-    constexpr uint32_t VECTORS = T::UNIT_BYTES / 16;
+    constexpr uint32_t VECTORS = T::TILE_BYTES / 16;
     const uint32_t part0 = blockIdx.z * N_PARTS / SPLITS, part1 = (blockIdx.z + 1) * N_PARTS / SPLITS;
     const uint32_t sb0 = first_sb(part0), sb1 = first_sb(part1);
-    const uint32_t n_units = segment.tiles - first < BLOCK_TILES ? segment.tiles - first : BLOCK_TILES;
+    const uint32_t own_tiles = segment.tiles - first < BLOCK_TILES ? segment.tiles - first : BLOCK_TILES;
 
     const uint32_t n_sb = sb1 - sb0;
     // Superblock i of the block's: weights of its tiles, and x.
     const uint8_t* weights_from =
-        segment.units +
-        ((static_cast<uint64_t>(expert) * segment.tiles + first) * N_SB + sb0) * T::UNIT_BYTES;
+        segment.weights +
+        ((static_cast<uint64_t>(expert) * segment.tiles + first) * N_SB + sb0) * T::TILE_BYTES;
     const uint8_t* x_from =
-        p.tiles + (static_cast<uint64_t>(sb0) * p.n_tiles + blockIdx.x * BLOCK_X) * Tile::BYTES;
+        p.tiles + (static_cast<uint64_t>(sb0) * p.n_tiles + blockIdx.x * BLOCK_X) * XTile::BYTES;
     // Into a stage of the ring.
     auto copy_weights = [&](uint32_t i, uint32_t to) {
         const SharedAddress stage = to_shared_address(base) + to * STAGE;
-        const uint8_t* from = weights_from + i * T::UNIT_BYTES;
+        const uint8_t* from = weights_from + i * T::TILE_BYTES;
         if constexpr (HAS_BULK_COPIES) {
             // A warp's own tiles.
             if (lane || warp_n || i >= n_sb) return;
             const uint32_t begin = warp_r * W_TILES;
-            const uint32_t end = begin + W_TILES < n_units ? begin + W_TILES : n_units;
-            barrier_expect(filled + to, begin < end ? (end - begin) * T::UNIT_BYTES : 0);
+            const uint32_t end = begin + W_TILES < own_tiles ? begin + W_TILES : own_tiles;
+            barrier_expect(filled + to, begin < end ? (end - begin) * T::TILE_BYTES : 0);
 #pragma unroll
             for (uint32_t w = 0; w < W_TILES; w++) {
-                const uint32_t unit = begin + w;
-                if (unit >= end) break;
-                bulk_copy(stage + unit * LARGEST_UNIT, from + unit * (N_SB * T::UNIT_BYTES),
-                          T::UNIT_BYTES, filled + to);
+                const uint32_t tile = begin + w;
+                if (tile >= end) break;
+                bulk_copy(stage + tile * LARGEST_TILE, from + tile * (N_SB * T::TILE_BYTES),
+                          T::TILE_BYTES, filled + to);
             }
         } else {
             if (threadIdx.x >= COPY_WEIGHTS) return;
-            for (uint32_t v = threadIdx.x; i < n_sb && v < n_units * VECTORS; v += COPY_WEIGHTS) {
-                const uint32_t unit = v / VECTORS, vector = v % VECTORS;
-                cp_async_16(stage + unit * LARGEST_UNIT + vector * 16,
-                            from + (static_cast<uint64_t>(unit) * N_SB * VECTORS + vector) * 16);
+            for (uint32_t v = threadIdx.x; i < n_sb && v < own_tiles * VECTORS; v += COPY_WEIGHTS) {
+                const uint32_t tile = v / VECTORS, vector = v % VECTORS;
+                cp_async_16(stage + tile * LARGEST_TILE + vector * 16,
+                            from + (static_cast<uint64_t>(tile) * N_SB * VECTORS + vector) * 16);
             }
             cp_async_commit();
         }
     };
     auto copy_x = [&](uint32_t i, uint32_t to) {
-        const SharedAddress stage = to_shared_address(base) + to * STAGE + BLOCK_TILES * LARGEST_UNIT;
-        const uint8_t* from = x_from + static_cast<uint64_t>(i) * p.n_tiles * Tile::BYTES;
+        const SharedAddress stage = to_shared_address(base) + to * STAGE + BLOCK_TILES * LARGEST_TILE;
+        const uint8_t* from = x_from + static_cast<uint64_t>(i) * p.n_tiles * XTile::BYTES;
         if constexpr (HAS_BULK_COPIES) {
             if (threadIdx.x || i >= n_sb) return;
             barrier_expect(filled + to, X_STAGE);
@@ -288,7 +288,7 @@ DEVICE void multiply(const Params& p, const Segment& segment, [[maybe_unused]] u
     }
 
     uint32_t i = 0;
-    Turn turn = {0, 0};
+    RingSlot slot = {0, 0};
     // On 9.0 a known number of parts would give each a copy of the warpgroups' long loop, more code than
     // is fetched in time. Elsewhere the loop is one anyway, and knowing the parts saves it registers.
     const uint32_t end_part = HAS_WARPGROUPS ? opaque_u32(part1) : part1;
@@ -300,39 +300,39 @@ DEVICE void multiply(const Params& p, const Segment& segment, [[maybe_unused]] u
         for (; sb0 + i < end; i++) {
             if constexpr (HAS_BULK_COPIES) {
                 // The superblock before this one was read by all: its stage is free for a later one.
-                const Turn last = turn.last();
+                const RingSlot last = slot.last();
                 if (i > 0 && i - 1 + RING < n_sb) {
-                    // Whoever copies into it.
+                    // The thread that copies into it.
                     if (lane == 0 && (WARPS_N > 1 ? warp_n == 0 : warp == 0)) {
                         barrier_wait(emptied + last.stage, last.phase);
                     }
                     if constexpr (WARPS_N > 1) copy_weights(i - 1 + RING, last.stage);
                     copy_x(i - 1 + RING, last.stage);
                 }
-                barrier_wait(filled + turn.stage, turn.phase);
+                barrier_wait(filled + slot.stage, slot.phase);
             } else {
                 cp_async_wait<RING - 2>();
                 __syncthreads();
-                copy_weights(i + RING - 1, turn.last().stage);
-                copy_x(i + RING - 1, turn.last().stage);
+                copy_weights(i + RING - 1, slot.last().stage);
+                copy_x(i + RING - 1, slot.last().stage);
             }
-            const uint8_t* at = base + turn.stage * STAGE;
-            const uint8_t* units = at + warp_r * W_TILES * LARGEST_UNIT;
-            const uint8_t* x = at + BLOCK_TILES * LARGEST_UNIT + warp_n * N_TILES * Tile::BYTES;
+            const uint8_t* at = base + slot.stage * STAGE;
+            const uint8_t* weights = at + warp_r * W_TILES * LARGEST_TILE;
+            const uint8_t* x = at + BLOCK_TILES * LARGEST_TILE + warp_n * N_TILES * XTile::BYTES;
             if constexpr (WARPGROUPS) {
-                const SharedAddress x_at = to_shared_address(base) + turn.stage * STAGE +
-                                           BLOCK_TILES * LARGEST_UNIT + warp_n * N_TILES * Tile::BYTES;
-                add_superblock_by_warpgroup<T>(units, x, x_at, lane, y);
+                const SharedAddress x_at = to_shared_address(base) + slot.stage * STAGE +
+                                           BLOCK_TILES * LARGEST_TILE + warp_n * N_TILES * XTile::BYTES;
+                add_superblock_by_warpgroup<T>(weights, x, x_at, lane, y);
             } else {
-                add_superblock<T>(units, x, lane, y);
+                add_superblock<T>(weights, x, lane, y);
             }
             if constexpr (HAS_BULK_COPIES) {
-                barrier_arrive(emptied + turn.stage);
+                barrier_arrive(emptied + slot.stage);
                 // Weights that a warp alone reads need not wait for the others.
                 __syncwarp();
-                if constexpr (WARPS_N == 1) copy_weights(i + RING, turn.stage);
+                if constexpr (WARPS_N == 1) copy_weights(i + RING, slot.stage);
             }
-            turn = turn.next();
+            slot = slot.next();
         }
 #pragma unroll
         for (int w = 0; w < W_TILES; w++) {
@@ -451,7 +451,7 @@ KERNEL_BOUNDS(matmul, Params, THREADS, MIN_BLOCKS) {
             for (uint32_t i = 0; i < AT_ONCE; i++) {
 #pragma unroll
                 for (uint32_t e = 0; e < 2; e++) {
-                    f(i, e, (warp_n * N_TILES + begin + i) * TILE_ROWS + lane % 4 * 2 + e);
+                    f(i, e, (warp_n * N_TILES + begin + i) * X_TILE_ROWS + lane % 4 * 2 + e);
                 }
             }
         };
@@ -468,13 +468,13 @@ KERNEL_BOUNDS(matmul, Params, THREADS, MIN_BLOCKS) {
             // Rows that are none ask for what the first one has.
             const uint32_t m = blockIdx.x * ROWS + own;
             pairs[i][e] = m < p.m ? pair_of(p.experts, m) : NO_PAIR;
-            positions[i][e] = position_of(p.turn, m < p.m ? m : 0);
+            positions[i][e] = position_of(p.rotation, m < p.m ? m : 0);
         });
         each([&](uint32_t i, uint32_t e, uint32_t) {
             each_tile([&](uint32_t w, uint32_t tile) {
                 const uint32_t pair = pairs[i][e] == NO_PAIR ? 0 : pairs[i][e];
                 before[i][e][w] = before_of(segment, tile, at, pair);
-                rotations[i][e][w] = rotation_in(p.turn, number, tile, at, positions[i][e]);
+                rotations[i][e][w] = rotation_in(p.rotation, number, tile, at, positions[i][e]);
             });
         });
         compiler_fence();

@@ -1,5 +1,5 @@
 // out[row] = weight[row] . x for one row of activations and weights that are small integers: the sum
-// that Op::MatVec states, on tensor cores. Weights stream once from memory, as units (unit.cuh),
+// that Op::MatVec states, on tensor cores. Weights stream once from memory, as tiles (weight_tile.cuh),
 // through a ring in shared memory that is filled before the wait for the preceding kernel.
 //
 // A warp's sums of a superblock (row_superblock.cuh) go to shared memory, and after a barrier a thread
@@ -20,7 +20,7 @@
 // segment 1, and what it gives goes where that segment says, or, where they are CHAINED, is added behind
 // the mix; its x there is a row of its own, let through by one gate.
 //
-// variant.cuh: WARPS_K (warps that share a row), WARPS_R (groups of these), RING (units in flight
+// variant.cuh: WARPS_K (warps that share a row), WARPS_R (groups of these), RING (tiles in flight
 // a warp), AHEAD (those of them that are asked for before x), ROUND (tiles of a group between two
 // barriers), SETS (of sums: 2 where there are several rounds), MINIMUMS (sums of x for these, of a
 // superblock: 8, or 16 where a type has as many), HOLDS_COLUMNS (of x, in registers while a superblock's
@@ -41,7 +41,7 @@ constexpr uint32_t SB_WARP = (ALL_SB + WARPS_K - 1) / WARPS_K;
 constexpr uint32_t WARPS = WARPS_K * WARPS_R;
 constexpr uint32_t THREADS = 32 * WARPS;
 
-constexpr uint32_t STAGE = LARGEST_UNIT;
+constexpr uint32_t STAGE = LARGEST_TILE;
 static_assert(WARPS_K <= ALL_SB, "every warp has a superblock");
 static_assert(!CHAINED || (RANKS > 0 && ALL_RANKS <= 32 && !NORM), "a lane a rank");
 static_assert(!SHARES || RANKS > 0, "beside experts");
@@ -50,7 +50,7 @@ static_assert(!MIXES || CHAINED || !SHARES, "added behind a mix in order");
 static_assert(!CHOOSES || (RANKS > 0 && RANKS <= 32 && !CHAINED), "a lane a rank");
 
 // p of a superblock: [4 chains][16 rows], padded.
-constexpr uint32_t P_SB = 4 * UNIT_ROWS + 4;
+constexpr uint32_t P_SB = 4 * TILE_ROWS + 4;
 constexpr uint32_t P_TILE = ALL_SB * P_SB;
 static_assert(SHARED_BYTES == WARPS * (RING * STAGE + SB_WARP * X_SB) + 2 * ALL_SB * 4 +
                                   SETS * WARPS_R * ROUND * P_TILE * 4,
@@ -86,13 +86,13 @@ struct Params {
     Overflows overflows;
     Experts experts;
     SharedExpert shared;
-    QkvTurn turn;
+    QkvRotation rotation;
     RouteParams route;  // where it CHOOSES
     float* mixed;       // [rows of the segment], where MIXES; where it ADDS, it adds to what is there
     uint32_t* tickets;  // [gridDim.x], zero between launches, where MIXES without CHAINED
 };
 
-// Whether a unit's place is asked for again as soon as the unit is in registers, before it is multiplied:
+// Whether a tile's place is asked for again as soon as the tile is in registers, before it is multiplied:
 // where a warp has several superblocks of a tile, and registers. (27B 6,792 -> 6,624 us a step on an H200.
 // Where it has one, loads that are spread over the products are worth more: 3B 1,067 -> 1,086 us.)
 constexpr bool READS_FIRST = HOLDS_COLUMNS && SB_WARP > 1;
@@ -124,7 +124,7 @@ DEVICE void pass_gate([[maybe_unused]] float (&v)[8], [[maybe_unused]] const flo
 DEVICE Rotation rotation_of(const Params& p, uint32_t tile, uint32_t at, uint32_t position) {
     Rotation rotation = {1.0f, 0.0f};
     with_segment(p, tile, [&](auto, const Segment&, int number, uint32_t own) {
-        rotation = rotation_in(p.turn, number, own, at, position);
+        rotation = rotation_in(p.rotation, number, own, at, position);
     });
     return rotation;
 }
@@ -143,7 +143,7 @@ DEVICE void with_rank(const Params& p, uint32_t rank, F f) {
 constexpr bool ONE_KIND = Segment0::SUB == Segment1::SUB && Segment0::SUB == Segment2::SUB &&
                           Segment0::SUB == Segment3::SUB && !(NEEDS_HALVES && NEEDS_BYTES);
 
-// Small blocks leave room for one of the successor's. Light ones, which ask for all their units before x,
+// Small blocks leave room for one of the successor's. Light ones, which ask for all their tiles before x,
 // begin beside a predecessor of 512 threads: 80 registers each let both in.
 constexpr int MIN_BLOCKS = THREADS > 256 ? 1 : AHEAD == RING ? 3 : 2;
 
@@ -180,10 +180,10 @@ KERNEL_BOUNDS(matvec, Params, BOUND, MIN_BLOCKS) {
 
     const uint32_t pair = RANKS > 0 && !CHAINED && !has_shared ? blockIdx.y : 0;
 
-    // Where the row is, asked for before the units: behind them it would arrive late.
+    // Where the row is, asked for before the tiles: behind them it would arrive late.
     uint32_t position = 0;
     if constexpr (EPILOGUE == EPILOGUE_QKV) {
-        if (p.located) position = position_of(p.turn, 0);
+        if (p.located) position = position_of(p.rotation, 0);
     }
 
     // The norm's weight is of the model too.
@@ -191,7 +191,7 @@ KERNEL_BOUNDS(matvec, Params, BOUND, MIN_BLOCKS) {
     if constexpr (NORM) {
 #pragma unroll
         for (uint32_t s = 0; s < SB_WARP; s++) {
-            const uint32_t k = (wk + s * WARPS_K) * UNIT_COLS + lane * 8;
+            const uint32_t k = (wk + s * WARPS_K) * TILE_COLS + lane * 8;
 #pragma unroll
             for (uint32_t e = 0; e < 8; e += 4) {
                 float4 four = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -212,7 +212,7 @@ KERNEL_BOUNDS(matvec, Params, BOUND, MIN_BLOCKS) {
         for (uint32_t s = 0; s < SB_WARP; s++) {
             const uint32_t sb = wk + s * WARPS_K, rank = CHAINED ? sb / N_SB : 0;
             // What lies behind the row is not there.
-            const uint32_t k = sb < ALL_SB ? sb % N_SB * UNIT_COLS + lane * 8 : N_IN;
+            const uint32_t k = sb < ALL_SB ? sb % N_SB * TILE_COLS + lane * 8 : N_IN;
             const uint32_t row = row_of_x(pair + (sb < ALL_SB ? rank : 0));
             const float* from = p.x + static_cast<uint64_t>(row) * N_IN;
             if (is_shared(sb)) {
@@ -246,13 +246,13 @@ KERNEL_BOUNDS(matvec, Params, BOUND, MIN_BLOCKS) {
         if (next_round + next_tile < my_tiles) {
             const uint32_t tile = skipped + first + wr + (next_round + next_tile) * groups;
             const uint32_t sb = wk + next_sb * WARPS_K;
-            const uint8_t* unit;
+            const uint8_t* from;
             uint32_t vectors;
             const auto find = [&](auto type, const Segment& segment, uint32_t its, uint32_t own) {
-                constexpr uint32_t UNIT = decltype(type)::UNIT_BYTES;
-                vectors = UNIT / 16;
+                constexpr uint32_t BYTES = decltype(type)::TILE_BYTES;
+                vectors = BYTES / 16;
                 const uint64_t whole = static_cast<uint64_t>(its) * segment.tiles + own;
-                unit = segment.units + (whole * N_SB + (CHAINED ? sb % N_SB : sb)) * UNIT;
+                from = segment.weights + (whole * N_SB + (CHAINED ? sb % N_SB : sb)) * BYTES;
             };
             if constexpr (CHAINED) {
                 const uint32_t its = __shfl_sync(FULL_WARP, expert, sb / N_SB);
@@ -267,14 +267,14 @@ KERNEL_BOUNDS(matvec, Params, BOUND, MIN_BLOCKS) {
             if constexpr (HAS_BULK_COPIES) {
                 if (lane == 0) {
                     barrier_expect(arrived + place, vectors * 16);
-                    bulk_copy_once(ring_warp + place * STAGE, unit, vectors * 16, arrived + place);
+                    bulk_copy_once(ring_warp + place * STAGE, from, vectors * 16, arrived + place);
                 }
             } else {
                 const SharedAddress to = ring_warp + place * STAGE + lane * 16;
-                unit += lane * 16;
+                from += lane * 16;
 #pragma unroll
                 for (uint32_t i = 0; i < (STAGE / 16 + 31) / 32; i++) {
-                    if (i * 32 + lane < vectors) cp_async_16(to + i * 512, unit + i * 512);
+                    if (i * 32 + lane < vectors) cp_async_16(to + i * 512, from + i * 512);
                 }
             }
             const uint32_t in_round = my_tiles - next_round < ROUND ? my_tiles - next_round : ROUND;
@@ -288,7 +288,7 @@ KERNEL_BOUNDS(matvec, Params, BOUND, MIN_BLOCKS) {
         }
         if constexpr (!HAS_BULK_COPIES) cp_async_commit();
     };
-    // Returns when the unit in that place is there for the warp.
+    // Returns when the tile in that place is there for the warp.
     auto arrive = [&](uint32_t place, uint32_t phase) {
         if constexpr (HAS_BULK_COPIES) {
             barrier_wait(arrived + place, phase);
@@ -305,7 +305,7 @@ KERNEL_BOUNDS(matvec, Params, BOUND, MIN_BLOCKS) {
         __syncwarp();
     }
     [[maybe_unused]] Choice choice;
-    // By experts, which weights there are to read is the preceding kernels' to say: x is asked for
+    // By experts, preceding kernels choose the weights: x is asked for
     // together with that.
     if constexpr (RANKS > 0) {
         // Of a rank each lane, where all are the block's.
@@ -345,7 +345,7 @@ KERNEL_BOUNDS(matvec, Params, BOUND, MIN_BLOCKS) {
     }
 
     // What the sums of a round are added to, of the pairs that this thread ends.
-    constexpr uint32_t ENDS = (WARPS_R * ROUND * 8 * UNIT_ROWS + THREADS - 1) / THREADS;
+    constexpr uint32_t ENDS = (WARPS_R * ROUND * 8 * TILE_ROWS + THREADS - 1) / THREADS;
     Before before[ENDS] = {};
     auto ask_before = [&](uint32_t round) {
         if constexpr (CHAINED ? ADDS : EPILOGUE == EPILOGUE_ADD && RANKS == 0) {
@@ -358,7 +358,7 @@ KERNEL_BOUNDS(matvec, Params, BOUND, MIN_BLOCKS) {
                 if (group >= WARPS_R || index >= tiles_of(first + group)) continue;
                 const uint32_t tile = first + group + index * groups;
                 if constexpr (CHAINED) {
-                    const uint32_t row = tile * UNIT_ROWS + e / 16 % 8 + e / 8 % 2 * 8;
+                    const uint32_t row = tile * TILE_ROWS + e / 16 % 8 + e / 8 % 2 * 8;
                     if (row < p.segment[0].rows) before[j].of[0] = load_relaxed_f32(p.mixed + row);
                     continue;
                 }
@@ -380,13 +380,13 @@ KERNEL_BOUNDS(matvec, Params, BOUND, MIN_BLOCKS) {
     // What pairs of the first round are rotated by, a thread a pair: needed behind the sums, where it is in
     // shared memory, for registers are short.
     constexpr uint32_t FIRST_PAIRS =
-        EPILOGUE == EPILOGUE_QKV ? WARPS_R * ROUND * (UNIT_ROWS / 2) : 1;
+        EPILOGUE == EPILOGUE_QKV ? WARPS_R * ROUND * (TILE_ROWS / 2) : 1;
     static_assert(FIRST_PAIRS <= THREADS, "a thread a pair");
     SHARED Rotation first_rotation[FIRST_PAIRS];
     SHARED uint32_t row_position;
     Rotation rotation = {};
     if constexpr (EPILOGUE == EPILOGUE_QKV) {
-        if (!p.located) position = position_of(p.turn, 0);
+        if (!p.located) position = position_of(p.rotation, 0);
         const uint32_t at = threadIdx.x % 8, i = threadIdx.x / 8 % ROUND;
         const uint32_t group = threadIdx.x / (8 * ROUND);
         if (threadIdx.x < FIRST_PAIRS && i < tiles_of(first + group)) {
@@ -501,7 +501,7 @@ KERNEL_BOUNDS(matvec, Params, BOUND, MIN_BLOCKS) {
 #pragma unroll
         for (uint32_t j = 0; j < ENDS; j++) {
             const uint32_t e = threadIdx.x + j * THREADS;
-            if (e >= WARPS_R * ROUND * 8 * UNIT_ROWS) break;
+            if (e >= WARPS_R * ROUND * 8 * TILE_ROWS) break;
             const uint32_t part = e % 8, at = e / 16 % 8, row = at + e / 8 % 2 * 8;
             const uint32_t i = e / 128 % ROUND, group = e / (128 * ROUND);
             const uint32_t index = round * ROUND + i;
@@ -516,7 +516,7 @@ KERNEL_BOUNDS(matvec, Params, BOUND, MIN_BLOCKS) {
                          sb < from + (part + 1) * N_SB / N_PARTS; sb++) {
 #pragma unroll
                         for (int t = 0; t < 4; t++) {
-                            y = fma_rn(factors[sb], of_row[sb * P_SB + t * UNIT_ROWS], y);
+                            y = fma_rn(factors[sb], of_row[sb * P_SB + t * TILE_ROWS], y);
                         }
                     }
                 }
@@ -528,7 +528,7 @@ KERNEL_BOUNDS(matvec, Params, BOUND, MIN_BLOCKS) {
                 return sum;
             };
             if constexpr (CHAINED) {
-                const uint32_t its = (first + group + index * groups) * UNIT_ROWS + row;
+                const uint32_t its = (first + group + index * groups) * TILE_ROWS + row;
                 auto given = [&](uint32_t rank) {
                     float sum = sum_of(rank);
                     const uint32_t of = __shfl_sync(FULL_WARP, expert, rank);
@@ -580,10 +580,10 @@ KERNEL_BOUNDS(matvec, Params, BOUND, MIN_BLOCKS) {
         __syncthreads();
         if (ticket == gridDim.y - 1) {
             const Segment& segment = p.segment[0];
-            for (uint32_t e = threadIdx.x; e < block_tiles * (WARPS_R * UNIT_ROWS); e += THREADS) {
-                const uint32_t group = e / UNIT_ROWS % WARPS_R, index = e / UNIT_ROWS / WARPS_R;
+            for (uint32_t e = threadIdx.x; e < block_tiles * (WARPS_R * TILE_ROWS); e += THREADS) {
+                const uint32_t group = e / TILE_ROWS % WARPS_R, index = e / TILE_ROWS / WARPS_R;
                 const uint32_t tile = first + group + index * groups;
-                const uint32_t row = tile * UNIT_ROWS + e % UNIT_ROWS;
+                const uint32_t row = tile * TILE_ROWS + e % TILE_ROWS;
                 if (index >= tiles_of(first + group) || row >= segment.rows) continue;
                 mix_column(p.experts.routes, segment.out, p.mixed, segment.rows, row);
             }

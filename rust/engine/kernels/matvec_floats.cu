@@ -18,7 +18,7 @@
 constexpr uint32_t WARPS = 8, THREADS = 32 * WARPS;
 static_assert(MAX_M <= WARPS && WARPS % MAX_M == 0, "warps stage a row of x");
 static_assert(COMPUTING >= 1 && COMPUTING <= WARPS, "of all warps");
-constexpr uint32_t X_BYTES = MAX_M * CHUNK * UNIT_COLS * 4;
+constexpr uint32_t X_BYTES = MAX_M * CHUNK * TILE_COLS * 4;
 static_assert(SHARED_BYTES == X_BYTES + COMPUTING * STAGED, "x, weights");
 static_assert(STAGED == 0 || (RANKS == 0 && PAIRS == 1 && MAX_M == 1), "two rows for one");
 
@@ -29,14 +29,14 @@ struct Params {
     float eps;
     uint32_t m;
     Experts experts;
-    QkvTurn turn;
+    QkvRotation rotation;
     RouteParams route;  // of all rows, where ROUTES
     uint32_t* tickets;  // zero between launches
 };
 
 KERNEL_BOUNDS(matvec_floats, Params, THREADS, 1) {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    float* x = dynamic_shared<float>();  // [MAX_M][CHUNK][UNIT_COLS]
+    float* x = dynamic_shared<float>();  // [MAX_M][CHUNK][TILE_COLS]
     SHARED float squares[NORM ? MAX_M * N_SB : 1];
     const uint32_t m0 = blockIdx.y * MAX_M;
     const uint32_t total = all_tiles(p);
@@ -46,19 +46,19 @@ KERNEL_BOUNDS(matvec_floats, Params, THREADS, 1) {
 
     float acc[PAIRS][2][MAX_M] = {};
     uint8_t* staged = dynamic_shared<uint8_t>() + X_BYTES + warp * STAGED;  // of a computing warp
-    // Weights are the model's; by experts, which of them is the preceding kernels' to say.
+    // Weights are constant; by experts, preceding kernels choose which of them.
     if constexpr (STAGED > 0) {
         if (tile < total) {
             with_segment(p, tile, [&](auto type, const Segment& segment, int, uint32_t own) {
                 using T = decltype(type);
-                constexpr uint32_t ROW = T::UNIT_BYTES / UNIT_ROWS;
-                const uint8_t* units =
-                    segment.units + static_cast<uint64_t>(own) * N_SB * T::UNIT_BYTES;
+                constexpr uint32_t ROW = T::TILE_BYTES / TILE_ROWS;
+                const uint8_t* weights =
+                    segment.weights + static_cast<uint64_t>(own) * N_SB * T::TILE_BYTES;
                 // A lane copies what it will read itself.
 #pragma unroll 4
                 for (uint32_t i = 0; i < N_SB * 2; i++) {
                     const uint32_t row = first_pair + i % 2 * 8;
-                    const uint8_t* from = units + i / 2 * T::UNIT_BYTES + row * ROW;
+                    const uint8_t* from = weights + i / 2 * T::TILE_BYTES + row * ROW;
 #pragma unroll
                     for (uint32_t at = lane * 16; at < ROW; at += 512) {
                         cp_async_16(staged + i * ROW + at, from + at);
@@ -71,12 +71,12 @@ KERNEL_BOUNDS(matvec_floats, Params, THREADS, 1) {
         if (tile < total) {
             with_segment(p, tile, [&](auto type, const Segment& segment, int, uint32_t own) {
                 using T = decltype(type);
-                constexpr uint32_t ROW = T::UNIT_BYTES / UNIT_ROWS, LINES = ROW / 128;
-                const uint8_t* units =
-                    segment.units + static_cast<uint64_t>(own) * N_SB * T::UNIT_BYTES;
+                constexpr uint32_t ROW = T::TILE_BYTES / TILE_ROWS, LINES = ROW / 128;
+                const uint8_t* weights =
+                    segment.weights + static_cast<uint64_t>(own) * N_SB * T::TILE_BYTES;
                 for (uint32_t i = lane; i < N_SB * 2 * LINES; i += 32) {
                     const uint32_t sb = i / (2 * LINES), row = first_pair + i / LINES % 2 * 8;
-                    prefetch_l2(units + sb * T::UNIT_BYTES + row * ROW + i % LINES * 128);
+                    prefetch_l2(weights + sb * T::TILE_BYTES + row * ROW + i % LINES * 128);
                 }
             });
         }
@@ -95,7 +95,7 @@ KERNEL_BOUNDS(matvec_floats, Params, THREADS, 1) {
         const uint32_t pair = m < p.m ? pair_of(p.experts, m) : NO_PAIR;
 #pragma unroll 2
         for (uint32_t c = warp / MAX_M; c < CHUNK && chunk + c < N_SB; c += WARPS / MAX_M) {
-            const uint32_t k = (chunk + c) * UNIT_COLS + lane * 8;
+            const uint32_t k = (chunk + c) * TILE_COLS + lane * 8;
             const float* from = p.x + static_cast<uint64_t>(row_of_x(pair)) * N_IN + k;
             float v[8] = {};
             if (pair != NO_PAIR) {
@@ -121,7 +121,7 @@ KERNEL_BOUNDS(matvec_floats, Params, THREADS, 1) {
                     v[e] = k + e < N_IN ? mul_rn(v[e], p.norm[k + e]) : 0.0f;
                 }
             }
-            float4* to = reinterpret_cast<float4*>(x + (n * CHUNK + c) * UNIT_COLS + lane * 8);
+            float4* to = reinterpret_cast<float4*>(x + (n * CHUNK + c) * TILE_COLS + lane * 8);
             to[0] = make_float4(v[0], v[1], v[2], v[3]);
             to[1] = make_float4(v[4], v[5], v[6], v[7]);
         }
@@ -130,9 +130,9 @@ KERNEL_BOUNDS(matvec_floats, Params, THREADS, 1) {
         if (tile >= total) continue;
         with_segment(p, tile, [&](auto type, const Segment& segment, int, uint32_t own) {
             using T = decltype(type);
-            const uint8_t* units =
-                segment.units +
-                ((static_cast<uint64_t>(expert) * segment.tiles + own) * N_SB + chunk) * T::UNIT_BYTES;
+            const uint8_t* weights =
+                segment.weights +
+                ((static_cast<uint64_t>(expert) * segment.tiles + own) * N_SB + chunk) * T::TILE_BYTES;
 #pragma unroll (PAIRS * MAX_M == 1 ? 4 : 2)
             for (uint32_t c = 0; c < CHUNK; c++) {
                 if (chunk + c >= N_SB) break;
@@ -142,10 +142,10 @@ KERNEL_BOUNDS(matvec_floats, Params, THREADS, 1) {
 #pragma unroll
                     for (uint32_t r = 0; r < 2; r++) {
                         if constexpr (STAGED > 0) {
-                            constexpr uint32_t ROW = T::UNIT_BYTES / UNIT_ROWS;
+                            constexpr uint32_t ROW = T::TILE_BYTES / TILE_ROWS;
                             T::load(staged + ((chunk + c) * 2 + r) * ROW, lane, 0, w[pair][r]);
                         } else {
-                            T::load(units + c * T::UNIT_BYTES, lane, first_pair + pair + 8 * r,
+                            T::load(weights + c * T::TILE_BYTES, lane, first_pair + pair + 8 * r,
                                     w[pair][r]);
                         }
                     }
@@ -153,10 +153,10 @@ KERNEL_BOUNDS(matvec_floats, Params, THREADS, 1) {
 #pragma unroll
                 for (uint32_t i = 0; i < 8; i++) {
                     // Columns that are not there take no part, not even as zeros.
-                    if (N_IN % UNIT_COLS && (chunk + c) * UNIT_COLS + i * 32 + lane >= N_IN) break;
+                    if (N_IN % TILE_COLS && (chunk + c) * TILE_COLS + i * 32 + lane >= N_IN) break;
 #pragma unroll
                     for (uint32_t n = 0; n < MAX_M; n++) {
-                        const float xv = x[(n * CHUNK + c) * UNIT_COLS + i * 32 + lane];
+                        const float xv = x[(n * CHUNK + c) * TILE_COLS + i * 32 + lane];
 #pragma unroll
                         for (uint32_t pair = 0; pair < PAIRS; pair++) {
 #pragma unroll
@@ -194,7 +194,7 @@ KERNEL_BOUNDS(matvec_floats, Params, THREADS, 1) {
                 b = mul_rn(b, factor);
             }
             with_segment(p, tile, [&](auto, const Segment& segment, int number, uint32_t own) {
-                const Rotation rotation = rotation_in(p.turn, number, own, at, position_of(p.turn, m));
+                const Rotation rotation = rotation_in(p.rotation, number, own, at, position_of(p.rotation, m));
                 finish_pair(segment, expert, number, own, at, pair, a, b, rotation);
             });
         }

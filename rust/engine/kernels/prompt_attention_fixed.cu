@@ -3,9 +3,9 @@
 // goes through the pages of their sequence; a warp has 16 of them, all tokens of a page and all
 // dimensions, so that weights stay in the registers of the lanes that scores are in.
 //
-// A row whose splits are longer than a unit joins a split where it ends to those before, which are in
-// `out` until all are. Where the card has bulk copies a thread fetches pages, and warps go each at its own
-// pace, or WARPGROUPS, whose products are those of four warps.
+// Token blocks are joined as in FlashAttention (online softmax), by splits: a row whose splits are longer than
+// a token block joins each to those before, which are in `out` until all are. With bulk copies one thread
+// fetches pages and warps proceed independently, or by WARPGROUPS, whose products are those of four warps.
 //
 // variant.cuh: WARPGROUPS, Kv, N_HEAD, N_HEAD_KV, HEAD_DIM (a multiple of 16, at most 128), WINDOW (tokens
 // that a row sees, 0: all), HAS_SINKS, THREADS, ROWS (queries a block, 16 a warp), STAGES (pages in shared
@@ -21,7 +21,7 @@ constexpr uint32_t GROUP = N_HEAD / N_HEAD_KV;
 constexpr uint32_t WARPS = THREADS / 32;
 static_assert(ROWS == WARPS * 16 && HEAD_DIM <= 128, "a warp has 16 queries");
 // Blocks of 32 dimensions are steps of keys.
-static_assert(LIMBS == 1 ? Cache::GROUP == 32 : Cache::BLOCKS == 1, "a unit at hand");
+static_assert(LIMBS == 1 ? Cache::GROUP == 32 : Cache::BLOCKS == 1, "a scale at hand");
 constexpr uint32_t BLOCK_DIMS = Cache::GROUP / 8;  // tiles of a block
 constexpr uint32_t CHUNKS = HEAD_DIM / 16;
 constexpr uint32_t STEPS = (CHUNKS + 1) / 2;      // of 32 dimensions
@@ -96,7 +96,7 @@ DEVICE void multiply_bytes(const uint32_t (&hi)[STEPS][4], const uint32_t (&lo)[
     }
 }
 
-// Whether no row looks at more units than there may be splits.
+// Whether no row looks at more token blocks than there may be splits.
 constexpr bool SHORT = WINDOW != 0 && WINDOW <= (MAX_SPLITS - 1) * PAGE_TOKENS + 1;
 
 struct Params {
@@ -110,7 +110,7 @@ struct Params {
     uint32_t m;
 };
 
-// Whether a row sees less of a unit than all of it.
+// Whether a row sees less of a token block than all of it.
 struct Whole {
     static constexpr bool masked = false;
 };
@@ -252,18 +252,18 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
             // Rows of one token are alike.
             end += GROUP - (first_row + end) % GROUP;
         }
-        // Tokens that a row sees, none outside this sequence, its first unit and units of its splits.
+        // Tokens that a row sees, none outside this sequence, its first token block and the token blocks of its splits.
         auto length_of = [&, begin](uint32_t row) {
             const bool here = row >= begin && row < end && row < rows;
             return here ? row_length[row % ROWS] : 0;
         };
-        uint32_t length[2], split_units[2], left[2];
+        uint32_t length[2], split_token_blocks[2], left[2];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             length[r] = length_of(mine[r]);
             const uint32_t start = first_seen<WINDOW>(length[r]) / PAGE_TOKENS;
-            split_units[r] = SHORT ? 1 : units_of_split<MAX_SPLITS>(length[r] - start * PAGE_TOKENS);
-            left[r] = split_units[r];  // units of a split that are still to come
+            split_token_blocks[r] = SHORT ? 1 : token_blocks_of_split<MAX_SPLITS>(length[r] - start * PAGE_TOKENS);
+            left[r] = split_token_blocks[r];  // token blocks of a split that are still to come
         }
         // Registers are scarce: they are made from the lengths again.
         auto seen_from = [&](int r) { return first_seen<WINDOW>(length[r]); };
@@ -291,11 +291,11 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
         // Others fetched pages that are not there.
         if (!HAS_BULK_COPIES) fetched = done;
         const uint32_t before = fetched;
-        // Where the card has bulk copies one thread fetches pages, or a lane of each warp by turns: no
+        // Where the card has bulk copies one thread fetches pages, or a lane of each warp, round robin: no
         // warpgroup has all of the work then, and the other waits for it. (Registers for the first alone are
         // fewer.) An entry of the page table is asked for when the thread fetches its page before that, and
         // looked at when it is needed.
-        constexpr uint32_t TURNS = WARPGROUPS ? WARPS : 1;
+        constexpr uint32_t FETCHERS = WARPGROUPS ? WARPS : 1;
         uint32_t entry = 0;
         auto look_up = [&](uint32_t number) {
             if (number >= pages || slot >= p.kv.n_slots) return;
@@ -305,12 +305,12 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
         auto fetch = [&]() {
             const uint32_t number = first_page + fetched - before, place = fetched % STAGES;
             // Where one thread fetches, it alone counts: others need no register for that.
-            const bool is_another = HAS_BULK_COPIES && TURNS == 1 && threadIdx.x != 0;
+            const bool is_another = HAS_BULK_COPIES && FETCHERS == 1 && threadIdx.x != 0;
             if (is_another || (HAS_BULK_COPIES && number >= pages)) return;
-            const uint32_t turn = fetched++ % TURNS;
-            if (TURNS > 1 && (lane != 0 || turn != warp)) return;
+            const uint32_t fetcher = fetched++ % FETCHERS;
+            if (FETCHERS > 1 && (lane != 0 || fetcher != warp)) return;
             const uint32_t page = number < pages && entry < p.kv.n_pages ? entry : 0;
-            look_up(number + TURNS);
+            look_up(number + FETCHERS);
             uint8_t* stage = stages + place * STAGE;
             const uint8_t* keys = Cache::head<N_HEAD_KV>(p.kv.k, page, head);
             const uint8_t* values = Cache::head<N_HEAD_KV>(p.kv.v, page, head);
@@ -330,7 +330,7 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
                 cp_async_commit();
             }
         };
-        if (!HAS_BULK_COPIES || (lane == 0 && warp < TURNS)) look_up(first_page + (warp - before) % TURNS);
+        if (!HAS_BULK_COPIES || (lane == 0 && warp < FETCHERS)) look_up(first_page + (warp - before) % FETCHERS);
 #pragma unroll 1
         for (uint32_t i = 0; i < AHEAD; i++) fetch();
 #pragma unroll 1
@@ -360,7 +360,7 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
             auto looks = [&](int r) {
                 return length[r] > first && (WINDOW == 0 || start(r) <= number);
             };
-            auto unit = [&](auto kind) {
+            auto token_block = [&](auto kind) {
                 constexpr bool masked = decltype(kind)::masked;
                 auto sees = [&](uint32_t tile, uint32_t e) {
                     const uint32_t token = first + tile * 8 + quarter * 2 + e % 2;
@@ -377,12 +377,12 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
 #pragma unroll
                     for (int r = 0; r < 2; r++) top[r] = fmaxf(top[r], fmaxf(s[n][2 * r], s[n][2 * r + 1]));
                 };
-                // Of keys with a unit each.
+                // Of keys with a scale each.
                 [[maybe_unused]] auto scale = [&](uint32_t n, const float (&sums)[4]) {
-                    const float2 units = Cache::units_at(keys, n * 4 + quarter, 0);
+                    const float2 scales = Cache::scales_at(keys, n * 4 + quarter, 0);
 #pragma unroll
                     for (uint32_t e = 0; e < 4; e++) {
-                        s[n][e] = mul_rn(sums[e], e % 2 ? units.y : units.x);
+                        s[n][e] = mul_rn(sums[e], e % 2 ? scales.y : scales.x);
                     }
                     see(n);
                 };
@@ -416,14 +416,14 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
                                     int32_t of_hi[4] = {}, of_lo[4] = {};
                                     mma_m16n8k32_s32<true, true>(of_hi, hi, b + 2 * i, of_hi);
                                     mma_m16n8k32_s32<true, true>(of_lo, lo, b + 2 * i, of_lo);
-                                    const float2 units =
-                                        Cache::units_at(keys, (two + i) * 4 + quarter, step);
+                                    const float2 scales =
+                                        Cache::scales_at(keys, (two + i) * 4 + quarter, step);
 #pragma unroll
                                     for (uint32_t e = 0; e < 4; e++) {
                                         const float sum = limbs_sum(of_hi[e], of_lo[e]);
-                                        const float unit = e % 2 ? units.y : units.x;
+                                        const float scale = e % 2 ? scales.y : scales.x;
                                         float& score = s[two + i][e];
-                                        score = step == 0 ? mul_rn(sum, unit) : fma_rn(sum, unit, score);
+                                        score = step == 0 ? mul_rn(sum, scale) : fma_rn(sum, scale, score);
                                     }
                                 }
                                 continue;
@@ -455,20 +455,20 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
                     }
                 }
                 largest_of_quarters(top);
-                UnitTop tops[2];
+                TokenBlockTop tops[2];
                 if constexpr (WARPGROUPS) {
-                    unit_tops(top, factor, tops);
+                    token_block_tops(top, factor, tops);
                 } else {
                     // With fewer registers at a time.
 #pragma unroll
-                    for (int r = 0; r < 2; r++) tops[r] = unit_top(top[r], factor[r]);
+                    for (int r = 0; r < 2; r++) tops[r] = token_block_top(top[r], factor[r]);
                 }
-                // Times the units of a block of values.
+                // Times the scales of a block of values.
                 auto weigh = [&](const float (&from)[4], float (&to)[4], uint32_t n, uint32_t block) {
-                    const float2 units = Cache::units_at(values, n * 4 + quarter, block);
+                    const float2 scales = Cache::scales_at(values, n * 4 + quarter, block);
 #pragma unroll
                     for (uint32_t e = 0; e < 4; e++) {
-                        to[e] = mul_rn(from[e], e % 2 ? units.y : units.x);
+                        to[e] = mul_rn(from[e], e % 2 ? scales.y : scales.x);
                         if (!sees(n, e)) to[e] = 0.0f;
                     }
                 };
@@ -504,7 +504,7 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
                     old_share[r] = both.old_share, new_share[r] = is_seen ? both.new_share : 0.0f;
                     // Before its window a row has no largest score.
                     if (WINDOW != 0 && !is_seen) old_share[r] = 1.0f;
-                    const float next = unit_weight(share[r], is_seen ? tops[r].most : 0.0f);
+                    const float next = token_block_weight(share[r], is_seen ? tops[r].most : 0.0f);
                     weight[r] = fma_rn(next, new_share[r], mul_rn(weight[r], old_share[r]));
                 }
                 if (__any_sync(FULL_WARP, old_share[0] != 1.0f || old_share[1] != 1.0f)) {
@@ -527,11 +527,11 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
                         }
                     }
                     largest_of_quarters(largest);
-                    float grid[2], unit_of[2];
+                    float grid[2], step_of[2];
 #pragma unroll
                     for (int r = 0; r < 2; r++) {
                         const ValueScale scale = value_scale(largest[r]);
-                        grid[r] = scale.to_integers, unit_of[r] = scale.unit;
+                        grid[r] = scale.to_integers, step_of[r] = scale.step;
                     }
                     // Bytes of the weights, as products want A.
                     uint32_t w_hi[2][4], w_lo[2][4];
@@ -554,7 +554,7 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
                     bool small = false;
 #pragma unroll
                     for (int r = 0; r < 2; r++) {
-                        both_of[r] = mul_rn(unit_of[r], new_share[r]);
+                        both_of[r] = mul_rn(step_of[r], new_share[r]);
                         small |= both_of[r] < 1.1754944e-38f && new_share[r] != 0.0f;
                     }
                     const bool apart = __any_sync(FULL_WARP, small);
@@ -567,7 +567,7 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
                             for (uint32_t i = 0; i < 4 * TILES; i++) {
                                 const uint32_t e = i % 4;
                                 float& its = o[d + i / 4][e];
-                                its = fma_rn(mul_rn(sums[i / 4][e], unit_of[e / 2]), new_share[e / 2], its);
+                                its = fma_rn(mul_rn(sums[i / 4][e], step_of[e / 2]), new_share[e / 2], its);
                             }
                             return;
                         }
@@ -629,22 +629,22 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
                     ? group_shortest < first + PAGE_TOKENS || first_seen<WINDOW>(group_longest) > first
                     : __any_sync(FULL_WARP, shorter < first + PAGE_TOKENS || latest > first);
                 if (is_partly_seen) {
-                    unit(Masked());
+                    token_block(Masked());
                 } else {
-                    unit(Whole());
+                    token_block(Whole());
                 }
             }
             if constexpr (HAS_BULK_COPIES) {
                 __syncwarp();
                 if (lane == 0) barrier_arrive(used + place);
             }
-            // Splits that end here, of rows whose splits are not units.
+            // Splits that end here, of rows whose splits are not single token blocks.
             bool ends[2], is_first[2];
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                ends[r] = split_units[r] != 1 && looks(r) &&
+                ends[r] = split_token_blocks[r] != 1 && looks(r) &&
                           (--left[r] == 0 || length[r] <= first + PAGE_TOKENS);
-                is_first[r] = number - start(r) < split_units[r];
+                is_first[r] = number - start(r) < split_token_blocks[r];
             }
             // What there is of rows is asked for at once, as of many as there are registers for: one wait.
             constexpr int ROWS_AT_ONCE = WARPGROUPS ? 2 : 1;
@@ -668,7 +668,7 @@ KERNEL_BOUNDS(prompt_attention_fixed, Params, THREADS, 1) {
                     const int r = from + i;
                     if (!ends[r]) continue;
                     const bool is_last = length[r] <= first + PAGE_TOKENS;
-                    left[r] = split_units[r];
+                    left[r] = split_token_blocks[r];
                     const Join both = join(all_most[r], most[r]);
                     all_weight[r] = fma_rn(weight[r], both.new_share, mul_rn(all_weight[r], both.old_share));
                     float* out = p.out + address(mine[r]) + quarter * 2;

@@ -18,8 +18,8 @@ struct RouteParams {
 // Of each lane: it has the experts l, l + 32, ..., and the ranks likewise.
 constexpr uint32_t LANE_EXPERTS = (ROUTE_EXPERTS + 31) / 32, LANE_RANKS = (ROUTE_RANKS + 31) / 32;
 
-// Scores as integers of the same order: numbers by size, 0 and -0 alike, and below them what is none.
-// Below all, that which is not to be chosen.
+// Scores as integers of the same order: numbers by size, 0 and -0 alike; NaN below them; experts that must
+// not be chosen below all.
 constexpr uint32_t NO_KEY = 0, NAN_KEY = 1;
 
 // 1, as a float32.
@@ -33,7 +33,7 @@ DEVICE uint32_t key_of(float score) {
     return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
-// Asks for what the choice reads of the model's, before the preceding kernels have ended; by a warp.
+// Prefetches the model's data that routing reads, before the preceding kernels have ended; by a warp.
 DEVICE void expect_route([[maybe_unused]] const RouteParams& p, [[maybe_unused]] uint32_t lane) {
     constexpr uint32_t LINE = 32;  // of floats
     for (uint32_t i = lane * LINE; i < ROUTE_EXPERTS; i += 32 * LINE) {

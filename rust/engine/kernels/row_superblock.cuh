@@ -1,4 +1,4 @@
-// A superblock of a unit of weights times one of a row of x, as Op::MatVec states it, by a warp.
+// A superblock of a tile of weights times one of a row of x, as Op::MatVec states it, by a warp.
 //
 // An mma has eight columns of B and one row of x two limbs, so B is block-diagonal: column pair t has
 // the limbs of the columns of chain t's sub-block and zeros elsewhere. Sixteen mma then leave lane
@@ -49,7 +49,7 @@ struct Columns {
 };
 
 // ... or where those of a chain's first sub-block lie, of each chain: its own, or zeros. (Instead of a choice
-// in registers between x and zero, 35 of 290 instructions a unit: 8B 1,689 -> 1,673 us a step on an H200,
+// in registers between x and zero, 35 of 290 instructions a tile: 8B 1,689 -> 1,673 us a step on an H200,
 // 1B 475 -> 469. Of sub-blocks of 16, where it would be sixteen loads: 8B of Q6_K 496 -> 481 tokens/s.)
 struct ColumnsAt {
     const uint8_t* of[4];
@@ -91,7 +91,7 @@ DEVICE void step_of(const ColumnsAt& x, int n, uint32_t (&b)[2]) {
     b[0] = n % 2 ? v.z : v.x, b[1] = n % 2 ? v.w : v.y;
 }
 
-// Keeps them in registers: else the compiler loads or chooses them anew for each unit.
+// Keeps them in registers: else the compiler loads or chooses them anew for each tile.
 template <typename X>
 DEVICE Columns held(const X& x) {
     Columns columns;
@@ -197,23 +197,23 @@ DEVICE void sums_of_bytes(const typename T::Quants (&quants)[4], const X& x,
                 return static_cast<float>(limb[2 * r] * 64 + limb[2 * r + 1]);
             };
             const float sum = fma_rn(sum_of(part[0]), 4096.0f, sum_of(part[1]));
-            sums[i][r] = mul_rn(sum, UNIT_OF_SUMS);
+            sums[i][r] = mul_rn(sum, SCALE_OF_SUMS);
         }
     }
 }
 
-// p of the rows of a unit, [4 chains][16 rows]. Calls `was_read` when it needs the unit no more; where it
+// p of the rows of a tile, [4 chains][16 rows]. Calls `was_read` when it needs the tile no more; where it
 // READS_FIRST, that is before it multiplies.
 template <typename T, bool READS_FIRST, typename X, typename Read>
-DEVICE void multiply(const uint8_t* unit, uint32_t lane, const uint8_t* x_sb, const X& x,
+DEVICE void multiply(const uint8_t* tile, uint32_t lane, const uint8_t* x_sb, const X& x,
                      float* p_sb, Read was_read) {
     constexpr int SUBS = 64 / T::SUB;            // sub-blocks of a chain
     const uint32_t g = lane / 4, t = lane % 4;
-    const typename T::Quants quants[4] = {T::load(unit, lane, 0), T::load(unit, lane, 1),
-                                          T::load(unit, lane, 2), T::load(unit, lane, 3)};
+    const typename T::Quants quants[4] = {T::load(tile, lane, 0), T::load(tile, lane, 1),
+                                          T::load(tile, lane, 2), T::load(tile, lane, 3)};
     typename T::Chain chains[2];
     const auto read_chains = [&]() {
-        chains[0] = T::chain(unit, g, t), chains[1] = T::chain(unit, g + 8, t);
+        chains[0] = T::chain(tile, g, t), chains[1] = T::chain(tile, g + 8, t);
     };
     constexpr bool READS_CHAINS_LATE = LOADS_LATE<T> && !READS_FIRST;
     if constexpr (!READS_CHAINS_LATE) read_chains();
@@ -221,8 +221,8 @@ DEVICE void multiply(const uint8_t* unit, uint32_t lane, const uint8_t* x_sb, co
     [[maybe_unused]] float dmin[2];
     if constexpr (T::OFFSETS == SHARED_OFFSETS) {
 #pragma unroll
-        for (int k = 0; k < MINIMUMS / 8; k++) minimums<T, MINIMUMS>(unit, g, t, k, least[k]);
-        dmin[0] = T::dmin(unit, g), dmin[1] = T::dmin(unit, g + 8);
+        for (int k = 0; k < MINIMUMS / 8; k++) minimums<T, MINIMUMS>(tile, g, t, k, least[k]);
+        dmin[0] = T::dmin(tile, g), dmin[1] = T::dmin(tile, g + 8);
     }
     if constexpr (READS_FIRST) was_read();
     float sums[SUBS][2];
@@ -262,7 +262,7 @@ DEVICE void multiply(const uint8_t* unit, uint32_t lane, const uint8_t* x_sb, co
                 p[r] = fma_rn(T::offset(chain, i), offsets[t + 4 * i], p[r]);
             }
         }
-        p_sb[t * UNIT_ROWS + g + 8 * r] = p[r];
+        p_sb[t * TILE_ROWS + g + 8 * r] = p[r];
     }
     if constexpr (!READS_FIRST) was_read();
 }

@@ -1,43 +1,43 @@
 // out[m][row] = weight[row] . x[m] for up to eight rows of activations and weights that are small
 // integers: the sum that Op::MatVec states, on tensor cores, for the steps of a small batch on cards with
-// clusters. Weights are units (unit.cuh), whose words are fragments of A as they are.
+// clusters. Weights are tiles (weight_tile.cuh), whose words are fragments of A as they are.
 //
 // A cluster has some tiles of sixteen rows of weights, and each of its blocks the columns of one part: it
 // makes integers of x there, which no other kernel or block then has to, and a warp takes a tile, or a group
-// of two neighbours, through the superblocks of the part in order. The sums of the parts meet in shared
-// memory: block i ends rows i and i + 8 of every tile, so each warp writes its sums to the block that ends
+// of two neighbours, through the superblocks of the part in order (split-K). The sums of the parts meet in
+// distributed shared memory: block i ends rows i and i + 8 of every tile, so each warp writes its sums to the block that ends
 // them, and when all are there a thread adds up the parts of such a pair, in order.
 //
 // Weights stream once from memory through a ring a warp in shared memory, which is filled before the wait
 // for the preceding kernel. With NORM, x is first multiplied by the norm's weight and the result by
-// 1/rms(x): of a row's squares each block tells the others its part.
+// 1/rms(x): each block sends its part of a row's squares to the others.
 //
 // variant.cuh: WARPS, W_TILES (tiles of a group; every matrix has whole groups), RING (superblocks of groups
 // in flight a warp), AHEAD (those of them that are asked for before x), ROUND (groups a warp between two
-// meetings of the blocks), SETS (of sums: 2 where there are several rounds), SHARED_BYTES, NORM, X_SUMS,
+// cluster barriers), SETS (of sums: 2 where there are several rounds), SHARED_BYTES, NORM, X_SUMS,
 // X_OFFSETS, WARPGROUPS (none), PACKED (up to four rows), N_TILES (one) and what epilogue.cuh needs.
 #include "epilogue.cuh"
 #include "norm.cuh"
 #include "superblock.cuh"
 
 constexpr uint32_t THREADS = 32 * WARPS;
-constexpr uint32_t STAGE = W_TILES * LARGEST_UNIT;
-// Groups of tiles of a cluster between two meetings, and their tiles.
+constexpr uint32_t STAGE = W_TILES * LARGEST_TILE;
+// Groups of tiles of a cluster between two cluster barriers, and their tiles.
 constexpr uint32_t GROUPS = WARPS * ROUND;
 constexpr uint32_t BATCH = GROUPS * W_TILES;
 // Superblocks of the longest part.
 constexpr uint32_t PART_SB = (N_SB + N_PARTS - 1) / N_PARTS;
 // Rows of x of a superblock that a warp makes integers of.
-constexpr uint32_t ITEMS = (PART_SB * TILE_ROWS + WARPS - 1) / WARPS;
-// Sums of a pair of rows of a tile, [TILE_ROWS][2].
-constexpr uint32_t PAIR = 2 * TILE_ROWS;
+constexpr uint32_t ITEMS = (PART_SB * X_TILE_ROWS + WARPS - 1) / WARPS;
+// Sums of a pair of rows of a tile, [X_TILE_ROWS][2].
+constexpr uint32_t PAIR = 2 * X_TILE_ROWS;
 constexpr uint32_t SET = N_PARTS * BATCH * PAIR;
 
 static_assert(HAS_CLUSTERS && HAS_BULK_COPIES && !WARPGROUPS, "of 9.0 and above");
-static_assert(N_PARTS == UNIT_ROWS / 2, "a block ends a pair of every tile");
+static_assert(N_PARTS == TILE_ROWS / 2, "a block ends a pair of every tile");
 static_assert(N_TILES == 1 && RANKS == 0 && (W_TILES == 1 || !PACKED), "a tile of x");
-static_assert(BATCH * TILE_ROWS <= THREADS && THREADS % TILE_ROWS == 0, "a thread ends one pair a round");
-static_assert(SHARED_BYTES == WARPS * RING * STAGE + PART_SB * Tile::BYTES + N_SB * TILE_ROWS * 4 +
+static_assert(BATCH * X_TILE_ROWS <= THREADS && THREADS % X_TILE_ROWS == 0, "a thread ends one pair a round");
+static_assert(SHARED_BYTES == WARPS * RING * STAGE + PART_SB * XTile::BYTES + N_SB * X_TILE_ROWS * 4 +
                                   SETS * (SET * 4 + 8),
               "rings, x, squares, sums and their barriers");
 
@@ -48,7 +48,7 @@ struct Params {
     float eps;
     uint32_t m;
     Overflows overflows;
-    QkvTurn turn;
+    QkvRotation rotation;
 };
 
 // What a lane has of a tile's sums: those of add_superblock, or, where rows are packed, of row lane % 4
@@ -65,12 +65,12 @@ using Own = OwnOf<PACKED>::Type;
 
 // The same with both limbs of four rows as the columns of B.
 template <typename T>
-DEVICE void add_packed_superblock(const uint8_t* unit, const uint8_t* x, uint32_t lane, float (&y)[2]) {
+DEVICE void add_packed_superblock(const uint8_t* tile, const uint8_t* x, uint32_t lane, float (&y)[2]) {
     constexpr int SUBS = 64 / T::SUB;   // sub-blocks of a chain
     constexpr int STEPS = T::SUB / 16;  // of a sub-block
     const uint32_t g = lane / 4, q = lane % 4;
-    const typename T::Row rows[2] = {T::row(unit, g), T::row(unit, g + 8)};
-    const float factor = reinterpret_cast<const float*>(x + Tile::FACTORS)[q];
+    const typename T::Row rows[2] = {T::row(tile, g), T::row(tile, g + 8)};
+    const float factor = reinterpret_cast<const float*>(x + XTile::FACTORS)[q];
 #pragma unroll
     for (int t = 0; t < 4; t++) {
         float p[2] = {};
@@ -80,7 +80,7 @@ DEVICE void add_packed_superblock(const uint8_t* unit, const uint8_t* x, uint32_
 #pragma unroll
                 for (int k = 0; k < EIGHTS; k++) {
                     uint32_t a[4];
-                    minimums<T, X_SUMS>(unit, g, q, k, a);
+                    minimums<T, X_SUMS>(tile, g, q, k, a);
                     const uint2 v = *reinterpret_cast<const uint2*>(x + PackedFragments::SUMS +
                                                                     256 * k + lane * 8);
                     const uint32_t b[2] = {v.x, v.y};
@@ -89,7 +89,7 @@ DEVICE void add_packed_superblock(const uint8_t* unit, const uint8_t* x, uint32_
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
                     const float m = fma_rn(sum[2 * r], 16384.0f, sum[2 * r + 1]);
-                    p[r] = mul_rn(-T::dmin(unit, g + 8 * r), m);
+                    p[r] = mul_rn(-T::dmin(tile, g + 8 * r), m);
                 }
             }
         }
@@ -98,7 +98,7 @@ DEVICE void add_packed_superblock(const uint8_t* unit, const uint8_t* x, uint32_
             if constexpr (LOADS_IN_ORDER<T>) __syncwarp();
             const int j = t + 4 * i;
             const int sub = j * T::SUB / 32;  // of 32 columns
-            const auto quants = T::load(unit, lane, sub / 2);
+            const auto quants = T::load(tile, lane, sub / 2);
             const uint8_t* at = x + sub * PackedFragments::SUB_STRIDE + lane * 16;
             uint32_t b[STEPS][2];
             if constexpr (STEPS == 2) {
@@ -147,11 +147,11 @@ DEVICE void store_sums(float* to, uint32_t g, uint32_t q, uint32_t m, const Sums
 }
 
 template <typename T>
-DEVICE void add(const uint8_t* unit, const uint8_t* x, uint32_t lane, Own& y) {
+DEVICE void add(const uint8_t* tile, const uint8_t* x, uint32_t lane, Own& y) {
     if constexpr (PACKED) {
-        add_packed_superblock<T>(unit, x, lane, y);
+        add_packed_superblock<T>(tile, x, lane, y);
     } else {
-        add_superblock<T>(unit, x, lane, y);
+        add_superblock<T>(tile, x, lane, y);
     }
 }
 
@@ -161,8 +161,8 @@ KERNEL_BOUNDS(skinny, Params, THREADS, 1) {
     uint8_t* base = dynamic_shared<uint8_t>();
     uint8_t* ring = base + warp * (RING * STAGE);
     uint8_t* x = base + WARPS * RING * STAGE;
-    float* squares = reinterpret_cast<float*>(x + PART_SB * Tile::BYTES);  // [N_SB][TILE_ROWS]
-    float* sums = squares + N_SB * TILE_ROWS;  // [SETS][N_PARTS][BATCH][PAIR]
+    float* squares = reinterpret_cast<float*>(x + PART_SB * XTile::BYTES);  // [N_SB][X_TILE_ROWS]
+    float* sums = squares + N_SB * X_TILE_ROWS;  // [SETS][N_PARTS][BATCH][PAIR]
     uint64_t* met = reinterpret_cast<uint64_t*>(sums + SETS * SET);  // [SETS]
 
     const uint32_t clusters = gridDim.x / N_PARTS, first = blockIdx.x / N_PARTS;
@@ -187,20 +187,20 @@ KERNEL_BOUNDS(skinny, Params, THREADS, 1) {
     // Behind this barrier of the cluster all of its blocks have begun, and have theirs.
     cluster_arrive_relaxed();
 
-    // Asks for the next of the warp's units: its groups in order, of each the superblocks of the part.
+    // Asks for the next of the warp's tiles: its groups in order, of each the superblocks of the part.
     uint32_t next_group = 0, next_sb = 0;
     auto issue = [&](uint32_t place) {
         if (next_group >= my_groups) return;
         if (lane == 0) {
             const uint32_t tile = first_tile(warp + next_group * WARPS);
             with_segment(p, tile, [&](auto type, const Segment& segment, int, uint32_t own) {
-                constexpr uint32_t UNIT = decltype(type)::UNIT_BYTES;
-                const uint64_t unit = static_cast<uint64_t>(own) * N_SB + sb0 + next_sb;
+                constexpr uint32_t BYTES = decltype(type)::TILE_BYTES;
+                const uint64_t number = static_cast<uint64_t>(own) * N_SB + sb0 + next_sb;
                 barrier_expect(arrived + place, W_TILES * UNIT);
 #pragma unroll
                 for (uint32_t w = 0; w < W_TILES; w++) {
-                    bulk_copy_once(to_shared_address(ring + place * STAGE + w * LARGEST_UNIT),
-                                   segment.units + (unit + w * N_SB) * UNIT, UNIT, arrived + place);
+                    bulk_copy_once(to_shared_address(ring + place * STAGE + w * LARGEST_TILE),
+                                   segment.weights + (number + w * N_SB) * BYTES, BYTES, arrived + place);
                 }
             });
         }
@@ -218,7 +218,7 @@ KERNEL_BOUNDS(skinny, Params, THREADS, 1) {
 #pragma unroll
         for (uint32_t j = 0; j < ITEMS; j++) {
             const uint32_t i = warp + j * WARPS;
-            const uint32_t k = i < items ? (sb0 + i / p.m) * UNIT_COLS + lane * 8 : N_IN;
+            const uint32_t k = i < items ? (sb0 + i / p.m) * TILE_COLS + lane * 8 : N_IN;
 #pragma unroll
             for (uint32_t e = 0; e < 8; e += 4) {
                 float4 four = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -236,21 +236,21 @@ KERNEL_BOUNDS(skinny, Params, THREADS, 1) {
 #pragma unroll
     for (uint32_t j = 0; j < ITEMS; j++) {
         const uint32_t i = warp + j * WARPS, row = i < items ? i % p.m : 0;
-        const uint32_t k = i < items ? (sb0 + i / p.m) * UNIT_COLS + lane * 8 : N_IN;
+        const uint32_t k = i < items ? (sb0 + i / p.m) * TILE_COLS + lane * 8 : N_IN;
         load_columns<N_IN>(p.x + static_cast<uint64_t>(row) * N_IN, k, raw[j]);
     }
     // The rest, behind x: what is asked for first arrives first.
 #pragma unroll 1
     for (uint32_t u = AHEAD; u < RING; u++) issue(u);
     // The pair that this thread ends of a round: tile `ended` of it, row `m`.
-    const uint32_t m = threadIdx.x % TILE_ROWS, ended = threadIdx.x / TILE_ROWS;
+    const uint32_t m = threadIdx.x % X_TILE_ROWS, ended = threadIdx.x / X_TILE_ROWS;
     // What it is added to or rotated by, of the first round asked for before the sums, and where it goes: in
     // shared memory, for registers are short.
-    constexpr bool TURNS = EPILOGUE == EPILOGUE_QKV;
-    SHARED Rotation rotations[TURNS ? THREADS : 1];
-    SHARED uint32_t positions[TURNS ? TILE_ROWS : 1];
-    const uint32_t row_position = m < p.m ? position_of(p.turn, m) : 0;
-    if (TURNS && threadIdx.x < TILE_ROWS) positions[m] = row_position;
+    constexpr bool ROTATES = EPILOGUE == EPILOGUE_QKV;
+    SHARED Rotation rotations[ROTATES ? THREADS : 1];
+    SHARED uint32_t positions[ROTATES ? X_TILE_ROWS : 1];
+    const uint32_t row_position = m < p.m ? position_of(p.rotation, m) : 0;
+    if (ROTATES && threadIdx.x < X_TILE_ROWS) positions[m] = row_position;
     Before before = {};
     auto ask = [&](uint32_t round, uint32_t position) {
         const uint32_t i = round * GROUPS + ended / W_TILES;
@@ -258,8 +258,8 @@ KERNEL_BOUNDS(skinny, Params, THREADS, 1) {
         const uint32_t tile = first_tile(i) + ended % W_TILES;
         with_segment(p, tile, [&](auto, const Segment& segment, int number, uint32_t own) {
             before = before_of(segment, own, rank, m);
-            if constexpr (TURNS) {
-                rotations[threadIdx.x] = rotation_in(p.turn, number, own, rank, position);
+            if constexpr (ROTATES) {
+                rotations[threadIdx.x] = rotation_in(p.rotation, number, own, rank, position);
             }
         });
     };
@@ -275,16 +275,16 @@ KERNEL_BOUNDS(skinny, Params, THREADS, 1) {
             // Of the cluster, a lane a block; all of them have begun.
             if (j == 0) cluster_wait();
             if (lane < N_PARTS) {
-                store_async(squares + (sb0 + sb) * TILE_ROWS + row, lane, square, met);
+                store_async(squares + (sb0 + sb) * X_TILE_ROWS + row, lane, square, met);
             }
 #pragma unroll
             for (int e = 0; e < 8; e++) raw[j][e] = mul_rn(raw[j][e], norm[j][e]);
         }
         const Fixed fixed = fixed_point(raw[j]);
         if (overflows(fixed) && lane == 0) report_overflow(p.overflows, row, fixed);
-        store_in_tile(x + sb * Tile::BYTES, row, lane, fixed);
+        store_in_tile(x + sb * XTile::BYTES, row, lane, fixed);
     }
-    // Whoever had no part of the norm.
+    // Warps without a part of the norm.
     if (!NORM || warp >= items) cluster_wait();
     __syncthreads();
     STAMP(STAMP_READY);
@@ -304,7 +304,7 @@ KERNEL_BOUNDS(skinny, Params, THREADS, 1) {
             const uint32_t rows = PACKED ? p.m : (p.m + 1) / 2 * 2;
             barrier_expect(met + round % SETS, its * W_TILES * N_PARTS * rows * 8 + of_norm);
         }
-        if (round > 0) ask(round, positions[TURNS ? m : 0]);
+        if (round > 0) ask(round, positions[ROTATES ? m : 0]);
 #pragma unroll 1
         for (uint32_t j = round * ROUND; j < my_groups && j < (round + 1) * ROUND; j++) {
             const uint32_t tile = first_tile(warp + j * WARPS);
@@ -313,7 +313,7 @@ KERNEL_BOUNDS(skinny, Params, THREADS, 1) {
             for (uint32_t s = 0; s < n_sb; s++) {
                 barrier_wait(arrived + stage, phase);
                 with_type(p, tile, [&](auto type) {
-                    add<decltype(type)>(ring + stage * STAGE, x + s * Tile::BYTES, lane, y);
+                    add<decltype(type)>(ring + stage * STAGE, x + s * XTile::BYTES, lane, y);
                 });
                 __syncwarp();
                 issue(stage);
@@ -330,7 +330,7 @@ KERNEL_BOUNDS(skinny, Params, THREADS, 1) {
             if (round == 0) {
                 float of_row[N_SB];
 #pragma unroll
-                for (uint32_t sb = 0; sb < N_SB; sb++) of_row[sb] = squares[sb * TILE_ROWS + m];
+                for (uint32_t sb = 0; sb < N_SB; sb++) of_row[sb] = squares[sb * X_TILE_ROWS + m];
                 factor = rms_factor<N_SB>(of_row, N_IN, p.eps);
             }
         }
@@ -347,7 +347,7 @@ KERNEL_BOUNDS(skinny, Params, THREADS, 1) {
         }
         if constexpr (NORM) a = mul_rn(a, factor), b = mul_rn(b, factor);
         const uint32_t tile = first_tile(i) + ended % W_TILES;
-        const Rotation rotation = TURNS ? rotations[threadIdx.x] : Rotation{1.0f, 0.0f};
+        const Rotation rotation = ROTATES ? rotations[threadIdx.x] : Rotation{1.0f, 0.0f};
         with_segment(p, tile, [&](auto, const Segment& segment, int number, uint32_t own) {
             finish_pair(segment, 0, number, own, rank, m, a, b, rotation, before);
         });

@@ -1,6 +1,6 @@
 // Rows of activations as integers in the order of matmul.cu: a block a superblock of eight rows, a
 // warp a row. With NORM, x is multiplied by the norm's weight, and the sums of its squares are left for
-// whoever ends the product.
+// the end of the product.
 //
 // By experts, a row is the one of its pair, and blocks of rows that no expert has are left as they are.
 //
@@ -8,7 +8,7 @@
 #include "norm.cuh"
 #include "variant.cuh"
 #include "experts.cuh"
-#include "tile.cuh"
+#include "x_tile.cuh"
 
 constexpr uint32_t N_SB = (N_IN + 255) / 256;
 
@@ -49,6 +49,6 @@ KERNEL_BOUNDS(split, Params, 256, 1) {
     const Fixed fixed = fixed_point(v);
     delay_block();
     if (overflows(fixed) && lane == 0) report_overflow(p.overflows, row_of_batch(pair), fixed);
-    uint8_t* tile = p.tiles + (static_cast<uint64_t>(sb) * gridDim.y + blockIdx.y) * Tile::BYTES;
+    uint8_t* tile = p.tiles + (static_cast<uint64_t>(sb) * gridDim.y + blockIdx.y) * XTile::BYTES;
     store_in_tile(tile, row, lane, fixed);
 }

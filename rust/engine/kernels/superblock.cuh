@@ -3,7 +3,7 @@
 //
 // Include it behind epilogue.cuh, which has N_SB and N_PARTS.
 #pragma once
-#include "tile.cuh"
+#include "x_tile.cuh"
 
 // Superblocks before part `part`.
 DEVICE uint32_t first_sb(uint32_t part) { return part * N_SB / N_PARTS; }
@@ -15,7 +15,7 @@ using Sums = float[W_TILES][N_TILES][4];
 
 // Whether loads must stay in their chain: elsewhere the compiler moves so many of them ahead that
 // registers go to memory, as it does for two tiles of weights and one of x, for one of each by several types,
-// and, of eight rows of x, by one that has sixteen scales and quants of six words, or turns what it makes.
+// and, of eight rows of x, by one that has sixteen scales and quants of six words, or rotates what it makes.
 template <typename T>
 constexpr bool LOADS_IN_ORDER =
     !ARCH_AT_LEAST(900) || ARCH_AT_LEAST(1000) ||
@@ -30,7 +30,7 @@ DEVICE void end_chain(const uint8_t* x, uint32_t q, Sums& p, Sums& y) {
 #pragma unroll
     for (int n = 0; n < N_TILES; n++) {
         const float2 factor =
-            *reinterpret_cast<const float2*>(x + n * Tile::BYTES + Tile::FACTORS + q * 8);
+            *reinterpret_cast<const float2*>(x + n * XTile::BYTES + XTile::FACTORS + q * 8);
 #pragma unroll
         for (int w = 0; w < W_TILES; w++) {
 #pragma unroll
@@ -42,9 +42,9 @@ DEVICE void end_chain(const uint8_t* x, uint32_t q, Sums& p, Sums& y) {
     }
 }
 
-// y of a superblock: `units` are this warp's, LARGEST_UNIT apart, `x` its tiles.
+// y of a superblock: `tiles` are this warp's, LARGEST_TILE apart, `x` its tiles.
 template <typename T>
-DEVICE void add_superblock(const uint8_t* units, const uint8_t* x, uint32_t lane, Sums& y) {
+DEVICE void add_superblock(const uint8_t* weights, const uint8_t* x, uint32_t lane, Sums& y) {
     constexpr int SUBS = 64 / T::SUB;   // sub-blocks of a chain
     constexpr int STEPS = T::SUB / 16;  // of a sub-block
     const uint32_t g = lane / 4, q = lane % 4;
@@ -52,7 +52,7 @@ DEVICE void add_superblock(const uint8_t* units, const uint8_t* x, uint32_t lane
 #pragma unroll
     for (int w = 0; w < W_TILES; w++) {
 #pragma unroll
-        for (int r = 0; r < 2; r++) rows[w][r] = T::row(units + w * LARGEST_UNIT, g + 8 * r);
+        for (int r = 0; r < 2; r++) rows[w][r] = T::row(weights + w * LARGEST_TILE, g + 8 * r);
     }
 #pragma unroll
     for (int t = 0; t < 4; t++) {
@@ -61,14 +61,14 @@ DEVICE void add_superblock(const uint8_t* units, const uint8_t* x, uint32_t lane
             if (t == 0) {
 #pragma unroll
                 for (int w = 0; w < W_TILES; w++) {
-                    const uint8_t* unit = units + w * LARGEST_UNIT;
+                    const uint8_t* tile = weights + w * LARGEST_TILE;
                     uint32_t a[EIGHTS][4];
 #pragma unroll
-                    for (int k = 0; k < EIGHTS; k++) minimums<T, X_SUMS>(unit, g, q, k, a[k]);
-                    const float dmin[2] = {T::dmin(unit, g), T::dmin(unit, g + 8)};
+                    for (int k = 0; k < EIGHTS; k++) minimums<T, X_SUMS>(tile, g, q, k, a[k]);
+                    const float dmin[2] = {T::dmin(tile, g), T::dmin(tile, g + 8)};
 #pragma unroll
                     for (int n = 0; n < N_TILES; n++) {
-                        const uint8_t* at = x + n * Tile::BYTES + Fragments::SUMS + lane * 8;
+                        const uint8_t* at = x + n * XTile::BYTES + Fragments::SUMS + lane * 8;
                         float upper[4] = {}, lower[4] = {};
 #pragma unroll
                         for (int k = 0; k < EIGHTS; k++) {
@@ -97,7 +97,7 @@ DEVICE void add_superblock(const uint8_t* units, const uint8_t* x, uint32_t lane
             [[maybe_unused]] float offset[W_TILES][2];
 #pragma unroll
             for (int w = 0; w < W_TILES; w++) {
-                const auto quants = T::load(units + w * LARGEST_UNIT, lane, sub / 2);
+                const auto quants = T::load(weights + w * LARGEST_TILE, lane, sub / 2);
 #pragma unroll
                 for (int step = 0; step < STEPS; step++) {
                     T::fragment(quants, sub % 2, STEPS == 2 ? step : j % 2, a[w][step]);
@@ -111,7 +111,7 @@ DEVICE void add_superblock(const uint8_t* units, const uint8_t* x, uint32_t lane
             }
 #pragma unroll
             for (int n = 0; n < N_TILES; n++) {
-                const uint8_t* at = x + n * Tile::BYTES + sub * Fragments::SUB_STRIDE + lane * 16;
+                const uint8_t* at = x + n * XTile::BYTES + sub * Fragments::SUB_STRIDE + lane * 16;
                 uint32_t b[2][STEPS][2];
 #pragma unroll
                 for (int limb = 0; limb < 2; limb++) {
@@ -127,7 +127,7 @@ DEVICE void add_superblock(const uint8_t* units, const uint8_t* x, uint32_t lane
                 }
                 [[maybe_unused]] float2 of_x;
                 if constexpr (T::OFFSETS == OWN_OFFSETS) {
-                    of_x = *reinterpret_cast<const float2*>(x + n * Tile::BYTES +
+                    of_x = *reinterpret_cast<const float2*>(x + n * XTile::BYTES +
                                                             Fragments::offsets(j) + q * 8);
                 }
 #pragma unroll

@@ -239,7 +239,7 @@ impl ModelInfo {
             rope.style = plan
                 .ops
                 .iter()
-                .find_map(|op| op.signature().turn.map(|turn| turn.style));
+                .find_map(|op| op.signature().rotation.map(|rotation| rotation.style));
         }
         info.layers = layers(&plan);
         let used: HashSet<&str> = plan.weights.iter().map(|w| w.name.as_str()).collect();

@@ -170,14 +170,14 @@ pub struct Logprobs {
 
 /// The place in the order `(z descending, id ascending)` behind which tokens are dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Cut {
+struct Threshold {
     /// [`key`] of the last survivor.
     key: u32,
     /// Its id.
     id: u32,
 }
 
-impl Cut {
+impl Threshold {
     fn keeps(&self, key: u32, id: u32) -> bool {
         key > self.key || (key == self.key && id <= self.id)
     }
@@ -210,7 +210,7 @@ fn shortest_front(
     mut candidates: Vec<u32>,
     target: u64,
     weight: impl Fn(f32) -> u64,
-) -> Option<Cut> {
+) -> Option<Threshold> {
     let mut before = 0;
     for shift in [21, 10, 0] {
         let digit = |id: &u32| (key(values[*id as usize]) >> shift & 0x7ff) as usize;
@@ -229,7 +229,7 @@ fn shortest_front(
         let value = values[id as usize];
         before += weight(value);
         if before >= target {
-            return Some(Cut {
+            return Some(Threshold {
                 key: key(value),
                 id,
             });
@@ -335,8 +335,8 @@ impl Sampler {
         for z in &mut self.z {
             *z = (*z - most) / temperature + 0.0;
         }
-        let cut = self.filter()?;
-        Ok(self.draw(cut, index))
+        let threshold = self.filter()?;
+        Ok(self.draw(threshold, index))
     }
 
     /// Steps 1 and 2: `self.z = y`.
@@ -378,58 +378,60 @@ impl Sampler {
         }
     }
 
-    fn survivors(&self, cut: Option<Cut>) -> impl Iterator<Item = u32> + '_ {
+    fn survivors(&self, threshold: Option<Threshold>) -> impl Iterator<Item = u32> + '_ {
         (0u32..).zip(&self.z).filter_map(move |(id, z)| {
-            let alive = *z != f32::NEG_INFINITY && cut.is_none_or(|cut| cut.keeps(key(*z), id));
+            let alive = *z != f32::NEG_INFINITY
+                && threshold.is_none_or(|threshold| threshold.keeps(key(*z), id));
             alive.then_some(id)
         })
     }
 
-    fn candidates(&self, cut: Option<Cut>) -> Result<Vec<u32>> {
+    fn candidates(&self, threshold: Option<Threshold>) -> Result<Vec<u32>> {
         let mut ids = room(self.z.len())?;
-        ids.extend(self.survivors(cut));
+        ids.extend(self.survivors(threshold));
         Ok(ids)
     }
 
     /// Step 5: what survives all filters.
     #[inline(always)]
-    fn filter(&self) -> Result<Option<Cut>> {
+    fn filter(&self) -> Result<Option<Threshold>> {
         let Params {
             top_k,
             top_p,
             min_p,
             ..
         } = self.params;
-        let mut cut = None;
+        let mut threshold = None;
         if (1..self.z.len()).contains(&top_k) {
-            cut = shortest_front(&self.z, self.candidates(cut)?, top_k as u64, |_| 1);
+            threshold = shortest_front(&self.z, self.candidates(threshold)?, top_k as u64, |_| 1);
         }
         if top_p < 1.0 {
-            let candidates = self.candidates(cut)?;
+            let candidates = self.candidates(threshold)?;
             let total: u64 = candidates.iter().map(|id| mass(self.z[*id as usize])).sum();
             let share = (f64::from(top_p) * 4_294_967_296.0).round() as u128;
             let target = (u128::from(total) * share).div_ceil(1 << 32).max(1) as u64;
-            cut = shortest_front(&self.z, candidates, target, mass).or(cut);
+            threshold = shortest_front(&self.z, candidates, target, mass).or(threshold);
         }
         if min_p >= f32::MIN_POSITIVE {
-            let least = Cut {
+            let least = Threshold {
                 key: key(math::ln(min_p)),
                 id: u32::MAX,
             };
             // Of two fronts of the same order the shorter lies within the other.
-            let shorter = |cut: Cut| (cut.key, !cut.id).max((least.key, !least.id));
-            let (key, id) = cut.map_or((least.key, !least.id), shorter);
-            cut = Some(Cut { key, id: !id });
+            let shorter =
+                |threshold: Threshold| (threshold.key, !threshold.id).max((least.key, !least.id));
+            let (key, id) = threshold.map_or((least.key, !least.id), shorter);
+            threshold = Some(Threshold { key, id: !id });
         }
-        Ok(cut)
+        Ok(threshold)
     }
 
     /// Step 6.
     #[inline(always)]
-    fn draw(&self, cut: Option<Cut>, index: u32) -> u32 {
+    fn draw(&self, threshold: Option<Threshold>, index: u32) -> u32 {
         let (mut best, mut best_score) = (0, f32::NEG_INFINITY);
         let (mut group, mut words) = (u32::MAX, [0; 4]);
-        for id in self.survivors(cut) {
+        for id in self.survivors(threshold) {
             if id / 4 != group {
                 group = id / 4;
                 words = random::words(self.params.seed, index, group);
@@ -515,8 +517,8 @@ pub fn logprobs(logits: &[f32], token: u32, n: usize) -> Result<Logprobs> {
     if n > 0 {
         let mut all = room(z.len())?;
         all.extend(ids());
-        let cut = shortest_front(&z, all, n as u64, |_| 1);
-        top.extend(ids().filter(|id| cut.is_none_or(|c| c.keeps(key(z[*id as usize]), *id))));
+        let threshold = shortest_front(&z, all, n as u64, |_| 1);
+        top.extend(ids().filter(|id| threshold.is_none_or(|c| c.keeps(key(z[*id as usize]), *id))));
         // The sort is stable: equal tokens stay in the order of their ids.
         top.sort_by_key(|id| !key(z[*id as usize]));
     }

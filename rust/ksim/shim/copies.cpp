@@ -72,7 +72,7 @@ static inline Phase phase_of(const Block* b, const uint64_t* barrier) {
     return phase;
 }
 
-// Ends the phase where all has arrived and all copies were asked for, which happen now: whoever reads
+// Ends the phase where all has arrived and all copies were asked for, which happen now: a thread that reads
 // their targets earlier reads poison.
 static void try_to_end(Block* b, uint64_t* barrier, Phase phase) {
     if (phase.missing == 0 && phase.bytes == 0) {

@@ -38,7 +38,7 @@ void keep_read(const void* address, uint32_t bytes) {
 
 static inline Cluster& cluster() { return grid->cluster[first_of_cluster()]; }
 
-// Ends the phase where nobody is missing.
+// Ends the phase where no thread is missing.
 static void try_to_end(Cluster& c) {
     if (c.missing > 0) return;
     c.phase++;

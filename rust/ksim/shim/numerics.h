@@ -84,12 +84,12 @@ static inline void mma_m16n8k32(int32_t d[4], const uint32_t a[4], const uint32_
                    bytes_of(a_signed, b_signed));
 }
 
-static inline void ldmatrix_x4(uint32_t d[4], const void* row, bool transposed) {
+static inline void ldmatrix_x4(uint32_t d[4], const void* row) {
     if (reinterpret_cast<uintptr_t>(row) % 16) {
         fail(KSIM_MISALIGNED_ADDRESS, "ldmatrix_x4 from %p: rows are 16-byte aligned", row);
     }
-    warp_operation(transposed ? LDMATRIX_TRANSPOSED : LDMATRIX, 0xffffffffu,
-                   reinterpret_cast<uint64_t>(d), reinterpret_cast<uint64_t>(row));
+    warp_operation(LDMATRIX, 0xffffffffu, reinterpret_cast<uint64_t>(d),
+                   reinterpret_cast<uint64_t>(row));
 }
 
 }  // namespace sim

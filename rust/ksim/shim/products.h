@@ -1,6 +1,6 @@
 // Products of warpgroups, which run behind their issue: as late as a wait allows, when no thread of the
 // block can go on otherwise. Until then the registers that they fill are poison. Operands that change
-// meanwhile are an error, as are products without a fence and products that nobody waits for.
+// meanwhile are an error, as are products without a fence and products without a wait.
 #pragma once
 
 namespace sim {

@@ -43,7 +43,7 @@ pub fn nvrtc_path() -> PathBuf {
     library_dir().join("libnvrtc.so")
 }
 
-/// Loads both libraries into this process: whoever opens `libcuda.so` or `libnvrtc.so` by name later
+/// Loads both libraries into this process: code that opens `libcuda.so` or `libnvrtc.so` by name later
 /// gets these, for the loader knows them by those names. For tests that cannot set
 /// `LD_LIBRARY_PATH` before they start.
 ///

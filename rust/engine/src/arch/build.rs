@@ -218,7 +218,7 @@ impl<'a> Builder<'a> {
         Ok(self.plan.ropes.len() - 1)
     }
 
-    /// Turns queries by the angles of one table and keys by those of another.
+    /// Rotates queries by the angles of one table and keys by those of another.
     pub fn rotate_apart(&mut self, heads: Heads, [q, k]: [usize; 2], style: RopeStyle) {
         for (x, n_head, table) in [(heads.q, heads.n_head, q), (heads.k, heads.kv.n_head_kv, k)] {
             self.push(Op::Rope {
@@ -298,7 +298,7 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// Turns queries and keys by the angles of a table.
+    /// Rotates queries and keys by the angles of a table.
     pub fn rotate(&mut self, heads: Heads, table: usize, style: RopeStyle) {
         self.rotate_apart(heads, [table, table], style);
     }

@@ -40,7 +40,7 @@ impl<'a> Mixer<'a> {
         Ok(())
     }
 
-    /// Attention of queries that came with a gate each, normalized and turned; its output times the
+    /// Attention of queries that came with a gate each, normalized and rotated; its output times the
     /// logistic function of the gate.
     fn attention(&self, b: &mut Builder<'_>, layer: usize, x: BufferId) -> Result<BufferId> {
         let c = b.config;

@@ -22,9 +22,9 @@ pub fn plan(config: &Config) -> Result<Plan> {
     let c = config;
     let kinds = kinds(&mut b)?;
     let x = b.embed((c.n_embd as f32).sqrt())?;
-    let told = match c.n_embd_layer {
+    let ple = match c.n_embd_layer {
         0 => None,
-        width => Some(told(&mut b, x, width)?),
+        width => Some(ple(&mut b, x, width)?),
     };
     for layer in 0..c.n_layer {
         let delta = attend(&mut b, &kinds, layer, x)?;
@@ -40,8 +40,8 @@ pub fn plan(config: &Config) -> Result<Plan> {
         }
         b.norm_delta(layer, delta, "post_ffw_norm")?;
         b.add(delta, x);
-        if let Some(told) = told {
-            let delta = listen(&mut b, layer, x, told)?;
+        if let Some(ple) = ple {
+            let delta = add_ple(&mut b, layer, x, ple)?;
             b.norm_delta(layer, delta, "post_norm")?;
             b.add(delta, x);
         }
@@ -272,12 +272,12 @@ fn experts(b: &mut Builder<'_>, layer: usize, x: BufferId) -> Result<BufferId> {
     Ok(out)
 }
 
-/// What all layers are told of the tokens, `[n_layer * width]`: half of it by a table of its own, half
+/// The per-layer embeddings (PLE) of all layers, `[n_layer * width]`: half of it by a table of its own, half
 /// from the embedding.
-fn told(b: &mut Builder<'_>, x: BufferId, width: usize) -> Result<BufferId> {
+fn ple(b: &mut Builder<'_>, x: BufferId, width: usize) -> Result<BufferId> {
     let c = b.config;
     let all = c.n_layer * width;
-    let (out, projected) = (b.buffer("told", all), b.buffer("projected", all));
+    let (out, projected) = (b.buffer("ple", all), b.buffer("projected", all));
     let weight = b.weight("per_layer_token_embd.weight", &[all, c.n_vocab])?;
     let scale = (width as f32).sqrt();
     b.push(Op::Embed { weight, out, scale });
@@ -304,17 +304,17 @@ fn told(b: &mut Builder<'_>, x: BufferId, width: usize) -> Result<BufferId> {
     Ok(out)
 }
 
-/// `proj · (gelu(inp_gate · x) * what the layer is told)`: what is to be added to x.
-fn listen(b: &mut Builder<'_>, layer: usize, x: BufferId, told: BufferId) -> Result<BufferId> {
+/// `proj · (gelu(inp_gate · x) * the layer's input)`: what is to be added to x.
+fn add_ple(b: &mut Builder<'_>, layer: usize, x: BufferId, ple: BufferId) -> Result<BufferId> {
     let (n_embd, width) = (b.config.n_embd, b.config.n_embd_layer);
     let (gate, up, act) = (
-        b.buffer("told_gate", width),
-        b.buffer("told_up", width),
-        b.buffer("told_act", width),
+        b.buffer("ple_gate", width),
+        b.buffer("ple_up", width),
+        b.buffer("ple_act", width),
     );
     let delta = b.buffer("delta", n_embd);
     b.push(Op::Slice {
-        x: told,
+        x: ple,
         out: up,
         n: 1,
         first: layer * width,

@@ -37,7 +37,7 @@ pub fn plan(config: &Config) -> Result<Plan> {
 }
 
 /// The tables of queries and of keys. A factor of queries that goes by their position is one of the
-/// cosines and sines, which turn all of a head.
+/// cosines and sines, which rotate all of a head.
 fn tables(b: &mut Builder<'_>) -> Result<[usize; 2]> {
     let c = b.config;
     let keys = b.rope_table(c.rope_dim, c.rope_base, &scaling(c))?;

@@ -127,8 +127,8 @@ pub fn find(name: &str) -> Result<&'static Architecture> {
 /// # Errors
 /// [`Error::Unsupported`] lists the architectures; [`Error::Metadata`] for experts where it has none;
 /// [`Error::Tensor`] names a tensor that is
-/// missing, of the wrong shape, or that the architecture has no use for: a model with more than
-/// its name says computes something else.
+/// missing, of the wrong shape, or unknown to the architecture: a model with more tensors is another
+/// model.
 pub fn plan(config: &Config) -> Result<Plan> {
     let row = find(&config.arch)?;
     if let Some(experts) = config.experts.filter(|_| !row.experts) {

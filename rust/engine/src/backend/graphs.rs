@@ -1,4 +1,4 @@
-//! What a backend with graphs is told of them, and says of them.
+//! CUDA graphs of a backend: modes, statistics, checks and profiles.
 
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -264,7 +264,7 @@ pub struct Moment {
     pub last: f64,
 }
 
-/// The error of whoever asks a device without graphs for one.
+/// The error for a request for graphs on a device without them.
 pub fn none_on(device: &str) -> Error {
     Error::Device {
         what: format!("device {device:?}"),

@@ -1,4 +1,4 @@
-//! Looking at the graphs of a backend that has some.
+//! Inspection of the graphs of a backend.
 
 use std::sync::Arc;
 

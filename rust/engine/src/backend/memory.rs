@@ -325,13 +325,13 @@ mod tests {
 
     #[test]
     fn a_pool_is_its_pages_and_a_page_its_tokens() {
-        // 100 tokens take two pages; page 0 is nobody's.
+        // 100 tokens take two pages; page 0 is never allocated.
         let pages = pages(64, quant::DEFAULT_KV, 5, 100).unwrap();
         assert_eq!(
             (pages.n_pages, pages.per_slot(), pages.entries()),
             (11, 2, 10)
         );
-        // 64 integers of 16 bits and their unit.
+        // 64 integers of 16 bits and their scale.
         let head = 64 * 2 + 2;
         assert_eq!(pages.token_bytes(), 2 * 2 * 3 * head as u64);
         assert_eq!(pages.layers[1].at, 11 * 3 * 64 * head);

@@ -1,4 +1,4 @@
-//! What runs a plan. A backend owns the KV cache, the page table and, a slot for each sequence in
+//! Backends run plans. A backend owns the KV cache, the page table and, a slot for each sequence in
 //! flight, the decode state: position, last token, sampler, limits. The engine above only says
 //! which pages a slot may use, feeds prompts, asks for steps and collects tokens.
 
@@ -18,8 +18,8 @@ mod graphs;
 mod inspect;
 mod memory;
 mod parts;
+mod prefaulted;
 mod storage;
-mod touched;
 mod windows;
 
 pub use graphs::{
@@ -29,8 +29,8 @@ pub use graphs::{
 pub use inspect::Inspect;
 pub use memory::{check_state, not_below, pages_of, pool_pages, KvLayer, KvPages, Needs};
 pub use parts::Part;
+pub use prefaulted::Prefaulted;
 pub use storage::{HostMemory, Storage};
-pub use touched::Touched;
 pub use windows::{Kind, Windows};
 
 /// Tokens in a KV page. Page 0 is reserved: padding rows live there, no sequence does.
@@ -150,7 +150,7 @@ pub enum Finish {
     Failed(Error),
 }
 
-/// Tokens that may come to follow the one drawn last in a slot. Whoever proposes them need not be right:
+/// Draft tokens to follow the one drawn last in a slot (speculative decoding). They need not be right:
 /// a step verifies them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Draft {
@@ -322,7 +322,7 @@ const RUNNER_ROWS: usize = 512;
 /// A runner on `device`: `cpu`, `cuda` or `cuda:N`.
 ///
 /// # Errors
-/// What the backend says of the plan, the weights and the memory.
+/// Errors of the plan, the weights or memory.
 pub fn runner(
     device: &str,
     plan: Plan,
@@ -350,7 +350,7 @@ pub fn runner(
     }
 }
 
-/// Rows of a slice of a prompt on a CPU that nobody has timed yet.
+/// Rows of a chunk of a prompt on a CPU before any chunk was timed.
 const FIRST_SLICE: usize = 32;
 
 /// Rows of a slice of a prompt from which on more would not make a CPU faster.
@@ -488,7 +488,7 @@ pub trait Backend: Send {
     /// Whether another decode step may be queued before [`Backend::drain`].
     fn may_queue(&self) -> bool;
 
-    /// Leaves the sequence of `slot` out of the steps to come, or takes it in again: it stays as it is.
+    /// Pauses the sequence of `slot` or resumes it; its state is kept.
     /// Does nothing where there is none.
     fn set_paused(&mut self, slot: usize, paused: bool);
 

@@ -1,4 +1,4 @@
-//! Parts of prompts, and how passes take them.
+//! Parts of prompts (chunked prefill), and how passes take them.
 
 use std::collections::VecDeque;
 

@@ -1,7 +1,7 @@
 //! What of a sequence can be taken out of a backend and put back: pages of keys and values, and
 //! states.
 
-use super::{Kind, Touched};
+use super::{Kind, Prefaulted};
 use crate::error::{Error, Result};
 
 /// Bytes of the host's memory, of the kind that a device copies to and from fastest.
@@ -53,7 +53,7 @@ pub trait Storage {
     ///
     /// # Errors
     /// [`Error::Memory`].
-    fn host_memory(&self, memory: Touched) -> Result<Box<dyn HostMemory>> {
+    fn host_memory(&self, memory: Prefaulted) -> Result<Box<dyn HostMemory>> {
         Ok(Box::new(memory))
     }
 }

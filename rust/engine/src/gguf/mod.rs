@@ -148,7 +148,7 @@ impl Gguf {
             };
             let ty = r.u32(&field)?;
             let value = r.value(ty, &field)?;
-            // Nobody can ask for a key that is not text.
+            // A key that is not text cannot be looked up.
             let Ok(key) = key else { continue };
             if keys.insert(key.clone(), metadata.len()).is_some() {
                 return Err(invalid("metadata key", format!("{field}, twice"), DAMAGED));
@@ -185,7 +185,7 @@ impl Gguf {
 
     /// Checks where the tensors lie: aligned, one after the other without overlap or gap, inside the
     /// file; no name twice. (llama.cpp wants the same, and file order too.) What follows the last is
-    /// nobody's.
+    /// ignored.
     fn place(
         &mut self,
         records: Vec<(TensorInfo, u64)>,

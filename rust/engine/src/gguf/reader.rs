@@ -121,7 +121,7 @@ impl<'a> Reader<'a> {
         Ok(name.map(str::to_owned))
     }
 
-    /// A string's text, where it is one: what nobody asks for may be anything.
+    /// A string's text, where it is UTF-8: values that are never read may be anything.
     fn string(&mut self, field: &str) -> Result<Text<&'a str>> {
         let n = self.count(1, field)?;
         let bytes = self.take(n, field)?;

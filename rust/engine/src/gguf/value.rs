@@ -20,7 +20,7 @@ pub enum Value {
     U64(u64),
     I64(i64),
     F64(f64),
-    /// A string that is not UTF-8: an error for who asks for it, none for the file.
+    /// A string that is not UTF-8: an error where it is read, none for the file.
     NotUtf8(NotUtf8),
 }
 

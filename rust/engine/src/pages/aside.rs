@@ -9,7 +9,7 @@ use std::time::Instant;
 use super::content::nothing_to_copy;
 use super::host::Bytes;
 use super::{Free, Pool, Sequence};
-use crate::backend::{pages_of, Backend, Kind, Storage, Touched, PAGE_TOKENS};
+use crate::backend::{pages_of, Backend, Kind, Prefaulted, Storage, PAGE_TOKENS};
 use crate::error::Result;
 
 /// Tokens of a sequence.
@@ -33,7 +33,7 @@ impl Span {
 
 /// Memory of the host for a page.
 fn piece(storage: &dyn Storage) -> Result<Bytes> {
-    storage.host_memory(Touched::new(storage.page_bytes(Kind::Whole))?)
+    storage.host_memory(Prefaulted::new(storage.page_bytes(Kind::Whole))?)
 }
 
 /// Memory of the host for pages of sequences that stepped aside.

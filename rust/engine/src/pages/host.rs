@@ -7,7 +7,7 @@ use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::Arc;
 
 use super::{Counts, Pool};
-use crate::backend::{Backend, HostMemory, Storage, Touched};
+use crate::backend::{Backend, HostMemory, Prefaulted, Storage};
 use crate::error::Result;
 
 /// A piece.
@@ -21,11 +21,11 @@ const AHEAD: usize = 32;
 #[derive(Debug)]
 struct Maker {
     wanted: Sender<usize>,
-    made: Receiver<Touched>,
+    made: Receiver<Prefaulted>,
     /// By size those that are under way.
     asked: HashMap<usize, usize>,
     /// Those that came and were not taken.
-    ready: Vec<Touched>,
+    ready: Vec<Prefaulted>,
 }
 
 impl Maker {
@@ -38,7 +38,7 @@ impl Maker {
                 .name("onegraph-memory".into())
                 .spawn(move || {
                     while let Ok(bytes) = orders.recv() {
-                        let Ok(memory) = Touched::new(bytes) else {
+                        let Ok(memory) = Prefaulted::new(bytes) else {
                             return;
                         };
                         if out.send(memory).is_err() {
@@ -56,14 +56,14 @@ impl Maker {
     }
 
     /// A piece that is there.
-    fn take(&mut self, bytes: usize) -> Option<Touched> {
+    fn take(&mut self, bytes: usize) -> Option<Prefaulted> {
         while let Ok(memory) = self.made.try_recv() {
             if let Some(asked) = self.asked.get_mut(&memory.bytes().len()) {
                 *asked -= 1;
             }
             self.ready.push(memory);
         }
-        let found = |memory: &Touched| memory.bytes().len() == bytes;
+        let found = |memory: &Prefaulted| memory.bytes().len() == bytes;
         let at = self.ready.iter().position(found)?;
         Some(self.ready.swap_remove(at))
     }
@@ -153,9 +153,9 @@ impl Host {
     }
 
     /// Memory for a new piece, made ahead or now.
-    fn touched(&mut self, bytes: usize) -> Result<Touched> {
+    fn touched(&mut self, bytes: usize) -> Result<Prefaulted> {
         let made = self.maker.as_mut().and_then(|maker| maker.take(bytes));
-        made.map_or_else(|| Touched::new(bytes), Ok)
+        made.map_or_else(|| Prefaulted::new(bytes), Ok)
     }
 
     /// Has more made that are likely to be wanted next, within the budget.

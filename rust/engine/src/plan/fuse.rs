@@ -6,9 +6,9 @@ mod norms;
 mod rules;
 mod slices;
 
-pub use slices::{Cut, TILE_ROWS};
+pub use slices::{RowSlice, TILE_ROWS};
 
-use super::signature::Turn;
+use super::signature::Rotation;
 use super::{BufferId, Norm, Op, Plan, RopeStyle, WeightId};
 
 /// What a fused mat-vec does with its sums.
@@ -20,9 +20,9 @@ pub enum Epilogue {
     Add { out: BufferId, scale: f32 },
     /// Two matrices of the same shape, or the halves of one's rows: `out` is what the gate lets through.
     Gated { gate: Gate, out: BufferId },
-    /// Three matrices: rotate q and k. Keys are turned as queries are, by a table of their own.
+    /// Three matrices: rotate q and k. Keys are rotated as queries are, by a table of their own.
     Qkv {
-        turn: Turn,
+        rotation: Rotation,
         key_table: usize,
         head_dim: usize,
     },
@@ -61,13 +61,13 @@ pub struct Part {
     /// Where its sums go; not written where the epilogue takes them elsewhere.
     pub out: BufferId,
     /// Which of its rows they are, where that is not all.
-    pub cut: Option<Cut>,
+    pub slice: Option<RowSlice>,
 }
 
 /// An op of the fused list.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Fused {
-    /// An op as it is.
+    /// An op that is not fused.
     Single(Op),
     /// Mat-vecs of one `x` with one norm, and what follows them.
     MatVec {
@@ -126,9 +126,9 @@ pub enum Fused {
     /// [`Op::ShortConv`] through silu and the [`Op::DeltaNet`] behind it, the only one that wants what it
     /// gives.
     ConvolvedRule { conv: Op, rule: Op },
-    /// Heads of queries and keys, in place: each normalized as [`Op::RmsNorm`] says, then turned. Before
+    /// Heads of queries and keys, in place: each normalized as [`Op::RmsNorm`] says, then rotated. Before
     /// them those of values, where there are some, normalized without a weight.
-    TurnedHeads {
+    QkNormRope {
         queries: NormedHeads,
         keys: NormedHeads,
         values: Option<Values>,
@@ -137,7 +137,7 @@ pub enum Fused {
         attended: bool,
         head_dim: usize,
         eps: f32,
-        turn: Turn,
+        rotation: Rotation,
     },
 }
 
@@ -156,9 +156,9 @@ pub struct Values {
     pub are_keys: bool,
 }
 
-/// Widest heads that one launch normalizes and turns, and what their halves are multiples of.
-const MOST_TURNED_DIM: usize = 512;
-const TURNED_MULTIPLE: usize = 8;
+/// Widest heads that one launch normalizes and rotates, and what their halves are multiples of.
+const MOST_ROTATED_DIM: usize = 512;
+const ROTATED_MULTIPLE: usize = 8;
 
 /// Widest heads of which a lane has eight values. Of wider ones it has as many of a second 256, and
 /// finds partners in other lanes' first ones, up to this half, or in its own second ones.
@@ -174,7 +174,7 @@ pub struct Experts {
     pub ranked: bool,
 }
 
-/// `plan.ops`, each as it is.
+/// `plan.ops`, without any fusion.
 pub fn singles(plan: &Plan) -> Vec<Fused> {
     plan.ops.iter().map(single).collect()
 }
@@ -190,9 +190,9 @@ pub fn fuse(plan: &Plan) -> Vec<Fused> {
                 match &mut op {
                     Fused::MatVec { x, gated, .. } => {
                         let is_its = fused.last().and_then(gate_out) == Some(*x);
-                        *gated = is_its && !read_later(plan, at, *x);
+                        *gated = is_its && !is_live(plan, at, *x);
                     }
-                    Fused::TurnedHeads {
+                    Fused::QkNormRope {
                         queries,
                         keys,
                         values,
@@ -201,7 +201,7 @@ pub fn fuse(plan: &Plan) -> Vec<Fused> {
                     } => {
                         let values = values.map(|values| values.out);
                         let mut heads = [queries.x, keys.x].into_iter().chain(values);
-                        *attended = heads.all(|id| !read_later(plan, at + 2, id));
+                        *attended = heads.all(|id| !is_live(plan, at + 2, id));
                     }
                     _ => {}
                 }
@@ -269,7 +269,7 @@ fn product(op: &Op) -> Option<(Multiplied, Part)> {
                 scale,
                 bias,
                 out,
-                cut: None,
+                slice: None,
             };
             Some((Multiplied { x, norm, experts }, part))
         }
@@ -289,7 +289,7 @@ fn product(op: &Op) -> Option<(Multiplied, Part)> {
                 scale,
                 bias,
                 out,
-                cut: None,
+                slice: None,
             };
             Some((Multiplied { x, norm, experts }, part))
         }
@@ -297,8 +297,8 @@ fn product(op: &Op) -> Option<(Multiplied, Part)> {
     }
 }
 
-/// Whether any op from `from` on reads `id` before it is written again, or who asked for the logits.
-fn read_later(plan: &Plan, from: usize, id: BufferId) -> bool {
+/// Whether `id` is live: an op from `from` on reads it before it is written again, or it is the logits.
+fn is_live(plan: &Plan, from: usize, id: BufferId) -> bool {
     for op in plan.ops.iter().skip(from) {
         let op = op.signature();
         if op.inputs().any(|input| input == id) {
@@ -316,7 +316,7 @@ fn read_later(plan: &Plan, from: usize, id: BufferId) -> bool {
 fn mat_vecs(plan: &Plan, start: usize) -> Option<(Fused, usize)> {
     let ops = &plan.ops[start..];
     let (of, first) = product(ops.first()?)?;
-    // Products of integers and of floats are kernels apart.
+    // Products of integers and of floats have different kernels.
     let integers = |id| plan.weight(id).ty.integers;
     let joins = |(its, part): &(Multiplied, Part)| {
         *its == of && integers(part.weight) == integers(first.weight)
@@ -344,14 +344,14 @@ fn between(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
         .or_else(|| norms::norm_gate(plan, at))
         .or_else(|| experts::mix(plan, at))
         .or_else(|| rules::convolved(plan, at))
-        .or_else(|| turned_heads_and_values(plan, at))
-        .or_else(|| turned_heads(plan, at))
+        .or_else(|| qkv_norm_rope(plan, at))
+        .or_else(|| qk_norm_rope(plan, at))
         .or_else(|| experts::route(plan, at))
 }
 
-/// The norms of queries' and keys' heads at `at` and their turns behind them, alike but for their
+/// The norms of queries' and keys' heads at `at` and their rotations behind them, alike but for their
 /// weights.
-fn turned_heads(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
+fn qk_norm_rope(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
     let [q_norm, k_norm, q_rope, k_rope] = plan.ops.get(at..at + 4)? else {
         return None;
     };
@@ -369,40 +369,43 @@ fn turned_heads(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
     if (keys.1, keys.2) != (head_dim, eps) || keys.0.x == queries.x {
         return None;
     }
-    let turned = |id: BufferId, op: &Op| match *op {
+    let rotated = |id: BufferId, op: &Op| match *op {
         Op::Rope {
             x,
             n_head,
             table,
             style,
-        } if x == id && plan.buffer(x).width == n_head * head_dim => Some(Turn { table, style }),
+        } if x == id && plan.buffer(x).width == n_head * head_dim => {
+            Some(Rotation { table, style })
+        }
         _ => None,
     };
-    let turn = turned(queries.x, q_rope)?;
-    let half = plan.ropes[turn.table].inv_freq.len();
-    let are_found = turn.style == RopeStyle::Halves && (half <= MOST_NEAR_HALF || half == FAR_HALF);
-    let fits = head_dim <= MOST_TURNED_DIM
-        && head_dim.is_multiple_of(TURNED_MULTIPLE)
-        && half.is_multiple_of(TURNED_MULTIPLE)
+    let rotation = rotated(queries.x, q_rope)?;
+    let half = plan.ropes[rotation.table].inv_freq.len();
+    let are_found =
+        rotation.style == RopeStyle::Halves && (half <= MOST_NEAR_HALF || half == FAR_HALF);
+    let fits = head_dim <= MOST_ROTATED_DIM
+        && head_dim.is_multiple_of(ROTATED_MULTIPLE)
+        && half.is_multiple_of(ROTATED_MULTIPLE)
         && (head_dim <= MOST_NEAR_DIM || are_found);
-    if turned(keys.0.x, k_rope) != Some(turn) || !fits {
+    if rotated(keys.0.x, k_rope) != Some(rotation) || !fits {
         return None;
     }
-    let fused = Fused::TurnedHeads {
+    let fused = Fused::QkNormRope {
         queries,
         keys: keys.0,
         values: None,
         attended: false,
         head_dim,
         eps,
-        turn,
+        rotation,
     };
     Some((fused, 4))
 }
 
-/// The norm of values' heads at `at` and those of queries and keys with their turns behind it, which are
+/// The norm of values' heads at `at` and those of queries and keys with their rotations behind it, which are
 /// apart from it.
-fn turned_heads_and_values(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
+fn qkv_norm_rope(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
     let Op::RmsNorm {
         x,
         weight: None,
@@ -413,8 +416,8 @@ fn turned_heads_and_values(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
     else {
         return None;
     };
-    let (mut fused, used) = turned_heads(plan, at + 1)?;
-    let Fused::TurnedHeads {
+    let (mut fused, used) = qk_norm_rope(plan, at + 1)?;
+    let Fused::QkNormRope {
         queries,
         keys,
         values,
@@ -435,7 +438,7 @@ fn turned_heads_and_values(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
 /// The epilogue that the ops from `at` on allow behind products of `x`, and how many of them it
 /// stands for. None writes to `x`, of which other blocks of the kernel may still be reading.
 fn epilogue(plan: &Plan, at: usize, x: BufferId, parts: &[Part]) -> (Epilogue, usize) {
-    let dead = |ids: &[BufferId], from: usize| ids.iter().all(|id| !read_later(plan, from, *id));
+    let dead = |ids: &[BufferId], from: usize| ids.iter().all(|id| !is_live(plan, from, *id));
     match (parts, &plan.ops[at..]) {
         ([part], [Op::Add { x: sum, out }, ..])
             if *sum == part.out && *out != x && dead(&[*sum], at + 1) =>
@@ -466,7 +469,7 @@ fn gated(plan: &Plan, at: usize, x: BufferId, parts: &[Part]) -> Option<(Epilogu
         return None;
     };
     let (gate, [of, up, out]) = gate(plan.ops.get(at)?)?;
-    let is_alone = [of, up].iter().all(|id| !read_later(plan, at + 1, *id));
+    let is_alone = [of, up].iter().all(|id| !is_live(plan, at + 1, *id));
     let joins = (of, up) == (a.out, b.out)
         && out != x
         && plan.weight(a.weight).ty == plan.weight(b.weight).ty
@@ -474,26 +477,26 @@ fn gated(plan: &Plan, at: usize, x: BufferId, parts: &[Part]) -> Option<(Epilogu
     joins.then_some((Epilogue::Gated { gate, out }, 1))
 }
 
-/// [`Epilogue::Qkv`], where the ops from `at` on are its.
+/// [`Epilogue::Qkv`], where the ops from `at` on are RoPE of q and of k.
 fn qkv(plan: &Plan, at: usize, parts: &[Part]) -> Option<(Epilogue, usize)> {
     let ([q, k, _], [q_rope, k_rope, ..]) = (parts, &plan.ops[at..]) else {
         return None;
     };
-    let (turn, head_dim) = turned_whole(plan, q.out, q_rope)?;
-    let (key_turn, key_dim) = turned_whole(plan, k.out, k_rope)?;
-    if (key_turn.style, key_dim) != (turn.style, head_dim) || head_dim % 16 != 0 {
+    let (rotation, head_dim) = rotated_whole(plan, q.out, q_rope)?;
+    let (key_rotation, key_dim) = rotated_whole(plan, k.out, k_rope)?;
+    if (key_rotation.style, key_dim) != (rotation.style, head_dim) || head_dim % 16 != 0 {
         return None;
     }
     let epilogue = Epilogue::Qkv {
-        turn,
-        key_table: key_turn.table,
+        rotation,
+        key_table: key_rotation.table,
         head_dim,
     };
     Some((epilogue, 2))
 }
 
-/// How `op` turns the heads of `id`, all of each, and how wide they are.
-fn turned_whole(plan: &Plan, id: BufferId, op: &Op) -> Option<(Turn, usize)> {
+/// How `op` rotates the heads of `id`, all of each, and how wide they are.
+fn rotated_whole(plan: &Plan, id: BufferId, op: &Op) -> Option<(Rotation, usize)> {
     let &Op::Rope {
         x,
         n_head,
@@ -505,7 +508,7 @@ fn turned_whole(plan: &Plan, id: BufferId, op: &Op) -> Option<(Turn, usize)> {
     };
     let head_dim = plan.buffer(x).width / n_head;
     let is_whole = head_dim == 2 * plan.ropes[table].inv_freq.len();
-    (x == id && is_whole).then_some((Turn { table, style }, head_dim))
+    (x == id && is_whole).then_some((Rotation { table, style }, head_dim))
 }
 
 #[cfg(test)]
@@ -649,7 +652,7 @@ mod tests {
     }
 
     #[test]
-    fn norms_and_turns_of_heads_are_joined_where_they_are_alike() {
+    fn norms_and_rotations_of_heads_are_joined_where_they_are_alike() {
         let (q, k) = (BufferId(1), BufferId(2));
         let norm = |x, out, eps| Op::RmsNorm {
             x,
@@ -666,8 +669,8 @@ mod tests {
         };
         let (halves, eps) = (RopeStyle::Halves, NORM.eps);
         let norms = [norm(q, q, eps), norm(k, k, eps)];
-        let turns = [rope(q, 1, halves), rope(k, 1, halves)];
-        let joined = Fused::TurnedHeads {
+        let ropes = [rope(q, 1, halves), rope(k, 1, halves)];
+        let joined = Fused::QkNormRope {
             queries: NormedHeads {
                 x: q,
                 weight: NORM.weight,
@@ -680,13 +683,13 @@ mod tests {
             attended: true,
             head_dim: 64,
             eps,
-            turn: Turn {
+            rotation: Rotation {
                 table: 0,
                 style: halves,
             },
         };
         let of = |ops: &[&[Op]]| fuse(&plan(ops.concat()));
-        assert_eq!(of(&[&norms, &turns]), std::slice::from_ref(&joined));
+        assert_eq!(of(&[&norms, &ropes]), std::slice::from_ref(&joined));
         // With values, of their own or those that keys are before.
         let plain = |x, out, group| Op::RmsNorm {
             x,
@@ -698,10 +701,10 @@ mod tests {
         let v = BufferId(3);
         for (x, are_keys) in [(v, false), (k, true)] {
             let mut wanted = joined.clone();
-            if let Fused::TurnedHeads { values, .. } = &mut wanted {
+            if let Fused::QkNormRope { values, .. } = &mut wanted {
                 *values = Some(Values { out: v, are_keys });
             }
-            assert_eq!(of(&[&[plain(x, v, 64)], &norms, &turns]), [wanted]);
+            assert_eq!(of(&[&[plain(x, v, 64)], &norms, &ropes]), [wanted]);
         }
         for other in [
             plain(q, v, 64),
@@ -709,18 +712,18 @@ mod tests {
             plain(v, v, 32),
             plain(SUM, v, 64),
         ] {
-            let found = of(&[std::slice::from_ref(&other), &norms, &turns]);
+            let found = of(&[std::slice::from_ref(&other), &norms, &ropes]);
             assert_eq!(found, [Fused::Single(other), joined.clone()]);
         }
         let apart: [[&[Op]; 2]; 5] = [
-            [&norms, &[turns[0].clone()]],
-            [&norms, &[turns[0].clone(), turns[0].clone()]],
+            [&norms, &[ropes[0].clone()]],
+            [&norms, &[ropes[0].clone(), ropes[0].clone()]],
             [
                 &norms,
-                &[turns[0].clone(), rope(k, 1, RopeStyle::Interleaved)],
+                &[ropes[0].clone(), rope(k, 1, RopeStyle::Interleaved)],
             ],
-            [&[norms[0].clone(), norm(k, k, 1e-3)], &turns],
-            [&[norms[0].clone(), norm(k, BufferId(3), eps)], &turns],
+            [&[norms[0].clone(), norm(k, k, 1e-3)], &ropes],
+            [&[norms[0].clone(), norm(k, BufferId(3), eps)], &ropes],
         ];
         for ops in apart {
             assert_eq!(of(&ops).len(), ops.concat().len(), "{ops:?}");

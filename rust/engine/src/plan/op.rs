@@ -4,7 +4,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::signature::{
-    Access, CacheUse, Constant, Operand, Over, Parts, Role, Signature, StateUse, Turn, Used, Width,
+    Access, CacheUse, Constant, Operand, Over, Parts, Role, Rotation, Signature, StateUse, Used,
+    Width,
 };
 use super::{BufferId, StateId, WeightId};
 
@@ -36,7 +37,7 @@ pub struct Norm {
     pub eps: f32,
 }
 
-/// What changes nothing, for plans that do not say.
+/// The default of factors: 1 changes nothing.
 fn one() -> f32 {
     1.0
 }
@@ -166,7 +167,7 @@ pub enum Op {
     ///
     /// **Over a cache of integers**
     /// ([`sums_kv_exactly`](crate::quant::QuantType::sums_kv_exactly)) by a stated sum, with operations
-    /// as in [`Op::MatVec`]. A key or value is an integer `K` or `V` times the unit `u` of its block,
+    /// as in [`Op::MatVec`]. A key or value is an integer `K` or `V` times the scale `u` of its block,
     /// consecutive dimensions of a head of a token; `u` is 0 in a cleared page. What a row does not see
     /// has weight 0, and no part in a maximum.
     ///
@@ -184,22 +185,22 @@ pub enum Op {
     ///    `c = float(scale * log2(exp(1)) / (64 * 32639))`, computed in float64.
     /// 2. *Scores*: `T_b = float(sum K Q)` over block `b`, the exact integer rounded once;
     ///    `s = T_0 u_0`, then `s = fma(T_b, u_b, s)` for the following blocks.
-    /// 3. *Weights*, in units of 64 tokens, of positions 64i to 64i + 63 as far as the row sees them,
-    ///    from the unit of the first token that it sees:
+    /// 3. *Weights*, by token blocks of 64, positions 64i to 64i + 63 as far as the row sees them,
+    ///    from the block of the first token that it sees:
     ///    `M = ceil(((max s) F) * 64)`; `z = min(max(fma(s, F, fma(M, -1/64, 1)), 0), 1)`, of no number
     ///    0; `p = 2^(64 z - 64)` ([`exp2_unit`](crate::sampler::math::exp2_unit)), so that no weight is
     ///    below 2^-64. From `|M|` of 2^23 on `z` is 1 for `s = max s`, else 0. Then
     ///    `l = float(sum rint(p * 2^22)) * (65535 * 2^-38)`, or NaN where `M` is not finite.
-    /// 4. *Values*, for each block: `v = p u` for each token of the unit; `field = bits(max v) >> 23`,
+    /// 4. *Values*, for each block: `v = p u` for each token of the token block; `field = bits(max v) >> 23`,
     ///    not below 24, and `E = field - 126`; `w = rint(v * (65535 * 2^-E))` of the exact product, at
     ///    most 65535; for each dimension `o = float(sum w V) * 2^(E - 16)`, the exact integer rounded
     ///    once. (In `w` are 65535ths of 2^E, in `o` 65536ths: hence the factor of `l`.)
-    /// 5. *Units joined*: `(M, l, o)` and the next `(M_1, l_1, o_1)` become, with `M' = max(M, M_1)`,
+    /// 5. *Token blocks joined*: `(M, l, o)` and the next `(M_1, l_1, o_1)` become, with `M' = max(M, M_1)`,
     ///    `f = 2^(M - M')` and `f_1 = 2^(M_1 - M')`, zero for exponents below -126, `(M',
-    ///    fma(l_1, f_1, l f), fma(o_1, f_1, o f))`. Of `n` units a split is a run of `ceil(n / 32)`
-    ///    from the first on, so there are at most 32. The units of a split are joined in order, the first
+    ///    fma(l_1, f_1, l f), fma(o_1, f_1, o f))`. Of `n` token blocks a split is a run of `ceil(n / 32)`
+    ///    from the first on, so there are at most 32. Those of a split are joined in order, the first
     ///    as it is, then the splits in the same way.
-    /// 6. *A sink* is joined last, as a unit of one token without values: with
+    /// 6. *A sink* is joined last, as a token block of one token without values: with
     ///    `s = sinks[h] * float(log2(exp(1)) / 64)`, rounded, and `F` = 1 step 3 gives `M_1` and `l_1`,
     ///    and `(M, l, o)` becomes `(M', fma(l_1, f_1, l f), o f)`. Then `out = o / l`.
     ///
@@ -342,8 +343,8 @@ pub enum Op {
     ///    selected `g_j = exp(logits_j - m)`, `m` the largest of theirs, and `w_j = g_j / ((g_0 + g_1) +
     ///    ...)`. With `renormalize` `w_j = w_j / max((w_0 + w_1) + ..., 2^-14)`. Then `w_j * scale`.
     ///
-    /// Where a logit is infinite or not a number, all weights of the row are NaN (0x7fc00000): the ids still are of experts that there are, and what is made of them is not a
-    /// number, which whoever reads it next reports.
+    /// Where a logit is infinite or not a number, all weights of the row are NaN (0x7fc00000): the ids are
+    /// still valid, and the outputs are NaN, which the next product reports.
     Route {
         logits: BufferId,
         bias: Option<WeightId>,
@@ -434,7 +435,7 @@ impl Op {
                 style,
             } => Signature {
                 parts: Parts::Heads(n_head),
-                turn: Some(Turn { table, style }),
+                rotation: Some(Rotation { table, style }),
                 ..Signature::new("rope", Over::Batch, vec![update(x)])
             },
             Op::KvScatter { k, v, layer } => {

@@ -119,7 +119,7 @@ pub struct RopeTable {
     pub temperature: Option<Temperature>,
 }
 
-/// A factor of the heads that are turned, larger the later their token:
+/// A factor of the heads that are rotated, larger the later their token:
 /// `1 + by ln(floor(position / every) + 1)`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Temperature {

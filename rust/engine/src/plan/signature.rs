@@ -1,5 +1,5 @@
 //! What is to be said of an op beside how it is computed: [`Op::signature`](super::Op::signature)
-//! says it once, and the checks of a plan, fusion, memory, traffic and listings go by it.
+//! says it once; the checks of a plan, fusion, memory, traffic and listings use it.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use super::{BufferId, Plan, RopeStyle, Rows, StateId, Weight, WeightId};
 /// among them.
 pub const MOST_EXPERTS: usize = 1024;
 
-/// One op, for whoever need not know which it is.
+/// One op, for code that need not know which it is.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Signature {
     /// In listings.
@@ -24,8 +24,8 @@ pub struct Signature {
     pub state: Option<StateUse>,
     /// Tokens of the cache that a row sees, where these are not all.
     pub window: Option<usize>,
-    /// Set where it turns heads.
-    pub turn: Option<Turn>,
+    /// Set where it rotates heads.
+    pub rotation: Option<Rotation>,
     /// The buffer with the experts of each row, where it chooses them or goes by them.
     pub routes: Option<BufferId>,
     pub constant: Option<Constant>,
@@ -152,9 +152,9 @@ pub struct StateUse {
     pub per_value: usize,
 }
 
-/// How an op turns heads.
+/// How an op rotates heads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Turn {
+pub struct Rotation {
     /// By the angles of this one of [`Plan::ropes`].
     pub table: usize,
     pub style: RopeStyle,
@@ -226,7 +226,7 @@ impl Signature {
             cache: None,
             state: None,
             window: None,
-            turn: None,
+            rotation: None,
             routes: None,
             constant: None,
         }
@@ -277,7 +277,9 @@ impl Signature {
             && self.cache.is_none_or(|c| c.layer < plan.kv.len())
             && self.state.is_none_or(|s| self.state_fits(plan, s))
             && self.window != Some(0)
-            && self.turn.is_none_or(|turn| turn.table < plan.ropes.len())
+            && self
+                .rotation
+                .is_none_or(|rotation| rotation.table < plan.ropes.len())
             && self.routes_fit(plan)
     }
 
@@ -406,15 +408,17 @@ impl Signature {
             }
             Parts::Heads(n) if !cut(n) => false,
             Parts::Heads(n) => {
-                let table = self.turn.and_then(|turn| plan.ropes.get(turn.table));
-                let turned = table.map_or(0, |table| 2 * table.inv_freq.len());
+                let table = self
+                    .rotation
+                    .and_then(|rotation| plan.ropes.get(rotation.table));
+                let rotated = table.map_or(0, |table| 2 * table.inv_freq.len());
                 let shares = |cache: CacheUse| {
                     plan.kv.get(cache.layer).is_some_and(|kv| {
                         row / n == kv.head_dim && kv.n_head_kv > 0 && n.is_multiple_of(kv.n_head_kv)
                     })
                 };
                 let heads = |s: StateUse| row / n == s.per_value;
-                row / n >= turned && self.cache.is_none_or(shares) && self.state.is_none_or(heads)
+                row / n >= rotated && self.cache.is_none_or(shares) && self.state.is_none_or(heads)
             }
         }
     }
@@ -506,9 +510,9 @@ impl fmt::Display for Listed<'_> {
                 right.push(format!("{n} parts, from {first} of {of}"));
             }
         }
-        right.extend(op.turn.map(|turn| match self.plan.ropes.len() {
-            1 => turn.style.name().to_owned(),
-            _ => format!("{} by table {}", turn.style.name(), turn.table),
+        right.extend(op.rotation.map(|rotation| match self.plan.ropes.len() {
+            1 => rotation.style.name().to_owned(),
+            _ => format!("{} by table {}", rotation.style.name(), rotation.table),
         }));
         right.extend(op.constant.map(|constant| match constant {
             Constant::Epsilon(eps) => format!("eps {eps:e}"),

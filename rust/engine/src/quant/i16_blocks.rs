@@ -1,10 +1,10 @@
 //! Keys and values as 16-bit block fixed point, for caches alone: no file has it. A block is up to 128
-//! consecutive values of a head, in `2 + 2 n` bytes: the unit `u` as the upper half of a float32 (a
+//! consecutive values of a head, in `2 + 2 n` bytes: the scale `u` as the upper half of a float32 (a
 //! bfloat16), then `n` signed 16-bit integers `k`; value = `k u`, without rounding. Zero bytes are zeros.
 
 use super::{saturated, KernelType, KvBlock, KvKernel, QuantType};
 
-/// Values that share a unit; those at the end of a head may be fewer.
+/// Values that share a scale; those at the end of a head may be fewer.
 const GROUP: usize = 128;
 
 /// Bytes of a block of `n` values.
@@ -15,10 +15,10 @@ const fn block_bytes(n: usize) -> usize {
 /// The largest integer: there is no -32768.
 const MOST: f32 = 32767.0;
 
-/// The smallest unit, 2^-126, as it is stored: its reciprocal is a number.
-const LEAST_UNIT: u32 = 0x0080;
+/// The smallest scale, 2^-126, as it is stored: its reciprocal is a number.
+const LEAST_SCALE: u32 = 0x0080;
 
-/// The largest unit's largest value.
+/// The largest scale's largest value.
 const LARGEST: f32 = MOST * (1u64 << 35) as f32;
 
 /// Its number is none that a file could name.
@@ -38,7 +38,7 @@ pub static I16: QuantType = QuantType {
     kernel: KernelType {
         header: "",
         text: "",
-        unit_bytes: 0,
+        tile_bytes: 0,
         in_bytes: false,
         kv: Some(KvKernel::of::<I16Blocks>()),
     },
@@ -60,7 +60,7 @@ impl KvBlock for I16Blocks {
 
     /// A bfloat16.
     #[inline(always)]
-    fn unit(bits: u16) -> f32 {
+    fn scale(bits: u16) -> f32 {
         f32::from_bits(u32::from(bits) << 16)
     }
 
@@ -75,9 +75,9 @@ impl KvBlock for I16Blocks {
 
 fn dequantize(src: &[u8], dst: &mut [f32]) {
     for (block, out) in I16Blocks::blocks(src).zip(dst.chunks_mut(GROUP)) {
-        let (unit, integers) = I16Blocks::parts(block);
+        let (scale, integers) = I16Blocks::parts(block);
         for (k, x) in integers.chunks(2).zip(out) {
-            *x = f32::from(I16Blocks::integer(k)) * unit;
+            *x = f32::from(I16Blocks::integer(k)) * scale;
         }
     }
 }
@@ -88,16 +88,16 @@ fn quantize(src: &[f32], dst: &mut [u8]) {
     for (values, block) in src.chunks(GROUP).zip(dst.chunks_mut(block_bytes(GROUP))) {
         let values = values.iter().map(|x| saturated(*x, LARGEST));
         let most = values.clone().fold(0.0, |most: f32, x| most.max(x.abs()));
-        // Rounded up, so that the largest has no more than 32767 units.
+        // Rounded up, so that the largest has no more than 32767 scales.
         let bits = ((most / MOST).to_bits() + 0xffff) >> 16;
-        let bits = bits.max(LEAST_UNIT) as u16;
-        let scale = f64::from(1.0 / I16Blocks::unit(bits));
-        let Some((unit, rest)) = block.split_first_chunk_mut() else {
+        let bits = bits.max(LEAST_SCALE) as u16;
+        let inverse = f64::from(1.0 / I16Blocks::scale(bits));
+        let Some((scale, rest)) = block.split_first_chunk_mut() else {
             continue;
         };
-        *unit = bits.to_le_bytes();
+        *scale = bits.to_le_bytes();
         for (x, k) in values.zip(rest.as_chunks_mut().0) {
-            let rounded = (f64::from(x) * scale + ROUND) - ROUND;
+            let rounded = (f64::from(x) * inverse + ROUND) - ROUND;
             *k = (rounded.clamp(-f64::from(MOST), f64::from(MOST)) as i16).to_le_bytes();
         }
     }
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_half_a_unit_and_units_as_small_as_can_be() {
+    fn errors_are_half_a_scale_and_scales_as_small_as_can_be() {
         for n in [1, 16, 127, 128] {
             for exponent in [-149, -126, -112, -111, -40, 0, 49] {
                 for part in [1.0, 1.25, 1.75, 1.996] {
@@ -125,16 +125,16 @@ mod tests {
                         .map(|i| (most * (1.0 - 0.7 * f64::from(i))) as f32)
                         .map(|v| v.clamp(-most as f32, most as f32))
                         .collect();
-                    let (unit, found) = round_trip(&x);
-                    // The reciprocal of the unit is rounded: 32767 of its last places.
-                    let bar = f64::from(unit) * (0.5 + 32767.0 / f64::from(1 << 24));
+                    let (scale, found) = round_trip(&x);
+                    // The reciprocal of the scale is rounded: 32767 of its last places.
+                    let bar = f64::from(scale) * (0.5 + 32767.0 / f64::from(1 << 24));
                     for (x, y) in x.iter().zip(&found) {
                         let error = (f64::from(*x) - f64::from(*y)).abs();
                         assert!(error <= bar, "{n} {most}: {x} {y}");
                     }
                     let wanted = most / 32767.0 * (1.0 + 2f64.powi(-7));
                     let wanted = wanted.max(2f64.powi(-126));
-                    assert!(f64::from(unit) <= wanted, "{n} {most}: {unit}");
+                    assert!(f64::from(scale) <= wanted, "{n} {most}: {scale}");
                 }
             }
         }
@@ -142,21 +142,21 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_the_largest() {
-        let (unit, found) =
+        let (scale, found) =
             round_trip(&[f32::INFINITY, f32::NEG_INFINITY, f32::NAN, LARGEST, 3e38]);
-        assert_eq!(unit, 2f32.powi(35));
+        assert_eq!(scale, 2f32.powi(35));
         assert_eq!(found, [LARGEST, -LARGEST, 0.0, LARGEST, LARGEST]);
-        // One place more than 32767 units, of which the next larger unit has fewer.
-        let (unit, found) = round_trip(&[f32::from_bits(32767.0f32.to_bits() + 1)]);
-        assert_eq!((unit, found[0]), (1.0 + 1.0 / 128.0, 32513.0 * unit));
+        // One place more than 32767 scales, of which the next larger scale has fewer.
+        let (scale, found) = round_trip(&[f32::from_bits(32767.0f32.to_bits() + 1)]);
+        assert_eq!((scale, found[0]), (1.0 + 1.0 / 128.0, 32513.0 * scale));
         let (_, found) = round_trip(&[0.0; 144]);
         assert_eq!(found, [0.0; 144]);
     }
 
     #[test]
     fn ties_go_to_even() {
-        let (unit, found) = round_trip(&[32767.0, 0.5, 1.5, -2.5, 32766.5]);
-        assert_eq!(unit, 1.0);
+        let (scale, found) = round_trip(&[32767.0, 0.5, 1.5, -2.5, 32766.5]);
+        assert_eq!(scale, 1.0);
         assert_eq!(found, [32767.0, 0.0, 2.0, -2.0, 32766.0]);
     }
 

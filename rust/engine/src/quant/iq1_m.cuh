@@ -5,12 +5,12 @@
 #include "iq1_s.cuh"
 
 struct IQ1_M : Magnitudes<0x09090701u, 0x09090909u>, OddScales<2048, 16, 8> {
-    static constexpr uint32_t UNIT_BYTES = QUANT_BYTES + SCALE_BYTES;
+    static constexpr uint32_t TILE_BYTES = QUANT_BYTES + SCALE_BYTES;
 
-    DEVICE void repack(uint8_t* unit, uint32_t lane, const uint8_t* const* rows, uint32_t sb,
+    DEVICE void repack(uint8_t* tile, uint32_t lane, const uint8_t* const* rows, uint32_t sb,
                        uint32_t) {
         const auto block = [&](uint32_t r) { return rows[r] ? rows[r] + sb * 56 : nullptr; };
-        pack(unit, lane, [&](uint32_t r, uint32_t column) -> uint32_t {
+        pack(tile, lane, [&](uint32_t r, uint32_t column) -> uint32_t {
             const uint8_t* from = block(r);
             if (!from) return 0;
             const uint32_t i = column / 8, more = nibble_of(from + 32, i);
@@ -18,7 +18,7 @@ struct IQ1_M : Magnitudes<0x09090701u, 0x09090909u>, OddScales<2048, 16, 8> {
             return iq1_code(IQ1_S_GRID[number] >> (column % 8 * 2) & 3, more >> 3);
         });
         pack_scales(
-            unit, lane, block, [](const uint8_t* from) {
+            tile, lane, block, [](const uint8_t* from) {
                 uint32_t d = 0;
                 for (uint32_t i = 0; i < 4; i++) d |= file_u16(from + 48 + 2 * i) >> 12 << (4 * i);
                 return d;

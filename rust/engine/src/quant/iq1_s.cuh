@@ -185,12 +185,12 @@ DEVICE uint32_t iq1_code(uint32_t place, uint32_t less) {
 }
 
 struct IQ1_S : Magnitudes<0x09090701u, 0x09090909u>, OddScales<2048, 32, 8> {
-    static constexpr uint32_t UNIT_BYTES = QUANT_BYTES + SCALE_BYTES;
+    static constexpr uint32_t TILE_BYTES = QUANT_BYTES + SCALE_BYTES;
 
-    DEVICE void repack(uint8_t* unit, uint32_t lane, const uint8_t* const* rows, uint32_t sb,
+    DEVICE void repack(uint8_t* tile, uint32_t lane, const uint8_t* const* rows, uint32_t sb,
                        uint32_t) {
         const auto block = [&](uint32_t r) { return rows[r] ? rows[r] + sb * 50 : nullptr; };
-        pack(unit, lane, [&](uint32_t r, uint32_t column) -> uint32_t {
+        pack(tile, lane, [&](uint32_t r, uint32_t column) -> uint32_t {
             const uint8_t* from = block(r);
             if (!from) return 0;
             const uint32_t i = column / 8, more = file_u16(from + 34 + column / 32 * 2);
@@ -198,7 +198,7 @@ struct IQ1_S : Magnitudes<0x09090701u, 0x09090909u>, OddScales<2048, 32, 8> {
             return iq1_code(IQ1_S_GRID[number] >> (column % 8 * 2) & 3, more >> 15);
         });
         pack_scales(
-            unit, lane, block, [](const uint8_t* from) { return file_u16(from); },
+            tile, lane, block, [](const uint8_t* from) { return file_u16(from); },
             [](const uint8_t* from, uint32_t j) { return file_u16(from + 34 + 2 * j) >> 12 & 7; });
     }
 };

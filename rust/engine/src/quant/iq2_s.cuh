@@ -94,12 +94,12 @@ TABLE uint16_t IQ2_S_GRID[1024] = {
 };
 
 struct IQ2_S : Magnitudes<0x2b2b1908u, 0x2b2b2b2bu>, OddScales<2048, 16, 8> {
-    static constexpr uint32_t UNIT_BYTES = QUANT_BYTES + SCALE_BYTES;
+    static constexpr uint32_t TILE_BYTES = QUANT_BYTES + SCALE_BYTES;
 
-    DEVICE void repack(uint8_t* unit, uint32_t lane, const uint8_t* const* rows, uint32_t sb,
+    DEVICE void repack(uint8_t* tile, uint32_t lane, const uint8_t* const* rows, uint32_t sb,
                        uint32_t) {
         const auto block = [&](uint32_t r) { return rows[r] ? rows[r] + sb * 82 : nullptr; };
-        pack(unit, lane, [&](uint32_t r, uint32_t column) -> uint32_t {
+        pack(tile, lane, [&](uint32_t r, uint32_t column) -> uint32_t {
             const uint8_t* from = block(r);
             if (!from) return 0;
             const uint32_t i = column / 8;
@@ -108,7 +108,7 @@ struct IQ2_S : Magnitudes<0x2b2b1908u, 0x2b2b2b2bu>, OddScales<2048, 16, 8> {
             return (IQ2_S_GRID[number] >> (column % 8 * 2) & 3) | (sign << 3);
         });
         pack_scales(
-            unit, lane, block, [](const uint8_t* from) { return file_u16(from); },
+            tile, lane, block, [](const uint8_t* from) { return file_u16(from); },
             [](const uint8_t* from, uint32_t j) { return nibble_of(from + 74, j); });
     }
 };

@@ -30,12 +30,12 @@ TABLE uint16_t IQ2_XXS_GRID[256] = {
 };
 
 struct IQ2_XXS : Magnitudes<0x2b2b1908u, 0x2b2b2b2bu>, OddScales<2048, 32, 8> {
-    static constexpr uint32_t UNIT_BYTES = QUANT_BYTES + SCALE_BYTES;
+    static constexpr uint32_t TILE_BYTES = QUANT_BYTES + SCALE_BYTES;
 
-    DEVICE void repack(uint8_t* unit, uint32_t lane, const uint8_t* const* rows, uint32_t sb,
+    DEVICE void repack(uint8_t* tile, uint32_t lane, const uint8_t* const* rows, uint32_t sb,
                        uint32_t) {
         const auto block = [&](uint32_t r) { return rows[r] ? rows[r] + sb * 66 : nullptr; };
-        pack(unit, lane, [&](uint32_t r, uint32_t column) -> uint32_t {
+        pack(tile, lane, [&](uint32_t r, uint32_t column) -> uint32_t {
             const uint8_t* from = block(r);
             if (!from) return 0;
             const uint8_t* at = from + 2 + column / 32 * 8;
@@ -44,7 +44,7 @@ struct IQ2_XXS : Magnitudes<0x2b2b1908u, 0x2b2b2b2bu>, OddScales<2048, 32, 8> {
             return (point >> (column % 8 * 2) & 3) | (sign_of_seven(signs, column % 8) << 3);
         });
         pack_scales(
-            unit, lane, block, [](const uint8_t* from) { return file_u16(from); },
+            tile, lane, block, [](const uint8_t* from) { return file_u16(from); },
             [](const uint8_t* from, uint32_t j) { return file_u32(from + 6 + 8 * j) >> 28; });
     }
 };

@@ -51,12 +51,12 @@ TABLE uint16_t IQ3_S_GRID[512] = {
 };
 
 struct IQ3_S : Magnitudes<0x07050301u, 0x0f0d0b09u>, OddScales<2048, 32, 1> {
-    static constexpr uint32_t UNIT_BYTES = QUANT_BYTES + SCALE_BYTES;
+    static constexpr uint32_t TILE_BYTES = QUANT_BYTES + SCALE_BYTES;
 
-    DEVICE void repack(uint8_t* unit, uint32_t lane, const uint8_t* const* rows, uint32_t sb,
+    DEVICE void repack(uint8_t* tile, uint32_t lane, const uint8_t* const* rows, uint32_t sb,
                        uint32_t) {
         const auto block = [&](uint32_t r) { return rows[r] ? rows[r] + sb * 110 : nullptr; };
-        pack(unit, lane, [&](uint32_t r, uint32_t column) -> uint32_t {
+        pack(tile, lane, [&](uint32_t r, uint32_t column) -> uint32_t {
             const uint8_t* from = block(r);
             if (!from) return 0;
             const uint32_t i = column / 4;
@@ -65,7 +65,7 @@ struct IQ3_S : Magnitudes<0x07050301u, 0x0f0d0b09u>, OddScales<2048, 32, 1> {
             return (IQ3_S_GRID[number] >> (column % 4 * 3) & 7) | (sign << 3);
         });
         pack_scales(
-            unit, lane, block, [](const uint8_t* from) { return file_u16(from); },
+            tile, lane, block, [](const uint8_t* from) { return file_u16(from); },
             [](const uint8_t* from, uint32_t j) { return nibble_of(from + 106, j); });
     }
 };

@@ -30,12 +30,12 @@ TABLE uint16_t IQ3_XXS_GRID[256] = {
 };
 
 struct IQ3_XXS : Magnitudes<0x1c140c04u, 0x3e342c24u>, OddScales<2048, 32, 4> {
-    static constexpr uint32_t UNIT_BYTES = QUANT_BYTES + SCALE_BYTES;
+    static constexpr uint32_t TILE_BYTES = QUANT_BYTES + SCALE_BYTES;
 
-    DEVICE void repack(uint8_t* unit, uint32_t lane, const uint8_t* const* rows, uint32_t sb,
+    DEVICE void repack(uint8_t* tile, uint32_t lane, const uint8_t* const* rows, uint32_t sb,
                        uint32_t) {
         const auto block = [&](uint32_t r) { return rows[r] ? rows[r] + sb * 98 : nullptr; };
-        pack(unit, lane, [&](uint32_t r, uint32_t column) -> uint32_t {
+        pack(tile, lane, [&](uint32_t r, uint32_t column) -> uint32_t {
             const uint8_t* from = block(r);
             if (!from) return 0;
             const uint32_t point = IQ3_XXS_GRID[from[2 + column / 4]];
@@ -43,7 +43,7 @@ struct IQ3_XXS : Magnitudes<0x1c140c04u, 0x3e342c24u>, OddScales<2048, 32, 4> {
             return (point >> (column % 4 * 3) & 7) | (sign_of_seven(signs, column % 8) << 3);
         });
         pack_scales(
-            unit, lane, block, [](const uint8_t* from) { return file_u16(from); },
+            tile, lane, block, [](const uint8_t* from) { return file_u16(from); },
             [](const uint8_t* from, uint32_t j) { return file_u32(from + 66 + 4 * j) >> 28; });
     }
 };

@@ -1,10 +1,10 @@
 //! How caches keep keys and values. Those of integers have blocks of consecutive values of a head, the
-//! last one maybe shorter: a unit of 16 bits, then the integers; value = integer times unit, without
+//! last one maybe shorter: a scale of 16 bits, then the integers; value = integer times scale, without
 //! rounding. Zero bytes are zeros.
 
 use super::QuantType;
 
-/// How kernels keep keys and values, as integers with units.
+/// How kernels keep keys and values, as integers with scales.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvKernel {
     /// See [`KvBlock::KERNEL`].
@@ -23,17 +23,17 @@ impl KvKernel {
     }
 }
 
-/// A format of keys and values as integers with a unit a block: attention over it is a stated sum.
+/// A format of keys and values as integers with a scale a block: attention over it is a stated sum.
 pub trait KvBlock: 'static {
-    /// Values that share a unit; those at the end of a head may be fewer.
+    /// Values that share a scale; those at the end of a head may be fewer.
     const GROUP: usize;
     /// Bytes of an integer, at most two.
     const BYTES: usize;
     /// The struct of `kernels/kv_fixed.cuh` that keeps them.
     const KERNEL: &'static str;
 
-    /// The unit of these bits.
-    fn unit(bits: u16) -> f32;
+    /// The scale of these bits.
+    fn scale(bits: u16) -> f32;
 
     /// The integer of these bytes.
     fn integer(bytes: &[u8]) -> i16;
@@ -44,11 +44,11 @@ pub trait KvBlock: 'static {
         head.chunks(2 + Self::BYTES * Self::GROUP)
     }
 
-    /// A block's unit, and the bytes of its integers.
+    /// A block's scale, and the bytes of its integers.
     #[inline(always)]
     fn parts(block: &[u8]) -> (f32, &[u8]) {
         match block.split_first_chunk() {
-            Some((unit, rest)) => (Self::unit(u16::from_le_bytes(*unit)), rest),
+            Some((scale, rest)) => (Self::scale(u16::from_le_bytes(*scale)), rest),
             None => (0.0, &[]),
         }
     }
@@ -72,8 +72,8 @@ impl QuantType {
     pub fn kv_head_bytes(&self, dim: usize) -> Option<usize> {
         match self.kernel.kv {
             Some(KvKernel { bytes, .. }) => {
-                let units = dim.div_ceil(self.block_elems).checked_mul(2)?;
-                dim.checked_mul(bytes)?.checked_add(units)
+                let scales = dim.div_ceil(self.block_elems).checked_mul(2)?;
+                dim.checked_mul(bytes)?.checked_add(scales)
             }
             None => self.row_bytes(dim).filter(|_| self.holds_kv()),
         }
@@ -119,9 +119,9 @@ mod tests {
 
         fn visit<B: KvBlock>(self) -> Vec<f32> {
             let values = B::blocks(self.0).flat_map(|block| {
-                let (unit, integers) = B::parts(block);
+                let (scale, integers) = B::parts(block);
                 let integers = integers.chunks(B::BYTES).map(B::integer);
-                integers.map(move |k| f32::from(k) * unit)
+                integers.map(move |k| f32::from(k) * scale)
             });
             values.collect()
         }

@@ -114,14 +114,14 @@ pub struct QuantType {
     pub kernel: KernelType,
 }
 
-/// The device side of a type: a struct in a header of its own, see `kernels/unit.cuh`.
+/// The device side of a type: a struct in a header of its own, see `kernels/weight_tile.cuh`.
 #[derive(Debug, Clone, Copy)]
 pub struct KernelType {
     /// Name of the header file; its text is in `text`.
     pub header: &'static str,
     pub text: &'static str,
     /// Bytes of 16 rows x 256 columns as kernels read them; the kernels check it.
-    pub unit_bytes: usize,
+    pub tile_bytes: usize,
     /// Whether products of one row have its integers as signed bytes, not as float16; the kernels check it.
     pub in_bytes: bool,
     /// How kernels keep keys and values so, where a cache may.
@@ -134,7 +134,7 @@ impl KernelType {
         self.kv.map_or(0, |kv| kv.bytes)
     }
 
-    /// What tells a kernel for caches how this one keeps heads of `HEAD_DIM` keys or values.
+    /// Constants of kernels for the layout of heads of `HEAD_DIM` keys or values.
     pub fn kv_line(&self) -> String {
         let line = |kv: KvKernel| format!("using Kv = {}<HEAD_DIM>;\n", kv.name);
         self.kv.map_or_else(String::new, line)
@@ -336,7 +336,7 @@ macro_rules! visit_kv {
 }
 
 macro_rules! table {
-    ($($id:literal $name:literal $ty:ty, $sums:ident $(in $form:ident)?, $header:literal $unit_bytes:literal $($kv:ident)?, $quantize:expr;)*) => {
+    ($($id:literal $name:literal $ty:ty, $sums:ident $(in $form:ident)?, $header:literal $tile_bytes:literal $($kv:ident)?, $quantize:expr;)*) => {
         /// Every type that weights may have.
         pub static TYPES: &[QuantType] = &[$(QuantType {
             id: $id,
@@ -351,7 +351,7 @@ macro_rules! table {
             kernel: KernelType {
                 header: $header,
                 text: include_str!($header),
-                unit_bytes: $unit_bytes,
+                tile_bytes: $tile_bytes,
                 in_bytes: in_bytes!($($form)?),
                 kv: kv_kernel!($ty, $($kv)?),
             },

@@ -1,5 +1,5 @@
 // MXFP4: 32 weights in 17 bytes: a scale E8M0, then nibbles, each a sign and an E2M1 magnitude;
-// weight = 2^(scale - 128) q, q twice what the nibble stands for. The unit keeps scales as bfloat16,
+// weight = 2^(scale - 128) q, q twice what the nibble stands for. The tile keeps scales as bfloat16,
 // which holds all of them.
 #pragma once
 #include "codes.cuh"
@@ -22,20 +22,20 @@ struct E2M1Codes : Codes<COLUMN_HALVES> {
 };
 
 struct MXFP4 : E2M1Codes, HalfScales<2048, NO_OFFSETS> {
-    static constexpr uint32_t UNIT_BYTES = QUANT_BYTES + SCALE_BYTES;
+    static constexpr uint32_t TILE_BYTES = QUANT_BYTES + SCALE_BYTES;
 
     DEVICE float scale(const Chain& chain, int i) {
         return bf16_to_f32(static_cast<uint16_t>(chain.d >> (16 * i)));
     }
 
-    DEVICE void repack(uint8_t* unit, uint32_t lane, const uint8_t* const* rows, uint32_t sb,
+    DEVICE void repack(uint8_t* tile, uint32_t lane, const uint8_t* const* rows, uint32_t sb,
                        uint32_t n) {
         const auto block = [&](uint32_t r, uint32_t j) { return block_of<17>(rows[r], sb, j, n); };
-        pack(unit, lane, [&](uint32_t r, uint32_t column) -> uint32_t {
+        pack(tile, lane, [&](uint32_t r, uint32_t column) -> uint32_t {
             const uint8_t* from = block(r, column / 32);
             return from ? code_of(nibble_of_32(from + 1, column % 32)) : 0;
         });
-        pack_scales(unit, lane, block, [](const uint8_t* from) -> uint32_t {
+        pack_scales(tile, lane, block, [](const uint8_t* from) -> uint32_t {
             const uint32_t e = from[0];
             return e < 2 ? 0x20u << e : (e - 1) << 7;
         });

@@ -6,21 +6,21 @@
 // Scales as bytes [16 rows][4 chains][4].
 struct NVFP4 : E2M1Codes {
     static constexpr uint32_t AT = QUANT_BYTES;
-    static constexpr uint32_t UNIT_BYTES = QUANT_BYTES + 256;
+    static constexpr uint32_t TILE_BYTES = QUANT_BYTES + 256;
     static constexpr int SUB = 16;
     static constexpr Offsets OFFSETS = NO_OFFSETS;
 
     using Row = uint4;
     using Chain = uint32_t;
 
-    DEVICE Row row(const uint8_t* unit, uint32_t r) {
-        return *reinterpret_cast<const uint4*>(unit + AT + r * 16);
+    DEVICE Row row(const uint8_t* tile, uint32_t r) {
+        return *reinterpret_cast<const uint4*>(tile + AT + r * 16);
     }
     DEVICE Chain chain(const Row& row, int t) {
         return t == 0 ? row.x : t == 1 ? row.y : t == 2 ? row.z : row.w;
     }
-    DEVICE Chain chain(const uint8_t* unit, uint32_t r, uint32_t t) {
-        return *reinterpret_cast<const uint32_t*>(unit + AT + r * 16 + t * 4);
+    DEVICE Chain chain(const uint8_t* tile, uint32_t r, uint32_t t) {
+        return *reinterpret_cast<const uint32_t*>(tile + AT + r * 16 + t * 4);
     }
     // A float16's exponent is 8 more, its mantissa 7 bits longer.
     DEVICE float scale(const Chain& chain, int i) {
@@ -28,23 +28,23 @@ struct NVFP4 : E2M1Codes {
         return mul_rn(f16_to_f32(static_cast<uint16_t>(bits << 7)), 128.0f);
     }
 
-    DEVICE void repack(uint8_t* unit, uint32_t lane, const uint8_t* const* rows, uint32_t sb,
+    DEVICE void repack(uint8_t* tile, uint32_t lane, const uint8_t* const* rows, uint32_t sb,
                        uint32_t n) {
         const auto block = [&](uint32_t r, uint32_t column) -> const uint8_t* {
             const uint32_t j = sb * 4 + column / 64;
             return rows[r] && j * 64 < n ? rows[r] + j * 36 : nullptr;
         };
-        pack(unit, lane, [&](uint32_t r, uint32_t column) -> uint32_t {
+        pack(tile, lane, [&](uint32_t r, uint32_t column) -> uint32_t {
             const uint8_t* from = block(r, column);
             if (!from) return 0;
             const uint32_t nibbles = from[4 + column % 64 / 16 * 8 + column % 8];
             return code_of((nibbles >> (column % 16 / 8 * 4)) & 15);
         });
-        if (lane >= UNIT_ROWS) return;
+        if (lane >= TILE_ROWS) return;
         for (uint32_t j = 0; j < 16; j++) {
             const uint8_t* from = block(lane, j * 16);
             const uint32_t scale = from ? from[j % 4] : 0;
-            unit[AT + lane * 16 + j % 4 * 4 + j / 4] =
+            tile[AT + lane * 16 + j % 4 * 4 + j / 4] =
                 static_cast<uint8_t>(scale == 0x7f ? 0 : scale);
         }
     }

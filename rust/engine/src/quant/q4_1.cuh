@@ -1,17 +1,17 @@
 // Q4_1: 32 weights in 20 bytes: f16 d, f16 m, then nibbles; weight = d q + m.
 #pragma once
-#include "unit.cuh"
+#include "weight_tile.cuh"
 
 struct Q4_1 : Planes<0, 0>, HalfScales<2048, OWN_OFFSETS> {
-    static constexpr uint32_t UNIT_BYTES = QUANT_BYTES + SCALE_BYTES;
+    static constexpr uint32_t TILE_BYTES = QUANT_BYTES + SCALE_BYTES;
 
-    DEVICE void repack(uint8_t* unit, uint32_t lane, const uint8_t* const* rows, uint32_t sb,
+    DEVICE void repack(uint8_t* tile, uint32_t lane, const uint8_t* const* rows, uint32_t sb,
                        uint32_t n) {
         const auto block = [&](uint32_t r, uint32_t j) { return block_of<20>(rows[r], sb, j, n); };
-        pack(unit, lane, [&](uint32_t r, uint32_t column) -> uint32_t {
+        pack(tile, lane, [&](uint32_t r, uint32_t column) -> uint32_t {
             const uint8_t* from = block(r, column / 32);
             return from ? nibble_of_32(from + 4, column % 32) : 0;
         });
-        pack_scales(unit, lane, block);
+        pack_scales(tile, lane, block);
     }
 };

@@ -1,7 +1,7 @@
 // Q4_K: 256 weights in 144 bytes: f16 d, f16 dmin, eight pairs of a 6-bit scale and minimum in 12
-// bytes, then nibbles; weight = d sc q - dmin m. The unit keeps scale and minimum as bytes.
+// bytes, then nibbles; weight = d sc q - dmin m. The tile keeps scale and minimum as bytes.
 #pragma once
-#include "unit.cuh"
+#include "weight_tile.cuh"
 
 // Scale and minimum of sub-block b from the twelve packed bytes: low byte the scale.
 DEVICE uint32_t k_scale_min(const uint8_t* packed, uint32_t b) {
@@ -33,38 +33,38 @@ struct KScales {
         float d;
     };
 
-    DEVICE uint32_t factors(const uint8_t* unit, uint32_t r) {
-        return *reinterpret_cast<const uint32_t*>(unit + AT + 256 + r * 4);
+    DEVICE uint32_t factors(const uint8_t* tile, uint32_t r) {
+        return *reinterpret_cast<const uint32_t*>(tile + AT + 256 + r * 4);
     }
-    DEVICE Row row(const uint8_t* unit, uint32_t r) {
-        return {*reinterpret_cast<const uint2*>(unit + AT + r * 8), f16x2_low(factors(unit, r))};
+    DEVICE Row row(const uint8_t* tile, uint32_t r) {
+        return {*reinterpret_cast<const uint2*>(tile + AT + r * 8), f16x2_low(factors(tile, r))};
     }
     DEVICE Chain chain(const Row& row, int t) {
         const uint32_t pair = t < 2 ? row.s.x : row.s.y;
         return {t % 2 ? pair >> 16 : pair, row.d};
     }
-    DEVICE Chain chain(const uint8_t* unit, uint32_t r, uint32_t t) {
-        return {*reinterpret_cast<const uint16_t*>(unit + AT + r * 8 + t * 2),
-                f16x2_low(factors(unit, r))};
+    DEVICE Chain chain(const uint8_t* tile, uint32_t r, uint32_t t) {
+        return {*reinterpret_cast<const uint16_t*>(tile + AT + r * 8 + t * 2),
+                f16x2_low(factors(tile, r))};
     }
     DEVICE float scale(const Chain& chain, int i) { return mul_rn(chain.d, byte_f32(chain.s, i)); }
-    DEVICE uint32_t mins(const uint8_t* unit, uint32_t r, uint32_t t) {
-        return *reinterpret_cast<const uint16_t*>(unit + AT + 128 + r * 8 + t * 2);
+    DEVICE uint32_t mins(const uint8_t* tile, uint32_t r, uint32_t t) {
+        return *reinterpret_cast<const uint16_t*>(tile + AT + 128 + r * 8 + t * 2);
     }
-    DEVICE float dmin(const uint8_t* unit, uint32_t r) { return f16x2_high(factors(unit, r)); }
+    DEVICE float dmin(const uint8_t* tile, uint32_t r) { return f16x2_high(factors(tile, r)); }
 
     // `block(r)` is the superblock of row r in the file, or null.
     template <typename F>
-    DEVICE void pack_scales(uint8_t* unit, uint32_t lane, F block) {
-        if (lane >= UNIT_ROWS) return;
+    DEVICE void pack_scales(uint8_t* tile, uint32_t lane, F block) {
+        if (lane >= TILE_ROWS) return;
         const uint8_t* from = block(lane);
         for (uint32_t j = 0; j < 8; j++) {
             const uint32_t pair = from ? k_scale_min(from + 4, j) : 0;
             const uint32_t at = AT + lane * 8 + j % 4 * 2 + j / 4;
-            unit[at] = static_cast<uint8_t>(pair);
-            unit[at + 128] = static_cast<uint8_t>(pair >> 8);
+            tile[at] = static_cast<uint8_t>(pair);
+            tile[at + 128] = static_cast<uint8_t>(pair >> 8);
         }
-        *reinterpret_cast<uint32_t*>(unit + AT + 256 + lane * 4) =
+        *reinterpret_cast<uint32_t*>(tile + AT + 256 + lane * 4) =
             from ? file_u16(from) | (file_u16(from + 2) << 16) : 0;
     }
 };
@@ -77,15 +77,15 @@ DEVICE uint32_t k_nibble(const uint8_t* nibbles, uint32_t column) {
 }
 
 struct Q4_K : Planes<0, 0>, KScales<2048> {
-    static constexpr uint32_t UNIT_BYTES = QUANT_BYTES + SCALE_BYTES;
+    static constexpr uint32_t TILE_BYTES = QUANT_BYTES + SCALE_BYTES;
 
-    DEVICE void repack(uint8_t* unit, uint32_t lane, const uint8_t* const* rows, uint32_t sb,
+    DEVICE void repack(uint8_t* tile, uint32_t lane, const uint8_t* const* rows, uint32_t sb,
                        uint32_t) {
         const auto block = [&](uint32_t r) { return rows[r] ? rows[r] + sb * 144 : nullptr; };
-        pack(unit, lane, [&](uint32_t r, uint32_t column) -> uint32_t {
+        pack(tile, lane, [&](uint32_t r, uint32_t column) -> uint32_t {
             const uint8_t* from = block(r);
             return from ? k_nibble(from + 16, column) : 0;
         });
-        pack_scales(unit, lane, block);
+        pack_scales(tile, lane, block);
     }
 };

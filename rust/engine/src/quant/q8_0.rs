@@ -64,7 +64,7 @@ impl KvBlock for Q8_0 {
     const KERNEL: &'static str = "KvBytes";
 
     #[inline(always)]
-    fn unit(bits: u16) -> f32 {
+    fn scale(bits: u16) -> f32 {
         half_to_f32(bits)
     }
 

@@ -319,8 +319,8 @@ fn survivors_are_exactly_those_of_a_sort_in_float64() {
         }
         let mut sampler = Sampler::new(params.clone(), l.len(), &[]).unwrap();
         sampler.choose(&l, 0, None).unwrap();
-        let cut = sampler.filter().unwrap();
-        let ours: Vec<u32> = sampler.survivors(cut).collect();
+        let threshold = sampler.filter().unwrap();
+        let ours: Vec<u32> = sampler.survivors(threshold).collect();
         let expected: Vec<u32> = (0..n).filter(|i| expected[*i as usize] > 0.0).collect();
         assert_eq!(ours, expected, "case {case}: {params:?}");
     }

@@ -87,16 +87,16 @@ fn windows_factors_and_caps_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn gemma_turns_its_kinds_of_layers_by_tables_of_their_own() {
+fn gemma_rotates_its_kinds_of_layers_by_tables_of_their_own() {
     let tables = |w: &Writer| {
         let plan = arch::plan(&config(w).unwrap()).unwrap();
-        let turn = |op: &Op| op.signature().turn.map(|turn| turn.table);
+        let rotation = |op: &Op| op.signature().rotation.map(|rotation| rotation.table);
         let bases = plan.ropes.iter().map(|r| r.inv_freq[1].powi(-2).round());
-        let turned: Vec<_> = plan.ops.iter().filter_map(turn).collect();
+        let rotated: Vec<_> = plan.ops.iter().filter_map(rotation).collect();
         let attends = |op: &&Op| op.signature().attends().is_some();
         let attentions = plan.ops.iter().filter(attends);
         let windows: Vec<_> = attentions.map(|op| op.signature().window).collect();
-        (bases.collect::<Vec<_>>(), turned, windows)
+        (bases.collect::<Vec<_>>(), rotated, windows)
     };
     let mut w = tiny("gemma3");
     w.set("gemma3.rope.freq_base", Value::F32(1e6));
@@ -183,7 +183,7 @@ fn granite_multiplies_what_its_file_says() {
     let mut w = tiny("granite");
     w.set("granite.rope.scaling.finetuned", Value::Bool(false));
     let plan = arch::plan(&config(&w).unwrap()).unwrap();
-    assert!(plan.ops.iter().all(|op| op.signature().turn.is_none()));
+    assert!(plan.ops.iter().all(|op| op.signature().rotation.is_none()));
 }
 
 #[test]
@@ -278,7 +278,7 @@ fn lfm2moe_has_experts_behind_its_dense_layers_by_the_gates_that_its_file_says()
 }
 
 #[test]
-fn mistral3_turns_queries_by_a_table_that_grows_with_their_position() {
+fn mistral3_rotates_queries_by_a_table_that_grows_with_their_position() {
     let plan = |w: &Writer| arch::plan(&config(w).unwrap()).unwrap();
     let mut w = tiny("mistral3");
     assert_eq!(plan(&w).ropes.len(), 1);
@@ -297,9 +297,9 @@ fn mistral3_turns_queries_by_a_table_that_grows_with_their_position() {
             w.set(&format!("mistral3.rope.scaling.{key}"), Value::U32(context));
         }
         let plan = plan(&w);
-        let turn = |op: &Op| op.signature().turn.map(|turn| turn.table);
-        let turned: Vec<_> = plan.ops.iter().filter_map(turn).collect();
-        assert_eq!(turned, [1, 0, 1, 0]);
+        let rotation = |op: &Op| op.signature().rotation.map(|rotation| rotation.table);
+        let rotated: Vec<_> = plan.ops.iter().filter_map(rotation).collect();
+        assert_eq!(rotated, [1, 0, 1, 0]);
         let [keys, queries] = &plan.ropes[..] else {
             panic!("{} tables", plan.ropes.len())
         };
@@ -446,9 +446,9 @@ fn gemma_4_has_layers_of_two_kinds_and_layers_that_store_nothing() {
         .iter()
         .map(|r| (r.inv_freq.len(), r.factors.is_some()));
     assert_eq!(tables.collect::<Vec<_>>(), [(2, true), (1, false)]);
-    let turned = plan.ops.iter().filter_map(|op| op.signature().turn);
-    let turned: Vec<_> = turned.map(|turn| turn.table).collect();
-    assert_eq!(turned, [1, 1, 0, 0, 1, 0]);
+    let rotated = plan.ops.iter().filter_map(|op| op.signature().rotation);
+    let rotated: Vec<_> = rotated.map(|rotation| rotation.table).collect();
+    assert_eq!(rotated, [1, 1, 0, 0, 1, 0]);
     // Values are normalized: in the first layer those of a product, in the second its keys.
     let values = plan.ops.iter().filter_map(|op| match op {
         Op::RmsNorm {

@@ -314,7 +314,7 @@ impl Layer {
     }
 }
 
-/// A plan without ops that can turn heads.
+/// A plan without ops that can rotate heads.
 fn with_rope(head_dim: usize) -> Plan {
     Plan {
         ropes: vec![RopeTable {

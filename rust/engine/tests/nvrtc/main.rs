@@ -448,12 +448,16 @@ fn a_report_is_kept_for_the_texts_that_it_is_of() {
     let kept = folder.join(compiler.key_of(&kernel));
     fs::write(&kept, "2 bytes spill stores").unwrap();
     assert_eq!(spilled(&of(&compiler, &kernel)), 2);
-    // One that was cut short is made again; those of other texts, or for another card, are others.
+    // One that was slice short is made again; those of other texts, or for another card, are others.
     fs::write(&kept, "2 bytes").unwrap();
     assert_eq!(spilled(&of(&compiler, &kernel)), 0);
     of(
         &compiler,
-        &edited(&kernel, "#include \"unit.cuh\"", "#include \"unit.cuh\"\n"),
+        &edited(
+            &kernel,
+            "#include \"weight_tile.cuh\"",
+            "#include \"weight_tile.cuh\"\n",
+        ),
     );
     of(&Compiler::with(80, Nvrtc::open(&path).unwrap()), &kernel);
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 3);

@@ -104,7 +104,7 @@ impl Task for Draw<'_> {
 }
 
 impl Sequence {
-    /// Takes a drawn token on; says what to tell the engine.
+    /// Appends a drawn token to its sequence; returns the event for the engine.
     fn advance(&mut self, slot: usize, drawn: Drawn, n_ctx: usize) -> Event {
         let index = self.generated;
         let (token, logprobs) = match drawn {

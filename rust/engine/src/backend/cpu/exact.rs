@@ -1,7 +1,7 @@
 //! Products of weights that are small integers: the sum that [`crate::plan::Op::MatVec`] defines,
 //! in multiply-adds of 16-bit integers or bytes. Integers add up exactly in any order, so only what
 //! follows them, a few float32 operations for each sub-block, has an order to keep;
-//! `definition.rs` says the same in plain words, and the tests compare the bits.
+//! `definition.rs` is the same sum written plainly, and the tests compare the bits.
 //!
 //! Lanes are rows of weights. Rows are put side by side, as many as there are lanes, and taken apart
 //! all at once: a sum has no lanes to be folded, and what follows it is vectors too. That pays even
@@ -39,7 +39,7 @@ pub struct Panel {
     offsets: [Group; OFFSET_SUBS],
     /// The minimums of two sub-blocks a word.
     mins: [[Word; LANES]; MIN_WORDS],
-    /// Sub-blocks that there are; the last superblock of a row may miss some.
+    /// Number of sub-blocks; the last superblock of a row may miss some.
     subs: usize,
 }
 

@@ -1,5 +1,5 @@
-//! Attention over a cache of integers, as [`crate::plan::Op::Attention`] states it: unit by unit of a
-//! sequence, each read once for all rows and query heads that share it.
+//! Attention over a cache of integers, as [`crate::plan::Op::Attention`] states it: token block by token
+//! block of a sequence, each read once for all rows and query heads that share it.
 
 use std::ops::Range;
 
@@ -12,10 +12,10 @@ use crate::error::Result;
 use crate::quant::kv::{KvBlock, KvVisitor};
 use crate::sampler::math;
 
-/// Tokens of a unit: a page.
-const UNIT: usize = PAGE_TOKENS;
+/// Tokens of a token block: those of a page.
+const TOKEN_BLOCK: usize = PAGE_TOKENS;
 
-/// Units up to which each is a split, and the most splits.
+/// Token blocks up to which each is a split, and the most splits.
 const MOST_SPLITS: usize = 32;
 
 /// Exponent fields: of a query's largest, none above; of a block's largest weight, none below.
@@ -52,11 +52,11 @@ fn fade(n: f32) -> f32 {
     }
 }
 
-/// The units that tokens are in, and how many of them are a split.
+/// The token blocks that tokens are in, and how many of them are a split.
 fn split(tokens: &Range<usize>) -> (Range<usize>, usize) {
-    let units = tokens.start / UNIT..tokens.end.div_ceil(UNIT);
-    let of_split = units.len().div_ceil(MOST_SPLITS).max(1);
-    (units, of_split)
+    let token_blocks = tokens.start / TOKEN_BLOCK..tokens.end.div_ceil(TOKEN_BLOCK);
+    let of_split = token_blocks.len().div_ceil(MOST_SPLITS).max(1);
+    (token_blocks, of_split)
 }
 
 /// `x scale`, not negative and below 2^23, rounded to an integer.
@@ -78,8 +78,8 @@ fn larger(a: f32, b: f32) -> f32 {
 
 /// The largest: in halves, whose lanes are compared side by side.
 #[inline(always)]
-fn largest(mut x: [f32; UNIT]) -> f32 {
-    let mut n = UNIT / 2;
+fn largest(mut x: [f32; TOKEN_BLOCK]) -> f32 {
+    let mut n = TOKEN_BLOCK / 2;
     while n > 0 {
         let (low, high) = x.split_at_mut(n);
         for (low, high) in low.iter_mut().zip(high) {
@@ -202,7 +202,7 @@ fn weight(share: u32, most: f32) -> f32 {
 
 /// One query's sums on the way.
 struct State {
-    unit: Sums,
+    block: Sums,
     split: Sums,
     total: Sums,
 }
@@ -228,10 +228,10 @@ fn dot<I: Isa>(groups: &[[Word; LANES]], step: usize, hi: &[Word], lo: &[Word]) 
         I::store_words(sums[0], &mut limbs[0], strip);
         I::store_words(sums[1], &mut limbs[1], strip);
     }
-    let unit = f64::from(1u32 << LIMB);
+    let base = f64::from(1u32 << LIMB);
     let mut rounded = [0.0; LANES];
     for ((sum, hi), lo) in rounded.iter_mut().zip(&limbs[0]).zip(&limbs[1]) {
-        *sum = (f64::from(*hi as i32) * unit + f64::from(*lo as i32)) as f32;
+        *sum = (f64::from(*hi as i32) * base + f64::from(*lo as i32)) as f32;
     }
     rounded
 }
@@ -244,27 +244,27 @@ fn words<B: KvBlock>(bytes: &[u8]) -> Word {
     pair(first, integers.next().unwrap_or(0))
 }
 
-/// The keys and values of a unit of one KV head.
-struct Unit {
+/// The keys and values of a token block of one KV head.
+struct TokenBlock {
     /// `[pair of dimensions][64 tokens]`, words of two dimensions.
     keys: Vec<[Word; LANES]>,
     /// `[pair of tokens][32 dimensions]`, words of two tokens.
     values: Vec<[Word; LANES]>,
     /// `[block][token]`.
-    key_units: Vec<[f32; UNIT]>,
-    value_units: Vec<[f32; UNIT]>,
+    key_scales: Vec<[f32; TOKEN_BLOCK]>,
+    value_scales: Vec<[f32; TOKEN_BLOCK]>,
 }
 
-impl Unit {
+impl TokenBlock {
     fn new<B: KvBlock>(dim: usize) -> Result<Self> {
         let what = "the keys and values of attention";
         let n_blocks = dim.div_ceil(B::GROUP);
         let lanes = dim.div_ceil(LANES);
         Ok(Self {
-            keys: filled(dim.div_ceil(2) * (UNIT / LANES), [0; LANES], what)?,
-            values: filled(UNIT / 2 * lanes, [0; LANES], what)?,
-            key_units: filled(n_blocks, [0.0; UNIT], what)?,
-            value_units: filled(n_blocks, [0.0; UNIT], what)?,
+            keys: filled(dim.div_ceil(2) * (TOKEN_BLOCK / LANES), [0; LANES], what)?,
+            values: filled(TOKEN_BLOCK / 2 * lanes, [0; LANES], what)?,
+            key_scales: filled(n_blocks, [0.0; TOKEN_BLOCK], what)?,
+            value_scales: filled(n_blocks, [0.0; TOKEN_BLOCK], what)?,
         })
     }
 
@@ -272,9 +272,9 @@ impl Unit {
     fn set_keys<B: KvBlock>(&mut self, stored: &[u8], head_bytes: usize) {
         for (t, head) in stored.chunks_exact(head_bytes).enumerate() {
             for (b, block) in B::blocks(head).enumerate() {
-                let (unit, integers) = B::parts(block);
-                self.key_units[b][t] = unit;
-                let of_block = self.keys.chunks_exact_mut(UNIT / LANES);
+                let (scale, integers) = B::parts(block);
+                self.key_scales[b][t] = scale;
+                let of_block = self.keys.chunks_exact_mut(TOKEN_BLOCK / LANES);
                 let mut pairs = of_block.skip(b * (B::GROUP / 2));
                 let twos = integers.chunks_exact(2 * B::BYTES);
                 let last = twos.remainder();
@@ -290,13 +290,13 @@ impl Unit {
 
     #[inline(always)]
     fn set_values<B: KvBlock>(&mut self, stored: &[u8], head_bytes: usize) {
-        let lanes = self.values.len() / (UNIT / 2);
+        let lanes = self.values.len() / (TOKEN_BLOCK / 2);
         for (t, head) in stored.chunks_exact(head_bytes).enumerate() {
             let shift = t % 2 * 16;
             let keep = 0xffff_0000u32 >> shift;
             for (b, block) in B::blocks(head).enumerate() {
-                let (unit, integers) = B::parts(block);
-                self.value_units[b][t] = unit;
+                let (scale, integers) = B::parts(block);
+                self.value_scales[b][t] = scale;
                 for (i, some) in integers.chunks(LANES * B::BYTES).enumerate() {
                     let words = &mut self.values[t / 2 * lanes + b * (B::GROUP / LANES) + i];
                     for (word, v) in words.iter_mut().zip(some.chunks_exact(B::BYTES)) {
@@ -309,17 +309,17 @@ impl Unit {
 
     /// Step 2, for all tokens that were set.
     #[inline(always)]
-    fn scores<I: Isa, B: KvBlock>(&self, q: &Query) -> [f32; UNIT] {
+    fn scores<I: Isa, B: KvBlock>(&self, q: &Query) -> [f32; TOKEN_BLOCK] {
         let pairs = B::GROUP / 2;
-        let mut s = [0.0f32; UNIT];
+        let mut s = [0.0f32; TOKEN_BLOCK];
         let limbs = q.hi.chunks(pairs).zip(q.lo.chunks(pairs));
-        let keys = self.keys.chunks(pairs * (UNIT / LANES));
-        for ((units, keys), (hi, lo)) in self.key_units.iter().zip(keys).zip(limbs) {
-            let tokens = s.chunks_mut(LANES).zip(units.chunks(LANES));
-            for (i, (s, units)) in tokens.enumerate() {
-                let sums = dot::<I>(&keys[i..], UNIT / LANES, hi, lo);
-                for ((s, sum), unit) in s.iter_mut().zip(sums).zip(units) {
-                    *s = sum.mul_add(*unit, *s);
+        let keys = self.keys.chunks(pairs * (TOKEN_BLOCK / LANES));
+        for ((scales, keys), (hi, lo)) in self.key_scales.iter().zip(keys).zip(limbs) {
+            let tokens = s.chunks_mut(LANES).zip(scales.chunks(LANES));
+            for (i, (s, scales)) in tokens.enumerate() {
+                let sums = dot::<I>(&keys[i..], TOKEN_BLOCK / LANES, hi, lo);
+                for ((s, sum), scale) in s.iter_mut().zip(sums).zip(scales) {
+                    *s = sum.mul_add(*scale, *s);
                 }
             }
         }
@@ -330,7 +330,7 @@ impl Unit {
     #[inline(always)]
     fn sums<I: Isa, B: KvBlock>(&self, q: &Query, tokens: Range<usize>, out: &mut Sums) {
         let scores = self.scores::<I, B>(q);
-        let seen: [bool; UNIT] = std::array::from_fn(|t| tokens.contains(&t));
+        let seen: [bool; TOKEN_BLOCK] = std::array::from_fn(|t| tokens.contains(&t));
         let mut of_seen = scores;
         for (s, is_seen) in of_seen.iter_mut().zip(seen) {
             *s = if is_seen { *s } else { f32::NEG_INFINITY };
@@ -339,7 +339,7 @@ impl Unit {
         let most = (top * q.factor * 64.0).ceil();
         let is_far = most.abs() >= SCORE_END;
         let offset = most.mul_add(-1.0 / 64.0, 1.0);
-        let mut p = [0.0; UNIT];
+        let mut p = [0.0; TOKEN_BLOCK];
         let mut share = 0;
         for ((p, s), is_seen) in p.iter_mut().zip(scores).zip(seen) {
             let z = larger(0.0, s.mul_add(q.factor, offset));
@@ -352,18 +352,18 @@ impl Unit {
         out.most = most;
         out.weight = weight(share, most);
         out.is_empty = false;
-        let lanes = self.values.len() / (UNIT / 2);
-        for (b, units) in self.value_units.iter().enumerate() {
-            let mut v = [0.0; UNIT];
-            for (((v, p), unit), is_seen) in v.iter_mut().zip(p).zip(units).zip(seen) {
-                *v = if is_seen { p * unit } else { 0.0 };
+        let lanes = self.values.len() / (TOKEN_BLOCK / 2);
+        for (b, scales) in self.value_scales.iter().enumerate() {
+            let mut v = [0.0; TOKEN_BLOCK];
+            for (((v, p), scale), is_seen) in v.iter_mut().zip(p).zip(scales).zip(seen) {
+                *v = if is_seen { p * scale } else { 0.0 };
             }
             let field = (largest(v).to_bits() >> 23).max(LEAST_FIELD);
             // 65535 2^-E and 2^(E - 16), E = field - 126.
-            let scale = f32::from_bits((269 - field) << 23) * (W_MOST / 65536.0);
-            let unit = f32::from_bits((field - 15) << 23);
-            let w = v.map(|v| rounded(v, scale));
-            let (mut hi, mut lo) = ([0; UNIT / 2], [0; UNIT / 2]);
+            let to_integers = f32::from_bits((269 - field) << 23) * (W_MOST / 65536.0);
+            let step = f32::from_bits((field - 15) << 23);
+            let w = v.map(|v| rounded(v, to_integers));
+            let (mut hi, mut lo) = ([0; TOKEN_BLOCK / 2], [0; TOKEN_BLOCK / 2]);
             for ((hi, lo), [first, second]) in hi.iter_mut().zip(&mut lo).zip(w.as_chunks().0) {
                 let two = first | second << 16;
                 *hi = two >> LIMB & 0x00ff_00ff;
@@ -375,7 +375,7 @@ impl Unit {
                 let pairs = tokens.end.div_ceil(2);
                 let sums = dot::<I>(values, lanes, &hi[..pairs], &lo[..pairs]);
                 for (o, sum) in dims.iter_mut().zip(sums) {
-                    *o = sum * unit;
+                    *o = sum * step;
                 }
             }
         }
@@ -399,11 +399,11 @@ pub fn scratch_bytes(dim: usize, block: usize, queries: usize) -> usize {
     let group = size_of::<[Word; LANES]>();
     let n_blocks = dim.div_ceil(block);
     let (n_pairs, lanes) = (dim.div_ceil(2), dim.div_ceil(LANES));
-    let unit = (n_pairs * (UNIT / LANES) + UNIT / 2 * lanes) * group
-        + 2 * n_blocks * size_of::<[f32; UNIT]>();
+    let loaded = (n_pairs * (TOKEN_BLOCK / LANES) + TOKEN_BLOCK / 2 * lanes) * group
+        + 2 * n_blocks * size_of::<[f32; TOKEN_BLOCK]>();
     let query = size_of::<Query>() + 2 * n_pairs * size_of::<Word>();
     let state = size_of::<State>() + 3 * dim * size_of::<f32>();
-    unit.saturating_add(queries.saturating_mul(query.saturating_add(state)))
+    loaded.saturating_add(queries.saturating_mul(query.saturating_add(state)))
 }
 
 impl KvVisitor for Heads<'_, '_> {
@@ -445,7 +445,7 @@ impl<B: KvBlock> Task for OfBlocks<'_, '_, B> {
             for q in op.q[row * group * dim..][..group * dim].chunks_exact(dim) {
                 let sums = || Sums::new(dim);
                 let state = State {
-                    unit: sums()?,
+                    block: sums()?,
                     split: sums()?,
                     total: sums()?,
                 };
@@ -454,26 +454,26 @@ impl<B: KvBlock> Task for OfBlocks<'_, '_, B> {
         }
         let seen = op.seen(first, out.len());
         let end = seen.iter().map(|tokens| tokens.end).max().unwrap_or(0);
-        let mut unit = Unit::new::<B>(dim)?;
+        let mut loaded = TokenBlock::new::<B>(dim)?;
         for page in Attention::pages(&seen) {
-            let begin = page * UNIT;
+            let begin = page * TOKEN_BLOCK;
             let stored = |part| kv.head_page(op.layer, slot, page, part, head, end - begin);
             let (Some(keys), Some(values)) = (stored(Part::K), stored(Part::V)) else {
                 continue;
             };
-            unit.set_keys::<B>(keys, head_bytes);
-            unit.set_values::<B>(values, head_bytes);
+            loaded.set_keys::<B>(keys, head_bytes);
+            loaded.set_values::<B>(values, head_bytes);
             for (tokens, queries) in seen.iter().zip(queries.chunks_exact_mut(group)) {
-                let (units, of_split) = split(tokens);
-                if !units.contains(&page) {
+                let (seen, of_split) = split(tokens);
+                if !seen.contains(&page) {
                     continue;
                 }
                 let next = page + 1;
-                let ends = (next - units.start).is_multiple_of(of_split) || next == units.end;
-                let at = |token: usize| token.saturating_sub(begin).min(UNIT);
+                let ends = (next - seen.start).is_multiple_of(of_split) || next == seen.end;
+                let at = |token: usize| token.saturating_sub(begin).min(TOKEN_BLOCK);
                 for (q, state) in queries {
-                    unit.sums::<I, B>(q, at(tokens.start)..at(tokens.end), &mut state.unit);
-                    state.split.join(&mut state.unit);
+                    loaded.sums::<I, B>(q, at(tokens.start)..at(tokens.end), &mut state.block);
+                    state.split.join(&mut state.block);
                     if ends {
                         state.total.join(&mut state.split);
                     }

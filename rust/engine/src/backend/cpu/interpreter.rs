@@ -1,4 +1,4 @@
-//! The interpreter: each op as its definition says, rows and heads in parallel, sums in the order
+//! The interpreter: each op as it is defined, rows and heads in parallel, sums in the order
 //! that [`super::product`] specifies. No result depends on how rows are cut into batches.
 
 mod products;
@@ -21,7 +21,7 @@ use crate::plan::{BufferId, Op, Plan, RopeTable, WeightId};
 /// What the plan's buffers hold, in messages.
 const ACTIVATIONS: &str = "the activations of the rows";
 
-/// What heads are turned by.
+/// What heads are rotated by.
 struct Angles {
     inv_freq: Vec<f64>,
     /// Of the rows of the pass.
@@ -97,7 +97,7 @@ impl Interpreter {
             reserve(values, n.saturating_mul(buffer.width), ACTIVATIONS)?;
         }
         let level = Level::detect();
-        let rotates = plan.ops.iter().any(|op| op.signature().turn.is_some());
+        let rotates = plan.ops.iter().any(|op| op.signature().rotation.is_some());
         let hidden = plan.hidden().map(|end| {
             let norm = end.op(plan.buffer(end.x).width);
             let ops = plan.ops[..end.after].iter().cloned().chain([norm]);
@@ -158,7 +158,7 @@ impl Interpreter {
         std::mem::take(&mut self.failures)
     }
 
-    /// Keeps why the sequence of `error` cannot go on, where it is about one; says whether any of the
+    /// Keeps the error of a sequence, where it is about one; returns whether any of the
     /// batch can.
     fn fail(&mut self, error: Error, batch: &Batch<'_>) -> Result<bool> {
         let Some(slot) = error.slot() else {
@@ -173,7 +173,7 @@ impl Interpreter {
             .all(|slot| self.has_failed(*slot as usize)))
     }
 
-    /// The reason that came first: what a later op says of the same sequence may only follow from it.
+    /// The first reason: a later error of the same sequence may only follow from it.
     fn first_failure(&self) -> Result<()> {
         match self.failures.first() {
             Some((_, error)) => Err(error.clone()),

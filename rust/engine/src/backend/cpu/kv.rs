@@ -170,7 +170,7 @@ impl KvCache {
     }
 
     /// Stores keys and values, `[n_head_kv * head_dim]` each, of one token; what is finite and beyond
-    /// the type's largest magnitude becomes that, and [`KvCache::saturated`] says so.
+    /// the type's largest magnitude becomes that, and [`KvCache::saturated`] reports it.
     ///
     /// # Errors
     /// [`Error::KvBounds`] for a position outside the cache, of which nothing is written;
@@ -261,7 +261,7 @@ impl KvCache {
 }
 
 /// Zeroed memory, or `None` where it cannot be had. The system gives pages at first touch, so a
-/// large cache costs what is used of it.
+/// large cache costs only the part that is used.
 fn zeroed(bytes: usize) -> Option<Vec<u8>> {
     bytemuck::allocation::try_zeroed_slice_box(bytes)
         .ok()

@@ -53,7 +53,7 @@ const FEW: usize = 4;
 
 /// Mat-vecs at the front of `ops` that read the same x with the same norm, and none of which
 /// overwrites it: they run in one parallel region, so that threads meet once.
-pub fn together(ops: &[Op]) -> usize {
+pub fn group_len(ops: &[Op]) -> usize {
     let mut first = None;
     ops.iter()
         .take_while(|op| match op {

@@ -69,7 +69,7 @@ fn products(plan: &Plan, options: &RunnerOptions) -> u64 {
     let mut most = 0;
     let mut at = 0;
     while at < plan.ops.len() {
-        let together = matvec::together(&plan.ops[at..]);
+        let together = matvec::group_len(&plan.ops[at..]);
         let group = plan.ops[at..at + together].iter().map(Op::signature);
         let (mut x, mut n_out, mut kinds) = (None, 0, (false, false));
         for op in group {

@@ -355,7 +355,7 @@ pub(super) mod tests {
         (0..n).map(|_| next() * 1e3).collect()
     }
 
-    /// The sum as its definition says it.
+    /// The sum as it is defined.
     fn by_definition(w: &[f32], x: &[f32]) -> f32 {
         let mut lanes = [0.0f32; LANES];
         for (i, (w, x)) in w.iter().zip(x).enumerate() {

@@ -168,7 +168,7 @@ pub struct CosSin {
 }
 
 impl CosSin {
-    /// Angles `positions[r] * inv_freq[i]`; both are multiplied by what `table` says of the position.
+    /// Angles `positions[r] * inv_freq[i]`; both are multiplied by `table`'s factor of the position.
     ///
     /// # Errors
     /// [`crate::Error::Memory`].

@@ -111,7 +111,7 @@ sets! {
 }
 
 /// An instruction set that this processor has. Its field is private and every way to one asks the
-/// processor, so that whoever holds a level may run code compiled for it.
+/// processor, so that a holder of a level may run code compiled for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Level(Set);
 

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 use super::pages::backend;
 use super::*;
-use crate::backend::{HostMemory, Kind, Storage, Touched, Windows};
+use crate::backend::{HostMemory, Kind, Prefaulted, Storage, Windows};
 use crate::pages::{Pool, Sequence};
 
 /// As many tokens; two of the same `kind` begin alike for 50 tokens, and go on by `seed`.
@@ -239,7 +239,7 @@ impl Storage for Writes {
         Ok(())
     }
 
-    fn host_memory(&self, memory: Touched) -> Result<Box<dyn HostMemory>> {
+    fn host_memory(&self, memory: Prefaulted) -> Result<Box<dyn HostMemory>> {
         self.pieces.set(self.pieces.get() + 1);
         Ok(Box::new(memory))
     }

@@ -1,6 +1,6 @@
 //! What is joined of a layer's experts, beside their products.
 
-use super::{gate, read_later, Epilogue, Fused, Part};
+use super::{gate, is_live, Epilogue, Fused, Part};
 use crate::plan::{BufferId, Op, Plan};
 
 /// The gate whose two sides are the halves of the rows of one matrix, or of each expert's: behind a
@@ -41,7 +41,7 @@ pub fn halves(plan: &Plan, at: usize, x: BufferId, parts: &[Part]) -> Option<(Ep
         && is_half(second, up, rows / 2);
     let are_dead = [both, of, up]
         .iter()
-        .all(|id| *id != out && !read_later(plan, at + 3, *id));
+        .all(|id| *id != out && !is_live(plan, at + 3, *id));
     if !are_halves || !are_dead || out == x {
         return None;
     }
@@ -74,7 +74,7 @@ pub fn route(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
         _ => None,
     };
     let end = begin + 1 + usize::from(scales.is_some());
-    let is_alone = factor.is_none() || !read_later(plan, end, logits);
+    let is_alone = factor.is_none() || !is_live(plan, end, logits);
     if !is_alone || (factor, scales) == (None, None) {
         return None;
     }
@@ -95,7 +95,7 @@ pub fn mix(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
         Some(Op::Add { x: sum, out: to }) if *sum == out && *to != x && *to != routes => Some(*to),
         _ => None,
     };
-    let residual = residual.filter(|_| !read_later(plan, at + 2, out));
+    let residual = residual.filter(|_| !is_live(plan, at + 2, out));
     let used = 1 + usize::from(residual.is_some());
     let fused = Fused::Mix {
         x,
@@ -103,7 +103,7 @@ pub fn mix(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
         out: residual.unwrap_or(out),
         adds: residual.is_some(),
     };
-    (!read_later(plan, at + used, x)).then_some((fused, used))
+    (!is_live(plan, at + used, x)).then_some((fused, used))
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Norms and what meets them: sums, gates and other norms of the same row.
 
-use super::{read_later, Fused};
+use super::{is_live, Fused};
 use crate::plan::{BufferId, Norm, Op, Plan, WeightId};
 
 /// The factor of all of `out` at `at`, where there is one.
@@ -43,7 +43,7 @@ pub fn norm_pair(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
     let are_apart = b != a_normed && a_normed != b_normed && ![a, b].contains(&out);
     let are_dead = between
         .iter()
-        .all(|id| *id != out && !read_later(plan, at + 5, *id));
+        .all(|id| *id != out && !is_live(plan, at + 5, *id));
     if !(is_chain && are_alike && are_apart && are_dead) {
         return None;
     }
@@ -71,7 +71,7 @@ pub fn norm_add(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
     else {
         return None;
     };
-    if sum != normed || out == x || read_later(plan, at + 2, normed) {
+    if sum != normed || out == x || is_live(plan, at + 2, normed) {
         return None;
     }
     let factor = factor(plan, at + 2, out);
@@ -99,7 +99,7 @@ pub fn norm_gate(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
         return None;
     };
     let weight = weight?;
-    let is_alone = up == normed && gate != normed && out != x && !read_later(plan, at + 2, normed);
+    let is_alone = up == normed && gate != normed && out != x && !is_live(plan, at + 2, normed);
     let fused = Fused::NormGate {
         x,
         norm: Norm { weight, eps },

@@ -1,6 +1,6 @@
 //! What is joined of layers that keep a state.
 
-use super::{read_later, Fused};
+use super::{is_live, Fused};
 use crate::plan::{Op, Plan};
 
 /// The convolution at `at` and the rule behind it.
@@ -26,7 +26,7 @@ pub fn convolved(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
     };
     // Blocks of the rule may still be convolving x.
     let is_apart = ![x, out].contains(&its) && ![alpha, beta].contains(&out);
-    let is_dead = !read_later(plan, at + 2, *out);
+    let is_dead = !is_live(plan, at + 2, *out);
     let fused = || Fused::ConvolvedRule {
         conv: conv.clone(),
         rule: rule.clone(),

@@ -1,17 +1,17 @@
-//! Products whose sums are taken apart, as products with some of the rows each.
+//! Products whose outputs are sliced, as one product for each slice of the rows.
 
-use super::{read_later, Multiplied, Part, MOST_PARTS};
+use super::{is_live, Multiplied, Part, MOST_PARTS};
 use crate::plan::{Op, Plan};
 
 /// Of each `of` rows of a matrix `len` from `first` on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Cut {
+pub struct RowSlice {
     pub first: usize,
     pub len: usize,
     pub of: usize,
 }
 
-/// Rows of a tile of weights: a cut has whole ones, and as many rows of the matrix fall to each.
+/// Rows of a tile of weights: a slice has whole ones, and as many rows of the matrix fall to each.
 pub const TILE_ROWS: usize = 16;
 
 /// `parts`, the sums of the first of which the two ops at `at` take apart, as products of their own with
@@ -33,14 +33,14 @@ pub fn slices(
             of,
         } if x == whole.out && n * of == rows => {
             let len = plan.buffer(out).width / n;
-            let cut = Cut { first, len, of };
+            let slice = RowSlice { first, len, of };
             let part = Part {
                 out,
-                cut: Some(cut),
+                slice: Some(slice),
                 ..*whole
             };
             let is_whole = len.is_multiple_of(TILE_ROWS) && (TILE_ROWS * of).is_multiple_of(len);
-            is_whole.then_some((part, cut))
+            is_whole.then_some((part, slice))
         }
         _ => None,
     };
@@ -52,11 +52,11 @@ pub fn slices(
     let is_taken = |id| id == of.x || others.iter().any(|part| part.out == id);
     let are_apart = first.out != second.out && !is_taken(first.out) && !is_taken(second.out);
     let is_plain = of.experts.is_none() && whole.bias.is_none();
-    let is_dead = !read_later(plan, at + 2, whole.out);
+    let is_dead = !is_live(plan, at + 2, whole.out);
     let parts = [first, second].into_iter().chain(others.iter().copied());
     let parts: Vec<_> = parts.collect();
-    let is_cut = are_all && are_apart && is_plain && is_dead && parts.len() <= MOST_PARTS;
-    is_cut.then_some((parts, 2))
+    let is_sliced = are_all && are_apart && is_plain && is_dead && parts.len() <= MOST_PARTS;
+    is_sliced.then_some((parts, 2))
 }
 
 #[cfg(test)]
@@ -110,15 +110,15 @@ mod tests {
         else {
             panic!("{found:?}");
         };
-        let cut = |first| {
-            Some(Cut {
+        let slice = |first| {
+            Some(RowSlice {
                 first,
                 len: 16,
                 of: 32,
             })
         };
-        let parts: Vec<_> = parts.iter().map(|part| (part.out, part.cut)).collect();
-        let wanted = [(FIRST, cut(0)), (SECOND, cut(16)), (BufferId(1), None)];
+        let parts: Vec<_> = parts.iter().map(|part| (part.out, part.slice)).collect();
+        let wanted = [(FIRST, slice(0)), (SECOND, slice(16)), (BufferId(1), None)];
         assert_eq!(parts, wanted);
     }
 

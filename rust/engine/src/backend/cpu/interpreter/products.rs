@@ -9,9 +9,10 @@ use crate::error::{Error, Result};
 use crate::plan::{BufferId, Norm, Op, Rows, WeightId};
 
 impl Interpreter {
-    /// Runs the mat-vecs at the front of `ops` that go [`matvec::together`]; says how many they were.
+    /// Runs the mat-vecs at the front of `ops` that form a group ([`matvec::group_len`]); returns how many
+    /// they were.
     pub(super) fn products(&mut self, ops: &[Op], batch: &Batch<'_>) -> Result<usize> {
-        let ops = &ops[..matvec::together(ops)];
+        let ops = &ops[..matvec::group_len(ops)];
         let Some(Op::MatVec { x, norm, .. }) = ops.first() else {
             return Err(Error::Internal(
                 "a mat-vec that overwrites its input".into(),
@@ -73,7 +74,7 @@ impl Interpreter {
         self.buffers[x.0] = values;
     }
 
-    /// Computes mat-vecs of the rows of one `x` under one norm into `scratch`; says where the sums
+    /// Computes mat-vecs of the rows of one `x` under one norm into `scratch`; returns where the sums
     /// go, and how many of a row.
     fn multiply(
         &self,

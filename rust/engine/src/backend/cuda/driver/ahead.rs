@@ -1,4 +1,4 @@
-//! Kernels that are compiled on the side, before anybody waits for them.
+//! Kernels compiled on background threads, ahead of use.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::Arc;
@@ -36,8 +36,8 @@ pub struct Ahead {
 }
 
 impl Ahead {
-    /// Has so many `threads` compile `variants` in their order. What cannot be compiled, or not be kept,
-    /// is left to whoever needs it, who learns why.
+    /// Compiles `variants` in order on so many `threads`. A failure is not reported here: the first use
+    /// compiles the kernel again and reports it.
     pub fn new(compiler: &Arc<Compiler>, variants: Vec<Variant>, threads: usize) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let shared = Arc::new((variants, AtomicUsize::new(0)));

@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn the_buffer_is_far_larger_than_the_cache_and_leaves_room() {
-        // An H100, and a card that tells nothing.
+        // An H100, and a card that reports nothing.
         assert_eq!(buffer_bytes(50 << 20, 80 << 30), 1600 << 20);
         assert_eq!(buffer_bytes(0, 8 << 30), 64 << 20);
         assert_eq!(buffer_bytes(50 << 20, 1 << 30), 512 << 20);

@@ -1,4 +1,4 @@
-//! Results of driver calls as ours.
+//! Status codes of driver calls as errors.
 
 use std::ffi::CStr;
 
@@ -35,7 +35,7 @@ pub(super) fn describe(code: sys::CUresult) -> String {
     }
 }
 
-/// What a result that is no success says of the call.
+/// The error of a failed call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// A kernel is not there.

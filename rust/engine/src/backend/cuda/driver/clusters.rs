@@ -8,7 +8,7 @@ use super::check::check;
 use super::info::{DeviceInfo, MOST_CLUSTER};
 use crate::error::Result;
 
-/// A kernel that does nothing, for the driver's own compiler: who asks for an occupancy must name one.
+/// An empty kernel in PTX, which the driver compiles: an occupancy query needs a kernel.
 const EMPTY: &std::ffi::CStr = c"
 .version 7.8
 .target sm_90

@@ -22,7 +22,7 @@ use crate::error::{Error, Result};
 const CACHE_VERSION: u32 = 1;
 const MAGIC: &[u8; 8] = b"onegraph";
 
-/// Machine code as a compiler made it, whole: nobody else makes one.
+/// A complete image from a compiler; constructed nowhere else.
 #[derive(Debug, Clone)]
 pub struct Image(Vec<u8>);
 
@@ -44,7 +44,7 @@ pub struct Compiler {
     cache: Option<PathBuf>,
     /// Why the first kernel that was compiled and not kept was not.
     unkept: OnceLock<String>,
-    /// Keys of what is being compiled: nobody compiles it again meanwhile.
+    /// Keys being compiled now, so that none is compiled twice at once.
     begun: Mutex<HashSet<String>>,
     ended: Condvar,
     /// How many wait for kernels.
@@ -188,7 +188,7 @@ impl Compiler {
         self.begun.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until nobody compiles what has this key.
+    /// Waits while another thread compiles this key.
     fn begin(&self, key: String) -> Begun<'_> {
         let begun = self.lock();
         let is_begun = |begun: &mut HashSet<String>| begun.contains(&key);

@@ -1,4 +1,4 @@
-//! A card's context: what all that is taken of a card stands on.
+//! A card's context, which everything that is allocated on it needs.
 
 use std::ffi::c_int;
 use std::sync::Arc;

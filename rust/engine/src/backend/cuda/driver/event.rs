@@ -1,4 +1,4 @@
-//! Marks in streams.
+//! Events: markers in streams.
 
 use std::sync::Arc;
 

@@ -7,7 +7,7 @@ use cudarc::driver::sys;
 
 use super::check::check;
 use super::context::Context;
-use crate::backend::{HostMemory, Touched};
+use crate::backend::{HostMemory, Prefaulted};
 use crate::error::{Error, Result};
 
 /// Pinned host memory that the card can read and write too.
@@ -103,7 +103,7 @@ impl HostBuffer {
 #[derive(Debug)]
 pub struct PinnedBytes {
     context: Arc<Context>,
-    memory: Touched,
+    memory: Prefaulted,
 }
 
 impl PinnedBytes {
@@ -111,7 +111,7 @@ impl PinnedBytes {
     ///
     /// # Errors
     /// [`Error::Memory`].
-    pub fn new(context: &Arc<Context>, mut memory: Touched) -> Result<Self> {
+    pub fn new(context: &Arc<Context>, mut memory: Prefaulted) -> Result<Self> {
         context.bind()?;
         let bytes = memory.bytes_mut();
         // SAFETY: the memory is there, and stays until `drop` has unpinned it.

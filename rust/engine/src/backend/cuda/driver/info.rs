@@ -1,4 +1,4 @@
-//! What a card is, there or only described.
+//! Facts of a card, one that is present or one that is only described.
 
 use crate::error::{Error, Result};
 

@@ -1,4 +1,4 @@
-//! What buffers take of a card, counted.
+//! Counts the bytes that buffers take of a card.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 

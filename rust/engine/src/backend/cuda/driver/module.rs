@@ -1,4 +1,4 @@
-//! Machine code on the card.
+//! Modules: machine code loaded on the card.
 
 use std::ffi::c_int;
 use std::sync::Arc;

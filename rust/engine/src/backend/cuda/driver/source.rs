@@ -182,17 +182,18 @@ pub fn headers() -> impl Iterator<Item = (&'static str, &'static str)> {
         "math.cuh",
         "mix.cuh",
         "norm.cuh",
+        "rotate.cuh",
         "route.cuh",
         "row.cuh",
         "row_superblock.cuh",
         "sample.cuh",
+        "sample_row.cuh",
         "stamps.cuh",
         "state.cuh",
         "superblock.cuh",
-        "tile.cuh",
-        "turn.cuh",
-        "unit.cuh",
         "warpgroup.cuh",
+        "weight_tile.cuh",
+        "x_tile.cuh",
     ];
     let types = quant::TYPES.iter();
     own.into_iter()

@@ -3,7 +3,7 @@
 use super::source::{Shared, Variant};
 use super::stamps;
 
-/// What a kernel does, as far as anybody asks.
+/// The kind of work of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// Attends to cached keys and values: how much it reads depends on the lengths of sequences.

@@ -1,5 +1,5 @@
-//! The way of a file's bytes to the card: pinned slabs, two of them, so that one is filled while
-//! the other one is on its way.
+//! Uploads of a file's bytes through two pinned slabs, a double buffer: one is filled while the
+//! other is copied.
 
 use std::sync::Arc;
 

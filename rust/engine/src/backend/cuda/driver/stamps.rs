@@ -1,5 +1,5 @@
-//! When the blocks of a kernel came to which moment: written by kernels that were compiled for it, whose
-//! bits are the same as without.
+//! Time stamps of a kernel's blocks, written by variants that are compiled for it; results have the same
+//! bits as without.
 
 /// Moments of a block, in their order; the name in a kernel is `STAMP_` and this in capitals.
 pub const MOMENTS: [&str; 6] = ["begun", "asked", "waited", "ready", "summed", "ended"];

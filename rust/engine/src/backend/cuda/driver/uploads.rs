@@ -1,5 +1,5 @@
-//! Small copies to the card that nobody waits for: they go through pinned memory, a half of which is
-//! filled while the card reads the other one.
+//! Small asynchronous copies to the card through pinned memory, a double buffer: one half is filled
+//! while the card reads the other.
 
 use std::sync::Arc;
 

@@ -6,7 +6,7 @@ use crate::backend::cuda::driver::spec::{Kind, Spec, Traffic};
 use crate::backend::PAGE_TOKENS;
 use crate::error::{Error, Result};
 use crate::plan::fuse::Values;
-use crate::plan::signature::Turn;
+use crate::plan::signature::Rotation;
 use crate::plan::{BufferId, KvShape, Plan, RopeStyle, WeightId};
 use crate::quant::{self, QuantType, KV_HEAD_MULTIPLE};
 
@@ -18,11 +18,11 @@ pub const MAX_SPLITS: usize = 32;
 const BLOCK_HEADS: usize = 16;
 const BLOCK_WIDTH: usize = 2048;
 
-/// Heads of a block of one row: norms, turns and scores of eight would be most of its time. (Behind 64, 512,
+/// Heads of a block of one row: norms, rotations and scores of eight would be most of its time. (Behind 64, 512,
 /// 2,048 and 8,000 tokens of a Qwen3-30B-A3B on an H200 1,676 -> 1,586, 1,800 -> 1,731, 1,863 -> 1,823 and
 /// 2,089 -> 2,046 us a step. Where the blocks of long texts have many teams, twice as many blocks read every
 /// page: behind 32,000 2,726 -> 3,042.)
-const ALONE_HEADS: usize = 4;
+const SINGLE_ROW_HEADS: usize = 4;
 
 /// Rows of one launch over a prompt of a kernel for steps: its partial sums take memory.
 pub const ATTENTION_ROWS: usize = 128;
@@ -47,25 +47,25 @@ pub struct AttentionOp {
     /// Keys and values of the rows, where it stores them itself.
     pub newest: Option<(BufferId, BufferId)>,
     /// What it does with the heads of queries and of those keys before.
-    pub turned: Option<Turned>,
+    pub norm_rope: Option<NormRope>,
 }
 
-/// How heads are normalized and turned: [`Fused::TurnedHeads`](crate::plan::fuse::Fused::TurnedHeads).
+/// How heads are normalized and rotated: [`Fused::QkNormRope`](crate::plan::fuse::Fused::QkNormRope).
 #[derive(Debug, Clone, Copy)]
-pub struct Turned {
+pub struct NormRope {
     pub queries: WeightId,
     pub keys: WeightId,
     /// What it does with the values that it stores.
     pub values: Option<Values>,
     pub eps: f32,
-    pub turn: Turn,
+    pub rotation: Rotation,
 }
 
-impl Turned {
-    /// What turn.cuh is compiled for.
-    pub fn constants(plan: &Plan, turn: Turn) -> String {
-        sizes(&[("HALF", plan.ropes[turn.table].inv_freq.len())])
-            + &flag("INTERLEAVED", turn.style == RopeStyle::Interleaved)
+impl NormRope {
+    /// What rotate.cuh is compiled for.
+    pub fn constants(plan: &Plan, rotation: Rotation) -> String {
+        sizes(&[("HALF", plan.ropes[rotation.table].inv_freq.len())])
+            + &flag("INTERLEAVED", rotation.style == RopeStyle::Interleaved)
     }
 }
 
@@ -109,8 +109,8 @@ impl MergeBytes {
         };
         for (n_head, kv) in plan.attentions() {
             let group = n_head / kv.n_head_kv.max(1);
-            for alone in [false, true] {
-                let (parts, heads) = parts(group, kv.head_dim, alone);
+            for single_row in [false, true] {
+                let (parts, heads) = parts(group, kv.head_dim, single_row);
                 let split_floats = heads * (kv.head_dim + 2);
                 // A step's attention is one launch, whatever its rows.
                 let blocks = out.max(ATTENTION_ROWS).min(rows) * kv.n_head_kv * parts;
@@ -122,11 +122,11 @@ impl MergeBytes {
     }
 }
 
-/// Blocks of attention_fixed.cu that share a group of query heads, of one row alone or of several, and heads
+/// Blocks of attention_fixed.cu that share a group of query heads, of a single row or of several, and heads
 /// of each but the last. Its products take four at a time.
-pub fn parts(group: usize, head_dim: usize, alone: bool) -> (usize, usize) {
-    let most = match alone {
-        true => ALONE_HEADS,
+pub fn parts(group: usize, head_dim: usize, single_row: bool) -> (usize, usize) {
+    let most = match single_row {
+        true => SINGLE_ROW_HEADS,
         false => (BLOCK_WIDTH / head_dim.max(1) / 4 * 4).clamp(4, BLOCK_HEADS),
     };
     // As few as have at most so many.

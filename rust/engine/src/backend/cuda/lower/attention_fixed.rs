@@ -1,8 +1,8 @@
-//! Attention over a cache of integers: the same sum whichever kernel computes it, so which one does is
-//! a matter of time alone.
+//! Attention over a cache of integers. Its kernels compute the same sum, so the choice between them is one
+//! of time alone.
 
 use super::attention::{
-    describe, page_bytes, parts, AttentionOp, Turned, ATTENTION_ROWS, MAX_SPLITS, STATIC_BYTES,
+    describe, page_bytes, parts, AttentionOp, NormRope, ATTENTION_ROWS, MAX_SPLITS, STATIC_BYTES,
 };
 use super::lowering::{flag, sizes, Lowering, Pass, Path};
 use super::params::{AttentionFixed, KvView, PromptAttention, CONSTANTS};
@@ -21,21 +21,21 @@ static PROMPT: Source = source!(
     KvView
 );
 
-/// Threads of a team of attention_fixed.cu, which takes a unit at a time. Where rows have several blocks
+/// Threads of a team of attention_fixed.cu, which takes a token block at a time. Where rows have several blocks
 /// and pages are so short that their reading takes less than their instructions, a block has several
 /// teams: as many as have so many bytes of keys together, two of two bytes a number and four of one. A
-/// row alone has two up to this width: its short texts need no joining then.
+/// single row has two up to this width: its short texts need no joining then.
 const TEAM: usize = 128;
 const TEAMS_BYTES: usize = 18 << 10;
 const TEAMS_WIDTH: usize = 4;
-const ALONE_TEAMS: usize = 2;
-const ALONE_TEAMS_DIM: usize = 128;
+const SINGLE_ROW_TEAMS: usize = 2;
+const SINGLE_ROW_TEAMS_DIM: usize = 128;
 
 /// Teams of a block at most where there are several rows and more heads than four, two tiles of them: two
 /// blocks on an SM leave more of them too few registers a thread.
 const WIDE_TEAMS: usize = 2;
 
-/// Teams of a row alone from this context on, where so many parts of theirs have room: the more tokens are
+/// Teams of a single row from this context on, where so many parts of theirs have room: the more tokens are
 /// at work on an SM, the less each waits for the others, but of short texts most have none. (1B on an H200
 /// behind 64, 128, 512, 2,048, 16,384 and 32,000 tokens: two teams 470, 491, 497, 533, 750 and 943 us a step,
 /// four 479, 482, 507, 527, 718 and 843.)
@@ -52,10 +52,10 @@ const MOST_PARTS: usize = 6;
 /// Blocks of attention_fixed.cu that an SM holds.
 const BLOCKS_PER_SM: usize = 2;
 
-/// Of shared memory, in hundredths, what the one block an SM has of a row alone takes. A step of 8B on an
+/// Of shared memory, in hundredths, what the one block an SM has of a single row takes. A step of 8B on an
 /// H200 with 50, 60, 66 and 76: 1,833, 1,832, 1,818 and 1,808 us behind 100 tokens, 2,554, 2,554, 2,462
 /// and 2,448 behind 16,384 (`onegraph graph --position`).
-const ALONE_SHARED: usize = 76;
+const SINGLE_ROW_SHARED: usize = 76;
 
 /// Warps of a block of prompt_attention_fixed.cu, of 16 queries each: where blocks of the first would leave
 /// half the card idle, the second. And the widest heads it takes.
@@ -78,7 +78,7 @@ pub fn specs(l: &Lowering, op: &AttentionOp, pass: &Pass, before: usize) -> Resu
     let mut specs = match pass.path {
         Path::Decode => step_specs(0..pass.rows, pass.rows)?,
         Path::Prefill { .. } => {
-            let (prompt, rows) = (pass.together(), pass.rows);
+            let (prompt, rows) = (pass.prompt_rows(), pass.rows);
             let mut specs = match prompt_stages(l, op) {
                 Some(stages) if prompt > FEW_ROWS => {
                     vec![prompt_spec(l, op, pass, prompt, stages)?]
@@ -114,12 +114,14 @@ fn variant(
     Variant::new(source, op.constants(l.n_ctx) + &kv + &sizes(&more))
 }
 
-/// What attention_fixed.cu is compiled for where it turns heads, and where it does not.
-fn turn_constants(l: &Lowering, op: &AttentionOp) -> String {
-    let how = op.turned.map(|t| Turned::constants(&l.plan, t.turn));
+/// What attention_fixed.cu is compiled for where it rotates heads, and where it does not.
+fn norm_rope_constants(l: &Lowering, op: &AttentionOp) -> String {
+    let how = op
+        .norm_rope
+        .map(|t| NormRope::constants(&l.plan, t.rotation));
     let none = || sizes(&[("HALF", 8)]) + &flag("INTERLEAVED", false);
-    let values = op.turned.and_then(|t| t.values);
-    flag("TURNED", how.is_some())
+    let values = op.norm_rope.and_then(|t| t.values);
+    flag("NORM_ROPE", how.is_some())
         + &flag("VALUES_NORMED", values.is_some())
         + &flag("VALUES_ARE_KEYS", values.is_some_and(|v| v.are_keys))
         + &how.unwrap_or_else(none)
@@ -143,8 +145,8 @@ fn step_specs(
     let rows = at_once.min(of.len());
     let group = op.n_head / n_head_kv;
     let page = part_bytes(l, op.kv).max(1);
-    let least = match rows == 1 && op.kv.head_dim <= ALONE_TEAMS_DIM {
-        true => ALONE_TEAMS,
+    let least = match rows == 1 && op.kv.head_dim <= SINGLE_ROW_TEAMS_DIM {
+        true => SINGLE_ROW_TEAMS,
         false => 1,
     };
     let teams = match group <= 8 && rows * n_head_kv < l.card.sm_count as usize {
@@ -152,7 +154,7 @@ fn step_specs(
         false => 1,
     };
     let room = match rows {
-        1 => l.card.shared_bytes * ALONE_SHARED / 100,
+        1 => l.card.shared_bytes * SINGLE_ROW_SHARED / 100,
         _ => l.card.shared_bytes / BLOCKS_PER_SM,
     };
     let room = room.saturating_sub(STATIC_BYTES);
@@ -182,8 +184,8 @@ fn step_specs(
     };
     let inputs = &pass.inputs;
     let sinks = l.vector(op.sinks)?;
-    let turned = op.turned;
-    let [q_weight, k_weight] = [turned.map(|t| t.queries), turned.map(|t| t.keys)];
+    let norm_rope = op.norm_rope;
+    let [q_weight, k_weight] = [norm_rope.map(|t| t.queries), norm_rope.map(|t| t.keys)];
     let [q_weight, k_weight] = [l.vector(q_weight)?, l.vector(k_weight)?];
     let launch = |first: usize| {
         let params = AttentionFixed {
@@ -199,8 +201,8 @@ fn step_specs(
             sinks,
             q_weight,
             k_weight,
-            cos_sin: turned.map_or(0, |t| l.at.cos_sin[t.turn.table]),
-            eps: turned.map_or(0.0, |t| t.eps),
+            cos_sin: norm_rope.map_or(0, |t| l.at.cos_sin[t.rotation.table]),
+            eps: norm_rope.map_or(0.0, |t| t.eps),
             scale: scale(op),
             shares: blocks as u32,
             located: u32::from(op.newest.is_some() && Spec::reads_before_wait(before)),
@@ -209,8 +211,8 @@ fn step_specs(
         let more = [("HEADS", heads), ("TEAMS", teams), ("RING", ring)];
         let grid = [of_heads as u32, 1, count];
         let mut variant = variant(l, op, &STEP, &more);
-        variant.constants += &turn_constants(l, op);
-        variant.constants += &flag("ALONE", rows == 1);
+        variant.constants += &norm_rope_constants(l, op);
+        variant.constants += &flag("SINGLE_ROW", rows == 1);
         let threads = (teams * TEAM) as u32;
         let mut spec = Spec::new(variant, "attention_fixed", grid, threads, &params);
         spec.shared = (ring * part) as u32;
@@ -304,13 +306,13 @@ mod tests {
     fn a_step_of_sequences_stores_the_newest_tokens_where_it_attends() {
         for kv_type in [blocks(), "I16"] {
             let l = lowering("sm_90", superblocks(), kv_type, true);
-            let alone = specs(&l, &step(1)).unwrap();
+            let single = specs(&l, &step(1)).unwrap();
             let wanted = ["embed", "matvec", "attention_fixed", "matvec", "matvec"];
-            assert_eq!(entries(&alone)[..5], wanted);
-            let params: AttentionFixed = alone[2].params().unwrap();
+            assert_eq!(entries(&single)[..5], wanted);
+            let params: AttentionFixed = single[2].params().unwrap();
             assert_eq!((params.k, params.v), (at("k"), at("v")));
-            let room = l.card.shared_bytes * ALONE_SHARED / 100;
-            assert!(alone[2].shared as usize + STATIC_BYTES <= room);
+            let room = l.card.shared_bytes * SINGLE_ROW_SHARED / 100;
+            assert!(single[2].shared as usize + STATIC_BYTES <= room);
             // Rows of one sequence are stored first, for all of them may be seen.
             let several = Pass {
                 inputs: Inputs {
@@ -344,7 +346,7 @@ mod tests {
     fn a_row_alone_of_long_texts_has_many_teams_where_their_parts_have_room() {
         // A page's keys of a head: 16.5 KiB of two bytes a number, half of one.
         for (arch, n_ctx, kv_type, teams) in [
-            ("sm_90", 8192, "I16", ALONE_TEAMS),
+            ("sm_90", 8192, "I16", SINGLE_ROW_TEAMS),
             ("sm_90", 8192, blocks(), MANY_TEAMS),
             ("sm_90", 8191, blocks(), 2),
             ("sm_86", 8192, blocks(), 2),
@@ -356,16 +358,17 @@ mod tests {
                 let its = list.into_iter().find(|s| s.entry == "attention_fixed");
                 its.expect("a kernel")
             };
-            let alone = of_rows(1);
+            let single = of_rows(1);
             assert_eq!(
-                alone.block as usize,
+                single.block as usize,
                 teams * TEAM,
                 "{arch} {n_ctx} {kv_type}"
             );
-            assert!(alone.variant.constants.contains("ALONE = true"));
+            assert!(single.variant.constants.contains("SINGLE_ROW = true"));
             let two = of_rows(2);
             assert!(
-                two.block as usize <= 2 * TEAM && two.variant.constants.contains("ALONE = false")
+                two.block as usize <= 2 * TEAM
+                    && two.variant.constants.contains("SINGLE_ROW = false")
             );
         }
     }

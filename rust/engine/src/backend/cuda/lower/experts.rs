@@ -1,7 +1,7 @@
-//! Experts: the launches that choose them, that group rows by them and that sum up what they give; and
-//! what a product by experts is compiled for.
+//! Mixture of experts: the launches that route, that group rows by expert and that sum up their outputs;
+//! and the constants of a product by experts.
 
-use super::lowering::{constants, flag, leaves, sizes, Lowering, Pass};
+use super::lowering::{constants, flag, sizes, writes_none_of, Lowering, Pass};
 use super::params::{self, Route, CONSTANTS};
 use super::shape::MOST_BLOCK_X;
 use crate::backend::cuda::driver::source::{shared, source, Source, Variant};
@@ -315,7 +315,7 @@ pub fn chosen(l: &Lowering, pass: &Pass, list: &[Fused]) -> Option<RouteOp> {
                 && ranks(&l.plan, experts.routes) <= MOST_RANKS =>
         {
             let fits = |route: &RouteOp| {
-                route.out == experts.routes && leaves(parts, epilogue, &[route.logits])
+                route.out == experts.routes && writes_none_of(parts, epilogue, &[route.logits])
             };
             RouteOp::of(before).filter(fits)
         }

@@ -1,5 +1,5 @@
-//! Gates before a product: launches of their own, but for one row, of which each block of the product lets
-//! x through its gate on the way.
+//! Gates before a product: fused into the product of one row, where each block applies the gate to x as it
+//! loads it; launches of their own for several rows.
 
 use super::lowering::{constants, sizes, Lowering, Pass};
 use super::params::Gated;

@@ -1,14 +1,14 @@
-//! How weights lie on the card: in which order rows stand in tiles, how many units that makes, and
-//! the launches that rewrite a file's rows so.
+//! The layout of weights on the card: the order of rows in tiles, how many tiles there are, and the
+//! launches that repack a file's rows.
 
 use std::collections::HashSet;
 
 use super::params::{Repack, CONSTANTS};
-use super::shape::{segments, superblocks, UNIT_ROWS};
+use super::shape::{segments, superblocks, TILE_ROWS};
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::{Error, Result};
-use crate::plan::fuse::{Cut, Epilogue, Fused, Part, TILE_ROWS};
+use crate::plan::fuse::{Epilogue, Fused, Part, RowSlice};
 use crate::plan::signature::Used;
 use crate::plan::{Plan, RopeStyle, WeightId};
 use crate::quant::QuantType;
@@ -21,10 +21,7 @@ const REPACK_WARPS: u32 = 8;
 /// Bytes of the address of a row in a list of them.
 const ADDRESS: usize = 8;
 
-/// Cuts are of whole tiles as they are here.
-const _: () = assert!(TILE_ROWS == UNIT_ROWS);
-
-/// Which rows stand together in a tile; see `row_of` in epilogue.cuh.
+/// The order of rows in a tile; see `row_of` in epilogue.cuh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Order {
     Natural,
@@ -40,26 +37,26 @@ pub enum Order {
     Parted {
         half: usize,
     },
-    /// Some rows of each so many.
-    Cut(Cut),
+    /// A slice of the rows.
+    Slice(RowSlice),
 }
 
 impl Order {
     /// Rows of each matrix in a tile, with those that are left out.
     fn rows_of_a_tile(self) -> usize {
         match self {
-            Order::Joined => UNIT_ROWS / 2,
-            Order::Cut(Cut { len, of, .. }) => UNIT_ROWS * of / len,
-            _ => UNIT_ROWS,
+            Order::Joined => TILE_ROWS / 2,
+            Order::Slice(RowSlice { len, of, .. }) => TILE_ROWS * of / len,
+            _ => TILE_ROWS,
         }
     }
 
-    /// Tiles whose rows stand together in the file.
+    /// Tiles whose rows are contiguous in the file.
     fn tiles_together(self) -> usize {
         match self {
-            Order::Halves { head_dim } => (head_dim / UNIT_ROWS).max(1),
-            Order::Parted { half } => half.div_ceil(UNIT_ROWS / 2),
-            Order::Cut(Cut { len, .. }) => len / UNIT_ROWS,
+            Order::Halves { head_dim } => (head_dim / TILE_ROWS).max(1),
+            Order::Parted { half } => half.div_ceil(TILE_ROWS / 2),
+            Order::Slice(RowSlice { len, .. }) => len / TILE_ROWS,
             _ => 1,
         }
     }
@@ -73,24 +70,23 @@ impl Order {
         }
     }
 
-    /// Which matrix, and which row of it, stands at place `at` of `tile`; of a padded tile it may be a row
-    /// that there is not.
+    /// The matrix, and its row, at place `at` of `tile`. In a padded tile the row may lie past the end.
     fn row(self, tile: usize, at: usize) -> (usize, usize) {
         /// Pairs of a tile.
-        const PAIRS: usize = UNIT_ROWS / 2;
+        const PAIRS: usize = TILE_ROWS / 2;
         match self {
-            Order::Natural => (0, tile * UNIT_ROWS + at),
-            Order::Neighbours => (0, tile * UNIT_ROWS + 2 * (at % PAIRS) + at / PAIRS),
+            Order::Natural => (0, tile * TILE_ROWS + at),
+            Order::Neighbours => (0, tile * TILE_ROWS + 2 * (at % PAIRS) + at / PAIRS),
             Order::Halves { head_dim } => {
-                let per_head = head_dim / UNIT_ROWS;
+                let per_head = head_dim / TILE_ROWS;
                 let base = tile / per_head * head_dim + tile % per_head * PAIRS;
                 (0, base + at / PAIRS * (head_dim / 2) + at % PAIRS)
             }
             Order::Joined => (at / PAIRS, tile * PAIRS + at % PAIRS),
-            Order::Cut(Cut { first, len, of }) => {
-                let per_cut = len / UNIT_ROWS;
-                let own = first + tile % per_cut * UNIT_ROWS + at;
-                (0, tile / per_cut * of + own)
+            Order::Slice(RowSlice { first, len, of }) => {
+                let per_slice = len / TILE_ROWS;
+                let own = first + tile % per_slice * TILE_ROWS + at;
+                (0, tile / per_slice * of + own)
             }
             Order::Parted { half } => {
                 let own = tile * PAIRS + at % PAIRS;
@@ -108,7 +104,7 @@ impl Order {
     }
 }
 
-/// A matrix as units, or two joined ones.
+/// A matrix as tiles, or two joined ones.
 #[derive(Debug, Clone)]
 pub struct Matrix {
     pub ids: Vec<WeightId>,
@@ -180,7 +176,7 @@ pub fn wanted(plan: &Plan, fused: &[Fused]) -> Result<Wanted> {
                 let used = choice.signature().weights.into_iter().map(|used| used.id);
                 (Vec::new(), used.chain(*scales).collect())
             }
-            Fused::TurnedHeads { queries, keys, .. } => {
+            Fused::QkNormRope { queries, keys, .. } => {
                 (Vec::new(), vec![queries.weight, keys.weight])
             }
             Fused::Single(op) => {
@@ -223,8 +219,10 @@ pub fn arrangement(
             }
             _ => vec![(parts.iter().map(|p| p.weight).collect(), Order::Joined)],
         },
-        Epilogue::Qkv { turn, head_dim, .. } => {
-            let order = match turn.style {
+        Epilogue::Qkv {
+            rotation, head_dim, ..
+        } => {
+            let order = match rotation.style {
                 RopeStyle::Interleaved => Order::Neighbours,
                 RopeStyle::Halves => Order::Halves {
                     head_dim: *head_dim,
@@ -235,7 +233,7 @@ pub fn arrangement(
         }
         Epilogue::Store | Epilogue::Add { .. } => parts
             .iter()
-            .map(|part| alone((part, part.cut.map_or(Order::Natural, Order::Cut))))
+            .map(|part| alone((part, part.slice.map_or(Order::Natural, Order::Slice))))
             .collect(),
     }
 }
@@ -246,7 +244,7 @@ pub fn repack_variant(ty: &'static QuantType) -> Variant {
 }
 
 impl Matrix {
-    /// The units of `ids`, which are of one shape and type.
+    /// The tiles of `ids`, which are of one shape and type.
     ///
     /// # Errors
     /// [`Error::Internal`] for rows that are no whole blocks.
@@ -262,7 +260,7 @@ impl Matrix {
             n_out: first.n_out,
             gives: match order {
                 Order::Parted { half } => half,
-                Order::Cut(Cut { len, of, .. }) => first.n_out / of * len,
+                Order::Slice(RowSlice { len, of, .. }) => first.n_out / of * len,
                 _ => first.n_out,
             },
             n_expert: first.n_expert,
@@ -273,13 +271,13 @@ impl Matrix {
         })
     }
 
-    /// Bytes of all its units.
+    /// Bytes of all its tiles.
     pub fn bytes(&self) -> usize {
         self.tiles * self.tile_bytes()
     }
 
     fn tile_bytes(&self) -> usize {
-        superblocks(self.n_in) * self.ty.kernel.unit_bytes
+        superblocks(self.n_in) * self.ty.kernel.tile_bytes
     }
 
     /// Bytes in the file.
@@ -297,7 +295,7 @@ impl Matrix {
     pub fn slab_bytes(&self) -> (usize, usize) {
         let bytes = |tiles: usize| {
             let rows = tiles * self.order.rows_of_a_tile() * self.row_bytes;
-            tiles * UNIT_ROWS * ADDRESS + self.ids.len() * rows.next_multiple_of(16)
+            tiles * TILE_ROWS * ADDRESS + self.ids.len() * rows.next_multiple_of(16)
         };
         (bytes(self.order.tiles_together()), bytes(self.tiles))
     }
@@ -305,7 +303,7 @@ impl Matrix {
     /// Tiles that a slab of `slab_bytes` holds, in whole groups that stand together.
     pub fn tiles_at_once(&self, slab_bytes: usize) -> usize {
         let rows = self.ids.len() * self.order.rows_of_a_tile();
-        let a_tile = UNIT_ROWS * ADDRESS + rows * self.row_bytes;
+        let a_tile = TILE_ROWS * ADDRESS + rows * self.row_bytes;
         let together = self.order.tiles_together();
         let fit = slab_bytes.saturating_sub(16 * self.ids.len()) / a_tile.max(1);
         (fit / together).max(1) * together
@@ -314,12 +312,12 @@ impl Matrix {
     /// How `tiles` tiles from `first` on lie in a slab at address `slab`.
     pub fn portion(&self, first: usize, tiles: usize, slab: u64) -> Portion {
         let (begin, end) = (self.rows_before(first), self.rows_before(first + tiles));
-        let list_bytes = tiles * UNIT_ROWS * ADDRESS;
+        let list_bytes = tiles * TILE_ROWS * ADDRESS;
         let part = ((end - begin) * self.row_bytes).next_multiple_of(16);
         let base = slab + list_bytes as u64;
         let mut list = Vec::with_capacity(list_bytes);
         for tile in first..first + tiles {
-            for at in 0..UNIT_ROWS {
+            for at in 0..TILE_ROWS {
                 let (file, own) = self.order.row(tile % self.expert_tiles, at);
                 let row = tile / self.expert_tiles * self.n_out;
                 let row = row.saturating_add(own);
@@ -338,12 +336,12 @@ impl Matrix {
         }
     }
 
-    /// The launch that rewrites the portion in `slab` as tiles `first` and following of `units`.
-    pub fn repack(&self, first: usize, tiles: usize, slab: u64, units: u64) -> Spec {
+    /// The launch that rewrites the portion in `slab` as tiles `first` and following of `weights`.
+    pub fn repack(&self, first: usize, tiles: usize, slab: u64, weights: u64) -> Spec {
         let n_sb = superblocks(self.n_in);
         let params = Repack {
             rows: slab,
-            units: units + (first * self.tile_bytes()) as u64,
+            weights: weights + (first * self.tile_bytes()) as u64,
             tiles: tiles as u32,
             n_sb: n_sb as u32,
             n_in: self.n_in as u32,
@@ -432,16 +430,16 @@ mod tests {
             ty: &quant::TYPES[0],
         });
         // Of 80 rows 16 and 64.
-        let cuts = [(0, 16), (16, 64)].map(|(first, len)| Cut { first, len, of: 80 });
+        let slices = [(0, 16), (16, 64)].map(|(first, len)| RowSlice { first, len, of: 80 });
         let mut seen = vec![0; 3 * 80];
-        for cut in cuts {
-            let matrix = Matrix::new(&plan, &[id], Order::Cut(cut)).unwrap();
+        for slice in slices {
+            let matrix = Matrix::new(&plan, &[id], Order::Slice(slice)).unwrap();
             assert_eq!(
                 (matrix.gives, matrix.tiles),
-                (3 * cut.len, 3 * cut.len / 16)
+                (3 * slice.len, 3 * slice.len / 16)
             );
             // Two portions: one repetition, then two.
-            let together = cut.len / 16;
+            let together = slice.len / 16;
             assert_eq!(matrix.tiles_at_once(0), together);
             for (first, tiles) in [(0, together), (together, 2 * together)] {
                 let portion = matrix.portion(first, tiles, 0);
@@ -451,8 +449,8 @@ mod tests {
                     let address = u64::from_le_bytes(b.try_into().unwrap()) as usize;
                     let found = row + (address - portion.offsets[0]) / 128;
                     let place = first * 16 + i;
-                    let wanted = place / cut.len * 80 + cut.first + place % cut.len;
-                    assert_eq!(found, wanted, "{cut:?} {place}");
+                    let wanted = place / slice.len * 80 + slice.first + place % slice.len;
+                    assert_eq!(found, wanted, "{slice:?} {place}");
                     seen[found] += 1;
                 }
             }

@@ -1,4 +1,4 @@
-//! What a pass is lowered from.
+//! The inputs of lowering: plan, card, addresses, and the pass.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::layout::Order;
 use super::params::KvView;
-use super::shape::UNIT_ROWS;
+use super::shape::TILE_ROWS;
 use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::error::{Error, Result};
 use crate::plan::fuse::{Epilogue, Fused, Part};
@@ -36,7 +36,7 @@ pub struct Lowering {
 pub struct Addresses {
     /// By [`BufferId`], `[rows][width]` f32.
     pub buffers: Vec<u64>,
-    /// `[tiles][superblocks]` units of one matrix, or of two joined ones.
+    /// `[tiles][superblocks]` of one matrix, or of two joined ones.
     pub matrices: HashMap<(Vec<WeightId>, Order), u64>,
     /// f32 of norms and biases.
     pub vectors: HashMap<WeightId, u64>,
@@ -114,14 +114,14 @@ impl Pass {
     }
 
     /// Whether no two rows are of one sequence.
-    pub fn are_alone(&self) -> bool {
+    pub fn one_row_per_sequence(&self) -> bool {
         self.rows == 1 || self.inputs.state != 0
     }
 
     /// How many rows, from the first on, may be neighbours in a sequence: those behind are alone.
-    pub fn together(&self) -> usize {
+    pub fn prompt_rows(&self) -> usize {
         match self.path {
-            _ if self.are_alone() => 0,
+            _ if self.one_row_per_sequence() => 0,
             Path::Decode => self.rows,
             Path::Prefill { steps } => self.rows.saturating_sub(steps),
         }
@@ -164,8 +164,8 @@ impl Lowering {
         (self.rows_of(id, pass) * self.plan.buffer(id).width) as u64
     }
 
-    /// Where the units of a matrix, or of two joined ones, lie.
-    pub fn units(&self, ids: &[WeightId], order: Order) -> Result<u64> {
+    /// Where the tiles of a matrix, or of two joined ones, lie.
+    pub fn weights(&self, ids: &[WeightId], order: Order) -> Result<u64> {
         let found = self.at.matrices.get(&(ids.to_vec(), order));
         found.copied().ok_or_else(|| {
             Error::Internal(format!("weights {ids:?} have no place in order {order:?}"))
@@ -191,7 +191,7 @@ impl Lowering {
     /// these: where no factor of a norm comes before the sum, and SMs have hardly more or fewer tiles than
     /// others, each of them whole.
     pub fn chains(&self, norm: Option<Norm>, rows: usize) -> bool {
-        let (tiles, sms) = (rows.div_ceil(UNIT_ROWS), self.card.sm_count as usize);
+        let (tiles, sms) = (rows.div_ceil(TILE_ROWS), self.card.sm_count as usize);
         norm.is_none() && 4 * tiles.div_ceil(sms) * sms <= 5 * tiles
     }
 
@@ -205,7 +205,7 @@ impl Lowering {
 }
 
 /// Whether a product writes none of these: its blocks may still be reading them, or what comes from them.
-pub fn leaves(parts: &[Part], epilogue: &Epilogue, read: &[BufferId]) -> bool {
+pub fn writes_none_of(parts: &[Part], epilogue: &Epilogue, read: &[BufferId]) -> bool {
     match epilogue {
         Epilogue::Add { out, .. } | Epilogue::Gated { out, .. } => !read.contains(out),
         Epilogue::Store | Epilogue::Qkv { .. } => {

@@ -4,10 +4,10 @@
 use super::experts::{address_of, constants_of, ranks, Pairs};
 use super::lowering::{constants, flag, sizes, Lowering, Pass};
 use super::overflow::overflows;
-use super::params::{self, MatMul, Overflows, QkvTurn, Segment, Split, CONSTANTS};
+use super::params::{self, MatMul, Overflows, QkvRotation, Segment, Split, CONSTANTS};
 use super::product::{Op, Product};
-use super::shape::{largest_unit, segments, superblocks, MOST_BLOCK_X, UNIT_ROWS};
-use super::tile::{Tile, TILE_ROWS};
+use super::shape::{largest_tile, segments, superblocks, MOST_BLOCK_X, TILE_ROWS};
+use super::x_tile::{XTile, X_TILE_ROWS};
 use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
@@ -23,7 +23,7 @@ static SOURCE: Source = source!(
     CONSTANTS,
     MatMul,
     Segment,
-    QkvTurn,
+    QkvRotation,
     params::Experts
 );
 
@@ -89,14 +89,14 @@ impl ProductBytes {
             let n_sb = superblocks(n_in);
             bytes.tiles = bytes
                 .tiles
-                .max(n_sb * (rows / TILE_ROWS) * Tile::MOST_BYTES);
+                .max(n_sb * (rows / X_TILE_ROWS) * XTile::MOST_BYTES);
             bytes.squares = bytes.squares.max(rows * n_sb * 4);
             let out = parts.iter().map(|part| plan.weight(part.weight).n_out);
             if experts.is_none() && out.clone().sum::<usize>() <= MOST_SPLIT_OUT {
                 let padded: usize = out.map(most_padded).sum();
                 let sums = n_parts(n_in) * padded * MOST_SPLIT_ROWS * 4;
                 bytes.sums = bytes.sums.max(sums);
-                bytes.tickets = bytes.tickets.max(padded.div_ceil(UNIT_ROWS) * 4);
+                bytes.tickets = bytes.tickets.max(padded.div_ceil(TILE_ROWS) * 4);
             }
         }
         bytes
@@ -106,7 +106,7 @@ impl ProductBytes {
 /// Most rows that the blocks of a matrix of `n_out` have, whatever their size: 4,096 are 4,224 in blocks
 /// of 192, though none is left over in blocks of 256.
 fn most_padded(n_out: usize) -> usize {
-    n_out + MOST_BLOCK_ROWS - UNIT_ROWS
+    n_out + MOST_BLOCK_ROWS - TILE_ROWS
 }
 
 /// Rows of all blocks of the pairs of `rows` rows, at most.
@@ -140,8 +140,8 @@ struct Shape {
     splits: usize,
     /// Whether sums of a row's parts are in registers, and not in shared memory.
     keeps_total: bool,
-    unit: usize,
-    tile: Tile,
+    w_tile: usize,
+    tile: XTile,
 }
 
 impl Shape {
@@ -159,8 +159,8 @@ impl Shape {
                 ring: 2,
                 splits: 1,
                 keeps_total: false,
-                unit: largest_unit(of.types),
-                tile: Tile::new(of.types, warpgroups),
+                w_tile: largest_tile(of.types),
+                tile: XTile::new(of.types, warpgroups),
             };
             let splits = match of.may_split {
                 true => one.splits(m, n_in, of.tiles, sms),
@@ -201,13 +201,13 @@ impl Shape {
         let mut best = best.unwrap_or_else(|| {
             // Where the first does not fit: the others read x or weights more often.
             let smaller = [(4, 1, 2, 2, 1), (4, 1, 1, 1, 1), SMALLEST];
-            let smaller = smaller.into_iter().skip(usize::from(m <= TILE_ROWS));
+            let smaller = smaller.into_iter().skip(usize::from(m <= X_TILE_ROWS));
             let mut shapes = [by_warps].into_iter().chain(smaller);
             let best = shapes.find_map(|s| Some(shape(false, s)).filter(fits));
             best.unwrap_or(shape(false, SMALLEST))
         });
         // Two blocks an SM of half the size start and end sooner than one.
-        if m <= TILE_ROWS && best.all_blocks(m, of.tiles) <= sms {
+        if m <= X_TILE_ROWS && best.all_blocks(m, of.tiles) <= sms {
             let halved = shape(false, (4, 1, 1, 1, 4));
             if fits(&halved) {
                 best = halved;
@@ -219,8 +219,8 @@ impl Shape {
                 best = more;
             }
         }
-        debug_assert!(best.block_x() * TILE_ROWS <= MOST_BLOCK_X);
-        debug_assert!(best.block_tiles() * UNIT_ROWS <= MOST_BLOCK_ROWS);
+        debug_assert!(best.block_x() * X_TILE_ROWS <= MOST_BLOCK_X);
+        debug_assert!(best.block_tiles() * TILE_ROWS <= MOST_BLOCK_ROWS);
         best
     }
 
@@ -236,7 +236,7 @@ impl Shape {
 
     /// Over how many blocks to split the columns.
     fn splits(&self, m: usize, n_in: usize, tiles: &[usize], sms: usize) -> usize {
-        if m > MOST_SPLIT_ROWS || tiles.iter().sum::<usize>() * UNIT_ROWS > MOST_SPLIT_OUT {
+        if m > MOST_SPLIT_ROWS || tiles.iter().sum::<usize>() * TILE_ROWS > MOST_SPLIT_OUT {
             return 1;
         }
         let blocks = self.groups(tiles) * self.x_blocks(m);
@@ -266,13 +266,13 @@ impl Shape {
 
     /// Blocks over `m` rows of x.
     fn x_blocks(&self, m: usize) -> usize {
-        m.div_ceil(self.block_x() * TILE_ROWS)
+        m.div_ceil(self.block_x() * X_TILE_ROWS)
     }
 
     /// Dynamic shared memory, as the kernel lays it out.
     fn shared_bytes(&self) -> usize {
         let sums = self.threads() * self.w_tiles * self.n_tiles * 16;
-        let stage = self.block_tiles() * self.unit + self.block_x() * self.tile.bytes();
+        let stage = self.block_tiles() * self.w_tile + self.block_x() * self.tile.bytes();
         let in_shared = self.splits == 1 && !self.keeps_total;
         self.ring * stage + if in_shared { sums } else { 0 }
     }
@@ -280,7 +280,7 @@ impl Shape {
     /// Threads that copy weights; the others copy x.
     fn copy_weights(&self) -> usize {
         let (weights, x) = (
-            self.block_tiles() * self.unit,
+            self.block_tiles() * self.w_tile,
             self.block_x() * self.tile.bytes(),
         );
         let share = self.threads() * weights / (weights + x);
@@ -323,10 +323,10 @@ pub fn specs(
     // By experts: for as many rows as each has, if all are chosen alike.
     let expected = pairs.map_or(m, |pairs| pairs.count.div_ceil(pairs.n_expert));
     let shape = Shape::new(expected, n_in, &weights, &l.card);
-    let pairs = pairs.map(|pairs| pairs.grouped(l, shape.block_x() * TILE_ROWS));
+    let pairs = pairs.map(|pairs| pairs.grouped(l, shape.block_x() * X_TILE_ROWS));
     let x_blocks = pairs.map_or(shape.x_blocks(m), |pairs| pairs.blocks());
     let n_tiles = x_blocks * shape.block_x();
-    let m = pairs.map_or(m, |_| n_tiles * TILE_ROWS);
+    let m = pairs.map_or(m, |_| n_tiles * X_TILE_ROWS);
     let common = constants(&[("N_IN", n_in)])
         + &flag("NORM", op.norm.is_some())
         + &shape.tile.constants()
@@ -363,7 +363,7 @@ pub fn specs(
         n_tiles: n_tiles as u32,
         unused: 0,
         experts: split.experts,
-        turn: product.turn,
+        rotation: product.rotation,
     };
     let grid = [
         x_blocks as u32,
@@ -404,8 +404,8 @@ mod tests {
                         assert!(bytes * shape.blocks <= card.shared_bytes, "{shape:?}");
                         assert!(shape.splits <= n_parts(n_in), "{shape:?}");
                         assert!(shape.threads() * shape.blocks <= 1024, "{shape:?}");
-                        assert!(shape.block_tiles() * UNIT_ROWS <= MOST_BLOCK_ROWS);
-                        let by_warpgroups = arch == "sm_90" && m > TILE_ROWS;
+                        assert!(shape.block_tiles() * TILE_ROWS <= MOST_BLOCK_ROWS);
+                        let by_warpgroups = arch == "sm_90" && m > X_TILE_ROWS;
                         assert_eq!(shape.tile.is_for_warpgroups(), by_warpgroups, "{arch} {m}");
                     }
                 }
@@ -424,13 +424,13 @@ mod tests {
             Shape::new(m, n_in, &weights, &card("sm_90"))
         };
         let integers = quant::TYPES.iter().filter(|t| t.integers);
-        let narrow = integers.clone().min_by_key(|t| largest_unit(&[t])).unwrap();
-        let rows = |m, n_in, tiles| shape(m, n_in, tiles, narrow).block_x() * TILE_ROWS;
+        let narrow = integers.clone().min_by_key(|t| largest_tile(&[t])).unwrap();
+        let rows = |m, n_in, tiles| shape(m, n_in, tiles, narrow).block_x() * X_TILE_ROWS;
         // An 8B's gate and up, down and output.
         assert_eq!([32, 33, 64].map(|m| rows(m, 4096, 1792)), [32, 64, 64]);
         assert_eq!([14336, 4096].map(|n_in| rows(64, n_in, 256)), [64, 32]);
         // Where shared memory is short, sums of parts are in registers.
-        let wide = integers.max_by_key(|t| largest_unit(&[t])).unwrap();
+        let wide = integers.max_by_key(|t| largest_tile(&[t])).unwrap();
         let of = |ty| shape(512, 4096, 1792, ty);
         assert_eq!([narrow, wide].map(|ty| of(ty).keeps_total), [false, true]);
         assert_eq!([narrow, wide].map(|ty| of(ty).block_x()), [8, 8]);
@@ -446,7 +446,7 @@ mod tests {
         let cases = cards.iter().flat_map(|card| outs.map(|outs| (card, outs)));
         let mut uneven = 0;
         for ((card, outs), m) in cases.flat_map(|case| (2..=64).map(move |m| (case, m))) {
-            let tiles = outs.map(|n: usize| n.div_ceil(UNIT_ROWS));
+            let tiles = outs.map(|n: usize| n.div_ceil(TILE_ROWS));
             let weights = Weights {
                 types: &[ty],
                 tiles: &tiles,
@@ -454,12 +454,12 @@ mod tests {
             };
             let shape = Shape::new(m, 2048, &weights, card);
             let (groups, x_blocks) = (shape.groups(&tiles), shape.x_blocks(m));
-            let block = shape.block_tiles() * UNIT_ROWS;
+            let block = shape.block_tiles() * TILE_ROWS;
             let padded: usize = outs.into_iter().map(most_padded).sum();
             if shape.splits > 1 {
                 assert!(groups * block <= padded, "{outs:?} {m}: {shape:?}");
-                assert!(x_blocks * shape.block_x() * TILE_ROWS <= MOST_SPLIT_ROWS);
-                assert!(groups * x_blocks <= padded.div_ceil(UNIT_ROWS), "{shape:?}");
+                assert!(x_blocks * shape.block_x() * X_TILE_ROWS <= MOST_SPLIT_ROWS);
+                assert!(groups * x_blocks <= padded.div_ceil(TILE_ROWS), "{shape:?}");
                 uneven += usize::from(outs[0] % block != 0);
             }
         }
@@ -485,14 +485,14 @@ mod tests {
             (8, 4096, 28672, 128, 1),
             (8, 2048, 16384, 64, 1),
         ] {
-            let tiles = [n_out / UNIT_ROWS];
+            let tiles = [n_out / TILE_ROWS];
             let weights = Weights {
                 types: &[ty],
                 tiles: &tiles,
                 may_split: true,
             };
             let shape = Shape::new(m, n_in, &weights, &card);
-            let seen = (shape.block_tiles() * UNIT_ROWS, shape.splits);
+            let seen = (shape.block_tiles() * TILE_ROWS, shape.splits);
             assert_eq!(seen, (rows, splits), "{m} rows, {n_in} x {n_out}");
         }
     }

@@ -2,12 +2,12 @@
 
 use super::experts::{address_of, constants_of, route_constants, Pairs, MOST_RANKS};
 use super::gate::Gate;
-use super::joined::With;
 use super::lowering::{constants, flag, sizes, Lowering, Pass};
 use super::overflow::overflows;
-use super::params::{self, MatVec, Overflows, QkvTurn, Route, Segment, CONSTANTS};
+use super::params::{self, MatVec, Overflows, QkvRotation, Route, Segment, CONSTANTS};
+use super::pass_fusion::PassFusion;
 use super::product::{Op, Product};
-use super::shape::{largest_unit, minimums, segments, superblocks, MOST_TICKETS, UNIT_ROWS};
+use super::shape::{largest_tile, minimums, segments, superblocks, MOST_TICKETS, TILE_ROWS};
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
@@ -22,7 +22,7 @@ static SOURCE: Source = source!(
     CONSTANTS,
     MatVec,
     Segment,
-    QkvTurn,
+    QkvRotation,
     Overflows,
     params::Experts,
     params::SharedExpert,
@@ -47,7 +47,7 @@ fn forms(types: &[&QuantType]) -> usize {
 const OTHER_STATIC_BYTES: usize = 128;
 
 /// Bytes of the sums of a superblock of a tile.
-const P_SB_BYTES: usize = (4 * UNIT_ROWS + 4) * 4;
+const P_SB_BYTES: usize = (4 * TILE_ROWS + 4) * 4;
 
 /// Warps of a block: four a scheduler hide each other's latencies. (With 8, so that two blocks fit an
 /// SM, 8B made 437 instead of 527 tokens per second on an H200, 1B 1,768 instead of 2,036.)
@@ -57,9 +57,9 @@ const WARPS: usize = 16;
 /// 6,556 us a step on an H200.)
 const MOST_WARPS: usize = 20;
 
-/// Tiles of a group of warps between two barriers, and most units in flight a warp.
+/// Tiles of a group of warps between two barriers, and most tiles in flight a warp.
 const ROUND: usize = 4;
-const MOST_UNITS: usize = 8;
+const MOST_TILES: usize = 8;
 
 /// Shared memory of a block, in per cent of what an SM can give to one: short rows leave room for a
 /// light successor, long ones, whose activations take more, too, where any is light. (49 and 62 made 494
@@ -69,13 +69,13 @@ const MOST_UNITS: usize = 8;
 const SHARED_SHORT: usize = 61;
 const SHARED_LONG: usize = 70;
 
-/// Units of a block up to which a product is light: it has fewer warps and so little shared memory that
+/// Tiles of a block up to which a product is light: it has fewer warps and so little shared memory that
 /// its block begins, and asks for all that it will read, beside one of any predecessor.
-const LIGHT_UNITS: usize = 16;
+const LIGHT_TILES: usize = 16;
 const LIGHT_WARPS: usize = 8;
 const SHARED_LIGHT: usize = 30;
 
-/// Units a warp that are asked for before x, where a block has many: what is asked for first arrives
+/// Tiles a warp that are asked for before x, where a block has many: what is asked for first arrives
 /// first, and x is late behind a whole ring of them. (By time stamps on an H200, of gate and up at 1B: x
 /// after 2.1 us instead of 2.9.)
 const AHEAD: usize = 1;
@@ -85,7 +85,7 @@ const AHEAD: usize = 1;
 const HOLDING_THREADS: usize = 384;
 
 /// Columns from which rows are long, and bytes of weights from which a kernel is long enough to prefer
-/// units in flight to a neighbour.
+/// tiles in flight to a neighbour.
 const LONG_ROW: usize = 6144;
 const MANY_BYTES: usize = 128 << 20;
 
@@ -99,14 +99,14 @@ struct Shape {
     warps_k: usize,
     /// Groups of `warps_k` warps in a block, each with tiles of its own.
     warps_r: usize,
-    /// Units in flight a warp, and those that are asked for before x.
+    /// Tiles in flight a warp, and those that are asked for before x.
     ring: usize,
     ahead: usize,
     /// Tiles of a group between two barriers.
     round: usize,
     /// Sets of sums: one is written while the other is read.
     sets: usize,
-    /// Bytes of the largest unit.
+    /// Bytes of the largest tile.
     stage: usize,
     /// Forms of x.
     forms: usize,
@@ -119,7 +119,7 @@ struct Shape {
 impl Shape {
     /// A shape of at most `warps` warps for `tiles` tiles on `sms` SMs that fits `shared` bytes, and with
     /// what it has beside them all that a block may have, where there is one. One of `LIGHT_WARPS` asks
-    /// for all its units before x.
+    /// for all its tiles before x.
     fn new(
         (n_in, chained): (usize, usize),
         types: &[&QuantType],
@@ -143,18 +143,18 @@ impl Shape {
                 ahead: if is_light { ring } else { AHEAD },
                 round,
                 sets: 1 + usize::from(round * sms * warps_r < tiles),
-                stage: largest_unit(types),
+                stage: largest_tile(types),
                 forms: forms(types),
                 minimums: minimums(types).max(8),
                 holds_columns: !is_light,
             }
         };
-        // As many warps as can be, then as few barriers, then as many units in flight.
+        // As many warps as can be, then as few barriers, then as many tiles in flight.
         let mut warps = warps;
         while warps > 0 {
             let most = tiles.div_ceil(sms * shape(warps, 1, 2).warps_r);
             for round in (1..=most.clamp(1, ROUND)).rev() {
-                let shapes = (2..=MOST_UNITS).rev().map(|ring| shape(warps, round, ring));
+                let shapes = (2..=MOST_TILES).rev().map(|ring| shape(warps, round, ring));
                 let fits = |s: &Self| {
                     s.shared_bytes() <= shared && s.shared_bytes() + s.static_bytes() <= all
                 };
@@ -189,7 +189,7 @@ impl Shape {
     /// their shares, where the row is.
     fn static_bytes(&self) -> usize {
         let barriers = self.warps_k * self.warps_r * self.ring * 8;
-        let rotations = self.warps_r * self.round * (UNIT_ROWS / 2) * 8;
+        let rotations = self.warps_r * self.round * (TILE_ROWS / 2) * 8;
         barriers + rotations + MOST_RANKS * 8 + OTHER_STATIC_BYTES
     }
 
@@ -218,10 +218,10 @@ pub fn spec(
     pass: &Pass,
     before: usize,
 ) -> Result<Option<Spec>> {
-    let is_mixed = matches!(op.with, With::Mix(..));
-    let rows = product.tiles.iter().sum::<usize>() * UNIT_ROWS;
+    let is_mixed = matches!(op.fusion, PassFusion::Mix(..));
+    let rows = product.tiles.iter().sum::<usize>() * TILE_ROWS;
     let is_chained = is_mixed && l.chains(op.norm, rows);
-    let is_shared = op.with.shared().is_some();
+    let is_shared = op.fusion.shared().is_some();
     if let Some(its) = pairs.filter(|_| is_chained) {
         let chained = its.count + usize::from(is_shared);
         if let Some(spec) = launch(l, op, product, (pairs, chained), pass, before)? {
@@ -250,19 +250,19 @@ fn launch(
         .iter()
         .sum::<usize>()
         .max(product.shared_tiles);
-    let is_shared = op.with.shared().is_some();
+    let is_shared = op.fusion.shared().is_some();
     let count = pairs.map_or(1, |pairs| pairs.count + usize::from(is_shared));
     // Experts side by side share the card: blocks of one after another's would each ask for their first
     // weights when the one before has ended.
     let m = count / chained;
     let sms = (l.card.sm_count as usize / m).clamp(1, MOST_TICKETS);
     let is_short = n_in * chained < LONG_ROW && product.bytes < MANY_BYTES;
-    let is_few = |tiles: usize, n_in, sms| tiles * superblocks(n_in) <= LIGHT_UNITS * sms;
+    let is_few = |tiles: usize, n_in, sms| tiles * superblocks(n_in) <= LIGHT_TILES * sms;
     let is_light = pairs.is_none() && n_in < LONG_ROW && is_few(tiles, n_in, sms);
     // Its neighbours in a step are as wide as the narrower side of this one.
-    let width = n_in.min(tiles * UNIT_ROWS);
+    let width = n_in.min(tiles * TILE_ROWS);
     let is_beside_light =
-        pairs.is_some() || is_few(width / UNIT_ROWS, width, l.card.sm_count as usize);
+        pairs.is_some() || is_few(width / TILE_ROWS, width, l.card.sm_count as usize);
     let n_sb = superblocks(n_in) * chained;
     let has_room = chained > 1 || !is_beside_light;
     let most = match n_sb > WARPS && n_sb <= MOST_WARPS && has_room {
@@ -293,11 +293,13 @@ fn launch(
     let Some(shape) = shape else {
         return Ok(None);
     };
-    let (gate, route, mix) = match op.with {
-        With::Gate(gate) => (Some(gate), None, None),
-        With::Choice(route, _) => (None, Some(route), None),
-        With::Mix(mix, _) => (None, None, Some(mix)),
-        With::Nothing | With::Route(_) | With::Stored { .. } => (None, None, None),
+    let (gate, route, mix) = match op.fusion {
+        PassFusion::Gate(gate) => (Some(gate), None, None),
+        PassFusion::Choice(route, _) => (None, Some(route), None),
+        PassFusion::Mix(mix, _) => (None, None, Some(mix)),
+        PassFusion::Nothing | PassFusion::Route(_) | PassFusion::Stored { .. } => {
+            (None, None, None)
+        }
     };
     let variant = Variant::new(
         &SOURCE,
@@ -330,7 +332,7 @@ fn launch(
         overflows: overflows(l, op, pass),
         experts: address_of(pairs),
         shared: product.shared,
-        turn: product.turn,
+        rotation: product.rotation,
         route: route_params,
         mixed: mix.map_or(0, |mix| l.address(mix.out)),
         tickets: l.at.scratch.tickets,

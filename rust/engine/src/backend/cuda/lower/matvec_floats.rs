@@ -1,11 +1,11 @@
 //! Rows of activations times weights that are floats.
 
 use super::experts::{address_of, constants_of, route_constants, Pairs};
-use super::joined::With;
 use super::lowering::{constants, flag, sizes, Lowering, Pass};
-use super::params::{Experts, MatVecFloats, QkvTurn, Route, Segment, CONSTANTS};
+use super::params::{Experts, MatVecFloats, QkvRotation, Route, Segment, CONSTANTS};
+use super::pass_fusion::PassFusion;
 use super::product::{Op, Product};
-use super::shape::{segments, superblocks, MOST_FLOATS_X, UNIT_COLS, UNIT_ROWS};
+use super::shape::{segments, superblocks, MOST_FLOATS_X, TILE_COLS, TILE_ROWS};
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
@@ -16,7 +16,7 @@ static SOURCE: Source = source!(
     CONSTANTS,
     MatVecFloats,
     Segment,
-    QkvTurn,
+    QkvRotation,
     Experts,
     Route
 );
@@ -39,19 +39,19 @@ pub fn spec(
     (m, pairs): (usize, Option<&Pairs>),
     pass: &Pass,
 ) -> Result<Spec> {
-    let route = match op.with {
-        With::Route(route) => Some(route),
+    let route = match op.fusion {
+        PassFusion::Route(route) => Some(route),
         _ => None,
     };
     let n_in = product.n_in;
     let max_m = pairs.map_or(m.next_power_of_two().min(MOST_FLOATS_X), |pairs| pairs.rows);
     let w_pairs = if m >= MANY_ROWS { 4 } else { 1 };
-    let a_superblock = max_m * UNIT_COLS * 4;
+    let a_superblock = max_m * TILE_COLS * 4;
     let tiles: usize = product.tiles.iter().sum();
-    let warps = (tiles * UNIT_ROWS / 2).div_ceil(w_pairs);
+    let warps = (tiles * TILE_ROWS / 2).div_ceil(w_pairs);
     let computing = warps.div_ceil(l.card.sm_count as usize).clamp(1, WARPS);
     let chunk = (X_BYTES / a_superblock).min(superblocks(n_in));
-    let row_bytes = |ty: &&QuantType| ty.row_bytes(UNIT_COLS).unwrap_or(usize::MAX);
+    let row_bytes = |ty: &&QuantType| ty.row_bytes(TILE_COLS).unwrap_or(usize::MAX);
     let row_bytes = product.types.iter().map(row_bytes).max().unwrap_or(0);
     let staged = superblocks(n_in)
         .saturating_mul(2)
@@ -88,7 +88,7 @@ pub fn spec(
         eps: op.norm.map_or(0.0, |n| n.eps),
         m: m as u32,
         experts: address_of(pairs),
-        turn: product.turn,
+        rotation: product.rotation,
         route: route_params,
         tickets: l.at.scratch.tickets,
     };

@@ -7,7 +7,6 @@ pub mod attention;
 mod attention_fixed;
 mod experts;
 mod gate;
-mod joined;
 pub mod layout;
 pub mod lowering;
 mod matmul;
@@ -17,6 +16,7 @@ mod norm;
 pub mod overflow;
 pub mod params;
 pub mod pass;
+mod pass_fusion;
 mod product;
 pub mod recurrence;
 pub mod rowwise;
@@ -24,7 +24,7 @@ pub mod sample;
 pub mod shape;
 mod shared_expert;
 mod skinny;
-mod tile;
+mod x_tile;
 
 #[cfg(test)]
 mod tests;

@@ -1,9 +1,9 @@
 //! Numbers that end their sequence: rows of activations that have no block fixed point, keys and values
 //! that are not finite. Where kernels report them, and how the host reads that.
 
-use super::joined::With;
 use super::lowering::{Lowering, Pass};
 use super::params::Overflows;
+use super::pass_fusion::PassFusion;
 use super::product;
 use crate::error::Error;
 use crate::plan::fuse::Fused;
@@ -12,8 +12,8 @@ use crate::plan::{Op, Plan, Rows};
 /// Where `op` reports rows of its x in `pass`.
 pub fn overflows(l: &Lowering, op: &product::Op<'_>, pass: &Pass) -> Overflows {
     // Of several products of a row the first.
-    let first = match op.with {
-        With::Choice(_, Some(shared)) => shared.number,
+    let first = match op.fusion {
+        PassFusion::Choice(_, Some(shared)) => shared.number,
         _ => op.number,
     };
     let is_picked = l.plan.buffer(op.x).rows == Rows::Out && !pass.all;

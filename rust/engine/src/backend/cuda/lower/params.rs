@@ -1,7 +1,7 @@
 //! The parameter structs of the kernels, as the kernels declare them. Pointers are addresses on the
 //! card; comments say what lies there. `m` is the number of rows of a launch.
 
-use super::shape::{UNIT_COLS, UNIT_ROWS};
+use super::shape::{TILE_COLS, TILE_ROWS};
 use crate::backend::cuda::driver::source::shared;
 use crate::backend::PAGE_TOKENS;
 use crate::plan::fuse::MOST_PARTS as MOST_SEGMENTS;
@@ -9,22 +9,22 @@ use crate::plan::fuse::MOST_PARTS as MOST_SEGMENTS;
 /// Slot of rows that only fill a batch up: nothing of them is stored.
 pub const PADDING_SLOT: u32 = u32::MAX;
 
-/// Numbers that kv.cuh and unit.cuh share with the host.
+/// Numbers that kv.cuh and weight_tile.cuh share with the host.
 pub const CONSTANTS: &[(&str, u32)] = &[
     ("PAGE_TOKENS", PAGE_TOKENS as u32),
     ("PADDING_SLOT", PADDING_SLOT),
     ("NO_EXPERT", u32::MAX),
     ("NO_PAIR", u32::MAX),
-    ("UNIT_ROWS", UNIT_ROWS as u32),
-    ("UNIT_COLS", UNIT_COLS as u32),
+    ("TILE_ROWS", TILE_ROWS as u32),
+    ("TILE_COLS", TILE_COLS as u32),
     ("MOST_SEGMENTS", MOST_SEGMENTS as u32),
 ];
 
 shared! {
     /// One matrix of a product: epilogue.cuh.
     pub struct Segment = "Segment" {
-        /// `[tiles][superblocks]` units, of each expert where there are some.
-        pub units: u64,
+        /// `[tiles][superblocks]` (weight_tile.cuh), of each expert where there are some.
+        pub weights: u64,
         /// `[m][rows]` f32.
         pub out: u64,
         /// For the first and the second row of a pair, or 0: `[rows]` f32, and one f32, or as many of
@@ -35,7 +35,7 @@ shared! {
         pub rows: u32,
     }
 
-    /// Where a product tells the host of rows that overflow: fixed.cuh.
+    /// Where a product reports rows that overflow: fixed.cuh.
     pub struct Overflows = "Overflows" {
         /// `[n_slots]` u64 in host memory: see [`super::overflow`].
         pub words: u64,
@@ -72,8 +72,8 @@ shared! {
         pub unused: u32,
     }
 
-    /// By what the epilogue QKV turns heads: epilogue.cuh. Zeros where there is another.
-    pub struct QkvTurn = "QkvTurn" {
+    /// By what the epilogue QKV rotates heads: epilogue.cuh. Zeros where there is another.
+    pub struct QkvRotation = "QkvRotation" {
         /// `[n_ctx][HEAD_DIM / 2][cos, sin]` f32, of queries.
         pub cos_sin: u64,
         /// The same of keys.
@@ -143,7 +143,7 @@ shared! {
         pub overflows: Overflows,
         pub experts: Experts,
         pub shared: SharedExpert,
-        pub turn: QkvTurn,
+        pub rotation: QkvRotation,
         pub route: Route,
         /// `[rows of the segment]` f32, or 0.
         pub mixed: u64,
@@ -161,7 +161,7 @@ shared! {
         pub eps: f32,
         pub m: u32,
         pub experts: Experts,
-        pub turn: QkvTurn,
+        pub rotation: QkvRotation,
         pub route: Route,
         /// One u32 that is zero between launches.
         pub tickets: u64,
@@ -183,7 +183,7 @@ shared! {
         pub n_tiles: u32,
         pub unused: u32,
         pub experts: Experts,
-        pub turn: QkvTurn,
+        pub rotation: QkvRotation,
     }
 
     /// skinny.cu
@@ -196,7 +196,7 @@ shared! {
         pub eps: f32,
         pub m: u32,
         pub overflows: Overflows,
-        pub turn: QkvTurn,
+        pub rotation: QkvRotation,
     }
 
     /// split.cu
@@ -219,8 +219,8 @@ shared! {
     pub struct Repack = "Params" {
         /// `[tiles * 16]` u64, addresses of rows; 0 where a tile is padded.
         pub rows: u64,
-        /// `[tiles][n_sb]` units.
-        pub units: u64,
+        /// `[tiles][n_sb]` (weight_tile.cuh).
+        pub weights: u64,
         pub tiles: u32,
         pub n_sb: u32,
         pub n_in: u32,
@@ -229,8 +229,8 @@ shared! {
 
     /// embed.cu
     pub struct Embed = "Params" {
-        /// `[n_rows / 16][superblocks]` units.
-        pub units: u64,
+        /// `[n_rows / 16][superblocks]` (weight_tile.cuh).
+        pub weights: u64,
         /// `[m][N_IN]` f32.
         pub out: u64,
         /// `[m]` u32.
@@ -309,7 +309,7 @@ shared! {
         pub tickets: u64,
         /// `[N_HEAD]` f32, or 0.
         pub sinks: u64,
-        /// Where it turns heads: `[HEAD_DIM]` f32, both.
+        /// Where it rotates heads: `[HEAD_DIM]` f32, both.
         pub q_weight: u64,
         pub k_weight: u64,
         /// `[n_ctx][HALF][cos, sin]` f32.

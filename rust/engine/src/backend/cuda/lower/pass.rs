@@ -1,10 +1,10 @@
-//! One pass over rows, op by op.
+//! Lowers one pass over rows, op by op, to its launches.
 
 use super::attention::{AttentionOp, MergeBytes};
 use super::experts::{self, MixOp, Pairs, RouteOp};
-use super::joined::{Joined, With};
 use super::lowering::{Lowering, Pass};
 use super::matmul::{self, ProductBytes};
+use super::pass_fusion::{FusedOp, PassFusion};
 use super::product::{self, Product};
 use super::shape::{MOST_FLOATS_X, MOST_TICKETS};
 use super::{attention_fixed, matvec, matvec_floats, norm, rowwise, skinny};
@@ -69,10 +69,10 @@ pub fn specs(l: &Lowering, pass: &Pass) -> Result<Vec<Spec>> {
     };
     let mut number = 0;
     while number < head {
-        let joined = Joined::at(l, pass, number);
-        number += joined.count;
-        let launches = launches(l, &joined, pass, list.len())?;
-        // Of no rows there is nothing to launch.
+        let fused = FusedOp::at(l, pass, number);
+        number += fused.count;
+        let launches = launches(l, &fused, pass, list.len())?;
+        // A pass without rows of a kind has no launch for them.
         list.extend(launches.into_iter().filter(|spec| !spec.grid.contains(&0)));
     }
     if let Some(norm) = end {
@@ -81,10 +81,10 @@ pub fn specs(l: &Lowering, pass: &Pass) -> Result<Vec<Spec>> {
     Ok(list)
 }
 
-/// The launches of an op with what is joined to it, behind `before` others.
-fn launches(l: &Lowering, joined: &Joined<'_>, pass: &Pass, before: usize) -> Result<Vec<Spec>> {
-    Ok(match joined.op {
-        op @ Fused::MatVec { .. } => product::Op::of(op, joined.number, joined.with)
+/// The launches of an op with what is fused to it, behind `before` others.
+fn launches(l: &Lowering, fused: &FusedOp<'_>, pass: &Pass, before: usize) -> Result<Vec<Spec>> {
+    Ok(match fused.op {
+        op @ Fused::MatVec { .. } => product::Op::of(op, fused.number, fused.fusion)
             .map(|op| products(l, &op, pass, before))
             .transpose()?
             .unwrap_or_default(),
@@ -126,20 +126,20 @@ fn launches(l: &Lowering, joined: &Joined<'_>, pass: &Pass, before: usize) -> Re
             .transpose()?
             .into_iter()
             .collect(),
-        Fused::TurnedHeads {
+        Fused::QkNormRope {
             queries,
             keys,
             values,
             attended: _,
             head_dim,
             eps,
-            turn,
-        } => vec![rowwise::turn_heads(
+            rotation,
+        } => vec![rowwise::qk_norm_rope(
             l,
             ([*queries, *keys], *values),
             *head_dim,
             *eps,
-            *turn,
+            *rotation,
             pass,
         )?],
         Fused::Single(Op::Attention {
@@ -151,8 +151,8 @@ fn launches(l: &Lowering, joined: &Joined<'_>, pass: &Pass, before: usize) -> Re
             window,
             sinks,
         }) => {
-            let (newest, turned) = match joined.with {
-                With::Stored { newest, turned } => (Some(newest), turned),
+            let (newest, norm_rope) = match fused.fusion {
+                PassFusion::Stored { newest, norm_rope } => (Some(newest), norm_rope),
                 _ => (None, None),
             };
             let op = AttentionOp {
@@ -165,7 +165,7 @@ fn launches(l: &Lowering, joined: &Joined<'_>, pass: &Pass, before: usize) -> Re
                 window: *window,
                 sinks: *sinks,
                 newest,
-                turned,
+                norm_rope,
             };
             attention_fixed::specs(l, &op, pass, before)?
         }
@@ -173,8 +173,8 @@ fn launches(l: &Lowering, joined: &Joined<'_>, pass: &Pass, before: usize) -> Re
     })
 }
 
-/// The launches of a fused product, behind `before` others. Which kernel computes it is a matter of
-/// time alone.
+/// The launches of a fused product, behind `before` others. The choice of the kernel changes its time, no
+/// bit.
 fn products(l: &Lowering, op: &product::Op<'_>, pass: &Pass, before: usize) -> Result<Vec<Spec>> {
     let m = l.rows_of(op.x, pass);
     if m == 0 {
@@ -191,20 +191,20 @@ fn products(l: &Lowering, op: &product::Op<'_>, pass: &Pass, before: usize) -> R
             return Ok(vec![spec]);
         }
     }
-    if let Some(shared) = op.with.shared() {
+    if let Some(shared) = op.fusion.shared() {
         let own = product::Op {
-            with: op.with.without_shared(),
+            fusion: op.fusion.without_shared(),
             ..*op
         };
         let own = products(l, &own, pass, before)?;
-        let shared = launches(l, &Joined::of_shared(l, &shared), pass, before)?;
-        let lists = match op.with {
-            With::Choice(..) => [shared, own],
+        let shared = launches(l, &FusedOp::of_shared(l, &shared), pass, before)?;
+        let lists = match op.fusion {
+            PassFusion::Choice(..) => [shared, own],
             _ => [own, shared],
         };
         return Ok(lists.concat());
     }
-    let [first, last] = op.with.apart(l, op.x, pass)?;
+    let [first, last] = op.fusion.separate_launches(l, op.x, pass)?;
     if pairs.is_none() && (2..=skinny::MOST_ROWS).contains(&m) {
         if let Some(spec) = skinny::spec(l, op, &product, m, pass)? {
             return Ok(first.into_iter().chain([spec]).chain(last).collect());

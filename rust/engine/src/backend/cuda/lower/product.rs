@@ -2,11 +2,11 @@
 //! what order, and what becomes of its sums.
 
 use super::experts;
-use super::joined::With;
 use super::layout::{arrangement, Matrix, Order};
 use super::lowering::{constants, Lowering, Pass};
-use super::params::{QkvTurn, Segment, SharedExpert};
-use super::shape::UNIT_ROWS;
+use super::params::{QkvRotation, Segment, SharedExpert};
+use super::pass_fusion::PassFusion;
+use super::shape::TILE_ROWS;
 use super::shared_expert::SharedOp;
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::{Error, Result};
@@ -25,12 +25,12 @@ pub struct Op<'a> {
     pub parts: &'a [Part],
     pub epilogue: &'a Epilogue,
     /// What its launch makes too, where there is room for it.
-    pub with: With,
+    pub fusion: PassFusion,
 }
 
 impl<'a> Op<'a> {
     /// Of an op of the fused list, if it is a product.
-    pub fn of(fused: &'a Fused, number: usize, with: With) -> Option<Self> {
+    pub fn of(fused: &'a Fused, number: usize, fusion: PassFusion) -> Option<Self> {
         match fused {
             Fused::MatVec {
                 x,
@@ -46,7 +46,7 @@ impl<'a> Op<'a> {
                 experts: *experts,
                 parts,
                 epilogue,
-                with,
+                fusion,
             }),
             _ => None,
         }
@@ -67,8 +67,8 @@ pub struct Product {
     pub bytes: usize,
     /// The epilogue's constants.
     pub constants: String,
-    /// By what the epilogue turns heads, if it does.
-    pub turn: QkvTurn,
+    /// By what the epilogue rotates heads, if it does.
+    pub rotation: QkvRotation,
     /// The last product of an expert that every row goes to, where the launch makes it.
     pub shared: SharedExpert,
     /// The tiles of an expert that every row goes to.
@@ -81,7 +81,7 @@ pub struct Product {
 }
 
 impl Product {
-    /// What the launch of `kernel` with `m` rows of `n_in` columns says of itself.
+    /// What the launch of `kernel` with `m` rows of `n_in` columns reports: label and traffic.
     pub fn describe(&self, spec: &mut Spec, kernel: &str, m: usize, n_in: usize) {
         spec.label = format!("{kernel} {}", self.names);
         spec.traffic.weights = self.bytes as u64;
@@ -91,7 +91,7 @@ impl Product {
     /// The same with the product of an expert that every row goes to.
     fn beside(mut self, l: &Lowering, shared: &SharedOp, pass: &Pass) -> Result<Self> {
         let number = shared.number;
-        let op = Op::of(&l.fused[number], number, With::Nothing);
+        let op = Op::of(&l.fused[number], number, PassFusion::Nothing);
         let op = op.ok_or_else(|| Error::Internal(format!("{number} is no product")))?;
         let its = product(l, &op, pass)?;
         self.segment[self.types.len()] = its.segment[0];
@@ -126,11 +126,13 @@ pub fn product(l: &Lowering, op: &Op<'_>, pass: &Pass) -> Result<Product> {
         tiles: Vec::new(),
         bytes: 0,
         constants: epilogue_constants(op, arrangement[0].1),
-        turn: match epilogue {
+        rotation: match epilogue {
             Epilogue::Qkv {
-                turn, key_table, ..
-            } => QkvTurn {
-                cos_sin: l.at.cos_sin[turn.table],
+                rotation,
+                key_table,
+                ..
+            } => QkvRotation {
+                cos_sin: l.at.cos_sin[rotation.table],
                 key_cos_sin: l.at.cos_sin[*key_table],
                 positions: pass.inputs.positions,
                 n_ctx: l.n_ctx as u32,
@@ -153,7 +155,7 @@ pub fn product(l: &Lowering, op: &Op<'_>, pass: &Pass) -> Result<Product> {
         // Of joined matrices the second is part 1; of a parted one both are part 0.
         let last = &parts[i + ids.len() - 1];
         product.segment[i] = Segment {
-            units: l.units(ids, *order)?,
+            weights: l.weights(ids, *order)?,
             out: l.address(out),
             bias: [l.vector(parts[i].bias)?, l.vector(last.bias)?],
             scale: [l.vector(parts[i].scale)?, l.vector(last.scale)?],
@@ -182,7 +184,7 @@ pub fn product(l: &Lowering, op: &Op<'_>, pass: &Pass) -> Result<Product> {
     // Of one that is cut into several.
     names.dedup();
     product.names = names.join(" ");
-    match op.with.shared() {
+    match op.fusion.shared() {
         Some(shared) => product.beside(l, &shared, pass),
         None => Ok(product),
     }
@@ -194,7 +196,7 @@ fn epilogue_constants(op: &Op<'_>, order: Order) -> String {
     // Without heads, the least that there are.
     let head_dim = match epilogue {
         Epilogue::Qkv { head_dim, .. } => *head_dim,
-        _ => UNIT_ROWS,
+        _ => TILE_ROWS,
     };
     let text = format!(
         "enum {{ EPILOGUE_STORE, EPILOGUE_ADD, EPILOGUE_SWIGLU, EPILOGUE_GEGLU, \
@@ -215,7 +217,7 @@ fn epilogue_constants(op: &Op<'_>, order: Order) -> String {
         match order {
             Order::Neighbours => "ORDER_NEIGHBOURS",
             Order::Halves { .. } => "ORDER_HALVES",
-            Order::Natural | Order::Joined | Order::Parted { .. } | Order::Cut(_) => {
+            Order::Natural | Order::Joined | Order::Parted { .. } | Order::Slice(_) => {
                 "ORDER_NATURAL"
             }
         },

@@ -81,7 +81,7 @@ const MOST_HEAD_DIM: usize = 256;
 
 /// How many rows the first block takes, each behind it one, and how many blocks share the rows.
 fn blocks(pass: &Pass) -> (u32, u32) {
-    let first = pass.together().max(1);
+    let first = pass.prompt_rows().max(1);
     (first as u32, (1 + pass.rows - first) as u32)
 }
 
@@ -134,7 +134,7 @@ pub fn convolved(l: &Lowering, conv: &Op, rule: &Op, pass: &Pass) -> Result<Opti
     let counters = pass.rows * n_head_k;
     // As many blocks count for each.
     let are_even = n_head.is_multiple_of(*n_head_k);
-    (pass.are_alone() && are_even && counters <= MOST_TICKETS)
+    (pass.one_row_per_sequence() && are_even && counters <= MOST_TICKETS)
         .then(|| delta_net(l, Some(conv), rule, pass))
         .transpose()
 }

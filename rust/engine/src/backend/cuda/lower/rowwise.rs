@@ -1,7 +1,7 @@
 //! The ops that are a kernel by themselves, row by row: embedding, norm, rotation, scatter, and
 //! what goes element by element.
 
-use super::attention::Turned;
+use super::attention::NormRope;
 use super::layout::Order;
 use super::lowering::{constants, flag, sizes, Lowering, Pass};
 use super::norm;
@@ -15,12 +15,12 @@ use crate::backend::cuda::driver::source::{shared, source, Source, Variant};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::error::{Error, Result};
 use crate::plan::fuse::{NormedHeads, Values};
-use crate::plan::signature::{Operand, Role, Turn, Used};
+use crate::plan::signature::{Operand, Role, Rotation, Used};
 use crate::plan::{BufferId, Op, RopeStyle, WeightId};
 
 shared! {
-    /// turn_heads.cu
-    pub struct TurnHeads = "Params" {
+    /// qk_norm_rope.cu
+    pub struct QkNormRope = "Params" {
         /// `[m][N_HEAD][HEAD_DIM]` f32.
         pub q: u64,
         /// `[m][N_HEAD_KV][HEAD_DIM]` f32.
@@ -43,7 +43,7 @@ shared! {
 
 static EMBED: Source = source!("embed.cu", CONSTANTS, Embed, SlotState);
 static ROPE: Source = source!("rope.cu", CONSTANTS, Rope);
-static TURN_HEADS: Source = source!("turn_heads.cu", CONSTANTS, TurnHeads);
+static QK_NORM_ROPE: Source = source!("qk_norm_rope.cu", CONSTANTS, QkNormRope);
 static KV_SCATTER: Source = source!("kv_scatter_fixed.cu", CONSTANTS, KvScatter, KvView);
 static ELEMENTWISE: Source = source!(
     "elementwise.cu",
@@ -92,13 +92,13 @@ pub fn convolved_rule(l: &Lowering, conv: &Op, rule: &Op, pass: &Pass) -> Result
     }
 }
 
-/// The launch of [`Fused::TurnedHeads`](crate::plan::fuse::Fused::TurnedHeads).
-pub fn turn_heads(
+/// The launch of [`Fused::QkNormRope`](crate::plan::fuse::Fused::QkNormRope).
+pub fn qk_norm_rope(
     l: &Lowering,
     (heads, values): ([NormedHeads; 2], Option<Values>),
     head_dim: usize,
     eps: f32,
-    turn: Turn,
+    rotation: Rotation,
     pass: &Pass,
 ) -> Result<Spec> {
     let heads_of = |id| l.plan.buffer(id).width / head_dim;
@@ -108,20 +108,20 @@ pub fn turn_heads(
     let own = values.filter(|values| !values.are_keys);
     let v = own.map_or(0, |values| heads_of(values.out));
     let variant = Variant::new(
-        &TURN_HEADS,
+        &QK_NORM_ROPE,
         sizes(&[("N_HEAD", q), ("N_HEAD_KV", k), ("HEAD_DIM", head_dim)])
             + &sizes(&[("N_HEAD_V", v)])
             + &flag("VALUES_ARE_KEYS", are_keys)
-            + &Turned::constants(&l.plan, turn),
+            + &NormRope::constants(&l.plan, rotation),
     );
     let [queries, keys] = heads;
-    let params = TurnHeads {
+    let params = QkNormRope {
         q: l.address(queries.x),
         k: l.address(keys.x),
         v: values.map_or(0, |values| l.address(values.out)),
         q_weight: l.vector(Some(queries.weight))?,
         k_weight: l.vector(Some(keys.weight))?,
-        cos_sin: l.at.cos_sin[turn.table],
+        cos_sin: l.at.cos_sin[rotation.table],
         positions: pass.inputs.positions,
         eps,
         n_ctx: l.n_ctx as u32,
@@ -130,7 +130,7 @@ pub fn turn_heads(
     };
     let warps = (pass.rows * (q + k + v)) as u32;
     let grid = [warps.div_ceil(THREADS / 32), 1, 1];
-    let mut spec = Spec::new(variant, "turn_heads", grid, THREADS, &params);
+    let mut spec = Spec::new(variant, "qk_norm_rope", grid, THREADS, &params);
     let moved = 2 * (q + k + v) + if are_keys { k } else { 0 };
     spec.traffic = Traffic::rows(4 * (pass.rows * moved + 2) * head_dim);
     Ok(spec)
@@ -162,9 +162,9 @@ fn moved(l: &Lowering, op: &Op, pass: &Pass) -> usize {
             Role::Experts | Role::ExpertBias => 0,
         }
     };
-    let angles = op
-        .turn
-        .map_or(0, |turn| rows * plan.ropes[turn.table].inv_freq.len() * 8);
+    let angles = op.rotation.map_or(0, |rotation| {
+        rows * plan.ropes[rotation.table].inv_freq.len() * 8
+    });
     // What is read of the cache depends on how full it is.
     let stored = op
         .cache
@@ -175,7 +175,7 @@ fn moved(l: &Lowering, op: &Op, pass: &Pass) -> usize {
             rows * 2 * kv.n_head_kv * head_bytes
         });
     // Once each for every sequence, of which a pass has at most as many as rows.
-    let sequences = match pass.are_alone() {
+    let sequences = match pass.one_row_per_sequence() {
         true => rows,
         false => 1,
     };
@@ -202,7 +202,7 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
             n_head,
             table,
             style,
-        } => rope(l, x, n_head, Turn { table, style }, pass),
+        } => rope(l, x, n_head, Rotation { table, style }, pass),
         Op::KvScatter { k, v, layer } => kv_scatter(l, k, v, layer, pass)?,
         Op::Add { x, out } => {
             let n = l.elements(out, pass);
@@ -336,7 +336,7 @@ fn embed(l: &Lowering, weight: WeightId, out: BufferId, scale: f32, pass: &Pass)
     let w = l.plan.weight(weight);
     let inputs = &pass.inputs;
     let params = Embed {
-        units: l.units(&[weight], Order::Natural)?,
+        weights: l.weights(&[weight], Order::Natural)?,
         out: l.address(out),
         tokens: inputs.tokens,
         positions: inputs.positions,
@@ -351,22 +351,22 @@ fn embed(l: &Lowering, weight: WeightId, out: BufferId, scale: f32, pass: &Pass)
     Ok(Spec::new(variant, "embed", grid, THREADS, &params))
 }
 
-fn rope(l: &Lowering, x: BufferId, n_head: usize, turn: Turn, pass: &Pass) -> Spec {
+fn rope(l: &Lowering, x: BufferId, n_head: usize, rotation: Rotation, pass: &Pass) -> Spec {
     let variant = Variant::new(
         &ROPE,
         constants(&[
             ("N_HEAD", n_head),
             ("HEAD_DIM", l.plan.buffer(x).width / n_head),
-            ("HALF", l.plan.ropes[turn.table].inv_freq.len()),
+            ("HALF", l.plan.ropes[rotation.table].inv_freq.len()),
             (
                 "INTERLEAVED",
-                usize::from(turn.style == RopeStyle::Interleaved),
+                usize::from(rotation.style == RopeStyle::Interleaved),
             ),
         ]),
     );
     let params = Rope {
         x: l.address(x),
-        cos_sin: l.at.cos_sin[turn.table],
+        cos_sin: l.at.cos_sin[rotation.table],
         positions: pass.inputs.positions,
         n_ctx: l.n_ctx as u32,
         unused: 0,

@@ -1,14 +1,14 @@
-//! What weights are read in: units of 16 rows and 256 columns.
+//! Tiles of weights: 16 rows and 256 columns, as weight_tile.cuh has them.
 
 use std::fmt::Write;
 
 use crate::plan::fuse::MOST_PARTS;
 use crate::quant::QuantType;
 
-/// Columns of a unit.
-pub const UNIT_COLS: usize = 256;
-/// Rows of a unit.
-pub const UNIT_ROWS: usize = 16;
+pub use crate::plan::fuse::TILE_ROWS;
+
+/// Columns of a tile: a superblock.
+pub const TILE_COLS: usize = 256;
 
 /// Most rows of x of a block of any product, and of one with weights that are floats.
 pub const MOST_BLOCK_X: usize = 64;
@@ -18,14 +18,14 @@ pub const MOST_FLOATS_X: usize = 8;
 /// blocks of one expert, and heads of a rule's keys, there are at most.
 pub const MOST_TICKETS: usize = 1024;
 
-/// Units of a row of tiles.
+/// Superblocks, and so tiles, of a row of `n_in` weights.
 pub fn superblocks(n_in: usize) -> usize {
-    n_in.div_ceil(UNIT_COLS)
+    n_in.div_ceil(TILE_COLS)
 }
 
-/// Bytes of the largest unit of these types: what a place for any of them takes.
-pub fn largest_unit(types: &[&QuantType]) -> usize {
-    let bytes = types.iter().map(|t| t.kernel.unit_bytes);
+/// Bytes of the largest tile of these types: what a place for any of them takes.
+pub fn largest_tile(types: &[&QuantType]) -> usize {
+    let bytes = types.iter().map(|t| t.kernel.tile_bytes);
     bytes.max().unwrap_or(0)
 }
 
@@ -39,8 +39,8 @@ pub fn segments(types: &[&QuantType]) -> String {
         let _ = writeln!(text, "using Segment{i} = {};", ty.name);
         let _ = writeln!(
             text,
-            "static_assert(Segment{i}::UNIT_BYTES == {}, \"unit\");",
-            ty.kernel.unit_bytes
+            "static_assert(Segment{i}::TILE_BYTES == {}, \"tile\");",
+            ty.kernel.tile_bytes
         );
         if ty.integers {
             let of_bytes = if ty.kernel.in_bytes { "!=" } else { "==" };

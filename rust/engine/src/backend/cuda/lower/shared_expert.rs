@@ -1,12 +1,12 @@
-//! The expert that every row goes to, in the launches of one row's products by those it is routed to: one
-//! rank more of the first, and a term more of the last.
+//! The shared expert, to which every row goes, fused into one row's products by routed experts: one rank
+//! more of the first product, one term more of the last.
 
 use super::experts::{chosen, MixOp};
 use super::gate::Gate;
-use super::lowering::{leaves, Lowering, Pass};
+use super::lowering::{writes_none_of, Lowering, Pass};
 use crate::plan::fuse::{Epilogue, Fused, Part};
 
-/// A product of an expert that every row goes to, in the launch of that of the others.
+/// A product of the shared expert, fused into that of the routed ones.
 #[derive(Debug, Clone, Copy)]
 pub struct SharedOp {
     /// Its place in the fused list.
@@ -22,7 +22,7 @@ fn are_scaled(parts: &[Part]) -> bool {
 
 /// The product at that number, if it is the first of an expert that every row goes to, and the next but
 /// one, of which the router's comes between, chooses others for the same product of one row.
-pub fn waiting(l: &Lowering, pass: &Pass, number: usize) -> Option<SharedOp> {
+pub fn shared_up(l: &Lowering, pass: &Pass, number: usize) -> Option<SharedOp> {
     let [Fused::MatVec {
         x,
         norm,
@@ -55,8 +55,8 @@ pub fn waiting(l: &Lowering, pass: &Pass, number: usize) -> Option<SharedOp> {
         && l.are_integers(parts)
         && are_scaled(parts) == are_scaled(its_parts);
     // Nothing between reads what it writes or writes what it reads, nor do those of one launch.
-    let is_apart = leaves(router, &Epilogue::Store, &[*x, *out])
-        && leaves(its_parts, epilogue, &[*out])
+    let is_apart = writes_none_of(router, &Epilogue::Store, &[*x, *out])
+        && writes_none_of(its_parts, epilogue, &[*out])
         && ![route.logits, *x].contains(out);
     let op = SharedOp { number, gate: None };
     (is_like && is_apart).then_some(op)
@@ -64,7 +64,7 @@ pub fn waiting(l: &Lowering, pass: &Pass, number: usize) -> Option<SharedOp> {
 
 /// The last product at that number, behind its gate, of an expert that every row goes to, if it adds to a
 /// mix of what others give of the product `parts`.
-pub fn added(l: &Lowering, number: usize, mix: &MixOp, parts: &[Part]) -> Option<SharedOp> {
+pub fn shared_down(l: &Lowering, number: usize, mix: &MixOp, parts: &[Part]) -> Option<SharedOp> {
     let [before, Fused::MatVec {
         norm: None,
         experts: None,
@@ -89,7 +89,7 @@ pub fn added(l: &Lowering, number: usize, mix: &MixOp, parts: &[Part]) -> Option
         number: number + 1,
         gate: Some(gate),
     };
-    (is_like && leaves(its, epilogue, &gate.reads())).then_some(op)
+    (is_like && writes_none_of(its, epilogue, &gate.reads())).then_some(op)
 }
 
 #[cfg(test)]
@@ -315,6 +315,6 @@ mod tests {
         };
         let number = l.fused.iter().position(number).unwrap();
         assert_eq!(shared.product as usize, number);
-        assert!(params.segment[1].units != params.segment[0].units);
+        assert!(params.segment[1].weights != params.segment[0].weights);
     }
 }

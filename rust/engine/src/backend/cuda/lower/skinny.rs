@@ -5,10 +5,10 @@ use super::experts::constants_of;
 use super::lowering::{constants, flag, sizes, Lowering, Pass};
 use super::overflow::overflows;
 use super::params;
-use super::params::{Overflows, QkvTurn, Segment, Skinny, CONSTANTS};
+use super::params::{Overflows, QkvRotation, Segment, Skinny, CONSTANTS};
 use super::product::{Op, Product};
-use super::shape::{largest_unit, segments, superblocks, UNIT_COLS, UNIT_ROWS};
-use super::tile::{Tile, TILE_ROWS};
+use super::shape::{largest_tile, segments, superblocks, TILE_COLS, TILE_ROWS};
+use super::x_tile::{XTile, X_TILE_ROWS};
 use crate::backend::cuda::driver::info::{DeviceInfo, MOST_CLUSTER};
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::Spec;
@@ -21,23 +21,23 @@ static SOURCE: Source = source!(
     CONSTANTS,
     Skinny,
     Segment,
-    QkvTurn,
+    QkvRotation,
     Overflows,
     params::Experts
 );
 
 /// Most rows of activations.
-pub const MOST_ROWS: usize = TILE_ROWS;
+pub const MOST_ROWS: usize = X_TILE_ROWS;
 
 /// Blocks of a cluster: one a part of a row, and one a pair of rows of a tile.
 const CLUSTER: usize = MOST_PARTS;
-const _: () = assert!(CLUSTER == MOST_CLUSTER && CLUSTER == UNIT_ROWS / 2);
+const _: () = assert!(CLUSTER == MOST_CLUSTER && CLUSTER == TILE_ROWS / 2);
 
 /// Rows both of whose limbs are columns of one product.
-const PACKED_ROWS: usize = TILE_ROWS / 2;
+const PACKED_ROWS: usize = X_TILE_ROWS / 2;
 
-/// Most units in flight a warp.
-const MOST_UNITS: usize = 8;
+/// Most tiles in flight a warp.
+const MOST_TILES: usize = 8;
 
 /// Warps of a block: four a scheduler hide each other's latencies. (With 8, of which the card put two blocks
 /// on some SMs and none on others, steps of two rows took 1.2 times as long on an H100.)
@@ -59,9 +59,9 @@ const FEW_WARPS: usize = 8;
 const PAIR: usize = 2;
 const PAIR_WARPS: usize = 12;
 
-/// Bytes of a unit from which pairs are worth it, those of four bits a weight. With fewer, unpacking takes the
+/// Bytes of a tile from which pairs are worth it, those of four bits a weight. With fewer, unpacking takes the
 /// most: of three bits 2,968 -> 3,220 us, of two the same.
-const LEAST_PAIRED: usize = UNIT_ROWS * UNIT_COLS / 2;
+const LEAST_PAIRED: usize = TILE_ROWS * TILE_COLS / 2;
 
 /// Superblocks of a part up to which one tile a warp is worth the while where pairs do not fit. Longer parts
 /// are matmul.cu's: with an 8B's `ffn_down` of six bits its step takes 40 us less.
@@ -70,11 +70,11 @@ const MOST_UNPAIRED_SB: usize = 4;
 /// Shared memory of a block, in per cent of what an SM can give to one.
 const SHARED: usize = 90;
 
-/// Bytes of a unit, of each of several matrices, from which 96 registers are too few: those of six bits a
+/// Bytes of a tile, of each of several matrices, from which 96 registers are too few: those of six bits a
 /// weight.
-const LEAST_WIDE: usize = UNIT_ROWS * UNIT_COLS * 3 / 4;
+const LEAST_WIDE: usize = TILE_ROWS * TILE_COLS * 3 / 4;
 
-/// Units a warp that are asked for before x: what is asked for first arrives first.
+/// Tiles a warp that are asked for before x: what is asked for first arrives first.
 const AHEAD: usize = 2;
 
 /// The same where warps are `PACKED_WARPS`. (Two instead, steps of two rows on an H200: 8B 2,027 -> 2,050 us,
@@ -93,17 +93,17 @@ struct Shape {
     warps: usize,
     /// Tiles of weights that a warp multiplies at once: a group.
     w_tiles: usize,
-    /// Groups in flight a warp, a unit of each of their tiles.
+    /// Groups in flight a warp, a tile of each of their tiles.
     ring: usize,
-    /// Groups a warp between two meetings.
+    /// Groups of a warp between two cluster barriers.
     round: usize,
     /// Sets of sums: one is written while the other is read.
     sets: usize,
     /// Clusters of the grid: all that the card holds at once.
     clusters: usize,
-    /// Bytes of a unit of the largest type of each tile of a group.
+    /// Bytes of a tile of the largest type of each tile of a group.
     stage: usize,
-    tile: Tile,
+    tile: XTile,
 }
 
 impl Shape {
@@ -125,7 +125,7 @@ impl Shape {
         let fit = |warps, w_tiles| Self::fit(m, n_in, types, all, clusters, (warps, w_tiles), card);
         if m <= PACKED_ROWS {
             let are_wide =
-                types.len() > 1 && types.iter().all(|ty| ty.kernel.unit_bytes >= LEAST_WIDE);
+                types.len() > 1 && types.iter().all(|ty| ty.kernel.tile_bytes >= LEAST_WIDE);
             let has_more = card.has_warpgroups() && !are_wide;
             // Rows so long that shared memory is too little for more have fewer.
             let more = has_more.then(|| fit(PACKED_WARPS, 1)).flatten();
@@ -137,7 +137,7 @@ impl Shape {
         let are_many = all.div_ceil(clusters) > WARPS;
         // Tiles of a pair are neighbours in one matrix.
         let pair_up = tiles.iter().all(|tiles| tiles % PAIR == 0)
-            && types.iter().all(|ty| ty.kernel.unit_bytes >= LEAST_PAIRED);
+            && types.iter().all(|ty| ty.kernel.tile_bytes >= LEAST_PAIRED);
         if are_many && pair_up {
             let pairs = fit(PAIR_WARPS, PAIR);
             if pairs.is_some() || longest_part(superblocks(n_in)) > MOST_UNPAIRED_SB {
@@ -158,8 +158,8 @@ impl Shape {
         card: &DeviceInfo,
     ) -> Option<Self> {
         let tile = match m {
-            ..=PACKED_ROWS => Tile::packed(types),
-            _ => Tile::new(types, false),
+            ..=PACKED_ROWS => XTile::packed(types),
+            _ => XTile::new(types, false),
         };
         let at_once = clusters * warps * w_tiles;
         let shape = |round, ring| Self {
@@ -170,17 +170,17 @@ impl Shape {
             round,
             sets: 1 + usize::from(round * at_once < tiles),
             clusters,
-            stage: w_tiles * largest_unit(types),
+            stage: w_tiles * largest_tile(types),
             tile,
         };
         let most = tiles
             .div_ceil(at_once)
             .clamp(1, 32 / (tile.rows() * w_tiles));
-        // As few meetings as can be, then as many units in flight; where that is too little, all there is.
+        // As few cluster barriers as can be, then as many tiles in flight; where that is too little, all there is.
         let all = card.shared_bytes - STATIC_BYTES;
         for shared in [all.min(card.shared_bytes * SHARED / 100), all] {
             for round in (1..=most).rev() {
-                let mut shapes = (2..=MOST_UNITS).rev().map(|ring| shape(round, ring));
+                let mut shapes = (2..=MOST_TILES).rev().map(|ring| shape(round, ring));
                 if let Some(found) = shapes.find(|s| s.shared_bytes() <= shared) {
                     return Some(found);
                 }
@@ -193,7 +193,7 @@ impl Shape {
         32 * self.warps
     }
 
-    /// Units a warp that are asked for before x.
+    /// Tiles a warp that are asked for before x.
     fn ahead(&self) -> usize {
         match self.warps {
             PACKED_WARPS => PACKED_AHEAD,
@@ -210,7 +210,7 @@ impl Shape {
         self.warps * self.ring * self.stage + x + squares + self.sets * (sums + BARRIER_BYTES)
     }
 
-    /// Tiles of a cluster between two meetings.
+    /// Tiles of a cluster between two barriers.
     fn round_tiles(&self) -> usize {
         self.warps * self.round * self.w_tiles
     }
@@ -259,7 +259,7 @@ pub fn spec(
         eps: op.norm.map_or(0.0, |n| n.eps),
         m: m as u32,
         overflows: overflows(l, op, pass),
-        turn: product.turn,
+        rotation: product.rotation,
     };
     let grid = [(shape.clusters * CLUSTER) as u32, 1, 1];
     let mut spec = Spec::new(variant, "skinny", grid, shape.threads() as u32, &params);
@@ -310,11 +310,11 @@ mod tests {
     #[test]
     fn warps_have_pairs_where_tiles_are_many_and_even_and_rows_more_than_four() {
         let card = DeviceInfo::of_arch("sm_90", 132).unwrap();
-        // Of a type whose units are the smallest from so many bytes on.
+        // Of a type whose tiles are the smallest from so many bytes on.
         let shape = |bytes, m, n_in, tiles: &[usize]| {
             let types = quant::TYPES.iter().filter(|t| t.integers);
-            let types = types.filter(|t| t.kernel.unit_bytes >= bytes);
-            let ty = types.min_by_key(|t| t.kernel.unit_bytes).unwrap();
+            let types = types.filter(|t| t.kernel.tile_bytes >= bytes);
+            let ty = types.min_by_key(|t| t.kernel.tile_bytes).unwrap();
             let shape = Shape::new(m, n_in, &[ty], tiles, &card);
             shape.map(|s| (s.warps, s.w_tiles))
         };
@@ -330,7 +330,7 @@ mod tests {
         assert_eq!(shape(four, 8, 2048, &[128]), ones);
         assert_eq!(shape(four, 8, 4096, &[257, 64, 64]), ones);
         assert_eq!(shape(0, 8, 4096, &[1792]), ones);
-        // Where its units leave no room, and where x does.
+        // Where its tiles leave no room, and where x does.
         assert_eq!(shape(eight, 8, 4096, &[1792]), ones);
         assert_eq!(shape(six, 8, 14336, &[256]), None);
         assert_eq!(shape(four, 8, 14336, &[256]), pairs);
@@ -342,8 +342,8 @@ mod tests {
             let card = DeviceInfo::of_arch(arch, 132).unwrap();
             let types = bytes.iter().map(|bytes| {
                 let types = quant::TYPES.iter().filter(|t| t.integers);
-                let types = types.filter(|t| t.kernel.unit_bytes >= *bytes);
-                types.min_by_key(|t| t.kernel.unit_bytes).unwrap()
+                let types = types.filter(|t| t.kernel.tile_bytes >= *bytes);
+                types.min_by_key(|t| t.kernel.tile_bytes).unwrap()
             });
             let types: Vec<_> = types.collect();
             let tiles = vec![256; types.len()];

@@ -289,13 +289,17 @@ fn launches_name_the_buffers_of_their_ops() {
     let embed: Embed = list[0].params().unwrap();
     assert_eq!((embed.out, embed.tokens), (at("x"), inputs().tokens));
     let table = WeightId(1);
-    assert_eq!(embed.units, l.units(&[table], Order::Natural).unwrap());
+    assert_eq!(embed.weights, l.weights(&[table], Order::Natural).unwrap());
 
     let qkv: MatVec = list[1].params().unwrap();
     assert_eq!((qkv.x, qkv.segment[0].out), (at("x"), at("q")));
     assert_eq!(qkv.norm, l.vector(Some(WeightId(0))).unwrap());
     assert_eq!(
-        (qkv.turn.cos_sin, qkv.turn.positions, qkv.turn.n_ctx),
+        (
+            qkv.rotation.cos_sin,
+            qkv.rotation.positions,
+            qkv.rotation.n_ctx
+        ),
         (l.at.cos_sin[0], inputs().positions, 4096)
     );
     assert_eq!(qkv.segment.map(|s| s.rows), [512, 128, 128, 0]);
@@ -315,7 +319,7 @@ fn launches_name_the_buffers_of_their_ops() {
     // Every row gives logits: the head reads where the rows are, and none is picked.
     let head: MatVec = list[6].params().unwrap();
     assert_eq!((head.x, head.segment[0].out), (at("x"), at("logits")));
-    assert_eq!(head.segment[0].units, embed.units, "tied");
+    assert_eq!(head.segment[0].weights, embed.weights, "tied");
     // What was not written by the step's first kernel may be read before it has ended.
     let located = |i: usize| list[i].params::<MatVec>().unwrap().located;
     assert_eq!((located(1), located(3)), (0, 1));

@@ -47,7 +47,7 @@ pub struct CudaBackend {
     _ahead: Option<Ahead>,
 }
 
-/// Is told what loading does, how much is done and how much there is; may break it off.
+/// Receives the phase of a load, how much is done and of how much; may cancel it.
 pub type Progress<'a> = &'a dyn Fn(String, u64, u64) -> Result<()>;
 
 impl CudaBackend {
@@ -70,8 +70,8 @@ impl CudaBackend {
             specs.extend(backend.decoder.specs(*key)?);
         }
         if options.gpu.warmup {
-            // Nobody who runs waits for a compiler when others join.
-            specs.extend(backend.serving()?);
+            // So no running request waits for a compiler when others join.
+            specs.extend(backend.serving_specs()?);
         }
         let told = |done, total| progress("weights".into(), done, total);
         backend.load_times = backend.decoder.card.load(weights, &specs, &told)?;
@@ -85,7 +85,7 @@ impl CudaBackend {
         let spared = spared();
         if !options.gpu.warmup && spared > 0 {
             // The first prompts find them compiled, or being compiled.
-            let serving = backend.serving()?;
+            let serving = backend.serving_specs()?;
             let card = &backend.decoder.card;
             backend._ahead = Some(card.compile_ahead(serving, spared));
         }
@@ -162,9 +162,9 @@ impl CudaBackend {
     }
 
     /// What prompts and steps consist of, of any length and any number of sequences.
-    fn serving(&self) -> Result<Vec<Spec>> {
+    fn serving_specs(&self) -> Result<Vec<Spec>> {
         let n_slots = self.limits.n_slots;
-        let mut specs = self.chunks.feeding(&self.decoder, self.limits.n_ctx)?;
+        let mut specs = self.chunks.prompt_specs(&self.decoder, self.limits.n_ctx)?;
         // Up to eight rows each number has kernels of its own; above, a few share some.
         let mut rows: Vec<usize> = (1..=n_slots.min(8)).collect();
         rows.extend(default_sizes(n_slots));
@@ -182,8 +182,8 @@ impl CudaBackend {
     /// # Errors
     /// [`Error::Internal`].
     pub fn variants(&self) -> Result<Vec<Variant>> {
-        let mut specs = self.serving()?;
-        specs.extend(self.chunks.asking(&self.decoder, self.limits.n_ctx)?);
+        let mut specs = self.serving_specs()?;
+        specs.extend(self.chunks.logits_specs(&self.decoder, self.limits.n_ctx)?);
         // Without graphs a step has as many rows as sequences.
         for rows in 1..=self.limits.n_slots.min(8) {
             specs.extend(self.decoder.specs(Key::step(Way::Eager, rows))?);

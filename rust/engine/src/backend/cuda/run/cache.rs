@@ -1,4 +1,4 @@
-//! The lists that are ready, by what they are for.
+//! The cache of launch lists that are ready to run, by their key.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -128,7 +128,7 @@ impl Cache {
     /// nobody may have it under way.
     ///
     /// # Errors
-    /// What the driver says of a capture, with its cause and what to do.
+    /// The driver's error of a capture, with its cause and the remedy.
     pub fn add(&mut self, key: Key, launches: Vec<Launch>, stream: &Stream) -> Result<&Ready> {
         self.make_room(key);
         self.make(key, launches, stream)
@@ -142,7 +142,7 @@ impl Cache {
         self.insert(key, Ready::List(launches));
     }
 
-    /// Captures a list that is to be a graph and has run often enough as it is; says whether it did.
+    /// Captures a list that is to be a graph and has run often enough as it is; returns whether it did.
     ///
     /// # Errors
     /// As [`Cache::add`]; the list then stays as it is.
@@ -204,7 +204,7 @@ impl Cache {
         &self.known.entry(key).insert_entry(entry).into_mut().ready
     }
 
-    /// Queues the list, where it is ready; says whether it was.
+    /// Queues the list if it is ready; returns whether it was.
     ///
     /// # Errors
     /// As [`Ready::run`].

@@ -1,4 +1,4 @@
-//! What a failed capture comes from, and what to do.
+//! The cause of a failed capture, and the remedy.
 
 use crate::backend::cuda::driver::check::Fault;
 use crate::error::Error;

@@ -67,7 +67,7 @@ struct ScratchBuffers {
 /// Seconds that the parts of loading took, side by side.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct LoadTimes {
-    /// From the file to units on the card.
+    /// From the file to tiles on the card.
     pub upload: f64,
     /// Kernels, from their sources or from the cache, onto the card.
     pub compile: f64,

@@ -158,7 +158,7 @@ impl Decoder {
     /// Has a list ready; of a step that was captured for it, says what.
     ///
     /// # Errors
-    /// What the compiler, the card or the capture says.
+    /// Errors of the compiler, the card or the capture.
     pub fn prepare(&mut self, key: Key) -> Result<Option<CapturedStep>> {
         if self.lists.get(key).is_some() {
             self.lists.capture_warm(key, &self.card.stream)?;
@@ -233,7 +233,7 @@ impl Decoder {
         self.card.stream.synchronize()
     }
 
-    /// Says which slots the rows of the next steps are; the rest of `rows` is padding.
+    /// Sets the slots of the rows of the next steps; further rows up to `rows` are padding.
     ///
     /// # Errors
     /// [`Error::Device`].
@@ -248,7 +248,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// Says what the rows of the next round are; the rest of `rows` is padding.
+    /// Sets the rows of the next round, which verifies drafts; further rows up to `rows` are padding.
     ///
     /// # Errors
     /// [`Error::Device`].

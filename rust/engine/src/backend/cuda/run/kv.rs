@@ -329,8 +329,8 @@ impl KvPool {
                     let block = d / group;
                     let row = canonical + token * head_bytes + block * ty.block_bytes;
                     if d % group == 0 {
-                        let unit = bytes * plane + (block * PAGE_TOKENS + token) * 2;
-                        f(row, is_value, own + unit, 2);
+                        let scale = bytes * plane + (block * PAGE_TOKENS + token) * 2;
+                        f(row, is_value, own + scale, 2);
                     }
                     let place = token % 8 / 2 * 4 + token / 8 % 2 * 2 + token % 2;
                     let at = match is_value {

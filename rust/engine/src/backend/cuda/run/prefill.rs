@@ -1,4 +1,4 @@
-//! Prompts on the card. A prompt is fed in chunks of a few sizes, each a list of its own that runs
+//! Prompts on the card: chunked prefill. A prompt is fed in chunks of a few sizes, each a list of its own that runs
 //! launch by launch at first, which is its warm-up, and is captured then; rows that a chunk does not need are padding, which stores nothing and
 //! which nothing reads. The last row alone goes through the head of the model.
 //!
@@ -173,7 +173,7 @@ impl Chunks {
     ///
     /// # Errors
     /// [`Error::Internal`].
-    pub fn feeding(&self, decoder: &Decoder, n_ctx: usize) -> Result<Vec<Spec>> {
+    pub fn prompt_specs(&self, decoder: &Decoder, n_ctx: usize) -> Result<Vec<Spec>> {
         let mut specs = Vec::new();
         for rows in self.sizes_for(n_ctx) {
             for out in [0, 1] {
@@ -199,7 +199,7 @@ impl Chunks {
     ///
     /// # Errors
     /// [`Error::Internal`].
-    pub fn asking(&self, decoder: &Decoder, n_ctx: usize) -> Result<Vec<Spec>> {
+    pub fn logits_specs(&self, decoder: &Decoder, n_ctx: usize) -> Result<Vec<Spec>> {
         let forced = Pass {
             all: false,
             ..Pass::step(1, decoder.card.rows.inputs())

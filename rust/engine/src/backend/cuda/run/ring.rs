@@ -62,7 +62,7 @@ impl Ring {
         (self.words.address(), self.step.address())
     }
 
-    /// Counts `steps` that were queued and whose tokens nobody reads.
+    /// Counts queued `steps` whose tokens are discarded.
     pub fn pass_over(&mut self, steps: usize) {
         // 2^32 steps take months; the ring would only miss a step then.
         self.number = self.number.wrapping_add(steps as u32);

@@ -1,4 +1,4 @@
-//! What the rows of a pass are, on the card.
+//! The inputs of a pass's rows on the card: tokens, positions, slots.
 
 use std::sync::Arc;
 

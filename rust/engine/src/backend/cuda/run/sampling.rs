@@ -1,4 +1,4 @@
-//! What each slot draws by, on the card.
+//! The sampler's parameters and state of each slot, on the card.
 
 use std::mem::offset_of;
 use std::sync::atomic::Ordering;
@@ -203,7 +203,7 @@ impl Sampling {
     /// was queued may still be under way.
     ///
     /// # Errors
-    /// [`Error::Internal`] for a row that there is none of.
+    /// [`Error::Internal`] for a row out of range.
     pub fn allow(&self, row: usize, allowed: &Allowed) -> Result<()> {
         let words = mask_words(self.shape.n_vocab) / 2;
         let row = self.masks.words().get(row * words..(row + 1) * words);

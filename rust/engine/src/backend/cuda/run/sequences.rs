@@ -1,4 +1,4 @@
-//! What the host knows of the sequences that decode; the card knows more.
+//! The host's view of the sequences that decode; the rest of their state is on the card.
 
 use super::ring::{Queued, Ring};
 use crate::backend::cuda::lower::sample::Record;
@@ -84,7 +84,7 @@ impl Sequences {
         Ok(self.get(slot)?.epoch)
     }
 
-    /// Says that `slot` decodes, behind a prompt of so many tokens.
+    /// Marks `slot` as decoding, behind a prompt of so many tokens.
     pub fn set_live(&mut self, slot: usize, prompt: usize) -> Result<()> {
         let sequence = self.get(slot)?;
         (sequence.live, sequence.prompt) = (true, prompt);
@@ -173,7 +173,7 @@ impl Sequences {
         self.running().any(|(_, s)| s.logprobs.is_some())
     }
 
-    /// Ends the sequence of `slot` and drops its events; says whether there was one.
+    /// Ends the sequence of `slot` and drops its events; returns whether there was one.
     pub fn end(&mut self, slot: usize) -> bool {
         self.events.retain(|e| e.slot != slot);
         self.slots.get_mut(slot).and_then(Option::take).is_some()

@@ -1,4 +1,4 @@
-//! What sequences keep on the card beside keys and values.
+//! Recurrent states of sequences on the card.
 
 use std::sync::Arc;
 

@@ -2,7 +2,7 @@
 
 use super::backend::CudaBackend;
 use crate::backend::cuda::driver::host::PinnedBytes;
-use crate::backend::{HostMemory, Kind, Storage, Touched};
+use crate::backend::{HostMemory, Kind, Prefaulted, Storage};
 use crate::error::Result;
 
 impl Storage for CudaBackend {
@@ -38,7 +38,7 @@ impl Storage for CudaBackend {
         card.states.write_bytes(slot, from, &card.stream)
     }
 
-    fn host_memory(&self, memory: Touched) -> Result<Box<dyn HostMemory>> {
+    fn host_memory(&self, memory: Prefaulted) -> Result<Box<dyn HostMemory>> {
         let context = &self.decoder.card.context;
         Ok(Box::new(PinnedBytes::new(context, memory)?))
     }

@@ -1,4 +1,4 @@
-//! Weights on the card: matrices as units, vectors as float32, each rewritten once at load.
+//! Weights on the card: matrices as tiles, vectors as float32, each rewritten once at load.
 
 use std::sync::Arc;
 

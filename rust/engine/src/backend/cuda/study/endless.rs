@@ -1,4 +1,4 @@
-//! Sequences that are greedy and never at their end, to look at steps with.
+//! Greedy sequences without an end, for measuring steps.
 
 use crate::backend::cuda::run::decoder::Decoder;
 use crate::backend::SlotRequest;

@@ -14,7 +14,7 @@ use crate::backend::cuda::driver::source::{shared, source, Source, Variant};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::backend::cuda::driver::stream::Stream;
 use crate::backend::cuda::lower::params::CONSTANTS;
-use crate::backend::cuda::lower::shape::{UNIT_COLS, UNIT_ROWS};
+use crate::backend::cuda::lower::shape::{TILE_COLS, TILE_ROWS};
 use crate::error::{Error, Result};
 use crate::quant::{QuantType, TYPES};
 
@@ -24,7 +24,7 @@ shared! {
     struct ExactSums = "ExactSumsParams" {
         /// `[types][sums, wrong]` u64.
         found: u64,
-        units: u32,
+        tiles: u32,
         seed: u32,
     }
 }
@@ -36,8 +36,8 @@ const SEED: u32 = 1;
 /// Minutes of any card.
 const MOST_SUMS: u64 = 1 << 36;
 
-/// Sums at least of a unit with eight rows of x: at most 32 columns share a scale.
-const UNIT_SUMS: u64 = (UNIT_ROWS * UNIT_COLS / 32 * 8) as u64;
+/// Sums at least of a tile with eight rows of x: at most 32 columns share a scale.
+const TILE_SUMS: u64 = (TILE_ROWS * TILE_COLS / 32 * 8) as u64;
 
 /// What was found of the sums of a type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,7 +63,7 @@ pub fn check(ordinal: usize, nvrtc_folders: &[PathBuf], sums: u64) -> Result<Vec
             reason: format!("must be from 1 to {MOST_SUMS}"),
         });
     }
-    let units = sums.div_ceil(UNIT_SUMS * types.len() as u64) as u32;
+    let tiles = sums.div_ceil(TILE_SUMS * types.len() as u64) as u32;
     let context = Context::new(ordinal)?;
     let stream = Stream::new(&context)?;
     let found = DeviceBuffer::new(&context, 16 * types.len())?;
@@ -73,11 +73,11 @@ pub fn check(ordinal: usize, nvrtc_folders: &[PathBuf], sums: u64) -> Result<Vec
     let module = Module::new(&context, &compiler.image(&variant)?)?;
     let params = ExactSums {
         found: found.address(),
-        units,
+        tiles,
         seed: SEED,
     };
     let warps = THREADS / 32;
-    let blocks = (context.info.sm_count.max(1) * BLOCKS_PER_SM).min(units.div_ceil(warps));
+    let blocks = (context.info.sm_count.max(1) * BLOCKS_PER_SM).min(tiles.div_ceil(warps));
     let grid = [blocks, types.len() as u32, 1];
     let launch = Launch {
         function: module.function("exact_sums", 0)?,

@@ -1,4 +1,4 @@
-//! What a card's backend lets one look at.
+//! Inspection of a card's backend.
 
 use std::sync::Arc;
 

@@ -15,7 +15,7 @@ use crate::backend::{RunnerOptions, Weights};
 use crate::error::{Error, Result};
 use crate::plan::Plan;
 
-/// How often a caller is told how far it is.
+/// The interval of progress reports.
 const TELL: Duration = Duration::from_millis(50);
 
 /// Every kernel that serving `plan` with `options` runs on a card of architecture `arch`, whatever
@@ -44,7 +44,7 @@ pub fn variants(
 /// there before. `progress` is told how many are done, and of how many; it may break off.
 ///
 /// # Errors
-/// What the compiler says, or `progress`.
+/// Errors of the compiler or of `progress`.
 pub fn compile(
     arch: &str,
     variants: &[Variant],

@@ -1,5 +1,5 @@
-//! When the blocks of a step's kernels came to which moment, by the card's clock: where the time between
-//! kernels goes, which no sum of kernels timed by themselves shows.
+//! Time stamps of the blocks of a step's kernels, by the card's clock: where the time between kernels
+//! goes, which timing each kernel by itself does not show.
 
 use std::collections::HashMap;
 

@@ -1,7 +1,7 @@
-// Weights as the products read them. A unit is 16 rows x 256 columns of one matrix; a tile is all
-// units of 16 rows, one after another. In a warp that multiplies, lane l owns rows g = l/4 and g + 8
-// of a unit and, of every 16 columns, the four that an mma.m16n8k16 takes from quarter q = l%4
-// (2q, 2q + 1, 2q + 8, 2q + 9): its share of A, so that weights go from a unit to the tensor cores
+// Weights as the products read them. A tile is 16 rows x 256 columns of one matrix. The tiles of the
+// same 16 rows lie one after another: [tiles][superblocks]. In kernels `tile` counts along the rows,
+// `sb` along the columns. In a warp that multiplies, lane l owns rows g = l/4 and g + 8 of a tile and, of every 16 columns, the four that an mma.m16n8k16 takes from quarter q = l%4
+// (2q, 2q + 1, 2q + 8, 2q + 9): its share of A, so that weights go from a tile to the tensor cores
 // without an exchange between lanes.
 //
 // Integers come as float16 subnormals: columns of k below 8 hold q 2^-24, those from 8 on q 2^-20,
@@ -9,31 +9,31 @@
 // large, and the 2^24 goes into the factor of a superblock (fixed.cuh). All of it is exact.
 //
 // A type of integers is a struct with
-//   UNIT_BYTES                 a multiple of 16
+//   TILE_BYTES                 a multiple of 16
 //   SUB                        columns that share a scale: 32 or 16
 //   OFFSETS                    what sub-blocks have beside their scales
-//   Quants, load(unit, lane, v)     the lane's columns of sub-blocks of 32 number 2v and 2v + 1
+//   Quants, load(tile, lane, v)     the lane's columns of sub-blocks of 32 number 2v and 2v + 1
 //   fragment(quants, s, h, a)       A of columns 16h.. of sub-block s (0 or 1) of these
 //   BYTE_TERMS                      0, or of how many signed bytes an integer is the sum
 //   byte_terms(quants, s, a)        then, of each of these, A of an mma.m16n8k32 of sub-block s, whose k
 //                                   from 4q on are columns 2q, 2q + 1, 2q + 8, 2q + 9, and from 16 + 4q
 //                                   on those sixteen further
-//   Row, row(unit, r)               what a row has beside its integers
-//   Chain, chain(row, t), chain(unit, r, t)   the scales of sub-blocks t, t + 4, ...: the t-th chain
+//   Row, row(tile, r)               what a row has beside its integers
+//   Chain, chain(row, t), chain(tile, r, t)   the scales of sub-blocks t, t + 4, ...: the t-th chain
 //                                   of Op::MatVec, from a row that was read or by itself
 //   scale(chain, i), offset(chain, i)   d s of the i-th of them, and m where offsets are their own
-//   mins(unit, r, t), dmin(unit, r) m of sub-blocks t, t + 4, ..., a byte each, and their unit, where
+//   mins(tile, r, t), dmin(tile, r) m of sub-blocks t, t + 4, ..., a byte each, and their scale, where
 //                                   offsets are shared
-//   repack(unit, lane, rows, sb, n) the lane's share of superblock sb of rows in the file's encoding,
+//   repack(tile, lane, rows, sb, n) the lane's share of superblock sb of rows in the file's encoding,
 //                                   n columns each; a null row and columns past n become zero
 // and one of floats (INTEGERS false), whose lane owns columns l, l + 32, ... of all rows, has
-//   load(unit, lane, r, w)          the lane's eight columns of row r
+//   load(tile, lane, r, w)          the lane's eight columns of row r
 //   repack                          as above
 #pragma once
 #include "common.cuh"
-// UNIT_ROWS and UNIT_COLS.
+// TILE_ROWS and TILE_COLS.
 #include "host.cuh"
-static_assert(UNIT_ROWS == 16 && UNIT_COLS == 256, "lanes own rows l / 4 and l / 4 + 8");
+static_assert(TILE_ROWS == 16 && TILE_COLS == 256, "lanes own rows l / 4 and l / 4 + 8");
 
 enum Offsets { NO_OFFSETS, SHARED_OFFSETS, OWN_OFFSETS };
 
@@ -88,9 +88,9 @@ struct Planes {
     }
     static constexpr int word(int n, int r) { return (n * 2 + r) / FIELDS; }
 
-    DEVICE Quants load(const uint8_t* unit, uint32_t lane, uint32_t v) {
+    DEVICE Quants load(const uint8_t* tile, uint32_t lane, uint32_t v) {
         Quants quants = {};
-        const uint8_t* low = unit + (v * 32 + lane) * 4 * LOW;
+        const uint8_t* low = tile + (v * 32 + lane) * 4 * LOW;
         if constexpr (LOW == 4) {
             const uint4 x = *reinterpret_cast<const uint4*>(low);
             quants.w[0] = x.x, quants.w[1] = x.y, quants.w[2] = x.z, quants.w[3] = x.w;
@@ -98,7 +98,7 @@ struct Planes {
             const uint2 x = *reinterpret_cast<const uint2*>(low);
             quants.w[0] = x.x, quants.w[1] = x.y;
         }
-        const uint8_t* high = unit + LOW_BYTES + (v * 32 + lane) * 4 * HIGH;
+        const uint8_t* high = tile + LOW_BYTES + (v * 32 + lane) * 4 * HIGH;
         if constexpr (HIGH == 1) quants.high[0] = *reinterpret_cast<const uint32_t*>(high);
         if constexpr (HIGH == 2) {
             const uint2 y = *reinterpret_cast<const uint2*>(high);
@@ -135,9 +135,9 @@ struct Planes {
         }
     }
 
-    // Stores stored(r, c), the integer of row r and column c of the unit, above BIAS.
+    // Stores stored(r, c), the integer of row r and column c of the tile, above BIAS.
     template <typename F>
-    DEVICE void pack(uint8_t* unit, uint32_t lane, F stored) {
+    DEVICE void pack(uint8_t* tile, uint32_t lane, F stored) {
         const uint32_t g = lane / 4, q = lane % 4;
         for (uint32_t v = 0; v < 4; v++) {
             Quants quants = {};
@@ -157,10 +157,10 @@ struct Planes {
                 }
             }
             for (int i = 0; i < LOW; i++) {
-                reinterpret_cast<uint32_t*>(unit)[(v * 32 + lane) * LOW + i] = quants.w[i];
+                reinterpret_cast<uint32_t*>(tile)[(v * 32 + lane) * LOW + i] = quants.w[i];
             }
             for (int i = 0; i < HIGH; i++) {
-                reinterpret_cast<uint32_t*>(unit + LOW_BYTES)[(v * 32 + lane) * HIGH + i] =
+                reinterpret_cast<uint32_t*>(tile + LOW_BYTES)[(v * 32 + lane) * HIGH + i] =
                     quants.high[i];
             }
         }
@@ -191,9 +191,9 @@ struct Bytes {
         uint32_t w[8];
     };
 
-    DEVICE Quants load(const uint8_t* unit, uint32_t lane, uint32_t v) {
-        const uint4 x = *reinterpret_cast<const uint4*>(unit + v * 1024 + lane * 16);
-        const uint4 y = *reinterpret_cast<const uint4*>(unit + v * 1024 + 512 + lane * 16);
+    DEVICE Quants load(const uint8_t* tile, uint32_t lane, uint32_t v) {
+        const uint4 x = *reinterpret_cast<const uint4*>(tile + v * 1024 + lane * 16);
+        const uint4 y = *reinterpret_cast<const uint4*>(tile + v * 1024 + 512 + lane * 16);
         return {{x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w}};
     }
 
@@ -206,7 +206,7 @@ struct Bytes {
     }
 
     template <typename F>
-    DEVICE void pack(uint8_t* unit, uint32_t lane, F stored) {
+    DEVICE void pack(uint8_t* tile, uint32_t lane, F stored) {
         const uint32_t g = lane / 4, q = lane % 4;
         for (uint32_t v = 0; v < 4; v++) {
             for (uint32_t i = 0; i < 8; i++) {
@@ -216,7 +216,7 @@ struct Bytes {
                     const uint32_t column = (2 * v + n / 2) * 32 + column_of(n % 2, q, e);
                     word |= stored(g + 8 * r, column) << (8 * e);
                 }
-                reinterpret_cast<uint32_t*>(unit + v * 1024 + i / 4 * 512 + lane * 16)[i % 4] = word;
+                reinterpret_cast<uint32_t*>(tile + v * 1024 + i / 4 * 512 + lane * 16)[i % 4] = word;
             }
         }
     }
@@ -239,18 +239,18 @@ struct HalfScales {
         uint4 d, m;
     };
 
-    DEVICE Row row(const uint8_t* unit, uint32_t r) {
+    DEVICE Row row(const uint8_t* tile, uint32_t r) {
         Row row = {};
-        row.d = *reinterpret_cast<const uint4*>(unit + AT + r * 16);
-        if (OWN == OWN_OFFSETS) row.m = *reinterpret_cast<const uint4*>(unit + AT + 256 + r * 16);
+        row.d = *reinterpret_cast<const uint4*>(tile + AT + r * 16);
+        if (OWN == OWN_OFFSETS) row.m = *reinterpret_cast<const uint4*>(tile + AT + 256 + r * 16);
         return row;
     }
     DEVICE uint32_t word(const uint4& v, int t) {
         return t == 0 ? v.x : t == 1 ? v.y : t == 2 ? v.z : v.w;
     }
     DEVICE Chain chain(const Row& row, int t) { return {word(row.d, t), word(row.m, t)}; }
-    DEVICE Chain chain(const uint8_t* unit, uint32_t r, uint32_t t) {
-        const uint8_t* at = unit + AT + r * 16 + t * 4;
+    DEVICE Chain chain(const uint8_t* tile, uint32_t r, uint32_t t) {
+        const uint8_t* at = tile + AT + r * 16 + t * 4;
         Chain chain = {*reinterpret_cast<const uint32_t*>(at), 0};
         if (OWN == OWN_OFFSETS) chain.m = *reinterpret_cast<const uint32_t*>(at + 256);
         return chain;
@@ -260,15 +260,15 @@ struct HalfScales {
 
     // `block(r, j)` is sub-block j of row r in the file, or null; `bits` those of its scale.
     template <typename F, typename G = uint32_t (*)(const uint8_t*)>
-    DEVICE void pack_scales(uint8_t* unit, uint32_t lane, F block, G bits = file_u16) {
-        if (lane >= UNIT_ROWS) return;
+    DEVICE void pack_scales(uint8_t* tile, uint32_t lane, F block, G bits = file_u16) {
+        if (lane >= TILE_ROWS) return;
         for (uint32_t j = 0; j < 8; j++) {
             const uint8_t* from = block(lane, j);
             const uint32_t at = AT + lane * 16 + j % 4 * 4 + j / 4 * 2;
-            *reinterpret_cast<uint16_t*>(unit + at) =
+            *reinterpret_cast<uint16_t*>(tile + at) =
                 static_cast<uint16_t>(from ? bits(from) : 0);
             if (OWN == OWN_OFFSETS) {
-                *reinterpret_cast<uint16_t*>(unit + at + 256) =
+                *reinterpret_cast<uint16_t*>(tile + at + 256) =
                     static_cast<uint16_t>(from ? file_u16(from + 2) : 0);
             }
         }
@@ -280,13 +280,13 @@ struct HalfScales {
 template <typename T>
 constexpr int MINIMUMS_OF = T::OFFSETS != SHARED_OFFSETS ? 0 : 256 / T::SUB;
 
-// A of the minimums of a unit of type T where these are shared, SUMS of x (8 or 16) a superblock: rows
+// A of the minimums of a tile of type T where these are shared, SUMS of x (8 or 16) a superblock: rows
 // g and g + 8, of the eight from 8 eight on those with q and q + 4, each as 8 m and m (fixed.cuh's
 // eights).
 template <typename T, int SUMS>
-DEVICE void minimums(const uint8_t* unit, uint32_t g, uint32_t q, int eight, uint32_t (&a)[4]) {
+DEVICE void minimums(const uint8_t* tile, uint32_t g, uint32_t q, int eight, uint32_t (&a)[4]) {
     if constexpr (SUMS == MINIMUMS_OF<T>) {
-        const uint32_t m0 = T::mins(unit, g, q), m1 = T::mins(unit, g + 8, q);
+        const uint32_t m0 = T::mins(tile, g, q), m1 = T::mins(tile, g + 8, q);
         const int shift = 16 * eight;
         a[0] = (m0 >> shift & 0xff) * 0x00010008u, a[1] = (m1 >> shift & 0xff) * 0x00010008u;
         a[2] = (m0 >> (shift + 8) & 0xff) * 0x00010008u;
@@ -297,7 +297,7 @@ DEVICE void minimums(const uint8_t* unit, uint32_t g, uint32_t q, int eight, uin
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++) {
             const uint32_t t = q / 2 + i / 2 * 2, r = g + i % 2 * 8;
-            a[i] = (T::mins(unit, r, t) >> (8 * eight) & 0xff) * 0x00010008u;
+            a[i] = (T::mins(tile, r, t) >> (8 * eight) & 0xff) * 0x00010008u;
         }
     }
 }
@@ -321,24 +321,24 @@ DEVICE uint32_t five_bits_of_32(const uint8_t* bits, uint32_t i) {
 
 // ---------------------------------------------------------------- floats
 
-// Units are [16 rows][vectors of 16 bytes][32 lanes]: a lane's eight columns of a row.
+// Tiles are [16 rows][vectors of 16 bytes][32 lanes]: a lane's eight columns of a row.
 template <typename Element>
 struct Floats {
     static constexpr bool INTEGERS = false;
-    static constexpr uint32_t UNIT_BYTES = UNIT_ROWS * UNIT_COLS * sizeof(Element);
+    static constexpr uint32_t TILE_BYTES = TILE_ROWS * TILE_COLS * sizeof(Element);
     static constexpr int PER_VECTOR = 16 / sizeof(Element);
 
-    DEVICE const Element* at(const uint8_t* unit, uint32_t lane, uint32_t r, uint32_t i) {
+    DEVICE const Element* at(const uint8_t* tile, uint32_t lane, uint32_t r, uint32_t i) {
         const uint32_t vector = r * (8 / PER_VECTOR) + i / PER_VECTOR;
-        return reinterpret_cast<const Element*>(unit + vector * 512 + lane * 16) + i % PER_VECTOR;
+        return reinterpret_cast<const Element*>(tile + vector * 512 + lane * 16) + i % PER_VECTOR;
     }
 
-    DEVICE void repack(uint8_t* unit, uint32_t lane, const uint8_t* const* rows, uint32_t sb,
+    DEVICE void repack(uint8_t* tile, uint32_t lane, const uint8_t* const* rows, uint32_t sb,
                        uint32_t n) {
-        for (uint32_t r = 0; r < UNIT_ROWS; r++) {
+        for (uint32_t r = 0; r < TILE_ROWS; r++) {
             for (uint32_t i = 0; i < 8; i++) {
-                const uint32_t k = sb * UNIT_COLS + lane + 32 * i;
-                Element* to = const_cast<Element*>(at(unit, lane, r, i));
+                const uint32_t k = sb * TILE_COLS + lane + 32 * i;
+                Element* to = const_cast<Element*>(at(tile, lane, r, i));
                 *to = rows[r] && k < n ? reinterpret_cast<const Element*>(rows[r])[k] : Element(0);
             }
         }

@@ -5,7 +5,7 @@
 #pragma once
 #include "fixed.cuh"
 
-constexpr uint32_t TILE_ROWS = PACKED ? 4 : 8;
+constexpr uint32_t X_TILE_ROWS = PACKED ? 4 : 8;
 
 // Sub-blocks of fragments lie so far apart more, that what a warp stores goes to different banks.
 constexpr uint32_t PAD_BYTES = 16;
@@ -15,10 +15,10 @@ constexpr uint32_t PAD_BYTES = 16;
 // X_SUMS the parts of its sums for minimums, [upper, lower][8 rows][4][sub-blocks t, t + 4]; where
 // X_OFFSETS, its sums [8 sub-blocks][8 rows].
 struct Fragments {
-    static constexpr uint32_t LIMB = TILE_ROWS * LIMB_BYTES;  // of a sub-block
+    static constexpr uint32_t LIMB = X_TILE_ROWS * LIMB_BYTES;  // of a sub-block
     static constexpr uint32_t SUB_STRIDE = 2 * LIMB + PAD_BYTES;
     static constexpr uint32_t FACTORS = 8 * SUB_STRIDE;
-    static constexpr uint32_t SUMS = FACTORS + TILE_ROWS * 4;
+    static constexpr uint32_t SUMS = FACTORS + X_TILE_ROWS * 4;
     static constexpr uint32_t OFFSETS = SUMS + X_SUMS / 8 * 512;
     static constexpr uint32_t BYTES = OFFSETS + (X_OFFSETS ? 256 : 0);
 
@@ -43,7 +43,7 @@ struct CoreMatrices {
     static constexpr uint32_t SUMS = 4096;
     static constexpr uint32_t HALF_OFFSETS = SUMS + X_SUMS / 8 * 256;
     static constexpr uint32_t FACTORS = HALF_OFFSETS + (X_OFFSETS ? 128 : 0);
-    static constexpr uint32_t HALF = FACTORS + TILE_ROWS * 4;
+    static constexpr uint32_t HALF = FACTORS + X_TILE_ROWS * 4;
     static constexpr uint32_t BYTES = 2 * HALF;
 
     DEVICE void store(uint8_t* tile, uint32_t row, uint32_t lane, const Fixed& x) {
@@ -81,40 +81,40 @@ struct PackedFragments {
 };
 
 template <bool warpgroups, bool packed>
-struct TileOf {
+struct XTileOf {
     using Type = Fragments;
 };
 template <>
-struct TileOf<true, false> {
+struct XTileOf<true, false> {
     using Type = CoreMatrices;
 };
 template <>
-struct TileOf<false, true> {
+struct XTileOf<false, true> {
     using Type = PackedFragments;
 };
-using Tile = TileOf<WARPGROUPS, PACKED>::Type;
+using XTile = XTileOf<WARPGROUPS, PACKED>::Type;
 
 // The parts of a sum for minimums.
 DEVICE void store_parts(uint8_t* to, int32_t sum) {
     *reinterpret_cast<uint32_t*>(to) = eights(upper_part(sum));
-    *reinterpret_cast<uint32_t*>(to + Tile::SUMS_STRIDE) = eights(lower_part(sum));
+    *reinterpret_cast<uint32_t*>(to + XTile::SUMS_STRIDE) = eights(lower_part(sum));
 }
 
 // Puts a superblock of a row into a tile.
 DEVICE void store_in_tile(uint8_t* tile, uint32_t row, uint32_t lane, const Fixed& x) {
-    Tile::store(tile, row, lane, x);
-    if (lane == 0) reinterpret_cast<float*>(tile + Tile::FACTORS)[row] = x.factor;
+    XTile::store(tile, row, lane, x);
+    if (lane == 0) reinterpret_cast<float*>(tile + XTile::FACTORS)[row] = x.factor;
     if constexpr (X_SUMS > 8) {
         const int32_t sum = sub_block_sum<2>(x);
-        if (lane % 2 == 0) store_parts(Tile::sums(tile, row, lane / 2), sum);
+        if (lane % 2 == 0) store_parts(XTile::sums(tile, row, lane / 2), sum);
     }
     if constexpr (X_SUMS == 8 || X_OFFSETS) {
         const int32_t sum = sub_block_sum(x);
         const uint32_t sub = lane / 4;
         if (lane % 4) return;
-        if constexpr (X_SUMS == 8) store_parts(Tile::sums(tile, row, sub), sum);
+        if constexpr (X_SUMS == 8) store_parts(XTile::sums(tile, row, sub), sum);
         if constexpr (X_OFFSETS) {
-            reinterpret_cast<float*>(tile + Tile::offsets(sub))[row] = offset_sum(sum);
+            reinterpret_cast<float*>(tile + XTile::offsets(sub))[row] = offset_sum(sum);
         }
     }
 }

@@ -1,93 +1,90 @@
-//! Neighbouring ops of the fused list that one launch makes. Which ones the rows of a pass decide, where
-//! the fused list is that of all passes.
+//! Fusions that depend on the rows of a pass: neighbouring ops of the fused list, which is the same for
+//! all passes, in one launch.
 
-use super::attention::Turned;
+use super::attention::NormRope;
 use super::experts::{self, chosen, ranks, MixOp, RouteOp, MOST_RANKS};
 use super::gate::Gate;
-use super::lowering::{leaves, Lowering, Pass, Path};
+use super::lowering::{writes_none_of, Lowering, Pass, Path};
 use super::shape::MOST_FLOATS_X;
-use super::shared_expert::{added, waiting, SharedOp};
+use super::shared_expert::{shared_down, shared_up, SharedOp};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
 use crate::plan::fuse::{Epilogue, Fused, MOST_NEAR_DIM};
 use crate::plan::{BufferId, Op};
 
-/// An op of the fused list, and what its launch makes beside it.
+/// An op of the fused list, and what is fused into its launch.
 #[derive(Debug, Clone, Copy)]
-pub struct Joined<'a> {
+pub struct FusedOp<'a> {
     pub op: &'a Fused,
     /// Its place in the fused list.
     pub number: usize,
-    pub with: With,
+    pub fusion: PassFusion,
     /// Ops of the list that this is.
     pub count: usize,
 }
 
-/// What a launch makes beside its op.
+/// What is fused into the launch of an op.
 #[derive(Debug, Clone, Copy)]
-pub enum With {
+pub enum PassFusion {
     Nothing,
-    /// Before a product, what lets its x through.
+    /// Before a product: the gate of its x.
     Gate(Gate),
-    /// Before a product by experts, the choice of these; and beside them the same product of an expert
-    /// that every row goes to.
+    /// Before a product by experts: their routing; beside them, the same product of the shared expert.
     Choice(RouteOp, Option<SharedOp>),
-    /// Behind a product, the choice of experts by what it gives.
+    /// Behind a router's product: the routing by its logits.
     Route(RouteOp),
-    /// Behind a product by experts, the sum of what they give; and behind that what an expert that every
-    /// row goes to adds to it.
+    /// Behind a product by experts: their weighted sum; behind that, what the shared expert adds to it.
     Mix(MixOp, Option<SharedOp>),
-    /// Before attention, storing these keys and values; and before that how their heads and those of
-    /// queries are normalized and turned.
+    /// Before attention: storing the newest keys and values; before that, QK norm and RoPE.
     Stored {
         newest: (BufferId, BufferId),
-        turned: Option<Turned>,
+        norm_rope: Option<NormRope>,
     },
 }
 
-impl<'a> Joined<'a> {
-    /// A product of an expert that every row goes to, as launches of its own.
+impl<'a> FusedOp<'a> {
+    /// A product of the shared expert in launches of its own.
     pub fn of_shared(l: &'a Lowering, shared: &SharedOp) -> Self {
         Self {
             op: &l.fused[shared.number],
             number: shared.number,
-            with: shared.gate.map_or(With::Nothing, With::Gate),
+            fusion: shared.gate.map_or(PassFusion::Nothing, PassFusion::Gate),
             count: 1,
         }
     }
 
-    /// What begins at that number of the fused list, in a pass that has rows of it.
+    /// The op that begins at that number of the fused list, with what this pass fuses into it.
     pub fn at(l: &'a Lowering, pass: &Pass, number: usize) -> Self {
-        // The product of an expert that waits for the choice of others is made there.
-        let late = usize::from(waiting(l, pass, number).is_some());
+        // A product of the shared expert that is fused with those of routed experts is launched there.
+        let late = usize::from(shared_up(l, pass, number).is_some());
         let number = number + late;
         let list = &l.fused[number..];
         let before = stored(l, pass, list)
-            .or_else(|| gated(l, pass, list).map(|gate| (With::Gate(gate), 1)))
+            .or_else(|| gated(l, pass, list).map(|gate| (PassFusion::Gate(gate), 1)))
             .or_else(|| {
                 let route = chosen(l, pass, list)?;
-                let shared = number.checked_sub(2).and_then(|at| waiting(l, pass, at));
-                Some((With::Choice(route, shared), 1))
+                let shared = number.checked_sub(2).and_then(|at| shared_up(l, pass, at));
+                Some((PassFusion::Choice(route, shared), 1))
             });
-        let behind = || behind(l, pass, number).map(|with| (with, 0));
-        let (with, skipped) = before.or_else(behind).unwrap_or((With::Nothing, 0));
-        let count_behind = match with {
-            With::Route(_) | With::Mix(_, None) => 1,
+        let behind = || behind(l, pass, number).map(|fusion| (fusion, 0));
+        let (fusion, skipped) = before.or_else(behind).unwrap_or((PassFusion::Nothing, 0));
+        let count_behind = match fusion {
+            PassFusion::Route(_) | PassFusion::Mix(_, None) => 1,
             // The mix, the gate and the product.
-            With::Mix(_, Some(_)) => 3,
+            PassFusion::Mix(_, Some(_)) => 3,
             _ => 0,
         };
         Self {
             op: &list[skipped],
             number: number + skipped,
-            with,
+            fusion,
             count: late + skipped + 1 + count_behind,
         }
     }
 }
 
-impl With {
-    /// The expert that every row goes to, if the launch has a product of it.
+impl PassFusion {
+    /// The shared expert, if a product of it is fused.
     pub fn shared(&self) -> Option<SharedOp> {
         match self {
             Self::Choice(_, shared) | Self::Mix(_, shared) => *shared,
@@ -95,7 +92,7 @@ impl With {
         }
     }
 
-    /// All else of it.
+    /// The same without the shared expert.
     pub fn without_shared(self) -> Self {
         match self {
             Self::Choice(route, _) => Self::Choice(route, None),
@@ -104,8 +101,13 @@ impl With {
         }
     }
 
-    /// All but the shared expert in launches of its own, before that of a product of `x` and behind it.
-    pub fn apart(&self, l: &Lowering, x: BufferId, pass: &Pass) -> Result<[Option<Spec>; 2]> {
+    /// What is fused, but the shared expert, as launches before and behind a product of `x`.
+    pub fn separate_launches(
+        &self,
+        l: &Lowering,
+        x: BufferId,
+        pass: &Pass,
+    ) -> Result<[Option<Spec>; 2]> {
         Ok(match self {
             Self::Gate(gate) => [Some(gate.launch(l, x, pass)?), None],
             Self::Choice(op, _) => [Some(experts::route(l, op, pass)?), None],
@@ -116,15 +118,15 @@ impl With {
     }
 }
 
-/// What attention stores, and how it turns heads first, where those ops come right before it; and how
-/// many they are. (In a step whose rows are sequences of their own: rows of a prompt are
-/// stored before any is looked at.)
-fn stored(l: &Lowering, pass: &Pass, list: &[Fused]) -> Option<(With, usize)> {
-    if pass.path != Path::Decode || !pass.are_alone() {
+/// The KV store, QK norm and RoPE right before attention that its launch takes over, and how many ops
+/// they are. Only with one row for each sequence: attention of a prompt reads rows of its own pass, so
+/// all of them are stored first.
+fn stored(l: &Lowering, pass: &Pass, list: &[Fused]) -> Option<(PassFusion, usize)> {
+    if pass.path != Path::Decode || !pass.one_row_per_sequence() {
         return None;
     }
     let (heads, skipped) = match list.first()? {
-        heads @ Fused::TurnedHeads { .. } => (Some(heads), 2),
+        heads @ Fused::QkNormRope { .. } => (Some(heads), 2),
         _ => (None, 1),
     };
     let (scatter, attention) = (list.get(skipped - 1)?, list.get(skipped)?);
@@ -138,37 +140,42 @@ fn stored(l: &Lowering, pass: &Pass, list: &[Fused]) -> Option<(With, usize)> {
     if layer != its {
         return None;
     }
-    let turned = match heads {
-        Some(heads) => Some(turned(l, heads, [*q, *k, *v], *layer)?),
+    let norm_rope = match heads {
+        Some(heads) => Some(norm_rope(l, heads, [*q, *k, *v], *layer)?),
         None => None,
     };
     let newest = (*k, *v);
-    Some((With::Stored { newest, turned }, skipped))
+    Some((PassFusion::Stored { newest, norm_rope }, skipped))
 }
 
-/// How heads are turned, where attention of that layer can do it.
-fn turned(l: &Lowering, heads: &Fused, [q, k, v]: [BufferId; 3], layer: usize) -> Option<Turned> {
+/// QK norm and RoPE, where the attention kernel of that layer can do them.
+fn norm_rope(
+    l: &Lowering,
+    heads: &Fused,
+    [q, k, v]: [BufferId; 3],
+    layer: usize,
+) -> Option<NormRope> {
     match heads {
-        Fused::TurnedHeads {
+        Fused::QkNormRope {
             queries,
             keys,
             values,
             attended: true,
             head_dim,
             eps,
-            turn,
+            rotation,
         } if (queries.x, keys.x) == (q, k)
             && ![q, k].contains(&v)
             && values.is_none_or(|values| values.out == v)
             && *head_dim == l.plan.kv[layer].head_dim
             && *head_dim <= MOST_NEAR_DIM =>
         {
-            Some(Turned {
+            Some(NormRope {
                 queries: queries.weight,
                 keys: keys.weight,
                 values: *values,
                 eps: *eps,
-                turn: *turn,
+                rotation: *rotation,
             })
         }
         _ => None,
@@ -189,16 +196,17 @@ fn gated(l: &Lowering, pass: &Pass, list: &[Fused]) -> Option<Gate> {
             if l.rows_of(*x, pass) == 1 && l.are_integers(parts) =>
         {
             let width = l.plan.buffer(*x).width;
-            let fits = |gate: &Gate| gate.fits(l, width) && leaves(parts, epilogue, &gate.reads());
+            let fits =
+                |gate: &Gate| gate.fits(l, width) && writes_none_of(parts, epilogue, &gate.reads());
             Gate::of(before).filter(fits)
         }
         _ => None,
     }
 }
 
-/// What a product's launch makes behind it: the sum of what the experts of one row give, which is not
-/// kept; or the choice by a router's logits, unless the product behind that makes it.
-fn behind(l: &Lowering, pass: &Pass, number: usize) -> Option<With> {
+/// What is fused behind a product: the weighted sum of one row's experts, whose outputs are not kept; or
+/// the routing by a router's logits, unless the next product takes that over.
+fn behind(l: &Lowering, pass: &Pass, number: usize) -> Option<PassFusion> {
     let list = &l.fused[number..];
     let [Fused::MatVec {
         x,
@@ -219,16 +227,16 @@ fn behind(l: &Lowering, pass: &Pass, number: usize) -> Option<With> {
             let is_whole = matches!(&parts[..], [part] if part.out == mix.x);
             let rows = l.plan.weight(parts[0].weight).n_out;
             let chains = l.chains(*norm, rows) && ranks(&l.plan, mix.routes) < MOST_RANKS;
-            let shared = added(l, number + 2, &mix, parts).filter(|_| chains);
+            let shared = shared_down(l, number + 2, &mix, parts).filter(|_| chains);
             // Other blocks may still be reading x.
-            (is_its && is_whole && mix.out != *x).then_some(With::Mix(mix, shared))
+            (is_its && is_whole && mix.out != *x).then_some(PassFusion::Mix(mix, shared))
         }
         // Rows of one block, so that one block ends last.
         (None, false) if (1..=MOST_FLOATS_X).contains(&m) => {
             let route = RouteOp::of(next)?;
             let gives = parts.iter().any(|part| part.out == route.logits);
             let is_its = gives && chosen(l, pass, &list[1..]).is_none();
-            is_its.then_some(With::Route(route))
+            is_its.then_some(PassFusion::Route(route))
         }
         _ => None,
     }
@@ -293,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_are_normalized_and_turned_where_a_step_attends_and_nothing_else_wants_them() {
+    fn heads_are_normalized_and_rotated_where_a_step_attends_and_nothing_else_wants_them() {
         let mut l = lowering("sm_90", superblocks(), "I16", true);
         let mut plan = Plan::clone(&l.plan);
         let head_dim = plan.kv[0].head_dim;
@@ -330,22 +338,25 @@ mod tests {
         };
         plan.ops.insert(first.unwrap(), norm);
         let mut l = with(l, plan.clone());
-        let alone = specs(&l, &step(1)).unwrap();
+        let single = specs(&l, &step(1)).unwrap();
         let its = |list: &[Spec], entry| list.iter().filter(|s| s.entry == entry).count();
-        for entry in ["turn_heads", "rms_norm"] {
-            assert_eq!(its(&alone, entry), 0, "{:?}", entries(&alone));
+        for entry in ["qk_norm_rope", "rms_norm"] {
+            assert_eq!(its(&single, entry), 0, "{:?}", entries(&single));
         }
-        let attention = alone.iter().find(|s| s.entry == "attention_fixed").unwrap();
+        let attention = single
+            .iter()
+            .find(|s| s.entry == "attention_fixed")
+            .unwrap();
         let params: AttentionFixed = attention.params().unwrap();
         assert_eq!((params.q_weight, params.k_weight), (1 << 61, 1 << 60));
         assert_eq!((params.eps, params.cos_sin), (1e-6, l.at.cos_sin[0]));
         let says = |what: &str| attention.variant.constants.contains(what);
         assert!(says("VALUES_NORMED = true;") && says("VALUES_ARE_KEYS = true;"));
-        // Rows of a prompt are stored before any is looked at: their heads are turned before that.
+        // Rows of a prompt are stored before any is looked at: their heads are rotated before that.
         let prompt = specs(&l, &chunk(64, 1)).unwrap();
-        assert_eq!(its(&prompt, "turn_heads"), 1, "{:?}", entries(&prompt));
+        assert_eq!(its(&prompt, "qk_norm_rope"), 1, "{:?}", entries(&prompt));
         assert_eq!(its(&prompt, "rms_norm"), 0, "{:?}", entries(&prompt));
-        // Where attention turned them, what reads them behind it would have them as they came.
+        // Where attention rotated them, what reads them behind it would have them as they came.
         let attends = |op: &Op| matches!(op, Op::Attention { .. });
         let attention = plan.ops.iter().position(attends).unwrap();
         let add = Op::Add {
@@ -355,6 +366,6 @@ mod tests {
         plan.ops.insert(attention + 1, add);
         l = with(l, plan);
         let again = specs(&l, &step(1)).unwrap();
-        assert_eq!(its(&again, "turn_heads"), 1, "{:?}", entries(&again));
+        assert_eq!(its(&again, "qk_norm_rope"), 1, "{:?}", entries(&again));
     }
 }

@@ -1,26 +1,26 @@
-//! Memory of the process that is there already.
+//! Prefaulted host memory: its pages are mapped before a card copies to or from it.
 //!
-//! What takes long about memory that a card copies to and from is not to lock its pages but to have them:
-//! of 8 MiB 6 ms, or 2 ms in huge pages, where locking takes 0.7 ms (an H100's host). So that may be done
-//! on another thread, ahead of its use.
+//! Of memory that a card copies to and from, faulting the pages in takes longer than pinning them: of
+//! 8 MiB 6 ms, or 2 ms in huge pages, where pinning takes 0.7 ms (an H100's host). So it may be done
+//! on another thread, ahead of use.
 
 use memmap2::MmapMut;
 
 use super::HostMemory;
 use crate::error::{Error, Result};
 
-/// What a huge page has, and begins at a multiple of.
+/// Bytes of a huge page, and its alignment.
 const HUGE: usize = 2 << 20;
 
-/// Anonymous memory, each page of which was written: it is zeroed, and there.
+/// Anonymous memory, zeroed, whose pages are all mapped.
 #[derive(Debug)]
-pub struct Touched {
+pub struct Prefaulted {
     map: MmapMut,
     first: usize,
     bytes: usize,
 }
 
-impl Touched {
+impl Prefaulted {
     /// Takes so many bytes.
     ///
     /// # Errors
@@ -42,7 +42,7 @@ impl Touched {
     }
 }
 
-impl HostMemory for Touched {
+impl HostMemory for Prefaulted {
     fn bytes(&self) -> &[u8] {
         &self.map[self.first..][..self.bytes]
     }
@@ -59,12 +59,12 @@ mod tests {
     #[test]
     fn it_has_as_many_bytes_and_begins_where_huge_pages_do() {
         for bytes in [0, 1, 4095, 3 << 20] {
-            let mut memory = Touched::new(bytes).unwrap();
+            let mut memory = Prefaulted::new(bytes).unwrap();
             assert_eq!(memory.bytes(), vec![0; bytes]);
             memory.bytes_mut().fill(7);
             assert!(bytes < HUGE || memory.bytes().as_ptr().align_offset(HUGE) == 0);
         }
-        let text = Touched::new(usize::MAX).unwrap_err().to_string();
+        let text = Prefaulted::new(usize::MAX).unwrap_err().to_string();
         assert!(text.contains("a kept prefix"), "{text}");
     }
 }

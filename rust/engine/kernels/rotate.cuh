@@ -1,7 +1,7 @@
-// A head normalized and turned by the angles of its position, as RMSNorm and Rope state it. A warp has
+// A head normalized and rotated by the angles of its position, as RMSNorm and Rope state it. A warp has
 // the head, up to 256 values, or the first of them, of which a lane has eight.
 //
-// Include it behind variant.cuh: HALF (pairs that are turned, a multiple of 8), INTERLEAVED (whether
+// Include it behind variant.cuh: HALF (pairs that are rotated, a multiple of 8), INTERLEAVED (whether
 // partners are neighbours).
 #pragma once
 #include "norm.cuh"
@@ -14,7 +14,7 @@ struct Angles {
     float cosine[LANE_PAIRS], sine[LANE_PAIRS];
 };
 
-// What this lane turns its values by; `row` is the position's, [HALF][cos, sin].
+// What this lane rotates its values by; `row` is the position's, [HALF][cos, sin].
 DEVICE Angles angles_of(const float* row, uint32_t lane) {
     const bool is_first = INTERLEAVED || lane < HALF_LANES;
     const uint32_t first = (is_first ? lane : lane - HALF_LANES) * LANE_PAIRS;
@@ -38,8 +38,8 @@ DEVICE void load_norm(const float* weight, uint32_t lane, float (&w)[8]) {
     }
 }
 
-// Turns the eight values of a lane, partners in other lanes; by all lanes of a warp.
-DEVICE void turn_head(float (&v)[8], const Angles& angles, uint32_t lane) {
+// Rotates the eight values of a lane, partners in other lanes; by all lanes of a warp.
+DEVICE void rotate_head(float (&v)[8], const Angles& angles, uint32_t lane) {
     if constexpr (INTERLEAVED) {
         if (lane * LANE_PAIRS >= HALF) return;
 #pragma unroll
@@ -70,10 +70,10 @@ DEVICE void norm_head(float (&v)[8], uint32_t dim, float eps) {
     for (uint32_t e = 0; e < 8; e++) v[e] = mul_rn(v[e], factor);
 }
 
-DEVICE void norm_and_turn(float (&v)[8], const float (&weight)[8], const Angles& angles, uint32_t dim,
+DEVICE void norm_and_rotate(float (&v)[8], const float (&weight)[8], const Angles& angles, uint32_t dim,
                           float eps, uint32_t lane) {
     norm_head(v, dim, eps);
 #pragma unroll
     for (uint32_t e = 0; e < 8; e++) v[e] = mul_rn(v[e], weight[e]);
-    turn_head(v, angles, lane);
+    rotate_head(v, angles, lane);
 }

@@ -1,25 +1,25 @@
-//! How rows of activations lie for products on tensor cores, superblock by superblock, as `tile.cuh` has them.
+//! How rows of activations lie for products on tensor cores, superblock by superblock, as `x_tile.cuh` has them.
 
 use super::lowering::{constants, flag};
 use super::shape::minimums;
 use crate::quant::{Offsets, QuantType, SUBS as MOST_SUMS};
 
 /// Rows of a tile.
-pub const TILE_ROWS: usize = 8;
+pub const X_TILE_ROWS: usize = 8;
 
 /// Bytes of a superblock of a tile: fragments and factors; eight sums for minimums; sums as offsets.
-const TILE_BYTES: usize = 8 * 2 * TILE_ROWS * 64 + TILE_ROWS * 4;
+const X_TILE_BYTES: usize = 8 * 2 * X_TILE_ROWS * 64 + X_TILE_ROWS * 4;
 /// What fragments of the eight sub-blocks have between them.
 const PADDING_BYTES: usize = 8 * 16;
 const _: () = assert!(HALVES_BYTES <= PADDING_BYTES);
 const SUMS_BYTES: usize = 512;
 const OFFSETS_BYTES: usize = 256;
 /// What one in halves for warpgroups has beside.
-const HALVES_BYTES: usize = TILE_ROWS * 4;
+const HALVES_BYTES: usize = X_TILE_ROWS * 4;
 
 /// What a tile of activations holds for these types of weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tile {
+pub struct XTile {
     /// Sums of a superblock for minimums.
     sums: usize,
     offsets: bool,
@@ -29,10 +29,10 @@ pub struct Tile {
     packed: bool,
 }
 
-impl Tile {
+impl XTile {
     /// The most that one takes.
     pub const MOST_BYTES: usize =
-        TILE_BYTES + PADDING_BYTES + MOST_SUMS / 8 * SUMS_BYTES + OFFSETS_BYTES;
+        X_TILE_BYTES + PADDING_BYTES + MOST_SUMS / 8 * SUMS_BYTES + OFFSETS_BYTES;
 
     pub fn new(types: &[&QuantType], warpgroups: bool) -> Self {
         Self {
@@ -57,12 +57,12 @@ impl Tile {
     }
 
     pub fn rows(self) -> usize {
-        TILE_ROWS >> usize::from(self.packed)
+        X_TILE_ROWS >> usize::from(self.packed)
     }
 
     pub fn bytes(self) -> usize {
         let bytes =
-            TILE_BYTES + self.sums / 8 * SUMS_BYTES + usize::from(self.offsets) * OFFSETS_BYTES;
+            X_TILE_BYTES + self.sums / 8 * SUMS_BYTES + usize::from(self.offsets) * OFFSETS_BYTES;
         match (self.warpgroups, self.packed) {
             (true, _) => bytes + HALVES_BYTES,
             (false, packed) => (bytes >> usize::from(packed)) + PADDING_BYTES,

@@ -1,12 +1,12 @@
-// Normalizes each head of queries and keys and turns its first 2 HALF values by the angles of the row's
+// Normalizes each head of queries and keys and rotates its first 2 HALF values by the angles of the row's
 // position, in place: what rms_norm.cu and rope.cu do in four launches. Heads of values are normalized
 // beside them, without a weight: N_HEAD_V of their own, in place, or where VALUES_ARE_KEYS those that keys
 // were before. A warp a head, of which a lane has eight values of each 256.
 //
-// variant.cuh: N_HEAD, N_HEAD_KV, N_HEAD_V, VALUES_ARE_KEYS, HEAD_DIM, and what turn.cuh needs.
+// variant.cuh: N_HEAD, N_HEAD_KV, N_HEAD_V, VALUES_ARE_KEYS, HEAD_DIM, and what rotate.cuh needs.
 #include "common.cuh"
 #include "variant.cuh"
-#include "turn.cuh"
+#include "rotate.cuh"
 
 constexpr uint32_t WARPS = 8;
 constexpr uint32_t HEADS = N_HEAD + N_HEAD_KV + N_HEAD_V;
@@ -43,7 +43,7 @@ DEVICE void store_head(float* to, uint32_t lane, const float (&v)[N_SB][8]) {
     }
 }
 
-KERNEL_BOUNDS(turn_heads, Params, 32 * WARPS, 1) {
+KERNEL_BOUNDS(qk_norm_rope, Params, 32 * WARPS, 1) {
     const uint32_t lane = threadIdx.x % 32;
     const uint64_t number = static_cast<uint64_t>(blockIdx.x) * WARPS + threadIdx.x / 32;
     const uint32_t m = static_cast<uint32_t>(number / HEADS), head = number % HEADS;
@@ -106,7 +106,7 @@ KERNEL_BOUNDS(turn_heads, Params, 32 * WARPS, 1) {
             v[N_SB - 1][e] = fma_rn(a, s, mul_rn(b, c));
         }
     } else {
-        turn_head(v[0], angles, lane);
+        rotate_head(v[0], angles, lane);
     }
     store_head(x, lane, v);
 }
