@@ -3,13 +3,14 @@
 //! of them until their room is wanted; then they go to the host's memory, and to a directory where one
 //! was named. All others have one owner. Dropping a sequence frees what it has.
 
-mod aside;
+mod admission;
 mod content;
 pub mod format;
 mod host;
 mod prefixes;
 mod salt;
 pub mod store;
+mod swap;
 mod window;
 
 use std::cell::RefCell;
@@ -20,12 +21,13 @@ use std::time::Instant;
 
 use crate::backend::{pages_of, pool_pages, Backend, Kind, Limits, PAGE_TOKENS};
 use crate::error::{Error, Result};
-use aside::Aside;
-pub use aside::Span;
+use admission::Candidate;
+pub use admission::{Budget, Demand, Span};
 use host::{Bytes, Host};
 use prefixes::{Behind, Found, Kept, Prefixes, Source};
 pub use salt::{Salt, MAX_SALT_BYTES};
 use store::Store;
+use swap::SwapSpace;
 use window::Window;
 
 /// Tokens of a prompt from one kept state to the next.
@@ -60,7 +62,7 @@ struct Free {
     slots: Vec<u32>,
     pages: Vec<u32>,
     prefixes: Prefixes,
-    aside: Aside,
+    swap: SwapSpace,
     /// Pages that sequences may come to have, all that they have included.
     promised: usize,
     /// Of these, pages that they have not on the device.
@@ -68,7 +70,7 @@ struct Free {
 }
 
 impl Free {
-    /// Whether `n` pages are free, after as many prefixes have given way as that takes, if it does. What
+    /// Whether `n` pages are free, after as many prefixes were evicted as that takes, if it does. What
     /// would take longer than `until` goes on with the next call.
     fn has_room(
         &mut self,
@@ -113,7 +115,7 @@ pub struct Places {
 
 /// Hands out slots and pages of one backend.
 #[derive(Debug, Clone)]
-pub struct Pool {
+pub struct BlockManager {
     free: Rc<RefCell<Free>>,
     /// Sequences that have ended and whose keys or values were beyond what the cache's type holds.
     saturated: Arc<AtomicU64>,
@@ -127,7 +129,7 @@ pub struct Pool {
     salt: Salt,
 }
 
-impl Pool {
+impl BlockManager {
     /// Everything that a backend can hold, free. `saturated` counts the sequences whose keys or
     /// values were beyond what the cache's type holds; pages of a backend that `shares` them serve
     /// every sequence that begins with their tokens.
@@ -137,7 +139,7 @@ impl Pool {
             slots: (0..limits.n_slots as u32).rev().collect(),
             pages: (1..limits.n_pages as u32).rev().collect(),
             prefixes: Prefixes::new(limits.windows),
-            aside: Aside::default(),
+            swap: SwapSpace::default(),
             promised: 0,
             owed: 0,
         };
@@ -193,7 +195,7 @@ impl Pool {
         }
     }
 
-    /// The same where sequences have states that are kept too, as `stateful` says, what gives way goes
+    /// The same where sequences have states that are kept too, as `stateful` says, what is evicted goes
     /// to `host_bytes` of the host's memory, and what is kept to a `store`.
     #[must_use]
     pub fn keeping(
@@ -232,18 +234,9 @@ impl Pool {
         Ok(free.prefixes.has_unstored())
     }
 
-    /// Whether there is something for [`Pool::write_behind`] to do.
+    /// Whether there is something for [`BlockManager::write_behind`] to do.
     pub fn has_unwritten(&self) -> bool {
         self.free.borrow().prefixes.has_unstored()
-    }
-
-    /// Slots that are free, and pages that are or would be for who asks.
-    pub fn available(&self) -> (usize, usize) {
-        let free = self.free.borrow();
-        (
-            free.slots.len(),
-            free.pages.len() + free.prefixes.evictable(),
-        )
     }
 
     /// A sequence of up to `tokens` tokens, all its pages mapped; `None` while others hold what it
@@ -262,11 +255,11 @@ impl Pool {
 
     /// The same where only the pages of the first tokens are mapped, and [`Sequence::grow`] has those of
     /// the others. Where all sequences together may come to need more than there are, the host's memory
-    /// is taken beforehand for what then has to step aside, and `margin` pages have to be left. `None` too
-    /// where prefixes that have to give way take longer than `until`: with the next call there are fewer.
+    /// is taken beforehand for what may be swapped out, and `margin` pages have to be left. `None` too where
+    /// prefixes that have to be evicted take longer than `until`: with the next call there are fewer.
     ///
     /// # Errors
-    /// As [`Pool::open`].
+    /// As [`BlockManager::open`].
     pub fn admit(
         &self,
         backend: &mut dyn Backend,
@@ -275,64 +268,67 @@ impl Pool {
         margin: usize,
         until: Option<Instant>,
     ) -> Result<Option<Sequence>> {
+        let candidate = self.candidate(span, prompt)?;
+        match self
+            .budget(usize::MAX)
+            .host_pages_for(&candidate.demand, margin)
+        {
+            Some(host_pages) => candidate.admit(backend, prompt, host_pages, until),
+            None => Ok(None),
+        }
+    }
+
+    /// A sequence that may be admitted: what is on the device of its `prompt` is held for it.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] where even an empty pool is too small.
+    pub fn candidate(&self, span: Span, prompt: &[u32]) -> Result<Candidate> {
         let tokens = span.most;
-        let needed = pages_of(tokens).max(1);
-        let most = backend.limits().n_pages.saturating_sub(1);
-        if needed > most {
+        let most = pages_of(tokens).max(1);
+        if most > self.n_pages {
+            let total = self.n_pages;
             return Err(Error::Memory {
-                need: format!("{tokens} tokens need {needed} KV pages, the cache has {most}"),
+                need: format!("{tokens} tokens need {most} KV pages, the cache has {total}"),
                 remedy: "use a shorter prompt or smaller max_tokens".into(),
             });
         }
         let mut free = self.free.borrow_mut();
         let found = self.find(&free.prefixes, prompt);
-        let (whole, mut pages) = on_device(&free.prefixes, &found);
+        let (whole, pages) = on_device(&free.prefixes, &found);
         free.prefixes.hold(&whole);
-        let now = pages_of(span.now).clamp(1, needed).max(whole.len());
-        let own = now - whole.len();
-        let room = match free.slots.is_empty() {
-            true => Ok(false),
-            false => free.has_room_for(own, needed, needed - now, margin, until, backend),
+        let now = pages_of(span.now).clamp(1, most).max(whole.len());
+        let demand = Demand {
+            own: now - whole.len(),
+            most,
+            owed: most - now,
         };
-        let slot = match room {
-            Ok(true) => free.slots.pop(),
-            _ => None,
-        };
-        let Some(slot) = slot else {
-            free.prefixes.let_go(&whole);
-            return room.map(|_| None);
-        };
-        pages.extend(free.take(own));
-        let saturated = whole.iter().any(|id| free.prefixes.saturated(*id));
-        // Where there are states or windows, nothing of a prompt is there without them.
-        let known = match free.prefixes.needs_more() {
-            true => 0,
-            false => whole.len() * PAGE_TOKENS,
-        };
-        free.promised += needed;
-        free.owed += needed - now;
-        drop(free);
-        let mut sequence = Sequence {
-            most: needed,
-            owed: needed - now,
-            aside: Vec::new(),
-            short: 0,
-            slot: slot as usize,
-            position: known,
-            cached: known,
-            saturated,
-            shared: whole,
+        Ok(Candidate {
+            demand,
+            whole,
             pages,
-            window: Window::default(),
-            fetched: Vec::new(),
-            ready: false,
-            states: Vec::new(),
-            prompt_end: None,
             pool: self.clone(),
+        })
+    }
+
+    /// What there is for sequences; where as many pages are free as are `wanted`, without those of prefixes
+    /// that could be evicted.
+    pub fn budget(&self, wanted: usize) -> Budget {
+        let free = self.free.borrow();
+        let evictable = match free.pages.len() < wanted {
+            true => free.prefixes.evictable(),
+            false => 0,
         };
-        backend.map_pages(Kind::Whole, sequence.slot, 0, &sequence.pages)?;
-        sequence.find_prefix(backend, prompt)?;
-        Ok(Some(sequence))
+        Budget {
+            slots: free.slots.len(),
+            total: self.n_pages,
+            available: free.pages.len() + evictable,
+            promised: free.promised,
+            owed: free.owed,
+            host: free.swap.most(),
+            stateful: free.prefixes.stateful,
+            shares: self.shares,
+            tight: self.tight,
+        }
     }
 
     /// Whether sequences have states that are kept.
@@ -373,7 +369,7 @@ pub struct Sequence {
     cached: usize,
     /// Whether something that was there is beyond what the cache's type holds.
     saturated: bool,
-    /// By page whether it was copied from where it had given way to.
+    /// By page whether it was copied from where it had been evicted to.
     fetched: Vec<bool>,
     /// Whether all that is kept of its prompt is there, its state too.
     ready: bool,
@@ -386,10 +382,10 @@ pub struct Sequence {
     owed: usize,
     /// Its pages behind those on the device while others need that room, the last one first; nothing
     /// where nothing is in them.
-    aside: Vec<Option<Bytes>>,
+    swapped: Vec<Option<Bytes>>,
     /// Pages that it could not have for those that others read.
     short: usize,
-    pool: Pool,
+    pool: BlockManager,
 }
 
 impl Sequence {
@@ -753,7 +749,7 @@ impl Drop for Sequence {
         self.window.clear(&mut free.prefixes);
         free.promised -= self.most;
         free.owed -= self.owed;
-        free.aside.give_all(self.aside.drain(..).flatten());
+        free.swap.give_all(self.swapped.drain(..).flatten());
         free.pages
             .extend(self.pages.drain(..).skip(self.shared.len()).rev());
     }

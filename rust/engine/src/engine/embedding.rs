@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use super::bell::Caller;
 use super::options::in_range;
+use super::policy::check_priority;
 use super::pooling::{Embedding, Pooling};
 use super::queue::Work;
 use super::request::Outlet;
 use super::ticket::Ticket;
-use super::turns::check_priority;
 use super::Engine;
 use crate::error::Result;
 

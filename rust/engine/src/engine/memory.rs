@@ -72,7 +72,7 @@ impl Room {
         Self::below(Path::new("/"))
     }
 
-    /// Bytes for prefixes that gave way on the device, where nobody says how many.
+    /// Bytes for prefixes that were evicted from the device, where nobody says how many.
     pub fn for_prefixes(&self) -> usize {
         let quarter = self.available.map_or(0, |available| available / 4);
         usize::try_from(quarter.min(MOST_PREFIXES)).unwrap_or(usize::MAX)

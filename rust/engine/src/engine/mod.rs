@@ -24,7 +24,7 @@ use crate::backend::{
 use crate::config::{Config, PoolingType};
 use crate::error::{Error, Result};
 use crate::grammar::{Constraint, Grammars};
-use crate::pages::Pool;
+use crate::pages::BlockManager;
 use crate::plan::Plan;
 use crate::quant;
 use crate::tokenizer::Tokenizer;
@@ -35,21 +35,22 @@ mod checks;
 mod constrain;
 pub mod device;
 mod embedding;
+mod executor;
 mod lookup;
 pub(crate) mod memory;
 mod options;
-mod owner;
 mod pace;
+mod policy;
 mod pooling;
 mod prefixes;
 mod queue;
 mod request;
+mod scheduler;
 mod stats;
 #[cfg(test)]
 mod tests;
 pub mod text;
 mod ticket;
-mod turns;
 
 pub use crate::backend::{
     GraphCheck, GraphMode, GraphProfile, GraphQuestion, GraphStats, StepCheck,
@@ -70,8 +71,8 @@ pub use stats::{Done, Stats};
 pub use ticket::{Ticket, Wait, POLL};
 
 use device::Device;
+use executor::{panic_error, Executor};
 use options::in_range;
-use owner::{panic_error, Owner};
 use queue::{Job, Look, Running, Shared, Work};
 use request::Outlet;
 
@@ -191,15 +192,15 @@ impl Loading {
             let tokenizer = loaded.tokenizer.clone();
             let saturated = loaded.saturated.clone();
             let seconds = loaded.load_seconds;
-            let pool = Pool::new(backend.limits(), prefix_cache, saturated);
+            let pool = BlockManager::new(backend.limits(), prefix_cache, saturated);
             let pool = match loaded.prefixes.keep(pool, prefix_cache, &mut *backend) {
                 Ok(pool) => pool,
                 Err(e) => return drop(reporter.to.send(News::Done(Err(e)))),
             };
-            let owner = Owner::new(backend, pool, tokenizer, running.0.clone(), seconds);
+            let executor = Executor::new(backend, pool, tokenizer, running.0.clone(), seconds);
             if reporter.to.send(News::Done(Ok(Box::new(loaded)))).is_ok() {
                 drop(reporter);
-                owner.serve();
+                executor.serve();
             }
         };
         let thread = Builder::new()

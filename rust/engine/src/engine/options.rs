@@ -63,7 +63,7 @@ pub struct Options {
     /// Tokens whose keys and values there is memory for, of all sequences together; none: a whole context
     /// of each.
     pub kv_tokens: Option<usize>,
-    /// Bytes of the host's memory for sequences that step aside where there are fewer; none: 8 GiB, but at
+    /// Bytes of the host's memory for sequences that are preempted where there are fewer; none: 8 GiB, but at
     /// most a quarter of what is available.
     pub kv_host_bytes: Option<usize>,
     /// CPU threads; none: as many as the machine runs at once.
@@ -73,7 +73,7 @@ pub struct Options {
     pub graph: GraphOptions,
     /// Whether keys and values of tokens that a prompt begins with are kept and found again.
     pub prefix_cache: bool,
-    /// Bytes of the host's memory for those that give way on the device, and for states; none: 8 GiB, but at
+    /// Bytes of the host's memory for those that are evicted from the device, and for states; none: 8 GiB, but at
     /// most a quarter of what is available.
     pub prefix_host_bytes: Option<usize>,
     /// A folder where they survive the process.

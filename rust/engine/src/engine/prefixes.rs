@@ -16,7 +16,7 @@ use crate::checksum::Sum;
 use crate::error::{Error, Result};
 use crate::pages::format::{self, Content, Identity, Refusal};
 use crate::pages::store::{write_whole, Store};
-use crate::pages::{Counts, Pool, Salt};
+use crate::pages::{BlockManager, Counts, Salt};
 use crate::sampler::Params;
 use crate::weights::Model;
 
@@ -26,7 +26,7 @@ pub struct PrefixKeeping {
     pub counts: Arc<Counts>,
     /// Bytes of the host's memory.
     pub host_bytes: usize,
-    /// Bytes of it for sequences that step aside.
+    /// Bytes of it for sequences that are preempted.
     pub aside_bytes: usize,
     directory: Option<(PathBuf, u64)>,
     kv_type: &'static str,
@@ -69,8 +69,13 @@ impl PrefixKeeping {
         })
     }
 
-    /// Tells a pool where to keep what gives way.
-    pub(super) fn keep(&self, pool: Pool, shares: bool, backend: &mut dyn Backend) -> Result<Pool> {
+    /// Tells a pool where to keep what is evicted.
+    pub(super) fn keep(
+        &self,
+        pool: BlockManager,
+        shares: bool,
+        backend: &mut dyn Backend,
+    ) -> Result<BlockManager> {
         let Some(storage) = backend.storage() else {
             return Ok(pool);
         };
@@ -93,7 +98,7 @@ impl PrefixKeeping {
         };
         let host_bytes = if sizes.shares { self.host_bytes } else { 0 };
         let stateful = sizes.state_bytes > 0;
-        let pool = pool.stepping_aside(self.aside_bytes / sizes.page_bytes.max(1));
+        let pool = pool.with_swap_space(self.aside_bytes / sizes.page_bytes.max(1));
         Ok(pool.keeping(stateful, host_bytes, store, self.counts.clone()))
     }
 

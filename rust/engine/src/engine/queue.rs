@@ -8,10 +8,10 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
+use super::policy;
 use super::pooling::Embedding;
 use super::request::{FinishReason, Finished, Outlet, Piece, Request, Timings, Usage};
 use super::stats::Now;
-use super::turns;
 use crate::backend::{Backend, LogitsPath};
 use crate::error::{Error, Result};
 use crate::grammar::Guide;
@@ -247,7 +247,7 @@ impl Shared {
 
     /// When whoever waits `since` then is due; the least goes first.
     pub fn due(&self, since: Instant, priority: i32) -> i64 {
-        turns::due(self.epoch, since, priority)
+        policy::due(self.epoch, since, priority)
     }
 
     /// Jobs that wait.
@@ -260,7 +260,7 @@ impl Shared {
         *self.now.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn say(&self, now: Now) {
+    pub fn publish(&self, now: Now) {
         *self.now.lock().unwrap_or_else(PoisonError::into_inner) = now;
     }
 

@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use super::bell::{Called, Caller};
 use super::lookup::MOST_DRAFTED;
+use super::policy::check_priority;
+pub use super::policy::{MAX_PRIORITY, PRIORITY_STEP};
 use super::text::check_stops;
-use super::turns::check_priority;
-pub use super::turns::{MAX_PRIORITY, PRIORITY_STEP};
 use crate::error::{Error, Result};
 use crate::grammar::Constraint;
 use crate::pages::Salt;

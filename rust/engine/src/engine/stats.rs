@@ -1,10 +1,13 @@
 //! What an engine says of itself: what waits, what runs, what is taken, and what was done so far.
 
 use std::collections::VecDeque;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::backend::GraphStats;
-use crate::pages::Places;
+use crate::pages::{BlockManager, Places};
+
+/// How often pages that sequences took are published, while the same ones run.
+const PUBLISHING: Duration = Duration::from_millis(10);
 
 /// What goes on in an engine, and what was done so far.
 #[derive(Debug, Clone, Default, PartialEq, serde::Serialize)]
@@ -15,7 +18,7 @@ pub struct Stats {
     pub running: usize,
     pub feeding: usize,
     pub slots: usize,
-    /// Sequences that stepped aside and wait for pages, and their pages in the host's memory.
+    /// Sequences that were preempted and wait for pages, and their pages in the host's memory.
     pub aside: usize,
     pub pages_aside: usize,
     /// Pages of keys and values.
@@ -43,7 +46,7 @@ pub struct Done {
     /// Tokens that were drafted, and those of them that were drawn then.
     pub drafted_tokens: u64,
     pub accepted_tokens: u64,
-    /// How often a sequence stepped aside since the pages had run out.
+    /// How often a sequence was preempted since the pages had run out.
     pub preemptions: u64,
     /// Tokens a second over the last [`WINDOW`] in which something ran.
     pub prompt_rate: f64,
@@ -126,6 +129,73 @@ impl Rates {
             false => 0.0,
         };
         (rate(self.whole.prompt), rate(self.whole.generated))
+    }
+}
+
+/// Sequences in slots, those of them that were preempted, those that are fed, and how many were admitted
+/// so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Counts {
+    pub active: usize,
+    pub preempted: usize,
+    pub feeding: usize,
+    pub admitted: u64,
+}
+
+/// Makes up what is published of an engine.
+#[derive(Default)]
+pub struct Publisher {
+    now: Now,
+    rates: Rates,
+    /// Pages that were swapped out or in, and how often sequences were given pages as they grew.
+    pub moved: u64,
+    pub grown: u64,
+    /// The last counts, moves and growths that were published, and when.
+    last: Option<(Counts, u64, u64, Instant)>,
+    /// When the round began, and what was done by then.
+    round: Option<(Instant, Done)>,
+}
+
+impl Publisher {
+    pub fn done(&mut self) -> &mut Done {
+        &mut self.now.done
+    }
+
+    /// A round begins, in which something runs.
+    pub fn begin(&mut self) {
+        self.round = Some((Instant::now(), self.now.done));
+    }
+
+    /// It is over.
+    pub fn end(&mut self) {
+        if let Some((begun, before)) = self.round.take() {
+            let done = &self.now.done;
+            self.rates.note(
+                begun.elapsed(),
+                done.prompt_tokens - before.prompt_tokens,
+                done.generated_tokens - before.generated_tokens,
+            );
+        }
+    }
+
+    /// What goes on now. Where the pages are is looked up only when they may have moved, and not in every
+    /// step of many sequences that grow.
+    pub fn publish(&mut self, pool: &BlockManager, counts: Counts) -> Now {
+        let is_new = self.last.is_none_or(|(before, moved, grown, at)| {
+            (before, moved) != (counts, self.moved)
+                || (grown != self.grown && at.elapsed() > PUBLISHING)
+        });
+        if is_new {
+            self.last = Some((counts, self.moved, self.grown, Instant::now()));
+            self.now.running = counts.active - counts.preempted;
+            self.now.feeding = counts.feeding;
+            self.now.aside = counts.preempted;
+            self.now.pages_aside = pool.swapped();
+            self.now.pages = pool.places();
+            self.now.window_pages = pool.windowed_places();
+        }
+        (self.now.done.prompt_rate, self.now.done.generated_rate) = self.rates.now();
+        self.now
     }
 }
 

@@ -1,4 +1,4 @@
-//! Memory of the host for what gave way on the device, and for states: taken piece by piece up to a
+//! Memory of the host for what was evicted from the device, and for states: taken piece by piece up to a
 //! budget, and used again.
 
 use std::collections::HashMap;
@@ -6,14 +6,14 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::Arc;
 
-use super::{Counts, Pool};
+use super::{BlockManager, Counts};
 use crate::backend::{Backend, HostMemory, Prefaulted, Storage};
 use crate::error::Result;
 
 /// A piece.
 pub type Bytes = Box<dyn HostMemory>;
 
-/// Pieces that another thread has ready, once one was wanted: what gives way for a long prompt is taken
+/// Pieces that another thread has ready, once one was wanted: what is evicted for a long prompt is taken
 /// faster than memory is made.
 const AHEAD: usize = 32;
 
@@ -198,7 +198,7 @@ impl Host {
     }
 }
 
-impl Pool {
+impl BlockManager {
     /// Takes a piece of the host's memory that will soon be wanted, where nobody waits. Says whether there
     /// was one to take.
     pub fn prepare(&self, backend: &mut dyn Backend) -> bool {

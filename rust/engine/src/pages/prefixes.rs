@@ -2,7 +2,7 @@
 //! pages of tokens. What is kept is compared token by token, so that no hash can mistake one for
 //! another.
 //!
-//! A page is on the device, or has given way and is in the host's memory; what lies before a page on
+//! A page is on the device, or was evicted and is in the host's memory; what lies before a page on
 //! the device is there too. Where layers keep a state, some tokens of a page have a snapshot of it,
 //! always in the host's memory: a sequence goes on from such a token alone.
 //!
@@ -10,7 +10,7 @@
 //! called, and so of all behind it, in the tree and in a store.
 //!
 //! Layers that see a window have pages of their own, which a node has or has not: a sequence goes on
-//! where those of a window's tokens are all there. They give way before others where no sequence is
+//! where those of a window's tokens are all there. They are evicted before others where no sequence is
 //! likely to go on: where one has ended, or its prompt has, where texts part, and now and then on the way,
 //! they stay.
 
@@ -204,7 +204,7 @@ pub struct Prefixes {
     pub free_windowed: Vec<u32>,
 }
 
-/// What is in the host's memory and may give way.
+/// What is in the host's memory and may be evicted.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Given {
     Windowed,
@@ -590,7 +590,7 @@ impl Prefixes {
     }
 
     /// Takes the page that was used longest ago off the device, of those that nobody reads and nothing
-    /// on the device follows: to the host's memory, where what was used earlier gives way, or else it
+    /// on the device follows: to the host's memory, where what was used earlier is evicted, or else it
     /// is forgotten. Gives the page back.
     ///
     /// # Errors
@@ -627,7 +627,7 @@ impl Prefixes {
         Ok(Some(page))
     }
 
-    /// Memory of the host for what was used at `used`: only what was used earlier gives way.
+    /// Memory of the host for what was used at `used`: only what was used earlier is evicted.
     fn piece(&mut self, storage: &dyn Storage, bytes: usize, used: u64) -> Option<Bytes> {
         if !self.host.holds(bytes) {
             return None;
@@ -719,7 +719,7 @@ impl Prefixes {
     }
 
     /// The size of a piece of the host's memory that will soon be wanted, where `free` pages of the device
-    /// are: for prefixes that give way once these are taken, and for states of the next prompt.
+    /// are: for prefixes that are evicted once these are taken, and for states of the next prompt.
     pub fn unprepared(&self, storage: &dyn Storage, free: usize) -> Option<usize> {
         let pages = self.evictable().saturating_sub(free);
         let states = if self.stateful { STATES_AHEAD } else { 0 };

@@ -293,7 +293,7 @@ impl Store {
             (Some(_), Some(entry)) => {
                 entry.used = SystemTime::now();
                 let file = fs::File::options().append(true).open(path);
-                // Only for the order in which files give way.
+                // Only for the order in which files are evicted.
                 drop(file.and_then(|file| file.set_modified(entry.used)));
             }
             (Some(_), None) => {}

@@ -81,7 +81,12 @@ impl Sequence {
     ///
     /// # Errors
     /// What the backend says.
-    pub fn see(&mut self, backend: &mut dyn Backend, position: usize, end: usize) -> Result<()> {
+    pub fn advance_window(
+        &mut self,
+        backend: &mut dyn Backend,
+        position: usize,
+        end: usize,
+    ) -> Result<()> {
         let pool = self.pool.clone();
         let mut free = pool.free.borrow_mut();
         let Some(windows) = free.prefixes.windows else {
@@ -109,7 +114,7 @@ impl Sequence {
     ///
     /// # Errors
     /// What the backend says.
-    pub fn see_in_turn(&mut self, backend: &mut dyn Backend) -> Result<()> {
+    pub fn cycle_window(&mut self, backend: &mut dyn Backend) -> Result<()> {
         let pool = self.pool.clone();
         let mut free = pool.free.borrow_mut();
         let Some(windows) = free.prefixes.windows else {

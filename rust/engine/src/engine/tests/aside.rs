@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use super::prefixes::{prompt, Writes};
 use super::solo::{each_equals_its_solo_run, is_empty, requests};
 use super::*;
-use crate::pages::{Pool, Sequence, Span};
+use crate::pages::{BlockManager, Sequence, Span};
 
 /// Pages of a whole context.
 const CONTEXT_PAGES: usize = 4;
@@ -186,8 +186,8 @@ struct Running {
 enum Step {
     Open { kind: usize, n: usize, more: usize },
     Feed { which: usize, rows: usize },
-    PutAside { which: usize },
-    BringBack { which: usize },
+    SwapOut { which: usize },
+    SwapIn { which: usize },
     Close { which: usize, keeps: bool },
 }
 
@@ -196,8 +196,8 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (0..3usize, 1..120usize, 0..130usize)
             .prop_map(|(kind, n, more)| Step::Open { kind, n, more }),
         9 => (0..4usize, 1..90usize).prop_map(|(which, rows)| Step::Feed { which, rows }),
-        6 => (0..4usize).prop_map(|which| Step::PutAside { which }),
-        4 => (0..4usize).prop_map(|which| Step::BringBack { which }),
+        6 => (0..4usize).prop_map(|which| Step::SwapOut { which }),
+        4 => (0..4usize).prop_map(|which| Step::SwapIn { which }),
         2 => (0..4usize, any::<bool>()).prop_map(|(which, keeps)| Step::Close { which, keeps }),
     ]
 }
@@ -206,7 +206,7 @@ fn step() -> impl Strategy<Value = Step> {
 fn feed(backend: &mut Writes, running: &mut [Running], which: usize, rows: usize) {
     let r = &mut running[which];
     let to = r.tokens.len().min(r.fed + rows);
-    if r.sequence.n_aside() > 0 || !r.sequence.grow(backend, to).unwrap() {
+    if r.sequence.n_swapped() > 0 || !r.sequence.grow(backend, to).unwrap() {
         return;
     }
     let slot = r.sequence.slot();
@@ -236,8 +236,8 @@ proptest! {
     fn pages_come_back_as_they_were(steps in prop::collection::vec(step(), 1..80)) {
         let (n_slots, n_pages) = (4, 8);
         let mut backend = Writes::new(n_slots, n_pages, 0);
-        let pool = Pool::new(backend.limits(), true, Arc::default()).stepping_aside(99);
-        prop_assert!(pool.is_tight());
+        let pool = BlockManager::new(backend.limits(), true, Arc::default()).with_swap_space(99);
+        prop_assert!(pool.budget(0).tight);
         let mut running: Vec<Running> = Vec::new();
         for step in steps {
             match step {
@@ -254,16 +254,16 @@ proptest! {
                 Step::Feed { which, rows } if which < running.len() => {
                     feed(&mut backend, &mut running, which, rows);
                 }
-                Step::PutAside { which } if which < running.len() => {
+                Step::SwapOut { which } if which < running.len() => {
                     let r = &mut running[which];
-                    r.sequence.put_aside(&mut backend, r.fed).unwrap();
+                    r.sequence.swap_out(&mut backend, r.fed).unwrap();
                 }
-                Step::BringBack { which } if which < running.len() => {
+                Step::SwapIn { which } if which < running.len() => {
                     let r = &mut running[which];
-                    let had = r.sequence.n_aside();
-                    let back = r.sequence.bring_back(&mut backend).unwrap();
+                    let had = r.sequence.n_swapped();
+                    let back = r.sequence.swap_in(&mut backend).unwrap();
                     let left = had.saturating_sub(usize::from(back));
-                    prop_assert_eq!(r.sequence.n_aside(), left);
+                    prop_assert_eq!(r.sequence.n_swapped(), left);
                 }
                 Step::Close { which, keeps } if which < running.len() => {
                     let r = running.swap_remove(which);
@@ -276,12 +276,12 @@ proptest! {
         }
         for mut r in running.drain(..) {
             // All of it is there once others have gone.
-            while r.sequence.n_aside() > 0 && r.sequence.bring_back(&mut backend).unwrap() {}
+            while r.sequence.n_swapped() > 0 && r.sequence.swap_in(&mut backend).unwrap() {}
             check(&backend, &r);
             r.sequence.close(&mut backend, &r.tokens[..r.fed]).unwrap();
         }
-        prop_assert_eq!(pool.available(), (n_slots, n_pages - 1));
-        prop_assert_eq!(pool.aside(), 0);
+        prop_assert_eq!(available(&pool), (n_slots, n_pages - 1));
+        prop_assert_eq!(pool.swapped(), 0);
         let all = [192, 256].map(|n| pool.open(&mut backend, n, &[]).unwrap());
         prop_assert!(all.iter().all(Option::is_some));
     }

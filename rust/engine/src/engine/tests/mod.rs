@@ -19,6 +19,7 @@ mod lines;
 mod lookup;
 mod pages;
 mod prefixes;
+mod schedule;
 mod scheduling;
 mod solo;
 mod tiers;
@@ -633,4 +634,10 @@ fn loading_can_be_broken_off_and_its_errors_come_through() {
     let loading = Loading::begin(true, |_| panic!("a planted panic")).unwrap();
     let panicked = Engine::finish(loading, on).map(|_| ());
     assert_eq!(panicked, Err(Error::Internal("a planted panic".into())));
+}
+
+/// Slots that are free, and pages that are or could be evicted.
+fn available(pool: &crate::pages::BlockManager) -> (usize, usize) {
+    let budget = pool.budget(usize::MAX);
+    (budget.slots, budget.available)
 }

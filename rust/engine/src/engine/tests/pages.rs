@@ -1,6 +1,6 @@
 //! Slots and pages of the real backend.
 use super::*;
-use crate::pages::Pool;
+use crate::pages::BlockManager;
 
 pub fn backend(n_slots: usize, n_pages: usize) -> CpuBackend {
     let folder = Folder::new();
@@ -22,22 +22,22 @@ pub fn backend(n_slots: usize, n_pages: usize) -> CpuBackend {
 #[test]
 fn pages_have_one_owner_and_come_back() {
     let mut backend = backend(3, 6);
-    let pool = Pool::new(backend.limits(), true, Arc::default());
-    assert_eq!(pool.available(), (3, 5));
+    let pool = BlockManager::new(backend.limits(), true, Arc::default());
+    assert_eq!(available(&pool), (3, 5));
     let a = pool.open(&mut backend, 65, &[]).unwrap().unwrap();
     let b = pool.open(&mut backend, 128, &[]).unwrap().unwrap();
     assert_eq!((a.slot(), b.slot(), a.capacity()), (0, 1, 128));
-    assert_eq!(pool.available(), (1, 1));
+    assert_eq!(available(&pool), (1, 1));
     // Room for one page, not for two: wait.
     assert!(pool.open(&mut backend, 65, &[]).unwrap().is_none());
     let c = pool.open(&mut backend, 1, &[]).unwrap().unwrap();
     // No slot is left.
     assert!(pool.open(&mut backend, 1, &[]).unwrap().is_none());
     drop(b);
-    assert_eq!(pool.available(), (1, 2));
+    assert_eq!(available(&pool), (1, 2));
     a.close(&mut backend, &[]).unwrap();
     c.close(&mut backend, &[]).unwrap();
-    assert_eq!(pool.available(), (3, 5));
+    assert_eq!(available(&pool), (3, 5));
     let error = pool.open(&mut backend, 321, &[]).unwrap_err();
     let text = error.to_string();
     assert!(

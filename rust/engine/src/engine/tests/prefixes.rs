@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use super::pages::backend;
 use super::*;
 use crate::backend::{HostMemory, Kind, Prefaulted, Storage, Windows};
-use crate::pages::{Pool, Sequence};
+use crate::pages::{BlockManager, Sequence};
 
 /// As many tokens; two of the same `kind` begin alike for 50 tokens, and go on by `seed`.
 pub fn prompt(kind: usize, seed: usize, n: usize) -> Vec<u32> {
@@ -396,7 +396,7 @@ proptest! {
     fn pages_hold_what_their_readers_fed(steps in prop::collection::vec(step(), 1..60)) {
         let (n_slots, n_pages) = (3, 8);
         let mut backend = Writes::new(n_slots, n_pages, 0);
-        let pool = Pool::new(backend.limits(), true, Arc::default());
+        let pool = BlockManager::new(backend.limits(), true, Arc::default());
         let mut running: Vec<Running> = Vec::new();
         for step in steps {
             match step {
@@ -447,7 +447,7 @@ proptest! {
             let known = &r.tokens[..r.sequence.position];
             r.sequence.close(&mut backend, known).unwrap();
         }
-        prop_assert_eq!(pool.available(), (n_slots, n_pages - 1));
+        prop_assert_eq!(available(&pool), (n_slots, n_pages - 1));
         // All of it is given to those that need it.
         let all = [192, 256].map(|tokens| pool.open(&mut backend, tokens, &[]).unwrap());
         prop_assert!(all.iter().all(Option::is_some));

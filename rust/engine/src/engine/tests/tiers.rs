@@ -6,7 +6,7 @@ use super::*;
 use crate::backend::{Kind, ROUND_ROWS};
 use crate::pages::format::{self, Content, Identity};
 use crate::pages::store::{write_whole, Store};
-use crate::pages::{Counts, Pool, Salt, Sequence, Span};
+use crate::pages::{BlockManager, Counts, Salt, Sequence, Span};
 
 const N_SLOTS: usize = 3;
 const N_PAGES: usize = 8;
@@ -95,7 +95,7 @@ struct Machine {
     state_bytes: usize,
     counts: Arc<Counts>,
     backend: Writes,
-    pool: Pool,
+    pool: BlockManager,
 }
 
 impl Machine {
@@ -109,7 +109,7 @@ impl Machine {
 
     fn of(backend: Writes, stores: bool, host_bytes: usize) -> Self {
         let state_bytes = backend.state_bytes;
-        let pool = Pool::new(backend.limits(), false, Arc::default());
+        let pool = BlockManager::new(backend.limits(), false, Arc::default());
         let mut machine = Self {
             folder: stores.then(Folder::new),
             host_bytes,
@@ -124,14 +124,14 @@ impl Machine {
 
     fn restart(&mut self) {
         // The one before goes first: it has files in its hands.
-        self.pool = Pool::new(self.backend.limits(), true, Arc::default());
+        self.pool = BlockManager::new(self.backend.limits(), true, Arc::default());
         self.backend.held = Default::default();
         self.counts = Arc::default();
         let store = self.folder.as_ref().map(|folder| {
             let identity = identity(self.state_bytes);
             Store::open(&folder.0, 1 << 20, identity, self.counts.clone()).unwrap()
         });
-        let pool = Pool::new(self.backend.limits(), true, Arc::default());
+        let pool = BlockManager::new(self.backend.limits(), true, Arc::default());
         let stateful = self.state_bytes > 0;
         self.pool = pool.keeping(stateful, self.host_bytes, store, self.counts.clone());
     }
@@ -185,7 +185,9 @@ impl Machine {
         };
         let to = running[which].tokens.len().min(from + rows.min(to_state));
         let sequence = &mut running[which].sequence;
-        sequence.see(&mut self.backend, from, to).unwrap();
+        sequence
+            .advance_window(&mut self.backend, from, to)
+            .unwrap();
         for at in from..to {
             for tables in self.backend.tables.iter().filter(|t| t.contains_key(&slot)) {
                 let page = tables[&slot][at / 64];
@@ -211,7 +213,9 @@ impl Machine {
             let prompt = &r.tokens[..r.prompt];
             r.sequence.share(&mut self.backend, prompt).unwrap();
         }
-        r.sequence.see(&mut self.backend, to, to).unwrap();
+        r.sequence
+            .advance_window(&mut self.backend, to, to)
+            .unwrap();
     }
 
     fn close(&mut self, mut r: Running, keeps: bool, settled: bool) {
@@ -337,7 +341,7 @@ proptest! {
             prop_assert!(taken <= machine.host_bytes, "{taken} bytes of the host");
         }
         running.drain(..).for_each(|r| machine.close(r, true, true));
-        prop_assert_eq!(machine.pool.available(), (N_SLOTS, N_PAGES - 1));
+        prop_assert_eq!(available(&machine.pool), (N_SLOTS, N_PAGES - 1));
         let windowed = machine.pool.windowed_places();
         prop_assert_eq!(windowed.free + windowed.prefixes, windowed.total);
         let all = [192, 256].map(|n| machine.pool.open(&mut machine.backend, n, &[]).unwrap());
@@ -452,7 +456,7 @@ fn who_finds_the_state_gone_gives_up_the_pages_that_others_read() {
     running
         .drain(..)
         .for_each(|r| machine.close(r, true, false));
-    assert_eq!(machine.pool.available(), (N_SLOTS, N_PAGES - 1));
+    assert_eq!(available(&machine.pool), (N_SLOTS, N_PAGES - 1));
 }
 
 #[test]
@@ -599,7 +603,7 @@ fn files_beyond_the_budget_give_way_the_oldest_first() {
 fn memory_of_the_host_is_taken_before_a_prefix_gives_way() {
     for (budget, most) in [(1 << 20, 2), (256, 1), (0, 0)] {
         let mut backend = Writes::new(2, 7, 0);
-        let pool = Pool::new(backend.limits(), true, Arc::default());
+        let pool = BlockManager::new(backend.limits(), true, Arc::default());
         let pool = pool.keeping(false, budget, None, Arc::default());
         let tokens: Vec<u32> = (0..256).collect();
         assert!(!pool.prepare(&mut backend), "nothing is kept");

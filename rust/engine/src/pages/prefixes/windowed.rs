@@ -7,7 +7,7 @@ use crate::error::Result;
 
 /// Where a sequence is likely to go on though none has ended there: whenever so many pages are behind
 /// it.
-const RESTING_PAGES: usize = 32;
+const CHECKPOINT_PAGES: usize = 32;
 
 impl Prefixes {
     /// Leaves of what was found the part up to the last token whose window is kept.
@@ -183,7 +183,7 @@ impl Prefixes {
         let mut at = node;
         while windows.first_page((at.depth + 1) * PAGE_TOKENS) <= node.depth {
             let next = match at.children[..] {
-                [next] if !at.is_end && !(at.depth + 1).is_multiple_of(RESTING_PAGES) => {
+                [next] if !at.is_end && !(at.depth + 1).is_multiple_of(CHECKPOINT_PAGES) => {
                     self.node(next)
                 }
                 _ => return true,

@@ -1,6 +1,6 @@
-//! Who goes next, and for how long.
+//! The scheduling policy: priority with aging, and how long a pass may take.
 //!
-//! One rule orders the queue and the prompts that are fed: whoever is due first. A request is due
+//! One rule orders the queue and the prompts that are fed: the one due first goes first. A request is due
 //! when it came, or had its last turn, and [`PRIORITY_STEP`] earlier for each step of its priority.
 //! So a higher priority goes first, within one it is first come, first served (of prompts: in turns),
 //! and none waits for ever: what comes more than that much later is due later, whatever its priority.
@@ -32,14 +32,22 @@ pub fn check_priority(priority: i32) -> Result<()> {
     })
 }
 
-/// When whoever waits `since` then is due: microseconds from `epoch` on, the least first.
+/// When whoever waits since `came` is due, both in microseconds; the least goes first.
+pub fn due_at(came: i64, priority: i32) -> i64 {
+    came.saturating_sub(i64::from(priority).saturating_mul(micros(PRIORITY_STEP)))
+}
+
+/// [`due_at`] of an instant, from `epoch` on.
 pub fn due(epoch: Instant, since: Instant, priority: i32) -> i64 {
-    let micros = |time: Duration| i64::try_from(time.as_micros()).unwrap_or(i64::MAX);
     let came = match since.checked_duration_since(epoch) {
         Some(after) => micros(after),
         None => -micros(epoch - since),
     };
-    came.saturating_sub(i64::from(priority).saturating_mul(micros(PRIORITY_STEP)))
+    due_at(came, priority)
+}
+
+fn micros(time: Duration) -> i64 {
+    i64::try_from(time.as_micros()).unwrap_or(i64::MAX)
 }
 
 /// How long a running sequence may wait for its next step while a prompt is fed.

@@ -1,44 +1,23 @@
-//! Sequences that step aside for others: pages go to the host's memory and come back as they were.
+//! Sequences that are preempted: pages are swapped out to the host's memory and come back as they were.
 //!
 //! A page goes only where every page of the device is some sequence's and one more is wanted. So of all
 //! pages that sequences may come to have, the host holds at most as many as the device cannot: that much
 //! of its memory is there before a sequence is let in, and none is ever turned away half way.
 
-use std::time::Instant;
-
 use super::content::nothing_to_copy;
 use super::host::Bytes;
-use super::{Free, Pool, Sequence};
+use super::{BlockManager, Sequence};
 use crate::backend::{pages_of, Backend, Kind, Prefaulted, Storage, PAGE_TOKENS};
 use crate::error::Result;
-
-/// Tokens of a sequence.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Span {
-    /// That need pages from the first on.
-    pub now: usize,
-    /// That there may be in the end.
-    pub most: usize,
-}
-
-impl Span {
-    /// Where all pages are mapped from the first on.
-    pub fn whole(tokens: usize) -> Self {
-        Self {
-            now: tokens,
-            most: tokens,
-        }
-    }
-}
 
 /// Memory of the host for a page.
 fn piece(storage: &dyn Storage) -> Result<Bytes> {
     storage.host_memory(Prefaulted::new(storage.page_bytes(Kind::Whole))?)
 }
 
-/// Memory of the host for pages of sequences that stepped aside.
+/// Memory of the host for pages of sequences that were preempted.
 #[derive(Debug, Default)]
-pub struct Aside {
+pub struct SwapSpace {
     /// Most pages.
     most: usize,
     /// Pieces that are not in use.
@@ -46,9 +25,14 @@ pub struct Aside {
     used: usize,
 }
 
-impl Aside {
+impl SwapSpace {
+    /// Most pages.
+    pub fn most(&self) -> usize {
+        self.most
+    }
+
     /// Takes memory for so many pages in all. Says whether it is there.
-    fn reserve(&mut self, storage: &dyn Storage, pages: usize) -> bool {
+    pub fn reserve(&mut self, storage: &dyn Storage, pages: usize) -> bool {
         while self.spare.len() + self.used < pages {
             match piece(storage) {
                 Ok(piece) => self.spare.push(piece),
@@ -76,56 +60,17 @@ impl Aside {
     }
 }
 
-impl Free {
-    /// Whether `own` pages are free for a sequence that may come to have `most`, `owed` of them later.
-    pub(super) fn has_room_for(
-        &mut self,
-        own: usize,
-        most: usize,
-        owed: usize,
-        margin: usize,
-        until: Option<Instant>,
-        backend: &mut dyn Backend,
-    ) -> Result<bool> {
-        let total = backend.limits().n_pages.saturating_sub(1);
-        let promised = self.promised + most;
-        let available = self.pages.len() + self.prefixes.evictable();
-        // A sequence that finds no state for what it found of its prompt gives up what it shares.
-        let all_fit = match self.prefixes.stateful {
-            true => promised <= total,
-            false => own + owed + self.owed <= available,
-        };
-        if all_fit {
-            return self.has_room(own, until, backend);
-        }
-        let held = (promised + 1).saturating_sub(total);
-        if held > self.aside.most || own + margin > available {
-            return Ok(false);
-        }
-        let storage = backend.storage().ok_or_else(nothing_to_copy)?;
-        if !self.aside.reserve(storage, held) {
-            return Ok(false);
-        }
-        self.has_room(own, until, backend)
-    }
-}
-
-impl Pool {
-    /// The same with sequences that step aside to at most `pages` pages of the host's memory.
+impl BlockManager {
+    /// The same with sequences that are swapped out to at most `pages` pages of the host's memory.
     #[must_use]
-    pub fn stepping_aside(self, pages: usize) -> Self {
-        self.free.borrow_mut().aside.most = pages;
+    pub fn with_swap_space(self, pages: usize) -> Self {
+        self.free.borrow_mut().swap.most = pages;
         self
     }
 
-    /// Whether there may be too few pages for all that a slot each may come to need.
-    pub fn is_tight(&self) -> bool {
-        self.tight
-    }
-
-    /// Pages that are in the host's memory since their sequences stepped aside.
-    pub fn aside(&self) -> usize {
-        self.free.borrow().aside.used
+    /// Pages that are in the host's memory since their sequences were preempted.
+    pub fn swapped(&self) -> usize {
+        self.free.borrow().swap.used
     }
 }
 
@@ -146,15 +91,15 @@ impl Sequence {
         wanted.saturating_sub(self.pages.len()) + self.short
     }
 
-    /// [`Sequence::lacks`] of one that stepped aside: what it had, it is to have again.
-    pub fn lacks_back(&self, tokens: usize) -> usize {
-        let had = self.pages.len() + self.aside.len();
+    /// [`Sequence::lacks`] of one that was preempted: what it had, it is to have again.
+    pub fn lacks_swapped_in(&self, tokens: usize) -> usize {
+        let had = self.pages.len() + self.swapped.len();
         self.lacks(tokens.max(had * PAGE_TOKENS))
     }
 
-    /// Whether it waits for pages in place of some that others read.
-    pub fn is_short(&self) -> bool {
-        self.short > 0
+    /// Pages that it lacks in place of some that others read.
+    pub fn short(&self) -> usize {
+        self.short
     }
 
     /// Maps further pages, so that there is room for `tokens` tokens. Says whether there were as many; if
@@ -186,7 +131,7 @@ impl Sequence {
     ///
     /// # Errors
     /// [`crate::Error::Memory`], and what the backend says; the page is where it was.
-    pub fn put_aside(&mut self, backend: &mut dyn Backend, filled: usize) -> Result<()> {
+    pub fn swap_out(&mut self, backend: &mut dyn Backend, filled: usize) -> Result<()> {
         let Some(at) = self.pages.len().checked_sub(1) else {
             return Ok(());
         };
@@ -195,15 +140,15 @@ impl Sequence {
         let mut piece = None;
         if at * PAGE_TOKENS < filled {
             let storage = backend.storage().ok_or_else(nothing_to_copy)?;
-            let mut taken = free.aside.take(storage)?;
+            let mut taken = free.swap.take(storage)?;
             if let Err(e) = storage.read_page(Kind::Whole, page, taken.bytes_mut()) {
-                free.aside.give_all([taken]);
+                free.swap.give_all([taken]);
                 return Err(e);
             }
             piece = Some(taken);
         }
         self.pages.pop();
-        self.aside.push(piece);
+        self.swapped.push(piece);
         match self.shared.len() > at {
             true => free.prefixes.let_go(&self.shared.split_off(at)),
             false => free.pages.push(page),
@@ -215,21 +160,21 @@ impl Sequence {
     }
 
     /// Pages that are not on the device.
-    pub fn n_aside(&self) -> usize {
-        self.aside.len()
+    pub fn n_swapped(&self) -> usize {
+        self.swapped.len()
     }
 
-    /// The reverse of [`Sequence::put_aside`]. Says whether there was a page.
+    /// The reverse of [`Sequence::swap_out`]. Says whether there was a page.
     ///
     /// # Errors
     /// What the backend says.
-    pub fn bring_back(&mut self, backend: &mut dyn Backend) -> Result<bool> {
+    pub fn swap_in(&mut self, backend: &mut dyn Backend) -> Result<bool> {
         let pool = self.pool.clone();
         let mut free = pool.free.borrow_mut();
         if !free.has_room(1, None, backend)? {
             return Ok(false);
         }
-        let Some(piece) = self.aside.pop() else {
+        let Some(piece) = self.swapped.pop() else {
             return Ok(true);
         };
         let at = self.pages.len();
@@ -243,7 +188,7 @@ impl Sequence {
                 Some(storage) => storage.write_page(Kind::Whole, page, piece.bytes()),
                 None => Err(nothing_to_copy()),
             };
-            free.aside.give_all([piece]);
+            free.swap.give_all([piece]);
         }
         drop(free);
         written?;
