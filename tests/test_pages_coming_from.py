@@ -164,20 +164,31 @@ def test_a_keyword_from_elsewhere_is_told_what_the_page_says() -> None:
         for found in re.findall(r"(\w+)=|^(\w+)$", written):
             names.setdefault("".join(found), set()).add(f"is {said} here")
     assert {"model_path", "n_gpu_layers", "num_predict", "tensor_parallel_size"} <= set(names)
+    assert {"max_new_tokens", "guided_json", "mmproj", "json_schema", "n_predict"} <= set(names)
+    assert {"embedding", "do_sample"} <= set(names)
     for name, said in names.items():
         if name not in LOADED:
-            with pytest.raises(TypeError, match="onegraph help coming-from") as caught:
+            with pytest.raises(TypeError, match=r"coming-from`|to a request") as caught:
                 onegraph.LLM("no-such-model", **{name: 1})
             assert repr(name) in str(caught.value)
-            assert any(text in str(caught.value) for text in said)
+            assert name in CALLED or any(text in str(caught.value) for text in said)
         if name not in CALLED:
-            with pytest.raises(TypeError, match="onegraph help coming-from") as caught:
-                resolve({name: 1})
-            assert any(text in str(caught.value) for text in said)
+            for called in (resolve, lambda given: onegraph.Sampling(**given)):
+                with pytest.raises(TypeError, match="onegraph help coming-from") as caught:
+                    called({name: 1})
+                assert any(text in str(caught.value) for text in said)
     with pytest.raises(TypeError, match=r"`Llama\(model_path=FILE\)` is `LLM\(FILE\)` here"):
         onegraph.LLM(model_path="tiny.gguf")  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'n_layers'$"):
         onegraph.LLM("no-such-model", n_layers=1)  # type: ignore[call-arg]
+
+
+def test_a_class_from_elsewhere_is_told_what_the_page_says() -> None:
+    for name, said in (("Llama", r"`LLM\(FILE\)`"), ("SamplingParams", r"`Sampling\(\.\.\.\)`")):
+        with pytest.raises(AttributeError, match=f"no attribute '{name}'.* is {said}"):
+            getattr(onegraph, name)
+    with pytest.raises(AttributeError, match=r"^module 'onegraph' has no attribute 'no_such'$"):
+        onegraph.no_such  # noqa: B018
 
 
 def test_a_method_from_elsewhere_is_told_what_the_page_says(smollm2: Path) -> None:

@@ -73,8 +73,12 @@ __all__ = [
 if not TYPE_CHECKING:  # a type checker knows what there is
 
     def __getattr__(name):
-        said = ""
         for module in ("graphs", "results", "stats"):
             if name in globals()[module].__all__:
-                said = f": it is onegraph.{module}.{name}"
-        raise AttributeError(f"module 'onegraph' has no attribute {name!r}{said}", name=name)
+                said = f"it is onegraph.{module}.{name}"
+                break
+        else:
+            answer = globals()["foreign"].answer
+            said = None if name.startswith("_") else answer(name, is_keyword=False)
+        text = f"module 'onegraph' has no attribute {name!r}" + (f": {said}" if said else "")
+        raise AttributeError(text, name=name)

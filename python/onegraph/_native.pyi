@@ -10,6 +10,7 @@ __version__: str
 #: Encoding of keys and values where none is asked for.
 DEFAULT_KV_TYPE: Literal["i16", "q8_0", "f32"]
 MAX_SALT_BYTES: int
+MAX_STOP_TOKENS: int
 DEFAULT_CACHE_DIR_BYTES: int
 
 def quant_types() -> list[tuple[str, int, int, int, bool]]: ...
@@ -218,6 +219,9 @@ class Answer:
 
 def sampling_defaults() -> dict[str, Any]:
     """Defaults of the sampling keywords that are numbers."""
+
+def check_graph_mode(mode: str) -> None:
+    """Raises where a word is no mode of graphs."""
 
 def check_sampling(options: Mapping[str, Any]) -> None:
     """Raises where sampling keywords are out of range, whatever the model."""

@@ -11,7 +11,11 @@ from onegraph import _native, arguments
 from onegraph.answers import ToolCall
 from onegraph.errors import ArgumentError, ModelError
 
-__all__ = ["batch", "conversation", "has_calls", "needs_content", "render"]
+__all__ = ["UNREAD", "UNREADABLE", "batch", "conversation", "has_calls", "needs_content", "render"]
+
+#: What messages of other programs have beside their text, and what is said of it.
+UNREAD = ("image", "images", "audio", "audios", "video", "videos", "file", "files")
+UNREADABLE = "models here read text, so send text alone"
 
 
 def batch(messages: Any) -> list[Any] | None:
@@ -53,8 +57,9 @@ def _message(name: str, message: Any) -> dict[str, Any]:
     if "role" not in found:
         raise ArgumentError(f'{name}: has no "role": say who speaks, such as "user"')
     arguments.text(f"{name} role", found["role"])
-    if found.get("images"):
-        raise ArgumentError(f"{name} images: models here read text, so send text alone")
+    for key in UNREAD:
+        if found.get(key):
+            raise ArgumentError(f"{name} {key}: {UNREADABLE}")
     content = found.get("content")
     if content is None:
         if needs_content(found):
@@ -66,7 +71,7 @@ def _message(name: str, message: Any) -> dict[str, Any]:
     if arguments.is_sequence(found.get("tool_calls")):
         found["tool_calls"] = [_call(call) for call in found["tool_calls"]]
     # No calls are none: templates ask whether there is a list.
-    return {key: of for key, of in found.items() if of or key not in (*CALLS, "images")}
+    return {key: of for key, of in found.items() if of or key not in (*CALLS, *UNREAD)}
 
 
 #: What calls of tools are under, and reasoning.

@@ -7,11 +7,11 @@ import functools
 import inspect
 import re
 from abc import ABCMeta
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-__all__ = ["Answering", "answer", "keywords", "unknown"]
+__all__ = ["Answering", "answer", "keywords", "options", "unknown"]
 
 PAGE = Path(__file__).parent / "pages" / "coming-from.md"
 
@@ -48,20 +48,37 @@ def _rows() -> Iterator[tuple[str, str, str]]:
             yield from ((head[1], row[1], row[2]) for row in rows)
 
 
-def keywords(function: Callable[P, T]) -> Callable[P, T]:
-    """Lets a function answer for keywords that it has not, in its `TypeError`."""
-    known = inspect.signature(function).parameters
+def keywords(requested: Collection[str] = ()) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Lets a function answer for keywords that it has not, in its `TypeError`. Those `requested`
+    belong to a request."""
 
-    @functools.wraps(function)
-    def called(*args: P.args, **given: P.kwargs) -> T:
-        for name in given:
-            if now := MOVED.get(name):
-                raise TypeError(f"unexpected keyword argument {name!r}: it is {now} now")
-            if name not in known and (said := answer(name, is_keyword=True)):
-                raise TypeError(f"unexpected keyword argument {name!r}: {said}")
-        return function(*args, **given)
+    def decorated(function: Callable[P, T]) -> Callable[P, T]:
+        known = inspect.signature(function).parameters
 
-    return called
+        @functools.wraps(function)
+        def called(*args: P.args, **given: P.kwargs) -> T:
+            for name in given:
+                if name not in known and (said := _instead(name, requested)):
+                    raise TypeError(f"unexpected keyword argument {name!r}: {said}")
+            return function(*args, **given)
+
+        return called
+
+    return decorated
+
+
+def _instead(name: str, requested: Collection[str]) -> str | None:
+    if now := MOVED.get(name):
+        return f"it is {now} now"
+    if name in requested:
+        return f"it belongs to a request, such as llm.generate(..., {name}=...)"
+    return answer(name, is_keyword=True)
+
+
+def options(of: type[T]) -> type[T]:
+    """Lets a class of options answer for keywords that it has not."""
+    of.__init__ = keywords()(of.__init__)  # type: ignore[method-assign]
+    return of
 
 
 class Answering(ABCMeta):

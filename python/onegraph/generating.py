@@ -22,9 +22,10 @@ from onegraph.streams import Ask, AsyncStream, Job, Stream, naming, whole
 __all__ = ["Generates"]
 
 Messages = Sequence[Mapping[str, Any]]
+Conversations = Sequence[Messages]
 #: Functions, and descriptions of functions. What type checkers make of a list of several functions
 #: is no list of callables.
-Tools = Sequence[Any]
+Tools = Sequence[Any] | None
 #: Whether the model has to call a tool, and which.
 ToolChoice = Literal["auto", "none", "required"] | Mapping[str, Any]
 
@@ -91,21 +92,13 @@ class Generates(Loaded):
         return self._template or self._engine.chat_template
 
     @overload
-    def generate(
-        self, prompt: Prompt, *, n: None = None, **options: Unpack[PromptingWhole]
-    ) -> Result: ...
+    def generate(self, prompt: Prompt, **options: Unpack[PromptingWhole]) -> Result: ...
+    @overload
+    def generate(self, prompt: Prompts, **options: Unpack[PromptingWhole]) -> list[Result]: ...
     @overload
     def generate(
-        self, prompt: Prompt, *, n: int, **options: Unpack[PromptingWhole]
-    ) -> list[Result]: ...
-    @overload
-    def generate(
-        self, prompt: Prompts, *, n: None = None, **options: Unpack[PromptingWhole]
-    ) -> list[Result]: ...
-    @overload
-    def generate(
-        self, prompt: Prompts, *, n: int, **options: Unpack[PromptingWhole]
-    ) -> list[list[Result]]: ...
+        self, prompt: Prompt | Prompts, *, n: int | None, **options: Unpack[PromptingWhole]
+    ) -> Any: ...
     @overload
     def generate(
         self, prompt: Prompt, *, stream: Literal[True], **options: Unpack[Prompting]
@@ -150,45 +143,26 @@ class Generates(Loaded):
 
     @overload
     def chat(
-        self,
-        messages: Messages,
-        tools: Tools | None = None,
-        *,
-        n: None = None,
-        **options: Unpack[ChattingWhole],
+        self, messages: Messages, tools: Tools = None, **options: Unpack[ChattingWhole]
     ) -> Result: ...
     @overload
     def chat(
-        self,
-        messages: Messages,
-        tools: Tools | None = None,
-        *,
-        n: int,
-        **options: Unpack[ChattingWhole],
+        self, messages: Conversations, tools: Tools = None, **options: Unpack[ChattingWhole]
     ) -> list[Result]: ...
     @overload
     def chat(
         self,
-        messages: Sequence[Messages],
-        tools: Tools | None = None,
+        messages: Messages | Conversations,
+        tools: Tools = None,
         *,
-        n: None = None,
+        n: int | None,
         **options: Unpack[ChattingWhole],
-    ) -> list[Result]: ...
-    @overload
-    def chat(
-        self,
-        messages: Sequence[Messages],
-        tools: Tools | None = None,
-        *,
-        n: int,
-        **options: Unpack[ChattingWhole],
-    ) -> list[list[Result]]: ...
+    ) -> Any: ...
     @overload
     def chat(
         self,
         messages: Messages,
-        tools: Tools | None = None,
+        tools: Tools = None,
         *,
         stream: Literal[True],
         **options: Unpack[Chatting],
@@ -196,8 +170,8 @@ class Generates(Loaded):
     @takes_sampling
     def chat(
         self,
-        messages: Messages | Sequence[Messages],
-        tools: Tools | None = None,
+        messages: Messages | Conversations,
+        tools: Tools = None,
         *,
         tool_choice: ToolChoice = "auto",
         parallel_tool_calls: bool = True,
@@ -258,21 +232,15 @@ class Generates(Loaded):
         return self._run(job, stream, progress, urgency)
 
     @overload
-    def agenerate(
-        self, prompt: Prompt, *, n: None = None, **options: Unpack[Prompting]
-    ) -> AsyncStream[Result]: ...
+    def agenerate(self, prompt: Prompt, **options: Unpack[Prompting]) -> AsyncStream[Result]: ...
     @overload
     def agenerate(
-        self, prompt: Prompt, *, n: int, **options: Unpack[Prompting]
+        self, prompt: Prompts, **options: Unpack[Prompting]
     ) -> AsyncStream[list[Result]]: ...
     @overload
     def agenerate(
-        self, prompt: Prompts, *, n: None = None, **options: Unpack[Prompting]
-    ) -> AsyncStream[list[Result]]: ...
-    @overload
-    def agenerate(
-        self, prompt: Prompts, *, n: int, **options: Unpack[Prompting]
-    ) -> AsyncStream[list[list[Result]]]: ...
+        self, prompt: Prompt | Prompts, *, n: int | None, **options: Unpack[Prompting]
+    ) -> AsyncStream[Any]: ...
     @takes_sampling
     def agenerate(
         self,
@@ -303,40 +271,26 @@ class Generates(Loaded):
 
     @overload
     def achat(
-        self,
-        messages: Messages,
-        tools: Tools | None = None,
-        *,
-        n: None = None,
-        **options: Unpack[Chatting],
+        self, messages: Messages, tools: Tools = None, **options: Unpack[Chatting]
     ) -> AsyncStream[Result]: ...
     @overload
     def achat(
-        self, messages: Messages, tools: Tools | None = None, *, n: int, **options: Unpack[Chatting]
+        self, messages: Conversations, tools: Tools = None, **options: Unpack[Chatting]
     ) -> AsyncStream[list[Result]]: ...
     @overload
     def achat(
         self,
-        messages: Sequence[Messages],
-        tools: Tools | None = None,
+        messages: Messages | Conversations,
+        tools: Tools = None,
         *,
-        n: None = None,
+        n: int | None,
         **options: Unpack[Chatting],
-    ) -> AsyncStream[list[Result]]: ...
-    @overload
-    def achat(
-        self,
-        messages: Sequence[Messages],
-        tools: Tools | None = None,
-        *,
-        n: int,
-        **options: Unpack[Chatting],
-    ) -> AsyncStream[list[list[Result]]]: ...
+    ) -> AsyncStream[Any]: ...
     @takes_sampling
     def achat(
         self,
-        messages: Messages | Sequence[Messages],
-        tools: Tools | None = None,
+        messages: Messages | Conversations,
+        tools: Tools = None,
         *,
         tool_choice: ToolChoice = "auto",
         parallel_tool_calls: bool = True,

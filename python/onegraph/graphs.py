@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Literal
 
-from onegraph import arguments
+from onegraph import _native, arguments, foreign
 
 __all__ = [
     "CapturedStep",
@@ -32,12 +32,14 @@ def check_text() -> str:
     return resources.files("onegraph").joinpath("check.txt").read_text(encoding="utf-8")
 
 
+@foreign.options
 @dataclass(frozen=True, kw_only=True)
 class GraphOptions:
     """Which decode steps are captured, and how they run: the `graph` of `LLM`. Without effect on
     the CPU.
 
-    Raises `ArgumentError` for a value of the wrong form; ranges are checked at loading.
+    Raises `ArgumentError` for a value of the wrong form and an unknown mode; sizes are checked at
+    loading.
     """
 
     #: "full" captures a decode step as one graph; "piecewise" as graphs between its attentions,
@@ -55,7 +57,7 @@ class GraphOptions:
     pdl: bool | None = None
 
     def __post_init__(self) -> None:
-        arguments.word("graph.mode", self.mode)
+        _native.check_graph_mode(arguments.word("graph.mode", self.mode))
         arguments.flag("graph.padding", self.padding)
         if self.batch_sizes is not None:  # a copy: what the caller changes later is not checked
             sizes = tuple(arguments.integers("graph.batch_sizes", self.batch_sizes))

@@ -13,7 +13,7 @@ from onegraph import _native, arguments, foreign, hub, nvrtc, structured
 from onegraph import progress as progress_bar
 from onegraph.embedding import Embeds
 from onegraph.errors import ArgumentError, OutOfMemoryError
-from onegraph.generating import Generates
+from onegraph.generating import Chatting, Generates, Prompting
 from onegraph.graphs import (
     GraphOptions,
     GraphProfile,
@@ -49,6 +49,10 @@ def _load(loading: _native.Loading, told: Told | None) -> _native.Engine:
     except BaseException:
         loading.cancel()
         raise
+
+
+#: Keywords of requests, some of which programs of other engines give to the model.
+REQUESTED = {*Prompting.__annotations__, *Chatting.__annotations__, "n", "stream", "tools"}
 
 
 class LLM(Generates, Embeds, metaclass=foreign.Answering):
@@ -98,7 +102,7 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
     the device is missing or cannot be used: there is no silent fallback.
     """
 
-    @foreign.keywords
+    @foreign.keywords(REQUESTED)
     def __init__(
         self,
         model: str | os.PathLike[str],

@@ -94,6 +94,7 @@ MEANING: Mapping[str, str] = {
 }
 
 
+@foreign.options
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
     """The sampling keywords of `LLM.generate` and `LLM.chat`, to be used again and again: their

@@ -109,7 +109,6 @@ def graph(**options: Any) -> dict[str, Any]:
         ({"max_batch": 0}, r"max_batch = 0: must be from 1 to 1024"),
         ({"threads": 0}, r"threads = 0: must be from 1 to 1024"),
         ({"kv_type": "f64"}, r'kv_type = "f64": must be one of .*f16.*q8_0'),
-        (graph(mode="half"), r'graph.mode = "half": must be one of full, piecewise, '),
         (graph(batch_sizes=[]), r"graph.batch_sizes = \[\]: name at least one size"),
         (graph(batch_sizes=[1, 9]), r"graph.batch_sizes = 9: must be from 1 to 8"),
         (graph(max_batch=9), r"graph.max_batch = 9: must be from 1 to 8"),
@@ -129,9 +128,23 @@ def test_a_load_option_that_moved_says_where_it_is_now(name: str) -> None:
         LLM("none.gguf", **{name: None})  # type: ignore[arg-type]
 
 
+def test_options_of_graphs_answer_where_they_are_made() -> None:
+    with pytest.raises(onegraph.ArgumentError, match=r'graph.mode = "x": must be one of full, '):
+        GraphOptions(mode="x")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"'cuda_graph': it is graph=GraphOptions\(mode=...\) now"):
+        GraphOptions(cuda_graph="none")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("name", ["seed", "temperature", "tools", "echo", "stream"])
+def test_a_keyword_of_a_request_is_sent_there(name: str) -> None:
+    said = f"'{name}': it belongs to a request, such as llm.generate"
+    with pytest.raises(TypeError, match=said):
+        LLM("none.gguf", **{name: 1})  # type: ignore[arg-type]
+
+
 def test_words_of_the_types_are_those_that_the_engine_takes(tiny: Path) -> None:
     with pytest.raises(onegraph.ArgumentError) as error:
-        LLM(tiny, **graph(mode="half"))
+        GraphOptions(mode="half")  # type: ignore[arg-type]
     assert set(str(error.value).rpartition("one of ")[2].split(", ")) == {*get_args(GraphMode)}
     with pytest.raises(onegraph.ArgumentError) as error:
         LLM(tiny, kv_type="f64")  # type: ignore[arg-type]

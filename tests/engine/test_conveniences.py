@@ -203,6 +203,7 @@ def test_contents_in_parts_are_joined_and_other_parts_refused_by_name(llm: LLM) 
         ([{"role": "user", "content": 5}], r"messages\[0\] content = 5: must be a str, or a list"),
         ([{"role": "user", "content": [5]}], r"messages\[0\] content\[0\] = 5: must be a part"),
         ([{**SAID[0], "images": ["aGk="]}], r"messages\[0\] images: models here read text"),
+        ([{**SAID[0], "audio": "aGk="}], r"messages\[0\] audio: models here read text"),
         ([{"role": "user"}], r'messages\[0\]: has no "content"'),
         ([{"role": "user", "content": None}], r'messages\[0\]: has no "content"'),
         ([{"role": "assistant", "content": None}], r'messages\[0\]: has no "content"'),

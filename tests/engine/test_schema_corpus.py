@@ -301,3 +301,85 @@ def test_no_comment_of_a_grammar_makes_it_another(llm: LLM) -> None:
     twice = '{"a":1,"a":2}'
     quoted = json.dumps(twice)
     assert llm.fits(twice, grammar=f"# keys: []\nstart: {quoted}")
+
+
+def test_no_key_comes_twice_in_a_schema_within_a_grammar(llm: LLM) -> None:
+    """Nobody knows where JSON begins in such a text: a name of its own has one member at most."""
+    named: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {}}}
+    free: dict[str, Any] = {"type": "object", "additionalProperties": {"type": "integer"}}
+    for schema, once, twice in [
+        (named, '{"b": 1, "a": 2, "x": 3}', '{"a": 1, "x": 2, "x": 3}'),
+        (named, '{"x": 3}', '{"a": 1, "a": 2}'),
+        (free, '{"x": 3}', '{"x": 3, "x": 4}'),
+        ({**named, "required": ["b"]}, '{"b": 1, "x": {}}', '{"b": 1, "b": 2}'),
+        ({**named, "minProperties": 2}, '{"a": 1, "x": 2}', '{"x": 1, "x": 2}'),
+        ({}, '[{"x": {"y": 1}}]', '[{"x": 1, "x": 1}]'),
+    ]:
+        grammar = f'start: "so " %json {json.dumps(schema)}'
+        for text, fits in ((once, True), (twice, False)):
+            assert llm.fits(f"so {text}", grammar=grammar) is fits, (schema, text)
+            assert llm.fits(text, schema=schema) is fits, (schema, text)
+    with pytest.raises(onegraph.ArgumentError, match="minProperties"):
+        llm.fits("", grammar=f"start: %json {json.dumps({**free, 'minProperties': 2})}")
+
+
+def test_a_property_without_a_name_closes_no_other(llm: LLM) -> None:
+    schema = {"type": "object", "properties": {"": {"type": "integer"}, "a": {}}, "required": [""]}
+    for text in ('{"": 1}', '{"": 1, "b": 2}', '{"a": 1, "": 1, "bc": {}}'):
+        assert llm.fits(text, schema=schema), text
+    for text in ('{"a": 1}', '{"": "x"}', '{"": 1, "b": 2, "": 3}'):
+        assert not llm.fits(text, schema=schema), text
+
+
+@pytest.mark.parametrize("number", ["1e16", "1e+16", "1E16", "10000000000000000.0"])
+def test_a_constant_is_a_number_and_not_its_spelling(llm: LLM, number: str) -> None:
+    for schema in (f'{{"const": {number}}}', f'{{"enum": ["x", {number}]}}'):
+        for text in ("10000000000000000", "10000000000000000.0"):
+            assert llm.fits(text, schema=schema), text
+        assert not llm.fits("10000000000000001", schema=schema)
+
+
+def test_a_bound_of_a_long_double_is_the_double(llm: LLM) -> None:
+    """1e23 is a double below the decimal, and a reader compares with the double."""
+    for text, fits in ((int(1e23), True), (10**23, False), (int(1e23) + 1, False)):
+        assert llm.fits(str(text), schema='{"type": "number", "maximum": 1e23}') is fits
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"regex": "((a{100}){100}){100}"},
+        {"grammar": "start: /((a{100}){100}){100}/"},
+        {"grammar": 'root ::= (("a"{100}){100}){100}'},
+        {"grammar": 'start: X\nX: (("(" /a{100}/){100} ["b"]){100}'},
+        {"grammar": "start: X\nX: /b/ | /((a{100}){100}){100}/"},
+        {"schema": {"type": "string", "pattern": "^((a{100}){100}){100}$"}},
+        {"schema": {"type": "object", "patternProperties": {"((a{100}){100}){100}": {}}}},
+    ],
+)
+def test_repetitions_within_one_another_are_counted_before_they_are_compiled(
+    llm: LLM, form: dict[str, Any]
+) -> None:
+    with pytest.raises(onegraph.ArgumentError, match=r"1000000 times|attern.* cannot be held"):
+        llm.fits("a", **form)
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        ({"regex": "a$b"}, r"regex = a\$b: has an assertion, such as \^, \$ or \\b"),
+        ({"regex": r"\b"}, r"regex = \\b: has an assertion"),
+        ({"grammar": "start: /a^b/"}, "has an assertion"),
+        ({"regex": "(?=a)"}, "is no regular expression that is taken: look-around"),
+        ({"regex": "(a"}, "is no regular expression that is taken: unclosed group"),
+        ({"grammar": 'start: x{0}\nx: "a"'}, "has a repetition of no times"),
+        (
+            {"schema": {"type": "string", "pattern": "(x{1,100}y{1,100}){100}"}},
+            r'pattern "\(x\{1,100\}y\{1,100\}\)\{100\}" cannot be held',
+        ),
+    ],
+)
+def test_an_error_of_a_form_speaks_of_the_form(llm: LLM, form: dict[str, Any], said: str) -> None:
+    with pytest.raises(onegraph.ArgumentError, match=said) as error:
+        llm.fits("a", **form)
+    assert "1(" not in str(error.value) and "supported yet" not in str(error.value)

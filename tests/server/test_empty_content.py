@@ -88,6 +88,35 @@ def test_a_message_that_is_none(
     assert status == 400 and why in str(said)
 
 
+@pytest.mark.parametrize("field", ["images", "image", "audio", "videos", "video", "files"])
+@pytest.mark.parametrize(
+    ("path", "list_of"),
+    [
+        ("/v1/chat/completions", "messages"),
+        ("/v1/responses", "input"),
+        ("/v1/messages", "messages"),
+        ("/api/chat", "messages"),
+    ],
+)
+def test_no_dialect_drops_what_a_message_has_beside_its_text(
+    path: str, list_of: str, field: str, adder: Scripted
+) -> None:
+    more = {"max_tokens": 1} if path == "/v1/messages" else {}
+    body = {"model": "adder", "stream": False, **more}
+    status, said = adder.served.post(path, {**body, list_of: [USER, {**USER, field: ["aGk="]}]})
+    assert status == 400
+    assert f"{list_of}[1].{field}: models here read text, so send text alone" in str(said)
+    # Nothing of it is nothing.
+    assert adder.served.post(path, {**body, list_of: [{**USER, field: []}]})[0] == 200
+
+
+def test_hidden_reasoning_in_a_users_message_is_refused_as_reasoning_is(adder: Scripted) -> None:
+    parts = [{"type": "redacted_thinking", "data": "x"}, {"type": "text", "text": "tea"}]
+    body = {"model": "adder", "max_tokens": 1, "messages": [{"role": "user", "content": parts}]}
+    status, said = adder.served.post("/v1/messages", body)
+    assert status == 400 and "stands in messages of the assistant alone" in str(said)
+
+
 @pytest.mark.parametrize("logprobs", [0, 2])
 def test_echoed_prompts_have_log_probabilities(logprobs: int, adder: Scripted) -> None:
     body = {"model": "adder", "prompt": "tea", "max_tokens": 1, "echo": True, "logprobs": logprobs}

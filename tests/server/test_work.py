@@ -17,8 +17,18 @@ import pytest
 from onegraph import LLM, _native, conversations
 from onegraph.answers import TextDelta
 from onegraph.functions import MOST_TOOLS, offered
-from onegraph.server import anthropic, asgi, events, ollama, responses, tools
+from onegraph.server import (
+    anthropic,
+    asgi,
+    conversation,
+    events,
+    ollama,
+    responses,
+    sampling,
+    tools,
+)
 from onegraph.server import work as works
+from onegraph.server.conversation import MOST_MESSAGES
 from onegraph.server.fields import Fields
 from onegraph.server.models import Models
 from onegraph.server.refusals import MOST_SAID, Refused, refusal
@@ -68,6 +78,38 @@ def reasoned(n: int) -> list[dict[str, Any]]:
     return [{"type": "reasoning", "summary": [], "content": [part]} for _ in range(n)]
 
 
+def alternating(n: int) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    for i in range(n):
+        use = {"type": "tool_use", "id": Counted(f"a{i}"), "name": "f", "input": {}}
+        result = {"type": "tool_result", "tool_use_id": Counted(f"a{i}"), "content": TEXT}
+        messages.append({"role": "assistant", "content": [use]})
+        messages.append({"role": "user", "content": [result]})
+    return messages
+
+
+def answered(n: int) -> list[dict[str, Any]]:
+    return [
+        item
+        for i in range(n)
+        for item in (
+            {"type": "function_call", "call_id": Counted(f"a{i}"), "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": Counted(f"a{i}"), "output": TEXT},
+        )
+    ]
+
+
+def replied(n: int) -> list[dict[str, Any]]:
+    return [
+        message
+        for i in range(n)
+        for message in (
+            {"role": "assistant", "content": "", "tool_calls": [called(i)]},
+            {"role": "tool", "content": TEXT, "tool_call_id": Counted(f"a{i}")},
+        )
+    ]
+
+
 #: What of each dialect was read in the square of its length, or could be: what it is made of, and
 #: how it is read.
 BODIES: dict[str, tuple[Callable[[int], Any], Callable[[Any], object]]] = {
@@ -80,6 +122,9 @@ BODIES: dict[str, tuple[Callable[[int], Any], Callable[[Any], object]]] = {
     "anthropic, other side": (lambda n: conversed(said("assistant", n)), anthropic._messages),
     "anthropic, thinking": (lambda n: conversed(thought(n)), anthropic._messages),
     "anthropic, tool_use": (lambda n: conversed(used(n)), anthropic._messages),
+    "anthropic, calls and results": (lambda n: conversed(alternating(n)), anthropic._messages),
+    "responses, calls and results": (lambda n: itemized(answered(n)), responses._messages),
+    "ollama, calls and results": (lambda n: conversed(replied(n)), ollama._messages),
     "responses, reasoning": (lambda n: itemized(reasoned(n)), responses._messages),
     "responses, developer": (lambda n: itemized(said("developer", n)), responses._messages),
     "responses, assistant": (lambda n: itemized(said("assistant", n)), responses._messages),
@@ -127,6 +172,29 @@ def test_results_find_their_calls(results: list[Any], expected: list[Any]) -> No
     messages = [{"role": "assistant", "content": "", "tool_calls": calls}, *given]
     found = ollama._messages(Fields({"messages": messages}))[1:]
     assert [each.get("tool_call_id") for each in found] == expected
+
+
+class Untouched(list[Any]):
+    """A list that nobody looks into."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError("it was looked into")
+
+
+def test_parts_and_stops_are_counted_before_they_are_read() -> None:
+    parts = Untouched([{"type": "text", "text": "x"}] * (MOST_MESSAGES + 1))
+    text = Fields({"content": parts})
+    with pytest.raises(Refused, match=r"content: 100001 parts; send at most 100000"):
+        conversation.text_of(text, "content")
+    # In all messages together, and within results.
+    half = [{"type": "text", "text": "x"}] * (MOST_MESSAGES // 2)
+    result = {"type": "tool_result", "tool_use_id": "a", "content": half}
+    for messages in ([{"content": half}] * 3, [{"content": [result]}] * 3):
+        with pytest.raises(Refused, match=r"messages: 15000[03] parts of contents; send at most"):
+            next(conversation.messages(Fields({"messages": messages})))
+    stops = Fields({"stop_token_ids": Untouched([1] * 900_000)})
+    with pytest.raises(Refused, match=r"= 900000 tokens: at most 1024 are allowed"):
+        sampling._ids(stops, "stop_token_ids")
 
 
 def test_a_models_name_that_is_far_from_all_is_compared_with_none(llm: LLM) -> None:

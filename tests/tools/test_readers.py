@@ -298,3 +298,58 @@ def test_an_argument_beside_the_arguments_is_no_call(format: str) -> None:
         assert beside != call and taken(format, beside) == Said(beside, [], [])
     twice = call.replace('{"name"', '{"id": "7", "type": "function", "name"')
     assert taken(format, twice).calls == [("f", ARGUMENTS)]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_an_argument_that_is_given_twice_is_no_call(format: str) -> None:
+    """As the page says; others take the last of them, and so what another reader did not see."""
+    call = written(format, {"n": 1, "s": "a", "l": [{"n": 1}]})
+    twice = re.sub(r"\bm\b", "n", written(format, {"n": 1, "m": 2, "l": [{"n": 1}]}))
+    assert taken(format, call).calls == [("f", {"n": 1, "s": "a", "l": [{"n": 1}]})]
+    said = taken(format, twice)
+    assert said.calls == [] and said.invalid, said
+
+
+def test_a_key_is_given_twice_however_it_is_spelled() -> None:
+    for arguments in (r'{"n": 1, "\u006e": 2}', r'{"n\"": 1, "s": "n", "n\"": 2}'):
+        text = f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
+        assert taken("hermes", text).calls == []
+    spelled = json.dumps('{"n": 1, "n": 2}')
+    text = f'<tool_call>{{"name": "f", "arguments": {spelled}}}</tool_call>'
+    assert taken("hermes", text).calls == []
+    # Within an argument it is the value's own affair.
+    text = '<tool_call>{"name": "f", "arguments": {"n": {"x": 1, "x": 2}, "x": 3}}</tool_call>'
+    assert taken("hermes", text).calls == [("f", {"n": {"x": 2}, "x": 3})]
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        # Templates write a line break behind a tag, whatever the value.
+        "<parameter=s><parameter=n>\n3\n</parameter>\n",
+        "<parameter=s>\na\n</parameter\n<parameter=n>\n3\n</parameter>\n",
+        "<parameter=s>\na</param\n<parameter=n>\n3\n</parameter>\n",
+        "<parameter=s>\na\n</parameter\n",
+    ],
+)
+def test_a_tag_that_was_cut_is_no_part_of_a_value(inside: str) -> None:
+    text = f"<tool_call>\n<function=f>\n{inside}</function>\n</tool_call>"
+    said = taken("qwen_xml", text)
+    assert said.calls == [] and said.invalid == [text]
+
+
+def test_a_bracket_too_many_behind_a_list_of_calls_is_left_out() -> None:
+    call = written("mistral", ARGUMENTS)
+    for more in ("]", "]]", " ]\n", "}]"):
+        assert taken("mistral", call + more) == Said("", [("f", ARGUMENTS)], [])
+    assert taken("mistral", call + "] and on").calls == [("f", ARGUMENTS)]
+    hermes = '<tool_call>[{"name": "f", "arguments": {"n": 1}}]]</tool_call>'
+    assert taken("hermes", hermes) == Said("", [("f", {"n": 1})], [])
+
+
+@pytest.mark.parametrize("format", ["llama3", "mistral"])
+def test_text_behind_a_call_without_an_end_is_text(format: str) -> None:
+    """Nothing is lost: the call is run, and the text is shown."""
+    call = written(format, ARGUMENTS)
+    for text in ("and on", "\n\nand on {x}"):
+        assert taken(format, call + text) == Said(text.strip(), [("f", ARGUMENTS)], [])

@@ -119,8 +119,8 @@ def _messages(fields: Fields) -> tuple[list[dict[str, Any]], bool]:
 def _part(part: Fields, elsewhere: str) -> str | None:
     """The kind of a part, which is none that stands in messages of the other side alone."""
     kind = part.text("type")
-    others = ("tool_use", "thinking") if elsewhere == "assistant" else ("tool_result",)
-    if kind in others:
+    of_the_assistant = ("tool_use", "thinking", "redacted_thinking")
+    if kind in (of_the_assistant if elsewhere == "assistant" else ("tool_result",)):
         raise wrong(part.path("type"), kind, f"stands in messages of the {elsewhere} alone")
     return kind
 

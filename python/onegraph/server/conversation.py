@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onegraph import _native
+from onegraph.conversations import UNREAD, UNREADABLE
 from onegraph.llm import LLM
 from onegraph.prompts import is_short
 from onegraph.sampling import resolve
@@ -22,7 +23,8 @@ __all__ = ["Prepare", "chat", "messages", "prompt", "text_of", "tokens"]
 _SEEN = {"image", "image_url", "input_image", "input_audio", "audio", "video_url", "file"}
 _SEEN |= {"document", "input_file", "video"}
 
-#: A question and an answer take two; more than this many are no conversation.
+#: Messages, and parts of their contents. A question and an answer take two; more than this many are
+#: no conversation, and to look at each keeps others waiting.
 MOST_MESSAGES = 100_000
 
 #: Characters of a prompt whose tokens the event loop makes itself, well within a millisecond: to
@@ -53,13 +55,14 @@ def text_of(
     value = fields.get(name)
     if not isinstance(value, list):
         return fields.text(name)
+    few(fields.path(name), len(value), "parts")
     texts = []
     for part in fields.objects(name):
         kind = part.text("type")
         if kind in skipped:
             continue
         if kind in _SEEN:
-            raise wrong(part.path("type"), kind, "models here read text, so send text alone")
+            raise wrong(part.path("type"), kind, UNREADABLE)
         if kind not in kinds:
             expected = f"must be one of {', '.join(kinds)}"
             raise wrong(part.path("type"), kind, expected)
@@ -120,15 +123,28 @@ def prompt(
     return Prepare(prepare, not compiles and is_short(given, QUICK), compiles)
 
 
+def few(name: str, count: int, what: str) -> None:
+    """Raises where there are more messages, or parts of them, than are taken."""
+    if count > MOST_MESSAGES:
+        raise Refused(400, f"{name}: {count} {what}; send at most {MOST_MESSAGES}", field=name)
+
+
+def _parts(of: Any) -> list[Any]:
+    """The parts of a message, or of a tool's result among them."""
+    content = of.get("content") or of.get("output") if isinstance(of, dict) else None
+    return content if isinstance(content, list) else []
+
+
 def messages(fields: Fields, name: str = "messages") -> Iterator[Fields]:
     """The messages of a body, as long as somebody wants them."""
-    given = fields.items(name) or ()
-    if len(given) > MOST_MESSAGES:
-        raise Refused(
-            400, f"{name}: {len(given)} of them; send at most {MOST_MESSAGES}", field=name
-        )
+    given = fields.items(name) or []
+    few(name, len(given), "messages")
+    parts = (1 + len(_parts(part)) for message in given for part in _parts(message))
+    few(name, sum(parts), "parts of contents")
     for message in fields.objects(name):
         _native.go_on()
+        for key in UNREAD:
+            message.absent(key, UNREADABLE)
         yield message
 
 

@@ -16,7 +16,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from onegraph.answers import ReasoningDelta, ToolCall, ToolCallEnded
-from onegraph.conversations import needs_content
+from onegraph.conversations import UNREAD, UNREADABLE, needs_content
 from onegraph.errors import ModelError
 from onegraph.llm import LLM
 from onegraph.results import Result, TokenLogprob
@@ -331,7 +331,8 @@ def _whole(given: Fields | None) -> Fields:
 
 
 def _only_text(fields: Fields) -> None:
-    fields.absent("images", "models here read text, so send text alone")
+    for key in UNREAD:
+        fields.absent(key, UNREADABLE)
     fields.absent("template", "the model's own is used")
     fields.absent("suffix", "what stands behind a gap is not read here")
 
@@ -355,7 +356,6 @@ def _messages(fields: Fields) -> list[dict[str, Any]]:
     unanswered = Unanswered([])
     for message in conversation.messages(fields) if "messages" in fields else []:
         message.needed("role")
-        message.absent("images", "models here read text, so send text alone")
         kept: dict[str, Any] = {"role": message.text("role"), "content": message.text("content")}
         if "tool_calls" in message:
             given = enumerate(message.objects("tool_calls"))

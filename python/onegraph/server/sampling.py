@@ -82,6 +82,10 @@ def salt_of(body: Fields) -> str | None:
 
 
 def _ids(fields: Fields, name: str) -> list[int] | None:
+    # Before any is looked at: others wait meanwhile.
+    if (count := len(fields.items(name) or [])) > _native.MAX_STOP_TOKENS:
+        expected = f"{count} tokens: at most {_native.MAX_STOP_TOKENS} are allowed"
+        raise Refused(400, f"{fields.path(name)} = {expected}", field=fields.path(name))
     return fields.integers(name, "must be the id of a token")
 
 

@@ -39,7 +39,7 @@ mod _native {
     #[pymodule_export]
     use super::runner::PlanRunner;
     #[pymodule_export]
-    use super::sampling::{check_sampling, sampling_defaults};
+    use super::sampling::{check_graph_mode, check_sampling, sampling_defaults};
     #[pymodule_export]
     use super::stop::{go_on, Stop};
     #[pymodule_export]
@@ -53,6 +53,7 @@ mod _native {
     fn init(m: &Bound<'_, PyModule>) -> PyResult<()> {
         m.add("__version__", env!("CARGO_PKG_VERSION"))?;
         m.add("MAX_SALT_BYTES", ::onegraph::engine::MAX_SALT_BYTES)?;
+        m.add("MAX_STOP_TOKENS", ::onegraph::engine::MAX_STOP_TOKENS)?;
         m.add("DEFAULT_KV_TYPE", ::onegraph::quant::DEFAULT_KV)?;
         m.add(
             "DEFAULT_CACHE_DIR_BYTES",

@@ -1,7 +1,7 @@
 //! The sampling keywords of a request.
 use std::collections::BTreeMap;
 
-use onegraph::engine::{self, Request, Salt, DEFAULT_MAX_TOKENS};
+use onegraph::engine::{self, GraphMode, Request, Salt, DEFAULT_MAX_TOKENS};
 use onegraph::grammar::Constraint;
 use onegraph::sampler::Params;
 use onegraph::{Error, Result};
@@ -183,6 +183,12 @@ fn single(id: i64, bias: f64) -> Result<f32> {
         });
     }
     Ok(single)
+}
+
+/// Raises where a word is no mode of graphs.
+#[pyfunction]
+pub fn check_graph_mode(mode: &str) -> PyResult<()> {
+    GraphMode::from_name(mode).map(drop).map_err(to_py)
 }
 
 /// Raises where sampling keywords are out of range, whatever the model.

@@ -65,7 +65,7 @@ pub use prefixes::PrefixKeeping;
 pub use queue::close_all;
 pub use request::{
     Cut, FinishReason, Finished, Piece, Request, StoppedBy, Timings, Usage, DEFAULT_MAX_TOKENS,
-    MAX_PRIORITY, PRIORITY_STEP,
+    MAX_PRIORITY, MAX_STOP_TOKENS, PRIORITY_STEP,
 };
 pub use stats::{Done, Stats};
 pub use ticket::{Ticket, Wait, POLL};

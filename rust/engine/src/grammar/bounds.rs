@@ -399,10 +399,12 @@ fn number_of(
 }
 
 impl Decimal {
-    /// Of a number as it is written: a double as the shortest decimal that is read as it.
+    /// Of a number as it is written: a double with a fraction as the shortest decimal that is read as
+    /// it, a whole one as what it is.
     pub fn of(number: &Number) -> Self {
         let text = match number.as_f64() {
             // Without an exponent.
+            Some(value) if number.is_f64() && value.fract() == 0.0 => format!("{value:.0}"),
             Some(value) if number.is_f64() => format!("{value}"),
             _ => number.to_string(),
         };
@@ -442,6 +444,11 @@ impl Decimal {
             (true, false) => Ordering::Less,
             (false, true) => Ordering::Greater,
         }
+    }
+
+    /// It without a point and an exponent, where it is whole and no longer than bounds are.
+    pub fn plain(&self) -> Option<String> {
+        (self.is_whole() && self.whole.len() <= LONGEST).then(|| self.text())
     }
 
     fn text(&self) -> String {
@@ -693,6 +700,19 @@ mod tests {
             true,
         );
         assert!(found("0") && found("1") && !found("-1") && !found("2"));
+    }
+
+    #[test]
+    fn a_bound_that_is_a_long_double_is_the_double_and_not_its_shortest_decimal() {
+        // 1e23 is read as 99999999999999991611392, which is less.
+        let mut found = fits(&json!({"maximum": 1e23}), false);
+        assert!(found("99999999999999991611392") && !found("99999999999999991611393"));
+        assert!(!found("100000000000000000000000"));
+        let mut found = fits(
+            &json!({"exclusiveMinimum": 18_446_744_073_709_551_616.0}),
+            false,
+        );
+        assert!(found("18446744073709551617") && !found("18446744073709551616"));
     }
 
     #[test]

@@ -59,6 +59,61 @@ pub(super) fn nothing_is(terms: &Terms) -> Result<bool, String> {
     Ok(regex.map_err(|e| e.to_string())?.always_empty())
 }
 
+/// Times that a part of an expression may be repeated by counts within one another. What compiles it
+/// takes time by their product.
+const MOST_REPEATED: u64 = 1 << 14;
+
+/// Whether an expression repeats no part of it too often.
+///
+/// # Errors
+/// How often it does.
+pub(super) fn check_repeated(pattern: &str) -> Result<(), String> {
+    // Of what was read last, how often a part of it is repeated; of each group that is open, the most.
+    let (mut last, mut groups) = (1u64, vec![1u64]);
+    let mut chars = pattern.chars().peekable();
+    let mut in_class = false;
+    while let Some(c) = chars.next() {
+        match c {
+            '\\' => {
+                let named = chars.next().is_some_and(|c| "xuUpP".contains(c));
+                if named && chars.peek() == Some(&'{') {
+                    chars.by_ref().find(|c| *c == '}');
+                }
+                last = 1;
+            }
+            _ if in_class => in_class = c != ']',
+            '[' => {
+                in_class = true;
+                // Here a bracket stands for itself.
+                chars.next_if_eq(&'^');
+                chars.next_if_eq(&']');
+                last = 1;
+            }
+            '(' => groups.push(1),
+            ')' => last = groups.pop().unwrap_or(1),
+            '{' => {
+                let counts: String = chars.by_ref().take_while(|c| *c != '}').collect();
+                let counts = counts.split(',').filter_map(|n| n.trim().parse().ok());
+                let count: u64 = counts.max().unwrap_or(1);
+                let within = last > 1 && count > 1;
+                last = last.saturating_mul(count.max(1));
+                if within && last > MOST_REPEATED {
+                    return Err(format!(
+                        "has repetitions within one another that repeat a part {last} times; up to \
+                         {MOST_REPEATED} can be"
+                    ));
+                }
+            }
+            '*' | '+' | '?' => {}
+            _ => last = 1,
+        }
+        if let Some(most) = groups.last_mut().filter(|_| c != '(') {
+            *most = last.max(*most);
+        }
+    }
+    Ok(())
+}
+
 /// Terms as a part of a terminal.
 pub(super) fn terminal_of(terms: &Terms) -> String {
     let each = terms.iter().map(|term| match term {
@@ -144,4 +199,31 @@ pub(super) fn joined(parts: &[&str]) -> String {
     let parts = parts.iter().map(|part| part.trim());
     let parts: Vec<&str> = parts.filter(|part| !part.is_empty()).collect();
     parts.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::check_repeated;
+
+    #[test]
+    fn repetitions_within_one_another_are_multiplied() {
+        for few in [
+            "(a{100}){100}",
+            "a{100000}",
+            "a{300}b{300}(c{300})d{300}",
+            r"((\x{41}\{100\}[{100}]){100}){100}",
+            "((a{100}|b)[]{100}]*){100}",
+            "(a{,}){x}",
+        ] {
+            assert_eq!(check_repeated(few), Ok(()), "{few}");
+        }
+        for (many, times) in [
+            ("((a{100}){100}){100}", 1_000_000u64),
+            ("(?:x(a{1,400}b)?){400,}", 160_000),
+            ("(a{1000000}){1000000}{99999999}", 1_000_000_000_000),
+        ] {
+            let said = check_repeated(many).expect_err(many);
+            assert!(said.contains(&format!("a part {times} times")), "{said}");
+        }
+    }
 }

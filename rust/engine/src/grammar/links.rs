@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use super::json;
-use super::lark::{Lines, MOST_TERMS};
+use super::lark::{check_repeated, Lines, MOST_TERMS};
 use super::notation;
 
 /// Longest chain of rules and terminals, each of which names the next, and of parentheses one within
@@ -198,7 +198,7 @@ pub fn with_schemas(text: &str) -> Result<String, String> {
         found.push_str(before.strip_suffix("%json").unwrap_or(before));
         let schema = json::read(value.trim()).map_err(|reason| format!("%json: {reason}"))?;
         let mut lines = Lines::default();
-        let start = notation::value(&mut lines, &schema);
+        let start = notation::value(&mut lines, &schema, true);
         let start = start.map_err(|reason| format!("%json: {reason}"))?;
         found.push_str(&format!("%lark {{\nstart: {start}\n{}}}", lines.text));
     }
@@ -206,14 +206,33 @@ pub fn with_schemas(text: &str) -> Result<String, String> {
     Ok(found)
 }
 
-/// Whether few enough terms are held together.
+/// Whether few enough terms are held together, and no expression repeats a part of it too often.
 ///
 /// # Errors
-/// How many there are.
+/// How many there are, and how often.
 pub fn check_terms(text: &str) -> Result<(), String> {
     let mut reader = Reader { text, at: 0 };
-    let marks = std::iter::from_fn(|| reader.next());
-    let together = marks.filter(|token| *token == Token::Mark('&')).count();
+    let (mut together, mut at) = (0usize, 0);
+    // The same as one expression, without what its strings have in them.
+    let mut whole = String::new();
+    while let Some(token) = reader.next() {
+        let read = text.get(at..reader.at).unwrap_or_default().trim_start();
+        at = reader.at;
+        match token {
+            Token::Mark('[') => whole.push('('),
+            Token::Mark(']') => whole.push(')'),
+            Token::Mark(c) => {
+                together = together.saturating_add(usize::from(c == '&'));
+                whole.push(c);
+            }
+            Token::Text if read.starts_with(|c: char| c.is_ascii_digit()) => whole.push_str(read),
+            Token::Text if read.starts_with('/') => {
+                whole.push_str(&format!("({})", read.trim_matches('/')));
+            }
+            _ => whole.push('_'),
+        }
+    }
+    check_repeated(&whole)?;
     if together > MOST_TERMS {
         return Err(format!(
             "has {together} of `&`: up to {MOST_TERMS} can be, for each makes all the others longer"

@@ -24,6 +24,9 @@ const MOST_WATCHED: usize = 256;
 /// A name that any notation can write without quotes.
 const NAME: &str = "[A-Za-z_][A-Za-z0-9_]{0,63}";
 
+/// A name without a character.
+const EMPTY: &str = r#""""#;
+
 /// A member that has a name.
 struct Named<'a> {
     name: &'a str,
@@ -218,7 +221,7 @@ impl<'a> Notation<'_, 'a> {
     /// A name without its quotes, in all its spellings.
     fn spellings(&mut self, name: &str) -> String {
         match name.is_empty() {
-            true => r#""""#.into(),
+            true => EMPTY.into(),
             false => self
                 .lines
                 .terminal(&format!("/{}/", quote::spellings(name))),
@@ -227,10 +230,16 @@ impl<'a> Notation<'_, 'a> {
 
     /// A key, with its colon: none of these names with that behind it.
     fn key_of(&mut self, body: &str, names: &[String], behind: &str) -> String {
-        let without = match names.is_empty() {
-            true => String::new(),
-            false => format!(" & ~(({}) {behind})", names.join(" | ")),
-        };
+        // Every name begins with an empty one.
+        let (empty, names): (Vec<_>, Vec<_>) = names.iter().partition(|name| *name == EMPTY);
+        let names: Vec<&str> = names.into_iter().map(|name| &name[..]).collect();
+        let mut without = String::new();
+        if !empty.is_empty() {
+            without.push_str(&format!(" & ~({EMPTY})"));
+        }
+        if !names.is_empty() {
+            without.push_str(&format!(" & ~(({}) {behind})", names.join(" | ")));
+        }
         let body = format!(r#""\"" ({body}{without}) /"{SPACE}:{SPACE}/"#);
         self.lines.terminal(&body)
     }
@@ -259,6 +268,19 @@ impl<'a> Notation<'_, 'a> {
             false => 0,
         };
         let bits = BITS.saturating_sub(width) as usize;
+        if self.alone && !others.is_empty() && least > optional.saturating_add(1) {
+            return Err("minProperties".into());
+        }
+        if self.alone && named.is_empty() && most != Some(0) {
+            let one = others.iter().map(|(key, value, _)| joined(&[key, value]));
+            let one = one.collect::<Vec<_>>().join(" | ");
+            let (begin, end) = (self.open('{'), self.close('}'));
+            let mut either = vec![format!("{begin} ({one}) {end}")];
+            if least == 0 {
+                either.push(self.lines.terminal(&format!(r"/\{{{SPACE}\}}/")));
+            }
+            return Ok(Some(format!("({})", either.join(" | "))));
+        }
         if width > 16 || required > bits {
             return Err(format!(
                 "more than {bits} members that are required of an open object"
@@ -317,6 +339,7 @@ impl<'a> Notation<'_, 'a> {
             };
             members.push(format!("{member}{}", all_of(&conditions)));
         }
+        let (begin, end, comma) = (self.open('{'), self.close('}'), self.comma());
         for (key, value, bits) in &others {
             let next = match counted {
                 true => format!("incr({counter})"),
@@ -329,10 +352,15 @@ impl<'a> Notation<'_, 'a> {
             if counted && most.is_some() {
                 conditions.push(more.clone());
             }
-            members.push(format!(
-                "{key} {value} {rest}::{next}{}",
-                all_of(&conditions)
-            ));
+            let behind = match self.alone {
+                true => {
+                    let before = least.saturating_sub(1);
+                    conditions.extend((before > 0).then(|| format!("ge({counter}, {before})")));
+                    end.clone()
+                }
+                false => format!("{rest}::{next}"),
+            };
+            members.push(format!("{key} {value} {behind}{}", all_of(&conditions)));
         }
         // A comma where a member may follow.
         let mut ready = Vec::new();
@@ -362,7 +390,6 @@ impl<'a> Notation<'_, 'a> {
             (true, _) => String::new(),
             (false, each) => format!(" %if {}", any_of(each)),
         };
-        let (begin, end, comma) = (self.open('{'), self.close('}'), self.comma());
         self.lines
             .define(&format!("{rule}::_"), &members.join(" | "));
         let body = format!("{end}{} | {comma} {rule}::_{further}", all_of(&ready));

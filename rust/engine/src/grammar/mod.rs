@@ -35,7 +35,7 @@ mod texts;
 
 pub use answer::{of_answer, Callable, Held};
 use keys::Keys;
-use lark::{literal, Lines};
+use lark::{check_repeated, literal, Lines};
 use said::said;
 
 /// Stack of a thread that compiles a constraint: what recurses there goes as deep as [`links::LONGEST`]
@@ -120,13 +120,16 @@ impl Constraint {
         match self {
             Self::Schema(text) => {
                 let schema = json::read(text);
-                let found = schema.and_then(|schema| notation::value(lines, &schema));
+                let found = schema.and_then(|schema| notation::value(lines, &schema, false));
                 Ok(format!(
                     "({})",
                     found.map_err(|reason| self.refused(reason))?
                 ))
             }
-            Self::Regex(pattern) => Ok(format!("/{}/", llguidance::regex_to_lark(pattern, ""))),
+            Self::Regex(pattern) => {
+                check_repeated(pattern).map_err(|reason| self.refused(reason))?;
+                Ok(format!("/{}/", llguidance::regex_to_lark(pattern, "")))
+            }
             Self::Grammar(text) => Ok(format!("%lark {{\n{}\n}}", self.lark(text)?)),
             Self::Answer(text) => Ok(format!("%lark {{\n{text}\n}}")),
             Self::Choice(texts) => {
@@ -148,12 +151,11 @@ impl Constraint {
 
     /// A grammar in Lark.
     fn lark(&self, text: &str) -> Result<String> {
-        match gbnf::is_gbnf(text) {
-            true => gbnf::to_lark(text).map_err(|reason| self.refused(reason)),
-            false => links::check_terms(text)
-                .and_then(|()| links::with_schemas(text))
-                .map_err(|reason| self.refused(reason)),
-        }
+        let found = match gbnf::is_gbnf(text) {
+            true => gbnf::to_lark(text).and_then(|text| links::check_terms(&text).map(|()| text)),
+            false => links::check_terms(text).and_then(|()| links::with_schemas(text)),
+        };
+        found.map_err(|reason| self.refused(reason))
     }
 }
 

@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use serde_json::Value;
 
-use super::bounds::{self, Numbers};
+use super::bounds::{self, Decimal, Numbers};
 use super::json::SPACE;
 use super::lark::{joined, literal, regex_of, terminal_of, Lines, Term, Terms};
 use super::quote;
@@ -68,6 +68,9 @@ pub(super) struct Notation<'l, 'a> {
     /// The shapes of each node, the first of which is the whole.
     pub(super) nodes: Rc<Vec<Vec<Shape<'a>>>>,
     pub(super) spelling: Spelling,
+    /// Nobody follows the keys of a text: of an object that has members without names of their own
+    /// there is one at most.
+    pub(super) alone: bool,
     /// The quote that is a control token.
     quote: Option<u32>,
     /// Of each node, each shape.
@@ -114,7 +117,7 @@ pub(super) fn arguments(
             closed: !json,
             closed_outside: true,
         };
-        match rules(lines, (spelling, quote), parameters, manner, true) {
+        match rules(lines, (spelling, quote), parameters, manner, (true, false)) {
             Ok(Some(found)) => return Ok(found),
             Ok(None) => return Err(refused(NOTHING)),
             Err(what) if what == LARGE => {}
@@ -125,17 +128,27 @@ pub(super) fn arguments(
     Err(refused(LARGE))
 }
 
-/// What stands where a value is written as JSON.
+/// What stands where a value is written as JSON, `alone` where nobody follows its keys.
 ///
 /// # Errors
 /// What cannot be held.
-pub(super) fn value(lines: &mut Lines, schema: &Value) -> std::result::Result<String, String> {
+pub(super) fn value(
+    lines: &mut Lines,
+    schema: &Value,
+    alone: bool,
+) -> std::result::Result<String, String> {
     let manner = Manner {
         deepest: None,
         closed: false,
         closed_outside: false,
     };
-    let found = rules(lines, (Spelling::Json, None), schema, manner, false);
+    let found = rules(
+        lines,
+        (Spelling::Json, None),
+        schema,
+        manner,
+        (false, alone),
+    );
     let refused = |what: &str| format!("{what} cannot be held; leave it out or say it otherwise");
     match found.map_err(|what| refused(&what))? {
         Some(found) => Ok(found),
@@ -148,13 +161,14 @@ fn rules(
     (spelling, quote): (Spelling, Option<u32>),
     schema: &Value,
     manner: Manner,
-    arguments: bool,
+    (arguments, alone): (bool, bool),
 ) -> Expression {
     let mut notation = Notation {
         lines,
         root: schema,
         nodes: Rc::new(Graph::new(schema, manner)?.nodes),
         spelling,
+        alone,
         quote,
         written: Vec::new(),
         fits: Vec::new(),
@@ -408,7 +422,7 @@ impl<'a> Notation<'_, 'a> {
                     return Ok(Written::Nothing);
                 }
                 let mut terms = vec![Term::is(format!("{}{}", quote::any(), asked.length()))];
-                terms.extend(quoted(&asked.terms).ok_or("pattern")?);
+                terms.extend(quoted(&asked.terms).ok_or_else(|| asked.named())?);
                 scalar(&joined(&[r#""\"""#, &terminal_of(&terms), r#""\"""#]))
             }
             Spelling::Gemma => {
@@ -694,12 +708,17 @@ fn json_constant(value: &Value, deep: usize) -> Option<String> {
         }
         Value::Number(number) => {
             let text = number.to_string();
-            let whole = text.strip_suffix(".0").unwrap_or(&text);
-            let short = whole.len() < 16 && whole.chars().all(|c| c.is_ascii_digit() || c == '-');
-            match short {
-                // A reader takes both for the same.
-                true => format!(r"{whole}(?:\.0)?"),
-                false => regex_of(&text),
+            let Some(plain) = Decimal::of(number).plain() else {
+                return Some(regex_of(&text));
+            };
+            // A reader takes all of these for the same; a longer integer with a point it may round.
+            let point = match number.is_f64() || plain.len() < 16 {
+                true => r"(?:\.0)?",
+                false => "",
+            };
+            match text.contains(['e', 'E']) {
+                true => format!("(?:{}|{plain}{point})", regex_of(&text)),
+                false => format!("{plain}{point}"),
             }
         }
         scalar => regex_of(&scalar.to_string()),

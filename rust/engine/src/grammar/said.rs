@@ -19,10 +19,19 @@ const ITSELF: &str =
 
 /// Words of the library, in small letters, and what they mean for one who gave a constraint. What is of no
 /// row names a place in the text that was given, and is said as it is.
-const WORDS: [(&str, &str); 25] = [
+const WORDS: [(&str, &str); 27] = [
     (
         "number of nested parentheses",
         "has an expression with parentheses or brackets more than 250 deep in one another",
+    ),
+    (
+        "lookarounds not supported",
+        "has an assertion, such as ^, $ or \\b, within an expression, which cannot be held; an expression is \
+         the whole text, so leave it out",
+    ),
+    (
+        "end number in range cannot be 0",
+        "has a repetition of no times, such as {0}; leave that part out",
     ),
     ("noextension", NOTHING),
     ("no extension", NOTHING),
@@ -66,6 +75,13 @@ pub(super) fn said(text: &str) -> String {
     if let Some((_, words)) = WORDS.iter().find(|(known, _)| small.contains(known)) {
         return (*words).into();
     }
+    // Behind the expression and a mark below it.
+    let wrong = text
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("error: "));
+    if let Some(wrong) = wrong.filter(|_| small.contains("regex parse error")) {
+        return format!("is no regular expression that is taken: {wrong}");
+    }
     let text = text.replace("<non-verbose/>", "");
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let found = cut(&lines.take(LINES).collect::<Vec<_>>().join("; "));
@@ -90,6 +106,14 @@ mod tests {
                 "in too many ways",
             ),
             ("<non-verbose/>", "cannot be compiled"),
+            (
+                "at 1(8): invalid regex \"a$b\" (in regex): lookarounds not supported yet; End in regex /a$b/",
+                "has an assertion, such as ^, $ or \\b,",
+            ),
+            (
+                "invalid regex \"(a\" (in regex): regex parse error:\n    (a\n    ^\nerror: unclosed group",
+                "is no regular expression that is taken: unclosed group",
+            ),
             ("at 1(8): unknown name: \"fuel\"", "unknown name: \"fuel\""),
             ("unknown name: \"a\"\n\n  at 3(4)\n<non-verbose/>", "unknown name: \"a\"; at 3(4)"),
         ] {

@@ -5,7 +5,7 @@ use std::str::Chars;
 
 use serde_json::{Map, Value};
 
-use super::lark::{nothing_is, regex_of, Term, Terms, ANY, MOST_TERMS};
+use super::lark::{check_repeated, nothing_is, regex_of, Term, Terms, ANY, MOST_TERMS};
 use super::schema::counts;
 
 /// Longest text that is counted.
@@ -56,6 +56,8 @@ pub(super) struct Asked {
     most: Option<u64>,
     /// What else it is.
     pub terms: Terms,
+    /// Its patterns as they are given, for errors.
+    patterns: Vec<String>,
 }
 
 impl Asked {
@@ -73,13 +75,16 @@ impl Asked {
             return Ok(None);
         }
         let mut terms = Terms::new();
+        let mut patterns = Vec::new();
         for schema in leaves {
             match schema.get("pattern") {
                 None => {}
-                Some(Value::String(pattern)) => match found(pattern) {
-                    Some(pattern) => terms.push(Term::Is(pattern)),
-                    None => return Err(format!("pattern {pattern:?}")),
-                },
+                Some(Value::String(pattern)) => {
+                    let named = format!("pattern {pattern:?}");
+                    let found = found(pattern).ok_or_else(|| named.clone())?;
+                    terms.push(Term::Is(found));
+                    patterns.push(named);
+                }
                 Some(_) => return Err("pattern".into()),
             }
             match schema.get("format") {
@@ -98,7 +103,12 @@ impl Asked {
                 "{together} patterns of one text (up to {MOST_TERMS} can be)"
             ));
         }
-        Ok(Some(Self { least, most, terms }))
+        Ok(Some(Self {
+            least,
+            most,
+            terms,
+            patterns,
+        }))
     }
 
     /// How many characters it has, as a repetition: `{0,5}`.
@@ -121,7 +131,15 @@ impl Asked {
     pub fn excludes(&self, terms: &Terms) -> Result<bool, String> {
         match self.terms.is_empty() {
             true => Ok(false),
-            false => nothing_is(terms).map_err(|_| "pattern".into()),
+            false => nothing_is(terms).map_err(|_| self.named()),
+        }
+    }
+
+    /// What it is that cannot be held.
+    pub fn named(&self) -> String {
+        match self.patterns.is_empty() {
+            true => "format".into(),
+            false => self.patterns.join(" and "),
         }
     }
 
@@ -161,6 +179,7 @@ fn class_of(letter: char, others: bool) -> Option<&'static str> {
 
 /// Texts in which a pattern of ECMAScript is found; `None` where Rust's may mean something else.
 pub(super) fn found(pattern: &str) -> Option<String> {
+    check_repeated(pattern).ok()?;
     let mut branches = vec![Branch::default()];
     // Within brackets: whether others are meant.
     let (mut depth, mut class) = (0usize, None::<bool>);

@@ -128,6 +128,7 @@ impl Object {
             State::Colon => Flow::Broken("a key must be followed by a colon"),
             State::Arguments => {
                 self.has_arguments = true;
+                self.scanner = Scanner::of_arguments();
                 self.state = State::Value(match c {
                     '{' => Value::Arguments,
                     _ => Value::Whole,
@@ -223,7 +224,7 @@ impl Object {
         };
         let inside = match inside.trim_matches(is_space) {
             "" => "{}",
-            inside if inside.starts_with('{') && json::is_value(inside) => inside,
+            inside if json::is_arguments(inside) => inside,
             _ => return Flow::Broken("the arguments of a call must be an object"),
         };
         self.early.push_str(inside);
@@ -248,7 +249,7 @@ impl Object {
 }
 
 /// One object or several, with commas or semicolons between them or without, in brackets or not.
-/// A brace too many behind one is left out.
+/// A brace too many behind one is left out, and so is a bracket behind a list.
 #[derive(Debug)]
 pub(super) struct List {
     only: Option<Tools>,
@@ -285,9 +286,16 @@ impl List {
     }
 
     fn close(&mut self, c: char) -> Flow {
+        let listed = matches!(self.place, Place::Behind);
         match &mut self.close {
-            close if c == '}' && close.as_ref().is_none_or(Choice::is_fresh) => Flow::More,
+            close
+                if (c == '}' || listed && c == ']')
+                    && close.as_ref().is_none_or(Choice::is_fresh) =>
+            {
+                Flow::More
+            }
             None if is_space(c) => Flow::More,
+            None if listed => Flow::DoneBefore,
             None if self.bracketed || goes_on(c) => Flow::Broken(BEHIND),
             None => Flow::DoneBefore,
             Some(close) => match close.push(c) {
@@ -323,10 +331,7 @@ impl Body for List {
                 '{' => self.object(c, out),
                 ']' if self.bracketed => {
                     self.place = Place::Behind;
-                    match self.close {
-                        None => Flow::Done,
-                        Some(_) => Flow::More,
-                    }
+                    Flow::More
                 }
                 c => self.close(c),
             },

@@ -1,7 +1,7 @@
 //! Gemma 4: `<|tool_call>call:f{x:1,s:<|"|>text<|"|>}<tool_call|>`, a pair of markers each call.
 use super::calls::{Body, Flow, BEHIND, CUT};
 use super::event::Out;
-use super::json::Step;
+use super::json::{Scanner, Step};
 use super::literal::{Literal, QUOTE};
 use super::marked::Calls;
 use super::marker::{Choice, Chosen};
@@ -85,7 +85,8 @@ impl Parts {
 enum Call {
     Start(Choice),
     Name(String),
-    Arguments(Box<Literal>),
+    /// The arguments, and what is read of them.
+    Arguments(Box<(Literal, Scanner)>),
     After(Choice),
 }
 
@@ -106,7 +107,7 @@ impl Body for Call {
                     return Flow::Broken("the name of a call must be a word");
                 }
                 out.begin(name);
-                *self = Self::Arguments(Box::new(Literal::new()));
+                *self = Self::Arguments(Box::new((Literal::new(), Scanner::of_arguments())));
                 self.push(c, out)
             }
             Self::Name(name) => {
@@ -116,9 +117,15 @@ impl Body for Call {
                     false => Flow::More,
                 }
             }
-            Self::Arguments(literal) => {
+            Self::Arguments(both) => {
+                let (literal, scanner) = &mut **both;
                 let mut json = String::new();
                 let step = literal.push(c, &mut json);
+                for c in json.chars() {
+                    if let Step::Bad(reason) = scanner.push(c) {
+                        return Flow::Broken(reason);
+                    }
+                }
                 out.arguments(&json);
                 match step {
                     Step::Bad(reason) => Flow::Broken(reason),

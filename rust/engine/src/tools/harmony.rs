@@ -111,7 +111,7 @@ impl Channels {
         self.state = match (to, word(CHANNEL)) {
             (Some(name), _) if is_name(name) => {
                 out.begin(name);
-                State::Call(ends(), Arguments::Coming(Scanner::default(), false))
+                State::Call(ends(), Arguments::Coming(Scanner::of_arguments(), false))
             }
             (_, Some("analysis")) => State::Thought(ends()),
             _ => State::Text(ends()),

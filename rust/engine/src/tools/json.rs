@@ -1,4 +1,5 @@
 //! JSON that comes character by character.
+use std::collections::HashSet;
 
 /// Deepest nesting of lists and objects: less than any reader of JSON takes.
 pub(super) const MAX_DEPTH: usize = 100;
@@ -49,6 +50,10 @@ pub(super) struct Scanner {
     /// Of a word or a number, what is there; of `\u`, its digits so far.
     word: String,
     high: bool,
+    /// Keys of the outermost object, where none may come twice.
+    keys: Option<HashSet<String>>,
+    /// The one that is being read, as it is written.
+    key: String,
 }
 
 impl Default for Scanner {
@@ -59,6 +64,8 @@ impl Default for Scanner {
             is_key: false,
             word: String::new(),
             high: false,
+            keys: None,
+            key: String::new(),
         }
     }
 }
@@ -68,7 +75,32 @@ pub(super) fn is_space(c: char) -> bool {
 }
 
 impl Scanner {
+    /// Reads the arguments of a call, each of which is given once.
+    pub fn of_arguments() -> Self {
+        Self {
+            keys: Some(HashSet::new()),
+            ..Self::default()
+        }
+    }
+
     pub fn push(&mut self, c: char) -> Step {
+        let in_key = self.is_key && self.stack.len() == 1;
+        let step = self.step(c);
+        let Some(keys) = self.keys.as_mut().filter(|_| in_key) else {
+            return step;
+        };
+        self.key.push(c);
+        if self.is_key {
+            return step;
+        }
+        let key = unquoted(&format!("\"{}", std::mem::take(&mut self.key)));
+        match keys.insert(key.unwrap_or_default()) {
+            true => step,
+            false => Step::Bad("an argument that is given twice"),
+        }
+    }
+
+    fn step(&mut self, c: char) -> Step {
         match self.state {
             State::Value | State::ValueOrEnd if is_space(c) => Step::More,
             State::ValueOrEnd if c == ']' => self.close(false),
@@ -145,11 +177,27 @@ impl Scanner {
                     return Step::Bad("a number that JSON does not have");
                 }
                 match self.ended() {
-                    Step::More => self.push(c),
+                    Step::More => self.step(c),
                     _ => Step::DoneBefore,
                 }
             }
         }
+    }
+
+    /// Whether a text is one value and nothing else.
+    fn takes(mut self, text: &str) -> bool {
+        let mut done = false;
+        for c in text.chars() {
+            if done {
+                return false;
+            }
+            match self.push(c) {
+                Step::More => {}
+                Step::Done => done = true,
+                Step::DoneBefore | Step::Bad(_) => return false,
+            }
+        }
+        done || self.is_whole_number()
     }
 
     /// Whether the text may end here: a number is whole.
@@ -249,19 +297,12 @@ pub(super) fn is_number(text: &str) -> bool {
 
 /// Whether a text is one value of JSON and nothing else.
 pub(super) fn is_value(text: &str) -> bool {
-    let mut scanner = Scanner::default();
-    let mut done = false;
-    for c in text.chars() {
-        if done {
-            return false;
-        }
-        match scanner.push(c) {
-            Step::More => {}
-            Step::Done => done = true,
-            Step::DoneBefore | Step::Bad(_) => return false,
-        }
-    }
-    done || scanner.is_whole_number()
+    Scanner::default().takes(text)
+}
+
+/// Whether it is the arguments of a call.
+pub(super) fn is_arguments(text: &str) -> bool {
+    text.starts_with('{') && Scanner::of_arguments().takes(text)
 }
 
 /// Appends a character as it stands in a string of JSON.

@@ -55,7 +55,7 @@ impl Call {
             return Flow::Broken("the name of a call must be a word");
         }
         out.begin(name);
-        *self = Self::Arguments(Scanner::default(), false);
+        *self = Self::Arguments(Scanner::of_arguments(), false);
         Flow::More
     }
 }

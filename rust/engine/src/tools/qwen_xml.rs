@@ -11,7 +11,8 @@
 //! - `<function=` in a value begins an example of a call, which goes to its `</function>`.
 //! - Where `</parameter>` was forgotten, `<parameter=` at the front of a line ends a value too, if
 //!   it names a parameter of the tool that was not given, and so does `</function>`. Where either
-//!   may as well be a part of the value, the call is none.
+//!   may as well be a part of the value, or stands behind `</parameter` without its end, the call is
+//!   none.
 use super::calls::{Body, Flow, BEHIND, CUT};
 use super::event::Out;
 use super::marked::Calls;
@@ -105,6 +106,8 @@ struct Value {
     nested: usize,
     /// It has tags in it, so that another that ends it must be as it should.
     has_tags: bool,
+    /// The beginning of a closing tag, where that was written last, but for white space.
+    tail: String,
 }
 
 /// What may be the end of a value, and of the call.
@@ -193,10 +196,11 @@ impl Call {
             types,
             fresh: true,
             feed: false,
-            in_front: true,
+            in_front: false,
             whole: String::new(),
             nested: 0,
             has_tags: false,
+            tail: String::new(),
         });
         self.read()
     }
@@ -303,7 +307,7 @@ impl Call {
         let Some(value) = &mut self.value else {
             return Flow::Broken(BEHIND);
         };
-        let sure = !value.has_tags;
+        let sure = !value.has_tags && !value.is_cut();
         match (tag, value.nested) {
             (FUNCTION, nested) => {
                 value.nested = nested.saturating_add(1);
@@ -363,10 +367,24 @@ impl Call {
 }
 
 impl Value {
+    /// Whether it ends with a closing tag that was cut.
+    fn is_cut(&self) -> bool {
+        self.tail.len() > "</".len()
+    }
+
     /// Text that is in no tag.
     fn take(&mut self, text: &str, out: &mut Out) {
         let mut more = String::new();
         for c in text.chars() {
+            if !c.is_whitespace() {
+                let tag = PARAMETER_END.strip_prefix(&self.tail[..]);
+                if !tag.is_some_and(|rest| rest.starts_with(c)) {
+                    self.tail.clear();
+                }
+                if c == '<' || !self.tail.is_empty() {
+                    self.tail.push(c);
+                }
+            }
             self.in_front = c == '\n';
             if std::mem::take(&mut self.fresh) && c == '\n' {
                 continue;

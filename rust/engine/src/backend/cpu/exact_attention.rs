@@ -358,7 +358,8 @@ impl TokenBlock {
             for (((v, p), scale), is_seen) in v.iter_mut().zip(p).zip(scales).zip(seen) {
                 *v = if is_seen { p * scale } else { 0.0 };
             }
-            let field = (largest(v).to_bits() >> 23).max(LEAST_FIELD);
+            // Of its size alone: a page that was read from a file may hold any bits.
+            let field = (largest(v).to_bits() >> 23 & 0xff).max(LEAST_FIELD);
             // 65535 2^-E and 2^(E - 16), E = field - 126.
             let to_integers = f32::from_bits((269 - field) << 23) * (W_MOST / 65536.0);
             let step = f32::from_bits((field - 15) << 23);
@@ -498,5 +499,38 @@ impl<B: KvBlock> Task for OfBlocks<'_, '_, B> {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quant::i16_blocks::I16Blocks;
+
+    const DIM: usize = 32;
+
+    /// Sums over a page of these bytes.
+    struct Summed(Vec<u8>);
+
+    impl Task for Summed {
+        type Out = ();
+
+        #[inline(always)]
+        fn run<I: Isa>(self) {
+            let query = Query::new(&[1.0; DIM], 1e-6).unwrap();
+            let mut unit = Unit::new::<I16Blocks>(DIM).unwrap();
+            unit.set_keys::<I16Blocks>(&self.0, 2 + 2 * DIM);
+            unit.set_values::<I16Blocks>(&self.0, 2 + 2 * DIM);
+            let mut sums = Sums::new(DIM).unwrap();
+            unit.sums::<I, I16Blocks>(&query, 0..UNIT, &mut sums);
+        }
+    }
+
+    #[test]
+    fn a_page_of_any_bits_is_summed_without_an_overflow() {
+        for unit in (0..=u16::MAX).step_by(61) {
+            let head = [&unit.to_le_bytes()[..], &[0x5a; 2 * DIM]].concat();
+            simd::run(Level::detect(), Summed(head.repeat(UNIT)));
+        }
     }
 }
