@@ -124,7 +124,8 @@ ASKED: dict[str, Any] = {"max_tokens": 2, "messages": [{"role": "user", "content
         ("top_k", "x"),
         ("stop_sequences", [1]),
         ("messages", None),
-        ("messages[0].role", [{"role": "system", "content": "tea"}]),
+        ("messages[0].role", [{"role": "developer", "content": "tea"}]),
+        ("messages[0].content", [{"role": "system"}]),
         ("messages[0].content", [{"role": "user"}]),
         (
             "messages[0].content[0].type",

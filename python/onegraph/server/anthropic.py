@@ -42,6 +42,9 @@ NAMES = {
 #: reasoning cannot be shown to a model.
 APART = ("thinking", "redacted_thinking", "tool_use", "tool_result")
 
+#: How the line begins that Claude Code has at the head of its instructions, for who bills it.
+NONCE = "x-anthropic-billing-header:"
+
 KINDS = {
     401: "authentication_error",
     403: "permission_error",
@@ -91,14 +94,18 @@ def failure(why: Refused) -> dict[str, Any]:
 def _messages(fields: Fields) -> tuple[list[dict[str, Any]], bool]:
     """The conversation, and whether its last message is to be gone on with."""
     history = History()
-    if system := conversation.text_of(fields, "system"):
-        history.say("system", system)
+    if system := _system(fields):
+        history.instruct(system)
     last: str | None = None
     for message in conversation.messages(fields):
         role = message.text("role")
-        if role not in ("user", "assistant"):
-            raise wrong(message.path("role"), role, 'must be "user" or "assistant"')
+        if role not in ("user", "assistant", "system"):
+            raise wrong(message.path("role"), role, 'must be "user", "assistant" or "system"')
         message.needed("content")
+        if role == "system":
+            history.instruct(conversation.text_of(message, "content"))
+            last = role
+            continue
         parts = message.objects("content") if isinstance(message.get("content"), list) else []
         text = conversation.text_of(message, "content", skipped=APART) or ""
         # Two turns of one side are one: templates expect the sides to take turns.
@@ -114,6 +121,18 @@ def _messages(fields: Fields) -> tuple[list[dict[str, Any]], bool]:
                 history.say(role, text, joins=joins and not results)
             last = role if text or not results else "tool"
     return history.messages(), last == "assistant"
+
+
+def _system(fields: Fields) -> str | None:
+    """The instructions, less a first line that has another value in each request: no prefix of the
+    conversation would be found again behind it."""
+    given = fields.get("system")
+    text = conversation.text_of(fields, "system")
+    if text is None or not text.startswith(NONCE):
+        return text
+    first = given if isinstance(given, str) else given[0]["text"]
+    # A block of that line alone has no end of line.
+    return text[len(first.partition("\n")[0]) :].removeprefix("\n")
 
 
 def _part(part: Fields, elsewhere: str) -> str | None:

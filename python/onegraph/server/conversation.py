@@ -10,6 +10,7 @@ from onegraph import _native
 from onegraph.llm import LLM
 from onegraph.prompts import is_short
 from onegraph.sampling import resolve
+from onegraph.server import placed
 from onegraph.server.fields import Fields, wrong
 from onegraph.server.refusals import Refused
 from onegraph.server.requests import MOST_VALUES
@@ -82,7 +83,7 @@ def chat(
 
     def prepare(llm: LLM) -> Job:
         return llm._conversations(
-            messages,
+            placed.placed(llm, messages),
             options,
             None,
             tools=tools.offered or None,
