@@ -1,5 +1,6 @@
 """Instructions in the middle of a conversation stay there, whatever the template takes."""
 
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -117,7 +118,7 @@ def test_each_turn_begins_with_all_that_was_read_before(
     asked = [n for n in range(1, len(TURNS) + 1) if [*TURNS, TURNS[3]][n]["role"] == "assistant"]
     read = [models[model].read(*_named(by_anthropic(TURNS[:n]), model)) for n in asked]
     assert len(read) == 3
-    for before, behind in zip(read, read[1:], strict=False):
+    for before, behind in itertools.pairwise(read):
         assert behind.startswith(before)
 
 

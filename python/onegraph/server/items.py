@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import base64
+import json
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from onegraph.answers import (
@@ -14,21 +16,49 @@ from onegraph.answers import (
 )
 from onegraph.server import frames
 from onegraph.server.events import Event, Finish, Text
+from onegraph.server.tools import Named
 
-__all__ = ["Items"]
+__all__ = ["Items", "hidden", "shown"]
 
 #: An event of a stream: its name and fields.
 Told = tuple[str, dict[str, Any]]
 
+#: A call of a tool that takes a text.
+CUSTOM = "custom_tool_call"
+
 #: The name of an item's events, of its kind, and the start of its id.
 NAMES = {"message": "output_text", "reasoning": "reasoning_text"}
-PREFIXES = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_"}
+PREFIXES = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_", CUSTOM: "ctc_"}
+
+#: What a reasoning begins with that a client keeps without reading it.
+HIDDEN = "onegraph:"
+
+
+def hidden(reasoning: str) -> str:
+    """A reasoning as a client keeps it: no secret, but a text that it need not understand."""
+    return HIDDEN + base64.b64encode(reasoning.encode()).decode()
+
+
+def shown(kept: str) -> str | None:
+    """The reasoning that a client kept; None for what another server hid."""
+    if not kept.startswith(HIDDEN):
+        return None
+    try:
+        return base64.b64decode(kept.removeprefix(HIDDEN), validate=True).decode()
+    except ValueError:  # what is no UTF-8 is one too
+        return None
 
 
 class Items:
-    """The items of one response as its answer comes."""
+    """The items of one response as its answer comes.
 
-    def __init__(self) -> None:
+    named: of the names that the model was shown, those that are something else here
+    hides: whether a reasoning has a text too that a client keeps without reading it
+    """
+
+    def __init__(self, named: Mapping[str, Named], *, hides: bool) -> None:
+        self._named = named
+        self._hides = hides
         #: Those that have ended, less calls that went wrong: what the model wrote of one is text.
         self.done: list[dict[str, Any]] = []
         self._item: dict[str, Any] | None = None
@@ -48,18 +78,36 @@ class Items:
         elif isinstance(event, ReasoningDelta):
             yield from self._more("reasoning", event.text)
         elif isinstance(event, ToolCallBegun):
-            call = {"call_id": event.id, "name": event.name, "arguments": ""}
-            yield from self._begin("function_call", call)
+            yield from self._begin_call(event)
         elif isinstance(event, ToolCallDelta):
+            if self._is_custom():
+                return  # its text is known when all of it is there
             self._texts.append(event.arguments)
             yield "response.function_call_arguments.delta", self._at(delta=event.arguments)
         elif isinstance(event, ToolCallEnded):
+            if self._is_custom():
+                text = _input(event.call.arguments)
+                self._texts.append(text)
+                yield "response.custom_tool_call_input.delta", self._at(delta=text)
             yield from self._end("completed")
         elif isinstance(event, ToolCallFailed):
             yield from self._end("incomplete")
             self.done.pop()
         else:
             yield from self._finish(event)
+
+    def _begin_call(self, event: ToolCallBegun) -> Iterator[Told]:
+        named = self._named.get(event.name, Named(event.name))
+        call: dict[str, Any] = {"call_id": event.id, "name": named.name}
+        if named.namespace is not None:
+            call["namespace"] = named.namespace
+        if named.is_custom:
+            yield from self._begin(CUSTOM, {**call, "input": ""})
+        else:
+            yield from self._begin("function_call", {**call, "arguments": ""})
+
+    def _is_custom(self) -> bool:
+        return self._item is not None and self._item["type"] == CUSTOM
 
     def _finish(self, event: Finish) -> Iterator[Told]:
         if self._item is None and not self.done:
@@ -106,6 +154,11 @@ class Items:
             yield f"response.{NAMES[kind]}.done", said
             yield "response.content_part.done", self._at(content_index=0, part=part)
             item["content"] = [part]
+            if kind == "reasoning" and self._hides:
+                item["encrypted_content"] = hidden(text)
+        elif kind == CUSTOM:
+            yield "response.custom_tool_call_input.done", self._at(input=text)
+            item["input"] = text
         else:
             said = self._at(name=item["name"], arguments=text)
             yield "response.function_call_arguments.done", said
@@ -114,6 +167,14 @@ class Items:
         self.done.append(item)
         self._n_ended += 1
         self._item, self._texts = None, []
+
+
+def _input(arguments: dict[str, Any]) -> str:
+    """The text that a call gives a tool; where it gives something else, that as JSON."""
+    given = arguments.get("input")
+    if isinstance(given, str) and len(arguments) == 1:
+        return given
+    return json.dumps(arguments, ensure_ascii=False)
 
 
 def _part(kind: str, text: str) -> dict[str, Any]:

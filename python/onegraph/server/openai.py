@@ -114,11 +114,13 @@ def usage(results: list[Result]) -> dict[str, Any]:
     read = sum(result.usage.prompt_tokens for result in results)
     made = sum(result.usage.completion_tokens for result in results)
     cached = sum(result.usage.cached_tokens for result in results)
+    reasoned = sum(result.usage.reasoning_tokens for result in results)
     return {
         "prompt_tokens": read,
         "completion_tokens": made,
         "total_tokens": read + made,
         "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {"reasoning_tokens": reasoned},
     }
 
 
