@@ -70,10 +70,10 @@ def _counted(service: Service, fields: Fields) -> Reply:
     model = service.model(fields)
     messages = _messages(fields)
     _only_text(fields)
-    tools = flat(fields)
+    tools, variables = flat(fields), _variables(fields)
 
     def made(llm: LLM) -> dict[str, Any]:
-        ids = conversation.tokens(llm, messages, tools=tools)
+        ids = conversation.tokens(llm, messages, tools=tools, variables=variables)
         return {"object": "response.input_tokens", "input_tokens": len(ids)}
 
     return service.reply(model, made)
@@ -100,8 +100,9 @@ def _messages(fields: Fields) -> list[dict[str, Any]]:
             history.returned(item.text("call_id"), text)
         elif kind == "message":
             item.needed("role")
-            item.needed("content")
             role = item.text("role")
+            if not conversation.may_be_empty(item):
+                item.needed("content")
             text = conversation.text_of(item, "content", TEXTS)
             if role in ("developer", "system"):
                 history.instruct(text)
@@ -112,6 +113,15 @@ def _messages(fields: Fields) -> list[dict[str, Any]]:
                 raise wrong(item.path("type"), kind, f"must be one of {', '.join(TAKEN)}")
             say_left_out(f"an item of type {kind}", "OpenAI")
     return history.messages()
+
+
+def _variables(fields: Fields) -> dict[str, Any] | None:
+    """What `reasoning` is to the template; the reasoning comes whole, so of a summary there is
+    nothing to say."""
+    reasoning = fields.object("reasoning")
+    if reasoning is None:
+        return None
+    return conversation.thinking(effort=conversation.effort_of(reasoning, "effort"))
 
 
 def _thought(item: Fields) -> str:
@@ -167,7 +177,7 @@ def _asked(service: Service, fields: Fields) -> Asked:
         return head.ended(last.result, items.done)
 
     writer = Writer(head, made()) if fields.flag("stream") else None
-    prepare = conversation.chat(messages, chosen, tools=tools)
+    prepare = conversation.chat(messages, chosen, tools=tools, variables=_variables(fields))
     return Asked(model, prepare, writer, document, spelled(fields, NAMES, form))
 
 
@@ -187,6 +197,7 @@ class _Head:
             "max_output_tokens": fields.integer("max_output_tokens"),
             "metadata": {} if metadata is None else metadata.values,
             "output": [],
+            "reasoning": fields.get("reasoning") or {"effort": None, "summary": None},
             "parallel_tool_calls": fields.flag("parallel_tool_calls", True),
             "previous_response_id": None,
             "store": False,
