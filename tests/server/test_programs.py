@@ -174,6 +174,8 @@ class Codex(Program):
                 kinds.index(f"response.custom_tool_call_input.{k}") for k in ("delta", "done")
             )
             assert delta < done and events[done]["input"] == PATCH
+            deltas = [e["delta"] for e in events[delta:done] if e["type"] == kinds[delta]]
+            assert "".join(deltas) == PATCH and len(deltas) > 9
             self.items += [
                 asked,
                 {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "Done."},

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 from onegraph import LLM
+from onegraph.answers import ToolCall, ToolCallBegun, ToolCallDelta, ToolCallEnded
 from onegraph.server import asgi, tools
+from onegraph.server.items import Items
 from onegraph.server.lark import LONGEST, Irregular, regex_of
+from onegraph.server.tools import Named
 from support import calls, scripted, strict
 from support.calls import ADD_FLAT, ASKED, Scripted
 from support.serving import Served, serving
@@ -172,6 +175,28 @@ def test_a_grammar_that_cannot_be_held_is_told_of(
         status, said = noise.post("/v1/responses/input_tokens", {"input": "tea", "tools": [tool]})
     assert status == 200, said
     assert "tools[0].format.definition: calls are not held to it" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (' {"input" : "a\\n\\"\\\\\\u00e9\\ud83d\\ude00é\\/" } ', 'a\n"\\é\N{GRINNING FACE}é/'),
+        ('{"input": ""}', ""),
+        ('{"path": "a", "input": "b"}', "b"),
+        ('{"path": "\\n"}', '{"path": "\\n"}'),
+        ('{"input": 5}', '{"input": 5}'),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 2, 5, 100])
+def test_the_text_of_a_call_comes_as_it_is_written(arguments: str, text: str, size: int) -> None:
+    items = Items({"say": Named("say", None, True)}, hides=False)
+    parts = [arguments[at : at + size] for at in range(0, len(arguments), size)]
+    call = ToolCall("i", "say", json.loads(arguments))
+    events = [ToolCallBegun(0, "i", "say"), *(ToolCallDelta(0, part) for part in parts)]
+    told = [each for event in [*events, ToolCallEnded(0, call)] for each in items.event(event)]
+    deltas = [more["delta"] for kind, more in told if kind.endswith("input.delta")]
+    assert "".join(deltas) == text == items.done[0]["input"]
+    assert size > 1 or text != 'a\n"\\é\N{GRINNING FACE}é/' or len(deltas) == len(text)
 
 
 def test_tools_of_openais_own_servers_are_left_out_with_one_warning(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -66,6 +67,7 @@ class Items:
         self._n_ended = 0
         #: What the open item has so far.
         self._texts: list[str] = []
+        self._input = _Input()
 
     def event(self, event: Event) -> Iterator[Told]:
         """What is told of an event; all of it is to be taken."""
@@ -81,14 +83,16 @@ class Items:
             yield from self._begin_call(event)
         elif isinstance(event, ToolCallDelta):
             if self._is_custom():
-                return  # its text is known when all of it is there
+                yield from self._more_input(self._input.push(event.arguments))
+                return
             self._texts.append(event.arguments)
             yield "response.function_call_arguments.delta", self._at(delta=event.arguments)
         elif isinstance(event, ToolCallEnded):
             if self._is_custom():
-                text = _input(event.call.arguments)
-                self._texts.append(text)
-                yield "response.custom_tool_call_input.delta", self._at(delta=text)
+                text, said = _input_of(event.call.arguments), "".join(self._texts)
+                if text.startswith(said):
+                    yield from self._more_input(text[len(said) :])
+                self._texts = [text]
             yield from self._end("completed")
         elif isinstance(event, ToolCallFailed):
             yield from self._end("incomplete")
@@ -103,8 +107,14 @@ class Items:
             call["namespace"] = named.namespace
         if named.is_custom:
             yield from self._begin(CUSTOM, {**call, "input": ""})
+            self._input = _Input()
         else:
             yield from self._begin("function_call", {**call, "arguments": ""})
+
+    def _more_input(self, text: str) -> Iterator[Told]:
+        if text:
+            self._texts.append(text)
+            yield "response.custom_tool_call_input.delta", self._at(delta=text)
 
     def _is_custom(self) -> bool:
         return self._item is not None and self._item["type"] == CUSTOM
@@ -169,12 +179,46 @@ class Items:
         self._item, self._texts = None, []
 
 
-def _input(arguments: dict[str, Any]) -> str:
-    """The text that a call gives a tool; where it gives something else, that as JSON."""
+#: How the arguments of a tool that takes a text begin, and whole characters of a string in JSON.
+_OPENS = re.compile(r'\s*\{\s*"input"\s*:\s*"')
+_WHOLE = re.compile(
+    r'(?:[^"\\]|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}'
+    r"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})*"
+)
+
+
+#: Characters that wait at most: those before the text, or those of one that is escaped.
+MOST_REST = 64
+
+
+class _Input:
+    """The text in the arguments of a call, as they come."""
+
+    def __init__(self) -> None:
+        #: What was not read yet, and whether that is within the text.
+        self._rest = ""
+        self._is_open = False
+
+    def push(self, arguments: str) -> str:
+        """The text that these complete."""
+        if len(self._rest) > MOST_REST:
+            return ""  # it is behind its end, or is none
+        self._rest += arguments
+        if not self._is_open:
+            if (opens := _OPENS.match(self._rest)) is None:
+                return ""
+            self._is_open, self._rest = True, self._rest[opens.end() :]
+        whole = _WHOLE.match(self._rest)
+        assert whole is not None  # which may be of nothing
+        self._rest = self._rest[whole.end() :]
+        text: str = json.loads(f'"{whole[0]}"', strict=False)
+        return text
+
+
+def _input_of(arguments: dict[str, Any]) -> str:
+    """The text that a call gives a tool; where it gives none, its arguments as JSON."""
     given = arguments.get("input")
-    if isinstance(given, str) and len(arguments) == 1:
-        return given
-    return json.dumps(arguments, ensure_ascii=False)
+    return given if isinstance(given, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def _part(kind: str, text: str) -> dict[str, Any]:

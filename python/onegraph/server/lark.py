@@ -73,7 +73,7 @@ class _Rules:
             tokens = [*_tokens(self._bodies.pop(name))][::-1]
             made = self._either(tokens, depth)
             if tokens:
-                raise Irregular(f"{name}: a sign too many: {tokens[-1][1]!r}")
+                raise Irregular(f"{name[:60]}: a sign too many: {tokens[-1][1]!r}")
             self._made[name] = made
         return self._made[name]
 

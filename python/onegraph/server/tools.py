@@ -65,18 +65,21 @@ SEPARATOR = "__"
 #: What a model is told of a tool that takes a text of any form.
 FREE = {"type": "string", "description": "the text that the tool takes, as it is"}
 
+#: Warnings, of which each is said once.
+MOST_SAID = 256
 _said: set[str] = set()
 
 
 def say_left_out(what: str, whose: str) -> None:
     """Warns of what a prompt lacks, each once."""
-    if what not in _said:
+    _say(f"{what} is known to the servers of {whose} alone: the model is not shown it")
+
+
+def _say(what: str) -> None:
+    # What comes of texts of clients has no end.
+    if what not in _said and len(_said) < MOST_SAID:
         _said.add(what)
-        logger.warning(
-            "%s is known to the servers of %s alone: the model is not shown it; this is said once",
-            what,
-            whose,
-        )
+        logger.warning("%s; this is said once", what)
 
 
 def _is_left_out(tool: Fields, kinds: tuple[str, ...], whose: str) -> bool:
@@ -161,7 +164,7 @@ def _custom(tool: Fields) -> dict[str, Any]:
             regex = regex_of(definition) if syntax == "lark" else definition
             argument["pattern"] = f"^(?:{regex})$"
         except Irregular as e:
-            logger.warning("%s: calls are not held to it: %s", form.path("definition"), e)
+            _say(f"{form.path('definition')}: calls are not held to it: {e}")
         if syntax == "lark":
             told = f"The input is of this grammar of Lark:\n{definition}"
             description = "\n".join(filter(None, [description, told]))
