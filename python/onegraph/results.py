@@ -23,6 +23,8 @@ class Usage:
     #: Tokens that `prompt_lookup_num_tokens` drafted, and those of them that were right.
     drafted_tokens: int
     accepted_tokens: int
+    #: Of the result, those up to the end of the reasoning.
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +216,7 @@ class Result:
                 "completion_tokens": completion,
                 "total_tokens": prompt + completion,
                 "prompt_tokens_details": {"cached_tokens": self.usage.cached_tokens},
+                "completion_tokens_details": {"reasoning_tokens": self.usage.reasoning_tokens},
             },
         }
 

@@ -151,13 +151,15 @@ def whole(
     text = "".join(p.text for p in pieces)
     if answer is None and (answer := ask.answer(seed)):
         answer.push(text, last=True)
+    ids = [t for p in pieces for t in p.token_ids]
+    reasoned = _reasoned(llm, ask, answer.reasoning, text, ids) if answer else 0
     return Result(
         text=ask.echo + (answer.text if answer else text),
-        token_ids=[t for p in pieces for t in p.token_ids],
+        token_ids=ids,
         finish_reason=_finish_reason(last, answer) or "stop",
         cut=last.cut,
         stop_reason=last.stop_reason,
-        usage=Usage(*last.usage),
+        usage=Usage(*last.usage, reasoning_tokens=reasoned),
         timings=Timings(*last.timings),
         logprobs=[lp for p in pieces for lp in _logprobs(llm, p)] if ask.logprobs else None,
         seed=seed,
@@ -189,6 +191,24 @@ def read(llm: Loaded, ask: Ask) -> Result:
         created=time.time(),
         prompt_logprobs=ask.scored,
     )
+
+
+def _reasoned(llm: Loaded, ask: Ask, reasoning: str | None, text: str, ids: list[int]) -> int:
+    """How many tokens of an output there are up to the end of its reasoning."""
+    if not reasoning:
+        return 0
+    at = text.find(reasoning)
+    if at < 0:  # in several parts
+        return min(len(llm.tokenizer.encode(reasoning, False)), len(ids))
+    left = at + len(reasoning)
+    shown = set(ask.shown)
+    decoder = llm.tokenizer.stream(continuation=True)
+    for i, token in enumerate(ids, 1):
+        said = decoder.push(token)
+        left -= len(llm.tokenizer.token_text(token) if token in shown else said)
+        if left <= 0:
+            return i
+    return len(ids)
 
 
 def _finish_reason(

@@ -95,9 +95,19 @@ class Calls:
 
         Raises `ArgumentError` where it is none, or names a tool that is not offered.
         """
-        name = _named(choice)
+        allowed = _allowed(choice)
+        name = _named(choice) if allowed is None else None
         functions = [schema["function"] for schema in offered.schemas]
         needed = name is not None or choice == "required"
+        if allowed is not None:
+            needed = choice["mode"] == "required"
+            known = {each["name"] for each in functions}
+            if unknown := [each for each in allowed if each not in known]:
+                raise ArgumentError(
+                    f"tool_choice: no tool is called {arguments.shown(unknown[0])}; offered: "
+                    f"{arguments.several(known)}"
+                )
+            functions = [each for each in functions if each["name"] in allowed]
         if needed:
             if not functions:
                 raise arguments.refused("tool_choice", choice, "no tools are offered")
@@ -114,7 +124,11 @@ class Calls:
             return _json_text("tools", function["parameters"] if whole else OBJECT)
 
         tools = [(each["name"], arguments_of(each)) for each in functions]
-        held = needed or (bool(functions) and (bool(offered.strict) or not several))
+        held = (
+            needed
+            or allowed is not None
+            or (bool(functions) and (bool(offered.strict) or not several))
+        )
         return cls(tools, several and name is None, needed, held)
 
     def held(
@@ -144,6 +158,20 @@ class Calls:
             needed=self.needed,
         )
         return {**options, "constraint": grammar}
+
+
+def _allowed(choice: Any) -> list[str] | None:
+    """The tools that may be called of those that the model is shown; None where all may."""
+    if not isinstance(choice, Mapping) or choice.get("type") != "allowed_tools":
+        return None
+    names = choice.get("names")
+    if choice.get("mode") not in ("auto", "required") or not names:
+        raise arguments.refused(
+            "tool_choice",
+            choice,
+            'must be {"type": "allowed_tools", "mode": "auto" or "required", "names": [...]}',
+        )
+    return arguments.texts("tool_choice names", names)
 
 
 def _named(choice: Any) -> str | None:

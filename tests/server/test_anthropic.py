@@ -124,7 +124,8 @@ ASKED: dict[str, Any] = {"max_tokens": 2, "messages": [{"role": "user", "content
         ("top_k", "x"),
         ("stop_sequences", [1]),
         ("messages", None),
-        ("messages[0].role", [{"role": "system", "content": "tea"}]),
+        ("messages[0].role", [{"role": "developer", "content": "tea"}]),
+        ("messages[0].content", [{"role": "system"}]),
         ("messages[0].content", [{"role": "user"}]),
         (
             "messages[0].content[0].type",
@@ -145,7 +146,7 @@ ASKED: dict[str, Any] = {"max_tokens": 2, "messages": [{"role": "user", "content
         ("system[0].text", [{"type": "text"}]),
         ("tools", [{"name": "x", "input_schema": {}}]),
         ("tools[0].input_schema", [{"name": "x"}]),
-        ("tools[0].type", [{"type": "web_search_20250305", "name": "web_search"}]),
+        ("tools[0].type", [{"type": "widget_20250305", "name": "widget"}]),
         ("tool_choice.type", {"type": "some"}),
         ("tool_choice.name", {"type": "tool"}),
         ("thinking.type", {"type": "deep"}),

@@ -24,6 +24,7 @@ def prompt(adder: Scripted, path: str, tool: dict[str, Any], **asked: Any) -> li
 @pytest.mark.parametrize(
     ("message", "meant"),
     [
+        (EMPTY, PLAIN),
         ({**EMPTY, "tool_calls": []}, PLAIN),
         ({**EMPTY, "tool_calls": None}, PLAIN),
         ({"role": "assistant", "tool_calls": []}, PLAIN),
@@ -69,6 +70,8 @@ def test_reasoning_alone_in_anthropics_dialect_and_in_responses(adder: Scripted)
     said = {"type": "message", "role": "assistant", "content": []}
     found = prompt(adder, "/v1/responses", ADD_FLAT, input=[USER, hidden, said, USER])
     assert found == plain
+    assert prompt(adder, "/v1/responses", ADD_FLAT, input=[USER, EMPTY, USER]) == plain
+    assert prompt(adder, "/v1/messages", ADD_ANTHROPIC, messages=[USER, EMPTY, USER]) == plain
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/api/chat"])
@@ -76,7 +79,7 @@ def test_reasoning_alone_in_anthropics_dialect_and_in_responses(adder: Scripted)
     ("message", "why"),
     [
         ({"role": "user", "content": None}, "content: is missing"),
-        (EMPTY, "content: is missing"),
+        ({"role": "assistant"}, "content: is missing"),
         ({**USER, "images": ["aGk="]}, "models here read text, so send text alone"),
     ],
 )

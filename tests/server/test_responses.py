@@ -86,6 +86,10 @@ def test_an_input_of_items_is_a_conversation(client: openai.OpenAI, smol: LLM) -
     assert made.output_text == plain.text and made.instructions == "Be brief."
 
 
+CUSTOM: dict[str, Any] = {"type": "custom", "name": "x"}
+GBNF = {"type": "grammar", "syntax": "gbnf", "definition": "root ::= x"}
+
+
 @pytest.mark.parametrize(
     ("field", "wrong"),
     [
@@ -102,7 +106,19 @@ def test_an_input_of_items_is_a_conversation(client: openai.OpenAI, smol: LLM) -
         ),
         ("tools", [{"type": "function", "name": "x"}]),
         ("tools[0].strict", [{"type": "function", "name": "x", "strict": 5}]),
-        ("tools[0].type", [{"type": "web_search"}]),
+        ("tools[0].type", [{"type": "widget"}]),
+        ("tools[0].format.syntax", [CUSTOM | {"format": GBNF}]),
+        (
+            "tools[0].format.definition",
+            [CUSTOM | {"format": {"type": "grammar", "syntax": "lark"}}],
+        ),
+        (
+            "tools[0].tools[0].name",
+            [{"type": "namespace", "name": "n", "tools": [{"type": "custom"}]}],
+        ),
+        ("tool_choice.mode", {"type": "allowed_tools", "tools": []}),
+        ("tool_choice.tools", {"type": "allowed_tools", "mode": "auto", "tools": []}),
+        ("input[0].input", [{"type": "custom_tool_call", "call_id": "x", "name": "y"}]),
         ("tool_choice", "maybe"),
         ("tool_choice.name", {"type": "function"}),
         ("text.format.type", {"format": {"type": "xml", "name": "x", "schema": {}}}),

@@ -25,6 +25,7 @@ from onegraph.server.refusals import Refused
 from onegraph.server.sampling import options, salt_of, spelled
 from onegraph.server.service import Reply, Service
 from onegraph.server.tools import anthropic as tools_of
+from onegraph.server.tools import say_left_out
 from onegraph.streams import Job
 
 __all__ = ["failure", "routes"]
@@ -41,6 +42,20 @@ NAMES = {
 #: Parts of a content that are no text, and are looked at apart from it; what was hidden of a
 #: reasoning cannot be shown to a model.
 APART = ("thinking", "redacted_thinking", "tool_use", "tool_result")
+
+#: Tokens of a budget for reasoning, and the least that are such an effort.
+BUDGETS = {"high": 16384, "medium": 4096}
+
+#: Parts that are of tools which Anthropic's own servers run.
+SERVERS = (
+    *("server_tool_use", "web_search_tool_result", "web_fetch_tool_result"),
+    *("code_execution_tool_result", "bash_code_execution_tool_result"),
+    *("text_editor_code_execution_tool_result", "tool_search_tool_result"),
+    *("mcp_tool_use", "mcp_tool_result"),
+)
+
+#: How the line begins that Claude Code has at the head of its instructions, for who bills it.
+NONCE = "x-anthropic-billing-header:"
 
 KINDS = {
     401: "authentication_error",
@@ -91,16 +106,22 @@ def failure(why: Refused) -> dict[str, Any]:
 def _messages(fields: Fields) -> tuple[list[dict[str, Any]], bool]:
     """The conversation, and whether its last message is to be gone on with."""
     history = History()
-    if system := conversation.text_of(fields, "system"):
-        history.say("system", system)
+    if system := _system(fields):
+        history.instruct(system)
     last: str | None = None
     for message in conversation.messages(fields):
         role = message.text("role")
-        if role not in ("user", "assistant"):
-            raise wrong(message.path("role"), role, 'must be "user" or "assistant"')
-        message.needed("content")
+        if role not in ("user", "assistant", "system"):
+            raise wrong(message.path("role"), role, 'must be "user", "assistant" or "system"')
+        if not conversation.may_be_empty(message):
+            message.needed("content")
+        if role == "system":
+            history.instruct(conversation.text_of(message, "content"))
+            last = role
+            continue
         parts = message.objects("content") if isinstance(message.get("content"), list) else []
-        text = conversation.text_of(message, "content", skipped=APART) or ""
+        skipped = APART + (SERVERS if role == "assistant" else ())
+        text = conversation.text_of(message, "content", skipped=skipped) or ""
         # Two turns of one side are one: templates expect the sides to take turns.
         joins = last == role
         if role == "assistant":
@@ -114,6 +135,18 @@ def _messages(fields: Fields) -> tuple[list[dict[str, Any]], bool]:
                 history.say(role, text, joins=joins and not results)
             last = role if text or not results else "tool"
     return history.messages(), last == "assistant"
+
+
+def _system(fields: Fields) -> str | None:
+    """The instructions, less a first line that has another value in each request: no prefix of the
+    conversation would be found again behind it."""
+    given = fields.get("system")
+    text = conversation.text_of(fields, "system")
+    if text is None or not text.startswith(NONCE):
+        return text
+    first = given if isinstance(given, str) else given[0]["text"]
+    # A block of that line alone has no end of line.
+    return text[len(first.partition("\n")[0]) :].removeprefix("\n")
 
 
 def _part(part: Fields, elsewhere: str) -> str | None:
@@ -138,6 +171,8 @@ def _answer(history: History, parts: list[Fields], text: str, joins: bool) -> No
             given = part.object("input")
             arguments = {} if given is None else given.values
             calls.append(called(part.text("id"), part.text("name"), arguments))
+        elif kind in SERVERS:
+            say_left_out(f"a part of type {kind}", "Anthropic")
     history.answer(text, calls, joins=joins)
 
 
@@ -148,12 +183,21 @@ def _returned(history: History, part: Fields) -> None:
 
 
 def _variables(fields: Fields) -> dict[str, Any] | None:
-    """What `thinking` is to a template that has such a switch."""
+    """What `thinking` and `effort` are to a template that has such a switch."""
     thinking = fields.object("thinking")
     kind = None if thinking is None else thinking.text("type")
     if kind not in (None, "enabled", "disabled", "adaptive"):
         raise wrong("thinking.type", kind, 'must be "enabled", "disabled" or "adaptive"')
-    return None if kind in (None, "adaptive") else {"enable_thinking": kind == "enabled"}
+    config = fields.object("output_config")
+    effort = None if config is None else conversation.effort_of(config, "effort")
+    if thinking is None or kind != "enabled":
+        # An effort is not asked for alone here: it says how much, and not whether.
+        found = conversation.thinking(kind != "disabled", effort) or {}
+        of = found if kind == "disabled" else {"reasoning_effort"} & found.keys()
+        return {name: found[name] for name in of}
+    if (budget := thinking.integer("budget_tokens", 1)) is not None and effort is None:
+        effort = next((word for word, least in BUDGETS.items() if budget >= least), "low")
+    return conversation.thinking(True, effort)
 
 
 def _asked(service: Service, fields: Fields) -> Asked:

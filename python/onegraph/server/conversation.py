@@ -7,21 +7,42 @@ from dataclasses import dataclass
 from typing import Any
 
 from onegraph import _native
-from onegraph.conversations import UNREAD, UNREADABLE
+from onegraph.conversations import UNREAD, UNREADABLE, needs_content
 from onegraph.llm import LLM
 from onegraph.prompts import is_short
 from onegraph.sampling import resolve
+from onegraph.server import placed
 from onegraph.server.fields import Fields, wrong
 from onegraph.server.refusals import Refused
 from onegraph.server.requests import MOST_VALUES
 from onegraph.server.tools import NONE, Tools
 from onegraph.streams import Job
 
-__all__ = ["Prepare", "chat", "messages", "prompt", "text_of", "tokens"]
+__all__ = [
+    "Prepare",
+    "chat",
+    "effort_of",
+    "may_be_empty",
+    "messages",
+    "prompt",
+    "text_of",
+    "thinking",
+    "tokens",
+]
 
 #: Parts of a content that a model which reads text cannot take.
 _SEEN = {"image", "image_url", "input_image", "input_audio", "audio", "video_url", "file"}
 _SEEN |= {"document", "input_file", "video"}
+
+#: Words for how much a model is to think, and those of them that templates know.
+EFFORTS = {
+    "minimal": "low",
+    "low": "low",
+    "medium": "medium",
+    "high": "high",
+    "xhigh": "high",
+    "max": "high",
+}
 
 #: Messages, and parts of their contents. A question and an answer take two; more than this many are
 #: no conversation, and to look at each keeps others waiting.
@@ -71,6 +92,36 @@ def text_of(
     return "".join(texts)
 
 
+def effort_of(fields: Fields, name: str) -> str | None:
+    """How much a model is to think, as a request says it."""
+    given = fields.text(name)
+    if given is not None and given != "none" and given not in EFFORTS:
+        expected = f"must be one of none, {', '.join(EFFORTS)}"
+        raise wrong(fields.path(name), given, expected)
+    return given
+
+
+def thinking(switch: bool | None = None, effort: str | None = None) -> dict[str, Any] | None:
+    """Variables that say to a template whether the model is to think, and how much; a template
+    that has none of them leaves them where they are. An effort alone switches it on, and "none"
+    off."""
+    if switch is None and effort is not None:
+        switch = effort != "none"
+    found: dict[str, Any] = {}
+    if switch is not None:
+        found |= {"enable_thinking": switch, "thinking": switch}
+    if switch and effort in EFFORTS:
+        found["reasoning_effort"] = EFFORTS[effort]
+    return found or None
+
+
+def may_be_empty(message: Fields) -> bool:
+    """Whether a message may have no text; a null is what clients send for an assistant's empty
+    one."""
+    is_null = message.get("role") == "assistant" and "content" in message.values
+    return is_null or not needs_content(message.values)
+
+
 def chat(
     messages: list[dict[str, Any]],
     options: dict[str, Any],
@@ -86,7 +137,7 @@ def chat(
 
     def prepare(llm: LLM) -> Job:
         return llm._conversations(
-            messages,
+            placed.placed(llm, messages),
             options,
             n,
             tools=tools.offered or None,

@@ -16,7 +16,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from onegraph.answers import ReasoningDelta, ToolCall, ToolCallEnded
-from onegraph.conversations import UNREAD, UNREADABLE, needs_content
+from onegraph.conversations import UNREAD, UNREADABLE
 from onegraph.errors import ModelError
 from onegraph.llm import LLM
 from onegraph.results import Result, TokenLogprob
@@ -340,13 +340,27 @@ def _only_text(fields: Fields) -> None:
 def _variables(fields: Fields) -> dict[str, Any] | None:
     """What `think` is to a template that has such a switch."""
     think = fields.get("think")
-    if think is None:
-        return None
-    if isinstance(think, bool):
-        return {"enable_thinking": think}
+    if think is None or isinstance(think, bool):
+        return conversation.thinking(think)
     if isinstance(think, str) and think in ("low", "medium", "high"):
-        return {"enable_thinking": True, "reasoning_effort": think}
+        return conversation.thinking(effort=think)
     raise wrong("think", think, 'must be true, false, "low", "medium" or "high"')
+
+
+def _thinking(model: Model, fields: Fields, prepare: conversation.Prepare) -> conversation.Prepare:
+    """The same, refused by a model that does not think where it is asked to: clients ask once more
+    without."""
+    if fields.get("think") in (None, False):
+        return prepare
+
+    def job(llm: LLM) -> Job:
+        template = llm.chat_template
+        if template is not None and llm._reading(template, False, None).is_plain:
+            why = f"{_tagged(model.name)!r} does not support thinking; leave `think` out"
+            raise Refused(400, why, field="think")
+        return prepare.job(llm)
+
+    return replace(prepare, job=job)
 
 
 def _messages(fields: Fields) -> list[dict[str, Any]]:
@@ -363,7 +377,7 @@ def _messages(fields: Fields) -> list[dict[str, Any]]:
             kept["tool_calls"] = calls
             unanswered = Unanswered(calls)
         if kept["content"] is None:
-            if needs_content(message.values):
+            if not conversation.may_be_empty(message):
                 message.needed("content")
             kept["content"] = ""
         if kept["role"] == "tool":
@@ -401,6 +415,7 @@ def _chat(service: Service, fields: Fields) -> Asked | _Presence:
     if not messages:
         return _presence(model, head, fields)
     prepare = conversation.chat(messages, chosen, tools=tools, variables=_variables(fields))
+    prepare = _thinking(model, fields, prepare)
     return _asked(model, head, fields, prepare, names)
 
 
@@ -421,6 +436,7 @@ def _generate(service: Service, fields: Fields) -> Asked | _Presence:
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": prompt})
     chat = conversation.chat(messages, chosen, variables=variables)
+    chat = _thinking(model, fields, chat)
 
     def job(llm: LLM) -> Job:
         return (plain if raw or llm.chat_template is None else chat).job(llm)

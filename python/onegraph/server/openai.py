@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from abc import ABC, abstractmethod
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
@@ -13,7 +14,6 @@ from starlette.routing import Route
 
 from onegraph._native import __version__
 from onegraph.answers import ReasoningDelta, ToolCallBegun, ToolCallDelta
-from onegraph.conversations import needs_content
 from onegraph.results import Result, Scored, Timings, TokenLogprob
 from onegraph.server import conversation, forms, frames
 from onegraph.server.answers import Answer, Asked
@@ -75,7 +75,11 @@ def routes(service: Service) -> list[Route]:
         return service.answer(await service.read(request, _completion))
 
     async def models(request: Request) -> JSONResponse:
-        return JSONResponse({"object": "list", "data": [listed(m) for m in service.models.all()]})
+        data = [listed(model) for model in service.models.all()]
+        # Of Anthropic, pages of which there is one. Codex looks for `models`: what it knows of its
+        # own models, instructions included, which none here has to put in the place of its own.
+        pages = {"first_id": data[0]["id"], "last_id": data[-1]["id"], "has_more": False}
+        return JSONResponse({"object": "list", "data": data, **pages, "models": []})
 
     async def model(request: Request) -> JSONResponse:
         return JSONResponse(listed(service.models.find(request.path_params["name"])))
@@ -93,8 +97,10 @@ def routes(service: Service) -> list[Route]:
 
 
 def listed(model: Model) -> dict[str, Any]:
-    """A model in a list of them."""
+    """A model in a list of them, with Anthropic's fields beside OpenAI's."""
     entry = {"id": model.name, "object": "model", "created": model.created, "owned_by": "onegraph"}
+    created = datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    entry |= {"type": "model", "display_name": model.name, "created_at": created}
     if model.llm is not None:
         entry["max_model_len"] = model.llm.n_ctx
     return entry
@@ -121,11 +127,13 @@ def usage(results: list[Result], n: int = 1) -> dict[str, Any]:
     read = sum(result.usage.prompt_tokens for result in prompts)
     made = sum(result.usage.completion_tokens for result in results)
     cached = sum(result.usage.cached_tokens for result in prompts)
+    reasoned = sum(result.usage.reasoning_tokens for result in results)
     return {
         "prompt_tokens": read,
         "completion_tokens": made,
         "total_tokens": read + made,
         "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {"reasoning_tokens": reasoned},
     }
 
 
@@ -158,9 +166,9 @@ def messages(fields: Fields) -> list[dict[str, Any]]:
         kept["role"] = "system" if role == "developer" else role
         kept["content"] = conversation.text_of(message, "content", ("text", "refusal"))
         if kept["content"] is None:
-            if needs_content(kept):
+            if not conversation.may_be_empty(message):
                 message.needed("content")
-            del kept["content"]
+            kept["content"] = ""
         found.append(with_reasoning(kept, message.text("reasoning_content")))
     return found
 
@@ -176,8 +184,9 @@ def logprobs(fields: Fields) -> int | None:
 
 def variables(fields: Fields) -> dict[str, Any] | None:
     """Further variables of the template."""
+    effort = conversation.thinking(effort=conversation.effort_of(fields, "reasoning_effort"))
     found = fields.object("chat_template_kwargs")
-    return None if found is None else dict(found.values)
+    return {**(effort or {}), **({} if found is None else found.values)} or None
 
 
 def _chat(service: Service, fields: Fields) -> Asked:

@@ -8,17 +8,18 @@ from typing import Any
 from starlette.requests import Request
 from starlette.routing import Route
 
+from onegraph.llm import LLM
 from onegraph.results import Result
 from onegraph.server import conversation, forms, frames
 from onegraph.server.answers import Answer, Asked
 from onegraph.server.events import Event, Finish
 from onegraph.server.fields import Fields, wrong
 from onegraph.server.history import History, called
-from onegraph.server.items import Items
+from onegraph.server.items import Items, shown
 from onegraph.server.refusals import Refused
 from onegraph.server.sampling import options, salt_of, spelled
-from onegraph.server.service import Service
-from onegraph.server.tools import flat
+from onegraph.server.service import Reply, Service
+from onegraph.server.tools import flat, flat_name, say_left_out
 from onegraph.streams import Job
 
 __all__ = ["routes"]
@@ -35,6 +36,18 @@ NAMES = {
     "ignore_eos": "ignore_eos",
 }
 
+#: Items of a conversation.
+TAKEN = (
+    *("message", "reasoning", "function_call", "function_call_output"),
+    *("custom_tool_call", "custom_tool_call_output"),
+)
+
+#: What OpenAI's own servers did for a model: what came of it is in what the model said then.
+LEFT_OUT = (
+    *("web_search_call", "file_search_call", "image_generation_call", "code_interpreter_call"),
+    *("mcp_call", "mcp_list_tools", "tool_search_call", "tool_search_output"),
+)
+
 TEXTS = ("input_text", "output_text", "text", "refusal")
 
 
@@ -44,7 +57,26 @@ def routes(service: Service) -> list[Route]:
     async def responses(request: Request) -> Answer:
         return service.answer(await service.read(request, _asked))
 
-    return [Route("/v1/responses", responses, methods=["POST"])]
+    async def count(request: Request) -> Reply:
+        return await service.read(request, _counted)
+
+    return [
+        Route("/v1/responses", responses, methods=["POST"]),
+        Route("/v1/responses/input_tokens", count, methods=["POST"]),
+    ]
+
+
+def _counted(service: Service, fields: Fields) -> Reply:
+    model = service.model(fields)
+    messages = _messages(fields)
+    _only_text(fields)
+    tools, variables = flat(fields), _variables(fields)
+
+    def made(llm: LLM) -> dict[str, Any]:
+        ids = conversation.tokens(llm, messages, tools=tools, variables=variables)
+        return {"object": "response.input_tokens", "input_tokens": len(ids)}
+
+    return service.reply(model, made)
 
 
 def _messages(fields: Fields) -> list[dict[str, Any]]:
@@ -58,30 +90,60 @@ def _messages(fields: Fields) -> list[dict[str, Any]]:
     for item in conversation.messages(fields, "input"):
         kind = item.text("type") or "message"
         if kind == "reasoning":
-            # One of another server may be hidden: nothing of it can be shown to a model.
-            history.think(conversation.text_of(item, "content", ("reasoning_text",)) or "")
-        elif kind == "function_call":
-            item.needed("call_id")
-            item.needed("name")
-            history.call(called(item.text("call_id"), item.text("name"), item.text("arguments")))
-        elif kind == "function_call_output":
+            history.think(_thought(item))
+        elif kind in ("function_call", "custom_tool_call"):
+            history.call(_called(item, kind))
+        elif kind in ("function_call_output", "custom_tool_call_output"):
             item.needed("call_id")
             item.needed("output")
             text = conversation.text_of(item, "output", TEXTS)
             history.returned(item.text("call_id"), text)
         elif kind == "message":
             item.needed("role")
-            item.needed("content")
             role = item.text("role")
+            if not conversation.may_be_empty(item):
+                item.needed("content")
             text = conversation.text_of(item, "content", TEXTS)
             if role in ("developer", "system"):
                 history.instruct(text)
             else:
                 history.say(role, text)
         else:
-            expected = "must be one of message, reasoning, function_call, function_call_output"
-            raise wrong(item.path("type"), kind, expected)
+            if kind not in LEFT_OUT:
+                raise wrong(item.path("type"), kind, f"must be one of {', '.join(TAKEN)}")
+            say_left_out(f"an item of type {kind}", "OpenAI")
     return history.messages()
+
+
+def _variables(fields: Fields) -> dict[str, Any] | None:
+    """What `reasoning` is to the template; the reasoning comes whole, so of a summary there is
+    nothing to say."""
+    reasoning = fields.object("reasoning")
+    if reasoning is None:
+        return None
+    return conversation.thinking(effort=conversation.effort_of(reasoning, "effort"))
+
+
+def _thought(item: Fields) -> str:
+    """What the assistant thought. What another server hid of it cannot be shown to a model."""
+    said = conversation.text_of(item, "content", ("reasoning_text",))
+    kept = item.text("encrypted_content")
+    if said or not kept:
+        return said or ""
+    if (found := shown(kept)) is None:
+        say_left_out("the `encrypted_content` of a reasoning", "OpenAI")
+    return found or ""
+
+
+def _called(item: Fields, kind: str) -> dict[str, Any]:
+    """A call as the model was shown the tool."""
+    item.needed("call_id")
+    item.needed("name")
+    name = flat_name(item.text("name") or "", item.text("namespace"))
+    if kind == "function_call":
+        return called(item.text("call_id"), name, item.text("arguments"))
+    item.needed("input")
+    return called(item.text("call_id"), name, {"input": item.text("input")})
 
 
 def _only_text(fields: Fields) -> None:
@@ -100,18 +162,22 @@ def _asked(service: Service, fields: Fields) -> Asked:
     form = forms.responses(fields)
     chosen = options(fields, NAMES, service.limits, form, cache_salt=salt_of(fields))
     head = _Head(model.name, fields)
+    hides = "reasoning.encrypted_content" in (fields.texts("include") or [])
+
+    def made() -> Items:
+        return Items(tools.named, hides=hides)
 
     def document(outputs: list[list[Event]]) -> dict[str, Any]:
         (events,) = outputs
-        items = Items()
+        items = made()
         for event in events:
             items.event(event)
         last = events[-1]
         assert isinstance(last, Finish)
         return head.ended(last.result, items.done)
 
-    writers = [Writer(head)] if fields.flag("stream") else []
-    prepare = conversation.chat(messages, chosen, tools=tools)
+    writers = [Writer(head, made())] if fields.flag("stream") else []
+    prepare = conversation.chat(messages, chosen, tools=tools, variables=_variables(fields))
     return Asked(model, prepare, writers, document, spelled(fields, NAMES, form))
 
 
@@ -131,6 +197,7 @@ class _Head:
             "max_output_tokens": fields.integer("max_output_tokens"),
             "metadata": {} if metadata is None else metadata.values,
             "output": [],
+            "reasoning": fields.get("reasoning") or {"effort": None, "summary": None},
             "parallel_tool_calls": fields.flag("parallel_tool_calls", True),
             "previous_response_id": None,
             "store": False,
@@ -160,9 +227,13 @@ class _Head:
             "output": output,
             "usage": {
                 "input_tokens": usage.prompt_tokens,
-                "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+                # What is read is kept without being asked for.
+                "input_tokens_details": {
+                    "cached_tokens": usage.cached_tokens,
+                    "cache_write_tokens": 0,
+                },
                 "output_tokens": usage.completion_tokens,
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
                 "total_tokens": usage.prompt_tokens + usage.completion_tokens,
             },
         }
@@ -173,9 +244,9 @@ class Writer:
 
     media_type = "text/event-stream"
 
-    def __init__(self, head: _Head) -> None:
+    def __init__(self, head: _Head, items: Items) -> None:
         self._head = head
-        self._items = Items()
+        self._items = items
         self._number = 0
 
     def _event(self, kind: str, more: dict[str, Any]) -> bytes:
