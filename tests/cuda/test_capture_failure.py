@@ -57,9 +57,9 @@ def run(
 
 
 @pytest.fixture(scope="module")
-def calls(ksim_env: dict[str, str], kernel_cache: dict[str, str], tiny_llama: Path) -> list[str]:
+def calls(simulator: dict[str, str], tiny_llama: Path) -> list[str]:
     """The driver calls that capture and compare a step of two rows, in order."""
-    done = run(tiny_llama, ksim_env | kernel_cache | {"KSIM_VERBOSE": "1"})
+    done = run(tiny_llama, simulator | {"KSIM_VERBOSE": "1"})
     after = done.stderr.split("MARK\n", 1)[1]
     return re.findall(r"^ksim: (\w+)$", after, re.MULTILINE)
 
@@ -100,15 +100,14 @@ def test_a_failed_capture_names_its_cause(
     kind: str,
     words: list[str],
     calls: list[str],
-    ksim_env: dict[str, str],
-    kernel_cache: dict[str, str],
+    simulator: dict[str, str],
     tiny_llama: Path,
 ) -> None:
     import json
 
     after, failing = place
     n = calls.index(failing, calls.index(after)) + 1
-    found: Any = json.loads(run(tiny_llama, ksim_env | kernel_cache, n, code).stdout)
+    found: Any = json.loads(run(tiny_llama, simulator, n, code).stdout)
     assert found["error"][0] == kind, found
     said = found["error"][1]
     assert "capturing the decode step of 2 rows" in said

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.card_process import OnCard
-
-REPOSITORY = Path(__file__).resolve().parents[2]
+import shapes
+import synth
+from support.card_process import OnCard, few_layers
 
 # What both ways run, in a process of its own: the simulated driver must be found before any other.
 SCRIPT = """
@@ -32,7 +32,7 @@ SETTINGS = [
     {"seed": 3, "top_k": 5, "top_p": 0.9, "repeat_penalty": 1.3, "ignore_eos": True},
 ]
 out = {}
-load = {"n_ctx": 256, "max_batch": 4, **options}
+load = {"n_ctx": 256, "max_batch": 2, **options}
 graph = onegraph.GraphOptions(**load.pop("graph", {}))
 with onegraph.LLM(path, device="cpu", **load) as c, \\
         onegraph.LLM(path, device="cuda", graph=graph, **load) as g:
@@ -107,14 +107,12 @@ SHAPES = (
 
 
 @pytest.fixture(scope="module")
-def shapes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("shapes")
-    found = {}
-    for shape in SHAPES:
-        found[shape] = folder / f"{shape}.gguf"
-        command = [sys.executable, "models/synth.py", shape, "--mix", "Q4_K_M", "-o", found[shape]]
-        subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
-    return found
+    paths = {name: folder / f"{name}.gguf" for name in SHAPES}
+    for name, path in paths.items():
+        synth.write(path, few_layers(shapes.find(name)), "Q4_K_M")
+    return paths
 
 
 CASES = [
@@ -149,9 +147,9 @@ CASES = [
     ids=lambda v: str(v),
 )
 def test_simulated_card_equals_cpu(
-    shape: str, options: dict[str, Any], shapes: dict[str, Path], simulator: dict[str, str]
+    shape: str, options: dict[str, Any], models: dict[str, Path], simulator: dict[str, str]
 ) -> None:
-    check(run(shapes[shape], simulator, **options))
+    check(run(models[shape], simulator, **options))
 
 
 @pytest.mark.thorough
@@ -160,11 +158,11 @@ def test_simulated_card_equals_cpu(
     [("tiny-llama", "i16"), ("tiny-llama", "q8_0"), ("tiny-qwen35", "i16")],
 )
 def test_early_successors_change_nothing(
-    shape: str, kv_type: str, shapes: dict[str, Path], simulator: dict[str, str]
+    shape: str, kv_type: str, models: dict[str, Path], simulator: dict[str, str]
 ) -> None:
     """Every kernel starts before its predecessor has run, as programmatic launches may."""
     env = simulator | {"KSIM_PDL": "early"}
-    check(run(shapes[shape], env, graph={"pdl": True}, kv_type=kv_type))
+    check(run(models[shape], env, graph={"pdl": True}, kv_type=kv_type))
 
 
 REFUSALS = """
@@ -192,5 +190,5 @@ def test_keys_and_values_of_the_cpu_alone_are_refused_before_a_file_is_opened(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("shape", "options"), CASES, ids=lambda v: str(v))
-def test_card_equals_cpu(shape: str, options: dict[str, Any], shapes: dict[str, Path]) -> None:
-    check(run(shapes[shape], dict(os.environ), **options))
+def test_card_equals_cpu(shape: str, options: dict[str, Any], models: dict[str, Path]) -> None:
+    check(run(models[shape], dict(os.environ), **options))

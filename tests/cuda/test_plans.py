@@ -53,39 +53,33 @@ def digest(env: dict[str, str], name: str, times: int = 1, options: str = "{}") 
 
 
 @pytest.fixture(scope="module")
-def in_order(ksim_env: dict[str, str], kernel_cache: dict[str, str]) -> str:
+def in_order(simulator: dict[str, str]) -> str:
     """Captured, with blocks, warps and lanes one after the other."""
-    found = digest(ksim_env | kernel_cache, "simulated")
+    found = digest(simulator, "simulated")
     assert len(found) == 64
     return found
 
 
-def test_eager_equals_the_replay(
-    in_order: str, ksim_env: dict[str, str], kernel_cache: dict[str, str]
-) -> None:
-    assert digest(ksim_env | kernel_cache, "simulated", options='{"capture": false}') == in_order
+def test_eager_equals_the_replay(in_order: str, simulator: dict[str, str]) -> None:
+    assert digest(simulator, "simulated", options='{"capture": false}') == in_order
 
 
 @pytest.mark.parametrize("seed", range(1, 20 if EXHAUSTIVE else 3))
 def test_any_order_of_blocks_and_warps_gives_the_same_bits(
-    seed: int, in_order: str, ksim_env: dict[str, str], kernel_cache: dict[str, str]
+    seed: int, in_order: str, simulator: dict[str, str]
 ) -> None:
-    env = ksim_env | kernel_cache | {"KSIM_SEED": str(seed)}
+    env = simulator | {"KSIM_SEED": str(seed)}
     assert digest(env, "simulated") == in_order
 
 
-def test_early_successors_change_nothing(
-    in_order: str, ksim_env: dict[str, str], kernel_cache: dict[str, str]
-) -> None:
-    env = ksim_env | kernel_cache | {"KSIM_PDL": "early", "KSIM_SEED": "5"}
+def test_early_successors_change_nothing(in_order: str, simulator: dict[str, str]) -> None:
+    env = simulator | {"KSIM_PDL": "early", "KSIM_SEED": "5"}
     assert digest(env, "simulated") == in_order
 
 
-def test_late_work_changes_nothing(
-    in_order: str, ksim_env: dict[str, str], kernel_cache: dict[str, str]
-) -> None:
+def test_late_work_changes_nothing(in_order: str, simulator: dict[str, str]) -> None:
     """Nothing runs before something waits for it: the host reads no sooner than it may."""
-    env = ksim_env | kernel_cache | {"KSIM_LAZY": "1"}
+    env = simulator | {"KSIM_LAZY": "1"}
     assert digest(env, "simulated") == in_order
 
 

@@ -8,7 +8,7 @@ import shapes
 import synth
 from onegraph import LLM, _native
 from support.backends import EXHAUSTIVE
-from support.reference import Reference, mean_kl
+from support.reference import Array, Reference, mean_kl
 
 SHAPES = shapes.load()
 TYPES = {t[0]: t[2] for t in _native.quant_types()}
@@ -24,10 +24,31 @@ ARCHITECTURES = (
     *("gemma4", "granite", "lfm2", "lfm2moe", "mistral3"),
 )
 
-#: Caches that round move a router's logits, so that now and then a choice falls otherwise, between
-#: experts that count the same: that row, and what attends to it, is then another sum. So such a
-#: model is held to the bars with caches of float32, and with others to this.
-MOST_KL_WITH_EXPERTS = 0.5
+#: How near the exact scores of two experts are where caches that round may choose the other; they
+#: have a standard deviation of 2. The largest seen is 0.025, of gpt-oss, and of the others 0.002.
+MOST_MARGIN = 0.03
+
+
+def routed_alike(reference: Reference, ids: list[int], found: np.ndarray, most: float) -> Array:
+    """The exact logits by the experts that `found` was made by, as far as a choice is within
+    MOST_MARGIN: a row of another choice, and what attends to it, is another sum altogether."""
+    reference.swapped.clear()
+    exact = reference.logits(ids)
+    while (bad := np.abs(found - exact).max(axis=1) > most).any():
+        row = int(np.argmax(bad))
+        others = {}
+        for layer, margins in list(reference.margins.items()):
+            if margins[row] <= MOST_MARGIN and (layer, row) not in reference.swapped:
+                reference.swapped.add((layer, row))
+                others[layer] = reference.logits(ids)
+                reference.swapped.remove((layer, row))
+        off = {layer: np.abs(found[row] - other[row]).max() for layer, other in others.items()}
+        best = min(off, key=lambda layer: off[layer], default=-1)
+        if best < 0 or off[best] >= np.abs(found[row] - exact[row]).max():
+            break
+        reference.swapped.add((best, row))
+        exact = reference.logits(ids)
+    return exact
 
 
 def fits(name: str, kind: str) -> bool:
@@ -78,7 +99,8 @@ def test_exact(name: str, kind: str, tmp_path: Path) -> None:
     shape = SHAPES[name]
     synth.write(path, shape, kind, seed=3)
     ids = [int(i) for i in np.random.default_rng(4).integers(3, shape.n_vocab, TOKENS)]
-    exact = Reference(path).logits(ids)
+    reference = Reference(path)
+    exact = reference.logits(ids)
     assert 0.5 < exact.std() < 20, "logits that differ too little, or too much, prove little"
     for kv_type, most_kl, most in BARS:
         with LLM(path, device="cpu", n_ctx=TOKENS, max_batch=1, kv_type=kv_type) as llm:
@@ -86,17 +108,34 @@ def test_exact(name: str, kind: str, tmp_path: Path) -> None:
             steps = llm.logits(ids, path="decode")
         if shape.sinks:
             # Weights that are off by 3e-8 move some of its rows by 5e-5, ten times as far as those
-            # of the others.
-            most_kl, most = max(most_kl, 5e-9), max(most, 1e-2)
+            # of the others: so do caches that round, five times as far.
+            most_kl, most = max(10 * most_kl, 5e-9), max(5 * most, 1e-2)
         if shape.delta and shape.n_expert:
             # Sums that are off by 1e-7 cost experts and states together ten to twenty times the
             # divergence that they cost either alone.
             most_kl, most = max(most_kl, 5e-9), max(most, 1e-2)
+        wanted = exact
         if shape.n_expert and kv_type != "f32":
-            assert mean_kl(exact, found) <= MOST_KL_WITH_EXPERTS
-        else:
-            assert mean_kl(exact, found) <= most_kl
-            assert np.abs(found - exact).max() <= most
+            wanted = routed_alike(reference, ids, found, most)
+        assert mean_kl(wanted, found) <= most_kl
+        assert np.abs(found - wanted).max() <= most
         assert np.array_equal(steps.view(np.uint32), found.view(np.uint32))
         if kv_type == "f32":
             assert np.array_equal(found.argmax(axis=1), exact.argmax(axis=1))
+
+
+def test_only_a_choice_between_near_scores_may_fall_otherwise(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    synth.write(path, SHAPES["tiny-qwen3moe"], "Q8_0", seed=3)
+    reference, ids = Reference(path), list(range(3, 103))
+    reference.logits(ids)
+    by_margin = sorted(
+        (margin, (layer, row))
+        for layer, margins in reference.margins.items()
+        for row, margin in enumerate(margins)
+    )
+    for margin, place in (by_margin[0], by_margin[-1]):
+        reference.swapped = {place}
+        found = reference.logits(ids)
+        same = np.array_equal(routed_alike(reference, ids, found, 0.05), found)
+        assert same == (margin <= MOST_MARGIN), margin

@@ -158,17 +158,18 @@ class _Pass:
         m, block = self.model, f"blk.{layer}"
         scale = m.require(f"{block}.ffn_gate_inp.scale").astype(np.float64)
         scores = m.linear(unit(x, m.eps) / math.sqrt(m.n_embd) * scale, f"{block}.ffn_gate_inp")
-        k = int(self._key("expert_used_count"))
-        chosen = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+        chosen = m.chosen(layer, scores)
+        picked = np.take_along_axis(scores, chosen, axis=1)
+        shares = np.exp(picked - picked.max(axis=1, keepdims=True))
+        shares /= shares.sum(axis=1, keepdims=True)
         both = m.require(f"{block}.ffn_gate_up_exps.weight")
         down = m.require(f"{block}.ffn_down_exps.weight")
         factors = m.require(f"{block}.ffn_down_exps.scale").astype(np.float64)
         rows = m.norm(x, f"{block}.pre_ffw_norm_2")
         out = np.zeros_like(x)
-        for row, ids in enumerate(chosen):
-            shares = np.exp(scores[row, ids] - scores[row, ids].max())
-            for share, expert in zip(shares / shares.sum(), ids, strict=True):
-                gate, up = np.split(both[expert].astype(np.float64) @ rows[row], 2)
-                inner = down[expert].astype(np.float64) @ (gelu(gate) * up)
-                out[row] += share * factors[expert] * inner
+        for expert in np.unique(chosen):
+            at, slot = np.nonzero(chosen == expert)
+            gate, up = np.split(rows[at] @ both[expert].T.astype(np.float64), 2, axis=1)
+            inner = (gelu(gate) * up) @ down[expert].T.astype(np.float64)
+            out[at] += shares[at, slot, None] * factors[expert] * inner
         return out

@@ -79,6 +79,10 @@ class Reference:
         self._rope_window: Rope = (local ** (-2.0 * pair / self.n_rot), 1.0)
         if self.arch == "gpt-oss":
             self._rope_window = self._rope_all
+        #: Layers and rows where the best expert that is not chosen goes for the last that is.
+        self.swapped: set[tuple[int, int]] = set()
+        #: Of each layer with experts, by how much those two differ in each row of the last pass.
+        self.margins: dict[int, Array] = {}
 
     def metadata(self, key: str, default: Any = None) -> Any:
         """The value of a metadata key, or `default`."""
@@ -253,18 +257,31 @@ class Reference:
         compared = logits
         if self.arch == "lfm2moe":
             compared = logistic(logits) + self.require(f"blk.{layer}.exp_probs_b.bias")
-        k = int(self.key("expert_used_count"))
-        chosen = np.argsort(-compared, axis=1, kind="stable")[:, :k]
+        chosen = self.chosen(layer, compared)
+        picked = np.take_along_axis(logits, chosen, axis=1)
+        shares = np.exp(picked - picked.max(axis=1, keepdims=True))
+        if self.arch == "lfm2moe":
+            shares = logistic(picked)
+        shares /= shares.sum(axis=1, keepdims=True)
         out = np.zeros_like(x)
-        for row, ids in enumerate(chosen):
-            shares = np.exp(logits[row, ids] - logits[row, ids].max())
-            if self.arch == "lfm2moe":
-                shares = logistic(logits[row, ids])
-            for share, expert in zip(shares / shares.sum(), ids, strict=True):
-                gate, up = (self._expert(layer, part, expert, x[row]) for part in ("gate", "up"))
-                inner = self._activation(gate, up)
-                out[row] += share * self._expert(layer, "down", expert, inner)
+        for expert in np.unique(chosen):
+            rows, at = np.nonzero(chosen == expert)
+            gate, up = (self._expert(layer, part, expert, x[rows]) for part in ("gate", "up"))
+            inner = self._activation(gate, up)
+            out[rows] += shares[rows, at, None] * self._expert(layer, "down", expert, inner)
         return out
+
+    def chosen(self, layer: int, compared: Array) -> NDArray[np.int64]:
+        """Of each row the experts with the largest scores, of equals the first, but for `swapped`;
+        scores are [n, n_expert], experts [n, n_expert_used]."""
+        k = int(self.key("expert_used_count"))
+        order = np.argsort(-compared, axis=1, kind="stable")
+        last, next_best = np.take_along_axis(compared, order[:, k - 1 : k + 1], axis=1).T
+        self.margins[layer] = last - next_best
+        for at, row in self.swapped:
+            if at == layer:
+                order[row, [k - 1, k]] = order[row, [k, k - 1]]
+        return order[:, :k]
 
     def _shared_expert(self, layer: int, x: Array) -> Array | float:
         """Of qwen35moe: one that every row goes to, times the logistic function of one number."""
@@ -278,7 +295,7 @@ class Reference:
 
     def _expert(self, layer: int, part: str, expert: int, x: Array) -> Array:
         name = f"blk.{layer}.ffn_{part}_exps"
-        y: Array = self.require(f"{name}.weight")[expert].astype(np.float64) @ x
+        y: Array = x @ self.require(f"{name}.weight")[expert].T.astype(np.float64)
         scale = self.weight(f"{name}.scale")
         if scale is not None:
             y = y * float(scale[expert])
