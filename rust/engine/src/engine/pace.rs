@@ -137,7 +137,7 @@ mod tests {
 
     proptest! {
         /// Of whatever fixed part and rows, from a slice of the fewest rows on, what is left of the time
-        /// filled with another one where one fits, as an owner does.
+        /// filled with another one where one fits, as an executor does.
         #[test]
         fn slices_soon_fill_their_time_and_keep_to_it(fixed in 0.0f64..28.0, row in 0.02f64..1.0) {
             let takes = |rows: usize| fixed + row * rows as f64;

@@ -151,7 +151,7 @@ impl Queue {
     }
 }
 
-/// What the owner and its callers share.
+/// What the executor and its callers share.
 pub struct Shared {
     process: u32,
     /// What jobs are due is counted from here on.
@@ -229,7 +229,7 @@ impl Shared {
         std::process::id() != self.process
     }
 
-    /// Refuses a forked process: the owner thread is not there, and a lock may be held for ever.
+    /// Refuses a forked process: the thread of the executor is not there, and a lock may be held for ever.
     pub fn check_process(&self) -> Result<()> {
         if self.is_forked() {
             return Err(Error::Forked {
@@ -240,7 +240,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Why the owner thread ended; `None` while it runs.
+    /// Why the thread of the executor ended; `None` while it runs.
     pub fn fate(&self) -> Option<Error> {
         self.queue().fate.clone()
     }
