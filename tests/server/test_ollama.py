@@ -191,12 +191,6 @@ def test_what_generate_does_not_do_is_named(field: str, served: Served) -> None:
     assert status == 400 and body["error"].startswith(f"{field}: ")
 
 
-def test_think_reaches_a_template_that_has_such_a_switch(served: Served) -> None:
-    for think in (True, False, "low"):
-        asked = {**ASKED, "think": think, "stream": False, "options": {"num_predict": 2}}
-        assert served.post("/api/chat", asked)[0] == 200
-
-
 def test_every_line_is_an_object(served: Served, llm: LLM) -> None:
     asked = {"prompt": "tea", "options": {"num_predict": 30, "seed": 3, "temperature": 2.0}}
     plain = llm.chat([{"role": "user", "content": "tea"}], max_tokens=30, seed=3, temperature=2.0)
