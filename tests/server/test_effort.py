@@ -80,6 +80,7 @@ CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messag
             on("low"),
         ),
         ("/api/chat", {"think": False}, OFF),
+        ("/api/chat", {"think": True}, on()),
         ("/api/chat", {"think": "low"}, on("low")),
     ],
 )

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+import anthropic
+import openai
 import pytest
 from onegraph import LLM
 from onegraph.server import asgi
@@ -430,3 +432,30 @@ def test_what_was_read_in_one_turn_is_found_in_the_next(
             assert kept >= 0.95 * old, (program.turn, read, kept, old)
             old = read + said
             program.turn += 1
+
+
+def test_the_clients_of_all_three_read_a_turn(tmp_path: Path) -> None:
+    """Their own streams, which put an answer together, and end in the same calls."""
+    given: Any
+    for program in (ClaudeCode(), Codex(), OpenCode()):
+        with running(tmp_path, program) as served:
+            body = {"model": "m", **program.body()}
+            del body["stream"]
+            key: dict[str, Any] = {"api_key": "any", "max_retries": 0}
+            if isinstance(program, ClaudeCode):
+                by_anthropic = anthropic.Anthropic(base_url=served.url, **key)
+                more = {name: body.pop(name) for name in ("context_management",)}
+                with by_anthropic.messages.stream(**body, extra_body=more) as messages:
+                    given = messages.get_final_message().content[-1].input  # type: ignore[union-attr]
+            elif isinstance(program, Codex):
+                by_openai = openai.OpenAI(base_url=f"{served.url}/v1", **key)
+                more = {"client_metadata": body.pop("client_metadata")}
+                with by_openai.responses.stream(**body, extra_body=more) as responses:
+                    output: Any = responses.get_final_response().output
+                    given = json.loads(output[-1].arguments)
+            else:
+                by_openai = openai.OpenAI(base_url=f"{served.url}/v1", **key)
+                with by_openai.chat.completions.stream(**body) as chat:
+                    (call,) = chat.get_final_completion().choices[0].message.tool_calls or []
+                    given = json.loads(call.function.arguments)
+            assert given == program.calls[0][1]

@@ -78,7 +78,8 @@ def routes(service: Service) -> list[Route]:
         data = [listed(model) for model in service.models.all()]
         # Of Anthropic, pages of which there is one. Codex looks for `models`: what it knows of its
         # own models, instructions included, which none here has to put in the place of its own.
-        pages = {"first_id": data[0]["id"], "last_id": data[-1]["id"], "has_more": False}
+        ends = [entry["id"] for entry in (data[:1] + data[-1:])] or [None]
+        pages = {"first_id": ends[0], "last_id": ends[-1], "has_more": False}
         return JSONResponse({"object": "list", "data": data, **pages, "models": []})
 
     async def model(request: Request) -> JSONResponse:

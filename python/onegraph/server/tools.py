@@ -188,6 +188,8 @@ def _custom(tool: Fields) -> dict[str, Any]:
 def anthropic(fields: Fields) -> Tools:
     """Those of Anthropic: `{"name": ..., "input_schema": {...}}`."""
     offered = []
+    if fields.get("mcp_servers"):
+        say_left_out("`mcp_servers`", "Anthropic")
     for tool in _given(fields):
         if _is_left_out(tool, ANTHROPICS, "Anthropic"):
             continue
