@@ -126,5 +126,5 @@ def test_ollamas_clients_are_told_of_a_model_that_does_not_think(
     body = {"model": "plain", "messages": SAID, "prompt": "tea", "stream": False}
     short = {"options": {"num_predict": 1}}
     status, said = models[1].post(path, {**body, **short, "think": True})
-    assert status == 400 and "'plain:latest' does not support thinking" in said["error"]
+    assert status == 400 and '"plain" does not support thinking' in said["error"]
     assert models[1].post(path, {**body, **short, "think": False})[0] == 200

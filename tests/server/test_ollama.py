@@ -238,7 +238,7 @@ def test_a_model_without_thinking_is_not_asked_to_think(served: Served) -> None:
             asked = {**ASKED, "think": think, "stream": stream, "options": {"num_predict": 2}}
             assert served.post("/api/chat", asked) == (
                 400,
-                {"error": '"tiny" does not support thinking'},
+                {"error": '"tiny" does not support thinking; leave `think` out'},
             )
     asked = {**ASKED, "think": False, "stream": False, "options": {"num_predict": 2}}
     assert served.post("/api/chat", asked)[0] == 200

@@ -347,22 +347,6 @@ def _variables(fields: Fields) -> dict[str, Any] | None:
     raise wrong("think", think, 'must be true, false, "low", "medium" or "high"')
 
 
-def _thinking(model: Model, fields: Fields, prepare: conversation.Prepare) -> conversation.Prepare:
-    """The same, refused by a model that does not think where it is asked to: clients ask once more
-    without."""
-    if fields.get("think") in (None, False):
-        return prepare
-
-    def job(llm: LLM) -> Job:
-        template = llm.chat_template
-        if template is not None and llm._reading(template, False, None).is_plain:
-            why = f"{_tagged(model.name)!r} does not support thinking; leave `think` out"
-            raise Refused(400, why, field="think")
-        return prepare.job(llm)
-
-    return replace(prepare, job=job)
-
-
 def _messages(fields: Fields) -> list[dict[str, Any]]:
     """The conversation. Its calls may have no ids, which templates ask for: results are then those
     of the calls before them, in order or by the name of the function."""
@@ -415,7 +399,6 @@ def _chat(service: Service, fields: Fields) -> Asked | _Presence:
     if not messages:
         return _presence(model, head, fields)
     prepare = conversation.chat(messages, chosen, tools=tools, variables=_variables(fields))
-    prepare = _thinking(model, fields, prepare)
     return _asked(model, head, fields, prepare, names)
 
 
@@ -436,7 +419,6 @@ def _generate(service: Service, fields: Fields) -> Asked | _Presence:
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": prompt})
     chat = conversation.chat(messages, chosen, variables=variables)
-    chat = _thinking(model, fields, chat)
 
     def job(llm: LLM) -> Job:
         return (plain if raw or llm.chat_template is None else chat).job(llm)
@@ -456,7 +438,9 @@ def _asked(
 
     def job(llm: LLM) -> Job:
         if think and not _thinks(llm):
-            raise Refused(400, f'"{model.name}" does not support thinking', field="think")
+            raise Refused(
+                400, f'"{model.name}" does not support thinking; leave `think` out', field="think"
+            )
         made = prepare.job(llm)
         return made if n_ctx is None else _within(made, n_ctx)
 
