@@ -196,7 +196,7 @@ KERNEL_BOUNDS(skinny, Params, THREADS, 1) {
             with_segment(p, tile, [&](auto type, const Segment& segment, int, uint32_t own) {
                 constexpr uint32_t BYTES = decltype(type)::TILE_BYTES;
                 const uint64_t number = static_cast<uint64_t>(own) * N_SB + sb0 + next_sb;
-                barrier_expect(arrived + place, W_TILES * UNIT);
+                barrier_expect(arrived + place, W_TILES * BYTES);
 #pragma unroll
                 for (uint32_t w = 0; w < W_TILES; w++) {
                     bulk_copy_once(to_shared_address(ring + place * STAGE + w * LARGEST_TILE),
