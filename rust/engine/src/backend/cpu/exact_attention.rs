@@ -518,19 +518,19 @@ mod tests {
         #[inline(always)]
         fn run<I: Isa>(self) {
             let query = Query::new(&[1.0; DIM], 1e-6).unwrap();
-            let mut unit = Unit::new::<I16Blocks>(DIM).unwrap();
-            unit.set_keys::<I16Blocks>(&self.0, 2 + 2 * DIM);
-            unit.set_values::<I16Blocks>(&self.0, 2 + 2 * DIM);
+            let mut block = TokenBlock::new::<I16Blocks>(DIM).unwrap();
+            block.set_keys::<I16Blocks>(&self.0, 2 + 2 * DIM);
+            block.set_values::<I16Blocks>(&self.0, 2 + 2 * DIM);
             let mut sums = Sums::new(DIM).unwrap();
-            unit.sums::<I, I16Blocks>(&query, 0..UNIT, &mut sums);
+            block.sums::<I, I16Blocks>(&query, 0..TOKEN_BLOCK, &mut sums);
         }
     }
 
     #[test]
     fn a_page_of_any_bits_is_summed_without_an_overflow() {
-        for unit in (0..=u16::MAX).step_by(61) {
-            let head = [&unit.to_le_bytes()[..], &[0x5a; 2 * DIM]].concat();
-            simd::run(Level::detect(), Summed(head.repeat(UNIT)));
+        for scale in (0..=u16::MAX).step_by(61) {
+            let head = [&scale.to_le_bytes()[..], &[0x5a; 2 * DIM]].concat();
+            simd::run(Level::detect(), Summed(head.repeat(TOKEN_BLOCK)));
         }
     }
 }
