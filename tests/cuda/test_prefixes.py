@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import shapes
+import synth
+from support.card_process import few_layers
 
 pytestmark = pytest.mark.thorough
-
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 #: Turns of a conversation, an edited one, an answer that is read again, and many at once.
 TURNS = """
@@ -67,8 +66,7 @@ def shaped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("shaped")
     paths = {name: folder / f"{name}.gguf" for name in ("tiny-qwen35", "tiny-lfm2", "tiny-gemma3")}
     for name, path in paths.items():
-        command = [sys.executable, "models/synth.py", name, "--mix", "Q4_K_M", "-o", path]
-        subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
+        synth.write(path, few_layers(shapes.find(name)), "Q4_K_M")
     return paths
 
 
