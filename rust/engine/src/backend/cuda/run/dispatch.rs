@@ -96,7 +96,7 @@ impl SizeTable {
 
 /// What a replay depends on, in the order in which it is asked.
 const CONDITIONS: [(&str, Condition); 4] = [
-    ("cuda_graph is on", |d, _| {
+    ("graphs are on", |d, _| {
         d.full.is_some() || d.pieces.is_some()
     }),
     ("a row decodes", |_, rows| rows > 0),
@@ -408,6 +408,6 @@ mod tests {
         assert_eq!(counts(GraphMode::Full, false, &[1, 2, 3]), [0, 0, 0, 2]);
         assert_eq!(counts(GraphMode::None, true, &[1, 2]), [2, 0, 0, 0]);
         let names = Dispatch::new(GraphMode::None, None, 1, 1, true).missed();
-        assert_eq!(names[0].0, "cuda_graph is on");
+        assert_eq!(names[0].0, "graphs are on");
     }
 }
