@@ -222,7 +222,7 @@ mod tests {
             ("(?:x(a{1,400}b)?){400,}", 160_000),
             ("(a{1000000}){1000000}{99999999}", 1_000_000_000_000),
         ] {
-            let said = check_repeated(many).expect_err(many);
+            let said = check_repeated(many).err().unwrap_or_default();
             assert!(said.contains(&format!("a part {times} times")), "{said}");
         }
     }
