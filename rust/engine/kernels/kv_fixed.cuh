@@ -140,7 +140,7 @@ struct KvFixed : KvIntegers<HEAD_DIM, 2, 128> {
         uint32_t k[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const float rounded = rint_product(x[i], scale);
+            const float rounded = rint_product(x[i], inverse);
             k[i] = static_cast<uint32_t>(static_cast<int>(fminf(fmaxf(rounded, -32767.0f), 32767.0f)));
         }
         split_bytes(k, limbs[0], limbs[1]);
