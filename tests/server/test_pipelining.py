@@ -16,7 +16,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": "tea", "max_tokens": 9, "seed": 1, "ignore_eos": True}),
     ("/v1/completions", {"prompt": "tea", "max_tokens": 2, "seed": 2, "stream": True}),
     ("/tokenize", {"content": "tea"}),
-    ("/v1/completions", {"prompt": "tea", "max_tokens": -1}),
+    ("/v1/completions", {"prompt": "tea", "max_tokens": -2}),
     ("/nowhere", {}),
     ("/api/generate", {"prompt": "tea", "raw": True, "options": {"num_predict": 3}}),
 ]

@@ -20,6 +20,7 @@ from typing import Any, Protocol, Self
 
 from starlette.types import Receive, Scope, Send
 
+from onegraph import _native
 from onegraph.llm import LLM
 from onegraph.results import Result
 from onegraph.server import frames, work
@@ -179,8 +180,7 @@ class Answer:
                 outputs = [*map(_Output, taken, self._writers)]
                 running, frame, told = outputs, b"", False
                 while running:
-                    parts = [each.frame() for each in running]
-                    if not any(each.is_new for each in running):
+                    if not any([each.poll() for each in running]):
                         await news.wait()
                         continue
                     if not told:
@@ -188,7 +188,7 @@ class Answer:
                         await patience.end()
                         frame = b"" if self._started else await self._begin(job, send)
                         send = direct(scope, send)
-                    frame += b"".join(parts)
+                    frame += b"".join([each.frame() for each in running])
                     running = [each for each in running if each.result is None]
                     if frame and running:
                         await _send(send, frame, more=True)
@@ -253,18 +253,21 @@ class _Output:
         self._taken = taken
         self._writer = writer
         self._reading = Reading()
-        #: Whether the last look found more of it.
-        self.is_new = False
+        #: What came of it that is not written yet.
+        self._new: list[_native.Generated] = []
         #: When it began: seconds of `time.monotonic`.
         self.first_at = 0.0
         #: The whole, at its end.
         self.result: Result | None = None
 
+    def poll(self) -> bool:
+        """Looks whether there is more of it."""
+        self._new = self._taken.poll()
+        return bool(self._new)
+
     def frame(self) -> bytes:
-        """What there is of it that was not there before."""
-        taken, reading = self._taken, self._reading
-        new = taken.poll()
-        self.is_new = bool(new)
+        """What the last look found, written."""
+        taken, reading, new = self._taken, self._reading, self._new
         if not new:
             return b""
         self.first_at = self.first_at or time.monotonic()

@@ -147,6 +147,15 @@ def _only_text(fields: Fields) -> None:
         raise wrong("modalities", fields.get("modalities"), 'only ["text"] is made here')
 
 
+def _endless(fields: Fields) -> Fields:
+    """Without a number of tokens that is -1: as many as there is room for, as llama.cpp has it."""
+    names = ("max_tokens", "max_completion_tokens")
+    if all(fields.get(name) != -1 for name in names):
+        return fields
+    kept = {k: v for k, v in fields.values.items() if k not in names or v != -1}
+    return Fields(kept, fields.within, fields.owner)
+
+
 def _outputs(fields: Fields) -> int:
     return fields.integer("n", 1, MOST_OUTPUTS) or 1
 
@@ -194,6 +203,7 @@ def _chat(service: Service, fields: Fields) -> Asked:
     model = service.model(fields)
     given = messages(fields)
     _only_text(fields)
+    fields = _endless(fields)
     tools = nested(fields)
     form = forms.chat(fields)
     further = {"logprobs": logprobs(fields), "cache_salt": salt_of(fields)}
@@ -239,6 +249,7 @@ def _completion(service: Service, fields: Fields) -> Asked:
     further: dict[str, Any] = {"cache_salt": salt_of(fields)}
     if "max_tokens" not in fields:
         further["max_tokens"] = COMPLETION_TOKENS
+    fields = _endless(fields)
     echo = fields.flag("echo")
     scores = _scores(fields)
     if echo and scores is None:

@@ -29,12 +29,6 @@ def _seed(fields: Fields, name: str) -> int | None:
     return None if found is None else found % 2**64
 
 
-def _max_tokens(fields: Fields, name: str) -> int | None:
-    """-1 is as many as there is room for, as llama.cpp has it."""
-    found = fields.integer(name)
-    return None if found == -1 else found
-
-
 def _top_k(fields: Fields, name: str) -> int | None:
     """-1 keeps all, as vLLM has it."""
     found = fields.integer(name)
@@ -90,7 +84,7 @@ def _ids(fields: Fields, name: str) -> list[int] | None:
 
 
 _READ: Mapping[str, Callable[[Fields, str], Any]] = {
-    "max_tokens": _max_tokens,
+    "max_tokens": Fields.integer,
     "top_k": _top_k,
     "repeat_last_n": Fields.integer,
     "logprobs": Fields.integer,
