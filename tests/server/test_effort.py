@@ -88,15 +88,14 @@ def test_a_template_is_told(
     path: str, asked: dict[str, Any], told: str, models: tuple[Recorded, Served]
 ) -> None:
     llm, served = models
-    said = {"input" if path == RESPONSES else "messages": SAID, "max_tokens": 1, "stream": False}
+    short = {"max_tokens": 1, "max_output_tokens": 1, "options": {"num_predict": 1}}
+    said = {"input" if path == RESPONSES else "messages": SAID, "stream": False, **short}
     status, body = served.post(path, {"model": "thinks", **said, **asked})
     assert status == 200, body
     assert llm.detokenize(llm.prompts[-1], skip_special=False) == f"tea<think>{told}</think>"
     # Of no effect where the template has no such switch.
     if path != "/api/chat":
-        status, body = served.post(
-            path, {"model": "plain", "max_output_tokens": 1, **said, **asked}
-        )
+        status, body = served.post(path, {"model": "plain", **said, **asked})
         assert status == 200, body
 
 
