@@ -81,28 +81,30 @@ class _Rules:
         if depth > DEEPEST:
             raise Irregular(f"its parts stand in one another more than {DEEPEST} deep")
         ways: list[list[str]] = [[]]
+        size = 0
         while tokens and tokens[-1][1] not in (")", "]"):
             kind, said = tokens.pop()
             if (kind, said) == ("sign", "|"):
                 ways.append([])
-            elif kind == "count" or (kind == "sign" and said in "?*+"):
+                continue
+            if kind == "count" or (kind == "sign" and said in "?*+"):
                 if not ways[-1]:
                     raise Irregular(f"{said!r} stands behind nothing")
-                ways[-1][-1] = f"(?:{ways[-1][-1]}){_times(said)}"
+                last = ways[-1].pop()
+                size -= len(last)
+                made = f"(?:{last}){_times(said)}"
             elif kind == "sign":
                 within = self._either(tokens, depth + 1)
                 if not tokens or tokens.pop()[1] != {"(": ")", "[": "]"}[said]:
                     raise Irregular(f"{said!r} is not closed")
-                ways[-1].append(f"(?:{within})" + ("?" if said == "[" else ""))
+                made = f"(?:{within})" + ("?" if said == "[" else "")
             else:
-                made = said if kind == "regex" else self.rule(said, depth + 1)
-                ways[-1].append(f"(?:{made})")
-            if sum(map(len, ways[-1])) > LONGEST:
+                made = f"(?:{said if kind == 'regex' else self.rule(said, depth + 1)})"
+            ways[-1].append(made)
+            size += len(made)
+            if size > LONGEST:
                 raise Irregular(f"it is an expression of more than {LONGEST} characters")
-        made = "|".join(map("".join, ways))
-        if len(made) > LONGEST:
-            raise Irregular(f"it is an expression of more than {LONGEST} characters")
-        return made
+        return "|".join(map("".join, ways))
 
 
 def _times(said: str) -> str:
