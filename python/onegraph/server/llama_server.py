@@ -18,7 +18,7 @@ from onegraph.server.models import Model
 from onegraph.server.ollama import capabilities
 from onegraph.server.refusals import Refused
 from onegraph.server.service import Reply, Service
-from onegraph.server.tools import nested
+from onegraph.server.tools import Tools, nested
 from onegraph.streams import token_text
 
 __all__ = ["routes"]
@@ -119,8 +119,7 @@ def _slot(llm: LLM | None, id: int, is_processing: bool) -> dict[str, Any]:
 
 
 def _rendered(service: Service, fields: Fields) -> Reply:
-    said, tools = openai.messages(fields), nested(fields)
-    continues, variables = fields.flag("continue_final_message"), openai.variables(fields)
+    said, tools, continues, variables = _conversation(fields)
 
     def made(llm: LLM) -> dict[str, Any]:
         return {"prompt": llm._rendered(said, tools.offered or None, continues, variables)}
@@ -129,11 +128,18 @@ def _rendered(service: Service, fields: Fields) -> Reply:
 
 
 def _counted(service: Service, fields: Fields) -> Reply:
-    said, tools = openai.messages(fields), nested(fields)
-    continues, variables = fields.flag("continue_final_message"), openai.variables(fields)
+    said, tools, continues, variables = _conversation(fields)
 
     def made(llm: LLM) -> dict[str, Any]:
         ids = conversation.tokens(llm, said, tools=tools, continues=continues, variables=variables)
         return {"object": "response.input_tokens", "input_tokens": len(ids)}
 
     return service.reply(service.model(fields), made)
+
+
+def _conversation(
+    fields: Fields,
+) -> tuple[list[dict[str, Any]], Tools, bool, dict[str, Any] | None]:
+    """The messages, the tools, whether the last message goes on, and the template's variables."""
+    continues = fields.flag("continue_final_message")
+    return openai.messages(fields), nested(fields), continues, openai.variables(fields)

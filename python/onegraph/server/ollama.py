@@ -456,8 +456,7 @@ def _asked(
         )
 
     writers = [Writer(head)] if fields.flag("stream", True) else []
-    prepare_within = conversation.Prepare(job, prepare.is_quick, prepare.compiles)
-    return Asked(model, prepare_within, writers, document, names)
+    return Asked(model, replace(prepare, job=job), writers, document, names)
 
 
 def _within(job: Job, n_ctx: int) -> Job:

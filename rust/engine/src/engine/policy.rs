@@ -32,7 +32,7 @@ pub fn check_priority(priority: i32) -> Result<()> {
     })
 }
 
-/// When whoever waits since `came` is due, both in microseconds; the least goes first.
+/// When a request that waits since `came` is due, both in microseconds; the least goes first.
 pub fn due_at(came: i64, priority: i32) -> i64 {
     came.saturating_sub(i64::from(priority).saturating_mul(micros(PRIORITY_STEP)))
 }

@@ -245,7 +245,7 @@ impl Shared {
         self.queue().fate.clone()
     }
 
-    /// When whoever waits `since` then is due; the least goes first.
+    /// When a request that waits `since` then is due; the least goes first.
     pub fn due(&self, since: Instant, priority: i32) -> i64 {
         policy::due(self.epoch, since, priority)
     }

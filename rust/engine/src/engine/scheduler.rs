@@ -426,7 +426,7 @@ impl<'a> State<'a> {
                 step.grow.push((seq.slot, seq.lacks));
                 left -= seq.lacks;
             } else {
-                // Whoever has ended meanwhile leaves pages.
+                // Sequences that ended meanwhile free their pages.
                 step.drain = !self.settled && step.grow.is_empty();
                 let moves = self.settled && step.grow.is_empty();
                 if moves && !self.reclaim(seq.place, seq.lacks - left, true, step) {
